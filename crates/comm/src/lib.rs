@@ -1,0 +1,2 @@
+//! Moving bytes between ranks: worlds, groups and the collectives on them.
+//! Knows nothing of axes, tensors or models.

@@ -1,0 +1,3 @@
+//! The command line: one file per command, each a thin layer over the crates.
+
+fn main() {}
