@@ -1,0 +1,177 @@
+//! A group's private way of moving bytes: one collective at a time, in order, over whatever links
+//! its members. The algorithms know only this. Counts what is sent.
+
+use crate::arena::Arena;
+use crate::cost::Traffic;
+use crate::error::Result;
+use crate::link::{BellRef, Inbox, Incoming, Outgoing, Rx, Tx, transfer};
+use crate::socket::SocketReader;
+use crate::sockets::{LaneKind, Sockets};
+use crate::stage::{Stages, Window};
+use crate::symmetric::Registry;
+use crate::watch::Watch;
+use std::sync::Arc;
+
+pub(crate) struct Lane {
+    /// Our index among the members.
+    pub me: usize,
+    /// World ranks of the members.
+    pub members: Arc<[usize]>,
+    /// Which host each member is on, numbered from 0 in order of appearance.
+    pub hosts: Arc<[usize]>,
+    /// The members of our host, by seat; members are listed in their order.
+    pub locals: Vec<usize>,
+    pub stages: Stages,
+    pub traffic: Traffic,
+    /// The call under way.
+    watch: Option<Watch>,
+    group: u64,
+    arena: Arena,
+    tx: Vec<Option<Tx>>,
+    rx: Vec<Option<Rx>>,
+    sockets: Option<Arc<Sockets>>,
+    registry: Arc<Registry>,
+}
+
+/// What a lane is made of.
+pub(crate) struct LaneParts {
+    pub group: u64,
+    pub me: usize,
+    pub members: Arc<[usize]>,
+    pub hosts: Arc<[usize]>,
+    pub arena: Arena,
+    pub sockets: Option<Arc<Sockets>>,
+    pub registry: Arc<Registry>,
+}
+
+impl Lane {
+    pub(crate) fn new(parts: LaneParts) -> Lane {
+        let LaneParts { group, me, members, hosts, arena, sockets, registry } = parts;
+        let locals = locals_of(&hosts, hosts[me]);
+        let seat = locals.iter().position(|&m| m == me).expect("we are on our own host");
+        let ranks = locals.iter().map(|&m| members[m]).collect();
+        let stages = Stages::new(arena.clone(), seat, ranks);
+        let mut tx: Vec<Option<Tx>> = members.iter().map(|_| None).collect();
+        let mut rx: Vec<Option<Rx>> = members.iter().map(|_| None).collect();
+        for (peer_seat, &peer) in locals.iter().enumerate() {
+            // SAFETY: the lane keeps the arena, and with it the bell, for as long as its links.
+            let bell = unsafe { BellRef::new(&arena.seat(peer_seat).bell) };
+            tx[peer] = Some(Tx::Shared { writer: arena.writer(seat, peer_seat), bell });
+            rx[peer] = Some(Rx::Shared { reader: arena.reader(peer_seat, seat), bell });
+        }
+        Lane {
+            me,
+            members,
+            hosts,
+            locals,
+            stages,
+            traffic: Traffic::default(),
+            watch: None,
+            group,
+            arena,
+            tx,
+            rx,
+            sockets,
+            registry,
+        }
+    }
+
+    /// Takes up a call; everything until `end` is done in its name.
+    pub(crate) fn begin(&mut self, watch: Watch) {
+        self.watch = Some(watch);
+    }
+
+    pub(crate) fn end(&mut self) {
+        self.watch = None;
+    }
+
+    pub(crate) fn watch(&self) -> &Watch {
+        self.watch.as_ref().expect("a call is under way")
+    }
+
+    /// The stages and the watch at once, for use side by side.
+    pub(crate) fn stages(&mut self) -> (&mut Stages, &Watch) {
+        (&mut self.stages, self.watch.as_ref().expect("a call is under way"))
+    }
+
+    /// The window through which peers may reach `len` bytes at `data`.
+    pub(crate) fn window(&self, data: *const u8, len: usize) -> Window {
+        let pid = std::process::id();
+        match self.registry.find(data, len) {
+            Some((symmetric, at)) => Window { pid, symmetric, at },
+            None => Window { pid, symmetric: 0, at: data.expose_provenance() as u64 },
+        }
+    }
+
+    /// The addresses of all local members' windows, if every one of them can be reached in place
+    /// from every other. All members come to the same answer, since they look at the same postings.
+    pub(crate) fn reachable(&self) -> Option<Vec<*mut u8>> {
+        let windows: Vec<Window> =
+            (0..self.stages.members()).map(|m| self.stages.window(m)).collect();
+        let first = windows[0];
+        if first.symmetric != 0 && windows.iter().all(|w| w.symmetric == first.symmetric) {
+            return self.registry.resolve(first.symmetric, windows.iter().map(|w| w.at));
+        }
+        let in_process = windows.iter().all(|w| w.symmetric == 0 && w.pid == first.pid);
+        in_process.then(|| windows.iter().map(|w| std::ptr::with_exposed_provenance_mut(w.at as usize)).collect())
+    }
+
+    /// Sends a message and receives another at the same time, whichever are given.
+    pub(crate) fn step(
+        &mut self,
+        out: Option<(usize, &[u8])>,
+        inc: Option<(usize, Inbox)>,
+    ) -> Result<()> {
+        if let Some((to, bytes)) = out {
+            self.open_tx(to)?;
+            self.traffic.messages += 1;
+            self.traffic.bytes += bytes.len() as u64;
+        }
+        if let Some((from, _)) = inc {
+            self.open_rx(from)?;
+        }
+        let watch = self.watch.as_ref().expect("a call is under way");
+        let bell = &self.arena.seat(self.stages.me).bell;
+        let out = out.map(|(to, bytes)| {
+            let tx = self.tx[to].as_mut().expect("opened above");
+            Outgoing::new(self.members[to], tx, &watch.call, bytes)
+        });
+        let inc = inc.map(|(from, inbox)| {
+            let rx = self.rx[from].as_mut().expect("opened above");
+            Incoming::new(self.members[from], rx, inbox)
+        });
+        transfer(watch, bell, out, inc)
+    }
+
+    pub(crate) fn send(&mut self, to: usize, bytes: &[u8]) -> Result<()> {
+        self.step(Some((to, bytes)), None)
+    }
+
+    pub(crate) fn receive(&mut self, from: usize, bytes: &mut [u8]) -> Result<()> {
+        self.step(None, Some((from, Inbox::Into(bytes))))
+    }
+
+    fn open_tx(&mut self, to: usize) -> Result<()> {
+        if self.tx[to].is_none() {
+            let sockets = self.sockets.as_ref().expect("only remote members lack a link");
+            let stream = sockets.dial(self.members[to], self.group, LaneKind::Collective, self.watch())?;
+            self.tx[to] = Some(Tx::Socket(stream));
+        }
+        Ok(())
+    }
+
+    fn open_rx(&mut self, from: usize) -> Result<()> {
+        if self.rx[from].is_none() {
+            let sockets = self.sockets.as_ref().expect("only remote members lack a link");
+            let rank = self.members[from];
+            let stream = sockets.arrival(rank, self.group, LaneKind::Collective, self.watch())?;
+            self.rx[from] = Some(Rx::Socket(SocketReader::new(stream)));
+        }
+        Ok(())
+    }
+}
+
+/// The members on a host, in their order.
+pub(crate) fn locals_of(hosts: &[usize], host: usize) -> Vec<usize> {
+    (0..hosts.len()).filter(|&m| hosts[m] == host).collect()
+}

@@ -1,0 +1,121 @@
+//! Memory that several ranks of one host have mapped. Knows nothing of what lies in it.
+//!
+//! A segment is an anonymous file (memfd): it has no name in any file system, so the kernel frees it
+//! when the last process that maps it is gone, however that process ended. Peers reach it through
+//! `/proc/PID/fd/N` of the rank that made it, which works for the threads of one process as well.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+/// Where a segment can be found by the other ranks of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct Address {
+    pub pid: u64,
+    pub fd: u64,
+}
+
+/// A mapping of a segment; unmapped on drop.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    base: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread. What lies in it is accessed through
+// atomics or under protocols that name the one writer of each byte.
+unsafe impl Send for Segment {}
+// SAFETY: as above.
+unsafe impl Sync for Segment {}
+
+/// The open end by which others find a new segment; once they have it mapped it can be dropped.
+#[derive(Debug)]
+pub(crate) struct Offer {
+    file: OwnedFd,
+}
+
+impl Offer {
+    pub(crate) fn address(&self) -> Address {
+        Address { pid: u64::from(std::process::id()), fd: self.file.as_raw_fd() as u64 }
+    }
+}
+
+impl Segment {
+    /// Makes a segment of `len` zero bytes. Pages cost memory once they are touched.
+    pub(crate) fn create(len: usize) -> io::Result<(Segment, Offer)> {
+        // SAFETY: the name is a C string; a descriptor comes back or -1.
+        let fd = unsafe { libc::memfd_create(c"lockstep".as_ptr(), libc::MFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor was just made and belongs to nobody else.
+        let file = unsafe { OwnedFd::from_raw_fd(fd) };
+        // SAFETY: plain call on an open descriptor.
+        if unsafe { libc::ftruncate(fd, len as libc::off_t) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok((Segment::map(&file, len)?, Offer { file }))
+    }
+
+    /// Maps the segment that a rank of this host made.
+    pub(crate) fn open(address: Address, len: usize) -> io::Result<Segment> {
+        let path = format!("/proc/{}/fd/{}", address.pid, address.fd);
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(path)?;
+        let there = file.metadata()?.len();
+        if there != len as u64 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("the segment has {there} bytes, {len} were expected"),
+            ));
+        }
+        Segment::map(&file.into(), len)
+    }
+
+    fn map(file: &OwnedFd, len: usize) -> io::Result<Segment> {
+        // A mapping of length 0 is an error of its own kind.
+        let len = len.max(1);
+        // SAFETY: a fresh mapping at an address of the kernel's choice touches no other memory.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_NORESERVE,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Segment { base: base.cast(), len })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The address of byte `offset`; panics past the end.
+    pub(crate) fn at(&self, offset: usize) -> *mut u8 {
+        assert!(offset <= self.len, "offset {offset} lies outside a segment of {}", self.len);
+        // SAFETY: inside the mapping, or one past its end.
+        unsafe { self.base.add(offset) }
+    }
+
+    /// A shared structure made of atomics at `offset`.
+    ///
+    /// # Safety
+    /// All ranks must see a `T` there, `T` must allow concurrent use from several processes and be
+    /// valid when all its bytes are zero.
+    pub(crate) unsafe fn shared<T>(&self, offset: usize) -> &T {
+        assert!(offset + size_of::<T>() <= self.len && offset.is_multiple_of(align_of::<T>()));
+        // SAFETY: inside the mapping and aligned; the rest is the caller's promise.
+        unsafe { &*self.at(offset).cast::<T>() }
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // SAFETY: this mapping is ours; references into it borrow from `self`.
+        unsafe { libc::munmap(self.base.cast(), self.len) };
+    }
+}

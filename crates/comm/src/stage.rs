@@ -1,0 +1,202 @@
+//! Passing data on through memory that all members of a group on one host have mapped: numbered
+//! slots that their owner fills and the others drain, and the posting by which members compare their
+//! calls before anybody touches data. Knows nothing of the collectives made of it: see `algo::direct`.
+//!
+//! Each member counts, for each of two stages, how many slots it has *filled* and how many of the
+//! others' rounds it has *drained*. All members go through the same rounds, so the counters are
+//! comparable: round `n` may be read when its owner's `filled` has passed `n`, and its slot written
+//! again when everybody's `drained` has passed `n`.
+
+use crate::arena::Arena;
+use crate::call::{Call, CallWords};
+use crate::error::Result;
+use crate::sync::{AtomicU64, Ordering};
+use crate::watch::Watch;
+
+/// Inputs pass through one stage, results through the other.
+pub(crate) const STAGES: usize = 2;
+/// Rounds that may be under way at a time.
+pub(crate) const SLOTS: usize = 4;
+/// Bytes a member can pass on in one round.
+pub(crate) const SLOT_BYTES: usize = 256 << 10;
+
+#[derive(Debug)]
+#[repr(C, align(128))]
+pub(crate) struct Counters {
+    filled: AtomicU64,
+    _apart: [u8; 56],
+    drained: AtomicU64,
+}
+
+impl Counters {
+    #[cfg(loom)]
+    pub(crate) fn new() -> Counters {
+        Counters { filled: AtomicU64::new(0), _apart: [0; 56], drained: AtomicU64::new(0) }
+    }
+
+    pub(crate) fn filled(&self) -> u64 {
+        self.filled.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn drained(&self) -> u64 {
+        self.drained.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn fill(&self, count: u64) {
+        self.filled.store(count, Ordering::Release);
+    }
+
+    pub(crate) fn drain(&self, count: u64) {
+        self.drained.store(count, Ordering::Release);
+    }
+}
+
+/// What a member calls and where its data lies.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Posting {
+    call: [AtomicU64; 4],
+    window: [AtomicU64; 2],
+}
+
+/// Where a member's data lies, for peers that may be able to reach it in place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Window {
+    pub pid: u32,
+    /// Which symmetric allocation of the group, or 0.
+    pub symmetric: u32,
+    /// Address in the process, or offset in the symmetric allocation.
+    pub at: u64,
+}
+
+/// A member's side of the stages.
+pub(crate) struct Stages {
+    arena: Arena,
+    /// Our seat.
+    pub me: usize,
+    /// World ranks by seat.
+    pub ranks: Vec<usize>,
+    /// Rounds begun, equal on all members.
+    rounds: [u64; STAGES],
+    postings: u64,
+}
+
+impl Stages {
+    pub(crate) fn new(arena: Arena, me: usize, ranks: Vec<usize>) -> Stages {
+        assert_eq!(arena.members(), ranks.len());
+        Stages { arena, me, ranks, rounds: [0; STAGES], postings: 0 }
+    }
+
+    pub(crate) fn members(&self) -> usize {
+        self.ranks.len()
+    }
+
+    pub(crate) fn peers(&self) -> impl Iterator<Item = usize> + use<> {
+        let me = self.me;
+        // Starting with the next seat, so that not all members read the same memory first.
+        let n = self.ranks.len();
+        (1..n).map(move |i| (me + i) % n)
+    }
+
+    /// Says what we call and where our data lies; seen by the others with the next `fill`.
+    pub(crate) fn announce(&mut self, call: &Call, window: Window) {
+        self.postings += 1;
+        let posting = &self.arena.seat(self.me).postings[(self.postings % 2) as usize];
+        for (word, value) in posting.call.iter().zip(call.words()) {
+            word.store(value, Ordering::Relaxed);
+        }
+        let packed = u64::from(window.pid) << 32 | u64::from(window.symmetric);
+        posting.window[0].store(packed, Ordering::Relaxed);
+        posting.window[1].store(window.at, Ordering::Relaxed);
+    }
+
+    /// An error for everybody if a peer announced another call than we did.
+    pub(crate) fn compare(&self, watch: &Watch) -> Result<()> {
+        let ours = watch.call.words();
+        for peer in self.peers() {
+            let posting = &self.arena.seat(peer).postings[(self.postings % 2) as usize];
+            let theirs: CallWords = std::array::from_fn(|i| posting.call[i].load(Ordering::Relaxed));
+            if theirs != ours {
+                return Err(watch.disagreement(self.ranks[peer], &Call::describe(theirs)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Where a member said that its data lies.
+    pub(crate) fn window(&self, member: usize) -> Window {
+        let posting = &self.arena.seat(member).postings[(self.postings % 2) as usize];
+        let packed = posting.window[0].load(Ordering::Relaxed);
+        Window {
+            pid: (packed >> 32) as u32,
+            symmetric: packed as u32,
+            at: posting.window[1].load(Ordering::Relaxed),
+        }
+    }
+
+    /// Begins a round: gives its number once our slot for it is free.
+    pub(crate) fn begin(&mut self, stage: usize, watch: &Watch) -> Result<u64> {
+        let number = self.rounds[stage];
+        self.rounds[stage] += 1;
+        if number >= SLOTS as u64 {
+            let reuse = number - SLOTS as u64 + 1;
+            for peer in self.peers() {
+                self.wait(peer, watch, |arena| {
+                    arena.seat(peer).stages[stage].drained() >= reuse
+                })?;
+            }
+        }
+        Ok(number)
+    }
+
+    /// Our slot of a round, to be filled between `begin` and `fill`.
+    pub(crate) fn own_slot(&self, stage: usize, number: u64) -> *mut u8 {
+        self.arena.slot(stage, self.me, number)
+    }
+
+    /// Publishes our part of a round.
+    pub(crate) fn fill(&self, stage: usize, number: u64) {
+        self.arena.seat(self.me).stages[stage].fill(number + 1);
+        self.ring();
+    }
+
+    /// A peer's slot of a round, once it is filled; ours to read until `drain`.
+    pub(crate) fn slot_of(
+        &self,
+        peer: usize,
+        stage: usize,
+        number: u64,
+        watch: &Watch,
+    ) -> Result<*const u8> {
+        self.wait(peer, watch, |arena| arena.seat(peer).stages[stage].filled() > number)?;
+        Ok(self.arena.slot(stage, peer, number))
+    }
+
+    /// Says that we are done with everybody's slots of a round.
+    pub(crate) fn drain(&self, stage: usize, number: u64) {
+        self.arena.seat(self.me).stages[stage].drain(number + 1);
+        self.ring();
+    }
+
+    /// A round without data: returns when all members have come here.
+    pub(crate) fn meet(&mut self, watch: &Watch) -> Result<()> {
+        let number = self.begin(0, watch)?;
+        self.fill(0, number);
+        for peer in self.peers() {
+            self.slot_of(peer, 0, number, watch)?;
+        }
+        self.drain(0, number);
+        Ok(())
+    }
+
+    fn wait(&self, peer: usize, watch: &Watch, ready: impl Fn(&Arena) -> bool) -> Result<()> {
+        let bell = &self.arena.seat(self.me).bell;
+        watch.wait(self.ranks[peer], bell, || ready(&self.arena))
+    }
+
+    fn ring(&self) {
+        for peer in self.peers() {
+            self.arena.seat(peer).bell.ring();
+        }
+    }
+}
