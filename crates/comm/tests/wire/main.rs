@@ -1,0 +1,3 @@
+//! The connections between ranks.
+
+mod frames;
