@@ -1,3 +1,6 @@
-//! The connections between ranks.
+//! The authenticated connections between ranks, over socket pairs.
 
 mod frames;
+mod handshake;
+mod parsers;
+mod support;
