@@ -1,6 +1,8 @@
-//! The authenticated connections between ranks, over socket pairs.
+//! The authenticated connections between ranks, over socket pairs and loopback.
 
+mod connect;
 mod frames;
 mod handshake;
+mod listener;
 mod parsers;
 mod support;

@@ -1,8 +1,12 @@
 //! What the tests share: one job, its secret, and streams that record and damage what is written.
 
 use std::io::{self, Read, Write};
+use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::mpsc::{Receiver, channel};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use lockstep_comm::wire::*;
 
@@ -113,5 +117,57 @@ pub fn shake(
         acceptor,
         dialer_wrote,
         acceptor_wrote,
+    }
+}
+
+/// A loopback address that no other test uses, so that a port given back stays free.
+pub fn loopback() -> SocketAddr {
+    static NEXT: AtomicU8 = AtomicU8::new(1);
+    let host = NEXT.fetch_add(1, Ordering::Relaxed);
+    ([127, 1, 0, host], 0).into()
+}
+
+pub fn short() -> Limits {
+    Limits {
+        handshake: Duration::from_millis(200),
+        ..Limits::default()
+    }
+}
+
+/// A listener on a port of the system's choice, and the peers it lets in.
+pub fn listen(limits: Limits) -> (ListenerHandle, Receiver<Hello>) {
+    listen_at(loopback(), limits, expect())
+}
+
+pub fn listen_at(
+    addr: SocketAddr,
+    limits: Limits,
+    expect: Expect,
+) -> (ListenerHandle, Receiver<Hello>) {
+    let (peers, arrived) = channel();
+    let handle = Listener::bind(addr)
+        .unwrap()
+        .serve_within(limits, expect, secret(), move |hello, _stream, _addr| {
+            let _ = peers.send(hello);
+        })
+        .unwrap();
+    (handle, arrived)
+}
+
+/// Far enough away that only a hang reaches it.
+pub fn patience() -> Instant {
+    Instant::now() + Duration::from_secs(20)
+}
+
+pub fn soon(milliseconds: u64) -> Instant {
+    Instant::now() + Duration::from_millis(milliseconds)
+}
+
+/// Waits for what another thread is about to do.
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let limit = patience();
+    while !holds() {
+        assert!(Instant::now() < limit, "never came true: {what}");
+        thread::sleep(Duration::from_millis(2));
     }
 }
