@@ -1,0 +1,99 @@
+//! Frames: what is written is read, and what is not a frame is said so.
+
+use std::io::{self, Cursor, Write};
+
+use lockstep_comm::wire::frame::{CONTROL_LIMIT, HEADER_LEN};
+use lockstep_comm::wire::*;
+
+fn header(len: u64) -> FrameHeader {
+    FrameHeader {
+        kind: Kind::Message,
+        group: 1,
+        sequence: 2,
+        digest: 3,
+        len,
+    }
+}
+
+/// Takes a few bytes at a time, as a socket under load does.
+struct Sips(Vec<u8>);
+
+impl Write for Sips {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let taken = bytes.len().min(5);
+        self.0.extend(&bytes[..taken]);
+        Ok(taken)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn frames_of_every_kind_and_length_arrive_whole_and_in_order() {
+    let mut stream = Sips(Vec::new());
+    let mut sent = Vec::new();
+    for kind in Kind::ALL {
+        for len in [0, 1, 37, 4096, 65_537] {
+            let payload: Vec<u8> = (0..len).map(|at| (at % 251) as u8).collect();
+            let header = FrameHeader {
+                kind,
+                ..header(len)
+            };
+            write_frame(&mut stream, &header, &payload).unwrap();
+            sent.push((header, payload));
+        }
+    }
+    let mut stream = Cursor::new(stream.0);
+    for frame in sent {
+        assert_eq!(read_frame(&mut stream, CONTROL_LIMIT).unwrap(), frame);
+    }
+    assert!(matches!(
+        read_frame(&mut stream, CONTROL_LIMIT),
+        Err(FrameError::Closed)
+    ));
+}
+
+#[test]
+fn a_length_over_the_limit_is_refused_before_it_is_believed() {
+    for (len, limit) in [
+        (CONTROL_LIMIT + 1, CONTROL_LIMIT),
+        (u64::MAX, 0),
+        (u64::MAX, 1 << 40),
+    ] {
+        let mut stream = Cursor::new(header(len).encode());
+        match read_frame(&mut stream, limit) {
+            Err(FrameError::TooLong { len: l, limit: m }) => assert_eq!((l, m), (len, limit)),
+            other => panic!("{other:?}"),
+        }
+    }
+    let mut largest = header(CONTROL_LIMIT).encode().to_vec();
+    largest.resize(HEADER_LEN + CONTROL_LIMIT as usize, 0);
+    read_frame(&mut Cursor::new(largest), CONTROL_LIMIT).unwrap();
+}
+
+#[test]
+fn what_is_not_a_frame_is_said_so() {
+    let mut bytes = header(0).encode();
+    bytes[3] = 77;
+    let unknown = FrameHeader::parse(&bytes, 0);
+    assert!(
+        matches!(unknown, Err(FrameError::UnknownKind(77))),
+        "{unknown:?}"
+    );
+    bytes[0] ^= 1;
+    let damaged = FrameHeader::parse(&bytes, 0);
+    assert!(matches!(damaged, Err(FrameError::BadMagic)), "{damaged:?}");
+}
+
+#[test]
+fn an_end_inside_a_frame_is_not_a_clean_one() {
+    let whole = [&header(4).encode()[..], b"four"].concat();
+    for cut in 1..whole.len() {
+        match read_frame(&mut Cursor::new(&whole[..cut]), 4) {
+            Err(FrameError::Io(error)) => assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof),
+            other => panic!("cut at {cut}: {other:?}"),
+        }
+    }
+}

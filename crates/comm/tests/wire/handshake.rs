@@ -1,0 +1,332 @@
+//! The proof itself: who gets in, who is told why not, and who is told nothing.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::thread;
+
+use hmac::{Hmac, Mac};
+use lockstep_comm::wire::message::*;
+use lockstep_comm::wire::{HandshakeError::*, *};
+use sha2::Sha256;
+
+use crate::support::*;
+
+fn shake_clean(hello: Hello, expect: Expect) -> Shaken {
+    shake(Tap::pair(None, None), (hello, secret()), (expect, secret()))
+}
+
+#[test]
+fn both_sides_that_know_the_secret_agree() {
+    for purpose in [
+        Purpose::Control,
+        Purpose::Link {
+            group: u64::MAX,
+            lane: 9,
+        },
+    ] {
+        let hello = Hello { purpose, ..hello() };
+        let done = shake_clean(hello, expect());
+        done.dialer.unwrap();
+        assert_eq!(done.acceptor.unwrap(), hello);
+        assert_eq!(done.dialer_wrote.len(), OPENING_LEN + PROOF_LEN);
+        assert_eq!(done.acceptor_wrote.len(), CHALLENGE_LEN + VERDICT_LEN);
+    }
+}
+
+#[test]
+fn a_stranger_is_hung_up_on_and_told_nothing() {
+    // Even where it would also be refused for what it says.
+    let hello = Hello {
+        generation: 1,
+        ..hello()
+    };
+    let done = shake(
+        Tap::pair(None, None),
+        (hello, other_secret()),
+        (expect(), secret()),
+    );
+    assert!(
+        matches!(done.dialer, Err(HungUpOnProof)),
+        "{:?}",
+        done.dialer
+    );
+    assert!(
+        matches!(done.acceptor, Err(WrongSecret)),
+        "{:?}",
+        done.acceptor
+    );
+    assert_eq!(done.acceptor_wrote.len(), CHALLENGE_LEN);
+    assert!(
+        done.dialer
+            .unwrap_err()
+            .to_string()
+            .contains("LOCKSTEP_TOKEN")
+    );
+}
+
+#[test]
+fn refusals_name_both_sides_numbers() {
+    let refused = |hello, expect| {
+        let done = shake_clean(hello, expect);
+        (done.dialer.unwrap_err(), done.acceptor.unwrap_err())
+    };
+    let newer = Expect {
+        generation: 4,
+        ..expect()
+    };
+    let (dialer, acceptor) = refused(hello(), newer);
+    assert!(
+        matches!(dialer, PeerIsNewer { ours: 3, theirs: 4 }),
+        "{dialer:?}"
+    );
+    assert!(
+        matches!(acceptor, PeerIsOlder { ours: 4, theirs: 3 }),
+        "{acceptor:?}"
+    );
+
+    let older = Expect {
+        generation: 2,
+        ..expect()
+    };
+    let (dialer, acceptor) = refused(hello(), older);
+    assert!(
+        matches!(dialer, PeerIsOlder { ours: 3, theirs: 2 }),
+        "{dialer:?}"
+    );
+    assert!(
+        matches!(acceptor, PeerIsNewer { ours: 2, theirs: 3 }),
+        "{acceptor:?}"
+    );
+
+    let mut config = [7; 32];
+    config[7] = 8;
+    let (dialer, acceptor) = refused(hello(), Expect { config, ..expect() });
+    let (a, b) = (0x0707_0707_0707_0707, 0x0707_0707_0707_0708);
+    assert!(matches!(dialer, ConfigDiffers { ours, theirs } if (ours, theirs) == (a, b)));
+    assert!(matches!(acceptor, ConfigDiffers { ours, theirs } if (ours, theirs) == (b, a)));
+
+    let (dialer, acceptor) = refused(
+        hello(),
+        Expect {
+            rank: 5,
+            ..expect()
+        },
+    );
+    assert!(
+        matches!(
+            dialer,
+            WrongRank {
+                dialed: 0,
+                answered: 5
+            }
+        ),
+        "{dialer:?}"
+    );
+    assert!(
+        matches!(
+            acceptor,
+            WrongRank {
+                dialed: 0,
+                answered: 5
+            }
+        ),
+        "{acceptor:?}"
+    );
+
+    let (dialer, acceptor) = refused(
+        Hello {
+            version: 99,
+            ..hello()
+        },
+        expect(),
+    );
+    assert!(
+        matches!(
+            dialer,
+            Version {
+                ours: 99,
+                theirs: PROTOCOL
+            }
+        ),
+        "{dialer:?}"
+    );
+    assert!(
+        matches!(
+            acceptor,
+            Version {
+                ours: PROTOCOL,
+                theirs: 99
+            }
+        ),
+        "{acceptor:?}"
+    );
+}
+
+#[test]
+fn a_leftover_generation_is_told_so_before_anything_else() {
+    let elsewhere = Expect {
+        generation: 4,
+        config: [9; 32],
+        rank: 6,
+        ..expect()
+    };
+    let done = shake_clean(hello(), elsewhere);
+    assert!(
+        matches!(done.dialer, Err(PeerIsNewer { .. })),
+        "{:?}",
+        done.dialer
+    );
+}
+
+#[test]
+fn a_recorded_dialer_does_not_get_in_again() {
+    let recorded = shake_clean(hello(), expect()).dialer_wrote;
+    let (mut replayed, acceptor) = UnixStream::pair().unwrap();
+    replayed.write_all(&recorded).unwrap();
+    let mut acceptor = Tap::new(acceptor, None);
+    let result = accept(&mut acceptor, &expect(), &secret());
+    assert!(matches!(result, Err(WrongSecret)), "{result:?}");
+    assert_eq!(acceptor.wrote.len(), CHALLENGE_LEN);
+}
+
+#[test]
+fn a_recorded_acceptor_does_not_convince_a_dialer() {
+    let recorded = shake_clean(hello(), expect()).acceptor_wrote;
+    let (mut dialer, mut replayed) = UnixStream::pair().unwrap();
+    replayed.write_all(&recorded).unwrap();
+    let result = dial(&mut dialer, &hello(), &secret());
+    assert!(matches!(result, Err(Impostor)), "{result:?}");
+}
+
+#[test]
+fn a_dialer_does_not_accept_its_own_words_back() {
+    let (mut dialer, mut mirror) = UnixStream::pair().unwrap();
+    let mirroring = thread::spawn(move || {
+        let mut heard = [0; OPENING_LEN];
+        mirror.read_exact(&mut heard).unwrap();
+        mirror.write_all(&heard).unwrap();
+    });
+    let result = dial(&mut dialer, &hello(), &secret());
+    assert!(matches!(result, Err(NotLockstep)), "{result:?}");
+    mirroring.join().unwrap();
+}
+
+/// A dialer that holds only `key`, and says whatever `hello` says.
+fn dial_with_key(hello: Hello, key: &Secret) -> Result<Hello, HandshakeError> {
+    let (mut dialer, mut acceptor) = UnixStream::pair().unwrap();
+    let accepting = thread::spawn(move || accept(&mut acceptor, &expect(), &secret()));
+    let nonce = [1; 32];
+    dialer.write_all(&encode_opening(&hello, &nonce)).unwrap();
+    let mut challenge = [0; CHALLENGE_LEN];
+    dialer.read_exact(&mut challenge).unwrap();
+
+    let digits = key.to_hex();
+    let bytes: Vec<u8> = (0..32)
+        .map(|at| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).unwrap())
+        .collect();
+    let mut mac = Hmac::<Sha256>::new_from_slice(&bytes).unwrap();
+    mac.update(b"lockstep dial ");
+    mac.update(&hello.encode());
+    mac.update(&nonce);
+    mac.update(&parse_challenge(&challenge).unwrap());
+    let tag = mac.finalize().into_bytes().into();
+    dialer.write_all(&encode_proof(&tag)).unwrap();
+    accepting.join().unwrap()
+}
+
+#[test]
+fn the_key_of_one_generation_fits_no_other() {
+    let key = |generation| secret().for_generation(generation);
+    // The hand-made dialer is a good one: with the right key it gets in.
+    assert_eq!(dial_with_key(hello(), &key(3)).unwrap(), hello());
+
+    let result = dial_with_key(hello(), &key(2));
+    assert!(matches!(result, Err(WrongSecret)), "{result:?}");
+    let result = dial_with_key(hello(), &secret());
+    assert!(matches!(result, Err(WrongSecret)), "{result:?}");
+    let old = Hello {
+        generation: 2,
+        ..hello()
+    };
+    let result = dial_with_key(old, &key(2));
+    assert!(
+        matches!(result, Err(PeerIsOlder { ours: 3, theirs: 2 })),
+        "{result:?}"
+    );
+}
+
+#[test]
+fn every_flipped_bit_of_the_dialer_fails_both_sides() {
+    for bit in 0..8 * (OPENING_LEN + PROOF_LEN) {
+        let done = shake(
+            Tap::pair(Some(bit), None),
+            (hello(), secret()),
+            (expect(), secret()),
+        );
+        assert!(done.dialer.is_err() && done.acceptor.is_err(), "bit {bit}");
+    }
+}
+
+#[test]
+fn every_flipped_bit_of_the_acceptor_fails_the_dialer() {
+    for bit in 0..8 * (CHALLENGE_LEN + VERDICT_LEN) {
+        let done = shake(
+            Tap::pair(None, Some(bit)),
+            (hello(), secret()),
+            (expect(), secret()),
+        );
+        assert!(done.dialer.is_err(), "bit {bit}");
+        // Its verdict is the last word; the acceptor cannot know how it arrived.
+        assert_eq!(done.acceptor.is_err(), bit < 8 * CHALLENGE_LEN, "bit {bit}");
+    }
+}
+
+#[test]
+fn every_flipped_bit_of_a_refusal_is_noticed() {
+    let newer = Expect {
+        generation: 4,
+        ..expect()
+    };
+    for bit in 8 * CHALLENGE_LEN..8 * (CHALLENGE_LEN + VERDICT_LEN) {
+        let done = shake(
+            Tap::pair(None, Some(bit)),
+            (hello(), secret()),
+            (newer, secret()),
+        );
+        let noticed = matches!(done.dialer, Err(Impostor | NotLockstep | Malformed(_)));
+        assert!(noticed, "bit {bit}: {:?}", done.dialer);
+    }
+}
+
+#[test]
+fn secrets_are_read_written_and_hidden() {
+    let random = Secret::random().unwrap();
+    assert_eq!(
+        Secret::from_hex(&random.to_hex()).unwrap().to_hex(),
+        random.to_hex()
+    );
+    assert_ne!(Secret::random().unwrap().to_hex(), random.to_hex());
+    assert_eq!(format!("{random:?}"), "Secret(..)");
+
+    assert_eq!(
+        Secret::from_hex("42").unwrap_err(),
+        SecretError::Length { found: 2 }
+    );
+    let spaced = format!("{} {}", "4".repeat(10), "4".repeat(53));
+    assert_eq!(
+        Secret::from_hex(&spaced).unwrap_err(),
+        SecretError::NotHex { index: 10 }
+    );
+
+    let keys = [
+        secret().to_hex(),
+        secret().for_generation(0).to_hex(),
+        secret().for_generation(1).to_hex(),
+        secret().derive(b"").to_hex(),
+        secret().derive(b"a").to_hex(),
+        other_secret().derive(b"a").to_hex(),
+    ];
+    for (at, key) in keys.iter().enumerate() {
+        assert!(!keys[..at].contains(key), "key {at} repeats an earlier one");
+    }
+}

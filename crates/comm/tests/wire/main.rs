@@ -1,0 +1,8 @@
+//! The authenticated connections between ranks, over socket pairs and loopback.
+
+mod connect;
+mod frames;
+mod handshake;
+mod listener;
+mod parsers;
+mod support;

@@ -1,0 +1,20 @@
+//! Any bytes as frames: every one is read or refused, and what is read writes back as it came.
+#![no_main]
+
+use std::io::Cursor;
+
+use libfuzzer_sys::fuzz_target;
+use lockstep_comm::wire::{read_frame, write_frame};
+
+/// Small, so that the fuzzer finds both sides of it.
+const LIMIT: u64 = 4096;
+
+fuzz_target!(|bytes: &[u8]| {
+    let mut stream = Cursor::new(bytes);
+    let mut written = Vec::new();
+    while let Ok((header, payload)) = read_frame(&mut stream, LIMIT) {
+        assert!(header.len <= LIMIT);
+        write_frame(&mut written, &header, &payload).expect("a vector takes all");
+    }
+    assert!(bytes.starts_with(&written));
+});
