@@ -1,3 +1,33 @@
 //! The command line: one file per command, each a thin layer over the crates.
 
-fn main() {}
+mod commands;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use commands::launch;
+use tracing_subscriber::EnvFilter;
+
+/// Trains one model on many ranks.
+#[derive(Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Launch(launch::Args),
+}
+
+fn main() -> anyhow::Result<ExitCode> {
+    let level = EnvFilter::try_from_env("LOCKSTEP_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt()
+        .with_env_filter(level)
+        .with_writer(std::io::stderr)
+        .init();
+    match Cli::parse().command {
+        Command::Launch(args) => launch::run(args),
+    }
+}
