@@ -2,7 +2,7 @@
 //! itself. Never acts on any of it.
 
 use std::io::{self, PipeWriter};
-use std::os::fd::AsFd;
+use std::os::fd::AsRawFd;
 use std::sync::mpsc::Sender;
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
@@ -60,8 +60,13 @@ impl SignalWatch {
         let mut arrived = held.reader()?;
         let (stopped, stop) = io::pipe()?;
         let watch = move || {
-            while let Ok(Some(signal)) = sys::next_signal(&mut arrived, stopped.as_fd()) {
-                let _ = to.send(Event::Signalled(signal));
+            let both = [Some(arrived.as_raw_fd()), Some(stopped.as_raw_fd())];
+            // The other end of `stopped` closes when the watch is dropped.
+            while let Ok([true, false]) = sys::wait_readable(both) {
+                match sys::read_signal(&mut arrived) {
+                    Ok(signal) => drop(to.send(Event::Signalled(signal))),
+                    Err(_) => break,
+                }
             }
         };
         let thread = thread::Builder::new()

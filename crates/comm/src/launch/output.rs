@@ -4,12 +4,15 @@
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
+use std::process::{ChildStderr, ChildStdout};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use super::lines::Lines;
+use super::sys;
 
 /// Whose output is seen on the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +81,7 @@ impl RankLog {
 
 /// One of a rank's two output streams.
 #[derive(Clone, Copy)]
-pub(super) enum Stream {
+enum Stream {
     Out,
     Err,
 }
@@ -101,16 +104,66 @@ impl View {
     }
 }
 
-/// Moves a stream to where it goes, on a thread of its own, until it ends. `done` is dropped then.
+/// Moves a rank's output to where it goes, on a thread of its own, until both streams end. `done`
+/// is dropped then.
 pub(super) fn pump(
-    mut from: impl Read + Send + 'static,
-    stream: Stream,
+    out: ChildStdout,
+    err: ChildStderr,
     view: View,
     log: Arc<RankLog>,
     done: Sender<()>,
 ) -> io::Result<()> {
     let move_all = move || {
         let _done = done;
+        let mut out = Pump::new(out, Stream::Out, view);
+        let mut err = Pump::new(err, Stream::Err, view);
+        while out.fd().is_some() || err.fd().is_some() {
+            // Looked at first and read last: what was printed before an error stands before it.
+            let Ok([err_ready, out_ready]) = sys::wait_readable([err.fd(), out.fd()]) else {
+                break;
+            };
+            if out_ready {
+                out.move_some(&log);
+            }
+            if err_ready {
+                err.move_some(&log);
+            }
+        }
+    };
+    thread::Builder::new()
+        .name("rank-output".into())
+        .spawn(move_all)?;
+    Ok(())
+}
+
+/// One stream on its way.
+struct Pump<From> {
+    /// None once it ended.
+    from: Option<From>,
+    stream: Stream,
+    view: View,
+    lines: Lines,
+    /// As large as a pipe, so that one read empties it.
+    buffer: Vec<u8>,
+}
+
+impl<From: Read + AsRawFd> Pump<From> {
+    fn new(from: From, stream: Stream, view: View) -> Self {
+        Pump {
+            from: Some(from),
+            stream,
+            view,
+            lines: Lines::default(),
+            buffer: vec![0; 64 * 1024],
+        }
+    }
+
+    fn fd(&self) -> Option<RawFd> {
+        self.from.as_ref().map(AsRawFd::as_raw_fd)
+    }
+
+    fn move_some(&mut self, log: &RankLog) {
+        let (stream, view) = (self.stream, self.view);
         let each = |line: &[u8]| {
             log.append(line);
             if let View::Prefixed(rank) = view {
@@ -118,27 +171,22 @@ pub(super) fn pump(
                 show(stream, &[prefix.as_bytes(), line, b"\n"].concat());
             }
         };
-        let mut lines = Lines::default();
-        let mut buffer = [0u8; 16 * 1024];
-        loop {
-            match from.read(&mut buffer) {
-                Ok(0) => break,
-                Ok(length) => {
-                    if let View::Raw = view {
-                        show(stream, &buffer[..length]);
-                    }
-                    lines.push(&buffer[..length], each);
+        let Some(from) = &mut self.from else { return };
+        match from.read(&mut self.buffer) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Ok(0) | Err(_) => {
+                self.lines.finish(each);
+                self.from = None;
+            }
+            Ok(length) => {
+                let bytes = &self.buffer[..length];
+                if let View::Raw = view {
+                    show(stream, bytes);
                 }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => break,
+                self.lines.push(bytes, each);
             }
         }
-        lines.finish(each);
-    };
-    thread::Builder::new()
-        .name("rank-output".into())
-        .spawn(move_all)?;
-    Ok(())
+    }
 }
 
 /// Writes to the terminal in one piece. Who closed it does not want to see more; that is no error.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
 use super::identity::{Identity, VARIABLES};
-use super::output::{self, RankLog, Stream, View};
+use super::output::{self, RankLog, View};
 use super::spec::{LaunchError, LaunchSpec};
 use super::sys;
 
@@ -52,13 +52,10 @@ impl RankProcess {
     }
 
     fn pump_output(&mut self, view: View, done: Sender<()>) -> io::Result<()> {
-        if let Some(out) = self.child.stdout.take() {
-            output::pump(out, Stream::Out, view, self.log.clone(), done.clone())?;
+        match (self.child.stdout.take(), self.child.stderr.take()) {
+            (Some(out), Some(err)) => output::pump(out, err, view, self.log.clone(), done),
+            _ => unreachable!("both streams were asked to be pipes"),
         }
-        if let Some(err) = self.child.stderr.take() {
-            output::pump(err, Stream::Err, view, self.log.clone(), done)?;
-        }
-        Ok(())
     }
 
     pub fn pid(&self) -> u32 {

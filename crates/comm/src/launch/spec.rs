@@ -11,6 +11,8 @@ use super::ending::Ending;
 use super::output::Show;
 use super::token::{self, TokenError, TokenSource};
 
+const LONGEST_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// This node's share of a job.
 #[derive(Clone, Debug)]
 pub struct LaunchSpec {
@@ -77,6 +79,12 @@ impl LaunchSpec {
         if self.nnodes.checked_mul(self.nproc_per_node).is_none() {
             mistakes.push("nodes times ranks per node is beyond counting".to_string());
         }
+        if self.grace > LONGEST_GRACE {
+            mistakes.push(format!(
+                "a grace of {} s is more than a day; give less",
+                self.grace.as_secs()
+            ));
+        }
         if self.nnodes > 1 && self.token == TokenSource::None {
             mistakes.push(format!(
                 "{} nodes need a token that they share: LOCKSTEP_TOKEN or --token-file; {}",
@@ -121,8 +129,7 @@ impl fmt::Display for Failure {
         if self.tail.is_empty() {
             return write!(f, "; it printed nothing");
         }
-        let count = self.tail.len();
-        write!(f, "; last {count} lines of {}:", self.log.display())?;
+        write!(f, "; {} ends with:", self.log.display())?;
         self.tail
             .iter()
             .try_for_each(|line| write!(f, "\n  | {line}"))

@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::TcpListener;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -140,30 +140,32 @@ fn is_ignored(signal: i32) -> bool {
     }
 }
 
-/// The next held signal, or none once `stop` was closed at its other end.
-pub(super) fn next_signal(arrived: &mut File, stop: BorrowedFd) -> io::Result<Option<i32>> {
-    let watch = |fd| libc::pollfd {
-        fd,
+/// Waits until one of the descriptors can be read or has ended, and says which. They are looked at
+/// in order; none stands for one that is not waited for.
+pub(super) fn wait_readable<const N: usize>(fds: [Option<RawFd>; N]) -> io::Result<[bool; N]> {
+    let mut polled = fds.map(|fd| libc::pollfd {
+        // The kernel skips negative numbers.
+        fd: fd.unwrap_or(-1),
         events: libc::POLLIN,
         revents: 0,
-    };
-    let mut both = [watch(arrived.as_raw_fd()), watch(stop.as_raw_fd())];
+    });
     loop {
-        // SAFETY: the array is valid for its length of two during the call.
-        match check(unsafe { libc::poll(both.as_mut_ptr(), 2, -1) }) {
+        // SAFETY: the array is valid for its length during the call.
+        match check(unsafe { libc::poll(polled.as_mut_ptr(), N as libc::nfds_t, -1) }) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return Err(error),
-            Ok(_) => break,
+            Ok(_) => return Ok(polled.map(|one| one.revents != 0)),
         }
     }
-    if both[1].revents != 0 {
-        return Ok(None);
-    }
+}
+
+/// The number of the next signal that [`HeldSignals`] held back.
+pub(super) fn read_signal(arrived: &mut File) -> io::Result<i32> {
     // A signalfd_siginfo begins with the signal's number.
     let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
     arrived.read_exact(&mut info)?;
     let [a, b, c, d, ..] = info;
-    Ok(Some(i32::from_ne_bytes([a, b, c, d])))
+    Ok(i32::from_ne_bytes([a, b, c, d]))
 }
 
 /// Takes over the listening socket that rank 0 inherited (`LOCKSTEP_LISTEN_FD`), and keeps it from
@@ -195,7 +197,7 @@ pub fn inherited_listener(fd: RawFd) -> io::Result<TcpListener> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::IntoRawFd;
+    use std::os::fd::{AsRawFd, IntoRawFd};
 
     #[test]
     fn a_listener_is_taken_over_by_its_number() {
