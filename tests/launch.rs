@@ -13,13 +13,17 @@ struct Launch {
 }
 
 fn launch(name: &str, options: &str, script: &str) -> Launch {
+    launch_program(name, options, &["sh", "-c", script])
+}
+
+fn launch_program(name: &str, options: &str, program: &[&str]) -> Launch {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = fs::remove_dir_all(&dir);
     fs::create_dir_all(&dir).expect("the target folder can be written");
-    launch_in(&dir, options, script)
+    launch_in(&dir, options, program)
 }
 
-fn launch_in(dir: &Path, options: &str, script: &str) -> Launch {
+fn launch_in(dir: &Path, options: &str, program: &[&str]) -> Launch {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
     for (name, _) in std::env::vars_os() {
         let ours = |name: &str| name.starts_with("PET_") || name.starts_with("LOCKSTEP_");
@@ -28,7 +32,7 @@ fn launch_in(dir: &Path, options: &str, script: &str) -> Launch {
         }
     }
     command.arg("launch").args(options.split_whitespace());
-    command.args(["--", "sh", "-c", script]).current_dir(dir);
+    command.arg("--").args(program).current_dir(dir);
     command.stdin(Stdio::null());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     Launch {
@@ -151,7 +155,8 @@ ${LOCKSTEP_LISTEN_FD:+fd} $LOCKSTEP_BIND" > seen-$RANK"#;
             0 => launch("two-nodes", &options, script).env("LOCKSTEP_TOKEN", &token),
             _ => {
                 fs::write(dir.join("token"), format!("{token}\n")).expect("the test's folder");
-                launch_in(&dir, &format!("{options} --token-file token"), script)
+                let options = format!("{options} --token-file token");
+                launch_in(&dir, &options, &["sh", "-c", script])
             }
         };
         // Left over from a launcher around this one.
@@ -451,15 +456,19 @@ fn mistakes_are_told_with_the_way_out() {
 
 #[test]
 fn a_command_that_does_not_exist_is_named() {
-    let mut launch = launch("nowhere", "--nproc-per-node 2", "");
-    launch.command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
-    launch
-        .command
-        .args(["launch", "--", "no-such-program"])
-        .current_dir(&launch.dir);
-    let ran = launch.run();
+    let options = "--nproc-per-node 2";
+    let ran = launch_program("nowhere", options, &["no-such-program"]).run();
     ran.exits(1);
     ran.says("cannot start no-such-program as rank 0");
+}
+
+#[test]
+fn ranks_start_with_no_signal_blocked() {
+    // Not through a shell, which would clear its mask itself.
+    let program = ["grep", "SigBlk", "/proc/self/status"];
+    let ran = launch_program("mask", "", &program).run();
+    ran.exits(0);
+    assert_eq!(ran.out, "SigBlk:\t0000000000000000\n");
 }
 
 #[test]
