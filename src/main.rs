@@ -21,13 +21,18 @@ enum Command {
     Launch(launch::Args),
 }
 
-fn main() -> anyhow::Result<ExitCode> {
+fn main() -> ExitCode {
     let level = EnvFilter::try_from_env("LOCKSTEP_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt()
         .with_env_filter(level)
         .with_writer(std::io::stderr)
         .init();
-    match Cli::parse().command {
+    let result = match Cli::parse().command {
         Command::Launch(args) => launch::run(args),
-    }
+    };
+    result.unwrap_or_else(|error| {
+        // With its causes, but without a backtrace: most are a user's mistakes.
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
 }

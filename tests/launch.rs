@@ -1,143 +1,13 @@
 //! `lockstep launch` as its users meet it: the real program, with shell scripts for ranks.
 
+mod launcher;
+
 use std::fs;
 use std::net::TcpListener;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
-/// A launcher about to run `script` in every rank, inside an empty folder `name` of its own.
-struct Launch {
-    dir: PathBuf,
-    command: Command,
-}
-
-fn launch(name: &str, options: &str, script: &str) -> Launch {
-    launch_program(name, options, &["sh", "-c", script])
-}
-
-fn launch_program(name: &str, options: &str, program: &[&str]) -> Launch {
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let _ = fs::remove_dir_all(&dir);
-    fs::create_dir_all(&dir).expect("the target folder can be written");
-    launch_in(&dir, options, program)
-}
-
-fn launch_in(dir: &Path, options: &str, program: &[&str]) -> Launch {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
-    for (name, _) in std::env::vars_os() {
-        let ours = |name: &str| name.starts_with("PET_") || name.starts_with("LOCKSTEP_");
-        if name.to_str().is_some_and(ours) {
-            command.env_remove(name);
-        }
-    }
-    command.arg("launch").args(options.split_whitespace());
-    command.arg("--").args(program).current_dir(dir);
-    command.stdin(Stdio::null());
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    Launch {
-        dir: dir.to_path_buf(),
-        command,
-    }
-}
-
-impl Launch {
-    fn env(mut self, name: &str, value: &str) -> Launch {
-        self.command.env(name, value);
-        self
-    }
-
-    fn run(mut self) -> Ran {
-        let output = self.command.output().expect("lockstep starts");
-        Ran::new(self.dir, output)
-    }
-
-    fn start(mut self) -> (PathBuf, Child) {
-        let child = self.command.spawn().expect("lockstep starts");
-        (self.dir, child)
-    }
-}
-
-struct Ran {
-    dir: PathBuf,
-    code: Option<i32>,
-    out: String,
-    err: String,
-}
-
-impl Ran {
-    fn new(dir: PathBuf, output: Output) -> Ran {
-        Ran {
-            dir,
-            code: output.status.code(),
-            out: String::from_utf8_lossy(&output.stdout).into_owned(),
-            err: String::from_utf8_lossy(&output.stderr).into_owned(),
-        }
-    }
-
-    fn file(&self, name: &str) -> String {
-        read(&self.dir.join(name))
-    }
-
-    #[track_caller]
-    fn says(&self, part: &str) {
-        assert!(self.err.contains(part), "no {part:?} in:\n{}", self.err);
-    }
-
-    #[track_caller]
-    fn exits(&self, code: i32) {
-        assert_eq!(self.code, Some(code), "{}", self.err);
-    }
-}
-
-fn read(path: &Path) -> String {
-    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
-
-/// Waits for something that is about to be true; the limit only keeps a broken test from hanging.
-#[track_caller]
-fn eventually(what: &str, mut check: impl FnMut() -> bool) {
-    let limit = Instant::now() + Duration::from_secs(20);
-    while !check() {
-        assert!(Instant::now() < limit, "never happened: {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
-/// The process numbers that scripts wrote to `pid-*`, once there are `count`.
-#[track_caller]
-fn pids(dir: &Path, count: usize) -> Vec<u32> {
-    let find = || -> Vec<u32> {
-        let entries = fs::read_dir(dir).expect("the test's folder").flatten();
-        entries
-            .filter(|entry| entry.file_name().to_string_lossy().starts_with("pid-"))
-            .filter_map(|entry| read(&entry.path()).trim().parse().ok())
-            .collect()
-    };
-    eventually("all pids written", || find().len() == count);
-    find()
-}
-
-/// A zombie counts as gone: it runs no more and waits for whoever adopted it.
-#[track_caller]
-fn are_gone(pids: &[u32]) {
-    let runs = |pid: &u32| {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        let state = status.lines().find_map(|line| line.strip_prefix("State:"));
-        state.is_some_and(|state| !state.trim_start().starts_with(['Z', 'X']))
-    };
-    eventually(&format!("{pids:?} gone"), || !pids.iter().any(runs));
-}
-
-fn signal(pid: u32, name: &str) {
-    let status = Command::new("kill").args([name, &pid.to_string()]).status();
-    assert!(status.expect("kill runs").success());
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("its number").port()
-}
+use launcher::{Ran, are_gone, free_port, launch, launch_in, launch_program, pids, read, signal};
 
 #[test]
 fn two_nodes_of_three_know_who_they_are() {
@@ -311,6 +181,28 @@ fn a_signalled_launcher_ends_its_ranks_first() {
 }
 
 #[test]
+fn under_nohup_a_hangup_means_nothing() {
+    let script = "echo $$ > pid-$RANK; while :; do sleep 0.05; done";
+    let mut launch = launch("nohup", "", script);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", r#"trap '' HUP; exec "$0" "$@""#]);
+    shell.arg(launch.command.get_program());
+    shell
+        .args(launch.command.get_args())
+        .current_dir(&launch.dir);
+    shell.stdout(Stdio::piped()).stderr(Stdio::piped());
+    launch.command = shell;
+    let (dir, child) = launch.start();
+    let ranks = pids(&dir, 1);
+    // Were the first one heard, it would be heard first.
+    signal(child.id(), "-HUP");
+    signal(child.id(), "-TERM");
+    let output = child.wait_with_output().expect("the launcher is ours");
+    Ran::new(dir, output).exits(143);
+    are_gone(&ranks);
+}
+
+#[test]
 fn asking_twice_does_not_wait_for_the_grace() {
     let script = "trap '' TERM; echo $$ > pid-$RANK; while :; do sleep 0.05; done";
     let options = "--nproc-per-node 2 --grace 80000";
@@ -459,7 +351,7 @@ fn a_command_that_does_not_exist_is_named() {
     let options = "--nproc-per-node 2";
     let ran = launch_program("nowhere", options, &["no-such-program"]).run();
     ran.exits(1);
-    ran.says("cannot start no-such-program as rank 0");
+    ran.says("error: cannot start no-such-program as rank 0: No such file");
 }
 
 #[test]
