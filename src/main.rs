@@ -1,3 +1,38 @@
 //! The command line: one file per command, each a thin layer over the crates.
 
-fn main() {}
+mod commands;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use commands::launch;
+use tracing_subscriber::EnvFilter;
+
+/// Trains one model on many ranks.
+#[derive(Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Launch(launch::Args),
+}
+
+fn main() -> ExitCode {
+    let level = EnvFilter::try_from_env("LOCKSTEP_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt()
+        .with_env_filter(level)
+        .with_writer(std::io::stderr)
+        .init();
+    let result = match Cli::parse().command {
+        Command::Launch(args) => launch::run(args),
+    };
+    result.unwrap_or_else(|error| {
+        // With its causes, but without a backtrace: most are a user's mistakes.
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
+}

@@ -1,0 +1,28 @@
+//! What all groups of a rank share: who it is, the board, the way to other hosts, the recorder.
+
+use crate::board::Board;
+use crate::choose::Constants;
+use crate::recorder::Recorder;
+use crate::sockets::Sockets;
+use crate::watch::Patience;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+pub(crate) struct Context {
+    pub rank: usize,
+    /// Host number of every world rank.
+    pub hosts: Vec<usize>,
+    pub board: Arc<Board>,
+    pub timeout: Duration,
+    pub patience: Patience,
+    pub sockets: Option<Arc<Sockets>>,
+    pub recorder: Recorder,
+    /// Set once, when the world starts.
+    pub measured: OnceLock<Constants>,
+}
+
+impl Context {
+    pub(crate) fn constants(&self) -> Constants {
+        self.measured.get().copied().unwrap_or_default()
+    }
+}

@@ -1,0 +1,27 @@
+//! Starting ranks and telling them who they are. Never moves a byte between ranks: it ends where
+//! each process knows its rank and where to meet the others.
+
+mod ending;
+mod events;
+mod generation;
+mod identity;
+mod lines;
+mod meeting;
+mod output;
+mod rank;
+mod slurm;
+mod sources;
+mod spec;
+mod supervise;
+mod sys;
+pub mod token;
+mod vars;
+
+pub use ending::{Ending, signal_name};
+pub use identity::{DEFAULT_PORT, Identity, IdentityError, VARIABLES};
+pub use output::Show;
+pub use sources::Source;
+pub use spec::{Failure, LaunchError, LaunchSpec, Outcome};
+pub use supervise::{launch, respawn_self, this_program};
+pub use sys::inherited_listener;
+pub use token::{TokenError, TokenSource};

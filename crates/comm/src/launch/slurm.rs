@@ -1,0 +1,103 @@
+//! Slurm's two small languages: host lists like `gpu[001-003,7],login1` and task counts like
+//! `2(x3),1`. Reads only what a rank needs of them, and never asks Slurm anything.
+
+/// The first host that a list names: `gpu[001-003,7],login1` is `gpu001`.
+pub(super) fn first_host(list: &str) -> Option<String> {
+    let mut host = String::new();
+    let mut rest = list.trim();
+    loop {
+        let stop = rest.find(['[', ',']).unwrap_or(rest.len());
+        host.push_str(&rest[..stop]);
+        if !rest[stop..].starts_with('[') {
+            break;
+        }
+        let (ranges, after) = rest[stop + 1..].split_once(']')?;
+        // The lower end of the first range, with its leading zeros.
+        let first = ranges.split([',', '-']).next()?;
+        if first.is_empty() || !first.bytes().all(|digit| digit.is_ascii_digit()) {
+            return None;
+        }
+        host.push_str(first);
+        rest = after;
+    }
+    let plausible = !host.is_empty() && !host.contains([']', ' ']);
+    plausible.then_some(host)
+}
+
+/// How many tasks run on the given node: in `2(x3),1`, node 2 has 2 and node 3 has 1.
+pub(super) fn tasks_on_node(counts: &str, node: usize) -> Option<usize> {
+    let mut nodes_before = 0usize;
+    for item in counts.trim().split(',') {
+        let (tasks, nodes) = match item.split_once("(x") {
+            Some((tasks, times)) => (tasks, times.strip_suffix(')')?.parse().ok()?),
+            None => (item, 1usize),
+        };
+        let tasks = tasks.parse().ok()?;
+        nodes_before = nodes_before.checked_add(nodes)?;
+        if node < nodes_before {
+            return Some(tasks);
+        }
+    }
+    None
+}
+
+/// A port that all tasks of a job derive alike. It stays below 32768, where Linux starts to hand out
+/// ports to outgoing connections.
+pub(super) fn port_of_job(job: u64) -> u16 {
+    20_000 + (job % 12_000) as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_hosts() {
+        for (list, first) in [
+            ("gpu[001-003,7],login1", Some("gpu001")),
+            ("gpu[7,001-003]", Some("gpu7")),
+            ("login1,gpu[1-2]", Some("login1")),
+            ("node5", Some("node5")),
+            (
+                "rack[2-3]-gpu[09-10].cluster,x",
+                Some("rack2-gpu09.cluster"),
+            ),
+            ("a-b[1-2]", Some("a-b1")),
+            ("[1-4]", Some("1")),
+            ("", None),
+            (",a", None),
+            ("gpu[", None),
+            ("gpu[]", None),
+            ("gpu[a-b]", None),
+            ("gpu1]", None),
+        ] {
+            assert_eq!(first_host(list).as_deref(), first, "{list:?}");
+        }
+    }
+
+    #[test]
+    fn task_counts() {
+        for (counts, per_node) in [
+            ("2(x3),1", vec![2, 2, 2, 1]),
+            ("4", vec![4]),
+            ("1,2,3", vec![1, 2, 3]),
+            ("8(x2)", vec![8, 8]),
+            ("", vec![]),
+            ("2(x", vec![]),
+            ("2(3)", vec![]),
+            ("two", vec![]),
+        ] {
+            for (node, tasks) in per_node.iter().enumerate() {
+                assert_eq!(tasks_on_node(counts, node), Some(*tasks), "{counts:?}");
+            }
+            assert_eq!(tasks_on_node(counts, per_node.len()), None, "{counts:?}");
+        }
+    }
+
+    #[test]
+    fn ports_stay_in_range() {
+        for job in [0, 1, 11_999, 12_000, u64::MAX] {
+            assert!((20_000..32_768).contains(&port_of_job(job)), "{job}");
+        }
+    }
+}

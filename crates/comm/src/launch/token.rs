@@ -1,0 +1,159 @@
+//! The secret that the ranks of one job share: 32 random bytes as 64 hex digits. Never printed, not
+//! even in a debug view, and never put on a command line.
+
+use std::fmt::{self, Write as _};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+pub const HEX_DIGITS: usize = 64;
+
+/// How to make a token, for the messages of those who miss one.
+pub const HOW_TO_MAKE: &str = "make one with `openssl rand -hex 32 > FILE` (or `head -c 32 \
+     /dev/urandom | xxd -p -c 64 > FILE`), `chmod 600 FILE`, and give every node the same file";
+
+/// Where a process finds its job's token.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub enum TokenSource {
+    /// The hex digits themselves, from `LOCKSTEP_TOKEN`.
+    Env(String),
+    /// A file that holds them, from `LOCKSTEP_TOKEN_FILE`.
+    File(PathBuf),
+    #[default]
+    None,
+}
+
+impl TokenSource {
+    /// The hex digits in lower case, if there are any to be found.
+    pub fn load(&self) -> Result<Option<String>, TokenError> {
+        match self {
+            TokenSource::Env(hex) => checked(hex, "LOCKSTEP_TOKEN").map(Some),
+            TokenSource::File(path) => read(path).map(Some),
+            TokenSource::None => Ok(None),
+        }
+    }
+}
+
+impl fmt::Debug for TokenSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TokenSource::Env(_) => f.write_str("Env(..)"),
+            TokenSource::File(path) => f.debug_tuple("File").field(path).finish(),
+            TokenSource::None => f.write_str("None"),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub enum TokenError {
+    /// It is not 64 hex digits; what it is stays unsaid.
+    Malformed {
+        place: String,
+        characters: usize,
+    },
+    Unreadable {
+        path: PathBuf,
+        cause: io::Error,
+    },
+}
+
+impl fmt::Display for TokenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TokenError::Malformed { place, characters } => write!(
+                f,
+                "the token in {place} is not {HEX_DIGITS} hex digits (it has {characters} characters); {HOW_TO_MAKE}"
+            ),
+            TokenError::Unreadable { path, cause } => {
+                write!(f, "cannot read the token file {}: {cause}", path.display())
+            }
+        }
+    }
+}
+
+impl std::error::Error for TokenError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            TokenError::Malformed { .. } => None,
+            TokenError::Unreadable { cause, .. } => Some(cause),
+        }
+    }
+}
+
+/// A new token from the kernel's random source.
+pub fn random() -> io::Result<String> {
+    let mut bytes = [0u8; HEX_DIGITS / 2];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    let mut hex = String::with_capacity(HEX_DIGITS);
+    for byte in bytes {
+        // Writing to a String cannot fail.
+        let _ = write!(hex, "{byte:02x}");
+    }
+    Ok(hex)
+}
+
+fn read(path: &Path) -> Result<String, TokenError> {
+    let unreadable = |cause| TokenError::Unreadable {
+        path: path.to_path_buf(),
+        cause,
+    };
+    let mut file = File::open(path).map_err(unreadable)?;
+    let mode = file.metadata().map_err(unreadable)?.permissions().mode();
+    if mode & 0o077 != 0 {
+        tracing::warn!(
+            "others may read the token file {}; chmod 600 it",
+            path.display()
+        );
+    }
+    let mut text = String::new();
+    file.read_to_string(&mut text).map_err(unreadable)?;
+    checked(&text, &path.display().to_string())
+}
+
+fn checked(text: &str, place: &str) -> Result<String, TokenError> {
+    let hex = text.trim();
+    if hex.len() == HEX_DIGITS && hex.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return Ok(hex.to_ascii_lowercase());
+    }
+    Err(TokenError::Malformed {
+        place: place.to_string(),
+        characters: hex.chars().count(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_tokens_are_well_formed_and_differ() {
+        let (first, second) = (random().unwrap(), random().unwrap());
+        assert_eq!(checked(&first, "test").unwrap(), first);
+        assert_ne!(first, second);
+    }
+
+    #[test]
+    fn only_64_hex_digits_are_a_token() {
+        let good = "0F".repeat(32);
+        for (text, ok) in [
+            (good.clone(), true),
+            (format!("  {good}\n"), true),
+            (good[1..].to_string(), false),
+            (format!("{good}0"), false),
+            ("zz".repeat(32), false),
+            (String::new(), false),
+        ] {
+            assert_eq!(TokenSource::Env(text.clone()).load().is_ok(), ok, "{text}");
+        }
+    }
+
+    #[test]
+    fn neither_debug_nor_errors_show_a_token() {
+        let secret = "ab".repeat(31);
+        let source = TokenSource::Env(secret.clone());
+        assert!(!format!("{source:?}").contains(&secret));
+        let error = source.load().unwrap_err();
+        assert!(!format!("{error} {error:?}").contains(&secret));
+    }
+}

@@ -1,0 +1,166 @@
+//! Making groups out of a group, and symmetric buffers: everything that all members must do together
+//! before they share new memory.
+
+use crate::arena::Arena;
+use crate::error::{Error, Result};
+use crate::group::Group;
+use crate::lane::locals_of;
+use crate::segment::{Address, Offer, Segment};
+use crate::symmetric::{Allocation, Symmetric};
+use crate::{Element, group::renumbered};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl Group {
+    /// Splits the group: members of the same colour form a new one, ordered by key and then by their
+    /// order here. All members call it; who gives no colour gets no group.
+    ///
+    /// ```
+    /// # use lockstep_comm::on_threads;
+    /// on_threads(4, |world| {
+    ///     let colour = (world.rank() % 2) as i64;
+    ///     let half = world.split(Some(colour), 0, "half").unwrap().unwrap();
+    ///     assert_eq!(half.members(), [world.rank() % 2, world.rank() % 2 + 2]);
+    /// });
+    /// ```
+    pub fn split(&self, colour: Option<i64>, key: i64, name: &str) -> Result<Option<Group>> {
+        let own = [i64::from(colour.is_some()), colour.unwrap_or(0), key];
+        let mut all = vec![0i64; 3 * self.size()];
+        self.all_gather(&own, &mut all)?;
+        let mut chosen: Vec<(i64, usize)> = (0..self.size())
+            .filter(|&m| colour.is_some() && all[3 * m..3 * m + 2] == own[..2])
+            .map(|m| (all[3 * m + 2], m))
+            .collect();
+        chosen.sort_unstable();
+        let members: Vec<usize> = chosen.into_iter().map(|(_, m)| m).collect();
+        self.form(&members, colour.unwrap_or(0), name)
+    }
+
+    /// Makes groups from lists of members: all members call it, each with the list it belongs to (the
+    /// same list on all members it names), or with an empty one.
+    pub fn subgroup(&self, members: &[usize], name: &str) -> Result<Option<Group>> {
+        let place = members.iter().position(|m| *m == self.rank());
+        let colour = members.iter().min().map(|m| *m as i64);
+        // Compared before anything is made: lists that differ would be different groups.
+        let mut own = vec![-1i64; self.size() + 1];
+        for (slot, member) in own.iter_mut().zip(members) {
+            *slot = *member as i64;
+        }
+        let mut all = vec![0i64; own.len() * self.size()];
+        self.all_gather(&own, &mut all)?;
+        let rank = self.inner.context.rank;
+        let misuse = |what: String| Err(Error::Misuse { rank, what });
+        if !members.is_empty() && place.is_none() {
+            return misuse(format!("the list {members:?} does not name its own caller {}", self.rank()));
+        }
+        for member in members {
+            let theirs = all.chunks(own.len()).nth(*member);
+            if theirs.is_none_or(|list| list != own) {
+                return misuse(format!("member {member} did not give the list {members:?} that names it"));
+            }
+        }
+        self.split(colour, place.unwrap_or(0) as i64, name)
+    }
+
+    /// The new group of these members of ours, or nothing if there are none.
+    fn form(&self, members: &[usize], colour: i64, name: &str) -> Result<Option<Group>> {
+        let inner = &self.inner;
+        let ranks: Vec<usize> = members.iter().map(|m| inner.members[*m]).collect();
+        let hosts = renumbered(members.iter().map(|m| inner.hosts[*m]));
+        let me = members.iter().position(|m| *m == self.rank());
+        let locals = me.map_or(vec![], |me| locals_of(&hosts, hosts[me]));
+        let made = if locals.first() == me.as_ref() && me.is_some() {
+            Some(Arena::create(locals.len()).map_err(|e| self.no_memory("a group", e))?)
+        } else {
+            None
+        };
+        let (arena, offer) = made.map_or((None, None), |(a, o)| (Some(a), Some(o)));
+        let addresses = self.exchange_addresses(offer.as_ref())?;
+        let group = match me {
+            None => None,
+            Some(_) => {
+                let arena = match arena {
+                    Some(arena) => arena,
+                    None => Arena::open(addresses[members[locals[0]]], locals.len())
+                        .map_err(|e| self.no_memory("a group", e))?,
+                };
+                let id = new_id(inner.id, self.inner.allocations.load(Ordering::Relaxed), colour);
+                Some(Group::over_links(inner.context.clone(), id, name, ranks, &arena))
+            }
+        };
+        self.inner.allocations.fetch_add(1, Ordering::Relaxed);
+        // Only when all have it mapped may the offer be withdrawn.
+        self.barrier()?;
+        drop(offer);
+        Ok(group)
+    }
+
+    /// A buffer of `len` elements for every member, in memory that all members of the host have
+    /// mapped, zero at first. All members call it with the same length.
+    ///
+    /// ```
+    /// # use lockstep_comm::{on_threads, Op};
+    /// on_threads(2, |world| {
+    ///     let mut buffer = world.symmetric::<f32>(1 << 20).unwrap();
+    ///     buffer.fill(1.5);
+    ///     world.all_reduce(&mut buffer, Op::Sum).unwrap();
+    ///     assert!(buffer.iter().all(|x| *x == 3.0));
+    /// });
+    /// ```
+    pub fn symmetric<T: Element>(&self, len: usize) -> Result<Symmetric<T>> {
+        let inner = &self.inner;
+        let locals = locals_of(&inner.hosts, inner.hosts[inner.me]);
+        let me = locals.iter().position(|m| *m == inner.me).expect("we are on our own host");
+        let stride = (len * size_of::<T>()).next_multiple_of(4096);
+        let bytes = stride * locals.len();
+        let made = match me {
+            0 => Some(Segment::create(bytes).map_err(|e| self.no_memory("a symmetric buffer", e))?),
+            _ => None,
+        };
+        let (segment, offer) = made.map_or((None, None), |(s, o)| (Some(s), Some(o)));
+        let addresses = self.exchange_addresses(offer.as_ref())?;
+        let segment = match segment {
+            Some(segment) => segment,
+            None => Segment::open(addresses[locals[0]], bytes)
+                .map_err(|e| self.no_memory("a symmetric buffer; do all members ask for the same length?", e))?,
+        };
+        let id = inner.allocations.fetch_add(1, Ordering::Relaxed) + 1;
+        let allocation = Arc::new(Allocation { id, segment, stride, me });
+        inner.registry.add(allocation.clone());
+        self.barrier()?;
+        drop(offer);
+        Ok(Symmetric {
+            allocation,
+            registry: inner.registry.clone(),
+            len,
+            element: std::marker::PhantomData,
+        })
+    }
+
+    /// Everybody's address of what it offers, zero for those who offer nothing.
+    fn exchange_addresses(&self, offer: Option<&Offer>) -> Result<Vec<Address>> {
+        let own = offer.map_or([0, 0], |o| {
+            let address = o.address();
+            [address.pid as i64, address.fd as i64]
+        });
+        let mut all = vec![0i64; 2 * self.size()];
+        self.all_gather(&own, &mut all)?;
+        Ok(all.chunks(2).map(|a| Address { pid: a[0] as u64, fd: a[1] as u64 }).collect())
+    }
+
+    fn no_memory(&self, what: &str, error: std::io::Error) -> Error {
+        Error::system(self.inner.context.rank, format!("sharing memory for {what}"), error)
+    }
+}
+
+/// Equal on all members of the new group, and different from every other group's: a hash of where it
+/// comes from (FNV-1a).
+fn new_id(parent: u64, count: u32, colour: i64) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325u64;
+    for word in [parent, u64::from(count), colour as u64] {
+        for byte in word.to_le_bytes() {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+    hash
+}

@@ -1,0 +1,44 @@
+//! A program that starts itself as ranks. This test's own program is the one: its copies run the
+//! same test again and find that they are ranks.
+
+use std::fs;
+use std::path::Path;
+
+use lockstep_comm::launch::{Identity, Source, inherited_listener, respawn_self};
+
+const FOLDER: &str = "RESPAWN_TEST_FOLDER";
+
+#[test]
+fn a_program_starts_itself_as_ranks() {
+    let identity = Identity::from_process_env().expect("no or a good identity");
+    match std::env::var(FOLDER) {
+        Ok(folder) => be_a_rank(&identity, Path::new(&folder)),
+        Err(_) => start_ranks(),
+    }
+}
+
+fn start_ranks() {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("respawn");
+    let _ = fs::remove_dir_all(&dir);
+    fs::create_dir_all(&dir).expect("the target folder can be written");
+    let extra = [(FOLDER.to_string(), dir.display().to_string())];
+    let outcome = respawn_self(3, &extra, &dir.join("logs")).expect("ranks start");
+    assert_eq!(outcome.exit_code, 0, "{outcome:?}");
+    for rank in 0..3 {
+        let seen = fs::read_to_string(dir.join(rank.to_string())).expect("the rank wrote");
+        assert_eq!(seen, format!("{rank} of 3"));
+        assert!(dir.join(format!("logs/rank-{rank}.log")).exists());
+    }
+}
+
+fn be_a_rank(identity: &Identity, folder: &Path) {
+    assert_eq!(identity.source, Source::Explicit);
+    assert_eq!(identity.listener_fd.is_some(), identity.rank == 0);
+    if let Some(fd) = identity.listener_fd {
+        let listener = inherited_listener(fd).expect("rank 0 inherits a listener");
+        let port = listener.local_addr().expect("it is bound").port();
+        assert_eq!(port, identity.master_port);
+    }
+    let seen = format!("{} of {}", identity.rank, identity.size);
+    fs::write(folder.join(identity.rank.to_string()), seen).expect("the test's folder");
+}
