@@ -23,10 +23,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let level = EnvFilter::try_from_env("LOCKSTEP_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt()
-        .with_env_filter(level)
-        .with_writer(std::io::stderr)
-        .init();
+    tracing_subscriber::fmt().with_env_filter(level).with_writer(std::io::stderr).init();
     let result = match Cli::parse().command {
         Command::Launch(args) => launch::run(args),
     };

@@ -30,10 +30,7 @@ ${LOCKSTEP_LISTEN_FD:+fd} $LOCKSTEP_BIND" > seen-$RANK"#;
             }
         };
         // Left over from a launcher around this one.
-        let ran = launch
-            .env("RANK", "9")
-            .env("LOCKSTEP_LISTEN_FD", "77")
-            .run();
+        let ran = launch.env("RANK", "9").env("LOCKSTEP_LISTEN_FD", "77").run();
         ran.exits(0);
         assert!(!ran.err.contains(&token));
         dir = ran.dir;
@@ -187,9 +184,7 @@ fn under_nohup_a_hangup_means_nothing() {
     let mut shell = Command::new("sh");
     shell.args(["-c", r#"trap '' HUP; exec "$0" "$@""#]);
     shell.arg(launch.command.get_program());
-    shell
-        .args(launch.command.get_args())
-        .current_dir(&launch.dir);
+    shell.args(launch.command.get_args()).current_dir(&launch.dir);
     shell.stdout(Stdio::piped()).stderr(Stdio::piped());
     launch.command = shell;
     let (dir, child) = launch.start();
@@ -222,12 +217,7 @@ fn grandchildren_do_not_stay() {
         let script = format!(
             "(trap '' TERM; exec sleep 1000) & echo $! > pid-$RANK; [ $RANK = 0 ] && {end}; exit 0"
         );
-        let ran = launch(
-            &format!("grandchildren-{name}"),
-            "--nproc-per-node 2",
-            &script,
-        )
-        .run();
+        let ran = launch(&format!("grandchildren-{name}"), "--nproc-per-node 2", &script).run();
         ran.exits(code);
         are_gone(&pids(&ran.dir, 2));
     }
@@ -255,14 +245,8 @@ fn logs_have_a_place_by_default() {
     let ran = launch("default-logs", "", "echo here").run();
     let runs = fs::read_dir(ran.dir.join("runs")).expect("the runs folder");
     let run = runs.flatten().next().expect("one run").path();
-    assert!(
-        run.file_name()
-            .is_some_and(|name| name.to_string_lossy().starts_with("launch-"))
-    );
-    assert_eq!(
-        read(&run.join("logs/rank-0.log")),
-        "--- generation 0 ---\nhere\n"
-    );
+    assert!(run.file_name().is_some_and(|name| name.to_string_lossy().starts_with("launch-")));
+    assert_eq!(read(&run.join("logs/rank-0.log")), "--- generation 0 ---\nhere\n");
 }
 
 #[test]
@@ -274,21 +258,13 @@ fn tee_shows_whole_lines_behind_their_rank() {
     ran.exits(0);
     for rank in 0..3 {
         let prefix = format!("[{rank}] ");
-        let mine: Vec<&str> = ran
-            .out
-            .lines()
-            .filter_map(|line| line.strip_prefix(&prefix))
-            .collect();
-        let mut expected: Vec<String> = (1..=200)
-            .map(|i| format!("part one of {i}, part two"))
-            .collect();
+        let mine: Vec<&str> =
+            ran.out.lines().filter_map(|line| line.strip_prefix(&prefix)).collect();
+        let mut expected: Vec<String> =
+            (1..=200).map(|i| format!("part one of {i}, part two")).collect();
         expected.push("no newline".to_string());
         assert_eq!(mine, expected);
-        assert!(
-            ran.err.contains(&format!("[{rank}] err {rank}\n")),
-            "{}",
-            ran.err
-        );
+        assert!(ran.err.contains(&format!("[{rank}] err {rank}\n")), "{}", ran.err);
     }
     assert_eq!(ran.out.lines().count(), 3 * 201);
 }
@@ -299,9 +275,7 @@ fn a_port_in_use_is_said_before_any_rank_starts() {
     let port = taken.local_addr().expect("its number").port();
     let ran = launch("port", &format!("--master-port {port}"), "touch started").run();
     ran.exits(1);
-    ran.says(&format!(
-        "port {port} is in use on 127.0.0.1; choose another --master-port"
-    ));
+    ran.says(&format!("port {port} is in use on 127.0.0.1; choose another --master-port"));
     assert!(!ran.dir.join("started").exists());
 }
 
@@ -309,33 +283,14 @@ fn a_port_in_use_is_said_before_any_rank_starts() {
 fn mistakes_are_told_with_the_way_out() {
     let short = "abc";
     for (name, options, token, parts) in [
-        (
-            "token",
-            "--nnodes 2",
-            "",
-            &["2 nodes need a token", "openssl rand -hex 32 > FILE"][..],
-        ),
-        (
-            "short",
-            "--nnodes 2",
-            short,
-            &["LOCKSTEP_TOKEN is not 64 hex digits (it has 3"][..],
-        ),
-        (
-            "file",
-            "--token-file none",
-            "",
-            &["cannot read the token file none"][..],
-        ),
+        ("token", "--nnodes 2", "", &["2 nodes need a token", "openssl rand -hex 32 > FILE"][..]),
+        ("short", "--nnodes 2", short, &["LOCKSTEP_TOKEN is not 64 hex digits (it has 3"][..]),
+        ("file", "--token-file none", "", &["cannot read the token file none"][..]),
         (
             "many",
             "--nnodes 2 --node-rank 2 --nproc-per-node 0 --grace 18446744073709551615",
             "",
-            &[
-                "are no ranks at all",
-                "node rank 2 is not below the 2 nodes",
-                "need a token",
-            ][..],
+            &["are no ranks at all", "node rank 2 is not below the 2 nodes", "need a token"][..],
         ),
     ] {
         let launch = launch(&format!("mistake-{name}"), options, "touch started");

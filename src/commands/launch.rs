@@ -118,9 +118,7 @@ fn ranks_per_node(typed: &str) -> Result<usize, String> {
         ("cpu", _) | ("auto", 0) => Ok(cores()),
         ("gpu", 0) => Err("there is no GPU here; say cpu or a number".to_string()),
         ("gpu" | "auto", gpus) => Ok(gpus),
-        (number, _) => number
-            .parse()
-            .map_err(|_| "not a number, nor cpu, gpu or auto".to_string()),
+        (number, _) => number.parse().map_err(|_| "not a number, nor cpu, gpu or auto".to_string()),
     }
 }
 

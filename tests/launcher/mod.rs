@@ -35,10 +35,7 @@ pub fn launch_in(dir: &Path, options: &str, program: &[&str]) -> Launch {
     command.arg("--").args(program).current_dir(dir);
     command.stdin(Stdio::null());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    Launch {
-        dir: dir.to_path_buf(),
-        command,
-    }
+    Launch { dir: dir.to_path_buf(), command }
 }
 
 impl Launch {

@@ -24,10 +24,18 @@ pub(crate) fn blame(
     loop {
         let sight = &sights[suspect];
         if sight.state == State::Running && sight.silent_ms >= SILENT_MS {
-            return verdict(suspect, Cause::Silent, waiter, call, group_name, seconds, &format!(
-                "rank {suspect} has given no sign of life for {:.1} s: it is stopped, or its host is overloaded",
-                sight.silent_ms as f64 / 1000.0
-            ));
+            return verdict(
+                suspect,
+                Cause::Silent,
+                waiter,
+                call,
+                group_name,
+                seconds,
+                &format!(
+                    "rank {suspect} has given no sign of life for {:.1} s: it is stopped, or its host is overloaded",
+                    sight.silent_ms as f64 / 1000.0
+                ),
+            );
         }
         if path.contains(&suspect) {
             break;
@@ -106,10 +114,8 @@ mod tests {
     }
 
     fn running(doing: &[(Call, Option<usize>)]) -> Sight {
-        let doing = doing
-            .iter()
-            .map(|(c, w)| Doing { words: c.words(), waiting_for: *w })
-            .collect();
+        let doing =
+            doing.iter().map(|(c, w)| Doing { words: c.words(), waiting_for: *w }).collect();
         Sight { state: State::Running, silent_ms: 0, doing }
     }
 

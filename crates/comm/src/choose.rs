@@ -131,7 +131,8 @@ pub fn price(shape: &Shape, algo: Algo, constants: &Constants) -> f64 {
     let (n, hosts) = (shape.members(), shape.host_count());
     let bytes = shape.bytes() as f64;
     let link = if hosts > 1 { constants.remote } else { constants.local };
-    let time = |steps: f64, sent: f64, link: &LinkCost| steps * link.latency + sent / link.bandwidth;
+    let time =
+        |steps: f64, sent: f64, link: &LinkCost| steps * link.latency + sent / link.bandwidth;
     let local = &constants.local;
     match algo {
         // Two meetings; the bytes pass through memory once in and once out.
@@ -143,10 +144,10 @@ pub fn price(shape: &Shape, algo: Algo, constants: &Constants) -> f64 {
         }
         Algo::Engine => f64::INFINITY,
         _ => {
-            let most = (0..n).filter_map(|me| sent(shape, algo, me)).fold(
-                Traffic::default(),
-                |a, b| Traffic { messages: a.messages.max(b.messages), bytes: a.bytes.max(b.bytes) },
-            );
+            let most =
+                (0..n).filter_map(|me| sent(shape, algo, me)).fold(Traffic::default(), |a, b| {
+                    Traffic { messages: a.messages.max(b.messages), bytes: a.bytes.max(b.bytes) }
+                });
             // A ring crosses each host's link once at a time; in the others every member of a host
             // may be on the network at once, and they share its link.
             let sharing = match algo {

@@ -18,15 +18,8 @@ pub enum DType {
 }
 
 impl DType {
-    pub const ALL: [DType; 7] = [
-        DType::F32,
-        DType::F64,
-        DType::F16,
-        DType::Bf16,
-        DType::I32,
-        DType::I64,
-        DType::U8,
-    ];
+    pub const ALL: [DType; 7] =
+        [DType::F32, DType::F64, DType::F16, DType::Bf16, DType::I32, DType::I64, DType::U8];
 
     pub fn size(self) -> usize {
         match self {
@@ -71,7 +64,9 @@ mod sealed {
 
 /// A plain number: any bit pattern is a value, and it has no padding.
 /// Sealed, because reading one from a peer's bytes relies on exactly that.
-pub trait Element: Copy + Send + Sync + Default + PartialEq + std::fmt::Debug + sealed::Sealed + 'static {
+pub trait Element:
+    Copy + Send + Sync + Default + PartialEq + std::fmt::Debug + sealed::Sealed + 'static
+{
     const DTYPE: DType;
 }
 

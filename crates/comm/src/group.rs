@@ -86,7 +86,10 @@ impl Group {
         Group::new(context, id, name, members, me, hosts, carrier, messages, registry)
     }
 
-    #[allow(clippy::too_many_arguments, reason = "the one constructor, called from two places here")]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "the one constructor, called from two places here"
+    )]
     pub(crate) fn new(
         context: Arc<Context>,
         id: u64,
@@ -181,7 +184,11 @@ impl Group {
 
     /// Combines `input` over all members; each gets its share of the result (see [`crate::share`]).
     pub fn reduce_scatter<T: Element>(&self, input: &[T], output: &mut [T], op: Op) -> Result<()> {
-        self.run::<T>(Work::ReduceScatter { input: bytes_of(input), output: bytes_of_mut(output), op })
+        self.run::<T>(Work::ReduceScatter {
+            input: bytes_of(input),
+            output: bytes_of_mut(output),
+            op,
+        })
     }
 
     /// Puts the shares of all members (see [`crate::share`]) together; everybody gets the whole.
@@ -223,9 +230,9 @@ impl Group {
     ) -> Result<()> {
         self.run::<T>(Work::AllToAllV {
             input: bytes_of(input),
-            sent,
+            sent: sent.into(),
             output: bytes_of_mut(output),
-            received,
+            received: received.into(),
         })
     }
 
@@ -251,7 +258,8 @@ impl Group {
         if peer < self.size() {
             return Ok(());
         }
-        let what = format!("member {peer} is none of the {} members of {}", self.size(), self.name());
+        let what =
+            format!("member {peer} is none of the {} members of {}", self.size(), self.name());
         Err(Error::Misuse { rank: self.inner.context.rank, what })
     }
 
@@ -371,7 +379,8 @@ impl Inner {
             sequence,
             group: self.id,
         };
-        let sent = self.recorded(call, patience, |watch| carrier.perform(watch, work, algo, dtype))?;
+        let sent =
+            self.recorded(call, patience, |watch| carrier.perform(watch, work, algo, dtype))?;
         self.sent_messages.fetch_add(sent.messages, Ordering::Relaxed);
         self.sent_bytes.fetch_add(sent.bytes, Ordering::Relaxed);
         Ok(())

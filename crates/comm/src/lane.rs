@@ -113,14 +113,16 @@ impl Lane {
             return self.registry.resolve(first.symmetric, windows.iter().map(|w| w.at));
         }
         let in_process = windows.iter().all(|w| w.symmetric == 0 && w.pid == first.pid);
-        in_process.then(|| windows.iter().map(|w| std::ptr::with_exposed_provenance_mut(w.at as usize)).collect())
+        in_process.then(|| {
+            windows.iter().map(|w| std::ptr::with_exposed_provenance_mut(w.at as usize)).collect()
+        })
     }
 
     /// Sends a message and receives another at the same time, whichever are given.
     pub(crate) fn step(
         &mut self,
         out: Option<(usize, &[u8])>,
-        inc: Option<(usize, Inbox)>,
+        inc: Option<(usize, Inbox<'_>)>,
     ) -> Result<()> {
         if let Some((to, bytes)) = out {
             self.open_tx(to)?;
@@ -154,7 +156,8 @@ impl Lane {
     fn open_tx(&mut self, to: usize) -> Result<()> {
         if self.tx[to].is_none() {
             let sockets = self.sockets.as_ref().expect("only remote members lack a link");
-            let stream = sockets.dial(self.members[to], self.group, LaneKind::Collective, self.watch())?;
+            let stream =
+                sockets.dial(self.members[to], self.group, LaneKind::Collective, self.watch())?;
             self.tx[to] = Some(Tx::Socket(stream));
         }
         Ok(())

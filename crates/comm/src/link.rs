@@ -34,7 +34,10 @@ pub(crate) fn parse_header(header: &Header) -> Option<(CallWords, u64)> {
 /// The sending end towards one peer.
 pub(crate) enum Tx {
     /// `bell` is the peer's.
-    Shared { writer: Writer, bell: BellRef },
+    Shared {
+        writer: Writer,
+        bell: BellRef,
+    },
     Socket(TcpStream),
 }
 
@@ -65,11 +68,11 @@ impl BellRef {
 }
 
 /// A message on its way out.
-pub(crate) struct Outgoing<'a> {
+pub(crate) struct Outgoing<'link, 'data> {
     pub peer: usize,
-    pub tx: &'a mut Tx,
+    pub tx: &'link mut Tx,
     pub header: Header,
-    pub bytes: &'a [u8],
+    pub bytes: &'data [u8],
     sent: usize,
 }
 
@@ -78,7 +81,10 @@ pub(crate) enum Inbox<'a> {
     Into(&'a mut [u8]),
     /// Pieces in their order, with their offset; each starts aligned for any element type and is a
     /// whole number of elements.
-    Each { len: usize, take: &'a mut dyn FnMut(usize, &[u8]) },
+    Each {
+        len: usize,
+        take: &'a mut dyn FnMut(usize, &[u8]),
+    },
 }
 
 impl Inbox<'_> {
@@ -91,16 +97,21 @@ impl Inbox<'_> {
 }
 
 /// A message that is expected.
-pub(crate) struct Incoming<'a> {
+pub(crate) struct Incoming<'link, 'data> {
     pub peer: usize,
-    pub rx: &'a mut Rx,
-    pub inbox: Inbox<'a>,
+    pub rx: &'link mut Rx,
+    pub inbox: Inbox<'data>,
     header: Header,
     got: usize,
 }
 
-impl<'a> Outgoing<'a> {
-    pub(crate) fn new(peer: usize, tx: &'a mut Tx, call: &Call, bytes: &'a [u8]) -> Outgoing<'a> {
+impl<'link, 'data> Outgoing<'link, 'data> {
+    pub(crate) fn new(
+        peer: usize,
+        tx: &'link mut Tx,
+        call: &Call,
+        bytes: &'data [u8],
+    ) -> Outgoing<'link, 'data> {
         Outgoing { peer, tx, header: header(call, bytes.len()), bytes, sent: 0 }
     }
 
@@ -129,16 +140,20 @@ impl<'a> Outgoing<'a> {
             Tx::Socket(stream) => {
                 let head = &self.header[self.sent.min(HEADER)..];
                 let body = &self.bytes[self.sent.saturating_sub(HEADER)..];
-                self.sent += socket::write(stream, head, body)
-                    .map_err(|e| watch.lost(self.peer, &e))?;
+                self.sent +=
+                    socket::write(stream, head, body).map_err(|e| watch.lost(self.peer, &e))?;
             }
         }
         Ok(self.sent > before)
     }
 }
 
-impl<'a> Incoming<'a> {
-    pub(crate) fn new(peer: usize, rx: &'a mut Rx, inbox: Inbox<'a>) -> Incoming<'a> {
+impl<'link, 'data> Incoming<'link, 'data> {
+    pub(crate) fn new(
+        peer: usize,
+        rx: &'link mut Rx,
+        inbox: Inbox<'data>,
+    ) -> Incoming<'link, 'data> {
         Incoming { peer, rx, inbox, header: [0; HEADER], got: 0 }
     }
 

@@ -120,7 +120,10 @@ impl Recorder {
         let path = folder.join(format!("flight-rank-{}.json", self.rank));
         match self.write(&path, error) {
             Ok(()) => tracing::error!("the last operations are in {}", path.display()),
-            Err(e) => tracing::error!("the last operations could not be written to {}: {e}", path.display()),
+            Err(e) => tracing::error!(
+                "the last operations could not be written to {}: {e}",
+                path.display()
+            ),
         }
     }
 

@@ -17,6 +17,7 @@ const SOCKET_BUFFER: libc::c_int = 4 << 20;
 pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_nonblocking(true)?;
     stream.set_nodelay(true)?;
+    let buffer = SOCKET_BUFFER;
     for option in [libc::SO_SNDBUF, libc::SO_RCVBUF] {
         // SAFETY: an int by address and length; a refusal only means smaller buffers.
         unsafe {
@@ -24,7 +25,7 @@ pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
                 stream.as_raw_fd(),
                 libc::SOL_SOCKET,
                 option,
-                (&raw const SOCKET_BUFFER).cast(),
+                (&raw const buffer).cast(),
                 size_of::<libc::c_int>() as libc::socklen_t,
             );
         }
@@ -75,7 +76,11 @@ impl SocketReader {
 
     /// Reads what is there of the last `left` bytes of a message, and hands out whole grains of it
     /// (and whatever ends the message). Says how many bytes were handed out.
-    pub(crate) fn read_pieces(&mut self, left: usize, take: impl FnOnce(&[u8])) -> io::Result<usize> {
+    pub(crate) fn read_pieces(
+        &mut self,
+        left: usize,
+        take: impl FnOnce(&[u8]),
+    ) -> io::Result<usize> {
         if self.scratch.is_empty() {
             self.scratch = Scratch::new(SCRATCH);
         }

@@ -51,12 +51,17 @@ impl Group {
         let rank = self.inner.context.rank;
         let misuse = |what: String| Err(Error::Misuse { rank, what });
         if !members.is_empty() && place.is_none() {
-            return misuse(format!("the list {members:?} does not name its own caller {}", self.rank()));
+            return misuse(format!(
+                "the list {members:?} does not name its own caller {}",
+                self.rank()
+            ));
         }
         for member in members {
             let theirs = all.chunks(own.len()).nth(*member);
             if theirs.is_none_or(|list| list != own) {
-                return misuse(format!("member {member} did not give the list {members:?} that names it"));
+                return misuse(format!(
+                    "member {member} did not give the list {members:?} that names it"
+                ));
             }
         }
         self.split(colour, place.unwrap_or(0) as i64, name)
@@ -121,8 +126,9 @@ impl Group {
         let addresses = self.exchange_addresses(offer.as_ref())?;
         let segment = match segment {
             Some(segment) => segment,
-            None => Segment::open(addresses[locals[0]], bytes)
-                .map_err(|e| self.no_memory("a symmetric buffer; do all members ask for the same length?", e))?,
+            None => Segment::open(addresses[locals[0]], bytes).map_err(|e| {
+                self.no_memory("a symmetric buffer; do all members ask for the same length?", e)
+            })?,
         };
         let id = inner.allocations.fetch_add(1, Ordering::Relaxed) + 1;
         let allocation = Arc::new(Allocation { id, segment, stride, me });

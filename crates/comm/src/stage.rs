@@ -115,7 +115,8 @@ impl Stages {
         let ours = watch.call.words();
         for peer in self.peers() {
             let posting = &self.arena.seat(peer).postings[(self.postings % 2) as usize];
-            let theirs: CallWords = std::array::from_fn(|i| posting.call[i].load(Ordering::Relaxed));
+            let theirs: CallWords =
+                std::array::from_fn(|i| posting.call[i].load(Ordering::Relaxed));
             if theirs != ours {
                 return Err(watch.disagreement(self.ranks[peer], &Call::describe(theirs)));
             }
@@ -141,9 +142,7 @@ impl Stages {
         if number >= SLOTS as u64 {
             let reuse = number - SLOTS as u64 + 1;
             for peer in self.peers() {
-                self.wait(peer, watch, |arena| {
-                    arena.seat(peer).stages[stage].drained() >= reuse
-                })?;
+                self.wait(peer, watch, |arena| arena.seat(peer).stages[stage].drained() >= reuse)?;
             }
         }
         Ok(number)

@@ -32,7 +32,10 @@ impl Group {
         buffer: B,
         op: Op,
     ) -> Pending<Result<B>> {
-        self.start::<T, B>(buffer, move |b| Work::AllReduce { bytes: bytes_of_mut(b.as_mut()), op })
+        self.start::<T, B>(buffer, move |b| Work::AllReduce {
+            bytes: bytes_of_mut(B::as_mut(b)),
+            op,
+        })
     }
 
     /// Starts [`Group::reduce`].
@@ -43,7 +46,7 @@ impl Group {
         root: usize,
     ) -> Pending<Result<B>> {
         self.start::<T, B>(buffer, move |b| Work::Reduce {
-            bytes: bytes_of_mut(b.as_mut()),
+            bytes: bytes_of_mut(B::as_mut(b)),
             op,
             root,
         })
@@ -57,8 +60,8 @@ impl Group {
         op: Op,
     ) -> Pending<Result<(A, B)>> {
         self.start::<T, (A, B)>((input, output), move |(a, b)| Work::ReduceScatter {
-            input: bytes_of(a.as_ref()),
-            output: bytes_of_mut(b.as_mut()),
+            input: bytes_of(A::as_ref(a)),
+            output: bytes_of_mut(B::as_mut(b)),
             op,
         })
     }
@@ -70,8 +73,8 @@ impl Group {
         output: B,
     ) -> Pending<Result<(A, B)>> {
         self.start::<T, (A, B)>((input, output), move |(a, b)| Work::AllGather {
-            input: bytes_of(a.as_ref()),
-            output: bytes_of_mut(b.as_mut()),
+            input: bytes_of(A::as_ref(a)),
+            output: bytes_of_mut(B::as_mut(b)),
         })
     }
 
@@ -81,7 +84,10 @@ impl Group {
         buffer: B,
         root: usize,
     ) -> Pending<Result<B>> {
-        self.start::<T, B>(buffer, move |b| Work::Broadcast { bytes: bytes_of_mut(b.as_mut()), root })
+        self.start::<T, B>(buffer, move |b| Work::Broadcast {
+            bytes: bytes_of_mut(B::as_mut(b)),
+            root,
+        })
     }
 
     /// Starts [`Group::gather`]; gives back (input, output).
@@ -93,8 +99,8 @@ impl Group {
     ) -> Pending<Result<(A, B)>> {
         let at_root = self.rank() == root;
         self.start::<T, (A, B)>((input, output), move |(a, b)| Work::Gather {
-            input: bytes_of(a.as_ref()),
-            output: bytes_of_mut(if at_root { b.as_mut() } else { &mut [] }),
+            input: bytes_of(A::as_ref(a)),
+            output: bytes_of_mut(if at_root { B::as_mut(b) } else { &mut [] }),
             root,
         })
     }
@@ -108,8 +114,8 @@ impl Group {
     ) -> Pending<Result<(A, B)>> {
         let at_root = self.rank() == root;
         self.start::<T, (A, B)>((input, output), move |(a, b)| Work::Scatter {
-            input: bytes_of(if at_root { a.as_ref() } else { &[] }),
-            output: bytes_of_mut(b.as_mut()),
+            input: bytes_of(if at_root { A::as_ref(a) } else { &[] }),
+            output: bytes_of_mut(B::as_mut(b)),
             root,
         })
     }
@@ -121,8 +127,8 @@ impl Group {
         output: B,
     ) -> Pending<Result<(A, B)>> {
         self.start::<T, (A, B)>((input, output), move |(a, b)| Work::AllToAll {
-            input: bytes_of(a.as_ref()),
-            output: bytes_of_mut(b.as_mut()),
+            input: bytes_of(A::as_ref(a)),
+            output: bytes_of_mut(B::as_mut(b)),
         })
     }
 
@@ -135,10 +141,10 @@ impl Group {
         received: Vec<usize>,
     ) -> Pending<Result<(A, B)>> {
         self.start::<T, (A, B)>((input, output), move |(a, b)| Work::AllToAllV {
-            input: bytes_of(a.as_ref()),
-            sent: &sent,
-            output: bytes_of_mut(b.as_mut()),
-            received: &received,
+            input: bytes_of(A::as_ref(a)),
+            sent: sent.clone().into(),
+            output: bytes_of_mut(B::as_mut(b)),
+            received: received.clone().into(),
         })
     }
 

@@ -17,13 +17,7 @@ pub(crate) fn futex_wait(word: &AtomicU32, seen: u32, limit: std::time::Duration
     // SAFETY: the word outlives the call, and the kernel only reads it and the timeout. Not PRIVATE,
     // because the waker may be another process that has the same memory mapped.
     unsafe {
-        libc::syscall(
-            libc::SYS_futex,
-            word.as_ptr(),
-            libc::FUTEX_WAIT,
-            seen,
-            &raw const timeout,
-        );
+        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, seen, &raw const timeout);
     }
 }
 

@@ -52,7 +52,8 @@ pub fn on_threads_with<R: Send>(
         let rank = &rank;
         let threads: Vec<_> = worlds.into_iter().map(|w| scope.spawn(move || rank(w))).collect();
         let results: Vec<_> = threads.into_iter().map(|t| t.join()).collect();
-        let or_panic = |r: std::thread::Result<R>| r.unwrap_or_else(|p| std::panic::resume_unwind(p));
+        let or_panic =
+            |r: std::thread::Result<R>| r.unwrap_or_else(|p| std::panic::resume_unwind(p));
         results.into_iter().map(or_panic).collect()
     })
 }

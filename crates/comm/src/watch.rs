@@ -75,7 +75,12 @@ impl Watch {
     /// Waits until `ready`, for something that world rank `peer` must do. `bell` is the one that this
     /// peer rings when it has.
     #[inline]
-    pub(crate) fn wait(&self, peer: usize, bell: &Bell, mut ready: impl FnMut() -> bool) -> Result<()> {
+    pub(crate) fn wait(
+        &self,
+        peer: usize,
+        bell: &Bell,
+        mut ready: impl FnMut() -> bool,
+    ) -> Result<()> {
         if ready() {
             return Ok(());
         }

@@ -9,20 +9,54 @@ use crate::error::Result;
 use crate::fold::{Fold, Op};
 use crate::lane::Lane;
 use crate::scratch::Scratch;
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// What one member brings to a collective. All lengths are in bytes, all roots are members.
 pub(crate) enum Work<'a> {
-    AllReduce { bytes: &'a mut [u8], op: Op },
-    Reduce { bytes: &'a mut [u8], op: Op, root: usize },
-    ReduceScatter { input: &'a [u8], output: &'a mut [u8], op: Op },
-    AllGather { input: &'a [u8], output: &'a mut [u8] },
-    Broadcast { bytes: &'a mut [u8], root: usize },
-    Gather { input: &'a [u8], output: &'a mut [u8], root: usize },
-    Scatter { input: &'a [u8], output: &'a mut [u8], root: usize },
-    AllToAll { input: &'a [u8], output: &'a mut [u8] },
+    AllReduce {
+        bytes: &'a mut [u8],
+        op: Op,
+    },
+    Reduce {
+        bytes: &'a mut [u8],
+        op: Op,
+        root: usize,
+    },
+    ReduceScatter {
+        input: &'a [u8],
+        output: &'a mut [u8],
+        op: Op,
+    },
+    AllGather {
+        input: &'a [u8],
+        output: &'a mut [u8],
+    },
+    Broadcast {
+        bytes: &'a mut [u8],
+        root: usize,
+    },
+    Gather {
+        input: &'a [u8],
+        output: &'a mut [u8],
+        root: usize,
+    },
+    Scatter {
+        input: &'a [u8],
+        output: &'a mut [u8],
+        root: usize,
+    },
+    AllToAll {
+        input: &'a [u8],
+        output: &'a mut [u8],
+    },
     /// Counts are in elements, one per member.
-    AllToAllV { input: &'a [u8], sent: &'a [usize], output: &'a mut [u8], received: &'a [usize] },
+    AllToAllV {
+        input: &'a [u8],
+        sent: Cow<'a, [usize]>,
+        output: &'a mut [u8],
+        received: Cow<'a, [usize]>,
+    },
     Barrier,
 }
 
@@ -44,7 +78,9 @@ impl Work<'_> {
 
     pub(crate) fn op(&self) -> Option<Op> {
         match self {
-            Work::AllReduce { op, .. } | Work::Reduce { op, .. } | Work::ReduceScatter { op, .. } => Some(*op),
+            Work::AllReduce { op, .. }
+            | Work::Reduce { op, .. }
+            | Work::ReduceScatter { op, .. } => Some(*op),
             _ => None,
         }
     }
@@ -62,10 +98,12 @@ impl Work<'_> {
     /// The bytes that say how large the call is, in the sense that is equal on all members.
     pub(crate) fn bytes(&self) -> usize {
         match self {
-            Work::AllReduce { bytes, .. } | Work::Reduce { bytes, .. } | Work::Broadcast { bytes, .. } => bytes.len(),
-            Work::ReduceScatter { input, .. } | Work::Gather { input, .. } | Work::AllToAll { input, .. } => {
-                input.len()
-            }
+            Work::AllReduce { bytes, .. }
+            | Work::Reduce { bytes, .. }
+            | Work::Broadcast { bytes, .. } => bytes.len(),
+            Work::ReduceScatter { input, .. }
+            | Work::Gather { input, .. }
+            | Work::AllToAll { input, .. } => input.len(),
             Work::AllGather { output, .. } | Work::Scatter { output, .. } => output.len(),
             Work::AllToAllV { .. } | Work::Barrier => 0,
         }
@@ -76,7 +114,8 @@ impl Work<'_> {
         if let Some(root) = self.root().filter(|r| *r >= members) {
             return Some(format!("root {root} is none of the {members} members"));
         }
-        let share = |total: usize| Cut { count: total / width, parts: members, width }.bytes(me).len();
+        let share =
+            |total: usize| Cut { count: total / width, parts: members, width }.bytes(me).len();
         let wrong = |what: &str, has: usize, wants: usize| {
             (has != wants).then(|| {
                 format!("{what} has {} elements, {} are needed", has / width, wants / width)
@@ -99,7 +138,10 @@ impl Work<'_> {
                 let uneven = (input.len() / width) % members;
                 (uneven != 0)
                     .then(|| {
-                        format!("{} elements do not split over {members} members; use all_to_all_v", input.len() / width)
+                        format!(
+                            "{} elements do not split over {members} members; use all_to_all_v",
+                            input.len() / width
+                        )
                     })
                     .or_else(|| wrong("the output", output.len(), input.len()))
             }
@@ -124,27 +166,47 @@ pub(crate) fn perform(lane: &mut Lane, work: Work, algo: Algo, dtype: DType) -> 
     let team = Team::whole(lane);
     match (work, algo) {
         (Work::AllReduce { bytes, op }, Algo::Direct) => direct::all_reduce(lane, bytes, &fold(op)),
-        (Work::AllReduce { bytes, op }, Algo::Ring) => ring::all_reduce(lane, &team, bytes, &fold(op)),
-        (Work::AllReduce { bytes, op }, Algo::Tree) => tree::all_reduce(lane, &team, bytes, &fold(op)),
-        (Work::AllReduce { bytes, op }, Algo::Halving) => halving::all_reduce(lane, &team, bytes, &fold(op)),
-        (Work::AllReduce { bytes, op }, Algo::TwoLevel) => two_level::all_reduce(lane, bytes, &fold(op)),
+        (Work::AllReduce { bytes, op }, Algo::Ring) => {
+            ring::all_reduce(lane, &team, bytes, &fold(op))
+        }
+        (Work::AllReduce { bytes, op }, Algo::Tree) => {
+            tree::all_reduce(lane, &team, bytes, &fold(op))
+        }
+        (Work::AllReduce { bytes, op }, Algo::Halving) => {
+            halving::all_reduce(lane, &team, bytes, &fold(op))
+        }
+        (Work::AllReduce { bytes, op }, Algo::TwoLevel) => {
+            two_level::all_reduce(lane, bytes, &fold(op))
+        }
 
-        (Work::Reduce { bytes, op, root }, Algo::Direct) => direct::reduce(lane, bytes, &fold(op), root),
-        (Work::Reduce { bytes, op, root }, Algo::Ring) => ring::reduce(lane, &team, bytes, &fold(op), root),
-        (Work::Reduce { bytes, op, root }, Algo::Tree) => tree::reduce(lane, &team, bytes, &fold(op), root),
-        (Work::Reduce { bytes, op, root }, Algo::TwoLevel) => two_level::reduce(lane, bytes, &fold(op), root),
+        (Work::Reduce { bytes, op, root }, Algo::Direct) => {
+            direct::reduce(lane, bytes, &fold(op), root)
+        }
+        (Work::Reduce { bytes, op, root }, Algo::Ring) => {
+            ring::reduce(lane, &team, bytes, &fold(op), root)
+        }
+        (Work::Reduce { bytes, op, root }, Algo::Tree) => {
+            tree::reduce(lane, &team, bytes, &fold(op), root)
+        }
+        (Work::Reduce { bytes, op, root }, Algo::TwoLevel) => {
+            two_level::reduce(lane, bytes, &fold(op), root)
+        }
 
         (Work::ReduceScatter { input, output, op }, algo) => {
             let cut = parts(input.len());
             match algo {
-                Algo::Direct => direct::reduce_scatter(lane, input, output, &cut.parts(), &fold(op)),
+                Algo::Direct => {
+                    direct::reduce_scatter(lane, input, output, &cut.parts(), &fold(op))
+                }
                 Algo::Halving => {
                     let mut copy = Scratch::copy_of(input);
                     halving::reduce_scatter_in_place(lane, &team, &mut copy, &cut, &fold(op))?;
                     output.copy_from_slice(&copy[cut.bytes(team.me)]);
                     Ok(())
                 }
-                Algo::TwoLevel => two_level::reduce_scatter(lane, input, output, &cut.parts(), &fold(op)),
+                Algo::TwoLevel => {
+                    two_level::reduce_scatter(lane, input, output, &cut.parts(), &fold(op))
+                }
                 _ => ring::reduce_scatter(lane, &team, input, output, &cut.parts(), &fold(op)),
             }
         }
@@ -152,7 +214,9 @@ pub(crate) fn perform(lane: &mut Lane, work: Work, algo: Algo, dtype: DType) -> 
         (Work::AllGather { input, output }, algo) => {
             let cut = parts(output.len());
             if algo == Algo::Direct {
-                return direct::all_gather(lane, input, output.as_mut_ptr(), &cut.parts(), |_| true);
+                return direct::all_gather(lane, input, output.as_mut_ptr(), &cut.parts(), |_| {
+                    true
+                });
             }
             output[cut.bytes(team.me)].copy_from_slice(input);
             match algo {
@@ -164,7 +228,9 @@ pub(crate) fn perform(lane: &mut Lane, work: Work, algo: Algo, dtype: DType) -> 
 
         (Work::Broadcast { bytes, root }, Algo::Direct) => direct::broadcast(lane, bytes, root),
         (Work::Broadcast { bytes, root }, Algo::Ring) => ring::broadcast(lane, &team, bytes, root),
-        (Work::Broadcast { bytes, root }, Algo::TwoLevel) => two_level::broadcast(lane, bytes, root),
+        (Work::Broadcast { bytes, root }, Algo::TwoLevel) => {
+            two_level::broadcast(lane, bytes, root)
+        }
         (Work::Broadcast { bytes, root }, _) => tree::broadcast(lane, &team, bytes, root),
 
         (Work::Gather { input, output, root }, algo) => {
@@ -196,7 +262,7 @@ pub(crate) fn perform(lane: &mut Lane, work: Work, algo: Algo, dtype: DType) -> 
             }
         }
         (Work::AllToAllV { input, sent, output, received }, algo) => {
-            let (outgoing, incoming) = (packed(sent, width), packed(received, width));
+            let (outgoing, incoming) = (packed(&sent, width), packed(&received, width));
             match algo {
                 Algo::Direct => {
                     all_to_all_v_directly(lane, input, &outgoing, output, &incoming, width)

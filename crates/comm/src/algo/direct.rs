@@ -48,7 +48,8 @@ pub(crate) fn all_reduce(lane: &mut Lane, bytes: &mut [u8], fold: &Fold) -> Resu
     }
     let data = bytes.as_mut_ptr();
     let members = lane.stages.members();
-    let cut = Cut { count: bytes.len() / fold.dtype.size(), parts: members, width: fold.dtype.size() };
+    let cut =
+        Cut { count: bytes.len() / fold.dtype.size(), parts: members, width: fold.dtype.size() };
     match open(lane, data, bytes.len())? {
         Some(windows) => {
             let mine = cut.bytes(lane.stages.me);
@@ -65,7 +66,8 @@ pub(crate) fn all_reduce(lane: &mut Lane, bytes: &mut [u8], fold: &Fold) -> Resu
 pub(crate) fn reduce(lane: &mut Lane, bytes: &mut [u8], fold: &Fold, root: usize) -> Result<()> {
     let data = bytes.as_mut_ptr();
     let members = lane.stages.members();
-    let cut = Cut { count: bytes.len() / fold.dtype.size(), parts: members, width: fold.dtype.size() };
+    let cut =
+        Cut { count: bytes.len() / fold.dtype.size(), parts: members, width: fold.dtype.size() };
     let at_root = lane.stages.me == root;
     match open(lane, data, bytes.len())? {
         Some(windows) => {

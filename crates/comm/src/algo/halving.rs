@@ -59,7 +59,12 @@ fn levels(me: usize, members: usize) -> Vec<Level> {
     levels
 }
 
-pub(crate) fn all_reduce(lane: &mut Lane, team: &Team, bytes: &mut [u8], fold: &Fold) -> Result<()> {
+pub(crate) fn all_reduce(
+    lane: &mut Lane,
+    team: &Team,
+    bytes: &mut [u8],
+    fold: &Fold,
+) -> Result<()> {
     let width = fold.dtype.size();
     let cut = Cut { count: bytes.len() / width, parts: team.size(), width };
     reduce_scatter_in_place(lane, team, bytes, &cut, fold)?;

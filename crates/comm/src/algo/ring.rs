@@ -20,7 +20,12 @@ use std::ops::Range;
 /// Piece of a broadcast that travels down the chain as one message.
 pub(crate) const PIECE: usize = 256 << 10;
 
-pub(crate) fn all_reduce(lane: &mut Lane, team: &Team, bytes: &mut [u8], fold: &Fold) -> Result<()> {
+pub(crate) fn all_reduce(
+    lane: &mut Lane,
+    team: &Team,
+    bytes: &mut [u8],
+    fold: &Fold,
+) -> Result<()> {
     let width = fold.dtype.size();
     let cut = Cut { count: bytes.len() / width, parts: team.size(), width };
     let parts = cut.parts();
@@ -41,7 +46,8 @@ pub(crate) fn reduce_scatter_in_place(
         let (out_part, in_part) = parts_of_step(team.me, p, s);
         let (out, acc) = apart(bytes, parts[out_part].clone(), parts[in_part].clone());
         let len = acc.len();
-        let mut take = |at: usize, piece: &[u8]| fold.fold_into(&mut acc[at..at + piece.len()], piece);
+        let mut take =
+            |at: usize, piece: &[u8]| fold.fold_into(&mut acc[at..at + piece.len()], piece);
         lane.step(
             Some((team.after(1), out)),
             Some((team.before(1), Inbox::Each { len, take: &mut take })),
@@ -71,7 +77,11 @@ pub(crate) fn reduce_scatter(
     for s in 0..p - 1 {
         let (out_part, in_part) = parts_of_step(team.me, p, s);
         let own = &input[parts[in_part].clone()];
-        let out = if s == 0 { &input[parts[out_part].clone()] } else { &passing[..parts[out_part].len()] };
+        let out = if s == 0 {
+            &input[parts[out_part].clone()]
+        } else {
+            &passing[..parts[out_part].len()]
+        };
         let acc = if s + 2 == p { &mut *output } else { &mut next[..own.len()] };
         let len = own.len();
         let mut take = |at: usize, piece: &[u8]| {
@@ -92,7 +102,12 @@ pub(crate) fn reduce_scatter(
 }
 
 /// Every part of `bytes` comes from the member that owns it.
-pub(crate) fn all_gather(lane: &mut Lane, team: &Team, bytes: &mut [u8], parts: &[Range<usize>]) -> Result<()> {
+pub(crate) fn all_gather(
+    lane: &mut Lane,
+    team: &Team,
+    bytes: &mut [u8],
+    parts: &[Range<usize>],
+) -> Result<()> {
     let p = team.size();
     for s in 0..p - 1 {
         let (out_part, in_part) = ((team.me + p - s) % p, (team.me + p - s - 1) % p);

@@ -89,7 +89,12 @@ fn pieces(bytes: usize) -> usize {
 
 /// All members walk through the same turns in the same order, so a message that cannot be sent yet
 /// is always waited for by somebody who is on his way to it: nobody waits in a circle.
-pub(crate) fn all_reduce(lane: &mut Lane, team: &Team, bytes: &mut [u8], fold: &Fold) -> Result<()> {
+pub(crate) fn all_reduce(
+    lane: &mut Lane,
+    team: &Team,
+    bytes: &mut [u8],
+    fold: &Fold,
+) -> Result<()> {
     let n = team.size();
     let width = fold.dtype.size();
     let halves = Cut { count: bytes.len() / width, parts: 2, width };
@@ -116,7 +121,8 @@ pub(crate) fn all_reduce(lane: &mut Lane, team: &Team, bytes: &mut [u8], fold: &
 fn up(lane: &mut Lane, team: &Team, knot: &Knot, acc: &mut [u8], fold: &Fold) -> Result<()> {
     let len = acc.len();
     for child in &knot.children {
-        let mut take = |at: usize, piece: &[u8]| fold.fold_into(&mut acc[at..at + piece.len()], piece);
+        let mut take =
+            |at: usize, piece: &[u8]| fold.fold_into(&mut acc[at..at + piece.len()], piece);
         lane.step(None, Some((team.members[*child], Inbox::Each { len, take: &mut take })))?;
     }
     match knot.parent {
@@ -200,7 +206,10 @@ mod tests {
                 let knots: Vec<Knot> = (0..n).map(|me| knot(tree, me, n)).collect();
                 assert_eq!(knots.iter().filter(|k| k.parent.is_none()).count(), 1);
                 for (me, k) in knots.iter().enumerate() {
-                    assert!(k.parent.is_none_or(|p| knots[p].children.contains(&me)), "{me} of {n}");
+                    assert!(
+                        k.parent.is_none_or(|p| knots[p].children.contains(&me)),
+                        "{me} of {n}"
+                    );
                     assert!(k.children.iter().all(|c| knots[*c].parent == Some(me)), "{me} of {n}");
                     let depth = std::iter::successors(Some(me), |m| knots[*m].parent).take(n + 1);
                     assert!(depth.count() <= n.next_power_of_two().ilog2() as usize + 2);

@@ -76,11 +76,7 @@ const ONE_MOMENT: Duration = Duration::from_millis(200);
 /// The failure that came first; of those in its moment rather one by a signal, since a rank that
 /// fails over its peer's death exits by itself.
 pub(super) fn first_failure(exits: &[Exit]) -> Option<Exit> {
-    let failures = || {
-        exits
-            .iter()
-            .filter(|exit| !exit.asked && !exit.ending.is_success())
-    };
+    let failures = || exits.iter().filter(|exit| !exit.asked && !exit.ending.is_success());
     let first = failures().min_by_key(|exit| exit.at)?;
     failures()
         .filter(|exit| matches!(exit.ending, Ending::Signal(_)))
@@ -108,10 +104,7 @@ mod tests {
             // The killed one was noticed a moment late.
             (&[(0, Code(1), 5, false), (1, Signal(9), 6, false)], Some(1)),
             // Much later it is a consequence.
-            (
-                &[(0, Code(1), 5, false), (1, Signal(6), 900, false)],
-                Some(0),
-            ),
+            (&[(0, Code(1), 5, false), (1, Signal(6), 900, false)], Some(0)),
             // Who ended at our word is not to blame.
             (&[(0, Signal(15), 1, true), (1, Code(2), 9, false)], Some(1)),
             (&[(0, Signal(15), 1, true), (1, Code(2), 9, true)], None),

@@ -12,12 +12,7 @@ use super::sys::{self, HeldSignals};
 
 pub(super) enum Event {
     /// A rank of this node ended. It is not reaped yet.
-    Exited {
-        generation: u32,
-        local_rank: usize,
-        ending: Ending,
-        at: Instant,
-    },
+    Exited { generation: u32, local_rank: usize, ending: Ending, at: Instant },
     /// Somebody signalled the launcher to end.
     Signalled(i32),
 }
@@ -33,17 +28,10 @@ pub(super) fn report_exit(
         // It fails only for a child that was given up and reaped; then nobody listens any more.
         if let Ok(ending) = sys::wait_without_reaping(pid) {
             let at = Instant::now();
-            let _ = to.send(Event::Exited {
-                generation,
-                local_rank,
-                ending,
-                at,
-            });
+            let _ = to.send(Event::Exited { generation, local_rank, ending, at });
         }
     };
-    thread::Builder::new()
-        .name("rank-waiter".into())
-        .spawn(wait)?;
+    thread::Builder::new().name("rank-waiter".into()).spawn(wait)?;
     Ok(())
 }
 
@@ -69,14 +57,8 @@ impl SignalWatch {
                 }
             }
         };
-        let thread = thread::Builder::new()
-            .name("signal-watch".into())
-            .spawn(watch)?;
-        Ok(SignalWatch {
-            _held: held,
-            stop: Some(stop),
-            thread: Some(thread),
-        })
+        let thread = thread::Builder::new().name("signal-watch".into()).spawn(watch)?;
+        Ok(SignalWatch { _held: held, stop: Some(stop), thread: Some(thread) })
     }
 }
 

@@ -56,12 +56,7 @@ pub(super) fn run(
         let event = next(events, phase);
         let before = phase;
         match event {
-            Some(Event::Exited {
-                generation: of,
-                local_rank,
-                ending,
-                at,
-            }) if of == generation => {
+            Some(Event::Exited { generation: of, local_rank, ending, at }) if of == generation => {
                 let exit = Exit {
                     rank: first_rank + local_rank,
                     ending,
@@ -107,10 +102,7 @@ pub(super) fn run(
             tail: log.tail(),
         }
     });
-    Ok(Ended {
-        failure,
-        interrupted,
-    })
+    Ok(Ended { failure, interrupted })
 }
 
 /// Spawns from the calling thread, with which the ranks would die. Those that were started before
@@ -137,18 +129,12 @@ fn start_all(
             token: TokenSource::Env(token.clone()),
             generation,
             bind: spec.bind,
-            listener_fd: listener
-                .as_ref()
-                .filter(|_| rank == 0)
-                .map(AsRawFd::as_raw_fd),
+            listener_fd: listener.as_ref().filter(|_| rank == 0).map(AsRawFd::as_raw_fd),
             source: Source::Explicit,
         };
         let process = RankProcess::start(spec, &identity, done.clone())?;
         events::report_exit(process.pid(), generation, local_rank, events.clone()).map_err(
-            |cause| LaunchError::System {
-                act: "start a thread to wait for a rank",
-                cause,
-            },
+            |cause| LaunchError::System { act: "start a thread to wait for a rank", cause },
         )?;
         ranks.push(process);
     }

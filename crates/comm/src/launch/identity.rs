@@ -101,13 +101,8 @@ impl Identity {
             TokenSource::None => {}
         }
         env.extend(self.bind.map(|ip| ("LOCKSTEP_BIND", ip.to_string())));
-        env.extend(
-            self.listener_fd
-                .map(|fd| ("LOCKSTEP_LISTEN_FD", fd.to_string())),
-        );
-        env.into_iter()
-            .map(|(name, value)| (name.to_string(), value))
-            .collect()
+        env.extend(self.listener_fd.map(|fd| ("LOCKSTEP_LISTEN_FD", fd.to_string())));
+        env.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
     }
 }
 
@@ -121,9 +116,7 @@ pub struct IdentityError {
 impl fmt::Display for IdentityError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the environment does not say which rank this is:")?;
-        self.mistakes
-            .iter()
-            .try_for_each(|mistake| write!(f, "\n  {mistake}"))
+        self.mistakes.iter().try_for_each(|mistake| write!(f, "\n  {mistake}"))
     }
 }
 
@@ -201,19 +194,14 @@ fn master_addr(place: &Place, vars: &mut Vars) -> Option<String> {
 fn listener_fd(vars: &mut Vars) -> Option<i32> {
     let fd = vars.number("LOCKSTEP_LISTEN_FD")?;
     if fd < 3 {
-        vars.complain(format!(
-            "LOCKSTEP_LISTEN_FD={fd} is no inherited socket; unset it"
-        ));
+        vars.complain(format!("LOCKSTEP_LISTEN_FD={fd} is no inherited socket; unset it"));
     }
     Some(fd)
 }
 
 /// The token in the environment wins: a launcher that set it has read the file.
 fn token(vars: &mut Vars) -> TokenSource {
-    let source = match (
-        vars.text("LOCKSTEP_TOKEN"),
-        vars.text("LOCKSTEP_TOKEN_FILE"),
-    ) {
+    let source = match (vars.text("LOCKSTEP_TOKEN"), vars.text("LOCKSTEP_TOKEN_FILE")) {
         (Some(hex), _) => TokenSource::Env(hex),
         (None, Some(path)) => return TokenSource::File(path.into()),
         (None, None) => TokenSource::None,

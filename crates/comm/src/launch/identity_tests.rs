@@ -46,10 +46,7 @@ fn who_am_i() {
     for (variables, expected) in [
         // Nobody, and a shell inside a Slurm allocation, which is nobody too.
         ("", "0/1 0/1 0 127.0.0.1:0 Alone"),
-        (
-            "SLURM_NTASKS=8 SLURM_JOB_ID=1",
-            "0/1 0/1 0 127.0.0.1:0 Alone",
-        ),
+        ("SLURM_NTASKS=8 SLURM_JOB_ID=1", "0/1 0/1 0 127.0.0.1:0 Alone"),
         ("RANK= WORLD_SIZE=", "0/1 0/1 0 127.0.0.1:0 Alone"),
         // torchrun.
         (
@@ -69,10 +66,7 @@ fn who_am_i() {
             "RANK=2 WORLD_SIZE=3 MASTER_ADDR=job-master-0 MASTER_PORT=23456 PET_NNODES=3 PET_NODE_RANK=2",
             "2/3 0/1 2 job-master-0:23456 Explicit",
         ),
-        (
-            "PET_NNODES=3 PET_NODE_RANK=2",
-            "0/1 0/1 0 127.0.0.1:0 Alone",
-        ),
+        ("PET_NNODES=3 PET_NODE_RANK=2", "0/1 0/1 0 127.0.0.1:0 Alone"),
         // Slurm.
         (SLURM_6_OF_7, "6/7 0/1 3 gpu001:20345 Slurm"),
         (&slurm_step, "6/8 0/2 3 b4:20345 Slurm"),
@@ -98,10 +92,7 @@ fn who_am_i() {
             "1/2 1/2 0 127.0.0.1:29500 Pmi",
         ),
         (&hydra_in_slurm, "1/2 1/2 0 127.0.0.1:29500 Pmi"),
-        (
-            "PMI_RANK=1 PMI_SIZE=2 MASTER_ADDR=m",
-            "1/2 0/1 1 m:29500 Pmi",
-        ),
+        ("PMI_RANK=1 PMI_SIZE=2 MASTER_ADDR=m", "1/2 0/1 1 m:29500 Pmi"),
         // What was said outright wins over everything.
         (
             "RANK=0 WORLD_SIZE=1 PMI_RANK=1 PMI_SIZE=2 SLURM_PROCID=4 OMPI_COMM_WORLD_RANK=7",
@@ -118,16 +109,10 @@ fn who_am_i() {
 #[test]
 fn mistakes_come_as_a_list_with_the_way_out() {
     let cases: &[(&str, &[&str])] = &[
-        (
-            "RANK=1",
-            &["WORLD_SIZE is not set although RANK is; set both or neither"],
-        ),
+        ("RANK=1", &["WORLD_SIZE is not set although RANK is; set both or neither"]),
         (
             "WORLD_SIZE=2 LOCAL_RANK=0",
-            &[
-                "RANK is not set",
-                "LOCAL_WORLD_SIZE is not set although LOCAL_RANK is",
-            ],
+            &["RANK is not set", "LOCAL_WORLD_SIZE is not set although LOCAL_RANK is"],
         ),
         (
             "RANK=4 WORLD_SIZE=4 LOCAL_RANK=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=a",
@@ -160,26 +145,15 @@ fn mistakes_come_as_a_list_with_the_way_out() {
                 "MASTER_PORT=\"70000\"",
             ],
         ),
-        (
-            "RANK=0 WORLD_SIZE=2",
-            &["1 of 2 ranks run on this host, so the others need MASTER_ADDR"],
-        ),
-        (
-            "RANK=0 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=0",
-            &["MASTER_PORT=0"],
-        ),
+        ("RANK=0 WORLD_SIZE=2", &["1 of 2 ranks run on this host, so the others need MASTER_ADDR"]),
+        ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=0", &["MASTER_PORT=0"]),
         (
             "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2",
             &["2 of 4 ranks run on this host, so the others need MASTER_ADDR"],
         ),
         (
             "SLURM_PROCID=6",
-            &[
-                "SLURM_NTASKS is not set",
-                "SLURM_LOCALID",
-                "SLURM_NODEID",
-                "SLURM_NTASKS_PER_NODE",
-            ],
+            &["SLURM_NTASKS is not set", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS_PER_NODE"],
         ),
         (
             "SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_LOCALID=0 SLURM_NODEID=2 SLURM_TASKS_PER_NODE=1(x2) SLURM_JOB_NODELIST=n[1-2]",
@@ -187,10 +161,7 @@ fn mistakes_come_as_a_list_with_the_way_out() {
         ),
         (
             "SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_TASKS_PER_NODE=1(x2) SLURM_JOB_NODELIST=n[1-",
-            &[
-                "SLURM_JOB_NODELIST=\"n[1-\" is not a host list",
-                "MASTER_ADDR",
-            ],
+            &["SLURM_JOB_NODELIST=\"n[1-\" is not a host list", "MASTER_ADDR"],
         ),
         (
             "LOCKSTEP_TOKEN=abc",
@@ -212,16 +183,9 @@ fn generations_have_an_order() {
         ("", 0),
         ("SLURM_RESTART_COUNT=3", 3),
         ("SLURM_RESTART_COUNT=3 TORCHELASTIC_RESTART_COUNT=2", 2),
-        (
-            "SLURM_RESTART_COUNT=3 TORCHELASTIC_RESTART_COUNT=2 LOCKSTEP_GENERATION=1",
-            1,
-        ),
+        ("SLURM_RESTART_COUNT=3 TORCHELASTIC_RESTART_COUNT=2 LOCKSTEP_GENERATION=1", 1),
     ] {
-        assert_eq!(
-            read(variables).unwrap().generation,
-            generation,
-            "{variables}"
-        );
+        assert_eq!(read(variables).unwrap().generation, generation, "{variables}");
     }
 }
 
@@ -241,26 +205,13 @@ fn to_env_is_the_inverse_of_from_env() {
         listener_fd: Some(9),
         source: Source::Explicit,
     };
-    let bare = Identity {
-        bind: None,
-        listener_fd: None,
-        token: TokenSource::None,
-        ..whole.clone()
-    };
-    let file = Identity {
-        token: TokenSource::File("/etc/token".into()),
-        ..bare.clone()
-    };
+    let bare =
+        Identity { bind: None, listener_fd: None, token: TokenSource::None, ..whole.clone() };
+    let file = Identity { token: TokenSource::File("/etc/token".into()), ..bare.clone() };
     for identity in [whole, bare, file] {
         let env = identity.to_env();
-        assert!(
-            env.iter()
-                .all(|(name, _)| VARIABLES.contains(&name.as_str()))
-        );
-        let set: Vec<String> = env
-            .iter()
-            .map(|(name, value)| format!("{name}={value}"))
-            .collect();
+        assert!(env.iter().all(|(name, _)| VARIABLES.contains(&name.as_str())));
+        let set: Vec<String> = env.iter().map(|(name, value)| format!("{name}={value}")).collect();
         assert_eq!(read(&set.join(" ")).unwrap(), identity);
     }
 }

@@ -39,14 +39,7 @@ mod tests {
 
     #[test]
     fn lines_do_not_depend_on_how_bytes_arrive() {
-        for text in [
-            "",
-            "a",
-            "a\n",
-            "\n\n",
-            "one\ntwo\nthree",
-            "é\n\u{1f600}\nx\n",
-        ] {
+        for text in ["", "a", "a\n", "\n\n", "one\ntwo\nthree", "é\n\u{1f600}\nx\n"] {
             let expected: Vec<Vec<u8>> = text.lines().map(|line| line.into()).collect();
             for size in 1..=text.len().max(1) {
                 let (mut lines, mut got) = (Lines::default(), Vec::new());

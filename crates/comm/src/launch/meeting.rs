@@ -19,10 +19,7 @@ pub(super) fn arrange(spec: &LaunchSpec) -> Result<Meeting, LaunchError> {
         port => port,
     };
     if spec.node_rank != 0 {
-        return Ok(Meeting {
-            port,
-            listener: None,
-        });
+        return Ok(Meeting { port, listener: None });
     }
     let listener = listen(spec, port)?;
     let port = match listener.local_addr() {
@@ -32,10 +29,7 @@ pub(super) fn arrange(spec: &LaunchSpec) -> Result<Meeting, LaunchError> {
             return Err(LaunchError::System { act, cause });
         }
     };
-    Ok(Meeting {
-        port,
-        listener: Some(listener),
-    })
+    Ok(Meeting { port, listener: Some(listener) })
 }
 
 fn listen(spec: &LaunchSpec, port: u16) -> Result<TcpListener, LaunchError> {
@@ -71,14 +65,9 @@ fn address(spec: &LaunchSpec) -> Result<(IpAddr, Option<IpAddr>), LaunchError> {
 }
 
 fn resolve(host: &str) -> Result<IpAddr, LaunchError> {
-    let unknown = |cause| LaunchError::Address {
-        host: host.to_string(),
-        cause,
-    };
+    let unknown = |cause| LaunchError::Address { host: host.to_string(), cause };
     let mut found = (host, 0).to_socket_addrs().map_err(unknown)?;
-    let first = found
-        .next()
-        .ok_or_else(|| unknown(io::ErrorKind::NotFound.into()))?;
+    let first = found.next().ok_or_else(|| unknown(io::ErrorKind::NotFound.into()))?;
     Ok(first.ip())
 }
 

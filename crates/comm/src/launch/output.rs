@@ -45,15 +45,8 @@ impl RankLog {
         let path = dir.join(format!("rank-{rank}.log"));
         let mut file = OpenOptions::new().create(true).append(true).open(&path)?;
         writeln!(file, "--- generation {generation} ---")?;
-        let inner = Inner {
-            file,
-            tail: VecDeque::with_capacity(TAIL_LINES),
-            broken: false,
-        };
-        Ok(RankLog {
-            path,
-            inner: Mutex::new(inner),
-        })
+        let inner = Inner { file, tail: VecDeque::with_capacity(TAIL_LINES), broken: false };
+        Ok(RankLog { path, inner: Mutex::new(inner) })
     }
 
     pub fn tail(&self) -> Vec<String> {
@@ -66,9 +59,7 @@ impl RankLog {
         if inner.tail.len() == TAIL_LINES {
             inner.tail.pop_front();
         }
-        inner
-            .tail
-            .push_back(String::from_utf8_lossy(line).into_owned());
+        inner.tail.push_back(String::from_utf8_lossy(line).into_owned());
         // A full disk is worth one warning; the training goes on.
         if let Err(error) = inner.file.write_all(&[line, b"\n"].concat())
             && !inner.broken
@@ -130,9 +121,7 @@ pub(super) fn pump(
             }
         }
     };
-    thread::Builder::new()
-        .name("rank-output".into())
-        .spawn(move_all)?;
+    thread::Builder::new().name("rank-output".into()).spawn(move_all)?;
     Ok(())
 }
 
@@ -149,13 +138,7 @@ struct Pump<From> {
 
 impl<From: Read + AsRawFd> Pump<From> {
     fn new(from: From, stream: Stream, view: View) -> Self {
-        Pump {
-            from: Some(from),
-            stream,
-            view,
-            lines: Lines::default(),
-            buffer: vec![0; 64 * 1024],
-        }
+        Pump { from: Some(from), stream, view, lines: Lines::default(), buffer: vec![0; 64 * 1024] }
     }
 
     fn fd(&self) -> Option<RawFd> {
@@ -202,8 +185,5 @@ fn show(stream: Stream, bytes: &[u8]) {
 
 /// A word of the launcher itself, on standard error.
 pub(super) fn say(message: &str) {
-    show(
-        Stream::Err,
-        format!("lockstep launch: {message}\n").as_bytes(),
-    );
+    show(Stream::Err, format!("lockstep launch: {message}\n").as_bytes());
 }

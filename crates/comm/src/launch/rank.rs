@@ -24,30 +24,22 @@ impl RankProcess {
         done: Sender<()>,
     ) -> Result<RankProcess, LaunchError> {
         let rank = identity.rank;
-        let log = RankLog::open(&spec.log_dir, rank, identity.generation).map_err(|cause| {
-            LaunchError::Log {
-                dir: spec.log_dir.clone(),
-                cause,
-            }
-        })?;
+        let log = RankLog::open(&spec.log_dir, rank, identity.generation)
+            .map_err(|cause| LaunchError::Log { dir: spec.log_dir.clone(), cause })?;
         let log = Arc::new(log);
-        let child = command(spec, identity)
-            .spawn()
-            .map_err(|cause| LaunchError::Spawn {
-                rank,
-                program: spec.command[0].to_string_lossy().into_owned(),
-                cause,
-            })?;
+        let child = command(spec, identity).spawn().map_err(|cause| LaunchError::Spawn {
+            rank,
+            program: spec.command[0].to_string_lossy().into_owned(),
+            cause,
+        })?;
         tracing::info!(rank, pid = child.id(), "started");
         // From here on an early return drops the process, which ends it.
         let mut process = RankProcess { child, log };
         let view = View::of(spec.show, rank);
-        process
-            .pump_output(view, done)
-            .map_err(|cause| LaunchError::System {
-                act: "start a thread for a rank's output",
-                cause,
-            })?;
+        process.pump_output(view, done).map_err(|cause| LaunchError::System {
+            act: "start a thread for a rank's output",
+            cause,
+        })?;
         Ok(process)
     }
 

@@ -58,10 +58,7 @@ mod tests {
             ("gpu[7,001-003]", Some("gpu7")),
             ("login1,gpu[1-2]", Some("login1")),
             ("node5", Some("node5")),
-            (
-                "rack[2-3]-gpu[09-10].cluster,x",
-                Some("rack2-gpu09.cluster"),
-            ),
+            ("rack[2-3]-gpu[09-10].cluster,x", Some("rack2-gpu09.cluster")),
             ("a-b[1-2]", Some("a-b1")),
             ("[1-4]", Some("1")),
             ("", None),

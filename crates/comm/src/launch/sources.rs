@@ -86,10 +86,7 @@ fn explicit(vars: &mut Vars) -> Option<Place> {
     // torchrun numbers its nodes itself; NODE_RANK may be left over from the pod it runs in.
     let node = vars.first_number(&["GROUP_RANK", "NODE_RANK"]);
     let place = place?;
-    Some(Place {
-        node: node.unwrap_or(place.node),
-        ..place
-    })
+    Some(Place { node: node.unwrap_or(place.node), ..place })
 }
 
 fn open_mpi(vars: &mut Vars) -> Option<Place> {
@@ -162,9 +159,8 @@ fn slurm_local_size(vars: &mut Vars, size: Option<usize>, node: Option<usize>) -
 }
 
 fn slurm_first_host(vars: &mut Vars) -> Option<String> {
-    let name = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"]
-        .into_iter()
-        .find(|name| vars.is_set(name))?;
+    let name =
+        ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"].into_iter().find(|name| vars.is_set(name))?;
     let list = vars.text(name)?;
     let host = slurm::first_host(&list);
     if host.is_none() && !vars.is_set("MASTER_ADDR") {

@@ -130,9 +130,7 @@ impl fmt::Display for Failure {
             return write!(f, "; it printed nothing");
         }
         write!(f, "; {} ends with:", self.log.display())?;
-        self.tail
-            .iter()
-            .try_for_each(|line| write!(f, "\n  | {line}"))
+        self.tail.iter().try_for_each(|line| write!(f, "\n  | {line}"))
     }
 }
 
@@ -141,27 +139,11 @@ impl fmt::Display for Failure {
 pub enum LaunchError {
     Mistakes(Vec<String>),
     Token(TokenError),
-    Address {
-        host: String,
-        cause: io::Error,
-    },
-    Listen {
-        at: SocketAddr,
-        cause: io::Error,
-    },
-    Log {
-        dir: PathBuf,
-        cause: io::Error,
-    },
-    Spawn {
-        rank: usize,
-        program: String,
-        cause: io::Error,
-    },
-    System {
-        act: &'static str,
-        cause: io::Error,
-    },
+    Address { host: String, cause: io::Error },
+    Listen { at: SocketAddr, cause: io::Error },
+    Log { dir: PathBuf, cause: io::Error },
+    Spawn { rank: usize, program: String, cause: io::Error },
+    System { act: &'static str, cause: io::Error },
 }
 
 impl fmt::Display for LaunchError {
@@ -183,11 +165,7 @@ impl fmt::Display for LaunchError {
             }
             LaunchError::Listen { at, .. } => write!(f, "cannot listen on {at}"),
             LaunchError::Log { dir, .. } => {
-                write!(
-                    f,
-                    "cannot write logs in {}; choose a --log-dir",
-                    dir.display()
-                )
+                write!(f, "cannot write logs in {}; choose a --log-dir", dir.display())
             }
             LaunchError::Spawn { rank, program, .. } => {
                 write!(f, "cannot start {program} as rank {rank}")

@@ -22,10 +22,8 @@ pub fn launch(spec: &LaunchSpec) -> Result<Outcome, LaunchError> {
     }
     let shared_token = spec.token.load().map_err(LaunchError::Token)?;
     let (sender, events) = mpsc::channel();
-    let _signals = SignalWatch::start(sender.clone()).map_err(|cause| LaunchError::System {
-        act: "watch for signals",
-        cause,
-    })?;
+    let _signals = SignalWatch::start(sender.clone())
+        .map_err(|cause| LaunchError::System { act: "watch for signals", cause })?;
 
     let mut number = 0;
     loop {
@@ -33,10 +31,8 @@ pub fn launch(spec: &LaunchSpec) -> Result<Outcome, LaunchError> {
         // cannot join this one.
         let token = match &shared_token {
             Some(token) => token.clone(),
-            None => token::random().map_err(|cause| LaunchError::System {
-                act: "read /dev/urandom",
-                cause,
-            })?,
+            None => token::random()
+                .map_err(|cause| LaunchError::System { act: "read /dev/urandom", cause })?,
         };
         let ended = generation::run(spec, number, token, (&sender, &events))?;
         if let Some(failure) = &ended.failure {
@@ -69,10 +65,8 @@ pub fn respawn_self(
 
 /// The spec that [`respawn_self`] launches, for who wants restarts or another view.
 pub fn this_program(n: usize, log_dir: &Path) -> Result<LaunchSpec, LaunchError> {
-    let program = std::env::current_exe().map_err(|cause| LaunchError::System {
-        act: "find this program's own file",
-        cause,
-    })?;
+    let program = std::env::current_exe()
+        .map_err(|cause| LaunchError::System { act: "find this program's own file", cause })?;
     let mut command = vec![program.into_os_string()];
     command.extend(std::env::args_os().skip(1));
     Ok(LaunchSpec::local(n, command, log_dir.to_path_buf()))
@@ -84,10 +78,5 @@ fn outcome(ended: Ended, generation: u32) -> Outcome {
         (None, Some(failure)) => failure.ending.exit_code(),
         (None, None) => 0,
     };
-    Outcome {
-        exit_code,
-        generation,
-        failure: ended.failure,
-        interrupted: ended.interrupted,
-    }
+    Outcome { exit_code, generation, failure: ended.failure, interrupted: ended.interrupted }
 }

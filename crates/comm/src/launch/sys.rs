@@ -37,11 +37,7 @@ pub(super) fn make_rank(command: &mut Command, listener: Option<RawFd>) {
             }
             let mut none: libc::sigset_t = std::mem::zeroed();
             libc::sigemptyset(&mut none);
-            check(libc::sigprocmask(
-                libc::SIG_SETMASK,
-                &none,
-                std::ptr::null_mut(),
-            ))?;
+            check(libc::sigprocmask(libc::SIG_SETMASK, &none, std::ptr::null_mut()))?;
             if let Some(fd) = listener {
                 check(libc::fcntl(fd, libc::F_SETFD, 0))?;
             }

@@ -94,17 +94,11 @@ pub fn random() -> io::Result<String> {
 }
 
 fn read(path: &Path) -> Result<String, TokenError> {
-    let unreadable = |cause| TokenError::Unreadable {
-        path: path.to_path_buf(),
-        cause,
-    };
+    let unreadable = |cause| TokenError::Unreadable { path: path.to_path_buf(), cause };
     let mut file = File::open(path).map_err(unreadable)?;
     let mode = file.metadata().map_err(unreadable)?.permissions().mode();
     if mode & 0o077 != 0 {
-        tracing::warn!(
-            "others may read the token file {}; chmod 600 it",
-            path.display()
-        );
+        tracing::warn!("others may read the token file {}; chmod 600 it", path.display());
     }
     let mut text = String::new();
     file.read_to_string(&mut text).map_err(unreadable)?;
@@ -116,10 +110,7 @@ fn checked(text: &str, place: &str) -> Result<String, TokenError> {
     if hex.len() == HEX_DIGITS && hex.bytes().all(|digit| digit.is_ascii_hexdigit()) {
         return Ok(hex.to_ascii_lowercase());
     }
-    Err(TokenError::Malformed {
-        place: place.to_string(),
-        characters: hex.chars().count(),
-    })
+    Err(TokenError::Malformed { place: place.to_string(), characters: hex.chars().count() })
 }
 
 #[cfg(test)]

@@ -11,10 +11,7 @@ pub(super) struct Vars<'a> {
 
 impl<'a> Vars<'a> {
     pub fn new(env: &'a dyn Fn(&str) -> Option<String>) -> Self {
-        Vars {
-            env,
-            mistakes: Vec::new(),
-        }
+        Vars { env, mistakes: Vec::new() }
     }
 
     /// The value, or none when it is unset or blank: job scripts often export empty variables.
@@ -36,9 +33,7 @@ impl<'a> Vars<'a> {
         let text = self.text(name)?;
         let value = text.parse().ok();
         if value.is_none() {
-            self.complain(format!(
-                "{name}={text:?} is not {kind}; correct or unset it"
-            ));
+            self.complain(format!("{name}={text:?} is not {kind}; correct or unset it"));
         }
         value
     }
@@ -56,9 +51,7 @@ impl<'a> Vars<'a> {
     /// A number that has to be there because `partner` announced its kind of launcher.
     pub fn needed<T: FromStr>(&mut self, name: &str, partner: &str) -> Option<T> {
         if !self.is_set(name) {
-            self.complain(format!(
-                "{name} is not set although {partner} is; set both or neither"
-            ));
+            self.complain(format!("{name} is not set although {partner} is; set both or neither"));
         }
         self.number(name)
     }

@@ -54,13 +54,7 @@ pub fn connect(
         thread::sleep(pause.min(deadline.saturating_duration_since(Instant::now())));
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
-    Err(ConnectError::Deadline {
-        to: hello.to,
-        addr,
-        attempts,
-        waited: start.elapsed(),
-        last,
-    })
+    Err(ConnectError::Deadline { to: hello.to, addr, attempts, waited: start.elapsed(), last })
 }
 
 fn attempt(
@@ -76,10 +70,7 @@ fn attempt(
     refuse_self(&stream).map_err(Cause::Connect)?;
     stream.set_nodelay(true).map_err(Cause::Connect)?;
 
-    let mut timed = Deadlined {
-        stream: &stream,
-        deadline,
-    };
+    let mut timed = Deadlined { stream: &stream, deadline };
     dial(&mut timed, hello, secret).map_err(Cause::Handshake)?;
     lift(&stream).map_err(Cause::Connect)?;
     Ok(stream)
@@ -148,31 +139,15 @@ impl Cause {
 #[derive(Debug)]
 pub enum ConnectError {
     /// Time is up; `last` is what the last attempt met, if there was time for one.
-    Deadline {
-        to: u32,
-        addr: SocketAddr,
-        attempts: u32,
-        waited: Duration,
-        last: Option<Cause>,
-    },
+    Deadline { to: u32, addr: SocketAddr, attempts: u32, waited: Duration, last: Option<Cause> },
     /// Waiting longer would not have helped.
-    Final {
-        to: u32,
-        addr: SocketAddr,
-        cause: Cause,
-    },
+    Final { to: u32, addr: SocketAddr, cause: Cause },
 }
 
 impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ConnectError::Deadline {
-                to,
-                addr,
-                attempts,
-                waited,
-                last,
-            } => {
+            ConnectError::Deadline { to, addr, attempts, waited, last } => {
                 let seconds = waited.as_secs_f64();
                 write!(
                     f,

@@ -30,13 +30,8 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind, for those who list them.
-    pub const ALL: [Kind; 5] = [
-        Kind::Data,
-        Kind::Message,
-        Kind::Heartbeat,
-        Kind::Abort,
-        Kind::Goodbye,
-    ];
+    pub const ALL: [Kind; 5] =
+        [Kind::Data, Kind::Message, Kind::Heartbeat, Kind::Abort, Kind::Goodbye];
 }
 
 /// What stands before each payload.
@@ -101,10 +96,8 @@ pub fn read_frame(
     limit: u64,
 ) -> Result<(FrameHeader, Vec<u8>), FrameError> {
     let header = read_header(stream, limit)?;
-    let len = usize::try_from(header.len).map_err(|_| FrameError::TooLong {
-        len: header.len,
-        limit: usize::MAX as u64,
-    })?;
+    let len = usize::try_from(header.len)
+        .map_err(|_| FrameError::TooLong { len: header.len, limit: usize::MAX as u64 })?;
     let mut payload = vec![0; len];
     stream.read_exact(&mut payload).map_err(FrameError::Io)?;
     Ok((header, payload))
@@ -117,9 +110,7 @@ pub fn read_header(stream: &mut impl Read, limit: u64) -> Result<FrameHeader, Fr
     if first == 0 {
         return Err(FrameError::Closed);
     }
-    stream
-        .read_exact(&mut bytes[first..])
-        .map_err(FrameError::Io)?;
+    stream.read_exact(&mut bytes[first..]).map_err(FrameError::Io)?;
     FrameHeader::parse(&bytes, limit)
 }
 

@@ -56,9 +56,7 @@ pub fn dial<S: Read + Write>(
         other => other,
     })?;
     let (verdict, tag) = parse_verdict(&verdict)?;
-    talk.acceptor_mac(&verdict)
-        .verify_slice(&tag)
-        .map_err(|_| HandshakeError::Impostor)?;
+    talk.acceptor_mac(&verdict).verify_slice(&tag).map_err(|_| HandshakeError::Impostor)?;
     heed(verdict, hello)
 }
 
@@ -85,9 +83,7 @@ pub(super) fn authenticate<S: Read + Write>(
 
     let talk = Transcript::new(secret, hello, theirs, ours);
     let tag = parse_proof(&receive::<PROOF_LEN>(stream)?)?;
-    talk.dialer_mac()
-        .verify_slice(&tag)
-        .map_err(|_| HandshakeError::WrongSecret)?;
+    talk.dialer_mac().verify_slice(&tag).map_err(|_| HandshakeError::WrongSecret)?;
     Ok(talk)
 }
 
@@ -98,10 +94,7 @@ pub(super) fn answer<S: Read + Write>(
     expect: &Expect,
 ) -> Result<Hello, HandshakeError> {
     let (verdict, judgement) = judge(&talk.hello, expect);
-    let sent = send(
-        stream,
-        &encode_verdict(&verdict, &talk.acceptor_tag(&verdict)),
-    );
+    let sent = send(stream, &encode_verdict(&verdict, &talk.acceptor_tag(&verdict)));
     // The reason to refuse is worth more to our log than a peer that did not wait to hear it.
     judgement?;
     sent?;
@@ -120,30 +113,18 @@ pub(super) struct Transcript {
 impl Transcript {
     fn new(secret: &Secret, hello: Hello, dialer: Nonce, acceptor: Nonce) -> Transcript {
         let key = secret.for_generation(hello.generation);
-        Transcript {
-            key,
-            hello,
-            dialer,
-            acceptor,
-        }
+        Transcript { key, hello, dialer, acceptor }
     }
 
     // The two labels keep one side's tag from ever being accepted as the other's.
     fn dialer_mac(&self) -> Hmac<Sha256> {
         let hello = self.hello.encode();
-        self.key
-            .mac(&[b"lockstep dial ", &hello, &self.dialer, &self.acceptor])
+        self.key.mac(&[b"lockstep dial ", &hello, &self.dialer, &self.acceptor])
     }
 
     fn acceptor_mac(&self, verdict: &Verdict) -> Hmac<Sha256> {
         let (hello, verdict) = (self.hello.encode(), verdict.body());
-        self.key.mac(&[
-            b"lockstep accept ",
-            &hello,
-            &self.dialer,
-            &self.acceptor,
-            &verdict,
-        ])
+        self.key.mac(&[b"lockstep accept ", &hello, &self.dialer, &self.acceptor, &verdict])
     }
 
     fn dialer_tag(&self) -> Tag {
@@ -188,26 +169,21 @@ fn judge(hello: &Hello, expect: &Expect) -> (Verdict, Result<(), HandshakeError>
 fn heed(verdict: Verdict, hello: &Hello) -> Result<(), HandshakeError> {
     Err(match verdict {
         Verdict::Welcome => return Ok(()),
-        Verdict::Version { acceptor: theirs } => HandshakeError::Version {
-            ours: hello.version,
-            theirs,
-        },
-        Verdict::OlderGeneration { acceptor: theirs } => HandshakeError::PeerIsOlder {
-            ours: hello.generation,
-            theirs,
-        },
-        Verdict::NewerGeneration { acceptor: theirs } => HandshakeError::PeerIsNewer {
-            ours: hello.generation,
-            theirs,
-        },
-        Verdict::Config { acceptor: theirs } => HandshakeError::ConfigDiffers {
-            ours: fingerprint(&hello.config),
-            theirs,
-        },
-        Verdict::Rank { acceptor: answered } => HandshakeError::WrongRank {
-            dialed: hello.to,
-            answered,
-        },
+        Verdict::Version { acceptor: theirs } => {
+            HandshakeError::Version { ours: hello.version, theirs }
+        }
+        Verdict::OlderGeneration { acceptor: theirs } => {
+            HandshakeError::PeerIsOlder { ours: hello.generation, theirs }
+        }
+        Verdict::NewerGeneration { acceptor: theirs } => {
+            HandshakeError::PeerIsNewer { ours: hello.generation, theirs }
+        }
+        Verdict::Config { acceptor: theirs } => {
+            HandshakeError::ConfigDiffers { ours: fingerprint(&hello.config), theirs }
+        }
+        Verdict::Rank { acceptor: answered } => {
+            HandshakeError::WrongRank { dialed: hello.to, answered }
+        }
     })
 }
 

@@ -29,10 +29,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits {
-            handshake: Duration::from_secs(5),
-            at_once: 128,
-        }
+        Limits { handshake: Duration::from_secs(5), at_once: 128 }
     }
 }
 
@@ -104,12 +101,7 @@ impl Listener {
             .name(format!("listen {}", addr.port()))
             .spawn(move || accept_all(&socket, &at_desk))
             .map_err(ListenError::Io)?;
-        Ok(ListenerHandle {
-            addr,
-            desk,
-            stop,
-            thread: Some(thread),
-        })
+        Ok(ListenerHandle { addr, desk, stop, thread: Some(thread) })
     }
 }
 
@@ -199,12 +191,12 @@ fn greet_apart(stream: TcpStream, peer: SocketAddr, desk: &Arc<Desk>) {
     let stream = Arc::new(stream);
     let ticket = desk.pending.enter(&stream);
     let at_desk = Arc::clone(desk);
-    let spawned = thread::Builder::new()
-        .name("handshake".into())
-        .spawn(move || match greet(stream, ticket, deadline, &at_desk) {
+    let spawned = thread::Builder::new().name("handshake".into()).spawn(move || {
+        match greet(stream, ticket, deadline, &at_desk) {
             Ok((hello, stream)) => (at_desk.on_peer)(hello, stream, peer),
             Err(reason) => at_desk.refuse(peer, &reason),
-        });
+        }
+    });
     if let Err(error) = spawned {
         desk.pending.leave(ticket);
         desk.refuse(peer, &format_args!("no thread to greet it: {error}"));
@@ -218,10 +210,7 @@ fn greet(
     deadline: Instant,
     desk: &Desk,
 ) -> Result<(Hello, TcpStream), Refused> {
-    let mut timed = Deadlined {
-        stream: &stream,
-        deadline,
-    };
+    let mut timed = Deadlined { stream: &stream, deadline };
     let proven = authenticate(&mut timed, &desk.secret);
 
     // From here the connection is not pushed out any more: a peer that was told "welcome" must
@@ -291,10 +280,9 @@ impl fmt::Display for ListenError {
                 "cannot listen on {addr}: the address is not this host's; \
                  give an address of one of its network interfaces"
             ),
-            ListenError::Denied { addr } => write!(
-                f,
-                "cannot listen on {addr}: not permitted; choose a port above 1023"
-            ),
+            ListenError::Denied { addr } => {
+                write!(f, "cannot listen on {addr}: not permitted; choose a port above 1023")
+            }
             ListenError::Io(cause) => write!(f, "cannot listen: {cause}"),
         }
     }

@@ -208,9 +208,7 @@ fn tagged(magic: &[u8; 4], value: &[u8; 32]) -> [u8; 36] {
 }
 
 fn sized<const N: usize>(bytes: &[u8]) -> Result<&[u8; N], HandshakeError> {
-    bytes
-        .try_into()
-        .map_err(|_| HandshakeError::Malformed("wrong size"))
+    bytes.try_into().map_err(|_| HandshakeError::Malformed("wrong size"))
 }
 
 fn expect_magic(bytes: &[u8], magic: &[u8]) -> Result<(), HandshakeError> {

@@ -25,10 +25,7 @@ struct Queue {
 impl Pending {
     pub fn new(limit: usize) -> Pending {
         assert!(limit > 0, "a listener has room for one handshake at least");
-        Pending {
-            limit,
-            queue: Mutex::default(),
-        }
+        Pending { limit, queue: Mutex::default() }
     }
 
     /// Takes a connection in and returns its ticket, closing the oldest one if there is no room.
@@ -49,10 +46,7 @@ impl Pending {
     pub fn leave(&self, ticket: u64) -> bool {
         let mut queue = self.lock();
         // Tickets are handed out in order and never moved.
-        let place = queue
-            .waiting
-            .binary_search_by_key(&ticket, |entry| entry.0)
-            .ok();
+        let place = queue.waiting.binary_search_by_key(&ticket, |entry| entry.0).ok();
         place.and_then(|at| queue.waiting.remove(at)).is_some()
     }
 

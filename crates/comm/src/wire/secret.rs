@@ -31,15 +31,11 @@ impl Secret {
     pub fn from_hex(text: &str) -> Result<Secret, SecretError> {
         let digits = text.as_bytes();
         if digits.len() != 64 {
-            return Err(SecretError::Length {
-                found: digits.len(),
-            });
+            return Err(SecretError::Length { found: digits.len() });
         }
         let mut secret = Secret([0; 32]);
         for (index, &digit) in digits.iter().enumerate() {
-            let value = (digit as char)
-                .to_digit(16)
-                .ok_or(SecretError::NotHex { index })?;
+            let value = (digit as char).to_digit(16).ok_or(SecretError::NotHex { index })?;
             secret.0[index / 2] = secret.0[index / 2] << 4 | value as u8;
         }
         Ok(secret)

@@ -12,10 +12,7 @@ use crate::support::*;
 /// The cause that waiting could not mend.
 fn final_cause(result: Result<std::net::TcpStream, ConnectError>) -> HandshakeError {
     match result {
-        Err(ConnectError::Final {
-            cause: Cause::Handshake(cause),
-            ..
-        }) => cause,
+        Err(ConnectError::Final { cause: Cause::Handshake(cause), .. }) => cause,
         other => panic!("{other:?}"),
     }
 }
@@ -40,30 +37,18 @@ fn nobody_there_is_told_at_the_deadline() {
     let addr = free_port();
     let error = connect(addr, &hello(), &secret(), soon(100)).unwrap_err();
     let text = error.to_string();
-    assert!(
-        matches!(error, ConnectError::Deadline { attempts: 2.., .. }),
-        "{text}"
-    );
-    assert!(
-        text.contains("rank 0") && text.contains(&addr.to_string()),
-        "{text}"
-    );
+    assert!(matches!(error, ConnectError::Deadline { attempts: 2.., .. }), "{text}");
+    assert!(text.contains("rank 0") && text.contains(&addr.to_string()), "{text}");
     // One that has passed already is no reason to try.
     let late = connect(addr, &hello(), &secret(), soon(0)).unwrap_err();
-    assert!(
-        matches!(late, ConnectError::Deadline { attempts: 0, .. }),
-        "{late:?}"
-    );
+    assert!(matches!(late, ConnectError::Deadline { attempts: 0, .. }), "{late:?}");
 }
 
 #[test]
 fn an_older_listener_is_waited_out() {
     let (old, _) = listen(short());
     let addr = old.local_addr();
-    let newer = Hello {
-        generation: 4,
-        ..hello()
-    };
+    let newer = Hello { generation: 4, ..hello() };
 
     // It stays, and the deadline passes.
     let error = connect(addr, &newer, &secret(), soon(100)).unwrap_err();
@@ -83,14 +68,7 @@ fn an_older_listener_is_waited_out() {
     let before = old.refused();
     eventually("dialed the old one", || old.refused() > before);
     drop(old);
-    let (_new, arrived) = listen_at(
-        addr,
-        short(),
-        Expect {
-            generation: 4,
-            ..expect()
-        },
-    );
+    let (_new, arrived) = listen_at(addr, short(), Expect { generation: 4, ..expect() });
     dialing.join().unwrap().unwrap();
     assert_eq!(arrived.recv().unwrap(), newer);
 }
@@ -101,33 +79,12 @@ fn what_waiting_cannot_mend_is_told_at_once() {
     let dial = |hello: Hello, secret: Secret| {
         final_cause(connect(handle.local_addr(), &hello, &secret, patience()))
     };
-    let old = dial(
-        Hello {
-            generation: 2,
-            ..hello()
-        },
-        secret(),
-    );
+    let old = dial(Hello { generation: 2, ..hello() }, secret());
     assert!(matches!(old, PeerIsNewer { ours: 2, theirs: 3 }), "{old:?}");
-    let config = dial(
-        Hello {
-            config: [8; 32],
-            ..hello()
-        },
-        secret(),
-    );
+    let config = dial(Hello { config: [8; 32], ..hello() }, secret());
     assert!(matches!(config, ConfigDiffers { .. }), "{config:?}");
     let rank = dial(Hello { to: 4, ..hello() }, secret());
-    assert!(
-        matches!(
-            rank,
-            WrongRank {
-                dialed: 4,
-                answered: 0
-            }
-        ),
-        "{rank:?}"
-    );
+    assert!(matches!(rank, WrongRank { dialed: 4, answered: 0 }), "{rank:?}");
     let token = dial(hello(), other_secret());
     assert!(matches!(token, HungUpOnProof), "{token:?}");
 
@@ -141,9 +98,7 @@ fn a_port_of_something_else_is_told_at_once() {
     let addr = other.local_addr().unwrap();
     let serving = thread::spawn(move || {
         let (mut stream, _) = other.accept().unwrap();
-        stream
-            .write_all(&b"HTTP/1.1 400 Bad Request\r\n".repeat(4))
-            .unwrap();
+        stream.write_all(&b"HTTP/1.1 400 Bad Request\r\n".repeat(4)).unwrap();
         stream
     });
     let error = final_cause(connect(addr, &hello(), &secret(), patience()));

@@ -6,13 +6,7 @@ use lockstep_comm::wire::frame::{CONTROL_LIMIT, HEADER_LEN};
 use lockstep_comm::wire::*;
 
 fn header(len: u64) -> FrameHeader {
-    FrameHeader {
-        kind: Kind::Message,
-        group: 1,
-        sequence: 2,
-        digest: 3,
-        len,
-    }
+    FrameHeader { kind: Kind::Message, group: 1, sequence: 2, digest: 3, len }
 }
 
 /// Takes a few bytes at a time, as a socket under load does.
@@ -37,10 +31,7 @@ fn frames_of_every_kind_and_length_arrive_whole_and_in_order() {
     for kind in Kind::ALL {
         for len in [0, 1, 37, 4096, 65_537] {
             let payload: Vec<u8> = (0..len).map(|at| (at % 251) as u8).collect();
-            let header = FrameHeader {
-                kind,
-                ..header(len)
-            };
+            let header = FrameHeader { kind, ..header(len) };
             write_frame(&mut stream, &header, &payload).unwrap();
             sent.push((header, payload));
         }
@@ -49,19 +40,12 @@ fn frames_of_every_kind_and_length_arrive_whole_and_in_order() {
     for frame in sent {
         assert_eq!(read_frame(&mut stream, CONTROL_LIMIT).unwrap(), frame);
     }
-    assert!(matches!(
-        read_frame(&mut stream, CONTROL_LIMIT),
-        Err(FrameError::Closed)
-    ));
+    assert!(matches!(read_frame(&mut stream, CONTROL_LIMIT), Err(FrameError::Closed)));
 }
 
 #[test]
 fn a_length_over_the_limit_is_refused_before_it_is_believed() {
-    for (len, limit) in [
-        (CONTROL_LIMIT + 1, CONTROL_LIMIT),
-        (u64::MAX, 0),
-        (u64::MAX, 1 << 40),
-    ] {
+    for (len, limit) in [(CONTROL_LIMIT + 1, CONTROL_LIMIT), (u64::MAX, 0), (u64::MAX, 1 << 40)] {
         let mut stream = Cursor::new(header(len).encode());
         match read_frame(&mut stream, limit) {
             Err(FrameError::TooLong { len: l, limit: m }) => assert_eq!((l, m), (len, limit)),
@@ -78,10 +62,7 @@ fn what_is_not_a_frame_is_said_so() {
     let mut bytes = header(0).encode();
     bytes[3] = 77;
     let unknown = FrameHeader::parse(&bytes, 0);
-    assert!(
-        matches!(unknown, Err(FrameError::UnknownKind(77))),
-        "{unknown:?}"
-    );
+    assert!(matches!(unknown, Err(FrameError::UnknownKind(77))), "{unknown:?}");
     bytes[0] ^= 1;
     let damaged = FrameHeader::parse(&bytes, 0);
     assert!(matches!(damaged, Err(FrameError::BadMagic)), "{damaged:?}");

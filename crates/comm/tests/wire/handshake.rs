@@ -17,13 +17,7 @@ fn shake_clean(hello: Hello, expect: Expect) -> Shaken {
 
 #[test]
 fn both_sides_that_know_the_secret_agree() {
-    for purpose in [
-        Purpose::Control,
-        Purpose::Link {
-            group: u64::MAX,
-            lane: 9,
-        },
-    ] {
+    for purpose in [Purpose::Control, Purpose::Link { group: u64::MAX, lane: 9 }] {
         let hello = Hello { purpose, ..hello() };
         let done = shake_clean(hello, expect());
         done.dialer.unwrap();
@@ -36,32 +30,12 @@ fn both_sides_that_know_the_secret_agree() {
 #[test]
 fn a_stranger_is_hung_up_on_and_told_nothing() {
     // Even where it would also be refused for what it says.
-    let hello = Hello {
-        generation: 1,
-        ..hello()
-    };
-    let done = shake(
-        Tap::pair(None, None),
-        (hello, other_secret()),
-        (expect(), secret()),
-    );
-    assert!(
-        matches!(done.dialer, Err(HungUpOnProof)),
-        "{:?}",
-        done.dialer
-    );
-    assert!(
-        matches!(done.acceptor, Err(WrongSecret)),
-        "{:?}",
-        done.acceptor
-    );
+    let hello = Hello { generation: 1, ..hello() };
+    let done = shake(Tap::pair(None, None), (hello, other_secret()), (expect(), secret()));
+    assert!(matches!(done.dialer, Err(HungUpOnProof)), "{:?}", done.dialer);
+    assert!(matches!(done.acceptor, Err(WrongSecret)), "{:?}", done.acceptor);
     assert_eq!(done.acceptor_wrote.len(), CHALLENGE_LEN);
-    assert!(
-        done.dialer
-            .unwrap_err()
-            .to_string()
-            .contains("LOCKSTEP_TOKEN")
-    );
+    assert!(done.dialer.unwrap_err().to_string().contains("LOCKSTEP_TOKEN"));
 }
 
 #[test]
@@ -70,33 +44,15 @@ fn refusals_name_both_sides_numbers() {
         let done = shake_clean(hello, expect);
         (done.dialer.unwrap_err(), done.acceptor.unwrap_err())
     };
-    let newer = Expect {
-        generation: 4,
-        ..expect()
-    };
+    let newer = Expect { generation: 4, ..expect() };
     let (dialer, acceptor) = refused(hello(), newer);
-    assert!(
-        matches!(dialer, PeerIsNewer { ours: 3, theirs: 4 }),
-        "{dialer:?}"
-    );
-    assert!(
-        matches!(acceptor, PeerIsOlder { ours: 4, theirs: 3 }),
-        "{acceptor:?}"
-    );
+    assert!(matches!(dialer, PeerIsNewer { ours: 3, theirs: 4 }), "{dialer:?}");
+    assert!(matches!(acceptor, PeerIsOlder { ours: 4, theirs: 3 }), "{acceptor:?}");
 
-    let older = Expect {
-        generation: 2,
-        ..expect()
-    };
+    let older = Expect { generation: 2, ..expect() };
     let (dialer, acceptor) = refused(hello(), older);
-    assert!(
-        matches!(dialer, PeerIsOlder { ours: 3, theirs: 2 }),
-        "{dialer:?}"
-    );
-    assert!(
-        matches!(acceptor, PeerIsNewer { ours: 2, theirs: 3 }),
-        "{acceptor:?}"
-    );
+    assert!(matches!(dialer, PeerIsOlder { ours: 3, theirs: 2 }), "{dialer:?}");
+    assert!(matches!(acceptor, PeerIsNewer { ours: 2, theirs: 3 }), "{acceptor:?}");
 
     let mut config = [7; 32];
     config[7] = 8;
@@ -105,77 +61,20 @@ fn refusals_name_both_sides_numbers() {
     assert!(matches!(dialer, ConfigDiffers { ours, theirs } if (ours, theirs) == (a, b)));
     assert!(matches!(acceptor, ConfigDiffers { ours, theirs } if (ours, theirs) == (b, a)));
 
-    let (dialer, acceptor) = refused(
-        hello(),
-        Expect {
-            rank: 5,
-            ..expect()
-        },
-    );
-    assert!(
-        matches!(
-            dialer,
-            WrongRank {
-                dialed: 0,
-                answered: 5
-            }
-        ),
-        "{dialer:?}"
-    );
-    assert!(
-        matches!(
-            acceptor,
-            WrongRank {
-                dialed: 0,
-                answered: 5
-            }
-        ),
-        "{acceptor:?}"
-    );
+    let (dialer, acceptor) = refused(hello(), Expect { rank: 5, ..expect() });
+    assert!(matches!(dialer, WrongRank { dialed: 0, answered: 5 }), "{dialer:?}");
+    assert!(matches!(acceptor, WrongRank { dialed: 0, answered: 5 }), "{acceptor:?}");
 
-    let (dialer, acceptor) = refused(
-        Hello {
-            version: 99,
-            ..hello()
-        },
-        expect(),
-    );
-    assert!(
-        matches!(
-            dialer,
-            Version {
-                ours: 99,
-                theirs: PROTOCOL
-            }
-        ),
-        "{dialer:?}"
-    );
-    assert!(
-        matches!(
-            acceptor,
-            Version {
-                ours: PROTOCOL,
-                theirs: 99
-            }
-        ),
-        "{acceptor:?}"
-    );
+    let (dialer, acceptor) = refused(Hello { version: 99, ..hello() }, expect());
+    assert!(matches!(dialer, Version { ours: 99, theirs: PROTOCOL }), "{dialer:?}");
+    assert!(matches!(acceptor, Version { ours: PROTOCOL, theirs: 99 }), "{acceptor:?}");
 }
 
 #[test]
 fn a_leftover_generation_is_told_so_before_anything_else() {
-    let elsewhere = Expect {
-        generation: 4,
-        config: [9; 32],
-        rank: 6,
-        ..expect()
-    };
+    let elsewhere = Expect { generation: 4, config: [9; 32], rank: 6, ..expect() };
     let done = shake_clean(hello(), elsewhere);
-    assert!(
-        matches!(done.dialer, Err(PeerIsNewer { .. })),
-        "{:?}",
-        done.dialer
-    );
+    assert!(matches!(done.dialer, Err(PeerIsNewer { .. })), "{:?}", done.dialer);
 }
 
 #[test]
@@ -221,9 +120,8 @@ fn dial_with_key(hello: Hello, key: &Secret) -> Result<Hello, HandshakeError> {
     dialer.read_exact(&mut challenge).unwrap();
 
     let digits = key.to_hex();
-    let bytes: Vec<u8> = (0..32)
-        .map(|at| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).unwrap())
-        .collect();
+    let bytes: Vec<u8> =
+        (0..32).map(|at| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).unwrap()).collect();
     let mut mac = Hmac::<Sha256>::new_from_slice(&bytes).unwrap();
     mac.update(b"lockstep dial ");
     mac.update(&hello.encode());
@@ -244,25 +142,15 @@ fn the_key_of_one_generation_fits_no_other() {
     assert!(matches!(result, Err(WrongSecret)), "{result:?}");
     let result = dial_with_key(hello(), &secret());
     assert!(matches!(result, Err(WrongSecret)), "{result:?}");
-    let old = Hello {
-        generation: 2,
-        ..hello()
-    };
+    let old = Hello { generation: 2, ..hello() };
     let result = dial_with_key(old, &key(2));
-    assert!(
-        matches!(result, Err(PeerIsOlder { ours: 3, theirs: 2 })),
-        "{result:?}"
-    );
+    assert!(matches!(result, Err(PeerIsOlder { ours: 3, theirs: 2 })), "{result:?}");
 }
 
 #[test]
 fn every_flipped_bit_of_the_dialer_fails_both_sides() {
     for bit in 0..8 * (OPENING_LEN + PROOF_LEN) {
-        let done = shake(
-            Tap::pair(Some(bit), None),
-            (hello(), secret()),
-            (expect(), secret()),
-        );
+        let done = shake(Tap::pair(Some(bit), None), (hello(), secret()), (expect(), secret()));
         assert!(done.dialer.is_err() && done.acceptor.is_err(), "bit {bit}");
     }
 }
@@ -270,11 +158,7 @@ fn every_flipped_bit_of_the_dialer_fails_both_sides() {
 #[test]
 fn every_flipped_bit_of_the_acceptor_fails_the_dialer() {
     for bit in 0..8 * (CHALLENGE_LEN + VERDICT_LEN) {
-        let done = shake(
-            Tap::pair(None, Some(bit)),
-            (hello(), secret()),
-            (expect(), secret()),
-        );
+        let done = shake(Tap::pair(None, Some(bit)), (hello(), secret()), (expect(), secret()));
         assert!(done.dialer.is_err(), "bit {bit}");
         // Its verdict is the last word; the acceptor cannot know how it arrived.
         assert_eq!(done.acceptor.is_err(), bit < 8 * CHALLENGE_LEN, "bit {bit}");
@@ -283,16 +167,9 @@ fn every_flipped_bit_of_the_acceptor_fails_the_dialer() {
 
 #[test]
 fn every_flipped_bit_of_a_refusal_is_noticed() {
-    let newer = Expect {
-        generation: 4,
-        ..expect()
-    };
+    let newer = Expect { generation: 4, ..expect() };
     for bit in 8 * CHALLENGE_LEN..8 * (CHALLENGE_LEN + VERDICT_LEN) {
-        let done = shake(
-            Tap::pair(None, Some(bit)),
-            (hello(), secret()),
-            (newer, secret()),
-        );
+        let done = shake(Tap::pair(None, Some(bit)), (hello(), secret()), (newer, secret()));
         let noticed = matches!(done.dialer, Err(Impostor | NotLockstep | Malformed(_)));
         assert!(noticed, "bit {bit}: {:?}", done.dialer);
     }
@@ -301,22 +178,13 @@ fn every_flipped_bit_of_a_refusal_is_noticed() {
 #[test]
 fn secrets_are_read_written_and_hidden() {
     let random = Secret::random().unwrap();
-    assert_eq!(
-        Secret::from_hex(&random.to_hex()).unwrap().to_hex(),
-        random.to_hex()
-    );
+    assert_eq!(Secret::from_hex(&random.to_hex()).unwrap().to_hex(), random.to_hex());
     assert_ne!(Secret::random().unwrap().to_hex(), random.to_hex());
     assert_eq!(format!("{random:?}"), "Secret(..)");
 
-    assert_eq!(
-        Secret::from_hex("42").unwrap_err(),
-        SecretError::Length { found: 2 }
-    );
+    assert_eq!(Secret::from_hex("42").unwrap_err(), SecretError::Length { found: 2 });
     let spaced = format!("{} {}", "4".repeat(10), "4".repeat(53));
-    assert_eq!(
-        Secret::from_hex(&spaced).unwrap_err(),
-        SecretError::NotHex { index: 10 }
-    );
+    assert_eq!(Secret::from_hex(&spaced).unwrap_err(), SecretError::NotHex { index: 10 });
 
     let keys = [
         secret().to_hex(),

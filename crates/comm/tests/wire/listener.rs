@@ -14,10 +14,7 @@ use lockstep_comm::wire::*;
 use crate::support::*;
 
 fn long() -> Limits {
-    Limits {
-        handshake: Duration::from_secs(60),
-        ..Limits::default()
-    }
+    Limits { handshake: Duration::from_secs(60), ..Limits::default() }
 }
 
 /// Whether the other side has hung up, waiting a moment for it.
@@ -31,10 +28,7 @@ fn hung_up(stream: &mut TcpStream, moment: Duration) -> bool {
 
 fn assert_peer_gets_in(handle: &ListenerHandle, arrived: &std::sync::mpsc::Receiver<Hello>) {
     connect(handle.local_addr(), &hello(), &secret(), patience()).unwrap();
-    assert_eq!(
-        arrived.recv_timeout(Duration::from_secs(20)).unwrap(),
-        hello()
-    );
+    assert_eq!(arrived.recv_timeout(Duration::from_secs(20)).unwrap(), hello());
 }
 
 #[test]
@@ -52,13 +46,7 @@ fn a_peer_gets_a_stream_that_carries_frames() {
     let mut stream = connect(handle.local_addr(), &hello(), &secret(), patience()).unwrap();
     assert!(stream.nodelay().unwrap());
     assert_eq!(stream.read_timeout().unwrap(), None);
-    let header = FrameHeader {
-        kind: Kind::Data,
-        group: 5,
-        sequence: 0,
-        digest: 1,
-        len: 4,
-    };
+    let header = FrameHeader { kind: Kind::Data, group: 5, sequence: 0, digest: 1, len: 4 };
     write_frame(&mut stream, &header, b"echo").unwrap();
     let echoed = read_frame(&mut stream, CONTROL_LIMIT).unwrap();
     assert_eq!(echoed, (header, b"echo".to_vec()));
@@ -68,10 +56,7 @@ fn a_peer_gets_a_stream_that_carries_frames() {
 #[test]
 fn garbage_and_oversize_are_turned_away() {
     let (handle, arrived) = listen(long());
-    for (count, garbage) in [vec![b'x'; OPENING_LEN], vec![0xff; 1 << 20]]
-        .iter()
-        .enumerate()
-    {
+    for (count, garbage) in [vec![b'x'; OPENING_LEN], vec![0xff; 1 << 20]].iter().enumerate() {
         let mut stream = TcpStream::connect(handle.local_addr()).unwrap();
         // It may be closed before all is written; that is as good an end.
         let _ = stream.write_all(garbage);
@@ -98,10 +83,7 @@ fn a_drip_does_not_stretch_the_deadline() {
     // Each byte comes well within the deadline; all of them together do not.
     while drip.write_all(b"l").is_ok() && !hung_up(&mut drip, Duration::from_millis(20)) {
         dripped += 1;
-        assert!(
-            dripped < OPENING_LEN / 2,
-            "the listener waits for every byte anew"
-        );
+        assert!(dripped < OPENING_LEN / 2, "the listener waits for every byte anew");
     }
     eventually("counted", || handle.refused() == 1);
 }
@@ -109,26 +91,17 @@ fn a_drip_does_not_stretch_the_deadline() {
 #[test]
 fn a_flood_of_idle_connections_does_not_lock_a_peer_out() {
     let (handle, arrived) = listen(long());
-    let idle: Vec<TcpStream> = (0..200)
-        .map(|_| TcpStream::connect(handle.local_addr()).unwrap())
-        .collect();
-    eventually("the oldest are pushed out", || {
-        handle.refused() >= 200 - 128
-    });
+    let idle: Vec<TcpStream> =
+        (0..200).map(|_| TcpStream::connect(handle.local_addr()).unwrap()).collect();
+    eventually("the oldest are pushed out", || handle.refused() >= 200 - 128);
     assert_peer_gets_in(&handle, &arrived);
-    assert!(
-        handle.refused() <= 200 - 128 + 1,
-        "more were pushed out than had to be"
-    );
+    assert!(handle.refused() <= 200 - 128 + 1, "more were pushed out than had to be");
     drop(idle);
 }
 
 #[test]
 fn a_flood_that_goes_on_does_not_lock_a_peer_out() {
-    let (handle, arrived) = listen(Limits {
-        at_once: 32,
-        ..long()
-    });
+    let (handle, arrived) = listen(Limits { at_once: 32, ..long() });
     let addr = handle.local_addr();
     let over = Arc::new(AtomicBool::new(false));
     let flood = thread::spawn({
@@ -157,25 +130,16 @@ fn a_port_in_use_is_named_with_the_way_out() {
     let first = Listener::bind(taken).unwrap();
     assert_eq!(first.local_addr(), taken);
     let error = Listener::bind(taken).unwrap_err();
-    assert!(
-        matches!(error, ListenError::InUse { addr } if addr == taken),
-        "{error:?}"
-    );
+    assert!(matches!(error, ListenError::InUse { addr } if addr == taken), "{error:?}");
     let text = error.to_string();
-    assert!(
-        text.contains(&taken.to_string()) && text.contains("another port"),
-        "{text}"
-    );
+    assert!(text.contains(&taken.to_string()) && text.contains("another port"), "{text}");
 }
 
 #[test]
 fn an_address_of_another_host_is_named() {
     let elsewhere: SocketAddr = "192.0.2.1:0".parse().unwrap();
     let error = Listener::bind(elsewhere).unwrap_err();
-    assert!(
-        matches!(error, ListenError::NotLocal { addr } if addr == elsewhere),
-        "{error:?}"
-    );
+    assert!(matches!(error, ListenError::NotLocal { addr } if addr == elsewhere), "{error:?}");
 }
 
 #[test]
@@ -185,10 +149,7 @@ fn dropping_the_handle_frees_the_port_and_hangs_up() {
     let mut idle = TcpStream::connect(addr).unwrap();
     let start = Instant::now();
     drop(handle);
-    assert!(
-        start.elapsed() < Duration::from_secs(5),
-        "a drop does not wait for a deadline"
-    );
+    assert!(start.elapsed() < Duration::from_secs(5), "a drop does not wait for a deadline");
     assert!(hung_up(&mut idle, Duration::from_secs(20)));
     let refused = TcpStream::connect(addr).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);

@@ -32,12 +32,7 @@ pub fn hello() -> Hello {
 
 /// Rank 0 of generation 3, which [`hello`] suits.
 pub fn expect() -> Expect {
-    Expect {
-        version: PROTOCOL,
-        generation: 3,
-        config: [7; 32],
-        rank: 0,
-    }
+    Expect { version: PROTOCOL, generation: 3, config: [7; 32], rank: 0 }
 }
 
 /// A stream that keeps what was written to it, and flips one bit of it on the way.
@@ -50,10 +45,7 @@ pub struct Tap {
 impl Tap {
     pub fn pair(flip_dialer: Option<usize>, flip_acceptor: Option<usize>) -> (Tap, Tap) {
         let (dialer, acceptor) = UnixStream::pair().unwrap();
-        (
-            Tap::new(dialer, flip_dialer),
-            Tap::new(acceptor, flip_acceptor),
-        )
+        (Tap::new(dialer, flip_dialer), Tap::new(acceptor, flip_acceptor))
     }
 
     pub fn new(inner: UnixStream, flip: Option<usize>) -> Tap {
@@ -73,9 +65,7 @@ impl Write for Tap {
         let mut sent = bytes.to_vec();
         let before = self.wrote.len();
         if let Some(bit) = self.flip
-            && let Some(byte) = (bit / 8)
-                .checked_sub(before)
-                .and_then(|at| sent.get_mut(at))
+            && let Some(byte) = (bit / 8).checked_sub(before).and_then(|at| sent.get_mut(at))
         {
             *byte ^= 1 << (bit % 8);
         }
@@ -112,12 +102,7 @@ pub fn shake(
     let dialer_wrote = std::mem::take(&mut tap.wrote);
     drop(tap);
     let (acceptor, acceptor_wrote) = accepting.join().unwrap();
-    Shaken {
-        dialer,
-        acceptor,
-        dialer_wrote,
-        acceptor_wrote,
-    }
+    Shaken { dialer, acceptor, dialer_wrote, acceptor_wrote }
 }
 
 /// A loopback address that no other test uses, so that a port given back stays free.
@@ -128,10 +113,7 @@ pub fn loopback() -> SocketAddr {
 }
 
 pub fn short() -> Limits {
-    Limits {
-        handshake: Duration::from_millis(200),
-        ..Limits::default()
-    }
+    Limits { handshake: Duration::from_millis(200), ..Limits::default() }
 }
 
 /// A listener on a port of the system's choice, and the peers it lets in.

@@ -1,0 +1,4 @@
+//! The collectives against a plain reference, on every kind of world. One binary, to link once.
+
+mod collectives;
+mod reference;

@@ -1,0 +1,94 @@
+//! What each collective should give, computed plainly from everybody's inputs; and the small numbers
+//! that every element type holds exactly.
+
+use half::{bf16, f16};
+use lockstep_comm::{Element, Op};
+
+/// A number type that the tests can make and combine.
+pub trait Number: Element {
+    fn of(n: u32) -> Self;
+    fn combine(values: &[Self], op: Op) -> Self;
+}
+
+macro_rules! numbers {
+    ($($t:ty, $from:expr, $to:expr, $wide:ty);* $(;)?) => {$(
+        impl Number for $t {
+            fn of(n: u32) -> $t {
+                ($from)(n)
+            }
+
+            fn combine(values: &[$t], op: Op) -> $t {
+                let wide: Vec<$wide> = values.iter().map(|v| ($to)(*v)).collect();
+                let n = wide.len() as $wide;
+                let folded = wide.iter().copied().reduce(|a, b| match op {
+                    Op::Sum | Op::Mean => a + b,
+                    Op::Product => a * b,
+                    Op::Min => if a < b { a } else { b },
+                    Op::Max => if a > b { a } else { b },
+                });
+                let folded = folded.expect("at least one rank");
+                let value = if op == Op::Mean { folded / n } else { folded };
+                <$t as Narrow<$wide>>::narrow(value)
+            }
+        }
+    )*};
+}
+
+trait Narrow<W> {
+    fn narrow(wide: W) -> Self;
+}
+
+macro_rules! narrow {
+    ($($t:ty, $wide:ty, $f:expr);* $(;)?) => {$(
+        impl Narrow<$wide> for $t {
+            fn narrow(wide: $wide) -> $t {
+                ($f)(wide)
+            }
+        }
+    )*};
+}
+
+narrow!(
+    f32, f64, |w| w as f32;
+    f64, f64, |w| w;
+    f16, f64, f16::from_f64;
+    bf16, f64, bf16::from_f64;
+    i32, i128, |w| w as i32;
+    i64, i128, |w| w as i64;
+    u8, i128, |w| w as u8;
+);
+
+numbers!(
+    f32, |n| n as f32, |v| f64::from(v), f64;
+    f64, |n| f64::from(n), |v| v, f64;
+    f16, |n| f16::from_f32(n as f32), |v: f16| v.to_f64(), f64;
+    bf16, |n| bf16::from_f32(n as f32), |v: bf16| v.to_f64(), f64;
+    i32, |n| n as i32, |v| i128::from(v), i128;
+    i64, |n| i64::from(n), |v| i128::from(v), i128;
+    u8, |n| n as u8, |v| i128::from(v), i128;
+);
+
+/// The input of a rank at an index: small, different from rank to rank, and such that any operation
+/// over eight ranks is exact in every type (products of ones and at most three twos).
+pub fn input<T: Number>(rank: usize, index: usize, op: Op) -> T {
+    match op {
+        Op::Product => T::of(if (index + rank).is_multiple_of(3) && rank < 5 { 2 } else { 1 }),
+        // A mean must come out even in integers as well: everybody the same, up to a common offset.
+        Op::Mean => T::of((index % 7) as u32),
+        _ => T::of(((rank * 3 + index) % 9) as u32),
+    }
+}
+
+pub fn inputs<T: Number>(rank: usize, len: usize, op: Op) -> Vec<T> {
+    (0..len).map(|i| input(rank, i, op)).collect()
+}
+
+/// Everybody's inputs combined.
+pub fn combined<T: Number>(ranks: usize, len: usize, op: Op) -> Vec<T> {
+    (0..len)
+        .map(|i| {
+            let values: Vec<T> = (0..ranks).map(|r| input(r, i, op)).collect();
+            T::combine(&values, op)
+        })
+        .collect()
+}
