@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #ifndef ELEM
 #define ELEM float
@@ -26,11 +27,12 @@
 #define PAUSE() ((void)0)
 #endif
 
-enum { MOST_RANKS = 64, TILE = 1024, SPINS = 20000 };
+enum { MOST_RANKS = 64, TILE = 1024, LONG_SPIN = 20000 };
 static const double WARM_SECONDS = 0.05, TIMED_SECONDS = 0.3, LEAST_ITERATIONS = 5;
 
 typedef struct {
     int ranks;
+    int spins; // of a barrier, before it yields
     const char *sizes;
     ELEM *buffers[MOST_RANKS];     // (ranks), each of `bytes`
     double seconds[MOST_RANKS];    // (ranks), of the last loop
@@ -41,7 +43,7 @@ typedef struct {
 
 typedef struct { World *world; int rank; } Rank;
 
-// Spins; yields when it has spun for long, as happens with more threads than cores.
+// Spins for long where each thread has a core; otherwise hands its core to a thread that is late.
 static void barrier(World *w) {
     int turn = atomic_load_explicit(&w->turn, memory_order_relaxed);
     if (atomic_fetch_add(&w->waiting, 1) == w->ranks - 1) {
@@ -50,7 +52,7 @@ static void barrier(World *w) {
         return;
     }
     for (int spins = 0; atomic_load_explicit(&w->turn, memory_order_acquire) == turn; spins++) {
-        if (spins > SPINS) sched_yield();
+        if (spins > w->spins) sched_yield();
         else PAUSE();
     }
 }
@@ -159,6 +161,7 @@ int main(int argc, char **argv) {
     }
     static World world;
     world.ranks = ranks;
+    world.spins = ranks <= sysconf(_SC_NPROCESSORS_ONLN) ? LONG_SPIN : 0;
     world.sizes = argv[2];
     pthread_t threads[MOST_RANKS];
     Rank selves[MOST_RANKS];
