@@ -93,10 +93,6 @@ impl Board {
         Board { segment, ranks }
     }
 
-    pub(crate) fn ranks(&self) -> usize {
-        self.ranks
-    }
-
     fn alarm_record(&self) -> &Alarm {
         // SAFETY: every board begins with an Alarm, made of atomics that may be zero.
         unsafe { self.segment.shared(0) }

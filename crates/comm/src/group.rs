@@ -422,9 +422,9 @@ impl Inner {
     }
 }
 
-/// Host numbers from 0 in order of appearance.
-pub(crate) fn renumbered(hosts: impl Iterator<Item = usize>) -> Vec<usize> {
-    let mut seen: Vec<usize> = Vec::new();
+/// Numbers from 0, in order of appearance, for hosts named in whatever way.
+pub(crate) fn renumbered<H: PartialEq>(hosts: impl Iterator<Item = H>) -> Vec<usize> {
+    let mut seen: Vec<H> = Vec::new();
     hosts
         .map(|host| {
             seen.iter().position(|h| *h == host).unwrap_or_else(|| {

@@ -90,10 +90,6 @@ impl Segment {
         Ok(Segment { base: base.cast(), len })
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
-
     /// The address of byte `offset`; panics past the end.
     pub(crate) fn at(&self, offset: usize) -> *mut u8 {
         assert!(offset <= self.len, "offset {offset} lies outside a segment of {}", self.len);

@@ -148,6 +148,9 @@ impl Watch {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
+        if self.board.state(peer) == State::Left {
+            return self.deserted(peer);
+        }
         let text = format!(
             "rank {} lost its connection to rank {peer} in {} of group {}: {error}",
             self.rank, self.call, self.group_name

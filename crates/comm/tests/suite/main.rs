@@ -1,4 +1,5 @@
 //! The collectives against a plain reference, on every kind of world. One binary, to link once.
 
 mod collectives;
+mod processes;
 mod reference;

@@ -1,0 +1,416 @@
+//! Joining a world of processes: every rank calls rank 0, rank 0 calls the roll, the first rank of
+//! each host makes the memory that its ranks share, and the heartbeat starts. Blocking and in order;
+//! every step has the same deadline, and whoever is missing is named.
+
+use crate::arena::Arena;
+use crate::board::{Board, State};
+use crate::context::Context;
+use crate::error::{Error, Result};
+use crate::group::Group;
+use crate::host::{host_key, host_name, job_secret};
+use crate::launch::{Identity, inherited_listener};
+use crate::options::{LocalLinks, Options};
+use crate::pulse::{Pulse, PulseParts};
+use crate::recorder::Recorder;
+use crate::roll::Roll;
+use crate::segment::Segment;
+use crate::sockets::{Credentials, Hall, Sockets};
+use crate::watch::Patience;
+use crate::wire::{self, Hello, Listener, ListenerHandle, Purpose};
+use crate::word::{Member, Shares, Word};
+use crate::world::{WORLD_ID, World};
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+impl World {
+    /// Joins the world that the identity describes; returns when all ranks are there. A world of one
+    /// needs nobody else.
+    pub fn join(identity: &Identity, options: &Options) -> Result<World> {
+        let desk = Desk { identity, options, deadline: Instant::now() + options.join_timeout };
+        if identity.size == 1 {
+            return desk.alone();
+        }
+        let world = desk.join()?;
+        if options.constants.is_none() {
+            crate::measure::measure(&world)?;
+        }
+        Ok(world)
+    }
+}
+
+/// What a rank has at hand while it joins.
+struct Desk<'a> {
+    identity: &'a Identity,
+    options: &'a Options,
+    deadline: Instant,
+}
+
+/// The roll and the control connections: with all others at rank 0, with rank 0 elsewhere.
+struct Assembled {
+    members: Vec<Member>,
+    streams: Vec<(usize, TcpStream)>,
+    /// At rank 0 the port stays open, so that strangers and leftovers are told to go.
+    listener: Option<ListenerHandle>,
+}
+
+impl Desk<'_> {
+    fn alone(&self) -> Result<World> {
+        let (board, _offer) = Board::create(1).map_err(|e| self.system("making a board", e))?;
+        let (arena, _offer) = Arena::create(1).map_err(|e| self.system("making an arena", e))?;
+        let context = self.context(vec![0], Arc::new(board), None);
+        Ok(World::new(Group::over_links(context, WORLD_ID, "world", vec![0], &arena), None))
+    }
+
+    fn join(&self) -> Result<World> {
+        let secret = job_secret(self.identity).map_err(|what| self.error(what))?;
+        let credentials = Credentials {
+            secret,
+            generation: self.identity.generation,
+            config: self.options.config,
+            rank: self.identity.rank as u32,
+        };
+        let hall = Arc::new(Hall::default());
+        let links = self.listen_for_links(&credentials, &hall)?;
+        let me = Member {
+            host: self.host(),
+            host_name: host_name(),
+            pid: std::process::id(),
+            listens: links.as_ref().map(ListenerHandle::local_addr),
+        };
+        let mut assembled = match self.identity.rank {
+            0 => self.call_the_roll(&credentials, me)?,
+            _ => self.answer_the_roll(&credentials, me)?,
+        };
+        let hosts = crate::group::renumbered(assembled.members.iter().map(|m| &m.host));
+        let (board, arena, offers) = self.share_memory(&mut assembled, &hosts)?;
+        let board = Arc::new(board);
+        let sockets = self.links(&assembled.members, &hosts, credentials, hall, links)?;
+        let context = self.context(hosts.clone(), board.clone(), sockets);
+        let spread = hosts.iter().any(|h| *h != 0);
+        let pulse = self.start_pulse(assembled, board, spread)?;
+        let everybody = (0..self.identity.size).collect();
+        let group = Group::over_links(context, WORLD_ID, "world", everybody, &arena);
+        let world = World::new(group, Some(pulse));
+        // Once everybody is past this, everybody has the memory mapped and the offers may go.
+        world.barrier()?;
+        drop(offers);
+        Ok(world)
+    }
+
+    /// Ranks with the same answer can share memory.
+    fn host(&self) -> String {
+        let key = host_key(self.identity);
+        match self.options.local {
+            LocalLinks::SharedMemory => key,
+            LocalLinks::Tcp => format!("{key}/rank {}", self.identity.rank),
+        }
+    }
+
+    /// Ranks of one host that share memory take no links.
+    fn listen_for_links(
+        &self,
+        credentials: &Credentials,
+        hall: &Arc<Hall>,
+    ) -> Result<Option<ListenerHandle>> {
+        let one_host = self.identity.local_size == self.identity.size;
+        if one_host && self.options.local == LocalLinks::SharedMemory {
+            return Ok(None);
+        }
+        let ip = self.own_ip()?;
+        let listener = Listener::bind((ip, 0).into()).map_err(|e| self.error(e.to_string()))?;
+        let hall = hall.clone();
+        let admit =
+            move |hello: Hello, stream: TcpStream, _: SocketAddr| hall.admit(&hello, stream);
+        let handle = listener
+            .serve(credentials.expect(), credentials.secret.clone(), admit)
+            .map_err(|e| self.error(e.to_string()))?;
+        Ok(Some(handle))
+    }
+
+    /// The address we are reached at: as told, or the one from which we reach the master. So a world
+    /// on the loopback address stays there.
+    fn own_ip(&self) -> Result<IpAddr> {
+        if let Some(ip) = self.identity.bind {
+            return Ok(ip);
+        }
+        let master = self.master()?;
+        let find = || {
+            let any: IpAddr = match master.ip() {
+                IpAddr::V4(_) => [0, 0, 0, 0].into(),
+                IpAddr::V6(_) => [0u16; 8].into(),
+            };
+            // Connecting a datagram socket sends nothing; it only picks the way.
+            let socket = std::net::UdpSocket::bind((any, 0))?;
+            socket.connect(master)?;
+            Ok(socket.local_addr()?.ip())
+        };
+        find().map_err(|e| self.system(&format!("finding the way to {master}"), e))
+    }
+
+    fn master(&self) -> Result<SocketAddr> {
+        let (host, port) = (self.identity.master_addr.as_str(), self.identity.master_port);
+        let found = (host, port).to_socket_addrs().map(|mut all| all.next());
+        match found {
+            Ok(Some(address)) => Ok(address),
+            Ok(None) => Err(self.error(format!("MASTER_ADDR={host} has no address"))),
+            Err(e) => Err(self.error(format!("MASTER_ADDR={host} cannot be resolved: {e}"))),
+        }
+    }
+
+    /// Rank 0: takes everybody's name, then tells all of them all the names.
+    fn call_the_roll(&self, credentials: &Credentials, me: Member) -> Result<Assembled> {
+        let listener = match self.identity.listener_fd {
+            Some(fd) => {
+                let inherited = inherited_listener(fd)
+                    .map_err(|e| self.system("taking over the launcher's port", e))?;
+                Listener::from_std(inherited)
+            }
+            None => {
+                let ip = self.identity.bind.map_or_else(|| self.master().map(|a| a.ip()), Ok)?;
+                Listener::bind((ip, self.identity.master_port).into())
+            }
+        };
+        let listener = listener.map_err(|e| self.error(e.to_string()))?;
+        let (sender, arrivals) = channel();
+        let arrive = move |hello: Hello, stream: TcpStream, _: SocketAddr| {
+            // When the roll is complete nobody listens any more, and the stream closes.
+            let _ = sender.send((hello, stream));
+        };
+        let handle = listener
+            .serve(credentials.expect(), credentials.secret.clone(), arrive)
+            .map_err(|e| self.error(e.to_string()))?;
+        let (members, streams) = self.gather(&arrivals, me)?;
+        let mut assembled = Assembled { members, streams, listener: Some(handle) };
+        let roll = Word::Roll(assembled.members.clone());
+        self.tell_all(&mut assembled, &roll)?;
+        Ok(assembled)
+    }
+
+    fn gather(
+        &self,
+        arrivals: &Receiver<(Hello, TcpStream)>,
+        me: Member,
+    ) -> Result<(Vec<Member>, Vec<(usize, TcpStream)>)> {
+        let mut roll = Roll::new(self.identity.size, me);
+        let mut streams: Vec<(usize, TcpStream)> = Vec::new();
+        while !roll.complete() {
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            let (hello, mut stream) = match arrivals.recv_timeout(left) {
+                Ok(arrival) => arrival,
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                    let what = roll.missing_text(self.options.join_timeout);
+                    return Err(self.give_up(streams, what));
+                }
+            };
+            if hello.purpose != Purpose::Control {
+                continue;
+            }
+            let rank = hello.from as usize;
+            let heard = self.limit(&stream).and_then(|()| Word::receive(&mut stream));
+            match heard {
+                Ok(Word::Join(member)) => {
+                    if let Err(what) = roll.arrive(rank, member) {
+                        return Err(self.give_up(streams, what));
+                    }
+                    streams.push((rank, stream));
+                }
+                // A rank that hangs up or talks nonsense may come again; if not, it is missing.
+                other => tracing::warn!("rank {rank} came but did not join: {other:?}"),
+            }
+        }
+        streams.sort_by_key(|(rank, _)| *rank);
+        Ok((roll.into_members(), streams))
+    }
+
+    /// Everybody who is there hears why it will not be.
+    fn give_up(&self, mut streams: Vec<(usize, TcpStream)>, what: String) -> Error {
+        let cause = crate::error::Cause::Failed;
+        let failure =
+            crate::error::Failure { guilty: self.identity.rank, cause, text: what.clone() };
+        for (_, stream) in &mut streams {
+            let _ = Word::Abort(failure.clone()).send(stream);
+        }
+        self.error(what)
+    }
+
+    fn answer_the_roll(&self, credentials: &Credentials, me: Member) -> Result<Assembled> {
+        let master = self.master()?;
+        let hello = credentials.hello(0, Purpose::Control);
+        let mut stream = wire::connect(master, &hello, &credentials.secret, self.deadline)
+            .map_err(|e| self.error(e.to_string()))?;
+        self.limit(&stream).map_err(|e| self.system("preparing a connection", e))?;
+        Word::Join(me)
+            .send(&mut stream)
+            .map_err(|e| self.system("telling rank 0 that we are here", e))?;
+        let members = match self.hear(0, &mut stream)? {
+            Word::Roll(members) if members.len() == self.identity.size => members,
+            other => return Err(self.error(format!("rank 0 said {other:?} instead of the roll"))),
+        };
+        Ok(Assembled { members, streams: vec![(0, stream)], listener: None })
+    }
+
+    /// The first rank of each host makes the memory; the others find it by its address.
+    fn share_memory(
+        &self,
+        assembled: &mut Assembled,
+        hosts: &[usize],
+    ) -> Result<(Board, Arena, Option<Offers>)> {
+        let rank = self.identity.rank;
+        let locals = crate::lane::locals_of(hosts, hosts[rank]);
+        let mut made = None;
+        if locals[0] == rank {
+            let (board, board_offer) =
+                Board::create(hosts.len()).map_err(|e| self.system("making a board", e))?;
+            let (arena, arena_offer) =
+                Arena::create(locals.len()).map_err(|e| self.system("making an arena", e))?;
+            for rank in 0..hosts.len() {
+                board.set_state(rank, State::Running);
+                board.beat(rank);
+            }
+            made = Some((board, arena, (board_offer, arena_offer)));
+        }
+        let own = made.as_ref().map(|(_, _, (board, arena))| Shares {
+            board: board.address(),
+            arena: arena.address(),
+        });
+        let shares = self.exchange_shares(assembled, own)?;
+        if let Some((board, arena, offers)) = made {
+            return Ok((board, arena, Some(offers)));
+        }
+        let leader = locals[0];
+        let Some(shares) = shares.get(leader).copied().flatten() else {
+            return Err(self.error(format!("rank {leader} has made no memory for its host")));
+        };
+        let doing = format!("mapping the memory of rank {leader}");
+        let segment = Segment::open(shares.board, Board::bytes(hosts.len()))
+            .map_err(|e| self.system(&doing, e))?;
+        let arena = Arena::open(shares.arena, locals.len()).map_err(|e| self.system(&doing, e))?;
+        Ok((Board::over(segment, hosts.len()), arena, None))
+    }
+
+    fn exchange_shares(
+        &self,
+        assembled: &mut Assembled,
+        own: Option<Shares>,
+    ) -> Result<Vec<Option<Shares>>> {
+        if self.identity.rank != 0 {
+            let stream = &mut assembled.streams[0].1;
+            Word::Ready(own)
+                .send(stream)
+                .map_err(|e| self.system("telling rank 0 that we are ready", e))?;
+            return match self.hear(0, stream)? {
+                Word::Go(shares) => Ok(shares),
+                other => Err(self.error(format!("rank 0 said {other:?} instead of go"))),
+            };
+        }
+        let mut all = vec![own];
+        for (rank, stream) in &mut assembled.streams {
+            match self.hear(*rank, stream)? {
+                Word::Ready(shares) => all.push(shares),
+                other => return Err(self.error(format!("rank {rank} said {other:?}, not ready"))),
+            }
+        }
+        self.tell_all(assembled, &Word::Go(all.clone()))?;
+        Ok(all)
+    }
+
+    fn tell_all(&self, assembled: &mut Assembled, word: &Word) -> Result<()> {
+        for (rank, stream) in &mut assembled.streams {
+            word.send(stream).map_err(|e| self.system(&format!("telling rank {rank}"), e))?;
+        }
+        Ok(())
+    }
+
+    fn hear(&self, rank: usize, stream: &mut TcpStream) -> Result<Word> {
+        match self.limit(stream).and_then(|()| Word::receive(stream)) {
+            Ok(Word::Abort(failure)) => Err(self.error(failure.text)),
+            Ok(word) => Ok(word),
+            Err(e) => Err(self.error(format!("rank {rank} was lost while the world formed: {e}"))),
+        }
+    }
+
+    /// No read or write takes longer than the time that is left.
+    fn limit(&self, stream: &TcpStream) -> std::io::Result<()> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        let left = left.max(Duration::from_millis(10));
+        stream.set_read_timeout(Some(left))?;
+        stream.set_write_timeout(Some(left))
+    }
+
+    fn links(
+        &self,
+        members: &[Member],
+        hosts: &[usize],
+        credentials: Credentials,
+        hall: Arc<Hall>,
+        listener: Option<ListenerHandle>,
+    ) -> Result<Option<Arc<Sockets>>> {
+        let Some(listener) = listener else {
+            let apart = (0..hosts.len()).find(|r| hosts[*r] != hosts[self.identity.rank]);
+            return match apart {
+                None => Ok(None),
+                Some(rank) => Err(self.error(format!(
+                    "rank {rank} says it is on this host but shares no kernel with rank {}; start \
+                     them as different nodes, or with links over TCP",
+                    self.identity.rank
+                ))),
+            };
+        };
+        let address = |(rank, member): (usize, &Member)| {
+            member.listens.ok_or_else(|| self.error(format!("rank {rank} takes no links")))
+        };
+        let addresses = members.iter().enumerate().map(address).collect::<Result<Vec<_>>>()?;
+        Ok(Some(Arc::new(Sockets::new(credentials, addresses, hall, listener))))
+    }
+
+    fn context(
+        &self,
+        hosts: Vec<usize>,
+        board: Arc<Board>,
+        sockets: Option<Arc<Sockets>>,
+    ) -> Arc<Context> {
+        let rank = self.identity.rank;
+        Arc::new(Context {
+            rank,
+            board,
+            timeout: self.options.timeout,
+            patience: Patience::for_ranks(self.identity.local_size),
+            sockets,
+            recorder: Recorder::new(rank, self.options.record.clone()),
+            measured: self.options.constants.map_or_else(OnceLock::new, OnceLock::from),
+            hosts,
+        })
+    }
+
+    fn start_pulse(&self, assembled: Assembled, board: Arc<Board>, spread: bool) -> Result<Pulse> {
+        let Assembled { members, streams, listener } = assembled;
+        let name = |rank: usize| {
+            let member: &Member = &members[rank];
+            format!("rank {rank} (process {} on {})", member.pid, member.host_name)
+        };
+        let streams =
+            streams.into_iter().map(|(rank, stream)| (rank, name(rank), stream)).collect();
+        let parts = PulseParts {
+            rank: self.identity.rank,
+            board,
+            streams,
+            heartbeat: self.options.heartbeat,
+            spread,
+            listener,
+        };
+        Pulse::start(parts).map_err(|e| self.system("starting the heartbeat", e))
+    }
+
+    fn error(&self, what: String) -> Error {
+        Error::Join { rank: self.identity.rank, what }
+    }
+
+    fn system(&self, doing: &str, source: std::io::Error) -> Error {
+        Error::system(self.identity.rank, doing, source)
+    }
+}
+
+/// The open ends of the shared memory, kept until everybody has it mapped.
+type Offers = (crate::segment::Offer, crate::segment::Offer);
