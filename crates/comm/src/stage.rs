@@ -56,7 +56,7 @@ impl Counters {
 #[repr(C, align(64))]
 pub(crate) struct Posting {
     call: [AtomicU64; 4],
-    window: [AtomicU64; 2],
+    window: [AtomicU64; 3],
 }
 
 /// Where a member's data lies, for peers that may be able to reach it in place.
@@ -65,8 +65,10 @@ pub(crate) struct Window {
     pub pid: u32,
     /// Which symmetric allocation of the group, or 0.
     pub symmetric: u32,
-    /// Address in the process, or offset in the symmetric allocation.
+    /// Address in the process.
     pub at: u64,
+    /// Offset in the symmetric allocation.
+    pub offset: u64,
 }
 
 /// A member's side of the stages.
@@ -108,6 +110,7 @@ impl Stages {
         let packed = u64::from(window.pid) << 32 | u64::from(window.symmetric);
         posting.window[0].store(packed, Ordering::Relaxed);
         posting.window[1].store(window.at, Ordering::Relaxed);
+        posting.window[2].store(window.offset, Ordering::Relaxed);
     }
 
     /// An error for everybody if a peer announced another call than we did.
@@ -132,6 +135,7 @@ impl Stages {
             pid: (packed >> 32) as u32,
             symmetric: packed as u32,
             at: posting.window[1].load(Ordering::Relaxed),
+            offset: posting.window[2].load(Ordering::Relaxed),
         }
     }
 
