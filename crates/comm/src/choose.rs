@@ -101,9 +101,7 @@ pub fn sent(shape: &Shape, algo: Algo, me: usize) -> Option<Traffic> {
     }
     Some(match (shape.kind, algo) {
         (_, Algo::Direct | Algo::TwoLevel | Algo::Engine) => return None,
-        (Kind::AllReduce, Algo::Ring) => {
-            ring::reduce_scatter_sent(&cut, me) + ring::all_gather_sent(&cut, me)
-        }
+        (Kind::AllReduce, Algo::Ring) => ring::all_reduce_sent(shape.count, shape.width, n, me),
         (Kind::AllReduce, Algo::Halving) => {
             halving::reduce_scatter_sent(&cut, me) + halving::all_gather_sent(&cut, me)
         }

@@ -5,6 +5,7 @@ use crate::arena::Arena;
 use crate::cost::Traffic;
 use crate::error::Result;
 use crate::link::{BellRef, Inbox, Incoming, Outgoing, Rx, Tx, transfer};
+use crate::scratch::Scratch;
 use crate::socket::SocketReader;
 use crate::sockets::{LaneKind, Sockets};
 use crate::stage::{Stages, Window};
@@ -24,6 +25,8 @@ pub(crate) struct Lane {
     pub locals: Vec<usize>,
     pub stages: Stages,
     pub traffic: Traffic,
+    /// Passing use within a call; kept from one to the next.
+    pub scratch: Scratch,
     /// The call under way.
     watch: Option<Watch>,
     group: u64,
@@ -69,6 +72,7 @@ impl Lane {
             locals,
             stages,
             traffic: Traffic::default(),
+            scratch: Scratch::new(0),
             watch: None,
             group,
             arena,

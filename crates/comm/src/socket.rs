@@ -9,28 +9,12 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
 
 /// Bytes read at a time when they are folded and not kept.
-const SCRATCH: usize = 256 << 10;
-/// What we ask of the kernel for a stream's buffers: one good piece of a ring step.
-const SOCKET_BUFFER: libc::c_int = 4 << 20;
-
-/// Makes a stream ready for links: no waiting, no delay of small messages, large buffers.
+const SCRATCH: usize = 128 << 10;
+/// Makes a stream ready for links: no waiting, and no delay of small messages. The kernel sizes the
+/// buffers itself, better than any fixed number we tried.
 pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_nonblocking(true)?;
-    stream.set_nodelay(true)?;
-    let buffer = SOCKET_BUFFER;
-    for option in [libc::SO_SNDBUF, libc::SO_RCVBUF] {
-        // SAFETY: an int by address and length; a refusal only means smaller buffers.
-        unsafe {
-            libc::setsockopt(
-                stream.as_raw_fd(),
-                libc::SOL_SOCKET,
-                option,
-                (&raw const buffer).cast(),
-                size_of::<libc::c_int>() as libc::socklen_t,
-            );
-        }
-    }
-    Ok(())
+    stream.set_nodelay(true)
 }
 
 /// Writes what the kernel takes of `head` and then `body`.

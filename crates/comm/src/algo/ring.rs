@@ -3,7 +3,7 @@
 //!
 //! With P members and S bytes, each member takes
 //! - reduce-scatter, all-gather: P-1 steps and (P-1)/P · S bytes,
-//! - all-reduce: 2(P-1) steps and 2(P-1)/P · S bytes,
+//! - all-reduce: 2(P-1) steps and 2(P-1)/P · S bytes, once per block of a large buffer,
 //! - broadcast: S bytes in pieces down the chain, and the last member sends none,
 //! - reduce: a reduce-scatter, after which every member sends its part to the root.
 
@@ -17,6 +17,8 @@ use crate::link::Inbox;
 use crate::scratch::Scratch;
 use std::ops::Range;
 
+/// Bytes that an all-reduce takes at a time.
+pub(crate) const BLOCK: usize = 8 << 20;
 /// Piece of a broadcast that travels down the chain as one message.
 pub(crate) const PIECE: usize = 256 << 10;
 
@@ -27,10 +29,20 @@ pub(crate) fn all_reduce(
     fold: &Fold,
 ) -> Result<()> {
     let width = fold.dtype.size();
-    let cut = Cut { count: bytes.len() / width, parts: team.size(), width };
-    let parts = cut.parts();
-    reduce_scatter_in_place(lane, team, bytes, &parts, fold)?;
-    all_gather(lane, team, bytes, &parts)
+    for block in blocks(bytes.len() / width, width) {
+        let bytes = &mut bytes[block];
+        let parts = Cut { count: bytes.len() / width, parts: team.size(), width }.parts();
+        reduce_scatter_in_place(lane, team, bytes, &parts, fold)?;
+        all_gather(lane, team, bytes, &parts)?;
+    }
+    Ok(())
+}
+
+/// An all-reduce takes a large buffer block by block, so that what was reduced is still in the caches
+/// when it is gathered.
+fn blocks(count: usize, width: usize) -> impl Iterator<Item = Range<usize>> {
+    let whole = Cut { count, parts: (count * width).div_ceil(BLOCK).max(1), width };
+    (0..whole.parts).map(move |i| whole.bytes(i))
 }
 
 /// `parts` are the ranges that the members own, in team order. After this, our part of `bytes` is the finished one; the other parts are used up.
@@ -157,6 +169,14 @@ pub(crate) fn reduce(
 /// What is sent and received in a step of a reduce-scatter: the part that ends with us comes last.
 fn parts_of_step(me: usize, p: usize, step: usize) -> (usize, usize) {
     ((me + 2 * p - step - 1) % p, (me + 2 * p - step - 2) % p)
+}
+
+pub(crate) fn all_reduce_sent(count: usize, width: usize, members: usize, me: usize) -> Traffic {
+    let sent = blocks(count, width).map(|block| {
+        let cut = Cut { count: block.len() / width, parts: members, width };
+        reduce_scatter_sent(&cut, me) + all_gather_sent(&cut, me)
+    });
+    sent.fold(Traffic::default(), |a, b| a + b)
 }
 
 pub(crate) fn reduce_scatter_sent(cut: &Cut, me: usize) -> Traffic {

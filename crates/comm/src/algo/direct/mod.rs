@@ -31,6 +31,8 @@ use std::ops::Range;
 pub(crate) const ONE_ROUND: usize = 16 << 10;
 /// From this many bytes per member on, a call of the kernel costs less than a second copy.
 const PULL_FROM: usize = 16 << 10;
+/// Up to this many members, pulling slices from each costs less than passing them through slots.
+const PULL_MEMBERS: usize = 3;
 
 const INPUTS: usize = 0;
 const RESULTS: usize = 1;
@@ -44,9 +46,9 @@ enum Way {
     Staged,
 }
 
-/// Says what we call and where our data lies, meets everybody, and compares. `moved` is how many
-/// bytes each member has to move, equal on all of them.
-fn open(lane: &mut Lane, data: *const u8, len: usize, moved: usize) -> Result<Way> {
+/// Says what we call and where our data lies, meets everybody, and compares. Pulls if it `pays`,
+/// which must be equal on all members.
+fn open(lane: &mut Lane, data: *const u8, len: usize, pays: bool) -> Result<Way> {
     let window = lane.window(data, len);
     let (stages, watch) = lane.stages();
     stages.announce(&watch.call, window);
@@ -55,7 +57,7 @@ fn open(lane: &mut Lane, data: *const u8, len: usize, moved: usize) -> Result<Wa
     if let Some(windows) = lane.reachable() {
         return Ok(Way::InPlace(windows));
     }
-    if moved >= PULL_FROM && lane.may_pull() {
+    if pays && lane.may_pull() {
         let window = |seat| {
             let window = lane.stages.window(seat);
             Remote { pid: window.pid, at: window.at }
@@ -65,6 +67,11 @@ fn open(lane: &mut Lane, data: *const u8, len: usize, moved: usize) -> Result<Wa
     Ok(Way::Staged)
 }
 
+/// Whether pulling slices of this length from every peer is cheaper than passing them on.
+fn slices_pay(lane: &Lane, longest: usize) -> bool {
+    longest >= PULL_FROM && lane.stages.members() <= PULL_MEMBERS
+}
+
 /// Nobody goes on before everybody is done with everybody's memory.
 fn meet(lane: &mut Lane) -> Result<()> {
     let (stages, watch) = lane.stages();
@@ -72,7 +79,7 @@ fn meet(lane: &mut Lane) -> Result<()> {
 }
 
 pub(crate) fn barrier(lane: &mut Lane) -> Result<()> {
-    open(lane, std::ptr::null(), 0, 0).map(|_| ())
+    open(lane, std::ptr::null(), 0, false).map(|_| ())
 }
 
 fn slices(lane: &Lane, bytes: usize, fold: &Fold) -> Cut {
@@ -86,7 +93,8 @@ pub(crate) fn all_reduce(lane: &mut Lane, bytes: &mut [u8], fold: &Fold) -> Resu
     }
     let data = bytes.as_mut_ptr();
     let cut = slices(lane, bytes.len(), fold);
-    match open(lane, data, bytes.len(), cut.largest())? {
+    let pays = slices_pay(lane, cut.largest());
+    match open(lane, data, bytes.len(), pays)? {
         Way::InPlace(windows) => {
             let mine = cut.bytes(lane.stages.me);
             // SAFETY: every window is as long as our buffer (the calls were compared), and by the cut
@@ -103,7 +111,8 @@ pub(crate) fn all_reduce(lane: &mut Lane, bytes: &mut [u8], fold: &Fold) -> Resu
 pub(crate) fn reduce(lane: &mut Lane, bytes: &mut [u8], fold: &Fold, root: usize) -> Result<()> {
     let data = bytes.as_mut_ptr();
     let cut = slices(lane, bytes.len(), fold);
-    match open(lane, data, bytes.len(), cut.largest())? {
+    let pays = slices_pay(lane, cut.largest());
+    match open(lane, data, bytes.len(), pays)? {
         Way::InPlace(windows) => {
             let mine = cut.bytes(lane.stages.me);
             // SAFETY: as in `all_reduce`; only the root's window is written.
@@ -138,8 +147,8 @@ pub(crate) fn reduce_scatter(
     slices: &[Range<usize>],
     fold: &Fold,
 ) -> Result<()> {
-    let longest = longest(slices);
-    match open(lane, input.as_ptr(), input.len(), longest)? {
+    let pays = slices_pay(lane, longest(slices));
+    match open(lane, input.as_ptr(), input.len(), pays)? {
         Way::InPlace(windows) => {
             let mine = &slices[lane.stages.me];
             // Shifted so that the slice lands at the start of the output.
@@ -175,7 +184,7 @@ pub(crate) fn all_to_all(
     let me = lane.stages.me;
     output[routes.incoming[me].clone()].copy_from_slice(&input[routes.outgoing[me].clone()]);
     let to = output.as_mut_ptr();
-    match open(lane, input.as_ptr(), input.len(), routes.longest)? {
+    match open(lane, input.as_ptr(), input.len(), routes.longest >= PULL_FROM)? {
         Way::InPlace(windows) => {
             for peer in lane.stages.peers() {
                 let place = &routes.incoming[peer];
@@ -210,7 +219,7 @@ pub(crate) fn scatter(
     if me == root {
         output.copy_from_slice(&input[ranges[me].clone()]);
     }
-    match open(lane, input.as_ptr(), input.len(), longest(ranges))? {
+    match open(lane, input.as_ptr(), input.len(), longest(ranges) >= PULL_FROM)? {
         Way::InPlace(windows) => {
             if me != root {
                 let (to, len) = (output.as_mut_ptr(), output.len());
@@ -244,7 +253,7 @@ pub(crate) fn all_gather(
     if wanted {
         output[places[me].clone()].copy_from_slice(input);
     }
-    match open(lane, input.as_ptr(), input.len(), longest(places))? {
+    match open(lane, input.as_ptr(), input.len(), longest(places) >= PULL_FROM)? {
         Way::InPlace(windows) => {
             for peer in lane.stages.peers().filter(|_| wanted) {
                 let to = &mut output[places[peer].clone()];
@@ -268,7 +277,7 @@ pub(crate) fn all_gather(
 pub(crate) fn broadcast(lane: &mut Lane, bytes: &mut [u8], root: usize) -> Result<()> {
     let me = lane.stages.me;
     let data = bytes.as_mut_ptr();
-    match open(lane, data, bytes.len(), bytes.len())? {
+    match open(lane, data, bytes.len(), bytes.len() >= PULL_FROM)? {
         Way::InPlace(windows) => {
             if me != root {
                 // SAFETY: the root's buffer is only read until the meeting; ours is ours.

@@ -1,19 +1,20 @@
 //! The direct collectives for buffers that lie in other processes: the kernel copies what a member
-//! needs from its peers' memory, a piece that fits the caches at a time where it is to be combined.
+//! needs from its peers' memory, and results back, a piece that fits the caches at a time.
+//!
+//! A cache line that another core has written is the dear one. Pulling a slice and pushing the result
+//! back touches each line of a peer's buffer once in each direction, from one core.
 
-use super::{RESULTS, count, meet};
-use crate::copy::copy;
+use super::{count, meet};
 use crate::cut::Cut;
 use crate::error::Result;
 use crate::fold::Fold;
 use crate::lane::Lane;
 use crate::reach::{Remote, pull, push};
 use crate::scratch::Scratch;
-use crate::stage::SLOT_BYTES;
 use std::ops::Range;
 
 /// Bytes pulled at a time for combining, from all peers together: they stay in the second-level cache.
-const PIECE: usize = 256 << 10;
+const PIECE: usize = 128 << 10;
 
 /// Fills `to` from a peer's memory.
 pub(super) fn take(lane: &mut Lane, peer: usize, from: Remote, to: &mut [u8]) -> Result<()> {
@@ -23,8 +24,16 @@ pub(super) fn take(lane: &mut Lane, peer: usize, from: Remote, to: &mut [u8]) ->
     done.map_err(|e| lane.watch().lost(lane.stages.ranks[peer], &e))
 }
 
-/// Each owner pulls its slice from everybody, and passes the result on through its slots: to
-/// everybody, or to the root alone, whose buffer is then the only one that changes.
+/// Puts `bytes` into a peer's memory, which it has left to us until the next meeting.
+fn give(lane: &mut Lane, peer: usize, to: Remote, bytes: &[u8]) -> Result<()> {
+    // SAFETY: `bytes` is a live slice; the peer announced this memory for this call.
+    let done = unsafe { push(to, bytes.as_ptr(), bytes.len()) };
+    count(lane, 1, bytes.len());
+    done.map_err(|e| lane.watch().lost(lane.stages.ranks[peer], &e))
+}
+
+/// Each owner pulls its slice from everybody, and pushes the result to everybody, or to the root
+/// alone, whose buffer is then the only one that changes.
 pub(super) fn reduce_slices(
     lane: &mut Lane,
     remotes: &[Remote],
@@ -33,47 +42,30 @@ pub(super) fn reduce_slices(
     fold: &Fold,
     root: Option<usize>,
 ) -> Result<()> {
-    let (me, members) = (lane.stages.me, lane.stages.members());
-    let total = cut.count * cut.width;
-    let piece = piece_bytes(members).min(SLOT_BYTES);
-    let turns = cut.largest().div_ceil(piece);
-    let part = |seat: usize, turn: usize| part(&cut.bytes(seat), turn, piece);
-    let receives = root.is_none_or(|root| root == me);
-    let mut scratch = Scratch::new(piece * members);
-    let mut rounds = Vec::with_capacity(turns);
-    for turn in 0..=turns {
-        if turn < turns {
-            let range = part(me, turn);
-            let own = data.wrapping_add(range.start);
-            let sources = pull_all(lane, remotes, &range, own, &mut scratch)?;
-            let (stages, watch) = lane.stages();
-            let round = stages.begin(RESULTS, watch)?;
-            let destinations = [stages.own_slot(RESULTS, round), own];
-            let destinations = &destinations[..if receives { 2 } else { 1 }];
-            // SAFETY: pulled copies and our own buffer, to our own slot and buffer. Nobody pulls our
-            // own slice from us.
-            unsafe { fold.combine(&sources, destinations, range.len(), true) };
-            stages.fill(RESULTS, round);
-            rounds.push(round);
-            count(lane, 1, range.len());
+    let me = lane.stages.me;
+    let receivers: Vec<usize> =
+        lane.stages.peers().filter(|p| root.is_none_or(|r| r == *p)).collect();
+    let keep = root.is_none_or(|root| root == me);
+    let piece = piece_bytes(remotes.len());
+    for turn in 0..cut.bytes(me).len().div_ceil(piece) {
+        let range = part(&cut.bytes(me), turn, piece);
+        let own = data.wrapping_add(range.start);
+        let mut scratch = std::mem::take(&mut lane.scratch);
+        let sources = pull_all(lane, remotes, &range, own, piece, &mut scratch)?;
+        let result = scratch.as_mut_ptr().wrapping_add(me * piece);
+        let destinations = [result, own];
+        // SAFETY: pulled copies and our own slice, to the unused place of our scratch and our own
+        // slice, which nobody else touches.
+        unsafe {
+            fold.combine(&sources, &destinations[..if keep { 2 } else { 1 }], range.len(), true)
+        };
+        let result = &scratch[me * piece..me * piece + range.len()];
+        for peer in &receivers {
+            give(lane, *peer, remotes[*peer].offset(range.start), result)?;
         }
-        if turn >= 1 {
-            let (stages, watch) = lane.stages();
-            let round = rounds[turn - 1];
-            for peer in stages.peers() {
-                // Waited for even where it is not wanted: it says that the peer has pulled this
-                // piece from us.
-                let slot = stages.slot_of(peer, RESULTS, round, watch)?;
-                if receives {
-                    let range = part(peer, turn - 1);
-                    // SAFETY: a filled slot to our own buffer, which its owner has done pulling.
-                    unsafe { copy(slot, data.add(range.start), range.len(), total) };
-                }
-            }
-            stages.drain(RESULTS, round);
-        }
+        lane.scratch = scratch;
     }
-    Ok(())
+    meet(lane)
 }
 
 /// Each owner pulls its slice from everybody.
@@ -85,17 +77,17 @@ pub(super) fn reduce_scatter(
     slices: &[Range<usize>],
     fold: &Fold,
 ) -> Result<()> {
-    let (me, members) = (lane.stages.me, lane.stages.members());
-    let piece = piece_bytes(members);
-    let mut scratch = Scratch::new(piece * members);
-    for turn in 0..slices[me].len().div_ceil(piece) {
-        let range = part(&slices[me], turn, piece);
+    let mine = &slices[lane.stages.me];
+    let piece = piece_bytes(remotes.len());
+    for turn in 0..mine.len().div_ceil(piece) {
+        let range = part(mine, turn, piece);
         let own = input[range.clone()].as_ptr();
-        let sources = pull_all(lane, remotes, &range, own, &mut scratch)?;
-        let at = range.start - slices[me].start;
-        let to = output[at..at + range.len()].as_mut_ptr();
+        let mut scratch = std::mem::take(&mut lane.scratch);
+        let sources = pull_all(lane, remotes, &range, own, piece, &mut scratch)?;
+        let to = output[range.start - mine.start..range.end - mine.start].as_mut_ptr();
         // SAFETY: pulled copies and our own input, to our own output.
         unsafe { fold.combine(&sources, &[to], range.len(), true) };
+        lane.scratch = scratch;
     }
     meet(lane)
 }
@@ -106,9 +98,10 @@ fn pull_all(
     remotes: &[Remote],
     range: &Range<usize>,
     own: *const u8,
+    piece: usize,
     scratch: &mut Scratch,
 ) -> Result<Vec<*const u8>> {
-    let piece = scratch.len() / remotes.len();
+    scratch.reserve(piece * remotes.len());
     let mut sources = vec![own; remotes.len()];
     for peer in lane.stages.peers() {
         let place = &mut scratch[peer * piece..peer * piece + range.len()];
@@ -126,24 +119,19 @@ pub(super) fn broadcast(
     bytes: &mut [u8],
     root: usize,
 ) -> Result<()> {
-    let me = lane.stages.me;
-    let alone = lane.stages.members() == 2;
+    let alone = remotes.len() == 2;
     let half = if alone { bytes.len() / 2 / 4096 * 4096 } else { bytes.len() };
-    if me != root {
+    if lane.stages.me != root {
         take(lane, root, remotes[root], &mut bytes[..half])?;
     } else if alone {
         let peer = 1 - root;
-        let rest = &bytes[half..];
-        // SAFETY: the peer leaves this half of its buffer to us until the meeting.
-        let done = unsafe { push(remotes[peer].offset(half), rest.as_ptr(), rest.len()) };
-        count(lane, 1, rest.len());
-        done.map_err(|e| lane.watch().lost(lane.stages.ranks[peer], &e))?;
+        give(lane, peer, remotes[peer].offset(half), &bytes[half..])?;
     }
     meet(lane)
 }
 
 fn piece_bytes(members: usize) -> usize {
-    (PIECE / (members - 1).max(1)).max(32 << 10) / 64 * 64
+    (PIECE / (members - 1).max(1)).max(16 << 10) / 64 * 64
 }
 
 fn part(range: &Range<usize>, turn: usize, piece: usize) -> Range<usize> {
