@@ -13,6 +13,7 @@
 //! assert_eq!(means, [1.5; 4]);
 //! ```
 
+mod alarm;
 mod algo;
 mod arena;
 mod bell;
@@ -24,6 +25,7 @@ mod channel;
 mod choose;
 mod context;
 mod cost;
+mod cursors;
 mod cut;
 mod element;
 mod error;
@@ -34,6 +36,8 @@ mod join;
 mod lane;
 pub mod launch;
 mod link;
+#[cfg(all(loom, test))]
+mod loom_models;
 mod measure;
 mod messages;
 mod options;
