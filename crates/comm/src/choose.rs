@@ -1,7 +1,7 @@
 //! Which algorithm to take: the one whose price, by the formulas beside the algorithms, is the least
 //! on the links that it crosses. Pure, so that all members come to the same choice.
 
-use crate::algo::{flat, halving, ring, tree, two_level};
+use crate::algo::{direct, flat, halving, ring, tree, two_level};
 use crate::call::{Algo, Kind};
 use crate::cost::Traffic;
 use crate::cut::Cut;
@@ -92,37 +92,71 @@ pub fn choose(shape: &Shape, constants: &Constants) -> Algo {
     best.1
 }
 
-/// Messages and bytes that one member sends over links between members, exactly. `None` for direct
-/// and two-level, whose traffic goes through memory: their formulas are in their files.
+/// Messages and bytes that one member sends, exactly. For direct and two-level, the rounds and bytes
+/// that a member passes on through slots count as well; where buffers are reached in place they
+/// pass on less. `None` where it depends on more than the shape.
 pub fn sent(shape: &Shape, algo: Algo, me: usize) -> Option<Traffic> {
-    let (n, cut, bytes) = (shape.members(), shape.cut(), shape.bytes());
-    if n == 1 && algo != Algo::Direct && algo != Algo::TwoLevel {
+    if shape.members() == 1 {
         return Some(Traffic::default());
     }
+    match algo {
+        Algo::Direct => directly_sent(shape, me),
+        Algo::TwoLevel => sent_on_two_levels(shape, me),
+        Algo::Engine => None,
+        _ => sent_in_messages(shape, algo, me),
+    }
+}
+
+fn sent_in_messages(shape: &Shape, algo: Algo, me: usize) -> Option<Traffic> {
+    let (n, cut, bytes, root) = (shape.members(), shape.cut(), shape.bytes(), shape.root);
     Some(match (shape.kind, algo) {
-        (_, Algo::Direct | Algo::TwoLevel | Algo::Engine) => return None,
-        (Kind::AllReduce, Algo::Ring) => {
-            ring::reduce_scatter_sent(&cut, me) + ring::all_gather_sent(&cut, me)
-        }
+        (Kind::AllReduce, Algo::Ring) => ring::all_reduce_sent(&cut.parts(), me),
         (Kind::AllReduce, Algo::Halving) => {
             halving::reduce_scatter_sent(&cut, me) + halving::all_gather_sent(&cut, me)
         }
         (Kind::AllReduce, _) => tree::all_reduce_sent(shape.count, shape.width, me, n),
         (Kind::Reduce, Algo::Ring) => {
-            ring::reduce_scatter_sent(&cut, me) + flat::collect_sent(&cut, me, shape.root)
+            ring::reduce_scatter_sent(&cut.parts(), me) + flat::collect_sent(&cut, me, root)
         }
-        (Kind::Reduce, _) => tree::reduce_sent(bytes, shape.root, me),
+        (Kind::Reduce, _) => tree::reduce_sent(bytes, root, me),
         (Kind::ReduceScatter, Algo::Halving) => halving::reduce_scatter_sent(&cut, me),
-        (Kind::ReduceScatter, _) => ring::reduce_scatter_sent(&cut, me),
+        (Kind::ReduceScatter, _) => ring::reduce_scatter_sent(&cut.parts(), me),
         (Kind::AllGather, Algo::Halving) => halving::all_gather_sent(&cut, me),
-        (Kind::AllGather, _) => ring::all_gather_sent(&cut, me),
-        (Kind::Broadcast, Algo::Ring) => ring::broadcast_sent(n, me, shape.root, bytes),
-        (Kind::Broadcast, _) => tree::broadcast_sent(bytes, shape.root, me, n),
-        (Kind::Gather, _) => flat::collect_sent(&cut, me, shape.root),
-        (Kind::Scatter, _) => flat::deal_sent(&cut, me, shape.root),
+        (Kind::AllGather, _) => ring::all_gather_sent(&cut.parts(), me),
+        (Kind::Broadcast, Algo::Ring) => ring::broadcast_sent(n, me, root, bytes),
+        (Kind::Broadcast, _) => tree::broadcast_sent(bytes, root, me, n),
+        (Kind::Gather, _) => flat::collect_sent(&cut, me, root),
+        (Kind::Scatter, _) => flat::deal_sent(&cut, me, root),
         (Kind::AllToAll, _) => flat::all_to_all_sent(&cut, me),
-        (Kind::AllToAllV | Kind::Transfer, _) => return None,
         (Kind::Barrier, _) => halving::barrier_sent(n),
+        (Kind::AllToAllV | Kind::Transfer, _) => return None,
+    })
+}
+
+fn directly_sent(shape: &Shape, me: usize) -> Option<Traffic> {
+    let (parts, root) = (shape.cut().parts(), shape.root);
+    Some(match shape.kind {
+        Kind::AllReduce => direct::all_reduce_sent(&parts),
+        Kind::Reduce => direct::reduce_sent(&parts),
+        Kind::ReduceScatter | Kind::AllToAll => direct::reduce_scatter_sent(&parts, me),
+        Kind::AllGather | Kind::Gather => direct::all_gather_sent(&parts, me),
+        Kind::Broadcast => direct::broadcast_sent(shape.bytes(), shape.members(), me, root),
+        Kind::Scatter => direct::scatter_sent(&parts, me, root),
+        Kind::Barrier => Traffic::default(),
+        Kind::AllToAllV | Kind::Transfer => return None,
+    })
+}
+
+fn sent_on_two_levels(shape: &Shape, me: usize) -> Option<Traffic> {
+    let (cut, bytes, hosts) = (shape.cut(), shape.bytes(), shape.hosts);
+    Some(match shape.kind {
+        Kind::AllReduce => two_level::all_reduce_sent(shape.count, shape.width, hosts, me),
+        Kind::Reduce => two_level::reduce_sent(&cut, hosts, me, shape.root),
+        Kind::Broadcast => two_level::broadcast_sent(bytes, hosts, me, shape.root),
+        Kind::AllGather => two_level::all_gather_sent(&cut.parts(), hosts, me),
+        Kind::ReduceScatter => two_level::reduce_scatter_sent(&cut.parts(), hosts, me),
+        Kind::Barrier => two_level::barrier_sent(hosts, me),
+        _ => return None,
     })
 }
 

@@ -11,9 +11,13 @@
 //! - reduce-scatter, all-to-all: (L-1)/L · S,
 //! - all-gather, gather: its own S/L; broadcast: S at the root; scatter: (L-1)/L · S at the root.
 //!
+//! What counts as sent are the rounds that a member fills and the bytes it puts into its slots; in
+//! place, and in meetings, nothing is. The `*_sent` functions say it for the staged way.
+//!
 //! Contributions are combined by the owner of a slice in the order of the seats, so the result is the
 //! same on every member, in every run.
 
+use crate::cost::Traffic;
 use crate::cut::Cut;
 use crate::error::Result;
 use crate::fold::Fold;
@@ -384,6 +388,10 @@ fn meet(lane: &mut Lane) -> Result<()> {
 }
 
 fn count(lane: &mut Lane, rounds: usize, bytes: usize) {
+    // Who is alone passes nothing on.
+    if lane.stages.members() == 1 {
+        return;
+    }
     lane.traffic.messages += rounds as u64;
     lane.traffic.bytes += bytes as u64;
 }
@@ -498,6 +506,13 @@ fn deal_rounds(
     Ok(())
 }
 
+/// How many rounds it takes to spread pieces of these lengths, and the bytes of each.
+fn spread_turns(lengths: &[Range<usize>]) -> (usize, usize) {
+    let longest = lengths.iter().map(|r| r.len()).max().unwrap_or(0);
+    let piece = piece_bytes(longest, SLOT_BYTES);
+    (longest.div_ceil(piece), piece)
+}
+
 /// Passes our `input` on to everybody in rounds; `consume` gets each piece of each peer's, as long as
 /// `lengths` says.
 fn spread(
@@ -506,9 +521,7 @@ fn spread(
     lengths: &[Range<usize>],
     mut consume: impl FnMut(usize, Range<usize>, *const u8),
 ) -> Result<()> {
-    let longest = lengths.iter().map(|r| r.len()).max().unwrap_or(0);
-    let piece = piece_bytes(longest, SLOT_BYTES);
-    let turns = longest.div_ceil(piece);
+    let (turns, piece) = spread_turns(lengths);
     let part = |len: usize, turn: usize| (turn * piece).min(len)..((turn + 1) * piece).min(len);
     let mut rounds = Vec::new();
     for turn in 0..=turns {
@@ -537,4 +550,48 @@ fn spread(
     }
     count(lane, turns, input.len());
     Ok(())
+}
+
+/// A small buffer goes whole; of a large one everything but our own slice, and that as a result.
+pub(crate) fn all_reduce_sent(slices: &[Range<usize>]) -> Traffic {
+    let bytes: usize = slices.iter().map(|s| s.len()).sum();
+    if bytes <= ONE_ROUND {
+        return passed_on(slices.len(), 1, bytes);
+    }
+    reduce_sent(slices)
+}
+
+pub(crate) fn reduce_sent(slices: &[Range<usize>]) -> Traffic {
+    let rounds = Deal::over(slices, slices.len()).rounds;
+    passed_on(slices.len(), 2 * rounds, slices.iter().map(|s| s.len()).sum())
+}
+
+/// What belongs to the others; of an all-to-all, the same.
+pub(crate) fn reduce_scatter_sent(slices: &[Range<usize>], me: usize) -> Traffic {
+    let all: usize = slices.iter().map(|s| s.len()).sum();
+    let rounds = Deal::over(slices, slices.len()).rounds;
+    passed_on(slices.len(), rounds, all - slices[me].len())
+}
+
+pub(crate) fn scatter_sent(slices: &[Range<usize>], me: usize, root: usize) -> Traffic {
+    let root_sent = reduce_scatter_sent(slices, root);
+    Traffic { bytes: if me == root { root_sent.bytes } else { 0 }, ..root_sent }
+}
+
+/// Everybody takes part in all rounds, with what it has.
+pub(crate) fn all_gather_sent(places: &[Range<usize>], me: usize) -> Traffic {
+    passed_on(places.len(), spread_turns(places).0, places[me].len())
+}
+
+pub(crate) fn broadcast_sent(bytes: usize, members: usize, me: usize, root: usize) -> Traffic {
+    let mut lengths = vec![0..0; members];
+    lengths[root] = 0..bytes;
+    all_gather_sent(&lengths, me)
+}
+
+fn passed_on(members: usize, rounds: usize, bytes: usize) -> Traffic {
+    if members == 1 {
+        return Traffic::default();
+    }
+    Traffic { messages: rounds as u64, bytes: bytes as u64 }
 }

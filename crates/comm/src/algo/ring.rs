@@ -159,17 +159,21 @@ fn parts_of_step(me: usize, p: usize, step: usize) -> (usize, usize) {
     ((me + 2 * p - step - 1) % p, (me + 2 * p - step - 2) % p)
 }
 
-pub(crate) fn reduce_scatter_sent(cut: &Cut, me: usize) -> Traffic {
-    let p = cut.parts;
-    let bytes = (0..p - 1).map(|s| cut.bytes(parts_of_step(me, p, s).0).len() as u64).sum();
+pub(crate) fn reduce_scatter_sent(parts: &[Range<usize>], me: usize) -> Traffic {
+    let p = parts.len();
+    let bytes = (0..p - 1).map(|s| parts[parts_of_step(me, p, s).0].len() as u64).sum();
     Traffic { messages: p as u64 - 1, bytes }
 }
 
 /// All parts but the next member's.
-pub(crate) fn all_gather_sent(cut: &Cut, me: usize) -> Traffic {
-    let p = cut.parts;
-    let bytes = (0..p - 1).map(|s| cut.bytes((me + p - s) % p).len() as u64).sum();
+pub(crate) fn all_gather_sent(parts: &[Range<usize>], me: usize) -> Traffic {
+    let p = parts.len();
+    let bytes = (0..p - 1).map(|s| parts[(me + p - s) % p].len() as u64).sum();
     Traffic { messages: p as u64 - 1, bytes }
+}
+
+pub(crate) fn all_reduce_sent(parts: &[Range<usize>], me: usize) -> Traffic {
+    reduce_scatter_sent(parts, me) + all_gather_sent(parts, me)
 }
 
 pub(crate) fn broadcast_sent(size: usize, me: usize, root: usize, bytes: usize) -> Traffic {

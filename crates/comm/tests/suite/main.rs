@@ -3,3 +3,4 @@
 mod collectives;
 mod processes;
 mod reference;
+mod traffic;
