@@ -173,7 +173,8 @@ pub fn price(shape: &Shape, algo: Algo, constants: &Constants) -> f64 {
         Algo::Direct => time(2.0, bytes, local),
         Algo::TwoLevel => {
             // The members of a host share its network link, so slices of S/L cost as much as S.
-            let line = Shape { hosts: &(0..hosts).collect::<Vec<_>>(), ..*shape };
+            let line_hosts: Vec<usize> = (0..hosts).collect();
+            let line = Shape { hosts: &line_hosts, root: shape.hosts[shape.root], ..*shape };
             time(4.0, 2.0 * bytes, local) + price(&line, line_algo(shape.kind), constants)
         }
         Algo::Engine => f64::INFINITY,
@@ -238,6 +239,18 @@ mod tests {
         let sixteen = shape(64 << 20, &apart);
         let ring = price(&sixteen, Algo::Ring, &Constants::default());
         assert!(ring < price(&sixteen, Algo::Tree, &Constants::default()));
+    }
+
+    /// On the second level, the root is its host.
+    #[test]
+    fn a_root_past_the_number_of_hosts_has_a_price() {
+        let hosts = [0, 0, 1, 1, 1];
+        for kind in [Kind::Broadcast, Kind::Reduce] {
+            for root in 0..hosts.len() {
+                let shape = Shape { kind, count: 1000, width: 4, root, hosts: &hosts };
+                assert!(candidates(&shape).contains(&choose(&shape, &Constants::default())));
+            }
+        }
     }
 
     #[test]
