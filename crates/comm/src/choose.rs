@@ -92,16 +92,21 @@ pub fn choose(shape: &Shape, constants: &Constants) -> Algo {
     best.1
 }
 
-/// Messages and bytes that one member sends, exactly. For direct and two-level, the rounds and bytes
-/// that a member passes on through slots count as well; where buffers are reached in place they
-/// pass on less. `None` where it depends on more than the shape.
+/// Messages and bytes that one member sends, exactly. `None` where it depends on more than the shape.
 pub fn sent(shape: &Shape, algo: Algo, me: usize) -> Option<Traffic> {
+    sent_if(shape, algo, me, false)
+}
+
+/// Like [`sent`]; `pulls` says that members of one host read each other's memory (see
+/// [`crate::Group::pulls`]), which direct and two-level do where it pays. What they move through
+/// slots or pull counts as sent; where buffers are reached in place they move less.
+pub fn sent_if(shape: &Shape, algo: Algo, me: usize, pulls: bool) -> Option<Traffic> {
     if shape.members() == 1 {
         return Some(Traffic::default());
     }
     match algo {
-        Algo::Direct => directly_sent(shape, me),
-        Algo::TwoLevel => sent_on_two_levels(shape, me),
+        Algo::Direct => directly_sent(shape, me, pulls),
+        Algo::TwoLevel => sent_on_two_levels(shape, me, pulls),
         Algo::Engine => None,
         _ => sent_in_messages(shape, algo, me),
     }
@@ -133,28 +138,31 @@ fn sent_in_messages(shape: &Shape, algo: Algo, me: usize) -> Option<Traffic> {
     })
 }
 
-fn directly_sent(shape: &Shape, me: usize) -> Option<Traffic> {
+fn directly_sent(shape: &Shape, me: usize, pulls: bool) -> Option<Traffic> {
+    use direct::sent;
     let (parts, root) = (shape.cut().parts(), shape.root);
     Some(match shape.kind {
-        Kind::AllReduce => direct::all_reduce_sent(&parts),
-        Kind::Reduce => direct::reduce_sent(&parts),
-        Kind::ReduceScatter | Kind::AllToAll => direct::reduce_scatter_sent(&parts, me),
-        Kind::AllGather | Kind::Gather => direct::all_gather_sent(&parts, me),
-        Kind::Broadcast => direct::broadcast_sent(shape.bytes(), shape.members(), me, root),
-        Kind::Scatter => direct::scatter_sent(&parts, me, root),
+        Kind::AllReduce => sent::all_reduce(&parts, me, pulls),
+        Kind::Reduce => sent::reduce(&parts, me, pulls),
+        Kind::ReduceScatter => sent::reduce_scatter(&parts, me, pulls),
+        Kind::AllGather => sent::all_gather(&parts, me, true, pulls),
+        Kind::Gather => sent::all_gather(&parts, me, me == root, pulls),
+        Kind::Broadcast => sent::broadcast(shape.bytes(), shape.members(), me, root, pulls),
+        Kind::Scatter => sent::scatter(&parts, me, root, pulls),
+        Kind::AllToAll => sent::all_to_all(&parts, me, pulls),
         Kind::Barrier => Traffic::default(),
         Kind::AllToAllV | Kind::Transfer => return None,
     })
 }
 
-fn sent_on_two_levels(shape: &Shape, me: usize) -> Option<Traffic> {
-    let (cut, bytes, hosts) = (shape.cut(), shape.bytes(), shape.hosts);
+fn sent_on_two_levels(shape: &Shape, me: usize, pulls: bool) -> Option<Traffic> {
+    let (cut, hosts, root) = (shape.cut(), shape.hosts, shape.root);
     Some(match shape.kind {
-        Kind::AllReduce => two_level::all_reduce_sent(shape.count, shape.width, hosts, me),
-        Kind::Reduce => two_level::reduce_sent(&cut, hosts, me, shape.root),
-        Kind::Broadcast => two_level::broadcast_sent(bytes, hosts, me, shape.root),
-        Kind::AllGather => two_level::all_gather_sent(&cut.parts(), hosts, me),
-        Kind::ReduceScatter => two_level::reduce_scatter_sent(&cut.parts(), hosts, me),
+        Kind::AllReduce => two_level::all_reduce_sent(&cut, hosts, me, pulls),
+        Kind::Reduce => two_level::reduce_sent(&cut, hosts, me, root, pulls),
+        Kind::Broadcast => two_level::broadcast_sent(shape.bytes(), hosts, me, root, pulls),
+        Kind::AllGather => two_level::all_gather_sent(&cut, hosts, me, pulls),
+        Kind::ReduceScatter => two_level::reduce_scatter_sent(&cut, hosts, me, pulls),
         Kind::Barrier => two_level::barrier_sent(hosts, me),
         _ => return None,
     })

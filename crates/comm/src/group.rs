@@ -81,6 +81,7 @@ impl Group {
             arena: arena.clone(),
             sockets: context.sockets.clone(),
             registry: registry.clone(),
+            may_pull: context.may_pull.clone(),
         });
         let carrier = Carrier::Lane(Box::new(lane));
         Group::new(context, id, name, members, me, hosts, carrier, messages, registry)
@@ -155,6 +156,11 @@ impl Group {
             messages: self.inner.sent_messages.load(Ordering::Relaxed),
             bytes: self.inner.sent_bytes.load(Ordering::Relaxed),
         }
+    }
+
+    /// Whether members of one host read each other's memory through the kernel where it pays.
+    pub fn pulls(&self) -> bool {
+        self.inner.context.may_pull.load(Ordering::Relaxed)
     }
 
     /// The constants by which algorithms are chosen.

@@ -33,6 +33,7 @@ impl World {
             return desk.alone();
         }
         let world = desk.join()?;
+        crate::reach::try_pull(&world)?;
         if options.constants.is_none() {
             crate::measure::measure(&world)?;
         }
@@ -379,6 +380,7 @@ impl Desk<'_> {
             patience: Patience::for_ranks(self.identity.local_size),
             sockets,
             recorder: Recorder::new(rank, self.options.record.clone()),
+            may_pull: Arc::default(),
             measured: self.options.constants.map_or_else(OnceLock::new, OnceLock::from),
             hosts,
         })

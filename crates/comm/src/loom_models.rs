@@ -250,7 +250,7 @@ fn loom_a_slot_too_few_is_noticed() {
 /// from the next announcement. `step` 1 alternates between the two postings.
 fn announce_and_compare(table: &Table, me: usize, step: u64) {
     let words = |member: usize, n: u64| [n, member as u64, n + 7, n * n];
-    let window = |n: u64| Window { pid: 1, symmetric: n as u32, at: 64 * n };
+    let window = |n: u64| Window { pid: 1, symmetric: n as u32, at: 64 * n, offset: n };
     for n in 1..=3 {
         table.seats[me].postings.announce(step * n, words(me, n), window(n));
         table.meet(me, n - 1);

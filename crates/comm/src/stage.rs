@@ -66,14 +66,14 @@ pub(crate) struct Postings([Posting; 2]);
 #[repr(C, align(64))]
 struct Posting {
     call: [AtomicU64; 4],
-    window: [AtomicU64; 2],
+    window: [AtomicU64; 3],
 }
 
 impl Postings {
     #[cfg(all(loom, test))]
     pub(crate) fn new() -> Postings {
         let zero = |_| AtomicU64::new(0);
-        let posting = || Posting { call: [0; 4].map(zero), window: [0; 2].map(zero) };
+        let posting = || Posting { call: [0; 4].map(zero), window: [0; 3].map(zero) };
         Postings([posting(), posting()])
     }
 
@@ -90,6 +90,7 @@ impl Postings {
         let packed = u64::from(window.pid) << 32 | u64::from(window.symmetric);
         posting.window[0].store(packed, Ordering::Relaxed);
         posting.window[1].store(window.at, Ordering::Relaxed);
+        posting.window[2].store(window.offset, Ordering::Relaxed);
     }
 
     pub(crate) fn call(&self, number: u64) -> CallWords {
@@ -103,6 +104,7 @@ impl Postings {
             pid: (packed >> 32) as u32,
             symmetric: packed as u32,
             at: posting.window[1].load(Ordering::Relaxed),
+            offset: posting.window[2].load(Ordering::Relaxed),
         }
     }
 }
@@ -113,8 +115,10 @@ pub(crate) struct Window {
     pub pid: u32,
     /// Which symmetric allocation of the group, or 0.
     pub symmetric: u32,
-    /// Address in the process, or offset in the symmetric allocation.
+    /// Address in the process.
     pub at: u64,
+    /// Offset in the symmetric allocation.
+    pub offset: u64,
 }
 
 /// A member's side of the stages.

@@ -8,6 +8,7 @@
 //!
 //! With unequal hosts an all-reduce goes through one member per host: 2(H-1)/H · S there.
 
+use super::direct::sent;
 use super::{Team, direct, halving, ring, tree};
 use crate::cost::Traffic;
 use crate::cut::Cut;
@@ -59,7 +60,7 @@ pub(crate) fn all_reduce(lane: &mut Lane, bytes: &mut [u8], fold: &Fold) -> Resu
     direct::reduce_scatter(lane, bytes, &mut slice, &slices, &inner(fold))?;
     let line = line(lane);
     ring::all_reduce(lane, &line, &mut slice, fold)?;
-    direct::all_gather(lane, &slice, bytes.as_mut_ptr(), &slices, |_| true)
+    direct::all_gather(lane, &slice, bytes, &slices, true)
 }
 
 fn all_reduce_through_leaders(lane: &mut Lane, bytes: &mut [u8], fold: &Fold) -> Result<()> {
@@ -115,7 +116,7 @@ pub(crate) fn all_gather(lane: &mut Lane, bytes: &mut [u8], parts: &[Range<usize
         let places: Vec<Range<usize>> =
             locals_of(&lane.hosts, host).into_iter().map(|m| parts[m].clone()).collect();
         let own = Scratch::copy_of(&bytes[places[lane.stages.me].clone()]);
-        direct::all_gather(lane, &own, bytes.as_mut_ptr(), &places, |_| true)?;
+        direct::all_gather(lane, &own, bytes, &places, true)?;
     }
     Ok(())
 }
@@ -169,53 +170,63 @@ fn place(hosts: &[usize], me: usize) -> Place {
     Place { host: hosts[me], locals: locals.len(), seat }
 }
 
-pub(crate) fn all_reduce_sent(count: usize, width: usize, hosts: &[usize], me: usize) -> Traffic {
+pub(crate) fn all_reduce_sent(cut: &Cut, hosts: &[usize], me: usize, pulls: bool) -> Traffic {
     let Place { host, locals, seat } = place(hosts, me);
-    let slices = Cut { count, parts: locals, width }.parts();
+    let slices = Cut { parts: locals, ..*cut }.parts();
     let between = |count: usize| {
-        let parts = Cut { count, parts: host_count(hosts), width }.parts();
-        ring::all_reduce_sent(&parts, host)
+        ring::all_reduce_sent(&Cut { count, parts: host_count(hosts), ..*cut }.parts(), host)
     };
     if even(hosts) {
-        return direct::reduce_scatter_sent(&slices, seat)
-            + between(slices[seat].len() / width)
-            + direct::all_gather_sent(&slices, seat);
+        return sent::reduce_scatter(&slices, seat, pulls)
+            + between(slices[seat].len() / cut.width)
+            + sent::all_gather(&slices, seat, true, pulls);
     }
-    let inside =
-        direct::reduce_sent(&slices) + direct::broadcast_sent(count * width, locals, seat, 0);
-    if seat == 0 { inside + between(count) } else { inside }
+    let inside = sent::reduce(&slices, seat, pulls)
+        + sent::broadcast(cut.count * cut.width, locals, seat, 0, pulls);
+    if seat == 0 { inside + between(cut.count) } else { inside }
 }
 
-pub(crate) fn broadcast_sent(bytes: usize, hosts: &[usize], me: usize, root: usize) -> Traffic {
+pub(crate) fn broadcast_sent(
+    bytes: usize,
+    hosts: &[usize],
+    me: usize,
+    root: usize,
+    pulls: bool,
+) -> Traffic {
     let Place { host, locals, seat } = place(hosts, me);
     let leader = leaders(hosts, root)[host];
-    let inside = direct::broadcast_sent(bytes, locals, seat, place(hosts, leader).seat);
+    let inside = sent::broadcast(bytes, locals, seat, place(hosts, leader).seat, pulls);
     if leader != me {
         return inside;
     }
     inside + tree::broadcast_sent(bytes, hosts[root], host, host_count(hosts))
 }
 
-pub(crate) fn reduce_sent(cut: &Cut, hosts: &[usize], me: usize, root: usize) -> Traffic {
-    let Place { host, locals, .. } = place(hosts, me);
-    let inside = direct::reduce_sent(&Cut { parts: locals, ..*cut }.parts());
+pub(crate) fn reduce_sent(
+    cut: &Cut,
+    hosts: &[usize],
+    me: usize,
+    root: usize,
+    pulls: bool,
+) -> Traffic {
+    let Place { host, locals, seat } = place(hosts, me);
+    let inside = sent::reduce(&Cut { parts: locals, ..*cut }.parts(), seat, pulls);
     if leaders(hosts, root)[host] != me {
         return inside;
     }
     inside + tree::reduce_sent(cut.count * cut.width, hosts[root], host)
 }
 
-/// `parts` are those of all members.
-pub(crate) fn all_gather_sent(parts: &[Range<usize>], hosts: &[usize], me: usize) -> Traffic {
-    let Place { host, seat, .. } = place(hosts, me);
-    let inside = per_host(parts, hosts).map(|places| direct::all_gather_sent(&places, seat));
+pub(crate) fn all_gather_sent(cut: &Cut, hosts: &[usize], me: usize, pulls: bool) -> Traffic {
+    let (Place { host, seat, .. }, parts) = (place(hosts, me), cut.parts());
+    let inside = per_host(&parts, hosts).map(|places| sent::all_gather(&places, seat, true, pulls));
     let line: Vec<_> = line_of(hosts, seat).into_iter().map(|m| parts[m].clone()).collect();
     inside.fold(ring::all_gather_sent(&line, host), |a, b| a + b)
 }
 
-pub(crate) fn reduce_scatter_sent(parts: &[Range<usize>], hosts: &[usize], me: usize) -> Traffic {
-    let Place { host, seat, .. } = place(hosts, me);
-    let inside = per_host(parts, hosts).map(|slices| direct::reduce_scatter_sent(&slices, seat));
+pub(crate) fn reduce_scatter_sent(cut: &Cut, hosts: &[usize], me: usize, pulls: bool) -> Traffic {
+    let (Place { host, seat, .. }, parts) = (place(hosts, me), cut.parts());
+    let inside = per_host(&parts, hosts).map(|slices| sent::reduce_scatter(&slices, seat, pulls));
     let line: Vec<_> = line_of(hosts, seat).into_iter().map(|m| parts[m].clone()).collect();
     inside.fold(ring::reduce_scatter_sent(&line, host), |a, b| a + b)
 }

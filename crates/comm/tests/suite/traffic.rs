@@ -2,7 +2,9 @@
 //! byte by byte; and the formulas are the closed forms that the algorithms promise.
 
 use crate::processes::{Spread, hosts, on_processes, shared_memory, tcp};
-use lockstep_comm::{Algo, Group, Kind, Op, Shape, Traffic, candidates, on_threads, sent, share};
+use lockstep_comm::{
+    Algo, Group, Kind, Op, Shape, Symmetric, Traffic, candidates, on_threads, sent, sent_if, share,
+};
 
 const KINDS: [Kind; 9] = [
     Kind::AllReduce,
@@ -16,57 +18,82 @@ const KINDS: [Kind; 9] = [
     Kind::Barrier,
 ];
 
-/// Calls a collective on `count` floats, in the sense of `Shape::count`.
-fn call(group: &Group, kind: Kind, count: usize, root: usize) {
+/// Calls a collective on `count` floats, in the sense of `Shape::count`. `data` is what the peers
+/// reach for: the input, or the buffer that is changed.
+fn call(group: &Group, kind: Kind, count: usize, root: usize, data: &mut [f32]) {
     let (me, n) = (group.rank(), group.size());
     let (mut whole, mut own) = (vec![1f32; count], vec![1f32; share(count, n, me).len()]);
     let mut everybody = vec![1f32; if me == root { count * n } else { 0 }];
     match kind {
-        Kind::AllReduce => group.all_reduce(&mut whole, Op::Sum),
-        Kind::Reduce => group.reduce(&mut whole, Op::Sum, root),
-        Kind::ReduceScatter => group.reduce_scatter(&whole, &mut own, Op::Sum),
-        Kind::AllGather => group.all_gather(&own, &mut whole),
-        Kind::Broadcast => group.broadcast(&mut whole, root),
-        Kind::Gather => group.gather(&whole, &mut everybody, root),
-        Kind::Scatter => group.scatter(&everybody, &mut whole, root),
-        Kind::AllToAll => group.all_to_all(&whole.clone(), &mut whole),
+        Kind::AllReduce => group.all_reduce(data, Op::Sum),
+        Kind::Reduce => group.reduce(data, Op::Sum, root),
+        Kind::ReduceScatter => group.reduce_scatter(data, &mut own, Op::Sum),
+        Kind::AllGather => group.all_gather(data, &mut whole),
+        Kind::Broadcast => group.broadcast(data, root),
+        Kind::Gather => group.gather(data, &mut everybody, root),
+        Kind::Scatter => group.scatter(data, &mut whole, root),
+        Kind::AllToAll => group.all_to_all(data, &mut whole),
         Kind::Barrier => group.barrier(),
         Kind::AllToAllV | Kind::Transfer => unreachable!("not in the list"),
     }
     .unwrap();
 }
 
+/// How many floats a member brings to `call`.
+fn brought(group: &Group, kind: Kind, count: usize, root: usize) -> usize {
+    match kind {
+        Kind::AllGather => share(count, group.size(), group.rank()).len(),
+        Kind::Scatter if group.rank() == root => count * group.size(),
+        _ => count,
+    }
+}
+
 /// Every collective with every algorithm that the group's hosts allow and `wanted` wants: what was
-/// sent is what `expected` makes of the formula.
+/// sent is what `expected` makes of the formula. If there is a symmetric buffer, the root uses it.
+fn hold_with(
+    group: &Group,
+    mut symmetric: Option<Symmetric<f32>>,
+    lengths: &[usize],
+    wanted: impl Fn(Algo) -> bool,
+    expected: impl Fn(&Shape, Traffic) -> Traffic,
+) {
+    for (kind, &len) in KINDS.into_iter().flat_map(|kind| lengths.iter().map(move |l| (kind, l))) {
+        let count = match kind {
+            Kind::AllToAll => len / group.size() * group.size(),
+            Kind::Barrier => 0,
+            _ => len,
+        };
+        let root = len % group.size();
+        let shape = Shape { kind, count, width: 4, root, hosts: group.hosts() };
+        for algo in candidates(&shape).into_iter().filter(|a| wanted(*a)) {
+            let n = brought(group, kind, count, root);
+            let mut ordinary = vec![1f32; n];
+            let data = match &mut symmetric {
+                Some(symmetric) if group.rank() == root => &mut symmetric[..n],
+                _ => &mut ordinary[..],
+            };
+            let before = group.traffic();
+            call(&group.with_algo(Some(algo)), kind, count, root, data);
+            let after = group.traffic();
+            let really = Traffic {
+                messages: after.messages - before.messages,
+                bytes: after.bytes - before.bytes,
+            };
+            let formula = sent_if(&shape, algo, group.rank(), group.pulls());
+            let formula = formula.expect("there is a formula");
+            let at = format!("{algo:?} {kind:?} × {count}, rank {}", group.rank());
+            assert_eq!(really, expected(&shape, formula), "{at} on {:?}", group.hosts());
+        }
+    }
+}
+
 fn hold(
     group: &Group,
     lengths: &[usize],
     wanted: impl Fn(Algo) -> bool,
     expected: impl Fn(&Shape, Traffic) -> Traffic,
 ) {
-    for kind in KINDS {
-        for &len in lengths {
-            let count = match kind {
-                Kind::AllToAll => len / group.size() * group.size(),
-                Kind::Barrier => 0,
-                _ => len,
-            };
-            let root = len % group.size();
-            let shape = Shape { kind, count, width: 4, root, hosts: group.hosts() };
-            for algo in candidates(&shape).into_iter().filter(|a| wanted(*a)) {
-                let before = group.traffic();
-                call(&group.with_algo(Some(algo)), kind, count, root);
-                let after = group.traffic();
-                let really = Traffic {
-                    messages: after.messages - before.messages,
-                    bytes: after.bytes - before.bytes,
-                };
-                let formula = sent(&shape, algo, group.rank()).expect("there is a formula");
-                let at = format!("{algo:?} {kind:?} × {count}, rank {}", group.rank());
-                assert_eq!(really, expected(&shape, formula), "{at} on {:?}", group.hosts());
-            }
-        }
-    }
+    hold_with(group, None, lengths, wanted, expected);
 }
 
 fn message_algorithms(algo: Algo) -> bool {
@@ -107,9 +134,20 @@ fn on_worlds(test: &str, spreads: impl IntoIterator<Item = Spread>, check: impl 
 
 const LENGTHS: [usize; 6] = [0, 1, 7, 4096, 4099, 300_000];
 
+/// One symmetric buffer among ordinary ones: nobody is reached in place, and threads do not pull.
 #[test]
 fn slots_are_filled_as_the_formulas_say() {
-    let test = "traffic::slots_are_filled_as_the_formulas_say";
+    for ranks in 2..=8 {
+        on_threads(ranks, |world| {
+            let symmetric = world.symmetric(300_000 * ranks).unwrap();
+            hold_with(&world, Some(symmetric), &LENGTHS, |a| a == Algo::Direct, |_, f| f);
+        });
+    }
+}
+
+#[test]
+fn processes_pull_or_pass_on_as_the_formulas_say() {
+    let test = "traffic::processes_pull_or_pass_on_as_the_formulas_say";
     on_worlds(test, [2, 3, 5, 8].map(shared_memory), |group| {
         hold(group, &LENGTHS, |_| true, |_, formula| formula);
     });
