@@ -221,6 +221,15 @@ mod tests {
     }
 
     #[test]
+    fn a_rank_that_dies_while_it_writes_holds_nobody_up() {
+        let (board, _offer) = Board::create(2).unwrap();
+        board.alarm_record().claim();
+        let failure = Failure { guilty: 1, cause: Cause::Died, text: "rank 1 died".into() };
+        assert_eq!(board.raise(&failure), failure);
+        assert_eq!(board.alarm(), Some(failure));
+    }
+
+    #[test]
     fn a_long_text_is_cut_at_a_character() {
         let (board, _offer) = Board::create(1).unwrap();
         board.raise(&Failure { guilty: 0, cause: Cause::Failed, text: "é".repeat(TEXT) });

@@ -271,23 +271,36 @@ fn loom_one_posting_is_too_few() {
     walk(2, || both(Table::new(0), |table, me| announce_and_compare(table, me, 2)));
 }
 
+/// Two ranks raise at the same time while a third looks.
+fn the_first_alarm_stands(alarm: Alarm) {
+    let failures = [
+        Failure { guilty: 1, cause: Cause::Died, text: "ab".into() },
+        Failure { guilty: 2, cause: Cause::Late, text: "c".into() },
+    ];
+    let alarm = Arc::new(alarm);
+    let raisers = failures.clone().map(|failure| {
+        let alarm = alarm.clone();
+        thread::spawn(move || alarm.raise(&failure))
+    });
+    let early = alarm.standing();
+    let said = raisers.map(|raiser| raiser.join().unwrap());
+    let stands = alarm.standing().expect("it was raised");
+    assert!(failures.contains(&stands));
+    assert!(early.is_none_or(|seen| seen == stands));
+    assert_eq!(said, [stands.clone(), stands]);
+}
+
 #[test]
 fn loom_the_first_alarm_stands_and_is_seen_whole() {
-    walk(3, || {
-        let failures = [
-            Failure { guilty: 1, cause: Cause::Died, text: "ab".into() },
-            Failure { guilty: 2, cause: Cause::Late, text: "c".into() },
-        ];
-        let alarm = Arc::new(Alarm::new());
-        let raisers = failures.clone().map(|failure| {
-            let alarm = alarm.clone();
-            thread::spawn(move || alarm.raise(&failure))
-        });
-        let early = alarm.standing();
-        let said = raisers.map(|raiser| raiser.join().unwrap());
-        let stands = alarm.standing().expect("it was raised");
-        assert!(failures.contains(&stands));
-        assert!(early.is_none_or(|seen| seen == stands));
-        assert_eq!(said, [stands.clone(), stands]);
+    walk(3, || the_first_alarm_stands(Alarm::new()));
+}
+
+/// The one whose record is lost to the dead has to wait for the other.
+#[test]
+fn loom_the_first_alarm_stands_if_one_died_before_it() {
+    walk(2, || {
+        let alarm = Alarm::new();
+        alarm.claim();
+        the_first_alarm_stands(alarm);
     });
 }
