@@ -5,7 +5,7 @@
 use crate::bell::Bell;
 use crate::channel::{CHANNEL_BYTES, Reader, Writer};
 use crate::segment::{Address, Offer, Segment};
-use crate::stage::{Counters, Posting, SLOT_BYTES, SLOTS, STAGES};
+use crate::stage::{Counters, Postings, SLOT_BYTES, SLOTS, STAGES};
 use std::io;
 use std::sync::Arc;
 
@@ -14,8 +14,16 @@ pub(crate) struct Seat {
     /// Rung when something has happened that this member may wait for in a collective.
     pub bell: Bell,
     pub stages: [Counters; STAGES],
-    /// What this member calls, for the current and the previous direct operation.
-    pub postings: [Posting; 2],
+    /// What this member calls.
+    pub postings: Postings,
+}
+
+#[cfg(all(loom, test))]
+impl Seat {
+    pub(crate) fn new() -> Seat {
+        let stages = [(); STAGES].map(|()| Counters::new());
+        Seat { bell: Bell::new(), stages, postings: Postings::new() }
+    }
 }
 
 /// The two bells of a channel for single messages, which any thread may use beside a collective.

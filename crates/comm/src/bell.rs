@@ -3,7 +3,7 @@
 //!
 //! The ringer first makes its change, then rings; the sleeper first says that it is about to sleep,
 //! then looks once more. A fence on both sides makes sure that one of them sees the other (Dekker's
-//! argument), so a ring costs one load while nobody sleeps. `tests/loom.rs` walks all interleavings.
+//! argument), so a ring costs one load while nobody sleeps. `loom_models` walks the interleavings.
 
 use crate::sync::{AtomicU32, Ordering, fence};
 use std::time::Duration;
@@ -20,7 +20,7 @@ pub(crate) struct Bell {
 }
 
 impl Bell {
-    #[cfg(any(loom, test))]
+    #[cfg(all(loom, test))]
     pub(crate) fn new() -> Bell {
         Bell {
             rings: AtomicU32::new(0),

@@ -1,26 +1,15 @@
 //! Who is there, what each rank is doing, and whether the world is broken: the notice board of one
 //! host, in memory that all its ranks have mapped. Never decides anything: see `blame` and `pulse`.
 
+use crate::alarm::Alarm;
 use crate::call::{Call, CallWords};
-use crate::error::{Cause, Failure};
+use crate::error::Failure;
 use crate::segment::{Offer, Segment};
 use std::io;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Calls of one rank that can be seen on the board at a time; more go on unseen.
 const ACTS: usize = 8;
-/// Longest failure text; a longer one is cut.
-const TEXT: usize = 1200;
-
-#[repr(C)]
-struct Alarm {
-    claimed: AtomicU32,
-    raised: AtomicU32,
-    guilty: AtomicU32,
-    cause: AtomicU32,
-    len: AtomicU32,
-    text: [AtomicU8; TEXT],
-}
 
 #[repr(C, align(128))]
 struct Slot {
@@ -192,49 +181,17 @@ impl Board {
 
     /// Breaks the world. The first failure stands; the one that stands comes back.
     pub(crate) fn raise(&self, failure: &Failure) -> Failure {
-        let alarm = self.alarm_record();
-        let first =
-            alarm.claimed.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).is_ok();
-        if first {
-            let cut = failure.text.floor_char_boundary(TEXT);
-            for (to, from) in alarm.text.iter().zip(&failure.text.as_bytes()[..cut]) {
-                to.store(*from, Ordering::Relaxed);
-            }
-            alarm.len.store(cut as u32, Ordering::Relaxed);
-            alarm.guilty.store(failure.guilty as u32, Ordering::Relaxed);
-            alarm.cause.store(failure.cause as u32, Ordering::Relaxed);
-            alarm.raised.store(1, Ordering::Release);
-            return failure.clone();
-        }
-        // Another rank is writing it, a matter of microseconds, unless it was killed at just that
-        // moment: then our own word has to do.
-        for _ in 0..1000 {
-            if let Some(standing) = self.alarm() {
-                return standing;
-            }
-            std::thread::sleep(std::time::Duration::from_micros(100));
-        }
-        failure.clone()
+        self.alarm_record().raise(failure)
     }
 
     #[inline]
     pub(crate) fn broken(&self) -> bool {
-        self.alarm_record().raised.load(Ordering::Acquire) != 0
+        self.alarm_record().raised()
     }
 
     /// The failure that broke the world.
     pub(crate) fn alarm(&self) -> Option<Failure> {
-        if !self.broken() {
-            return None;
-        }
-        let alarm = self.alarm_record();
-        let len = (alarm.len.load(Ordering::Relaxed) as usize).min(TEXT);
-        let text: Vec<u8> = alarm.text[..len].iter().map(|b| b.load(Ordering::Relaxed)).collect();
-        Some(Failure {
-            guilty: alarm.guilty.load(Ordering::Relaxed) as usize,
-            cause: Cause::from_code(alarm.cause.load(Ordering::Relaxed)).unwrap_or(Cause::Failed),
-            text: String::from_utf8_lossy(&text).into_owned(),
-        })
+        self.alarm_record().standing()
     }
 }
 
@@ -249,6 +206,8 @@ pub(crate) fn monotonic_ms() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::alarm::TEXT;
+    use crate::error::Cause;
 
     #[test]
     fn the_first_failure_stands() {
@@ -259,6 +218,15 @@ mod tests {
         assert_eq!(board.raise(&first), first);
         assert_eq!(board.raise(&later), first);
         assert_eq!(board.alarm(), Some(first));
+    }
+
+    #[test]
+    fn a_rank_that_dies_while_it_writes_holds_nobody_up() {
+        let (board, _offer) = Board::create(2).unwrap();
+        board.alarm_record().claim();
+        let failure = Failure { guilty: 1, cause: Cause::Died, text: "rank 1 died".into() };
+        assert_eq!(board.raise(&failure), failure);
+        assert_eq!(board.alarm(), Some(failure));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Which algorithm to take: the one whose price, by the formulas beside the algorithms, is the least
 //! on the links that it crosses. Pure, so that all members come to the same choice.
 
-use crate::algo::{flat, halving, ring, tree, two_level};
+use crate::algo::{direct, flat, halving, ring, tree, two_level};
 use crate::call::{Algo, Kind};
 use crate::cost::Traffic;
 use crate::cut::Cut;
@@ -92,35 +92,79 @@ pub fn choose(shape: &Shape, constants: &Constants) -> Algo {
     best.1
 }
 
-/// Messages and bytes that one member sends over links between members, exactly. `None` for direct
-/// and two-level, whose traffic goes through memory: their formulas are in their files.
+/// Messages and bytes that one member sends, exactly. `None` where it depends on more than the shape.
 pub fn sent(shape: &Shape, algo: Algo, me: usize) -> Option<Traffic> {
-    let (n, cut, bytes) = (shape.members(), shape.cut(), shape.bytes());
-    if n == 1 && algo != Algo::Direct && algo != Algo::TwoLevel {
+    sent_if(shape, algo, me, false)
+}
+
+/// Like [`sent`]; `pulls` says that members of one host read each other's memory (see
+/// [`crate::Group::pulls`]), which direct and two-level do where it pays. What they move through
+/// slots or pull counts as sent; where buffers are reached in place they move less.
+pub fn sent_if(shape: &Shape, algo: Algo, me: usize, pulls: bool) -> Option<Traffic> {
+    if shape.members() == 1 {
         return Some(Traffic::default());
     }
+    match algo {
+        Algo::Direct => directly_sent(shape, me, pulls),
+        Algo::TwoLevel => sent_on_two_levels(shape, me, pulls),
+        Algo::Engine => None,
+        _ => sent_in_messages(shape, algo, me),
+    }
+}
+
+fn sent_in_messages(shape: &Shape, algo: Algo, me: usize) -> Option<Traffic> {
+    let (n, cut, bytes, root) = (shape.members(), shape.cut(), shape.bytes(), shape.root);
     Some(match (shape.kind, algo) {
-        (_, Algo::Direct | Algo::TwoLevel | Algo::Engine) => return None,
         (Kind::AllReduce, Algo::Ring) => ring::all_reduce_sent(shape.count, shape.width, n, me),
         (Kind::AllReduce, Algo::Halving) => {
             halving::reduce_scatter_sent(&cut, me) + halving::all_gather_sent(&cut, me)
         }
         (Kind::AllReduce, _) => tree::all_reduce_sent(shape.count, shape.width, me, n),
         (Kind::Reduce, Algo::Ring) => {
-            ring::reduce_scatter_sent(&cut, me) + flat::collect_sent(&cut, me, shape.root)
+            ring::reduce_scatter_sent(&cut.parts(), me) + flat::collect_sent(&cut, me, root)
         }
-        (Kind::Reduce, _) => tree::reduce_sent(bytes, shape.root, me),
+        (Kind::Reduce, _) => tree::reduce_sent(bytes, root, me),
         (Kind::ReduceScatter, Algo::Halving) => halving::reduce_scatter_sent(&cut, me),
-        (Kind::ReduceScatter, _) => ring::reduce_scatter_sent(&cut, me),
+        (Kind::ReduceScatter, _) => ring::reduce_scatter_sent(&cut.parts(), me),
         (Kind::AllGather, Algo::Halving) => halving::all_gather_sent(&cut, me),
-        (Kind::AllGather, _) => ring::all_gather_sent(&cut, me),
-        (Kind::Broadcast, Algo::Ring) => ring::broadcast_sent(n, me, shape.root, bytes),
-        (Kind::Broadcast, _) => tree::broadcast_sent(bytes, shape.root, me, n),
-        (Kind::Gather, _) => flat::collect_sent(&cut, me, shape.root),
-        (Kind::Scatter, _) => flat::deal_sent(&cut, me, shape.root),
+        (Kind::AllGather, _) => ring::all_gather_sent(&cut.parts(), me),
+        (Kind::Broadcast, Algo::Ring) => ring::broadcast_sent(n, me, root, bytes),
+        (Kind::Broadcast, _) => tree::broadcast_sent(bytes, root, me, n),
+        (Kind::Gather, _) => flat::collect_sent(&cut, me, root),
+        (Kind::Scatter, _) => flat::deal_sent(&cut, me, root),
         (Kind::AllToAll, _) => flat::all_to_all_sent(&cut, me),
-        (Kind::AllToAllV | Kind::Transfer, _) => return None,
         (Kind::Barrier, _) => halving::barrier_sent(n),
+        (Kind::AllToAllV | Kind::Transfer, _) => return None,
+    })
+}
+
+fn directly_sent(shape: &Shape, me: usize, pulls: bool) -> Option<Traffic> {
+    use direct::sent;
+    let (parts, root) = (shape.cut().parts(), shape.root);
+    Some(match shape.kind {
+        Kind::AllReduce => sent::all_reduce(&parts, me, pulls),
+        Kind::Reduce => sent::reduce(&parts, me, root, pulls),
+        Kind::ReduceScatter => sent::reduce_scatter(&parts, me, pulls),
+        Kind::AllGather => sent::all_gather(&parts, me, true, pulls),
+        Kind::Gather => sent::all_gather(&parts, me, me == root, pulls),
+        Kind::Broadcast => sent::broadcast(shape.bytes(), shape.members(), me, root, pulls),
+        Kind::Scatter => sent::scatter(&parts, me, root, pulls),
+        Kind::AllToAll => sent::all_to_all(&parts, me, pulls),
+        Kind::Barrier => Traffic::default(),
+        Kind::AllToAllV | Kind::Transfer => return None,
+    })
+}
+
+fn sent_on_two_levels(shape: &Shape, me: usize, pulls: bool) -> Option<Traffic> {
+    let (cut, hosts, root) = (shape.cut(), shape.hosts, shape.root);
+    Some(match shape.kind {
+        Kind::AllReduce => two_level::all_reduce_sent(&cut, hosts, me, pulls),
+        Kind::Reduce => two_level::reduce_sent(&cut, hosts, me, root, pulls),
+        Kind::Broadcast => two_level::broadcast_sent(shape.bytes(), hosts, me, root, pulls),
+        Kind::AllGather => two_level::all_gather_sent(&cut, hosts, me, pulls),
+        Kind::ReduceScatter => two_level::reduce_scatter_sent(&cut, hosts, me, pulls),
+        Kind::Barrier => two_level::barrier_sent(hosts, me),
+        _ => return None,
     })
 }
 
@@ -137,7 +181,8 @@ pub fn price(shape: &Shape, algo: Algo, constants: &Constants) -> f64 {
         Algo::Direct => time(2.0, bytes, local),
         Algo::TwoLevel => {
             // The members of a host share its network link, so slices of S/L cost as much as S.
-            let line = Shape { hosts: &(0..hosts).collect::<Vec<_>>(), ..*shape };
+            let line_hosts: Vec<usize> = (0..hosts).collect();
+            let line = Shape { hosts: &line_hosts, root: shape.hosts[shape.root], ..*shape };
             time(4.0, 2.0 * bytes, local) + price(&line, line_algo(shape.kind), constants)
         }
         Algo::Engine => f64::INFINITY,
@@ -202,6 +247,18 @@ mod tests {
         let sixteen = shape(64 << 20, &apart);
         let ring = price(&sixteen, Algo::Ring, &Constants::default());
         assert!(ring < price(&sixteen, Algo::Tree, &Constants::default()));
+    }
+
+    /// On the second level, the root is its host.
+    #[test]
+    fn a_root_past_the_number_of_hosts_has_a_price() {
+        let hosts = [0, 0, 1, 1, 1];
+        for kind in [Kind::Broadcast, Kind::Reduce] {
+            for root in 0..hosts.len() {
+                let shape = Shape { kind, count: 1000, width: 4, root, hosts: &hosts };
+                assert!(candidates(&shape).contains(&choose(&shape, &Constants::default())));
+            }
+        }
     }
 
     #[test]

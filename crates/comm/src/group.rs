@@ -158,6 +158,11 @@ impl Group {
         }
     }
 
+    /// Whether members of one host read each other's memory through the kernel where it pays.
+    pub fn pulls(&self) -> bool {
+        self.inner.context.may_pull.load(Ordering::Relaxed)
+    }
+
     /// The constants by which algorithms are chosen.
     pub fn constants(&self) -> Constants {
         self.inner.context.constants()

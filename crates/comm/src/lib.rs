@@ -13,6 +13,7 @@
 //! assert_eq!(means, [1.5; 4]);
 //! ```
 
+mod alarm;
 mod algo;
 mod arena;
 mod bell;
@@ -25,6 +26,7 @@ mod choose;
 mod context;
 mod copy;
 mod cost;
+mod cursors;
 mod cut;
 mod element;
 mod error;
@@ -35,6 +37,8 @@ mod join;
 mod lane;
 pub mod launch;
 mod link;
+#[cfg(all(loom, test))]
+mod loom_models;
 mod measure;
 mod messages;
 mod options;
@@ -61,7 +65,7 @@ mod work;
 mod world;
 
 pub use call::{Algo, Call, Kind, human_bytes};
-pub use choose::{Constants, LinkCost, Shape, candidates, choose, price, sent};
+pub use choose::{Constants, LinkCost, Shape, candidates, choose, price, sent, sent_if};
 pub use cost::Traffic;
 pub use cut::share;
 pub use element::{DType, Element, bytes_of, bytes_of_mut};

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 /// Every rank tries to read a number from every other of its host; only if all succeed is it done.
 pub(crate) fn try_pull(world: &World) -> Result<()> {
-    let secret_number = Box::new(0x10c5_7e9u64 ^ world.rank() as u64);
+    let secret_number = Box::new(0x010c_57e9_u64 ^ world.rank() as u64);
     let own = [i64::from(std::process::id()), (&raw const *secret_number) as i64];
     let mut all = vec![0i64; 2 * world.size()];
     world.all_gather(&own, &mut all)?;
@@ -20,7 +20,7 @@ pub(crate) fn try_pull(world: &World) -> Result<()> {
         let mut number = 0u64;
         // SAFETY: our own variable, eight bytes long.
         let pulled = unsafe { pull(from, (&raw mut number).cast(), 8) };
-        pulled.is_ok() && number == 0x10c5_7e9 ^ rank as u64
+        pulled.is_ok() && number == 0x010c_57e9 ^ rank as u64
     };
     let mut peers = (0..world.size()).filter(|r| hosts[*r] == hosts[world.rank()]);
     let mut verdict = [i32::from(peers.all(readable))];

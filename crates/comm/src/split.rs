@@ -39,31 +39,19 @@ impl Group {
     /// Makes groups from lists of members: all members call it, each with the list it belongs to (the
     /// same list on all members it names), or with an empty one.
     pub fn subgroup(&self, members: &[usize], name: &str) -> Result<Option<Group>> {
-        let place = members.iter().position(|m| *m == self.rank());
-        let colour = members.iter().min().map(|m| *m as i64);
         // Compared before anything is made: lists that differ would be different groups.
         let mut own = vec![-1i64; self.size() + 1];
         for (slot, member) in own.iter_mut().zip(members) {
-            *slot = *member as i64;
+            *slot = i64::try_from(*member).unwrap_or(i64::MAX);
         }
         let mut all = vec![0i64; own.len() * self.size()];
         self.all_gather(&own, &mut all)?;
-        let rank = self.inner.context.rank;
-        let misuse = |what: String| Err(Error::Misuse { rank, what });
-        if !members.is_empty() && place.is_none() {
-            return misuse(format!(
-                "the list {members:?} does not name its own caller {}",
-                self.rank()
-            ));
+        let lists: Vec<&[i64]> = all.chunks(own.len()).map(entries).collect();
+        if let Some(what) = wrong_list(&lists) {
+            return Err(Error::Misuse { rank: self.inner.context.rank, what });
         }
-        for member in members {
-            let theirs = all.chunks(own.len()).nth(*member);
-            if theirs.is_none_or(|list| list != own) {
-                return misuse(format!(
-                    "member {member} did not give the list {members:?} that names it"
-                ));
-            }
-        }
+        let place = members.iter().position(|m| *m == self.rank());
+        let colour = members.iter().min().map(|m| *m as i64);
         self.split(colour, place.unwrap_or(0) as i64, name)
     }
 
@@ -157,6 +145,29 @@ impl Group {
     fn no_memory(&self, what: &str, error: std::io::Error) -> Error {
         Error::system(self.inner.context.rank, format!("sharing memory for {what}"), error)
     }
+}
+
+/// A list as it was given: up to the first -1.
+fn entries(list: &[i64]) -> &[i64] {
+    list.split(|m| *m == -1).next().unwrap_or(&[])
+}
+
+/// What is wrong with the lists that the members gave, if anything is. Everybody looks at all of them
+/// and comes to the same answer, so that nobody is left waiting for who found a mistake.
+fn wrong_list(lists: &[&[i64]]) -> Option<String> {
+    lists.iter().enumerate().find_map(|(giver, list)| {
+        if !list.is_empty() && !list.contains(&(giver as i64)) {
+            return Some(format!("the list {list:?} does not name its own caller {giver}"));
+        }
+        list.iter().enumerate().find_map(|(i, member)| {
+            if list[..i].contains(member) {
+                return Some(format!("the list {list:?} names member {member} twice"));
+            }
+            let theirs = lists.get(*member as usize);
+            (theirs != Some(list))
+                .then(|| format!("member {member} did not give the list {list:?} that names it"))
+        })
+    })
 }
 
 /// Equal on all members of the new group, and different from every other group's: a hash of where it

@@ -29,34 +29,84 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    #[cfg(loom)]
+    #[cfg(all(loom, test))]
     pub(crate) fn new() -> Counters {
         Counters { filled: AtomicU64::new(0), _apart: [0; 56], drained: AtomicU64::new(0) }
     }
 
-    pub(crate) fn filled(&self) -> u64 {
-        self.filled.load(Ordering::Acquire)
+    /// Whether this member has filled its slot of a round, which may then be read.
+    pub(crate) fn has_filled(&self, number: u64) -> bool {
+        self.filled.load(Ordering::Acquire) > number
     }
 
-    pub(crate) fn drained(&self) -> u64 {
-        self.drained.load(Ordering::Acquire)
+    /// Whether this member has read all it wants from the round that had the same slots as `number`
+    /// before, of `slots` in turn.
+    pub(crate) fn has_freed(&self, number: u64, slots: u64) -> bool {
+        number < slots || self.drained.load(Ordering::Acquire) > number - slots
     }
 
-    pub(crate) fn fill(&self, count: u64) {
-        self.filled.store(count, Ordering::Release);
+    pub(crate) fn fill(&self, number: u64) {
+        self.filled.store(number + 1, Ordering::Release);
     }
 
-    pub(crate) fn drain(&self, count: u64) {
-        self.drained.store(count, Ordering::Release);
+    pub(crate) fn drain(&self, number: u64) {
+        self.drained.store(number + 1, Ordering::Release);
     }
 }
 
-/// What a member calls and where its data lies.
+/// What a member calls and where its data lies: for the current direct operation and the previous
+/// one, by parity. Two are enough, because every direct operation makes its members wait for each
+/// other once after they announced it: who announces operation n+2 has seen everybody in n+1, and
+/// so done with what was announced for n.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct Postings([Posting; 2]);
+
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub(crate) struct Posting {
+struct Posting {
     call: [AtomicU64; 4],
     window: [AtomicU64; 3],
+}
+
+impl Postings {
+    #[cfg(all(loom, test))]
+    pub(crate) fn new() -> Postings {
+        let zero = |_| AtomicU64::new(0);
+        let posting = || Posting { call: [0; 4].map(zero), window: [0; 3].map(zero) };
+        Postings([posting(), posting()])
+    }
+
+    fn of(&self, number: u64) -> &Posting {
+        &self.0[(number % 2) as usize]
+    }
+
+    /// Seen by the others with the next `fill`.
+    pub(crate) fn announce(&self, number: u64, call: CallWords, window: Window) {
+        let posting = self.of(number);
+        for (word, value) in posting.call.iter().zip(call) {
+            word.store(value, Ordering::Relaxed);
+        }
+        let packed = u64::from(window.pid) << 32 | u64::from(window.symmetric);
+        posting.window[0].store(packed, Ordering::Relaxed);
+        posting.window[1].store(window.at, Ordering::Relaxed);
+        posting.window[2].store(window.offset, Ordering::Relaxed);
+    }
+
+    pub(crate) fn call(&self, number: u64) -> CallWords {
+        std::array::from_fn(|i| self.of(number).call[i].load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn window(&self, number: u64) -> Window {
+        let posting = self.of(number);
+        let packed = posting.window[0].load(Ordering::Relaxed);
+        Window {
+            pid: (packed >> 32) as u32,
+            symmetric: packed as u32,
+            at: posting.window[1].load(Ordering::Relaxed),
+            offset: posting.window[2].load(Ordering::Relaxed),
+        }
+    }
 }
 
 /// Where a member's data lies, for peers that may be able to reach it in place.
@@ -103,23 +153,14 @@ impl Stages {
     /// Says what we call and where our data lies; seen by the others with the next `fill`.
     pub(crate) fn announce(&mut self, call: &Call, window: Window) {
         self.postings += 1;
-        let posting = &self.arena.seat(self.me).postings[(self.postings % 2) as usize];
-        for (word, value) in posting.call.iter().zip(call.words()) {
-            word.store(value, Ordering::Relaxed);
-        }
-        let packed = u64::from(window.pid) << 32 | u64::from(window.symmetric);
-        posting.window[0].store(packed, Ordering::Relaxed);
-        posting.window[1].store(window.at, Ordering::Relaxed);
-        posting.window[2].store(window.offset, Ordering::Relaxed);
+        self.arena.seat(self.me).postings.announce(self.postings, call.words(), window);
     }
 
     /// An error for everybody if a peer announced another call than we did.
     pub(crate) fn compare(&self, watch: &Watch) -> Result<()> {
         let ours = watch.call.words();
         for peer in self.peers() {
-            let posting = &self.arena.seat(peer).postings[(self.postings % 2) as usize];
-            let theirs: CallWords =
-                std::array::from_fn(|i| posting.call[i].load(Ordering::Relaxed));
+            let theirs = self.arena.seat(peer).postings.call(self.postings);
             if theirs != ours {
                 return Err(watch.disagreement(self.ranks[peer], &Call::describe(theirs)));
             }
@@ -129,25 +170,18 @@ impl Stages {
 
     /// Where a member said that its data lies.
     pub(crate) fn window(&self, member: usize) -> Window {
-        let posting = &self.arena.seat(member).postings[(self.postings % 2) as usize];
-        let packed = posting.window[0].load(Ordering::Relaxed);
-        Window {
-            pid: (packed >> 32) as u32,
-            symmetric: packed as u32,
-            at: posting.window[1].load(Ordering::Relaxed),
-            offset: posting.window[2].load(Ordering::Relaxed),
-        }
+        self.arena.seat(member).postings.window(self.postings)
     }
 
     /// Begins a round: gives its number once our slot for it is free.
     pub(crate) fn begin(&mut self, stage: usize, watch: &Watch) -> Result<u64> {
         let number = self.rounds[stage];
         self.rounds[stage] += 1;
-        if number >= SLOTS as u64 {
-            let reuse = number - SLOTS as u64 + 1;
-            for peer in self.peers() {
-                self.wait(peer, watch, |arena| arena.seat(peer).stages[stage].drained() >= reuse)?;
-            }
+        for peer in self.peers() {
+            let slots = SLOTS as u64;
+            self.wait(peer, watch, |arena| {
+                arena.seat(peer).stages[stage].has_freed(number, slots)
+            })?;
         }
         Ok(number)
     }
@@ -159,7 +193,7 @@ impl Stages {
 
     /// Publishes our part of a round.
     pub(crate) fn fill(&self, stage: usize, number: u64) {
-        self.arena.seat(self.me).stages[stage].fill(number + 1);
+        self.arena.seat(self.me).stages[stage].fill(number);
         self.ring();
     }
 
@@ -171,13 +205,13 @@ impl Stages {
         number: u64,
         watch: &Watch,
     ) -> Result<*const u8> {
-        self.wait(peer, watch, |arena| arena.seat(peer).stages[stage].filled() > number)?;
+        self.wait(peer, watch, |arena| arena.seat(peer).stages[stage].has_filled(number))?;
         Ok(self.arena.slot(stage, peer, number))
     }
 
     /// Says that we are done with everybody's slots of a round.
     pub(crate) fn drain(&self, stage: usize, number: u64) {
-        self.arena.seat(self.me).stages[stage].drain(number + 1);
+        self.arena.seat(self.me).stages[stage].drain(number);
         self.ring();
     }
 

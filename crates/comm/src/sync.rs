@@ -2,9 +2,9 @@
 //! `--cfg loom` so that the protocols on top can be checked in every interleaving.
 
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+pub(crate) use loom::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(not(loom))]
-pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+pub(crate) use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
 /// Sleeps until `word` is woken, unless it no longer holds `seen`; at most `limit`.
 /// May wake for no reason.
@@ -28,4 +28,15 @@ pub(crate) fn futex_wake(word: &AtomicU32) {
     unsafe {
         libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX);
     }
+}
+
+/// Waits a moment for what another rank is about to finish.
+#[cfg(not(loom))]
+pub(crate) fn pause() {
+    std::thread::sleep(std::time::Duration::from_micros(100));
+}
+
+#[cfg(loom)]
+pub(crate) fn pause() {
+    loom::thread::yield_now();
 }

@@ -173,22 +173,22 @@ fn parts_of_step(me: usize, p: usize, step: usize) -> (usize, usize) {
 
 pub(crate) fn all_reduce_sent(count: usize, width: usize, members: usize, me: usize) -> Traffic {
     let sent = blocks(count, width).map(|block| {
-        let cut = Cut { count: block.len() / width, parts: members, width };
-        reduce_scatter_sent(&cut, me) + all_gather_sent(&cut, me)
+        let parts = Cut { count: block.len() / width, parts: members, width }.parts();
+        reduce_scatter_sent(&parts, me) + all_gather_sent(&parts, me)
     });
     sent.fold(Traffic::default(), |a, b| a + b)
 }
 
-pub(crate) fn reduce_scatter_sent(cut: &Cut, me: usize) -> Traffic {
-    let p = cut.parts;
-    let bytes = (0..p - 1).map(|s| cut.bytes(parts_of_step(me, p, s).0).len() as u64).sum();
+pub(crate) fn reduce_scatter_sent(parts: &[Range<usize>], me: usize) -> Traffic {
+    let p = parts.len();
+    let bytes = (0..p - 1).map(|s| parts[parts_of_step(me, p, s).0].len() as u64).sum();
     Traffic { messages: p as u64 - 1, bytes }
 }
 
 /// All parts but the next member's.
-pub(crate) fn all_gather_sent(cut: &Cut, me: usize) -> Traffic {
-    let p = cut.parts;
-    let bytes = (0..p - 1).map(|s| cut.bytes((me + p - s) % p).len() as u64).sum();
+pub(crate) fn all_gather_sent(parts: &[Range<usize>], me: usize) -> Traffic {
+    let p = parts.len();
+    let bytes = (0..p - 1).map(|s| parts[(me + p - s) % p].len() as u64).sum();
     Traffic { messages: p as u64 - 1, bytes }
 }
 

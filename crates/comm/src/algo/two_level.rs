@@ -8,7 +8,9 @@
 //!
 //! With unequal hosts an all-reduce goes through one member per host: 2(H-1)/H · S there.
 
+use super::direct::sent;
 use super::{Team, direct, halving, ring, tree};
+use crate::cost::Traffic;
 use crate::cut::Cut;
 use crate::error::Result;
 use crate::fold::{Fold, Op};
@@ -28,9 +30,11 @@ fn host_count(hosts: &[usize]) -> usize {
 
 /// The members that have our seat on their host, one per host.
 fn line(lane: &Lane) -> Team {
-    let seat = lane.stages.me;
-    let members = (0..host_count(&lane.hosts)).map(|h| locals_of(&lane.hosts, h)[seat]).collect();
-    Team { members, me: lane.hosts[lane.me] }
+    Team { members: line_of(&lane.hosts, lane.stages.me), me: lane.hosts[lane.me] }
+}
+
+fn line_of(hosts: &[usize], seat: usize) -> Vec<usize> {
+    (0..host_count(hosts)).map(|h| locals_of(hosts, h)[seat]).collect()
 }
 
 /// One member per host: the first, or on the root's host the root.
@@ -150,4 +154,90 @@ pub(crate) fn barrier(lane: &mut Lane) -> Result<()> {
         halving::barrier(lane, &team)?;
     }
     direct::barrier(lane)
+}
+
+/// Where a member is on its host, for the formulas.
+struct Place {
+    host: usize,
+    /// How many members its host has.
+    locals: usize,
+    seat: usize,
+}
+
+fn place(hosts: &[usize], me: usize) -> Place {
+    let locals = locals_of(hosts, hosts[me]);
+    let seat = locals.iter().position(|m| *m == me).expect("everybody is on its own host");
+    Place { host: hosts[me], locals: locals.len(), seat }
+}
+
+pub(crate) fn all_reduce_sent(cut: &Cut, hosts: &[usize], me: usize, pulls: bool) -> Traffic {
+    let Place { host, locals, seat } = place(hosts, me);
+    let slices = Cut { parts: locals, ..*cut }.parts();
+    let between = |count: usize| ring::all_reduce_sent(count, cut.width, host_count(hosts), host);
+    if even(hosts) {
+        return sent::reduce_scatter(&slices, seat, pulls)
+            + between(slices[seat].len() / cut.width)
+            + sent::all_gather(&slices, seat, true, pulls);
+    }
+    let inside = sent::reduce(&slices, seat, 0, pulls)
+        + sent::broadcast(cut.count * cut.width, locals, seat, 0, pulls);
+    if seat == 0 { inside + between(cut.count) } else { inside }
+}
+
+pub(crate) fn broadcast_sent(
+    bytes: usize,
+    hosts: &[usize],
+    me: usize,
+    root: usize,
+    pulls: bool,
+) -> Traffic {
+    let Place { host, locals, seat } = place(hosts, me);
+    let leader = leaders(hosts, root)[host];
+    let inside = sent::broadcast(bytes, locals, seat, place(hosts, leader).seat, pulls);
+    if leader != me {
+        return inside;
+    }
+    inside + tree::broadcast_sent(bytes, hosts[root], host, host_count(hosts))
+}
+
+pub(crate) fn reduce_sent(
+    cut: &Cut,
+    hosts: &[usize],
+    me: usize,
+    root: usize,
+    pulls: bool,
+) -> Traffic {
+    let Place { host, locals, seat } = place(hosts, me);
+    let leader = leaders(hosts, root)[host];
+    let slices = Cut { parts: locals, ..*cut }.parts();
+    let inside = sent::reduce(&slices, seat, place(hosts, leader).seat, pulls);
+    if leader != me {
+        return inside;
+    }
+    inside + tree::reduce_sent(cut.count * cut.width, hosts[root], host)
+}
+
+pub(crate) fn all_gather_sent(cut: &Cut, hosts: &[usize], me: usize, pulls: bool) -> Traffic {
+    let (Place { host, seat, .. }, parts) = (place(hosts, me), cut.parts());
+    let inside = per_host(&parts, hosts).map(|places| sent::all_gather(&places, seat, true, pulls));
+    let line: Vec<_> = line_of(hosts, seat).into_iter().map(|m| parts[m].clone()).collect();
+    inside.fold(ring::all_gather_sent(&line, host), |a, b| a + b)
+}
+
+pub(crate) fn reduce_scatter_sent(cut: &Cut, hosts: &[usize], me: usize, pulls: bool) -> Traffic {
+    let (Place { host, seat, .. }, parts) = (place(hosts, me), cut.parts());
+    let inside = per_host(&parts, hosts).map(|slices| sent::reduce_scatter(&slices, seat, pulls));
+    let line: Vec<_> = line_of(hosts, seat).into_iter().map(|m| parts[m].clone()).collect();
+    inside.fold(ring::reduce_scatter_sent(&line, host), |a, b| a + b)
+}
+
+pub(crate) fn barrier_sent(hosts: &[usize], me: usize) -> Traffic {
+    let leads = place(hosts, me).seat == 0;
+    if leads { halving::barrier_sent(host_count(hosts)) } else { Traffic::default() }
+}
+
+/// The parts of each host's members.
+fn per_host(parts: &[Range<usize>], hosts: &[usize]) -> impl Iterator<Item = Vec<Range<usize>>> {
+    (0..host_count(hosts))
+        .map(|h| locals_of(hosts, h).into_iter().map(|m| parts[m].clone()).collect())
 }

@@ -17,6 +17,7 @@
 //! same on every member, in every run and in each of the three ways.
 
 mod pulled;
+pub(crate) mod sent;
 mod staged;
 
 use crate::cut::Cut;
@@ -68,8 +69,8 @@ fn open(lane: &mut Lane, data: *const u8, len: usize, pays: bool) -> Result<Way>
 }
 
 /// Whether pulling slices of this length from every peer is cheaper than passing them on.
-fn slices_pay(lane: &Lane, longest: usize) -> bool {
-    longest >= PULL_FROM && lane.stages.members() <= PULL_MEMBERS
+fn slices_pay(members: usize, longest: usize) -> bool {
+    longest >= PULL_FROM && members <= PULL_MEMBERS
 }
 
 /// Nobody goes on before everybody is done with everybody's memory.
@@ -93,7 +94,7 @@ pub(crate) fn all_reduce(lane: &mut Lane, bytes: &mut [u8], fold: &Fold) -> Resu
     }
     let data = bytes.as_mut_ptr();
     let cut = slices(lane, bytes.len(), fold);
-    let pays = slices_pay(lane, cut.largest());
+    let pays = slices_pay(lane.stages.members(), cut.largest());
     match open(lane, data, bytes.len(), pays)? {
         Way::InPlace(windows) => {
             let mine = cut.bytes(lane.stages.me);
@@ -111,7 +112,7 @@ pub(crate) fn all_reduce(lane: &mut Lane, bytes: &mut [u8], fold: &Fold) -> Resu
 pub(crate) fn reduce(lane: &mut Lane, bytes: &mut [u8], fold: &Fold, root: usize) -> Result<()> {
     let data = bytes.as_mut_ptr();
     let cut = slices(lane, bytes.len(), fold);
-    let pays = slices_pay(lane, cut.largest());
+    let pays = slices_pay(lane.stages.members(), cut.largest());
     match open(lane, data, bytes.len(), pays)? {
         Way::InPlace(windows) => {
             let mine = cut.bytes(lane.stages.me);
@@ -147,7 +148,7 @@ pub(crate) fn reduce_scatter(
     slices: &[Range<usize>],
     fold: &Fold,
 ) -> Result<()> {
-    let pays = slices_pay(lane, longest(slices));
+    let pays = slices_pay(lane.stages.members(), longest(slices));
     match open(lane, input.as_ptr(), input.len(), pays)? {
         Way::InPlace(windows) => {
             let mine = &slices[lane.stages.me];
@@ -319,7 +320,12 @@ fn longest(ranges: &[Range<usize>]) -> usize {
     ranges.iter().map(|r| r.len()).max().unwrap_or(0)
 }
 
+/// Counts what passes through our slots and what we copy out of peers' processes, see `sent`.
 fn count(lane: &mut Lane, rounds: usize, bytes: usize) {
+    // Who is alone passes nothing on.
+    if lane.stages.members() == 1 {
+        return;
+    }
     lane.traffic.messages += rounds as u64;
     lane.traffic.bytes += bytes as u64;
 }

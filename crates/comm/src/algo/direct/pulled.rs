@@ -120,7 +120,7 @@ pub(super) fn broadcast(
     root: usize,
 ) -> Result<()> {
     let alone = remotes.len() == 2;
-    let half = if alone { bytes.len() / 2 / 4096 * 4096 } else { bytes.len() };
+    let half = pulled_of_broadcast(bytes.len(), remotes.len());
     if lane.stages.me != root {
         take(lane, root, remotes[root], &mut bytes[..half])?;
     } else if alone {
@@ -130,7 +130,12 @@ pub(super) fn broadcast(
     meet(lane)
 }
 
-fn piece_bytes(members: usize) -> usize {
+/// How much of a broadcast is pulled; the root pushes the rest.
+pub(super) fn pulled_of_broadcast(bytes: usize, members: usize) -> usize {
+    if members == 2 { bytes / 2 / 4096 * 4096 } else { bytes }
+}
+
+pub(super) fn piece_bytes(members: usize) -> usize {
     (PIECE / (members - 1).max(1)).max(16 << 10) / 64 * 64
 }
 

@@ -199,14 +199,14 @@ pub(super) fn broadcast(lane: &mut Lane, bytes: &mut [u8], root: usize) -> Resul
 }
 
 /// How ranges of different lengths are dealt out in rounds: each peer has a place in the slot.
-struct Deal {
-    rounds: usize,
+pub(super) struct Deal {
+    pub rounds: usize,
     /// Bytes from one peer's place to the next, and the most a peer gets in one round.
     stride: usize,
 }
 
 impl Deal {
-    fn of(longest: usize, members: usize) -> Deal {
+    pub fn of(longest: usize, members: usize) -> Deal {
         let stride = piece_bytes(longest, SLOT_BYTES / members / 64 * 64);
         Deal { rounds: longest.div_ceil(stride), stride }
     }
@@ -266,6 +266,12 @@ fn deal_rounds(
     Ok(())
 }
 
+/// How many rounds it takes to spread pieces of which this is the longest, and the bytes of each.
+pub(super) fn spread_turns(longest: usize) -> (usize, usize) {
+    let piece = piece_bytes(longest, SLOT_BYTES);
+    (longest.div_ceil(piece), piece)
+}
+
 /// Passes our `input` on to everybody in rounds; `consume` gets each piece of each peer's, as long as
 /// `lengths` says.
 fn spread(
@@ -274,9 +280,7 @@ fn spread(
     lengths: &[Range<usize>],
     mut consume: impl FnMut(usize, Range<usize>, *const u8),
 ) -> Result<()> {
-    let longest = longest(lengths);
-    let piece = piece_bytes(longest, SLOT_BYTES);
-    let turns = longest.div_ceil(piece);
+    let (turns, piece) = spread_turns(longest(lengths));
     let part = |len: usize, turn: usize| (turn * piece).min(len)..((turn + 1) * piece).min(len);
     let mut rounds = Vec::new();
     for turn in 0..=turns {

@@ -1,0 +1,7 @@
+#!/bin/sh
+# Walks the interleavings of the shared-memory protocols (crates/comm/src/loom_models.rs).
+# LOOM_MAX_PREEMPTIONS in the environment replaces the bounds that the models set themselves.
+set -eu
+cd "$(dirname "$0")/.."
+export RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/loom"
+exec cargo test -p lockstep-comm --lib --release loom -- "$@"
