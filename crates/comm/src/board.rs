@@ -1,21 +1,33 @@
 //! Who is there, what each rank is doing, and whether the world is broken: the notice board of one
 //! host, in memory that all its ranks have mapped. Never decides anything: see `blame` and `pulse`.
 
-use crate::call::{Call, CallWords};
+use crate::call::{Call, CallWords, Kind};
 use crate::error::{Cause, Failure};
 use crate::segment::{Offer, Segment};
 use std::io;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// Calls of one rank that can be seen on the board at a time; more go on unseen.
 const ACTS: usize = 8;
 /// Longest failure text; a longer one is cut.
 const TEXT: usize = 1200;
 
+/// Failures that can be written down at the same time. The first that is complete stands, so a rank
+/// that is killed while it writes holds nobody up.
+const RECORDS: usize = 8;
+
 #[repr(C)]
 struct Alarm {
+    /// Records given out.
     claimed: AtomicU32,
+    /// The record that stands, plus one.
     raised: AtomicU32,
+    records: [Record; RECORDS],
+}
+
+#[repr(C)]
+struct Record {
     guilty: AtomicU32,
     cause: AtomicU32,
     len: AtomicU32,
@@ -156,13 +168,7 @@ impl Board {
     }
 
     pub(crate) fn doing(&self, rank: usize) -> Vec<Doing> {
-        let acts = self.slot(rank).acts.iter();
-        acts.filter(|a| a.busy.load(Ordering::Acquire) == 2)
-            .map(|a| Doing {
-                words: std::array::from_fn(|i| a.call[i].load(Ordering::Relaxed)),
-                waiting_for: (a.waiting.load(Ordering::Relaxed) as usize).checked_sub(1),
-            })
-            .collect()
+        self.slot(rank).acts.iter().filter_map(Act::read_whole).collect()
     }
 
     /// Writes down what a rank of another host said of itself.
@@ -180,6 +186,19 @@ impl Board {
         }
     }
 
+    /// World ranks that are seen in call `sequence` of a group, with the call as each of them makes
+    /// it. Single messages have numbers of their own and are not counted.
+    pub(crate) fn seen_in(&self, group: u64, sequence: u64) -> Vec<(usize, CallWords)> {
+        let collective = |d: &Doing| d.call().is_some_and(|c| c.kind != Kind::Transfer);
+        (0..self.ranks)
+            .filter_map(|rank| {
+                let mut doing = self.doing(rank).into_iter();
+                let found = doing.find(|d| d.words[2..] == [sequence, group] && collective(d))?;
+                Some((rank, found.words))
+            })
+            .collect()
+    }
+
     pub(crate) fn sights(&self) -> Vec<Sight> {
         (0..self.ranks)
             .map(|r| Sight {
@@ -192,29 +211,18 @@ impl Board {
 
     /// Breaks the world. The first failure stands; the one that stands comes back.
     pub(crate) fn raise(&self, failure: &Failure) -> Failure {
+        if let Some(standing) = self.alarm() {
+            return standing;
+        }
         let alarm = self.alarm_record();
-        let first =
-            alarm.claimed.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).is_ok();
-        if first {
-            let cut = failure.text.floor_char_boundary(TEXT);
-            for (to, from) in alarm.text.iter().zip(&failure.text.as_bytes()[..cut]) {
-                to.store(*from, Ordering::Relaxed);
-            }
-            alarm.len.store(cut as u32, Ordering::Relaxed);
-            alarm.guilty.store(failure.guilty as u32, Ordering::Relaxed);
-            alarm.cause.store(failure.cause as u32, Ordering::Relaxed);
-            alarm.raised.store(1, Ordering::Release);
-            return failure.clone();
+        let place = alarm.claimed.fetch_add(1, Ordering::AcqRel) as usize;
+        if let Some(record) = alarm.records.get(place) {
+            record.write(failure);
+            let number = place as u32 + 1;
+            let _ = alarm.raised.compare_exchange(0, number, Ordering::AcqRel, Ordering::Acquire);
         }
-        // Another rank is writing it, a matter of microseconds, unless it was killed at just that
-        // moment: then our own word has to do.
-        for _ in 0..1000 {
-            if let Some(standing) = self.alarm() {
-                return standing;
-            }
-            std::thread::sleep(std::time::Duration::from_micros(100));
-        }
-        failure.clone()
+        // With all records taken, one of their writers is about to be done.
+        self.await_alarm(Duration::from_millis(100)).unwrap_or_else(|| failure.clone())
     }
 
     #[inline]
@@ -224,17 +232,62 @@ impl Board {
 
     /// The failure that broke the world.
     pub(crate) fn alarm(&self) -> Option<Failure> {
-        if !self.broken() {
+        let alarm = self.alarm_record();
+        let place = alarm.raised.load(Ordering::Acquire).checked_sub(1)?;
+        alarm.records.get(place as usize).map(Record::read)
+    }
+
+    /// The failure that broke the world, if it is known within `limit`.
+    pub(crate) fn await_alarm(&self, limit: Duration) -> Option<Failure> {
+        let until = Instant::now() + limit;
+        loop {
+            let alarm = self.alarm();
+            if alarm.is_some() || Instant::now() >= until {
+                return alarm;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Record {
+    fn write(&self, failure: &Failure) {
+        let cut = failure.text.floor_char_boundary(TEXT);
+        for (to, from) in self.text.iter().zip(&failure.text.as_bytes()[..cut]) {
+            to.store(*from, Ordering::Relaxed);
+        }
+        self.len.store(cut as u32, Ordering::Relaxed);
+        self.guilty.store(failure.guilty as u32, Ordering::Relaxed);
+        self.cause.store(failure.cause as u32, Ordering::Relaxed);
+    }
+
+    fn read(&self) -> Failure {
+        let len = (self.len.load(Ordering::Relaxed) as usize).min(TEXT);
+        let text: Vec<u8> = self.text[..len].iter().map(|b| b.load(Ordering::Relaxed)).collect();
+        Failure {
+            guilty: self.guilty.load(Ordering::Relaxed) as usize,
+            cause: Cause::from_code(self.cause.load(Ordering::Relaxed)).unwrap_or(Cause::Failed),
+            text: String::from_utf8_lossy(&text).into_owned(),
+        }
+    }
+}
+
+impl Act {
+    fn read(&self) -> Option<Doing> {
+        if self.busy.load(Ordering::Acquire) != 2 {
             return None;
         }
-        let alarm = self.alarm_record();
-        let len = (alarm.len.load(Ordering::Relaxed) as usize).min(TEXT);
-        let text: Vec<u8> = alarm.text[..len].iter().map(|b| b.load(Ordering::Relaxed)).collect();
-        Some(Failure {
-            guilty: alarm.guilty.load(Ordering::Relaxed) as usize,
-            cause: Cause::from_code(alarm.cause.load(Ordering::Relaxed)).unwrap_or(Cause::Failed),
-            text: String::from_utf8_lossy(&text).into_owned(),
+        Some(Doing {
+            words: std::array::from_fn(|i| self.call[i].load(Ordering::Acquire)),
+            waiting_for: (self.waiting.load(Ordering::Relaxed) as usize).checked_sub(1),
         })
+    }
+
+    /// What stands here, unless it is being replaced: half of one call and half of the next would
+    /// accuse a rank of a call that it never made.
+    fn read_whole(&self) -> Option<Doing> {
+        let seen = self.read()?;
+        self.read().filter(|again| again.words == seen.words)
     }
 }
 
@@ -259,6 +312,15 @@ mod tests {
         assert_eq!(board.raise(&first), first);
         assert_eq!(board.raise(&later), first);
         assert_eq!(board.alarm(), Some(first));
+    }
+
+    #[test]
+    fn a_rank_that_dies_while_it_writes_holds_nobody_up() {
+        let (board, _offer) = Board::create(2).unwrap();
+        board.alarm_record().claimed.store(1, Ordering::Relaxed);
+        let failure = Failure { guilty: 1, cause: Cause::Died, text: "rank 1 died".into() };
+        assert_eq!(board.raise(&failure), failure);
+        assert_eq!(board.alarm(), Some(failure));
     }
 
     #[test]

@@ -130,7 +130,10 @@ impl Heart {
 
     /// Says goodbye once; after that the others go, and rank 0 waits for them.
     fn may_stop(&mut self) -> bool {
-        if self.board.broken() {
+        // Whatever was raised since we last looked must leave before the connections close, or the
+        // others would take us for the reason.
+        if let Some(failure) = self.board.alarm() {
+            self.handle(Event::Alarm(failure));
             self.flush();
             return true;
         }
