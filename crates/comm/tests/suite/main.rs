@@ -1,5 +1,8 @@
-//! The collectives against a plain reference, on every kind of world. One binary, to link once.
+//! The collectives against a plain reference, and what happens when things go wrong, on every kind of
+//! world. One binary, to link once.
 
 mod collectives;
+mod failures;
 mod processes;
+mod ranks;
 mod reference;
