@@ -140,8 +140,12 @@ impl Board {
         self.slot(rank).beat_ms.store(monotonic_ms(), Ordering::Relaxed);
     }
 
+    /// Zero for a rank that never gave one.
     pub(crate) fn silent_ms(&self, rank: usize) -> u64 {
-        monotonic_ms().saturating_sub(self.slot(rank).beat_ms.load(Ordering::Relaxed))
+        match self.slot(rank).beat_ms.load(Ordering::Relaxed) {
+            0 => 0,
+            last => monotonic_ms().saturating_sub(last),
+        }
     }
 
     /// Shows that `rank` is in this call; gives the place to say more, if one was free.

@@ -5,6 +5,7 @@ use crate::arena::Arena;
 use crate::cost::Traffic;
 use crate::error::Result;
 use crate::link::{BellRef, Inbox, Incoming, Outgoing, Rx, Tx, transfer};
+use crate::past::Past;
 use crate::socket::SocketReader;
 use crate::sockets::{LaneKind, Sockets};
 use crate::stage::{Stages, Window};
@@ -25,6 +26,8 @@ pub(crate) struct Lane {
     pub traffic: Traffic,
     /// The call under way.
     watch: Option<Watch>,
+    /// The calls before it.
+    past: Past,
     group: u64,
     arena: Arena,
     tx: Vec<Option<Tx>>,
@@ -67,6 +70,7 @@ impl Lane {
             stages,
             traffic: Traffic::default(),
             watch: None,
+            past: Past::default(),
             group,
             arena,
             tx,
@@ -77,12 +81,15 @@ impl Lane {
     }
 
     /// Takes up a call; everything until `end` is done in its name.
-    pub(crate) fn begin(&mut self, watch: Watch) {
+    pub(crate) fn begin(&mut self, mut watch: Watch) {
+        watch.past = self.past;
         self.watch = Some(watch);
     }
 
     pub(crate) fn end(&mut self) {
-        self.watch = None;
+        if let Some(watch) = self.watch.take() {
+            self.past = self.past.then(&watch.call);
+        }
     }
 
     pub(crate) fn watch(&self) -> &Watch {
@@ -136,7 +143,7 @@ impl Lane {
         let bell = &self.arena.seat(self.stages.me).bell;
         let out = out.map(|(to, bytes)| {
             let tx = self.tx[to].as_mut().expect("opened above");
-            Outgoing::new(self.members[to], tx, &watch.call, bytes)
+            Outgoing::new(self.members[to], tx, watch, bytes)
         });
         let inc = inc.map(|(from, inbox)| {
             let rx = self.rx[from].as_mut().expect("opened above");

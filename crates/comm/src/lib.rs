@@ -37,6 +37,7 @@ mod link;
 mod measure;
 mod messages;
 mod options;
+mod past;
 mod pulse;
 mod recorder;
 mod roll;

@@ -8,8 +8,8 @@
 //! again when everybody's `drained` has passed `n`.
 
 use crate::arena::Arena;
-use crate::call::{Call, CallWords};
 use crate::error::Result;
+use crate::past::Stamp;
 use crate::sync::{AtomicU64, Ordering};
 use crate::watch::Watch;
 
@@ -55,7 +55,7 @@ impl Counters {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Posting {
-    call: [AtomicU64; 4],
+    stamp: [AtomicU64; 6],
     window: [AtomicU64; 2],
 }
 
@@ -99,10 +99,10 @@ impl Stages {
     }
 
     /// Says what we call and where our data lies; seen by the others with the next `fill`.
-    pub(crate) fn announce(&mut self, call: &Call, window: Window) {
+    pub(crate) fn announce(&mut self, watch: &Watch, window: Window) {
         self.postings += 1;
         let posting = &self.arena.seat(self.me).postings[(self.postings % 2) as usize];
-        for (word, value) in posting.call.iter().zip(call.words()) {
+        for (word, value) in posting.stamp.iter().zip(watch.stamp()) {
             word.store(value, Ordering::Relaxed);
         }
         let packed = u64::from(window.pid) << 32 | u64::from(window.symmetric);
@@ -112,13 +112,12 @@ impl Stages {
 
     /// An error for everybody if a peer announced another call than we did.
     pub(crate) fn compare(&self, watch: &Watch) -> Result<()> {
-        let ours = watch.call.words();
+        let ours = watch.stamp();
         for peer in self.peers() {
             let posting = &self.arena.seat(peer).postings[(self.postings % 2) as usize];
-            let theirs: CallWords =
-                std::array::from_fn(|i| posting.call[i].load(Ordering::Relaxed));
+            let theirs: Stamp = std::array::from_fn(|i| posting.stamp[i].load(Ordering::Relaxed));
             if theirs != ours {
-                return Err(watch.disagreement(self.ranks[peer], &Call::describe(theirs)));
+                return Err(watch.differs(self.ranks[peer], &theirs));
             }
         }
         Ok(())

@@ -6,6 +6,7 @@ use crate::blame::blame;
 use crate::board::{Board, State};
 use crate::call::{Call, Kind};
 use crate::error::{Cause, Error, Failure, Result};
+use crate::past::{Past, Stamp};
 use std::cell::Cell;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -51,6 +52,8 @@ pub(crate) struct Watch {
     pub rank: usize,
     pub group_name: Arc<str>,
     pub call: Call,
+    /// What the group called before; compared where members compare calls.
+    pub past: Past,
     pub started: Instant,
     pub timeout: Duration,
     pub patience: Patience,
@@ -58,7 +61,7 @@ pub(crate) struct Watch {
     place: Option<usize>,
     /// How far into the call the board was last compared with it.
     looked: Cell<Duration>,
-    /// A peer that the board says is gone, and since when we know.
+    /// A peer that the board says has left or gone on, and since when nothing has come from it.
     gone: Cell<Option<(usize, Duration)>>,
 }
 
@@ -80,6 +83,7 @@ impl Watch {
             rank,
             group_name,
             call,
+            past: Past::default(),
             started,
             timeout,
             patience,
@@ -155,6 +159,7 @@ impl Watch {
         // As long as nothing moves we are seen waiting, without a gap.
         if ready() || crate::socket::poll(to_write, to_read, limit) {
             self.waiting_for(None);
+            self.gone.set(None);
         }
         Ok(())
     }
@@ -198,7 +203,7 @@ impl Watch {
     }
 
     /// What cannot be learned from messages that never come: that another member is in this very
-    /// call with other arguments, or that the peer has left.
+    /// call with other arguments, or that the peer has left, or gone on without us.
     fn look_around(&self, peer: usize, waited: Duration) -> Result<()> {
         let ours = self.call.words();
         let others = match self.call.kind {
@@ -208,18 +213,31 @@ impl Watch {
         if let Some((rank, theirs)) = others.into_iter().find(|(_, theirs)| *theirs != ours) {
             return Err(self.disagreement(rank, &Call::describe(theirs)));
         }
-        if self.board.state(peer) != State::Left {
+        let left = self.board.state(peer) == State::Left;
+        let later = self.later_call_of(peer);
+        if !left && later.is_none() {
             return Ok(());
         }
-        // What it sent before it left may still be on its way.
-        match self.gone.get().filter(|(who, _)| *who == peer) {
-            Some((_, since)) if waited >= since + GRACE => Err(self.deserted(peer)),
-            Some(_) => Ok(()),
-            None => {
-                self.gone.set(Some((peer, waited)));
-                Ok(())
-            }
+        // What it sent before that may still be on its way.
+        let (_, since) = self.gone.get().filter(|(who, _)| *who == peer).unwrap_or((peer, waited));
+        self.gone.set(Some((peer, since)));
+        match later {
+            _ if waited < since + GRACE.max(self.timeout / 4) => Ok(()),
+            Some(later) => Err(self.disagreement(peer, &format!("{later} already"))),
+            None => Err(self.deserted(peer)),
         }
+    }
+
+    /// A call of our group that the peer is in, though we still wait for its part in ours.
+    fn later_call_of(&self, peer: usize) -> Option<Call> {
+        if self.call.kind == Kind::Transfer {
+            return None;
+        }
+        let is_later = |call: &Call| {
+            (call.group, call.kind != Kind::Transfer) == (self.call.group, true)
+                && call.sequence > self.call.sequence
+        };
+        self.board.doing(peer).into_iter().filter_map(|doing| doing.call()).find(is_later)
     }
 
     pub(crate) fn waiting_for(&self, peer: Option<usize>) {
@@ -241,6 +259,16 @@ impl Watch {
             self.rank, self.call, self.group_name
         );
         self.raise(Some(peer), Failure { guilty: peer, cause: Cause::Left, text })
+    }
+
+    /// What members compare before they exchange data.
+    pub(crate) fn stamp(&self) -> Stamp {
+        self.past.stamp(&self.call)
+    }
+
+    /// A peer's stamp is not ours.
+    pub(crate) fn differs(&self, peer: usize, theirs: &Stamp) -> Error {
+        self.disagreement(peer, &self.past.difference(&self.call, theirs))
     }
 
     /// The peer made another call in our place: both calls, for everybody to read.

@@ -23,7 +23,10 @@ impl World {
     pub(crate) fn new(group: Group, pulse: Option<Pulse>) -> World {
         let context = &group.inner.context;
         context.board.set_state(context.rank, State::Running);
-        context.board.beat(context.rank);
+        // Threads have no heartbeat: without a first sign of life nobody waits for a second.
+        if pulse.is_some() {
+            context.board.beat(context.rank);
+        }
         World { group, pulse }
     }
 

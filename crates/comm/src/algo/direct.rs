@@ -32,7 +32,7 @@ const RESULTS: usize = 1;
 fn open(lane: &mut Lane, data: *const u8, len: usize) -> Result<Option<Vec<*mut u8>>> {
     let window = lane.window(data, len);
     let (stages, watch) = lane.stages();
-    stages.announce(&watch.call, window);
+    stages.announce(watch, window);
     stages.meet(watch)?;
     stages.compare(watch)?;
     Ok(lane.reachable())
@@ -99,7 +99,7 @@ unsafe fn combine_slice(
 fn all_reduce_in_one_round(lane: &mut Lane, bytes: &mut [u8], fold: &Fold) -> Result<()> {
     let window = lane.window(std::ptr::null(), 0);
     let (stages, watch) = lane.stages();
-    stages.announce(&watch.call, window);
+    stages.announce(watch, window);
     let round = stages.begin(INPUTS, watch)?;
     let slot = stages.own_slot(INPUTS, round);
     // SAFETY: our own slot, free since `begin`, and longer than a small buffer.
@@ -354,7 +354,7 @@ pub(crate) fn broadcast(lane: &mut Lane, bytes: &mut [u8], root: usize) -> Resul
 pub(crate) fn exchange_words(lane: &mut Lane, words: &[u64]) -> Result<Vec<Vec<u64>>> {
     let window = lane.window(std::ptr::null(), 0);
     let (stages, watch) = lane.stages();
-    stages.announce(&watch.call, window);
+    stages.announce(watch, window);
     let round = stages.begin(INPUTS, watch)?;
     assert!(words.len() * 8 <= SLOT_BYTES, "a row of counts fits into a slot");
     // SAFETY: our own slot, aligned and large enough.

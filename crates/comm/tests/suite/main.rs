@@ -2,6 +2,7 @@
 //! world. One binary, to link once.
 
 mod collectives;
+mod disagreements;
 mod failures;
 mod processes;
 mod ranks;

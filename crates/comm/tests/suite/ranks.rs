@@ -83,6 +83,7 @@ fn run_rank(spread: Spread, options: Options, rank: impl Fn(&Seat) -> Result<(),
     let options = Options { local: spread.links, record: Some(folder.clone()), ..options };
     let seat = Seat { identity, options, folder };
     let Err(error) = rank(&seat) else { std::process::exit(0) };
+    eprintln!("{error}");
     let verdict = Verdict {
         guilty: error.guilty(),
         cause: error.cause(),
@@ -147,12 +148,13 @@ impl Ranks {
         (verdict, Duration::from_millis(after))
     }
 
-    /// All of these ranks end well.
+    /// All ranks end well.
     pub fn end_well(mut self) {
-        for rank in 0..self.children.len() {
-            let end = self.end(rank);
-            assert!(end.success(), "rank {rank} ended with {end}:\n{}", self.log(rank));
-        }
+        let ranks = 0..self.children.len();
+        let ends: Vec<ExitStatus> = ranks.clone().map(|rank| self.end(rank)).collect();
+        let tell = |rank: usize| format!("rank {rank}: {}\n{}", ends[rank], self.log(rank));
+        let story: Vec<String> = ranks.map(tell).collect();
+        assert!(ends.iter().all(|end| end.success()), "{}", story.join("\n"));
     }
 
     pub fn log(&self, rank: usize) -> String {
