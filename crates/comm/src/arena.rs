@@ -6,6 +6,7 @@ use crate::bell::Bell;
 use crate::channel::{CHANNEL_BYTES, Reader, Writer};
 use crate::segment::{Address, Offer, Segment};
 use crate::stage::{Counters, Posting, SLOT_BYTES, SLOTS, STAGES};
+use crate::sync::AtomicU32;
 use std::io;
 use std::sync::Arc;
 
@@ -14,6 +15,8 @@ pub(crate) struct Seat {
     /// Rung when something has happened that this member may wait for in a collective.
     pub bell: Bell,
     pub stages: [Counters; STAGES],
+    /// Whether this member touches the others' memory in place.
+    pub reaching: AtomicU32,
     /// What this member calls, for the current and the previous direct operation.
     pub postings: [Posting; 2],
 }

@@ -39,6 +39,8 @@ struct Slot {
     state: AtomicU32,
     /// When the rank last gave a sign of life, on this host's monotonic clock.
     beat_ms: AtomicU64,
+    /// Whether the rank's heartbeat has passed the alarm on.
+    told: AtomicU32,
     acts: [Act; ACTS],
 }
 
@@ -227,6 +229,27 @@ impl Board {
         }
         // With all records taken, one of their writers is about to be done.
         self.await_alarm(Duration::from_millis(100)).unwrap_or_else(|| failure.clone())
+    }
+
+    /// Breaks the world for all to hear: a rank that raises an alarm may end its process the moment
+    /// after, and the others must know by then that it was not the reason.
+    pub(crate) fn raise_aloud(&self, rank: usize, failure: &Failure) -> Failure {
+        let standing = self.raise(failure);
+        let has_heartbeat = self.slot(rank).beat_ms.load(Ordering::Relaxed) != 0;
+        let until = Instant::now() + Duration::from_millis(300);
+        while has_heartbeat && standing == *failure && !self.told(rank) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        standing
+    }
+
+    fn told(&self, rank: usize) -> bool {
+        self.slot(rank).told.load(Ordering::Acquire) != 0
+    }
+
+    /// Says that the alarm has been passed on to other hosts.
+    pub(crate) fn set_told(&self, rank: usize) {
+        self.slot(rank).told.store(1, Ordering::Release);
     }
 
     #[inline]

@@ -217,10 +217,10 @@ impl Desk<'_> {
             let heard = self.limit(&stream).and_then(|()| Word::receive(&mut stream));
             match heard {
                 Ok(Word::Join(member)) => {
+                    streams.push((rank, stream));
                     if let Err(what) = roll.arrive(rank, member) {
                         return Err(self.give_up(streams, what));
                     }
-                    streams.push((rank, stream));
                 }
                 // A rank that hangs up or talks nonsense may come again; if not, it is missing.
                 other => tracing::warn!("rank {rank} came but did not join: {other:?}"),

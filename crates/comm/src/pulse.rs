@@ -119,6 +119,7 @@ impl Heart {
             }
             if let Some(failure) = self.board.alarm() {
                 self.handle(Event::Alarm(failure));
+                self.board.set_told(self.rank);
             }
             if self.stopping.load(Ordering::Acquire) && self.may_stop() {
                 return;

@@ -162,7 +162,8 @@ impl Group {
         let Context { rank, board, .. } = &*self.inner.context;
         if board.await_alarm(Duration::from_secs(1)).is_none() {
             let text = format!("rank {rank} cannot share memory for {what}: {error}");
-            board.raise(&Failure { guilty: *rank, cause: Cause::Failed, text });
+            let failure = Failure { guilty: *rank, cause: Cause::Failed, text };
+            board.raise_aloud(*rank, &failure);
         }
         // In a broken world every call says why.
         self.barrier()?;

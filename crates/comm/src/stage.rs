@@ -10,7 +10,7 @@
 use crate::arena::Arena;
 use crate::error::Result;
 use crate::past::Stamp;
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, fence};
 use crate::watch::Watch;
 
 /// Inputs pass through one stage, results through the other.
@@ -185,6 +185,26 @@ impl Stages {
         }
         self.drain(0, number);
         Ok(())
+    }
+
+    /// Says whether we touch the others' memory in place.
+    pub(crate) fn reach(&self, reaching: bool) {
+        let flag = &self.arena.seat(self.me).reaching;
+        flag.store(u32::from(reaching), Ordering::Release);
+        // Before we look whether the world stands: see `await_hands_off`.
+        fence(Ordering::SeqCst);
+    }
+
+    /// For a call that fails: returns when no peer touches our memory in place any more. The world is
+    /// broken by now, and who begins to reach after us sees that, so this takes as long as one fold.
+    /// Other processes have mappings of their own that outlive ours, and may have died reaching.
+    pub(crate) fn await_hands_off(&self) {
+        fence(Ordering::SeqCst);
+        for peer in self.peers().filter(|p| self.window(*p).pid == std::process::id()) {
+            while self.arena.seat(peer).reaching.load(Ordering::Acquire) != 0 {
+                std::thread::yield_now();
+            }
+        }
     }
 
     fn wait(&self, peer: usize, watch: &Watch, ready: impl Fn(&Arena) -> bool) -> Result<()> {

@@ -183,6 +183,14 @@ impl Watch {
         self.raise(Some(peer), Failure { guilty: peer, cause: Cause::Died, text })
     }
 
+    /// An error if the world is broken.
+    pub(crate) fn standing(&self) -> Result<()> {
+        match self.board.alarm() {
+            Some(failure) => Err(self.error(None, failure)),
+            None => Ok(()),
+        }
+    }
+
     /// An error if the world is broken, the ranks disagree, the peer is gone or the deadline over.
     pub(crate) fn check(&self, peer: usize) -> Result<()> {
         if let Some(failure) = self.board.alarm() {
@@ -292,7 +300,7 @@ impl Watch {
 
     /// Breaks the world, and gives the error of this call.
     pub(crate) fn raise(&self, peer: Option<usize>, failure: Failure) -> Error {
-        let standing = self.board.raise(&failure);
+        let standing = self.board.raise_aloud(self.rank, &failure);
         self.error(peer, standing)
     }
 

@@ -44,7 +44,8 @@ impl World {
     pub fn abort(&self, reason: &str) {
         let context = &self.group.inner.context;
         let text = format!("rank {} gave up: {reason}", context.rank);
-        context.board.raise(&Failure { guilty: context.rank, cause: Cause::Failed, text });
+        let failure = Failure { guilty: context.rank, cause: Cause::Failed, text };
+        context.board.raise_aloud(context.rank, &failure);
     }
 
     pub(crate) fn context(&self) -> &Arc<Context> {

@@ -28,18 +28,51 @@ const INPUTS: usize = 0;
 const RESULTS: usize = 1;
 
 /// Says what we call and where our data lies, meets everybody, and compares. Gives the addresses of
-/// all members' data if all can be reached in place.
+/// all members' data if all can be reached in place: then `close` must follow.
 fn open(lane: &mut Lane, data: *const u8, len: usize) -> Result<Option<Vec<*mut u8>>> {
+    let windows = agree(lane, data, len).and_then(|()| match lane.reachable() {
+        Some(windows) => reach(lane).map(|()| Some(windows)),
+        None => Ok(None),
+    });
+    if windows.is_err() {
+        lane.stages.await_hands_off();
+    }
+    windows
+}
+
+fn agree(lane: &mut Lane, data: *const u8, len: usize) -> Result<()> {
     let window = lane.window(data, len);
     let (stages, watch) = lane.stages();
     stages.announce(watch, window);
     stages.meet(watch)?;
-    stages.compare(watch)?;
-    Ok(lane.reachable())
+    stages.compare(watch)
+}
+
+/// Begins to touch the peers' memory, unless the world is broken and they may take it away.
+fn reach(lane: &mut Lane) -> Result<()> {
+    let (stages, watch) = lane.stages();
+    stages.reach(true);
+    let standing = watch.standing();
+    if standing.is_err() {
+        stages.reach(false);
+    }
+    standing
+}
+
+/// Ends what `open` began: we are done with the peers' memory, and they with ours, even if the world
+/// broke meanwhile and they never come to the meeting.
+fn close(lane: &mut Lane) -> Result<()> {
+    lane.stages.reach(false);
+    let (stages, watch) = lane.stages();
+    let met = stages.meet(watch);
+    if met.is_err() {
+        lane.stages.await_hands_off();
+    }
+    met
 }
 
 pub(crate) fn barrier(lane: &mut Lane) -> Result<()> {
-    open(lane, std::ptr::null(), 0).map(|_| ())
+    agree(lane, std::ptr::null(), 0)
 }
 
 pub(crate) fn all_reduce(lane: &mut Lane, bytes: &mut [u8], fold: &Fold) -> Result<()> {
@@ -56,7 +89,7 @@ pub(crate) fn all_reduce(lane: &mut Lane, bytes: &mut [u8], fold: &Fold) -> Resu
             // SAFETY: every window is as long as our buffer (the calls were compared), and by the cut
             // nobody else touches this slice of any window before the meeting below.
             unsafe { combine_slice(&windows, &windows, &mine, fold) };
-            meet(lane)
+            close(lane)
         }
         None => reduce_slices(lane, data, &cut, fold, |_| true, true),
     }
@@ -74,7 +107,7 @@ pub(crate) fn reduce(lane: &mut Lane, bytes: &mut [u8], fold: &Fold, root: usize
             let mine = cut.bytes(lane.stages.me);
             // SAFETY: as in `all_reduce`; only the root's window is written.
             unsafe { combine_slice(&windows, &windows[root..=root], &mine, fold) };
-            meet(lane)
+            close(lane)
         }
         None => reduce_slices(lane, data, &cut, fold, |_| at_root, at_root),
     }
@@ -207,7 +240,7 @@ pub(crate) fn reduce_scatter(
         // SAFETY: everybody's input is as long as ours and only read until the meeting; the output
         // is ours. Shifted so that the slice lands at the start of the output.
         unsafe { combine_slice(&windows, &[to.wrapping_sub(mine.start)], mine, fold) };
-        return meet(lane);
+        return close(lane);
     }
     let members = lane.stages.members();
     let from = Side { data: input.as_ptr(), ranges: slices.to_vec() };
@@ -247,7 +280,7 @@ pub(crate) fn all_to_all(
                 );
             }
         }
-        return meet(lane);
+        return close(lane);
     }
     let from = Side { data: input.as_ptr(), ranges: outgoing.to_vec() };
     deal_each(lane, &from, longest, |peer, range, slot| {
@@ -283,7 +316,7 @@ pub(crate) fn scatter(
                 std::ptr::copy_nonoverlapping(from, to, ranges[me].len());
             }
         }
-        return meet(lane);
+        return close(lane);
     }
     let from = Side { data: input.as_ptr(), ranges: outgoing };
     deal_each(lane, &from, longest, |peer, range, slot| {
@@ -318,7 +351,7 @@ pub(crate) fn all_gather(
                 std::ptr::copy_nonoverlapping(windows[peer], to, places[peer].len());
             }
         }
-        return meet(lane);
+        return close(lane);
     }
     spread(lane, input, places, |peer, range, slot| {
         if wants(peer) {
@@ -339,7 +372,7 @@ pub(crate) fn broadcast(lane: &mut Lane, bytes: &mut [u8], root: usize) -> Resul
             // SAFETY: the root's buffer is only read until the meeting; ours is ours.
             unsafe { std::ptr::copy_nonoverlapping(windows[root], data, bytes.len()) };
         }
-        return meet(lane);
+        return close(lane);
     }
     let mut lengths = vec![0..0; lane.stages.members()];
     lengths[root] = 0..bytes.len();
@@ -376,11 +409,6 @@ pub(crate) fn exchange_words(lane: &mut Lane, words: &[u64]) -> Result<Vec<Vec<u
     stages.drain(INPUTS, round);
     count(lane, 1, 0);
     Ok(rows)
-}
-
-fn meet(lane: &mut Lane) -> Result<()> {
-    let (stages, watch) = lane.stages();
-    stages.meet(watch)
 }
 
 fn count(lane: &mut Lane, rounds: usize, bytes: usize) {

@@ -136,9 +136,8 @@ fn a_rank_stuck_in_its_own_code_is_named_at_the_deadline() {
 fn a_rank_that_gives_up_panics_or_leaves_is_named_with_its_reason() {
     let test = "failures::a_rank_that_gives_up_panics_or_leaves_is_named_with_its_reason";
     for (name, spread) in worlds() {
-        for (how, victim) in
-            [("abort", 1), ("abort", 0), ("panic", 3), ("panic", 0), ("leave", 2), ("leave", 0)]
-        {
+        let ways = ["abort", "exit", "panic", "leave"];
+        for (how, victim) in ways.into_iter().flat_map(|way| [(way, 0), (way, 2)]) {
             let ending = move |seat: &Seat| {
                 let world = seat.join()?;
                 world.barrier()?;
@@ -147,6 +146,10 @@ fn a_rank_that_gives_up_panics_or_leaves_is_named_with_its_reason() {
                 }
                 match how {
                     "abort" => world.abort("the disk is full"),
+                    "exit" => {
+                        world.abort("the disk is full");
+                        std::process::exit(1);
+                    }
                     "panic" => panic!("as the test asks"),
                     _ => {}
                 }
@@ -157,7 +160,7 @@ fn a_rank_that_gives_up_panics_or_leaves_is_named_with_its_reason() {
                 continue;
             };
             let (cause, reason) = match how {
-                "abort" => (Cause::Failed, "gave up: the disk is full"),
+                "abort" | "exit" => (Cause::Failed, "gave up: the disk is full"),
                 "panic" => (Cause::Failed, "gave up: it panicked"),
                 _ => (Cause::Left, "has left the world"),
             };
@@ -178,6 +181,30 @@ fn a_rank_that_leaves_is_missed_on_threads_as_well() {
     });
     for error in errors.into_iter().flatten() {
         assert_eq!((error.guilty(), error.cause()), (Some(1), Some(Cause::Left)), "{error}");
+    }
+}
+
+/// Threads reduce straight in each other's buffers: a rank whose call fails must not get its buffer
+/// back while a peer still writes there.
+#[test]
+fn a_buffer_that_comes_back_from_a_failed_call_is_the_callers_alone() {
+    for round in 0..20 {
+        on_threads_with(&impatient(), 4, |world| {
+            std::thread::scope(|scope| {
+                let aborted = world.group().rank() == 3;
+                if aborted {
+                    scope.spawn(|| {
+                        std::thread::sleep(Duration::from_micros(500 * round));
+                        world.abort("in the middle of it");
+                    });
+                }
+                let mut buffer = vec![1.0f32; 1 << 19];
+                while world.all_reduce(&mut buffer, Op::Max).is_ok() {}
+                buffer.fill(7.0);
+                std::thread::sleep(Duration::from_millis(3));
+                assert!(buffer.iter().all(|x| *x == 7.0), "somebody wrote after the call was over");
+            });
+        });
     }
 }
 
