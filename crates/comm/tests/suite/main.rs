@@ -7,3 +7,5 @@ mod failures;
 mod processes;
 mod ranks;
 mod reference;
+mod rendezvous;
+mod strangers;
