@@ -89,8 +89,8 @@ fn a_stopped_rank_is_named_at_the_heartbeat() {
         for victim in [0, 1] {
             let world = format!("{name}-{victim}");
             // The calls are more patient than the heartbeat, as by default.
-            let options = Options { timeout: Duration::from_secs(20), ..impatient() };
-            let heartbeat = options.heartbeat;
+            let heartbeat = Duration::from_millis(1500);
+            let options = Options { heartbeat, timeout: Duration::from_secs(20), ..impatient() };
             let Some(mut ranks) = spawn(test, &world, spread, options, keep_calling) else {
                 continue;
             };
@@ -117,10 +117,12 @@ fn a_rank_stuck_in_its_own_code_is_named_at_the_deadline() {
             }
             world.all_reduce(&mut [1.0f32; 5000], Op::Sum)
         };
-        let Some(mut ranks) = spawn(test, name, spread, impatient(), stuck) else { continue };
+        let timeout = Duration::from_secs(2);
+        let options = Options { timeout, ..impatient() };
+        let Some(mut ranks) = spawn(test, name, spread, options, stuck) else { continue };
         ranks.await_mark("soon", 0..RANKS);
         let since = SystemTime::now();
-        let limit = impatient().timeout + Duration::from_millis(1500);
+        let limit = timeout + Duration::from_millis(1500);
         for verdict in all_blame(&mut ranks, 2, &[Cause::Late], since, limit) {
             let has = |what: &str| assert!(verdict.error.contains(what), "{}", verdict.error);
             has("all_reduce #1");

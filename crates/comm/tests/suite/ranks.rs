@@ -33,11 +33,11 @@ impl Seat {
     }
 }
 
-/// Short waits, so that failures show quickly.
+/// Short waits, so that failures show quickly, yet long enough for a machine with other work.
 pub fn impatient() -> Options {
     Options {
-        timeout: Duration::from_secs(2),
-        heartbeat: Duration::from_millis(1500),
+        timeout: Duration::from_secs(4),
+        heartbeat: Duration::from_secs(4),
         join_timeout: Duration::from_secs(20),
         constants: Some(Constants::default()),
         ..Options::default()
