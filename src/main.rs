@@ -1,11 +1,12 @@
 //! The command line: one file per command, each a thin layer over the crates.
 
 mod commands;
+mod world;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use commands::launch;
+use commands::{bench, launch};
 use tracing_subscriber::EnvFilter;
 
 /// Trains one model on many ranks.
@@ -19,6 +20,8 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Launch(launch::Args),
+    /// Measure this machine
+    Bench(bench::Args),
 }
 
 fn main() -> ExitCode {
@@ -26,6 +29,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(level).with_writer(std::io::stderr).init();
     let result = match Cli::parse().command {
         Command::Launch(args) => launch::run(args),
+        Command::Bench(args) => bench::run(args),
     };
     result.unwrap_or_else(|error| {
         // With its causes, but without a backtrace: most are a user's mistakes.

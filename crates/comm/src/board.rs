@@ -279,7 +279,9 @@ impl Board {
 
 impl Record {
     fn write(&self, failure: &Failure) {
-        let cut = failure.text.floor_char_boundary(TEXT);
+        let cut =
+            (0..=failure.text.len().min(TEXT)).rev().find(|n| failure.text.is_char_boundary(*n));
+        let cut = cut.unwrap_or(0);
         for (to, from) in self.text.iter().zip(&failure.text.as_bytes()[..cut]) {
             to.store(*from, Ordering::Relaxed);
         }

@@ -5,6 +5,7 @@ use crate::choose::Constants;
 use crate::recorder::Recorder;
 use crate::sockets::Sockets;
 use crate::watch::Patience;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -17,6 +18,8 @@ pub(crate) struct Context {
     pub patience: Patience,
     pub sockets: Option<Arc<Sockets>>,
     pub recorder: Recorder,
+    /// Whether the ranks of each host may read each other's memory; found out when the world starts.
+    pub may_pull: Arc<AtomicBool>,
     /// Set once, when the world starts.
     pub measured: OnceLock<Constants>,
 }

@@ -81,6 +81,7 @@ impl Group {
             arena: arena.clone(),
             sockets: context.sockets.clone(),
             registry: registry.clone(),
+            may_pull: context.may_pull.clone(),
         });
         let carrier = Carrier::Lane(Box::new(lane));
         Group::new(context, id, name, members, me, hosts, carrier, messages, registry)

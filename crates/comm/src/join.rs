@@ -33,12 +33,16 @@ impl World {
             return desk.alone();
         }
         let world = desk.join()?;
+        crate::reach::try_pull(&world)?;
         if options.constants.is_none() {
             crate::measure::measure(&world)?;
         }
         Ok(world)
     }
 }
+
+/// The control connections, with the rank at the other end.
+type Streams = Vec<(usize, TcpStream)>;
 
 /// What a rank has at hand while it joins.
 struct Desk<'a> {
@@ -50,7 +54,7 @@ struct Desk<'a> {
 /// The roll and the control connections: with all others at rank 0, with rank 0 elsewhere.
 struct Assembled {
     members: Vec<Member>,
-    streams: Vec<(usize, TcpStream)>,
+    streams: Streams,
     /// At rank 0 the port stays open, so that strangers and leftovers are told to go.
     listener: Option<ListenerHandle>,
 }
@@ -193,9 +197,9 @@ impl Desk<'_> {
         &self,
         arrivals: &Receiver<(Hello, TcpStream)>,
         me: Member,
-    ) -> Result<(Vec<Member>, Vec<(usize, TcpStream)>)> {
+    ) -> Result<(Vec<Member>, Streams)> {
         let mut roll = Roll::new(self.identity.size, me);
-        let mut streams: Vec<(usize, TcpStream)> = Vec::new();
+        let mut streams: Streams = Vec::new();
         while !roll.complete() {
             if let Some(rank) = gone(&streams) {
                 let what = format!("rank {rank} came and was lost while the world formed");
@@ -231,7 +235,7 @@ impl Desk<'_> {
     }
 
     /// Everybody who is there hears why it will not be.
-    fn give_up(&self, streams: Vec<(usize, TcpStream)>, what: String) -> Error {
+    fn give_up(&self, streams: Streams, what: String) -> Error {
         let (guilty, cause) = (self.identity.rank, Cause::Failed);
         let failure = Failure { guilty, cause, text: what.clone() };
         for (_, mut stream) in streams {
@@ -393,6 +397,7 @@ impl Desk<'_> {
             patience: Patience::for_ranks(self.identity.local_size),
             sockets,
             recorder: Recorder::new(rank, self.options.record.clone()),
+            may_pull: Arc::default(),
             measured: self.options.constants.map_or_else(OnceLock::new, OnceLock::from),
             hosts,
         })

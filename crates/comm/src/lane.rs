@@ -12,6 +12,7 @@ use crate::stage::{Stages, Window};
 use crate::symmetric::Registry;
 use crate::watch::Watch;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(crate) struct Lane {
     /// Our index among the members.
@@ -34,6 +35,7 @@ pub(crate) struct Lane {
     rx: Vec<Option<Rx>>,
     sockets: Option<Arc<Sockets>>,
     registry: Arc<Registry>,
+    may_pull: Arc<AtomicBool>,
 }
 
 /// What a lane is made of.
@@ -45,11 +47,12 @@ pub(crate) struct LaneParts {
     pub arena: Arena,
     pub sockets: Option<Arc<Sockets>>,
     pub registry: Arc<Registry>,
+    pub may_pull: Arc<AtomicBool>,
 }
 
 impl Lane {
     pub(crate) fn new(parts: LaneParts) -> Lane {
-        let LaneParts { group, me, members, hosts, arena, sockets, registry } = parts;
+        let LaneParts { group, me, members, hosts, arena, sockets, registry, may_pull } = parts;
         let locals = locals_of(&hosts, hosts[me]);
         let seat = locals.iter().position(|&m| m == me).expect("we are on our own host");
         let ranks = locals.iter().map(|&m| members[m]).collect();
@@ -77,6 +80,7 @@ impl Lane {
             rx,
             sockets,
             registry,
+            may_pull,
         }
     }
 
@@ -103,11 +107,14 @@ impl Lane {
 
     /// The window through which peers may reach `len` bytes at `data`.
     pub(crate) fn window(&self, data: *const u8, len: usize) -> Window {
-        let pid = std::process::id();
-        match self.registry.find(data, len) {
-            Some((symmetric, at)) => Window { pid, symmetric, at },
-            None => Window { pid, symmetric: 0, at: data.expose_provenance() as u64 },
-        }
+        let (symmetric, offset) = self.registry.find(data, len).unwrap_or((0, 0));
+        let at = data.expose_provenance() as u64;
+        Window { pid: std::process::id(), symmetric, at, offset }
+    }
+
+    /// Whether every member of this host may read every other's memory.
+    pub(crate) fn may_pull(&self) -> bool {
+        self.may_pull.load(Ordering::Relaxed)
     }
 
     /// The addresses of all local members' windows, if every one of them can be reached in place
@@ -117,7 +124,7 @@ impl Lane {
             (0..self.stages.members()).map(|m| self.stages.window(m)).collect();
         let first = windows[0];
         if first.symmetric != 0 && windows.iter().all(|w| w.symmetric == first.symmetric) {
-            return self.registry.resolve(first.symmetric, windows.iter().map(|w| w.at));
+            return self.registry.resolve(first.symmetric, windows.iter().map(|w| w.offset));
         }
         let in_process = windows.iter().all(|w| w.symmetric == 0 && w.pid == first.pid);
         in_process.then(|| {

@@ -169,11 +169,12 @@ impl<'link, 'data> Incoming<'link, 'data> {
         if self.got >= HEADER && !self.done() {
             self.read_body(watch)?;
         }
-        if self.got > before && self.done() {
-            if let Rx::Shared { reader, bell } = self.rx {
-                reader.skip_padding();
-                bell.ring();
-            }
+        if self.got > before
+            && self.done()
+            && let Rx::Shared { reader, bell } = self.rx
+        {
+            reader.skip_padding();
+            bell.ring();
         }
         Ok(self.got > before)
     }

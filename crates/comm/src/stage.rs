@@ -12,6 +12,7 @@ use crate::error::Result;
 use crate::past::Stamp;
 use crate::sync::{AtomicU64, Ordering, fence};
 use crate::watch::Watch;
+use std::time::{Duration, Instant};
 
 /// Inputs pass through one stage, results through the other.
 pub(crate) const STAGES: usize = 2;
@@ -56,7 +57,7 @@ impl Counters {
 #[repr(C, align(64))]
 pub(crate) struct Posting {
     stamp: [AtomicU64; 6],
-    window: [AtomicU64; 2],
+    window: [AtomicU64; 3],
 }
 
 /// Where a member's data lies, for peers that may be able to reach it in place.
@@ -65,8 +66,10 @@ pub(crate) struct Window {
     pub pid: u32,
     /// Which symmetric allocation of the group, or 0.
     pub symmetric: u32,
-    /// Address in the process, or offset in the symmetric allocation.
+    /// Address in the process.
     pub at: u64,
+    /// Offset in the symmetric allocation.
+    pub offset: u64,
 }
 
 /// A member's side of the stages.
@@ -108,6 +111,7 @@ impl Stages {
         let packed = u64::from(window.pid) << 32 | u64::from(window.symmetric);
         posting.window[0].store(packed, Ordering::Relaxed);
         posting.window[1].store(window.at, Ordering::Relaxed);
+        posting.window[2].store(window.offset, Ordering::Relaxed);
     }
 
     /// An error for everybody if a peer announced another call than we did.
@@ -131,6 +135,7 @@ impl Stages {
             pid: (packed >> 32) as u32,
             symmetric: packed as u32,
             at: posting.window[1].load(Ordering::Relaxed),
+            offset: posting.window[2].load(Ordering::Relaxed),
         }
     }
 
@@ -195,13 +200,16 @@ impl Stages {
         fence(Ordering::SeqCst);
     }
 
-    /// For a call that fails: returns when no peer touches our memory in place any more. The world is
-    /// broken by now, and who begins to reach after us sees that, so this takes as long as one fold.
-    /// Other processes have mappings of their own that outlive ours, and may have died reaching.
+    /// For a call that fails: returns when no peer touches our memory any more. The world is broken by
+    /// now, and who begins to reach after us sees that, so this takes as long as one copy; unless the
+    /// peer is a process that was killed while it reached.
     pub(crate) fn await_hands_off(&self) {
         fence(Ordering::SeqCst);
-        for peer in self.peers().filter(|p| self.window(*p).pid == std::process::id()) {
-            while self.arena.seat(peer).reaching.load(Ordering::Acquire) != 0 {
+        let until = Instant::now() + Duration::from_millis(300);
+        for peer in self.peers() {
+            let may_be_dead = self.window(peer).pid != std::process::id();
+            let reaching = || self.arena.seat(peer).reaching.load(Ordering::Acquire) != 0;
+            while reaching() && !(may_be_dead && Instant::now() > until) {
                 std::thread::yield_now();
             }
         }

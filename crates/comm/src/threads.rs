@@ -42,6 +42,7 @@ pub fn on_threads_with<R: Send>(
             patience: Patience::for_ranks(ranks),
             sockets: None,
             recorder: Recorder::new(number, options.record.clone()),
+            may_pull: Arc::default(),
             measured: options.constants.map_or_else(OnceLock::new, OnceLock::from),
         };
         let members = (0..ranks).collect();

@@ -257,10 +257,10 @@ impl Watch {
     /// The peer is no longer in the world, but we need it.
     pub(crate) fn deserted(&self, peer: usize) -> Error {
         // If it left because the world broke, that is the reason to report; it may be on its way.
-        if self.board.state(peer) == State::Failed {
-            if let Some(failure) = self.board.await_alarm(GRACE) {
-                return self.error(Some(peer), failure);
-            }
+        if self.board.state(peer) == State::Failed
+            && let Some(failure) = self.board.await_alarm(GRACE)
+        {
+            return self.error(Some(peer), failure);
         }
         let text = format!(
             "rank {peer} has left the world, but rank {} still needs it in {} of group {}",
@@ -311,7 +311,7 @@ impl Watch {
             call: self.call,
             peer,
             waited: self.started.elapsed(),
-            failure,
+            failure: Box::new(failure),
         }
     }
 }

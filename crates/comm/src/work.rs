@@ -1,6 +1,7 @@
 //! A collective as its arguments: checked, described as a call, and handed to the algorithm that was
 //! chosen. The one place where the kinds of collectives are told apart.
 
+use crate::algo::direct::Routes;
 use crate::algo::{Team, direct, flat, halving, ring, tree, two_level};
 use crate::call::{Algo, Kind};
 use crate::cut::Cut;
@@ -214,9 +215,7 @@ pub(crate) fn perform(lane: &mut Lane, work: Work, algo: Algo, dtype: DType) -> 
         (Work::AllGather { input, output }, algo) => {
             let cut = parts(output.len());
             if algo == Algo::Direct {
-                return direct::all_gather(lane, input, output.as_mut_ptr(), &cut.parts(), |_| {
-                    true
-                });
+                return direct::all_gather(lane, input, output, &cut.parts(), true);
             }
             output[cut.bytes(team.me)].copy_from_slice(input);
             match algo {
@@ -238,7 +237,7 @@ pub(crate) fn perform(lane: &mut Lane, work: Work, algo: Algo, dtype: DType) -> 
             match algo {
                 Algo::Direct => {
                     let at_root = team.me == root;
-                    direct::all_gather(lane, input, output.as_mut_ptr(), &parts, |_| at_root)
+                    direct::all_gather(lane, input, output, &parts, at_root)
                 }
                 _ => flat::collect(lane, &team, input, output, &parts, root),
             }
@@ -255,8 +254,13 @@ pub(crate) fn perform(lane: &mut Lane, work: Work, algo: Algo, dtype: DType) -> 
             match algo {
                 Algo::Direct => {
                     let theirs = vec![ranges[team.me].clone(); members];
-                    let longest = ranges[team.me].len();
-                    direct::all_to_all(lane, input, &ranges, output, &ranges, &theirs, longest)
+                    let routes = Routes {
+                        outgoing: &ranges,
+                        incoming: &ranges,
+                        theirs: &theirs,
+                        longest: ranges[team.me].len(),
+                    };
+                    direct::all_to_all(lane, input, output, &routes)
                 }
                 _ => flat::all_to_all(lane, &team, input, &ranges, output, &ranges),
             }
@@ -307,7 +311,8 @@ fn all_to_all_v_directly(
         })
         .collect();
     let longest = rows.iter().flatten().max().map_or(0, |n| *n as usize * width);
-    direct::all_to_all(lane, input, outgoing, output, incoming, &theirs, longest)
+    let routes = Routes { outgoing, incoming, theirs: &theirs, longest };
+    direct::all_to_all(lane, input, output, &routes)
 }
 
 /// Ranges of these many elements side by side.

@@ -253,9 +253,11 @@ impl Drop for Ranks {
     }
 }
 
+/// Files of ours among the shared memory that has names; others of this machine may have theirs.
 fn shared_files() -> Vec<std::ffi::OsString> {
     let Ok(folder) = std::fs::read_dir("/dev/shm") else { return vec![] };
     let mut names: Vec<_> = folder.flatten().map(|entry| entry.file_name()).collect();
+    names.retain(|name| name.to_string_lossy().contains("lockstep"));
     names.sort();
     names
 }

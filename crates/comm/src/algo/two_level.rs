@@ -56,7 +56,7 @@ pub(crate) fn all_reduce(lane: &mut Lane, bytes: &mut [u8], fold: &Fold) -> Resu
     direct::reduce_scatter(lane, bytes, &mut slice, &slices, &inner(fold))?;
     let line = line(lane);
     ring::all_reduce(lane, &line, &mut slice, fold)?;
-    direct::all_gather(lane, &slice, bytes.as_mut_ptr(), &slices, |_| true)
+    direct::all_gather(lane, &slice, bytes, &slices, true)
 }
 
 fn all_reduce_through_leaders(lane: &mut Lane, bytes: &mut [u8], fold: &Fold) -> Result<()> {
@@ -112,7 +112,7 @@ pub(crate) fn all_gather(lane: &mut Lane, bytes: &mut [u8], parts: &[Range<usize
         let places: Vec<Range<usize>> =
             locals_of(&lane.hosts, host).into_iter().map(|m| parts[m].clone()).collect();
         let own = Scratch::copy_of(&bytes[places[lane.stages.me].clone()]);
-        direct::all_gather(lane, &own, bytes.as_mut_ptr(), &places, |_| true)?;
+        direct::all_gather(lane, &own, bytes, &places, true)?;
     }
     Ok(())
 }

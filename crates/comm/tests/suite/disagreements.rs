@@ -289,7 +289,7 @@ fn two_groups_called_crosswise() {
 fn symmetric_buffers_of_different_lengths() {
     on_threads_with(&impatient(), RANKS, |world| {
         let len = if world.rank() == ODD { 5000 } else { 3000 };
-        let error = world.symmetric::<f32>(len).err().expect("they disagree");
+        let Err(error) = world.symmetric::<f32>(len) else { panic!("they disagree") };
         assert_eq!(error.guilty(), Some(ODD), "{error}");
         assert!(error.to_string().contains("same length"), "{error}");
     });

@@ -1,0 +1,344 @@
+//! Direct: the members of one host reach each other's memory.
+//!
+//! Three ways, and all members take the same one, because they look at the same postings:
+//! - *in place*, when everybody can reach everybody's buffer (threads of one process, or symmetric
+//!   buffers): each member reduces or copies straight from its peers' memory, between two meetings;
+//! - *pulled*, for larger buffers of processes that may read each other: the kernel copies what is
+//!   needed from the peer's buffer;
+//! - *staged* otherwise: data passes through the slots of the arena in rounds small enough to stay in
+//!   the caches, and a round is filled while the one before is drained.
+//!
+//! With L members and S bytes, a member moves
+//! - all-reduce: (L-1)/L · S of inputs and S/L of results; a small buffer goes whole, in one round,
+//! - reduce-scatter, all-to-all: (L-1)/L · S,
+//! - all-gather, gather: its own S/L; broadcast: S at the root; scatter: (L-1)/L · S at the root.
+//!
+//! Contributions are combined by the owner of a slice in the order of the seats, so the result is the
+//! same on every member, in every run and in each of the three ways.
+
+mod pulled;
+mod staged;
+
+use crate::cut::Cut;
+use crate::error::Result;
+use crate::fold::Fold;
+use crate::lane::Lane;
+use crate::reach::Remote;
+use crate::stage::SLOT_BYTES;
+use std::ops::Range;
+
+/// Up to this size, an all-reduce is one round in which everybody reads everything.
+pub(crate) const ONE_ROUND: usize = 16 << 10;
+/// From this many bytes per member on, a call of the kernel costs less than a second copy.
+const PULL_FROM: usize = 16 << 10;
+
+const INPUTS: usize = 0;
+const RESULTS: usize = 1;
+
+/// How the members reach each other's data in this call.
+enum Way {
+    /// Addresses in our own address space, by seat.
+    InPlace(Vec<*mut u8>),
+    /// Addresses in the members' processes.
+    Pulled(Vec<Remote>),
+    Staged,
+}
+
+/// Says what we call and where our data lies, meets everybody, and compares. `moved` is how many
+/// bytes each member has to move, equal on all of them. What is reached in place must be closed.
+fn open(lane: &mut Lane, data: *const u8, len: usize, moved: usize) -> Result<Way> {
+    let way = agree(lane, data, len).and_then(|()| way(lane, moved));
+    if way.is_err() {
+        lane.stages.await_hands_off();
+    }
+    way
+}
+
+fn agree(lane: &mut Lane, data: *const u8, len: usize) -> Result<()> {
+    let window = lane.window(data, len);
+    let (stages, watch) = lane.stages();
+    stages.announce(watch, window);
+    stages.meet(watch)?;
+    stages.compare(watch)
+}
+
+fn way(lane: &mut Lane, moved: usize) -> Result<Way> {
+    if let Some(windows) = lane.reachable() {
+        return reach(lane).map(|()| Way::InPlace(windows));
+    }
+    if moved >= PULL_FROM && lane.may_pull() {
+        let window = |seat| {
+            let window = lane.stages.window(seat);
+            Remote { pid: window.pid, at: window.at }
+        };
+        return Ok(Way::Pulled((0..lane.stages.members()).map(window).collect()));
+    }
+    Ok(Way::Staged)
+}
+
+/// Begins to touch the peers' memory, unless the world is broken and they may take it away.
+fn reach(lane: &mut Lane) -> Result<()> {
+    let (stages, watch) = lane.stages();
+    stages.reach(true);
+    let standing = watch.standing();
+    if standing.is_err() {
+        stages.reach(false);
+    }
+    standing
+}
+
+/// Nobody goes on before everybody is done with everybody's memory, even if the world broke meanwhile
+/// and some never come to the meeting.
+fn close(lane: &mut Lane) -> Result<()> {
+    lane.stages.reach(false);
+    let (stages, watch) = lane.stages();
+    let met = stages.meet(watch);
+    if met.is_err() {
+        lane.stages.await_hands_off();
+    }
+    met
+}
+
+pub(crate) fn barrier(lane: &mut Lane) -> Result<()> {
+    agree(lane, std::ptr::null(), 0)
+}
+
+fn slices(lane: &Lane, bytes: usize, fold: &Fold) -> Cut {
+    let width = fold.dtype.size();
+    Cut { count: bytes / width, parts: lane.stages.members(), width }
+}
+
+pub(crate) fn all_reduce(lane: &mut Lane, bytes: &mut [u8], fold: &Fold) -> Result<()> {
+    if bytes.len() <= ONE_ROUND {
+        return staged::all_reduce_in_one_round(lane, bytes, fold);
+    }
+    let data = bytes.as_mut_ptr();
+    let cut = slices(lane, bytes.len(), fold);
+    match open(lane, data, bytes.len(), cut.largest())? {
+        Way::InPlace(windows) => {
+            let mine = cut.bytes(lane.stages.me);
+            // SAFETY: every window is as long as our buffer (the calls were compared), and by the cut
+            // nobody else touches this slice of any window before the meeting below.
+            unsafe { combine_slice(&windows, &windows, &mine, fold) };
+            close(lane)
+        }
+        Way::Pulled(remotes) => pulled::reduce_slices(lane, &remotes, data, &cut, fold, None),
+        Way::Staged => staged::reduce_slices(lane, data, &cut, fold, None),
+    }
+}
+
+/// The root's buffer gets the result; the others' stay as they are.
+pub(crate) fn reduce(lane: &mut Lane, bytes: &mut [u8], fold: &Fold, root: usize) -> Result<()> {
+    let data = bytes.as_mut_ptr();
+    let cut = slices(lane, bytes.len(), fold);
+    match open(lane, data, bytes.len(), cut.largest())? {
+        Way::InPlace(windows) => {
+            let mine = cut.bytes(lane.stages.me);
+            // SAFETY: as in `all_reduce`; only the root's window is written.
+            unsafe { combine_slice(&windows, &windows[root..=root], &mine, fold) };
+            close(lane)
+        }
+        Way::Pulled(remotes) => pulled::reduce_slices(lane, &remotes, data, &cut, fold, Some(root)),
+        Way::Staged => staged::reduce_slices(lane, data, &cut, fold, Some(root)),
+    }
+}
+
+/// # Safety
+/// The sources must be readable and the destinations writable in `range`, by us alone.
+unsafe fn combine_slice(
+    sources: &[*mut u8],
+    destinations: &[*mut u8],
+    range: &Range<usize>,
+    fold: &Fold,
+) {
+    let at = |p: &*mut u8| p.wrapping_add(range.start);
+    let sources: Vec<*const u8> = sources.iter().map(|p| at(p).cast_const()).collect();
+    let destinations: Vec<*mut u8> = destinations.iter().map(at).collect();
+    // SAFETY: the caller's promise.
+    unsafe { fold.combine(&sources, &destinations, range.len(), true) };
+}
+
+/// `slices[i]` of everybody's `input` is combined at seat i, into its `output`.
+pub(crate) fn reduce_scatter(
+    lane: &mut Lane,
+    input: &[u8],
+    output: &mut [u8],
+    slices: &[Range<usize>],
+    fold: &Fold,
+) -> Result<()> {
+    let longest = longest(slices);
+    match open(lane, input.as_ptr(), input.len(), longest)? {
+        Way::InPlace(windows) => {
+            let mine = &slices[lane.stages.me];
+            // Shifted so that the slice lands at the start of the output.
+            let to = output.as_mut_ptr().wrapping_sub(mine.start);
+            // SAFETY: everybody's input is as long as ours and only read until the meeting; the
+            // output is ours.
+            unsafe { combine_slice(&windows, &[to], mine, fold) };
+            close(lane)
+        }
+        Way::Pulled(remotes) => pulled::reduce_scatter(lane, &remotes, input, output, slices, fold),
+        Way::Staged => staged::reduce_scatter(lane, input, output, slices, fold),
+    }
+}
+
+/// Where the pieces of an all-to-all lie.
+pub(crate) struct Routes<'a> {
+    /// In our input, what goes to each seat.
+    pub outgoing: &'a [Range<usize>],
+    /// In our output, what comes from each seat.
+    pub incoming: &'a [Range<usize>],
+    /// In the input of each seat, what comes to us.
+    pub theirs: &'a [Range<usize>],
+    /// The longest piece of all members.
+    pub longest: usize,
+}
+
+pub(crate) fn all_to_all(
+    lane: &mut Lane,
+    input: &[u8],
+    output: &mut [u8],
+    routes: &Routes,
+) -> Result<()> {
+    let me = lane.stages.me;
+    output[routes.incoming[me].clone()].copy_from_slice(&input[routes.outgoing[me].clone()]);
+    let to = output.as_mut_ptr();
+    match open(lane, input.as_ptr(), input.len(), routes.longest)? {
+        Way::InPlace(windows) => {
+            for peer in lane.stages.peers() {
+                let place = &routes.incoming[peer];
+                // SAFETY: the peer's input is only read until the meeting; the output is ours.
+                unsafe {
+                    let from = windows[peer].add(routes.theirs[peer].start);
+                    std::ptr::copy_nonoverlapping(from, to.add(place.start), place.len());
+                }
+            }
+            close(lane)
+        }
+        Way::Pulled(remotes) => {
+            for peer in lane.stages.peers() {
+                let from = remotes[peer].offset(routes.theirs[peer].start);
+                pulled::take(lane, peer, from, &mut output[routes.incoming[peer].clone()])?;
+            }
+            close(lane)
+        }
+        Way::Staged => staged::all_to_all(lane, input, output, routes),
+    }
+}
+
+/// Seat `root` has a range for everybody; each gets its own.
+pub(crate) fn scatter(
+    lane: &mut Lane,
+    input: &[u8],
+    ranges: &[Range<usize>],
+    output: &mut [u8],
+    root: usize,
+) -> Result<()> {
+    let me = lane.stages.me;
+    if me == root {
+        output.copy_from_slice(&input[ranges[me].clone()]);
+    }
+    match open(lane, input.as_ptr(), input.len(), longest(ranges))? {
+        Way::InPlace(windows) => {
+            if me != root {
+                let (to, len) = (output.as_mut_ptr(), output.len());
+                // SAFETY: the root's input is only read until the meeting; the output is ours.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(windows[root].add(ranges[me].start), to, len);
+                }
+            }
+            close(lane)
+        }
+        Way::Pulled(remotes) => {
+            if me != root {
+                pulled::take(lane, root, remotes[root].offset(ranges[me].start), output)?;
+            }
+            close(lane)
+        }
+        Way::Staged => staged::scatter(lane, input, ranges, output, root),
+    }
+}
+
+/// Our `input` goes to everybody who wants it; what seat p brings comes to `places[p]` of `output`
+/// where `wants(p)`. Our own is put there too.
+pub(crate) fn all_gather(
+    lane: &mut Lane,
+    input: &[u8],
+    output: &mut [u8],
+    places: &[Range<usize>],
+    wanted: bool,
+) -> Result<()> {
+    let me = lane.stages.me;
+    if wanted {
+        output[places[me].clone()].copy_from_slice(input);
+    }
+    match open(lane, input.as_ptr(), input.len(), longest(places))? {
+        Way::InPlace(windows) => {
+            for peer in lane.stages.peers().filter(|_| wanted) {
+                let to = &mut output[places[peer].clone()];
+                // SAFETY: the peer's input is only read until the meeting; the output is ours.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(windows[peer], to.as_mut_ptr(), to.len());
+                }
+            }
+            close(lane)
+        }
+        Way::Pulled(remotes) => {
+            for peer in lane.stages.peers().filter(|_| wanted) {
+                pulled::take(lane, peer, remotes[peer], &mut output[places[peer].clone()])?;
+            }
+            close(lane)
+        }
+        Way::Staged => staged::all_gather(lane, input, output, places, wanted),
+    }
+}
+
+pub(crate) fn broadcast(lane: &mut Lane, bytes: &mut [u8], root: usize) -> Result<()> {
+    let me = lane.stages.me;
+    let data = bytes.as_mut_ptr();
+    match open(lane, data, bytes.len(), bytes.len())? {
+        Way::InPlace(windows) => {
+            if me != root {
+                // SAFETY: the root's buffer is only read until the meeting; ours is ours.
+                unsafe { std::ptr::copy_nonoverlapping(windows[root], data, bytes.len()) };
+            }
+            close(lane)
+        }
+        Way::Pulled(remotes) => pulled::broadcast(lane, &remotes, bytes, root),
+        Way::Staged => staged::broadcast(lane, bytes, root),
+    }
+}
+
+/// Shows `words` to everybody and sees everybody's: for what must be known before data can flow.
+pub(crate) fn exchange_words(lane: &mut Lane, words: &[u64]) -> Result<Vec<Vec<u64>>> {
+    let window = lane.window(std::ptr::null(), 0);
+    let (stages, watch) = lane.stages();
+    stages.announce(watch, window);
+    let round = stages.begin(INPUTS, watch)?;
+    assert!(words.len() * 8 <= SLOT_BYTES, "a row of counts fits into a slot");
+    // SAFETY: our own slot, aligned and large enough.
+    unsafe {
+        let slot = stages.own_slot(INPUTS, round).cast::<u64>();
+        std::ptr::copy_nonoverlapping(words.as_ptr(), slot, words.len());
+    }
+    stages.fill(INPUTS, round);
+    let mut rows = vec![words.to_vec(); stages.members()];
+    for peer in stages.peers() {
+        let slot = stages.slot_of(peer, INPUTS, round, watch)?.cast::<u64>();
+        // SAFETY: a filled slot with as many words as ours.
+        rows[peer] = unsafe { std::slice::from_raw_parts(slot, words.len()) }.to_vec();
+    }
+    stages.compare(watch)?;
+    stages.drain(INPUTS, round);
+    count(lane, 1, 8 * words.len());
+    Ok(rows)
+}
+
+fn longest(ranges: &[Range<usize>]) -> usize {
+    ranges.iter().map(|r| r.len()).max().unwrap_or(0)
+}
+
+fn count(lane: &mut Lane, rounds: usize, bytes: usize) {
+    lane.traffic.messages += rounds as u64;
+    lane.traffic.bytes += bytes as u64;
+}

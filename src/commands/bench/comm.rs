@@ -1,0 +1,151 @@
+//! `lockstep bench comm`: what was typed, the world it asks for, and the loop over sizes.
+
+use super::case::{Case, Measured, measure};
+use super::table;
+use crate::world::{self, Engine};
+use anyhow::{Context, bail};
+use half::{bf16, f16};
+use lockstep_comm::{Algo, DType, Kind, Op, World};
+use std::process::ExitCode;
+
+/// Collectives at many sizes, timed and checked: a table like nccl-tests'.
+///
+/// Size is that of the whole buffer: all_reduce, reduce and broadcast move S bytes per rank;
+/// reduce_scatter takes S and gives S/ranks, all_gather takes S/ranks and gives S; all_to_all sends
+/// S/ranks to each. Algorithm bandwidth is S/time; bus bandwidth counts what each link must carry.
+#[derive(clap::Args)]
+pub struct Args {
+    /// all_reduce, reduce, reduce_scatter, all_gather, broadcast, gather, scatter, all_to_all, or all
+    #[arg(long, default_value = "all_reduce", value_delimiter = ',')]
+    op: Vec<String>,
+    /// Bytes of the whole buffer, as 4K, 1M, 1G
+    #[arg(long, default_value = "4K,64K,1M,16M,64M,256M", value_delimiter = ',', value_parser = size)]
+    sizes: Vec<usize>,
+    /// Ranks to start on this machine [default: one per core, at least 2]
+    #[arg(long)]
+    ranks: Option<usize>,
+    /// How ranks reach each other
+    #[arg(long, default_value = "shm")]
+    engine: Engine,
+    /// Fix the algorithm: direct, ring, tree, halving, two_level or flat [default: by price]
+    #[arg(long)]
+    algo: Option<Algo>,
+    /// f32, f64, f16, bf16, i32, i64 or u8
+    #[arg(long, default_value = "f32")]
+    dtype: DType,
+    /// sum, mean, min, max or product
+    #[arg(long, default_value = "sum", value_parser = reduction)]
+    reduce: Op,
+    /// Where the data lies: in memory of the rank's own, or in memory that all ranks of the host map
+    #[arg(long, default_value = "ordinary")]
+    buffers: Buffers,
+    /// Seconds to measure each size
+    #[arg(long, default_value_t = 0.3)]
+    seconds: f64,
+    /// One JSON object per line instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Buffers {
+    Ordinary,
+    Symmetric,
+}
+
+/// What `--op all` stands for.
+const OPS: [Kind; 8] = [
+    Kind::AllReduce,
+    Kind::Reduce,
+    Kind::ReduceScatter,
+    Kind::AllGather,
+    Kind::Broadcast,
+    Kind::Gather,
+    Kind::Scatter,
+    Kind::AllToAll,
+];
+
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let kinds = kinds(&args.op)?;
+    world::run(args.engine, args.ranks, |world| every_case(world, &args, &kinds))
+}
+
+fn every_case(world: &World, args: &Args, kinds: &[Kind]) -> anyhow::Result<()> {
+    let first = world.rank() == 0;
+    if first && !args.json {
+        table::heading(world, args.engine.name(), args.dtype, args.buffers);
+    }
+    let mut wrong = 0;
+    for &kind in kinds {
+        for &bytes in &args.sizes {
+            let case = Case {
+                kind,
+                bytes,
+                op: args.reduce,
+                algo: args.algo,
+                buffers: args.buffers,
+                seconds: args.seconds,
+            };
+            let measured = by_type(world, &case, args.dtype)
+                .with_context(|| format!("{} of {bytes} bytes", kind.name()))?;
+            wrong += measured.wrong;
+            if first {
+                table::row(&case, &measured, args.engine.name(), args.dtype, args.json);
+            }
+        }
+    }
+    if wrong > 0 {
+        bail!("{wrong} values were wrong");
+    }
+    Ok(())
+}
+
+fn by_type(world: &World, case: &Case, dtype: DType) -> lockstep_comm::Result<Measured> {
+    match dtype {
+        DType::F32 => measure::<f32>(world, case),
+        DType::F64 => measure::<f64>(world, case),
+        DType::F16 => measure::<f16>(world, case),
+        DType::Bf16 => measure::<bf16>(world, case),
+        DType::I32 => measure::<i32>(world, case),
+        DType::I64 => measure::<i64>(world, case),
+        DType::U8 => measure::<u8>(world, case),
+    }
+}
+
+fn kinds(names: &[String]) -> anyhow::Result<Vec<Kind>> {
+    let mut kinds = Vec::new();
+    for name in names {
+        match OPS.into_iter().find(|k| k.name() == name) {
+            Some(kind) => kinds.push(kind),
+            None if name == "all" => kinds.extend(OPS),
+            None => {
+                let known: Vec<_> = OPS.iter().map(|k| k.name()).collect();
+                bail!("unknown operation {name}; one of {}, all", known.join(", "));
+            }
+        }
+    }
+    Ok(kinds)
+}
+
+fn reduction(name: &str) -> Result<Op, String> {
+    Op::ALL
+        .into_iter()
+        .find(|op| op.name() == name)
+        .ok_or_else(|| "one of sum, mean, min, max, product".into())
+}
+
+/// `4K` → 4096.
+fn size(text: &str) -> Result<usize, String> {
+    let (digits, shift) = match text.trim_end_matches("iB").to_uppercase() {
+        t if t.ends_with('K') => (t, 10),
+        t if t.ends_with('M') => (t, 20),
+        t if t.ends_with('G') => (t, 30),
+        t => (t, 0),
+    };
+    let number: usize = digits
+        .trim_end_matches(['K', 'M', 'G'])
+        .parse()
+        .map_err(|_| format!("{text} is no size; write 4096, 4K, 16M or 1G"))?;
+    number.checked_mul(1 << shift).ok_or_else(|| format!("{text} is too large"))
+}

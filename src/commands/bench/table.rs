@@ -1,0 +1,76 @@
+//! How measurements are printed: a table for people, or a JSON object per line for programs.
+
+use super::case::{Case, Measured};
+use super::comm::Buffers;
+use lockstep_comm::{DType, Kind, World, human_bytes};
+use serde::Serialize;
+
+pub fn heading(world: &World, engine: &str, dtype: DType, buffers: Buffers) {
+    let hosts = world.hosts().iter().max().map_or(1, |h| h + 1);
+    println!(
+        "{} ranks on {hosts} host(s), engine {engine}, {}, {} buffers",
+        world.size(),
+        dtype.name(),
+        format!("{buffers:?}").to_lowercase()
+    );
+    println!(
+        "{:>10}  {:<15} {:<10} {:>12} {:>12} {:>12} {:>7}",
+        "size", "operation", "algorithm", "time (µs)", "alg (GB/s)", "bus (GB/s)", "wrong"
+    );
+}
+
+#[derive(Serialize)]
+struct Record {
+    op: &'static str,
+    engine: String,
+    algo: &'static str,
+    ranks: usize,
+    dtype: &'static str,
+    buffers: Buffers,
+    bytes: usize,
+    time_us: f64,
+    algbw_gbs: f64,
+    busbw_gbs: f64,
+    wrong: u64,
+}
+
+pub fn row(case: &Case, measured: &Measured, engine: &str, dtype: DType, json: bool) {
+    let algorithm = case.bytes as f64 / measured.seconds / 1e9;
+    let record = Record {
+        op: case.kind.name(),
+        engine: engine.into(),
+        algo: measured.algo,
+        ranks: measured.ranks,
+        dtype: dtype.name(),
+        buffers: case.buffers,
+        bytes: case.bytes,
+        time_us: measured.seconds * 1e6,
+        algbw_gbs: algorithm,
+        busbw_gbs: algorithm * bus_factor(case.kind, measured.ranks),
+        wrong: measured.wrong,
+    };
+    if json {
+        println!("{}", serde_json::to_string(&record).expect("a record is plain data"));
+        return;
+    }
+    println!(
+        "{:>10}  {:<15} {:<10} {:>12.1} {:>12.2} {:>12.2} {:>7}",
+        human_bytes(record.bytes as u64),
+        record.op,
+        record.algo,
+        record.time_us,
+        record.algbw_gbs,
+        record.busbw_gbs,
+        record.wrong
+    );
+}
+
+/// What each link must carry, per byte of the buffer, whatever the algorithm.
+fn bus_factor(kind: Kind, ranks: usize) -> f64 {
+    let n = ranks as f64;
+    match kind {
+        Kind::AllReduce => 2.0 * (n - 1.0) / n,
+        Kind::Reduce | Kind::Broadcast => 1.0,
+        _ => (n - 1.0) / n,
+    }
+}
