@@ -6,6 +6,7 @@ use crate::bell::Bell;
 use crate::channel::{CHANNEL_BYTES, Reader, Writer};
 use crate::segment::{Address, Offer, Segment};
 use crate::stage::{Counters, Postings, SLOT_BYTES, SLOTS, STAGES};
+use crate::sync::AtomicU32;
 use std::io;
 use std::sync::Arc;
 
@@ -14,6 +15,8 @@ pub(crate) struct Seat {
     /// Rung when something has happened that this member may wait for in a collective.
     pub bell: Bell,
     pub stages: [Counters; STAGES],
+    /// Whether this member touches the others' memory in place.
+    pub reaching: AtomicU32,
     /// What this member calls.
     pub postings: Postings,
 }
@@ -22,7 +25,8 @@ pub(crate) struct Seat {
 impl Seat {
     pub(crate) fn new() -> Seat {
         let stages = [(); STAGES].map(|()| Counters::new());
-        Seat { bell: Bell::new(), stages, postings: Postings::new() }
+        let reaching = AtomicU32::new(0);
+        Seat { bell: Bell::new(), stages, reaching, postings: Postings::new() }
     }
 }
 

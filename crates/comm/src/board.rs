@@ -2,11 +2,12 @@
 //! host, in memory that all its ranks have mapped. Never decides anything: see `blame` and `pulse`.
 
 use crate::alarm::Alarm;
-use crate::call::{Call, CallWords};
+use crate::call::{Call, CallWords, Kind};
 use crate::error::Failure;
 use crate::segment::{Offer, Segment};
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// Calls of one rank that can be seen on the board at a time; more go on unseen.
 const ACTS: usize = 8;
@@ -16,6 +17,8 @@ struct Slot {
     state: AtomicU32,
     /// When the rank last gave a sign of life, on this host's monotonic clock.
     beat_ms: AtomicU64,
+    /// Whether the rank's heartbeat has passed the alarm on.
+    told: AtomicU32,
     acts: [Act; ACTS],
 }
 
@@ -117,8 +120,12 @@ impl Board {
         self.slot(rank).beat_ms.store(monotonic_ms(), Ordering::Relaxed);
     }
 
+    /// Zero for a rank that never gave one.
     pub(crate) fn silent_ms(&self, rank: usize) -> u64 {
-        monotonic_ms().saturating_sub(self.slot(rank).beat_ms.load(Ordering::Relaxed))
+        match self.slot(rank).beat_ms.load(Ordering::Relaxed) {
+            0 => 0,
+            last => monotonic_ms().saturating_sub(last),
+        }
     }
 
     /// Shows that `rank` is in this call; gives the place to say more, if one was free.
@@ -145,13 +152,7 @@ impl Board {
     }
 
     pub(crate) fn doing(&self, rank: usize) -> Vec<Doing> {
-        let acts = self.slot(rank).acts.iter();
-        acts.filter(|a| a.busy.load(Ordering::Acquire) == 2)
-            .map(|a| Doing {
-                words: std::array::from_fn(|i| a.call[i].load(Ordering::Relaxed)),
-                waiting_for: (a.waiting.load(Ordering::Relaxed) as usize).checked_sub(1),
-            })
-            .collect()
+        self.slot(rank).acts.iter().filter_map(Act::read_whole).collect()
     }
 
     /// Writes down what a rank of another host said of itself.
@@ -169,6 +170,19 @@ impl Board {
         }
     }
 
+    /// World ranks that are seen in call `sequence` of a group, with the call as each of them makes
+    /// it. Single messages have numbers of their own and are not counted.
+    pub(crate) fn seen_in(&self, group: u64, sequence: u64) -> Vec<(usize, CallWords)> {
+        let collective = |d: &Doing| d.call().is_some_and(|c| c.kind != Kind::Transfer);
+        (0..self.ranks)
+            .filter_map(|rank| {
+                let mut doing = self.doing(rank).into_iter();
+                let found = doing.find(|d| d.words[2..] == [sequence, group] && collective(d))?;
+                Some((rank, found.words))
+            })
+            .collect()
+    }
+
     pub(crate) fn sights(&self) -> Vec<Sight> {
         (0..self.ranks)
             .map(|r| Sight {
@@ -184,6 +198,27 @@ impl Board {
         self.alarm_record().raise(failure)
     }
 
+    /// Breaks the world for all to hear: a rank that raises an alarm may end its process the moment
+    /// after, and the others must know by then that it was not the reason.
+    pub(crate) fn raise_aloud(&self, rank: usize, failure: &Failure) -> Failure {
+        let standing = self.raise(failure);
+        let has_heartbeat = self.slot(rank).beat_ms.load(Ordering::Relaxed) != 0;
+        let until = Instant::now() + Duration::from_millis(300);
+        while has_heartbeat && standing == *failure && !self.told(rank) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        standing
+    }
+
+    fn told(&self, rank: usize) -> bool {
+        self.slot(rank).told.load(Ordering::Acquire) != 0
+    }
+
+    /// Says that the alarm has been passed on to other hosts.
+    pub(crate) fn set_told(&self, rank: usize) {
+        self.slot(rank).told.store(1, Ordering::Release);
+    }
+
     #[inline]
     pub(crate) fn broken(&self) -> bool {
         self.alarm_record().raised()
@@ -192,6 +227,30 @@ impl Board {
     /// The failure that broke the world.
     pub(crate) fn alarm(&self) -> Option<Failure> {
         self.alarm_record().standing()
+    }
+
+    /// The failure that broke the world, if it is known within `limit`.
+    pub(crate) fn await_alarm(&self, limit: Duration) -> Option<Failure> {
+        self.alarm_record().await_standing(limit)
+    }
+}
+
+impl Act {
+    fn read(&self) -> Option<Doing> {
+        if self.busy.load(Ordering::Acquire) != 2 {
+            return None;
+        }
+        Some(Doing {
+            words: std::array::from_fn(|i| self.call[i].load(Ordering::Acquire)),
+            waiting_for: (self.waiting.load(Ordering::Relaxed) as usize).checked_sub(1),
+        })
+    }
+
+    /// What stands here, unless it is being replaced: half of one call and half of the next would
+    /// accuse a rank of a call that it never made.
+    fn read_whole(&self) -> Option<Doing> {
+        let seen = self.read()?;
+        self.read().filter(|again| again.words == seen.words)
     }
 }
 

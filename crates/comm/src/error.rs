@@ -51,7 +51,7 @@ pub enum Error {
         /// The rank that was waited for, if it came to waiting.
         peer: Option<usize>,
         waited: Duration,
-        failure: Failure,
+        failure: Box<Failure>,
     },
     /// The caller's arguments cannot be right, whatever the peers do.
     Misuse { rank: usize, what: String },

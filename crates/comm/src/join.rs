@@ -5,7 +5,7 @@
 use crate::arena::Arena;
 use crate::board::{Board, State};
 use crate::context::Context;
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Failure, Result};
 use crate::group::Group;
 use crate::host::{host_key, host_name, job_secret};
 use crate::launch::{Identity, inherited_listener};
@@ -41,6 +41,9 @@ impl World {
     }
 }
 
+/// The control connections, with the rank at the other end.
+type Streams = Vec<(usize, TcpStream)>;
+
 /// What a rank has at hand while it joins.
 struct Desk<'a> {
     identity: &'a Identity,
@@ -51,7 +54,7 @@ struct Desk<'a> {
 /// The roll and the control connections: with all others at rank 0, with rank 0 elsewhere.
 struct Assembled {
     members: Vec<Member>,
-    streams: Vec<(usize, TcpStream)>,
+    streams: Streams,
     /// At rank 0 the port stays open, so that strangers and leftovers are told to go.
     listener: Option<ListenerHandle>,
 }
@@ -176,8 +179,9 @@ impl Desk<'_> {
         let listener = listener.map_err(|e| self.error(e.to_string()))?;
         let (sender, arrivals) = channel();
         let arrive = move |hello: Hello, stream: TcpStream, _: SocketAddr| {
-            // When the roll is complete nobody listens any more, and the stream closes.
-            let _ = sender.send((hello, stream));
+            if let Err(late) = sender.send((hello, stream)) {
+                turn_away(late.0);
+            }
         };
         let handle = listener
             .serve(credentials.expect(), credentials.secret.clone(), arrive)
@@ -185,7 +189,7 @@ impl Desk<'_> {
         let (members, streams) = self.gather(&arrivals, me)?;
         let mut assembled = Assembled { members, streams, listener: Some(handle) };
         let roll = Word::Roll(assembled.members.clone());
-        self.tell_all(&mut assembled, &roll)?;
+        self.tell_all(&mut assembled, &roll);
         Ok(assembled)
     }
 
@@ -193,13 +197,18 @@ impl Desk<'_> {
         &self,
         arrivals: &Receiver<(Hello, TcpStream)>,
         me: Member,
-    ) -> Result<(Vec<Member>, Vec<(usize, TcpStream)>)> {
+    ) -> Result<(Vec<Member>, Streams)> {
         let mut roll = Roll::new(self.identity.size, me);
-        let mut streams: Vec<(usize, TcpStream)> = Vec::new();
+        let mut streams: Streams = Vec::new();
         while !roll.complete() {
+            if let Some(rank) = gone(&streams) {
+                let what = format!("rank {rank} came and was lost while the world formed");
+                return Err(self.give_up(streams, what));
+            }
             let left = self.deadline.saturating_duration_since(Instant::now());
-            let (hello, mut stream) = match arrivals.recv_timeout(left) {
+            let (hello, mut stream) = match arrivals.recv_timeout(left.min(LOOK)) {
                 Ok(arrival) => arrival,
+                Err(RecvTimeoutError::Timeout) if left > LOOK => continue,
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
                     let what = roll.missing_text(self.options.join_timeout);
                     return Err(self.give_up(streams, what));
@@ -212,10 +221,10 @@ impl Desk<'_> {
             let heard = self.limit(&stream).and_then(|()| Word::receive(&mut stream));
             match heard {
                 Ok(Word::Join(member)) => {
+                    streams.push((rank, stream));
                     if let Err(what) = roll.arrive(rank, member) {
                         return Err(self.give_up(streams, what));
                     }
-                    streams.push((rank, stream));
                 }
                 // A rank that hangs up or talks nonsense may come again; if not, it is missing.
                 other => tracing::warn!("rank {rank} came but did not join: {other:?}"),
@@ -226,12 +235,11 @@ impl Desk<'_> {
     }
 
     /// Everybody who is there hears why it will not be.
-    fn give_up(&self, mut streams: Vec<(usize, TcpStream)>, what: String) -> Error {
-        let cause = crate::error::Cause::Failed;
-        let failure =
-            crate::error::Failure { guilty: self.identity.rank, cause, text: what.clone() };
-        for (_, stream) in &mut streams {
-            let _ = Word::Abort(failure.clone()).send(stream);
+    fn give_up(&self, streams: Streams, what: String) -> Error {
+        let (guilty, cause) = (self.identity.rank, Cause::Failed);
+        let failure = Failure { guilty, cause, text: what.clone() };
+        for (_, mut stream) in streams {
+            let _ = Word::Abort(failure.clone()).send(&mut stream);
         }
         self.error(what)
     }
@@ -307,21 +315,30 @@ impl Desk<'_> {
             };
         }
         let mut all = vec![own];
-        for (rank, stream) in &mut assembled.streams {
-            match self.hear(*rank, stream)? {
-                Word::Ready(shares) => all.push(shares),
-                other => return Err(self.error(format!("rank {rank} said {other:?}, not ready"))),
-            }
+        for i in 0..assembled.streams.len() {
+            let (rank, stream) = &mut assembled.streams[i];
+            let what = match self.hear(*rank, stream) {
+                Ok(Word::Ready(shares)) => {
+                    all.push(shares);
+                    continue;
+                }
+                Ok(other) => format!("rank {rank} said {other:?}, not ready"),
+                Err(Error::Join { what, .. }) => what,
+                Err(other) => other.to_string(),
+            };
+            return Err(self.give_up(std::mem::take(&mut assembled.streams), what));
         }
-        self.tell_all(assembled, &Word::Go(all.clone()))?;
+        self.tell_all(assembled, &Word::Go(all.clone()));
         Ok(all)
     }
 
-    fn tell_all(&self, assembled: &mut Assembled, word: &Word) -> Result<()> {
+    /// Who cannot be told any more is noticed when it is listened to.
+    fn tell_all(&self, assembled: &mut Assembled, word: &Word) {
         for (rank, stream) in &mut assembled.streams {
-            word.send(stream).map_err(|e| self.system(&format!("telling rank {rank}"), e))?;
+            if let Err(error) = word.send(stream) {
+                tracing::warn!("rank {rank} cannot be told that the world forms: {error}");
+            }
         }
-        Ok(())
     }
 
     fn hear(&self, rank: usize, stream: &mut TcpStream) -> Result<Word> {
@@ -412,6 +429,33 @@ impl Desk<'_> {
     fn system(&self, doing: &str, source: std::io::Error) -> Error {
         Error::system(self.identity.rank, doing, source)
     }
+}
+
+/// How often those who wait for the roll are looked after.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// The first rank whose connection has closed. While the roll is called nobody has anything to say.
+fn gone(streams: &[(usize, TcpStream)]) -> Option<usize> {
+    let closed = |stream: &TcpStream| {
+        stream.set_nonblocking(true)?;
+        let peeked = stream.peek(&mut [0]);
+        stream.set_nonblocking(false)?;
+        peeked
+    };
+    let lost = |(_, stream): &&(usize, TcpStream)| match closed(stream) {
+        Ok(n) => n == 0,
+        Err(e) => e.kind() != std::io::ErrorKind::WouldBlock,
+    };
+    streams.iter().find(lost).map(|(rank, _)| *rank)
+}
+
+/// Tells one that knows the secret, but comes when everybody is there, why it cannot stay.
+fn turn_away((hello, mut stream): (Hello, TcpStream)) {
+    let rank = hello.from;
+    let text = format!("the world is complete, and another process is rank {rank} in it");
+    tracing::warn!("turned away a process that calls itself rank {rank}: {text}");
+    let failure = Failure { guilty: rank as usize, cause: Cause::Failed, text };
+    let _ = Word::Abort(failure).send(&mut stream);
 }
 
 /// The open ends of the shared memory, kept until everybody has it mapped.

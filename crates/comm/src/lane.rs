@@ -5,6 +5,7 @@ use crate::arena::Arena;
 use crate::cost::Traffic;
 use crate::error::Result;
 use crate::link::{BellRef, Inbox, Incoming, Outgoing, Rx, Tx, transfer};
+use crate::past::Past;
 use crate::scratch::Scratch;
 use crate::socket::SocketReader;
 use crate::sockets::{LaneKind, Sockets};
@@ -29,6 +30,8 @@ pub(crate) struct Lane {
     pub scratch: Scratch,
     /// The call under way.
     watch: Option<Watch>,
+    /// The calls before it.
+    past: Past,
     group: u64,
     arena: Arena,
     tx: Vec<Option<Tx>>,
@@ -74,6 +77,7 @@ impl Lane {
             traffic: Traffic::default(),
             scratch: Scratch::new(0),
             watch: None,
+            past: Past::default(),
             group,
             arena,
             tx,
@@ -85,12 +89,15 @@ impl Lane {
     }
 
     /// Takes up a call; everything until `end` is done in its name.
-    pub(crate) fn begin(&mut self, watch: Watch) {
+    pub(crate) fn begin(&mut self, mut watch: Watch) {
+        watch.past = self.past;
         self.watch = Some(watch);
     }
 
     pub(crate) fn end(&mut self) {
-        self.watch = None;
+        if let Some(watch) = self.watch.take() {
+            self.past = self.past.then(&watch.call);
+        }
     }
 
     pub(crate) fn watch(&self) -> &Watch {
@@ -147,7 +154,7 @@ impl Lane {
         let bell = &self.arena.seat(self.stages.me).bell;
         let out = out.map(|(to, bytes)| {
             let tx = self.tx[to].as_mut().expect("opened above");
-            Outgoing::new(self.members[to], tx, &watch.call, bytes)
+            Outgoing::new(self.members[to], tx, watch, bytes)
         });
         let inc = inc.map(|(from, inbox)| {
             let rx = self.rx[from].as_mut().expect("opened above");

@@ -42,6 +42,7 @@ mod loom_models;
 mod measure;
 mod messages;
 mod options;
+mod past;
 mod pulse;
 mod reach;
 mod recorder;

@@ -2,9 +2,9 @@
 //! loop that moves a message out and another in at the same time. Knows nothing of collectives.
 
 use crate::bell::Bell;
-use crate::call::{Call, CallWords};
 use crate::channel::{Reader, Writer};
 use crate::error::Result;
+use crate::past::Stamp;
 use crate::socket::{self, SocketReader};
 use crate::watch::Watch;
 use std::net::TcpStream;
@@ -16,19 +16,19 @@ const MAGIC: u64 = u64::from_le_bytes(*b"lockstep");
 
 pub(crate) type Header = [u8; HEADER];
 
-pub(crate) fn header(call: &Call, len: usize) -> Header {
+pub(crate) fn header(stamp: &Stamp, len: usize) -> Header {
     let mut header = [0; HEADER];
-    let words = [MAGIC].into_iter().chain(call.words()).chain([len as u64]);
+    let words = [MAGIC].into_iter().chain(*stamp).chain([len as u64]);
     for (to, word) in header.chunks_exact_mut(8).zip(words) {
         to.copy_from_slice(&word.to_le_bytes());
     }
     header
 }
 
-/// The call and the length in a header, if it is one.
-pub(crate) fn parse_header(header: &Header) -> Option<(CallWords, u64)> {
+/// The stamp and the length in a header, if it is one.
+pub(crate) fn parse_header(header: &Header) -> Option<(Stamp, u64)> {
     let word = |i: usize| u64::from_le_bytes(std::array::from_fn(|j| header[8 * i + j]));
-    (word(0) == MAGIC).then(|| (std::array::from_fn(|i| word(i + 1)), word(5)))
+    (word(0) == MAGIC).then(|| (std::array::from_fn(|i| word(i + 1)), word(7)))
 }
 
 /// The sending end towards one peer.
@@ -109,10 +109,10 @@ impl<'link, 'data> Outgoing<'link, 'data> {
     pub(crate) fn new(
         peer: usize,
         tx: &'link mut Tx,
-        call: &Call,
+        watch: &Watch,
         bytes: &'data [u8],
     ) -> Outgoing<'link, 'data> {
-        Outgoing { peer, tx, header: header(call, bytes.len()), bytes, sent: 0 }
+        Outgoing { peer, tx, header: header(&watch.stamp(), bytes.len()), bytes, sent: 0 }
     }
 
     fn done(&self) -> bool {
@@ -193,16 +193,17 @@ impl<'link, 'data> Incoming<'link, 'data> {
         if self.got < HEADER {
             return Ok(());
         }
-        let expected = (watch.call.words(), self.inbox.len() as u64);
-        let theirs = match parse_header(&self.header) {
+        let expected = (watch.stamp(), self.inbox.len() as u64);
+        let error = match parse_header(&self.header) {
             Some(theirs) if theirs == expected => return Ok(()),
-            Some((words, len)) if words == expected.0 => {
-                format!("it, too, with a message of {len} bytes where {} are expected", expected.1)
+            Some((stamp, len)) if stamp == expected.0 => {
+                let len = format!("a message of {len} bytes where {} are expected", expected.1);
+                watch.disagreement(self.peer, &format!("it, too, with {len}"))
             }
-            Some((words, _)) => Call::describe(words),
-            None => "something unreadable".into(),
+            Some((stamp, _)) => watch.differs(self.peer, &stamp),
+            None => watch.disagreement(self.peer, "something unreadable"),
         };
-        Err(watch.disagreement(self.peer, &theirs))
+        Err(error)
     }
 
     fn read_body(&mut self, watch: &Watch) -> Result<()> {

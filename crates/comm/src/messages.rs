@@ -81,7 +81,7 @@ impl End<Tx> {
         };
         let result = {
             let bell = self.bell(|door| &door.sender);
-            let message = Outgoing::new(self.peer, &mut link, &watch.call, bytes);
+            let message = Outgoing::new(self.peer, &mut link, watch, bytes);
             transfer(watch, bell, Some(message), None)
         };
         self.link = Some(link);

@@ -119,6 +119,7 @@ impl Heart {
             }
             if let Some(failure) = self.board.alarm() {
                 self.handle(Event::Alarm(failure));
+                self.board.set_told(self.rank);
             }
             if self.stopping.load(Ordering::Acquire) && self.may_stop() {
                 return;
@@ -130,7 +131,10 @@ impl Heart {
 
     /// Says goodbye once; after that the others go, and rank 0 waits for them.
     fn may_stop(&mut self) -> bool {
-        if self.board.broken() {
+        // Whatever was raised since we last looked must leave before the connections close, or the
+        // others would take us for the reason.
+        if let Some(failure) = self.board.alarm() {
+            self.handle(Event::Alarm(failure));
             self.flush();
             return true;
         }

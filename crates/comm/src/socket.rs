@@ -85,13 +85,13 @@ impl SocketReader {
     }
 }
 
-/// Sleeps until one of the descriptors can move bytes, or for `limit`.
-pub(crate) fn poll(to_write: Option<RawFd>, to_read: Option<RawFd>, limit: Duration) {
+/// Sleeps until one of the descriptors can move bytes, or for `limit`; says whether one can.
+pub(crate) fn poll(to_write: Option<RawFd>, to_read: Option<RawFd>, limit: Duration) -> bool {
     let mut fds = [
         libc::pollfd { fd: to_write.unwrap_or(-1), events: libc::POLLOUT, revents: 0 },
         libc::pollfd { fd: to_read.unwrap_or(-1), events: libc::POLLIN, revents: 0 },
     ];
     let limit = libc::timespec { tv_sec: 0, tv_nsec: i64::from(limit.subsec_nanos()) };
     // SAFETY: two pollfds by address and count; negative descriptors are skipped by the kernel.
-    unsafe { libc::ppoll(fds.as_mut_ptr(), 2, &raw const limit, std::ptr::null()) };
+    unsafe { libc::ppoll(fds.as_mut_ptr(), 2, &raw const limit, std::ptr::null()) > 0 }
 }

@@ -1,7 +1,7 @@
 //! The one-way TCP links between ranks of different hosts: who sends, dials; who receives waits for
 //! the arrival. Every link is proven by handshake before it is handed out.
 
-use crate::error::{Cause, Error, Failure, Result};
+use crate::error::{Error, Result};
 use crate::socket;
 use crate::watch::Watch;
 use crate::wire::{self, ConnectError, Expect, Hello, ListenerHandle, Purpose, Secret};
@@ -111,11 +111,8 @@ impl Sockets {
                     return self.ready(stream);
                 }
                 Err(ConnectError::Deadline { .. }) => {}
-                Err(error) => {
-                    let text = format!("rank {} cannot reach rank {to}: {error}", watch.rank);
-                    let failure = Failure { guilty: to, cause: Cause::Failed, text };
-                    return Err(watch.raise(Some(to), failure));
-                }
+                // A rank that goes because the world broke turns callers away as well.
+                Err(error) => return Err(watch.lost(to, &error)),
             }
         }
     }

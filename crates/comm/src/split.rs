@@ -2,7 +2,8 @@
 //! before they share new memory.
 
 use crate::arena::Arena;
-use crate::error::{Error, Result};
+use crate::context::Context;
+use crate::error::{Cause, Error, Failure, Result};
 use crate::group::Group;
 use crate::lane::locals_of;
 use crate::segment::{Address, Offer, Segment};
@@ -10,6 +11,7 @@ use crate::symmetric::{Allocation, Symmetric};
 use crate::{Element, group::renumbered};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 impl Group {
     /// Splits the group: members of the same colour form a new one, ordered by key and then by their
@@ -63,7 +65,7 @@ impl Group {
         let me = members.iter().position(|m| *m == self.rank());
         let locals = me.map_or(vec![], |me| locals_of(&hosts, hosts[me]));
         let made = if locals.first() == me.as_ref() && me.is_some() {
-            Some(Arena::create(locals.len()).map_err(|e| self.no_memory("a group", e))?)
+            Some(Arena::create(locals.len()).or_else(|e| self.no_memory("a group", e))?)
         } else {
             None
         };
@@ -75,7 +77,7 @@ impl Group {
                 let arena = match arena {
                     Some(arena) => arena,
                     None => Arena::open(addresses[members[locals[0]]], locals.len())
-                        .map_err(|e| self.no_memory("a group", e))?,
+                        .or_else(|e| self.no_memory("a group", e))?,
                 };
                 let id = new_id(inner.id, self.inner.allocations.load(Ordering::Relaxed), colour);
                 Some(Group::over_links(inner.context.clone(), id, name, ranks, &arena))
@@ -107,14 +109,14 @@ impl Group {
         let stride = (len * size_of::<T>()).next_multiple_of(4096);
         let bytes = stride * locals.len();
         let made = match me {
-            0 => Some(Segment::create(bytes).map_err(|e| self.no_memory("a symmetric buffer", e))?),
+            0 => Some(Segment::create(bytes).or_else(|e| self.no_memory("a symmetric buffer", e))?),
             _ => None,
         };
         let (segment, offer) = made.map_or((None, None), |(s, o)| (Some(s), Some(o)));
         let addresses = self.exchange_addresses(offer.as_ref())?;
         let segment = match segment {
             Some(segment) => segment,
-            None => Segment::open(addresses[locals[0]], bytes).map_err(|e| {
+            None => Segment::open(addresses[locals[0]], bytes).or_else(|e| {
                 self.no_memory("a symmetric buffer; do all members ask for the same length?", e)
             })?,
         };
@@ -142,8 +144,18 @@ impl Group {
         Ok(all.chunks(2).map(|a| Address { pid: a[0] as u64, fd: a[1] as u64 }).collect())
     }
 
-    fn no_memory(&self, what: &str, error: std::io::Error) -> Error {
-        Error::system(self.inner.context.rank, format!("sharing memory for {what}"), error)
+    /// Memory could not be shared. Mostly its owner has just died, and word of that is on its way;
+    /// if none comes, everybody hears of this instead.
+    fn no_memory<T>(&self, what: &str, error: std::io::Error) -> Result<T> {
+        let Context { rank, board, .. } = &*self.inner.context;
+        if board.await_alarm(Duration::from_secs(1)).is_none() {
+            let text = format!("rank {rank} cannot share memory for {what}: {error}");
+            let failure = Failure { guilty: *rank, cause: Cause::Failed, text };
+            board.raise_aloud(*rank, &failure);
+        }
+        // In a broken world every call says why.
+        self.barrier()?;
+        Err(Error::system(*rank, format!("sharing memory for {what}"), error))
     }
 }
 

@@ -8,10 +8,11 @@
 //! again when everybody's `drained` has passed `n`.
 
 use crate::arena::Arena;
-use crate::call::{Call, CallWords};
 use crate::error::Result;
-use crate::sync::{AtomicU64, Ordering};
+use crate::past::Stamp;
+use crate::sync::{AtomicU64, Ordering, fence};
 use crate::watch::Watch;
+use std::time::{Duration, Instant};
 
 /// Inputs pass through one stage, results through the other.
 pub(crate) const STAGES: usize = 2;
@@ -65,7 +66,7 @@ pub(crate) struct Postings([Posting; 2]);
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Posting {
-    call: [AtomicU64; 4],
+    stamp: [AtomicU64; 6],
     window: [AtomicU64; 3],
 }
 
@@ -73,7 +74,7 @@ impl Postings {
     #[cfg(all(loom, test))]
     pub(crate) fn new() -> Postings {
         let zero = |_| AtomicU64::new(0);
-        let posting = || Posting { call: [0; 4].map(zero), window: [0; 3].map(zero) };
+        let posting = || Posting { stamp: [0; 6].map(zero), window: [0; 3].map(zero) };
         Postings([posting(), posting()])
     }
 
@@ -82,9 +83,9 @@ impl Postings {
     }
 
     /// Seen by the others with the next `fill`.
-    pub(crate) fn announce(&self, number: u64, call: CallWords, window: Window) {
+    pub(crate) fn announce(&self, number: u64, stamp: Stamp, window: Window) {
         let posting = self.of(number);
-        for (word, value) in posting.call.iter().zip(call) {
+        for (word, value) in posting.stamp.iter().zip(stamp) {
             word.store(value, Ordering::Relaxed);
         }
         let packed = u64::from(window.pid) << 32 | u64::from(window.symmetric);
@@ -93,8 +94,8 @@ impl Postings {
         posting.window[2].store(window.offset, Ordering::Relaxed);
     }
 
-    pub(crate) fn call(&self, number: u64) -> CallWords {
-        std::array::from_fn(|i| self.of(number).call[i].load(Ordering::Relaxed))
+    pub(crate) fn stamp(&self, number: u64) -> Stamp {
+        std::array::from_fn(|i| self.of(number).stamp[i].load(Ordering::Relaxed))
     }
 
     pub(crate) fn window(&self, number: u64) -> Window {
@@ -151,18 +152,18 @@ impl Stages {
     }
 
     /// Says what we call and where our data lies; seen by the others with the next `fill`.
-    pub(crate) fn announce(&mut self, call: &Call, window: Window) {
+    pub(crate) fn announce(&mut self, watch: &Watch, window: Window) {
         self.postings += 1;
-        self.arena.seat(self.me).postings.announce(self.postings, call.words(), window);
+        self.arena.seat(self.me).postings.announce(self.postings, watch.stamp(), window);
     }
 
     /// An error for everybody if a peer announced another call than we did.
     pub(crate) fn compare(&self, watch: &Watch) -> Result<()> {
-        let ours = watch.call.words();
+        let ours = watch.stamp();
         for peer in self.peers() {
-            let theirs = self.arena.seat(peer).postings.call(self.postings);
+            let theirs = self.arena.seat(peer).postings.stamp(self.postings);
             if theirs != ours {
-                return Err(watch.disagreement(self.ranks[peer], &Call::describe(theirs)));
+                return Err(watch.differs(self.ranks[peer], &theirs));
             }
         }
         Ok(())
@@ -224,6 +225,29 @@ impl Stages {
         }
         self.drain(0, number);
         Ok(())
+    }
+
+    /// Says whether we touch the others' memory in place.
+    pub(crate) fn reach(&self, reaching: bool) {
+        let flag = &self.arena.seat(self.me).reaching;
+        flag.store(u32::from(reaching), Ordering::Release);
+        // Before we look whether the world stands: see `await_hands_off`.
+        fence(Ordering::SeqCst);
+    }
+
+    /// For a call that fails: returns when no peer touches our memory any more. The world is broken by
+    /// now, and who begins to reach after us sees that, so this takes as long as one copy; unless the
+    /// peer is a process that was killed while it reached.
+    pub(crate) fn await_hands_off(&self) {
+        fence(Ordering::SeqCst);
+        let until = Instant::now() + Duration::from_millis(300);
+        for peer in self.peers() {
+            let may_be_dead = self.window(peer).pid != std::process::id();
+            let reaching = || self.arena.seat(peer).reaching.load(Ordering::Acquire) != 0;
+            while reaching() && !(may_be_dead && Instant::now() > until) {
+                std::thread::yield_now();
+            }
+        }
     }
 
     fn wait(&self, peer: usize, watch: &Watch, ready: impl Fn(&Arena) -> bool) -> Result<()> {

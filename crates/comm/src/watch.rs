@@ -4,8 +4,10 @@
 use crate::bell::Bell;
 use crate::blame::blame;
 use crate::board::{Board, State};
-use crate::call::Call;
+use crate::call::{Call, Kind};
 use crate::error::{Cause, Error, Failure, Result};
+use crate::past::{Past, Stamp};
+use std::cell::Cell;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,6 +15,10 @@ use std::time::{Duration, Instant};
 /// The longest sleep before the board is looked at again: what bounds the time from an alarm to the
 /// error of a rank that sleeps.
 pub(crate) const SLICE: Duration = Duration::from_millis(50);
+
+/// How long word of a failure may take, and data from a rank that has left, before we judge by what
+/// we see ourselves.
+const GRACE: Duration = Duration::from_millis(1000);
 
 /// How a waiting thread spends its time before it sleeps in the kernel.
 #[derive(Clone, Copy, Debug)]
@@ -46,11 +52,17 @@ pub(crate) struct Watch {
     pub rank: usize,
     pub group_name: Arc<str>,
     pub call: Call,
+    /// What the group called before; compared where members compare calls.
+    pub past: Past,
     pub started: Instant,
     pub timeout: Duration,
     pub patience: Patience,
     /// Our place on the board.
     place: Option<usize>,
+    /// How far into the call the board was last compared with it.
+    looked: Cell<Duration>,
+    /// A peer that the board says has left or gone on, and since when nothing has come from it.
+    gone: Cell<Option<(usize, Duration)>>,
 }
 
 impl Watch {
@@ -65,7 +77,20 @@ impl Watch {
     ) -> Result<Watch> {
         let place = board.enter(rank, &call);
         let started = Instant::now();
-        let watch = Watch { board, rank, group_name, call, started, timeout, patience, place };
+        let (looked, gone) = (Cell::default(), Cell::default());
+        let watch = Watch {
+            board,
+            rank,
+            group_name,
+            call,
+            past: Past::default(),
+            started,
+            timeout,
+            patience,
+            place,
+            looked,
+            gone,
+        };
         match watch.board.alarm() {
             Some(failure) => Err(watch.error(None, failure)),
             None => Ok(watch),
@@ -130,23 +155,23 @@ impl Watch {
     ) -> Result<()> {
         self.check(peer)?;
         self.waiting_for(Some(peer));
-        if !ready() {
-            let limit = if mixed { Duration::from_micros(200) } else { SLICE };
-            crate::socket::poll(to_write, to_read, limit);
+        let limit = if mixed { Duration::from_micros(200) } else { SLICE };
+        // As long as nothing moves we are seen waiting, without a gap.
+        if ready() || crate::socket::poll(to_write, to_read, limit) {
+            self.waiting_for(None);
+            self.gone.set(None);
         }
-        self.waiting_for(None);
         Ok(())
     }
 
     /// The connection to a peer broke. Mostly the peer died or the world is breaking, and the word
     /// of that is on its way: only if none comes, say what the socket said.
-    pub(crate) fn lost(&self, peer: usize, error: &std::io::Error) -> Error {
-        let until = Instant::now() + Duration::from_millis(1500);
-        while Instant::now() < until {
-            if let Some(failure) = self.board.alarm() {
+    pub(crate) fn lost(&self, peer: usize, error: &dyn std::fmt::Display) -> Error {
+        let until = Instant::now() + GRACE;
+        while Instant::now() < until && self.board.state(peer) != State::Left {
+            if let Some(failure) = self.board.await_alarm(Duration::from_millis(20)) {
                 return self.error(Some(peer), failure);
             }
-            std::thread::sleep(Duration::from_millis(5));
         }
         if self.board.state(peer) == State::Left {
             return self.deserted(peer);
@@ -158,12 +183,24 @@ impl Watch {
         self.raise(Some(peer), Failure { guilty: peer, cause: Cause::Died, text })
     }
 
-    /// An error if the world is broken or the deadline is over.
+    /// An error if the world is broken.
+    pub(crate) fn standing(&self) -> Result<()> {
+        match self.board.alarm() {
+            Some(failure) => Err(self.error(None, failure)),
+            None => Ok(()),
+        }
+    }
+
+    /// An error if the world is broken, the ranks disagree, the peer is gone or the deadline over.
     pub(crate) fn check(&self, peer: usize) -> Result<()> {
         if let Some(failure) = self.board.alarm() {
             return Err(self.error(Some(peer), failure));
         }
         let waited = self.started.elapsed();
+        if waited >= self.looked.get() + SLICE {
+            self.looked.set(waited);
+            self.look_around(peer, waited)?;
+        }
         if waited < self.timeout {
             return Ok(());
         }
@@ -171,6 +208,44 @@ impl Watch {
         let seconds = waited.as_secs_f64();
         let failure = blame(&sights, self.rank, peer, &self.call, &self.group_name, seconds);
         Err(self.raise(Some(peer), failure))
+    }
+
+    /// What cannot be learned from messages that never come: that another member is in this very
+    /// call with other arguments, or that the peer has left, or gone on without us.
+    fn look_around(&self, peer: usize, waited: Duration) -> Result<()> {
+        let ours = self.call.words();
+        let others = match self.call.kind {
+            Kind::Transfer => vec![],
+            _ => self.board.seen_in(self.call.group, self.call.sequence),
+        };
+        if let Some((rank, theirs)) = others.into_iter().find(|(_, theirs)| *theirs != ours) {
+            return Err(self.disagreement(rank, &Call::describe(theirs)));
+        }
+        let left = self.board.state(peer) == State::Left;
+        let later = self.later_call_of(peer);
+        if !left && later.is_none() {
+            return Ok(());
+        }
+        // What it sent before that may still be on its way.
+        let (_, since) = self.gone.get().filter(|(who, _)| *who == peer).unwrap_or((peer, waited));
+        self.gone.set(Some((peer, since)));
+        match later {
+            _ if waited < since + GRACE.max(self.timeout / 4) => Ok(()),
+            Some(later) => Err(self.disagreement(peer, &format!("{later} already"))),
+            None => Err(self.deserted(peer)),
+        }
+    }
+
+    /// A call of our group that the peer is in, though we still wait for its part in ours.
+    fn later_call_of(&self, peer: usize) -> Option<Call> {
+        if self.call.kind == Kind::Transfer {
+            return None;
+        }
+        let is_later = |call: &Call| {
+            (call.group, call.kind != Kind::Transfer) == (self.call.group, true)
+                && call.sequence > self.call.sequence
+        };
+        self.board.doing(peer).into_iter().filter_map(|doing| doing.call()).find(is_later)
     }
 
     pub(crate) fn waiting_for(&self, peer: Option<usize>) {
@@ -182,12 +257,10 @@ impl Watch {
     /// The peer is no longer in the world, but we need it.
     pub(crate) fn deserted(&self, peer: usize) -> Error {
         // If it left because the world broke, that is the reason to report; it may be on its way.
-        let until = Instant::now() + Duration::from_secs(1);
-        while self.board.state(peer) == State::Failed && Instant::now() < until {
-            if let Some(failure) = self.board.alarm() {
-                return self.error(Some(peer), failure);
-            }
-            std::thread::sleep(Duration::from_millis(5));
+        if self.board.state(peer) == State::Failed
+            && let Some(failure) = self.board.await_alarm(GRACE)
+        {
+            return self.error(Some(peer), failure);
         }
         let text = format!(
             "rank {peer} has left the world, but rank {} still needs it in {} of group {}",
@@ -196,18 +269,38 @@ impl Watch {
         self.raise(Some(peer), Failure { guilty: peer, cause: Cause::Left, text })
     }
 
+    /// What members compare before they exchange data.
+    pub(crate) fn stamp(&self) -> Stamp {
+        self.past.stamp(&self.call)
+    }
+
+    /// A peer's stamp is not ours.
+    pub(crate) fn differs(&self, peer: usize, theirs: &Stamp) -> Error {
+        self.disagreement(peer, &self.past.difference(&self.call, theirs))
+    }
+
     /// The peer made another call in our place: both calls, for everybody to read.
     pub(crate) fn disagreement(&self, peer: usize, theirs: &str) -> Error {
         let text = format!(
             "ranks disagree in group {}: rank {} calls {}, rank {peer} calls {theirs}",
             self.group_name, self.rank, self.call
         );
-        self.raise(Some(peer), Failure { guilty: peer, cause: Cause::Disagreed, text })
+        let guilty = self.odd_one_out(peer);
+        self.raise(Some(peer), Failure { guilty, cause: Cause::Disagreed, text })
+    }
+
+    /// Of us and a peer that disagrees with us: the one whom fewer members agree with, as far as the
+    /// board shows them.
+    fn odd_one_out(&self, peer: usize) -> usize {
+        let ours = self.call.words();
+        let all = self.board.seen_in(self.call.group, self.call.sequence);
+        let with_us = all.iter().filter(|(_, words)| *words == ours).count();
+        if with_us < all.len() - with_us { self.rank } else { peer }
     }
 
     /// Breaks the world, and gives the error of this call.
     pub(crate) fn raise(&self, peer: Option<usize>, failure: Failure) -> Error {
-        let standing = self.board.raise(&failure);
+        let standing = self.board.raise_aloud(self.rank, &failure);
         self.error(peer, standing)
     }
 
@@ -218,7 +311,7 @@ impl Watch {
             call: self.call,
             peer,
             waited: self.started.elapsed(),
-            failure,
+            failure: Box::new(failure),
         }
     }
 }

@@ -23,7 +23,10 @@ impl World {
     pub(crate) fn new(group: Group, pulse: Option<Pulse>) -> World {
         let context = &group.inner.context;
         context.board.set_state(context.rank, State::Running);
-        context.board.beat(context.rank);
+        // Threads have no heartbeat: without a first sign of life nobody waits for a second.
+        if pulse.is_some() {
+            context.board.beat(context.rank);
+        }
         World { group, pulse }
     }
 
@@ -41,7 +44,8 @@ impl World {
     pub fn abort(&self, reason: &str) {
         let context = &self.group.inner.context;
         let text = format!("rank {} gave up: {reason}", context.rank);
-        context.board.raise(&Failure { guilty: context.rank, cause: Cause::Failed, text });
+        let failure = Failure { guilty: context.rank, cause: Cause::Failed, text };
+        context.board.raise_aloud(context.rank, &failure);
     }
 
     pub(crate) fn context(&self) -> &Arc<Context> {

@@ -4,6 +4,7 @@
 use lockstep_comm::launch::{Identity, LaunchSpec, Show, launch};
 use lockstep_comm::{LocalLinks, Options, World};
 use std::ffi::OsString;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// How the ranks of a test are spread and linked.
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +28,7 @@ pub fn hosts(nodes: usize, per_node: usize) -> Spread {
 }
 
 /// Which of several worlds of one test a process belongs to.
-const WORLD: &str = "LOCKSTEP_TEST_WORLD";
+pub const WORLD: &str = "LOCKSTEP_TEST_WORLD";
 
 /// Runs `rank` on processes. `test` is the path of the calling test, `world` tells several calls in
 /// one test apart.
@@ -79,7 +80,16 @@ fn start(test: &str, world: &str, spread: Spread) {
     let _ = std::fs::remove_dir_all(logs);
 }
 
-fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("it is bound").port()
+/// A port that nobody listens on, and below those that the system hands out to dialers: between this
+/// and its use nobody else comes by it.
+pub fn free_port() -> u16 {
+    static TRIED: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let tried = TRIED.fetch_add(1, Ordering::Relaxed);
+        let port =
+            10_000 + (std::process::id().wrapping_mul(97).wrapping_add(tried) % 20_000) as u16;
+        if std::net::TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }

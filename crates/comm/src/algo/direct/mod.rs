@@ -48,22 +48,34 @@ enum Way {
 }
 
 /// Says what we call and where our data lies, meets everybody, and compares. Pulls if it `pays`,
-/// which must be equal on all members.
+/// which must be equal on all members. Unless it is staged, what was opened must be settled.
 fn open(lane: &mut Lane, data: *const u8, len: usize, pays: bool) -> Result<Way> {
+    let way = agree(lane, data, len).and_then(|()| way(lane, pays));
+    if way.is_err() {
+        lane.stages.await_hands_off();
+    }
+    way
+}
+
+fn agree(lane: &mut Lane, data: *const u8, len: usize) -> Result<()> {
     let window = lane.window(data, len);
     let (stages, watch) = lane.stages();
-    stages.announce(&watch.call, window);
+    stages.announce(watch, window);
     stages.meet(watch)?;
-    stages.compare(watch)?;
+    stages.compare(watch)
+}
+
+fn way(lane: &mut Lane, pays: bool) -> Result<Way> {
     if let Some(windows) = lane.reachable() {
-        return Ok(Way::InPlace(windows));
+        return reach(lane).map(|()| Way::InPlace(windows));
     }
     if pays && lane.may_pull() {
         let window = |seat| {
             let window = lane.stages.window(seat);
             Remote { pid: window.pid, at: window.at }
         };
-        return Ok(Way::Pulled((0..lane.stages.members()).map(window).collect()));
+        let remotes = (0..lane.stages.members()).map(window).collect();
+        return reach(lane).map(|()| Way::Pulled(remotes));
     }
     Ok(Way::Staged)
 }
@@ -73,14 +85,42 @@ fn slices_pay(members: usize, longest: usize) -> bool {
     longest >= PULL_FROM && members <= PULL_MEMBERS
 }
 
-/// Nobody goes on before everybody is done with everybody's memory.
-fn meet(lane: &mut Lane) -> Result<()> {
+/// Begins to touch the peers' memory, unless the world is broken and they may take it away.
+fn reach(lane: &mut Lane) -> Result<()> {
     let (stages, watch) = lane.stages();
-    stages.meet(watch)
+    stages.reach(true);
+    let standing = watch.standing();
+    if standing.is_err() {
+        stages.reach(false);
+    }
+    standing
+}
+
+/// Nobody goes on before everybody is done with everybody's memory, even if the world broke meanwhile
+/// and some never come to the meeting.
+fn close(lane: &mut Lane) -> Result<()> {
+    lane.stages.reach(false);
+    let (stages, watch) = lane.stages();
+    let met = stages.meet(watch);
+    if met.is_err() {
+        lane.stages.await_hands_off();
+    }
+    met
+}
+
+/// Closes a call that may have failed: then the others are left to find that out by themselves, but
+/// our buffer stays until they have let go of it.
+fn settle(lane: &mut Lane, done: Result<()>) -> Result<()> {
+    if done.is_ok() {
+        return close(lane);
+    }
+    lane.stages.reach(false);
+    lane.stages.await_hands_off();
+    done
 }
 
 pub(crate) fn barrier(lane: &mut Lane) -> Result<()> {
-    open(lane, std::ptr::null(), 0, false).map(|_| ())
+    agree(lane, std::ptr::null(), 0)
 }
 
 fn slices(lane: &Lane, bytes: usize, fold: &Fold) -> Cut {
@@ -101,9 +141,12 @@ pub(crate) fn all_reduce(lane: &mut Lane, bytes: &mut [u8], fold: &Fold) -> Resu
             // SAFETY: every window is as long as our buffer (the calls were compared), and by the cut
             // nobody else touches this slice of any window before the meeting below.
             unsafe { combine_slice(&windows, &windows, &mine, fold) };
-            meet(lane)
+            close(lane)
         }
-        Way::Pulled(remotes) => pulled::reduce_slices(lane, &remotes, data, &cut, fold, None),
+        Way::Pulled(remotes) => {
+            let done = pulled::reduce_slices(lane, &remotes, data, &cut, fold, None);
+            settle(lane, done)
+        }
         Way::Staged => staged::reduce_slices(lane, data, &cut, fold, None),
     }
 }
@@ -118,9 +161,12 @@ pub(crate) fn reduce(lane: &mut Lane, bytes: &mut [u8], fold: &Fold, root: usize
             let mine = cut.bytes(lane.stages.me);
             // SAFETY: as in `all_reduce`; only the root's window is written.
             unsafe { combine_slice(&windows, &windows[root..=root], &mine, fold) };
-            meet(lane)
+            close(lane)
         }
-        Way::Pulled(remotes) => pulled::reduce_slices(lane, &remotes, data, &cut, fold, Some(root)),
+        Way::Pulled(remotes) => {
+            let done = pulled::reduce_slices(lane, &remotes, data, &cut, fold, Some(root));
+            settle(lane, done)
+        }
         Way::Staged => staged::reduce_slices(lane, data, &cut, fold, Some(root)),
     }
 }
@@ -157,9 +203,12 @@ pub(crate) fn reduce_scatter(
             // SAFETY: everybody's input is as long as ours and only read until the meeting; the
             // output is ours.
             unsafe { combine_slice(&windows, &[to], mine, fold) };
-            meet(lane)
+            close(lane)
         }
-        Way::Pulled(remotes) => pulled::reduce_scatter(lane, &remotes, input, output, slices, fold),
+        Way::Pulled(remotes) => {
+            let done = pulled::reduce_scatter(lane, &remotes, input, output, slices, fold);
+            settle(lane, done)
+        }
         Way::Staged => staged::reduce_scatter(lane, input, output, slices, fold),
     }
 }
@@ -195,14 +244,15 @@ pub(crate) fn all_to_all(
                     std::ptr::copy_nonoverlapping(from, to.add(place.start), place.len());
                 }
             }
-            meet(lane)
+            close(lane)
         }
         Way::Pulled(remotes) => {
-            for peer in lane.stages.peers() {
+            let mut peers = lane.stages.peers();
+            let done = peers.try_for_each(|peer| {
                 let from = remotes[peer].offset(routes.theirs[peer].start);
-                pulled::take(lane, peer, from, &mut output[routes.incoming[peer].clone()])?;
-            }
-            meet(lane)
+                pulled::take(lane, peer, from, &mut output[routes.incoming[peer].clone()])
+            });
+            settle(lane, done)
         }
         Way::Staged => staged::all_to_all(lane, input, output, routes),
     }
@@ -229,13 +279,14 @@ pub(crate) fn scatter(
                     std::ptr::copy_nonoverlapping(windows[root].add(ranges[me].start), to, len);
                 }
             }
-            meet(lane)
+            close(lane)
         }
         Way::Pulled(remotes) => {
-            if me != root {
-                pulled::take(lane, root, remotes[root].offset(ranges[me].start), output)?;
-            }
-            meet(lane)
+            let done = match me == root {
+                true => Ok(()),
+                false => pulled::take(lane, root, remotes[root].offset(ranges[me].start), output),
+            };
+            settle(lane, done)
         }
         Way::Staged => staged::scatter(lane, input, ranges, output, root),
     }
@@ -263,13 +314,14 @@ pub(crate) fn all_gather(
                     std::ptr::copy_nonoverlapping(windows[peer], to.as_mut_ptr(), to.len());
                 }
             }
-            meet(lane)
+            close(lane)
         }
         Way::Pulled(remotes) => {
-            for peer in lane.stages.peers().filter(|_| wanted) {
-                pulled::take(lane, peer, remotes[peer], &mut output[places[peer].clone()])?;
-            }
-            meet(lane)
+            let mut peers = lane.stages.peers().filter(|_| wanted);
+            let done = peers.try_for_each(|peer| {
+                pulled::take(lane, peer, remotes[peer], &mut output[places[peer].clone()])
+            });
+            settle(lane, done)
         }
         Way::Staged => staged::all_gather(lane, input, output, places, wanted),
     }
@@ -284,9 +336,12 @@ pub(crate) fn broadcast(lane: &mut Lane, bytes: &mut [u8], root: usize) -> Resul
                 // SAFETY: the root's buffer is only read until the meeting; ours is ours.
                 unsafe { std::ptr::copy_nonoverlapping(windows[root], data, bytes.len()) };
             }
-            meet(lane)
+            close(lane)
         }
-        Way::Pulled(remotes) => pulled::broadcast(lane, &remotes, bytes, root),
+        Way::Pulled(remotes) => {
+            let done = pulled::broadcast(lane, &remotes, bytes, root);
+            settle(lane, done)
+        }
         Way::Staged => staged::broadcast(lane, bytes, root),
     }
 }
@@ -295,7 +350,7 @@ pub(crate) fn broadcast(lane: &mut Lane, bytes: &mut [u8], root: usize) -> Resul
 pub(crate) fn exchange_words(lane: &mut Lane, words: &[u64]) -> Result<Vec<Vec<u64>>> {
     let window = lane.window(std::ptr::null(), 0);
     let (stages, watch) = lane.stages();
-    stages.announce(&watch.call, window);
+    stages.announce(watch, window);
     let round = stages.begin(INPUTS, watch)?;
     assert!(words.len() * 8 <= SLOT_BYTES, "a row of counts fits into a slot");
     // SAFETY: our own slot, aligned and large enough.

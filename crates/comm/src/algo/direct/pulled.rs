@@ -4,7 +4,7 @@
 //! A cache line that another core has written is the dear one. Pulling a slice and pushing the result
 //! back touches each line of a peer's buffer once in each direction, from one core.
 
-use super::{count, meet};
+use super::count;
 use crate::cut::Cut;
 use crate::error::Result;
 use crate::fold::Fold;
@@ -65,7 +65,7 @@ pub(super) fn reduce_slices(
         }
         lane.scratch = scratch;
     }
-    meet(lane)
+    Ok(())
 }
 
 /// Each owner pulls its slice from everybody.
@@ -89,7 +89,7 @@ pub(super) fn reduce_scatter(
         unsafe { fold.combine(&sources, &[to], range.len(), true) };
         lane.scratch = scratch;
     }
-    meet(lane)
+    Ok(())
 }
 
 /// The peers' bytes in `range`, and our own where they lie, in the order of the seats.
@@ -127,7 +127,7 @@ pub(super) fn broadcast(
         let peer = 1 - root;
         give(lane, peer, remotes[peer].offset(half), &bytes[half..])?;
     }
-    meet(lane)
+    Ok(())
 }
 
 /// How much of a broadcast is pulled; the root pushes the rest.

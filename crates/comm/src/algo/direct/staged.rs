@@ -18,7 +18,7 @@ pub(super) fn all_reduce_in_one_round(
 ) -> Result<()> {
     let window = lane.window(std::ptr::null(), 0);
     let (stages, watch) = lane.stages();
-    stages.announce(&watch.call, window);
+    stages.announce(watch, window);
     let round = stages.begin(INPUTS, watch)?;
     let slot = stages.own_slot(INPUTS, round);
     // SAFETY: our own slot, free since `begin`, and longer than a small buffer.

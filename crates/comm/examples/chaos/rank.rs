@@ -1,0 +1,168 @@
+//! One rank of a chaos run: calls of random kinds, lengths and groups, every result checked, until
+//! one fails; then one line of JSON that says whom this rank holds guilty.
+
+use lockstep_comm::launch::Identity;
+use lockstep_comm::{Constants, Error, Group, LocalLinks, Op, Options, World};
+use std::time::Duration;
+
+/// How the driver tells its ranks what it tells nobody else.
+pub const ENGINE: &str = "CHAOS_ENGINE";
+pub const HEARTBEAT_MS: &str = "CHAOS_HEARTBEAT_MS";
+/// Printed once the world stands.
+pub const JOINED: &str = "joined";
+/// The exit code of a rank that has given its verdict.
+pub const VERDICT: i32 = 3;
+
+/// The line of a rank whose world broke.
+#[derive(serde::Serialize, serde::Deserialize)]
+pub struct Verdict {
+    pub rank: usize,
+    pub guilty: Option<usize>,
+    pub cause: Option<lockstep_comm::Cause>,
+    /// Since the rank joined.
+    pub after_ms: u64,
+    pub error: String,
+}
+
+pub fn run() -> i32 {
+    let identity = Identity::from_process_env().expect("the driver says who we are");
+    let joined = World::join(&identity, &options()).map(|world| {
+        println!("{JOINED}");
+        (world, std::time::Instant::now())
+    });
+    let (error, since) = match joined {
+        Ok((world, since)) => match call_at_random(&world) {
+            Ok(never) => match never {},
+            Err(error) => (error, since),
+        },
+        Err(error) => (error, std::time::Instant::now()),
+    };
+    let verdict = Verdict {
+        rank: identity.rank,
+        guilty: error.guilty(),
+        cause: error.cause(),
+        after_ms: since.elapsed().as_millis() as u64,
+        error: error.to_string(),
+    };
+    println!("{}", serde_json::to_string(&verdict).expect("plain data"));
+    VERDICT
+}
+
+fn options() -> Options {
+    let set = |name: &str| std::env::var(name).ok();
+    let heartbeat = set(HEARTBEAT_MS).and_then(|ms| ms.parse().ok()).unwrap_or(5000);
+    let local = match set(ENGINE).as_deref() {
+        Some("tcp") => LocalLinks::Tcp,
+        _ => LocalLinks::SharedMemory,
+    };
+    Options {
+        heartbeat: Duration::from_millis(heartbeat),
+        constants: Some(Constants::default()),
+        local,
+        ..Options::default()
+    }
+}
+
+/// The same on all ranks, so that they make the same calls.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, below: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) % below
+    }
+}
+
+enum Never {}
+
+fn call_at_random(world: &World) -> Result<Never, Error> {
+    let mut dice = Dice(7);
+    let mut halves = split(world, &mut dice)?;
+    loop {
+        // Members of different halves roll the same dice, so they stay in step.
+        let len = [0, 1, 100, 5_000, 60_000][dice.roll(5) as usize] + dice.roll(7) as usize;
+        let root = dice.roll(world.size() as u64) as usize;
+        let group = if dice.roll(3) == 0 { &halves } else { world.group() };
+        let root = root % group.size();
+        match dice.roll(8) {
+            0 => all_reduce(group, len)?,
+            1 => broadcast(group, len, root)?,
+            2 => exchange(group, len / 10)?,
+            3 => started(world, &halves, len)?,
+            4 => pass_on(group, len)?,
+            5 => collect(group, len, root)?,
+            6 => group.barrier()?,
+            _ if dice.roll(10) == 0 => halves = split(world, &mut dice)?,
+            _ => {}
+        }
+    }
+}
+
+/// Two groups, drawn anew each time.
+fn split(world: &World, dice: &mut Dice) -> Result<Group, Error> {
+    let first = 1 + dice.roll(world.size() as u64 - 1) as usize;
+    let colour = i64::from(world.rank() < first);
+    Ok(world.split(Some(colour), 0, "half")?.expect("everybody has a colour"))
+}
+
+fn all_reduce(group: &Group, len: usize) -> Result<(), Error> {
+    let mut buffer = vec![group.rank() as f32; len];
+    group.all_reduce(&mut buffer, Op::Sum)?;
+    check(&buffer, sum_of_ranks(group));
+    Ok(())
+}
+
+fn broadcast(group: &Group, len: usize, root: usize) -> Result<(), Error> {
+    let mut buffer = vec![group.rank() as f32; len];
+    group.broadcast(&mut buffer, root)?;
+    check(&buffer, root as f32);
+    Ok(())
+}
+
+fn exchange(group: &Group, len: usize) -> Result<(), Error> {
+    let input = vec![group.rank() as f32; len * group.size()];
+    let mut output = vec![-1.0; input.len()];
+    group.all_to_all(&input, &mut output)?;
+    for (from, piece) in output.chunks(len.max(1)).enumerate() {
+        check(piece, from as f32);
+    }
+    Ok(())
+}
+
+/// Calls of two groups under way at the same time.
+fn started(world: &World, halves: &Group, len: usize) -> Result<(), Error> {
+    let a = world.start_all_reduce(vec![world.rank() as f32; len], Op::Sum);
+    let b = halves.start_all_reduce(vec![halves.rank() as f32; len], Op::Sum);
+    check(&a.wait()?, sum_of_ranks(world));
+    check(&b.wait()?, sum_of_ranks(halves));
+    Ok(())
+}
+
+/// A message to the next member, one from the member before.
+fn pass_on(group: &Group, len: usize) -> Result<(), Error> {
+    let (me, n) = (group.rank(), group.size());
+    let sent = group.start_send(vec![me as f32; len], (me + 1) % n);
+    let mut buffer = vec![-1.0f32; len];
+    group.receive(&mut buffer, (me + n - 1) % n)?;
+    sent.wait()?;
+    check(&buffer, ((me + n - 1) % n) as f32);
+    Ok(())
+}
+
+fn collect(group: &Group, len: usize, root: usize) -> Result<(), Error> {
+    let mut output = vec![-1.0f32; if group.rank() == root { len * group.size() } else { 0 }];
+    group.gather(&vec![group.rank() as f32; len], &mut output, root)?;
+    for (from, piece) in output.chunks(len.max(1)).enumerate() {
+        check(piece, from as f32);
+    }
+    Ok(())
+}
+
+fn sum_of_ranks(group: &Group) -> f32 {
+    (group.size() * (group.size() - 1) / 2) as f32
+}
+
+/// Data that is wrong ends the rank, and with it the run, with another code than a verdict.
+fn check(buffer: &[f32], want: f32) {
+    assert!(buffer.iter().all(|x| *x == want), "corrupt data: {want} was expected everywhere");
+}
