@@ -20,7 +20,7 @@ pub(crate) struct Bell {
 }
 
 impl Bell {
-    #[cfg(any(loom, test))]
+    #[cfg(all(loom, test))]
     pub(crate) fn new() -> Bell {
         Bell {
             rings: AtomicU32::new(0),

@@ -81,7 +81,7 @@ pub(crate) fn reduce_scatter_in_place(
 ) -> Result<()> {
     for level in levels(team.me, team.size()) {
         let (out, acc) = crate::cut::apart(bytes, cut.span(level.give), cut.span(level.keep));
-        let mut out = Some((team.members[level.to], &*out));
+        let mut out = Some((team.members[level.to], out));
         let len = acc.len();
         for from in &level.from {
             let mut take =

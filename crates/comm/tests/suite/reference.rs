@@ -59,13 +59,13 @@ narrow!(
 );
 
 numbers!(
-    f32, |n| n as f32, |v| f64::from(v), f64;
-    f64, |n| f64::from(n), |v| v, f64;
+    f32, |n| n as f32, f64::from, f64;
+    f64, f64::from, |v| v, f64;
     f16, |n| f16::from_f32(n as f32), |v: f16| v.to_f64(), f64;
     bf16, |n| bf16::from_f32(n as f32), |v: bf16| v.to_f64(), f64;
-    i32, |n| n as i32, |v| i128::from(v), i128;
-    i64, |n| i64::from(n), |v| i128::from(v), i128;
-    u8, |n| n as u8, |v| i128::from(v), i128;
+    i32, |n| n as i32, i128::from, i128;
+    i64, i64::from, i128::from, i128;
+    u8, |n| n as u8, i128::from, i128;
 );
 
 /// The input of a rank at an index: small, different from rank to rank, and such that any operation
