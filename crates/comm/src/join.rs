@@ -41,16 +41,19 @@ impl World {
 }
 
 /// What a rank has at hand while it joins.
-struct Desk<'a> {
-    identity: &'a Identity,
-    options: &'a Options,
-    deadline: Instant,
+pub(crate) struct Desk<'a> {
+    pub identity: &'a Identity,
+    pub options: &'a Options,
+    pub deadline: Instant,
 }
 
+/// Control connections and the ranks at their other ends.
+type Streams = Vec<(usize, TcpStream)>;
+
 /// The roll and the control connections: with all others at rank 0, with rank 0 elsewhere.
-struct Assembled {
+pub(crate) struct Assembled {
     members: Vec<Member>,
-    streams: Vec<(usize, TcpStream)>,
+    streams: Streams,
     /// At rank 0 the port stays open, so that strangers and leftovers are told to go.
     listener: Option<ListenerHandle>,
 }
@@ -80,7 +83,7 @@ impl Desk<'_> {
             listens: links.as_ref().map(ListenerHandle::local_addr),
         };
         let mut assembled = match self.identity.rank {
-            0 => self.call_the_roll(&credentials, me)?,
+            0 => self.call_the_roll(self.open_the_port()?, &credentials, me)?,
             _ => self.answer_the_roll(&credentials, me)?,
         };
         let hosts = crate::group::renumbered(assembled.members.iter().map(|m| &m.host));
@@ -159,8 +162,8 @@ impl Desk<'_> {
         }
     }
 
-    /// Rank 0: takes everybody's name, then tells all of them all the names.
-    fn call_the_roll(&self, credentials: &Credentials, me: Member) -> Result<Assembled> {
+    /// Rank 0: the port at which the others look for it.
+    fn open_the_port(&self) -> Result<Listener> {
         let listener = match self.identity.listener_fd {
             Some(fd) => {
                 let inherited = inherited_listener(fd)
@@ -172,7 +175,16 @@ impl Desk<'_> {
                 Listener::bind((ip, self.identity.master_port).into())
             }
         };
-        let listener = listener.map_err(|e| self.error(e.to_string()))?;
+        listener.map_err(|e| self.error(e.to_string()))
+    }
+
+    /// Rank 0: takes everybody's name, then tells all of them all the names.
+    pub(crate) fn call_the_roll(
+        &self,
+        listener: Listener,
+        credentials: &Credentials,
+        me: Member,
+    ) -> Result<Assembled> {
         let (sender, arrivals) = channel();
         let arrive = move |hello: Hello, stream: TcpStream, _: SocketAddr| {
             // When the roll is complete nobody listens any more, and the stream closes.
@@ -192,9 +204,9 @@ impl Desk<'_> {
         &self,
         arrivals: &Receiver<(Hello, TcpStream)>,
         me: Member,
-    ) -> Result<(Vec<Member>, Vec<(usize, TcpStream)>)> {
+    ) -> Result<(Vec<Member>, Streams)> {
         let mut roll = Roll::new(self.identity.size, me);
-        let mut streams: Vec<(usize, TcpStream)> = Vec::new();
+        let mut streams = Streams::new();
         while !roll.complete() {
             let left = self.deadline.saturating_duration_since(Instant::now());
             let (hello, mut stream) = match arrivals.recv_timeout(left) {
@@ -225,7 +237,7 @@ impl Desk<'_> {
     }
 
     /// Everybody who is there hears why it will not be.
-    fn give_up(&self, mut streams: Vec<(usize, TcpStream)>, what: String) -> Error {
+    fn give_up(&self, mut streams: Streams, what: String) -> Error {
         let cause = crate::error::Cause::Failed;
         let failure =
             crate::error::Failure { guilty: self.identity.rank, cause, text: what.clone() };
@@ -235,7 +247,11 @@ impl Desk<'_> {
         self.error(what)
     }
 
-    fn answer_the_roll(&self, credentials: &Credentials, me: Member) -> Result<Assembled> {
+    pub(crate) fn answer_the_roll(
+        &self,
+        credentials: &Credentials,
+        me: Member,
+    ) -> Result<Assembled> {
         let master = self.master()?;
         let hello = credentials.hello(0, Purpose::Control);
         let mut stream = wire::connect(master, &hello, &credentials.secret, self.deadline)
@@ -365,7 +381,7 @@ impl Desk<'_> {
         Ok(Some(Arc::new(Sockets::new(credentials, addresses, hall, listener))))
     }
 
-    fn context(
+    pub(crate) fn context(
         &self,
         hosts: Vec<usize>,
         board: Arc<Board>,
@@ -384,7 +400,12 @@ impl Desk<'_> {
         })
     }
 
-    fn start_pulse(&self, assembled: Assembled, board: Arc<Board>, spread: bool) -> Result<Pulse> {
+    pub(crate) fn start_pulse(
+        &self,
+        assembled: Assembled,
+        board: Arc<Board>,
+        spread: bool,
+    ) -> Result<Pulse> {
         let Assembled { members, streams, listener } = assembled;
         let name = |rank: usize| {
             let member: &Member = &members[rank];

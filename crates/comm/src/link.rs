@@ -31,6 +31,16 @@ pub(crate) fn parse_header(header: &Header) -> Option<(CallWords, u64)> {
     (word(0) == MAGIC).then(|| (std::array::from_fn(|i| word(i + 1)), word(5)))
 }
 
+/// What the sender of a header calls, in words, if it is not what the receiver calls.
+pub(crate) fn mismatch(header: &Header, call: &Call, len: usize) -> Option<String> {
+    match parse_header(header) {
+        Some((words, theirs)) if words == call.words() => (theirs != len as u64)
+            .then(|| format!("it, too, with a message of {theirs} bytes where {len} are expected")),
+        Some((words, _)) => Some(Call::describe(words)),
+        None => Some("something unreadable".into()),
+    }
+}
+
 /// The sending end towards one peer.
 pub(crate) enum Tx {
     /// `bell` is the peer's.
@@ -169,11 +179,12 @@ impl<'link, 'data> Incoming<'link, 'data> {
         if self.got >= HEADER && !self.done() {
             self.read_body(watch)?;
         }
-        if self.got > before && self.done() {
-            if let Rx::Shared { reader, bell } = self.rx {
-                reader.skip_padding();
-                bell.ring();
-            }
+        if self.got > before
+            && self.done()
+            && let Rx::Shared { reader, bell } = self.rx
+        {
+            reader.skip_padding();
+            bell.ring();
         }
         Ok(self.got > before)
     }
@@ -192,16 +203,10 @@ impl<'link, 'data> Incoming<'link, 'data> {
         if self.got < HEADER {
             return Ok(());
         }
-        let expected = (watch.call.words(), self.inbox.len() as u64);
-        let theirs = match parse_header(&self.header) {
-            Some(theirs) if theirs == expected => return Ok(()),
-            Some((words, len)) if words == expected.0 => {
-                format!("it, too, with a message of {len} bytes where {} are expected", expected.1)
-            }
-            Some((words, _)) => Call::describe(words),
-            None => "something unreadable".into(),
-        };
-        Err(watch.disagreement(self.peer, &theirs))
+        match mismatch(&self.header, &watch.call, self.inbox.len()) {
+            None => Ok(()),
+            Some(theirs) => Err(watch.disagreement(self.peer, &theirs)),
+        }
     }
 
     fn read_body(&mut self, watch: &Watch) -> Result<()> {
