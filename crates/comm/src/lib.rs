@@ -36,6 +36,8 @@ pub mod launch;
 mod link;
 mod measure;
 mod messages;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod options;
 mod pulse;
 mod recorder;

@@ -7,6 +7,7 @@ use std::ops::{Deref, DerefMut};
 #[repr(align(64))]
 struct Grain(#[allow(dead_code, reason = "only its bytes are used")] [u8; GRAIN]);
 
+#[derive(Default)]
 pub(crate) struct Scratch {
     grains: Vec<Grain>,
     len: usize,
@@ -16,6 +17,14 @@ impl Scratch {
     /// `len` zero bytes.
     pub(crate) fn new(len: usize) -> Scratch {
         Scratch { grains: vec![Grain([0; GRAIN]); len.div_ceil(GRAIN)], len }
+    }
+
+    /// Grows to at least `len` bytes; what was in it may be gone.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn reserve(&mut self, len: usize) {
+        if self.len < len {
+            *self = Scratch::new(len);
+        }
     }
 
     pub(crate) fn copy_of(bytes: &[u8]) -> Scratch {
