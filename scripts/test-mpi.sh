@@ -39,6 +39,6 @@ check counts-disagree 4
 check late 3
 check left 4
 check stopped 3
-# By itself mpirun would end the survivors as soon as it misses the killed rank.
+# Without this mpirun ends the survivors as soon as it misses the killed rank; mostly they are faster.
 check killed 3 --mca orte_enable_recovery 1
 exit "$failed"

@@ -3,7 +3,7 @@
 //! An MPI collective that was started cannot be taken back. When its world breaks we must return an
 //! error while the library may still write to the buffers, now or whenever another thread lets it
 //! move data. So data is copied in and out, and the memory of an operation that did not end is never
-//! freed. The price is two copies of the buffer, and once that much memory per group.
+//! freed. The price is a copy in, a copy out, and memory of that size that the group keeps.
 
 use crate::scratch::Scratch;
 use std::ffi::c_int;
