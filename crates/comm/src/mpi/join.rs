@@ -135,8 +135,8 @@ fn own_ip(
     };
     find().map_err(|e: std::io::Error| {
         format!(
-            "rank 0 finds no way to {name}, the host of rank {other}, for the heartbeat: {e}; set \
-             LOCKSTEP_BIND to an address of rank 0's host that the other hosts reach"
+            "rank 0 finds no way to {name}, the host of rank {other}, for the heartbeat: {e}; \
+             tell it by Options::bind an address of its own host that the other hosts reach"
         )
     })
 }

@@ -6,7 +6,7 @@
 //! | f32, f64 | MPI | MPI | ours: a NaN must win, MPI leaves that open |
 //! | f16, bf16 | ours | ours | ours |
 //! | i32, i64 | MPI | MPI | MPI |
-//! | u8 | ours: some libraries saturate | ours | MPI |
+//! | u8 | ours: Open MPI 4.1 may saturate narrow sums | ours | MPI |
 
 use super::request::succeeded;
 use crate::element::{DType, Element};
