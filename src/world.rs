@@ -15,6 +15,9 @@ pub enum Engine {
     Shm,
     /// Processes over TCP, even on one host
     Tcp,
+    /// Processes that mpirun or srun started, over MPI's own collectives
+    #[cfg(feature = "mpi")]
+    Mpi,
 }
 
 impl Engine {
@@ -23,6 +26,8 @@ impl Engine {
             Engine::Threads => "threads",
             Engine::Shm => "shm",
             Engine::Tcp => "tcp",
+            #[cfg(feature = "mpi")]
+            Engine::Mpi => "mpi",
         }
     }
 }
@@ -44,6 +49,12 @@ pub fn run(
     if engine == Engine::Threads {
         let ends = on_threads_with(&options, ranks.unwrap_or_else(default_ranks), |w| rank(&w));
         ends.into_iter().collect::<anyhow::Result<()>>()?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    #[cfg(feature = "mpi")]
+    if engine == Engine::Mpi {
+        let bind = Identity::from_process_env().ok().and_then(|identity| identity.bind);
+        rank(&World::join_mpi(&Options { bind, ..options })?)?;
         return Ok(ExitCode::SUCCESS);
     }
     let identity = Identity::from_process_env()?;

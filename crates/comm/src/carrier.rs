@@ -10,17 +10,21 @@ use crate::work::{Work, perform};
 
 pub(crate) enum Carrier {
     Lane(Box<Lane>),
+    #[cfg(feature = "mpi")]
+    Mpi(Box<crate::mpi::Engine>),
 }
 
 impl Carrier {
-    /// The algorithm as the call names it.
-    pub(crate) fn algo(&self, chosen: Algo) -> Algo {
+    /// Whether it is an engine: then the choice of the algorithm is not ours.
+    pub(crate) fn is_engine(&self) -> bool {
         match self {
-            Carrier::Lane(_) => chosen,
+            Carrier::Lane(_) => false,
+            #[cfg(feature = "mpi")]
+            Carrier::Mpi(_) => true,
         }
     }
 
-    /// Does it, and says what this member sent.
+    /// Does it, and says what this member sent; of an engine we do not know.
     pub(crate) fn perform(
         &mut self,
         watch: Watch,
@@ -38,6 +42,10 @@ impl Carrier {
                     messages: lane.traffic.messages - before.messages,
                     bytes: lane.traffic.bytes - before.bytes,
                 })
+            }
+            #[cfg(feature = "mpi")]
+            Carrier::Mpi(engine) => {
+                engine.perform(&watch, work, dtype).map(|()| Traffic::default())
             }
         }
     }

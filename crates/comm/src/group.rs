@@ -40,6 +40,8 @@ pub(crate) struct Inner {
     pub me: usize,
     pub hosts: Arc<[usize]>,
     pub track: Arc<Track<Carrier>>,
+    /// Whether an engine carries out the calls (see `carrier`).
+    pub engine: bool,
     pub messages: Messages,
     pub registry: Arc<Registry>,
     pub allocations: AtomicU32,
@@ -109,6 +111,7 @@ impl Group {
             members,
             me,
             hosts,
+            engine: carrier.is_engine(),
             track: Arc::new(Track::new(carrier)),
             messages,
             registry,
@@ -150,7 +153,8 @@ impl Group {
         Group { inner: self.inner.clone(), forced: algo }
     }
 
-    /// What this member has sent in collectives of this group so far.
+    /// What this member has sent in collectives of this group so far; nothing where an engine (MPI)
+    /// sends, which does not tell.
     pub fn traffic(&self) -> Traffic {
         Traffic {
             messages: self.inner.sent_messages.load(Ordering::Relaxed),
@@ -301,6 +305,9 @@ impl Group {
             let what = format!("{} in group {}: {what}", work.kind().name(), inner.name);
             return Err(Error::Misuse { rank: inner.context.rank, what });
         }
+        if inner.engine {
+            return self.leave_to_engine(work.kind());
+        }
         let shape = Shape {
             kind: work.kind(),
             count: work.bytes() / width,
@@ -321,6 +328,23 @@ impl Group {
                     names.join(", ")
                 );
                 Err(Error::Misuse { rank: inner.context.rank, what })
+            }
+        }
+    }
+
+    /// An engine chooses by itself; no other algorithm can be had of it.
+    fn leave_to_engine(&self, kind: Kind) -> Result<Algo> {
+        match self.forced {
+            None | Some(Algo::Engine) => Ok(Algo::Engine),
+            Some(algo) => {
+                let what = format!(
+                    "{} cannot do {} in group {}, whose engine chooses by itself; possible here: {}",
+                    algo.name(),
+                    kind.name(),
+                    self.name(),
+                    Algo::Engine.name()
+                );
+                Err(Error::Misuse { rank: self.inner.context.rank, what })
             }
         }
     }
@@ -377,7 +401,7 @@ impl Inner {
     ) -> Result<()> {
         let call = Call {
             kind: work.kind(),
-            algo: carrier.algo(algo),
+            algo,
             dtype: (work.kind() != Kind::Barrier).then_some(dtype),
             op: work.op(),
             root: work.root(),
@@ -395,7 +419,7 @@ impl Inner {
     pub(crate) fn transfer_call(&self, dtype: DType, bytes: usize, sequence: u64) -> Call {
         Call {
             kind: Kind::Transfer,
-            algo: Algo::Flat,
+            algo: if self.engine { Algo::Engine } else { Algo::Flat },
             dtype: Some(dtype),
             op: None,
             root: None,

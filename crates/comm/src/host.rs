@@ -7,18 +7,23 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Equal for processes that run under one kernel and see each other's process numbers. Nodes that a
-/// launcher tells apart stay apart, even if they are one machine.
-pub(crate) fn host_key(identity: &Identity) -> String {
+/// Equal for processes that run under one kernel and see each other's process numbers.
+pub(crate) fn kernel_key() -> String {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_string();
     let boot = read("/proc/sys/kernel/random/boot_id");
     let processes = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+    format!("{boot}/{}", processes.display())
+}
+
+/// Equal for ranks that may share memory: those under one kernel, except that nodes which a launcher
+/// tells apart stay apart, even if they are one machine.
+pub(crate) fn host_key(identity: &Identity) -> String {
     let node = match identity.source {
         Source::Explicit => identity.node.to_string(),
         // Elsewhere the node's number is a guess.
         _ => String::new(),
     };
-    format!("{boot}/{}/{node}", processes.display())
+    format!("{}/{node}", kernel_key())
 }
 
 /// The host as people call it.

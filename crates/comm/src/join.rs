@@ -45,14 +45,14 @@ impl World {
 type Streams = Vec<(usize, TcpStream)>;
 
 /// What a rank has at hand while it joins.
-struct Desk<'a> {
-    identity: &'a Identity,
-    options: &'a Options,
-    deadline: Instant,
+pub(crate) struct Desk<'a> {
+    pub identity: &'a Identity,
+    pub options: &'a Options,
+    pub deadline: Instant,
 }
 
 /// The roll and the control connections: with all others at rank 0, with rank 0 elsewhere.
-struct Assembled {
+pub(crate) struct Assembled {
     members: Vec<Member>,
     streams: Streams,
     /// At rank 0 the port stays open, so that strangers and leftovers are told to go.
@@ -84,7 +84,7 @@ impl Desk<'_> {
             listens: links.as_ref().map(ListenerHandle::local_addr),
         };
         let mut assembled = match self.identity.rank {
-            0 => self.call_the_roll(&credentials, me)?,
+            0 => self.call_the_roll(self.open_the_port()?, &credentials, me)?,
             _ => self.answer_the_roll(&credentials, me)?,
         };
         let hosts = crate::group::renumbered(assembled.members.iter().map(|m| &m.host));
@@ -163,8 +163,8 @@ impl Desk<'_> {
         }
     }
 
-    /// Rank 0: takes everybody's name, then tells all of them all the names.
-    fn call_the_roll(&self, credentials: &Credentials, me: Member) -> Result<Assembled> {
+    /// Rank 0: the port at which the others look for it.
+    fn open_the_port(&self) -> Result<Listener> {
         let listener = match self.identity.listener_fd {
             Some(fd) => {
                 let inherited = inherited_listener(fd)
@@ -176,7 +176,16 @@ impl Desk<'_> {
                 Listener::bind((ip, self.identity.master_port).into())
             }
         };
-        let listener = listener.map_err(|e| self.error(e.to_string()))?;
+        listener.map_err(|e| self.error(e.to_string()))
+    }
+
+    /// Rank 0: takes everybody's name, then tells all of them all the names.
+    pub(crate) fn call_the_roll(
+        &self,
+        listener: Listener,
+        credentials: &Credentials,
+        me: Member,
+    ) -> Result<Assembled> {
         let (sender, arrivals) = channel();
         let arrive = move |hello: Hello, stream: TcpStream, _: SocketAddr| {
             if let Err(late) = sender.send((hello, stream)) {
@@ -244,7 +253,11 @@ impl Desk<'_> {
         self.error(what)
     }
 
-    fn answer_the_roll(&self, credentials: &Credentials, me: Member) -> Result<Assembled> {
+    pub(crate) fn answer_the_roll(
+        &self,
+        credentials: &Credentials,
+        me: Member,
+    ) -> Result<Assembled> {
         let master = self.master()?;
         let hello = credentials.hello(0, Purpose::Control);
         let mut stream = wire::connect(master, &hello, &credentials.secret, self.deadline)
@@ -383,7 +396,7 @@ impl Desk<'_> {
         Ok(Some(Arc::new(Sockets::new(credentials, addresses, hall, listener))))
     }
 
-    fn context(
+    pub(crate) fn context(
         &self,
         hosts: Vec<usize>,
         board: Arc<Board>,
@@ -403,7 +416,12 @@ impl Desk<'_> {
         })
     }
 
-    fn start_pulse(&self, assembled: Assembled, board: Arc<Board>, spread: bool) -> Result<Pulse> {
+    pub(crate) fn start_pulse(
+        &self,
+        assembled: Assembled,
+        board: Arc<Board>,
+        spread: bool,
+    ) -> Result<Pulse> {
         let Assembled { members, streams, listener } = assembled;
         let name = |rank: usize| {
             let member: &Member = &members[rank];

@@ -41,6 +41,8 @@ mod link;
 mod loom_models;
 mod measure;
 mod messages;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod options;
 mod past;
 mod pulse;

@@ -31,6 +31,21 @@ pub(crate) fn parse_header(header: &Header) -> Option<(Stamp, u64)> {
     (word(0) == MAGIC).then(|| (std::array::from_fn(|i| word(i + 1)), word(7)))
 }
 
+/// An error for everybody unless the sender of a header calls what we call, with `len` bytes.
+pub(crate) fn check_header(watch: &Watch, peer: usize, header: &Header, len: usize) -> Result<()> {
+    let expected = (watch.stamp(), len as u64);
+    let error = match parse_header(header) {
+        Some(theirs) if theirs == expected => return Ok(()),
+        Some((stamp, theirs)) if stamp == expected.0 => {
+            let what = format!("a message of {theirs} bytes where {len} are expected");
+            watch.disagreement(peer, &format!("it, too, with {what}"))
+        }
+        Some((stamp, _)) => watch.differs(peer, &stamp),
+        None => watch.disagreement(peer, "something unreadable"),
+    };
+    Err(error)
+}
+
 /// The sending end towards one peer.
 pub(crate) enum Tx {
     /// `bell` is the peer's.
@@ -193,17 +208,7 @@ impl<'link, 'data> Incoming<'link, 'data> {
         if self.got < HEADER {
             return Ok(());
         }
-        let expected = (watch.stamp(), self.inbox.len() as u64);
-        let error = match parse_header(&self.header) {
-            Some(theirs) if theirs == expected => return Ok(()),
-            Some((stamp, len)) if stamp == expected.0 => {
-                let len = format!("a message of {len} bytes where {} are expected", expected.1);
-                watch.disagreement(self.peer, &format!("it, too, with {len}"))
-            }
-            Some((stamp, _)) => watch.differs(self.peer, &stamp),
-            None => watch.disagreement(self.peer, "something unreadable"),
-        };
-        Err(error)
+        check_header(watch, self.peer, &self.header, self.inbox.len())
     }
 
     fn read_body(&mut self, watch: &Watch) -> Result<()> {

@@ -11,7 +11,7 @@ use crate::track::Track;
 use crate::watch::Watch;
 use std::sync::Arc;
 
-/// One end of a line; opened when it is first used.
+/// One end of a line over our own links; opened when it is first used.
 pub(crate) struct End<L> {
     link: Option<L>,
     /// Keeps the memory of the link mapped, and holds the bells.
@@ -24,8 +24,42 @@ pub(crate) struct End<L> {
     sockets: Option<Arc<Sockets>>,
 }
 
-pub(crate) type SendTrack = Arc<Track<End<Tx>>>;
-pub(crate) type ReceiveTrack = Arc<Track<End<Rx>>>;
+/// The sending end of a line, whoever carries it.
+pub(crate) enum SendEnd {
+    Link(End<Tx>),
+    #[cfg(feature = "mpi")]
+    Mpi(Box<crate::mpi::Line>),
+}
+
+impl SendEnd {
+    pub(crate) fn send(&mut self, watch: &Watch, bytes: &[u8]) -> Result<()> {
+        match self {
+            SendEnd::Link(end) => end.send(watch, bytes),
+            #[cfg(feature = "mpi")]
+            SendEnd::Mpi(line) => line.send(watch, bytes),
+        }
+    }
+}
+
+/// The receiving end of a line, whoever carries it.
+pub(crate) enum ReceiveEnd {
+    Link(End<Rx>),
+    #[cfg(feature = "mpi")]
+    Mpi(Box<crate::mpi::Line>),
+}
+
+impl ReceiveEnd {
+    pub(crate) fn receive(&mut self, watch: &Watch, bytes: &mut [u8]) -> Result<()> {
+        match self {
+            ReceiveEnd::Link(end) => end.receive(watch, bytes),
+            #[cfg(feature = "mpi")]
+            ReceiveEnd::Mpi(line) => line.receive(watch, bytes),
+        }
+    }
+}
+
+pub(crate) type SendTrack = Arc<Track<SendEnd>>;
+pub(crate) type ReceiveTrack = Arc<Track<ReceiveEnd>>;
 
 /// All lines of one member: to and from each of the others (and itself).
 pub(crate) struct Messages {
@@ -44,10 +78,21 @@ pub(crate) struct MessageParts<'a> {
 }
 
 impl Messages {
+    /// The lines whose ends these are, in the order of members.
+    pub(crate) fn over(
+        to: impl Iterator<Item = SendEnd>,
+        from: impl Iterator<Item = ReceiveEnd>,
+    ) -> Messages {
+        Messages {
+            to: to.map(|end| Arc::new(Track::new(end))).collect(),
+            from: from.map(|end| Arc::new(Track::new(end))).collect(),
+        }
+    }
+
     pub(crate) fn new(parts: &MessageParts) -> Messages {
         let own_seat = parts.seats[parts.me].expect("we have a seat on our own host");
         let to = |m: usize| {
-            Arc::new(Track::new(End {
+            SendEnd::Link(End {
                 link: None,
                 arena: parts.arena.clone(),
                 seats: parts.seats[m].map(|seat| (own_seat, seat)),
@@ -55,10 +100,10 @@ impl Messages {
                 peer: parts.members[m],
                 group: parts.group,
                 sockets: parts.sockets.cloned(),
-            }))
+            })
         };
         let from = |m: usize| {
-            Arc::new(Track::new(End {
+            ReceiveEnd::Link(End {
                 link: None,
                 arena: parts.arena.clone(),
                 seats: parts.seats[m].map(|seat| (seat, own_seat)),
@@ -66,10 +111,10 @@ impl Messages {
                 peer: parts.members[m],
                 group: parts.group,
                 sockets: parts.sockets.cloned(),
-            }))
+            })
         };
         let members = 0..parts.members.len();
-        Messages { to: members.clone().map(to).collect(), from: members.map(from).collect() }
+        Messages::over(members.clone().map(to), members.map(from))
     }
 }
 

@@ -1,6 +1,7 @@
 //! What can be set for a world. Every field has a default that is right for most.
 
 use crate::choose::Constants;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -20,6 +21,9 @@ pub struct Options {
     pub config: [u8; 32],
     /// How ranks of one host reach each other.
     pub local: LocalLinks,
+    /// The address at which rank 0 of a world over MPI hears the others' heartbeats, if it is not the
+    /// one that leads to their hosts. Other worlds are told by their launcher.
+    pub bind: Option<IpAddr>,
 }
 
 /// How ranks of one host reach each other.
@@ -42,6 +46,7 @@ impl Default for Options {
             constants: None,
             config: [0; 32],
             local: LocalLinks::SharedMemory,
+            bind: None,
         }
     }
 }

@@ -60,6 +60,13 @@ impl Group {
     /// The new group of these members of ours, or nothing if there are none.
     fn form(&self, members: &[usize], colour: i64, name: &str) -> Result<Option<Group>> {
         let inner = &self.inner;
+        let id = new_id(inner.id, inner.allocations.load(Ordering::Relaxed), colour);
+        #[cfg(feature = "mpi")]
+        if inner.engine {
+            let group = self.split_mpi(members, id, name)?;
+            inner.allocations.fetch_add(1, Ordering::Relaxed);
+            return Ok(group);
+        }
         let ranks: Vec<usize> = members.iter().map(|m| inner.members[*m]).collect();
         let hosts = renumbered(members.iter().map(|m| inner.hosts[*m]));
         let me = members.iter().position(|m| *m == self.rank());
@@ -79,7 +86,6 @@ impl Group {
                     None => Arena::open(addresses[members[locals[0]]], locals.len())
                         .or_else(|e| self.no_memory("a group", e))?,
                 };
-                let id = new_id(inner.id, self.inner.allocations.load(Ordering::Relaxed), colour);
                 Some(Group::over_links(inner.context.clone(), id, name, ranks, &arena))
             }
         };

@@ -110,6 +110,23 @@ impl Work<'_> {
         }
     }
 
+    /// The bytes of the larger buffer of this member.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn largest(&self) -> usize {
+        match self {
+            Work::AllReduce { bytes, .. }
+            | Work::Reduce { bytes, .. }
+            | Work::Broadcast { bytes, .. } => bytes.len(),
+            Work::ReduceScatter { input, output, .. }
+            | Work::AllGather { input, output }
+            | Work::Gather { input, output, .. }
+            | Work::Scatter { input, output, .. }
+            | Work::AllToAll { input, output }
+            | Work::AllToAllV { input, output, .. } => input.len().max(output.len()),
+            Work::Barrier => 0,
+        }
+    }
+
     /// What is wrong with the arguments, if anything is, whatever the others bring.
     pub(crate) fn mistake(&self, me: usize, members: usize, width: usize) -> Option<String> {
         if let Some(root) = self.root().filter(|r| *r >= members) {

@@ -17,6 +17,9 @@ pub struct World {
     group: Group,
     /// Keeps the heartbeat going, where ranks are processes.
     pulse: Option<Pulse>,
+    /// Ends the library, where one carries this world. Dropped last.
+    #[cfg(feature = "mpi")]
+    stay: Option<crate::mpi::Stay>,
 }
 
 impl World {
@@ -27,7 +30,19 @@ impl World {
         if pulse.is_some() {
             context.board.beat(context.rank);
         }
-        World { group, pulse }
+        World {
+            group,
+            pulse,
+            #[cfg(feature = "mpi")]
+            stay: None,
+        }
+    }
+
+    #[cfg(feature = "mpi")]
+    pub(crate) fn over_mpi(group: Group, pulse: Pulse, stay: crate::mpi::Stay) -> World {
+        let mut world = World::new(group, Some(pulse));
+        world.stay = Some(stay);
+        world
     }
 
     /// The group of all ranks, for those who keep one.
@@ -72,6 +87,10 @@ impl Drop for World {
         }
         let state = if self.board().broken() { State::Failed } else { State::Left };
         self.board().set_state(self.context().rank, state);
+        #[cfg(feature = "mpi")]
+        if let Some(stay) = &self.stay {
+            stay.farewell(self.board());
+        }
         // Says goodbye, or passes the alarm on, before the connections close.
         drop(self.pulse.take());
     }

@@ -1,6 +1,7 @@
 //! The collectives against a plain reference, and what happens when things go wrong, on every kind of
 //! world. One binary, to link once.
 
+mod check;
 mod collectives;
 mod dice;
 mod disagreements;

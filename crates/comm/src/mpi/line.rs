@@ -1,0 +1,96 @@
+//! Single messages between two members over MPI: a header that says what is sent, then the data. The
+//! receiver asks for the data only when the header is what it expects. Each direction of each pair is
+//! a line of its own.
+
+use super::communicator::Communicator;
+use super::hold::Hold;
+use super::numbers::datatype;
+use super::oversight::Oversight;
+use super::request::Request;
+use crate::element::DType;
+use crate::error::{Error, Result};
+use crate::link::{HEADER, check_header, header};
+use crate::watch::Watch;
+use mpi::ffi;
+use std::ffi::c_int;
+
+const HEADER_TAG: c_int = 0;
+const DATA_TAG: c_int = 1;
+
+/// One end of a line.
+pub(crate) struct Line {
+    comm: Communicator,
+    /// The peer's index among the members, and its world rank.
+    member: c_int,
+    peer: usize,
+    header: Hold,
+    data: Hold,
+}
+
+impl Line {
+    pub(super) fn new(comm: Communicator, member: usize, peer: usize) -> Line {
+        let (header, data) = (Hold::default(), Hold::default());
+        Line { comm, member: member as c_int, peer, header, data }
+    }
+
+    pub(crate) fn send(&mut self, watch: &Watch, bytes: &[u8]) -> Result<()> {
+        let len = data_len(watch, bytes.len())?;
+        let peers = [self.peer];
+        let oversight = Oversight::call(watch, &peers);
+        let failed = |what| oversight.failed(what);
+        let (comm, to, kind) = (self.comm.raw.0, self.member, datatype(DType::U8));
+        let head = self.header.load(&header(&watch.stamp(), bytes.len()), 0, Default::default());
+        let body = self.data.load(bytes, 0, Default::default());
+        // SAFETY: the holds keep as many bytes as are sent until the operations have ended.
+        let head = Request::start(|r| unsafe {
+            ffi::MPI_Isend(head.out, HEADER as c_int, kind, to, HEADER_TAG, comm, r)
+        });
+        let head = head.map_err(failed)?;
+        // SAFETY: as above.
+        let body = Request::start(|r| unsafe {
+            ffi::MPI_Isend(body.out, len, kind, to, DATA_TAG, comm, r)
+        });
+        body.map_err(failed)?.wait(&oversight)?;
+        head.wait(&oversight)?;
+        self.header.unload(0);
+        self.data.unload(0);
+        Ok(())
+    }
+
+    pub(crate) fn receive(&mut self, watch: &Watch, bytes: &mut [u8]) -> Result<()> {
+        let len = data_len(watch, bytes.len())?;
+        let peers = [self.peer];
+        let oversight = Oversight::call(watch, &peers);
+        let failed = |what| oversight.failed(what);
+        let (comm, from, kind) = (self.comm.raw.0, self.member, datatype(DType::U8));
+        let room = self.header.load(&[], HEADER, Default::default());
+        // SAFETY: the hold keeps room for as many bytes as are received until the operation has
+        // ended.
+        let head = Request::start(|r| unsafe {
+            ffi::MPI_Irecv(room.inc, HEADER as c_int, kind, from, HEADER_TAG, comm, r)
+        });
+        head.map_err(failed)?.wait(&oversight)?;
+        let head = self.header.unload(HEADER).first_chunk().expect("as long as a header");
+        check_header(watch, self.peer, head, bytes.len())?;
+        let room = self.data.load(&[], bytes.len(), Default::default());
+        // SAFETY: as above.
+        let body = Request::start(|r| unsafe {
+            ffi::MPI_Irecv(room.inc, len, kind, from, DATA_TAG, comm, r)
+        });
+        body.map_err(failed)?.wait(&oversight)?;
+        bytes.copy_from_slice(self.data.unload(bytes.len()));
+        Ok(())
+    }
+}
+
+/// MPI counts in 32 bits.
+fn data_len(watch: &Watch, bytes: usize) -> Result<c_int> {
+    c_int::try_from(bytes).map_err(|_| {
+        let what = format!(
+            "{}: MPI takes at most {} bytes in a message, {bytes} are given; send it in pieces",
+            watch.call,
+            c_int::MAX
+        );
+        Error::Misuse { rank: watch.rank, what }
+    })
+}

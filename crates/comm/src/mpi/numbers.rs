@@ -1,0 +1,105 @@
+//! Our element types and operations as MPI's. Where the library's own operation would give another
+//! result than every other world does, or has no such type, ours is registered with it.
+//!
+//! | | sum, mean | product | min, max |
+//! |---|---|---|---|
+//! | f32, f64 | MPI | MPI | ours: a NaN must win, MPI leaves that open |
+//! | f16, bf16 | ours | ours | ours |
+//! | i32, i64 | MPI | MPI | MPI |
+//! | u8 | ours: Open MPI 4.1 may saturate narrow sums | ours | MPI |
+
+use super::request::succeeded;
+use crate::element::{DType, Element};
+use crate::fold::{Fold, Op};
+use half::{bf16, f16};
+use mpi::ffi;
+use std::ffi::{c_int, c_void};
+
+/// The type in which elements travel; half precisions are two bytes to MPI.
+pub(super) fn datatype(dtype: DType) -> ffi::MPI_Datatype {
+    // SAFETY: constants of the library.
+    unsafe {
+        match dtype {
+            DType::F32 => ffi::RSMPI_FLOAT,
+            DType::F64 => ffi::RSMPI_DOUBLE,
+            DType::F16 | DType::Bf16 => ffi::RSMPI_UINT16_T,
+            DType::I32 => ffi::RSMPI_INT32_T,
+            DType::I64 => ffi::RSMPI_INT64_T,
+            DType::U8 => ffi::RSMPI_UINT8_T,
+        }
+    }
+}
+
+/// The operations that are registered with the library, for as long as it runs.
+pub(super) struct OwnOps(Vec<(DType, Op, ffi::MPI_Op)>);
+
+impl OwnOps {
+    pub(super) fn register() -> Result<OwnOps, String> {
+        let mut ops = Vec::new();
+        add::<f16>(&mut ops, &Op::ALL)?;
+        add::<bf16>(&mut ops, &Op::ALL)?;
+        add::<f32>(&mut ops, &[Op::Min, Op::Max])?;
+        add::<f64>(&mut ops, &[Op::Min, Op::Max])?;
+        add::<u8>(&mut ops, &[Op::Sum, Op::Mean, Op::Product])?;
+        Ok(OwnOps(ops))
+    }
+
+    /// The operation; a mean is a sum to which the division is still owed.
+    pub(super) fn find(&self, dtype: DType, op: Op) -> ffi::MPI_Op {
+        let own = self.0.iter().find(|(d, o, _)| (*d, *o) == (dtype, op));
+        // SAFETY: constants of the library.
+        own.map_or_else(|| unsafe { library_op(op) }, |(_, _, handle)| *handle)
+    }
+}
+
+unsafe fn library_op(op: Op) -> ffi::MPI_Op {
+    // SAFETY: constants of the library.
+    unsafe {
+        match op {
+            Op::Sum | Op::Mean => ffi::RSMPI_SUM,
+            Op::Min => ffi::RSMPI_MIN,
+            Op::Max => ffi::RSMPI_MAX,
+            Op::Product => ffi::RSMPI_PROD,
+        }
+    }
+}
+
+fn add<T: Element>(ops: &mut Vec<(DType, Op, ffi::MPI_Op)>, which: &[Op]) -> Result<(), String> {
+    for op in which {
+        let function: unsafe extern "C" fn(_, _, _, _) = match op {
+            Op::Sum | Op::Mean => combine::<T, { Op::Sum as u8 }>,
+            Op::Min => combine::<T, { Op::Min as u8 }>,
+            Op::Max => combine::<T, { Op::Max as u8 }>,
+            Op::Product => combine::<T, { Op::Product as u8 }>,
+        };
+        // The order of two contributions changes no bit of a sum or a product, but it decides which
+        // zero or which NaN is the least: there the library must keep the order of ranks.
+        let commutes = c_int::from(!matches!(op, Op::Min | Op::Max));
+        let mut handle = std::mem::MaybeUninit::uninit();
+        // SAFETY: the function has the type that MPI asks for; the handle is written on success.
+        let handle = unsafe {
+            succeeded(ffi::MPI_Op_create(Some(function), commutes, handle.as_mut_ptr()))?;
+            handle.assume_init()
+        };
+        ops.push((T::DTYPE, *op, handle));
+    }
+    Ok(())
+}
+
+/// `inout = input ∘ inout`, as MPI calls it. Half precisions are rounded at every step here, where our
+/// own links round once per fold.
+unsafe extern "C" fn combine<T: Element, const OP: u8>(
+    input: *mut c_void,
+    inout: *mut c_void,
+    len: *mut c_int,
+    _: *mut ffi::MPI_Datatype,
+) {
+    let op = Op::from_code(OP).expect("made from an operation");
+    let fold = Fold { dtype: T::DTYPE, op, ranks: 1 };
+    // SAFETY: MPI passes two buffers of `len` elements of the type that the collective was started
+    // with, aligned for it, which nobody else touches meanwhile.
+    unsafe {
+        let bytes = *len as usize * size_of::<T>();
+        fold.combine(&[input.cast(), inout.cast()], &[inout.cast()], bytes, false);
+    }
+}

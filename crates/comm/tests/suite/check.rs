@@ -1,0 +1,114 @@
+//! Checks every collective on a group, whatever kind of world it belongs to.
+
+use crate::reference::{Number, combined, inputs};
+use half::{bf16, f16};
+use lockstep_comm::{Algo, Group, Kind, Op, share};
+
+/// Checks every collective of one type on one group, for one length and algorithm.
+pub fn check<T: Number>(group: &Group, len: usize, algo: Algo) {
+    let (me, n) = (group.rank(), group.size());
+    let group = group.with_algo(Some(algo));
+    let root = len % n;
+    let doing = |kind: Kind| algo == Algo::Engine || Algo::of(kind).contains(&algo);
+    let at = format!("{} members, {len} × {:?}, {algo:?}", n, T::DTYPE);
+
+    for op in Op::ALL {
+        if doing(Kind::AllReduce) {
+            let mut buffer = inputs::<T>(me, len, op);
+            group.all_reduce(&mut buffer, op).unwrap();
+            assert_eq!(buffer, combined::<T>(n, len, op), "all_reduce {op:?}, {at}");
+        }
+        if doing(Kind::Reduce) {
+            let mut buffer = inputs::<T>(me, len, op);
+            group.reduce(&mut buffer, op, root).unwrap();
+            let want = if me == root { combined(n, len, op) } else { inputs(me, len, op) };
+            assert_eq!(buffer, want, "reduce {op:?}, {at}");
+        }
+        if doing(Kind::ReduceScatter) {
+            let own = share(len, n, me);
+            let mut output = vec![T::default(); own.len()];
+            group.reduce_scatter(&inputs::<T>(me, len, op), &mut output, op).unwrap();
+            assert_eq!(output, combined::<T>(n, len, op)[own], "reduce_scatter {op:?}, {at}");
+        }
+    }
+
+    let whole = inputs::<T>(77, len, Op::Sum);
+    if doing(Kind::AllGather) {
+        let mut output = vec![T::default(); len];
+        group.all_gather(&whole[share(len, n, me)], &mut output).unwrap();
+        assert_eq!(output, whole, "all_gather, {at}");
+    }
+    if doing(Kind::Broadcast) {
+        let mut buffer = if me == root { whole.clone() } else { vec![T::default(); len] };
+        group.broadcast(&mut buffer, root).unwrap();
+        assert_eq!(buffer, whole, "broadcast, {at}");
+    }
+    let all: Vec<T> = (0..n).flat_map(|r| inputs::<T>(r, len, Op::Sum)).collect();
+    if doing(Kind::Gather) {
+        let mut output = vec![T::default(); if me == root { len * n } else { 0 }];
+        group.gather(&inputs::<T>(me, len, Op::Sum), &mut output, root).unwrap();
+        assert_eq!(output, if me == root { all.clone() } else { vec![] }, "gather, {at}");
+    }
+    if doing(Kind::Scatter) {
+        let mut output = vec![T::default(); len];
+        let input = if me == root { &all[..] } else { &[] };
+        group.scatter(input, &mut output, root).unwrap();
+        assert_eq!(output, inputs::<T>(me, len, Op::Sum), "scatter, {at}");
+    }
+    if doing(Kind::AllToAll) {
+        // The piece from p to q is what rank p * n + q would bring.
+        let piece = |p: usize, q: usize| inputs::<T>(p * n + q, len / n, Op::Sum);
+        let input: Vec<T> = (0..n).flat_map(|q| piece(me, q)).collect();
+        let want: Vec<T> = (0..n).flat_map(|p| piece(p, me)).collect();
+        let mut output = vec![T::default(); want.len()];
+        group.all_to_all(&input, &mut output).unwrap();
+        assert_eq!(output, want, "all_to_all, {at}");
+    }
+    if doing(Kind::AllToAllV) {
+        // From p to q, a length that depends on both and is sometimes nothing.
+        let count = |p: usize, q: usize| if (p + q) % 3 == 2 { 0 } else { len / n + 5 * p + q };
+        let piece = |p: usize, q: usize| inputs::<T>(p * n + q, count(p, q), Op::Sum);
+        let sent: Vec<usize> = (0..n).map(|q| count(me, q)).collect();
+        let received: Vec<usize> = (0..n).map(|p| count(p, me)).collect();
+        let input: Vec<T> = (0..n).flat_map(|q| piece(me, q)).collect();
+        let want: Vec<T> = (0..n).flat_map(|p| piece(p, me)).collect();
+        let mut output = vec![T::default(); want.len()];
+        group.all_to_all_v(&input, &sent, &mut output, &received).unwrap();
+        assert_eq!(output, want, "all_to_all_v, {at}");
+    }
+    if doing(Kind::Barrier) {
+        group.barrier().unwrap();
+    }
+    if n > 1 {
+        // Everybody sends to the next and receives from the one before.
+        let pending = group.start_send(inputs::<T>(me, len, Op::Sum), (me + 1) % n);
+        let mut buffer = vec![T::default(); len];
+        group.receive(&mut buffer, (me + n - 1) % n).unwrap();
+        pending.wait().unwrap();
+        assert_eq!(buffer, inputs::<T>((me + n - 1) % n, len, Op::Sum), "send/receive, {at}");
+    }
+}
+
+/// All types and lengths on one group with every algorithm that its topology allows.
+pub fn check_all(group: &Group, lengths: &[usize]) {
+    let possible = |algo: &Algo| {
+        let one_host = group.hosts().iter().all(|h| *h == 0);
+        *algo != Algo::Engine && (*algo != Algo::Direct || one_host)
+    };
+    for algo in Algo::ALL.into_iter().filter(possible) {
+        check_types(group, lengths, algo);
+    }
+}
+
+/// All types and lengths on one group with one algorithm.
+pub fn check_types(group: &Group, lengths: &[usize], algo: Algo) {
+    for &len in lengths {
+        check::<f32>(group, len, algo);
+        check::<f64>(group, len, algo);
+        check::<f16>(group, len, algo);
+        check::<bf16>(group, len, algo);
+        check::<i32>(group, len, algo);
+        check::<i64>(group, len, algo);
+        check::<u8>(group, len, algo);
+    }
+}

@@ -1,0 +1,266 @@
+//! The suite under an MPI launcher: `mpirun -n 4 under_mpi CASE`. Not a harness of its own, because
+//! all ranks must run the same case and a process joins only once. `scripts/test-mpi.sh` runs all
+//! cases and judges them.
+
+#[path = "suite/check.rs"]
+#[allow(dead_code, reason = "only a part of the suite's helpers is for engines")]
+mod check;
+#[path = "suite/reference.rs"]
+mod reference;
+
+use check::{check, check_types};
+use half::bf16;
+use lockstep_comm::{Algo, Cause, Error, Group, Op, Options, World};
+use mpi::ffi;
+use std::time::{Duration, Instant};
+
+/// The one that fails, where one does.
+const VICTIM: usize = 2;
+
+fn main() {
+    let case = std::env::args().nth(1).unwrap_or_default();
+    let rank: fn(World) = match case.as_str() {
+        "collectives" => collectives,
+        "groups" => groups,
+        "numbers" => numbers,
+        "disagreement" => disagreement,
+        "messages-disagree" => messages_disagree,
+        "counts-disagree" => counts_disagree,
+        "late" => late,
+        "left" => left,
+        "stopped" => stopped,
+        "killed" => killed,
+        "overhead" => overhead,
+        // `cargo test` starts every test binary; without a launcher there is nothing to test.
+        _ => return println!("run scripts/test-mpi.sh; it starts this with mpirun and a case"),
+    };
+    let options = Options {
+        heartbeat: Duration::from_secs(2),
+        timeout: Duration::from_secs(if case == "late" { 3 } else { 60 }),
+        ..Options::default()
+    };
+    let world = World::join_mpi(&options).expect("the world forms");
+    rank(world);
+}
+
+/// Every collective on groups of every size.
+fn collectives(world: World) {
+    for size in 1..=world.size() {
+        let colour = (world.rank() < size).then_some(0);
+        let group = world.split(colour, 0, &format!("first {size}")).unwrap();
+        if let Some(group) = group {
+            check_types(&group, &[0, 1, 7, 4099], Algo::Engine);
+            check::<f32>(&group, 1 << 20, Algo::Engine);
+        }
+    }
+    pass(&world);
+}
+
+/// Split, subgroup, symmetric buffers, started calls on several groups at a time.
+fn groups(world: World) {
+    let (me, n) = (world.rank(), world.size());
+    let backwards = world.split(Some((me % 2) as i64), -(me as i64), "backwards").unwrap().unwrap();
+    let mut want: Vec<usize> = (0..n).filter(|r| r % 2 == me % 2).collect();
+    want.reverse();
+    assert_eq!(backwards.members(), want);
+    check::<bf16>(&backwards, 33, Algo::Engine);
+
+    let outer = world.subgroup(if me == 1 || me == 0 { &[1, 0] } else { &[] }, "outer").unwrap();
+    assert_eq!(outer.is_some(), me < 2);
+    if let Some(outer) = outer {
+        assert_eq!(outer.members(), [1, 0]);
+        check::<i32>(&outer, 7, Algo::Engine);
+    }
+
+    let mut shared = world.symmetric::<f32>(5000).unwrap();
+    shared.fill(me as f32);
+    world.all_reduce(&mut shared, Op::Sum).unwrap();
+    assert!(shared.iter().all(|x| *x == (0..n).sum::<usize>() as f32));
+
+    let started: Vec<_> = (0..20)
+        .map(|i| {
+            let group: &Group = if i % 2 == 0 { &world } else { &backwards };
+            (group.size(), group.start_all_reduce(vec![i as f32; 10_000], Op::Sum))
+        })
+        .collect();
+    for (i, (size, pending)) in started.into_iter().enumerate() {
+        assert_eq!(pending.wait().unwrap(), vec![(i * size) as f32; 10_000]);
+    }
+
+    let forced = world.with_algo(Some(Algo::Ring)).all_reduce(&mut [0.0f32], Op::Sum);
+    assert!(matches!(forced, Err(Error::Misuse { .. })), "{forced:?}");
+    pass(&world);
+}
+
+/// The corners where MPI's own operations and ours could differ.
+fn numbers(world: World) {
+    let (me, n) = (world.rank(), world.size());
+    let mut wrapped = [200u8; 100];
+    world.all_reduce(&mut wrapped, Op::Sum).unwrap();
+    assert_eq!(wrapped, [(200 * n) as u8; 100]);
+    let mut wrapped = [i32::MAX; 100];
+    world.all_reduce(&mut wrapped, Op::Sum).unwrap();
+    assert_eq!(wrapped, [i32::MAX.wrapping_mul(n as i32); 100]);
+
+    for op in [Op::Min, Op::Max] {
+        let mut holes = [if me == n - 1 { f32::NAN } else { 1.0 }; 9];
+        world.all_reduce(&mut holes, op).unwrap();
+        assert!(holes.iter().all(|x| x.is_nan()), "{op:?}: {holes:?}");
+    }
+
+    // Sums that depend on their order: equal bits on every rank, and the second time.
+    let mut bits = Vec::new();
+    for _ in 0..2 {
+        let value = |i: usize| 1.0 / (1 + i * 7 + me * 13) as f32;
+        let mut sums: Vec<f32> = (0..100_003).map(value).collect();
+        world.all_reduce(&mut sums, Op::Mean).unwrap();
+        bits.push(sums.iter().map(|x| x.to_bits() as i32).collect::<Vec<i32>>());
+    }
+    assert_eq!(bits[0], bits[1]);
+    let mut first = bits[0].clone();
+    world.broadcast(&mut first, 0).unwrap();
+    assert_eq!(first, bits[0]);
+    pass(&world);
+}
+
+/// One rank makes another call: everybody's error prints both.
+fn disagreement(world: World) {
+    let mut buffer = vec![1.0f32; if world.rank() == VICTIM { 8 } else { 7 }];
+    let error = world.all_reduce(&mut buffer, Op::Sum).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("f32 × 7") && text.contains("f32 × 8"), "{text}");
+    assert_eq!(error.guilty(), Some(VICTIM), "{text}");
+    named(&world, &error, Cause::Disagreed);
+}
+
+fn messages_disagree(world: World) {
+    let error = match world.rank() {
+        0 => world.receive(&mut [0.0f32; 5], 1).unwrap_err(),
+        // The send may be over before the receiver looks at it; the world is broken all the same.
+        1 => world.send(&[0i32; 4], 0).and_then(|()| world.barrier()).unwrap_err(),
+        _ => world.barrier().unwrap_err(),
+    };
+    let text = error.to_string();
+    assert!(text.contains("i32 × 4") && text.contains("f32 × 5"), "{text}");
+    named(&world, &error, Cause::Disagreed);
+}
+
+fn counts_disagree(world: World) {
+    let n = world.size();
+    let sent: Vec<usize> =
+        (0..n).map(|q| if (world.rank(), q) == (VICTIM, 0) { 3 } else { 2 }).collect();
+    let received = vec![2; n];
+    let input = vec![1.0f32; sent.iter().sum()];
+    let outcome = world.all_to_all_v(&input, &sent, &mut vec![0.0; 2 * n], &received);
+    let error = outcome.and_then(|()| world.barrier()).unwrap_err();
+    assert!(
+        error.to_string().contains("sends 3 elements to rank 0 where 2 are expected"),
+        "{error}"
+    );
+    named(&world, &error, Cause::Disagreed);
+}
+
+/// One rank lives but does not come; mpirun ends it when the others have reported.
+fn late(world: World) {
+    if world.rank() == VICTIM {
+        std::thread::sleep(Duration::from_secs(20));
+    }
+    let error = world.all_reduce(&mut [1.0f32], Op::Sum).unwrap_err();
+    assert_eq!(error.guilty(), Some(VICTIM), "{error}");
+    named(&world, &error, Cause::Late);
+}
+
+/// One rank leaves in good order while the others still count on it.
+fn left(world: World) {
+    world.barrier().unwrap();
+    if world.rank() == VICTIM {
+        pass(&world);
+        return;
+    }
+    let error = world.all_reduce(&mut [1.0f32], Op::Sum).unwrap_err();
+    assert_eq!(error.guilty(), Some(VICTIM), "{error}");
+    named(&world, &error, Cause::Left);
+}
+
+/// The survivors report and exit; then mpirun ends the stopped one, too.
+fn stopped(world: World) {
+    world.barrier().unwrap();
+    if world.rank() == VICTIM {
+        signal_self(libc::SIGSTOP);
+        std::process::exit(1);
+    }
+    let start = Instant::now();
+    let error = world.all_reduce(&mut [1.0f32; 1000], Op::Sum).unwrap_err();
+    assert_eq!(error.guilty(), Some(VICTIM), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(6), "{error}");
+    named(&world, &error, Cause::Silent);
+}
+
+fn killed(world: World) {
+    let met = world.barrier();
+    if world.rank() == VICTIM {
+        signal_self(libc::SIGKILL);
+    }
+    // It may die while others are still on their way out of the barrier.
+    let outcome = met.and_then(|()| world.all_reduce(&mut [1.0f32; 1000], Op::Sum));
+    let error = outcome.unwrap_err();
+    assert_eq!(error.guilty(), Some(VICTIM), "{error}");
+    named(&world, &error, Cause::Died);
+}
+
+fn signal_self(signal: i32) {
+    // SAFETY: plain call.
+    unsafe { libc::raise(signal) };
+}
+
+/// What an all-reduce costs here beside the library's own, blocking one.
+fn overhead(world: World) {
+    for (bytes, times) in [(4 << 10, 2000), (64 << 10, 500), (1 << 20, 100), (16 << 20, 20)] {
+        let (mut buffer, mut result) = (vec![1.0f32; bytes / 4], vec![0.0f32; bytes / 4]);
+        let ours = timed(&world, times, || world.all_reduce(&mut buffer, Op::Sum).unwrap());
+        let theirs = timed(&world, times, || plain_all_reduce(&buffer, &mut result));
+        if world.rank() == 0 {
+            println!(
+                "all_reduce {bytes:>9} B: {:9.1} us, median {:9.1} us; MPI_Allreduce alone {:9.1} us, \
+                 median {:9.1} us",
+                ours.0, ours.1, theirs.0, theirs.1
+            );
+        }
+    }
+    pass(&world);
+}
+
+/// The best and the median of many, in microseconds.
+fn timed(world: &World, times: usize, mut act: impl FnMut()) -> (f64, f64) {
+    let mut took: Vec<f64> = (0..times)
+        .map(|_| {
+            world.barrier().unwrap();
+            let start = Instant::now();
+            act();
+            start.elapsed().as_secs_f64() * 1e6
+        })
+        .collect();
+    took.sort_by(f64::total_cmp);
+    (took[0], took[times / 2])
+}
+
+fn plain_all_reduce(buffer: &[f32], result: &mut [f32]) {
+    let count = buffer.len() as i32;
+    // SAFETY: both buffers have `count` elements and outlive the call, which blocks.
+    let code = unsafe {
+        let (from, to) = (buffer.as_ptr().cast(), result.as_mut_ptr().cast());
+        let (kind, op, all) = (ffi::RSMPI_FLOAT, ffi::RSMPI_SUM, ffi::RSMPI_COMM_WORLD);
+        ffi::MPI_Allreduce(from, to, count, kind, op, all)
+    };
+    assert_eq!(code, 0);
+}
+
+/// The line that the script counts, one per rank.
+fn pass(world: &World) {
+    println!("PASS rank {}", world.rank());
+}
+
+fn named(world: &World, error: &Error, cause: Cause) {
+    assert_eq!(error.cause(), Some(cause), "{error}");
+    println!("PASS rank {}: {error}", world.rank());
+}
