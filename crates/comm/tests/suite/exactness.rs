@@ -1,7 +1,7 @@
 //! Results to the bit: the same on every rank, in every run, and right, for numbers whose sums depend
 //! on the order, for large buffers and for many ranks.
 
-use crate::collectives::{check, check_all};
+use crate::check::{check, check_all};
 use crate::dice::{Float, hash, rolled};
 use crate::processes::{Spread, hosts, on_processes, shared_memory, tcp};
 use crate::reference::{combined, inputs};
