@@ -52,14 +52,14 @@ pub(super) fn reduce_slices(
         let own = data.wrapping_add(range.start);
         let mut scratch = std::mem::take(&mut lane.scratch);
         let sources = pull_all(lane, remotes, &range, own, piece, &mut scratch)?;
-        let result = scratch.as_mut_ptr().wrapping_add(me * piece);
-        let destinations = [result, own];
-        // SAFETY: pulled copies and our own slice, to the unused place of our scratch and our own
-        // slice, which nobody else touches.
-        unsafe {
-            fold.combine(&sources, &destinations[..if keep { 2 } else { 1 }], range.len(), true)
-        };
-        let result = &scratch[me * piece..me * piece + range.len()];
+        // With two of us, the result may take the place of what was pulled: one pass, no third buffer.
+        let place = if remotes.len() == 2 { 1 - me } else { me } * piece;
+        let destinations = [scratch.as_mut_ptr().wrapping_add(place), own];
+        let destinations = &destinations[..if keep { 2 } else { 1 }];
+        // SAFETY: pulled copies and our own slice, to our scratch and our own slice, which nobody
+        // else touches.
+        unsafe { fold.combine(&sources, destinations, range.len(), true) };
+        let result = &scratch[place..place + range.len()];
         for peer in &receivers {
             give(lane, *peer, remotes[*peer].offset(range.start), result)?;
         }
