@@ -9,6 +9,10 @@ use clap::{Parser, Subcommand};
 use commands::{bench, launch};
 use tracing_subscriber::EnvFilter;
 
+/// Large buffers lie where the other ranks of the host can reach them.
+#[global_allocator]
+static HEAP: lockstep_comm::SharedHeap = lockstep_comm::SharedHeap;
+
 /// Trains one model on many ranks.
 #[derive(Parser)]
 #[command(version)]

@@ -2,6 +2,7 @@
 
 use crate::board::Board;
 use crate::choose::Constants;
+use crate::heap::Heaps;
 use crate::recorder::Recorder;
 use crate::sockets::Sockets;
 use crate::watch::Patience;
@@ -18,8 +19,12 @@ pub(crate) struct Context {
     pub patience: Patience,
     pub sockets: Option<Arc<Sockets>>,
     pub recorder: Recorder,
+    /// Whether the ranks of each host use each other's buffers where they lie.
+    pub direct_access: Arc<AtomicBool>,
     /// Whether the ranks of each host may read each other's memory; found out when the world starts.
     pub may_pull: Arc<AtomicBool>,
+    /// The heaps of this host's ranks, if all can reach all; set when the world starts.
+    pub heaps: Arc<OnceLock<Heaps>>,
     /// Set once, when the world starts.
     pub measured: OnceLock<Constants>,
 }

@@ -2,7 +2,7 @@
 //! still in them, which saves reading the destination before it is overwritten.
 
 /// Copies of buffers from this size on go past the caches.
-pub(crate) const LARGE: usize = 48 << 20;
+pub(crate) const LARGE: usize = 12 << 20;
 
 /// Copies `len` bytes that are part of a transfer of `total` bytes.
 ///

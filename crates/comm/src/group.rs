@@ -83,7 +83,9 @@ impl Group {
             arena: arena.clone(),
             sockets: context.sockets.clone(),
             registry: registry.clone(),
+            direct_access: context.direct_access.clone(),
             may_pull: context.may_pull.clone(),
+            heaps: context.heaps.clone(),
         });
         let carrier = Carrier::Lane(Box::new(lane));
         Group::new(context, id, name, members, me, hosts, carrier, messages, registry)

@@ -33,7 +33,7 @@ impl World {
             return desk.alone();
         }
         let world = desk.join()?;
-        crate::reach::try_pull(&world)?;
+        crate::reach::agree(&world, options.direct_access)?;
         if options.constants.is_none() {
             crate::measure::measure(&world)?;
         }
@@ -92,8 +92,7 @@ impl Desk<'_> {
         let board = Arc::new(board);
         let sockets = self.links(&assembled.members, &hosts, credentials, hall, links)?;
         let context = self.context(hosts.clone(), board.clone(), sockets);
-        let spread = hosts.iter().any(|h| *h != 0);
-        let pulse = self.start_pulse(assembled, board, spread)?;
+        let pulse = self.start_pulse(assembled, board, hosts)?;
         let everybody = (0..self.identity.size).collect();
         let group = Group::over_links(context, WORLD_ID, "world", everybody, &arena);
         let world = World::new(group, Some(pulse));
@@ -410,7 +409,9 @@ impl Desk<'_> {
             patience: Patience::for_ranks(self.identity.local_size),
             sockets,
             recorder: Recorder::new(rank, self.options.record.clone()),
+            direct_access: Arc::default(),
             may_pull: Arc::default(),
+            heaps: Arc::default(),
             measured: self.options.constants.map_or_else(OnceLock::new, OnceLock::from),
             hosts,
         })
@@ -420,7 +421,7 @@ impl Desk<'_> {
         &self,
         assembled: Assembled,
         board: Arc<Board>,
-        spread: bool,
+        hosts: Vec<usize>,
     ) -> Result<Pulse> {
         let Assembled { members, streams, listener } = assembled;
         let name = |rank: usize| {
@@ -434,7 +435,7 @@ impl Desk<'_> {
             board,
             streams,
             heartbeat: self.options.heartbeat,
-            spread,
+            hosts,
             listener,
         };
         Pulse::start(parts).map_err(|e| self.system("starting the heartbeat", e))

@@ -4,6 +4,7 @@
 use crate::arena::Arena;
 use crate::cost::Traffic;
 use crate::error::Result;
+use crate::heap::{self, Heaps};
 use crate::link::{BellRef, Inbox, Incoming, Outgoing, Rx, Tx, transfer};
 use crate::past::Past;
 use crate::scratch::Scratch;
@@ -12,8 +13,11 @@ use crate::sockets::{LaneKind, Sockets};
 use crate::stage::{Stages, Window};
 use crate::symmetric::Registry;
 use crate::watch::Watch;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// Stands for the shared heaps where a window names a symmetric allocation.
+const HEAP: u32 = u32::MAX;
 
 pub(crate) struct Lane {
     /// Our index among the members.
@@ -38,7 +42,9 @@ pub(crate) struct Lane {
     rx: Vec<Option<Rx>>,
     sockets: Option<Arc<Sockets>>,
     registry: Arc<Registry>,
+    direct_access: Arc<AtomicBool>,
     may_pull: Arc<AtomicBool>,
+    heaps: Arc<OnceLock<Heaps>>,
 }
 
 /// What a lane is made of.
@@ -50,12 +56,25 @@ pub(crate) struct LaneParts {
     pub arena: Arena,
     pub sockets: Option<Arc<Sockets>>,
     pub registry: Arc<Registry>,
+    pub direct_access: Arc<AtomicBool>,
     pub may_pull: Arc<AtomicBool>,
+    pub heaps: Arc<OnceLock<Heaps>>,
 }
 
 impl Lane {
     pub(crate) fn new(parts: LaneParts) -> Lane {
-        let LaneParts { group, me, members, hosts, arena, sockets, registry, may_pull } = parts;
+        let LaneParts {
+            group,
+            me,
+            members,
+            hosts,
+            arena,
+            sockets,
+            registry,
+            direct_access,
+            may_pull,
+            heaps,
+        } = parts;
         let locals = locals_of(&hosts, hosts[me]);
         let seat = locals.iter().position(|&m| m == me).expect("we are on our own host");
         let ranks = locals.iter().map(|&m| members[m]).collect();
@@ -84,7 +103,9 @@ impl Lane {
             rx,
             sockets,
             registry,
+            direct_access,
             may_pull,
+            heaps,
         }
     }
 
@@ -111,7 +132,8 @@ impl Lane {
 
     /// The window through which peers may reach `len` bytes at `data`.
     pub(crate) fn window(&self, data: *const u8, len: usize) -> Window {
-        let (symmetric, offset) = self.registry.find(data, len).unwrap_or((0, 0));
+        let heap = || heap::offset_of(data).map(|offset| (HEAP, offset as u64));
+        let (symmetric, offset) = self.registry.find(data, len).or_else(heap).unwrap_or((0, 0));
         let at = data.expose_provenance() as u64;
         Window { pid: std::process::id(), symmetric, at, offset }
     }
@@ -124,16 +146,27 @@ impl Lane {
     /// The addresses of all local members' windows, if every one of them can be reached in place
     /// from every other. All members come to the same answer, since they look at the same postings.
     pub(crate) fn reachable(&self) -> Option<Vec<*mut u8>> {
+        if !self.direct_access.load(Ordering::Relaxed) {
+            return None;
+        }
         let windows: Vec<Window> =
             (0..self.stages.members()).map(|m| self.stages.window(m)).collect();
         let first = windows[0];
-        if first.symmetric != 0 && windows.iter().all(|w| w.symmetric == first.symmetric) {
-            return self.registry.resolve(first.symmetric, windows.iter().map(|w| w.offset));
+        let of_one_kind = windows.iter().all(|w| w.symmetric == first.symmetric);
+        if windows.iter().all(|w| w.pid == first.pid) {
+            let address = |w: &Window| std::ptr::with_exposed_provenance_mut(w.at as usize);
+            return Some(windows.iter().map(address).collect());
         }
-        let in_process = windows.iter().all(|w| w.symmetric == 0 && w.pid == first.pid);
-        in_process.then(|| {
-            windows.iter().map(|w| std::ptr::with_exposed_provenance_mut(w.at as usize)).collect()
-        })
+        match first.symmetric {
+            0 => None,
+            _ if !of_one_kind => None,
+            HEAP => {
+                let heaps = self.heaps.get()?;
+                let ranks = self.stages.ranks.iter();
+                ranks.zip(&windows).map(|(rank, w)| heaps.at(*rank, w.offset)).collect()
+            }
+            id => self.registry.resolve(id, windows.iter().map(|w| w.offset)),
+        }
     }
 
     /// Sends a message and receives another at the same time, whichever are given.

@@ -21,6 +21,9 @@ pub struct Options {
     pub config: [u8; 32],
     /// How ranks of one host reach each other.
     pub local: LocalLinks,
+    /// Whether ranks of one host may use each other's buffers where they lie. Without it, data passes
+    /// through the slots of the memory they share.
+    pub direct_access: bool,
     /// The address at which rank 0 of a world over MPI hears the others' heartbeats, if it is not the
     /// one that leads to their hosts. Other worlds are told by their launcher.
     pub bind: Option<IpAddr>,
@@ -46,6 +49,7 @@ impl Default for Options {
             constants: None,
             config: [0; 32],
             local: LocalLinks::SharedMemory,
+            direct_access: true,
             bind: None,
         }
     }

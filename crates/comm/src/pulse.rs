@@ -26,8 +26,8 @@ pub(crate) struct PulseParts {
     /// A connection with each peer, and how the peer is called.
     pub streams: Vec<(usize, String, TcpStream)>,
     pub heartbeat: Duration,
-    /// Whether ranks are spread over several boards.
-    pub spread: bool,
+    /// Host of every rank: those of our own write on our board themselves.
+    pub hosts: Vec<usize>,
     /// At rank 0, the port that ranks joined by: open for as long as the world stands, so that
     /// strangers and leftovers of an old generation are turned away and told why.
     pub listener: Option<ListenerHandle>,
@@ -70,6 +70,7 @@ impl Drop for Pulse {
 
 struct Heart {
     rank: usize,
+    hosts: Vec<usize>,
     board: Arc<Board>,
     vigil: Vigil,
     connections: BTreeMap<usize, Connection>,
@@ -90,7 +91,8 @@ impl Heart {
     fn new(parts: PulseParts, woken: UnixStream, stopping: Arc<AtomicBool>) -> Heart {
         let names = parts.streams.iter().map(|(rank, name, _)| (*rank, name.clone())).collect();
         let heartbeat = parts.heartbeat.as_millis() as u64;
-        let vigil = Vigil::new(parts.rank, names, heartbeat, parts.spread, monotonic_ms());
+        let spread = parts.hosts.iter().any(|h| *h != parts.hosts[parts.rank]);
+        let vigil = Vigil::new(parts.rank, names, heartbeat, spread, monotonic_ms());
         let connection = |(rank, _, stream)| {
             (rank, Connection { stream, incoming: Vec::new(), outgoing: Vec::new() })
         };
@@ -98,6 +100,7 @@ impl Heart {
         let (rank, board) = (parts.rank, parts.board);
         Heart {
             rank,
+            hosts: parts.hosts,
             board,
             vigil,
             connections,
@@ -159,8 +162,10 @@ impl Heart {
                 }
                 Act::Tell(rank, word) => self.tell(rank, &word),
                 Act::Mirror(rank, state, doing) => {
-                    self.board.mirror(rank, state, &doing);
-                    self.board.beat(rank);
+                    if self.hosts[rank] != self.hosts[self.rank] {
+                        self.board.mirror(rank, state, &doing);
+                        self.board.beat(rank);
+                    }
                 }
             }
         }

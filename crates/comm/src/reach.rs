@@ -8,8 +8,21 @@ use crate::world::World;
 use std::io;
 use std::sync::atomic::Ordering;
 
+/// Finds out how the ranks of each host may reach each other's buffers, if all of them want to.
+pub(crate) fn agree(world: &World, wanted: bool) -> Result<()> {
+    let mut verdict = [i32::from(wanted)];
+    world.all_reduce(&mut verdict, Op::Min)?;
+    let direct = verdict[0] == 1;
+    world.context().direct_access.store(direct, Ordering::Relaxed);
+    if direct {
+        try_pull(world)?;
+        crate::heap::share(world)?;
+    }
+    Ok(())
+}
+
 /// Every rank tries to read a number from every other of its host; only if all succeed is it done.
-pub(crate) fn try_pull(world: &World) -> Result<()> {
+fn try_pull(world: &World) -> Result<()> {
     let secret_number = Box::new(0x010c_57e9_u64 ^ world.rank() as u64);
     let own = [i64::from(std::process::id()), (&raw const *secret_number) as i64];
     let mut all = vec![0i64; 2 * world.size()];

@@ -35,7 +35,17 @@ pub(crate) struct Offer {
 
 impl Offer {
     pub(crate) fn address(&self) -> Address {
-        Address { pid: u64::from(std::process::id()), fd: self.file.as_raw_fd() as u64 }
+        Offer::address_of(&self.file)
+    }
+
+    /// Where others find an open file of ours.
+    pub(crate) fn address_of(file: &OwnedFd) -> Address {
+        Address { pid: u64::from(std::process::id()), fd: file.as_raw_fd() as u64 }
+    }
+
+    /// The file itself, for a segment that is offered for as long as the process lives.
+    pub(crate) fn into_file(self) -> OwnedFd {
+        self.file
     }
 }
 

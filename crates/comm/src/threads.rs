@@ -9,6 +9,7 @@ use crate::options::Options;
 use crate::recorder::Recorder;
 use crate::watch::Patience;
 use crate::world::{WORLD_ID, World};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 /// Runs the closure as `ranks` ranks, each on a thread of its own, and gives their results in order.
@@ -42,7 +43,9 @@ pub fn on_threads_with<R: Send>(
             patience: Patience::for_ranks(ranks),
             sockets: None,
             recorder: Recorder::new(number, options.record.clone()),
+            direct_access: Arc::new(AtomicBool::new(options.direct_access)),
             may_pull: Arc::default(),
+            heaps: Arc::default(),
             measured: options.constants.map_or_else(OnceLock::new, OnceLock::from),
         };
         let members = (0..ranks).collect();

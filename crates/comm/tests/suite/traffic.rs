@@ -3,7 +3,8 @@
 
 use crate::processes::{Spread, hosts, on_processes, shared_memory, tcp};
 use lockstep_comm::{
-    Algo, Group, Kind, Op, Shape, Symmetric, Traffic, candidates, on_threads, sent, sent_if, share,
+    Algo, Group, Kind, Op, Options, Shape, Traffic, candidates, on_threads, on_threads_with, sent,
+    sent_if, share,
 };
 
 const KINDS: [Kind; 9] = [
@@ -49,10 +50,9 @@ fn brought(group: &Group, kind: Kind, count: usize, root: usize) -> usize {
 }
 
 /// Every collective with every algorithm that the group's hosts allow and `wanted` wants: what was
-/// sent is what `expected` makes of the formula. If there is a symmetric buffer, the root uses it.
-fn hold_with(
+/// sent is what `expected` makes of the formula.
+fn hold(
     group: &Group,
-    mut symmetric: Option<Symmetric<f32>>,
     lengths: &[usize],
     wanted: impl Fn(Algo) -> bool,
     expected: impl Fn(&Shape, Traffic) -> Traffic,
@@ -67,13 +67,9 @@ fn hold_with(
         let shape = Shape { kind, count, width: 4, root, hosts: group.hosts() };
         for algo in candidates(&shape).into_iter().filter(|a| wanted(*a)) {
             let n = brought(group, kind, count, root);
-            let mut ordinary = vec![1f32; n];
-            let data = match &mut symmetric {
-                Some(symmetric) if group.rank() == root => &mut symmetric[..n],
-                _ => &mut ordinary[..],
-            };
+            let mut data = vec![1f32; n];
             let before = group.traffic();
-            call(&group.with_algo(Some(algo)), kind, count, root, data);
+            call(&group.with_algo(Some(algo)), kind, count, root, &mut data);
             let after = group.traffic();
             let really = Traffic {
                 messages: after.messages - before.messages,
@@ -85,15 +81,6 @@ fn hold_with(
             assert_eq!(really, expected(&shape, formula), "{at} on {:?}", group.hosts());
         }
     }
-}
-
-fn hold(
-    group: &Group,
-    lengths: &[usize],
-    wanted: impl Fn(Algo) -> bool,
-    expected: impl Fn(&Shape, Traffic) -> Traffic,
-) {
-    hold_with(group, None, lengths, wanted, expected);
 }
 
 fn message_algorithms(algo: Algo) -> bool {
@@ -134,13 +121,12 @@ fn on_worlds(test: &str, spreads: impl IntoIterator<Item = Spread>, check: impl 
 
 const LENGTHS: [usize; 6] = [0, 1, 7, 4096, 4099, 300_000];
 
-/// One symmetric buffer among ordinary ones: nobody is reached in place, and threads do not pull.
 #[test]
 fn slots_are_filled_as_the_formulas_say() {
+    let options = Options { direct_access: false, ..Options::default() };
     for ranks in 2..=8 {
-        on_threads(ranks, |world| {
-            let symmetric = world.symmetric(300_000 * ranks).unwrap();
-            hold_with(&world, Some(symmetric), &LENGTHS, |a| a == Algo::Direct, |_, f| f);
+        on_threads_with(&options, ranks, |world| {
+            hold(&world, &LENGTHS, |a| a == Algo::Direct, |_, formula| formula);
         });
     }
 }

@@ -20,6 +20,7 @@ mod pulled;
 pub(crate) mod sent;
 mod staged;
 
+use crate::copy::copy;
 use crate::cut::Cut;
 use crate::error::Result;
 use crate::fold::Fold;
@@ -241,7 +242,7 @@ pub(crate) fn all_to_all(
                 // SAFETY: the peer's input is only read until the meeting; the output is ours.
                 unsafe {
                     let from = windows[peer].add(routes.theirs[peer].start);
-                    std::ptr::copy_nonoverlapping(from, to.add(place.start), place.len());
+                    copy(from, to.add(place.start), place.len(), output.len());
                 }
             }
             close(lane)
@@ -303,16 +304,19 @@ pub(crate) fn all_gather(
 ) -> Result<()> {
     let me = lane.stages.me;
     if wanted {
-        output[places[me].clone()].copy_from_slice(input);
+        let total = output.len();
+        let to = &mut output[places[me].clone()];
+        assert_eq!(to.len(), input.len(), "a member brings its own place");
+        // SAFETY: two slices of equal length.
+        unsafe { copy(input.as_ptr(), to.as_mut_ptr(), to.len(), total) };
     }
     match open(lane, input.as_ptr(), input.len(), longest(places) >= PULL_FROM)? {
         Way::InPlace(windows) => {
             for peer in lane.stages.peers().filter(|_| wanted) {
+                let total = output.len();
                 let to = &mut output[places[peer].clone()];
                 // SAFETY: the peer's input is only read until the meeting; the output is ours.
-                unsafe {
-                    std::ptr::copy_nonoverlapping(windows[peer], to.as_mut_ptr(), to.len());
-                }
+                unsafe { copy(windows[peer], to.as_mut_ptr(), to.len(), total) };
             }
             close(lane)
         }
@@ -332,9 +336,18 @@ pub(crate) fn broadcast(lane: &mut Lane, bytes: &mut [u8], root: usize) -> Resul
     let data = bytes.as_mut_ptr();
     match open(lane, data, bytes.len(), bytes.len() >= PULL_FROM)? {
         Way::InPlace(windows) => {
-            if me != root {
-                // SAFETY: the root's buffer is only read until the meeting; ours is ours.
-                unsafe { std::ptr::copy_nonoverlapping(windows[root], data, bytes.len()) };
+            let half = pulled::pulled_of_broadcast(bytes.len(), windows.len());
+            // With only one to receive, the root has nothing to do meanwhile: it writes the second
+            // half.
+            let (part, to) = match me == root {
+                false => (0..half, Some(data)),
+                true => (half..bytes.len(), (windows.len() == 2).then(|| windows[1 - root])),
+            };
+            if let Some(to) = to {
+                let from = windows[root].wrapping_add(part.start);
+                // SAFETY: the root's buffer is only read until the meeting, and of a receiver's each
+                // half is written by one of us.
+                unsafe { copy(from, to.wrapping_add(part.start), part.len(), bytes.len()) };
             }
             close(lane)
         }
