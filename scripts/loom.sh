@@ -1,5 +1,5 @@
 #!/bin/sh
-# Walks the interleavings of the shared-memory protocols (crates/comm/src/loom_models.rs).
+# Walks the interleavings of the shared-memory protocols (crates/comm/src/memory/loom_models.rs).
 # LOOM_MAX_PREEMPTIONS in the environment replaces the bounds that the models set themselves.
 set -eu
 cd "$(dirname "$0")/.."

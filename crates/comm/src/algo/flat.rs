@@ -5,10 +5,10 @@
 //! - gather, scatter: the root takes P-1 steps and (P-1) · S bytes, the others one step and S.
 
 use super::Team;
-use crate::cost::Traffic;
-use crate::cut::Cut;
-use crate::error::Result;
-use crate::lane::Lane;
+use crate::call::cost::Traffic;
+use crate::call::cut::Cut;
+use crate::call::error::Result;
+use crate::group::lane::Lane;
 use crate::link::Inbox;
 use std::ops::Range;
 

@@ -8,11 +8,11 @@
 //! gets its data from there. All-reduce is one after the other.
 
 use super::Team;
-use crate::cost::Traffic;
-use crate::cut::Cut;
-use crate::error::Result;
-use crate::fold::Fold;
-use crate::lane::Lane;
+use crate::call::cost::Traffic;
+use crate::call::cut::Cut;
+use crate::call::error::Result;
+use crate::call::fold::Fold;
+use crate::group::lane::Lane;
 use crate::link::Inbox;
 use std::ops::Range;
 
@@ -80,7 +80,7 @@ pub(crate) fn reduce_scatter_in_place(
     fold: &Fold,
 ) -> Result<()> {
     for level in levels(team.me, team.size()) {
-        let (out, acc) = crate::cut::apart(bytes, cut.span(level.give), cut.span(level.keep));
+        let (out, acc) = crate::call::cut::apart(bytes, cut.span(level.give), cut.span(level.keep));
         let mut out = Some((team.members[level.to], out));
         let len = acc.len();
         for from in &level.from {
@@ -101,7 +101,8 @@ pub(crate) fn reduce_scatter_in_place(
 /// Every part of `bytes` comes from the member that owns it: the halving backwards.
 pub(crate) fn all_gather(lane: &mut Lane, team: &Team, bytes: &mut [u8], cut: &Cut) -> Result<()> {
     for level in levels(team.me, team.size()).into_iter().rev() {
-        let (out, into) = crate::cut::apart(bytes, cut.span(level.keep), cut.span(level.give));
+        let (out, into) =
+            crate::call::cut::apart(bytes, cut.span(level.keep), cut.span(level.give));
         let mut inbox = Some((team.members[level.to], Inbox::Into(into)));
         for to in &level.from {
             lane.step(Some((team.members[*to], out)), inbox.take())?;

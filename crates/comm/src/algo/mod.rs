@@ -8,7 +8,7 @@ pub(crate) mod ring;
 pub(crate) mod tree;
 pub(crate) mod two_level;
 
-use crate::lane::Lane;
+use crate::group::lane::Lane;
 
 /// The members that take part, in order: the whole group, or a line across its hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,13 +8,13 @@
 //! - reduce: a reduce-scatter, after which every member sends its part to the root.
 
 use super::Team;
-use crate::cost::Traffic;
-use crate::cut::{Cut, apart};
-use crate::error::Result;
-use crate::fold::Fold;
-use crate::lane::Lane;
+use crate::call::cost::Traffic;
+use crate::call::cut::{Cut, apart};
+use crate::call::error::Result;
+use crate::call::fold::Fold;
+use crate::group::lane::Lane;
 use crate::link::Inbox;
-use crate::scratch::Scratch;
+use crate::memory::scratch::Scratch;
 use std::ops::Range;
 
 /// Bytes that an all-reduce takes at a time.

@@ -8,13 +8,13 @@
 //! - broadcast, reduce: one tree from the root, S bytes to each child or to the parent.
 
 use super::Team;
-use crate::cost::Traffic;
-use crate::cut::Cut;
-use crate::error::Result;
-use crate::fold::Fold;
-use crate::lane::Lane;
+use crate::call::cost::Traffic;
+use crate::call::cut::Cut;
+use crate::call::error::Result;
+use crate::call::fold::Fold;
+use crate::group::lane::Lane;
 use crate::link::Inbox;
-use crate::scratch::Scratch;
+use crate::memory::scratch::Scratch;
 use std::ops::Range;
 
 /// Bytes of a tree that travel as one message.

@@ -10,12 +10,12 @@
 
 use super::direct::sent;
 use super::{Team, direct, halving, ring, tree};
-use crate::cost::Traffic;
-use crate::cut::Cut;
-use crate::error::Result;
-use crate::fold::{Fold, Op};
-use crate::lane::{Lane, locals_of};
-use crate::scratch::Scratch;
+use crate::call::cost::Traffic;
+use crate::call::cut::Cut;
+use crate::call::error::Result;
+use crate::call::fold::{Fold, Op};
+use crate::group::lane::{Lane, locals_of};
+use crate::memory::scratch::Scratch;
 use std::ops::Range;
 
 /// Whether all hosts have the same number of members.

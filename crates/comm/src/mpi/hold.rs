@@ -5,7 +5,7 @@
 //! move data. So data is copied in and out, and the memory of an operation that did not end is never
 //! freed. The price is a copy in, a copy out, and memory of that size that the group keeps.
 
-use crate::scratch::Scratch;
+use crate::memory::scratch::Scratch;
 use std::ffi::c_int;
 
 #[derive(Default)]

@@ -7,10 +7,10 @@ use super::hold::Hold;
 use super::numbers::datatype;
 use super::oversight::Oversight;
 use super::request::Request;
-use crate::element::DType;
-use crate::error::{Error, Result};
+use crate::call::element::DType;
+use crate::call::error::{Error, Result};
+use crate::health::watch::Watch;
 use crate::link::{HEADER, check_header, header};
-use crate::watch::Watch;
 use mpi::ffi;
 use std::ffi::c_int;
 

@@ -9,8 +9,8 @@
 //! | u8 | ours: Open MPI 4.1 may saturate narrow sums | ours | MPI |
 
 use super::request::succeeded;
-use crate::element::{DType, Element};
-use crate::fold::{Fold, Op};
+use crate::call::element::{DType, Element};
+use crate::call::fold::{Fold, Op};
 use half::{bf16, f16};
 use mpi::ffi;
 use std::ffi::{c_int, c_void};

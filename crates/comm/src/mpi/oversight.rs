@@ -1,9 +1,9 @@
 //! For whom an MPI operation is waited for: says when to give up, and puts what goes wrong into the
 //! words of that user. Never touches MPI.
 
-use crate::board::State;
-use crate::error::{Cause, Error, Failure, Result};
-use crate::watch::{Patience, Watch};
+use crate::call::error::{Cause, Error, Failure, Result};
+use crate::health::board::State;
+use crate::health::watch::{Patience, Watch};
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 

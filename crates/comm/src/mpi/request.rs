@@ -2,7 +2,7 @@
 //! Knows nothing of what the operation does.
 
 use super::oversight::Oversight;
-use crate::error::Result;
+use crate::call::error::Result;
 use mpi::ffi;
 use std::ffi::c_int;
 use std::time::{Duration, Instant};

@@ -4,7 +4,7 @@
 use super::communicator::Handle;
 use super::numbers::OwnOps;
 use super::request::{Request, succeeded};
-use crate::board::Board;
+use crate::health::board::Board;
 use mpi::ffi;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

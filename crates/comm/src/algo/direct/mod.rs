@@ -20,13 +20,13 @@ mod pulled;
 pub(crate) mod sent;
 mod staged;
 
-use crate::copy::copy;
-use crate::cut::Cut;
-use crate::error::Result;
-use crate::fold::Fold;
-use crate::lane::Lane;
-use crate::reach::Remote;
-use crate::stage::SLOT_BYTES;
+use crate::call::cut::Cut;
+use crate::call::error::Result;
+use crate::call::fold::Fold;
+use crate::group::lane::Lane;
+use crate::memory::copy::{copy, copy_slice};
+use crate::memory::reach::Remote;
+use crate::memory::stage::SLOT_BYTES;
 use std::ops::Range;
 
 /// Up to this size, an all-reduce is one round in which everybody reads everything.
@@ -233,7 +233,8 @@ pub(crate) fn all_to_all(
     routes: &Routes,
 ) -> Result<()> {
     let me = lane.stages.me;
-    output[routes.incoming[me].clone()].copy_from_slice(&input[routes.outgoing[me].clone()]);
+    let (own, total) = (&input[routes.outgoing[me].clone()], output.len());
+    copy_slice(own, &mut output[routes.incoming[me].clone()], total);
     let to = output.as_mut_ptr();
     match open(lane, input.as_ptr(), input.len(), routes.longest >= PULL_FROM)? {
         Way::InPlace(windows) => {
@@ -305,10 +306,7 @@ pub(crate) fn all_gather(
     let me = lane.stages.me;
     if wanted {
         let total = output.len();
-        let to = &mut output[places[me].clone()];
-        assert_eq!(to.len(), input.len(), "a member brings its own place");
-        // SAFETY: two slices of equal length.
-        unsafe { copy(input.as_ptr(), to.as_mut_ptr(), to.len(), total) };
+        copy_slice(input, &mut output[places[me].clone()], total);
     }
     match open(lane, input.as_ptr(), input.len(), longest(places) >= PULL_FROM)? {
         Way::InPlace(windows) => {

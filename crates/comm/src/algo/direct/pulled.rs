@@ -5,12 +5,12 @@
 //! back touches each line of a peer's buffer once in each direction, from one core.
 
 use super::count;
-use crate::cut::Cut;
-use crate::error::Result;
-use crate::fold::Fold;
-use crate::lane::Lane;
-use crate::reach::{Remote, pull, push};
-use crate::scratch::Scratch;
+use crate::call::cut::Cut;
+use crate::call::error::Result;
+use crate::call::fold::Fold;
+use crate::group::lane::Lane;
+use crate::memory::reach::{Remote, pull, push};
+use crate::memory::scratch::Scratch;
 use std::ops::Range;
 
 /// Bytes pulled at a time for combining, from all peers together: they stay in the second-level cache.

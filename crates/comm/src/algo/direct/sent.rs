@@ -4,7 +4,7 @@
 
 use super::staged::{Deal, spread_turns};
 use super::{ONE_ROUND, PULL_FROM, longest, pulled, slices_pay};
-use crate::cost::Traffic;
+use crate::call::cost::Traffic;
 use std::ops::Range;
 
 fn moved(rounds: usize, bytes: usize) -> Traffic {

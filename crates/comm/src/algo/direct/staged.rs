@@ -2,12 +2,12 @@
 //! its slots in rounds, and read from there. Needs nothing but memory that is mapped by all.
 
 use super::{INPUTS, RESULTS, Routes, count, longest};
-use crate::copy::copy;
-use crate::cut::Cut;
-use crate::error::Result;
-use crate::fold::Fold;
-use crate::lane::Lane;
-use crate::stage::SLOT_BYTES;
+use crate::call::cut::Cut;
+use crate::call::error::Result;
+use crate::call::fold::Fold;
+use crate::group::lane::Lane;
+use crate::memory::copy::copy;
+use crate::memory::stage::SLOT_BYTES;
 use std::ops::Range;
 
 /// Everybody shows its whole buffer in one round, and combines everybody's.

@@ -1,0 +1,269 @@
+//! Combining the contributions of several ranks into one, element by element.
+//! Works on raw memory, because a source may be a peer's; knows nothing of who the peers are.
+
+mod number;
+
+use crate::call::element::DType;
+use half::{bf16, f16};
+use number::{Add, Arithmetic, Binary, Greatest, Least, Number, Times};
+
+/// How contributions are combined. Integers wrap around; `Mean` of integers truncates;
+/// a NaN in any contribution of `Min` or `Max` gives NaN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[repr(u8)]
+pub enum Op {
+    Sum = 1,
+    Mean,
+    Min,
+    Max,
+    Product,
+}
+
+impl Op {
+    pub const ALL: [Op; 5] = [Op::Sum, Op::Mean, Op::Min, Op::Max, Op::Product];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Op::Sum => "sum",
+            Op::Mean => "mean",
+            Op::Min => "min",
+            Op::Max => "max",
+            Op::Product => "product",
+        }
+    }
+
+    pub(crate) fn from_code(code: u8) -> Option<Op> {
+        Op::ALL.into_iter().find(|o| *o as u8 == code)
+    }
+}
+
+/// A reduction of one element type over `ranks` contributions.
+#[derive(Clone, Copy, Debug)]
+pub struct Fold {
+    pub dtype: DType,
+    pub op: Op,
+    /// How many contributions the finished value has; only `Mean` asks.
+    pub ranks: usize,
+}
+
+/// Elements combined at a time: the accumulator of a block stays in the first-level cache.
+const BLOCK: usize = 512;
+
+impl Fold {
+    /// `acc = acc ∘ src`, without the division that ends a mean.
+    pub fn fold_into(&self, acc: &mut [u8], src: &[u8]) {
+        assert_eq!(acc.len(), src.len(), "a fold needs equal lengths");
+        let to = acc.as_mut_ptr();
+        // SAFETY: both slices are live and of this length, and `acc` is ours alone.
+        unsafe { self.combine(&[to, src.as_ptr()], &[to], acc.len(), false) }
+    }
+
+    /// Ends a mean: divides by the number of contributions. Other operations need no ending.
+    pub fn finish(&self, acc: &mut [u8]) {
+        if self.op == Op::Mean && self.ranks > 1 {
+            let to = acc.as_mut_ptr();
+            // SAFETY: one live slice, ours alone, as the only source and the only destination.
+            unsafe { self.combine(&[to], &[to], acc.len(), true) }
+        }
+    }
+
+    /// Combines `sources` in their order and writes the result to each of `destinations`;
+    /// `last` says that all contributions are in, so that a mean is divided.
+    ///
+    /// # Safety
+    /// Every pointer must be valid for `bytes` bytes and aligned for the element type; nobody may
+    /// write the sources or touch the destinations meanwhile. A destination may be a source, but two
+    /// different pointers must not overlap in part.
+    pub unsafe fn combine(
+        &self,
+        sources: &[*const u8],
+        destinations: &[*mut u8],
+        bytes: usize,
+        last: bool,
+    ) {
+        let divisor = if last && self.op == Op::Mean { self.ranks } else { 1 };
+        let job = Job { sources, destinations, bytes, divisor };
+        // SAFETY: the caller's promise is passed on; the types match `dtype`.
+        unsafe {
+            match self.dtype {
+                DType::F32 => job.dispatch::<f32>(self.op),
+                DType::F64 => job.dispatch::<f64>(self.op),
+                DType::F16 => job.dispatch::<f16>(self.op),
+                DType::Bf16 => job.dispatch::<bf16>(self.op),
+                DType::I32 => job.dispatch::<i32>(self.op),
+                DType::I64 => job.dispatch::<i64>(self.op),
+                DType::U8 => job.dispatch::<u8>(self.op),
+            }
+        }
+    }
+}
+
+struct Job<'a> {
+    sources: &'a [*const u8],
+    destinations: &'a [*mut u8],
+    bytes: usize,
+    divisor: usize,
+}
+
+impl Job<'_> {
+    unsafe fn dispatch<T: Number>(&self, op: Op) {
+        // SAFETY: the caller's promise is passed on.
+        unsafe {
+            match op {
+                Op::Sum | Op::Mean => self.widest::<T, Add>(),
+                Op::Min => self.widest::<T, Least>(),
+                Op::Max => self.widest::<T, Greatest>(),
+                Op::Product => self.widest::<T, Times>(),
+            }
+        }
+    }
+
+    /// The same loop compiled for the widest vectors this processor has.
+    unsafe fn widest<T: Number, O: Binary>(&self) {
+        // SAFETY: the feature is checked right before the call that needs it.
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            {
+                if std::arch::is_x86_feature_detected!("avx512bw")
+                    && std::arch::is_x86_feature_detected!("avx512vl")
+                {
+                    return self.avx512::<T, O>();
+                }
+                if std::arch::is_x86_feature_detected!("avx2") {
+                    return self.avx2::<T, O>();
+                }
+            }
+            self.run::<T, O>()
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
+    unsafe fn avx512<T: Number, O: Binary>(&self) {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { self.run::<T, O>() }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2")]
+    unsafe fn avx2<T: Number, O: Binary>(&self) {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { self.run::<T, O>() }
+    }
+
+    #[inline(always)]
+    unsafe fn run<T: Number, O: Binary>(&self) {
+        let count = self.bytes / size_of::<T>();
+        // SAFETY: the caller's promise is passed on.
+        if self.sources.len() == 2 && unsafe { T::pair::<O>(self, count) } {
+            return;
+        }
+        let mut acc = [T::Acc::default(); BLOCK];
+        let mut other = [T::Acc::default(); BLOCK];
+        let mut start = 0;
+        while start < count {
+            let n = BLOCK.min(count - start);
+            // SAFETY: `start + n` elements lie inside every buffer by the caller's promise. The slices
+            // made here end before the next one to the same memory is made.
+            unsafe {
+                let source = |i: usize| {
+                    std::slice::from_raw_parts(self.sources[i].cast::<T>().add(start), n)
+                };
+                T::widen(source(0), &mut acc[..n]);
+                for i in 1..self.sources.len() {
+                    T::absorb::<O>(&mut acc[..n], source(i), &mut other[..n]);
+                }
+                if self.divisor > 1 {
+                    for a in &mut acc[..n] {
+                        *a = a.over(self.divisor);
+                    }
+                }
+                for &to in self.destinations {
+                    let to = std::slice::from_raw_parts_mut(to.cast::<T>().add(start), n);
+                    T::narrow(&acc[..n], to);
+                }
+            }
+            start += n;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::element::{Element, bytes_of, bytes_of_mut};
+
+    fn fold<T: Element>(op: Op, a: &[T], b: &[T]) -> Vec<T> {
+        let mut acc = a.to_vec();
+        let fold = Fold { dtype: T::DTYPE, op, ranks: 2 };
+        fold.fold_into(bytes_of_mut(&mut acc), bytes_of(b));
+        fold.finish(bytes_of_mut(&mut acc));
+        acc
+    }
+
+    #[test]
+    fn every_operation_on_plain_numbers() {
+        assert_eq!(fold(Op::Sum, &[1i32, -5], &[2, 3]), [3, -2]);
+        assert_eq!(fold(Op::Mean, &[1.0f32, 4.0], &[2.0, 8.0]), [1.5, 6.0]);
+        assert_eq!(fold(Op::Min, &[1i64, 9], &[2, 3]), [1, 3]);
+        assert_eq!(fold(Op::Max, &[1.0f64, 9.0], &[2.0, 3.0]), [2.0, 9.0]);
+        assert_eq!(fold(Op::Product, &[3u8, 200], &[2, 2]), [6, 144]);
+    }
+
+    #[test]
+    fn a_nan_is_never_hidden_by_min_or_max() {
+        for op in [Op::Min, Op::Max] {
+            assert!(fold(op, &[f32::NAN], &[1.0])[0].is_nan());
+            assert!(fold(op, &[1.0], &[f32::NAN])[0].is_nan());
+        }
+    }
+
+    #[test]
+    fn halves_are_added_in_f32_and_rounded_once() {
+        let one = bf16::from_f32(1.0);
+        let tiny = bf16::from_f32(1.0 / 256.0);
+        // Each tiny step alone would be rounded away; their sum is not.
+        let fold = Fold { dtype: DType::Bf16, op: Op::Sum, ranks: 3 };
+        let mut out = [bf16::default()];
+        let (a, b, c) = ([one], [tiny], [tiny]);
+        // SAFETY: live arrays of one element each.
+        unsafe {
+            fold.combine(
+                &[a.as_ptr().cast(), b.as_ptr().cast(), c.as_ptr().cast()],
+                &[out.as_mut_ptr().cast()],
+                2,
+                true,
+            );
+        }
+        assert_eq!(out[0].to_f32(), 1.0 + 1.0 / 128.0);
+    }
+
+    /// Two sources into every choice of destinations: either source, both, and up to two others.
+    #[test]
+    fn two_sources_into_any_destinations() {
+        for choice in 1..16u32 {
+            let mut memory = [[1.5f32, -2.0, 7.0], [0.25, 4.0, -8.0], [0.0; 3], [0.0; 3]];
+            let before = memory;
+            let at: Vec<*mut u8> = memory.iter_mut().map(|m| m.as_mut_ptr().cast()).collect();
+            let to: Vec<*mut u8> = (0..4).filter(|i| choice >> i & 1 == 1).map(|i| at[i]).collect();
+            let mean = Fold { dtype: DType::F32, op: Op::Mean, ranks: 2 };
+            // SAFETY: live arrays of twelve bytes.
+            unsafe { mean.combine(&[at[0], at[1]], &to, 12, true) };
+            for i in 0..4 {
+                let want = if choice >> i & 1 == 1 { [0.875, 1.0, -0.5] } else { before[i] };
+                assert_eq!(memory[i], want, "buffer {i}, destinations {choice:04b}");
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_do_not_show() {
+        for n in [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 7] {
+            let a: Vec<f32> = (0..n).map(|i| i as f32).collect();
+            let b: Vec<f32> = (0..n).map(|i| 2.0 * i as f32).collect();
+            let want: Vec<f32> = (0..n).map(|i| 3.0 * i as f32).collect();
+            assert_eq!(fold(Op::Sum, &a, &b), want, "length {n}");
+        }
+    }
+}

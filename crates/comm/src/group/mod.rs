@@ -1,0 +1,475 @@
+//! A group: some ranks of a world, in an order, that call collectives together.
+//!
+//! All members make the same calls in the same order. Calls of one group happen one after the other;
+//! different groups are independent of each other and may be used from different threads at the same
+//! time. Every call has a `start_…` form that takes its buffers, goes on in the background and gives
+//! them back from `wait`.
+
+pub(crate) mod carrier;
+pub(crate) mod lane;
+pub(crate) mod split;
+pub(crate) mod started;
+pub(crate) mod track;
+pub(crate) mod work;
+
+use crate::call::choose::{Constants, Shape, candidates, choose};
+use crate::call::cost::Traffic;
+use crate::call::element::{DType, Element, bytes_of, bytes_of_mut};
+use crate::call::error::{Error, Result};
+use crate::call::fold::Op;
+use crate::call::{Algo, Call, Kind};
+use crate::group::carrier::Carrier;
+use crate::group::lane::{Lane, LaneParts, locals_of};
+use crate::group::track::{Pending, Track};
+use crate::group::work::Work;
+use crate::health::watch::{Patience, Watch};
+use crate::link::messages::{MessageParts, Messages};
+use crate::memory::arena::Arena;
+use crate::memory::symmetric::Registry;
+use crate::world::context::Context;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Ranks that call collectives together. Cheap to clone; clones are the same group.
+#[derive(Clone)]
+pub struct Group {
+    pub(crate) inner: Arc<Inner>,
+    forced: Option<Algo>,
+}
+
+pub(crate) struct Inner {
+    pub context: Arc<Context>,
+    pub id: u64,
+    pub name: Arc<str>,
+    /// World ranks of the members.
+    pub members: Arc<[usize]>,
+    pub me: usize,
+    pub hosts: Arc<[usize]>,
+    pub track: Arc<Track<Carrier>>,
+    /// Whether an engine carries out the calls (see `carrier`).
+    pub engine: bool,
+    pub messages: Messages,
+    pub registry: Arc<Registry>,
+    pub allocations: AtomicU32,
+    sent_messages: AtomicU64,
+    sent_bytes: AtomicU64,
+    /// Choices made before: the formulas need not be evaluated on every call.
+    choices: Mutex<HashMap<(Kind, usize, usize, usize), Algo>>,
+}
+
+impl Group {
+    /// A group over our own links; `arena` is the memory it shares on this host.
+    pub(crate) fn over_links(
+        context: Arc<Context>,
+        id: u64,
+        name: &str,
+        members: Vec<usize>,
+        arena: &Arena,
+    ) -> Group {
+        let me = members.iter().position(|r| *r == context.rank).expect("we are a member");
+        let members: Arc<[usize]> = members.into();
+        let hosts: Arc<[usize]> = renumbered(members.iter().map(|r| context.hosts[*r])).into();
+        let registry = Arc::new(Registry::default());
+        let locals = locals_of(&hosts, hosts[me]);
+        let seats: Vec<Option<usize>> =
+            (0..members.len()).map(|m| locals.iter().position(|l| *l == m)).collect();
+        let messages = Messages::new(&MessageParts {
+            group: id,
+            me,
+            members: &members,
+            seats: &seats,
+            arena,
+            sockets: context.sockets.as_ref(),
+        });
+        let lane = Lane::new(LaneParts {
+            group: id,
+            me,
+            members: members.clone(),
+            hosts: hosts.clone(),
+            arena: arena.clone(),
+            sockets: context.sockets.clone(),
+            registry: registry.clone(),
+            direct_access: context.direct_access.clone(),
+            may_pull: context.may_pull.clone(),
+            heaps: context.heaps.clone(),
+        });
+        let carrier = Carrier::Lane(Box::new(lane));
+        Group::new(context, id, name, members, me, hosts, carrier, messages, registry)
+    }
+
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "the one constructor, called from two places here"
+    )]
+    pub(crate) fn new(
+        context: Arc<Context>,
+        id: u64,
+        name: &str,
+        members: Arc<[usize]>,
+        me: usize,
+        hosts: Arc<[usize]>,
+        carrier: Carrier,
+        messages: Messages,
+        registry: Arc<Registry>,
+    ) -> Group {
+        let inner = Inner {
+            context,
+            id,
+            name: name.into(),
+            members,
+            me,
+            hosts,
+            engine: carrier.is_engine(),
+            track: Arc::new(Track::new(carrier)),
+            messages,
+            registry,
+            allocations: AtomicU32::new(0),
+            sent_messages: AtomicU64::new(0),
+            sent_bytes: AtomicU64::new(0),
+            choices: Mutex::default(),
+        };
+        Group { inner: Arc::new(inner), forced: None }
+    }
+
+    /// Our index among the members.
+    pub fn rank(&self) -> usize {
+        self.inner.me
+    }
+
+    /// How many members there are.
+    pub fn size(&self) -> usize {
+        self.inner.members.len()
+    }
+
+    /// The world ranks of the members, in order.
+    pub fn members(&self) -> &[usize] {
+        &self.inner.members
+    }
+
+    /// Which host each member is on, numbered from 0 in order of appearance.
+    pub fn hosts(&self) -> &[usize] {
+        &self.inner.hosts
+    }
+
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// The same group with the algorithm fixed; `None` goes back to choosing by price. All members
+    /// must fix the same one.
+    pub fn with_algo(&self, algo: Option<Algo>) -> Group {
+        Group { inner: self.inner.clone(), forced: algo }
+    }
+
+    /// What this member has sent in collectives of this group so far; nothing where an engine (MPI)
+    /// sends, which does not tell.
+    pub fn traffic(&self) -> Traffic {
+        Traffic {
+            messages: self.inner.sent_messages.load(Ordering::Relaxed),
+            bytes: self.inner.sent_bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Whether members of one host read each other's memory through the kernel where it pays.
+    pub fn pulls(&self) -> bool {
+        self.inner.context.may_pull.load(Ordering::Relaxed)
+    }
+
+    /// The constants by which algorithms are chosen.
+    pub fn constants(&self) -> Constants {
+        self.inner.context.constants()
+    }
+
+    /// Combines `buffer` over all members; everybody gets the result.
+    ///
+    /// ```
+    /// # use lockstep_comm::{on_threads, Op};
+    /// let sums = on_threads(3, |world| {
+    ///     let mut numbers = [world.rank() as f32, 1.0];
+    ///     world.all_reduce(&mut numbers, Op::Sum).unwrap();
+    ///     numbers
+    /// });
+    /// assert_eq!(sums, [[3.0, 3.0]; 3]);
+    /// ```
+    pub fn all_reduce<T: Element>(&self, buffer: &mut [T], op: Op) -> Result<()> {
+        self.run::<T>(Work::AllReduce { bytes: bytes_of_mut(buffer), op })
+    }
+
+    /// Combines `buffer` over all members at the root; the others' buffers stay as they are.
+    pub fn reduce<T: Element>(&self, buffer: &mut [T], op: Op, root: usize) -> Result<()> {
+        self.run::<T>(Work::Reduce { bytes: bytes_of_mut(buffer), op, root })
+    }
+
+    /// Combines `input` over all members; each gets its share of the result (see [`crate::share`]).
+    pub fn reduce_scatter<T: Element>(&self, input: &[T], output: &mut [T], op: Op) -> Result<()> {
+        self.run::<T>(Work::ReduceScatter {
+            input: bytes_of(input),
+            output: bytes_of_mut(output),
+            op,
+        })
+    }
+
+    /// Puts the shares of all members (see [`crate::share`]) together; everybody gets the whole.
+    pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
+        self.run::<T>(Work::AllGather { input: bytes_of(input), output: bytes_of_mut(output) })
+    }
+
+    /// Everybody gets the root's buffer.
+    pub fn broadcast<T: Element>(&self, buffer: &mut [T], root: usize) -> Result<()> {
+        self.run::<T>(Work::Broadcast { bytes: bytes_of_mut(buffer), root })
+    }
+
+    /// The inputs of all members, side by side, at the root. Elsewhere `output` is not touched and
+    /// may be empty.
+    pub fn gather<T: Element>(&self, input: &[T], output: &mut [T], root: usize) -> Result<()> {
+        let output = if self.rank() == root { output } else { &mut [] };
+        self.run::<T>(Work::Gather { input: bytes_of(input), output: bytes_of_mut(output), root })
+    }
+
+    /// Each member gets its piece of the root's input. Elsewhere `input` is not read and may be empty.
+    pub fn scatter<T: Element>(&self, input: &[T], output: &mut [T], root: usize) -> Result<()> {
+        let input = if self.rank() == root { input } else { &[] };
+        self.run::<T>(Work::Scatter { input: bytes_of(input), output: bytes_of_mut(output), root })
+    }
+
+    /// Piece q of `input` goes to member q, and piece p of `output` comes from member p.
+    pub fn all_to_all<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
+        self.run::<T>(Work::AllToAll { input: bytes_of(input), output: bytes_of_mut(output) })
+    }
+
+    /// Like [`Group::all_to_all`] with pieces of different lengths, side by side in both buffers:
+    /// `sent[q]` elements go to member q, `received[p]` come from member p.
+    pub fn all_to_all_v<T: Element>(
+        &self,
+        input: &[T],
+        sent: &[usize],
+        output: &mut [T],
+        received: &[usize],
+    ) -> Result<()> {
+        self.run::<T>(Work::AllToAllV {
+            input: bytes_of(input),
+            sent: sent.into(),
+            output: bytes_of_mut(output),
+            received: received.into(),
+        })
+    }
+
+    /// Returns when all members have come here.
+    pub fn barrier(&self) -> Result<()> {
+        self.run::<u8>(Work::Barrier)
+    }
+
+    /// Sends `buffer` to a member, which must receive as many elements. Messages from one member to
+    /// another arrive in order; they are independent of collectives.
+    pub fn send<T: Element>(&self, buffer: &[T], to: usize) -> Result<()> {
+        self.check_peer(to)?;
+        self.send_bytes(T::DTYPE, bytes_of(buffer), to, self.inner.context.patience)
+    }
+
+    /// Receives into `buffer` from a member.
+    pub fn receive<T: Element>(&self, buffer: &mut [T], from: usize) -> Result<()> {
+        self.check_peer(from)?;
+        self.receive_bytes(T::DTYPE, bytes_of_mut(buffer), from, self.inner.context.patience)
+    }
+
+    pub(crate) fn check_peer(&self, peer: usize) -> Result<()> {
+        if peer < self.size() {
+            return Ok(());
+        }
+        let what =
+            format!("member {peer} is none of the {} members of {}", self.size(), self.name());
+        Err(Error::Misuse { rank: self.inner.context.rank, what })
+    }
+
+    pub(crate) fn run<T: Element>(&self, work: Work) -> Result<()> {
+        let algo = self.prepare(&work, T::DTYPE)?;
+        let patience = self.inner.context.patience;
+        self.inner.track.run(|number, carrier| {
+            self.inner.carry(carrier, work, T::DTYPE, algo, number, patience)
+        })
+    }
+
+    /// Has a collective on owned buffers done in the background; they come back from `wait`.
+    pub(crate) fn start<T: Element, B: Send + 'static>(
+        &self,
+        mut buffers: B,
+        work: impl for<'a> Fn(&'a mut B) -> Work<'a> + Send + 'static,
+    ) -> Pending<Result<B>> {
+        let group = self.clone();
+        self.inner.track.start(move |number, carrier| {
+            let work = work(&mut buffers);
+            let algo = group.prepare(&work, T::DTYPE)?;
+            let patience = Patience::BACKGROUND;
+            group.inner.carry(carrier, work, T::DTYPE, algo, number, patience)?;
+            Ok(buffers)
+        })
+    }
+
+    /// Checks the arguments and decides how to do it.
+    fn prepare(&self, work: &Work, dtype: DType) -> Result<Algo> {
+        let inner = &self.inner;
+        let width = dtype.size();
+        if let Some(what) = work.mistake(inner.me, self.size(), width) {
+            let what = format!("{} in group {}: {what}", work.kind().name(), inner.name);
+            return Err(Error::Misuse { rank: inner.context.rank, what });
+        }
+        if inner.engine {
+            return self.leave_to_engine(work.kind());
+        }
+        let shape = Shape {
+            kind: work.kind(),
+            count: work.bytes() / width,
+            width,
+            root: work.root().unwrap_or(0),
+            hosts: &inner.hosts,
+        };
+        match self.forced {
+            None => Ok(inner.choice(&shape)),
+            Some(algo) if candidates(&shape).contains(&algo) => Ok(algo),
+            Some(algo) => {
+                let names: Vec<_> = candidates(&shape).iter().map(|a| a.name()).collect();
+                let what = format!(
+                    "{} cannot do {} in group {}; possible here: {}",
+                    algo.name(),
+                    shape.kind.name(),
+                    inner.name,
+                    names.join(", ")
+                );
+                Err(Error::Misuse { rank: inner.context.rank, what })
+            }
+        }
+    }
+
+    /// An engine chooses by itself; no other algorithm can be had of it.
+    fn leave_to_engine(&self, kind: Kind) -> Result<Algo> {
+        match self.forced {
+            None | Some(Algo::Engine) => Ok(Algo::Engine),
+            Some(algo) => {
+                let what = format!(
+                    "{} cannot do {} in group {}, whose engine chooses by itself; possible here: {}",
+                    algo.name(),
+                    kind.name(),
+                    self.name(),
+                    Algo::Engine.name()
+                );
+                Err(Error::Misuse { rank: self.inner.context.rank, what })
+            }
+        }
+    }
+
+    pub(crate) fn send_bytes(
+        &self,
+        dtype: DType,
+        bytes: &[u8],
+        to: usize,
+        patience: Patience,
+    ) -> Result<()> {
+        let inner = &self.inner;
+        inner.messages.to[to].run(|number, end| {
+            let call = inner.transfer_call(dtype, bytes.len(), number);
+            inner.recorded(call, patience, |watch| end.send(&watch, bytes))
+        })
+    }
+
+    pub(crate) fn receive_bytes(
+        &self,
+        dtype: DType,
+        bytes: &mut [u8],
+        from: usize,
+        patience: Patience,
+    ) -> Result<()> {
+        let inner = &self.inner;
+        inner.messages.from[from].run(|number, end| {
+            let call = inner.transfer_call(dtype, bytes.len(), number);
+            inner.recorded(call, patience, |watch| end.receive(&watch, bytes))
+        })
+    }
+}
+
+impl Inner {
+    fn choice(&self, shape: &Shape) -> Algo {
+        // One host has one answer; nothing to look up.
+        if self.hosts.iter().all(|h| *h == 0) && Algo::of(shape.kind).contains(&Algo::Direct) {
+            return Algo::Direct;
+        }
+        let key = (shape.kind, shape.count, shape.width, shape.root);
+        let mut choices = self.choices.lock().unwrap_or_else(|e| e.into_inner());
+        *choices.entry(key).or_insert_with(|| choose(shape, &self.context.constants()))
+    }
+
+    /// Carries out a collective, on the record.
+    fn carry(
+        &self,
+        carrier: &mut Carrier,
+        work: Work,
+        dtype: DType,
+        algo: Algo,
+        sequence: u64,
+        patience: Patience,
+    ) -> Result<()> {
+        let call = Call {
+            kind: work.kind(),
+            algo,
+            dtype: (work.kind() != Kind::Barrier).then_some(dtype),
+            op: work.op(),
+            root: work.root(),
+            count: (work.bytes() / dtype.size()) as u64,
+            sequence,
+            group: self.id,
+        };
+        let sent =
+            self.recorded(call, patience, |watch| carrier.perform(watch, work, algo, dtype))?;
+        self.sent_messages.fetch_add(sent.messages, Ordering::Relaxed);
+        self.sent_bytes.fetch_add(sent.bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    pub(crate) fn transfer_call(&self, dtype: DType, bytes: usize, sequence: u64) -> Call {
+        Call {
+            kind: Kind::Transfer,
+            algo: if self.engine { Algo::Engine } else { Algo::Flat },
+            dtype: Some(dtype),
+            op: None,
+            root: None,
+            count: (bytes / dtype.size()) as u64,
+            sequence,
+            group: self.id,
+        }
+    }
+
+    /// Runs an operation under a watch, and writes it into the flight recorder.
+    pub(crate) fn recorded<R>(
+        &self,
+        call: Call,
+        patience: Patience,
+        operation: impl FnOnce(Watch) -> Result<R>,
+    ) -> Result<R> {
+        let context = &self.context;
+        let number = context.recorder.begin(&call, &self.name);
+        let watch = Watch::begin(
+            context.board.clone(),
+            context.rank,
+            self.name.clone(),
+            call,
+            context.timeout,
+            patience,
+        );
+        let result = watch.and_then(operation);
+        context.recorder.end(number, result.as_ref().err());
+        result
+    }
+}
+
+/// Numbers from 0, in order of appearance, for hosts named in whatever way.
+pub(crate) fn renumbered<H: PartialEq>(hosts: impl Iterator<Item = H>) -> Vec<usize> {
+    let mut seen: Vec<H> = Vec::new();
+    hosts
+        .map(|host| {
+            seen.iter().position(|h| *h == host).unwrap_or_else(|| {
+                seen.push(host);
+                seen.len() - 1
+            })
+        })
+        .collect()
+}

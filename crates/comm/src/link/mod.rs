@@ -1,0 +1,304 @@
+//! One message from one rank to another, whatever lies between them: its header, its pieces, and the
+//! loop that moves a message out and another in at the same time. Knows nothing of collectives.
+
+pub(crate) mod messages;
+pub(crate) mod socket;
+pub(crate) mod sockets;
+
+use crate::call::error::Result;
+use crate::health::past::Stamp;
+use crate::health::watch::Watch;
+use crate::link::socket::SocketReader;
+use crate::memory::bell::Bell;
+use crate::memory::channel::{Reader, Writer};
+use std::net::TcpStream;
+use std::os::fd::AsRawFd;
+
+/// Every message begins with this many bytes: who calls what, and how many bytes follow.
+pub(crate) const HEADER: usize = 64;
+const MAGIC: u64 = u64::from_le_bytes(*b"lockstep");
+
+pub(crate) type Header = [u8; HEADER];
+
+pub(crate) fn header(stamp: &Stamp, len: usize) -> Header {
+    let mut header = [0; HEADER];
+    let words = [MAGIC].into_iter().chain(*stamp).chain([len as u64]);
+    for (to, word) in header.chunks_exact_mut(8).zip(words) {
+        to.copy_from_slice(&word.to_le_bytes());
+    }
+    header
+}
+
+/// The stamp and the length in a header, if it is one.
+pub(crate) fn parse_header(header: &Header) -> Option<(Stamp, u64)> {
+    let word = |i: usize| u64::from_le_bytes(std::array::from_fn(|j| header[8 * i + j]));
+    (word(0) == MAGIC).then(|| (std::array::from_fn(|i| word(i + 1)), word(7)))
+}
+
+/// An error for everybody unless the sender of a header calls what we call, with `len` bytes.
+pub(crate) fn check_header(watch: &Watch, peer: usize, header: &Header, len: usize) -> Result<()> {
+    let expected = (watch.stamp(), len as u64);
+    let error = match parse_header(header) {
+        Some(theirs) if theirs == expected => return Ok(()),
+        Some((stamp, theirs)) if stamp == expected.0 => {
+            let what = format!("a message of {theirs} bytes where {len} are expected");
+            watch.disagreement(peer, &format!("it, too, with {what}"))
+        }
+        Some((stamp, _)) => watch.differs(peer, &stamp),
+        None => watch.disagreement(peer, "something unreadable"),
+    };
+    Err(error)
+}
+
+/// The sending end towards one peer.
+pub(crate) enum Tx {
+    /// `bell` is the peer's.
+    Shared {
+        writer: Writer,
+        bell: BellRef,
+    },
+    Socket(TcpStream),
+}
+
+/// The receiving end from one peer.
+pub(crate) enum Rx {
+    Shared { reader: Reader, bell: BellRef },
+    Socket(SocketReader),
+}
+
+/// A bell in shared memory that outlives the link it is used with.
+#[derive(Clone, Copy)]
+pub(crate) struct BellRef(*const Bell);
+
+// SAFETY: a bell is made of atomics and may be rung from anywhere.
+unsafe impl Send for BellRef {}
+
+impl BellRef {
+    /// # Safety
+    /// The memory of the bell must stay mapped for as long as the link exists.
+    pub(crate) unsafe fn new(bell: &Bell) -> BellRef {
+        BellRef(bell)
+    }
+
+    fn ring(self) {
+        // SAFETY: the maker's promise.
+        unsafe { &*self.0 }.ring();
+    }
+}
+
+/// A message on its way out.
+pub(crate) struct Outgoing<'link, 'data> {
+    pub peer: usize,
+    pub tx: &'link mut Tx,
+    pub header: Header,
+    pub bytes: &'data [u8],
+    sent: usize,
+}
+
+/// Where an incoming message goes.
+pub(crate) enum Inbox<'a> {
+    Into(&'a mut [u8]),
+    /// Pieces in their order, with their offset; each starts aligned for any element type and is a
+    /// whole number of elements.
+    Each {
+        len: usize,
+        take: &'a mut dyn FnMut(usize, &[u8]),
+    },
+}
+
+impl Inbox<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Inbox::Into(bytes) => bytes.len(),
+            Inbox::Each { len, .. } => *len,
+        }
+    }
+}
+
+/// A message that is expected.
+pub(crate) struct Incoming<'link, 'data> {
+    pub peer: usize,
+    pub rx: &'link mut Rx,
+    pub inbox: Inbox<'data>,
+    header: Header,
+    got: usize,
+}
+
+impl<'link, 'data> Outgoing<'link, 'data> {
+    pub(crate) fn new(
+        peer: usize,
+        tx: &'link mut Tx,
+        watch: &Watch,
+        bytes: &'data [u8],
+    ) -> Outgoing<'link, 'data> {
+        Outgoing { peer, tx, header: header(&watch.stamp(), bytes.len()), bytes, sent: 0 }
+    }
+
+    fn done(&self) -> bool {
+        self.sent == HEADER + self.bytes.len()
+    }
+
+    /// Moves what can be moved now; says whether anything was.
+    fn advance(&mut self, watch: &Watch) -> Result<bool> {
+        let before = self.sent;
+        match self.tx {
+            Tx::Shared { writer, bell } => {
+                if self.sent < HEADER {
+                    self.sent += writer.push(&self.header[self.sent..]);
+                }
+                if self.sent >= HEADER {
+                    self.sent += writer.push(&self.bytes[self.sent - HEADER..]);
+                }
+                if self.sent == HEADER + self.bytes.len() {
+                    writer.pad();
+                }
+                if self.sent > before {
+                    bell.ring();
+                }
+            }
+            Tx::Socket(stream) => {
+                let head = &self.header[self.sent.min(HEADER)..];
+                let body = &self.bytes[self.sent.saturating_sub(HEADER)..];
+                self.sent +=
+                    socket::write(stream, head, body).map_err(|e| watch.lost(self.peer, &e))?;
+            }
+        }
+        Ok(self.sent > before)
+    }
+}
+
+impl<'link, 'data> Incoming<'link, 'data> {
+    pub(crate) fn new(
+        peer: usize,
+        rx: &'link mut Rx,
+        inbox: Inbox<'data>,
+    ) -> Incoming<'link, 'data> {
+        Incoming { peer, rx, inbox, header: [0; HEADER], got: 0 }
+    }
+
+    fn done(&self) -> bool {
+        self.got == HEADER + self.inbox.len()
+    }
+
+    fn advance(&mut self, watch: &Watch) -> Result<bool> {
+        let before = self.got;
+        if self.got < HEADER {
+            self.read_header(watch)?;
+        }
+        if self.got >= HEADER && !self.done() {
+            self.read_body(watch)?;
+        }
+        if self.got > before
+            && self.done()
+            && let Rx::Shared { reader, bell } = self.rx
+        {
+            reader.skip_padding();
+            bell.ring();
+        }
+        Ok(self.got > before)
+    }
+
+    fn read_header(&mut self, watch: &Watch) -> Result<()> {
+        match self.rx {
+            Rx::Shared { reader, .. } => {
+                self.got += reader.pull(HEADER, |piece| self.header.copy_from_slice(piece));
+            }
+            Rx::Socket(socket) => {
+                self.got += socket
+                    .read_into(&mut self.header[self.got..])
+                    .map_err(|e| watch.lost(self.peer, &e))?;
+            }
+        }
+        if self.got < HEADER {
+            return Ok(());
+        }
+        check_header(watch, self.peer, &self.header, self.inbox.len())
+    }
+
+    fn read_body(&mut self, watch: &Watch) -> Result<()> {
+        let at = self.got - HEADER;
+        let left = self.inbox.len() - at;
+        match self.rx {
+            Rx::Shared { reader, bell } => {
+                // A long message may come faster than it is taken: a bounded turn, so that the
+                // other direction gets its own.
+                self.got += reader.pull(left, |piece| match &mut self.inbox {
+                    Inbox::Into(bytes) => bytes[at..at + piece.len()].copy_from_slice(piece),
+                    Inbox::Each { take, .. } => take(at, piece),
+                });
+                bell.ring();
+            }
+            Rx::Socket(socket) => {
+                let read = match &mut self.inbox {
+                    Inbox::Into(bytes) => socket.read_into(&mut bytes[at..]),
+                    Inbox::Each { take, .. } => socket.read_pieces(left, |piece| take(at, piece)),
+                };
+                self.got += read.map_err(|e| watch.lost(self.peer, &e))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Moves a message out and another in, whichever of them are given, until both are done.
+/// `bell` is the one that our peers ring.
+pub(crate) fn transfer(
+    watch: &Watch,
+    bell: &Bell,
+    mut out: Option<Outgoing>,
+    mut inc: Option<Incoming>,
+) -> Result<()> {
+    loop {
+        let mut moved = false;
+        if let Some(message) = &mut out {
+            moved |= message.advance(watch)?;
+            if message.done() {
+                out = None;
+            }
+        }
+        if let Some(message) = &mut inc {
+            moved |= message.advance(watch)?;
+            if message.done() {
+                inc = None;
+            }
+        }
+        match (&out, &inc) {
+            (None, None) => return Ok(()),
+            _ if moved => {}
+            (out, inc) => wait_for_either(watch, bell, out.as_ref(), inc.as_ref())?,
+        }
+    }
+}
+
+/// Sleeps until one of the two messages may be able to move.
+fn wait_for_either(
+    watch: &Watch,
+    bell: &Bell,
+    out: Option<&Outgoing>,
+    inc: Option<&Incoming>,
+) -> Result<()> {
+    let peer = inc.map(|i| i.peer).or(out.map(|o| o.peer)).expect("something is to be moved");
+    let out_ready = || match out.map(|o| &*o.tx) {
+        Some(Tx::Shared { writer, .. }) => writer.has_room(),
+        _ => false,
+    };
+    let in_ready = || match inc.map(|i| (&*i.rx, i.inbox.len(), i.got)) {
+        Some((Rx::Shared { reader, .. }, len, got)) => {
+            reader.has_some(if got < HEADER { HEADER } else { len + HEADER - got })
+        }
+        _ => false,
+    };
+    let to_write = match out.map(|o| &*o.tx) {
+        Some(Tx::Socket(stream)) => Some(stream.as_raw_fd()),
+        _ => None,
+    };
+    let to_read = match inc.map(|i| &*i.rx) {
+        Some(Rx::Socket(socket)) => Some(socket.fd()),
+        _ => None,
+    };
+    if to_write.is_none() && to_read.is_none() {
+        return watch.wait(peer, bell, || out_ready() || in_ready());
+    }
+    let mixed = (out.is_some() && to_write.is_none()) || (inc.is_some() && to_read.is_none());
+    watch.wait_sockets(peer, to_write, to_read, mixed, || out_ready() || in_ready())
+}
