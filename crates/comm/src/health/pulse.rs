@@ -26,8 +26,8 @@ pub(crate) struct PulseParts {
     /// A connection with each peer, and how the peer is called.
     pub streams: Vec<(usize, String, TcpStream)>,
     pub heartbeat: Duration,
-    /// Host of every rank: those of our own write on our board themselves.
-    pub hosts: Vec<usize>,
+    /// Which board each rank writes on: what ranks of other boards say is copied onto ours.
+    pub boards: Vec<usize>,
     /// At rank 0, the port that ranks joined by: open for as long as the world stands, so that
     /// strangers and leftovers of an old generation are turned away and told why.
     pub listener: Option<ListenerHandle>,
@@ -70,7 +70,7 @@ impl Drop for Pulse {
 
 struct Heart {
     rank: usize,
-    hosts: Vec<usize>,
+    boards: Vec<usize>,
     board: Arc<Board>,
     vigil: Vigil,
     connections: BTreeMap<usize, Connection>,
@@ -91,7 +91,7 @@ impl Heart {
     fn new(parts: PulseParts, woken: UnixStream, stopping: Arc<AtomicBool>) -> Heart {
         let names = parts.streams.iter().map(|(rank, name, _)| (*rank, name.clone())).collect();
         let heartbeat = parts.heartbeat.as_millis() as u64;
-        let spread = parts.hosts.iter().any(|h| *h != parts.hosts[parts.rank]);
+        let spread = parts.boards.iter().any(|h| *h != parts.boards[parts.rank]);
         let vigil = Vigil::new(parts.rank, names, heartbeat, spread, monotonic_ms());
         let connection = |(rank, _, stream)| {
             (rank, Connection { stream, incoming: Vec::new(), outgoing: Vec::new() })
@@ -100,7 +100,7 @@ impl Heart {
         let (rank, board) = (parts.rank, parts.board);
         Heart {
             rank,
-            hosts: parts.hosts,
+            boards: parts.boards,
             board,
             vigil,
             connections,
@@ -162,7 +162,7 @@ impl Heart {
                 }
                 Act::Tell(rank, word) => self.tell(rank, &word),
                 Act::Mirror(rank, state, doing) => {
-                    if self.hosts[rank] != self.hosts[self.rank] {
+                    if self.boards[rank] != self.boards[self.rank] {
                         self.board.mirror(rank, state, &doing);
                         self.board.beat(rank);
                     }

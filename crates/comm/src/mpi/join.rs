@@ -81,7 +81,7 @@ impl World {
         let board = Arc::new(own_board(rank, size)?);
         let context = desk.context(hosts, board.clone(), None);
         // Every rank has a board of its own, as if each were on another host.
-        let pulse = desk.start_pulse(assembled, board, true)?;
+        let pulse = desk.start_pulse(assembled, board, (0..size).collect())?;
 
         let everybody = (0..size).collect();
         let comm = Communicator { raw: all, session: session.clone() };

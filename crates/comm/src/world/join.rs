@@ -421,7 +421,7 @@ impl Desk<'_> {
         &self,
         assembled: Assembled,
         board: Arc<Board>,
-        hosts: Vec<usize>,
+        boards: Vec<usize>,
     ) -> Result<Pulse> {
         let Assembled { members, streams, listener } = assembled;
         let name = |rank: usize| {
@@ -435,7 +435,7 @@ impl Desk<'_> {
             board,
             streams,
             heartbeat: self.options.heartbeat,
-            hosts,
+            boards,
             listener,
         };
         Pulse::start(parts).map_err(|e| self.system("starting the heartbeat", e))
