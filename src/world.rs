@@ -2,9 +2,11 @@
 //! or as what a launcher has made of this process.
 
 use anyhow::{Context, bail};
-use lockstep_comm::launch::{Identity, Source, this_program};
+use lockstep_comm::launch::{Identity, LOG_DIR, Source, this_program};
 use lockstep_comm::{LocalLinks, Options, World, on_threads_with};
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// How ranks reach each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -37,6 +39,7 @@ impl Engine {
 pub fn run(
     engine: Engine,
     ranks: Option<usize>,
+    timeout: Duration,
     rank: impl Fn(&World) -> anyhow::Result<()> + Sync,
 ) -> anyhow::Result<ExitCode> {
     if ranks == Some(0) {
@@ -44,6 +47,9 @@ pub fn run(
     }
     let options = Options {
         local: if engine == Engine::Tcp { LocalLinks::Tcp } else { LocalLinks::SharedMemory },
+        timeout,
+        // Beside the logs, if a launcher keeps some.
+        record: Some(std::env::var_os(LOG_DIR).map_or_else(|| "runs/flight".into(), PathBuf::from)),
         ..Options::default()
     };
     if engine == Engine::Threads {

@@ -7,6 +7,7 @@ use anyhow::{Context, bail};
 use half::{bf16, f16};
 use lockstep_comm::{Algo, DType, Kind, Op, World};
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Collectives at many sizes, timed and checked: a table like nccl-tests'.
 ///
@@ -42,6 +43,9 @@ pub struct Args {
     /// Seconds to measure each size
     #[arg(long, default_value_t = 0.3)]
     seconds: f64,
+    /// Seconds that a call may wait for other ranks
+    #[arg(long, default_value_t = 30.0)]
+    timeout: f64,
     /// One JSON object per line instead of a table
     #[arg(long)]
     json: bool,
@@ -68,7 +72,8 @@ const OPS: [Kind; 8] = [
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let kinds = kinds(&args.op)?;
-    world::run(args.engine, args.ranks, |world| every_case(world, &args, &kinds))
+    let timeout = Duration::try_from_secs_f64(args.timeout).context("--timeout")?;
+    world::run(args.engine, args.ranks, timeout, |world| every_case(world, &args, &kinds))
 }
 
 fn every_case(world: &World, args: &Args, kinds: &[Kind]) -> anyhow::Result<()> {

@@ -32,6 +32,9 @@ pub struct Identity {
     pub source: Source,
 }
 
+/// Where the launcher keeps the logs of the ranks, for what else a rank leaves behind.
+pub const LOG_DIR: &str = "LOCKSTEP_LOG_DIR";
+
 /// Every variable that [`Identity::to_env`] may set. A launcher clears them all first, so that
 /// nothing is left over from a launcher around it.
 pub const VARIABLES: [&str; 13] = [

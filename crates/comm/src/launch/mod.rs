@@ -18,7 +18,7 @@ pub mod token;
 mod vars;
 
 pub use ending::{Ending, signal_name};
-pub use identity::{DEFAULT_PORT, Identity, IdentityError, VARIABLES};
+pub use identity::{DEFAULT_PORT, Identity, IdentityError, LOG_DIR, VARIABLES};
 pub use output::Show;
 pub use sources::Source;
 pub use spec::{Failure, LaunchError, LaunchSpec, Outcome};

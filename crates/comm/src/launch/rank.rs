@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use super::identity::{Identity, VARIABLES};
+use super::identity::{Identity, LOG_DIR, VARIABLES};
 use super::output::{self, RankLog, View};
 use super::spec::{LaunchError, LaunchSpec};
 use super::sys;
@@ -76,6 +76,9 @@ fn command(spec: &LaunchSpec, identity: &Identity) -> Command {
         command.env_remove(name);
     }
     command.envs(identity.to_env());
+    // Where a rank may leave what belongs beside its log.
+    let logs = std::path::absolute(&spec.log_dir).unwrap_or_else(|_| spec.log_dir.clone());
+    command.env(LOG_DIR, logs);
     command.envs(spec.extra_env.iter().cloned());
     // In a group of its own a rank could not read from the terminal: it would be stopped.
     command.stdin(Stdio::null());

@@ -249,13 +249,13 @@ fn loom_a_slot_too_few_is_noticed() {
 /// Operations that are nothing but an announcement and a meeting: nothing else holds members back
 /// from the next announcement. `step` 1 alternates between the two postings.
 fn announce_and_compare(table: &Table, me: usize, step: u64) {
-    let words = |member: usize, n: u64| [n, member as u64, n + 7, n * n];
+    let stamp = |member: usize, n: u64| [n, member as u64, n + 7, n * n, n + 1, n + 2];
     let window = |n: u64| Window { pid: 1, symmetric: n as u32, at: 64 * n, offset: n };
     for n in 1..=3 {
-        table.seats[me].postings.announce(step * n, words(me, n), window(n));
+        table.seats[me].postings.announce(step * n, stamp(me, n), window(n));
         table.meet(me, n - 1);
         let theirs = &table.seats[1 - me].postings;
-        assert_eq!(theirs.call(step * n), words(1 - me, n), "another operation's posting");
+        assert_eq!(theirs.stamp(step * n), stamp(1 - me, n), "another operation's posting");
         assert_eq!(theirs.window(step * n), window(n), "another operation's posting");
     }
 }
