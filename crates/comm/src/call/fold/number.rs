@@ -49,31 +49,34 @@ macro_rules! plain_numbers {
                         n => pair(job, count, |a: $t, b: $t| O::of(a, b).over(n)),
                     }
                 }
-                true
             }
         }
     )*};
 }
 plain_numbers!(f32, f64, i32, i64, u8);
 
-/// Two sources, element by element. Which of the buffers are the same memory is found out first: the
-/// loops over what is left apart vectorise.
+/// Two sources, element by element. Which of the buffers are the same memory is found out first, so
+/// that the loops over what is left apart vectorise. Gives up, having done nothing, on more
+/// destinations than that.
 ///
 /// # Safety
 /// As for `Fold::combine`.
 #[inline(always)]
-unsafe fn pair<T: Copy>(job: &Job, count: usize, of: impl Fn(T, T) -> T) {
-    let (a, b) = (job.sources[0].cast_mut().cast::<T>(), job.sources[1].cast_mut().cast::<T>());
+unsafe fn pair<T: Copy>(job: &Job, count: usize, of: impl Fn(T, T) -> T) -> bool {
+    let (a, b) = (job.sources[0].cast_mut(), job.sources[1].cast_mut());
+    let has = |source: *mut u8| job.destinations.contains(&source);
+    let mut others = job.destinations.iter().copied().filter(|p| *p != a && *p != b);
+    let other = others.next();
+    if others.next().is_some() {
+        return false;
+    }
     // SAFETY: pointers that differ do not overlap, and all are `count` elements long; each is made a
-    // slice of at most once at a time.
-    let read = |p: *mut T| unsafe { std::slice::from_raw_parts(p, count) };
+    // slice of once.
+    let read = |p: *mut u8| unsafe { std::slice::from_raw_parts(p.cast::<T>(), count) };
     // SAFETY: as above.
-    let write = |p: *mut T| unsafe { std::slice::from_raw_parts_mut(p, count) };
-    let to: Vec<*mut T> = job.destinations.iter().map(|p| p.cast()).collect();
-    let both = to.contains(&a) && to.contains(&b);
-    let other = to.iter().copied().find(|p| *p != a && *p != b);
-    match (to.contains(&a), to.contains(&b), other) {
-        (true, true, _) => {
+    let write = |p: *mut u8| unsafe { std::slice::from_raw_parts_mut(p.cast::<T>(), count) };
+    match (has(a), has(b), other) {
+        (true, true, None) => {
             for (a, b) in write(a).iter_mut().zip(write(b)) {
                 *a = of(*a, *b);
                 *b = *a;
@@ -106,21 +109,9 @@ unsafe fn pair<T: Copy>(job: &Job, count: usize, of: impl Fn(T, T) -> T) {
                 *c = of(*a, *b);
             }
         }
-        (false, false, None) => {}
+        (true, true, Some(_)) | (false, false, None) => return false,
     }
-    // Rarely there are more: they get a copy.
-    let done = if both { Some(a) } else { other.or(to.first().copied()) };
-    for extra in to.iter().filter(|p| **p != a && **p != b && Some(**p) != other) {
-        if let Some(done) = done {
-            // SAFETY: different buffers of `count` elements.
-            unsafe { std::ptr::copy_nonoverlapping(done, *extra, count) };
-        }
-    }
-    // Both sources and one more.
-    if let (true, Some(c)) = (both, other) {
-        // SAFETY: as above.
-        unsafe { std::ptr::copy_nonoverlapping(a, c, count) };
-    }
+    true
 }
 
 macro_rules! half_numbers {
