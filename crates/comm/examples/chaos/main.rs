@@ -7,6 +7,10 @@
 mod drive;
 mod rank;
 
+/// As in the program itself: large buffers are reached in place.
+#[global_allocator]
+static HEAP: lockstep_comm::SharedHeap = lockstep_comm::SharedHeap;
+
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let code = match arguments.split_first() {
