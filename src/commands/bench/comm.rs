@@ -37,7 +37,8 @@ pub struct Args {
     /// sum, mean, min, max or product
     #[arg(long, default_value = "sum", value_parser = reduction)]
     reduce: Op,
-    /// Where the data lies: in memory of the rank's own, or in memory that all ranks of the host map
+    /// Where the data lies: in plain vectors (this program's heap is shared with the ranks of its host
+    /// from 256 KiB on), or in symmetric buffers
     #[arg(long, default_value = "ordinary")]
     buffers: Buffers,
     /// Seconds to measure each size
