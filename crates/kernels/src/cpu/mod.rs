@@ -1,0 +1,35 @@
+//! The CPU device's kernels: functions over slices. Knows nothing of pools or tags, and allocates nothing
+//! once its scratch has grown to what the shapes need.
+
+mod level;
+mod scratch;
+
+pub use level::Level;
+pub use scratch::Scratch;
+
+use crate::Team;
+
+/// What every CPU kernel is given: its threads, what the processor can do, and scratch memory per thread.
+pub struct Cpu {
+    pub team: Team,
+    pub level: Level,
+    /// One for each member of the team.
+    pub scratch: Vec<Scratch>,
+}
+
+impl Cpu {
+    /// A team of `threads`, and the best instructions that this processor has.
+    pub fn new(threads: usize) -> Cpu {
+        Cpu::at(Level::of_this_machine(), threads)
+    }
+
+    /// The same with fewer instructions than the processor has: what a test compares.
+    ///
+    /// # Panics
+    /// When the processor lacks them.
+    pub fn at(level: Level, threads: usize) -> Cpu {
+        let best = Level::of_this_machine();
+        assert!(level <= best, "this processor reaches {best:?}, not {level:?}");
+        Cpu { team: Team::new(threads), level, scratch: (0..threads).map(|_| Scratch::new()).collect() }
+    }
+}
