@@ -26,7 +26,8 @@ impl Scratch {
     /// # Panics
     /// When it is asked for again while it is lent out.
     pub fn with<R>(&self, bytes: usize, work: impl FnOnce(*mut u8) -> R) -> R {
-        let mut grown = self.0.try_lock().expect("a member's scratch is used by one kernel at a time");
+        let mut grown =
+            self.0.try_lock().expect("a member's scratch is used by one kernel at a time");
         grown.reserve(bytes);
         work(grown.start)
     }
@@ -43,7 +44,8 @@ impl Grown {
             return;
         }
         self.release();
-        let layout = Layout::from_size_align(bytes, ALIGN).expect("a scratch fits in the address space");
+        let layout =
+            Layout::from_size_align(bytes, ALIGN).expect("a scratch fits in the address space");
         // SAFETY: the layout is not empty, as it is larger than what is there.
         self.start = unsafe { alloc(layout) };
         if self.start.is_null() {

@@ -1,0 +1,36 @@
+//! How many floating-point operations a token costs.
+
+use super::Shape;
+
+/// Operations per token of a training step: forward and backward, without what recompute adds. A multiply
+/// and an add count as two.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Flops {
+    /// Matrix multiplies with parameters: 6 for each weight that a token meets.
+    pub weights: f64,
+    /// Scores and weighted sums of a causal attention: half of the square, as it is computed.
+    pub attention: f64,
+}
+
+impl Flops {
+    pub fn total(&self) -> f64 {
+        self.weights + self.attention
+    }
+}
+
+/// What a token of a sequence of `seq` costs.
+pub fn flops_per_token(shape: &Shape, seq: usize) -> Flops {
+    let attention = shape.dim * (shape.qkv_dim() + shape.attention_dim());
+    let expert = 3 * shape.dim * shape.ffn;
+    let mlp = match (shape.family, shape.moe) {
+        (super::Family::Gpt2, _) => 2 * shape.dim * shape.ffn,
+        (_, Some(moe)) => moe.top_k * expert + shape.dim * moe.experts,
+        (_, None) => expert,
+    };
+    let weights = shape.layers * (attention + mlp) + shape.vocab * shape.dim;
+    // Forward: two multiplies of (seq, head_dim) by (head_dim, seq) per head, 2 operations each; backward
+    // twice that; a causal mask halves the pairs: token t meets t + 1 keys, (seq + 1) / 2 on average.
+    let pairs = (seq + 1) as f64 / 2.0;
+    let attention = 12.0 * shape.layers as f64 * shape.attention_dim() as f64 * pairs;
+    Flops { weights: 6.0 * weights as f64, attention }
+}

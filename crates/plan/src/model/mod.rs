@@ -1,0 +1,83 @@
+//! What a model is made of, as numbers: its shape, its parameters block by block, its FLOPs.
+
+mod count;
+mod params;
+
+pub use count::{Flops, flops_per_token};
+pub use params::{BlockParams, Init, Param};
+
+use serde::{Deserialize, Serialize};
+
+/// Which of the three forms a model has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Family {
+    /// Learned positions, LayerNorm, biases, GELU.
+    Gpt2,
+    /// Rotary positions, RMSNorm, no biases, SwiGLU, grouped keys.
+    Llama,
+    /// Llama with a mixture of experts in the place of each SwiGLU, in the Mixtral form.
+    Moe,
+}
+
+/// The numbers that make a model.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Shape {
+    pub family: Family,
+    pub vocab: usize,
+    /// Width of the residual stream.
+    pub dim: usize,
+    pub layers: usize,
+    pub heads: usize,
+    /// Heads of keys and values; each serves `heads / kv_heads` heads of queries.
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// Width inside the feed-forward part (of one expert).
+    pub ffn: usize,
+    /// Longest sequence.
+    pub seq: usize,
+    /// The output projection is the token embedding.
+    pub tied: bool,
+    pub norm_eps: f64,
+    pub dropout: f64,
+    /// Base of the rotary wave lengths.
+    pub rope_theta: f64,
+    pub rope_scaling: Option<RopeScaling>,
+    pub moe: Option<Moe>,
+}
+
+/// Llama 3.1's stretching of the rotary wave lengths.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct RopeScaling {
+    pub factor: f64,
+    pub low_freq_factor: f64,
+    pub high_freq_factor: f64,
+    pub original_seq: usize,
+}
+
+/// How tokens meet experts.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Moe {
+    pub experts: usize,
+    /// Experts per token.
+    pub top_k: usize,
+    /// An expert takes at most `capacity × tokens × top_k / experts` tokens and drops the rest; without
+    /// one it takes all.
+    pub capacity: Option<f64>,
+    /// Weight of the load-balancing loss.
+    pub aux_loss: f64,
+    /// Weight of the router's z-loss.
+    pub z_loss: f64,
+}
+
+impl Shape {
+    /// Columns of the fused projection to queries, keys and values.
+    pub fn qkv_dim(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+
+    /// Columns of the heads' joined output.
+    pub fn attention_dim(&self) -> usize {
+        self.heads * self.head_dim
+    }
+}
