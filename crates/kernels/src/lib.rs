@@ -3,7 +3,9 @@
 
 pub mod cpu;
 mod dtype;
+mod memory;
 mod team;
 
 pub use dtype::{Dtype, Element, Float};
+pub use memory::{Memory, Pool, Tag, Tensor, Usage, View, ViewMut};
 pub use team::Team;

@@ -1,0 +1,111 @@
+//! The first half of a layer: x + out(attention(qkv(norm(x)))).
+
+use std::sync::Arc;
+
+use lockstep_kernels::{Attention, RopeTable, Tensor, View};
+use lockstep_plan::model::{BlockParams, Shape};
+
+use crate::linear::Linear;
+use crate::norm::Norm;
+use crate::stream::{add_projection, projection_gradient};
+use crate::{Cx, Sink};
+
+pub(crate) struct AttentionPart {
+    pub norm: Norm,
+    pub qkv: Linear,
+    pub out: Linear,
+    pub rope: Option<Arc<RopeTable>>,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// Tells its dropout from that of other places.
+    site: u64,
+}
+
+/// What the backward pass needs beside the input.
+pub(crate) struct AttentionSaved {
+    stats: Tensor, // (tokens, 1 or 2), f32
+    qkv: Tensor,   // (tokens, (heads + 2 kv_heads) * head_dim), rotated
+    out: Tensor,   // (tokens, heads * head_dim)
+    lse: Tensor,   // (batch * heads, seq), f32
+}
+
+impl AttentionPart {
+    pub fn new(shape: &Shape, params: &BlockParams, rope: Option<Arc<RopeTable>>, site: u64) -> AttentionPart {
+        AttentionPart {
+            norm: Norm::new(params, "norm1", shape.norm_eps),
+            qkv: Linear::joined(params, &["attention.q", "attention.k", "attention.v"]),
+            out: Linear::new(params, "attention.out"),
+            rope,
+            heads: shape.heads,
+            kv_heads: shape.kv_heads,
+            head_dim: shape.head_dim,
+            site,
+        }
+    }
+
+    pub fn forward(&self, cx: &Cx<'_>, weights: View<'_>, x: &Tensor) -> (Tensor, AttentionSaved) {
+        let device = cx.device;
+        let mut stats = cx.kept_wide(cx.tokens(), self.norm.stats());
+        let mut qkv = cx.kept(self.qkv.rows());
+        {
+            let mut normed = cx.scratch(x.cols());
+            self.norm.forward(device, weights, x.view(), normed.view_mut(), stats.view_mut());
+            device.matmul(self.qkv.forward(weights, normed.view(), qkv.view_mut()));
+        }
+        let attention = self.square(cx);
+        if let Some(rope) = &self.rope {
+            device.rope(rope, &attention, qkv.view_mut());
+        }
+        let mut out = cx.kept(self.heads * self.head_dim);
+        let mut lse = cx.kept_wide(cx.batch * self.heads, cx.seq);
+        device.attention(&attention, qkv.view(), out.view_mut(), lse.view_mut());
+        let y = add_projection(cx, self.site, &self.out, weights, out.view(), x);
+        (y, AttentionSaved { stats, qkv, out, lse })
+    }
+
+    /// From the gradient of the stream after this half to the one before it.
+    pub fn backward(
+        &self,
+        cx: &Cx<'_>,
+        weights: View<'_>,
+        x: &Tensor,
+        saved: AttentionSaved,
+        dy: Tensor,
+        sink: &mut Sink<'_>,
+    ) -> Tensor {
+        let device = cx.device;
+        let AttentionSaved { stats, qkv, out, lse } = saved;
+
+        // Through the projection and the attention itself.
+        let mut dout = cx.scratch(out.cols());
+        {
+            let dprojected = projection_gradient(cx, self.site, &dy);
+            self.out.input_gradient(device, weights, dprojected.view(), dout.view_mut());
+            self.out.weight_gradient(device, &dprojected, &out, sink);
+        }
+        let attention = self.square(cx);
+        let mut dqkv = cx.scratch(qkv.cols());
+        device.attention_backward(&attention, qkv.view(), out.view(), dout.view(), lse.view(), dqkv.view_mut());
+        drop((qkv, out, lse, dout));
+        if let Some(rope) = &self.rope {
+            device.rope_backward(rope, &attention, dqkv.view_mut());
+        }
+
+        // Through q, k, v and the norm; the residual adds its own.
+        let mut normed = cx.scratch(x.cols());
+        self.norm.again(device, weights, x.view(), stats.view(), normed.view_mut());
+        self.qkv.weight_gradient(device, &dqkv, &normed, sink);
+        drop(normed);
+        let mut dnormed = cx.scratch(x.cols());
+        self.qkv.input_gradient(device, weights, dqkv.view(), dnormed.view_mut());
+        drop(dqkv);
+        let mut dx = cx.own(dy);
+        self.norm.backward(cx, weights, x, &stats, dnormed.view(), dx.view_mut(), sink);
+        dx
+    }
+
+    pub fn square(&self, cx: &Cx<'_>) -> Attention {
+        Attention::square(cx.batch, cx.seq, self.heads, self.kv_heads, self.head_dim)
+    }
+}

@@ -1,0 +1,117 @@
+//! What a block is: the unit that is bucketed, gathered and freed, recomputed, and placed on a stage.
+
+use std::cell::RefCell;
+
+use lockstep_kernels::{Device, Dtype, Tag, Tensor, View};
+use lockstep_plan::model::BlockParams;
+
+use crate::{Auxiliary, Sink};
+
+/// A piece of a network between two places of the residual stream.
+///
+/// A user's own network is a list of these. Parameters lie in one flat buffer, in the order of `params`;
+/// the block is told where they are at each call, because whoever holds them may move, gather or free them
+/// in between.
+pub trait Block {
+    /// What a backward pass needs of the forward pass.
+    type Saved;
+
+    fn params(&self) -> &BlockParams;
+
+    /// From the stream (tokens, dim) to the stream, keeping what `recompute` does not rebuild.
+    fn forward(&self, cx: &Cx<'_>, weights: View<'_>, x: Tensor, recompute: Recompute) -> (Tensor, Self::Saved);
+
+    /// From the gradient of the output to that of the input. Gradients of the weights go to the sink, which
+    /// does them at once or keeps them for later.
+    fn backward(
+        &self,
+        cx: &Cx<'_>,
+        weights: View<'_>,
+        saved: Self::Saved,
+        dy: Tensor,
+        sink: &mut Sink<'_>,
+    ) -> Tensor;
+}
+
+/// What the forward pass does not keep, and the backward pass computes again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Recompute {
+    /// Only what is cheap: norms and activation functions.
+    #[default]
+    None,
+    /// The wide inner part of the feed-forward too: most of the memory for a ninth of the work.
+    Selective,
+    /// Everything but the block's input.
+    Full,
+}
+
+/// Where and on what a pass works.
+#[derive(Clone, Copy)]
+pub struct Cx<'a> {
+    pub device: &'a Device,
+    /// Of activations.
+    pub dtype: Dtype,
+    /// Sequences in this micro-batch.
+    pub batch: usize,
+    /// Tokens of each.
+    pub seq: usize,
+    /// Present in training when the model wants it.
+    pub dropout: Option<Dropout>,
+    /// This micro-batch's part of the tokens of the global batch: the weight of its auxiliary losses.
+    pub share: f32,
+    /// What routers did, for their auxiliary losses; none when these are not wanted.
+    pub auxiliary: Option<&'a RefCell<Auxiliary>>,
+    /// Whether routers write there: not when a pass is computed again.
+    pub counting: bool,
+}
+
+/// Which random numbers a pass drops by: a function of global positions, so that every layout drops alike.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Dropout {
+    pub probability: f32,
+    pub seed: u64,
+    pub step: u64,
+    /// Global number of the micro-batch's first token within its step.
+    pub first_token: u64,
+}
+
+impl Cx<'_> {
+    pub fn tokens(&self) -> usize {
+        self.batch * self.seq
+    }
+
+    /// Something a backward pass will need.
+    pub(crate) fn kept(&self, cols: usize) -> Tensor {
+        self.device.empty(self.tokens(), cols, self.dtype, Tag::Activations)
+    }
+
+    /// The same in f32 whatever the precision: statistics.
+    pub(crate) fn kept_wide(&self, rows: usize, cols: usize) -> Tensor {
+        self.device.empty(rows, cols, Dtype::F32, Tag::Activations)
+    }
+
+    /// Something that lives for a moment.
+    pub(crate) fn scratch(&self, cols: usize) -> Tensor {
+        self.device.empty(self.tokens(), cols, self.dtype, Tag::Buffers)
+    }
+
+    /// The tensor, or a copy of it when others still read it.
+    pub(crate) fn own(&self, tensor: Tensor) -> Tensor {
+        if !tensor.is_shared() {
+            return tensor;
+        }
+        let mut copy = self.device.empty(tensor.rows(), tensor.cols(), tensor.dtype(), Tag::Buffers);
+        self.device.copy(tensor.view(), copy.view_mut());
+        copy
+    }
+
+    /// Drops elements of a (tokens, cols) matrix in place; forward and backward alike. `site` tells one
+    /// place of the network from another.
+    pub(crate) fn drop_out(&self, site: u64, tensor: &mut Tensor) {
+        if let Some(dropout) = self.dropout {
+            let first = dropout.first_token * tensor.cols() as u64;
+            let stream = dropout.step << 16 | site;
+            self.device.dropout(tensor.view_mut(), dropout.probability, dropout.seed, stream, first);
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! The second half of a layer: x + down(act(up(norm(x)))), with GELU or SwiGLU, or a mixture of experts.
+
+use lockstep_kernels::{Matmul, Tensor, View};
+use lockstep_plan::model::{BlockParams, Family, Shape};
+
+use crate::linear::Linear;
+use crate::moe::{Experts, ExpertsSaved};
+use crate::norm::Norm;
+use crate::stream::{add_projection, projection_gradient};
+use crate::{Cx, Sink};
+
+pub(crate) struct FeedForward {
+    pub norm: Norm,
+    pub inner: Inner,
+    site: u64,
+}
+
+pub(crate) enum Inner {
+    Dense(Dense),
+    Experts(Experts),
+}
+
+pub(crate) struct Dense {
+    activation: Activation,
+    up: Linear,
+    down: Linear,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Activation {
+    Gelu,
+    /// The projection gives gate and up side by side.
+    Swiglu,
+}
+
+/// What the backward pass needs beside the input.
+pub(crate) struct FeedForwardSaved {
+    stats: Tensor, // (tokens, 1 or 2), f32
+    inner: InnerSaved,
+}
+
+enum InnerSaved {
+    Dense(Option<Tensor>), // (tokens, ffn or 2 ffn), before the activation; none when it is computed again
+    Experts(ExpertsSaved),
+}
+
+impl FeedForward {
+    pub fn new(shape: &Shape, params: &BlockParams, site: u64) -> FeedForward {
+        let inner = match (shape.family, shape.moe) {
+            (Family::Moe, Some(moe)) => Inner::Experts(Experts::new(shape, moe, params)),
+            (Family::Gpt2, _) => Inner::Dense(Dense {
+                activation: Activation::Gelu,
+                up: Linear::new(params, "mlp.up"),
+                down: Linear::new(params, "mlp.down"),
+            }),
+            _ => Inner::Dense(Dense {
+                activation: Activation::Swiglu,
+                up: Linear::joined(params, &["mlp.gate", "mlp.up"]),
+                down: Linear::new(params, "mlp.down"),
+            }),
+        };
+        FeedForward { norm: Norm::new(params, "norm2", shape.norm_eps), inner, site }
+    }
+
+    /// `keep_inner` is false when the backward pass shall compute the wide part again.
+    pub fn forward(
+        &self,
+        cx: &Cx<'_>,
+        weights: View<'_>,
+        x: &Tensor,
+        keep_inner: bool,
+    ) -> (Tensor, FeedForwardSaved) {
+        let (after, saved) = self.inside(cx, weights, x, keep_inner);
+        let y = match (&self.inner, &saved.inner) {
+            (Inner::Dense(dense), _) => add_projection(cx, self.site, &dense.down, weights, after.view(), x),
+            (Inner::Experts(experts), InnerSaved::Experts(saved)) => {
+                experts.project(cx, weights, &after, saved, x)
+            }
+            _ => unreachable!("a half is saved in its own form"),
+        };
+        (y, saved)
+    }
+
+    /// Up to the last projection: the activation, and what a backward pass needs.
+    pub fn inside(
+        &self,
+        cx: &Cx<'_>,
+        weights: View<'_>,
+        x: &Tensor,
+        keep_inner: bool,
+    ) -> (Tensor, FeedForwardSaved) {
+        let mut stats = cx.kept_wide(cx.tokens(), self.norm.stats());
+        let mut normed = cx.scratch(x.cols());
+        self.norm.forward(cx.device, weights, x.view(), normed.view_mut(), stats.view_mut());
+        let (after, inner) = match &self.inner {
+            Inner::Dense(dense) => {
+                let mut before = if keep_inner { cx.kept(dense.up.rows()) } else { cx.scratch(dense.up.rows()) };
+                let after = dense.activated(cx, weights, &normed, &mut before);
+                (after, InnerSaved::Dense(keep_inner.then_some(before)))
+            }
+            Inner::Experts(experts) => {
+                let (after, saved) = experts.inside(cx, weights, &normed, keep_inner);
+                (after, InnerSaved::Experts(saved))
+            }
+        };
+        (after, FeedForwardSaved { stats, inner })
+    }
+
+    /// From the gradient of the stream after this half to the one before it.
+    pub fn backward(
+        &self,
+        cx: &Cx<'_>,
+        weights: View<'_>,
+        x: &Tensor,
+        saved: FeedForwardSaved,
+        dy: Tensor,
+        sink: &mut Sink<'_>,
+    ) -> Tensor {
+        let FeedForwardSaved { stats, inner } = saved;
+        let normed = || {
+            let mut normed = cx.scratch(x.cols());
+            self.norm.again(cx.device, weights, x.view(), stats.view(), normed.view_mut());
+            normed
+        };
+        let dnormed = match (&self.inner, inner) {
+            (Inner::Dense(dense), InnerSaved::Dense(before)) => {
+                let dprojected = projection_gradient(cx, self.site, &dy);
+                dense.backward(cx, weights, normed, before, &dprojected, sink)
+            }
+            (Inner::Experts(experts), InnerSaved::Experts(saved)) => {
+                experts.backward(cx, weights, &normed(), saved, &dy, sink)
+            }
+            _ => unreachable!("a half is saved in its own form"),
+        };
+        let mut dx = cx.own(dy);
+        self.norm.backward(cx, weights, x, &stats, dnormed.view(), dx.view_mut(), sink);
+        dx
+    }
+}
+
+impl Dense {
+    /// Columns after the activation.
+    fn width(&self) -> usize {
+        match self.activation {
+            Activation::Gelu => self.up.rows(),
+            Activation::Swiglu => self.up.rows() / 2,
+        }
+    }
+
+    /// The activation of the first projection, whose result goes to `before`.
+    fn activated(&self, cx: &Cx<'_>, weights: View<'_>, normed: &Tensor, before: &mut Tensor) -> Tensor {
+        let mut after = cx.scratch(self.width());
+        match self.activation {
+            Activation::Gelu => {
+                // Both in one go, while the product is still in registers.
+                let up = self.up.forward(weights, normed.view(), after.view_mut());
+                cx.device.matmul(Matmul { gelu: Some(before.view_mut()), ..up });
+            }
+            Activation::Swiglu => {
+                cx.device.matmul(self.up.forward(weights, normed.view(), before.view_mut()));
+                cx.device.swiglu(before.view(), after.view_mut());
+            }
+        }
+        after
+    }
+
+    fn backward(
+        &self,
+        cx: &Cx<'_>,
+        weights: View<'_>,
+        normed: impl Fn() -> Tensor,
+        before: Option<Tensor>,
+        dy: &Tensor,
+        sink: &mut Sink<'_>,
+    ) -> Tensor {
+        let device = cx.device;
+        // The activation once more, for the second projection's weight.
+        let (before, after) = match before {
+            Some(before) => {
+                let mut after = cx.scratch(self.width());
+                match self.activation {
+                    Activation::Gelu => device.gelu(before.view(), after.view_mut()),
+                    Activation::Swiglu => device.swiglu(before.view(), after.view_mut()),
+                }
+                (before, after)
+            }
+            None => {
+                let mut before = cx.scratch(self.up.rows());
+                let after = self.activated(cx, weights, &normed(), &mut before);
+                (before, after)
+            }
+        };
+        self.down.weight_gradient(device, dy, &after, sink);
+        drop(after);
+
+        let mut dafter = cx.scratch(self.width());
+        self.down.input_gradient(device, weights, dy.view(), dafter.view_mut());
+        let dbefore = match self.activation {
+            Activation::Gelu => {
+                device.gelu_backward(before.view(), dafter.view_mut());
+                dafter
+            }
+            Activation::Swiglu => {
+                let mut dbefore = cx.scratch(self.up.rows());
+                device.swiglu_backward(before.view(), dafter.view(), dbefore.view_mut());
+                dbefore
+            }
+        };
+        drop(before);
+
+        let input = normed();
+        self.up.weight_gradient(device, &dbefore, &input, sink);
+        drop(input);
+        let mut dnormed = cx.scratch(dy.cols());
+        self.up.input_gradient(device, weights, dbefore.view(), dnormed.view_mut());
+        dnormed
+    }
+}

@@ -1,0 +1,139 @@
+//! The last block: norm, output projection and cross-entropy, in chunks of tokens so that the logits of a
+//! whole micro-batch never exist at once.
+
+use std::ops::Range;
+
+use lockstep_kernels::{CrossEntropy, Dtype, Gradient, Matmul, Tag, Tensor, View, ViewMut};
+use lockstep_plan::model::{BlockParams, Shape};
+
+use crate::norm::Norm;
+use crate::{Cx, Sink};
+
+pub(crate) struct Head {
+    pub params: BlockParams,
+    norm: Norm,
+    /// (vocab, dim); none when the token embedding is the output projection.
+    pub output: Option<Range<usize>>,
+    vocab: usize,
+}
+
+/// Logits of one chunk take at most this much, in f32, but at least those of `LEAST_CHUNK` tokens.
+const CHUNK_BYTES: usize = 32 << 20;
+const LEAST_CHUNK: usize = 64;
+
+impl Head {
+    pub fn new(shape: &Shape) -> Head {
+        let params = shape.head();
+        Head {
+            norm: Norm::new(&params, "norm", shape.norm_eps),
+            output: (!shape.tied).then(|| params.range("output")),
+            vocab: shape.vocab,
+            params,
+        }
+    }
+
+    /// Tokens whose logits exist at once.
+    fn chunk(&self, tokens: usize) -> usize {
+        let most = (CHUNK_BYTES / (4 * self.vocab)).max(LEAST_CHUNK);
+        // Chunks of equal size, so that none is a small rest.
+        tokens.div_ceil(tokens.div_ceil(most).max(1)).max(1)
+    }
+
+    /// The logits of all tokens: for a caller who wants to see them.
+    pub fn logits(&self, cx: &Cx<'_>, weights: View<'_>, output: View<'_>, x: &Tensor) -> Tensor {
+        let normed = self.normed(cx, weights, x).0;
+        let mut logits = cx.device.empty(x.rows(), self.vocab, Dtype::F32, Tag::Buffers);
+        cx.device.matmul(Matmul::linear(normed.view(), output, logits.view_mut()));
+        logits
+    }
+
+    /// The loss of each token (tokens), f32.
+    pub fn losses(&self, cx: &Cx<'_>, weights: View<'_>, output: View<'_>, x: &Tensor, targets: View<'_>) -> Tensor {
+        let normed = self.normed(cx, weights, x).0;
+        let mut losses = cx.device.empty(1, x.rows(), Dtype::F32, Tag::Buffers);
+        self.in_chunks(cx, x.rows(), |range, logits| {
+            let rows = normed.view().rows_of(range.clone());
+            cx.device.matmul(Matmul::linear(rows, output, logits.reborrow()));
+            cx.device.cross_entropy(CrossEntropy {
+                logits,
+                targets: targets.part(range.clone()),
+                losses: losses.view_mut().part(range),
+                gradient: Gradient::None,
+            });
+        });
+        losses
+    }
+
+    /// The loss of each token, and the backward pass at once: each chunk's logits become their own gradient,
+    /// times `scale`. Gives the losses and the gradient of `x`.
+    #[allow(clippy::too_many_arguments)]
+    pub fn train(
+        &self,
+        cx: &Cx<'_>,
+        weights: View<'_>,
+        output: View<'_>,
+        x: Tensor,
+        targets: View<'_>,
+        scale: f32,
+        sink: &mut Sink<'_>,
+        mut doutput: OutputGradient<'_>,
+    ) -> (Tensor, Tensor) {
+        let device = cx.device;
+        let (normed, stats) = self.normed(cx, weights, &x);
+        let mut losses = device.empty(1, x.rows(), Dtype::F32, Tag::Buffers);
+        let mut dnormed = cx.scratch(x.cols());
+        self.in_chunks(cx, x.rows(), |range, mut logits| {
+            let rows = normed.view().rows_of(range.clone());
+            device.matmul(Matmul::linear(rows, output, logits.reborrow()));
+
+            // In bf16 the gradient takes half the room and needs a place of its own; in f32 it lies where
+            // the logits were.
+            let mut narrow = (cx.dtype != Dtype::F32)
+                .then(|| device.empty(range.len(), self.vocab, cx.dtype, Tag::Buffers));
+            device.cross_entropy(CrossEntropy {
+                logits: logits.reborrow(),
+                targets: targets.part(range.clone()),
+                losses: losses.view_mut().part(range.clone()),
+                gradient: match &mut narrow {
+                    Some(narrow) => Gradient::Into(narrow.view_mut(), scale),
+                    None => Gradient::InPlace(scale),
+                },
+            });
+            let dlogits = narrow.as_ref().map_or(logits.as_view(), Tensor::view);
+
+            let drows = dnormed.view_mut().rows_of(range.clone());
+            device.matmul(Matmul::linear_dx(dlogits, output, drows));
+            let dw = doutput.place.reborrow();
+            device.matmul(Matmul { accumulate: doutput.filled, ..Matmul::linear_dw(dlogits, rows, dw) });
+            doutput.filled = true;
+        });
+        drop(normed);
+        let mut dx = device.empty(x.rows(), x.cols(), cx.dtype, Tag::Buffers);
+        device.fill(dx.view_mut(), 0.0);
+        self.norm.backward(cx, weights, &x, &stats, dnormed.view(), dx.view_mut(), sink);
+        (losses, dx)
+    }
+
+    fn normed(&self, cx: &Cx<'_>, weights: View<'_>, x: &Tensor) -> (Tensor, Tensor) {
+        let mut stats = cx.device.empty(x.rows(), self.norm.stats(), Dtype::F32, Tag::Buffers);
+        let mut normed = cx.device.empty(x.rows(), x.cols(), cx.dtype, Tag::Buffers);
+        self.norm.forward(cx.device, weights, x.view(), normed.view_mut(), stats.view_mut());
+        (normed, stats)
+    }
+
+    /// Calls `work` with each chunk of tokens and room for its logits.
+    fn in_chunks(&self, cx: &Cx<'_>, tokens: usize, mut work: impl FnMut(Range<usize>, ViewMut<'_>)) {
+        let chunk = self.chunk(tokens);
+        let mut logits = cx.device.empty(chunk, self.vocab, Dtype::F32, Tag::Buffers);
+        for start in (0..tokens).step_by(chunk) {
+            let end = (start + chunk).min(tokens);
+            work(start..end, logits.view_mut().rows_of(0..end - start));
+        }
+    }
+}
+
+/// Where the output projection's gradient goes, and whether there is something to add to.
+pub(crate) struct OutputGradient<'a> {
+    pub place: ViewMut<'a>, // (vocab, dim), f32
+    pub filled: bool,
+}

@@ -1,0 +1,71 @@
+//! A transformer layer: attention, then feed-forward, each around the residual stream.
+
+use std::sync::Arc;
+
+use lockstep_kernels::{RopeTable, Tensor, View};
+use lockstep_plan::model::{BlockParams, Shape};
+
+use crate::attention::{AttentionPart, AttentionSaved};
+use crate::feed_forward::{FeedForward, FeedForwardSaved};
+use crate::{Block, Cx, Recompute, Sink};
+
+pub struct Layer {
+    params: BlockParams,
+    pub(crate) attention: AttentionPart,
+    pub(crate) feed_forward: FeedForward,
+}
+
+/// What a layer's backward pass needs.
+pub struct Saved {
+    x: Tensor, // (tokens, dim)
+    /// Absent when the whole layer is computed again.
+    inside: Option<Inside>,
+}
+
+struct Inside {
+    attention: AttentionSaved,
+    middle: Tensor, // (tokens, dim), the stream between the halves
+    feed_forward: FeedForwardSaved,
+}
+
+impl Layer {
+    pub fn new(shape: &Shape, layer: usize, rope: Option<Arc<RopeTable>>) -> Layer {
+        let params = shape.layer(layer);
+        // Site 0 is the embedding's.
+        let site = 1 + 2 * layer as u64;
+        Layer {
+            attention: AttentionPart::new(shape, &params, rope, site),
+            feed_forward: FeedForward::new(shape, &params, site + 1),
+            params,
+        }
+    }
+}
+
+impl Block for Layer {
+    type Saved = Saved;
+
+    fn params(&self) -> &BlockParams {
+        &self.params
+    }
+
+    fn forward(&self, cx: &Cx<'_>, weights: View<'_>, x: Tensor, recompute: Recompute) -> (Tensor, Saved) {
+        let (middle, attention) = self.attention.forward(cx, weights, &x);
+        let (y, feed_forward) =
+            self.feed_forward.forward(cx, weights, &middle, recompute == Recompute::None);
+        let inside = Inside { attention, middle, feed_forward };
+        (y, Saved { x, inside: (recompute != Recompute::Full).then_some(inside) })
+    }
+
+    fn backward(&self, cx: &Cx<'_>, weights: View<'_>, saved: Saved, dy: Tensor, sink: &mut Sink<'_>) -> Tensor {
+        let Saved { x, inside } = saved;
+        let Inside { attention, middle, feed_forward } = inside.unwrap_or_else(|| {
+            let cx = &Cx { counting: false, ..*cx };
+            let (middle, attention) = self.attention.forward(cx, weights, &x);
+            let (_, feed_forward) = self.feed_forward.inside(cx, weights, &middle, true);
+            Inside { attention, middle, feed_forward }
+        });
+        let dmiddle = self.feed_forward.backward(cx, weights, &middle, feed_forward, dy, sink);
+        drop(middle);
+        self.attention.backward(cx, weights, &x, attention, dmiddle, sink)
+    }
+}
