@@ -1,6 +1,7 @@
 //! The CPU device's kernels: functions over slices. Knows nothing of pools or tags, and allocates nothing
 //! once its scratch has grown to what the shapes need.
 
+pub mod gemm;
 mod level;
 mod scratch;
 
@@ -30,6 +31,10 @@ impl Cpu {
     pub fn at(level: Level, threads: usize) -> Cpu {
         let best = Level::of_this_machine();
         assert!(level <= best, "this processor reaches {best:?}, not {level:?}");
-        Cpu { team: Team::new(threads), level, scratch: (0..threads).map(|_| Scratch::new()).collect() }
+        Cpu {
+            team: Team::new(threads),
+            level,
+            scratch: (0..threads).map(|_| Scratch::new()).collect(),
+        }
     }
 }
