@@ -1,0 +1,389 @@
+//! Every level, transposition, type, epilogue and many shapes of the multiply, against the reference.
+
+use half::bf16;
+use lockstep_kernels::cpu::gemm::{self, Data, DataMut, Epilogue, Gemm, Matrix};
+use lockstep_kernels::cpu::{Cpu, Level};
+use lockstep_kernels::{Dtype, Float, reference};
+use proptest::prelude::*;
+
+/// One multiplication as data: what varies between tests.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    m: usize,
+    n: usize,
+    k: usize,
+    a: Side,
+    b: Side,
+    out: Dtype,
+    /// Elements between the end of a row and the start of the next, in all three matrices.
+    gap: usize,
+    accumulate: bool,
+    scale: f32,
+    bias: Option<Dtype>,
+    gelu: Option<Dtype>,
+    residual: Option<Dtype>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Side {
+    dtype: Dtype,
+    transposed: bool,
+}
+
+/// y = x·Wᵀ, dx = dy·W, dW = dyᵀ·x.
+const NT: (bool, bool) = (false, true);
+const NN: (bool, bool) = (false, false);
+const TN: (bool, bool) = (true, false);
+const TT: (bool, bool) = (true, true);
+
+fn case(m: usize, n: usize, k: usize, dtype: Dtype, (a, b): (bool, bool)) -> Case {
+    let side = |transposed| Side { dtype, transposed };
+    Case {
+        m,
+        n,
+        k,
+        a: side(a),
+        b: side(b),
+        out: Dtype::F32,
+        gap: 0,
+        accumulate: false,
+        scale: 1.0,
+        bias: None,
+        gelu: None,
+        residual: None,
+    }
+}
+
+/// Owned elements of either type.
+#[derive(Clone, Debug, PartialEq)]
+enum Values {
+    F32(Vec<f32>),
+    Bf16(Vec<bf16>),
+}
+
+impl Values {
+    /// Numbers in -1 .. 1 that depend on `seed` alone.
+    fn new(dtype: Dtype, len: usize, seed: u64) -> Values {
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+        };
+        match dtype {
+            Dtype::F32 => Values::F32((0..len).map(|_| next()).collect()),
+            Dtype::Bf16 => Values::Bf16((0..len).map(|_| bf16::narrow(next())).collect()),
+            Dtype::U32 => unreachable!("not a type of a matrix"),
+        }
+    }
+
+    fn data(&self) -> Data<'_> {
+        match self {
+            Values::F32(values) => Data::F32(values),
+            Values::Bf16(values) => Data::Bf16(values),
+        }
+    }
+
+    fn data_mut(&mut self) -> DataMut<'_> {
+        match self {
+            Values::F32(values) => DataMut::F32(values),
+            Values::Bf16(values) => DataMut::Bf16(values),
+        }
+    }
+
+    fn wide(&self) -> Vec<f32> {
+        match self {
+            Values::F32(values) => values.clone(),
+            Values::Bf16(values) => values.iter().map(|value| value.wide()).collect(),
+        }
+    }
+
+    /// How far a stored value may be from its exact one, relatively.
+    fn rounding(&self) -> f32 {
+        match self {
+            Values::F32(_) => 1e-6,
+            Values::Bf16(_) => 1.0 / 128.0,
+        }
+    }
+}
+
+/// Output, and the values before GELU.
+type Outcome = (Values, Option<Values>);
+
+/// Runs a case with whatever multiplies.
+fn outcome(case: &Case, multiply: impl FnOnce(Gemm<'_>)) -> Outcome {
+    let Case { m, n, k, .. } = *case;
+    let stored = |side: Side, rows, cols| if side.transposed { (cols, rows) } else { (rows, cols) };
+    let matrix = |side: Side, rows, cols, seed| {
+        let (rows, cols) = stored(side, rows, cols);
+        Values::new(side.dtype, rows * (cols + case.gap), seed)
+    };
+    let (a, b) = (matrix(case.a, m, k, 1), matrix(case.b, k, n, 2));
+    let view = |side: Side, values, rows, cols| Matrix {
+        data: values,
+        stride: stored(side, rows, cols).1 + case.gap,
+        transposed: side.transposed,
+    };
+    let mut out = Values::new(case.out, m * (n + case.gap), 3);
+    let bias = case.bias.map(|dtype| Values::new(dtype, n, 4));
+    let residual = case.residual.map(|dtype| Values::new(dtype, m * n, 5));
+    let mut before = case.gelu.map(|dtype| Values::new(dtype, m * n, 6));
+    multiply(Gemm {
+        m,
+        n,
+        k,
+        a: view(case.a, a.data(), m, k),
+        b: view(case.b, b.data(), k, n),
+        out: out.data_mut(),
+        out_stride: n + case.gap,
+        accumulate: case.accumulate,
+        scale: case.scale,
+        epilogue: Epilogue {
+            bias: bias.as_ref().map(Values::data),
+            gelu: before.as_mut().map(Values::data_mut),
+            residual: residual.as_ref().map(Values::data),
+        },
+    });
+    (out, before)
+}
+
+fn close(case: &Case, level: Level, ours: &Values, want: &Values) {
+    // Sums of k products below one, in f32.
+    let sums = (case.k as f32).sqrt() * 2e-6 * case.scale.abs().max(1.0);
+    for (place, (x, y)) in ours.wide().into_iter().zip(want.wide()).enumerate() {
+        let allowed = sums + want.rounding() * y.abs();
+        assert!((x - y).abs() <= allowed, "{level:?} {case:?}: {x} not {y} at {place}");
+    }
+}
+
+/// Holds a case against the reference at every level, and one thread against three.
+fn check(case: Case) {
+    let (want, want_before) = outcome(&case, reference::gemm::run);
+    for level in Level::of_this_machine().and_below() {
+        let (out, before) = outcome(&case, |gemm| gemm::run(&Cpu::at(level, 1), gemm));
+        close(&case, level, &out, &want);
+        if let (Some(before), Some(want)) = (&before, &want_before) {
+            close(&case, level, before, want);
+        }
+        let more = outcome(&case, |gemm| gemm::run(&Cpu::at(level, 3), gemm));
+        assert!(
+            more == (out, before),
+            "{level:?} {case:?}: three threads give other bits than one"
+        );
+    }
+}
+
+const DTYPES: [Dtype; 2] = [Dtype::F32, Dtype::Bf16];
+
+#[test]
+fn shapes_around_the_edges_of_tiles() {
+    for (m, n, k) in [
+        (1, 1, 1),
+        (0, 5, 3),
+        (5, 0, 3),
+        (9, 33, 0),
+        (3, 20, 0),
+        (2, 100, 40),
+        (7, 65, 33),
+        (8, 64, 32),
+        (9, 1, 17),
+        (14, 32, 16),
+        (15, 31, 31),
+        (16, 48, 64),
+        (31, 33, 47),
+        (32, 32, 32),
+        (33, 65, 96),
+        (65, 130, 129),
+    ] {
+        for dtype in DTYPES {
+            for order in [NT, NN, TN, TT] {
+                check(case(m, n, k, dtype, order));
+            }
+        }
+    }
+}
+
+#[test]
+fn sums_longer_than_a_panel() {
+    for dtype in DTYPES {
+        for order in [NT, NN, TN] {
+            check(case(40, 70, 1030, dtype, order));
+            check(case(33, 33, 2500, dtype, order));
+            check(case(4, 70, 1500, dtype, order));
+        }
+    }
+}
+
+#[test]
+fn outputs_larger_than_a_block() {
+    for dtype in DTYPES {
+        check(case(1100, 40, 1100, dtype, NT));
+        check(case(20, 3000, 600, dtype, NN));
+        check(case(40, 2100, 1040, dtype, TN));
+    }
+}
+
+#[test]
+fn every_pairing_of_types() {
+    for a in DTYPES {
+        for b in DTYPES {
+            for out in DTYPES {
+                for order in [NT, NN, TN] {
+                    for m in [5, 45] {
+                        let mut case = case(m, 50, 70, a, order);
+                        (case.b.dtype, case.out) = (b, out);
+                        case.accumulate = m == 45;
+                        check(case);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_epilogue() {
+    let choices = [None, Some(Dtype::F32), Some(Dtype::Bf16)];
+    for bias in choices {
+        for gelu in choices {
+            for residual in choices {
+                for (accumulate, scale, k) in
+                    [(false, 1.0, 64), (true, 0.5, 64), (false, -2.0, 1100)]
+                {
+                    for dtype in DTYPES {
+                        let plain = case(37, 45, k, dtype, NT);
+                        check(Case {
+                            bias,
+                            gelu,
+                            residual,
+                            accumulate,
+                            scale,
+                            out: dtype,
+                            ..plain
+                        });
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What lies between the rows of a strided output is somebody else's.
+#[test]
+fn gaps_are_left_alone() {
+    for dtype in DTYPES {
+        for (m, n) in [(6, 70), (50, 70)] {
+            let case = Case { gap: 3, out: dtype, ..case(m, n, 64, dtype, NT) };
+            let before = Values::new(dtype, m * (n + 3), 3).wide();
+            for level in Level::of_this_machine().and_below() {
+                let (out, _) = outcome(&case, |gemm| gemm::run(&Cpu::at(level, 2), gemm));
+                for (place, (x, y)) in out.wide().into_iter().zip(&before).enumerate() {
+                    assert!(
+                        place % (n + 3) < n || x == *y,
+                        "{level:?}: the gap at {place} was written"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// A NaN is not lost on the way, and zeros are not a shortcut around it.
+#[test]
+fn nan_and_infinity_pass_through() {
+    for level in Level::of_this_machine().and_below() {
+        for dtype in DTYPES {
+            for m in [1, 20] {
+                let (mut a, b) = (vec![0.0f32; m * 40], vec![1.0f32; 40 * 24]);
+                a[3] = f32::NAN;
+                let narrow =
+                    |values: &[f32]| values.iter().map(|x| bf16::narrow(*x)).collect::<Vec<_>>();
+                let (a16, b16) = (narrow(&a), narrow(&b));
+                let (a, b) = match dtype {
+                    Dtype::F32 => (Data::F32(&a), Data::F32(&b)),
+                    _ => (Data::Bf16(&a16), Data::Bf16(&b16)),
+                };
+                let mut out = vec![0.0f32; m * 24];
+                gemm::run(
+                    &Cpu::at(level, 1),
+                    Gemm {
+                        m,
+                        n: 24,
+                        k: 40,
+                        a: Matrix { data: a, stride: 40, transposed: false },
+                        b: Matrix { data: b, stride: 40, transposed: true },
+                        out: DataMut::F32(&mut out),
+                        out_stride: 24,
+                        accumulate: false,
+                        scale: 1.0,
+                        epilogue: Epilogue::default(),
+                    },
+                );
+                assert!(out[..24].iter().all(|x| x.is_nan()), "{level:?} {dtype} {m}");
+                assert!(out[24..].iter().all(|x| *x == 0.0), "{level:?} {dtype} {m}");
+            }
+        }
+    }
+}
+
+/// Above the path for few rows, a row's bits do not depend on how many rows there are.
+#[test]
+fn a_row_is_the_same_among_fewer() {
+    for level in Level::of_this_machine().and_below() {
+        for dtype in DTYPES {
+            let rows = |m| {
+                let case = case(m, 70, 1100, dtype, NT);
+                outcome(&case, |gemm| gemm::run(&Cpu::at(level, 1), gemm)).0.wide()
+            };
+            assert_eq!(rows(9)[..], rows(100)[..9 * 70], "{level:?} {dtype}");
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "a: (4, 6) with stride 6 needs 24 elements, not 23")]
+fn a_short_slice_is_told_with_its_numbers() {
+    let (a, b, mut out) = (vec![0.0; 23], vec![0.0; 30], vec![0.0; 20]);
+    let view = |values, stride| Matrix { data: Data::F32(values), stride, transposed: false };
+    gemm::run(
+        &Cpu::new(1),
+        Gemm {
+            m: 4,
+            n: 5,
+            k: 6,
+            a: view(&a, 6),
+            b: view(&b, 5),
+            out: DataMut::F32(&mut out),
+            out_stride: 5,
+            accumulate: false,
+            scale: 1.0,
+            epilogue: Epilogue::default(),
+        },
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn any_small_case(
+        (m, n, k) in (0usize..70, 0usize..100, 0usize..140),
+        (a, b, out) in (0usize..2, 0usize..2, 0usize..2),
+        (a_transposed, b_transposed, accumulate) in any::<(bool, bool, bool)>(),
+        (bias, gelu, residual) in (0usize..3, 0usize..3, 0usize..3),
+        gap in 0usize..5,
+        scale in -2.0f32..2.0,
+    ) {
+        let choices = [None, Some(Dtype::F32), Some(Dtype::Bf16)];
+        check(Case {
+            m, n, k, gap, accumulate, scale,
+            a: Side { dtype: DTYPES[a], transposed: a_transposed },
+            b: Side { dtype: DTYPES[b], transposed: b_transposed },
+            out: DTYPES[out],
+            bias: choices[bias],
+            gelu: choices[gelu],
+            residual: choices[residual],
+        });
+    }
+}
