@@ -95,7 +95,10 @@ mod tests {
             bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             let wide = f32::from_bits(bits);
             let (ours, theirs) = (<bf16 as Float>::narrow(wide), bf16::from_f32(wide));
-            assert!(ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan()), "{bits:#x}");
+            assert!(
+                ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan()),
+                "{bits:#x}"
+            );
             assert!(ours.wide() == ours.to_f32() || ours.is_nan());
         }
     }

@@ -96,7 +96,8 @@ impl Team {
         }
         let _turn = self.turn.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let shared = &*self.shared;
-        *shared.caller.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(thread::current());
+        *shared.caller.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) =
+            Some(thread::current());
         // SAFETY: only the lifetime is changed. The reference is dead to helpers before `run` returns: each
         // lets go of it before it leaves `busy`, and `run` waits for `busy` to be zero, even when it panics.
         let forever = unsafe { std::mem::transmute::<Work<'_>, Work<'static>>(work) };
@@ -120,7 +121,9 @@ impl Team {
     pub fn split(&self, len: usize, grain: usize, work: &(dyn Fn(std::ops::Range<usize>) + Sync)) {
         let grains = len.div_ceil(grain.max(1));
         if self.size() == 1 || grains <= 1 {
-            return if len > 0 { work(0..len) };
+            return if len > 0 {
+                work(0..len)
+            };
         }
         self.run(&|member, size| {
             let from = grains * member / size * grain;
@@ -155,12 +158,14 @@ impl Shared {
             }
             // SAFETY: this round was published after the cell was written, and the caller waits for us.
             let work = unsafe { *self.work.0.get() }.expect("a round has work");
-            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(member, self.size)));
+            let outcome =
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(member, self.size)));
             if outcome.is_err() {
                 self.failed.store(true, Ordering::Relaxed);
             }
             // The caller may return as soon as `busy` is zero, so its handle is taken before.
-            let caller = self.caller.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
+            let caller =
+                self.caller.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
             if self.busy.fetch_sub(1, Ordering::Release) == 1
                 && let Some(caller) = caller
             {
@@ -198,7 +203,10 @@ mod tests {
                         visit.fetch_add(1, Ordering::Relaxed);
                     })
                 });
-                assert!(visits.iter().all(|visit| visit.load(Ordering::Relaxed) == 1), "{size} {len} {grain}");
+                assert!(
+                    visits.iter().all(|visit| visit.load(Ordering::Relaxed) == 1),
+                    "{size} {len} {grain}"
+                );
             }
         }
     }

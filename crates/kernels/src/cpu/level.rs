@@ -23,7 +23,9 @@ impl Level {
 
     /// All levels up to this one.
     pub fn and_below(self) -> impl Iterator<Item = Level> {
-        [Level::Portable, Level::Avx2, Level::Avx512, Level::Amx].into_iter().filter(move |level| *level <= self)
+        [Level::Portable, Level::Avx2, Level::Avx512, Level::Amx]
+            .into_iter()
+            .filter(move |level| *level <= self)
     }
 }
 

@@ -1,8 +1,22 @@
 //! The CPU device's kernels: functions over slices. Knows nothing of pools or tags, and allocates nothing
 //! once its scratch has grown to what the shapes need.
 
+pub mod adamw;
+pub mod cross_entropy;
+mod cut;
+pub mod dropout;
+pub mod elementwise;
+pub mod embedding;
+pub mod gelu;
 mod level;
+mod math;
+pub mod norm;
+pub mod random;
+pub mod reduce;
+pub mod routing;
 mod scratch;
+mod simd;
+pub mod swiglu;
 
 pub use level::Level;
 pub use scratch::Scratch;
@@ -30,6 +44,10 @@ impl Cpu {
     pub fn at(level: Level, threads: usize) -> Cpu {
         let best = Level::of_this_machine();
         assert!(level <= best, "this processor reaches {best:?}, not {level:?}");
-        Cpu { team: Team::new(threads), level, scratch: (0..threads).map(|_| Scratch::new()).collect() }
+        Cpu {
+            team: Team::new(threads),
+            level,
+            scratch: (0..threads).map(|_| Scratch::new()).collect(),
+        }
     }
 }

@@ -26,9 +26,28 @@ impl Scratch {
     /// # Panics
     /// When it is asked for again while it is lent out.
     pub fn with<R>(&self, bytes: usize, work: impl FnOnce(*mut u8) -> R) -> R {
-        let mut grown = self.0.try_lock().expect("a member's scratch is used by one kernel at a time");
+        let mut grown =
+            self.0.try_lock().expect("a member's scratch is used by one kernel at a time");
         grown.reserve(bytes);
         work(grown.start)
+    }
+
+    /// Lends room for `len` values, all set to their default.
+    pub(crate) fn with_fresh<T: Copy + Default, R>(
+        &self,
+        len: usize,
+        work: impl FnOnce(&mut [T]) -> R,
+    ) -> R {
+        // An empty request still has an address.
+        self.with((len * size_of::<T>()).max(1), |start| {
+            let start = start.cast::<T>();
+            for i in 0..len {
+                // SAFETY: `with` lends at least this many bytes, aligned to more than T needs.
+                unsafe { start.add(i).write(T::default()) };
+            }
+            // SAFETY: written above, and lent to us alone until `work` returns.
+            work(unsafe { std::slice::from_raw_parts_mut(start, len) })
+        })
     }
 
     /// How much it has grown to.
@@ -43,7 +62,8 @@ impl Grown {
             return;
         }
         self.release();
-        let layout = Layout::from_size_align(bytes, ALIGN).expect("a scratch fits in the address space");
+        let layout =
+            Layout::from_size_align(bytes, ALIGN).expect("a scratch fits in the address space");
         // SAFETY: the layout is not empty, as it is larger than what is there.
         self.start = unsafe { alloc(layout) };
         if self.start.is_null() {
