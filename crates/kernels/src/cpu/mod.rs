@@ -1,9 +1,23 @@
 //! The CPU device's kernels: functions over slices. Knows nothing of pools or tags, and allocates nothing
 //! once its scratch has grown to what the shapes need.
 
+pub mod adamw;
+pub mod cross_entropy;
+mod cut;
+pub mod dropout;
+pub mod elementwise;
+pub mod embedding;
+pub mod gelu;
 pub mod gemm;
 mod level;
+mod math;
+pub mod norm;
+pub mod random;
+pub mod reduce;
+pub mod routing;
 mod scratch;
+mod simd;
+pub mod swiglu;
 
 pub use level::Level;
 pub use scratch::Scratch;

@@ -32,6 +32,24 @@ impl Scratch {
         work(grown.start)
     }
 
+    /// Lends room for `len` values, all set to their default.
+    pub(crate) fn with_fresh<T: Copy + Default, R>(
+        &self,
+        len: usize,
+        work: impl FnOnce(&mut [T]) -> R,
+    ) -> R {
+        // An empty request still has an address.
+        self.with((len * size_of::<T>()).max(1), |start| {
+            let start = start.cast::<T>();
+            for i in 0..len {
+                // SAFETY: `with` lends at least this many bytes, aligned to more than T needs.
+                unsafe { start.add(i).write(T::default()) };
+            }
+            // SAFETY: written above, and lent to us alone until `work` returns.
+            work(unsafe { std::slice::from_raw_parts_mut(start, len) })
+        })
+    }
+
     /// How much it has grown to.
     pub fn bytes(&self) -> usize {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).bytes

@@ -16,11 +16,12 @@ mod routing;
 
 use std::sync::Arc;
 
-pub use attention::{Attention, Rope};
-pub use loss::CrossEntropy;
+pub use attention::Attention;
+pub use loss::{CrossEntropy, Gradient};
 pub use matmul::Matmul;
 pub use meter::{Meter, Operation};
-pub use optimizer::AdamW;
+pub use optimizer::{AdamW, Stepped};
+pub use routing::{Router, balance_loss};
 
 use crate::cpu::Cpu;
 use crate::{Dtype, Element, Memory, Pool, Tag, Tensor, View, ViewMut};

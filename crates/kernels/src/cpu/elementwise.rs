@@ -1,0 +1,101 @@
+//! Element by element: casts, sums, scaling. Every function walks memory once.
+
+use super::Cpu;
+use super::cut::{WORTH, cut, split};
+use super::simd::leveled;
+use crate::{Element, Float};
+
+/// `to = from`, rounded to nearest where the type is narrower.
+pub fn cast<A: Float, B: Float>(cpu: &Cpu, from: &[A], to: &mut [B]) {
+    assert_eq!(from.len(), to.len());
+    split(&cpu.team, to.len(), WORTH, cut(to, 1), |range, to| {
+        cast_part(cpu.level, &from[range], to)
+    });
+}
+
+pub fn copy<E: Element>(cpu: &Cpu, from: &[E], to: &mut [E]) {
+    assert_eq!(from.len(), to.len());
+    split(&cpu.team, to.len(), WORTH, cut(to, 1), |range, to| to.copy_from_slice(&from[range]));
+}
+
+pub fn fill<E: Element>(cpu: &Cpu, to: &mut [E], value: E) {
+    split(&cpu.team, to.len(), WORTH, cut(to, 1), |_, to| to.fill(value));
+}
+
+/// `a += b`.
+pub fn add<A: Float, B: Float>(cpu: &Cpu, a: &mut [A], b: &[B]) {
+    assert_eq!(a.len(), b.len());
+    split(&cpu.team, b.len(), WORTH, cut(a, 1), |range, a| add_part(cpu.level, a, &b[range]));
+}
+
+/// `out = a + b`.
+pub fn sum<E: Float>(cpu: &Cpu, a: &[E], b: &[E], out: &mut [E]) {
+    assert!(a.len() == b.len() && a.len() == out.len(), "{} {} {}", a.len(), b.len(), out.len());
+    split(&cpu.team, a.len(), WORTH, cut(out, 1), |range, out| {
+        sum_part(cpu.level, &a[range.clone()], &b[range], out);
+    });
+}
+
+/// `a *= factor`.
+pub fn scale<E: Float>(cpu: &Cpu, a: &mut [E], factor: f32) {
+    split(&cpu.team, a.len(), WORTH, cut(a, 1), |_, a| scale_part(cpu.level, a, factor));
+}
+
+/// `a += factor * b`.
+pub fn add_scaled<A: Float, B: Float>(cpu: &Cpu, a: &mut [A], b: &[B], factor: f32) {
+    assert_eq!(a.len(), b.len());
+    split(&cpu.team, b.len(), WORTH, cut(a, 1), |range, a| {
+        add_scaled_part(cpu.level, a, &b[range], factor)
+    });
+}
+
+/// Adds `bias` (n) to every row of (rows, n).
+pub fn add_bias<E: Float>(cpu: &Cpu, a: &mut [E], bias: &[E]) {
+    let n = bias.len();
+    assert!(n > 0 && a.len().is_multiple_of(n), "{} elements are no rows of {n}", a.len());
+    split(&cpu.team, a.len() / n, super::cut::worth(n), cut(a, n), |_, a| {
+        for row in a.chunks_exact_mut(n) {
+            add_part(cpu.level, row, bias);
+        }
+    });
+}
+
+leveled! {
+    fn cast_part<I, A: Float, B: Float>(from: &[A], to: &mut [B]) {
+        let n = to.len();
+        let from = &from[..n];
+        for i in 0..n {
+            to[i] = B::narrow(from[i].wide());
+        }
+    }
+
+    fn add_part<I, A: Float, B: Float>(a: &mut [A], b: &[B]) {
+        let n = a.len();
+        let b = &b[..n];
+        for i in 0..n {
+            a[i] = A::narrow(a[i].wide() + b[i].wide());
+        }
+    }
+
+    fn sum_part<I, E: Float>(a: &[E], b: &[E], out: &mut [E]) {
+        let n = out.len();
+        let (a, b) = (&a[..n], &b[..n]);
+        for i in 0..n {
+            out[i] = E::narrow(a[i].wide() + b[i].wide());
+        }
+    }
+
+    fn scale_part<I, E: Float>(a: &mut [E], factor: f32) {
+        for a in a {
+            *a = E::narrow(a.wide() * factor);
+        }
+    }
+
+    fn add_scaled_part<I, A: Float, B: Float>(a: &mut [A], b: &[B], factor: f32) {
+        let n = a.len();
+        let b = &b[..n];
+        for i in 0..n {
+            a[i] = A::narrow(I::fma(b[i].wide(), factor, a[i].wide()));
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! GELU in the tanh form that GPT-2 was trained with, `x/2 (1 + tanh(√(2/π) (x + 0.044715 x³)))`, written as
+//! `x σ(2u)`, which is the same function.
+
+use super::Cpu;
+use super::cut::{WORTH, cut, split};
+use super::math::{sigmoid, within};
+use super::simd::{Isa, leveled};
+use crate::Float;
+
+/// 2√(2/π): what the sigmoid's argument is scaled by.
+const SCALE: f32 = 1.595_769;
+const CUBE: f32 = 0.044_715;
+
+pub fn forward<E: Float>(cpu: &Cpu, x: &[E], out: &mut [E]) {
+    assert_eq!(x.len(), out.len());
+    split(&cpu.team, x.len(), WORTH, cut(out, 1), |range, out| {
+        forward_part(cpu.level, &x[range], out)
+    });
+}
+
+/// `dx = dy gelu'(x)`, from the value before.
+pub fn backward<E: Float>(cpu: &Cpu, x: &[E], dy: &[E], dx: &mut [E]) {
+    assert!(x.len() == dy.len() && x.len() == dx.len(), "{} {} {}", x.len(), dy.len(), dx.len());
+    split(&cpu.team, x.len(), WORTH, cut(dx, 1), |range, dx| {
+        backward_part(cpu.level, &x[range.clone()], &dy[range], dx);
+    });
+}
+
+/// The same where `dx` overwrites `dy`.
+pub fn backward_in_place<E: Float>(cpu: &Cpu, x: &[E], d: &mut [E]) {
+    assert_eq!(x.len(), d.len());
+    split(&cpu.team, x.len(), WORTH, cut(d, 1), |range, d| in_place_part(cpu.level, &x[range], d));
+}
+
+/// The same, and `out = gelu(x)` once more: what the weight gradient behind it needs when the forward's
+/// output was not kept.
+pub fn backward_again<E: Float>(cpu: &Cpu, x: &[E], d: &mut [E], out: &mut [E]) {
+    assert!(x.len() == d.len() && x.len() == out.len(), "{} {} {}", x.len(), d.len(), out.len());
+    split(&cpu.team, x.len(), WORTH, (cut(d, 1), cut(out, 1)), |range, (d, out)| {
+        again_part(cpu.level, &x[range], d, out);
+    });
+}
+
+#[inline(always)]
+fn value<I: Isa>(x: f32) -> f32 {
+    x * sigmoid_of::<I>(x)
+}
+
+#[inline(always)]
+fn sigmoid_of<I: Isa>(x: f32) -> f32 {
+    let x = within(x, -12.0, 12.0);
+    sigmoid::<I>(x * I::fma(x * x, SCALE * CUBE, SCALE))
+}
+
+/// (gelu, its derivative): σ + x σ (1 - σ) d(2u)/dx.
+#[inline(always)]
+fn value_and_slope<I: Isa>(x: f32) -> (f32, f32) {
+    let s = sigmoid_of::<I>(x);
+    // Beyond 12 the second term is zero; so x² cannot overflow and make it NaN.
+    let near = within(x, -12.0, 12.0);
+    let inner = I::fma(near * near, 3.0 * SCALE * CUBE, SCALE);
+    (x * s, I::fma(near * s * (1.0 - s), inner, s))
+}
+
+leveled! {
+    fn forward_part<I, E: Float>(x: &[E], out: &mut [E]) {
+        let n = out.len();
+        let x = &x[..n];
+        for i in 0..n {
+            out[i] = E::narrow(value::<I>(x[i].wide()));
+        }
+    }
+
+    fn backward_part<I, E: Float>(x: &[E], dy: &[E], dx: &mut [E]) {
+        let n = dx.len();
+        let (x, dy) = (&x[..n], &dy[..n]);
+        for i in 0..n {
+            dx[i] = E::narrow(dy[i].wide() * value_and_slope::<I>(x[i].wide()).1);
+        }
+    }
+
+    fn in_place_part<I, E: Float>(x: &[E], d: &mut [E]) {
+        let n = d.len();
+        let x = &x[..n];
+        for i in 0..n {
+            d[i] = E::narrow(d[i].wide() * value_and_slope::<I>(x[i].wide()).1);
+        }
+    }
+
+    fn again_part<I, E: Float>(x: &[E], d: &mut [E], out: &mut [E]) {
+        let n = d.len();
+        let (x, out) = (&x[..n], &mut out[..n]);
+        for i in 0..n {
+            let (value, slope) = value_and_slope::<I>(x[i].wide());
+            d[i] = E::narrow(d[i].wide() * slope);
+            out[i] = E::narrow(value);
+        }
+    }
+}

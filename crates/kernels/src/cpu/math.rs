@@ -1,0 +1,169 @@
+//! Exponentials and logarithms of one f32, without branches or tables, so that loops over them become
+//! vectors. Within 2 units in the last place (4 for `tanh`); infinities and NaN come out as they should.
+
+use super::simd::Isa;
+
+/// Adding it leaves a number's nearest integer in the low bits of the mantissa: 1.5 * 2^23.
+const ROUNDER: f32 = 12_582_912.0;
+
+/// ln 2 in two parts; the first has so few bits that its product with an exponent is exact.
+const LN2_HIGH: f32 = 0.693_359_4;
+const LN2_LOW: f32 = -2.121_944_4e-4;
+
+/// `e^r - 1 = r + r² q(r)` for |r| ≤ ln 2 / 2; interpolated at Chebyshev's points.
+#[inline(always)]
+fn grow<I: Isa>(r: f32) -> f32 {
+    let q = I::fma(1.392_618_4e-3, r, 8.363_179e-3);
+    let q = I::fma(q, r, 4.166_655_5e-2);
+    let q = I::fma(q, r, 0.166_665_77);
+    let q = I::fma(q, r, 0.5);
+    I::fma(q, r * r, r)
+}
+
+/// `x = n ln 2 + r`: (n as an integer, r).
+#[inline(always)]
+fn reduce<I: Isa>(x: f32) -> (i32, f32) {
+    let shifted = I::fma(x, std::f32::consts::LOG2_E, ROUNDER);
+    let n = shifted - ROUNDER;
+    let r = I::fma(n, -LN2_LOW, I::fma(n, -LN2_HIGH, x));
+    (shifted.to_bits().wrapping_sub(ROUNDER.to_bits()) as i32, r)
+}
+
+/// 2^n for -126 ≤ n ≤ 127.
+#[inline(always)]
+fn power(n: i32) -> f32 {
+    f32::from_bits(((n.wrapping_add(127)) << 23) as u32)
+}
+
+/// `x` within bounds; a NaN stays one, which `f32::clamp` promises and `max` and `min` do not.
+#[inline(always)]
+pub(crate) fn within(x: f32, low: f32, high: f32) -> f32 {
+    let x = if x < low { low } else { x };
+    if x > high { high } else { x }
+}
+
+#[inline(always)]
+pub(crate) fn exp<I: Isa>(x: f32) -> f32 {
+    // Beyond these it is zero and infinity.
+    let (n, r) = reduce::<I>(within(x, -104.0, 89.0));
+    // In two steps, as neither 2^128 nor 2^-149 is a normal number.
+    let half = n >> 1;
+    (grow::<I>(r) + 1.0) * power(half) * power(n - half)
+}
+
+#[allow(dead_code, reason = "for soft caps; held right by the tests")]
+#[inline(always)]
+pub(crate) fn tanh<I: Isa>(x: f32) -> f32 {
+    // Through e^2x - 1, which keeps small numbers exact; from 9.01 on it is 1.
+    let twice = x.abs() * 2.0;
+    let (n, r) = reduce::<I>(if twice > 30.0 { 30.0 } else { twice });
+    let scale = power(n);
+    let grown = I::fma(grow::<I>(r), scale, scale - 1.0);
+    (grown / (grown + 2.0)).copysign(x)
+}
+
+/// `1 / (1 + e^-x)`.
+#[inline(always)]
+pub(crate) fn sigmoid<I: Isa>(x: f32) -> f32 {
+    // Of e^-|x|, which cannot overflow.
+    let small = exp::<I>(-x.abs());
+    (if x < 0.0 { small } else { 1.0 }) / (1.0 + small)
+}
+
+/// The natural logarithm.
+#[inline(always)]
+pub(crate) fn log<I: Isa>(x: f32) -> f32 {
+    // Subnormal numbers are lifted into the normal range first.
+    let small = x < f32::MIN_POSITIVE;
+    let lifted = if small { x * 8_388_608.0 } else { x };
+    // x = m 2^e with m from √½ to √2.
+    let offset = lifted.to_bits().wrapping_sub(0x3f35_04f3);
+    let e = (offset as i32 >> 23) as f32 - if small { 23.0 } else { 0.0 };
+    let f = f32::from_bits((offset & 0x007f_ffff).wrapping_add(0x3f35_04f3)) - 1.0;
+
+    // ln(1 + f) = f - f²/2 + f³ q(f), interpolated at Chebyshev's points.
+    let q = I::fma(6.971_611e-2, f, -0.114_797_34);
+    let q = I::fma(q, f, 0.116_854_2);
+    let q = I::fma(q, f, -0.124_256_87);
+    let q = I::fma(q, f, 0.142_490_58);
+    let q = I::fma(q, f, -0.166_678_02);
+    let q = I::fma(q, f, 0.200_007_16);
+    let q = I::fma(q, f, -0.249_999_97);
+    let q = I::fma(q, f, 0.333_333_3);
+    let square = f * f;
+    let tail = I::fma(q * square, f, I::fma(e, LN2_LOW, -0.5 * square));
+    let value = I::fma(e, LN2_HIGH, f + tail);
+
+    let value = if x == f32::INFINITY { x } else { value };
+    let value = if x == 0.0 { f32::NEG_INFINITY } else { value };
+    if x >= 0.0 { value } else { f32::NAN }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::Level;
+    use crate::cpu::simd::leveled;
+
+    leveled! {
+        fn exps<I>(x: &mut [f32]) { for x in x { *x = exp::<I>(*x); } }
+        fn tanhs<I>(x: &mut [f32]) { for x in x { *x = tanh::<I>(*x); } }
+        fn sigmoids<I>(x: &mut [f32]) { for x in x { *x = sigmoid::<I>(*x); } }
+        fn logs<I>(x: &mut [f32]) { for x in x { *x = log::<I>(*x); } }
+    }
+
+    /// Every 9973rd number of all that f32 has, and the odd ones: the errors in units of the last place.
+    fn worst(level: Level, fast: fn(Level, &mut [f32]), exact: fn(f64) -> f64) -> (f64, f32) {
+        let odd = [
+            0.0,
+            -0.0,
+            f32::INFINITY,
+            f32::NEG_INFINITY,
+            f32::NAN,
+            f32::MIN_POSITIVE,
+            f32::MAX,
+            1.0,
+            -1.0,
+        ];
+        let inputs: Vec<f32> =
+            (0..=u32::MAX).step_by(9973).map(f32::from_bits).chain(odd).collect();
+        let mut outputs = inputs.clone();
+        fast(level, &mut outputs);
+        let mut worst = (0.0, 0.0);
+        for (&x, &y) in inputs.iter().zip(&outputs) {
+            let right = exact(x as f64);
+            let off = if right.is_nan() || y.is_nan() {
+                if right.is_nan() == y.is_nan() { 0.0 } else { f64::INFINITY }
+            } else if (right as f32).is_infinite() || y.is_infinite() {
+                if right as f32 == y { 0.0 } else { f64::INFINITY }
+            } else {
+                (y as f64 - right).abs() / unit(right)
+            };
+            if off > worst.0 {
+                worst = (off, x);
+            }
+        }
+        worst
+    }
+
+    /// The distance between neighbours in f32 around `value`.
+    fn unit(value: f64) -> f64 {
+        let exponent = value.abs().max(f32::MIN_POSITIVE as f64).log2().floor();
+        (exponent - 23.0).exp2()
+    }
+
+    #[test]
+    fn every_function_is_right_to_a_few_units_over_all_of_f32() {
+        for level in Level::of_this_machine().and_below() {
+            for (name, fast, exact, bound) in [
+                ("exp", exps as fn(Level, &mut [f32]), f64::exp as fn(f64) -> f64, 2.0),
+                ("tanh", tanhs, f64::tanh, 4.0),
+                ("log", logs, f64::ln, 2.0),
+                ("sigmoid", sigmoids, |x| 1.0 / (1.0 + (-x).exp()), 3.0),
+            ] {
+                let (off, x) = worst(level, fast, exact);
+                assert!(off <= bound, "{level:?}: {name}({x:e}) is {off} units off");
+            }
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Sums over whole tensors and over rows. Every sum is cut into blocks that depend on the shape alone and
+//! added up in the order of the blocks, so the result is the same bits for any number of threads.
+
+use super::Cpu;
+use super::cut::{Cuts, cut, cut_blocks, split, worth};
+use super::simd::{lane_sums, leveled};
+use crate::Float;
+use std::ops::Range;
+
+/// Elements whose squares are added in f32 before they join the f64 sum: each lane adds 64 numbers.
+const BLOCK: usize = 4096;
+
+/// Σ x², the additions beyond a block of 4096 in f64.
+pub fn sum_of_squares<E: Float>(cpu: &Cpu, x: &[E]) -> f64 {
+    by_blocks(cpu, x, squares)
+}
+
+/// How many elements are infinite or NaN.
+pub fn count_non_finite<E: Float>(cpu: &Cpu, x: &[E]) -> u64 {
+    by_blocks(cpu, x, |level, x| non_finite(level, x) as f64) as u64
+}
+
+/// The largest magnitude; zero of nothing, NaN when one is among them.
+pub fn max_abs<E: Float>(cpu: &Cpu, x: &[E]) -> f32 {
+    cpu.scratch[0].with_fresh(x.len().div_ceil(BLOCK), |found: &mut [f32]| {
+        split(&cpu.team, x.len(), BLOCK * 4, cut_blocks(found, 1, BLOCK), |range, found| {
+            for (x, found) in x[range].chunks(BLOCK).zip(found) {
+                *found = greatest(cpu.level, x);
+            }
+        });
+        found
+            .iter()
+            .fold(0.0, |most: f32, &one| if one > most || one.is_nan() { one } else { most })
+    })
+}
+
+/// Σ over the rows of (rows, n) into `out` (n): a bias's gradient. Adds to `out`, or overwrites it.
+pub fn column_sums<E: Float>(cpu: &Cpu, x: &[E], out: &mut [f32], accumulate: bool) {
+    let n = out.len();
+    if n == 0 {
+        return;
+    }
+    assert!(x.len().is_multiple_of(n), "{} elements are no rows of {n}", x.len());
+    over_rows(cpu, x.len() / n, [out], accumulate, cut(&mut [0u8; 0], 0), |rows, [sums], _| {
+        add_rows(cpu.level, &x[rows.start * n..rows.end * n], sums);
+    });
+}
+
+/// Calls `one` on every block and adds up what it returns.
+fn by_blocks<E: Float>(cpu: &Cpu, x: &[E], one: impl Fn(super::Level, &[E]) -> f64 + Sync) -> f64 {
+    cpu.scratch[0].with_fresh(x.len().div_ceil(BLOCK), |sums: &mut [f64]| {
+        split(&cpu.team, x.len(), BLOCK * 4, cut_blocks(sums, 1, BLOCK), |range, sums| {
+            for (x, sum) in x[range].chunks(BLOCK).zip(sums) {
+                *sum = one(cpu.level, x);
+            }
+        });
+        sums.iter().sum()
+    })
+}
+
+/// Sums over rows into `N` vectors of equal length. `work` is given a block of rows, the block's own sums
+/// (zeros at first) to add its rows into, and the rows of any other outputs; the blocks' sums are then
+/// added in order.
+pub(crate) fn over_rows<C: Cuts, const N: usize>(
+    cpu: &Cpu,
+    rows: usize,
+    out: [&mut [f32]; N],
+    accumulate: bool,
+    others: C,
+    work: impl Fn(Range<usize>, [&mut [f32]; N], C::Parts) + Sync,
+) {
+    // At most 32 blocks, so that adding them up is little beside making them.
+    let block = rows.div_ceil(32).max(16);
+    let n = out[0].len();
+    cpu.scratch[0].with_fresh(rows.div_ceil(block) * N * n, |sums: &mut [f32]| {
+        // A member's share is walked block by block; `others` is dealt out again for each.
+        let dealt = cut_blocks(sums, N * n, block);
+        cpu.team.split(rows, block, &|range: Range<usize>| {
+            for from in range.clone().step_by(block) {
+                let rows = from..(from + block).min(range.end);
+                // SAFETY: members' ranges are disjoint, and so are one member's blocks.
+                let (sums, others) =
+                    unsafe { (dealt.parts(rows.clone()), others.parts(rows.clone())) };
+                let mut sums = sums.chunks_exact_mut(n.max(1));
+                let sums = std::array::from_fn(|_| sums.next().unwrap_or_default());
+                work(rows, sums, others);
+            }
+        });
+        for (which, out) in out.into_iter().enumerate() {
+            split(&cpu.team, n, worth(8), cut(out, 1), |columns, out| {
+                let first = which * n + columns.start;
+                add_partials(cpu.level, sums, first, N * n, accumulate, out);
+            });
+        }
+    });
+}
+
+leveled! {
+    fn squares<I, E: Float>(x: &[E]) -> f64 {
+        lane_sums!((x in x) sum = I::fma(x, x, sum)) as f64
+    }
+
+    fn non_finite<I, E: Float>(x: &[E]) -> u32 {
+        let mut count = 0;
+        for x in x {
+            count += !x.wide().is_finite() as u32;
+        }
+        count
+    }
+
+    fn greatest<I, E: Float>(x: &[E]) -> f32 {
+        // Magnitudes as integers order as the numbers do, and a NaN is above infinity.
+        let mut most = 0;
+        for x in x {
+            most = most.max(x.wide().to_bits() & 0x7fff_ffff);
+        }
+        f32::from_bits(most)
+    }
+
+    fn add_rows<I, E: Float>(x: &[E], sums: &mut [f32]) {
+        let n = sums.len();
+        let mut rows = x.chunks_exact(n);
+        // Four rows at a time, as the sums are read and written for each.
+        while let (Some(a), Some(b), Some(c), Some(d)) = {
+            let mut four = rows.clone();
+            let got = (four.next(), four.next(), four.next(), four.next());
+            if got.3.is_some() { rows = four; }
+            got
+        } {
+            for j in 0..n {
+                sums[j] += (a[j].wide() + b[j].wide()) + (c[j].wide() + d[j].wide());
+            }
+        }
+        for row in rows {
+            for j in 0..n {
+                sums[j] += row[j].wide();
+            }
+        }
+    }
+
+    /// Column `first + j` of rows of `stride`, summed into `out[j]`.
+    fn add_partials<I>(sums: &[f32], first: usize, stride: usize, accumulate: bool, out: &mut [f32]) {
+        if !accumulate {
+            out.fill(0.0);
+        }
+        let n = out.len();
+        for row in sums.chunks_exact(stride) {
+            let row = &row[first..][..n];
+            for j in 0..n {
+                out[j] += row[j];
+            }
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! SwiGLU (Shazeer 2020): rows of (gate, up) side by side, (rows, 2f), to `silu(gate) * up` (rows, f).
+
+use super::Cpu;
+use super::cut::{cut, split, worth};
+use super::math::sigmoid;
+use super::simd::leveled;
+use crate::Float;
+
+/// `gate_up` (rows, 2f): a row's gates first, then its ups. `out` (rows, f).
+pub fn forward<E: Float>(cpu: &Cpu, gate_up: &[E], f: usize, out: &mut [E]) {
+    let rows = rows(gate_up, f, out.len());
+    split(&cpu.team, rows, worth(f), cut(out, f), |rows, out| {
+        forward_rows(cpu.level, &gate_up[rows.start * 2 * f..], f, out);
+    });
+}
+
+/// `d_gate_up` (rows, 2f) from `dy` (rows, f).
+pub fn backward<E: Float>(cpu: &Cpu, gate_up: &[E], f: usize, dy: &[E], d_gate_up: &mut [E]) {
+    let rows = rows(gate_up, f, dy.len());
+    assert_eq!(d_gate_up.len(), gate_up.len());
+    split(&cpu.team, rows, worth(f), cut(d_gate_up, 2 * f), |rows, d_gate_up| {
+        backward_rows(
+            cpu.level,
+            &gate_up[rows.start * 2 * f..],
+            f,
+            &dy[rows.start * f..],
+            d_gate_up,
+        );
+    });
+}
+
+/// The same where the gradient overwrites `gate_up`.
+pub fn backward_in_place<E: Float>(cpu: &Cpu, gate_up: &mut [E], f: usize, dy: &[E]) {
+    let rows = rows(gate_up, f, dy.len());
+    split(&cpu.team, rows, worth(f), cut(gate_up, 2 * f), |rows, gate_up| {
+        in_place_rows(cpu.level, gate_up, f, &dy[rows.start * f..]);
+    });
+}
+
+/// `backward`, and the forward's output once more, overwriting `dy`: what the weight gradient behind it
+/// needs when the output was not kept.
+pub fn backward_again<E: Float>(
+    cpu: &Cpu,
+    gate_up: &[E],
+    f: usize,
+    dy_to_out: &mut [E],
+    d_gate_up: &mut [E],
+) {
+    let rows = rows(gate_up, f, dy_to_out.len());
+    assert_eq!(d_gate_up.len(), gate_up.len());
+    split(
+        &cpu.team,
+        rows,
+        worth(f),
+        (cut(d_gate_up, 2 * f), cut(dy_to_out, f)),
+        |rows, (d_gate_up, out)| {
+            again_rows(cpu.level, &gate_up[rows.start * 2 * f..], f, out, d_gate_up);
+        },
+    );
+}
+
+fn rows<E>(gate_up: &[E], f: usize, halves: usize) -> usize {
+    assert!(f > 0 && halves.is_multiple_of(f), "{halves} elements are no rows of {f}");
+    assert_eq!(gate_up.len(), 2 * halves, "a gate and an up for each of {halves}");
+    halves / f
+}
+
+/// (silu(gate), its derivative times up): σ and σ (1 + gate (1 - σ)).
+#[inline(always)]
+fn parts<I: super::simd::Isa>(gate: f32, up: f32) -> (f32, f32) {
+    let s = sigmoid::<I>(gate);
+    (gate * s, I::fma(gate * s, 1.0 - s, s) * up)
+}
+
+leveled! {
+    fn forward_rows<I, E: Float>(gate_up: &[E], f: usize, out: &mut [E]) {
+        for (gate_up, out) in gate_up.chunks_exact(2 * f).zip(out.chunks_exact_mut(f)) {
+            let (gate, up) = gate_up.split_at(f);
+            for j in 0..f {
+                let gate = gate[j].wide();
+                out[j] = E::narrow(gate * sigmoid::<I>(gate) * up[j].wide());
+            }
+        }
+    }
+
+    fn backward_rows<I, E: Float>(gate_up: &[E], f: usize, dy: &[E], d_gate_up: &mut [E]) {
+        let rows = gate_up.chunks_exact(2 * f).zip(dy.chunks_exact(f)).zip(d_gate_up.chunks_exact_mut(2 * f));
+        for ((gate_up, dy), d_gate_up) in rows {
+            let (gate, up) = gate_up.split_at(f);
+            let (d_gate, d_up) = d_gate_up.split_at_mut(f);
+            for j in 0..f {
+                let dy = dy[j].wide();
+                let (silu, slope) = parts::<I>(gate[j].wide(), up[j].wide());
+                d_gate[j] = E::narrow(dy * slope);
+                d_up[j] = E::narrow(dy * silu);
+            }
+        }
+    }
+
+    fn in_place_rows<I, E: Float>(gate_up: &mut [E], f: usize, dy: &[E]) {
+        for (gate_up, dy) in gate_up.chunks_exact_mut(2 * f).zip(dy.chunks_exact(f)) {
+            let (gate, up) = gate_up.split_at_mut(f);
+            for j in 0..f {
+                let dy = dy[j].wide();
+                let (silu, slope) = parts::<I>(gate[j].wide(), up[j].wide());
+                gate[j] = E::narrow(dy * slope);
+                up[j] = E::narrow(dy * silu);
+            }
+        }
+    }
+
+    fn again_rows<I, E: Float>(gate_up: &[E], f: usize, dy_to_out: &mut [E], d_gate_up: &mut [E]) {
+        let rows = gate_up.chunks_exact(2 * f).zip(dy_to_out.chunks_exact_mut(f)).zip(d_gate_up.chunks_exact_mut(2 * f));
+        for ((gate_up, dy), d_gate_up) in rows {
+            let (gate, up) = gate_up.split_at(f);
+            let (d_gate, d_up) = d_gate_up.split_at_mut(f);
+            for j in 0..f {
+                let d = dy[j].wide();
+                let (silu, slope) = parts::<I>(gate[j].wide(), up[j].wide());
+                d_gate[j] = E::narrow(d * slope);
+                d_up[j] = E::narrow(d * silu);
+                dy[j] = E::narrow(silu * up[j].wide());
+            }
+        }
+    }
+}
