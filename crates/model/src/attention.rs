@@ -31,7 +31,12 @@ pub(crate) struct AttentionSaved {
 }
 
 impl AttentionPart {
-    pub fn new(shape: &Shape, params: &BlockParams, rope: Option<Arc<RopeTable>>, site: u64) -> AttentionPart {
+    pub fn new(
+        shape: &Shape,
+        params: &BlockParams,
+        rope: Option<Arc<RopeTable>>,
+        site: u64,
+    ) -> AttentionPart {
         AttentionPart {
             norm: Norm::new(params, "norm1", shape.norm_eps),
             qkv: Linear::joined(params, &["attention.q", "attention.k", "attention.v"]),
@@ -86,7 +91,14 @@ impl AttentionPart {
         }
         let attention = self.square(cx);
         let mut dqkv = cx.scratch(qkv.cols());
-        device.attention_backward(&attention, qkv.view(), out.view(), dout.view(), lse.view(), dqkv.view_mut());
+        device.attention_backward(
+            &attention,
+            qkv.view(),
+            out.view(),
+            dout.view(),
+            lse.view(),
+            dqkv.view_mut(),
+        );
         drop((qkv, out, lse, dout));
         if let Some(rope) = &self.rope {
             device.rope_backward(rope, &attention, dqkv.view_mut());

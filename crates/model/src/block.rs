@@ -19,7 +19,13 @@ pub trait Block {
     fn params(&self) -> &BlockParams;
 
     /// From the stream (tokens, dim) to the stream, keeping what `recompute` does not rebuild.
-    fn forward(&self, cx: &Cx<'_>, weights: View<'_>, x: Tensor, recompute: Recompute) -> (Tensor, Self::Saved);
+    fn forward(
+        &self,
+        cx: &Cx<'_>,
+        weights: View<'_>,
+        x: Tensor,
+        recompute: Recompute,
+    ) -> (Tensor, Self::Saved);
 
     /// From the gradient of the output to that of the input. Gradients of the weights go to the sink, which
     /// does them at once or keeps them for later.
@@ -100,7 +106,8 @@ impl Cx<'_> {
         if !tensor.is_shared() {
             return tensor;
         }
-        let mut copy = self.device.empty(tensor.rows(), tensor.cols(), tensor.dtype(), Tag::Buffers);
+        let mut copy =
+            self.device.empty(tensor.rows(), tensor.cols(), tensor.dtype(), Tag::Buffers);
         self.device.copy(tensor.view(), copy.view_mut());
         copy
     }
@@ -111,7 +118,13 @@ impl Cx<'_> {
         if let Some(dropout) = self.dropout {
             let first = dropout.first_token * tensor.cols() as u64;
             let stream = dropout.step << 16 | site;
-            self.device.dropout(tensor.view_mut(), dropout.probability, dropout.seed, stream, first);
+            self.device.dropout(
+                tensor.view_mut(),
+                dropout.probability,
+                dropout.seed,
+                stream,
+                first,
+            );
         }
     }
 }

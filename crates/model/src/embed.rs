@@ -60,7 +60,12 @@ impl Embed {
             cx.device.embed_positions_backward(dy.view(), cx.seq, part, accumulate);
         }
         let tokens = grads.part(self.tokens.clone());
-        cx.device.embed_backward(ids, dy.view(), tokens.shaped(self.vocab, self.dim), tokens_filled);
+        cx.device.embed_backward(
+            ids,
+            dy.view(),
+            tokens.shaped(self.vocab, self.dim),
+            tokens_filled,
+        );
     }
 
     pub fn table<'a>(&self, weights: View<'a>) -> View<'a> {

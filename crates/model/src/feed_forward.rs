@@ -72,7 +72,9 @@ impl FeedForward {
     ) -> (Tensor, FeedForwardSaved) {
         let (after, saved) = self.inside(cx, weights, x, keep_inner);
         let y = match (&self.inner, &saved.inner) {
-            (Inner::Dense(dense), _) => add_projection(cx, self.site, &dense.down, weights, after.view(), x),
+            (Inner::Dense(dense), _) => {
+                add_projection(cx, self.site, &dense.down, weights, after.view(), x)
+            }
             (Inner::Experts(experts), InnerSaved::Experts(saved)) => {
                 experts.project(cx, weights, &after, saved, x)
             }
@@ -94,7 +96,8 @@ impl FeedForward {
         self.norm.forward(cx.device, weights, x.view(), normed.view_mut(), stats.view_mut());
         let (after, inner) = match &self.inner {
             Inner::Dense(dense) => {
-                let mut before = if keep_inner { cx.kept(dense.up.rows()) } else { cx.scratch(dense.up.rows()) };
+                let mut before =
+                    if keep_inner { cx.kept(dense.up.rows()) } else { cx.scratch(dense.up.rows()) };
                 let after = dense.activated(cx, weights, &normed, &mut before);
                 (after, InnerSaved::Dense(keep_inner.then_some(before)))
             }
@@ -148,7 +151,13 @@ impl Dense {
     }
 
     /// The activation of the first projection, whose result goes to `before`.
-    fn activated(&self, cx: &Cx<'_>, weights: View<'_>, normed: &Tensor, before: &mut Tensor) -> Tensor {
+    fn activated(
+        &self,
+        cx: &Cx<'_>,
+        weights: View<'_>,
+        normed: &Tensor,
+        before: &mut Tensor,
+    ) -> Tensor {
         let mut after = cx.scratch(self.width());
         match self.activation {
             Activation::Gelu => {

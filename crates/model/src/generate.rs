@@ -39,11 +39,32 @@ impl Model {
     ///
     /// # Panics
     /// When there is nothing to follow, or it becomes longer than the model's sequences.
-    pub fn extend(&self, device: &Device, weights: &Weights, cache: &mut Cache, ids: &[u32], dtype: Dtype) -> Vec<f32> {
+    pub fn extend(
+        &self,
+        device: &Device,
+        weights: &Weights,
+        cache: &mut Cache,
+        ids: &[u32],
+        dtype: Dtype,
+    ) -> Vec<f32> {
         let (start, seq) = (cache.len, ids.len());
         assert!(seq > 0, "no token to follow");
-        assert!(start + seq <= self.shape.seq, "{} tokens in a model of {}", start + seq, self.shape.seq);
-        let cx = Cx { device, dtype, batch: 1, seq, dropout: None, share: 1.0, auxiliary: None, counting: false };
+        assert!(
+            start + seq <= self.shape.seq,
+            "{} tokens in a model of {}",
+            start + seq,
+            self.shape.seq
+        );
+        let cx = Cx {
+            device,
+            dtype,
+            batch: 1,
+            seq,
+            dropout: None,
+            share: 1.0,
+            auxiliary: None,
+            counting: false,
+        };
 
         let mut x = self.embed.forward(&cx, weights.block(0), View::of(ids), start);
         for (index, layer) in self.layers.iter().enumerate() {
@@ -76,7 +97,8 @@ fn extend_attention(
     start: usize,
 ) -> Tensor {
     let device = cx.device;
-    let (mut stats, mut normed) = (cx.kept_wide(cx.tokens(), part.norm.stats()), cx.scratch(x.cols()));
+    let (mut stats, mut normed) =
+        (cx.kept_wide(cx.tokens(), part.norm.stats()), cx.scratch(x.cols()));
     part.norm.forward(device, weights, x.view(), normed.view_mut(), stats.view_mut());
     let mut qkv = cx.scratch(part.qkv.rows());
     device.matmul(part.qkv.forward(weights, normed.view(), qkv.view_mut()));
@@ -118,7 +140,8 @@ pub fn sample(logits: &[f32], sampling: &Sampling, uniform: f64) -> u32 {
     }
     order.truncate(sampling.top_k.unwrap_or(usize::MAX).max(1));
     let top = logits[order[0] as usize];
-    let weight = |&id: &u32| ((logits[id as usize] - top) as f64 / sampling.temperature as f64).exp();
+    let weight =
+        |&id: &u32| ((logits[id as usize] - top) as f64 / sampling.temperature as f64).exp();
     let weights: Vec<f64> = order.iter().map(weight).collect();
     let total: f64 = weights.iter().sum();
 
@@ -149,18 +172,23 @@ mod tests {
     fn draws_follow_the_probabilities() {
         let logits = [0.5f32.ln(), 0.3f32.ln(), 0.2f32.ln()];
         let mut counts = [0; 3];
-        (0..1000).for_each(|i| counts[sample(&logits, &PLAIN, (i as f64 + 0.5) / 1000.0) as usize] += 1);
+        (0..1000)
+            .for_each(|i| counts[sample(&logits, &PLAIN, (i as f64 + 0.5) / 1000.0) as usize] += 1);
         assert_eq!(counts, [500, 300, 200]);
     }
 
     #[test]
     fn limits_cut_the_tail() {
         let logits = [0.2f32.ln(), 0.5f32.ln(), 0.3f32.ln()];
-        let most = |sampling: Sampling| (0..100).map(|i| sample(&logits, &sampling, i as f64 / 100.0)).max();
+        let most = |sampling: Sampling| {
+            (0..100).map(|i| sample(&logits, &sampling, i as f64 / 100.0)).max()
+        };
         assert_eq!(most(Sampling { temperature: 0.0, ..PLAIN }), Some(1));
         assert_eq!(most(Sampling { top_k: Some(1), ..PLAIN }), Some(1));
         assert_eq!(most(Sampling { top_k: Some(2), ..PLAIN }), Some(2));
-        let never_zero = |sampling: Sampling| (0..100).all(|i| sample(&logits, &sampling, i as f64 / 100.0) != 0);
+        let never_zero = |sampling: Sampling| {
+            (0..100).all(|i| sample(&logits, &sampling, i as f64 / 100.0) != 0)
+        };
         assert!(never_zero(Sampling { top_p: Some(0.79), ..PLAIN }));
         assert!(!never_zero(Sampling { top_p: Some(0.81), ..PLAIN }));
     }

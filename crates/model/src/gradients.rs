@@ -17,9 +17,15 @@ impl Gradients {
 
     /// The gradient of a block of `len` parameters, to be written by `Sink`s, and whether it already holds
     /// something to add to.
-    pub(crate) fn block(&mut self, device: &Device, block: usize, len: usize) -> (&mut Tensor, bool) {
+    pub(crate) fn block(
+        &mut self,
+        device: &Device,
+        block: usize,
+        len: usize,
+    ) -> (&mut Tensor, bool) {
         let filled = self.blocks[block].is_some();
-        let tensor = self.blocks[block].get_or_insert_with(|| device.empty(1, len, Dtype::F32, Tag::Gradients));
+        let tensor = self.blocks[block]
+            .get_or_insert_with(|| device.empty(1, len, Dtype::F32, Tag::Gradients));
         (tensor, filled)
     }
 
@@ -32,7 +38,9 @@ impl Gradients {
     ) -> ((&mut Tensor, bool), (&mut Tensor, bool)) {
         let filled = |tensor: &Option<Tensor>| tensor.is_some();
         let make = |len| move || device.empty(1, len, Dtype::F32, Tag::Gradients);
-        let [first, .., last] = &mut self.blocks[..] else { panic!("a model has an embedding and a head") };
+        let [first, .., last] = &mut self.blocks[..] else {
+            panic!("a model has an embedding and a head")
+        };
         let (first_filled, last_filled) = (filled(first), filled(last));
         let first = first.get_or_insert_with(make(first_len));
         let last = last.get_or_insert_with(make(last_len));
@@ -45,7 +53,10 @@ impl Gradients {
     }
 
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut Tensor)> {
-        self.blocks.iter_mut().enumerate().filter_map(|(block, tensor)| Some((block, tensor.as_mut()?)))
+        self.blocks
+            .iter_mut()
+            .enumerate()
+            .filter_map(|(block, tensor)| Some((block, tensor.as_mut()?)))
     }
 
     pub fn get(&self, block: usize) -> Option<&Tensor> {
@@ -98,7 +109,11 @@ impl<'a> Sink<'a> {
     }
 
     /// The places of two parameters that follow each other.
-    pub fn pair(&mut self, first: Range<usize>, second: Range<usize>) -> (ViewMut<'_>, ViewMut<'_>) {
+    pub fn pair(
+        &mut self,
+        first: Range<usize>,
+        second: Range<usize>,
+    ) -> (ViewMut<'_>, ViewMut<'_>) {
         assert_eq!(first.end, second.start, "the two lie side by side");
         let at = first.len();
         self.grads.reborrow().part(first.start..second.end).split_at(at)
@@ -110,7 +125,14 @@ impl<'a> Sink<'a> {
     }
 
     /// The same from some of the rows.
-    pub fn weight_of(&mut self, device: &Device, range: Range<usize>, dy: &Tensor, x: &Tensor, rows: Range<usize>) {
+    pub fn weight_of(
+        &mut self,
+        device: &Device,
+        range: Range<usize>,
+        dy: &Tensor,
+        x: &Tensor,
+        rows: Range<usize>,
+    ) {
         self.take(device, Deferred { range, rows, dy: dy.clone(), x: Some(x.clone()) });
     }
 

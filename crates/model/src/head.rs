@@ -48,7 +48,14 @@ impl Head {
     }
 
     /// The loss of each token (tokens), f32.
-    pub fn losses(&self, cx: &Cx<'_>, weights: View<'_>, output: View<'_>, x: &Tensor, targets: View<'_>) -> Tensor {
+    pub fn losses(
+        &self,
+        cx: &Cx<'_>,
+        weights: View<'_>,
+        output: View<'_>,
+        x: &Tensor,
+        targets: View<'_>,
+    ) -> Tensor {
         let normed = self.normed(cx, weights, x).0;
         let mut losses = cx.device.empty(1, x.rows(), Dtype::F32, Tag::Buffers);
         self.in_chunks(cx, x.rows(), |range, logits| {
@@ -104,7 +111,10 @@ impl Head {
             let drows = dnormed.view_mut().rows_of(range.clone());
             device.matmul(Matmul::linear_dx(dlogits, output, drows));
             let dw = doutput.place.reborrow();
-            device.matmul(Matmul { accumulate: doutput.filled, ..Matmul::linear_dw(dlogits, rows, dw) });
+            device.matmul(Matmul {
+                accumulate: doutput.filled,
+                ..Matmul::linear_dw(dlogits, rows, dw)
+            });
             doutput.filled = true;
         });
         drop(normed);
@@ -122,7 +132,12 @@ impl Head {
     }
 
     /// Calls `work` with each chunk of tokens and room for its logits.
-    fn in_chunks(&self, cx: &Cx<'_>, tokens: usize, mut work: impl FnMut(Range<usize>, ViewMut<'_>)) {
+    fn in_chunks(
+        &self,
+        cx: &Cx<'_>,
+        tokens: usize,
+        mut work: impl FnMut(Range<usize>, ViewMut<'_>),
+    ) {
         let chunk = self.chunk(tokens);
         let mut logits = cx.device.empty(chunk, self.vocab, Dtype::F32, Tag::Buffers);
         for start in (0..tokens).step_by(chunk) {

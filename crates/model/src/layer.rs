@@ -48,7 +48,13 @@ impl Block for Layer {
         &self.params
     }
 
-    fn forward(&self, cx: &Cx<'_>, weights: View<'_>, x: Tensor, recompute: Recompute) -> (Tensor, Saved) {
+    fn forward(
+        &self,
+        cx: &Cx<'_>,
+        weights: View<'_>,
+        x: Tensor,
+        recompute: Recompute,
+    ) -> (Tensor, Saved) {
         let (middle, attention) = self.attention.forward(cx, weights, &x);
         let (y, feed_forward) =
             self.feed_forward.forward(cx, weights, &middle, recompute == Recompute::None);
@@ -56,7 +62,14 @@ impl Block for Layer {
         (y, Saved { x, inside: (recompute != Recompute::Full).then_some(inside) })
     }
 
-    fn backward(&self, cx: &Cx<'_>, weights: View<'_>, saved: Saved, dy: Tensor, sink: &mut Sink<'_>) -> Tensor {
+    fn backward(
+        &self,
+        cx: &Cx<'_>,
+        weights: View<'_>,
+        saved: Saved,
+        dy: Tensor,
+        sink: &mut Sink<'_>,
+    ) -> Tensor {
         let Saved { x, inside } = saved;
         let Inside { attention, middle, feed_forward } = inside.unwrap_or_else(|| {
             let cx = &Cx { counting: false, ..*cx };

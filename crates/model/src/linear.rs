@@ -27,7 +27,8 @@ impl Linear {
             let last = format!("{}.{suffix}", names[names.len() - 1]);
             find(&first).map(|_| params.range(&first).start..params.range(&last).end)
         };
-        let weight = span("weight").unwrap_or_else(|| panic!("block {} has no {}", params.name, names[0]));
+        let weight =
+            span("weight").unwrap_or_else(|| panic!("block {} has no {}", params.name, names[0]));
         let cols = find(&format!("{}.weight", names[0])).map_or(0, |param| param.dims[1]);
         Linear { rows: weight.len() / cols, cols, weight, bias: span("bias") }
     }
@@ -51,7 +52,13 @@ impl Linear {
         Matmul { bias, ..Matmul::linear(x, self.weight(weights), out) }
     }
 
-    pub fn input_gradient(&self, device: &Device, weights: View<'_>, dy: View<'_>, dx: ViewMut<'_>) {
+    pub fn input_gradient(
+        &self,
+        device: &Device,
+        weights: View<'_>,
+        dy: View<'_>,
+        dx: ViewMut<'_>,
+    ) {
         device.matmul(Matmul::linear_dx(dy, self.weight(weights), dx));
     }
 

@@ -122,7 +122,14 @@ impl Experts {
         });
         let mut y = cx.kept(x.cols());
         device.copy(x.view(), y.view_mut());
-        device.combine(rows.view(), &self.how, saved.place.view(), Some(saved.weights.view()), y.view_mut(), true);
+        device.combine(
+            rows.view(),
+            &self.how,
+            saved.place.view(),
+            Some(saved.weights.view()),
+            y.view_mut(),
+            true,
+        );
         y
     }
 
@@ -138,7 +145,8 @@ impl Experts {
     ) -> Tensor {
         let device = cx.device;
         let places = |cols| device.empty(saved.places, cols, cx.dtype, Tag::Buffers);
-        let (order, slot_weights) = (saved.order.view().part(0..saved.places), saved.weights.view());
+        let (order, slot_weights) =
+            (saved.order.view().part(0..saved.places), saved.weights.view());
         let (gate_up, mut after) = match saved.gate_up.take() {
             Some(gate_up) => {
                 let mut after = places(self.width);
@@ -187,7 +195,14 @@ impl Experts {
         self.router.weight_gradient(device, &dlogits, normed, sink);
         let mut dnormed = cx.scratch(normed.cols());
         self.router.input_gradient(device, weights, dlogits.view(), dnormed.view_mut());
-        device.combine(dinput.view(), &self.how, saved.place.view(), None, dnormed.view_mut(), true);
+        device.combine(
+            dinput.view(),
+            &self.how,
+            saved.place.view(),
+            None,
+            dnormed.view_mut(),
+            true,
+        );
         dnormed
     }
 
@@ -257,8 +272,14 @@ impl Experts {
         let device = cx.device;
         let places = |cols, tag| device.empty(saved.places, cols, cx.dtype, tag);
         let mut input = places(normed.cols(), Tag::Buffers);
-        device.gather(normed.view(), &self.how, saved.order.view().part(0..saved.places), input.view_mut());
-        let mut gate_up = places(2 * self.width, if keep { Tag::Activations } else { Tag::Buffers });
+        device.gather(
+            normed.view(),
+            &self.how,
+            saved.order.view().part(0..saved.places),
+            input.view_mut(),
+        );
+        let mut gate_up =
+            places(2 * self.width, if keep { Tag::Activations } else { Tag::Buffers });
         self.each(device, saved, |expert, part| {
             let out = gate_up.view_mut().rows_of(part.clone());
             device.matmul(expert.gate_up.forward(weights, input.view().rows_of(part), out));
@@ -275,7 +296,12 @@ impl Experts {
         let mut z_factor = 0.0;
         if let Some(auxiliary) = cx.auxiliary {
             let all = auxiliary.borrow();
-            device.balance_gradient(&all.counts, all.rows, aux_loss as f32 * cx.share, balance.view_mut());
+            device.balance_gradient(
+                &all.counts,
+                all.rows,
+                aux_loss as f32 * cx.share,
+                balance.view_mut(),
+            );
             z_factor = z_loss as f32 * cx.share / all.rows as f32;
         }
         device.route_backward(
@@ -294,7 +320,12 @@ impl Experts {
 
     /// Calls `work` with each expert and its places, also with those that have none: their gradient is zero,
     /// and must be written.
-    fn each(&self, device: &Device, saved: &ExpertsSaved, mut work: impl FnMut(&Expert, Range<usize>)) {
+    fn each(
+        &self,
+        device: &Device,
+        saved: &ExpertsSaved,
+        mut work: impl FnMut(&Expert, Range<usize>),
+    ) {
         let mut starts = [0u32; MOST_EXPERTS + 1];
         let starts = &mut starts[..self.experts.len() + 1];
         device.read(saved.starts.view(), starts);

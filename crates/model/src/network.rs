@@ -64,7 +64,11 @@ impl Batch {
     /// From `batch` runs of `seq + 1` tokens each: inputs, and their successors as targets.
     pub fn fill(&mut self, device: &Device, samples: &[u32]) {
         let (batch, seq) = (self.batch, self.seq);
-        assert_eq!(samples.len(), batch * (seq + 1), "{batch} samples of {seq} tokens and one more");
+        assert_eq!(
+            samples.len(),
+            batch * (seq + 1),
+            "{batch} samples of {seq} tokens and one more"
+        );
         for (row, sample) in samples.chunks_exact(seq + 1).enumerate() {
             device.write(self.inputs.view_mut().part(row * seq..(row + 1) * seq), &sample[..seq]);
             device.write(self.targets.view_mut().part(row * seq..(row + 1) * seq), &sample[1..]);
@@ -80,8 +84,9 @@ impl Model {
             high_freq_factor: scaling.high_freq_factor,
             original_seq: scaling.original_seq,
         });
-        let rope = (shape.family != Family::Gpt2)
-            .then(|| Arc::new(RopeTable::new(shape.head_dim, shape.seq, shape.rope_theta, scaling)));
+        let rope = (shape.family != Family::Gpt2).then(|| {
+            Arc::new(RopeTable::new(shape.head_dim, shape.seq, shape.rope_theta, scaling))
+        });
         Model {
             embed: Embed::new(shape),
             layers: (0..shape.layers).map(|layer| Layer::new(shape, layer, rope.clone())).collect(),
@@ -137,7 +142,14 @@ impl Model {
         // A tied output projection has already been at the token table's gradient.
         let tokens_filled = embed_filled || self.head.output.is_none();
         let (grads, _) = gradients.block(device, 0, self.embed.params.len());
-        self.embed.backward(&cx, batch.inputs.view(), dx, grads.view_mut(), embed_filled, tokens_filled);
+        self.embed.backward(
+            &cx,
+            batch.inputs.view(),
+            dx,
+            grads.view_mut(),
+            embed_filled,
+            tokens_filled,
+        );
 
         let auxiliary = self.shape.moe.map_or(0.0, |moe| auxiliary.borrow().loss(&moe));
         Loss { auxiliary, ..tape.read(device, &losses) }
@@ -160,7 +172,10 @@ impl Model {
                 let (grads, filled) = gradients.block(cx.device, last, self.head.params.len());
                 // The projection is the last of the head's parameters.
                 let (norm, place) = grads.view_mut().split_at(range.start);
-                (Sink::now(norm, filled), OutputGradient { place: place.shaped(vocab, dim), filled })
+                (
+                    Sink::now(norm, filled),
+                    OutputGradient { place: place.shaped(vocab, dim), filled },
+                )
             }
             None => {
                 let (embed, head) =
@@ -170,7 +185,8 @@ impl Model {
             }
         };
         let scale = 1.0 / pass.global_tokens as f32;
-        let (head, output, targets) = (weights.block(last), self.output(weights), batch.targets.view());
+        let (head, output, targets) =
+            (weights.block(last), self.output(weights), batch.targets.view());
         self.head.train(cx, head, output, x, targets, scale, &mut sink, doutput)
     }
 
@@ -191,14 +207,26 @@ impl Model {
     }
 
     /// The logits of every token (tokens, vocab), f32.
-    pub fn logits(&self, device: &Device, weights: &Weights, batch: &Batch, dtype: Dtype) -> Tensor {
+    pub fn logits(
+        &self,
+        device: &Device,
+        weights: &Weights,
+        batch: &Batch,
+        dtype: Dtype,
+    ) -> Tensor {
         let cx = cx(device, batch, dtype);
         let x = self.stream(&cx, weights, batch, |_, _| {});
         self.head.logits(&cx, weights.block(self.layers.len() + 1), self.output(weights), &x)
     }
 
     /// The name of the first block whose parameters or output are not finite numbers: where a NaN came in.
-    pub fn first_not_finite(&self, device: &Device, weights: &Weights, batch: &Batch, dtype: Dtype) -> Option<String> {
+    pub fn first_not_finite(
+        &self,
+        device: &Device,
+        weights: &Weights,
+        batch: &Batch,
+        dtype: Dtype,
+    ) -> Option<String> {
         for (index, block) in weights.layout.iter().enumerate() {
             let broken = |(start, param): &(usize, &lockstep_plan::model::Param)| {
                 device.count_not_finite(weights.master(index).part(*start..start + param.len())) > 0
@@ -216,7 +244,8 @@ impl Model {
         });
         if found.is_none() {
             let head = weights.block(self.layers.len() + 1);
-            let losses = self.head.losses(&cx, head, self.output(weights), &x, batch.targets.view());
+            let losses =
+                self.head.losses(&cx, head, self.output(weights), &x, batch.targets.view());
             found = (device.count_not_finite(losses.view()) > 0).then_some(self.layers.len() + 1);
         }
         found.map(|block| format!("{} (its output)", weights.layout[block].name))

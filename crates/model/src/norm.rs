@@ -29,16 +29,32 @@ impl Norm {
         if self.bias.is_some() { 2 } else { 1 }
     }
 
-    pub fn forward(&self, device: &Device, weights: View<'_>, x: View<'_>, out: ViewMut<'_>, stats: ViewMut<'_>) {
+    pub fn forward(
+        &self,
+        device: &Device,
+        weights: View<'_>,
+        x: View<'_>,
+        out: ViewMut<'_>,
+        stats: ViewMut<'_>,
+    ) {
         let gain = weights.part(self.gain.clone());
         match &self.bias {
-            Some(bias) => device.layer_norm(x, gain, weights.part(bias.clone()), self.eps, out, stats),
+            Some(bias) => {
+                device.layer_norm(x, gain, weights.part(bias.clone()), self.eps, out, stats)
+            }
             None => device.rms_norm(x, gain, self.eps, out, stats),
         }
     }
 
     /// The output once more, from what was kept.
-    pub fn again(&self, device: &Device, weights: View<'_>, x: View<'_>, stats: View<'_>, out: ViewMut<'_>) {
+    pub fn again(
+        &self,
+        device: &Device,
+        weights: View<'_>,
+        x: View<'_>,
+        stats: View<'_>,
+        out: ViewMut<'_>,
+    ) {
         let gain = weights.part(self.gain.clone());
         match &self.bias {
             Some(bias) => device.layer_norm_again(x, gain, weights.part(bias.clone()), stats, out),
@@ -63,11 +79,28 @@ impl Norm {
         match &self.bias {
             Some(bias) => {
                 let (dgain, dbias) = sink.pair(self.gain.clone(), bias.clone());
-                cx.device.layer_norm_backward(x.view(), gain, stats.view(), dy, dx, dgain, dbias, accumulate);
+                cx.device.layer_norm_backward(
+                    x.view(),
+                    gain,
+                    stats.view(),
+                    dy,
+                    dx,
+                    dgain,
+                    dbias,
+                    accumulate,
+                );
             }
             None => {
                 let dgain = sink.part(self.gain.clone());
-                cx.device.rms_norm_backward(x.view(), gain, stats.view(), dy, dx, dgain, accumulate);
+                cx.device.rms_norm_backward(
+                    x.view(),
+                    gain,
+                    stats.view(),
+                    dy,
+                    dx,
+                    dgain,
+                    accumulate,
+                );
             }
         }
     }

@@ -56,7 +56,10 @@ impl Weights {
     fn empty(device: &Device, shape: &Shape, dtype: Dtype) -> Weights {
         let layout = shape.blocks();
         let buffers = |dtype| -> Vec<Tensor> {
-            layout.iter().map(|block| device.empty(1, block.len(), dtype, Tag::Parameters)).collect()
+            layout
+                .iter()
+                .map(|block| device.empty(1, block.len(), dtype, Tag::Parameters))
+                .collect()
         };
         let masters = buffers(Dtype::F32);
         let copies = (dtype != Dtype::F32).then(|| buffers(dtype));

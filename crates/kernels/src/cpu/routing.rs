@@ -265,7 +265,14 @@ pub fn combine_backward_weights<E: Float>(
 
 /// `out[slot] = a[place[slot]] · b[place[slot]]` of rows of `dim`, 0 if dropped: the gradient of a slot's
 /// weight from both sides of any linear map that stands between the weight and the rows.
-pub fn slot_dots<E: Float>(cpu: &Cpu, a: &[E], b: &[E], dim: usize, place: &[u32], out: &mut [f32]) {
+pub fn slot_dots<E: Float>(
+    cpu: &Cpu,
+    a: &[E],
+    b: &[E],
+    dim: usize,
+    place: &[u32],
+    out: &mut [f32],
+) {
     assert!(a.len() == b.len() && out.len() == place.len(), "a number for each slot");
     split(&cpu.team, place.len(), worth(dim), cut(out, 1), |slots, out| {
         for (&place, out) in place[slots].iter().zip(out) {
@@ -281,7 +288,13 @@ pub fn slot_dots<E: Float>(cpu: &Cpu, a: &[E], b: &[E], dim: usize, place: &[u32
 }
 
 /// `rows[i] *= weights[order[i]]`
-pub fn scale_slots<E: Float>(cpu: &Cpu, rows: &mut [E], dim: usize, order: &[u32], weights: &[f32]) {
+pub fn scale_slots<E: Float>(
+    cpu: &Cpu,
+    rows: &mut [E],
+    dim: usize,
+    order: &[u32],
+    weights: &[f32],
+) {
     assert_eq!(rows.len(), order.len() * dim, "a row of {dim} for each place");
     split(&cpu.team, order.len(), worth(dim), cut(rows, dim), |places, rows| {
         for (&slot, row) in order[places].iter().zip(rows.chunks_exact_mut(dim)) {

@@ -9,9 +9,25 @@ pub use crate::cpu::attention::Shape as Attention;
 
 impl Attention {
     /// Sequences that look at themselves, from their beginning.
-    pub fn square(batch: usize, seq: usize, heads: usize, kv_heads: usize, head_dim: usize) -> Attention {
+    pub fn square(
+        batch: usize,
+        seq: usize,
+        heads: usize,
+        kv_heads: usize,
+        head_dim: usize,
+    ) -> Attention {
         let scale = 1.0 / (head_dim as f32).sqrt();
-        Attention { batch, heads, kv_heads, head_dim, q_len: seq, k_len: seq, q_start: 0, k_start: 0, scale }
+        Attention {
+            batch,
+            heads,
+            kv_heads,
+            head_dim,
+            q_len: seq,
+            k_len: seq,
+            q_start: 0,
+            k_start: 0,
+            scale,
+        }
     }
 
     /// Columns of queries, and of keys or values.

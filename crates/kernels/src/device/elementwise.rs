@@ -29,7 +29,10 @@ impl Device {
     /// Columns `first..` of `from`, as many as `to` has.
     pub fn copy_columns(&self, from: View<'_>, first: usize, to: ViewMut<'_>) {
         let (stride, width) = (from.cols(), to.cols());
-        assert!(from.rows() == to.rows() && first + width <= stride, "columns {first}.. of {stride}");
+        assert!(
+            from.rows() == to.rows() && first + width <= stride,
+            "columns {first}.. of {stride}"
+        );
         with_float!(from.dtype(), E => self.on_cpu(Operation::Elementwise, |_| {
             let rows = from.host::<E>().chunks_exact(stride);
             for (from, to) in rows.zip(to.host::<E>().chunks_exact_mut(width)) {

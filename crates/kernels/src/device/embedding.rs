@@ -23,7 +23,13 @@ impl Device {
     }
 
     /// Adds each row of `dy` to the row of its id; the table's gradient is cleared before, unless `accumulate`.
-    pub fn embed_backward(&self, ids: View<'_>, dy: View<'_>, dtable: ViewMut<'_>, accumulate: bool) {
+    pub fn embed_backward(
+        &self,
+        ids: View<'_>,
+        dy: View<'_>,
+        dtable: ViewMut<'_>,
+        accumulate: bool,
+    ) {
         let held = Held::all(dtable.rows());
         with_float!(dy.dtype(), E => self.on_cpu(Operation::Embedding, |cpu| {
             embedding::backward::<E>(cpu, ids.host(), dy.host(), held, dtable.host(), accumulate)
@@ -31,7 +37,13 @@ impl Device {
     }
 
     /// The gradient of the positions of sequences of `len`.
-    pub fn embed_positions_backward(&self, dy: View<'_>, len: usize, dpositions: ViewMut<'_>, accumulate: bool) {
+    pub fn embed_positions_backward(
+        &self,
+        dy: View<'_>,
+        len: usize,
+        dpositions: ViewMut<'_>,
+        accumulate: bool,
+    ) {
         let (dim, place) = (dy.cols(), Place { start: 0, len });
         with_float!(dy.dtype(), E => self.on_cpu(Operation::Embedding, |cpu| {
             embedding::positions_backward::<E>(cpu, dy.host(), dim, place, dpositions.host(), accumulate)

@@ -33,17 +33,31 @@ impl Device {
         let how = |scale| Loss { scale, z_loss: 0.0 };
         let (targets, losses) = (targets.host(), losses.host());
         self.on_cpu(Operation::Loss, |cpu| match gradient {
-            Gradient::None => cross_entropy::losses(cpu, logits.as_view().host(), targets, how(0.0), losses),
+            Gradient::None => {
+                cross_entropy::losses(cpu, logits.as_view().host(), targets, how(0.0), losses)
+            }
             Gradient::InPlace(scale) => {
                 cross_entropy::in_place(cpu, logits.host(), targets, how(scale), losses)
             }
             Gradient::Into(place, scale) => {
                 let logits = logits.as_view().host();
                 match place.dtype() {
-                    Dtype::Bf16 => {
-                        cross_entropy::into::<bf16>(cpu, logits, targets, how(scale), losses, place.host())
-                    }
-                    _ => cross_entropy::into::<f32>(cpu, logits, targets, how(scale), losses, place.host()),
+                    Dtype::Bf16 => cross_entropy::into::<bf16>(
+                        cpu,
+                        logits,
+                        targets,
+                        how(scale),
+                        losses,
+                        place.host(),
+                    ),
+                    _ => cross_entropy::into::<f32>(
+                        cpu,
+                        logits,
+                        targets,
+                        how(scale),
+                        losses,
+                        place.host(),
+                    ),
                 }
             }
         })

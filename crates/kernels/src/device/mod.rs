@@ -49,7 +49,11 @@ impl Device {
 
     /// A processor as it was made: with fewer instructions than it has, say.
     pub fn on(cpu: Cpu) -> Device {
-        Device(Arc::new(Inner { backend: Backend::Cpu(cpu), pool: Arc::new(Pool::new()), meter: Meter::new() }))
+        Device(Arc::new(Inner {
+            backend: Backend::Cpu(cpu),
+            pool: Arc::new(Pool::new()),
+            meter: Meter::new(),
+        }))
     }
 
     /// A tensor with whatever was last written in its memory.

@@ -56,7 +56,14 @@ impl Device {
 
     /// Normalises each row of `x` to a mean square of 1, times `gain`. `stats` (rows, 1) receives what the
     /// backward pass needs.
-    pub fn rms_norm(&self, x: View<'_>, gain: View<'_>, eps: f32, out: ViewMut<'_>, stats: ViewMut<'_>) {
+    pub fn rms_norm(
+        &self,
+        x: View<'_>,
+        gain: View<'_>,
+        eps: f32,
+        out: ViewMut<'_>,
+        stats: ViewMut<'_>,
+    ) {
         with_float!(x.dtype(), E => self.on_cpu(Operation::Norm, |cpu| {
             norm::rms_forward::<E>(cpu, x.host(), gain.host(), eps, out.host(), Some(stats.host()))
         }))

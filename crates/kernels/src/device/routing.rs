@@ -46,7 +46,9 @@ impl Device {
             balance: balance.host(),
             z_loss,
         };
-        self.on_cpu(Operation::Routing, |cpu| routing::choose_backward(cpu, *router, &from, dlogits.host()))
+        self.on_cpu(Operation::Routing, |cpu| {
+            routing::choose_backward(cpu, *router, &from, dlogits.host())
+        })
     }
 
     /// Puts each expert's slots side by side: `order`, where each expert's begin (`starts`), and the way back
@@ -84,8 +86,16 @@ impl Device {
     }
 
     /// The balance loss's gradient by the probability of each expert.
-    pub fn balance_gradient(&self, counts: &[u32], tokens: u64, weight: f32, gradient: ViewMut<'_>) {
-        self.on_cpu(Operation::Routing, |_| routing::balance_gradient(counts, tokens, weight, gradient.host()))
+    pub fn balance_gradient(
+        &self,
+        counts: &[u32],
+        tokens: u64,
+        weight: f32,
+        gradient: ViewMut<'_>,
+    ) {
+        self.on_cpu(Operation::Routing, |_| {
+            routing::balance_gradient(counts, tokens, weight, gradient.host())
+        })
     }
 
     /// Each token's row at the places of its slots.

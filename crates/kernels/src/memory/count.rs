@@ -12,7 +12,8 @@ pub enum Tag {
 }
 
 impl Tag {
-    pub const ALL: [Tag; 5] = [Tag::Parameters, Tag::Gradients, Tag::Optimizer, Tag::Activations, Tag::Buffers];
+    pub const ALL: [Tag; 5] =
+        [Tag::Parameters, Tag::Gradients, Tag::Optimizer, Tag::Activations, Tag::Buffers];
 
     pub fn name(self) -> &'static str {
         match self {

@@ -61,7 +61,11 @@ impl Pool {
     /// Lets the peaks start again from what is held now.
     pub fn reset_peaks(&self) {
         let memory = &mut self.lock().memory;
-        memory.by_tag.iter_mut().chain([&mut memory.total]).for_each(|usage| usage.peak = usage.now);
+        memory
+            .by_tag
+            .iter_mut()
+            .chain([&mut memory.total])
+            .for_each(|usage| usage.peak = usage.now);
     }
 
     /// A piece of `bytes` with whatever was last written there: its holder's number and its address.
@@ -126,7 +130,9 @@ impl Pool {
 impl Inner {
     /// Takes the smallest free piece that is large enough, from its front.
     fn cut(&mut self, bytes: usize) -> Piece {
-        let fits = |(index, piece): (usize, &Piece)| (piece.bytes >= bytes).then_some((piece.bytes, index));
+        let fits = |(index, piece): (usize, &Piece)| {
+            (piece.bytes >= bytes).then_some((piece.bytes, index))
+        };
         let best = self.free.iter().enumerate().filter_map(fits).min();
         let index = best.map(|(_, index)| index).unwrap_or_else(|| self.grow(bytes));
         let piece = &mut self.free[index];
@@ -170,7 +176,6 @@ impl Inner {
             (false, false) => self.free.insert(index, piece),
         }
     }
-
 }
 
 /// Whether `after` begins where `before` ends. Pieces of two chunks never do: a chunk is larger than the
@@ -214,23 +219,34 @@ mod tests {
         let mut live: Vec<(u32, usize, usize)> = Vec::new();
         let mut random = 7u64;
         for _ in 0..5_000 {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             let roll = (random >> 33) as usize;
             if roll % 5 < 3 && live.len() < 60 {
                 let bytes = roll % 300_000;
                 let (holder, start) = pool.take(bytes, Tag::Activations);
                 let (start, end) = (start as usize, start as usize + bytes);
-                assert!(live.iter().all(|&(_, from, to)| end <= from || to <= start), "pieces overlap");
+                assert!(
+                    live.iter().all(|&(_, from, to)| end <= from || to <= start),
+                    "pieces overlap"
+                );
                 live.push((holder, start, end));
             } else if !live.is_empty() {
                 pool.drop_handle(live.swap_remove(roll % live.len()).0);
             }
-            assert_eq!(pool.memory().total.now, live.iter().map(|(_, from, to)| to - from).sum::<usize>());
+            assert_eq!(
+                pool.memory().total.now,
+                live.iter().map(|(_, from, to)| to - from).sum::<usize>()
+            );
         }
         live.into_iter().for_each(|(holder, ..)| pool.drop_handle(holder));
         let inner = pool.lock();
         assert_eq!(inner.free.len(), inner.chunks.len(), "all is joined again");
-        assert_eq!(inner.free.iter().map(|piece| piece.bytes).sum::<usize>(), inner.memory.reserved);
+        assert_eq!(
+            inner.free.iter().map(|piece| piece.bytes).sum::<usize>(),
+            inner.memory.reserved
+        );
     }
 
     #[test]

@@ -25,7 +25,13 @@ unsafe impl Sync for Tensor {}
 
 impl Tensor {
     /// Memory with whatever was last written there, or zeros: to be written before it is read.
-    pub(crate) fn new(pool: &Arc<Pool>, rows: usize, cols: usize, dtype: Dtype, tag: Tag) -> Tensor {
+    pub(crate) fn new(
+        pool: &Arc<Pool>,
+        rows: usize,
+        cols: usize,
+        dtype: Dtype,
+        tag: Tag,
+    ) -> Tensor {
         let (holder, start) = pool.take(rows * cols * dtype.bytes(), tag);
         Tensor { pool: pool.clone(), holder, start, rows, cols, dtype }
     }
@@ -71,7 +77,13 @@ impl Tensor {
 
     /// The same elements in other rows.
     pub fn shaped(mut self, rows: usize, cols: usize) -> Tensor {
-        assert_eq!(self.len(), rows * cols, "{}×{} elements cannot be {rows}×{cols}", self.rows, self.cols);
+        assert_eq!(
+            self.len(),
+            rows * cols,
+            "{}×{} elements cannot be {rows}×{cols}",
+            self.rows,
+            self.cols
+        );
         (self.rows, self.cols) = (rows, cols);
         self
     }

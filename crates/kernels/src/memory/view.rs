@@ -67,7 +67,11 @@ impl<'a> View<'a> {
 
     /// A run of elements, as one row.
     pub fn part(self, range: Range<usize>) -> View<'a> {
-        assert!(range.start <= range.end && range.end <= self.len(), "{range:?} of {} elements", self.len());
+        assert!(
+            range.start <= range.end && range.end <= self.len(),
+            "{range:?} of {} elements",
+            self.len()
+        );
         // SAFETY: inside what this view borrows.
         unsafe {
             View::new(self.start.add(range.start * self.dtype.bytes()), 1, range.len(), self.dtype)
@@ -82,7 +86,13 @@ impl<'a> View<'a> {
 
     /// The same elements in other rows.
     pub fn shaped(self, rows: usize, cols: usize) -> View<'a> {
-        assert_eq!(self.len(), rows * cols, "{}×{} elements cannot be {rows}×{cols}", self.rows, self.cols);
+        assert_eq!(
+            self.len(),
+            rows * cols,
+            "{}×{} elements cannot be {rows}×{cols}",
+            self.rows,
+            self.cols
+        );
         View { rows, cols, ..self }
     }
 
@@ -100,7 +110,12 @@ impl<'a> View<'a> {
 impl<'a> ViewMut<'a> {
     /// # Safety
     /// `start` must point to that many elements, which nobody else touches for `'a`.
-    pub(crate) unsafe fn new(start: *mut u8, rows: usize, cols: usize, dtype: Dtype) -> ViewMut<'a> {
+    pub(crate) unsafe fn new(
+        start: *mut u8,
+        rows: usize,
+        cols: usize,
+        dtype: Dtype,
+    ) -> ViewMut<'a> {
         ViewMut { start, rows, cols, dtype, life: PhantomData }
     }
 
@@ -142,10 +157,19 @@ impl<'a> ViewMut<'a> {
 
     /// A run of elements, as one row.
     pub fn part(self, range: Range<usize>) -> ViewMut<'a> {
-        assert!(range.start <= range.end && range.end <= self.len(), "{range:?} of {} elements", self.len());
+        assert!(
+            range.start <= range.end && range.end <= self.len(),
+            "{range:?} of {} elements",
+            self.len()
+        );
         // SAFETY: inside what this view borrows, which is given up for it.
         unsafe {
-            ViewMut::new(self.start.add(range.start * self.dtype.bytes()), 1, range.len(), self.dtype)
+            ViewMut::new(
+                self.start.add(range.start * self.dtype.bytes()),
+                1,
+                range.len(),
+                self.dtype,
+            )
         }
     }
 
@@ -168,7 +192,13 @@ impl<'a> ViewMut<'a> {
 
     /// The same elements in other rows.
     pub fn shaped(self, rows: usize, cols: usize) -> ViewMut<'a> {
-        assert_eq!(self.len(), rows * cols, "{}×{} elements cannot be {rows}×{cols}", self.rows, self.cols);
+        assert_eq!(
+            self.len(),
+            rows * cols,
+            "{}×{} elements cannot be {rows}×{cols}",
+            self.rows,
+            self.cols
+        );
         ViewMut { rows, cols, ..self }
     }
 
