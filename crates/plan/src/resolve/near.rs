@@ -1,0 +1,37 @@
+//! Numbers close to a number that does not fit.
+
+/// The divisors of `whole` on both sides of `number`: `4 or 8` for 6 and 128. Both are at least 1.
+pub(super) fn divisors(number: usize, whole: usize) -> String {
+    let below = (1..number.min(whole + 1)).rev().find(|divisor| whole.is_multiple_of(*divisor));
+    let above = (number + 1..=whole).find(|divisor| whole.is_multiple_of(*divisor));
+    either(below, above)
+}
+
+/// The multiples of `step` on both sides of `number`: `30 or 36` for 32 and 6.
+pub(super) fn multiples(number: usize, step: usize) -> String {
+    let below = Some(number / step * step).filter(|multiple| *multiple > 0);
+    either(below, Some((number / step + 1) * step))
+}
+
+fn either(below: Option<usize>, above: Option<usize>) -> String {
+    match (below, above) {
+        (Some(below), Some(above)) => format!("{below} or {above}"),
+        (Some(one), None) | (None, Some(one)) => one.to_string(),
+        (None, None) => "1".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours() {
+        assert_eq!(divisors(6, 128), "4 or 8");
+        assert_eq!(divisors(200, 128), "128");
+        assert_eq!(divisors(2, 7), "1 or 7");
+        assert_eq!(divisors(3, 1), "1");
+        assert_eq!(multiples(32, 6), "30 or 36");
+        assert_eq!(multiples(2, 5), "5");
+    }
+}
