@@ -49,8 +49,8 @@ impl LearningRate {
         ((step - start) as f64 / self.steps.saturating_sub(start).max(1) as f64).min(1.0)
     }
 
-    /// Between `min` at 0 and the peak at 1.
+    /// Between `min` at 0 and the peak at 1, both exactly.
     fn fall(&self, height: f64) -> f64 {
-        self.min + (self.peak - self.min) * height
+        self.peak * height + self.min * (1.0 - height)
     }
 }

@@ -74,7 +74,7 @@ fn flatten(
                 flatten(inner, text, &format!("{name}."), place, entries);
             }
             leaf => {
-                let typed = text[value.span()].to_string();
+                let typed = text.get(value.span()).unwrap_or_default().to_string();
                 entries.insert(
                     name,
                     Entry { value: value_of(leaf), place: place(key.span().start), typed },

@@ -3,6 +3,14 @@
 use crate::config::Config;
 use crate::mistake::{Mistake, Place};
 
+/// The largest size that is taken for meant.
+pub(super) const MOST: usize = 1_000_000_000;
+
+/// Whether all are sizes to go on with; those that are not have been noted.
+pub(super) fn sized(sizes: &[usize]) -> bool {
+    sizes.iter().all(|size| (1..=MOST).contains(size))
+}
+
 pub(super) struct Findings<'c> {
     pub config: &'c Config,
     mistakes: Vec<Mistake>,
@@ -50,5 +58,7 @@ impl<'c> Findings<'c> {
 
     pub fn at_least_one(&mut self, key: &str, value: usize) {
         self.require(value >= 1, key, value, "it must be at least 1");
+        // Sums of a few such numbers' products stay far from overflow.
+        self.require(value <= MOST, key, value, "that is more than can be meant");
     }
 }

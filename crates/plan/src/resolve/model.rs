@@ -1,10 +1,12 @@
 //! The model's shape: preset under typed keys, and what follows from both.
 
-use super::findings::Findings;
+use super::findings::{Findings, MOST, sized};
 use super::near;
 use crate::config::{Model, nearest};
 use crate::model::{Family, Moe, RopeScaling, Shape};
 use crate::presets;
+
+const MOST_PARAMETERS: f64 = 1e15;
 
 /// None when it cannot be said, which is then a mistake.
 pub(super) fn shape(findings: &mut Findings, data_vocab: Option<usize>) -> Option<Shape> {
@@ -13,16 +15,16 @@ pub(super) fn shape(findings: &mut Findings, data_vocab: Option<usize>) -> Optio
     let model = typed.over(&base);
     let family = model.family.unwrap_or(Family::Gpt2);
     let dim = model.dim.unwrap_or(128);
-    let heads = model.heads.unwrap_or_else(|| usual_heads(dim));
+    let heads = model.heads.unwrap_or_else(|| usual_heads(dim.min(MOST)));
     let shape = Shape {
         family,
         vocab: vocab(findings, model.vocab, data_vocab),
         dim,
         layers: model.layers.unwrap_or(4),
         heads,
-        kv_heads: model.kv_heads.unwrap_or(heads),
+        kv_heads: model.kv_heads.unwrap_or(heads.max(1)),
         head_dim: model.head_dim.unwrap_or(dim / heads.max(1)),
-        ffn: model.ffn.unwrap_or_else(|| usual_ffn(family, dim)),
+        ffn: model.ffn.unwrap_or_else(|| usual_ffn(family, dim.clamp(1, MOST))),
         seq: model.seq.unwrap_or(128),
         tied: model.tied.unwrap_or(family == Family::Gpt2),
         norm_eps: model.norm_eps.unwrap_or(1e-5),
@@ -34,6 +36,7 @@ pub(super) fn shape(findings: &mut Findings, data_vocab: Option<usize>) -> Optio
     sizes(findings, &shape);
     heads_fit(findings, &shape, model.head_dim.is_some());
     numbers(findings, &shape);
+    parameters_can_be_counted(findings, &shape);
     of_other_families(findings, typed, family);
     Some(shape)
 }
@@ -52,10 +55,10 @@ fn preset(findings: &mut Findings, typed: &Model) -> Option<Model> {
     found
 }
 
-/// Heads 64 wide, 32 in narrow models; fewer where that does not divide.
+/// Heads 64 wide, 32 in narrow models; fewer where that does not divide into even widths.
 fn usual_heads(dim: usize) -> usize {
     let width = if dim >= 256 { 64 } else { 32 };
-    (1..=dim / width).rev().find(|heads| dim.is_multiple_of(*heads)).unwrap_or(1)
+    (1..=dim / width).rev().find(|heads| dim.is_multiple_of(2 * heads)).unwrap_or(1)
 }
 
 /// Four times the width for one matrix up and one down; with a gate, two thirds of that for as many
@@ -124,7 +127,7 @@ fn experts(model: &Model) -> Moe {
     let experts = model.experts.unwrap_or(8);
     Moe {
         experts,
-        top_k: model.top_k.unwrap_or(2.min(experts)),
+        top_k: model.top_k.unwrap_or(experts.clamp(1, 2)),
         capacity: model.capacity,
         aux_loss: model.aux_loss.unwrap_or(0.01),
         z_loss: model.z_loss.unwrap_or(0.001),
@@ -145,10 +148,29 @@ fn sizes(findings: &mut Findings, shape: &Shape) {
     }
 }
 
+/// Nothing here, and nobody who counts later, shall overflow.
+fn parameters_can_be_counted(findings: &mut Findings, shape: &Shape) {
+    let float = |size: usize| size as f64;
+    let experts = shape.moe.map_or(1.0, |moe| float(moe.experts));
+    let attention = float(shape.dim)
+        * float(shape.head_dim)
+        * 2.0
+        * (float(shape.heads) + float(shape.kv_heads));
+    let layer = attention + 3.0 * float(shape.dim) * float(shape.ffn) * experts;
+    let ends = float(shape.dim) * (2.0 * float(shape.vocab) + float(shape.seq));
+    let all = float(shape.layers) * layer + ends;
+    if all > MOST_PARAMETERS {
+        let keys =
+            ["model.dim", "model.layers", "model.ffn", "model.heads", "model.vocab", "model.seq"];
+        let what = format!("this makes {all:.1e} parameters");
+        findings.add(&keys, what, format!("{MOST_PARAMETERS:e} is the most that is counted"));
+    }
+}
+
 /// `own_width`: the width of a head is given, and need not follow from the model's.
 fn heads_fit(findings: &mut Findings, shape: &Shape, own_width: bool) {
     let Shape { dim, heads, kv_heads, head_dim, .. } = *shape;
-    if [dim, heads, kv_heads].contains(&0) {
+    if !sized(&[dim, heads, kv_heads]) {
         return;
     }
     if !own_width && !dim.is_multiple_of(heads) {
@@ -182,7 +204,7 @@ fn numbers(findings: &mut Findings, shape: &Shape) {
     );
     findings.require(rope_theta > 1.0, "model.rope_theta", rope_theta, "it must be more than 1");
     let Some(moe) = shape.moe else { return };
-    if moe.top_k > moe.experts {
+    if moe.top_k > moe.experts && moe.experts > 0 {
         let what = format!("top_k={} is more than experts={}", moe.top_k, moe.experts);
         findings.add(
             &["model.top_k", "model.experts"],

@@ -2,8 +2,10 @@
 
 /// The divisors of `whole` on both sides of `number`: `4 or 8` for 6 and 128. Both are at least 1.
 pub(super) fn divisors(number: usize, whole: usize) -> String {
-    let below = (1..number.min(whole + 1)).rev().find(|divisor| whole.is_multiple_of(*divisor));
-    let above = (number + 1..=whole).find(|divisor| whole.is_multiple_of(*divisor));
+    let small = (1..=whole.isqrt()).filter(|divisor| whole.is_multiple_of(*divisor));
+    let all: Vec<usize> = small.flat_map(|divisor| [divisor, whole / divisor]).collect();
+    let below = all.iter().copied().filter(|divisor| *divisor < number).max();
+    let above = all.iter().copied().filter(|divisor| *divisor > number).min();
     either(below, above)
 }
 

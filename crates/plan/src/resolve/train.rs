@@ -1,7 +1,7 @@
 //! How the training goes: batches, learning rate, optimizer, evaluation.
 
 use super::Surroundings;
-use super::findings::Findings;
+use super::findings::{Findings, sized};
 use super::near;
 use crate::config::{self, Curve};
 use crate::learning_rate::LearningRate;
@@ -23,7 +23,7 @@ pub(super) fn train(
         steps,
         global_batch,
         micro_batch,
-        accumulation: global_batch / (micro_batch * replicas).max(1),
+        accumulation: global_batch / micro_batch.saturating_mul(replicas).max(1),
         lr: learning_rate(findings, steps),
         betas: typed.betas.unwrap_or([0.9, 0.95]),
         eps: typed.eps.unwrap_or(1e-8),
@@ -50,7 +50,7 @@ fn batches(findings: &mut Findings, replicas: usize) -> (usize, usize) {
     let micro = typed.micro_batch.unwrap_or(usual);
     findings.at_least_one("train.global_batch", global);
     findings.at_least_one("train.micro_batch", micro);
-    if global == 0 || micro == 0 || replicas == 0 {
+    if !sized(&[global, micro, replicas]) {
         return (global, micro);
     }
     let keys = ["train.global_batch", "train.micro_batch", "layout.data"];
