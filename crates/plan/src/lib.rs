@@ -1,4 +1,28 @@
 //! The vocabulary of a run as pure values: what was typed, and what it means. Does no I/O, reads no clock,
 //! starts no thread.
+//!
+//! ```
+//! use lockstep_plan::{Config, Plan, Surroundings};
+//!
+//! let typed = Config::parse("[model]\npreset = \"tiny\"", &["train.steps=200".into()]);
+//! let plan = Plan::resolve(&typed, &Surroundings::one_host(2, 8)).unwrap();
+//! assert_eq!((plan.train.accumulation, plan.train.micro_batch, plan.layout.data), (2, 8, 2));
+//!
+//! let typed = Config::parse("[model]\ndim = 128\nheads = 6", &[]);
+//! let mistakes = Plan::resolve(&typed, &Surroundings::one_host(1, 1).with_vocab(64)).unwrap_err();
+//! assert_eq!(mistakes[0].to_string(), "model.heads (line 3): heads=6 does not divide dim=128; try 4 or 8");
+//! ```
 
+pub mod config;
+mod learning_rate;
+mod mistake;
 pub mod model;
+mod plan;
+pub mod presets;
+mod resolve;
+
+pub use config::{Compute, Config, Curve, Recompute};
+pub use learning_rate::LearningRate;
+pub use mistake::{Mistake, Place};
+pub use plan::{Checkpoint, Comm, Data, Eval, Layout, Plan, Precision, Sample, Source, Train};
+pub use resolve::Surroundings;

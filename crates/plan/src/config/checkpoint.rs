@@ -1,0 +1,20 @@
+//! `[checkpoint]`: how often, and how many are kept.
+
+use super::Reader;
+
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Checkpoint {
+    /// Steps between two; 0: only at the end.
+    pub every: Option<usize>,
+    /// How many stay; 0: all.
+    pub keep: Option<usize>,
+}
+
+impl Checkpoint {
+    pub(super) fn read(reader: &mut Reader) -> Checkpoint {
+        Checkpoint {
+            every: reader.count("checkpoint.every"),
+            keep: reader.count("checkpoint.keep"),
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! `[data]`: what is learned from.
+
+use super::Reader;
+
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Data {
+    /// `builtin:grammar`, or the path of a token file.
+    pub source: Option<String>,
+    /// Tokens of a training sequence.
+    pub seq: Option<usize>,
+    /// Fraction kept for evaluation.
+    pub held_out: Option<f64>,
+}
+
+impl Data {
+    pub(super) fn read(reader: &mut Reader) -> Data {
+        Data {
+            source: reader.text("data.source"),
+            seq: reader.count("data.seq"),
+            held_out: reader.number("data.held_out"),
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! The text of a run file as a flat list: dotted key, value, place. Knows TOML; knows no key.
+
+use crate::mistake::{Mistake, Place};
+use std::collections::BTreeMap;
+use toml::de::{DeTable, DeValue};
+
+/// A value as it was typed.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) enum Value {
+    Integer(i128),
+    Float(f64),
+    Flag(bool),
+    Text(String),
+    List(Vec<Value>),
+    /// An empty table.
+    Section,
+    /// `[[…]]`
+    Sections,
+    Date,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Entry {
+    pub value: Value,
+    pub place: Place,
+    /// The letters as they stand in the file or behind `--set`.
+    pub typed: String,
+}
+
+pub(super) type Entries = BTreeMap<String, Entry>;
+
+/// All values of the file, with those of `--set` laid over them.
+pub(super) fn read(text: &str, sets: &[String]) -> Result<Entries, Vec<Mistake>> {
+    let (table, errors) = DeTable::parse_recoverable(text);
+    let mut mistakes: Vec<Mistake> = errors.iter().map(|error| not_toml(text, error)).collect();
+    let mut entries = Entries::new();
+    let file = |at| Place::Line(line(text, at));
+    flatten(table.get_ref(), text, "", &file, &mut entries);
+    for set in sets {
+        match set.split_once('=') {
+            Some((key, value)) => lay_over(&mut entries, key.trim(), value.trim()),
+            None => mistakes.push(Mistake {
+                key: String::new(),
+                place: Place::Set,
+                what: format!("`{set}` has no `=`"),
+                way_out: "write it as --set train.lr=3e-4".into(),
+            }),
+        }
+    }
+    if mistakes.is_empty() { Ok(entries) } else { Err(mistakes) }
+}
+
+fn not_toml(text: &str, error: &toml::de::Error) -> Mistake {
+    let start = error.span().map_or(0, |span| span.start);
+    Mistake {
+        key: String::new(),
+        place: Place::Line(line(text, start)),
+        what: format!("this is not TOML: {}", error.message().replace('\n', ", ")),
+        way_out: "values are written as 8, 3e-4, true, \"text\" or [0.9, 0.95]".into(),
+    }
+}
+
+fn flatten(
+    table: &DeTable,
+    text: &str,
+    prefix: &str,
+    place: &impl Fn(usize) -> Place,
+    entries: &mut Entries,
+) {
+    for (key, value) in table {
+        let name = format!("{prefix}{}", key.get_ref());
+        match value.get_ref() {
+            DeValue::Table(inner) if !inner.is_empty() => {
+                flatten(inner, text, &format!("{name}."), place, entries);
+            }
+            leaf => {
+                let typed = text.get(value.span()).unwrap_or_default().to_string();
+                entries.insert(
+                    name,
+                    Entry { value: value_of(leaf), place: place(key.span().start), typed },
+                );
+            }
+        }
+    }
+}
+
+/// Puts one `--set` in the place of whatever was there. What is not a TOML value is text, so that
+/// `--set model.family=llama` needs no quotes inside quotes.
+fn lay_over(entries: &mut Entries, key: &str, typed: &str) {
+    let inside = format!("{key}.");
+    entries.retain(|name, _| name != key && !name.starts_with(&inside));
+    let value = match DeValue::parse(typed).map(|value| value.into_inner()) {
+        Ok(DeValue::Table(table)) => {
+            return flatten(&table, typed, &inside, &|_| Place::Set, entries);
+        }
+        Ok(value) => value_of(&value),
+        Err(_) => Value::Text(typed.to_string()),
+    };
+    entries.insert(key.to_string(), Entry { value, place: Place::Set, typed: typed.to_string() });
+}
+
+fn value_of(value: &DeValue) -> Value {
+    match value {
+        DeValue::String(text) => Value::Text(text.to_string()),
+        DeValue::Integer(digits) => match i128::from_str_radix(digits.as_str(), digits.radix()) {
+            Ok(integer) => Value::Integer(integer),
+            Err(_) => Value::Float(f64::INFINITY),
+        },
+        DeValue::Float(digits) => Value::Float(digits.as_str().parse().unwrap_or(f64::NAN)),
+        DeValue::Boolean(flag) => Value::Flag(*flag),
+        DeValue::Array(items) if items.iter().any(|item| item.get_ref().is_table()) => {
+            Value::Sections
+        }
+        DeValue::Array(items) => {
+            Value::List(items.iter().map(|item| value_of(item.get_ref())).collect())
+        }
+        DeValue::Table(_) => Value::Section,
+        DeValue::Datetime(_) => Value::Date,
+    }
+}
+
+fn line(text: &str, at: usize) -> usize {
+    1 + text.as_bytes()[..at.min(text.len())].iter().filter(|byte| **byte == b'\n').count()
+}

@@ -1,0 +1,85 @@
+//! What was typed: the run file, with `--set` laid over it. Knows the keys and their types; what the values
+//! mean together is `Plan::resolve`'s to judge, and defaults are its to fill in.
+
+mod checkpoint;
+mod comm;
+mod data;
+mod entries;
+mod layout;
+pub(crate) mod model;
+mod nearest;
+mod precision;
+mod reader;
+mod train;
+
+pub use checkpoint::Checkpoint;
+pub use comm::Comm;
+pub use data::Data;
+pub use layout::{Layout, Recompute};
+pub use model::{Model, RopeScaling};
+pub(crate) use nearest::nearest;
+pub use precision::{Compute, Precision};
+pub(crate) use reader::Reader;
+pub use train::{Curve, Train};
+
+use crate::mistake::{Mistake, Place};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A run file's values; what was not typed is `None`.
+///
+/// ```
+/// use lockstep_plan::Config;
+/// let config = Config::parse("[model]\ndim = 64", &["train.lr=1e-3".into()]);
+/// assert_eq!(config.model.dim, Some(64));
+/// assert_eq!(config.train.lr, Some(1e-3));
+/// assert!(config.mistakes.is_empty());
+/// ```
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Config {
+    pub name: Option<String>,
+    pub model: Model,
+    pub data: Data,
+    pub train: Train,
+    pub layout: Layout,
+    pub precision: Precision,
+    pub comm: Comm,
+    pub checkpoint: Checkpoint,
+    /// Where each key was typed, so that a mistake of meaning can say its line.
+    pub places: BTreeMap<String, Place>,
+    /// What could not be read. `Plan::resolve` returns these together with the mistakes of meaning, so that
+    /// all of them are seen at once.
+    pub mistakes: Vec<Mistake>,
+    /// Keys that were meant to be typed and could not be read: nothing is said about their defaults.
+    pub(crate) doubtful: BTreeSet<String>,
+}
+
+impl Config {
+    /// Reads a run file's text, and `section.key=value` for each `--set`, of which the last wins.
+    pub fn parse(text: &str, sets: &[String]) -> Config {
+        let mut reader = match Reader::new(text, sets) {
+            Ok(reader) => reader,
+            Err(mistakes) => return Config { mistakes, ..Config::default() },
+        };
+        let mut config = Config {
+            name: reader.text("name"),
+            model: Model::read(&mut reader, "model"),
+            data: Data::read(&mut reader),
+            train: Train::read(&mut reader),
+            layout: Layout::read(&mut reader),
+            precision: Precision::read(&mut reader),
+            comm: Comm::read(&mut reader),
+            checkpoint: Checkpoint::read(&mut reader),
+            ..Config::default()
+        };
+        let finished = reader.finish();
+        config.places = finished.places;
+        config.mistakes = finished.mistakes;
+        config.doubtful = finished.doubtful;
+        config
+    }
+
+    /// How many ranks the file asks for.
+    pub fn ranks(&self) -> usize {
+        self.layout.data.unwrap_or(1)
+    }
+}

@@ -1,0 +1,106 @@
+//! `[model]`: a preset, or the numbers, or a preset with some numbers changed.
+
+use super::Reader;
+use crate::model::Family;
+
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Model {
+    pub preset: Option<String>,
+    pub family: Option<Family>,
+    pub dim: Option<usize>,
+    pub layers: Option<usize>,
+    pub heads: Option<usize>,
+    pub kv_heads: Option<usize>,
+    pub head_dim: Option<usize>,
+    pub ffn: Option<usize>,
+    pub vocab: Option<usize>,
+    pub seq: Option<usize>,
+    pub tied: Option<bool>,
+    pub norm_eps: Option<f64>,
+    pub dropout: Option<f64>,
+    pub rope_theta: Option<f64>,
+    pub rope_scaling: RopeScaling,
+    pub experts: Option<usize>,
+    pub top_k: Option<usize>,
+    pub capacity: Option<f64>,
+    pub aux_loss: Option<f64>,
+    pub z_loss: Option<f64>,
+}
+
+/// `[model.rope_scaling]`: Llama 3.1's; there is none unless `factor` is given.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct RopeScaling {
+    pub factor: Option<f64>,
+    pub low_freq_factor: Option<f64>,
+    pub high_freq_factor: Option<f64>,
+    pub original_seq: Option<usize>,
+}
+
+const FAMILIES: [(&str, Family); 3] =
+    [("gpt2", Family::Gpt2), ("llama", Family::Llama), ("moe", Family::Moe)];
+
+impl Model {
+    /// Reads a section of any name: presets are such sections too.
+    pub(crate) fn read(reader: &mut Reader, section: &str) -> Model {
+        let key = |name: &str| format!("{section}.{name}");
+        Model {
+            preset: reader.text(&key("preset")),
+            family: reader.word(&key("family"), &FAMILIES),
+            dim: reader.count(&key("dim")),
+            layers: reader.count(&key("layers")),
+            heads: reader.count(&key("heads")),
+            kv_heads: reader.count(&key("kv_heads")),
+            head_dim: reader.count(&key("head_dim")),
+            ffn: reader.count(&key("ffn")),
+            vocab: reader.count(&key("vocab")),
+            seq: reader.count(&key("seq")),
+            tied: reader.flag(&key("tied")),
+            norm_eps: reader.number(&key("norm_eps")),
+            dropout: reader.number(&key("dropout")),
+            rope_theta: reader.number(&key("rope_theta")),
+            rope_scaling: RopeScaling {
+                factor: reader.number(&key("rope_scaling.factor")),
+                low_freq_factor: reader.number(&key("rope_scaling.low_freq_factor")),
+                high_freq_factor: reader.number(&key("rope_scaling.high_freq_factor")),
+                original_seq: reader.count(&key("rope_scaling.original_seq")),
+            },
+            experts: reader.count(&key("experts")),
+            top_k: reader.count(&key("top_k")),
+            capacity: reader.number(&key("capacity")),
+            aux_loss: reader.number(&key("aux_loss")),
+            z_loss: reader.number(&key("z_loss")),
+        }
+    }
+
+    /// What is typed here, and what `base` says where nothing is.
+    pub(crate) fn over(&self, base: &Model) -> Model {
+        let (rope, under) = (self.rope_scaling, base.rope_scaling);
+        Model {
+            preset: self.preset.clone().or(base.preset.clone()),
+            family: self.family.or(base.family),
+            dim: self.dim.or(base.dim),
+            layers: self.layers.or(base.layers),
+            heads: self.heads.or(base.heads),
+            kv_heads: self.kv_heads.or(base.kv_heads),
+            head_dim: self.head_dim.or(base.head_dim),
+            ffn: self.ffn.or(base.ffn),
+            vocab: self.vocab.or(base.vocab),
+            seq: self.seq.or(base.seq),
+            tied: self.tied.or(base.tied),
+            norm_eps: self.norm_eps.or(base.norm_eps),
+            dropout: self.dropout.or(base.dropout),
+            rope_theta: self.rope_theta.or(base.rope_theta),
+            rope_scaling: RopeScaling {
+                factor: rope.factor.or(under.factor),
+                low_freq_factor: rope.low_freq_factor.or(under.low_freq_factor),
+                high_freq_factor: rope.high_freq_factor.or(under.high_freq_factor),
+                original_seq: rope.original_seq.or(under.original_seq),
+            },
+            experts: self.experts.or(base.experts),
+            top_k: self.top_k.or(base.top_k),
+            capacity: self.capacity.or(base.capacity),
+            aux_loss: self.aux_loss.or(base.aux_loss),
+            z_loss: self.z_loss.or(base.z_loss),
+        }
+    }
+}

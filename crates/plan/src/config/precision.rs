@@ -1,0 +1,24 @@
+//! `[precision]`: the numbers in which the model computes.
+
+use super::Reader;
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Precision {
+    pub compute: Option<Compute>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Compute {
+    F32,
+    /// Activations and working weights in bf16; the optimizer keeps f32.
+    Bf16,
+}
+
+impl Precision {
+    pub(super) fn read(reader: &mut Reader) -> Precision {
+        let computes = [("f32", Compute::F32), ("bf16", Compute::Bf16)];
+        Precision { compute: reader.word("precision.compute", &computes) }
+    }
+}

@@ -1,0 +1,50 @@
+//! A mistake in a run file: where it stands, what is wrong, and the way out.
+
+use std::fmt;
+
+/// Where a value was typed.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Place {
+    /// In the run file, counted from 1.
+    Line(usize),
+    /// On the command line, with `--set`.
+    Set,
+    /// Nowhere: a default, or something that is missing.
+    Untyped,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mistake {
+    /// Dotted: `model.heads`. Empty for text that is not TOML.
+    pub key: String,
+    pub place: Place,
+    /// With the numbers: `heads=6 does not divide dim=128`.
+    pub what: String,
+    /// `try 4 or 8`.
+    pub way_out: String,
+}
+
+/// `model.heads (line 4): heads=6 does not divide dim=128; try 4 or 8`
+impl fmt::Display for Mistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.key.as_str(), self.place) {
+            ("", Place::Untyped) => {}
+            ("", place) => write!(f, "{place}: ")?,
+            (key, Place::Untyped) => write!(f, "{key}: ")?,
+            (key, place) => write!(f, "{key} ({place}): ")?,
+        }
+        write!(f, "{}; {}", self.what, self.way_out)
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Line(line) => write!(f, "line {line}"),
+            Place::Set => f.write_str("--set"),
+            Place::Untyped => f.write_str("not typed"),
+        }
+    }
+}
+
+impl std::error::Error for Mistake {}

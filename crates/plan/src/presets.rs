@@ -1,0 +1,46 @@
+//! Models with names. A preset is a `[model]` section that somebody else has typed: the keys of a run file
+//! lie over it, and what both leave out is derived as always.
+
+use crate::config::{Model, Reader};
+use crate::mistake::Mistake;
+use crate::model::Shape;
+use crate::{Config, resolve};
+
+const TEXT: &str = include_str!("presets.toml");
+
+/// All names, from the smallest to the largest of each kind.
+pub const NAMES: [&str; 14] = [
+    "gpt2-test",
+    "llama-test",
+    "moe-test",
+    "grammar",
+    "tiny",
+    "small",
+    "gpt2-124m",
+    "gpt2-350m",
+    "gpt2-774m",
+    "gpt2-1.5b",
+    "llama3-8b",
+    "llama3-70b",
+    "llama3-405b",
+    "mixtral-8x7b",
+];
+
+/// What a preset types.
+pub fn find(name: &str) -> Option<Model> {
+    NAMES.contains(&name).then(|| {
+        let mut reader = Reader::new(TEXT, &[]).expect("presets.toml is TOML");
+        Model::read(&mut reader, name)
+    })
+}
+
+/// A preset's shape, with the vocabulary of the data where it has none of its own.
+///
+/// ```
+/// use lockstep_plan::presets;
+/// assert_eq!(presets::shape("gpt2-124m", None).unwrap().param_count(), 124_439_808);
+/// ```
+pub fn shape(name: &str, data_vocab: Option<usize>) -> Result<Shape, Vec<Mistake>> {
+    let model = Model { preset: Some(name.to_string()), ..Model::default() };
+    resolve::shape(&Config { model, ..Config::default() }, data_vocab)
+}

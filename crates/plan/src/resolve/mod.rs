@@ -1,0 +1,77 @@
+//! From what was typed to what it means. Every mistake of meaning is found here, all of them at once; what
+//! could not be read in the first place is returned with them.
+
+mod data;
+mod findings;
+mod model;
+mod near;
+mod rest;
+mod train;
+
+use crate::config::Config;
+use crate::mistake::Mistake;
+use crate::model::Shape;
+use crate::plan::Plan;
+use findings::Findings;
+
+/// What a plan depends on besides the run file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Surroundings {
+    /// Ranks that are started.
+    pub ranks: usize,
+    /// Of these, the ones on one host.
+    pub local_ranks: usize,
+    /// Cores of a host.
+    pub cores: usize,
+    /// Vocabulary of the data, where it is known.
+    pub data_vocab: Option<usize>,
+}
+
+impl Surroundings {
+    pub fn one_host(ranks: usize, cores: usize) -> Surroundings {
+        Surroundings { ranks, local_ranks: ranks, cores, data_vocab: None }
+    }
+
+    pub fn with_vocab(self, vocab: usize) -> Surroundings {
+        Surroundings { data_vocab: Some(vocab), ..self }
+    }
+}
+
+impl Plan {
+    /// What `config` means here, or everything that is wrong with it, in the order of the file.
+    pub fn resolve(config: &Config, around: &Surroundings) -> Result<Plan, Vec<Mistake>> {
+        let mut findings = Findings::new(config);
+        if !findings.readable() {
+            return Err(findings.all());
+        }
+        let layout = rest::layout(&mut findings, around);
+        let model = model::shape(&mut findings, around.data_vocab);
+        let data = data::data(&mut findings, model.as_ref());
+        let train = train::train(&mut findings, &data, layout.data, around);
+        let name = rest::name(&mut findings);
+        let precision = rest::precision(config);
+        let comm = rest::comm(&mut findings);
+        let checkpoint = rest::checkpoint(config);
+        let (Some(model), true) = (model, findings.is_empty()) else { return Err(findings.all()) };
+        Ok(Plan {
+            name,
+            ranks: around.ranks,
+            model,
+            data,
+            train,
+            layout,
+            precision,
+            comm,
+            checkpoint,
+        })
+    }
+}
+
+/// The model alone.
+pub(crate) fn shape(config: &Config, data_vocab: Option<usize>) -> Result<Shape, Vec<Mistake>> {
+    let mut findings = Findings::new(config);
+    match model::shape(&mut findings, data_vocab) {
+        Some(shape) if findings.is_empty() => Ok(shape),
+        _ => Err(findings.all()),
+    }
+}

@@ -1,0 +1,8 @@
+//! Run files in, plans or mistakes out. One binary, to link once.
+
+mod example;
+mod learning_rate;
+mod mistakes;
+mod plans;
+mod presets;
+mod typed;

@@ -1,0 +1,92 @@
+//! What follows from what was typed.
+
+use lockstep_plan::model::Family;
+use lockstep_plan::{Config, Curve, Plan, Source, Surroundings};
+
+fn plan(text: &str, ranks: usize) -> Plan {
+    let config = Config::parse(text, &[]);
+    let around = Surroundings::one_host(ranks, 4).with_vocab(64);
+    Plan::resolve(&config, &around).unwrap_or_else(|mistakes| panic!("{text}: {mistakes:#?}"))
+}
+
+#[test]
+fn an_empty_file_trains_a_small_model_on_the_grammar() {
+    let plan = plan("", 1);
+    assert_eq!(plan.model, lockstep_plan::presets::shape("grammar", Some(64)).unwrap());
+    assert_eq!((plan.data.source, plan.data.seq), (Source::Builtin("grammar".into()), 128));
+    assert_eq!((plan.train.lr.curve, plan.train.lr.warmup), (Curve::Cosine, 100));
+    assert_eq!((plan.train.eval.unwrap().every, plan.train.clip), (100, Some(1.0)));
+    assert_eq!(plan.train.sample, None);
+}
+
+#[test]
+fn the_global_batch_does_not_depend_on_the_ranks() {
+    for (ranks, micro, accumulation, threads) in
+        [(1, 8, 4, 4), (2, 8, 2, 2), (4, 8, 1, 1), (8, 4, 1, 1), (32, 1, 1, 1)]
+    {
+        let plan = plan("", ranks);
+        assert_eq!(plan.train.global_batch, 32, "{ranks} ranks");
+        let train = (plan.train.micro_batch, plan.train.accumulation, plan.train.threads);
+        assert_eq!(train, (micro, accumulation, threads), "{ranks} ranks");
+        assert_eq!(plan.local_batch() * ranks, 32, "{ranks} ranks");
+    }
+}
+
+#[test]
+fn threads_are_counted_on_one_host() {
+    let around = Surroundings { ranks: 8, local_ranks: 2, cores: 12, data_vocab: Some(64) };
+    assert_eq!(Plan::resolve(&Config::default(), &around).unwrap().train.threads, 6);
+}
+
+#[test]
+fn single_keys_lie_over_a_preset() {
+    let plan = plan("[model]\npreset = \"gpt2-124m\"\nlayers = 2\ndim = 384", 1);
+    let model = &plan.model;
+    // The preset's heads stay; their width and the feed-forward part follow the new width.
+    assert_eq!(
+        (model.layers, model.dim, model.heads, model.head_dim, model.ffn),
+        (2, 384, 12, 32, 1536)
+    );
+    assert_eq!((model.vocab, model.seq, model.tied), (50257, 1024, true));
+}
+
+#[test]
+fn another_family_leaves_the_experts_of_a_preset_behind() {
+    let plan = plan("[model]\npreset = \"moe-test\"\nfamily = \"llama\"", 1);
+    assert_eq!((plan.model.family, plan.model.moe, plan.model.ffn), (Family::Llama, None, 24));
+}
+
+#[test]
+fn widths_that_nobody_typed_fit() {
+    for family in ["gpt2", "llama", "moe"] {
+        for dim in (2..200).step_by(2).chain([256, 320, 512, 1000, 4096]) {
+            let shape = plan(&format!("[model]\nfamily = \"{family}\"\ndim = {dim}"), 1).model;
+            assert_eq!(shape.heads * shape.head_dim, dim, "{family} {dim}");
+        }
+    }
+}
+
+#[test]
+fn json_and_back() {
+    let texts = [
+        "",
+        "[model]\npreset = \"llama3-405b\"\n[train]\nlr = 0.1\nmin_lr = 0.03\nschedule = \"wsd\"\nclip = 0",
+        "[model]\npreset = \"moe-test\"\ncapacity = 1.1\n[train]\nsample = \"a\\n\"\neps = 1e-310",
+        "[data]\nsource = \"a/b.bin\"\nheld_out = 0\n[layout]\nrecompute = \"selective\"",
+    ];
+    for text in texts {
+        let plan = plan(text, 2);
+        let json = serde_json::to_string_pretty(&plan).unwrap();
+        assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), plan, "{json}");
+    }
+}
+
+#[test]
+fn json_has_the_words_of_the_run_file() {
+    let json = serde_json::to_value(plan("", 1)).unwrap();
+    assert_eq!(json["data"]["source"], "builtin:grammar");
+    assert_eq!(json["model"]["family"], "gpt2");
+    assert_eq!(json["train"]["lr"]["curve"], "cosine");
+    assert_eq!(json["layout"]["recompute"], "none");
+    assert_eq!(json["precision"]["compute"], "f32");
+}

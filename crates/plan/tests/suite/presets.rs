@@ -1,0 +1,62 @@
+//! Named models have the parameter counts that their authors published.
+
+use lockstep_plan::model::{Family, flops_per_token};
+use lockstep_plan::presets::{NAMES, find, shape};
+
+#[test]
+fn published_parameter_counts() {
+    let counts = [
+        ("gpt2-124m", 124_439_808),
+        ("gpt2-350m", 354_823_168),
+        ("gpt2-774m", 774_030_080),
+        ("gpt2-1.5b", 1_557_611_200),
+        ("llama3-8b", 8_030_261_248),
+        ("llama3-70b", 70_553_706_496),
+        ("llama3-405b", 405_853_388_800),
+        ("mixtral-8x7b", 46_702_792_704),
+    ];
+    for (name, count) in counts {
+        assert_eq!(shape(name, None).unwrap().param_count(), count, "{name}");
+    }
+}
+
+#[test]
+fn every_name_is_a_model() {
+    for name in NAMES {
+        let shape = shape(name, Some(64)).unwrap_or_else(|mistakes| panic!("{name}: {mistakes:?}"));
+        assert!(
+            find(name).unwrap().family == Some(shape.family),
+            "{name}: the section is not in the file"
+        );
+        assert_eq!(shape.moe.is_some(), shape.family == Family::Moe, "{name}");
+        assert!(flops_per_token(&shape, shape.seq).total() > 0.0, "{name}");
+    }
+    assert_eq!(find("gpt3"), None);
+}
+
+#[test]
+fn models_for_tests_are_small() {
+    let attention = 16 * (16 + 8 + 8) + 16 * 16;
+    let counts = [
+        ("gpt2-test", (64 + 16) * 16 + 2 * (12 * 16 * 16 + 13 * 16) + 2 * 16),
+        ("llama-test", 2 * 64 * 16 + 2 * (2 * 16 + attention + 3 * 16 * 40) + 16),
+        ("moe-test", 2 * 64 * 16 + 2 * (2 * 16 + attention + 4 * 16 + 4 * 3 * 16 * 24) + 16),
+    ];
+    for (name, count) in counts {
+        assert_eq!(shape(name, Some(64)).unwrap().param_count(), count, "{name}");
+    }
+}
+
+#[test]
+fn benchmark_models() {
+    let tiny = shape("tiny", None).unwrap();
+    // 256 × 128 + 128 × 128 embeddings, 4 layers of 12 × 128² + 13 × 128, and the last norm.
+    assert_eq!(tiny.param_count(), 49_152 + 4 * (12 * 16_384 + 13 * 128) + 256);
+    let small = shape("small", None).unwrap();
+    assert_eq!(
+        (small.vocab, small.dim, small.layers, small.heads, small.seq),
+        (8192, 512, 8, 8, 256)
+    );
+    let scaling = shape("llama3-405b", None).unwrap().rope_scaling.unwrap();
+    assert_eq!((scaling.factor, scaling.original_seq), (8.0, 8192));
+}
