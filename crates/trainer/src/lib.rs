@@ -1,0 +1,18 @@
+//! Builds a rank's share of a run, does optimizer steps, and loops until the run is done. Knows nothing of
+//! the command line: whoever runs it is told what happens.
+
+mod error;
+mod evaluate;
+mod find_nan;
+mod optimizer;
+mod peak;
+mod rank;
+mod run;
+mod text;
+
+pub use error::Error;
+pub use optimizer::Optimizer;
+pub use peak::measure_peak;
+pub use rank::{Rank, Stepped};
+pub use run::{Ended, Watcher, run};
+pub use text::{Wanted, generate};
