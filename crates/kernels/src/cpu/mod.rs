@@ -1,6 +1,7 @@
 //! The CPU device's kernels: functions over slices. Knows nothing of pools or tags, and allocates nothing
 //! once its scratch has grown to what the shapes need.
 
+pub mod attention;
 mod level;
 mod scratch;
 

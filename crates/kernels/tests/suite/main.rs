@@ -1,0 +1,3 @@
+//! Fast kernels against plain references, at every level of this machine. One binary, to link once.
+
+mod attention;
