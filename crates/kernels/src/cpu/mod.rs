@@ -2,6 +2,7 @@
 //! once its scratch has grown to what the shapes need.
 
 pub mod adamw;
+pub mod attention;
 pub mod cross_entropy;
 mod cut;
 pub mod dropout;

@@ -1,3 +1,5 @@
-//! The operations as their formulas read, in plain loops: what the fast kernels are held against. Never fast.
+//! The operations as one would write them on paper, in f64 and in no hurry: what the fast ones are held
+//! against. Nothing that trains calls them.
 
+pub mod attention;
 pub mod gemm;

@@ -1,3 +1,4 @@
-//! The fast kernels, held against the reference.
+//! Fast kernels against plain references, at every level of this machine. One binary, to link once.
 
+mod attention;
 mod gemm;

@@ -1,0 +1,174 @@
+//! Causal attention with grouped keys, tile by tile: no matrix of all queries by all keys is ever in memory.
+//! Knows nothing of caches of keys or of context parallelism; both come in through where queries and keys
+//! start.
+
+mod backward;
+mod forward;
+mod merge;
+mod pack;
+mod product;
+mod room;
+mod rows;
+mod softmax;
+mod unit;
+mod vector;
+
+pub use merge::merge;
+pub use rows::{Rows, RowsMut};
+
+use super::Cpu;
+use crate::Float;
+use rows::Reach;
+
+/// Sizes, and where queries and keys stand. Key j is seen by query i if `k_start + j <= q_start + i`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Shape {
+    pub batch: usize,
+    pub heads: usize,
+    /// A divisor of `heads`: as many of them in a row share a key head.
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub q_len: usize,
+    pub k_len: usize,
+    pub q_start: usize,
+    pub k_start: usize,
+    /// What scores are multiplied with, usually 1 / sqrt(head_dim).
+    pub scale: f32,
+}
+
+impl Shape {
+    /// Query heads to a key head.
+    pub fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    fn check(&self) {
+        let Shape { heads, kv_heads, head_dim, k_len, scale, .. } = *self;
+        assert!(
+            kv_heads > 0 && heads.is_multiple_of(kv_heads),
+            "kv_heads={kv_heads} does not divide heads={heads}"
+        );
+        assert!(head_dim > 0, "head_dim is nought");
+        assert!(
+            k_len < 1 << 24,
+            "k_len={k_len}: keys are numbered in f32, which is exact below 2^24"
+        );
+        assert!(scale.is_finite(), "scale is {scale}");
+    }
+}
+
+/// What the team's members share in a forward pass.
+struct Forward<'a, E> {
+    shape: &'a Shape,
+    q: Reach<E>,
+    k: Reach<E>,
+    v: Reach<E>,
+    out: Reach<E>,
+    lse: Reach<f32>,
+}
+
+/// What the team's members share in a backward pass.
+struct Backward<'a, E> {
+    shape: &'a Shape,
+    q: Reach<E>,
+    k: Reach<E>,
+    v: Reach<E>,
+    out: Reach<E>,
+    dout: Reach<E>,
+    lse: Reach<f32>,
+    dq: Reach<E>,
+    dk: Reach<E>,
+    dv: Reach<E>,
+}
+
+/// `out` = softmax(`scale` q kᵀ, of the keys seen) v, and the log-sum-exp of the scores. A query that sees no
+/// key gets nought, and a log-sum-exp of -inf.
+///
+/// # Panics
+/// When a slice is shorter than the shape says.
+pub fn forward<E: Float>(
+    cpu: &Cpu,
+    shape: &Shape,
+    q: Rows<'_, E>,
+    k: Rows<'_, E>,
+    v: Rows<'_, E>,
+    out: &mut [E],   // (batch * q_len, heads * head_dim)
+    lse: &mut [f32], // (batch, heads, q_len)
+) {
+    shape.check();
+    let Shape { batch, heads, kv_heads, head_dim, q_len, k_len, .. } = *shape;
+    let (queries, keys) = (batch * q_len, batch * k_len);
+    let (width, kv_width) = (heads * head_dim, kv_heads * head_dim);
+    let job = Forward {
+        shape,
+        q: Reach::read(&q, queries, width, "q"),
+        k: Reach::read(&k, keys, kv_width, "k"),
+        v: Reach::read(&v, keys, kv_width, "v"),
+        out: Reach::write(&RowsMut::whole(out, width), queries, width, "out"),
+        lse: Reach::write(&RowsMut::whole(lse, queries * heads), 1, queries * heads, "lse"),
+    };
+    if queries > 0 {
+        cpu.team.run(&|member, size| {
+            forward::member(&job, cpu.level, &cpu.scratch[member], member, size)
+        });
+    }
+}
+
+/// The gradients of q, k and v from that of out; those of k and v summed over the heads of a group. They are
+/// overwritten, not added to. `out` and `lse` are the forward pass's; where keys are met in several blocks,
+/// those of all blocks together, and then the gradients are this block's share.
+///
+/// The same bits whatever the number of threads.
+///
+/// # Panics
+/// When a slice is shorter than the shape says.
+#[allow(clippy::too_many_arguments)] // three inputs, what came out of them, and a gradient for each
+pub fn backward<E: Float>(
+    cpu: &Cpu,
+    shape: &Shape,
+    q: Rows<'_, E>,
+    k: Rows<'_, E>,
+    v: Rows<'_, E>,
+    out: &[E],   // (batch * q_len, heads * head_dim)
+    dout: &[E],  // as out
+    lse: &[f32], // (batch, heads, q_len)
+    dq: RowsMut<'_, E>,
+    dk: RowsMut<'_, E>,
+    dv: RowsMut<'_, E>,
+) {
+    shape.check();
+    let Shape { batch, heads, kv_heads, head_dim, q_len, k_len, .. } = *shape;
+    let (queries, keys) = (batch * q_len, batch * k_len);
+    let (width, kv_width) = (heads * head_dim, kv_heads * head_dim);
+    let job = Backward {
+        shape,
+        q: Reach::read(&q, queries, width, "q"),
+        k: Reach::read(&k, keys, kv_width, "k"),
+        v: Reach::read(&v, keys, kv_width, "v"),
+        out: Reach::read(&Rows { data: out, offset: 0, stride: width }, queries, width, "out"),
+        dout: Reach::read(&Rows { data: dout, offset: 0, stride: width }, queries, width, "dout"),
+        lse: Reach::read(
+            &Rows { data: lse, offset: 0, stride: queries * heads },
+            1,
+            queries * heads,
+            "lse",
+        ),
+        dq: Reach::write(&dq, queries, width, "dq"),
+        dk: Reach::write(&dk, keys, kv_width, "dk"),
+        dv: Reach::write(&dv, keys, kv_width, "dv"),
+    };
+    cpu.team
+        .run(&|member, size| backward::member(&job, cpu.level, &cpu.scratch[member], member, size));
+}
+
+impl<E> Forward<'_, E> {
+    fn units(&self) -> usize {
+        self.shape.batch * self.shape.kv_heads
+    }
+}
+
+impl<E> Backward<'_, E> {
+    fn units(&self) -> usize {
+        self.shape.batch * self.shape.kv_heads
+    }
+}

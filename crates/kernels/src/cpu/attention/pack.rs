@@ -1,0 +1,98 @@
+//! Tiles as the products want them: f32, side by side, with dims padded to whole vectors.
+
+use super::rows::Reach;
+use super::unit::Unit;
+use super::vector::{Job, Vector};
+use crate::Float;
+use std::ops::Range;
+
+/// Every padded size is a multiple of this; the widest vector has as many lanes.
+pub(super) const PAD: usize = 16;
+
+pub(super) fn padded(len: usize) -> usize {
+    len.next_multiple_of(PAD)
+}
+
+/// One head's rows of keys or values, one after another. (tokens, padded(dim))
+pub(super) struct Keys<E> {
+    pub from: Reach<E>,
+    pub tokens: Range<usize>,
+    pub column: usize,
+    pub dim: usize,
+    pub to: *mut f32,
+}
+
+impl<E: Float> Job for Keys<E> {
+    /// # Safety
+    /// The rows are inside what `from` was checked for, and `to` has room.
+    #[inline(always)]
+    unsafe fn on<V: Vector>(self) {
+        for (i, token) in self.tokens.enumerate() {
+            // SAFETY: as above.
+            unsafe {
+                widen(self.from.at(token, self.column), self.dim, self.to.add(i * padded(self.dim)))
+            };
+        }
+    }
+}
+
+/// A block of a unit's queries (or of their gradients), both ways.
+pub(super) struct Queries<'a, E> {
+    pub unit: Unit<'a>,
+    pub from: Reach<E>,
+    pub rows: Range<usize>,
+    /// (rows, padded(dim))
+    pub straight: *mut f32,
+    /// Times `factor`, with noughts beyond the last row. (dim, padded(rows))
+    pub turned: *mut f32,
+    pub factor: f32,
+}
+
+impl<E: Float> Job for Queries<'_, E> {
+    /// # Safety
+    /// The rows are inside what `from` was checked for, and `straight` and `turned` have room.
+    #[inline(always)]
+    unsafe fn on<V: Vector>(self) {
+        let dim = self.unit.shape.head_dim;
+        let wide = padded(self.rows.len());
+        for (lane, row) in self.rows.clone().enumerate() {
+            let place = self.unit.place(row);
+            // SAFETY: as above.
+            unsafe {
+                let straight = self.straight.add(lane * padded(dim));
+                widen(self.from.at(place.token, place.column), dim, straight);
+                for i in 0..dim {
+                    *self.turned.add(i * wide + lane) = *straight.add(i) * self.factor;
+                }
+            }
+        }
+        for lane in self.rows.len()..wide {
+            for i in 0..dim {
+                // SAFETY: as above.
+                unsafe { *self.turned.add(i * wide + lane) = 0.0 };
+            }
+        }
+    }
+}
+
+/// Rows of results times a factor, rounded to what is stored.
+#[inline(always)]
+pub(super) unsafe fn narrow<E: Float>(from: *const f32, dim: usize, factor: f32, to: *mut E) {
+    for i in 0..dim {
+        // SAFETY: the caller vouches for `dim` elements on both sides.
+        unsafe { *to.add(i) = E::narrow(*from.add(i) * factor) };
+    }
+}
+
+#[inline(always)]
+unsafe fn widen<E: Float>(from: *const E, dim: usize, to: *mut f32) {
+    // SAFETY: the caller vouches for `dim` elements in `from`, and for as many padded in `to`.
+    unsafe {
+        for i in 0..dim {
+            *to.add(i) = (*from.add(i)).wide();
+        }
+        for i in dim..padded(dim) {
+            *to.add(i) = 0.0;
+        }
+    }
+}

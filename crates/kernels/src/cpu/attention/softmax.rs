@@ -1,0 +1,121 @@
+//! Between the products of a tile: scores become probabilities. Tiles lie keys down and queries across, so
+//! that every query is a lane and nothing is ever summed across lanes.
+
+use super::vector::{Job, Vector};
+
+/// Below every score, and finite, so that a query without a key yet never meets inf - inf.
+pub(super) const NO_MAX: f32 = -1e30;
+
+/// The causal bound of one tile.
+#[derive(Clone, Copy)]
+pub(super) struct Mask {
+    /// The number of the last key that each query sees, -1 if none. (queries)
+    pub last: *const f32,
+    /// The number of the tile's first key.
+    pub first_key: usize,
+    /// Whether any query of the tile misses any of its keys.
+    pub cuts: bool,
+}
+
+/// One step of the online softmax (Milakov & Gimelshein 2018), in powers of two.
+pub(super) struct Online {
+    pub keys: usize,
+    /// A multiple of 16.
+    pub queries: usize,
+    /// In: scores times log2(e). Out: 2^(score - top). (keys, queries)
+    pub scores: *mut f32,
+    pub mask: Mask,
+    /// The largest score so far. (queries)
+    pub top: *mut f32,
+    /// The sum of what is out so far. (queries)
+    pub sum: *mut f32,
+    /// Out: what earlier sums must be multiplied with, now that `top` has risen. (queries)
+    pub shrink: *mut f32,
+}
+
+impl Job for Online {
+    /// # Safety
+    /// The pointers reach as many elements as the shapes say.
+    #[inline(always)]
+    unsafe fn on<V: Vector>(self) {
+        for lane in (0..self.queries).step_by(V::LANES) {
+            // SAFETY: `lane` and the vector's width stay below `queries`.
+            unsafe {
+                let scores = self.scores.add(lane);
+                if self.mask.cuts {
+                    let last = V::load(self.mask.last.add(lane));
+                    for key in 0..self.keys {
+                        let at = scores.add(key * self.queries);
+                        let number = (self.mask.first_key + key) as f32;
+                        last.where_at_least(number, V::load(at), V::splat(f32::NEG_INFINITY))
+                            .store(at);
+                    }
+                }
+                // Four at a time: one chain of maxima would wait for itself.
+                let before = V::load(self.top.add(lane));
+                let mut tops = [before; 4];
+                for key in 0..self.keys / 4 * 4 {
+                    tops[key % 4] = V::load(scores.add(key * self.queries)).max(tops[key % 4]);
+                }
+                for key in self.keys / 4 * 4..self.keys {
+                    tops[0] = V::load(scores.add(key * self.queries)).max(tops[0]);
+                }
+                let top = tops[0].max(tops[1]).max(tops[2].max(tops[3]));
+                let shrink = before.sub(top).exp2();
+                let mut sum = V::splat(0.0);
+                for key in 0..self.keys {
+                    let at = scores.add(key * self.queries);
+                    let share = V::load(at).sub(top).exp2();
+                    sum = sum.add(share);
+                    share.store(at);
+                }
+                V::load(self.sum.add(lane)).mul_add(shrink, sum).store(self.sum.add(lane));
+                top.store(self.top.add(lane));
+                shrink.store(self.shrink.add(lane));
+            }
+        }
+    }
+}
+
+/// The probabilities again, from the log-sum-exp, and the gradient of the scores.
+pub(super) struct Gradient {
+    pub keys: usize,
+    /// A multiple of 16.
+    pub queries: usize,
+    /// In: scores times log2(e). Out: probabilities P. (keys, queries)
+    pub scores: *mut f32,
+    /// In: gradients of P. Out: gradients of the scores, P (dP - D). (keys, queries)
+    pub slopes: *mut f32,
+    pub mask: Mask,
+    /// Log-sum-exp times log2(e); inf for a query that saw nothing. (queries)
+    pub lse: *const f32,
+    /// D = sum of dout out. (queries)
+    pub delta: *const f32,
+}
+
+impl Job for Gradient {
+    /// # Safety
+    /// The pointers reach as many elements as the shapes say.
+    #[inline(always)]
+    unsafe fn on<V: Vector>(self) {
+        for lane in (0..self.queries).step_by(V::LANES) {
+            // SAFETY: `lane` and the vector's width stay below `queries`.
+            unsafe {
+                let last = V::load(self.mask.last.add(lane));
+                let lse = V::load(self.lse.add(lane));
+                let delta = V::load(self.delta.add(lane));
+                for key in 0..self.keys {
+                    let at = key * self.queries + lane;
+                    let mut share = V::load(self.scores.add(at)).sub(lse).exp2();
+                    if self.mask.cuts {
+                        let number = (self.mask.first_key + key) as f32;
+                        share = last.where_at_least(number, share, V::splat(0.0));
+                    }
+                    share.store(self.scores.add(at));
+                    let slope = V::load(self.slopes.add(at)).sub(delta).mul(share);
+                    slope.store(self.slopes.add(at));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! A unit of work: one key head of one sequence, with the queries of all heads that share it. The queries
+//! of a group are taken as rows of one matrix, position by position and head by head, so that grouped keys
+//! are no special case: a row is a query, whatever its head.
+
+use super::Shape;
+use std::ops::Range;
+
+/// Queries in a tile.
+pub(super) const QUERIES: usize = 64;
+/// Keys in a tile.
+pub(super) const KEYS: usize = 64;
+
+#[derive(Clone, Copy)]
+pub(super) struct Unit<'a> {
+    pub shape: &'a Shape,
+    pub batch: usize,
+    pub kv_head: usize,
+}
+
+/// Where a row of queries lies.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    /// The row in q and out.
+    pub token: usize,
+    /// Its head's first column in out, and in q counted from q's offset.
+    pub column: usize,
+    /// Its element of lse.
+    pub lse: usize,
+}
+
+impl<'a> Unit<'a> {
+    pub fn nth(shape: &'a Shape, number: usize) -> Unit<'a> {
+        Unit { shape, batch: number / shape.kv_heads, kv_head: number % shape.kv_heads }
+    }
+
+    pub fn rows(&self) -> usize {
+        self.shape.q_len * self.shape.group()
+    }
+
+    pub fn place(&self, row: usize) -> Place {
+        let Shape { heads, head_dim, q_len, .. } = *self.shape;
+        let (at, member) = (row / self.shape.group(), row % self.shape.group());
+        let head = self.kv_head * self.shape.group() + member;
+        Place {
+            token: self.batch * q_len + at,
+            column: head * head_dim,
+            lse: (self.batch * heads + head) * q_len + at,
+        }
+    }
+
+    /// How many keys a row sees; it sees the first ones.
+    pub fn seen(&self, row: usize) -> usize {
+        let Shape { k_len, q_start, k_start, .. } = *self.shape;
+        (q_start + row / self.shape.group() + 1).saturating_sub(k_start).min(k_len)
+    }
+
+    /// The first row that sees a key.
+    pub fn first_to_see(&self, key: usize) -> usize {
+        let Shape { q_start, k_start, .. } = *self.shape;
+        ((k_start + key).saturating_sub(q_start) * self.shape.group()).min(self.rows())
+    }
+
+    pub fn blocks(&self) -> usize {
+        self.rows().div_ceil(QUERIES)
+    }
+
+    pub fn block(&self, number: usize) -> Range<usize> {
+        number * QUERIES..((number + 1) * QUERIES).min(self.rows())
+    }
+}
+
+/// Which pieces of work are a member's: pieces in a row are dealt out so that everybody gets about the same
+/// cost, and each piece to exactly one member.
+pub(super) struct Deal {
+    pub total: usize,
+    pub member: usize,
+    pub size: usize,
+    dealt: usize,
+}
+
+impl Deal {
+    pub fn new(total: usize, member: usize, size: usize) -> Deal {
+        Deal { total, member, size, dealt: 0 }
+    }
+
+    /// Whether the next piece, of this cost, is ours.
+    pub fn next(&mut self, cost: usize) -> bool {
+        let middle = 2 * self.dealt + cost;
+        self.dealt += cost;
+        let owner = (middle * self.size / (2 * self.total).max(1)).min(self.size - 1);
+        owner == self.member
+    }
+}

@@ -1,0 +1,321 @@
+//! A row of numbers in one register, at each level, and the way a job gets to run on it. Knows nothing of
+//! attention.
+
+use crate::cpu::Level;
+
+/// What the tiles need of a register of f32.
+///
+/// # Safety
+/// Every function may be called only where the level's instructions may run: inside a `Job` that `run` has
+/// started. Loads and stores touch `LANES` elements, wherever they are aligned.
+pub(super) trait Vector: Copy {
+    const LANES: usize;
+    /// How many rows of how many registers a product keeps in registers, by how many it goes across.
+    const TALL: [usize; 5];
+    unsafe fn splat(x: f32) -> Self;
+    unsafe fn load(from: *const f32) -> Self;
+    unsafe fn store(self, to: *mut f32);
+    unsafe fn add(self, other: Self) -> Self;
+    unsafe fn sub(self, other: Self) -> Self;
+    unsafe fn mul(self, other: Self) -> Self;
+    /// `self * by + plus`
+    unsafe fn mul_add(self, by: Self, plus: Self) -> Self;
+    /// The larger; where either is a NaN, `other`.
+    unsafe fn max(self, other: Self) -> Self;
+    /// Two to the power of numbers up to 127; nought below about -126.
+    unsafe fn exp2(self) -> Self;
+    /// `yes` where `self >= least`, else `no`.
+    unsafe fn where_at_least(self, least: f32, yes: Self, no: Self) -> Self;
+}
+
+/// Work on vectors of whatever width the level has. Bodies are `#[inline(always)]` all the way down, so that
+/// they are compiled once per level, with that level's instructions.
+pub(super) trait Job {
+    /// # Safety
+    /// As the job's fields say.
+    unsafe fn on<V: Vector>(self);
+}
+
+/// Runs a job with the instructions of a level.
+///
+/// # Safety
+/// As the job's fields say; and the processor must have the level, which `Cpu::at` has checked.
+#[inline(always)]
+pub(super) unsafe fn run<J: Job>(level: Level, job: J) {
+    // SAFETY: the caller's promise, handed on.
+    unsafe {
+        match level {
+            #[cfg(target_arch = "x86_64")]
+            Level::Amx | Level::Avx512 => x86::on_avx512(job),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => x86::on_avx2(job),
+            _ => job.on::<Plain>(),
+        }
+    }
+}
+
+/// 2^r = sum of `POWERS[i] r^i` for -1/2 <= r <= 1/2, within 2e-9 of it (a Remez fit of the relative error,
+/// with the first coefficient set to one so that 2^0 is one).
+const POWERS: [f32; 7] = [
+    1.0,
+    std::f32::consts::LN_2, // 0.693147206 fitted: the same f32
+    0.240_226_47,
+    0.055_503_29,
+    0.009_618_489,
+    0.001_339_993_2,
+    0.000_153_458_27,
+];
+
+/// Adding it leaves a number's nearest whole in the lowest bits.
+const WHOLE: f32 = 12_582_912.0; // 1.5 * 2^23
+
+/// Least exponent of a number that is not subnormal.
+const LEAST: f32 = -126.0;
+
+/// Eight numbers in plain Rust: what the compiler makes of it on any target.
+#[derive(Clone, Copy)]
+pub(super) struct Plain([f32; 8]);
+
+impl Vector for Plain {
+    const LANES: usize = 8;
+    const TALL: [usize; 5] = [0, 4, 2, 0, 0];
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Plain {
+        Plain([x; 8])
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Plain {
+        // SAFETY: eight elements are there, as the trait asks.
+        Plain(unsafe { from.cast::<[f32; 8]>().read_unaligned() })
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: eight elements are there, as the trait asks.
+        unsafe { to.cast::<[f32; 8]>().write_unaligned(self.0) }
+    }
+    #[inline(always)]
+    unsafe fn add(self, other: Plain) -> Plain {
+        Plain(std::array::from_fn(|i| self.0[i] + other.0[i]))
+    }
+    #[inline(always)]
+    unsafe fn sub(self, other: Plain) -> Plain {
+        Plain(std::array::from_fn(|i| self.0[i] - other.0[i]))
+    }
+    #[inline(always)]
+    unsafe fn mul(self, other: Plain) -> Plain {
+        Plain(std::array::from_fn(|i| self.0[i] * other.0[i]))
+    }
+    #[inline(always)]
+    unsafe fn mul_add(self, by: Plain, plus: Plain) -> Plain {
+        // Where the target has no fused instruction, `f32::mul_add` is a call into a library.
+        match cfg!(any(target_feature = "fma", target_arch = "aarch64")) {
+            true => Plain(std::array::from_fn(|i| self.0[i].mul_add(by.0[i], plus.0[i]))),
+            false => Plain(std::array::from_fn(|i| self.0[i] * by.0[i] + plus.0[i])),
+        }
+    }
+    #[inline(always)]
+    unsafe fn max(self, other: Plain) -> Plain {
+        Plain(std::array::from_fn(|i| if self.0[i] > other.0[i] { self.0[i] } else { other.0[i] }))
+    }
+    #[inline(always)]
+    unsafe fn exp2(self) -> Plain {
+        Plain(std::array::from_fn(|i| {
+            let x = self.0[i];
+            let marked = x + WHOLE;
+            let rest = x - (marked - WHOLE);
+            let mut power = POWERS[6];
+            for c in POWERS[..6].iter().rev() {
+                power = power * rest + c;
+            }
+            let scaled = f32::from_bits(power.to_bits().wrapping_add(marked.to_bits() << 23));
+            // Neither comparison holds for a NaN, which stays one.
+            if x < LEAST {
+                0.0
+            } else if x >= LEAST {
+                scaled
+            } else {
+                x
+            }
+        }))
+    }
+    #[inline(always)]
+    unsafe fn where_at_least(self, least: f32, yes: Plain, no: Plain) -> Plain {
+        Plain(std::array::from_fn(|i| if self.0[i] >= least { yes.0[i] } else { no.0[i] }))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{Job, LEAST, POWERS, Vector, WHOLE};
+    use std::arch::x86_64::*;
+
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) unsafe fn on_avx2<J: Job>(job: J) {
+        // SAFETY: the caller's promise, handed on.
+        unsafe { job.on::<Avx2>() }
+    }
+
+    #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
+    pub(super) unsafe fn on_avx512<J: Job>(job: J) {
+        // SAFETY: the caller's promise, handed on.
+        unsafe { job.on::<Avx512>() }
+    }
+
+    #[derive(Clone, Copy)]
+    pub(super) struct Avx2(__m256);
+    #[derive(Clone, Copy)]
+    pub(super) struct Avx512(__m512);
+
+    // In both implementations each block is sound because the trait lets it be called only where the
+    // instructions may run; the pointers are those that the caller vouches for.
+
+    impl Vector for Avx2 {
+        const LANES: usize = 8;
+        const TALL: [usize; 5] = [0, 8, 6, 0, 0];
+
+        #[inline(always)]
+        unsafe fn splat(x: f32) -> Avx2 {
+            // SAFETY: see above.
+            Avx2(unsafe { _mm256_set1_ps(x) })
+        }
+        #[inline(always)]
+        unsafe fn load(from: *const f32) -> Avx2 {
+            // SAFETY: see above.
+            Avx2(unsafe { _mm256_loadu_ps(from) })
+        }
+        #[inline(always)]
+        unsafe fn store(self, to: *mut f32) {
+            // SAFETY: see above.
+            unsafe { _mm256_storeu_ps(to, self.0) }
+        }
+        #[inline(always)]
+        unsafe fn add(self, other: Avx2) -> Avx2 {
+            // SAFETY: see above.
+            Avx2(unsafe { _mm256_add_ps(self.0, other.0) })
+        }
+        #[inline(always)]
+        unsafe fn sub(self, other: Avx2) -> Avx2 {
+            // SAFETY: see above.
+            Avx2(unsafe { _mm256_sub_ps(self.0, other.0) })
+        }
+        #[inline(always)]
+        unsafe fn mul(self, other: Avx2) -> Avx2 {
+            // SAFETY: see above.
+            Avx2(unsafe { _mm256_mul_ps(self.0, other.0) })
+        }
+        #[inline(always)]
+        unsafe fn mul_add(self, by: Avx2, plus: Avx2) -> Avx2 {
+            // SAFETY: see above.
+            Avx2(unsafe { _mm256_fmadd_ps(self.0, by.0, plus.0) })
+        }
+        #[inline(always)]
+        unsafe fn max(self, other: Avx2) -> Avx2 {
+            // SAFETY: see above.
+            Avx2(unsafe { _mm256_max_ps(self.0, other.0) })
+        }
+        #[inline(always)]
+        unsafe fn exp2(self) -> Avx2 {
+            // SAFETY: see above.
+            unsafe {
+                let marked = _mm256_add_ps(self.0, _mm256_set1_ps(WHOLE));
+                let rest = _mm256_sub_ps(self.0, _mm256_sub_ps(marked, _mm256_set1_ps(WHOLE)));
+                let mut power = _mm256_set1_ps(POWERS[6]);
+                for c in POWERS[..6].iter().rev() {
+                    power = _mm256_fmadd_ps(power, rest, _mm256_set1_ps(*c));
+                }
+                let shift = _mm256_slli_epi32::<23>(_mm256_castps_si256(marked));
+                let scaled =
+                    _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(power), shift));
+                // A NaN compares as not less, and is put back by x - x.
+                let scaled = _mm256_add_ps(scaled, _mm256_sub_ps(self.0, self.0));
+                _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(self.0, _mm256_set1_ps(LEAST)), scaled)
+                    .into()
+            }
+        }
+        #[inline(always)]
+        unsafe fn where_at_least(self, least: f32, yes: Avx2, no: Avx2) -> Avx2 {
+            // SAFETY: see above.
+            unsafe {
+                let reached = _mm256_cmp_ps::<_CMP_GE_OQ>(self.0, _mm256_set1_ps(least));
+                _mm256_blendv_ps(no.0, yes.0, reached).into()
+            }
+        }
+    }
+
+    impl From<__m256> for Avx2 {
+        #[inline(always)]
+        fn from(register: __m256) -> Avx2 {
+            Avx2(register)
+        }
+    }
+
+    impl Vector for Avx512 {
+        const LANES: usize = 16;
+        const TALL: [usize; 5] = [0, 8, 8, 8, 6];
+
+        #[inline(always)]
+        unsafe fn splat(x: f32) -> Avx512 {
+            // SAFETY: see above.
+            Avx512(unsafe { _mm512_set1_ps(x) })
+        }
+        #[inline(always)]
+        unsafe fn load(from: *const f32) -> Avx512 {
+            // SAFETY: see above.
+            Avx512(unsafe { _mm512_loadu_ps(from) })
+        }
+        #[inline(always)]
+        unsafe fn store(self, to: *mut f32) {
+            // SAFETY: see above.
+            unsafe { _mm512_storeu_ps(to, self.0) }
+        }
+        #[inline(always)]
+        unsafe fn add(self, other: Avx512) -> Avx512 {
+            // SAFETY: see above.
+            Avx512(unsafe { _mm512_add_ps(self.0, other.0) })
+        }
+        #[inline(always)]
+        unsafe fn sub(self, other: Avx512) -> Avx512 {
+            // SAFETY: see above.
+            Avx512(unsafe { _mm512_sub_ps(self.0, other.0) })
+        }
+        #[inline(always)]
+        unsafe fn mul(self, other: Avx512) -> Avx512 {
+            // SAFETY: see above.
+            Avx512(unsafe { _mm512_mul_ps(self.0, other.0) })
+        }
+        #[inline(always)]
+        unsafe fn mul_add(self, by: Avx512, plus: Avx512) -> Avx512 {
+            // SAFETY: see above.
+            Avx512(unsafe { _mm512_fmadd_ps(self.0, by.0, plus.0) })
+        }
+        #[inline(always)]
+        unsafe fn max(self, other: Avx512) -> Avx512 {
+            // SAFETY: see above.
+            Avx512(unsafe { _mm512_max_ps(self.0, other.0) })
+        }
+        #[inline(always)]
+        unsafe fn exp2(self) -> Avx512 {
+            // SAFETY: see above.
+            unsafe {
+                const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+                let x = _mm512_max_ps(_mm512_set1_ps(-200.0), self.0);
+                let whole = _mm512_roundscale_ps::<NEAREST>(x);
+                let rest = _mm512_sub_ps(x, whole);
+                let mut power = _mm512_set1_ps(POWERS[6]);
+                for c in POWERS[..6].iter().rev() {
+                    power = _mm512_fmadd_ps(power, rest, _mm512_set1_ps(*c));
+                }
+                Avx512(_mm512_scalef_ps(power, whole))
+            }
+        }
+        #[inline(always)]
+        unsafe fn where_at_least(self, least: f32, yes: Avx512, no: Avx512) -> Avx512 {
+            // SAFETY: see above.
+            unsafe {
+                let reached = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(self.0, _mm512_set1_ps(least));
+                Avx512(_mm512_mask_blend_ps(reached, no.0, yes.0))
+            }
+        }
+    }
+}
