@@ -58,7 +58,7 @@ impl Head {
     ) -> Tensor {
         let normed = self.normed(cx, weights, x).0;
         let mut losses = cx.device.empty(1, x.rows(), Dtype::F32, Tag::Buffers);
-        self.in_chunks(cx, x.rows(), |range, logits| {
+        self.in_chunks(cx, x.rows(), |range, mut logits| {
             let rows = normed.view().rows_of(range.clone());
             cx.device.matmul(Matmul::linear(rows, output, logits.reborrow()));
             cx.device.cross_entropy(CrossEntropy {

@@ -16,6 +16,7 @@
 pub mod config;
 mod learning_rate;
 mod mistake;
+mod ledger;
 pub mod model;
 mod plan;
 pub mod presets;
@@ -23,6 +24,7 @@ mod resolve;
 
 pub use config::{Compute, Config, Curve, Recompute};
 pub use learning_rate::LearningRate;
+pub use ledger::Ledger;
 pub use mistake::{Mistake, Place};
 pub use plan::{Checkpoint, Comm, Data, Eval, Layout, Plan, Precision, Sample, Source, Train};
 pub use resolve::Surroundings;

@@ -2,7 +2,7 @@
 
 use super::{Device, Operation, with_float};
 use crate::cpu::attention::{self, Rows, RowsMut};
-use crate::{View, ViewMut};
+use crate::{Element, View, ViewMut};
 
 /// Sizes, and where queries and keys stand. Key j is seen by query i if `k_start + j <= q_start + i`.
 pub use crate::cpu::attention::Shape as Attention;
@@ -59,8 +59,7 @@ impl Device {
         lse: ViewMut<'_>,
     ) {
         with_float!(q.dtype(), E => self.on_cpu(Operation::Attention, |cpu| {
-            let rows = |view: View<'_>| Rows { data: view.host::<E>(), offset: 0, stride: view.cols() };
-            attention::forward(cpu, shape, rows(q), rows(k), rows(v), out.host(), lse.host())
+            attention::forward(cpu, shape, rows::<E>(q), rows(k), rows(v), out.host(), lse.host())
         }))
     }
 
@@ -83,4 +82,9 @@ impl Device {
             attention::backward(cpu, shape, at(0), at(q), at(q + kv), out, dout, lse, dq, dk, dv)
         }))
     }
+}
+
+/// All columns of a view.
+fn rows<E: Element>(view: View<'_>) -> Rows<'_, E> {
+    Rows { data: view.host(), offset: 0, stride: view.cols() }
 }

@@ -16,6 +16,16 @@ pub enum Compute {
     Bf16,
 }
 
+impl Compute {
+    /// Of a number.
+    pub fn bytes(self) -> usize {
+        match self {
+            Compute::F32 => 4,
+            Compute::Bf16 => 2,
+        }
+    }
+}
+
 impl Precision {
     pub(super) fn read(reader: &mut Reader) -> Precision {
         let computes = [("f32", Compute::F32), ("bf16", Compute::Bf16)];

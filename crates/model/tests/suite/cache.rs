@@ -1,0 +1,33 @@
+//! Token by token with a cache is the whole sequence at once.
+
+use lockstep_kernels::Dtype;
+use lockstep_model::Cache;
+use lockstep_plan::model::Family;
+
+use crate::setup::{SEQ, setup, shape};
+
+#[test]
+fn a_cache_changes_nothing() {
+    for family in [Family::Gpt2, Family::Llama, Family::Moe] {
+        let setup = setup(&shape(family), Dtype::F32);
+        let whole = setup.model.logits(&setup.device, &setup.weights, &setup.batch, Dtype::F32);
+        let ids = setup.batch.inputs.view().rows_of(0..1).host::<u32>().to_vec();
+        for cuts in [vec![SEQ], vec![1; SEQ], vec![5, 1, 1, SEQ - 7]] {
+            let mut cache = Cache::new(&setup.device, &setup.model, Dtype::F32);
+            let mut at = 0;
+            for cut in cuts {
+                let logits = setup.model.extend(
+                    &setup.device,
+                    &setup.weights,
+                    &mut cache,
+                    &ids[at..at + cut],
+                    Dtype::F32,
+                );
+                at += cut;
+                let expected = whole.view().rows_of(at - 1..at).host::<f32>();
+                let error = logits.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                assert!(error < 1e-4, "{family:?} after {at} tokens: {error}");
+            }
+        }
+    }
+}
