@@ -3,7 +3,9 @@
 
 pub mod attention;
 mod level;
+pub mod rope;
 mod scratch;
+mod vector;
 
 pub use level::Level;
 pub use scratch::Scratch;

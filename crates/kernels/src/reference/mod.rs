@@ -2,3 +2,4 @@
 //! against. Nothing that trains calls them.
 
 pub mod attention;
+pub mod rope;

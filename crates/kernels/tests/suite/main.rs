@@ -1,3 +1,4 @@
 //! Fast kernels against plain references, at every level of this machine. One binary, to link once.
 
 mod attention;
+mod rope;
