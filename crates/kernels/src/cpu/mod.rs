@@ -19,6 +19,8 @@ pub mod routing;
 mod scratch;
 mod simd;
 pub mod swiglu;
+pub mod rope;
+mod vector;
 
 pub use level::Level;
 pub use scratch::Scratch;

@@ -2,3 +2,4 @@
 
 mod attention;
 mod gemm;
+mod rope;

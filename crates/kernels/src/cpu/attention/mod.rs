@@ -11,7 +11,6 @@ mod room;
 mod rows;
 mod softmax;
 mod unit;
-mod vector;
 
 pub use merge::merge;
 pub use rows::{Rows, RowsMut};

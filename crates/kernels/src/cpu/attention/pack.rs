@@ -2,8 +2,8 @@
 
 use super::rows::Reach;
 use super::unit::Unit;
-use super::vector::{Job, Vector};
 use crate::Float;
+use crate::cpu::vector::{Job, Vector};
 use std::ops::Range;
 
 /// Every padded size is a multiple of this; the widest vector has as many lanes.

@@ -2,7 +2,7 @@
 
 #![allow(clippy::needless_range_loop)] // rows and columns of registers read best by number
 
-use super::vector::{Job, Vector};
+use crate::cpu::vector::{Job, Vector};
 
 /// What C held before.
 #[derive(Clone, Copy)]

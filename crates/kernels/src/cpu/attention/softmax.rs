@@ -1,7 +1,7 @@
 //! Between the products of a tile: scores become probabilities. Tiles lie keys down and queries across, so
 //! that every query is a lane and nothing is ever summed across lanes.
 
-use super::vector::{Job, Vector};
+use crate::cpu::vector::{Job, Vector};
 
 /// Below every score, and finite, so that a query without a key yet never meets inf - inf.
 pub(super) const NO_MAX: f32 = -1e30;
