@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 pub mod case;
 pub mod comm;
+pub mod gemm;
 pub mod table;
 
 #[derive(clap::Args)]
@@ -15,10 +16,12 @@ pub struct Args {
 #[derive(clap::Subcommand)]
 enum What {
     Comm(comm::Args),
+    Gemm(gemm::Args),
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.what {
         What::Comm(args) => comm::run(args),
+        What::Gemm(args) => gemm::run(args),
     }
 }

@@ -48,10 +48,6 @@ impl Cpu {
     pub fn at(level: Level, threads: usize) -> Cpu {
         let best = Level::of_this_machine();
         assert!(level <= best, "this processor reaches {best:?}, not {level:?}");
-        Cpu {
-            team: Team::new(threads),
-            level,
-            scratch: (0..threads).map(|_| Scratch::new()).collect(),
-        }
+        Cpu { team: Team::new(threads), level, scratch: (0..threads).map(|_| Scratch::new()).collect() }
     }
 }

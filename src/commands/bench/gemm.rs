@@ -1,0 +1,281 @@
+//! `lockstep bench gemm`: matrix multiplies of a layer's forward and backward pass, in GFLOP/s.
+
+use anyhow::{Context, bail};
+use half::bf16;
+use lockstep_kernels::cpu::gemm::{self, Data, DataMut, Epilogue, Gemm, Matrix};
+use lockstep_kernels::cpu::{Cpu, Level};
+use lockstep_kernels::{Dtype, Float};
+use std::process::ExitCode;
+use std::time::Instant;
+
+/// Matrix multiplies, timed and checked: GFLOP/s of a layer's forward and backward pass.
+///
+/// A shape MxNxK is a layer of M tokens, N outputs and K inputs, and stands for three multiplies:
+/// nt, its output (M, N) = x·Wᵀ; nn, the gradient of its input (M, K) = dy·W; and tn, that of its weight
+/// (N, K) += dyᵀ·x, which is f32 whatever the rest is.
+#[derive(clap::Args)]
+pub struct Args {
+    /// f32 or bf16
+    #[arg(long, default_value = "f32", value_parser = dtype)]
+    dtype: Dtype,
+    /// Layers as tokens x outputs x inputs
+    #[arg(long, default_value = "1024x1024x1024", value_delimiter = ',', value_parser = shape)]
+    shapes: Vec<Shape>,
+    /// Which of the three: nt, nn, tn
+    #[arg(long, default_value = "nt,nn,tn", value_delimiter = ',')]
+    orders: Vec<Order>,
+    /// Threads that share each multiply
+    #[arg(long, default_value_t = 1)]
+    threads: usize,
+    /// Instructions to use at most: portable, avx2, avx512 or amx [default: all that are there]
+    #[arg(long, value_parser = level)]
+    level: Option<Level>,
+    /// Seconds to measure each multiply
+    #[arg(long, default_value_t = 0.3)]
+    seconds: f64,
+    /// One JSON object per line instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    tokens: usize,
+    outputs: usize,
+    inputs: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Order {
+    Nt,
+    Nn,
+    Tn,
+}
+
+/// Medians hide a busy neighbour, the best shows what the kernel can do.
+#[derive(serde::Serialize)]
+struct Record {
+    order: Order,
+    m: usize,
+    n: usize,
+    k: usize,
+    dtype: String,
+    threads: usize,
+    level: String,
+    calls: usize,
+    median_us: f64,
+    best_us: f64,
+    gflops: f64,
+    best_gflops: f64,
+    wrong: usize,
+}
+
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let best = Level::of_this_machine();
+    let level = args.level.unwrap_or(best);
+    if level > best {
+        bail!("--level {level:?}: this processor reaches {best:?}");
+    }
+    if args.threads == 0 {
+        bail!("--threads 0: one thread at least");
+    }
+    let cpu = Cpu::at(level, args.threads);
+    if !args.json {
+        println!("{} with {} thread(s), {level:?}", args.dtype, args.threads);
+        println!(
+            "{:>5} {:>6} {:>6} {:>6} {:>7} {:>12} {:>12} {:>9} {:>9} {:>6}",
+            "order", "m", "n", "k", "calls", "median (µs)", "best (µs)", "GFLOP/s", "best", "wrong"
+        );
+    }
+    let mut wrong = 0;
+    for &shape in &args.shapes {
+        for &order in &args.orders {
+            let record = measure(&cpu, &args, shape, order);
+            wrong += record.wrong;
+            print(&record, args.json)?;
+        }
+    }
+    if wrong > 0 {
+        bail!("{wrong} values were wrong");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print(record: &Record, json: bool) -> anyhow::Result<()> {
+    if json {
+        println!("{}", serde_json::to_string(record).context("a record is plain data")?);
+        return Ok(());
+    }
+    println!(
+        "{:>5} {:>6} {:>6} {:>6} {:>7} {:>12.1} {:>12.1} {:>9.1} {:>9.1} {:>6}",
+        format!("{:?}", record.order).to_lowercase(),
+        record.m,
+        record.n,
+        record.k,
+        record.calls,
+        record.median_us,
+        record.best_us,
+        record.gflops,
+        record.best_gflops,
+        record.wrong
+    );
+    Ok(())
+}
+
+/// One multiply on its buffers.
+struct Case {
+    m: usize,
+    n: usize,
+    k: usize,
+    order: Order,
+    a: Values,
+    b: Values,
+    out: Values,
+}
+
+enum Values {
+    F32(Vec<f32>),
+    Bf16(Vec<bf16>),
+}
+
+fn measure(cpu: &Cpu, args: &Args, shape: Shape, order: Order) -> Record {
+    let mut case = Case::new(shape, order, args.dtype);
+    case.multiply(cpu);
+    let wrong = case.wrong();
+    let mut times = Vec::new();
+    let start = Instant::now();
+    while times.len() < 5 || start.elapsed().as_secs_f64() < args.seconds {
+        let call = Instant::now();
+        case.multiply(cpu);
+        times.push(call.elapsed().as_secs_f64());
+    }
+    times.sort_by(f64::total_cmp);
+    let (median, best) = (times[times.len() / 2], times[0]);
+    let work = 2.0 * case.m as f64 * case.n as f64 * case.k as f64 / 1e9;
+    Record {
+        order,
+        m: case.m,
+        n: case.n,
+        k: case.k,
+        dtype: args.dtype.to_string(),
+        threads: args.threads,
+        level: format!("{:?}", cpu.level).to_lowercase(),
+        calls: times.len(),
+        median_us: median * 1e6,
+        best_us: best * 1e6,
+        gflops: work / median,
+        best_gflops: work / best,
+        wrong,
+    }
+}
+
+impl Case {
+    fn new(shape: Shape, order: Order, dtype: Dtype) -> Case {
+        let Shape { tokens, outputs, inputs } = shape;
+        let (m, n, k) = match order {
+            Order::Nt => (tokens, outputs, inputs),
+            Order::Nn => (tokens, inputs, outputs),
+            Order::Tn => (outputs, inputs, tokens),
+        };
+        let stored = if order == Order::Tn { Dtype::F32 } else { dtype };
+        let (a, b) = (Values::new(dtype, m * k, 7), Values::new(dtype, k * n, 5));
+        Case { m, n, k, order, a, b, out: Values::zeros(stored, m * n) }
+    }
+
+    fn multiply(&mut self, cpu: &Cpu) {
+        let Case { m, n, k, order, .. } = *self;
+        let stride = |transposed: bool, rows, cols| if transposed { rows } else { cols };
+        let (a, b) = (order == Order::Tn, order == Order::Nt);
+        let gemm = Gemm {
+            m,
+            n,
+            k,
+            a: Matrix { data: self.a.data(), stride: stride(a, m, k), transposed: a },
+            b: Matrix { data: self.b.data(), stride: stride(b, k, n), transposed: b },
+            out: match &mut self.out {
+                Values::F32(out) => DataMut::F32(out),
+                Values::Bf16(out) => DataMut::Bf16(out),
+            },
+            out_stride: n,
+            accumulate: order == Order::Tn,
+            scale: 1.0,
+            epilogue: Epilogue::default(),
+        };
+        gemm::run(cpu, gemm);
+    }
+
+    /// How many of some hundred elements of the first product are not what they should be.
+    fn wrong(&self) -> usize {
+        let (m, n, k) = (self.m, self.n, self.k);
+        let places = (0..m * n).step_by((m * n / 500).max(1));
+        let off = |place: usize| {
+            let (i, j) = (place / n, place % n);
+            let a = |p| self.a.get(if self.order == Order::Tn { p * m + i } else { i * k + p });
+            let b = |p| self.b.get(if self.order == Order::Nt { j * k + p } else { p * n + j });
+            let want: f64 = (0..k).map(|p| f64::from(a(p)) * f64::from(b(p))).sum();
+            let rounding = if let Values::Bf16(_) = self.out { 1.0 / 128.0 } else { 1e-5 };
+            let error = (f64::from(self.out.get(place)) - want).abs();
+            error > rounding * want.abs() + 1e-5 * (k as f64).sqrt()
+        };
+        places.filter(|place| off(*place)).count()
+    }
+}
+
+impl Values {
+    /// Numbers between -1 and 1, the same in every run.
+    fn new(dtype: Dtype, len: usize, seed: u32) -> Values {
+        let mut state = seed;
+        let values = (0..len).map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+        });
+        match dtype {
+            Dtype::Bf16 => Values::Bf16(values.map(<bf16 as Float>::narrow).collect()),
+            _ => Values::F32(values.collect()),
+        }
+    }
+
+    fn zeros(dtype: Dtype, len: usize) -> Values {
+        match dtype {
+            Dtype::Bf16 => Values::Bf16(vec![bf16::ZERO; len]),
+            _ => Values::F32(vec![0.0; len]),
+        }
+    }
+
+    fn data(&self) -> Data<'_> {
+        match self {
+            Values::F32(values) => Data::F32(values),
+            Values::Bf16(values) => Data::Bf16(values),
+        }
+    }
+
+    fn get(&self, place: usize) -> f32 {
+        match self {
+            Values::F32(values) => values[place],
+            Values::Bf16(values) => values[place].wide(),
+        }
+    }
+}
+
+fn dtype(name: &str) -> Result<Dtype, String> {
+    match name {
+        "f32" => Ok(Dtype::F32),
+        "bf16" => Ok(Dtype::Bf16),
+        _ => Err("f32 or bf16".into()),
+    }
+}
+
+fn level(name: &str) -> Result<Level, String> {
+    let named = |level: &Level| format!("{level:?}").eq_ignore_ascii_case(name);
+    Level::Amx.and_below().find(named).ok_or_else(|| "one of portable, avx2, avx512, amx".into())
+}
+
+/// `512x768x3072`.
+fn shape(text: &str) -> Result<Shape, String> {
+    let sizes: Result<Vec<usize>, _> = text.split('x').map(str::parse).collect();
+    match sizes.as_deref() {
+        Ok(&[tokens, outputs, inputs]) => Ok(Shape { tokens, outputs, inputs }),
+        _ => Err(format!("{text} is no shape; write tokens x outputs x inputs, as 512x768x3072")),
+    }
+}
