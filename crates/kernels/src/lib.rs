@@ -3,6 +3,7 @@
 
 pub mod cpu;
 mod dtype;
+pub mod reference;
 mod team;
 
 pub use dtype::{Dtype, Element, Float};
