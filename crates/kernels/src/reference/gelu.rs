@@ -1,0 +1,18 @@
+//! GELU in the tanh form that GPT-2 was trained with.
+
+use std::f64::consts::PI;
+
+pub fn forward(x: f64) -> f64 {
+    0.5 * x * (1.0 + inner(x).tanh())
+}
+
+/// The derivative at `x`.
+pub fn slope(x: f64) -> f64 {
+    let t = inner(x).tanh();
+    let inner_slope = (2.0 / PI).sqrt() * (1.0 + 3.0 * 0.044715 * x * x);
+    0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner_slope
+}
+
+fn inner(x: f64) -> f64 {
+    (2.0 / PI).sqrt() * (x + 0.044715 * x.powi(3))
+}

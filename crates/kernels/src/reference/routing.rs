@@ -1,0 +1,158 @@
+//! Mixture of experts: choosing, moving rows, and the auxiliary losses.
+
+use crate::cpu::routing::{DROPPED, Router};
+
+/// A router's decision: (probs, chosen, weights).
+pub fn choose(router: Router, logits: &[f64]) -> (Vec<f64>, Vec<u32>, Vec<f64>) {
+    let (mut probs, mut chosen, mut weights) = (vec![], vec![], vec![]);
+    for row in logits.chunks_exact(router.experts) {
+        let p = softmax(row);
+        let mut by_likelihood: Vec<usize> = (0..router.experts).collect();
+        by_likelihood.sort_by(|&a, &b| p[b].total_cmp(&p[a]).then(a.cmp(&b)));
+        let taken = &by_likelihood[..router.top_k];
+        let all: f64 = if router.renormalise { taken.iter().map(|&e| p[e]).sum() } else { 1.0 };
+        chosen.extend(taken.iter().map(|&e| e as u32));
+        weights.extend(taken.iter().map(|&e| p[e] / all));
+        probs.extend(p);
+    }
+    (probs, chosen, weights)
+}
+
+/// The weights of given choices: what is differentiated, as a choice itself has no slope.
+pub fn weights_of(router: Router, logits: &[f64], chosen: &[u32]) -> Vec<f64> {
+    let rows = logits.chunks_exact(router.experts).zip(chosen.chunks_exact(router.top_k));
+    rows.flat_map(|(row, chosen)| {
+        let p = softmax(row);
+        let all: f64 =
+            if router.renormalise { chosen.iter().map(|&e| p[e as usize]).sum() } else { 1.0 };
+        chosen.iter().map(move |&e| p[e as usize] / all).collect::<Vec<_>>()
+    })
+    .collect()
+}
+
+/// The logits' gradient from the weights', by the softmax's full Jacobian.
+pub fn weights_backward(
+    router: Router,
+    logits: &[f64],
+    chosen: &[u32],
+    dweights: &[f64],
+) -> Vec<f64> {
+    let Router { experts, top_k, renormalise } = router;
+    let mut dlogits = vec![];
+    for (token, row) in logits.chunks_exact(experts).enumerate() {
+        let p = softmax(row);
+        let (chosen, dw) = (&chosen[token * top_k..][..top_k], &dweights[token * top_k..][..top_k]);
+        let all: f64 = chosen.iter().map(|&e| p[e as usize]).sum();
+        let mut dp = vec![0.0; experts];
+        for (i, &e) in chosen.iter().enumerate() {
+            for (j, &other) in chosen.iter().enumerate() {
+                // w_j = p_j / all: dw_j/dp_i = [i = j] / all - p_j / all².
+                let same = if i == j { 1.0 } else { 0.0 };
+                let slope =
+                    if renormalise { same / all - p[other as usize] / (all * all) } else { same };
+                dp[e as usize] += dw[j] * slope;
+            }
+        }
+        dlogits.extend(softmax_backward(&p, &dp));
+    }
+    dlogits
+}
+
+/// `experts Σ_e (slots of e / tokens) (mean probability of e)`.
+pub fn balance_loss(logits: &[f64], experts: usize, chosen: &[u32]) -> f64 {
+    let tokens = (logits.len() / experts) as f64;
+    let mut means = vec![0.0; experts];
+    for row in logits.chunks_exact(experts) {
+        softmax(row).iter().zip(&mut means).for_each(|(p, mean)| *mean += p / tokens);
+    }
+    let slots = |e: usize| chosen.iter().filter(|&&expert| expert as usize == e).count() as f64;
+    experts as f64 * (0..experts).map(|e| slots(e) / tokens * means[e]).sum::<f64>()
+}
+
+pub fn balance_backward(logits: &[f64], experts: usize, chosen: &[u32]) -> Vec<f64> {
+    let tokens = (logits.len() / experts) as f64;
+    let slots = |e: usize| chosen.iter().filter(|&&expert| expert as usize == e).count() as f64;
+    let dp: Vec<f64> = (0..experts).map(|e| experts as f64 * slots(e) / tokens / tokens).collect();
+    logits.chunks_exact(experts).flat_map(|row| softmax_backward(&softmax(row), &dp)).collect()
+}
+
+/// The mean over tokens of ln² Σ e^logit.
+pub fn z_loss(logits: &[f64], experts: usize) -> f64 {
+    let tokens = (logits.len() / experts) as f64;
+    logits.chunks_exact(experts).map(|row| log_sum(row).powi(2) / tokens).sum()
+}
+
+pub fn z_loss_backward(logits: &[f64], experts: usize) -> Vec<f64> {
+    let tokens = (logits.len() / experts) as f64;
+    let one = |row: &[f64]| {
+        softmax(row).iter().map(|p| 2.0 * log_sum(row) * p / tokens).collect::<Vec<_>>()
+    };
+    logits.chunks_exact(experts).flat_map(one).collect()
+}
+
+/// Places of slots, grouped by expert: (order, starts, place).
+pub fn group(
+    chosen: &[u32],
+    experts: usize,
+    capacity: Option<usize>,
+) -> (Vec<u32>, Vec<u32>, Vec<u32>) {
+    let (mut order, mut starts, mut place) = (vec![], vec![0], vec![DROPPED; chosen.len()]);
+    for expert in 0..experts as u32 {
+        let slots = (0..chosen.len()).filter(|&slot| chosen[slot] == expert);
+        for slot in slots.take(capacity.unwrap_or(usize::MAX)) {
+            place[slot] = order.len() as u32;
+            order.push(slot as u32);
+        }
+        starts.push(order.len() as u32);
+    }
+    (order, starts, place)
+}
+
+/// `out[token] = Σ weight * row` over the token's slots that were not dropped.
+pub fn combine(rows: &[f64], dim: usize, top_k: usize, place: &[u32], weights: &[f64]) -> Vec<f64> {
+    let mut out = vec![0.0; place.len() / top_k * dim];
+    for (slot, &place) in place.iter().enumerate() {
+        if place != DROPPED {
+            (0..dim).for_each(|j| {
+                out[slot / top_k * dim + j] += weights[slot] * rows[place as usize * dim + j]
+            });
+        }
+    }
+    out
+}
+
+/// (drows, dweights).
+pub fn combine_backward(
+    rows: &[f64],
+    dim: usize,
+    top_k: usize,
+    place: &[u32],
+    weights: &[f64],
+    dy: &[f64],
+) -> (Vec<f64>, Vec<f64>) {
+    let (mut drows, mut dweights) = (vec![0.0; rows.len()], vec![0.0; weights.len()]);
+    for (slot, &place) in place.iter().enumerate() {
+        if place != DROPPED {
+            for j in 0..dim {
+                let (row, dy) = (place as usize * dim + j, dy[slot / top_k * dim + j]);
+                drows[row] = weights[slot] * dy;
+                dweights[slot] += rows[row] * dy;
+            }
+        }
+    }
+    (drows, dweights)
+}
+
+fn log_sum(row: &[f64]) -> f64 {
+    let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    row.iter().map(|logit| (logit - max).exp()).sum::<f64>().ln() + max
+}
+
+fn softmax(row: &[f64]) -> Vec<f64> {
+    row.iter().map(|logit| (logit - log_sum(row)).exp()).collect()
+}
+
+fn softmax_backward(p: &[f64], dp: &[f64]) -> Vec<f64> {
+    let mean: f64 = p.iter().zip(dp).map(|(p, dp)| p * dp).sum();
+    p.iter().zip(dp).map(|(p, dp)| p * (dp - mean)).collect()
+}

@@ -1,0 +1,52 @@
+use crate::check::*;
+use half::bf16;
+use lockstep_kernels::Float;
+use lockstep_kernels::cpu::adamw::{self, AdamW};
+use lockstep_kernels::cpu::{Cpu, elementwise};
+use lockstep_kernels::reference::adamw as reference;
+
+crate::both_types!(equals_its_reference);
+
+/// Three steps in a row, with gradients of type `G`.
+fn equals_its_reference<G: Float>() {
+    for n in LENGTHS {
+        let p = numbers::<f32>(n, 0);
+        let (mut rp, mut rm, mut rv) = (wide(&p), vec![0.0; n], vec![0.0; n]);
+        let steps = (1..4).map(|step| AdamW {
+            lr: 0.01,
+            weight_decay: 0.1,
+            step,
+            scale: 0.5,
+            ..AdamW::default()
+        });
+        for numbers_of in steps.clone() {
+            let g = wide(&numbers::<G>(n, numbers_of.step));
+            for i in 0..n {
+                (rp[i], rm[i], rv[i]) = reference::step(&numbers_of, rp[i], rm[i], rv[i], g[i]);
+            }
+        }
+        everywhere(&format!("adamw of {n}"), 1e-6, [rp, rm, rv], |cpu| {
+            let (mut p, mut m, mut v) = (p.clone(), vec![0.0; n], vec![0.0; n]);
+            let mut copy = vec![bf16::ZERO; n];
+            for numbers_of in steps.clone() {
+                let g = numbers::<G>(n, numbers_of.step);
+                let copy = (numbers_of.step != 2).then_some(&mut copy[..]);
+                adamw::step(cpu, &numbers_of, &mut p, &mut m, &mut v, &g, copy);
+            }
+            let mut rounded = vec![bf16::ZERO; n];
+            elementwise::cast(cpu, &p, &mut rounded);
+            assert_eq!(copy, rounded, "the copy is the parameters");
+            [wide(&p), wide(&m), wide(&v)]
+        });
+    }
+}
+
+/// torch 2.x: AdamW(lr=0.1, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01) on p = 1, g = 0.5. By hand:
+/// the first step's m̂ / √v̂ is 1, so p = 1 * (1 - 0.001) - 0.1.
+#[test]
+fn the_first_step_is_the_learning_rate() {
+    let numbers = AdamW { lr: 0.1, ..AdamW::default() };
+    let (mut p, mut m, mut v) = ([1.0], [0.0], [0.0]);
+    adamw::step(&Cpu::new(1), &numbers, &mut p, &mut m, &mut v, &[0.5f32], None);
+    close("p, m, v", 1e-7, &[0.899, 0.05, 0.00025], &wide(&[p[0], m[0], v[0]]));
+}

@@ -1,0 +1,51 @@
+use crate::check::*;
+use half::bf16;
+use lockstep_kernels::Float;
+use lockstep_kernels::cpu::elementwise;
+use lockstep_kernels::reference::elementwise as reference;
+
+crate::both_types!(equals_its_reference casts_round_to_nearest);
+
+fn equals_its_reference<E: Float>() {
+    for n in LENGTHS {
+        let (a, b) = (numbers::<E>(n, 1), numbers::<E>(n, 2));
+        let sum = reference::sum(&wide(&a), &wide(&b));
+        let scaled = reference::scale(&wide(&a), 0.3);
+        let both = reference::sum(&wide(&a), &reference::scale(&wide(&b), 0.3));
+        let right = [sum.clone(), sum, scaled, both, wide(&a), vec![1.5; n]];
+        everywhere(&format!("elements, {n}"), tolerance::<E>(1e-6), right, |cpu| {
+            let (mut added, mut sum, mut scaled) = (a.clone(), b.clone(), a.clone());
+            elementwise::add(cpu, &mut added, &b);
+            elementwise::sum(cpu, &a, &b, &mut sum);
+            elementwise::scale(cpu, &mut scaled, 0.3);
+            let (mut both, mut copied, mut filled) = (a.clone(), b.clone(), a.clone());
+            elementwise::add_scaled(cpu, &mut both, &b, 0.3);
+            elementwise::copy(cpu, &a, &mut copied);
+            elementwise::fill(cpu, &mut filled, E::narrow(1.5));
+            [added, sum, scaled, both, copied, filled].map(|x| wide(&x))
+        });
+    }
+    for (rows, n) in SHAPES {
+        let (a, bias) = (numbers::<E>(rows * n, 1), numbers::<E>(n, 2));
+        let right = reference::add_bias(&wide(&a), &wide(&bias));
+        everywhere(&format!("bias ({rows}, {n})"), tolerance::<E>(1e-6), [right], |cpu| {
+            let mut a = a.clone();
+            elementwise::add_bias(cpu, &mut a, &bias);
+            [wide(&a)]
+        });
+    }
+}
+
+/// To bf16 as the half crate rounds, and to f32 without loss.
+fn casts_round_to_nearest<E: Float>() {
+    for n in LENGTHS {
+        let x = numbers::<E>(n, 3);
+        let narrow: Vec<f64> = x.iter().map(|x| bf16::from_f32(x.wide()).to_f64()).collect();
+        everywhere(&format!("casts of {n}"), 0.0, [narrow, wide(&x)], |cpu| {
+            let (mut narrow, mut whole) = (vec![bf16::ZERO; n], vec![0f32; n]);
+            elementwise::cast(cpu, &x, &mut narrow);
+            elementwise::cast(cpu, &x, &mut whole);
+            [wide(&narrow), wide(&whole)]
+        });
+    }
+}

@@ -1,0 +1,89 @@
+use crate::check::*;
+use lockstep_kernels::Float;
+use lockstep_kernels::cpu::Cpu;
+use lockstep_kernels::cpu::embedding::{self, Held, Place};
+use lockstep_kernels::reference::embedding as reference;
+
+crate::both_types!(equals_its_reference);
+
+fn equals_its_reference<E: Float>() {
+    for (n, dim) in [(0, 4), (1, 1), (7, 17), (1000, 33), (200, 128)] {
+        // A whole vocabulary, and the second of three shares of it.
+        for (held, rows) in [(Held::all(50), 50), (Held { first: 17, vocab: 50 }, 17)] {
+            let (ids, table, dy) =
+                (whole(n, 50, 1), numbers::<E>(rows * dim, 2), numbers::<E>(n * dim, 3));
+            let (positions, place) = (numbers::<E>(12 * dim, 4), Place { start: 3, len: 9 });
+            let out = reference::forward(&ids, &wide(&table), dim, held, None);
+            let placed = reference::forward(
+                &ids,
+                &wide(&table),
+                dim,
+                held,
+                Some((&wide(&positions), place)),
+            );
+            let dtable = reference::backward(&ids, &wide(&dy), dim, held, rows);
+            let dpositions = reference::positions_backward(&wide(&dy), dim, place, 12);
+            let right =
+                [out, placed, dtable, dpositions.iter().map(|d| d + 1.0).collect(), dpositions];
+            everywhere(
+                &format!("embedding ({n}, {dim}) {held:?}"),
+                tolerance::<E>(1e-5),
+                right,
+                |cpu| {
+                    let (mut out, mut placed) =
+                        (vec![E::default(); n * dim], vec![E::default(); n * dim]);
+                    embedding::forward(cpu, &ids, &table, held, None, &mut out);
+                    embedding::forward(
+                        cpu,
+                        &ids,
+                        &table,
+                        held,
+                        Some((&positions, place)),
+                        &mut placed,
+                    );
+                    let mut dtable = vec![1.0; rows * dim];
+                    embedding::backward(cpu, &ids, &dy, held, &mut dtable, false);
+                    let (mut added, mut dpositions) = (vec![1.0; 12 * dim], vec![1.0; 12 * dim]);
+                    embedding::positions_backward(cpu, &dy, dim, place, &mut added, true);
+                    embedding::positions_backward(cpu, &dy, dim, place, &mut dpositions, false);
+                    [wide(&out), wide(&placed), wide(&dtable), wide(&added), wide(&dpositions)]
+                },
+            );
+        }
+    }
+}
+
+#[test]
+fn the_references_backward_is_its_slope() {
+    let (ids, dim, place) = ([3, 1, 3, 0, 2], 4, Place { start: 1, len: 3 });
+    let (table, positions, dy) =
+        (numbers::<f32>(16, 1), numbers::<f32>(16, 2), numbers::<f32>(20, 3));
+    let (table, positions, dy, held) = (wide(&table), wide(&positions), wide(&dy), Held::all(4));
+    let loss = |table: &[f64], positions: &[f64]| {
+        dot(&reference::forward(&ids, table, dim, held, Some((positions, place))), &dy)
+    };
+    let right = slopes(&table, |table| loss(table, &positions));
+    close("table", 1e-8, &right, &reference::backward(&ids, &dy, dim, held, 4));
+    let right = slopes(&positions, |positions| loss(&table, positions));
+    close("positions", 1e-8, &right, &reference::positions_backward(&dy, dim, place, 4));
+}
+
+#[test]
+#[should_panic(expected = "token id 50 is beyond the vocabulary of 50")]
+fn an_id_beyond_the_vocabulary_is_named() {
+    embedding::forward(&Cpu::new(1), &[3, 50], &[0f32; 100], Held::all(50), None, &mut [0.0; 4]);
+}
+
+#[test]
+#[should_panic(expected = "position 4 is beyond the table's 4")]
+fn a_position_beyond_the_table_is_named() {
+    let place = Place { start: 3, len: 2 };
+    embedding::forward(
+        &Cpu::new(1),
+        &[3, 0],
+        &[0f32; 100],
+        Held::all(50),
+        Some((&[0.0; 8], place)),
+        &mut [0.0; 4],
+    );
+}

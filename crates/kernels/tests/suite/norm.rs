@@ -1,0 +1,122 @@
+use crate::check::*;
+use lockstep_kernels::Float;
+use lockstep_kernels::cpu::norm::{self, Backward};
+use lockstep_kernels::reference::norm as reference;
+
+const EPS: f64 = 1e-5;
+
+crate::both_types!(layer_equals_its_reference rms_equals_its_reference);
+
+fn layer_equals_its_reference<E: Float>() {
+    for (rows, dim) in SHAPES {
+        let (x, dy) = (numbers::<E>(rows * dim, 1), numbers::<E>(rows * dim, 2));
+        let (gain, bias, before) =
+            (numbers::<E>(dim, 3), numbers::<E>(dim, 4), numbers::<E>(rows * dim, 5));
+        let out = reference::layer_forward(&wide(&x), &wide(&gain), &wide(&bias), EPS);
+        let (dx, dgain, dbias) =
+            reference::layer_backward(&wide(&x), &wide(&gain), EPS, &wide(&dy));
+        let added: Vec<f64> = dx.iter().zip(&before).map(|(d, b)| d + b.wide() as f64).collect();
+        let (dgain2, dbias2) =
+            (dgain.iter().map(|d| d + 1.0).collect(), dbias.iter().map(|d| d + 1.0).collect());
+        let what = format!("layer ({rows}, {dim})");
+        // A row of one has no spread, so its gradient is all rounding, divided by √eps.
+        let bound = tolerance::<E>(if dim == 1 { 1e-3 } else { 2e-5 });
+        everywhere(&what, bound, [out, dx, dgain, dbias, added, dgain2, dbias2], |cpu| {
+            let mut stats = vec![0.0; rows * 2];
+            let (mut out, mut again) =
+                (vec![E::default(); rows * dim], vec![E::default(); rows * dim]);
+            norm::layer_forward(cpu, &x, &gain, &bias, EPS as f32, &mut out, Some(&mut stats));
+            norm::layer_forward(cpu, &x, &gain, &bias, EPS as f32, &mut again, None);
+            assert_eq!(wide(&out), wide(&again), "statistics change nothing");
+            norm::layer_again(cpu, &x, &gain, &bias, &stats, &mut again);
+            assert_eq!(wide(&out), wide(&again), "recomputed");
+
+            let from = Backward { x: &x, gain: &gain, stats: &stats, dy: &dy };
+            let (mut dx, mut dgain, mut dbias) =
+                (vec![E::default(); rows * dim], vec![9.0; dim], vec![9.0; dim]);
+            norm::layer_backward(cpu, &from, &mut dx, false, &mut dgain, &mut dbias, false);
+            // In halves, added to what is there.
+            let (mut added, mut dgain2, mut dbias2) =
+                (before.clone(), vec![1.0; dim], vec![1.0; dim]);
+            norm::layer_backward_input(cpu, &from, &mut added, true);
+            norm::layer_backward_weight(cpu, &from, &mut dgain2, &mut dbias2, true);
+            let (mut whole, mut alone, mut alone2) =
+                (before.clone(), vec![0.0; dim], vec![0.0; dim]);
+            norm::layer_backward(cpu, &from, &mut whole, true, &mut alone, &mut alone2, false);
+            assert_eq!(wide(&whole), wide(&added), "dx of the whole and of its half");
+            assert_eq!(
+                (&alone, &alone2),
+                (&dgain, &dbias),
+                "gradients of the whole and of its half"
+            );
+            [&out, &dx]
+                .map(|x| wide(x))
+                .into_iter()
+                .chain([wide(&dgain), wide(&dbias), wide(&added)])
+                .chain([wide(&dgain2), wide(&dbias2)])
+                .collect::<Vec<_>>()
+                .try_into()
+                .unwrap()
+        });
+    }
+}
+
+fn rms_equals_its_reference<E: Float>() {
+    for (rows, dim) in SHAPES {
+        let (x, dy) = (numbers::<E>(rows * dim, 1), numbers::<E>(rows * dim, 2));
+        let (gain, before) = (numbers::<E>(dim, 3), numbers::<E>(rows * dim, 5));
+        let out = reference::rms_forward(&wide(&x), &wide(&gain), EPS);
+        let (dx, dgain) = reference::rms_backward(&wide(&x), &wide(&gain), EPS, &wide(&dy));
+        let added: Vec<f64> = dx.iter().zip(&before).map(|(d, b)| d + b.wide() as f64).collect();
+        let dgain2 = dgain.iter().map(|d| d + 1.0).collect();
+        let what = format!("rms ({rows}, {dim})");
+        everywhere(&what, tolerance::<E>(2e-5), [out, dx, dgain, added, dgain2], |cpu| {
+            let mut stats = vec![0.0; rows];
+            let (mut out, mut again) =
+                (vec![E::default(); rows * dim], vec![E::default(); rows * dim]);
+            norm::rms_forward(cpu, &x, &gain, EPS as f32, &mut out, Some(&mut stats));
+            norm::rms_again(cpu, &x, &gain, &stats, &mut again);
+            assert_eq!(wide(&out), wide(&again), "recomputed");
+
+            let from = Backward { x: &x, gain: &gain, stats: &stats, dy: &dy };
+            let (mut dx, mut dgain) = (vec![E::default(); rows * dim], vec![9.0; dim]);
+            norm::rms_backward(cpu, &from, &mut dx, false, &mut dgain, false);
+            let (mut added, mut dgain2) = (before.clone(), vec![1.0; dim]);
+            norm::rms_backward_input(cpu, &from, &mut added, true);
+            norm::rms_backward_weight(cpu, &from, &mut dgain2, true);
+            [wide(&out), wide(&dx), wide(&dgain), wide(&added), wide(&dgain2)]
+        });
+    }
+}
+
+#[test]
+fn the_references_backward_is_their_slope() {
+    let (rows, dim) = (3, 7);
+    let wide = |n, stream| wide(&numbers::<f32>(n, stream));
+    let (x, gain, bias, dy) =
+        (wide(rows * dim, 1), wide(dim, 2), wide(dim, 3), wide(rows * dim, 4));
+    let (dx, dgain, dbias) = reference::layer_backward(&x, &gain, EPS, &dy);
+    let layer = |x: &[f64], gain: &[f64], bias: &[f64]| {
+        dot(&reference::layer_forward(x, gain, bias, EPS), &dy)
+    };
+    close("dx", 1e-7, &slopes(&x, |x| layer(x, &gain, &bias)), &dx);
+    close("dgain", 1e-7, &slopes(&gain, |gain| layer(&x, gain, &bias)), &dgain);
+    close("dbias", 1e-7, &slopes(&bias, |bias| layer(&x, &gain, bias)), &dbias);
+
+    let (dx, dgain) = reference::rms_backward(&x, &gain, EPS, &dy);
+    let rms = |x: &[f64], gain: &[f64]| dot(&reference::rms_forward(x, gain, EPS), &dy);
+    close("dx", 1e-7, &slopes(&x, |x| rms(x, &gain)), &dx);
+    close("dgain", 1e-7, &slopes(&gain, |gain| rms(&x, gain)), &dgain);
+}
+
+#[test]
+fn a_large_mean_does_not_drown_the_spread() {
+    let x: Vec<f32> = numbers::<f32>(512, 1).iter().map(|x| x + 1e4).collect();
+    let (gain, bias) = (vec![1.0; 512], vec![0.0; 512]);
+    let right = reference::layer_forward(&wide(&x), &wide(&gain), &wide(&bias), EPS);
+    everywhere("mean of 1e4", 3e-3, [right], |cpu| {
+        let mut out = vec![0.0; 512];
+        norm::layer_forward(cpu, &x, &gain, &bias, EPS as f32, &mut out, None);
+        [wide(&out)]
+    });
+}

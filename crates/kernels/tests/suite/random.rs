@@ -1,0 +1,70 @@
+use crate::check::*;
+use lockstep_kernels::Float;
+use lockstep_kernels::cpu::random::{self, Key};
+use lockstep_kernels::cpu::{Cpu, Level};
+use lockstep_kernels::reference::random as reference;
+
+const KEY: Key = Key { seed: 0x1234_5678_9abc_def0, stream: 42 };
+
+crate::both_types!(equals_its_reference);
+
+fn equals_its_reference<E: Float>() {
+    for (n, first) in
+        LENGTHS.into_iter().flat_map(|n| [0, 5, 1 << 40, 1_000_003].map(|first| (n, first)))
+    {
+        let at = |one: fn(Key, u64) -> f64| {
+            (first..first + n as u64).map(|i| one(KEY, i)).collect::<Vec<_>>()
+        };
+        let right = [
+            at(|key, i| key.word(i) as f64),
+            at(reference::uniform),
+            at(|k, i| 2.0 * reference::normal(k, i)),
+        ];
+        everywhere(&format!("{n} from {first}"), tolerance::<E>(2e-6), right, |cpu| {
+            let (mut words, mut uniform, mut normal) =
+                (vec![0; n], vec![E::default(); n], vec![E::default(); n]);
+            random::words(cpu, KEY, first, &mut words);
+            random::uniform(cpu, KEY, first, &mut uniform);
+            random::normal(cpu, KEY, first, &mut normal, 2.0);
+            [words.iter().map(|&word| word as f64).collect(), wide(&uniform), wide(&normal)]
+        });
+    }
+}
+
+#[test]
+fn a_slice_gets_what_the_whole_would_give_it() {
+    let mut whole = vec![0f32; 5000];
+    random::normal(&Cpu::new(2), KEY, 100, &mut whole, 0.02);
+    for level in Level::of_this_machine().and_below() {
+        for from in [0, 1, 63, 64, 255, 256, 1000] {
+            let mut part = vec![0f32; 777];
+            random::normal(&Cpu::at(level, 1), KEY, 100 + from as u64, &mut part, 0.02);
+            assert_eq!(part, whole[from..from + 777], "{level:?}: from {from}");
+        }
+    }
+}
+
+#[test]
+fn the_numbers_are_spread_as_they_should_be() {
+    let n = 1 << 20;
+    let (mut uniform, mut normal) = (vec![0f32; n], vec![0f32; n]);
+    random::uniform(&Cpu::new(2), KEY, 0, &mut uniform);
+    random::normal(&Cpu::new(2), KEY, 0, &mut normal, 1.0);
+    let mean =
+        |x: &[f32], of: fn(f64) -> f64| x.iter().map(|&x| of(x as f64)).sum::<f64>() / n as f64;
+    assert!(uniform.iter().all(|x| (0.0..1.0).contains(x)));
+    // Five standard errors each.
+    assert!((mean(&uniform, |x| x) - 0.5).abs() < 5.0 * 0.289 / 1024.0);
+    assert!(mean(&normal, |x| x).abs() < 5.0 / 1024.0);
+    assert!((mean(&normal, |x| x * x) - 1.0).abs() < 5.0 * 2f64.sqrt() / 1024.0);
+    assert!((mean(&normal, |x| x.powi(4)) - 3.0).abs() < 5.0 * 96f64.sqrt() / 1024.0);
+    assert!((mean(&normal, |x| (x.abs() > 1.96) as u8 as f64) - 0.05).abs() < 5.0 * 0.218 / 1024.0);
+    // Neighbours, pairs and streams have nothing to do with each other.
+    let mut other = vec![0f32; n];
+    random::normal(&Cpu::new(2), Key { stream: 43, ..KEY }, 0, &mut other, 1.0);
+    for (what, shift, other) in [("next", 1, &normal), ("pair", 64, &normal), ("stream", 0, &other)]
+    {
+        let together: f64 = normal.iter().zip(&other[shift..]).map(|(a, b)| (a * b) as f64).sum();
+        assert!((together / n as f64).abs() < 5.0 / 1024.0, "{what}: {together}");
+    }
+}

@@ -1,0 +1,205 @@
+use crate::check::*;
+use lockstep_kernels::Float;
+use lockstep_kernels::cpu::Cpu;
+use lockstep_kernels::cpu::routing::{self, Choice, ChoiceBackward, DROPPED, Router};
+use lockstep_kernels::reference::routing as reference;
+
+crate::both_types!(rows_move_as_in_the_reference);
+
+const ROUTERS: [Router; 4] = [
+    Router { experts: 1, top_k: 1, renormalise: true },
+    Router { experts: 8, top_k: 2, renormalise: true },
+    Router { experts: 7, top_k: 1, renormalise: false },
+    Router { experts: 100, top_k: 6, renormalise: false },
+];
+
+struct Chosen {
+    probs: Vec<f32>,
+    log_sum: Vec<f32>,
+    chosen: Vec<u32>,
+    weights: Vec<f32>,
+}
+
+fn choose(cpu: &Cpu, router: Router, logits: &[f32]) -> Chosen {
+    let tokens = logits.len() / router.experts;
+    let slots = tokens * router.top_k;
+    let mut got = Chosen {
+        probs: vec![0.0; logits.len()],
+        log_sum: vec![0.0; tokens],
+        chosen: vec![0; slots],
+        weights: vec![0.0; slots],
+    };
+    let Chosen { probs, log_sum, chosen, weights } = &mut got;
+    routing::choose(cpu, router, logits, Choice { probs, log_sum, chosen, weights });
+    got
+}
+
+#[test]
+fn choices_and_their_backward_equal_the_reference() {
+    for (router, tokens) in
+        ROUTERS.into_iter().flat_map(|router| [0, 1, 17, 1000].map(|n| (router, n)))
+    {
+        let Router { experts, top_k, .. } = router;
+        let logits: Vec<f32> =
+            numbers::<f32>(tokens * experts, 1).iter().map(|x| 2.0 * x).collect();
+        let dweights = numbers::<f32>(tokens * top_k, 2);
+        let (probs, chosen, weights) = reference::choose(router, &wide(&logits));
+        // The gradient of: weights · dweights + 0.5 balance + 0.25 z.
+        let mut dlogits =
+            reference::weights_backward(router, &wide(&logits), &chosen, &wide(&dweights));
+        let balance = reference::balance_backward(&wide(&logits), experts, &chosen);
+        let z = reference::z_loss_backward(&wide(&logits), experts);
+        dlogits
+            .iter_mut()
+            .zip(balance.iter().zip(&z))
+            .for_each(|(d, (b, z))| *d += 0.5 * b + 0.25 * z);
+        let losses = if tokens == 0 {
+            vec![0.0; 2]
+        } else {
+            vec![
+                reference::balance_loss(&wide(&logits), experts, &chosen),
+                reference::z_loss(&wide(&logits), experts),
+            ]
+        };
+        let which = chosen.iter().map(|&expert| expert as f64).collect();
+        everywhere(
+            &format!("{router:?}, {tokens}"),
+            3e-6,
+            [probs, which, weights, dlogits, losses],
+            |cpu| {
+                let got = choose(cpu, router, &logits);
+                let (mut counts, mut sums, mut balance) =
+                    (vec![0; experts], vec![0.0; experts], vec![0.0; experts]);
+                routing::counts(&got.chosen, &mut counts);
+                routing::prob_sums(cpu, &got.probs, &mut sums);
+                routing::balance_gradient(&counts, tokens as u64, 0.5, &mut balance);
+                let mut dlogits = vec![0.0; logits.len()];
+                let from = ChoiceBackward {
+                    probs: &got.probs,
+                    log_sum: &got.log_sum,
+                    chosen: &got.chosen,
+                    weights: &got.weights,
+                    dweights: &dweights,
+                    balance: &balance,
+                    z_loss: 0.25 / tokens as f32,
+                };
+                routing::choose_backward(cpu, router, &from, &mut dlogits);
+                let losses = if tokens == 0 {
+                    vec![0.0; 2]
+                } else {
+                    let z = routing::z_loss_sum(cpu, &got.log_sum) / tokens as f64;
+                    vec![routing::balance_loss(&counts, &sums, tokens as u64) as f64, z]
+                };
+                let which = got.chosen.iter().map(|&expert| expert as f64).collect();
+                [wide(&got.probs), which, wide(&got.weights), wide(&dlogits), losses]
+            },
+        );
+    }
+}
+
+#[test]
+fn of_equals_the_lower_index_is_chosen() {
+    let router = Router { experts: 4, top_k: 2, renormalise: true };
+    let got = choose(&Cpu::new(1), router, &[0.0, 1.0, 1.0, 1.0, 2.0, 0.0, 0.0, 0.0]);
+    assert_eq!(got.chosen, [1, 2, 0, 1]);
+}
+
+#[test]
+fn slots_are_grouped_as_in_the_reference() {
+    for (slots, experts) in [(0, 3), (1, 1), (34, 8), (1000, 7), (2000, 64)] {
+        for capacity in [None, Some(0), Some(1), Some(slots / experts), Some(slots)] {
+            let chosen = whole(slots, experts, 5);
+            let (mut order, mut starts, mut place) =
+                (vec![0; slots], vec![0; experts + 1], vec![0; slots]);
+            let filled = routing::group(&chosen, capacity, &mut order, &mut starts, &mut place);
+            let right = reference::group(&chosen, experts, capacity);
+            assert_eq!(
+                (&order[..filled], &starts, &place),
+                (&right.0[..], &right.1, &right.2),
+                "{capacity:?}"
+            );
+            assert!(order[filled..].iter().all(|&slot| slot == DROPPED));
+        }
+    }
+}
+
+fn rows_move_as_in_the_reference<E: Float>() {
+    for (tokens, dim, top_k, capacity) in [
+        (0, 8, 2, None),
+        (1, 1, 1, None),
+        (17, 7, 2, Some(3)),
+        (700, 65, 2, None),
+        (1000, 17, 3, Some(100)),
+    ] {
+        let (experts, slots) = (5, tokens * top_k);
+        let (x, dy, residual) = (
+            numbers::<E>(tokens * dim, 1),
+            numbers::<E>(tokens * dim, 2),
+            numbers::<E>(tokens * dim, 6),
+        );
+        let (chosen, weights) = (whole(slots, experts, 3), numbers::<f32>(slots, 4));
+        let (order, _, place) = reference::group(&chosen, experts, capacity);
+        let rows = numbers::<E>(order.len() * dim, 5);
+        let gathered =
+            order.iter().flat_map(|&slot| wide(&x[slot as usize / top_k * dim..][..dim])).collect();
+        let combined = reference::combine(&wide(&rows), dim, top_k, &place, &wide(&weights));
+        let (drows, dweights) = reference::combine_backward(
+            &wide(&rows),
+            dim,
+            top_k,
+            &place,
+            &wide(&weights),
+            &wide(&dy),
+        );
+        let plain = reference::combine(&wide(&rows), dim, top_k, &place, &vec![1.0; slots]);
+        let added = plain.iter().zip(&residual).map(|(x, r)| x + r.wide() as f64).collect();
+        let right = [gathered, combined, added, drows, dweights];
+        everywhere(&format!("{tokens} tokens, {capacity:?}"), tolerance::<E>(1e-5), right, |cpu| {
+            let (mut gathered, mut drows) =
+                (vec![E::default(); rows.len()], vec![E::default(); rows.len()]);
+            routing::gather(cpu, &x, dim, top_k, &order, &mut gathered);
+            let (mut combined, mut added) = (vec![E::narrow(7.0); x.len()], residual.clone());
+            routing::combine(cpu, &rows, top_k, &place, Some(&weights), &mut combined, false);
+            routing::combine(cpu, &rows, top_k, &place, None, &mut added, true);
+            routing::combine_backward_rows(cpu, &dy, dim, top_k, &order, &weights, &mut drows);
+            let mut dweights = vec![7.0; slots];
+            routing::combine_backward_weights(cpu, &rows, &dy, top_k, &place, &mut dweights);
+            [wide(&gathered), wide(&combined), wide(&added), wide(&drows), wide(&dweights)]
+        });
+    }
+}
+
+#[test]
+fn the_references_backward_is_their_slope() {
+    for router in &ROUTERS[..3] {
+        let logits = wide(&numbers::<f32>(4 * router.experts, 1));
+        let (_, chosen, _) = reference::choose(*router, &logits);
+        let dw = wide(&numbers::<f32>(chosen.len(), 2));
+        let right =
+            slopes(&logits, |logits| dot(&reference::weights_of(*router, logits, &chosen), &dw));
+        close(
+            "weights",
+            1e-8,
+            &right,
+            &reference::weights_backward(*router, &logits, &chosen, &dw),
+        );
+        let right =
+            slopes(&logits, |logits| reference::balance_loss(logits, router.experts, &chosen));
+        close(
+            "balance",
+            1e-8,
+            &right,
+            &reference::balance_backward(&logits, router.experts, &chosen),
+        );
+        let right = slopes(&logits, |logits| reference::z_loss(logits, router.experts));
+        close("z", 1e-8, &right, &reference::z_loss_backward(&logits, router.experts));
+    }
+    let (dim, top_k, place) = (3, 2, [2, 0, DROPPED, 1]);
+    let [rows, weights, dy] = [9, 4, 6].map(|n| wide(&numbers::<f32>(n, n as u64)));
+    let (drows, dweights) = reference::combine_backward(&rows, dim, top_k, &place, &weights, &dy);
+    let loss = |rows: &[f64], weights: &[f64]| {
+        dot(&reference::combine(rows, dim, top_k, &place, weights), &dy)
+    };
+    close("rows", 1e-8, &slopes(&rows, |rows| loss(rows, &weights)), &drows);
+    close("weights", 1e-8, &slopes(&weights, |weights| loss(&rows, weights)), &dweights);
+}

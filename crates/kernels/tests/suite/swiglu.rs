@@ -1,0 +1,34 @@
+use crate::check::*;
+use lockstep_kernels::Float;
+use lockstep_kernels::cpu::swiglu;
+use lockstep_kernels::reference::swiglu as reference;
+
+crate::both_types!(equals_its_reference);
+
+fn equals_its_reference<E: Float>() {
+    for (rows, f) in SHAPES {
+        let (x, dy) = (numbers::<E>(rows * 2 * f, 1), numbers::<E>(rows * f, 2));
+        let out = reference::forward(&wide(&x), f);
+        let dx = reference::backward(&wide(&x), f, &wide(&dy));
+        everywhere(&format!("swiglu ({rows}, {f})"), tolerance::<E>(2e-6), [out, dx], |cpu| {
+            let (mut out, mut dx) =
+                (vec![E::default(); rows * f], vec![E::default(); rows * 2 * f]);
+            swiglu::forward(cpu, &x, f, &mut out);
+            swiglu::backward(cpu, &x, f, &dy, &mut dx);
+            let mut d = x.clone();
+            swiglu::backward_in_place(cpu, &mut d, f, &dy);
+            assert_eq!(wide(&d), wide(&dx), "in place");
+            let mut again = dy.clone();
+            swiglu::backward_again(cpu, &x, f, &mut again, &mut d);
+            assert_eq!((wide(&d), wide(&again)), (wide(&dx), wide(&out)), "with the output again");
+            [wide(&out), wide(&dx)]
+        });
+    }
+}
+
+#[test]
+fn the_references_backward_is_its_slope() {
+    let (x, dy) = (wide(&numbers::<f32>(4 * 10, 1)), wide(&numbers::<f32>(4 * 5, 2)));
+    let right = slopes(&x, |x| dot(&reference::forward(x, 5), &dy));
+    close("d_gate_up", 1e-8, &right, &reference::backward(&x, 5, &dy));
+}
