@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes bench/peers/.venv, a Python environment with the systems Lockstep is measured against:
-# torch (Gloo, and the step benchmark), transformers (Hugging Face folders) and mpi4py (Open MPI). Run scripts/install-mpi.sh first. Running it twice does nothing.
+# torch (Gloo, and the step benchmark), transformers (Hugging Face folders) and mpi4py (Open MPI).
+# Run scripts/install-mpi.sh first. Running it twice does nothing.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
