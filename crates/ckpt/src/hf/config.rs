@@ -1,0 +1,325 @@
+//! `config.json` and our shape: what one says in the words of the other. What cannot be said is a mistake with
+//! its reason, never left out in silence.
+
+use lockstep_plan::model::{Family, Moe, RopeScaling, Shape};
+use serde_json::{Value, json};
+
+/// The shape that a `config.json` describes, or all that we cannot do.
+pub fn read(config: &Value) -> Result<Shape, Vec<String>> {
+    let mut keys = Keys { config, mistakes: Vec::new() };
+    if !config["quantization_config"].is_null() {
+        keys.mistakes.push(
+            "quantization_config: quantised weights are not read; take the model it was made from"
+                .into(),
+        );
+    }
+    let shape = match config["model_type"].as_str() {
+        Some("gpt2") => gpt2(&mut keys),
+        Some("llama") => llama(&mut keys, Family::Llama),
+        Some("mixtral") => llama(&mut keys, Family::Moe),
+        other => {
+            let found = other.unwrap_or("missing");
+            return Err(vec![format!("model_type is {found}; gpt2, llama and mixtral are known")]);
+        }
+    };
+    match keys.mistakes.is_empty() {
+        true => Ok(shape),
+        false => Err(keys.mistakes),
+    }
+}
+
+/// The `config.json` with which transformers builds this model. Dropout outside attention and the router's z-loss
+/// act only in training and have no place in Llama's and Mixtral's; they are not written.
+pub fn write(shape: &Shape, dtype: &str) -> Result<Value, Vec<String>> {
+    let mistakes = refusals(shape);
+    if !mistakes.is_empty() {
+        return Err(mistakes);
+    }
+    let mut config = match shape.family {
+        Family::Gpt2 => gpt2_json(shape),
+        Family::Llama | Family::Moe => llama_json(shape),
+    };
+    // Version 4 of transformers reads torch_dtype, version 5 dtype. We know no special tokens, and the libraries'
+    // defaults would be those of another vocabulary.
+    let common = json!({
+        "vocab_size": shape.vocab, "tie_word_embeddings": shape.tied, "torch_dtype": dtype, "dtype": dtype,
+        "bos_token_id": null, "eos_token_id": null, "use_cache": true,
+    });
+    merge(&mut config, common);
+    Ok(config)
+}
+
+/// What makes a shape one that transformers has no model for.
+fn refusals(shape: &Shape) -> Vec<String> {
+    let Shape { dim, heads, kv_heads, head_dim, .. } = *shape;
+    let mut mistakes = Vec::new();
+    let mut refuse = |when: bool, why: String| {
+        if when {
+            mistakes.push(why);
+        }
+    };
+    match shape.family {
+        Family::Gpt2 => {
+            refuse(
+                kv_heads != heads,
+                format!("kv_heads={kv_heads}: GPT-2 has one for each of the {heads} heads"),
+            );
+            refuse(
+                head_dim * heads != dim,
+                format!("heads={heads} of {head_dim}: GPT-2's make up dim={dim}"),
+            );
+        }
+        Family::Llama | Family::Moe => {
+            refuse(
+                dim % heads != 0,
+                format!("heads={heads} does not divide dim={dim}, as transformers wants"),
+            );
+        }
+    }
+    let moe = shape.moe.filter(|_| shape.family == Family::Moe);
+    refuse(
+        shape.family == Family::Moe && moe.is_none(),
+        "family=moe without experts: say llama".into(),
+    );
+    let capacity = moe.and_then(|moe| moe.capacity);
+    refuse(
+        capacity.is_some(),
+        format!(
+            "capacity={}: Mixtral's experts take all their tokens, so it would answer otherwise wherever one was \
+             dropped; to export all the same, make shape.moe.capacity null in checkpoint.json",
+            capacity.unwrap_or_default()
+        ),
+    );
+    mistakes
+}
+
+fn gpt2(keys: &mut Keys) -> Shape {
+    let (dim, heads) = (keys.size("n_embd", None), keys.size("n_head", None));
+    keys.divides("n_head", heads, "n_embd", dim);
+    keys.only("activation_function", &["gelu_new", "gelu_pytorch_tanh"], "gelu_new");
+    keys.only_bool("scale_attn_weights", true, true);
+    keys.only_bool("scale_attn_by_inverse_layer_idx", false, false);
+    keys.only_bool("add_cross_attention", false, false);
+    let dropout = keys.number("resid_pdrop", 0.1);
+    for other in ["embd_pdrop", "attn_pdrop"] {
+        let found = keys.number(other, 0.1);
+        if found != dropout {
+            let why = format!(
+                "{other}={found} and resid_pdrop={dropout}: there is one dropout here; make them equal"
+            );
+            keys.mistakes.push(why);
+        }
+    }
+    Shape {
+        family: Family::Gpt2,
+        vocab: keys.size("vocab_size", None),
+        dim,
+        layers: keys.size("n_layer", None),
+        heads,
+        kv_heads: heads,
+        head_dim: dim / heads.max(1),
+        ffn: keys.size("n_inner", Some(4 * dim)),
+        seq: keys.size("n_positions", None),
+        tied: keys.bool("tie_word_embeddings", true),
+        norm_eps: keys.number("layer_norm_epsilon", 1e-5),
+        dropout,
+        rope_theta: 10000.0,
+        rope_scaling: None,
+        moe: None,
+    }
+}
+
+fn gpt2_json(shape: &Shape) -> Value {
+    json!({
+        "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": shape.dim, "n_layer": shape.layers,
+        "n_head": shape.heads, "n_inner": shape.ffn, "n_positions": shape.seq, "layer_norm_epsilon": shape.norm_eps,
+        "activation_function": "gelu_new", "resid_pdrop": shape.dropout, "embd_pdrop": shape.dropout,
+        "attn_pdrop": shape.dropout,
+    })
+}
+
+fn llama(keys: &mut Keys, family: Family) -> Shape {
+    let (dim, heads) = (keys.size("hidden_size", None), keys.size("num_attention_heads", None));
+    let kv_heads = keys.size("num_key_value_heads", Some(heads));
+    keys.divides("num_key_value_heads", kv_heads, "num_attention_heads", heads);
+    let seq = keys.size("max_position_embeddings", None);
+    keys.only("hidden_act", &["silu"], "silu");
+    for bias in ["attention_bias", "mlp_bias"] {
+        keys.only_bool(bias, false, false);
+    }
+    for zero in ["attention_dropout", "router_jitter_noise"] {
+        let found = keys.number(zero, 0.0);
+        if found != 0.0 {
+            keys.mistakes.push(format!("{zero}={found} is not done here; make it 0"));
+        }
+    }
+    if let Some(window) =
+        keys.config["sliding_window"].as_u64().filter(|window| *window < seq as u64)
+    {
+        keys.mistakes.push(format!(
+            "sliding_window={window} below {seq}: attention here sees all that came before"
+        ));
+    }
+    let is_moe = family == Family::Moe;
+    let (rope_theta, rope_scaling) = rope(keys, if is_moe { 1e6 } else { 1e4 });
+    let moe = is_moe.then(|| Moe {
+        experts: keys.size("num_local_experts", None),
+        top_k: keys.size("num_experts_per_tok", None),
+        capacity: None,
+        aux_loss: keys.number("router_aux_loss_coef", 0.001),
+        z_loss: 0.0,
+    });
+    Shape {
+        family,
+        vocab: keys.size("vocab_size", None),
+        dim,
+        layers: keys.size("num_hidden_layers", None),
+        heads,
+        kv_heads,
+        head_dim: keys.size("head_dim", Some(dim / heads.max(1))),
+        ffn: keys.size("intermediate_size", None),
+        seq,
+        tied: keys.bool("tie_word_embeddings", false),
+        norm_eps: keys.number("rms_norm_eps", if is_moe { 1e-5 } else { 1e-6 }),
+        dropout: 0.0,
+        rope_theta,
+        rope_scaling,
+        moe,
+    }
+}
+
+/// Rotary positions: `rope_parameters` from transformers 5 on, before that `rope_theta` and `rope_scaling`.
+fn rope(keys: &mut Keys, default_theta: f64) -> (f64, Option<RopeScaling>) {
+    let top_theta = keys.number("rope_theta", default_theta);
+    let partial = keys.number("partial_rotary_factor", 1.0);
+    let rope = match &keys.config["rope_parameters"] {
+        Value::Null => &keys.config["rope_scaling"],
+        parameters => parameters,
+    };
+    let number = |key: &str, default: f64| rope[key].as_f64().unwrap_or(default);
+    if partial != 1.0 || number("partial_rotary_factor", 1.0) != 1.0 {
+        keys.mistakes.push("partial_rotary_factor: the whole of a head is rotated here".into());
+    }
+    let theta = number("rope_theta", top_theta);
+    let kind = rope["rope_type"].as_str().or(rope["type"].as_str()).unwrap_or("default");
+    let missing: Vec<_> = SCALING.into_iter().filter(|key| rope[*key].as_f64().is_none()).collect();
+    match kind {
+        "default" => (theta, None),
+        "llama3" if missing.is_empty() => {
+            let [factor, low_freq_factor, high_freq_factor, original] =
+                SCALING.map(|key| number(key, 0.0));
+            let original_seq = original as usize;
+            (theta, Some(RopeScaling { factor, low_freq_factor, high_freq_factor, original_seq }))
+        }
+        "llama3" => {
+            keys.mistakes.push(format!("rope_type llama3 without {}", missing.join(", ")));
+            (theta, None)
+        }
+        other => {
+            keys.mistakes.push(format!("rope_type is {other}; default and llama3 are known"));
+            (theta, None)
+        }
+    }
+}
+
+const SCALING: [&str; 4] =
+    ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"];
+
+fn llama_json(shape: &Shape) -> Value {
+    let mut rope = json!({"rope_type": "default", "rope_theta": shape.rope_theta});
+    let mut scaling = Value::Null;
+    if let Some(s) = shape.rope_scaling {
+        scaling = json!({
+            "rope_type": "llama3", "factor": s.factor, "low_freq_factor": s.low_freq_factor,
+            "high_freq_factor": s.high_freq_factor, "original_max_position_embeddings": s.original_seq,
+        });
+        merge(&mut rope, scaling.clone());
+    }
+    let mut config = json!({
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": shape.dim,
+        "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim, "intermediate_size": shape.ffn,
+        "max_position_embeddings": shape.seq, "rms_norm_eps": shape.norm_eps, "hidden_act": "silu",
+        "attention_bias": false, "mlp_bias": false, "attention_dropout": 0.0,
+        // Both ways of saying it: transformers 5 reads the first, version 4 the other two.
+        "rope_parameters": rope, "rope_theta": shape.rope_theta, "rope_scaling": scaling,
+    });
+    if let (Family::Moe, Some(moe)) = (shape.family, shape.moe) {
+        let mixture = json!({
+            "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": moe.experts,
+            "num_experts_per_tok": moe.top_k, "router_aux_loss_coef": moe.aux_loss,
+            // Without it transformers leaves the balancing loss out.
+            "output_router_logits": moe.aux_loss > 0.0, "sliding_window": null,
+        });
+        merge(&mut config, mixture);
+    }
+    config
+}
+
+fn merge(into: &mut Value, other: Value) {
+    let (Value::Object(into), Value::Object(other)) = (into, other) else {
+        unreachable!("both are objects")
+    };
+    into.extend(other);
+}
+
+/// Looking up keys, with a note of what is wrong.
+struct Keys<'a> {
+    config: &'a Value,
+    mistakes: Vec<String>,
+}
+
+impl Keys<'_> {
+    /// A whole number above zero. Without a default it must be there.
+    fn size(&mut self, key: &str, default: Option<usize>) -> usize {
+        let value = &self.config[key];
+        match (value.as_u64().filter(|size| *size > 0), default) {
+            (Some(size), _) => size as usize,
+            (None, Some(default)) if value.is_null() => default,
+            _ => {
+                let found = if value.is_null() { "missing".into() } else { value.to_string() };
+                self.mistakes.push(format!("{key} is {found}; it is a whole number above 0"));
+                1
+            }
+        }
+    }
+
+    fn number(&mut self, key: &str, default: f64) -> f64 {
+        match &self.config[key] {
+            Value::Null => default,
+            value => value.as_f64().unwrap_or_else(|| {
+                self.mistakes.push(format!("{key} is {value}, no number"));
+                default
+            }),
+        }
+    }
+
+    fn bool(&mut self, key: &str, default: bool) -> bool {
+        match &self.config[key] {
+            Value::Null => default,
+            value => value.as_bool().unwrap_or_else(|| {
+                self.mistakes.push(format!("{key} is {value}; it is true or false"));
+                default
+            }),
+        }
+    }
+
+    fn only_bool(&mut self, key: &str, default: bool, known: bool) {
+        if self.bool(key, default) != known {
+            self.mistakes.push(format!("{key}={}: only {known} is done here", !known));
+        }
+    }
+
+    fn only(&mut self, key: &str, known: &[&str], default: &str) {
+        let found = self.config[key].as_str().unwrap_or(default);
+        if !known.contains(&found) {
+            self.mistakes.push(format!("{key}={found}: only {} is done here", known.join(" or ")));
+        }
+    }
+
+    fn divides(&mut self, small: &str, divisor: usize, large: &str, number: usize) {
+        if !number.is_multiple_of(divisor) {
+            self.mistakes.push(format!("{small}={divisor} does not divide {large}={number}"));
+        }
+    }
+}

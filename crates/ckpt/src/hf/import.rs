@@ -1,0 +1,206 @@
+//! Import: a Hugging Face folder as our tensors. The files stay mapped; a tensor is converted when it is read.
+
+use super::names::{Place, is_buffer, places, prefix};
+use super::{CONFIG, INDEX, ONE_FILE, config};
+use crate::error::{Error, Result, refuse};
+use crate::safetensors::{File, Tensor};
+use crate::tensors::{Named, Tensors, params_of};
+use lockstep_plan::model::Shape;
+use serde_json::Value;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::{Path, PathBuf};
+
+/// A folder that has been found complete: each parameter is there, in the right shape and a type we read.
+pub struct Source {
+    shape: Shape,
+    list: Vec<Named>,
+    files: Files,
+    /// By our name.
+    places: HashMap<String, Place>,
+}
+
+impl Source {
+    /// Opens the folder and checks all of it, so that reading cannot fail.
+    pub fn open(dir: &Path) -> Result<Source> {
+        let shape = shape_of(dir)?;
+        Source::new(dir, shape, Files::open(&weight_files(dir)?, "")?)
+    }
+
+    /// Another file's tensors in the place of the folder's: those under the names of the folder's weights with
+    /// `before` in front. So gradients that were stored beside a model can be read by our names.
+    pub fn open_beside(dir: &Path, file: &Path, before: &str) -> Result<Source> {
+        let shape = shape_of(dir)?;
+        Source::new(file, shape, Files::open(&[file.to_path_buf()], before)?)
+    }
+
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    fn new(path: &Path, shape: Shape, files: Files) -> Result<Source> {
+        let list = params_of(&shape);
+        let (mut found, mut mistakes) = (HashMap::new(), Vec::new());
+        for param in &list {
+            match find(&shape, &files, param) {
+                Ok(place) => drop(found.insert(param.name.clone(), place)),
+                Err(mistake) => mistakes.push(mistake),
+            }
+        }
+        // Parts of one tensor would each say the same of it.
+        let mut said = HashSet::new();
+        mistakes.retain(|mistake| said.insert(mistake.clone()));
+        mistakes.extend(unknown(&shape, &files, &list));
+        refuse(path, mistakes)?;
+        Ok(Source { shape, list, files, places: found })
+    }
+}
+
+impl Tensors for Source {
+    fn list(&self) -> &[Named] {
+        &self.list
+    }
+
+    fn read(&self, name: &str, out: &mut [f32]) {
+        let place =
+            self.places.get(name).unwrap_or_else(|| panic!("this model has no parameter {name}"));
+        let tensor = self.files.get(&place.name).expect("it was there when the folder was opened");
+        copy(place, tensor, out);
+    }
+}
+
+/// Our rows of a Hugging Face tensor.
+fn copy(place: &Place, tensor: Tensor<'_>, out: &mut [f32]) {
+    let columns = place.dims.last().copied().unwrap_or(1);
+    if !place.turned {
+        // A vector is a column of as many rows.
+        let width = if place.dims.len() == 1 { 1 } else { columns };
+        return tensor.read(place.row * width, out);
+    }
+    // Row i of theirs is column i of ours.
+    let (width, rows) = (place.dims[0], out.len() / place.dims[0]);
+    let mut theirs = vec![0.0; rows];
+    for column in 0..width {
+        tensor.read(column * columns + place.row, &mut theirs);
+        for (row, value) in theirs.iter().enumerate() {
+            out[row * width + column] = *value;
+        }
+    }
+}
+
+/// Where a parameter lies, under the name that it has in these files.
+fn find(shape: &Shape, files: &Files, param: &Named) -> std::result::Result<Place, String> {
+    let candidates = places(shape, param);
+    let prefix = prefix(shape.family);
+    for place in &candidates {
+        let bare = place.name.strip_prefix(prefix).unwrap_or(&place.name);
+        for name in [place.name.as_str(), bare] {
+            if let Some(tensor) = files.get(name) {
+                fits(name, place, &tensor)?;
+                return Ok(Place { name: name.into(), ..place.clone() });
+            }
+        }
+    }
+    let hint = match param.name.as_str() {
+        "head.output" => {
+            "; if the output is the embedding, config.json must say \"tie_word_embeddings\": true"
+        }
+        _ => "",
+    };
+    Err(format!("{} {:?} is missing{hint}", candidates[0].name, candidates[0].dims))
+}
+
+/// Tensors that nobody asks for: leaving one out in silence would make another model of it.
+fn unknown(shape: &Shape, files: &Files, list: &[Named]) -> Vec<String> {
+    let prefix = prefix(shape.family);
+    let mut known = HashSet::new();
+    for place in list.iter().flat_map(|param| places(shape, param)) {
+        known.extend(place.name.strip_prefix(prefix).map(String::from));
+        known.insert(place.name);
+    }
+    let mut names: Vec<&str> =
+        files.names().filter(|name| !known.contains(*name) && !is_buffer(shape, name)).collect();
+    names.sort();
+    names
+        .iter()
+        .map(|name| format!("{name} is no part of the model that config.json describes"))
+        .collect()
+}
+
+fn fits(name: &str, place: &Place, tensor: &Tensor<'_>) -> std::result::Result<(), String> {
+    if tensor.dims != place.dims {
+        return Err(format!("{name} is {:?}, config.json asks for {:?}", tensor.dims, place.dims));
+    }
+    if !tensor.dtype.widens() {
+        return Err(format!("{name} is {}; F32, F16 and BF16 are read", tensor.dtype.name()));
+    }
+    Ok(())
+}
+
+fn shape_of(dir: &Path) -> Result<Shape> {
+    let path = dir.join(CONFIG);
+    let config = json(&path)?;
+    config::read(&config).map_err(|mistakes| Error::Mistakes { path, mistakes })
+}
+
+fn json(path: &Path) -> Result<Value> {
+    let bytes = std::fs::read(path).map_err(Error::system("read", path))?;
+    serde_json::from_slice(&bytes)
+        .map_err(|error| Error::malformed(path, format!("is no JSON: {error}")))
+}
+
+/// The one file, or those that the index names.
+fn weight_files(dir: &Path) -> Result<Vec<PathBuf>> {
+    let (one, index) = (dir.join(ONE_FILE), dir.join(INDEX));
+    if one.exists() {
+        return Ok(vec![one]);
+    }
+    if !index.exists() {
+        let what = format!("has neither {ONE_FILE} nor {INDEX}; only safetensors are read");
+        return Err(Error::malformed(dir, what));
+    }
+    let json = json(&index)?;
+    let map = json["weight_map"].as_object();
+    let map =
+        map.ok_or_else(|| Error::malformed(&index, "has no weight_map from tensors to files"))?;
+    // A plain name: an index must not lead out of its folder.
+    let plain = |file: &Value| {
+        let name =
+            file.as_str().filter(|name| Path::new(name).file_name() == Some((*name).as_ref()));
+        name.map(String::from)
+            .ok_or_else(|| Error::malformed(&index, format!("{file} is no name of a file")))
+    };
+    let names: BTreeMap<String, ()> =
+        map.values().map(|file| Ok((plain(file)?, ()))).collect::<Result<_>>()?;
+    Ok(names.into_keys().map(|name| dir.join(name)).collect())
+}
+
+/// Several mapped files as one, each tensor under its name without what stands before.
+struct Files {
+    files: Vec<File>,
+    before: String,
+    of: HashMap<String, usize>,
+}
+
+impl Files {
+    fn open(paths: &[PathBuf], before: &str) -> Result<Files> {
+        let files = paths.iter().map(|path| File::open(path)).collect::<Result<Vec<_>>>()?;
+        let mut of = HashMap::new();
+        for (number, file) in files.iter().enumerate() {
+            for name in file.names().filter_map(|name| name.strip_prefix(before)) {
+                if let Some(other) = of.insert(name.to_string(), number) {
+                    let what = format!("{name} is also in {}", files[other].path().display());
+                    return Err(Error::malformed(file.path(), what));
+                }
+            }
+        }
+        Ok(Files { files, before: before.into(), of })
+    }
+
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.of.keys().map(String::as_str)
+    }
+
+    fn get(&self, name: &str) -> Option<Tensor<'_>> {
+        self.files[*self.of.get(name)?].get(&format!("{}{name}", self.before))
+    }
+}

@@ -1,0 +1,14 @@
+//! Hugging Face folders: `config.json` and safetensors of GPT-2, Llama and Mixtral models, in and out. Knows how
+//! those libraries name and lay out what we have; reads no other file format and no tokenizer.
+
+mod config;
+mod export;
+mod import;
+mod names;
+
+pub use export::{Export, export};
+pub use import::Source;
+
+const CONFIG: &str = "config.json";
+const ONE_FILE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";

@@ -1,0 +1,30 @@
+//! A model's weights on disk: checkpoints of a run, and Hugging Face folders in and out. Knows nothing of ranks
+//! or devices, and computes nothing.
+//!
+//! Everything is a list of named f32 tensors that is read one at a time ([`Tensors`]), so a model passes through
+//! in the memory of its largest tensor.
+//!
+//! ```no_run
+//! use lockstep_ckpt::{Head, Tensors, find, hf, load, save};
+//! use std::path::Path;
+//!
+//! let model = hf::Source::open(Path::new("Llama-3.2-1B"))?;
+//! let head = Head { step: 0, shape: model.shape().clone(), plan: serde_json::Value::Null };
+//! save(Path::new("runs/tuned"), &head, &model, None)?;
+//!
+//! let checkpoint = load(&find(Path::new("runs/tuned"))?)?;
+//! let mut gain = vec![0.0; checkpoint.head().shape.dim];
+//! checkpoint.params().read("head.norm.gain", &mut gain);
+//! # Ok::<(), lockstep_ckpt::Error>(())
+//! ```
+
+mod error;
+mod folder;
+pub mod hf;
+mod partial;
+pub mod safetensors;
+mod tensors;
+
+pub use error::{Error, Result};
+pub use folder::{Checkpoint, Head, Moments, Stored, find, latest, load, save, sweep};
+pub use tensors::{Named, Slices, Tensors, params_of};

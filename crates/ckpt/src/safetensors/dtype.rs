@@ -1,0 +1,121 @@
+//! The element types of the format, and how f32 is read from and written as the floating ones.
+
+use half::{bf16, f16};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Dtype {
+    Bool,
+    U8,
+    I8,
+    F8E4M3,
+    F8E5M2,
+    U16,
+    I16,
+    F16,
+    Bf16,
+    U32,
+    I32,
+    F32,
+    U64,
+    I64,
+    F64,
+}
+
+use Dtype::*;
+
+/// Each with its name in the header and its bytes.
+const ALL: [(Dtype, &str, usize); 15] = [
+    (Bool, "BOOL", 1),
+    (U8, "U8", 1),
+    (I8, "I8", 1),
+    (F8E4M3, "F8_E4M3", 1),
+    (F8E5M2, "F8_E5M2", 1),
+    (U16, "U16", 2),
+    (I16, "I16", 2),
+    (F16, "F16", 2),
+    (Bf16, "BF16", 2),
+    (U32, "U32", 4),
+    (I32, "I32", 4),
+    (F32, "F32", 4),
+    (U64, "U64", 8),
+    (I64, "I64", 8),
+    (F64, "F64", 8),
+];
+
+impl Dtype {
+    pub fn parse(name: &str) -> Option<Dtype> {
+        ALL.iter().find(|(_, known, _)| *known == name).map(|(dtype, ..)| *dtype)
+    }
+
+    pub fn name(self) -> &'static str {
+        ALL[self as usize].1
+    }
+
+    pub fn bytes(self) -> usize {
+        ALL[self as usize].2
+    }
+
+    /// Whether f32 can hold every value of it.
+    pub fn widens(self) -> bool {
+        matches!(self, F32 | F16 | Bf16)
+    }
+}
+
+/// Reads little-endian elements as f32.
+///
+/// # Panics
+/// When the type does not widen, or the lengths do not agree.
+pub(super) fn decode(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
+    assert_eq!(bytes.len(), out.len() * dtype.bytes(), "bytes and elements");
+    match dtype {
+        F32 => each(bytes, out, f32::from_le_bytes),
+        F16 => each(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
+        Bf16 => each(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
+        _ => panic!("{} does not widen to f32", dtype.name()),
+    }
+}
+
+/// Writes f32 as little-endian elements, rounded to nearest.
+///
+/// # Panics
+/// When the type is none of f32, f16, bf16.
+pub(super) fn encode(dtype: Dtype, values: &[f32], out: &mut Vec<u8>) {
+    match dtype {
+        F32 => out.extend(values.iter().flat_map(|v| v.to_le_bytes())),
+        F16 => out.extend(values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes())),
+        Bf16 => out.extend(values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes())),
+        _ => panic!("f32 is not written as {}", dtype.name()),
+    }
+}
+
+fn each<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N]) -> f32) {
+    let (elements, _) = bytes.as_chunks::<N>();
+    for (out, element) in out.iter_mut().zip(elements) {
+        *out = value(*element);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_in_the_order_of_the_enum() {
+        for (position, (dtype, name, _)) in ALL.into_iter().enumerate() {
+            assert_eq!(dtype as usize, position, "{name}");
+            assert_eq!(Dtype::parse(name), Some(dtype));
+        }
+    }
+
+    #[test]
+    fn what_widens_comes_back() {
+        let values = [0.0, -1.5, 1024.0, f32::INFINITY, -0.0078125];
+        for dtype in [F32, F16, Bf16] {
+            let mut bytes = Vec::new();
+            encode(dtype, &values, &mut bytes);
+            let mut back = [0.0; 5];
+            decode(dtype, &bytes, &mut back);
+            assert_eq!(back, values, "{}", dtype.name());
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! The safetensors format: eight bytes of header length, a JSON header of names, types, shapes and offsets, and
+//! the tensors' bytes in little-endian order without gaps. Knows nothing of what tensors mean.
+
+mod dtype;
+mod read;
+mod write;
+
+pub use dtype::Dtype;
+pub use read::{File, Tensor};
+pub use write::{Entry, write};
+
+/// Where the JSON keeps what is not a tensor.
+const METADATA: &str = "__metadata__";

@@ -1,0 +1,77 @@
+//! Writing: the header first, since all sizes are known, then one tensor after another.
+
+use super::METADATA;
+use super::dtype::{Dtype, encode};
+use crate::error::{Error, Result};
+use crate::tensors::Named;
+use std::fs;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+/// A tensor to be written.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Entry {
+    pub named: Named,
+    /// F32, F16 or Bf16.
+    pub dtype: Dtype,
+}
+
+impl Entry {
+    pub fn bytes(&self) -> usize {
+        self.named.len() * self.dtype.bytes()
+    }
+}
+
+/// Writes a new file and syncs it. `fill` is asked for each tensor in turn; the memory of the largest is used.
+pub fn write(
+    path: &Path,
+    entries: &[Entry],
+    mut fill: impl FnMut(&Named, &mut [f32]),
+) -> Result<()> {
+    let file = fs::File::create_new(path).map_err(Error::system("make", path))?;
+    let written = || -> io::Result<()> {
+        let mut out = BufWriter::with_capacity(1 << 20, file);
+        out.write_all(&header(entries))?;
+        let mut values = Vec::new();
+        for entry in entries {
+            values.clear();
+            values.resize(entry.named.len(), 0.0);
+            fill(&entry.named, &mut values);
+            write_values(&mut out, entry.dtype, &values)?;
+        }
+        out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()
+    };
+    written().map_err(Error::system("write", path))
+}
+
+/// Converted piece by piece: the bytes of a whole tensor would double the memory.
+fn write_values(out: &mut impl Write, dtype: Dtype, values: &[f32]) -> io::Result<()> {
+    let mut bytes = Vec::with_capacity(1 << 16);
+    for piece in values.chunks(1 << 14) {
+        bytes.clear();
+        encode(dtype, piece, &mut bytes);
+        out.write_all(&bytes)?;
+    }
+    Ok(())
+}
+
+fn header(entries: &[Entry]) -> Vec<u8> {
+    // transformers refuses files that do not say for which library they were written.
+    let mut json = format!(r#"{{"{METADATA}":{{"format":"pt"}}"#);
+    let mut end = 0;
+    for entry in entries {
+        let start = end;
+        end += entry.bytes();
+        let info = serde_json::json!({
+            "dtype": entry.dtype.name(), "shape": entry.named.dims, "data_offsets": [start, end],
+        });
+        let name = serde_json::Value::from(entry.named.name.as_str());
+        json.push_str(&format!(",{name}:{info}"));
+    }
+    json.push('}');
+    // Spaces to a multiple of eight keep the data aligned for readers that map it.
+    json.push_str(&" ".repeat(json.len().next_multiple_of(8) - json.len()));
+    let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(json.into_bytes());
+    bytes
+}
