@@ -78,8 +78,8 @@ impl Config {
         config
     }
 
-    /// How many ranks the file asks for.
+    /// How many ranks the file asks for, when the command line does not say.
     pub fn ranks(&self) -> usize {
-        self.layout.data.unwrap_or(1)
+        self.layout.data.unwrap_or(1).max(1)
     }
 }

@@ -1,0 +1,11 @@
+//! What a run reports: a step as a value, printed as the step line, kept in `metrics.jsonl` and in
+//! TensorBoard files. Measures nothing itself, and draws no progress bar.
+
+mod metrics;
+mod report;
+mod tensorboard;
+mod units;
+
+pub use metrics::{Metrics, read};
+pub use report::StepReport;
+pub use tensorboard::TensorBoard;

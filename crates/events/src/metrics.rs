@@ -1,0 +1,72 @@
+//! `metrics.jsonl`: one report per line, for programs. A line is on its way to the disk when `write`
+//! returns; a crash can tear the last line at most, and both writer and reader live with that.
+
+use crate::StepReport;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+pub struct Metrics {
+    file: File,
+    path: PathBuf,
+}
+
+impl Metrics {
+    /// Opens to append; what is there stays, but for a torn last line.
+    pub fn open(path: &Path) -> io::Result<Metrics> {
+        let open = || {
+            let mut file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
+            let end = whole_lines(&mut file)?;
+            file.set_len(end)?;
+            Ok(file)
+        };
+        let file = open().map_err(|error| about("open", path, error))?;
+        Ok(Metrics { file, path: path.to_path_buf() })
+    }
+
+    /// Appends one line. A number that JSON does not have, such as a loss of NaN, is written as null.
+    pub fn write(&mut self, report: &StepReport) -> io::Result<()> {
+        let mut line = serde_json::to_vec(report)?;
+        line.push(b'\n');
+        // One write, so that who tails the file sees whole lines.
+        self.file.write_all(&line).map_err(|error| about("write", &self.path, error))
+    }
+}
+
+/// All reports of a file, without a torn last line.
+pub fn read(path: &Path) -> io::Result<Vec<StepReport>> {
+    let bytes = std::fs::read(path).map_err(|error| about("read", path, error))?;
+    let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+    let mut reports = Vec::new();
+    for (index, line) in bytes[..whole].split_inclusive(|byte| *byte == b'\n').enumerate() {
+        let report = serde_json::from_slice(line).map_err(|error| {
+            let text = format!("{} line {}: {error}", path.display(), index + 1);
+            io::Error::new(io::ErrorKind::InvalidData, text)
+        })?;
+        reports.push(report);
+    }
+    // The last line may be whole but for its end.
+    reports.extend(serde_json::from_slice::<StepReport>(&bytes[whole..]).ok());
+    Ok(reports)
+}
+
+/// Where the last whole line ends, looking from the back.
+fn whole_lines(file: &mut File) -> io::Result<u64> {
+    let mut end = file.seek(SeekFrom::End(0))?;
+    let mut buffer = [0; 4096];
+    while end > 0 {
+        let start = end.saturating_sub(buffer.len() as u64);
+        let chunk = &mut buffer[..(end - start) as usize];
+        file.seek(SeekFrom::Start(start))?;
+        file.read_exact(chunk)?;
+        if let Some(at) = chunk.iter().rposition(|byte| *byte == b'\n') {
+            return Ok(start + at as u64 + 1);
+        }
+        end = start;
+    }
+    Ok(0)
+}
+
+fn about(act: &str, path: &Path, error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("cannot {act} {}: {error}", path.display()))
+}

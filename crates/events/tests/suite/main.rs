@@ -1,0 +1,6 @@
+//! Reports in, lines and files out. One binary, to link once.
+
+mod folder;
+mod metrics;
+mod step_line;
+mod tensorboard;
