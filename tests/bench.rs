@@ -1,5 +1,5 @@
 //! `lockstep bench comm` as its users run it: the real binary starts its own ranks, whose large
-//! buffers lie in the shared heap.
+//! buffers lie in the shared heap unless asked for elsewhere.
 
 use std::process::{Command, Output};
 
@@ -48,8 +48,18 @@ fn every_type_and_reduction_is_right() {
 }
 
 #[test]
-fn buffers_can_be_symmetric_and_algorithms_fixed() {
-    all_right(&["--op", "all", "--ranks", "2", "--sizes", "1M", "--buffers", "symmetric"], 8);
+fn every_operation_is_right_wherever_its_buffers_lie() {
+    for buffers in ["private", "symmetric"] {
+        for ranks in ["2", "3"] {
+            let arguments =
+                ["--op", "all", "--ranks", ranks, "--sizes", "4K,300001,1M", "--buffers", buffers];
+            all_right(&arguments, 24);
+        }
+    }
+}
+
+#[test]
+fn algorithms_can_be_fixed() {
     for algo in ["ring", "tree", "halving", "two_level"] {
         all_right(&["--ranks", "3", "--sizes", "1M", "--algo", algo], 1);
     }

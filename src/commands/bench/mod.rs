@@ -5,6 +5,7 @@ use std::process::ExitCode;
 pub mod case;
 pub mod comm;
 pub mod gemm;
+pub mod private;
 pub mod table;
 
 #[derive(clap::Args)]
