@@ -8,7 +8,7 @@ mod memory;
 pub mod reference;
 mod team;
 
-pub use cpu::rope::{Scaling as RopeScaling, Table as RopeTable};
+pub use cpu::rope::{Llama3 as RopeScaling, Table as RopeTable};
 pub use device::{
     AdamW, Attention, CrossEntropy, Device, Gradient, Matmul, Meter, Operation, Router, Stepped,
     balance_loss,

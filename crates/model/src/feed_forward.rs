@@ -183,22 +183,17 @@ impl Dense {
         sink: &mut Sink<'_>,
     ) -> Tensor {
         let device = cx.device;
-        // The activation once more, for the second projection's weight.
-        let (before, after) = match before {
-            Some(before) => {
-                let mut after = cx.scratch(self.width());
-                match self.activation {
-                    Activation::Gelu => device.gelu(before.view(), after.view_mut()),
-                    Activation::Swiglu => device.swiglu(before.view(), after.view_mut()),
-                }
-                (before, after)
-            }
-            None => {
-                let mut before = cx.scratch(self.up.rows());
-                let after = self.activated(cx, weights, &normed(), &mut before);
-                (before, after)
-            }
-        };
+        // What was before the activation, and the activation once more for the second projection's weight.
+        let before = before.unwrap_or_else(|| {
+            let mut before = cx.scratch(self.up.rows());
+            device.matmul(self.up.forward(weights, normed().view(), before.view_mut()));
+            before
+        });
+        let mut after = cx.scratch(self.width());
+        match self.activation {
+            Activation::Gelu => device.gelu(before.view(), after.view_mut()),
+            Activation::Swiglu => device.swiglu(before.view(), after.view_mut()),
+        }
         self.down.weight_gradient(device, dy, &after, sink);
         drop(after);
 

@@ -82,7 +82,7 @@ impl Model {
             factor: scaling.factor,
             low_freq_factor: scaling.low_freq_factor,
             high_freq_factor: scaling.high_freq_factor,
-            original_seq: scaling.original_seq,
+            original_positions: scaling.original_seq,
         });
         let rope = (shape.family != Family::Gpt2).then(|| {
             Arc::new(RopeTable::new(shape.head_dim, shape.seq, shape.rope_theta, scaling))

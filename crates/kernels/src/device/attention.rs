@@ -2,6 +2,7 @@
 
 use super::{Device, Operation, with_float};
 use crate::cpu::attention::{self, Rows, RowsMut};
+use crate::cpu::rope::{self, Positions, Rope, Table};
 use crate::{Element, View, ViewMut};
 
 /// Sizes, and where queries and keys stand. Key j is seen by query i if `k_start + j <= q_start + i`.
@@ -63,6 +64,22 @@ impl Device {
         }))
     }
 
+    /// Turns queries and keys, side by side in the rows of `qkv`, by their positions.
+    pub fn rope(&self, table: &Table, shape: &Attention, qkv: ViewMut<'_>) {
+        let rope = turned(table, shape, &qkv);
+        with_float!(qkv.dtype(), E => self.on_cpu(Operation::Rope, |cpu| {
+            rope::forward::<E>(cpu, qkv.host(), &rope)
+        }))
+    }
+
+    /// Turns their gradients back.
+    pub fn rope_backward(&self, table: &Table, shape: &Attention, dqkv: ViewMut<'_>) {
+        let rope = turned(table, shape, &dqkv);
+        with_float!(dqkv.dtype(), E => self.on_cpu(Operation::Rope, |cpu| {
+            rope::backward::<E>(cpu, dqkv.host(), &rope)
+        }))
+    }
+
     pub fn attention_backward(
         &self,
         shape: &Attention,
@@ -87,4 +104,11 @@ impl Device {
 /// All columns of a view.
 fn rows<E: Element>(view: View<'_>) -> Rows<'_, E> {
     Rows { data: view.host(), offset: 0, stride: view.cols() }
+}
+
+/// The heads of queries and keys in rows that also hold values.
+fn turned<'a>(table: &'a Table, shape: &Attention, qkv: &ViewMut<'_>) -> Rope<'a> {
+    let positions = Positions::From { start: shape.q_start, len: shape.q_len };
+    let (rows, heads) = (qkv.rows(), shape.heads + shape.kv_heads);
+    Rope { table, rows, heads, offset: 0, stride: qkv.cols(), positions }
 }

@@ -45,11 +45,14 @@ pub fn setup(shape: &Shape, dtype: Dtype) -> Setup {
     let model = Model::new(shape);
     let mut weights = Weights::init(&device, shape, dtype, 7);
     // Larger than at the start of a training, so that every path has something to say.
-    for block in 0..weights.blocks() {
+    let matrices: Vec<_> = weights
+        .tensors()
+        .filter(|(_, param, ..)| param.dims.len() == 2)
+        .map(|(_, _, block, range)| (block, range))
+        .collect();
+    for (block, range) in matrices {
         let (master, _) = weights.master_mut(block);
-        for value in master.view_mut().host::<f32>() {
-            *value *= 6.0;
-        }
+        master.view_mut().part(range).host::<f32>().iter_mut().for_each(|value| *value *= 6.0);
     }
     weights.refresh(&device);
     let mut batch = Batch::empty(&device, BATCH, SEQ);
