@@ -8,11 +8,13 @@ mod optimizer;
 mod peak;
 mod rank;
 mod run;
+mod stored;
 mod text;
 
 pub use error::Error;
 pub use optimizer::Optimizer;
 pub use peak::measure_peak;
-pub use rank::{Rank, Stepped};
-pub use run::{Ended, Watcher, run};
+pub use rank::{Rank, Stepped, dtype};
+pub use run::{Event, Run, Start, run};
+pub use stored::load_weights;
 pub use text::{Wanted, generate};

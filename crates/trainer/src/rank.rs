@@ -155,7 +155,7 @@ impl<'a> Rank<'a> {
 }
 
 /// What a plan computes with.
-pub(crate) fn dtype(plan: &Plan) -> Dtype {
+pub fn dtype(plan: &Plan) -> Dtype {
     match plan.precision.compute {
         Compute::F32 => Dtype::F32,
         Compute::Bf16 => Dtype::Bf16,

@@ -1,0 +1,209 @@
+//! The loop: step after step, with evaluations, checkpoints and reports when they are due.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use lockstep_comm::{Group, Op};
+use lockstep_data::Source;
+use lockstep_events::{Metrics, StepReport, TensorBoard};
+use lockstep_kernels::Device;
+use lockstep_plan::model::flops_per_token;
+use lockstep_plan::{Ledger, Plan};
+
+use crate::rank::dtype;
+use crate::stored::load_weights;
+use crate::{Error, Rank, Stepped, measure_peak};
+
+/// What happens during a run, for whoever shows it. Only rank 0 tells.
+pub enum Event<'a> {
+    /// A step that is due to be shown.
+    Step(&'a StepReport),
+    /// The loss on held-out data.
+    Evaluated(&'a StepReport),
+    Saved(&'a Path),
+}
+
+/// What a run needs beside its plan.
+pub struct Run<'a> {
+    pub plan: &'a Plan,
+    pub group: &'a Group,
+    pub source: &'a Source,
+    /// `runs/NAME`, which exists.
+    pub folder: &'a Path,
+    /// A checkpoint to start from, and whether to go on with its step and moments.
+    pub start: Option<Start>,
+}
+
+pub struct Start {
+    pub checkpoint: PathBuf,
+    pub resume: bool,
+}
+
+/// Trains to the plan's last step. Gives the rank's state: a trained model.
+pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Rank<'a>, Error> {
+    let Run { plan, group, source, folder, .. } = *run;
+    let device = Device::cpu(plan.train.threads);
+    let peak = measure_peak(&device, dtype(plan));
+    let (mut rank, done) = build(run, device)?;
+    let mut log = if group.rank() == 0 { Some(Log::open(folder)?) } else { None };
+    let mut clock = Clock::new(plan, peak, done);
+
+    for step in done + 1..=plan.train.steps as u64 {
+        let stepped = rank.step(source, step)?;
+        clock.add(&stepped);
+        let last = step == plan.train.steps as u64;
+        let due = |every: usize| last || (every > 0 && step.is_multiple_of(every as u64));
+
+        if due(plan.train.log_every) || step == done + 1 {
+            let memory = most_memory(&rank)?;
+            let report = clock.report(step, &stepped, memory);
+            if let Some(log) = &mut log {
+                log.write(&report)?;
+                tell(Event::Step(&report));
+            }
+        }
+        if let Some(eval) = plan.train.eval.as_ref().filter(|eval| due(eval.every)) {
+            let loss = rank.evaluate(source, eval.batches)?;
+            let report = StepReport { eval_loss: Some(loss), ..StepReport::of(step as usize, plan.train.steps) };
+            if let Some(log) = &mut log {
+                log.write(&report)?;
+                tell(Event::Evaluated(&report));
+            }
+        }
+        if due(plan.checkpoint.every) {
+            if group.rank() == 0 {
+                let path = rank.save(folder, step)?;
+                lockstep_ckpt::prune(folder, plan.checkpoint.keep)?;
+                tell(Event::Saved(&path));
+            }
+            // Nobody runs ahead of a save for longer than a deadline.
+            group.barrier()?;
+        }
+    }
+    Ok(rank)
+}
+
+/// The rank's state before its first step, and how many steps are done.
+fn build<'a>(run: &Run<'a>, device: Device) -> Result<(Rank<'a>, u64), Error> {
+    let Some(start) = &run.start else { return Ok((Rank::new(run.plan, run.group, device), 0)) };
+    let checkpoint = lockstep_ckpt::load(&start.checkpoint)?;
+    let (here, there) = (&run.plan.model, &checkpoint.head().shape);
+    if here != there {
+        return Err(Error::Mistake(format!(
+            "{} holds another model than the run file describes:\n  {there:?}\n  {here:?}",
+            start.checkpoint.display()
+        )));
+    }
+    let weights = load_weights(&device, here, dtype(run.plan), checkpoint.params());
+    let mut rank = Rank::with_weights(run.plan, run.group, device, weights);
+    if !start.resume {
+        return Ok((rank, 0));
+    }
+    rank.load_moments(&checkpoint);
+    Ok((rank, checkpoint.head().step))
+}
+
+/// The largest of any rank.
+fn most_memory(rank: &Rank<'_>) -> Result<u64, Error> {
+    let mut bytes = [rank.device.memory().total.peak as i64];
+    rank.group.all_reduce(&mut bytes, Op::Max)?;
+    Ok(bytes[0] as u64)
+}
+
+/// The files that a run writes as it goes.
+struct Log {
+    metrics: Metrics,
+    board: TensorBoard,
+}
+
+impl Log {
+    fn open(folder: &Path) -> Result<Log, Error> {
+        let board = folder.join("tensorboard");
+        let failed = |path: &Path| {
+            let path = path.to_path_buf();
+            move |cause| Error::Folder { path, cause }
+        };
+        std::fs::create_dir_all(&board).map_err(failed(&board))?;
+        let metrics = folder.join("metrics.jsonl");
+        Ok(Log {
+            metrics: Metrics::open(&metrics).map_err(failed(&metrics))?,
+            board: TensorBoard::create(&board).map_err(failed(&board))?,
+        })
+    }
+
+    fn write(&mut self, report: &StepReport) -> Result<(), Error> {
+        let failed = |cause| Error::Folder { path: "metrics.jsonl".into(), cause };
+        self.metrics.write(report).map_err(failed)?;
+        self.board.write(report).map_err(failed)
+    }
+}
+
+/// Times of the steps since the last report.
+struct Clock<'a> {
+    plan: &'a Plan,
+    /// Operations per second that all ranks together could do.
+    peak: f64,
+    planned: u64,
+    begun: Instant,
+    /// Since the last report.
+    steps: u64,
+    time: Duration,
+    exchange: Duration,
+    /// Done when the run was started, and since.
+    before: u64,
+    done: u64,
+}
+
+impl<'a> Clock<'a> {
+    fn new(plan: &'a Plan, peak: f64, before: u64) -> Clock<'a> {
+        let ledger = Ledger::of(
+            &plan.model,
+            plan.precision.compute,
+            plan.layout.recompute,
+            plan.train.micro_batch,
+            plan.data.seq,
+        );
+        Clock {
+            plan,
+            peak: peak * plan.ranks as f64,
+            planned: ledger.total() as u64,
+            begun: Instant::now(),
+            steps: 0,
+            time: Duration::ZERO,
+            exchange: Duration::ZERO,
+            before,
+            done: 0,
+        }
+    }
+
+    fn add(&mut self, stepped: &Stepped) {
+        self.steps += 1;
+        self.done += 1;
+        self.time += stepped.time;
+        self.exchange += stepped.exchange;
+    }
+
+    fn report(&mut self, step: u64, stepped: &Stepped, memory: u64) -> StepReport {
+        let (plan, seconds) = (self.plan, self.time.as_secs_f64());
+        let tokens_per_s = (self.steps as usize * plan.tokens_per_step()) as f64 / seconds;
+        let flops = flops_per_token(&plan.model, plan.data.seq).total();
+        let left = (plan.train.steps as u64 - step) as f64;
+        let per_step = self.begun.elapsed().as_secs_f64() / self.done as f64;
+        let report = StepReport {
+            loss: Some(stepped.loss),
+            grad_norm: Some(stepped.grad_norm),
+            lr: Some(stepped.lr),
+            tokens_per_s: Some(tokens_per_s),
+            mfu: Some(tokens_per_s * flops / self.peak),
+            comm_exposed: Some(self.exchange.as_secs_f64() / seconds),
+            mem_bytes: Some(memory),
+            mem_planned_bytes: Some(self.planned),
+            tokens: Some((self.before + self.done) * plan.tokens_per_step() as u64),
+            elapsed_s: Some(self.begun.elapsed().as_secs_f64()),
+            eta: Some(Duration::from_secs_f64(left * per_step)),
+            ..StepReport::of(step as usize, plan.train.steps)
+        };
+        (self.steps, self.time, self.exchange) = (0, Duration::ZERO, Duration::ZERO);
+        report
+    }
+}
