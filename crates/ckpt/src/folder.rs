@@ -1,6 +1,6 @@
 //! The checkpoints of a run: `RUN/checkpoints/step-00000100/` with the parameters, the optimizer's moments and a
 //! description. A checkpoint is written under another name and renamed when all of it is on disk, so a folder of
-//! this name is whole. Never overwrites or removes a finished checkpoint.
+//! this name is whole. Never overwrites a finished checkpoint.
 //!
 //! ```text
 //! model.safetensors       f32, each parameter under its global name
@@ -139,13 +139,7 @@ pub fn load(dir: &Path) -> Result<Checkpoint> {
 /// One that is not whole (a copy that was broken off) is passed over with a warning. When none is whole the error
 /// is the newest one's.
 pub fn latest(run: &Path) -> Result<Option<PathBuf>> {
-    let Ok(entries) = fs::read_dir(checkpoints(run)) else { return Ok(None) };
-    let step = |name: &str| name.strip_prefix("step-")?.parse::<u64>().ok();
-    let mut found: Vec<(u64, PathBuf)> = entries
-        .flatten()
-        .filter_map(|entry| Some((step(entry.file_name().to_str()?)?, entry.path())))
-        .collect();
-    found.sort();
+    let found = finished(run);
     let mut broken = None;
     for (_, dir) in found.into_iter().rev() {
         match load(&dir) {
@@ -159,6 +153,18 @@ pub fn latest(run: &Path) -> Result<Option<PathBuf>> {
     broken.map_or(Ok(None), Err)
 }
 
+/// Checkpoints under their final names, the oldest first.
+fn finished(run: &Path) -> Vec<(u64, PathBuf)> {
+    let Ok(entries) = fs::read_dir(checkpoints(run)) else { return Vec::new() };
+    let step = |name: &str| name.strip_prefix("step-")?.parse::<u64>().ok();
+    let mut found: Vec<(u64, PathBuf)> = entries
+        .flatten()
+        .filter_map(|entry| Some((step(entry.file_name().to_str()?)?, entry.path())))
+        .collect();
+    found.sort();
+    found
+}
+
 /// What a user means by a path: the checkpoint itself, or the newest of the run.
 pub fn find(path: &Path) -> Result<PathBuf> {
     if path.join(DESCRIPTION).exists() {
@@ -170,6 +176,19 @@ pub fn find(path: &Path) -> Result<PathBuf> {
 /// Removes what a save that was killed left behind. For the run's one writer, before it begins.
 pub fn sweep(run: &Path) -> Result<()> {
     partial::sweep(&checkpoints(run))
+}
+
+/// Removes all but the newest `keep` checkpoints of a run; none when `keep` is 0.
+pub fn prune(run: &Path, keep: usize) -> Result<()> {
+    let found = finished(run);
+    let old = if keep == 0 { 0 } else { found.len().saturating_sub(keep) };
+    for (_, path) in &found[..old] {
+        // Renamed first: whoever looks meanwhile sees a whole checkpoint or none.
+        let going = path.with_extension("removed");
+        fs::rename(path, &going).map_err(Error::system("remove", path))?;
+        fs::remove_dir_all(&going).map_err(Error::system("remove", &going))?;
+    }
+    Ok(())
 }
 
 impl Checkpoint {

@@ -26,5 +26,5 @@ pub mod safetensors;
 mod tensors;
 
 pub use error::{Error, Result};
-pub use folder::{Checkpoint, Head, Moments, Stored, find, latest, load, save, sweep};
+pub use folder::{Checkpoint, Head, Moments, Stored, find, latest, load, prune, save, sweep};
 pub use tensors::{Named, Slices, Tensors, params_of};

@@ -1,0 +1,119 @@
+//! Writing a token file, document by document. Memory does not grow with the file.
+
+use super::header::{self, Header, Width};
+use super::partial::Partial;
+use crate::error::{Error, Result};
+use crate::tokenizer::Tokenizer;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Seek, Write};
+use std::path::{Path, PathBuf};
+
+pub struct Writer {
+    path: PathBuf,
+    partial: Partial,
+    tokens: Hashed,
+    /// The index is kept in a file without a name until the tokens are written.
+    index: Hashed,
+    width: Width,
+    documents: u64,
+    count: u64,
+}
+
+impl Writer {
+    pub fn create(path: &Path, tokenizer: &Tokenizer) -> Result<Writer> {
+        let partial = Partial::create(path)?;
+        let failed = || Error::system("writing", path);
+        let mut file = partial.file.try_clone().map_err(failed())?;
+        // The header is written last, when all is known.
+        file.write_all(&[0; header::LEN]).map_err(failed())?;
+        let index = nameless_beside(path).map_err(failed())?;
+        Ok(Writer {
+            path: path.to_path_buf(),
+            partial,
+            tokens: Hashed::new(file),
+            index: Hashed::new(index),
+            width: Width::of(tokenizer.vocab()),
+            documents: 0,
+            count: 0,
+        })
+    }
+
+    /// Adds a document: its tokens as the file holds them (`Width::put`), and its mark.
+    pub fn add(&mut self, tokens: &[u8], mark: u64) -> Result<()> {
+        self.documents += 1;
+        self.count += (tokens.len() / self.width.bytes()) as u64;
+        let entry = [self.count.to_le_bytes(), mark.to_le_bytes()].concat();
+        let written = self.tokens.write(tokens).and_then(|()| self.index.write(&entry));
+        written.map_err(Error::system("writing", &self.path))
+    }
+
+    /// Documents and tokens so far.
+    pub fn written(&self) -> (u64, u64) {
+        (self.documents, self.count)
+    }
+
+    /// Puts the parts together and gives the file its name.
+    pub fn finish(self, tokenizer: &Tokenizer) -> Result<()> {
+        let Writer { path, partial, .. } = self;
+        let failed = || Error::system("writing", &path);
+        let mut header = Header {
+            width: self.width,
+            vocab: tokenizer.vocab(),
+            end: tokenizer.end(),
+            documents: self.documents,
+            tokens: self.count,
+            tokenizer: tokenizer.kind(),
+            tokenizer_len: tokenizer.json().len() as u64,
+            tokens_digest: [0; 32],
+            index_digest: [0; 32],
+            tokenizer_digest: *blake3::hash(tokenizer.json()).as_bytes(),
+        };
+        let padded = header.tokens_len().expect("it was written, so it is not too long");
+        let padding = padded - self.count * self.width.bytes() as u64;
+        let mut tokens = self.tokens;
+        tokens.write(&vec![0; padding as usize]).map_err(failed())?;
+        let mut file;
+        (file, header.tokens_digest) = tokens.close().map_err(failed())?;
+        let mut index;
+        (index, header.index_digest) = self.index.close().map_err(failed())?;
+        let assembled = index
+            .rewind()
+            .and_then(|()| io::copy(&mut index, &mut file))
+            .and_then(|_| file.write_all(tokenizer.json()))
+            .and_then(|()| file.rewind())
+            .and_then(|()| file.write_all(&header.to_bytes()));
+        assembled.map_err(failed())?;
+        partial.publish()
+    }
+}
+
+/// A file that disappears when it is closed, on the same disk as `path`.
+fn nameless_beside(path: &Path) -> io::Result<File> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let name = path.with_file_name(format!(".{name}.index-{}", std::process::id()));
+    let file = File::options().read(true).write(true).create(true).truncate(true).open(&name)?;
+    fs::remove_file(&name)?;
+    Ok(file)
+}
+
+/// A file whose digest is taken as it is written.
+struct Hashed {
+    file: BufWriter<File>,
+    digest: blake3::Hasher,
+}
+
+impl Hashed {
+    fn new(file: File) -> Hashed {
+        Hashed { file: BufWriter::with_capacity(128 << 10, file), digest: blake3::Hasher::new() }
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.digest.update(bytes);
+        self.file.write_all(bytes)
+    }
+
+    fn close(self) -> io::Result<(File, header::Digest)> {
+        let file = self.file.into_inner().map_err(io::IntoInnerError::into_error)?;
+        Ok((file, *self.digest.finalize().as_bytes()))
+    }
+}

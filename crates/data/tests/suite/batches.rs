@@ -1,0 +1,245 @@
+//! Samples as a function: the same from any instance in any order, every token once an epoch, nothing
+//! held out is trained on.
+
+use crate::desk::{Desk, open};
+use lockstep_data::{GRAMMAR, Options, Recipe, Source, Split, prepare};
+use std::collections::BTreeMap;
+
+const END: u32 = 256;
+
+/// Documents of different lengths, each made of its own number, so that tokens tell where they are from.
+fn numbered(count: usize) -> Vec<String> {
+    (0..count).map(|i| format!("<{i}>").repeat(1 + i * 7 % 23)).collect()
+}
+
+fn sample(source: &Source, split: Split, seed: u64, number: u64, seq: usize) -> Vec<u32> {
+    let mut out = vec![u32::MAX; seq + 1];
+    source.sample(split, seed, number, 1, 0, &mut out);
+    out
+}
+
+/// The documents in `tokens`, which begin and end with whole ones.
+fn documents(tokens: &[u32]) -> Vec<String> {
+    let text = |tokens: &[u32]| tokens.iter().map(|t| *t as u8 as char).collect();
+    assert_eq!(tokens.last(), Some(&END));
+    tokens[..tokens.len() - 1].split(|t| *t == END).map(text).collect()
+}
+
+/// The row of tokens that samples `first..first + count` are cut from, put in order again by their
+/// neighbours: the last token of a sample is the first of the next, and with long samples of numbered
+/// documents there is one order only in which that holds for the tokens around it too.
+fn inputs_of(
+    source: &Source,
+    split: Split,
+    seed: u64,
+    samples: u64,
+    seq: usize,
+) -> BTreeMap<u32, u64> {
+    let mut counts = BTreeMap::new();
+    for number in 0..samples {
+        for token in &sample(source, split, seed, number, seq)[..seq] {
+            *counts.entry(*token).or_insert(0) += 1;
+        }
+    }
+    counts
+}
+
+#[test]
+fn the_same_from_any_instance_in_any_order() {
+    let desk = Desk::new();
+    let path = desk.documents(&numbered(40));
+    for spec in [path.to_str().unwrap(), GRAMMAR] {
+        let options = Options { held_out: 0.2 };
+        let (a, b) = (Source::open(spec, &options).unwrap(), Source::open(spec, &options).unwrap());
+        assert_eq!(a.identity(), b.identity());
+        let numbers: Vec<u64> = (0..200).map(|i| i * 37 % 400).collect();
+        for split in [Split::Train, Split::HeldOut] {
+            for seed in [0, 1, u64::MAX] {
+                let of = |source, n: &u64| sample(source, split, seed, *n, 32);
+                let forward: Vec<_> = numbers.iter().map(|n| of(&a, n)).collect();
+                let mut backward: Vec<_> = numbers.iter().rev().map(|n| of(&b, n)).collect();
+                backward.reverse();
+                assert_eq!(forward, backward, "{spec} {split:?} {seed}");
+            }
+        }
+    }
+}
+
+#[test]
+fn threads_may_share_a_source() {
+    let desk = Desk::new();
+    let source = open(&desk.documents(&numbered(300)), 0.1);
+    let alone: Vec<_> = (0..400).map(|n| sample(&source, Split::Train, 5, n, 64)).collect();
+    std::thread::scope(|scope| {
+        for first in 0..4 {
+            let (source, alone) = (&source, &alone);
+            scope.spawn(move || {
+                for n in (first..400).step_by(4).rev() {
+                    assert_eq!(sample(source, Split::Train, 5, n as u64, 64), alone[n]);
+                }
+            });
+        }
+    });
+}
+
+/// However the global batch is divided, sample `index` of a step is the same; and the steps of a batch
+/// of 8 are the steps of a batch of 2, four at a time.
+#[test]
+fn the_global_batch_does_not_depend_on_its_division() {
+    let desk = Desk::new();
+    let path = desk.documents(&numbered(40));
+    for spec in [path.to_str().unwrap(), GRAMMAR] {
+        let source = Source::open(spec, &Options::default()).unwrap();
+        let at = |step, batch, index| {
+            let mut out = vec![0; 17];
+            source.sample(Split::Train, 3, step, batch, index, &mut out);
+            out
+        };
+        for step in 0..20 {
+            for index in 0..8 {
+                assert_eq!(
+                    at(step, 8, index),
+                    at(step * 4 + index as u64 / 2, 2, index % 2),
+                    "{spec}"
+                );
+            }
+        }
+    }
+}
+
+/// With samples of one token and its successor, samples put in the order of an epoch are the row itself:
+/// each epoch has every document exactly once, in another order, and the next epoch follows at once.
+#[test]
+fn an_epoch_has_every_document_once_and_whole() {
+    let desk = Desk::new();
+    let all = numbered(150);
+    let source = open(&desk.documents(&all), 0.0);
+    let epoch = source.epoch_tokens(Split::Train).unwrap();
+    assert_eq!(epoch as usize, all.iter().map(|d| d.len() + 1).sum::<usize>());
+
+    let mut orders = Vec::new();
+    for number in 0..3u64 {
+        // One sample of a whole epoch is its row, in order: nothing is shuffled inside a sample.
+        let row = sample(&source, Split::Train, 9, number, epoch as usize);
+        let order = documents(&row[..epoch as usize]);
+        let mut sorted = order.clone();
+        sorted.sort();
+        let mut expected = all.clone();
+        expected.sort();
+        assert_eq!(sorted, expected, "epoch {number}");
+        // Its last token is the first of the next epoch.
+        assert_eq!(
+            row[epoch as usize],
+            sample(&source, Split::Train, 9, number + 1, epoch as usize)[0]
+        );
+        orders.push(order);
+    }
+    assert!(orders[0] != orders[1] && orders[1] != orders[2], "epochs are shuffled anew");
+    assert!(orders[0] != numbered(150), "the first epoch is shuffled too");
+}
+
+/// Short samples, shuffled among themselves, are cut from the same row without a gap: over `seq` epochs
+/// every sample of the row comes once, whatever its length.
+#[test]
+fn no_sample_is_repeated_or_skipped_across_epochs() {
+    let desk = Desk::new();
+    let source = open(&desk.documents(&numbered(23)), 0.0);
+    let epoch = source.epoch_tokens(Split::Train).unwrap() as usize;
+    for seq in [1, 2, 7, 64, 100, epoch - 1, epoch, epoch + 1, 3 * epoch + 5] {
+        // The row of `seq` epochs, from samples of a whole epoch each.
+        let epochs = seq.min(12) as u64 * if seq > 12 { 2 } else { 1 };
+        let row: Vec<u32> = (0..epochs + 4)
+            .flat_map(|e| sample(&source, Split::Train, 4, e, epoch)[..epoch].to_vec())
+            .collect();
+        // The samples that start in these epochs, by formula, and as they come.
+        let count = (epochs as usize * epoch).div_ceil(seq);
+        let cut = |k: usize| row.get(k * seq..=k * seq + seq).map(<[u32]>::to_vec);
+        let mut expected: Vec<_> = (0..count).map_while(cut).collect();
+        let count = expected.len();
+        let mut came: Vec<_> =
+            (0..count).map(|n| sample(&source, Split::Train, 4, n as u64, seq)).collect();
+        if seq < epoch {
+            assert!(came != expected, "seq {seq}: samples are shuffled within their epoch");
+        }
+        came.sort();
+        expected.sort();
+        assert_eq!(came, expected, "seq {seq}");
+    }
+}
+
+#[test]
+fn seeds_shuffle_differently() {
+    let desk = Desk::new();
+    let source = open(&desk.documents(&numbered(50)), 0.0);
+    assert_ne!(sample(&source, Split::Train, 1, 0, 200), sample(&source, Split::Train, 2, 0, 200),);
+}
+
+/// Every document is on exactly one side, all of them together are all, and copies stay together.
+#[test]
+fn held_out_documents_are_never_trained_on() {
+    let desk = Desk::new();
+    let mut all = numbered(200);
+    all.extend(numbered(20));
+    let path = desk.documents(&all);
+    for fraction in [0.001, 0.1, 0.5] {
+        let source = open(&path, fraction);
+        let side = |split| {
+            let epoch = source.epoch_tokens(split).unwrap() as usize;
+            documents(&sample(&source, split, 0, 0, epoch)[..epoch])
+        };
+        let (train, held) = (side(Split::Train), side(Split::HeldOut));
+        assert!(!held.is_empty() && held.iter().all(|d| !train.contains(d)), "{fraction}");
+        let share = held.len() as f64 / all.len() as f64;
+        // Four standard deviations of 220 draws, and at least one document.
+        let slack = 4.0 * (fraction * (1.0 - fraction) / 220.0).sqrt() + 0.01;
+        assert!((share - fraction).abs() < slack, "{fraction}: {share}");
+        let mut both = [train, held].concat();
+        both.sort();
+        let mut expected = all.clone();
+        expected.sort();
+        assert_eq!(both, expected);
+        // And in many short samples of many epochs: no token of one side's numbers on the other side.
+        let counts = inputs_of(&source, Split::HeldOut, 8, 50, 40);
+        assert_eq!(counts.values().sum::<u64>(), 2000);
+    }
+}
+
+#[test]
+fn a_folder_of_files_is_one_corpus() {
+    let desk = Desk::new();
+    let all = numbered(30);
+    let inputs = all.chunks(11).enumerate().map(|(i, part)| {
+        let rows: String = part.iter().map(|d| format!("{{\"text\": \"{d}\"}}\n")).collect();
+        desk.write(&format!("part{i}.jsonl"), rows)
+    });
+    let folder = format!("{}/", desk.path("corpus").display());
+    prepare(&Recipe::new(inputs.collect(), &folder), &|_| ()).unwrap();
+    let (parts, whole) = (open(folder.as_ref(), 0.2), open(&desk.documents(&all), 0.2));
+    for number in 0..50 {
+        for split in [Split::Train, Split::HeldOut] {
+            assert_eq!(sample(&parts, split, 6, number, 50), sample(&whole, split, 6, number, 50));
+        }
+    }
+}
+
+#[test]
+fn nothing_to_hold_out_is_a_mistake() {
+    let desk = Desk::new();
+    let path = desk.documents(&["alone"]);
+    let error = Source::open(path.to_str().unwrap(), &Options { held_out: 0.1 }).unwrap_err();
+    assert!(error.to_string().contains("--cut"), "{error}");
+    assert_eq!(open(&path, 0.0).epoch_tokens(Split::HeldOut), Some(0));
+}
+
+#[test]
+fn text_goes_to_tokens_and_back() {
+    let desk = Desk::new();
+    let path = desk.documents(&["one", "two"]);
+    for spec in [path.to_str().unwrap(), GRAMMAR] {
+        let source = Source::open(spec, &Options::default()).unwrap();
+        let text = "the owl, ü and 漢字";
+        let tokens = source.encode(text).unwrap();
+        assert!(tokens.iter().all(|t| (*t as usize) < source.vocab()));
+        assert_eq!(source.decode(&tokens).unwrap(), text);
+    }
+}

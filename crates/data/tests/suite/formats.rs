@@ -1,0 +1,229 @@
+//! What goes in comes out: text and jsonl, whatever the number of threads, and what happens to rows that
+//! cannot be used.
+
+use crate::desk::{Desk, texts};
+use lockstep_data::{Error, Format, Recipe, TokenFile, prepare};
+use proptest::prelude::*;
+
+#[test]
+fn jsonl_rows_are_documents() {
+    let desk = Desk::new();
+    let rows = "{\"text\": \"one\\n\", \"id\": 1}\n\n{\"id\": 2, \"text\": \"zwei ü\"}\r\n{\"text\":\"\"}\n{\"text\": \"3\"}";
+    let input = desk.write("rows.jsonl", rows);
+    let report = desk.prepare(&input, |_| ()).unwrap();
+    assert_eq!(texts(&report.files[0].path), ["one\n", "zwei ü", "3"]);
+    assert_eq!((report.empty, report.bad), (1, 0));
+    assert_eq!((report.files[0].documents, report.files[0].tokens, report.text_bytes), (3, 12, 12));
+}
+
+#[test]
+fn another_field_can_be_the_text() {
+    let desk = Desk::new();
+    let input = desk.write("rows.json", "{\"text\": 1, \"body\": \"that\"}\n");
+    let report = desk.prepare(&input, |r| r.field = "body".into()).unwrap();
+    assert_eq!(texts(&report.files[0].path), ["that"]);
+}
+
+/// Text that is only cut comes back whole, whatever the size of pieces.
+#[test]
+fn a_long_text_is_cut_at_blank_lines_and_loses_nothing() {
+    let desk = Desk::new();
+    let text: String = (0..3000)
+        .map(|i| format!("Zeile {i} mit ä und 漢字{}", if i % 7 == 6 { "\n\n" } else { "\n" }))
+        .collect();
+    let input = desk.write("long.txt", &text);
+    for cut in [1, 100, 4096, 30_000, 0] {
+        let report = desk.prepare(&input, |r| r.cut = cut).unwrap();
+        let documents = texts(&report.files[0].path);
+        assert_eq!(documents.concat(), text, "cut {cut}");
+        let (last, rest) = documents.split_last().unwrap();
+        assert!(rest.iter().all(|d| d.len() >= cut && d.ends_with('\n')), "cut {cut}");
+        if (300..cut.max(1)).contains(&last.len()) || cut >= 4096 {
+            assert!(rest.iter().all(|d| d.ends_with("\n\n") && d.len() < cut + 400), "cut {cut}");
+        }
+        assert_eq!(rest.is_empty(), cut == 0);
+    }
+}
+
+#[test]
+fn a_text_without_lines_is_cut_between_words() {
+    let desk = Desk::new();
+    let text = "wörter und mehr ".repeat(20_000);
+    let input = desk.write("flat.txt", text.trim_end());
+    let report = desk.prepare(&input, |r| r.cut = 10_000).unwrap();
+    let documents = texts(&report.files[0].path);
+    assert_eq!(documents.concat(), text.trim_end());
+    assert!(documents.len() > 10 && documents.iter().all(|d| d.len() < 41_000));
+    assert!(documents[..documents.len() - 1].iter().all(|d| d.ends_with(' ')));
+}
+
+#[test]
+fn a_separator_ends_documents() {
+    let desk = Desk::new();
+    let input = desk.write("s.txt", "one\n<|end|>\ntwo\nlines\n<|end|><|end|>three\r\n");
+    let report = desk.prepare(&input, |r| r.split_on = Some("<|end|>".into())).unwrap();
+    assert_eq!(texts(&report.files[0].path), ["one", "two\nlines", "three"]);
+    let report = desk.prepare(&input, |r| r.split_on = Some("\n".into())).unwrap();
+    assert_eq!(report.files[0].documents, 5);
+}
+
+#[test]
+fn output_does_not_depend_on_the_number_of_threads() {
+    let desk = Desk::new();
+    let mut rows = String::new();
+    for i in 0..4000 {
+        match i % 97 {
+            5 => rows.push_str("not json\n"),
+            _ => rows
+                .push_str(&format!("{{\"text\": \"{}\"}}\n", format!("word{i} ").repeat(i % 50))),
+        }
+    }
+    let input = desk.write("rows.jsonl", &rows);
+    let outputs: Vec<_> = [1, 2, 3, 8]
+        .map(|threads| {
+            let mut report = desk.prepare(&input, |r| r.threads = threads).unwrap();
+            let path = report.files.remove(0).path;
+            (std::fs::read(path).unwrap(), report)
+        })
+        .into();
+    for other in &outputs[1..] {
+        assert_eq!(outputs[0].1, other.1);
+        assert!(outputs[0].0 == other.0, "the files differ");
+    }
+    assert_eq!((outputs[0].1.bad, outputs[0].1.first_bad[1].line), (42, 103));
+}
+
+#[test]
+fn bad_rows_are_counted_and_told() {
+    let desk = Desk::new();
+    let mut rows =
+        b"{\"text\": \"good\"}\n{\"text\": \"b\xff\"}\n{\"body\": \"x\"}\n{\"text\": 1}\n".to_vec();
+    rows.extend(b"{\"text\"\n[]\n{\"text\": \"good too\"}\n");
+    let input = desk.write("rows.jsonl", rows);
+    let report = desk.prepare(&input, |_| ()).unwrap();
+    assert_eq!(report.bad, 5);
+    let lines: Vec<_> = report.first_bad.iter().map(|row| row.line).collect();
+    assert_eq!(lines, [2, 3, 4, 5, 6]);
+    for (row, reason) in report.first_bad.iter().zip([
+        "UTF-8",
+        "no field \"text\"; there are: body",
+        "integer",
+        "JSON",
+        "object",
+    ]) {
+        assert!(row.reason.contains(reason), "{row}");
+    }
+
+    let error = desk.prepare(&input, |r| r.max_bad = 2).unwrap_err();
+    let Error::BadRows { allowed: 2, found: 3, first } = &error else { panic!("{error}") };
+    assert_eq!(first.len(), 3);
+    assert!(error.to_string().contains("rows.jsonl:3: no field"), "{error}");
+}
+
+#[test]
+fn lines_of_text_that_are_not_utf8_are_left_out() {
+    let desk = Desk::new();
+    let input = desk.write("t.txt", b"one\ntwo \xff\nthree\nfo\xc3");
+    let report = desk.prepare(&input, |_| ()).unwrap();
+    assert_eq!(texts(&report.files[0].path), ["one\nthree\nfo"]);
+    let bad: Vec<_> = report.first_bad.iter().map(|row| (row.line, row.reason.as_str())).collect();
+    assert_eq!(bad, [(2, "not UTF-8"), (4, "ends in the middle of a letter")]);
+}
+
+/// Whatever goes wrong, nothing stands under the final name, and nothing is left beside it.
+#[test]
+fn a_failed_prepare_leaves_nothing() {
+    let desk = Desk::new();
+    let bad = desk.write("bad.jsonl", "no\n");
+    desk.prepare(&bad, |r| r.max_bad = 0).unwrap_err();
+    desk.prepare(&bad, |_| ()).unwrap_err();
+    assert_eq!(desk.names(), ["bad.jsonl"]);
+
+    // What a killed program left is removed, and what stood under the name before stays until the end.
+    desk.write("out.tokens", "before");
+    desk.write(".out.tokens.partial-1", "left over");
+    desk.prepare(&bad, |_| ()).unwrap_err();
+    assert_eq!(desk.names(), ["bad.jsonl", "out.tokens"]);
+    assert_eq!(std::fs::read(desk.path("out.tokens")).unwrap(), b"before");
+}
+
+#[test]
+fn files_that_exist_are_replaced_only_when_asked() {
+    let desk = Desk::new();
+    let input = desk.write("a.txt", "text");
+    desk.write("out.tokens", "mine");
+    let error = desk.prepare(&input, |r| r.replace = false).unwrap_err();
+    assert!(error.to_string().contains("--force"), "{error}");
+    desk.prepare(&input, |_| ()).unwrap();
+    assert_eq!(texts(&desk.path("out.tokens")), ["text"]);
+}
+
+#[test]
+fn several_inputs_become_one_file_or_one_each() {
+    let desk = Desk::new();
+    let inputs =
+        vec![desk.write("b.txt", "from b"), desk.write("a.jsonl", "{\"text\": \"from a\"}")];
+    let report = prepare(&Recipe::new(inputs.clone(), desk.path("all.tokens")), &|_| ()).unwrap();
+    assert_eq!(texts(&report.files[0].path), ["from b", "from a"]);
+
+    let folder = format!("{}/", desk.path("each").display());
+    let report = prepare(&Recipe::new(inputs, folder), &|_| ()).unwrap();
+    let each: Vec<_> = report.files.iter().map(|made| texts(&made.path)[0].clone()).collect();
+    assert_eq!(each, ["from b", "from a"]);
+    // A folder of inputs is read by name.
+    let report = prepare(&Recipe::new(vec![desk.path("")], desk.path("folder.tokens")), &|_| ());
+    assert_eq!(texts(&report.unwrap().files[0].path), ["from a", "from b"]);
+}
+
+#[test]
+fn mistakes_are_told_with_the_way_out() {
+    let desk = Desk::new();
+    let text = desk.write("a.txt", "text");
+    let odd = desk.write("a.bin", "text");
+    for (input, how, hint) in [
+        (&odd, (|_| ()) as fn(&mut Recipe), "--format"),
+        (&desk.path("none.txt"), |_| (), "none.txt: No such file"),
+        (&text, |r| r.threads = 0, "--threads"),
+        (&text, |r| r.split_on = Some(String::new()), "--split-on"),
+        (&text, |r| r.format = Some(Format::Jsonl), "not JSON"),
+        (&text, |r| r.inputs.push(r.inputs[0].with_file_name("empty")), "no file in this folder"),
+        (&text, |r| r.out = r.inputs[0].with_file_name("no/where"), "No such file"),
+    ] {
+        std::fs::create_dir_all(desk.path("empty")).unwrap();
+        let error = desk.prepare(input, how).unwrap_err();
+        assert!(error.to_string().contains(hint), "{error}");
+    }
+    let empty = desk.write("nothing.txt", "");
+    let error = desk.prepare(&empty, |_| ()).unwrap_err();
+    assert!(error.to_string().contains("no document in"), "{error}");
+}
+
+#[cfg(not(feature = "tokenizers"))]
+#[test]
+fn what_was_not_built_in_is_told() {
+    let desk = Desk::new();
+    let json = desk.write("tokenizer.json", "{}");
+    let error = lockstep_data::Tokenizer::open(json.to_str().unwrap(), None).unwrap_err();
+    assert!(error.to_string().contains("--features tokenizers"), "{error}");
+}
+
+#[cfg(not(feature = "parquet"))]
+#[test]
+fn parquet_is_told_when_it_was_not_built_in() {
+    let desk = Desk::new();
+    let error = desk.prepare(&desk.write("a.parquet", "PAR1"), |_| ()).unwrap_err();
+    assert!(error.to_string().contains("--features parquet"), "{error}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+    #[test]
+    fn any_documents_come_back(documents in proptest::collection::vec("\\PC{0,40}|[ -~\n]{1,2000}", 1..40)) {
+        let desk = Desk::new();
+        let kept: Vec<_> = documents.iter().filter(|d| !d.is_empty()).collect();
+        prop_assume!(!kept.is_empty());
+        let path = desk.documents(&documents);
+        prop_assert_eq!(texts(&path), kept.iter().map(|d| d.to_string()).collect::<Vec<_>>());
+        TokenFile::open(&path).unwrap().check(|_| ()).unwrap();
+    }
+}

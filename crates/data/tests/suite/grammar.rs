@@ -1,0 +1,62 @@
+//! The built-in language as a source: its samples are sentences, and their cost is its entropy.
+
+use lockstep_data::{GRAMMAR, Options, Source, Split};
+
+fn source() -> Source {
+    Source::open(GRAMMAR, &Options::default()).unwrap()
+}
+
+fn text(source: &Source, split: Split, seed: u64, step: u64) -> String {
+    let mut tokens = vec![0; 513];
+    source.sample(split, seed, step, 4, 1, &mut tokens);
+    source.decode(&tokens).unwrap()
+}
+
+/// Every whole line is a sentence: its mark agrees with its first word, and what opens closes.
+#[test]
+fn samples_are_sentences() {
+    let source = source();
+    for step in 0..50 {
+        let text = text(&source, Split::Train, 1, step);
+        let (whole, _) = text.rsplit_once('\n').unwrap();
+        for line in whole.lines() {
+            let asks = line.starts_with("do ") || line.starts_with("does ");
+            assert_eq!(line.ends_with('?'), asks, "{line}");
+            assert_eq!(line.matches('(').count(), line.matches(')').count(), "{line}");
+            assert_eq!(line.matches('"').count() % 2, 0, "{line}");
+        }
+    }
+}
+
+#[test]
+fn seeds_steps_and_splits_draw_apart() {
+    let source = source();
+    let texts = [
+        text(&source, Split::Train, 1, 0),
+        text(&source, Split::Train, 1, 1),
+        text(&source, Split::Train, 2, 0),
+        text(&source, Split::HeldOut, 1, 0),
+    ];
+    for (i, a) in texts.iter().enumerate() {
+        assert!(texts[..i].iter().all(|b| a != b), "{a}");
+    }
+}
+
+/// What the exact predictor pays for the samples of a run is the entropy that the run is held against.
+#[test]
+fn the_floor_is_what_samples_cost() {
+    let source = source();
+    let (seq, samples) = (128, 2000);
+    let costs: Vec<f64> = (0..samples)
+        .map(|n| {
+            let mut tokens = vec![0; seq + 1];
+            source.sample(Split::Train, 7, n / 16, 16, n as usize % 16, &mut tokens);
+            source.grammar().unwrap().information(&tokens).iter().sum::<f64>() / seq as f64
+        })
+        .collect();
+    let mean = costs.iter().sum::<f64>() / costs.len() as f64;
+    let variance = costs.iter().map(|c| (c - mean).powi(2)).sum::<f64>() / (costs.len() - 1) as f64;
+    let error = (variance / costs.len() as f64).sqrt();
+    let floor = source.entropy(seq).unwrap();
+    assert!((mean - floor).abs() < 4.0 * error, "{mean} ± {error} against {floor}");
+}

@@ -1,0 +1,11 @@
+//! Preparing, reading and sampling, through the public interface, on real files.
+
+mod batches;
+mod damage;
+mod desk;
+mod formats;
+mod grammar;
+#[cfg(feature = "tokenizers")]
+mod hugging_face;
+#[cfg(feature = "parquet")]
+mod parquet;
