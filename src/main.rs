@@ -6,7 +6,7 @@ mod world;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use commands::{bench, launch};
+use commands::{bench, export, import, launch};
 use tracing_subscriber::EnvFilter;
 
 /// Large buffers lie where the other ranks of the host can reach them.
@@ -26,6 +26,8 @@ enum Command {
     Launch(launch::Args),
     /// Measure this machine
     Bench(bench::Args),
+    Import(import::Args),
+    Export(export::Args),
 }
 
 fn main() -> ExitCode {
@@ -34,6 +36,8 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Launch(args) => launch::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Import(args) => import::run(args),
+        Command::Export(args) => export::run(args),
     };
     result.unwrap_or_else(|error| {
         // With its causes, but without a backtrace: most are a user's mistakes.
