@@ -1,12 +1,13 @@
 //! The command line: one file per command, each a thin layer over the crates.
 
 mod commands;
+mod run_file;
 mod world;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use commands::{bench, launch};
+use commands::{bench, export, generate, import, launch, train};
 use tracing_subscriber::EnvFilter;
 
 /// Large buffers lie where the other ranks of the host can reach them.
@@ -23,17 +24,25 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Train(train::Args),
+    Generate(generate::Args),
     Launch(launch::Args),
     /// Measure this machine
     Bench(bench::Args),
+    Import(import::Args),
+    Export(export::Args),
 }
 
 fn main() -> ExitCode {
     let level = EnvFilter::try_from_env("LOCKSTEP_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt().with_env_filter(level).with_writer(std::io::stderr).init();
     let result = match Cli::parse().command {
+        Command::Train(args) => train::run(args),
+        Command::Generate(args) => generate::run(args),
         Command::Launch(args) => launch::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Import(args) => import::run(args),
+        Command::Export(args) => export::run(args),
     };
     result.unwrap_or_else(|error| {
         // With its causes, but without a backtrace: most are a user's mistakes.

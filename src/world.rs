@@ -4,7 +4,8 @@
 use anyhow::{Context, bail};
 use lockstep_comm::launch::{Identity, LOG_DIR, Source, this_program};
 use lockstep_comm::{LocalLinks, Options, World, on_threads_with};
-use std::path::PathBuf;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -34,14 +35,53 @@ impl Engine {
     }
 }
 
+/// How a world is to be made.
+pub struct Start {
+    pub engine: Engine,
+    /// As typed: a launcher that started another number is a mistake.
+    pub ranks: Option<usize>,
+    /// When it was not typed and no launcher knows it.
+    pub default_ranks: usize,
+    pub timeout: Duration,
+    /// Where the ranks' output goes; without it, into a folder that is removed after success.
+    pub logs: Option<PathBuf>,
+}
+
+/// How many ranks this process is one of, or will start.
+pub fn size(start: &Start) -> anyhow::Result<usize> {
+    #[cfg(feature = "mpi")]
+    if start.engine == Engine::Mpi {
+        return Ok(start.ranks.unwrap_or_else(|| Identity::from_process_env().map_or(1, |found| found.size)));
+    }
+    let identity = Identity::from_process_env()?;
+    let launched = start.engine != Engine::Threads && !starts_own(&identity, start.ranks);
+    Ok(if launched { identity.size } else { start.ranks.unwrap_or(start.default_ranks) })
+}
+
+/// Ranks are asked for, and no launcher named a rank for this very process: start our own. A batch script of
+/// Slurm has some of a rank's variables without being one.
+fn starts_own(identity: &Identity, ranks: Option<usize>) -> bool {
+    identity.source == Source::Alone || (ranks.is_some() && identity.source != Source::Explicit)
+}
+
+/// Whether this process only starts ranks, and is none itself.
+pub fn is_parent(start: &Start) -> anyhow::Result<bool> {
+    let by_processes = match start.engine {
+        Engine::Shm | Engine::Tcp => true,
+        #[cfg(feature = "mpi")]
+        Engine::Mpi => false,
+        Engine::Threads => false,
+    };
+    Ok(by_processes && starts_own(&Identity::from_process_env()?, start.ranks) && size(start)? > 1)
+}
+
 /// Runs `rank` on every rank: in the world that a launcher has put this process into, or else in one
-/// of `ranks` ranks on this machine.
+/// of our own on this machine.
 pub fn run(
-    engine: Engine,
-    ranks: Option<usize>,
-    timeout: Duration,
+    start: &Start,
     rank: impl Fn(&World) -> anyhow::Result<()> + Sync,
 ) -> anyhow::Result<ExitCode> {
+    let Start { engine, ranks, timeout, .. } = *start;
     if ranks == Some(0) {
         bail!("--ranks 0: a world has at least one rank");
     }
@@ -53,7 +93,8 @@ pub fn run(
         ..Options::default()
     };
     if engine == Engine::Threads {
-        let ends = on_threads_with(&options, ranks.unwrap_or_else(default_ranks), |w| rank(&w));
+        let size = ranks.unwrap_or(start.default_ranks);
+        let ends = on_threads_with(&options, size, |world| rank(&world));
         ends.into_iter().collect::<anyhow::Result<()>>()?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -64,11 +105,7 @@ pub fn run(
         return Ok(ExitCode::SUCCESS);
     }
     let identity = Identity::from_process_env()?;
-    // Ranks are asked for, and no launcher named a rank for this very process: start our own. A
-    // batch script of Slurm has some of a rank's variables without being one.
-    let ours = identity.source == Source::Alone
-        || (ranks.is_some() && identity.source != Source::Explicit);
-    if !ours {
+    if !starts_own(&identity, ranks) {
         if let Some(asked) = ranks.filter(|r| *r != identity.size) {
             bail!(
                 "--ranks {asked}, but the launcher started {} ranks; leave --ranks out",
@@ -79,30 +116,42 @@ pub fn run(
         rank(&world)?;
         return Ok(ExitCode::SUCCESS);
     }
-    match ranks.unwrap_or_else(default_ranks) {
+    match ranks.unwrap_or(start.default_ranks) {
         1 => {
             rank(&World::join(&Identity::from_env(&|_| None)?, &options)?)?;
             Ok(ExitCode::SUCCESS)
         }
-        many => start_own(many),
+        many => start_own(many, start.logs.as_deref()),
     }
 }
 
-fn default_ranks() -> usize {
+/// As many as there are cores, and two at least: a world of one shows little.
+pub fn default_ranks() -> usize {
     std::thread::available_parallelism().map_or(2, |n| n.get()).max(2)
 }
 
 /// This very command once per rank; only rank 0 is shown.
-fn start_own(ranks: usize) -> anyhow::Result<ExitCode> {
-    let logs = std::env::temp_dir().join(format!("lockstep-{}", std::process::id()));
-    let spec = this_program(ranks, &logs)?;
+fn start_own(ranks: usize, logs: Option<&Path>) -> anyhow::Result<ExitCode> {
+    let temporary = std::env::temp_dir().join(format!("lockstep-{}", std::process::id()));
+    let mut spec = this_program(ranks, logs.unwrap_or(&temporary))?;
+    if std::io::stderr().is_terminal() {
+        spec.extra_env.push((TERMINAL.into(), "1".into()));
+    }
     let outcome = lockstep_comm::launch::launch(&spec).context("starting the ranks")?;
     match outcome.failure {
         Some(failure) => {
             eprintln!("{failure}");
-            eprintln!("the logs of all ranks are in {}", logs.display());
+            eprintln!("the logs of all ranks are in {}", spec.log_dir.display());
         }
-        None => drop(std::fs::remove_dir_all(&logs)),
+        None => drop(std::fs::remove_dir_all(&temporary)),
     }
     Ok(ExitCode::from(outcome.exit_code.clamp(0, 255) as u8))
+}
+
+/// Tells rank 0 that what it writes is passed on to a terminal.
+const TERMINAL: &str = "LOCKSTEP_TERMINAL";
+
+/// Whether somebody watches standard error.
+pub fn on_terminal() -> bool {
+    std::io::stderr().is_terminal() || std::env::var_os(TERMINAL).is_some()
 }

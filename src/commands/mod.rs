@@ -1,4 +1,9 @@
 //! One file per command.
 
 pub mod bench;
+pub mod export;
+pub mod generate;
+pub mod import;
 pub mod launch;
+mod progress;
+pub mod train;

@@ -1,0 +1,56 @@
+//! `lockstep export`: a checkpoint becomes a Hugging Face folder.
+
+use super::progress::Progress;
+use lockstep_ckpt::safetensors::Dtype;
+use lockstep_ckpt::{find, hf, load};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Make a Hugging Face folder of a run's newest checkpoint, or of the one that is named
+///
+/// transformers loads it with AutoModelForCausalLM. A tokenizer is not written; copy its files beside.
+#[derive(clap::Args)]
+pub struct Args {
+    /// A run folder, or one of its checkpoints
+    checkpoint: PathBuf,
+    /// The folder to make
+    #[arg(long, value_name = "DIR")]
+    to: PathBuf,
+    /// How weights are stored
+    #[arg(long, default_value = "f32")]
+    dtype: Stored,
+    /// Bytes above which the weights are spread over several files
+    #[arg(long, default_value_t = hf::Export::default().shard_bytes)]
+    shard_bytes: usize,
+    /// One JSON object instead of a sentence
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Stored {
+    F32,
+    Bf16,
+}
+
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let checkpoint = load(&find(&args.checkpoint)?)?;
+    let dtype = match args.dtype {
+        Stored::F32 => Dtype::F32,
+        Stored::Bf16 => Dtype::Bf16,
+    };
+    let progress = Progress::new("export", checkpoint.params());
+    let how = hf::Export { dtype, shard_bytes: args.shard_bytes };
+    let (step, shape) = (checkpoint.head().step, &checkpoint.head().shape);
+    hf::export(shape, &progress, &args.to, how)?;
+    let (params, to) = (progress.total(), &args.to);
+    if args.json {
+        println!(
+            "{}",
+            serde_json::json!({"folder": to, "step": step, "params": params, "shape": shape})
+        );
+    } else {
+        println!("step {step}, {params} parameters in {}", to.display());
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,216 @@
+//! `lockstep train`: a run file becomes a trained model.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context;
+use lockstep_comm::World;
+use lockstep_events::StepReport;
+use lockstep_kernels::Tag;
+use lockstep_model::Sampling;
+use lockstep_plan::{Ledger, Plan};
+use lockstep_trainer::{self as trainer, Event, Rank, Run, Wanted, dtype};
+
+use crate::run_file::{RunFile, fresh_folder};
+use crate::world::{self, Engine};
+
+/// Train a model as a run file describes it
+///
+/// Starts its own ranks on this machine, or joins those that a launcher started. Everything goes into
+/// RUNS/NAME: plan.json, metrics.jsonl, tensorboard/, logs/, checkpoints/. A run of that name that is already
+/// there is kept as NAME.1, NAME.2, …
+#[derive(clap::Args)]
+pub struct Args {
+    /// The run file (TOML)
+    run: PathBuf,
+    /// Ranks to start [default: what the run file's layout asks for]
+    #[arg(long)]
+    ranks: Option<usize>,
+    /// A value laid over the run file's: --set train.lr=1e-3
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
+    sets: Vec<String>,
+    /// How ranks reach each other
+    #[arg(long, value_enum, default_value = "shm")]
+    engine: Engine,
+    /// Start from the weights of this checkpoint or run (see `lockstep import`)
+    #[arg(long, value_name = "RUN|CHECKPOINT", conflicts_with = "resume")]
+    from: Option<PathBuf>,
+    /// Go on with the run of this name from its newest checkpoint
+    #[arg(long)]
+    resume: bool,
+    /// Where runs lie
+    #[arg(long, default_value = "runs")]
+    runs: PathBuf,
+    /// Only read the run file, print the plan as JSON and stop
+    #[arg(long)]
+    dry_run: bool,
+}
+
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let file = RunFile::read(&args.run, &args.sets)?;
+    let mut start = world::Start {
+        engine: args.engine,
+        ranks: args.ranks,
+        default_ranks: file.config.ranks(),
+        timeout: file.timeout(),
+        logs: None,
+    };
+    // Every mistake is found before a rank is started.
+    let size = world::size(&start)?;
+    let plan = file.plan(size, size)?;
+    if args.dry_run {
+        println!("{}", serde_json::to_string_pretty(&plan)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    if world::is_parent(&start)? {
+        let folder = prepare(&args, &plan)?;
+        start.logs = Some(folder.join("logs"));
+    }
+    world::run(&start, |world| {
+        let plan = file.plan(world.size(), world.hosts().iter().filter(|host| **host == world.hosts()[world.rank()]).count())?;
+        rank(&args, &file, &plan, world)
+    })
+}
+
+/// The run's folder, made by whoever comes first: the parent of our own ranks, or rank 0.
+fn prepare(args: &Args, plan: &Plan) -> anyhow::Result<PathBuf> {
+    if args.resume {
+        let folder = args.runs.join(&plan.name);
+        lockstep_ckpt::find(&folder)?;
+        return Ok(folder);
+    }
+    let (folder, moved) = fresh_folder(&args.runs, &plan.name)?;
+    if let Some(moved) = moved {
+        eprintln!("the run that was here before is now {}", moved.display());
+    }
+    Ok(folder)
+}
+
+fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Result<()> {
+    let first = world.rank() == 0;
+    let folder = args.runs.join(&plan.name);
+    if first {
+        prepare(args, plan)?;
+        let path = folder.join("plan.json");
+        std::fs::write(&path, serde_json::to_string_pretty(plan)?)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        introduce(plan, file);
+    }
+    let start = match (&args.from, args.resume) {
+        (Some(from), _) => Some(trainer::Start { checkpoint: lockstep_ckpt::find(from)?, resume: false }),
+        (None, true) => Some(trainer::Start { checkpoint: lockstep_ckpt::find(&folder)?, resume: true }),
+        (None, false) => None,
+    };
+    world.barrier()?;
+
+    let floor = file.source.entropy(plan.data.seq);
+    let mut screen = Screen { terminal: world::on_terminal(), floor, drawn: false };
+    let run = Run { plan, group: world, source: &file.source, folder: &folder, start };
+    let trained = trainer::run(&run, &mut |event| screen.show(&event));
+    screen.clear();
+    let trained = trained?;
+    if first {
+        conclude(&trained, file, &folder)?;
+    }
+    // Ranks leave together: nobody takes the end of another for a failure.
+    world.barrier()?;
+    Ok(())
+}
+
+fn introduce(plan: &Plan, file: &RunFile) {
+    let (model, train) = (&plan.model, &plan.train);
+    println!(
+        "{}: {:?}, {:.2}M parameters, {} rank(s) × {} thread(s), {:?}, {} × {} tokens per step",
+        plan.name,
+        model.family,
+        model.param_count() as f64 / 1e6,
+        plan.ranks,
+        train.threads,
+        plan.precision.compute,
+        train.global_batch,
+        plan.data.seq,
+    );
+    if let Some(floor) = file.source.entropy(plan.data.seq) {
+        println!("the true entropy of this data is {floor:.4} nats per token: no model's loss stays below it");
+    }
+}
+
+/// Rank 0's words, and its bar when somebody watches.
+struct Screen {
+    terminal: bool,
+    floor: Option<f64>,
+    drawn: bool,
+}
+
+const BAR: usize = 24;
+
+impl Screen {
+    fn show(&mut self, event: &Event<'_>) {
+        self.clear();
+        match event {
+            Event::Step(report) => {
+                println!("{report}");
+                self.draw(report);
+            }
+            Event::Evaluated(report) => {
+                let above = match (self.floor, report.eval_loss) {
+                    (Some(floor), Some(loss)) => {
+                        format!(" | {:.1}% above the entropy", 100.0 * (loss / floor - 1.0))
+                    }
+                    _ => String::new(),
+                };
+                println!("{report}{above}");
+            }
+            Event::Saved(path) => println!("saved {}", path.display()),
+        }
+        // Standard output may be a pipe to the launcher, which shows what it gets.
+        let _ = std::io::stdout().flush();
+    }
+
+    fn draw(&mut self, report: &StepReport) {
+        if !self.terminal || report.step == report.steps {
+            return;
+        }
+        let filled = BAR * report.step / report.steps.max(1);
+        let percent = 100 * report.step / report.steps.max(1);
+        let bar = format!("{}{}", "█".repeat(filled), "░".repeat(BAR - filled));
+        // A terminal that went away is no reason to fail.
+        let _ = write!(std::io::stderr(), "{bar} {percent}%");
+        self.drawn = true;
+    }
+
+    fn clear(&mut self) {
+        if std::mem::take(&mut self.drawn) {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+/// Memory as it was planned and as it came, and some text.
+fn conclude(rank: &Rank<'_>, file: &RunFile, folder: &Path) -> anyhow::Result<()> {
+    let plan = rank.plan;
+    let (compute, recompute) = (plan.precision.compute, plan.layout.recompute);
+    let planned = Ledger::of(&plan.model, compute, recompute, plan.train.micro_batch, plan.data.seq);
+    let memory = rank.device.memory();
+    let mib = |bytes: usize| bytes as f64 / (1 << 20) as f64;
+    println!("memory per rank, planned and measured at its peak:");
+    for (tag, planned) in [
+        (Tag::Parameters, planned.parameters),
+        (Tag::Gradients, planned.gradients),
+        (Tag::Optimizer, planned.optimizer),
+        (Tag::Activations, planned.activations),
+    ] {
+        println!("  {:<12} {:>9.2} {:>9.2} MiB", tag.name(), mib(planned), mib(memory.of(tag).peak));
+    }
+    if let Some(wanted) = &plan.train.sample {
+        print!("\n{}", wanted.prompt);
+        let sampling = Sampling { temperature: 0.8, top_k: None, top_p: Some(0.95) };
+        let wanted = Wanted { prompt: &wanted.prompt, tokens: wanted.tokens, sampling, seed: plan.train.seed };
+        let (device, model, weights) = (&rank.device, &rank.model, &rank.weights);
+        trainer::generate(device, model, weights, dtype(plan), &file.source, &wanted, |text| print!("{text}"))?;
+        println!("\n");
+    }
+    println!("everything is in {}", folder.display());
+    Ok(())
+}

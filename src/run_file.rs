@@ -1,0 +1,84 @@
+//! From a run file to a plan, and the folder of a run.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use lockstep_data::{Options, Source};
+use lockstep_plan::{Config, Mistake, Plan, Surroundings};
+
+/// What was typed, and the data it names.
+pub struct RunFile {
+    pub config: Config,
+    pub source: Source,
+}
+
+impl RunFile {
+    /// Reads a run file, with `section.key=value` laid over it.
+    pub fn read(path: &Path, sets: &[String]) -> anyhow::Result<RunFile> {
+        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let mut config = Config::parse(&text, sets);
+        if config.name.is_none() {
+            config.name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        }
+        RunFile::of(config).with_context(|| format!("{}", path.display()))
+    }
+
+    /// Opens the data.
+    pub fn of(config: Config) -> anyhow::Result<RunFile> {
+        let spec = config.data.source.clone().unwrap_or_else(|| "builtin:grammar".into());
+        let defaults = Options::default();
+        let options = Options { held_out: config.data.held_out.unwrap_or(defaults.held_out) };
+        match Source::open(&spec, &options) {
+            Ok(source) => Ok(RunFile { config, source }),
+            Err(error) => {
+                // What else is wrong is told too.
+                let around = Surroundings::one_host(config.ranks(), 1);
+                let mut told = vec![format!("data.source={spec:?}: {error}")];
+                if let Err(mistakes) = Plan::resolve(&config, &around) {
+                    told.extend(mistakes.iter().map(Mistake::to_string));
+                }
+                bail!("{}", list(&told))
+            }
+        }
+    }
+
+    /// What it means on that many ranks of this machine.
+    pub fn plan(&self, ranks: usize, local_ranks: usize) -> anyhow::Result<Plan> {
+        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+        let around = Surroundings { ranks, local_ranks, cores, data_vocab: Some(self.source.vocab()) };
+        Plan::resolve(&self.config, &around).map_err(|mistakes| {
+            let told: Vec<String> = mistakes.iter().map(Mistake::to_string).collect();
+            anyhow::anyhow!("{}", list(&told))
+        })
+    }
+
+    pub fn timeout(&self) -> Duration {
+        Duration::from_secs_f64(self.config.comm.timeout_s.filter(|s| *s > 0.0).unwrap_or(30.0))
+    }
+}
+
+fn list(mistakes: &[String]) -> String {
+    match mistakes {
+        [one] => one.clone(),
+        many => format!("{} mistakes:\n  {}", many.len(), many.join("\n  ")),
+    }
+}
+
+/// `runs/NAME`, empty. A run that was there before is kept under another name: which.
+pub fn fresh_folder(root: &Path, name: &str) -> anyhow::Result<(PathBuf, Option<PathBuf>)> {
+    let folder = root.join(name);
+    let used = ["metrics.jsonl", "checkpoints"].iter().any(|part| folder.join(part).exists());
+    let mut moved = None;
+    if used {
+        let aside = (1..)
+            .map(|number| root.join(format!("{name}.{number}")))
+            .find(|path| !path.exists())
+            .context("no free name for the run that is there")?;
+        std::fs::rename(&folder, &aside)
+            .with_context(|| format!("cannot move {} aside", folder.display()))?;
+        moved = Some(aside);
+    }
+    std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    Ok((folder, moved))
+}
