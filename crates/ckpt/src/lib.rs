@@ -2,7 +2,7 @@
 //! or devices, and computes nothing.
 //!
 //! Everything is a list of named f32 tensors that is read one at a time ([`Tensors`]), so a model passes through
-//! in the memory of its largest tensor.
+//! in the memory of its largest tensor; what is mapped besides, the system takes back when it wants.
 //!
 //! ```no_run
 //! use lockstep_ckpt::{Head, Tensors, find, hf, load, save};

@@ -78,12 +78,13 @@ pub(super) fn decode(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
 /// Writes f32 as little-endian elements, rounded to nearest.
 ///
 /// # Panics
-/// When the type is none of f32, f16, bf16.
-pub(super) fn encode(dtype: Dtype, values: &[f32], out: &mut Vec<u8>) {
+/// When the type is none of f32, f16, bf16, or the lengths do not agree.
+pub(super) fn encode(dtype: Dtype, values: &[f32], out: &mut [u8]) {
+    assert_eq!(out.len(), values.len() * dtype.bytes(), "bytes and elements");
     match dtype {
-        F32 => out.extend(values.iter().flat_map(|v| v.to_le_bytes())),
-        F16 => out.extend(values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes())),
-        Bf16 => out.extend(values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes())),
+        F32 => each_back(values, out, f32::to_le_bytes),
+        F16 => each_back(values, out, |v| f16::from_f32(v).to_le_bytes()),
+        Bf16 => each_back(values, out, |v| bf16::from_f32(v).to_le_bytes()),
         _ => panic!("f32 is not written as {}", dtype.name()),
     }
 }
@@ -92,6 +93,13 @@ fn each<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N]) -
     let (elements, _) = bytes.as_chunks::<N>();
     for (out, element) in out.iter_mut().zip(elements) {
         *out = value(*element);
+    }
+}
+
+fn each_back<const N: usize>(values: &[f32], out: &mut [u8], bytes: impl Fn(f32) -> [u8; N]) {
+    let (elements, _) = out.as_chunks_mut::<N>();
+    for (element, value) in elements.iter_mut().zip(values) {
+        *element = bytes(*value);
     }
 }
 
@@ -111,7 +119,7 @@ mod tests {
     fn what_widens_comes_back() {
         let values = [0.0, -1.5, 1024.0, f32::INFINITY, -0.0078125];
         for dtype in [F32, F16, Bf16] {
-            let mut bytes = Vec::new();
+            let mut bytes = vec![0; 5 * dtype.bytes()];
             encode(dtype, &values, &mut bytes);
             let mut back = [0.0; 5];
             decode(dtype, &bytes, &mut back);

@@ -30,7 +30,7 @@ pub fn write(
 ) -> Result<()> {
     let file = fs::File::create_new(path).map_err(Error::system("make", path))?;
     let written = || -> io::Result<()> {
-        let mut out = BufWriter::with_capacity(1 << 20, file);
+        let mut out = BufWriter::new(file);
         out.write_all(&header(entries))?;
         let mut values = Vec::new();
         for entry in entries {
@@ -44,13 +44,16 @@ pub fn write(
     written().map_err(Error::system("write", path))
 }
 
+/// Elements that are converted at a time.
+const PIECE: usize = 1 << 16;
+
 /// Converted piece by piece: the bytes of a whole tensor would double the memory.
 fn write_values(out: &mut impl Write, dtype: Dtype, values: &[f32]) -> io::Result<()> {
-    let mut bytes = Vec::with_capacity(1 << 16);
-    for piece in values.chunks(1 << 14) {
-        bytes.clear();
-        encode(dtype, piece, &mut bytes);
-        out.write_all(&bytes)?;
+    let mut bytes = vec![0; PIECE * dtype.bytes()];
+    for piece in values.chunks(PIECE) {
+        let bytes = &mut bytes[..piece.len() * dtype.bytes()];
+        encode(dtype, piece, bytes);
+        out.write_all(bytes)?;
     }
     Ok(())
 }
