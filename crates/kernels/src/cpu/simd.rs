@@ -104,7 +104,7 @@ impl Isa for Plain {
 /// Compiles a function for each level and picks one by its first argument. The first type parameter stands
 /// for the instruction set:
 ///
-/// ```ignore
+/// ```text
 /// leveled! {
 ///     fn add<I, E: Float>(a: &mut [E], b: &[E]) { … }
 /// }
@@ -155,7 +155,7 @@ macro_rules! leveled {
 /// Sums over slices of one length, in `LANES` lanes. Inside, each slice's name stands for its element, in
 /// f32, and each sum's name for its value so far:
 ///
-/// ```ignore
+/// ```text
 /// let (dot, norm) = lane_sums!(I, (x in xs, y in ys) dot = I::fma(x, y, dot), norm = I::fma(x, x, norm));
 /// ```
 macro_rules! lane_sums {
