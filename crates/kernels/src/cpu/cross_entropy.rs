@@ -280,15 +280,25 @@ leveled! {
     }
 
     fn exp_sum<I>(x: &[f32], max: f32) -> f32 {
-        lane_sums!((x in x) sum = sum + exp::<I>(x - max))
+        lane_sums!(I, (x in x) sum = sum + exp::<I>(x - max))
     }
 
     /// Leaves `e^(x - max)` and returns their sum.
     fn exps_in_place<I>(x: &mut [f32], max: f32) -> f32 {
-        for x in &mut *x {
-            *x = exp::<I>(*x - max);
+        let mut sums = [0f32; LANES];
+        let (whole, rest) = x.as_chunks_mut::<LANES>();
+        for x in whole {
+            for l in 0..LANES {
+                x[l] = exp::<I>(x[l] - max);
+                sums[l] += x[l];
+            }
         }
-        lane_sums!((x in x) sum = sum + x)
+        let mut sum = I::total(&sums);
+        for x in rest {
+            *x = exp::<I>(*x - max);
+            sum += *x;
+        }
+        sum
     }
 
     fn scale_part<I>(x: &mut [f32], factor: f32) {

@@ -87,7 +87,8 @@ leveled! {
         let n = x.len();
         let words = &words[skip..][..n];
         for i in 0..n {
-            x[i] = if words[i] < threshold { E::default() } else { E::narrow(x[i].wide() * scale) };
+            let kept = if words[i] < threshold { 0.0 } else { x[i].wide() * scale };
+            x[i] = E::narrow(kept);
         }
     }
 

@@ -48,16 +48,15 @@ fn value<I: Isa>(x: f32) -> f32 {
 
 #[inline(always)]
 fn sigmoid_of<I: Isa>(x: f32) -> f32 {
-    let x = within(x, -12.0, 12.0);
     sigmoid::<I>(x * I::fma(x * x, SCALE * CUBE, SCALE))
 }
 
 /// (gelu, its derivative): σ + x σ (1 - σ) d(2u)/dx.
 #[inline(always)]
 fn value_and_slope<I: Isa>(x: f32) -> (f32, f32) {
-    let s = sigmoid_of::<I>(x);
-    // Beyond 12 the second term is zero; so x² cannot overflow and make it NaN.
+    // Beyond 12 the slope is 0 or 1; so x² cannot overflow and make it NaN.
     let near = within(x, -12.0, 12.0);
+    let s = sigmoid_of::<I>(near);
     let inner = I::fma(near * near, 3.0 * SCALE * CUBE, SCALE);
     (x * s, I::fma(near * s * (1.0 - s), inner, s))
 }

@@ -15,6 +15,10 @@ pub struct Backward<'a, E> {
     pub dy: &'a [E],      // (rows, dim)
 }
 
+/// Rows whose sums are under way at once: enough to hide the latency of adding up lanes, few enough to stay
+/// in the first-level cache.
+const BATCH: usize = 4;
+
 /// Which of the two it is.
 trait Norm {
     /// Numbers kept per row.
@@ -226,8 +230,14 @@ fn backward<E: Float, N: Norm, const P: usize>(
         let mut parameters = parameters.into_iter();
         let (dgain, dbias) =
             (parameters.next().unwrap_or_default(), parameters.next().unwrap_or_default());
-        weight_rows::<E, N>(cpu.level, from.x, from.stats, from.dy, dgain, dbias);
-        if !dx.is_empty() {
+        if dx.is_empty() {
+            return weight_rows::<E, N>(cpu.level, from.x, from.stats, from.dy, dgain, dbias);
+        }
+        // A few rows at a time for both, while they are in the cache.
+        for (first, dx) in dx.chunks_mut(4 * BATCH * dim).enumerate() {
+            let rows = first * 4 * BATCH..first * 4 * BATCH + dx.len() / dim;
+            let from = share::<E, N>(&from, rows);
+            weight_rows::<E, N>(cpu.level, from.x, from.stats, from.dy, dgain, dbias);
             input_rows::<E, N>(cpu.level, from.x, from.gain, from.stats, from.dy, add, dx);
         }
     });
@@ -277,15 +287,30 @@ leveled! {
         x: &[E], gain: &[E], bias: &[E], eps: f32, out: &mut [E], stats: &mut [f32],
     ) {
         let dim = gain.len();
-        for (row, (x, out)) in x.chunks_exact(dim).zip(out.chunks_exact_mut(dim)).enumerate() {
-            let mean = if N::CENTERED { lane_sums!((x in x) sum = sum + x) / dim as f32 } else { 0.0 };
-            let squares = lane_sums!((x in x) sum = I::fma(x - mean, x - mean, sum));
-            let rstd = 1.0 / (squares / dim as f32 + eps).sqrt();
-            write_row::<I, E, N>(x, (gain, bias), (mean, rstd), out);
-            if !stats.is_empty() {
-                let kept = &mut stats[row * N::STATS..][..N::STATS];
-                kept[0] = mean;
-                kept[N::STATS - 1] = rstd;
+        let (per_element, batch) = (1.0 / dim as f32, BATCH * dim);
+        for (first, (x, out)) in x.chunks(batch).zip(out.chunks_mut(batch)).enumerate() {
+            // Each step for all rows of a batch: a row's sums wait for each other, those of others need not.
+            let (mut means, mut rstds) = ([0f32; BATCH], [0f32; BATCH]);
+            if N::CENTERED {
+                for (row, x) in x.chunks_exact(dim).enumerate() {
+                    means[row % BATCH] = lane_sums!(I, (x in x) sum = sum + x) * per_element;
+                }
+            }
+            for (row, x) in x.chunks_exact(dim).enumerate() {
+                let mean = means[row % BATCH];
+                rstds[row % BATCH] = lane_sums!(I, (x in x) sum = I::fma(x - mean, x - mean, sum));
+            }
+            for squares in &mut rstds {
+                *squares = 1.0 / I::fma(*squares, per_element, eps).sqrt();
+            }
+            for (row, (x, out)) in x.chunks_exact(dim).zip(out.chunks_exact_mut(dim)).enumerate() {
+                let (mean, rstd) = (means[row % BATCH], rstds[row % BATCH]);
+                write_row::<I, E, N>(x, (gain, bias), (mean, rstd), out);
+                if !stats.is_empty() {
+                    let kept = &mut stats[(first * BATCH + row) * N::STATS..][..N::STATS];
+                    kept[0] = mean;
+                    kept[N::STATS - 1] = rstd;
+                }
             }
         }
     }
@@ -302,25 +327,36 @@ leveled! {
         x: &[E], gain: &[E], stats: &[f32], dy: &[E], add: bool, dx: &mut [E],
     ) {
         let dim = gain.len();
-        let rows = x.chunks_exact(dim).zip(dy.chunks_exact(dim)).zip(dx.chunks_exact_mut(dim));
-        for (row, ((x, dy), dx)) in rows.enumerate() {
-            let (mean, rstd) = kept::<N>(stats, row);
-            let (direct, along) = lane_sums!((x in x, dy in dy, gain in gain)
-                direct = I::fma(dy, gain, direct), along = I::fma(dy * gain, x - mean, along));
+        let (per_element, batch) = (1.0 / dim as f32, BATCH * dim);
+        let batches = x.chunks(batch).zip(dy.chunks(batch)).zip(dx.chunks_mut(batch));
+        for (first, ((x, dy), dx)) in batches.enumerate() {
+            let stats = &stats[first * BATCH * N::STATS..];
             // dx = g rstd - (x - mean) slope - shift
-            let shift = if N::CENTERED { direct / dim as f32 * rstd } else { 0.0 };
-            let slope = along / dim as f32 * rstd * rstd * rstd;
-            let gain = &gain[..dim];
-            if add {
-                for j in 0..dim {
-                    let own = I::fma(mean - x[j].wide(), slope, -shift);
-                    let own = I::fma(dy[j].wide() * gain[j].wide(), rstd, own);
-                    dx[j] = E::narrow(dx[j].wide() + own);
-                }
-            } else {
-                for j in 0..dim {
-                    let own = I::fma(mean - x[j].wide(), slope, -shift);
-                    dx[j] = E::narrow(I::fma(dy[j].wide() * gain[j].wide(), rstd, own));
+            let (mut slopes, mut shifts) = ([0f32; BATCH], [0f32; BATCH]);
+            for (row, (x, dy)) in x.chunks_exact(dim).zip(dy.chunks_exact(dim)).enumerate() {
+                let (mean, rstd) = kept::<N>(stats, row);
+                let (direct, along) = lane_sums!(I, (x in x, dy in dy, gain in gain)
+                    direct = I::fma(dy, gain, direct), along = I::fma(dy * gain, x - mean, along));
+                shifts[row % BATCH] = if N::CENTERED { direct * per_element * rstd } else { 0.0 };
+                slopes[row % BATCH] = along * per_element * rstd * rstd * rstd;
+            }
+            let rows = x.chunks_exact(dim).zip(dy.chunks_exact(dim)).zip(dx.chunks_exact_mut(dim));
+            for (row, ((x, dy), dx)) in rows.enumerate() {
+                let (mean, rstd) = kept::<N>(stats, row);
+                let (slope, shift) = (slopes[row % BATCH], shifts[row % BATCH]);
+                // All of one length, in plain sight: else each element is checked, and the last ones walk.
+                let (x, dy, gain, dx) = (&x[..dim], &dy[..dim], &gain[..dim], &mut dx[..dim]);
+                if add {
+                    for j in 0..dim {
+                        let own = I::fma(mean - x[j].wide(), slope, -shift);
+                        let own = I::fma(dy[j].wide() * gain[j].wide(), rstd, own);
+                        dx[j] = E::narrow(dx[j].wide() + own);
+                    }
+                } else {
+                    for j in 0..dim {
+                        let own = I::fma(mean - x[j].wide(), slope, -shift);
+                        dx[j] = E::narrow(I::fma(dy[j].wide() * gain[j].wide(), rstd, own));
+                    }
                 }
             }
         }
@@ -333,6 +369,7 @@ leveled! {
         let dim = dgain.len();
         for (row, (x, dy)) in x.chunks_exact(dim).zip(dy.chunks_exact(dim)).enumerate() {
             let (mean, rstd) = kept::<N>(stats, row);
+            let (x, dy, dgain) = (&x[..dim], &dy[..dim], &mut dgain[..dim]);
             if N::CENTERED {
                 let dbias = &mut dbias[..dim];
                 for j in 0..dim {

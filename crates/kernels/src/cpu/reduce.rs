@@ -75,7 +75,8 @@ pub(crate) fn over_rows<C: Cuts, const N: usize>(
     cpu.scratch[0].with_fresh(rows.div_ceil(block) * N * n, |sums: &mut [f32]| {
         // A member's share is walked block by block; `others` is dealt out again for each.
         let dealt = cut_blocks(sums, N * n, block);
-        cpu.team.split(rows, block, &|range: Range<usize>| {
+        let grain = worth(N * n).next_multiple_of(block);
+        cpu.team.split(rows, grain, &|range: Range<usize>| {
             for from in range.clone().step_by(block) {
                 let rows = from..(from + block).min(range.end);
                 // SAFETY: members' ranges are disjoint, and so are one member's blocks.
@@ -97,7 +98,7 @@ pub(crate) fn over_rows<C: Cuts, const N: usize>(
 
 leveled! {
     fn squares<I, E: Float>(x: &[E]) -> f64 {
-        lane_sums!((x in x) sum = I::fma(x, x, sum)) as f64
+        lane_sums!(I, (x in x) sum = I::fma(x, x, sum)) as f64
     }
 
     fn non_finite<I, E: Float>(x: &[E]) -> u32 {
@@ -119,19 +120,16 @@ leveled! {
 
     fn add_rows<I, E: Float>(x: &[E], sums: &mut [f32]) {
         let n = sums.len();
-        let mut rows = x.chunks_exact(n);
         // Four rows at a time, as the sums are read and written for each.
-        while let (Some(a), Some(b), Some(c), Some(d)) = {
-            let mut four = rows.clone();
-            let got = (four.next(), four.next(), four.next(), four.next());
-            if got.3.is_some() { rows = four; }
-            got
-        } {
+        let mut fours = x.chunks_exact(4 * n);
+        for four in &mut fours {
+            let (a, b, c, d) = (&four[..n], &four[n..][..n], &four[2 * n..][..n], &four[3 * n..][..n]);
             for j in 0..n {
                 sums[j] += (a[j].wide() + b[j].wide()) + (c[j].wide() + d[j].wide());
             }
         }
-        for row in rows {
+        for row in fours.remainder().chunks_exact(n) {
+            let row = &row[..n];
             for j in 0..n {
                 sums[j] += row[j].wide();
             }

@@ -346,7 +346,7 @@ leveled! {
         for e in 0..n {
             probs[e] = exp::<I>(logits[e] - most);
         }
-        let sum = lane_sums!((p in probs) sum = sum + p);
+        let sum = lane_sums!(I, (p in probs) sum = sum + p);
         for p in probs {
             *p /= sum;
         }
@@ -399,6 +399,6 @@ leveled! {
     }
 
     fn dot<I, E: Float>(a: &[E], b: &[E]) -> f32 {
-        lane_sums!((a in a, b in b) sum = I::fma(a, b, sum))
+        lane_sums!(I, (a in a, b in b) sum = I::fma(a, b, sum))
     }
 }

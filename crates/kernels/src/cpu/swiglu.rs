@@ -75,7 +75,7 @@ fn parts<I: super::simd::Isa>(gate: f32, up: f32) -> (f32, f32) {
 leveled! {
     fn forward_rows<I, E: Float>(gate_up: &[E], f: usize, out: &mut [E]) {
         for (gate_up, out) in gate_up.chunks_exact(2 * f).zip(out.chunks_exact_mut(f)) {
-            let (gate, up) = gate_up.split_at(f);
+            let (gate, up, out) = (&gate_up[..f], &gate_up[f..][..f], &mut out[..f]);
             for j in 0..f {
                 let gate = gate[j].wide();
                 out[j] = E::narrow(gate * sigmoid::<I>(gate) * up[j].wide());
@@ -86,8 +86,9 @@ leveled! {
     fn backward_rows<I, E: Float>(gate_up: &[E], f: usize, dy: &[E], d_gate_up: &mut [E]) {
         let rows = gate_up.chunks_exact(2 * f).zip(dy.chunks_exact(f)).zip(d_gate_up.chunks_exact_mut(2 * f));
         for ((gate_up, dy), d_gate_up) in rows {
-            let (gate, up) = gate_up.split_at(f);
+            let (gate, up, dy) = (&gate_up[..f], &gate_up[f..][..f], &dy[..f]);
             let (d_gate, d_up) = d_gate_up.split_at_mut(f);
+            let d_up = &mut d_up[..f];
             for j in 0..f {
                 let dy = dy[j].wide();
                 let (silu, slope) = parts::<I>(gate[j].wide(), up[j].wide());
@@ -100,6 +101,7 @@ leveled! {
     fn in_place_rows<I, E: Float>(gate_up: &mut [E], f: usize, dy: &[E]) {
         for (gate_up, dy) in gate_up.chunks_exact_mut(2 * f).zip(dy.chunks_exact(f)) {
             let (gate, up) = gate_up.split_at_mut(f);
+            let (up, dy) = (&mut up[..f], &dy[..f]);
             for j in 0..f {
                 let dy = dy[j].wide();
                 let (silu, slope) = parts::<I>(gate[j].wide(), up[j].wide());
@@ -112,8 +114,9 @@ leveled! {
     fn again_rows<I, E: Float>(gate_up: &[E], f: usize, dy_to_out: &mut [E], d_gate_up: &mut [E]) {
         let rows = gate_up.chunks_exact(2 * f).zip(dy_to_out.chunks_exact_mut(f)).zip(d_gate_up.chunks_exact_mut(2 * f));
         for ((gate_up, dy), d_gate_up) in rows {
-            let (gate, up) = gate_up.split_at(f);
+            let (gate, up, dy) = (&gate_up[..f], &gate_up[f..][..f], &mut dy[..f]);
             let (d_gate, d_up) = d_gate_up.split_at_mut(f);
+            let d_up = &mut d_up[..f];
             for j in 0..f {
                 let d = dy[j].wide();
                 let (silu, slope) = parts::<I>(gate[j].wide(), up[j].wide());

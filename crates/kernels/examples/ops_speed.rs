@@ -1,0 +1,156 @@
+//! How fast the simple operations move memory: GB/s of what each reads and writes, beside a plain copy of
+//! the same size, which is what the machine can do.
+//!
+//!     cargo run --release -p lockstep-kernels --example ops_speed [threads] [portable|avx2|avx512] [only]
+
+use half::bf16;
+use lockstep_kernels::Float;
+use lockstep_kernels::cpu::adamw::{self, AdamW};
+use lockstep_kernels::cpu::cross_entropy::{self, Loss};
+use lockstep_kernels::cpu::dropout::{self, Dropout};
+use lockstep_kernels::cpu::embedding::{self, Held};
+use lockstep_kernels::cpu::norm::{self, Backward};
+use lockstep_kernels::cpu::random::{self, Key};
+use lockstep_kernels::cpu::{Cpu, Level, elementwise, gelu, reduce, swiglu};
+use std::time::Instant;
+
+const KEY: Key = Key { seed: 1, stream: 1 };
+
+fn main() {
+    let mut words = std::env::args().skip(1);
+    let threads = words.next().map_or(1, |word| word.parse().expect("a number of threads"));
+    let level = match words.next().as_deref() {
+        Some("portable") => Level::Portable,
+        Some("avx2") => Level::Avx2,
+        Some("avx512") => Level::Avx512,
+        _ => Level::of_this_machine(),
+    };
+    let cpu = Cpu::at(level, threads);
+    println!("{threads} threads, {level:?}");
+    for (rows, dim) in [(2048, 128), (1024, 512), (512, 768)] {
+        shape::<f32>(&cpu, rows, dim);
+        shape::<bf16>(&cpu, rows, dim);
+    }
+    loss(&cpu, 1024, 8192);
+    large::<f32>(&cpu, 30_000_000);
+    large::<bf16>(&cpu, 30_000_000);
+}
+
+/// Times `work`, which moves `bytes`: the best of many short runs, as others may share the machine.
+fn time(what: &str, bytes: usize, mut work: impl FnMut()) {
+    if std::env::args().nth(3).is_some_and(|only| !what.contains(&only)) {
+        return;
+    }
+    work();
+    let (begin, mut best) = (Instant::now(), f64::INFINITY);
+    while begin.elapsed().as_secs_f64() < 0.3 {
+        let start = Instant::now();
+        work();
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    println!("{what:<44} {:>10.1} µs {:>8.1} GB/s", best * 1e6, bytes as f64 / best / 1e9);
+}
+
+fn normal<E: Float>(cpu: &Cpu, n: usize) -> Vec<E> {
+    let mut out = vec![E::default(); n];
+    random::normal(cpu, KEY, 0, &mut out, 1.0);
+    out
+}
+
+fn shape<E: Float>(cpu: &Cpu, rows: usize, dim: usize) {
+    let (n, size) = (rows * dim, size_of::<E>());
+    let name = |op: &str| format!("{op} ({rows}, {dim}) {}", E::DTYPE);
+    let (x, dy, gain): (Vec<E>, Vec<E>, Vec<E>) =
+        (normal(cpu, n), normal(cpu, n), normal(cpu, dim));
+    let (mut out, mut stats) = (vec![E::default(); n], vec![0.0; rows * 2]);
+    let (mut dgain, mut dbias) = (vec![0.0; dim], vec![0.0; dim]);
+
+    time(&name("copy"), 2 * n * size, || elementwise::copy(cpu, &x, &mut out));
+    time(&name("layer forward"), 2 * n * size, || {
+        norm::layer_forward(cpu, &x, &gain, &gain, 1e-5, &mut out, Some(&mut stats));
+    });
+    let from = Backward { x: &x, gain: &gain, stats: &stats, dy: &dy };
+    time(&name("layer backward"), 3 * n * size, || {
+        norm::layer_backward(cpu, &from, &mut out, false, &mut dgain, &mut dbias, false);
+    });
+    time(&name("layer backward, input"), 3 * n * size, || {
+        norm::layer_backward_input(cpu, &from, &mut out, false);
+    });
+    time(&name("layer backward, weight"), 2 * n * size, || {
+        norm::layer_backward_weight(cpu, &from, &mut dgain, &mut dbias, false);
+    });
+    let mut rstd = vec![0.0; rows];
+    time(&name("rms forward"), 2 * n * size, || {
+        norm::rms_forward(cpu, &x, &gain, 1e-5, &mut out, Some(&mut rstd));
+    });
+    let from = Backward { stats: &rstd, ..from };
+    time(&name("rms backward"), 3 * n * size, || {
+        norm::rms_backward(cpu, &from, &mut out, false, &mut dgain, false);
+    });
+    time(&name("gelu forward"), 2 * n * size, || gelu::forward(cpu, &x, &mut out));
+    time(&name("gelu backward"), 3 * n * size, || gelu::backward(cpu, &x, &dy, &mut out));
+    let half = n / 2;
+    time(&name("swiglu forward"), (n + half) * size, || {
+        swiglu::forward(cpu, &x, dim / 2, &mut out[..half])
+    });
+    time(&name("swiglu backward"), (2 * n + half) * size, || {
+        swiglu::backward(cpu, &x, dim / 2, &dy[..half], &mut out);
+    });
+    time(&name("sum"), 3 * n * size, || elementwise::sum(cpu, &x, &dy, &mut out));
+    time(&name("column sums"), n * size, || reduce::column_sums(cpu, &x, &mut dbias, true));
+    time(&name("dropout"), 2 * n * size, || {
+        dropout::apply(cpu, &Dropout::run(KEY, 0.1, 0, n), &mut out)
+    });
+    let ids: Vec<u32> = (0..rows as u64).map(|i| KEY.word(i) % 8192).collect();
+    let table: Vec<E> = normal(cpu, 8192 * dim);
+    time(&name("embedding forward"), 2 * n * size, || {
+        embedding::forward(cpu, &ids, &table, Held::all(8192), None, &mut out);
+    });
+    let mut dtable = vec![0.0; 8192 * dim];
+    time(&name("embedding backward"), n * (size + 8), || {
+        embedding::backward(cpu, &ids, &dy, Held::all(8192), &mut dtable, true);
+    });
+}
+
+fn loss(cpu: &Cpu, rows: usize, vocab: usize) {
+    let logits: Vec<f32> = normal(cpu, rows * vocab);
+    let targets: Vec<u32> = (0..rows as u64).map(|i| KEY.word(i) % vocab as u32).collect();
+    let how = Loss { scale: 1.0, z_loss: 0.0 };
+    let (mut losses, mut d, mut narrow) =
+        (vec![0.0; rows], logits.clone(), vec![bf16::ZERO; rows * vocab]);
+    let bytes = rows * vocab * 4;
+    let name = |op: &str| format!("{op} ({rows}, {vocab})");
+    time(&name("loss in place, f32"), 2 * bytes, || {
+        cross_entropy::in_place(cpu, &mut d, &targets, how, &mut losses);
+    });
+    time(&name("loss, f32 to bf16"), bytes + bytes / 2, || {
+        cross_entropy::into(cpu, &logits, &targets, how, &mut losses, &mut narrow);
+    });
+    time(&name("losses alone"), bytes, || {
+        cross_entropy::losses(cpu, &logits, &targets, how, &mut losses)
+    });
+}
+
+fn large<G: Float>(cpu: &Cpu, n: usize) {
+    let g: Vec<G> = normal(cpu, n);
+    let (mut p, mut m, mut v) = (vec![0f32; n], vec![0f32; n], vec![0f32; n]);
+    let name = |op: &str| format!("{op} {} M {}", n / 1_000_000, G::DTYPE);
+    let numbers = AdamW::default();
+    time(&name("copy f32"), n * 8, || elementwise::copy(cpu, &p, &mut m));
+    time(&name("add to f32"), n * (8 + size_of::<G>()), || elementwise::add(cpu, &mut p, &g));
+    time(&name("adamw"), n * (24 + size_of::<G>()), || {
+        adamw::step(cpu, &numbers, &mut p, &mut m, &mut v, &g, None);
+    });
+    let mut copy = vec![bf16::ZERO; n];
+    time(&name("adamw, bf16 copy"), n * (26 + size_of::<G>()), || {
+        adamw::step(cpu, &numbers, &mut p, &mut m, &mut v, &g, Some(&mut copy));
+    });
+    time(&name("sum of squares"), n * size_of::<G>(), || {
+        std::hint::black_box(reduce::sum_of_squares(cpu, &g));
+    });
+    time(&name("non-finite"), n * size_of::<G>(), || {
+        std::hint::black_box(reduce::count_non_finite(cpu, &g));
+    });
+    let mut random = vec![G::default(); n];
+    time(&name("normal"), n * size_of::<G>(), || random::normal(cpu, KEY, 0, &mut random, 0.02));
+}
