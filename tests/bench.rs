@@ -1,5 +1,5 @@
 //! `lockstep bench comm` as its users run it: the real binary starts its own ranks, whose large
-//! buffers lie in the shared heap.
+//! buffers lie in the shared heap unless asked for elsewhere.
 
 use std::process::{Command, Output};
 
@@ -10,7 +10,7 @@ fn bench(arguments: &[&str]) -> Output {
 }
 
 /// Every operation at every size came back, and no value was wrong.
-fn all_right(arguments: &[&str], rows: usize) {
+fn all_right(arguments: &[&str], rows: usize) -> Vec<serde_json::Value> {
     let run = bench(&[arguments, &["--json", "--seconds", "0.01"]].concat());
     let error = String::from_utf8_lossy(&run.stderr);
     assert!(run.status.success(), "{arguments:?}: {error}");
@@ -20,10 +20,11 @@ fn all_right(arguments: &[&str], rows: usize) {
         .map(|line| serde_json::from_str(line).expect("one object per line"))
         .collect();
     assert_eq!(records.len(), rows, "{arguments:?}: {output}");
-    for record in records {
+    for record in &records {
         assert_eq!(record["wrong"], 0, "{arguments:?}: {record}");
         assert!(record["time_us"].as_f64().is_some_and(|t| t > 0.0), "{record}");
     }
+    records
 }
 
 #[test]
@@ -48,8 +49,19 @@ fn every_type_and_reduction_is_right() {
 }
 
 #[test]
-fn buffers_can_be_symmetric_and_algorithms_fixed() {
-    all_right(&["--op", "all", "--ranks", "2", "--sizes", "1M", "--buffers", "symmetric"], 8);
+fn every_operation_is_right_wherever_its_buffers_lie() {
+    for buffers in ["private", "symmetric"] {
+        for ranks in ["2", "3"] {
+            let arguments =
+                ["--op", "all", "--ranks", ranks, "--sizes", "4K,300001,1M", "--buffers", buffers];
+            let records = all_right(&arguments, 24);
+            assert!(records.iter().all(|record| record["buffers"] == buffers), "{records:?}");
+        }
+    }
+}
+
+#[test]
+fn algorithms_can_be_fixed() {
     for algo in ["ring", "tree", "halving", "two_level"] {
         all_right(&["--ranks", "3", "--sizes", "1M", "--algo", algo], 1);
     }

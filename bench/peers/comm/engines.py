@@ -21,6 +21,7 @@ SECONDS = 900
 LOCKSTEP = {
     "lockstep-shm": ["--engine", "shm", "--buffers", "ordinary"],
     "lockstep-sym": ["--engine", "shm", "--buffers", "symmetric"],
+    "lockstep-priv": ["--engine", "shm", "--buffers", "private"],
     "lockstep-tcp": ["--engine", "tcp", "--buffers", "ordinary"],
 }
 PEERS = ["gloo", "openmpi", "bound"]

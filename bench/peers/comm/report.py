@@ -9,6 +9,7 @@ RATIOS = [
     ("lockstep-shm", "gloo"),
     ("lockstep-sym", "openmpi"),
     ("lockstep-sym", "bound"),
+    ("lockstep-priv", "openmpi"),
     ("lockstep-tcp", "gloo"),
 ]
 

@@ -5,6 +5,7 @@
 //! time, five at least. A time is the longest of all ranks.
 
 use super::comm::Buffers;
+use super::private::Private;
 use half::{bf16, f16};
 use lockstep_comm::{Algo, Element, Group, Kind, Op, Result, Symmetric, World, share};
 use std::time::Instant;
@@ -60,22 +61,25 @@ pub fn measure<T: Small>(world: &World, case: &Case) -> Result<Measured> {
 
 /// Memory of one rank.
 enum Memory<T: Element> {
-    Own(Vec<T>),
-    Shared(Symmetric<T>),
+    Ordinary(Vec<T>),
+    Private(Private<T>),
+    Symmetric(Symmetric<T>),
 }
 
 impl<T: Element> Memory<T> {
     fn new(group: &Group, len: usize, kind: Buffers) -> Result<Memory<T>> {
         Ok(match kind {
-            Buffers::Ordinary => Memory::Own(vec![T::default(); len]),
-            Buffers::Symmetric => Memory::Shared(group.symmetric(len)?),
+            Buffers::Ordinary => Memory::Ordinary(vec![T::default(); len]),
+            Buffers::Private => Memory::Private(Private::zeroed(len)),
+            Buffers::Symmetric => Memory::Symmetric(group.symmetric(len)?),
         })
     }
 
     fn slice(&mut self) -> &mut [T] {
         match self {
-            Memory::Own(values) => values,
-            Memory::Shared(values) => values,
+            Memory::Ordinary(values) => values,
+            Memory::Private(values) => values,
+            Memory::Symmetric(values) => values,
         }
     }
 }
@@ -94,7 +98,7 @@ impl<T: Small> Pair<T> {
         let whole = case.bytes / size_of::<T>();
         // Symmetric buffers have the same length everywhere, so the largest share for everybody.
         let part = |total: usize| match case.buffers {
-            Buffers::Ordinary => share(total, n, me).len(),
+            Buffers::Ordinary | Buffers::Private => share(total, n, me).len(),
             Buffers::Symmetric => share(total, n, 0).len(),
         };
         let (input, output) = match case.kind {

@@ -37,8 +37,7 @@ pub struct Args {
     /// sum, mean, min, max or product
     #[arg(long, default_value = "sum", value_parser = reduction)]
     reduce: Op,
-    /// Where the data lies: in plain vectors (this program's heap is shared with the ranks of its host
-    /// from 256 KiB on), or in symmetric buffers
+    /// Where the data lies
     #[arg(long, default_value = "ordinary")]
     buffers: Buffers,
     /// Seconds to measure each size
@@ -55,7 +54,11 @@ pub struct Args {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Buffers {
+    /// Plain vectors; this program's heap is shared with the ranks of its host from 256 KiB on
     Ordinary,
+    /// The system's allocator: what vectors are in a program that has not installed `SharedHeap`
+    Private,
+    /// Memory that all ranks of a host have mapped
     Symmetric,
 }
 

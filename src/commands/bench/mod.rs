@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 pub mod case;
 pub mod comm;
+pub mod private;
 pub mod table;
 
 #[derive(clap::Args)]

@@ -50,7 +50,8 @@ fn run_rank(spread: Spread, rank: impl Fn(World)) {
 
 fn start(test: &str, world: &str, spread: Spread) {
     let program = std::env::current_exe().expect("this binary has a path");
-    let arguments = [test, "--exact", "--nocapture", "--test-threads=1"];
+    // An ignored test that runs nevertheless was asked for: its ranks run it, too.
+    let arguments = [test, "--exact", "--include-ignored", "--nocapture", "--test-threads=1"];
     let command: Vec<OsString> =
         [program.into_os_string()].into_iter().chain(arguments.map(OsString::from)).collect();
     let logs = std::env::temp_dir().join(format!("lockstep-suite-{}-{world}", std::process::id()));

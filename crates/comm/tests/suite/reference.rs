@@ -79,16 +79,25 @@ pub fn input<T: Number>(rank: usize, index: usize, op: Op) -> T {
     }
 }
 
+/// A multiple of the periods of all inputs, and odd: what goes astray by whole pages or blocks shows.
+const PERIOD: usize = 63;
+
 pub fn inputs<T: Number>(rank: usize, len: usize, op: Op) -> Vec<T> {
-    (0..len).map(|i| input(rank, i, op)).collect()
+    repeated(len, |i| input(rank, i, op))
 }
 
 /// Everybody's inputs combined.
 pub fn combined<T: Number>(ranks: usize, len: usize, op: Op) -> Vec<T> {
-    (0..len)
-        .map(|i| {
-            let values: Vec<T> = (0..ranks).map(|r| input(r, i, op)).collect();
-            T::combine(&values, op)
-        })
-        .collect()
+    repeated(len, |i| {
+        let values: Vec<T> = (0..ranks).map(|r| input(r, i, op)).collect();
+        T::combine(&values, op)
+    })
+}
+
+/// Computed for one period and repeated, so that large buffers are checked as quickly as they move.
+fn repeated<T: Number>(len: usize, value: impl Fn(usize) -> T) -> Vec<T> {
+    let period: Vec<T> = (0..PERIOD.min(len)).map(value).collect();
+    let mut values = period.repeat(len.div_ceil(PERIOD));
+    values.truncate(len);
+    values
 }
