@@ -10,7 +10,7 @@ fn bench(arguments: &[&str]) -> Output {
 }
 
 /// Every operation at every size came back, and no value was wrong.
-fn all_right(arguments: &[&str], rows: usize) {
+fn all_right(arguments: &[&str], rows: usize) -> Vec<serde_json::Value> {
     let run = bench(&[arguments, &["--json", "--seconds", "0.01"]].concat());
     let error = String::from_utf8_lossy(&run.stderr);
     assert!(run.status.success(), "{arguments:?}: {error}");
@@ -20,10 +20,11 @@ fn all_right(arguments: &[&str], rows: usize) {
         .map(|line| serde_json::from_str(line).expect("one object per line"))
         .collect();
     assert_eq!(records.len(), rows, "{arguments:?}: {output}");
-    for record in records {
+    for record in &records {
         assert_eq!(record["wrong"], 0, "{arguments:?}: {record}");
         assert!(record["time_us"].as_f64().is_some_and(|t| t > 0.0), "{record}");
     }
+    records
 }
 
 #[test]
@@ -54,6 +55,8 @@ fn every_operation_is_right_wherever_its_buffers_lie() {
             let arguments =
                 ["--op", "all", "--ranks", ranks, "--sizes", "4K,300001,1M", "--buffers", buffers];
             all_right(&arguments, 24);
+            let records = all_right(&arguments, 24);
+            assert!(records.iter().all(|record| record["buffers"] == buffers), "{records:?}");
         }
     }
 }

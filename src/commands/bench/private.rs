@@ -22,6 +22,7 @@ impl<T: Element> Private<T> {
         let memory = unsafe { System.alloc_zeroed(layout) };
         let first =
             NonNull::new(memory.cast::<T>()).unwrap_or_else(|| handle_alloc_error(layout));
+        let first = NonNull::new(memory.cast::<T>()).unwrap_or_else(|| handle_alloc_error(layout));
         Private { first, len }
     }
 }
