@@ -1,23 +1,14 @@
 //! The bf16 inner loop on AMX tiles: 32×32 sums in four tile registers, two each for `a` and `b`. In
 //! assembly, as the compiler's intrinsics for tiles are not stable.
 
-use half::bf16;
+use super::kernel::Rows;
+use super::pairs::{DEEP, SIDE, TILE};
+use super::{Data, Operand};
 use std::arch::asm;
+use std::ops::Range;
 
-/// Rows and columns of a block of sums.
-pub const BLOCK: usize = 32;
-
-/// Thirty-two rows of `a` as the tiles find them.
-#[derive(Clone, Copy)]
-pub struct Rows {
-    /// The first sixteen, and the others.
-    pub upper: *const bf16,
-    pub lower: *const bf16,
-    /// Bytes from row to row.
-    pub stride: usize,
-    /// Bytes from one tile along k to the next.
-    pub step: usize,
-}
+/// Columns of a block of sums.
+const BLOCK: usize = 32;
 
 /// Eight tiles of sixteen rows of 64 bytes: what `ldtilecfg` reads.
 #[repr(C, align(64))]
@@ -42,7 +33,7 @@ const ALL_FULL: Configuration = Configuration {
 ///
 /// # Safety
 /// The processor has AMX and the kernel allows it.
-pub unsafe fn with_tiles(work: impl FnOnce()) {
+pub unsafe fn with_tiles(work: &mut dyn FnMut()) {
     // SAFETY: the configuration is of the form that palette 1 asks for.
     unsafe { asm!("ldtilecfg [{}]", in(reg) &ALL_FULL, options(nostack, readonly)) };
     work();
@@ -50,21 +41,42 @@ pub unsafe fn with_tiles(work: impl FnOnce()) {
     unsafe { asm!("tilerelease", options(nostack, nomem)) };
 }
 
-/// `sums` (32, 32), `stride` bytes from row to row, of `tiles` steps along k; on top of what is there or of
-/// nothing.
+/// Full rows of bf16 that run along k are tiles as they lie.
+pub fn in_place(
+    from: &Operand<'_>,
+    lanes: Range<usize>,
+    rows: usize,
+    ks: Range<usize>,
+) -> Option<Rows> {
+    let Data::Bf16(values) = from.data else { return None };
+    if !from.k_runs || lanes.len() < rows || ks.is_empty() || !ks.len().is_multiple_of(DEEP) {
+        return None;
+    }
+    let start = values[from.index(lanes.start, ks.start)..].as_ptr().cast();
+    Some(Rows { start, stride: 2 * from.stride, step: 2 * DEEP })
+}
+
+/// `sums` (32, 32) of `k` steps, a whole number of tiles, on top of what is there or of nothing.
 ///
 /// # Safety
-/// Inside `with_tiles`; `rows` and `b` hold that many tiles, `sums` can be read and written.
+/// Inside `with_tiles`; `a` and `b` hold that many tiles, `sums` can be read and written.
 pub unsafe fn multiply(
-    tiles: usize,
-    rows: Rows,
-    b: *const bf16,
+    _rows: usize,
+    k: usize,
+    a: Rows,
+    b: *const u8,
     sums: *mut f32,
-    stride: usize,
     resume: bool,
 ) {
+    let tiles = k / DEEP;
+    let stride = 4 * BLOCK;
     // SAFETY: the addresses are those the caller promised.
     unsafe {
+        // Packed tiles of the upper and the lower half alternate.
+        let (upper, lower_a, rows, step) = match a.stride {
+            0 => (a.start, a.start.add(2 * TILE), 2 * DEEP, 4 * TILE),
+            stride => (a.start, a.start.add(SIDE * stride), stride, a.step),
+        };
         let right = sums.byte_add(64);
         let lower = sums.byte_add(16 * stride);
         let lower_right = lower.byte_add(64);
@@ -102,8 +114,8 @@ pub unsafe fn multiply(
                 "add {b}, 2048",
                 "dec {tiles}",
                 "jnz 2b",
-                upper = inout(reg) rows.upper => _, lower = inout(reg) rows.lower => _,
-                rows = in(reg) rows.stride, step = in(reg) rows.step,
+                upper = inout(reg) upper => _, lower = inout(reg) lower_a => _,
+                rows = in(reg) rows, step = in(reg) step,
                 b = inout(reg) b => _, line = in(reg) 64usize,
                 tiles = inout(reg) tiles => _,
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,

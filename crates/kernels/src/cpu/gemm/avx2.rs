@@ -1,17 +1,12 @@
 //! The f32 inner loop for AVX2: 6×16, which is 12 of 16 registers for sums, 2 for `b`, 1 for `a`.
 
+use super::kernel::Rows;
 use std::arch::x86_64::*;
 
 /// # Safety
 /// The processor has AVX2 and FMA; `a` is (k, rows) with at most 6 rows, `b` (k, 16) and `sums` (rows, 16).
-pub unsafe fn multiply(
-    rows: usize,
-    k: usize,
-    a: *const f32,
-    b: *const f32,
-    sums: *mut f32,
-    resume: bool,
-) {
+pub unsafe fn multiply(rows: usize, k: usize, a: Rows, b: *const u8, sums: *mut f32, resume: bool) {
+    let (a, b) = (a.start.cast(), b.cast());
     // SAFETY: the caller's promise, passed on.
     unsafe {
         match rows {

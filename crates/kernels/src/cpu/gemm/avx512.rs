@@ -1,17 +1,12 @@
 //! The f32 inner loop for AVX-512: 14×32, which is 28 of 32 registers for sums, 2 for `b`, 1 for `a`.
 
+use super::kernel::Rows;
 use std::arch::x86_64::*;
 
 /// # Safety
 /// The processor has AVX-512 F; `a` is (k, rows) with at most 14 rows, `b` (k, 32) and `sums` (rows, 32).
-pub unsafe fn multiply(
-    rows: usize,
-    k: usize,
-    a: *const f32,
-    b: *const f32,
-    sums: *mut f32,
-    resume: bool,
-) {
+pub unsafe fn multiply(rows: usize, k: usize, a: Rows, b: *const u8, sums: *mut f32, resume: bool) {
+    let (a, b) = (a.start.cast(), b.cast());
     macro_rules! by_rows {
         ($($n:literal)*) => {
             match rows {

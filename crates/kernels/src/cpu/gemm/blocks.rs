@@ -1,90 +1,48 @@
-//! The f32 multiply in blocks: which panels are packed when, and stay in which cache. The arithmetic itself
-//! is a `Kernel`'s.
+//! The multiply in blocks: which panels are packed when, and stay in which cache. The arithmetic itself is a
+//! `Kernel`'s.
 
 use super::epilogue::Tile;
 use super::grid::Grid;
-use super::{Operand, Product, pack, portable};
-#[cfg(target_arch = "x86_64")]
-use super::{avx2, avx512, lanes};
-use crate::cpu::{Cpu, Level};
+use super::kernel::{Kernel, Rows, Strip};
+use super::{Data, Operand, Product};
+use crate::cpu::Cpu;
 use std::ops::Range;
 
-/// The inner loop of one instruction set, and how it wants its panels.
-pub struct Kernel {
-    pub level: Level,
-    /// Rows of `a` in a panel, at most: any smaller number will do as well.
-    pub rows: usize,
-    /// Columns of `b` in a panel, always: the last one is filled up with zeros.
-    pub cols: usize,
-    pub multiply: Multiply,
-    pub pack: Pack,
-}
-
-/// `sums` (rows, cols) of the panels `a` (k, rows) and `b` (k, cols), on top of what is there or of nothing.
-pub type Multiply =
-    unsafe fn(rows: usize, k: usize, a: *const f32, b: *const f32, sums: *mut f32, resume: bool);
-
-/// Packs lanes of an operand into a panel.
-pub type Pack = unsafe fn(strip: &Strip<'_>, panel: *mut f32);
-
-/// What to pack: `panel[k][lane]` for k in `ks`, `width` lanes beginning with `lane`; those from `lanes` on
-/// are zero. A pack may write up to sixteen elements past the panel's end.
-pub struct Strip<'a> {
-    pub from: Operand<'a>,
-    pub lane: usize,
-    pub lanes: usize,
-    pub width: usize,
-    pub ks: Range<usize>,
-}
-
-impl Kernel {
-    pub fn of(level: Level) -> Kernel {
-        match level {
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx512 | Level::Amx => {
-                Kernel { level, rows: 14, cols: 32, multiply: avx512::multiply, pack: lanes::pack }
-            }
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => {
-                Kernel { level, rows: 6, cols: 16, multiply: avx2::multiply, pack: pack::avx2 }
-            }
-            _ => {
-                Kernel { level, rows: 4, cols: 8, multiply: portable::multiply, pack: pack::plain }
-            }
-        }
-    }
-}
-
-/// Of the packed chunk of `b`, which stays in L2 while all of `a` passes by.
+/// Bytes of the packed chunk of `b`, which stays in L2 while all of `a` passes by.
 const CHUNK: usize = 768 << 10;
-/// The longest panel: 14 rows of it are 56 KiB, and a panel of `b` 128 KiB.
+/// The longest panel along k.
 const LONG: usize = 1024;
-/// Elements of `a` that are kept packed for the next chunks of `b`: 4 MiB, a share of L3.
-const KEPT: usize = 1 << 20;
+/// Bytes of `a` that are kept packed for the next chunks of `b`: a share of L3.
+const KEPT: usize = 4 << 20;
 /// When k is cut, sums wait in scratch: for so many elements of output at a time.
 const WAITING: usize = 1 << 20;
-/// What a pack may write past its panel.
-const SLACK: usize = 16;
+/// Where lanes lie side by side, so many bytes of them are packed at a time: a visit to a row of memory, which
+/// may be a page of its own, should fetch some neighbouring lines.
+const VISIT: usize = 1 << 10;
 
 pub fn run(cpu: &Cpu, kernel: &Kernel, product: &Product<'_>) {
-    let grain = (1, kernel.cols);
+    // A share is whole panels where their height is fixed.
+    let grain = (if kernel.rows.len() == 1 { kernel.rows.start } else { 1 }, kernel.cols);
     let grid = Grid::of(cpu.team.size(), product.m, product.n, grain);
     cpu.team.run(&|member, _| {
         let (rows, cols) = grid.share(member, product.m, product.n, grain);
         if rows.is_empty() || cols.is_empty() {
             return;
         }
-        let blocks = Blocks::of(kernel, product.k, rows.len(), cols.len());
+        let blocks = Blocks::of(kernel, product, rows.len(), cols.len());
         cpu.scratch[member].with(blocks.bytes(kernel), |scratch| {
-            for row in rows.clone().step_by(blocks.rows) {
-                for col in cols.clone().step_by(blocks.cols) {
-                    let rows = row..(row + blocks.rows).min(rows.end);
-                    let cols = col..(col + blocks.cols).min(cols.end);
-                    // SAFETY: the rectangle is this member's alone, the scratch has the blocks' size, and the
-                    // kernel is of a level that this processor has.
-                    unsafe { rectangle(kernel, product, &blocks, rows, cols, scratch.cast()) };
+            let mut work = || {
+                for row in rows.clone().step_by(blocks.rows) {
+                    for col in cols.clone().step_by(blocks.cols) {
+                        let rows = row..(row + blocks.rows).min(rows.end);
+                        let cols = col..(col + blocks.cols).min(cols.end);
+                        // SAFETY: the rectangle is this member's alone, and the scratch has the blocks' size.
+                        unsafe { rectangle(kernel, product, &blocks, rows, cols, scratch) };
+                    }
                 }
-            }
+            };
+            // SAFETY: the kernel is of a level that this processor has.
+            unsafe { (kernel.prepared)(&mut work) };
         });
     });
 }
@@ -94,11 +52,16 @@ pub fn run(cpu: &Cpu, kernel: &Kernel, product: &Product<'_>) {
 struct Blocks {
     /// Of k, as even as can be.
     long: usize,
+    /// Of a panel of `a`.
+    height: usize,
     /// Of the output that is worked on at a time.
     rows: usize,
     cols: usize,
     /// Columns of `b` that are packed at a time.
     chunk: usize,
+    /// Panels of either side that are packed in one go.
+    visit_a: usize,
+    visit_b: usize,
     /// One chunk holds all columns: panels of `a` need not be kept.
     once: bool,
     /// k is cut: all the block's sums wait in scratch.
@@ -106,130 +69,120 @@ struct Blocks {
 }
 
 impl Blocks {
-    fn of(kernel: &Kernel, k: usize, m: usize, n: usize) -> Blocks {
-        let pieces = k.div_ceil(LONG).max(1);
-        let long = k.div_ceil(pieces).max(1);
-        let chunk = (CHUNK / 4 / long / kernel.cols).max(1) * kernel.cols;
+    fn of(kernel: &Kernel, product: &Product<'_>, m: usize, n: usize) -> Blocks {
+        let pieces = product.k.div_ceil(LONG).max(1);
+        let long = product.k.div_ceil(pieces).max(1).next_multiple_of(kernel.deep);
+        let height = kernel.height(m);
+        let visit_a = visit(&product.a, height);
+        let visit_b = visit(&product.b, kernel.cols);
+        let whole = |len: usize, most: usize, of: usize| {
+            len.next_multiple_of(of).min((most / of).max(1) * of)
+        };
+        let chunk = whole(n, CHUNK / kernel.bytes / long, kernel.cols);
         let once = n <= chunk;
-        let mut rows = if once { m } else { m.min((KEPT / long).max(kernel.rows)) };
-        let mut cols = n;
-        if pieces > 1 {
-            rows = rows.min(1024);
-            cols = n.min((WAITING / rows / kernel.cols).max(1) * kernel.cols);
-        }
-        Blocks {
-            long,
-            rows,
-            cols,
-            chunk: chunk.min(n.next_multiple_of(kernel.cols)),
-            once,
-            cut: pieces > 1,
-        }
-    }
-
-    fn panels_of_a(&self, kernel: &Kernel) -> usize {
-        if self.once { kernel.rows * self.long } else { self.rows * self.long }
+        let cut = long < product.k;
+        let most = if once { usize::MAX } else { KEPT / kernel.bytes / long };
+        let rows = whole(m, if cut { most.min(1024) } else { most }, height * visit_a);
+        let cols = whole(n, if cut { WAITING / rows } else { usize::MAX }, chunk);
+        Blocks { long, height, rows, cols, chunk, visit_a, visit_b, once, cut }
     }
 
     fn slots(&self, kernel: &Kernel) -> usize {
-        let tile = kernel.rows * kernel.cols;
-        if self.cut {
-            tile * self.rows.div_ceil(kernel.rows) * self.cols.div_ceil(kernel.cols)
-        } else {
-            tile
-        }
+        if self.cut { self.rows * self.cols } else { self.height * kernel.cols }
+    }
+
+    /// Elements of packed `a`.
+    fn panels(&self) -> usize {
+        if self.once { self.visit_a * self.height * self.long } else { self.rows * self.long }
     }
 
     fn bytes(&self, kernel: &Kernel) -> usize {
-        let b = self.chunk * self.long;
-        4 * (self.slots(kernel) + round(b + SLACK) + round(self.panels_of_a(kernel) + SLACK))
+        4 * line(self.slots(kernel)) + kernel.bytes * (line(self.chunk * self.long) + self.panels())
     }
 }
 
-/// To whole cache lines.
-fn round(elements: usize) -> usize {
-    elements.next_multiple_of(16)
+/// Panels to pack at a time.
+fn visit(from: &Operand<'_>, width: usize) -> usize {
+    let bytes = if let Data::F32(_) = from.data { 4 } else { 2 };
+    if from.k_runs { 1 } else { VISIT.div_ceil(bytes * width) }
+}
+
+/// Whole cache lines of any element.
+fn line(elements: usize) -> usize {
+    elements.next_multiple_of(32)
 }
 
 /// One block of the output, over all of k.
 ///
 /// # Safety
-/// The rectangle lies within the product, is this thread's alone, and `scratch` has the bytes of `blocks`.
+/// The rectangle lies within the product, is this thread's alone, and `scratch` has the bytes of `blocks`; the
+/// kernel is prepared.
 unsafe fn rectangle(
     kernel: &Kernel,
     product: &Product<'_>,
     blocks: &Blocks,
     rows: Range<usize>,
     cols: Range<usize>,
-    scratch: *mut f32,
+    scratch: *mut u8,
 ) {
-    let k = product.k;
-    let heights = rows.len().div_ceil(kernel.rows);
-    // Panels of nearly equal height: 128 rows are 8 panels of 13 and 2 of 12, none is a sliver.
-    let height = |panel: usize| rows.start + rows.len() * panel / heights;
+    let (k, height, width) = (product.k, blocks.height, kernel.cols);
+    let panels = rows.len().div_ceil(height);
     // SAFETY: offsets stay inside the bytes that `blocks` counted; the rest is the caller's promise.
     unsafe {
-        let slots = scratch;
-        let packed_b = slots.add(blocks.slots(kernel));
-        let packed_a = packed_b.add(round(blocks.chunk * blocks.long + SLACK));
+        let slots = scratch.cast::<f32>();
+        let packed_b = scratch.add(4 * line(blocks.slots(kernel)));
+        let packed_a = packed_b.add(kernel.bytes * line(blocks.chunk * blocks.long));
         let mut from = 0;
         loop {
-            let to = (from + blocks.long).min(k);
-            let ks = from..to;
+            let ks = from..(from + blocks.long).min(k);
+            let long = ks.len().next_multiple_of(kernel.deep);
+            let last = ks.end == k;
             for chunk in cols.clone().step_by(blocks.chunk) {
                 let end = (chunk + blocks.chunk).min(cols.end);
-                for panel in 0..heights {
-                    let (row, next) = (height(panel), height(panel + 1));
-                    let a = if blocks.once {
-                        packed_a
-                    } else {
-                        packed_a.add((row - rows.start) * ks.len())
-                    };
-                    if chunk == cols.start {
-                        let strip = Strip {
-                            from: product.a,
-                            lane: row,
-                            lanes: next - row,
-                            width: next - row,
-                            ks: ks.clone(),
-                        };
-                        (kernel.pack)(&strip, a);
-                    }
-                    for col in (chunk..end).step_by(kernel.cols) {
-                        let width = (end - col).min(kernel.cols);
-                        let b = packed_b.add((col - chunk) * ks.len());
-                        if panel == 0 {
-                            let strip = Strip {
-                                from: product.b,
-                                lane: col,
-                                lanes: width,
-                                width: kernel.cols,
-                                ks: ks.clone(),
-                            };
-                            (kernel.pack)(&strip, b);
+                for panel in 0..panels {
+                    let row = rows.start + panel * height;
+                    let lanes = row..(row + height).min(rows.end);
+                    let a = (kernel.in_place)(&product.a, lanes.clone(), height, ks.clone());
+                    let a = a.unwrap_or_else(|| {
+                        let at = if blocks.once { panel % blocks.visit_a } else { panel };
+                        let a = packed_a.add(kernel.bytes * at * height * long);
+                        if chunk == cols.start && panel % blocks.visit_a == 0 {
+                            let lanes = row..(row + height * blocks.visit_a).min(rows.end);
+                            (kernel.pack_a)(
+                                &Strip { from: product.a, lanes, ks: ks.clone(), width: height },
+                                a,
+                            );
                         }
-                        let slot = match blocks.cut {
-                            true => (col - cols.start) / kernel.cols * heights + panel,
-                            false => 0,
+                        Rows { start: a, stride: 0, step: 0 }
+                    });
+                    for col in (chunk..end).step_by(width) {
+                        let at = (col - chunk) / width;
+                        let b = packed_b.add(kernel.bytes * at * width * long);
+                        if panel == 0 && at % blocks.visit_b == 0 {
+                            let lanes = col..(col + width * blocks.visit_b).min(end);
+                            (kernel.pack_b)(
+                                &Strip { from: product.b, lanes, ks: ks.clone(), width },
+                                b,
+                            );
+                        }
+                        let slot = if blocks.cut {
+                            (col - cols.start) / width * panels + panel
+                        } else {
+                            0
                         };
-                        let sums = slots.add(slot * kernel.rows * kernel.cols);
-                        (kernel.multiply)(next - row, ks.len(), a, b, sums, from > 0);
-                        if to == k {
-                            let tile = Tile {
-                                sums,
-                                stride: kernel.cols,
-                                row,
-                                col,
-                                rows: next - row,
-                                cols: width,
-                            };
+                        let sums = slots.add(slot * height * width);
+                        (kernel.multiply)(height, long, a, b, sums, from > 0);
+                        if last {
+                            let cols = (end - col).min(width);
+                            let tile =
+                                Tile { sums, stride: width, row, col, rows: lanes.len(), cols };
                             product.target.finish(kernel.level, tile);
                         }
                     }
                 }
             }
-            from = to;
-            if from == k {
+            from = ks.end;
+            if last {
                 break;
             }
         }

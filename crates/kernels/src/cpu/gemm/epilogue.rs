@@ -1,7 +1,7 @@
 //! What happens to a finished tile of sums while it lies in L1: scale, bias, GELU, residual, and the store in
 //! the output's type. Each step is one pass over the tile, so that types are looked at once per tile.
 
-use super::gelu::gelu;
+use super::wide::Wide;
 use super::{Data, DataMut, Epilogue};
 use crate::Float;
 use crate::cpu::Level;
@@ -73,7 +73,7 @@ impl<'a> Target<'a> {
                 Level::Avx512 | Level::Amx => finish_avx512(self, tile),
                 #[cfg(target_arch = "x86_64")]
                 Level::Avx2 => finish_avx2(self, tile),
-                _ => finish(self, tile),
+                _ => finish::<[f32; 8]>(self, tile),
             }
         }
     }
@@ -92,7 +92,7 @@ fn raw(data: DataMut<'_>) -> Raw {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 unsafe fn finish_avx512(target: &Target<'_>, tile: Tile) {
     // SAFETY: the caller's promise, passed on.
-    unsafe { finish(target, tile) }
+    unsafe { finish::<std::arch::x86_64::__m512>(target, tile) }
 }
 
 /// # Safety
@@ -101,115 +101,116 @@ unsafe fn finish_avx512(target: &Target<'_>, tile: Tile) {
 #[target_feature(enable = "avx2,fma")]
 unsafe fn finish_avx2(target: &Target<'_>, tile: Tile) {
     // SAFETY: the caller's promise, passed on.
-    unsafe { finish(target, tile) }
+    unsafe { finish::<[f32; 8]>(target, tile) }
 }
 
 /// # Safety
 /// As `Target::finish`.
 #[inline(always)]
-unsafe fn finish(target: &Target<'_>, tile: Tile) {
+unsafe fn finish<W: Wide>(target: &Target<'_>, tile: Tile) {
     // SAFETY: every place below is inside the shape that `check` held against the slices.
     unsafe {
         let dense = tile.row * target.n + tile.col;
         if target.scale != 1.0 {
-            change(tile, |sum| sum * target.scale);
+            scale::<W>(tile, target.scale);
         }
         match target.bias {
-            Some(Data::F32(bias)) => add(tile, bias.as_ptr().add(tile.col), 0),
-            Some(Data::Bf16(bias)) => add(tile, bias.as_ptr().add(tile.col), 0),
+            Some(Data::F32(bias)) => add::<W, _>(tile, bias.as_ptr().add(tile.col), 0),
+            Some(Data::Bf16(bias)) => add::<W, _>(tile, bias.as_ptr().add(tile.col), 0),
             None => {}
         }
         if let Some(before) = target.before_gelu {
             match before {
-                Raw::F32(to) => store(tile, to.add(dense), target.n),
-                Raw::Bf16(to) => store(tile, to.add(dense), target.n),
+                Raw::F32(to) => store::<W, _>(tile, to.add(dense), target.n),
+                Raw::Bf16(to) => store::<W, _>(tile, to.add(dense), target.n),
             }
-            change(tile, gelu);
+            gelu::<W>(tile);
         }
         match target.residual {
-            Some(Data::F32(residual)) => add(tile, residual.as_ptr().add(dense), target.n),
-            Some(Data::Bf16(residual)) => add(tile, residual.as_ptr().add(dense), target.n),
+            Some(Data::F32(residual)) => add::<W, _>(tile, residual.as_ptr().add(dense), target.n),
+            Some(Data::Bf16(residual)) => add::<W, _>(tile, residual.as_ptr().add(dense), target.n),
             None => {}
         }
         let place = tile.row * target.out_stride + tile.col;
         match (target.out, target.accumulate) {
-            (Raw::F32(out), false) => store(tile, out.add(place), target.out_stride),
-            (Raw::Bf16(out), false) => store(tile, out.add(place), target.out_stride),
-            (Raw::F32(out), true) => accumulate(tile, out.add(place), target.out_stride),
-            (Raw::Bf16(out), true) => accumulate(tile, out.add(place), target.out_stride),
+            (Raw::F32(out), false) => store::<W, _>(tile, out.add(place), target.out_stride),
+            (Raw::Bf16(out), false) => store::<W, _>(tile, out.add(place), target.out_stride),
+            (Raw::F32(out), true) => accumulate::<W, _>(tile, out.add(place), target.out_stride),
+            (Raw::Bf16(out), true) => accumulate::<W, _>(tile, out.add(place), target.out_stride),
         }
     }
 }
 
-const LANES: usize = 16;
+/// Calls a pass for every run of lanes of a tile: where its sums lie, its row and column, and how many there
+/// are.
+macro_rules! each_run {
+    ($tile:expr, |$sums:ident, $row:ident, $col:ident, $count:ident| $pass:block) => {
+        for $row in 0..$tile.rows {
+            for $col in (0..$tile.cols).step_by(W::COUNT) {
+                let $sums = $tile.sums.add($row * $tile.stride + $col);
+                let $count = ($tile.cols - $col).min(W::COUNT);
+                $pass
+            }
+        }
+    };
+}
 
-/// Calls `whole` for each full run of lanes in the tile and `part` for what is left of each row.
+/// # Safety
+/// The tile lies where it says, and the processor has `W`.
 #[inline(always)]
-fn each(tile: Tile, mut whole: impl FnMut(usize, usize), mut part: impl FnMut(usize, usize)) {
-    for row in 0..tile.rows {
-        let mut col = 0;
-        while col + LANES <= tile.cols {
-            whole(row, col);
-            col += LANES;
-        }
-        for col in col..tile.cols {
-            part(row, col);
-        }
+unsafe fn scale<W: Wide>(tile: Tile, by: f32) {
+    // SAFETY: inside the tile.
+    unsafe {
+        each_run!(tile, |sums, _row, col, count| { W::get(sums, count).times(by).put(sums, count) })
     }
 }
 
 /// # Safety
-/// The tile lies where it says.
+/// As `scale`.
 #[inline(always)]
-unsafe fn change(tile: Tile, f: impl Fn(f32) -> f32 + Copy) {
-    let one = |row, col| {
-        // SAFETY: inside the tile.
-        unsafe {
-            let sum = tile.sums.add(row * tile.stride + col);
-            *sum = f(*sum);
-        }
-    };
-    each(tile, |row, col| (0..LANES).for_each(|lane| one(row, col + lane)), one);
+unsafe fn gelu<W: Wide>(tile: Tile) {
+    // SAFETY: inside the tile.
+    unsafe {
+        each_run!(tile, |sums, _row, col, count| { W::get(sums, count).gelu().put(sums, count) })
+    }
 }
 
 /// Adds rows of `from`, `stride` apart, to the tile.
 ///
 /// # Safety
-/// The tile lies where it says, and `from` has its shape.
+/// As `scale`, and `from` has the tile's shape.
 #[inline(always)]
-unsafe fn add<T: Float>(tile: Tile, from: *const T, stride: usize) {
-    let one = |row, col| {
-        // SAFETY: inside the tile and what stands beside it.
-        unsafe {
-            *tile.sums.add(row * tile.stride + col) += (*from.add(row * stride + col)).wide()
-        };
-    };
-    each(tile, |row, col| (0..LANES).for_each(|lane| one(row, col + lane)), one);
-}
-
-/// # Safety
-/// The tile lies where it says, and `to` has its shape.
-#[inline(always)]
-unsafe fn store<T: Float>(tile: Tile, to: *mut T, stride: usize) {
-    let one = |row, col| {
-        // SAFETY: inside the tile and the output.
-        unsafe { *to.add(row * stride + col) = T::narrow(*tile.sums.add(row * tile.stride + col)) };
-    };
-    // SAFETY: as for `one`; sixteen lanes are read before any is written.
-    let sixteen = |row, col| unsafe {
-        let sums = tile.sums.add(row * tile.stride + col).cast::<[f32; LANES]>().read();
-        to.add(row * stride + col).cast::<[T; LANES]>().write(sums.map(T::narrow));
-    };
-    each(tile, sixteen, one);
-}
-
-/// # Safety
-/// The tile lies where it says, and `to` has its shape.
-#[inline(always)]
-unsafe fn accumulate<T: Float>(tile: Tile, to: *mut T, stride: usize) {
-    // SAFETY: the caller's promise, passed on.
+unsafe fn add<W: Wide, T: Float>(tile: Tile, from: *const T, stride: usize) {
+    // SAFETY: inside the tile and what stands beside it.
     unsafe {
-        add(tile, to.cast_const(), stride);
-        store(tile, to, stride);
+        each_run!(tile, |sums, row, col, count| {
+            let more = W::get(from.add(row * stride + col), count);
+            W::get(sums, count).plus(more).put(sums, count);
+        })
+    }
+}
+
+/// # Safety
+/// As `scale`, and `to` has the tile's shape.
+#[inline(always)]
+unsafe fn store<W: Wide, T: Float>(tile: Tile, to: *mut T, stride: usize) {
+    // SAFETY: inside the tile and the output.
+    unsafe {
+        each_run!(tile, |sums, row, col, count| {
+            W::get(sums, count).put(to.add(row * stride + col), count);
+        })
+    }
+}
+
+/// # Safety
+/// As `scale`, and `to` has the tile's shape.
+#[inline(always)]
+unsafe fn accumulate<W: Wide, T: Float>(tile: Tile, to: *mut T, stride: usize) {
+    // SAFETY: inside the tile and the output.
+    unsafe {
+        each_run!(tile, |sums, row, col, count| {
+            let to = to.add(row * stride + col);
+            W::get(to, count).plus(W::get(sums, count)).put(to, count);
+        })
     }
 }

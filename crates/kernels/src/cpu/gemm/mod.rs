@@ -13,6 +13,7 @@ mod blocks;
 mod epilogue;
 mod gelu;
 mod grid;
+mod kernel;
 #[cfg(target_arch = "x86_64")]
 mod lanes;
 mod pack;
@@ -20,12 +21,11 @@ mod pack;
 mod pairs;
 mod portable;
 #[cfg(target_arch = "x86_64")]
-mod tiles;
-#[cfg(target_arch = "x86_64")]
 mod transpose;
 mod vector;
+mod wide;
 
-use super::{Cpu, Level};
+use super::Cpu;
 use half::bf16;
 
 /// Elements in f32 or bf16.
@@ -114,12 +114,10 @@ pub fn run(cpu: &Cpu, gemm: Gemm<'_>) {
         b: Operand { data: b.data, stride: b.stride, k_runs: b.transposed, rounded },
         target: epilogue::Target::new(out, out_stride, accumulate, scale, epilogue, n),
     };
-    match cpu.level {
-        _ if m <= FEW_ROWS => vector::run(cpu, &product),
-        #[cfg(target_arch = "x86_64")]
-        Level::Amx if rounded => tiles::run(cpu, &product),
-        level => blocks::run(cpu, &blocks::Kernel::of(level), &product),
+    if m <= FEW_ROWS {
+        return vector::run(cpu, &product);
     }
+    blocks::run(cpu, &kernel::Kernel::of(cpu.level, rounded), &product);
 }
 
 /// A checked multiplication, as all its members see it.

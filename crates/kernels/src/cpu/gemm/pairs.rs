@@ -2,8 +2,9 @@
 //! neighbours along k in 32 bits. On the side of `a` a row is a lane and its pairs run along k; on the side
 //! of `b` a row is a pair of k, and its pairs run over lanes: each is the other one's transpose.
 
+use super::Data;
+use super::kernel::Strip;
 use super::transpose::transpose;
-use super::{Data, Operand};
 use half::bf16;
 use std::arch::x86_64::*;
 
@@ -14,114 +15,122 @@ pub const DEEP: usize = 32;
 /// Elements of a tile.
 pub const TILE: usize = SIDE * DEEP;
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Side {
-    A,
-    B,
-}
+/// Rows of memory that are asked for ahead: strides of pages are beyond what the hardware foresees.
+const AHEAD: usize = 16;
 
-/// Packs up to 32 lanes, k from `k0` to `k1`, as two columns of tiles that alternate:
-/// `panel[k / 32][lane / 16]` is a tile. What is not there is zero.
+/// Packs panels of 32 lanes; in a panel `[k / 32][lane / 16]` is a tile. What is not there is zero.
 ///
 /// # Safety
-/// The processor has AVX-512; the lanes and k lie in the operand; `panel` has room for whole tiles.
+/// The processor has AVX-512; the strip lies in its operand; there is room for whole tiles.
+pub unsafe fn pack_a(strip: &Strip<'_>, panels: *mut u8) {
+    // SAFETY: the caller's promise, passed on.
+    unsafe { pack::<true>(strip, panels.cast()) }
+}
+
+/// # Safety
+/// As `pack_a`.
+pub unsafe fn pack_b(strip: &Strip<'_>, panels: *mut u8) {
+    // SAFETY: the caller's promise, passed on.
+    unsafe { pack::<false>(strip, panels.cast()) }
+}
+
+/// # Safety
+/// As `pack_a`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub unsafe fn pack(
-    from: &Operand<'_>,
-    side: Side,
-    lane: usize,
-    lanes: usize,
-    k0: usize,
-    k1: usize,
-    panel: *mut bf16,
-) {
+unsafe fn pack<const SIDE_A: bool>(strip: &Strip<'_>, panels: *mut __m512i) {
     // SAFETY: the caller's promise, passed on.
     unsafe {
-        match from.data {
-            Data::F32(values) => {
-                pack_from::<f32>(from, values.as_ptr(), side, lane, lanes, k0, k1, panel)
-            }
-            Data::Bf16(values) => {
-                pack_from::<bf16>(from, values.as_ptr(), side, lane, lanes, k0, k1, panel)
-            }
+        match (strip.from.data, strip.from.k_runs) {
+            (Data::F32(values), true) => across::<f32, SIDE_A>(strip, values.as_ptr(), panels),
+            (Data::F32(values), false) => along::<f32, SIDE_A>(strip, values.as_ptr(), panels),
+            (Data::Bf16(values), true) => across::<bf16, SIDE_A>(strip, values.as_ptr(), panels),
+            (Data::Bf16(values), false) => along::<bf16, SIDE_A>(strip, values.as_ptr(), panels),
         }
     }
 }
 
+/// Each lane lies along k, its pairs side by side: rows of `a` as they are.
+///
 /// # Safety
-/// As `pack`.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-#[allow(clippy::too_many_arguments)] // `pack` with its elements' type taken out of the loop
-unsafe fn pack_from<T: Halves>(
-    from: &Operand<'_>,
-    elements: *const T,
-    side: Side,
-    lane: usize,
-    lanes: usize,
-    k0: usize,
-    k1: usize,
-    panel: *mut bf16,
-) {
-    let mut to = panel.cast::<__m512i>();
-    for k in (k0..k1).step_by(DEEP) {
-        let depth = (k1 - k).min(DEEP);
-        for first in [0, SIDE] {
-            let count = lanes.saturating_sub(first).min(SIDE);
-            // SAFETY: `tile` reads `count` lanes of `depth` elements from here, which the operand has; with no
-            // lane left it reads nothing. The panel has room for each tile.
-            unsafe {
-                let here =
-                    if count > 0 { elements.add(from.index(lane + first, k)) } else { elements };
-                tile(here, from.stride, from.k_runs, side, count, depth, to);
-                to = to.add(SIDE);
-            }
-        }
-    }
-}
-
-/// # Safety
-/// As `pack`, for one tile that begins at `from`.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn tile<T: Halves>(
+/// As `pack_a`.
+#[inline(always)]
+unsafe fn across<T: Halves, const SIDE_A: bool>(
+    strip: &Strip<'_>,
     from: *const T,
-    stride: usize,
-    k_runs: bool,
-    side: Side,
-    count: usize,
-    depth: usize,
-    to: *mut __m512i,
+    mut to: *mut __m512i,
 ) {
-    let mut rows = [_mm512_setzero_si512(); 16];
-    // SAFETY: reads stay within `count` lanes and `depth` elements of each; the tile has sixteen rows.
-    unsafe {
-        if k_runs {
-            for (lane, row) in rows.iter_mut().enumerate() {
-                if lane < count {
-                    *row = T::along(from.add(lane * stride), depth);
-                }
-            }
-        } else {
-            for (pair, row) in rows.iter_mut().enumerate() {
-                if 2 * pair < depth {
-                    let first = from.add(2 * pair * stride);
-                    let low = T::bits(first, count);
-                    // An odd k has no second half; it is read as zero, not past the end.
-                    let high = if 2 * pair + 1 < depth {
-                        T::bits(first.add(stride), count)
-                    } else {
-                        _mm512_setzero_si512()
-                    };
-                    *row = _mm512_or_si512(low, _mm512_slli_epi32::<16>(high));
+    let stride = strip.from.stride;
+    for lane in strip.lanes.clone().step_by(strip.width) {
+        for k in strip.ks.clone().step_by(DEEP) {
+            let depth = (strip.ks.end - k).min(DEEP);
+            for first in [lane, lane + SIDE] {
+                let count = strip.lanes.end.saturating_sub(first).min(SIDE);
+                // SAFETY: only lanes and k of the strip are read, and the panels have room for each tile.
+                unsafe {
+                    let mut rows = [_mm512_setzero_si512(); 16];
+                    for (i, row) in rows.iter_mut().enumerate() {
+                        if i < count {
+                            *row = T::along(from.add((first + i) * stride + k), depth);
+                        }
+                    }
+                    if !SIDE_A {
+                        rows = transpose(rows);
+                    }
+                    rows.iter().enumerate().for_each(|(i, row)| to.add(i).write(*row));
+                    to = to.add(SIDE);
                 }
             }
         }
-        if k_runs == (side == Side::B) {
-            rows = transpose(rows);
+    }
+}
+
+/// Lanes lie side by side: two rows of memory are interleaved into rows of tiles of all panels at once, as `b`
+/// wants them. For `a` the tiles are turned while they are warm.
+///
+/// # Safety
+/// As `pack_a`.
+#[inline(always)]
+unsafe fn along<T: Halves, const SIDE_A: bool>(
+    strip: &Strip<'_>,
+    from: *const T,
+    panels: *mut __m512i,
+) {
+    let (width, stride) = (strip.width, strip.from.stride);
+    let panel = strip.ks.len().div_ceil(DEEP) * 2 * SIDE;
+    for (at, k) in strip.ks.clone().step_by(DEEP).enumerate() {
+        let slab = panels.wrapping_add(at * 2 * SIDE);
+        let tiles = || {
+            let lanes = strip.lanes.clone().step_by(width).enumerate();
+            lanes.flat_map(move |(at, lane)| {
+                let tile = slab.wrapping_add(at * panel);
+                [(tile, lane), (tile.wrapping_add(SIDE), lane + SIDE)]
+            })
+        };
+        for pair in 0..SIDE {
+            let rows = strip.ks.end.saturating_sub(k + 2 * pair).min(2);
+            // SAFETY: as many rows and lanes are read as the strip has; each tile is in its panel.
+            unsafe {
+                let first = from.wrapping_add((k + 2 * pair) * stride);
+                for (tile, lane) in tiles() {
+                    let count = strip.lanes.end.saturating_sub(lane).min(SIDE);
+                    let source = first.wrapping_add(lane);
+                    let count_of = |row| if row < rows { count } else { 0 };
+                    _mm_prefetch::<_MM_HINT_T0>(source.wrapping_add(AHEAD * stride).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(source.wrapping_add((AHEAD + 1) * stride).cast());
+                    let low = T::bits(source, count_of(0));
+                    let high = T::bits(source.wrapping_add(stride), count_of(1));
+                    tile.add(pair).write(_mm512_or_si512(low, _mm512_slli_epi32::<16>(high)));
+                }
+            }
         }
-        for (i, row) in rows.iter().enumerate() {
-            _mm512_storeu_si512(to.add(i), *row);
+        if SIDE_A {
+            for (tile, _) in tiles() {
+                // SAFETY: the tile was just written.
+                unsafe {
+                    let tile = tile.cast::<[__m512i; 16]>();
+                    tile.write(transpose(tile.read()));
+                }
+            }
         }
     }
 }

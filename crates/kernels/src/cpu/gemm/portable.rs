@@ -1,17 +1,13 @@
 //! The f32 inner loop in plain Rust: 4×8, which fills half the vector registers of a small processor.
 
+use super::kernel::Rows;
+
 const COLS: usize = 8;
 
 /// # Safety
 /// `a` is (k, rows) with at most 4 rows, `b` (k, 8) and `sums` (rows, 8).
-pub unsafe fn multiply(
-    rows: usize,
-    k: usize,
-    a: *const f32,
-    b: *const f32,
-    sums: *mut f32,
-    resume: bool,
-) {
+pub unsafe fn multiply(rows: usize, k: usize, a: Rows, b: *const u8, sums: *mut f32, resume: bool) {
+    let (a, b) = (a.start.cast(), b.cast());
     // SAFETY: the caller's promise, passed on.
     unsafe {
         match rows {

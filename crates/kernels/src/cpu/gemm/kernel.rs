@@ -1,0 +1,108 @@
+//! The inner loops by level: how each wants its panels, and who packs them.
+
+use super::{Operand, pack, portable};
+#[cfg(target_arch = "x86_64")]
+use super::{amx, avx2, avx512, lanes, pairs};
+use crate::cpu::Level;
+use std::ops::Range;
+
+/// One inner loop. Panels are bytes here, as their elements are the kernel's own affair.
+pub struct Kernel {
+    pub level: Level,
+    /// A panel of `a` has this many rows, or a few less where that wastes less.
+    pub rows: Range<usize>,
+    /// Columns of a panel of `b`.
+    pub cols: usize,
+    /// Panels are a whole number of so many k; what is missing is zero.
+    pub deep: usize,
+    /// Of an element in a panel.
+    pub bytes: usize,
+    /// Runs work on this thread with the kernel's registers set up.
+    pub prepared: unsafe fn(&mut dyn FnMut()),
+    pub multiply: Multiply,
+    pub pack_a: Pack,
+    pub pack_b: Pack,
+    /// Rows that can be read as they lie, without packing.
+    pub in_place:
+        fn(&Operand<'_>, lanes: Range<usize>, rows: usize, ks: Range<usize>) -> Option<Rows>,
+}
+
+/// `sums` (rows, cols) of panels `a` (rows, k) and `b` (k, cols), on top of what is there or of nothing.
+pub type Multiply =
+    unsafe fn(rows: usize, k: usize, a: Rows, b: *const u8, sums: *mut f32, resume: bool);
+
+/// Packs a strip into panels, one after the other.
+pub type Pack = unsafe fn(strip: &Strip<'_>, panels: *mut u8);
+
+/// A panel of `a`.
+#[derive(Clone, Copy)]
+pub struct Rows {
+    pub start: *const u8,
+    /// Bytes from row to row, and from one step along k to the next, for kernels that can read in place.
+    pub stride: usize,
+    pub step: usize,
+}
+
+/// What to pack: panels of `width` lanes each, the last one filled up with zeros.
+pub struct Strip<'a> {
+    pub from: Operand<'a>,
+    pub lanes: Range<usize>,
+    pub ks: Range<usize>,
+    pub width: usize,
+}
+
+impl Kernel {
+    pub fn of(level: Level, rounded: bool) -> Kernel {
+        match level {
+            #[cfg(target_arch = "x86_64")]
+            Level::Amx if rounded => Kernel {
+                level,
+                rows: 32..33,
+                cols: 32,
+                deep: 32,
+                bytes: 2,
+                prepared: amx::with_tiles,
+                multiply: amx::multiply,
+                pack_a: pairs::pack_a,
+                pack_b: pairs::pack_b,
+                in_place: amx::in_place,
+            },
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 | Level::Amx => {
+                Kernel::of_f32(level, 11..15, 32, avx512::multiply, lanes::pack)
+            }
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => Kernel::of_f32(level, 5..7, 16, avx2::multiply, pack::avx2),
+            _ => Kernel::of_f32(level, 4..5, 8, portable::multiply, pack::plain),
+        }
+    }
+
+    fn of_f32(
+        level: Level,
+        rows: Range<usize>,
+        cols: usize,
+        multiply: Multiply,
+        pack: Pack,
+    ) -> Kernel {
+        let (pack_a, pack_b) = (pack, pack);
+        let in_place = |_: &Operand<'_>, _: Range<usize>, _: usize, _: Range<usize>| None;
+        Kernel {
+            level,
+            rows,
+            cols,
+            deep: 1,
+            bytes: 4,
+            prepared: |work| work(),
+            multiply,
+            pack_a,
+            pack_b,
+            in_place,
+        }
+    }
+
+    /// The height of panels that fills `m` rows with the least waste, rather tall than low.
+    pub fn height(&self, m: usize) -> usize {
+        let waste = |rows: &usize| m.next_multiple_of(*rows);
+        self.rows.clone().rev().min_by_key(waste).expect("a kernel has a height")
+    }
+}

@@ -1,0 +1,135 @@
+//! A few neighbouring elements as one: what the epilogue computes with. Plain arrays, or AVX-512 registers with
+//! masks for the short end of a row.
+
+use super::gelu;
+use crate::Float;
+
+/// `COUNT` lanes of f32, read from and written to either type.
+///
+/// All methods ask that the processor has the implementor's instructions.
+pub trait Wide: Copy {
+    const COUNT: usize;
+
+    /// # Safety
+    /// `count` elements can be read; further lanes are zero.
+    unsafe fn get<T: Float>(from: *const T, count: usize) -> Self;
+
+    /// # Safety
+    /// `count` elements can be written; further lanes are not.
+    unsafe fn put<T: Float>(self, to: *mut T, count: usize);
+
+    /// # Safety
+    /// As all.
+    unsafe fn plus(self, other: Self) -> Self;
+
+    /// # Safety
+    /// As all.
+    unsafe fn times(self, by: f32) -> Self;
+
+    /// # Safety
+    /// As all.
+    unsafe fn gelu(self) -> Self;
+}
+
+impl Wide for [f32; 8] {
+    const COUNT: usize = 8;
+
+    #[inline(always)]
+    unsafe fn get<T: Float>(from: *const T, count: usize) -> Self {
+        let mut lanes = [0.0; 8];
+        for (i, lane) in lanes.iter_mut().enumerate().take(count) {
+            // SAFETY: the caller's promise, passed on.
+            *lane = unsafe { *from.add(i) }.wide();
+        }
+        lanes
+    }
+
+    #[inline(always)]
+    unsafe fn put<T: Float>(self, to: *mut T, count: usize) {
+        for (i, lane) in self.iter().enumerate().take(count) {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { *to.add(i) = T::narrow(*lane) };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn plus(self, other: Self) -> Self {
+        let mut sum = self;
+        sum.iter_mut().zip(other).for_each(|(x, y)| *x += y);
+        sum
+    }
+
+    #[inline(always)]
+    unsafe fn times(self, by: f32) -> Self {
+        self.map(|lane| lane * by)
+    }
+
+    #[inline(always)]
+    unsafe fn gelu(self) -> Self {
+        self.map(gelu::gelu)
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx512 {
+    use super::super::{gelu, pairs};
+    use super::Wide;
+    use crate::{Dtype, Float};
+    use std::arch::x86_64::*;
+
+    #[inline(always)]
+    fn mask(count: usize) -> __mmask16 {
+        if count >= 16 { !0 } else { (1 << count) - 1 }
+    }
+
+    impl Wide for __m512 {
+        const COUNT: usize = 16;
+
+        #[inline(always)]
+        unsafe fn get<T: Float>(from: *const T, count: usize) -> Self {
+            // SAFETY: the caller's promise, passed on; the pointer is of the type that was asked.
+            unsafe {
+                match T::DTYPE {
+                    Dtype::Bf16 => {
+                        let bits = _mm256_maskz_loadu_epi16(mask(count), from.cast());
+                        let bits = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits));
+                        _mm512_castsi512_ps(bits)
+                    }
+                    _ => _mm512_maskz_loadu_ps(mask(count), from.cast()),
+                }
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn put<T: Float>(self, to: *mut T, count: usize) {
+            // SAFETY: the caller's promise, passed on; the pointer is of the type that was asked.
+            unsafe {
+                match T::DTYPE {
+                    Dtype::Bf16 => {
+                        let bits = _mm512_cvtepi32_epi16(pairs::rounded(self));
+                        _mm256_mask_storeu_epi16(to.cast(), mask(count), bits);
+                    }
+                    _ => _mm512_mask_storeu_ps(to.cast(), mask(count), self),
+                }
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn plus(self, other: Self) -> Self {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { _mm512_add_ps(self, other) }
+        }
+
+        #[inline(always)]
+        unsafe fn times(self, by: f32) -> Self {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { _mm512_mul_ps(self, _mm512_set1_ps(by)) }
+        }
+
+        #[inline(always)]
+        unsafe fn gelu(self) -> Self {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { gelu::sixteen(self) }
+        }
+    }
+}
