@@ -26,6 +26,8 @@ pub(super) trait Vector: Copy {
     unsafe fn exp2(self) -> Self;
     /// `yes` where `self >= least`, else `no`.
     unsafe fn where_at_least(self, least: f32, yes: Self, no: Self) -> Self;
+    /// Turns a square of `LANES` rows: row i of `from` becomes column i of `to`.
+    unsafe fn turn(from: *const f32, from_step: usize, to: *mut f32, to_step: usize);
 }
 
 /// Work on vectors of whatever width the level has. Bodies are `#[inline(always)]` all the way down, so that
@@ -143,6 +145,15 @@ impl Vector for Plain {
     unsafe fn where_at_least(self, least: f32, yes: Plain, no: Plain) -> Plain {
         Plain(std::array::from_fn(|i| if self.0[i] >= least { yes.0[i] } else { no.0[i] }))
     }
+    #[inline(always)]
+    unsafe fn turn(from: *const f32, from_step: usize, to: *mut f32, to_step: usize) {
+        for i in 0..8 {
+            for j in 0..8 {
+                // SAFETY: the squares are there, as the trait asks.
+                unsafe { *to.add(j * to_step + i) = *from.add(i * from_step + j) };
+            }
+        }
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -241,6 +252,38 @@ mod x86 {
                 _mm256_blendv_ps(no.0, yes.0, reached).into()
             }
         }
+        #[inline(always)]
+        unsafe fn turn(from: *const f32, from_step: usize, to: *mut f32, to_step: usize) {
+            // SAFETY: see above.
+            unsafe {
+                let mut rows = [_mm256_setzero_ps(); 8];
+                for (i, row) in rows.iter_mut().enumerate() {
+                    *row = _mm256_loadu_ps(from.add(i * from_step));
+                }
+                // Pairs, then fours, then the two halves.
+                let mut pairs = rows;
+                for i in 0..4 {
+                    pairs[2 * i] = _mm256_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
+                    pairs[2 * i + 1] = _mm256_unpackhi_ps(rows[2 * i], rows[2 * i + 1]);
+                }
+                let mut fours = rows;
+                for i in 0..2 {
+                    for j in 0..2 {
+                        let (a, b) = (pairs[4 * i + j], pairs[4 * i + 2 + j]);
+                        fours[4 * i + 2 * j] = _mm256_shuffle_ps::<0x44>(a, b);
+                        fours[4 * i + 2 * j + 1] = _mm256_shuffle_ps::<0xee>(a, b);
+                    }
+                }
+                for j in 0..4 {
+                    let (a, b) = (fours[j], fours[j + 4]);
+                    _mm256_storeu_ps(to.add(j * to_step), _mm256_permute2f128_ps::<0x20>(a, b));
+                    _mm256_storeu_ps(
+                        to.add((j + 4) * to_step),
+                        _mm256_permute2f128_ps::<0x31>(a, b),
+                    );
+                }
+            }
+        }
     }
 
     impl From<__m256> for Avx2 {
@@ -299,14 +342,16 @@ mod x86 {
             // SAFETY: see above.
             unsafe {
                 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-                let x = _mm512_max_ps(_mm512_set1_ps(-200.0), self.0);
-                let whole = _mm512_roundscale_ps::<NEAREST>(x);
-                let rest = _mm512_sub_ps(x, whole);
+                let whole = _mm512_roundscale_ps::<NEAREST>(self.0);
+                let rest = _mm512_sub_ps(self.0, whole);
                 let mut power = _mm512_set1_ps(POWERS[6]);
                 for c in POWERS[..6].iter().rev() {
                     power = _mm512_fmadd_ps(power, rest, _mm512_set1_ps(*c));
                 }
-                Avx512(_mm512_scalef_ps(power, whole))
+                // Lanes that would come out subnormal are left out beforehand: one of them costs more than
+                // a hundred others. A NaN is not less than anything, so it stays.
+                let normal = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(self.0, _mm512_set1_ps(LEAST));
+                Avx512(_mm512_maskz_scalef_ps(normal, power, whole))
             }
         }
         #[inline(always)]
@@ -315,6 +360,48 @@ mod x86 {
             unsafe {
                 let reached = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(self.0, _mm512_set1_ps(least));
                 Avx512(_mm512_mask_blend_ps(reached, no.0, yes.0))
+            }
+        }
+        #[inline(always)]
+        unsafe fn turn(from: *const f32, from_step: usize, to: *mut f32, to_step: usize) {
+            // SAFETY: see above.
+            unsafe {
+                let mut rows = [_mm512_setzero_ps(); 16];
+                for (i, row) in rows.iter_mut().enumerate() {
+                    *row = _mm512_loadu_ps(from.add(i * from_step));
+                }
+                // Within quarters of registers: pairs, then fours.
+                let mut pairs = rows;
+                for i in 0..8 {
+                    pairs[2 * i] = _mm512_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
+                    pairs[2 * i + 1] = _mm512_unpackhi_ps(rows[2 * i], rows[2 * i + 1]);
+                }
+                let mut fours = rows;
+                for i in 0..4 {
+                    for j in 0..2 {
+                        let (a, b) = (pairs[4 * i + j], pairs[4 * i + 2 + j]);
+                        fours[4 * i + 2 * j] = _mm512_shuffle_ps::<0x44>(a, b);
+                        fours[4 * i + 2 * j + 1] = _mm512_shuffle_ps::<0xee>(a, b);
+                    }
+                }
+                // Quarter q of fours[4 i + j] is column 4 q + j of rows 4 i to 4 i + 3; quarters are put
+                // where they belong.
+                for j in 0..4 {
+                    let [a, b, c, d] = [fours[j], fours[4 + j], fours[8 + j], fours[12 + j]];
+                    let (ab_low, ab_high) =
+                        (_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
+                    let (cd_low, cd_high) =
+                        (_mm512_shuffle_f32x4::<0x44>(c, d), _mm512_shuffle_f32x4::<0xee>(c, d));
+                    let columns = [
+                        _mm512_shuffle_f32x4::<0x88>(ab_low, cd_low),
+                        _mm512_shuffle_f32x4::<0xdd>(ab_low, cd_low),
+                        _mm512_shuffle_f32x4::<0x88>(ab_high, cd_high),
+                        _mm512_shuffle_f32x4::<0xdd>(ab_high, cd_high),
+                    ];
+                    for (q, column) in columns.into_iter().enumerate() {
+                        _mm512_storeu_ps(to.add((4 * q + j) * to_step), column);
+                    }
+                }
             }
         }
     }

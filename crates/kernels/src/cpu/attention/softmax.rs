@@ -42,25 +42,28 @@ impl Job for Online {
             // SAFETY: `lane` and the vector's width stay below `queries`.
             unsafe {
                 let scores = self.scores.add(lane);
+                // Two at a time: one chain of maxima would wait for itself.
+                let before = V::load(self.top.add(lane));
+                let mut tops = [before; 2];
                 if self.mask.cuts {
                     let last = V::load(self.mask.last.add(lane));
                     for key in 0..self.keys {
                         let at = scores.add(key * self.queries);
                         let number = (self.mask.first_key + key) as f32;
-                        last.where_at_least(number, V::load(at), V::splat(f32::NEG_INFINITY))
-                            .store(at);
+                        let hidden = V::splat(f32::NEG_INFINITY);
+                        let score = last.where_at_least(number, V::load(at), hidden);
+                        score.store(at);
+                        tops[0] = score.max(tops[0]);
                     }
+                } else {
+                    for key in (1..self.keys).step_by(2) {
+                        tops[0] = V::load(scores.add((key - 1) * self.queries)).max(tops[0]);
+                        tops[1] = V::load(scores.add(key * self.queries)).max(tops[1]);
+                    }
+                    let last = scores.add((self.keys - 1) * self.queries);
+                    tops[0] = V::load(last).max(tops[0]);
                 }
-                // Four at a time: one chain of maxima would wait for itself.
-                let before = V::load(self.top.add(lane));
-                let mut tops = [before; 4];
-                for key in 0..self.keys / 4 * 4 {
-                    tops[key % 4] = V::load(scores.add(key * self.queries)).max(tops[key % 4]);
-                }
-                for key in self.keys / 4 * 4..self.keys {
-                    tops[0] = V::load(scores.add(key * self.queries)).max(tops[0]);
-                }
-                let top = tops[0].max(tops[1]).max(tops[2].max(tops[3]));
+                let top = tops[0].max(tops[1]);
                 let shrink = before.sub(top).exp2();
                 let mut sum = V::splat(0.0);
                 for key in 0..self.keys {
