@@ -26,6 +26,10 @@ pub(super) trait Vector: Copy {
     unsafe fn exp2(self) -> Self;
     /// `yes` where `self >= least`, else `no`.
     unsafe fn where_at_least(self, least: f32, yes: Self, no: Self) -> Self;
+    /// Two numbers rounded to bf16 in each lane, `low` in the lower half. Halves round away from nought.
+    unsafe fn pair(low: Self, high: Self) -> Self;
+    /// Stores both, one after the other, rounded to bf16 in the same way.
+    unsafe fn store_halves(first: Self, second: Self, to: *mut u16);
     /// Turns a square of `LANES` rows: row i of `from` becomes column i of `to`.
     unsafe fn turn(from: *const f32, from_step: usize, to: *mut f32, to_step: usize);
 }
@@ -73,6 +77,9 @@ const WHOLE: f32 = 12_582_912.0; // 1.5 * 2^23
 
 /// Least exponent of a number that is not subnormal.
 const LEAST: f32 = -126.0;
+
+/// Half of a bf16's last place, in the bits of an f32.
+const HALF: u32 = 0x8000;
 
 /// Eight numbers in plain Rust: what the compiler makes of it on any target.
 #[derive(Clone, Copy)]
@@ -146,6 +153,18 @@ impl Vector for Plain {
         Plain(std::array::from_fn(|i| if self.0[i] >= least { yes.0[i] } else { no.0[i] }))
     }
     #[inline(always)]
+    unsafe fn pair(low: Plain, high: Plain) -> Plain {
+        Plain(std::array::from_fn(|i| {
+            f32::from_bits(u32::from(half_of(low.0[i])) | u32::from(half_of(high.0[i])) << 16)
+        }))
+    }
+    #[inline(always)]
+    unsafe fn store_halves(first: Plain, second: Plain, to: *mut u16) {
+        let halves: [[u16; 8]; 2] = [first.0.map(half_of), second.0.map(half_of)];
+        // SAFETY: sixteen elements are there, as the trait asks.
+        unsafe { to.cast::<[[u16; 8]; 2]>().write_unaligned(halves) }
+    }
+    #[inline(always)]
     unsafe fn turn(from: *const f32, from_step: usize, to: *mut f32, to_step: usize) {
         for i in 0..8 {
             for j in 0..8 {
@@ -156,9 +175,14 @@ impl Vector for Plain {
     }
 }
 
+#[inline(always)]
+fn half_of(x: f32) -> u16 {
+    (x.to_bits().wrapping_add(HALF) >> 16) as u16
+}
+
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{Job, LEAST, POWERS, Vector, WHOLE};
+    use super::{HALF, Job, LEAST, POWERS, Vector, WHOLE};
     use std::arch::x86_64::*;
 
     #[target_feature(enable = "avx2,fma")]
@@ -250,6 +274,29 @@ mod x86 {
             unsafe {
                 let reached = _mm256_cmp_ps::<_CMP_GE_OQ>(self.0, _mm256_set1_ps(least));
                 _mm256_blendv_ps(no.0, yes.0, reached).into()
+            }
+        }
+        #[inline(always)]
+        unsafe fn pair(low: Avx2, high: Avx2) -> Avx2 {
+            // SAFETY: see above.
+            unsafe {
+                let half = _mm256_set1_epi32(HALF as i32);
+                let low =
+                    _mm256_srli_epi32::<16>(_mm256_add_epi32(_mm256_castps_si256(low.0), half));
+                let high = _mm256_add_epi32(_mm256_castps_si256(high.0), half);
+                _mm256_castsi256_ps(_mm256_blend_epi16::<0xaa>(low, high)).into()
+            }
+        }
+        #[inline(always)]
+        unsafe fn store_halves(first: Avx2, second: Avx2, to: *mut u16) {
+            // SAFETY: see above.
+            unsafe {
+                let half = _mm256_set1_epi32(HALF as i32);
+                let top = |x: __m256| {
+                    _mm256_srli_epi32::<16>(_mm256_add_epi32(_mm256_castps_si256(x), half))
+                };
+                let mixed = _mm256_packus_epi32(top(first.0), top(second.0));
+                _mm256_storeu_si256(to.cast(), _mm256_permute4x64_epi64::<0xd8>(mixed));
             }
         }
         #[inline(always)]
@@ -360,6 +407,33 @@ mod x86 {
             unsafe {
                 let reached = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(self.0, _mm512_set1_ps(least));
                 Avx512(_mm512_mask_blend_ps(reached, no.0, yes.0))
+            }
+        }
+        #[inline(always)]
+        unsafe fn pair(low: Avx512, high: Avx512) -> Avx512 {
+            // SAFETY: see above.
+            unsafe {
+                let half = _mm512_set1_epi32(HALF as i32);
+                let low =
+                    _mm512_srli_epi32::<16>(_mm512_add_epi32(_mm512_castps_si512(low.0), half));
+                let high = _mm512_add_epi32(_mm512_castps_si512(high.0), half);
+                Avx512(_mm512_castsi512_ps(_mm512_mask_blend_epi16(0xaaaa_aaaa, low, high)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn store_halves(first: Avx512, second: Avx512, to: *mut u16) {
+            // SAFETY: see above.
+            unsafe {
+                let half = _mm512_set1_epi32(HALF as i32);
+                let first = _mm512_add_epi32(_mm512_castps_si512(first.0), half);
+                let second = _mm512_add_epi32(_mm512_castps_si512(second.0), half);
+                // The upper halves of all lanes, the first's and then the second's.
+                let uppers = _mm512_set_epi16(
+                    63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25,
+                    23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1,
+                );
+                let both = _mm512_permutex2var_epi16(first, uppers, second);
+                _mm512_storeu_si512(to.cast(), both);
             }
         }
         #[inline(always)]

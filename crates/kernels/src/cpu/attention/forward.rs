@@ -2,16 +2,22 @@
 //! in between (FlashAttention-2, Dao 2023). Scores never leave the caches.
 
 use super::Forward;
+use super::deal::{self, Grain, Member};
 use super::pack::{self, padded};
 use super::product::{Product, Start};
 use super::room;
-use super::softmax::{Mask, NO_MAX, Online};
-use super::unit::{Deal, KEYS, QUERIES, Unit};
+use super::running::{Finish, Running};
+use super::softmax::{Mask, Online};
+use super::unit::Unit;
 use crate::Float;
-use crate::cpu::vector::{Job, Vector, run};
+use crate::cpu::vector::run;
 use crate::cpu::{Level, Scratch};
-use std::f32::consts::{LN_2, LOG2_E};
+use std::f32::consts::LOG2_E;
 use std::ops::Range;
+
+const QUERIES: usize = 64;
+const KEYS: usize = 64;
+const GRAIN: Grain = Grain { queries: QUERIES, keys: KEYS };
 
 /// What is kept of a unit and of a block.
 struct Arrays {
@@ -21,20 +27,11 @@ struct Arrays {
     turned: *mut f32,   // (dim, rows)
     scores: *mut f32,   // (keys, rows)
     out: *mut f32,      // (rows, dim)
-    last: *mut f32,     // (rows)
-    top: *mut f32,      // (rows)
-    sum: *mut f32,      // (rows)
-    shrink: *mut f32,   // (rows)
+    running: Running,
 }
 
 /// A member's share of the blocks.
-pub(super) fn member<E: Float>(
-    job: &Forward<'_, E>,
-    level: Level,
-    scratch: &Scratch,
-    member: usize,
-    size: usize,
-) {
+pub(super) fn member<E: Float>(job: &Forward<'_, E>, level: Level, scratch: &Scratch, me: Member) {
     let shape = job.shape;
     let dim = padded(shape.head_dim);
     let (unit_rows, block_rows) = (shape.k_len * dim, QUERIES * dim);
@@ -45,38 +42,20 @@ pub(super) fn member<E: Float>(
         scratch,
         lens,
         |[keys, values, straight, turned, scores, out, last, top, sum, shrink]| {
-            let arrays =
-                Arrays { keys, values, straight, turned, scores, out, last, top, sum, shrink };
-            let mut deal = Deal::new(job.units() * unit_cost(&Unit::nth(shape, 0)), member, size);
-            for number in 0..job.units() {
-                let unit = Unit::nth(shape, number);
-                let mut packed = false;
-                for block in (0..unit.blocks()).map(|block| unit.block(block)) {
-                    if !deal.next(block_cost(&unit, &block)) {
-                        continue;
+            let running = Running { last, top, sum, shrink };
+            let arrays = Arrays { keys, values, straight, turned, scores, out, running };
+            deal::forward(shape, GRAIN, me, |unit, block, first| {
+                // SAFETY: the arrays have room for any unit and block, and the block's rows of out and lse are
+                // dealt to nobody else.
+                unsafe {
+                    if first {
+                        pack_keys(job, level, unit, &arrays);
                     }
-                    // SAFETY: the arrays have room for any unit and block, and the block's rows of out and lse are
-                    // dealt to nobody else.
-                    unsafe {
-                        if !packed {
-                            pack_keys(job, level, &unit, &arrays);
-                            packed = true;
-                        }
-                        one_block(job, level, &unit, block, &arrays);
-                    }
+                    one_block(job, level, unit, block, &arrays);
                 }
-            }
+            });
         },
     );
-}
-
-/// In keys met, and what a block costs by itself.
-fn block_cost(unit: &Unit<'_>, block: &Range<usize>) -> usize {
-    unit.seen(block.end - 1) + 16
-}
-
-fn unit_cost(unit: &Unit<'_>) -> usize {
-    (0..unit.blocks()).map(|block| block_cost(unit, &unit.block(block))).sum()
 }
 
 unsafe fn pack_keys<E: Float>(
@@ -118,12 +97,8 @@ unsafe fn one_block<E: Float>(
                 factor,
             },
         );
-        for lane in 0..wide {
-            let row = (rows.start + lane).min(rows.end - 1);
-            *arrays.last.add(lane) = unit.seen(row) as f32 - 1.0;
-            *arrays.top.add(lane) = NO_MAX;
-            *arrays.sum.add(lane) = 0.0;
-        }
+        let running = arrays.running;
+        running.begin(unit, &rows, wide);
         let (least, most) = (unit.seen(rows.start), unit.seen(rows.end - 1));
         for first_key in (0..most).step_by(KEYS) {
             let keys = KEYS.min(most - first_key);
@@ -142,9 +117,9 @@ unsafe fn one_block<E: Float>(
                     start: Start::Fresh,
                 },
             );
-            let mask = Mask { last: arrays.last, first_key, cuts: least < first_key + keys };
-            let Arrays { scores, top, sum, shrink, .. } = *arrays;
-            run(level, Online { keys, queries: wide, scores, mask, top, sum, shrink });
+            let mask = Mask { last: running.last, first_key, cuts: least < first_key + keys };
+            let scores = arrays.scores;
+            run(level, Online { keys, queries: wide, scores, mask, running });
             run(
                 level,
                 Product {
@@ -157,44 +132,10 @@ unsafe fn one_block<E: Float>(
                     b_step: dim,
                     c: arrays.out,
                     c_step: dim,
-                    start: if first_key == 0 { Start::Fresh } else { Start::Scale(shrink) },
+                    start: if first_key == 0 { Start::Fresh } else { Start::Scale(running.shrink) },
                 },
             );
         }
-        run(level, Finish { job, unit: *unit, rows, arrays });
-    }
-}
-
-/// Divides a block's sums by their weights.
-struct Finish<'a, E> {
-    job: &'a Forward<'a, E>,
-    unit: Unit<'a>,
-    rows: Range<usize>,
-    arrays: &'a Arrays,
-}
-
-impl<E: Float> Job for Finish<'_, E> {
-    /// # Safety
-    /// The rows were dealt to this member, and out and lse checked for them.
-    #[inline(always)]
-    unsafe fn on<V: Vector>(self) {
-        let head_dim = self.unit.shape.head_dim;
-        for (lane, row) in self.rows.enumerate() {
-            let place = self.unit.place(row);
-            // SAFETY: as above.
-            unsafe {
-                let (top, sum) = (*self.arrays.top.add(lane), *self.arrays.sum.add(lane));
-                let out = self.job.out.at(place.token, place.column);
-                let lse = self.job.lse.at(0, place.lse);
-                if self.unit.seen(row) == 0 {
-                    std::slice::from_raw_parts_mut(out, head_dim).fill(E::narrow(0.0));
-                    *lse = f32::NEG_INFINITY;
-                    continue;
-                }
-                let from = self.arrays.out.add(lane * padded(head_dim));
-                pack::narrow(from, head_dim, 1.0 / sum, out);
-                *lse = (top + sum.log2()) * LN_2;
-            }
-        }
+        run(level, Finish { job, unit: *unit, rows, running, sums: arrays.out, step: dim });
     }
 }

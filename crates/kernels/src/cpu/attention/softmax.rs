@@ -1,10 +1,8 @@
 //! Between the products of a tile: scores become probabilities. Tiles lie keys down and queries across, so
 //! that every query is a lane and nothing is ever summed across lanes.
 
+use super::running::Running;
 use crate::cpu::vector::{Job, Vector};
-
-/// Below every score, and finite, so that a query without a key yet never meets inf - inf.
-pub(super) const NO_MAX: f32 = -1e30;
 
 /// The causal bound of one tile.
 #[derive(Clone, Copy)]
@@ -25,12 +23,7 @@ pub(super) struct Online {
     /// In: scores times log2(e). Out: 2^(score - top). (keys, queries)
     pub scores: *mut f32,
     pub mask: Mask,
-    /// The largest score so far. (queries)
-    pub top: *mut f32,
-    /// The sum of what is out so far. (queries)
-    pub sum: *mut f32,
-    /// Out: what earlier sums must be multiplied with, now that `top` has risen. (queries)
-    pub shrink: *mut f32,
+    pub running: Running,
 }
 
 impl Job for Online {
@@ -43,7 +36,7 @@ impl Job for Online {
             unsafe {
                 let scores = self.scores.add(lane);
                 // Two at a time: one chain of maxima would wait for itself.
-                let before = V::load(self.top.add(lane));
+                let before = V::load(self.running.top.add(lane));
                 let mut tops = [before; 2];
                 if self.mask.cuts {
                     let last = V::load(self.mask.last.add(lane));
@@ -72,9 +65,11 @@ impl Job for Online {
                     sum = sum.add(share);
                     share.store(at);
                 }
-                V::load(self.sum.add(lane)).mul_add(shrink, sum).store(self.sum.add(lane));
-                top.store(self.top.add(lane));
-                shrink.store(self.shrink.add(lane));
+                V::load(self.running.sum.add(lane))
+                    .mul_add(shrink, sum)
+                    .store(self.running.sum.add(lane));
+                top.store(self.running.top.add(lane));
+                shrink.store(self.running.shrink.add(lane));
             }
         }
     }

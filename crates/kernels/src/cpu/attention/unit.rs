@@ -5,11 +5,6 @@
 use super::Shape;
 use std::ops::Range;
 
-/// Queries in a tile.
-pub(super) const QUERIES: usize = 64;
-/// Keys in a tile.
-pub(super) const KEYS: usize = 64;
-
 #[derive(Clone, Copy)]
 pub(super) struct Unit<'a> {
     pub shape: &'a Shape,
@@ -60,34 +55,12 @@ impl<'a> Unit<'a> {
         ((k_start + key).saturating_sub(q_start) * self.shape.group()).min(self.rows())
     }
 
-    pub fn blocks(&self) -> usize {
-        self.rows().div_ceil(QUERIES)
+    /// How many blocks of so many queries there are.
+    pub fn blocks(&self, queries: usize) -> usize {
+        self.rows().div_ceil(queries)
     }
 
-    pub fn block(&self, number: usize) -> Range<usize> {
-        number * QUERIES..((number + 1) * QUERIES).min(self.rows())
-    }
-}
-
-/// Which pieces of work are a member's: pieces in a row are dealt out so that everybody gets about the same
-/// cost, and each piece to exactly one member.
-pub(super) struct Deal {
-    pub total: usize,
-    pub member: usize,
-    pub size: usize,
-    dealt: usize,
-}
-
-impl Deal {
-    pub fn new(total: usize, member: usize, size: usize) -> Deal {
-        Deal { total, member, size, dealt: 0 }
-    }
-
-    /// Whether the next piece, of this cost, is ours.
-    pub fn next(&mut self, cost: usize) -> bool {
-        let middle = 2 * self.dealt + cost;
-        self.dealt += cost;
-        let owner = (middle * self.size / (2 * self.total).max(1)).min(self.size - 1);
-        owner == self.member
+    pub fn block(&self, queries: usize, number: usize) -> Range<usize> {
+        number * queries..((number + 1) * queries).min(self.rows())
     }
 }
