@@ -60,6 +60,23 @@ pub(super) unsafe fn run<J: Job>(level: Level, job: J) {
     }
 }
 
+/// Asks for the cache lines of some elements, to be read or written soon. Rows of a fused matrix are pages
+/// apart, which the processor does not foresee by itself.
+#[inline(always)]
+pub(super) fn soon<T>(from: *const T, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for byte in (0..len * size_of::<T>()).step_by(64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: every x86-64 has the instruction, and it reads nothing: any address will do.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast::<i8>().wrapping_add(byte)) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (from, len);
+}
+
+/// How many rows ahead to ask.
+pub(super) const AHEAD: usize = 12;
+
 /// 2^r = sum of `POWERS[i] r^i` for -1/2 <= r <= 1/2, within 2e-9 of it (a Remez fit of the relative error,
 /// with the first coefficient set to one so that 2^0 is one).
 const POWERS: [f32; 7] = [

@@ -3,7 +3,7 @@
 use super::Backward;
 use super::unit::Unit;
 use crate::Float;
-use crate::cpu::vector::{Job, Vector};
+use crate::cpu::vector::{AHEAD, Job, Vector, soon};
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
@@ -32,7 +32,8 @@ impl<E: Float> Job for Known<'_, E> {
             let row = self.rows.start + lane;
             let (mut last, mut lse, mut delta) = (-1.0, f32::INFINITY, 0.0);
             if row < self.rows.end {
-                let place = self.unit.place(row);
+                let (place, next) = (self.unit.place(row), self.unit.place(row + AHEAD));
+                soon(self.job.out.at(next.token, next.column), dim);
                 // SAFETY: as above.
                 let (out, dout, kept) = unsafe {
                     (

@@ -3,7 +3,7 @@
 use super::rows::Reach;
 use super::unit::Unit;
 use crate::Float;
-use crate::cpu::vector::{Job, Vector};
+use crate::cpu::vector::{AHEAD, Job, Vector, soon};
 use std::ops::Range;
 
 /// Every padded size is a multiple of this; the widest vector has as many lanes.
@@ -28,6 +28,7 @@ impl<E: Float> Job for Keys<E> {
     #[inline(always)]
     unsafe fn on<V: Vector>(self) {
         for (i, token) in self.tokens.enumerate() {
+            soon(self.from.at(token + AHEAD, self.column), self.dim);
             // SAFETY: as above.
             unsafe {
                 widen(self.from.at(token, self.column), self.dim, self.to.add(i * padded(self.dim)))
@@ -58,7 +59,8 @@ impl<E: Float> Job for Queries<'_, E> {
         // SAFETY: as above.
         unsafe {
             for (lane, row) in self.rows.clone().enumerate() {
-                let place = self.unit.place(row);
+                let (place, next) = (self.unit.place(row), self.unit.place(row + AHEAD));
+                soon(self.from.at(next.token, next.column), dim);
                 widen(self.from.at(place.token, place.column), dim, self.straight.add(lane * deep));
             }
             self.straight

@@ -4,7 +4,7 @@ use super::Forward;
 use super::pack;
 use super::unit::Unit;
 use crate::Float;
-use crate::cpu::vector::{Job, Vector};
+use crate::cpu::vector::{AHEAD, Job, Vector, soon};
 use std::f32::consts::LN_2;
 use std::ops::Range;
 
@@ -59,7 +59,8 @@ impl<E: Float> Job for Finish<'_, E> {
     unsafe fn on<V: Vector>(self) {
         let dim = self.unit.shape.head_dim;
         for (lane, row) in self.rows.enumerate() {
-            let place = self.unit.place(row);
+            let (place, next) = (self.unit.place(row), self.unit.place(row + AHEAD));
+            soon(self.job.out.at(next.token, next.column), dim);
             // SAFETY: as above.
             unsafe {
                 let (top, sum) = (*self.running.top.add(lane), *self.running.sum.add(lane));

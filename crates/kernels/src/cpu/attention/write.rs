@@ -4,7 +4,7 @@ use super::pack;
 use super::rows::Reach;
 use super::unit::Unit;
 use crate::Float;
-use crate::cpu::vector::{Job, Vector};
+use crate::cpu::vector::{AHEAD, Job, Vector, soon};
 use std::ops::Range;
 
 /// Rows of keys' gradients to where they belong.
@@ -25,6 +25,7 @@ impl<E: Float> Job for Write<E> {
     #[inline(always)]
     unsafe fn on<V: Vector>(self) {
         for (i, token) in self.tokens.enumerate() {
+            soon(self.to.at(token + AHEAD, self.column), self.dim);
             let (from, to) =
                 (self.from.wrapping_add(i * self.step), self.to.at(token, self.column));
             // SAFETY: as above.
@@ -51,7 +52,8 @@ impl<E: Float> Job for WriteQueries<'_, E> {
     unsafe fn on<V: Vector>(self) {
         let dim = self.unit.shape.head_dim;
         for (lane, row) in self.rows.enumerate() {
-            let place = self.unit.place(row);
+            let (place, next) = (self.unit.place(row), self.unit.place(row + AHEAD));
+            soon(self.to.at(next.token, next.column), dim);
             let (from, to) =
                 (self.from.wrapping_add(lane * self.step), self.to.at(place.token, place.column));
             // SAFETY: as above.

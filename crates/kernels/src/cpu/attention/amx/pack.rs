@@ -4,7 +4,7 @@
 use super::tiles::GRAIN;
 use crate::cpu::attention::rows::Reach;
 use crate::cpu::attention::unit::Unit;
-use crate::cpu::vector::{Job, Vector};
+use crate::cpu::vector::{AHEAD, Job, Vector, soon};
 use std::ops::Range;
 
 pub(super) fn padded(len: usize) -> usize {
@@ -35,6 +35,7 @@ impl Job for Keys {
         // SAFETY: as above.
         unsafe {
             for (i, token) in self.tokens.enumerate() {
+                soon(self.from.at(token + AHEAD, self.column), self.dim);
                 copy(self.from.at(token, self.column), self.dim, self.straight.add(i * deep));
             }
             let whole = count.next_multiple_of(self.tile);
@@ -78,7 +79,8 @@ impl Job for Queries<'_> {
         // SAFETY: as above.
         unsafe {
             for (lane, row) in self.rows.enumerate() {
-                let place = self.unit.place(row);
+                let (place, next) = (self.unit.place(row), self.unit.place(row + AHEAD));
+                soon(self.from.at(next.token, next.column), dim);
                 copy(self.from.at(place.token, place.column), dim, self.straight.add(lane * deep));
             }
             self.straight.add(count * deep).write_bytes(0, (wide - count) * deep);

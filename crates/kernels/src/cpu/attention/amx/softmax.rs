@@ -1,6 +1,8 @@
 //! Between the products of a strip: scores in f32 come in, probabilities in bf16 go out, in the order in which
 //! the matrix unit takes them.
 
+#![allow(clippy::needless_range_loop)] // rows and columns of registers read best by number
+
 use crate::cpu::attention::running::Running;
 use crate::cpu::attention::softmax::Mask;
 use crate::cpu::vector::{Job, Vector};

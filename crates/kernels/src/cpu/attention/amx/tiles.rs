@@ -61,7 +61,7 @@ impl Product {
     /// neither A nor B.
     pub unsafe fn run(&self) {
         debug_assert!(
-            self.m % GRAIN == 0 && self.n % GRAIN == 0 && self.k % GRAIN == 0 && self.k > 0
+            [self.m, self.n, self.k].iter().all(|size| size.is_multiple_of(GRAIN)) && self.k > 0
         );
         for i in (0..self.m).step_by(GRAIN) {
             for j in (0..self.n).step_by(GRAIN) {
