@@ -8,7 +8,7 @@ use super::pack::{self, padded};
 use super::product::{Product, Start};
 use super::room;
 use super::softmax::{Gradient, Mask};
-use super::unit::Unit;
+use super::unit::{Strip, Unit};
 use super::write::{Write, WriteQueries};
 use crate::Float;
 use crate::cpu::vector::run;
@@ -127,7 +127,7 @@ unsafe fn one_block<E: Float>(
 ) {
     let head_dim = unit.shape.head_dim;
     let (dim, wide) = (padded(head_dim), padded(rows.len()));
-    let (least, most) = (unit.seen(rows.start), unit.seen(rows.end - 1));
+    let most = unit.seen(rows.end - 1);
     if !want.dq && most <= want.tiles.start * KEYS {
         return;
     }
@@ -163,25 +163,12 @@ unsafe fn one_block<E: Float>(
         if want.dq {
             arrays.dqueries.write_bytes(0, rows.len() * dim);
         }
-        for tile in want.tiles.clone() {
-            let first_key = tile * KEYS;
-            if first_key >= most {
-                break;
-            }
-            let keys = KEYS.min(most - first_key);
-            let mask = Mask { last: arrays.last, first_key, cuts: least < first_key + keys };
-            let (at, tile) =
-                (first_key * dim, Tile { level, rows: rows.len(), wide, keys, head_dim, dim });
-            tile.scores(arrays.keys.add(at), arrays.turned_queries, arrays.scores);
-            tile.scores(arrays.values.add(at), arrays.turned_douts, arrays.slopes);
-            let Arrays { scores, slopes, lse, delta, .. } = *arrays;
-            run(level, Gradient { keys, queries: wide, scores, slopes, mask, lse, delta });
-            if want.dkv {
-                tile.to_keys(scores, arrays.douts, arrays.dvalues.add(at));
-                tile.to_keys(slopes, arrays.queries, arrays.dkeys.add(at));
-            }
-            if want.dq {
-                tile.to_queries(slopes, arrays.keys.add(at), arrays.dqueries);
+        for first_key in
+            want.tiles.clone().map(|tile| tile * KEYS).take_while(|first| *first < most)
+        {
+            let tile = first_key..(first_key + KEYS).min(most);
+            for strip in unit.strips(&rows, tile, 1) {
+                Tile { level, arrays, strip, wide, head_dim, dim }.run(want);
             }
         }
         if want.dq {
@@ -201,28 +188,50 @@ unsafe fn one_block<E: Float>(
     }
 }
 
-/// The products of one tile of keys with one block of queries.
-struct Tile {
+/// Some queries of a block with some keys of a tile.
+struct Tile<'a> {
     level: Level,
-    rows: usize,
+    arrays: &'a Arrays,
+    strip: Strip,
     wide: usize,
-    keys: usize,
     head_dim: usize,
     dim: usize,
 }
 
-impl Tile {
-    /// (keys, dim) · (dim, rows) → (keys, rows)
+impl Tile<'_> {
+    unsafe fn run(&self, want: &Want) {
+        let Strip { ref lanes, first_key, keys, cuts } = self.strip;
+        let Arrays { scores, slopes, last, lse, delta, .. } = *self.arrays;
+        let (at, lanes) = (first_key * self.dim, lanes.start..lanes.start + padded(lanes.len()));
+        let (arrays, wide) = (self.arrays, self.wide);
+        // SAFETY: lanes and keys are inside the tile, and the tile inside the arrays.
+        unsafe {
+            self.scores(arrays.keys.add(at), arrays.turned_queries, scores);
+            self.scores(arrays.values.add(at), arrays.turned_douts, slopes);
+            let mask = Mask { last, first_key, cuts };
+            run(self.level, Gradient { keys, lanes, wide, scores, slopes, mask, lse, delta });
+            if want.dkv {
+                self.to_keys(scores, arrays.douts, arrays.dvalues.add(at));
+                self.to_keys(slopes, arrays.queries, arrays.dkeys.add(at));
+            }
+            if want.dq {
+                self.to_queries(slopes, arrays.keys.add(at), arrays.dqueries);
+            }
+        }
+    }
+
+    /// (keys, dim) · (dim, lanes) → (keys, lanes)
     unsafe fn scores(&self, keys: *const f32, turned: *const f32, to: *mut f32) {
+        let lanes = &self.strip.lanes;
         let product = Product {
-            m: self.keys,
-            n: self.wide,
+            m: self.strip.keys,
+            n: padded(lanes.len()),
             k: self.head_dim,
             a: keys,
             a_steps: (self.dim, 1),
-            b: turned,
+            b: turned.wrapping_add(lanes.start),
             b_step: self.wide,
-            c: to,
+            c: to.wrapping_add(lanes.start),
             c_step: self.wide,
             start: Start::Fresh,
         };
@@ -230,15 +239,16 @@ impl Tile {
         unsafe { run(self.level, product) }
     }
 
-    /// (keys, rows) · (rows, dim) → (keys, dim), added
+    /// (keys, lanes) · (lanes, dim) → (keys, dim), added
     unsafe fn to_keys(&self, tile: *const f32, straight: *const f32, to: *mut f32) {
+        let lanes = &self.strip.lanes;
         let product = Product {
-            m: self.keys,
+            m: self.strip.keys,
             n: self.dim,
-            k: self.rows,
-            a: tile,
+            k: lanes.len(),
+            a: tile.wrapping_add(lanes.start),
             a_steps: (self.wide, 1),
-            b: straight,
+            b: straight.wrapping_add(lanes.start * self.dim),
             b_step: self.dim,
             c: to,
             c_step: self.dim,
@@ -248,17 +258,18 @@ impl Tile {
         unsafe { run(self.level, product) }
     }
 
-    /// (keys, rows) turned · (keys, dim) → (rows, dim), added
+    /// (keys, lanes) turned · (keys, dim) → (lanes, dim), added
     unsafe fn to_queries(&self, tile: *const f32, keys: *const f32, to: *mut f32) {
+        let lanes = &self.strip.lanes;
         let product = Product {
-            m: self.rows,
+            m: lanes.len(),
             n: self.dim,
-            k: self.keys,
-            a: tile,
+            k: self.strip.keys,
+            a: tile.wrapping_add(lanes.start),
             a_steps: (1, self.wide),
             b: keys,
             b_step: self.dim,
-            c: to,
+            c: to.wrapping_add(lanes.start * self.dim),
             c_step: self.dim,
             start: Start::Add,
         };

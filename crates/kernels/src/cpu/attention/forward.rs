@@ -8,7 +8,7 @@ use super::product::{Product, Start};
 use super::room;
 use super::running::{Finish, Running};
 use super::softmax::{Mask, Online};
-use super::unit::Unit;
+use super::unit::{Strip, Unit};
 use crate::Float;
 use crate::cpu::vector::run;
 use crate::cpu::{Level, Scratch};
@@ -99,43 +99,52 @@ unsafe fn one_block<E: Float>(
         );
         let running = arrays.running;
         running.begin(unit, &rows, wide);
-        let (least, most) = (unit.seen(rows.start), unit.seen(rows.end - 1));
+        let most = unit.seen(rows.end - 1);
         for first_key in (0..most).step_by(KEYS) {
-            let keys = KEYS.min(most - first_key);
-            run(
-                level,
-                Product {
-                    m: keys,
-                    n: wide,
-                    k: head_dim,
-                    a: arrays.keys.add(first_key * dim),
-                    a_steps: (dim, 1),
-                    b: turned,
-                    b_step: wide,
-                    c: arrays.scores,
-                    c_step: wide,
-                    start: Start::Fresh,
-                },
-            );
-            let mask = Mask { last: running.last, first_key, cuts: least < first_key + keys };
-            let scores = arrays.scores;
-            run(level, Online { keys, queries: wide, scores, mask, running });
-            run(
-                level,
-                Product {
-                    m: rows.len(),
-                    n: dim,
-                    k: keys,
-                    a: scores,
-                    a_steps: (1, wide),
-                    b: arrays.values.add(first_key * dim),
-                    b_step: dim,
-                    c: arrays.out,
-                    c_step: dim,
-                    start: if first_key == 0 { Start::Fresh } else { Start::Scale(running.shrink) },
-                },
-            );
+            let tile = first_key..(first_key + KEYS).min(most);
+            for strip in unit.strips(&rows, tile, 1) {
+                one_strip(level, arrays, (head_dim, wide), strip);
+            }
         }
         run(level, Finish { job, unit: *unit, rows, running, sums: arrays.out, step: dim });
+    }
+}
+
+unsafe fn one_strip(level: Level, arrays: &Arrays, (head_dim, wide): (usize, usize), strip: Strip) {
+    let Strip { lanes, first_key, keys, cuts } = strip;
+    let (dim, across) = (padded(head_dim), padded(lanes.len()));
+    let running = arrays.running;
+    // SAFETY: lanes and keys are inside the tile, and the tile inside the arrays.
+    unsafe {
+        let scores = Product {
+            m: keys,
+            n: across,
+            k: head_dim,
+            a: arrays.keys.add(first_key * dim),
+            a_steps: (dim, 1),
+            b: arrays.turned.add(lanes.start),
+            b_step: wide,
+            c: arrays.scores.add(lanes.start),
+            c_step: wide,
+            start: Start::Fresh,
+        };
+        run(level, scores);
+        let mask = Mask { last: running.last, first_key, cuts };
+        let (scores, across) = (arrays.scores, lanes.start..lanes.start + across);
+        run(level, Online { keys, lanes: across, wide, scores, mask, running });
+        let shrink = Start::Scale(running.shrink.add(lanes.start));
+        let out = Product {
+            m: lanes.len(),
+            n: dim,
+            k: keys,
+            a: scores.add(lanes.start),
+            a_steps: (1, wide),
+            b: arrays.values.add(first_key * dim),
+            b_step: dim,
+            c: arrays.out.add(lanes.start * dim),
+            c_step: dim,
+            start: if first_key == 0 { Start::Fresh } else { shrink },
+        };
+        run(level, out);
     }
 }

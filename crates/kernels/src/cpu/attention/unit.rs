@@ -63,4 +63,37 @@ impl<'a> Unit<'a> {
     pub fn block(&self, queries: usize, number: usize) -> Range<usize> {
         number * queries..((number + 1) * queries).min(self.rows())
     }
+
+    /// What of a tile must be computed: all of it at once, or, where the diagonal cuts it, a few queries at a
+    /// time, each with no more keys than they see (rounded up to `pad`).
+    pub fn strips(
+        &self,
+        rows: &Range<usize>,
+        tile: Range<usize>,
+        pad: usize,
+    ) -> impl Iterator<Item = Strip> {
+        let (unit, rows, least) = (*self, rows.clone(), self.seen(rows.start));
+        let few = if least < tile.end { STRIP } else { rows.len() };
+        (0..rows.len()).step_by(few).filter_map(move |lane| {
+            let lanes = lane..(lane + few).min(rows.len());
+            let seen = unit.seen(rows.start + lanes.end - 1).min(tile.end);
+            let keys = seen.saturating_sub(tile.start).next_multiple_of(pad);
+            let cuts = unit.seen(rows.start + lane) < tile.start + keys;
+            (keys > 0).then_some(Strip { lanes, first_key: tile.start, keys, cuts })
+        })
+    }
+}
+
+/// Queries of a strip on the diagonal.
+const STRIP: usize = 32;
+
+/// Some queries of a block with some keys of a tile.
+#[derive(Clone)]
+pub(super) struct Strip {
+    /// Which queries of the block, without what pads them.
+    pub lanes: Range<usize>,
+    pub first_key: usize,
+    pub keys: usize,
+    /// Whether any of the queries misses any of the keys.
+    pub cuts: bool,
 }

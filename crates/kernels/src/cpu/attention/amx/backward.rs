@@ -9,7 +9,7 @@ use crate::cpu::attention::deal::{self, Grain, Member, Want};
 use crate::cpu::attention::known::Known;
 use crate::cpu::attention::room;
 use crate::cpu::attention::softmax::Mask;
-use crate::cpu::attention::unit::Unit;
+use crate::cpu::attention::unit::{Strip, Unit};
 use crate::cpu::attention::write::{Write, WriteQueries};
 use crate::cpu::vector::run;
 use crate::cpu::{Level, Scratch};
@@ -182,7 +182,7 @@ unsafe fn one_block<E: Float>(
 ) {
     let head_dim = unit.shape.head_dim;
     let (dim, wide) = (padded(head_dim), padded(rows.len()));
-    let (least, most) = (unit.seen(rows.start), unit.seen(rows.end - 1));
+    let most = unit.seen(rows.end - 1);
     if !want.dq && most <= want.tiles.start * KEYS {
         return;
     }
@@ -204,20 +204,10 @@ unsafe fn one_block<E: Float>(
         for first_key in
             want.tiles.clone().map(|tile| tile * KEYS).take_while(|first| *first < most)
         {
-            let keys = padded(KEYS.min(most - first_key));
-            let cuts = least < first_key + keys;
-            let strip = Strip { unit, arrays, want, first_key, cuts, dim, wide };
-            if !cuts {
-                strip.run(0..wide, keys);
-                continue;
-            }
-            // On the diagonal, queries go no further than they see.
-            for lane in (0..wide).step_by(tiles::GRAIN) {
-                let row = (rows.start + lane + tiles::GRAIN).min(rows.end) - 1;
-                let keys = padded(unit.seen(row).saturating_sub(first_key).min(KEYS));
-                if keys > 0 {
-                    strip.run(lane..lane + tiles::GRAIN, keys);
-                }
+            let tile = first_key..(first_key + KEYS).min(most);
+            for strip in unit.strips(&rows, tile, tiles::GRAIN) {
+                let lanes = strip.lanes.start..strip.lanes.start + padded(strip.lanes.len());
+                Tile { unit, arrays, strip, lanes, dim, wide }.run(want);
             }
         }
         if want.dq {
@@ -230,33 +220,33 @@ unsafe fn one_block<E: Float>(
 }
 
 /// Some queries of a block with some keys of a tile.
-struct Strip<'a> {
+struct Tile<'a> {
     unit: &'a Unit<'a>,
     arrays: &'a Arrays,
-    want: &'a Want,
-    first_key: usize,
-    cuts: bool,
+    strip: Strip,
+    /// The strip's, and what pads them.
+    lanes: Range<usize>,
     dim: usize,
     wide: usize,
 }
 
-impl Strip<'_> {
-    unsafe fn run(&self, lanes: Range<usize>, keys: usize) {
-        let Strip { unit, arrays, want, first_key, cuts, dim, wide } = *self;
+impl Tile<'_> {
+    unsafe fn run(&self, want: &Want) {
+        let Tile { unit, arrays, ref lanes, dim, wide, .. } = *self;
+        let Strip { first_key, keys, cuts, .. } = self.strip;
         let Arrays { scores, slopes, shares, dscores, paired, last, lse, delta, .. } = *arrays;
         let at = first_key * dim;
         // SAFETY: lanes and keys are inside the tile, and the tile inside the arrays.
         unsafe {
-            self.scores(arrays.keys.add(at), arrays.queries.turned, scores, &lanes, keys);
-            self.scores(arrays.values.add(at), arrays.douts.turned, slopes, &lanes, keys);
+            self.scores(arrays.keys.add(at), arrays.queries.turned, scores);
+            self.scores(arrays.values.add(at), arrays.douts.turned, slopes);
             let factor = unit.shape.scale * LOG2_E;
             let mask = Mask { last, first_key, cuts };
-            let lanes_of = lanes.clone();
             run(
                 LEVEL,
                 Gradient {
                     keys,
-                    lanes: lanes_of,
+                    lanes: lanes.clone(),
                     wide,
                     scores,
                     factor,
@@ -270,8 +260,8 @@ impl Strip<'_> {
                 },
             );
             if want.dkv {
-                self.to_keys(shares, arrays.douts.paired, arrays.dvalues.add(at), &lanes, keys);
-                self.to_keys(dscores, arrays.queries.paired, arrays.dkeys.add(at), &lanes, keys);
+                self.to_keys(shares, arrays.douts.paired, arrays.dvalues.add(at));
+                self.to_keys(dscores, arrays.queries.paired, arrays.dkeys.add(at));
             }
             if want.dq {
                 Product {
@@ -292,15 +282,9 @@ impl Strip<'_> {
     }
 
     /// (keys, dim) · (dim, lanes) → (keys, lanes)
-    unsafe fn scores(
-        &self,
-        a: *const u16,
-        turned: *const u32,
-        to: *mut f32,
-        lanes: &Range<usize>,
-        keys: usize,
-    ) {
-        let Strip { dim, wide, .. } = *self;
+    unsafe fn scores(&self, a: *const u16, turned: *const u32, to: *mut f32) {
+        let Tile { ref lanes, dim, wide, .. } = *self;
+        let keys = self.strip.keys;
         let (b, c) = (turned.wrapping_add(lanes.start), to.wrapping_add(lanes.start));
         // SAFETY: the arrays are as large as their names say.
         unsafe {
@@ -321,15 +305,9 @@ impl Strip<'_> {
     }
 
     /// (keys, lanes) · (lanes, dim) → (keys, dim), added
-    unsafe fn to_keys(
-        &self,
-        tile: *const u16,
-        paired: *const u32,
-        c: *mut f32,
-        lanes: &Range<usize>,
-        keys: usize,
-    ) {
-        let Strip { dim, wide, .. } = *self;
+    unsafe fn to_keys(&self, tile: *const u16, paired: *const u32, c: *mut f32) {
+        let Tile { ref lanes, dim, wide, .. } = *self;
+        let keys = self.strip.keys;
         let (a, b) = (tile.wrapping_add(lanes.start), paired.wrapping_add(lanes.start / 2 * dim));
         // SAFETY: the arrays are as large as their names say.
         unsafe {

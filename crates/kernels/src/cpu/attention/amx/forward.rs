@@ -9,7 +9,7 @@ use crate::cpu::attention::deal::{self, Grain, Member};
 use crate::cpu::attention::room;
 use crate::cpu::attention::running::{Finish, Running};
 use crate::cpu::attention::softmax::Mask;
-use crate::cpu::attention::unit::Unit;
+use crate::cpu::attention::unit::{Strip, Unit};
 use crate::cpu::vector::run;
 use crate::cpu::{Level, Scratch};
 use std::f32::consts::LOG2_E;
@@ -137,22 +137,11 @@ unsafe fn one_block<E: Float>(
             pack::Queries { unit: *unit, from, rows: rows.clone(), straight, turned, paired: None },
         );
         running.begin(unit, &rows, wide);
-        let (least, most) = (unit.seen(rows.start), unit.seen(rows.end - 1));
+        let most = unit.seen(rows.end - 1);
         for first_key in (0..most).step_by(KEYS) {
-            let keys = padded(KEYS.min(most - first_key));
-            let cuts = least < first_key + keys;
-            let strip = Strip { unit, arrays, first_key, cuts, dim, wide };
-            if !cuts {
-                strip.run(0..wide, keys);
-                continue;
-            }
-            // On the diagonal, queries go no further than they see.
-            for lane in (0..wide).step_by(tiles::GRAIN) {
-                let row = (rows.start + lane + tiles::GRAIN).min(rows.end) - 1;
-                let keys = padded(unit.seen(row).saturating_sub(first_key).min(KEYS));
-                if keys > 0 {
-                    strip.run(lane..lane + tiles::GRAIN, keys);
-                }
+            let tile = first_key..(first_key + KEYS).min(most);
+            for strip in unit.strips(&rows, tile, tiles::GRAIN) {
+                one_strip(unit, arrays, (dim, wide), strip);
             }
         }
         run(
@@ -163,57 +152,46 @@ unsafe fn one_block<E: Float>(
     }
 }
 
-/// Some queries of a block with some keys of a tile.
-struct Strip<'a> {
-    unit: &'a Unit<'a>,
-    arrays: &'a Arrays,
-    first_key: usize,
-    cuts: bool,
-    dim: usize,
-    wide: usize,
-}
-
-impl Strip<'_> {
-    unsafe fn run(&self, lanes: Range<usize>, keys: usize) {
-        let Strip { unit, arrays, first_key, cuts, dim, wide } = *self;
-        let Arrays { scores, shares, sums, running, .. } = *arrays;
-        // SAFETY: lanes and keys are inside the tile, and the tile inside the arrays.
-        unsafe {
-            Product {
-                m: keys,
-                n: lanes.len(),
-                k: dim,
-                a: arrays.keys.add(first_key * dim),
-                a_step: dim,
-                b: arrays.turned.add(lanes.start),
-                b_step: wide,
-                c: scores.add(lanes.start),
-                c_step: wide,
-                add: false,
-            }
-            .run();
-            let factor = unit.shape.scale * LOG2_E;
-            let mask = Mask { last: running.last, first_key, cuts };
-            run(
-                LEVEL,
-                Online { keys, lanes: lanes.clone(), wide, scores, factor, mask, running, shares },
-            );
-            if first_key > 0 {
-                run(LEVEL, Shrink { dim, lanes: lanes.clone(), wide, sums, by: running.shrink });
-            }
-            Product {
-                m: dim,
-                n: lanes.len(),
-                k: keys,
-                a: arrays.turned_values.add(first_key * dim),
-                a_step: KEYS,
-                b: shares.add(lanes.start),
-                b_step: wide,
-                c: sums.add(lanes.start),
-                c_step: wide,
-                add: first_key > 0,
-            }
-            .run();
+unsafe fn one_strip(unit: &Unit<'_>, arrays: &Arrays, (dim, wide): (usize, usize), strip: Strip) {
+    let Strip { lanes, first_key, keys, cuts } = strip;
+    let lanes = lanes.start..lanes.start + padded(lanes.len());
+    let Arrays { scores, shares, sums, running, .. } = *arrays;
+    // SAFETY: lanes and keys are inside the tile, and the tile inside the arrays.
+    unsafe {
+        Product {
+            m: keys,
+            n: lanes.len(),
+            k: dim,
+            a: arrays.keys.add(first_key * dim),
+            a_step: dim,
+            b: arrays.turned.add(lanes.start),
+            b_step: wide,
+            c: scores.add(lanes.start),
+            c_step: wide,
+            add: false,
         }
+        .run();
+        let factor = unit.shape.scale * LOG2_E;
+        let mask = Mask { last: running.last, first_key, cuts };
+        run(
+            LEVEL,
+            Online { keys, lanes: lanes.clone(), wide, scores, factor, mask, running, shares },
+        );
+        if first_key > 0 {
+            run(LEVEL, Shrink { dim, lanes: lanes.clone(), wide, sums, by: running.shrink });
+        }
+        Product {
+            m: dim,
+            n: lanes.len(),
+            k: keys,
+            a: arrays.turned_values.add(first_key * dim),
+            a_step: KEYS,
+            b: shares.add(lanes.start),
+            b_step: wide,
+            c: sums.add(lanes.start),
+            c_step: wide,
+            add: first_key > 0,
+        }
+        .run();
     }
 }
