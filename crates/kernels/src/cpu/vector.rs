@@ -497,3 +497,118 @@ mod x86 {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A job's function, at every level of this machine.
+    fn at_every_level(check: impl Fn(Level)) {
+        Level::of_this_machine().and_below().for_each(check);
+    }
+
+    struct Exp2<'a>(&'a mut [f32]);
+
+    impl Job for Exp2<'_> {
+        #[inline(always)]
+        unsafe fn on<V: Vector>(self) {
+            for chunk in self.0.chunks_exact_mut(V::LANES) {
+                // SAFETY: a chunk is as long as a vector.
+                unsafe { V::load(chunk.as_ptr()).exp2().store(chunk.as_mut_ptr()) };
+            }
+        }
+    }
+
+    #[test]
+    fn powers_of_two_are_within_two_ulps() {
+        at_every_level(|level| {
+            let exponents: Vec<f32> = (0..1 << 16).map(|i| i as f32 * -0.001_922 + 0.3).collect();
+            let mut powers = exponents.clone();
+            // SAFETY: the level is this machine's.
+            unsafe { run(level, Exp2(&mut powers)) };
+            for (x, power) in exponents.iter().zip(powers) {
+                let exact = f64::from(*x).exp2();
+                let ulp = f64::from((exact as f32).next_up()) - f64::from(exact as f32);
+                let apart = (f64::from(power) - exact).abs();
+                assert!(
+                    apart <= 2.0 * ulp,
+                    "2^{x} is {power:e} at {level:?}: {} ulps off",
+                    apart / ulp
+                );
+            }
+        });
+    }
+
+    #[test]
+    fn powers_of_two_at_the_edges() {
+        at_every_level(|level| {
+            let mut edges = [0.0; 16];
+            edges[..6].copy_from_slice(&[0.0, -1.0, -127.0, -1e30, f32::NEG_INFINITY, f32::NAN]);
+            // SAFETY: the level is this machine's.
+            unsafe { run(level, Exp2(&mut edges)) };
+            assert_eq!(edges[..5], [1.0, 0.5, 0.0, 0.0, 0.0], "at {level:?}");
+            assert!(edges[5].is_nan(), "at {level:?}");
+        });
+    }
+
+    /// Turns a square, then pairs and halves its first two rows.
+    struct Moves<'a> {
+        from: &'a [f32],       // (16, 20)
+        turned: &'a mut [f32], // (16, 24)
+        paired: &'a mut [u32],
+        halves: &'a mut [u16],
+        lanes: &'a mut usize,
+    }
+
+    impl Job for Moves<'_> {
+        #[inline(always)]
+        unsafe fn on<V: Vector>(self) {
+            *self.lanes = V::LANES;
+            // SAFETY: every slice is as large as the widest vector needs.
+            unsafe {
+                V::turn(self.from.as_ptr(), 20, self.turned.as_mut_ptr(), 24);
+                let (first, second) =
+                    (V::load(self.from.as_ptr()), V::load(self.from.as_ptr().add(20)));
+                V::pair(first, second).store(self.paired.as_mut_ptr().cast());
+                V::store_halves(first, second, self.halves.as_mut_ptr());
+            }
+        }
+    }
+
+    #[test]
+    fn squares_are_turned_and_halves_rounded() {
+        at_every_level(|level| {
+            let from: Vec<f32> = (0..16 * 20).map(|i| (i as f32 - 150.0) * 1.003).collect();
+            let (mut turned, mut paired, mut halves) =
+                (vec![0.0; 16 * 24], vec![0; 16], vec![0; 32]);
+            let mut lanes = 0;
+            let (to_turned, to_paired) = (&mut turned[..], &mut paired[..]);
+            let moves = Moves {
+                from: &from,
+                turned: to_turned,
+                paired: to_paired,
+                halves: &mut halves,
+                lanes: &mut lanes,
+            };
+            // SAFETY: the level is this machine's, and the slices are large enough for it.
+            unsafe { run(level, moves) };
+            for (i, j) in (0..lanes).flat_map(|i| (0..lanes).map(move |j| (i, j))) {
+                assert_eq!(turned[j * 24 + i], from[i * 20 + j], "({i}, {j}) at {level:?}");
+            }
+            for i in 0..lanes {
+                let [first, second] =
+                    [from[i], from[20 + i]].map(|x| half::bf16::from_f32(x).to_bits());
+                assert_eq!(
+                    [halves[i], halves[lanes + i]],
+                    [first, second],
+                    "lane {i} at {level:?}"
+                );
+                assert_eq!(
+                    paired[i],
+                    u32::from(first) | u32::from(second) << 16,
+                    "lane {i} at {level:?}"
+                );
+            }
+        });
+    }
+}
