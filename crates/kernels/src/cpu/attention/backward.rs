@@ -2,17 +2,23 @@
 //! once. Sums are taken in one order, key tiles and query blocks ascending, whoever takes them.
 
 use super::Backward;
+use super::deal::{self, Grain, Member, Want};
+use super::known::Known;
 use super::pack::{self, padded};
 use super::product::{Product, Start};
 use super::room;
-use super::rows::Reach;
 use super::softmax::{Gradient, Mask};
-use super::unit::{Deal, KEYS, QUERIES, Unit};
+use super::unit::{Strip, Unit};
+use super::write::{Write, WriteQueries};
 use crate::Float;
-use crate::cpu::vector::{Job, Vector, run};
+use crate::cpu::vector::run;
 use crate::cpu::{Level, Scratch};
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
+
+const QUERIES: usize = 64;
+const KEYS: usize = 64;
+const GRAIN: Grain = Grain { queries: QUERIES, keys: KEYS };
 
 /// What is kept of a unit and of a block.
 struct Arrays {
@@ -32,29 +38,8 @@ struct Arrays {
     delta: *mut f32,          // (rows)
 }
 
-/// What a pass over a unit's tiles is for.
-#[derive(Clone, PartialEq)]
-struct Want {
-    /// Blocks of queries to visit.
-    blocks: Range<usize>,
-    /// Tiles of keys to visit.
-    tiles: Range<usize>,
-    /// Whether to write dq, for which all tiles must be visited.
-    dq: bool,
-    /// Whether to write dk and dv of these tiles, for which all blocks must be visited.
-    dkv: bool,
-}
-
-/// A member's share. Units are dealt out whole as long as everybody gets as many. What remains is cut: each
-/// member takes tiles of keys for dk and dv, and then blocks of queries for dq. That computes the tiles
-/// twice, seven products instead of five, and gives the same bits.
-pub(super) fn member<E: Float>(
-    job: &Backward<'_, E>,
-    level: Level,
-    scratch: &Scratch,
-    member: usize,
-    size: usize,
-) {
+/// A member's share of the tiles.
+pub(super) fn member<E: Float>(job: &Backward<'_, E>, level: Level, scratch: &Scratch, me: Member) {
     let shape = job.shape;
     let dim = padded(shape.head_dim);
     let (u, b, t) = (shape.k_len * dim, QUERIES * dim, KEYS * QUERIES);
@@ -79,44 +64,11 @@ pub(super) fn member<E: Float>(
             lse,
             delta,
         };
-        let each = job.units() / size;
-        let whole = Unit::nth(shape, 0);
-        let (blocks, tiles) = (0..whole.blocks(), 0..shape.k_len.div_ceil(KEYS));
-        for number in member * each..(member + 1) * each {
-            let want = Want { blocks: blocks.clone(), tiles: tiles.clone(), dq: true, dkv: true };
-            // SAFETY: the arrays have room for any unit, and this one is nobody else's.
-            unsafe { one_unit(job, level, &Unit::nth(shape, number), &arrays, want) };
-        }
-        let rest = each * size..job.units();
-        let cost = |unit: &Unit<'_>, tile: usize| unit.rows() - unit.first_to_see(tile * KEYS) + 16;
-        let total = tiles.clone().map(|tile| cost(&whole, tile)).sum::<usize>() * rest.len();
-        let mut deal = Deal::new(total, member, size);
-        for number in rest.clone() {
-            let unit = Unit::nth(shape, number);
-            let mine = run_of(tiles.clone().filter(|tile| deal.next(cost(&unit, *tile))));
-            let want = Want { blocks: blocks.clone(), tiles: mine, dq: false, dkv: true };
-            // SAFETY: as above; the rows of dk and dv in these tiles are nobody else's.
-            unsafe { one_unit(job, level, &unit, &arrays, want) };
-        }
-        let cost = |unit: &Unit<'_>, block: usize| unit.seen(unit.block(block).end - 1) + 16;
-        let total = blocks.clone().map(|block| cost(&whole, block)).sum::<usize>() * rest.len();
-        let mut deal = Deal::new(total, member, size);
-        for number in rest {
-            let unit = Unit::nth(shape, number);
-            let mine = run_of(blocks.clone().filter(|block| deal.next(cost(&unit, *block))));
-            let want = Want { blocks: mine, tiles: tiles.clone(), dq: true, dkv: false };
-            // SAFETY: as above; the rows of dq in these blocks are nobody else's.
-            unsafe { one_unit(job, level, &unit, &arrays, want) };
-        }
+        deal::backward(shape, GRAIN, me, |unit, want| {
+            // SAFETY: the arrays have room for any unit, and what is written is dealt to nobody else.
+            unsafe { one_unit(job, level, unit, &arrays, want) };
+        });
     });
-}
-
-/// From the first to the last of numbers that follow each other.
-fn run_of(numbers: impl Iterator<Item = usize>) -> Range<usize> {
-    numbers.fold(
-        0..0,
-        |run, number| if run.is_empty() { number..number + 1 } else { run.start..number + 1 },
-    )
 }
 
 unsafe fn one_unit<E: Float>(
@@ -126,9 +78,6 @@ unsafe fn one_unit<E: Float>(
     arrays: &Arrays,
     want: Want,
 ) {
-    if want.blocks.is_empty() && want.tiles.is_empty() {
-        return;
-    }
     let (k_len, head_dim) = (unit.shape.k_len, unit.shape.head_dim);
     let dim = padded(head_dim);
     let keys = (want.tiles.start * KEYS).min(k_len)..(want.tiles.end * KEYS).min(k_len);
@@ -145,7 +94,7 @@ unsafe fn one_unit<E: Float>(
             arrays.dvalues.add(keys.start * dim).write_bytes(0, keys.len() * dim);
         }
         for block in want.blocks.clone() {
-            one_block(job, level, unit, unit.block(block), arrays, &want);
+            one_block(job, level, unit, unit.block(QUERIES, block), arrays, &want);
         }
         if want.dkv {
             let scale = unit.shape.scale;
@@ -154,6 +103,7 @@ unsafe fn one_unit<E: Float>(
                 run(
                     level,
                     Write {
+                        step: dim,
                         from: from.add(keys.start * dim),
                         to,
                         tokens: tokens.clone(),
@@ -177,7 +127,7 @@ unsafe fn one_block<E: Float>(
 ) {
     let head_dim = unit.shape.head_dim;
     let (dim, wide) = (padded(head_dim), padded(rows.len()));
-    let (least, most) = (unit.seen(rows.start), unit.seen(rows.end - 1));
+    let most = unit.seen(rows.end - 1);
     if !want.dq && most <= want.tiles.start * KEYS {
         return;
     }
@@ -208,29 +158,17 @@ unsafe fn one_block<E: Float>(
                 factor: 1.0,
             },
         );
-        run(level, Deltas { job, unit: *unit, rows: rows.clone(), arrays });
+        let Arrays { last, lse, delta, .. } = *arrays;
+        run(level, Known { job, unit: *unit, rows: rows.clone(), wide, last, lse, delta });
         if want.dq {
             arrays.dqueries.write_bytes(0, rows.len() * dim);
         }
-        for tile in want.tiles.clone() {
-            let first_key = tile * KEYS;
-            if first_key >= most {
-                break;
-            }
-            let keys = KEYS.min(most - first_key);
-            let mask = Mask { last: arrays.last, first_key, cuts: least < first_key + keys };
-            let (at, tile) =
-                (first_key * dim, Tile { level, rows: rows.len(), wide, keys, head_dim, dim });
-            tile.scores(arrays.keys.add(at), arrays.turned_queries, arrays.scores);
-            tile.scores(arrays.values.add(at), arrays.turned_douts, arrays.slopes);
-            let Arrays { scores, slopes, lse, delta, .. } = *arrays;
-            run(level, Gradient { keys, queries: wide, scores, slopes, mask, lse, delta });
-            if want.dkv {
-                tile.to_keys(scores, arrays.douts, arrays.dvalues.add(at));
-                tile.to_keys(slopes, arrays.queries, arrays.dkeys.add(at));
-            }
-            if want.dq {
-                tile.to_queries(slopes, arrays.keys.add(at), arrays.dqueries);
+        for first_key in
+            want.tiles.clone().map(|tile| tile * KEYS).take_while(|first| *first < most)
+        {
+            let tile = first_key..(first_key + KEYS).min(most);
+            for strip in unit.strips(&rows, tile, 1) {
+                Tile { level, arrays, strip, wide, head_dim, dim }.run(want);
             }
         }
         if want.dq {
@@ -238,6 +176,7 @@ unsafe fn one_block<E: Float>(
             run(
                 level,
                 WriteQueries {
+                    step: dim,
                     from: arrays.dqueries,
                     to: job.dq,
                     unit: *unit,
@@ -249,28 +188,50 @@ unsafe fn one_block<E: Float>(
     }
 }
 
-/// The products of one tile of keys with one block of queries.
-struct Tile {
+/// Some queries of a block with some keys of a tile.
+struct Tile<'a> {
     level: Level,
-    rows: usize,
+    arrays: &'a Arrays,
+    strip: Strip,
     wide: usize,
-    keys: usize,
     head_dim: usize,
     dim: usize,
 }
 
-impl Tile {
-    /// (keys, dim) · (dim, rows) → (keys, rows)
+impl Tile<'_> {
+    unsafe fn run(&self, want: &Want) {
+        let Strip { ref lanes, first_key, keys, cuts } = self.strip;
+        let Arrays { scores, slopes, last, lse, delta, .. } = *self.arrays;
+        let (at, lanes) = (first_key * self.dim, lanes.start..lanes.start + padded(lanes.len()));
+        let (arrays, wide) = (self.arrays, self.wide);
+        // SAFETY: lanes and keys are inside the tile, and the tile inside the arrays.
+        unsafe {
+            self.scores(arrays.keys.add(at), arrays.turned_queries, scores);
+            self.scores(arrays.values.add(at), arrays.turned_douts, slopes);
+            let mask = Mask { last, first_key, cuts };
+            run(self.level, Gradient { keys, lanes, wide, scores, slopes, mask, lse, delta });
+            if want.dkv {
+                self.to_keys(scores, arrays.douts, arrays.dvalues.add(at));
+                self.to_keys(slopes, arrays.queries, arrays.dkeys.add(at));
+            }
+            if want.dq {
+                self.to_queries(slopes, arrays.keys.add(at), arrays.dqueries);
+            }
+        }
+    }
+
+    /// (keys, dim) · (dim, lanes) → (keys, lanes)
     unsafe fn scores(&self, keys: *const f32, turned: *const f32, to: *mut f32) {
+        let lanes = &self.strip.lanes;
         let product = Product {
-            m: self.keys,
-            n: self.wide,
+            m: self.strip.keys,
+            n: padded(lanes.len()),
             k: self.head_dim,
             a: keys,
             a_steps: (self.dim, 1),
-            b: turned,
+            b: turned.wrapping_add(lanes.start),
             b_step: self.wide,
-            c: to,
+            c: to.wrapping_add(lanes.start),
             c_step: self.wide,
             start: Start::Fresh,
         };
@@ -278,15 +239,16 @@ impl Tile {
         unsafe { run(self.level, product) }
     }
 
-    /// (keys, rows) · (rows, dim) → (keys, dim), added
+    /// (keys, lanes) · (lanes, dim) → (keys, dim), added
     unsafe fn to_keys(&self, tile: *const f32, straight: *const f32, to: *mut f32) {
+        let lanes = &self.strip.lanes;
         let product = Product {
-            m: self.keys,
+            m: self.strip.keys,
             n: self.dim,
-            k: self.rows,
-            a: tile,
+            k: lanes.len(),
+            a: tile.wrapping_add(lanes.start),
             a_steps: (self.wide, 1),
-            b: straight,
+            b: straight.wrapping_add(lanes.start * self.dim),
             b_step: self.dim,
             c: to,
             c_step: self.dim,
@@ -296,110 +258,22 @@ impl Tile {
         unsafe { run(self.level, product) }
     }
 
-    /// (keys, rows) turned · (keys, dim) → (rows, dim), added
+    /// (keys, lanes) turned · (keys, dim) → (lanes, dim), added
     unsafe fn to_queries(&self, tile: *const f32, keys: *const f32, to: *mut f32) {
+        let lanes = &self.strip.lanes;
         let product = Product {
-            m: self.rows,
+            m: lanes.len(),
             n: self.dim,
-            k: self.keys,
-            a: tile,
+            k: self.strip.keys,
+            a: tile.wrapping_add(lanes.start),
             a_steps: (1, self.wide),
             b: keys,
             b_step: self.dim,
-            c: to,
+            c: to.wrapping_add(lanes.start * self.dim),
             c_step: self.dim,
             start: Start::Add,
         };
         // SAFETY: the arrays are as large as their names say.
         unsafe { run(self.level, product) }
-    }
-}
-
-/// A block's D = sum of dout out, its log-sum-exp in powers of two, and what its rows see.
-struct Deltas<'a, E> {
-    job: &'a Backward<'a, E>,
-    unit: Unit<'a>,
-    rows: Range<usize>,
-    arrays: &'a Arrays,
-}
-
-impl<E: Float> Job for Deltas<'_, E> {
-    /// # Safety
-    /// The block's `douts` are packed, and its rows inside what was checked.
-    #[inline(always)]
-    unsafe fn on<V: Vector>(self) {
-        let head_dim = self.unit.shape.head_dim;
-        for lane in 0..padded(self.rows.len()) {
-            let row = self.rows.start + lane;
-            // SAFETY: as above.
-            unsafe {
-                let (mut last, mut lse, mut delta) = (-1.0, f32::INFINITY, 0.0);
-                if row < self.rows.end {
-                    let place = self.unit.place(row);
-                    let out = self.job.out.at(place.token, place.column);
-                    let dout = self.arrays.douts.add(lane * padded(head_dim));
-                    let mut sums = [0.0; 16];
-                    for i in 0..head_dim {
-                        sums[i % 16] += *dout.add(i) * (*out.add(i)).wide();
-                    }
-                    delta = sums.iter().sum();
-                    last = self.unit.seen(row) as f32 - 1.0;
-                    let kept = *self.job.lse.at(0, place.lse) * LOG2_E;
-                    lse = if kept == f32::NEG_INFINITY { f32::INFINITY } else { kept };
-                }
-                *self.arrays.last.add(lane) = last;
-                *self.arrays.lse.add(lane) = lse;
-                *self.arrays.delta.add(lane) = delta;
-            }
-        }
-    }
-}
-
-/// Rows of keys' gradients to where they belong.
-struct Write<E> {
-    from: *const f32,
-    to: Reach<E>,
-    tokens: Range<usize>,
-    column: usize,
-    dim: usize,
-    factor: f32,
-}
-
-impl<E: Float> Job for Write<E> {
-    /// # Safety
-    /// The rows are inside what `to` was checked for, and this member's.
-    #[inline(always)]
-    unsafe fn on<V: Vector>(self) {
-        for (i, token) in self.tokens.enumerate() {
-            let (from, to) =
-                (self.from.wrapping_add(i * padded(self.dim)), self.to.at(token, self.column));
-            // SAFETY: as above.
-            unsafe { pack::narrow(from, self.dim, self.factor, to) };
-        }
-    }
-}
-
-/// Rows of queries' gradients to where they belong.
-struct WriteQueries<'a, E> {
-    from: *const f32,
-    to: Reach<E>,
-    unit: Unit<'a>,
-    rows: Range<usize>,
-    factor: f32,
-}
-
-impl<E: Float> Job for WriteQueries<'_, E> {
-    /// # Safety
-    /// The rows are inside what `to` was checked for, and this member's.
-    #[inline(always)]
-    unsafe fn on<V: Vector>(self) {
-        let dim = self.unit.shape.head_dim;
-        for (lane, row) in self.rows.enumerate() {
-            let place = self.unit.place(row);
-            let (from, to) =
-                (self.from.wrapping_add(lane * padded(dim)), self.to.at(place.token, place.column));
-            // SAFETY: as above.
-            unsafe { pack::narrow(from, dim, self.factor, to) };
-        }
     }
 }

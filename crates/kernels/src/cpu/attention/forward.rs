@@ -2,16 +2,22 @@
 //! in between (FlashAttention-2, Dao 2023). Scores never leave the caches.
 
 use super::Forward;
+use super::deal::{self, Grain, Member};
 use super::pack::{self, padded};
 use super::product::{Product, Start};
 use super::room;
-use super::softmax::{Mask, NO_MAX, Online};
-use super::unit::{Deal, KEYS, QUERIES, Unit};
+use super::running::{Finish, Running};
+use super::softmax::{Mask, Online};
+use super::unit::{Strip, Unit};
 use crate::Float;
-use crate::cpu::vector::{Job, Vector, run};
+use crate::cpu::vector::run;
 use crate::cpu::{Level, Scratch};
-use std::f32::consts::{LN_2, LOG2_E};
+use std::f32::consts::LOG2_E;
 use std::ops::Range;
+
+const QUERIES: usize = 64;
+const KEYS: usize = 64;
+const GRAIN: Grain = Grain { queries: QUERIES, keys: KEYS };
 
 /// What is kept of a unit and of a block.
 struct Arrays {
@@ -21,20 +27,11 @@ struct Arrays {
     turned: *mut f32,   // (dim, rows)
     scores: *mut f32,   // (keys, rows)
     out: *mut f32,      // (rows, dim)
-    last: *mut f32,     // (rows)
-    top: *mut f32,      // (rows)
-    sum: *mut f32,      // (rows)
-    shrink: *mut f32,   // (rows)
+    running: Running,
 }
 
 /// A member's share of the blocks.
-pub(super) fn member<E: Float>(
-    job: &Forward<'_, E>,
-    level: Level,
-    scratch: &Scratch,
-    member: usize,
-    size: usize,
-) {
+pub(super) fn member<E: Float>(job: &Forward<'_, E>, level: Level, scratch: &Scratch, me: Member) {
     let shape = job.shape;
     let dim = padded(shape.head_dim);
     let (unit_rows, block_rows) = (shape.k_len * dim, QUERIES * dim);
@@ -45,38 +42,20 @@ pub(super) fn member<E: Float>(
         scratch,
         lens,
         |[keys, values, straight, turned, scores, out, last, top, sum, shrink]| {
-            let arrays =
-                Arrays { keys, values, straight, turned, scores, out, last, top, sum, shrink };
-            let mut deal = Deal::new(job.units() * unit_cost(&Unit::nth(shape, 0)), member, size);
-            for number in 0..job.units() {
-                let unit = Unit::nth(shape, number);
-                let mut packed = false;
-                for block in (0..unit.blocks()).map(|block| unit.block(block)) {
-                    if !deal.next(block_cost(&unit, &block)) {
-                        continue;
+            let running = Running { last, top, sum, shrink };
+            let arrays = Arrays { keys, values, straight, turned, scores, out, running };
+            deal::forward(shape, GRAIN, me, |unit, block, first| {
+                // SAFETY: the arrays have room for any unit and block, and the block's rows of out and lse are
+                // dealt to nobody else.
+                unsafe {
+                    if first {
+                        pack_keys(job, level, unit, &arrays);
                     }
-                    // SAFETY: the arrays have room for any unit and block, and the block's rows of out and lse are
-                    // dealt to nobody else.
-                    unsafe {
-                        if !packed {
-                            pack_keys(job, level, &unit, &arrays);
-                            packed = true;
-                        }
-                        one_block(job, level, &unit, block, &arrays);
-                    }
+                    one_block(job, level, unit, block, &arrays);
                 }
-            }
+            });
         },
     );
-}
-
-/// In keys met, and what a block costs by itself.
-fn block_cost(unit: &Unit<'_>, block: &Range<usize>) -> usize {
-    unit.seen(block.end - 1) + 16
-}
-
-fn unit_cost(unit: &Unit<'_>) -> usize {
-    (0..unit.blocks()).map(|block| block_cost(unit, &unit.block(block))).sum()
 }
 
 unsafe fn pack_keys<E: Float>(
@@ -118,83 +97,54 @@ unsafe fn one_block<E: Float>(
                 factor,
             },
         );
-        for lane in 0..wide {
-            let row = (rows.start + lane).min(rows.end - 1);
-            *arrays.last.add(lane) = unit.seen(row) as f32 - 1.0;
-            *arrays.top.add(lane) = NO_MAX;
-            *arrays.sum.add(lane) = 0.0;
-        }
-        let (least, most) = (unit.seen(rows.start), unit.seen(rows.end - 1));
+        let running = arrays.running;
+        running.begin(unit, &rows, wide);
+        let most = unit.seen(rows.end - 1);
         for first_key in (0..most).step_by(KEYS) {
-            let keys = KEYS.min(most - first_key);
-            run(
-                level,
-                Product {
-                    m: keys,
-                    n: wide,
-                    k: head_dim,
-                    a: arrays.keys.add(first_key * dim),
-                    a_steps: (dim, 1),
-                    b: turned,
-                    b_step: wide,
-                    c: arrays.scores,
-                    c_step: wide,
-                    start: Start::Fresh,
-                },
-            );
-            let mask = Mask { last: arrays.last, first_key, cuts: least < first_key + keys };
-            let Arrays { scores, top, sum, shrink, .. } = *arrays;
-            run(level, Online { keys, queries: wide, scores, mask, top, sum, shrink });
-            run(
-                level,
-                Product {
-                    m: rows.len(),
-                    n: dim,
-                    k: keys,
-                    a: scores,
-                    a_steps: (1, wide),
-                    b: arrays.values.add(first_key * dim),
-                    b_step: dim,
-                    c: arrays.out,
-                    c_step: dim,
-                    start: if first_key == 0 { Start::Fresh } else { Start::Scale(shrink) },
-                },
-            );
+            let tile = first_key..(first_key + KEYS).min(most);
+            for strip in unit.strips(&rows, tile, 1) {
+                one_strip(level, arrays, (head_dim, wide), strip);
+            }
         }
-        run(level, Finish { job, unit: *unit, rows, arrays });
+        run(level, Finish { job, unit: *unit, rows, running, sums: arrays.out, step: dim });
     }
 }
 
-/// Divides a block's sums by their weights.
-struct Finish<'a, E> {
-    job: &'a Forward<'a, E>,
-    unit: Unit<'a>,
-    rows: Range<usize>,
-    arrays: &'a Arrays,
-}
-
-impl<E: Float> Job for Finish<'_, E> {
-    /// # Safety
-    /// The rows were dealt to this member, and out and lse checked for them.
-    #[inline(always)]
-    unsafe fn on<V: Vector>(self) {
-        let head_dim = self.unit.shape.head_dim;
-        for (lane, row) in self.rows.enumerate() {
-            let place = self.unit.place(row);
-            // SAFETY: as above.
-            unsafe {
-                let (top, sum) = (*self.arrays.top.add(lane), *self.arrays.sum.add(lane));
-                let out = self.job.out.at(place.token, place.column);
-                let lse = self.job.lse.at(0, place.lse);
-                if self.unit.seen(row) == 0 {
-                    std::slice::from_raw_parts_mut(out, head_dim).fill(E::narrow(0.0));
-                    *lse = f32::NEG_INFINITY;
-                    continue;
-                }
-                let from = self.arrays.out.add(lane * padded(head_dim));
-                pack::narrow(from, head_dim, 1.0 / sum, out);
-                *lse = (top + sum.log2()) * LN_2;
-            }
-        }
+unsafe fn one_strip(level: Level, arrays: &Arrays, (head_dim, wide): (usize, usize), strip: Strip) {
+    let Strip { lanes, first_key, keys, cuts } = strip;
+    let (dim, across) = (padded(head_dim), padded(lanes.len()));
+    let running = arrays.running;
+    // SAFETY: lanes and keys are inside the tile, and the tile inside the arrays.
+    unsafe {
+        let scores = Product {
+            m: keys,
+            n: across,
+            k: head_dim,
+            a: arrays.keys.add(first_key * dim),
+            a_steps: (dim, 1),
+            b: arrays.turned.add(lanes.start),
+            b_step: wide,
+            c: arrays.scores.add(lanes.start),
+            c_step: wide,
+            start: Start::Fresh,
+        };
+        run(level, scores);
+        let mask = Mask { last: running.last, first_key, cuts };
+        let (scores, across) = (arrays.scores, lanes.start..lanes.start + across);
+        run(level, Online { keys, lanes: across, wide, scores, mask, running });
+        let shrink = Start::Scale(running.shrink.add(lanes.start));
+        let out = Product {
+            m: lanes.len(),
+            n: dim,
+            k: keys,
+            a: scores.add(lanes.start),
+            a_steps: (1, wide),
+            b: arrays.values.add(first_key * dim),
+            b_step: dim,
+            c: arrays.out.add(lanes.start * dim),
+            c_step: dim,
+            start: if first_key == 0 { Start::Fresh } else { shrink },
+        };
+        run(level, out);
     }
 }

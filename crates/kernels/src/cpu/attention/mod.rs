@@ -2,21 +2,28 @@
 //! Knows nothing of caches of keys or of context parallelism; both come in through where queries and keys
 //! start.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod backward;
+mod deal;
 mod forward;
+mod known;
 mod merge;
 mod pack;
 mod product;
 mod room;
 mod rows;
+mod running;
 mod softmax;
 mod unit;
+mod write;
 
 pub use merge::merge;
 pub use rows::{Rows, RowsMut};
 
-use super::Cpu;
-use crate::Float;
+use super::{Cpu, Level, Scratch};
+use crate::{Dtype, Float};
+use deal::Member;
 use rows::Reach;
 
 /// Sizes, and where queries and keys stand. Key j is seen by query i if `k_start + j <= q_start + i`.
@@ -107,8 +114,8 @@ pub fn forward<E: Float>(
         lse: Reach::write(&RowsMut::whole(lse, queries * heads), 1, queries * heads, "lse"),
     };
     if queries > 0 {
-        cpu.team.run(&|member, size| {
-            forward::member(&job, cpu.level, &cpu.scratch[member], member, size)
+        cpu.team.run(&|number, size| {
+            job.share(cpu.level, &cpu.scratch[number], Member { number, size })
         });
     }
 }
@@ -157,17 +164,27 @@ pub fn backward<E: Float>(
         dv: Reach::write(&dv, keys, kv_width, "dv"),
     };
     cpu.team
-        .run(&|member, size| backward::member(&job, cpu.level, &cpu.scratch[member], member, size));
+        .run(&|number, size| job.share(cpu.level, &cpu.scratch[number], Member { number, size }));
 }
 
-impl<E> Forward<'_, E> {
-    fn units(&self) -> usize {
-        self.shape.batch * self.shape.kv_heads
+impl<E: Float> Forward<'_, E> {
+    fn share(&self, level: Level, scratch: &Scratch, me: Member) {
+        #[cfg(target_arch = "x86_64")]
+        if level == Level::Amx && E::DTYPE == Dtype::Bf16 {
+            // SAFETY: just seen.
+            return unsafe { amx::forward::member(self, scratch, me) };
+        }
+        forward::member(self, level, scratch, me);
     }
 }
 
-impl<E> Backward<'_, E> {
-    fn units(&self) -> usize {
-        self.shape.batch * self.shape.kv_heads
+impl<E: Float> Backward<'_, E> {
+    fn share(&self, level: Level, scratch: &Scratch, me: Member) {
+        #[cfg(target_arch = "x86_64")]
+        if level == Level::Amx && E::DTYPE == Dtype::Bf16 {
+            // SAFETY: just seen.
+            return unsafe { amx::backward::member(self, scratch, me) };
+        }
+        backward::member(self, level, scratch, me);
     }
 }

@@ -3,7 +3,7 @@
 use super::rows::Reach;
 use super::unit::Unit;
 use crate::Float;
-use crate::cpu::vector::{Job, Vector};
+use crate::cpu::vector::{AHEAD, Job, Vector, soon};
 use std::ops::Range;
 
 /// Every padded size is a multiple of this; the widest vector has as many lanes.
@@ -28,6 +28,7 @@ impl<E: Float> Job for Keys<E> {
     #[inline(always)]
     unsafe fn on<V: Vector>(self) {
         for (i, token) in self.tokens.enumerate() {
+            soon(self.from.at(token + AHEAD, self.column), self.dim);
             // SAFETY: as above.
             unsafe {
                 widen(self.from.at(token, self.column), self.dim, self.to.add(i * padded(self.dim)))
@@ -41,9 +42,9 @@ pub(super) struct Queries<'a, E> {
     pub unit: Unit<'a>,
     pub from: Reach<E>,
     pub rows: Range<usize>,
-    /// (rows, padded(dim))
+    /// With noughts beyond the last row. (padded(rows), padded(dim))
     pub straight: *mut f32,
-    /// Times `factor`, with noughts beyond the last row. (dim, padded(rows))
+    /// Times `factor`. (padded(dim), padded(rows))
     pub turned: *mut f32,
     pub factor: f32,
 }
@@ -54,22 +55,28 @@ impl<E: Float> Job for Queries<'_, E> {
     #[inline(always)]
     unsafe fn on<V: Vector>(self) {
         let dim = self.unit.shape.head_dim;
-        let wide = padded(self.rows.len());
-        for (lane, row) in self.rows.clone().enumerate() {
-            let place = self.unit.place(row);
-            // SAFETY: as above.
-            unsafe {
-                let straight = self.straight.add(lane * padded(dim));
-                widen(self.from.at(place.token, place.column), dim, straight);
-                for i in 0..dim {
-                    *self.turned.add(i * wide + lane) = *straight.add(i) * self.factor;
+        let (deep, wide) = (padded(dim), padded(self.rows.len()));
+        // SAFETY: as above.
+        unsafe {
+            for (lane, row) in self.rows.clone().enumerate() {
+                let (place, next) = (self.unit.place(row), self.unit.place(row + AHEAD));
+                soon(self.from.at(next.token, next.column), dim);
+                widen(self.from.at(place.token, place.column), dim, self.straight.add(lane * deep));
+            }
+            self.straight
+                .add(self.rows.len() * deep)
+                .write_bytes(0, (wide - self.rows.len()) * deep);
+            for lane in (0..wide).step_by(V::LANES) {
+                for i in (0..deep).step_by(V::LANES) {
+                    let from = self.straight.add(lane * deep + i);
+                    V::turn(from, deep, self.turned.add(i * wide + lane), wide);
                 }
             }
-        }
-        for lane in self.rows.len()..wide {
-            for i in 0..dim {
-                // SAFETY: as above.
-                unsafe { *self.turned.add(i * wide + lane) = 0.0 };
+            if self.factor != 1.0 {
+                let factor = V::splat(self.factor);
+                for i in (0..deep * wide).step_by(V::LANES) {
+                    V::load(self.turned.add(i)).mul(factor).store(self.turned.add(i));
+                }
             }
         }
     }

@@ -113,6 +113,12 @@ impl<E> Reach<E> {
         Reach { start: to.start.wrapping_add(to.offset), stride: to.stride }
     }
 
+    /// The same elements as bits. They must be bf16.
+    pub fn halves(&self) -> Reach<u16> {
+        debug_assert_eq!(size_of::<E>(), size_of::<u16>());
+        Reach { start: self.start.cast(), stride: self.stride }
+    }
+
     /// Where a row's `column` lies; inside the matrix when both are inside what was checked.
     #[inline(always)]
     pub fn at(&self, row: usize, column: usize) -> *mut E {

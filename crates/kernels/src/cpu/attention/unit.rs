@@ -5,11 +5,6 @@
 use super::Shape;
 use std::ops::Range;
 
-/// Queries in a tile.
-pub(super) const QUERIES: usize = 64;
-/// Keys in a tile.
-pub(super) const KEYS: usize = 64;
-
 #[derive(Clone, Copy)]
 pub(super) struct Unit<'a> {
     pub shape: &'a Shape,
@@ -60,34 +55,45 @@ impl<'a> Unit<'a> {
         ((k_start + key).saturating_sub(q_start) * self.shape.group()).min(self.rows())
     }
 
-    pub fn blocks(&self) -> usize {
-        self.rows().div_ceil(QUERIES)
+    /// How many blocks of so many queries there are.
+    pub fn blocks(&self, queries: usize) -> usize {
+        self.rows().div_ceil(queries)
     }
 
-    pub fn block(&self, number: usize) -> Range<usize> {
-        number * QUERIES..((number + 1) * QUERIES).min(self.rows())
+    pub fn block(&self, queries: usize, number: usize) -> Range<usize> {
+        number * queries..((number + 1) * queries).min(self.rows())
+    }
+
+    /// What of a tile must be computed: all of it at once, or, where the diagonal cuts it, a few queries at a
+    /// time, each with no more keys than they see (rounded up to `pad`).
+    pub fn strips(
+        &self,
+        rows: &Range<usize>,
+        tile: Range<usize>,
+        pad: usize,
+    ) -> impl Iterator<Item = Strip> {
+        let (unit, rows, least) = (*self, rows.clone(), self.seen(rows.start));
+        let few = if least < tile.end { STRIP } else { rows.len() };
+        (0..rows.len()).step_by(few).filter_map(move |lane| {
+            let lanes = lane..(lane + few).min(rows.len());
+            let seen = unit.seen(rows.start + lanes.end - 1).min(tile.end);
+            let keys = seen.saturating_sub(tile.start).next_multiple_of(pad);
+            let cuts = unit.seen(rows.start + lane) < tile.start + keys;
+            (keys > 0).then_some(Strip { lanes, first_key: tile.start, keys, cuts })
+        })
     }
 }
 
-/// Which pieces of work are a member's: pieces in a row are dealt out so that everybody gets about the same
-/// cost, and each piece to exactly one member.
-pub(super) struct Deal {
-    pub total: usize,
-    pub member: usize,
-    pub size: usize,
-    dealt: usize,
-}
+/// Queries of a strip on the diagonal.
+const STRIP: usize = 32;
 
-impl Deal {
-    pub fn new(total: usize, member: usize, size: usize) -> Deal {
-        Deal { total, member, size, dealt: 0 }
-    }
-
-    /// Whether the next piece, of this cost, is ours.
-    pub fn next(&mut self, cost: usize) -> bool {
-        let middle = 2 * self.dealt + cost;
-        self.dealt += cost;
-        let owner = (middle * self.size / (2 * self.total).max(1)).min(self.size - 1);
-        owner == self.member
-    }
+/// Some queries of a block with some keys of a tile.
+#[derive(Clone)]
+pub(super) struct Strip {
+    /// Which queries of the block, without what pads them.
+    pub lanes: Range<usize>,
+    pub first_key: usize,
+    pub keys: usize,
+    /// Whether any of the queries misses any of the keys.
+    pub cuts: bool,
 }

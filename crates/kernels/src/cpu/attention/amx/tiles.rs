@@ -1,0 +1,167 @@
+//! Products of bf16 tiles on the matrix unit: eight registers of 16 rows of 64 bytes, and an instruction that
+//! multiplies two of them. Written in assembly, as the compiler has no stable names for these instructions.
+
+use std::arch::asm;
+
+/// Rows and columns that a product takes at a time, and the grain of every size here.
+pub(super) const GRAIN: usize = 32;
+
+/// While it lives, this thread's tile registers are set to full size.
+pub(super) struct Tiles;
+
+impl Tiles {
+    /// # Safety
+    /// The processor has AMX and Linux lets us use it: level `Amx`.
+    pub unsafe fn configure() -> Tiles {
+        #[repr(C, align(64))]
+        struct Configuration {
+            palette: u8,
+            start_row: u8,
+            reserved: [u8; 14],
+            row_bytes: [u16; 16],
+            rows: [u8; 16],
+        }
+        let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
+        row_bytes[..8].fill(64);
+        rows[..8].fill(16);
+        let all = Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows };
+        // SAFETY: the processor has the instruction, and reads the 64 bytes of `all`.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &all, options(nostack, readonly)) };
+        Tiles
+    }
+}
+
+impl Drop for Tiles {
+    fn drop(&mut self) {
+        // SAFETY: a `Tiles` is only made where the instructions may run.
+        unsafe { asm!("tilerelease", options(nostack, nomem)) };
+    }
+}
+
+/// C (m, n) from A (m, k) and B (k, n). All three sizes are multiples of 32.
+pub(super) struct Product {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    /// Rows of bf16, `a_step` apart.
+    pub a: *const u16,
+    pub a_step: usize,
+    /// Rows of pairs: element (i, j) holds B's (2 i, j) in its lower half and (2 i + 1, j) in its upper.
+    pub b: *const u32,
+    pub b_step: usize,
+    pub c: *mut f32,
+    pub c_step: usize,
+    /// Whether to add to what C holds.
+    pub add: bool,
+}
+
+impl Product {
+    /// # Safety
+    /// A `Tiles` lives on this thread; the pointers reach as many elements as the sizes say, and C overlaps
+    /// neither A nor B.
+    pub unsafe fn run(&self) {
+        debug_assert!(
+            [self.m, self.n, self.k].iter().all(|size| size.is_multiple_of(GRAIN)) && self.k > 0
+        );
+        for i in (0..self.m).step_by(GRAIN) {
+            for j in (0..self.n).step_by(GRAIN) {
+                // SAFETY: the block lies inside A, B and C.
+                unsafe { self.block(i, j) };
+            }
+        }
+    }
+
+    /// 32 by 32 of C in four registers, through all of k.
+    #[inline(always)]
+    unsafe fn block(&self, i: usize, j: usize) {
+        // SAFETY: everything is inside A, B and C by the caller's word; the registers named are declared.
+        unsafe {
+            let c = self.c.add(i * self.c_step + j);
+            let a = self.a.add(i * self.a_step);
+            asm!(
+                "test {add}, {add}",
+                "jz 2f",
+                "tileloadd tmm0, [{c} + {cs}]",
+                "tileloadd tmm1, [{c} + {cs} + 64]",
+                "tileloadd tmm2, [{d} + {cs}]",
+                "tileloadd tmm3, [{d} + {cs} + 64]",
+                "jmp 3f",
+                "2:",
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "3:",
+                "tileloadd tmm6, [{b} + {bs}]",
+                "tileloadd tmm4, [{a} + {r}]",
+                "tileloadd tmm7, [{b} + {bs} + 64]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm5, [{e} + {r}]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "add {a}, 64",
+                "add {e}, 64",
+                "add {b}, {down}",
+                "dec {steps}",
+                "jnz 3b",
+                "tilestored [{c} + {cs}], tmm0",
+                "tilestored [{c} + {cs} + 64], tmm1",
+                "tilestored [{d} + {cs}], tmm2",
+                "tilestored [{d} + {cs} + 64], tmm3",
+                add = in(reg) usize::from(self.add),
+                c = in(reg) c,
+                d = in(reg) c.add(16 * self.c_step),
+                cs = in(reg) self.c_step * 4,
+                a = inout(reg) a => _,
+                e = inout(reg) a.add(16 * self.a_step) => _,
+                r = in(reg) self.a_step * 2,
+                b = inout(reg) self.b.add(j) => _,
+                bs = in(reg) self.b_step * 4,
+                down = in(reg) self.b_step * 4 * 16,
+                steps = inout(reg) self.k / GRAIN => _,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Float;
+    use crate::cpu::Level;
+    use half::bf16;
+
+    #[test]
+    fn products_of_whole_numbers_are_exact() {
+        if Level::of_this_machine() < Level::Amx {
+            return;
+        }
+        for ([m, n, k], add) in [([32, 32, 32], false), ([32, 96, 64], true), ([64, 32, 128], true)]
+        {
+            let number = |i: usize| ((i * 7919) % 17) as f32 - 8.0;
+            let a: Vec<u16> = (0..m * k).map(|i| bf16::narrow(number(i)).to_bits()).collect();
+            let half =
+                |i: usize, j: usize| u32::from(bf16::narrow(number(i * n + j + 3)).to_bits());
+            let b: Vec<u32> = (0..k / 2 * n)
+                .map(|i| (i / n * 2, i % n))
+                .map(|(i, j)| half(i, j) | half(i + 1, j) << 16)
+                .collect();
+            let mut c = vec![5.0f32; m * n];
+            // SAFETY: the machine has AMX, and the slices have the sizes given.
+            unsafe {
+                let _tiles = Tiles::configure();
+                let (a, b, c) = (a.as_ptr(), b.as_ptr(), c.as_mut_ptr());
+                Product { m, n, k, a, a_step: k, b, b_step: n, c, c_step: n, add }.run();
+            }
+            for (at, c) in c.into_iter().enumerate() {
+                let (i, j) = (at / n, at % n);
+                let sum: f32 = (0..k).map(|x| number(i * k + x) * number(x * n + j + 3)).sum();
+                assert_eq!(c, sum + if add { 5.0 } else { 0.0 }, "({i}, {j}) of {m} x {n} x {k}");
+            }
+        }
+    }
+}
