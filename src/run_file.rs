@@ -16,7 +16,8 @@ pub struct RunFile {
 impl RunFile {
     /// Reads a run file, with `section.key=value` laid over it.
     pub fn read(path: &Path, sets: &[String]) -> anyhow::Result<RunFile> {
-        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read {}", path.display()))?;
         let mut config = Config::parse(&text, sets);
         if config.name.is_none() {
             config.name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
@@ -46,7 +47,8 @@ impl RunFile {
     /// What it means on that many ranks of this machine.
     pub fn plan(&self, ranks: usize, local_ranks: usize) -> anyhow::Result<Plan> {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-        let around = Surroundings { ranks, local_ranks, cores, data_vocab: Some(self.source.vocab()) };
+        let around =
+            Surroundings { ranks, local_ranks, cores, data_vocab: Some(self.source.vocab()) };
         Plan::resolve(&self.config, &around).map_err(|mistakes| {
             let told: Vec<String> = mistakes.iter().map(Mistake::to_string).collect();
             anyhow::anyhow!("{}", list(&told))
@@ -79,6 +81,7 @@ pub fn fresh_folder(root: &Path, name: &str) -> anyhow::Result<(PathBuf, Option<
             .with_context(|| format!("cannot move {} aside", folder.display()))?;
         moved = Some(aside);
     }
-    std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    std::fs::create_dir_all(&folder)
+        .with_context(|| format!("cannot make {}", folder.display()))?;
     Ok((folder, moved))
 }

@@ -51,7 +51,9 @@ pub struct Start {
 pub fn size(start: &Start) -> anyhow::Result<usize> {
     #[cfg(feature = "mpi")]
     if start.engine == Engine::Mpi {
-        return Ok(start.ranks.unwrap_or_else(|| Identity::from_process_env().map_or(1, |found| found.size)));
+        return Ok(start
+            .ranks
+            .unwrap_or_else(|| Identity::from_process_env().map_or(1, |found| found.size)));
     }
     let identity = Identity::from_process_env()?;
     let launched = start.engine != Engine::Threads && !starts_own(&identity, start.ranks);

@@ -65,10 +65,13 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let spec = match (&args.data, &plan) {
         (Some(spec), _) => spec.clone(),
         (None, Some(plan)) => plan.data.source.clone().into(),
-        (None, None) => bail!("{} does not say what it was trained on; name it with --data", args.run.display()),
+        (None, None) => {
+            bail!("{} does not say what it was trained on; name it with --data", args.run.display())
+        }
     };
     // Nothing is trained here, so nothing needs to be held out.
-    let source = Source::open(&spec, &Options { held_out: 0.0 }).context("opening the data for its tokenizer")?;
+    let source = Source::open(&spec, &Options { held_out: 0.0 })
+        .context("opening the data for its tokenizer")?;
 
     let device = Device::cpu(args.threads);
     let dtype = plan.as_ref().map_or(Dtype::F32, dtype);
@@ -92,7 +95,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.json {
         let seconds = begun.elapsed().as_secs_f64();
         let (prompt, step) = (&args.prompt, head.step);
-        println!("{}", serde_json::json!({"prompt": prompt, "text": text, "step": step, "seconds": seconds}));
+        println!(
+            "{}",
+            serde_json::json!({"prompt": prompt, "text": text, "step": step, "seconds": seconds})
+        );
     } else {
         println!();
     }

@@ -68,7 +68,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         start.logs = Some(folder.join("logs"));
     }
     world::run(&start, |world| {
-        let plan = file.plan(world.size(), world.hosts().iter().filter(|host| **host == world.hosts()[world.rank()]).count())?;
+        let plan = file.plan(
+            world.size(),
+            world.hosts().iter().filter(|host| **host == world.hosts()[world.rank()]).count(),
+        )?;
         rank(&args, &file, &plan, world)
     })
 }
@@ -98,8 +101,12 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
         introduce(plan, file);
     }
     let start = match (&args.from, args.resume) {
-        (Some(from), _) => Some(trainer::Start { checkpoint: lockstep_ckpt::find(from)?, resume: false }),
-        (None, true) => Some(trainer::Start { checkpoint: lockstep_ckpt::find(&folder)?, resume: true }),
+        (Some(from), _) => {
+            Some(trainer::Start { checkpoint: lockstep_ckpt::find(from)?, resume: false })
+        }
+        (None, true) => {
+            Some(trainer::Start { checkpoint: lockstep_ckpt::find(&folder)?, resume: true })
+        }
         (None, false) => None,
     };
     world.barrier()?;
@@ -132,7 +139,9 @@ fn introduce(plan: &Plan, file: &RunFile) {
         plan.data.seq,
     );
     if let Some(floor) = file.source.entropy(plan.data.seq) {
-        println!("the true entropy of this data is {floor:.4} nats per token: no model's loss stays below it");
+        println!(
+            "the true entropy of this data is {floor:.4} nats per token: no model's loss stays below it"
+        );
     }
 }
 
@@ -191,7 +200,8 @@ impl Screen {
 fn conclude(rank: &Rank<'_>, file: &RunFile, folder: &Path) -> anyhow::Result<()> {
     let plan = rank.plan;
     let (compute, recompute) = (plan.precision.compute, plan.layout.recompute);
-    let planned = Ledger::of(&plan.model, compute, recompute, plan.train.micro_batch, plan.data.seq);
+    let planned =
+        Ledger::of(&plan.model, compute, recompute, plan.train.micro_batch, plan.data.seq);
     let memory = rank.device.memory();
     let mib = |bytes: usize| bytes as f64 / (1 << 20) as f64;
     println!("memory per rank, planned and measured at its peak:");
@@ -201,14 +211,26 @@ fn conclude(rank: &Rank<'_>, file: &RunFile, folder: &Path) -> anyhow::Result<()
         (Tag::Optimizer, planned.optimizer),
         (Tag::Activations, planned.activations),
     ] {
-        println!("  {:<12} {:>9.2} {:>9.2} MiB", tag.name(), mib(planned), mib(memory.of(tag).peak));
+        println!(
+            "  {:<12} {:>9.2} {:>9.2} MiB",
+            tag.name(),
+            mib(planned),
+            mib(memory.of(tag).peak)
+        );
     }
     if let Some(wanted) = &plan.train.sample {
         print!("\n{}", wanted.prompt);
         let sampling = Sampling { temperature: 0.8, top_k: None, top_p: Some(0.95) };
-        let wanted = Wanted { prompt: &wanted.prompt, tokens: wanted.tokens, sampling, seed: plan.train.seed };
+        let wanted = Wanted {
+            prompt: &wanted.prompt,
+            tokens: wanted.tokens,
+            sampling,
+            seed: plan.train.seed,
+        };
         let (device, model, weights) = (&rank.device, &rank.model, &rank.weights);
-        trainer::generate(device, model, weights, dtype(plan), &file.source, &wanted, |text| print!("{text}"))?;
+        trainer::generate(device, model, weights, dtype(plan), &file.source, &wanted, |text| {
+            print!("{text}")
+        })?;
         println!("\n");
     }
     println!("everything is in {}", folder.display());

@@ -7,7 +7,10 @@ use lockstep_kernels::Tensor;
 /// by the tokens of the *global* batch, so the sum is the gradient of its mean.
 ///
 /// One all-reduce per buffer: 2(P-1)/P of all gradients per rank, where the algorithm is a ring.
-pub fn sum_gradients<'a>(group: &Group, gradients: impl Iterator<Item = &'a mut Tensor>) -> Result<()> {
+pub fn sum_gradients<'a>(
+    group: &Group,
+    gradients: impl Iterator<Item = &'a mut Tensor>,
+) -> Result<()> {
     for gradient in gradients {
         group.all_reduce(gradient.view_mut().host::<f32>(), Op::Sum)?;
     }

@@ -20,7 +20,13 @@ pub struct Ledger {
 
 impl Ledger {
     /// Of a rank that holds the whole model and works on micro-batches of `batch` sequences of `seq`.
-    pub fn of(shape: &Shape, compute: Compute, recompute: Recompute, batch: usize, seq: usize) -> Ledger {
+    pub fn of(
+        shape: &Shape,
+        compute: Compute,
+        recompute: Recompute,
+        batch: usize,
+        seq: usize,
+    ) -> Ledger {
         let params = shape.param_count();
         let copy = if compute == Compute::F32 { 0 } else { compute.bytes() };
         Ledger {
@@ -37,7 +43,13 @@ impl Ledger {
 }
 
 /// The largest sum of what blocks keep, of all moments of a pass.
-fn activations(shape: &Shape, compute: Compute, recompute: Recompute, batch: usize, seq: usize) -> usize {
+fn activations(
+    shape: &Shape,
+    compute: Compute,
+    recompute: Recompute,
+    batch: usize,
+    seq: usize,
+) -> usize {
     let tokens = batch * seq;
     let stream = tokens * shape.dim * compute.bytes();
     let halves = attention_half(shape, compute, tokens) + feed_forward_half(shape, tokens);

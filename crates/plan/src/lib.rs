@@ -15,8 +15,8 @@
 
 pub mod config;
 mod learning_rate;
-mod mistake;
 mod ledger;
+mod mistake;
 pub mod model;
 mod plan;
 pub mod presets;

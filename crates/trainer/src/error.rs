@@ -8,11 +8,18 @@ pub enum Error {
     /// Ranks could not reach each other, or one failed.
     Comm(lockstep_comm::Error),
     /// A gradient is infinite or no number. Nothing was changed by the step.
-    NotFinite { step: u64, rank: usize, place: String },
+    NotFinite {
+        step: u64,
+        rank: usize,
+        place: String,
+    },
     Data(lockstep_data::Error),
     Checkpoint(lockstep_ckpt::Error),
     /// A file of the run folder could not be written.
-    Folder { path: PathBuf, cause: std::io::Error },
+    Folder {
+        path: PathBuf,
+        cause: std::io::Error,
+    },
     Mistake(String),
 }
 

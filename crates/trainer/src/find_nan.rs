@@ -12,7 +12,8 @@ impl Rank<'_> {
     /// Does the step's passes once more, looking; the parameters are still what they were. All ranks take
     /// part, and all give the same answer.
     pub(crate) fn find_nan(&mut self, source: &Source, step: u64) -> Error {
-        let place = self.first_bad_output(source, step).or_else(|| self.first_bad_gradient(source, step));
+        let place =
+            self.first_bad_output(source, step).or_else(|| self.first_bad_gradient(source, step));
         self.gradients.clear();
         match self.agree(place) {
             Ok((rank, place)) => Error::NotFinite { step, rank, place },
@@ -22,7 +23,8 @@ impl Rank<'_> {
 
     fn first_bad_output(&mut self, source: &Source, step: u64) -> Option<String> {
         (0..self.plan.train.accumulation).find_map(|micro| {
-            let first = self.group.rank() * self.plan.local_batch() + micro * self.plan.train.micro_batch;
+            let first =
+                self.group.rank() * self.plan.local_batch() + micro * self.plan.train.micro_batch;
             self.load(source, Split::Train, step, first);
             self.model.first_not_finite(&self.device, &self.weights, &self.batch, dtype(self.plan))
         })

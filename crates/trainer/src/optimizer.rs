@@ -33,12 +33,21 @@ impl Optimizer {
     }
 
     /// One step: parameters and moments follow the gradients. `numbers.weight_decay` acts on what decays.
-    pub fn step(&mut self, device: &Device, numbers: &AdamW, weights: &mut Weights, gradients: &Gradients) {
+    pub fn step(
+        &mut self,
+        device: &Device,
+        numbers: &AdamW,
+        weights: &mut Weights,
+        gradients: &Gradients,
+    ) {
         for (block, gradient) in gradients.iter() {
             let Moments { first, second, runs } = &mut self.blocks[block];
             let (master, mut copy) = weights.master_mut(block);
             for (run, decays) in runs.iter() {
-                let numbers = AdamW { weight_decay: if *decays { numbers.weight_decay } else { 0.0 }, ..*numbers };
+                let numbers = AdamW {
+                    weight_decay: if *decays { numbers.weight_decay } else { 0.0 },
+                    ..*numbers
+                };
                 let state = Stepped {
                     parameters: master.view_mut().part(run.clone()),
                     copy: copy.as_mut().map(|copy| copy.view_mut().part(run.clone())),

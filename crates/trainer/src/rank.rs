@@ -49,7 +49,12 @@ impl<'a> Rank<'a> {
     }
 
     /// With parameters from elsewhere, and fresh moments.
-    pub fn with_weights(plan: &'a Plan, group: &'a Group, device: Device, weights: Weights) -> Rank<'a> {
+    pub fn with_weights(
+        plan: &'a Plan,
+        group: &'a Group,
+        device: Device,
+        weights: Weights,
+    ) -> Rank<'a> {
         let model = Model::new(&plan.model);
         let (micro_batch, seq) = (plan.train.micro_batch, plan.data.seq);
         Rank {
@@ -77,7 +82,8 @@ impl<'a> Rank<'a> {
         data::sum(self.group, &mut sums)?;
         let exchange = exchange_start.elapsed();
 
-        let squares: f64 = self.gradients.iter().map(|(_, g)| self.device.sum_of_squares(g.view())).sum();
+        let squares: f64 =
+            self.gradients.iter().map(|(_, g)| self.device.sum_of_squares(g.view())).sum();
         let grad_norm = squares.sqrt();
         let loss = sums[0] / self.plan.tokens_per_step() as f64;
         if !grad_norm.is_finite() || !loss.is_finite() {
@@ -86,7 +92,8 @@ impl<'a> Rank<'a> {
 
         let lr = self.plan.lr(step as usize);
         let train = &self.plan.train;
-        let scale = train.clip.map_or(1.0, |clip| if grad_norm > clip { clip / grad_norm } else { 1.0 });
+        let scale =
+            train.clip.map_or(1.0, |clip| if grad_norm > clip { clip / grad_norm } else { 1.0 });
         let numbers = AdamW {
             lr,
             beta1: train.betas[0],
@@ -105,7 +112,8 @@ impl<'a> Rank<'a> {
     pub(crate) fn passes(&mut self, source: &Source, step: u64) -> Loss {
         let mut total = Loss::default();
         for micro in 0..self.plan.train.accumulation {
-            let first = self.group.rank() * self.plan.local_batch() + micro * self.plan.train.micro_batch;
+            let first =
+                self.group.rank() * self.plan.local_batch() + micro * self.plan.train.micro_batch;
             self.load(source, Split::Train, step, first);
             let pass = self.pass(step, first);
             let loss = self.model.train(
@@ -129,7 +137,14 @@ impl<'a> Rank<'a> {
     pub(crate) fn load(&mut self, source: &Source, split: Split, step: u64, first: usize) {
         let plan = self.plan;
         for (row, sample) in self.samples.chunks_exact_mut(plan.data.seq + 1).enumerate() {
-            source.sample(split, plan.train.seed, step, plan.train.global_batch, first + row, sample);
+            source.sample(
+                split,
+                plan.train.seed,
+                step,
+                plan.train.global_batch,
+                first + row,
+                sample,
+            );
         }
         self.batch.fill(&self.device, &self.samples);
     }

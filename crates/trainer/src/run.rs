@@ -64,7 +64,10 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Rank<'a
         }
         if let Some(eval) = plan.train.eval.as_ref().filter(|eval| due(eval.every)) {
             let loss = rank.evaluate(source, eval.batches)?;
-            let report = StepReport { eval_loss: Some(loss), ..StepReport::of(step as usize, plan.train.steps) };
+            let report = StepReport {
+                eval_loss: Some(loss),
+                ..StepReport::of(step as usize, plan.train.steps)
+            };
             if let Some(log) = &mut log {
                 log.write(&report)?;
                 tell(Event::Evaluated(&report));

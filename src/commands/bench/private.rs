@@ -20,8 +20,6 @@ impl<T: Element> Private<T> {
         let layout = layout::<T>(len);
         // SAFETY: the layout is not empty.
         let memory = unsafe { System.alloc_zeroed(layout) };
-        let first =
-            NonNull::new(memory.cast::<T>()).unwrap_or_else(|| handle_alloc_error(layout));
         let first = NonNull::new(memory.cast::<T>()).unwrap_or_else(|| handle_alloc_error(layout));
         Private { first, len }
     }

@@ -15,11 +15,11 @@ mod math;
 pub mod norm;
 pub mod random;
 pub mod reduce;
+pub mod rope;
 pub mod routing;
 mod scratch;
 mod simd;
 pub mod swiglu;
-pub mod rope;
 mod vector;
 
 pub use level::Level;
@@ -48,6 +48,10 @@ impl Cpu {
     pub fn at(level: Level, threads: usize) -> Cpu {
         let best = Level::of_this_machine();
         assert!(level <= best, "this processor reaches {best:?}, not {level:?}");
-        Cpu { team: Team::new(threads), level, scratch: (0..threads).map(|_| Scratch::new()).collect() }
+        Cpu {
+            team: Team::new(threads),
+            level,
+            scratch: (0..threads).map(|_| Scratch::new()).collect(),
+        }
     }
 }

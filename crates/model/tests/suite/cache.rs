@@ -25,7 +25,8 @@ fn a_cache_changes_nothing() {
                 );
                 at += cut;
                 let expected = whole.view().rows_of(at - 1..at).host::<f32>();
-                let error = logits.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                let error =
+                    logits.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
                 assert!(error < 1e-4, "{family:?} after {at} tokens: {error}");
             }
         }

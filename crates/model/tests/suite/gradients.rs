@@ -65,11 +65,8 @@ fn each_tensor_has_its_gradient() {
         let shape = smooth(family);
         let mut setup = setup(&shape, Dtype::F32);
         let (gradient, _) = train(&setup, &PASS, 1);
-        let tensors: Vec<_> = setup
-            .weights
-            .tensors()
-            .map(|(name, _, block, range)| (name, block, range))
-            .collect();
+        let tensors: Vec<_> =
+            setup.weights.tensors().map(|(name, _, block, range)| (name, block, range)).collect();
         let starts: Vec<usize> = setup
             .weights
             .layout
@@ -94,7 +91,10 @@ fn each_tensor_has_its_gradient() {
             let below = objective(&train(&setup, &PASS, 1).1);
             moved(&mut setup, &only, step);
             let slope = (above - below) / (2.0 * step as f64);
-            assert!((slope / square - 1.0).abs() < 3e-2, "{family:?} {name}: {slope} against {square}");
+            assert!(
+                (slope / square - 1.0).abs() < 3e-2,
+                "{family:?} {name}: {slope} against {square}"
+            );
         }
     }
 }
@@ -120,7 +120,10 @@ fn a_second_micro_batch_adds_its_gradients() {
         let (twice, _) = train(&setup, &PASS, 2);
         for (index, (once, twice)) in once.iter().zip(&twice).enumerate() {
             let error = (2.0 * once - twice).abs();
-            assert!(error <= 1e-5 * once.abs().max(1e-2), "{family:?} {index}: {once} then {twice}");
+            assert!(
+                error <= 1e-5 * once.abs().max(1e-2),
+                "{family:?} {index}: {once} then {twice}"
+            );
         }
     }
 }

@@ -56,13 +56,18 @@ pub fn setup(shape: &Shape, dtype: Dtype) -> Setup {
     }
     weights.refresh(&device);
     let mut batch = Batch::empty(&device, BATCH, SEQ);
-    let samples: Vec<u32> = (0..BATCH * (SEQ + 1)).map(|i| (i * i * 7 + 3 * i) as u32 % 37).collect();
+    let samples: Vec<u32> =
+        (0..BATCH * (SEQ + 1)).map(|i| (i * i * 7 + 3 * i) as u32 % 37).collect();
     batch.fill(&device, &samples);
     Setup { device, model, weights, batch }
 }
 
-pub const PASS: Pass =
-    Pass { dtype: Dtype::F32, recompute: Recompute::None, dropout: None, global_tokens: BATCH * SEQ };
+pub const PASS: Pass = Pass {
+    dtype: Dtype::F32,
+    recompute: Recompute::None,
+    dropout: None,
+    global_tokens: BATCH * SEQ,
+};
 
 /// All gradients in a row, and the loss.
 pub fn train(setup: &Setup, pass: &Pass, times: usize) -> (Vec<f32>, Loss) {
@@ -79,7 +84,8 @@ pub fn train(setup: &Setup, pass: &Pass, times: usize) -> (Vec<f32>, Loss) {
             &mut tape,
         );
     }
-    let all = gradients.iter().flat_map(|(_, gradient)| gradient.view().host::<f32>().to_vec()).collect();
+    let all =
+        gradients.iter().flat_map(|(_, gradient)| gradient.view().host::<f32>().to_vec()).collect();
     (all, loss)
 }
 

@@ -98,8 +98,10 @@ fn bf16_is_as_near_as_pytorchs_bf16() {
         let weights = case.weights(Dtype::Bf16);
         let logits = model.logits(&case.device, &weights, &case.batch("", 0), Dtype::Bf16);
         let exact = case.floats("logits");
-        let (ours, theirs) =
-            (relative(logits.view().host::<f32>(), &exact), relative(&case.floats("bf16.logits"), &exact));
+        let (ours, theirs) = (
+            relative(logits.view().host::<f32>(), &exact),
+            relative(&case.floats("bf16.logits"), &exact),
+        );
         println!("{name}: ours {ours:.1e} from f32, PyTorch's {theirs:.1e}");
         assert!(ours <= 2.0 * theirs, "{name}: {ours} against {theirs}");
     }
@@ -122,7 +124,10 @@ fn every_gradient_is_pytorchs() {
         );
         let objective = loss.sum / loss.tokens as f64 + loss.auxiliary;
         let expected = case.floats("loss")[0] as f64;
-        assert!((objective / expected - 1.0).abs() < 1e-5, "{name}: loss {objective}, PyTorch {expected}");
+        assert!(
+            (objective / expected - 1.0).abs() < 1e-5,
+            "{name}: loss {objective}, PyTorch {expected}"
+        );
 
         // The gradients in the fixture are named like the weights: read as a model of their own.
         let file = case.folder.join("expected.safetensors");
@@ -156,14 +161,21 @@ fn twenty_steps_are_pytorchs() {
         let (losses, norms) = (case.floats("train.losses"), case.floats("train.norms"));
         for step in 0..20 {
             let batch = case.batch("train.", step);
-            let loss = model.train(&case.device, &weights, &batch, &PASS, &mut gradients, &mut tape);
+            let loss =
+                model.train(&case.device, &weights, &batch, &PASS, &mut gradients, &mut tape);
             let objective = loss.sum / loss.tokens as f64 + loss.auxiliary;
             let squares: f64 =
                 gradients.iter().map(|(_, g)| case.device.sum_of_squares(g.view())).sum();
             let norm = squares.sqrt();
-            let (loss_error, norm_error) =
-                ((objective / losses[step] as f64 - 1.0).abs(), (norm / norms[step] as f64 - 1.0).abs());
-            assert!(loss_error < 1e-3, "{name} step {step}: loss {objective} against {}", losses[step]);
+            let (loss_error, norm_error) = (
+                (objective / losses[step] as f64 - 1.0).abs(),
+                (norm / norms[step] as f64 - 1.0).abs(),
+            );
+            assert!(
+                loss_error < 1e-3,
+                "{name} step {step}: loss {objective} against {}",
+                losses[step]
+            );
             assert!(norm_error < 5e-3, "{name} step {step}: norm {norm} against {}", norms[step]);
             if step == 19 {
                 println!("{name}: the 20th loss {loss_error:.1e} apart");
