@@ -77,6 +77,19 @@ impl Work<'_> {
         }
     }
 
+    /// A group of one is the identity.
+    fn alone(self) {
+        match self {
+            Work::AllReduce { .. } | Work::Reduce { .. } | Work::Broadcast { .. } | Work::Barrier => {}
+            Work::ReduceScatter { input, output, .. }
+            | Work::AllGather { input, output }
+            | Work::Gather { input, output, .. }
+            | Work::Scatter { input, output, .. }
+            | Work::AllToAll { input, output }
+            | Work::AllToAllV { input, output, .. } => output.copy_from_slice(input),
+        }
+    }
+
     pub(crate) fn op(&self) -> Option<Op> {
         match self {
             Work::AllReduce { op, .. }
@@ -177,6 +190,10 @@ impl Work<'_> {
 
 /// Does it, the way that was chosen. Algorithms that cannot do a kind are never chosen for it.
 pub(crate) fn perform(lane: &mut Lane, work: Work, algo: Algo, dtype: DType) -> Result<()> {
+    if lane.members.len() == 1 {
+        work.alone();
+        return Ok(());
+    }
     let members = lane.members.len();
     let width = dtype.size();
     let fold = |op: Op| Fold { dtype, op, ranks: members };

@@ -5,7 +5,7 @@ use crate::call::Call;
 use crate::call::error::Error;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// Operations that are kept.
@@ -15,7 +15,7 @@ pub const KEPT: usize = 1000;
 #[derive(Clone, Debug, Serialize)]
 pub struct Entry {
     pub sequence: u64,
-    pub group: String,
+    pub group: Arc<str>,
     pub kind: &'static str,
     pub algo: &'static str,
     pub dtype: Option<&'static str>,
@@ -53,7 +53,9 @@ struct Log {
 
 impl Recorder {
     pub(crate) fn new(rank: usize, folder: Option<PathBuf>) -> Recorder {
-        Recorder { rank, since: Instant::now(), folder, log: Mutex::default() }
+        // Room for all that is kept: nothing is allocated while operations go by.
+        let log = Log { entries: Vec::with_capacity(KEPT), ..Log::default() };
+        Recorder { rank, since: Instant::now(), folder, log: Mutex::new(log) }
     }
 
     fn log(&self) -> std::sync::MutexGuard<'_, Log> {
@@ -61,10 +63,10 @@ impl Recorder {
     }
 
     /// Writes down that an operation begins; gives its number.
-    pub(crate) fn begin(&self, call: &Call, group: &str) -> usize {
+    pub(crate) fn begin(&self, call: &Call, group: &Arc<str>) -> usize {
         let entry = Entry {
             sequence: call.sequence,
-            group: group.to_string(),
+            group: group.clone(),
             kind: call.kind.name(),
             algo: call.algo.name(),
             dtype: call.dtype.map(|d| d.name()),

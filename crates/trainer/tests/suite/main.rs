@@ -1,3 +1,10 @@
-//! Training as a whole: against PyTorch, against itself on several ranks, and when numbers go wrong.
+//! Training as a whole: against PyTorch, against itself on several ranks, without allocations, within the
+//! planned memory, and when numbers go wrong.
 
+mod allocations;
+mod memory;
+mod not_finite;
+mod plans;
 mod pytorch;
+mod ranks;
+mod resume;

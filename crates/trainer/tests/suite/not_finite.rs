@@ -1,0 +1,32 @@
+//! A number that is none stops the run before the step, and is named.
+
+use lockstep_comm::on_threads;
+use lockstep_kernels::Device;
+use lockstep_trainer::{Error, Rank};
+
+use crate::plans::{plan, source};
+
+#[test]
+fn a_nan_names_step_rank_and_layer_and_changes_nothing() {
+    let plan = plan(2, &[]);
+    let source = source();
+    on_threads(2, |world| {
+        let mut rank = Rank::new(&plan, &world, Device::cpu(1));
+        rank.step(&source, 1).unwrap();
+        let guilty = world.rank() == 1;
+        if guilty {
+            let range = rank.weights.layout[2].range("mlp.up.weight");
+            let (master, _) = rank.weights.master_mut(2);
+            master.view_mut().host::<f32>()[range.start + 5] = f32::NAN;
+        }
+        let before = rank.weights.master(1).host::<f32>().to_vec();
+        let error = rank.step(&source, 2).map(|_| ()).unwrap_err();
+        match &error {
+            Error::NotFinite { step: 2, rank: 1, place } => {
+                assert!(place.starts_with("layers.1.mlp.up.weight"), "{place}");
+            }
+            other => panic!("{other}"),
+        }
+        assert!(rank.weights.master(1).host::<f32>() == before, "no parameter was changed");
+    });
+}

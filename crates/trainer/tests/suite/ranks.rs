@@ -1,0 +1,64 @@
+//! Several ranks are one training run.
+
+use lockstep_comm::on_threads;
+use lockstep_kernels::Device;
+use lockstep_plan::Plan;
+use lockstep_trainer::{Rank, Stepped};
+
+use crate::plans::{plan, source};
+
+/// Each rank's steps and final parameters.
+fn trained(plan: &Plan, threads: usize) -> Vec<(Vec<Stepped>, Vec<f32>)> {
+    let source = source();
+    on_threads(plan.ranks, |world| {
+        let mut rank = Rank::new(plan, &world, Device::cpu(threads));
+        let steps = (1..=10).map(|step| rank.step(&source, step).unwrap()).collect();
+        let values = (0..rank.weights.blocks())
+            .flat_map(|block| rank.weights.master(block).host::<f32>().to_vec())
+            .collect();
+        (steps, values)
+    })
+}
+
+fn losses(steps: &[Stepped]) -> Vec<f64> {
+    steps.iter().map(|step| step.loss).collect()
+}
+
+#[test]
+fn any_number_of_ranks_trains_alike() {
+    for sets in [
+        vec![],
+        vec!["model.preset=llama-test"],
+        vec!["model.dropout=0.2"],
+        vec!["layout.recompute=full", "train.micro_batch=1"],
+    ] {
+        let (alone, values) = trained(&plan(1, &sets), 1).remove(0);
+        assert!(alone[9].loss < alone[0].loss, "{sets:?}: it learns");
+        for ranks in [2, 3, 6] {
+            let all = trained(&plan(ranks, &sets), 1);
+            for (steps, theirs) in &all {
+                assert_eq!(losses(steps), losses(&all[0].0), "{sets:?}: ranks agree to the bit");
+                assert!(theirs == &all[0].1, "{sets:?}: so do their parameters");
+            }
+            for (one, many) in alone.iter().zip(&all[0].0) {
+                let error = (one.loss / many.loss - 1.0).abs();
+                assert!(error < 2e-5, "{sets:?} on {ranks}: {} against {}", many.loss, one.loss);
+            }
+            let far = values.iter().zip(&all[0].1).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(far < 1e-4, "{sets:?} on {ranks}: parameters {far} apart");
+        }
+    }
+}
+
+#[test]
+fn threads_and_repetition_change_no_bit() {
+    for preset in ["model.preset=gpt2-test", "model.preset=moe-test"] {
+        let plan = plan(1, &[preset]);
+        let (first, values) = trained(&plan, 1).remove(0);
+        for threads in [1, 3] {
+            let (again, same) = trained(&plan, threads).remove(0);
+            assert_eq!(losses(&first), losses(&again), "{preset} with {threads} threads");
+            assert!(values == same, "{preset} with {threads} threads");
+        }
+    }
+}

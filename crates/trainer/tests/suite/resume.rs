@@ -1,0 +1,46 @@
+//! A run that goes on from a checkpoint is the run that was not interrupted.
+
+use std::path::Path;
+
+use lockstep_comm::on_threads;
+use lockstep_events::read;
+use lockstep_trainer::{Run, Start, run};
+
+use crate::plans::{plan, source};
+
+fn train(folder: &Path, sets: &[&str], resume: bool) -> Vec<f32> {
+    let (plan, source) = (plan(2, sets), source());
+    on_threads(2, |world| {
+        let start = resume.then(|| Start { checkpoint: lockstep_ckpt::find(folder).unwrap(), resume: true });
+        world.barrier().unwrap();
+        let run_of = Run { plan: &plan, group: &world, source: &source, folder, start };
+        let rank = run(&run_of, &mut |_| {}).unwrap();
+        (0..rank.weights.blocks())
+            .flat_map(|block| rank.weights.master(block).host::<f32>().to_vec())
+            .collect::<Vec<f32>>()
+    })
+    .remove(0)
+}
+
+#[test]
+fn resumed_equals_uninterrupted() {
+    let temporary = std::env::temp_dir().join(format!("lockstep-resume-{}", std::process::id()));
+    let (whole, halves) = (temporary.join("whole"), temporary.join("halves"));
+    std::fs::create_dir_all(&whole).unwrap();
+    std::fs::create_dir_all(&halves).unwrap();
+    // One schedule for both: only where the run stops differs.
+    let schedule = ["train.schedule=constant", "train.warmup=4", "train.log_every=1"];
+    let uninterrupted = train(&whole, &[&schedule[..], &["train.steps=8"]].concat(), false);
+    train(&halves, &[&schedule[..], &["train.steps=5"]].concat(), false);
+    let resumed = train(&halves, &[&schedule[..], &["train.steps=8"]].concat(), true);
+    assert!(uninterrupted == resumed, "the same parameters to the bit");
+
+    let steps: Vec<usize> = read(&halves.join("metrics.jsonl"))
+        .unwrap()
+        .iter()
+        .filter(|line| line.loss.is_some())
+        .map(|line| line.step)
+        .collect();
+    assert_eq!(steps, [1, 2, 3, 4, 5, 6, 7, 8], "every step was reported once");
+    std::fs::remove_dir_all(&temporary).unwrap();
+}
