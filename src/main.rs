@@ -6,7 +6,7 @@ mod world;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use commands::{bench, launch};
+use commands::{bench, data, launch};
 use tracing_subscriber::EnvFilter;
 
 /// Large buffers lie where the other ranks of the host can reach them.
@@ -26,6 +26,8 @@ enum Command {
     Launch(launch::Args),
     /// Measure this machine
     Bench(bench::Args),
+    /// Make token files, and look inside them
+    Data(data::Args),
 }
 
 fn main() -> ExitCode {
@@ -34,6 +36,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Launch(args) => launch::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Data(args) => data::run(args),
     };
     result.unwrap_or_else(|error| {
         // With its causes, but without a backtrace: most are a user's mistakes.

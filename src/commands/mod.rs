@@ -1,4 +1,5 @@
 //! One file per command.
 
 pub mod bench;
+pub mod data;
 pub mod launch;
