@@ -7,7 +7,7 @@ mod world;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use commands::{bench, export, generate, import, launch, train};
+use commands::{bench, data, export, generate, import, launch, train};
 use tracing_subscriber::EnvFilter;
 
 /// Large buffers lie where the other ranks of the host can reach them.
@@ -31,6 +31,8 @@ enum Command {
     Bench(bench::Args),
     Import(import::Args),
     Export(export::Args),
+    /// Make token files, and look inside them
+    Data(data::Args),
 }
 
 fn main() -> ExitCode {
@@ -43,6 +45,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(args),
         Command::Import(args) => import::run(args),
         Command::Export(args) => export::run(args),
+        Command::Data(args) => data::run(args),
     };
     result.unwrap_or_else(|error| {
         // With its causes, but without a backtrace: most are a user's mistakes.

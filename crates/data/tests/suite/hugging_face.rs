@@ -43,7 +43,7 @@ fn documents_are_encoded_as_they_are() {
     let tokenizer = opened(&desk, 0);
     assert_eq!((tokenizer.vocab(), tokenizer.end()), (5, 4));
     assert_eq!(tokenizer.encode("the owl sings the owl").unwrap(), [1, 2, 3, 1, 2]);
-    assert!(!tokenizer.encode("the <|endoftext|> owl").unwrap().contains(&4));
+    assert_eq!(tokenizer.encode("the <|endoftext|>owl").unwrap(), [1, 0]);
     assert_eq!(tokenizer.decode(&[1, 2, 4]).unwrap(), "the owl <|endoftext|>");
 }
 
