@@ -1,10 +1,12 @@
 //! Gradients of whole models.
 
-use lockstep_kernels::Dtype;
-use lockstep_model::{Dropout, Pass, Recompute};
+use std::sync::Arc;
+
+use lockstep_kernels::{Dtype, RopeTable, Tag};
+use lockstep_model::{Block, Cx, Dropout, Layer, Pass, Recompute, Sink};
 use lockstep_plan::model::{Family, Moe, Shape};
 
-use crate::setup::{PASS, Setup, objective, setup, shape, train};
+use crate::setup::{BATCH, PASS, SEQ, Setup, objective, setup, shape, train};
 
 const FAMILIES: [Family; 3] = [Family::Gpt2, Family::Llama, Family::Moe];
 
@@ -151,4 +153,51 @@ fn bf16_stays_near_f32() {
         let loss = (exact_loss.sum / rounded_loss.sum - 1.0).abs();
         assert!(loss < 0.02, "{family:?}: losses {loss} apart");
     }
+}
+
+/// What a zero-bubble schedule does: first the way back through a layer, later its weights.
+#[test]
+fn weight_gradients_can_wait() {
+    for family in FAMILIES {
+        let setup = setup(&smooth(family), Dtype::F32);
+        let layer = Layer::new(&setup.model.shape, 0, rope(&setup));
+        let (device, weights) = (&setup.device, setup.weights.block(1));
+        let cx = Cx {
+            device,
+            dtype: Dtype::F32,
+            batch: BATCH,
+            seq: SEQ,
+            dropout: None,
+            share: 1.0,
+            auxiliary: None,
+            counting: false,
+        };
+        let random = |stream| {
+            let mut x = device.empty(BATCH * SEQ, setup.model.shape.dim, Dtype::F32, Tag::Buffers);
+            device.normal(x.view_mut(), 1, stream, 0, 1.0);
+            x
+        };
+        let len = layer.params().len();
+        let mut at_once = device.zeros(1, len, Dtype::F32, Tag::Gradients);
+        let mut in_two = device.zeros(1, len, Dtype::F32, Tag::Gradients);
+
+        let (_, saved) = layer.forward(&cx, weights, random(1), Recompute::None);
+        let mut sink = Sink::now(at_once.view_mut(), false);
+        let dx = layer.backward(&cx, weights, saved, random(2), &mut sink);
+
+        let mut later = Vec::new();
+        let (_, saved) = layer.forward(&cx, weights, random(1), Recompute::None);
+        let mut sink = Sink::later(in_two.view_mut(), false, &mut later);
+        let same_dx = layer.backward(&cx, weights, saved, random(2), &mut sink);
+        assert!(dx.view().host::<f32>() == same_dx.view().host::<f32>(), "{family:?}: the way back");
+        assert!(at_once.view().host::<f32>() != in_two.view().host::<f32>(), "{family:?}: not yet");
+        later.iter().for_each(|work| work.run(device, in_two.view_mut(), false));
+        assert!(at_once.view().host::<f32>() == in_two.view().host::<f32>(), "{family:?}: the weights");
+    }
+}
+
+fn rope(setup: &Setup) -> Option<Arc<RopeTable>> {
+    let shape = &setup.model.shape;
+    (shape.family != Family::Gpt2)
+        .then(|| Arc::new(RopeTable::new(shape.head_dim, shape.seq, shape.rope_theta, None)))
 }
