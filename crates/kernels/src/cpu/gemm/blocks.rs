@@ -11,7 +11,7 @@ use std::ops::Range;
 /// Bytes of the packed chunk of `b`, which stays in L2 while all of `a` passes by.
 const CHUNK: usize = 768 << 10;
 /// The longest panel along k.
-const LONG: usize = 1024;
+const LONG: usize = 2048;
 /// Bytes of `a` that are kept packed for the next chunks of `b`: a share of L3.
 const KEPT: usize = 4 << 20;
 /// When k is cut, sums wait in scratch: for so many elements of output at a time.
@@ -70,7 +70,7 @@ struct Blocks {
 
 impl Blocks {
     fn of(kernel: &Kernel, product: &Product<'_>, m: usize, n: usize) -> Blocks {
-        let pieces = product.k.div_ceil(LONG).max(1);
+        let pieces = product.k.div_ceil(LONG / kernel.bytes).max(1);
         let long = product.k.div_ceil(pieces).max(1).next_multiple_of(kernel.deep);
         let height = kernel.height(m);
         let visit_a = visit(&product.a, height);
@@ -195,9 +195,6 @@ unsafe fn rectangle(
                         let (rows, cols) = (lanes.len(), cols_here);
                         let tile = Tile { sums, stride: width, row, col, rows, cols };
                         let own = Sums { start: sums, stride: width, resume: from > 0 };
-                        if last {
-                            product.target.expect(row, col, rows);
-                        }
                         match direct {
                             // In the output itself, the edges by way of a slot: the same additions everywhere.
                             Some(out) => {

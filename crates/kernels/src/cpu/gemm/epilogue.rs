@@ -60,11 +60,8 @@ impl Direct {
     /// The place lies within the output.
     pub unsafe fn sums(&self, row: usize, col: usize, resume: bool) -> Sums {
         // SAFETY: the caller's promise, passed on.
-        Sums {
-            start: unsafe { self.start.add(row * self.stride + col) },
-            stride: self.stride,
-            resume,
-        }
+        let start = unsafe { self.start.add(row * self.stride + col) };
+        Sums { start, stride: self.stride, resume }
     }
 
     /// Copies part of a tile out of its place, for a kernel that only knows whole ones.
@@ -128,26 +125,6 @@ impl<'a> Target<'a> {
                 Some(Direct { start, stride: self.out_stride, resume: self.accumulate })
             }
             _ => None,
-        }
-    }
-
-    /// Asks for the lines of a tile's place, to be written soon.
-    #[inline]
-    pub fn expect(&self, row: usize, col: usize, rows: usize) {
-        #[cfg(target_arch = "x86_64")]
-        for row in row..row + rows {
-            use std::arch::x86_64::*;
-            let place = row * self.out_stride + col;
-            let line = match self.out {
-                Raw::F32(out) => out.wrapping_add(place).cast::<i8>(),
-                Raw::Bf16(out) => out.wrapping_add(place).cast::<i8>(),
-            };
-            // SAFETY: a prefetch reads nothing and may point anywhere.
-            unsafe { _mm_prefetch::<_MM_HINT_ET0>(line) };
-            if let Raw::F32(_) = self.out {
-                // SAFETY: as above.
-                unsafe { _mm_prefetch::<_MM_HINT_ET0>(line.wrapping_add(64)) };
-            }
         }
     }
 

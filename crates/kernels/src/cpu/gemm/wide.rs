@@ -1,8 +1,9 @@
-//! A few neighbouring elements as one: what the epilogue computes with. Plain arrays, or AVX-512 registers with
+//! A few neighbouring elements as one: what the epilogue and the product of few rows compute with. Plain arrays, or AVX-512 registers with
 //! masks for the short end of a row.
 
 use super::gelu;
 use crate::Float;
+use half::bf16;
 
 /// `COUNT` lanes of f32, read from and written to either type.
 ///
@@ -29,6 +30,30 @@ pub trait Wide: Copy {
     /// # Safety
     /// As all.
     unsafe fn gelu(self) -> Self;
+
+    /// The same value in all lanes.
+    ///
+    /// # Safety
+    /// As all.
+    unsafe fn all(value: f32) -> Self;
+
+    /// `self + a · b`.
+    ///
+    /// # Safety
+    /// As all.
+    unsafe fn add_product(self, a: Self, b: Self) -> Self;
+
+    /// To the nearest values of bf16.
+    ///
+    /// # Safety
+    /// As all.
+    unsafe fn rounded(self) -> Self;
+
+    /// Of all lanes.
+    ///
+    /// # Safety
+    /// As all.
+    unsafe fn total(self) -> f32;
 }
 
 impl Wide for [f32; 8] {
@@ -67,6 +92,31 @@ impl Wide for [f32; 8] {
     #[inline(always)]
     unsafe fn gelu(self) -> Self {
         self.map(gelu::gelu)
+    }
+
+    #[inline(always)]
+    unsafe fn all(value: f32) -> Self {
+        [value; 8]
+    }
+
+    #[inline(always)]
+    unsafe fn add_product(self, a: Self, b: Self) -> Self {
+        let mut sum = self;
+        for lane in 0..8 {
+            sum[lane] += a[lane] * b[lane];
+        }
+        sum
+    }
+
+    #[inline(always)]
+    unsafe fn rounded(self) -> Self {
+        self.map(|lane| bf16::narrow(lane).wide())
+    }
+
+    #[inline(always)]
+    unsafe fn total(self) -> f32 {
+        let [a, b, c, d, e, f, g, h] = self;
+        ((a + e) + (c + g)) + ((b + f) + (d + h))
     }
 }
 
@@ -143,6 +193,33 @@ mod avx512 {
         unsafe fn gelu(self) -> Self {
             // SAFETY: the caller's promise, passed on.
             Zmm(unsafe { gelu::sixteen(self.0) })
+        }
+
+        #[inline(always)]
+        unsafe fn all(value: f32) -> Self {
+            // SAFETY: the caller's promise, passed on.
+            Zmm(unsafe { _mm512_set1_ps(value) })
+        }
+
+        #[inline(always)]
+        unsafe fn add_product(self, a: Self, b: Self) -> Self {
+            // SAFETY: the caller's promise, passed on.
+            Zmm(unsafe { _mm512_fmadd_ps(a.0, b.0, self.0) })
+        }
+
+        #[inline(always)]
+        unsafe fn rounded(self) -> Self {
+            // SAFETY: the caller's promise, passed on.
+            unsafe {
+                let bits = _mm512_slli_epi32::<16>(pairs::rounded(self.0));
+                Zmm(_mm512_castsi512_ps(bits))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn total(self) -> f32 {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { _mm512_reduce_add_ps(self.0) }
         }
     }
 }
