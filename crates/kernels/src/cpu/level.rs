@@ -9,7 +9,7 @@ pub enum Level {
     Avx2,
     /// AVX-512 F, BW, DQ, VL.
     Avx512,
-    /// The same with AMX tiles for bf16, and the kernel's permission to use them.
+    /// The same with AVX-512's and AMX's instructions for bf16, and the kernel's permission to use them.
     Amx,
 }
 
@@ -37,7 +37,8 @@ fn find() -> Level {
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512dq")
         && is_x86_feature_detected!("avx512vl");
-    match (avx2, avx512, avx512 && has_amx_bf16() && may_use_tiles()) {
+    let bf16 = avx512 && is_x86_feature_detected!("avx512bf16");
+    match (avx2, avx512, bf16 && has_amx_bf16() && may_use_tiles()) {
         (_, _, true) => Level::Amx,
         (_, true, _) => Level::Avx512,
         (true, _, _) => Level::Avx2,

@@ -1,14 +1,11 @@
 //! The bf16 inner loop on AMX tiles: 32×32 sums in four tile registers, two each for `a` and `b`. In
 //! assembly, as the compiler's intrinsics for tiles are not stable.
 
-use super::kernel::Rows;
+use super::kernel::{Rows, Sums};
 use super::pairs::{DEEP, SIDE, TILE};
 use super::{Data, Operand};
 use std::arch::asm;
 use std::ops::Range;
-
-/// Columns of a block of sums.
-const BLOCK: usize = 32;
 
 /// Eight tiles of sixteen rows of 64 bytes: what `ldtilecfg` reads.
 #[repr(C, align(64))]
@@ -52,84 +49,133 @@ pub fn in_place(
     if !from.k_runs || lanes.len() < rows || ks.is_empty() || !ks.len().is_multiple_of(DEEP) {
         return None;
     }
-    let start = values[from.index(lanes.start, ks.start)..].as_ptr().cast();
-    Some(Rows { start, stride: 2 * from.stride, step: 2 * DEEP })
+    let start = values[from.index(lanes.start, ks.start)..].as_ptr().cast::<u8>();
+    // A row of a tile that straddles two lines costs two: copying once is cheaper.
+    if !start.addr().is_multiple_of(64) || !(2 * from.stride).is_multiple_of(64) {
+        return None;
+    }
+    Some(Rows { start, stride: 2 * from.stride, ahead: 0 })
 }
 
-/// `sums` (32, 32) of `k` steps, a whole number of tiles, on top of what is there or of nothing.
-///
-/// # Safety
-/// Inside `with_tiles`; `a` and `b` hold that many tiles, `sums` can be read and written.
-pub unsafe fn multiply(
-    _rows: usize,
-    k: usize,
-    a: Rows,
+/// What the assembly reads, in its own order.
+#[repr(C)]
+struct Arguments {
+    tiles: usize,
+    /// The first sixteen rows of `a` and the others, bytes from row to row, and from tile to tile along k.
+    upper: *const u8,
+    lower: *const u8,
+    stride: usize,
+    step: usize,
     b: *const u8,
     sums: *mut f32,
-    resume: bool,
-) {
+    sums_stride: usize,
+    resume: usize,
+    /// Eight rows to ask for, a line of each per step, and bytes from row to row.
+    ahead: *const u8,
+    ahead_stride: usize,
+}
+
+/// Adds (32, k)·(k, 32) to the sums, for a `k` of whole tiles.
+///
+/// # Safety
+/// Inside `with_tiles`; `a` and `b` hold that many tiles, the sums are (32, 32).
+pub unsafe fn multiply(_rows: usize, k: usize, a: Rows, b: *const u8, sums: Sums) {
     let tiles = k / DEEP;
-    let stride = 4 * BLOCK;
-    // SAFETY: the addresses are those the caller promised.
-    unsafe {
-        // Packed tiles of the upper and the lower half alternate.
-        let (upper, lower_a, rows, step) = match a.stride {
-            0 => (a.start, a.start.add(2 * TILE), 2 * DEEP, 4 * TILE),
-            stride => (a.start, a.start.add(SIDE * stride), stride, a.step),
-        };
-        let right = sums.byte_add(64);
-        let lower = sums.byte_add(16 * stride);
-        let lower_right = lower.byte_add(64);
-        if resume {
-            asm!(
-                "tileloadd tmm0, [{c0} + {stride}*1]",
-                "tileloadd tmm1, [{c1} + {stride}*1]",
-                "tileloadd tmm2, [{c2} + {stride}*1]",
-                "tileloadd tmm3, [{c3} + {stride}*1]",
-                c0 = in(reg) sums, c1 = in(reg) right, c2 = in(reg) lower, c3 = in(reg) lower_right,
-                stride = in(reg) stride,
-                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                options(nostack, readonly),
-            );
+    // Packed tiles of the upper and the lower half alternate. A packed panel is asked for as if it were rows.
+    let (lower, stride, step, row) = match a.stride {
+        0 => (2 * TILE, 2 * DEEP, 4 * TILE, 2 * DEEP * tiles),
+        stride => (SIDE * stride, stride, 2 * DEEP, stride),
+    };
+    let arguments = Arguments {
+        tiles,
+        upper: a.start,
+        lower: a.start.wrapping_add(lower),
+        stride,
+        step,
+        b,
+        sums: sums.start,
+        sums_stride: 4 * sums.stride,
+        resume: sums.resume as usize,
+        // The next panel begins 32 rows on, a packed one a line later at most; its four parts of eight rows are asked for in turn, then no more.
+        ahead: if a.ahead < 4 {
+            a.start.wrapping_add((2 * SIDE + 8 * a.ahead) * row)
         } else {
-            asm!(
-                "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
-                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                options(nostack, nomem),
-            );
-        }
-        if tiles > 0 {
-            asm!(
-                "2:",
-                "tileloadd tmm6, [{b} + {line}*1]",
-                "tileloadd tmm4, [{upper} + {rows}*1]",
-                "tileloadd tmm7, [{b} + {line}*1 + 1024]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm5, [{lower} + {rows}*1]",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tdpbf16ps tmm3, tmm5, tmm7",
-                "add {upper}, {step}",
-                "add {lower}, {step}",
-                "add {b}, 2048",
-                "dec {tiles}",
-                "jnz 2b",
-                upper = inout(reg) upper => _, lower = inout(reg) lower_a => _,
-                rows = in(reg) rows, step = in(reg) step,
-                b = inout(reg) b => _, line = in(reg) 64usize,
-                tiles = inout(reg) tiles => _,
-                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                options(nostack, readonly),
-            );
-        }
+            a.start
+        },
+        ahead_stride: if a.ahead < 4 { row } else { 0 },
+    };
+    // SAFETY: the addresses are those the caller promised; prefetches may point anywhere.
+    unsafe {
         asm!(
-            "tilestored [{c0} + {stride}*1], tmm0",
-            "tilestored [{c1} + {stride}*1], tmm1",
-            "tilestored [{c2} + {stride}*1], tmm2",
-            "tilestored [{c3} + {stride}*1], tmm3",
-            c0 = in(reg) sums, c1 = in(reg) right, c2 = in(reg) lower, c3 = in(reg) lower_right,
-            stride = in(reg) stride,
+            "mov r10, [rax + 7*8]",
+            "mov rdx, [rax + 6*8]",
+            "mov r11, r10",
+            "shl r11, 4",
+            "add r11, rdx",
+            "cmp qword ptr [rax + 8*8], 0",
+            "je 3f",
+            "tileloadd tmm0, [rdx + r10*1]",
+            "tileloadd tmm1, [rdx + r10*1 + 64]",
+            "tileloadd tmm2, [r11 + r10*1]",
+            "tileloadd tmm3, [r11 + r10*1 + 64]",
+            "jmp 4f",
+            "3:",
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "4:",
+            "mov rcx, [rax]",
+            "test rcx, rcx",
+            "jz 5f",
+            "mov r8, [rax + 1*8]",
+            "mov r9, [rax + 2*8]",
+            "mov r10, [rax + 3*8]",
+            "mov r11, [rax + 4*8]",
+            "mov rsi, [rax + 5*8]",
+            "mov rdi, 64",
+            "mov r12, [rax + 9*8]",
+            "mov r14, [rax + 10*8]",
+            "lea r13, [r12 + r14*4]",
+            "lea r15, [r14 + r14*2]",
+            "2:",
+            "tileloadd tmm6, [rsi + rdi*1]",
+            "tileloadd tmm4, [r8 + r10*1]",
+            "tileloadd tmm7, [rsi + rdi*1 + 1024]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tileloadd tmm5, [r9 + r10*1]",
+            "prefetcht1 [r12]",
+            "prefetcht1 [r12 + r14]",
+            "prefetcht1 [r12 + r14*2]",
+            "prefetcht1 [r12 + r15]",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "prefetcht1 [r13]",
+            "prefetcht1 [r13 + r14]",
+            "prefetcht1 [r13 + r14*2]",
+            "prefetcht1 [r13 + r15]",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "add r12, 64",
+            "add r13, 64",
+            "add r8, r11",
+            "add r9, r11",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            "add rsi, 2048",
+            "dec rcx",
+            "jnz 2b",
+            "5:",
+            "mov r10, [rax + 7*8]",
+            "mov r11, r10",
+            "shl r11, 4",
+            "add r11, rdx",
+            "tilestored [rdx + r10*1], tmm0",
+            "tilestored [rdx + r10*1 + 64], tmm1",
+            "tilestored [r11 + r10*1], tmm2",
+            "tilestored [r11 + r10*1 + 64], tmm3",
+            in("rax") &arguments,
+            out("rcx") _, out("rdx") _, out("rsi") _, out("rdi") _, out("r8") _, out("r9") _,
+            out("r10") _, out("r11") _, out("r12") _, out("r13") _, out("r14") _, out("r15") _,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
             options(nostack),
         );
     }

@@ -1,17 +1,17 @@
 //! The f32 inner loop for AVX-512: 14×32, which is 28 of 32 registers for sums, 2 for `b`, 1 for `a`.
 
-use super::kernel::Rows;
+use super::kernel::{Rows, Sums};
 use std::arch::x86_64::*;
 
 /// # Safety
-/// The processor has AVX-512 F; `a` is (k, rows) with at most 14 rows, `b` (k, 32) and `sums` (rows, 32).
-pub unsafe fn multiply(rows: usize, k: usize, a: Rows, b: *const u8, sums: *mut f32, resume: bool) {
+/// The processor has AVX-512 F; `a` is (k, rows) with at most 14 rows, `b` (k, 32) and `sums` of (rows, 32).
+pub unsafe fn multiply(rows: usize, k: usize, a: Rows, b: *const u8, sums: Sums) {
     let (a, b) = (a.start.cast(), b.cast());
     macro_rules! by_rows {
         ($($n:literal)*) => {
             match rows {
                 // SAFETY: the caller's promise, passed on.
-                $($n => unsafe { tile::<$n>(k, a, b, sums, resume) },)*
+                $($n => unsafe { tile::<$n>(k, a, b, sums) },)*
                 _ => unreachable!("panels have 1 to 14 rows"),
             }
         };
@@ -22,20 +22,16 @@ pub unsafe fn multiply(rows: usize, k: usize, a: Rows, b: *const u8, sums: *mut 
 /// # Safety
 /// As `multiply`.
 #[target_feature(enable = "avx512f")]
-unsafe fn tile<const ROWS: usize>(
-    k: usize,
-    a: *const f32,
-    b: *const f32,
-    sums: *mut f32,
-    resume: bool,
-) {
+unsafe fn tile<const ROWS: usize>(k: usize, a: *const f32, b: *const f32, sums: Sums) {
     // SAFETY: reads and writes stay in the panels that `multiply` was promised.
     unsafe {
         let mut acc = [[_mm512_setzero_ps(); 2]; ROWS];
-        if resume {
+        if sums.resume {
             for (row, acc) in acc.iter_mut().enumerate() {
-                *acc =
-                    [_mm512_loadu_ps(sums.add(row * 32)), _mm512_loadu_ps(sums.add(row * 32 + 16))];
+                *acc = [
+                    _mm512_loadu_ps(sums.start.add(row * sums.stride)),
+                    _mm512_loadu_ps(sums.start.add(row * sums.stride + 16)),
+                ];
             }
         }
         for p in 0..k {
@@ -47,8 +43,8 @@ unsafe fn tile<const ROWS: usize>(
             }
         }
         for (row, acc) in acc.iter().enumerate() {
-            _mm512_storeu_ps(sums.add(row * 32), acc[0]);
-            _mm512_storeu_ps(sums.add(row * 32 + 16), acc[1]);
+            _mm512_storeu_ps(sums.start.add(row * sums.stride), acc[0]);
+            _mm512_storeu_ps(sums.start.add(row * sums.stride + 16), acc[1]);
         }
     }
 }

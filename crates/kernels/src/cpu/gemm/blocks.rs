@@ -3,7 +3,7 @@
 
 use super::epilogue::Tile;
 use super::grid::Grid;
-use super::kernel::{Kernel, Rows, Strip};
+use super::kernel::{Kernel, Rows, Strip, Sums};
 use super::{Data, Operand, Product};
 use crate::cpu::Cpu;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use std::ops::Range;
 /// Bytes of the packed chunk of `b`, which stays in L2 while all of `a` passes by.
 const CHUNK: usize = 768 << 10;
 /// The longest panel along k.
-const LONG: usize = 1024;
+const LONG: usize = 2048;
 /// Bytes of `a` that are kept packed for the next chunks of `b`: a share of L3.
 const KEPT: usize = 4 << 20;
 /// When k is cut, sums wait in scratch: for so many elements of output at a time.
@@ -64,13 +64,13 @@ struct Blocks {
     visit_b: usize,
     /// One chunk holds all columns: panels of `a` need not be kept.
     once: bool,
-    /// k is cut: all the block's sums wait in scratch.
-    cut: bool,
+    /// k is cut, and the output is no place for sums: all the block's wait in scratch.
+    waiting: bool,
 }
 
 impl Blocks {
     fn of(kernel: &Kernel, product: &Product<'_>, m: usize, n: usize) -> Blocks {
-        let pieces = product.k.div_ceil(LONG).max(1);
+        let pieces = product.k.div_ceil(LONG / kernel.bytes).max(1);
         let long = product.k.div_ceil(pieces).max(1).next_multiple_of(kernel.deep);
         let height = kernel.height(m);
         let visit_a = visit(&product.a, height);
@@ -80,24 +80,30 @@ impl Blocks {
         };
         let chunk = whole(n, CHUNK / kernel.bytes / long, kernel.cols);
         let once = n <= chunk;
-        let cut = long < product.k;
+        let waiting = long < product.k && product.target.direct().is_none();
         let most = if once { usize::MAX } else { KEPT / kernel.bytes / long };
-        let rows = whole(m, if cut { most.min(1024) } else { most }, height * visit_a);
-        let cols = whole(n, if cut { WAITING / rows } else { usize::MAX }, chunk);
-        Blocks { long, height, rows, cols, chunk, visit_a, visit_b, once, cut }
+        let rows = whole(m, if waiting { most.min(1024) } else { most }, height * visit_a);
+        let cols = whole(n, if waiting { WAITING / rows } else { usize::MAX }, chunk);
+        Blocks { long, height, rows, cols, chunk, visit_a, visit_b, once, waiting }
+    }
+
+    /// Elements from one panel to the next. A line more than they take, or else the same line of all panels
+    /// would fall into one set of the cache, where a dozen of them have room.
+    fn apart(&self, kernel: &Kernel, width: usize) -> usize {
+        let line = 64 / kernel.bytes;
+        (width * self.long).next_multiple_of(line) + line
     }
 
     fn slots(&self, kernel: &Kernel) -> usize {
-        if self.cut { self.rows * self.cols } else { self.height * kernel.cols }
-    }
-
-    /// Elements of packed `a`.
-    fn panels(&self) -> usize {
-        if self.once { self.visit_a * self.height * self.long } else { self.rows * self.long }
+        if self.waiting { self.rows * self.cols } else { self.height * kernel.cols }
     }
 
     fn bytes(&self, kernel: &Kernel) -> usize {
-        4 * line(self.slots(kernel)) + kernel.bytes * (line(self.chunk * self.long) + self.panels())
+        let a = if self.once { self.visit_a } else { self.rows.div_ceil(self.height) };
+        let b = self.chunk / kernel.cols;
+        4 * line(self.slots(kernel))
+            + kernel.bytes
+                * (a * self.apart(kernel, self.height) + b * self.apart(kernel, kernel.cols))
     }
 }
 
@@ -127,11 +133,13 @@ unsafe fn rectangle(
 ) {
     let (k, height, width) = (product.k, blocks.height, kernel.cols);
     let panels = rows.len().div_ceil(height);
+    let direct = product.target.direct();
     // SAFETY: offsets stay inside the bytes that `blocks` counted; the rest is the caller's promise.
     unsafe {
         let slots = scratch.cast::<f32>();
         let packed_b = scratch.add(4 * line(blocks.slots(kernel)));
-        let packed_a = packed_b.add(kernel.bytes * line(blocks.chunk * blocks.long));
+        let (apart_a, apart_b) = (blocks.apart(kernel, height), blocks.apart(kernel, width));
+        let packed_a = packed_b.add(kernel.bytes * blocks.chunk / width * apart_b);
         let mut from = 0;
         loop {
             let ks = from..(from + blocks.long).min(k);
@@ -145,38 +153,75 @@ unsafe fn rectangle(
                     let a = (kernel.in_place)(&product.a, lanes.clone(), height, ks.clone());
                     let a = a.unwrap_or_else(|| {
                         let at = if blocks.once { panel % blocks.visit_a } else { panel };
-                        let a = packed_a.add(kernel.bytes * at * height * long);
+                        let a = packed_a.add(kernel.bytes * at * apart_a);
                         if chunk == cols.start && panel % blocks.visit_a == 0 {
                             let lanes = row..(row + height * blocks.visit_a).min(rows.end);
                             (kernel.pack_a)(
-                                &Strip { from: product.a, lanes, ks: ks.clone(), width: height },
+                                &Strip {
+                                    from: product.a,
+                                    lanes,
+                                    ks: ks.clone(),
+                                    width: height,
+                                    apart: apart_a,
+                                },
                                 a,
                             );
                         }
-                        Rows { start: a, stride: 0, step: 0 }
+                        Rows { start: a, stride: 0, ahead: 0 }
                     });
                     for col in (chunk..end).step_by(width) {
                         let at = (col - chunk) / width;
-                        let b = packed_b.add(kernel.bytes * at * width * long);
+                        let b = packed_b.add(kernel.bytes * at * apart_b);
                         if panel == 0 && at % blocks.visit_b == 0 {
                             let lanes = col..(col + width * blocks.visit_b).min(end);
                             (kernel.pack_b)(
-                                &Strip { from: product.b, lanes, ks: ks.clone(), width },
+                                &Strip {
+                                    from: product.b,
+                                    lanes,
+                                    ks: ks.clone(),
+                                    width,
+                                    apart: apart_b,
+                                },
                                 b,
                             );
                         }
-                        let slot = if blocks.cut {
-                            (col - cols.start) / width * panels + panel
-                        } else {
-                            0
+                        let a = Rows { ahead: at, ..a };
+                        let cols_here = (end - col).min(width);
+                        let slot = match blocks.waiting {
+                            true => (col - cols.start) / width * panels + panel,
+                            false => 0,
                         };
                         let sums = slots.add(slot * height * width);
-                        (kernel.multiply)(height, long, a, b, sums, from > 0);
-                        if last {
-                            let cols = (end - col).min(width);
-                            let tile =
-                                Tile { sums, stride: width, row, col, rows: lanes.len(), cols };
-                            product.target.finish(kernel.level, tile);
+                        let (rows, cols) = (lanes.len(), cols_here);
+                        let tile = Tile { sums, stride: width, row, col, rows, cols };
+                        let own = Sums { start: sums, stride: width, resume: from > 0 };
+                        match direct {
+                            // In the output itself, the edges by way of a slot: the same additions everywhere.
+                            Some(out) => {
+                                let resume = from > 0 || out.resume;
+                                if rows == height && cols == width {
+                                    (kernel.multiply)(
+                                        height,
+                                        long,
+                                        a,
+                                        b,
+                                        out.sums(row, col, resume),
+                                    );
+                                } else {
+                                    if resume {
+                                        sums.write_bytes(0, height * width);
+                                        out.lift(tile);
+                                    }
+                                    (kernel.multiply)(height, long, a, b, Sums { resume, ..own });
+                                    out.lower(tile);
+                                }
+                            }
+                            None => {
+                                (kernel.multiply)(height, long, a, b, own);
+                                if last {
+                                    product.target.finish(kernel.level, tile);
+                                }
+                            }
                         }
                     }
                 }

@@ -1,7 +1,10 @@
 //! What happens to a finished tile of sums while it lies in L1: scale, bias, GELU, residual, and the store in
 //! the output's type. Each step is one pass over the tile, so that types are looked at once per tile.
 
+use super::kernel::Sums;
 use super::wide::Wide;
+#[cfg(target_arch = "x86_64")]
+use super::wide::Zmm;
 use super::{Data, DataMut, Epilogue};
 use crate::Float;
 use crate::cpu::Level;
@@ -41,6 +44,55 @@ pub struct Tile {
     pub cols: usize,
 }
 
+/// An output of f32 that kernels write themselves.
+#[derive(Clone, Copy)]
+pub struct Direct {
+    start: *mut f32,
+    stride: usize,
+    /// On top of what is there.
+    pub resume: bool,
+}
+
+impl Direct {
+    /// The place of a whole tile, to be summed in.
+    ///
+    /// # Safety
+    /// The place lies within the output.
+    pub unsafe fn sums(&self, row: usize, col: usize, resume: bool) -> Sums {
+        // SAFETY: the caller's promise, passed on.
+        let start = unsafe { self.start.add(row * self.stride + col) };
+        Sums { start, stride: self.stride, resume }
+    }
+
+    /// Copies part of a tile out of its place, for a kernel that only knows whole ones.
+    ///
+    /// # Safety
+    /// The tile lies within the output, and its sums in a buffer of their own.
+    pub unsafe fn lift(&self, tile: Tile) {
+        for row in 0..tile.rows {
+            // SAFETY: the caller's promise, passed on.
+            unsafe {
+                let from = self.start.add((tile.row + row) * self.stride + tile.col);
+                std::ptr::copy_nonoverlapping(from, tile.sums.add(row * tile.stride), tile.cols);
+            }
+        }
+    }
+
+    /// And back.
+    ///
+    /// # Safety
+    /// As `lift`, and nobody else writes there.
+    pub unsafe fn lower(&self, tile: Tile) {
+        for row in 0..tile.rows {
+            // SAFETY: the caller's promise, passed on.
+            unsafe {
+                let to = self.start.add((tile.row + row) * self.stride + tile.col);
+                std::ptr::copy_nonoverlapping(tile.sums.add(row * tile.stride), to, tile.cols);
+            }
+        }
+    }
+}
+
 impl<'a> Target<'a> {
     pub fn new(
         out: DataMut<'a>,
@@ -62,6 +114,20 @@ impl<'a> Target<'a> {
         }
     }
 
+    /// Sums may be made in the output itself, on top of what is there or not: nothing is done to them after.
+    pub fn direct(&self) -> Option<Direct> {
+        let plain = self.scale == 1.0
+            && self.bias.is_none()
+            && self.before_gelu.is_none()
+            && self.residual.is_none();
+        match self.out {
+            Raw::F32(start) if plain => {
+                Some(Direct { start, stride: self.out_stride, resume: self.accumulate })
+            }
+            _ => None,
+        }
+    }
+
     /// # Safety
     /// The processor has `level`; the tile's sums are (rows, cols) within their stride, its place lies within
     /// the output's shape, and nobody else writes there.
@@ -70,7 +136,9 @@ impl<'a> Target<'a> {
         unsafe {
             match level {
                 #[cfg(target_arch = "x86_64")]
-                Level::Avx512 | Level::Amx => finish_avx512(self, tile),
+                Level::Amx => finish_amx(self, tile),
+                #[cfg(target_arch = "x86_64")]
+                Level::Avx512 => finish_avx512(self, tile),
                 #[cfg(target_arch = "x86_64")]
                 Level::Avx2 => finish_avx2(self, tile),
                 _ => finish::<[f32; 8]>(self, tile),
@@ -92,7 +160,16 @@ fn raw(data: DataMut<'_>) -> Raw {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 unsafe fn finish_avx512(target: &Target<'_>, tile: Tile) {
     // SAFETY: the caller's promise, passed on.
-    unsafe { finish::<std::arch::x86_64::__m512>(target, tile) }
+    unsafe { finish::<Zmm<false>>(target, tile) }
+}
+
+/// # Safety
+/// As `Target::finish`, on a processor with these features.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
+unsafe fn finish_amx(target: &Target<'_>, tile: Tile) {
+    // SAFETY: the caller's promise, passed on.
+    unsafe { finish::<Zmm<true>>(target, tile) }
 }
 
 /// # Safety
@@ -141,18 +218,24 @@ unsafe fn finish<W: Wide>(target: &Target<'_>, tile: Tile) {
     }
 }
 
-/// Calls a pass for every run of lanes of a tile: where its sums lie, its row and column, and how many there
-/// are.
+/// Does a pass for every run of lanes of a tile: where its sums lie, its row and column, and how many there are.
+/// Whole runs have a loop of their own, in which their number is a constant.
 macro_rules! each_run {
-    ($tile:expr, |$sums:ident, $row:ident, $col:ident, $count:ident| $pass:block) => {
+    ($tile:expr, |$sums:ident, $row:ident, $col:ident, $count:ident| $pass:block) => {{
+        let whole = $tile.cols / W::COUNT * W::COUNT;
         for $row in 0..$tile.rows {
-            for $col in (0..$tile.cols).step_by(W::COUNT) {
+            for $col in (0..whole).step_by(W::COUNT) {
                 let $sums = $tile.sums.add($row * $tile.stride + $col);
-                let $count = ($tile.cols - $col).min(W::COUNT);
+                let $count = W::COUNT;
+                $pass
+            }
+            if whole < $tile.cols {
+                let ($col, $count) = (whole, $tile.cols - whole);
+                let $sums = $tile.sums.add($row * $tile.stride + $col);
                 $pass
             }
         }
-    };
+    }};
 }
 
 /// # Safety
@@ -161,7 +244,9 @@ macro_rules! each_run {
 unsafe fn scale<W: Wide>(tile: Tile, by: f32) {
     // SAFETY: inside the tile.
     unsafe {
-        each_run!(tile, |sums, _row, col, count| { W::get(sums, count).times(by).put(sums, count) })
+        each_run!(tile, |sums, _row, _col, count| {
+            W::get(sums, count).times(by).put(sums, count)
+        })
     }
 }
 
@@ -171,7 +256,7 @@ unsafe fn scale<W: Wide>(tile: Tile, by: f32) {
 unsafe fn gelu<W: Wide>(tile: Tile) {
     // SAFETY: inside the tile.
     unsafe {
-        each_run!(tile, |sums, _row, col, count| { W::get(sums, count).gelu().put(sums, count) })
+        each_run!(tile, |sums, _row, _col, count| { W::get(sums, count).gelu().put(sums, count) })
     }
 }
 

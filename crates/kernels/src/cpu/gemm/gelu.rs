@@ -32,7 +32,7 @@ pub fn sixteen(x: std::arch::x86_64::__m512) -> std::arch::x86_64::__m512 {
 }
 
 /// 2√(2/π).
-const TWICE_ROOT: f32 = 1.595_769_1;
+const TWICE_ROOT: f32 = 1.595_769_2;
 /// Beyond it e^x is saturated.
 const LARGEST: f32 = 87.0;
 /// Adding 1.5·2^23 leaves the nearest whole number in the low bits of the mantissa.
@@ -70,10 +70,13 @@ mod tests {
         let mut values = vec![gelu(x)];
         #[cfg(target_arch = "x86_64")]
         if crate::cpu::Level::of_this_machine() >= crate::cpu::Level::Avx512 {
+            use std::arch::x86_64::{_mm512_loadu_ps, _mm512_storeu_ps};
+            let mut lanes = [x; 16];
             // SAFETY: the processor has AVX-512, and a vector is sixteen f32.
-            values.extend(unsafe {
-                std::mem::transmute::<_, [f32; 16]>(sixteen(std::mem::transmute([x; 16])))
-            });
+            unsafe {
+                _mm512_storeu_ps(lanes.as_mut_ptr(), sixteen(_mm512_loadu_ps(lanes.as_ptr())))
+            };
+            values.extend(lanes);
         }
         values
     }

@@ -27,9 +27,8 @@ pub struct Kernel {
         fn(&Operand<'_>, lanes: Range<usize>, rows: usize, ks: Range<usize>) -> Option<Rows>,
 }
 
-/// `sums` (rows, cols) of panels `a` (rows, k) and `b` (k, cols), on top of what is there or of nothing.
-pub type Multiply =
-    unsafe fn(rows: usize, k: usize, a: Rows, b: *const u8, sums: *mut f32, resume: bool);
+/// Adds the product of panels `a` (rows, k) and `b` (k, cols) to the sums.
+pub type Multiply = unsafe fn(rows: usize, k: usize, a: Rows, b: *const u8, sums: Sums);
 
 /// Packs a strip into panels, one after the other.
 pub type Pack = unsafe fn(strip: &Strip<'_>, panels: *mut u8);
@@ -38,9 +37,20 @@ pub type Pack = unsafe fn(strip: &Strip<'_>, panels: *mut u8);
 #[derive(Clone, Copy)]
 pub struct Rows {
     pub start: *const u8,
-    /// Bytes from row to row, and from one step along k to the next, for kernels that can read in place.
+    /// Bytes from row to row, for rows that are read in place; 0 for a packed panel.
     pub stride: usize,
-    pub step: usize,
+    /// Which part of the next panel to ask for on the way, so that it has come when its turn does.
+    pub ahead: usize,
+}
+
+/// A tile of the output, or what becomes one.
+#[derive(Clone, Copy)]
+pub struct Sums {
+    pub start: *mut f32,
+    /// Elements from row to row.
+    pub stride: usize,
+    /// Go on from what is there; otherwise from zero.
+    pub resume: bool,
 }
 
 /// What to pack: panels of `width` lanes each, the last one filled up with zeros.
@@ -49,6 +59,8 @@ pub struct Strip<'a> {
     pub lanes: Range<usize>,
     pub ks: Range<usize>,
     pub width: usize,
+    /// Elements from one panel to the next.
+    pub apart: usize,
 }
 
 impl Kernel {

@@ -57,7 +57,7 @@ unsafe fn elements<T: Copy>(
         for k in 0..ks.len() {
             // SAFETY: indices stay within the strip, and the strip within its operand.
             unsafe {
-                let line = panels.add((at * ks.len() + k) * width);
+                let line = panels.add(at * strip.apart + k * width);
                 for i in 0..lanes {
                     *line.add(i) = wide(*from.add(strip.from.index(lane + i, ks.start + k)));
                 }

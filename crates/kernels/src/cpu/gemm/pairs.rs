@@ -57,10 +57,11 @@ unsafe fn pack<const SIDE_A: bool>(strip: &Strip<'_>, panels: *mut __m512i) {
 unsafe fn across<T: Halves, const SIDE_A: bool>(
     strip: &Strip<'_>,
     from: *const T,
-    mut to: *mut __m512i,
+    panels: *mut __m512i,
 ) {
     let stride = strip.from.stride;
-    for lane in strip.lanes.clone().step_by(strip.width) {
+    for (at, lane) in strip.lanes.clone().step_by(strip.width).enumerate() {
+        let mut to = panels.wrapping_add(at * strip.apart / DEEP);
         for k in strip.ks.clone().step_by(DEEP) {
             let depth = (strip.ks.end - k).min(DEEP);
             for first in [lane, lane + SIDE] {
@@ -70,7 +71,11 @@ unsafe fn across<T: Halves, const SIDE_A: bool>(
                     let mut rows = [_mm512_setzero_si512(); 16];
                     for (i, row) in rows.iter_mut().enumerate() {
                         if i < count {
-                            *row = T::along(from.add((first + i) * stride + k), depth);
+                            let source = from.add((first + i) * stride + k);
+                            // The next panel is packed when this one has been used; its lines may come now.
+                            let next = source.wrapping_add(strip.width * stride);
+                            _mm_prefetch::<_MM_HINT_T1>(next.cast());
+                            *row = T::along(source, depth);
                         }
                     }
                     if !SIDE_A {
@@ -96,7 +101,7 @@ unsafe fn along<T: Halves, const SIDE_A: bool>(
     panels: *mut __m512i,
 ) {
     let (width, stride) = (strip.width, strip.from.stride);
-    let panel = strip.ks.len().div_ceil(DEEP) * 2 * SIDE;
+    let panel = strip.apart / DEEP;
     for (at, k) in strip.ks.clone().step_by(DEEP).enumerate() {
         let slab = panels.wrapping_add(at * 2 * SIDE);
         let tiles = || {

@@ -46,8 +46,10 @@ mod tests {
         let rows: [[i32; 16]; 16] =
             std::array::from_fn(|r| std::array::from_fn(|c| (100 * r + c) as i32));
         // SAFETY: the processor has AVX-512, and a vector is sixteen i32.
-        let columns: [[i32; 16]; 16] =
-            unsafe { std::mem::transmute(transpose(std::mem::transmute(rows))) };
+        let columns = unsafe {
+            let rows = std::mem::transmute::<[[i32; 16]; 16], [__m512i; 16]>(rows);
+            std::mem::transmute::<[__m512i; 16], [[i32; 16]; 16]>(transpose(rows))
+        };
         for r in 0..16 {
             (0..16).for_each(|c| assert_eq!(columns[c][r], rows[r][c]));
         }

@@ -2,6 +2,9 @@
 //! `a` waits in L1.
 
 use super::epilogue::Tile;
+use super::wide::Wide;
+#[cfg(target_arch = "x86_64")]
+use super::wide::Zmm;
 use super::{Data, FEW_ROWS, Product};
 use crate::Float;
 use crate::cpu::{Cpu, Level};
@@ -9,7 +12,6 @@ use half::bf16;
 
 /// Columns of the output that are worked on at a time.
 const COLS: usize = 64;
-const LANES: usize = 16;
 
 pub fn run(cpu: &Cpu, product: &Product<'_>) {
     let (m, n, k) = (product.m, product.n, product.k);
@@ -20,8 +22,8 @@ pub fn run(cpu: &Cpu, product: &Product<'_>) {
         if from >= to {
             return;
         }
-        // The rows of `a` in f32, each filled up to whole lanes, and the sums of a chunk.
-        let row = k.next_multiple_of(LANES);
+        // The rows of `a` in f32, and the sums of a chunk.
+        let row = k;
         cpu.scratch[member].with(4 * (m * row + m * COLS), |scratch| {
             let a = scratch.cast::<f32>();
             // SAFETY: the scratch holds both, and is this thread's alone.
@@ -32,7 +34,10 @@ pub fn run(cpu: &Cpu, product: &Product<'_>) {
             gather(product, row, a);
             for col in (from..to).step_by(COLS) {
                 let cols = (to - col).min(COLS);
-                multiply(cpu.level, product, a, row, col, cols, sums);
+                multiply(
+                    cpu.level,
+                    Columns { product, a, row, from: col, count: cols, sums: &mut *sums },
+                );
                 let tile =
                     Tile { sums: sums.as_mut_ptr(), stride: COLS, row: 0, col, rows: m, cols };
                 // SAFETY: these columns are this member's alone, and lie in the output.
@@ -48,7 +53,6 @@ fn gather(product: &Product<'_>, row: usize, to: &mut [f32]) {
     for (i, to) in to.chunks_exact_mut(row.max(1)).enumerate() {
         for (k, to) in to.iter_mut().enumerate() {
             *to = match a.data {
-                _ if k >= product.k => 0.0,
                 Data::F32(values) if a.rounded => bf16::narrow(values[a.index(i, k)]).wide(),
                 Data::F32(values) => values[a.index(i, k)],
                 Data::Bf16(values) => values[a.index(i, k)].wide(),
@@ -57,24 +61,26 @@ fn gather(product: &Product<'_>, row: usize, to: &mut [f32]) {
     }
 }
 
-/// `sums` (m, 64) of columns `col .. col + cols`.
-fn multiply(
-    level: Level,
-    product: &Product<'_>,
-    a: &[f32],
+/// Columns `from .. from + count` of the product, into `sums` (m, 64).
+struct Columns<'a> {
+    product: &'a Product<'a>,
+    a: &'a [f32],
+    /// Elements from row to row of `a`.
     row: usize,
-    col: usize,
-    cols: usize,
-    sums: &mut [f32],
-) {
+    from: usize,
+    count: usize,
+    sums: &'a mut [f32],
+}
+
+fn multiply(level: Level, columns: Columns<'_>) {
     // SAFETY: the processor has the level that the team's `Cpu` was made with.
     unsafe {
         match level {
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 | Level::Amx => on_avx512(product, a, row, col, cols, sums),
+            Level::Avx512 | Level::Amx => on_avx512(columns),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => on_avx2(product, a, row, col, cols, sums),
-            _ => by_type::<false>(product, a, row, col, cols, sums),
+            Level::Avx2 => on_avx2(columns),
+            _ => by_type::<[f32; 8]>(columns),
         }
     }
 }
@@ -83,186 +89,159 @@ fn multiply(
 /// The processor has these features.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn on_avx512(
-    product: &Product<'_>,
-    a: &[f32],
-    row: usize,
-    col: usize,
-    cols: usize,
-    sums: &mut [f32],
-) {
-    by_type::<true>(product, a, row, col, cols, sums);
+unsafe fn on_avx512(columns: Columns<'_>) {
+    // SAFETY: the caller's promise, passed on.
+    unsafe { by_type::<Zmm<false>>(columns) }
 }
 
 /// # Safety
 /// The processor has these features.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn on_avx2(
-    product: &Product<'_>,
-    a: &[f32],
-    row: usize,
-    col: usize,
-    cols: usize,
-    sums: &mut [f32],
-) {
-    by_type::<true>(product, a, row, col, cols, sums);
+unsafe fn on_avx2(columns: Columns<'_>) {
+    // SAFETY: the caller's promise, passed on.
+    unsafe { by_type::<[f32; 8]>(columns) }
 }
 
+/// # Safety
+/// The processor has `W`.
 #[inline(always)]
-fn by_type<const FMA: bool>(
-    product: &Product<'_>,
-    a: &[f32],
-    row: usize,
-    col: usize,
-    cols: usize,
-    sums: &mut [f32],
-) {
-    let b = &product.b;
-    match b.data {
-        Data::F32(values) if b.rounded => by_rows::<FMA, f32>(
-            product,
-            values,
-            |x| bf16::narrow(x).wide(),
-            a,
-            row,
-            col,
-            cols,
-            sums,
-        ),
-        Data::F32(values) => by_rows::<FMA, f32>(product, values, |x| x, a, row, col, cols, sums),
-        Data::Bf16(values) => {
-            by_rows::<FMA, bf16>(product, values, bf16::wide, a, row, col, cols, sums)
+unsafe fn by_type<W: Wide>(columns: Columns<'_>) {
+    // SAFETY: the caller's promise, passed on.
+    unsafe {
+        match columns.product.b.data {
+            Data::F32(b) if columns.product.b.rounded => by_rows::<W, f32, true>(columns, b),
+            Data::F32(b) => by_rows::<W, f32, false>(columns, b),
+            Data::Bf16(b) => by_rows::<W, bf16, false>(columns, b),
         }
     }
 }
 
+/// One, two, four or eight rows at a time.
+///
+/// # Safety
+/// The processor has `W`.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)] // one call, taken apart by type and number of rows
-fn by_rows<const FMA: bool, T: Copy>(
-    product: &Product<'_>,
-    b: &[T],
-    wide: impl Fn(T) -> f32 + Copy,
-    a: &[f32],
-    row: usize,
-    col: usize,
-    cols: usize,
-    sums: &mut [f32],
-) {
+unsafe fn by_rows<W: Wide, T: Float, const ROUND: bool>(mut columns: Columns<'_>, b: &[T]) {
     const { assert!(FEW_ROWS == 8) };
-    // One, two, four or eight rows at a time.
     let mut first = 0;
-    while first < product.m {
-        let (a, sums) = (&a[first * row..], &mut sums[first * COLS..]);
-        first += match product.m - first {
-            8.. => few::<FMA, 8, T>(product, b, wide, a, row, col, cols, sums),
-            4.. => few::<FMA, 4, T>(product, b, wide, a, row, col, cols, sums),
-            2.. => few::<FMA, 2, T>(product, b, wide, a, row, col, cols, sums),
-            _ => few::<FMA, 1, T>(product, b, wide, a, row, col, cols, sums),
+    while first < columns.product.m {
+        // SAFETY: the caller's promise, passed on.
+        first += unsafe {
+            match columns.product.m - first {
+                8.. => few::<W, T, 8, 2, ROUND>(&mut columns, first, b),
+                4.. => few::<W, T, 4, 4, ROUND>(&mut columns, first, b),
+                2.. => few::<W, T, 2, 4, ROUND>(&mut columns, first, b),
+                _ => few::<W, T, 1, 4, ROUND>(&mut columns, first, b),
+            }
         };
     }
 }
 
+/// `ROWS` rows from `first` on; `SIDE` registers of `b` at a time, from as many columns or of as many runs of
+/// one line.
+///
+/// # Safety
+/// The processor has `W`.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)]
-fn few<const FMA: bool, const ROWS: usize, T: Copy>(
-    product: &Product<'_>,
+unsafe fn few<W: Wide, T: Float, const ROWS: usize, const SIDE: usize, const ROUND: bool>(
+    columns: &mut Columns<'_>,
+    first: usize,
     b: &[T],
-    wide: impl Fn(T) -> f32 + Copy,
-    a: &[f32],
-    row: usize,
-    col: usize,
-    cols: usize,
-    sums: &mut [f32],
 ) -> usize {
-    let stride = product.b.stride;
-    if product.b.k_runs {
-        for j in 0..cols {
-            let b = if product.k == 0 { &[] } else { &b[(col + j) * stride..][..product.k] };
-            let dots = dot::<FMA, ROWS, T>(b, wide, a, row);
-            (0..ROWS).for_each(|i| sums[i * COLS + j] = dots[i]);
-        }
-    } else {
-        let mut j = 0;
-        while j < cols {
-            let width = (cols - j).min(LANES);
-            let acc = columns::<FMA, ROWS, T>(b, stride, col + j, width, wide, a, row, product.k);
-            (0..ROWS).for_each(|i| sums[i * COLS + j..][..width].copy_from_slice(&acc[i][..width]));
-            j += LANES;
+    let side = if columns.product.b.k_runs { SIDE } else { SIDE * W::COUNT };
+    for j in (0..columns.count).step_by(side) {
+        let width = (columns.count - j).min(side);
+        // SAFETY: the caller's promise, passed on; `width` columns are there.
+        unsafe {
+            match columns.product.b.k_runs {
+                true => dots::<W, T, ROWS, SIDE, ROUND>(columns, first, j, width, b),
+                false => lines::<W, T, ROWS, SIDE, ROUND>(columns, first, j, width, b),
+            }
         }
     }
     ROWS
 }
 
+/// `width` columns that lie along k, with each row.
+///
+/// # Safety
+/// The processor has `W`, and the columns are there.
 #[inline(always)]
-fn multiply_add<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
-    if FMA { a.mul_add(b, c) } else { a * b + c }
-}
-
-/// A column of `b` that lies along k, with each row.
-#[inline(always)]
-fn dot<const FMA: bool, const ROWS: usize, T: Copy>(
-    b: &[T],
-    wide: impl Fn(T) -> f32 + Copy,
-    a: &[f32],
-    row: usize,
-) -> [f32; ROWS] {
-    let mut acc = [[0.0f32; LANES]; ROWS];
-    let (whole, rest) = b.as_chunks::<LANES>();
-    for (chunk, b) in whole.iter().enumerate() {
-        let b = b.map(wide);
-        for (i, acc) in acc.iter_mut().enumerate() {
-            let a = &a[i * row + chunk * LANES..][..LANES];
-            (0..LANES)
-                .for_each(|lane| acc[lane] = multiply_add::<FMA>(a[lane], b[lane], acc[lane]));
-        }
-    }
-    for (lane, b) in rest.iter().enumerate() {
-        let (b, k) = (wide(*b), whole.len() * LANES + lane);
-        (0..ROWS).for_each(|i| acc[i][lane] = multiply_add::<FMA>(a[i * row + k], b, acc[i][lane]));
-    }
-    acc.map(total)
-}
-
-/// Halves are added to halves: the same tree at every level.
-#[inline(always)]
-fn total(mut lanes: [f32; LANES]) -> f32 {
-    for half in [8, 4, 2, 1] {
-        (0..half).for_each(|lane| lanes[lane] += lanes[lane + half]);
-    }
-    lanes[0]
-}
-
-/// Up to sixteen columns of a `b` that lies along n.
-#[inline(always)]
-#[allow(clippy::too_many_arguments)]
-fn columns<const FMA: bool, const ROWS: usize, T: Copy>(
-    b: &[T],
-    stride: usize,
-    col: usize,
+unsafe fn dots<W: Wide, T: Float, const ROWS: usize, const SIDE: usize, const ROUND: bool>(
+    columns: &mut Columns<'_>,
+    first: usize,
+    j: usize,
     width: usize,
-    wide: impl Fn(T) -> f32 + Copy,
-    a: &[f32],
-    row: usize,
-    k: usize,
-) -> [[f32; LANES]; ROWS] {
-    let mut acc = [[0.0f32; LANES]; ROWS];
-    for p in 0..k {
-        let line = &b[p * stride + col..][..width];
-        if let Some(b) = line.first_chunk::<LANES>() {
-            let b = b.map(wide);
-            for (i, acc) in acc.iter_mut().enumerate() {
-                let a = a[i * row + p];
-                (0..LANES).for_each(|lane| acc[lane] = multiply_add::<FMA>(a, b[lane], acc[lane]));
+    b: &[T],
+) {
+    let (k, stride) = (columns.product.k, columns.product.b.stride);
+    // SAFETY: reads stay within k of each column and row; a column that is not there is read as its neighbour,
+    // and not written.
+    unsafe {
+        let a: [_; ROWS] =
+            std::array::from_fn(|i| columns.a.as_ptr().add((first + i) * columns.row));
+        let column = |c: usize| (columns.from + j + c.min(width - 1)) * stride;
+        let b: [_; SIDE] = std::array::from_fn(|c| b.as_ptr().wrapping_add(column(c)));
+        let mut acc = [[W::all(0.0); SIDE]; ROWS];
+        for p in (0..k).step_by(W::COUNT) {
+            let count = (k - p).min(W::COUNT);
+            let b: [W; SIDE] = std::array::from_fn(|c| {
+                let b = W::get(b[c].add(p), count);
+                if ROUND { b.rounded() } else { b }
+            });
+            for i in 0..ROWS {
+                let a = W::get(a[i].add(p), count);
+                for c in 0..SIDE {
+                    acc[i][c] = acc[i][c].add_product(a, b[c]);
+                }
             }
-        } else {
-            for (lane, b) in line.iter().enumerate() {
-                let b = wide(*b);
-                (0..ROWS).for_each(|i| {
-                    acc[i][lane] = multiply_add::<FMA>(a[i * row + p], b, acc[i][lane])
-                });
+        }
+        for (i, acc) in acc.iter().enumerate() {
+            for (c, acc) in acc.iter().enumerate().take(width) {
+                columns.sums[(first + i) * COLS + j + c] = acc.total();
             }
         }
     }
-    acc
+}
+
+/// `width` columns that lie side by side.
+///
+/// # Safety
+/// The processor has `W`, and the columns are there.
+#[inline(always)]
+unsafe fn lines<W: Wide, T: Float, const ROWS: usize, const SIDE: usize, const ROUND: bool>(
+    columns: &mut Columns<'_>,
+    first: usize,
+    j: usize,
+    width: usize,
+    b: &[T],
+) {
+    let (k, stride) = (columns.product.k, columns.product.b.stride);
+    let count = |c: usize| width.saturating_sub(c * W::COUNT).min(W::COUNT);
+    // SAFETY: of each line only the columns that are there are read, and of the sums written.
+    unsafe {
+        let a: [_; ROWS] =
+            std::array::from_fn(|i| columns.a.as_ptr().add((first + i) * columns.row));
+        let b = b.as_ptr().wrapping_add(columns.from + j);
+        let mut acc = [[W::all(0.0); SIDE]; ROWS];
+        for p in 0..k {
+            let b: [W; SIDE] = std::array::from_fn(|c| {
+                let b = W::get(b.wrapping_add(p * stride + c * W::COUNT), count(c));
+                if ROUND { b.rounded() } else { b }
+            });
+            for i in 0..ROWS {
+                let a = W::all(*a[i].add(p));
+                for c in 0..SIDE {
+                    acc[i][c] = acc[i][c].add_product(a, b[c]);
+                }
+            }
+        }
+        for (i, acc) in acc.iter().enumerate() {
+            let sums = columns.sums[(first + i) * COLS + j..].as_mut_ptr();
+            for (c, acc) in acc.iter().enumerate() {
+                acc.put(sums.wrapping_add(c * W::COUNT), count(c));
+            }
+        }
+    }
 }

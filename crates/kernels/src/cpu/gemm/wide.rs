@@ -1,8 +1,9 @@
-//! A few neighbouring elements as one: what the epilogue computes with. Plain arrays, or AVX-512 registers with
+//! A few neighbouring elements as one: what the epilogue and the product of few rows compute with. Plain arrays, or AVX-512 registers with
 //! masks for the short end of a row.
 
 use super::gelu;
 use crate::Float;
+use half::bf16;
 
 /// `COUNT` lanes of f32, read from and written to either type.
 ///
@@ -29,6 +30,30 @@ pub trait Wide: Copy {
     /// # Safety
     /// As all.
     unsafe fn gelu(self) -> Self;
+
+    /// The same value in all lanes.
+    ///
+    /// # Safety
+    /// As all.
+    unsafe fn all(value: f32) -> Self;
+
+    /// `self + a · b`.
+    ///
+    /// # Safety
+    /// As all.
+    unsafe fn add_product(self, a: Self, b: Self) -> Self;
+
+    /// To the nearest values of bf16.
+    ///
+    /// # Safety
+    /// As all.
+    unsafe fn rounded(self) -> Self;
+
+    /// Of all lanes.
+    ///
+    /// # Safety
+    /// As all.
+    unsafe fn total(self) -> f32;
 }
 
 impl Wide for [f32; 8] {
@@ -68,7 +93,35 @@ impl Wide for [f32; 8] {
     unsafe fn gelu(self) -> Self {
         self.map(gelu::gelu)
     }
+
+    #[inline(always)]
+    unsafe fn all(value: f32) -> Self {
+        [value; 8]
+    }
+
+    #[inline(always)]
+    unsafe fn add_product(self, a: Self, b: Self) -> Self {
+        let mut sum = self;
+        for lane in 0..8 {
+            sum[lane] += a[lane] * b[lane];
+        }
+        sum
+    }
+
+    #[inline(always)]
+    unsafe fn rounded(self) -> Self {
+        self.map(|lane| bf16::narrow(lane).wide())
+    }
+
+    #[inline(always)]
+    unsafe fn total(self) -> f32 {
+        let [a, b, c, d, e, f, g, h] = self;
+        ((a + e) + (c + g)) + ((b + f) + (d + h))
+    }
 }
+
+#[cfg(target_arch = "x86_64")]
+pub use avx512::Zmm;
 
 #[cfg(target_arch = "x86_64")]
 mod avx512 {
@@ -82,13 +135,17 @@ mod avx512 {
         if count >= 16 { !0 } else { (1 << count) - 1 }
     }
 
-    impl Wide for __m512 {
+    /// A register; with `NATIVE` it is rounded by the instruction for it, which takes denormals for zero.
+    #[derive(Clone, Copy)]
+    pub struct Zmm<const NATIVE: bool>(__m512);
+
+    impl<const NATIVE: bool> Wide for Zmm<NATIVE> {
         const COUNT: usize = 16;
 
         #[inline(always)]
         unsafe fn get<T: Float>(from: *const T, count: usize) -> Self {
             // SAFETY: the caller's promise, passed on; the pointer is of the type that was asked.
-            unsafe {
+            Zmm(unsafe {
                 match T::DTYPE {
                     Dtype::Bf16 => {
                         let bits = _mm256_maskz_loadu_epi16(mask(count), from.cast());
@@ -97,19 +154,25 @@ mod avx512 {
                     }
                     _ => _mm512_maskz_loadu_ps(mask(count), from.cast()),
                 }
-            }
+            })
         }
 
         #[inline(always)]
         unsafe fn put<T: Float>(self, to: *mut T, count: usize) {
-            // SAFETY: the caller's promise, passed on; the pointer is of the type that was asked.
+            // SAFETY: the caller's promise, passed on; the pointer is of the type that was asked, and the two
+            // kinds of sixteen halves are the same bits.
             unsafe {
                 match T::DTYPE {
                     Dtype::Bf16 => {
-                        let bits = _mm512_cvtepi32_epi16(pairs::rounded(self));
+                        let bits: __m256i = match NATIVE {
+                            true => {
+                                std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(self.0))
+                            }
+                            false => _mm512_cvtepi32_epi16(pairs::rounded(self.0)),
+                        };
                         _mm256_mask_storeu_epi16(to.cast(), mask(count), bits);
                     }
-                    _ => _mm512_mask_storeu_ps(to.cast(), mask(count), self),
+                    _ => _mm512_mask_storeu_ps(to.cast(), mask(count), self.0),
                 }
             }
         }
@@ -117,19 +180,46 @@ mod avx512 {
         #[inline(always)]
         unsafe fn plus(self, other: Self) -> Self {
             // SAFETY: the caller's promise, passed on.
-            unsafe { _mm512_add_ps(self, other) }
+            Zmm(unsafe { _mm512_add_ps(self.0, other.0) })
         }
 
         #[inline(always)]
         unsafe fn times(self, by: f32) -> Self {
             // SAFETY: the caller's promise, passed on.
-            unsafe { _mm512_mul_ps(self, _mm512_set1_ps(by)) }
+            Zmm(unsafe { _mm512_mul_ps(self.0, _mm512_set1_ps(by)) })
         }
 
         #[inline(always)]
         unsafe fn gelu(self) -> Self {
             // SAFETY: the caller's promise, passed on.
-            unsafe { gelu::sixteen(self) }
+            Zmm(unsafe { gelu::sixteen(self.0) })
+        }
+
+        #[inline(always)]
+        unsafe fn all(value: f32) -> Self {
+            // SAFETY: the caller's promise, passed on.
+            Zmm(unsafe { _mm512_set1_ps(value) })
+        }
+
+        #[inline(always)]
+        unsafe fn add_product(self, a: Self, b: Self) -> Self {
+            // SAFETY: the caller's promise, passed on.
+            Zmm(unsafe { _mm512_fmadd_ps(a.0, b.0, self.0) })
+        }
+
+        #[inline(always)]
+        unsafe fn rounded(self) -> Self {
+            // SAFETY: the caller's promise, passed on.
+            unsafe {
+                let bits = _mm512_slli_epi32::<16>(pairs::rounded(self.0));
+                Zmm(_mm512_castsi512_ps(bits))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn total(self) -> f32 {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { _mm512_reduce_add_ps(self.0) }
         }
     }
 }
