@@ -39,6 +39,8 @@ pub(crate) struct FeedForwardSaved {
     inner: InnerSaved,
 }
 
+// Not boxed: a step in the steady state allocates nothing.
+#[allow(clippy::large_enum_variant)]
 enum InnerSaved {
     Dense(Option<Tensor>), // (tokens, ffn or 2 ffn), before the activation; none when it is computed again
     Experts(ExpertsSaved),
