@@ -18,7 +18,7 @@ pub fn sentence() -> Phrase {
     choice([(6.0, plain), (2.0, row([question(), text("?\n")])), (1.5, speech())])
 }
 
-/// `the fox says "two owls sing."`
+/// `the frog says: "two owls sing."`
 fn speech() -> Phrase {
     let say = |number| match number {
         One => word(&["says", "sings", "thinks"]),
@@ -50,7 +50,7 @@ fn either(of: impl Fn(Number) -> Phrase) -> Phrase {
     choice([(3.0, of(One)), (2.0, of(Many))])
 }
 
-/// `the old fox (a king) that two hens follow`
+/// `the old lion (a king) that two hens chase`
 fn subject(number: Number, depth: usize) -> Phrase {
     let aside = row([text(" ("), being(number), text(")")]);
     let more = match depth {
@@ -97,12 +97,7 @@ fn article(words: &[&'static str]) -> Phrase {
 
 /// `sleeps near the mill`, or `paints a king`
 fn deed(number: Number, depth: usize) -> Phrase {
-    let place = row([
-        text(" "),
-        word(&["in", "by", "near", "under", "behind"]),
-        text(" the "),
-        word(&PLACES),
-    ]);
+    let place = row([text(" "), word(&["in", "by", "near", "on"]), text(" the "), word(&PLACES)]);
     choice([
         (1.0, row([verb(number, &RESTS), perhaps(0.5, place)])),
         (1.0, row([touch(number), text(" "), object(depth)])),
@@ -127,25 +122,17 @@ fn joint() -> Phrase {
 
 // Words are such that a text has one derivation only; the tests would find it out if not.
 
-const NAMES: [&str; 32] = [
-    "cat", "dog", "owl", "king", "hen", "bear", "frog", "girl", "goat", "crow", "duck", "pig",
-    "mole", "seal", "cook", "lion", "toad", "hare", "swan", "monk", "robot", "cow", "boy", "queen",
-    "bee", "rat", "ape", "ant", "poet", "nurse", "clown", "judge",
+const NAMES: [&str; 20] = [
+    "cat", "dog", "owl", "king", "hen", "bear", "frog", "pig", "mole", "swan", "ape", "judge",
+    "toad", "lion", "bee", "rat", "cook", "nun", "yak", "elk",
 ];
-const MANNERS: [&str; 24] = [
-    "old", "big", "red", "sly", "wise", "tiny", "shy", "kind", "loud", "lazy", "wild", "calm",
-    "pale", "warm", "grey", "young", "odd", "fat", "sad", "cold", "dark", "brave", "happy",
-    "quiet",
+const MANNERS: [&str; 12] =
+    ["old", "big", "red", "sly", "wise", "tiny", "kind", "loud", "calm", "fat", "happy", "odd"];
+const TOUCHES: [&str; 12] = [
+    "see", "like", "help", "chase", "hug", "paint", "find", "know", "lift", "admire", "join",
+    "bite",
 ];
-const TOUCHES: [&str; 20] = [
-    "see", "like", "hear", "find", "help", "chase", "follow", "call", "paint", "hold", "know",
-    "lift", "need", "admire", "love", "hate", "pull", "feed", "meet", "want",
-];
-const RESTS: [&str; 16] = [
-    "sleep", "sing", "run", "wait", "smile", "jump", "dance", "swim", "fall", "walk", "hide",
-    "rest", "sit", "dream", "yawn", "shout",
-];
-const PLACES: [&str; 16] = [
-    "river", "hill", "wood", "barn", "lake", "road", "tower", "garden", "bridge", "mill", "sea",
-    "moon", "cave", "shop", "farm", "park",
-];
+const RESTS: [&str; 10] =
+    ["sleep", "sing", "run", "wait", "smile", "jump", "dance", "swim", "nod", "yawn"];
+const PLACES: [&str; 10] =
+    ["river", "hill", "wood", "barn", "lake", "tower", "moon", "sea", "cave", "inn"];

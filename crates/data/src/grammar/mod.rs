@@ -140,11 +140,11 @@ mod tests {
         let grammar = Grammar::new();
         let surprise = |text| grammar.information(&tokens(text)).iter().sum::<f64>();
         for right in
-            ["the owl sings.\nthe", "do two owls sing?\n", "my cats that a dog sees rest.\n"]
+            ["the owl sings.\nthe", "do two owls sing?\n", "my cats that a dog sees nod.\n"]
         {
             assert!(surprise(right).is_finite(), "{right}");
         }
-        for wrong in ["the owls sings.", "do two owls sing.", "does two owls", "a fox (a king "] {
+        for wrong in ["the owls sings.", "do two owls sing.", "does two owls", "a hen (a king "] {
             assert!(surprise(wrong).is_infinite(), "{wrong}");
         }
     }
