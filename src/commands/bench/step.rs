@@ -72,7 +72,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 /// A named configuration as a run file, or the file itself.
 fn file(args: &Args) -> anyhow::Result<RunFile> {
-    let mut sets = vec![format!("train.threads={}", args.threads), format!("layout.data={}", args.ranks)];
+    let mut sets =
+        vec![format!("train.threads={}", args.threads), format!("layout.data={}", args.ranks)];
     sets.extend(args.dtype.as_ref().map(|dtype| format!("precision.compute={dtype}")));
     sets.extend(args.recompute.as_ref().map(|how| format!("layout.recompute={how}")));
     let Some((_, preset, seq, batch)) = NAMED.iter().find(|(name, ..)| *name == args.config) else {

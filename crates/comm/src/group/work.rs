@@ -80,7 +80,10 @@ impl Work<'_> {
     /// A group of one is the identity.
     fn alone(self) {
         match self {
-            Work::AllReduce { .. } | Work::Reduce { .. } | Work::Broadcast { .. } | Work::Barrier => {}
+            Work::AllReduce { .. }
+            | Work::Reduce { .. }
+            | Work::Broadcast { .. }
+            | Work::Barrier => {}
             Work::ReduceScatter { input, output, .. }
             | Work::AllGather { input, output }
             | Work::Gather { input, output, .. }

@@ -11,7 +11,8 @@ use crate::plans::{plan, source};
 fn train(folder: &Path, sets: &[&str], resume: bool) -> Vec<f32> {
     let (plan, source) = (plan(2, sets), source());
     on_threads(2, |world| {
-        let start = resume.then(|| Start { checkpoint: lockstep_ckpt::find(folder).unwrap(), resume: true });
+        let start = resume
+            .then(|| Start { checkpoint: lockstep_ckpt::find(folder).unwrap(), resume: true });
         world.barrier().unwrap();
         let run_of = Run { plan: &plan, group: &world, source: &source, folder, start };
         let rank = run(&run_of, &mut |_| {}).unwrap();
