@@ -28,8 +28,7 @@ impl RunFile {
     /// Opens the data.
     pub fn of(config: Config) -> anyhow::Result<RunFile> {
         let spec = config.data.source.clone().unwrap_or_else(|| "builtin:grammar".into());
-        let defaults = Options::default();
-        let options = Options { held_out: config.data.held_out.unwrap_or(defaults.held_out) };
+        let options = Options { held_out: config.held_out() };
         match Source::open(&spec, &options) {
             Ok(source) => Ok(RunFile { config, source }),
             Err(error) => {

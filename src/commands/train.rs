@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use lockstep_comm::World;
 use lockstep_events::StepReport;
 use lockstep_kernels::Tag;
@@ -83,11 +83,25 @@ fn prepare(args: &Args, plan: &Plan) -> anyhow::Result<PathBuf> {
         lockstep_ckpt::find(&folder)?;
         return Ok(folder);
     }
+    if let Some(from) = args.from.as_ref().filter(|from| lies_in(from, &args.runs.join(&plan.name)))
+    {
+        let from = from.display();
+        bail!("--from {from} lies where this run will; give it another name with --set name=NAME");
+    }
     let (folder, moved) = fresh_folder(&args.runs, &plan.name)?;
     if let Some(moved) = moved {
         eprintln!("the run that was here before is now {}", moved.display());
     }
     Ok(folder)
+}
+
+/// Whether moving a folder aside would move this too.
+fn lies_in(path: &Path, folder: &Path) -> bool {
+    match (path.canonicalize(), folder.canonicalize()) {
+        (Ok(path), Ok(folder)) => path.starts_with(folder),
+        // One of them is not there.
+        _ => false,
+    }
 }
 
 fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Result<()> {

@@ -1,5 +1,33 @@
 //! Contiguous tensors on a device and the operations on them, forward and backward. Knows nothing of ranks,
 //! and allocates nothing in the hot path.
+//!
+//! ```
+//! use lockstep_kernels::{Device, Dtype, Matmul, Tag};
+//!
+//! let device = Device::cpu(1);
+//! let mut x = device.empty(2, 3, Dtype::F32, Tag::Activations);
+//! let mut weight = device.empty(2, 3, Dtype::F32, Tag::Parameters); // (out, in)
+//! device.write(x.view_mut(), &[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0]);
+//! device.write(weight.view_mut(), &[1.0f32, 0.0, 0.0, 0.0, 1.0, 1.0]);
+//!
+//! // A linear layer, and the gradient of its weight: dyᵀ · x.
+//! let mut y = device.empty(2, 2, Dtype::F32, Tag::Activations);
+//! device.matmul(Matmul::linear(x.view(), weight.view(), y.view_mut()));
+//! let mut dw = device.empty(2, 3, Dtype::F32, Tag::Gradients);
+//! device.matmul(Matmul::linear_dw(y.view(), x.view(), dw.view_mut()));
+//!
+//! let mut host = [0.0f32; 4];
+//! device.read(y.view(), &mut host);
+//! assert_eq!(host, [1.0, 5.0, 4.0, 11.0]);
+//! // What is held is known to the byte, by what it is for.
+//! assert_eq!(device.memory().of(Tag::Activations).now, (2 * 3 + 2 * 2) * 4);
+//! drop(y);
+//! assert_eq!(device.memory().of(Tag::Activations).now, 2 * 3 * 4);
+//! ```
+//!
+//! [`Device`] is what models see. Below it lie [`cpu`], functions over slices with vectors and threads, and
+//! [`reference`](mod@reference), the same operations in plain f64 loops: what each of them means, and what every fast one is
+//! tested against.
 
 pub mod cpu;
 mod device;

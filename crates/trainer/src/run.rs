@@ -7,8 +7,9 @@ use lockstep_comm::{Group, Op};
 use lockstep_data::Source;
 use lockstep_events::{Metrics, StepReport, TensorBoard};
 use lockstep_kernels::Device;
-use lockstep_plan::model::flops_per_token;
+use lockstep_plan::model::{Moe, Shape, flops_per_token};
 use lockstep_plan::{Ledger, Plan};
+use serde_json::Value;
 
 use crate::rank::dtype;
 use crate::stored::load_weights;
@@ -90,11 +91,13 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Rank<'a
 fn build<'a>(run: &Run<'a>, device: Device) -> Result<(Rank<'a>, u64), Error> {
     let Some(start) = &run.start else { return Ok((Rank::new(run.plan, run.group, device), 0)) };
     let checkpoint = lockstep_ckpt::load(&start.checkpoint)?;
-    let (here, there) = (&run.plan.model, &checkpoint.head().shape);
-    if here != there {
+    let here = &run.plan.model;
+    let differences = differences(&checkpoint.head().shape, here);
+    if !differences.is_empty() {
         return Err(Error::Mistake(format!(
-            "{} holds another model than the run file describes:\n  {there:?}\n  {here:?}",
-            start.checkpoint.display()
+            "{} holds another model than the run file describes: {}; say in [model] what is there",
+            start.checkpoint.display(),
+            differences.join(", ")
         )));
     }
     let weights = load_weights(&device, here, dtype(run.plan), checkpoint.params());
@@ -104,6 +107,20 @@ fn build<'a>(run: &Run<'a>, device: Device) -> Result<(Rank<'a>, u64), Error> {
     }
     rank.load_moments(&checkpoint);
     Ok((rank, checkpoint.head().step))
+}
+
+/// Where the model of a checkpoint is another one. How much is dropped and what routers are made to do are
+/// matters of the training, and may change.
+fn differences(there: &Shape, here: &Shape) -> Vec<String> {
+    let weights_of = |shape: &Shape| {
+        let moe = shape.moe.map(|moe| Moe { capacity: None, aux_loss: 0.0, z_loss: 0.0, ..moe });
+        let fields = serde_json::to_value(Shape { dropout: 0.0, moe, ..shape.clone() });
+        fields.ok().and_then(|fields| fields.as_object().cloned()).unwrap_or_default()
+    };
+    let (there, here) = (weights_of(there), weights_of(here));
+    let other = |(key, value): &(&String, &Value)| here.get(*key) != Some(*value);
+    let told = |(key, value)| format!("{key} is {value} there and {} here", here[key]);
+    there.iter().filter(other).map(told).collect()
 }
 
 /// The largest of any rank.

@@ -82,4 +82,9 @@ impl Config {
     pub fn ranks(&self) -> usize {
         self.layout.data.unwrap_or(1).max(1)
     }
+
+    /// The fraction kept for evaluation: known before the plan, for the data is opened first.
+    pub fn held_out(&self) -> f64 {
+        self.data.held_out.unwrap_or(0.05)
+    }
 }

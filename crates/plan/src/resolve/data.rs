@@ -14,7 +14,7 @@ pub(super) fn data(findings: &mut Findings, model: Option<&Shape>) -> Data {
     let longest = model.map(|shape| shape.seq);
     let data = Data {
         seq: typed.seq.or(longest).unwrap_or(1),
-        held_out: typed.held_out.unwrap_or(0.05),
+        held_out: findings.config.held_out(),
         source,
     };
     source_exists(findings, &data.source);
