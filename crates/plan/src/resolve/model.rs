@@ -13,7 +13,7 @@ pub(super) fn shape(findings: &mut Findings, data_vocab: Option<usize>) -> Optio
     let typed = &findings.config.model;
     let base = preset(findings, typed)?;
     let model = typed.over(&base);
-    let family = model.family.unwrap_or(Family::Llama);
+    let family = model.family.unwrap_or(Family::Gpt2);
     let dim = model.dim.unwrap_or(128);
     let heads = model.heads.unwrap_or_else(|| usual_heads(dim.min(MOST)));
     let shape = Shape {

@@ -12,7 +12,8 @@ fn plan(text: &str, ranks: usize) -> Plan {
 #[test]
 fn an_empty_file_trains_a_small_model_on_the_grammar() {
     let plan = plan("", 1);
-    assert_eq!(plan.model, lockstep_plan::presets::shape("grammar", Some(64)).unwrap());
+    let tiny = lockstep_plan::presets::shape("tiny", None).unwrap();
+    assert_eq!(plan.model, lockstep_plan::model::Shape { vocab: 64, ..tiny });
     assert_eq!((plan.data.source, plan.data.seq), (Source::Builtin("grammar".into()), 128));
     assert_eq!((plan.train.lr.curve, plan.train.lr.warmup), (Curve::Cosine, 100));
     assert_eq!((plan.train.eval.unwrap().every, plan.train.clip), (100, Some(1.0)));
