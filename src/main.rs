@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use commands::{bench, data, export, generate, import, launch, train};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 /// Large buffers lie where the other ranks of the host can reach them.
 #[global_allocator]
@@ -36,8 +36,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let level = EnvFilter::try_from_env("LOCKSTEP_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(level).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt().with_max_level(log_level()).with_writer(std::io::stderr).init();
     let result = match Cli::parse().command {
         Command::Train(args) => train::run(args),
         Command::Generate(args) => generate::run(args),
@@ -52,4 +51,10 @@ fn main() -> ExitCode {
         eprintln!("error: {error:#}");
         ExitCode::FAILURE
     })
+}
+
+/// How much is told on standard error: LOCKSTEP_LOG=error, warn, info, debug or trace.
+fn log_level() -> LevelFilter {
+    let typed = std::env::var("LOCKSTEP_LOG").ok();
+    typed.and_then(|level| level.parse().ok()).unwrap_or(LevelFilter::WARN)
 }

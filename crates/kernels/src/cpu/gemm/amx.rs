@@ -54,7 +54,7 @@ pub fn in_place(
     if !start.addr().is_multiple_of(64) || !(2 * from.stride).is_multiple_of(64) {
         return None;
     }
-    Some(Rows { start, stride: 2 * from.stride, ahead: 0 })
+    Some(Rows { start, stride: 2 * from.stride, step: 2 * DEEP, ahead: 0 })
 }
 
 /// What the assembly reads, in its own order.
@@ -84,7 +84,7 @@ pub unsafe fn multiply(_rows: usize, k: usize, a: Rows, b: *const u8, sums: Sums
     // Packed tiles of the upper and the lower half alternate. A packed panel is asked for as if it were rows.
     let (lower, stride, step, row) = match a.stride {
         0 => (2 * TILE, 2 * DEEP, 4 * TILE, 2 * DEEP * tiles),
-        stride => (SIDE * stride, stride, 2 * DEEP, stride),
+        stride => (SIDE * stride, stride, a.step, stride),
     };
     let arguments = Arguments {
         tiles,

@@ -1,39 +1,92 @@
-//! The f32 inner loop for AVX-512: 14×32, which is 28 of 32 registers for sums, 2 for `b`, 1 for `a`.
+//! The f32 inner loop for AVX-512: up to 13×32, which is 26 of 32 registers for sums, 2 for `b`, the others for
+//! `a`. Rows of `a` are read from a packed panel, or as they lie.
 
 use super::kernel::{Rows, Sums};
+use super::{Data, Operand};
 use std::arch::x86_64::*;
+use std::ops::Range;
+
+/// Rows that need no packing: f32, and not so far apart that all fall into one set of the cache.
+pub fn in_place(
+    from: &Operand<'_>,
+    lanes: Range<usize>,
+    rows: usize,
+    ks: Range<usize>,
+) -> Option<Rows> {
+    let Data::F32(values) = from.data else { return None };
+    if from.rounded || lanes.len() < rows || ks.is_empty() {
+        return None;
+    }
+    let start = values[from.index(lanes.start, ks.start)..].as_ptr().cast();
+    let bytes = 4 * from.stride;
+    match from.k_runs {
+        true if !bytes.is_multiple_of(4096) => {
+            Some(Rows { start, stride: bytes, step: 4, ahead: 0 })
+        }
+        false if bytes <= 1024 => Some(Rows { start, stride: 4, step: bytes, ahead: 0 }),
+        _ => None,
+    }
+}
 
 /// # Safety
-/// The processor has AVX-512 F; `a` is (k, rows) with at most 14 rows, `b` (k, 32) and `sums` of (rows, 32).
+/// The processor has AVX-512 F; `a` is (k, rows) with at most 13 rows, `b` (k, 32) and `sums` of (rows, 32).
 pub unsafe fn multiply(rows: usize, k: usize, a: Rows, b: *const u8, sums: Sums) {
-    let (a, b) = (a.start.cast(), b.cast());
     macro_rules! by_rows {
         ($($n:literal)*) => {
-            match rows {
+            match (rows, a.stride) {
                 // SAFETY: the caller's promise, passed on.
-                $($n => unsafe { tile::<$n>(k, a, b, sums) },)*
-                _ => unreachable!("panels have 1 to 14 rows"),
+                $(($n, 0) => unsafe { packed::<$n>(k, a.start.cast(), b.cast(), sums) },)*
+                // SAFETY: the caller's promise, passed on.
+                $(($n, _) => unsafe { lying::<$n>(k, a, b.cast(), sums) },)*
+                _ => unreachable!("panels have 1 to 13 rows"),
             }
         };
     }
-    by_rows!(1 2 3 4 5 6 7 8 9 10 11 12 13 14)
+    by_rows!(1 2 3 4 5 6 7 8 9 10 11 12 13)
+}
+
+/// Sums of a tile in registers, from what was there or from zero.
+///
+/// # Safety
+/// As `multiply`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn begin<const ROWS: usize>(sums: Sums) -> [[__m512; 2]; ROWS] {
+    let mut acc = [[_mm512_setzero_ps(); 2]; ROWS];
+    if sums.resume {
+        for (row, acc) in acc.iter_mut().enumerate() {
+            // SAFETY: within the sums.
+            unsafe {
+                let line = sums.start.add(row * sums.stride);
+                *acc = [_mm512_loadu_ps(line), _mm512_loadu_ps(line.add(16))];
+            }
+        }
+    }
+    acc
 }
 
 /// # Safety
 /// As `multiply`.
+#[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn tile<const ROWS: usize>(k: usize, a: *const f32, b: *const f32, sums: Sums) {
+unsafe fn end<const ROWS: usize>(acc: [[__m512; 2]; ROWS], sums: Sums) {
+    for (row, acc) in acc.iter().enumerate() {
+        // SAFETY: within the sums.
+        unsafe {
+            let line = sums.start.add(row * sums.stride);
+            _mm512_storeu_ps(line, acc[0]);
+            _mm512_storeu_ps(line.add(16), acc[1]);
+        }
+    }
+}
+
+/// # Safety
+/// As `multiply`, with `a` packed.
+#[target_feature(enable = "avx512f")]
+unsafe fn packed<const ROWS: usize>(k: usize, a: *const f32, b: *const f32, sums: Sums) {
     // SAFETY: reads and writes stay in the panels that `multiply` was promised.
     unsafe {
-        let mut acc = [[_mm512_setzero_ps(); 2]; ROWS];
-        if sums.resume {
-            for (row, acc) in acc.iter_mut().enumerate() {
-                *acc = [
-                    _mm512_loadu_ps(sums.start.add(row * sums.stride)),
-                    _mm512_loadu_ps(sums.start.add(row * sums.stride + 16)),
-                ];
-            }
-        }
+        let mut acc = begin::<ROWS>(sums);
         for p in 0..k {
             let (b0, b1) = (_mm512_loadu_ps(b.add(p * 32)), _mm512_loadu_ps(b.add(p * 32 + 16)));
             for (row, acc) in acc.iter_mut().enumerate() {
@@ -42,9 +95,41 @@ unsafe fn tile<const ROWS: usize>(k: usize, a: *const f32, b: *const f32, sums: 
                 acc[1] = _mm512_fmadd_ps(x, b1, acc[1]);
             }
         }
-        for (row, acc) in acc.iter().enumerate() {
-            _mm512_storeu_ps(sums.start.add(row * sums.stride), acc[0]);
-            _mm512_storeu_ps(sums.start.add(row * sums.stride + 16), acc[1]);
+        end(acc, sums);
+    }
+}
+
+/// # Safety
+/// As `multiply`, with `a` as it lies.
+#[target_feature(enable = "avx512f")]
+unsafe fn lying<const ROWS: usize>(k: usize, a: Rows, mut b: *const f32, sums: Sums) {
+    // SAFETY: reads and writes stay in the panels that `multiply` was promised.
+    unsafe {
+        let mut acc = begin::<ROWS>(sums);
+        // Five pointers and a stride reach all rows: base, base + stride, base + 2·stride are addresses that
+        // an instruction can form by itself.
+        let mut bases: [_; 5] = std::array::from_fn(|i| a.start.wrapping_add(3 * i * a.stride));
+        // The next panel's rows, four in each of the first tiles, a line every fourth step: they shall have come
+        // when their turn does.
+        let next = a.start.wrapping_add((ROWS + 4 * a.ahead) * a.stride);
+        let ask = if 4 * a.ahead < ROWS && a.step == 4 { 3 } else { usize::MAX };
+        for p in 0..k {
+            if p & ask == 0 {
+                let line = next.wrapping_add(p / 4 % 4 * a.stride + p / 16 * 64);
+                _mm_prefetch::<_MM_HINT_T1>(line.cast());
+            }
+            let (b0, b1) = (_mm512_loadu_ps(b), _mm512_loadu_ps(b.add(16)));
+            b = b.add(32);
+            for (row, acc) in acc.iter_mut().enumerate() {
+                let x = bases[row / 3].wrapping_add(row % 3 * a.stride);
+                let x = _mm512_set1_ps(*x.cast::<f32>());
+                acc[0] = _mm512_fmadd_ps(x, b0, acc[0]);
+                acc[1] = _mm512_fmadd_ps(x, b1, acc[1]);
+            }
+            for base in &mut bases {
+                *base = base.wrapping_add(a.step);
+            }
         }
+        end(acc, sums);
     }
 }

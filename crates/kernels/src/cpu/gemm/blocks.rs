@@ -73,7 +73,9 @@ impl Blocks {
         let pieces = product.k.div_ceil(LONG / kernel.bytes).max(1);
         let long = product.k.div_ceil(pieces).max(1).next_multiple_of(kernel.deep);
         let height = kernel.height(m);
-        let visit_a = visit(&product.a, height);
+        // Where panels are read as they lie only the last one, which is not whole, is packed, by itself.
+        let lies = (kernel.in_place)(&product.a, 0..height, height, 0..long).is_some();
+        let visit_a = if lies { 1 } else { visit(&product.a, height) };
         let visit_b = visit(&product.b, kernel.cols);
         let whole = |len: usize, most: usize, of: usize| {
             len.next_multiple_of(of).min((most / of).max(1) * of)
@@ -167,7 +169,7 @@ unsafe fn rectangle(
                                 a,
                             );
                         }
-                        Rows { start: a, stride: 0, ahead: 0 }
+                        Rows { start: a, stride: 0, step: 0, ahead: 0 }
                     });
                     for col in (chunk..end).step_by(width) {
                         let at = (col - chunk) / width;

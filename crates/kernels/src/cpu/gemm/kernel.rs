@@ -37,8 +37,9 @@ pub type Pack = unsafe fn(strip: &Strip<'_>, panels: *mut u8);
 #[derive(Clone, Copy)]
 pub struct Rows {
     pub start: *const u8,
-    /// Bytes from row to row, for rows that are read in place; 0 for a packed panel.
+    /// Bytes from row to row, and along k, for rows that are read in place; 0 for a packed panel.
     pub stride: usize,
+    pub step: usize,
     /// Which part of the next panel to ask for on the way, so that it has come when its turn does.
     pub ahead: usize,
 }
@@ -80,9 +81,10 @@ impl Kernel {
                 in_place: amx::in_place,
             },
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 | Level::Amx => {
-                Kernel::of_f32(level, 11..15, 32, avx512::multiply, lanes::pack)
-            }
+            Level::Avx512 | Level::Amx => Kernel {
+                in_place: avx512::in_place,
+                ..Kernel::of_f32(level, 11..14, 32, avx512::multiply, lanes::pack)
+            },
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => Kernel::of_f32(level, 5..7, 16, avx2::multiply, pack::avx2),
             _ => Kernel::of_f32(level, 4..5, 8, portable::multiply, pack::plain),

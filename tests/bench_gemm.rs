@@ -1,0 +1,55 @@
+//! `lockstep bench gemm` as its users run it.
+
+use std::process::{Command, Output};
+
+fn bench(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
+    command.args(["bench", "gemm"]).args(arguments);
+    command.output().expect("the binary runs")
+}
+
+#[test]
+fn every_order_type_and_level_is_right() {
+    for dtype in ["f32", "bf16"] {
+        for more in [["--threads", "1"], ["--threads", "2"], ["--level", "portable"]] {
+            let layers = ["--shapes", "70x96x33,5x64x40", "--seconds", "0.001", "--json"];
+            let run = bench(&[&["--dtype", dtype], &more[..], &layers].concat());
+            let error = String::from_utf8_lossy(&run.stderr);
+            assert!(run.status.success(), "{dtype} {more:?}: {error}");
+            let output = String::from_utf8_lossy(&run.stdout);
+            let records: Vec<serde_json::Value> = output
+                .lines()
+                .map(|line| serde_json::from_str(line).expect("one object per line"))
+                .collect();
+            let found: Vec<_> = records
+                .iter()
+                .map(|r| format!("{} {} {} {}", r["order"], r["m"], r["n"], r["k"]))
+                .collect();
+            let wanted = [
+                "\"nt\" 70 96 33",
+                "\"nn\" 70 33 96",
+                "\"tn\" 96 33 70",
+                "\"nt\" 5 64 40",
+                "\"nn\" 5 40 64",
+                "\"tn\" 64 40 5",
+            ];
+            assert_eq!(found, wanted);
+            assert!(records.iter().all(|record| record["wrong"] == 0), "{output}");
+        }
+    }
+}
+
+#[test]
+fn mistakes_are_told_with_the_way_out() {
+    for (arguments, hint) in [
+        (["--shapes", "3x4"], "write tokens x outputs x inputs"),
+        (["--dtype", "f16"], "f32 or bf16"),
+        (["--level", "neon"], "one of portable, avx2, avx512, amx"),
+        (["--threads", "0"], "one thread at least"),
+    ] {
+        let run = bench(&arguments);
+        assert!(!run.status.success());
+        let error = String::from_utf8_lossy(&run.stderr);
+        assert!(error.contains(hint), "{arguments:?}: {error}");
+    }
+}
