@@ -32,8 +32,9 @@ impl RunFile {
         match Source::open(&spec, &options) {
             Ok(source) => Ok(RunFile { config, source }),
             Err(error) => {
-                // What else is wrong is told too.
-                let around = Surroundings::one_host(config.ranks(), 1);
+                // What else is wrong is told too. Any model has a vocabulary of one: that the data's is not
+                // known is no second mistake.
+                let around = Surroundings::one_host(config.ranks(), 1).with_vocab(1);
                 let mut told = vec![format!("data.source={spec:?}: {error}")];
                 if let Err(mistakes) = Plan::resolve(&config, &around) {
                     told.extend(mistakes.iter().map(Mistake::to_string));

@@ -49,6 +49,9 @@ pub struct Start {
 
 /// How many ranks this process is one of, or will start.
 pub fn size(start: &Start) -> anyhow::Result<usize> {
+    if start.ranks == Some(0) {
+        bail!("--ranks 0: a world has at least one rank");
+    }
     #[cfg(feature = "mpi")]
     if start.engine == Engine::Mpi {
         return Ok(start
@@ -84,9 +87,7 @@ pub fn run(
     rank: impl Fn(&World) -> anyhow::Result<()> + Sync,
 ) -> anyhow::Result<ExitCode> {
     let Start { engine, ranks, timeout, .. } = *start;
-    if ranks == Some(0) {
-        bail!("--ranks 0: a world has at least one rank");
-    }
+    size(start)?;
     let options = Options {
         local: if engine == Engine::Tcp { LocalLinks::Tcp } else { LocalLinks::SharedMemory },
         timeout,

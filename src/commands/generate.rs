@@ -24,7 +24,7 @@ pub struct Args {
     #[arg(long, default_value_t = 200)]
     tokens: usize,
     /// Below 1 likelier, above 1 wilder; 0 always takes the likeliest
-    #[arg(long, default_value_t = 0.8)]
+    #[arg(long, default_value_t = 0.8, allow_negative_numbers = true)]
     temperature: f32,
     /// Draw only from this many of the likeliest
     #[arg(long)]
