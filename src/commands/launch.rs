@@ -40,10 +40,10 @@ pub struct Args {
     /// How often to start anew, as the next generation, after a rank failed
     #[arg(long, default_value_t = 0, env = "PET_MAX_RESTARTS")]
     max_restarts: u32,
-    /// Folder for rank-N.log [default: runs/launch-<time>-<pid>/logs]
+    /// Folder for rank-N.log [default: runs/launch-TIME-PID/logs]
     #[arg(long)]
     log_dir: Option<PathBuf>,
-    /// Show the output of all ranks, each line behind its rank: [3] line
+    /// Show the output of all ranks, each line behind its rank: `[3] line`
     #[arg(long)]
     tee: bool,
     /// Seconds between SIGTERM and SIGKILL

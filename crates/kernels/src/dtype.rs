@@ -2,6 +2,7 @@
 
 use half::bf16;
 
+/// What the elements of a tensor are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Dtype {
     F32,
@@ -11,6 +12,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
+    /// Of an element.
     pub const fn bytes(self) -> usize {
         match self {
             Dtype::F32 | Dtype::U32 => 4,

@@ -80,6 +80,7 @@ impl Team {
         Team { shared, helpers, turn: Mutex::new(()) }
     }
 
+    /// The caller and its helpers.
     pub fn size(&self) -> usize {
         self.shared.size
     }

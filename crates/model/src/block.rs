@@ -16,6 +16,7 @@ pub trait Block {
     /// What a backward pass needs of the forward pass.
     type Saved;
 
+    /// Names, dimensions and order of what lies in the flat buffer.
     fn params(&self) -> &BlockParams;
 
     /// From the stream (tokens, dim) to the stream, keeping what `recompute` does not rebuild.
@@ -82,6 +83,7 @@ pub struct Dropout {
 }
 
 impl Cx<'_> {
+    /// Of this micro-batch.
     pub fn tokens(&self) -> usize {
         self.batch * self.seq
     }

@@ -52,6 +52,7 @@ impl Gradients {
         self.blocks.iter().enumerate().filter_map(|(block, tensor)| Some((block, tensor.as_ref()?)))
     }
 
+    /// The same, to be changed in place: summed over ranks, say.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut Tensor)> {
         self.blocks
             .iter_mut()
@@ -59,6 +60,7 @@ impl Gradients {
             .filter_map(|(block, tensor)| Some((block, tensor.as_mut()?)))
     }
 
+    /// The gradient of a block, once a backward pass has been there.
     pub fn get(&self, block: usize) -> Option<&Tensor> {
         self.blocks[block].as_ref()
     }

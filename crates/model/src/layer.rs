@@ -9,6 +9,7 @@ use crate::attention::{AttentionPart, AttentionSaved};
 use crate::feed_forward::{FeedForward, FeedForwardSaved};
 use crate::{Block, Cx, Recompute, Sink};
 
+/// The block of all three families: what differs are its parameters and its second half.
 pub struct Layer {
     params: BlockParams,
     pub(crate) attention: AttentionPart,

@@ -10,6 +10,7 @@ use crate::embed::Embed;
 use crate::head::{Head, OutputGradient};
 use crate::{Auxiliary, Block, Cx, Dropout, Gradients, Layer, Recompute, Saved, Sink, Weights};
 
+/// The code of a model: what to do with parameters that lie elsewhere.
 pub struct Model {
     pub shape: Shape,
     pub(crate) embed: Embed,
@@ -56,6 +57,7 @@ pub struct Tape {
 }
 
 impl Batch {
+    /// Room for `batch` sequences of `seq` tokens.
     pub fn empty(device: &Device, batch: usize, seq: usize) -> Batch {
         let ids = || device.empty(batch, seq, Dtype::U32, Tag::Buffers);
         Batch { batch, seq, inputs: ids(), targets: ids() }
@@ -77,6 +79,7 @@ impl Batch {
 }
 
 impl Model {
+    /// The blocks of a shape, and the tables they share.
     pub fn new(shape: &Shape) -> Model {
         let scaling = shape.rope_scaling.map(|scaling| RopeScaling {
             factor: scaling.factor,

@@ -6,6 +6,7 @@ use std::ops::Range;
 use lockstep_kernels::{Device, Dtype, Tag, Tensor, View};
 use lockstep_plan::model::{BlockParams, Init, Param, Shape};
 
+/// All parameters, block by block.
 pub struct Weights {
     /// What each block holds, and in which order.
     pub layout: Vec<BlockParams>,
@@ -88,6 +89,7 @@ impl Weights {
         (&mut self.masters[block], self.copies.as_mut().map(|copies| &mut copies[block]))
     }
 
+    /// Flat buffers: embedding, layers, head.
     pub fn blocks(&self) -> usize {
         self.masters.len()
     }

@@ -3,6 +3,7 @@
 use crate::config::Curve;
 use serde::{Deserialize, Serialize};
 
+/// The learning rate over a whole run: any step's can be asked for.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct LearningRate {
     pub peak: f64,

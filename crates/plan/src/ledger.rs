@@ -37,6 +37,7 @@ impl Ledger {
         }
     }
 
+    /// All of it, as if everything were at its largest at once.
     pub fn total(&self) -> usize {
         self.parameters + self.gradients + self.optimizer + self.activations
     }

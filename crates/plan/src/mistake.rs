@@ -13,6 +13,7 @@ pub enum Place {
     Untyped,
 }
 
+/// Something in a run file that cannot be, and what to do about it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mistake {
     /// Dotted: `model.heads`. Empty for text that is not TOML.

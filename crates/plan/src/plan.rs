@@ -7,6 +7,7 @@ use crate::model::Shape;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
+/// A run with every default filled in.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Plan {
     /// Also the run folder's.
@@ -21,6 +22,7 @@ pub struct Plan {
     pub checkpoint: Checkpoint,
 }
 
+/// What is learned from.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Data {
     pub source: Source,
@@ -40,6 +42,7 @@ pub enum Source {
     File(PathBuf),
 }
 
+/// How the training goes.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Train {
     pub steps: usize,
@@ -64,6 +67,7 @@ pub struct Train {
     pub sample: Option<Sample>,
 }
 
+/// When to look at held-out data, and at how much.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Eval {
     /// Steps between two; 0: only at the end.
@@ -79,23 +83,27 @@ pub struct Sample {
     pub tokens: usize,
 }
 
+/// How the ranks share the work.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Layout {
     pub data: usize,
     pub recompute: Recompute,
 }
 
+/// The numbers in which the model computes.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Precision {
     pub compute: Compute,
 }
 
+/// What ranks may expect of each other.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Comm {
     pub timeout_s: f64,
     pub bucket_bytes: usize,
 }
 
+/// How often to save, and how many to keep.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Checkpoint {
     /// Steps between two; 0: only at the end.

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+/// Why a run ended before its last step.
 #[derive(Debug)]
 pub enum Error {
     /// Ranks could not reach each other, or one failed.

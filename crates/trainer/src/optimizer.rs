@@ -6,6 +6,7 @@ use lockstep_kernels::{AdamW, Device, Dtype, Stepped, Tag, Tensor, View};
 use lockstep_model::{Gradients, Weights};
 use lockstep_plan::model::BlockParams;
 
+/// AdamW and its two moments for each parameter, block by block.
 pub struct Optimizer {
     blocks: Vec<Moments>,
 }
@@ -64,6 +65,7 @@ impl Optimizer {
         (self.blocks[block].first.view(), self.blocks[block].second.view())
     }
 
+    /// Both moments of a block, to be filled from a checkpoint.
     pub fn moments_mut(&mut self, block: usize) -> (&mut Tensor, &mut Tensor) {
         let Moments { first, second, .. } = &mut self.blocks[block];
         (first, second)

@@ -11,6 +11,7 @@ use lockstep_plan::{Compute, Plan};
 
 use crate::{Error, Optimizer};
 
+/// What one rank holds: its device, the model with its parameters and moments, and room for a micro-batch.
 pub struct Rank<'a> {
     pub plan: &'a Plan,
     /// The data axis.

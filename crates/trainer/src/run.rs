@@ -35,6 +35,7 @@ pub struct Run<'a> {
     pub start: Option<Start>,
 }
 
+/// Where a run starts when not at random.
 pub struct Start {
     pub checkpoint: PathBuf,
     pub resume: bool,

@@ -10,6 +10,7 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+/// One event file, being written.
 pub struct TensorBoard {
     file: File,
 }

@@ -80,6 +80,7 @@ impl Device {
         }))
     }
 
+    /// From the gradient of the output to that of queries, keys and values, side by side.
     pub fn attention_backward(
         &self,
         shape: &Attention,

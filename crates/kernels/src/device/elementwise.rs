@@ -9,6 +9,7 @@ use crate::cpu::{elementwise, reduce};
 use crate::{Dtype, View, ViewMut};
 
 impl Device {
+    /// Every element becomes `value`.
     pub fn fill(&self, to: ViewMut<'_>, value: f32) {
         self.on_cpu(Operation::Elementwise, |cpu| match to.dtype() {
             Dtype::F32 => elementwise::fill::<f32>(cpu, to.host(), value),

@@ -28,6 +28,7 @@ pub enum Gradient<'a> {
 }
 
 impl Device {
+    /// The loss of each row, and the gradient of its logits where it is wanted.
     pub fn cross_entropy(&self, work: CrossEntropy<'_>) {
         let CrossEntropy { logits, targets, losses, gradient } = work;
         let how = |scale| Loss { scale, z_loss: 0.0 };

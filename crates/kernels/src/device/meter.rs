@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+/// Kinds of work that time is counted by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Operation {
     Matmul,

@@ -27,6 +27,7 @@ impl Device {
         }))
     }
 
+    /// From the gradient of the output to that of gate and up, side by side.
     pub fn swiglu_backward(&self, gate_up: View<'_>, dout: View<'_>, dgate_up: ViewMut<'_>) {
         let width = dout.cols();
         with_float!(gate_up.dtype(), E => self.on_cpu(Operation::Activation, |cpu| {

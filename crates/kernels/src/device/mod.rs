@@ -61,6 +61,7 @@ impl Device {
         Tensor::new(&self.0.pool, rows, cols, dtype, tag)
     }
 
+    /// A tensor of zeros.
     pub fn zeros(&self, rows: usize, cols: usize, dtype: Dtype, tag: Tag) -> Tensor {
         let mut tensor = self.empty(rows, cols, dtype, tag);
         self.fill(tensor.view_mut(), 0.0);
@@ -96,6 +97,7 @@ impl Device {
         &self.0.meter
     }
 
+    /// That share each operation.
     pub fn threads(&self) -> usize {
         match &self.0.backend {
             Backend::Cpu(cpu) => cpu.team.size(),

@@ -19,6 +19,7 @@ pub struct Stepped<'a> {
 }
 
 impl Device {
+    /// One step of AdamW: parameters and moments follow the gradient.
     pub fn adamw(&self, numbers: &AdamW, state: Stepped<'_>, gradient: View<'_>) {
         let Stepped { parameters, copy, first, second } = state;
         with_float!(gradient.dtype(), G => self.on_cpu(Operation::Optimizer, |cpu| {

@@ -55,6 +55,7 @@ pub struct Memory {
 }
 
 impl Memory {
+    /// What is held for one purpose.
     pub fn of(&self, tag: Tag) -> Usage {
         self.by_tag[tag as usize]
     }

@@ -13,6 +13,7 @@ const ALIGN: usize = 128;
 /// The least that is asked of the system at once. Pages that nobody touches cost nothing.
 const CHUNK: usize = 64 << 20;
 
+/// The memory of a device.
 pub struct Pool(Mutex<Inner>);
 
 #[derive(Default)]
@@ -54,6 +55,7 @@ impl Pool {
         Pool(Mutex::default())
     }
 
+    /// What is held now, and was at most.
     pub fn memory(&self) -> Memory {
         self.lock().memory
     }

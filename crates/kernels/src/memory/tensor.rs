@@ -56,6 +56,7 @@ impl Tensor {
         self.dtype
     }
 
+    /// To read.
     pub fn view(&self) -> View<'_> {
         // SAFETY: the piece is this tensor's, and nobody writes it while it is borrowed: `view_mut` needs
         // the only handle, mutably.

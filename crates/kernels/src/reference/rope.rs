@@ -1,6 +1,6 @@
 //! Rotary position embedding of one head, written as a rotation of the plane for each pair.
 
-/// Turns the pairs (x[i], x[i + half]) by `position * theta^(-i / half)`; by minus it for gradients.
+/// Turns the pairs `(x[i], x[i + half])` by `position * theta^(-i / half)`; by minus it for gradients.
 pub fn forward(x: &mut [f64], position: f64, theta: f64) {
     turn(x, |i, half| position * theta.powf(-(i as f64) / half as f64));
 }

@@ -2,6 +2,7 @@
 
 use super::Reader;
 
+/// `[checkpoint]` as typed.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Checkpoint {
     /// Steps between two; 0: only at the end.

@@ -2,6 +2,7 @@
 
 use super::Reader;
 
+/// `[comm]` as typed.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Comm {
     /// How long a rank waits for a peer before it calls it lost.

@@ -2,6 +2,7 @@
 
 use super::Reader;
 
+/// `[data]` as typed.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Data {
     /// `builtin:grammar`, or the path of a token file.

@@ -3,6 +3,7 @@
 use super::Reader;
 use serde::{Deserialize, Serialize};
 
+/// `[layout]` as typed.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Layout {
     /// Replicas, each on its share of the global batch.

@@ -3,6 +3,7 @@
 use super::Reader;
 use crate::model::Family;
 
+/// `[model]` as typed, or a preset.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Model {
     pub preset: Option<String>,

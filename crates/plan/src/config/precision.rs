@@ -3,11 +3,13 @@
 use super::Reader;
 use serde::{Deserialize, Serialize};
 
+/// `[precision]` as typed.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Precision {
     pub compute: Option<Compute>,
 }
 
+/// The type of activations and of the weights that are computed with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Compute {

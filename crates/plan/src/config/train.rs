@@ -3,6 +3,7 @@
 use super::Reader;
 use serde::{Deserialize, Serialize};
 
+/// `[train]` as typed.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Train {
     pub steps: Option<usize>,

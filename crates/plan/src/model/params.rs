@@ -16,6 +16,7 @@ pub struct Param {
     pub decay: bool,
 }
 
+/// What a parameter is before the first step.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Init {
     Zeros,
@@ -90,6 +91,7 @@ impl Shape {
         self.blocks().iter().map(BlockParams::len).sum()
     }
 
+    /// The first block: token table, and positions where they are learned.
     pub fn embed(&self) -> BlockParams {
         let mut params = vec![matrix("tokens", self.vocab, self.dim, STD)];
         if self.family == Family::Gpt2 {
@@ -98,6 +100,7 @@ impl Shape {
         BlockParams { name: "embed".into(), params }
     }
 
+    /// A layer, counted from 0.
     pub fn layer(&self, layer: usize) -> BlockParams {
         let mut params = self.norm("norm1");
         params.extend(self.attention());
@@ -110,6 +113,7 @@ impl Shape {
         BlockParams { name: format!("layers.{layer}"), params }
     }
 
+    /// The last block: norm, and the output projection unless it is tied.
     pub fn head(&self) -> BlockParams {
         let mut params = self.norm("norm");
         if !self.tied {

@@ -28,10 +28,12 @@ pub struct Surroundings {
 }
 
 impl Surroundings {
+    /// Ranks on one machine with so many cores.
     pub fn one_host(ranks: usize, cores: usize) -> Surroundings {
         Surroundings { ranks, local_ranks: ranks, cores, data_vocab: None }
     }
 
+    /// The same with data of a known vocabulary.
     pub fn with_vocab(self, vocab: usize) -> Surroundings {
         Surroundings { data_vocab: Some(vocab), ..self }
     }
