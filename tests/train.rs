@@ -4,7 +4,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use lockstep_data::{Recipe, prepare};
 use lockstep_events::{StepReport, read};
 use lockstep_plan::Plan;
 use serde_json::Value;
@@ -341,9 +340,9 @@ fn weights_go_out_and_come_back_to_be_trained_on() {
     desk.done(&format!("import {} --out runs/theirs", fixture.display()));
     desk.write(
         "theirs.toml",
-        "[model]\ndim = 32\nlayers = 3\nheads = 4\nseq = 24\nvocab = 97\n[train]\nsteps = 2\n",
+        "[model]\nfamily = \"gpt2\"\ndim = 32\nlayers = 3\nheads = 4\nseq = 24\nvocab = 97\n[train]\nsteps = 2\n",
     );
-    let few = ["model.vocab (line 6): vocab=97 is less than the 256 of the data"];
+    let few = ["model.vocab (line 7): vocab=97 is less than the 256 of the data"];
     desk.refused("train theirs.toml --from runs/theirs --set name=tuned", &few);
     let other = ["holds another model than the run file describes: vocab is 97 there and 256 here"];
     desk.refused(
@@ -358,9 +357,7 @@ fn own_text_is_trained_on() {
     let sentence = |i: usize| format!("the {i}. owl sings, and the {}. fox listens.\n", 7 * i % 10);
     let text: Vec<String> = (0..200).map(sentence).collect();
     desk.write("songs.txt", &text.join("\n"));
-    let recipe =
-        Recipe { cut: 100, ..Recipe::new(vec![desk.path("songs.txt")], desk.path("songs.tokens")) };
-    prepare(&recipe, &|_| ()).expect("a token file");
+    desk.done("data prepare songs.txt --out songs.tokens --cut 100");
     let words = "train small.toml --ranks 2 --set data.source=songs.tokens --set train.steps=30";
     let said = desk.done(words);
     assert!(!said.contains("entropy"), "nobody knows it: {said}");
@@ -374,9 +371,7 @@ fn own_text_is_trained_on() {
     desk.done("generate runs/small --prompt owl --tokens 10");
 
     // One document cannot be both trained on and held out.
-    let whole =
-        Recipe { cut: 0, ..Recipe::new(vec![desk.path("songs.txt")], desk.path("one.tokens")) };
-    prepare(&whole, &|_| ()).expect("a token file");
+    desk.done("data prepare songs.txt --out one.tokens --cut 0");
     desk.refused(
         "train small.toml --set data.source=one.tokens",
         &["1 documents would be held out", "held_out = 0"],

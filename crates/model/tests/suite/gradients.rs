@@ -189,10 +189,16 @@ fn weight_gradients_can_wait() {
         let (_, saved) = layer.forward(&cx, weights, random(1), Recompute::None);
         let mut sink = Sink::later(in_two.view_mut(), false, &mut later);
         let same_dx = layer.backward(&cx, weights, saved, random(2), &mut sink);
-        assert!(dx.view().host::<f32>() == same_dx.view().host::<f32>(), "{family:?}: the way back");
+        assert!(
+            dx.view().host::<f32>() == same_dx.view().host::<f32>(),
+            "{family:?}: the way back"
+        );
         assert!(at_once.view().host::<f32>() != in_two.view().host::<f32>(), "{family:?}: not yet");
         later.iter().for_each(|work| work.run(device, in_two.view_mut(), false));
-        assert!(at_once.view().host::<f32>() == in_two.view().host::<f32>(), "{family:?}: the weights");
+        assert!(
+            at_once.view().host::<f32>() == in_two.view().host::<f32>(),
+            "{family:?}: the weights"
+        );
     }
 }
 
