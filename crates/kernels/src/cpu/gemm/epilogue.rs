@@ -281,6 +281,14 @@ unsafe fn add<W: Wide, T: Float>(tile: Tile, from: *const T, stride: usize) {
 unsafe fn store<W: Wide, T: Float>(tile: Tile, to: *mut T, stride: usize) {
     // SAFETY: inside the tile and the output.
     unsafe {
+        if tile.cols == 2 * W::COUNT {
+            for row in 0..tile.rows {
+                let sums = tile.sums.add(row * tile.stride);
+                let next = W::get(sums.add(W::COUNT), W::COUNT);
+                W::get(sums, W::COUNT).put_both(next, to.add(row * stride));
+            }
+            return;
+        }
         each_run!(tile, |sums, row, col, count| {
             W::get(sums, count).put(to.add(row * stride + col), count);
         })

@@ -19,6 +19,19 @@ pub trait Wide: Copy {
     /// `count` elements can be written; further lanes are not.
     unsafe fn put<T: Float>(self, to: *mut T, count: usize);
 
+    /// Writes two side by side.
+    ///
+    /// # Safety
+    /// `2 * COUNT` elements can be written.
+    #[inline(always)]
+    unsafe fn put_both<T: Float>(self, next: Self, to: *mut T) {
+        // SAFETY: the caller's promise, passed on.
+        unsafe {
+            self.put(to, Self::COUNT);
+            next.put(to.add(Self::COUNT), Self::COUNT);
+        }
+    }
+
     /// # Safety
     /// As all.
     unsafe fn plus(self, other: Self) -> Self;
@@ -173,6 +186,22 @@ mod avx512 {
                         _mm256_mask_storeu_epi16(to.cast(), mask(count), bits);
                     }
                     _ => _mm512_mask_storeu_ps(to.cast(), mask(count), self.0),
+                }
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn put_both<T: Float>(self, next: Self, to: *mut T) {
+            // SAFETY: the caller's promise, passed on; thirty-two halves are the same bits in either type.
+            unsafe {
+                if NATIVE && T::DTYPE == Dtype::Bf16 {
+                    // A whole line in one store.
+                    let halves = _mm512_cvtne2ps_pbh(next.0, self.0);
+                    let bits = std::mem::transmute::<__m512bh, __m512i>(halves);
+                    _mm512_storeu_si512(to.cast(), bits);
+                } else {
+                    self.put(to, 16);
+                    next.put(to.add(16), 16);
                 }
             }
         }
