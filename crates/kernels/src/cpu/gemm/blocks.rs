@@ -23,8 +23,7 @@ const VISIT: usize = 1 << 10;
 pub fn run(cpu: &Cpu, kernel: &Kernel, product: &Product<'_>) {
     // A share is whole panels where their height is fixed.
     let grain = (if kernel.rows.len() == 1 { kernel.rows.start } else { 1 }, kernel.cols);
-    let whole = Blocks::of(kernel, product, product.m, product.n);
-    let grid = Grid::of(cpu.team.size(), product.m, product.n, grain, whole.lies);
+    let grid = Grid::of(cpu.team.size(), product.m, product.n, grain);
     cpu.team.run(&|member, _| {
         let (rows, cols) = grid.share(member, product.m, product.n, grain);
         if rows.is_empty() || cols.is_empty() {
@@ -65,8 +64,6 @@ struct Blocks {
     visit_b: usize,
     /// One chunk holds all columns: panels of `a` need not be kept.
     once: bool,
-    /// Panels of `a` are read as they lie.
-    lies: bool,
     /// k is cut, and the output is no place for sums: all the block's wait in scratch.
     waiting: bool,
 }
@@ -89,7 +86,7 @@ impl Blocks {
         let most = if once { usize::MAX } else { KEPT / kernel.bytes / long };
         let rows = whole(m, if waiting { most.min(1024) } else { most }, height * visit_a);
         let cols = whole(n, if waiting { WAITING / rows } else { usize::MAX }, chunk);
-        Blocks { long, height, rows, cols, chunk, visit_a, visit_b, once, lies, waiting }
+        Blocks { long, height, rows, cols, chunk, visit_a, visit_b, once, waiting }
     }
 
     /// Elements from one panel to the next. A line more than they take, or else the same line of all panels
