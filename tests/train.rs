@@ -369,6 +369,11 @@ fn own_text_is_trained_on() {
     );
     assert!(desk.metrics("runs/small").iter().any(|line| line.eval_loss.is_some()));
     desk.done("generate runs/small --prompt owl --tokens 10");
+    // What the plan says is what was held out.
+    desk.done(&format!("{words} --set name=said --set data.held_out=0.05"));
+    assert_eq!(desk.losses("runs/said"), losses);
+    desk.done(&format!("{words} --set name=less --set data.held_out=0.01"));
+    assert_ne!(desk.losses("runs/less"), losses);
 
     // One document cannot be both trained on and held out.
     desk.done("data prepare songs.txt --out one.tokens --cut 0");
