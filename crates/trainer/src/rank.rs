@@ -75,6 +75,8 @@ impl<'a> Rank<'a> {
     /// Step `step` (the first is 1) on its global batch. On an error nothing has changed.
     pub fn step(&mut self, source: &Source, step: u64) -> Result<Stepped, Error> {
         let start = Instant::now();
+        // What a step that could not reach its peers left behind is not to be added to.
+        self.gradients.clear();
         let loss = self.passes(source, step);
 
         let exchange_start = Instant::now();

@@ -1,9 +1,9 @@
 //! Several ranks are one training run.
 
-use lockstep_comm::on_threads;
+use lockstep_comm::{World, on_threads};
 use lockstep_kernels::Device;
 use lockstep_plan::Plan;
-use lockstep_trainer::{Rank, Stepped};
+use lockstep_trainer::{Error, Rank, Stepped};
 
 use crate::plans::{plan, source};
 
@@ -61,4 +61,29 @@ fn threads_and_repetition_change_no_bit() {
             assert!(values == same, "{preset} with {threads} threads");
         }
     }
+}
+
+/// A rank that another one has left gets an error, and can take the step again elsewhere.
+#[test]
+fn a_step_after_a_failed_exchange_starts_without_old_gradients() {
+    let (plan, source) = (plan(1, &[]), source());
+    let fresh = |world: &World| {
+        let stepped = Rank::new(&plan, world, Device::cpu(1)).step(&source, 1).unwrap();
+        (stepped.loss, stepped.grad_norm)
+    };
+    let again = |alone: &World, left: World| {
+        if left.rank() == 1 {
+            return None;
+        }
+        let mut rank = Rank::new(&plan, &left, Device::cpu(1));
+        let failed = rank.step(&source, 1);
+        assert!(matches!(failed, Err(Error::Comm(_))), "{failed:?}");
+        rank.group = alone;
+        let stepped = rank.step(&source, 1).unwrap();
+        Some((stepped.loss, stepped.grad_norm))
+    };
+    on_threads(1, |alone| {
+        let after = on_threads(2, |left| again(&alone, left));
+        assert_eq!(after[0], Some(fresh(&alone)));
+    });
 }
