@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use lockstep_kernels::{Dtype, RopeTable, Tag};
-use lockstep_model::{Block, Cx, Dropout, Layer, Pass, Recompute, Sink};
+use lockstep_model::{Block, Cx, Dropout, Gradients, Layer, Pass, Recompute, Sink, Tape};
 use lockstep_plan::model::{Family, Moe, Shape};
 
 use crate::setup::{BATCH, PASS, SEQ, Setup, objective, setup, shape, train};
@@ -44,20 +44,24 @@ fn the_loss_follows_the_gradient() {
                 }),
                 ..PASS
             };
-            let mut setup = setup(&shape, Dtype::F32);
-            let (gradient, _) = train(&setup, &pass, 1);
-            let square: f64 = gradient.iter().map(|g| (*g as f64).powi(2)).sum();
-            // A change of the loss of about ±0.01, far above rounding.
-            let step = (0.01 / square) as f32;
-            moved(&mut setup, &gradient, step);
-            let above = objective(&train(&setup, &pass, 1).1);
-            moved(&mut setup, &gradient, -2.0 * step);
-            let below = objective(&train(&setup, &pass, 1).1);
-            let slope = (above - below) / (2.0 * step as f64);
+            let (slope, square) = slope(&mut setup(&shape, Dtype::F32), &pass);
             let error = (slope / square - 1.0).abs();
             assert!(error < 2e-3, "{family:?} dropout {dropout}: {slope} against {square}");
         }
     }
+}
+
+/// How the loss really changes along the gradient, and how it should: by the gradient's square.
+fn slope(setup: &mut Setup, pass: &Pass) -> (f64, f64) {
+    let (gradient, _) = train(setup, pass, 1);
+    let square: f64 = gradient.iter().map(|g| (*g as f64).powi(2)).sum();
+    // A change of the loss of about ±0.01, far above rounding.
+    let step = (0.01 / square) as f32;
+    moved(setup, &gradient, step);
+    let above = objective(&train(setup, pass, 1).1);
+    moved(setup, &gradient, -2.0 * step);
+    let below = objective(&train(setup, pass, 1).1);
+    ((above - below) / (2.0 * step as f64), square)
 }
 
 /// The same along single tensors, so that a small one cannot hide behind a large one.
@@ -130,13 +134,28 @@ fn a_second_micro_batch_adds_its_gradients() {
     }
 }
 
+/// Slots beyond an expert's room are dropped, in the order of the tokens, and the gradient is that of what is left.
 #[test]
 fn experts_with_little_room_drop_and_still_learn() {
-    let mut shape = shape(Family::Moe);
-    shape.moe = shape.moe.map(|moe| Moe { capacity: Some(0.5), ..moe });
-    let setup = setup(&shape, Dtype::F32);
-    let (gradient, loss) = train(&setup, &PASS, 1);
-    assert!(gradient.iter().all(|g| g.is_finite()) && loss.sum.is_finite());
+    let roomy = smooth(Family::Moe);
+    let moe = roomy.moe.expect("a mixture of experts");
+    let tight = Shape { moe: Some(Moe { capacity: Some(0.5), ..moe }), ..roomy.clone() };
+    // Everybody chooses every expert, so half the room takes half of the slots.
+    let slots = (roomy.layers * BATCH * SEQ * moe.experts) as u64;
+    assert_eq!((dropped(&roomy), dropped(&tight)), (0, slots / 2));
+
+    let loss = |shape| train(&setup(shape, Dtype::F32), &PASS, 1).1.sum;
+    assert!(loss(&roomy) != loss(&tight), "what was dropped is missing");
+    let (slope, square) = slope(&mut setup(&tight, Dtype::F32), &PASS);
+    assert!((slope / square - 1.0).abs() < 2e-3, "{slope} against {square}");
+}
+
+/// Slots that found no room in a pass.
+fn dropped(shape: &Shape) -> u64 {
+    let Setup { device, model, weights, batch } = setup(shape, Dtype::F32);
+    let (mut gradients, mut tape) = (Gradients::new(model.blocks()), Tape::default());
+    model.train(&device, &weights, &batch, &PASS, &mut gradients, &mut tape);
+    tape.auxiliary.borrow().dropped
 }
 
 #[test]
