@@ -29,8 +29,10 @@ pub struct Batch {
 /// What a micro-batch lost.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Loss {
-    /// Cross-entropy in nats, summed over the tokens.
+    /// Cross-entropy in nats, summed over the tokens that have something to predict.
     pub sum: f64,
+    /// Of the micro-batch, also those whose target is `u32::MAX` and which lost nothing: `sum / tokens` is a
+    /// mean over all positions.
     pub tokens: usize,
     /// Load balancing and z-loss of the routers, weighted as they enter the objective.
     pub auxiliary: f64,
