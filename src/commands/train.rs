@@ -131,9 +131,7 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     let trained = trainer::run(&run, &mut |event| screen.show(&event));
     screen.clear();
     let trained = trained?;
-    if first {
-        conclude(&trained, file, &folder)?;
-    }
+    trainer::alone(world, || conclude(&trained, file, &folder))?;
     // Ranks leave together: nobody takes the end of another for a failure.
     world.barrier()?;
     Ok(())

@@ -21,6 +21,11 @@ pub enum Error {
         path: PathBuf,
         cause: std::io::Error,
     },
+    /// Another rank failed at what it did alone; its own error, in words.
+    Elsewhere {
+        rank: usize,
+        what: String,
+    },
     Mistake(String),
 }
 
@@ -36,6 +41,7 @@ impl fmt::Display for Error {
             Error::Data(cause) => cause.fmt(f),
             Error::Checkpoint(cause) => cause.fmt(f),
             Error::Folder { path, cause } => write!(f, "{}: {cause}", path.display()),
+            Error::Elsewhere { rank, what } => write!(f, "rank {rank}: {what}"),
             Error::Mistake(what) => f.write_str(what),
         }
     }

@@ -27,6 +27,7 @@
 //! [`run()`] is the whole loop with its evaluations, checkpoints and reports; [`Rank`] is one rank's state and
 //! its steps, for loops of one's own.
 
+mod alone;
 mod error;
 mod evaluate;
 mod find_nan;
@@ -37,6 +38,7 @@ mod run;
 mod stored;
 mod text;
 
+pub use alone::alone;
 pub use error::Error;
 pub use optimizer::Optimizer;
 pub use peak::measure_peak;

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::rank::dtype;
 use crate::stored::load_weights;
-use crate::{Error, Rank, Stepped, measure_peak};
+use crate::{Error, Rank, Stepped, alone, measure_peak};
 
 /// What happens during a run, for whoever shows it. Only rank 0 tells.
 pub enum Event<'a> {
@@ -76,13 +76,14 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Rank<'a
             }
         }
         if due(plan.checkpoint.every) {
-            if group.rank() == 0 {
+            let saved = alone(group, || {
                 let path = rank.save(folder, step)?;
                 lockstep_ckpt::prune(folder, plan.checkpoint.keep)?;
+                Ok::<_, Error>(path)
+            })?;
+            if let Some(path) = saved {
                 tell(Event::Saved(&path));
             }
-            // Nobody runs ahead of a save for longer than a deadline.
-            group.barrier()?;
         }
     }
     Ok(rank)

@@ -30,6 +30,7 @@ use crate::world::context::Context;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// Ranks that call collectives together. Cheap to clone; clones are the same group.
 #[derive(Clone)]
@@ -154,6 +155,11 @@ impl Group {
 
     pub fn name(&self) -> &str {
         &self.inner.name
+    }
+
+    /// How long a call waits for the other members before it fails.
+    pub fn timeout(&self) -> Duration {
+        self.inner.context.timeout
     }
 
     /// The same group with the algorithm fixed; `None` goes back to choosing by price. All members

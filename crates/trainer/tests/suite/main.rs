@@ -2,6 +2,7 @@
 //! planned memory, and when numbers go wrong.
 
 mod allocations;
+mod alone;
 mod memory;
 mod not_finite;
 mod plans;
