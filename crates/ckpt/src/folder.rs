@@ -29,6 +29,9 @@ const OPTIMIZER: &str = "optimizer.safetensors";
 const FIRST: &str = "first.";
 const SECOND: &str = "second.";
 
+/// How the name of a checkpoint ends while it is being removed.
+const GOING: &str = ".removed";
+
 /// What a checkpoint says of itself.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Head {
@@ -156,10 +159,9 @@ pub fn latest(run: &Path) -> Result<Option<PathBuf>> {
 /// Checkpoints under their final names, the oldest first.
 fn finished(run: &Path) -> Vec<(u64, PathBuf)> {
     let Ok(entries) = fs::read_dir(checkpoints(run)) else { return Vec::new() };
-    let step = |name: &str| name.strip_prefix("step-")?.parse::<u64>().ok();
     let mut found: Vec<(u64, PathBuf)> = entries
         .flatten()
-        .filter_map(|entry| Some((step(entry.file_name().to_str()?)?, entry.path())))
+        .filter_map(|entry| Some((step_of(entry.file_name().to_str()?)?, entry.path())))
         .collect();
     found.sort();
     found
@@ -173,9 +175,18 @@ pub fn find(path: &Path) -> Result<PathBuf> {
     latest(path)?.ok_or_else(|| Error::Nothing { path: path.to_path_buf() })
 }
 
-/// Removes what a save that was killed left behind. For the run's one writer, before it begins.
+/// Removes what a save or a `prune` that was killed left behind. For the run's one writer, before it begins.
 pub fn sweep(run: &Path) -> Result<()> {
-    partial::sweep(&checkpoints(run))
+    let Ok(entries) = fs::read_dir(checkpoints(run)) else { return Ok(()) };
+    let going = |name: &str| name.strip_suffix(GOING).and_then(step_of).is_some();
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        if name.to_str().is_some_and(|name| partial::is_partial(name) || going(name)) {
+            let path = entry.path();
+            fs::remove_dir_all(&path).map_err(Error::system("remove", &path))?;
+        }
+    }
+    Ok(())
 }
 
 /// Removes all but the newest `keep` checkpoints of a run; none when `keep` is 0.
@@ -184,7 +195,7 @@ pub fn prune(run: &Path, keep: usize) -> Result<()> {
     let old = if keep == 0 { 0 } else { found.len().saturating_sub(keep) };
     for (_, path) in &found[..old] {
         // Renamed first: whoever looks meanwhile sees a whole checkpoint or none.
-        let going = path.with_extension("removed");
+        let going = path.with_extension(&GOING[1..]);
         fs::rename(path, &going).map_err(Error::system("remove", path))?;
         fs::remove_dir_all(&going).map_err(Error::system("remove", &going))?;
     }
@@ -231,6 +242,10 @@ fn checkpoints(run: &Path) -> PathBuf {
 
 fn folder_name(step: u64) -> String {
     format!("step-{step:08}")
+}
+
+fn step_of(folder_name: &str) -> Option<u64> {
+    folder_name.strip_prefix("step-")?.parse().ok()
 }
 
 fn entries(list: &[Named], prefix: &str) -> Vec<Entry> {

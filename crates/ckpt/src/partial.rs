@@ -58,18 +58,9 @@ impl Drop for Partial {
     }
 }
 
-/// Removes what writers that were killed left in `folder`.
-pub(crate) fn sweep(folder: &Path) -> Result<()> {
-    let Ok(entries) = fs::read_dir(folder) else { return Ok(()) };
-    for entry in entries.flatten() {
-        let name = entry.file_name();
-        let left = name.to_str().is_some_and(|n| n.starts_with('.') && n.ends_with(SUFFIX));
-        if left {
-            let path = entry.path();
-            fs::remove_dir_all(&path).map_err(Error::system("remove", &path))?;
-        }
-    }
-    Ok(())
+/// Whether this is the name of a folder that is being filled, or that a writer which was killed left behind.
+pub(crate) fn is_partial(name: &str) -> bool {
+    name.starts_with('.') && name.ends_with(SUFFIX)
 }
 
 fn hidden(target: &Path) -> Result<PathBuf> {

@@ -47,7 +47,10 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Rank<'a
     let device = Device::cpu(plan.train.threads);
     let peak = measure_peak(&device, dtype(plan));
     let (mut rank, done) = build(run, device)?;
-    let mut log = if group.rank() == 0 { Some(Log::open(folder)?) } else { None };
+    let mut log = alone(group, || {
+        lockstep_ckpt::sweep(folder)?;
+        Log::open(folder)
+    })?;
     let mut clock = Clock::new(plan, peak, done);
 
     for step in done + 1..=plan.train.steps as u64 {

@@ -2,7 +2,7 @@
 
 use crate::support::{FIXTURES, fixture, fresh, same};
 use lockstep_ckpt::hf::Source;
-use lockstep_ckpt::{Head, Moments, Slices, Tensors, find, latest, load, save, sweep};
+use lockstep_ckpt::{Head, Moments, Slices, Tensors, find, latest, load, prune, save, sweep};
 use serde_json::json;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -83,12 +83,44 @@ fn the_newest_whole_checkpoint_is_found() {
     .unwrap();
     fs::create_dir(checkpoints.join("step-notes")).unwrap();
     assert_eq!(latest(&run).unwrap(), Some(newest.clone()));
-    sweep(&run).unwrap();
-    assert!(!checkpoints.join(".step-00000200.partial").exists() && newest.exists());
 
     // A copy that was broken off.
     fs::remove_file(newest.join("model.safetensors")).unwrap();
     assert_eq!(latest(&run).unwrap(), Some(checkpoints.join("step-00000020")));
+}
+
+#[test]
+fn sweeping_removes_what_was_left_and_nothing_else() {
+    let run = run("swept", &[5, 100]);
+    let checkpoints = run.join("checkpoints");
+    // A save that was killed, a prune that was killed, and what a user may have put there.
+    for name in [".step-00000200.partial", "step-00000003.removed", "step-notes", "old.removed"] {
+        fs::create_dir(checkpoints.join(name)).unwrap();
+        fs::write(checkpoints.join(name).join("checkpoint.json"), "{}").unwrap();
+    }
+    sweep(&run).unwrap();
+    assert_eq!(
+        names(&checkpoints),
+        ["old.removed", "step-00000005", "step-00000100", "step-notes"]
+    );
+    sweep(&fresh("never-swept")).unwrap();
+}
+
+#[test]
+fn pruning_keeps_the_newest_and_leaves_nothing() {
+    let run = run("pruned", &[5, 100, 20, 7]);
+    prune(&run, 0).unwrap();
+    assert_eq!(names(&run.join("checkpoints")).len(), 4, "0 keeps all");
+    prune(&run, 2).unwrap();
+    assert_eq!(names(&run.join("checkpoints")), ["step-00000020", "step-00000100"]);
+}
+
+/// What lies in a folder, in order.
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap().flatten();
+    let mut names: Vec<String> = entries.map(|e| e.file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
 }
 
 #[test]
@@ -165,7 +197,5 @@ fn a_step_is_not_saved_twice_and_a_failed_save_leaves_nothing() {
     let head = Head { step: 2, ..head };
     let save = || save(&run, &head, &Failing(&source), None);
     assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(save)).is_err());
-    let left: Vec<_> =
-        fs::read_dir(run.join("checkpoints")).unwrap().flatten().map(|e| e.file_name()).collect();
-    assert_eq!(left, ["step-00000001"]);
+    assert_eq!(names(&run.join("checkpoints")), ["step-00000001"]);
 }

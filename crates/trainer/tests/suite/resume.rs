@@ -33,8 +33,14 @@ fn resumed_equals_uninterrupted() {
     let schedule = ["train.schedule=constant", "train.warmup=4", "train.log_every=1"];
     let uninterrupted = train(&whole, &[&schedule[..], &["train.steps=8"]].concat(), false);
     train(&halves, &[&schedule[..], &["train.steps=5"]].concat(), false);
+    // What a run that was killed while it saved and pruned leaves behind.
+    let checkpoints = halves.join("checkpoints");
+    let left =
+        [".step-00000006.partial", "step-00000004.removed"].map(|name| checkpoints.join(name));
+    left.iter().for_each(|path| std::fs::create_dir(path).unwrap());
     let resumed = train(&halves, &[&schedule[..], &["train.steps=8"]].concat(), true);
     assert!(uninterrupted == resumed, "the same parameters to the bit");
+    assert!(left.iter().all(|path| !path.exists()), "the next run has swept");
 
     let steps: Vec<usize> = read(&halves.join("metrics.jsonl"))
         .unwrap()
