@@ -35,6 +35,7 @@ mod optimizer;
 mod peak;
 mod rank;
 mod run;
+mod spoken;
 mod stored;
 mod text;
 

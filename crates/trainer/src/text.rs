@@ -6,6 +6,7 @@ use lockstep_kernels::{Device, Dtype};
 use lockstep_model::{Cache, Model, Sampling, Weights, sample};
 
 use crate::Error;
+use crate::spoken::Spoken;
 
 /// What is asked for.
 #[derive(Clone, Debug)]
@@ -27,6 +28,7 @@ pub fn generate(
     mut say: impl FnMut(&str),
 ) -> Result<(), Error> {
     let mut ids = source.encode(wanted.prompt)?;
+    let mut text = Spoken::after(ids.clone());
     if ids.is_empty() {
         // Something must be followed: the end of a document, or the end of a sentence.
         ids.push(source.end().unwrap_or(b'\n' as u32));
@@ -39,17 +41,12 @@ pub fn generate(
     }
     let key = Key { seed: wanted.seed, stream: STREAM };
     let mut cache = Cache::new(device, model, dtype);
-    let mut text = Spoken::default();
+    let (seq, decode) = (model.shape.seq, |ids: &[u32]| source.decode(ids));
     for index in 0..wanted.tokens {
-        // When the context is full, go on from its second half.
-        let new = if cache.len() + 1 > model.shape.seq || ids.len() > model.shape.seq {
+        if cache.len() == seq {
             cache.clear();
-            &ids[ids.len().saturating_sub(model.shape.seq.div_ceil(2))..]
-        } else if cache.is_empty() {
-            &ids[..]
-        } else {
-            &ids[ids.len() - 1..]
-        };
+        }
+        let new = &ids[first_new(ids.len(), cache.len(), seq)..];
         let logits = model.extend(device, weights, &mut cache, new, dtype);
         let uniform = (key.word(index as u64) as f64 + 0.5) / 2f64.powi(32);
         let id = sample(&logits, &wanted.sampling, uniform);
@@ -57,29 +54,26 @@ pub fn generate(
             break;
         }
         ids.push(id);
-        text.hear(source, id, &mut say)?;
+        let piece = text.hear(id, decode)?;
+        if !piece.is_empty() {
+            say(&piece);
+        }
+    }
+    let rest = text.untold(decode)?;
+    if !rest.is_empty() {
+        say(&rest);
     }
     Ok(())
 }
 
-/// Tells sampling's random numbers from those of training.
-const STREAM: u64 = 1 << 62;
-
-/// Text that is told as soon as it is whole: a character may take several tokens.
-#[derive(Default)]
-struct Spoken {
-    waiting: Vec<u32>,
-}
-
-impl Spoken {
-    fn hear(&mut self, source: &Source, id: u32, say: &mut impl FnMut(&str)) -> Result<(), Error> {
-        self.waiting.push(id);
-        let text = source.decode(&self.waiting)?;
-        // No character is longer than four bytes; what is still broken then stays so.
-        if !text.ends_with('\u{fffd}') || self.waiting.len() >= 4 {
-            say(&text);
-            self.waiting.clear();
-        }
-        Ok(())
+/// Where what the cache has not seen begins. A context that became too long is gone on with from its second half.
+fn first_new(ids: usize, cached: usize, seq: usize) -> usize {
+    match cached {
+        0 if ids > seq => ids - seq.div_ceil(2),
+        0 => 0,
+        _ => ids - 1,
     }
 }
+
+/// Tells sampling's random numbers from those of training.
+const STREAM: u64 = 1 << 62;

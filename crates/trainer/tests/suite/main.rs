@@ -9,3 +9,4 @@ mod plans;
 mod pytorch;
 mod ranks;
 mod resume;
+mod text;

@@ -1,0 +1,52 @@
+//! Text from a model.
+
+use lockstep_kernels::{Device, Dtype};
+use lockstep_model::{Cache, Model, Sampling, Weights, sample};
+use lockstep_plan::presets;
+use lockstep_trainer::{Wanted, generate};
+
+use crate::plans::source;
+
+const LIKELIEST: Sampling = Sampling { temperature: 0.0, top_k: None, top_p: None };
+
+/// A model whose next token depends on all that it sees.
+fn model(device: &Device) -> (Model, Weights) {
+    let mut shape = presets::shape("gpt2-test", Some(source().vocab())).unwrap();
+    shape.seq = 10;
+    let mut weights = Weights::init(device, &shape, Dtype::F32, 3);
+    for block in 0..weights.blocks() {
+        let (master, _) = weights.master_mut(block);
+        master.view_mut().host::<f32>().iter_mut().for_each(|value| *value *= 8.0);
+    }
+    weights.refresh(device);
+    (Model::new(&shape), weights)
+}
+
+/// The context grows to the model's length, and then goes on from its second half: each token as if all of its
+/// context was shown to the model anew.
+#[test]
+fn text_goes_on_when_the_context_is_full() {
+    let device = Device::cpu(1);
+    let (source, (model, weights)) = (source(), model(&device));
+    let seq = model.shape.seq;
+    for prompt in ["a", "a long prompt that does not fit", "ten bytes."] {
+        let tokens = 3 * seq;
+        let mut ids = source.encode(prompt).unwrap();
+        let mut start = 0;
+        for _ in 0..tokens {
+            if ids.len() - start > seq {
+                start = ids.len() - seq.div_ceil(2);
+            }
+            let mut cache = Cache::new(&device, &model, Dtype::F32);
+            let logits = model.extend(&device, &weights, &mut cache, &ids[start..], Dtype::F32);
+            ids.push(sample(&logits, &LIKELIEST, 0.0));
+        }
+        let expected = source.decode(&ids[prompt.len()..]).unwrap();
+
+        let wanted = Wanted { prompt, tokens, sampling: LIKELIEST, seed: 0 };
+        let mut text = String::new();
+        let say = |piece: &str| text.push_str(piece);
+        generate(&device, &model, &weights, Dtype::F32, &source, &wanted, say).unwrap();
+        assert_eq!(text, expected, "after {prompt:?}");
+    }
+}
