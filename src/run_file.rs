@@ -1,7 +1,6 @@
 //! From a run file to a plan, and the folder of a run.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context, bail};
 use lockstep_data::{Options, Source};
@@ -27,15 +26,14 @@ impl RunFile {
 
     /// Opens the data.
     pub fn of(config: Config) -> anyhow::Result<RunFile> {
-        let spec = config.data.source.clone().unwrap_or_else(|| "builtin:grammar".into());
         let options = Options { held_out: config.held_out() };
-        match Source::open(&spec, &options) {
+        match Source::open(config.source(), &options) {
             Ok(source) => Ok(RunFile { config, source }),
             Err(error) => {
                 // What else is wrong is told too. Any model has a vocabulary of one: that the data's is not
                 // known is no second mistake.
                 let around = Surroundings::one_host(config.ranks(), 1).with_vocab(1);
-                let mut told = vec![format!("data.source={spec:?}: {error}")];
+                let mut told = vec![format!("data.source={:?}: {error}", config.source())];
                 if let Err(mistakes) = Plan::resolve(&config, &around) {
                     told.extend(mistakes.iter().map(Mistake::to_string));
                 }
@@ -53,10 +51,6 @@ impl RunFile {
             let told: Vec<String> = mistakes.iter().map(Mistake::to_string).collect();
             anyhow::anyhow!("{}", list(&told))
         })
-    }
-
-    pub fn timeout(&self) -> Duration {
-        Duration::from_secs_f64(self.config.comm.timeout_s.filter(|s| *s > 0.0).unwrap_or(30.0))
     }
 }
 

@@ -42,7 +42,6 @@ pub struct Start {
     pub ranks: Option<usize>,
     /// When it was not typed and no launcher knows it.
     pub default_ranks: usize,
-    pub timeout: Duration,
     /// Where the ranks' output goes; without it, into a folder that is removed after success.
     pub logs: Option<PathBuf>,
 }
@@ -81,12 +80,13 @@ pub fn is_parent(start: &Start) -> anyhow::Result<bool> {
 }
 
 /// Runs `rank` on every rank: in the world that a launcher has put this process into, or else in one
-/// of our own on this machine.
+/// of our own on this machine. `timeout` is how long they wait for each other.
 pub fn run(
     start: &Start,
+    timeout: Duration,
     rank: impl Fn(&World) -> anyhow::Result<()> + Sync,
 ) -> anyhow::Result<ExitCode> {
-    let Start { engine, ranks, timeout, .. } = *start;
+    let Start { engine, ranks, .. } = *start;
     size(start)?;
     let options = Options {
         local: if engine == Engine::Tcp { LocalLinks::Tcp } else { LocalLinks::SharedMemory },
@@ -126,6 +126,12 @@ pub fn run(
         }
         many => start_own(many, start.logs.as_deref()),
     }
+}
+
+/// How many ranks are on this rank's host, itself among them.
+pub fn local_ranks(world: &World) -> usize {
+    let (hosts, rank) = (world.hosts(), world.rank());
+    hosts.iter().filter(|host| **host == hosts[rank]).count()
 }
 
 /// As many as there are cores, and two at least: a world of one shows little.

@@ -3,6 +3,7 @@
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use lockstep_comm::World;
@@ -53,7 +54,6 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         engine: args.engine,
         ranks: args.ranks,
         default_ranks: file.config.ranks(),
-        timeout: file.timeout(),
         logs: None,
     };
     // Every mistake is found before a rank is started.
@@ -67,11 +67,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         let folder = prepare(&args, &plan)?;
         start.logs = Some(folder.join("logs"));
     }
-    world::run(&start, |world| {
-        let plan = file.plan(
-            world.size(),
-            world.hosts().iter().filter(|host| **host == world.hosts()[world.rank()]).count(),
-        )?;
+    let timeout = Duration::try_from_secs_f64(plan.comm.timeout_s).context("comm.timeout_s")?;
+    world::run(&start, timeout, |world| {
+        let plan = file.plan(world.size(), world::local_ranks(world))?;
         rank(&args, &file, &plan, world)
     })
 }

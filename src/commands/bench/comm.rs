@@ -79,8 +79,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let timeout = Duration::try_from_secs_f64(args.timeout).context("--timeout")?;
     let (engine, ranks) = (args.engine, args.ranks);
     let default_ranks = world::default_ranks();
-    let start = world::Start { engine, ranks, default_ranks, timeout, logs: None };
-    world::run(&start, |world| every_case(world, &args, &kinds))
+    let start = world::Start { engine, ranks, default_ranks, logs: None };
+    world::run(&start, timeout, |world| every_case(world, &args, &kinds))
 }
 
 fn every_case(world: &World, args: &Args, kinds: &[Kind]) -> anyhow::Result<()> {

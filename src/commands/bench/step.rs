@@ -61,11 +61,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         engine: args.engine,
         ranks: Some(args.ranks),
         default_ranks: args.ranks,
-        timeout: Duration::from_secs(60),
         logs: None,
     };
-    world::run(&start, |world| {
-        let plan = file.plan(world.size(), world.size())?;
+    world::run(&start, Duration::from_secs(60), |world| {
+        let plan = file.plan(world.size(), world::local_ranks(world))?;
         rank(&args, &file, &plan, world)
     })
 }

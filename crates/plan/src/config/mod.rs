@@ -83,6 +83,11 @@ impl Config {
         self.layout.data.unwrap_or(1).max(1)
     }
 
+    /// What to learn from, as it is typed: known before the plan, which is made for the data's vocabulary.
+    pub fn source(&self) -> &str {
+        self.data.source.as_deref().unwrap_or("builtin:grammar")
+    }
+
     /// The fraction kept for evaluation: known before the plan, for the data is opened first.
     pub fn held_out(&self) -> f64 {
         self.data.held_out.unwrap_or(0.05)

@@ -10,7 +10,7 @@ const BUILTINS: [&str; 1] = ["grammar"];
 
 pub(super) fn data(findings: &mut Findings, model: Option<&Shape>) -> Data {
     let typed = &findings.config.data;
-    let source = Source::from(typed.source.clone().unwrap_or_else(|| "builtin:grammar".into()));
+    let source = Source::from(findings.config.source().to_string());
     let longest = model.map(|shape| shape.seq);
     let data = Data {
         seq: typed.seq.or(longest).unwrap_or(1),

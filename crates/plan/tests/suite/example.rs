@@ -55,6 +55,20 @@ fn means_what_it_says() {
     assert_eq!((plan.lr(100), plan.lr(1000)), (3e-4, 3e-4 / 10.0));
 }
 
+/// The data is opened before the plan is made, and must be the plan's.
+#[test]
+fn the_source_is_known_before_the_plan() {
+    for (text, source) in
+        [("", "builtin:grammar"), ("[data]\nsource = \"tokens.bin\"", "tokens.bin")]
+    {
+        let config = Config::parse(text, &["model.preset=gpt2-test".into()]);
+        let around = Surroundings::one_host(1, 1).with_vocab(256);
+        let plan = Plan::resolve(&config, &around).unwrap();
+        assert_eq!(config.source(), source);
+        assert_eq!(String::from(plan.data.source), source);
+    }
+}
+
 #[test]
 fn every_other_key_has_a_place() {
     let text = r#"
