@@ -1,6 +1,6 @@
 //! `lockstep export`: a checkpoint becomes a Hugging Face folder.
 
-use super::progress::Progress;
+use super::progress::Watched;
 use lockstep_ckpt::safetensors::Dtype;
 use lockstep_ckpt::{find, hf, load};
 use std::path::PathBuf;
@@ -39,11 +39,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Stored::F32 => Dtype::F32,
         Stored::Bf16 => Dtype::Bf16,
     };
-    let progress = Progress::new("export", checkpoint.params());
     let how = hf::Export { dtype, shard_bytes: args.shard_bytes };
     let (step, shape) = (checkpoint.head().step, &checkpoint.head().shape);
-    hf::export(shape, &progress, &args.to, how)?;
-    let (params, to) = (progress.total(), &args.to);
+    hf::export(shape, &Watched::new("export", checkpoint.params()), &args.to, how)?;
+    let (params, to) = (shape.param_count(), &args.to);
     if args.json {
         println!(
             "{}",

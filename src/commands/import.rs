@@ -1,6 +1,6 @@
 //! `lockstep import`: a Hugging Face folder becomes the first checkpoint of a run.
 
-use super::progress::Progress;
+use super::progress::Watched;
 use lockstep_ckpt::{Head, hf, save};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -23,16 +23,15 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let model = hf::Source::open(&args.folder)?;
     let head = Head { step: 0, shape: model.shape().clone(), plan: serde_json::Value::Null };
-    let progress = Progress::new("import", &model);
-    let checkpoint = save(&args.out, &head, &progress, None)?;
+    let checkpoint = save(&args.out, &head, &Watched::new("import", &model), None)?;
+    let (params, shape) = (head.shape.param_count(), &head.shape);
     if args.json {
-        let (params, shape) = (progress.total(), &head.shape);
         println!(
             "{}",
             serde_json::json!({"checkpoint": checkpoint, "params": params, "shape": shape})
         );
     } else {
-        println!("{} parameters in {}", progress.total(), checkpoint.display());
+        println!("{params} parameters in {}", checkpoint.display());
     }
     Ok(ExitCode::SUCCESS)
 }

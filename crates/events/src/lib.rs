@@ -9,3 +9,4 @@ mod units;
 pub use metrics::{Metrics, read};
 pub use report::StepReport;
 pub use tensorboard::TensorBoard;
+pub use units::thousands;

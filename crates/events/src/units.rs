@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// `18,204`
+/// `18,204`, rounded.
 pub fn thousands(number: f64) -> String {
     if !number.is_finite() {
         return number.to_string();

@@ -1,8 +1,9 @@
 //! `lockstep data inspect`: what is inside a token file, or the built-in language.
 
-use super::{grouped, progress};
+use crate::commands::progress;
 use anyhow::bail;
 use lockstep_data::{GRAMMAR, Options, Source, Split, TokenFile};
+use lockstep_events::thousands;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -57,7 +58,7 @@ struct Inside<'a> {
 
 fn show_file(file: &TokenFile, args: &Args) -> anyhow::Result<()> {
     if args.check {
-        let bar = progress(Some(file.tokens() * file.width().bytes() as u64));
+        let bar = progress::bytes("check", Some(file.tokens() * file.width().bytes() as u64));
         let checked = file.check(|bytes| bar.inc(bytes));
         bar.finish_and_clear();
         checked?;
@@ -100,15 +101,19 @@ fn print(inside: &Inside) {
         return;
     }
     println!("{}", inside.path.display());
-    println!("  documents  {}", grouped(inside.documents));
-    println!("  tokens     {}, {} bytes each", grouped(inside.tokens), inside.bytes_per_token);
+    println!("  documents  {}", thousands(inside.documents as f64));
+    println!(
+        "  tokens     {}, {} bytes each",
+        thousands(inside.tokens as f64),
+        inside.bytes_per_token
+    );
     println!(
         "  a document has {} to {} tokens, {:.1} on average",
-        grouped(inside.shortest),
-        grouped(inside.longest),
+        thousands(inside.shortest as f64),
+        thousands(inside.longest as f64),
         inside.mean
     );
-    println!("  vocabulary {}, end token {}", grouped(inside.vocab.into()), inside.end);
+    println!("  vocabulary {}, end token {}", thousands(inside.vocab as f64), inside.end);
     println!("  tokenizer  {}", inside.tokenizer);
     println!("  digest     {}", &inside.digest[..16]);
     match inside.checked {

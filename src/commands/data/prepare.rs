@@ -1,8 +1,9 @@
 //! `lockstep data prepare`: what was typed, turned into a recipe, and what came of it.
 
-use super::{grouped, progress};
+use crate::commands::progress;
 use lockstep_comm::human_bytes;
 use lockstep_data::{Format, Recipe, Report, Tokenizer, prepare, size_of};
+use lockstep_events::thousands;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -65,7 +66,7 @@ enum Kind {
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let json = args.json;
     let recipe = recipe(args)?;
-    let bar = progress(size_of(&recipe)?);
+    let bar = progress::bytes("prepare", size_of(&recipe)?);
     let start = Instant::now();
     let report = prepare(&recipe, &|bytes| bar.inc(bytes));
     bar.finish_and_clear();
@@ -105,17 +106,17 @@ fn show(report: &Report, seconds: f64) {
         println!(
             "{}: {} tokens in {} documents",
             made.path.display(),
-            grouped(made.tokens),
-            grouped(made.documents)
+            thousands(made.tokens as f64),
+            thousands(made.documents as f64)
         );
     }
     let rate = (report.text_bytes as f64 / seconds) as u64;
     println!("{} of text, {}/s", human_bytes(report.text_bytes), human_bytes(rate));
     if report.empty > 0 {
-        println!("{} rows without text were left out", grouped(report.empty));
+        println!("{} rows without text were left out", thousands(report.empty as f64));
     }
     if report.bad > 0 {
-        println!("{} bad rows were left out; the first:", grouped(report.bad));
+        println!("{} bad rows were left out; the first:", thousands(report.bad as f64));
         report.first_bad.iter().for_each(|row| println!("  {row}"));
     }
 }
