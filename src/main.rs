@@ -2,6 +2,7 @@
 
 mod commands;
 mod run_file;
+mod say;
 mod world;
 
 use std::process::ExitCode;
@@ -37,7 +38,11 @@ enum Command {
 
 fn main() -> ExitCode {
     tracing_subscriber::fmt().with_max_level(log_level()).with_writer(std::io::stderr).init();
-    let result = match Cli::parse().command {
+    let command = Cli::parse().command;
+    if command.only_prints() {
+        end_with_reader();
+    }
+    let result = match command {
         Command::Train(args) => train::run(args),
         Command::Generate(args) => generate::run(args),
         Command::Launch(args) => launch::run(args),
@@ -51,6 +56,26 @@ fn main() -> ExitCode {
         eprintln!("error: {error:#}");
         ExitCode::FAILURE
     })
+}
+
+impl Command {
+    /// Whether nothing is lost when it ends because nobody reads what it prints. Ranks are something to lose.
+    fn only_prints(&self) -> bool {
+        match self {
+            Command::Train(_) | Command::Launch(_) => false,
+            Command::Bench(args) => !args.has_ranks(),
+            Command::Generate(_) | Command::Import(_) | Command::Export(_) | Command::Data(_) => {
+                true
+            }
+        }
+    }
+}
+
+/// Has the system end this process, as it ends others, when it writes to a pipe that nobody reads:
+/// `lockstep data inspect … | head`. Rust's start ignores that signal, and printing would panic.
+fn end_with_reader() {
+    // SAFETY: the default action is no handler of ours, and no other thread has been started.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
 /// How much is told on standard error: LOCKSTEP_LOG=error, warn, info, debug or trace.

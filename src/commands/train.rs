@@ -14,6 +14,7 @@ use lockstep_plan::{Ledger, Plan};
 use lockstep_trainer::{self as trainer, Event, Rank, Run, Wanted, dtype};
 
 use crate::run_file::{RunFile, fresh_folder};
+use crate::say::{say, say_part};
 use crate::world::{self, Engine};
 
 /// Train a model as a run file describes it
@@ -60,7 +61,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let size = world::size(&start)?;
     let plan = file.plan(size, size)?;
     if args.dry_run {
-        println!("{}", serde_json::to_string_pretty(&plan)?);
+        say!("{}", serde_json::to_string_pretty(&plan)?);
         return Ok(ExitCode::SUCCESS);
     }
     if world::is_parent(&start)? {
@@ -137,7 +138,7 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
 
 fn introduce(plan: &Plan, file: &RunFile) {
     let (model, train) = (&plan.model, &plan.train);
-    println!(
+    say!(
         "{}: {:?}, {:.2}M parameters, {} rank(s) × {} thread(s), {:?}, {} × {} tokens per step",
         plan.name,
         model.family,
@@ -149,7 +150,7 @@ fn introduce(plan: &Plan, file: &RunFile) {
         plan.data.seq,
     );
     if let Some(floor) = file.source.entropy(plan.data.seq) {
-        println!(
+        say!(
             "the true entropy of this data is {floor:.4} nats per token: no model's loss stays below it"
         );
     }
@@ -169,7 +170,7 @@ impl Screen {
         self.clear();
         match event {
             Event::Step(report) => {
-                println!("{report}");
+                say!("{report}");
                 self.draw(report);
             }
             Event::Evaluated(report) => {
@@ -179,9 +180,9 @@ impl Screen {
                     }
                     _ => String::new(),
                 };
-                println!("{report}{above}");
+                say!("{report}{above}");
             }
-            Event::Saved(path) => println!("saved {}", path.display()),
+            Event::Saved(path) => say!("saved {}", path.display()),
         }
         // Standard output may be a pipe to the launcher, which shows what it gets.
         let _ = std::io::stdout().flush();
@@ -214,22 +215,17 @@ fn conclude(rank: &Rank<'_>, file: &RunFile, folder: &Path) -> anyhow::Result<()
         Ledger::of(&plan.model, compute, recompute, plan.train.micro_batch, plan.data.seq);
     let memory = rank.device.memory();
     let mib = |bytes: usize| bytes as f64 / (1 << 20) as f64;
-    println!("memory per rank, planned and measured at its peak:");
+    say!("memory per rank, planned and measured at its peak:");
     for (tag, planned) in [
         (Tag::Parameters, planned.parameters),
         (Tag::Gradients, planned.gradients),
         (Tag::Optimizer, planned.optimizer),
         (Tag::Activations, planned.activations),
     ] {
-        println!(
-            "  {:<12} {:>9.2} {:>9.2} MiB",
-            tag.name(),
-            mib(planned),
-            mib(memory.of(tag).peak)
-        );
+        say!("  {:<12} {:>9.2} {:>9.2} MiB", tag.name(), mib(planned), mib(memory.of(tag).peak));
     }
     if let Some(wanted) = &plan.train.sample {
-        print!("\n{}", wanted.prompt);
+        say_part!("\n{}", wanted.prompt);
         let sampling = Sampling { temperature: 0.8, top_k: None, top_p: Some(0.95) };
         let wanted = Wanted {
             prompt: &wanted.prompt,
@@ -239,10 +235,10 @@ fn conclude(rank: &Rank<'_>, file: &RunFile, folder: &Path) -> anyhow::Result<()
         };
         let (device, model, weights) = (&rank.device, &rank.model, &rank.weights);
         trainer::generate(device, model, weights, dtype(plan), &file.source, &wanted, |text| {
-            print!("{text}")
+            say_part!("{text}")
         })?;
-        println!("\n");
+        say!("\n");
     }
-    println!("everything is in {}", folder.display());
+    say!("everything is in {}", folder.display());
     Ok(())
 }

@@ -22,6 +22,13 @@ enum What {
     Step(step::Args),
 }
 
+impl Args {
+    /// Whether what is measured are ranks at work.
+    pub fn has_ranks(&self) -> bool {
+        matches!(self.what, What::Comm(_) | What::Step(_))
+    }
+}
+
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.what {
         What::Comm(args) => comm::run(args),

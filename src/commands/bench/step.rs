@@ -12,6 +12,7 @@ use lockstep_plan::{Config, Ledger, Plan};
 use lockstep_trainer::{Rank, dtype, measure_peak};
 
 use crate::run_file::RunFile;
+use crate::say::say;
 use crate::world::{self, Engine};
 
 /// Training steps: tokens/s, FLOP/s against this machine's matrix multiply, time by operation, memory by
@@ -150,7 +151,7 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     if world.rank() == 0 {
         let record = record(args, plan, &device, &times, exchange, peak, resident[0] as u64);
         if args.json {
-            println!("{}", serde_json::to_string(&record)?);
+            say!("{}", serde_json::to_string(&record)?);
         } else {
             print(&record);
         }
@@ -215,7 +216,7 @@ fn record(
 }
 
 fn print(record: &Record) {
-    println!(
+    say!(
         "{} {}, {} rank(s) × {} thread(s): {:.0} tokens/s, {:.1} ms a step (median of {})",
         record.config,
         record.dtype,
@@ -225,25 +226,25 @@ fn print(record: &Record) {
         record.step_ms,
         record.steps
     );
-    println!(
+    say!(
         "{:.1} GFLOP/s, {:.1}% of {} × {:.1} (matrix multiply of 1024³)",
         record.gflops,
         100.0 * record.mfu,
         record.ranks,
         record.gemm_peak_gflops
     );
-    println!("\n{:<14} {:>10} {:>7}", "operation", "ms", "share");
+    say!("\n{:<14} {:>10} {:>7}", "operation", "ms", "share");
     let total: f64 = record.time_ms.iter().map(|(_, time)| time).sum();
     for (name, time) in &record.time_ms {
-        println!("{name:<14} {time:>10.2} {:>6.1}%", 100.0 * time / total);
+        say!("{name:<14} {time:>10.2} {:>6.1}%", 100.0 * time / total);
     }
-    println!("\n{:<14} {:>12} {:>12}", "memory (MiB)", "planned", "peak");
+    say!("\n{:<14} {:>12} {:>12}", "memory (MiB)", "planned", "peak");
     let mib = |bytes: usize| bytes as f64 / (1 << 20) as f64;
     for held in &record.memory {
         let planned = held.planned.map_or("–".into(), |bytes| format!("{:.2}", mib(bytes)));
-        println!("{:<14} {planned:>12} {:>12.2}", held.tag, mib(held.peak));
+        say!("{:<14} {planned:>12} {:>12.2}", held.tag, mib(held.peak));
     }
-    println!("{:<14} {:>12} {:>12.2}", "process", "", mib(record.peak_bytes as usize));
+    say!("{:<14} {:>12} {:>12.2}", "process", "", mib(record.peak_bytes as usize));
 }
 
 /// The most memory that this process ever had in use, in bytes.

@@ -2,20 +2,27 @@
 
 use super::case::{Case, Measured};
 use super::comm::Buffers;
+use crate::say::say;
 use lockstep_comm::{DType, Kind, World, human_bytes};
 use serde::Serialize;
 
 pub fn heading(world: &World, engine: &str, dtype: DType, buffers: Buffers) {
     let hosts = world.hosts().iter().max().map_or(1, |h| h + 1);
-    println!(
+    say!(
         "{} ranks on {hosts} host(s), engine {engine}, {}, {} buffers",
         world.size(),
         dtype.name(),
         format!("{buffers:?}").to_lowercase()
     );
-    println!(
+    say!(
         "{:>10}  {:<15} {:<10} {:>12} {:>12} {:>12} {:>7}",
-        "size", "operation", "algorithm", "time (µs)", "alg (GB/s)", "bus (GB/s)", "wrong"
+        "size",
+        "operation",
+        "algorithm",
+        "time (µs)",
+        "alg (GB/s)",
+        "bus (GB/s)",
+        "wrong"
     );
 }
 
@@ -50,10 +57,10 @@ pub fn row(case: &Case, measured: &Measured, engine: &str, dtype: DType, json: b
         wrong: measured.wrong,
     };
     if json {
-        println!("{}", serde_json::to_string(&record).expect("a record is plain data"));
+        say!("{}", serde_json::to_string(&record).expect("a record is plain data"));
         return;
     }
-    println!(
+    say!(
         "{:>10}  {:<15} {:<10} {:>12.1} {:>12.2} {:>12.2} {:>7}",
         human_bytes(record.bytes as u64),
         record.op,
