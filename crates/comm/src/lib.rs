@@ -40,4 +40,4 @@ pub use memory::heap::SharedHeap;
 pub use memory::symmetric::Symmetric;
 pub use world::World;
 pub use world::options::{LocalLinks, Options};
-pub use world::threads::{on_threads, on_threads_with};
+pub use world::threads::{alone, on_threads, on_threads_with};

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use lockstep_kernels::{Attention, RopeTable, Tensor, View};
+use lockstep_plan::context::Run;
 use lockstep_plan::model::{BlockParams, Shape};
 
 use crate::linear::Linear;
@@ -51,19 +52,22 @@ impl AttentionPart {
 
     pub fn forward(&self, cx: &Cx<'_>, weights: View<'_>, x: &Tensor) -> (Tensor, AttentionSaved) {
         let device = cx.device;
-        let mut stats = cx.kept_wide(cx.tokens(), self.norm.stats());
-        let mut qkv = cx.kept(self.qkv.rows());
+        let mut stats = cx.kept_wide(x.rows(), self.norm.stats());
+        let mut qkv = cx.kept(cx.tokens(), self.qkv.rows());
         {
-            let mut normed = cx.scratch(x.cols());
+            let mut normed = cx.scratch(x.rows(), x.cols());
             self.norm.forward(device, weights, x.view(), normed.view_mut(), stats.view_mut());
+            let normed = cx.peers.enter(device, normed);
             device.matmul(self.qkv.forward(weights, normed.view(), qkv.view_mut()));
         }
-        let attention = self.square(cx);
         if let Some(rope) = &self.rope {
-            device.rope(rope, &attention, qkv.view_mut());
+            for (run, rows) in cx.placed_runs() {
+                device.rope(rope, &self.run(cx, run), qkv.view_mut().rows_of(rows));
+            }
         }
-        let mut out = cx.kept(self.heads * self.head_dim);
-        let mut lse = cx.kept_wide(cx.batch * self.heads, cx.seq);
+        let attention = self.square(cx);
+        let mut out = cx.kept(cx.tokens(), self.heads * self.head_dim);
+        let mut lse = cx.kept_wide(cx.batch * self.heads, cx.seq());
         device.attention(&attention, qkv.view(), out.view_mut(), lse.view_mut());
         let y = add_projection(cx, self.site, &self.out, weights, out.view(), x);
         (y, AttentionSaved { stats, qkv, out, lse })
@@ -83,14 +87,14 @@ impl AttentionPart {
         let AttentionSaved { stats, qkv, out, lse } = saved;
 
         // Through the projection and the attention itself.
-        let mut dout = cx.scratch(out.cols());
+        let mut dout = cx.scratch(cx.tokens(), out.cols());
         {
             let dprojected = projection_gradient(cx, self.site, &dy);
             self.out.input_gradient(device, weights, dprojected.view(), dout.view_mut());
             self.out.weight_gradient(device, &dprojected, &out, sink);
         }
         let attention = self.square(cx);
-        let mut dqkv = cx.scratch(qkv.cols());
+        let mut dqkv = cx.scratch(cx.tokens(), qkv.cols());
         device.attention_backward(
             &attention,
             qkv.view(),
@@ -101,23 +105,32 @@ impl AttentionPart {
         );
         drop((qkv, out, lse, dout));
         if let Some(rope) = &self.rope {
-            device.rope_backward(rope, &attention, dqkv.view_mut());
+            for (run, rows) in cx.placed_runs() {
+                device.rope_backward(rope, &self.run(cx, run), dqkv.view_mut().rows_of(rows));
+            }
         }
 
         // Through q, k, v and the norm; the residual adds its own.
-        let mut normed = cx.scratch(x.cols());
+        let mut normed = cx.scratch(x.rows(), x.cols());
         self.norm.again(device, weights, x.view(), stats.view(), normed.view_mut());
+        let normed = cx.peers.enter(device, normed);
         self.qkv.weight_gradient(device, &dqkv, &normed, sink);
         drop(normed);
-        let mut dnormed = cx.scratch(x.cols());
+        let mut dnormed = cx.scratch(cx.tokens(), x.cols());
         self.qkv.input_gradient(device, weights, dqkv.view(), dnormed.view_mut());
         drop(dqkv);
+        let dnormed = cx.peers.enter_backward(device, dnormed);
         let mut dx = cx.own(dy);
         self.norm.backward(cx, weights, x, &stats, dnormed.view(), dx.view_mut(), sink);
         dx
     }
 
     pub fn square(&self, cx: &Cx<'_>) -> Attention {
-        Attention::square(cx.batch, cx.seq, self.heads, self.kv_heads, self.head_dim)
+        Attention::square(cx.batch, cx.seq(), self.heads, self.kv_heads, self.head_dim)
+    }
+
+    /// The tokens of one run, at their positions.
+    fn run(&self, cx: &Cx<'_>, run: Run) -> Attention {
+        Attention { q_start: run.start, q_len: run.len, ..self.square(cx) }
     }
 }

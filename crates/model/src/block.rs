@@ -1,8 +1,12 @@
 //! What a block is: the unit that is bucketed, gathered and freed, recomputed, and placed on a stage.
 
 use std::cell::RefCell;
+use std::ops::Range;
 
 use lockstep_kernels::{Device, Dtype, Tag, Tensor, View};
+use lockstep_parallel::Peers;
+use lockstep_plan::Recompute;
+use lockstep_plan::context::Run;
 use lockstep_plan::model::BlockParams;
 
 use crate::{Auxiliary, Sink};
@@ -40,28 +44,18 @@ pub trait Block {
     ) -> Tensor;
 }
 
-/// What the forward pass does not keep, and the backward pass computes again.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Recompute {
-    /// Only what is cheap: norms and activation functions.
-    #[default]
-    None,
-    /// The wide inner part of the feed-forward too: most of the memory for a ninth of the work.
-    Selective,
-    /// Everything but the block's input.
-    Full,
-}
-
 /// Where and on what a pass works.
 #[derive(Clone, Copy)]
 pub struct Cx<'a> {
     pub device: &'a Device,
+    /// Who has the rest of what a block needs.
+    pub peers: &'a Peers,
     /// Of activations.
     pub dtype: Dtype,
     /// Sequences in this micro-batch.
     pub batch: usize,
-    /// Tokens of each.
-    pub seq: usize,
+    /// The positions of each that are here: tokens lie run by run, in each run sequence by sequence.
+    pub runs: &'a [Run],
     /// Present in training when the model wants it.
     pub dropout: Option<Dropout>,
     /// This micro-batch's part of the tokens of the global batch: the weight of its auxiliary losses.
@@ -78,19 +72,41 @@ pub struct Dropout {
     pub probability: f32,
     pub seed: u64,
     pub step: u64,
-    /// Global number of the micro-batch's first token within its step.
-    pub first_token: u64,
+    /// Number of the micro-batch's first sequence within its step.
+    pub first_sample: u64,
+    /// Tokens of a whole sequence.
+    pub seq: u64,
 }
 
 impl Cx<'_> {
+    /// Tokens of each sequence that are here.
+    pub fn seq(&self) -> usize {
+        self.runs.iter().map(|run| run.len).sum()
+    }
+
     /// Of this micro-batch.
     pub fn tokens(&self) -> usize {
-        self.batch * self.seq
+        self.batch * self.seq()
+    }
+
+    /// The tokens whose residual stream this rank holds.
+    pub fn stream(&self) -> Range<usize> {
+        self.peers.stream_rows(self.tokens())
+    }
+
+    /// Each run, and the rows in which it lies.
+    pub(crate) fn placed_runs(&self) -> impl Iterator<Item = (Run, Range<usize>)> {
+        let batch = self.batch;
+        self.runs.iter().scan(0, move |end, run| {
+            let start = *end;
+            *end += batch * run.len;
+            Some((*run, start..*end))
+        })
     }
 
     /// Something a backward pass will need.
-    pub(crate) fn kept(&self, cols: usize) -> Tensor {
-        self.device.empty(self.tokens(), cols, self.dtype, Tag::Activations)
+    pub(crate) fn kept(&self, rows: usize, cols: usize) -> Tensor {
+        self.device.empty(rows, cols, self.dtype, Tag::Activations)
     }
 
     /// The same in f32 whatever the precision: statistics.
@@ -99,8 +115,8 @@ impl Cx<'_> {
     }
 
     /// Something that lives for a moment.
-    pub(crate) fn scratch(&self, cols: usize) -> Tensor {
-        self.device.empty(self.tokens(), cols, self.dtype, Tag::Buffers)
+    pub(crate) fn scratch(&self, rows: usize, cols: usize) -> Tensor {
+        self.device.empty(rows, cols, self.dtype, Tag::Buffers)
     }
 
     /// The tensor, or a copy of it when others still read it.
@@ -114,19 +130,28 @@ impl Cx<'_> {
         copy
     }
 
-    /// Drops elements of a (tokens, cols) matrix in place; forward and backward alike. `site` tells one
-    /// place of the network from another.
+    /// Drops elements of the stream's rows of this rank in place; forward and backward alike. `site` tells
+    /// one place of the network from another.
     pub(crate) fn drop_out(&self, site: u64, tensor: &mut Tensor) {
-        if let Some(dropout) = self.dropout {
-            let first = dropout.first_token * tensor.cols() as u64;
-            let stream = dropout.step << 16 | site;
-            self.device.dropout(
-                tensor.view_mut(),
-                dropout.probability,
-                dropout.seed,
-                stream,
-                first,
-            );
+        let Some(dropout) = self.dropout else { return };
+        let (rows, cols) = (self.stream(), tensor.cols());
+        for (run, place) in self.placed_runs() {
+            for sequence in 0..self.batch {
+                let start = place.start + sequence * run.len;
+                let (from, to) = (start.max(rows.start), (start + run.len).min(rows.end));
+                if from >= to {
+                    continue;
+                }
+                let sample = dropout.first_sample + sequence as u64;
+                let token = sample * dropout.seq + (run.start + from - start) as u64;
+                self.device.dropout(
+                    tensor.view_mut().rows_of(from - rows.start..to - rows.start),
+                    dropout.probability,
+                    dropout.seed,
+                    dropout.step << 16 | site,
+                    token * cols as u64,
+                );
+            }
         }
     }
 }

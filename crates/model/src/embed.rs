@@ -2,18 +2,18 @@
 
 use std::ops::Range;
 
-use lockstep_kernels::{Tensor, View, ViewMut};
-use lockstep_plan::model::{BlockParams, Shape};
+use lockstep_kernels::{Tensor, View, ViewMut, Vocabulary};
+use lockstep_plan::model::{BlockParams, Part};
 
 use crate::Cx;
 
 pub(crate) struct Embed {
-    pub params: BlockParams,
     /// (vocab, dim)
     pub tokens: Range<usize>,
     /// (seq, dim), learned
     pub positions: Option<Range<usize>>,
-    vocab: usize,
+    rows: usize,
+    held: Vocabulary,
     dim: usize,
 }
 
@@ -21,23 +21,31 @@ pub(crate) struct Embed {
 const SITE: u64 = 0;
 
 impl Embed {
-    pub fn new(shape: &Shape) -> Embed {
-        let params = shape.embed();
+    pub fn new(part: &Part, params: &BlockParams) -> Embed {
         let has_positions = params.params.iter().any(|param| param.name == "positions");
         Embed {
             tokens: params.range("tokens"),
             positions: has_positions.then(|| params.range("positions")),
-            vocab: shape.vocab,
-            dim: shape.dim,
-            params,
+            rows: part.vocab.len(),
+            held: Vocabulary { first: part.vocab.start, vocab: part.whole.vocab },
+            dim: part.whole.dim,
         }
     }
 
-    /// `start` is the position of each sequence's first token: not zero when a cache holds those before.
-    pub fn forward(&self, cx: &Cx<'_>, weights: View<'_>, ids: View<'_>, start: usize) -> Tensor {
-        let mut x = cx.kept(self.dim);
-        let positions = self.positions.clone().map(|range| weights.part(range));
-        cx.device.embed(ids, self.table(weights), positions, start, cx.seq, x.view_mut());
+    /// Each rank of the tensor axis has some rows of the table, and gives nought for the others.
+    pub fn forward(&self, cx: &Cx<'_>, weights: View<'_>, ids: View<'_>) -> Tensor {
+        let (device, peers) = (cx.device, cx.peers);
+        let mut x = match peers.sequence {
+            true => cx.scratch(cx.tokens(), self.dim),
+            false => cx.kept(cx.tokens(), self.dim),
+        };
+        let positions = self.positions.clone().filter(|_| peers.adds());
+        let positions = positions.map(|range| weights.part(range));
+        for (run, rows) in cx.placed_runs() {
+            let (ids, out) = (ids.part(rows.clone()), x.view_mut().rows_of(rows));
+            device.embed(ids, self.table(weights), self.held, positions, run.start, run.len, out);
+        }
+        let mut x = peers.leave(device, x);
         cx.drop_out(SITE, &mut x);
         x
     }
@@ -53,22 +61,22 @@ impl Embed {
         accumulate: bool,
         tokens_filled: bool,
     ) {
+        let device = cx.device;
         let mut dy = cx.own(dy);
         cx.drop_out(SITE, &mut dy);
+        let dy = cx.peers.leave_backward(device, dy);
         if let Some(positions) = &self.positions {
-            let part = grads.reborrow().part(positions.clone());
-            cx.device.embed_positions_backward(dy.view(), cx.seq, part, accumulate);
+            for (index, (run, rows)) in cx.placed_runs().enumerate() {
+                let part = grads.reborrow().part(positions.clone());
+                let (dy, add) = (dy.view().rows_of(rows), accumulate || index > 0);
+                device.embed_positions_backward(dy, run.start, run.len, part, add);
+            }
         }
-        let tokens = grads.part(self.tokens.clone());
-        cx.device.embed_backward(
-            ids,
-            dy.view(),
-            tokens.shaped(self.vocab, self.dim),
-            tokens_filled,
-        );
+        let tokens = grads.part(self.tokens.clone()).shaped(self.rows, self.dim);
+        device.embed_backward(ids, dy.view(), self.held, tokens, tokens_filled);
     }
 
     pub fn table<'a>(&self, weights: View<'a>) -> View<'a> {
-        weights.part(self.tokens.clone()).shaped(self.vocab, self.dim)
+        weights.part(self.tokens.clone()).shaped(self.rows, self.dim)
     }
 }

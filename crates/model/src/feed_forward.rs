@@ -93,13 +93,15 @@ impl FeedForward {
         x: &Tensor,
         keep_inner: bool,
     ) -> (Tensor, FeedForwardSaved) {
-        let mut stats = cx.kept_wide(cx.tokens(), self.norm.stats());
-        let mut normed = cx.scratch(x.cols());
+        let mut stats = cx.kept_wide(x.rows(), self.norm.stats());
+        let mut normed = cx.scratch(x.rows(), x.cols());
         self.norm.forward(cx.device, weights, x.view(), normed.view_mut(), stats.view_mut());
+        let normed = cx.peers.enter(cx.device, normed);
         let (after, inner) = match &self.inner {
             Inner::Dense(dense) => {
+                let (tokens, width) = (cx.tokens(), dense.up.rows());
                 let mut before =
-                    if keep_inner { cx.kept(dense.up.rows()) } else { cx.scratch(dense.up.rows()) };
+                    if keep_inner { cx.kept(tokens, width) } else { cx.scratch(tokens, width) };
                 let after = dense.activated(cx, weights, &normed, &mut before);
                 (after, InnerSaved::Dense(keep_inner.then_some(before)))
             }
@@ -123,9 +125,9 @@ impl FeedForward {
     ) -> Tensor {
         let FeedForwardSaved { stats, inner } = saved;
         let normed = || {
-            let mut normed = cx.scratch(x.cols());
+            let mut normed = cx.scratch(x.rows(), x.cols());
             self.norm.again(cx.device, weights, x.view(), stats.view(), normed.view_mut());
-            normed
+            cx.peers.enter(cx.device, normed)
         };
         let dnormed = match (&self.inner, inner) {
             (Inner::Dense(dense), InnerSaved::Dense(before)) => {
@@ -133,10 +135,12 @@ impl FeedForward {
                 dense.backward(cx, weights, normed, before, &dprojected, sink)
             }
             (Inner::Experts(experts), InnerSaved::Experts(saved)) => {
-                experts.backward(cx, weights, &normed(), saved, &dy, sink)
+                let dprojected = cx.peers.leave_backward(cx.device, dy.clone());
+                experts.backward(cx, weights, &normed(), saved, &dprojected, sink)
             }
             _ => unreachable!("a half is saved in its own form"),
         };
+        let dnormed = cx.peers.enter_backward(cx.device, dnormed);
         let mut dx = cx.own(dy);
         self.norm.backward(cx, weights, x, &stats, dnormed.view(), dx.view_mut(), sink);
         dx
@@ -160,7 +164,7 @@ impl Dense {
         normed: &Tensor,
         before: &mut Tensor,
     ) -> Tensor {
-        let mut after = cx.scratch(self.width());
+        let mut after = cx.scratch(cx.tokens(), self.width());
         match self.activation {
             Activation::Gelu => {
                 // Both in one go, while the product is still in registers.
@@ -187,11 +191,11 @@ impl Dense {
         let device = cx.device;
         // What was before the activation, and the activation once more for the second projection's weight.
         let before = before.unwrap_or_else(|| {
-            let mut before = cx.scratch(self.up.rows());
+            let mut before = cx.scratch(cx.tokens(), self.up.rows());
             device.matmul(self.up.forward(weights, normed().view(), before.view_mut()));
             before
         });
-        let mut after = cx.scratch(self.width());
+        let mut after = cx.scratch(cx.tokens(), self.width());
         match self.activation {
             Activation::Gelu => device.gelu(before.view(), after.view_mut()),
             Activation::Swiglu => device.swiglu(before.view(), after.view_mut()),
@@ -199,7 +203,7 @@ impl Dense {
         self.down.weight_gradient(device, dy, &after, sink);
         drop(after);
 
-        let mut dafter = cx.scratch(self.width());
+        let mut dafter = cx.scratch(cx.tokens(), self.width());
         self.down.input_gradient(device, weights, dy.view(), dafter.view_mut());
         let dbefore = match self.activation {
             Activation::Gelu => {
@@ -207,7 +211,7 @@ impl Dense {
                 dafter
             }
             Activation::Swiglu => {
-                let mut dbefore = cx.scratch(self.up.rows());
+                let mut dbefore = cx.scratch(cx.tokens(), self.up.rows());
                 device.swiglu_backward(before.view(), dafter.view(), dbefore.view_mut());
                 dbefore
             }
@@ -217,7 +221,7 @@ impl Dense {
         let input = normed();
         self.up.weight_gradient(device, &dbefore, &input, sink);
         drop(input);
-        let mut dnormed = cx.scratch(dy.cols());
+        let mut dnormed = cx.scratch(cx.tokens(), dy.cols());
         self.up.input_gradient(device, weights, dbefore.view(), dnormed.view_mut());
         dnormed
     }

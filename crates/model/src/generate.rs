@@ -1,22 +1,26 @@
 //! Text from a model, token by token, with the keys and values of what was said before kept in a cache.
 
 use lockstep_kernels::{Attention, Device, Dtype, Tag, Tensor, View};
+use lockstep_plan::context::Run;
 
 use crate::attention::AttentionPart;
 use crate::stream::add_projection;
-use crate::{Cx, Model, Weights};
+use crate::{Cx, Model, Peers, Weights};
 
 /// Keys and values of one sequence, layer by layer.
 pub struct Cache {
     layers: Vec<(Tensor, Tensor)>, // keys and values, each (seq, kv_heads * head_dim)
     len: usize,
+    /// Text is made by one rank.
+    peers: Peers,
 }
 
 impl Cache {
     pub fn new(device: &Device, model: &Model, dtype: Dtype) -> Cache {
-        let shape = &model.shape;
+        let shape = &model.part.whole;
         let room = || device.empty(shape.seq, shape.kv_heads * shape.head_dim, dtype, Tag::Buffers);
-        Cache { layers: (0..shape.layers).map(|_| (room(), room())).collect(), len: 0 }
+        let layers = (0..shape.layers).map(|_| (room(), room())).collect();
+        Cache { layers, len: 0, peers: Peers::alone() }
     }
 
     /// Tokens it holds.
@@ -49,38 +53,42 @@ impl Model {
     ) -> Vec<f32> {
         let (start, seq) = (cache.len, ids.len());
         assert!(seq > 0, "no token to follow");
-        assert!(
-            start + seq <= self.shape.seq,
-            "{} tokens in a model of {}",
-            start + seq,
-            self.shape.seq
-        );
+        let most = self.part.whole.seq;
+        assert!(start + seq <= most, "{} tokens in a model of {most}", start + seq);
+        let [stage] = &self.stages[..] else { panic!("text is made by a rank with a whole model") };
+        let (Some(embed), Some(head)) = (&stage.embed, &stage.head) else {
+            panic!("text is made by a rank with a whole model")
+        };
+        let Cache { layers, len, peers } = cache;
+        let runs = [Run { start, len: seq }];
         let cx = Cx {
             device,
+            peers,
             dtype,
             batch: 1,
-            seq,
+            runs: &runs,
             dropout: None,
             share: 1.0,
             auxiliary: None,
             counting: false,
         };
 
-        let mut x = self.embed.forward(&cx, weights.block(0), View::of(ids), start);
-        for (index, layer) in self.layers.iter().enumerate() {
-            let (keys, values) = &mut cache.layers[index];
+        let mut x = embed.forward(&cx, weights.block(0), View::of(ids));
+        for (index, layer) in stage.layers.iter().enumerate() {
+            let (keys, values) = &mut layers[index];
             let block = weights.block(index + 1);
             x = extend_attention(&layer.attention, &cx, block, &x, keys, values, start);
             x = layer.feed_forward.forward(&cx, block, &x, false).0;
         }
-        cache.len += seq;
+        *len += seq;
 
         // Only the last token's successor is wanted.
         let mut last = device.empty(1, x.cols(), dtype, Tag::Buffers);
         device.copy(x.view().rows_of(seq - 1..seq), last.view_mut());
-        let head = weights.block(self.layers.len() + 1);
-        let cx = Cx { seq: 1, ..cx };
-        let logits = self.head.logits(&cx, head, self.output(weights), &last);
+        let runs = [Run { start: start + seq - 1, len: 1 }];
+        let cx = Cx { runs: &runs, ..cx };
+        let output = self.output(stage, head, weights);
+        let logits = head.logits(&cx, weights.block(stage.blocks.end - 1), output, &last);
         let mut row = vec![0.0; logits.len()];
         device.read(logits.view(), &mut row);
         row
@@ -98,12 +106,12 @@ fn extend_attention(
 ) -> Tensor {
     let device = cx.device;
     let (mut stats, mut normed) =
-        (cx.kept_wide(cx.tokens(), part.norm.stats()), cx.scratch(x.cols()));
+        (cx.kept_wide(x.rows(), part.norm.stats()), cx.scratch(x.rows(), x.cols()));
     part.norm.forward(device, weights, x.view(), normed.view_mut(), stats.view_mut());
-    let mut qkv = cx.scratch(part.qkv.rows());
+    let mut qkv = cx.scratch(x.rows(), part.qkv.rows());
     device.matmul(part.qkv.forward(weights, normed.view(), qkv.view_mut()));
 
-    let end = start + cx.seq;
+    let end = start + cx.seq();
     let new = Attention { q_start: start, k_start: start, ..part.square(cx) };
     if let Some(rope) = &part.rope {
         device.rope(rope, &new, qkv.view_mut());
@@ -113,7 +121,7 @@ fn extend_attention(
     device.copy_columns(qkv.view(), q + kv, values.view_mut().rows_of(start..end));
 
     let whole = Attention { k_len: end, k_start: 0, ..new };
-    let (mut out, mut lse) = (cx.scratch(q), cx.kept_wide(part.heads, cx.seq));
+    let (mut out, mut lse) = (cx.scratch(x.rows(), q), cx.kept_wide(part.heads, cx.seq()));
     let (keys, values) = (keys.view().rows_of(0..end), values.view().rows_of(0..end));
     device.attention_over(&whole, qkv.view(), keys, values, out.view_mut(), lse.view_mut());
     add_projection(cx, 0, &part.out, weights, out.view(), x)

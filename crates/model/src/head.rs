@@ -4,17 +4,20 @@
 use std::ops::Range;
 
 use lockstep_kernels::{CrossEntropy, Dtype, Gradient, Matmul, Tag, Tensor, View, ViewMut};
-use lockstep_plan::model::{BlockParams, Shape};
+use lockstep_plan::model::{BlockParams, Part};
 
 use crate::norm::Norm;
 use crate::{Cx, Sink};
 
 pub(crate) struct Head {
-    pub params: BlockParams,
     norm: Norm,
-    /// (vocab, dim); none when the token embedding is the output projection.
+    /// (vocab, dim); none when the token embedding, on this rank too, is the output projection.
     pub output: Option<Range<usize>>,
+    /// Logits that are computed here, and the token of the first.
     vocab: usize,
+    first: usize,
+    /// The most that any rank has: all must cut tokens into the same chunks.
+    widest: usize,
 }
 
 /// Logits of one chunk take at most this much, in f32, but at least those of `LEAST_CHUNK` tokens.
@@ -22,25 +25,27 @@ const CHUNK_BYTES: usize = 32 << 20;
 const LEAST_CHUNK: usize = 64;
 
 impl Head {
-    pub fn new(shape: &Shape) -> Head {
-        let params = shape.head();
+    pub fn new(part: &Part, params: &BlockParams) -> Head {
+        let has_output = params.params.iter().any(|param| param.name == "output");
         Head {
-            norm: Norm::new(&params, "norm", shape.norm_eps),
-            output: (!shape.tied).then(|| params.range("output")),
-            vocab: shape.vocab,
-            params,
+            norm: Norm::new(params, "norm", part.whole.norm_eps),
+            output: has_output.then(|| params.range("output")),
+            vocab: part.vocab.len(),
+            first: part.vocab.start,
+            widest: part.whole.vocab.div_ceil(part.mesh.tensor),
         }
     }
 
     /// Tokens whose logits exist at once.
     fn chunk(&self, tokens: usize) -> usize {
-        let most = (CHUNK_BYTES / (4 * self.vocab)).max(LEAST_CHUNK);
+        let most = (CHUNK_BYTES / (4 * self.widest)).max(LEAST_CHUNK);
         // Chunks of equal size, so that none is a small rest.
         tokens.div_ceil(tokens.div_ceil(most).max(1)).max(1)
     }
 
     /// The logits of all tokens: for a caller who wants to see them.
     pub fn logits(&self, cx: &Cx<'_>, weights: View<'_>, output: View<'_>, x: &Tensor) -> Tensor {
+        assert_eq!(cx.peers.mesh.tensor, 1, "logits of the whole vocabulary are asked of one rank");
         let normed = self.normed(cx, weights, x).0;
         let mut logits = cx.device.empty(x.rows(), self.vocab, Dtype::F32, Tag::Buffers);
         cx.device.matmul(Matmul::linear(normed.view(), output, logits.view_mut()));
@@ -56,17 +61,18 @@ impl Head {
         x: &Tensor,
         targets: View<'_>,
     ) -> Tensor {
-        let normed = self.normed(cx, weights, x).0;
-        let mut losses = cx.device.empty(1, x.rows(), Dtype::F32, Tag::Buffers);
-        self.in_chunks(cx, x.rows(), |range, mut logits| {
+        let normed = cx.peers.enter(cx.device, self.normed(cx, weights, x).0);
+        let mut losses = cx.device.empty(1, cx.tokens(), Dtype::F32, Tag::Buffers);
+        self.in_chunks(cx, cx.tokens(), |range, mut logits| {
             let rows = normed.view().rows_of(range.clone());
             cx.device.matmul(Matmul::linear(rows, output, logits.reborrow()));
-            cx.device.cross_entropy(CrossEntropy {
+            let work = CrossEntropy {
                 logits,
                 targets: targets.part(range.clone()),
                 losses: losses.view_mut().part(range),
                 gradient: Gradient::None,
-            });
+            };
+            cx.peers.cross_entropy(cx.device, work, self.first);
         });
         losses
     }
@@ -87,9 +93,10 @@ impl Head {
     ) -> (Tensor, Tensor) {
         let device = cx.device;
         let (normed, stats) = self.normed(cx, weights, &x);
-        let mut losses = device.empty(1, x.rows(), Dtype::F32, Tag::Buffers);
-        let mut dnormed = cx.scratch(x.cols());
-        self.in_chunks(cx, x.rows(), |range, mut logits| {
+        let normed = cx.peers.enter(device, normed);
+        let mut losses = device.empty(1, cx.tokens(), Dtype::F32, Tag::Buffers);
+        let mut dnormed = cx.scratch(cx.tokens(), x.cols());
+        self.in_chunks(cx, cx.tokens(), |range, mut logits| {
             let rows = normed.view().rows_of(range.clone());
             device.matmul(Matmul::linear(rows, output, logits.reborrow()));
 
@@ -97,7 +104,7 @@ impl Head {
             // the logits were.
             let mut narrow = (cx.dtype != Dtype::F32)
                 .then(|| device.empty(range.len(), self.vocab, cx.dtype, Tag::Buffers));
-            device.cross_entropy(CrossEntropy {
+            let work = CrossEntropy {
                 logits: logits.reborrow(),
                 targets: targets.part(range.clone()),
                 losses: losses.view_mut().part(range.clone()),
@@ -105,7 +112,8 @@ impl Head {
                     Some(narrow) => Gradient::Into(narrow.view_mut(), scale),
                     None => Gradient::InPlace(scale),
                 },
-            });
+            };
+            cx.peers.cross_entropy(device, work, self.first);
             let dlogits = narrow.as_ref().map_or(logits.as_view(), Tensor::view);
 
             let drows = dnormed.view_mut().rows_of(range.clone());
@@ -118,6 +126,7 @@ impl Head {
             doutput.filled = true;
         });
         drop(normed);
+        let dnormed = cx.peers.enter_backward(device, dnormed);
         let mut dx = device.empty(x.rows(), x.cols(), cx.dtype, Tag::Buffers);
         device.fill(dx.view_mut(), 0.0);
         self.norm.backward(cx, weights, &x, &stats, dnormed.view(), dx.view_mut(), sink);

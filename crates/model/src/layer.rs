@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use lockstep_kernels::{RopeTable, Tensor, View};
+use lockstep_plan::Recompute;
 use lockstep_plan::model::{BlockParams, Shape};
 
 use crate::attention::{AttentionPart, AttentionSaved};
 use crate::feed_forward::{FeedForward, FeedForwardSaved};
-use crate::{Block, Cx, Recompute, Sink};
+use crate::{Block, Cx, Sink};
 
 /// The block of all three families: what differs are its parameters and its second half.
 pub struct Layer {
@@ -30,10 +31,10 @@ struct Inside {
 }
 
 impl Layer {
-    pub fn new(shape: &Shape, layer: usize, rope: Option<Arc<RopeTable>>) -> Layer {
-        let params = shape.layer(layer);
-        // Site 0 is the embedding's.
-        let site = 1 + 2 * layer as u64;
+    /// Of a rank's piece of a model.
+    pub fn new(shape: &Shape, params: BlockParams, rope: Option<Arc<RopeTable>>) -> Layer {
+        // Site 0 is the embedding's, which is block 0.
+        let site = 2 * params.number as u64 - 1;
         Layer {
             attention: AttentionPart::new(shape, &params, rope, site),
             feed_forward: FeedForward::new(shape, &params, site + 1),

@@ -120,8 +120,16 @@ impl Experts {
             let out = rows.view_mut().rows_of(part.clone());
             device.matmul(expert.down.forward(weights, after.view().rows_of(part), out));
         });
-        let mut y = cx.kept(x.cols());
-        device.copy(x.view(), y.view_mut());
+        // Each rank of the tensor axis has a part of the sum; one of them adds the stream.
+        let peers = cx.peers;
+        let mut y = match peers.sequence {
+            true => cx.scratch(cx.tokens(), x.cols()),
+            false => cx.kept(cx.tokens(), x.cols()),
+        };
+        match peers.adds() && !peers.sequence {
+            true => device.copy(x.view(), y.view_mut()),
+            false => device.fill(y.view_mut(), 0.0),
+        }
         device.combine(
             rows.view(),
             &self.how,
@@ -130,6 +138,10 @@ impl Experts {
             y.view_mut(),
             true,
         );
+        let mut y = peers.leave(device, y);
+        if peers.sequence {
+            device.add(y.view_mut(), x.view());
+        }
         y
     }
 
@@ -167,6 +179,7 @@ impl Experts {
         });
         let mut dweights = cx.device.empty(cx.tokens(), self.moe.top_k, Dtype::F32, Tag::Buffers);
         device.slot_dots(dafter.view(), after.view(), saved.place.view(), dweights.view_mut());
+        cx.peers.sum_over_tensor(&mut dweights);
         device.scale_slots(after.view_mut(), order, slot_weights);
         device.scale_slots(dafter.view_mut(), order, slot_weights);
         self.each(device, &saved, |expert, part| {
@@ -193,8 +206,12 @@ impl Experts {
         // Through the router.
         let dlogits = self.router_gradient(cx, &saved, &dweights);
         self.router.weight_gradient(device, &dlogits, normed, sink);
-        let mut dnormed = cx.scratch(normed.cols());
-        self.router.input_gradient(device, weights, dlogits.view(), dnormed.view_mut());
+        let mut dnormed = cx.scratch(cx.tokens(), normed.cols());
+        // All ranks of the tensor axis have the router's whole gradient: one of them adds it.
+        match cx.peers.adds() {
+            true => self.router.input_gradient(device, weights, dlogits.view(), dnormed.view_mut()),
+            false => device.fill(dnormed.view_mut(), 0.0),
+        }
         device.combine(
             dinput.view(),
             &self.how,

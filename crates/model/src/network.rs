@@ -1,46 +1,50 @@
-//! A whole model on one rank: embedding, layers, head.
+//! A rank's piece of a model: its stages, each a run of blocks, and how micro-batches go through them.
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::sync::Arc;
 
-use lockstep_kernels::{Device, Dtype, RopeScaling, RopeTable, Tag, Tensor, View};
-use lockstep_plan::model::{Family, Shape};
+use lockstep_kernels::{Device, Dtype, RopeScaling, RopeTable, Tensor, View};
+use lockstep_parallel::{Peers, Store, Weights};
+use lockstep_plan::Recompute;
+use lockstep_plan::model::{Family, Part, Shape};
 
 use crate::embed::Embed;
 use crate::head::{Head, OutputGradient};
-use crate::{Auxiliary, Block, Cx, Dropout, Gradients, Layer, Recompute, Saved, Sink, Weights};
+use crate::{Auxiliary, Batch, Block, Cx, Deferred, Dropout, Layer, Saved, Sink};
 
 /// The code of a model: what to do with parameters that lie elsewhere.
 pub struct Model {
-    pub shape: Shape,
-    pub(crate) embed: Embed,
-    pub(crate) layers: Vec<Layer>,
-    pub(crate) head: Head,
+    pub part: Part,
+    pub(crate) stages: Vec<Stage>,
 }
 
-/// A micro-batch in device memory.
-pub struct Batch {
-    pub batch: usize,
-    pub seq: usize,
-    pub inputs: Tensor,  // (batch, seq), u32
-    pub targets: Tensor, // (batch, seq), u32; u32::MAX where nothing is to be predicted
+/// A run of blocks that micro-batches go through at one go.
+pub(crate) struct Stage {
+    /// Their numbers on this rank.
+    pub blocks: Range<usize>,
+    pub embed: Option<Embed>,
+    pub layers: Vec<Layer>,
+    pub head: Option<Head>,
 }
 
 /// What a micro-batch lost.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Loss {
-    /// Cross-entropy in nats, summed over the tokens that have something to predict.
+    /// Cross-entropy in nats, summed over the tokens.
     pub sum: f64,
-    /// Of the micro-batch, also those whose target is `u32::MAX` and which lost nothing: `sum / tokens` is a
-    /// mean over all positions.
+    /// Those of the micro-batch, whose number the mean divides by: also the ones whose target counts for
+    /// nothing.
     pub tokens: usize,
     /// Load balancing and z-loss of the routers, weighted as they enter the objective.
     pub auxiliary: f64,
 }
 
-/// How a training pass is done.
+/// How a pass is done.
 #[derive(Clone, Copy)]
-pub struct Pass {
+pub struct Pass<'a> {
+    pub device: &'a Device,
+    pub peers: &'a Peers,
     /// Of activations.
     pub dtype: Dtype,
     pub recompute: Recompute,
@@ -49,40 +53,39 @@ pub struct Pass {
     pub global_tokens: usize,
 }
 
-/// What passes keep from step to step so that nothing is allocated.
+/// What a stage's backward pass needs of its forward pass.
 #[derive(Default)]
-pub struct Tape {
+pub struct Kept {
     saved: Vec<Saved>,
-    losses: Vec<f32>,
-    /// What the routers did in the last micro-batch.
+    /// The head's input.
+    x: Option<Tensor>,
+    /// What the routers did.
     pub auxiliary: RefCell<Auxiliary>,
+    /// Gradients of weights that were put off.
+    later: Vec<Later>,
 }
 
-impl Batch {
-    /// Room for `batch` sequences of `seq` tokens.
-    pub fn empty(device: &Device, batch: usize, seq: usize) -> Batch {
-        let ids = || device.empty(batch, seq, Dtype::U32, Tag::Buffers);
-        Batch { batch, seq, inputs: ids(), targets: ids() }
-    }
+/// A block's.
+struct Later {
+    block: usize,
+    /// Whether an earlier micro-batch has been at its gradient.
+    accumulate: bool,
+    work: Vec<Deferred>,
+}
 
-    /// From `batch` runs of `seq + 1` tokens each: inputs, and their successors as targets.
-    pub fn fill(&mut self, device: &Device, samples: &[u32]) {
-        let (batch, seq) = (self.batch, self.seq);
-        assert_eq!(
-            samples.len(),
-            batch * (seq + 1),
-            "{batch} samples of {seq} tokens and one more"
-        );
-        for (row, sample) in samples.chunks_exact(seq + 1).enumerate() {
-            device.write(self.inputs.view_mut().part(row * seq..(row + 1) * seq), &sample[..seq]);
-            device.write(self.targets.view_mut().part(row * seq..(row + 1) * seq), &sample[1..]);
-        }
-    }
+/// When gradients of weights are computed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WeightGradients {
+    /// Along with those of the activations.
+    Now,
+    /// By `Model::weight_gradients`. Those of norms, of the embedding and of the head are computed at once.
+    Later,
 }
 
 impl Model {
-    /// The blocks of a shape, and the tables they share.
-    pub fn new(shape: &Shape) -> Model {
+    /// The blocks of a rank's piece, and the tables they share.
+    pub fn new(part: &Part) -> Model {
+        let shape = &part.whole;
         let scaling = shape.rope_scaling.map(|scaling| RopeScaling {
             factor: scaling.factor,
             low_freq_factor: scaling.low_freq_factor,
@@ -92,211 +95,339 @@ impl Model {
         let rope = (shape.family != Family::Gpt2).then(|| {
             Arc::new(RopeTable::new(shape.head_dim, shape.seq, shape.rope_theta, scaling))
         });
-        Model {
-            embed: Embed::new(shape),
-            layers: (0..shape.layers).map(|layer| Layer::new(shape, layer, rope.clone())).collect(),
-            head: Head::new(shape),
-            shape: shape.clone(),
-        }
+        let stage = |blocks: &Range<usize>| Stage::new(part, blocks.clone(), rope.as_ref());
+        Model { stages: part.stages.iter().map(stage).collect(), part: part.clone() }
     }
 
-    /// Embedding, layers, head.
-    pub fn blocks(&self) -> usize {
-        self.layers.len() + 2
+    /// All of a model on one rank.
+    pub fn whole(shape: &Shape) -> Model {
+        Model::new(&Part::whole(shape))
     }
 
-    /// Forward and backward of one micro-batch. Its gradients are added to what earlier micro-batches of the
-    /// step left.
+    /// Forward and backward of one micro-batch through a whole model: its gradients are added to what earlier
+    /// micro-batches of the step left.
     pub fn train(
         &self,
-        device: &Device,
-        weights: &Weights,
+        pass: &Pass<'_>,
         batch: &Batch,
-        pass: &Pass,
-        gradients: &mut Gradients,
-        tape: &mut Tape,
+        store: &mut Store,
+        kept: &mut Kept,
     ) -> Loss {
-        let Tape { saved: tape_saved, auxiliary, .. } = tape;
-        if let Some(moe) = &self.shape.moe {
-            auxiliary.get_mut().clear(moe.experts);
-        }
-        let cx = Cx {
-            dropout: pass.dropout,
-            share: (batch.batch * batch.seq) as f32 / pass.global_tokens as f32,
-            auxiliary: Some(auxiliary),
-            counting: true,
-            ..cx(device, batch, pass.dtype)
-        };
-        let embed_filled = gradients.get(0).is_some();
+        assert!(self.stages.len() == 1 && self.part.has_head(), "the whole model is on this rank");
+        self.forward(0, pass, batch, None, &mut store.weights, kept);
+        self.backward(0, pass, batch, None, store, kept, WeightGradients::Now).1
+    }
 
-        let mut x = self.embed.forward(&cx, weights.block(0), batch.inputs.view(), 0);
-        for (index, layer) in self.layers.iter().enumerate() {
-            let (y, saved) = layer.forward(&cx, weights.block(index + 1), x, pass.recompute);
-            tape_saved.push(saved);
+    /// A stage's forward pass, from what the stage before it gave. The last stage gives nothing: its loss is
+    /// computed at the beginning of the backward pass.
+    pub fn forward(
+        &self,
+        stage: usize,
+        pass: &Pass<'_>,
+        batch: &Batch,
+        x: Option<Tensor>,
+        weights: &mut Weights,
+        kept: &mut Kept,
+    ) -> Option<Tensor> {
+        let Stage { blocks, embed, layers, head } = &self.stages[stage];
+        if let Some(moe) = &self.part.whole.moe {
+            kept.auxiliary.get_mut().clear(moe.experts);
+        }
+        let cx = self.cx(pass, batch, Some(&kept.auxiliary));
+        let mut x = self.embedded(&cx, batch, x, embed.as_ref(), blocks, weights);
+        for (block, layer) in layer_blocks(embed, blocks).zip(layers) {
+            let next = Some(block + 1).filter(|next| blocks.contains(next));
+            weights.need(pass.device, pass.peers, block, next);
+            let (y, saved) = layer.forward(&cx, weights.block(block), x, pass.recompute);
+            weights.done(block, true);
+            kept.saved.push(saved);
             x = y;
         }
-
-        let (losses, mut dx) = self.turn(&cx, weights, batch, x, pass, gradients);
-
-        for (index, layer) in self.layers.iter().enumerate().rev() {
-            let saved = tape_saved.pop().expect("a forward pass left one for each layer");
-            let (grads, filled) = gradients.block(device, index + 1, layer.params().len());
-            let mut sink = Sink::now(grads.view_mut(), filled);
-            dx = layer.backward(&cx, weights.block(index + 1), saved, dx, &mut sink);
+        if head.is_none() {
+            return Some(x);
         }
-        // A tied output projection has already been at the token table's gradient.
-        let tokens_filled = embed_filled || self.head.output.is_none();
-        let (grads, _) = gradients.block(device, 0, self.embed.params.len());
-        self.embed.backward(
-            &cx,
-            batch.inputs.view(),
-            dx,
-            grads.view_mut(),
-            embed_filled,
-            tokens_filled,
-        );
+        kept.x = Some(x);
+        None
+    }
 
-        let auxiliary = self.shape.moe.map_or(0.0, |moe| auxiliary.borrow().loss(&moe));
-        Loss { auxiliary, ..tape.read(device, &losses) }
+    /// A stage's backward pass, from the gradient of what it gave to that of what it got. The first stage got
+    /// token ids: it gives nothing. The last tells the loss.
+    #[allow(clippy::too_many_arguments)] // which stage, of what, from where, to where
+    pub fn backward(
+        &self,
+        stage: usize,
+        pass: &Pass<'_>,
+        batch: &Batch,
+        dy: Option<Tensor>,
+        store: &mut Store,
+        kept: &mut Kept,
+        when: WeightGradients,
+    ) -> (Option<Tensor>, Loss) {
+        let Stage { blocks, embed, layers, head } = &self.stages[stage];
+        let (device, peers) = (pass.device, pass.peers);
+        let Kept { saved, x, auxiliary, later } = kept;
+        let cx = self.cx(pass, batch, Some(auxiliary));
+        let embed_filled = store.gradients.filled(blocks.start);
+        let (mut dx, losses) = match head {
+            None => (dy.expect("the next stage gave a gradient"), None),
+            Some(_) => {
+                let x = x.take().expect("the forward pass left the head's input");
+                let (losses, dx) = self.turn(&cx, stage, batch, x, store, pass.global_tokens);
+                (dx, Some(losses))
+            }
+        };
+
+        let range = layer_blocks(embed, blocks);
+        for (block, layer) in range.clone().zip(layers).rev() {
+            let next = block.checked_sub(1).filter(|before| range.contains(before));
+            store.weights.need(device, peers, block, next);
+            let saved = saved.pop().expect("a forward pass left one for each layer");
+            let (grads, filled) = store.gradients.block(device, block);
+            let weights = store.weights.block(block);
+            match when {
+                WeightGradients::Now => {
+                    let mut sink = Sink::now(grads, filled);
+                    dx = layer.backward(&cx, weights, saved, dx, &mut sink);
+                    store.complete(device, peers, block);
+                }
+                WeightGradients::Later => {
+                    let mut work = Vec::new();
+                    let mut sink = Sink::later(grads, filled, &mut work);
+                    dx = layer.backward(&cx, weights, saved, dx, &mut sink);
+                    later.push(Later { block, accumulate: filled, work });
+                }
+            }
+            store.weights.done(block, false);
+        }
+
+        let auxiliary = self.part.whole.moe.map_or(0.0, |moe| auxiliary.borrow().loss(&moe));
+        let loss =
+            Loss { auxiliary, ..losses.map_or(Loss::default(), |losses| read(device, &losses)) };
+        let Some(embed) = embed else { return (Some(dx), loss) };
+        // A tied output projection has already been at the token table's gradient.
+        let tied = head.as_ref().is_some_and(|head| head.output.is_none());
+        let (grads, _) = store.gradients.block(device, blocks.start);
+        let ids = batch.inputs.view();
+        embed.backward(&cx, ids, dx, grads, embed_filled, embed_filled || tied);
+        store.weights.done(blocks.start, false);
+        store.complete(device, peers, blocks.start);
+        (None, loss)
+    }
+
+    /// Computes what `backward` put off.
+    pub fn weight_gradients(&self, pass: &Pass<'_>, store: &mut Store, kept: &mut Kept) {
+        for Later { block, accumulate, work } in kept.later.drain(..) {
+            for deferred in work {
+                let (grads, _) = store.gradients.block(pass.device, block);
+                deferred.run(pass.device, grads, accumulate);
+            }
+            store.complete(pass.device, pass.peers, block);
+        }
+    }
+
+    /// A stage's forward pass without anything kept.
+    pub fn infer(
+        &self,
+        stage: usize,
+        pass: &Pass<'_>,
+        batch: &Batch,
+        x: Option<Tensor>,
+        weights: &mut Weights,
+        look: &mut dyn FnMut(usize, &Tensor),
+    ) -> Tensor {
+        let Stage { blocks, embed, layers, .. } = &self.stages[stage];
+        let cx = Cx { dropout: None, ..self.cx(pass, batch, None) };
+        let mut x = self.embedded(&cx, batch, x, embed.as_ref(), blocks, weights);
+        if embed.is_some() {
+            look(blocks.start, &x);
+        }
+        for (block, layer) in layer_blocks(embed, blocks).zip(layers) {
+            let next = Some(block + 1).filter(|next| blocks.contains(next));
+            weights.need(pass.device, pass.peers, block, next);
+            x = layer.forward(&cx, weights.block(block), x, Recompute::Full).0;
+            weights.done(block, false);
+            look(block, &x);
+        }
+        x
+    }
+
+    /// The loss of each token (tokens), f32, from what the last stage's `infer` gave.
+    pub fn losses(
+        &self,
+        pass: &Pass<'_>,
+        batch: &Batch,
+        x: &Tensor,
+        weights: &mut Weights,
+    ) -> Tensor {
+        let stage = self.stages.last().expect("a rank has a stage");
+        let head = stage.head.as_ref().expect("the head is on the last stage");
+        let cx = self.cx(pass, batch, None);
+        self.need_output(pass.device, pass.peers, stage, head, weights);
+        let targets = batch.targets.view();
+        let output = self.output(stage, head, weights);
+        let losses = head.losses(&cx, weights.block(stage.blocks.end - 1), output, x, targets);
+        self.done_with_output(stage, head, weights);
+        losses
+    }
+
+    /// The loss of a micro-batch on a whole model, without gradients.
+    pub fn evaluate(&self, pass: &Pass<'_>, batch: &Batch, weights: &mut Weights) -> Loss {
+        let x = self.infer(0, pass, batch, None, weights, &mut |_, _| {});
+        read(pass.device, &self.losses(pass, batch, &x, weights))
+    }
+
+    /// The logits of every token (tokens, vocab), f32, of a whole model.
+    pub fn logits(&self, pass: &Pass<'_>, batch: &Batch, weights: &mut Weights) -> Tensor {
+        let x = self.infer(0, pass, batch, None, weights, &mut |_, _| {});
+        let stage = &self.stages[0];
+        let head = stage.head.as_ref().expect("the whole model is on this rank");
+        let cx = self.cx(pass, batch, None);
+        self.need_output(pass.device, pass.peers, stage, head, weights);
+        let output = self.output(stage, head, weights);
+        head.logits(&cx, weights.block(stage.blocks.end - 1), output, &x)
+    }
+
+    /// The stream at the beginning of a stage.
+    fn embedded(
+        &self,
+        cx: &Cx<'_>,
+        batch: &Batch,
+        x: Option<Tensor>,
+        embed: Option<&Embed>,
+        blocks: &Range<usize>,
+        weights: &mut Weights,
+    ) -> Tensor {
+        let Some(embed) = embed else { return x.expect("the stage before gave something") };
+        weights.need(cx.device, cx.peers, blocks.start, Some(blocks.start + 1));
+        let x = embed.forward(cx, weights.block(blocks.start), batch.inputs.view());
+        weights.done(blocks.start, true);
+        x
     }
 
     /// Where forward becomes backward: the losses, and the gradient of the head's input.
     fn turn(
         &self,
         cx: &Cx<'_>,
-        weights: &Weights,
+        stage: usize,
         batch: &Batch,
         x: Tensor,
-        pass: &Pass,
-        gradients: &mut Gradients,
+        store: &mut Store,
+        global_tokens: usize,
     ) -> (Tensor, Tensor) {
-        let last = self.layers.len() + 1;
-        let (vocab, dim) = (self.shape.vocab, self.shape.dim);
-        let (mut sink, doutput) = match &self.head.output {
-            Some(range) => {
-                let (grads, filled) = gradients.block(cx.device, last, self.head.params.len());
+        let stage = &self.stages[stage];
+        let head = stage.head.as_ref().expect("only the last stage turns");
+        let (first, last) = (stage.blocks.start, stage.blocks.end - 1);
+        self.need_output(cx.device, cx.peers, stage, head, &mut store.weights);
+        let (vocab, dim) = (self.part.vocab.len(), self.part.whole.dim);
+        let (mut sink, doutput) = match (&head.output, &stage.embed) {
+            (Some(range), _) => {
+                let (grads, filled) = store.gradients.block(cx.device, last);
                 // The projection is the last of the head's parameters.
-                let (norm, place) = grads.view_mut().split_at(range.start);
-                (
-                    Sink::now(norm, filled),
-                    OutputGradient { place: place.shaped(vocab, dim), filled },
-                )
+                let (norm, place) = grads.split_at(range.start);
+                let place = place.shaped(vocab, dim);
+                (Sink::now(norm, filled), OutputGradient { place, filled })
             }
-            None => {
-                let (embed, head) =
-                    gradients.ends(cx.device, self.embed.params.len(), self.head.params.len());
-                let place = embed.0.view_mut().part(self.embed.tokens.clone()).shaped(vocab, dim);
-                (Sink::now(head.0.view_mut(), head.1), OutputGradient { place, filled: embed.1 })
+            (None, Some(embed)) => {
+                let ((table, table_filled), (norm, filled)) =
+                    store.gradients.two(cx.device, first, last);
+                let place = table.part(embed.tokens.clone()).shaped(vocab, dim);
+                (Sink::now(norm, filled), OutputGradient { place, filled: table_filled })
             }
+            (None, None) => unreachable!("a head without a projection is on the embedding's rank"),
         };
-        let scale = 1.0 / pass.global_tokens as f32;
-        let (head, output, targets) =
-            (weights.block(last), self.output(weights), batch.targets.view());
-        self.head.train(cx, head, output, x, targets, scale, &mut sink, doutput)
+        // The gradients' borrow ends before their store is told.
+        let weights = &store.weights;
+        let scale = 1.0 / global_tokens as f32;
+        let output = self.output(stage, head, weights);
+        let targets = batch.targets.view();
+        let turned =
+            head.train(cx, weights.block(last), output, x, targets, scale, &mut sink, doutput);
+        self.done_with_output(stage, head, &mut store.weights);
+        store.complete(cx.device, cx.peers, last);
+        turned
     }
 
-    /// The loss of a micro-batch, without gradients.
-    pub fn evaluate(
+    fn need_output(
         &self,
         device: &Device,
-        weights: &Weights,
-        batch: &Batch,
-        dtype: Dtype,
-        tape: &mut Tape,
-    ) -> Loss {
-        let cx = cx(device, batch, dtype);
-        let x = self.stream(&cx, weights, batch, |_, _| {});
-        let head = weights.block(self.layers.len() + 1);
-        let losses = self.head.losses(&cx, head, self.output(weights), &x, batch.targets.view());
-        tape.read(device, &losses)
+        peers: &Peers,
+        stage: &Stage,
+        head: &Head,
+        weights: &mut Weights,
+    ) {
+        weights.need(device, peers, stage.blocks.end - 1, None);
+        if head.output.is_none() {
+            weights.need(device, peers, stage.blocks.start, None);
+        }
     }
 
-    /// The logits of every token (tokens, vocab), f32.
-    pub fn logits(
-        &self,
-        device: &Device,
-        weights: &Weights,
-        batch: &Batch,
-        dtype: Dtype,
-    ) -> Tensor {
-        let cx = cx(device, batch, dtype);
-        let x = self.stream(&cx, weights, batch, |_, _| {});
-        self.head.logits(&cx, weights.block(self.layers.len() + 1), self.output(weights), &x)
-    }
-
-    /// The name of the first block whose parameters or output are not finite numbers: where a NaN came in.
-    pub fn first_not_finite(
-        &self,
-        device: &Device,
-        weights: &Weights,
-        batch: &Batch,
-        dtype: Dtype,
-    ) -> Option<String> {
-        for (index, block) in weights.layout.iter().enumerate() {
-            let broken = |(start, param): &(usize, &lockstep_plan::model::Param)| {
-                device.count_not_finite(weights.master(index).part(*start..start + param.len())) > 0
-            };
-            if let Some((_, param)) = block.placed().find(broken) {
-                return Some(format!("{}.{} (the parameter itself)", block.name, param.name));
-            }
+    fn done_with_output(&self, stage: &Stage, head: &Head, weights: &mut Weights) {
+        weights.done(stage.blocks.end - 1, false);
+        if head.output.is_none() {
+            weights.done(stage.blocks.start, false);
         }
-        let cx = cx(device, batch, dtype);
-        let mut found = None;
-        let x = self.stream(&cx, weights, batch, |block, x| {
-            if found.is_none() && device.count_not_finite(x.view()) > 0 {
-                found = Some(block);
-            }
-        });
-        if found.is_none() {
-            let head = weights.block(self.layers.len() + 1);
-            let losses =
-                self.head.losses(&cx, head, self.output(weights), &x, batch.targets.view());
-            found = (device.count_not_finite(losses.view()) > 0).then_some(self.layers.len() + 1);
-        }
-        found.map(|block| format!("{} (its output)", weights.layout[block].name))
-    }
-
-    /// The residual stream before the head; `look` sees it after each block.
-    fn stream(
-        &self,
-        cx: &Cx<'_>,
-        weights: &Weights,
-        batch: &Batch,
-        mut look: impl FnMut(usize, &Tensor),
-    ) -> Tensor {
-        let mut x = self.embed.forward(cx, weights.block(0), batch.inputs.view(), 0);
-        look(0, &x);
-        for (index, layer) in self.layers.iter().enumerate() {
-            x = layer.forward(cx, weights.block(index + 1), x, Recompute::Full).0;
-            look(index + 1, &x);
-        }
-        x
     }
 
     /// The output projection (vocab, dim).
-    pub(crate) fn output<'a>(&self, weights: &'a Weights) -> View<'a> {
-        match &self.head.output {
-            Some(range) => {
-                let head = weights.block(self.layers.len() + 1);
-                head.part(range.clone()).shaped(self.shape.vocab, self.shape.dim)
+    pub(crate) fn output<'a>(&self, stage: &Stage, head: &Head, weights: &'a Weights) -> View<'a> {
+        match (&head.output, &stage.embed) {
+            (Some(range), _) => {
+                let head = weights.block(stage.blocks.end - 1);
+                head.part(range.clone()).shaped(self.part.vocab.len(), self.part.whole.dim)
             }
-            None => self.embed.table(weights.block(0)),
+            (None, Some(embed)) => embed.table(weights.block(stage.blocks.start)),
+            (None, None) => unreachable!("a head without a projection is on the embedding's rank"),
+        }
+    }
+
+    fn cx<'a>(
+        &self,
+        pass: &Pass<'a>,
+        batch: &'a Batch,
+        auxiliary: Option<&'a RefCell<Auxiliary>>,
+    ) -> Cx<'a> {
+        Cx {
+            device: pass.device,
+            peers: pass.peers,
+            dtype: pass.dtype,
+            batch: batch.batch,
+            runs: &batch.runs,
+            dropout: pass.dropout,
+            share: batch.tokens() as f32 / pass.global_tokens as f32,
+            auxiliary,
+            counting: auxiliary.is_some(),
         }
     }
 }
 
-/// For a pass without gradients.
-fn cx<'a>(device: &'a Device, batch: &Batch, dtype: Dtype) -> Cx<'a> {
-    let Batch { batch, seq, .. } = *batch;
-    Cx { device, dtype, batch, seq, dropout: None, share: 1.0, auxiliary: None, counting: false }
+impl Stage {
+    fn new(part: &Part, blocks: Range<usize>, rope: Option<&Arc<RopeTable>>) -> Stage {
+        let mut stage = Stage { blocks: blocks.clone(), embed: None, layers: vec![], head: None };
+        for params in &part.blocks[blocks] {
+            match params.number {
+                0 => stage.embed = Some(Embed::new(part, params)),
+                last if last == part.whole.layers + 1 => stage.head = Some(Head::new(part, params)),
+                _ => stage.layers.push(Layer::new(&part.shape, params.clone(), rope.cloned())),
+            }
+        }
+        stage
+    }
 }
 
-impl Tape {
-    /// Sums losses on the host, in f64 and in order.
-    fn read(&mut self, device: &Device, losses: &Tensor) -> Loss {
-        self.losses.resize(losses.len(), 0.0);
-        device.read(losses.view(), &mut self.losses);
-        let sum = self.losses.iter().map(|&loss| loss as f64).sum();
-        Loss { sum, tokens: losses.len(), auxiliary: 0.0 }
+/// The numbers of a stage's layers among the rank's blocks.
+fn layer_blocks(embed: &Option<Embed>, blocks: &Range<usize>) -> Range<usize> {
+    blocks.start + usize::from(embed.is_some())..blocks.end
+}
+
+/// Sums losses on the host, in f64 and in order.
+pub fn read(device: &Device, losses: &Tensor) -> Loss {
+    // A few thousand at a time, so that nothing is allocated.
+    let mut host = [0f32; 1024];
+    let mut sum = 0.0f64;
+    for start in (0..losses.len()).step_by(host.len()) {
+        let some = &mut host[..(losses.len() - start).min(1024)];
+        device.read(losses.view().part(start..start + some.len()), some);
+        some.iter().for_each(|&loss| sum += loss as f64);
     }
+    Loss { sum, tokens: losses.len(), auxiliary: 0.0 }
 }

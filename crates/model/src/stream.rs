@@ -5,7 +5,8 @@ use lockstep_kernels::{Matmul, Tensor, View};
 use crate::Cx;
 use crate::linear::Linear;
 
-/// x + dropout(linear(input)): the stream after a half.
+/// x + dropout(linear(input)): the stream after a half. Each rank of the tensor axis has a part of the
+/// product's sum.
 pub(crate) fn add_projection(
     cx: &Cx<'_>,
     site: u64,
@@ -14,26 +15,38 @@ pub(crate) fn add_projection(
     input: View<'_>,
     x: &Tensor,
 ) -> Tensor {
-    let mut y = cx.kept(x.cols());
+    let (device, peers) = (cx.device, cx.peers);
+    let mut y = match peers.sequence {
+        true => cx.scratch(cx.tokens(), x.cols()),
+        false => cx.kept(cx.tokens(), x.cols()),
+    };
     let project = linear.forward(weights, input, y.view_mut());
-    if cx.dropout.is_none() {
-        // The sum is made while the product is still in registers.
-        cx.device.matmul(Matmul { residual: Some(x.view()), ..project });
-    } else {
-        cx.device.matmul(project);
+    // The sum is made while the product is still in registers, where the stream is all here.
+    let at_once = cx.dropout.is_none() && !peers.sequence;
+    device.matmul(Matmul {
+        bias: project.bias.filter(|_| peers.adds()),
+        residual: (at_once && peers.adds()).then(|| x.view()),
+        ..project
+    });
+    let mut y = peers.leave(device, y);
+    if !at_once {
         cx.drop_out(site, &mut y);
-        cx.device.add(y.view_mut(), x.view());
+        device.add(y.view_mut(), x.view());
     }
     y
 }
 
-/// The gradient of the projection, given that of the stream: the same memory unless something was dropped.
+/// The gradient of the projection for all tokens, given that of the stream: the same memory unless something
+/// was dropped or is elsewhere.
 pub(crate) fn projection_gradient(cx: &Cx<'_>, site: u64, dy: &Tensor) -> Tensor {
     let shared = dy.clone();
-    if cx.dropout.is_none() {
-        return shared;
-    }
-    let mut own = cx.own(shared);
-    cx.drop_out(site, &mut own);
-    own
+    let own = match cx.dropout {
+        None => shared,
+        Some(_) => {
+            let mut own = cx.own(shared);
+            cx.drop_out(site, &mut own);
+            own
+        }
+    };
+    cx.peers.leave_backward(cx.device, own)
 }

@@ -1,18 +1,264 @@
-//! The data axis: every rank holds the whole model and trains on its own part of the global batch.
+//! The data axis: replicas train on their own parts of the global batch, and sum their gradients while the
+//! backward pass goes on. Ranks scale their gradients by the tokens of the *global* batch, so the sum is the
+//! gradient of its mean.
+//!
+//! | ZeRO | when | what | sent per rank, where the algorithm is a ring |
+//! |---|---|---|---|
+//! | 0 | last micro-batch, bucket by bucket | all-reduce | 2(P-1)/P of all gradients |
+//! | 1 | last micro-batch, block by block | reduce-scatter | (P-1)/P |
+//! | 2, 3 | every micro-batch, block by block | reduce-scatter | (P-1)/P each |
+//!
+//! With hybrid sharding the run that is left is then all-reduced among its copies.
+
+use std::time::{Duration, Instant};
 
 use lockstep_comm::{Group, Op, Result};
-use lockstep_kernels::Tensor;
+use lockstep_kernels::{Device, Dtype, Tag, Tensor};
+use lockstep_plan::Circle;
+use lockstep_plan::model::{BlockParams, Param, Split};
 
-/// Sums gradients over the ranks, in place: afterwards all hold the same bits. Ranks scale their gradients
-/// by the tokens of the *global* batch, so the sum is the gradient of its mean.
-///
-/// One all-reduce per buffer: 2(P-1)/P of all gradients per rank, where the algorithm is a ring.
-pub fn sum_gradients<'a>(
+use crate::courier::{Courier, Task};
+use crate::{Gradients, Peers, floats};
+
+/// Sums gradients over the replicas.
+pub struct Reduction {
+    /// Where the wire does the work, exchanges go on beside the backward pass.
+    courier: Option<Courier>,
+    tasks: Vec<(usize, Task<Result<Reduced>>)>,
+    /// Time that the rank spent on exchanges instead of computing.
+    pub exposed: Duration,
+}
+
+/// What is left of a bucket.
+enum Reduced {
+    /// All of it, summed.
+    Whole(Tensor),
+    /// This rank's run of each unit.
+    Shares(Vec<Tensor>),
+}
+
+impl Reduction {
+    /// `overlap` lets a thread of its own exchange while the rank computes.
+    pub fn new(overlap: bool) -> Reduction {
+        let courier = overlap.then(|| Courier::new("reduce"));
+        Reduction { courier, tasks: Vec::new(), exposed: Duration::ZERO }
+    }
+
+    /// A block's gradient of a micro-batch, maybe the `last` of the step, is complete.
+    pub fn complete(
+        &mut self,
+        device: &Device,
+        peers: &Peers,
+        gradients: &mut Gradients,
+        block: usize,
+        last: bool,
+    ) {
+        if peers.mesh.replicas() == 1 || (!last && gradients.stage < 2) {
+            return;
+        }
+        let number = gradients.bucket_of(block);
+        let bucket = &mut gradients.buckets[number];
+        bucket.complete += 1;
+        if bucket.complete < bucket.blocks.len() {
+            return;
+        }
+        let begun = Instant::now();
+        // An earlier micro-batch's must have arrived before its share is added to.
+        self.collect(peers, gradients, Some(number));
+        let job = match gradients.stage {
+            0 => whole(device, peers, gradients, number),
+            _ => shares(device, peers, gradients, number, last),
+        };
+        match &self.courier {
+            Some(courier) => self.tasks.push((number, courier.start(job))),
+            None => arrived(peers, gradients, number, job()),
+        }
+        self.exposed += begun.elapsed();
+    }
+
+    /// When all are complete: waits for what is under way, then sums what ranks of the other axes have parts
+    /// of.
+    pub fn finish(
+        &mut self,
+        device: &Device,
+        peers: &Peers,
+        layout: &[BlockParams],
+        gradients: &mut Gradients,
+    ) {
+        let begun = Instant::now();
+        self.collect(peers, gradients, None);
+        if peers.sequence {
+            let circle = peers.circle(Circle::Tensor);
+            peers.note(sum_of(device, circle, layout, gradients, |param| {
+                param.split == Split::Norm
+            }));
+        }
+        if peers.mesh.keys > 1 {
+            let circle = peers.circle(Circle::Keys);
+            peers.note(sum_of(device, circle, layout, gradients, |param| {
+                param.split == Split::Keys
+            }));
+        }
+        let ends = peers.circle(Circle::Ends);
+        if ends.size() > 1 {
+            peers.note(sum_of(device, ends, layout, gradients, |param| param.tied));
+        }
+        self.exposed += begun.elapsed();
+    }
+
+    /// Takes over what is done: of one bucket, or of all.
+    fn collect(&mut self, peers: &Peers, gradients: &mut Gradients, only: Option<usize>) {
+        for (bucket, task) in std::mem::take(&mut self.tasks) {
+            if only.is_none_or(|only| only == bucket) {
+                arrived(peers, gradients, bucket, task.wait());
+            } else {
+                self.tasks.push((bucket, task));
+            }
+        }
+    }
+}
+
+/// An exchange, ready to be carried out.
+type Job = Box<dyn FnOnce() -> Result<Reduced> + Send>;
+
+/// Plain replicas: the whole bucket is summed.
+fn whole(device: &Device, peers: &Peers, gradients: &mut Gradients, number: usize) -> Job {
+    let mut buffer = complete_buffer(device, gradients, number);
+    let ranges: Vec<_> = joined(gradients, number)
+        .into_iter()
+        .map(|(range, expert)| (range, copies(peers, expert).clone()))
+        .collect();
+    Box::new(move || {
+        for (range, group) in ranges {
+            floats::all_reduce(&group, buffer.view_mut().part(range))?;
+        }
+        Ok(Reduced::Whole(buffer))
+    })
+}
+
+/// ZeRO: of each unit this rank's run is summed, and added to what earlier micro-batches left.
+fn shares(
+    device: &Device,
+    peers: &Peers,
+    gradients: &mut Gradients,
+    number: usize,
+    last: bool,
+) -> Job {
+    let [block] = gradients.buckets[number].blocks[..] else {
+        panic!("ZeRO's shares are exchanged block by block")
+    };
+    let buffer = complete_buffer(device, gradients, number);
+    let units: Vec<_> = gradients.held[block]
+        .iter()
+        .map(|held| {
+            let circle = if held.unit.expert { Circle::ExpertShard } else { Circle::Shard };
+            let fresh = device.empty(1, held.own.len(), Dtype::F32, Tag::Gradients);
+            let (shard, copies) = (peers.circle(circle), copies(peers, held.unit.expert));
+            (held.unit.range.clone(), fresh, shard.clone(), copies.clone())
+        })
+        .collect();
+    let before: Vec<_> = gradients.shares[block].iter_mut().map(Option::take).collect();
+    Box::new(move || {
+        let mut shares = Vec::with_capacity(units.len());
+        for ((range, mut share, shard, copies), before) in units.into_iter().zip(before) {
+            floats::reduce_scatter(&shard, buffer.view().part(range), share.view_mut())?;
+            if let Some(before) = before {
+                let sum = share.view_mut().host::<f32>().iter_mut();
+                sum.zip(before.view().host::<f32>()).for_each(|(sum, before)| *sum += before);
+            }
+            if last && copies.size() > 1 {
+                floats::all_reduce(&copies, share.view_mut())?;
+            }
+            shares.push(share);
+        }
+        Ok(Reduced::Shares(shares))
+    })
+}
+
+/// A bucket's buffer; what got no gradient counts as nought.
+fn complete_buffer(device: &Device, gradients: &mut Gradients, number: usize) -> Tensor {
+    for index in 0..gradients.buckets[number].blocks.len() {
+        let block = gradients.buckets[number].blocks[index];
+        let (place, filled) = gradients.block(device, block);
+        if !filled {
+            device.fill(place, 0.0);
+        }
+    }
+    gradients.take(number).expect("just seen")
+}
+
+/// Takes over what an exchange left.
+fn arrived(peers: &Peers, gradients: &mut Gradients, bucket: usize, reduced: Result<Reduced>) {
+    match reduced {
+        Ok(Reduced::Whole(buffer)) => gradients.put(bucket, buffer),
+        Ok(Reduced::Shares(shares)) => {
+            let block = gradients.buckets[bucket].blocks[0];
+            gradients.shares[block] = shares.into_iter().map(Some).collect();
+        }
+        Err(error) => peers.note(Err(error)),
+    }
+}
+
+fn copies(peers: &Peers, expert: bool) -> &Group {
+    peers.circle(if expert { Circle::ExpertCopies } else { Circle::Copies })
+}
+
+/// The runs of a bucket that are exchanged alike, neighbours joined.
+fn joined(gradients: &Gradients, number: usize) -> Vec<(std::ops::Range<usize>, bool)> {
+    let mut runs: Vec<(std::ops::Range<usize>, bool)> = Vec::new();
+    for &block in &gradients.buckets[number].blocks {
+        let start = gradients.start_of(block);
+        for held in &gradients.held[block] {
+            let range = start + held.unit.range.start..start + held.unit.range.end;
+            match runs.last_mut() {
+                Some((run, expert)) if *expert == held.unit.expert && run.end == range.start => {
+                    run.end = range.end
+                }
+                _ => runs.push((range, held.unit.expert)),
+            }
+        }
+    }
+    runs
+}
+
+/// Sums over a group this rank's runs of some parameters' gradients, all in one exchange.
+fn sum_of(
+    device: &Device,
     group: &Group,
-    gradients: impl Iterator<Item = &'a mut Tensor>,
+    layout: &[BlockParams],
+    gradients: &mut Gradients,
+    which: impl Fn(&Param) -> bool,
 ) -> Result<()> {
-    for gradient in gradients {
-        group.all_reduce(gradient.view_mut().host::<f32>(), Op::Sum)?;
+    // Where they lie: block, unit, and the run within what this rank has of it.
+    let mut runs = Vec::new();
+    for (block, params) in layout.iter().enumerate() {
+        for (unit, held) in gradients.held[block].iter().enumerate() {
+            for (start, param) in params.placed().filter(|(_, param)| which(param)) {
+                let from = start.max(held.own.start);
+                let to = (start + param.len()).min(held.own.end);
+                if from < to {
+                    runs.push((block, unit, from - held.own.start..to - held.own.start));
+                }
+            }
+        }
+    }
+    let len = runs.iter().map(|(_, _, run)| run.len()).sum();
+    let mut all = device.zeros(1, len, Dtype::F32, Tag::Buffers);
+    let mut at = 0;
+    for (block, unit, run) in &runs {
+        let to = all.view_mut().part(at..at + run.len());
+        if let Some(own) = gradients.own(*block, *unit) {
+            device.copy(own.part(run.clone()), to);
+        }
+        at += run.len();
+    }
+    floats::all_reduce(group, all.view_mut())?;
+    let mut at = 0;
+    for (block, unit, run) in runs {
+        if let Some(own) = gradients.own_mut(block, unit) {
+            device.copy(all.view().part(at..at + run.len()), own.part(run.clone()));
+        }
+        at += run.len();
     }
     Ok(())
 }

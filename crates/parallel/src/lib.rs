@@ -4,19 +4,36 @@
 //! ```
 //! use lockstep_comm::on_threads;
 //! use lockstep_kernels::{Device, Dtype, Tag};
-//! use lockstep_parallel::data;
+//! use lockstep_parallel::Peers;
+//! use lockstep_plan::Mesh;
 //!
-//! // Each of three ranks has gradients of its own part of the batch; afterwards all have those of the whole.
-//! let summed = on_threads(3, |world| {
-//!     let device = Device::cpu(1);
-//!     let mut gradient = device.empty(1, 2, Dtype::F32, Tag::Gradients);
-//!     device.write(gradient.view_mut(), &[1.0f32, world.rank() as f32]);
-//!     data::sum_gradients(&world, [&mut gradient].into_iter()).unwrap();
+//! // Each of two ranks has a part of a sum; afterwards both have the whole.
+//! let mesh = Mesh { tensor: 2, ..Mesh::ONE };
+//! let summed = on_threads(2, |world| {
+//!     let (device, peers) = (Device::cpu(1), Peers::new(&world, &mesh, false).unwrap());
+//!     let mut part = device.empty(1, 2, Dtype::F32, Tag::Buffers);
+//!     device.write(part.view_mut(), &[1.0f32, world.rank() as f32]);
+//!     let whole = peers.leave(&device, part);
+//!     peers.check().unwrap();
 //!     let mut host = [0.0f32; 2];
-//!     device.read(gradient.view(), &mut host);
+//!     device.read(whole.view(), &mut host);
 //!     host
 //! });
-//! assert_eq!(summed, [[3.0, 3.0]; 3]);
+//! assert_eq!(summed, [[2.0, 1.0]; 2]);
 //! ```
 
-pub mod data;
+mod courier;
+mod data;
+mod floats;
+mod gradients;
+mod peers;
+mod store;
+mod tensor;
+mod vocabulary;
+mod weights;
+
+pub use data::{Reduction, sum};
+pub use gradients::Gradients;
+pub use peers::Peers;
+pub use store::Store;
+pub use weights::Weights;

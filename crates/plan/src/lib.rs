@@ -14,8 +14,11 @@
 //! ```
 
 pub mod config;
+pub mod context;
+mod cut;
 mod learning_rate;
 mod ledger;
+mod mesh;
 mod mistake;
 pub mod model;
 mod plan;
@@ -23,8 +26,10 @@ pub mod presets;
 mod resolve;
 
 pub use config::{Compute, Config, Curve, Recompute};
+pub use cut::cut;
 pub use learning_rate::LearningRate;
 pub use ledger::Ledger;
+pub use mesh::{Axis, Circle, Coord, Mesh};
 pub use mistake::{Mistake, Place};
 pub use plan::{Checkpoint, Comm, Data, Eval, Layout, Plan, Precision, Sample, Source, Train};
 pub use resolve::Surroundings;

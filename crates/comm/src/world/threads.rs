@@ -23,6 +23,18 @@ pub fn on_threads<R: Send>(ranks: usize, rank: impl Fn(World) -> R + Sync) -> Ve
     on_threads_with(&Options::default(), ranks, rank)
 }
 
+/// A world of one: every call is the identity.
+///
+/// ```
+/// # use lockstep_comm::{Op, alone};
+/// let mut numbers = [1.5f32, 2.5];
+/// alone().all_reduce(&mut numbers, Op::Sum).unwrap();
+/// assert_eq!(numbers, [1.5, 2.5]);
+/// ```
+pub fn alone() -> World {
+    on_threads(1, |world| world).remove(0)
+}
+
 /// Like [`on_threads`], with options.
 pub fn on_threads_with<R: Send>(
     options: &Options,

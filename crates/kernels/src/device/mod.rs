@@ -17,7 +17,8 @@ mod routing;
 use std::sync::Arc;
 
 pub use attention::Attention;
-pub use loss::{CrossEntropy, Gradient};
+pub use embedding::Vocabulary;
+pub use loss::{CrossEntropy, Found, Gradient};
 pub use matmul::Matmul;
 pub use meter::{Meter, Operation};
 pub use optimizer::{AdamW, Stepped};

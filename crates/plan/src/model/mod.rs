@@ -2,9 +2,11 @@
 
 mod count;
 mod params;
+mod part;
 
 pub use count::{Flops, flops_per_token};
-pub use params::{BlockParams, Init, Param};
+pub use params::{BlockParams, Init, Param, Split, Whole};
+pub use part::{Held, Part, Unit};
 
 use serde::{Deserialize, Serialize};
 

@@ -4,6 +4,7 @@
 //! one (q + k + v, dim) matrix to the kernel and three tensors to a checkpoint, and so are gate and up.
 
 use super::{Family, Moe, Shape};
+use crate::cut;
 
 /// A named tensor in a block's flat buffer.
 #[derive(Clone, PartialEq, Debug)]
@@ -14,6 +15,44 @@ pub struct Param {
     pub init: Init,
     /// Whether weight decay acts on it: on matrices, not on gains and biases.
     pub decay: bool,
+    /// How ranks of the tensor axis share it.
+    pub split: Split,
+    /// Of an expert: the ranks of the expert axis deal it out.
+    pub expert: Option<usize>,
+    /// The token table where the first and the last stage of a pipeline each have one.
+    pub tied: bool,
+    /// What it is a piece of.
+    pub whole: Whole,
+}
+
+/// A tensor as a checkpoint knows it, and where a rank's piece of it lies.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Whole {
+    /// With its block: `layers.0.attention.q.weight`.
+    pub name: String,
+    pub dims: Vec<usize>,
+    /// Number among all tensors of the model: its stream of random numbers.
+    pub number: u64,
+    /// The dimension along which the piece is cut, and where it starts there.
+    pub dim: usize,
+    pub start: usize,
+}
+
+/// How the ranks of the tensor axis share a parameter.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Split {
+    /// Each has all of it and computes the same gradient.
+    Copied,
+    /// Each has all of it; under sequence parallelism each computes the gradient of its own tokens.
+    Norm,
+    /// Rows, dealt out evenly.
+    Rows,
+    /// Columns, dealt out evenly.
+    Cols,
+    /// Rows by heads of keys; where these are fewer than ranks, several ranks have the same.
+    Keys,
+    /// Rows, some ranks with one more than others.
+    Vocab,
 }
 
 /// What a parameter is before the first step.
@@ -30,6 +69,8 @@ pub enum Init {
 pub struct BlockParams {
     /// `embed`, `layers.0`, …, `head`.
     pub name: String,
+    /// Place among the model's blocks.
+    pub number: usize,
     pub params: Vec<Param>,
 }
 
@@ -42,6 +83,57 @@ impl Param {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+
+    /// The piece of a rank: rows or columns `range` along dimension `dim` of what is here.
+    fn piece(&self, dim: usize, range: std::ops::Range<usize>) -> Param {
+        let mut dims = self.dims.clone();
+        dims[dim] = range.len();
+        Param {
+            dims,
+            whole: Whole { dim, start: range.start, ..self.whole.clone() },
+            ..self.clone()
+        }
+    }
+
+    /// What rank `index` of the `ranks` along the tensor axis holds.
+    pub(super) fn on_tensor_rank(&self, index: usize, ranks: usize, kv_heads: usize) -> Param {
+        let even = |dim: usize| self.piece(dim, cut(self.dims[dim], ranks, index));
+        match self.split {
+            Split::Copied | Split::Norm => self.clone(),
+            Split::Rows | Split::Vocab => even(0),
+            Split::Cols => even(1),
+            Split::Keys => {
+                let head = self.dims[0] / kv_heads;
+                let heads = keys_of(kv_heads, ranks, index);
+                self.piece(0, heads.start * head..heads.end * head)
+            }
+        }
+    }
+
+    /// The runs of consecutive elements that a piece is in its whole tensor: where each starts there, and
+    /// where in the piece.
+    pub fn runs(&self) -> impl Iterator<Item = (usize, std::ops::Range<usize>)> {
+        let Whole { dim, start, dims: whole, .. } = &self.whole;
+        let inner: usize = self.dims[*dim..].iter().product();
+        let (stride, first) = match self.dims.get(dim + 1..) {
+            Some(rest) => {
+                let below: usize = rest.iter().product();
+                (whole[*dim] * below, start * below)
+            }
+            None => (0, *start),
+        };
+        let count: usize = self.dims[..*dim].iter().product();
+        (0..count).map(move |run| (run * stride + first, run * inner..(run + 1) * inner))
+    }
+}
+
+/// The heads of keys that a rank of the tensor axis holds.
+pub(super) fn keys_of(kv_heads: usize, ranks: usize, index: usize) -> std::ops::Range<usize> {
+    if kv_heads >= ranks {
+        return cut(kv_heads, ranks, index);
+    }
+    let head = index * kv_heads / ranks;
+    head..head + 1
 }
 
 impl BlockParams {
@@ -83,7 +175,18 @@ impl Shape {
     /// All blocks in the order of the forward pass.
     pub fn blocks(&self) -> Vec<BlockParams> {
         let layers = (0..self.layers).map(|layer| self.layer(layer));
-        std::iter::once(self.embed()).chain(layers).chain([self.head()]).collect()
+        let mut blocks: Vec<BlockParams> =
+            std::iter::once(self.embed()).chain(layers).chain([self.head()]).collect();
+        let mut count = 0;
+        for (number, block) in blocks.iter_mut().enumerate() {
+            block.number = number;
+            for param in &mut block.params {
+                param.whole.name = format!("{}.{}", block.name, param.name);
+                param.whole.number = count;
+                count += 1;
+            }
+        }
+        blocks
     }
 
     /// Parameters of the whole model.
@@ -92,16 +195,16 @@ impl Shape {
     }
 
     /// The first block: token table, and positions where they are learned.
-    pub fn embed(&self) -> BlockParams {
-        let mut params = vec![matrix("tokens", self.vocab, self.dim, STD)];
+    fn embed(&self) -> BlockParams {
+        let mut params = vec![matrix("tokens", self.vocab, self.dim, STD, Split::Vocab)];
         if self.family == Family::Gpt2 {
-            params.push(matrix("positions", self.seq, self.dim, STD));
+            params.push(matrix("positions", self.seq, self.dim, STD, Split::Copied));
         }
-        BlockParams { name: "embed".into(), params }
+        block("embed".into(), params)
     }
 
     /// A layer, counted from 0.
-    pub fn layer(&self, layer: usize) -> BlockParams {
+    fn layer(&self, layer: usize) -> BlockParams {
         let mut params = self.norm("norm1");
         params.extend(self.attention());
         params.extend(self.norm("norm2"));
@@ -110,16 +213,16 @@ impl Shape {
             (Family::Llama, _) | (Family::Moe, None) => params.extend(self.swiglu("mlp")),
             (Family::Moe, Some(moe)) => params.extend(self.experts(moe)),
         }
-        BlockParams { name: format!("layers.{layer}"), params }
+        block(format!("layers.{layer}"), params)
     }
 
     /// The last block: norm, and the output projection unless it is tied.
-    pub fn head(&self) -> BlockParams {
+    fn head(&self) -> BlockParams {
         let mut params = self.norm("norm");
         if !self.tied {
-            params.push(matrix("output", self.vocab, self.dim, STD));
+            params.push(matrix("output", self.vocab, self.dim, STD, Split::Vocab));
         }
-        BlockParams { name: "head".into(), params }
+        block("head".into(), params)
     }
 
     /// Projections back into the residual stream start smaller, so that its variance does not grow with
@@ -133,9 +236,9 @@ impl Shape {
     }
 
     fn norm(&self, name: &str) -> Vec<Param> {
-        let mut params = vec![vector(&format!("{name}.gain"), self.dim, Init::Ones)];
+        let mut params = vec![vector(&format!("{name}.gain"), self.dim, Init::Ones, Split::Norm)];
         if self.has_bias() {
-            params.push(vector(&format!("{name}.bias"), self.dim, Init::Zeros));
+            params.push(vector(&format!("{name}.bias"), self.dim, Init::Zeros, Split::Norm));
         }
         params
     }
@@ -143,50 +246,73 @@ impl Shape {
     fn attention(&self) -> Vec<Param> {
         let (q, kv) = (self.attention_dim(), self.kv_heads * self.head_dim);
         let mut params = vec![
-            matrix("attention.q.weight", q, self.dim, STD),
-            matrix("attention.k.weight", kv, self.dim, STD),
-            matrix("attention.v.weight", kv, self.dim, STD),
+            matrix("attention.q.weight", q, self.dim, STD, Split::Rows),
+            matrix("attention.k.weight", kv, self.dim, STD, Split::Keys),
+            matrix("attention.v.weight", kv, self.dim, STD, Split::Keys),
         ];
         if self.has_bias() {
-            params.push(vector("attention.q.bias", q, Init::Zeros));
-            params.push(vector("attention.k.bias", kv, Init::Zeros));
-            params.push(vector("attention.v.bias", kv, Init::Zeros));
+            params.push(vector("attention.q.bias", q, Init::Zeros, Split::Rows));
+            params.push(vector("attention.k.bias", kv, Init::Zeros, Split::Keys));
+            params.push(vector("attention.v.bias", kv, Init::Zeros, Split::Keys));
         }
-        params.push(matrix("attention.out.weight", self.dim, q, self.residual_std()));
+        params.push(matrix("attention.out.weight", self.dim, q, self.residual_std(), Split::Cols));
         if self.has_bias() {
-            params.push(vector("attention.out.bias", self.dim, Init::Zeros));
+            params.push(vector("attention.out.bias", self.dim, Init::Zeros, Split::Copied));
         }
         params
     }
 
     fn gelu_mlp(&self) -> Vec<Param> {
         vec![
-            matrix("mlp.up.weight", self.ffn, self.dim, STD),
-            vector("mlp.up.bias", self.ffn, Init::Zeros),
-            matrix("mlp.down.weight", self.dim, self.ffn, self.residual_std()),
-            vector("mlp.down.bias", self.dim, Init::Zeros),
+            matrix("mlp.up.weight", self.ffn, self.dim, STD, Split::Rows),
+            vector("mlp.up.bias", self.ffn, Init::Zeros, Split::Rows),
+            matrix("mlp.down.weight", self.dim, self.ffn, self.residual_std(), Split::Cols),
+            vector("mlp.down.bias", self.dim, Init::Zeros, Split::Copied),
         ]
     }
 
     fn swiglu(&self, prefix: &str) -> Vec<Param> {
+        let name = |part: &str| format!("{prefix}.{part}.weight");
         vec![
-            matrix(&format!("{prefix}.gate.weight"), self.ffn, self.dim, STD),
-            matrix(&format!("{prefix}.up.weight"), self.ffn, self.dim, STD),
-            matrix(&format!("{prefix}.down.weight"), self.dim, self.ffn, self.residual_std()),
+            matrix(&name("gate"), self.ffn, self.dim, STD, Split::Rows),
+            matrix(&name("up"), self.ffn, self.dim, STD, Split::Rows),
+            matrix(&name("down"), self.dim, self.ffn, self.residual_std(), Split::Cols),
         ]
     }
 
     fn experts(&self, moe: Moe) -> Vec<Param> {
-        let router = matrix("router.weight", moe.experts, self.dim, STD);
-        let experts = (0..moe.experts).flat_map(|expert| self.swiglu(&format!("experts.{expert}")));
+        let router = matrix("router.weight", moe.experts, self.dim, STD, Split::Copied);
+        let experts = (0..moe.experts).flat_map(|expert| {
+            let params = self.swiglu(&format!("experts.{expert}"));
+            params.into_iter().map(move |param| Param { expert: Some(expert), ..param })
+        });
         std::iter::once(router).chain(experts).collect()
     }
 }
 
-fn matrix(name: &str, rows: usize, cols: usize, std: f32) -> Param {
-    Param { name: name.into(), dims: vec![rows, cols], init: Init::Normal(std), decay: true }
+fn block(name: String, params: Vec<Param>) -> BlockParams {
+    BlockParams { name, number: 0, params }
 }
 
-fn vector(name: &str, len: usize, init: Init) -> Param {
-    Param { name: name.into(), dims: vec![len], init, decay: false }
+fn matrix(name: &str, rows: usize, cols: usize, std: f32, split: Split) -> Param {
+    param(name, vec![rows, cols], Init::Normal(std), split)
+}
+
+fn vector(name: &str, len: usize, init: Init, split: Split) -> Param {
+    param(name, vec![len], init, split)
+}
+
+fn param(name: &str, dims: Vec<usize>, init: Init, split: Split) -> Param {
+    // Name and number are given when all blocks are there.
+    let whole = Whole { name: String::new(), dims: dims.clone(), number: 0, dim: 0, start: 0 };
+    Param {
+        name: name.into(),
+        decay: dims.len() > 1,
+        dims,
+        init,
+        split,
+        expert: None,
+        tied: false,
+        whole,
+    }
 }

@@ -1,75 +1,8 @@
-//! Gradients of the parameters: where they are gathered, and when.
+//! Where the gradients of weights go: into their block's flat buffer, at once or later.
 
 use std::ops::Range;
 
-use lockstep_kernels::{Device, Dtype, Matmul, Tag, Tensor, ViewMut};
-
-/// The gradient of each block's flat buffer, in f32. A buffer exists from its block's backward pass until it
-/// is cleared, so that in one pass gradients take the place of the activations that made them.
-pub struct Gradients {
-    blocks: Vec<Option<Tensor>>,
-}
-
-impl Gradients {
-    pub fn new(blocks: usize) -> Gradients {
-        Gradients { blocks: (0..blocks).map(|_| None).collect() }
-    }
-
-    /// The gradient of a block of `len` parameters, to be written by `Sink`s, and whether it already holds
-    /// something to add to.
-    pub(crate) fn block(
-        &mut self,
-        device: &Device,
-        block: usize,
-        len: usize,
-    ) -> (&mut Tensor, bool) {
-        let filled = self.blocks[block].is_some();
-        let tensor = self.blocks[block]
-            .get_or_insert_with(|| device.empty(1, len, Dtype::F32, Tag::Gradients));
-        (tensor, filled)
-    }
-
-    /// The gradients of the first and of the last block together.
-    pub(crate) fn ends(
-        &mut self,
-        device: &Device,
-        first_len: usize,
-        last_len: usize,
-    ) -> ((&mut Tensor, bool), (&mut Tensor, bool)) {
-        let filled = |tensor: &Option<Tensor>| tensor.is_some();
-        let make = |len| move || device.empty(1, len, Dtype::F32, Tag::Gradients);
-        let [first, .., last] = &mut self.blocks[..] else {
-            panic!("a model has an embedding and a head")
-        };
-        let (first_filled, last_filled) = (filled(first), filled(last));
-        let first = first.get_or_insert_with(make(first_len));
-        let last = last.get_or_insert_with(make(last_len));
-        ((first, first_filled), (last, last_filled))
-    }
-
-    /// The gradient of each block that has one, in the order of the blocks.
-    pub fn iter(&self) -> impl Iterator<Item = (usize, &Tensor)> {
-        self.blocks.iter().enumerate().filter_map(|(block, tensor)| Some((block, tensor.as_ref()?)))
-    }
-
-    /// The same, to be changed in place: summed over ranks, say.
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut Tensor)> {
-        self.blocks
-            .iter_mut()
-            .enumerate()
-            .filter_map(|(block, tensor)| Some((block, tensor.as_mut()?)))
-    }
-
-    /// The gradient of a block, once a backward pass has been there.
-    pub fn get(&self, block: usize) -> Option<&Tensor> {
-        self.blocks[block].as_ref()
-    }
-
-    /// Gives the memory back: the next pass starts anew.
-    pub fn clear(&mut self) {
-        self.blocks.iter_mut().for_each(|tensor| *tensor = None);
-    }
-}
+use lockstep_kernels::{Device, Matmul, Tensor, ViewMut};
 
 /// Where a block's backward pass puts the gradients of its weights.
 pub struct Sink<'a> {

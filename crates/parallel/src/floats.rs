@@ -1,0 +1,32 @@
+//! Collectives on tensors, whatever their type.
+
+use half::bf16;
+use lockstep_comm::{Group, Op, Result};
+use lockstep_kernels::{Dtype, View, ViewMut};
+
+/// Sums over the group, in place.
+pub fn all_reduce(group: &Group, x: ViewMut<'_>) -> Result<()> {
+    match x.dtype() {
+        Dtype::F32 => group.all_reduce(x.host::<f32>(), Op::Sum),
+        Dtype::Bf16 => group.all_reduce(x.host::<bf16>(), Op::Sum),
+        Dtype::U32 => panic!("indices are not exchanged like numbers"),
+    }
+}
+
+/// Puts the shares of all members side by side.
+pub fn all_gather(group: &Group, share: View<'_>, all: ViewMut<'_>) -> Result<()> {
+    match share.dtype() {
+        Dtype::F32 => group.all_gather(share.host::<f32>(), all.host::<f32>()),
+        Dtype::Bf16 => group.all_gather(share.host::<bf16>(), all.host::<bf16>()),
+        Dtype::U32 => panic!("indices are not exchanged like numbers"),
+    }
+}
+
+/// Sums over the group; each member gets its share.
+pub fn reduce_scatter(group: &Group, all: View<'_>, share: ViewMut<'_>) -> Result<()> {
+    match all.dtype() {
+        Dtype::F32 => group.reduce_scatter(all.host::<f32>(), share.host::<f32>(), Op::Sum),
+        Dtype::Bf16 => group.reduce_scatter(all.host::<bf16>(), share.host::<bf16>(), Op::Sum),
+        Dtype::U32 => panic!("indices are not exchanged like numbers"),
+    }
+}

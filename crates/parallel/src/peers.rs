@@ -1,0 +1,71 @@
+//! The ranks that a rank exchanges with, by what they share; and the first exchange that failed.
+
+use std::cell::RefCell;
+
+use lockstep_comm::{Error, Group, Result, World};
+use lockstep_plan::{Circle, Coord, Mesh};
+
+/// A rank's circles of peers.
+///
+/// Exchanges inside a block do not return errors: like operations of a device that runs behind, they go on
+/// with whatever is in the buffers, every later one fails at once in the broken world, and `check` tells what
+/// happened when the pass is over.
+pub struct Peers {
+    pub mesh: Mesh,
+    pub coord: Coord,
+    /// Norms and residuals are cut among the ranks of the tensor axis, by tokens.
+    pub sequence: bool,
+    circles: Vec<Group>,
+    failed: RefCell<Option<Error>>,
+    /// The world of one that groups of one belong to.
+    _alone: World,
+}
+
+impl Peers {
+    /// All ranks of the world call it.
+    pub fn new(world: &Group, mesh: &Mesh, sequence: bool) -> Result<Peers> {
+        assert_eq!(world.size(), mesh.ranks(), "the mesh has a place for every rank");
+        let alone = lockstep_comm::alone();
+        let mut circles = Vec::with_capacity(Circle::ALL.len());
+        for circle in Circle::ALL {
+            let members = mesh.members(circle, world.rank());
+            let some = (0..mesh.ranks()).any(|rank| mesh.members(circle, rank).len() > 1);
+            // A circle that is one rank everywhere is not worth making.
+            let group = if some { world.subgroup(&members, circle.name())? } else { None };
+            circles.push(group.unwrap_or_else(|| alone.group().clone()));
+        }
+        let coord = mesh.coord(world.rank());
+        Ok(Peers {
+            mesh: *mesh,
+            coord,
+            sequence: sequence && mesh.tensor > 1,
+            circles,
+            failed: RefCell::new(None),
+            _alone: alone,
+        })
+    }
+
+    /// Of a rank that trains by itself.
+    pub fn alone() -> Peers {
+        let alone = lockstep_comm::alone();
+        let circles = Circle::ALL.map(|_| alone.group().clone()).into();
+        let (mesh, coord) = (Mesh::ONE, Mesh::ONE.coord(0));
+        Peers { mesh, coord, sequence: false, circles, failed: RefCell::new(None), _alone: alone }
+    }
+
+    pub fn circle(&self, circle: Circle) -> &Group {
+        &self.circles[circle as usize]
+    }
+
+    /// Remembers the first failure.
+    pub fn note(&self, result: Result<()>) {
+        if let Err(error) = result {
+            self.failed.borrow_mut().get_or_insert(error);
+        }
+    }
+
+    /// What failed since it was last asked for.
+    pub fn check(&self) -> Result<()> {
+        self.failed.borrow_mut().take().map_or(Ok(()), Err)
+    }
+}
