@@ -24,6 +24,7 @@ pub mod model;
 mod plan;
 pub mod presets;
 mod resolve;
+pub mod schedule;
 
 pub use config::{Compute, Config, Curve, Recompute};
 pub use cut::cut;

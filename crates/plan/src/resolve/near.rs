@@ -10,7 +10,7 @@ pub(super) fn divisors(number: usize, whole: usize) -> String {
 }
 
 /// The multiples of `step` on both sides of `number`: `30 or 36` for 32 and 6.
-pub(super) fn multiples(number: usize, step: usize) -> String {
+pub(crate) fn multiples(number: usize, step: usize) -> String {
     let below = Some(number / step * step).filter(|multiple| *multiple > 0);
     either(below, Some((number / step + 1) * step))
 }

@@ -5,4 +5,7 @@ mod learning_rate;
 mod mistakes;
 mod plans;
 mod presets;
+mod schedule_lists;
+mod schedule_text;
+mod schedule_times;
 mod typed;

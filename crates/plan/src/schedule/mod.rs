@@ -1,0 +1,120 @@
+//! Pipeline schedules as lists of actions: which rank does which part of which micro-batch, in which order.
+//! Values only: what executes them and what predicts them walk the same lists. Knows nothing of models,
+//! tensors or links. The story is in this folder's README.md.
+//!
+//! 1F1B on 4 ranks with 8 micro-batches, where a backward pass takes twice the time of a forward pass:
+//!
+//! ```
+//! use lockstep_plan::schedule::{Kind, Schedule, Times, clock};
+//!
+//! let schedule = Schedule::new(Kind::OneForwardOneBackward, 4, 1, 8).unwrap();
+//! assert_eq!(schedule.to_string().lines().last(), Some("3F0 3B0 3F1 3B1 3F2 3B2 3F3 3B3 3F4 3B4 3F5 3B5 3F6 3B6 3F7 3B7"));
+//!
+//! let timeline = clock(&schedule, &Times::EVEN).unwrap();
+//! let drawn = "\
+//! rank 0  F0 F1 F2 F3 ..................B0    F4 B1    F5 B2    F6 B3    F7 B4    ...B5    ...B6    ...B7
+//! rank 1  ...F0 F1 F2 ............B0    F3 B1    F4 B2    F5 B3    F6 B4    F7 B5    ...B6    ...B7    ......
+//! rank 2  ......F0 F1 ......B0    F2 B1    F3 B2    F4 B3    F5 B4    F6 B5    F7 B6    ...B7    ............
+//! rank 3  .........F0 B0    F1 B1    F2 B2    F3 B3    F4 B4    F5 B5    F6 B6    F7 B7    ..................
+//! ";
+//! assert_eq!(timeline.draw(1.0), drawn);
+//!
+//! // Every rank idles for (ranks - 1) forward and backward passes: 9 of 33.
+//! assert_eq!(schedule.bubble(&Times::EVEN), Some(9.0));
+//! assert!((timeline.bubble_rate() - 9.0 / 33.0).abs() < 1e-12);
+//! ```
+
+mod action;
+mod check;
+mod clock;
+mod draw;
+mod gpipe;
+mod in_flight;
+mod interleaved;
+mod kind;
+mod one_forward_one_backward;
+mod replay;
+mod text;
+mod zero_bubble;
+
+pub use action::{Act, Action};
+pub use clock::{Span, Timeline, Times, clock, clock_with};
+pub use in_flight::InFlight;
+pub use kind::Kind;
+pub use replay::{Deadlock, Wait, replay};
+
+use crate::resolve::near::multiples;
+use serde::{Deserialize, Serialize};
+
+/// What every rank does in one optimizer step, in order. Made by [`Schedule::new`], or read from text or
+/// JSON; what comes from elsewhere is to be trusted after [`Schedule::check`] and [`replay`].
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(try_from = "text::Written", into = "text::Written")]
+pub struct Schedule {
+    pub kind: Kind,
+    pub ranks: usize,
+    /// Stages of a rank: more than one only when interleaved.
+    pub chunks: usize,
+    pub micros: usize,
+    pub actions: Vec<Vec<Action>>, // (ranks, what the rank does)
+}
+
+impl Schedule {
+    /// The schedule of `kind`, or why there is none, and what to take instead.
+    pub fn new(kind: Kind, ranks: usize, chunks: usize, micros: usize) -> Result<Schedule, String> {
+        possible(kind, ranks, chunks, micros)?;
+        let list = |rank| match kind {
+            Kind::Gpipe => gpipe::actions(rank, micros),
+            Kind::OneForwardOneBackward => one_forward_one_backward::actions(rank, ranks, micros),
+            Kind::Interleaved => interleaved::actions(rank, ranks, chunks, micros),
+            Kind::ZbH1 => zero_bubble::h1(rank, ranks, micros),
+            Kind::ZbH2 => zero_bubble::h2(rank, ranks, micros),
+        };
+        Ok(Schedule { kind, ranks, chunks, micros, actions: (0..ranks).map(list).collect() })
+    }
+
+    /// Parts into which the pipeline cuts the model.
+    pub fn stages(&self) -> usize {
+        self.ranks * self.chunks
+    }
+
+    /// Who holds a stage: ranks take turns, so that the last rank passes on to the first.
+    pub fn rank_of(&self, stage: usize) -> usize {
+        stage % self.ranks
+    }
+
+    /// How long the idlest rank idles between its first action and its last, by formula, when all stages take
+    /// the same times and sends take none. `None` with fewer micro-batches than the formula is for; the
+    /// [`clock`] knows those too.
+    pub fn bubble(&self, times: &Times) -> Option<f64> {
+        match self.kind {
+            Kind::Gpipe => Some(gpipe::bubble(self.ranks, times)),
+            Kind::OneForwardOneBackward => {
+                Some(one_forward_one_backward::bubble(self.ranks, times))
+            }
+            Kind::Interleaved => Some(interleaved::bubble(self.ranks, times)),
+            Kind::ZbH1 => zero_bubble::h1_bubble(self.ranks, self.micros, times),
+            Kind::ZbH2 => zero_bubble::h2_bubble(self.ranks, self.micros, times),
+        }
+    }
+}
+
+fn possible(kind: Kind, ranks: usize, chunks: usize, micros: usize) -> Result<(), String> {
+    for (name, value) in [("ranks", ranks), ("chunks", chunks), ("micros", micros)] {
+        if value == 0 {
+            return Err(format!("{kind} with {name}=0 does nothing; {name} must be at least 1"));
+        }
+    }
+    if kind != Kind::Interleaved && chunks > 1 {
+        return Err(format!(
+            "{kind} has one stage per rank, not chunks={chunks}; try chunks=1, or interleaved"
+        ));
+    }
+    if kind == Kind::Interleaved && !micros.is_multiple_of(ranks) {
+        let near = multiples(micros, ranks);
+        return Err(format!(
+            "interleaved takes micro-batches in rounds of ranks={ranks}, which does not divide micros={micros}; try {near}"
+        ));
+    }
+    Ok(())
+}

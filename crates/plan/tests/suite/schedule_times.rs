@@ -1,0 +1,106 @@
+//! The clock against formulas, and against the bubble rates that the zero-bubble paper prints.
+
+use crate::schedule_lists::all;
+use lockstep_plan::schedule::{Kind, Schedule, Times, clock};
+
+/// Several ratios, in halves and whole numbers: sums are exact.
+fn ratios() -> impl Iterator<Item = Times> {
+    let lengths = [0.5, 1.0, 2.0, 3.0];
+    lengths.into_iter().flat_map(move |forward| {
+        lengths.into_iter().flat_map(move |input| {
+            let times = move |weights| Times { forward, input, weights, send: 0.0 };
+            lengths.into_iter().map(times)
+        })
+    })
+}
+
+#[test]
+fn bubbles_are_as_the_formulas_say() {
+    let mut held = 0;
+    for schedule in all() {
+        // Every size at even times; at all others one, two and three rounds of the ranks, and the least for
+        // which ZB-H2 has a formula.
+        let Schedule { ranks, micros, .. } = schedule;
+        let some = [ranks, 2 * ranks - 1, 2 * ranks, 3 * ranks].contains(&micros);
+        let others = ratios().filter(|_| some);
+        for times in others.chain([Times::EVEN]) {
+            let Some(formula) = schedule.bubble(&times) else { continue };
+            let timeline = clock(&schedule, &times).unwrap();
+            let idle = (0..ranks).map(|rank| timeline.idle(rank)).fold(0.0, f64::max);
+            assert_eq!(idle, formula, "{times:?} {schedule}");
+            held += 1;
+        }
+    }
+    assert!(held > 5_000, "only {held} were looked at");
+}
+
+/// The paper's words: W is the shortest of the three.
+#[test]
+fn zero_bubble_as_the_paper_says() {
+    for times in ratios().filter(|times| times.weights <= times.forward.min(times.input)) {
+        let Times { forward, input, weights, .. } = times;
+        for ranks in 1..=8 {
+            let bubble = |kind| Schedule::new(kind, ranks, 1, 2 * ranks).unwrap().bubble(&times);
+            let gaps = (ranks - 1) as f64;
+            assert_eq!(bubble(Kind::ZbH1), Some(gaps * (forward + input - weights)));
+            assert_eq!(bubble(Kind::ZbH2), Some(gaps * (forward + input - 2.0 * weights)));
+        }
+    }
+}
+
+#[test]
+fn formulas_keep_silent_where_they_do_not_hold() {
+    let bubble = |kind, micros| Schedule::new(kind, 4, 1, micros).unwrap().bubble(&Times::EVEN);
+    assert_eq!(bubble(Kind::ZbH1, 3), None);
+    assert_eq!(bubble(Kind::ZbH1, 4), Some(3.0));
+    assert_eq!(bubble(Kind::ZbH2, 6), None);
+    assert_eq!(bubble(Kind::ZbH2, 7), Some(0.0));
+    assert_eq!(bubble(Kind::OneForwardOneBackward, 1), Some(9.0));
+}
+
+/// Ranks of ZB-H2 idle for no moment between their first action and their last; those who wait for all
+/// others at the end do.
+#[test]
+fn two_rates() {
+    let timeline = clock(&Schedule::new(Kind::ZbH2, 4, 1, 8).unwrap(), &Times::EVEN).unwrap();
+    assert_eq!((timeline.bubble_rate(), timeline.makespan()), (0.0, 27.0));
+    assert!((timeline.idle_rate() - 3.0 / 27.0).abs() < 1e-12);
+    // All ranks of 1F1B wait as long, whichever way it is looked at.
+    let schedule = Schedule::new(Kind::OneForwardOneBackward, 4, 1, 8).unwrap();
+    let timeline = clock(&schedule, &Times::EVEN).unwrap();
+    assert!((timeline.bubble_rate() - 9.0 / 33.0).abs() < 1e-12);
+    assert!((timeline.idle_rate() - 9.0 / 33.0).abs() < 1e-12);
+}
+
+/// "Zero Bubble Pipeline Parallelism", Table 5: 1F1B, ZB-H1 and ZB-H2 to all four decimals, interleaved to
+/// 0.004. The authors' script for interleaved lets only the first micro-batch of each round wait for its way
+/// from the last rank back to the first, and so ends P sends earlier; with that taken off, ours has all
+/// decimals too.
+#[test]
+fn bubble_rates_of_the_zero_bubble_paper() {
+    let rows = include_str!("../fixtures/zero_bubble_table5.csv");
+    let mut compared = 0;
+    for row in rows.lines().filter(|line| !line.starts_with('#')).skip(1) {
+        let cells: Vec<&str> = row.split(',').collect();
+        let count = |at: usize| cells[at].parse::<usize>().unwrap();
+        let number = |at: usize| cells[at].parse::<f64>().unwrap();
+        let (layers, ranks, micros, send) = (count(1), count(2), count(3), number(7));
+        let timeline = |kind, chunks: usize| {
+            // The table has the times of all that a rank holds.
+            let part = |at| number(at) / chunks as f64;
+            let times = Times { forward: part(4), input: part(5), weights: part(6), send };
+            clock(&Schedule::new(kind, ranks, chunks, micros).unwrap(), &times).unwrap()
+        };
+        for (at, kind) in [(8, Kind::OneForwardOneBackward), (10, Kind::ZbH1), (11, Kind::ZbH2)] {
+            let rate = timeline(kind, 1).bubble_rate();
+            assert_eq!(format!("{rate:.4}"), cells[at], "{kind}: {row}");
+            compared += 1;
+        }
+        let interleaved = timeline(Kind::Interleaved, (layers + 2) / ranks);
+        let rate = interleaved.bubble_rate();
+        assert!((rate - number(9)).abs() < 0.004, "{rate}: {row}");
+        let theirs = 1.0 - interleaved.busy(0) / (interleaved.makespan() - ranks as f64 * send);
+        assert_eq!(format!("{theirs:.4}"), cells[9], "interleaved: {row}");
+    }
+    assert_eq!(compared, 36);
+}
