@@ -1,6 +1,7 @@
 //! The ranks that a rank exchanges with, by what they share; and the first exchange that failed.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::time::{Duration, Instant};
 
 use lockstep_comm::{Error, Group, Result, World};
 use lockstep_plan::{Circle, Coord, Mesh};
@@ -17,6 +18,8 @@ pub struct Peers {
     pub sequence: bool,
     circles: Vec<Group>,
     failed: RefCell<Option<Error>>,
+    /// Time that the rank spent on exchanges inside blocks and between stages.
+    exposed: Cell<Duration>,
     /// The world of one that groups of one belong to.
     _alone: World,
 }
@@ -41,6 +44,7 @@ impl Peers {
             sequence: sequence && mesh.tensor > 1,
             circles,
             failed: RefCell::new(None),
+            exposed: Cell::default(),
             _alone: alone,
         })
     }
@@ -50,11 +54,25 @@ impl Peers {
         let alone = lockstep_comm::alone();
         let circles = Circle::ALL.map(|_| alone.group().clone()).into();
         let (mesh, coord) = (Mesh::ONE, Mesh::ONE.coord(0));
-        Peers { mesh, coord, sequence: false, circles, failed: RefCell::new(None), _alone: alone }
+        let (failed, exposed) = (RefCell::new(None), Cell::default());
+        Peers { mesh, coord, sequence: false, circles, failed, exposed, _alone: alone }
     }
 
     pub fn circle(&self, circle: Circle) -> &Group {
         &self.circles[circle as usize]
+    }
+
+    /// Does an exchange that the rank waits for, on the clock.
+    pub fn exchanged<R>(&self, exchange: impl FnOnce() -> R) -> R {
+        let begun = Instant::now();
+        let result = exchange();
+        self.exposed.set(self.exposed.get() + begun.elapsed());
+        result
+    }
+
+    /// Time spent on exchanges, since it was last asked.
+    pub fn take_exposed(&self) -> Duration {
+        self.exposed.take()
     }
 
     /// Remembers the first failure.

@@ -20,6 +20,8 @@ pub struct Store {
     /// Whether parts of several micro-batches may lie in one buffer, which then must not be given up before
     /// the last.
     mixed: bool,
+    /// Whether gradients stay this rank's own.
+    pub unsummed: bool,
 }
 
 impl Store {
@@ -30,7 +32,7 @@ impl Store {
         micros: usize,
     ) -> Store {
         let counts = vec![0; weights.blocks()];
-        Store { weights, gradients, reduction, micros, counts, mixed: false }
+        Store { weights, gradients, reduction, micros, counts, mixed: false, unsummed: false }
     }
 
     /// A whole model with random parameters, to train without peers.
@@ -50,7 +52,7 @@ impl Store {
     pub fn complete(&mut self, device: &Device, peers: &Peers, block: usize) {
         self.counts[block] += 1;
         let last = self.counts[block] == self.micros;
-        if last || !self.mixed {
+        if (last || !self.mixed) && !self.unsummed {
             self.reduction.complete(device, peers, &mut self.gradients, block, last);
         }
     }

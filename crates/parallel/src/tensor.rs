@@ -30,7 +30,7 @@ impl Peers {
             return x;
         }
         let mut all = device.empty(x.rows() * self.mesh.tensor, x.cols(), x.dtype(), Tag::Buffers);
-        self.note(floats::all_gather(self.tensor(), x.view(), all.view_mut()));
+        self.note(self.exchanged(|| floats::all_gather(self.tensor(), x.view(), all.view_mut())));
         all
     }
 
@@ -57,7 +57,7 @@ impl Peers {
     /// Sums small numbers that every rank has a part of, in place.
     pub fn sum_over_tensor(&self, x: &mut Tensor) {
         if self.mesh.tensor > 1 {
-            self.note(floats::all_reduce(self.tensor(), x.view_mut()));
+            self.note(self.exchanged(|| floats::all_reduce(self.tensor(), x.view_mut())));
         }
     }
 
@@ -72,7 +72,9 @@ impl Peers {
             return x;
         }
         let mut own = device.empty(x.rows() / self.mesh.tensor, x.cols(), x.dtype(), tag);
-        self.note(floats::reduce_scatter(self.tensor(), x.view(), own.view_mut()));
+        self.note(
+            self.exchanged(|| floats::reduce_scatter(self.tensor(), x.view(), own.view_mut())),
+        );
         own
     }
 

@@ -20,12 +20,12 @@ impl Peers {
         let rows = work.logits.rows();
         let mut max = device.empty(1, rows, Dtype::F32, Tag::Buffers);
         device.largest_logits(work.logits.as_view(), max.view_mut());
-        self.note(group.all_reduce(max.view_mut().host::<f32>(), Op::Max));
+        self.note(self.exchanged(|| group.all_reduce(max.view_mut().host::<f32>(), Op::Max)));
 
         let mut both = device.empty(2, rows, Dtype::F32, Tag::Buffers);
         let (sum, target) = both.view_mut().split_at(rows);
         device.logit_sums(work.logits.as_view(), work.targets, first, max.view(), sum, target);
-        self.note(group.all_reduce(both.view_mut().host::<f32>(), Op::Sum));
+        self.note(self.exchanged(|| group.all_reduce(both.view_mut().host::<f32>(), Op::Sum)));
 
         let (sum, target) = (both.view().part(0..rows), both.view().part(rows..2 * rows));
         device.cross_entropy_share(work, first, Found { max: max.view(), sum, target });

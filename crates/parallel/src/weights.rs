@@ -137,10 +137,11 @@ impl Weights {
             return;
         }
         if self.blocks[block].full.is_none() {
-            let gathered = match self.blocks[block].coming.take() {
+            let coming = self.blocks[block].coming.take();
+            let gathered = peers.exchanged(|| match coming {
                 Some(task) => task.wait(),
                 None => self.gather(device, peers, block)(),
-            };
+            });
             match gathered {
                 Ok(full) => self.blocks[block].full = Some(full),
                 Err(error) => {

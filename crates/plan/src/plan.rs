@@ -2,8 +2,11 @@
 //! to `plan.json`.
 
 use crate::config::{Compute, Recompute};
+use crate::context::{self, ContextKind, Run};
 use crate::learning_rate::LearningRate;
-use crate::model::Shape;
+use crate::mesh::Mesh;
+use crate::model::{Part, Shape};
+use crate::schedule::{Kind, Schedule};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -87,6 +90,22 @@ pub struct Sample {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Layout {
     pub data: usize,
+    /// ZeRO's stage.
+    pub zero: u8,
+    /// Ranks among which ZeRO cuts states; the others hold copies.
+    pub shard: usize,
+    /// Whether ZeRO-3 keeps what it gathered for the forward pass.
+    pub keep_gathered: bool,
+    pub tensor: usize,
+    /// Whether ranks of the tensor axis cut norms and residuals too, by tokens.
+    pub sequence: bool,
+    pub context: usize,
+    pub context_kind: ContextKind,
+    pub pipe: usize,
+    pub schedule: Kind,
+    /// Stages of each rank.
+    pub chunks: usize,
+    pub expert: usize,
     pub recompute: Recompute,
 }
 
@@ -101,6 +120,8 @@ pub struct Precision {
 pub struct Comm {
     pub timeout_s: f64,
     pub bucket_bytes: usize,
+    /// Whether exchanges go on beside the computing; when nothing is said, where ranks are on several hosts.
+    pub overlap: Option<bool>,
 }
 
 /// How often to save, and how many to keep.
@@ -118,7 +139,33 @@ impl Plan {
         self.train.lr.at(step)
     }
 
-    /// Sequences of a rank per optimizer step.
+    /// Where the ranks stand.
+    pub fn mesh(&self) -> Mesh {
+        self.layout.mesh(&self.model)
+    }
+
+    /// What a rank holds of the model.
+    pub fn part(&self, rank: usize) -> Part {
+        let mesh = self.mesh();
+        Part::of(&self.model, &mesh, self.layout.chunks, mesh.coord(rank))
+    }
+
+    /// The positions of each sequence that a rank works on.
+    pub fn runs(&self, rank: usize) -> Vec<Run> {
+        let mesh = self.mesh();
+        let degrees = (mesh.ulysses, mesh.context / mesh.ulysses);
+        context::runs(self.layout.context_kind, self.data.seq, degrees, mesh.coord(rank).context)
+    }
+
+    /// What the stages do in one optimizer step. A model on one stage is a pipeline of one.
+    pub fn schedule(&self) -> Schedule {
+        let Layout { schedule, pipe, chunks, .. } = self.layout;
+        let kind = if pipe == 1 { Kind::OneForwardOneBackward } else { schedule };
+        Schedule::new(kind, pipe, chunks, self.train.accumulation)
+            .expect("a plan has a schedule that exists: it was tried when the plan was made")
+    }
+
+    /// Sequences of a replica per optimizer step.
     pub fn local_batch(&self) -> usize {
         self.train.micro_batch * self.train.accumulation
     }

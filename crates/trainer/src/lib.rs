@@ -14,7 +14,7 @@
 //!     let around = Surroundings::one_host(ranks, 1).with_vocab(source.vocab());
 //!     let plan = Plan::resolve(&typed, &around).unwrap();
 //!     on_threads(ranks, |world| {
-//!         let mut rank = Rank::new(&plan, &world, Device::cpu(1));
+//!         let mut rank = Rank::new(&plan, &world, Device::cpu(1)).unwrap();
 //!         [1, 2, 3].map(|step| rank.step(&source, step).unwrap().loss)
 //!     })
 //! };
@@ -45,5 +45,5 @@ pub use optimizer::Optimizer;
 pub use peak::measure_peak;
 pub use rank::{Rank, Stepped, dtype};
 pub use run::{Event, Run, Start, run};
-pub use stored::load_weights;
+pub use stored::{Snapshot, Whole, load_weights, load_whole};
 pub use text::{Wanted, generate};

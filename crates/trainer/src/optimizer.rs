@@ -1,14 +1,15 @@
-//! AdamW over the flat buffers of a model: two moments for each parameter, and decay on matrices only.
+//! AdamW over the runs of flat buffers whose states are on a rank: two moments for each parameter, and decay
+//! on matrices only.
 
 use std::ops::Range;
 
 use lockstep_kernels::{AdamW, Device, Dtype, Stepped, Tag, Tensor, View};
-use lockstep_model::{Gradients, Weights};
-use lockstep_plan::model::BlockParams;
+use lockstep_model::Store;
+use lockstep_plan::model::{BlockParams, Held, Part};
 
-/// AdamW and its two moments for each parameter, block by block.
+/// AdamW and its two moments for each parameter, block by block and unit by unit.
 pub struct Optimizer {
-    blocks: Vec<Moments>,
+    units: Vec<Vec<Moments>>,
 }
 
 struct Moments {
@@ -19,67 +20,71 @@ struct Moments {
 }
 
 impl Optimizer {
-    /// Moments of zero, for a model laid out like this.
-    pub fn new(device: &Device, layout: &[BlockParams]) -> Optimizer {
+    /// Moments of zero, for what a rank holds.
+    pub fn new(device: &Device, part: &Part) -> Optimizer {
         let moment = |len| device.zeros(1, len, Dtype::F32, Tag::Optimizer);
-        let blocks = layout
-            .iter()
-            .map(|block| Moments {
-                first: moment(block.len()),
-                second: moment(block.len()),
-                runs: runs(block),
-            })
-            .collect();
-        Optimizer { blocks }
+        let moments = |block: &BlockParams, held: &Held| Moments {
+            first: moment(held.own.len()),
+            second: moment(held.own.len()),
+            runs: runs(block, held),
+        };
+        let of_block = |(block, held): (&BlockParams, &Vec<Held>)| {
+            held.iter().map(|held| moments(block, held)).collect()
+        };
+        Optimizer { units: part.blocks.iter().zip(&part.held).map(of_block).collect() }
     }
 
     /// One step: parameters and moments follow the gradients. `numbers.weight_decay` acts on what decays.
-    pub fn step(
-        &mut self,
-        device: &Device,
-        numbers: &AdamW,
-        weights: &mut Weights,
-        gradients: &Gradients,
-    ) {
-        for (block, gradient) in gradients.iter() {
-            let Moments { first, second, runs } = &mut self.blocks[block];
-            let (master, mut copy) = weights.master_mut(block);
-            for (run, decays) in runs.iter() {
-                let numbers = AdamW {
-                    weight_decay: if *decays { numbers.weight_decay } else { 0.0 },
-                    ..*numbers
-                };
-                let state = Stepped {
-                    parameters: master.view_mut().part(run.clone()),
-                    copy: copy.as_mut().map(|copy| copy.view_mut().part(run.clone())),
-                    first: first.view_mut().part(run.clone()),
-                    second: second.view_mut().part(run.clone()),
-                };
-                device.adamw(&numbers, state, gradient.view().part(run.clone()));
+    pub fn step(&mut self, device: &Device, numbers: &AdamW, store: &mut Store) {
+        for (block, units) in self.units.iter_mut().enumerate() {
+            for (unit, moments) in units.iter_mut().enumerate() {
+                let Some(gradient) = store.gradients.own(block, unit) else { continue };
+                let (mut master, mut copy) = store.weights.own_mut(block, unit);
+                let Moments { first, second, runs } = moments;
+                for (run, decays) in runs.iter() {
+                    let numbers = AdamW {
+                        weight_decay: if *decays { numbers.weight_decay } else { 0.0 },
+                        ..*numbers
+                    };
+                    let state = Stepped {
+                        parameters: master.reborrow().part(run.clone()),
+                        copy: copy.as_mut().map(|copy| copy.reborrow().part(run.clone())),
+                        first: first.view_mut().part(run.clone()),
+                        second: second.view_mut().part(run.clone()),
+                    };
+                    device.adamw(&numbers, state, gradient.part(run.clone()));
+                }
             }
         }
     }
 
-    /// Both moments of a block.
-    pub fn moments(&self, block: usize) -> (View<'_>, View<'_>) {
-        (self.blocks[block].first.view(), self.blocks[block].second.view())
+    /// Both moments of this rank's run of a unit.
+    pub fn moments(&self, block: usize, unit: usize) -> (View<'_>, View<'_>) {
+        let Moments { first, second, .. } = &self.units[block][unit];
+        (first.view(), second.view())
     }
 
-    /// Both moments of a block, to be filled from a checkpoint.
-    pub fn moments_mut(&mut self, block: usize) -> (&mut Tensor, &mut Tensor) {
-        let Moments { first, second, .. } = &mut self.blocks[block];
+    /// The same, to be filled from a checkpoint.
+    pub fn moments_mut(&mut self, block: usize, unit: usize) -> (&mut Tensor, &mut Tensor) {
+        let Moments { first, second, .. } = &mut self.units[block][unit];
         (first, second)
     }
 }
 
-/// Neighbours that decay alike, joined: fewer, longer walks over memory.
-fn runs(block: &BlockParams) -> Vec<(Range<usize>, bool)> {
+/// Neighbours that decay alike, joined: fewer, longer walks over memory. Counted within what the rank has of
+/// the unit.
+fn runs(block: &BlockParams, held: &Held) -> Vec<(Range<usize>, bool)> {
     let mut runs: Vec<(Range<usize>, bool)> = Vec::new();
     for (start, param) in block.placed() {
-        let end = start + param.len();
+        let from = start.max(held.own.start);
+        let to = (start + param.len()).min(held.own.end);
+        if from >= to {
+            continue;
+        }
+        let (from, to) = (from - held.own.start, to - held.own.start);
         match runs.last_mut() {
-            Some((run, decays)) if *decays == param.decay => run.end = end,
-            _ => runs.push((start..end, param.decay)),
+            Some((run, decays)) if *decays == param.decay => run.end = to,
+            _ => runs.push((from..to, param.decay)),
         }
     }
     runs

@@ -1,30 +1,47 @@
 //! One rank's share of a run, and one optimizer step of it.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use lockstep_comm::Group;
 use lockstep_data::{Source, Split};
 use lockstep_kernels::{AdamW, Device, Dtype};
-use lockstep_model::{Batch, Dropout, Gradients, Loss, Model, Pass, Recompute, Tape, Weights};
-use lockstep_parallel::data;
+use lockstep_model::{
+    Batch, Dropout, Kept, Loss, Model, Pass, Peers, Store, WeightGradients, Weights,
+};
+use lockstep_parallel::{Gradients, Pipeline, Reduction, Stream, sum};
+use lockstep_plan::schedule::{Act, Action};
 use lockstep_plan::{Compute, Plan};
 
 use crate::{Error, Optimizer};
 
-/// What one rank holds: its device, the model with its parameters and moments, and room for a micro-batch.
+/// What one rank holds: its device, its piece of the model with its parameters and moments, and room for
+/// micro-batches.
 pub struct Rank<'a> {
     pub plan: &'a Plan,
-    /// The data axis.
+    /// All ranks.
     pub group: &'a Group,
+    pub peers: Peers,
     pub device: Device,
     pub model: Model,
-    pub weights: Weights,
+    pub store: Store,
     pub optimizer: Optimizer,
-    pub(crate) gradients: Gradients,
-    pub(crate) tape: Tape,
-    pub(crate) batch: Batch,
+    pub(crate) pipeline: Option<Pipeline>,
+    pub(crate) flight: Flight,
+    /// The runs of summed gradients that this rank counts in the norm: block, unit, where.
+    counted: Vec<(usize, usize, Range<usize>)>,
+}
+
+/// Micro-batches under way.
+pub(crate) struct Flight {
+    /// As many as may be under way at once.
+    batches: Vec<Batch>,
     /// A micro-batch's tokens on the host: (micro_batch, seq + 1).
     samples: Vec<u32>,
+    /// What each stage of this rank keeps of each micro-batch: (chunks, micros).
+    kept: Vec<Option<Kept>>,
+    /// Ready to be used again.
+    spare: Vec<Kept>,
 }
 
 /// What a step did: the same on every rank, but for the times.
@@ -43,9 +60,11 @@ pub struct Stepped {
 }
 
 impl<'a> Rank<'a> {
-    /// With random parameters, alike on all ranks.
-    pub fn new(plan: &'a Plan, group: &'a Group, device: Device) -> Rank<'a> {
-        let weights = Weights::init(&device, &plan.model, dtype(plan), plan.train.seed);
+    /// With random parameters, alike on all layouts. All ranks of the group call it.
+    pub fn new(plan: &'a Plan, group: &'a Group, device: Device) -> Result<Rank<'a>, Error> {
+        let part = plan.part(group.rank());
+        let (zero, seed) = (plan.layout.zero, plan.train.seed);
+        let weights = Weights::init(&device, &part, dtype(plan), zero, seed);
         Rank::with_weights(plan, group, device, weights)
     }
 
@@ -55,40 +74,52 @@ impl<'a> Rank<'a> {
         group: &'a Group,
         device: Device,
         weights: Weights,
-    ) -> Rank<'a> {
-        let model = Model::new(&plan.model);
-        let (micro_batch, seq) = (plan.train.micro_batch, plan.data.seq);
-        Rank {
-            optimizer: Optimizer::new(&device, &weights.layout),
-            gradients: Gradients::new(model.blocks()),
-            tape: Tape::default(),
-            batch: Batch::empty(&device, micro_batch, seq),
-            samples: vec![0; micro_batch * (seq + 1)],
+    ) -> Result<Rank<'a>, Error> {
+        let peers = Peers::new(group, &plan.mesh(), plan.layout.sequence)?;
+        let model = Model::new(&plan.part(group.rank()));
+        let micros = plan.train.accumulation;
+        let apart = group.hosts().iter().any(|host| *host != group.hosts()[0]);
+        let overlap = plan.comm.overlap.unwrap_or(apart) && peers.mesh.replicas() > 1;
+        let weights = weights.ahead(overlap).keep_gathered(plan.layout.keep_gathered);
+        let gradients = Gradients::new(&model.part, plan.layout.zero, plan.comm.bucket_bytes);
+        let mixed = plan.layout.pipe > 1 && plan.layout.schedule.splits();
+        let store = Store::new(weights, gradients, Reduction::new(overlap), micros).mixed(mixed);
+        let flight = Flight::new(plan, &device, group.rank(), &model);
+        let rows = peers.stream_rows(flight.batches[0].tokens()).len();
+        let stream = Stream { rows, cols: plan.model.dim, dtype: dtype(plan) };
+        let rank = Rank {
+            optimizer: Optimizer::new(&device, &model.part),
+            pipeline: Some(Pipeline::new(plan.schedule(), &peers, stream)),
+            counted: counted(&model),
             plan,
             group,
+            peers,
             device,
             model,
-            weights,
-        }
+            store,
+            flight,
+        };
+        rank.check_equal()?;
+        Ok(rank)
     }
 
     /// Step `step` (the first is 1) on its global batch. On an error nothing has changed.
     pub fn step(&mut self, source: &Source, step: u64) -> Result<Stepped, Error> {
         let start = Instant::now();
-        // What a step that could not reach its peers left behind is not to be added to.
-        self.gradients.clear();
-        let loss = self.passes(source, step);
+        // A step that ended in an error leaves gradients behind.
+        self.store.clear();
+        self.peers.take_exposed();
+        let loss = self.passes(source, step)?;
 
-        let exchange_start = Instant::now();
-        data::sum_gradients(self.group, self.gradients.iter_mut().map(|(_, gradient)| gradient))?;
-        let mut sums = [loss.sum, loss.auxiliary];
-        data::sum(self.group, &mut sums)?;
-        let exchange = exchange_start.elapsed();
-
-        let squares: f64 =
-            self.gradients.iter().map(|(_, g)| self.device.sum_of_squares(g.view())).sum();
+        self.store.finish(&self.device, &self.peers)?;
+        let mut exchange = self.store.take_exposed() + self.peers.take_exposed();
+        let mut sums = [loss.sum, loss.auxiliary, self.squares()];
+        let meeting = Instant::now();
+        sum(self.group, &mut sums)?;
+        exchange += meeting.elapsed();
+        let [loss, auxiliary, squares] = sums;
         let grad_norm = squares.sqrt();
-        let loss = sums[0] / self.plan.tokens_per_step() as f64;
+        let loss = loss / self.plan.tokens_per_step() as f64;
         if !grad_norm.is_finite() || !loss.is_finite() {
             return Err(self.find_nan(source, step));
         }
@@ -106,70 +137,181 @@ impl<'a> Rank<'a> {
             step,
             scale,
         };
-        self.optimizer.step(&self.device, &numbers, &mut self.weights, &self.gradients);
-        self.gradients.clear();
-        Ok(Stepped { loss, auxiliary: sums[1], grad_norm, lr, time: start.elapsed(), exchange })
+        self.optimizer.step(&self.device, &numbers, &mut self.store);
+        self.store.clear();
+        let spreading = Instant::now();
+        self.store.weights.spread(&self.device, &self.peers)?;
+        exchange += spreading.elapsed();
+        Ok(Stepped { loss, auxiliary, grad_norm, lr, time: start.elapsed(), exchange })
     }
 
-    /// Forward and backward of this rank's micro-batches: their loss, and their gradients summed.
-    pub(crate) fn passes(&mut self, source: &Source, step: u64) -> Loss {
+    /// Forward and backward of this rank's micro-batches: its part of the losses, and of the gradients.
+    pub(crate) fn passes(&mut self, source: &Source, step: u64) -> Result<Loss, Error> {
         let mut total = Loss::default();
-        for micro in 0..self.plan.train.accumulation {
-            let first =
-                self.group.rank() * self.plan.local_batch() + micro * self.plan.train.micro_batch;
-            self.load(source, Split::Train, step, first);
-            let pass = self.pass(step, first);
-            let loss = self.model.train(
-                &self.device,
-                &self.weights,
-                &self.batch,
-                &pass,
-                &mut self.gradients,
-                &mut self.tape,
-            );
-            // A micro-batch's auxiliary loss counts by its share of the tokens.
-            let share = loss.tokens as f64 / pass.global_tokens as f64;
-            total.sum += loss.sum;
-            total.tokens += loss.tokens;
-            total.auxiliary += loss.auxiliary * share;
-        }
-        total
+        let mut pipeline = self.pipeline.take().expect("a rank has its pipeline between passes");
+        let (device, peers) = (&self.device, &self.peers);
+        let (model, store, flight, plan) =
+            (&self.model, &mut self.store, &mut self.flight, self.plan);
+        let ends = model.part.has_head() || model.part.coord.pipe == 0;
+        // All ranks of the tensor axis know the loss; one tells it.
+        let tells = peers.adds();
+        let walked = pipeline.walk(device, peers, |Action { stage, act, micro }, input| {
+            let first = first_sample(plan, peers, micro);
+            let pass = pass(plan, device, peers, step, first);
+            let chunk = stage / plan.layout.pipe;
+            let slot = chunk * plan.train.accumulation + micro;
+            if act == Act::Forward {
+                if chunk == 0 && ends {
+                    flight.load(plan, device, source, Split::Train, step, micro, first);
+                }
+                let mut kept = flight.spare.pop().unwrap_or_default();
+                let batch = flight.batch(micro);
+                let y = model.forward(chunk, &pass, batch, input, &mut store.weights, &mut kept);
+                flight.kept[slot] = Some(kept);
+                return y;
+            }
+            let mut kept = flight.kept[slot].take().expect("a forward pass came before");
+            let batch = flight.batch(micro);
+            let share = batch.tokens() as f64 / pass.global_tokens as f64;
+            let backward = |kept: &mut Kept, when| {
+                let (dx, loss) = model.backward(chunk, &pass, batch, input, store, kept, when);
+                if tells {
+                    total.sum += loss.sum;
+                    // A micro-batch's auxiliary loss counts by its share of the tokens.
+                    total.auxiliary += loss.auxiliary * share;
+                }
+                dx
+            };
+            match act {
+                Act::Input => {
+                    let dx = backward(&mut kept, WeightGradients::Later);
+                    flight.kept[slot] = Some(kept);
+                    return dx;
+                }
+                Act::Weights => model.weight_gradients(&pass, store, &mut kept),
+                Act::Backward | Act::Forward => {
+                    let dx = backward(&mut kept, WeightGradients::Now);
+                    flight.spare.push(kept);
+                    return dx;
+                }
+            }
+            flight.spare.push(kept);
+            None
+        });
+        self.pipeline = Some(pipeline);
+        walked?;
+        Ok(total)
     }
 
-    /// Fills the batch with samples `first..` of a step's global batch.
-    pub(crate) fn load(&mut self, source: &Source, split: Split, step: u64, first: usize) {
-        let plan = self.plan;
-        for (row, sample) in self.samples.chunks_exact_mut(plan.data.seq + 1).enumerate() {
-            source.sample(
-                split,
-                plan.train.seed,
-                step,
-                plan.train.global_batch,
-                first + row,
-                sample,
-            );
-        }
-        self.batch.fill(&self.device, &self.samples);
+    /// The squares of what this rank counts of the summed gradients.
+    fn squares(&self) -> f64 {
+        let own = |(block, unit, range): &(usize, usize, Range<usize>)| {
+            let own = self.store.gradients.own(*block, *unit);
+            own.map_or(0.0, |own| self.device.sum_of_squares(own.part(range.clone())))
+        };
+        self.counted.iter().map(own).sum()
     }
 
-    fn pass(&self, step: u64, first_sample: usize) -> Pass {
-        let plan = self.plan;
-        Pass {
-            dtype: dtype(plan),
-            recompute: match plan.layout.recompute {
-                lockstep_plan::Recompute::None => Recompute::None,
-                lockstep_plan::Recompute::Selective => Recompute::Selective,
-                lockstep_plan::Recompute::Full => Recompute::Full,
-            },
-            dropout: (plan.model.dropout > 0.0).then(|| Dropout {
-                probability: plan.model.dropout as f32,
-                seed: plan.train.seed,
-                step,
-                first_token: (first_sample * plan.data.seq) as u64,
-            }),
-            global_tokens: plan.tokens_per_step(),
+    /// The first sample, of a step's global batch, of one of this rank's micro-batches.
+    pub(crate) fn first_sample(&self, micro: usize) -> usize {
+        first_sample(self.plan, &self.peers, micro)
+    }
+}
+
+impl Flight {
+    fn new(plan: &Plan, device: &Device, rank: usize, model: &Model) -> Flight {
+        let (micro_batch, seq) = (plan.train.micro_batch, plan.data.seq);
+        let micros = plan.train.accumulation;
+        let at_once = if plan.layout.pipe == 1 { 1 } else { micros };
+        let batch = || Batch::of_runs(device, micro_batch, seq, plan.runs(rank));
+        Flight {
+            batches: (0..at_once).map(|_| batch()).collect(),
+            samples: vec![0; micro_batch * (seq + 1)],
+            kept: (0..micros * model.part.stages.len()).map(|_| None).collect(),
+            spare: Vec::new(),
         }
     }
+
+    /// Where a micro-batch lies.
+    pub fn batch(&self, micro: usize) -> &Batch {
+        &self.batches[micro % self.batches.len()]
+    }
+
+    /// Fills a micro-batch with samples `first..` of a step's global batch.
+    #[allow(clippy::too_many_arguments)] // which samples, from where, to where
+    pub fn load(
+        &mut self,
+        plan: &Plan,
+        device: &Device,
+        source: &Source,
+        split: Split,
+        step: u64,
+        micro: usize,
+        first: usize,
+    ) {
+        let Flight { batches, samples, .. } = self;
+        for (row, sample) in samples.chunks_exact_mut(plan.data.seq + 1).enumerate() {
+            let (seed, global) = (plan.train.seed, plan.train.global_batch);
+            source.sample(split, seed, step, global, first + row, sample);
+        }
+        let count = batches.len();
+        batches[micro % count].fill(device, samples);
+    }
+
+    /// Forgets what a pass that ended in an error left.
+    pub fn land(&mut self) {
+        self.kept.iter_mut().for_each(|kept| *kept = None);
+    }
+}
+
+fn first_sample(plan: &Plan, peers: &Peers, micro: usize) -> usize {
+    peers.coord.data * plan.local_batch() + micro * plan.train.micro_batch
+}
+
+pub(crate) fn pass<'p>(
+    plan: &Plan,
+    device: &'p Device,
+    peers: &'p Peers,
+    step: u64,
+    first_sample: usize,
+) -> Pass<'p> {
+    Pass {
+        device,
+        peers,
+        dtype: dtype(plan),
+        recompute: plan.layout.recompute,
+        dropout: (plan.model.dropout > 0.0).then(|| Dropout {
+            probability: plan.model.dropout as f32,
+            seed: plan.train.seed,
+            step,
+            first_sample: first_sample as u64,
+            seq: plan.data.seq as u64,
+        }),
+        global_tokens: plan.tokens_per_step(),
+    }
+}
+
+/// Of all that is on this rank, what it speaks for; neighbours joined.
+fn counted(model: &Model) -> Vec<(usize, usize, Range<usize>)> {
+    let part = &model.part;
+    let mut runs: Vec<(usize, usize, Range<usize>)> = Vec::new();
+    for (block, (params, units)) in part.blocks.iter().zip(&part.held).enumerate() {
+        for (unit, held) in units.iter().enumerate() {
+            for (start, param) in params.placed().filter(|(_, param)| part.speaks_for(param)) {
+                let from = start.max(held.own.start);
+                let to = (start + param.len()).min(held.own.end);
+                if from >= to {
+                    continue;
+                }
+                let (from, to) = (from - held.own.start, to - held.own.start);
+                match runs.last_mut() {
+                    Some((b, u, run)) if (*b, *u, run.end) == (block, unit, from) => run.end = to,
+                    _ => runs.push((block, unit, from..to)),
+                }
+            }
+        }
+    }
+    runs
 }
 
 /// What a plan computes with.

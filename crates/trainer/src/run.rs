@@ -79,8 +79,10 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Rank<'a
             }
         }
         if due(plan.checkpoint.every) {
+            let snapshot = rank.snapshot()?;
             let saved = alone(group, || {
-                let path = rank.save(folder, step)?;
+                let snapshot = snapshot.expect("the first rank has it");
+                let path = snapshot.save(plan, folder, step)?;
                 lockstep_ckpt::prune(folder, plan.checkpoint.keep)?;
                 Ok::<_, Error>(path)
             })?;
@@ -94,7 +96,7 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Rank<'a
 
 /// The rank's state before its first step, and how many steps are done.
 fn build<'a>(run: &Run<'a>, device: Device) -> Result<(Rank<'a>, u64), Error> {
-    let Some(start) = &run.start else { return Ok((Rank::new(run.plan, run.group, device), 0)) };
+    let Some(start) = &run.start else { return Ok((Rank::new(run.plan, run.group, device)?, 0)) };
     let checkpoint = lockstep_ckpt::load(&start.checkpoint)?;
     let here = &run.plan.model;
     let differences = differences(&checkpoint.head().shape, here);
@@ -105,8 +107,9 @@ fn build<'a>(run: &Run<'a>, device: Device) -> Result<(Rank<'a>, u64), Error> {
             differences.join(", ")
         )));
     }
-    let weights = load_weights(&device, here, dtype(run.plan), checkpoint.params());
-    let mut rank = Rank::with_weights(run.plan, run.group, device, weights);
+    let (part, zero) = (run.plan.part(run.group.rank()), run.plan.layout.zero);
+    let weights = load_weights(&device, &part, dtype(run.plan), zero, checkpoint.params());
+    let mut rank = Rank::with_weights(run.plan, run.group, device, weights)?;
     if !start.resume {
         return Ok((rank, 0));
     }

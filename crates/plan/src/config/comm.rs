@@ -9,6 +9,8 @@ pub struct Comm {
     pub timeout_s: Option<f64>,
     /// Gradients are reduced in buckets of about this many MiB.
     pub bucket_mb: Option<f64>,
+    /// Whether exchanges go on beside the computing.
+    pub overlap: Option<bool>,
 }
 
 impl Comm {
@@ -21,6 +23,7 @@ impl Comm {
         Comm {
             timeout_s: reader.number("comm.timeout_s"),
             bucket_mb: reader.number("comm.bucket_mb"),
+            overlap: reader.flag("comm.overlap"),
         }
     }
 }

@@ -80,7 +80,7 @@ impl Config {
 
     /// How many ranks the file asks for, when the command line does not say.
     pub fn ranks(&self) -> usize {
-        self.layout.data.unwrap_or(1).max(1)
+        self.layout.ranks()
     }
 
     /// What to learn from, as it is typed: known before the plan, which is made for the data's vocabulary.

@@ -3,6 +3,7 @@
 
 mod data;
 mod findings;
+mod layout;
 mod model;
 pub(crate) mod near;
 mod rest;
@@ -46,10 +47,13 @@ impl Plan {
         if !findings.readable() {
             return Err(findings.all());
         }
-        let layout = rest::layout(&mut findings, around);
+        let layout = layout::layout(&mut findings, around);
         let model = model::shape(&mut findings, around.data_vocab);
         let data = data::data(&mut findings, model.as_ref());
         let train = train::train(&mut findings, &data, layout.data, around);
+        if let Some(shape) = &model {
+            layout::fits(&mut findings, &layout, shape, &data, &train);
+        }
         let name = rest::name(&mut findings);
         let precision = rest::precision(config);
         let comm = rest::comm(&mut findings);

@@ -1,9 +1,8 @@
-//! Name, layout, precision, communication, checkpoints.
+//! Name, precision, communication, checkpoints.
 
-use super::Surroundings;
 use super::findings::Findings;
-use crate::config::{Compute, Config, Recompute};
-use crate::plan::{Checkpoint, Comm, Layout, Precision};
+use crate::config::{Compute, Config};
+use crate::plan::{Checkpoint, Comm, Precision};
 
 /// It becomes a folder.
 pub(super) fn name(findings: &mut Findings) -> String {
@@ -13,27 +12,6 @@ pub(super) fn name(findings: &mut Findings) -> String {
         findings.add(&["name"], what, "take letters, digits, - and _");
     }
     name
-}
-
-pub(super) fn layout(findings: &mut Findings, around: &Surroundings) -> Layout {
-    let typed = &findings.config.layout;
-    let ranks = around.ranks;
-    let data = typed.data.unwrap_or(ranks);
-    findings.at_least_one("layout.data", data);
-    if data != ranks && data > 0 {
-        let started =
-            if ranks == 1 { "1 rank is".to_string() } else { format!("{ranks} ranks are") };
-        let what = format!(
-            "data={data} takes {data} rank{}, but {started} started",
-            if data == 1 { "" } else { "s" }
-        );
-        findings.add(
-            &["layout.data"],
-            what,
-            format!("start with --ranks {data}, or leave data out"),
-        );
-    }
-    Layout { data, recompute: typed.recompute.unwrap_or(Recompute::None) }
 }
 
 pub(super) fn precision(config: &Config) -> Precision {
@@ -46,7 +24,8 @@ pub(super) fn comm(findings: &mut Findings) -> Comm {
     let bucket_mb = typed.bucket_mb.unwrap_or(25.0);
     findings.require(timeout_s > 0.0, "comm.timeout_s", timeout_s, "it must be more than 0");
     findings.require(bucket_mb > 0.0, "comm.bucket_mb", bucket_mb, "it must be more than 0");
-    Comm { timeout_s, bucket_bytes: (bucket_mb * 1048576.0) as usize }
+    let overlap = typed.overlap;
+    Comm { timeout_s, bucket_bytes: (bucket_mb * 1048576.0) as usize, overlap }
 }
 
 pub(super) fn checkpoint(config: &Config) -> Checkpoint {
