@@ -38,6 +38,7 @@ mod run;
 mod spoken;
 mod stored;
 mod text;
+mod verify;
 
 pub use alone::alone;
 pub use error::Error;
@@ -47,3 +48,4 @@ pub use rank::{Rank, Stepped, dtype};
 pub use run::{Event, Run, Start, run};
 pub use stored::{Snapshot, Whole, load_weights, load_whole};
 pub use text::{Wanted, generate};
+pub use verify::{Course, Difference, Tolerance, course, course_on_threads};

@@ -1,0 +1,118 @@
+//! The same training on other layouts: does it come to the same losses and the same parameters?
+
+use lockstep_comm::{Options, World, on_threads_with};
+use lockstep_data::Source;
+use lockstep_kernels::Device;
+use lockstep_plan::Plan;
+
+use crate::{Error, Rank, Whole};
+
+/// A few steps of a run.
+pub struct Course {
+    /// Of each step.
+    pub losses: Vec<f64>,
+    pub grad_norms: Vec<f64>,
+    /// After the last.
+    pub params: Whole,
+}
+
+/// How far two courses are apart.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Difference {
+    /// The largest of any step, relative.
+    pub loss: f64,
+    pub grad_norm: f64,
+    /// Of all parameters together: the length of the difference by the length of the first.
+    pub weights: f64,
+    /// The first tensor that is farther away than `tolerance` by the same measure, and how far.
+    pub tensor: Option<(String, f64)>,
+}
+
+/// What is still the same training.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Tolerance {
+    pub loss: f64,
+    pub weights: f64,
+}
+
+impl Tolerance {
+    /// Sums in another order.
+    pub const F32: Tolerance = Tolerance { loss: 2e-5, weights: 1e-4 };
+    /// Roundings to eight bits in other places.
+    pub const BF16: Tolerance = Tolerance { loss: 2e-2, weights: 5e-2 };
+}
+
+/// Trains `steps` steps as one of the ranks of a world; gives what came of it at the first.
+pub fn course(
+    plan: &Plan,
+    world: &World,
+    source: &Source,
+    steps: u64,
+) -> Result<Option<Course>, Error> {
+    let mut rank = Rank::new(plan, world, Device::cpu(plan.train.threads))?;
+    let (mut losses, mut grad_norms) = (Vec::new(), Vec::new());
+    for step in 1..=steps {
+        let stepped = rank.step(source, step)?;
+        losses.push(stepped.loss);
+        grad_norms.push(stepped.grad_norm);
+    }
+    let params = rank.params()?;
+    Ok(params.map(|params| Course { losses, grad_norms, params }))
+}
+
+/// The same with all ranks as threads of this process.
+pub fn course_on_threads(
+    plan: &Plan,
+    options: &Options,
+    source: &Source,
+    steps: u64,
+) -> Result<Course, Error> {
+    let ranks = on_threads_with(options, plan.ranks, |world| course(plan, &world, source, steps));
+    let mut first = None;
+    for rank in ranks {
+        first = first.or(rank?);
+    }
+    Ok(first.expect("the first rank tells"))
+}
+
+impl Course {
+    /// How far `other` is from this one.
+    pub fn difference(&self, other: &Course, tolerance: &Tolerance) -> Difference {
+        let relative = |a: &[f64], b: &[f64]| {
+            let apart = |(a, b): (&f64, &f64)| (a - b).abs() / a.abs().max(f64::MIN_POSITIVE);
+            a.iter().zip(b).map(apart).fold(0.0, larger)
+        };
+        let mut all = [0.0; 2];
+        let mut tensor = None;
+        for named in self.params.names() {
+            let (a, b) = (self.params.get(&named.name), other.params.get(&named.name));
+            let squares = [
+                a.iter().zip(b).map(|(a, b)| (*a as f64 - *b as f64).powi(2)).sum::<f64>(),
+                a.iter().map(|a| (*a as f64).powi(2)).sum::<f64>(),
+            ];
+            let far = (squares[0] / squares[1].max(f64::MIN_POSITIVE)).sqrt();
+            if tensor.is_none() && !(far <= tolerance.weights) {
+                tensor = Some((named.name.clone(), far));
+            }
+            all = [all[0] + squares[0], all[1] + squares[1]];
+        }
+        Difference {
+            loss: relative(&self.losses, &other.losses),
+            grad_norm: relative(&self.grad_norms, &other.grad_norms),
+            weights: (all[0] / all[1]).sqrt(),
+            tensor,
+        }
+    }
+}
+
+impl Difference {
+    /// Whether the layout trained the same model.
+    pub fn within(&self, tolerance: &Tolerance) -> bool {
+        self.loss <= tolerance.loss && self.weights <= tolerance.weights
+    }
+}
+
+/// The larger number; what is none counts as largest.
+fn larger(a: f64, b: f64) -> f64 {
+    if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) }
+}
