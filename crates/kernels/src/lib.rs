@@ -38,8 +38,8 @@ mod team;
 
 pub use cpu::rope::{Llama3 as RopeScaling, Table as RopeTable};
 pub use device::{
-    AdamW, Attention, CrossEntropy, Device, Gradient, Matmul, Meter, Operation, Router, Stepped,
-    balance_loss,
+    AdamW, Attention, AttentionKnown, CrossEntropy, Device, Gradient, Matmul, Meter, Operation,
+    Router, Stepped, balance_loss,
 };
 pub use dtype::{Dtype, Element, Float};
 pub use memory::{Memory, Pool, Tag, Tensor, Usage, View, ViewMut};

@@ -16,7 +16,7 @@ mod routing;
 
 use std::sync::Arc;
 
-pub use attention::Attention;
+pub use attention::{Attention, AttentionKnown};
 pub use loss::{CrossEntropy, Gradient};
 pub use matmul::Matmul;
 pub use meter::{Meter, Operation};
