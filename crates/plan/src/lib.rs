@@ -14,6 +14,7 @@
 //! ```
 
 pub mod config;
+pub mod context;
 mod learning_rate;
 mod ledger;
 mod mistake;

@@ -4,7 +4,7 @@
 mod data;
 mod findings;
 mod model;
-mod near;
+pub(crate) mod near;
 mod rest;
 mod train;
 

@@ -1,7 +1,7 @@
 //! Numbers close to a number that does not fit.
 
 /// The divisors of `whole` on both sides of `number`: `4 or 8` for 6 and 128. Both are at least 1.
-pub(super) fn divisors(number: usize, whole: usize) -> String {
+pub(crate) fn divisors(number: usize, whole: usize) -> String {
     let small = (1..=whole.isqrt()).filter(|divisor| whole.is_multiple_of(*divisor));
     let all: Vec<usize> = small.flat_map(|divisor| [divisor, whole / divisor]).collect();
     let below = all.iter().copied().filter(|divisor| *divisor < number).max();
@@ -10,12 +10,12 @@ pub(super) fn divisors(number: usize, whole: usize) -> String {
 }
 
 /// The multiples of `step` on both sides of `number`: `30 or 36` for 32 and 6.
-pub(super) fn multiples(number: usize, step: usize) -> String {
+pub(crate) fn multiples(number: usize, step: usize) -> String {
     let below = Some(number / step * step).filter(|multiple| *multiple > 0);
     either(below, Some((number / step + 1) * step))
 }
 
-fn either(below: Option<usize>, above: Option<usize>) -> String {
+pub(crate) fn either(below: Option<usize>, above: Option<usize>) -> String {
     match (below, above) {
         (Some(below), Some(above)) => format!("{below} or {above}"),
         (Some(one), None) | (None, Some(one)) => one.to_string(),
