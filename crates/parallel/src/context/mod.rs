@@ -39,8 +39,7 @@ mod wire;
 
 use std::ops::Range;
 
-use half::bf16;
-use lockstep_comm::{Error, Group, Result};
+use lockstep_comm::{Error, Group, Result, Traffic};
 use lockstep_kernels::{Attention, AttentionKnown, Device, Dtype, Tag, Tensor, View, ViewMut};
 use lockstep_plan::context::{ContextKind, Run, multiple, runs, share};
 
@@ -49,16 +48,22 @@ pub use lockstep_plan::context::{Brought, Sent, ring_sent, sent, ulysses_sent};
 use ring::Ring;
 use ulysses::{Block, Deal};
 
-/// A rank's place on the context axis. One rank alone is the identity: it attends as if there were no context.
+/// A rank's place on the context axis. One rank alone is the identity: it attends as if there were no context,
+/// to the bit, without a copy and in no other memory.
 pub struct Context {
-    group: Group,
+    kind: ContextKind,
+    seq: usize,
+    runs: Vec<Run>,
+    /// None for a rank alone.
+    others: Option<Others>,
+}
+
+/// Those with whom a rank shares its sequences.
+struct Others {
     /// Neighbours, among whom heads are dealt out.
     ulysses: Group,
     /// Ranks of one place in their neighbourhoods, round which keys and values travel.
     ring: Group,
-    kind: ContextKind,
-    seq: usize,
-    runs: Vec<Run>,
 }
 
 /// What attention is made of, on this rank: the tensor axis has already cut it.
@@ -110,6 +115,12 @@ impl Heads {
 }
 
 impl Context {
+    /// One rank that holds whole sequences.
+    pub fn alone(seq: usize) -> Context {
+        let runs = vec![Run { start: 0, len: seq }];
+        Context { kind: ContextKind::Ring, seq, runs, others: None }
+    }
+
     /// All ranks of the group call it, with the degrees (ulysses, ring) of [`lockstep_plan::context::degrees`].
     /// The rank at `index` of the group is at `index % ulysses` among its neighbours.
     pub fn new(
@@ -124,36 +135,23 @@ impl Context {
             let ranks = group.size();
             return wrong(format!("{ranks} ranks are no context of {ulysses} · {ring}"));
         }
-        if !seq.is_multiple_of(multiple(degrees)) {
-            let step = multiple(degrees);
-            return wrong(format!("seq={seq} is no multiple of {step}, see plan::context::check"));
+        let step = multiple(degrees);
+        if !seq.is_multiple_of(step) {
+            let what = format!("seq={seq} is no multiple of {step}, which a context of");
+            return wrong(format!("{what} {ulysses} · {ring} cuts it by"));
+        }
+        if group.size() == 1 {
+            return Ok(Context { kind, ..Context::alone(seq) });
         }
         let part = |size: usize, colour: usize, name: &str| match size == group.size() {
             true => Ok(group.clone()),
             false => Ok(group.split(Some(colour as i64), 0, name)?.expect("we gave a colour")),
         };
-        Ok(Context {
+        let others = Others {
             ulysses: part(ulysses, index / ulysses, "ulysses")?,
             ring: part(ring, index % ulysses, "ring")?,
-            group: group.clone(),
-            runs: runs(kind, seq, degrees, index),
-            kind,
-            seq,
-        })
-    }
-
-    pub fn group(&self) -> &Group {
-        &self.group
-    }
-
-    /// Neighbours, among whom heads are dealt out.
-    pub fn ulysses(&self) -> &Group {
-        &self.ulysses
-    }
-
-    /// Those round which keys and values travel.
-    pub fn ring(&self) -> &Group {
-        &self.ring
+        };
+        Ok(Context { kind, seq, runs: runs(kind, seq, degrees, index), others: Some(others) })
     }
 
     pub fn kind(&self) -> ContextKind {
@@ -163,6 +161,11 @@ impl Context {
     /// Of whole sequences.
     pub fn seq(&self) -> usize {
         self.seq
+    }
+
+    /// (ulysses, ring)
+    pub fn degrees(&self) -> (usize, usize) {
+        self.others.as_ref().map_or((1, 1), Others::degrees)
     }
 
     /// The positions of every sequence that this rank holds, in order.
@@ -175,28 +178,42 @@ impl Context {
         held::rows(&self.runs, batch)
     }
 
+    /// What this rank has sent so far in the groups of its context.
+    pub fn traffic(&self) -> Traffic {
+        let all = self.others.as_ref().map(|o| o.ulysses.traffic() + o.ring.traffic());
+        all.unwrap_or_default()
+    }
+
     /// Causal attention over whole sequences, for the queries of this rank. Queries and keys are rotated
     /// already. What is sent: [`sent`].
     pub fn forward(
         &self,
         device: &Device,
         heads: &Heads,
-        qkv: Tensor,          // (tokens, (heads + 2 kv_heads) * head_dim)
-        mut out: ViewMut<'_>, // (tokens, heads * head_dim)
+        qkv: Tensor,      // (tokens, (heads + 2 kv_heads) * head_dim)
+        out: ViewMut<'_>, // (tokens, heads * head_dim)
     ) -> Result<Saved> {
+        let Some(others) = &self.others else {
+            let lse = attend(device, heads, &qkv, out);
+            return Ok(Saved { qkv, lse });
+        };
         self.check(heads, qkv.rows());
-        if self.ulysses.size() == 1 {
-            let lse = self.attend(device, heads, &qkv, out.reborrow())?;
+        let ring = Ring { group: &others.ring, device, heads: *heads, seq: self.seq };
+        if others.ulysses.size() == 1 {
+            let lse = ring.attend(&qkv, out)?;
             return Ok(Saved { qkv, lse });
         }
-        let deal = self.deal(device, heads);
+        let deal = self.deal(others, device, heads);
         let packed = deal.packed(qkv.view(), &Block::qkv(heads));
         drop(qkv);
         let qkv = deal.to_heads(packed, Tag::Activations)?;
         let dealt = deal.dealt();
         let (width, _) = dealt.widths();
         let mut attended = device.empty(qkv.rows(), width, qkv.dtype(), Tag::Buffers);
-        let lse = self.attend(device, &dealt, &qkv, attended.view_mut())?;
+        let lse = match others.ring.size() {
+            1 => attend(device, &dealt, &qkv, attended.view_mut()),
+            _ => Ring { heads: dealt, ..ring }.attend(&qkv, attended.view_mut())?,
+        };
         deal.to_tokens(attended, &Block::out(heads), out)?;
         Ok(Saved { qkv, lse })
     }
@@ -211,90 +228,69 @@ impl Context {
         dout: View<'_>,    // as out
         dqkv: ViewMut<'_>, // (tokens, (heads + 2 kv_heads) * head_dim)
     ) -> Result<()> {
-        self.check(heads, out.rows());
         let Saved { qkv, lse } = saved;
-        if self.group.size() == 1 {
+        let Some(others) = &self.others else {
             let shape = heads.over(Run { start: 0, len: qkv.rows() / heads.batch });
             device.attention_backward(&shape, qkv.view(), out, dout, lse.view(), dqkv);
             return Ok(());
-        }
+        };
+        self.check(heads, out.rows());
         // A number per head and token is all that the pass wants of the output, which stays where it is.
         let mut delta = device.empty(out.rows(), heads.heads, Dtype::F32, Tag::Buffers);
         device.attention_delta(out, dout, delta.view_mut());
-        if self.ulysses.size() == 1 {
+        let ring = Ring { group: &others.ring, device, heads: *heads, seq: self.seq };
+        if others.ulysses.size() == 1 {
             let known = AttentionKnown { dout, lse: lse.view(), delta: delta.view() };
-            return self.attend_backward(device, heads, &qkv, known, dqkv);
+            return ring.attend_backward(&qkv, known, dqkv);
         }
-        let deal = self.deal(device, heads);
+        let deal = self.deal(others, device, heads);
         let delta = deal.to_heads(deal.packed(delta.view(), &Block::delta(heads)), Tag::Buffers)?;
         let dout = deal.to_heads(deal.packed(dout, &Block::out(heads)), Tag::Buffers)?;
-        let mut dealt = device.empty(qkv.rows(), qkv.cols(), qkv.dtype(), Tag::Buffers);
+        let mut gradient = device.empty(qkv.rows(), qkv.cols(), qkv.dtype(), Tag::Buffers);
         let known = AttentionKnown { dout: dout.view(), lse: lse.view(), delta: delta.view() };
-        self.attend_backward(device, &deal.dealt(), &qkv, known, dealt.view_mut())?;
+        let (dealt, to) = (deal.dealt(), gradient.view_mut());
+        match others.ring.size() {
+            1 => {
+                let shape = dealt.over(Run { start: 0, len: self.seq });
+                device.attention_backward_known(&shape, qkv.view(), known, to);
+            }
+            _ => Ring { heads: dealt, ..ring }.attend_backward(&qkv, known, to)?,
+        }
         drop((qkv, lse, delta, dout));
-        deal.to_tokens(dealt, &Block::qkv(heads), dqkv)
+        deal.to_tokens(gradient, &Block::qkv(heads), dqkv)
     }
 
-    /// With the heads that this rank attends with, over what its neighbours hold together. Gives the log-sum-exp.
-    fn attend(
-        &self,
-        device: &Device,
-        heads: &Heads,
-        qkv: &Tensor,
-        out: ViewMut<'_>,
-    ) -> Result<Tensor> {
-        let len = qkv.rows() / heads.batch;
-        let mut lse = device.empty(heads.batch * heads.heads, len, Dtype::F32, Tag::Activations);
-        if self.ring.size() == 1 {
-            let shape = heads.over(Run { start: 0, len });
-            device.attention(&shape, qkv.view(), out, lse.view_mut());
-            return Ok(lse);
-        }
-        let ring = Ring { group: &self.ring, device, heads: *heads, seq: self.seq };
-        match qkv.dtype() {
-            Dtype::Bf16 => ring.forward::<bf16>(qkv.view(), out, lse.view_mut())?,
-            _ => ring.forward::<f32>(qkv.view(), out, lse.view_mut())?,
-        }
-        Ok(lse)
-    }
-
-    fn attend_backward(
-        &self,
-        device: &Device,
-        heads: &Heads,
-        qkv: &Tensor,
-        known: AttentionKnown<'_>,
-        dqkv: ViewMut<'_>,
-    ) -> Result<()> {
-        if self.ring.size() == 1 {
-            let shape = heads.over(Run { start: 0, len: self.seq });
-            device.attention_backward_known(&shape, qkv.view(), known, dqkv);
-            return Ok(());
-        }
-        let ring = Ring { group: &self.ring, device, heads: *heads, seq: self.seq };
-        match qkv.dtype() {
-            Dtype::Bf16 => ring.backward::<bf16>(qkv.view(), known, dqkv),
-            _ => ring.backward::<f32>(qkv.view(), known, dqkv),
-        }
-    }
-
-    fn deal<'a>(&'a self, device: &'a Device, heads: &Heads) -> Deal<'a> {
-        let degrees = (self.ulysses.size(), self.ring.size());
-        let together = share(self.seq, degrees.1, self.ring.rank());
-        let first = self.ring.rank() * degrees.0;
+    fn deal<'a>(&self, others: &'a Others, device: &'a Device, heads: &Heads) -> Deal<'a> {
+        let (degrees, rank) = (others.degrees(), others.ring.rank());
+        let neighbours = rank * degrees.0..(rank + 1) * degrees.0;
         let parts: Vec<Vec<Run>> =
-            (0..degrees.0).map(|p| runs(self.kind, self.seq, degrees, first + p)).collect();
-        let spans = held::spans(&parts, &together, heads.batch);
-        Deal { group: &self.ulysses, device, heads: *heads, spans }
+            neighbours.map(|index| runs(self.kind, self.seq, degrees, index)).collect();
+        let spans = held::spans(&parts, &share(self.seq, degrees.1, rank), heads.batch);
+        Deal { group: &others.ulysses, device, heads: *heads, spans }
     }
 
-    /// A rank alone takes sequences of any length; others hold what they were made for.
     fn check(&self, heads: &Heads, rows: usize) {
         let held: usize = self.runs.iter().map(|run| run.len).sum();
-        assert!(
-            self.group.size() == 1 || rows == heads.batch * held,
-            "{rows} rows, where {} sequences have {held} tokens each on this rank",
+        assert_eq!(
+            rows,
+            heads.batch * held,
+            "{} sequences have {held} tokens each on this rank",
             heads.batch
         );
     }
+}
+
+impl Others {
+    fn degrees(&self) -> (usize, usize) {
+        (self.ulysses.size(), self.ring.size())
+    }
+}
+
+/// Over whole sequences, all of which are here. Gives the log-sum-exp.
+fn attend(device: &Device, heads: &Heads, qkv: &Tensor, out: ViewMut<'_>) -> Tensor {
+    let len = qkv.rows() / heads.batch;
+    let mut lse = device.empty(heads.batch * heads.heads, len, Dtype::F32, Tag::Activations);
+    let shape = heads.over(Run { start: 0, len });
+    device.attention(&shape, qkv.view(), out, lse.view_mut());
+    lse
 }

@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use half::bf16;
 use lockstep_comm::{Group, Pending, Result};
 use lockstep_kernels::{Attention, AttentionKnown, Device, Dtype, Tag, Tensor, View, ViewMut};
 use lockstep_plan::context::share;
@@ -47,8 +48,33 @@ impl<T> Passing<T> {
 }
 
 impl Ring<'_> {
+    /// Over what all ranks of the ring hold. Gives the log-sum-exp.
+    pub fn attend(&self, qkv: &Tensor, out: ViewMut<'_>) -> Result<Tensor> {
+        let Heads { batch, heads, .. } = self.heads;
+        let len = qkv.rows() / batch;
+        let mut lse = self.device.empty(batch * heads, len, Dtype::F32, Tag::Activations);
+        match qkv.dtype() {
+            Dtype::Bf16 => self.forward::<bf16>(qkv.view(), out, lse.view_mut())?,
+            _ => self.forward::<f32>(qkv.view(), out, lse.view_mut())?,
+        }
+        Ok(lse)
+    }
+
+    /// The gradients of what this rank holds.
+    pub fn attend_backward(
+        &self,
+        qkv: &Tensor,
+        known: AttentionKnown<'_>,
+        dqkv: ViewMut<'_>,
+    ) -> Result<()> {
+        match qkv.dtype() {
+            Dtype::Bf16 => self.backward::<bf16>(qkv.view(), known, dqkv),
+            _ => self.backward::<f32>(qkv.view(), known, dqkv),
+        }
+    }
+
     /// r-1 messages of one block each; bytes: [`lockstep_plan::context::ring_sent`].
-    pub fn forward<T: Number>(
+    fn forward<T: Number>(
         &self,
         qkv: View<'_>,        // (tokens, (heads + 2 kv_heads) * head_dim)
         mut out: ViewMut<'_>, // (tokens, heads * head_dim)
@@ -92,7 +118,7 @@ impl Ring<'_> {
 
     /// Keys and values go round once more, and their gradients follow them: begun by the rank after their owner,
     /// added to by each, and home from the last. 2(r-1) messages; bytes: [`lockstep_plan::context::ring_sent`].
-    pub fn backward<T: Number>(
+    fn backward<T: Number>(
         &self,
         qkv: View<'_>, // (tokens, (heads + 2 kv_heads) * head_dim)
         known: AttentionKnown<'_>,

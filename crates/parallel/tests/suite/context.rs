@@ -76,7 +76,7 @@ impl Problem {
     fn sharded<E: Float>(&self, cut: Cut, threads: usize) -> Answer {
         let parts = on_threads(cut.ranks, |world| {
             let context = Context::new(&world, cut.kind, self.seq, self.degrees(cut)).unwrap();
-            self.on_rank::<E>(&context, &Device::cpu(threads)).unwrap()
+            self.on_rank::<E>(&context, world.rank(), &Device::cpu(threads)).unwrap()
         });
         let gathered = |cols: usize, part: fn(&Answer) -> &[f32]| {
             let mut whole = vec![f32::NAN; self.batch * self.seq * cols];
@@ -106,9 +106,14 @@ impl Problem {
         places
     }
 
-    fn on_rank<E: Float>(&self, context: &Context, device: &Device) -> Result<Answer, Error> {
-        let cut = Cut { kind: context.kind(), ranks: context.group().size() };
-        let places = self.places(cut, context.group().rank());
+    fn on_rank<E: Float>(
+        &self,
+        context: &Context,
+        rank: usize,
+        device: &Device,
+    ) -> Result<Answer, Error> {
+        let (ulysses, ring) = context.degrees();
+        let places = self.places(Cut { kind: context.kind(), ranks: ulysses * ring }, rank);
         let own = |whole: Vec<f32>, cols: usize| -> Tensor {
             let rows = places.iter().flat_map(|place| &whole[place * cols..(place + 1) * cols]);
             tensor::<E>(device, places.len(), &rows.copied().collect::<Vec<f32>>())
@@ -264,10 +269,7 @@ fn sent_as_said<E: Float>() {
             let degrees = problem.degrees(cut);
             on_threads_with(&options, cut.ranks, |world| {
                 let context = Context::new(&world, cut.kind, problem.seq, degrees).unwrap();
-                let counted = || match cut.ranks {
-                    1 => world.traffic().bytes,
-                    _ => context.ring().traffic().bytes + context.ulysses().traffic().bytes,
-                };
+                let counted = || context.traffic().bytes;
                 let (device, heads) = (Device::cpu(1), problem.heads());
                 let tokens = problem.batch * problem.seq / cut.ranks;
                 let qkv = tensor::<E>(&device, tokens, &vec![0.5; tokens * problem.columns()]);
@@ -294,23 +296,21 @@ fn sent_as_said<E: Float>() {
 /// Nothing but the log-sum-exp is taken, whose bytes are those of a model without a context.
 #[test]
 fn one_rank_alone_takes_no_memory_of_its_own() {
-    on_threads(1, |world| {
-        let problem = Problem { batch: 2, seq: 40, heads: 4, kv_heads: 2, head_dim: 16 };
-        let (device, heads) = (Device::cpu(1), problem.heads());
-        let context = Context::new(&world, ContextKind::Both, problem.seq, (1, 1)).unwrap();
-        let tokens = problem.batch * problem.seq;
-        let qkv = tensor::<f32>(&device, tokens, &problem.qkv());
-        let dout = tensor::<f32>(&device, tokens, &problem.dout());
-        let mut out = device.empty(tokens, problem.width(), Dtype::F32, Tag::Activations);
-        let mut dqkv = device.empty(tokens, problem.columns(), Dtype::F32, Tag::Buffers);
-        let before = device.memory();
-        device.reset_peaks();
-        let saved = context.forward(&device, &heads, qkv, out.view_mut()).unwrap();
-        let (out, dqkv) = (out.view(), dqkv.view_mut());
-        context.backward(&device, &heads, saved, out, dout.view(), dqkv).unwrap();
-        let lse = tokens * problem.heads * 4;
-        assert_eq!(device.memory().total.peak, before.total.now + lse);
-    });
+    let problem = Problem { batch: 2, seq: 40, heads: 4, kv_heads: 2, head_dim: 16 };
+    let (device, heads) = (Device::cpu(1), problem.heads());
+    let context = Context::alone(problem.seq);
+    let tokens = problem.batch * problem.seq;
+    let qkv = tensor::<f32>(&device, tokens, &problem.qkv());
+    let dout = tensor::<f32>(&device, tokens, &problem.dout());
+    let mut out = device.empty(tokens, problem.width(), Dtype::F32, Tag::Activations);
+    let mut dqkv = device.empty(tokens, problem.columns(), Dtype::F32, Tag::Buffers);
+    let before = device.memory();
+    device.reset_peaks();
+    let saved = context.forward(&device, &heads, qkv, out.view_mut()).unwrap();
+    let (out, dqkv) = (out.view(), dqkv.view_mut());
+    context.backward(&device, &heads, saved, out, dout.view(), dqkv).unwrap();
+    let lse = tokens * problem.heads * 4;
+    assert_eq!(device.memory().total.peak, before.total.now + lse);
 }
 
 /// What a pass takes for itself it gives back, whatever the kind.
@@ -322,7 +322,7 @@ fn buffers_are_given_back() {
             let degrees = problem.degrees(cut);
             let context = Context::new(&world, cut.kind, problem.seq, degrees).unwrap();
             let device = Device::cpu(1);
-            problem.on_rank::<bf16>(&context, &device).unwrap();
+            problem.on_rank::<bf16>(&context, world.rank(), &device).unwrap();
             assert_eq!(device.memory().total.now, 0, "{cut:?}");
         });
     }
@@ -338,10 +338,10 @@ fn a_peer_that_fails_is_an_error() {
                 let degrees = problem.degrees(cut);
                 let context = Context::new(&world, cut.kind, problem.seq, degrees).unwrap();
                 let device = Device::cpu(1);
-                problem.on_rank::<f32>(&context, &device).unwrap();
+                problem.on_rank::<f32>(&context, world.rank(), &device).unwrap();
                 world.barrier().unwrap();
                 if world.rank() != 1 {
-                    return problem.on_rank::<f32>(&context, &device).err();
+                    return problem.on_rank::<f32>(&context, world.rank(), &device).err();
                 }
                 if cause == Cause::Failed {
                     world.abort("the disk is full");
