@@ -38,7 +38,7 @@ mod team;
 
 pub use cpu::rope::{Llama3 as RopeScaling, Table as RopeTable};
 pub use device::{
-    AdamW, Attention, CrossEntropy, Device, Found, Gradient, Matmul, Meter, Operation, Router,
+    AdamW, Attention, AttentionKnown, CrossEntropy, Device, Found, Gradient, Matmul, Meter, Operation, Router,
     Stepped, Vocabulary, balance_loss,
 };
 pub use dtype::{Dtype, Element, Float};

@@ -168,8 +168,8 @@ impl Group {
         Group { inner: self.inner.clone(), forced: algo }
     }
 
-    /// What this member has sent in collectives of this group so far; nothing where an engine (MPI)
-    /// sends, which does not tell.
+    /// What this member has sent in this group so far, in collectives and in messages to members;
+    /// nothing where an engine (MPI) sends, which does not tell.
     pub fn traffic(&self) -> Traffic {
         Traffic {
             messages: self.inner.sent_messages.load(Ordering::Relaxed),
@@ -374,7 +374,9 @@ impl Group {
         let inner = &self.inner;
         inner.messages.to[to].run(|number, end| {
             let call = inner.transfer_call(dtype, bytes.len(), number);
-            inner.recorded(call, patience, |watch| end.send(&watch, bytes))
+            inner.recorded(call, patience, |watch| end.send(&watch, bytes))?;
+            inner.count_message(bytes.len());
+            Ok(())
         })
     }
 
@@ -426,9 +428,20 @@ impl Inner {
         };
         let sent =
             self.recorded(call, patience, |watch| carrier.perform(watch, work, algo, dtype))?;
+        self.count(sent);
+        Ok(())
+    }
+
+    fn count(&self, sent: Traffic) {
         self.sent_messages.fetch_add(sent.messages, Ordering::Relaxed);
         self.sent_bytes.fetch_add(sent.bytes, Ordering::Relaxed);
-        Ok(())
+    }
+
+    /// Counts a message to a member that has gone. What an engine does is not counted, in part neither.
+    pub(crate) fn count_message(&self, bytes: usize) {
+        if !self.engine {
+            self.count(Traffic { messages: 1, bytes: bytes as u64 });
+        }
     }
 
     pub(crate) fn transfer_call(&self, dtype: DType, bytes: usize, sequence: u64) -> Call {

@@ -163,6 +163,7 @@ impl Group {
             let bytes = bytes_of(buffer.as_ref());
             let call = inner.transfer_call(T::DTYPE, bytes.len(), number);
             inner.recorded(call, Patience::BACKGROUND, |watch| end.send(&watch, bytes))?;
+            inner.count_message(bytes.len());
             Ok(buffer)
         })
     }

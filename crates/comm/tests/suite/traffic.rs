@@ -112,6 +112,31 @@ fn in_place_only_the_one_round_sends() {
     }
 }
 
+/// Messages between members count at the end that sends, whether they are waited for or started.
+fn messages_count(group: &Group) {
+    let (me, n) = (group.rank(), group.size());
+    let before = group.traffic();
+    let (next, previous) = ((me + 1) % n, (me + n - 1) % n);
+    let started = group.start_send(vec![1f32; 1000], next);
+    group.receive(&mut [0f32; 1000], previous).unwrap();
+    started.wait().unwrap();
+    let started = group.start_receive(vec![0i64; 7], previous);
+    group.send(&[1i64; 7], next).unwrap();
+    started.wait().unwrap();
+    let after = group.traffic();
+    let sent = (after.messages - before.messages, after.bytes - before.bytes);
+    assert_eq!(sent, (2, 4 * 1000 + 8 * 7), "rank {me} of {n}");
+}
+
+#[test]
+fn messages_between_members_are_counted() {
+    for ranks in 1..=4 {
+        on_threads(ranks, |world| messages_count(&world));
+    }
+    let test = "traffic::messages_between_members_are_counted";
+    on_worlds(test, [shared_memory(3), tcp(2)], messages_count);
+}
+
 fn on_worlds(test: &str, spreads: impl IntoIterator<Item = Spread>, check: impl Fn(&Group)) {
     for spread in spreads {
         let world = format!("{}x{}", spread.nodes, spread.per_node);

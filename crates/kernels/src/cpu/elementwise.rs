@@ -36,6 +36,57 @@ pub fn sum<E: Float>(cpu: &Cpu, a: &[E], b: &[E], out: &mut [E]) {
     });
 }
 
+/// Where some columns of a matrix go in another with as many rows.
+#[derive(Clone, Copy, Debug)]
+pub struct Columns {
+    /// Columns of the matrix that is read, and the first that is.
+    pub from_stride: usize,
+    pub from: usize,
+    /// Columns of the matrix that is written, and the first that is.
+    pub to_stride: usize,
+    pub to: usize,
+    pub width: usize,
+}
+
+/// Columns of one matrix over those of another, rounded to its type.
+///
+/// # Panics
+/// When the matrices differ in rows, or lack the columns.
+pub fn copy_columns<A: Float, B: Float>(cpu: &Cpu, from: &[A], to: &mut [B], columns: &Columns) {
+    by_row(cpu, from, to, columns, |from, to| cast_part(cpu.level, from, to));
+}
+
+/// The same, added to what is there.
+///
+/// # Panics
+/// As `copy_columns`.
+pub fn add_columns<A: Float, B: Float>(cpu: &Cpu, from: &[A], to: &mut [B], columns: &Columns) {
+    by_row(cpu, from, to, columns, |from, to| add_part(cpu.level, to, from));
+}
+
+fn by_row<A: Float, B: Float>(
+    cpu: &Cpu,
+    from: &[A],
+    to: &mut [B],
+    columns: &Columns,
+    work: impl Fn(&[A], &mut [B]) + Sync,
+) {
+    let Columns { from_stride, from: first, to_stride, to: at, width } = *columns;
+    assert!(
+        width > 0 && first + width <= from_stride && at + width <= to_stride,
+        "{width} columns from {first} of {from_stride} to {at} of {to_stride}"
+    );
+    let rows = to.len() / to_stride;
+    assert_eq!((from.len(), to.len()), (rows * from_stride, rows * to_stride), "rows differ");
+    split(&cpu.team, rows, super::cut::worth(width), cut(to, to_stride), |range, to| {
+        let from =
+            from[range.start * from_stride..range.end * from_stride].chunks_exact(from_stride);
+        for (from, to) in from.zip(to.chunks_exact_mut(to_stride)) {
+            work(&from[first..first + width], &mut to[at..at + width]);
+        }
+    });
+}
+
 /// `a *= factor`.
 pub fn scale<E: Float>(cpu: &Cpu, a: &mut [E], factor: f32) {
     split(&cpu.team, a.len(), WORTH, cut(a, 1), |_, a| scale_part(cpu.level, a, factor));

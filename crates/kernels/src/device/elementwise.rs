@@ -1,11 +1,14 @@
 //! Copies, sums, casts, random numbers.
 
+use std::ops::Range;
+
 use half::bf16;
 
 use super::{Device, Operation, with_float};
 use crate::cpu::dropout::{self, Dropout};
+use crate::cpu::elementwise::{self, Columns};
 use crate::cpu::random::{self, Key};
-use crate::cpu::{elementwise, reduce};
+use crate::cpu::reduce;
 use crate::{Dtype, View, ViewMut};
 
 impl Device {
@@ -29,17 +32,24 @@ impl Device {
 
     /// Columns `first..` of `from`, as many as `to` has.
     pub fn copy_columns(&self, from: View<'_>, first: usize, to: ViewMut<'_>) {
-        let (stride, width) = (from.cols(), to.cols());
-        assert!(
-            from.rows() == to.rows() && first + width <= stride,
-            "columns {first}.. of {stride}"
-        );
-        with_float!(from.dtype(), E => self.on_cpu(Operation::Elementwise, |_| {
-            let rows = from.host::<E>().chunks_exact(stride);
-            for (from, to) in rows.zip(to.host::<E>().chunks_exact_mut(width)) {
-                to.copy_from_slice(&from[first..first + width]);
-            }
-        }))
+        let width = to.cols();
+        self.place_columns(from, first..first + width, to, 0);
+    }
+
+    /// Some columns of `from`, over those of `to` that begin at `at`; from f32 to bf16 or back on the way.
+    pub fn place_columns(&self, from: View<'_>, columns: Range<usize>, to: ViewMut<'_>, at: usize) {
+        let (source, target, columns) = (from.dtype(), to.dtype(), placed(&from, columns, &to, at));
+        with_float!(source, A => with_float!(target, B => self.on_cpu(Operation::Elementwise, |cpu| {
+            elementwise::copy_columns::<A, B>(cpu, from.host(), to.host(), &columns)
+        })))
+    }
+
+    /// The same, added to what is there.
+    pub fn add_columns(&self, from: View<'_>, columns: Range<usize>, to: ViewMut<'_>, at: usize) {
+        let (source, target, columns) = (from.dtype(), to.dtype(), placed(&from, columns, &to, at));
+        with_float!(source, A => with_float!(target, B => self.on_cpu(Operation::Elementwise, |cpu| {
+            elementwise::add_columns::<A, B>(cpu, from.host(), to.host(), &columns)
+        })))
     }
 
     /// From f32 to bf16 or back.
@@ -79,4 +89,26 @@ impl Device {
             dropout::apply::<E>(cpu, &drop, x.host())
         }))
     }
+
+    /// The same where rows of the whole are spread out: elements of each of `x`'s rows lie side by side in the
+    /// whole, and the next row begins `stride` further on.
+    pub fn dropout_rows(
+        &self,
+        x: ViewMut<'_>,
+        probability: f32,
+        (seed, stream): (u64, u64),
+        first: u64,
+        stride: u64,
+    ) {
+        let key = Key { seed, stream };
+        let drop = Dropout { key, p: probability, first, width: x.cols().max(1), stride };
+        with_float!(x.dtype(), E => self.on_cpu(Operation::Elementwise, |cpu| {
+            dropout::apply::<E>(cpu, &drop, x.host())
+        }))
+    }
+}
+
+fn placed(from: &View<'_>, columns: Range<usize>, to: &ViewMut<'_>, at: usize) -> Columns {
+    let (from_stride, to_stride) = (from.cols(), to.cols());
+    Columns { from_stride, from: columns.start, to_stride, to: at, width: columns.len() }
 }

@@ -16,7 +16,7 @@ mod routing;
 
 use std::sync::Arc;
 
-pub use attention::Attention;
+pub use attention::{Attention, AttentionKnown};
 pub use embedding::Vocabulary;
 pub use loss::{CrossEntropy, Found, Gradient};
 pub use matmul::Matmul;

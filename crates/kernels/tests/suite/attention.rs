@@ -337,6 +337,93 @@ fn merged_equals_whole<E: Float>(cpu: &Cpu, tolerance: f64) {
     assert_near(&dkv, &wide(&answer.dkv), tolerance, "dk and dv of the blocks");
 }
 
+/// The same through f32: partial outputs are merged, and gradients added up, before anything is rounded.
+#[test]
+fn key_blocks_summed_in_f32_equal_the_whole() {
+    for cpu in levels().map(|level| Cpu::at(level, 2)) {
+        summed_equals_whole::<f32>(&cpu, 1e-5);
+        summed_equals_whole::<bf16>(&cpu, 1e-2);
+    }
+}
+
+fn summed_equals_whole<E: Float>(cpu: &Cpu, tolerance: f64) {
+    let shape = Shape { batch: 1, ..shape_of([4, 2, 32, 70, 130, 40, 0]) };
+    let Shape { heads, kv_heads, head_dim, q_len, k_len, .. } = shape;
+    let (width, kv_width) = (heads * head_dim, kv_heads * head_dim);
+    let (stride, kv_stride) = (q_stride(&shape), kv_stride(&shape));
+    let whole = Problem::<E>::new(shape);
+    let answer = whole.solve(cpu);
+    let [q, k, v] = whole.rows();
+    let blocks = [30..100, 100..130, 0..30];
+    let of = |rows: Rows<'_, E>, keys: &std::ops::Range<usize>| Rows {
+        data: &whole.kv[keys.start * kv_stride..keys.end * kv_stride],
+        ..rows
+    };
+    let cut =
+        |keys: &std::ops::Range<usize>| Shape { k_start: keys.start, k_len: keys.len(), ..shape };
+
+    let mut out = vec![0f32; q_len * width];
+    let mut lse = vec![f32::NEG_INFINITY; q_len * heads];
+    for keys in &blocks {
+        let (mut part, mut part_lse) = (vec![f32::NAN; out.len()], vec![f32::NAN; lse.len()]);
+        let (k, v) = (of(k, keys), of(v, keys));
+        attention::forward(cpu, &cut(keys), q, k, v, &mut part, &mut part_lse);
+        attention::merge(cpu, &shape, &mut out, &mut lse, &part, &part_lse);
+    }
+    assert_near(&wide(&out), &wide(&answer.out), tolerance, "merged out");
+    assert_near(&wide(&lse), &wide(&answer.lse), tolerance, "merged lse");
+
+    let rounded: Vec<E> = out.iter().map(|x| E::narrow(*x)).collect();
+    let mut delta = vec![f32::NAN; q_len * heads];
+    attention::delta(cpu, head_dim, &rounded, &whole.dout, &mut delta);
+    let (mut dq, mut dk, mut dv) =
+        (vec![0f32; q_len * width], vec![1f32; k_len * kv_width], vec![2f32; k_len * kv_width]);
+    for keys in &blocks {
+        let part = keys.start * kv_width..keys.end * kv_width;
+        let (k, v, dout) = (of(k, keys), of(v, keys), &whole.dout);
+        let to_q = RowsMut::whole(&mut dq, width);
+        let to_k = RowsMut::whole(&mut dk[part.clone()], kv_width);
+        let to_v = RowsMut::whole(&mut dv[part], kv_width);
+        let shape = cut(keys);
+        attention::backward_block(cpu, &shape, q, k, v, &delta, dout, &lse, to_q, to_k, to_v, true);
+    }
+    // They were added to what was there.
+    let less = |x: &[f32], by: f64| wide(x).iter().map(|x| x - by).collect::<Vec<f64>>();
+    assert_near(&wide(&dq), &columns(&answer.dq, stride, 3, width), tolerance, "summed dq");
+    let expected = columns(&answer.dkv, kv_stride, 1, kv_width);
+    assert_near(&less(&dk, 1.0), &expected, tolerance, "dk of the blocks");
+    let expected = columns(&answer.dkv, kv_stride, 1 + kv_width, kv_width);
+    assert_near(&less(&dv, 2.0), &expected, tolerance, "dv of the blocks");
+}
+
+/// Given `delta`, a backward pass does what it does with the output itself, to the bit.
+#[test]
+fn delta_stands_for_the_output() {
+    for cpu in levels().map(|level| Cpu::at(level, 2)) {
+        delta_for_output::<f32>(&cpu);
+        delta_for_output::<bf16>(&cpu);
+    }
+}
+
+fn delta_for_output<E: Float + PartialEq>(cpu: &Cpu) {
+    let problem = Problem::<E>::new(shape_of([6, 2, 40, 70, 70, 0, 0]));
+    let Shape { heads, kv_heads, head_dim, .. } = problem.shape;
+    let (width, kv_width) = (heads * head_dim, kv_heads * head_dim);
+    let answer = problem.solve(cpu);
+    let mut delta = vec![f32::NAN; answer.lse.len()];
+    attention::delta(cpu, head_dim, &answer.out, &problem.dout, &mut delta);
+    let (mut dq, mut dkv) =
+        (vec![E::narrow(7.0); problem.q.len()], vec![E::narrow(7.0); problem.kv.len()]);
+    let (stride, parts) = (q_stride(&problem.shape), [0..3, 3..3 + width]);
+    let [_, to_q] = RowsMut::columns(&mut dq, stride, parts);
+    let parts = [1..1 + kv_width, 1 + kv_width..1 + 2 * kv_width];
+    let [to_k, to_v] = RowsMut::columns(&mut dkv, kv_stride(&problem.shape), parts);
+    let [q, k, v] = problem.rows();
+    let (shape, dout, lse) = (&problem.shape, &problem.dout, &answer.lse);
+    attention::backward_block(cpu, shape, q, k, v, &delta, dout, lse, to_q, to_k, to_v, false);
+    assert!((&dq, &dkv) == (&answer.dq, &answer.dkv), "{:?} in {}", cpu.level, E::DTYPE);
+}
+
 /// The reference's backward is the derivative of its forward.
 #[test]
 fn finite_differences_bind_the_reference() {

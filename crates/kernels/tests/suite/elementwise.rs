@@ -1,10 +1,10 @@
 use crate::check::*;
 use half::bf16;
 use lockstep_kernels::Float;
-use lockstep_kernels::cpu::elementwise;
+use lockstep_kernels::cpu::elementwise::{self, Columns};
 use lockstep_kernels::reference::elementwise as reference;
 
-crate::both_types!(equals_its_reference casts_round_to_nearest);
+crate::both_types!(equals_its_reference casts_round_to_nearest columns_go_where_they_should);
 
 fn equals_its_reference<E: Float>() {
     for n in LENGTHS {
@@ -47,5 +47,34 @@ fn casts_round_to_nearest<E: Float>() {
             elementwise::cast(cpu, &x, &mut whole);
             [wide(&narrow), wide(&whole)]
         });
+    }
+}
+
+/// Over and onto columns of a wider matrix in f32, whose others are left alone.
+fn columns_go_where_they_should<E: Float>() {
+    for (rows, stride) in [(1, 7), (17, 40), (700, 33)] {
+        let (from, to) = (numbers::<E>(rows * stride, 1), numbers::<f32>(rows * (stride + 5), 2));
+        for (first, at, width) in [(0, 0, stride), (3, 9, stride - 5), (stride - 1, 2, 1)] {
+            let columns =
+                Columns { from_stride: stride, from: first, to_stride: stride + 5, to: at, width };
+            let expected = |added: bool| {
+                let mut expected = wide(&to);
+                let rows = expected.chunks_mut(stride + 5).zip(from.chunks(stride));
+                for (row, from) in rows {
+                    for i in 0..width {
+                        let old = if added { row[at + i] } else { 0.0 };
+                        row[at + i] = old + f64::from(from[first + i].wide());
+                    }
+                }
+                expected
+            };
+            let right = [expected(false), expected(true)];
+            everywhere(&format!("{columns:?} of {rows}"), 1e-6, right, |cpu| {
+                let (mut copied, mut added) = (to.clone(), to.clone());
+                elementwise::copy_columns(cpu, &from, &mut copied, &columns);
+                elementwise::add_columns(cpu, &from, &mut added, &columns);
+                [wide(&copied), wide(&added)]
+            });
+        }
     }
 }

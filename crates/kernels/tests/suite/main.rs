@@ -15,4 +15,5 @@ mod random;
 mod reduce;
 mod rope;
 mod routing;
+mod runs;
 mod swiglu;

@@ -1,5 +1,6 @@
 //! Run files in, plans or mistakes out. One binary, to link once.
 
+mod context;
 mod example;
 mod learning_rate;
 mod mistakes;

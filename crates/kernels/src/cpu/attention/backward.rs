@@ -39,7 +39,12 @@ struct Arrays {
 }
 
 /// A member's share of the tiles.
-pub(super) fn member<E: Float>(job: &Backward<'_, E>, level: Level, scratch: &Scratch, me: Member) {
+pub(super) fn member<E: Float, G: Float>(
+    job: &Backward<'_, E, G>,
+    level: Level,
+    scratch: &Scratch,
+    me: Member,
+) {
     let shape = job.shape;
     let dim = padded(shape.head_dim);
     let (u, b, t) = (shape.k_len * dim, QUERIES * dim, KEYS * QUERIES);
@@ -71,8 +76,8 @@ pub(super) fn member<E: Float>(job: &Backward<'_, E>, level: Level, scratch: &Sc
     });
 }
 
-unsafe fn one_unit<E: Float>(
-    job: &Backward<'_, E>,
+unsafe fn one_unit<E: Float, G: Float>(
+    job: &Backward<'_, E, G>,
     level: Level,
     unit: &Unit<'_>,
     arrays: &Arrays,
@@ -110,6 +115,7 @@ unsafe fn one_unit<E: Float>(
                         column,
                         dim: head_dim,
                         factor,
+                        add: job.add,
                     },
                 );
             }
@@ -117,8 +123,8 @@ unsafe fn one_unit<E: Float>(
     }
 }
 
-unsafe fn one_block<E: Float>(
-    job: &Backward<'_, E>,
+unsafe fn one_block<E: Float, G: Float>(
+    job: &Backward<'_, E, G>,
     level: Level,
     unit: &Unit<'_>,
     rows: Range<usize>,
@@ -182,6 +188,7 @@ unsafe fn one_block<E: Float>(
                     unit: *unit,
                     rows,
                     factor: scale,
+                    add: job.add,
                 },
             );
         }

@@ -31,7 +31,12 @@ struct Arrays {
 }
 
 /// A member's share of the blocks.
-pub(super) fn member<E: Float>(job: &Forward<'_, E>, level: Level, scratch: &Scratch, me: Member) {
+pub(super) fn member<E: Float, O: Float>(
+    job: &Forward<'_, E, O>,
+    level: Level,
+    scratch: &Scratch,
+    me: Member,
+) {
     let shape = job.shape;
     let dim = padded(shape.head_dim);
     let (unit_rows, block_rows) = (shape.k_len * dim, QUERIES * dim);
@@ -58,8 +63,8 @@ pub(super) fn member<E: Float>(job: &Forward<'_, E>, level: Level, scratch: &Scr
     );
 }
 
-unsafe fn pack_keys<E: Float>(
-    job: &Forward<'_, E>,
+unsafe fn pack_keys<E: Float, O: Float>(
+    job: &Forward<'_, E, O>,
     level: Level,
     unit: &Unit<'_>,
     arrays: &Arrays,
@@ -73,8 +78,8 @@ unsafe fn pack_keys<E: Float>(
     }
 }
 
-unsafe fn one_block<E: Float>(
-    job: &Forward<'_, E>,
+unsafe fn one_block<E: Float, O: Float>(
+    job: &Forward<'_, E, O>,
     level: Level,
     unit: &Unit<'_>,
     rows: Range<usize>,

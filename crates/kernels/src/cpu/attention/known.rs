@@ -1,15 +1,15 @@
 //! What a backward pass knows of a block of queries before it meets any key.
 
-use super::Backward;
 use super::unit::Unit;
+use super::{Backward, Delta};
 use crate::Float;
 use crate::cpu::vector::{AHEAD, Job, Vector, soon};
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
 /// Fills in what each query sees, its log-sum-exp, and D.
-pub(super) struct Known<'a, E> {
-    pub job: &'a Backward<'a, E>,
+pub(super) struct Known<'a, E, G> {
+    pub job: &'a Backward<'a, E, G>,
     pub unit: Unit<'a>,
     pub rows: Range<usize>,
     /// Rows and what pads them: those see nothing, and their probabilities come out as nought.
@@ -22,7 +22,7 @@ pub(super) struct Known<'a, E> {
     pub delta: *mut f32,
 }
 
-impl<E: Float> Job for Known<'_, E> {
+impl<E: Float, G: Float> Job for Known<'_, E, G> {
     /// # Safety
     /// The rows are inside what was checked, and the arrays have room.
     #[inline(always)]
@@ -33,19 +33,20 @@ impl<E: Float> Job for Known<'_, E> {
             let (mut last, mut lse, mut delta) = (-1.0, f32::INFINITY, 0.0);
             if row < self.rows.end {
                 let (place, next) = (self.unit.place(row), self.unit.place(row + AHEAD));
-                soon(self.job.out.at(next.token, next.column), dim);
                 // SAFETY: as above.
-                let (out, dout, kept) = unsafe {
-                    (
-                        std::slice::from_raw_parts(self.job.out.at(place.token, place.column), dim),
-                        std::slice::from_raw_parts(
-                            self.job.dout.at(place.token, place.column),
-                            dim,
-                        ),
-                        *self.job.lse.at(0, place.lse),
-                    )
+                let kept = unsafe { *self.job.lse.at(0, place.lse) };
+                delta = match self.job.delta {
+                    Delta::From { out } => {
+                        soon(out.at(next.token, next.column), dim);
+                        // SAFETY: as above.
+                        let [out, dout] = [out, self.job.dout].map(|rows| unsafe {
+                            std::slice::from_raw_parts(rows.at(place.token, place.column), dim)
+                        });
+                        dot(out, dout)
+                    }
+                    // SAFETY: as above.
+                    Delta::Known(known) => unsafe { *known.at(place.token, place.column / dim) },
                 };
-                delta = dot(out, dout);
                 last = self.unit.seen(row) as f32 - 1.0;
                 lse = if kept == f32::NEG_INFINITY { f32::INFINITY } else { kept * LOG2_E };
             }
@@ -61,7 +62,7 @@ impl<E: Float> Job for Known<'_, E> {
 
 /// Sixteen sums side by side, and then those: a single one would wait for itself.
 #[inline(always)]
-fn dot<E: Float>(a: &[E], b: &[E]) -> f32 {
+pub(super) fn dot<E: Float>(a: &[E], b: &[E]) -> f32 {
     let (a, a_rest) = a.as_chunks::<16>();
     let (b, b_rest) = b.as_chunks::<16>();
     let mut sums = [0.0; 16];

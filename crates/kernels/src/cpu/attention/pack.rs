@@ -91,6 +91,15 @@ pub(super) unsafe fn narrow<E: Float>(from: *const f32, dim: usize, factor: f32,
     }
 }
 
+/// The same, added to what is stored.
+#[inline(always)]
+pub(super) unsafe fn add<E: Float>(from: *const f32, dim: usize, factor: f32, to: *mut E) {
+    for i in 0..dim {
+        // SAFETY: the caller vouches for `dim` elements on both sides.
+        unsafe { *to.add(i) = E::narrow((*to.add(i)).wide() + *from.add(i) * factor) };
+    }
+}
+
 #[inline(always)]
 unsafe fn widen<E: Float>(from: *const E, dim: usize, to: *mut f32) {
     // SAFETY: the caller vouches for `dim` elements in `from`, and for as many padded in `to`.

@@ -42,8 +42,8 @@ impl Running {
 }
 
 /// Divides a block's sums by their weights.
-pub(super) struct Finish<'a, E> {
-    pub job: &'a Forward<'a, E>,
+pub(super) struct Finish<'a, E, O> {
+    pub job: &'a Forward<'a, E, O>,
     pub unit: Unit<'a>,
     pub rows: Range<usize>,
     pub running: Running,
@@ -52,7 +52,7 @@ pub(super) struct Finish<'a, E> {
     pub step: usize,
 }
 
-impl<E: Float> Job for Finish<'_, E> {
+impl<E: Float, O: Float> Job for Finish<'_, E, O> {
     /// # Safety
     /// The rows were dealt to this member, and out and lse checked for them.
     #[inline(always)]
@@ -67,7 +67,7 @@ impl<E: Float> Job for Finish<'_, E> {
                 let out = self.job.out.at(place.token, place.column);
                 let lse = self.job.lse.at(0, place.lse);
                 if self.unit.seen(row) == 0 {
-                    std::slice::from_raw_parts_mut(out, dim).fill(E::narrow(0.0));
+                    std::slice::from_raw_parts_mut(out, dim).fill(O::narrow(0.0));
                     *lse = f32::NEG_INFINITY;
                     continue;
                 }

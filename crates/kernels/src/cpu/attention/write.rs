@@ -1,4 +1,4 @@
-//! Sums of gradients to where they belong, rounded to what is stored there.
+//! Sums of gradients to where they belong, over or onto what is there, rounded to what is stored there.
 
 use super::pack;
 use super::rows::Reach;
@@ -17,6 +17,8 @@ pub(super) struct Write<E> {
     pub column: usize,
     pub dim: usize,
     pub factor: f32,
+    /// To what is there, instead of over it.
+    pub add: bool,
 }
 
 impl<E: Float> Job for Write<E> {
@@ -29,7 +31,7 @@ impl<E: Float> Job for Write<E> {
             let (from, to) =
                 (self.from.wrapping_add(i * self.step), self.to.at(token, self.column));
             // SAFETY: as above.
-            unsafe { pack::narrow(from, self.dim, self.factor, to) };
+            unsafe { store(from, self.dim, self.factor, to, self.add) };
         }
     }
 }
@@ -43,6 +45,8 @@ pub(super) struct WriteQueries<'a, E> {
     pub unit: Unit<'a>,
     pub rows: Range<usize>,
     pub factor: f32,
+    /// To what is there, instead of over it.
+    pub add: bool,
 }
 
 impl<E: Float> Job for WriteQueries<'_, E> {
@@ -57,7 +61,18 @@ impl<E: Float> Job for WriteQueries<'_, E> {
             let (from, to) =
                 (self.from.wrapping_add(lane * self.step), self.to.at(place.token, place.column));
             // SAFETY: as above.
-            unsafe { pack::narrow(from, dim, self.factor, to) };
+            unsafe { store(from, dim, self.factor, to, self.add) };
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn store<E: Float>(from: *const f32, dim: usize, factor: f32, to: *mut E, add: bool) {
+    // SAFETY: the caller vouches for `dim` elements on both sides.
+    unsafe {
+        match add {
+            false => pack::narrow(from, dim, factor, to),
+            true => pack::add(from, dim, factor, to),
         }
     }
 }

@@ -54,8 +54,8 @@ struct Ways {
 ///
 /// # Safety
 /// The level is `Amx`, and E is bf16.
-pub(in crate::cpu::attention) unsafe fn member<E: Float>(
-    job: &Backward<'_, E>,
+pub(in crate::cpu::attention) unsafe fn member<E: Float, G: Float>(
+    job: &Backward<'_, E, G>,
     scratch: &Scratch,
     me: Member,
 ) {
@@ -104,7 +104,12 @@ pub(in crate::cpu::attention) unsafe fn member<E: Float>(
     );
 }
 
-unsafe fn one_unit<E: Float>(job: &Backward<'_, E>, unit: &Unit<'_>, arrays: &Arrays, want: Want) {
+unsafe fn one_unit<E: Float, G: Float>(
+    job: &Backward<'_, E, G>,
+    unit: &Unit<'_>,
+    arrays: &Arrays,
+    want: Want,
+) {
     let (k_len, head_dim) = (unit.shape.k_len, unit.shape.head_dim);
     let dim = padded(head_dim);
     let keys = (want.tiles.start * KEYS).min(k_len)..(want.tiles.end * KEYS).min(k_len);
@@ -166,6 +171,7 @@ unsafe fn one_unit<E: Float>(job: &Backward<'_, E>, unit: &Unit<'_>, arrays: &Ar
                         column,
                         dim: head_dim,
                         factor,
+                        add: job.add,
                     },
                 );
             }
@@ -173,8 +179,8 @@ unsafe fn one_unit<E: Float>(job: &Backward<'_, E>, unit: &Unit<'_>, arrays: &Ar
     }
 }
 
-unsafe fn one_block<E: Float>(
-    job: &Backward<'_, E>,
+unsafe fn one_block<E: Float, G: Float>(
+    job: &Backward<'_, E, G>,
     unit: &Unit<'_>,
     rows: Range<usize>,
     arrays: &Arrays,
@@ -214,7 +220,8 @@ unsafe fn one_block<E: Float>(
             let (from, to) = (arrays.turned_dqueries, arrays.dqueries);
             run(LEVEL, pack::Back { dim: head_dim, rows: rows.len(), from, to });
             let (from, to, factor) = (arrays.dqueries, job.dq, unit.shape.scale);
-            run(LEVEL, WriteQueries { from, step: dim, to, unit: *unit, rows, factor });
+            let add = job.add;
+            run(LEVEL, WriteQueries { from, step: dim, to, unit: *unit, rows, factor, add });
         }
     }
 }

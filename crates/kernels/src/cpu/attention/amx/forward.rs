@@ -38,8 +38,8 @@ struct Arrays {
 ///
 /// # Safety
 /// The level is `Amx`, and E is bf16.
-pub(in crate::cpu::attention) unsafe fn member<E: Float>(
-    job: &Forward<'_, E>,
+pub(in crate::cpu::attention) unsafe fn member<E: Float, O: Float>(
+    job: &Forward<'_, E, O>,
     scratch: &Scratch,
     me: Member,
 ) {
@@ -94,7 +94,7 @@ pub(in crate::cpu::attention) unsafe fn member<E: Float>(
     });
 }
 
-unsafe fn pack_keys<E: Float>(job: &Forward<'_, E>, unit: &Unit<'_>, arrays: &Arrays) {
+unsafe fn pack_keys<E: Float, O: Float>(job: &Forward<'_, E, O>, unit: &Unit<'_>, arrays: &Arrays) {
     let (k_len, dim) = (unit.shape.k_len, unit.shape.head_dim);
     let tokens = unit.batch * k_len..(unit.batch + 1) * k_len;
     let column = unit.kv_head * dim;
@@ -120,8 +120,8 @@ unsafe fn pack_keys<E: Float>(job: &Forward<'_, E>, unit: &Unit<'_>, arrays: &Ar
     }
 }
 
-unsafe fn one_block<E: Float>(
-    job: &Forward<'_, E>,
+unsafe fn one_block<E: Float, O: Float>(
+    job: &Forward<'_, E, O>,
     unit: &Unit<'_>,
     rows: Range<usize>,
     arrays: &Arrays,

@@ -1,0 +1,3 @@
+//! The axes against one rank. One binary, to link once.
+
+mod context;
