@@ -22,7 +22,7 @@ mod plan;
 pub mod presets;
 mod resolve;
 
-pub use config::{Compute, Config, Curve, Recompute};
+pub use config::{Compression, Compute, Config, Curve, Recompute};
 pub use learning_rate::LearningRate;
 pub use ledger::Ledger;
 pub use mistake::{Mistake, Place};

@@ -1,7 +1,7 @@
 //! What a run file means: every default filled in, everything derived. Made by `Plan::resolve` and written
 //! to `plan.json`.
 
-use crate::config::{Compute, Recompute};
+use crate::config::{Compression, Compute, Recompute};
 use crate::learning_rate::LearningRate;
 use crate::model::Shape;
 use serde::{Deserialize, Serialize};
@@ -101,6 +101,9 @@ pub struct Precision {
 pub struct Comm {
     pub timeout_s: f64,
     pub bucket_bytes: usize,
+    /// Plans from before there was any have none.
+    #[serde(default)]
+    pub compression: Compression,
 }
 
 /// How often to save, and how many to keep.

@@ -94,6 +94,20 @@ impl Reader {
         found
     }
 
+    /// Text that `parse` makes a value of, or says what is wrong with it and the way out.
+    pub fn parsed<T>(
+        &mut self,
+        key: &str,
+        expected: &str,
+        parse: impl Fn(&str) -> Result<T, (String, String)>,
+    ) -> Option<T> {
+        let text = self.take(key, expected, |entry| match &entry.value {
+            Value::Text(text) => Some(text.clone()),
+            _ => None,
+        })?;
+        parse(&text).map_err(|(what, way_out)| self.mistake(key, what, way_out)).ok()
+    }
+
     /// A key that run files have but that this build can only leave out, as the values of `off` do.
     pub fn absent(&mut self, key: &str, off: &[&str], why: &str) {
         self.asked.insert(key.to_string());
