@@ -36,6 +36,7 @@ mod memory;
 pub mod reference;
 mod team;
 
+pub use cpu::pack::Code;
 pub use cpu::rope::{Llama3 as RopeScaling, Table as RopeTable};
 pub use device::{
     AdamW, Attention, CrossEntropy, Device, Gradient, Matmul, Meter, Operation, Router, Stepped,
