@@ -19,4 +19,5 @@
 //! assert_eq!(summed, [[3.0, 3.0]; 3]);
 //! ```
 
+pub mod compress;
 pub mod data;

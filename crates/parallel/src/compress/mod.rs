@@ -87,7 +87,9 @@ impl Compressor {
         self.check(group, input.len());
         match form(self.how) {
             Form::Whole => group.reduce_scatter(input, output, Op::Sum),
-            Form::Rounded(code) => rounded::reduce_scatter(self.rounded(group, code), input, output),
+            Form::Rounded(code) => {
+                rounded::reduce_scatter(self.rounded(group, code), input, output)
+            }
             Form::Chosen(fraction) => {
                 chosen::reduce_scatter(self.chosen(group, fraction), input, output)
             }
