@@ -9,7 +9,7 @@ use super::simd::leveled;
 pub const PAIR: usize = 8;
 
 /// Elements that are looked at together before any of them is looked at alone.
-const LOOK: usize = 32;
+const LOOK: usize = 16;
 
 /// A magnitude's 31 bits in three digits, the highest first: where each begins, and how many bits it has. Eight
 /// exponent bits and three more tell apart 9 % of a number's size.
@@ -78,43 +78,76 @@ leveled! {
     }
 
     fn count_some<I>(x: &[f32], high: u32, shift: u32, width: u32, counts: &mut [u32]) {
-        for x in x.chunks(LOOK) {
-            let mut any = false;
-            for x in x {
-                any |= (x.to_bits() & 0x7fff_ffff) >> (shift + width) == high;
+        let (blocks, rest) = x.as_chunks::<LOOK>();
+        for block in blocks {
+            let mut hits = 0;
+            for x in block {
+                hits |= ((x.to_bits() & 0x7fff_ffff) >> (shift + width) == high) as u32;
             }
-            if any {
-                for x in x {
-                    let magnitude = x.to_bits() & 0x7fff_ffff;
-                    if magnitude >> (shift + width) == high {
-                        counts[(magnitude >> shift) as usize & (counts.len() - 1)] += 1;
-                    }
-                }
+            if hits != 0 {
+                count_block(block, high, shift, width, counts);
             }
         }
+        count_block(rest, high, shift, width, counts);
     }
 
-    /// Takes what is larger than `least`, and the first `equal` that are equal to it.
+    /// Takes what is larger than `least`, and the first `equal` that are equal to it. How many that is.
     fn take<I>(x: &mut [f32], least: u32, equal: usize, pairs: &mut [u8]) -> usize {
-        let (pairs, mut taken, mut equal) = (pairs.as_chunks_mut::<PAIR>().0, 0, equal);
-        for (block, x) in x.chunks_mut(LOOK).enumerate() {
-            let mut any = false;
-            for x in x.iter() {
-                any |= (x.to_bits() & 0x7fff_ffff) >= least;
+        let whole = x.len() / LOOK * LOOK;
+        let mut taken = Taken { pairs: pairs.as_chunks_mut().0, count: 0, least, equal };
+        let (blocks, rest) = x.as_chunks_mut::<LOOK>();
+        for (i, block) in blocks.iter_mut().enumerate() {
+            let mut hits = 0;
+            for x in block.iter() {
+                hits |= (x.to_bits() & 0x7fff_ffff >= least) as u32;
             }
-            if any {
-                for (i, x) in x.iter_mut().enumerate() {
-                    let magnitude = x.to_bits() & 0x7fff_ffff;
-                    if magnitude > least || (magnitude == least && equal > 0) {
-                        equal -= (magnitude == least) as usize;
-                        let place = (block * LOOK + i) as u64;
-                        pairs[taken] = ((x.to_bits() as u64) << 32 | place).to_le_bytes();
-                        taken += 1;
-                        *x = 0.0;
-                    }
-                }
+            if hits != 0 {
+                taken.take(block, i * LOOK);
             }
         }
-        taken
+        taken.take(rest, whole);
+        taken.count
+    }
+}
+
+fn count_block(x: &[f32], high: u32, shift: u32, width: u32, counts: &mut [u32]) {
+    for x in x {
+        let magnitude = x.to_bits() & 0x7fff_ffff;
+        // Nobody can foresee which; adding nothing costs less than a wrong guess.
+        let counted = magnitude >> (shift + width) == high;
+        counts[(magnitude >> shift) as usize & (counts.len() - 1)] += counted as u32;
+    }
+}
+
+/// What has been taken so far, and what may still be.
+struct Taken<'a> {
+    pairs: &'a mut [[u8; PAIR]],
+    count: usize,
+    least: u32,
+    /// Of those that are equal to `least`.
+    equal: usize,
+}
+
+impl Taken<'_> {
+    /// From at most `LOOK` elements at `first` and behind it.
+    fn take(&mut self, x: &mut [f32], first: usize) {
+        // Candidates are listed without a branch: nobody can foresee which they are.
+        let (mut places, mut listed) = ([0u8; LOOK], 0);
+        for (i, x) in x.iter().enumerate() {
+            places[listed % LOOK] = i as u8;
+            listed += (x.to_bits() & 0x7fff_ffff >= self.least) as usize;
+        }
+        for &i in &places[..listed] {
+            let x = &mut x[i as usize];
+            let equal = x.to_bits() & 0x7fff_ffff == self.least;
+            if equal && self.equal == 0 {
+                continue;
+            }
+            self.equal -= equal as usize;
+            let pair = (x.to_bits() as u64) << 32 | (first + i as usize) as u64;
+            self.pairs[self.count] = pair.to_le_bytes();
+            self.count += 1;
+            *x = 0.0;
+        }
     }
 }

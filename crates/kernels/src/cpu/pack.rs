@@ -256,10 +256,12 @@ fn to_f16(x: f32) -> u16 {
 /// A finite f16, exactly.
 #[inline(always)]
 fn from_f16(code: u16) -> f32 {
-    let (sign, magnitude) = ((code as u32 & 0x8000) << 16, (code as u32 & 0x7fff) << 13);
-    // 2¹¹²: the difference of the exponents' beginnings.
-    let wide = f32::from_bits(magnitude) * f32::from_bits((127 + 112) << 23);
-    f32::from_bits(sign | wide.to_bits())
+    let (sign, magnitude) = ((code as u32 & 0x8000) << 16, code as u32 & 0x7fff);
+    let normal = (magnitude << 13) + (112 << 23);
+    // Steps of 2^-24. Counted, as a product with an f32 that is as small would take the processor a hundred times
+    // as long.
+    let few = (magnitude as i32 as f32 * 0.5f32.powi(24)).to_bits();
+    f32::from_bits(sign | if magnitude < 1 << 10 { few } else { normal })
 }
 
 #[cfg(test)]

@@ -1,0 +1,3 @@
+//! What ranks exchange, on every size of group. One binary, to link once.
+
+mod compress;
