@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use lockstep_kernels::{Attention, RopeTable, Tensor, View};
+use lockstep_kernels::{Attention, RopeTable, Tensor, View, ViewMut};
+use lockstep_parallel::context::{Heads, Saved};
 use lockstep_plan::context::Run;
 use lockstep_plan::model::{BlockParams, Shape};
 
@@ -26,9 +27,9 @@ pub(crate) struct AttentionPart {
 /// What the backward pass needs beside the input.
 pub(crate) struct AttentionSaved {
     stats: Tensor, // (tokens, 1 or 2), f32
-    qkv: Tensor,   // (tokens, (heads + 2 kv_heads) * head_dim), rotated
     out: Tensor,   // (tokens, heads * head_dim)
-    lse: Tensor,   // (batch * heads, seq), f32
+    /// None when an exchange failed: the pass goes on with nothing, to its end.
+    inside: Option<Saved>,
 }
 
 impl AttentionPart {
@@ -65,12 +66,42 @@ impl AttentionPart {
                 device.rope(rope, &self.run(cx, run), qkv.view_mut().rows_of(rows));
             }
         }
-        let attention = self.square(cx);
         let mut out = cx.kept(cx.tokens(), self.heads * self.head_dim);
-        let mut lse = cx.kept_wide(cx.batch * self.heads, cx.seq());
-        device.attention(&attention, qkv.view(), out.view_mut(), lse.view_mut());
+        let inside = self.attend(cx, qkv, out.view_mut());
         let y = add_projection(cx, self.site, &self.out, weights, out.view(), x);
-        (y, AttentionSaved { stats, qkv, out, lse })
+        (y, AttentionSaved { stats, out, inside })
+    }
+
+    /// With whom this rank's queries meet: the tokens here, or those of other ranks too.
+    fn attend(&self, cx: &Cx<'_>, qkv: Tensor, out: ViewMut<'_>) -> Option<Saved> {
+        let Some(context) = cx.peers.context() else {
+            let mut lse = cx.kept_wide(cx.batch * self.heads, cx.seq());
+            cx.device.attention(&self.square(cx), qkv.view(), out, lse.view_mut());
+            return Some(Saved { qkv, lse });
+        };
+        let saved = context.forward(cx.device, &self.heads(cx), qkv, out);
+        saved.map_err(|error| cx.peers.note(Err(error))).ok()
+    }
+
+    fn attend_backward(
+        &self,
+        cx: &Cx<'_>,
+        inside: Option<Saved>,
+        out: View<'_>,
+        dout: View<'_>,
+        dqkv: ViewMut<'_>,
+    ) {
+        let Some(saved) = inside else { return cx.device.fill(dqkv, 0.0) };
+        match cx.peers.context() {
+            None => {
+                let (qkv, lse) = (saved.qkv.view(), saved.lse.view());
+                cx.device.attention_backward(&self.square(cx), qkv, out, dout, lse, dqkv)
+            }
+            Some(context) => {
+                let heads = self.heads(cx);
+                cx.peers.note(context.backward(cx.device, &heads, saved, out, dout, dqkv));
+            }
+        }
     }
 
     /// From the gradient of the stream after this half to the one before it.
@@ -84,7 +115,7 @@ impl AttentionPart {
         sink: &mut Sink<'_>,
     ) -> Tensor {
         let device = cx.device;
-        let AttentionSaved { stats, qkv, out, lse } = saved;
+        let AttentionSaved { stats, out, inside } = saved;
 
         // Through the projection and the attention itself.
         let mut dout = cx.scratch(cx.tokens(), out.cols());
@@ -93,17 +124,9 @@ impl AttentionPart {
             self.out.input_gradient(device, weights, dprojected.view(), dout.view_mut());
             self.out.weight_gradient(device, &dprojected, &out, sink);
         }
-        let attention = self.square(cx);
-        let mut dqkv = cx.scratch(cx.tokens(), qkv.cols());
-        device.attention_backward(
-            &attention,
-            qkv.view(),
-            out.view(),
-            dout.view(),
-            lse.view(),
-            dqkv.view_mut(),
-        );
-        drop((qkv, out, lse, dout));
+        let mut dqkv = cx.scratch(cx.tokens(), self.qkv.rows());
+        self.attend_backward(cx, inside, out.view(), dout.view(), dqkv.view_mut());
+        drop((out, dout));
         if let Some(rope) = &self.rope {
             for (run, rows) in cx.placed_runs() {
                 device.rope_backward(rope, &self.run(cx, run), dqkv.view_mut().rows_of(rows));
@@ -127,6 +150,11 @@ impl AttentionPart {
 
     pub fn square(&self, cx: &Cx<'_>) -> Attention {
         Attention::square(cx.batch, cx.seq(), self.heads, self.kv_heads, self.head_dim)
+    }
+
+    fn heads(&self, cx: &Cx<'_>) -> Heads {
+        let Attention { batch, heads, kv_heads, head_dim, scale, .. } = self.square(cx);
+        Heads { batch, heads, kv_heads, head_dim, scale }
     }
 
     /// The tokens of one run, at their positions.

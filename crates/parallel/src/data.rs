@@ -14,9 +14,10 @@ use std::time::{Duration, Instant};
 
 use lockstep_comm::{Group, Op, Result};
 use lockstep_kernels::{Device, Dtype, Tag, Tensor};
-use lockstep_plan::Circle;
 use lockstep_plan::model::{BlockParams, Param, Split};
+use lockstep_plan::{Circle, Compression};
 
+use crate::compress::Compressor;
 use crate::courier::{Courier, Task};
 use crate::{Gradients, Peers, floats};
 
@@ -25,12 +26,20 @@ pub struct Reduction {
     /// Where the wire does the work, exchanges go on beside the backward pass.
     courier: Option<Courier>,
     tasks: Vec<(usize, Task<Result<Reduced>>)>,
+    /// What sums each run of each bucket; made when it is first needed.
+    sums: Vec<Vec<Compressor>>,
+    how: Compression,
     /// Time that the rank spent on exchanges instead of computing.
     pub exposed: Duration,
 }
 
-/// What is left of a bucket.
-enum Reduced {
+/// What is left of a bucket, and what has summed it.
+struct Reduced {
+    left: Left,
+    sums: Vec<Compressor>,
+}
+
+enum Left {
     /// All of it, summed.
     Whole(Tensor),
     /// This rank's run of each unit.
@@ -39,9 +48,9 @@ enum Reduced {
 
 impl Reduction {
     /// `overlap` lets a thread of its own exchange while the rank computes.
-    pub fn new(overlap: bool) -> Reduction {
+    pub fn new(overlap: bool, how: Compression) -> Reduction {
         let courier = overlap.then(|| Courier::new("reduce"));
-        Reduction { courier, tasks: Vec::new(), exposed: Duration::ZERO }
+        Reduction { courier, tasks: vec![], sums: vec![], how, exposed: Duration::ZERO }
     }
 
     /// A block's gradient of a micro-batch, maybe the `last` of the step, is complete.
@@ -65,13 +74,14 @@ impl Reduction {
         let begun = Instant::now();
         // An earlier micro-batch's must have arrived before its share is added to.
         self.collect(peers, gradients, Some(number));
+        let sums = self.take_sums(device, peers, gradients, number);
         let job = match gradients.stage {
-            0 => whole(device, peers, gradients, number),
-            _ => shares(device, peers, gradients, number, last),
+            0 => whole(device, peers, gradients, number, sums),
+            _ => shares(device, peers, gradients, number, sums, last),
         };
         match &self.courier {
             Some(courier) => self.tasks.push((number, courier.start(job))),
-            None => arrived(peers, gradients, number, job()),
+            None => self.arrived(peers, gradients, number, job()),
         }
         self.exposed += begun.elapsed();
     }
@@ -110,11 +120,60 @@ impl Reduction {
     fn collect(&mut self, peers: &Peers, gradients: &mut Gradients, only: Option<usize>) {
         for (bucket, task) in std::mem::take(&mut self.tasks) {
             if only.is_none_or(|only| only == bucket) {
-                arrived(peers, gradients, bucket, task.wait());
+                self.arrived(peers, gradients, bucket, task.wait());
             } else {
                 self.tasks.push((bucket, task));
             }
         }
+    }
+
+    /// Takes over what an exchange left.
+    fn arrived(
+        &mut self,
+        peers: &Peers,
+        gradients: &mut Gradients,
+        bucket: usize,
+        reduced: Result<Reduced>,
+    ) {
+        match reduced {
+            Ok(Reduced { left, sums }) => {
+                self.sums[bucket] = sums;
+                match left {
+                    Left::Whole(buffer) => gradients.put(bucket, buffer),
+                    Left::Shares(shares) => {
+                        let block = gradients.buckets[bucket].blocks[0];
+                        gradients.shares[block] = shares.into_iter().map(Some).collect();
+                    }
+                }
+            }
+            Err(error) => peers.note(Err(error)),
+        }
+    }
+
+    /// What sums each run of a bucket: it remembers what was not sent.
+    fn take_sums(
+        &mut self,
+        device: &Device,
+        peers: &Peers,
+        gradients: &Gradients,
+        bucket: usize,
+    ) -> Vec<Compressor> {
+        if self.sums.len() <= bucket {
+            self.sums.resize_with(gradients.buckets.len(), Vec::new);
+        }
+        let sums = std::mem::take(&mut self.sums[bucket]);
+        if !sums.is_empty() {
+            return sums;
+        }
+        // Beside the rank's own computing only a device of one's own will do.
+        let device = if self.courier.is_some() { Device::cpu(1) } else { device.clone() };
+        let sum = |len: usize, group: &Group| Compressor::new(&device, self.how, len, group.size());
+        if gradients.stage == 0 {
+            let runs = joined(gradients, bucket).into_iter();
+            return runs.map(|(run, expert)| sum(run.len(), copies(peers, expert))).collect();
+        }
+        let units = gradients.held[gradients.buckets[bucket].blocks[0]].iter();
+        units.map(|held| sum(held.unit.range.len(), shard(peers, held.unit.expert))).collect()
     }
 }
 
@@ -122,17 +181,23 @@ impl Reduction {
 type Job = Box<dyn FnOnce() -> Result<Reduced> + Send>;
 
 /// Plain replicas: the whole bucket is summed.
-fn whole(device: &Device, peers: &Peers, gradients: &mut Gradients, number: usize) -> Job {
+fn whole(
+    device: &Device,
+    peers: &Peers,
+    gradients: &mut Gradients,
+    number: usize,
+    mut sums: Vec<Compressor>,
+) -> Job {
     let mut buffer = complete_buffer(device, gradients, number);
     let ranges: Vec<_> = joined(gradients, number)
         .into_iter()
         .map(|(range, expert)| (range, copies(peers, expert).clone()))
         .collect();
     Box::new(move || {
-        for (range, group) in ranges {
-            floats::all_reduce(&group, buffer.view_mut().part(range))?;
+        for ((range, group), sum) in ranges.into_iter().zip(&mut sums) {
+            sum.all_reduce(&group, buffer.view_mut().part(range).host())?;
         }
-        Ok(Reduced::Whole(buffer))
+        Ok(Reduced { left: Left::Whole(buffer), sums })
     })
 }
 
@@ -142,6 +207,7 @@ fn shares(
     peers: &Peers,
     gradients: &mut Gradients,
     number: usize,
+    mut sums: Vec<Compressor>,
     last: bool,
 ) -> Job {
     let [block] = gradients.buckets[number].blocks[..] else {
@@ -151,17 +217,20 @@ fn shares(
     let units: Vec<_> = gradients.held[block]
         .iter()
         .map(|held| {
-            let circle = if held.unit.expert { Circle::ExpertShard } else { Circle::Shard };
             let fresh = device.empty(1, held.own.len(), Dtype::F32, Tag::Gradients);
-            let (shard, copies) = (peers.circle(circle), copies(peers, held.unit.expert));
+            let expert = held.unit.expert;
+            let (shard, copies) = (shard(peers, expert), copies(peers, expert));
             (held.unit.range.clone(), fresh, shard.clone(), copies.clone())
         })
         .collect();
     let before: Vec<_> = gradients.shares[block].iter_mut().map(Option::take).collect();
     Box::new(move || {
         let mut shares = Vec::with_capacity(units.len());
-        for ((range, mut share, shard, copies), before) in units.into_iter().zip(before) {
-            floats::reduce_scatter(&shard, buffer.view().part(range), share.view_mut())?;
+        for (((range, mut share, shard, copies), before), sum) in
+            units.into_iter().zip(before).zip(&mut sums)
+        {
+            let whole = buffer.view().part(range).host();
+            sum.reduce_scatter(&shard, whole, share.view_mut().host())?;
             if let Some(before) = before {
                 let sum = share.view_mut().host::<f32>().iter_mut();
                 sum.zip(before.view().host::<f32>()).for_each(|(sum, before)| *sum += before);
@@ -171,7 +240,7 @@ fn shares(
             }
             shares.push(share);
         }
-        Ok(Reduced::Shares(shares))
+        Ok(Reduced { left: Left::Shares(shares), sums })
     })
 }
 
@@ -187,16 +256,8 @@ fn complete_buffer(device: &Device, gradients: &mut Gradients, number: usize) ->
     gradients.take(number).expect("just seen")
 }
 
-/// Takes over what an exchange left.
-fn arrived(peers: &Peers, gradients: &mut Gradients, bucket: usize, reduced: Result<Reduced>) {
-    match reduced {
-        Ok(Reduced::Whole(buffer)) => gradients.put(bucket, buffer),
-        Ok(Reduced::Shares(shares)) => {
-            let block = gradients.buckets[bucket].blocks[0];
-            gradients.shares[block] = shares.into_iter().map(Some).collect();
-        }
-        Err(error) => peers.note(Err(error)),
-    }
+fn shard(peers: &Peers, expert: bool) -> &Group {
+    peers.circle(if expert { Circle::ExpertShard } else { Circle::Shard })
 }
 
 fn copies(peers: &Peers, expert: bool) -> &Group {

@@ -22,6 +22,7 @@
 //! assert_eq!(summed, [[2.0, 1.0]; 2]);
 //! ```
 
+pub mod compress;
 pub mod context;
 mod courier;
 mod data;

@@ -3,8 +3,11 @@
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
-use lockstep_comm::{Error, Group, Result, World};
+use lockstep_comm::{Error, Group, Result, Traffic, World};
+use lockstep_plan::context::ContextKind;
 use lockstep_plan::{Circle, Coord, Mesh};
+
+use crate::context::Context;
 
 /// A rank's circles of peers.
 ///
@@ -16,6 +19,8 @@ pub struct Peers {
     pub coord: Coord,
     /// Norms and residuals are cut among the ranks of the tensor axis, by tokens.
     pub sequence: bool,
+    /// None where sequences are whole.
+    context: Option<Context>,
     circles: Vec<Group>,
     failed: RefCell<Option<Error>>,
     /// Time that the rank spent on exchanges inside blocks and between stages.
@@ -42,6 +47,7 @@ impl Peers {
             mesh: *mesh,
             coord,
             sequence: sequence && mesh.tensor > 1,
+            context: None,
             circles,
             failed: RefCell::new(None),
             exposed: Cell::default(),
@@ -55,7 +61,41 @@ impl Peers {
         let circles = Circle::ALL.map(|_| alone.group().clone()).into();
         let (mesh, coord) = (Mesh::ONE, Mesh::ONE.coord(0));
         let (failed, exposed) = (RefCell::new(None), Cell::default());
-        Peers { mesh, coord, sequence: false, circles, failed, exposed, _alone: alone }
+        Peers {
+            mesh,
+            coord,
+            sequence: false,
+            context: None,
+            circles,
+            failed,
+            exposed,
+            _alone: alone,
+        }
+    }
+
+    /// The same with sequences of `seq` cut along the context axis. All ranks call it.
+    pub fn with_context(mut self, kind: ContextKind, seq: usize) -> Result<Peers> {
+        if self.mesh.context > 1 {
+            let degrees = (self.mesh.ulysses, self.mesh.context / self.mesh.ulysses);
+            self.context = Some(Context::new(self.circle(Circle::Context), kind, seq, degrees)?);
+        }
+        Ok(self)
+    }
+
+    /// Those that have other positions of the same sequences, if there are any.
+    pub fn context(&self) -> Option<&Context> {
+        self.context.as_ref()
+    }
+
+    /// What this rank has sent so far, circle by circle.
+    pub fn traffic(&self) -> impl Iterator<Item = (Circle, Traffic)> {
+        Circle::ALL.into_iter().map(|circle| {
+            let traffic = self.circle(circle).traffic();
+            match (circle, &self.context) {
+                (Circle::Context, Some(context)) => (circle, traffic + context.traffic()),
+                _ => (circle, traffic),
+            }
+        })
     }
 
     pub fn circle(&self, circle: Circle) -> &Group {

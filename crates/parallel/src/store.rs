@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use lockstep_comm::Result;
 use lockstep_kernels::{Device, Dtype};
+use lockstep_plan::Compression;
 use lockstep_plan::model::Part;
 
 use crate::{Gradients, Peers, Reduction, Weights};
@@ -38,7 +39,7 @@ impl Store {
     /// A whole model with random parameters, to train without peers.
     pub fn alone(device: &Device, part: &Part, dtype: Dtype, seed: u64) -> Store {
         let weights = Weights::init(device, part, dtype, 0, seed);
-        Store::new(weights, Gradients::new(part, 0, 0), Reduction::new(false), 1)
+        Store::new(weights, Gradients::new(part, 0, 0), Reduction::new(false, Compression::None), 1)
     }
 
     /// For schedules that put gradients of weights off, so that those of several micro-batches are begun at

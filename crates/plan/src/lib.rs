@@ -26,7 +26,7 @@ pub mod presets;
 mod resolve;
 pub mod schedule;
 
-pub use config::{Compute, Config, Curve, Recompute};
+pub use config::{Compression, Compute, Config, Curve, Recompute};
 pub use cut::cut;
 pub use learning_rate::LearningRate;
 pub use ledger::Ledger;

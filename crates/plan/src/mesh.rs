@@ -63,10 +63,6 @@ pub enum Circle {
     Keys,
     /// Pieces of the same sequences.
     Context,
-    /// Of these, the ones that exchange heads.
-    Ulysses,
-    /// Of these, the ones that pass keys around.
-    Ring,
     /// The stages of one pipeline.
     Pipe,
     /// Its first and its last stage, which share a tied embedding.
@@ -90,12 +86,10 @@ pub enum Circle {
 }
 
 impl Circle {
-    pub const ALL: [Circle; 15] = [
+    pub const ALL: [Circle; 13] = [
         Circle::Tensor,
         Circle::Keys,
         Circle::Context,
-        Circle::Ulysses,
-        Circle::Ring,
         Circle::Pipe,
         Circle::Ends,
         Circle::Replicas,
@@ -113,8 +107,6 @@ impl Circle {
             Circle::Tensor => "tensor",
             Circle::Keys => "keys",
             Circle::Context => "context",
-            Circle::Ulysses => "ulysses",
-            Circle::Ring => "ring",
             Circle::Pipe => "pipe",
             Circle::Ends => "ends",
             Circle::Replicas => "replicas",
@@ -208,8 +200,6 @@ impl Mesh {
             Circle::Tensor => [pipe, data, context, 0],
             Circle::Keys => [pipe, data, context, tensor / self.keys],
             Circle::Context => [pipe, data, tensor, 0],
-            Circle::Ulysses => [pipe, data, tensor, context / self.ulysses],
-            Circle::Ring => [pipe, data, tensor, context % self.ulysses],
             Circle::Pipe => [data, context, tensor, 0],
             // Stages between them are alone.
             Circle::Ends => [data, context, tensor, if pipe + 1 == self.pipe { 0 } else { pipe }],

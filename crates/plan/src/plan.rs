@@ -1,7 +1,7 @@
 //! What a run file means: every default filled in, everything derived. Made by `Plan::resolve` and written
 //! to `plan.json`.
 
-use crate::config::{Compute, Recompute};
+use crate::config::{Compression, Compute, Recompute};
 use crate::context::{self, ContextKind, Run};
 use crate::learning_rate::LearningRate;
 use crate::mesh::Mesh;
@@ -122,6 +122,9 @@ pub struct Comm {
     pub bucket_bytes: usize,
     /// Whether exchanges go on beside the computing; when nothing is said, where ranks are on several hosts.
     pub overlap: Option<bool>,
+    /// Plans from before there was any have none.
+    #[serde(default)]
+    pub compression: Compression,
 }
 
 /// How often to save, and how many to keep.

@@ -75,7 +75,8 @@ impl<'a> Rank<'a> {
         device: Device,
         weights: Weights,
     ) -> Result<Rank<'a>, Error> {
-        let peers = Peers::new(group, &plan.mesh(), plan.layout.sequence)?;
+        let peers = Peers::new(group, &plan.mesh(), plan.layout.sequence)?
+            .with_context(plan.layout.context_kind, plan.data.seq)?;
         let model = Model::new(&plan.part(group.rank()));
         let micros = plan.train.accumulation;
         let apart = group.hosts().iter().any(|host| *host != group.hosts()[0]);
@@ -83,7 +84,8 @@ impl<'a> Rank<'a> {
         let weights = weights.ahead(overlap).keep_gathered(plan.layout.keep_gathered);
         let gradients = Gradients::new(&model.part, plan.layout.zero, plan.comm.bucket_bytes);
         let mixed = plan.layout.pipe > 1 && plan.layout.schedule.splits();
-        let store = Store::new(weights, gradients, Reduction::new(overlap), micros).mixed(mixed);
+        let reduction = Reduction::new(overlap, plan.comm.compression);
+        let store = Store::new(weights, gradients, reduction, micros).mixed(mixed);
         let flight = Flight::new(plan, &device, group.rank(), &model);
         let rows = peers.stream_rows(flight.batches[0].tokens()).len();
         let stream = Stream { rows, cols: plan.model.dim, dtype: dtype(plan) };

@@ -12,6 +12,7 @@ mod meter;
 mod mlp;
 mod norm;
 mod optimizer;
+mod pack;
 mod routing;
 
 use std::sync::Arc;

@@ -1,3 +1,4 @@
-//! The axes against one rank. One binary, to link once.
+//! The axes against one rank, on every size of group. One binary, to link once.
 
+mod compress;
 mod context;

@@ -13,7 +13,7 @@ mod reader;
 mod train;
 
 pub use checkpoint::Checkpoint;
-pub use comm::Comm;
+pub use comm::{Comm, Compression, NoCompression};
 pub use data::Data;
 pub use layout::{Layout, Recompute};
 pub use model::{Model, RopeScaling};

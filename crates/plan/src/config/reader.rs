@@ -94,18 +94,18 @@ impl Reader {
         found
     }
 
-    /// A key that run files have but that this build can only leave out, as the values of `off` do.
-    pub fn absent(&mut self, key: &str, off: &[&str], why: &str) {
-        self.asked.insert(key.to_string());
-        let Some(entry) = self.entries.get(key) else { return };
-        let word = match &entry.value {
-            Value::Text(text) => text,
-            _ => &entry.typed,
-        };
-        if !off.contains(&word.as_str()) {
-            let what = format!("{}={word}, but {why}", last(key));
-            self.mistake(key, what, format!("leave it out, or say {}", off[0]));
-        }
+    /// Text that `parse` makes a value of, or says what is wrong with it and the way out.
+    pub fn parsed<T>(
+        &mut self,
+        key: &str,
+        expected: &str,
+        parse: impl Fn(&str) -> Result<T, (String, String)>,
+    ) -> Option<T> {
+        let text = self.take(key, expected, |entry| match &entry.value {
+            Value::Text(text) => Some(text.clone()),
+            _ => None,
+        })?;
+        parse(&text).map_err(|(what, way_out)| self.mistake(key, what, way_out)).ok()
     }
 
     pub fn finish(mut self) -> Finished {

@@ -1,7 +1,7 @@
 //! Name, precision, communication, checkpoints.
 
 use super::findings::Findings;
-use crate::config::{Compute, Config};
+use crate::config::{Compression, Compute, Config};
 use crate::plan::{Checkpoint, Comm, Precision};
 
 /// It becomes a folder.
@@ -24,8 +24,28 @@ pub(super) fn comm(findings: &mut Findings) -> Comm {
     let bucket_mb = typed.bucket_mb.unwrap_or(25.0);
     findings.require(timeout_s > 0.0, "comm.timeout_s", timeout_s, "it must be more than 0");
     findings.require(bucket_mb > 0.0, "comm.bucket_mb", bucket_mb, "it must be more than 0");
-    let overlap = typed.overlap;
-    Comm { timeout_s, bucket_bytes: (bucket_mb * 1048576.0) as usize, overlap }
+    let compression = typed.compression.unwrap_or_default();
+    check_fraction(findings, compression);
+    let (bucket_bytes, overlap) = ((bucket_mb * 1048576.0) as usize, typed.overlap);
+    Comm { timeout_s, bucket_bytes, compression, overlap }
+}
+
+fn check_fraction(findings: &mut Findings, compression: Compression) {
+    let Compression::TopK(fraction) = compression else { return };
+    let whole = "it must be more than 0 and at most 1, as in topk:0.01";
+    match fraction {
+        percent if percent > 1.0 && percent <= 100.0 => {
+            let what = format!("{compression} is more than the whole gradient");
+            let way_out = format!("{percent} percent is topk:{}", percent / 100.0);
+            findings.add(&["comm.compression"], what, way_out);
+        }
+        _ => findings.require(
+            fraction > 0.0 && fraction <= 1.0,
+            "comm.compression",
+            compression,
+            whole,
+        ),
+    }
 }
 
 pub(super) fn checkpoint(config: &Config) -> Checkpoint {

@@ -1,7 +1,7 @@
 //! The run file of the documentation, key by key.
 
 use lockstep_plan::model::Family;
-use lockstep_plan::{Compute, Config, Plan, Recompute, Source, Surroundings};
+use lockstep_plan::{Compression, Compute, Config, Plan, Recompute, Source, Surroundings};
 
 const EXAMPLE: &str = r#"
 name = "small"
@@ -120,7 +120,7 @@ sequence = false
 context_kind = "off"
 schedule = "off"
 [comm]
-compression = "none"
+compression = "topk:0.01"
 timeout_s = 2.5
 "#;
     let config = Config::parse(text, &[]);
@@ -150,5 +150,5 @@ timeout_s = 2.5
     assert_eq!((eval.every, eval.batches), (5, 2));
     let sample = train.sample.as_ref().unwrap();
     assert_eq!((sample.prompt.as_str(), sample.tokens), ("the cat", 9));
-    assert_eq!(plan.comm.timeout_s, 2.5);
+    assert_eq!((plan.comm.timeout_s, plan.comm.compression), (2.5, Compression::TopK(0.01)));
 }

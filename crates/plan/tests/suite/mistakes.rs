@@ -40,6 +40,12 @@ fn of_typing() {
         ("[model]\nfamily = \"lama\"", "model.family (line 2): \"lama\" is none of \"gpt2\", \"llama\", \"moe\"; did you mean \"llama\"?"),
         ("[model]\nfamily = \"rnn\"", "model.family (line 2): \"rnn\" is none of \"gpt2\", \"llama\", \"moe\"; write one of \"gpt2\", \"llama\", \"moe\""),
         ("[model]\nfamily = true", "model.family (line 2): true is a truth value; write one of \"gpt2\", \"llama\", \"moe\""),
+        ("[comm]\ncompression = \"int4\"", "comm.compression (line 2): \"int4\" is none of \"none\", \"bf16\", \"f16\", \"int8\", \"topk:0.01\"; did you mean \"int8\"?"),
+        ("[comm]\ncompression = \"top_k:0.1\"", "comm.compression (line 2): \"top_k:0.1\" is none of \"none\", \"bf16\", \"f16\", \"int8\", \"topk:0.01\"; did you mean \"topk:0.01\"?"),
+        ("[comm]\ncompression = \"powersgd\"", "comm.compression (line 2): \"powersgd\" is none of \"none\", \"bf16\", \"f16\", \"int8\", \"topk:0.01\"; write one of \"none\", \"bf16\", \"f16\", \"int8\", \"topk:0.01\""),
+        ("[comm]\ncompression = \"topk\"", "comm.compression (line 2): topk does not say which fraction to send; write it as in topk:0.01"),
+        ("[comm]\ncompression = \"topk:1%\"", "comm.compression (line 2): \"1%\" is no fraction; write it as in topk:0.01"),
+        ("[comm]\ncompression = 8", "comm.compression (line 2): 8 is a whole number; write one of \"none\", \"bf16\", \"f16\", \"int8\", \"topk:0.01\""),
         ("[precision]\ncompute = \"fp32\"", "precision.compute (line 2): \"fp32\" is none of \"f32\", \"bf16\"; did you mean \"f32\"?"),
     ];
     for (text, expected) in cases {
@@ -89,7 +95,11 @@ fn of_meaning() {
         ("[layout]\nzero = 1", 2, "layout.zero (line 2): zero=1, but this build trains on the data axis only; leave it out, or say 0"),
         ("[layout]\nsequence = true", 2, "layout.sequence (line 2): sequence=true, but this build trains on the data axis only; leave it out, or say false"),
         ("[layout]\nschedule = \"1f1b\"", 2, "layout.schedule (line 2): schedule=1f1b, but this build trains on the data axis only; leave it out, or say off"),
-        ("[comm]\ncompression = \"int8\"", 2, "comm.compression (line 2): compression=int8, but this build sends gradients as they are; leave it out, or say none"),
+        ("[comm]\ncompression = \"topk:0\"", 2, "comm.compression (line 2): compression=topk:0 cannot be; it must be more than 0 and at most 1, as in topk:0.01"),
+        ("[comm]\ncompression = \"topk:-0.1\"", 2, "comm.compression (line 2): compression=topk:-0.1 cannot be; it must be more than 0 and at most 1, as in topk:0.01"),
+        ("[comm]\ncompression = \"topk:inf\"", 2, "comm.compression (line 2): compression=topk:inf cannot be; it must be more than 0 and at most 1, as in topk:0.01"),
+        ("[comm]\ncompression = \"topk:nan\"", 2, "comm.compression (line 2): compression=topk:NaN cannot be; it must be more than 0 and at most 1, as in topk:0.01"),
+        ("[comm]\ncompression = \"topk:5\"", 2, "comm.compression (line 2): topk:5 is more than the whole gradient; 5 percent is topk:0.05"),
         ("[comm]\ntimeout_s = 0", 2, "comm.timeout_s (line 2): timeout_s=0 cannot be; it must be more than 0"),
         ("name = \"a/b\"", 1, "name (line 1): \"a/b\" cannot be the name of a folder; take letters, digits, - and _"),
     ];

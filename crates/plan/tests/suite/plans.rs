@@ -1,7 +1,7 @@
 //! What follows from what was typed.
 
 use lockstep_plan::model::Family;
-use lockstep_plan::{Config, Curve, Plan, Source, Surroundings};
+use lockstep_plan::{Compression, Config, Curve, Plan, Source, Surroundings};
 
 fn plan(text: &str, ranks: usize) -> Plan {
     let config = Config::parse(text, &[]);
@@ -75,7 +75,9 @@ fn json_and_back() {
         "[model]\npreset = \"moe-test\"\ncapacity = 1.1\n[train]\nsample = \"a\\n\"\neps = 1e-310",
         "[data]\nsource = \"a/b.bin\"\nheld_out = 0\n[layout]\nrecompute = \"selective\"",
     ];
-    for text in texts {
+    let compressions = ["none", "bf16", "f16", "int8", "topk:0.01", "topk:1", "topk:1e-7"]
+        .map(|how| format!("[comm]\ncompression = \"{how}\""));
+    for text in texts.into_iter().chain(compressions.iter().map(String::as_str)) {
         let plan = plan(text, 2);
         let json = serde_json::to_string_pretty(&plan).unwrap();
         assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), plan, "{json}");
@@ -90,4 +92,16 @@ fn json_has_the_words_of_the_run_file() {
     assert_eq!(json["train"]["lr"]["curve"], "cosine");
     assert_eq!(json["layout"]["recompute"], "none");
     assert_eq!(json["precision"]["compute"], "f32");
+    assert_eq!(json["comm"]["compression"], "none");
+}
+
+#[test]
+fn a_plan_from_before_there_was_compression_has_none() {
+    let mut json = serde_json::to_value(plan("[comm]\ncompression = \"int8\"", 2)).unwrap();
+    assert_eq!(json["comm"]["compression"], "int8");
+    json["comm"].as_object_mut().unwrap().remove("compression");
+    let old: Plan = serde_json::from_value(json.clone()).unwrap();
+    assert_eq!(old.comm.compression, Compression::None);
+    json["comm"]["compression"] = "int9".into();
+    assert!(serde_json::from_value::<Plan>(json).is_err());
 }

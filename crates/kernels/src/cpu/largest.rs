@@ -1,0 +1,153 @@
+//! The k largest magnitudes of a buffer, exactly: found by counting digits, taken out in the order of their places.
+//! Of equal ones the first are taken, so the choice is the same on any number of threads.
+
+use super::Cpu;
+use super::cut::{WORTH, cut_blocks, split};
+use super::simd::leveled;
+
+/// Bytes of a place (u32) and the number there (f32).
+pub const PAIR: usize = 8;
+
+/// Elements that are looked at together before any of them is looked at alone.
+const LOOK: usize = 16;
+
+/// A magnitude's 31 bits in three digits, the highest first: where each begins, and how many bits it has. Eight
+/// exponent bits and three more tell apart 9 % of a number's size.
+const DIGITS: [(u32, u32); 3] = [(20, 11), (10, 10), (0, 10)];
+
+/// Takes the elements with the `pairs.len() / PAIR` largest magnitudes out of `x`, leaving zeros. They come in the
+/// order of their places, each as place and number. NaN counts as larger than infinity: it is always among them.
+pub fn take_largest(cpu: &Cpu, x: &mut [f32], pairs: &mut [u8]) {
+    let k = pairs.len() / PAIR;
+    assert!(pairs.len().is_multiple_of(PAIR), "{} bytes are no pairs", pairs.len());
+    assert!(k <= x.len(), "{k} of {} elements", x.len());
+    assert!(x.len() <= u32::MAX as usize, "{} elements have no places in a u32", x.len());
+    if k > 0 {
+        let (least, equal) = least_taken(cpu, x, k);
+        let taken = take(cpu.level, x, least, equal, pairs);
+        assert_eq!(taken, k, "as many are taken as were counted");
+    }
+}
+
+/// The `k`-th largest magnitude, as bits, and how many that are equal to it are among the `k`.
+fn least_taken(cpu: &Cpu, x: &[f32], k: usize) -> (u32, usize) {
+    let (mut high, mut left) = (0, k);
+    for (shift, width) in DIGITS {
+        let mut digit = (1 << width) - 1;
+        with_counts(cpu, x, high, shift, width, |counts| {
+            while counts(digit) < left {
+                left -= counts(digit);
+                digit -= 1;
+            }
+        });
+        high = high << width | digit as u32;
+    }
+    (high, left)
+}
+
+/// Counts elements by a digit of their magnitude, of those whose digits above it are `high`.
+fn with_counts(
+    cpu: &Cpu,
+    x: &[f32],
+    high: u32,
+    shift: u32,
+    width: u32,
+    look: impl FnOnce(&dyn Fn(usize) -> usize),
+) {
+    // A table for each thread, filled from its own run of elements.
+    let run = x.len().div_ceil(cpu.team.size()).max(WORTH);
+    let size = 1 << width;
+    cpu.scratch[0].with_fresh(x.len().div_ceil(run) * size, |tables: &mut [u32]| {
+        split(&cpu.team, x.len(), run, cut_blocks(tables, size, run), |range, tables| {
+            for (x, table) in x[range].chunks(run).zip(tables.chunks_exact_mut(size)) {
+                match shift + width {
+                    31 => count_all(cpu.level, x, shift, table),
+                    _ => count_some(cpu.level, x, high, shift, width, table),
+                }
+            }
+        });
+        look(&|digit| tables.iter().skip(digit).step_by(size).map(|&n| n as usize).sum());
+    });
+}
+
+leveled! {
+    fn count_all<I>(x: &[f32], shift: u32, counts: &mut [u32]) {
+        for x in x {
+            counts[((x.to_bits() & 0x7fff_ffff) >> shift) as usize] += 1;
+        }
+    }
+
+    fn count_some<I>(x: &[f32], high: u32, shift: u32, width: u32, counts: &mut [u32]) {
+        let (blocks, rest) = x.as_chunks::<LOOK>();
+        for block in blocks {
+            let mut hits = 0;
+            for x in block {
+                hits |= ((x.to_bits() & 0x7fff_ffff) >> (shift + width) == high) as u32;
+            }
+            if hits != 0 {
+                count_block(block, high, shift, width, counts);
+            }
+        }
+        count_block(rest, high, shift, width, counts);
+    }
+
+    /// Takes what is larger than `least`, and the first `equal` that are equal to it. How many that is.
+    fn take<I>(x: &mut [f32], least: u32, equal: usize, pairs: &mut [u8]) -> usize {
+        let whole = x.len() / LOOK * LOOK;
+        let mut taken = Taken { pairs: pairs.as_chunks_mut().0, count: 0, least, equal };
+        let (blocks, rest) = x.as_chunks_mut::<LOOK>();
+        for (i, block) in blocks.iter_mut().enumerate() {
+            let mut hits = 0;
+            for x in block.iter() {
+                hits |= (x.to_bits() & 0x7fff_ffff >= least) as u32;
+            }
+            if hits != 0 {
+                taken.take(block, i * LOOK);
+            }
+        }
+        taken.take(rest, whole);
+        taken.count
+    }
+}
+
+fn count_block(x: &[f32], high: u32, shift: u32, width: u32, counts: &mut [u32]) {
+    for x in x {
+        let magnitude = x.to_bits() & 0x7fff_ffff;
+        // Nobody can foresee which; adding nothing costs less than a wrong guess.
+        let counted = magnitude >> (shift + width) == high;
+        counts[(magnitude >> shift) as usize & (counts.len() - 1)] += counted as u32;
+    }
+}
+
+/// What has been taken so far, and what may still be.
+struct Taken<'a> {
+    pairs: &'a mut [[u8; PAIR]],
+    count: usize,
+    least: u32,
+    /// Of those that are equal to `least`.
+    equal: usize,
+}
+
+impl Taken<'_> {
+    /// From at most `LOOK` elements at `first` and behind it.
+    fn take(&mut self, x: &mut [f32], first: usize) {
+        // Candidates are listed without a branch: nobody can foresee which they are.
+        let (mut places, mut listed) = ([0u8; LOOK], 0);
+        for (i, x) in x.iter().enumerate() {
+            places[listed % LOOK] = i as u8;
+            listed += (x.to_bits() & 0x7fff_ffff >= self.least) as usize;
+        }
+        for &i in &places[..listed] {
+            let x = &mut x[i as usize];
+            let equal = x.to_bits() & 0x7fff_ffff == self.least;
+            if equal && self.equal == 0 {
+                continue;
+            }
+            self.equal -= equal as usize;
+            let pair = (x.to_bits() as u64) << 32 | (first + i as usize) as u64;
+            self.pairs[self.count] = pair.to_le_bytes();
+            self.count += 1;
+            *x = 0.0;
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! Numbers on their way to another rank: f32 packed into two bytes or one, and what packing lost. Decides
+//! nothing about who sends what.
+//!
+//! A NaN or an infinity is never hidden. In bf16 it travels as itself; in the codes with a scale the whole chunk
+//! around it comes out as NaN.
+
+use super::Cpu;
+use super::cut::{WORTH, cut, cut_blocks, split};
+use super::simd::leveled;
+use crate::Float;
+use half::bf16;
+
+/// Elements that share a scale: a kilobyte of f32, which stays in the nearest cache between the two looks at it.
+pub const CHUNK: usize = 256;
+
+// Threads are dealt whole chunks.
+const _: () = assert!(WORTH.is_multiple_of(CHUNK));
+
+/// What an f32 becomes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Code {
+    Bf16,
+    /// f16, times a power of two per chunk: what is small for a gradient need not be small for f16's exponent.
+    F16,
+    /// -127 to 127, times a scale per chunk: max|x| / 127.
+    Int8,
+}
+
+impl Code {
+    /// Of `n` numbers, packed: the scales of their chunks, then the codes.
+    pub const fn bytes(self, n: usize) -> usize {
+        self.scale_bytes() * n.div_ceil(CHUNK) + self.code_bytes() * n
+    }
+
+    const fn scale_bytes(self) -> usize {
+        match self {
+            Code::Bf16 => 0,
+            Code::F16 | Code::Int8 => 4,
+        }
+    }
+
+    const fn code_bytes(self) -> usize {
+        match self {
+            Code::Bf16 | Code::F16 => 2,
+            Code::Int8 => 1,
+        }
+    }
+
+    /// Rows to a scale, as `cut_blocks` counts them.
+    const fn per_scale(self) -> usize {
+        if self.scale_bytes() == 0 { 1 } else { CHUNK }
+    }
+
+    /// Where the codes begin.
+    fn start(self, n: usize, packed: usize) -> usize {
+        let bytes = self.bytes(n);
+        assert_eq!(packed, bytes, "{n} numbers in {self:?} take {bytes} bytes, not {packed}");
+        bytes - self.code_bytes() * n
+    }
+}
+
+/// Packs `x + error`, rounded to nearest; `error` becomes what rounding lost. Where the sum is no number to go
+/// on with, nothing is kept: the receiver sees it.
+pub fn pack(cpu: &Cpu, code: Code, x: &[f32], error: &mut [f32], packed: &mut [u8]) {
+    let n = x.len();
+    assert_eq!(n, error.len());
+    let (scales, codes) = packed.split_at_mut(code.start(n, packed.len()));
+    let scales = cut_blocks(scales, code.scale_bytes(), code.per_scale());
+    let outputs = (cut(error, 1), scales, cut(codes, code.code_bytes()));
+    split(&cpu.team, n, WORTH, outputs, |range, (error, scales, codes)| {
+        let x = &x[range];
+        match code {
+            Code::Bf16 => pack_bf16(cpu.level, x, error, codes),
+            Code::F16 => pack_f16(cpu.level, x, error, scales, codes),
+            Code::Int8 => pack_int8(cpu.level, x, error, scales, codes),
+        }
+    });
+}
+
+/// `out =` what was packed.
+pub fn unpack(cpu: &Cpu, code: Code, packed: &[u8], out: &mut [f32]) {
+    unpack_onto(cpu, code, packed, out, false);
+}
+
+/// `out +=` what was packed.
+pub fn add_unpacked(cpu: &Cpu, code: Code, packed: &[u8], out: &mut [f32]) {
+    unpack_onto(cpu, code, packed, out, true);
+}
+
+fn unpack_onto(cpu: &Cpu, code: Code, packed: &[u8], out: &mut [f32], add: bool) {
+    let n = out.len();
+    let (scales, codes) = packed.split_at(code.start(n, packed.len()));
+    split(&cpu.team, n, WORTH, cut(out, 1), |range, out| {
+        let width = code.code_bytes();
+        let codes = &codes[range.start * width..range.end * width];
+        let per = code.per_scale();
+        let scales = &scales
+            [range.start / per * code.scale_bytes()..range.end.div_ceil(per) * code.scale_bytes()];
+        match code {
+            Code::Bf16 => unpack_bf16(cpu.level, codes, out, add),
+            Code::F16 => unpack_f16(cpu.level, scales, codes, out, add),
+            Code::Int8 => unpack_int8(cpu.level, scales, codes, out, add),
+        }
+    });
+}
+
+leveled! {
+    fn pack_bf16<I>(x: &[f32], error: &mut [f32], codes: &mut [u8]) {
+        let n = error.len();
+        let (x, codes) = (&x[..n], &mut codes.as_chunks_mut::<2>().0[..n]);
+        for i in 0..n {
+            let sum = x[i] + error[i];
+            let code = <bf16 as Float>::narrow(sum);
+            codes[i] = code.to_bits().to_le_bytes();
+            error[i] = lost(sum, code.wide());
+        }
+    }
+
+    fn pack_f16<I>(x: &[f32], error: &mut [f32], scales: &mut [u8], codes: &mut [u8]) {
+        let chunks = x.chunks(CHUNK).zip(error.chunks_mut(CHUNK)).zip(codes.chunks_mut(2 * CHUNK));
+        for (((x, sum), codes), scale_out) in chunks.zip(scales.as_chunks_mut::<4>().0) {
+            let (scale, inverse) = power_of_two(add_and_measure(x, sum));
+            *scale_out = scale.to_le_bytes();
+            let n = sum.len();
+            let codes = &mut codes.as_chunks_mut::<2>().0[..n];
+            for i in 0..n {
+                let code = to_f16(sum[i] * inverse);
+                codes[i] = code.to_le_bytes();
+                sum[i] = lost(sum[i], from_f16(code) * scale);
+            }
+        }
+    }
+
+    fn pack_int8<I>(x: &[f32], error: &mut [f32], scales: &mut [u8], codes: &mut [u8]) {
+        let chunks = x.chunks(CHUNK).zip(error.chunks_mut(CHUNK)).zip(codes.chunks_mut(CHUNK));
+        for (((x, sum), codes), scale_out) in chunks.zip(scales.as_chunks_mut::<4>().0) {
+            let (scale, inverse) = to_127(add_and_measure(x, sum));
+            *scale_out = scale.to_le_bytes();
+            let n = sum.len();
+            let codes = &mut codes[..n];
+            for i in 0..n {
+                // With this added, the last place of an f32 is one: the addition rounds, ties to even, and the
+                // lowest byte is the code.
+                const ONES: f32 = 12_582_912.0; // 3 · 2²²
+                let shifted = sum[i] * inverse + ONES;
+                codes[i] = shifted.to_bits() as u8;
+                sum[i] = lost(sum[i], (shifted - ONES) * scale);
+            }
+        }
+    }
+
+    fn unpack_bf16<I>(codes: &[u8], out: &mut [f32], add: bool) {
+        let n = out.len();
+        let codes = &codes.as_chunks::<2>().0[..n];
+        if add {
+            for i in 0..n {
+                out[i] += bf16::from_bits(u16::from_le_bytes(codes[i])).wide();
+            }
+        } else {
+            for i in 0..n {
+                out[i] = bf16::from_bits(u16::from_le_bytes(codes[i])).wide();
+            }
+        }
+    }
+
+    fn unpack_f16<I>(scales: &[u8], codes: &[u8], out: &mut [f32], add: bool) {
+        let chunks = codes.chunks(2 * CHUNK).zip(out.chunks_mut(CHUNK));
+        for ((codes, out), scale) in chunks.zip(scales.as_chunks::<4>().0) {
+            let (scale, n) = (f32::from_le_bytes(*scale), out.len());
+            let codes = &codes.as_chunks::<2>().0[..n];
+            if add {
+                for i in 0..n {
+                    out[i] += from_f16(u16::from_le_bytes(codes[i])) * scale;
+                }
+            } else {
+                for i in 0..n {
+                    out[i] = from_f16(u16::from_le_bytes(codes[i])) * scale;
+                }
+            }
+        }
+    }
+
+    fn unpack_int8<I>(scales: &[u8], codes: &[u8], out: &mut [f32], add: bool) {
+        let chunks = codes.chunks(CHUNK).zip(out.chunks_mut(CHUNK));
+        for ((codes, out), scale) in chunks.zip(scales.as_chunks::<4>().0) {
+            let (scale, n) = (f32::from_le_bytes(*scale), out.len());
+            let codes = &codes[..n];
+            if add {
+                for i in 0..n {
+                    out[i] += codes[i] as i8 as f32 * scale;
+                }
+            } else {
+                for i in 0..n {
+                    out[i] = codes[i] as i8 as f32 * scale;
+                }
+            }
+        }
+    }
+}
+
+/// What `sent` leaves of `sum`; nothing of what is infinite or NaN, which would never leave again.
+#[inline(always)]
+fn lost(sum: f32, sent: f32) -> f32 {
+    let lost = sum - sent;
+    if lost.is_finite() { lost } else { 0.0 }
+}
+
+/// `sum += x`, and the largest magnitude. As integers magnitudes order as the numbers do, with NaN above infinity.
+#[inline(always)]
+fn add_and_measure(x: &[f32], sum: &mut [f32]) -> f32 {
+    let n = sum.len();
+    let x = &x[..n];
+    let mut most = 0;
+    for i in 0..n {
+        sum[i] += x[i];
+        most = most.max(sum[i].to_bits() & 0x7fff_ffff);
+    }
+    f32::from_bits(most)
+}
+
+/// A scale and what to multiply by, so that `most` becomes 127.
+#[inline(always)]
+fn to_127(most: f32) -> (f32, f32) {
+    let inverse = 127.0 / most;
+    match (most.is_finite(), inverse.is_finite()) {
+        (false, _) => (f32::NAN, 0.0),
+        // Zeros, or next to it: all of it is kept for later.
+        (true, false) => (0.0, 0.0),
+        (true, true) => (most / 127.0, inverse),
+    }
+}
+
+/// A power of two and its inverse, so that `most` comes to lie between 2¹⁴ and 2¹⁵: below f16's largest number,
+/// with 38 octaves below it.
+#[inline(always)]
+fn power_of_two(most: f32) -> (f32, f32) {
+    let exponent = most.to_bits() >> 23;
+    let scale = exponent.saturating_sub(14).max(1);
+    let inverse = f32::from_bits((254 - scale) << 23);
+    (if most.is_finite() { f32::from_bits(scale << 23) } else { f32::NAN }, inverse)
+}
+
+/// Rounds a number below 65504 to f16, ties to even, without branches.
+#[inline(always)]
+fn to_f16(x: f32) -> u16 {
+    let sign = x.to_bits() >> 16 & 0x8000;
+    let magnitude = x.to_bits() & 0x7fff_ffff;
+    // f16's exponent counts from 2^-14, f32's from 2^-126.
+    let odd = magnitude >> 13 & 1;
+    let normal = magnitude.wrapping_add(0xfff + odd).wrapping_sub(112 << 23) >> 13;
+    // Below, f16 counts in steps of 2^-24, which is the last place of an f32 at a half.
+    let few = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
+    (sign | if magnitude < 113 << 23 { few } else { normal }) as u16
+}
+
+/// A finite f16, exactly.
+#[inline(always)]
+fn from_f16(code: u16) -> f32 {
+    let (sign, magnitude) = ((code as u32 & 0x8000) << 16, code as u32 & 0x7fff);
+    let normal = (magnitude << 13) + (112 << 23);
+    // Steps of 2^-24. Counted, as a product with an f32 that is as small would take the processor a hundred times
+    // as long.
+    let few = (magnitude as i32 as f32 * 0.5f32.powi(24)).to_bits();
+    f32::from_bits(sign | if magnitude < 1 << 10 { few } else { normal })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::f16;
+
+    #[test]
+    fn f16_is_as_the_half_crate_has_it() {
+        for code in (0..=u16::MAX).filter(|code| f16::from_bits(*code).is_finite()) {
+            let (ours, theirs) = (from_f16(code), f16::from_bits(code).to_f32());
+            assert_eq!(ours.to_bits(), theirs.to_bits(), "{code:#x}");
+            assert_eq!(to_f16(ours), code);
+        }
+        let mut bits = 0u32;
+        for _ in 0..1_000_000 {
+            bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            // Exponents from far below f16's to its end.
+            let x = f32::from_bits(bits & 0x807f_ffff | (97 + (bits >> 23) % 45) << 23);
+            if x.abs() < 65504.0 {
+                assert_eq!(to_f16(x), f16::from_f32(x).to_bits(), "{x}");
+            }
+        }
+    }
+}

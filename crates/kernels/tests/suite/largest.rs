@@ -1,0 +1,53 @@
+use crate::check::*;
+use lockstep_kernels::cpu::largest::{PAIR, take_largest};
+use lockstep_kernels::cpu::{Cpu, Level};
+use lockstep_kernels::reference::largest as reference;
+
+/// Takes the `k` largest of `x` everywhere and holds them against a sort.
+fn hold(what: &str, x: &[f32], k: usize) {
+    let right = reference::places(&wide(x), k);
+    for level in Level::of_this_machine().and_below() {
+        for threads in [1, 3] {
+            let (mut rest, mut pairs) = (x.to_vec(), vec![0; k * PAIR]);
+            take_largest(&Cpu::at(level, threads), &mut rest, &mut pairs);
+            let at = format!("{k} of {} {what}, {level:?}, {threads} threads", x.len());
+            let word = |pair: &[u8]| u32::from_le_bytes(pair.try_into().unwrap());
+            let places: Vec<usize> = pairs.chunks(PAIR).map(|p| word(&p[..4]) as usize).collect();
+            assert_eq!(places, right, "{at}");
+            for pair in pairs.chunks(PAIR) {
+                let place = word(&pair[..4]) as usize;
+                assert_eq!(word(&pair[4..]), x[place].to_bits(), "{at}");
+                rest[place] = if rest[place] == 0.0 { x[place] } else { f32::MAX };
+            }
+            let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&rest), bits(x), "{at}: what was not taken stays");
+        }
+    }
+}
+
+#[test]
+fn equals_its_reference() {
+    for n in LENGTHS {
+        for k in [0, 1, 2, n / 100, n / 3, n.saturating_sub(1), n] {
+            let k = k.min(n);
+            hold("normal", &numbers::<f32>(n, 5), k);
+            // Few values, so that there are many ties, of both signs.
+            let coarse: Vec<f32> = whole(n, 7, 6).iter().map(|x| *x as f32 - 3.0).collect();
+            hold("coarse", &coarse, k);
+            hold("zeros", &vec![0.0; n], k);
+            // Equal but for the last digit.
+            let near: Vec<f32> =
+                whole(n, 5, 7).iter().map(|x| f32::from_bits(1f32.to_bits() + x)).collect();
+            hold("near", &near, k);
+        }
+    }
+}
+
+#[test]
+fn what_is_no_number_is_taken_first() {
+    let mut x = numbers::<f32>(5000, 8);
+    (x[4000], x[17], x[30]) = (f32::INFINITY, f32::NAN, f32::NEG_INFINITY);
+    for k in [1, 2, 3, 50] {
+        hold("with NaN and infinities", &x, k);
+    }
+}

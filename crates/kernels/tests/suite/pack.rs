@@ -1,0 +1,96 @@
+use crate::check::*;
+use lockstep_kernels::Code;
+use lockstep_kernels::cpu::pack::{self, CHUNK};
+use lockstep_kernels::cpu::{Cpu, Level};
+use lockstep_kernels::reference::pack as reference;
+
+const CODES: [Code; 3] = [Code::Bf16, Code::F16, Code::Int8];
+
+/// (what the receiver gets, what the sender keeps) of `x` and what it kept before.
+fn packed(cpu: &Cpu, code: Code, x: &[f32], kept: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    let (mut kept, mut packed) = (kept.to_vec(), vec![0; code.bytes(x.len())]);
+    pack::pack(cpu, code, x, &mut kept, &mut packed);
+    let mut out = vec![f32::NAN; x.len()];
+    pack::unpack(cpu, code, &packed, &mut out);
+    (out, kept)
+}
+
+#[test]
+fn equals_its_reference() {
+    for (n, code) in LENGTHS.into_iter().flat_map(|n| CODES.map(|code| (n, code))) {
+        let (x, kept) = (numbers::<f32>(n, 1), numbers::<f32>(n, 2));
+        let sum: Vec<f32> = x.iter().zip(&kept).map(|(x, kept)| x + kept).collect();
+        let right = reference::round_trip(code, &wide(&sum));
+        let lost = wide(&sum).iter().zip(&right).map(|(sum, right)| sum - right).collect();
+        let added = wide(&x).iter().zip(&right).map(|(x, right)| x + right).collect();
+        everywhere(&format!("{code:?} of {n}"), 1e-6, [right, lost, added], |cpu| {
+            let (mut kept, mut packed) = (kept.clone(), vec![0; code.bytes(n)]);
+            pack::pack(cpu, code, &x, &mut kept, &mut packed);
+            let (mut out, mut added) = (vec![f32::NAN; n], x.clone());
+            pack::unpack(cpu, code, &packed, &mut out);
+            pack::add_unpacked(cpu, code, &packed, &mut added);
+            [out, kept, added].map(|x| wide(&x))
+        });
+    }
+}
+
+/// From the smallest numbers to the largest: what is sent and what is kept are the whole, and what is kept is at
+/// most half a step.
+#[test]
+fn nothing_is_lost_at_any_size() {
+    let cpu = Cpu::new(1);
+    for power in (-149..=127).step_by(3) {
+        let size = 2f64.powi(power);
+        let x: Vec<f32> =
+            numbers::<f32>(1000, 3).iter().map(|x| (*x as f64 / 8.0 * size) as f32).collect();
+        for code in CODES {
+            let (out, kept) = packed(&cpu, code, &x, &[0.0; 1000]);
+            for (chunk, i) in (0..1000).map(|i| (i / CHUNK, i)) {
+                let most = x[chunk * CHUNK..].iter().take(CHUNK).fold(0f32, |m, x| m.max(x.abs()));
+                let (x, out, kept) = (x[i] as f64, out[i] as f64, kept[i] as f64);
+                let smallest = 2f64.powi(-149);
+                assert!((x - out - kept).abs() <= smallest, "{code:?} 2^{power}: {x} {out} {kept}");
+                // Too close to zero for a scale, all of it is kept.
+                let step = match code {
+                    Code::Bf16 => (x.abs() / 256.0).max(2f64.powi(-134)),
+                    Code::F16 => (x.abs() / 2048.0).max(2f64.powi(-149)),
+                    Code::Int8 if most < 4e-37 => x.abs(),
+                    Code::Int8 => most as f64 / 254.0 * 1.000001,
+                };
+                let at_most = step.max(most as f64 * 2f64.powi(-38));
+                assert!(kept.abs() <= at_most, "{code:?} 2^{power}: {x} keeps {kept}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_no_number_arrives_and_is_not_kept() {
+    for level in Level::of_this_machine().and_below() {
+        let cpu = Cpu::at(level, 1);
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for (code, at) in CODES.into_iter().flat_map(|code| [0, 300, 599].map(|at| (code, at)))
+            {
+                let mut x = numbers::<f32>(600, 4);
+                x[at] = bad;
+                let (out, kept) = packed(&cpu, code, &x, &[0.0; 600]);
+                assert!(kept.iter().all(|kept| kept.is_finite()), "{code:?} keeps {bad}");
+                let spoilt: Vec<usize> = (0..600).filter(|i| !out[*i].is_finite()).collect();
+                let chunk = at / CHUNK * CHUNK..(at / CHUNK * CHUNK + CHUNK).min(600);
+                match code {
+                    Code::Bf16 => assert_eq!(spoilt, [at]),
+                    _ => assert_eq!(spoilt, chunk.collect::<Vec<_>>(), "{code:?}"),
+                }
+                assert!(code != Code::Bf16 || out[at].to_bits() == bad.to_bits());
+            }
+        }
+    }
+}
+
+#[test]
+fn zeros_stay_zeros() {
+    for code in CODES {
+        let (out, kept) = packed(&Cpu::new(1), code, &[0.0; 300], &[0.0; 300]);
+        assert!(out.iter().chain(&kept).all(|x| *x == 0.0), "{code:?}");
+    }
+}

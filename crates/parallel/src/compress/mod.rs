@@ -1,0 +1,155 @@
+//! Gradients in fewer bytes along the data axis. Never loses anything for good: what rounding or selection leaves
+//! behind is kept as an error and joins the next gradient (Seide et al., 1-bit SGD; Karimireddy et al., error
+//! feedback). So over the steps the sum of what was applied is the sum of the gradients, up to the last errors.
+//!
+//! Two schemes:
+//! - `rounded`: bf16, f16 and int8. Everybody sends every owner its share, rounded; the owner adds in f32 and
+//!   everybody gets its sum, rounded once more. A number is rounded twice however many ranks there are.
+//! - `chosen`: top-k. Everybody sends its largest elements as they are, with their places.
+//!
+//! A NaN or an infinity in anybody's gradient comes out of the sum as NaN or infinity on all ranks; in f16 and int8 it
+//! takes the scale, and so the numbers, of its chunk with it. It is never kept as an error.
+//!
+//! ```
+//! use lockstep_comm::on_threads;
+//! use lockstep_kernels::Device;
+//! use lockstep_parallel::compress::Compressor;
+//! use lockstep_plan::Compression;
+//!
+//! // Of 100 elements each rank sends one.
+//! let steps = on_threads(2, |world| {
+//!     let how = Compression::TopK(0.01);
+//!     let mut compressor = Compressor::new(&Device::cpu(1), how, 100, world.size());
+//!     [0; 2].map(|_| {
+//!         let mut gradient = vec![0.0; 100];
+//!         (gradient[3], gradient[7]) = (1.0, 0.75);
+//!         compressor.all_reduce(&world, &mut gradient).unwrap();
+//!         (gradient[3], gradient[7])
+//!     })
+//! });
+//! // What had to wait the first time comes with the second gradient.
+//! assert_eq!(steps, [[(2.0, 0.0), (0.0, 3.0)]; 2]);
+//! ```
+
+mod chosen;
+mod cost;
+mod rounded;
+
+pub use cost::{Exchange, exchanges, sent};
+
+use lockstep_comm::{Group, Op, Result, bytes_of_mut};
+use lockstep_kernels::{Code, Device, Dtype, Tag, Tensor};
+use lockstep_plan::Compression;
+
+/// Sums one buffer over a group, step after step, in the form that a plan asks for.
+pub struct Compressor {
+    device: Device,
+    how: Compression,
+    ranks: usize,
+    len: usize,
+    /// (1, len): what was not sent yet. Empty where nothing gets lost.
+    error: Tensor,
+}
+
+impl Compressor {
+    /// For a buffer of `len` elements and a group of `ranks`. Alone nothing is sent, so nothing is lost.
+    pub fn new(device: &Device, how: Compression, len: usize, ranks: usize) -> Compressor {
+        let how = if ranks == 1 { Compression::None } else { how };
+        let kept = if how == Compression::None { 0 } else { len };
+        let error = device.zeros(1, kept, Dtype::F32, Tag::Buffers);
+        Compressor { device: device.clone(), how, ranks, len, error }
+    }
+
+    /// `buffer` becomes the sum over the group, the same bits on all ranks.
+    ///
+    /// Rounded to b bytes: 2(P-1) steps, 2(P-1)/P · len · b bytes per rank. The k largest: P-1 steps, (P-1) · 8k bytes
+    /// per rank. [`sent`] is exact.
+    pub fn all_reduce(&mut self, group: &Group, buffer: &mut [f32]) -> Result<()> {
+        self.check(group, buffer.len());
+        match form(self.how) {
+            Form::Whole => group.all_reduce(buffer, Op::Sum),
+            Form::Rounded(code) => rounded::all_reduce(self.rounded(group, code), buffer),
+            Form::Chosen(fraction) => chosen::all_reduce(self.chosen(group, fraction), buffer),
+        }
+    }
+
+    /// `output` becomes our share (`lockstep_comm::share`) of the sum of `input` over the group.
+    ///
+    /// Rounded: the first half of [`Compressor::all_reduce`], and one rounding less. The k largest: P-1 steps, and
+    /// each owner gets only what is in its share, (P-1)/P · 8k bytes per rank when they are spread evenly, after P-1
+    /// steps in which the ranks say how much.
+    pub fn reduce_scatter(
+        &mut self,
+        group: &Group,
+        input: &[f32],
+        output: &mut [f32],
+    ) -> Result<()> {
+        self.check(group, input.len());
+        match form(self.how) {
+            Form::Whole => group.reduce_scatter(input, output, Op::Sum),
+            Form::Rounded(code) => {
+                rounded::reduce_scatter(self.rounded(group, code), input, output)
+            }
+            Form::Chosen(fraction) => {
+                chosen::reduce_scatter(self.chosen(group, fraction), input, output)
+            }
+        }
+    }
+
+    /// What this rank has not sent yet; empty where nothing gets lost. State of the training, like the moments of an
+    /// optimizer: a run that is resumed without it is off by one step's rounding or selection.
+    pub fn error(&self) -> &[f32] {
+        self.error.view().host()
+    }
+
+    /// To load it. What the errors of all ranks add up to is what the model is still owed: on another number of
+    /// ranks any split that keeps this sum will do.
+    pub fn error_mut(&mut self) -> &mut [f32] {
+        self.error.view_mut().host()
+    }
+
+    fn check(&self, group: &Group, len: usize) {
+        assert_eq!(self.ranks, group.size(), "a compressor is made for a number of ranks");
+        assert_eq!(self.len, len, "a compressor is made for one buffer");
+    }
+
+    fn rounded<'a>(&'a mut self, group: &'a Group, code: Code) -> rounded::Work<'a> {
+        rounded::Work { device: &self.device, group, code, error: self.error.view_mut().host() }
+    }
+
+    fn chosen<'a>(&'a mut self, group: &'a Group, fraction: f64) -> chosen::Work<'a> {
+        let k = chosen_of(fraction, self.len);
+        chosen::Work { device: &self.device, group, k, error: self.error.view_mut().host() }
+    }
+}
+
+/// What a compression comes down to.
+enum Form {
+    Whole,
+    Rounded(Code),
+    Chosen(f64),
+}
+
+fn form(how: Compression) -> Form {
+    match how {
+        Compression::None => Form::Whole,
+        Compression::Bf16 => Form::Rounded(Code::Bf16),
+        Compression::F16 => Form::Rounded(Code::F16),
+        Compression::Int8 => Form::Rounded(Code::Int8),
+        Compression::TopK(fraction) => Form::Chosen(fraction),
+    }
+}
+
+/// How many elements a fraction is: at least one of a buffer that has any.
+fn chosen_of(fraction: f64, len: usize) -> usize {
+    ((fraction * len as f64).ceil() as usize).clamp(len.min(1), len)
+}
+
+/// Room for `bytes` out of the device's pool: between two steps it is somebody else's.
+fn room(device: &Device, bytes: usize) -> Tensor {
+    device.empty(1, bytes.div_ceil(4), Dtype::F32, Tag::Buffers)
+}
+
+fn bytes(room: &mut Tensor) -> &mut [u8] {
+    bytes_of_mut(room.view_mut().host::<f32>())
+}

@@ -1,0 +1,151 @@
+//! What is sent is what the price says: through shared memory by the formulas of the collectives, and between
+//! hosts (played by processes over TCP) in the closed form.
+
+use super::*;
+use lockstep_comm::launch::{Identity, LaunchSpec, Show, launch};
+use lockstep_comm::{
+    Algo, Group, Kind, LocalLinks, Options, Shape, choose, on_threads_with, sent_if, share,
+};
+use lockstep_kernels::reference::largest;
+use lockstep_parallel::compress::{exchanges, sent};
+
+const KINDS: [Kind; 2] = [Kind::AllReduce, Kind::ReduceScatter];
+
+const ALL: [Compression; 5] = [
+    Compression::None,
+    Compression::Bf16,
+    Compression::F16,
+    Compression::Int8,
+    Compression::TopK(0.01),
+];
+
+/// Bytes that this rank sends in one step.
+fn really_sent(world: &World, how: Compression, kind: Kind, len: usize) -> u64 {
+    let mut compressor = compressor(how, len, world);
+    let mut gradient = gradient(len, world.rank(), 0);
+    let mut output = vec![0f32; share(len, world.size(), world.rank()).len()];
+    let before = world.traffic().bytes;
+    match kind {
+        Kind::AllReduce => compressor.all_reduce(world, &mut gradient),
+        _ => compressor.reduce_scatter(world, &gradient, &mut output),
+    }
+    .unwrap();
+    world.traffic().bytes - before
+}
+
+/// What the collectives of a step should send, each as the group would choose it.
+fn by_exchange(group: &Group, how: Compression, kind: Kind, len: usize) -> Option<u64> {
+    let of = |exchange: lockstep_parallel::compress::Exchange| {
+        let (kind, count, width) = (exchange.kind, exchange.count, exchange.width);
+        let shape = Shape { kind, count, width, root: 0, hosts: group.hosts() };
+        let one_host = group.hosts().iter().all(|host| *host == 0);
+        let algo = if one_host { Algo::Direct } else { choose(&shape, &group.constants()) };
+        sent_if(&shape, algo, group.rank(), group.pulls()).map(|traffic| traffic.bytes)
+    };
+    exchanges(how, kind, len, group.size()).into_iter().map(of).sum()
+}
+
+/// Of the largest, those that lie in the shares of others.
+fn sent_to_others(world: &World, len: usize) -> u64 {
+    let gradient: Vec<f64> = gradient(len, world.rank(), 0).iter().map(|x| *x as f64).collect();
+    let own = share(len, world.size(), world.rank());
+    let places = largest::places(&gradient, (len as f64 * 0.01).ceil() as usize);
+    8 * places.iter().filter(|place| !own.contains(place)).count() as u64
+}
+
+#[test]
+fn slots_are_filled_as_priced() {
+    let options = Options { direct_access: false, ..Options::default() };
+    for ranks in 1..=5 {
+        on_threads_with(&options, ranks, |world| {
+            for (len, how) in LENGTHS.into_iter().flat_map(|len| ALL.map(|how| (len, how))) {
+                for kind in KINDS {
+                    // An all-to-all-v depends on the numbers; it is held below.
+                    if let Some(priced) = by_exchange(&world, how, kind, len) {
+                        let sent = really_sent(&world, how, kind, len);
+                        assert_eq!(sent, priced, "{how} {kind:?} of {len} on {ranks}");
+                    }
+                }
+            }
+        });
+    }
+}
+
+const WORLD: &str = "LOCKSTEP_TEST_WORLD";
+
+/// Runs `rank` as processes that reach each other over TCP, by starting this very test once per rank.
+fn on_hosts(test: &str, ranks: usize, rank: impl Fn(World)) {
+    if let Ok(wanted) = std::env::var(WORLD) {
+        if wanted != ranks.to_string() {
+            return;
+        }
+        let identity = Identity::from_process_env().expect("the launcher set it");
+        let options = Options { local: LocalLinks::Tcp, ..Options::default() };
+        rank(World::join(&identity, &options).expect("the world forms"));
+        std::process::exit(0);
+    }
+    let program = std::env::current_exe().expect("this binary has a path").into_os_string();
+    let command = [program].into_iter().chain([test, "--exact", "--nocapture"].map(Into::into));
+    let logs =
+        std::env::temp_dir().join(format!("lockstep-compress-{}-{ranks}", std::process::id()));
+    let mut spec = LaunchSpec::local(ranks, command.collect(), logs.clone());
+    spec.show = Show::Nothing;
+    spec.extra_env = vec![(WORLD.into(), ranks.to_string()), ("RUST_BACKTRACE".into(), "0".into())];
+    let outcome = launch(&spec).expect("the ranks start");
+    let report = outcome.failure.map(|failure| failure.to_string()).unwrap_or_default();
+    assert_eq!(outcome.exit_code, 0, "{test} on {ranks}: {report}");
+    let _ = std::fs::remove_dir_all(logs);
+}
+
+#[test]
+fn hosts_send_as_priced() {
+    for ranks in [2, 3, 4] {
+        on_hosts("compress::traffic::hosts_send_as_priced", ranks, |world| {
+            for (len, how) in LENGTHS.into_iter().flat_map(|len| ALL.map(|how| (len, how))) {
+                for kind in KINDS {
+                    let really = really_sent(&world, how, kind, len);
+                    let at = format!("{how} {kind:?} of {len} on {ranks}");
+                    match (by_exchange(&world, how, kind, len), how) {
+                        (Some(priced), _) => assert_eq!(really, priced, "{at}"),
+                        // Counts, and the pairs of others.
+                        (None, _) => {
+                            let counts = 8 * (ranks as u64 - 1);
+                            assert_eq!(really, counts + sent_to_others(&world, len), "{at}");
+                            assert!(really <= sent(how, kind, len, ranks, world.rank()), "{at}");
+                        }
+                    }
+                    // Two hosts have nobody to pass things on to: every algorithm sends the same.
+                    if ranks == 2 && how != Compression::None && kind == Kind::AllReduce {
+                        assert_eq!(really, sent(how, kind, len, ranks, world.rank()), "{at}");
+                    }
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn the_price_is_the_closed_form() {
+    for p in 1..=16usize {
+        for len in [0usize, 1, 7, 4099, 300_000] {
+            let n = len.div_ceil(p);
+            let scales = 4 * n.div_ceil(256);
+            let k = (len as f64 * 0.01).ceil() as usize;
+            for me in [0, p - 1] {
+                let of = |how, kind| sent(how, kind, len, p, me) as usize;
+                for (how, bytes) in [
+                    (Compression::Bf16, 2 * n),
+                    (Compression::F16, 2 * n + scales),
+                    (Compression::Int8, n + scales),
+                ] {
+                    assert_eq!(of(how, Kind::AllReduce), 2 * (p - 1) * bytes, "{how} on {p}");
+                    assert_eq!(of(how, Kind::ReduceScatter), (p - 1) * bytes, "{how} on {p}");
+                }
+                let largest = Compression::TopK(0.01);
+                assert_eq!(of(largest, Kind::AllReduce), (p - 1) * 8 * k);
+                let most = if p == 1 { 0 } else { 8 * (p - 1) + 8 * k };
+                assert_eq!(of(largest, Kind::ReduceScatter), most);
+            }
+        }
+    }
+}
