@@ -24,6 +24,7 @@
 
 mod courier;
 mod data;
+mod expert;
 mod floats;
 mod gradients;
 mod peers;
@@ -33,6 +34,7 @@ mod vocabulary;
 mod weights;
 
 pub use data::{Reduction, sum};
+pub use expert::Dispatch;
 pub use gradients::Gradients;
 pub use peers::Peers;
 pub use store::Store;
