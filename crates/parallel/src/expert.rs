@@ -267,4 +267,25 @@ mod tests {
             peers.check().unwrap();
         });
     }
+    /// A pass goes on with whatever is there, and the end of it tells what happened.
+    #[test]
+    fn a_peer_that_is_gone_is_told_at_the_end() {
+        let told = on_threads(2, |world| {
+            let mesh = Mesh { data: 2, expert: 2, ..Mesh::ONE };
+            let peers = Peers::new(&world, &mesh, false).unwrap();
+            if world.rank() == 1 {
+                return None;
+            }
+            let device = Device::cpu(1);
+            let mut starts = device.empty(1, 3, Dtype::U32, Tag::Buffers);
+            device.write(starts.view_mut(), &[0u32, 2, 5]);
+            let dispatch = peers.dispatch(&device, &starts, 5);
+            let rows = device.zeros(5, 4, Dtype::F32, Tag::Buffers);
+            let there = peers.to_experts(&device, &dispatch, rows);
+            let back = peers.from_experts(&device, &dispatch, there);
+            assert_eq!((back.rows(), back.cols()), (5, 4));
+            Some(peers.check().unwrap_err().to_string())
+        });
+        assert!(told[0].as_ref().unwrap().contains("rank 1"), "{told:?}");
+    }
 }
