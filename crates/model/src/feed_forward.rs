@@ -4,7 +4,7 @@ use lockstep_kernels::{Matmul, Tensor, View};
 use lockstep_plan::model::{BlockParams, Family, Shape};
 
 use crate::linear::Linear;
-use crate::moe::{Experts, ExpertsSaved};
+use crate::moe::{Active, Experts, ExpertsSaved};
 use crate::norm::Norm;
 use crate::stream::{add_projection, projection_gradient};
 use crate::{Cx, Sink};
@@ -23,7 +23,7 @@ pub(crate) enum Inner {
 pub(crate) struct Dense {
     activation: Activation,
     up: Linear,
-    down: Linear,
+    pub down: Linear,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -46,6 +46,12 @@ enum InnerSaved {
     Experts(ExpertsSaved),
 }
 
+/// The wide part after its activation.
+pub(crate) enum After {
+    Dense(Tensor), // (tokens, ffn)
+    Experts(Active),
+}
+
 impl FeedForward {
     pub fn new(shape: &Shape, params: &BlockParams, site: u64) -> FeedForward {
         let inner = match (shape.family, shape.moe) {
@@ -55,11 +61,7 @@ impl FeedForward {
                 up: Linear::new(params, "mlp.up"),
                 down: Linear::new(params, "mlp.down"),
             }),
-            _ => Inner::Dense(Dense {
-                activation: Activation::Swiglu,
-                up: Linear::joined(params, &["mlp.gate", "mlp.up"]),
-                down: Linear::new(params, "mlp.down"),
-            }),
+            _ => Inner::Dense(Dense::swiglu(params, "mlp")),
         };
         FeedForward { norm: Norm::new(params, "norm2", shape.norm_eps), inner, site }
     }
@@ -73,12 +75,12 @@ impl FeedForward {
         keep_inner: bool,
     ) -> (Tensor, FeedForwardSaved) {
         let (after, saved) = self.inside(cx, weights, x, keep_inner);
-        let y = match (&self.inner, &saved.inner) {
-            (Inner::Dense(dense), _) => {
+        let y = match (&self.inner, &after, &saved.inner) {
+            (Inner::Dense(dense), After::Dense(after), _) => {
                 add_projection(cx, self.site, &dense.down, weights, after.view(), x)
             }
-            (Inner::Experts(experts), InnerSaved::Experts(saved)) => {
-                experts.project(cx, weights, &after, saved, x)
+            (Inner::Experts(experts), After::Experts(after), InnerSaved::Experts(saved)) => {
+                experts.project(cx, weights, after, saved, x)
             }
             _ => unreachable!("a half is saved in its own form"),
         };
@@ -92,22 +94,19 @@ impl FeedForward {
         weights: View<'_>,
         x: &Tensor,
         keep_inner: bool,
-    ) -> (Tensor, FeedForwardSaved) {
+    ) -> (After, FeedForwardSaved) {
         let mut stats = cx.kept_wide(x.rows(), self.norm.stats());
         let mut normed = cx.scratch(x.rows(), x.cols());
         self.norm.forward(cx.device, weights, x.view(), normed.view_mut(), stats.view_mut());
         let normed = cx.peers.enter(cx.device, normed);
         let (after, inner) = match &self.inner {
             Inner::Dense(dense) => {
-                let (tokens, width) = (cx.tokens(), dense.up.rows());
-                let mut before =
-                    if keep_inner { cx.kept(tokens, width) } else { cx.scratch(tokens, width) };
-                let after = dense.activated(cx, weights, &normed, &mut before);
-                (after, InnerSaved::Dense(keep_inner.then_some(before)))
+                let (after, before) = dense.inside(cx, weights, &normed, keep_inner);
+                (After::Dense(after), InnerSaved::Dense(before))
             }
             Inner::Experts(experts) => {
                 let (after, saved) = experts.inside(cx, weights, &normed, keep_inner);
-                (after, InnerSaved::Experts(saved))
+                (After::Experts(after), InnerSaved::Experts(saved))
             }
         };
         (after, FeedForwardSaved { stats, inner })
@@ -148,6 +147,28 @@ impl FeedForward {
 }
 
 impl Dense {
+    pub fn swiglu(params: &BlockParams, name: &str) -> Dense {
+        Dense {
+            activation: Activation::Swiglu,
+            up: Linear::joined(params, &[&format!("{name}.gate"), &format!("{name}.up")]),
+            down: Linear::new(params, &format!("{name}.down")),
+        }
+    }
+
+    /// The activation, and what was before it where that is kept.
+    pub fn inside(
+        &self,
+        cx: &Cx<'_>,
+        weights: View<'_>,
+        normed: &Tensor,
+        keep: bool,
+    ) -> (Tensor, Option<Tensor>) {
+        let (tokens, width) = (cx.tokens(), self.up.rows());
+        let mut before = if keep { cx.kept(tokens, width) } else { cx.scratch(tokens, width) };
+        let after = self.activated(cx, weights, normed, &mut before);
+        (after, keep.then_some(before))
+    }
+
     /// Columns after the activation.
     fn width(&self) -> usize {
         match self.activation {
@@ -179,7 +200,8 @@ impl Dense {
         after
     }
 
-    fn backward(
+    /// The gradient of the normed input, which `normed` makes again.
+    pub fn backward(
         &self,
         cx: &Cx<'_>,
         weights: View<'_>,

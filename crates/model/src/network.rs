@@ -36,7 +36,8 @@ pub struct Loss {
     /// Those of the micro-batch, whose number the mean divides by: also the ones whose target counts for
     /// nothing.
     pub tokens: usize,
-    /// Load balancing and z-loss of the routers, weighted as they enter the objective.
+    /// Load balancing and z-loss of this stage's routers, weighted as they enter the objective: the mean for
+    /// the tokens here, over all layers of the model.
     pub auxiliary: f64,
 }
 
@@ -130,9 +131,7 @@ impl Model {
         kept: &mut Kept,
     ) -> Option<Tensor> {
         let Stage { blocks, embed, layers, head } = &self.stages[stage];
-        if let Some(moe) = &self.part.whole.moe {
-            kept.auxiliary.get_mut().clear(moe.experts);
-        }
+        kept.auxiliary.get_mut().clear();
         let cx = self.cx(pass, batch, Some(&kept.auxiliary));
         let mut x = self.embedded(&cx, batch, x, embed.as_ref(), blocks, weights);
         for (block, layer) in layer_blocks(embed, blocks).zip(layers) {
@@ -200,7 +199,7 @@ impl Model {
             store.weights.done(block, false);
         }
 
-        let auxiliary = self.part.whole.moe.map_or(0.0, |moe| auxiliary.borrow().loss(&moe));
+        let auxiliary = auxiliary.borrow().loss();
         let loss =
             Loss { auxiliary, ..losses.map_or(Loss::default(), |losses| read(device, &losses)) };
         let Some(embed) = embed else { return (Some(dx), loss) };

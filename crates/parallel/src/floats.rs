@@ -30,3 +30,21 @@ pub fn reduce_scatter(group: &Group, all: View<'_>, share: ViewMut<'_>) -> Resul
         Dtype::U32 => panic!("indices are not exchanged like numbers"),
     }
 }
+
+/// Rows go to members and come from them: so many to and from each, side by side in both.
+pub fn all_to_all_v(
+    group: &Group,
+    rows: View<'_>,
+    sent: &[usize],
+    come: ViewMut<'_>,
+    received: &[usize],
+) -> Result<()> {
+    let elements = |rows: &[usize], cols: usize| rows.iter().map(|rows| rows * cols).collect();
+    let sent: Vec<usize> = elements(sent, rows.cols());
+    let received: Vec<usize> = elements(received, rows.cols());
+    match rows.dtype() {
+        Dtype::F32 => group.all_to_all_v(rows.host::<f32>(), &sent, come.host(), &received),
+        Dtype::Bf16 => group.all_to_all_v(rows.host::<bf16>(), &sent, come.host(), &received),
+        Dtype::U32 => panic!("indices are not exchanged like numbers"),
+    }
+}

@@ -26,6 +26,7 @@ pub mod compress;
 pub mod context;
 mod courier;
 mod data;
+mod expert;
 mod floats;
 mod gradients;
 mod peers;
@@ -36,6 +37,7 @@ mod vocabulary;
 mod weights;
 
 pub use data::{Reduction, sum};
+pub use expert::Dispatch;
 pub use gradients::Gradients;
 pub use peers::Peers;
 pub use pipeline::{Pipeline, Stream};

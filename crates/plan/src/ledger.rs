@@ -2,7 +2,7 @@
 //! byte; activations count what blocks keep from forward to backward.
 
 use crate::config::{Compute, Recompute};
-use crate::model::{Family, Shape};
+use crate::model::{Balance, Family, Shape};
 use serde::{Deserialize, Serialize};
 
 /// Bytes on one rank, at their largest.
@@ -53,7 +53,7 @@ fn activations(
 ) -> usize {
     let tokens = batch * seq;
     let stream = tokens * shape.dim * compute.bytes();
-    let halves = attention_half(shape, compute, tokens) + feed_forward_half(shape, tokens);
+    let halves = attention_half(shape, compute, tokens) + feed_forward_half(shape, batch, tokens);
     let inner = inner(shape, compute, tokens);
     let layers = shape.layers;
     match recompute {
@@ -74,19 +74,27 @@ fn attention_half(shape: &Shape, compute: Compute, tokens: usize) -> usize {
 }
 
 /// Norm statistics, and what a router decided.
-fn feed_forward_half(shape: &Shape, tokens: usize) -> usize {
+fn feed_forward_half(shape: &Shape, batch: usize, tokens: usize) -> usize {
     let stats = 4 * tokens * norm_stats(shape);
     let Some(moe) = shape.moe else { return stats };
-    // Probabilities, their log-sum; choice, weight, order and place of each slot; where experts begin.
-    stats + 4 * (tokens * (moe.experts + 1 + 4 * moe.top_k) + moe.experts + 1)
+    let scopes = match moe.balance {
+        _ if moe.aux_loss == 0.0 => 0,
+        Balance::Sequence => batch,
+        Balance::Batch => 1,
+    };
+    // Probabilities, their log-sum; choice, weight, order and place of each slot; where experts begin, and
+    // the slope of their balance loss.
+    stats + 4 * (tokens * (moe.experts + 1 + 4 * moe.top_k) + moe.experts * (1 + scopes) + 1)
 }
 
-/// The wide part between the projections, before its activation. Experts that drop tokens keep less.
+/// The wide part between the projections, before its activation. Experts that drop tokens keep less; where they
+/// are dealt out among ranks, each keeps what came to it: as much, when they are evenly used, and the rows
+/// themselves.
 fn inner(shape: &Shape, compute: Compute, tokens: usize) -> usize {
     let (rows, cols) = match (shape.family, shape.moe) {
         (Family::Gpt2, _) => (tokens, shape.ffn),
         (_, None) => (tokens, 2 * shape.ffn),
-        (_, Some(moe)) => (tokens * moe.top_k, 2 * shape.ffn),
+        (_, Some(moe)) => (tokens * (moe.top_k + moe.shared), 2 * shape.ffn),
     };
     rows * cols * compute.bytes()
 }

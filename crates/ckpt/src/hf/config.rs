@@ -1,7 +1,7 @@
 //! `config.json` and our shape: what one says in the words of the other. What cannot be said is a mistake with
 //! its reason, never left out in silence.
 
-use lockstep_plan::model::{Family, Moe, RopeScaling, Shape};
+use lockstep_plan::model::{Balance, Family, Moe, RopeScaling, Shape};
 use serde_json::{Value, json};
 
 /// The shape that a `config.json` describes, or all that we cannot do.
@@ -80,6 +80,11 @@ fn refusals(shape: &Shape) -> Vec<String> {
     refuse(
         shape.family == Family::Moe && moe.is_none(),
         "family=moe without experts: say llama".into(),
+    );
+    let shared = moe.map_or(0, |moe| moe.shared);
+    refuse(
+        shared > 0,
+        format!("shared_experts={shared}: Mixtral sends every token to chosen experts only"),
     );
     let capacity = moe.and_then(|moe| moe.capacity);
     refuse(
@@ -161,13 +166,22 @@ fn llama(keys: &mut Keys, family: Family) -> Shape {
         ));
     }
     let is_moe = family == Family::Moe;
+    for key in ["n_shared_experts", "num_shared_experts"] {
+        if let Some(shared) = keys.config[key].as_u64().filter(|shared| *shared > 0) {
+            keys.mistakes.push(format!(
+                "{key}={shared}: no layout of shared experts is known here, only Mixtral's without them"
+            ));
+        }
+    }
     let (rope_theta, rope_scaling) = rope(keys, if is_moe { 1e6 } else { 1e4 });
     let moe = is_moe.then(|| Moe {
         experts: keys.size("num_local_experts", None),
         top_k: keys.size("num_experts_per_tok", None),
         capacity: None,
         aux_loss: keys.number("router_aux_loss_coef", 0.001),
+        balance: Balance::default(),
         z_loss: 0.0,
+        shared: 0,
     });
     Shape {
         family,

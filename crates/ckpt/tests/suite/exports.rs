@@ -52,12 +52,13 @@ fn bf16_keeps_what_was_bf16_and_rounds_the_rest() {
 #[test]
 fn shapes_without_a_model_are_refused_and_leave_nothing() {
     type Change = fn(&mut Shape);
-    let cases: [(&str, Change, &str); 6] = [
+    let cases: [(&str, Change, &str); 7] = [
         ("gpt2", |s| s.kv_heads = 2, "GPT-2 has one for each of the 4 heads"),
         ("gpt2", |s| s.head_dim = 16, "make up dim=32"),
         ("llama", |s| s.heads = 5, "does not divide dim=32"),
         ("mixtral", |s| s.moe = None, "say llama"),
         ("mixtral", |s| s.moe = s.moe.map(|m| Moe { capacity: Some(1.25), ..m }), "capacity=1.25"),
+        ("mixtral", |s| s.moe = s.moe.map(|m| Moe { shared: 2, ..m }), "shared_experts=2"),
         ("llama", |s| s.layers = 3, "layers.2.norm1.gain [32] is missing"),
     ];
     for (name, change, says) in cases {

@@ -182,6 +182,7 @@ fn what_we_cannot_compute_is_refused() {
         ),
         ("llama", json!({"quantization_config": {"bits": 4}}), "take the model it was made from"),
         ("mixtral", json!({"sliding_window": 8}), "sliding_window=8"),
+        ("mixtral", json!({"n_shared_experts": 2}), "n_shared_experts=2"),
         ("mixtral", json!({"num_key_value_heads": 3}), "does not divide num_attention_heads=4"),
     ] {
         let dir = folder("cannot", like, &weights(&fixture(like)), Dtype::F32, keys.clone());

@@ -3,6 +3,7 @@
 
 pub mod adamw;
 pub mod attention;
+pub mod balance;
 pub mod cross_entropy;
 mod cut;
 pub mod dropout;

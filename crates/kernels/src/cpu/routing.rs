@@ -1,8 +1,8 @@
-//! Mixture of experts: which tokens go to which experts and with what weights, moving their rows there and
-//! back, and the losses that keep the experts evenly used; each with its backward. Knows nothing of what an
-//! expert computes, nor on which rank it lives.
+//! Mixture of experts: which tokens go to which experts and with what weights, and moving their rows there and
+//! back; each with its backward. Knows nothing of what an expert computes, nor on which rank it lives.
 //!
-//! A token has `top_k` *slots*; slot `token * top_k + j` is its j-th choice.
+//! A token has `top_k` *slots*; slot `token * top_k + j` is its j-th choice. Tokens come in *scopes*, runs of
+//! equally many that are counted by themselves: sequences, say.
 
 use super::Cpu;
 use super::cut::{cut, split, worth};
@@ -92,7 +92,8 @@ pub struct ChoiceBackward<'a> {
     pub chosen: &'a [u32],
     pub weights: &'a [f32],
     pub dweights: &'a [f32], // (tokens, top_k)
-    /// The gradient of every probability of an expert, (experts), from `balance_gradient`; empty for none.
+    /// The gradient of every probability of an expert in a scope, (scopes, experts), from
+    /// `balance::gradient`; empty for none.
     pub balance: &'a [f32],
     /// The z-loss's weight over the number of tokens it is averaged over; 0 for none.
     pub z_loss: f32,
@@ -102,11 +103,7 @@ pub struct ChoiceBackward<'a> {
 pub fn choose_backward(cpu: &Cpu, router: Router, from: &ChoiceBackward, dlogits: &mut [f32]) {
     let (experts, top_k) = (router.experts, router.top_k);
     let tokens = router.tokens(dlogits.len());
-    assert!(
-        from.balance.is_empty() || from.balance.len() == experts,
-        "{} of {experts} experts",
-        from.balance.len()
-    );
+    let scope = rows_per_scope(tokens, from.balance.len(), experts);
     split(&cpu.team, tokens, worth(experts * 8), cut(dlogits, experts), |range, dlogits| {
         for (token, d) in range.zip(dlogits.chunks_exact_mut(experts)) {
             let probs = &from.probs[token * experts..][..experts];
@@ -115,7 +112,7 @@ pub fn choose_backward(cpu: &Cpu, router: Router, from: &ChoiceBackward, dlogits
             if from.balance.is_empty() {
                 d.fill(0.0);
             } else {
-                d.copy_from_slice(from.balance);
+                d.copy_from_slice(&from.balance[token / scope * experts..][..experts]);
             }
             let (weights, dweights) = (&from.weights[slots.clone()], &from.dweights[slots.clone()]);
             let along: f32 = weights.iter().zip(dweights).map(|(w, dw)| w * dw).sum();
@@ -133,21 +130,31 @@ pub fn choose_backward(cpu: &Cpu, router: Router, from: &ChoiceBackward, dlogits
     });
 }
 
-/// Slots per expert, before any are dropped.
-pub fn counts(chosen: &[u32], counts: &mut [u32]) {
-    counts.fill(0);
-    for &expert in chosen {
-        counts[expert as usize] += 1;
-    }
+/// How many of `rows` are a scope, when something of `len` numbers has `experts` for each scope.
+pub(super) fn rows_per_scope(rows: usize, len: usize, experts: usize) -> usize {
+    assert!(len.is_multiple_of(experts), "{len} numbers are no rows of {experts}");
+    let scopes = (len / experts).max(1);
+    assert!(rows.is_multiple_of(scopes), "{rows} tokens are no {scopes} scopes");
+    (rows / scopes).max(1)
 }
 
-/// Groups slots by expert, in the order of tokens: a stable counting sort. An expert takes its first
-/// `capacity` slots (all, when there is none). Writes
+/// An expert's room.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Capacity {
+    /// Slots that it takes of each scope, the first ones.
+    pub slots: usize,
+    /// Equal runs of tokens for which this is counted anew.
+    pub scopes: usize,
+}
+
+/// Groups slots by expert, in the order of tokens: a stable counting sort. An expert takes what it has room
+/// for (all, when there is no capacity). Writes
 /// `order[i]`, the slot in place i; `starts` (experts + 1), where each expert's places begin; and
 /// `place[slot]`, the slot's place or `DROPPED`. Returns how many places are filled.
 pub fn group(
+    cpu: &Cpu,
     chosen: &[u32],
-    capacity: Option<usize>,
+    capacity: Option<Capacity>,
     order: &mut [u32],
     starts: &mut [u32],
     place: &mut [u32],
@@ -157,16 +164,25 @@ pub fn group(
         "one place for each of {}",
         chosen.len()
     );
-    let capacity =
-        capacity.map_or(u32::MAX, |capacity| u32::try_from(capacity).unwrap_or(u32::MAX));
+    let Capacity { slots: room, scopes } =
+        capacity.unwrap_or(Capacity { slots: usize::MAX, scopes: 1 });
+    assert!(chosen.len().is_multiple_of(scopes), "{} slots in {scopes} scopes", chosen.len());
+    let room = u32::try_from(room).unwrap_or(u32::MAX);
+    let scope = chosen.len().checked_div(scopes).unwrap_or(0).max(1);
 
     // A slot's place within its expert, counted in starts[expert + 1] …
     starts.fill(0);
-    for (&expert, place) in chosen.iter().zip(&mut *place) {
-        let taken = &mut starts[expert as usize + 1];
-        *place = if *taken < capacity { *taken } else { DROPPED };
-        *taken += (*taken < capacity) as u32;
-    }
+    cpu.scratch[0].with_fresh(starts.len() - 1, |taken: &mut [u32]| {
+        for (chosen, place) in chosen.chunks(scope).zip(place.chunks_mut(scope)) {
+            taken.fill(0);
+            for (&expert, place) in chosen.iter().zip(place) {
+                let expert = expert as usize;
+                *place = if taken[expert] < room { starts[expert + 1] } else { DROPPED };
+                starts[expert + 1] += (taken[expert] < room) as u32;
+                taken[expert] += (taken[expert] < room) as u32;
+            }
+        }
+    });
     // … and behind all experts before it.
     for e in 1..starts.len() {
         starts[e] += starts[e - 1];
@@ -219,119 +235,26 @@ pub fn combine<E: Float>(
     });
 }
 
-/// The backward of `combine` for its rows: `drows[i] = weights[order[i]] dy[token of order[i]]`.
-pub fn combine_backward_rows<E: Float>(
-    cpu: &Cpu,
-    dy: &[E],
-    dim: usize,
-    top_k: usize,
-    order: &[u32],
-    weights: &[f32],
-    drows: &mut [E],
-) {
-    assert_eq!(drows.len(), order.len() * dim, "a row of {dim} for each place");
-    split(&cpu.team, order.len(), worth(dim), cut(drows, dim), |places, drows| {
-        for (&slot, drow) in order[places].iter().zip(drows.chunks_exact_mut(dim)) {
-            let dy = &dy[slot as usize / top_k * dim..][..dim];
-            scaled(cpu.level, dy, weights[slot as usize], drow);
+/// `out[i] = a[i] · b[i]` of rows of `dim`. The gradient of a slot's weight, from both sides of any linear map
+/// that stands between the weight and the rows.
+pub fn row_dots<E: Float>(cpu: &Cpu, a: &[E], b: &[E], dim: usize, out: &mut [f32]) {
+    assert!(a.len() == b.len() && a.len() == out.len() * dim, "a number for each row of {dim}");
+    split(&cpu.team, out.len(), worth(dim), cut(out, 1), |rows, out| {
+        for (row, out) in rows.zip(out) {
+            let row = row * dim..(row + 1) * dim;
+            *out = dot(cpu.level, &a[row.clone()], &b[row]);
         }
     });
 }
 
-/// The backward of `combine` for its weights: `dweights[slot] = rows[place[slot]] · dy[token]`, 0 if dropped.
-pub fn combine_backward_weights<E: Float>(
-    cpu: &Cpu,
-    rows: &[E],
-    dy: &[E],
-    top_k: usize,
-    place: &[u32],
-    dweights: &mut [f32],
-) {
-    let Some(dim) = dy.len().checked_div(place.len() / top_k) else { return };
-    assert_eq!(dweights.len(), place.len(), "a weight for each slot");
-    split(&cpu.team, place.len(), worth(dim), cut(dweights, 1), |slots, dweights| {
-        for (slot, dweight) in slots.zip(dweights) {
-            *dweight = match place[slot] {
-                DROPPED => 0.0,
-                place => dot(
-                    cpu.level,
-                    &rows[place as usize * dim..][..dim],
-                    &dy[slot / top_k * dim..][..dim],
-                ),
-            };
+/// `rows[i] *= factors[i]`: with `gather`, the backward of `combine` for its rows.
+pub fn scale_rows<E: Float>(cpu: &Cpu, rows: &mut [E], dim: usize, factors: &[f32]) {
+    assert_eq!(rows.len(), factors.len() * dim, "a factor for each row of {dim}");
+    split(&cpu.team, factors.len(), worth(dim), cut(rows, dim), |range, rows| {
+        for (&factor, row) in factors[range].iter().zip(rows.chunks_exact_mut(dim)) {
+            scale_row(cpu.level, row, factor);
         }
     });
-}
-
-/// `out[slot] = a[place[slot]] · b[place[slot]]` of rows of `dim`, 0 if dropped: the gradient of a slot's
-/// weight from both sides of any linear map that stands between the weight and the rows.
-pub fn slot_dots<E: Float>(
-    cpu: &Cpu,
-    a: &[E],
-    b: &[E],
-    dim: usize,
-    place: &[u32],
-    out: &mut [f32],
-) {
-    assert!(a.len() == b.len() && out.len() == place.len(), "a number for each slot");
-    split(&cpu.team, place.len(), worth(dim), cut(out, 1), |slots, out| {
-        for (&place, out) in place[slots].iter().zip(out) {
-            *out = match place {
-                DROPPED => 0.0,
-                place => {
-                    let row = place as usize * dim..(place as usize + 1) * dim;
-                    dot(cpu.level, &a[row.clone()], &b[row])
-                }
-            };
-        }
-    });
-}
-
-/// `rows[i] *= weights[order[i]]`
-pub fn scale_slots<E: Float>(
-    cpu: &Cpu,
-    rows: &mut [E],
-    dim: usize,
-    order: &[u32],
-    weights: &[f32],
-) {
-    assert_eq!(rows.len(), order.len() * dim, "a row of {dim} for each place");
-    split(&cpu.team, order.len(), worth(dim), cut(rows, dim), |places, rows| {
-        for (&slot, row) in order[places].iter().zip(rows.chunks_exact_mut(dim)) {
-            scale_row(cpu.level, row, weights[slot as usize]);
-        }
-    });
-}
-
-/// Σ over tokens of each expert's probability, (experts): half of what the balance loss is made of.
-pub fn prob_sums(cpu: &Cpu, probs: &[f32], sums: &mut [f32]) {
-    super::reduce::column_sums(cpu, probs, sums, false);
-}
-
-/// The load-balancing loss (Switch, Mixtral): `experts * Σ_e fraction_e * mean_prob_e`, where an expert's
-/// fraction is its slots over the tokens. `counts` and `sums` may be of many ranks' `tokens`.
-/// Evenly used experts give `top_k`.
-pub fn balance_loss(counts: &[u32], sums: &[f32], tokens: u64) -> f32 {
-    let tokens = tokens as f64;
-    let both = counts
-        .iter()
-        .zip(sums)
-        .map(|(&count, &sum)| (count as f64 / tokens) * (sum as f64 / tokens));
-    (counts.len() as f64 * both.sum::<f64>()) as f32
-}
-
-/// The balance loss's gradient, the same for every token's probability of an expert:
-/// `weight * experts * fraction_e / tokens`.
-pub fn balance_gradient(counts: &[u32], tokens: u64, weight: f32, gradient: &mut [f32]) {
-    let factor = weight as f64 * counts.len() as f64 / (tokens as f64 * tokens as f64);
-    for (&count, gradient) in counts.iter().zip(gradient) {
-        *gradient = (factor * count as f64) as f32;
-    }
-}
-
-/// The router's z-loss before its mean (ST-MoE): Σ over tokens of ln² Σ e^logit.
-pub fn z_loss_sum(cpu: &Cpu, log_sum: &[f32]) -> f64 {
-    super::reduce::sum_of_squares(cpu, log_sum)
 }
 
 leveled! {
@@ -381,14 +304,6 @@ leveled! {
                     out[j] = E::narrow(sum[j]);
                 }
             }
-        }
-    }
-
-    fn scaled<I, E: Float>(from: &[E], factor: f32, to: &mut [E]) {
-        let n = to.len();
-        let from = &from[..n];
-        for j in 0..n {
-            to[j] = E::narrow(from[j].wide() * factor);
         }
     }
 

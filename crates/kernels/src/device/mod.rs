@@ -23,7 +23,7 @@ pub use loss::{CrossEntropy, Found, Gradient};
 pub use matmul::Matmul;
 pub use meter::{Meter, Operation};
 pub use optimizer::{AdamW, Stepped};
-pub use routing::{Router, balance_loss};
+pub use routing::{Capacity, Router};
 
 use crate::cpu::Cpu;
 use crate::{Dtype, Element, Memory, Pool, Tag, Tensor, View, ViewMut};

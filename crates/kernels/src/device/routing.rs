@@ -1,10 +1,10 @@
-//! Mixture of experts: choosing, moving tokens to experts and back.
+//! Mixture of experts: choosing, keeping experts evenly used, moving tokens to experts and back.
 
 use super::{Device, Operation, with_float};
 use crate::cpu::routing::{self, Choice, ChoiceBackward};
-use crate::{View, ViewMut};
+use crate::{View, ViewMut, cpu::balance};
 
-pub use crate::cpu::routing::{Router, balance_loss};
+pub use crate::cpu::routing::{Capacity, Router};
 
 impl Device {
     /// Probabilities of all experts for each token, the `top_k` likeliest and their weights.
@@ -22,8 +22,8 @@ impl Device {
         self.on_cpu(Operation::Routing, |cpu| routing::choose(cpu, *router, logits.host(), choice))
     }
 
-    /// The gradient of the logits: of the weights, of the balance loss (`balance`, one number per expert) and
-    /// of the z-loss.
+    /// The gradient of the logits: of the weights, of the balance loss (`balance` (scopes, experts), for equal
+    /// runs of the rows) and of the z-loss.
     #[allow(clippy::too_many_arguments)] // all that `route` gave, and a gradient for each
     pub fn route_backward(
         &self,
@@ -56,45 +56,53 @@ impl Device {
     pub fn group_slots(
         &self,
         chosen: View<'_>,
-        capacity: Option<usize>,
+        capacity: Option<Capacity>,
         order: ViewMut<'_>,
         starts: ViewMut<'_>,
         place: ViewMut<'_>,
     ) -> usize {
-        self.on_cpu(Operation::Routing, |_| {
-            routing::group(chosen.host(), capacity, order.host(), starts.host(), place.host())
+        self.on_cpu(Operation::Routing, |cpu| {
+            routing::group(cpu, chosen.host(), capacity, order.host(), starts.host(), place.host())
         })
     }
 
-    /// Adds to `counts` the slots that chose each expert and to `sums` the probabilities of each; gives the
-    /// z-loss before its mean. Waits.
-    pub fn routed(
+    /// Adds to `counts` the slots that chose each expert and to `sums` the probabilities of each, both
+    /// (scopes, experts) for equal runs of the tokens.
+    pub fn expert_loads(
         &self,
+        router: &Router,
         chosen: View<'_>,
         probs: View<'_>,
-        log_sum: View<'_>,
-        counts: &mut [u32],
-        sums: &mut [f32],
-    ) -> f64 {
+        counts: ViewMut<'_>,
+        sums: ViewMut<'_>,
+    ) {
+        let (chosen, probs) = (chosen.host(), probs.host());
         self.on_cpu(Operation::Routing, |cpu| {
-            for &expert in chosen.host::<u32>() {
-                counts[expert as usize] += 1;
-            }
-            crate::cpu::reduce::column_sums::<f32>(cpu, probs.host(), sums, true);
-            routing::z_loss_sum(cpu, log_sum.host())
+            balance::loads(cpu, router.experts, chosen, probs, counts.host(), sums.host())
         })
     }
 
-    /// The balance loss's gradient by the probability of each expert.
-    pub fn balance_gradient(
+    /// The mean of the scopes' balance losses, and `weight` times the slope of each scope's loss summed over
+    /// its tokens, by the probability of each expert, (scopes, experts). Waits.
+    pub fn balance(
         &self,
-        counts: &[u32],
-        tokens: u64,
+        router: &Router,
+        counts: View<'_>,
+        sums: View<'_>,
         weight: f32,
         gradient: ViewMut<'_>,
-    ) {
+    ) -> f64 {
+        let Router { experts, top_k, .. } = *router;
+        let scopes = (counts.len() / experts) as f64;
         self.on_cpu(Operation::Routing, |_| {
-            routing::balance_gradient(counts, tokens, weight, gradient.host())
+            let counts = counts.host::<f32>().chunks_exact(experts);
+            let gradient = gradient.host::<f32>().chunks_exact_mut(experts);
+            for (counts, gradient) in counts.clone().zip(gradient) {
+                balance::gradient(counts, top_k, weight, gradient);
+            }
+            let sums = sums.host::<f32>().chunks_exact(experts);
+            counts.zip(sums).map(|(counts, sums)| balance::loss(counts, sums, top_k)).sum::<f64>()
+                / scopes
         })
     }
 
@@ -122,19 +130,19 @@ impl Device {
         }))
     }
 
-    /// The dot product of the rows of `a` and `b` at each slot's place; zero where it was dropped.
-    pub fn slot_dots(&self, a: View<'_>, b: View<'_>, place: View<'_>, out: ViewMut<'_>) {
+    /// The dot product of each row of `a` with that of `b`.
+    pub fn row_dots(&self, a: View<'_>, b: View<'_>, out: ViewMut<'_>) {
         let dim = a.cols();
         with_float!(a.dtype(), E => self.on_cpu(Operation::Routing, |cpu| {
-            routing::slot_dots::<E>(cpu, a.host(), b.host(), dim, place.host(), out.host())
+            routing::row_dots::<E>(cpu, a.host(), b.host(), dim, out.host())
         }))
     }
 
-    /// Multiplies each place's row by its slot's weight.
-    pub fn scale_slots(&self, rows: ViewMut<'_>, order: View<'_>, weights: View<'_>) {
+    /// Multiplies each row by its factor.
+    pub fn scale_rows(&self, rows: ViewMut<'_>, factors: View<'_>) {
         let dim = rows.cols();
         with_float!(rows.dtype(), E => self.on_cpu(Operation::Routing, |cpu| {
-            routing::scale_slots::<E>(cpu, rows.host(), dim, order.host(), weights.host())
+            routing::scale_rows::<E>(cpu, rows.host(), dim, factors.host())
         }))
     }
 }

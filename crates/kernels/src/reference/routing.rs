@@ -1,6 +1,6 @@
 //! Mixture of experts: choosing, moving rows, and the auxiliary losses.
 
-use crate::cpu::routing::{DROPPED, Router};
+use crate::cpu::routing::{Capacity, DROPPED, Router};
 
 /// A router's decision: (probs, chosen, weights).
 pub fn choose(router: Router, logits: &[f64]) -> (Vec<f64>, Vec<u32>, Vec<f64>) {
@@ -58,22 +58,44 @@ pub fn weights_backward(
     dlogits
 }
 
-/// `experts Σ_e (slots of e / tokens) (mean probability of e)`.
-pub fn balance_loss(logits: &[f64], experts: usize, chosen: &[u32]) -> f64 {
-    let tokens = (logits.len() / experts) as f64;
-    let mut means = vec![0.0; experts];
-    for row in logits.chunks_exact(experts) {
-        softmax(row).iter().zip(&mut means).for_each(|(p, mean)| *mean += p / tokens);
-    }
-    let slots = |e: usize| chosen.iter().filter(|&&expert| expert as usize == e).count() as f64;
-    experts as f64 * (0..experts).map(|e| slots(e) / tokens * means[e]).sum::<f64>()
+/// `experts Σ_e (slots of e / tokens) (mean probability of e)`, the mean of that over `scopes` equal runs of
+/// the tokens.
+pub fn balance_loss(logits: &[f64], experts: usize, chosen: &[u32], scopes: usize) -> f64 {
+    let tokens = logits.len() / experts / scopes;
+    let one = |(logits, chosen): (&[f64], &[u32])| {
+        let mut means = vec![0.0; experts];
+        for row in logits.chunks_exact(experts) {
+            softmax(row).iter().zip(&mut means).for_each(|(p, mean)| *mean += p / tokens as f64);
+        }
+        experts as f64
+            * (0..experts).map(|e| slots(chosen, e) / tokens as f64 * means[e]).sum::<f64>()
+    };
+    of_scopes(logits, chosen, scopes).map(one).sum::<f64>() / scopes as f64
 }
 
-pub fn balance_backward(logits: &[f64], experts: usize, chosen: &[u32]) -> Vec<f64> {
-    let tokens = (logits.len() / experts) as f64;
-    let slots = |e: usize| chosen.iter().filter(|&&expert| expert as usize == e).count() as f64;
-    let dp: Vec<f64> = (0..experts).map(|e| experts as f64 * slots(e) / tokens / tokens).collect();
-    logits.chunks_exact(experts).flat_map(|row| softmax_backward(&softmax(row), &dp)).collect()
+pub fn balance_backward(logits: &[f64], experts: usize, chosen: &[u32], scopes: usize) -> Vec<f64> {
+    let tokens = (logits.len() / experts / scopes) as f64;
+    let one = |(logits, chosen): (&[f64], &[u32])| {
+        let slope = |e| experts as f64 * slots(chosen, e) / tokens / tokens / scopes as f64;
+        let dp: Vec<f64> = (0..experts).map(slope).collect();
+        let rows = logits.chunks_exact(experts);
+        rows.flat_map(|row| softmax_backward(&softmax(row), &dp)).collect::<Vec<_>>()
+    };
+    of_scopes(logits, chosen, scopes).flat_map(one).collect()
+}
+
+/// That chose this expert.
+fn slots(chosen: &[u32], expert: usize) -> f64 {
+    chosen.iter().filter(|&&one| one as usize == expert).count() as f64
+}
+
+fn of_scopes<'a>(
+    logits: &'a [f64],
+    chosen: &'a [u32],
+    scopes: usize,
+) -> impl Iterator<Item = (&'a [f64], &'a [u32])> {
+    let some = |len: usize| (len / scopes).max(1);
+    logits.chunks(some(logits.len())).zip(chosen.chunks(some(chosen.len())))
 }
 
 /// The mean over tokens of ln² Σ e^logit.
@@ -94,14 +116,18 @@ pub fn z_loss_backward(logits: &[f64], experts: usize) -> Vec<f64> {
 pub fn group(
     chosen: &[u32],
     experts: usize,
-    capacity: Option<usize>,
+    capacity: Option<Capacity>,
 ) -> (Vec<u32>, Vec<u32>, Vec<u32>) {
+    let Capacity { slots: room, scopes } =
+        capacity.unwrap_or(Capacity { slots: usize::MAX, scopes: 1 });
     let (mut order, mut starts, mut place) = (vec![], vec![0], vec![DROPPED; chosen.len()]);
     for expert in 0..experts as u32 {
-        let slots = (0..chosen.len()).filter(|&slot| chosen[slot] == expert);
-        for slot in slots.take(capacity.unwrap_or(usize::MAX)) {
-            place[slot] = order.len() as u32;
-            order.push(slot as u32);
+        for scope in 0..scopes {
+            let slots = chosen.len() / scopes * scope..chosen.len() / scopes * (scope + 1);
+            for slot in slots.filter(|&slot| chosen[slot] == expert).take(room) {
+                place[slot] = order.len() as u32;
+                order.push(slot as u32);
+            }
         }
         starts.push(order.len() as u32);
     }

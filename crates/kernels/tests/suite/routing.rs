@@ -1,7 +1,7 @@
 use crate::check::*;
 use lockstep_kernels::Float;
-use lockstep_kernels::cpu::Cpu;
-use lockstep_kernels::cpu::routing::{self, Choice, ChoiceBackward, DROPPED, Router};
+use lockstep_kernels::cpu::routing::{self, Capacity, Choice, ChoiceBackward, DROPPED, Router};
+use lockstep_kernels::cpu::{Cpu, balance, reduce};
 use lockstep_kernels::reference::routing as reference;
 
 crate::both_types!(rows_move_as_in_the_reference);
@@ -36,8 +36,9 @@ fn choose(cpu: &Cpu, router: Router, logits: &[f32]) -> Chosen {
 
 #[test]
 fn choices_and_their_backward_equal_the_reference() {
-    for (router, tokens) in
-        ROUTERS.into_iter().flat_map(|router| [0, 1, 17, 1000].map(|n| (router, n)))
+    let sizes = [(0, 1), (0, 3), (1, 1), (17, 1), (18, 3), (1000, 1), (1000, 8)];
+    for (router, (tokens, scopes)) in
+        ROUTERS.into_iter().flat_map(|router| sizes.map(|size| (router, size)))
     {
         let Router { experts, top_k, .. } = router;
         let logits: Vec<f32> =
@@ -47,7 +48,7 @@ fn choices_and_their_backward_equal_the_reference() {
         // The gradient of: weights · dweights + 0.5 balance + 0.25 z.
         let mut dlogits =
             reference::weights_backward(router, &wide(&logits), &chosen, &wide(&dweights));
-        let balance = reference::balance_backward(&wide(&logits), experts, &chosen);
+        let balance = reference::balance_backward(&wide(&logits), experts, &chosen, scopes);
         let z = reference::z_loss_backward(&wide(&logits), experts);
         dlogits
             .iter_mut()
@@ -57,22 +58,24 @@ fn choices_and_their_backward_equal_the_reference() {
             vec![0.0; 2]
         } else {
             vec![
-                reference::balance_loss(&wide(&logits), experts, &chosen),
+                reference::balance_loss(&wide(&logits), experts, &chosen, scopes),
                 reference::z_loss(&wide(&logits), experts),
             ]
         };
         let which = chosen.iter().map(|&expert| expert as f64).collect();
         everywhere(
-            &format!("{router:?}, {tokens}"),
+            &format!("{router:?}, {tokens} in {scopes}"),
             3e-6,
             [probs, which, weights, dlogits, losses],
             |cpu| {
                 let got = choose(cpu, router, &logits);
-                let (mut counts, mut sums, mut balance) =
-                    (vec![0; experts], vec![0.0; experts], vec![0.0; experts]);
-                routing::counts(&got.chosen, &mut counts);
-                routing::prob_sums(cpu, &got.probs, &mut sums);
-                routing::balance_gradient(&counts, tokens as u64, 0.5, &mut balance);
+                let [mut counts, mut sums, mut slopes] =
+                    [(); 3].map(|_| vec![0.0; scopes * experts]);
+                balance::loads(cpu, experts, &got.chosen, &got.probs, &mut counts, &mut sums);
+                let each = || counts.chunks(experts).zip(sums.chunks(experts));
+                for ((counts, _), slopes) in each().zip(slopes.chunks_mut(experts)) {
+                    balance::gradient(counts, top_k, 0.5 / tokens as f32, slopes);
+                }
                 let mut dlogits = vec![0.0; logits.len()];
                 let from = ChoiceBackward {
                     probs: &got.probs,
@@ -80,15 +83,16 @@ fn choices_and_their_backward_equal_the_reference() {
                     chosen: &got.chosen,
                     weights: &got.weights,
                     dweights: &dweights,
-                    balance: &balance,
+                    balance: &slopes,
                     z_loss: 0.25 / tokens as f32,
                 };
                 routing::choose_backward(cpu, router, &from, &mut dlogits);
                 let losses = if tokens == 0 {
                     vec![0.0; 2]
                 } else {
-                    let z = routing::z_loss_sum(cpu, &got.log_sum) / tokens as f64;
-                    vec![routing::balance_loss(&counts, &sums, tokens as u64) as f64, z]
+                    let balance = each().map(|(counts, sums)| balance::loss(counts, sums, top_k));
+                    let z = reduce::sum_of_squares(cpu, &got.log_sum) / tokens as f64;
+                    vec![balance.sum::<f64>() / scopes as f64, z]
                 };
                 let which = got.chosen.iter().map(|&expert| expert as f64).collect();
                 [wide(&got.probs), which, wide(&got.weights), wide(&dlogits), losses]
@@ -106,12 +110,17 @@ fn of_equals_the_lower_index_is_chosen() {
 
 #[test]
 fn slots_are_grouped_as_in_the_reference() {
-    for (slots, experts) in [(0, 3), (1, 1), (34, 8), (1000, 7), (2000, 64)] {
-        for capacity in [None, Some(0), Some(1), Some(slots / experts), Some(slots)] {
+    for (slots, experts, scopes) in
+        [(0, 3, 1), (0, 3, 2), (1, 1, 1), (34, 8, 1), (36, 8, 3), (1000, 7, 4), (2000, 64, 1)]
+    {
+        let room = |slots| Some(Capacity { slots, scopes });
+        for capacity in [None, room(0), room(1), room(slots / scopes / experts), room(slots)] {
             let chosen = whole(slots, experts, 5);
             let (mut order, mut starts, mut place) =
                 (vec![0; slots], vec![0; experts + 1], vec![0; slots]);
-            let filled = routing::group(&chosen, capacity, &mut order, &mut starts, &mut place);
+            let cpu = Cpu::new(1);
+            let filled =
+                routing::group(&cpu, &chosen, capacity, &mut order, &mut starts, &mut place);
             let right = reference::group(&chosen, experts, capacity);
             assert_eq!(
                 (&order[..filled], &starts, &place),
@@ -121,6 +130,23 @@ fn slots_are_grouped_as_in_the_reference() {
             assert!(order[filled..].iter().all(|&slot| slot == DROPPED));
         }
     }
+}
+
+/// Two sequences together are two sequences one by one: whoever has both gives each the same room.
+#[test]
+fn room_is_counted_scope_by_scope() {
+    let (cpu, experts) = (Cpu::new(1), 3);
+    let group = |chosen: &[u32], scopes| {
+        let (mut order, mut starts) = (vec![0; chosen.len()], vec![0; experts + 1]);
+        let mut place = vec![0; chosen.len()];
+        let capacity = Some(Capacity { slots: 2, scopes });
+        routing::group(&cpu, chosen, capacity, &mut order, &mut starts, &mut place);
+        place.iter().map(|&place| place == DROPPED).collect::<Vec<_>>()
+    };
+    let (one, other) = ([0, 0, 0, 1, 2, 0], [1, 1, 0, 1, 1, 0]);
+    let apart = [group(&one, 1), group(&other, 1)].concat();
+    assert_eq!(group(&[one, other].concat(), 2), apart);
+    assert_ne!(group(&[one, other].concat(), 1), apart);
 }
 
 fn rows_move_as_in_the_reference<E: Float>() {
@@ -138,6 +164,7 @@ fn rows_move_as_in_the_reference<E: Float>() {
             numbers::<E>(tokens * dim, 6),
         );
         let (chosen, weights) = (whole(slots, experts, 3), numbers::<f32>(slots, 4));
+        let capacity = capacity.map(|slots| Capacity { slots, scopes: 1 });
         let (order, _, place) = reference::group(&chosen, experts, capacity);
         let rows = numbers::<E>(order.len() * dim, 5);
         let gathered =
@@ -161,9 +188,15 @@ fn rows_move_as_in_the_reference<E: Float>() {
             let (mut combined, mut added) = (vec![E::narrow(7.0); x.len()], residual.clone());
             routing::combine(cpu, &rows, top_k, &place, Some(&weights), &mut combined, false);
             routing::combine(cpu, &rows, top_k, &place, None, &mut added, true);
-            routing::combine_backward_rows(cpu, &dy, dim, top_k, &order, &weights, &mut drows);
-            let mut dweights = vec![7.0; slots];
-            routing::combine_backward_weights(cpu, &rows, &dy, top_k, &place, &mut dweights);
+            // The backward of `combine`: its rows' is dy gathered and scaled, its weights' is dy gathered
+            // dotted with the rows, each put back from its place to its slot.
+            routing::gather(cpu, &dy, dim, top_k, &order, &mut drows);
+            let (mut dots, mut dweights) = (vec![7.0; order.len()], vec![7.0; slots]);
+            routing::row_dots(cpu, &rows, &drows, dim, &mut dots);
+            routing::combine(cpu, &dots, 1, &place, None, &mut dweights, false);
+            let mut factors = vec![7.0; order.len()];
+            routing::gather(cpu, &weights, 1, 1, &order, &mut factors);
+            routing::scale_rows(cpu, &mut drows, dim, &factors);
             [wide(&gathered), wide(&combined), wide(&added), wide(&drows), wide(&dweights)]
         });
     }
@@ -183,14 +216,13 @@ fn the_references_backward_is_their_slope() {
             &right,
             &reference::weights_backward(*router, &logits, &chosen, &dw),
         );
-        let right =
-            slopes(&logits, |logits| reference::balance_loss(logits, router.experts, &chosen));
-        close(
-            "balance",
-            1e-8,
-            &right,
-            &reference::balance_backward(&logits, router.experts, &chosen),
-        );
+        for scopes in [1, 2] {
+            let right = slopes(&logits, |logits| {
+                reference::balance_loss(logits, router.experts, &chosen, scopes)
+            });
+            let backward = reference::balance_backward(&logits, router.experts, &chosen, scopes);
+            close("balance", 1e-8, &right, &backward);
+        }
         let right = slopes(&logits, |logits| reference::z_loss(logits, router.experts));
         close("z", 1e-8, &right, &reference::z_loss_backward(&logits, router.experts));
     }

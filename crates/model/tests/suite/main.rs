@@ -2,5 +2,6 @@
 //! several, cached against whole. Against PyTorch they are held where checkpoints can be read.
 
 mod cache;
+mod experts;
 mod gradients;
 mod setup;

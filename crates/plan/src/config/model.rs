@@ -1,7 +1,7 @@
 //! `[model]`: a preset, or the numbers, or a preset with some numbers changed.
 
 use super::Reader;
-use crate::model::Family;
+use crate::model::{Balance, Family};
 
 /// `[model]` as typed, or a preset.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -25,7 +25,9 @@ pub struct Model {
     pub top_k: Option<usize>,
     pub capacity: Option<f64>,
     pub aux_loss: Option<f64>,
+    pub balance: Option<Balance>,
     pub z_loss: Option<f64>,
+    pub shared_experts: Option<usize>,
 }
 
 /// `[model.rope_scaling]`: Llama 3.1's; there is none unless `factor` is given.
@@ -39,6 +41,8 @@ pub struct RopeScaling {
 
 const FAMILIES: [(&str, Family); 3] =
     [("gpt2", Family::Gpt2), ("llama", Family::Llama), ("moe", Family::Moe)];
+
+const BALANCES: [(&str, Balance); 2] = [("sequence", Balance::Sequence), ("batch", Balance::Batch)];
 
 impl Model {
     /// Reads a section of any name: presets are such sections too.
@@ -69,7 +73,9 @@ impl Model {
             top_k: reader.count(&key("top_k")),
             capacity: reader.number(&key("capacity")),
             aux_loss: reader.number(&key("aux_loss")),
+            balance: reader.word(&key("balance"), &BALANCES),
             z_loss: reader.number(&key("z_loss")),
+            shared_experts: reader.count(&key("shared_experts")),
         }
     }
 
@@ -101,7 +107,9 @@ impl Model {
             top_k: self.top_k.or(base.top_k),
             capacity: self.capacity.or(base.capacity),
             aux_loss: self.aux_loss.or(base.aux_loss),
+            balance: self.balance.or(base.balance),
             z_loss: self.z_loss.or(base.z_loss),
+            shared_experts: self.shared_experts.or(base.shared_experts),
         }
     }
 }

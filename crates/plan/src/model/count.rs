@@ -24,7 +24,7 @@ pub fn flops_per_token(shape: &Shape, seq: usize) -> Flops {
     let expert = 3 * shape.dim * shape.ffn;
     let mlp = match (shape.family, shape.moe) {
         (super::Family::Gpt2, _) => 2 * shape.dim * shape.ffn,
-        (_, Some(moe)) => moe.top_k * expert + shape.dim * moe.experts,
+        (_, Some(moe)) => (moe.top_k + moe.shared) * expert + shape.dim * moe.experts,
         (_, None) => expert,
     };
     let weights = shape.layers * (attention + mlp) + shape.vocab * shape.dim;

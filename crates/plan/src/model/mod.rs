@@ -18,7 +18,7 @@ pub enum Family {
     Gpt2,
     /// Rotary positions, RMSNorm, no biases, SwiGLU, grouped keys.
     Llama,
-    /// Llama with a mixture of experts in the place of each SwiGLU, in the Mixtral form.
+    /// Llama with a mixture of experts in the place of each SwiGLU, in the Mixtral form, or with shared experts.
     Moe,
 }
 
@@ -63,13 +63,32 @@ pub struct Moe {
     pub experts: usize,
     /// Experts per token.
     pub top_k: usize,
-    /// An expert takes at most `capacity × tokens × top_k / experts` tokens and drops the rest; without
-    /// one it takes all.
+    /// Of each sequence, an expert takes the first `capacity × tokens × top_k / experts` slots and drops the
+    /// rest (the groups of GShard are sequences here); without one it takes all.
     pub capacity: Option<f64>,
-    /// Weight of the load-balancing loss.
+    /// Weight of the load-balancing loss: of each layer by itself, the mean over layers.
     pub aux_loss: f64,
-    /// Weight of the router's z-loss.
+    /// Among which tokens that loss wants experts evenly used.
+    #[serde(default)]
+    pub balance: Balance,
+    /// Weight of the router's z-loss, the mean over tokens and layers.
     pub z_loss: f64,
+    /// Experts that every token passes, beside those that it is sent to: one SwiGLU as wide as so many
+    /// (DeepSeekMoE).
+    #[serde(default)]
+    pub shared: usize,
+}
+
+/// Among which tokens experts shall be evenly used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Balance {
+    /// Those of each sequence, whatever the layout.
+    #[default]
+    Sequence,
+    /// Those of a micro-batch of all replicas together: the global batch where it is not accumulated, and
+    /// otherwise less of it the more it is. The only setting whose loss depends on the accumulation.
+    Batch,
 }
 
 impl Shape {

@@ -210,7 +210,7 @@ impl Shape {
         params.extend(self.norm("norm2"));
         match (self.family, self.moe) {
             (Family::Gpt2, _) => params.extend(self.gelu_mlp()),
-            (Family::Llama, _) | (Family::Moe, None) => params.extend(self.swiglu("mlp")),
+            (Family::Llama, _) | (Family::Moe, None) => params.extend(self.swiglu("mlp", self.ffn)),
             (Family::Moe, Some(moe)) => params.extend(self.experts(moe)),
         }
         block(format!("layers.{layer}"), params)
@@ -271,22 +271,26 @@ impl Shape {
         ]
     }
 
-    fn swiglu(&self, prefix: &str) -> Vec<Param> {
+    fn swiglu(&self, prefix: &str, width: usize) -> Vec<Param> {
         let name = |part: &str| format!("{prefix}.{part}.weight");
         vec![
-            matrix(&name("gate"), self.ffn, self.dim, STD, Split::Rows),
-            matrix(&name("up"), self.ffn, self.dim, STD, Split::Rows),
-            matrix(&name("down"), self.dim, self.ffn, self.residual_std(), Split::Cols),
+            matrix(&name("gate"), width, self.dim, STD, Split::Rows),
+            matrix(&name("up"), width, self.dim, STD, Split::Rows),
+            matrix(&name("down"), self.dim, width, self.residual_std(), Split::Cols),
         ]
     }
 
+    /// What all replicas have alike comes before what they deal out.
     fn experts(&self, moe: Moe) -> Vec<Param> {
-        let router = matrix("router.weight", moe.experts, self.dim, STD, Split::Copied);
-        let experts = (0..moe.experts).flat_map(|expert| {
-            let params = self.swiglu(&format!("experts.{expert}"));
-            params.into_iter().map(move |param| Param { expert: Some(expert), ..param })
-        });
-        std::iter::once(router).chain(experts).collect()
+        let mut params = vec![matrix("router.weight", moe.experts, self.dim, STD, Split::Copied)];
+        if moe.shared > 0 {
+            params.extend(self.swiglu("shared", moe.shared * self.ffn));
+        }
+        for expert in 0..moe.experts {
+            let of_expert = self.swiglu(&format!("experts.{expert}"), self.ffn).into_iter();
+            params.extend(of_expert.map(|param| Param { expert: Some(expert), ..param }));
+        }
+        params
     }
 }
 

@@ -130,7 +130,9 @@ fn experts(model: &Model) -> Moe {
         top_k: model.top_k.unwrap_or(experts.clamp(1, 2)),
         capacity: model.capacity,
         aux_loss: model.aux_loss.unwrap_or(0.01),
+        balance: model.balance.unwrap_or_default(),
         z_loss: model.z_loss.unwrap_or(0.001),
+        shared: model.shared_experts.unwrap_or(0),
     }
 }
 
@@ -145,13 +147,16 @@ fn sizes(findings: &mut Findings, shape: &Shape) {
     if let Some(moe) = shape.moe {
         findings.at_least_one("model.experts", moe.experts);
         findings.at_least_one("model.top_k", moe.top_k);
+        if moe.shared > 0 {
+            findings.at_least_one("model.shared_experts", moe.shared);
+        }
     }
 }
 
 /// Nothing here, and nobody who counts later, shall overflow.
 fn parameters_can_be_counted(findings: &mut Findings, shape: &Shape) {
     let float = |size: usize| size as f64;
-    let experts = shape.moe.map_or(1.0, |moe| float(moe.experts));
+    let experts = shape.moe.map_or(1.0, |moe| float(moe.experts) + float(moe.shared));
     let attention = float(shape.dim)
         * float(shape.head_dim)
         * 2.0
@@ -231,7 +236,9 @@ fn of_other_families(findings: &mut Findings, typed: &Model, family: Family) {
         ("top_k", typed.top_k.is_some()),
         ("capacity", typed.capacity.is_some()),
         ("aux_loss", typed.aux_loss.is_some()),
+        ("balance", typed.balance.is_some()),
         ("z_loss", typed.z_loss.is_some()),
+        ("shared_experts", typed.shared_experts.is_some()),
     ];
     for (name, _) in experts.into_iter().filter(|(_, typed)| *typed && family != Family::Moe) {
         let what = format!("{name} is for the moe family, and this is {}", family_name(family));

@@ -1,6 +1,6 @@
 //! The run file of the documentation, key by key.
 
-use lockstep_plan::model::Family;
+use lockstep_plan::model::{Balance, Family};
 use lockstep_plan::{Compression, Compute, Config, Plan, Recompute, Source, Surroundings};
 
 const EXAMPLE: &str = r#"
@@ -92,7 +92,9 @@ experts = 4
 top_k = 1
 capacity = 1.25
 aux_loss = 0.5
+balance = "batch"
 z_loss = 0
+shared_experts = 1
 [data]
 source = "tokens/train.bin"
 seq = 16
@@ -135,6 +137,7 @@ timeout_s = 2.5
         (moe.experts, moe.top_k, moe.capacity, moe.aux_loss, moe.z_loss),
         (4, 1, Some(1.25), 0.5, 0.0)
     );
+    assert_eq!((moe.balance, moe.shared), (Balance::Batch, 1));
     assert_eq!((plan.model.tied, plan.model.dropout, plan.model.norm_eps), (true, 0.1, 1e-6));
     assert_eq!(plan.model.rope_scaling.unwrap().original_seq, 16);
     assert_eq!(plan.data.source, Source::File("tokens/train.bin".into()));

@@ -1,6 +1,6 @@
 //! Named models have the parameter counts that their authors published.
 
-use lockstep_plan::model::{Family, flops_per_token};
+use lockstep_plan::model::{Family, Moe, Shape, flops_per_token};
 use lockstep_plan::presets::{NAMES, find, shape};
 
 #[test]
@@ -45,6 +45,24 @@ fn models_for_tests_are_small() {
     for (name, count) in counts {
         assert_eq!(shape(name, Some(64)).unwrap().param_count(), count, "{name}");
     }
+}
+
+/// A SwiGLU of two experts' width beside four experts of which a token meets two.
+#[test]
+fn shared_experts_are_counted() {
+    let plain = shape("moe-test", Some(64)).unwrap();
+    let moe = plain.moe.map(|moe| Moe { shared: 2, ..moe });
+    let shared = Shape { moe, ..plain.clone() };
+    let more = plain.layers * 2 * 3 * plain.dim * plain.ffn;
+    assert_eq!(shared.param_count() - plain.param_count(), more);
+    let flops = |shape| flops_per_token(shape, 16).weights;
+    assert_eq!(flops(&shared) - flops(&plain), 6.0 * more as f64);
+
+    // What replicas have alike is one run, and the experts another.
+    let units = shared.blocks()[1].units();
+    assert_eq!(units.iter().map(|unit| unit.expert).collect::<Vec<_>>(), [false, true]);
+    let down = shared.blocks()[1].range("shared.down.weight");
+    assert_eq!(units[0].range.end, down.end);
 }
 
 #[test]

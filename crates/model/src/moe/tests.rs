@@ -1,0 +1,137 @@
+//! The second half of a layer where sequences are cut: a rank that has some positions of each sequence counts for
+//! its sequences what all ranks have.
+
+use std::cell::RefCell;
+
+use lockstep_comm::on_threads;
+use lockstep_kernels::{Device, Dtype, Tag, Tensor};
+use lockstep_parallel::Peers;
+use lockstep_plan::context::Run;
+use lockstep_plan::model::{Balance, BlockParams, Family, Moe, Part, Shape};
+use lockstep_plan::{Mesh, presets};
+
+use crate::feed_forward::FeedForward;
+use crate::{Auxiliary, Cx, Sink};
+
+const SEQ: usize = 8;
+const BATCH: usize = 3;
+
+/// What a rank found: its part of the loss, and the gradients of its rows of the stream and of the router.
+struct Found {
+    loss: f64,
+    dx: Vec<f32>,
+    router: Vec<f32>,
+}
+
+fn number(i: usize) -> f32 {
+    let mixed = (i as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (mixed >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+}
+
+/// Element j of position p of sequence s.
+fn element(s: usize, p: usize, j: usize, dim: usize) -> f32 {
+    number(((s * SEQ + p) * dim + j) * 3 + 1)
+}
+
+/// `all` is the layer with all experts, `params` what of it is here.
+fn half(
+    peers: &Peers,
+    shape: &Shape,
+    all: &BlockParams,
+    params: &BlockParams,
+    runs: &[Run],
+) -> Found {
+    let device = Device::cpu(1);
+    let mut weights = device.empty(1, params.len(), Dtype::F32, Tag::Parameters);
+    for (start, param) in params.placed() {
+        let place = weights.view_mut().part(start..start + param.len()).host::<f32>();
+        for (i, value) in all.range(&param.name).zip(place) {
+            *value = 0.5 * number(i * 7);
+        }
+    }
+    let auxiliary = RefCell::new(Auxiliary::default());
+    let here: usize = runs.iter().map(|run| run.len).sum();
+    let cx = Cx {
+        device: &device,
+        peers,
+        dtype: Dtype::F32,
+        batch: BATCH,
+        runs,
+        dropout: None,
+        share: here as f32 / SEQ as f32,
+        auxiliary: Some(&auxiliary),
+        counting: true,
+    };
+    let rows = |scale: f32| {
+        let mut rows = Vec::new();
+        for run in runs {
+            for s in 0..BATCH {
+                for p in run.start..run.start + run.len {
+                    rows.extend((0..shape.dim).map(|j| scale * element(s, p, j, shape.dim)));
+                }
+            }
+        }
+        let mut tensor = device.empty(BATCH * here, shape.dim, Dtype::F32, Tag::Buffers);
+        device.write(tensor.view_mut(), &rows);
+        tensor
+    };
+    let half = FeedForward::new(shape, params, 1);
+    let (x, dy): (Tensor, Tensor) = (rows(1.0), rows(0.1));
+    let (_, saved) = half.forward(&cx, weights.view(), &x, true);
+    let mut gradients = device.zeros(1, params.len(), Dtype::F32, Tag::Gradients);
+    let mut sink = Sink::now(gradients.view_mut(), false);
+    let dx = half.backward(&cx, weights.view(), &x, saved, dy, &mut sink);
+    peers.check().unwrap();
+    let router = gradients.view().part(params.range("router.weight")).host::<f32>().to_vec();
+    let loss = auxiliary.borrow().loss() * cx.share as f64;
+    Found { loss, dx: dx.view().host::<f32>().to_vec(), router }
+}
+
+fn close(what: &str, ours: &[f32], right: &[f32]) {
+    assert_eq!(ours.len(), right.len());
+    let largest = right.iter().fold(0f32, |most, x| most.max(x.abs()));
+    for (ours, right) in ours.iter().zip(right) {
+        assert!((ours - right).abs() <= 2e-6 * largest, "{what}: {ours} against {right}");
+    }
+}
+
+#[test]
+fn sequences_that_are_cut_are_balanced_whole() {
+    for balance in [Balance::Sequence, Balance::Batch] {
+        let mut shape = presets::shape("moe-test", Some(64)).unwrap();
+        assert_eq!(shape.family, Family::Moe);
+        shape.moe = shape.moe.map(|moe| Moe { aux_loss: 1.0, z_loss: 0.1, balance, ..moe });
+        let whole = Part::whole(&shape);
+        let all = &whole.blocks[1];
+        let right = half(&Peers::alone(), &shape, all, all, &[Run { start: 0, len: SEQ }]);
+
+        // Each rank has an early and a late run, as rings have.
+        for (context, expert) in [(2, 1), (2, 2), (4, 2)] {
+            let mesh = Mesh { context, expert, ..Mesh::ONE };
+            let len = SEQ / (2 * context);
+            let found = on_threads(context, |world| {
+                let peers = Peers::new(&world, &mesh, false).unwrap();
+                let part = Part::of(&shape, &mesh, 1, peers.coord);
+                let at = world.rank();
+                let late = 2 * context - 1 - at;
+                let runs = [at, late].map(|piece| Run { start: piece * len, len });
+                half(&peers, &shape, all, &part.blocks[1], &runs)
+            });
+            let loss: f64 = found.iter().map(|found| found.loss).sum();
+            assert!((loss / right.loss - 1.0).abs() < 1e-6, "{loss} against {}", right.loss);
+            let mut router = vec![0.0; right.router.len()];
+            for (rank, found) in found.iter().enumerate() {
+                router.iter_mut().zip(&found.router).for_each(|(sum, one)| *sum += one);
+                let mut rows = Vec::new();
+                for piece in [rank, 2 * context - 1 - rank] {
+                    for s in 0..BATCH {
+                        let start = (s * SEQ + piece * len) * shape.dim;
+                        rows.extend(&right.dx[start..start + len * shape.dim]);
+                    }
+                }
+                close("stream", &found.dx, &rows);
+            }
+            close("router", &router, &right.router);
+        }
+    }
+}

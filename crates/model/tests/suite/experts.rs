@@ -1,0 +1,412 @@
+//! A mixture of experts on any layout is the one-rank model on the whole batch: loss, auxiliary losses, drops and
+//! every gradient.
+
+use std::collections::HashMap;
+
+use lockstep_comm::{World, on_threads};
+use lockstep_kernels::{Device, Dtype};
+use lockstep_model::{Batch, Kept, Model, Pass, Peers, Recompute, Store, WeightGradients, Weights};
+use lockstep_parallel::{Gradients, Reduction};
+use lockstep_plan::model::{Balance, Family, Moe, Param, Part, Shape};
+use lockstep_plan::{Mesh, Recompute::Full, Recompute::Selective};
+
+const SEQ: usize = 12;
+const SAMPLES: usize = 8;
+
+fn shape(change: impl Fn(&mut Moe)) -> Shape {
+    let mut moe = Moe {
+        experts: 4,
+        top_k: 2,
+        capacity: None,
+        aux_loss: 0.5,
+        balance: Balance::Sequence,
+        z_loss: 0.1,
+        shared: 0,
+    };
+    change(&mut moe);
+    Shape {
+        family: Family::Moe,
+        vocab: 37,
+        dim: 16,
+        layers: 2,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 8,
+        ffn: 24,
+        seq: SEQ,
+        tied: false,
+        norm_eps: 1e-5,
+        dropout: 0.0,
+        rope_theta: 10_000.0,
+        rope_scaling: None,
+        moe: Some(moe),
+    }
+}
+
+/// How it is trained.
+#[derive(Clone, Copy)]
+struct How {
+    mesh: Mesh,
+    sequence: bool,
+    recompute: Recompute,
+    /// Micro-batches of each data rank.
+    micros: usize,
+    dtype: Dtype,
+    when: WeightGradients,
+    /// ZeRO's stage.
+    zero: u8,
+}
+
+const ALONE: How = How {
+    mesh: Mesh::ONE,
+    sequence: false,
+    recompute: Recompute::None,
+    micros: 1,
+    dtype: Dtype::F32,
+    when: WeightGradients::Now,
+    zero: 0,
+};
+
+/// What a training step gave on one rank.
+struct Found {
+    /// Cross-entropy, auxiliary loss, drops: the sums of these over one rank of each tensor circle are of the
+    /// global batch.
+    sums: [f64; 3],
+    /// No numbers where ZeRO keeps the sum elsewhere.
+    pieces: Vec<(Param, Vec<f32>)>,
+}
+
+/// Large enough that every path has something to say, and a function of the whole tensor alone.
+fn fill(param: &Param, values: &mut [f32]) {
+    let (number, gain) = (param.whole.number, param.dims.len() == 1);
+    for (i, value) in values.iter_mut().enumerate() {
+        let mixed = (number * 1_000_003 + i as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let uniform = (mixed >> 40) as f32 / (1u64 << 24) as f32 - 0.5;
+        *value = if gain { 1.0 + 0.3 * uniform } else { 0.6 * uniform };
+    }
+}
+
+/// Sequence `index` of the global batch, with the token that follows it.
+fn sample(index: usize) -> impl Iterator<Item = u32> {
+    (0..=SEQ).map(move |i| ((index * 31 + i * i * 7 + 3 * i * (index % 3 + 1)) % 37) as u32)
+}
+
+fn step(
+    world: World,
+    shape: &Shape,
+    how: How,
+    moved: &(dyn Fn(&Param, &mut [f32]) + Sync),
+) -> Found {
+    let How { mesh, sequence, recompute, micros, dtype, when, zero } = how;
+    let device = Device::cpu(1);
+    let peers = Peers::new(&world, &mesh, sequence).unwrap();
+    let part = Part::of(shape, &mesh, 1, peers.coord);
+    let model = Model::new(&part);
+    let weights = Weights::load(&device, &part, dtype, zero, |param, values| {
+        fill(param, values);
+        moved(param, values);
+    });
+    let gradients = Gradients::new(&part, zero, 0);
+    let mut store = Store::new(weights, gradients, Reduction::new(false), micros);
+    let pass = Pass {
+        device: &device,
+        peers: &peers,
+        dtype,
+        recompute,
+        dropout: None,
+        global_tokens: SAMPLES * SEQ,
+    };
+    let each = SAMPLES / mesh.data / micros;
+    let mut batch = Batch::empty(&device, each, SEQ);
+    let (mut sums, mut kept) = ([0.0; 3], Kept::default());
+    for micro in 0..micros {
+        let first = (peers.coord.data * micros + micro) * each;
+        let samples: Vec<u32> = (first..first + each).flat_map(sample).collect();
+        batch.fill(&device, &samples);
+        model.forward(0, &pass, &batch, None, &mut store.weights, &mut kept);
+        let (_, loss) = model.backward(0, &pass, &batch, None, &mut store, &mut kept, when);
+        model.weight_gradients(&pass, &mut store, &mut kept);
+        sums[0] += loss.sum;
+        sums[1] += loss.auxiliary * loss.tokens as f64 / pass.global_tokens as f64;
+        sums[2] += kept.auxiliary.borrow().dropped as f64;
+    }
+    store.finish(&device, &peers).unwrap();
+    let mut pieces = Vec::new();
+    for (block, layout) in part.blocks.iter().enumerate() {
+        let mut gradient = vec![f32::NAN; layout.len()];
+        for (unit, held) in part.held[block].iter().enumerate() {
+            let own = store.gradients.own(block, unit).unwrap().host::<f32>();
+            gradient[held.own.clone()].copy_from_slice(own);
+        }
+        for (start, param) in layout.placed() {
+            pieces.push((param.clone(), gradient[start..start + param.len()].to_vec()));
+        }
+    }
+    Found { sums, pieces }
+}
+
+fn train(shape: &Shape, how: How) -> Vec<Found> {
+    on_threads(how.mesh.ranks(), |world| step(world, shape, how, &|_, _| {}))
+}
+
+fn sums(found: &[Found], mesh: &Mesh) -> [f64; 3] {
+    let mut all = [0.0; 3];
+    for (rank, found) in found.iter().enumerate() {
+        if mesh.coord(rank).tensor == 0 {
+            all.iter_mut().zip(found.sums).for_each(|(all, one)| *all += one);
+        }
+    }
+    all
+}
+
+/// The largest difference of any gradient, relative to the largest in its tensor.
+fn apart(whole: &Found, parts: &[Found]) -> f32 {
+    let right: HashMap<&str, &Vec<f32>> =
+        whole.pieces.iter().map(|(param, values)| (param.whole.name.as_str(), values)).collect();
+    let mut seen: HashMap<&str, usize> = HashMap::new();
+    let mut worst = 0f32;
+    for (param, values) in parts.iter().flat_map(|found| &found.pieces) {
+        let right = right[param.whole.name.as_str()];
+        let largest = right.iter().fold(0f32, |most, x| most.max(x.abs()));
+        for (first, run) in param.runs() {
+            let pairs = values[run.clone()].iter().zip(&right[first..first + run.len()]);
+            for (ours, right) in pairs.filter(|(ours, _)| !ours.is_nan()) {
+                *seen.entry(&param.whole.name).or_default() += 1;
+                worst = worst.max((ours - right).abs() / largest.max(1e-12));
+            }
+        }
+    }
+    for (name, values) in &right {
+        assert!(seen[name] >= values.len(), "{name}: somebody has each piece");
+    }
+    worst
+}
+
+fn same(what: &str, shape: &Shape, how: How) {
+    let tolerance = 1e-5;
+    let whole = train(shape, ALONE).remove(0);
+    let parts = train(shape, how);
+    let (right, ours) = (whole.sums, sums(&parts, &how.mesh));
+    for i in 0..2 {
+        let error = (ours[i] / right[i] - 1.0).abs();
+        assert!(error < tolerance, "{what}: {ours:?}, alone {right:?}");
+    }
+    assert_eq!(ours[2], right[2], "{what}: drops");
+    let worst = apart(&whole, &parts);
+    println!("{what}: gradients at most {worst:.1e} apart");
+    assert!((worst as f64) < tolerance, "{what}: gradients {worst:.1e} apart");
+}
+
+fn on(data: usize, expert: usize) -> How {
+    How { mesh: Mesh { data, expert, ..Mesh::ONE }, ..ALONE }
+}
+
+#[test]
+fn experts_dealt_out_are_experts_together() {
+    let shape = shape(|_| {});
+    for (data, expert) in [(2, 1), (2, 2), (4, 1), (4, 2), (4, 4)] {
+        same(&format!("data={data} expert={expert}"), &shape, on(data, expert));
+    }
+}
+
+/// Six experts on four ranks: two ranks have two, two have one.
+#[test]
+fn experts_need_not_be_dealt_out_evenly() {
+    let shape = shape(|moe| moe.experts = 6);
+    same("experts=6 expert=4", &shape, on(4, 4));
+}
+
+#[test]
+fn accumulation_changes_nothing() {
+    let shape = shape(|moe| moe.capacity = Some(0.8));
+    same("four micro-batches", &shape, How { micros: 4, ..ALONE });
+    same("two on each of two", &shape, How { micros: 2, ..on(2, 2) });
+}
+
+#[test]
+fn beside_the_tensor_axis() {
+    let shape = shape(|moe| moe.shared = 1);
+    for sequence in [false, true] {
+        let mesh = Mesh { data: 2, expert: 2, tensor: 2, ..Mesh::ONE };
+        same(&format!("tensor=2 sequence={sequence}"), &shape, How { mesh, sequence, ..ALONE });
+        let mesh = Mesh { data: 1, tensor: 2, ..Mesh::ONE };
+        same(&format!("tensor=2 alone, {sequence}"), &shape, How { mesh, sequence, ..ALONE });
+    }
+}
+
+#[test]
+fn with_capacity_the_same_slots_are_dropped() {
+    let tight = shape(|moe| moe.capacity = Some(0.7));
+    assert!(train(&tight, ALONE)[0].sums[2] > 0.0, "something is dropped");
+    for (data, expert) in [(2, 1), (4, 2), (4, 4), (8, 4)] {
+        same(&format!("capacity, data={data} expert={expert}"), &tight, on(data, expert));
+    }
+}
+
+#[test]
+fn computed_again_is_kept() {
+    for (shared, recompute) in [(0, Selective), (1, Selective), (0, Full), (1, Full)] {
+        let shape = shape(|moe| moe.shared = shared);
+        let what = format!("{recompute:?}, shared={shared}");
+        same(&format!("{what} alone"), &shape, How { recompute, ..ALONE });
+        same(&what, &shape, How { recompute, ..on(4, 2) });
+    }
+}
+
+#[test]
+fn weight_gradients_may_be_put_off() {
+    let shape = shape(|moe| moe.shared = 1);
+    same("later", &shape, How { when: WeightGradients::Later, ..on(4, 2) });
+}
+
+/// Experts' states are cut among those that have the same experts, and all others among all replicas.
+#[test]
+fn beside_zero() {
+    let shape = shape(|moe| moe.shared = 1);
+    for zero in 1..=3 {
+        for (expert, shard) in [(1, 4), (2, 4), (4, 4), (2, 2)] {
+            let mesh = Mesh { data: 4, expert, shard, ..Mesh::ONE };
+            let what = format!("zero={zero} expert={expert} shard={shard}");
+            same(&what, &shape, How { mesh, zero, micros: 2, ..ALONE });
+        }
+    }
+}
+
+#[test]
+fn shared_experts_are_everybodys() {
+    let shape = shape(|moe| moe.shared = 2);
+    same("shared=2", &shape, on(4, 2));
+}
+
+/// A stage reports its own layers' part of the auxiliary losses, and needs no other stage for it.
+#[test]
+fn stages_add_up() {
+    let shape = shape(|moe| moe.capacity = Some(0.7));
+    let whole = train(&shape, ALONE).remove(0);
+    let (device, peers) = (Device::cpu(1), Peers::alone());
+    let part = Part::of(&shape, &Mesh::ONE, 2, peers.coord);
+    let model = Model::new(&part);
+    let weights = Weights::load(&device, &part, Dtype::F32, 0, fill);
+    let gradients = Gradients::new(&part, 0, 0);
+    let mut store = Store::new(weights, gradients, Reduction::new(false), 1);
+    let How { recompute, dtype, when, .. } = ALONE;
+    let global_tokens = SAMPLES * SEQ;
+    let (device, peers) = (&device, &peers);
+    let pass = Pass { device, peers, dtype, recompute, dropout: None, global_tokens };
+    let mut batch = Batch::empty(device, SAMPLES, SEQ);
+    batch.fill(device, &(0..SAMPLES).flat_map(sample).collect::<Vec<_>>());
+
+    let mut kept = [Kept::default(), Kept::default()];
+    let x = model.forward(0, &pass, &batch, None, &mut store.weights, &mut kept[0]);
+    model.forward(1, &pass, &batch, x, &mut store.weights, &mut kept[1]);
+    let (dx, last) = model.backward(1, &pass, &batch, None, &mut store, &mut kept[1], when);
+    let (_, first) = model.backward(0, &pass, &batch, dx, &mut store, &mut kept[0], when);
+    assert!(first.auxiliary > 0.0 && last.auxiliary > 0.0);
+    let auxiliary = first.auxiliary + last.auxiliary;
+    assert!((auxiliary / whole.sums[1] - 1.0).abs() < 1e-12, "{auxiliary}, {:?}", whole.sums);
+    for (block, layout) in part.blocks.iter().enumerate() {
+        let ours = store.gradients.get(block).unwrap().host::<f32>();
+        for (start, param) in layout.placed() {
+            let is_it = |(other, _): &&(Param, Vec<f32>)| other.whole.name == param.whole.name;
+            let (_, right) = whole.pieces.iter().find(is_it).unwrap();
+            assert_eq!(&ours[start..start + param.len()], right, "{}", param.whole.name);
+        }
+    }
+}
+
+/// A micro-batch of all replicas together, however it is dealt out.
+#[test]
+fn balance_over_the_batch_is_over_all_replicas() {
+    let shape = shape(|moe| moe.balance = Balance::Batch);
+    for (data, expert) in [(2, 1), (4, 1), (4, 4)] {
+        same(&format!("batch, data={data} expert={expert}"), &shape, on(data, expert));
+    }
+}
+
+/// Of logits s, -s, t, -t and 0 the last is never among the first two: nobody goes to the fifth expert, nor
+/// to the rank that has nothing else. Its gradient is written, and zero.
+#[test]
+fn an_expert_without_tokens_has_no_gradient() {
+    let shape = shape(|moe| moe.experts = 5);
+    let away = |param: &Param, values: &mut [f32]| {
+        if param.name == "router.weight" {
+            let cols = param.dims[1];
+            for j in 0..cols {
+                values[cols + j] = -values[j];
+                values[3 * cols + j] = -values[2 * cols + j];
+                values[4 * cols + j] = 0.0;
+            }
+        }
+    };
+    let train = |how: How| on_threads(how.mesh.ranks(), |world| step(world, &shape, how, &away));
+    let alone = train(ALONE).remove(0);
+    for how in [on(2, 2), on(4, 4)] {
+        let found = train(how);
+        assert!(apart(&alone, &found) < 1e-5, "{:?}", how.mesh);
+        let pieces = || found.iter().flat_map(|found| &found.pieces);
+        for (param, values) in pieces().filter(|(param, _)| param.expert.is_some()) {
+            let none = values.iter().all(|x| *x == 0.0);
+            assert_eq!(none, param.expert == Some(4), "{}", param.whole.name);
+        }
+    }
+}
+
+/// Rounding to 8 bits: near, and the same bits each time.
+#[test]
+fn bf16_is_near_and_repeats_itself() {
+    let shape = shape(|moe| moe.shared = 1);
+    let how = How { dtype: Dtype::Bf16, ..on(4, 2) };
+    let (once, again) = (train(&shape, how), train(&shape, how));
+    for (once, again) in once.iter().zip(&again) {
+        assert_eq!(once.sums, again.sums);
+        for ((param, once), (_, again)) in once.pieces.iter().zip(&again.pieces) {
+            assert_eq!(once, again, "{}", param.whole.name);
+        }
+    }
+    let alone = train(&shape, How { dtype: Dtype::Bf16, ..ALONE }).remove(0);
+    let (ours, right) = (sums(&once, &how.mesh), alone.sums);
+    assert!((ours[0] / right[0] - 1.0).abs() < 1e-2, "{ours:?} against {right:?}");
+    // A token whose choice is nearly a tie may go elsewhere, so single gradients are not compared.
+}
+
+/// The balance loss alone: what it adds to the gradients is the slope of what is reported.
+#[test]
+fn the_balance_gradient_is_its_slope() {
+    for balance in [Balance::Sequence, Balance::Batch] {
+        let with = |aux_loss| {
+            shape(|moe| (moe.aux_loss, moe.z_loss, moe.balance) = (aux_loss, 0.0, balance))
+        };
+        for how in [ALONE, on(2, 2)] {
+            let [on_, off] = [with(1.0), with(0.0)].map(|shape| train(&shape, how));
+            // Along its own gradient, as far as it is known on one rank or another.
+            let mut direction: HashMap<String, Vec<f32>> = HashMap::new();
+            for ((param, on_), (_, off)) in on_
+                .iter()
+                .flat_map(|found| &found.pieces)
+                .zip(off.iter().flat_map(|found| &found.pieces))
+            {
+                let only = on_.iter().zip(off).map(|(on_, off)| on_ - off).collect();
+                direction.insert(param.whole.name.clone(), only);
+            }
+            let squares: f64 =
+                direction.values().flatten().map(|&slope| (slope as f64).powi(2)).sum();
+            let at = |distance: f64| {
+                let shape = with(1.0);
+                let moved = |param: &Param, values: &mut [f32]| {
+                    let slopes = &direction[&param.whole.name];
+                    let by = distance / squares.sqrt();
+                    values.iter_mut().zip(slopes).for_each(|(x, slope)| {
+                        *x += (by * *slope as f64) as f32;
+                    });
+                };
+                let found = on_threads(how.mesh.ranks(), |world| step(world, &shape, how, &moved));
+                sums(&found, &how.mesh)[1]
+            };
+            let distance = 1e-3;
+            let slope = (at(distance) - at(-distance)) / (2.0 * distance);
+            let error = (slope / squares.sqrt() - 1.0).abs();
+            println!("{balance:?}: slope {slope:.5}, gradient {:.5}", squares.sqrt());
+            assert!(error < 5e-3, "{balance:?}: slope {slope}, gradient {}", squares.sqrt());
+        }
+    }
+}
