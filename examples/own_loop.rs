@@ -4,7 +4,7 @@
 
 use lockstep_data::{Options, Source, Split};
 use lockstep_kernels::{AdamW, Device, Dtype, Tag};
-use lockstep_model::{Batch, Gradients, Model, Pass, Recompute, Sampling, Tape, Weights};
+use lockstep_model::{Batch, Kept, Model, Pass, Peers, Recompute, Sampling, Store};
 use lockstep_plan::model::Shape;
 use lockstep_plan::presets;
 use lockstep_trainer::{Optimizer, Wanted, generate};
@@ -23,18 +23,20 @@ fn main() -> anyhow::Result<()> {
     let preset = presets::shape("grammar", Some(source.vocab())).expect("a preset is a model");
     let shape = Shape { layers: 2, seq: SEQ, ..preset };
     let device = Device::cpu(std::thread::available_parallelism()?.get());
-    let model = Model::new(&shape);
-    let mut weights = Weights::init(&device, &shape, Dtype::F32, SEED);
+    let model = Model::whole(&shape);
 
-    // What a step needs besides. Gradients take memory only from a backward pass to `clear`.
-    let mut optimizer = Optimizer::new(&device, &weights.layout);
-    let (mut gradients, mut tape) = (Gradients::new(model.blocks()), Tape::default());
+    // Parameters, and their gradients, which take memory only from a backward pass to `clear`.
+    let mut store = Store::alone(&device, &model.part, Dtype::F32, SEED);
+    let mut optimizer = Optimizer::new(&device, &model.part);
+    // What a forward pass leaves for the backward pass.
+    let mut kept = Kept::default();
     let mut batch = Batch::empty(&device, BATCH, SEQ);
     let mut samples = vec![0; BATCH * (SEQ + 1)];
     // The loss is the mean over these tokens. With several micro-batches or ranks it is the tokens of all of
     // them: gradients then only have to be added up.
     let global_tokens = BATCH * SEQ;
-    let pass = Pass { dtype: Dtype::F32, recompute: Recompute::None, dropout: None, global_tokens };
+    let (peers, dtype, recompute) = (&Peers::alone(), Dtype::F32, Recompute::None);
+    let pass = Pass { device: &device, peers, dtype, recompute, dropout: None, global_tokens };
 
     for step in 1..=STEPS {
         // A sample is a function of (seed, step, index): there is no loader whose position could be lost.
@@ -42,10 +44,14 @@ fn main() -> anyhow::Result<()> {
             source.sample(Split::Train, SEED, step, BATCH, index, sample);
         }
         batch.fill(&device, &samples);
-        let loss = model.train(&device, &weights, &batch, &pass, &mut gradients, &mut tape);
+        let loss = model.train(&pass, &batch, &mut store, &mut kept);
 
-        // On several ranks, `lockstep_parallel::data::sum_gradients` would go here.
-        let squares: f64 = gradients.iter().map(|(_, g)| device.sum_of_squares(g.view())).sum();
+        // Gradients are summed over the ranks as blocks complete theirs; what is left of it is done here. One
+        // rank by itself has nobody to sum with.
+        store.finish(&device, peers)?;
+        let gradients =
+            (0..store.gradients.blocks()).filter_map(|block| store.gradients.get(block));
+        let squares: f64 = gradients.map(|gradient| device.sum_of_squares(gradient)).sum();
         let (norm, warm) = (squares.sqrt(), (step as f64 / 20.0).min(1.0));
         let numbers = AdamW {
             lr: 3e-3 * warm * (1.0 - step as f64 / (STEPS + 1) as f64),
@@ -56,8 +62,8 @@ fn main() -> anyhow::Result<()> {
             step,
             scale: 1.0 / norm.max(1.0), // clips the gradient to a norm of 1
         };
-        optimizer.step(&device, &numbers, &mut weights, &gradients);
-        gradients.clear();
+        optimizer.step(&device, &numbers, &mut store);
+        store.clear();
         if step % 50 == 0 || step == 1 {
             let loss = loss.sum / loss.tokens as f64;
             println!("step {step:>3} | loss {loss:.4} | the entropy is {floor:.4}");
@@ -75,7 +81,7 @@ fn main() -> anyhow::Result<()> {
     let sampling = Sampling { temperature: 0.8, top_k: None, top_p: None };
     let wanted = Wanted { prompt: "the ", tokens: 200, sampling, seed: SEED };
     print!("\n{}", wanted.prompt);
-    generate(&device, &model, &weights, Dtype::F32, &source, &wanted, |text| print!("{text}"))?;
+    generate(&device, &model, &store.weights, dtype, &source, &wanted, |text| print!("{text}"))?;
     println!();
     Ok(())
 }

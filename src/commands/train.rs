@@ -9,9 +9,9 @@ use anyhow::{Context, bail};
 use lockstep_comm::World;
 use lockstep_events::StepReport;
 use lockstep_kernels::Tag;
-use lockstep_model::Sampling;
+use lockstep_model::{Model, Sampling};
 use lockstep_plan::{Ledger, Plan};
-use lockstep_trainer::{self as trainer, Event, Rank, Run, Wanted, dtype};
+use lockstep_trainer::{self as trainer, Event, Rank, Run, Wanted, Whole, dtype, load_whole};
 
 use crate::run_file::{RunFile, fresh_folder};
 use crate::say::{say, say_part};
@@ -130,7 +130,9 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     let trained = trainer::run(&run, &mut |event| screen.show(&event));
     screen.clear();
     let trained = trained?;
-    trainer::alone(world, || conclude(&trained, file, &folder))?;
+    // Text is made by rank 0, which is given all parameters for it.
+    let params = if plan.train.sample.is_some() { trained.params()? } else { None };
+    trainer::alone(world, || conclude(&trained, params, file, &folder))?;
     // Ranks leave together: nobody takes the end of another for a failure.
     world.barrier()?;
     Ok(())
@@ -208,7 +210,12 @@ impl Screen {
 }
 
 /// Memory as it was planned and as it came, and some text.
-fn conclude(rank: &Rank<'_>, file: &RunFile, folder: &Path) -> anyhow::Result<()> {
+fn conclude(
+    rank: &Rank<'_>,
+    params: Option<Whole>,
+    file: &RunFile,
+    folder: &Path,
+) -> anyhow::Result<()> {
     let plan = rank.plan;
     let (compute, recompute) = (plan.precision.compute, plan.layout.recompute);
     let planned =
@@ -224,7 +231,7 @@ fn conclude(rank: &Rank<'_>, file: &RunFile, folder: &Path) -> anyhow::Result<()
     ] {
         say!("  {:<12} {:>9.2} {:>9.2} MiB", tag.name(), mib(planned), mib(memory.of(tag).peak));
     }
-    if let Some(wanted) = &plan.train.sample {
+    if let (Some(wanted), Some(params)) = (&plan.train.sample, params) {
         say_part!("\n{}", wanted.prompt);
         let sampling = Sampling { temperature: 0.8, top_k: None, top_p: Some(0.95) };
         let wanted = Wanted {
@@ -233,8 +240,10 @@ fn conclude(rank: &Rank<'_>, file: &RunFile, folder: &Path) -> anyhow::Result<()
             sampling,
             seed: plan.train.seed,
         };
-        let (device, model, weights) = (&rank.device, &rank.model, &rank.weights);
-        trainer::generate(device, model, weights, dtype(plan), &file.source, &wanted, |text| {
+        let (device, model, dtype) = (&rank.device, Model::whole(&plan.model), dtype(plan));
+        let weights = load_whole(device, &plan.model, dtype, &params);
+        drop(params);
+        trainer::generate(device, &model, &weights, dtype, &file.source, &wanted, |text| {
             say_part!("{text}")
         })?;
         say!("\n");

@@ -123,7 +123,7 @@ struct Held {
 fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Result<()> {
     let device = Device::cpu(plan.train.threads);
     let peak = measure_peak(&device, dtype(plan));
-    let mut rank = Rank::new(plan, world, device.clone());
+    let mut rank = Rank::new(plan, world, device.clone())?;
     for step in 1..=2 {
         rank.step(&file.source, step)?;
     }

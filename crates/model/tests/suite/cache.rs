@@ -4,25 +4,20 @@ use lockstep_kernels::Dtype;
 use lockstep_model::Cache;
 use lockstep_plan::model::Family;
 
-use crate::setup::{SEQ, setup, shape};
+use crate::setup::{PLAIN, SEQ, Setup, setup, shape};
 
 #[test]
 fn a_cache_changes_nothing() {
     for family in [Family::Gpt2, Family::Llama, Family::Moe] {
-        let setup = setup(&shape(family), Dtype::F32);
-        let whole = setup.model.logits(&setup.device, &setup.weights, &setup.batch, Dtype::F32);
-        let ids = setup.batch.inputs.view().rows_of(0..1).host::<u32>().to_vec();
+        let Setup { device, peers, model, mut store, batch } = setup(&shape(family), Dtype::F32);
+        let whole = model.logits(&PLAIN.pass(&device, &peers), &batch, &mut store.weights);
+        let ids = batch.inputs.view().part(0..SEQ).host::<u32>().to_vec();
         for cuts in [vec![SEQ], vec![1; SEQ], vec![5, 1, 1, SEQ - 7]] {
-            let mut cache = Cache::new(&setup.device, &setup.model, Dtype::F32);
+            let mut cache = Cache::new(&device, &model, Dtype::F32);
             let mut at = 0;
             for cut in cuts {
-                let logits = setup.model.extend(
-                    &setup.device,
-                    &setup.weights,
-                    &mut cache,
-                    &ids[at..at + cut],
-                    Dtype::F32,
-                );
+                let new = &ids[at..at + cut];
+                let logits = model.extend(&device, &store.weights, &mut cache, new, Dtype::F32);
                 at += cut;
                 let expected = whole.view().rows_of(at - 1..at).host::<f32>();
                 let error =

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use lockstep_kernels::{Dtype, RopeTable, Tag};
-use lockstep_model::{Block, Cx, Dropout, Gradients, Layer, Pass, Recompute, Sink, Tape};
+use lockstep_model::{Block, Cx, Dropout, Kept, Layer, Loss, Recompute, Sink, WeightGradients};
+use lockstep_plan::context::Run;
 use lockstep_plan::model::{Family, Moe, Shape};
 
-use crate::setup::{BATCH, PASS, SEQ, Setup, objective, setup, shape, train};
+use crate::setup::{BATCH, PLAIN, SEQ, Setup, Way, all_gradients, objective, setup, shape, train};
 
 const FAMILIES: [Family; 3] = [Family::Gpt2, Family::Llama, Family::Moe];
 
@@ -20,13 +21,16 @@ fn smooth(family: Family) -> Shape {
 /// Moves every parameter by `step` times its gradient.
 fn moved(setup: &mut Setup, gradient: &[f32], step: f32) {
     let mut rest = gradient;
-    for block in 0..setup.weights.blocks() {
-        let (master, _) = setup.weights.master_mut(block);
-        let values = master.view_mut().host::<f32>();
-        let (here, after) = rest.split_at(values.len());
-        values.iter_mut().zip(here).for_each(|(value, slope)| *value += step * slope);
-        rest = after;
+    for block in 0..setup.store.weights.blocks() {
+        for unit in 0..setup.store.weights.held(block).count() {
+            let (master, _) = setup.store.weights.own_mut(block, unit);
+            let values = master.host::<f32>();
+            let (here, after) = rest.split_at(values.len());
+            values.iter_mut().zip(here).for_each(|(value, slope)| *value += step * slope);
+            rest = after;
+        }
     }
+    assert!(rest.is_empty(), "every parameter has a gradient, and every gradient a parameter");
 }
 
 /// The loss rises along the gradient by its square: one number that every part of it enters.
@@ -35,16 +39,17 @@ fn the_loss_follows_the_gradient() {
     for family in FAMILIES {
         for dropout in [0.0, 0.2] {
             let shape = smooth(family);
-            let pass = Pass {
+            let way = Way {
                 dropout: (dropout > 0.0).then_some(Dropout {
                     probability: dropout,
                     seed: 3,
                     step: 5,
-                    first_token: 48,
+                    first_sample: 4,
+                    seq: SEQ as u64,
                 }),
-                ..PASS
+                ..PLAIN
             };
-            let (slope, square) = slope(&mut setup(&shape, Dtype::F32), &pass);
+            let (slope, square) = slope(&mut setup(&shape, Dtype::F32), &way);
             let error = (slope / square - 1.0).abs();
             assert!(error < 2e-3, "{family:?} dropout {dropout}: {slope} against {square}");
         }
@@ -52,15 +57,15 @@ fn the_loss_follows_the_gradient() {
 }
 
 /// How the loss really changes along the gradient, and how it should: by the gradient's square.
-fn slope(setup: &mut Setup, pass: &Pass) -> (f64, f64) {
-    let (gradient, _) = train(setup, pass, 1);
+fn slope(setup: &mut Setup, way: &Way) -> (f64, f64) {
+    let (gradient, _) = train(setup, way, 1);
     let square: f64 = gradient.iter().map(|g| (*g as f64).powi(2)).sum();
     // A change of the loss of about ±0.01, far above rounding.
     let step = (0.01 / square) as f32;
     moved(setup, &gradient, step);
-    let above = objective(&train(setup, pass, 1).1);
+    let above = objective(&train(setup, way, 1).1);
     moved(setup, &gradient, -2.0 * step);
-    let below = objective(&train(setup, pass, 1).1);
+    let below = objective(&train(setup, way, 1).1);
     ((above - below) / (2.0 * step as f64), square)
 }
 
@@ -70,20 +75,21 @@ fn each_tensor_has_its_gradient() {
     for family in FAMILIES {
         let shape = smooth(family);
         let mut setup = setup(&shape, Dtype::F32);
-        let (gradient, _) = train(&setup, &PASS, 1);
-        let tensors: Vec<_> =
-            setup.weights.tensors().map(|(name, _, block, range)| (name, block, range)).collect();
-        let starts: Vec<usize> = setup
-            .weights
-            .layout
+        let (gradient, _) = train(&mut setup, &PLAIN, 1);
+        let mut end = 0;
+        let tensors: Vec<_> = setup
+            .model
+            .part
+            .blocks
             .iter()
-            .scan(0, |end, block| {
-                *end += block.len();
-                Some(*end - block.len())
+            .flat_map(|block| &block.params)
+            .map(|param| {
+                end += param.len();
+                (param.whole.name.clone(), end - param.len()..end)
             })
             .collect();
-        for (name, block, range) in tensors {
-            let place = starts[block] + range.start..starts[block] + range.end;
+        assert_eq!(end, gradient.len());
+        for (name, place) in tensors {
             let mut only = vec![0.0; gradient.len()];
             only[place.clone()].copy_from_slice(&gradient[place]);
             let square: f64 = only.iter().map(|g| (*g as f64).powi(2)).sum();
@@ -92,9 +98,9 @@ fn each_tensor_has_its_gradient() {
             }
             let step = (2e-3 / square) as f32;
             moved(&mut setup, &only, step);
-            let above = objective(&train(&setup, &PASS, 1).1);
+            let above = objective(&train(&mut setup, &PLAIN, 1).1);
             moved(&mut setup, &only, -2.0 * step);
-            let below = objective(&train(&setup, &PASS, 1).1);
+            let below = objective(&train(&mut setup, &PLAIN, 1).1);
             moved(&mut setup, &only, step);
             let slope = (above - below) / (2.0 * step as f64);
             assert!(
@@ -109,8 +115,8 @@ fn each_tensor_has_its_gradient() {
 fn what_is_recomputed_is_the_same_to_the_bit() {
     for family in FAMILIES {
         for dtype in [Dtype::F32, Dtype::Bf16] {
-            let setup = setup(&shape(family), dtype);
-            let with = |recompute| train(&setup, &Pass { recompute, dtype, ..PASS }, 1);
+            let mut setup = setup(&shape(family), dtype);
+            let mut with = |recompute| train(&mut setup, &Way { recompute, dtype, ..PLAIN }, 1);
             let kept = with(Recompute::None);
             assert!(kept == with(Recompute::Selective), "{family:?} {dtype} selective");
             assert!(kept == with(Recompute::Full), "{family:?} {dtype} full");
@@ -121,9 +127,9 @@ fn what_is_recomputed_is_the_same_to_the_bit() {
 #[test]
 fn a_second_micro_batch_adds_its_gradients() {
     for family in FAMILIES {
-        let setup = setup(&shape(family), Dtype::F32);
-        let (once, _) = train(&setup, &PASS, 1);
-        let (twice, _) = train(&setup, &PASS, 2);
+        let mut setup = setup(&shape(family), Dtype::F32);
+        let (once, _) = train(&mut setup, &PLAIN, 1);
+        let (twice, _) = train(&mut setup, &PLAIN, 2);
         for (index, (once, twice)) in once.iter().zip(&twice).enumerate() {
             let error = (2.0 * once - twice).abs();
             assert!(
@@ -144,27 +150,27 @@ fn experts_with_little_room_drop_and_still_learn() {
     let slots = (roomy.layers * BATCH * SEQ * moe.experts) as u64;
     assert_eq!((dropped(&roomy), dropped(&tight)), (0, slots / 2));
 
-    let loss = |shape| train(&setup(shape, Dtype::F32), &PASS, 1).1.sum;
+    let loss = |shape| train(&mut setup(shape, Dtype::F32), &PLAIN, 1).1.sum;
     assert!(loss(&roomy) != loss(&tight), "what was dropped is missing");
-    let (slope, square) = slope(&mut setup(&tight, Dtype::F32), &PASS);
+    let (slope, square) = slope(&mut setup(&tight, Dtype::F32), &PLAIN);
     assert!((slope / square - 1.0).abs() < 2e-3, "{slope} against {square}");
 }
 
 /// Slots that found no room in a pass.
 fn dropped(shape: &Shape) -> u64 {
-    let Setup { device, model, weights, batch } = setup(shape, Dtype::F32);
-    let (mut gradients, mut tape) = (Gradients::new(model.blocks()), Tape::default());
-    model.train(&device, &weights, &batch, &PASS, &mut gradients, &mut tape);
-    tape.auxiliary.borrow().dropped
+    let Setup { device, peers, model, mut store, batch } = setup(shape, Dtype::F32);
+    let mut kept = Kept::default();
+    model.train(&PLAIN.pass(&device, &peers), &batch, &mut store, &mut kept);
+    kept.auxiliary.borrow().dropped
 }
 
 #[test]
 fn bf16_stays_near_f32() {
     for family in FAMILIES {
-        let wide = setup(&shape(family), Dtype::F32);
-        let narrow = setup(&shape(family), Dtype::Bf16);
-        let (exact, exact_loss) = train(&wide, &PASS, 1);
-        let (rounded, rounded_loss) = train(&narrow, &Pass { dtype: Dtype::Bf16, ..PASS }, 1);
+        let mut wide = setup(&shape(family), Dtype::F32);
+        let mut narrow = setup(&shape(family), Dtype::Bf16);
+        let (exact, exact_loss) = train(&mut wide, &PLAIN, 1);
+        let (rounded, rounded_loss) = train(&mut narrow, &Way { dtype: Dtype::Bf16, ..PLAIN }, 1);
         let distance: f64 = exact.iter().zip(&rounded).map(|(a, b)| ((a - b) as f64).powi(2)).sum();
         let size: f64 = exact.iter().map(|a| (*a as f64).powi(2)).sum();
         let error = (distance / size).sqrt();
@@ -179,20 +185,23 @@ fn bf16_stays_near_f32() {
 fn weight_gradients_can_wait() {
     for family in FAMILIES {
         let setup = setup(&smooth(family), Dtype::F32);
-        let layer = Layer::new(&setup.model.shape, 0, rope(&setup));
-        let (device, weights) = (&setup.device, setup.weights.block(1));
+        let part = &setup.model.part;
+        let layer = Layer::new(&part.shape, part.blocks[1].clone(), rope(&setup));
+        let (device, weights) = (&setup.device, setup.store.weights.block(1));
+        let runs = [Run { start: 0, len: SEQ }];
         let cx = Cx {
             device,
+            peers: &setup.peers,
             dtype: Dtype::F32,
             batch: BATCH,
-            seq: SEQ,
+            runs: &runs,
             dropout: None,
             share: 1.0,
             auxiliary: None,
             counting: false,
         };
         let random = |stream| {
-            let mut x = device.empty(BATCH * SEQ, setup.model.shape.dim, Dtype::F32, Tag::Buffers);
+            let mut x = device.empty(BATCH * SEQ, part.shape.dim, Dtype::F32, Tag::Buffers);
             device.normal(x.view_mut(), 1, stream, 0, 1.0);
             x
         };
@@ -221,8 +230,32 @@ fn weight_gradients_can_wait() {
     }
 }
 
+/// The same of a whole model, and of two micro-batches that are both under way.
+#[test]
+fn whole_models_put_weight_gradients_off() {
+    for family in FAMILIES {
+        let at_once = train(&mut setup(&shape(family), Dtype::F32), &PLAIN, 2);
+        let Setup { device, peers, model, mut store, batch } = setup(&shape(family), Dtype::F32);
+        let pass = PLAIN.pass(&device, &peers);
+        let mut loss = Loss::default();
+        let mut under_way = [Kept::default(), Kept::default()];
+        for kept in &mut under_way {
+            model.forward(0, &pass, &batch, None, &mut store.weights, kept);
+        }
+        for kept in &mut under_way {
+            let later = WeightGradients::Later;
+            loss = model.backward(0, &pass, &batch, None, &mut store, kept, later).1;
+        }
+        assert!(all_gradients(&store) != at_once.0, "{family:?}: not yet");
+        for kept in &mut under_way {
+            model.weight_gradients(&pass, &mut store, kept);
+        }
+        assert!((all_gradients(&store), loss) == at_once, "{family:?}");
+    }
+}
+
 fn rope(setup: &Setup) -> Option<Arc<RopeTable>> {
-    let shape = &setup.model.shape;
+    let shape = &setup.model.part.shape;
     (shape.family != Family::Gpt2)
         .then(|| Arc::new(RopeTable::new(shape.head_dim, shape.seq, shape.rope_theta, None)))
 }

@@ -1,7 +1,7 @@
 //! Small models of the three families, and a batch for them.
 
 use lockstep_kernels::{Device, Dtype};
-use lockstep_model::{Batch, Gradients, Loss, Model, Pass, Recompute, Tape, Weights};
+use lockstep_model::{Batch, Dropout, Kept, Loss, Model, Pass, Peers, Recompute, Store, Weights};
 use lockstep_plan::model::{Family, Moe, Shape};
 
 pub const SEQ: usize = 12;
@@ -35,58 +35,81 @@ pub fn shape(family: Family) -> Shape {
 
 pub struct Setup {
     pub device: Device,
+    pub peers: Peers,
     pub model: Model,
-    pub weights: Weights,
+    pub store: Store,
     pub batch: Batch,
 }
 
 pub fn setup(shape: &Shape, dtype: Dtype) -> Setup {
-    let device = Device::cpu(1);
-    let model = Model::new(shape);
-    let mut weights = Weights::init(&device, shape, dtype, 7);
-    // Larger than at the start of a training, so that every path has something to say.
-    let matrices: Vec<_> = weights
-        .tensors()
-        .filter(|(_, param, ..)| param.dims.len() == 2)
-        .map(|(_, _, block, range)| (block, range))
-        .collect();
-    for (block, range) in matrices {
-        let (master, _) = weights.master_mut(block);
-        master.view_mut().part(range).host::<f32>().iter_mut().for_each(|value| *value *= 6.0);
-    }
-    weights.refresh(&device);
+    let (device, peers) = (Device::cpu(1), Peers::alone());
+    let model = Model::whole(shape);
+    let mut store = Store::alone(&device, &model.part, dtype, 7);
+    enlarge(&device, &mut store.weights);
     let mut batch = Batch::empty(&device, BATCH, SEQ);
     let samples: Vec<u32> =
         (0..BATCH * (SEQ + 1)).map(|i| (i * i * 7 + 3 * i) as u32 % 37).collect();
     batch.fill(&device, &samples);
-    Setup { device, model, weights, batch }
+    Setup { device, peers, model, store, batch }
 }
 
-pub const PASS: Pass = Pass {
-    dtype: Dtype::F32,
-    recompute: Recompute::None,
-    dropout: None,
-    global_tokens: BATCH * SEQ,
-};
+/// Makes matrices larger than at the start of a training, so that every path has something to say.
+fn enlarge(device: &Device, weights: &mut Weights) {
+    for block in 0..weights.blocks() {
+        let layout = weights.layout[block].clone();
+        let held: Vec<_> = weights.held(block).cloned().collect();
+        for (unit, held) in held.iter().enumerate() {
+            let (mut master, copy) = weights.own_mut(block, unit);
+            for (start, param) in layout.placed().filter(|(_, param)| param.dims.len() == 2) {
+                // A parameter lies in one unit.
+                if held.own.contains(&start) {
+                    let start = start - held.own.start;
+                    let matrix = master.reborrow().part(start..start + param.len());
+                    matrix.host::<f32>().iter_mut().for_each(|value| *value *= 6.0);
+                }
+            }
+            if let Some(copy) = copy {
+                device.cast(master.as_view(), copy);
+            }
+        }
+    }
+}
+
+/// How to pass, but for where.
+#[derive(Clone, Copy)]
+pub struct Way {
+    pub dtype: Dtype,
+    pub recompute: Recompute,
+    pub dropout: Option<Dropout>,
+}
+
+pub const PLAIN: Way = Way { dtype: Dtype::F32, recompute: Recompute::None, dropout: None };
+
+impl Way {
+    pub fn pass<'a>(&self, device: &'a Device, peers: &'a Peers) -> Pass<'a> {
+        let Way { dtype, recompute, dropout } = *self;
+        Pass { device, peers, dtype, recompute, dropout, global_tokens: BATCH * SEQ }
+    }
+}
 
 /// All gradients in a row, and the loss.
-pub fn train(setup: &Setup, pass: &Pass, times: usize) -> (Vec<f32>, Loss) {
-    let mut gradients = Gradients::new(setup.model.blocks());
-    let mut tape = Tape::default();
+pub fn train(setup: &mut Setup, way: &Way, times: usize) -> (Vec<f32>, Loss) {
+    let Setup { device, peers, model, store, batch } = setup;
+    let pass = way.pass(device, peers);
+    let mut kept = Kept::default();
     let mut loss = Loss::default();
     for _ in 0..times {
-        loss = setup.model.train(
-            &setup.device,
-            &setup.weights,
-            &setup.batch,
-            pass,
-            &mut gradients,
-            &mut tape,
-        );
+        loss = model.train(&pass, batch, store, &mut kept);
     }
-    let all =
-        gradients.iter().flat_map(|(_, gradient)| gradient.view().host::<f32>().to_vec()).collect();
-    (all, loss)
+    let gradients = all_gradients(store);
+    store.clear();
+    (gradients, loss)
+}
+
+/// Every block's, in a row.
+pub fn all_gradients(store: &Store) -> Vec<f32> {
+    let of_block = |block| store.gradients.get(block).expect("every block was passed");
+    (0..store.gradients.blocks()).flat_map(|block| of_block(block).host::<f32>().to_vec()).collect()
 }
 
 /// The objective: mean cross-entropy and what routers add.

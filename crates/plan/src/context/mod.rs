@@ -59,7 +59,8 @@ pub fn degrees(kind: ContextKind, context: usize, heads: usize, kv_heads: usize)
         ContextKind::Ring => (1, context),
         ContextKind::Ulysses => (context, 1),
         ContextKind::Both => {
-            let most = (context / 2).max(1);
+            // More ranks than heads cannot have one each.
+            let most = (context / 2).min(heads).max(1);
             let fits = |u: &usize| context.is_multiple_of(*u) && deals(*u, heads, kv_heads);
             let u = (1..=most).rev().find(fits).unwrap_or(1);
             (u, context / u)
@@ -168,7 +169,7 @@ fn deals(ulysses: usize, heads: usize, kv_heads: usize) -> bool {
 
 fn heads_do_not_deal(ulysses: usize, heads: usize, kv_heads: usize) -> String {
     let fits = |u: &usize| deals(*u, heads, kv_heads);
-    let below = (1..ulysses).rev().find(fits);
+    let below = (1..ulysses.min(heads + 1)).rev().find(fits);
     let above = (ulysses + 1..=heads).find(fits);
     let near = near::either(below, above);
     let why = match heads.is_multiple_of(ulysses) {

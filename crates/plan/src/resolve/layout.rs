@@ -8,7 +8,7 @@ use crate::context::{self, ContextKind};
 use crate::mesh::Mesh;
 use crate::model::Shape;
 use crate::plan::{Data, Layout, Train};
-use crate::schedule::{Kind, Schedule};
+use crate::schedule::{self, Kind};
 
 /// The degrees alone: what they cut is looked at when it is known.
 pub(super) fn layout(findings: &mut Findings, around: &Surroundings) -> Layout {
@@ -19,8 +19,7 @@ pub(super) fn layout(findings: &mut Findings, around: &Surroundings) -> Layout {
     for (name, degree) in degrees {
         findings.at_least_one(&format!("layout.{name}"), degree);
     }
-    let others: usize = degrees.iter().map(|(_, degree)| (*degree).clamp(1, 1 << 20)).product();
-    let data = typed.data.unwrap_or((around.ranks / others).max(1));
+    let data = typed.data.unwrap_or((around.ranks / product_of(&degrees)).max(1));
     findings.at_least_one("layout.data", data);
     if sized(&[tensor, context, pipe, data]) {
         product(findings, around.ranks, data, &degrees);
@@ -30,6 +29,9 @@ pub(super) fn layout(findings: &mut Findings, around: &Surroundings) -> Layout {
         _ => Kind::OneForwardOneBackward,
     });
     let usual_chunks = if schedule == Kind::Interleaved { 2 } else { 1 };
+    let (chunks, expert) = (typed.chunks.unwrap_or(usual_chunks), typed.expert.unwrap_or(1));
+    findings.at_least_one("layout.chunks", chunks);
+    findings.at_least_one("layout.expert", expert);
     let zero = typed.zero.unwrap_or(0);
     findings.require(zero <= 3, "layout.zero", zero, "ZeRO has the stages 0, 1, 2 and 3");
     let replicas = data.saturating_mul(context);
@@ -46,32 +48,41 @@ pub(super) fn layout(findings: &mut Findings, around: &Surroundings) -> Layout {
         context_kind: typed.context_kind.unwrap_or(ContextKind::Ring),
         pipe,
         schedule,
-        chunks: if pipe == 1 { 1 } else { typed.chunks.unwrap_or(usual_chunks).max(1) },
-        expert: typed.expert.unwrap_or(1).max(1),
+        chunks: if pipe == 1 { 1 } else { chunks },
+        expert,
         recompute: typed.recompute.unwrap_or(Recompute::None),
     }
 }
 
 /// Every rank has a place, and every place a rank.
-fn product(findings: &mut Findings, ranks: usize, data: usize, degrees: &[(&str, usize)]) {
-    let product = degrees.iter().fold(data, |product, (_, degree)| product.saturating_mul(*degree));
+fn product(findings: &mut Findings, ranks: usize, data: usize, others: &[(&str, usize)]) {
+    let of_others = product_of(others);
+    let product = data.saturating_mul(of_others);
     if product == ranks {
         return;
     }
-    let started = if ranks == 1 { "1 rank is".to_string() } else { format!("{ranks} ranks are") };
-    let factors: Vec<String> = std::iter::once(("data", data))
-        .chain(degrees.iter().copied())
-        .filter(|(name, degree)| *degree > 1 || *name == "data")
+    let degrees = std::iter::once(("data", data)).chain(others.iter().copied());
+    let factors: Vec<String> = degrees
+        .filter(|(name, degree)| *degree > 1 || (product == 1 && *name == "data"))
         .map(|(name, degree)| format!("{name}={degree}"))
         .collect();
     let takes = if product == 1 { "1 rank".to_string() } else { format!("{product} ranks") };
+    let started = if ranks == 1 { "1 rank is".to_string() } else { format!("{ranks} ranks are") };
     let what = format!("{} takes {takes}, but {started} started", factors.join(" × "));
-    let keys = ["layout.data", "layout.tensor", "layout.context", "layout.pipe"];
     let way_out = match findings.config.layout.data {
-        Some(_) => format!("start with --ranks {product}, or leave data out"),
-        None => format!("start with --ranks {product}"),
+        Some(_) if ranks.is_multiple_of(of_others) => {
+            format!("start with --ranks {product}, or leave data out")
+        }
+        Some(_) => format!("start with --ranks {product}"),
+        // As many replicas as there is room for.
+        None => format!("start with --ranks {}", near::multiples(ranks, of_others)),
     };
+    let keys = ["layout.data", "layout.tensor", "layout.context", "layout.pipe"];
     findings.add(&keys, what, way_out);
+}
+
+fn product_of(degrees: &[(&str, usize)]) -> usize {
+    degrees.iter().fold(1, |product, (_, degree)| product.saturating_mul((*degree).max(1)))
 }
 
 fn sharding(findings: &mut Findings, zero: usize, replicas: usize) {
@@ -100,71 +111,93 @@ pub(super) fn fits(
     data: &Data,
     train: &Train,
 ) {
-    let Layout { tensor, context, pipe, .. } = *layout;
-    if !sized(&[tensor, context, pipe, layout.data, train.micro_batch, data.seq]) {
+    let Layout { tensor, context, pipe, chunks, expert, .. } = *layout;
+    let degrees = [tensor, context, pipe, chunks, expert, layout.data];
+    let Shape { heads, kv_heads, ffn, layers, .. } = *shape;
+    if !sized(&degrees) || !sized(&[heads, kv_heads, ffn, layers, train.micro_batch, data.seq]) {
         return;
     }
-    heads(findings, tensor, shape);
+    matrices(findings, tensor, shape);
     let cut = |heads: usize| (heads / tensor).max(1);
-    if context > 1 && shape.heads.is_multiple_of(tensor) {
-        let (heads, keys) = (cut(shape.heads), cut(shape.kv_heads));
+    if context > 1 && heads.is_multiple_of(tensor) {
+        let (heads, keys) = (cut(heads), cut(kv_heads));
         if let Err(why) = context::check(layout.context_kind, context, data.seq, heads, keys) {
             let (what, way_out) = why.rsplit_once("; ").unwrap_or((&why, "leave context out"));
-            findings.add(&["layout.context", "data.seq"], what.into(), way_out);
+            // Heads are counted on a rank.
+            let what = match what.contains("heads=") && tensor > 1 {
+                true => format!("{what} (tensor={tensor} has cut them)"),
+                false => what.into(),
+            };
+            findings.add(&["layout.context", "data.seq"], what, way_out);
         }
     }
     let tokens = train.micro_batch * data.seq / context;
     if layout.sequence && !tokens.is_multiple_of(tensor) {
         let what = format!(
-            "sequence=true cuts the {tokens} tokens of a micro-batch in tensor={tensor} equal parts"
+            "sequence=true, but tensor={tensor} does not divide the {tokens} tokens of a rank's micro-batch"
         );
-        let way_out =
-            format!("try micro_batch={}, or sequence = false", train.micro_batch * tensor);
+        let way_out = format!("try micro_batch={}, or sequence=false", train.micro_batch * tensor);
         findings.add(&["layout.sequence", "train.micro_batch"], what, way_out);
     }
-    stages(findings, layout, shape, train.accumulation);
+    stages(findings, layout, shape, train);
     experts(findings, layout, shape);
 }
 
-fn heads(findings: &mut Findings, tensor: usize, shape: &Shape) {
-    for (name, whole) in [("heads", shape.heads), ("ffn", shape.ffn)] {
+fn matrices(findings: &mut Findings, tensor: usize, shape: &Shape) {
+    let Shape { heads, kv_heads, ffn, vocab, .. } = *shape;
+    // Ranks may share a head of keys.
+    let keys_fit = |ranks| kv_heads.is_multiple_of(ranks) || ranks.is_multiple_of(kv_heads);
+    let fits = |ranks: &usize| ffn.is_multiple_of(*ranks) && keys_fit(*ranks);
+    let way_out = format!("try {}", near::divisors_that(tensor, heads, fits));
+    for (name, whole) in [("heads", heads), ("ffn", ffn)] {
         if !whole.is_multiple_of(tensor) {
             let what = format!("tensor={tensor} does not divide {name}={whole}");
-            let near = near::divisors(tensor, whole);
-            findings.add(&["layout.tensor", &format!("model.{name}")], what, format!("try {near}"));
+            findings.add(&["layout.tensor", &format!("model.{name}")], what, &*way_out);
         }
     }
-    let keys = shape.kv_heads;
-    if !keys.is_multiple_of(tensor) && !tensor.is_multiple_of(keys) {
-        let what = format!("tensor={tensor} and kv_heads={keys}: neither divides the other");
-        let near = near::divisors(tensor, keys);
-        findings.add(&["layout.tensor", "model.kv_heads"], what, format!("try {near}"));
+    if heads.is_multiple_of(tensor) && !keys_fit(tensor) {
+        let what = format!("tensor={tensor} and kv_heads={kv_heads}: neither divides the other");
+        findings.add(&["layout.tensor", "model.kv_heads"], what, &*way_out);
     }
-    if tensor > shape.vocab {
-        let what = format!("tensor={tensor} is more than vocab={}", shape.vocab);
-        findings.add(&["layout.tensor"], what, "take fewer");
+    if tensor > vocab {
+        let what = format!("tensor={tensor} is more than vocab={vocab}");
+        findings.add(&["layout.tensor", "model.vocab"], what, format!("say at most {vocab}"));
     }
 }
 
-fn stages(findings: &mut Findings, layout: &Layout, shape: &Shape, micros: usize) {
+fn stages(findings: &mut Findings, layout: &Layout, shape: &Shape, train: &Train) {
     let Layout { pipe, chunks, schedule, .. } = *layout;
     if pipe == 1 {
         return;
     }
-    let stages = pipe * chunks;
-    if stages > shape.layers {
-        let what =
-            format!("pipe={pipe} × chunks={chunks} = {stages} stages, but layers={}", shape.layers);
-        let way_out =
-            format!("a stage has at least one layer; take at most {} stages", shape.layers);
-        findings.add(&["layout.pipe", "layout.chunks"], what, way_out);
+    let (stages, layers, micros) = (pipe * chunks, shape.layers, train.accumulation);
+    if stages > layers {
+        let cut = match chunks {
+            1 => format!("pipe={pipe} stages"),
+            _ => format!("pipe={pipe} × chunks={chunks} = {stages} stages"),
+        };
+        let what = format!("{cut} are more than layers={layers}");
+        let way_out = format!("every stage has a layer at least: take at most {layers}");
+        findings.add(&["layout.pipe", "layout.chunks", "model.layers"], what, way_out);
     }
-    if let Err(why) = Schedule::new(schedule, pipe, chunks, micros.max(1)) {
-        let why = why.replace("micros", "micro-batches per step").replace("ranks=", "pipe=");
-        let (what, way_out) = why.rsplit_once("; ").unwrap_or((&why, "take another schedule"));
-        let keys = ["layout.schedule", "layout.chunks", "layout.pipe", "train.global_batch"];
-        findings.add(&keys, what.into(), way_out);
+    // When a step has no micro-batch, that was said of its batches.
+    if micros == 0 || schedule::possible(schedule, pipe, chunks, micros).is_ok() {
+        return;
     }
+    let (what, way_out) = match schedule {
+        Kind::Interleaved => {
+            let round = train.micro_batch * layout.data * pipe;
+            let near = near::multiples(train.global_batch, round);
+            let rounds = format!("interleaved takes micro-batches in rounds of pipe={pipe}");
+            (format!("{rounds}, and a step has {micros}"), format!("try global_batch={near}"))
+        }
+        other => (
+            format!("schedule={other} has one stage per rank, not chunks={chunks}"),
+            "leave chunks out, or say schedule = \"interleaved\"".into(),
+        ),
+    };
+    let keys = ["layout.schedule", "layout.chunks", "layout.pipe", "train.global_batch"];
+    findings.add(&keys, what, way_out);
 }
 
 fn experts(findings: &mut Findings, layout: &Layout, shape: &Shape) {
@@ -176,10 +209,11 @@ fn experts(findings: &mut Findings, layout: &Layout, shape: &Shape) {
         }
         return;
     };
-    for (name, whole) in [("data × context", data * context), ("experts", moe.experts)] {
+    let replicas = data * context;
+    for (name, whole) in [("data × context = ", replicas), ("experts=", moe.experts)] {
         if !whole.is_multiple_of(expert) {
-            let what = format!("expert={expert} does not divide {name}={whole}");
-            let near = near::divisors(expert, whole);
+            let what = format!("expert={expert} does not divide {name}{whole}");
+            let near = near::divisors_that(expert, moe.experts, |&n| replicas.is_multiple_of(n));
             findings.add(&["layout.expert"], what, format!("try {near}"));
         }
     }

@@ -2,8 +2,14 @@
 
 /// The divisors of `whole` on both sides of `number`: `4 or 8` for 6 and 128. Both are at least 1.
 pub(crate) fn divisors(number: usize, whole: usize) -> String {
+    divisors_that(number, whole, |_| true)
+}
+
+/// Of them, those that fit what else there is.
+pub(crate) fn divisors_that(number: usize, whole: usize, fits: impl Fn(&usize) -> bool) -> String {
     let small = (1..=whole.isqrt()).filter(|divisor| whole.is_multiple_of(*divisor));
-    let all: Vec<usize> = small.flat_map(|divisor| [divisor, whole / divisor]).collect();
+    let both = small.flat_map(|divisor| [divisor, whole / divisor]);
+    let all: Vec<usize> = both.filter(fits).collect();
     let below = all.iter().copied().filter(|divisor| *divisor < number).max();
     let above = all.iter().copied().filter(|divisor| *divisor > number).min();
     either(below, above)
@@ -33,6 +39,7 @@ mod tests {
         assert_eq!(divisors(200, 128), "128");
         assert_eq!(divisors(2, 7), "1 or 7");
         assert_eq!(divisors(3, 1), "1");
+        assert_eq!(divisors_that(3, 12, |divisor| *divisor != 2), "1 or 4");
         assert_eq!(multiples(32, 6), "30 or 36");
         assert_eq!(multiples(2, 5), "5");
     }

@@ -99,7 +99,13 @@ impl Schedule {
     }
 }
 
-fn possible(kind: Kind, ranks: usize, chunks: usize, micros: usize) -> Result<(), String> {
+/// Whether there is a schedule like this; if not, why, and what to take instead.
+pub(crate) fn possible(
+    kind: Kind,
+    ranks: usize,
+    chunks: usize,
+    micros: usize,
+) -> Result<(), String> {
     for (name, value) in [("ranks", ranks), ("chunks", chunks), ("micros", micros)] {
         if value == 0 {
             return Err(format!("{kind} with {name}=0 does nothing; {name} must be at least 1"));

@@ -1,7 +1,9 @@
 //! The run file of the documentation, key by key.
 
+use lockstep_plan::context::ContextKind;
 use lockstep_plan::model::{Balance, Family};
-use lockstep_plan::{Compression, Compute, Config, Plan, Recompute, Source, Surroundings};
+use lockstep_plan::schedule::Kind;
+use lockstep_plan::{Compression, Compute, Config, Layout, Plan, Recompute, Source, Surroundings};
 
 const EXAMPLE: &str = r#"
 name = "small"
@@ -119,11 +121,14 @@ sample_tokens = 9
 zero = 0
 shard = 1
 sequence = false
-context_kind = "off"
-schedule = "off"
+context_kind = "ring"
+schedule = "1f1b"
+keep_gathered = false
+chunks = 1
 [comm]
 compression = "topk:0.01"
 timeout_s = 2.5
+overlap = true
 "#;
     let config = Config::parse(text, &[]);
     let plan = Plan::resolve(&config, &Surroundings::one_host(1, 4)).unwrap();
@@ -154,4 +159,80 @@ timeout_s = 2.5
     let sample = train.sample.as_ref().unwrap();
     assert_eq!((sample.prompt.as_str(), sample.tokens), ("the cat", 9));
     assert_eq!((plan.comm.timeout_s, plan.comm.compression), (2.5, Compression::TopK(0.01)));
+    assert_eq!((plan.comm.timeout_s, plan.comm.overlap), (2.5, Some(true)));
+}
+
+/// Every axis at once, on 16 ranks.
+#[test]
+fn every_degree_has_a_place() {
+    let text = r#"
+[model]
+preset = "moe-test"
+layers = 4
+[train]
+global_batch = 32
+micro_batch = 4
+[layout]
+data = 2
+zero = 3
+shard = 2
+keep_gathered = true
+tensor = 2
+sequence = true
+context = 2
+context_kind = "ulysses"
+pipe = 2
+schedule = "interleaved"
+chunks = 2
+expert = 4
+recompute = "selective"
+"#;
+    let config = Config::parse(text, &[]);
+    assert_eq!(config.ranks(), 16);
+    let around = Surroundings::one_host(16, 16).with_vocab(77);
+    let plan = Plan::resolve(&config, &around).unwrap();
+    let layout = Layout {
+        data: 2,
+        zero: 3,
+        shard: 2,
+        keep_gathered: true,
+        tensor: 2,
+        sequence: true,
+        context: 2,
+        context_kind: ContextKind::Ulysses,
+        pipe: 2,
+        schedule: Kind::Interleaved,
+        chunks: 2,
+        expert: 4,
+        recompute: Recompute::Selective,
+    };
+    assert_eq!((plan.layout.clone(), plan.mesh().ranks()), (layout, 16));
+    // Samples are dealt out along the data axis only.
+    assert_eq!((plan.train.accumulation, plan.local_batch()), (4, 16));
+}
+
+#[test]
+fn every_word_for_a_layout_is_known() {
+    let resolve = |text: &str| {
+        let config = Config::parse(text, &["model.preset=llama-test".into()]);
+        let around = Surroundings::one_host(config.ranks(), 1).with_vocab(64);
+        Plan::resolve(&config, &around).unwrap_or_else(|mistakes| panic!("{text}: {mistakes:?}"))
+    };
+    for kind in Kind::ALL {
+        let plan = resolve(&format!("[layout]\npipe = 2\nchunks = 1\nschedule = \"{kind}\""));
+        assert_eq!((plan.layout.schedule, plan.schedule().kind), (kind, kind));
+    }
+    for (word, kind) in [
+        ("ring", ContextKind::Ring),
+        ("ulysses", ContextKind::Ulysses),
+        ("both", ContextKind::Both),
+    ] {
+        let plan = resolve(&format!("[layout]\ncontext = 2\ncontext_kind = \"{word}\""));
+        assert_eq!(plan.layout.context_kind, kind);
+    }
+    for zero in 0..=3 {
+        let plan = resolve(&format!("[layout]\ndata = 2\nzero = {zero}"));
+        // Unless something else is said, states are cut among all replicas.
+        assert_eq!((plan.layout.zero, plan.layout.shard), (zero, if zero == 0 { 1 } else { 2 }));
+    }
 }

@@ -93,11 +93,6 @@ fn of_meaning() {
         ("[train]\ndecay = 0.5", 1, "train.decay (line 2): decay=0.5 is for the wsd schedule; say schedule = \"wsd\", or leave it out"),
         ("[train]\nbetas = [0.9, 1.0]", 1, "train.betas (line 2): betas=[0.9, 1] cannot be; both must be from 0 to below 1"),
         ("[train]\nclip = -1", 1, "train.clip (line 2): clip=-1 cannot be; it must be more than 0, or 0 for no clipping"),
-        ("[layout]\ndata = 4", 2, "layout.data (line 2): data=4 takes 4 ranks, but 2 ranks are started; start with --ranks 4, or leave data out"),
-        ("[layout]\ntensor = 2", 2, "layout.tensor (line 2): tensor=2, but this build trains on the data axis only; leave it out, or say 1"),
-        ("[layout]\nzero = 1", 2, "layout.zero (line 2): zero=1, but this build trains on the data axis only; leave it out, or say 0"),
-        ("[layout]\nsequence = true", 2, "layout.sequence (line 2): sequence=true, but this build trains on the data axis only; leave it out, or say false"),
-        ("[layout]\nschedule = \"1f1b\"", 2, "layout.schedule (line 2): schedule=1f1b, but this build trains on the data axis only; leave it out, or say off"),
         ("[comm]\ncompression = \"topk:0\"", 2, "comm.compression (line 2): compression=topk:0 cannot be; it must be more than 0 and at most 1, as in topk:0.01"),
         ("[comm]\ncompression = \"topk:-0.1\"", 2, "comm.compression (line 2): compression=topk:-0.1 cannot be; it must be more than 0 and at most 1, as in topk:0.01"),
         ("[comm]\ncompression = \"topk:inf\"", 2, "comm.compression (line 2): compression=topk:inf cannot be; it must be more than 0 and at most 1, as in topk:0.01"),
@@ -108,6 +103,58 @@ fn of_meaning() {
     ];
     for (text, ranks, expected) in cases {
         assert_eq!(said(text, &[], ranks), [expected], "{text}");
+    }
+}
+
+/// On `ranks` ranks, of 4 layers of 4 heads, an inner width of 512, 128 tokens, and 32 samples a step.
+#[test]
+fn of_layouts() {
+    #[rustfmt::skip]
+    let cases = [
+        // Ranks.
+        ("data = 4", 2, "layout.data (line 2): data=4 takes 4 ranks, but 2 ranks are started; start with --ranks 4, or leave data out"),
+        ("data = 1", 2, "layout.data (line 2): data=1 takes 1 rank, but 2 ranks are started; start with --ranks 1, or leave data out"),
+        ("data = 2\ntensor = 2", 2, "layout.data (line 2): data=2 × tensor=2 takes 4 ranks, but 2 ranks are started; start with --ranks 4, or leave data out"),
+        ("data = 2\ntensor = 2", 1, "layout.data (line 2): data=2 × tensor=2 takes 4 ranks, but 1 rank is started; start with --ranks 4"),
+        ("tensor = 2", 1, "layout.tensor (line 2): tensor=2 takes 2 ranks, but 1 rank is started; start with --ranks 2"),
+        ("context = 2\npipe = 2", 2, "layout.context (line 2): context=2 × pipe=2 takes 4 ranks, but 2 ranks are started; start with --ranks 4"),
+        ("pipe = 2", 3, "layout.pipe (line 2): pipe=2 takes 2 ranks, but 3 ranks are started; start with --ranks 2 or 4"),
+        ("tensor = 0", 1, "layout.tensor (line 2): tensor=0 cannot be; it must be at least 1"),
+        ("expert = 0", 1, "layout.expert (line 2): expert=0 cannot be; it must be at least 1"),
+        ("pipe = 2\nchunks = 0", 2, "layout.chunks (line 3): chunks=0 cannot be; it must be at least 1"),
+        // ZeRO.
+        ("zero = 4", 2, "layout.zero (line 2): zero=4 cannot be; ZeRO has the stages 0, 1, 2 and 3"),
+        ("shard = 2", 2, "layout.shard (line 2): shard=2, but zero=0 cuts nothing; say zero = 1, 2 or 3, or leave it out"),
+        ("zero = 1\nshard = 0", 2, "layout.shard (line 3): shard=0 cannot be; it must be at least 1"),
+        ("zero = 2\nshard = 3", 4, "layout.shard (line 3): shard=3 does not divide data × context = 4; try 2 or 4"),
+        ("zero = 3\nshard = 8", 4, "layout.shard (line 3): shard=8 does not divide data × context = 4; try 4"),
+        // The tensor axis.
+        ("tensor = 8", 8, "layout.tensor (line 2): tensor=8 does not divide heads=4; try 4"),
+        ("tensor = 4\n[model]\nffn = 510", 4, "layout.tensor (line 2): tensor=4 does not divide ffn=510; try 2"),
+        ("tensor = 4\n[model]\nheads = 12\nhead_dim = 8\nkv_heads = 6", 4, "layout.tensor (line 2): tensor=4 and kv_heads=6: neither divides the other; try 2"),
+        ("tensor = 128\n[model]\nheads = 128", 128, "layout.tensor (line 2): tensor=128 is more than vocab=64; say at most 64"),
+        ("tensor = 2\nsequence = true\n[data]\nseq = 33\n[train]\nmicro_batch = 1", 2, "layout.sequence (line 3): sequence=true, but tensor=2 does not divide the 33 tokens of a rank's micro-batch; try micro_batch=2, or sequence=false"),
+        // The context axis.
+        ("context = 2\n[data]\nseq = 126", 2, "layout.context (line 2): seq=126 is no multiple of 4: a ring of 2 cuts it in 4; try 124 or 128"),
+        ("context = 4\ncontext_kind = \"ulysses\"\n[data]\nseq = 126", 4, "layout.context (line 2): seq=126 is no multiple of 4: ulysses cuts it in 4; try 124 or 128"),
+        ("context = 4\ncontext_kind = \"both\"\n[data]\nseq = 126", 4, "layout.context (line 2): seq=126 is no multiple of 4: ulysses=2 in a ring of 2 cuts it in 4; try 124 or 128"),
+        ("context = 8\ncontext_kind = \"ulysses\"", 8, "layout.context (line 2): context=8 does not divide heads=4, which ulysses deals out; try 4, or ring"),
+        ("context = 4\ncontext_kind = \"ulysses\"\ntensor = 2", 8, "layout.context (line 2): context=4 does not divide heads=2, which ulysses deals out (tensor=2 has cut them); try 2, or ring"),
+        ("context_kind = \"rings\"", 2, "layout.context_kind (line 2): \"rings\" is none of \"ring\", \"ulysses\", \"both\"; did you mean \"ring\"?"),
+        // Stages.
+        ("pipe = 8", 8, "layout.pipe (line 2): pipe=8 stages are more than layers=4; every stage has a layer at least: take at most 4"),
+        ("pipe = 4\nchunks = 2", 4, "layout.pipe (line 2): pipe=4 × chunks=2 = 8 stages are more than layers=4; every stage has a layer at least: take at most 4"),
+        ("pipe = 2\nschedule = \"interleaved\"\n[train]\nglobal_batch = 12\nmicro_batch = 4", 2, "layout.schedule (line 3): interleaved takes micro-batches in rounds of pipe=2, and a step has 3; try global_batch=8 or 16"),
+        ("pipe = 2\nschedule = \"gpipe\"\nchunks = 2", 2, "layout.schedule (line 3): schedule=gpipe has one stage per rank, not chunks=2; leave chunks out, or say schedule = \"interleaved\""),
+        ("schedule = \"zb\"", 2, "layout.schedule (line 2): \"zb\" is none of \"gpipe\", \"1f1b\", \"interleaved\", \"zb-h1\", \"zb-h2\"; write one of \"gpipe\", \"1f1b\", \"interleaved\", \"zb-h1\", \"zb-h2\""),
+        // Experts.
+        ("expert = 2", 2, "layout.expert (line 2): expert=2, but the model has no experts; leave it out, or say family = \"moe\""),
+        ("expert = 3\n[model]\nfamily = \"moe\"\nexperts = 6", 4, "layout.expert (line 2): expert=3 does not divide data × context = 4; try 2"),
+        ("expert = 4\n[model]\nfamily = \"moe\"\nexperts = 6", 4, "layout.expert (line 2): expert=4 does not divide experts=6; try 2"),
+        ("context = 2\n[model]\nfamily = \"moe\"\ncapacity = 1.5", 2, "layout.context (line 2): context=2 cuts sequences, and with capacity which tokens are dropped would depend on it; leave capacity out (dropless)"),
+    ];
+    for (text, ranks, expected) in cases {
+        assert_eq!(said(&format!("[layout]\n{text}"), &[], ranks), [expected], "{text}");
     }
 }
 
@@ -147,8 +194,7 @@ data = 3
         "train.stpes (line 4): no such key; did you mean train.steps?",
         "model.heads (line 7): heads=6 does not divide dim=128; try 4 or 8",
         "modle (line 9): no such section; did you mean [model]?",
-        "layout.pipe (line 11): pipe=2, but this build trains on the data axis only; leave it out, or say 1",
-        "layout.data (line 12): data=3 takes 3 ranks, but 2 ranks are started; start with --ranks 3, or leave data out",
+        "layout.data (line 12): data=3 × pipe=2 takes 6 ranks, but 2 ranks are started; start with --ranks 6, or leave data out",
         "layout.data (line 12): global_batch=32 is not a multiple of data=3; try 30 or 33",
         "train.clip (--set): clip=-1 cannot be; it must be more than 0, or 0 for no clipping",
     ];
@@ -188,6 +234,18 @@ fn numbers_out_of_bounds_are_mistakes_not_overflows() {
     for name in ["global_batch", "micro_batch", "steps", "threads", "log_every"] {
         let text = format!("[train]\n{name} = 9223372036854775807");
         assert!(!said(&text, &[], 2).is_empty(), "{text}");
+    }
+    let degrees =
+        ["data", "shard", "tensor", "context", "pipe", "pipe = 2\nchunks", "expert", "zero"];
+    for name in degrees {
+        for kind in ["ring", "ulysses", "both"] {
+            // The second is as much as is ever taken for meant.
+            for value in ["9223372036854775807", "1000000000"] {
+                let kind = format!("context_kind = \"{kind}\"");
+                let text = format!("[layout]\n{kind}\n{name} = {value}");
+                assert!(!said(&text, &[], 2).is_empty(), "{text}");
+            }
+        }
     }
 }
 
