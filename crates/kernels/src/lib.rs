@@ -39,8 +39,8 @@ mod team;
 pub use cpu::pack::Code;
 pub use cpu::rope::{Llama3 as RopeScaling, Table as RopeTable};
 pub use device::{
-    AdamW, Attention, AttentionKnown, Capacity, CrossEntropy, Device, Found, Gradient, Matmul, Meter,
-    Operation, Router, Stepped, Vocabulary,
+    AdamW, Attention, AttentionKnown, Capacity, CrossEntropy, Device, Found, Gradient, Matmul,
+    Meter, Operation, Router, Stepped, Vocabulary,
 };
 pub use dtype::{Dtype, Element, Float};
 pub use memory::{Memory, Pool, Tag, Tensor, Usage, View, ViewMut};

@@ -8,7 +8,7 @@ use lockstep_kernels::{Device, Dtype};
 use lockstep_model::{Batch, Kept, Model, Pass, Peers, Recompute, Store, WeightGradients, Weights};
 use lockstep_parallel::{Gradients, Reduction};
 use lockstep_plan::model::{Balance, Family, Moe, Param, Part, Shape};
-use lockstep_plan::{Mesh, Recompute::Full, Recompute::Selective};
+use lockstep_plan::{Compression, Mesh, Recompute::Full, Recompute::Selective};
 
 const SEQ: usize = 12;
 const SAMPLES: usize = 8;
@@ -107,7 +107,8 @@ fn step(
         moved(param, values);
     });
     let gradients = Gradients::new(&part, zero, 0);
-    let mut store = Store::new(weights, gradients, Reduction::new(false), micros);
+    let mut store =
+        Store::new(weights, gradients, Reduction::new(false, Compression::None), micros);
     let pass = Pass {
         device: &device,
         peers: &peers,
@@ -288,7 +289,7 @@ fn stages_add_up() {
     let model = Model::new(&part);
     let weights = Weights::load(&device, &part, Dtype::F32, 0, fill);
     let gradients = Gradients::new(&part, 0, 0);
-    let mut store = Store::new(weights, gradients, Reduction::new(false), 1);
+    let mut store = Store::new(weights, gradients, Reduction::new(false, Compression::None), 1);
     let How { recompute, dtype, when, .. } = ALONE;
     let global_tokens = SAMPLES * SEQ;
     let (device, peers) = (&device, &peers);
