@@ -1,7 +1,7 @@
 //! The f32 inner loop for AVX-512: up to 13×32, which is 26 of 32 registers for sums, 2 for `b`, the others for
 //! `a`. Rows of `a` are read from a packed panel, or as they lie.
 
-use super::kernel::{Rows, Sums};
+use super::kernel::{Ahead, Rows, Sums};
 use super::{Data, Operand};
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -21,9 +21,11 @@ pub fn in_place(
     let bytes = 4 * from.stride;
     match from.k_runs {
         true if !bytes.is_multiple_of(4096) => {
-            Some(Rows { start, stride: bytes, step: 4, ahead: 0 })
+            Some(Rows { start, stride: bytes, step: 4, ahead: Ahead::default() })
         }
-        false if bytes <= 1024 => Some(Rows { start, stride: 4, step: bytes, ahead: 0 }),
+        false if bytes <= 1024 => {
+            Some(Rows { start, stride: 4, step: bytes, ahead: Ahead::default() })
+        }
         _ => None,
     }
 }
@@ -111,8 +113,8 @@ unsafe fn lying<const ROWS: usize>(k: usize, a: Rows, mut b: *const f32, sums: S
         let mut bases: [_; 5] = std::array::from_fn(|i| a.start.wrapping_add(3 * i * a.stride));
         // The next panel's rows, four in each of the first tiles, a line every fourth step: they shall have come
         // when their turn does.
-        let next = a.start.wrapping_add((ROWS + 4 * a.ahead) * a.stride);
-        let ask = if 4 * a.ahead < ROWS && a.step == 4 { 3 } else { usize::MAX };
+        let next = a.start.wrapping_add((ROWS + 4 * a.ahead.tile) * a.stride);
+        let ask = if 4 * a.ahead.tile < ROWS && a.step == 4 { 3 } else { usize::MAX };
         for p in 0..k {
             if p & ask == 0 {
                 let line = next.wrapping_add(p / 4 % 4 * a.stride + p / 16 * 64);

@@ -3,15 +3,13 @@
 
 use super::epilogue::Tile;
 use super::grid::Grid;
-use super::kernel::{Kernel, Rows, Strip, Sums};
+use super::kernel::{Ahead, Kernel, Rows, Strip, Sums};
 use super::{Data, Operand, Product};
 use crate::cpu::Cpu;
 use std::ops::Range;
 
 /// Bytes of the packed chunk of `b`, which stays in L2 while all of `a` passes by.
-const CHUNK: usize = 768 << 10;
-/// The longest panel along k.
-const LONG: usize = 2048;
+const CHUNK: usize = 1 << 20;
 /// Bytes of `a` that are kept packed for the next chunks of `b`: a share of L3.
 const KEPT: usize = 4 << 20;
 /// When k is cut, sums wait in scratch: for so many elements of output at a time.
@@ -70,7 +68,9 @@ struct Blocks {
 
 impl Blocks {
     fn of(kernel: &Kernel, product: &Product<'_>, m: usize, n: usize) -> Blocks {
-        let pieces = product.k.div_ceil(LONG / kernel.bytes).max(1);
+        let direct = product.target.direct().is_some();
+        let most = if direct { kernel.long } else { kernel.long_waiting };
+        let pieces = product.k.div_ceil(most).max(1);
         let long = product.k.div_ceil(pieces).max(1).next_multiple_of(kernel.deep);
         let height = kernel.height(m);
         // Where panels are read as they lie only the last one, which is not whole, is packed, by itself.
@@ -81,8 +81,10 @@ impl Blocks {
             len.next_multiple_of(of).min((most / of).max(1) * of)
         };
         let chunk = whole(n, CHUNK / kernel.bytes / long, kernel.cols);
+        // As even as can be, too: each chunk costs a pass over `a`.
+        let chunk = n.div_ceil(n.div_ceil(chunk)).next_multiple_of(kernel.cols);
         let once = n <= chunk;
-        let waiting = long < product.k && product.target.direct().is_none();
+        let waiting = long < product.k && !direct;
         let most = if once { usize::MAX } else { KEPT / kernel.bytes / long };
         let rows = whole(m, if waiting { most.min(1024) } else { most }, height * visit_a);
         let cols = whole(n, if waiting { WAITING / rows } else { usize::MAX }, chunk);
@@ -169,7 +171,7 @@ unsafe fn rectangle(
                                 a,
                             );
                         }
-                        Rows { start: a, stride: 0, step: 0, ahead: 0 }
+                        Rows { start: a, stride: 0, step: 0, ahead: Ahead::default() }
                     });
                     for col in (chunk..end).step_by(width) {
                         let at = (col - chunk) / width;
@@ -187,7 +189,8 @@ unsafe fn rectangle(
                                 b,
                             );
                         }
-                        let a = Rows { ahead: at, ..a };
+                        let tiles = (end - chunk).div_ceil(width);
+                        let a = Rows { ahead: Ahead { tile: at, tiles }, ..a };
                         let cols_here = (end - col).min(width);
                         let slot = match blocks.waiting {
                             true => (col - cols.start) / width * panels + panel,
@@ -196,7 +199,17 @@ unsafe fn rectangle(
                         let sums = slots.add(slot * height * width);
                         let (rows, cols) = (lanes.len(), cols_here);
                         let tile = Tile { sums, stride: width, row, col, rows, cols };
-                        let own = Sums { start: sums, stride: width, resume: from > 0 };
+                        let (place, place_stride) = match direct.is_none() && last {
+                            true => product.target.place(row, col),
+                            false => (std::ptr::null(), 0),
+                        };
+                        let own = Sums {
+                            start: sums,
+                            stride: width,
+                            resume: from > 0,
+                            place,
+                            place_stride,
+                        };
                         match direct {
                             // In the output itself, the edges by way of a slot: the same additions everywhere.
                             Some(out) => {
