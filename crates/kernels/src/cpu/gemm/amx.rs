@@ -100,7 +100,7 @@ pub unsafe fn multiply(_rows: usize, k: usize, a: Rows, b: *const u8, sums: Sums
     };
     let first = lines * a.ahead.tile;
     let asking = first < 2 * SIDE;
-    let placing = if sums.place.is_null() { 0 } else { tiles.min(4) };
+    let placing = tiles.min(4);
     let arguments = Arguments {
         placing,
         others: tiles - placing,

@@ -3,6 +3,7 @@
 
 use super::kernel::{Ahead, Rows, Sums};
 use super::{Data, Operand};
+use std::arch::asm;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
@@ -47,35 +48,37 @@ pub unsafe fn multiply(rows: usize, k: usize, a: Rows, b: *const u8, sums: Sums)
     by_rows!(1 2 3 4 5 6 7 8 9 10 11 12 13)
 }
 
-/// Sums of a tile in registers, from what was there or from zero.
+/// Every fourth step asks for one line of where the tile will be written, the first of each row and its
+/// neighbour: it shall have come when the sums are done.
+///
+/// # Safety
+/// As `multiply`.
+#[inline(always)]
+unsafe fn ask<const ROWS: usize>(p: usize, sums: &Sums) {
+    let at = p / 4;
+    if at < 2 * ROWS {
+        let line = sums.place.wrapping_add(at / 2 * sums.place_stride + at % 2 * 64);
+        // SAFETY: a prefetch reads nothing and may point anywhere; whoever has AVX-512 has this one. The
+        // compiler's own would not ask for a line to write to.
+        unsafe { asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly)) };
+    }
+}
+
+/// Stores the sums, on top of what is there or not.
 ///
 /// # Safety
 /// As `multiply`.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn begin<const ROWS: usize>(sums: Sums) -> [[__m512; 2]; ROWS] {
-    let mut acc = [[_mm512_setzero_ps(); 2]; ROWS];
-    if sums.resume {
-        for (row, acc) in acc.iter_mut().enumerate() {
-            // SAFETY: within the sums.
-            unsafe {
-                let line = sums.start.add(row * sums.stride);
-                *acc = [_mm512_loadu_ps(line), _mm512_loadu_ps(line.add(16))];
-            }
-        }
-    }
-    acc
-}
-
-/// # Safety
-/// As `multiply`.
-#[inline]
-#[target_feature(enable = "avx512f")]
-unsafe fn end<const ROWS: usize>(acc: [[__m512; 2]; ROWS], sums: Sums) {
-    for (row, acc) in acc.iter().enumerate() {
+unsafe fn end<const ROWS: usize>(mut acc: [[__m512; 2]; ROWS], sums: Sums) {
+    for (row, acc) in acc.iter_mut().enumerate() {
         // SAFETY: within the sums.
         unsafe {
             let line = sums.start.add(row * sums.stride);
+            if sums.resume {
+                acc[0] = _mm512_add_ps(_mm512_loadu_ps(line), acc[0]);
+                acc[1] = _mm512_add_ps(_mm512_loadu_ps(line.add(16)), acc[1]);
+            }
             _mm512_storeu_ps(line, acc[0]);
             _mm512_storeu_ps(line.add(16), acc[1]);
         }
@@ -88,8 +91,11 @@ unsafe fn end<const ROWS: usize>(acc: [[__m512; 2]; ROWS], sums: Sums) {
 unsafe fn packed<const ROWS: usize>(k: usize, a: *const f32, b: *const f32, sums: Sums) {
     // SAFETY: reads and writes stay in the panels that `multiply` was promised.
     unsafe {
-        let mut acc = begin::<ROWS>(sums);
+        let mut acc = [[_mm512_setzero_ps(); 2]; ROWS];
         for p in 0..k {
+            if p % 4 == 0 {
+                ask::<ROWS>(p, &sums);
+            }
             let (b0, b1) = (_mm512_loadu_ps(b.add(p * 32)), _mm512_loadu_ps(b.add(p * 32 + 16)));
             for (row, acc) in acc.iter_mut().enumerate() {
                 let x = _mm512_set1_ps(*a.add(p * ROWS + row));
@@ -107,18 +113,21 @@ unsafe fn packed<const ROWS: usize>(k: usize, a: *const f32, b: *const f32, sums
 unsafe fn lying<const ROWS: usize>(k: usize, a: Rows, mut b: *const f32, sums: Sums) {
     // SAFETY: reads and writes stay in the panels that `multiply` was promised.
     unsafe {
-        let mut acc = begin::<ROWS>(sums);
+        let mut acc = [[_mm512_setzero_ps(); 2]; ROWS];
         // Five pointers and a stride reach all rows: base, base + stride, base + 2·stride are addresses that
         // an instruction can form by itself.
         let mut bases: [_; 5] = std::array::from_fn(|i| a.start.wrapping_add(3 * i * a.stride));
         // The next panel's rows, four in each of the first tiles, a line every fourth step: they shall have come
         // when their turn does.
         let next = a.start.wrapping_add((ROWS + 4 * a.ahead.tile) * a.stride);
-        let ask = if 4 * a.ahead.tile < ROWS && a.step == 4 { 3 } else { usize::MAX };
+        let asking = 4 * a.ahead.tile < ROWS && a.step == 4;
         for p in 0..k {
-            if p & ask == 0 {
-                let line = next.wrapping_add(p / 4 % 4 * a.stride + p / 16 * 64);
-                _mm_prefetch::<_MM_HINT_T1>(line.cast());
+            if p % 4 == 0 {
+                if asking {
+                    let line = next.wrapping_add(p / 4 % 4 * a.stride + p / 16 * 64);
+                    _mm_prefetch::<_MM_HINT_T1>(line.cast());
+                }
+                ask::<ROWS>(p, &sums);
             }
             let (b0, b1) = (_mm512_loadu_ps(b), _mm512_loadu_ps(b.add(16)));
             b = b.add(32);

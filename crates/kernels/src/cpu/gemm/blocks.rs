@@ -199,9 +199,9 @@ unsafe fn rectangle(
                         let sums = slots.add(slot * height * width);
                         let (rows, cols) = (lanes.len(), cols_here);
                         let tile = Tile { sums, stride: width, row, col, rows, cols };
-                        let (place, place_stride) = match direct.is_none() && last {
+                        let (place, place_stride) = match direct.is_some() || last {
                             true => product.target.place(row, col),
-                            false => (std::ptr::null(), 0),
+                            false => (sums.cast::<u8>().cast_const(), 4 * width),
                         };
                         let own = Sums {
                             start: sums,

@@ -62,8 +62,7 @@ pub struct Sums {
     pub stride: usize,
     /// Go on from what is there; otherwise from zero.
     pub resume: bool,
-    /// Where the finished tile's rows will be written, in bytes, when that is elsewhere: to be asked for on the
-    /// way. Null otherwise.
+    /// Where the finished tile's rows will be written, and bytes from one to the next: to be asked for on the way.
     pub place: *const u8,
     pub place_stride: usize,
 }
