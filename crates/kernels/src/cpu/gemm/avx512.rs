@@ -11,11 +11,11 @@ use std::ops::Range;
 pub fn in_place(
     from: &Operand<'_>,
     lanes: Range<usize>,
-    rows: usize,
+    _rows: usize,
     ks: Range<usize>,
 ) -> Option<Rows> {
     let Data::F32(values) = from.data else { return None };
-    if from.rounded || lanes.len() < rows || ks.is_empty() {
+    if from.rounded || ks.is_empty() {
         return None;
     }
     let start = values[from.index(lanes.start, ks.start)..].as_ptr().cast();
@@ -60,7 +60,9 @@ unsafe fn ask<const ROWS: usize>(p: usize, sums: &Sums) {
         let line = sums.place.wrapping_add(at / 2 * sums.place_stride + at % 2 * 64);
         // SAFETY: a prefetch reads nothing and may point anywhere; whoever has AVX-512 has this one. The
         // compiler's own would not ask for a line to write to.
-        unsafe { asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly)) };
+        unsafe {
+            asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly))
+        };
     }
 }
 

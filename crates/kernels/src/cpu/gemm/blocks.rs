@@ -73,7 +73,7 @@ impl Blocks {
         let pieces = product.k.div_ceil(most).max(1);
         let long = product.k.div_ceil(pieces).max(1).next_multiple_of(kernel.deep);
         let height = kernel.height(m);
-        // Where panels are read as they lie only the last one, which is not whole, is packed, by itself.
+        // Where panels are read as they lie the last one, which is not whole, is packed by itself at most.
         let lies = (kernel.in_place)(&product.a, 0..height, height, 0..long).is_some();
         let visit_a = if lies { 1 } else { visit(&product.a, height) };
         let visit_b = visit(&product.b, kernel.cols);
@@ -173,6 +173,8 @@ unsafe fn rectangle(
                         }
                         Rows { start: a, stride: 0, step: 0, ahead: Ahead::default() }
                     });
+                    // A packed panel is filled up with rows of zeros.
+                    let tall = if a.stride == 0 { height } else { lanes.len() };
                     for col in (chunk..end).step_by(width) {
                         let at = (col - chunk) / width;
                         let b = packed_b.add(kernel.bytes * at * apart_b);
@@ -214,25 +216,19 @@ unsafe fn rectangle(
                             // In the output itself, the edges by way of a slot: the same additions everywhere.
                             Some(out) => {
                                 let resume = from > 0 || out.resume;
-                                if rows == height && cols == width {
-                                    (kernel.multiply)(
-                                        height,
-                                        long,
-                                        a,
-                                        b,
-                                        out.sums(row, col, resume),
-                                    );
+                                if rows == tall && cols == width {
+                                    (kernel.multiply)(tall, long, a, b, out.sums(row, col, resume));
                                 } else {
                                     if resume {
                                         sums.write_bytes(0, height * width);
                                         out.lift(tile);
                                     }
-                                    (kernel.multiply)(height, long, a, b, Sums { resume, ..own });
+                                    (kernel.multiply)(tall, long, a, b, Sums { resume, ..own });
                                     out.lower(tile);
                                 }
                             }
                             None => {
-                                (kernel.multiply)(height, long, a, b, own);
+                                (kernel.multiply)(tall, long, a, b, own);
                                 if last {
                                     product.target.finish(kernel.level, tile);
                                 }

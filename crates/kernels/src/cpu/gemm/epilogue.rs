@@ -61,7 +61,13 @@ impl Direct {
     pub unsafe fn sums(&self, row: usize, col: usize, resume: bool) -> Sums {
         // SAFETY: the caller's promise, passed on.
         let start = unsafe { self.start.add(row * self.stride + col) };
-        Sums { start, stride: self.stride, resume, place: start.cast(), place_stride: 4 * self.stride }
+        Sums {
+            start,
+            stride: self.stride,
+            resume,
+            place: start.cast(),
+            place_stride: 4 * self.stride,
+        }
     }
 
     /// Copies part of a tile out of its place, for a kernel that only knows whole ones.
