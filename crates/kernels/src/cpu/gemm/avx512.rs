@@ -38,7 +38,7 @@ pub unsafe fn multiply(rows: usize, k: usize, a: Rows, b: *const u8, sums: Sums)
         ($($n:literal)*) => {
             match (rows, a.stride) {
                 // SAFETY: the caller's promise, passed on.
-                $(($n, 0) => unsafe { packed::<$n>(k, a.start.cast(), b.cast(), sums) },)*
+                $(($n, 0) => unsafe { packed::<$n>(k, a, b.cast(), sums) },)*
                 // SAFETY: the caller's promise, passed on.
                 $(($n, _) => unsafe { lying::<$n>(k, a, b.cast(), sums) },)*
                 _ => unreachable!("panels have 1 to 13 rows"),
@@ -90,12 +90,19 @@ unsafe fn end<const ROWS: usize>(mut acc: [[__m512; 2]; ROWS], sums: Sums) {
 /// # Safety
 /// As `multiply`, with `a` packed.
 #[target_feature(enable = "avx512f")]
-unsafe fn packed<const ROWS: usize>(k: usize, a: *const f32, b: *const f32, sums: Sums) {
+unsafe fn packed<const ROWS: usize>(k: usize, a: Rows, b: *const f32, sums: Sums) {
     // SAFETY: reads and writes stay in the panels that `multiply` was promised.
     unsafe {
         let mut acc = [[_mm512_setzero_ps(); 2]; ROWS];
+        // The next panel begins where this one ends, or a line later. Its lines, one every fourth step.
+        let next = a.start.wrapping_add(4 * ROWS * k + 16 * k * a.ahead.tile);
+        let asking = 4 * a.ahead.tile < ROWS;
+        let a = a.start.cast::<f32>();
         for p in 0..k {
             if p % 4 == 0 {
+                if asking {
+                    _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(16 * p).cast());
+                }
                 ask::<ROWS>(p, &sums);
             }
             let (b0, b1) = (_mm512_loadu_ps(b.add(p * 32)), _mm512_loadu_ps(b.add(p * 32 + 16)));

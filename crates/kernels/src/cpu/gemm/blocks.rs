@@ -8,8 +8,6 @@ use super::{Data, Operand, Product};
 use crate::cpu::Cpu;
 use std::ops::Range;
 
-/// Bytes of the packed chunk of `b`, which stays in L2 while all of `a` passes by.
-const CHUNK: usize = 1 << 20;
 /// Bytes of `a` that are kept packed for the next chunks of `b`: a share of L3.
 const KEPT: usize = 4 << 20;
 /// When k is cut, sums wait in scratch: for so many elements of output at a time.
@@ -80,7 +78,7 @@ impl Blocks {
         let whole = |len: usize, most: usize, of: usize| {
             len.next_multiple_of(of).min((most / of).max(1) * of)
         };
-        let chunk = whole(n, CHUNK / kernel.bytes / long, kernel.cols);
+        let chunk = whole(n, kernel.chunk / kernel.bytes / long, kernel.cols);
         // As even as can be, too: each chunk costs a pass over `a`.
         let chunk = n.div_ceil(n.div_ceil(chunk)).next_multiple_of(kernel.cols);
         let once = n <= chunk;

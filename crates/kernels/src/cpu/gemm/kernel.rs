@@ -18,6 +18,8 @@ pub struct Kernel {
     /// The longest panel along k, and the longest where the sums of a shorter one would have to wait in memory.
     pub long: usize,
     pub long_waiting: usize,
+    /// Bytes of the packed chunk of `b`, which stays in L2 while all of `a` passes by.
+    pub chunk: usize,
     /// Of an element in a panel.
     pub bytes: usize,
     /// Runs work on this thread with the kernel's registers set up.
@@ -88,6 +90,7 @@ impl Kernel {
                 deep: 32,
                 long: 1024,
                 long_waiting: 2048,
+                chunk: 1 << 20,
                 bytes: 2,
                 prepared: amx::with_tiles,
                 multiply: amx::multiply,
@@ -122,6 +125,7 @@ impl Kernel {
             deep: 1,
             long: 512,
             long_waiting: 512,
+            chunk: 768 << 10,
             bytes: 4,
             prepared: |work| work(),
             multiply,
