@@ -35,17 +35,19 @@ pub fn in_place(
 /// The processor has AVX-512 F; `a` is (k, rows) with at most 13 rows, `b` (k, 32) and `sums` of (rows, 32).
 pub unsafe fn multiply(rows: usize, k: usize, a: Rows, b: *const u8, sums: Sums) {
     macro_rules! by_rows {
-        ($($n:literal)*) => {
+        ($($packed:literal)*, $($lying:literal)*) => {
             match (rows, a.stride) {
                 // SAFETY: the caller's promise, passed on.
-                $(($n, 0) => unsafe { packed::<$n>(k, a, b.cast(), sums) },)*
+                $(($packed, 0) => unsafe { packed::<$packed>(k, a, b.cast(), sums) },)*
+                (_, 0) => unreachable!("packed panels have 11 to 13 rows"),
                 // SAFETY: the caller's promise, passed on.
-                $(($n, _) => unsafe { lying::<$n>(k, a, b.cast(), sums) },)*
+                $(($lying, _) => unsafe { lying::<$lying>(k, a, b.cast(), sums) },)*
                 _ => unreachable!("panels have 1 to 13 rows"),
             }
         };
     }
-    by_rows!(1 2 3 4 5 6 7 8 9 10 11 12 13)
+    // Packed panels are filled up with zeros, so that they have one of the kernel's heights.
+    by_rows!(11 12 13, 1 2 3 4 5 6 7 8 9 10 11 12 13)
 }
 
 /// Every fourth step asks for one line of where the tile will be written, the first of each row and its
