@@ -116,6 +116,16 @@ impl Reduction {
         self.exposed += begun.elapsed();
     }
 
+    /// Lets what is under way come to its end, and forgets it: a step was given up.
+    pub fn abandon(&mut self) {
+        for (bucket, task) in std::mem::take(&mut self.tasks) {
+            // What had not been sent goes with a failed exchange: the run ends with it.
+            if let Ok(reduced) = task.wait() {
+                self.sums[bucket] = reduced.sums;
+            }
+        }
+    }
+
     /// Takes over what is done: of one bucket, or of all.
     fn collect(&mut self, peers: &Peers, gradients: &mut Gradients, only: Option<usize>) {
         for (bucket, task) in std::mem::take(&mut self.tasks) {

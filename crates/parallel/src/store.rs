@@ -67,6 +67,7 @@ impl Store {
 
     /// Forgets the gradients.
     pub fn clear(&mut self) {
+        self.reduction.abandon();
         self.gradients.clear();
         self.counts.fill(0);
     }

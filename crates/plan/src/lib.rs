@@ -21,6 +21,7 @@ mod ledger;
 mod mesh;
 mod mistake;
 pub mod model;
+pub mod placement;
 mod plan;
 pub mod presets;
 mod resolve;

@@ -16,6 +16,17 @@ pub enum Axis {
     Tensor,
 }
 
+impl Axis {
+    pub fn name(self) -> &'static str {
+        match self {
+            Axis::Pipe => "pipe",
+            Axis::Data => "data",
+            Axis::Context => "context",
+            Axis::Tensor => "tensor",
+        }
+    }
+}
+
 /// How many ranks there are along each axis.
 ///
 /// ```

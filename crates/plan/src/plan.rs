@@ -4,7 +4,7 @@
 use crate::config::{Compression, Compute, Recompute};
 use crate::context::{self, ContextKind, Run};
 use crate::learning_rate::LearningRate;
-use crate::mesh::Mesh;
+use crate::mesh::{Axis, Mesh};
 use crate::model::{Part, Shape};
 use crate::schedule::{Kind, Schedule};
 use serde::{Deserialize, Serialize};
@@ -107,6 +107,8 @@ pub struct Layout {
     pub chunks: usize,
     pub expert: usize,
     pub recompute: Recompute,
+    /// The axes from the outermost to the innermost, whose ranks are neighbours.
+    pub order: [Axis; 4],
 }
 
 /// The numbers in which the model computes.

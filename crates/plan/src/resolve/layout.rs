@@ -5,7 +5,7 @@ use super::findings::{Findings, sized};
 use super::near;
 use crate::config::Recompute;
 use crate::context::{self, ContextKind};
-use crate::mesh::Mesh;
+use crate::mesh::{Axis, Mesh};
 use crate::model::Shape;
 use crate::plan::{Data, Layout, Train};
 use crate::schedule::{self, Kind};
@@ -51,6 +51,24 @@ pub(super) fn layout(findings: &mut Findings, around: &Surroundings) -> Layout {
         chunks: if pipe == 1 { 1 } else { chunks },
         expert,
         recompute: typed.recompute.unwrap_or(Recompute::None),
+        order: order(findings),
+    }
+}
+
+/// The typed order of the axes; the usual one until something better is found.
+fn order(findings: &mut Findings) -> [Axis; 4] {
+    let usual = Mesh::ONE.order;
+    let Some(typed) = &findings.config.layout.order else { return usual };
+    let axis = |word: &str| usual.into_iter().find(|axis| axis.name() == word.trim());
+    let axes: Vec<Axis> = typed.split(',').filter_map(axis).collect();
+    let all = usual.iter().all(|axis| axes.contains(axis));
+    match <[Axis; 4]>::try_from(axes) {
+        Ok(axes) if all && typed.split(',').count() == 4 => axes,
+        _ => {
+            let what = format!("\"{typed}\" is no order of the four axes");
+            findings.add(&["layout.order"], what, "write \"pipe, data, context, tensor\", the innermost last");
+            usual
+        }
     }
 }
 
@@ -244,7 +262,7 @@ impl Layout {
             shard: self.shard,
             ulysses,
             keys: (self.tensor / shape.kv_heads).max(1),
-            ..Mesh::ONE
+            order: self.order,
         }
     }
 }

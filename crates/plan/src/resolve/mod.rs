@@ -12,6 +12,7 @@ mod train;
 use crate::config::Config;
 use crate::mistake::Mistake;
 use crate::model::Shape;
+use crate::placement;
 use crate::plan::Plan;
 use findings::Findings;
 
@@ -59,7 +60,7 @@ impl Plan {
         let comm = rest::comm(&mut findings);
         let checkpoint = rest::checkpoint(config);
         let (Some(model), true) = (model, findings.is_empty()) else { return Err(findings.all()) };
-        Ok(Plan {
+        let mut plan = Plan {
             name,
             ranks: around.ranks,
             model,
@@ -69,7 +70,12 @@ impl Plan {
             precision,
             comm,
             checkpoint,
-        })
+        };
+        if config.layout.order.is_none() {
+            let said = placement::said(&plan);
+            plan.layout.order = placement::order(&plan.mesh(), around.local_ranks.max(1), &said);
+        }
+        Ok(plan)
     }
 }
 

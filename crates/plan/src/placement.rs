@@ -1,0 +1,86 @@
+//! Who sits next to whom: the order of the axes for which the least is said between hosts.
+//!
+//! Ranks of a host follow each other, so the innermost axis has the closest links. An axis whose circles fit
+//! inside a host costs nothing there; what is left of them crosses to others.
+
+use crate::mesh::{Axis, Mesh};
+use crate::plan::Plan;
+
+/// What a rank sends along each axis in one optimizer step: the large exchanges, to compare axes with.
+pub fn said(plan: &Plan) -> [(Axis, f64); 4] {
+    let (mesh, shape) = (plan.mesh(), &plan.model);
+    let width = plan.precision.compute.bytes() as f64;
+    let tokens = (plan.train.micro_batch * plan.data.seq / mesh.context) as f64;
+    let passes = (plan.train.accumulation * shape.layers.div_ceil(mesh.pipe)) as f64;
+    let stream = tokens * shape.dim as f64 * width;
+    let others = |ranks: usize| (ranks - 1) as f64 / ranks as f64;
+    let params = shape.param_count() as f64 / (mesh.pipe * mesh.tensor) as f64;
+    // A layer's halves each sum once forward and once backward, which is twice around a ring.
+    let tensor = 8.0 * others(mesh.tensor) * stream * passes;
+    // Keys and values go round forward and backward, and their gradients with them.
+    let keys = 2.0 * (shape.kv_heads * shape.head_dim) as f64 / mesh.tensor as f64;
+    let context = 3.0 * (mesh.context - 1) as f64 * tokens * keys * width * passes;
+    // A slot's row goes to its expert and back, forward and backward.
+    let slots = shape.moe.map_or(0.0, |moe| moe.top_k as f64 * stream * passes);
+    let experts = 4.0 * others(mesh.expert) * slots;
+    let gathered = if plan.layout.zero == 3 { 3.0 * plan.train.accumulation as f64 } else { 2.0 };
+    let data = gathered * others(mesh.replicas()) * params * 4.0 + experts;
+    let pipe = if mesh.pipe == 1 { 0.0 } else { 2.0 * stream * plan.train.accumulation as f64 };
+    [(Axis::Pipe, pipe), (Axis::Data, data), (Axis::Context, context), (Axis::Tensor, tensor)]
+}
+
+/// The order, from the outermost axis to the innermost, for which the least crosses between hosts of
+/// `per_host` ranks; of equals the usual one, or the closest to it.
+///
+/// ```
+/// use lockstep_plan::{Axis::*, Mesh, placement};
+///
+/// // Four ranks to a host: the axis on which more is said stays inside.
+/// let mesh = Mesh { data: 4, tensor: 2, pipe: 2, ..Mesh::ONE };
+/// let usual = placement::order(&mesh, 4, &[(Tensor, 9.0), (Data, 3.0), (Pipe, 1.0)]);
+/// assert_eq!(usual, [Pipe, Data, Context, Tensor]);
+/// let talkative = placement::order(&mesh, 4, &[(Tensor, 1.0), (Data, 9.0), (Pipe, 1.0)]);
+/// assert_eq!(talkative, [Pipe, Tensor, Data, Context]);
+/// ```
+pub fn order(mesh: &Mesh, per_host: usize, said: &[(Axis, f64)]) -> [Axis; 4] {
+    let usual = Mesh::ONE.order;
+    let cost = |order: &[Axis; 4]| {
+        let mesh = Mesh { order: *order, ..*mesh };
+        said.iter().map(|(axis, bytes)| bytes * crossing(&mesh, *axis, per_host)).sum::<f64>()
+    };
+    // Permutations in the order of how little they differ from the usual one: the first of equals is taken.
+    let mut best = (cost(&usual), usual);
+    for order in permutations(usual) {
+        let cost = cost(&order);
+        if cost < best.0 * (1.0 - 1e-9) {
+            best = (cost, order);
+        }
+    }
+    best.1
+}
+
+/// Of the neighbours along an axis, the part that sit on different hosts.
+fn crossing(mesh: &Mesh, axis: Axis, per_host: usize) -> f64 {
+    let size = mesh.size(axis);
+    if size == 1 {
+        return 0.0;
+    }
+    let position = mesh.order.iter().position(|other| *other == axis).unwrap_or(0);
+    let stride: usize = mesh.order[position + 1..].iter().map(|axis| mesh.size(*axis)).product();
+    // Members of a circle are `stride` ranks apart: so many of them sit on one host.
+    let together = (per_host / stride).clamp(1, size);
+    // Around a ring, one step in `together` leaves the host.
+    if together == size { 0.0 } else { 1.0 / together as f64 }
+}
+
+fn permutations(axes: [Axis; 4]) -> Vec<[Axis; 4]> {
+    let mut all = Vec::with_capacity(24);
+    for a in 0..4 {
+        for b in (0..4).filter(|b| *b != a) {
+            for c in (0..4).filter(|c| ![a, b].contains(c)) {
+                all.push([axes[a], axes[b], axes[c], axes[6 - a - b - c]]);
+            }
+        }
+    }
+    all
+}
