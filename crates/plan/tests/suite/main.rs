@@ -2,6 +2,7 @@
 
 mod example;
 mod learning_rate;
+mod meshes;
 mod mistakes;
 mod plans;
 mod presets;
