@@ -243,7 +243,7 @@ fn all_mistakes_are_told_at_once_with_the_way_out() {
     desk.write(
         "wrong.toml",
         "[model]\npreset = \"gpt2-test\"\nheads = 3\n[data]\nsource = \"nowhere.tokens\"\n[train]\nstpes = 5\n\
-         global_batch = 7\n[layout]\ndata = 2\ntensor = 2\n",
+         global_batch = 7\n[layout]\ndata = 2\nzero = 4\n",
     );
     let all = [
         "5 mistakes",
@@ -251,7 +251,7 @@ fn all_mistakes_are_told_at_once_with_the_way_out() {
         "model.heads (line 3): heads=3 does not divide dim=16; try 2 or 4",
         "train.stpes (line 7): no such key; did you mean train.steps?",
         "global_batch=7 is not a multiple of data=2",
-        "layout.tensor (line 11): tensor=2, but this build trains on the data axis only",
+        "layout.zero (line 11): zero=4 cannot be; ZeRO has the stages 0, 1, 2 and 3",
     ];
     desk.refused("train wrong.toml", &all);
     for (words, hints) in [
@@ -261,6 +261,10 @@ fn all_mistakes_are_told_at_once_with_the_way_out() {
         (
             "train small.toml --set data.source=nowhere",
             vec!["data.source=\"nowhere\"", "No such file"],
+        ),
+        (
+            "train small.toml --set data.source=nowhere --set layout.tensor=2",
+            vec!["small.toml: data.source=\"nowhere\""], // and no other mistake
         ),
         (
             "train small.toml --ranks 3",
@@ -317,6 +321,27 @@ fn text_follows_from_the_seed() {
         [("--temperature -1", "0 or more"), ("--top-p 2", "at most 1"), ("--top-k 0", "1 at least")]
     {
         desk.refused(&format!("generate runs/small {words}"), &[hint]);
+    }
+}
+
+/// However the model lies on the ranks, it is the same model, and text is made from all of it.
+#[test]
+fn text_at_the_end_of_a_run_is_its_checkpoints() {
+    let desk = Desk::new("layouts");
+    let sample = "--set train.steps=4 --set train.sample=the --set train.sample_tokens=20";
+    let mut first = None;
+    for layout in ["data=1", "data=2", "zero=3", "tensor=2", "pipe=2"] {
+        let ranks = if layout == "data=1" { 1 } else { 2 };
+        let words = format!("train small.toml {sample} --ranks {ranks} --set layout.{layout}");
+        let said = desk.done(&words);
+        let losses = desk.losses("runs/small");
+        alike(layout, &losses, first.get_or_insert(losses.clone()));
+
+        let how = "--temperature 0.8 --top-p 0.95 --seed 1 --threads 1 --json";
+        let again = desk.done(&format!("generate runs/small --prompt the --tokens 20 {how}"));
+        let again: Value = serde_json::from_str(&again).expect("one object");
+        let text = again["text"].as_str().expect("text");
+        assert!(!text.is_empty() && said.contains(&format!("\nthe{text}\n")), "{layout}: {said}");
     }
 }
 

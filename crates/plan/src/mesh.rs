@@ -186,9 +186,11 @@ impl Mesh {
         coord.data * self.context + coord.context
     }
 
-    /// Ranks that cut the states of the same experts among them.
+    /// Ranks that cut the states of the same experts among them: as many of a shard as deal the replicas
+    /// out evenly.
     pub fn expert_shard(&self) -> usize {
-        (self.shard / self.expert).max(1)
+        let even = |ranks: &usize| self.replicas().is_multiple_of(self.expert * ranks);
+        (1..=self.shard / self.expert).rev().find(even).unwrap_or(1)
     }
 
     /// Who is in a rank's circle, in the order of their coordinates.

@@ -30,6 +30,10 @@ impl<'c> Findings<'c> {
         self.mistakes.is_empty()
     }
 
+    pub fn count(&self) -> usize {
+        self.mistakes.len()
+    }
+
     /// In the order of the file.
     pub fn all(mut self) -> Vec<Mistake> {
         self.mistakes.sort_by_key(|mistake| mistake.place);

@@ -130,9 +130,9 @@ pub(super) fn fits(
     train: &Train,
 ) {
     let Layout { tensor, context, pipe, chunks, expert, .. } = *layout;
-    let degrees = [tensor, context, pipe, chunks, expert, layout.data];
-    let Shape { heads, kv_heads, ffn, layers, .. } = *shape;
-    if !sized(&degrees) || !sized(&[heads, kv_heads, ffn, layers, train.micro_batch, data.seq]) {
+    let Shape { heads, kv_heads, .. } = *shape;
+    let sizes = [tensor, context, pipe, chunks, expert, layout.data, train.micro_batch, data.seq];
+    if !sized(&sizes) {
         return;
     }
     matrices(findings, tensor, shape);
@@ -177,7 +177,8 @@ fn matrices(findings: &mut Findings, tensor: usize, shape: &Shape) {
         let what = format!("tensor={tensor} and kv_heads={kv_heads}: neither divides the other");
         findings.add(&["layout.tensor", "model.kv_heads"], what, &*way_out);
     }
-    if tensor > vocab {
+    // A vocabulary of one stands for data that could not be opened.
+    if tensor > vocab && vocab > 1 {
         let what = format!("tensor={tensor} is more than vocab={vocab}");
         findings.add(&["layout.tensor", "model.vocab"], what, format!("say at most {vocab}"));
     }

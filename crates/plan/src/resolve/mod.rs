@@ -49,10 +49,13 @@ impl Plan {
             return Err(findings.all());
         }
         let layout = layout::layout(&mut findings, around);
+        let before = findings.count();
         let model = model::shape(&mut findings, around.data_vocab);
+        let sound = findings.count() == before;
         let data = data::data(&mut findings, model.as_ref());
         let train = train::train(&mut findings, &data, layout.data, around);
-        if let Some(shape) = &model {
+        // What a wrong model would be cut into tells nothing.
+        if let Some(shape) = model.as_ref().filter(|_| sound) {
             layout::fits(&mut findings, &layout, shape, &data, &train);
         }
         let name = rest::name(&mut findings);

@@ -3,6 +3,7 @@
 mod context;
 mod example;
 mod learning_rate;
+mod meshes;
 mod mistakes;
 mod plans;
 mod presets;

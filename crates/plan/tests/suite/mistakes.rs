@@ -134,6 +134,8 @@ fn of_layouts() {
         ("tensor = 4\n[model]\nheads = 12\nhead_dim = 8\nkv_heads = 6", 4, "layout.tensor (line 2): tensor=4 and kv_heads=6: neither divides the other; try 2"),
         ("tensor = 128\n[model]\nheads = 128", 128, "layout.tensor (line 2): tensor=128 is more than vocab=64; say at most 64"),
         ("tensor = 2\nsequence = true\n[data]\nseq = 33\n[train]\nmicro_batch = 1", 2, "layout.sequence (line 3): sequence=true, but tensor=2 does not divide the 33 tokens of a rank's micro-batch; try micro_batch=2, or sequence=false"),
+        // What is wrong by itself is not also wrong to cut.
+        ("tensor = 4\n[model]\nheads = 6", 4, "model.heads (line 4): heads=6 does not divide dim=128; try 4 or 8"),
         // The context axis.
         ("context = 2\n[data]\nseq = 126", 2, "layout.context (line 2): seq=126 is no multiple of 4: a ring of 2 cuts it in 4; try 124 or 128"),
         ("context = 4\ncontext_kind = \"ulysses\"\n[data]\nseq = 126", 4, "layout.context (line 2): seq=126 is no multiple of 4: ulysses cuts it in 4; try 124 or 128"),
