@@ -32,7 +32,7 @@ pub struct Layout {
     pub expert: Option<usize>,
     pub recompute: Option<Recompute>,
     /// The axes from the outermost to the innermost, whose ranks are neighbours.
-    pub order: Option<String>,
+    pub placement: Option<String>,
 }
 
 /// What the backward pass computes again instead of keeping it from the forward pass.
@@ -70,7 +70,7 @@ impl Layout {
             chunks: reader.count("layout.chunks"),
             expert: reader.count("layout.expert"),
             recompute: reader.word("layout.recompute", &RECOMPUTES),
-            order: reader.text("layout.order"),
+            placement: reader.text("layout.placement"),
         }
     }
 

@@ -58,7 +58,7 @@ pub(super) fn layout(findings: &mut Findings, around: &Surroundings) -> Layout {
 /// The typed order of the axes; the usual one until something better is found.
 fn order(findings: &mut Findings) -> [Axis; 4] {
     let usual = Mesh::ONE.order;
-    let Some(typed) = &findings.config.layout.order else { return usual };
+    let Some(typed) = &findings.config.layout.placement else { return usual };
     let axis = |word: &str| usual.into_iter().find(|axis| axis.name() == word.trim());
     let axes: Vec<Axis> = typed.split(',').filter_map(axis).collect();
     let all = usual.iter().all(|axis| axes.contains(axis));
@@ -66,7 +66,11 @@ fn order(findings: &mut Findings) -> [Axis; 4] {
         Ok(axes) if all && typed.split(',').count() == 4 => axes,
         _ => {
             let what = format!("\"{typed}\" is no order of the four axes");
-            findings.add(&["layout.order"], what, "write \"pipe, data, context, tensor\", the innermost last");
+            findings.add(
+                &["layout.placement"],
+                what,
+                "write \"pipe, data, context, tensor\", the innermost last",
+            );
             usual
         }
     }

@@ -74,7 +74,7 @@ impl Plan {
             comm,
             checkpoint,
         };
-        if config.layout.order.is_none() {
+        if config.layout.placement.is_none() {
             let said = placement::said(&plan);
             plan.layout.order = placement::order(&plan.mesh(), around.local_ranks.max(1), &said);
         }

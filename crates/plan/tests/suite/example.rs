@@ -3,7 +3,9 @@
 use lockstep_plan::context::ContextKind;
 use lockstep_plan::model::{Balance, Family};
 use lockstep_plan::schedule::Kind;
-use lockstep_plan::{Compression, Compute, Config, Layout, Plan, Recompute, Source, Surroundings};
+use lockstep_plan::{
+    Compression, Compute, Config, Layout, Mesh, Plan, Recompute, Source, Surroundings,
+};
 
 const EXAMPLE: &str = r#"
 name = "small"
@@ -125,6 +127,7 @@ context_kind = "ring"
 schedule = "1f1b"
 keep_gathered = false
 chunks = 1
+placement = "pipe, data, context, tensor"
 [comm]
 compression = "topk:0.01"
 timeout_s = 2.5
@@ -205,6 +208,7 @@ recompute = "selective"
         chunks: 2,
         expert: 4,
         recompute: Recompute::Selective,
+        order: Mesh::ONE.order,
     };
     assert_eq!((plan.layout.clone(), plan.mesh().ranks()), (layout, 16));
     // Samples are dealt out along the data axis only.
