@@ -40,7 +40,7 @@ pub fn said(plan: &Plan) -> [(Axis, f64); 4] {
 /// let usual = placement::order(&mesh, 4, &[(Tensor, 9.0), (Data, 3.0), (Pipe, 1.0)]);
 /// assert_eq!(usual, [Pipe, Data, Context, Tensor]);
 /// let talkative = placement::order(&mesh, 4, &[(Tensor, 1.0), (Data, 9.0), (Pipe, 1.0)]);
-/// assert_eq!(talkative, [Pipe, Tensor, Data, Context]);
+/// assert_eq!(talkative, [Pipe, Context, Tensor, Data]);
 /// ```
 pub fn order(mesh: &Mesh, per_host: usize, said: &[(Axis, f64)]) -> [Axis; 4] {
     let usual = Mesh::ONE.order;
