@@ -92,7 +92,7 @@ impl Tasks {
         for words in listed.into_iter().filter(|words| !words.is_empty()) {
             match file.plan_with(&words) {
                 Ok(plan) => layouts.push((words, plan)),
-                Err(why) => refused.push(format!("{words}: {why:#}")),
+                Err(why) => refused.push(format!("{words}: {why}").replace('\n', "\n  ")),
             }
         }
         if !refused.is_empty() {

@@ -11,7 +11,8 @@ use crate::resolve::Surroundings;
 /// with data of `vocab` tokens: the same list every time.
 ///
 /// First come the axes one at a time, each at its smallest degree and with each of its options; then, as long
-/// as there is room, the layout with the most pairs of words that none before it had.
+/// as there is room, the layout with the most words, and then the most pairs of words, that none before it had.
+/// No axis has more than four ranks: what goes wrong there goes wrong with more.
 ///
 /// ```
 /// use lockstep_plan::{Config, layouts};
@@ -28,10 +29,14 @@ pub fn layouts(config: &Config, vocab: usize, ranks: usize, count: usize) -> Vec
     let mut seen: HashSet<(&str, &str)> =
         chosen.iter().flat_map(|index| &pairs[*index]).copied().collect();
     while chosen.len() < count {
-        let new = |index: &usize| pairs[*index].iter().filter(|pair| !seen.contains(pair)).count();
+        let new = |index: &usize| {
+            let new = pairs[*index].iter().filter(|pair| !seen.contains(pair));
+            let words = new.clone().filter(|(first, second)| first == second).count();
+            (words, new.count())
+        };
         // Of those with equally many the first, which has the fewest ranks.
         let best = (0..allowed.len()).rev().max_by_key(new);
-        let Some(best) = best.filter(|best| new(best) > 0) else { break };
+        let Some(best) = best.filter(|best| new(best).1 > 0) else { break };
         seen.extend(&pairs[best]);
         chosen.push(best);
     }
@@ -58,7 +63,7 @@ fn allowed(config: &Config, vocab: usize, ranks: usize) -> Vec<String> {
 
 /// Ranks along data, tensor, context and pipe.
 fn degrees(ranks: usize) -> Vec<[usize; 4]> {
-    let up_to = |most: usize| 1..=most;
+    let up_to = |most: usize| 1..=most.min(4);
     let all = up_to(ranks).flat_map(|data| {
         up_to(ranks / data).flat_map(move |tensor| {
             up_to(ranks / data / tensor).flat_map(move |context| {
@@ -147,9 +152,9 @@ fn alone(allowed: &[String]) -> Vec<usize> {
     chosen
 }
 
-/// Every two words of a layout.
+/// Every two words of a layout, and each word with itself.
 fn pairs(words: &str) -> Vec<(&str, &str)> {
     let words: Vec<&str> = words.split(' ').collect();
-    let with_later = |(at, word)| words[at + 1..].iter().map(move |later| (word, *later));
+    let with_later = |(at, word)| words[at..].iter().map(move |later| (word, *later));
     words.iter().copied().enumerate().flat_map(with_later).collect()
 }
