@@ -8,7 +8,7 @@ mod world;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use commands::{bench, data, export, generate, import, launch, train};
+use commands::{bench, data, export, generate, import, launch, train, verify};
 use tracing_subscriber::filter::LevelFilter;
 
 /// Large buffers lie where the other ranks of the host can reach them.
@@ -26,6 +26,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Train(train::Args),
+    Verify(verify::Args),
     Generate(generate::Args),
     Launch(launch::Args),
     /// Measure this machine
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
     }
     let result = match command {
         Command::Train(args) => train::run(args),
+        Command::Verify(args) => verify::run(args),
         Command::Generate(args) => generate::run(args),
         Command::Launch(args) => launch::run(args),
         Command::Bench(args) => bench::run(args),
@@ -62,7 +64,7 @@ impl Command {
     /// Whether nothing is lost when it ends because nobody reads what it prints. Ranks are something to lose.
     fn only_prints(&self) -> bool {
         match self {
-            Command::Train(_) | Command::Launch(_) => false,
+            Command::Train(_) | Command::Verify(_) | Command::Launch(_) => false,
             Command::Bench(args) => !args.has_ranks(),
             Command::Generate(_) | Command::Import(_) | Command::Export(_) | Command::Data(_) => {
                 true

@@ -44,10 +44,20 @@ impl RunFile {
 
     /// What it means on that many ranks of this machine.
     pub fn plan(&self, ranks: usize, local_ranks: usize) -> anyhow::Result<Plan> {
+        self.plan_of(&self.config, ranks, local_ranks)
+    }
+
+    /// What the same run means with another layout, as threads or processes of this machine.
+    pub fn plan_with(&self, layout: &str) -> anyhow::Result<Plan> {
+        let config = self.config.with_layout(layout);
+        self.plan_of(&config, config.ranks(), config.ranks())
+    }
+
+    fn plan_of(&self, config: &Config, ranks: usize, local_ranks: usize) -> anyhow::Result<Plan> {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
         let around =
             Surroundings { ranks, local_ranks, cores, data_vocab: Some(self.source.vocab()) };
-        Plan::resolve(&self.config, &around).map_err(|mistakes| {
+        Plan::resolve(config, &around).map_err(|mistakes| {
             let told: Vec<String> = mistakes.iter().map(Mistake::to_string).collect();
             anyhow::anyhow!("{}", list(&told))
         })

@@ -8,3 +8,4 @@ pub mod import;
 pub mod launch;
 mod progress;
 pub mod train;
+pub mod verify;

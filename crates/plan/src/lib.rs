@@ -16,6 +16,7 @@
 pub mod config;
 pub mod context;
 mod cut;
+mod layouts;
 mod learning_rate;
 mod ledger;
 mod mesh;
@@ -29,6 +30,7 @@ pub mod schedule;
 
 pub use config::{Compression, Compute, Config, Curve, Recompute};
 pub use cut::cut;
+pub use layouts::layouts;
 pub use learning_rate::LearningRate;
 pub use ledger::Ledger;
 pub use mesh::{Axis, Circle, Coord, Mesh};

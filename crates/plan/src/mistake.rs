@@ -9,6 +9,8 @@ pub enum Place {
     Line(usize),
     /// On the command line, with `--set`.
     Set,
+    /// On the command line, with `--layouts`.
+    Layouts,
     /// Nowhere: a default, or something that is missing.
     Untyped,
 }
@@ -43,6 +45,7 @@ impl fmt::Display for Place {
         match self {
             Place::Line(line) => write!(f, "line {line}"),
             Place::Set => f.write_str("--set"),
+            Place::Layouts => f.write_str("--layouts"),
             Place::Untyped => f.write_str("not typed"),
         }
     }

@@ -48,4 +48,4 @@ pub use rank::{Rank, Stepped, dtype};
 pub use run::{Event, Run, Start, run};
 pub use stored::{Snapshot, Whole, load_weights, load_whole};
 pub use text::{Wanted, generate};
-pub use verify::{Course, Difference, Tolerance, course, course_on_threads};
+pub use verify::{Course, Difference, Tolerance, course, course_among, course_on_threads};

@@ -1,11 +1,11 @@
 //! The same training on other layouts: does it come to the same losses and the same parameters?
 
-use lockstep_comm::{Options, World, on_threads_with};
+use lockstep_comm::{Group, Options, on_threads_with};
 use lockstep_data::Source;
 use lockstep_kernels::Device;
-use lockstep_plan::Plan;
+use lockstep_plan::{Compute, Plan};
 
-use crate::{Error, Rank, Whole};
+use crate::{Error, Rank, Whole, alone};
 
 /// A few steps of a run.
 pub struct Course {
@@ -40,24 +40,60 @@ impl Tolerance {
     pub const F32: Tolerance = Tolerance { loss: 2e-5, weights: 1e-4 };
     /// Roundings to eight bits in other places.
     pub const BF16: Tolerance = Tolerance { loss: 2e-2, weights: 5e-2 };
+
+    pub fn of(compute: Compute) -> Tolerance {
+        match compute {
+            Compute::F32 => Tolerance::F32,
+            Compute::Bf16 => Tolerance::BF16,
+        }
+    }
 }
 
-/// Trains `steps` steps as one of the ranks of a world; gives what came of it at the first.
+/// Trains `steps` steps as one of the ranks of a group; gives what came of it at the first. `told` hears of each
+/// step that is done.
 pub fn course(
     plan: &Plan,
-    world: &World,
+    group: &Group,
     source: &Source,
     steps: u64,
+    told: &mut dyn FnMut(u64),
 ) -> Result<Option<Course>, Error> {
-    let mut rank = Rank::new(plan, world, Device::cpu(plan.train.threads))?;
+    let mut rank = Rank::new(plan, group, Device::cpu(plan.train.threads))?;
     let (mut losses, mut grad_norms) = (Vec::new(), Vec::new());
     for step in 1..=steps {
         let stepped = rank.step(source, step)?;
         losses.push(stepped.loss);
         grad_norms.push(stepped.grad_norm);
+        told(step);
     }
     let params = rank.params()?;
     Ok(params.map(|params| Course { losses, grad_norms, params }))
+}
+
+/// The same on the first ranks of a group, as many as the plan takes; the others wait, however long that is. All
+/// ranks call it.
+pub fn course_among(
+    plan: &Plan,
+    group: &Group,
+    source: &Source,
+    steps: u64,
+    told: &mut dyn FnMut(u64),
+) -> Result<Option<Course>, Error> {
+    let works = group.rank() < plan.ranks;
+    let workers: Vec<usize> = (0..plan.ranks).collect();
+    let workers = group.subgroup(if works { &workers } else { &[] }, "workers")?;
+    // The first rank is in both: it keeps those company that have nothing to do.
+    let idle: Vec<usize> = std::iter::once(0).chain(plan.ranks..group.size()).collect();
+    let waits = idle.contains(&group.rank());
+    let idle = group.subgroup(if waits { &idle } else { &[] }, "idle")?;
+    let mut work = || match &workers {
+        Some(workers) => course(plan, workers, source, steps, told),
+        None => Ok(None),
+    };
+    match &idle {
+        Some(idle) => Ok(alone(idle, work)?.flatten()),
+        None => work(),
+    }
 }
 
 /// The same with all ranks as threads of this process.
@@ -67,7 +103,8 @@ pub fn course_on_threads(
     source: &Source,
     steps: u64,
 ) -> Result<Course, Error> {
-    let ranks = on_threads_with(options, plan.ranks, |world| course(plan, &world, source, steps));
+    let rank = |world: &Group| course(plan, world, source, steps, &mut |_| {});
+    let ranks = on_threads_with(options, plan.ranks, |world| rank(&world));
     let mut first = None;
     for rank in ranks {
         first = first.or(rank?);

@@ -78,6 +78,39 @@ impl Config {
         config
     }
 
+    /// The same run with another layout in the place of the typed one: `tensor=2 sequence=true`, or with commas.
+    ///
+    /// ```
+    /// use lockstep_plan::Config;
+    /// let config = Config::parse("[layout]\ndata = 4\nzero = 1", &[]).with_layout("data=2 pipe=2");
+    /// assert_eq!((config.layout.data, config.layout.pipe, config.layout.zero), (Some(2), Some(2), None));
+    /// assert_eq!(config.ranks(), 4);
+    /// ```
+    pub fn with_layout(&self, words: &str) -> Config {
+        let own = |key: &str| key.starts_with("layout.");
+        let mut config = self.clone();
+        config.places.retain(|key, _| !own(key));
+        config.doubtful.retain(|key| !own(key));
+        let words = words.split(|c: char| c == ',' || c.is_whitespace());
+        let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
+        config.mistakes.extend(words.iter().filter(|word| !word.contains('=')).map(|word| {
+            Mistake {
+                key: "layout".into(),
+                place: Place::Layouts,
+                what: format!("`{word}` has no `=`"),
+                way_out: "write it as tensor=2".into(),
+            }
+        }));
+        let sets = words.into_iter().filter(|word| word.contains('='));
+        let typed = Config::parse("", &sets.map(|set| format!("layout.{set}")).collect::<Vec<_>>());
+        let here = |mistake| Mistake { place: Place::Layouts, ..mistake };
+        config.mistakes.extend(typed.mistakes.into_iter().map(here));
+        config.places.extend(typed.places.into_keys().map(|key| (key, Place::Layouts)));
+        config.doubtful.extend(typed.doubtful);
+        config.layout = typed.layout;
+        config
+    }
+
     /// How many ranks the file asks for, when the command line does not say.
     pub fn ranks(&self) -> usize {
         self.layout.ranks()

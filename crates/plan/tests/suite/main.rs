@@ -2,6 +2,7 @@
 
 mod context;
 mod example;
+mod layouts;
 mod learning_rate;
 mod meshes;
 mod mistakes;

@@ -1,0 +1,100 @@
+//! The layouts that `lockstep verify` tries unasked.
+
+use lockstep_plan::{Config, Plan, Surroundings, layouts};
+
+const VOCAB: usize = 64;
+
+fn config(model: &str) -> Config {
+    Config::parse(
+        &format!(
+            "name = \"test\"\n[model]\n{model}\ndim = 48\nheads = 12\nlayers = 4\nseq = 24\n\
+             [train]\nglobal_batch = 24\nmicro_batch = 1\n[layout]\ndata = 2"
+        ),
+        &[],
+    )
+}
+
+fn resolved(config: &Config, words: &str) -> Result<Plan, Vec<String>> {
+    let config = config.with_layout(words);
+    let around = Surroundings::one_host(config.ranks(), 1).with_vocab(VOCAB);
+    Plan::resolve(&config, &around)
+        .map_err(|mistakes| mistakes.iter().map(ToString::to_string).collect())
+}
+
+#[test]
+fn cover_every_axis_and_choice() {
+    let words = |model| layouts(&config(model), VOCAB, 8, 24);
+    let gpt2 = words("family = \"gpt2\"");
+    let llama = words("family = \"llama\"\nkv_heads = 2");
+    let moe = words("family = \"moe\"\nkv_heads = 2\nexperts = 12");
+    #[rustfmt::skip]
+    let wanted = [
+        "data=2", "data=3", "data=4", "tensor=2", "tensor=3", "tensor=4", "context=2", "context=3", "context=4",
+        "pipe=2", "pipe=3", "pipe=4", "zero=1", "zero=2", "zero=3", "shard=2", "keep_gathered=true", "sequence=true",
+        "context_kind=ulysses", "context_kind=both", "schedule=gpipe", "schedule=interleaved", "schedule=zb-h1",
+        "schedule=zb-h2", "recompute=selective", "recompute=full",
+    ];
+    for (all, more) in [(&gpt2, None), (&llama, None), (&moe, Some("expert=2"))] {
+        for word in wanted.iter().copied().chain(more) {
+            // Keys of two heads are shared by two or four ranks, not by three.
+            if word != "tensor=3" || std::ptr::eq(all, &gpt2) {
+                assert!(
+                    all.iter().any(|words| words.split(' ').any(|w| w == word)),
+                    "{word}: {all:#?}"
+                );
+            }
+        }
+        assert_eq!(all.len(), 24);
+        let axes = |words: &String| {
+            words.split(' ').filter(|word| word.ends_with(|c: char| c > '1')).count()
+        };
+        assert!(all.iter().any(|words| axes(words) >= 3), "{all:#?}");
+    }
+}
+
+#[test]
+fn are_allowed_and_few_and_always_the_same() {
+    for model in
+        ["family = \"gpt2\"", "family = \"moe\"\nkv_heads = 4\nexperts = 6\ncapacity = 1.5"]
+    {
+        let config = config(model);
+        for (ranks, count) in [(1, 24), (2, 24), (4, 3), (6, 100), (8, 24)] {
+            let some = layouts(&config, VOCAB, ranks, count);
+            assert!(some.len() <= count);
+            assert_eq!(some.is_empty(), ranks == 1);
+            for words in &some {
+                let plan =
+                    resolved(&config, words).unwrap_or_else(|why| panic!("{words}: {why:?}"));
+                assert!((2..=ranks).contains(&plan.ranks), "{words}");
+            }
+            let different: std::collections::BTreeSet<&String> = some.iter().collect();
+            assert_eq!(different.len(), some.len(), "{some:#?}");
+            assert_eq!(some, layouts(&config, VOCAB, ranks, count));
+        }
+    }
+}
+
+#[test]
+fn are_none_where_nothing_can_be_cut() {
+    let text =
+        "[model]\ndim = 5\nheads = 1\nffn = 7\nlayers = 1\nseq = 7\n[train]\nglobal_batch = 1";
+    assert!(layouts(&Config::parse(text, &[]), VOCAB, 6, 24).is_empty());
+}
+
+#[test]
+fn words_take_the_place_of_the_files_own_layout() {
+    let config = config("family = \"gpt2\"");
+    let plan = resolved(&config, "tensor=2,  sequence=true\tpipe=2,schedule=zb-h1").unwrap();
+    assert_eq!((plan.layout.data, plan.layout.tensor, plan.layout.pipe, plan.ranks), (1, 2, 2, 4));
+    #[rustfmt::skip]
+    let wrong = [
+        ("tensor=5", "layout.tensor (--layouts): tensor=5 does not divide heads=12; try 4 or 6"),
+        ("tensor", "layout (--layouts): `tensor` has no `=`; write it as tensor=2"),
+        ("tensr=2", "layout.tensr (--layouts): no such key; did you mean layout.tensor?"),
+        ("pipe=two", "layout.pipe (--layouts): two is text; write a whole number such as 8"),
+        ("expert=2", "layout.expert (--layouts): expert=2, but the model has no experts; leave it out, or say family = \"moe\""),
+    ];
+    for (words, expected) in wrong {
+        assert_eq!(resolved(&config, words).unwrap_err()[0], expected, "{words}");
+    }
+}
