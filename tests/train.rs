@@ -459,3 +459,31 @@ fn a_measured_step_is_told_with_its_memory_as_planned() {
         assert!(table.contains(said), "no {said:?} in:\n{table}");
     }
 }
+
+#[test]
+fn a_measured_step_takes_any_layout() {
+    let desk = Desk::new("step-layouts");
+    for (words, ranks) in [
+        ("--ranks 2 --set layout.zero=3", 2),
+        ("--set layout.tensor=2 --engine threads", 2),
+        ("--ranks 4 --set layout.tensor=2 --engine threads", 4),
+    ] {
+        let said = desk.done(&format!("bench step --config small.toml --steps 1 --json {words}"));
+        let record: Value = serde_json::from_str(&said).expect("one object");
+        assert_eq!(record["ranks"].as_u64(), Some(ranks), "{words}: {record}");
+        // Half of the moments of one rank, whichever axis it is that cuts them.
+        let optimizer = |record: &Value| {
+            let memory = record["memory"].as_array().expect("a list");
+            let held = memory.iter().find(|held| held["tag"] == "optimizer").expect("it is told");
+            held["peak"].as_f64().expect("bytes")
+        };
+        let alone = desk.done("bench step --config small.toml --steps 1 --json --ranks 1");
+        let alone: Value = serde_json::from_str(&alone).expect("one object");
+        let share = optimizer(&record) / optimizer(&alone);
+        assert!((0.5..0.6).contains(&share), "{words}: {share}");
+    }
+    desk.refused(
+        "bench step --config tiny --ranks 2 --set layout.tensor=4",
+        &["tensor=4 takes 4 ranks", "2 ranks are started"],
+    );
+}

@@ -30,12 +30,16 @@ pub struct Args {
     /// Threads of each rank
     #[arg(long, default_value_t = 1)]
     threads: usize,
-    #[arg(long, default_value_t = 1)]
-    ranks: usize,
+    /// [default: what the layout asks for]
+    #[arg(long)]
+    ranks: Option<usize>,
+    /// A value laid over the configuration's: --set layout.zero=3
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
+    sets: Vec<String>,
     /// Steps to measure, after two that warm up
     #[arg(long, default_value_t = 10)]
     steps: usize,
-    /// Measure for this many seconds instead
+    /// Measure for this many seconds instead, and three steps at least
     #[arg(long)]
     seconds: Option<f64>,
     /// none, selective or full [default: none, or what the run file says]
@@ -53,42 +57,48 @@ const NAMED: [(&str, &str, usize, usize); 3] =
     [("tiny", "tiny", 128, 16), ("small", "small", 256, 4), ("gpt2", "gpt2-124m", 512, 1)];
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    if args.steps == 0 || args.ranks == 0 || args.threads == 0 {
-        bail!("--steps, --ranks and --threads are 1 at least");
+    if args.steps == 0 || args.threads == 0 {
+        bail!("--steps and --threads are 1 at least");
     }
-    let file = file(&args)?;
-    file.plan(args.ranks, args.ranks)?;
-    let start = world::Start {
-        engine: args.engine,
-        ranks: Some(args.ranks),
-        default_ranks: args.ranks,
-        logs: None,
-    };
-    world::run(&start, Duration::from_secs(60), |world| {
+    let (file, start) = file(&args)?;
+    let size = world::size(&start)?;
+    let timeout = file.plan(size, size)?.comm.timeout_s;
+    world::run(&start, Duration::try_from_secs_f64(timeout)?, |world| {
         let plan = file.plan(world.size(), world::local_ranks(world))?;
         rank(&args, &file, &plan, world)
     })
 }
 
-/// A named configuration as a run file, or the file itself.
-fn file(args: &Args) -> anyhow::Result<RunFile> {
-    let mut sets =
-        vec![format!("train.threads={}", args.threads), format!("layout.data={}", args.ranks)];
+/// The configuration as a run file, and how many ranks it is for.
+fn file(args: &Args) -> anyhow::Result<(RunFile, world::Start)> {
+    let mut sets = vec![format!("train.threads={}", args.threads)];
     sets.extend(args.dtype.as_ref().map(|dtype| format!("precision.compute={dtype}")));
     sets.extend(args.recompute.as_ref().map(|how| format!("layout.recompute={how}")));
-    let Some((_, preset, seq, batch)) = NAMED.iter().find(|(name, ..)| *name == args.config) else {
-        let path = Path::new(&args.config);
-        if path.extension().is_none() {
-            bail!("--config {}: tiny, small, gpt2, or the path of a run file", args.config);
-        }
-        return RunFile::read(path, &sets);
+    sets.extend_from_slice(&args.sets);
+    let named = NAMED.iter().find(|(name, ..)| *name == args.config);
+    let path = Path::new(&args.config);
+    if named.is_none() && path.extension().is_none() {
+        bail!("--config {}: tiny, small, gpt2, or the path of a run file", args.config);
+    }
+    let read = |replicas: usize, sets: &[String]| match named {
+        Some((_, preset, seq, batch)) => RunFile::of(Config::parse(
+            &format!(
+                "name = \"bench\"\n[model]\npreset = \"{preset}\"\n[data]\nseq = {seq}\n\
+                 [train]\nmicro_batch = {batch}\nglobal_batch = {}\nsteps = 1000000",
+                batch * replicas
+            ),
+            sets,
+        )),
+        None => RunFile::read(path, sets),
     };
-    let global = batch * args.ranks;
-    let text = format!(
-        "name = \"bench\"\n[model]\npreset = \"{preset}\"\n[data]\nseq = {seq}\n\
-         [train]\nmicro_batch = {batch}\nglobal_batch = {global}\nsteps = 1000000"
-    );
-    RunFile::of(Config::parse(&text, &sets))
+    let typed = read(1, &sets)?.config;
+    let default_ranks = typed.ranks();
+    let start = world::Start { engine: args.engine, ranks: args.ranks, default_ranks, logs: None };
+    // As many replicas as the other axes leave room for.
+    let others = default_ranks / typed.layout.data.unwrap_or(1).max(1);
+    let replicas = (world::size(&start)? / others).max(1);
+    sets.insert(0, format!("layout.data={replicas}"));
+    Ok((read(replicas, &sets)?, start))
 }
 
 /// What was measured, as programs read it.
@@ -137,9 +147,9 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
         exchange += stepped.exchange;
         // Ranks agree on when to stop.
         let mut done = [match args.seconds {
-            Some(seconds) => (times.iter().sum::<f64>() >= seconds) as i32,
-            None => (times.len() >= args.steps) as i32,
-        }];
+            Some(seconds) => times.len() >= 3 && times.iter().sum::<f64>() >= seconds,
+            None => times.len() >= args.steps,
+        } as i32];
         world.all_reduce(&mut done, Op::Max)?;
         if done[0] == 1 {
             break;

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Does training with compressed gradients arrive where training without does? The README's grammar run on two
+# ranks with gradients as they are, in int8, and with one in a hundred sent. README.md has the outcome.
+#
+# usage: bench/compression/run.sh [steps]                       LOCKSTEP may name the program
+set -euo pipefail
+
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/../.." && pwd)
+lockstep=$(realpath -m "${LOCKSTEP:-$root/target/release/lockstep}")
+steps=${1:-800}
+[[ -x $lockstep ]] || { echo "no program at $lockstep; run cargo build --release" >&2; exit 1; }
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work"
+
+for how in none int8 topk:0.01; do
+    echo "comm.compression=$how" >&2
+    "$lockstep" train "$root/examples/grammar.toml" --ranks 2 --engine tcp --runs runs --set "name=\"${how/:/-}\"" \
+        --set "comm.compression=\"$how\"" --set train.steps="$steps" --set train.sample_tokens=1 > "$how.txt" 2>&1 \
+        || { tail -n 5 "$how.txt" >&2; exit 1; }
+done
+python3 "$here/report.py" runs none int8 topk-0.01
