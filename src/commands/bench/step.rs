@@ -115,6 +115,7 @@ struct Record {
     /// One rank's multiply of 1024³, all ranks at once.
     gemm_peak_gflops: f64,
     mfu: f64,
+    /// Share of the step that ranks spent in exchanges, waiting for each other included.
     comm_exposed: f64,
     /// Of the process, as the system counts it; the largest of any rank.
     peak_bytes: u64,
@@ -158,6 +159,10 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     device.meter().switch(false);
     let mut resident = [resident_peak() as i64];
     world.all_reduce(&mut resident, Op::Max)?;
+    // The mean over the ranks: the stages of a pipeline do not wait alike.
+    let mut waited = [exchange.as_secs_f64()];
+    world.all_reduce(&mut waited, Op::Mean)?;
+    let exchange = Duration::from_secs_f64(waited[0]);
     if world.rank() == 0 {
         let record = record(args, plan, &device, &times, exchange, peak, resident[0] as u64);
         if args.json {
