@@ -288,7 +288,7 @@ pub(crate) fn pass<'p>(
         peers,
         dtype: dtype(plan),
         recompute: plan.layout.recompute,
-        dropout: (plan.model.dropout > 0.0).then(|| Dropout {
+        dropout: (plan.model.dropout > 0.0).then_some(Dropout {
             probability: plan.model.dropout as f32,
             seed: plan.train.seed,
             step,
