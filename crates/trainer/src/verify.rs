@@ -128,7 +128,7 @@ impl Course {
                 a.iter().map(|a| (*a as f64).powi(2)).sum::<f64>(),
             ];
             let far = (squares[0] / squares[1].max(f64::MIN_POSITIVE)).sqrt();
-            if tensor.is_none() && !(far <= tolerance.weights) {
+            if tensor.is_none() && (far > tolerance.weights || far.is_nan()) {
                 tensor = Some((named.name.clone(), far));
             }
             all = [all[0] + squares[0], all[1] + squares[1]];
