@@ -20,7 +20,7 @@ fn states_are_planned_to_the_byte_and_activations_nearly() {
                 let plan = plan(1, &sets.each_ref().map(String::as_str));
                 let source = source();
                 let memory = on_threads(1, |world| {
-                    let mut rank = Rank::new(&plan, &world, Device::cpu(1));
+                    let mut rank = Rank::new(&plan, &world, Device::cpu(1)).unwrap();
                     (1..=2).for_each(|step| {
                         rank.step(&source, step).unwrap();
                     });

@@ -11,15 +11,15 @@ fn a_nan_names_step_rank_and_layer_and_changes_nothing() {
     let plan = plan(2, &[]);
     let source = source();
     on_threads(2, |world| {
-        let mut rank = Rank::new(&plan, &world, Device::cpu(1));
+        let mut rank = Rank::new(&plan, &world, Device::cpu(1)).unwrap();
         rank.step(&source, 1).unwrap();
         let guilty = world.rank() == 1;
         if guilty {
-            let range = rank.weights.layout[2].range("mlp.up.weight");
-            let (master, _) = rank.weights.master_mut(2);
-            master.view_mut().host::<f32>()[range.start + 5] = f32::NAN;
+            let range = rank.model.part.blocks[2].range("mlp.up.weight");
+            let (master, _) = rank.store.weights.own_mut(2, 0);
+            master.host::<f32>()[range.start + 5] = f32::NAN;
         }
-        let before = rank.weights.master(1).host::<f32>().to_vec();
+        let before = rank.store.weights.own(1, 0).host::<f32>().to_vec();
         let error = rank.step(&source, 2).map(|_| ()).unwrap_err();
         match &error {
             Error::NotFinite { step: 2, rank: 1, place } => {
@@ -27,6 +27,6 @@ fn a_nan_names_step_rank_and_layer_and_changes_nothing() {
             }
             other => panic!("{other}"),
         }
-        assert!(rank.weights.master(1).host::<f32>() == before, "no parameter was changed");
+        assert!(rank.store.weights.own(1, 0).host::<f32>() == before, "no parameter was changed");
     });
 }

@@ -2,6 +2,7 @@
 
 use lockstep_data::{Options, Source};
 use lockstep_plan::{Config, Plan, Surroundings};
+use lockstep_trainer::Rank;
 
 pub fn plan(ranks: usize, sets: &[&str]) -> Plan {
     let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
@@ -15,4 +16,14 @@ pub fn plan(ranks: usize, sets: &[&str]) -> Plan {
 
 pub fn source() -> Source {
     Source::open("builtin:grammar", &Options::default()).unwrap()
+}
+
+/// The masters that are on a rank, in a row.
+pub fn masters(rank: &Rank<'_>) -> Vec<f32> {
+    let weights = &rank.store.weights;
+    let units = |block| (0..weights.held(block).count()).map(move |unit| (block, unit));
+    (0..weights.blocks())
+        .flat_map(units)
+        .flat_map(|(block, unit)| weights.own(block, unit).host::<f32>().to_vec())
+        .collect()
 }

@@ -6,9 +6,10 @@ use std::path::PathBuf;
 use lockstep_ckpt::safetensors::File;
 use lockstep_ckpt::{Tensors, hf};
 use lockstep_kernels::{AdamW, Device, Dtype};
-use lockstep_model::{Batch, Gradients, Model, Pass, Recompute, Tape, Weights};
-use lockstep_plan::model::Shape;
-use lockstep_trainer::{Optimizer, load_weights};
+use lockstep_model::{Batch, Kept, Model, Pass, Peers, Recompute, Store, Weights};
+use lockstep_parallel::{Gradients, Reduction};
+use lockstep_plan::model::{Part, Shape};
+use lockstep_trainer::{Optimizer, load_whole};
 
 const BATCH: usize = 2;
 const SEQ: usize = 24;
@@ -22,6 +23,7 @@ struct Case {
     folder: PathBuf,
     expected: File,
     device: Device,
+    peers: Peers,
 }
 
 impl Case {
@@ -33,12 +35,23 @@ impl Case {
             moe.aux_loss = 0.05;
         }
         let expected = File::open(&folder.join("expected.safetensors")).unwrap();
-        Case { shape, folder, expected, device: Device::cpu(1) }
+        Case { shape, folder, expected, device: Device::cpu(1), peers: Peers::alone() }
     }
 
     fn weights(&self, dtype: Dtype) -> Weights {
         let source = hf::Source::open(&self.folder).unwrap();
-        load_weights(&self.device, &self.shape, dtype, &source)
+        load_whole(&self.device, &self.shape, dtype, &source)
+    }
+
+    fn store(&self, part: &Part) -> Store {
+        let gradients = Gradients::new(part, 0, 0);
+        Store::new(self.weights(Dtype::F32), gradients, Reduction::new(false), 1)
+    }
+
+    fn pass(&self, dtype: Dtype) -> Pass<'_> {
+        let Case { device, peers, .. } = self;
+        let (recompute, global_tokens) = (Recompute::None, BATCH * SEQ);
+        Pass { device, peers, dtype, recompute, dropout: None, global_tokens }
     }
 
     fn floats(&self, name: &str) -> Vec<f32> {
@@ -60,13 +73,6 @@ impl Case {
     }
 }
 
-const PASS: Pass = Pass {
-    dtype: Dtype::F32,
-    recompute: Recompute::None,
-    dropout: None,
-    global_tokens: BATCH * SEQ,
-};
-
 /// The largest difference, relative to the largest value.
 fn relative(ours: &[f32], theirs: &[f32]) -> f64 {
     assert_eq!(ours.len(), theirs.len());
@@ -79,9 +85,9 @@ fn relative(ours: &[f32], theirs: &[f32]) -> f64 {
 fn logits_are_pytorchs() {
     for name in ["gpt2", "llama", "mixtral", "llama-sharded"] {
         let case = Case::open(name);
-        let model = Model::new(&case.shape);
-        let weights = case.weights(Dtype::F32);
-        let logits = model.logits(&case.device, &weights, &case.batch("", 0), Dtype::F32);
+        let model = Model::whole(&case.shape);
+        let (pass, mut weights) = (case.pass(Dtype::F32), case.weights(Dtype::F32));
+        let logits = model.logits(&pass, &case.batch("", 0), &mut weights);
         let error = relative(logits.view().host::<f32>(), &case.floats("logits"));
         println!("{name}: logits {error:.1e} apart");
         assert!(error <= 1e-4, "{name}: {error}");
@@ -94,9 +100,9 @@ fn logits_are_pytorchs() {
 fn bf16_is_as_near_as_pytorchs_bf16() {
     for name in ["gpt2", "llama", "mixtral"] {
         let case = Case::open(name);
-        let model = Model::new(&case.shape);
-        let weights = case.weights(Dtype::Bf16);
-        let logits = model.logits(&case.device, &weights, &case.batch("", 0), Dtype::Bf16);
+        let model = Model::whole(&case.shape);
+        let (pass, mut weights) = (case.pass(Dtype::Bf16), case.weights(Dtype::Bf16));
+        let logits = model.logits(&pass, &case.batch("", 0), &mut weights);
         let exact = case.floats("logits");
         let (ours, theirs) = (
             relative(logits.view().host::<f32>(), &exact),
@@ -111,17 +117,9 @@ fn bf16_is_as_near_as_pytorchs_bf16() {
 fn every_gradient_is_pytorchs() {
     for name in ["gpt2", "llama", "mixtral"] {
         let case = Case::open(name);
-        let model = Model::new(&case.shape);
-        let weights = case.weights(Dtype::F32);
-        let (mut gradients, mut tape) = (Gradients::new(model.blocks()), Tape::default());
-        let loss = model.train(
-            &case.device,
-            &weights,
-            &case.batch("", 0),
-            &PASS,
-            &mut gradients,
-            &mut tape,
-        );
+        let model = Model::whole(&case.shape);
+        let (pass, mut store) = (case.pass(Dtype::F32), case.store(&model.part));
+        let loss = model.train(&pass, &case.batch("", 0), &mut store, &mut Kept::default());
         let objective = loss.sum / loss.tokens as f64 + loss.auxiliary;
         let expected = case.floats("loss")[0] as f64;
         assert!(
@@ -133,18 +131,22 @@ fn every_gradient_is_pytorchs() {
         let file = case.folder.join("expected.safetensors");
         let theirs = hf::Source::open_beside(&case.folder, &file, "grad.").unwrap();
         let mut worst = 0.0f64;
-        for (global, param, block, range) in weights.tensors() {
-            let mut expected = vec![0.0; param.len()];
-            theirs.read(&global, &mut expected);
-            let ours = gradients.get(block).unwrap().view().part(range).host::<f32>();
-            // In exact arithmetic the gradient of a key's bias is zero: what both have is rounding.
-            if global.ends_with("attention.k.bias") {
-                assert!(ours.iter().all(|g| g.abs() < 1e-5), "{name} {global}");
-                continue;
+        for (block, params) in model.part.blocks.iter().enumerate() {
+            let gradient = store.gradients.get(block).unwrap();
+            for (start, param) in params.placed() {
+                let (global, len) = (&param.whole.name, param.len());
+                let mut expected = vec![0.0; len];
+                theirs.read(global, &mut expected);
+                let ours = gradient.part(start..start + len).host::<f32>();
+                // In exact arithmetic the gradient of a key's bias is zero: what both have is rounding.
+                if global.ends_with("attention.k.bias") {
+                    assert!(ours.iter().all(|g| g.abs() < 1e-5), "{name} {global}");
+                    continue;
+                }
+                let error = relative(ours, &expected);
+                worst = worst.max(error);
+                assert!(error <= 1e-4, "{name} {global}: {error}");
             }
-            let error = relative(ours, &expected);
-            worst = worst.max(error);
-            assert!(error <= 1e-4, "{name} {global}: {error}");
         }
         println!("{name}: gradients at most {worst:.1e} apart");
     }
@@ -154,18 +156,18 @@ fn every_gradient_is_pytorchs() {
 fn twenty_steps_are_pytorchs() {
     for name in ["gpt2", "llama", "mixtral"] {
         let case = Case::open(name);
-        let model = Model::new(&case.shape);
-        let mut weights = case.weights(Dtype::F32);
-        let mut optimizer = Optimizer::new(&case.device, &weights.layout);
-        let (mut gradients, mut tape) = (Gradients::new(model.blocks()), Tape::default());
+        let model = Model::whole(&case.shape);
+        let (pass, mut store) = (case.pass(Dtype::F32), case.store(&model.part));
+        let mut optimizer = Optimizer::new(&case.device, &model.part);
+        let mut kept = Kept::default();
         let (losses, norms) = (case.floats("train.losses"), case.floats("train.norms"));
         for step in 0..20 {
             let batch = case.batch("train.", step);
-            let loss =
-                model.train(&case.device, &weights, &batch, &PASS, &mut gradients, &mut tape);
+            let loss = model.train(&pass, &batch, &mut store, &mut kept);
             let objective = loss.sum / loss.tokens as f64 + loss.auxiliary;
-            let squares: f64 =
-                gradients.iter().map(|(_, g)| case.device.sum_of_squares(g.view())).sum();
+            let gradients =
+                (0..store.gradients.blocks()).map(|block| store.gradients.get(block).unwrap());
+            let squares: f64 = gradients.map(|own| case.device.sum_of_squares(own)).sum();
             let norm = squares.sqrt();
             let (loss_error, norm_error) = (
                 (objective / losses[step] as f64 - 1.0).abs(),
@@ -189,8 +191,8 @@ fn twenty_steps_are_pytorchs() {
                 step: step as u64 + 1,
                 scale: if norm > 1.0 { 1.0 / norm } else { 1.0 },
             };
-            optimizer.step(&case.device, &numbers, &mut weights, &gradients);
-            gradients.clear();
+            optimizer.step(&case.device, &numbers, &mut store);
+            store.clear();
         }
     }
 }

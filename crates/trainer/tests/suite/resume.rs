@@ -6,7 +6,7 @@ use lockstep_comm::on_threads;
 use lockstep_events::read;
 use lockstep_trainer::{Run, Start, run};
 
-use crate::plans::{plan, source};
+use crate::plans::{masters, plan, source};
 
 fn train(folder: &Path, sets: &[&str], resume: bool) -> Vec<f32> {
     let (plan, source) = (plan(2, sets), source());
@@ -15,10 +15,7 @@ fn train(folder: &Path, sets: &[&str], resume: bool) -> Vec<f32> {
             .then(|| Start { checkpoint: lockstep_ckpt::find(folder).unwrap(), resume: true });
         world.barrier().unwrap();
         let run_of = Run { plan: &plan, group: &world, source: &source, folder, start };
-        let rank = run(&run_of, &mut |_| {}).unwrap();
-        (0..rank.weights.blocks())
-            .flat_map(|block| rank.weights.master(block).host::<f32>().to_vec())
-            .collect::<Vec<f32>>()
+        masters(&run(&run_of, &mut |_| {}).unwrap())
     })
     .remove(0)
 }

@@ -13,13 +13,15 @@ const LIKELIEST: Sampling = Sampling { temperature: 0.0, top_k: None, top_p: Non
 fn model(device: &Device) -> (Model, Weights) {
     let mut shape = presets::shape("gpt2-test", Some(source().vocab())).unwrap();
     shape.seq = 10;
-    let mut weights = Weights::init(device, &shape, Dtype::F32, 3);
+    let model = Model::whole(&shape);
+    let mut weights = Weights::init(device, &model.part, Dtype::F32, 0, 3);
     for block in 0..weights.blocks() {
-        let (master, _) = weights.master_mut(block);
-        master.view_mut().host::<f32>().iter_mut().for_each(|value| *value *= 8.0);
+        for unit in 0..weights.held(block).count() {
+            let (master, _) = weights.own_mut(block, unit);
+            master.host::<f32>().iter_mut().for_each(|value| *value *= 8.0);
+        }
     }
-    weights.refresh(device);
-    (Model::new(&shape), weights)
+    (model, weights)
 }
 
 /// The context grows to the model's length, and then goes on from its second half: each token as if all of its
@@ -28,7 +30,7 @@ fn model(device: &Device) -> (Model, Weights) {
 fn text_goes_on_when_the_context_is_full() {
     let device = Device::cpu(1);
     let (source, (model, weights)) = (source(), model(&device));
-    let seq = model.shape.seq;
+    let seq = model.part.whole.seq;
     for prompt in ["a", "a long prompt that does not fit", "ten bytes."] {
         let tokens = 3 * seq;
         let mut ids = source.encode(prompt).unwrap();
