@@ -21,6 +21,7 @@ mod ledger;
 mod mesh;
 mod mistake;
 pub mod model;
+mod passes;
 mod plan;
 pub mod presets;
 mod resolve;

@@ -3,6 +3,7 @@
 
 mod allocations;
 mod alone;
+mod layouts;
 mod memory;
 mod not_finite;
 mod plans;
