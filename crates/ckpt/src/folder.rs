@@ -5,6 +5,7 @@
 //! ```text
 //! model.safetensors       f32, each parameter under its global name
 //! optimizer.safetensors   f32, first.NAME and second.NAME; left out when training has not begun
+//! owed.safetensors        f32, rank.N: what a rank had not sent of its gradients; only where they are compressed
 //! checkpoint.json         version, step, the model's shape, the run's plan, names and dims
 //! ```
 
@@ -26,6 +27,8 @@ const VERSION: u64 = 1;
 const DESCRIPTION: &str = "checkpoint.json";
 const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
+const OWED: &str = "owed.safetensors";
+const RANK: &str = "rank.";
 const FIRST: &str = "first.";
 const SECOND: &str = "second.";
 
@@ -83,6 +86,17 @@ pub fn save(
     params: &dyn Tensors,
     moments: Option<Moments>,
 ) -> Result<PathBuf> {
+    save_owing(run, head, params, moments, &[])
+}
+
+/// The same with what each rank had not sent of its gradients.
+pub fn save_owing(
+    run: &Path,
+    head: &Head,
+    params: &dyn Tensors,
+    moments: Option<Moments>,
+    owed: &[Vec<f32>],
+) -> Result<PathBuf> {
     let target = checkpoints(run).join(folder_name(head.step));
     let list = params_of(&head.shape);
     for tensors in
@@ -102,6 +116,17 @@ pub fn save(
             None => second.read(&named.name[SECOND.len()..], out),
         };
         write(&partial.path().join(OPTIMIZER), &both, fill)?;
+    }
+    if !owed.is_empty() {
+        let flat = |(rank, values): (usize, &Vec<f32>)| Named {
+            name: format!("{RANK}{rank}"),
+            dims: vec![values.len()],
+        };
+        let list: Vec<Named> = owed.iter().enumerate().map(flat).collect();
+        write(&partial.path().join(OWED), &entries(&list, ""), |named, out| {
+            let rank = list.iter().position(|other| other == named);
+            out.copy_from_slice(&owed[rank.expect("one of the list")])
+        })?;
     }
     let description = Description {
         format: FORMAT.into(),
@@ -213,6 +238,21 @@ impl Checkpoint {
 
     pub fn params(&self) -> &Stored {
         &self.params
+    }
+
+    /// What a rank had not sent of its gradients; none when they were not compressed, or there was no such
+    /// rank.
+    pub fn owed(&self, rank: usize) -> Result<Option<Vec<f32>>> {
+        let path = self.dir.join(OWED);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let file = File::open(&path)?;
+        Ok(file.get(&format!("{RANK}{rank}")).map(|tensor| {
+            let mut values = vec![0.0; tensor.len()];
+            tensor.read(0, &mut values);
+            values
+        }))
     }
 
     /// None when training had not begun.

@@ -26,5 +26,7 @@ pub mod safetensors;
 mod tensors;
 
 pub use error::{Error, Result};
-pub use folder::{Checkpoint, Head, Moments, Stored, find, latest, load, prune, save, sweep};
+pub use folder::{
+    Checkpoint, Head, Moments, Stored, find, latest, load, prune, save, save_owing, sweep,
+};
 pub use tensors::{Named, Slices, Tensors, params_of};

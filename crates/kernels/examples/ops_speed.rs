@@ -4,14 +4,15 @@
 //!     cargo run --release -p lockstep-kernels --example ops_speed [threads] [portable|avx2|avx512] [only]
 
 use half::bf16;
-use lockstep_kernels::Float;
 use lockstep_kernels::cpu::adamw::{self, AdamW};
 use lockstep_kernels::cpu::cross_entropy::{self, Loss};
 use lockstep_kernels::cpu::dropout::{self, Dropout};
 use lockstep_kernels::cpu::embedding::{self, Held};
+use lockstep_kernels::cpu::largest::{PAIR, take_largest};
 use lockstep_kernels::cpu::norm::{self, Backward};
 use lockstep_kernels::cpu::random::{self, Key};
-use lockstep_kernels::cpu::{Cpu, Level, elementwise, gelu, reduce, swiglu};
+use lockstep_kernels::cpu::{Cpu, Level, elementwise, gelu, pack, reduce, swiglu};
+use lockstep_kernels::{Code, Float};
 use std::time::Instant;
 
 const KEY: Key = Key { seed: 1, stream: 1 };
@@ -34,6 +35,7 @@ fn main() {
     loss(&cpu, 1024, 8192);
     large::<f32>(&cpu, 30_000_000);
     large::<bf16>(&cpu, 30_000_000);
+    packed(&cpu, 2 << 20);
 }
 
 /// Times `work`, which moves `bytes`: the best of many short runs, as others may share the machine.
@@ -153,4 +155,25 @@ fn large<G: Float>(cpu: &Cpu, n: usize) {
     });
     let mut random = vec![G::default(); n];
     time(&name("normal"), n * size_of::<G>(), || random::normal(cpu, KEY, 0, &mut random, 0.02));
+}
+
+/// What is sent to other ranks in fewer bytes.
+fn packed(cpu: &Cpu, n: usize) {
+    let (x, mut error) = (normal::<f32>(cpu, n), vec![0f32; n]);
+    for code in [Code::Bf16, Code::F16, Code::Int8] {
+        let mut packed = vec![0; code.bytes(n)];
+        let bytes = packed.len();
+        time(&format!("pack into {code:?}, {n}"), 12 * n + bytes, || {
+            pack::pack(cpu, code, &x, &mut error, &mut packed)
+        });
+        time(&format!("add unpacked {code:?}, {n}"), 8 * n + bytes, || {
+            pack::add_unpacked(cpu, code, &packed, &mut error)
+        });
+    }
+    let mut pairs = vec![0; n / 100 * PAIR];
+    // With the copy that brings back what was taken.
+    time(&format!("take the largest of {n}, one in 100"), 24 * n, || {
+        elementwise::copy(cpu, &x, &mut error);
+        take_largest(cpu, &mut error, &mut pairs);
+    });
 }

@@ -150,6 +150,36 @@ impl Reduction {
         }
     }
 
+    /// What this rank has not sent yet of its gradients, in the order of the backward pass: state of the
+    /// training where they are compressed, otherwise nothing.
+    pub fn owed(&self) -> Vec<f32> {
+        self.sums.iter().flatten().flat_map(|sum| sum.error().iter().copied()).collect()
+    }
+
+    /// Takes it over from a checkpoint. False when it is not of this layout.
+    pub fn owe(
+        &mut self,
+        device: &Device,
+        peers: &Peers,
+        gradients: &Gradients,
+        mut values: &[f32],
+    ) -> bool {
+        for bucket in 0..gradients.buckets.len() {
+            let sums = self.take_sums(device, peers, gradients, bucket);
+            self.sums[bucket] = sums;
+        }
+        let room = self.sums.iter().flatten().map(|sum| sum.error().len()).sum::<usize>();
+        if room != values.len() {
+            return false;
+        }
+        for sum in self.sums.iter_mut().flatten() {
+            let (own, rest) = values.split_at(sum.error().len());
+            sum.error_mut().copy_from_slice(own);
+            values = rest;
+        }
+        true
+    }
+
     /// What sums each run of a bucket: it remembers what was not sent.
     fn take_sums(
         &mut self,

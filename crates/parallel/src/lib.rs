@@ -22,6 +22,7 @@
 //! assert_eq!(summed, [[2.0, 1.0]; 2]);
 //! ```
 
+mod bucket;
 pub mod compress;
 pub mod context;
 mod courier;
@@ -36,6 +37,7 @@ mod tensor;
 mod vocabulary;
 mod weights;
 
+pub use bucket::bucket_bytes;
 pub use data::{Reduction, sum};
 pub use expert::Dispatch;
 pub use gradients::Gradients;

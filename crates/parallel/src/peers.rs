@@ -98,6 +98,11 @@ impl Peers {
         })
     }
 
+    /// Bytes that this rank has sent so far.
+    pub fn sent(&self) -> u64 {
+        self.traffic().map(|(_, traffic)| traffic.bytes).sum()
+    }
+
     pub fn circle(&self, circle: Circle) -> &Group {
         &self.circles[circle as usize]
     }

@@ -119,7 +119,8 @@ pub struct Precision {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Comm {
     pub timeout_s: f64,
-    pub bucket_bytes: usize,
+    /// Of gradients that are sent at once, at least; when nothing is said, what the formulas find worth while.
+    pub bucket_bytes: Option<usize>,
     /// Whether exchanges go on beside the computing; when nothing is said, where ranks are on several hosts.
     pub overlap: Option<bool>,
     /// Plans from before there was any have none.

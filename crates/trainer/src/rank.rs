@@ -9,9 +9,9 @@ use lockstep_kernels::{AdamW, Device, Dtype};
 use lockstep_model::{
     Batch, Dropout, Kept, Loss, Model, Pass, Peers, Store, WeightGradients, Weights,
 };
-use lockstep_parallel::{Gradients, Pipeline, Reduction, Stream, sum};
+use lockstep_parallel::{Gradients, Pipeline, Reduction, Stream, bucket_bytes, sum};
 use lockstep_plan::schedule::{Act, Action};
-use lockstep_plan::{Compute, Plan};
+use lockstep_plan::{Circle, Compute, Plan};
 
 use crate::{Error, Optimizer};
 
@@ -57,6 +57,8 @@ pub struct Stepped {
     pub time: Duration,
     /// What of it was spent in exchanges that nothing hid.
     pub exchange: Duration,
+    /// Bytes that this rank sent.
+    pub sent: u64,
 }
 
 impl<'a> Rank<'a> {
@@ -82,7 +84,9 @@ impl<'a> Rank<'a> {
         let apart = group.hosts().iter().any(|host| *host != group.hosts()[0]);
         let overlap = plan.comm.overlap.unwrap_or(apart) && peers.mesh.replicas() > 1;
         let weights = weights.ahead(overlap).keep_gathered(plan.layout.keep_gathered);
-        let gradients = Gradients::new(&model.part, plan.layout.zero, plan.comm.bucket_bytes);
+        let worth = || bucket_bytes(peers.circle(Circle::Copies));
+        let least = plan.comm.bucket_bytes.unwrap_or_else(worth);
+        let gradients = Gradients::new(&model.part, plan.layout.zero, least);
         let mixed = plan.layout.pipe > 1 && plan.layout.schedule.splits();
         let reduction = Reduction::new(overlap, plan.comm.compression);
         let store = Store::new(weights, gradients, reduction, micros).mixed(mixed);
@@ -111,6 +115,7 @@ impl<'a> Rank<'a> {
         // A step that ended in an error leaves gradients behind.
         self.store.clear();
         self.peers.take_exposed();
+        let sent_before = self.peers.sent();
         let loss = self.passes(source, step)?;
 
         self.store.finish(&self.device, &self.peers)?;
@@ -144,7 +149,8 @@ impl<'a> Rank<'a> {
         let spreading = Instant::now();
         self.store.weights.spread(&self.device, &self.peers)?;
         exchange += spreading.elapsed();
-        Ok(Stepped { loss, auxiliary, grad_norm, lr, time: start.elapsed(), exchange })
+        let sent = self.peers.sent() - sent_before;
+        Ok(Stepped { loss, auxiliary, grad_norm, lr, time: start.elapsed(), exchange, sent })
     }
 
     /// Forward and backward of this rank's micro-batches: its part of the losses, and of the gradients.

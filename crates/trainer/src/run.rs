@@ -7,7 +7,7 @@ use lockstep_comm::{Group, Op};
 use lockstep_data::Source;
 use lockstep_events::{Metrics, StepReport, TensorBoard};
 use lockstep_kernels::Device;
-use lockstep_plan::model::{Moe, Shape, flops_per_token};
+use lockstep_plan::model::{Balance, Moe, Shape, flops_per_token};
 use lockstep_plan::{Ledger, Plan};
 use serde_json::Value;
 
@@ -113,7 +113,7 @@ fn build<'a>(run: &Run<'a>, device: Device) -> Result<(Rank<'a>, u64), Error> {
     if !start.resume {
         return Ok((rank, 0));
     }
-    rank.load_moments(&checkpoint);
+    rank.load_moments(&checkpoint)?;
     Ok((rank, checkpoint.head().step))
 }
 
@@ -121,7 +121,13 @@ fn build<'a>(run: &Run<'a>, device: Device) -> Result<(Rank<'a>, u64), Error> {
 /// matters of the training, and may change.
 fn differences(there: &Shape, here: &Shape) -> Vec<String> {
     let weights_of = |shape: &Shape| {
-        let moe = shape.moe.map(|moe| Moe { capacity: None, aux_loss: 0.0, z_loss: 0.0, ..moe });
+        let moe = shape.moe.map(|moe| Moe {
+            capacity: None,
+            aux_loss: 0.0,
+            z_loss: 0.0,
+            balance: Balance::Sequence,
+            ..moe
+        });
         let fields = serde_json::to_value(Shape { dropout: 0.0, moe, ..shape.clone() });
         fields.ok().and_then(|fields| fields.as_object().cloned()).unwrap_or_default()
     };
@@ -217,6 +223,7 @@ impl<'a> Clock<'a> {
             tokens_per_s: Some(tokens_per_s),
             mfu: Some(tokens_per_s * flops / self.peak),
             comm_exposed: Some(self.exchange.as_secs_f64() / seconds),
+            more: [("comm_bytes".to_string(), stepped.sent.into())].into(),
             mem_bytes: Some(memory),
             mem_planned_bytes: Some(self.planned),
             tokens: Some((self.before + self.done) * plan.tokens_per_step() as u64),

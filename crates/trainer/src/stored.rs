@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use lockstep_ckpt::{Checkpoint, Head, Moments, Named, Tensors, params_of};
 use lockstep_kernels::{Device, Dtype, View};
-use lockstep_model::Weights;
-use lockstep_plan::Plan;
+use lockstep_model::{Store, Weights};
 use lockstep_plan::model::{Part, Shape};
+use lockstep_plan::{Compression, Plan};
 use serde_json::Value;
 
 use crate::{Error, Rank};
@@ -46,6 +46,8 @@ pub struct Snapshot {
     pub params: Whole,
     first: Whole,
     second: Whole,
+    /// What each rank had not sent of its gradients, where they are compressed.
+    owed: Vec<Vec<f32>>,
 }
 
 impl Snapshot {
@@ -54,7 +56,7 @@ impl Snapshot {
         let shape = plan.model.clone();
         let head = Head { step, shape, plan: serde_json::to_value(plan).unwrap_or(Value::Null) };
         let moments = Moments { first: &self.first, second: &self.second };
-        Ok(lockstep_ckpt::save(run, &head, &self.params, Some(moments))?)
+        Ok(lockstep_ckpt::save_owing(run, &head, &self.params, Some(moments), &self.owed)?)
     }
 }
 
@@ -64,11 +66,34 @@ impl Rank<'_> {
         let params = self.params()?;
         let first = self.gathered(|block, unit| self.optimizer.moments(block, unit).0)?;
         let second = self.gathered(|block, unit| self.optimizer.moments(block, unit).1)?;
+        let owed = self.owed()?;
         Ok(params.zip(first).zip(second).map(|((params, first), second)| Snapshot {
             params,
             first,
             second,
+            owed,
         }))
+    }
+
+    /// What each rank has not sent of its gradients, at the first rank.
+    fn owed(&self) -> Result<Vec<Vec<f32>>, Error> {
+        if self.plan.comm.compression == Compression::None {
+            return Ok(vec![]);
+        }
+        let mine = self.store.reduction.owed();
+        let mut lengths = vec![0i64; self.group.size()];
+        self.group.all_gather(&[mine.len() as i64], &mut lengths)?;
+        if self.group.rank() != 0 {
+            self.group.send(&mine, 0)?;
+            return Ok(vec![]);
+        }
+        let mut all = vec![mine];
+        for (rank, len) in lengths.into_iter().enumerate().skip(1) {
+            let mut theirs = vec![0.0; len as usize];
+            self.group.receive(&mut theirs, rank)?;
+            all.push(theirs);
+        }
+        Ok(all)
     }
 
     /// All parameters, at the first rank; the others help. All ranks call it.
@@ -76,9 +101,18 @@ impl Rank<'_> {
         self.gathered(|block, unit| self.store.weights.own(block, unit))
     }
 
-    /// Takes the moments of a checkpoint over, if it has them.
-    pub(crate) fn load_moments(&mut self, checkpoint: &Checkpoint) {
-        let Some(moments) = checkpoint.moments() else { return };
+    /// Takes over the moments of a checkpoint, and what was not sent, if it has them.
+    pub(crate) fn load_moments(&mut self, checkpoint: &Checkpoint) -> Result<(), Error> {
+        if let Some(owed) = checkpoint.owed(self.group.rank())? {
+            let Store { reduction, gradients, .. } = &mut self.store;
+            if !reduction.owe(&self.device, &self.peers, gradients, &owed) {
+                tracing::warn!(
+                    "the checkpoint is of another layout: what its ranks had not sent of their \
+                     gradients is left out, one step's rounding or selection"
+                );
+            }
+        }
+        let Some(moments) = checkpoint.moments() else { return Ok(()) };
         let mut values = Vec::new();
         for (block, unit, piece) in pieces(&self.model.part) {
             let (first, second) = self.optimizer.moments_mut(block, unit);
@@ -91,6 +125,7 @@ impl Rank<'_> {
                 }
             }
         }
+        Ok(())
     }
 
     /// Tensors of which each rank has pieces, put together at the first rank.

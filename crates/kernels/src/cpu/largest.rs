@@ -15,6 +15,9 @@ const LOOK: usize = 16;
 /// exponent bits and three more tell apart 9 % of a number's size.
 const DIGITS: [(u32, u32); 3] = [(20, 11), (10, 10), (0, 10)];
 
+/// Values of the first digit.
+const FIRST: usize = 1 << DIGITS[0].1;
+
 /// Takes the elements with the `pairs.len() / PAIR` largest magnitudes out of `x`, leaving zeros. They come in the
 /// order of their places, each as place and number. NaN counts as larger than infinity: it is always among them.
 pub fn take_largest(cpu: &Cpu, x: &mut [f32], pairs: &mut [u8]) {
@@ -54,15 +57,15 @@ fn with_counts(
     width: u32,
     look: impl FnOnce(&dyn Fn(usize) -> usize),
 ) {
-    // A table for each thread, filled from its own run of elements.
+    // Two tables for each thread, filled from its own run of elements.
     let run = x.len().div_ceil(cpu.team.size()).max(WORTH);
     let size = 1 << width;
-    cpu.scratch[0].with_fresh(x.len().div_ceil(run) * size, |tables: &mut [u32]| {
-        split(&cpu.team, x.len(), run, cut_blocks(tables, size, run), |range, tables| {
-            for (x, table) in x[range].chunks(run).zip(tables.chunks_exact_mut(size)) {
-                match shift + width {
-                    31 => count_all(cpu.level, x, shift, table),
-                    _ => count_some(cpu.level, x, high, shift, width, table),
+    cpu.scratch[0].with_fresh(x.len().div_ceil(run) * 2 * size, |tables: &mut [u32]| {
+        split(&cpu.team, x.len(), run, cut_blocks(tables, 2 * size, run), |range, tables| {
+            for (x, tables) in x[range].chunks(run).zip(tables.chunks_exact_mut(2 * size)) {
+                match tables.as_chunks_mut::<FIRST>().0 {
+                    [even, odd] if shift == DIGITS[0].0 => count_all(cpu.level, x, even, odd),
+                    _ => count_some(cpu.level, x, high, shift, width, &mut tables[..size]),
                 }
             }
         });
@@ -71,9 +74,15 @@ fn with_counts(
 }
 
 leveled! {
-    fn count_all<I>(x: &[f32], shift: u32, counts: &mut [u32]) {
-        for x in x {
-            counts[((x.to_bits() & 0x7fff_ffff) >> shift) as usize] += 1;
+    /// By the first digit. Neighbours are often alike: in two tables they do not wait for each other.
+    fn count_all<I>(x: &[f32], even: &mut [u32; FIRST], odd: &mut [u32; FIRST]) {
+        let (pairs, last) = x.as_chunks::<2>();
+        for [a, b] in pairs {
+            even[((a.to_bits() & 0x7fff_ffff) >> DIGITS[0].0) as usize] += 1;
+            odd[((b.to_bits() & 0x7fff_ffff) >> DIGITS[0].0) as usize] += 1;
+        }
+        for x in last {
+            even[((x.to_bits() & 0x7fff_ffff) >> DIGITS[0].0) as usize] += 1;
         }
     }
 

@@ -2,7 +2,7 @@
 //! positions gives those rows what the whole sequences would have got.
 
 use crate::check::numbers;
-use lockstep_kernels::{Attention, Device, Dtype, RopeTable, Tag, Tensor};
+use lockstep_kernels::{Attention, Device, Dtype, RopeTable, Tag, Tensor, Vocabulary};
 
 const BATCH: usize = 3;
 const SEQ: usize = 24;
@@ -55,21 +55,22 @@ fn a_run_is_embedded_and_its_gradient_goes_back_to_its_positions() {
         device.write(tokens.view_mut(), ids);
         let mut out = device.empty(ids.len(), dim, Dtype::F32, Tag::Buffers);
         let positions = Some(positions.view());
-        device.embed(tokens.view(), table.view(), positions, start, len, out.view_mut());
+        let held = Vocabulary::all(table.rows());
+        device.embed(tokens.view(), table.view(), held, positions, start, len, out.view_mut());
         values(&out)
     };
     let whole = embedded(&ids, (0, SEQ));
     let dy = numbers::<f32>(BATCH * SEQ * dim, 3);
     let mut expected = device.zeros(SEQ, dim, Dtype::F32, Tag::Gradients);
     let rows = tensor(&device, BATCH * SEQ, &dy);
-    device.embed_positions_backward(rows.view(), SEQ, expected.view_mut(), false);
+    device.embed_positions_backward(rows.view(), 0, SEQ, expected.view_mut(), false);
     for (start, len) in RUNS {
         let of_run = |b: usize| &ids[b * SEQ + start..b * SEQ + start + len];
         let ids: Vec<u32> = (0..BATCH).flat_map(of_run).copied().collect();
         assert_eq!(embedded(&ids, (start, len)), rows_of(&whole, dim, (start, len)));
         let mut part = device.empty(len, dim, Dtype::F32, Tag::Gradients);
         let rows = tensor(&device, BATCH * len, &rows_of(&dy, dim, (start, len)));
-        device.embed_positions_backward(rows.view(), len, part.view_mut(), false);
+        device.embed_positions_backward(rows.view(), 0, len, part.view_mut(), false);
         let expected = expected.view().rows_of(start..start + len).host::<f32>();
         assert_eq!(part.view().host::<f32>(), expected, "{start} {len}");
     }

@@ -2,7 +2,7 @@
 
 use lockstep_kernels::{Device, Dtype};
 use lockstep_model::{Batch, Dropout, Kept, Loss, Model, Pass, Peers, Recompute, Store, Weights};
-use lockstep_plan::model::{Family, Moe, Shape};
+use lockstep_plan::model::{Balance, Family, Moe, Shape};
 
 pub const SEQ: usize = 12;
 pub const BATCH: usize = 2;
@@ -29,6 +29,8 @@ pub fn shape(family: Family) -> Shape {
             capacity: None,
             aux_loss: 0.02,
             z_loss: 0.01,
+            balance: Balance::Sequence,
+            shared: 0,
         }),
     }
 }

@@ -1,7 +1,7 @@
 //! The context axis: which positions of every sequence a rank holds, and which degrees fit a model.
 //!
 //! A rank of a context of u · r sits at `index = ring * u + ulysses`: the ulysses coordinate is the inner one,
-//! so that its all-to-all, which sends the most, runs between the closest ranks.
+//! so that its all-to-all, behind which no computing hides, runs between the closest ranks.
 
 mod sent;
 
@@ -43,8 +43,8 @@ impl Run {
 }
 
 /// The degrees (ulysses u, ring r) of a context of u · r ranks. `Both` takes the largest u that the heads
-/// allow, and leaves at least two to the ring where it can: an all-to-all sends less than a ring, but no rank
-/// can have less than a head. Heads are those of a rank, after the tensor axis has cut them.
+/// allow, and leaves at least two to the ring where it can: what a rank sends for ulysses falls with the number
+/// of ranks, for a ring it does not. Heads are those of a rank, after the tensor axis has cut them.
 ///
 /// ```
 /// use lockstep_plan::context::{ContextKind::*, degrees};

@@ -21,12 +21,15 @@ pub(super) fn precision(config: &Config) -> Precision {
 pub(super) fn comm(findings: &mut Findings) -> Comm {
     let typed = &findings.config.comm;
     let timeout_s = typed.timeout_s.unwrap_or(30.0);
-    let bucket_mb = typed.bucket_mb.unwrap_or(25.0);
+    let bucket_mb = typed.bucket_mb;
     findings.require(timeout_s > 0.0, "comm.timeout_s", timeout_s, "it must be more than 0");
-    findings.require(bucket_mb > 0.0, "comm.bucket_mb", bucket_mb, "it must be more than 0");
+    if let Some(mb) = bucket_mb {
+        findings.require(mb > 0.0, "comm.bucket_mb", mb, "it must be more than 0");
+    }
     let compression = typed.compression.unwrap_or_default();
     check_fraction(findings, compression);
-    let (bucket_bytes, overlap) = ((bucket_mb * 1048576.0) as usize, typed.overlap);
+    let bucket_bytes = bucket_mb.map(|mb| (mb * 1048576.0) as usize);
+    let overlap = typed.overlap;
     Comm { timeout_s, bucket_bytes, compression, overlap }
 }
 

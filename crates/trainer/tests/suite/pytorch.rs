@@ -8,6 +8,7 @@ use lockstep_ckpt::{Tensors, hf};
 use lockstep_kernels::{AdamW, Device, Dtype};
 use lockstep_model::{Batch, Kept, Model, Pass, Peers, Recompute, Store, Weights};
 use lockstep_parallel::{Gradients, Reduction};
+use lockstep_plan::Compression;
 use lockstep_plan::model::{Part, Shape};
 use lockstep_trainer::{Optimizer, load_whole};
 
@@ -45,7 +46,7 @@ impl Case {
 
     fn store(&self, part: &Part) -> Store {
         let gradients = Gradients::new(part, 0, 0);
-        Store::new(self.weights(Dtype::F32), gradients, Reduction::new(false), 1)
+        Store::new(self.weights(Dtype::F32), gradients, Reduction::new(false, Compression::None), 1)
     }
 
     fn pass(&self, dtype: Dtype) -> Pass<'_> {

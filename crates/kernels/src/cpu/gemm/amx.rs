@@ -1,7 +1,7 @@
 //! The bf16 inner loop on AMX tiles: 32×32 sums in four tile registers, two each for `a` and `b`. In
 //! assembly, as the compiler's intrinsics for tiles are not stable.
 
-use super::kernel::{Rows, Sums};
+use super::kernel::{Ahead, Rows, Sums};
 use super::pairs::{DEEP, SIDE, TILE};
 use super::{Data, Operand};
 use std::arch::asm;
@@ -54,13 +54,15 @@ pub fn in_place(
     if !start.addr().is_multiple_of(64) || !(2 * from.stride).is_multiple_of(64) {
         return None;
     }
-    Some(Rows { start, stride: 2 * from.stride, step: 2 * DEEP, ahead: 0 })
+    Some(Rows { start, stride: 2 * from.stride, step: 2 * DEEP, ahead: Ahead::default() })
 }
 
 /// What the assembly reads, in its own order.
 #[repr(C)]
 struct Arguments {
-    tiles: usize,
+    /// Steps along k: those that ask for the output's lines on the way, and the others.
+    placing: usize,
+    others: usize,
     /// The first sixteen rows of `a` and the others, bytes from row to row, and from tile to tile along k.
     upper: *const u8,
     lower: *const u8,
@@ -70,9 +72,12 @@ struct Arguments {
     sums: *mut f32,
     sums_stride: usize,
     resume: usize,
-    /// Eight rows to ask for, a line of each per step, and bytes from row to row.
+    /// Rows to ask for, a line of each per step, and bytes from row to row.
     ahead: *const u8,
     ahead_stride: usize,
+    /// Where rows of the output will be written, eight of which are asked for in each of the first steps.
+    place: *const u8,
+    place_stride: usize,
 }
 
 /// Adds (32, k)·(k, 32) to the sums, for a `k` of whole tiles.
@@ -86,8 +91,19 @@ pub unsafe fn multiply(_rows: usize, k: usize, a: Rows, b: *const u8, sums: Sums
         0 => (2 * TILE, 2 * DEEP, 4 * TILE, 2 * DEEP * tiles),
         stride => (SIDE * stride, stride, a.step, stride),
     };
+    // The next panel begins 32 rows on, a packed one a line later at most. All the tiles of this one ask for
+    // their share of it: lines that come in a burst hold up those that are needed now.
+    let lines = match a.ahead.tiles {
+        0..8 => 8,
+        8..16 => 4,
+        _ => 2,
+    };
+    let first = lines * a.ahead.tile;
+    let asking = first < 2 * SIDE;
+    let placing = tiles.min(4);
     let arguments = Arguments {
-        tiles,
+        placing,
+        others: tiles - placing,
         upper: a.start,
         lower: a.start.wrapping_add(lower),
         stride,
@@ -96,87 +112,145 @@ pub unsafe fn multiply(_rows: usize, k: usize, a: Rows, b: *const u8, sums: Sums
         sums: sums.start,
         sums_stride: 4 * sums.stride,
         resume: sums.resume as usize,
-        // The next panel begins 32 rows on, a packed one a line later at most; its four parts of eight rows are asked for in turn, then no more.
-        ahead: if a.ahead < 4 {
-            a.start.wrapping_add((2 * SIDE + 8 * a.ahead) * row)
-        } else {
-            a.start
-        },
-        ahead_stride: if a.ahead < 4 { row } else { 0 },
+        ahead: if asking { a.start.wrapping_add((2 * SIDE + first) * row) } else { a.start },
+        ahead_stride: if asking { row } else { 0 },
+        place: sums.place,
+        place_stride: sums.place_stride,
     };
     // SAFETY: the addresses are those the caller promised; prefetches may point anywhere.
     unsafe {
-        asm!(
-            "mov r10, [rax + 7*8]",
-            "mov rdx, [rax + 6*8]",
-            "mov r11, r10",
-            "shl r11, 4",
-            "add r11, rdx",
-            "cmp qword ptr [rax + 8*8], 0",
-            "je 3f",
-            "tileloadd tmm0, [rdx + r10*1]",
-            "tileloadd tmm1, [rdx + r10*1 + 64]",
-            "tileloadd tmm2, [r11 + r10*1]",
-            "tileloadd tmm3, [r11 + r10*1 + 64]",
-            "jmp 4f",
-            "3:",
-            "tilezero tmm0",
-            "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
-            "4:",
-            "mov rcx, [rax]",
-            "test rcx, rcx",
-            "jz 5f",
-            "mov r8, [rax + 1*8]",
-            "mov r9, [rax + 2*8]",
-            "mov r10, [rax + 3*8]",
-            "mov r11, [rax + 4*8]",
-            "mov rsi, [rax + 5*8]",
-            "mov rdi, 64",
-            "mov r12, [rax + 9*8]",
-            "mov r14, [rax + 10*8]",
-            "lea r13, [r12 + r14*4]",
-            "lea r15, [r14 + r14*2]",
-            "2:",
-            "tileloadd tmm6, [rsi + rdi*1]",
-            "tileloadd tmm4, [r8 + r10*1]",
-            "tileloadd tmm7, [rsi + rdi*1 + 1024]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tileloadd tmm5, [r9 + r10*1]",
-            "prefetcht1 [r12]",
-            "prefetcht1 [r12 + r14]",
-            "prefetcht1 [r12 + r14*2]",
-            "prefetcht1 [r12 + r15]",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            "prefetcht1 [r13]",
-            "prefetcht1 [r13 + r14]",
-            "prefetcht1 [r13 + r14*2]",
-            "prefetcht1 [r13 + r15]",
-            "tdpbf16ps tmm2, tmm5, tmm6",
-            "add r12, 64",
-            "add r13, 64",
-            "add r8, r11",
-            "add r9, r11",
-            "tdpbf16ps tmm3, tmm5, tmm7",
-            "add rsi, 2048",
-            "dec rcx",
-            "jnz 2b",
-            "5:",
-            "mov r10, [rax + 7*8]",
-            "mov r11, r10",
-            "shl r11, 4",
-            "add r11, rdx",
-            "tilestored [rdx + r10*1], tmm0",
-            "tilestored [rdx + r10*1 + 64], tmm1",
-            "tilestored [r11 + r10*1], tmm2",
-            "tilestored [r11 + r10*1 + 64], tmm3",
-            in("rax") &arguments,
-            out("rcx") _, out("rdx") _, out("rsi") _, out("rdi") _, out("r8") _, out("r9") _,
-            out("r10") _, out("r11") _, out("r12") _, out("r13") _, out("r14") _, out("r15") _,
-            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-            options(nostack),
-        );
+        match lines {
+            8 => ask_eight(&arguments),
+            4 => ask_four(&arguments),
+            _ => ask_two(&arguments),
+        }
     }
 }
+
+/// A step along k: four loads of tiles and four products, and in between, where they cost nothing, lines that
+/// are asked for. Tiles of `b` are used once and pass by L1 (`t1`), where the panel of `a` stays that all of
+/// them meet.
+macro_rules! step {
+    ($early:literal, $late:literal) => {
+        concat!(
+            "tileloaddt1 tmm6, [rsi + rdi*1]\n",
+            "tileloadd tmm4, [r8 + r10*1]\n",
+            "tileloaddt1 tmm7, [rsi + rdi*1 + 1024]\n",
+            "tdpbf16ps tmm0, tmm4, tmm6\n",
+            "tileloadd tmm5, [r9 + r10*1]\n",
+            $early,
+            "tdpbf16ps tmm1, tmm4, tmm7\n",
+            $late,
+            "tdpbf16ps tmm2, tmm5, tmm6\n",
+            "add r12, 64\n",
+            "add r13, 64\n",
+            "add r8, r11\n",
+            "add r9, r11\n",
+            "add rsi, 2048\n",
+            "tdpbf16ps tmm3, tmm5, tmm7\n",
+        )
+    };
+}
+
+/// One function for each number of lines that a step asks for.
+macro_rules! asking {
+    ($name:ident, $early:literal, $late:literal) => {
+        /// # Safety
+        /// As `multiply`.
+        unsafe fn $name(arguments: &Arguments) {
+            // SAFETY: the caller's promise, passed on.
+            unsafe {
+                asm!(
+                    "mov r10, [rax + 8*8]",
+                    "mov rdx, [rax + 7*8]",
+                    "mov r11, r10",
+                    "shl r11, 4",
+                    "add r11, rdx",
+                    "cmp qword ptr [rax + 9*8], 0",
+                    "je 3f",
+                    "tileloadd tmm0, [rdx + r10*1]",
+                    "tileloadd tmm1, [rdx + r10*1 + 64]",
+                    "tileloadd tmm2, [r11 + r10*1]",
+                    "tileloadd tmm3, [r11 + r10*1 + 64]",
+                    "jmp 4f",
+                    "3:",
+                    "tilezero tmm0",
+                    "tilezero tmm1",
+                    "tilezero tmm2",
+                    "tilezero tmm3",
+                    "4:",
+                    "mov r8, [rax + 2*8]",
+                    "mov r9, [rax + 3*8]",
+                    "mov r10, [rax + 4*8]",
+                    "mov r11, [rax + 5*8]",
+                    "mov rsi, [rax + 6*8]",
+                    "mov rdi, 64",
+                    "mov r12, [rax + 10*8]",
+                    "mov r14, [rax + 11*8]",
+                    "lea r13, [r12 + r14*4]",
+                    "lea r15, [r14 + r14*2]",
+                    "mov rcx, [rax]",
+                    "test rcx, rcx",
+                    "jz 5f",
+                    "mov rdx, [rax + 12*8]",
+                    "2:",
+                    step!($early, $late),
+                    "prefetchw [rdx]",
+                    "add rdx, [rax + 13*8]",
+                    "prefetchw [rdx]",
+                    "add rdx, [rax + 13*8]",
+                    "prefetchw [rdx]",
+                    "add rdx, [rax + 13*8]",
+                    "prefetchw [rdx]",
+                    "add rdx, [rax + 13*8]",
+                    "prefetchw [rdx]",
+                    "add rdx, [rax + 13*8]",
+                    "prefetchw [rdx]",
+                    "add rdx, [rax + 13*8]",
+                    "prefetchw [rdx]",
+                    "add rdx, [rax + 13*8]",
+                    "prefetchw [rdx]",
+                    "add rdx, [rax + 13*8]",
+                    "dec rcx",
+                    "jnz 2b",
+                    "5:",
+                    "mov rcx, [rax + 1*8]",
+                    "test rcx, rcx",
+                    "jz 7f",
+                    "6:",
+                    step!($early, $late),
+                    "dec rcx",
+                    "jnz 6b",
+                    "7:",
+                    "mov r10, [rax + 8*8]",
+                    "mov rdx, [rax + 7*8]",
+                    "mov r11, r10",
+                    "shl r11, 4",
+                    "add r11, rdx",
+                    "tilestored [rdx + r10*1], tmm0",
+                    "tilestored [rdx + r10*1 + 64], tmm1",
+                    "tilestored [r11 + r10*1], tmm2",
+                    "tilestored [r11 + r10*1 + 64], tmm3",
+                    in("rax") arguments,
+                    out("rcx") _, out("rdx") _, out("rsi") _, out("rdi") _, out("r8") _, out("r9") _,
+                    out("r10") _, out("r11") _, out("r12") _, out("r13") _, out("r14") _, out("r15") _,
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                    options(nostack),
+                );
+            }
+        }
+    };
+}
+
+asking!(ask_two, "prefetcht1 [r12]\n", "prefetcht1 [r12 + r14]\n");
+asking!(
+    ask_four,
+    "prefetcht1 [r12]\n prefetcht1 [r12 + r14]\n",
+    "prefetcht1 [r12 + r14*2]\n prefetcht1 [r12 + r15]\n"
+);
+asking!(
+    ask_eight,
+    "prefetcht1 [r12]\n prefetcht1 [r12 + r14]\n prefetcht1 [r12 + r14*2]\n prefetcht1 [r12 + r15]\n",
+    "prefetcht1 [r13]\n prefetcht1 [r13 + r14]\n prefetcht1 [r13 + r14*2]\n prefetcht1 [r13 + r15]\n"
+);

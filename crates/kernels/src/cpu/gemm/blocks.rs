@@ -3,15 +3,11 @@
 
 use super::epilogue::Tile;
 use super::grid::Grid;
-use super::kernel::{Kernel, Rows, Strip, Sums};
+use super::kernel::{Ahead, Kernel, Rows, Strip, Sums};
 use super::{Data, Operand, Product};
 use crate::cpu::Cpu;
 use std::ops::Range;
 
-/// Bytes of the packed chunk of `b`, which stays in L2 while all of `a` passes by.
-const CHUNK: usize = 768 << 10;
-/// The longest panel along k.
-const LONG: usize = 2048;
 /// Bytes of `a` that are kept packed for the next chunks of `b`: a share of L3.
 const KEPT: usize = 4 << 20;
 /// When k is cut, sums wait in scratch: for so many elements of output at a time.
@@ -70,19 +66,23 @@ struct Blocks {
 
 impl Blocks {
     fn of(kernel: &Kernel, product: &Product<'_>, m: usize, n: usize) -> Blocks {
-        let pieces = product.k.div_ceil(LONG / kernel.bytes).max(1);
+        let direct = product.target.direct().is_some();
+        let most = if direct { kernel.long } else { kernel.long_waiting };
+        let pieces = product.k.div_ceil(most).max(1);
         let long = product.k.div_ceil(pieces).max(1).next_multiple_of(kernel.deep);
         let height = kernel.height(m);
-        // Where panels are read as they lie only the last one, which is not whole, is packed, by itself.
+        // Where panels are read as they lie the last one, which is not whole, is packed by itself at most.
         let lies = (kernel.in_place)(&product.a, 0..height, height, 0..long).is_some();
         let visit_a = if lies { 1 } else { visit(&product.a, height) };
         let visit_b = visit(&product.b, kernel.cols);
         let whole = |len: usize, most: usize, of: usize| {
             len.next_multiple_of(of).min((most / of).max(1) * of)
         };
-        let chunk = whole(n, CHUNK / kernel.bytes / long, kernel.cols);
+        let chunk = whole(n, kernel.chunk / kernel.bytes / long, kernel.cols);
+        // As even as can be, too: each chunk costs a pass over `a`.
+        let chunk = n.div_ceil(n.div_ceil(chunk)).next_multiple_of(kernel.cols);
         let once = n <= chunk;
-        let waiting = long < product.k && product.target.direct().is_none();
+        let waiting = long < product.k && !direct;
         let most = if once { usize::MAX } else { KEPT / kernel.bytes / long };
         let rows = whole(m, if waiting { most.min(1024) } else { most }, height * visit_a);
         let cols = whole(n, if waiting { WAITING / rows } else { usize::MAX }, chunk);
@@ -169,8 +169,10 @@ unsafe fn rectangle(
                                 a,
                             );
                         }
-                        Rows { start: a, stride: 0, step: 0, ahead: 0 }
+                        Rows { start: a, stride: 0, step: 0, ahead: Ahead::default() }
                     });
+                    // A packed panel is filled up with rows of zeros.
+                    let tall = if a.stride == 0 { height } else { lanes.len() };
                     for col in (chunk..end).step_by(width) {
                         let at = (col - chunk) / width;
                         let b = packed_b.add(kernel.bytes * at * apart_b);
@@ -187,7 +189,8 @@ unsafe fn rectangle(
                                 b,
                             );
                         }
-                        let a = Rows { ahead: at, ..a };
+                        let tiles = (end - chunk).div_ceil(width);
+                        let a = Rows { ahead: Ahead { tile: at, tiles }, ..a };
                         let cols_here = (end - col).min(width);
                         let slot = match blocks.waiting {
                             true => (col - cols.start) / width * panels + panel,
@@ -196,30 +199,34 @@ unsafe fn rectangle(
                         let sums = slots.add(slot * height * width);
                         let (rows, cols) = (lanes.len(), cols_here);
                         let tile = Tile { sums, stride: width, row, col, rows, cols };
-                        let own = Sums { start: sums, stride: width, resume: from > 0 };
+                        let (place, place_stride) = match direct.is_some() || last {
+                            true => product.target.place(row, col),
+                            false => (sums.cast::<u8>().cast_const(), 4 * width),
+                        };
+                        let own = Sums {
+                            start: sums,
+                            stride: width,
+                            resume: from > 0,
+                            place,
+                            place_stride,
+                        };
                         match direct {
                             // In the output itself, the edges by way of a slot: the same additions everywhere.
                             Some(out) => {
                                 let resume = from > 0 || out.resume;
-                                if rows == height && cols == width {
-                                    (kernel.multiply)(
-                                        height,
-                                        long,
-                                        a,
-                                        b,
-                                        out.sums(row, col, resume),
-                                    );
+                                if rows == tall && cols == width {
+                                    (kernel.multiply)(tall, long, a, b, out.sums(row, col, resume));
                                 } else {
                                     if resume {
                                         sums.write_bytes(0, height * width);
                                         out.lift(tile);
                                     }
-                                    (kernel.multiply)(height, long, a, b, Sums { resume, ..own });
+                                    (kernel.multiply)(tall, long, a, b, Sums { resume, ..own });
                                     out.lower(tile);
                                 }
                             }
                             None => {
-                                (kernel.multiply)(height, long, a, b, own);
+                                (kernel.multiply)(tall, long, a, b, own);
                                 if last {
                                     product.target.finish(kernel.level, tile);
                                 }

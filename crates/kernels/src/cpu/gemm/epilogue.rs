@@ -61,7 +61,13 @@ impl Direct {
     pub unsafe fn sums(&self, row: usize, col: usize, resume: bool) -> Sums {
         // SAFETY: the caller's promise, passed on.
         let start = unsafe { self.start.add(row * self.stride + col) };
-        Sums { start, stride: self.stride, resume }
+        Sums {
+            start,
+            stride: self.stride,
+            resume,
+            place: start.cast(),
+            place_stride: 4 * self.stride,
+        }
     }
 
     /// Copies part of a tile out of its place, for a kernel that only knows whole ones.
@@ -126,6 +132,16 @@ impl<'a> Target<'a> {
             }
             _ => None,
         }
+    }
+
+    /// Where a row of the output begins, in bytes, and how far it is to the next one.
+    pub fn place(&self, row: usize, col: usize) -> (*const u8, usize) {
+        let (start, bytes) = match self.out {
+            Raw::F32(start) => (start.cast::<u8>(), 4),
+            Raw::Bf16(start) => (start.cast(), 2),
+        };
+        let stride = bytes * self.out_stride;
+        (start.wrapping_add(row * stride + bytes * col), stride)
     }
 
     /// # Safety

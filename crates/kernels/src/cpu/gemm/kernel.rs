@@ -15,6 +15,11 @@ pub struct Kernel {
     pub cols: usize,
     /// Panels are a whole number of so many k; what is missing is zero.
     pub deep: usize,
+    /// The longest panel along k, and the longest where the sums of a shorter one would have to wait in memory.
+    pub long: usize,
+    pub long_waiting: usize,
+    /// Bytes of the packed chunk of `b`, which stays in L2 while all of `a` passes by.
+    pub chunk: usize,
     /// Of an element in a panel.
     pub bytes: usize,
     /// Runs work on this thread with the kernel's registers set up.
@@ -40,8 +45,15 @@ pub struct Rows {
     /// Bytes from row to row, and along k, for rows that are read in place; 0 for a packed panel.
     pub stride: usize,
     pub step: usize,
-    /// Which part of the next panel to ask for on the way, so that it has come when its turn does.
-    pub ahead: usize,
+    pub ahead: Ahead,
+}
+
+/// Which part of the next panel to ask for on the way, so that it has come when its turn does: that of tile
+/// `tile` of `tiles` that this one has.
+#[derive(Clone, Copy, Default)]
+pub struct Ahead {
+    pub tile: usize,
+    pub tiles: usize,
 }
 
 /// A tile of the output, or what becomes one.
@@ -52,6 +64,9 @@ pub struct Sums {
     pub stride: usize,
     /// Go on from what is there; otherwise from zero.
     pub resume: bool,
+    /// Where the finished tile's rows will be written, and bytes from one to the next: to be asked for on the way.
+    pub place: *const u8,
+    pub place_stride: usize,
 }
 
 /// What to pack: panels of `width` lanes each, the last one filled up with zeros.
@@ -73,6 +88,9 @@ impl Kernel {
                 rows: 32..33,
                 cols: 32,
                 deep: 32,
+                long: 1024,
+                long_waiting: 2048,
+                chunk: 1 << 20,
                 bytes: 2,
                 prepared: amx::with_tiles,
                 multiply: amx::multiply,
@@ -105,6 +123,9 @@ impl Kernel {
             rows,
             cols,
             deep: 1,
+            long: 512,
+            long_waiting: 512,
+            chunk: 768 << 10,
             bytes: 4,
             prepared: |work| work(),
             multiply,

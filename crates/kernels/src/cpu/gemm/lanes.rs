@@ -51,15 +51,39 @@ unsafe fn along<S: Sixteen>(strip: &Strip<'_>, from: *const S::Stored, panels: *
         unsafe {
             let mut row = from.add((strip.ks.start + k) * stride + strip.lanes.start);
             let mut line = panels.add(k * width);
-            for _ in 0..whole {
-                copy::<S>(row, width, line, width, AHEAD * stride);
-                row = row.add(width);
-                line = line.add(strip.apart);
+            if width == 32 {
+                for _ in 0..whole {
+                    two_lines::<S>(row, line, AHEAD * stride);
+                    row = row.add(32);
+                    line = line.add(strip.apart);
+                }
+            } else {
+                for _ in 0..whole {
+                    copy::<S>(row, width, line, width, AHEAD * stride);
+                    row = row.add(width);
+                    line = line.add(strip.apart);
+                }
             }
             if rest > 0 {
                 copy::<S>(row, rest, line, width, AHEAD * stride);
             }
         }
+    }
+}
+
+/// Copies 32 elements, as `copy` does, without its masks.
+///
+/// # Safety
+/// As `pack`.
+#[inline(always)]
+unsafe fn two_lines<S: Sixteen>(from: *const S::Stored, line: *mut f32, ahead: usize) {
+    // SAFETY: the caller's promise, passed on; a prefetch may point anywhere.
+    unsafe {
+        let next = from.wrapping_add(ahead);
+        _mm_prefetch::<_MM_HINT_T0>(next.cast());
+        _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(16).cast());
+        _mm512_storeu_ps(line, S::load(from, !0));
+        _mm512_storeu_ps(line.add(16), S::load(from.add(16), !0));
     }
 }
 
