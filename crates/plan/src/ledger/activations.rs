@@ -28,8 +28,7 @@ pub(super) fn peak(plan: &Plan, part: &Part, moments: &[Moment]) -> usize {
                 if recompute == Recompute::Full {
                     usage.take(kept.inside(true));
                 }
-                let inner = if recompute == Recompute::Selective { 0 } else { kept.inner };
-                kept.backward(&mut usage, inner, *later);
+                kept.backward(&mut usage, recompute != Recompute::Selective, *later);
             }
             Moment::Weights { .. } => usage.give(kept.out + kept.put_off()),
             Moment::Received { .. } | Moment::Passed { .. } | Moment::EmbedBackward { .. } => {}
@@ -52,6 +51,8 @@ struct Kept {
     routed: usize,
     /// The wide part before its activation, and rows that came to experts from elsewhere.
     inner: usize,
+    /// The wide part of shared experts.
+    shared: usize,
     /// What weight gradients that are put off need beside `out`, in the order of the backward pass.
     later: Later,
 }
@@ -62,8 +63,10 @@ struct Later {
     down: usize,
     /// The gradient before the activation, and the input. Of experts less what `inner` had of it.
     up: usize,
-    /// The router's, with the input of all; and the shared experts'.
+    /// The router's, with the input of all tokens.
     router: usize,
+    /// As `down` and `up`, of shared experts: their input is the router's.
+    shared: [usize; 2],
     /// The gradient of the attention's output.
     out: usize,
     /// Those of q, k and v, and the input.
@@ -82,47 +85,56 @@ impl Kept {
         let key_heads = (shape.kv_heads / ulysses).max(1) * ulysses;
         let qkv = (shape.heads + 2 * key_heads) * shape.head_dim;
         let of_tokens = |cols: usize| bytes * tokens * cols;
-        let wide = Wide { plan, shape, experts: part.mesh.expert, tokens, bytes };
-        let (routed, inner, [down, up, router]) = wide.kept();
-        Kept {
+        let dense = Kept {
             stream: bytes * rows * shape.dim,
             stats: 4 * rows * norm,
             attention: of_tokens(qkv) + 4 * tokens * shape.heads,
             out: of_tokens(shape.attention_dim()),
-            routed,
-            inner,
+            routed: 0,
+            inner: of_tokens(before(shape)),
+            shared: 0,
             later: Later {
-                down,
-                up,
-                router,
+                down: of_tokens(shape.dim + shape.ffn),
+                up: of_tokens(before(shape) + shape.dim),
+                router: 0,
+                shared: [0; 2],
                 out: of_tokens(shape.dim),
                 qkv: of_tokens(shape.qkv_dim() + shape.dim),
             },
+        };
+        match (shape.family, shape.moe) {
+            (Family::Moe, Some(moe)) => {
+                Mixture { plan, shape, moe, ranks: part.mesh.expert, tokens, bytes }.of(dense)
+            }
+            _ => dense,
         }
     }
 
     /// Beside the input.
     fn inside(&self, inner: bool) -> usize {
         let halves = 2 * self.stats + self.attention + self.out + self.stream + self.routed;
-        halves + if inner { self.inner } else { 0 }
+        halves + if inner { self.inner + self.shared } else { 0 }
     }
 
     /// What weight gradients that were put off hold.
     fn put_off(&self) -> usize {
-        let Later { down, up, router, out, qkv } = self.later;
-        down + up + router + out + qkv
+        let Later { down, up, router, shared, out, qkv } = self.later;
+        down + up + router + shared[0] + shared[1] + out + qkv
     }
 
-    /// From the layer's output to its input; `inner` is what it has of the wide part.
-    fn backward(&self, usage: &mut Usage, inner: usize, later: bool) {
+    /// From the layer's output to its input; `inner` tells whether it has the wide part.
+    fn backward(&self, usage: &mut Usage, inner: bool, later: bool) {
         if !later {
-            let all = self.inside(false) + inner + self.stream;
-            return usage.give(all);
+            return usage.give(self.inside(inner) + self.stream);
         }
+        let of_inner = |bytes: usize| if inner { bytes } else { 0 };
         usage.take(self.later.down);
-        usage.give(inner);
+        usage.give(of_inner(self.inner));
         usage.take(self.later.up);
         usage.take(self.later.router);
+        usage.take(self.later.shared[0]);
+        usage.give(of_inner(self.shared));
+        usage.take(self.later.shared[1]);
         // The norm's statistics, and the stream between the halves.
         usage.give(self.routed + self.stats + self.stream);
         usage.take(self.later.out);
@@ -132,56 +144,67 @@ impl Kept {
     }
 }
 
-/// The wide part of a layer.
-struct Wide<'a> {
+/// Columns of the wide part before its activation.
+fn before(shape: &Shape) -> usize {
+    if shape.family == Family::Gpt2 { shape.ffn } else { 2 * shape.ffn }
+}
+
+/// Experts in the place of the wide part.
+struct Mixture<'a> {
     plan: &'a Plan,
     shape: &'a Shape,
-    /// Ranks among which experts are dealt out.
-    experts: usize,
+    moe: Moe,
+    /// Among which they are dealt out.
+    ranks: usize,
     tokens: usize,
     bytes: usize,
 }
 
-impl Wide<'_> {
-    /// What a router decided, the wide part, and what its weight gradients need when they are put off.
-    fn kept(&self) -> (usize, usize, [usize; 3]) {
-        let Wide { shape, tokens, bytes, .. } = *self;
-        let (dim, ffn) = (shape.dim, shape.ffn);
-        let before = if shape.family == Family::Gpt2 { ffn } else { 2 * ffn };
+impl Mixture<'_> {
+    /// What is kept where a dense layer would keep `dense`.
+    fn of(&self, dense: Kept) -> Kept {
+        let Mixture { moe, tokens, bytes, .. } = *self;
+        let (dim, ffn) = (self.shape.dim, self.shape.ffn);
         let of_tokens = |cols: usize| bytes * tokens * cols;
-        let (Family::Moe, Some(moe)) = (shape.family, shape.moe) else {
-            let later = [of_tokens(dim + ffn), of_tokens(before + dim), 0];
-            return (0, of_tokens(before), later);
-        };
-        let of_rows = |cols: usize| bytes * self.rows(moe) * cols;
-        let (shared, travels) = (moe.shared * ffn, self.experts > 1);
-        let input = if travels { of_rows(dim) } else { 0 };
-        let inner = of_rows(2 * ffn) + input + of_tokens(2 * shared);
-        // The gradient of the output is all tokens' for the shared experts, too.
-        let of_shared = if shared > 0 { of_tokens(dim + 3 * shared) } else { 0 };
-        let router = 4 * tokens * moe.experts + of_tokens(dim) + of_shared;
-        let later = [of_rows(dim + ffn), of_rows(2 * ffn + dim), router];
-        (self.routed(moe), inner, later)
+        let of_rows = |cols: usize| bytes * self.rows() * cols;
+        // What has come from elsewhere is kept; what is here can be gathered again.
+        let input = if self.ranks > 1 { of_rows(dim) } else { 0 };
+        let shared = moe.shared * ffn;
+        let of_shared = if shared > 0 { of_tokens(dim + shared) } else { 0 };
+        Kept {
+            routed: self.routed(),
+            inner: of_rows(2 * ffn) + input,
+            shared: of_tokens(2 * shared),
+            later: Later {
+                down: of_rows(dim + ffn),
+                up: of_rows(2 * ffn + dim),
+                router: 4 * tokens * moe.experts + of_tokens(dim),
+                shared: [of_shared, of_tokens(2 * shared)],
+                ..dense.later
+            },
+            ..dense
+        }
     }
 
     /// Rows that come to the experts here: as many as are sent, when they are evenly used.
-    fn rows(&self, moe: Moe) -> usize {
+    fn rows(&self) -> usize {
+        let Mixture { moe, plan, .. } = *self;
         let slots = self.tokens * moe.top_k;
         let Some(factor) = moe.capacity else { return slots };
-        let sequence = (factor * (self.plan.data.seq * moe.top_k) as f64 / moe.experts as f64).ceil();
-        slots.min(self.plan.train.micro_batch * moe.experts * (sequence as usize).max(1))
+        let of_sequence = (factor * (plan.data.seq * moe.top_k) as f64 / moe.experts as f64).ceil();
+        slots.min(plan.train.micro_batch * moe.experts * (of_sequence as usize).max(1))
     }
 
     /// Probabilities and their log-sum; choice, weight, order and place of each slot; where experts begin, and
     /// those that are here; the slope of their balance loss.
-    fn routed(&self, moe: Moe) -> usize {
-        let scopes = match moe.balance {
-            _ if moe.aux_loss == 0.0 => 0,
+    fn routed(&self) -> usize {
+        let Moe { experts, top_k, .. } = self.moe;
+        let scopes = match self.moe.balance {
+            _ if self.moe.aux_loss == 0.0 => 0,
             Balance::Sequence => self.plan.train.micro_batch,
             Balance::Batch => 1,
         };
-        let here = if self.experts > 1 { moe.experts / self.experts + 1 } else { 0 };
-        let of_tokens = self.tokens * (moe.experts + 1 + 4 * moe.top_k);
-        4 * (of_tokens + moe.experts + 1 + here + scopes * moe.experts)
+        let here = if self.ranks > 1 { experts / self.ranks + 1 } else { 0 };
+        4 * (self.tokens * (experts + 1 + 4 * top_k) + experts + 1 + here + scopes * experts)
     }
 }

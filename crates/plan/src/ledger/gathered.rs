@@ -28,11 +28,8 @@ pub(super) fn peak(plan: &Plan, part: &Part, moments: &[Moment]) -> usize {
         Moment::Backward { block, .. } => size(block) + ahead(block, block.checked_sub(1)),
         _ => 0,
     };
-    // What was gathered ahead of the head waits for it, with a pipeline for as long as there are other passes
-    // between.
-    let waits = match (overlaps(plan) && part.has_head() && plan.layout.pipe > 1, part.blocks.len()) {
-        (true, blocks) => size(blocks - 1),
-        (false, _) => 0,
-    };
-    moments.iter().map(at).max().unwrap_or(0) + waits
+    // What was gathered ahead for the head waits for it, in a pipeline while other passes go on.
+    let waits = overlaps(plan) && part.has_head() && plan.layout.pipe > 1;
+    let head = if waits { size(part.blocks.len() - 1) } else { 0 };
+    moments.iter().map(at).max().unwrap_or(0) + head
 }

@@ -1,7 +1,7 @@
 //! The life of gradient buffers: each from its block's backward pass until it is summed over the replicas.
 
 use super::{Usage, overlaps};
-use crate::model::Part;
+use crate::model::{BlockParams, Held, Part};
 use crate::passes::Moment;
 use crate::plan::Plan;
 
@@ -60,7 +60,7 @@ struct Life {
 
 impl Life {
     fn new(plan: &Plan, part: &Part) -> Life {
-        let block = |(params, held): (&crate::model::BlockParams, &Vec<crate::model::Held>)| Block {
+        let block = |(params, held): (&BlockParams, &Vec<Held>)| Block {
             whole: 4 * params.len(),
             own: 4 * held.iter().map(|held| held.own.len()).sum::<usize>(),
             begun: false,

@@ -11,3 +11,4 @@ mod pytorch;
 mod ranks;
 mod resume;
 mod text;
+mod traffic;

@@ -43,7 +43,8 @@ fn hold(layouts: &[&str]) {
 
 #[test]
 fn one_rank_is_planned_to_the_byte() {
-    for family in ["gpt2", "llama", "moe", "moe model.shared=2", "moe model.balance=batch"] {
+    for family in ["gpt2", "llama", "moe", "moe model.shared_experts=2", "moe model.balance=batch"]
+    {
         for compute in ["f32", "bf16"] {
             for recompute in ["none", "selective", "full"] {
                 let more = format!("precision.compute={compute} recompute={recompute}");
@@ -109,6 +110,7 @@ fn stages_are_planned_to_the_byte() {
         "gpt2 pipe=4 schedule=zb-h2 model.dropout=0.1",
         "llama pipe=2 schedule=zb-h1 tensor=2 sequence=true",
         "moe pipe=2 schedule=zb-h1",
+        "moe pipe=2 schedule=zb-h1 model.shared_experts=2 train.micro_batch=2",
         "moe pipe=2 chunks=2",
     ]);
 }
@@ -119,7 +121,7 @@ fn experts_are_planned_to_the_byte() {
         "moe data=2 expert=2",
         "moe data=4 expert=2 precision.compute=bf16",
         "moe data=4 expert=4 recompute=selective",
-        "moe data=2 expert=2 recompute=full model.shared=1",
+        "moe data=2 expert=2 recompute=full model.shared_experts=1",
         "moe data=4 expert=2 zero=1",
         "moe data=4 expert=2 zero=2 shard=2",
         "moe data=4 expert=2 zero=3 precision.compute=bf16",
