@@ -217,9 +217,7 @@ fn conclude(
     folder: &Path,
 ) -> anyhow::Result<()> {
     let plan = rank.plan;
-    let (compute, recompute) = (plan.precision.compute, plan.layout.recompute);
-    let planned =
-        Ledger::of(&plan.model, compute, recompute, plan.train.micro_batch, plan.data.seq);
+    let planned = Ledger::of(plan, rank.group.rank());
     let memory = rank.device.memory();
     let mib = |bytes: usize| bytes as f64 / (1 << 20) as f64;
     say!("memory per rank, planned and measured at its peak:");

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use lockstep_kernels::{CrossEntropy, Dtype, Gradient, Matmul, Tag, Tensor, View, ViewMut};
-use lockstep_plan::model::{BlockParams, Part};
+use lockstep_plan::model::{BlockParams, Part, loss_chunk};
 
 use crate::norm::Norm;
 use crate::{Cx, Sink};
@@ -20,10 +20,6 @@ pub(crate) struct Head {
     widest: usize,
 }
 
-/// Logits of one chunk take at most this much, in f32, but at least those of `LEAST_CHUNK` tokens.
-const CHUNK_BYTES: usize = 32 << 20;
-const LEAST_CHUNK: usize = 64;
-
 impl Head {
     pub fn new(part: &Part, params: &BlockParams) -> Head {
         let has_output = params.params.iter().any(|param| param.name == "output");
@@ -34,13 +30,6 @@ impl Head {
             first: part.vocab.start,
             widest: part.whole.vocab.div_ceil(part.mesh.tensor),
         }
-    }
-
-    /// Tokens whose logits exist at once.
-    fn chunk(&self, tokens: usize) -> usize {
-        let most = (CHUNK_BYTES / (4 * self.widest)).max(LEAST_CHUNK);
-        // Chunks of equal size, so that none is a small rest.
-        tokens.div_ceil(tokens.div_ceil(most).max(1)).max(1)
     }
 
     /// The logits of all tokens: for a caller who wants to see them.
@@ -147,7 +136,7 @@ impl Head {
         tokens: usize,
         mut work: impl FnMut(Range<usize>, ViewMut<'_>),
     ) {
-        let chunk = self.chunk(tokens);
+        let chunk = loss_chunk(tokens, self.widest);
         let mut logits = cx.device.empty(chunk, self.vocab, Dtype::F32, Tag::Buffers);
         for start in (0..tokens).step_by(chunk) {
             let end = (start + chunk).min(tokens);

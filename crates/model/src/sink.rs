@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use lockstep_kernels::{Device, Matmul, Tensor, ViewMut};
+use lockstep_kernels::{Device, Matmul, Tag, Tensor, ViewMut};
 
 /// Where a block's backward pass puts the gradients of its weights.
 pub struct Sink<'a> {
@@ -78,7 +78,12 @@ impl<'a> Sink<'a> {
 
     fn take(&mut self, device: &Device, work: Deferred) {
         match &mut self.later {
-            Some(later) => later.push(work),
+            Some(later) => {
+                // What lived for a moment now waits like what a forward pass left.
+                work.dy.retag(Tag::Activations);
+                work.x.iter().for_each(|x| x.retag(Tag::Activations));
+                later.push(work);
+            }
             None => work.run(device, self.grads.reborrow(), self.accumulate),
         }
     }

@@ -92,7 +92,11 @@ impl Peers {
         Circle::ALL.into_iter().map(|circle| {
             let traffic = self.circle(circle).traffic();
             match (circle, &self.context) {
-                (Circle::Context, Some(context)) => (circle, traffic + context.traffic()),
+                // A ring or neighbours alone are the circle itself.
+                (Circle::Context, Some(context)) => match context.degrees() {
+                    (1, _) | (_, 1) => (circle, traffic),
+                    _ => (circle, traffic + context.traffic()),
+                },
                 _ => (circle, traffic),
             }
         })

@@ -127,6 +127,8 @@ impl Pipeline {
 
     fn send(&mut self, group: &Group, to: usize, tensor: Tensor) {
         self.sending.retain(|pending| !pending.is_done());
+        // It is nobody's activation any more, and how long it takes depends on who receives it.
+        tensor.retag(Tag::Buffers);
         let message = Message(tensor);
         self.sending.push(match message.0.dtype() {
             Dtype::Bf16 => group.start_send::<bf16, _>(message, to),

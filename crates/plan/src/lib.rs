@@ -22,11 +22,13 @@ mod ledger;
 mod mesh;
 mod mistake;
 pub mod model;
+mod passes;
 pub mod placement;
 mod plan;
 pub mod presets;
 mod resolve;
 pub mod schedule;
+mod traffic;
 
 pub use config::{Compression, Compute, Config, Curve, Recompute};
 pub use cut::cut;
@@ -37,3 +39,4 @@ pub use mesh::{Axis, Circle, Coord, Mesh};
 pub use mistake::{Mistake, Place};
 pub use plan::{Checkpoint, Comm, Data, Eval, Layout, Plan, Precision, Sample, Source, Train};
 pub use resolve::Surroundings;
+pub use traffic::{Collective, Exchange, Phase, traffic};

@@ -51,7 +51,7 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Rank<'a
         lockstep_ckpt::sweep(folder)?;
         Log::open(folder)
     })?;
-    let mut clock = Clock::new(plan, peak, done);
+    let mut clock = Clock::new(plan, group.rank(), peak, done);
 
     for step in done + 1..=plan.train.steps as u64 {
         let stepped = rank.step(source, step)?;
@@ -189,18 +189,11 @@ struct Clock<'a> {
 }
 
 impl<'a> Clock<'a> {
-    fn new(plan: &'a Plan, peak: f64, before: u64) -> Clock<'a> {
-        let ledger = Ledger::of(
-            &plan.model,
-            plan.precision.compute,
-            plan.layout.recompute,
-            plan.train.micro_batch,
-            plan.data.seq,
-        );
+    fn new(plan: &'a Plan, rank: usize, peak: f64, before: u64) -> Clock<'a> {
         Clock {
             plan,
             peak: peak * plan.ranks as f64,
-            planned: ledger.total() as u64,
+            planned: Ledger::of(plan, rank).total() as u64,
             begun: Instant::now(),
             steps: 0,
             time: Duration::ZERO,

@@ -199,8 +199,7 @@ fn record(
     time_ms.push(("exchange".into(), per_step(exchange)));
     let known: f64 = time_ms.iter().map(|(_, time)| time).sum();
     time_ms.push(("rest".into(), (1e3 * total / times.len() as f64 - known).max(0.0)));
-    let (compute, recompute) = (plan.precision.compute, plan.layout.recompute);
-    let ledger = Ledger::of(&plan.model, compute, recompute, plan.train.micro_batch, plan.data.seq);
+    let ledger = Ledger::of(plan, 0);
     let memory = device.memory();
     let planned = |tag| match tag {
         Tag::Parameters => Some(ledger.parameters),

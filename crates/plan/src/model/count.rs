@@ -1,4 +1,4 @@
-//! How many floating-point operations a token costs.
+//! How many floating-point operations a token costs, and of how many tokens there are logits at once.
 
 use super::Shape;
 
@@ -33,4 +33,15 @@ pub fn flops_per_token(shape: &Shape, seq: usize) -> Flops {
     let pairs = (seq + 1) as f64 / 2.0;
     let attention = 12.0 * shape.layers as f64 * shape.attention_dim() as f64 * pairs;
     Flops { weights: 6.0 * weights as f64, attention }
+}
+
+/// Logits of one chunk take at most this much, in f32, but at least those of `LEAST_CHUNK` tokens.
+const CHUNK_BYTES: usize = 32 << 20;
+const LEAST_CHUNK: usize = 64;
+
+/// Tokens whose logits, `columns` of each, exist at once: the loss of `tokens` is computed in chunks, of equal
+/// size so that none is a small rest.
+pub fn loss_chunk(tokens: usize, columns: usize) -> usize {
+    let most = (CHUNK_BYTES / (4 * columns)).max(LEAST_CHUNK);
+    tokens.div_ceil(tokens.div_ceil(most).max(1)).max(1)
 }

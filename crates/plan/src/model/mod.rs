@@ -4,7 +4,7 @@ mod count;
 mod params;
 mod part;
 
-pub use count::{Flops, flops_per_token};
+pub use count::{Flops, flops_per_token, loss_chunk};
 pub use params::{BlockParams, Init, Param, Split, Whole};
 pub use part::{Held, Part, Unit};
 

@@ -3,6 +3,7 @@
 
 mod allocations;
 mod alone;
+mod cuts;
 mod layouts;
 mod memory;
 mod not_finite;
@@ -11,3 +12,4 @@ mod pytorch;
 mod ranks;
 mod resume;
 mod text;
+mod traffic;

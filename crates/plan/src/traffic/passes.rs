@@ -1,0 +1,187 @@
+//! What blocks exchange while micro-batches pass through them, and stages between them.
+
+use super::{Collective, List};
+use crate::config::Recompute;
+use crate::mesh::Circle;
+use crate::model::{Balance, Family, Moe, Part, loss_chunk};
+use crate::plan::Plan;
+
+pub(super) struct Passes<'a> {
+    plan: &'a Plan,
+    part: &'a Part,
+    /// Of a micro-batch, on this rank.
+    tokens: usize,
+    /// Of a number in the compute type.
+    bytes: usize,
+    moe: Option<Moe>,
+}
+
+impl<'a> Passes<'a> {
+    pub fn new(plan: &'a Plan, part: &'a Part) -> Passes<'a> {
+        Passes {
+            plan,
+            part,
+            tokens: plan.train.micro_batch * plan.data.seq / plan.layout.context,
+            bytes: plan.precision.compute.bytes(),
+            moe: part.shape.moe.filter(|_| part.shape.family == Family::Moe),
+        }
+    }
+
+    pub fn embed(&self, list: &mut List) {
+        self.sum(list);
+    }
+
+    pub fn forward(&self, list: &mut List) {
+        self.attention(list);
+        self.inside(list);
+        if let Some(moe) = self.moe {
+            self.rows(list, moe, self.part.shape.dim, self.bytes);
+        }
+        self.sum(list);
+    }
+
+    /// The head: two all-reduces for each chunk of logits.
+    pub fn turn(&self, list: &mut List) {
+        self.enter(list);
+        let ranks = list.size(Circle::Tensor);
+        let chunk = loss_chunk(self.tokens, self.part.whole.vocab.div_ceil(ranks));
+        for start in (0..self.tokens).step_by(chunk) {
+            let rows = chunk.min(self.tokens - start);
+            list.add(Circle::Tensor, Collective::AllReduce, rows, 4);
+            list.add(Circle::Tensor, Collective::AllReduce, 2 * rows, 4);
+        }
+        self.sum(list);
+    }
+
+    pub fn backward(&self, list: &mut List) {
+        let recompute = self.plan.layout.recompute;
+        if recompute == Recompute::Full {
+            self.attention(list);
+            self.inside(list);
+        }
+        // The second half: its gradient, its input once more, and where its wide part is computed again, again.
+        self.enter(list);
+        self.enter(list);
+        match self.moe {
+            Some(moe) => self.mixture_backward(list, moe, recompute),
+            None if recompute == Recompute::Selective => self.enter(list),
+            None => {}
+        }
+        self.sum(list);
+        // The first half.
+        self.enter(list);
+        self.attend_backward(list);
+        self.enter(list);
+        self.sum(list);
+    }
+
+    pub fn embed_backward(&self, list: &mut List) {
+        self.enter(list);
+    }
+
+    /// A message to the next stage or the one before.
+    pub fn pass_on(&self, list: &mut List) {
+        let cut = if self.plan.layout.sequence { self.plan.layout.tensor } else { 1 };
+        list.add(Circle::Pipe, Collective::Send, self.stream() / cut, self.bytes);
+    }
+
+    /// The stream of all tokens.
+    fn stream(&self) -> usize {
+        self.tokens * self.part.shape.dim
+    }
+
+    /// From a rank's rows of the stream to all.
+    fn enter(&self, list: &mut List) {
+        if self.plan.layout.sequence {
+            list.add(Circle::Tensor, Collective::AllGather, self.stream(), self.bytes);
+        }
+    }
+
+    /// Ranks' parts of a sum become the whole.
+    fn sum(&self, list: &mut List) {
+        let collective = match self.plan.layout.sequence {
+            true => Collective::ReduceScatter,
+            false => Collective::AllReduce,
+        };
+        list.add(Circle::Tensor, collective, self.stream(), self.bytes);
+    }
+
+    fn attention(&self, list: &mut List) {
+        self.enter(list);
+        self.attend(list);
+        self.sum(list);
+    }
+
+    /// The second half up to its last projection.
+    fn inside(&self, list: &mut List) {
+        self.enter(list);
+        let Some(moe) = self.moe else { return };
+        if moe.aux_loss > 0.0 {
+            let (scopes, circle) = match moe.balance {
+                Balance::Sequence => (self.plan.train.micro_batch, Circle::Context),
+                Balance::Batch => (1, Circle::Replicas),
+            };
+            list.add(circle, Collective::AllReduce, 2 * scopes * moe.experts, 4);
+        }
+        list.add(Circle::Expert, Collective::AllToAllV, moe.experts, 4);
+        self.rows(list, moe, self.part.shape.dim, self.bytes);
+    }
+
+    /// Rows to their experts, or back.
+    fn rows(&self, list: &mut List, moe: Moe, cols: usize, width: usize) {
+        let count = self.tokens * moe.top_k * cols;
+        list.add(Circle::Expert, Collective::AllToAllV, count, width);
+    }
+
+    fn mixture_backward(&self, list: &mut List, moe: Moe, recompute: Recompute) {
+        let dim = self.part.shape.dim;
+        if recompute == Recompute::Selective {
+            self.rows(list, moe, dim, self.bytes);
+        }
+        // The output's gradient there, the weights' gradient back, the weights there, the input's gradient back.
+        self.rows(list, moe, dim, self.bytes);
+        self.rows(list, moe, 1, 4);
+        list.add(Circle::Tensor, Collective::AllReduce, self.tokens * moe.top_k, 4);
+        self.rows(list, moe, 1, 4);
+        self.rows(list, moe, dim, self.bytes);
+    }
+
+    /// Heads of queries, and of keys or values, that a rank attends with when neighbours have dealt out theirs.
+    fn dealt(&self) -> (usize, usize) {
+        let (shape, ulysses) = (&self.part.shape, self.part.mesh.ulysses);
+        (shape.heads / ulysses, (shape.kv_heads / ulysses).max(1))
+    }
+
+    fn attend(&self, list: &mut List) {
+        let (heads, keys) = self.dealt();
+        self.deal(list, (heads + 2 * keys) * self.part.shape.head_dim, self.bytes);
+        self.round(list, self.bytes);
+        self.deal(list, heads * self.part.shape.head_dim, self.bytes);
+    }
+
+    fn attend_backward(&self, list: &mut List) {
+        let (heads, keys) = self.dealt();
+        self.deal(list, heads, 4);
+        self.deal(list, heads * self.part.shape.head_dim, self.bytes);
+        self.round(list, self.bytes);
+        self.round(list, 4);
+        self.deal(list, (heads + 2 * keys) * self.part.shape.head_dim, self.bytes);
+    }
+
+    /// An all-to-all among neighbours: all tokens' columns of some heads.
+    fn deal(&self, list: &mut List, cols: usize, width: usize) {
+        let ulysses = self.part.mesh.ulysses;
+        let count = ulysses * self.tokens * cols;
+        list.add_among(Some(Circle::Context), ulysses, Collective::AllToAll, count, width);
+    }
+
+    /// Keys and values, or their gradients, pass once round the ring.
+    fn round(&self, list: &mut List, width: usize) {
+        let (ulysses, context) = (self.part.mesh.ulysses, self.part.mesh.context);
+        let (ring, (_, keys)) = (context / ulysses, self.dealt());
+        let count = ulysses * self.tokens * 2 * keys * self.part.shape.head_dim;
+        for _ in 1..ring {
+            list.add_among(Some(Circle::Context), ring, Collective::Send, count, width);
+        }
+    }
+}

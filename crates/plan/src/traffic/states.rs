@@ -1,0 +1,190 @@
+//! What is exchanged of parameters and their gradients.
+
+use std::ops::Range;
+
+use super::{Collective, List};
+use crate::config::Compression;
+use crate::mesh::Circle;
+use crate::model::{Held, Param, Part, Split, Unit};
+use crate::passes::Moment;
+use crate::plan::Plan;
+
+pub(super) struct States<'a> {
+    plan: &'a Plan,
+    part: &'a Part,
+    /// Of ZeRO-3's blocks, which are gathered.
+    here: Vec<bool>,
+}
+
+impl<'a> States<'a> {
+    pub fn new(plan: &'a Plan, part: &'a Part) -> States<'a> {
+        States { plan, part, here: vec![false; part.blocks.len()] }
+    }
+
+    /// ZeRO-3: the blocks that a moment needs are gathered, unless they still are.
+    pub fn gather(&mut self, list: &mut List, moment: Moment) {
+        if self.plan.layout.zero < 3 {
+            return;
+        }
+        match moment {
+            Moment::Embed { block } | Moment::Forward { block } => {
+                self.need(list, block);
+                self.here[block] = self.plan.layout.keep_gathered;
+            }
+            Moment::Turn { block, table } => {
+                for block in [Some(block), table].into_iter().flatten() {
+                    self.need(list, block);
+                    self.here[block] = false;
+                }
+            }
+            Moment::Backward { block, .. } => {
+                self.need(list, block);
+                self.here[block] = false;
+            }
+            Moment::EmbedBackward { block } => self.here[block] = false,
+            _ => {}
+        }
+    }
+
+    fn need(&mut self, list: &mut List, block: usize) {
+        if !self.here[block] {
+            self.part.held[block].iter().for_each(|held| self.together(list, &held.unit));
+        }
+    }
+
+    /// After the optimizer: what ranks stepped reaches those that compute with it. ZeRO-3 gathers when needed.
+    pub fn spread(&self, list: &mut List) {
+        if matches!(self.plan.layout.zero, 1 | 2) {
+            let held = self.part.held.iter().flatten();
+            held.for_each(|held| self.together(list, &held.unit));
+        }
+    }
+
+    fn together(&self, list: &mut List, unit: &Unit) {
+        let circle = if unit.expert { Circle::ExpertGather } else { Circle::Gather };
+        let width = self.plan.precision.compute.bytes();
+        list.add(circle, Collective::AllGather, unit.range.len(), width);
+    }
+
+    /// Sums of gradients over the replicas.
+    pub fn sums(&self, list: &mut List) {
+        if self.part.mesh.replicas() == 1 {
+            return;
+        }
+        if self.plan.layout.zero == 0 {
+            for (run, expert) in self.buckets() {
+                self.sum(list, Collective::AllReduce, copies(expert), run.len());
+            }
+            return;
+        }
+        // Where weight gradients are put off, buffers hold several micro-batches and are summed at the end.
+        let mixed = self.plan.layout.pipe > 1 && self.plan.layout.schedule.splits();
+        let each = self.plan.layout.zero >= 2 && !mixed;
+        let times = if each { self.plan.train.accumulation } else { 1 };
+        for Held { unit, own } in self.part.held.iter().flatten() {
+            for _ in 0..times {
+                self.sum(list, Collective::ReduceScatter, shard(unit.expert), unit.range.len());
+            }
+            list.add(copies(unit.expert), Collective::AllReduce, own.len(), 4);
+        }
+    }
+
+    /// The runs that are summed at once: neighbours in a bucket whose ranks are the same.
+    fn buckets(&self) -> Vec<(Range<usize>, bool)> {
+        let least = self.plan.comm.bucket_bytes.map_or(usize::MAX, |bytes| bytes / 4);
+        let mut runs: Vec<(Range<usize>, bool)> = Vec::new();
+        // Where the bucket begins, and where the block does, of all gradients.
+        let (mut bucket, mut start) = (0, 0);
+        for (block, held) in self.part.blocks.iter().zip(&self.part.held).rev() {
+            if start - bucket >= least {
+                bucket = start;
+            }
+            for Held { unit, .. } in held {
+                let range = start + unit.range.start..start + unit.range.end;
+                match runs.last_mut() {
+                    Some((run, expert))
+                        if *expert == unit.expert
+                            && run.end == range.start
+                            && run.end != bucket =>
+                    {
+                        run.end = range.end
+                    }
+                    _ => runs.push((range, unit.expert)),
+                }
+            }
+            start += block.len();
+        }
+        runs
+    }
+
+    /// A sum in the form in which gradients travel.
+    fn sum(&self, list: &mut List, collective: Collective, circle: Circle, len: usize) {
+        let ranks = list.size(circle);
+        let whole = collective == Collective::AllReduce;
+        match self.plan.comm.compression {
+            Compression::None => list.add(circle, collective, len, 4),
+            Compression::TopK(fraction) => {
+                // Places and numbers, four bytes each.
+                let chosen = ((fraction * len as f64).ceil() as usize).clamp(len.min(1), len);
+                if whole {
+                    list.add(circle, Collective::AllGather, ranks * 8 * chosen, 1);
+                } else {
+                    list.add(circle, Collective::AllToAll, ranks, 8);
+                    list.add(circle, Collective::AllToAllV, 8 * chosen, 1);
+                }
+            }
+            rounded => {
+                let all = ranks * packed(rounded, len.div_ceil(ranks));
+                list.add(circle, Collective::AllToAll, all, 1);
+                if whole {
+                    list.add(circle, Collective::AllGather, all, 1);
+                }
+            }
+        }
+    }
+
+    /// Sums of what ranks of the other axes have parts of.
+    pub fn parts(&self, list: &mut List) {
+        if self.plan.layout.sequence {
+            let norms = self.count(|param| param.split == Split::Norm);
+            list.add(Circle::Tensor, Collective::AllReduce, norms, 4);
+        }
+        if self.part.mesh.keys > 1 {
+            let keys = self.count(|param| param.split == Split::Keys);
+            list.add(Circle::Keys, Collective::AllReduce, keys, 4);
+        }
+        let tied = self.count(|param| param.tied);
+        list.add(Circle::Ends, Collective::AllReduce, tied, 4);
+    }
+
+    /// Elements of some parameters in this rank's runs.
+    fn count(&self, which: impl Fn(&Param) -> bool) -> usize {
+        let of_block = |(params, held): (&crate::model::BlockParams, &Vec<Held>)| -> usize {
+            let placed = params.placed().filter(|(_, param)| which(param));
+            placed
+                .flat_map(|(start, param)| held.iter().map(move |held| (start, param.len(), held)))
+                .map(|(start, len, Held { own, .. })| {
+                    (start + len).min(own.end).saturating_sub(start.max(own.start))
+                })
+                .sum()
+        };
+        self.part.blocks.iter().zip(&self.part.held).map(of_block).sum()
+    }
+}
+
+/// Bytes of rounded numbers; all but bf16 with a scale for every 256.
+fn packed(how: Compression, numbers: usize) -> usize {
+    match how {
+        Compression::Bf16 => 2 * numbers,
+        Compression::F16 => 2 * numbers + 4 * numbers.div_ceil(256),
+        _ => numbers + 4 * numbers.div_ceil(256),
+    }
+}
+
+fn shard(expert: bool) -> Circle {
+    if expert { Circle::ExpertShard } else { Circle::Shard }
+}
+
+fn copies(expert: bool) -> Circle {
+    if expert { Circle::ExpertCopies } else { Circle::Copies }
+}

@@ -1,0 +1,94 @@
+//! The ledger against the formulas of the papers whose layouts it counts.
+
+use lockstep_plan::{Config, Ledger, Plan, Surroundings};
+
+fn plan(ranks: usize, sets: &[&str]) -> Plan {
+    let text = "[model]\nfamily = \"llama\"\nvocab = 512\ndim = 64\nlayers = 8\nheads = 8\nseq = 64\n\
+                [train]\nglobal_batch = 32\n[precision]\ncompute = \"bf16\"";
+    let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
+    let around = Surroundings::one_host(ranks, 1);
+    Plan::resolve(&Config::parse(text, &sets), &around).unwrap_or_else(|wrong| panic!("{wrong:#?}"))
+}
+
+/// The parameters of the largest block.
+fn largest(plan: &Plan) -> usize {
+    plan.model.blocks().iter().map(|block| block.len()).max().unwrap()
+}
+
+/// ZeRO (Rajbhandari et al. 2020), mixed precision on d ranks: 4N + 12N/d, 2N + 14N/d and 16N/d, with gradients
+/// in two bytes. Ours have four. Beyond the formulas there is the block whose sum is being made.
+#[test]
+fn states_are_those_of_zero() {
+    let d = 4;
+    for zero in 1..=3 {
+        let stage = format!("layout.zero={zero}");
+        let plan = plan(d, &["layout.data=4", &stage, "train.micro_batch=4"]);
+        let n = plan.model.param_count();
+        let formula = |gradient: usize| match zero {
+            1 => (2 + gradient) * n + 12 * n / d,
+            2 => 2 * n + (gradient + 12) * n / d,
+            _ => (2 + gradient + 12) * n / d,
+        };
+        for rank in 0..d {
+            let Ledger { parameters, gradients, optimizer, .. } = Ledger::of(&plan, rank);
+            // ZeRO-1 has all gradients when the first sum is made, the head's. The others have shares of all, and
+            // beside them a block whole, and its new share.
+            let head = plan.model.blocks().last().unwrap().len();
+            let moment = if zero == 1 { head / d } else { largest(&plan) + largest(&plan) / d };
+            let more = parameters + gradients + optimizer - formula(4);
+            assert_eq!(more, 4 * moment, "ZeRO-{zero}, rank {rank}");
+            let in_two_bytes = parameters + optimizer + (gradients - more) / 2;
+            assert_eq!(in_two_bytes, formula(2), "ZeRO-{zero}, rank {rank}");
+        }
+        let published = match zero {
+            1 => 4 * n + 12 * n / d,
+            2 => 2 * n + 14 * n / d,
+            _ => 16 * n / d,
+        };
+        assert_eq!(formula(2), published);
+    }
+}
+
+/// With one micro-batch ZeRO-1 never has all gradients: blocks are summed as they come.
+#[test]
+fn without_accumulation_gradients_are_never_whole() {
+    for zero in ["layout.zero=1", "layout.zero=2"] {
+        let plan = plan(4, &["layout.data=4", zero, "train.micro_batch=8"]);
+        assert_eq!(plan.train.accumulation, 1);
+        let (n, gradients) = (plan.model.param_count(), Ledger::of(&plan, 0).gradients);
+        assert!(gradients <= n + 4 * largest(&plan), "{gradients} of {n} parameters");
+    }
+}
+
+/// Each stage holds as many micro-batches as its schedule has under way (Narayanan et al. 2021): under GPipe all
+/// of them, under 1F1B one for each stage that is left.
+#[test]
+fn stages_hold_what_is_under_way() {
+    let activations = |schedule: &str, rank| {
+        let schedule = format!("layout.schedule={schedule}");
+        let plan = plan(4, &["layout.pipe=4", &schedule, "train.micro_batch=4"]);
+        assert_eq!(plan.train.accumulation, 8);
+        Ledger::of(&plan, rank).activations
+    };
+    // The inner stages have neither end of the model, and the output of a stage is there once.
+    let one = activations("1f1b", 1) - activations("1f1b", 2);
+    for rank in [1, 2] {
+        let output = activations("1f1b", rank) - (4 - rank) * one;
+        assert!(output < one / 10, "{output} beside {one} of each micro-batch");
+        assert_eq!(activations("gpipe", rank), 8 * one + output);
+        assert_eq!(activations("zb-h1", 1) / one, 4, "rank 1 holds as much as rank 0");
+    }
+}
+
+/// What tensor parallelism does not cut, sequence parallelism does (Korthikanti et al. 2022).
+#[test]
+fn sequence_parallelism_cuts_all_activations() {
+    let activations = |sets: &[&str]| {
+        let ranks = if sets.is_empty() { 1 } else { 4 };
+        Ledger::of(&plan(ranks, sets), 0).activations
+    };
+    let (alone, tensor) = (activations(&[]), activations(&["layout.tensor=4"]));
+    let sequence = activations(&["layout.tensor=4", "layout.sequence=true"]);
+    assert!(tensor > alone / 4);
+    assert_eq!(sequence, alone / 4);
+}

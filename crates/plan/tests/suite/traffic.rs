@@ -1,0 +1,103 @@
+//! What is exchanged, against the formulas of the papers whose layouts it is of. The trainer's tests hold it
+//! against what is sent.
+
+use lockstep_plan::{Circle, Collective, Config, Phase, Plan, Surroundings, traffic};
+
+const LAYERS: usize = 8;
+
+fn plan(ranks: usize, sets: &[&str]) -> Plan {
+    let text = "[model]\nfamily = \"llama\"\nvocab = 512\ndim = 64\nlayers = 8\nheads = 8\nseq = 64\n\
+                [train]\nglobal_batch = 32\nmicro_batch = 8";
+    let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
+    let around = Surroundings::one_host(ranks, 1);
+    Plan::resolve(&Config::parse(text, &sets), &around).unwrap_or_else(|wrong| panic!("{wrong:#?}"))
+}
+
+/// Elements of all collectives of a kind.
+fn elements(plan: &Plan, circle: Circle, collective: Collective) -> usize {
+    let list = traffic(plan, 0).into_iter();
+    let wanted = list.filter(|e| (e.circle, e.collective) == (Some(circle), collective));
+    wanted.map(|e| e.count * e.times).sum()
+}
+
+/// ZeRO (Rajbhandari et al. 2020): stages 1 and 2 move as much as an all-reduce, in two halves; stage 3 gathers
+/// every parameter twice, where it does not keep it.
+#[test]
+fn states_travel_as_zeros_do() {
+    let sent = |sets: &[&str]| {
+        let plan = plan(4, &[sets, &["layout.data=4"]].concat());
+        assert_eq!(plan.train.accumulation, 1);
+        [
+            elements(&plan, Circle::Copies, Collective::AllReduce),
+            elements(&plan, Circle::Shard, Collective::ReduceScatter),
+            elements(&plan, Circle::Gather, Collective::AllGather),
+        ]
+    };
+    let shape = plan(4, &[]).model;
+    let (n, blocks) = (shape.param_count(), shape.blocks());
+    let layers: usize = blocks[1..=LAYERS].iter().map(|block| block.len()).sum();
+    assert_eq!(sent(&[]), [n, 0, 0]);
+    assert_eq!(sent(&["layout.zero=1"]), [0, n, n]);
+    assert_eq!(sent(&["layout.zero=2"]), [0, n, n]);
+    // The ends are needed once.
+    assert_eq!(sent(&["layout.zero=3"]), [0, n, n + layers]);
+    assert_eq!(sent(&["layout.zero=3", "layout.keep_gathered=true"]), [0, n, n]);
+    // Among copies of what two ranks hold together only their shares are summed.
+    let hybrid = sent(&["layout.zero=2", "layout.shard=2"]);
+    assert_eq!(hybrid, [n / 2, n, n]);
+}
+
+/// Megatron-LM (Shoeybi et al. 2019): two all-reduces forward and two backward for each layer. Sequence
+/// parallelism (Korthikanti et al. 2022) has a gather and a scatter for each, and a gather more for each input
+/// that it does not keep and for each gradient.
+#[test]
+fn matrices_are_summed_as_megatrons() {
+    let count = |plan: &Plan, collective, phase| -> usize {
+        let stream = plan.train.micro_batch * plan.data.seq * plan.model.dim;
+        let list = traffic(plan, 0).into_iter();
+        let of = list.filter(|e| (e.collective, e.phase, e.count) == (collective, phase, stream));
+        of.map(|e| e.times).sum::<usize>() / plan.train.accumulation
+    };
+    let tensor = plan(2, &["layout.tensor=2"]);
+    // The ends have one each.
+    assert_eq!(count(&tensor, Collective::AllReduce, Phase::Forward), 2 * LAYERS + 1);
+    assert_eq!(count(&tensor, Collective::AllReduce, Phase::Backward), 2 * LAYERS + 1);
+    let sequence = plan(2, &["layout.tensor=2", "layout.sequence=true"]);
+    assert_eq!(count(&sequence, Collective::ReduceScatter, Phase::Forward), 2 * LAYERS + 1);
+    assert_eq!(count(&sequence, Collective::AllGather, Phase::Forward), 2 * LAYERS);
+    assert_eq!(count(&sequence, Collective::ReduceScatter, Phase::Backward), 2 * LAYERS + 1);
+    assert_eq!(count(&sequence, Collective::AllGather, Phase::Backward), 4 * LAYERS + 2);
+    // Recomputed in full, a layer's first half is summed once more.
+    let again = plan(2, &["layout.tensor=2", "layout.recompute=full"]);
+    assert_eq!(count(&again, Collective::AllReduce, Phase::Backward), 3 * LAYERS + 1);
+}
+
+/// The attention of one layer and micro-batch costs what the formulas of the context axis say.
+#[test]
+fn sequences_travel_as_the_context_says() {
+    use lockstep_plan::context::{Brought, sent};
+    for (kind, degrees) in [("ring", (1, 4)), ("ulysses", (4, 1)), ("both", (2, 2))] {
+        let plan = plan(4, &["layout.context=4", &format!("layout.context_kind={kind}")]);
+        let shape = &plan.model;
+        let brought = Brought {
+            tokens: plan.train.micro_batch * plan.data.seq / 4,
+            heads: shape.heads,
+            kv_heads: shape.kv_heads,
+            head_dim: shape.head_dim,
+            bytes: 4,
+        };
+        let formula = sent(degrees, &brought);
+        let bytes = |phase| {
+            let list = traffic(&plan, 0).into_iter();
+            let of = list.filter(|e| (e.circle, e.phase) == (Some(Circle::Context), phase));
+            let bytes = of.map(|e| {
+                let all = (e.count * e.width * e.times) as u64;
+                let others = |n: usize| all / n as u64 * (n as u64 - 1);
+                if e.collective == Collective::AllToAll { others(e.members) } else { all }
+            });
+            bytes.sum::<u64>() / (LAYERS * plan.train.accumulation) as u64
+        };
+        assert_eq!(bytes(Phase::Forward), formula.forward, "{kind}");
+        assert_eq!(bytes(Phase::Backward), formula.backward, "{kind}");
+    }
+}

@@ -1,0 +1,32 @@
+//! Small models on many layouts, a line of words each.
+
+use lockstep_plan::{Config, Plan, Surroundings};
+
+use crate::plans::source;
+
+/// `llama data=2 zero=3 train.micro_batch=2`: a family, then settings; those without a section are the
+/// layout's. Twelve heads and sequences of 24 can be cut by 2, 3 and 4.
+pub fn plan(words: &str) -> Plan {
+    let mut words = words.split_whitespace();
+    let family = words.next().expect("a family");
+    let mut text = format!(
+        "name = \"test\"\n[model]\nfamily = \"{family}\"\ndim = 48\nlayers = 4\nheads = 12\nffn = 96\nseq = 24\n"
+    );
+    text += match family {
+        "gpt2" => "",
+        "llama" => "kv_heads = 2\n",
+        // Every token goes to every expert: as evenly as can be.
+        _ => "kv_heads = 2\nexperts = 4\ntop_k = 4\naux_loss = 0.02\nz_loss = 0.01\n",
+    };
+    text += "[train]\nsteps = 20\nglobal_batch = 12\nmicro_batch = 1\nthreads = 1\n[layout]\ndata = 1\n";
+    let set = |word: &str| match word.split_once('=').expect("a setting").0.contains('.') {
+        true => word.to_string(),
+        false => format!("layout.{word}"),
+    };
+    let sets: Vec<String> = words.map(set).collect();
+    let config = Config::parse(&text, &sets);
+    let around = Surroundings::one_host(config.layout.ranks(), 1).with_vocab(source().vocab());
+    Plan::resolve(&config, &around).unwrap_or_else(|mistakes| {
+        panic!("{}", mistakes.iter().map(|m| format!("{m}\n")).collect::<String>())
+    })
+}

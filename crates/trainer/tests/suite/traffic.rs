@@ -1,0 +1,212 @@
+//! What ranks send in a step is what the plan says that they send, circle by circle and byte by byte.
+
+use std::collections::BTreeMap;
+
+use lockstep_comm::{Algo, Kind, Options, Shape, Traffic, on_threads_with, sent};
+use lockstep_kernels::Device;
+use lockstep_plan::{Circle, Collective, Exchange, Plan, traffic};
+use lockstep_trainer::Rank;
+
+use crate::cuts::plan;
+use crate::plans::source;
+
+/// By circle; none is the world.
+type Sent = BTreeMap<Option<Circle>, Traffic>;
+
+const STEPS: u64 = 3;
+
+/// What each rank sent in all steps but the first.
+fn measured(plan: &Plan) -> Vec<Sent> {
+    let source = source();
+    // Through slots, which count what passes through them; what threads reach in place does not count.
+    let options = Options { direct_access: false, ..Options::default() };
+    on_threads_with(&options, plan.ranks, |world| {
+        let mut rank = Rank::new(plan, &world, Device::cpu(1)).unwrap();
+        rank.step(&source, 1).unwrap();
+        let so_far = |rank: &Rank<'_>| -> Sent {
+            let circles = rank.peers.traffic().map(|(circle, traffic)| (Some(circle), traffic));
+            circles.chain([(None, rank.group.traffic())]).collect()
+        };
+        let before = so_far(&rank);
+        for step in 2..=STEPS {
+            rank.step(&source, step).unwrap();
+        }
+        let since = |(circle, after): (Option<Circle>, Traffic)| {
+            let before = before[&circle];
+            let messages = after.messages - before.messages;
+            (circle, Traffic { messages, bytes: after.bytes - before.bytes })
+        };
+        so_far(&rank).into_iter().map(since).collect()
+    })
+}
+
+/// The same by formula.
+fn planned(plan: &Plan, rank: usize) -> Sent {
+    let all = Circle::ALL.map(Some).into_iter().chain([None]);
+    let mut sum: Sent = all.map(|circle| (circle, Traffic::default())).collect();
+    for exchange in traffic(plan, rank) {
+        let each = sent_in(plan, rank, &exchange);
+        let times = exchange.times as u64 * (STEPS - 1);
+        let sum = sum.get_mut(&exchange.circle).unwrap();
+        *sum = *sum + Traffic { messages: times * each.messages, bytes: times * each.bytes };
+    }
+    sum
+}
+
+/// One exchange on one host.
+fn sent_in(plan: &Plan, rank: usize, exchange: &Exchange) -> Traffic {
+    let Exchange { members, count, width, .. } = *exchange;
+    let me = exchange.circle.map_or(rank, |circle| {
+        let circle = plan.mesh().members(circle, rank);
+        circle.iter().position(|member| *member == rank).unwrap() % members
+    });
+    let kind = match exchange.collective {
+        Collective::AllReduce => Kind::AllReduce,
+        Collective::AllGather => Kind::AllGather,
+        Collective::ReduceScatter => Kind::ReduceScatter,
+        Collective::AllToAll | Collective::AllToAllV => Kind::AllToAll,
+        Collective::Send => return Traffic { messages: 1, bytes: (count * width) as u64 },
+    };
+    let shape = Shape { kind, count, width, root: 0, hosts: &vec![0; members] };
+    let sent = sent(&shape, Algo::Direct, me).unwrap();
+    match exchange.collective {
+        // Members first say how much.
+        Collective::AllToAllV => sent + Traffic { messages: 1, bytes: 8 * members as u64 },
+        _ => sent,
+    }
+}
+
+fn hold(layouts: &[&str]) {
+    hold_but(None, layouts);
+}
+
+/// What is sent in one circle may depend on the data.
+fn hold_but(open: Option<Circle>, layouts: &[&str]) {
+    for words in layouts {
+        let plan = plan(words);
+        for (rank, measured) in measured(&plan).iter().enumerate() {
+            let planned = planned(&plan, rank);
+            let known = |circle: &Option<Circle>| circle.is_none() || *circle != open;
+            for (circle, measured) in measured.iter().filter(|(circle, _)| known(circle)) {
+                let name = circle.map_or("all ranks", Circle::name);
+                let list: Vec<Exchange> =
+                    traffic(&plan, rank).into_iter().filter(|e| e.circle == *circle).collect();
+                assert_eq!(
+                    *measured, planned[circle],
+                    "{words}: rank {rank} among {name}: {list:#?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn replicas_send_as_planned() {
+    hold(&[
+        "gpt2",
+        "gpt2 data=2 comm.bucket_mb=0.05",
+        "llama data=3 precision.compute=bf16 comm.bucket_mb=25",
+        "gpt2 data=2 zero=1",
+        "llama data=3 zero=1 precision.compute=bf16",
+        "gpt2 data=2 zero=2",
+        "llama data=4 zero=2 model.tied=true precision.compute=bf16",
+        "gpt2 data=2 zero=3",
+        "llama data=3 zero=3 model.tied=true precision.compute=bf16",
+        "llama data=2 zero=3 keep_gathered=true",
+        "llama data=2 zero=3 comm.overlap=true",
+        "gpt2 data=4 zero=1 shard=2",
+        "gpt2 data=4 zero=2 shard=2 precision.compute=bf16",
+        "llama data=4 zero=3 shard=2 train.micro_batch=3",
+    ]);
+}
+
+#[test]
+fn compressed_gradients_are_sent_as_planned() {
+    hold(&[
+        "gpt2 data=2 comm.compression=bf16 comm.bucket_mb=0.05",
+        "gpt2 data=3 comm.compression=f16 comm.bucket_mb=0.05",
+        "llama data=2 comm.compression=int8 comm.bucket_mb=0.2",
+        "llama data=2 comm.compression=int8 zero=2",
+        "gpt2 data=3 comm.compression=topk:0.01 comm.bucket_mb=0.05",
+    ]);
+}
+
+#[test]
+fn cut_matrices_are_sent_as_planned() {
+    hold(&[
+        "gpt2 tensor=2",
+        "gpt2 tensor=3 precision.compute=bf16 recompute=selective",
+        "llama tensor=4 recompute=full",
+        "gpt2 tensor=2 sequence=true",
+        "llama tensor=4 sequence=true precision.compute=bf16 train.micro_batch=2",
+        "llama tensor=2 sequence=true recompute=full",
+        "gpt2 tensor=2 sequence=true recompute=selective model.dropout=0.1",
+    ]);
+}
+
+#[test]
+fn cut_sequences_are_sent_as_planned() {
+    hold(&[
+        "gpt2 context=2",
+        "llama context=3 precision.compute=bf16",
+        "gpt2 context=2 context_kind=ulysses",
+        "llama context=4 context_kind=ulysses train.micro_batch=2",
+        "llama context=4 context_kind=both precision.compute=bf16 recompute=full",
+        "llama tensor=2 context=2 sequence=true",
+        "moe context=2 recompute=full",
+        "moe context=2 context_kind=ulysses model.balance=batch",
+    ]);
+}
+
+#[test]
+fn stages_send_as_planned() {
+    hold(&[
+        "gpt2 pipe=2",
+        "llama pipe=3 schedule=gpipe precision.compute=bf16",
+        "llama pipe=2 chunks=2 model.tied=true",
+        "gpt2 pipe=4 schedule=zb-h2",
+        "llama pipe=2 schedule=zb-h1 tensor=2 sequence=true",
+    ]);
+}
+
+/// Every token goes to every expert, so that what they exchange does not depend on the data.
+#[test]
+fn experts_send_as_planned() {
+    hold(&[
+        "moe data=2 expert=2",
+        "moe data=4 expert=2 precision.compute=bf16 model.shared_experts=1",
+        "moe data=4 expert=4 recompute=selective",
+        "moe data=2 expert=2 recompute=full model.balance=batch",
+        "moe data=4 expert=2 zero=1",
+        "moe data=4 expert=2 zero=2 shard=2",
+        "moe data=4 expert=2 zero=3 precision.compute=bf16",
+        "moe data=2 context=2 expert=4 zero=3",
+        "moe tensor=2 sequence=true data=2 expert=2",
+    ]);
+}
+
+/// Where routers decide how many rows go where, all other exchanges are still known.
+#[test]
+fn beside_what_routers_and_gradients_choose_all_is_planned() {
+    hold_but(
+        Some(Circle::Expert),
+        &["moe data=2 expert=2 model.top_k=1", "moe data=4 expert=2 model.top_k=2 zero=3"],
+    );
+    hold_but(Some(Circle::Shard), &["llama data=2 tensor=2 zero=2 comm.compression=topk:0.1"]);
+}
+
+#[test]
+fn axes_together_send_as_planned() {
+    hold(&[
+        "llama data=2 tensor=2 zero=1",
+        "gpt2 data=2 pipe=2 zero=2",
+        "llama data=2 pipe=2 zero=3 precision.compute=bf16",
+        "gpt2 data=2 pipe=2 schedule=zb-h1 zero=2",
+        "llama data=2 pipe=2 chunks=2 zero=3 keep_gathered=true",
+        "gpt2 data=2 context=2 zero=3 precision.compute=bf16",
+        "llama data=2 tensor=2 pipe=2 sequence=true zero=1 model.tied=true",
+        "llama tensor=2 context=2 pipe=2 zero=3 sequence=true precision.compute=bf16",
+        "gpt2 data=2 tensor=2 pipe=2 zero=3 shard=1",
+        "moe data=2 tensor=2 expert=2 pipe=2 zero=2",
+    ]);
+}
