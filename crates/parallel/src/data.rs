@@ -335,10 +335,8 @@ fn sum_of(
     for (block, params) in layout.iter().enumerate() {
         for (unit, held) in gradients.held[block].iter().enumerate() {
             for (start, param) in params.placed().filter(|(_, param)| which(param)) {
-                let from = start.max(held.own.start);
-                let to = (start + param.len()).min(held.own.end);
-                if from < to {
-                    runs.push((block, unit, from - held.own.start..to - held.own.start));
+                if let Some(run) = held.within(start..start + param.len()) {
+                    runs.push((block, unit, run));
                 }
             }
         }

@@ -42,13 +42,8 @@ impl Rank<'_> {
             for (unit, held) in units.iter().enumerate() {
                 let own = self.store.weights.own(block, unit);
                 for (start, param) in params.placed() {
-                    let from = start.max(held.own.start);
-                    let to = (start + param.len()).min(held.own.end);
-                    if from >= to {
-                        continue;
-                    }
-                    let run = own.part(from - held.own.start..to - held.own.start);
-                    if self.device.count_not_finite(run) > 0 {
+                    let Some(run) = held.within(start..start + param.len()) else { continue };
+                    if self.device.count_not_finite(own.part(run)) > 0 {
                         return Some(format!("{} (the parameter itself)", param.whole.name));
                     }
                 }

@@ -76,15 +76,10 @@ impl Optimizer {
 fn runs(block: &BlockParams, held: &Held) -> Vec<(Range<usize>, bool)> {
     let mut runs: Vec<(Range<usize>, bool)> = Vec::new();
     for (start, param) in block.placed() {
-        let from = start.max(held.own.start);
-        let to = (start + param.len()).min(held.own.end);
-        if from >= to {
-            continue;
-        }
-        let (from, to) = (from - held.own.start, to - held.own.start);
+        let Some(own) = held.within(start..start + param.len()) else { continue };
         match runs.last_mut() {
-            Some((run, decays)) if *decays == param.decay => run.end = to,
-            _ => runs.push((from..to, param.decay)),
+            Some((run, decays)) if *decays == param.decay => run.end = own.end,
+            _ => runs.push((own, param.decay)),
         }
     }
     runs

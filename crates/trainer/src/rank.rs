@@ -306,15 +306,12 @@ fn counted(model: &Model) -> Vec<(usize, usize, Range<usize>)> {
     for (block, (params, units)) in part.blocks.iter().zip(&part.held).enumerate() {
         for (unit, held) in units.iter().enumerate() {
             for (start, param) in params.placed().filter(|(_, param)| part.speaks_for(param)) {
-                let from = start.max(held.own.start);
-                let to = (start + param.len()).min(held.own.end);
-                if from >= to {
-                    continue;
-                }
-                let (from, to) = (from - held.own.start, to - held.own.start);
+                let Some(own) = held.within(start..start + param.len()) else { continue };
                 match runs.last_mut() {
-                    Some((b, u, run)) if (*b, *u, run.end) == (block, unit, from) => run.end = to,
-                    _ => runs.push((block, unit, from..to)),
+                    Some((b, u, run)) if (*b, *u, run.end) == (block, unit, own.start) => {
+                        run.end = own.end
+                    }
+                    _ => runs.push((block, unit, own)),
                 }
             }
         }

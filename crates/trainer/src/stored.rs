@@ -222,10 +222,9 @@ fn pieces(part: &Part) -> Vec<(usize, usize, Piece)> {
         for (unit, held) in units.iter().enumerate() {
             for (start, param) in params.placed() {
                 let overlap = |(whole, run): (usize, std::ops::Range<usize>)| {
-                    let from = (start + run.start).max(held.own.start);
-                    let to = (start + run.end).min(held.own.end);
-                    let at = whole + from.saturating_sub(start + run.start);
-                    (from < to).then(|| (at, from - held.own.start, to - from))
+                    let first = start + run.start;
+                    let here = held.within(first..start + run.end)?;
+                    Some((whole + held.own.start + here.start - first, here.start, here.len()))
                 };
                 let runs: Vec<_> = param.runs().filter_map(overlap).collect();
                 if !runs.is_empty() {

@@ -45,6 +45,14 @@ pub struct Held {
     pub own: Range<usize>,
 }
 
+impl Held {
+    /// What of a run of the block's flat buffer is in `own`, counted from where that starts.
+    pub fn within(&self, run: Range<usize>) -> Option<Range<usize>> {
+        let (from, to) = (run.start.max(self.own.start), run.end.min(self.own.end));
+        (from < to).then(|| from - self.own.start..to - self.own.start)
+    }
+}
+
 impl Part {
     /// All of it.
     pub fn whole(shape: &Shape) -> Part {
