@@ -41,7 +41,7 @@ for side in "$a 1" "$b 2"; do
     slow "$ns" veth0
 done
 echo "link: $(ip netns exec "$a" tc qdisc show dev veth0)"
-head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' > token
+(umask 077 && head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' > token)
 
 bench=("$lockstep" bench step --config "$here/model.toml" --steps "$steps" --threads 1 --json)
 
@@ -65,7 +65,7 @@ together() {
 apart() {
     local pids=() node=0
     for ns in "$a" "$b"; do
-        ip netns exec "$ns" "${bench[@]}" --ranks 1 --set train.global_batch=16 > "alone-$node" &
+        ip netns exec "$ns" "${bench[@]}" --ranks 1 --set train.global_batch=8 > "alone-$node" &
         pids+=($!)
         node=$((node + 1))
     done
