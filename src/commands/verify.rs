@@ -16,7 +16,7 @@ use crate::world::{self, Engine};
 
 /// Train a run file on one rank and on other layouts, and compare
 ///
-/// Takes the first steps of the run on one rank, with nothing of its [layout]; then the same steps from the same
+/// Takes the first steps of the run on one rank, without its layout section; then the same steps from the same
 /// seed on each layout, and compares every loss, every gradient norm and the weights at the end. Losses and
 /// weights must agree within the tolerance; the norm is told, and counts through the weights. Numbers are
 /// added up in another order on every layout, so a little is always there.
@@ -28,7 +28,7 @@ use crate::world::{self, Engine};
 pub struct Args {
     /// The run file (TOML)
     run: PathBuf,
-    /// Words of [layout], with ; between layouts: "data=2; tensor=2 sequence=true; pipe=2 schedule=zb-h1"
+    /// Words of the layout section, with ; between layouts: "data=2; tensor=2 sequence=true; pipe=2 schedule=zb-h1"
     /// [default: some two dozen of up to 8 ranks that the model allows, with every axis and choice in them]
     #[arg(long)]
     layouts: Option<String>,
