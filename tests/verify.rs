@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::Value;
 
@@ -31,7 +32,10 @@ struct Ran {
 
 /// `lockstep verify small.toml` with some more words.
 fn verify(more: &[&str]) -> Ran {
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("verify");
+    // A folder of its own: a file that is being written again would be read half by somebody's ranks.
+    static CALLS: AtomicUsize = AtomicUsize::new(0);
+    let call = CALLS.fetch_add(1, Ordering::Relaxed);
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("verify-{call}"));
     fs::create_dir_all(&dir).expect("the target folder can be written");
     fs::write(dir.join("small.toml"), SMALL).expect("the test's folder can be written");
     let Output { status, stdout, stderr } = Command::new(env!("CARGO_BIN_EXE_lockstep"))
