@@ -115,7 +115,10 @@ struct Record {
     /// One rank's multiply of 1024³, all ranks at once.
     gemm_peak_gflops: f64,
     mfu: f64,
+    /// What of a step rank 0 spent in exchanges that nothing hid.
     comm_exposed: f64,
+    /// The same of whichever rank spent the least in each step: without waiting for slower ranks.
+    comm_exposed_least: f64,
     /// Of the process, as the system counts it; the largest of any rank.
     peak_bytes: u64,
     /// Milliseconds of a step.
@@ -140,11 +143,11 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     device.reset_peaks();
     device.meter().switch(true);
     let mut times = Vec::new();
-    let mut exchange = Duration::ZERO;
+    let mut exchanges = Vec::new();
     for step in 3.. {
         let stepped = rank.step(&file.source, step)?;
         times.push(stepped.time.as_secs_f64());
-        exchange += stepped.exchange;
+        exchanges.push(stepped.exchange.as_secs_f64());
         // Ranks agree on when to stop.
         let mut done = [match args.seconds {
             Some(seconds) => times.len() >= 3 && times.iter().sum::<f64>() >= seconds,
@@ -158,8 +161,12 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     device.meter().switch(false);
     let mut resident = [resident_peak() as i64];
     world.all_reduce(&mut resident, Op::Max)?;
+    // The slowest rank of a step waits for the exchange alone, and for nobody.
+    let mut least = exchanges.clone();
+    world.all_reduce(&mut least, Op::Min)?;
     if world.rank() == 0 {
-        let record = record(args, plan, &device, &times, exchange, peak, resident[0] as u64);
+        let exchange = [exchanges, least];
+        let record = record(args, plan, &device, &times, &exchange, peak, resident[0] as u64);
         if args.json {
             say!("{}", serde_json::to_string(&record)?);
         } else {
@@ -175,7 +182,7 @@ fn record(
     plan: &Plan,
     device: &Device,
     times: &[f64],
-    exchange: Duration,
+    exchange: &[Vec<f64>; 2],
     peak: f64,
     peak_bytes: u64,
 ) -> Record {
@@ -191,7 +198,8 @@ fn record(
         .map(|operation| (operation.name().to_string(), per_step(device.meter().spent(*operation))))
         .filter(|(_, time)| *time > 0.0)
         .collect();
-    time_ms.push(("exchange".into(), per_step(exchange)));
+    let [exchange, least] = exchange.each_ref().map(|spent| spent.iter().sum::<f64>());
+    time_ms.push(("exchange".into(), 1e3 * exchange / times.len() as f64));
     let known: f64 = time_ms.iter().map(|(_, time)| time).sum();
     time_ms.push(("rest".into(), (1e3 * total / times.len() as f64 - known).max(0.0)));
     let (compute, recompute) = (plan.precision.compute, plan.layout.recompute);
@@ -215,7 +223,8 @@ fn record(
         gflops,
         gemm_peak_gflops: peak / 1e9,
         mfu: gflops * 1e9 / (peak * plan.ranks as f64),
-        comm_exposed: exchange.as_secs_f64() / total,
+        comm_exposed: exchange / total,
+        comm_exposed_least: least / total,
         peak_bytes,
         time_ms,
         memory: Tag::ALL
@@ -248,6 +257,8 @@ fn print(record: &Record) {
     for (name, time) in &record.time_ms {
         say!("{name:<14} {time:>10.2} {:>6.1}%", 100.0 * time / total);
     }
+    let (mean, slower) = (total, record.comm_exposed - record.comm_exposed_least);
+    say!("{:<14} {:>10.2} {:>6.1}%", "  for slower", mean * slower, 100.0 * slower);
     say!("\n{:<14} {:>12} {:>12}", "memory (MiB)", "planned", "peak");
     let mib = |bytes: usize| bytes as f64 / (1 << 20) as f64;
     for held in &record.memory {
