@@ -257,8 +257,10 @@ fn print(record: &Record) {
     for (name, time) in &record.time_ms {
         say!("{name:<14} {time:>10.2} {:>6.1}%", 100.0 * time / total);
     }
-    let (mean, slower) = (total, record.comm_exposed - record.comm_exposed_least);
-    say!("{:<14} {:>10.2} {:>6.1}%", "  for slower", mean * slower, 100.0 * slower);
+    if record.ranks > 1 {
+        let slower = total * (record.comm_exposed - record.comm_exposed_least);
+        say!("{slower:.2} ms of the exchange went by waiting for slower ranks");
+    }
     say!("\n{:<14} {:>12} {:>12}", "memory (MiB)", "planned", "peak");
     let mib = |bytes: usize| bytes as f64 / (1 << 20) as f64;
     for held in &record.memory {
