@@ -11,7 +11,9 @@ use lockstep_events::StepReport;
 use lockstep_kernels::Tag;
 use lockstep_model::{Model, Sampling};
 use lockstep_plan::{Ledger, Plan};
-use lockstep_trainer::{self as trainer, Event, Rank, Run, Wanted, Whole, dtype, load_whole};
+use lockstep_trainer::{
+    self as trainer, Event, Rank, Run, Saved, Wanted, Whole, dtype, load_whole,
+};
 
 use crate::run_file::{RunFile, fresh_folder};
 use crate::say::{say, say_part};
@@ -114,12 +116,8 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
         introduce(plan, file);
     }
     let start = match (&args.from, args.resume) {
-        (Some(from), _) => {
-            Some(trainer::Start { checkpoint: lockstep_ckpt::find(from)?, resume: false })
-        }
-        (None, true) => {
-            Some(trainer::Start { checkpoint: lockstep_ckpt::find(&folder)?, resume: true })
-        }
+        (Some(from), _) => Some(trainer::Start { checkpoint: from.clone(), resume: false }),
+        (None, true) => Some(trainer::Start { checkpoint: folder.clone(), resume: true }),
         (None, false) => None,
     };
     world.barrier()?;
@@ -184,7 +182,15 @@ impl Screen {
                 };
                 say!("{report}{above}");
             }
-            Event::Saved(path) => say!("saved {}", path.display()),
+            Event::Saved(saved) => say!("{}", saved_line(saved)),
+            Event::SaveFailed { step, rank, what } => eprintln!(
+                "warning: the checkpoint of step {step} was not saved: rank {rank}: {what}; the one before stands, \
+                 and the training goes on"
+            ),
+            Event::PassedOver { path, rank, what } => eprintln!(
+                "warning: {} is passed over: rank {rank}: {what}; an older one is tried",
+                path.display()
+            ),
         }
         // Standard output may be a pipe to the launcher, which shows what it gets.
         let _ = std::io::stdout().flush();
@@ -207,6 +213,16 @@ impl Screen {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
     }
+}
+
+/// Where, how much, how fast, and what it cost the training.
+fn saved_line(saved: &Saved) -> String {
+    let (mib, seconds) = (saved.bytes as f64 / (1 << 20) as f64, saved.time.as_secs_f64());
+    format!(
+        "saved {} | {mib:.1} MiB in {seconds:.2} s | stalled {:.1} ms",
+        saved.path.display(),
+        1e3 * saved.stall.as_secs_f64()
+    )
 }
 
 /// Memory as it was planned and as it came, and some text.
@@ -239,7 +255,7 @@ fn conclude(
             seed: plan.train.seed,
         };
         let (device, model, dtype) = (&rank.device, Model::whole(&plan.model), dtype(plan));
-        let weights = load_whole(device, &plan.model, dtype, &params);
+        let weights = load_whole(device, &plan.model, dtype, &params)?;
         drop(params);
         trainer::generate(device, &model, &weights, dtype, &file.source, &wanted, |text| {
             say_part!("{text}")

@@ -1,19 +1,21 @@
 //! The loop: step after step, with evaluations, checkpoints and reports when they are due.
 
-use std::path::{Path, PathBuf};
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use lockstep_ckpt::Disk;
 use lockstep_comm::{Group, Op};
 use lockstep_data::Source;
 use lockstep_events::{Metrics, StepReport, TensorBoard};
 use lockstep_kernels::Device;
-use lockstep_plan::model::{Balance, Moe, Shape, flops_per_token};
+use lockstep_plan::model::flops_per_token;
 use lockstep_plan::{Ledger, Plan};
 use serde_json::Value;
 
 use crate::rank::dtype;
-use crate::stored::load_weights;
-use crate::{Error, Rank, Stepped, alone, measure_peak};
+use crate::start::{build, position};
+use crate::{Ended, Error, Rank, Saved, Saver, Start, Stepped, agree, alone, measure_peak};
 
 /// What happens during a run, for whoever shows it. Only rank 0 tells.
 pub enum Event<'a> {
@@ -21,7 +23,12 @@ pub enum Event<'a> {
     Step(&'a StepReport),
     /// The loss on held-out data.
     Evaluated(&'a StepReport),
-    Saved(&'a Path),
+    /// A checkpoint is there.
+    Saved(&'a Saved),
+    /// A checkpoint could not be written, for what reason on which rank. The training goes on.
+    SaveFailed { step: u64, rank: usize, what: &'a str },
+    /// A checkpoint to start from was found broken by a rank; an older one is tried.
+    PassedOver { path: &'a Path, rank: usize, what: &'a str },
 }
 
 /// What a run needs beside its plan.
@@ -35,26 +42,32 @@ pub struct Run<'a> {
     pub start: Option<Start>,
 }
 
-/// Where a run starts when not at random.
-pub struct Start {
-    pub checkpoint: PathBuf,
-    pub resume: bool,
-}
-
 /// Trains to the plan's last step. Gives the rank's state: a trained model.
 pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Rank<'a>, Error> {
     let Run { plan, group, source, folder, .. } = *run;
     let device = Device::cpu(plan.train.threads);
     let peak = measure_peak(&device, dtype(plan));
-    let (mut rank, done) = build(run, device)?;
-    let mut log = alone(group, || {
+    let generation = alone(group, || {
+        // Whoever trained this run before may not commit from here on.
+        let generation = lockstep_ckpt::advance(folder)?;
         lockstep_ckpt::sweep(folder)?;
-        Log::open(folder)
+        Ok::<_, Error>(generation)
     })?;
+    let generation = told(group, generation)?;
+    let (mut rank, done) = build(run, device, tell)?;
+    let mut log = alone(group, || Log::open(folder))?;
+    let mut saver = Saver::new(plan, group, folder, generation, Disk::default());
     let mut clock = Clock::new(plan, group.rank(), peak, done);
 
     for step in done + 1..=plan.train.steps as u64 {
-        let stepped = rank.step(source, step)?;
+        let stepped = match rank.step(source, step) {
+            // All ranks end here: what was saved before is worth waiting for.
+            Err(error @ Error::NotFinite { .. }) => {
+                conclude(saver.finish()?, step, plan, log.as_mut(), tell)?;
+                return Err(error);
+            }
+            stepped => stepped?,
+        };
         clock.add(&stepped);
         let last = step == plan.train.steps as u64;
         let due = |every: usize| last || (every > 0 && step.is_multiple_of(every as u64));
@@ -78,63 +91,57 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Rank<'a
                 tell(Event::Evaluated(&report));
             }
         }
+        let word = agree(group, saver.word())?;
+        conclude(saver.heard(word)?, step, plan, log.as_mut(), tell)?;
         if due(plan.checkpoint.every) {
-            let snapshot = rank.snapshot()?;
-            let saved = alone(group, || {
-                let snapshot = snapshot.expect("the first rank has it");
-                let path = snapshot.save(plan, folder, step)?;
-                lockstep_ckpt::prune(folder, plan.checkpoint.keep)?;
-                Ok::<_, Error>(path)
-            })?;
-            if let Some(path) = saved {
-                tell(Event::Saved(&path));
-            }
+            let before = saver.begin(&rank, step, position(plan, source, step))?;
+            conclude(before, step, plan, log.as_mut(), tell)?;
         }
     }
+    conclude(saver.finish()?, plan.train.steps as u64, plan, log.as_mut(), tell)?;
     Ok(rank)
 }
 
-/// The rank's state before its first step, and how many steps are done.
-fn build<'a>(run: &Run<'a>, device: Device) -> Result<(Rank<'a>, u64), Error> {
-    let Some(start) = &run.start else { return Ok((Rank::new(run.plan, run.group, device)?, 0)) };
-    let checkpoint = lockstep_ckpt::load(&start.checkpoint)?;
-    let here = &run.plan.model;
-    let differences = differences(&checkpoint.head().shape, here);
-    if !differences.is_empty() {
-        return Err(Error::Mistake(format!(
-            "{} holds another model than the run file describes: {}; say in [model] what is there",
-            start.checkpoint.display(),
-            differences.join(", ")
-        )));
+/// Tells how a save ended, at the first rank.
+fn conclude(
+    ended: Option<Ended>,
+    now: u64,
+    plan: &Plan,
+    log: Option<&mut Log>,
+    tell: &mut dyn FnMut(Event<'_>),
+) -> Result<(), Error> {
+    let (Some(ended), Some(log)) = (ended, log) else { return Ok(()) };
+    let more: BTreeMap<String, Value> = match &ended {
+        Ended::Saved(saved) => [
+            ("saved_step", saved.step.into()),
+            ("save_bytes", saved.bytes.into()),
+            ("save_s", saved.time.as_secs_f64().into()),
+            ("save_stall_s", saved.stall.as_secs_f64().into()),
+        ]
+        .map(|(key, value)| (key.to_string(), value))
+        .into(),
+        Ended::Failed { step, rank, what } => [
+            ("save_failed_step", (*step).into()),
+            ("save_failed", format!("rank {rank}: {what}").into()),
+        ]
+        .map(|(key, value)| (key.to_string(), value))
+        .into(),
+    };
+    log.write(&StepReport { more, ..StepReport::of(now as usize, plan.train.steps) })?;
+    match &ended {
+        Ended::Saved(saved) => tell(Event::Saved(saved)),
+        Ended::Failed { step, rank, what } => {
+            tell(Event::SaveFailed { step: *step, rank: *rank, what })
+        }
     }
-    let (part, zero) = (run.plan.part(run.group.rank()), run.plan.layout.zero);
-    let weights = load_weights(&device, &part, dtype(run.plan), zero, checkpoint.params());
-    let mut rank = Rank::with_weights(run.plan, run.group, device, weights)?;
-    if !start.resume {
-        return Ok((rank, 0));
-    }
-    rank.load_moments(&checkpoint)?;
-    Ok((rank, checkpoint.head().step))
+    Ok(())
 }
 
-/// Where the model of a checkpoint is another one. How much is dropped and what routers are made to do are
-/// matters of the training, and may change.
-fn differences(there: &Shape, here: &Shape) -> Vec<String> {
-    let weights_of = |shape: &Shape| {
-        let moe = shape.moe.map(|moe| Moe {
-            capacity: None,
-            aux_loss: 0.0,
-            z_loss: 0.0,
-            balance: Balance::Sequence,
-            ..moe
-        });
-        let fields = serde_json::to_value(Shape { dropout: 0.0, moe, ..shape.clone() });
-        fields.ok().and_then(|fields| fields.as_object().cloned()).unwrap_or_default()
-    };
-    let (there, here) = (weights_of(there), weights_of(here));
-    let other = |(key, value): &(&String, &Value)| here.get(*key) != Some(*value);
-    let told = |(key, value)| format!("{key} is {value} there and {} here", here[key]);
-    there.iter().filter(other).map(told).collect()
+/// A number of the first rank's, told to all.
+fn told(group: &Group, number: Option<u64>) -> Result<u64, Error> {
+    let mut number = [number.unwrap_or(0) as i64];
+    group.broadcast(&mut number, 0)?;
+    Ok(number[0] as u64)
 }
 
 /// The largest of any rank.

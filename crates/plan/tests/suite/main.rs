@@ -12,5 +12,6 @@ mod presets;
 mod schedule_lists;
 mod schedule_text;
 mod schedule_times;
+mod slices;
 mod traffic;
 mod typed;
