@@ -142,7 +142,7 @@ impl Software {
             gradients: 2.0,
             wire: 2.0,
             pipe_cut: false,
-            kernels: [60.0, 90.0],
+            kernels: [85.0, 130.0],
             ..Software::megatron_2021()
         }
     }

@@ -52,8 +52,9 @@ pub struct Matmul {
     pub accumulate: f64,
     /// Beginning and ending a tile takes as long as so much of the inner dimension.
     pub ramp: f64,
-    /// Of the speed, where a dimension is no multiple of 8 numbers, and where of 8 but not of 64.
-    pub misaligned: [f64; 2],
+    /// Of the speed, where a dimension is no multiple of 64 numbers but of 8, where it is not even that, and where
+    /// that is so of many small multiplies at once.
+    pub misaligned: [f64; 3],
     /// Measured instead: (m·n·k)^(1/3), and of `best` what is reached there. Between points by the logarithm.
     #[serde(default)]
     pub curve: Vec<(f64, f64)>,

@@ -6,7 +6,7 @@ use crate::cluster::{Accelerator, Matmul};
 /// operations per second at best. `sums` says that the result is added to what is there in f32.
 pub fn matmul(device: &Accelerator, [m, k, n]: [f64; 3], count: f64, width: f64, rate: f64, sums: bool) -> f64 {
     let shape = &device.matmul;
-    let gain = if sums { shape.accumulate } else { 1.0 } * curve(shape, (m * k * n).cbrt()) * aligned(shape, [m, k, n]);
+    let gain = if sums { shape.accumulate } else { 1.0 } * curve(shape, (m * k * n).cbrt()) * aligned(shape, [m, k, n], count);
     let unit = rate * shape.best * gain / shape.units as f64;
     // A unit takes (k + ramp) · 2 · rows · columns operations' time for a tile; of the ways to cut, the fastest.
     let seconds = |&(rows, columns, reached): &(usize, usize, f64)| {
@@ -22,14 +22,13 @@ pub fn matmul(device: &Accelerator, [m, k, n]: [f64; 3], count: f64, width: f64,
 }
 
 /// What is lost where rows do not begin at whole words of the memory.
-fn aligned(shape: &Matmul, dims: [f64; 3]) -> f64 {
+fn aligned(shape: &Matmul, dims: [f64; 3], count: f64) -> f64 {
     let multiple = |of: f64| dims.iter().all(|dim| dim % of == 0.0);
-    if multiple(64.0) {
-        1.0
-    } else if multiple(8.0) {
-        shape.misaligned[1]
-    } else {
-        shape.misaligned[0]
+    match (multiple(64.0), multiple(8.0)) {
+        (true, _) => 1.0,
+        (_, true) => shape.misaligned[0],
+        _ if count == 1.0 => shape.misaligned[1],
+        _ => shape.misaligned[2],
     }
 }
 
