@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::case::Case;
 use crate::cluster::Cluster;
-use crate::exchange::Flow;
+use crate::exchange::{Flow, traffic};
 use crate::memory::{Memory, memory};
 use crate::software::Software;
 use crate::step::step;
@@ -18,11 +18,14 @@ pub struct Options {
     pub software: Software,
     /// Matrix multiplies of layers in 8 bits, where the plan computes in 16.
     pub fp8: bool,
+    /// Memory and traffic of this program to the byte, as the plan counts them, walking every block of every
+    /// micro-batch; otherwise by formula.
+    pub exact: bool,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { software: Software::lockstep(), fp8: false }
+        Options { software: Software::lockstep(), fp8: false, exact: false }
     }
 }
 
@@ -37,7 +40,7 @@ pub struct Estimate {
     pub time: Time,
     /// By rank of the pipeline.
     pub stages: Vec<Stage>,
-    /// Every exchange of a rank, of the first or a middle stage where they differ.
+    /// Every exchange of the first rank.
     pub flows: Vec<Flow>,
     /// Of the peak, what the model needs: attention as the whole square, as most papers count.
     pub mfu: f64,
@@ -116,7 +119,7 @@ pub fn estimate(plan: &Plan, cluster: &Cluster, options: &Options) -> Estimate {
         tokens_per_s: tokens / step.seconds,
         time: step.time,
         stages,
-        flows: step.flows,
+        flows: if options.exact { traffic(plan, cluster, 0) } else { step.flows },
         mfu: tokens * (flops.weights + 2.0 * flops.attention) / peak,
         mfu_causal: tokens * flops.total() / peak,
         hfu: step.flops / peak,

@@ -26,6 +26,6 @@ mod step;
 pub use cluster::{Accelerator, Cluster, Differs, Engine, Link, Matmul, Peak};
 pub use compute::matmul;
 pub use estimate::{Estimate, Options, Stage, Time, estimate};
-pub use exchange::{Flow, Spread, seconds as collective_seconds};
-pub use memory::{Memory, states};
+pub use exchange::{Flow, Spread, seconds as collective_seconds, traffic};
+pub use memory::{Memory, memories, states};
 pub use software::{Kept, Selective, Software};

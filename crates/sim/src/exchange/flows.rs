@@ -8,7 +8,8 @@ use crate::cluster::Cluster;
 /// Something that a rank takes part in, several times in a step.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Flow {
-    pub circle: Circle,
+    /// None: all ranks.
+    pub circle: Option<Circle>,
     pub members: usize,
     pub collective: Collective,
     pub phase: Phase,
@@ -65,7 +66,7 @@ impl<'a> Flows<'a> {
         let seconds = seconds(self.cluster, spread, collective, bytes);
         let link = spread.link(self.cluster);
         self.list.push(Flow {
-            circle,
+            circle: Some(circle),
             members: spread.members,
             collective,
             phase,

@@ -1,7 +1,9 @@
 //! What a collective takes on the links that it crosses. Knows where ranks sit, not what they exchange it for.
 
+mod exact;
 mod flows;
 
+pub use exact::traffic;
 pub use flows::Flow;
 pub(crate) use flows::Flows;
 

@@ -76,5 +76,5 @@ impl Gpt {
 }
 
 pub fn options(software: Software) -> Options {
-    Options { software, fp8: false }
+    Options { software, ..Options::default() }
 }
