@@ -86,14 +86,16 @@ pub(crate) fn memory(case: &Case, pipe: usize) -> Memory {
 
 fn by_formula(case: &Case, pipe: usize) -> Memory {
     let software = case.software();
+    // Passes in flight are spread over the chunks.
+    let chunks = case.layout().chunks;
     let layers = |chunk: usize| case.layers(chunk * case.pipe() + pipe) as f64;
-    let most = (0..case.layout().chunks).map(layers).fold(0.0, f64::max);
+    let each = (0..chunks).map(layers).sum::<f64>() / chunks as f64;
     let [begun, put_off] =
-        in_flight(case.layout().schedule, case.pipe(), case.layout().chunks, case.micros(), pipe);
+        in_flight(case.layout().schedule, case.pipe(), chunks, case.micros(), pipe);
     let last = pipe + 1 == case.pipe();
     let logits = if last { case.tokens * case.vocab * software.logits[0] } else { 0.0 };
     let mut memory = Memory {
-        activations: most * (begun * kept(case) + put_off * activations::put_off(case)),
+        activations: each * (begun * kept(case) + put_off * activations::put_off(case)),
         logits,
         working: working(case) + layer_inside(case),
         reserve: case.cluster.accelerator.reserve_gib * crate::cluster::GIB,
