@@ -103,7 +103,8 @@ fn traffic_by_formula_is_that_of_the_plan() {
         };
         let quick = estimate(&plan, &cluster, &Options::default()).flows;
         let exact = traffic(&plan, &cluster, 0);
-        let kinds: [(&str, fn(Circle) -> bool); 3] = [
+        type Wanted = fn(Circle) -> bool;
+        let kinds: [(&str, Wanted); 3] = [
             ("tensor", |circle| circle == Circle::Tensor),
             ("pipe", |circle| circle == Circle::Pipe),
             ("data", |circle| matches!(circle, Circle::Shard | Circle::Gather | Circle::Copies)),
