@@ -181,6 +181,11 @@ pub fn latest(run: &Path) -> Result<Option<PathBuf>> {
     broken.map_or(Ok(None), Err)
 }
 
+/// The step of the newest checkpoint, by its name alone.
+pub fn newest_step(run: &Path) -> Option<u64> {
+    finished(run).last().map(|(step, _)| *step)
+}
+
 /// Checkpoints under their final names, the oldest first.
 fn finished(run: &Path) -> Vec<(u64, PathBuf)> {
     let Ok(entries) = fs::read_dir(checkpoints(run)) else { return Vec::new() };

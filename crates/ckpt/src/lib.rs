@@ -27,6 +27,7 @@ mod tensors;
 
 pub use error::{Error, Result};
 pub use folder::{
-    Checkpoint, Head, Moments, Stored, find, latest, load, prune, save, save_owing, sweep,
+    Checkpoint, Head, Moments, Stored, find, latest, load, newest_step, prune, save, save_owing,
+    sweep,
 };
 pub use tensors::{Named, Slices, Tensors, params_of};

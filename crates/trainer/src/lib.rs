@@ -27,6 +27,7 @@
 //! [`run()`] is the whole loop with its evaluations, checkpoints and reports; [`Rank`] is one rank's state and
 //! its steps, for loops of one's own.
 
+mod alike;
 mod alone;
 mod error;
 mod evaluate;
@@ -40,12 +41,13 @@ mod stored;
 mod text;
 mod verify;
 
+pub use alike::{Trait, check_alike, traits};
 pub use alone::alone;
 pub use error::Error;
 pub use optimizer::Optimizer;
 pub use peak::measure_peak;
 pub use rank::{Rank, Stepped, dtype};
-pub use run::{Event, Run, Start, run};
+pub use run::{Event, Finished, Run, Start, run};
 pub use stored::{Snapshot, Whole, load_weights, load_whole};
 pub use text::{Wanted, generate};
 pub use verify::{Course, Difference, Tolerance, course, course_among, course_on_threads};
