@@ -1,7 +1,6 @@
 //! `lockstep train`: a run file becomes a trained model.
 
 use std::io::Write as _;
-use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +13,9 @@ use lockstep_events::StepReport;
 use lockstep_kernels::Tag;
 use lockstep_model::{Model, Sampling};
 use lockstep_plan::{Ledger, Plan};
-use lockstep_trainer::{self as trainer, Event, Rank, Run, Wanted, Whole, dtype, load_whole};
+use lockstep_trainer::{
+    self as trainer, Event, Rank, Run, Saved, Wanted, Whole, dtype, load_whole,
+};
 
 use crate::run_file::{RunFile, fresh_folder};
 use crate::say::{say, say_part};
@@ -142,6 +143,7 @@ fn is_hopeless(error: &anyhow::Error) -> bool {
         matches!(error, Comm(_) | Checkpoint(_) | Folder { .. } | Elsewhere { .. })
     };
     match error.downcast_ref::<trainer::Error>() {
+        Some(Checkpoint(lockstep_ckpt::Error::Fenced { .. })) => true,
         Some(error) => !machine(error),
         None => error.downcast_ref::<lockstep_comm::Error>().is_none(),
     }
@@ -166,6 +168,8 @@ fn prepare(args: &Args, plan: &Plan, begun: bool) -> anyhow::Result<PathBuf> {
     }
     let (folder, moved) = fresh_folder(&args.runs, &plan.name)?;
     if let Some(moved) = moved {
+        // Whatever may be left of the ranks that trained there has no place in the new run.
+        lockstep_ckpt::claim(&folder, lockstep_ckpt::newest(&moved)?)?;
         eprintln!("the run that was here before is now {}", moved.display());
     }
     Ok(folder)
@@ -186,7 +190,7 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     same::check(world, plan, file)?;
     let folder = args.runs.join(&plan.name);
     // Ranks that are not of the first generation go on with what those before them have begun.
-    let begun = world::generation() > 0;
+    let begun = supervise::is_supervised() || world::generation() > 0;
     if first {
         prepare(args, plan, begun)?;
         let path = folder.join("plan.json");
@@ -198,7 +202,9 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     let floor = file.source.entropy(plan.data.seq);
     let mut screen = Screen { terminal: world::on_terminal(), floor, drawn: false };
     let source = &file.source;
-    let run = Run { plan, group: world, source, folder: &folder, start, stop: &stop::asked };
+    let generation = supervise::is_supervised().then(|| u64::from(world::generation()));
+    let stop = &stop::asked;
+    let run = Run { plan, group: world, source, folder: &folder, start, generation, stop };
     let finished = trainer::run(&run, &mut |event| screen.show(&event));
     screen.clear();
     let trainer::Finished { rank: trained, stopped } = finished?;
@@ -218,41 +224,26 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     Ok(false)
 }
 
-/// Where to begin: rank 0 looks, for all of them.
+/// Where to begin: rank 0 looks whether there is something to go on with, for all of them.
 fn start(
     args: &Args,
     world: &World,
     folder: &Path,
     begun: bool,
 ) -> anyhow::Result<Option<trainer::Start>> {
-    let find = || -> anyhow::Result<Option<trainer::Start>> {
-        let own = match (begun, args.resume) {
-            (_, Some(Resume::Always)) if !begun => Some(lockstep_ckpt::find(folder)?),
-            (false, None) => None,
-            _ => lockstep_ckpt::latest(folder)?,
-        };
-        let other = args.from.as_ref().filter(|_| own.is_none());
-        Ok(match (own, other) {
-            (Some(checkpoint), _) => Some(trainer::Start { checkpoint, resume: true }),
-            (None, Some(from)) => {
-                Some(trainer::Start { checkpoint: lockstep_ckpt::find(from)?, resume: false })
-            }
-            (None, None) => None,
-        })
+    let goes_on = match (begun, args.resume) {
+        (false, None) => false,
+        (false, Some(Resume::Always)) => true,
+        _ => !lockstep_ckpt::steps(folder).is_empty(),
     };
-    let found = trainer::alone(world, find)?.flatten();
-    // One byte for whether to resume, and the path.
-    let mut told: Vec<u8> = found.map_or(vec![], |start| {
-        let path = start.checkpoint.into_os_string().into_encoded_bytes();
-        [vec![u8::from(start.resume)], path].concat()
-    });
-    let mut len = [told.len() as i64];
-    world.broadcast(&mut len, 0)?;
-    told.resize(len[0] as usize, 0);
-    world.broadcast(&mut told, 0)?;
-    let Some((resume, path)) = told.split_first() else { return Ok(None) };
-    let checkpoint = std::ffi::OsStr::from_bytes(path).into();
-    Ok(Some(trainer::Start { checkpoint, resume: *resume == 1 }))
+    let mut goes_on = [i64::from(goes_on)];
+    world.broadcast(&mut goes_on, 0)?;
+    let (checkpoint, resume) = match (goes_on[0] > 0, &args.from) {
+        (true, _) => (folder.to_path_buf(), true),
+        (false, Some(from)) => (from.clone(), false),
+        (false, None) => return Ok(None),
+    };
+    Ok(Some(trainer::Start { checkpoint, resume }))
 }
 
 fn introduce(plan: &Plan, file: &RunFile) {
@@ -301,7 +292,15 @@ impl Screen {
                 };
                 say!("{report}{above}");
             }
-            Event::Saved(path) => say!("saved {}", path.display()),
+            Event::Saved(saved) => say!("{}", saved_line(saved)),
+            Event::SaveFailed { step, rank, what } => eprintln!(
+                "warning: the checkpoint of step {step} was not saved: rank {rank}: {what}; the one before stands, \
+                 and the training goes on"
+            ),
+            Event::PassedOver { path, rank, what } => eprintln!(
+                "warning: {} is passed over: rank {rank}: {what}; an older one is tried",
+                path.display()
+            ),
         }
         // Standard output may be a pipe to the launcher, which shows what it gets.
         let _ = std::io::stdout().flush();
@@ -324,6 +323,16 @@ impl Screen {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
     }
+}
+
+/// Where, how much, how fast, and what it cost the training.
+fn saved_line(saved: &Saved) -> String {
+    let (mib, seconds) = (saved.bytes as f64 / (1 << 20) as f64, saved.time.as_secs_f64());
+    format!(
+        "saved {} | {mib:.1} MiB in {seconds:.2} s | stalled {:.1} ms",
+        saved.path.display(),
+        1e3 * saved.stall.as_secs_f64()
+    )
 }
 
 /// Memory as it was planned and as it came, and some text.
@@ -356,7 +365,7 @@ fn conclude(
             seed: plan.train.seed,
         };
         let (device, model, dtype) = (&rank.device, Model::whole(&plan.model), dtype(plan));
-        let weights = load_whole(device, &plan.model, dtype, &params);
+        let weights = load_whole(device, &plan.model, dtype, &params)?;
         drop(params);
         trainer::generate(device, &model, &weights, dtype, &file.source, &wanted, |text| {
             say_part!("{text}")

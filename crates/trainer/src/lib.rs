@@ -27,6 +27,7 @@
 //! [`run()`] is the whole loop with its evaluations, checkpoints and reports; [`Rank`] is one rank's state and
 //! its steps, for loops of one's own.
 
+mod accord;
 mod alike;
 mod alone;
 mod error;
@@ -36,18 +37,23 @@ mod optimizer;
 mod peak;
 mod rank;
 mod run;
+mod saver;
 mod spoken;
+mod start;
 mod stored;
 mod text;
 mod verify;
 
+pub use accord::{Word, agree, first_trouble};
 pub use alike::{Trait, check_alike, traits};
 pub use alone::alone;
 pub use error::Error;
 pub use optimizer::Optimizer;
 pub use peak::measure_peak;
 pub use rank::{Rank, Stepped, dtype};
-pub use run::{Event, Finished, Run, Start, run};
+pub use run::{Event, Finished, Run, run};
+pub use saver::{Ended, Saved, Saver};
+pub use start::{Start, build};
 pub use stored::{Snapshot, Whole, load_weights, load_whole};
 pub use text::{Wanted, generate};
 pub use verify::{Course, Difference, Tolerance, course, course_among, course_on_threads};

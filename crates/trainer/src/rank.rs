@@ -273,7 +273,7 @@ impl Flight {
 }
 
 fn first_sample(plan: &Plan, peers: &Peers, micro: usize) -> usize {
-    peers.coord.data * plan.local_batch() + micro * plan.train.micro_batch
+    plan.first_sample(peers.coord.data, micro)
 }
 
 pub(crate) fn pass<'p>(

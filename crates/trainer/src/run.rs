@@ -1,19 +1,21 @@
 //! The loop: step after step, with evaluations, checkpoints and reports when they are due.
 
-use std::path::{Path, PathBuf};
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use lockstep_ckpt::Disk;
 use lockstep_comm::{Group, Op};
 use lockstep_data::Source;
 use lockstep_events::{Metrics, StepReport, TensorBoard};
 use lockstep_kernels::Device;
-use lockstep_plan::model::{Balance, Moe, Shape, flops_per_token};
+use lockstep_plan::model::flops_per_token;
 use lockstep_plan::{Ledger, Plan};
 use serde_json::Value;
 
 use crate::rank::dtype;
-use crate::stored::load_weights;
-use crate::{Error, Rank, Stepped, alone, measure_peak};
+use crate::start::{build, position};
+use crate::{Ended, Error, Rank, Saved, Saver, Start, Stepped, Word, agree, alone, measure_peak};
 
 /// What happens during a run, for whoever shows it. Only rank 0 tells.
 pub enum Event<'a> {
@@ -21,7 +23,12 @@ pub enum Event<'a> {
     Step(&'a StepReport),
     /// The loss on held-out data.
     Evaluated(&'a StepReport),
-    Saved(&'a Path),
+    /// A checkpoint is there.
+    Saved(&'a Saved),
+    /// A checkpoint could not be written, for what reason on which rank. The training goes on.
+    SaveFailed { step: u64, rank: usize, what: &'a str },
+    /// A checkpoint to start from was found broken by a rank; an older one is tried.
+    PassedOver { path: &'a Path, rank: usize, what: &'a str },
 }
 
 /// What a run needs beside its plan.
@@ -33,6 +40,9 @@ pub struct Run<'a> {
     pub folder: &'a Path,
     /// A checkpoint to start from, and whether to go on with its step and moments.
     pub start: Option<Start>,
+    /// The generation that the launcher has taken for these ranks in the run's folder; without one they take the next
+    /// themselves.
+    pub generation: Option<u64>,
     /// Whether this rank has been asked to stop. When any has, all save after the step at hand and stop.
     pub stop: &'a dyn Fn() -> bool,
 }
@@ -45,30 +55,39 @@ pub struct Finished<'a> {
     pub stopped: Option<u64>,
 }
 
-/// Where a run starts when not at random.
-pub struct Start {
-    pub checkpoint: PathBuf,
-    pub resume: bool,
-}
-
 /// Trains to the plan's last step, or until it is asked to stop.
 pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Finished<'a>, Error> {
     let Run { plan, group, source, folder, .. } = *run;
     let device = Device::cpu(plan.train.threads);
     let peak = measure_peak(&device, dtype(plan));
-    let (mut rank, done) = build(run, device)?;
-    let mut log = alone(group, || {
+    let generation = alone(group, || {
+        // Whoever trained this run before may not commit from here on.
+        let generation = match run.generation {
+            Some(own) => lockstep_ckpt::claim(folder, own).map(|()| own)?,
+            None => lockstep_ckpt::advance(folder)?,
+        };
         lockstep_ckpt::sweep(folder)?;
-        Log::open(folder, done)
+        Ok::<_, Error>(generation)
     })?;
+    let generation = told(group, generation)?;
+    let (mut rank, done) = build(run, device, tell)?;
+    let mut log = alone(group, || Log::open(folder, done))?;
+    let mut saver = Saver::new(plan, group, folder, generation, Disk::default());
     let mut clock = Clock::new(plan, group.rank(), peak, done);
 
     // Asked while it was being built: everything is as it was.
-    if asked(run)? {
+    if agree(group, Word { stop: (run.stop)(), ..Word::default() })?.stop {
         return Ok(Finished { rank, stopped: Some(done) });
     }
     for step in done + 1..=plan.train.steps as u64 {
-        let stepped = rank.step(source, step)?;
+        let stepped = match rank.step(source, step) {
+            // All ranks end here: what was saved before is worth waiting for.
+            Err(error @ Error::NotFinite { .. }) => {
+                conclude(saver.finish()?, step, plan, log.as_mut(), tell)?;
+                return Err(error);
+            }
+            stepped => stepped?,
+        };
         clock.add(&stepped);
         let last = step == plan.train.steps as u64;
         let due = |every: usize| last || (every > 0 && step.is_multiple_of(every as u64));
@@ -92,74 +111,86 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Finishe
                 tell(Event::Evaluated(&report));
             }
         }
-        let stop = asked(run)?;
-        if stop || due(plan.checkpoint.every) {
-            let snapshot = rank.snapshot()?;
-            let saved = alone(group, || {
-                let snapshot = snapshot.expect("the first rank has it");
-                let path = snapshot.save(plan, folder, step)?;
-                lockstep_ckpt::prune(folder, plan.checkpoint.keep)?;
-                Ok::<_, Error>(path)
-            })?;
-            if let Some(path) = saved {
-                tell(Event::Saved(&path));
-            }
+        let word = agree(group, Word { stop: (run.stop)(), ..saver.word() })?;
+        let ended = saver.heard(word)?;
+        unfenced(ended.as_ref(), folder, generation)?;
+        conclude(ended, step, plan, log.as_mut(), tell)?;
+        if word.stop || due(plan.checkpoint.every) {
+            let before = saver.begin(&rank, step, position(plan, source, step))?;
+            conclude(before, step, plan, log.as_mut(), tell)?;
         }
-        if stop && !last {
+        if word.stop && !last {
+            let saved = last_save(saver.finish()?, folder, generation)?;
+            conclude(saved, step, plan, log.as_mut(), tell)?;
             return Ok(Finished { rank, stopped: Some(step) });
         }
     }
+    let saved = last_save(saver.finish()?, folder, generation)?;
+    conclude(saved, plan.train.steps as u64, plan, log.as_mut(), tell)?;
     Ok(Finished { rank, stopped: None })
 }
 
-/// Whether any rank has been asked to stop.
-fn asked(run: &Run<'_>) -> Result<bool, Error> {
-    let mut asked = [i64::from((run.stop)())];
-    run.group.all_reduce(&mut asked, Op::Max)?;
-    Ok(asked[0] > 0)
-}
-
-/// The rank's state before its first step, and how many steps are done.
-fn build<'a>(run: &Run<'a>, device: Device) -> Result<(Rank<'a>, u64), Error> {
-    let Some(start) = &run.start else { return Ok((Rank::new(run.plan, run.group, device)?, 0)) };
-    let checkpoint = lockstep_ckpt::load(&start.checkpoint)?;
-    let here = &run.plan.model;
-    let differences = differences(&checkpoint.head().shape, here);
-    if !differences.is_empty() {
-        return Err(Error::Mistake(format!(
-            "{} holds another model than the run file describes: {}; say in [model] what is there",
-            start.checkpoint.display(),
-            differences.join(", ")
-        )));
-    }
-    let (part, zero) = (run.plan.part(run.group.rank()), run.plan.layout.zero);
-    let weights = load_weights(&device, &part, dtype(run.plan), zero, checkpoint.params());
-    let mut rank = Rank::with_weights(run.plan, run.group, device, weights)?;
-    if !start.resume {
-        return Ok((rank, 0));
-    }
-    rank.load_moments(&checkpoint)?;
-    Ok((rank, checkpoint.head().step))
-}
-
-/// Where the model of a checkpoint is another one. How much is dropped and what routers are made to do are
-/// matters of the training, and may change.
-fn differences(there: &Shape, here: &Shape) -> Vec<String> {
-    let weights_of = |shape: &Shape| {
-        let moe = shape.moe.map(|moe| Moe {
-            capacity: None,
-            aux_loss: 0.0,
-            z_loss: 0.0,
-            balance: Balance::Sequence,
-            ..moe
-        });
-        let fields = serde_json::to_value(Shape { dropout: 0.0, moe, ..shape.clone() });
-        fields.ok().and_then(|fields| fields.as_object().cloned()).unwrap_or_default()
+/// Tells how a save ended, at the first rank.
+fn conclude(
+    ended: Option<Ended>,
+    now: u64,
+    plan: &Plan,
+    log: Option<&mut Log>,
+    tell: &mut dyn FnMut(Event<'_>),
+) -> Result<(), Error> {
+    let (Some(ended), Some(log)) = (ended, log) else { return Ok(()) };
+    let more: BTreeMap<String, Value> = match &ended {
+        Ended::Saved(saved) => [
+            ("saved_step", saved.step.into()),
+            ("save_bytes", saved.bytes.into()),
+            ("save_s", saved.time.as_secs_f64().into()),
+            ("save_stall_s", saved.stall.as_secs_f64().into()),
+        ]
+        .map(|(key, value)| (key.to_string(), value))
+        .into(),
+        Ended::Failed { step, rank, what } => [
+            ("save_failed_step", (*step).into()),
+            ("save_failed", format!("rank {rank}: {what}").into()),
+        ]
+        .map(|(key, value)| (key.to_string(), value))
+        .into(),
     };
-    let (there, here) = (weights_of(there), weights_of(here));
-    let other = |(key, value): &(&String, &Value)| here.get(*key) != Some(*value);
-    let told = |(key, value)| format!("{key} is {value} there and {} here", here[key]);
-    there.iter().filter(other).map(told).collect()
+    log.write(&StepReport { more, ..StepReport::of(now as usize, plan.train.steps) })?;
+    match &ended {
+        Ended::Saved(saved) => tell(Event::Saved(saved)),
+        Ended::Failed { step, rank, what } => {
+            tell(Event::SaveFailed { step: *step, rank: *rank, what })
+        }
+    }
+    Ok(())
+}
+
+/// A save that failed because others train this run by now ends these ranks: they came back from the dead.
+fn unfenced(ended: Option<&Ended>, folder: &Path, generation: u64) -> Result<(), Error> {
+    if let Some(Ended::Failed { .. }) = ended {
+        let newest = lockstep_ckpt::newest(folder)?;
+        if newest > generation {
+            let run = folder.to_path_buf();
+            return Err(lockstep_ckpt::Error::Fenced { run, generation, newest }.into());
+        }
+    }
+    Ok(())
+}
+
+/// Whoever is told that a run stopped or is done may rely on what was saved: a last save that failed is an error.
+fn last_save(ended: Option<Ended>, folder: &Path, generation: u64) -> Result<Option<Ended>, Error> {
+    unfenced(ended.as_ref(), folder, generation)?;
+    match ended {
+        Some(Ended::Failed { rank, what, .. }) => Err(Error::Elsewhere { rank, what }),
+        ended => Ok(ended),
+    }
+}
+
+/// A number of the first rank's, told to all.
+fn told(group: &Group, number: Option<u64>) -> Result<u64, Error> {
+    let mut number = [number.unwrap_or(0) as i64];
+    group.broadcast(&mut number, 0)?;
+    Ok(number[0] as u64)
 }
 
 /// The largest of any rank.

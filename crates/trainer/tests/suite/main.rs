@@ -10,6 +10,8 @@ mod not_finite;
 mod plans;
 mod pytorch;
 mod ranks;
+mod reshard;
 mod resume;
+mod saving;
 mod text;
 mod traffic;
