@@ -2,7 +2,10 @@
 
 mod commands;
 mod run_file;
+mod same;
 mod say;
+mod stop;
+mod supervise;
 mod world;
 
 use std::process::ExitCode;

@@ -38,7 +38,7 @@ pub use diff::{Apart, diff};
 pub use disk::{Act, Disk};
 pub use error::{Error, Result};
 pub use folder::{Keep, find, find_step, folder, is_checkpoint, latest, prune, steps, sweep};
-pub use generation::{advance, claim, newest};
+pub use generation::{advance, claim, newest, succeed};
 pub use lockstep_plan::model::Runs;
 pub use manifest::{
     CHUNK, FileSum, Head, Kind, Manifest, Piece, PieceAt, Position, TensorAt, Written,

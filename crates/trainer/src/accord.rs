@@ -12,15 +12,18 @@ pub struct Word {
     pub writing: bool,
     /// Some rank's work on the checkpoint has failed.
     pub failed: bool,
+    /// Some rank was asked to stop.
+    pub stop: bool,
 }
 
 impl Word {
-    fn flags(self) -> [i64; 2] {
-        [self.writing, self.failed].map(i64::from)
+    fn flags(self) -> [i64; 3] {
+        [self.writing, self.failed, self.stop].map(i64::from)
     }
 
-    fn of([writing, failed]: [i64; 2]) -> Word {
-        Word { writing: writing > 0, failed: failed > 0 }
+    fn of(flags: [i64; 3]) -> Word {
+        let [writing, failed, stop] = flags.map(|flag| flag > 0);
+        Word { writing, failed, stop }
     }
 }
 
@@ -66,6 +69,7 @@ mod tests {
             (none, none),
             (Word { writing: true, ..none }, Word { writing: true, ..none }),
             (Word { failed: true, ..none }, Word { failed: true, ..none }),
+            (Word { stop: true, ..none }, Word { stop: true, ..none }),
         ] {
             let heard = on_threads(3, |world| {
                 agree(&world, if world.rank() == 1 { said } else { none }).unwrap()

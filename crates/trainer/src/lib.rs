@@ -28,6 +28,7 @@
 //! its steps, for loops of one's own.
 
 mod accord;
+mod alike;
 mod alone;
 mod error;
 mod evaluate;
@@ -44,12 +45,13 @@ mod text;
 mod verify;
 
 pub use accord::{Word, agree, first_trouble};
+pub use alike::{Trait, check_alike, traits};
 pub use alone::alone;
 pub use error::Error;
 pub use optimizer::Optimizer;
 pub use peak::measure_peak;
 pub use rank::{Rank, Stepped, dtype};
-pub use run::{Event, Run, run};
+pub use run::{Event, Finished, Run, run};
 pub use saver::{Ended, Saved, Saver};
 pub use start::{Start, build};
 pub use stored::{Snapshot, Whole, load_weights, load_whole};

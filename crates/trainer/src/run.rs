@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::rank::dtype;
 use crate::start::{build, position};
-use crate::{Ended, Error, Rank, Saved, Saver, Start, Stepped, agree, alone, measure_peak};
+use crate::{Ended, Error, Rank, Saved, Saver, Start, Stepped, Word, agree, alone, measure_peak};
 
 /// What happens during a run, for whoever shows it. Only rank 0 tells.
 pub enum Event<'a> {
@@ -40,25 +40,45 @@ pub struct Run<'a> {
     pub folder: &'a Path,
     /// A checkpoint to start from, and whether to go on with its step and moments.
     pub start: Option<Start>,
+    /// The generation that the launcher has taken for these ranks in the run's folder; without one they take the next
+    /// themselves.
+    pub generation: Option<u64>,
+    /// Whether this rank has been asked to stop. When any has, all save after the step at hand and stop.
+    pub stop: &'a dyn Fn() -> bool,
 }
 
-/// Trains to the plan's last step. Gives the rank's state: a trained model.
-pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Rank<'a>, Error> {
+/// How a run ended.
+pub struct Finished<'a> {
+    /// The rank's state: a trained model.
+    pub rank: Rank<'a>,
+    /// The step after which it stopped, when it was asked to; what was done until then is saved.
+    pub stopped: Option<u64>,
+}
+
+/// Trains to the plan's last step, or until it is asked to stop.
+pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Finished<'a>, Error> {
     let Run { plan, group, source, folder, .. } = *run;
     let device = Device::cpu(plan.train.threads);
     let peak = measure_peak(&device, dtype(plan));
     let generation = alone(group, || {
         // Whoever trained this run before may not commit from here on.
-        let generation = lockstep_ckpt::advance(folder)?;
+        let generation = match run.generation {
+            Some(own) => lockstep_ckpt::claim(folder, own).map(|()| own)?,
+            None => lockstep_ckpt::advance(folder)?,
+        };
         lockstep_ckpt::sweep(folder)?;
         Ok::<_, Error>(generation)
     })?;
     let generation = told(group, generation)?;
     let (mut rank, done) = build(run, device, tell)?;
-    let mut log = alone(group, || Log::open(folder))?;
+    let mut log = alone(group, || Log::open(folder, done))?;
     let mut saver = Saver::new(plan, group, folder, generation, Disk::default());
     let mut clock = Clock::new(plan, group.rank(), peak, done);
 
+    // Asked while it was being built: everything is as it was.
+    if agree(group, Word { stop: (run.stop)(), ..Word::default() })?.stop {
+        return Ok(Finished { rank, stopped: Some(done) });
+    }
     for step in done + 1..=plan.train.steps as u64 {
         let stepped = match rank.step(source, step) {
             // All ranks end here: what was saved before is worth waiting for.
@@ -91,15 +111,23 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Rank<'a
                 tell(Event::Evaluated(&report));
             }
         }
-        let word = agree(group, saver.word())?;
-        conclude(saver.heard(word)?, step, plan, log.as_mut(), tell)?;
-        if due(plan.checkpoint.every) {
+        let word = agree(group, Word { stop: (run.stop)(), ..saver.word() })?;
+        let ended = saver.heard(word)?;
+        unfenced(ended.as_ref(), folder, generation)?;
+        conclude(ended, step, plan, log.as_mut(), tell)?;
+        if word.stop || due(plan.checkpoint.every) {
             let before = saver.begin(&rank, step, position(plan, source, step))?;
             conclude(before, step, plan, log.as_mut(), tell)?;
         }
+        if word.stop && !last {
+            let saved = last_save(saver.finish()?, folder, generation)?;
+            conclude(saved, step, plan, log.as_mut(), tell)?;
+            return Ok(Finished { rank, stopped: Some(step) });
+        }
     }
-    conclude(saver.finish()?, plan.train.steps as u64, plan, log.as_mut(), tell)?;
-    Ok(rank)
+    let saved = last_save(saver.finish()?, folder, generation)?;
+    conclude(saved, plan.train.steps as u64, plan, log.as_mut(), tell)?;
+    Ok(Finished { rank, stopped: None })
 }
 
 /// Tells how a save ended, at the first rank.
@@ -137,6 +165,27 @@ fn conclude(
     Ok(())
 }
 
+/// A save that failed because others train this run by now ends these ranks: they came back from the dead.
+fn unfenced(ended: Option<&Ended>, folder: &Path, generation: u64) -> Result<(), Error> {
+    if let Some(Ended::Failed { .. }) = ended {
+        let newest = lockstep_ckpt::newest(folder)?;
+        if newest > generation {
+            let run = folder.to_path_buf();
+            return Err(lockstep_ckpt::Error::Fenced { run, generation, newest }.into());
+        }
+    }
+    Ok(())
+}
+
+/// Whoever is told that a run stopped or is done may rely on what was saved: a last save that failed is an error.
+fn last_save(ended: Option<Ended>, folder: &Path, generation: u64) -> Result<Option<Ended>, Error> {
+    unfenced(ended.as_ref(), folder, generation)?;
+    match ended {
+        Some(Ended::Failed { rank, what, .. }) => Err(Error::Elsewhere { rank, what }),
+        ended => Ok(ended),
+    }
+}
+
 /// A number of the first rank's, told to all.
 fn told(group: &Group, number: Option<u64>) -> Result<u64, Error> {
     let mut number = [number.unwrap_or(0) as i64];
@@ -158,7 +207,8 @@ struct Log {
 }
 
 impl Log {
-    fn open(folder: &Path) -> Result<Log, Error> {
+    /// What is there of steps after `done` is dropped: they are taken again.
+    fn open(folder: &Path, done: u64) -> Result<Log, Error> {
         let board = folder.join("tensorboard");
         let failed = |path: &Path| {
             let path = path.to_path_buf();
@@ -167,8 +217,8 @@ impl Log {
         std::fs::create_dir_all(&board).map_err(failed(&board))?;
         let metrics = folder.join("metrics.jsonl");
         Ok(Log {
-            metrics: Metrics::open(&metrics).map_err(failed(&metrics))?,
-            board: TensorBoard::create(&board).map_err(failed(&board))?,
+            metrics: Metrics::open_after(&metrics, done).map_err(failed(&metrics))?,
+            board: TensorBoard::create_after(&board, done).map_err(failed(&board))?,
         })
     }
 

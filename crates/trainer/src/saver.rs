@@ -140,7 +140,7 @@ impl<'a> Saver<'a> {
                 Some(committed) => (false, committed.is_err()),
             },
         };
-        Word { writing, failed }
+        Word { writing, failed, ..Word::default() }
     }
 
     /// Does what follows from the word of all ranks. How the save ended, if it did.
