@@ -167,11 +167,16 @@ pub fn load(dir: &Path) -> Result<Checkpoint> {
 /// One that is not whole (a copy that was broken off) is passed over with a warning. When none is whole the error
 /// is the newest one's.
 pub fn latest(run: &Path) -> Result<Option<PathBuf>> {
-    let found = finished(run);
+    Ok(before(run, u64::MAX)?.map(|(_, dir)| dir))
+}
+
+/// The newest whole checkpoint with fewer than `step` steps done: how many, and where. None when there is none.
+pub fn before(run: &Path, step: u64) -> Result<Option<(u64, PathBuf)>> {
+    let older = finished(run).into_iter().rev().filter(|(done, _)| *done < step);
     let mut broken = None;
-    for (_, dir) in found.into_iter().rev() {
+    for (done, dir) in older {
         match load(&dir) {
-            Ok(_) => return Ok(Some(dir)),
+            Ok(_) => return Ok(Some((done, dir))),
             Err(error) => {
                 tracing::warn!("{} is passed over: {error}", dir.display());
                 broken.get_or_insert(error);

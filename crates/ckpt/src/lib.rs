@@ -22,11 +22,12 @@ mod error;
 mod folder;
 pub mod hf;
 mod partial;
+pub mod rollouts;
 pub mod safetensors;
 mod tensors;
 
 pub use error::{Error, Result};
 pub use folder::{
-    Checkpoint, Head, Moments, Stored, find, latest, load, prune, save, save_owing, sweep,
+    Checkpoint, Head, Moments, Stored, before, find, latest, load, prune, save, save_owing, sweep,
 };
 pub use tensors::{Named, Slices, Tensors, params_of};
