@@ -13,6 +13,7 @@ use lockstep_model::{Model, Sampling};
 use lockstep_plan::{Ledger, Plan};
 use lockstep_trainer::{self as trainer, Event, Rank, Run, Wanted, Whole, dtype, load_whole};
 
+use crate::commands::replay;
 use crate::run_file::{RunFile, fresh_folder};
 use crate::say::{say, say_part};
 use crate::world::{self, Engine};
@@ -44,6 +45,10 @@ pub struct Args {
     /// Where runs lie
     #[arg(long, default_value = "runs")]
     runs: PathBuf,
+    /// Do step N of the run of this name once more, twice, from the state before it, and tell whether data or a
+    /// machine made it what it was; writes nothing
+    #[arg(long, value_name = "N", conflicts_with = "resume")]
+    replay_step: Option<u64>,
     /// Only read the run file, print the plan as JSON and stop
     #[arg(long)]
     dry_run: bool,
@@ -64,7 +69,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         say!("{}", serde_json::to_string_pretty(&plan)?);
         return Ok(ExitCode::SUCCESS);
     }
-    if world::is_parent(&start)? {
+    if args.replay_step.is_none() && world::is_parent(&start)? {
         let folder = prepare(&args, &plan)?;
         start.logs = Some(folder.join("logs"));
     }
@@ -106,6 +111,11 @@ fn lies_in(path: &Path, folder: &Path) -> bool {
 fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Result<()> {
     let first = world.rank() == 0;
     let folder = args.runs.join(&plan.name);
+    if let Some(step) = args.replay_step {
+        let from = args.from.as_ref().map(|from| lockstep_ckpt::find(from)).transpose()?;
+        let from = from.map(|checkpoint| trainer::Start { checkpoint, resume: false });
+        return replay::rank(plan, &file.source, &folder, from, step, world);
+    }
     if first {
         prepare(args, plan)?;
         let path = folder.join("plan.json");
@@ -129,13 +139,58 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     let run = Run { plan, group: world, source: &file.source, folder: &folder, start };
     let trained = trainer::run(&run, &mut |event| screen.show(&event));
     screen.clear();
-    let trained = trained?;
+    let trained = trained.map_err(|error| explained(args, error))?;
     // Text is made by rank 0, which is given all parameters for it.
     let params = if plan.train.sample.is_some() { trained.params()? } else { None };
     trainer::alone(world, || conclude(&trained, params, file, &folder))?;
     // Ranks leave together: nobody takes the end of another for a failure.
     world.barrier()?;
     Ok(())
+}
+
+/// An error with what to type next.
+fn explained(args: &Args, error: trainer::Error) -> anyhow::Error {
+    match error {
+        trainer::Error::NotFinite { step, .. } => {
+            let told = error.to_string();
+            anyhow::anyhow!(
+                "{told}. To tell whether the data or a machine is to blame:\n  {}",
+                replay_command(args, step)
+            )
+        }
+        error => error.into(),
+    }
+}
+
+/// What to type to see a step once more.
+fn replay_command(args: &Args, step: u64) -> String {
+    let path = |path: &Path| path.display().to_string();
+    let mut words = vec!["lockstep".into(), "train".into(), path(&args.run)];
+    let mut add = |flag: &str, value: String| words.extend([flag.to_string(), value]);
+    if let Some(ranks) = args.ranks {
+        add("--ranks", ranks.to_string());
+    }
+    args.sets.iter().for_each(|set| add("--set", set.clone()));
+    if args.engine != Engine::Shm {
+        add("--engine", args.engine.name().to_string());
+    }
+    if let Some(from) = &args.from {
+        add("--from", path(from));
+    }
+    if args.runs != Path::new("runs") {
+        add("--runs", path(&args.runs));
+    }
+    add("--replay-step", step.to_string());
+    words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
+}
+
+/// As a shell takes it for one word.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word.to_string(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
 }
 
 fn introduce(plan: &Plan, file: &RunFile) {
@@ -185,6 +240,10 @@ impl Screen {
                 say!("{report}{above}");
             }
             Event::Saved(path) => say!("saved {}", path.display()),
+            Event::Slow(slow) => {
+                // Standard error may be closed: no reason to fail.
+                let _ = writeln!(std::io::stderr(), "warning: {slow}");
+            }
         }
         // Standard output may be a pipe to the launcher, which shows what it gets.
         let _ = std::io::stdout().flush();

@@ -13,6 +13,7 @@ use lockstep_parallel::{Gradients, Pipeline, Reduction, Stream, bucket_bytes, su
 use lockstep_plan::schedule::{Act, Action};
 use lockstep_plan::{Circle, Compute, Plan};
 
+use crate::left_out::LeftOut;
 use crate::{Error, Optimizer};
 
 /// What one rank holds: its device, its piece of the model with its parameters and moments, and room for
@@ -28,6 +29,8 @@ pub struct Rank<'a> {
     pub optimizer: Optimizer,
     pub(crate) pipeline: Option<Pipeline>,
     pub(crate) flight: Flight,
+    /// Damaged samples that were left out since the run's first step: the same on all ranks.
+    pub left_out: u64,
     /// The runs of summed gradients that this rank counts in the norm: block, unit, where.
     counted: Vec<(usize, usize, Range<usize>)>,
 }
@@ -42,6 +45,10 @@ pub(crate) struct Flight {
     kept: Vec<Option<Kept>>,
     /// Ready to be used again.
     spare: Vec<Kept>,
+    /// Of the samples of this step.
+    pub left_out: LeftOut,
+    /// Time spent on reading samples, since it was last asked.
+    pub reading: Duration,
 }
 
 /// What a step did: the same on every rank, but for the times.
@@ -57,6 +64,8 @@ pub struct Stepped {
     pub time: Duration,
     /// What of it was spent in exchanges that nothing hid.
     pub exchange: Duration,
+    /// What of it was spent on reading samples.
+    pub reading: Duration,
     /// Bytes that this rank sent.
     pub sent: u64,
 }
@@ -97,6 +106,7 @@ impl<'a> Rank<'a> {
             optimizer: Optimizer::new(&device, &model.part),
             pipeline: Some(Pipeline::new(plan.schedule(), &peers, stream)),
             counted: counted(&model),
+            left_out: 0,
             plan,
             group,
             peers,
@@ -114,17 +124,21 @@ impl<'a> Rank<'a> {
         let start = Instant::now();
         // A step that ended in an error leaves gradients behind.
         self.store.clear();
+        self.flight.left_out.clear();
+        self.flight.reading = Duration::ZERO;
         self.peers.take_exposed();
         let sent_before = self.peers.sent();
         let loss = self.passes(source, step)?;
 
         self.store.finish(&self.device, &self.peers)?;
         let mut exchange = self.store.take_exposed() + self.peers.take_exposed();
-        let mut sums = [loss.sum, loss.auxiliary, self.squares()];
+        let [count, marks, first] = self.left_out_sums();
+        let mut sums = [loss.sum, loss.auxiliary, self.squares(), count, marks, first];
         let meeting = Instant::now();
         sum(self.group, &mut sums)?;
         exchange += meeting.elapsed();
-        let [loss, auxiliary, squares] = sums;
+        let [loss, auxiliary, squares, left_out @ ..] = sums;
+        self.note_left_out(step, left_out)?;
         let grad_norm = squares.sqrt();
         let loss = loss / self.plan.tokens_per_step() as f64;
         if !grad_norm.is_finite() || !loss.is_finite() {
@@ -150,7 +164,8 @@ impl<'a> Rank<'a> {
         self.store.weights.spread(&self.device, &self.peers)?;
         exchange += spreading.elapsed();
         let sent = self.peers.sent() - sent_before;
-        Ok(Stepped { loss, auxiliary, grad_norm, lr, time: start.elapsed(), exchange, sent })
+        let (time, reading) = (start.elapsed(), self.flight.reading);
+        Ok(Stepped { loss, auxiliary, grad_norm, lr, time, exchange, reading, sent })
     }
 
     /// Forward and backward of this rank's micro-batches: its part of the losses, and of the gradients.
@@ -237,6 +252,8 @@ impl Flight {
             samples: vec![0; micro_batch * (seq + 1)],
             kept: (0..micros * model.part.stages.len()).map(|_| None).collect(),
             spare: Vec::new(),
+            left_out: LeftOut::default(),
+            reading: Duration::ZERO,
         }
     }
 
@@ -257,11 +274,17 @@ impl Flight {
         micro: usize,
         first: usize,
     ) {
-        let Flight { batches, samples, .. } = self;
+        let Flight { batches, samples, left_out, reading, .. } = self;
+        let begun = Instant::now();
         for (row, sample) in samples.chunks_exact_mut(plan.data.seq + 1).enumerate() {
             let (seed, global) = (plan.train.seed, plan.train.global_batch);
-            source.sample(split, seed, step, global, first + row, sample);
+            let damage = source.sample(split, seed, step, global, first + row, sample);
+            // What is held out is looked at again and again; it counts for nothing.
+            if split == Split::Train && !damage.is_empty() {
+                left_out.add(first + row, damage);
+            }
         }
+        *reading += begun.elapsed();
         let count = batches.len();
         batches[micro % count].fill(device, samples);
     }

@@ -1,9 +1,10 @@
 //! The loop: step after step, with evaluations, checkpoints and reports when they are due.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use lockstep_comm::{Group, Op};
+use lockstep_comm::Group;
 use lockstep_data::Source;
 use lockstep_events::{Metrics, StepReport, TensorBoard};
 use lockstep_kernels::Device;
@@ -11,9 +12,11 @@ use lockstep_plan::model::{Balance, Moe, Shape, flops_per_token};
 use lockstep_plan::{Ledger, Plan};
 use serde_json::Value;
 
+use crate::lookout::{Lookout, View};
+use crate::pace::{Times, median};
 use crate::rank::dtype;
 use crate::stored::load_weights;
-use crate::{Error, Rank, Stepped, alone, measure_peak};
+use crate::{Error, Rank, Slow, Stepped, alone, measure_peak};
 
 /// What happens during a run, for whoever shows it. Only rank 0 tells.
 pub enum Event<'a> {
@@ -22,6 +25,8 @@ pub enum Event<'a> {
     /// The loss on held-out data.
     Evaluated(&'a StepReport),
     Saved(&'a Path),
+    /// A rank or a link that holds the others up: told when it is first seen, and rarely again.
+    Slow(&'a Slow),
 }
 
 /// What a run needs beside its plan.
@@ -52,19 +57,26 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Rank<'a
         Log::open(folder)
     })?;
     let mut clock = Clock::new(plan, group.rank(), peak, done);
+    let mut lookout = Lookout::new(plan, group)?;
 
     for step in done + 1..=plan.train.steps as u64 {
-        let stepped = rank.step(source, step)?;
+        let stepped = match rank.step(source, step) {
+            Ok(stepped) => stepped,
+            Err(error) => return Err(keep_failed(&rank, folder, step, error)),
+        };
         clock.add(&stepped);
         let last = step == plan.train.steps as u64;
         let due = |every: usize| last || (every > 0 && step.is_multiple_of(every as u64));
 
         if due(plan.train.log_every) || step == done + 1 {
-            let memory = most_memory(&rank)?;
-            let report = clock.report(step, &stepped, memory);
+            let view = lookout.look(&rank, clock.times(), step > done + 1)?;
+            let report = clock.report(step, &stepped, &view, rank.left_out);
             if let Some(log) = &mut log {
                 log.write(&report)?;
                 tell(Event::Step(&report));
+                if let Some(slow) = view.slow.as_ref().filter(|_| view.tell) {
+                    tell(Event::Slow(slow));
+                }
             }
         }
         if let Some(eval) = plan.train.eval.as_ref().filter(|eval| due(eval.every)) {
@@ -95,7 +107,7 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Rank<'a
 }
 
 /// The rank's state before its first step, and how many steps are done.
-fn build<'a>(run: &Run<'a>, device: Device) -> Result<(Rank<'a>, u64), Error> {
+pub(crate) fn build<'a>(run: &Run<'a>, device: Device) -> Result<(Rank<'a>, u64), Error> {
     let Some(start) = &run.start else { return Ok((Rank::new(run.plan, run.group, device)?, 0)) };
     let checkpoint = lockstep_ckpt::load(&start.checkpoint)?;
     let here = &run.plan.model;
@@ -137,11 +149,31 @@ fn differences(there: &Shape, here: &Shape) -> Vec<String> {
     there.iter().filter(other).map(told).collect()
 }
 
-/// The largest of any rank.
-fn most_memory(rank: &Rank<'_>) -> Result<u64, Error> {
-    let mut bytes = [rank.device.memory().total.peak as i64];
-    rank.group.all_reduce(&mut bytes, Op::Max)?;
-    Ok(bytes[0] as u64)
+/// Saves the state before a step that came out as no number, which is still what it was: so the step can be done
+/// again at once (see `replay`), and not only after all steps since the last checkpoint. It lies apart, in
+/// `RUN/failed`: nobody wants to go on from it unseen. Gives the error back.
+fn keep_failed(rank: &Rank<'_>, folder: &Path, step: u64, error: Error) -> Error {
+    if !matches!(error, Error::NotFinite { .. }) {
+        return error;
+    }
+    let kept = rank.snapshot().and_then(|snapshot| {
+        alone(rank.group, || {
+            let failed = failed(folder);
+            // One is enough: that of an earlier failure goes.
+            let gone = if failed.exists() { std::fs::remove_dir_all(&failed) } else { Ok(()) };
+            gone.map_err(|cause| Error::Folder { path: failed.clone(), cause })?;
+            snapshot.expect("the first rank has it").save(rank.plan, &failed, step - 1)
+        })
+    });
+    if let Err(trouble) = kept {
+        tracing::warn!("the state before step {step} could not be saved: {trouble}");
+    }
+    error
+}
+
+/// Where the state before a step that failed lies, as in a run folder of its own.
+pub fn failed(run: &Path) -> PathBuf {
+    run.join("failed")
 }
 
 /// The files that a run writes as it goes.
@@ -183,6 +215,7 @@ struct Clock<'a> {
     steps: u64,
     time: Duration,
     exchange: Duration,
+    reading: Duration,
     /// Done when the run was started, and since.
     before: u64,
     done: u64,
@@ -198,6 +231,7 @@ impl<'a> Clock<'a> {
             steps: 0,
             time: Duration::ZERO,
             exchange: Duration::ZERO,
+            reading: Duration::ZERO,
             before,
             done: 0,
         }
@@ -208,9 +242,20 @@ impl<'a> Clock<'a> {
         self.done += 1;
         self.time += stepped.time;
         self.exchange += stepped.exchange;
+        self.reading += stepped.reading;
     }
 
-    fn report(&mut self, step: u64, stepped: &Stepped, memory: u64) -> StepReport {
+    /// Of this rank, per step.
+    fn times(&self) -> Times {
+        let per_step = |time: Duration| time.as_secs_f64() / self.steps as f64;
+        Times {
+            computing: per_step(self.time.saturating_sub(self.exchange)),
+            waiting: per_step(self.exchange),
+            reading: per_step(self.reading),
+        }
+    }
+
+    fn report(&mut self, step: u64, stepped: &Stepped, view: &View, left_out: u64) -> StepReport {
         let (plan, seconds) = (self.plan, self.time.as_secs_f64());
         let tokens_per_s = (self.steps as usize * plan.tokens_per_step()) as f64 / seconds;
         let flops = flops_per_token(&plan.model, plan.data.seq).total();
@@ -223,15 +268,29 @@ impl<'a> Clock<'a> {
             tokens_per_s: Some(tokens_per_s),
             mfu: Some(tokens_per_s * flops / self.peak),
             comm_exposed: Some(self.exchange.as_secs_f64() / seconds),
-            more: [("comm_bytes".to_string(), stepped.sent.into())].into(),
-            mem_bytes: Some(memory),
+            more: more(stepped, view, left_out),
+            mem_bytes: Some(view.memory),
             mem_planned_bytes: Some(self.planned),
             tokens: Some((self.before + self.done) * plan.tokens_per_step() as u64),
             elapsed_s: Some(self.begun.elapsed().as_secs_f64()),
             eta: Some(Duration::from_secs_f64(left * per_step)),
             ..StepReport::of(step as usize, plan.train.steps)
         };
-        (self.steps, self.time, self.exchange) = (0, Duration::ZERO, Duration::ZERO);
+        (self.time, self.exchange, self.reading) = Default::default();
+        self.steps = 0;
         report
     }
+}
+
+/// What programs may want to know of a report beside its line.
+fn more(stepped: &Stepped, view: &View, left_out: u64) -> BTreeMap<String, Value> {
+    let computing = || view.times.iter().map(|times| times.computing);
+    let mut more = vec![
+        ("comm_bytes", stepped.sent.into()),
+        ("compute_s", median(computing()).into()),
+        ("compute_s_most", computing().fold(0.0, f64::max).into()),
+        ("corrupt_samples", left_out.into()),
+    ];
+    more.extend(view.slow.as_ref().map(Slow::metric));
+    more.into_iter().map(|(key, value)| (key.to_string(), value)).collect()
 }
