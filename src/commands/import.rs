@@ -1,7 +1,7 @@
 //! `lockstep import`: a Hugging Face folder becomes the first checkpoint of a run.
 
 use super::progress::Watched;
-use lockstep_ckpt::{Head, hf, save};
+use lockstep_ckpt::{Carried, Head, hf, save};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -22,7 +22,8 @@ pub struct Args {
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let model = hf::Source::open(&args.folder)?;
-    let head = Head { step: 0, shape: model.shape().clone(), plan: serde_json::Value::Null };
+    let (shape, plan) = (model.shape().clone(), serde_json::Value::Null);
+    let head = Head { step: 0, shape, plan, carried: Carried::default() };
     let checkpoint = save(&args.out, &head, &Watched::new("import", &model), None)?;
     let (params, shape) = (head.shape.param_count(), &head.shape);
     if args.json {

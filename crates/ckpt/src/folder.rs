@@ -9,6 +9,7 @@
 //! checkpoint.json         version, step, the model's shape, the run's plan, names and dims
 //! ```
 
+use crate::carried::Carried;
 use crate::error::{Error, Result, refuse};
 use crate::partial::{self, Partial};
 use crate::safetensors::{Dtype, Entry, File, write};
@@ -43,6 +44,7 @@ pub struct Head {
     pub shape: Shape,
     /// What the run was, for whoever resumes it; null when the weights come from elsewhere.
     pub plan: Value,
+    pub carried: Carried,
 }
 
 /// The optimizer's averages of the gradient and of its square, under the names of the parameters.
@@ -75,6 +77,8 @@ struct Description {
     step: u64,
     shape: Shape,
     plan: Value,
+    #[serde(default)]
+    carried: Carried,
     optimizer: bool,
     tensors: Vec<Named>,
 }
@@ -134,6 +138,7 @@ pub fn save_owing(
         step: head.step,
         shape: head.shape.clone(),
         plan: head.plan.clone(),
+        carried: head.carried.clone(),
         optimizer: moments.is_some(),
         tensors: list,
     };
@@ -158,7 +163,8 @@ pub fn load(dir: &Path) -> Result<Checkpoint> {
             Some([stored(&file, FIRST), stored(&file, SECOND)])
         }
     };
-    let head = Head { step: description.step, shape: description.shape, plan: description.plan };
+    let Description { step, shape, plan, carried, .. } = description;
+    let head = Head { step, shape, plan, carried };
     Ok(Checkpoint { dir: dir.to_path_buf(), head, params: stored(&model, ""), moments })
 }
 

@@ -5,11 +5,12 @@
 //! in the memory of its largest tensor; what is mapped besides, the system takes back when it wants.
 //!
 //! ```no_run
-//! use lockstep_ckpt::{Head, Tensors, find, hf, load, save};
+//! use lockstep_ckpt::{Carried, Head, Tensors, find, hf, load, save};
 //! use std::path::Path;
 //!
 //! let model = hf::Source::open(Path::new("Llama-3.2-1B"))?;
-//! let head = Head { step: 0, shape: model.shape().clone(), plan: serde_json::Value::Null };
+//! let (shape, plan) = (model.shape().clone(), serde_json::Value::Null);
+//! let head = Head { step: 0, shape, plan, carried: Carried::default() };
 //! save(Path::new("runs/tuned"), &head, &model, None)?;
 //!
 //! let checkpoint = load(&find(Path::new("runs/tuned"))?)?;
@@ -18,6 +19,7 @@
 //! # Ok::<(), lockstep_ckpt::Error>(())
 //! ```
 
+mod carried;
 mod error;
 mod folder;
 pub mod hf;
@@ -26,6 +28,7 @@ pub mod rollouts;
 pub mod safetensors;
 mod tensors;
 
+pub use carried::Carried;
 pub use error::{Error, Result};
 pub use folder::{
     Checkpoint, Head, Moments, Stored, before, find, latest, load, prune, save, save_owing, sweep,

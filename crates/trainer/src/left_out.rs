@@ -54,11 +54,11 @@ impl Rank<'_> {
         if marks != first * self.readers() as f64 {
             return Err(self.disagreement(step));
         }
-        let (so_far, limit) = (self.left_out as f64 + count, self.plan.data.max_corrupt);
+        let (so_far, limit) = (self.carried.left_out as f64 + count, self.plan.data.max_corrupt);
         if so_far > limit as f64 {
             return Err(self.too_many(step, so_far, limit));
         }
-        self.left_out += count as u64;
+        self.carried.left_out += count as u64;
         Ok(())
     }
 

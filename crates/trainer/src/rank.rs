@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use lockstep_ckpt::{Carried, Checkpoint};
 use lockstep_comm::Group;
 use lockstep_data::{Source, Split};
 use lockstep_kernels::{AdamW, Device, Dtype};
@@ -14,6 +15,7 @@ use lockstep_plan::schedule::{Act, Action};
 use lockstep_plan::{Circle, Compute, Plan};
 
 use crate::left_out::LeftOut;
+use crate::stored::load_weights;
 use crate::{Error, Optimizer};
 
 /// What one rank holds: its device, its piece of the model with its parameters and moments, and room for
@@ -29,8 +31,8 @@ pub struct Rank<'a> {
     pub optimizer: Optimizer,
     pub(crate) pipeline: Option<Pipeline>,
     pub(crate) flight: Flight,
-    /// Damaged samples that were left out since the run's first step: the same on all ranks.
-    pub left_out: u64,
+    /// What goes into checkpoints beside tensors, and comes back from them: the same on all ranks.
+    pub carried: Carried,
     /// The runs of summed gradients that this rank counts in the norm: block, unit, where.
     counted: Vec<(usize, usize, Range<usize>)>,
 }
@@ -106,7 +108,7 @@ impl<'a> Rank<'a> {
             optimizer: Optimizer::new(&device, &model.part),
             pipeline: Some(Pipeline::new(plan.schedule(), &peers, stream)),
             counted: counted(&model),
-            left_out: 0,
+            carried: Carried::default(),
             plan,
             group,
             peers,
@@ -116,6 +118,21 @@ impl<'a> Rank<'a> {
             flight,
         };
         rank.check_equal()?;
+        Ok(rank)
+    }
+
+    /// With the state of a checkpoint.
+    pub fn resume(
+        plan: &'a Plan,
+        group: &'a Group,
+        device: Device,
+        checkpoint: &Checkpoint,
+    ) -> Result<Rank<'a>, Error> {
+        let (part, zero) = (plan.part(group.rank()), plan.layout.zero);
+        let weights = load_weights(&device, &part, dtype(plan), zero, checkpoint.params());
+        let mut rank = Rank::with_weights(plan, group, device, weights)?;
+        rank.load_moments(checkpoint)?;
+        rank.carried = checkpoint.head().carried.clone();
         Ok(rank)
     }
 

@@ -70,7 +70,7 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Rank<'a
 
         if due(plan.train.log_every) || step == done + 1 {
             let view = lookout.look(&rank, clock.times(), step > done + 1)?;
-            let report = clock.report(step, &stepped, &view, rank.left_out);
+            let report = clock.report(step, &stepped, &view, rank.carried.left_out);
             if let Some(log) = &mut log {
                 log.write(&report)?;
                 tell(Event::Step(&report));
@@ -119,14 +119,13 @@ pub(crate) fn build<'a>(run: &Run<'a>, device: Device) -> Result<(Rank<'a>, u64)
             differences.join(", ")
         )));
     }
+    if start.resume {
+        let rank = Rank::resume(run.plan, run.group, device, &checkpoint)?;
+        return Ok((rank, checkpoint.head().step));
+    }
     let (part, zero) = (run.plan.part(run.group.rank()), run.plan.layout.zero);
     let weights = load_weights(&device, &part, dtype(run.plan), zero, checkpoint.params());
-    let mut rank = Rank::with_weights(run.plan, run.group, device, weights)?;
-    if !start.resume {
-        return Ok((rank, 0));
-    }
-    rank.load_moments(&checkpoint)?;
-    Ok((rank, checkpoint.head().step))
+    Ok((Rank::with_weights(run.plan, run.group, device, weights)?, 0))
 }
 
 /// Where the model of a checkpoint is another one. How much is dropped and what routers are made to do are

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use lockstep_ckpt::{Checkpoint, Head, Moments, Named, Tensors, params_of};
+use lockstep_ckpt::{Carried, Checkpoint, Head, Moments, Named, Tensors, params_of};
 use lockstep_kernels::{Device, Dtype, View};
 use lockstep_model::{Store, Weights};
 use lockstep_plan::model::{Part, Shape};
@@ -48,13 +48,16 @@ pub struct Snapshot {
     second: Whole,
     /// What each rank had not sent of its gradients, where they are compressed.
     owed: Vec<Vec<f32>>,
+    carried: Carried,
 }
 
 impl Snapshot {
     /// Writes a checkpoint into the run's folder: where.
     pub fn save(&self, plan: &Plan, run: &Path, step: u64) -> Result<PathBuf, Error> {
         let shape = plan.model.clone();
-        let head = Head { step, shape, plan: serde_json::to_value(plan).unwrap_or(Value::Null) };
+        let (plan, carried) =
+            (serde_json::to_value(plan).unwrap_or(Value::Null), self.carried.clone());
+        let head = Head { step, shape, plan, carried };
         let moments = Moments { first: &self.first, second: &self.second };
         Ok(lockstep_ckpt::save_owing(run, &head, &self.params, Some(moments), &self.owed)?)
     }
@@ -72,6 +75,7 @@ impl Rank<'_> {
             first,
             second,
             owed,
+            carried: self.carried.clone(),
         }))
     }
 

@@ -2,7 +2,9 @@
 
 use crate::support::{FIXTURES, fixture, fresh, same};
 use lockstep_ckpt::hf::Source;
-use lockstep_ckpt::{Head, Moments, Slices, Tensors, find, latest, load, prune, save, sweep};
+use lockstep_ckpt::{
+    Carried, Head, Moments, Slices, Tensors, find, latest, load, prune, save, sweep,
+};
 use serde_json::json;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +20,8 @@ fn run(name: &str, steps: &[u64]) -> PathBuf {
 
 fn write(run: &Path, step: u64, moments: Option<Moments>) -> PathBuf {
     let source = Source::open(&fixture("llama")).unwrap();
-    let head = Head { step, shape: source.shape().clone(), plan: json!({"name": "test"}) };
+    let (shape, plan) = (source.shape().clone(), json!({"name": "test"}));
+    let head = Head { step, shape, plan, carried: Carried::default() };
     save(run, &head, &source, moments).unwrap()
 }
 
@@ -31,6 +34,7 @@ fn what_is_saved_is_loaded() {
             step: 100,
             shape: source.shape().clone(),
             plan: json!({"lr": 3e-4, "steps": [1, 2]}),
+            carried: Carried { left_out: 3, learner: json!({"policy_version": 7}) },
         };
         let dir = save(&run, &head, &source, None).unwrap();
         assert_eq!(dir, run.join("checkpoints/step-00000100"));
@@ -179,7 +183,8 @@ fn other_versions_and_other_models_are_refused() {
 fn a_step_is_not_saved_twice_and_a_failed_save_leaves_nothing() {
     let run = run("twice", &[1]);
     let source = Source::open(&fixture("llama")).unwrap();
-    let head = Head { step: 1, shape: source.shape().clone(), plan: json!(null) };
+    let (shape, plan) = (source.shape().clone(), json!(null));
+    let head = Head { step: 1, shape, plan, carried: Carried::default() };
     let error = save(&run, &head, &source, None).unwrap_err().to_string();
     assert!(error.contains("is there already"), "{error}");
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use lockstep_comm::on_threads;
 use lockstep_data::{Options, Recipe, Source, Split, prepare};
 use lockstep_kernels::Device;
-use lockstep_trainer::{Error, Rank};
+use lockstep_trainer::{Error, Rank, Run, Start, run};
 
 use crate::plans::{masters, plan_of};
 
@@ -83,7 +83,7 @@ fn all_layouts_leave_out_the_same() {
         let plan = plan_of(&source, ranks, &sets(&layout));
         let all = on_threads(ranks, |world| {
             let mut rank = Rank::new(&plan, &world, Device::cpu(1)).unwrap();
-            let step = |step| (rank.step(&source, step).unwrap().loss, rank.left_out);
+            let step = |step| (rank.step(&source, step).unwrap().loss, rank.carried.left_out);
             (1..=STEPS).map(step).collect::<Vec<_>>()
         });
         for steps in all {
@@ -95,6 +95,33 @@ fn all_layouts_leave_out_the_same() {
             }
         }
     }
+}
+
+#[test]
+fn a_resumed_run_goes_on_counting() {
+    let files = Files::new("resumed");
+    let source = files.open("rotten.tokens");
+    let expected = expected(&source, &sets(&[]));
+    for (steps, resume) in [(3, false), (STEPS, true)] {
+        let (steps, folder) = (format!("train.steps={steps}"), files.0.join("run"));
+        std::fs::create_dir_all(&folder).unwrap();
+        let sets = ["train.log_every=1", "train.schedule=constant", &steps];
+        let mut plan = plan_of(&source, 2, &crate::corrupt::sets(&sets));
+        // Nothing is held out.
+        plan.train.eval = None;
+        on_threads(2, |world| {
+            let newest = || lockstep_ckpt::find(&folder).unwrap();
+            let start = resume.then(|| Start { checkpoint: newest(), resume: true });
+            world.barrier().unwrap();
+            let (group, folder) = (world.group(), folder.as_path());
+            let run_of = Run { plan: &plan, group, source: &source, folder, start };
+            run(&run_of, &mut |_| {}).map(drop).unwrap();
+        });
+    }
+    let reports = lockstep_events::read(&files.0.join("run/metrics.jsonl")).unwrap();
+    let counts: Vec<u64> =
+        reports.iter().filter_map(|report| report.more.get("corrupt_samples")?.as_u64()).collect();
+    assert_eq!(counts, expected);
 }
 
 #[test]
