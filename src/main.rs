@@ -1,8 +1,12 @@
 //! The command line: one file per command, each a thin layer over the crates.
 
 mod commands;
+mod generation;
 mod run_file;
+mod same;
 mod say;
+mod stop;
+mod supervise;
 mod world;
 
 use std::process::ExitCode;

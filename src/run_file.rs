@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use lockstep_data::{Options, Source};
-use lockstep_plan::{Config, Mistake, Plan, Surroundings};
+use lockstep_plan::{Config, Mistake, Plan, Surroundings, refit};
 
 /// What was typed, and the data it names.
 pub struct RunFile {
@@ -47,6 +47,21 @@ impl RunFile {
         self.plan_of(&self.config, ranks, local_ranks)
     }
 
+    /// What a plan for so many ranks, that many of them on this machine, depends on besides.
+    pub fn around(&self, ranks: usize, local_ranks: usize) -> Surroundings {
+        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+        Surroundings { ranks, local_ranks, cores, data_vocab: Some(self.source.vocab()) }
+    }
+
+    /// What it means on that many ranks, with as much of its layout as they allow.
+    pub fn plan_within(&self, ranks: usize, local_ranks: usize) -> anyhow::Result<Plan> {
+        match refit(&self.config, &self.around(ranks, local_ranks)) {
+            Some(config) => self.plan_of(&config, config.ranks(), local_ranks),
+            // The typed layout's mistakes are what is to be told.
+            None => self.plan(ranks, local_ranks),
+        }
+    }
+
     /// What the same run means with another layout, as threads or processes of this machine.
     pub fn plan_with(&self, layout: &str) -> anyhow::Result<Plan> {
         let config = self.config.with_layout(layout);
@@ -54,10 +69,7 @@ impl RunFile {
     }
 
     fn plan_of(&self, config: &Config, ranks: usize, local_ranks: usize) -> anyhow::Result<Plan> {
-        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-        let around =
-            Surroundings { ranks, local_ranks, cores, data_vocab: Some(self.source.vocab()) };
-        Plan::resolve(config, &around).map_err(|mistakes| {
+        Plan::resolve(config, &self.around(ranks, local_ranks)).map_err(|mistakes| {
             let told: Vec<String> = mistakes.iter().map(Mistake::to_string).collect();
             anyhow::anyhow!("{}", list(&told))
         })

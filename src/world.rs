@@ -68,15 +68,18 @@ fn starts_own(identity: &Identity, ranks: Option<usize>) -> bool {
     identity.source == Source::Alone || (ranks.is_some() && identity.source != Source::Explicit)
 }
 
-/// Whether this process only starts ranks, and is none itself.
-pub fn is_parent(start: &Start) -> anyhow::Result<bool> {
+/// Whether this process only starts ranks, and is none itself. On several hosts, that is what a batch system's tasks
+/// are.
+pub fn is_parent(start: &Start, several_hosts: bool) -> anyhow::Result<bool> {
     let by_processes = match start.engine {
         Engine::Shm | Engine::Tcp => true,
         #[cfg(feature = "mpi")]
         Engine::Mpi => false,
         Engine::Threads => false,
     };
-    Ok(by_processes && starts_own(&Identity::from_process_env()?, start.ranks) && size(start)? > 1)
+    let identity = Identity::from_process_env()?;
+    let launcher = several_hosts && identity.source != Source::Explicit;
+    Ok(by_processes && (launcher || starts_own(&identity, start.ranks)))
 }
 
 /// Runs `rank` on every rank: in the world that a launcher has put this process into, or else in one
@@ -128,10 +131,21 @@ pub fn run(
     }
 }
 
-/// How many ranks are on this rank's host, itself among them.
+/// Whether a launcher has made a rank of this process.
+pub fn is_launched() -> bool {
+    Identity::from_process_env().is_ok_and(|identity| identity.source == Source::Explicit)
+}
+
+/// How often the ranks were started before, as far as somebody counts.
+pub fn generation() -> u32 {
+    Identity::from_process_env().map_or(0, |identity| identity.generation)
+}
+
+/// How many ranks are on one host, at most: the same number for all, so that they come to the same plan.
 pub fn local_ranks(world: &World) -> usize {
-    let (hosts, rank) = (world.hosts(), world.rank());
-    hosts.iter().filter(|host| **host == hosts[rank]).count()
+    let hosts = world.hosts();
+    let on = |host: &usize| hosts.iter().filter(|other| *other == host).count();
+    hosts.iter().map(on).max().unwrap_or(1)
 }
 
 /// As many as there are cores, and two at least: a world of one shows little.
@@ -158,7 +172,7 @@ fn start_own(ranks: usize, logs: Option<&Path>) -> anyhow::Result<ExitCode> {
 }
 
 /// Tells rank 0 that what it writes is passed on to a terminal.
-const TERMINAL: &str = "LOCKSTEP_TERMINAL";
+pub const TERMINAL: &str = "LOCKSTEP_TERMINAL";
 
 /// Whether somebody watches standard error.
 pub fn on_terminal() -> bool {

@@ -84,6 +84,7 @@ fn spec(args: Args) -> anyhow::Result<LaunchSpec> {
         max_restarts: args.max_restarts,
         show: if args.tee { Show::All } else { Show::RankZero },
         grace: Duration::from_secs(args.grace),
+        grace_after_failure: Duration::from_secs(args.grace),
         token: token(args.token_file, args.nnodes),
         bind: args.bind,
         ..LaunchSpec::local(args.nproc_per_node, args.command, log_dir)
@@ -92,7 +93,7 @@ fn spec(args: Args) -> anyhow::Result<LaunchSpec> {
 
 /// A single node needs no shared token, and is safer with one that nobody else knows; only what was
 /// typed changes that.
-fn token(file: Option<PathBuf>, nnodes: usize) -> TokenSource {
+pub fn token(file: Option<PathBuf>, nnodes: usize) -> TokenSource {
     let variable = |name| std::env::var_os(name).filter(|value| nnodes > 1 && !value.is_empty());
     if let Some(path) = file {
         TokenSource::File(path)

@@ -1,12 +1,15 @@
 //! `lockstep train`: a run file becomes a trained model.
 
 use std::io::Write as _;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use lockstep_comm::World;
+use lockstep_comm::launch::{HOPELESS, STOPPED};
 use lockstep_events::StepReport;
 use lockstep_kernels::Tag;
 use lockstep_model::{Model, Sampling};
@@ -16,13 +19,20 @@ use lockstep_trainer::{self as trainer, Event, Rank, Run, Wanted, Whole, dtype, 
 use crate::commands::replay;
 use crate::run_file::{RunFile, fresh_folder};
 use crate::say::{say, say_part};
+use crate::supervise::{self, Supervision};
 use crate::world::{self, Engine};
+use crate::{same, stop};
 
 /// Train a model as a run file describes it
 ///
 /// Starts its own ranks on this machine, or joins those that a launcher started. Everything goes into
 /// RUNS/NAME: plan.json, metrics.jsonl, tensorboard/, logs/, checkpoints/. A run of that name that is already
 /// there is kept as NAME.1, NAME.2, …
+///
+/// When a rank fails, all are started anew from the newest checkpoint. SIGTERM and SIGINT have them save and stop.
+///
+/// Ends with 0 when the training is done; 75 when it was asked to stop and has saved (the same command with
+/// --resume=if-any goes on); 128 + the signal when there was no time to save; another code when it failed.
 #[derive(clap::Args)]
 pub struct Args {
     /// The run file (TOML)
@@ -39,9 +49,9 @@ pub struct Args {
     /// Start from the weights of this checkpoint or run (see `lockstep import`)
     #[arg(long, value_name = "RUN|CHECKPOINT", conflicts_with = "resume")]
     from: Option<PathBuf>,
-    /// Go on with the run of this name from its newest checkpoint
-    #[arg(long)]
-    resume: bool,
+    /// Go on with the run of this name from its newest checkpoint; with =if-any, or begin if there is none
+    #[arg(long, value_enum, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "always")]
+    resume: Option<Resume>,
     /// Where runs lie
     #[arg(long, default_value = "runs")]
     runs: PathBuf,
@@ -52,6 +62,17 @@ pub struct Args {
     /// Only read the run file, print the plan as JSON and stop
     #[arg(long)]
     dry_run: bool,
+    #[command(flatten)]
+    supervision: Supervision,
+}
+
+/// What there must be to go on with.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Resume {
+    /// A checkpoint
+    Always,
+    /// Whatever there is; so that the same command can be given again and again
+    IfAny,
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
@@ -59,32 +80,91 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut start = world::Start {
         engine: args.engine,
         ranks: args.ranks,
-        default_ranks: file.config.ranks(),
+        default_ranks: args.supervision.max_ranks.unwrap_or(file.config.ranks()),
         logs: None,
     };
+    let parent = world::is_parent(&start, args.supervision.nnodes.is_some())?;
+    if !parent && args.supervision.elastic() {
+        // As many as the launcher found.
+        start.ranks = None;
+    }
     // Every mistake is found before a rank is started.
-    let size = world::size(&start)?;
-    let plan = file.plan(size, size)?;
+    let size = match (world::size(&start)?, parent) {
+        // A batch system's tasks are counted otherwise.
+        (_, true) => args.ranks.unwrap_or(start.default_ranks),
+        (size, false) => size,
+    };
+    let plan = plan(&args, &file, size, size)?;
     if args.dry_run {
         say!("{}", serde_json::to_string_pretty(&plan)?);
         return Ok(ExitCode::SUCCESS);
     }
-    if args.replay_step.is_none() && world::is_parent(&start)? {
-        let folder = prepare(&args, &plan)?;
-        start.logs = Some(folder.join("logs"));
+    // To look at a step once more needs no supervision, and leaves the folder alone.
+    if parent && args.replay_step.is_none() {
+        let folder = match args.supervision.is_first() {
+            true => prepare(&args, &plan, false)?,
+            false => args.runs.join(&plan.name),
+        };
+        return supervise::run(&args.supervision, &file, size, &folder);
+    }
+    if args.replay_step.is_none() {
+        stop::listen();
     }
     let timeout = Duration::try_from_secs_f64(plan.comm.timeout_s).context("comm.timeout_s")?;
-    world::run(&start, timeout, |world| {
-        let plan = file.plan(world.size(), world::local_ranks(world))?;
-        rank(&args, &file, &plan, world)
-    })
+    let stopped = AtomicBool::new(false);
+    let ended = world::run(&start, timeout, |world| {
+        let plan = plan_of_rank(&args, &file, world)?;
+        stopped.fetch_or(rank(&args, &file, &plan, world)?, Ordering::Relaxed);
+        Ok(())
+    });
+    match ended {
+        Ok(_) if stopped.into_inner() => Ok(ExitCode::from(STOPPED as u8)),
+        Err(error) if world::is_launched() && is_hopeless(&error) => {
+            eprintln!("error: {error:#}");
+            Ok(ExitCode::from(HOPELESS as u8))
+        }
+        ended => ended,
+    }
 }
 
-/// The run's folder, made by whoever comes first: the parent of our own ranks, or rank 0.
-fn prepare(args: &Args, plan: &Plan) -> anyhow::Result<PathBuf> {
-    if args.resume {
+fn plan(args: &Args, file: &RunFile, ranks: usize, local: usize) -> anyhow::Result<Plan> {
+    match args.supervision.elastic() {
+        true => file.plan_within(ranks, local),
+        false => file.plan(ranks, local),
+    }
+}
+
+fn plan_of_rank(args: &Args, file: &RunFile, world: &World) -> anyhow::Result<Plan> {
+    let plan = plan(args, file, world.size(), world::local_ranks(world))?;
+    if plan.ranks != world.size() {
+        bail!("{} of {} ranks can work; start that many", plan.ranks, world.size());
+    }
+    Ok(plan)
+}
+
+/// Whether another try would fail in the same way: what is wrong is what the ranks were told, or what they computed.
+/// Anything else may be a machine's.
+fn is_hopeless(error: &anyhow::Error) -> bool {
+    use trainer::Error::{Checkpoint, Comm, Elsewhere, Folder};
+    let machine = |error: &trainer::Error| {
+        matches!(error, Comm(_) | Checkpoint(_) | Folder { .. } | Elsewhere { .. })
+    };
+    match error.downcast_ref::<trainer::Error>() {
+        Some(error) => !machine(error),
+        None => error.downcast_ref::<lockstep_comm::Error>().is_none(),
+    }
+}
+
+/// The run's folder, made by whoever comes first: the parent of our own ranks, or rank 0. `begun` says that this run
+/// has begun before, and goes on.
+fn prepare(args: &Args, plan: &Plan, begun: bool) -> anyhow::Result<PathBuf> {
+    if begun || args.resume.is_some() {
         let folder = args.runs.join(&plan.name);
-        lockstep_ckpt::find(&folder)?;
+        if args.resume == Some(Resume::Always) {
+            lockstep_ckpt::find(&folder)?;
+        }
+        std::fs::create_dir_all(&folder)
+            .with_context(|| format!("cannot make {}", folder.display()))?;
         return Ok(folder);
     }
     if let Some(from) = args.from.as_ref().filter(|from| lies_in(from, &args.runs.join(&plan.name)))
@@ -108,44 +188,86 @@ fn lies_in(path: &Path, folder: &Path) -> bool {
     }
 }
 
-fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Result<()> {
+/// Trains as one of the ranks: whether it was stopped before the end.
+fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Result<bool> {
     let first = world.rank() == 0;
+    same::check(world, plan, file)?;
     let folder = args.runs.join(&plan.name);
     if let Some(step) = args.replay_step {
         let from = args.from.as_ref().map(|from| lockstep_ckpt::find(from)).transpose()?;
         let from = from.map(|checkpoint| trainer::Start { checkpoint, resume: false });
-        return replay::rank(plan, &file.source, &folder, from, step, world);
+        replay::rank(plan, &file.source, &folder, from, step, world)?;
+        return Ok(false);
     }
+    // Ranks that are not of the first generation go on with what those before them have begun.
+    let begun = world::generation() > 0;
     if first {
-        prepare(args, plan)?;
+        prepare(args, plan, begun)?;
         let path = folder.join("plan.json");
         std::fs::write(&path, serde_json::to_string_pretty(plan)?)
             .with_context(|| format!("cannot write {}", path.display()))?;
         introduce(plan, file);
     }
-    let start = match (&args.from, args.resume) {
-        (Some(from), _) => {
-            Some(trainer::Start { checkpoint: lockstep_ckpt::find(from)?, resume: false })
-        }
-        (None, true) => {
-            Some(trainer::Start { checkpoint: lockstep_ckpt::find(&folder)?, resume: true })
-        }
-        (None, false) => None,
-    };
-    world.barrier()?;
-
+    let start = start(args, world, &folder, begun)?;
     let floor = file.source.entropy(plan.data.seq);
     let mut screen = Screen { terminal: world::on_terminal(), floor, drawn: false };
-    let run = Run { plan, group: world, source: &file.source, folder: &folder, start };
-    let trained = trainer::run(&run, &mut |event| screen.show(&event));
+    let source = &file.source;
+    let run = Run { plan, group: world, source, folder: &folder, start, stop: &stop::asked };
+    let finished = trainer::run(&run, &mut |event| screen.show(&event));
     screen.clear();
-    let trained = trained.map_err(|error| explained(args, error))?;
+    let trainer::Finished { rank: trained, stopped } =
+        finished.map_err(|error| explained(args, error))?;
+    if let Some(step) = stopped {
+        if first {
+            say!("stopped after step {step} of {}, as asked; --resume goes on", plan.train.steps);
+        }
+        // Nobody takes the end of another for a failure.
+        world.barrier()?;
+        return Ok(true);
+    }
     // Text is made by rank 0, which is given all parameters for it.
     let params = if plan.train.sample.is_some() { trained.params()? } else { None };
     trainer::alone(world, || conclude(&trained, params, file, &folder))?;
     // Ranks leave together: nobody takes the end of another for a failure.
     world.barrier()?;
-    Ok(())
+    Ok(false)
+}
+
+/// Where to begin: rank 0 looks, for all of them.
+fn start(
+    args: &Args,
+    world: &World,
+    folder: &Path,
+    begun: bool,
+) -> anyhow::Result<Option<trainer::Start>> {
+    let find = || -> anyhow::Result<Option<trainer::Start>> {
+        let own = match (begun, args.resume) {
+            (_, Some(Resume::Always)) if !begun => Some(lockstep_ckpt::find(folder)?),
+            (false, None) => None,
+            _ => lockstep_ckpt::latest(folder)?,
+        };
+        let other = args.from.as_ref().filter(|_| own.is_none());
+        Ok(match (own, other) {
+            (Some(checkpoint), _) => Some(trainer::Start { checkpoint, resume: true }),
+            (None, Some(from)) => {
+                Some(trainer::Start { checkpoint: lockstep_ckpt::find(from)?, resume: false })
+            }
+            (None, None) => None,
+        })
+    };
+    let found = trainer::alone(world, find)?.flatten();
+    // One byte for whether to resume, and the path.
+    let mut told: Vec<u8> = found.map_or(vec![], |start| {
+        let path = start.checkpoint.into_os_string().into_encoded_bytes();
+        [vec![u8::from(start.resume)], path].concat()
+    });
+    let mut len = [told.len() as i64];
+    world.broadcast(&mut len, 0)?;
+    told.resize(len[0] as usize, 0);
+    world.broadcast(&mut told, 0)?;
+    let Some((resume, path)) = told.split_first() else { return Ok(None) };
+    let checkpoint = std::ffi::OsStr::from_bytes(path).into();
+    Ok(Some(trainer::Start { checkpoint, resume: *resume == 1 }))
 }
 
 /// An error with what to type next.

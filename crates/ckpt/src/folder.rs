@@ -192,6 +192,11 @@ pub fn before(run: &Path, step: u64) -> Result<Option<(u64, PathBuf)>> {
     broken.map_or(Ok(None), Err)
 }
 
+/// The step of the newest checkpoint, by its name alone.
+pub fn newest_step(run: &Path) -> Option<u64> {
+    finished(run).last().map(|(step, _)| *step)
+}
+
 /// Checkpoints under their final names, the oldest first.
 fn finished(run: &Path) -> Vec<(u64, PathBuf)> {
     let Ok(entries) = fs::read_dir(checkpoints(run)) else { return Vec::new() };

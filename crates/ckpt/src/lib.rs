@@ -31,6 +31,7 @@ mod tensors;
 pub use carried::Carried;
 pub use error::{Error, Result};
 pub use folder::{
-    Checkpoint, Head, Moments, Stored, before, find, latest, load, prune, save, save_owing, sweep,
+    Checkpoint, Head, Moments, Stored, before, find, latest, load, newest_step, prune, save,
+    save_owing, sweep,
 };
 pub use tensors::{Named, Slices, Tensors, params_of};

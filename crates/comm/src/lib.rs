@@ -22,6 +22,7 @@ mod link;
 mod memory;
 #[cfg(feature = "mpi")]
 mod mpi;
+pub mod muster;
 pub mod wire;
 mod world;
 

@@ -25,6 +25,28 @@ impl Metrics {
         Ok(Metrics { file, path: path.to_path_buf() })
     }
 
+    /// Opens to append what comes after `step`. What is there of later steps is dropped: a run that goes on from an
+    /// earlier checkpoint takes them again. Whoever looks meanwhile sees the file as it was or as it is to be.
+    pub fn open_after(path: &Path, step: u64) -> io::Result<Metrics> {
+        let cut = || {
+            let bytes = match std::fs::read(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+                read => read?,
+            };
+            let kept = up_to(&bytes, step);
+            if kept.len() == bytes.len() {
+                return Ok(());
+            }
+            let aside = path.with_extension("jsonl.partial");
+            let mut file = File::create(&aside)?;
+            file.write_all(&kept)?;
+            file.sync_all()?;
+            std::fs::rename(&aside, path)
+        };
+        cut().map_err(|error| about("shorten", path, error))?;
+        Metrics::open(path)
+    }
+
     /// Appends one line. A number that JSON does not have, such as a loss of NaN, is written as null.
     pub fn write(&mut self, report: &StepReport) -> io::Result<()> {
         let mut line = serde_json::to_vec(report)?;
@@ -49,6 +71,21 @@ pub fn read(path: &Path) -> io::Result<Vec<StepReport>> {
     // The last line may be whole but for its end.
     reports.extend(serde_json::from_slice::<StepReport>(&bytes[whole..]).ok());
     Ok(reports)
+}
+
+/// The whole lines of no later step. One that cannot be read is no report, and stays.
+fn up_to(bytes: &[u8], step: u64) -> Vec<u8> {
+    let later = |line: &&[u8]| {
+        let report = serde_json::from_slice::<StepReport>(line);
+        report.is_ok_and(|report| report.step as u64 > step)
+    };
+    let lines = bytes.split_inclusive(|byte| *byte == b'\n');
+    lines
+        .filter(|line| line.ends_with(b"\n"))
+        .filter(|line| !later(line))
+        .flatten()
+        .copied()
+        .collect()
 }
 
 /// Where the last whole line ends, looking from the back.

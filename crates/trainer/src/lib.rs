@@ -27,6 +27,7 @@
 //! [`run()`] is the whole loop with its evaluations, checkpoints and reports; [`Rank`] is one rank's state and
 //! its steps, for loops of one's own.
 
+mod alike;
 mod alone;
 mod error;
 mod evaluate;
@@ -47,6 +48,7 @@ mod texts;
 mod trace;
 mod verify;
 
+pub use alike::{Trait, check_alike, traits};
 pub use alone::alone;
 pub use error::Error;
 pub use lookout::{Lookout, Slow, View};
@@ -54,7 +56,7 @@ pub use optimizer::Optimizer;
 pub use peak::measure_peak;
 pub use rank::{Rank, Stepped, dtype};
 pub use replay::{Outcome, Replayed, replay};
-pub use run::{Event, Run, Start, failed, run};
+pub use run::{Event, Finished, Run, Start, failed, run};
 pub use stored::{Snapshot, Whole, load_weights, load_whole};
 pub use text::{Wanted, generate};
 pub use trace::Parting;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use lockstep_comm::Group;
+use lockstep_comm::{Group, Op};
 use lockstep_data::Source;
 use lockstep_events::{Metrics, StepReport, TensorBoard};
 use lockstep_kernels::Device;
@@ -38,6 +38,16 @@ pub struct Run<'a> {
     pub folder: &'a Path,
     /// A checkpoint to start from, and whether to go on with its step and moments.
     pub start: Option<Start>,
+    /// Whether this rank has been asked to stop. When any has, all save after the step at hand and stop.
+    pub stop: &'a dyn Fn() -> bool,
+}
+
+/// How a run ended.
+pub struct Finished<'a> {
+    /// The rank's state: a trained model.
+    pub rank: Rank<'a>,
+    /// The step after which it stopped, when it was asked to; what was done until then is saved.
+    pub stopped: Option<u64>,
 }
 
 /// Where a run starts when not at random.
@@ -46,19 +56,23 @@ pub struct Start {
     pub resume: bool,
 }
 
-/// Trains to the plan's last step. Gives the rank's state: a trained model.
-pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Rank<'a>, Error> {
+/// Trains to the plan's last step, or until it is asked to stop.
+pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Finished<'a>, Error> {
     let Run { plan, group, source, folder, .. } = *run;
     let device = Device::cpu(plan.train.threads);
     let peak = measure_peak(&device, dtype(plan));
     let (mut rank, done) = build(run, device)?;
     let mut log = alone(group, || {
         lockstep_ckpt::sweep(folder)?;
-        Log::open(folder)
+        Log::open(folder, done)
     })?;
     let mut clock = Clock::new(plan, group.rank(), peak, done);
     let mut lookout = Lookout::new(plan, group)?;
 
+    // Asked while it was being built: everything is as it was.
+    if asked(run)? {
+        return Ok(Finished { rank, stopped: Some(done) });
+    }
     for step in done + 1..=plan.train.steps as u64 {
         let stepped = match rank.step(source, step) {
             Ok(stepped) => stepped,
@@ -90,7 +104,8 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Rank<'a
                 tell(Event::Evaluated(&report));
             }
         }
-        if due(plan.checkpoint.every) {
+        let stop = asked(run)?;
+        if stop || due(plan.checkpoint.every) {
             let snapshot = rank.snapshot()?;
             let saved = alone(group, || {
                 let snapshot = snapshot.expect("the first rank has it");
@@ -102,8 +117,18 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Rank<'a
                 tell(Event::Saved(&path));
             }
         }
+        if stop && !last {
+            return Ok(Finished { rank, stopped: Some(step) });
+        }
     }
-    Ok(rank)
+    Ok(Finished { rank, stopped: None })
+}
+
+/// Whether any rank has been asked to stop.
+fn asked(run: &Run<'_>) -> Result<bool, Error> {
+    let mut asked = [i64::from((run.stop)())];
+    run.group.all_reduce(&mut asked, Op::Max)?;
+    Ok(asked[0] > 0)
 }
 
 /// The rank's state before its first step, and how many steps are done.
@@ -182,7 +207,8 @@ struct Log {
 }
 
 impl Log {
-    fn open(folder: &Path) -> Result<Log, Error> {
+    /// What is there of steps after `done` is dropped: they are taken again.
+    fn open(folder: &Path, done: u64) -> Result<Log, Error> {
         let board = folder.join("tensorboard");
         let failed = |path: &Path| {
             let path = path.to_path_buf();
@@ -191,8 +217,8 @@ impl Log {
         std::fs::create_dir_all(&board).map_err(failed(&board))?;
         let metrics = folder.join("metrics.jsonl");
         Ok(Log {
-            metrics: Metrics::open(&metrics).map_err(failed(&metrics))?,
-            board: TensorBoard::create(&board).map_err(failed(&board))?,
+            metrics: Metrics::open_after(&metrics, done).map_err(failed(&metrics))?,
+            board: TensorBoard::create_after(&board, done).map_err(failed(&board))?,
         })
     }
 

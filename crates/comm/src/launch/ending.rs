@@ -3,6 +3,13 @@
 use std::fmt;
 use std::time::Duration;
 
+/// The exit code of a rank that was asked to stop and did so in good order: what it had is saved, and the same
+/// command goes on from there. The number is that of a temporary failure in sysexits.h, after which one tries again.
+pub const STOPPED: i32 = 75;
+
+/// The exit code of a rank whose error another try would only repeat: a mistake in what it was told.
+pub const HOPELESS: i32 = 78;
+
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
@@ -13,6 +20,11 @@ pub enum Ending {
 impl Ending {
     pub fn is_success(self) -> bool {
         self == Ending::Code(0)
+    }
+
+    /// At its own time, or because it was asked to and had saved what it had.
+    pub fn is_orderly(self) -> bool {
+        self.is_success() || self == Ending::Code(STOPPED)
     }
 
     /// The exit code by which a shell would report it.
@@ -76,7 +88,7 @@ const ONE_MOMENT: Duration = Duration::from_millis(200);
 /// The failure that came first; of those in its moment rather one by a signal, since a rank that
 /// fails over its peer's death exits by itself.
 pub(super) fn first_failure(exits: &[Exit]) -> Option<Exit> {
-    let failures = || exits.iter().filter(|exit| !exit.asked && !exit.ending.is_success());
+    let failures = || exits.iter().filter(|exit| !exit.asked && !exit.ending.is_orderly());
     let first = failures().min_by_key(|exit| exit.at)?;
     failures()
         .filter(|exit| matches!(exit.ending, Ending::Signal(_)))
@@ -108,6 +120,9 @@ mod tests {
             // Who ended at our word is not to blame.
             (&[(0, Signal(15), 1, true), (1, Code(2), 9, false)], Some(1)),
             (&[(0, Signal(15), 1, true), (1, Code(2), 9, true)], None),
+            // Who stopped in good order has not failed, whoever asked it to.
+            (&[(0, Code(STOPPED), 1, false), (1, Code(STOPPED), 2, false)], None),
+            (&[(0, Code(STOPPED), 1, false), (1, Signal(9), 2, false)], Some(1)),
         ];
         for (rows, expected) in cases {
             let exits: Vec<Exit> = rows

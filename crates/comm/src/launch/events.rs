@@ -2,6 +2,7 @@
 //! itself. Never acts on any of it.
 
 use std::io::{self, PipeWriter};
+use std::net::TcpListener;
 use std::os::fd::AsRawFd;
 use std::sync::mpsc::Sender;
 use std::thread::{self, JoinHandle};
@@ -10,11 +11,43 @@ use std::time::Instant;
 use super::ending::Ending;
 use super::sys::{self, HeldSignals};
 
-pub(super) enum Event {
+pub(crate) enum Event {
     /// A rank of this node ended. It is not reaped yet.
     Exited { generation: u32, local_rank: usize, ending: Ending, at: Instant },
     /// Somebody signalled the launcher to end.
     Signalled(i32),
+    /// The job's captain has a word for this node.
+    Told(Order),
+}
+
+/// What the launcher of a node is told to do.
+pub(crate) enum Order {
+    /// Begin a generation.
+    Start(Share),
+    /// Have the ranks save and stop.
+    Stop,
+    /// End the ranks: others have failed.
+    End,
+    /// The job is over, with this exit code and these words.
+    Bye { code: i32, text: String },
+    /// The captain is out of reach.
+    Lost,
+}
+
+/// A node's share of one generation.
+#[derive(Debug)]
+pub(crate) struct Share {
+    pub generation: u32,
+    pub first_rank: usize,
+    /// Which of the node's places get a rank: as many ranks are started.
+    pub slots: Vec<usize>,
+    /// Ranks of all nodes.
+    pub size: usize,
+    pub node: usize,
+    pub master_addr: String,
+    pub master_port: u16,
+    /// The socket on which rank 0 awaits the others, if it is one of these.
+    pub listener: Option<TcpListener>,
 }
 
 /// Reports the child's end, from a thread of its own.
@@ -36,7 +69,7 @@ pub(super) fn report_exit(
 }
 
 /// Reports signals while it lives; they do their usual work again afterwards.
-pub(super) struct SignalWatch {
+pub(crate) struct SignalWatch {
     _held: HeldSignals,
     stop: Option<PipeWriter>,
     thread: Option<JoinHandle<()>>,

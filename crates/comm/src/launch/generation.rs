@@ -5,10 +5,9 @@ use std::os::fd::AsRawFd;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use super::ending::{self, Exit};
-use super::events::{self, Event};
+use super::ending::{self, Ending, Exit, HOPELESS};
+use super::events::{self, Event, Order, Share};
 use super::identity::Identity;
-use super::meeting::{self, Meeting};
 use super::output;
 use super::rank::RankProcess;
 use super::sources::Source;
@@ -22,9 +21,30 @@ const TO_DIE: Duration = Duration::from_secs(5);
 /// For output still in the pipes; longer only if a descendant left the group and holds them open.
 const TO_DRAIN: Duration = Duration::from_secs(1);
 
-pub(super) struct Ended {
+pub(crate) struct Ended {
     pub failure: Option<Failure>,
     pub interrupted: Option<i32>,
+    /// How each of the node's ranks ended, as far as they did.
+    pub endings: Vec<Ending>,
+    /// What the captain said that is not for a generation to heed.
+    pub later: Vec<Order>,
+}
+
+impl Ended {
+    /// Every rank came to its own end.
+    pub fn done(&self) -> bool {
+        self.endings.iter().all(|ending| ending.is_success())
+    }
+
+    /// Every rank ended in good order.
+    pub fn orderly(&self) -> bool {
+        self.endings.iter().all(|ending| ending.is_orderly())
+    }
+
+    /// A rank failed in a way that another try would repeat.
+    pub fn hopeless(&self) -> bool {
+        self.failure.is_some() && self.endings.contains(&Ending::Code(HOPELESS))
+    }
 }
 
 /// How far the ranks were told to end, and how long that may take.
@@ -37,18 +57,21 @@ enum Phase {
     GivenUp,
 }
 
-pub(super) fn run(
+/// `on_signal` hears of each signal to this launcher, beside the ranks.
+pub(crate) fn run(
     spec: &LaunchSpec,
-    generation: u32,
+    share: Share,
     token: String,
     (sender, events): (&Sender<Event>, &Receiver<Event>),
+    on_signal: &dyn Fn(i32),
 ) -> Result<Ended, LaunchError> {
     let began = Instant::now();
     let (done, drained) = mpsc::channel();
-    let ranks = start_all(spec, generation, token, sender, done)?;
-    let first_rank = spec.node_rank * spec.nproc_per_node;
+    let (generation, first_rank) = (share.generation, share.first_rank);
+    let ranks = start_all(spec, share, token, sender, done)?;
 
     let mut exits: Vec<Exit> = Vec::new();
+    let mut later = Vec::new();
     let mut interrupted = None;
     let mut asked_at: Option<Instant> = None;
     let mut phase = Phase::Running;
@@ -64,7 +87,7 @@ pub(super) fn run(
                     asked: asked_at.is_some_and(|asked| asked <= at),
                 };
                 exits.push(exit);
-                if phase == Phase::Running && !ending.is_success() {
+                if phase == Phase::Running && !ending.is_orderly() {
                     note_failure(exit, ranks.len() - exits.len());
                     phase = Phase::Reporting(Instant::now() + TO_REPORT);
                 }
@@ -75,8 +98,22 @@ pub(super) fn run(
                 interrupted.get_or_insert(signal);
                 phase = after_signal(phase, spec.grace);
                 note_signal(signal, phase);
+                on_signal(signal);
             }
-            None => phase = after_timeout(phase, spec.grace),
+            Some(Event::Told(Order::Stop)) => {
+                if let Phase::Running | Phase::Reporting(_) = phase {
+                    phase = Phase::Asked(Instant::now() + spec.grace);
+                }
+            }
+            Some(Event::Told(order)) => {
+                if phase == Phase::Running {
+                    phase = Phase::Reporting(Instant::now() + TO_REPORT);
+                }
+                if !matches!(order, Order::End) {
+                    later.push(order);
+                }
+            }
+            None => phase = after_timeout(phase, spec.grace_after_failure),
         }
         if phase != before {
             if let Phase::Asked(_) = phase {
@@ -102,37 +139,39 @@ pub(super) fn run(
             tail: log.tail(),
         }
     });
-    Ok(Ended { failure, interrupted })
+    let endings = exits.iter().map(|exit| exit.ending).collect();
+    Ok(Ended { failure, interrupted, endings, later })
 }
 
 /// Spawns from the calling thread, with which the ranks would die. Those that were started before
 /// one could not be are ended by being dropped.
 fn start_all(
     spec: &LaunchSpec,
-    generation: u32,
+    share: Share,
     token: String,
     events: &Sender<Event>,
     done: Sender<()>,
 ) -> Result<Vec<RankProcess>, LaunchError> {
-    let Meeting { port, listener } = meeting::arrange(spec)?;
-    let mut ranks = Vec::with_capacity(spec.nproc_per_node);
-    for local_rank in 0..spec.nproc_per_node {
-        let rank = spec.node_rank * spec.nproc_per_node + local_rank;
+    let Share { generation, first_rank, slots, size, node, master_addr, master_port, listener } =
+        share;
+    let mut ranks = Vec::with_capacity(slots.len());
+    for (local_rank, slot) in slots.iter().enumerate() {
+        let rank = first_rank + local_rank;
         let identity = Identity {
             rank,
-            size: spec.nnodes * spec.nproc_per_node,
+            size,
             local_rank,
-            local_size: spec.nproc_per_node,
-            node: spec.node_rank,
-            master_addr: spec.master_addr.clone(),
-            master_port: port,
+            local_size: slots.len(),
+            node,
+            master_addr: master_addr.clone(),
+            master_port,
             token: TokenSource::Env(token.clone()),
             generation,
             bind: spec.bind,
             listener_fd: listener.as_ref().filter(|_| rank == 0).map(AsRawFd::as_raw_fd),
             source: Source::Explicit,
         };
-        let process = RankProcess::start(spec, &identity, done.clone())?;
+        let process = RankProcess::start(spec, &identity, *slot, done.clone())?;
         events::report_exit(process.pid(), generation, local_rank, events.clone()).map_err(
             |cause| LaunchError::System { act: "start a thread to wait for a rank", cause },
         )?;
@@ -157,6 +196,7 @@ fn after_timeout(phase: Phase, grace: Duration) -> Phase {
     let now = Instant::now();
     match phase {
         Phase::Running => Phase::Running,
+        Phase::Reporting(_) if grace.is_zero() => Phase::Killed(now + TO_DIE),
         Phase::Reporting(_) => Phase::Asked(now + grace),
         Phase::Asked(_) => Phase::Killed(now + TO_DIE),
         Phase::Killed(_) | Phase::GivenUp => Phase::GivenUp,

@@ -35,6 +35,9 @@ pub struct Identity {
 /// Where the launcher keeps the logs of the ranks, for what else a rank leaves behind.
 pub const LOG_DIR: &str = "LOCKSTEP_LOG_DIR";
 
+/// Which of its node's places a rank has been given. Its local rank, unless a place before it was taken out.
+pub const SLOT: &str = "LOCKSTEP_SLOT";
+
 /// Every variable that [`Identity::to_env`] may set. A launcher clears them all first, so that
 /// nothing is left over from a launcher around it.
 pub const VARIABLES: [&str; 13] = [

@@ -8,12 +8,12 @@ use super::identity::DEFAULT_PORT;
 use super::spec::{LaunchError, LaunchSpec};
 
 /// Where the ranks meet, and the listening socket if rank 0 is one of ours.
-pub(super) struct Meeting {
+pub(crate) struct Meeting {
     pub port: u16,
     pub listener: Option<TcpListener>,
 }
 
-pub(super) fn arrange(spec: &LaunchSpec) -> Result<Meeting, LaunchError> {
+pub(crate) fn arrange(spec: &LaunchSpec) -> Result<Meeting, LaunchError> {
     let port = match spec.master_port {
         0 if spec.nnodes > 1 => DEFAULT_PORT,
         port => port,
@@ -21,6 +21,11 @@ pub(super) fn arrange(spec: &LaunchSpec) -> Result<Meeting, LaunchError> {
     if spec.node_rank != 0 {
         return Ok(Meeting { port, listener: None });
     }
+    open(spec, port)
+}
+
+/// Listens where rank 0 is to be met; 0 is a free port.
+pub(crate) fn open(spec: &LaunchSpec, port: u16) -> Result<Meeting, LaunchError> {
     let listener = listen(spec, port)?;
     let port = match listener.local_addr() {
         Ok(address) => address.port(),

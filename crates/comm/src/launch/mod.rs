@@ -1,13 +1,13 @@
 //! Starting ranks and telling them who they are. Never moves a byte between ranks: it ends where
 //! each process knows its rank and where to meet the others.
 
-mod ending;
-mod events;
-mod generation;
+pub(crate) mod ending;
+pub(crate) mod events;
+pub(crate) mod generation;
 mod identity;
 mod lines;
-mod meeting;
-mod output;
+pub(crate) mod meeting;
+pub(crate) mod output;
 mod rank;
 mod slurm;
 mod sources;
@@ -17,9 +17,10 @@ mod sys;
 pub mod token;
 mod vars;
 
-pub use ending::{Ending, signal_name};
-pub use identity::{DEFAULT_PORT, Identity, IdentityError, LOG_DIR, VARIABLES};
+pub use ending::{Ending, HOPELESS, STOPPED, signal_name};
+pub use identity::{DEFAULT_PORT, Identity, IdentityError, LOG_DIR, SLOT, VARIABLES};
 pub use output::Show;
+pub use slurm::SlurmNode;
 pub use sources::Source;
 pub use spec::{Failure, LaunchError, LaunchSpec, Outcome};
 pub use supervise::{launch, respawn_self, this_program};

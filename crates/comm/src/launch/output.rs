@@ -184,6 +184,6 @@ fn show(stream: Stream, bytes: &[u8]) {
 }
 
 /// A word of the launcher itself, on standard error.
-pub(super) fn say(message: &str) {
-    show(Stream::Err, format!("lockstep launch: {message}\n").as_bytes());
+pub(crate) fn say(message: &str) {
+    show(Stream::Err, format!("lockstep: {message}\n").as_bytes());
 }

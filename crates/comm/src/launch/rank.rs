@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use super::identity::{Identity, LOG_DIR, VARIABLES};
+use super::identity::{Identity, LOG_DIR, SLOT, VARIABLES};
 use super::output::{self, RankLog, View};
 use super::spec::{LaunchError, LaunchSpec};
 use super::sys;
@@ -21,13 +21,14 @@ impl RankProcess {
     pub fn start(
         spec: &LaunchSpec,
         identity: &Identity,
+        slot: usize,
         done: Sender<()>,
     ) -> Result<RankProcess, LaunchError> {
         let rank = identity.rank;
         let log = RankLog::open(&spec.log_dir, rank, identity.generation)
             .map_err(|cause| LaunchError::Log { dir: spec.log_dir.clone(), cause })?;
         let log = Arc::new(log);
-        let child = command(spec, identity).spawn().map_err(|cause| LaunchError::Spawn {
+        let child = command(spec, identity, slot).spawn().map_err(|cause| LaunchError::Spawn {
             rank,
             program: spec.command[0].to_string_lossy().into_owned(),
             cause,
@@ -69,7 +70,7 @@ impl Drop for RankProcess {
     }
 }
 
-fn command(spec: &LaunchSpec, identity: &Identity) -> Command {
+fn command(spec: &LaunchSpec, identity: &Identity, slot: usize) -> Command {
     let mut command = Command::new(&spec.command[0]);
     command.args(&spec.command[1..]);
     for name in VARIABLES {
@@ -79,6 +80,7 @@ fn command(spec: &LaunchSpec, identity: &Identity) -> Command {
     // Where a rank may leave what belongs beside its log.
     let logs = std::path::absolute(&spec.log_dir).unwrap_or_else(|_| spec.log_dir.clone());
     command.env(LOG_DIR, logs);
+    command.env(SLOT, slot.to_string());
     command.envs(spec.extra_env.iter().cloned());
     // In a group of its own a rank could not read from the terminal: it would be stopped.
     command.stdin(Stdio::null());

@@ -1,6 +1,28 @@
 //! Slurm's two small languages: host lists like `gpu[001-003,7],login1` and task counts like
 //! `2(x3),1`. Reads only what a rank needs of them, and never asks Slurm anything.
 
+/// The host that a task of Slurm runs on, among those of its job: for one launcher per host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlurmNode {
+    /// From 0.
+    pub number: usize,
+    pub first_host: String,
+}
+
+impl SlurmNode {
+    /// None where this is no task of Slurm's.
+    pub fn from_env(env: &dyn Fn(&str) -> Option<String>) -> Option<SlurmNode> {
+        let number = env("SLURM_NODEID")?.trim().parse().ok()?;
+        let list = env("SLURM_STEP_NODELIST").or_else(|| env("SLURM_JOB_NODELIST"))?;
+        Some(SlurmNode { number, first_host: first_host(&list)? })
+    }
+
+    /// For the command line only.
+    pub fn from_process_env() -> Option<SlurmNode> {
+        Self::from_env(&|name| std::env::var(name).ok())
+    }
+}
+
 /// The first host that a list names: `gpu[001-003,7],login1` is `gpu001`.
 pub(super) fn first_host(list: &str) -> Option<String> {
     let mut host = String::new();
@@ -89,6 +111,18 @@ mod tests {
             }
             assert_eq!(tasks_on_node(counts, per_node.len()), None, "{counts:?}");
         }
+    }
+
+    #[test]
+    fn a_launcher_knows_its_host() {
+        let env = |name: &str| match name {
+            "SLURM_NODEID" => Some("2".to_string()),
+            "SLURM_JOB_NODELIST" => Some("gpu[07-09]".to_string()),
+            _ => None,
+        };
+        let node = SlurmNode { number: 2, first_host: "gpu07".into() };
+        assert_eq!(SlurmNode::from_env(&env), Some(node));
+        assert_eq!(SlurmNode::from_env(&|_| None), None);
     }
 
     #[test]

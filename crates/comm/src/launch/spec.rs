@@ -30,6 +30,8 @@ pub struct LaunchSpec {
     pub show: Show,
     /// How long a rank may take to end after SIGTERM before it gets SIGKILL.
     pub grace: Duration,
+    /// The same where the reason is that another rank has failed; zero sends SIGKILL at once.
+    pub grace_after_failure: Duration,
     /// The token that all nodes share. On a single node none is better: each generation then gets
     /// a random one.
     pub token: TokenSource,
@@ -52,6 +54,7 @@ impl LaunchSpec {
             log_dir,
             show: Show::RankZero,
             grace: Duration::from_secs(5),
+            grace_after_failure: Duration::from_secs(5),
             token: TokenSource::None,
             bind: None,
             extra_env: Vec::new(),
@@ -139,11 +142,31 @@ impl fmt::Display for Failure {
 pub enum LaunchError {
     Mistakes(Vec<String>),
     Token(TokenError),
-    Address { host: String, cause: io::Error },
-    Listen { at: SocketAddr, cause: io::Error },
-    Log { dir: PathBuf, cause: io::Error },
-    Spawn { rank: usize, program: String, cause: io::Error },
-    System { act: &'static str, cause: io::Error },
+    Address {
+        host: String,
+        cause: io::Error,
+    },
+    Listen {
+        at: SocketAddr,
+        cause: io::Error,
+    },
+    Log {
+        dir: PathBuf,
+        cause: io::Error,
+    },
+    Spawn {
+        rank: usize,
+        program: String,
+        cause: io::Error,
+    },
+    System {
+        act: &'static str,
+        cause: io::Error,
+    },
+    /// The launchers of several nodes do not come together.
+    Node {
+        what: String,
+    },
 }
 
 impl fmt::Display for LaunchError {
@@ -171,6 +194,7 @@ impl fmt::Display for LaunchError {
                 write!(f, "cannot start {program} as rank {rank}")
             }
             LaunchError::System { act, .. } => write!(f, "cannot {act}"),
+            LaunchError::Node { what } => f.write_str(what),
         }
     }
 }
@@ -178,7 +202,7 @@ impl fmt::Display for LaunchError {
 impl std::error::Error for LaunchError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            LaunchError::Mistakes(_) => None,
+            LaunchError::Mistakes(_) | LaunchError::Node { .. } => None,
             LaunchError::Token(error) => error.source(),
             LaunchError::Address { cause, .. }
             | LaunchError::Listen { cause, .. }

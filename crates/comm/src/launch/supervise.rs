@@ -4,9 +4,10 @@
 use std::path::Path;
 use std::sync::mpsc;
 
-use super::ending::Ending;
-use super::events::SignalWatch;
+use super::ending::{Ending, STOPPED};
+use super::events::{Share, SignalWatch};
 use super::generation::{self, Ended};
+use super::meeting::{self, Meeting};
 use super::output;
 use super::spec::{LaunchError, LaunchSpec, Outcome};
 use super::token;
@@ -34,11 +35,12 @@ pub fn launch(spec: &LaunchSpec) -> Result<Outcome, LaunchError> {
             None => token::random()
                 .map_err(|cause| LaunchError::System { act: "read /dev/urandom", cause })?,
         };
-        let ended = generation::run(spec, number, token, (&sender, &events))?;
+        let share = share(spec, number)?;
+        let ended = generation::run(spec, share, token, (&sender, &events), &|_| {})?;
         if let Some(failure) = &ended.failure {
             output::say(&failure.to_string());
         }
-        let again = ended.failure.is_some() && ended.interrupted.is_none();
+        let again = ended.failure.is_some() && ended.interrupted.is_none() && !ended.hopeless();
         if !again || number == spec.max_restarts {
             return Ok(outcome(ended, number));
         }
@@ -48,6 +50,21 @@ pub fn launch(spec: &LaunchSpec) -> Result<Outcome, LaunchError> {
             spec.max_restarts
         ));
     }
+}
+
+/// This node's ranks: nodes have equally many, one after the other.
+fn share(spec: &LaunchSpec, generation: u32) -> Result<Share, LaunchError> {
+    let Meeting { port, listener } = meeting::arrange(spec)?;
+    Ok(Share {
+        generation,
+        first_rank: spec.node_rank * spec.nproc_per_node,
+        slots: (0..spec.nproc_per_node).collect(),
+        size: spec.nnodes * spec.nproc_per_node,
+        node: spec.node_rank,
+        master_addr: spec.master_addr.clone(),
+        master_port: port,
+        listener,
+    })
 }
 
 /// Starts this very program `n` times as local ranks, with the arguments it was given itself, and
@@ -73,7 +90,9 @@ pub fn this_program(n: usize, log_dir: &Path) -> Result<LaunchSpec, LaunchError>
 }
 
 fn outcome(ended: Ended, generation: u32) -> Outcome {
+    let stopped = ended.orderly() && !ended.done();
     let exit_code = match (ended.interrupted, &ended.failure) {
+        _ if stopped => STOPPED,
         (Some(signal), _) => Ending::Signal(signal).exit_code(),
         (None, Some(failure)) => failure.ending.exit_code(),
         (None, None) => 0,

@@ -26,6 +26,16 @@ pub fn scalars(wall_time: f64, step: i64, numbers: &[(&str, f64)]) -> Vec<u8> {
     event
 }
 
+/// Event { wall_time = 1, step = 2, session_log = 7 { status = 1: START } }: readers forget this step and later ones.
+pub fn session_start(wall_time: f64, step: i64) -> Vec<u8> {
+    let mut event = Vec::new();
+    double(&mut event, 1, wall_time);
+    tag(&mut event, 2, VARINT);
+    varint(&mut event, step as u64);
+    bytes(&mut event, 7, &[1 << 3 | VARINT, 1]);
+    event
+}
+
 /// Length, its checksum, the bytes, their checksum.
 pub fn record(data: &[u8]) -> Vec<u8> {
     let length = (data.len() as u64).to_le_bytes();

@@ -35,6 +35,16 @@ impl TensorBoard {
         Ok(TensorBoard { file: create().map_err(about)? })
     }
 
+    /// The same for a run that goes on after `step`: what earlier files say of later steps counts no more.
+    pub fn create_after(dir: &Path, step: u64) -> io::Result<TensorBoard> {
+        let mut board = TensorBoard::create(dir)?;
+        if step > 0 {
+            let start = event::session_start(now().as_secs_f64(), step as i64 + 1);
+            board.file.write_all(&event::record(&start))?;
+        }
+        Ok(board)
+    }
+
     /// Appends the numbers of a report.
     pub fn write(&mut self, report: &StepReport) -> io::Result<()> {
         let mem = report.mem_bytes.map(|bytes| bytes as f64);

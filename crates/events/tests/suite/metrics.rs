@@ -87,6 +87,32 @@ fn a_torn_last_line_is_not_read_and_does_not_spoil_the_next() {
 }
 
 #[test]
+fn steps_that_are_taken_again_are_dropped() {
+    let folder = Folder::new("again");
+    let path = folder.file("metrics.jsonl");
+    let steps =
+        |path: &_| -> Vec<usize> { read(path).unwrap().iter().map(|report| report.step).collect() };
+    for (after, left) in
+        [(0, vec![]), (2, vec![1, 2, 2]), (3, vec![1, 2, 2, 3]), (9, vec![1, 2, 2, 3])]
+    {
+        // A step may have two lines, and the last may be torn.
+        fs::write(&path, "{\"step\":1}\n{\"step\":2}\n{\"step\":2}\n{\"step\":3}\n{\"st").unwrap();
+        let mut metrics = Metrics::open_after(&path, after).unwrap();
+        assert_eq!(steps(&path), left, "after {after}");
+        metrics.write(&StepReport::of(10, 10)).unwrap();
+        assert_eq!(steps(&path).last(), Some(&10));
+    }
+    assert_eq!(
+        fs::read_dir(path.parent().unwrap()).unwrap().count(),
+        1,
+        "nothing is left beside it"
+    );
+    let fresh = folder.file("fresh.jsonl");
+    Metrics::open_after(&fresh, 5).unwrap();
+    assert_eq!(steps(&fresh), []);
+}
+
+#[test]
 fn torn_lines_longer_than_a_page() {
     let folder = Folder::new("long");
     let path = folder.file("metrics.jsonl");

@@ -165,3 +165,16 @@ fn a_folder_that_cannot_be_is_named() {
         "{error}"
     );
 }
+
+#[test]
+fn a_run_that_goes_on_says_from_where() {
+    let folder = Folder::new("tensorboard-after");
+    TensorBoard::create_after(folder.path(), 40).unwrap();
+    let (_, bytes) = only_file(&folder);
+    let records = records(&bytes);
+    // SessionLog START: what was said of this step and later ones is forgotten.
+    let [_, step, session] = &fields(records[1])[..] else { panic!("{records:?}") };
+    assert_eq!(*step, (2, Field::Varint(41)));
+    let (7, Field::Bytes(session)) = session else { panic!("{session:?}") };
+    assert_eq!(fields(session), [(1, Field::Varint(1))]);
+}

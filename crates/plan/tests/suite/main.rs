@@ -9,6 +9,7 @@ mod meshes;
 mod mistakes;
 mod plans;
 mod presets;
+mod refit;
 mod schedule_lists;
 mod schedule_text;
 mod schedule_times;

@@ -114,7 +114,8 @@ fn a_resumed_run_goes_on_counting() {
             let start = resume.then(|| Start { checkpoint: newest(), resume: true });
             world.barrier().unwrap();
             let (group, folder) = (world.group(), folder.as_path());
-            let run_of = Run { plan: &plan, group, source: &source, folder, start };
+            let run_of =
+                Run { plan: &plan, group, source: &source, folder, start, stop: &|| false };
             run(&run_of, &mut |_| {}).map(drop).unwrap();
         });
     }

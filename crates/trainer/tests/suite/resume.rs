@@ -1,6 +1,7 @@
 //! A run that goes on from a checkpoint is the run that was not interrupted.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use lockstep_comm::on_threads;
 use lockstep_events::read;
@@ -9,13 +10,26 @@ use lockstep_trainer::{Run, Start, run};
 use crate::plans::{masters, plan, source};
 
 fn train(folder: &Path, sets: &[&str], resume: bool) -> Vec<f32> {
+    train_until(folder, sets, resume, |_| false).0
+}
+
+/// The parameters, and after which step it stopped, where `stop` is asked with the rank.
+fn train_until(
+    folder: &Path,
+    sets: &[&str],
+    resume: bool,
+    stop: impl Fn(usize) -> bool + Sync,
+) -> (Vec<f32>, Option<u64>) {
     let (plan, source) = (plan(2, sets), source());
     on_threads(2, |world| {
         let start = resume
             .then(|| Start { checkpoint: lockstep_ckpt::find(folder).unwrap(), resume: true });
         world.barrier().unwrap();
-        let run_of = Run { plan: &plan, group: &world, source: &source, folder, start };
-        masters(&run(&run_of, &mut |_| {}).unwrap())
+        let stop = || stop(world.rank());
+        let (plan, source) = (&plan, &source);
+        let run_of = Run { plan, group: &world, source, folder, start, stop: &stop };
+        let finished = run(&run_of, &mut |_| {}).unwrap();
+        (masters(&finished.rank), finished.stopped)
     })
     .remove(0)
 }
@@ -46,5 +60,31 @@ fn resumed_equals_uninterrupted() {
         .map(|line| line.step)
         .collect();
     assert_eq!(steps, [1, 2, 3, 4, 5, 6, 7, 8], "every step was reported once");
+    std::fs::remove_dir_all(&temporary).unwrap();
+}
+
+#[test]
+fn a_run_that_is_asked_to_stop_saves_and_goes_on_later() {
+    let temporary = std::env::temp_dir().join(format!("lockstep-stop-{}", std::process::id()));
+    let (whole, stopped) = (temporary.join("whole"), temporary.join("stopped"));
+    std::fs::create_dir_all(&whole).unwrap();
+    std::fs::create_dir_all(&stopped).unwrap();
+    let sets = ["train.steps=7", "train.log_every=1", "checkpoint.every=0"];
+    let uninterrupted = train(&whole, &sets, false);
+    // Only one rank is asked, and all stop after the same step, which differs from one try to the next: once before
+    // the first step, and then after some.
+    for (resume, calls, after) in [(false, 0, 0), (false, 3, 3), (true, 2, 5)] {
+        let asked = AtomicUsize::new(0);
+        let stop = |rank: usize| rank == 1 && asked.fetch_add(1, Ordering::Relaxed) >= calls;
+        let (_, step) = train_until(&stopped, &sets, resume, stop);
+        assert_eq!(step, Some(after));
+    }
+    let (resumed, step) = train_until(&stopped, &sets, true, |_| false);
+    assert_eq!(step, None);
+    assert!(uninterrupted == resumed, "the same parameters to the bit");
+    let reports = read(&stopped.join("metrics.jsonl")).unwrap();
+    let steps: Vec<usize> =
+        reports.iter().filter(|line| line.loss.is_some()).map(|line| line.step).collect();
+    assert_eq!(steps, [1, 2, 3, 4, 5, 6, 7], "every step was reported once");
     std::fs::remove_dir_all(&temporary).unwrap();
 }
