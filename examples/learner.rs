@@ -11,14 +11,16 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex};
 
+use anyhow::bail;
 use lockstep_ckpt::rollouts::{Ledger, Rollout, Verdict};
+use lockstep_ckpt::{Disk, Position};
 use lockstep_comm::{World, on_threads};
 use lockstep_kernels::cpu::random::Key;
 use lockstep_kernels::{AdamW, Device, Dtype};
 use lockstep_model::{Batch, Cache, Kept, Model, Pass, Recompute, Sampling, sample};
 use lockstep_plan::model::Shape;
 use lockstep_plan::{Config, Plan, Surroundings};
-use lockstep_trainer::{Rank, Whole, load_whole};
+use lockstep_trainer::{Ended, Rank, Saver, Whole, load_whole};
 
 const SYMBOLS: usize = 16;
 const SEQ: usize = 16; // a rollout is one more
@@ -127,6 +129,7 @@ impl Learner<'_> {
     /// Learns from where the last checkpoint is up to a version. All ranks call it; all come to the same ledger.
     fn learn(&self, world: &World, until: u64) -> anyhow::Result<Ledger> {
         let (mut rank, mut ledger) = self.recover(world)?;
+        let mut saver = Saver::new(self.plan, world, self.folder, 0, Disk::default());
         self.publish(&rank, &ledger)?;
         let mine = BEST / RANKS;
         let mut batch = Batch::empty(&rank.device, mine, SEQ);
@@ -141,7 +144,7 @@ impl Learner<'_> {
             // The version first, then the policy itself: nobody can be ahead of the ledger.
             let version = ledger.advance();
             if version.is_multiple_of(SAVE_EVERY) {
-                self.save(&mut rank, &ledger)?;
+                self.save(&mut rank, &ledger, &mut saver)?;
             }
             self.publish(&rank, &ledger)?;
             if world.rank() == 0 && (version.is_multiple_of(10) || version == until) {
@@ -173,15 +176,20 @@ impl Learner<'_> {
     }
 
     /// Weights and ledger in one checkpoint: they agree, whatever happens next.
-    fn save(&self, rank: &mut Rank<'_>, ledger: &Ledger) -> anyhow::Result<()> {
+    fn save(
+        &self,
+        rank: &mut Rank<'_>,
+        ledger: &Ledger,
+        saver: &mut Saver<'_>,
+    ) -> anyhow::Result<()> {
         rank.carried.learner = serde_json::to_value(ledger)?;
-        let snapshot = rank.snapshot()?;
-        lockstep_trainer::alone(rank.group, || {
-            let snapshot = snapshot.expect("the first rank has it");
-            snapshot.save(self.plan, self.folder, ledger.policy_version())?;
-            self.tell(|| News::Saved(ledger.clone()));
-            anyhow::Ok(())
-        })?;
+        saver.begin(rank, ledger.policy_version(), Position::default())?;
+        // Files are written beside the learning; here it waits, so that what is told to producers stands.
+        match saver.finish()? {
+            Some(Ended::Failed { rank, what, .. }) => bail!("rank {rank} could not save: {what}"),
+            _ if rank.group.rank() == 0 => self.tell(|| News::Saved(ledger.clone())),
+            _ => {}
+        }
         Ok(())
     }
 
@@ -280,7 +288,8 @@ fn produce(name: &str, seed: u64, shape: &Shape, news: &Receiver<News>, play: &S
         for news in waited.into_iter().chain(news.try_iter()) {
             match news {
                 News::Policy(version, params) => {
-                    policy = Some((version, load_whole(&device, shape, Dtype::F32, &*params)));
+                    let weights = load_whole(&device, shape, Dtype::F32, &*params);
+                    policy = Some((version, weights.expect("it is in memory, and whole")));
                 }
                 News::Saved(ledger) => kept.retain(|number, _| !ledger.is_settled(name, *number)),
                 News::Recovered(ledger) => {

@@ -12,7 +12,7 @@ mod world;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use commands::{bench, data, export, generate, import, launch, train, verify};
+use commands::{bench, ckpt, data, export, generate, import, launch, train, verify};
 use tracing_subscriber::filter::LevelFilter;
 
 /// Large buffers lie where the other ranks of the host can reach them.
@@ -37,6 +37,8 @@ enum Command {
     Bench(bench::Args),
     Import(import::Args),
     Export(export::Args),
+    /// Look into checkpoints, check and compare them
+    Ckpt(ckpt::Args),
     /// Make token files, and look inside them
     Data(data::Args),
 }
@@ -55,6 +57,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(args),
         Command::Import(args) => import::run(args),
         Command::Export(args) => export::run(args),
+        Command::Ckpt(args) => ckpt::run(args),
         Command::Data(args) => data::run(args),
     };
     result.unwrap_or_else(|error| {
@@ -70,9 +73,11 @@ impl Command {
         match self {
             Command::Train(_) | Command::Verify(_) | Command::Launch(_) => false,
             Command::Bench(args) => !args.has_ranks(),
-            Command::Generate(_) | Command::Import(_) | Command::Export(_) | Command::Data(_) => {
-                true
-            }
+            Command::Generate(_)
+            | Command::Import(_)
+            | Command::Export(_)
+            | Command::Ckpt(_)
+            | Command::Data(_) => true,
         }
     }
 }

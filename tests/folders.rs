@@ -147,3 +147,68 @@ fn mistakes_are_told_with_the_way_out() {
     }
     assert!(!dir.join("other").exists(), "nothing is left of what failed");
 }
+
+/// What people ask of checkpoints.
+#[test]
+fn checkpoints_are_listed_inspected_checked_and_compared() {
+    let dir = fresh("folders-ckpt");
+    let text = "name = \"small\"\n[model]\npreset = \"gpt2-test\"\n[train]\nsteps = 6\nglobal_batch = 4\n\
+                micro_batch = 2\nthreads = 1\n[checkpoint]\nevery = 2\nkeep = 0\n";
+    fs::write(dir.join("small.toml"), text).expect("written");
+    let said = done(&dir, &["train", "small.toml", "--engine", "threads", "--ranks", "2"]);
+    assert!(said.contains("saved runs/small/checkpoints/step-00000004 | "), "{said}");
+    assert!(said.contains("| stalled "), "{said}");
+
+    let listed = done(&dir, &["ckpt", "list", "runs/small", "--json"]);
+    let lines: Vec<serde_json::Value> =
+        listed.lines().map(|line| serde_json::from_str(line).expect("an object")).collect();
+    let steps: Vec<_> = lines.iter().map(|line| line["step"].as_u64().expect("a step")).collect();
+    assert_eq!(steps, [6, 4, 2]);
+    assert!(lines.iter().all(|line| line["ok"] == true && line["files"] == 2), "{listed}");
+    assert!(done(&dir, &["ckpt", "list", "runs/small"]).contains("step-00000004 "));
+
+    let words = ["ckpt", "inspect", "runs/small", "--tensor", "layers.0.mlp.down.weight"];
+    let said = done(&dir, &words);
+    for part in
+        ["step           6", "data=2", "24 samples", "param layers.0.mlp.down.weight", "at byte"]
+    {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    let said = done(&dir, &["ckpt", "inspect", "runs/small", "--json"]);
+    let said: serde_json::Value = serde_json::from_str(&said).expect("one object");
+    assert_eq!((said["step"].as_u64(), said["plan"]["ranks"].as_u64()), (Some(6), Some(2)));
+
+    assert!(done(&dir, &["ckpt", "check", "runs/small"]).matches("  ok").count() == 3);
+    assert!(done(&dir, &["ckpt", "diff", "runs/small", "runs/small"]).contains("the same"));
+    let other = ["ckpt", "diff", "runs/small", "runs/small/checkpoints/step-00000002", "--json"];
+    let run = lockstep(&dir, &other);
+    let said: serde_json::Value = serde_json::from_slice(&run.stdout).expect("one object");
+    assert!(!run.status.success() && said["same"] == false, "{said}");
+    assert_eq!(said["steps"], serde_json::json!([6, 2]));
+    assert!(said["first"][0]["max_abs"].as_f64().expect("a number") > 0.0, "{said}");
+
+    // A folder of any step; and of one that is not there.
+    let said = done(&dir, &["export", "runs/small", "--step", "4", "--to", "out", "--json"]);
+    assert!(said.contains("\"step\":4"), "{said}");
+    let run = lockstep(&dir, &["export", "runs/small", "--step", "5", "--to", "other"]);
+    let error = String::from_utf8_lossy(&run.stderr);
+    assert!(!run.status.success() && error.contains("there are 6, 4, 2"), "{error}");
+
+    // A flipped bit: the check names the file, a resumed run takes the one before and says so.
+    let path = dir.join("runs/small/checkpoints/step-00000006/rank-00001.safetensors");
+    let mut bytes = fs::read(&path).expect("rank 1's file");
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(&path, bytes).expect("written");
+    let run = lockstep(&dir, &["ckpt", "check", "runs/small"]);
+    let said = String::from_utf8_lossy(&run.stdout);
+    assert!(
+        !run.status.success() && said.contains("rank-00001.safetensors is damaged at byte 0"),
+        "{said}"
+    );
+    let words = ["train", "small.toml", "--engine", "threads", "--ranks", "1", "--resume"];
+    let run = lockstep(&dir, &words);
+    let error = String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.success() && error.contains("step-00000006 is passed over"), "{error}");
+    assert!(done(&dir, &["ckpt", "check", "runs/small"]).contains("step-00000006  ok"));
+}

@@ -165,7 +165,7 @@ fn ranks_and_engines_train_alike_and_leave_their_files() {
         assert_eq!((desk.plan(&run).ranks, desk.plan(&run).layout.data), (2, 2));
         let kept = ["step-00000008", "step-00000010"];
         assert_eq!(desk.names(&format!("{run}/checkpoints")), kept, "{name}");
-        for file in ["checkpoint.json", "model.safetensors", "optimizer.safetensors"] {
+        for file in ["manifest.json", "rank-00000.safetensors", "rank-00001.safetensors"] {
             desk.has(&format!("{run}/checkpoints/{}/{file}", kept[1]));
         }
         let events = desk.names(&format!("{run}/tensorboard"));

@@ -2,17 +2,20 @@
 
 use super::progress::Watched;
 use lockstep_ckpt::safetensors::Dtype;
-use lockstep_ckpt::{find, hf, load};
+use lockstep_ckpt::{find, find_step, hf, load};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Make a Hugging Face folder of a run's newest checkpoint, or of the one that is named
+/// Make a Hugging Face folder of a run's newest checkpoint, of a step, or of the checkpoint that is named
 ///
 /// transformers loads it with AutoModelForCausalLM. A tokenizer is not written; copy its files beside.
 #[derive(clap::Args)]
 pub struct Args {
     /// A run folder, or one of its checkpoints
     checkpoint: PathBuf,
+    /// The step whose checkpoint to take [default: the newest]
+    #[arg(long)]
+    step: Option<u64>,
     /// The folder to make
     #[arg(long, value_name = "DIR")]
     to: PathBuf,
@@ -34,14 +37,18 @@ enum Stored {
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let checkpoint = load(&find(&args.checkpoint)?)?;
+    let dir = match args.step {
+        Some(step) => find_step(&args.checkpoint, step)?,
+        None => find(&args.checkpoint)?,
+    };
+    let checkpoint = load(&dir)?;
     let dtype = match args.dtype {
         Stored::F32 => Dtype::F32,
         Stored::Bf16 => Dtype::Bf16,
     };
     let how = hf::Export { dtype, shard_bytes: args.shard_bytes };
     let (step, shape) = (checkpoint.head().step, &checkpoint.head().shape);
-    hf::export(shape, &Watched::new("export", checkpoint.params()), &args.to, how)?;
+    hf::export(shape, &Watched::new("export", &checkpoint.params()), &args.to, how)?;
     let (params, to) = (shape.param_count(), &args.to);
     if args.json {
         println!(

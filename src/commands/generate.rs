@@ -76,7 +76,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let device = Device::cpu(args.threads);
     let dtype = plan.as_ref().map_or(Dtype::F32, dtype);
     let model = Model::whole(&head.shape);
-    let weights = load_whole(&device, &head.shape, dtype, checkpoint.params());
+    let weights = load_whole(&device, &head.shape, dtype, &checkpoint.params())?;
     let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p };
     let wanted = Wanted { prompt: &args.prompt, tokens: args.tokens, sampling, seed: args.seed };
 

@@ -1,7 +1,7 @@
 //! `lockstep import`: a Hugging Face folder becomes the first checkpoint of a run.
 
 use super::progress::Watched;
-use lockstep_ckpt::{Carried, Head, hf, save};
+use lockstep_ckpt::{hf, save};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -22,10 +22,9 @@ pub struct Args {
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let model = hf::Source::open(&args.folder)?;
-    let (shape, plan) = (model.shape().clone(), serde_json::Value::Null);
-    let head = Head { step: 0, shape, plan, carried: Carried::default() };
-    let checkpoint = save(&args.out, &head, &Watched::new("import", &model), None)?;
-    let (params, shape) = (head.shape.param_count(), &head.shape);
+    let shape = model.shape();
+    let checkpoint = save(&args.out, shape, &Watched::new("import", &model))?;
+    let params = shape.param_count();
     if args.json {
         println!(
             "{}",

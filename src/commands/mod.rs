@@ -1,6 +1,7 @@
 //! One file per command.
 
 pub mod bench;
+pub mod ckpt;
 pub mod data;
 pub mod export;
 pub mod generate;

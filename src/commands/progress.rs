@@ -33,8 +33,9 @@ impl Tensors for Watched<'_> {
         self.tensors.list()
     }
 
-    fn read(&self, name: &str, out: &mut [f32]) {
-        self.tensors.read(name, out);
+    fn read(&self, name: &str, out: &mut [f32]) -> lockstep_ckpt::Result<()> {
+        self.tensors.read(name, out)?;
         self.bar.inc(size_of_val(out) as u64);
+        Ok(())
     }
 }

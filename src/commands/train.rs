@@ -14,7 +14,9 @@ use lockstep_events::StepReport;
 use lockstep_kernels::Tag;
 use lockstep_model::{Model, Sampling};
 use lockstep_plan::{Ledger, Plan};
-use lockstep_trainer::{self as trainer, Event, Rank, Run, Wanted, Whole, dtype, load_whole};
+use lockstep_trainer::{
+    self as trainer, Event, Rank, Run, Saved, Wanted, Whole, dtype, load_whole,
+};
 
 use crate::commands::replay;
 use crate::run_file::{RunFile, fresh_folder};
@@ -361,7 +363,15 @@ impl Screen {
                 };
                 say!("{report}{above}");
             }
-            Event::Saved(path) => say!("saved {}", path.display()),
+            Event::Saved(saved) => say!("{}", saved_line(saved)),
+            Event::SaveFailed { step, rank, what } => eprintln!(
+                "warning: the checkpoint of step {step} was not saved: rank {rank}: {what}; the one before stands, \
+                 and the training goes on"
+            ),
+            Event::PassedOver { path, rank, what } => eprintln!(
+                "warning: {} is passed over: rank {rank}: {what}; an older one is tried",
+                path.display()
+            ),
             Event::Slow(slow) => {
                 // Standard error may be closed: no reason to fail.
                 let _ = writeln!(std::io::stderr(), "warning: {slow}");
@@ -388,6 +398,16 @@ impl Screen {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
     }
+}
+
+/// Where, how much, how fast, and what it cost the training.
+fn saved_line(saved: &Saved) -> String {
+    let (mib, seconds) = (saved.bytes as f64 / (1 << 20) as f64, saved.time.as_secs_f64());
+    format!(
+        "saved {} | {mib:.1} MiB in {seconds:.2} s | stalled {:.1} ms",
+        saved.path.display(),
+        1e3 * saved.stall.as_secs_f64()
+    )
 }
 
 /// Memory as it was planned and as it came, and some text.
@@ -420,7 +440,7 @@ fn conclude(
             seed: plan.train.seed,
         };
         let (device, model, dtype) = (&rank.device, Model::whole(&plan.model), dtype(plan));
-        let weights = load_whole(device, &plan.model, dtype, &params);
+        let weights = load_whole(device, &plan.model, dtype, &params)?;
         drop(params);
         trainer::generate(device, &model, &weights, dtype, &file.source, &wanted, |text| {
             say_part!("{text}")

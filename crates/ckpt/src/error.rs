@@ -17,6 +17,12 @@ pub enum Error {
     Exists { path: PathBuf },
     /// No checkpoint where one was looked for.
     Nothing { path: PathBuf },
+    /// None of that step; the ones that are there, the newest first.
+    NoStep { run: PathBuf, step: u64, there: Vec<u64> },
+    /// A file is damaged, and where.
+    Corrupt { path: PathBuf, offset: u64, what: String },
+    /// Somebody newer trains this run.
+    Fenced { run: PathBuf, generation: u64, newest: u64 },
 }
 
 impl Error {
@@ -27,6 +33,24 @@ impl Error {
     ) -> impl FnOnce(std::io::Error) -> Error + use<> {
         let path = path.to_path_buf();
         move |source| Error::System { doing, path, source }
+    }
+
+    pub(crate) fn corrupt(path: &Path, offset: u64, what: impl Into<String>) -> Error {
+        Error::Corrupt { path: path.to_path_buf(), offset, what: what.into() }
+    }
+
+    /// What it is about.
+    pub fn path(&self) -> &Path {
+        match self {
+            Error::System { path, .. }
+            | Error::Malformed { path, .. }
+            | Error::Mistakes { path, .. }
+            | Error::Exists { path }
+            | Error::Nothing { path }
+            | Error::NoStep { run: path, .. }
+            | Error::Corrupt { path, .. }
+            | Error::Fenced { run: path, .. } => path,
+        }
     }
 
     pub(crate) fn malformed(path: &Path, what: impl Into<String>) -> Error {
@@ -68,9 +92,23 @@ impl fmt::Display for Error {
             }
             Error::Nothing { path } => write!(
                 f,
-                "no checkpoint in {}: it has neither checkpoint.json nor checkpoints/step-*; name a run folder or \
+                "no checkpoint in {}: it has neither manifest.json nor checkpoints/step-*; name a run folder or \
                  one of its checkpoints",
                 path.display()
+            ),
+            Error::NoStep { run, step, there } => {
+                let steps: Vec<String> = there.iter().map(u64::to_string).collect();
+                let there = if steps.is_empty() { "none".into() } else { steps.join(", ") };
+                write!(f, "{} has no checkpoint of step {step}; there are {there}", run.display())
+            }
+            Error::Corrupt { path, offset, what } => {
+                write!(f, "{} is damaged at byte {offset}: {what}", path.display())
+            }
+            Error::Fenced { run, generation, newest } => write!(
+                f,
+                "{}: generation {generation} may not write checkpoints, generation {newest} trains this run now; \
+                 end this one",
+                run.display()
             ),
         }
     }

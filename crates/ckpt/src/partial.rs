@@ -66,7 +66,12 @@ pub(crate) fn is_partial(name: &str) -> bool {
 fn hidden(target: &Path) -> Result<PathBuf> {
     let name = target.file_name().and_then(|name| name.to_str());
     let name = name.ok_or_else(|| Error::malformed(target, "is no name for a new folder"))?;
-    Ok(parent(target).join(format!(".{name}{SUFFIX}")))
+    Ok(parent(target).join(hidden_name(name)))
+}
+
+/// What a folder is called while it is being filled.
+pub(crate) fn hidden_name(name: &str) -> String {
+    format!(".{name}{SUFFIX}")
 }
 
 /// `runs` → `.`, whose path is empty.

@@ -21,7 +21,7 @@
 //! ledger. Three habits make a learner exact:
 //!
 //! - what was accepted is learned from before the next checkpoint is made, and ledger and weights are saved
-//!   together (`Head::learner`);
+//!   together (`Carried::learner`);
 //! - the version is advanced (`advance`) before the new policy is given to producers;
 //! - a producer keeps a rollout until a checkpoint has settled it (`is_settled` of the ledger in that checkpoint),
 //!   and after a recovery sends again from `cursor` on: answers that were given after the checkpoint have gone

@@ -1,6 +1,7 @@
 //! Named f32 tensors, wherever they lie: in memory, in a checkpoint, in a Hugging Face folder.
 
-use lockstep_plan::model::{BlockParams, Param, Shape};
+use crate::error::Result;
+use lockstep_plan::model::{BlockParams, Param, Runs, Shape};
 use std::collections::HashMap;
 
 /// What a tensor is called and how large it is. The name is global: `layers.0.attention.q.weight`.
@@ -30,7 +31,23 @@ pub trait Tensors {
     ///
     /// # Panics
     /// When there is none of that name, or it has another number of elements than `out`.
-    fn read(&self, name: &str, out: &mut [f32]);
+    fn read(&self, name: &str, out: &mut [f32]) -> Result<()>;
+
+    /// Copies some of its elements out, in order. Who can reads no others.
+    ///
+    /// # Panics
+    /// As `read`, or when `runs` reach past the tensor's end.
+    fn read_runs(&self, name: &str, runs: &[Runs], out: &mut [f32]) -> Result<()> {
+        let named = self.list().iter().find(|named| named.name == name);
+        let mut whole = vec![0.0; named.unwrap_or_else(|| panic!("no tensor {name}")).len()];
+        self.read(name, &mut whole)?;
+        let mut at = 0;
+        for run in runs.iter().flat_map(|runs| runs.ranges()) {
+            out[at..at + run.len()].copy_from_slice(&whole[run.clone()]);
+            at += run.len();
+        }
+        Ok(())
+    }
 }
 
 /// Tensors in memory.
@@ -59,9 +76,10 @@ impl Tensors for Slices<'_> {
         &self.list
     }
 
-    fn read(&self, name: &str, out: &mut [f32]) {
+    fn read(&self, name: &str, out: &mut [f32]) -> Result<()> {
         let data = self.data.get(name).unwrap_or_else(|| panic!("no tensor {name}"));
         out.copy_from_slice(data);
+        Ok(())
     }
 }
 

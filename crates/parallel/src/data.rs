@@ -10,6 +10,7 @@
 //!
 //! With hybrid sharding the run that is left is then all-reduced among its copies.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use lockstep_comm::{Group, Op, Result};
@@ -160,34 +161,44 @@ impl Reduction {
         }
     }
 
-    /// What this rank has not sent yet of its gradients, in the order of the backward pass: state of the
-    /// training where they are compressed, otherwise nothing.
-    pub fn owed(&self) -> Vec<f32> {
-        self.sums.iter().flatten().flat_map(|sum| sum.error().iter().copied()).collect()
+    /// What this rank has not sent yet of its gradients: block, where in its flat buffer, and how much. State of
+    /// the training where they are compressed, otherwise nothing.
+    pub fn owed<'a>(
+        &'a self,
+        gradients: &'a Gradients,
+    ) -> impl Iterator<Item = (usize, Range<usize>, &'a [f32])> {
+        let sums = self.sums.iter().enumerate();
+        sums.flat_map(|(bucket, sums)| summed(gradients, bucket).into_iter().zip(sums)).flat_map(
+            |(runs, sum)| {
+                runs.into_iter().scan(0, |at, (block, run)| taken(sum.error(), at, block, run))
+            },
+        )
     }
 
-    /// Takes it over from a checkpoint. False when it is not of this layout.
+    /// Takes it over from elsewhere: `fill` is called for each run of each block that something can be owed of.
     pub fn owe(
         &mut self,
         device: &Device,
         peers: &Peers,
         gradients: &Gradients,
-        mut values: &[f32],
-    ) -> bool {
+        mut fill: impl FnMut(usize, Range<usize>, &mut [f32]),
+    ) {
+        if peers.mesh.replicas() == 1 {
+            return;
+        }
         for bucket in 0..gradients.buckets.len() {
             let sums = self.take_sums(device, peers, gradients, bucket);
             self.sums[bucket] = sums;
+            for (runs, sum) in summed(gradients, bucket).into_iter().zip(&mut self.sums[bucket]) {
+                // Alone with its experts a rank owes nobody.
+                let mut rest = sum.error_mut();
+                for (block, run) in runs {
+                    let Some((now, later)) = rest.split_at_mut_checked(run.len()) else { break };
+                    fill(block, run, now);
+                    rest = later;
+                }
+            }
         }
-        let room = self.sums.iter().flatten().map(|sum| sum.error().len()).sum::<usize>();
-        if room != values.len() {
-            return false;
-        }
-        for sum in self.sums.iter_mut().flatten() {
-            let (own, rest) = values.split_at(sum.error().len());
-            sum.error_mut().copy_from_slice(own);
-            values = rest;
-        }
-        true
     }
 
     /// What sums each run of a bucket: it remembers what was not sent.
@@ -215,6 +226,39 @@ impl Reduction {
         let units = gradients.held[gradients.buckets[bucket].blocks[0]].iter();
         units.map(|held| sum(held.unit.range.len(), shard(peers, held.unit.expert))).collect()
     }
+}
+
+/// The next run of what is owed, if anything is owed there at all.
+fn taken<'a>(
+    error: &'a [f32],
+    at: &mut usize,
+    block: usize,
+    run: Range<usize>,
+) -> Option<(usize, Range<usize>, &'a [f32])> {
+    let values = error.get(*at..*at + run.len())?;
+    *at += run.len();
+    Some((block, run, values))
+}
+
+/// Of each run of a bucket that is summed by itself, the runs of blocks that it is made of.
+fn summed(gradients: &Gradients, bucket: usize) -> Vec<Vec<(usize, Range<usize>)>> {
+    let blocks = &gradients.buckets[bucket].blocks;
+    if gradients.stage > 0 {
+        let block = blocks[0];
+        return gradients.held[block]
+            .iter()
+            .map(|held| vec![(block, held.unit.range.clone())])
+            .collect();
+    }
+    let of_block = |run: &Range<usize>, block: usize| {
+        let (start, len) = (gradients.start_of(block), gradients.len_of(block));
+        let (from, to) = (run.start.max(start), run.end.min(start + len));
+        (from < to).then(|| (block, from - start..to - start))
+    };
+    let of_run = |(run, _): (Range<usize>, bool)| {
+        blocks.iter().filter_map(|block| of_block(&run, *block)).collect()
+    };
+    joined(gradients, bucket).into_iter().map(of_run).collect()
 }
 
 /// An exchange, ready to be carried out.
@@ -305,8 +349,8 @@ fn copies(peers: &Peers, expert: bool) -> &Group {
 }
 
 /// The runs of a bucket that are exchanged alike, neighbours joined.
-fn joined(gradients: &Gradients, number: usize) -> Vec<(std::ops::Range<usize>, bool)> {
-    let mut runs: Vec<(std::ops::Range<usize>, bool)> = Vec::new();
+fn joined(gradients: &Gradients, number: usize) -> Vec<(Range<usize>, bool)> {
+    let mut runs: Vec<(Range<usize>, bool)> = Vec::new();
     for &block in &gradients.buckets[number].blocks {
         let start = gradients.start_of(block);
         for held in &gradients.held[block] {

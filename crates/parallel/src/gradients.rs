@@ -161,6 +161,10 @@ impl Gradients {
         self.places[block].bucket
     }
 
+    pub(crate) fn len_of(&self, block: usize) -> usize {
+        self.places[block].len
+    }
+
     /// Where a block lies in its bucket.
     pub(crate) fn start_of(&self, block: usize) -> usize {
         self.places[block].start

@@ -9,10 +9,12 @@
 //!
 //! Where f32 is computed with, the master is the buffer itself, or this rank's run of it.
 
+use std::ops::Range;
+
 use lockstep_comm::Result;
 use lockstep_kernels::{Device, Dtype, Tag, Tensor, View, ViewMut};
 use lockstep_plan::Circle;
-use lockstep_plan::model::{BlockParams, Held, Init, Param, Part};
+use lockstep_plan::model::{BlockParams, Held, Init, Param, Part, Runs};
 
 use crate::courier::{Courier, Task};
 use crate::{Peers, floats};
@@ -51,7 +53,7 @@ impl Weights {
     /// Random ones. Each element is a function of (seed, its tensor, its place in the whole tensor), so that
     /// any layout starts alike.
     pub fn init(device: &Device, part: &Part, dtype: Dtype, stage: u8, seed: u64) -> Weights {
-        Weights::new(device, part, dtype, stage, |block, mut buffer| {
+        Weights::new(device, part, dtype, stage, |block, _, mut buffer| {
             for (start, param) in block.placed() {
                 let mut place = buffer.reborrow().part(start..start + param.len());
                 match param.init {
@@ -66,41 +68,48 @@ impl Weights {
         })
     }
 
-    /// From elsewhere: `read` is called with each tensor's global name and room for all of it.
+    /// From elsewhere: `read` is called with a tensor, which elements of it are needed here, and room for them.
     pub fn load(
         device: &Device,
         part: &Part,
         dtype: Dtype,
         stage: u8,
-        mut read: impl FnMut(&Param, &mut [f32]),
+        mut read: impl FnMut(&Param, &[Runs], &mut [f32]),
     ) -> Weights {
-        let mut whole = Vec::new();
-        Weights::new(device, part, dtype, stage, |block, mut buffer| {
+        let mut values = Vec::new();
+        Weights::new(device, part, dtype, stage, |block, needed, mut buffer| {
             for (start, param) in block.placed() {
-                whole.resize(param.whole.dims.iter().product(), 0.0);
-                read(param, &mut whole);
-                for (first, run) in param.runs() {
-                    let to = buffer.reborrow().part(start + run.start..start + run.end);
-                    device.write(to, &whole[first..first + run.len()]);
+                for range in needed {
+                    let (from, to) = (start.max(range.start), (start + param.len()).min(range.end));
+                    if from < to {
+                        values.resize(to - from, 0.0);
+                        let runs = param.place().part(from - start..to - start);
+                        read(param, &runs, &mut values);
+                        device.write(buffer.reborrow().part(from..to), &values);
+                    }
                 }
             }
         })
     }
 
-    /// `fill` gives each block its f32 values.
+    /// `fill` gives each block its f32 values, in the ranges that are needed here.
     fn new(
         device: &Device,
         part: &Part,
         dtype: Dtype,
         stage: u8,
-        mut fill: impl FnMut(&BlockParams, ViewMut<'_>),
+        mut fill: impl FnMut(&BlockParams, &[Range<usize>], ViewMut<'_>),
     ) -> Weights {
         let blocks = part.blocks.iter().zip(&part.held).map(|(layout, held)| {
             let whole_stays = stage < 3;
             let tag =
                 if whole_stays && dtype == Dtype::F32 { Tag::Parameters } else { Tag::Buffers };
             let mut values = device.empty(1, layout.len(), Dtype::F32, tag);
-            fill(layout, values.view_mut());
+            let needed: Vec<Range<usize>> = match whole_stays {
+                true => std::iter::once(0..layout.len()).collect(),
+                false => held.iter().map(|held| held.own.clone()).collect(),
+            };
+            fill(layout, &needed, values.view_mut());
             let pieces = held.iter().map(|held| Piece::of(device, held, &values, dtype, stage));
             let pieces = pieces.collect();
             let full = whole_stays.then(|| {

@@ -150,6 +150,9 @@ pub struct Checkpoint {
     pub every: usize,
     /// How many stay; 0: all.
     pub keep: usize,
+    /// Besides, every step that is a multiple of this stays for good; 0: none.
+    #[serde(default)]
+    pub keep_every: usize,
 }
 
 impl Plan {
@@ -187,6 +190,11 @@ impl Plan {
     /// Sequences of a replica per optimizer step.
     pub fn local_batch(&self) -> usize {
         self.train.micro_batch * self.train.accumulation
+    }
+
+    /// The first sample, of a step's global batch, of a micro-batch of the replica at `data` on its axis.
+    pub fn first_sample(&self, data: usize, micro: usize) -> usize {
+        data * self.local_batch() + micro * self.train.micro_batch
     }
 
     /// Tokens of all ranks per optimizer step.

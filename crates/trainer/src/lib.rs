@@ -27,6 +27,7 @@
 //! [`run()`] is the whole loop with its evaluations, checkpoints and reports; [`Rank`] is one rank's state and
 //! its steps, for loops of one's own.
 
+mod accord;
 mod alike;
 mod alone;
 mod error;
@@ -41,13 +42,16 @@ mod peak;
 mod rank;
 mod replay;
 mod run;
+mod saver;
 mod spoken;
+mod start;
 mod stored;
 mod text;
 mod texts;
 mod trace;
 mod verify;
 
+pub use accord::{Word, agree, first_trouble};
 pub use alike::{Trait, check_alike, traits};
 pub use alone::alone;
 pub use error::Error;
@@ -56,7 +60,9 @@ pub use optimizer::Optimizer;
 pub use peak::measure_peak;
 pub use rank::{Rank, Stepped, dtype};
 pub use replay::{Outcome, Replayed, replay};
-pub use run::{Event, Finished, Run, Start, failed, run};
+pub use run::{Event, Finished, Run, failed, run};
+pub use saver::{Ended, Saved, Saver};
+pub use start::{Start, build};
 pub use stored::{Snapshot, Whole, load_weights, load_whole};
 pub use text::{Wanted, generate};
 pub use trace::Parting;

@@ -129,9 +129,9 @@ impl<'a> Rank<'a> {
         checkpoint: &Checkpoint,
     ) -> Result<Rank<'a>, Error> {
         let (part, zero) = (plan.part(group.rank()), plan.layout.zero);
-        let weights = load_weights(&device, &part, dtype(plan), zero, checkpoint.params());
+        let weights = load_weights(&device, &part, dtype(plan), zero, &checkpoint.params())?;
         let mut rank = Rank::with_weights(plan, group, device, weights)?;
-        rank.load_moments(checkpoint)?;
+        rank.load_states(checkpoint)?;
         rank.carried = checkpoint.head().carried.clone();
         Ok(rank)
     }
@@ -313,7 +313,7 @@ impl Flight {
 }
 
 fn first_sample(plan: &Plan, peers: &Peers, micro: usize) -> usize {
-    peers.coord.data * plan.local_batch() + micro * plan.train.micro_batch
+    plan.first_sample(peers.coord.data, micro)
 }
 
 pub(crate) fn pass<'p>(

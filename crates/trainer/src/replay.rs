@@ -3,8 +3,7 @@
 
 use lockstep_kernels::Device;
 
-use crate::run::build;
-use crate::{Error, Parting, Run, Stepped};
+use crate::{Error, Parting, Run, Stepped, build};
 
 /// What came of it: the same on all ranks, but for the times of a step.
 #[derive(Clone, Debug)]
@@ -30,7 +29,7 @@ pub enum Outcome {
 /// Goes from where `run` starts to the state before `step` and does the step's passes twice, then the step. `tell`
 /// hears of the steps on the way. All ranks call it.
 pub fn replay(run: &Run<'_>, step: u64, mut tell: impl FnMut(u64)) -> Result<Replayed, Error> {
-    let (mut rank, done) = build(run, Device::cpu(run.plan.train.threads))?;
+    let (mut rank, done) = build(run, Device::cpu(run.plan.train.threads), &mut |_| {})?;
     if step <= done {
         return Err(Error::Mistake(format!(
             "step {step} cannot be replayed from a state after step {done}"

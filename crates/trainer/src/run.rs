@@ -4,19 +4,22 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use lockstep_comm::{Group, Op};
+use lockstep_ckpt::Disk;
+use lockstep_comm::Group;
 use lockstep_data::Source;
 use lockstep_events::{Metrics, StepReport, TensorBoard};
 use lockstep_kernels::Device;
-use lockstep_plan::model::{Balance, Moe, Shape, flops_per_token};
+use lockstep_plan::model::flops_per_token;
 use lockstep_plan::{Ledger, Plan};
 use serde_json::Value;
 
 use crate::lookout::{Lookout, View};
 use crate::pace::{Times, median};
 use crate::rank::dtype;
-use crate::stored::load_weights;
-use crate::{Error, Rank, Slow, Stepped, alone, measure_peak};
+use crate::start::{build, position};
+use crate::{
+    Ended, Error, Rank, Saved, Saver, Slow, Start, Stepped, Word, agree, alone, measure_peak,
+};
 
 /// What happens during a run, for whoever shows it. Only rank 0 tells.
 pub enum Event<'a> {
@@ -24,7 +27,12 @@ pub enum Event<'a> {
     Step(&'a StepReport),
     /// The loss on held-out data.
     Evaluated(&'a StepReport),
-    Saved(&'a Path),
+    /// A checkpoint is there.
+    Saved(&'a Saved),
+    /// A checkpoint could not be written, for what reason on which rank. The training goes on.
+    SaveFailed { step: u64, rank: usize, what: &'a str },
+    /// A checkpoint to start from was found broken by a rank; an older one is tried.
+    PassedOver { path: &'a Path, rank: usize, what: &'a str },
     /// A rank or a link that holds the others up: told when it is first seen, and rarely again.
     Slow(&'a Slow),
 }
@@ -50,33 +58,39 @@ pub struct Finished<'a> {
     pub stopped: Option<u64>,
 }
 
-/// Where a run starts when not at random.
-pub struct Start {
-    pub checkpoint: PathBuf,
-    pub resume: bool,
-}
-
 /// Trains to the plan's last step, or until it is asked to stop.
 pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Finished<'a>, Error> {
     let Run { plan, group, source, folder, .. } = *run;
     let device = Device::cpu(plan.train.threads);
     let peak = measure_peak(&device, dtype(plan));
-    let (mut rank, done) = build(run, device)?;
-    let mut log = alone(group, || {
+    let generation = alone(group, || {
+        // Whoever trained this run before may not commit from here on.
+        let generation = lockstep_ckpt::advance(folder)?;
         lockstep_ckpt::sweep(folder)?;
-        Log::open(folder, done)
+        Ok::<_, Error>(generation)
     })?;
+    let generation = told(group, generation)?;
+    let (mut rank, done) = build(run, device, tell)?;
+    let mut log = alone(group, || Log::open(folder, done))?;
+    let mut saver = Saver::new(plan, group, folder, generation, Disk::default());
     let mut clock = Clock::new(plan, group.rank(), peak, done);
     let mut lookout = Lookout::new(plan, group)?;
 
     // Asked while it was being built: everything is as it was.
-    if asked(run)? {
+    if agree(group, Word { stop: (run.stop)(), ..Word::default() })?.stop {
         return Ok(Finished { rank, stopped: Some(done) });
     }
     for step in done + 1..=plan.train.steps as u64 {
         let stepped = match rank.step(source, step) {
-            Ok(stepped) => stepped,
-            Err(error) => return Err(keep_failed(&rank, folder, step, error)),
+            // All ranks end here: what was saved before is worth waiting for, and the state too.
+            Err(error @ Error::NotFinite { .. }) => {
+                conclude(saver.finish()?, step, plan, log.as_mut(), tell)?;
+                if let Err(trouble) = keep_failed(&rank, run, step) {
+                    tracing::warn!("the state before step {step} could not be saved: {trouble}");
+                }
+                return Err(error);
+            }
+            stepped => stepped?,
         };
         clock.add(&stepped);
         let last = step == plan.train.steps as u64;
@@ -104,95 +118,80 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Finishe
                 tell(Event::Evaluated(&report));
             }
         }
-        let stop = asked(run)?;
-        if stop || due(plan.checkpoint.every) {
-            let snapshot = rank.snapshot()?;
-            let saved = alone(group, || {
-                let snapshot = snapshot.expect("the first rank has it");
-                let path = snapshot.save(plan, folder, step)?;
-                lockstep_ckpt::prune(folder, plan.checkpoint.keep)?;
-                Ok::<_, Error>(path)
-            })?;
-            if let Some(path) = saved {
-                tell(Event::Saved(&path));
-            }
+        let word = agree(group, Word { stop: (run.stop)(), ..saver.word() })?;
+        conclude(saver.heard(word)?, step, plan, log.as_mut(), tell)?;
+        if word.stop || due(plan.checkpoint.every) {
+            let before = saver.begin(&rank, step, position(plan, source, step))?;
+            conclude(before, step, plan, log.as_mut(), tell)?;
         }
-        if stop && !last {
+        if word.stop && !last {
+            conclude(saver.finish()?, step, plan, log.as_mut(), tell)?;
             return Ok(Finished { rank, stopped: Some(step) });
         }
     }
+    conclude(saver.finish()?, plan.train.steps as u64, plan, log.as_mut(), tell)?;
     Ok(Finished { rank, stopped: None })
 }
 
-/// Whether any rank has been asked to stop.
-fn asked(run: &Run<'_>) -> Result<bool, Error> {
-    let mut asked = [i64::from((run.stop)())];
-    run.group.all_reduce(&mut asked, Op::Max)?;
-    Ok(asked[0] > 0)
-}
-
-/// The rank's state before its first step, and how many steps are done.
-pub(crate) fn build<'a>(run: &Run<'a>, device: Device) -> Result<(Rank<'a>, u64), Error> {
-    let Some(start) = &run.start else { return Ok((Rank::new(run.plan, run.group, device)?, 0)) };
-    let checkpoint = lockstep_ckpt::load(&start.checkpoint)?;
-    let here = &run.plan.model;
-    let differences = differences(&checkpoint.head().shape, here);
-    if !differences.is_empty() {
-        return Err(Error::Mistake(format!(
-            "{} holds another model than the run file describes: {}; say in [model] what is there",
-            start.checkpoint.display(),
-            differences.join(", ")
-        )));
-    }
-    if start.resume {
-        let rank = Rank::resume(run.plan, run.group, device, &checkpoint)?;
-        return Ok((rank, checkpoint.head().step));
-    }
-    let (part, zero) = (run.plan.part(run.group.rank()), run.plan.layout.zero);
-    let weights = load_weights(&device, &part, dtype(run.plan), zero, checkpoint.params());
-    Ok((Rank::with_weights(run.plan, run.group, device, weights)?, 0))
-}
-
-/// Where the model of a checkpoint is another one. How much is dropped and what routers are made to do are
-/// matters of the training, and may change.
-fn differences(there: &Shape, here: &Shape) -> Vec<String> {
-    let weights_of = |shape: &Shape| {
-        let moe = shape.moe.map(|moe| Moe {
-            capacity: None,
-            aux_loss: 0.0,
-            z_loss: 0.0,
-            balance: Balance::Sequence,
-            ..moe
-        });
-        let fields = serde_json::to_value(Shape { dropout: 0.0, moe, ..shape.clone() });
-        fields.ok().and_then(|fields| fields.as_object().cloned()).unwrap_or_default()
+/// Tells how a save ended, at the first rank.
+fn conclude(
+    ended: Option<Ended>,
+    now: u64,
+    plan: &Plan,
+    log: Option<&mut Log>,
+    tell: &mut dyn FnMut(Event<'_>),
+) -> Result<(), Error> {
+    let (Some(ended), Some(log)) = (ended, log) else { return Ok(()) };
+    let more: BTreeMap<String, Value> = match &ended {
+        Ended::Saved(saved) => [
+            ("saved_step", saved.step.into()),
+            ("save_bytes", saved.bytes.into()),
+            ("save_s", saved.time.as_secs_f64().into()),
+            ("save_stall_s", saved.stall.as_secs_f64().into()),
+        ]
+        .map(|(key, value)| (key.to_string(), value))
+        .into(),
+        Ended::Failed { step, rank, what } => [
+            ("save_failed_step", (*step).into()),
+            ("save_failed", format!("rank {rank}: {what}").into()),
+        ]
+        .map(|(key, value)| (key.to_string(), value))
+        .into(),
     };
-    let (there, here) = (weights_of(there), weights_of(here));
-    let other = |(key, value): &(&String, &Value)| here.get(*key) != Some(*value);
-    let told = |(key, value)| format!("{key} is {value} there and {} here", here[key]);
-    there.iter().filter(other).map(told).collect()
+    log.write(&StepReport { more, ..StepReport::of(now as usize, plan.train.steps) })?;
+    match &ended {
+        Ended::Saved(saved) => tell(Event::Saved(saved)),
+        Ended::Failed { step, rank, what } => {
+            tell(Event::SaveFailed { step: *step, rank: *rank, what })
+        }
+    }
+    Ok(())
+}
+
+/// A number of the first rank's, told to all.
+fn told(group: &Group, number: Option<u64>) -> Result<u64, Error> {
+    let mut number = [number.unwrap_or(0) as i64];
+    group.broadcast(&mut number, 0)?;
+    Ok(number[0] as u64)
 }
 
 /// Saves the state before a step that came out as no number, which is still what it was: so the step can be done
 /// again at once (see `replay`), and not only after all steps since the last checkpoint. It lies apart, in
-/// `RUN/failed`: nobody wants to go on from it unseen. Gives the error back.
-fn keep_failed(rank: &Rank<'_>, folder: &Path, step: u64, error: Error) -> Error {
-    if !matches!(error, Error::NotFinite { .. }) {
-        return error;
+/// `RUN/failed`: nobody wants to go on from it unseen.
+fn keep_failed(rank: &Rank<'_>, run: &Run<'_>, step: u64) -> Result<(), Error> {
+    let Run { plan, group, source, .. } = *run;
+    let failed = failed(run.folder);
+    // One is enough: that of an earlier failure goes.
+    alone(group, || {
+        let gone = if failed.exists() { std::fs::remove_dir_all(&failed) } else { Ok(()) };
+        gone.map_err(|cause| Error::Folder { path: failed.clone(), cause })
+    })?;
+    let mut saver = Saver::new(plan, group, &failed, 0, Disk::default());
+    saver.begin(rank, step - 1, position(plan, source, step - 1))?;
+    if let Some(Ended::Failed { rank, what, .. }) = saver.finish()? {
+        tracing::warn!("the state before step {step} could not be saved: rank {rank}: {what}");
     }
-    let kept = rank.snapshot().and_then(|snapshot| {
-        alone(rank.group, || {
-            let failed = failed(folder);
-            // One is enough: that of an earlier failure goes.
-            let gone = if failed.exists() { std::fs::remove_dir_all(&failed) } else { Ok(()) };
-            gone.map_err(|cause| Error::Folder { path: failed.clone(), cause })?;
-            snapshot.expect("the first rank has it").save(rank.plan, &failed, step - 1)
-        })
-    });
-    if let Err(trouble) = kept {
-        tracing::warn!("the state before step {step} could not be saved: {trouble}");
-    }
-    error
+    Ok(())
 }
 
 /// Where the state before a step that failed lies, as in a run folder of its own.

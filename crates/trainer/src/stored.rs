@@ -1,14 +1,14 @@
-//! A rank's state to and from a checkpoint.
+//! A rank's state to and from a checkpoint: a snapshot of what this rank writes, and its slices of what others
+//! wrote, on whatever layout. Does no files itself.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::ops::Range;
 
-use lockstep_ckpt::{Carried, Checkpoint, Head, Moments, Named, Tensors, params_of};
+use lockstep_ckpt::{Checkpoint, Kind, Named, Piece, Tensors, params_of};
 use lockstep_kernels::{Device, Dtype, View};
 use lockstep_model::{Store, Weights};
-use lockstep_plan::model::{Part, Shape};
+use lockstep_plan::model::{Part, Shape, Slice};
 use lockstep_plan::{Compression, Plan};
-use serde_json::Value;
 
 use crate::{Error, Rank};
 
@@ -23,9 +23,9 @@ impl Tensors for Whole {
         &self.list
     }
 
-    fn read(&self, name: &str, out: &mut [f32]) {
-        let values = self.values.get(name).unwrap_or_else(|| panic!("no tensor {name}"));
-        out.copy_from_slice(values);
+    fn read(&self, name: &str, out: &mut [f32]) -> lockstep_ckpt::Result<()> {
+        out.copy_from_slice(self.get(name));
+        Ok(())
     }
 }
 
@@ -41,112 +41,82 @@ impl Whole {
     }
 }
 
-/// What a checkpoint is made of.
+/// What a rank writes into a checkpoint, in host memory: the training may go on.
+#[derive(Default)]
 pub struct Snapshot {
-    pub params: Whole,
-    first: Whole,
-    second: Whole,
-    /// What each rank had not sent of its gradients, where they are compressed.
-    owed: Vec<Vec<f32>>,
-    carried: Carried,
-}
-
-impl Snapshot {
-    /// Writes a checkpoint into the run's folder: where.
-    pub fn save(&self, plan: &Plan, run: &Path, step: u64) -> Result<PathBuf, Error> {
-        let shape = plan.model.clone();
-        let (plan, carried) =
-            (serde_json::to_value(plan).unwrap_or(Value::Null), self.carried.clone());
-        let head = Head { step, shape, plan, carried };
-        let moments = Moments { first: &self.first, second: &self.second };
-        Ok(lockstep_ckpt::save_owing(run, &head, &self.params, Some(moments), &self.owed)?)
-    }
+    pub pieces: Vec<Piece>,
+    /// One piece after the other.
+    pub values: Vec<f32>,
 }
 
 impl Rank<'_> {
-    /// The whole state, at the first rank; the others help. All ranks call it.
-    pub fn snapshot(&self) -> Result<Option<Snapshot>, Error> {
-        let params = self.params()?;
-        let first = self.gathered(|block, unit| self.optimizer.moments(block, unit).0)?;
-        let second = self.gathered(|block, unit| self.optimizer.moments(block, unit).1)?;
-        let owed = self.owed()?;
-        Ok(params.zip(first).zip(second).map(|((params, first), second)| Snapshot {
-            params,
-            first,
-            second,
-            owed,
-            carried: self.carried.clone(),
-        }))
+    /// Copies what this rank writes into a checkpoint; into the memory of an earlier snapshot, so that only the
+    /// first one has to ask the system for it.
+    pub fn snapshot(&self, earlier: Snapshot) -> Snapshot {
+        let Snapshot { mut pieces, mut values } = earlier;
+        let written = self.model.part.written();
+        pieces.clear();
+        for kind in [Kind::Param, Kind::First, Kind::Second] {
+            pieces.extend(written.iter().map(|slice| piece(kind, slice)));
+        }
+        let owed: Vec<(Piece, &[f32])> = self.owed();
+        pieces.extend(owed.iter().map(|(piece, _)| piece.clone()));
+        values.resize(pieces.iter().map(Piece::len).sum(), 0.0);
+
+        let mut rest = &mut values[..];
+        for kind in [Kind::Param, Kind::First, Kind::Second] {
+            for slice in &written {
+                let (to, later) = rest.split_at_mut(slice.here.len());
+                let own = self.state(kind, slice.block, slice.unit);
+                self.device.read(own.part(slice.here.clone()), to);
+                rest = later;
+            }
+        }
+        for (_, owed) in owed {
+            let (to, later) = rest.split_at_mut(owed.len());
+            to.copy_from_slice(owed);
+            rest = later;
+        }
+        Snapshot { pieces, values }
     }
 
-    /// What each rank has not sent of its gradients, at the first rank.
-    fn owed(&self) -> Result<Vec<Vec<f32>>, Error> {
-        if self.plan.comm.compression == Compression::None {
-            return Ok(vec![]);
+    /// This rank's run of a unit.
+    fn state(&self, kind: Kind, block: usize, unit: usize) -> View<'_> {
+        match kind {
+            Kind::Param => self.store.weights.own(block, unit),
+            Kind::First => self.optimizer.moments(block, unit).0,
+            Kind::Second => self.optimizer.moments(block, unit).1,
+            Kind::Owed => panic!("what is owed is no state of a unit"),
         }
-        let mine = self.store.reduction.owed();
-        let mut lengths = vec![0i64; self.group.size()];
-        self.group.all_gather(&[mine.len() as i64], &mut lengths)?;
-        if self.group.rank() != 0 {
-            self.group.send(&mine, 0)?;
-            return Ok(vec![]);
+    }
+
+    /// What this rank has not sent of its gradients, tensor by tensor.
+    fn owed(&self) -> Vec<(Piece, &[f32])> {
+        let Store { reduction, gradients, .. } = &self.store;
+        let mut all = Vec::new();
+        for (block, run, values) in reduction.owed(gradients) {
+            for (start, param) in self.model.part.blocks[block].placed() {
+                let Some(common) = common(&run, start..start + param.len()) else { continue };
+                let piece = Piece {
+                    kind: Kind::Owed,
+                    named: Named { name: param.whole.name.clone(), dims: param.whole.dims.clone() },
+                    runs: param.place().part(common.start - start..common.end - start),
+                    counts: self.model.part.owes(param, self.peers.sequence),
+                };
+                all.push((piece, &values[common.start - run.start..common.end - run.start]));
+            }
         }
-        let mut all = vec![mine];
-        for (rank, len) in lengths.into_iter().enumerate().skip(1) {
-            let mut theirs = vec![0.0; len as usize];
-            self.group.receive(&mut theirs, rank)?;
-            all.push(theirs);
-        }
-        Ok(all)
+        all
     }
 
     /// All parameters, at the first rank; the others help. All ranks call it.
     pub fn params(&self) -> Result<Option<Whole>, Error> {
-        self.gathered(|block, unit| self.store.weights.own(block, unit))
-    }
-
-    /// Takes over the moments of a checkpoint, and what was not sent, if it has them.
-    pub(crate) fn load_moments(&mut self, checkpoint: &Checkpoint) -> Result<(), Error> {
-        if let Some(owed) = checkpoint.owed(self.group.rank())? {
-            let Store { reduction, gradients, .. } = &mut self.store;
-            if !reduction.owe(&self.device, &self.peers, gradients, &owed) {
-                tracing::warn!(
-                    "the checkpoint is of another layout: what its ranks had not sent of their \
-                     gradients is left out, one step's rounding or selection"
-                );
-            }
-        }
-        let Some(moments) = checkpoint.moments() else { return Ok(()) };
-        let mut values = Vec::new();
-        for (block, unit, piece) in pieces(&self.model.part) {
-            let (first, second) = self.optimizer.moments_mut(block, unit);
-            for (from, to) in [(moments.first, first), (moments.second, second)] {
-                values.resize(piece.whole_len, 0.0);
-                from.read(&piece.name, &mut values);
-                for (whole, here, len) in &piece.runs {
-                    let to = to.view_mut().part(*here..here + len);
-                    self.device.write(to, &values[*whole..whole + len]);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Tensors of which each rank has pieces, put together at the first rank.
-    fn gathered<'b>(
-        &'b self,
-        own: impl Fn(usize, usize) -> View<'b>,
-    ) -> Result<Option<Whole>, Error> {
-        // What this rank speaks for, piece after piece.
+        // What this rank speaks for, slice after slice.
         let mut mine = Vec::new();
-        for (block, unit, piece) in pieces(&self.model.part).into_iter().filter(|(.., p)| p.speaks)
-        {
-            let own = own(block, unit);
-            for (_, here, len) in &piece.runs {
-                let start = mine.len();
-                mine.resize(start + len, 0.0);
-                self.device.read(own.part(*here..here + len), &mut mine[start..]);
-            }
+        for slice in self.model.part.written() {
+            let (own, start) = (self.state(Kind::Param, slice.block, slice.unit), mine.len());
+            mine.resize(start + slice.here.len(), 0.0);
+            self.device.read(own.part(slice.here), &mut mine[start..]);
         }
         if self.group.rank() != 0 {
             self.group.send(&mine, 0)?;
@@ -156,25 +126,80 @@ impl Rank<'_> {
         let mut values: HashMap<String, Vec<f32>> =
             list.iter().map(|named| (named.name.clone(), vec![0.0; named.len()])).collect();
         for rank in 0..self.group.size() {
-            let part = self.plan.part(rank);
-            let theirs: Vec<Piece> =
-                pieces(&part).into_iter().map(|(.., piece)| piece).filter(|p| p.speaks).collect();
+            let theirs = self.plan.part(rank).written();
             if rank > 0 {
-                let len = theirs.iter().flat_map(|piece| &piece.runs).map(|(.., len)| len).sum();
-                mine.resize(len, 0.0);
+                mine.resize(theirs.iter().map(|slice| slice.here.len()).sum(), 0.0);
                 self.group.receive(&mut mine, rank)?;
             }
             let mut at = 0;
-            for piece in theirs {
+            for slice in theirs {
                 let whole =
-                    values.get_mut(&piece.name).expect("every rank has this model's tensors");
-                for (start, _, len) in piece.runs {
-                    whole[start..start + len].copy_from_slice(&mine[at..at + len]);
-                    at += len;
+                    values.get_mut(&slice.name).expect("every rank has this model's tensors");
+                for run in slice.runs.iter().flat_map(|runs| runs.ranges()) {
+                    whole[run.clone()].copy_from_slice(&mine[at..at + run.len()]);
+                    at += run.len();
                 }
             }
         }
         Ok(Some(Whole { list, values }))
+    }
+
+    /// Takes over the moments of a checkpoint, and what was not sent, if it has them.
+    pub(crate) fn load_states(&mut self, checkpoint: &Checkpoint) -> Result<(), Error> {
+        let mut values = Vec::new();
+        for kind in [Kind::First, Kind::Second] {
+            if checkpoint.tensors(kind).is_none() {
+                continue;
+            }
+            for slice in self.model.part.slices() {
+                values.resize(slice.here.len(), 0.0);
+                checkpoint.read(kind, &slice.name, &slice.runs, &mut values)?;
+                let (first, second) = self.optimizer.moments_mut(slice.block, slice.unit);
+                let to = if kind == Kind::First { first } else { second };
+                self.device.write(to.view_mut().part(slice.here), &values);
+            }
+        }
+        self.load_owed(checkpoint)
+    }
+
+    /// On the layout that wrote it each rank takes what it owed itself, to the bit. On another one the sum over
+    /// all ranks is what matters: one of them takes it.
+    fn load_owed(&mut self, checkpoint: &Checkpoint) -> Result<(), Error> {
+        if checkpoint.tensors(Kind::Owed).is_none() {
+            return Ok(());
+        }
+        let compresses = self.plan.comm.compression != Compression::None;
+        if (!compresses || self.peers.mesh.replicas() == 1) && self.group.rank() == 0 {
+            tracing::warn!(
+                "gradients are not compressed any more: what the checkpoint's ranks had not sent of them is left \
+                 out, one step's rounding or selection"
+            );
+        }
+        let before: Option<Plan> = serde_json::from_value(checkpoint.head().plan.clone()).ok();
+        let same = before.is_some_and(|before| {
+            before.layout == self.plan.layout && before.ranks == self.plan.ranks
+        });
+        let (rank, sequence, part) = (self.group.rank(), self.peers.sequence, &self.model.part);
+        let Store { reduction, gradients, .. } = &mut self.store;
+        let mut failed = None;
+        reduction.owe(&self.device, &self.peers, gradients, |block, run, to| {
+            to.fill(0.0);
+            for (start, param) in part.blocks[block].placed() {
+                let Some(common) = common(&run, start..start + param.len()) else { continue };
+                let runs = param.place().part(common.start - start..common.end - start);
+                let to = &mut to[common.start - run.start..common.end - run.start];
+                let name = &param.whole.name;
+                let read = match same {
+                    true => checkpoint.owed_by(rank, name, &runs, to).map(drop),
+                    false if part.takes_owed(param, sequence) => {
+                        checkpoint.owed_by_all(name, &runs, to)
+                    }
+                    false => Ok(()),
+                };
+                failed = failed.take().or(read.err());
+            }
+        });
+        failed.map_or(Ok(()), |error| Err(error.into()))
     }
 
     /// Whether all that hold the same parameters hold the same bits.
@@ -208,39 +233,15 @@ impl Rank<'_> {
     }
 }
 
-/// A parameter, or what a rank has of it in one unit.
-struct Piece {
-    /// The whole tensor's, with its elements.
-    name: String,
-    whole_len: usize,
-    /// Whether this rank is the one to tell it.
-    speaks: bool,
-    /// Where each run lies in the whole tensor and in this rank's run of the unit, and how long it is.
-    runs: Vec<(usize, usize, usize)>,
+fn piece(kind: Kind, slice: &Slice) -> Piece {
+    let named = Named { name: slice.name.clone(), dims: slice.dims.clone() };
+    Piece { kind, named, runs: slice.runs.clone(), counts: true }
 }
 
-/// All pieces of a rank: block, unit, piece.
-fn pieces(part: &Part) -> Vec<(usize, usize, Piece)> {
-    let mut all = Vec::new();
-    for (block, (params, units)) in part.blocks.iter().zip(&part.held).enumerate() {
-        for (unit, held) in units.iter().enumerate() {
-            for (start, param) in params.placed() {
-                let overlap = |(whole, run): (usize, std::ops::Range<usize>)| {
-                    let first = start + run.start;
-                    let here = held.within(first..start + run.end)?;
-                    Some((whole + held.own.start + here.start - first, here.start, here.len()))
-                };
-                let runs: Vec<_> = param.runs().filter_map(overlap).collect();
-                if !runs.is_empty() {
-                    let name = param.whole.name.clone();
-                    let whole_len = param.whole.dims.iter().product();
-                    let speaks = part.speaks_for(param);
-                    all.push((block, unit, Piece { name, whole_len, speaks, runs }));
-                }
-            }
-        }
-    }
-    all
+/// What two ranges have in common.
+fn common(one: &Range<usize>, other: Range<usize>) -> Option<Range<usize>> {
+    let (from, to) = (one.start.max(other.start), one.end.min(other.end));
+    (from < to).then_some(from..to)
 }
 
 /// A rank's piece of the parameters of a checkpoint or of any other list of tensors.
@@ -250,11 +251,22 @@ pub fn load_weights(
     dtype: Dtype,
     zero: u8,
     from: &dyn Tensors,
-) -> Weights {
-    Weights::load(device, part, dtype, zero, |param, out| from.read(&param.whole.name, out))
+) -> Result<Weights, Error> {
+    let mut failed = None;
+    let weights = Weights::load(device, part, dtype, zero, |param, runs, out| {
+        if failed.is_none() {
+            failed = from.read_runs(&param.whole.name, runs, out).err();
+        }
+    });
+    failed.map_or(Ok(weights), |error| Err(error.into()))
 }
 
 /// The same of a whole model, for a rank by itself.
-pub fn load_whole(device: &Device, shape: &Shape, dtype: Dtype, from: &dyn Tensors) -> Weights {
+pub fn load_whole(
+    device: &Device,
+    shape: &Shape,
+    dtype: Dtype,
+    from: &dyn Tensors,
+) -> Result<Weights, Error> {
     load_weights(device, &Part::whole(shape), dtype, 0, from)
 }

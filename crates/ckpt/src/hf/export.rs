@@ -65,24 +65,25 @@ fn theirs(shape: &Shape, dtype: Dtype) -> (Vec<Entry>, Parts) {
 }
 
 /// Puts together one Hugging Face tensor.
-fn fill(parts: &[(Named, Place)], tensors: &dyn Tensors, out: &mut [f32]) {
+fn fill(parts: &[(Named, Place)], tensors: &dyn Tensors, out: &mut [f32]) -> Result<()> {
     for (param, place) in parts {
         if !place.turned {
             let width = if place.dims.len() == 1 { 1 } else { param.dims[1] };
             let start = place.row * width;
-            tensors.read(&param.name, &mut out[start..start + param.len()]);
+            tensors.read(&param.name, &mut out[start..start + param.len()])?;
             continue;
         }
         // Column c of ours is row c of theirs, from `row` on.
         let (width, columns) = (place.dims[0], place.dims[1]);
         let mut ours = vec![0.0; param.len()];
-        tensors.read(&param.name, &mut ours);
+        tensors.read(&param.name, &mut ours)?;
         for (row, values) in ours.chunks_exact(width).enumerate() {
             for (column, value) in values.iter().enumerate() {
                 out[column * columns + place.row + row] = *value;
             }
         }
     }
+    Ok(())
 }
 
 /// Consecutive tensors, as many as fit into a file.

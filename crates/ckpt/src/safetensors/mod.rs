@@ -7,6 +7,7 @@ mod write;
 
 pub use dtype::Dtype;
 pub use read::{File, Tensor};
+pub(crate) use write::header;
 pub use write::{Entry, write};
 
 /// Where the JSON keeps what is not a tensor.

@@ -26,22 +26,21 @@ impl Entry {
 pub fn write(
     path: &Path,
     entries: &[Entry],
-    mut fill: impl FnMut(&Named, &mut [f32]),
+    mut fill: impl FnMut(&Named, &mut [f32]) -> Result<()>,
 ) -> Result<()> {
+    let failed = || Error::system("write", path);
     let file = fs::File::create_new(path).map_err(Error::system("make", path))?;
-    let written = || -> io::Result<()> {
-        let mut out = BufWriter::new(file);
-        out.write_all(&header(entries))?;
-        let mut values = Vec::new();
-        for entry in entries {
-            values.clear();
-            values.resize(entry.named.len(), 0.0);
-            fill(&entry.named, &mut values);
-            write_values(&mut out, entry.dtype, &values)?;
-        }
-        out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()
-    };
-    written().map_err(Error::system("write", path))
+    let mut out = BufWriter::new(file);
+    out.write_all(&header(entries)).map_err(failed())?;
+    let mut values = Vec::new();
+    for entry in entries {
+        values.clear();
+        values.resize(entry.named.len(), 0.0);
+        fill(&entry.named, &mut values)?;
+        write_values(&mut out, entry.dtype, &values).map_err(failed())?;
+    }
+    let file = out.into_inner().map_err(io::IntoInnerError::into_error);
+    file.and_then(|file| file.sync_all()).map_err(failed())
 }
 
 /// Elements that are converted at a time.
@@ -58,7 +57,8 @@ fn write_values(out: &mut impl Write, dtype: Dtype, values: &[f32]) -> io::Resul
     Ok(())
 }
 
-fn header(entries: &[Entry]) -> Vec<u8> {
+/// The beginning of a file that holds these, one after the other.
+pub(crate) fn header(entries: &[Entry]) -> Vec<u8> {
     // transformers refuses files that do not say for which library they were written.
     let mut json = format!(r#"{{"{METADATA}":{{"format":"pt"}}"#);
     let mut end = 0;

@@ -1,69 +1,113 @@
 //! Checkpoints that are whole, and those that are not.
 
+use crate::state::{self, KINDS, head, holds, mesh, save_by, saved, shape, value};
 use crate::support::{FIXTURES, fixture, fresh, same};
 use lockstep_ckpt::hf::Source;
 use lockstep_ckpt::{
-    Carried, Head, Moments, Slices, Tensors, find, latest, load, prune, save, sweep,
+    Disk, Error, Keep, Kind, Runs, Tensors, advance, claim, diff, find, find_step, latest, load,
+    newest, prune, save, steps, sweep,
 };
-use serde_json::json;
+use lockstep_plan::Mesh;
+use lockstep_plan::model::Part;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A run with one checkpoint for each step, of the fixture `llama`.
+const ALL: Keep = Keep { newest: 0, every: 0 };
+
+/// A run with one checkpoint for each step.
 fn run(name: &str, steps: &[u64]) -> PathBuf {
     let run = fresh(name);
-    for step in steps {
-        write(&run, *step, None);
-    }
+    steps.iter().for_each(|step| drop(saved(&run, *step)));
     run
 }
 
-fn write(run: &Path, step: u64, moments: Option<Moments>) -> PathBuf {
-    let source = Source::open(&fixture("llama")).unwrap();
-    let (shape, plan) = (source.shape().clone(), json!({"name": "test"}));
-    let head = Head { step, shape, plan, carried: Carried::default() };
-    save(run, &head, &source, moments).unwrap()
-}
-
 #[test]
-fn what_is_saved_is_loaded() {
+fn what_is_imported_is_loaded() {
     for name in FIXTURES {
         let source = Source::open(&fixture(name)).unwrap();
         let run = fresh(&format!("saved-{name}"));
-        let head = Head {
-            step: 100,
-            shape: source.shape().clone(),
-            plan: json!({"lr": 3e-4, "steps": [1, 2]}),
-            carried: Carried { left_out: 3, learner: json!({"policy_version": 7}) },
-        };
-        let dir = save(&run, &head, &source, None).unwrap();
-        assert_eq!(dir, run.join("checkpoints/step-00000100"));
+        let dir = save(&run, source.shape(), &source).unwrap();
+        assert_eq!(dir, run.join("checkpoints/step-00000000"));
+        let checkpoint = load(&dir).unwrap();
+        assert_eq!((checkpoint.head().step, &checkpoint.head().shape), (0, source.shape()));
+        same(&checkpoint.params(), &source);
+        assert!(checkpoint.tensors(Kind::First).is_none());
+        assert!(checkpoint.check(|_| {}).is_empty());
+    }
+}
+
+/// The meshes that write and read: rows, columns, replicas, shares.
+fn meshes() -> Vec<Mesh> {
+    vec![
+        Mesh::ONE,
+        Mesh { data: 3, ..Mesh::ONE },
+        Mesh { data: 4, shard: 2, ..Mesh::ONE },
+        Mesh { tensor: 4, ..Mesh::ONE },
+        Mesh { pipe: 2, ..Mesh::ONE },
+        Mesh { pipe: 2, data: 2, shard: 2, tensor: 2, ..Mesh::ONE },
+    ]
+}
+
+#[test]
+fn any_mesh_reads_what_any_mesh_wrote() {
+    for (number, writers) in meshes().into_iter().enumerate() {
+        let run = fresh(&format!("meshes-{number}"));
+        let head = head(3, 0);
+        let dir = save_by(&Disk::default(), &run, &writers, &head, ALL).unwrap();
         let checkpoint = load(&dir).unwrap();
         assert_eq!(checkpoint.head(), &head);
-        same(checkpoint.params(), &source);
-        assert!(checkpoint.moments().is_none());
+        assert_eq!(checkpoint.manifest().files.len(), writers.ranks());
+        holds(&checkpoint, 3);
+        for readers in meshes() {
+            for rank in 0..readers.ranks() {
+                let part = Part::of(&shape(), &readers, 1, readers.coord(rank));
+                for slice in part.slices() {
+                    let mut found = vec![0.0; slice.here.len()];
+                    for kind in KINDS {
+                        checkpoint.read(kind, &slice.name, &slice.runs, &mut found).unwrap();
+                        let elements = slice.runs.iter().flat_map(|runs| runs.ranges()).flatten();
+                        for (found, element) in found.iter().zip(elements) {
+                            assert_eq!(*found, value(3, kind, &slice.name, element));
+                        }
+                    }
+                }
+            }
+        }
     }
 }
 
 #[test]
-fn moments_come_back_from_memory() {
-    let source = Source::open(&fixture("llama")).unwrap();
-    // Two sets of values that differ from the weights and from each other.
-    let values = |scale: f32| -> Vec<Vec<f32>> {
-        source.list().iter().map(|n| (0..n.len()).map(|i| i as f32 * scale).collect()).collect()
-    };
-    let slices = |values: &'static [Vec<f32>]| {
-        let tensors = source.list().iter().zip(values);
-        Slices::new(tensors.map(|(n, v)| (n.name.clone(), n.dims.clone(), v.as_slice())))
-    };
-    let (first, second) = (slices(values(0.5).leak()), slices(values(-2.0).leak()));
-    let run = fresh("moments");
-    let dir = write(&run, 7, Some(Moments { first: &first, second: &second }));
-    let checkpoint = load(&dir).unwrap();
-    let moments = checkpoint.moments().unwrap();
-    same(moments.first, &first);
-    same(moments.second, &second);
-    same(checkpoint.params(), &source);
+fn what_is_owed_adds_up() {
+    let run = fresh("owed");
+    let disk = Disk::default();
+    let folder = lockstep_ckpt::begin(&disk, &run, 1, 0).unwrap();
+    // Two writers owe parts of one tensor, the second of them twice the first; what a third has is the
+    // first's once more.
+    let named = lockstep_ckpt::params_of(&shape()).remove(0);
+    let mut parts = Vec::new();
+    for (writer, counts) in [true, true, false].into_iter().enumerate() {
+        let mut pieces = if writer == 0 { state::pieces(&Mesh::ONE, 0) } else { vec![] };
+        let runs = vec![Runs::one(0..named.len())];
+        pieces.push(lockstep_ckpt::Piece { kind: Kind::Owed, named: named.clone(), runs, counts });
+        let written =
+            lockstep_ckpt::write_pieces(&disk, &folder, writer, &pieces, 1000, |number| {
+                let owed = number + 1 == pieces.len();
+                let value = |at: usize| if owed { (writer + 1) as f32 * at as f32 } else { 0.5 };
+                Ok((0..pieces[number].len()).map(value).collect::<Vec<f32>>().into())
+            });
+        parts.push(written.unwrap());
+    }
+    let manifest = lockstep_ckpt::Manifest::of(head(1, 0), 1000, parts);
+    let checkpoint = load(&lockstep_ckpt::commit(&disk, &run, &manifest).unwrap()).unwrap();
+    let runs = [Runs::one(3..5), Runs { start: 8, len: 1, stride: 3, count: 2 }];
+    let mut out = [0.0; 4];
+    checkpoint.owed_by_all(&named.name, &runs, &mut out).unwrap();
+    assert_eq!(out, [9.0, 12.0, 24.0, 33.0]);
+    assert!(checkpoint.owed_by(1, &named.name, &runs, &mut out).unwrap());
+    assert_eq!(out, [6.0, 8.0, 16.0, 22.0]);
+    assert!(checkpoint.owed_by(2, &named.name, &runs, &mut out).unwrap());
+    assert!(!checkpoint.owed_by(7, &named.name, &runs, &mut out).unwrap());
+    assert!(!checkpoint.owed_by(1, "embed.positions", &runs, &mut out).unwrap());
 }
 
 #[test]
@@ -71,26 +115,28 @@ fn the_newest_whole_checkpoint_is_found() {
     let run = run("newest", &[5, 100, 20]);
     let checkpoints = run.join("checkpoints");
     let newest = checkpoints.join("step-00000100");
+    assert_eq!(steps(&run), [100, 20, 5]);
     assert_eq!(latest(&run).unwrap(), Some(newest.clone()));
     assert_eq!(find(&run).unwrap(), newest);
-    assert_eq!(
-        find(&checkpoints.join("step-00000005")).unwrap(),
-        checkpoints.join("step-00000005")
-    );
+    let fifth = checkpoints.join("step-00000005");
+    assert_eq!(find(&fifth).unwrap(), fifth);
+    assert_eq!(find_step(&run, 5).unwrap(), fifth);
+    let error = find_step(&run, 6).unwrap_err().to_string();
+    assert!(error.contains("no checkpoint of step 6; there are 100, 20, 5"), "{error}");
 
     // What a killed save leaves, and what else may lie there.
-    fs::create_dir(checkpoints.join(".step-00000200.partial")).unwrap();
-    fs::copy(
-        newest.join("checkpoint.json"),
-        checkpoints.join(".step-00000200.partial/checkpoint.json"),
-    )
-    .unwrap();
+    let killed = checkpoints.join(".step-00000200.g1.partial");
+    fs::create_dir(&killed).unwrap();
+    fs::copy(newest.join("manifest.json"), killed.join("manifest.json")).unwrap();
     fs::create_dir(checkpoints.join("step-notes")).unwrap();
     assert_eq!(latest(&run).unwrap(), Some(newest.clone()));
 
     // A copy that was broken off.
-    fs::remove_file(newest.join("model.safetensors")).unwrap();
+    fs::remove_file(newest.join("rank-00002.safetensors")).unwrap();
     assert_eq!(latest(&run).unwrap(), Some(checkpoints.join("step-00000020")));
+    // Trained again, the step is saved again.
+    holds(&load(&saved(&run, 100)).unwrap(), 100);
+    assert_eq!(latest(&run).unwrap(), Some(newest));
 }
 
 #[test]
@@ -98,9 +144,10 @@ fn sweeping_removes_what_was_left_and_nothing_else() {
     let run = run("swept", &[5, 100]);
     let checkpoints = run.join("checkpoints");
     // A save that was killed, a prune that was killed, and what a user may have put there.
-    for name in [".step-00000200.partial", "step-00000003.removed", "step-notes", "old.removed"] {
+    for name in [".step-00000200.g3.partial", "step-00000003.removed", "step-notes", "old.removed"]
+    {
         fs::create_dir(checkpoints.join(name)).unwrap();
-        fs::write(checkpoints.join(name).join("checkpoint.json"), "{}").unwrap();
+        fs::write(checkpoints.join(name).join("manifest.json"), "{}").unwrap();
     }
     sweep(&run).unwrap();
     assert_eq!(
@@ -111,12 +158,21 @@ fn sweeping_removes_what_was_left_and_nothing_else() {
 }
 
 #[test]
-fn pruning_keeps_the_newest_and_leaves_nothing() {
-    let run = run("pruned", &[5, 100, 20, 7]);
-    prune(&run, 0).unwrap();
-    assert_eq!(names(&run.join("checkpoints")).len(), 4, "0 keeps all");
-    prune(&run, 2).unwrap();
-    assert_eq!(names(&run.join("checkpoints")), ["step-00000020", "step-00000100"]);
+fn pruning_keeps_the_newest_and_every_nth() {
+    for (newest, every, left) in [
+        (0, 0, &[5, 7, 10, 20, 100][..]),
+        (2, 0, &[20, 100]),
+        (1, 10, &[10, 20, 100]),
+        (1, 5, &[5, 10, 20, 100]),
+        (9, 0, &[5, 7, 10, 20, 100]),
+    ] {
+        let run = run("pruned", &[5, 100, 20, 7, 10]);
+        prune(&Disk::default(), &run, Keep { newest, every }).unwrap();
+        let mut found = steps(&run);
+        found.reverse();
+        assert_eq!(found, left, "{newest} and every {every}");
+        assert_eq!(names(&run.join("checkpoints")).len(), left.len(), "nothing else is left");
+    }
 }
 
 /// What lies in a folder, in order.
@@ -134,73 +190,78 @@ fn no_checkpoint_is_told_apart_from_broken_ones() {
     let error = find(&fresh("never")).unwrap_err().to_string();
     assert!(error.contains("name a run folder or one of its checkpoints"), "{error}");
     for step in 1..=2 {
-        fs::remove_file(run.join(format!("checkpoints/step-0000000{step}/checkpoint.json")))
-            .unwrap();
+        fs::remove_file(run.join(format!("checkpoints/step-0000000{step}/manifest.json"))).unwrap();
     }
     let error = latest(&run).unwrap_err().to_string();
     assert!(error.contains("step-00000002"), "{error}");
 }
 
 #[test]
-fn every_part_that_is_damaged_is_noticed() {
+fn an_import_is_not_done_twice_and_a_failed_one_leaves_nothing() {
     let source = Source::open(&fixture("llama")).unwrap();
-    for file in ["model.safetensors", "optimizer.safetensors", "checkpoint.json"] {
-        let run = fresh("damaged");
-        let dir = write(&run, 1, Some(Moments { first: &source, second: &source }));
-        let path = dir.join(file);
-        let whole = fs::read(&path).unwrap();
-        for length in [0, 1, 9, whole.len() / 2, whole.len() - 1] {
-            fs::write(&path, &whole[..length]).unwrap();
-            let error =
-                load(&dir).err().unwrap_or_else(|| panic!("{file} of {length} bytes was taken"));
-            assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
-        }
-        fs::write(&path, &whole).unwrap();
-        assert!(load(&dir).is_ok());
-        fs::remove_file(&path).unwrap();
-        assert!(load(&dir).is_err());
-    }
-}
-
-#[test]
-fn other_versions_and_other_models_are_refused() {
-    let run = run("versions", &[1]);
-    let path = run.join("checkpoints/step-00000001/checkpoint.json");
-    let text = fs::read_to_string(&path).unwrap();
-    for (from, to, says) in [
-        ("\"version\": 1", "\"version\": 2", "version 2, this program reads version 1"),
-        ("lockstep-checkpoint", "other", "does not say that it is a lockstep-checkpoint"),
-        ("\"layers\": 2", "\"layers\": 3", "layers.2.norm1.gain [32] is missing"),
-    ] {
-        assert!(text.contains(from), "{text}");
-        fs::write(&path, text.replace(from, to)).unwrap();
-        let error = load(path.parent().unwrap()).err().expect("refused").to_string();
-        assert!(error.contains(says), "{error}");
-    }
-}
-
-#[test]
-fn a_step_is_not_saved_twice_and_a_failed_save_leaves_nothing() {
-    let run = run("twice", &[1]);
-    let source = Source::open(&fixture("llama")).unwrap();
-    let (shape, plan) = (source.shape().clone(), json!(null));
-    let head = Head { step: 1, shape, plan, carried: Carried::default() };
-    let error = save(&run, &head, &source, None).unwrap_err().to_string();
-    assert!(error.contains("is there already"), "{error}");
-
+    let run = fresh("twice");
     // The reader of one tensor fails in the middle.
     struct Failing<'a>(&'a Source);
     impl Tensors for Failing<'_> {
         fn list(&self) -> &[lockstep_ckpt::Named] {
             self.0.list()
         }
-        fn read(&self, name: &str, out: &mut [f32]) {
+        fn read(&self, name: &str, out: &mut [f32]) -> lockstep_ckpt::Result<()> {
             assert!(name != "layers.1.norm1.gain", "struck down");
             self.0.read(name, out)
         }
     }
-    let head = Head { step: 2, ..head };
-    let save = || save(&run, &head, &Failing(&source), None);
-    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(save)).is_err());
-    assert_eq!(names(&run.join("checkpoints")), ["step-00000001"]);
+    let failing = || save(&run, source.shape(), &Failing(&source));
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(failing)).is_err());
+    assert!(names(&run.join("checkpoints")).is_empty());
+
+    save(&run, source.shape(), &source).unwrap();
+    let error = save(&run, source.shape(), &source).unwrap_err().to_string();
+    assert!(error.contains("is there already"), "{error}");
+}
+
+/// A rank that was given up comes back: it has nothing to say any more.
+#[test]
+fn an_older_generation_cannot_commit() {
+    let run = fresh("fenced");
+    assert_eq!(newest(&run).unwrap(), 0);
+    assert_eq!((advance(&run).unwrap(), newest(&run).unwrap()), (1, 1));
+    let save =
+        |step, generation| save_by(&Disk::default(), &run, &mesh(), &head(step, generation), ALL);
+    save(1, 1).unwrap();
+    claim(&run, 4).unwrap();
+    claim(&run, 4).unwrap();
+    let error = save(2, 1).unwrap_err();
+    assert!(matches!(error, Error::Fenced { generation: 1, newest: 4, .. }), "{error}");
+    assert!(error.to_string().contains("generation 4 trains this run now"), "{error}");
+    assert_eq!(steps(&run), [1]);
+    assert!(matches!(claim(&run, 3), Err(Error::Fenced { .. })));
+    save(2, 4).unwrap();
+    assert_eq!(steps(&run), [2, 1]);
+    assert_eq!(advance(&run).unwrap(), 5);
+
+    fs::write(run.join("generation"), "many").unwrap();
+    let error = advance(&run).unwrap_err().to_string();
+    assert!(error.contains("no number"), "{error}");
+}
+
+#[test]
+fn differences_are_found_across_layouts() {
+    let (one, other) = (fresh("diff-one"), fresh("diff-other"));
+    let disk = Disk::default();
+    let a = save_by(&disk, &one, &Mesh::ONE, &head(1, 0), ALL).unwrap();
+    let b = save_by(&disk, &other, &mesh(), &head(1, 0), ALL).unwrap();
+    let (a, b) = (load(&a).unwrap(), load(&b).unwrap());
+    assert_eq!(diff(&a, &b).count(), 0, "another layout, the same numbers");
+    let c = load(&save_by(&disk, &other, &mesh(), &head(2, 0), ALL).unwrap()).unwrap();
+    let apart: Vec<_> = diff(&a, &c).map(Result::unwrap).collect();
+    assert_eq!(apart.len(), 3 * lockstep_ckpt::params_of(&shape()).len());
+    let first = &apart[0];
+    let name = first.name.as_str();
+    assert_eq!(first.first, (0, value(1, first.kind, name, 0), value(2, first.kind, name, 0)));
+    let far = (0..first.of).map(|at| {
+        (f64::from(value(1, first.kind, name, at)) - f64::from(value(2, first.kind, name, at)))
+            .abs()
+    });
+    assert_eq!(first.max_abs, Some(far.fold(0.0, f64::max)));
 }

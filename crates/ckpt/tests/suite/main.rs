@@ -2,7 +2,10 @@
 //! an online learner.
 
 mod checkpoints;
+mod crashes;
 mod exports;
+mod flips;
 mod imports;
 mod rollouts;
+mod state;
 mod support;

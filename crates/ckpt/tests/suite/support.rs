@@ -22,7 +22,7 @@ pub fn fresh(name: &str) -> PathBuf {
 pub fn read(tensors: &dyn Tensors, name: &str) -> Vec<f32> {
     let named = tensors.list().iter().find(|named| named.name == name);
     let mut out = vec![0.0; named.unwrap_or_else(|| panic!("no {name}")).len()];
-    tensors.read(name, &mut out);
+    tensors.read(name, &mut out).expect("it can be read");
     out
 }
 
@@ -72,7 +72,10 @@ pub fn folder(
         dtype,
     };
     let entries: Vec<Entry> = weights.iter().map(entry).collect();
-    let fill = |named: &Named, out: &mut [f32]| out.copy_from_slice(&weights[&named.name].1);
+    let fill = |named: &Named, out: &mut [f32]| {
+        out.copy_from_slice(&weights[&named.name].1);
+        Ok(())
+    };
     write(&dir.join("model.safetensors"), &entries, fill).expect("written");
 
     let text = fs::read(fixture(like).join("config.json")).expect("the fixture");

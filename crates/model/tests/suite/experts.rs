@@ -7,7 +7,7 @@ use lockstep_comm::{World, on_threads};
 use lockstep_kernels::{Device, Dtype};
 use lockstep_model::{Batch, Kept, Model, Pass, Peers, Recompute, Store, WeightGradients, Weights};
 use lockstep_parallel::{Gradients, Reduction};
-use lockstep_plan::model::{Balance, Family, Moe, Param, Part, Shape};
+use lockstep_plan::model::{Balance, Family, Moe, Param, Part, Runs, Shape};
 use lockstep_plan::{Compression, Mesh, Recompute::Full, Recompute::Selective};
 
 const SEQ: usize = 12;
@@ -76,6 +76,16 @@ struct Found {
     pieces: Vec<(Param, Vec<f32>)>,
 }
 
+/// Has what is needed of a tensor taken out of all of it.
+fn out_of_whole(fill: impl Fn(&Param, &mut [f32])) -> impl FnMut(&Param, &[Runs], &mut [f32]) {
+    move |param, runs, out| {
+        let mut whole = vec![0.0; param.whole.dims.iter().product()];
+        fill(param, &mut whole);
+        let elements = runs.iter().flat_map(|runs| runs.ranges()).flatten();
+        out.iter_mut().zip(elements).for_each(|(out, element)| *out = whole[element]);
+    }
+}
+
 /// Large enough that every path has something to say, and a function of the whole tensor alone.
 fn fill(param: &Param, values: &mut [f32]) {
     let (number, gain) = (param.whole.number, param.dims.len() == 1);
@@ -102,10 +112,16 @@ fn step(
     let peers = Peers::new(&world, &mesh, sequence).unwrap();
     let part = Part::of(shape, &mesh, 1, peers.coord);
     let model = Model::new(&part);
-    let weights = Weights::load(&device, &part, dtype, zero, |param, values| {
-        fill(param, values);
-        moved(param, values);
-    });
+    let weights = Weights::load(
+        &device,
+        &part,
+        dtype,
+        zero,
+        out_of_whole(|param, values| {
+            fill(param, values);
+            moved(param, values);
+        }),
+    );
     let gradients = Gradients::new(&part, zero, 0);
     let mut store =
         Store::new(weights, gradients, Reduction::new(false, Compression::None), micros);
@@ -287,7 +303,7 @@ fn stages_add_up() {
     let (device, peers) = (Device::cpu(1), Peers::alone());
     let part = Part::of(&shape, &Mesh::ONE, 2, peers.coord);
     let model = Model::new(&part);
-    let weights = Weights::load(&device, &part, Dtype::F32, 0, fill);
+    let weights = Weights::load(&device, &part, Dtype::F32, 0, out_of_whole(fill));
     let gradients = Gradients::new(&part, 0, 0);
     let mut store = Store::new(weights, gradients, Reduction::new(false, Compression::None), 1);
     let How { recompute, dtype, when, .. } = ALONE;

@@ -9,6 +9,8 @@ pub struct Checkpoint {
     pub every: Option<usize>,
     /// How many stay; 0: all.
     pub keep: Option<usize>,
+    /// Besides, every step that is a multiple of this stays for good; 0: none.
+    pub keep_every: Option<usize>,
 }
 
 impl Checkpoint {
@@ -16,6 +18,7 @@ impl Checkpoint {
         Checkpoint {
             every: reader.count("checkpoint.every"),
             keep: reader.count("checkpoint.keep"),
+            keep_every: reader.count("checkpoint.keep_every"),
         }
     }
 }

@@ -3,10 +3,12 @@
 mod count;
 mod params;
 mod part;
+mod slices;
 
 pub use count::{Flops, flops_per_token, loss_chunk};
 pub use params::{BlockParams, Init, Param, Split, Whole};
 pub use part::{Held, Part, Unit};
+pub use slices::{Runs, Slice, overlaps};
 
 use serde::{Deserialize, Serialize};
 

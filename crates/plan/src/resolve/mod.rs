@@ -61,7 +61,7 @@ impl Plan {
         let name = rest::name(&mut findings);
         let precision = rest::precision(config);
         let comm = rest::comm(&mut findings);
-        let checkpoint = rest::checkpoint(config);
+        let checkpoint = rest::checkpoint(&mut findings);
         let (Some(model), true) = (model, findings.is_empty()) else { return Err(findings.all()) };
         let mut plan = Plan {
             name,

@@ -51,7 +51,20 @@ fn check_fraction(findings: &mut Findings, compression: Compression) {
     }
 }
 
-pub(super) fn checkpoint(config: &Config) -> Checkpoint {
-    let typed = &config.checkpoint;
-    Checkpoint { every: typed.every.unwrap_or(0), keep: typed.keep.unwrap_or(3) }
+pub(super) fn checkpoint(findings: &mut Findings) -> Checkpoint {
+    let typed = &findings.config.checkpoint;
+    let every = typed.every.unwrap_or(0);
+    let keep_every = typed.keep_every.unwrap_or(0);
+    if keep_every > 0 && every > 0 && !keep_every.is_multiple_of(every) {
+        let what = format!(
+            "keep_every={keep_every} is no multiple of every={every}: other steps are not saved"
+        );
+        let near = (keep_every / every).max(1) * every;
+        findings.add(
+            &["checkpoint.keep_every", "checkpoint.every"],
+            what,
+            format!("try {near} or {}", near + every),
+        );
+    }
+    Checkpoint { every, keep: typed.keep.unwrap_or(3), keep_every }
 }

@@ -13,5 +13,6 @@ mod refit;
 mod schedule_lists;
 mod schedule_text;
 mod schedule_times;
+mod slices;
 mod traffic;
 mod typed;

@@ -22,7 +22,7 @@ fn of_typing() {
         ("[train]\nbatch_size = 3", "train.batch_size (line 2): no such key; did you mean train.global_batch?"),
         ("[train]\nlayers = 3", "train.layers (line 2): no such key; did you mean model.layers?"),
         ("[train]\naccumulation = 3", "train.accumulation (line 2): no such key; it follows from global_batch = micro_batch × accumulation × data"),
-        ("[checkpoint]\nfolder = \"x\"", "checkpoint.folder (line 2): no such key; there are every, keep"),
+        ("[checkpoint]\nfolder = \"x\"", "checkpoint.folder (line 2): no such key; there are every, keep, keep_every"),
         ("[model.rope_scaling]\nfactr = 2", "model.rope_scaling.factr (line 2): no such key; did you mean model.rope_scaling.factor?"),
         ("\n[trian]\nlr = 1\nsteps = 2", "trian (line 3): no such section; did you mean [train]?"),
         ("[mesh]", "mesh (line 1): no such section; there are checkpoint, comm, data, layout, model, model.rope_scaling, precision, train"),

@@ -41,7 +41,7 @@ impl Case {
 
     fn weights(&self, dtype: Dtype) -> Weights {
         let source = hf::Source::open(&self.folder).unwrap();
-        load_whole(&self.device, &self.shape, dtype, &source)
+        load_whole(&self.device, &self.shape, dtype, &source).unwrap()
     }
 
     fn store(&self, part: &Part) -> Store {
@@ -137,7 +137,7 @@ fn every_gradient_is_pytorchs() {
             for (start, param) in params.placed() {
                 let (global, len) = (&param.whole.name, param.len());
                 let mut expected = vec![0.0; len];
-                theirs.read(global, &mut expected);
+                theirs.read(global, &mut expected).unwrap();
                 let ours = gradient.part(start..start + len).host::<f32>();
                 // In exact arithmetic the gradient of a key's bias is zero: what both have is rounding.
                 if global.ends_with("attention.k.bias") {

@@ -1,0 +1,299 @@
+//! A crash after every write, sync and rename of a save, in every way in which a disk may have kept or lost what
+//! was not synced: what is found then is the old checkpoint or the new one, whole.
+
+use crate::state::{Kept, head, holds, save_by, saved, wrong_with};
+use crate::support::fresh;
+use lockstep_ckpt::{Disk, Keep, load, steps, sweep};
+use lockstep_plan::Mesh;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+/// Files and folders as a disk has them: as they are now, and as they were last synced.
+#[derive(Clone, Default)]
+struct Model {
+    nodes: Vec<Node>,
+}
+
+#[derive(Clone)]
+enum Node {
+    File { now: Vec<u8>, safe: Vec<u8> },
+    Folder { now: Names, safe: Names },
+}
+
+type Names = BTreeMap<String, usize>;
+
+/// What a power cut leaves of data that was written and not synced.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Data {
+    Kept,
+    Lost,
+    /// The first half of it.
+    Torn,
+    /// The length without the bytes.
+    Zeros,
+    /// Any of these, file by file.
+    Any(u64),
+}
+
+/// And of names that were made, changed or removed and not synced.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum NamesLeft {
+    Kept,
+    Lost,
+    /// Either, folder by folder.
+    Any(u64),
+}
+
+impl Model {
+    /// What lies in a folder, all of it synced.
+    fn of(folder: &Path) -> Model {
+        let mut model = Model::default();
+        model.take(folder);
+        model
+    }
+
+    fn take(&mut self, path: &Path) -> usize {
+        let number = self.nodes.len();
+        if path.is_file() {
+            let bytes = fs::read(path).unwrap();
+            self.nodes.push(Node::File { now: bytes.clone(), safe: bytes });
+            return number;
+        }
+        self.nodes.push(Node::Folder { now: Names::new(), safe: Names::new() });
+        let mut names = Names::new();
+        for entry in fs::read_dir(path).unwrap().flatten() {
+            names.insert(entry.file_name().into_string().unwrap(), self.take(&entry.path()));
+        }
+        self.nodes[number] = Node::Folder { now: names.clone(), safe: names };
+        number
+    }
+
+    fn names(&mut self, folder: usize) -> &mut Names {
+        match &mut self.nodes[folder] {
+            Node::Folder { now, .. } => now,
+            Node::File { .. } => panic!("a file is no folder"),
+        }
+    }
+
+    /// A path below the root, as it is now.
+    fn find(&mut self, path: &Path) -> usize {
+        path.iter().fold(0, |folder, name| self.names(folder)[name.to_str().unwrap()])
+    }
+
+    fn parent(&mut self, path: &Path) -> (usize, String) {
+        let name = path.file_name().unwrap().to_str().unwrap().to_string();
+        (self.find(path.parent().unwrap()), name)
+    }
+
+    fn add(&mut self, path: &Path, node: Node) {
+        let (parent, name) = self.parent(path);
+        let number = self.nodes.len();
+        self.nodes.push(node);
+        self.names(parent).insert(name, number);
+    }
+
+    fn apply(&mut self, root: &Path, act: &Kept) {
+        let below = |path: &PathBuf| path.strip_prefix(root).unwrap().to_path_buf();
+        match act {
+            Kept::MakeFolder(path) => {
+                let path = below(path);
+                let (parent, name) = self.parent(&path);
+                if !self.names(parent).contains_key(&name) {
+                    self.add(&path, Node::Folder { now: Names::new(), safe: Names::new() });
+                }
+            }
+            Kept::Create(path) => self.add(&below(path), Node::File { now: vec![], safe: vec![] }),
+            Kept::Write(path, bytes) => {
+                let number = self.find(&below(path));
+                let Node::File { now, .. } = &mut self.nodes[number] else { panic!("no file") };
+                now.extend(bytes);
+            }
+            Kept::SyncFile(path) => {
+                let number = self.find(&below(path));
+                let Node::File { now, safe } = &mut self.nodes[number] else { panic!("no file") };
+                safe.clone_from(now);
+            }
+            Kept::SyncFolder(path) => {
+                let number = self.find(&below(path));
+                let Node::Folder { now, safe } = &mut self.nodes[number] else { panic!("a file") };
+                safe.clone_from(now);
+            }
+            Kept::Rename(from, to) => {
+                let (parent, name) = self.parent(&below(from));
+                let moved = self.names(parent).remove(&name).unwrap();
+                let (parent, name) = self.parent(&below(to));
+                assert!(self.names(parent).insert(name, moved).is_none(), "nothing is overwritten");
+            }
+            Kept::Remove(path) => {
+                let (parent, name) = self.parent(&below(path));
+                // What is in it goes first, and may be gone on the disk while the name is still there.
+                if let Some(folder) = self.names(parent).remove(&name) {
+                    self.names(folder).clear();
+                }
+            }
+        }
+    }
+
+    /// What is there after a power cut.
+    fn leave(&self, node: usize, path: &Path, data: Data, names: NamesLeft) {
+        match &self.nodes[node] {
+            Node::File { now, safe } => fs::write(path, left(node, now, safe, data)).unwrap(),
+            Node::Folder { now, safe } => {
+                fs::create_dir_all(path).unwrap();
+                let kept = match names {
+                    NamesLeft::Kept => true,
+                    NamesLeft::Lost => false,
+                    NamesLeft::Any(seed) => dice(seed, node).is_multiple_of(2),
+                };
+                for (name, node) in if kept { now } else { safe } {
+                    self.leave(*node, &path.join(name), data, names);
+                }
+            }
+        }
+    }
+}
+
+fn left(node: usize, now: &[u8], safe: &[u8], data: Data) -> Vec<u8> {
+    let new = &now[safe.len()..];
+    match data {
+        Data::Kept => now.to_vec(),
+        Data::Lost => safe.to_vec(),
+        Data::Torn => now[..safe.len() + new.len() / 2].to_vec(),
+        Data::Zeros => [safe, &vec![0; new.len()]].concat(),
+        Data::Any(seed) => {
+            let all = [Data::Kept, Data::Lost, Data::Torn, Data::Zeros];
+            left(node, now, safe, all[dice(seed, node) as usize % 4])
+        }
+    }
+}
+
+fn dice(seed: u64, node: usize) -> u64 {
+    let mixed = (seed ^ (node as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+        .wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed >> 32
+}
+
+/// Two writers, each with half of everything.
+const TWO: Mesh = Mesh { data: 2, ..Mesh::ONE };
+
+/// All acts of a save.
+fn acts(run: &Path, step: u64, keep: Keep) -> Vec<Kept> {
+    let acts = Arc::new(Mutex::new(Vec::new()));
+    let record = acts.clone();
+    let disk = Disk::watched(move |act| {
+        record.lock().unwrap().push(Kept::from(act));
+        Ok(())
+    });
+    save_by(&disk, run, &TWO, &head(step, 0), keep).unwrap();
+    let acts = acts.lock().unwrap();
+    acts.clone()
+}
+
+/// Holds every state that a crash in the acts may leave to: the newest checkpoint is whole and one of `either`, and
+/// so is every other under a final name; a save works afterwards.
+fn survives(name: &str, before: &Model, run: &Path, acts: &[Kept], either: [u64; 2]) -> usize {
+    let mut model = before.clone();
+    let (mut states, mut seen) = (0, [0; 2]);
+    for done in 0..=acts.len() {
+        if done > 0 {
+            model.apply(run, &acts[done - 1]);
+        }
+        let mut ways: Vec<(Data, NamesLeft)> = Vec::new();
+        for data in [Data::Kept, Data::Lost, Data::Torn, Data::Zeros] {
+            ways.extend([NamesLeft::Kept, NamesLeft::Lost].map(|names| (data, names)));
+        }
+        let random = |seed: u64| (Data::Any(seed), NamesLeft::Any(seed ^ 0x5555));
+        ways.extend((0..8).map(|roll| random((done * 100 + roll) as u64)));
+        for (data, names) in ways {
+            let place = fresh(name);
+            model.leave(0, &place, data, names);
+            let what = format!("after act {done} of {}, {data:?} {names:?}", acts.len());
+            let found = steps(&place);
+            let newest = *found.first().unwrap_or_else(|| panic!("{what}: nothing is left"));
+            let which = either.iter().position(|step| *step == newest);
+            seen[which.unwrap_or_else(|| panic!("{what}: found {found:?}"))] += 1;
+            for step in found {
+                let dir = lockstep_ckpt::folder(&place, step);
+                let wrong = wrong_with(&dir);
+                assert!(wrong.is_empty(), "{what}: {wrong:?}");
+                holds(&load(&dir).unwrap(), step);
+            }
+            states += 1;
+        }
+        // A save works afterwards, on whatever the last of these left. Now and then: it waits for a real disk.
+        if done % 16 == 0 || done + 8 > acts.len() {
+            sweep(&place_of(name)).unwrap();
+            holds(&load(&saved(&place_of(name), 9)).unwrap(), 9);
+        }
+    }
+    assert!(seen.iter().all(|seen| *seen > 0), "both are met: {seen:?}");
+    states
+}
+
+/// Where the last state was put.
+fn place_of(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
+}
+
+#[test]
+fn a_crash_at_any_point_leaves_the_old_or_the_new() {
+    let run = fresh("crash-first");
+    saved(&run, 1);
+    let before = Model::of(&run);
+    let acts = acts(&run, 2, Keep { newest: 1, every: 0 });
+    for kind in ["Create", "Write", "SyncFile", "SyncFolder", "Rename", "Remove"] {
+        assert!(
+            acts.iter().any(|act| format!("{act:?}").starts_with(kind)),
+            "{kind}: {}",
+            acts.len()
+        );
+    }
+    let states = survives("crashed-first", &before, &run, &acts, [1, 2]);
+    println!("{} acts, {states} states", acts.len());
+}
+
+/// A step that was saved before, found broken and trained again.
+#[test]
+fn a_crash_while_a_broken_one_is_replaced_leaves_the_older_or_the_new() {
+    let run = fresh("crash-replaced");
+    saved(&run, 1);
+    saved(&run, 2);
+    let before = Model::of(&run);
+    let acts = acts(&run, 2, Keep { newest: 0, every: 0 });
+    // What was there is whole here, so finding it is no mistake either.
+    survives("crashed-replaced", &before, &run, &acts, [1, 2]);
+}
+
+/// Whoever is refused an act, by a full disk or another error, fails; what was there stands.
+#[test]
+fn an_error_at_any_point_leaves_what_was_there() {
+    let run = fresh("refused-counted");
+    saved(&run, 1);
+    let all = acts(&run, 2, Keep { newest: 0, every: 0 }).len();
+    // Some of the many writes, and all that comes after them. Each round waits for a real disk.
+    for refused in (0..all).filter(|act| act % 9 == 0 || act + 10 > all) {
+        let run = fresh("refused");
+        saved(&run, 1);
+        let count = Arc::new(Mutex::new(0));
+        let disk = Disk::watched(move |_| {
+            let mut count = count.lock().unwrap();
+            *count += 1;
+            match *count == refused + 1 {
+                true => Err(std::io::Error::from(std::io::ErrorKind::StorageFull)),
+                false => Ok(()),
+            }
+        });
+        let error = save_by(&disk, &run, &TWO, &head(2, 0), Keep { newest: 0, every: 0 });
+        let error = error.expect_err("an act was refused");
+        assert!(error.to_string().contains("no storage space"), "{error}");
+        lockstep_ckpt::abandon(&Disk::default(), &run, 2, 0);
+        // The rename was done when only the sync after it failed: then the new one is there, and whole.
+        for step in steps(&run) {
+            holds(&load(&lockstep_ckpt::folder(&run, step)).unwrap(), step);
+        }
+        assert!(steps(&run).contains(&1), "act {refused}");
+        assert_eq!(refused + 1 < all, !steps(&run).contains(&2), "act {refused} of {all}");
+    }
+}

@@ -1,0 +1,304 @@
+//! Checkpoints beside the training. A rank copies what it writes and goes on; a thread of its own writes the
+//! files; after each step all ranks say how far they are (`accord.rs`), and when all have written, the first one's
+//! thread commits. What fails, fails that save alone, on all ranks. Never exchanges anything from a thread.
+//!
+//! ```text
+//! step 100   snapshot        ─ the stall
+//! step 101   writing …       each rank: its file, synced
+//! step 102   all have written: their parts of the manifest go to rank 0
+//! step 103   committing …    rank 0: manifest, rename, sync; old checkpoints go
+//! step 104   saved
+//! ```
+
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use lockstep_ckpt::{CHUNK, Disk, Head, Keep, Manifest, Position, Written};
+use lockstep_comm::Group;
+use lockstep_plan::Plan;
+use serde_json::Value;
+
+use crate::accord::{Word, agree, first_trouble};
+use crate::{Error, Rank, Snapshot};
+
+/// A rank's part in the checkpoints of a run.
+pub struct Saver<'a> {
+    plan: &'a Plan,
+    group: &'a Group,
+    folder: PathBuf,
+    generation: u64,
+    disk: Disk,
+    pending: Option<(Pending, Phase)>,
+    /// Memory of the last snapshot, for the next.
+    spare: Snapshot,
+}
+
+/// A save under way.
+struct Pending {
+    head: Head,
+    begun: Instant,
+    stall: Duration,
+    bytes: u64,
+}
+
+/// How far it is: the same on all ranks.
+enum Phase {
+    Writing(Work<(Result<Written, String>, Snapshot)>),
+    /// Nothing to do here but at the first rank.
+    Committing(Work<Result<PathBuf, String>>),
+}
+
+/// What a thread does, and what came of it.
+struct Work<T> {
+    thread: Option<JoinHandle<T>>,
+    result: Option<T>,
+}
+
+/// How a save came to its end.
+#[derive(Debug)]
+pub enum Ended {
+    Saved(Saved),
+    /// The training goes on, and the checkpoint before stands.
+    Failed {
+        step: u64,
+        /// Whose part failed.
+        rank: usize,
+        what: String,
+    },
+}
+
+/// A checkpoint that is there.
+#[derive(Clone, Debug)]
+pub struct Saved {
+    pub step: u64,
+    /// At the first rank: where.
+    pub path: PathBuf,
+    /// Of all ranks.
+    pub bytes: u64,
+    /// From the snapshot to the end.
+    pub time: Duration,
+    /// For how long the training stood still, on the rank where it was the longest.
+    pub stall: Duration,
+}
+
+impl<'a> Saver<'a> {
+    /// For the run in `folder`, which this `generation` trains. All ranks make one.
+    pub fn new(
+        plan: &'a Plan,
+        group: &'a Group,
+        folder: &Path,
+        generation: u64,
+        disk: Disk,
+    ) -> Saver<'a> {
+        let spare = Snapshot::default();
+        Saver { plan, group, folder: folder.to_path_buf(), generation, disk, pending: None, spare }
+    }
+
+    /// Takes a snapshot of the state after `step` and has it written. All ranks call it after the same step. A save
+    /// that is still under way is waited for: how it ended.
+    pub fn begin(
+        &mut self,
+        rank: &Rank<'_>,
+        step: u64,
+        position: Position,
+    ) -> Result<Option<Ended>, Error> {
+        let begun = Instant::now();
+        let before = self.finish()?;
+        let snapshot = rank.snapshot(std::mem::take(&mut self.spare));
+        let head = Head {
+            step,
+            generation: self.generation,
+            position,
+            shape: self.plan.model.clone(),
+            plan: serde_json::to_value(self.plan).unwrap_or(Value::Null),
+            carried: rank.carried.clone(),
+        };
+        let (disk, folder, generation) = (self.disk.clone(), self.folder.clone(), self.generation);
+        let writer = self.group.rank();
+        let work = spawn("checkpoint", move || {
+            let written = lockstep_ckpt::begin(&disk, &folder, step, generation)
+                .and_then(|partial| write(&disk, &partial, writer, &snapshot));
+            (written.map_err(|error| error.to_string()), snapshot)
+        })?;
+        let stall = begun.elapsed();
+        let pending = Pending { head, begun, stall, bytes: 0 };
+        self.pending = Some((pending, Phase::Writing(work)));
+        Ok(before)
+    }
+
+    /// What this rank has to say after a step.
+    pub fn word(&mut self) -> Word {
+        let (writing, failed) = match self.pending.as_mut().map(|(_, phase)| phase) {
+            None => (false, false),
+            Some(Phase::Writing(work)) => match work.look() {
+                None => (true, false),
+                Some((written, _)) => (false, written.is_err()),
+            },
+            Some(Phase::Committing(work)) => match work.look() {
+                None => (true, false),
+                Some(committed) => (false, committed.is_err()),
+            },
+        };
+        Word { writing, failed, ..Word::default() }
+    }
+
+    /// Does what follows from the word of all ranks. How the save ended, if it did.
+    pub fn heard(&mut self, word: Word) -> Result<Option<Ended>, Error> {
+        if word.writing {
+            return Ok(None);
+        }
+        let Some((mut pending, phase)) = self.pending.take() else { return Ok(None) };
+        let begun = Instant::now();
+        let phase = match phase {
+            Phase::Writing(work) => {
+                let (written, snapshot) = work.done();
+                self.spare = snapshot;
+                if word.failed {
+                    return self.failed(pending.head.step, written.err()).map(Some);
+                }
+                let written = written.expect("nobody has failed");
+                let parts = self.gather(&mut pending, &written)?;
+                Phase::Committing(self.commit(&pending.head, parts)?)
+            }
+            Phase::Committing(work) => {
+                let committed = work.done();
+                if word.failed {
+                    return self.failed(pending.head.step, committed.err()).map(Some);
+                }
+                let path = committed.expect("nobody has failed");
+                let Pending { head, begun, stall, bytes, .. } = pending;
+                let time = begun.elapsed();
+                return Ok(Some(Ended::Saved(Saved { step: head.step, path, bytes, time, stall })));
+            }
+        };
+        pending.stall += begun.elapsed();
+        self.pending = Some((pending, phase));
+        Ok(None)
+    }
+
+    /// Waits for a save that is under way, however long: how it ended. All ranks call it.
+    pub fn finish(&mut self) -> Result<Option<Ended>, Error> {
+        // Nobody waits in one long call, which would have a deadline: they meet again and again.
+        let pause = Duration::from_millis(2).min(self.group.timeout() / 4);
+        while self.pending.is_some() {
+            let word = agree(self.group, self.word())?;
+            if let Some(ended) = self.heard(word)? {
+                return Ok(Some(ended));
+            }
+            std::thread::sleep(pause);
+        }
+        Ok(None)
+    }
+
+    /// What all have written, at the first rank; the longest stall and all bytes, at all.
+    fn gather(&self, pending: &mut Pending, mine: &Written) -> Result<Vec<Written>, Error> {
+        let group = self.group;
+        let text = serde_json::to_vec(mine).expect("maps with string keys become JSON");
+        let said = [text.len() as i64, pending.stall.as_micros() as i64, mine.file.bytes as i64];
+        let mut all = vec![0; 3 * group.size()];
+        group.all_gather(&said, &mut all)?;
+        let all: Vec<&[i64]> = all.chunks_exact(3).collect();
+        pending.stall =
+            Duration::from_micros(all.iter().map(|said| said[1]).max().unwrap_or(0) as u64);
+        pending.bytes = all.iter().map(|said| said[2] as u64).sum();
+        if group.rank() != 0 {
+            group.send(&text, 0)?;
+            return Ok(vec![]);
+        }
+        let mut parts = vec![mine.clone()];
+        for (rank, said) in all.iter().enumerate().skip(1) {
+            let mut theirs = vec![0u8; said[0] as usize];
+            group.receive(&mut theirs, rank)?;
+            let part = serde_json::from_slice(&theirs).map_err(|error| {
+                Error::Mistake(format!("rank {rank} does not say what it wrote: {error}"))
+            })?;
+            parts.push(part);
+        }
+        Ok(parts)
+    }
+
+    fn commit(
+        &self,
+        head: &Head,
+        parts: Vec<Written>,
+    ) -> Result<Work<Result<PathBuf, String>>, Error> {
+        if self.group.rank() != 0 {
+            return Ok(Work::none(Ok(lockstep_ckpt::folder(&self.folder, head.step))));
+        }
+        let (disk, folder, head) = (self.disk.clone(), self.folder.clone(), head.clone());
+        let checkpoint = &self.plan.checkpoint;
+        let keep = Keep { newest: checkpoint.keep, every: checkpoint.keep_every as u64 };
+        spawn("commit", move || {
+            let manifest = Manifest::of(head, CHUNK, parts);
+            let path = lockstep_ckpt::commit(&disk, &folder, &manifest);
+            let path = path.map_err(|error| error.to_string())?;
+            // The checkpoint stands, whatever becomes of older ones.
+            if let Err(error) = lockstep_ckpt::prune(&disk, &folder, keep) {
+                tracing::warn!("{error}");
+            }
+            Ok(path)
+        })
+    }
+
+    /// All ranks know why; the first one clears away what was written.
+    fn failed(&self, step: u64, mine: Option<String>) -> Result<Ended, Error> {
+        let trouble = first_trouble(self.group, mine)?;
+        let (rank, what) = trouble.expect("a rank has said that it failed");
+        if self.group.rank() == 0 {
+            let (disk, folder, generation) = (&self.disk, &self.folder, self.generation);
+            lockstep_ckpt::abandon(disk, folder, step, generation);
+        }
+        Ok(Ended::Failed { step, rank, what })
+    }
+}
+
+fn write(
+    disk: &Disk,
+    partial: &Path,
+    writer: usize,
+    snapshot: &Snapshot,
+) -> lockstep_ckpt::Result<Written> {
+    let Snapshot { pieces, values } = snapshot;
+    let mut rest = &values[..];
+    lockstep_ckpt::write_pieces(disk, partial, writer, pieces, CHUNK, |number| {
+        let (now, later) = rest.split_at(pieces[number].len());
+        rest = later;
+        Ok(Cow::Borrowed(now))
+    })
+}
+
+impl<T> Work<T> {
+    /// Nothing had to be done.
+    fn none(result: T) -> Work<T> {
+        Work { thread: None, result: Some(result) }
+    }
+
+    /// What came of it, if it is done.
+    fn look(&mut self) -> Option<&T> {
+        if let Some(thread) = self.thread.take_if(|thread| thread.is_finished()) {
+            self.result = Some(joined(thread));
+        }
+        self.result.as_ref()
+    }
+
+    fn done(self) -> T {
+        let result = self.result.or_else(|| self.thread.map(joined));
+        result.expect("a thread, or what came of it")
+    }
+}
+
+fn joined<T>(thread: JoinHandle<T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+fn spawn<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<Work<T>, Error> {
+    let thread = std::thread::Builder::new().name(name.into()).spawn(work);
+    let thread =
+        thread.map_err(|error| Error::Mistake(format!("no thread to save with: {error}")))?;
+    Ok(Work { thread: Some(thread), result: None })
+}
