@@ -1,0 +1,228 @@
+//! A plan as one rank sees it, in the numbers that costs are made of: how many tokens, how wide, how many layers
+//! on which stage. Costs nothing itself.
+
+use lockstep_plan::model::{Family, Moe, Shape};
+use lockstep_plan::{Axis, Compute, Layout, Mesh, Plan};
+
+use crate::estimate::Options;
+use crate::software::Software;
+use crate::{Cluster, Spread};
+
+/// A plan on a cluster. Numbers are those of one rank and one micro-batch.
+pub(crate) struct Case<'a> {
+    pub plan: &'a Plan,
+    pub cluster: &'a Cluster,
+    pub options: &'a Options,
+    pub mesh: Mesh,
+    /// Sequences, and positions of a whole one.
+    pub batch: f64,
+    pub seq: f64,
+    /// Tokens that blocks compute on, and rows of the stream that norms and residuals see.
+    pub tokens: f64,
+    pub rows: f64,
+    /// Bytes of a number.
+    pub width: f64,
+    pub dim: f64,
+    /// Columns of queries; of keys, and as many of values.
+    pub queries: f64,
+    pub keys: f64,
+    pub head_dim: f64,
+    /// Width of the feed-forward, and of what comes before its activation.
+    pub ffn: f64,
+    pub inner: f64,
+    pub vocab: f64,
+    pub moe: Option<Moe>,
+}
+
+impl<'a> Case<'a> {
+    pub fn new(plan: &'a Plan, cluster: &'a Cluster, options: &'a Options) -> Case<'a> {
+        let (shape, layout) = (&plan.model, &plan.layout);
+        let tensor = layout.tensor as f64;
+        let tokens = (plan.train.micro_batch * plan.data.seq) as f64 / layout.context as f64;
+        let ffn = shape.ffn as f64 / tensor;
+        Case {
+            plan,
+            cluster,
+            options,
+            mesh: plan.mesh(),
+            batch: plan.train.micro_batch as f64,
+            seq: plan.data.seq as f64,
+            tokens,
+            rows: if layout.sequence { tokens / tensor } else { tokens },
+            width: plan.precision.compute.bytes() as f64,
+            dim: shape.dim as f64,
+            queries: (shape.heads * shape.head_dim) as f64 / tensor,
+            keys: (shape.kv_heads as f64 / tensor).max(1.0) * shape.head_dim as f64,
+            head_dim: shape.head_dim as f64,
+            ffn,
+            inner: if shape.family == Family::Gpt2 { ffn } else { 2.0 * ffn },
+            vocab: (shape.vocab as f64 / tensor).ceil(),
+            moe: shape.moe.filter(|_| shape.family == Family::Moe),
+        }
+    }
+
+    pub fn software(&self) -> &Software {
+        &self.options.software
+    }
+
+    pub fn layout(&self) -> &Layout {
+        &self.plan.layout
+    }
+
+    pub fn shape(&self) -> &Shape {
+        &self.plan.model
+    }
+
+    pub fn gpt2(&self) -> bool {
+        self.shape().family == Family::Gpt2
+    }
+
+    /// Bytes per parameter of weights and optimizer: in f32 the masters are what is computed with.
+    pub fn state_bytes(&self) -> [f64; 2] {
+        let Software { weights, optimizer, .. } = self.software();
+        match self.plan.precision.compute {
+            Compute::F32 => [4.0, (optimizer - 4.0).max(0.0)],
+            Compute::Bf16 => [*weights, *optimizer],
+        }
+    }
+
+    /// Operations per second at best, of the matrix multiplies of layers; shares of the peak are told of it.
+    pub fn rate(&self) -> f64 {
+        let peak = &self.cluster.accelerator.peak;
+        let tera = match self.plan.precision.compute {
+            Compute::F32 => peak.f32,
+            Compute::Bf16 if self.options.fp8 => peak.fp8.unwrap_or(peak.bf16),
+            Compute::Bf16 => peak.bf16,
+        };
+        tera * 1e12
+    }
+
+    /// The same of all that stays in 16 bits where matrices go to 8.
+    pub fn wide_rate(&self) -> f64 {
+        self.rate().min(self.cluster.accelerator.peak.bf16 * 1e12)
+    }
+
+    /// What layers' matrices do of that in 8 bits: fewer than the peak promises.
+    pub fn matrix_rate(&self) -> f64 {
+        let narrow = self.rate() > self.wide_rate();
+        self.rate() * if narrow { self.cluster.accelerator.matmul.fp8 } else { 1.0 }
+    }
+
+    pub fn pipe(&self) -> usize {
+        self.layout().pipe
+    }
+
+    pub fn stages(&self) -> usize {
+        self.layout().pipe * self.layout().chunks
+    }
+
+    pub fn micros(&self) -> usize {
+        self.plan.train.accumulation
+    }
+
+    /// Layers of a stage: dealt out evenly, what is left over to those between the first and the last.
+    pub fn layers(&self, stage: usize) -> usize {
+        layers_of(self.shape().layers, self.stages(), stage)
+    }
+
+    /// How far apart neighbours along an axis are.
+    fn stride(&self, axis: Axis) -> usize {
+        let order = self.mesh.order;
+        let at = order.iter().position(|other| *other == axis).unwrap_or(0);
+        order[at + 1..].iter().map(|inner| self.mesh.size(*inner)).product()
+    }
+
+    pub fn tensor(&self) -> Spread {
+        Spread { members: self.mesh.tensor, stride: self.stride(Axis::Tensor) }
+    }
+
+    pub fn context(&self) -> Spread {
+        Spread { members: self.mesh.context, stride: self.stride(Axis::Context) }
+    }
+
+    pub fn pipeline(&self) -> Spread {
+        Spread { members: self.mesh.pipe, stride: self.stride(Axis::Pipe) }
+    }
+
+    /// All that hold the same dense parameters.
+    pub fn replicas(&self) -> Spread {
+        let closest = match (self.mesh.data, self.mesh.context) {
+            (_, 1) => self.stride(Axis::Data),
+            (1, _) => self.stride(Axis::Context),
+            _ => self.stride(Axis::Data).min(self.stride(Axis::Context)),
+        };
+        Spread { members: self.mesh.replicas(), stride: closest }
+    }
+
+    /// Of these, the ones that cut states among them.
+    pub fn shard(&self) -> Spread {
+        Spread { members: self.mesh.shard, ..self.replicas() }
+    }
+
+    /// Those that hold the same piece.
+    pub fn copies(&self) -> Spread {
+        let all = self.replicas();
+        Spread { members: all.members / self.mesh.shard, stride: all.stride * self.mesh.shard }
+    }
+
+    /// Among which tokens go to experts.
+    pub fn experts(&self) -> Spread {
+        Spread { members: self.mesh.expert, ..self.replicas() }
+    }
+
+    /// Those that hold the same experts.
+    pub fn same_experts(&self) -> Spread {
+        let all = self.replicas();
+        Spread { members: all.members / self.mesh.expert, stride: all.stride * self.mesh.expert }
+    }
+
+    /// Parameters of a layer on this rank: what every replica has, and what only those with the same experts.
+    pub fn layer_params(&self) -> [f64; 2] {
+        let (dim, heads) = (self.dim, self.queries + 2.0 * self.keys);
+        let attention = dim * heads + self.queries * dim;
+        let two = dim * self.inner + self.ffn * dim;
+        match (self.moe, self.gpt2()) {
+            (Some(moe), _) => {
+                let here = moe.experts as f64 / self.mesh.expert as f64;
+                let shared = moe.shared as f64 * two;
+                [attention + 2.0 * dim + dim * moe.experts as f64 + shared, here * two]
+            }
+            // Two norms with biases, and the biases of four matrices.
+            (None, true) => [attention + two + 4.0 * dim + heads + dim + self.inner + dim, 0.0],
+            (None, false) => [attention + two + 2.0 * dim, 0.0],
+        }
+    }
+
+    /// Parameters at the ends of the model that a stage holds.
+    pub fn end_params(&self, stage: usize) -> f64 {
+        let (first, last) = (stage == 0, stage + 1 == self.stages());
+        let table = self.vocab * self.dim;
+        let positions = if self.gpt2() { self.shape().seq as f64 * self.dim } else { 0.0 };
+        let norm = if self.gpt2() { 2.0 * self.dim } else { self.dim };
+        let own_table = !self.shape().tied || self.pipe() > 1;
+        let embed = if first { table + positions } else { 0.0 };
+        let head = if last { norm + if own_table { table } else { 0.0 } } else { 0.0 };
+        embed + head
+    }
+
+    /// Parameters on a rank of the pipeline: dense, and of experts.
+    pub fn rank_params(&self, pipe: usize) -> [f64; 2] {
+        let [dense, expert] = self.layer_params();
+        let stages = (0..self.layout().chunks).map(|chunk| chunk * self.pipe() + pipe);
+        stages.fold([0.0, 0.0], |[all, experts], stage| {
+            let layers = self.layers(stage) as f64;
+            [all + layers * dense + self.end_params(stage), experts + layers * expert]
+        })
+    }
+}
+
+fn layers_of(layers: usize, stages: usize, stage: usize) -> usize {
+    let (each, more) = (layers / stages, layers % stages);
+    // The order in which stages are given one more: 1, 2, …, the first, the last.
+    let turn = match stage {
+        0 => stages.saturating_sub(2),
+        last if last + 1 == stages => stages - 1,
+        middle => middle - 1,
+    };
+    each + usize::from(turn < more)
+}

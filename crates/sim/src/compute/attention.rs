@@ -1,0 +1,51 @@
+//! Attention in time: in tiles, or with its square of scores written out.
+
+use super::{Cost, matmul};
+use crate::case::Case;
+
+/// Forward, and the gradient of queries, keys and values.
+pub(super) fn attention(case: &Case) -> [Cost; 2] {
+    match case.software().flash {
+        true => tiled(case),
+        false => with_square(case),
+    }
+}
+
+/// 4 · head_dim operations for every pair that a causal mask leaves; the backward pass does five products where
+/// the forward pass does two.
+fn tiled(case: &Case) -> [Cost; 2] {
+    let pairs = case.tokens * case.seq / 2.0 * case.queries / case.head_dim;
+    let flops = 4.0 * pairs * case.head_dim;
+    let rows = case.tokens * case.queries / case.head_dim;
+    let rate = case.wide_rate();
+    let cost = |flops: f64, (best, half): (f64, f64)| {
+        let seconds = flops / (rate * best * rows / (rows + half));
+        Cost { seconds, flops, kernels: 0.0 }
+    };
+    let [forward, backward] = case.cluster.accelerator.attention;
+    [cost(flops, forward), cost(2.5 * flops, backward)]
+}
+
+/// Two multiplies per head, whole squares, with scale, mask, softmax and dropout between them as passes over
+/// memory; twice the multiplies backward.
+fn with_square(case: &Case) -> [Cost; 2] {
+    let device = &case.cluster.accelerator;
+    let heads = case.batch * case.queries / case.head_dim;
+    let (own, all, each) = (case.seq / case.mesh.context as f64, case.seq, case.head_dim);
+    let multiply =
+        |dims: [f64; 3]| matmul(device, dims, heads, case.width, case.wide_rate(), false);
+    let (scores, sums) = (multiply([own, each, all]), multiply([own, all, each]));
+    let flops = 4.0 * heads * own * all * each;
+    // The softmax reads and writes; dropout reads, writes, and writes its mask. Backward each reads once more.
+    let dropped = if case.shape().dropout > 0.0 { 1.0 } else { 0.0 };
+    let (there, back) = (
+        2.0 * case.width + dropped * (2.0 * case.width + 1.0),
+        3.0 * case.width + dropped * (2.0 * case.width + 1.0),
+    );
+    let square = heads * own * all;
+    let pass = |bytes: f64| square * bytes / device.stream_rate();
+    [
+        Cost { seconds: scores + sums + pass(there), flops, kernels: 0.0 },
+        Cost { seconds: 2.0 * (scores + sums) + pass(back), flops: 2.0 * flops, kernels: 0.0 },
+    ]
+}

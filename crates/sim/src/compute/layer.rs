@@ -1,0 +1,115 @@
+//! One layer in time.
+
+use lockstep_plan::Recompute;
+
+use super::{Cost, Passes, attention::attention, matmul};
+use crate::case::Case;
+use crate::software::Selective;
+
+/// A layer's passes over one micro-batch.
+pub(crate) fn layer(case: &Case) -> Passes {
+    let [attend, attend_back] = attention(case);
+    let halves = [attention_matrices(case), feed_forward(case)];
+    let streams = streams(case);
+    let kernels = case.software().kernels;
+    let none = Passes {
+        forward: Cost { kernels: kernels[0], ..attend + streams[0] },
+        again: Cost::default(),
+        input: Cost { kernels: kernels[1], ..attend_back + streams[1] },
+        weights: Cost::default(),
+    };
+    let passes = halves.into_iter().fold(none, |sum, half| sum + half);
+    let again = match (case.layout().recompute, case.software().selective) {
+        (Recompute::None, _) => Cost::default(),
+        (Recompute::Full, _) => passes.forward,
+        (Recompute::Selective, Selective::CoreAttention) if case.software().flash => {
+            Cost::default()
+        }
+        (Recompute::Selective, Selective::CoreAttention) => attend,
+        (Recompute::Selective, Selective::FeedForward) => up(case),
+        (Recompute::Selective, Selective::OtherMatmuls) => {
+            (halves[0].forward + halves[1].forward) * 0.5 + streams[0]
+        }
+    };
+    Passes { again, ..passes }
+}
+
+/// Forward, input and weight gradient of a matrix (inputs, outputs) on `rows` rows, `count` of them.
+fn matrix(case: &Case, rows: f64, sizes: [f64; 2], count: f64) -> Passes {
+    matrix_at(case, rows, sizes, count, case.matrix_rate())
+}
+
+/// The same at so many operations per second at best.
+pub(super) fn matrix_at(
+    case: &Case,
+    rows: f64,
+    [inputs, outputs]: [f64; 2],
+    count: f64,
+    rate: f64,
+) -> Passes {
+    let device = &case.cluster.accelerator;
+    let flops = 2.0 * rows * inputs * outputs * count;
+    let cost = |dims: [f64; 3], sums: bool| {
+        let seconds = matmul(device, dims, count, case.width, rate, sums);
+        Cost { seconds, flops, kernels: 0.0 }
+    };
+    Passes {
+        forward: cost([rows, inputs, outputs], false),
+        again: Cost::default(),
+        input: cost([rows, outputs, inputs], false),
+        weights: cost([outputs, rows, inputs], true),
+    }
+}
+
+fn attention_matrices(case: &Case) -> Passes {
+    matrix(case, case.tokens, [case.dim, case.queries + 2.0 * case.keys], 1.0)
+        + matrix(case, case.tokens, [case.queries, case.dim], 1.0)
+}
+
+fn feed_forward(case: &Case) -> Passes {
+    let both = |rows: f64, count: f64, times: f64| {
+        matrix(case, rows, [case.dim, case.inner * times], count)
+            + matrix(case, rows, [case.ffn * times, case.dim], count)
+    };
+    let Some(moe) = case.moe else { return both(case.tokens, 1.0, 1.0) };
+    // Evenly used, the experts here see as many rows as are sent from here.
+    let here = moe.experts as f64 / case.mesh.expert as f64;
+    let slots = case.tokens * moe.top_k as f64;
+    let routed = both((slots / here).ceil(), here, 1.0);
+    let router = matrix(case, case.tokens, [case.dim, moe.experts as f64], 1.0);
+    let shared = match moe.shared {
+        0 => Passes::default(),
+        shared => both(case.tokens, 1.0, shared as f64),
+    };
+    routed + router + shared
+}
+
+/// Gate and up once more.
+fn up(case: &Case) -> Cost {
+    match case.moe {
+        None => matrix(case, case.tokens, [case.dim, case.inner], 1.0).forward,
+        Some(_) => feed_forward(case).forward * (case.inner / (case.inner + case.ffn)),
+    }
+}
+
+/// Passes over memory, forward and backward: norms, positions, activations, dropout and residuals, in bytes per
+/// number that they read and write.
+fn streams(case: &Case) -> [Cost; 2] {
+    let software = case.software();
+    let w = case.width;
+    let dropped = if case.shape().dropout > 0.0 { 1.0 } else { 0.0 };
+    // Of each half: a norm, and the residual with bias and dropout.
+    let stream = case.rows * case.dim * 2.0;
+    let there = stream * (2.0 * w + 3.0 * w + dropped);
+    let back = stream * (5.0 * w + 2.0 * w + dropped);
+    // Queries and keys are turned, or cut from each other.
+    let turned = case.tokens * (case.queries + 2.0 * case.keys) * 2.0 * w;
+    let slots = case.moe.map_or(1.0, |moe| (moe.top_k + moe.shared) as f64);
+    let wide = case.tokens * slots * (case.inner + case.ffn) * w;
+    let wide_back = case.tokens * slots * (2.0 * case.inner + 2.0 * case.ffn) * w;
+    // Rows are put in the order of their experts, and back.
+    let permuted = case.moe.map_or(0.0, |moe| 4.0 * case.tokens * moe.top_k as f64 * case.dim * w);
+    let rate = case.cluster.accelerator.stream_rate();
+    let cost = |bytes: f64| Cost { seconds: software.unfused * bytes / rate, ..Cost::default() };
+    [cost(there + turned + wide + permuted), cost(back + turned + wide_back + permuted)]
+}

@@ -1,0 +1,53 @@
+//! A matrix multiply in time: tiles, rounds of the units, and the memory that it touches.
+
+use crate::cluster::{Accelerator, Matmul};
+
+/// Seconds of `count` multiplies of (m, k) by (k, n) in numbers of `width` bytes, on a device that does `rate`
+/// operations per second at best. `sums` says that the result is added to what is there in f32.
+pub fn matmul(
+    device: &Accelerator,
+    [m, k, n]: [f64; 3],
+    count: f64,
+    width: f64,
+    rate: f64,
+    sums: bool,
+) -> f64 {
+    let shape = &device.matmul;
+    let gain = if sums { shape.accumulate } else { 1.0 }
+        * curve(shape, (m * k * n).cbrt())
+        * aligned(shape, [m, k, n], count);
+    let unit = rate * shape.best * gain / shape.units as f64;
+    // A unit takes (k + ramp) · 2 · rows · columns operations' time for a tile; of the ways to cut, the fastest.
+    let seconds = |&(rows, columns, reached): &(usize, usize, f64)| {
+        let (rows, columns) = (rows as f64, columns as f64);
+        let tiles = (m / rows).ceil() * (n / columns).ceil() * count;
+        let rounds = (tiles / shape.units as f64).ceil();
+        rounds * 2.0 * rows * columns * (k + shape.ramp) / (unit * reached)
+    };
+    let computing = shape.tiles.iter().map(seconds).fold(f64::INFINITY, f64::min);
+    let result = if sums { 8.0 } else { width };
+    let moving = count * (width * (m * k + k * n) + result * m * n) / device.stream_rate();
+    computing.max(moving).max(device.kernel_us * 1e-6)
+}
+
+/// What is lost where rows do not begin at whole words of the memory.
+fn aligned(shape: &Matmul, dims: [f64; 3], count: f64) -> f64 {
+    let multiple = |of: f64| dims.iter().all(|dim| dim % of == 0.0);
+    match (multiple(64.0), multiple(8.0)) {
+        (true, _) => 1.0,
+        (_, true) => shape.misaligned[0],
+        _ if count == 1.0 => shape.misaligned[1],
+        _ => shape.misaligned[2],
+    }
+}
+
+/// The measured curve at a size; 1 where none was measured.
+fn curve(shape: &Matmul, size: f64) -> f64 {
+    let points = &shape.curve;
+    let Some(after) = points.iter().position(|(at, _)| *at >= size) else {
+        return points.last().map_or(1.0, |(_, reached)| *reached);
+    };
+    let Some(before) = after.checked_sub(1) else { return points[0].1 };
+    let ((low, first), (high, second)) = (points[before], points[after]);
+    first + (second - first) * (size / low).ln() / (high / low).ln()
+}

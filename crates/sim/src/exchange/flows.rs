@@ -1,0 +1,80 @@
+//! The exchanges of a step, alike ones together: what, among whom, over which link, how long.
+
+use lockstep_plan::{Circle, Collective, Phase};
+
+use super::{Spread, seconds};
+use crate::cluster::Cluster;
+
+/// Something that a rank takes part in, several times in a step.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Flow {
+    /// None: all ranks.
+    pub circle: Option<Circle>,
+    pub members: usize,
+    pub collective: Collective,
+    pub phase: Phase,
+    /// Of one: as in [`seconds`].
+    pub bytes: f64,
+    pub times: f64,
+    /// The farthest link that it crosses, of the cluster's.
+    pub link: usize,
+    /// Of one, when nothing else is on its links.
+    pub seconds: f64,
+}
+
+impl Flow {
+    /// All of a step.
+    pub fn total(&self) -> f64 {
+        self.times * self.seconds
+    }
+
+    /// Bytes that a rank sends in a step.
+    pub fn sent(&self) -> f64 {
+        let n = self.members as f64;
+        let share = match self.collective {
+            Collective::AllReduce => 2.0 * (n - 1.0) / n,
+            Collective::Send => 1.0,
+            _ => (n - 1.0) / n,
+        };
+        self.times * share * self.bytes
+    }
+}
+
+/// Exchanges as they are found.
+pub(crate) struct Flows<'a> {
+    pub cluster: &'a Cluster,
+    pub list: Vec<Flow>,
+}
+
+impl<'a> Flows<'a> {
+    pub fn new(cluster: &'a Cluster) -> Flows<'a> {
+        Flows { cluster, list: Vec::with_capacity(16) }
+    }
+
+    /// Seconds of one of them; a circle of one exchanges nothing.
+    pub fn add(
+        &mut self,
+        (circle, spread): (Circle, Spread),
+        collective: Collective,
+        phase: Phase,
+        bytes: f64,
+        times: f64,
+    ) -> f64 {
+        if spread.members <= 1 || times == 0.0 {
+            return 0.0;
+        }
+        let seconds = seconds(self.cluster, spread, collective, bytes);
+        let link = spread.link(self.cluster);
+        self.list.push(Flow {
+            circle: Some(circle),
+            members: spread.members,
+            collective,
+            phase,
+            bytes,
+            times,
+            link,
+            seconds,
+        });
+        seconds
+    }
+}

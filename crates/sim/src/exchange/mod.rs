@@ -1,0 +1,123 @@
+//! What a collective takes on the links that it crosses. Knows where ranks sit, not what they exchange it for.
+
+mod exact;
+mod flows;
+
+pub use exact::traffic;
+pub use flows::Flow;
+pub(crate) use flows::Flows;
+
+use lockstep_comm::{Constants, Kind, LinkCost, Shape, choose, price};
+use lockstep_plan::Collective;
+
+use crate::cluster::{Cluster, Engine};
+
+/// Ranks that exchange something: so many, each so many ranks from the next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Spread {
+    pub members: usize,
+    pub stride: usize,
+}
+
+impl Spread {
+    /// Members that are within `span` neighbouring ranks.
+    fn within(&self, span: usize) -> usize {
+        (span / self.stride).clamp(1, self.members)
+    }
+
+    /// The closest link that joins all of them.
+    pub fn link(&self, cluster: &Cluster) -> usize {
+        let joins = |span: Option<usize>| span.is_none_or(|span| self.within(span) == self.members);
+        cluster.links.iter().position(|link| joins(link.span)).unwrap_or(cluster.links.len() - 1)
+    }
+}
+
+/// Seconds of one collective of `bytes`: of an all-reduce what everybody has, of an all-gather and a reduce-scatter
+/// what is together without a cut, of an all-to-all what one member brings, of a send the message. All groups of
+/// the same kind exchange at the same time, and share the links.
+pub fn seconds(cluster: &Cluster, spread: Spread, collective: Collective, bytes: f64) -> f64 {
+    if spread.members <= 1 || bytes <= 0.0 {
+        return 0.0;
+    }
+    match (cluster.engine, collective) {
+        (_, Collective::Send) => sent(cluster, spread, bytes),
+        (Engine::Lockstep, _) => by_comm(cluster, spread, collective, bytes),
+        (Engine::Nccl, Collective::AllToAll | Collective::AllToAllV) => {
+            dealt(cluster, spread, bytes)
+        }
+        (Engine::Nccl, _) => around(cluster, spread, collective, bytes),
+    }
+}
+
+/// To a neighbour, at worst over the farthest link of the circle.
+fn sent(cluster: &Cluster, spread: Spread, bytes: f64) -> f64 {
+    let link = Spread { members: 2, ..spread }.link(cluster);
+    cluster.links[link].hop() + bytes / cluster.bandwidth(link)
+}
+
+/// Rings on all rails: 2(n-1)/n of the bytes of an all-reduce, and half of that of the others, pass every rank,
+/// and every boundary that the ring crosses. Members of a host share what they send out over all its rails.
+/// Latency is that of a ring inside a host, and between hosts of a ring or, for sums, of a tree.
+fn around(cluster: &Cluster, spread: Spread, collective: Collective, bytes: f64) -> f64 {
+    let n = spread.members as f64;
+    let far = spread.link(cluster);
+    let (mut rate, mut inside, mut hops) = (f64::INFINITY, 1, 0.0);
+    for (number, link) in cluster.links[..=far].iter().enumerate() {
+        let joined = link.span.map_or(spread.members, |span| spread.within(span));
+        if joined > inside {
+            rate = rate.min(cluster.bandwidth(number) * inside as f64);
+            // Units of the level below that follow each other around.
+            let units = joined.div_ceil(inside) as f64;
+            let ring = units - 1.0;
+            let tree = 2.0 * units.log2().ceil();
+            let steps = if number > 0 && collective == Collective::AllReduce {
+                ring.min(tree)
+            } else {
+                ring
+            };
+            hops += steps * link.hop();
+        }
+        inside = joined;
+    }
+    // Short rings fill the wires less: 0.85 of the bandwidth with two members, measured on NVSwitch.
+    let filled = if far == 0 { 1.0 - 0.3 / n } else { 1.0 };
+    let rounds = if collective == Collective::AllReduce { 2.0 } else { 1.0 };
+    let waiting = cluster.links[far].start() + rounds * hops;
+    let moving = rounds * (n - 1.0) / n * bytes / (rate * filled);
+    // What is small goes with its flags in it: a fifth of the latency, an eighth of the bandwidth (NCCL's LL).
+    (waiting + moving).min(0.2 * waiting + 8.0 * moving)
+}
+
+/// Everybody sends to everybody: what stays inside a level goes over its links, at the same time as the rest.
+fn dealt(cluster: &Cluster, spread: Spread, bytes: f64) -> f64 {
+    let n = spread.members as f64;
+    let far = spread.link(cluster);
+    let (mut longest, mut inside) = (0.0_f64, 1);
+    for (number, link) in cluster.links[..=far].iter().enumerate() {
+        let joined = link.span.map_or(spread.members, |span| spread.within(span));
+        let share = (joined - inside) as f64 / n;
+        longest = longest.max(share * bytes / cluster.bandwidth(number));
+        inside = joined;
+    }
+    cluster.links[far].start() + cluster.links[far].hop() + longest
+}
+
+/// By the formulas of `comm`, which knows two levels: inside a host, and between hosts.
+fn by_comm(cluster: &Cluster, spread: Spread, collective: Collective, bytes: f64) -> f64 {
+    let cost = |link: usize| LinkCost {
+        latency: cluster.links[link].hop(),
+        // One stream has the card alone; sharing is the formulas' to count.
+        bandwidth: cluster.links[link].bandwidth_gbs * 1e9 / cluster.links[link].oversubscription,
+    };
+    let constants = Constants { local: cost(0), remote: cost(cluster.links.len() - 1) };
+    let hosts: Vec<usize> =
+        (0..spread.members).map(|member| member * spread.stride / cluster.per_host).collect();
+    let kind = match collective {
+        Collective::AllReduce => Kind::AllReduce,
+        Collective::AllGather => Kind::AllGather,
+        Collective::ReduceScatter => Kind::ReduceScatter,
+        Collective::AllToAll | Collective::AllToAllV | Collective::Send => Kind::AllToAll,
+    };
+    let shape = Shape { kind, count: bytes.ceil() as usize, width: 1, root: 0, hosts: &hosts };
+    price(&shape, choose(&shape, &constants), &constants)
+}

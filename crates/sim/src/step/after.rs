@@ -1,0 +1,119 @@
+//! What comes after the last backward pass: sums of gradients, the optimizer, and telling others what was stepped.
+
+use lockstep_plan::{Circle, Collective, Phase};
+
+use super::inside::{BESIDE, sums_each};
+use crate::case::Case;
+use crate::compute::optimizer;
+use crate::exchange::Flows;
+
+/// By rank of the pipeline, in seconds.
+pub(super) struct After {
+    /// Sums over replicas.
+    sums: Vec<f64>,
+    /// Of a token table that both ends hold.
+    tied: f64,
+    step: Vec<f64>,
+    spread: Vec<f64>,
+}
+
+impl After {
+    pub fn new<'a>(case: &Case<'a>, flows: &mut Flows<'a>) -> After {
+        let (mut sums, mut step, mut spread) = (Vec::new(), Vec::new(), Vec::new());
+        let mut unseen = Flows::new(case.cluster);
+        for rank in 0..case.pipe() {
+            let params = case.rank_params(rank);
+            // Of all ranks, the exchanges of the first are shown.
+            let list = if rank == 0 { &mut *flows } else { &mut unseen };
+            sums.push(summed(case, params, list));
+            spread.push(spread_out(case, params, list));
+            step.push(stepped(case, params));
+        }
+        After { sums, tied: tied(case, flows), step, spread }
+    }
+
+    /// Of the sums, what a last backward pass of `backward` seconds does not hide, in which a message of `send`
+    /// seconds may be on the same link. The bucket that is complete last has nothing to hide behind.
+    pub fn exposed(&self, case: &Case, rank: usize, backward: f64, send: f64) -> f64 {
+        let sums = self.sums[rank];
+        let shared = case.pipeline().link(case.cluster) == case.replicas().link(case.cluster);
+        let backward = if shared { (backward - send).max(0.0) } else { backward };
+        let tied = if rank == 0 || rank + 1 == case.pipe() { self.tied } else { 0.0 };
+        let stages = (case.layout().chunks * case.layers(rank)).max(1) as f64;
+        match case.software().data_beside {
+            true => {
+                (sums - backward).max(sums / (stages + 1.0)) + BESIDE * sums.min(backward) + tied
+            }
+            false => sums + tied,
+        }
+    }
+
+    pub fn step(&self, rank: usize) -> f64 {
+        self.step[rank]
+    }
+
+    pub fn spread(&self, rank: usize) -> f64 {
+        self.spread[rank]
+    }
+}
+
+/// Gradients over the replicas: all of them, or to those who step them.
+fn summed(case: &Case, params: [f64; 2], flows: &mut Flows) -> f64 {
+    let (wire, zero) = (case.software().wire, case.layout().zero);
+    let circles = [
+        ((Circle::Shard, case.shard()), (Circle::Copies, case.copies())),
+        (
+            (Circle::ExpertShard, case.same_experts()),
+            (Circle::ExpertCopies, crate::Spread { members: 1, stride: 1 }),
+        ),
+    ];
+    let mut seconds = 0.0;
+    for ((shard, copies), params) in circles.into_iter().zip(params) {
+        let bytes = params * wire;
+        if zero == 0 {
+            let all =
+                if shard.0 == Circle::Shard { (Circle::Copies, case.replicas()) } else { shard };
+            seconds += flows.add(all, Collective::AllReduce, Phase::Backward, bytes, 1.0);
+            continue;
+        }
+        let sum = if case.software().scatters {
+            Collective::ReduceScatter
+        } else {
+            Collective::AllReduce
+        };
+        if zero < 3 && !sums_each(case) {
+            seconds += flows.add(shard, sum, Phase::Backward, bytes, 1.0);
+        }
+        let own = bytes / case.mesh.shard as f64;
+        seconds += flows.add(copies, Collective::AllReduce, Phase::Backward, own, 1.0);
+    }
+    seconds
+}
+
+/// ZeRO-1 and 2: what one rank stepped reaches the others.
+fn spread_out(case: &Case, params: [f64; 2], flows: &mut Flows) -> f64 {
+    if !matches!(case.layout().zero, 1 | 2) {
+        return 0.0;
+    }
+    let circles = [(Circle::Gather, case.shard()), (Circle::ExpertGather, case.same_experts())];
+    let gather = |(circle, params): ((Circle, crate::Spread), f64)| {
+        flows.add(circle, Collective::AllGather, Phase::Optimizer, params * case.width, 1.0)
+    };
+    circles.into_iter().zip(params).map(gather).sum()
+}
+
+fn stepped(case: &Case, [dense, expert]: [f64; 2]) -> f64 {
+    let cut = |ranks: usize| if case.layout().zero > 0 { ranks as f64 } else { 1.0 };
+    optimizer(case, dense / cut(case.mesh.shard) + expert / cut(case.mesh.expert_shard()))
+}
+
+/// The first and the last stage add up the gradients of their table.
+fn tied(case: &Case, flows: &mut Flows) -> f64 {
+    if !case.shape().tied || case.pipe() == 1 {
+        return 0.0;
+    }
+    let stride = case.pipeline().stride * (case.pipe() - 1);
+    let ends = (Circle::Ends, crate::Spread { members: 2, stride });
+    let bytes = case.vocab * case.dim * case.software().wire;
+    flows.add(ends, Collective::AllReduce, Phase::Optimizer, bytes, 1.0)
+}

@@ -1,0 +1,177 @@
+//! One optimizer step in time: passes of stages, walked through the schedule, then sums, norm and optimizer.
+//! Replicas that are alike are walked once.
+
+mod after;
+mod inside;
+mod replicas;
+
+use lockstep_plan::schedule::Kind;
+use lockstep_plan::{Circle, Collective, Phase};
+
+use crate::case::Case;
+use crate::clock::{Lasts, ends};
+use crate::compute::{Cost, Passes, embed, head, layer};
+use crate::estimate::Time;
+use crate::exchange::{Flow, Flows};
+use after::After;
+use inside::Inside;
+use replicas::{Speed, speeds};
+
+/// A step, and by rank of the pipeline what a micro-batch takes there.
+pub(crate) struct Step {
+    pub seconds: f64,
+    pub time: Time,
+    pub forward: Vec<f64>,
+    pub input: Vec<f64>,
+    pub weights: Vec<f64>,
+    pub busy: Vec<f64>,
+    pub flows: Vec<Flow>,
+    /// Operations of all ranks.
+    pub flops: f64,
+}
+
+pub(crate) fn step(case: &Case) -> Step {
+    let mut flows = Flows::new(case.cluster);
+    let inside = Inside::new(case, &mut flows);
+    let one = layer(case);
+    let stages: Vec<Passes> = (0..case.stages()).map(|stage| passes(case, one, stage)).collect();
+    let send = send(case, &mut flows);
+    let after = After::new(case, &mut flows);
+    // The slowest of the replicas that differ; of equals the first, which is whole.
+    let mut slowest = walk(case, &stages, &inside, &after, send, &Speed::whole(case.pipe()));
+    if !case.cluster.even() {
+        let (even, seconds) = (slowest.time, slowest.seconds);
+        for speed in speeds(case) {
+            let other = walk(case, &stages, &inside, &after, send, &speed);
+            if other.seconds > slowest.seconds {
+                slowest = other;
+            }
+        }
+        slowest.time = Time { straggling: slowest.seconds - seconds, ..even };
+    }
+    let of_micro = |passes: &Passes| {
+        passes.forward.flops + passes.again.flops + passes.input.flops + passes.weights.flops
+    };
+    let replica: f64 = stages.iter().map(of_micro).sum::<f64>() * case.micros() as f64;
+    let Walked { seconds, time, forward, input, weights, busy } = slowest;
+    let flops = replica * (case.plan.ranks / case.pipe()) as f64;
+    Step { seconds, time, forward, input, weights, busy, flows: flows.list, flops }
+}
+
+/// A stage's passes over a micro-batch.
+fn passes(case: &Case, layer: Passes, stage: usize) -> Passes {
+    let mut passes = layer * case.layers(stage) as f64;
+    if stage == 0 {
+        passes = passes + embed(case);
+    }
+    if stage + 1 == case.stages() {
+        passes = passes + head(case);
+    }
+    passes
+}
+
+/// Seconds of a message between stages.
+fn send(case: &Case, flows: &mut Flows) -> f64 {
+    if case.pipe() == 1 {
+        return 0.0;
+    }
+    let cut = case.layout().sequence || case.software().pipe_cut;
+    let rows = if cut { case.tokens / case.mesh.tensor as f64 } else { case.tokens };
+    let bytes = rows * case.dim * case.width;
+    let times = (case.micros() * case.layout().chunks) as f64;
+    let circle = (Circle::Pipe, case.pipeline());
+    // The first rank has nobody to give its first stage's gradient to.
+    let message = flows.add(circle, Collective::Send, Phase::Forward, bytes, times);
+    let back = times - case.micros() as f64;
+    flows.add(circle, Collective::Send, Phase::Backward, bytes, back);
+    // What was cut for the way is put together behind it, unless it stays cut.
+    let together = case.software().pipe_cut && !case.layout().sequence;
+    let whole = if together { bytes * case.mesh.tensor as f64 } else { 0.0 };
+    let circle = (Circle::Tensor, case.tensor());
+    message + flows.add(circle, Collective::AllGather, Phase::Forward, whole, 2.0 * times)
+}
+
+struct Walked {
+    seconds: f64,
+    time: Time,
+    forward: Vec<f64>,
+    input: Vec<f64>,
+    weights: Vec<f64>,
+    busy: Vec<f64>,
+}
+
+/// One pass of one stage: what it takes, and of what.
+#[derive(Clone, Copy, Default)]
+struct Pass {
+    seconds: f64,
+    compute: f64,
+    host: f64,
+}
+
+/// A pass of `cost` with `waits` seconds of exchanges in its way: the device, or the host that feeds it. Starting an
+/// exchange takes the host about as long as a small one takes, so that none hides behind the other.
+fn pass(case: &Case, cost: Cost, waits: f64, speed: f64) -> Pass {
+    let compute = cost.seconds / speed;
+    let host = cost.kernels * case.cluster.accelerator.launch_us * 1e-6;
+    let host = (host - compute).max(0.0);
+    Pass { seconds: compute + waits + host, compute, host }
+}
+
+/// A replica through its step.
+fn walk(
+    case: &Case,
+    stages: &[Passes],
+    inside: &Inside,
+    after: &After,
+    send: f64,
+    speed: &Speed,
+) -> Walked {
+    let (pipe, micros) = (case.pipe(), case.micros() as f64);
+    let mut sums = vec![Time::default(); pipe];
+    let (mut forward, mut input, mut weights) = (vec![0.0; pipe], vec![0.0; pipe], vec![0.0; pipe]);
+    // Ranks that hold their messages in hand are busy with them until they have arrived.
+    let (hand, send) = if case.software().pipe_beside { (0.0, send) } else { (send, 0.0) };
+    let mut lasts = Lasts { send, ..Lasts::default() };
+    for (stage, passes) in stages.iter().enumerate() {
+        let rank = stage % pipe;
+        let (compute, link) = (speed.compute[rank], speed.link[rank]);
+        let waits = inside.waits(case, passes, stage);
+        let there = pass(case, passes.forward, waits.forward() / link, compute);
+        let back = pass(case, passes.again + passes.input, waits.input() / link, compute);
+        let last = pass(case, passes.weights, waits.weights / link, compute);
+        lasts.forward.push(there.seconds + hand);
+        lasts.input.push(back.seconds + hand);
+        lasts.weights.push(last.seconds);
+        forward[rank] += there.seconds;
+        input[rank] += back.seconds;
+        weights[rank] += last.seconds;
+        let sum = &mut sums[rank];
+        sum.compute += micros * (there.compute + back.compute + last.compute);
+        sum.host += micros * (there.host + back.host + last.host);
+        sum.tensor += micros * waits.tensor / link;
+        sum.context += micros * waits.context / link;
+        sum.expert += micros * waits.expert / link;
+        sum.data += micros * waits.data / link;
+    }
+    let kind = if pipe == 1 { Kind::OneForwardOneBackward } else { case.layout().schedule };
+    let ends = ends(kind, pipe, case.micros(), &lasts);
+    // Sums of gradients, then all ranks wait for the norm; then each steps what it has.
+    let slow = speed.slowest_link;
+    let summed = |rank: usize| {
+        ends.last[rank] + after.exposed(case, rank, input[rank] + weights[rank], send) / slow
+    };
+    let (mut last, mut until) = (0, 0.0);
+    for rank in 0..pipe {
+        if summed(rank) > until {
+            (last, until) = (rank, summed(rank));
+        }
+    }
+    let stepped = (0..pipe).map(|rank| after.step(rank) / speed.compute[rank]).fold(0.0, f64::max);
+    let spread = (0..pipe).map(|rank| after.spread(rank) / slow).fold(0.0, f64::max);
+    let seconds = until + stepped + spread;
+    let mut time = sums[last];
+    time.data += until - ends.last[last] + spread;
+    time.optimizer = stepped;
+    time.bubble = seconds - time.total();
+    Walked { seconds, time, forward, input, weights, busy: ends.busy }
+}

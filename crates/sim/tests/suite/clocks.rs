@@ -1,0 +1,111 @@
+//! The dense clock against the plan's, and against the bubble rates that the zero-bubble paper prints.
+
+use crate::tables::read;
+use lockstep_plan::schedule::{Act, Action, Kind, Schedule, clock_with};
+use lockstep_sim::clock::{Lasts, ends, walk};
+
+/// Stages that all differ.
+fn uneven(stages: usize, send: f64) -> Lasts {
+    let length = |stage: usize, scale: f64| scale * (1.0 + 0.1 * ((7 * stage + 3) % 5) as f64);
+    Lasts {
+        forward: (0..stages).map(|stage| length(stage, 1.0)).collect(),
+        input: (0..stages).map(|stage| length(stage + 1, 1.2)).collect(),
+        weights: (0..stages).map(|stage| length(stage + 2, 0.8)).collect(),
+        send,
+    }
+}
+
+fn kinds() -> [(Kind, usize); 5] {
+    [
+        (Kind::Gpipe, 1),
+        (Kind::OneForwardOneBackward, 1),
+        (Kind::Interleaved, 2),
+        (Kind::ZbH1, 1),
+        (Kind::ZbH2, 1),
+    ]
+}
+
+#[test]
+fn every_schedule_ends_when_the_plan_says() {
+    for (kind, chunks) in kinds() {
+        for ranks in 1..=5 {
+            for rounds in 1..=4 {
+                let schedule = Schedule::new(kind, ranks, chunks, ranks * rounds).unwrap();
+                let lasts = uneven(ranks * chunks, 0.3);
+                let length = |action: Action| match action.act {
+                    Act::Forward => lasts.forward[action.stage],
+                    Act::Backward => lasts.input[action.stage] + lasts.weights[action.stage],
+                    Act::Input => lasts.input[action.stage],
+                    Act::Weights => lasts.weights[action.stage],
+                };
+                let slow = clock_with(&schedule, length, 0.3).unwrap();
+                let (fast, _) = walk(&schedule, &lasts);
+                for rank in 0..ranks {
+                    let end = slow.ranks[rank].last().unwrap().end;
+                    assert!(
+                        (fast.last[rank] - end).abs() < 1e-9,
+                        "{kind} {ranks}x{chunks} {rounds}"
+                    );
+                    assert!((fast.busy[rank] - slow.busy(rank)).abs() < 1e-9);
+                }
+            }
+        }
+    }
+}
+
+/// What is not walked goes on at the pace of what was: the ends are those of the whole walk. Where stages are alike
+/// that is so at once, where all differ by up to two fifths it takes longer to come to it.
+#[test]
+fn long_steps_repeat() {
+    for (kind, chunks) in kinds() {
+        for ranks in [1, 2, 3, 4, 8, 16] {
+            for send in [0.0, 0.4] {
+                let alike = |length: f64| vec![length; ranks * chunks];
+                let even =
+                    Lasts { forward: alike(1.0), input: alike(1.1), weights: alike(0.9), send };
+                for (lasts, close) in [(even, 1e-3), (uneven(ranks * chunks, send), 1e-2)] {
+                    let micros = 40 * ranks;
+                    let whole =
+                        walk(&Schedule::new(kind, ranks, chunks, micros).unwrap(), &lasts).0;
+                    let short = ends(kind, ranks, micros, &lasts);
+                    let error = short.makespan() / whole.makespan() - 1.0;
+                    assert!(error.abs() < close, "{kind} on {ranks}: {error}");
+                }
+            }
+        }
+    }
+}
+
+/// "Zero Bubble Pipeline Parallelism", Table 5.
+#[test]
+fn bubble_rates_of_the_zero_bubble_paper() {
+    let mut compared = 0;
+    for row in read(include_str!("../measured/zero_bubble_tables.csv")) {
+        let [ranks, micros, layers] = ["p", "m", "layers"].map(|name| row.count(name));
+        let rate = |kind: Kind, chunks: usize| {
+            let part = |name: &str| vec![row.number(name).unwrap() / chunks as f64; ranks * chunks];
+            let lasts = Lasts {
+                forward: part("TF_ms"),
+                input: part("TB_ms"),
+                weights: part("TW_ms"),
+                send: row.number("Tcomm_ms").unwrap(),
+            };
+            ends(kind, ranks, micros, &lasts).bubble_rate()
+        };
+        let kinds = [
+            ("bubble_1F1B", Kind::OneForwardOneBackward),
+            ("bubble_ZBH1", Kind::ZbH1),
+            ("bubble_ZBH2", Kind::ZbH2),
+        ];
+        for (column, kind) in kinds {
+            let printed = row.number(column).unwrap();
+            let foretold = (rate(kind, 1) * 1e4).round() / 1e4;
+            assert!((foretold - printed).abs() < 1e-9, "{kind} {foretold} {printed}");
+            compared += 1;
+        }
+        let printed = row.number("bubble_1F1B_I").unwrap();
+        let foretold = rate(Kind::Interleaved, (layers + 2) / ranks);
+        assert!((foretold - printed).abs() < 0.004, "interleaved {foretold} {printed}");
+    }
+    assert_eq!(compared, 36);
+}

@@ -1,0 +1,9 @@
+//! Predictions against published measurements, formulas against walks, and the vocabulary.
+
+mod clocks;
+mod clusters;
+mod errors;
+mod memories;
+mod plans;
+mod tables;
+mod times;

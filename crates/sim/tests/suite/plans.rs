@@ -1,0 +1,177 @@
+//! Estimates of plans: what they are made of, and that they are cheap.
+
+use crate::tables::plan;
+use lockstep_plan::schedule::Schedule;
+use lockstep_plan::{Circle, Coord, Ledger};
+use lockstep_sim::{Cluster, Differs, Flow, Options, estimate, memories, traffic};
+
+fn llama(layout: &str, ranks: usize) -> lockstep_plan::Plan {
+    let text = format!(
+        "[model]\npreset = \"llama3-8b\"\nseq = 4096\n[train]\nglobal_batch = 64\nmicro_batch = 1\n\
+         [layout]\n{layout}\n[precision]\ncompute = \"bf16\"\n"
+    );
+    plan(&text, ranks)
+}
+
+fn some_plans() -> Vec<lockstep_plan::Plan> {
+    let layouts = [
+        ("data = 8\nzero = 3", 8),
+        ("data = 2\nzero = 1\ntensor = 2\nsequence = true\npipe = 2", 8),
+        ("tensor = 2\npipe = 4\nschedule = \"interleaved\"\nchunks = 2\nrecompute = \"full\"", 8),
+        ("pipe = 8\nschedule = \"zb-h1\"\ndata = 2", 16),
+        ("context = 4\ntensor = 2\nsequence = true\ndata = 2\nzero = 2", 16),
+        ("context = 4\ncontext_kind = \"ulysses\"\ndata = 4\nzero = 3\nshard = 8", 16),
+    ];
+    layouts.iter().map(|(layout, ranks)| llama(layout, *ranks)).collect()
+}
+
+#[test]
+fn the_parts_of_the_time_make_the_step() {
+    let cluster = Cluster::built_in("h100").unwrap();
+    for plan in some_plans() {
+        let estimate = estimate(&plan, &cluster, &Options::default());
+        assert!((estimate.time.total() / estimate.step_s - 1.0).abs() < 1e-9);
+        assert!(estimate.time.bubble > -1e-9 * estimate.step_s, "{:?}", estimate.time);
+        assert!(
+            estimate.hfu >= estimate.mfu_causal * 0.999,
+            "{} {}",
+            estimate.hfu,
+            estimate.mfu_causal
+        );
+    }
+}
+
+/// Parameters by formula, and those that a rank really holds.
+#[test]
+fn parameters_are_the_parts() {
+    let cluster = Cluster::built_in("h100").unwrap();
+    let options = Options::default();
+    let moe = plan(
+        "[model]\npreset = \"mixtral-8x7b\"\nseq = 4096\n[train]\nglobal_batch = 16\nmicro_batch = 1\n\
+         [layout]\ndata = 4\nexpert = 4\npipe = 2\n[precision]\ncompute = \"bf16\"\n",
+        8,
+    );
+    let gpt2 = plan(
+        "[model]\npreset = \"gpt2-1.5b\"\nvocab = 50304\n[train]\nglobal_batch = 16\n[layout]\ntensor = 1\npipe = 4\n\
+         [precision]\ncompute = \"bf16\"\n",
+        4,
+    );
+    for plan in some_plans().into_iter().chain([moe, gpt2]) {
+        let estimate = estimate(&plan, &cluster, &options);
+        for (pipe, stage) in estimate.stages.iter().enumerate() {
+            let first = Coord { pipe, data: 0, context: 0, tensor: 0 };
+            let held = plan.part(plan.mesh().rank(first)).len() as f64;
+            let cut = if plan.layout.zero == 3 { plan.layout.shard as f64 } else { 1.0 };
+            let foretold = stage.memory.parameters / options.software.weights * cut;
+            assert!((foretold / held - 1.0).abs() < 1e-6, "{foretold} {held} {:?}", plan.layout);
+        }
+    }
+}
+
+/// By formula and block by block: the same states, and nearly the same activations.
+#[test]
+fn memory_by_formula_is_that_of_the_ledger() {
+    let cluster = Cluster::built_in("h100").unwrap();
+    let (quick, exact) = (Options::default(), Options { exact: true, ..Options::default() });
+    for plan in some_plans() {
+        let (quick, exact) = (memories(&plan, &cluster, &quick), memories(&plan, &cluster, &exact));
+        for (pipe, (quick, exact)) in quick.iter().zip(&exact).enumerate() {
+            let first = Coord { pipe, data: 0, context: 0, tensor: 0 };
+            let ledger = Ledger::of(&plan, plan.mesh().rank(first));
+            let counted = exact.states() + exact.activations + exact.gathered;
+            assert_eq!(counted, ledger.total() as f64, "{:?}", plan.layout);
+            let error = quick.allocated() / exact.allocated() - 1.0;
+            println!(
+                "{:5.1}% of {:6.2} GB {:?}",
+                100.0 * error,
+                exact.allocated() / 1e9,
+                plan.layout
+            );
+            assert!(error.abs() < 0.03, "{error} {quick:?} {exact:?} {:?}", plan.layout);
+        }
+    }
+}
+
+/// The exchanges by formula carry the bytes of those that the plan counts.
+#[test]
+fn traffic_by_formula_is_that_of_the_plan() {
+    let cluster = Cluster::built_in("h100").unwrap();
+    for plan in some_plans() {
+        let sent = |flows: &[Flow], wanted: fn(Circle) -> bool| -> f64 {
+            let of_circle = flows.iter().filter(|flow| flow.circle.is_some_and(wanted));
+            of_circle.map(Flow::sent).sum()
+        };
+        let quick = estimate(&plan, &cluster, &Options::default()).flows;
+        let exact = traffic(&plan, &cluster, 0);
+        type Wanted = fn(Circle) -> bool;
+        let kinds: [(&str, Wanted); 3] = [
+            ("tensor", |circle| circle == Circle::Tensor),
+            ("pipe", |circle| circle == Circle::Pipe),
+            ("data", |circle| matches!(circle, Circle::Shard | Circle::Gather | Circle::Copies)),
+        ];
+        for (name, wanted) in kinds {
+            let (quick, exact) = (sent(&quick, wanted), sent(&exact, wanted));
+            println!("{name}: {:.3} and {:.3} GB {:?}", quick / 1e9, exact / 1e9, plan.layout);
+            assert!(
+                (quick - exact).abs() <= 0.2 * exact,
+                "{name}: {quick} {exact} {:?}",
+                plan.layout
+            );
+        }
+    }
+}
+
+/// One slow rank holds up the step, and it does not matter in which replica.
+#[test]
+fn a_slow_rank_slows_all() {
+    let even = Cluster::built_in("h100").unwrap();
+    let plan = llama("data = 2\nzero = 1\ntensor = 2\npipe = 4", 16);
+    let options = Options::default();
+    let step =
+        |differs: Vec<Differs>| estimate(&plan, &Cluster { differs, ..even.clone() }, &options);
+    let slow = |ranks: &[usize], compute: f64, link: f64| Differs {
+        hosts: Vec::new(),
+        ranks: ranks.to_vec(),
+        compute,
+        link,
+        memory_gib: None,
+    };
+    let whole = step(Vec::new());
+    let half = step(vec![slow(&[0], 0.5, 1.0)]);
+    assert!(half.step_s > 1.4 * whole.step_s && half.step_s < 2.1 * whole.step_s);
+    assert!((half.time.straggling - (half.step_s - whole.step_s)).abs() < 1e-9);
+    // The same stage of the other replica, and all ranks at once.
+    let other = plan.mesh().rank(Coord { data: 1, ..plan.mesh().coord(0) });
+    assert_eq!(step(vec![slow(&[other], 0.5, 1.0)]).step_s, half.step_s);
+    let all: Vec<usize> = (0..16).collect();
+    let everywhere = step(vec![slow(&all, 0.5, 1.0)]).step_s;
+    assert!(everywhere > half.step_s && everywhere < 2.1 * whole.step_s);
+    assert!(step(vec![slow(&[3], 1.0, 0.1)]).step_s > whole.step_s);
+    let small = Differs { memory_gib: Some(1.0), ..slow(&[5], 1.0, 1.0) };
+    assert!(whole.fits && !step(vec![small]).fits);
+}
+
+#[test]
+fn passes_in_flight_are_those_of_the_schedule() {
+    let cluster = Cluster::built_in("h100").unwrap();
+    for layout in ["pipe = 4", "pipe = 4\nschedule = \"gpipe\"", "pipe = 4\nchunks = 2"] {
+        let plan = llama(layout, 4);
+        let schedule: Schedule = plan.schedule();
+        let estimate = estimate(&plan, &cluster, &Options::default());
+        // Stages between the ends are alike but for what is in flight.
+        let bytes = |rank: usize| estimate.stages[rank].memory.activations;
+        let passes = |rank: usize| schedule.in_flight(rank).until_weights as f64;
+        assert!((bytes(1) / bytes(2) - passes(1) / passes(2)).abs() < 1e-9, "{layout}");
+    }
+}
+
+/// A plan for the largest cluster is priced in far less than the time it takes to type it: nothing here is
+/// walked rank by rank or micro-batch by micro-batch.
+#[test]
+fn sixteen_thousand_ranks() {
+    let cluster = Cluster::built_in("h100").unwrap();
+    let text = "[model]\npreset = \"llama3-405b\"\nseq = 8192\n[train]\nglobal_batch = 2048\nmicro_batch = 1\n\
+                [layout]\ndata = 128\nzero = 1\ntensor = 8\nsequence = true\npipe = 16\n[precision]\ncompute = \"bf16\"\n";
+    let estimate = estimate(&plan(text, 16384), &cluster, &Options::default());
+    assert!(estimate.mfu > 0.2 && estimate.mfu < 0.6, "{}", estimate.mfu);
+}

@@ -1,0 +1,80 @@
+//! Published measurements as plans: each row of a table becomes a plan, a cluster and a training program, and
+//! what was measured. Only what a row's source says differs from row to row; no constant does.
+
+#![allow(unused_imports)]
+
+mod b200;
+mod bigscience;
+mod csv;
+mod megatron;
+mod nanotron;
+mod torchtitan;
+mod vtrain;
+
+pub use b200::b200;
+pub use bigscience::bigscience;
+pub use csv::{Cells, read};
+pub use megatron::{korthikanti, korthikanti_activations, sc21};
+pub use nanotron::nanotron;
+pub use torchtitan::torchtitan;
+pub use vtrain::vtrain;
+
+use lockstep_plan::{Config, Plan, Surroundings};
+use lockstep_sim::{Cluster, Estimate, Options, Software, estimate};
+
+/// A row, as a plan and as it was measured.
+pub struct Row {
+    pub name: String,
+    /// Rows that are compared with each other.
+    pub group: String,
+    pub plan: Plan,
+    pub cluster: Cluster,
+    pub options: Options,
+    pub seconds: Option<f64>,
+    /// Bytes that frameworks report.
+    pub bytes: Option<f64>,
+    /// It ran out of memory.
+    pub failed: bool,
+}
+
+impl Row {
+    pub fn estimate(&self) -> Estimate {
+        estimate(&self.plan, &self.cluster, &self.options)
+    }
+}
+
+/// A plan on a cluster of hosts of eight; panics with the mistakes, for rows are to be understood.
+pub fn plan(text: &str, ranks: usize) -> Plan {
+    let around = Surroundings { ranks, local_ranks: ranks.min(8), cores: 8, data_vocab: None };
+    match Plan::resolve(&Config::parse(text, &[]), &around) {
+        Ok(plan) => plan,
+        Err(mistakes) => {
+            let all: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
+            panic!("{}\n{text}", all.join("\n"));
+        }
+    }
+}
+
+/// A model in the form of GPT-2 and how it was trained, as a run file.
+pub struct Gpt {
+    pub dim: usize,
+    pub heads: usize,
+    pub layers: usize,
+    pub seq: usize,
+    pub vocab: usize,
+    pub dropout: f64,
+}
+
+impl Gpt {
+    /// As a `[model]` section.
+    pub fn model(&self) -> String {
+        let Gpt { dim, heads, layers, seq, vocab, dropout } = self;
+        format!(
+            "[model]\nfamily = \"gpt2\"\ndim = {dim}\nheads = {heads}\nlayers = {layers}\nseq = {seq}\nvocab = {vocab}\ndropout = {dropout:?}\n"
+        )
+    }
+}
+
+pub fn options(software: Software) -> Options {
+    Options { software, ..Options::default() }
+}
