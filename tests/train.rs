@@ -487,3 +487,72 @@ fn a_measured_step_takes_any_layout() {
         &["tensor=4 takes 4 ranks", "2 ranks are started"],
     );
 }
+
+/// What a run that came out as no number tells to type does what it says.
+#[test]
+fn a_nan_tells_the_command_that_replays_it() {
+    let desk = Desk::new("nan");
+    let wild = "--set train.lr=1e30 --set train.min_lr=0 --set train.warmup=0 --set train.clip=0";
+    let ran = desk.run(&format!("train small.toml --ranks 2 {wild}"));
+    assert!(!ran.ok, "{}", ran.out);
+    let command = ran.err.lines().find(|line| line.contains("--replay-step"));
+    let command = command.unwrap_or_else(|| panic!("no command in:\n{}", ran.err));
+    let words = command.split_once("lockstep ").expect("the program's name").1;
+    let before = desk.names("runs/small");
+    assert!(before.contains(&"failed".to_string()), "{before:?}");
+    let said = desk.done(words);
+    for hint in [
+        "from runs/small/failed/checkpoints/step-",
+        "is not finite again, with the same bits twice",
+        "made by the built-in grammar",
+    ] {
+        assert!(said.contains(hint), "no {hint:?} in:\n{said}");
+    }
+    assert_eq!(desk.names("runs/small"), before, "nothing was written");
+
+    desk.done("train small.toml --set name=good --set checkpoint.keep=0");
+    let said = desk.done("train small.toml --set name=good --replay-step 6");
+    for hint in
+        ["from runs/good/checkpoints/step-00000004", "step 6 is finite", "as the run wrote it down"]
+    {
+        assert!(said.contains(hint), "no {hint:?} in:\n{said}");
+    }
+    desk.refused("train small.toml --replay-step 11", &["the run has steps 1 to 10"]);
+}
+
+#[test]
+fn a_rotten_spot_costs_samples_and_too_many_end_the_run() {
+    let desk = Desk::new("rotten");
+    let text: String = (0..20_000).map(|word| format!("{word} ")).collect();
+    desk.write("words.txt", &text);
+    desk.done("data prepare words.txt --out words.tokens");
+    let mut bytes = fs::read(desk.path("words.tokens")).expect("it was made");
+    bytes[60_000] ^= 1;
+    fs::write(desk.path("words.tokens"), bytes).expect("the test's folder can be written");
+    desk.refused(
+        "data inspect words.tokens --check",
+        &["the tokens changed", "chunks, the first at byte"],
+    );
+
+    // Nothing is held out, so there is nothing to evaluate on.
+    desk.write("rotten.toml", &SMALL.replace("eval_every = 5\neval_batches = 1\n", ""));
+    let words = "train rotten.toml --set data.source=words.tokens --set data.held_out=0";
+    let counts = |name: &str| -> Vec<u64> {
+        let metrics = desk.metrics(name);
+        let counts = metrics.iter().filter_map(|line| line.more.get("corrupt_samples")?.as_u64());
+        counts.collect()
+    };
+    desk.done(&format!("{words} --set name=one"));
+    desk.done(&format!("{words} --set name=two --ranks 2"));
+    let one = counts("runs/one");
+    assert!(one.len() == 10 && one[9] > 0, "{one:?}");
+    assert_eq!(counts("runs/two"), one, "all ranks count the same");
+    desk.refused(
+        &format!("{words} --set name=none --ranks 2 --set data.max_corrupt=0"),
+        &[
+            "damaged samples, and data.max_corrupt allows 0",
+            "words.tokens, document",
+            "bytes 49344 to 65728",
+        ],
+    );
+}

@@ -8,5 +8,6 @@ pub mod generate;
 pub mod import;
 pub mod launch;
 mod progress;
+mod replay;
 pub mod train;
 pub mod verify;

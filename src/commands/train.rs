@@ -17,6 +17,7 @@ use lockstep_trainer::{
     self as trainer, Event, Rank, Run, Saved, Wanted, Whole, dtype, load_whole,
 };
 
+use crate::commands::replay;
 use crate::run_file::{RunFile, fresh_folder};
 use crate::say::{say, say_part};
 use crate::supervise::{self, Supervision};
@@ -55,6 +56,10 @@ pub struct Args {
     /// Where runs lie
     #[arg(long, default_value = "runs")]
     runs: PathBuf,
+    /// Do step N of the run of this name once more, twice, from the state before it, and tell whether data or a
+    /// machine made it what it was; writes nothing
+    #[arg(long, value_name = "N", conflicts_with = "resume")]
+    replay_step: Option<u64>,
     /// Only read the run file, print the plan as JSON and stop
     #[arg(long)]
     dry_run: bool,
@@ -95,14 +100,17 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         say!("{}", serde_json::to_string_pretty(&plan)?);
         return Ok(ExitCode::SUCCESS);
     }
-    if parent {
+    // To look at a step once more needs no supervision, and leaves the folder alone.
+    if parent && args.replay_step.is_none() {
         let folder = match args.supervision.is_first() {
             true => prepare(&args, &plan, false)?,
             false => args.runs.join(&plan.name),
         };
         return supervise::run(&args.supervision, &file, size, &folder);
     }
-    stop::listen();
+    if args.replay_step.is_none() {
+        stop::listen();
+    }
     let timeout = Duration::try_from_secs_f64(plan.comm.timeout_s).context("comm.timeout_s")?;
     let stopped = AtomicBool::new(false);
     let ended = world::run(&start, timeout, |world| {
@@ -189,6 +197,12 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     let first = world.rank() == 0;
     same::check(world, plan, file)?;
     let folder = args.runs.join(&plan.name);
+    if let Some(step) = args.replay_step {
+        let from = args.from.as_ref().map(|from| lockstep_ckpt::find(from)).transpose()?;
+        let from = from.map(|checkpoint| trainer::Start { checkpoint, resume: false });
+        replay::rank(plan, &file.source, &folder, from, step, world)?;
+        return Ok(false);
+    }
     // Ranks that are not of the first generation go on with what those before them have begun.
     let begun = supervise::is_supervised() || world::generation() > 0;
     if first {
@@ -207,7 +221,8 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     let run = Run { plan, group: world, source, folder: &folder, start, generation, stop };
     let finished = trainer::run(&run, &mut |event| screen.show(&event));
     screen.clear();
-    let trainer::Finished { rank: trained, stopped } = finished?;
+    let trainer::Finished { rank: trained, stopped } =
+        finished.map_err(|error| explained(args, error))?;
     if let Some(step) = stopped {
         if first {
             say!("stopped after step {step} of {}, as asked; --resume goes on", plan.train.steps);
@@ -244,6 +259,51 @@ fn start(
         (false, None) => return Ok(None),
     };
     Ok(Some(trainer::Start { checkpoint, resume }))
+}
+
+/// An error with what to type next.
+fn explained(args: &Args, error: trainer::Error) -> anyhow::Error {
+    match error {
+        trainer::Error::NotFinite { step, .. } => {
+            let told = error.to_string();
+            anyhow::anyhow!(
+                "{told}. To tell whether the data or a machine is to blame:\n  {}",
+                replay_command(args, step)
+            )
+        }
+        error => error.into(),
+    }
+}
+
+/// What to type to see a step once more.
+fn replay_command(args: &Args, step: u64) -> String {
+    let path = |path: &Path| path.display().to_string();
+    let mut words = vec!["lockstep".into(), "train".into(), path(&args.run)];
+    let mut add = |flag: &str, value: String| words.extend([flag.to_string(), value]);
+    if let Some(ranks) = args.ranks {
+        add("--ranks", ranks.to_string());
+    }
+    args.sets.iter().for_each(|set| add("--set", set.clone()));
+    if args.engine != Engine::Shm {
+        add("--engine", args.engine.name().to_string());
+    }
+    if let Some(from) = &args.from {
+        add("--from", path(from));
+    }
+    if args.runs != Path::new("runs") {
+        add("--runs", path(&args.runs));
+    }
+    add("--replay-step", step.to_string());
+    words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
+}
+
+/// As a shell takes it for one word.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word.to_string(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
 }
 
 fn introduce(plan: &Plan, file: &RunFile) {
@@ -301,6 +361,10 @@ impl Screen {
                 "warning: {} is passed over: rank {rank}: {what}; an older one is tried",
                 path.display()
             ),
+            Event::Slow(slow) => {
+                // Standard error may be closed: no reason to fail.
+                let _ = writeln!(std::io::stderr(), "warning: {slow}");
+            }
         }
         // Standard output may be a pipe to the launcher, which shows what it gets.
         let _ = std::io::stdout().flush();

@@ -7,7 +7,8 @@
 //! and reads them back. What is read is put out of memory before; medians over the rounds.
 
 use lockstep_ckpt::{
-    CHUNK, Disk, Head, Kind, Manifest, Named, Piece, Position, begin, commit, load, write_pieces,
+    CHUNK, Carried, Disk, Head, Kind, Manifest, Named, Piece, Position, begin, commit, load,
+    write_pieces,
 };
 use lockstep_plan::model::{Part, Shape};
 use lockstep_plan::{Mesh, presets};
@@ -127,7 +128,8 @@ fn save(run: &Path, shape: &Shape, states: &[(Vec<Piece>, Vec<f32>)], step: u64)
         threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
     });
     let (position, plan) = (Position::default(), serde_json::Value::Null);
-    let head = Head { step, generation: 0, position, shape: shape.clone(), plan };
+    let carried = Carried::default();
+    let head = Head { step, generation: 0, position, shape: shape.clone(), plan, carried };
     commit(&disk, run, &Manifest::of(head, CHUNK, parts)).expect("committed");
 }
 

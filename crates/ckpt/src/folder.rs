@@ -23,11 +23,16 @@ const GOING: &str = ".removed";
 /// is the newest one's. Chunks are not read here: what is damaged in the middle of a file is told by whoever
 /// reads it.
 pub fn latest(run: &Path) -> Result<Option<PathBuf>> {
+    Ok(before(run, u64::MAX)?.map(|(_, dir)| dir))
+}
+
+/// The same of those with fewer than `step` steps done: how many, and where.
+pub fn before(run: &Path, step: u64) -> Result<Option<(u64, PathBuf)>> {
     let mut broken = None;
-    for step in steps(run) {
-        let dir = folder(run, step);
+    for done in steps(run).into_iter().filter(|done| *done < step) {
+        let dir = folder(run, done);
         match load(&dir) {
-            Ok(_) => return Ok(Some(dir)),
+            Ok(_) => return Ok(Some((done, dir))),
             Err(error) => {
                 tracing::warn!("{} is passed over: {error}", dir.display());
                 broken.get_or_insert(error);

@@ -18,6 +18,7 @@
 //! # Ok::<(), lockstep_ckpt::Error>(())
 //! ```
 
+mod carried;
 mod checkpoint;
 mod chunks;
 mod diff;
@@ -28,16 +29,20 @@ mod generation;
 pub mod hf;
 mod manifest;
 mod partial;
+pub mod rollouts;
 pub mod safetensors;
 mod save;
 mod tensors;
 mod writer;
 
+pub use carried::Carried;
 pub use checkpoint::{Checkpoint, Stored, load};
 pub use diff::{Apart, diff};
 pub use disk::{Act, Disk};
 pub use error::{Error, Result};
-pub use folder::{Keep, find, find_step, folder, is_checkpoint, latest, prune, steps, sweep};
+pub use folder::{
+    Keep, before, find, find_step, folder, is_checkpoint, latest, prune, steps, sweep,
+};
 pub use generation::{advance, claim, newest, succeed};
 pub use lockstep_plan::model::Runs;
 pub use manifest::{

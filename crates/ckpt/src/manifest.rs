@@ -1,6 +1,7 @@
 //! `manifest.json`: what a checkpoint says of itself. Which files, with a checksum for each chunk; which tensors,
 //! and which runs of each lie where. Its first line is its own checksum, so that nothing in it is taken on trust.
 
+use crate::carried::Carried;
 use crate::error::{Error, Result};
 use crate::tensors::Named;
 use lockstep_plan::model::{Runs, Shape};
@@ -63,6 +64,8 @@ pub struct Head {
     pub shape: Shape,
     /// The run's configuration with its layout and schedules; null when the weights come from elsewhere.
     pub plan: Value,
+    #[serde(default)]
+    pub carried: Carried,
 }
 
 /// Where a training is. Samples, dropout and initial values are functions of the seed and of numbers, so this is
@@ -238,7 +241,8 @@ mod tests {
         let shape = lockstep_plan::presets::shape("gpt2-test", Some(64)).expect("a preset");
         let plan = serde_json::json!({"lr": 3e-4});
         let position = Position { samples: 12, seed: 3, data: "grammar".into() };
-        let head = Head { step: 4, generation: 2, position, shape, plan };
+        let carried = Carried { left_out: 3, learner: serde_json::json!({"policy_version": 7}) };
+        let head = Head { step: 4, generation: 2, position, shape, plan, carried };
         let named = Named { name: "embed.tokens".into(), dims: vec![4, 4] };
         let runs = vec![Runs { start: 0, len: 2, stride: 4, count: 4 }];
         let piece = Piece { kind: Kind::Param, named, runs, counts: true };

@@ -8,6 +8,7 @@
 //!               checkpoints/                                   synced
 //! ```
 
+use crate::carried::Carried;
 use crate::disk::Disk;
 use crate::error::{Error, Result, refuse};
 use crate::folder::{checkpoints, folder, going};
@@ -99,7 +100,8 @@ pub fn save(run: &Path, shape: &Shape, params: &dyn Tensors) -> Result<PathBuf> 
         Ok(Cow::Owned(values))
     })?;
     let (position, plan) = (Position::default(), serde_json::Value::Null);
-    let head = Head { step: 0, generation, position, shape: shape.clone(), plan };
+    let carried = Carried::default();
+    let head = Head { step: 0, generation, position, shape: shape.clone(), plan, carried };
     let path = commit(&disk, run, &Manifest::of(head, CHUNK, vec![written]))?;
     std::mem::forget(guard);
     Ok(path)

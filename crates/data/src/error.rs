@@ -1,9 +1,10 @@
 //! What can go wrong with data, in words that name the file, the figures and the way out.
 
+use crate::tokens::Damage;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Data that could not be read, prepared or written.
 #[derive(Debug)]
@@ -12,6 +13,8 @@ pub enum Error {
     System { doing: String, source: std::io::Error },
     /// The file is not what it should be: of another kind or version, cut short, or changed.
     File { path: PathBuf, what: String },
+    /// Tokens were changed after they were written.
+    Damaged(Damage),
     /// More rows than allowed could not be used.
     BadRows { allowed: u64, found: u64, first: Vec<BadRow> },
     /// What was asked for cannot be done, with the way out.
@@ -50,6 +53,9 @@ impl fmt::Display for Error {
         match self {
             Error::System { doing, source } => write!(f, "{doing}: {source}"),
             Error::File { path, what } => write!(f, "{}: {what}", path.display()),
+            Error::Damaged(damage) => {
+                write!(f, "{damage}; see `lockstep data inspect --check`, and prepare it anew")
+            }
             Error::BadRows { allowed, found, first } => {
                 let shown: Vec<_> = first.iter().map(BadRow::to_string).collect();
                 let shown = shown.join("\n  ");
@@ -80,5 +86,11 @@ impl std::error::Error for Error {
             Error::System { source, .. } => Some(source),
             _ => None,
         }
+    }
+}
+
+impl From<Damage> for Error {
+    fn from(damage: Damage) -> Error {
+        Error::Damaged(damage)
     }
 }

@@ -24,11 +24,11 @@ mod source;
 mod tokenizer;
 mod tokens;
 
-pub use corpus::Split;
+pub use corpus::{Piece, Split};
 pub use error::{BadRow, Error, Result};
 pub use grammar::Grammar;
 pub use permutation::Permutation;
 pub use prepare::{Format, Made, Recipe, Report, prepare, size_of};
 pub use source::{GRAMMAR, Options, Source};
 pub use tokenizer::Tokenizer;
-pub use tokens::{TokenFile, Width};
+pub use tokens::{Cause, Damage, TokenFile, Width};

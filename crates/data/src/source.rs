@@ -3,10 +3,11 @@
 //! a run resumes from the number of its step alone.
 
 use crate::chance::hash;
-use crate::corpus::{Corpus, Split};
+use crate::corpus::{Corpus, PATIENCE, Piece, Split};
 use crate::error::Result;
 use crate::grammar::Grammar;
 use crate::tokenizer::{Tokenizer, bytes_to_text};
+use crate::tokens::Damage;
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -55,6 +56,9 @@ impl Default for Options {
 }
 
 impl Source {
+    /// How many damaged samples in a row are passed over in search of a good one.
+    pub const PATIENCE: usize = PATIENCE;
+
     /// `builtin:grammar`, a token file, or a folder of token files.
     pub fn open(spec: &str, options: &Options) -> Result<Source> {
         let kind = match spec {
@@ -103,6 +107,10 @@ impl Source {
 
     /// Sample `index` of the global batch of `step`: inputs and their successors, `seq + 1` tokens, as
     /// many as `out` holds. Panics if the split is empty (see `epoch_tokens`).
+    ///
+    /// Gives what was found damaged: nothing, but for files that changed after they were written. The first good
+    /// one of the following samples is then taken instead; after [`Source::PATIENCE`] damaged ones `out` holds
+    /// nothing but end tokens.
     pub fn sample(
         &self,
         split: Split,
@@ -111,13 +119,31 @@ impl Source {
         global_batch: usize,
         index: usize,
         out: &mut [u32],
-    ) {
-        assert!(index < global_batch, "sample {index} of a global batch of {global_batch}");
-        let number = step * global_batch as u64 + index as u64;
+    ) -> Vec<Damage> {
+        let number = number(step, global_batch, index);
         match &self.kind {
-            Kind::Grammar(grammar) => grammar.sample(hash(&[split as u64, seed, number]), out),
-            Kind::Corpus { corpus, .. } => corpus.sample(split, seed, number, out),
+            Kind::Grammar(grammar) => {
+                grammar.sample(hash(&[split as u64, seed, number]), out);
+                vec![]
+            }
+            Kind::Corpus { corpus, .. } => corpus.sample(split, seed, number, out).1,
         }
+    }
+
+    /// Where the tokens of that sample lie, in their order; nowhere if the program makes them.
+    pub fn pieces(
+        &self,
+        split: Split,
+        seed: u64,
+        step: u64,
+        global_batch: usize,
+        index: usize,
+        seq: usize,
+    ) -> Vec<Piece> {
+        let Kind::Corpus { corpus, .. } = &self.kind else { return vec![] };
+        let number = number(step, global_batch, index);
+        let (taken, _) = corpus.sample(split, seed, number, &mut vec![0; seq + 1]);
+        corpus.pieces(split, seed, taken, seq)
     }
 
     /// Tokens of a text, for a prompt.
@@ -152,6 +178,11 @@ impl Source {
             Kind::Corpus { .. } => None,
         }
     }
+}
+
+fn number(step: u64, global_batch: usize, index: usize) -> u64 {
+    assert!(index < global_batch, "sample {index} of a global batch of {global_batch}");
+    step * global_batch as u64 + index as u64
 }
 
 fn tokenizer_of<'a>(corpus: &Corpus, known: &'a OnceLock<Tokenizer>) -> Result<&'a Tokenizer> {

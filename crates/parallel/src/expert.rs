@@ -56,7 +56,8 @@ impl Peers {
         device.read(starts.view(), &mut bounds);
         let asked: Vec<i32> = bounds.windows(2).map(|two| (two[1] - two[0]) as i32).collect();
         let mut told = vec![0i32; members * here];
-        self.note(group.all_to_all_v(&asked, &held, &mut told, &vec![here; members]));
+        let counts = vec![here; members];
+        self.note(self.exchanged(|| group.all_to_all_v(&asked, &held, &mut told, &counts)));
 
         let sum = |counts: &[i32]| counts.iter().map(|&count| count as usize).sum::<usize>();
         let of_member = |rank| sum(&asked[cut(experts, members, rank)]);
@@ -115,7 +116,7 @@ impl Peers {
     pub fn sum_over(&self, circle: Circle, x: &mut Tensor) {
         let group = self.circle(circle);
         if group.size() > 1 {
-            self.note(floats::all_reduce(group, x.view_mut()));
+            self.note(self.exchanged(|| floats::all_reduce(group, x.view_mut())));
         }
     }
 
@@ -128,7 +129,9 @@ impl Peers {
     ) -> Tensor {
         let group = self.circle(Circle::Expert);
         let mut come = device.empty(received.iter().sum(), rows.cols(), rows.dtype(), Tag::Buffers);
-        self.note(floats::all_to_all_v(group, rows.view(), sent, come.view_mut(), received));
+        self.note(self.exchanged(|| {
+            floats::all_to_all_v(group, rows.view(), sent, come.view_mut(), received)
+        }));
         come
     }
 }

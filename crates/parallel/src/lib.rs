@@ -28,6 +28,7 @@ pub mod context;
 mod courier;
 mod data;
 mod expert;
+mod exposed;
 mod floats;
 mod gradients;
 mod peers;

@@ -1,13 +1,14 @@
 //! The ranks that a rank exchanges with, by what they share; and the first exchange that failed.
 
-use std::cell::{Cell, RefCell};
-use std::time::{Duration, Instant};
+use std::cell::RefCell;
+use std::time::Duration;
 
 use lockstep_comm::{Error, Group, Result, Traffic, World};
 use lockstep_plan::context::ContextKind;
 use lockstep_plan::{Circle, Coord, Mesh};
 
 use crate::context::Context;
+use crate::exposed::Exposed;
 
 /// A rank's circles of peers.
 ///
@@ -24,7 +25,7 @@ pub struct Peers {
     circles: Vec<Group>,
     failed: RefCell<Option<Error>>,
     /// Time that the rank spent on exchanges inside blocks and between stages.
-    exposed: Cell<Duration>,
+    exposed: Exposed,
     /// The world of one that groups of one belong to.
     _alone: World,
 }
@@ -50,7 +51,7 @@ impl Peers {
             context: None,
             circles,
             failed: RefCell::new(None),
-            exposed: Cell::default(),
+            exposed: Exposed::default(),
             _alone: alone,
         })
     }
@@ -60,7 +61,7 @@ impl Peers {
         let alone = lockstep_comm::alone();
         let circles = Circle::ALL.map(|_| alone.group().clone()).into();
         let (mesh, coord) = (Mesh::ONE, Mesh::ONE.coord(0));
-        let (failed, exposed) = (RefCell::new(None), Cell::default());
+        let (failed, exposed) = (RefCell::new(None), Exposed::default());
         Peers {
             mesh,
             coord,
@@ -113,15 +114,13 @@ impl Peers {
 
     /// Does an exchange that the rank waits for, on the clock.
     pub fn exchanged<R>(&self, exchange: impl FnOnce() -> R) -> R {
-        let begun = Instant::now();
-        let result = exchange();
-        self.exposed.set(self.exposed.get() + begun.elapsed());
-        result
+        self.exposed.timed(exchange)
     }
 
     /// Time spent on exchanges, since it was last asked.
     pub fn take_exposed(&self) -> Duration {
-        self.exposed.take()
+        let inside = self.context.as_ref().map_or(Duration::ZERO, Context::take_exposed);
+        self.exposed.take() + inside
     }
 
     /// Remembers the first failure.

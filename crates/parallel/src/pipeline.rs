@@ -69,7 +69,7 @@ impl Pipeline {
         }
         // What is passed on lives until it is taken.
         let sending = std::mem::take(&mut self.sending);
-        sending.into_iter().try_for_each(|pending| pending.wait().map(drop))
+        peers.exchanged(|| sending.into_iter().try_for_each(|pending| pending.wait().map(drop)))
     }
 
     /// A forward pass through all stages of something outside the schedule.

@@ -33,6 +33,19 @@ pub struct Data {
     pub seq: usize,
     /// Fraction kept for evaluation.
     pub held_out: f64,
+    /// Damaged samples that the run leaves out and counts; one more ends it.
+    #[serde(default = "Data::max_corrupt")]
+    pub max_corrupt: usize,
+}
+
+impl Data {
+    /// A rotten spot costs the samples that touch it, once an epoch; a file with many is better prepared anew.
+    pub(crate) const MAX_CORRUPT: usize = 100;
+
+    /// Of plans from before it could be said.
+    fn max_corrupt() -> usize {
+        Data::MAX_CORRUPT
+    }
 }
 
 /// Where tokens come from. Written as it is typed: `builtin:grammar`, or a path.

@@ -14,6 +14,15 @@ pub enum Error {
         rank: usize,
         place: String,
     },
+    /// More samples than allowed were damaged. Nothing was changed by the step.
+    Corrupt {
+        step: u64,
+        /// Left out since the run's first step; none where there was no end of it.
+        count: Option<u64>,
+        limit: usize,
+        /// One of them: the sample, the file, the place.
+        what: String,
+    },
     Data(lockstep_data::Error),
     Checkpoint(lockstep_ckpt::Error),
     /// A file of the run folder could not be written.
@@ -38,6 +47,15 @@ impl fmt::Display for Error {
                 "step {step}: rank {rank}: {place} is not a finite number; the step was not taken. \
                  Try a lower lr, a longer warmup, or a smaller clip"
             ),
+            Error::Corrupt { step, count, limit, what } => {
+                let count = count.map_or("countless".to_string(), |count| count.to_string());
+                write!(
+                    f,
+                    "step {step}: {count} damaged samples, and data.max_corrupt allows {limit}; one is {what}. \
+                     `lockstep data inspect --check` tells how much of the file is damaged; prepare it anew, \
+                     or allow more"
+                )
+            }
             Error::Data(cause) => cause.fmt(f),
             Error::Checkpoint(cause) => cause.fmt(f),
             Error::Folder { path, cause } => write!(f, "{}: {cause}", path.display()),

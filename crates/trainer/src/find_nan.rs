@@ -26,14 +26,19 @@ impl Rank<'_> {
             found = found.or(place, Bad::Output);
         }
         // Once more to the gradients, which stay each rank's own this time.
+        self.unsummed(source, step)?;
+        let place = self.first_bad_gradient();
+        self.agree(found.or(place, Bad::Gradient))
+    }
+
+    /// A step's passes, after which each rank has its own gradients.
+    pub(crate) fn unsummed(&mut self, source: &Source, step: u64) -> Result<(), Error> {
         self.flight.land();
         self.store.clear();
         self.store.unsummed = true;
         let passed = self.passes(source, step);
         self.store.unsummed = false;
-        passed?;
-        let place = self.first_bad_gradient();
-        self.agree(found.or(place, Bad::Gradient))
+        passed.map(drop)
     }
 
     fn first_bad_parameter(&self) -> Option<String> {

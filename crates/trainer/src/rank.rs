@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use lockstep_ckpt::{Carried, Checkpoint};
 use lockstep_comm::Group;
 use lockstep_data::{Source, Split};
 use lockstep_kernels::{AdamW, Device, Dtype};
@@ -13,6 +14,8 @@ use lockstep_parallel::{Gradients, Pipeline, Reduction, Stream, bucket_bytes, su
 use lockstep_plan::schedule::{Act, Action};
 use lockstep_plan::{Circle, Compute, Plan};
 
+use crate::left_out::LeftOut;
+use crate::stored::load_weights;
 use crate::{Error, Optimizer};
 
 /// What one rank holds: its device, its piece of the model with its parameters and moments, and room for
@@ -28,6 +31,8 @@ pub struct Rank<'a> {
     pub optimizer: Optimizer,
     pub(crate) pipeline: Option<Pipeline>,
     pub(crate) flight: Flight,
+    /// What goes into checkpoints beside tensors, and comes back from them: the same on all ranks.
+    pub carried: Carried,
     /// The runs of summed gradients that this rank counts in the norm: block, unit, where.
     counted: Vec<(usize, usize, Range<usize>)>,
 }
@@ -42,6 +47,10 @@ pub(crate) struct Flight {
     kept: Vec<Option<Kept>>,
     /// Ready to be used again.
     spare: Vec<Kept>,
+    /// Of the samples of this step.
+    pub left_out: LeftOut,
+    /// Time spent on reading samples, since it was last asked.
+    pub reading: Duration,
 }
 
 /// What a step did: the same on every rank, but for the times.
@@ -57,6 +66,8 @@ pub struct Stepped {
     pub time: Duration,
     /// What of it was spent in exchanges that nothing hid.
     pub exchange: Duration,
+    /// What of it was spent on reading samples.
+    pub reading: Duration,
     /// Bytes that this rank sent.
     pub sent: u64,
 }
@@ -97,6 +108,7 @@ impl<'a> Rank<'a> {
             optimizer: Optimizer::new(&device, &model.part),
             pipeline: Some(Pipeline::new(plan.schedule(), &peers, stream)),
             counted: counted(&model),
+            carried: Carried::default(),
             plan,
             group,
             peers,
@@ -109,22 +121,41 @@ impl<'a> Rank<'a> {
         Ok(rank)
     }
 
+    /// With the state of a checkpoint.
+    pub fn resume(
+        plan: &'a Plan,
+        group: &'a Group,
+        device: Device,
+        checkpoint: &Checkpoint,
+    ) -> Result<Rank<'a>, Error> {
+        let (part, zero) = (plan.part(group.rank()), plan.layout.zero);
+        let weights = load_weights(&device, &part, dtype(plan), zero, &checkpoint.params())?;
+        let mut rank = Rank::with_weights(plan, group, device, weights)?;
+        rank.load_states(checkpoint)?;
+        rank.carried = checkpoint.head().carried.clone();
+        Ok(rank)
+    }
+
     /// Step `step` (the first is 1) on its global batch. On an error nothing has changed.
     pub fn step(&mut self, source: &Source, step: u64) -> Result<Stepped, Error> {
         let start = Instant::now();
         // A step that ended in an error leaves gradients behind.
         self.store.clear();
+        self.flight.left_out.clear();
+        self.flight.reading = Duration::ZERO;
         self.peers.take_exposed();
         let sent_before = self.peers.sent();
         let loss = self.passes(source, step)?;
 
         self.store.finish(&self.device, &self.peers)?;
         let mut exchange = self.store.take_exposed() + self.peers.take_exposed();
-        let mut sums = [loss.sum, loss.auxiliary, self.squares()];
+        let [count, marks, first] = self.left_out_sums();
+        let mut sums = [loss.sum, loss.auxiliary, self.squares(), count, marks, first];
         let meeting = Instant::now();
         sum(self.group, &mut sums)?;
         exchange += meeting.elapsed();
-        let [loss, auxiliary, squares] = sums;
+        let [loss, auxiliary, squares, left_out @ ..] = sums;
+        self.note_left_out(step, left_out)?;
         let grad_norm = squares.sqrt();
         let loss = loss / self.plan.tokens_per_step() as f64;
         if !grad_norm.is_finite() || !loss.is_finite() {
@@ -150,7 +181,8 @@ impl<'a> Rank<'a> {
         self.store.weights.spread(&self.device, &self.peers)?;
         exchange += spreading.elapsed();
         let sent = self.peers.sent() - sent_before;
-        Ok(Stepped { loss, auxiliary, grad_norm, lr, time: start.elapsed(), exchange, sent })
+        let (time, reading) = (start.elapsed(), self.flight.reading);
+        Ok(Stepped { loss, auxiliary, grad_norm, lr, time, exchange, reading, sent })
     }
 
     /// Forward and backward of this rank's micro-batches: its part of the losses, and of the gradients.
@@ -237,6 +269,8 @@ impl Flight {
             samples: vec![0; micro_batch * (seq + 1)],
             kept: (0..micros * model.part.stages.len()).map(|_| None).collect(),
             spare: Vec::new(),
+            left_out: LeftOut::default(),
+            reading: Duration::ZERO,
         }
     }
 
@@ -257,11 +291,17 @@ impl Flight {
         micro: usize,
         first: usize,
     ) {
-        let Flight { batches, samples, .. } = self;
+        let Flight { batches, samples, left_out, reading, .. } = self;
+        let begun = Instant::now();
         for (row, sample) in samples.chunks_exact_mut(plan.data.seq + 1).enumerate() {
             let (seed, global) = (plan.train.seed, plan.train.global_batch);
-            source.sample(split, seed, step, global, first + row, sample);
+            let damage = source.sample(split, seed, step, global, first + row, sample);
+            // What is held out is looked at again and again; it counts for nothing.
+            if split == Split::Train && !damage.is_empty() {
+                left_out.add(first + row, damage);
+            }
         }
+        *reading += begun.elapsed();
         let count = batches.len();
         batches[micro % count].fill(device, samples);
     }

@@ -1,11 +1,11 @@
 //! The loop: step after step, with evaluations, checkpoints and reports when they are due.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use lockstep_ckpt::Disk;
-use lockstep_comm::{Group, Op};
+use lockstep_comm::Group;
 use lockstep_data::Source;
 use lockstep_events::{Metrics, StepReport, TensorBoard};
 use lockstep_kernels::Device;
@@ -13,9 +13,13 @@ use lockstep_plan::model::flops_per_token;
 use lockstep_plan::{Ledger, Plan};
 use serde_json::Value;
 
+use crate::lookout::{Lookout, View};
+use crate::pace::{Times, median};
 use crate::rank::dtype;
 use crate::start::{build, position};
-use crate::{Ended, Error, Rank, Saved, Saver, Start, Stepped, Word, agree, alone, measure_peak};
+use crate::{
+    Ended, Error, Rank, Saved, Saver, Slow, Start, Stepped, Word, agree, alone, measure_peak,
+};
 
 /// What happens during a run, for whoever shows it. Only rank 0 tells.
 pub enum Event<'a> {
@@ -29,6 +33,8 @@ pub enum Event<'a> {
     SaveFailed { step: u64, rank: usize, what: &'a str },
     /// A checkpoint to start from was found broken by a rank; an older one is tried.
     PassedOver { path: &'a Path, rank: usize, what: &'a str },
+    /// A rank or a link that holds the others up: told when it is first seen, and rarely again.
+    Slow(&'a Slow),
 }
 
 /// What a run needs beside its plan.
@@ -74,6 +80,7 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Finishe
     let mut log = alone(group, || Log::open(folder, done))?;
     let mut saver = Saver::new(plan, group, folder, generation, Disk::default());
     let mut clock = Clock::new(plan, group.rank(), peak, done);
+    let mut lookout = Lookout::new(plan, group)?;
 
     // Asked while it was being built: everything is as it was.
     if agree(group, Word { stop: (run.stop)(), ..Word::default() })?.stop {
@@ -81,9 +88,12 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Finishe
     }
     for step in done + 1..=plan.train.steps as u64 {
         let stepped = match rank.step(source, step) {
-            // All ranks end here: what was saved before is worth waiting for.
+            // All ranks end here: what was saved before is worth waiting for, and the state too.
             Err(error @ Error::NotFinite { .. }) => {
                 conclude(saver.finish()?, step, plan, log.as_mut(), tell)?;
+                if let Err(trouble) = keep_failed(&rank, run, step) {
+                    tracing::warn!("the state before step {step} could not be saved: {trouble}");
+                }
                 return Err(error);
             }
             stepped => stepped?,
@@ -93,11 +103,14 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Finishe
         let due = |every: usize| last || (every > 0 && step.is_multiple_of(every as u64));
 
         if due(plan.train.log_every) || step == done + 1 {
-            let memory = most_memory(&rank)?;
-            let report = clock.report(step, &stepped, memory);
+            let view = lookout.look(&rank, clock.times(), step > done + 1)?;
+            let report = clock.report(step, &stepped, &view, rank.carried.left_out);
             if let Some(log) = &mut log {
                 log.write(&report)?;
                 tell(Event::Step(&report));
+                if let Some(slow) = view.slow.as_ref().filter(|_| view.tell) {
+                    tell(Event::Slow(slow));
+                }
             }
         }
         if let Some(eval) = plan.train.eval.as_ref().filter(|eval| due(eval.every)) {
@@ -193,11 +206,28 @@ fn told(group: &Group, number: Option<u64>) -> Result<u64, Error> {
     Ok(number[0] as u64)
 }
 
-/// The largest of any rank.
-fn most_memory(rank: &Rank<'_>) -> Result<u64, Error> {
-    let mut bytes = [rank.device.memory().total.peak as i64];
-    rank.group.all_reduce(&mut bytes, Op::Max)?;
-    Ok(bytes[0] as u64)
+/// Saves the state before a step that came out as no number, which is still what it was: so the step can be done
+/// again at once (see `replay`), and not only after all steps since the last checkpoint. It lies apart, in
+/// `RUN/failed`: nobody wants to go on from it unseen.
+fn keep_failed(rank: &Rank<'_>, run: &Run<'_>, step: u64) -> Result<(), Error> {
+    let Run { plan, group, source, .. } = *run;
+    let failed = failed(run.folder);
+    // One is enough: that of an earlier failure goes.
+    alone(group, || {
+        let gone = if failed.exists() { std::fs::remove_dir_all(&failed) } else { Ok(()) };
+        gone.map_err(|cause| Error::Folder { path: failed.clone(), cause })
+    })?;
+    let mut saver = Saver::new(plan, group, &failed, 0, Disk::default());
+    saver.begin(rank, step - 1, position(plan, source, step - 1))?;
+    if let Some(Ended::Failed { rank, what, .. }) = saver.finish()? {
+        tracing::warn!("the state before step {step} could not be saved: rank {rank}: {what}");
+    }
+    Ok(())
+}
+
+/// Where the state before a step that failed lies, as in a run folder of its own.
+pub fn failed(run: &Path) -> PathBuf {
+    run.join("failed")
 }
 
 /// The files that a run writes as it goes.
@@ -240,6 +270,7 @@ struct Clock<'a> {
     steps: u64,
     time: Duration,
     exchange: Duration,
+    reading: Duration,
     /// Done when the run was started, and since.
     before: u64,
     done: u64,
@@ -255,6 +286,7 @@ impl<'a> Clock<'a> {
             steps: 0,
             time: Duration::ZERO,
             exchange: Duration::ZERO,
+            reading: Duration::ZERO,
             before,
             done: 0,
         }
@@ -265,9 +297,20 @@ impl<'a> Clock<'a> {
         self.done += 1;
         self.time += stepped.time;
         self.exchange += stepped.exchange;
+        self.reading += stepped.reading;
     }
 
-    fn report(&mut self, step: u64, stepped: &Stepped, memory: u64) -> StepReport {
+    /// Of this rank, per step.
+    fn times(&self) -> Times {
+        let per_step = |time: Duration| time.as_secs_f64() / self.steps as f64;
+        Times {
+            computing: per_step(self.time.saturating_sub(self.exchange)),
+            waiting: per_step(self.exchange),
+            reading: per_step(self.reading),
+        }
+    }
+
+    fn report(&mut self, step: u64, stepped: &Stepped, view: &View, left_out: u64) -> StepReport {
         let (plan, seconds) = (self.plan, self.time.as_secs_f64());
         let tokens_per_s = (self.steps as usize * plan.tokens_per_step()) as f64 / seconds;
         let flops = flops_per_token(&plan.model, plan.data.seq).total();
@@ -280,15 +323,29 @@ impl<'a> Clock<'a> {
             tokens_per_s: Some(tokens_per_s),
             mfu: Some(tokens_per_s * flops / self.peak),
             comm_exposed: Some(self.exchange.as_secs_f64() / seconds),
-            more: [("comm_bytes".to_string(), stepped.sent.into())].into(),
-            mem_bytes: Some(memory),
+            more: more(stepped, view, left_out),
+            mem_bytes: Some(view.memory),
             mem_planned_bytes: Some(self.planned),
             tokens: Some((self.before + self.done) * plan.tokens_per_step() as u64),
             elapsed_s: Some(self.begun.elapsed().as_secs_f64()),
             eta: Some(Duration::from_secs_f64(left * per_step)),
             ..StepReport::of(step as usize, plan.train.steps)
         };
-        (self.steps, self.time, self.exchange) = (0, Duration::ZERO, Duration::ZERO);
+        (self.time, self.exchange, self.reading) = Default::default();
+        self.steps = 0;
         report
     }
+}
+
+/// What programs may want to know of a report beside its line.
+fn more(stepped: &Stepped, view: &View, left_out: u64) -> BTreeMap<String, Value> {
+    let computing = || view.times.iter().map(|times| times.computing);
+    let mut more = vec![
+        ("comm_bytes", stepped.sent.into()),
+        ("compute_s", median(computing()).into()),
+        ("compute_s_most", computing().fold(0.0, f64::max).into()),
+        ("corrupt_samples", left_out.into()),
+    ];
+    more.extend(view.slow.as_ref().map(Slow::metric));
+    more.into_iter().map(|(key, value)| (key.to_string(), value)).collect()
 }

@@ -113,6 +113,7 @@ impl<'a> Saver<'a> {
             position,
             shape: self.plan.model.clone(),
             plan: serde_json::to_value(self.plan).unwrap_or(Value::Null),
+            carried: rank.carried.clone(),
         };
         let (disk, folder, generation) = (self.disk.clone(), self.folder.clone(), self.generation);
         let writer = self.group.rank();

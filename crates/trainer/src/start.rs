@@ -101,6 +101,7 @@ fn attempt<'a>(
     if let Some(trouble) = first_trouble(group, loaded.err().map(|error| error.to_string()))? {
         return Ok(Err(trouble));
     }
+    rank.carried = checkpoint.head().carried.clone();
     if group.rank() == 0 {
         same_course(&checkpoint, plan, run.source);
     }

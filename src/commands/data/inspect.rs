@@ -91,7 +91,7 @@ fn text_of(file: &TokenFile, document: u64) -> anyhow::Result<String> {
         bail!("there is no document {document}; the last one is {}", file.documents() - 1);
     }
     let mut tokens = vec![0; file.len_of(document) as usize];
-    file.read(document, 0, &mut tokens);
+    file.read(document, 0, &mut tokens).map_err(lockstep_data::Error::from)?;
     Ok(file.tokenizer()?.decode(&tokens)?)
 }
 

@@ -1,8 +1,8 @@
 //! The state of a small training whose every number follows from its step, saved by the ranks of any mesh.
 
 use lockstep_ckpt::{
-    Act, Checkpoint, Disk, Head, Keep, Kind, Manifest, Named, Piece, Position, Result, begin,
-    commit, load, params_of, prune, write_pieces,
+    Act, Carried, Checkpoint, Disk, Head, Keep, Kind, Manifest, Named, Piece, Position, Result,
+    begin, commit, load, params_of, prune, write_pieces,
 };
 use lockstep_plan::Mesh;
 use lockstep_plan::model::{Part, Runs, Shape};
@@ -35,7 +35,7 @@ pub fn value(step: u64, kind: Kind, name: &str, element: usize) -> f32 {
 pub fn head(step: u64, generation: u64) -> Head {
     let position = Position { samples: 8 * step, seed: 1, data: "made up".into() };
     let plan = serde_json::json!({"name": "test", "lr": 3e-4});
-    Head { step, generation, position, shape: shape(), plan }
+    Head { step, generation, position, shape: shape(), plan, carried: Carried::default() }
 }
 
 /// The pieces that a rank of a mesh writes.

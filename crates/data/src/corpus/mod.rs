@@ -5,6 +5,9 @@
 //! sample is the first of its neighbour, so that every token is an input once and a target once. Which
 //! sample comes when is shuffled within the epoch too; otherwise a batch would be one piece of a long
 //! document. All of it follows from the seed and the number of the sample. What is kept is a cache.
+//!
+//! A sample of which a token is damaged is left out, and the next number's is taken twice: a rule that needs
+//! nothing but the file, so that all who ask for the sample get the same.
 
 mod order;
 mod split;
@@ -12,16 +15,30 @@ mod split;
 use crate::chance::hash;
 use crate::error::{Error, Result};
 use crate::permutation::Permutation;
-use crate::tokens::TokenFile;
+use crate::tokens::{Damage, TokenFile};
 use order::Order;
 pub use split::Split;
 use split::Threshold;
+use std::convert::Infallible;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 /// How many epochs' orders are kept: two for training (a sample may reach into the next epoch) and two
 /// for evaluation.
 const KEPT: usize = 4;
+
+/// How many damaged samples in a row are passed over in search of a good one.
+pub const PATIENCE: usize = 1000;
+
+/// A run of a document's tokens.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Piece {
+    pub path: PathBuf,
+    pub document: u64,
+    /// One past its last token stands for the end token.
+    pub tokens: Range<u64>,
+}
 
 #[derive(Debug)]
 pub struct Corpus {
@@ -91,46 +108,75 @@ impl Corpus {
         format!("tokens {}", &digest.finalize().to_hex()[..16])
     }
 
-    /// Sample `number` of the endless row of epochs: `seq + 1` tokens, as many as `out` holds.
-    pub fn sample(&self, split: Split, seed: u64, number: u64, out: &mut [u32]) {
-        let epoch_tokens = u128::from(self.epoch_tokens(split));
-        assert!(
-            epoch_tokens > 0,
-            "nothing is held out; open the source with a fraction to hold out"
-        );
-        assert!(
-            out.len() > 1,
-            "a sample is one token and its successors, not {} tokens",
-            out.len()
-        );
-        let seq = (out.len() - 1) as u128;
-
-        // The samples that start in the same epoch change places with each other.
-        let epoch = u128::from(number) * seq / epoch_tokens;
-        let first = |epoch: u128| (epoch * epoch_tokens).div_ceil(seq);
-        let key = hash(&[SAMPLES, split as u64, seed, epoch as u64]);
-        let shuffle = Permutation::new(key, (first(epoch + 1) - first(epoch)) as u64);
-        let place = first(epoch) + u128::from(shuffle.place(number - first(epoch) as u64));
-
-        let of = OrderOf { split, seed, epoch: epoch as u64 };
-        self.read(of, (place * seq - epoch * epoch_tokens) as u64, out);
+    /// Sample `number` of the endless row of epochs: `seq + 1` tokens, as many as `out` holds. Where one is
+    /// damaged its successors are tried: which sample it became, and what was passed over on the way. After
+    /// `PATIENCE` of them it gives up, and leaves nothing but end tokens.
+    pub fn sample(
+        &self,
+        split: Split,
+        seed: u64,
+        number: u64,
+        out: &mut [u32],
+    ) -> (u64, Vec<Damage>) {
+        let mut passed = Vec::new();
+        loop {
+            let tried = number + passed.len() as u64;
+            let Err(damage) = self.read(split, seed, tried, out) else { return (tried, passed) };
+            passed.push(damage);
+            if passed.len() == PATIENCE {
+                out.fill(self.files[0].end());
+                return (tried, passed);
+            }
+        }
     }
 
-    /// Reads on from token `at` of an epoch, over its end and into the next one if need be.
-    fn read(&self, mut of: OrderOf, at: u64, mut out: &mut [u32]) {
+    /// Where the tokens of a sample lie.
+    pub fn pieces(&self, split: Split, seed: u64, number: u64, seq: usize) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        let Ok(()) = self.walk::<Infallible>(split, seed, number, seq, |document, tokens| {
+            let (file, document) = self.file_of(document);
+            pieces.push(Piece { path: file.path().to_path_buf(), document, tokens });
+            Ok(())
+        });
+        pieces
+    }
+
+    fn read(&self, split: Split, seed: u64, number: u64, out: &mut [u32]) -> Result<(), Damage> {
+        let (seq, mut rest) = (out.len().saturating_sub(1), out);
+        self.walk(split, seed, number, seq, |document, tokens| {
+            let count = (tokens.end - tokens.start) as usize;
+            let (now, later) = std::mem::take(&mut rest).split_at_mut(count);
+            rest = later;
+            self.read_document(document, tokens.start, now)
+        })
+    }
+
+    /// Goes through the documents that a sample is made of: each with the run of its tokens, the last of which
+    /// may be the end token.
+    fn walk<E>(
+        &self,
+        split: Split,
+        seed: u64,
+        number: u64,
+        seq: usize,
+        mut each: impl FnMut(u64, Range<u64>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let (mut of, at) = self.place(split, seed, number, seq);
         let mut order = self.order(of);
         let (mut place, mut from) = order.find(self, at);
+        let mut left = seq as u64 + 1;
         loop {
             let document = order.document(place);
-            let room = self.room(document, of.split);
-            let count = (room.saturating_sub(from) as usize).min(out.len());
-            let (now, later) = out.split_at_mut(count);
-            self.read_document(document, from, now);
-            out = later;
-            if out.is_empty() {
-                return;
+            let count = self.room(document, of.split).saturating_sub(from).min(left);
+            if count > 0 {
+                each(document, from..from + count)?;
+            }
+            left -= count;
+            if left == 0 {
+                return Ok(());
             }
             (place, from) = (place + 1, 0);
+            // Over the end of an epoch, and into the next one.
             if place == self.documents {
                 of.epoch += 1;
                 (order, place) = (self.order(of), 0);
@@ -138,15 +184,32 @@ impl Corpus {
         }
     }
 
+    /// The epoch that a sample starts in, and at which of its tokens.
+    fn place(&self, split: Split, seed: u64, number: u64, seq: usize) -> (OrderOf, u64) {
+        let epoch_tokens = u128::from(self.epoch_tokens(split));
+        assert!(
+            epoch_tokens > 0,
+            "nothing is held out; open the source with a fraction to hold out"
+        );
+        assert!(seq > 0, "a sample is one token and its successors, not one token alone");
+        let seq = seq as u128;
+
+        // The samples that start in the same epoch change places with each other.
+        let epoch = u128::from(number) * seq / epoch_tokens;
+        let first = |epoch: u128| (epoch * epoch_tokens).div_ceil(seq);
+        let key = hash(&[SAMPLES, split as u64, seed, epoch as u64]);
+        let shuffle = Permutation::new(key, (first(epoch + 1) - first(epoch)) as u64);
+        let place = first(epoch) + u128::from(shuffle.place(number - first(epoch) as u64));
+        let of = OrderOf { split, seed, epoch: epoch as u64 };
+        (of, (place * seq - epoch * epoch_tokens) as u64)
+    }
+
     /// Tokens of a document, the last of which is the end token.
-    fn read_document(&self, document: u64, from: u64, out: &mut [u32]) {
-        if out.is_empty() {
-            return;
-        }
+    fn read_document(&self, document: u64, from: u64, out: &mut [u32]) -> Result<(), Damage> {
         let (file, document) = self.file_of(document);
         let own = (file.len_of(document) - from).min(out.len() as u64) as usize;
-        file.read(document, from, &mut out[..own]);
         out[own..].fill(file.end());
+        if own == 0 { Ok(()) } else { file.read(document, from, &mut out[..own]) }
     }
 
     /// How many tokens a document takes in an epoch of the split: its own and the end, or none.

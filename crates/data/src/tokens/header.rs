@@ -4,11 +4,17 @@ use std::ops::Range;
 
 pub const LEN: usize = 192;
 const MAGIC: &[u8; 8] = b"LOCKSTOK";
-const VERSION: u32 = 1;
+/// What is written. Version 1, which had no checksums of chunks, is read too.
+const VERSION: u32 = 2;
 /// Where the digest of the header itself stands.
 const OWN_DIGEST: usize = 160;
 /// Bytes of the index per document.
 pub const ENTRY: u64 = 16;
+/// Bytes of tokens that have a checksum of their own: what a sample lies in is soon read through, and the
+/// checksums are a two-thousandth of the file.
+pub const CHUNK: usize = 16 << 10;
+/// Bytes of a chunk's checksum.
+pub const CHECKSUM: usize = 8;
 
 pub type Digest = [u8; 32];
 
@@ -22,6 +28,9 @@ pub struct Header {
     /// 0: bytes, 1: a tokenizer.json.
     pub tokenizer: u32,
     pub tokenizer_len: u64,
+    /// Whether chunks of tokens have checksums: from version 2 on.
+    pub chunked: bool,
+    /// Of the chunks' checksums where there are some, or of all tokens.
     pub tokens_digest: Digest,
     pub index_digest: Digest,
     pub tokenizer_digest: Digest,
@@ -76,7 +85,7 @@ impl Header {
         let mut bytes = [0; LEN];
         bytes[..8].copy_from_slice(MAGIC);
         let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
-        put(8, &VERSION.to_le_bytes());
+        put(8, &(if self.chunked { VERSION } else { 1 }).to_le_bytes());
         put(12, &(self.width.bytes() as u32).to_le_bytes());
         put(16, &self.vocab.to_le_bytes());
         put(20, &self.end.to_le_bytes());
@@ -105,9 +114,9 @@ impl Header {
         let digest = |at| -> Digest { bytes[at..at + 32].try_into().expect("32 bytes") };
 
         // The version comes first: another one may keep its checksum elsewhere.
-        if four(8) != VERSION {
+        if !(1..=VERSION).contains(&four(8)) {
             return Err(format!(
-                "a token file of version {}, and this program reads version {VERSION}; prepare it anew",
+                "a token file of version {}, and this program reads versions 1 to {VERSION}; prepare it anew",
                 four(8)
             ));
         }
@@ -122,6 +131,7 @@ impl Header {
             tokens: eight(32),
             tokenizer: four(40),
             tokenizer_len: eight(48),
+            chunked: four(8) > 1,
             tokens_digest: digest(64),
             index_digest: digest(96),
             tokenizer_digest: digest(128),
@@ -148,16 +158,30 @@ impl Header {
         self.tokens.checked_mul(self.width.bytes() as u64)?.checked_next_multiple_of(8)
     }
 
+    /// The bytes of the chunks' checksums.
+    fn checksums_len(&self) -> Option<u64> {
+        let chunks = if self.chunked { self.tokens_len()?.div_ceil(CHUNK as u64) } else { 0 };
+        Some(chunks * CHECKSUM as u64)
+    }
+
     pub fn file_len(&self) -> Option<u64> {
         let index = self.documents.checked_mul(ENTRY)?;
         let both = self.tokens_len()?.checked_add(index)?.checked_add(LEN as u64)?;
-        both.checked_add(self.tokenizer_len)
+        both.checked_add(self.tokenizer_len)?.checked_add(self.checksums_len()?)
     }
 
-    /// Where tokens, index and tokenizer lie in a file that has this header.
-    pub fn parts(&self) -> [Range<usize>; 3] {
-        let tokens = LEN + self.tokens_len().expect("the header was checked") as usize;
+    /// Where tokens, index, tokenizer and checksums lie in a file that has this header.
+    pub fn parts(&self) -> [Range<usize>; 4] {
+        let checked = "the header was checked";
+        let tokens = LEN + self.tokens_len().expect(checked) as usize;
         let index = tokens + (self.documents * ENTRY) as usize;
-        [LEN..tokens, tokens..index, index..index + self.tokenizer_len as usize]
+        let tokenizer = index + self.tokenizer_len as usize;
+        let checksums = tokenizer + self.checksums_len().expect(checked) as usize;
+        [LEN..tokens, tokens..index, index..tokenizer, tokenizer..checksums]
     }
+}
+
+/// The checksum of a chunk of tokens.
+pub fn checksum(chunk: &[u8]) -> [u8; CHECKSUM] {
+    *blake3::hash(chunk).as_bytes().first_chunk().expect("a digest is longer")
 }

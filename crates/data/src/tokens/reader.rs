@@ -1,13 +1,16 @@
 //! Reading a token file where it lies: mapped, not loaded. What is small is checked when the file is
-//! opened; the tokens themselves when asked.
+//! opened; tokens, chunk by chunk, when one of the chunk is first read. Never gives tokens that are not those
+//! that were written.
 
-use super::header::{ENTRY, Header, Width};
+use super::damage::{Cause, Damage};
+use super::header::{CHECKSUM, CHUNK, ENTRY, Header, LEN, Width, checksum};
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
 use memmap2::Mmap;
 use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// A token file that is open for reading.
 #[derive(Debug)]
@@ -15,9 +18,16 @@ pub struct TokenFile {
     path: PathBuf,
     map: Mmap,
     header: Header,
-    /// Where tokens, index and tokenizer lie.
-    parts: [Range<usize>; 3],
+    /// Where tokens, index, tokenizer and checksums lie.
+    parts: [Range<usize>; 4],
+    /// What is known of each chunk of tokens that has a checksum. No state: it only saves looking twice.
+    chunks: Vec<AtomicU8>,
 }
+
+// What is known of a chunk.
+const UNSEEN: u8 = 0;
+const RIGHT: u8 = 1;
+const WRONG: u8 = 2;
 
 impl TokenFile {
     /// Opens a file and checks everything but the tokens themselves.
@@ -29,12 +39,13 @@ impl TokenFile {
         }
         // SAFETY: token files never change under their name: `prepare` renames whole files into place,
         // and a file that is replaced stays as it was for those who have it mapped. If somebody else
-        // writes into it nonetheless, what is read are other tokens, which are compared with the
-        // vocabulary where they are used; if somebody cuts it short, the process ends by a signal.
+        // writes into it nonetheless, what is read are other tokens, which are compared with their
+        // checksum and the vocabulary; if somebody cuts it short, the process ends by a signal.
         let map = unsafe { Mmap::map(&file) }.map_err(Error::system("mapping", path))?;
         let header = Header::parse(&map, meta.len()).map_err(|what| Error::file(path, what))?;
         let parts = header.parts();
-        let opened = TokenFile { path: path.to_path_buf(), map, header, parts };
+        let chunks = (0..parts[3].len() / CHECKSUM).map(|_| AtomicU8::new(UNSEEN)).collect();
+        let opened = TokenFile { path: path.to_path_buf(), map, header, parts, chunks };
         opened.check_index()?;
         Ok(opened)
     }
@@ -97,8 +108,9 @@ impl TokenFile {
         self.entry(document).1
     }
 
-    /// Reads tokens of a document, from its token `from` on, as many as `out` holds.
-    pub fn read(&self, document: u64, from: u64, out: &mut [u32]) {
+    /// Reads tokens of a document, from its token `from` on, as many as `out` holds, if they are what was
+    /// written.
+    pub fn read(&self, document: u64, from: u64, out: &mut [u32]) -> Result<(), Damage> {
         let len = self.len_of(document);
         assert!(
             from + out.len() as u64 <= len,
@@ -107,19 +119,67 @@ impl TokenFile {
         );
         let width = self.header.width.bytes();
         let start = (self.start_of(document) + from) as usize * width;
-        self.header.width.get(&self.part(0)[start..start + out.len() * width], out);
-        if let Some(token) = out.iter().find(|token| **token >= self.header.vocab) {
-            panic!(
-                "{}: token {token} in document {document} is outside the vocabulary of {}: the file was \
-                 changed after it was written; see `lockstep data inspect --check`",
-                self.path.display(),
-                self.header.vocab
-            );
+        let bytes = start..start + out.len() * width;
+        let damage = |at: usize, cause| Damage {
+            path: self.path.clone(),
+            offset: (LEN + at) as u64,
+            document,
+            cause,
+        };
+        // Files of version 1 have no chunks to look at.
+        let chunks = bytes.start / CHUNK..bytes.end.div_ceil(CHUNK).min(self.chunks.len());
+        if let Some(chunk) = chunks.into_iter().find(|chunk| !self.is_right(*chunk)) {
+            return Err(damage(chunk * CHUNK, Cause::Checksum { len: self.chunk(chunk).len() }));
+        }
+        self.header.width.get(&self.part(0)[bytes], out);
+        let vocab = self.header.vocab;
+        match out.iter().position(|token| *token >= vocab) {
+            Some(at) => Err(damage(start + at * width, Cause::Token { token: out[at], vocab })),
+            None => Ok(()),
         }
     }
 
-    /// Reads all tokens and compares them with their checksum. `progress` is told the bytes done.
+    /// Whether a chunk of tokens has its checksum.
+    fn is_right(&self, chunk: usize) -> bool {
+        // Two threads may both look; they see the same.
+        let known = &self.chunks[chunk];
+        if known.load(Ordering::Relaxed) == UNSEEN {
+            let expected = &self.part(3)[chunk * CHECKSUM..(chunk + 1) * CHECKSUM];
+            let right = checksum(self.chunk(chunk)) == *expected;
+            known.store(if right { RIGHT } else { WRONG }, Ordering::Relaxed);
+        }
+        known.load(Ordering::Relaxed) == RIGHT
+    }
+
+    fn chunk(&self, chunk: usize) -> &[u8] {
+        let tokens = self.part(0);
+        &tokens[chunk * CHUNK..((chunk + 1) * CHUNK).min(tokens.len())]
+    }
+
+    /// Reads all tokens and compares them with their checksums. `progress` is told the bytes done.
     pub fn check(&self, mut progress: impl FnMut(u64)) -> Result<()> {
+        if !self.header.chunked {
+            return self.check_whole(progress);
+        }
+        let mut wrong = Vec::new();
+        for chunk in 0..self.chunks.len() {
+            progress(self.chunk(chunk).len() as u64);
+            if !self.is_right(chunk) {
+                wrong.push(LEN + chunk * CHUNK);
+            }
+        }
+        let Some(first) = wrong.first() else { return Ok(()) };
+        let what = format!(
+            "{}: {} of {} chunks, the first at byte {first}",
+            changed("tokens"),
+            wrong.len(),
+            self.chunks.len()
+        );
+        Err(Error::file(&self.path, what))
+    }
+
+    /// The same for a file of version 1.
+    fn check_whole(&self, mut progress: impl FnMut(u64)) -> Result<()> {
         let mut digest = blake3::Hasher::new();
         for piece in self.part(0).chunks(1 << 20) {
             digest.update(piece);
@@ -138,6 +198,10 @@ impl TokenFile {
         }
         if *blake3::hash(self.part(2)).as_bytes() != self.header.tokenizer_digest {
             return wrong(changed("tokenizer"));
+        }
+        let checksums = *blake3::hash(self.part(3)).as_bytes();
+        if self.header.chunked && checksums != self.header.tokens_digest {
+            return wrong(changed("checksums"));
         }
         // A checksum shows accidents only; what would be read outside the file is worth a look.
         let mut before = 0;
@@ -170,7 +234,7 @@ impl TokenFile {
         (number(&entry[..8]), number(&entry[8..]))
     }
 
-    /// 0: tokens, 1: index, 2: tokenizer.
+    /// 0: tokens, 1: index, 2: tokenizer, 3: checksums.
     fn part(&self, which: usize) -> &[u8] {
         &self.map[self.parts[which].clone()]
     }

@@ -1,6 +1,6 @@
 //! Writing a token file, document by document. Memory does not grow with the file.
 
-use super::header::{self, Header, Width};
+use super::header::{self, CHUNK, Header, Width, checksum};
 use super::partial::Partial;
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
@@ -8,12 +8,17 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Seek, Write};
 use std::path::{Path, PathBuf};
 
+const BUFFER: usize = 128 << 10;
+
 pub struct Writer {
     path: PathBuf,
     partial: Partial,
-    tokens: Hashed,
-    /// The index is kept in a file without a name until the tokens are written.
+    tokens: BufWriter<File>,
+    /// Tokens since the last chunk had its checksum.
+    chunk: Vec<u8>,
+    /// Index and checksums are kept in files without a name until the tokens are written.
     index: Hashed,
+    checksums: Hashed,
     width: Width,
     documents: u64,
     count: u64,
@@ -26,12 +31,15 @@ impl Writer {
         let mut file = partial.file.try_clone().map_err(failed())?;
         // The header is written last, when all is known.
         file.write_all(&[0; header::LEN]).map_err(failed())?;
-        let index = nameless_beside(path).map_err(failed())?;
+        let index = nameless_beside(path, "index").map_err(failed())?;
+        let checksums = nameless_beside(path, "checksums").map_err(failed())?;
         Ok(Writer {
             path: path.to_path_buf(),
             partial,
-            tokens: Hashed::new(file),
+            tokens: BufWriter::with_capacity(BUFFER, file),
+            chunk: Vec::with_capacity(CHUNK),
             index: Hashed::new(index),
+            checksums: Hashed::new(checksums),
             width: Width::of(tokenizer.vocab()),
             documents: 0,
             count: 0,
@@ -43,8 +51,27 @@ impl Writer {
         self.documents += 1;
         self.count += (tokens.len() / self.width.bytes()) as u64;
         let entry = [self.count.to_le_bytes(), mark.to_le_bytes()].concat();
-        let written = self.tokens.write(tokens).and_then(|()| self.index.write(&entry));
+        let written = self.put(tokens).and_then(|()| self.index.write(&entry));
         written.map_err(Error::system("writing", &self.path))
+    }
+
+    /// Writes tokens, and the checksum of each chunk that they fill.
+    fn put(&mut self, mut tokens: &[u8]) -> io::Result<()> {
+        self.tokens.write_all(tokens)?;
+        while self.chunk.len() + tokens.len() >= CHUNK {
+            let (now, later) = tokens.split_at(CHUNK - self.chunk.len());
+            self.chunk.extend_from_slice(now);
+            self.close_chunk()?;
+            tokens = later;
+        }
+        self.chunk.extend_from_slice(tokens);
+        Ok(())
+    }
+
+    fn close_chunk(&mut self) -> io::Result<()> {
+        self.checksums.write(&checksum(&self.chunk))?;
+        self.chunk.clear();
+        Ok(())
     }
 
     /// Documents and tokens so far.
@@ -53,8 +80,8 @@ impl Writer {
     }
 
     /// Puts the parts together and gives the file its name.
-    pub fn finish(self, tokenizer: &Tokenizer) -> Result<()> {
-        let Writer { path, partial, .. } = self;
+    pub fn finish(mut self, tokenizer: &Tokenizer) -> Result<()> {
+        let path = self.path.clone();
         let failed = || Error::system("writing", &path);
         let mut header = Header {
             width: self.width,
@@ -64,23 +91,28 @@ impl Writer {
             tokens: self.count,
             tokenizer: tokenizer.kind(),
             tokenizer_len: tokenizer.json().len() as u64,
+            chunked: true,
             tokens_digest: [0; 32],
             index_digest: [0; 32],
             tokenizer_digest: *blake3::hash(tokenizer.json()).as_bytes(),
         };
         let padded = header.tokens_len().expect("it was written, so it is not too long");
         let padding = padded - self.count * self.width.bytes() as u64;
-        let mut tokens = self.tokens;
-        tokens.write(&vec![0; padding as usize]).map_err(failed())?;
-        let mut file;
-        (file, header.tokens_digest) = tokens.close().map_err(failed())?;
-        let mut index;
-        (index, header.index_digest) = self.index.close().map_err(failed())?;
-        let assembled = index
-            .rewind()
-            .and_then(|()| io::copy(&mut index, &mut file))
+        self.put(&vec![0; padding as usize]).map_err(failed())?;
+        if !self.chunk.is_empty() {
+            self.close_chunk().map_err(failed())?;
+        }
+        let Writer { partial, tokens, index, checksums, .. } = self;
+        let closed = tokens.into_inner().map_err(io::IntoInnerError::into_error);
+        let mut file = closed.map_err(failed())?;
+        let (mut index, mut checksums) = (
+            index.close(&mut header.index_digest).map_err(failed())?,
+            checksums.close(&mut header.tokens_digest).map_err(failed())?,
+        );
+        let assembled = io::copy(&mut index, &mut file)
             .and_then(|_| file.write_all(tokenizer.json()))
-            .and_then(|()| file.rewind())
+            .and_then(|()| io::copy(&mut checksums, &mut file))
+            .and_then(|_| file.rewind())
             .and_then(|()| file.write_all(&header.to_bytes()));
         assembled.map_err(failed())?;
         partial.publish()
@@ -88,9 +120,9 @@ impl Writer {
 }
 
 /// A file that disappears when it is closed, on the same disk as `path`.
-fn nameless_beside(path: &Path) -> io::Result<File> {
+fn nameless_beside(path: &Path, what: &str) -> io::Result<File> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let name = path.with_file_name(format!(".{name}.index-{}", std::process::id()));
+    let name = path.with_file_name(format!(".{name}.{what}-{}", std::process::id()));
     let file = File::options().read(true).write(true).create(true).truncate(true).open(&name)?;
     fs::remove_file(&name)?;
     Ok(file)
@@ -104,7 +136,7 @@ struct Hashed {
 
 impl Hashed {
     fn new(file: File) -> Hashed {
-        Hashed { file: BufWriter::with_capacity(128 << 10, file), digest: blake3::Hasher::new() }
+        Hashed { file: BufWriter::with_capacity(BUFFER, file), digest: blake3::Hasher::new() }
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -112,8 +144,11 @@ impl Hashed {
         self.file.write_all(bytes)
     }
 
-    fn close(self) -> io::Result<(File, header::Digest)> {
-        let file = self.file.into_inner().map_err(io::IntoInnerError::into_error)?;
-        Ok((file, *self.digest.finalize().as_bytes()))
+    /// The file, to be read from its start.
+    fn close(self, digest: &mut header::Digest) -> io::Result<File> {
+        *digest = *self.digest.finalize().as_bytes();
+        let mut file = self.file.into_inner().map_err(io::IntoInnerError::into_error)?;
+        file.rewind()?;
+        Ok(file)
     }
 }

@@ -9,12 +9,12 @@ fn examine(path: &Path) -> Result<(), Error> {
     TokenFile::open(path)?.check(|_| ())
 }
 
-/// A file of 3 documents and 11 tokens: header to 192, tokens to 216, index to 264.
+/// A file of 3 documents and 11 tokens: header to 192, tokens to 216, index to 264, one checksum.
 fn good(desk: &Desk) -> Vec<u8> {
     let path = desk.documents(&["one", "two", "three"]);
     examine(&path).unwrap();
     let bytes = std::fs::read(path).unwrap();
-    assert_eq!(bytes.len(), 192 + 24 + 48);
+    assert_eq!(bytes.len(), 192 + 24 + 48 + 8);
     bytes
 }
 
@@ -36,7 +36,8 @@ fn every_changed_byte_is_found() {
                 8..12 => "version",
                 12..192 => "header was changed",
                 192..216 => "the tokens changed",
-                _ => "the index of documents changed",
+                216..264 => "the index of documents changed",
+                _ => "the checksums changed",
             };
             assert!(told.contains(expected), "byte {at}: {told}");
         }
@@ -62,7 +63,7 @@ fn every_field_is_looked_at() {
     let desk = Desk::new();
     let good = good(&desk);
     for (at, value, expected) in [
-        (8, 2u64, "version 2, and this program reads version 1"),
+        (8, 3u64, "version 3, and this program reads versions 1 to 2"),
         (12, 3, "makes no sense: 3 bytes per token"),
         (20, 257, "end token 257 of 257"),
         (24, 4, "cut short"),
@@ -74,7 +75,7 @@ fn every_field_is_looked_at() {
         (48, 1, "cut short"),
         (96, 0, "index of documents changed"),
         (128, 0, "tokenizer changed"),
-        (64, 0, "tokens changed"),
+        (64, 0, "checksums changed"),
     ] {
         let mut bytes = good.clone();
         let width = if at < 24 { 4 } else { 8 };

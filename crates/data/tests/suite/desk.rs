@@ -67,7 +67,7 @@ pub fn texts(path: &Path) -> Vec<String> {
     (0..file.documents())
         .map(|document| {
             let mut tokens = vec![0; file.len_of(document) as usize];
-            file.read(document, 0, &mut tokens);
+            file.read(document, 0, &mut tokens).unwrap();
             tokenizer.decode(&tokens).unwrap()
         })
         .collect()

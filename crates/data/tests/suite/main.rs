@@ -1,6 +1,7 @@
 //! Preparing, reading and sampling, through the public interface, on real files.
 
 mod batches;
+mod corrupt;
 mod damage;
 mod desk;
 mod formats;

@@ -38,6 +38,7 @@ mod ulysses;
 mod wire;
 
 use std::ops::Range;
+use std::time::Duration;
 
 use lockstep_comm::{Error, Group, Result, Traffic};
 use lockstep_kernels::{Attention, AttentionKnown, Device, Dtype, Tag, Tensor, View, ViewMut};
@@ -45,6 +46,7 @@ use lockstep_plan::context::{ContextKind, Run, multiple, runs, share};
 
 pub use lockstep_plan::context::{Brought, Sent, ring_sent, sent, ulysses_sent};
 
+use crate::exposed::Exposed;
 use ring::Ring;
 use ulysses::{Block, Deal};
 
@@ -56,6 +58,7 @@ pub struct Context {
     runs: Vec<Run>,
     /// None for a rank alone.
     others: Option<Others>,
+    exposed: Exposed,
 }
 
 /// Those with whom a rank shares its sequences.
@@ -118,7 +121,7 @@ impl Context {
     /// One rank that holds whole sequences.
     pub fn alone(seq: usize) -> Context {
         let runs = vec![Run { start: 0, len: seq }];
-        Context { kind: ContextKind::Ring, seq, runs, others: None }
+        Context { kind: ContextKind::Ring, seq, runs, others: None, exposed: Exposed::default() }
     }
 
     /// All ranks of the group call it, with the degrees (ulysses, ring) of [`lockstep_plan::context::degrees`].
@@ -151,7 +154,8 @@ impl Context {
             ulysses: part(ulysses, index / ulysses, "ulysses")?,
             ring: part(ring, index % ulysses, "ring")?,
         };
-        Ok(Context { kind, seq, runs: runs(kind, seq, degrees, index), others: Some(others) })
+        let runs = runs(kind, seq, degrees, index);
+        Ok(Context { kind, seq, runs, others: Some(others), exposed: Exposed::default() })
     }
 
     pub fn kind(&self) -> ContextKind {
@@ -184,6 +188,16 @@ impl Context {
         all.unwrap_or_default()
     }
 
+    /// Time spent on waiting for other ranks, since it was last asked.
+    pub fn take_exposed(&self) -> Duration {
+        self.exposed.take()
+    }
+
+    fn ring<'a>(&'a self, others: &'a Others, device: &'a Device, heads: &Heads) -> Ring<'a> {
+        let (group, exposed) = (&others.ring, &self.exposed);
+        Ring { group, device, heads: *heads, seq: self.seq, exposed }
+    }
+
     /// Causal attention over whole sequences, for the queries of this rank. Queries and keys are rotated
     /// already. What is sent: [`sent`].
     pub fn forward(
@@ -198,7 +212,7 @@ impl Context {
             return Ok(Saved { qkv, lse });
         };
         self.check(heads, qkv.rows());
-        let ring = Ring { group: &others.ring, device, heads: *heads, seq: self.seq };
+        let ring = self.ring(others, device, heads);
         if others.ulysses.size() == 1 {
             let lse = ring.attend(&qkv, out)?;
             return Ok(Saved { qkv, lse });
@@ -238,7 +252,7 @@ impl Context {
         // A number per head and token is all that the pass wants of the output, which stays where it is.
         let mut delta = device.empty(out.rows(), heads.heads, Dtype::F32, Tag::Buffers);
         device.attention_delta(out, dout, delta.view_mut());
-        let ring = Ring { group: &others.ring, device, heads: *heads, seq: self.seq };
+        let ring = self.ring(others, device, heads);
         if others.ulysses.size() == 1 {
             let known = AttentionKnown { dout, lse: lse.view(), delta: delta.view() };
             return ring.attend_backward(&qkv, known, dqkv);
@@ -260,13 +274,14 @@ impl Context {
         deal.to_tokens(gradient, &Block::qkv(heads), dqkv)
     }
 
-    fn deal<'a>(&self, others: &'a Others, device: &'a Device, heads: &Heads) -> Deal<'a> {
+    fn deal<'a>(&'a self, others: &'a Others, device: &'a Device, heads: &Heads) -> Deal<'a> {
         let (degrees, rank) = (others.degrees(), others.ring.rank());
         let neighbours = rank * degrees.0..(rank + 1) * degrees.0;
         let parts: Vec<Vec<Run>> =
             neighbours.map(|index| runs(self.kind, self.seq, degrees, index)).collect();
         let spans = held::spans(&parts, &share(self.seq, degrees.1, rank), heads.batch);
-        Deal { group: &others.ulysses, device, heads: *heads, spans }
+        let (group, exposed) = (&others.ulysses, &self.exposed);
+        Deal { group, device, heads: *heads, spans, exposed }
     }
 
     fn check(&self, heads: &Heads, rows: usize) {

@@ -14,6 +14,7 @@ use lockstep_plan::context::share;
 use super::Heads;
 use super::held;
 use super::wire::{Carried, Number};
+use crate::exposed::Exposed;
 
 pub(super) struct Ring<'a> {
     pub group: &'a Group,
@@ -21,6 +22,7 @@ pub(super) struct Ring<'a> {
     pub heads: Heads,
     /// Of whole sequences.
     pub seq: usize,
+    pub exposed: &'a Exposed,
 }
 
 /// A run of queries of this rank that meets a run of keys, at least one of which it sees.
@@ -107,7 +109,7 @@ impl Ring<'_> {
                 self.device.attention_merge(&shape, sums, lse, part, part_lse);
             }
             if let Some(passing) = passing {
-                kv = passing.wait()?;
+                kv = self.exposed.timed(|| passing.wait())?;
             }
         }
         if let Some(sums) = sums {
@@ -140,7 +142,7 @@ impl Ring<'_> {
         let passing = self.pass_on::<T>(&kv);
         let mut own = self.noughts(kv.rows(), kv.cols());
         meet(0, &kv, &mut own);
-        kv = passing.wait()?;
+        kv = self.exposed.timed(|| passing.wait())?;
 
         let mut sent: Option<Pending<Result<Carried<f32>>>> = None;
         for step in 1..size {
@@ -150,21 +152,21 @@ impl Ring<'_> {
             let mut ours = self.noughts(kv.rows(), kv.cols());
             meet(step, &kv, &mut ours);
             if let Some(coming) = coming {
-                self.device.add(ours.view_mut(), coming.wait()?.tensor.view());
+                self.device.add(ours.view_mut(), self.wait(coming)?.tensor.view());
             }
             if let Some(sent) = sent.take() {
-                sent.wait()?;
+                self.wait(sent)?;
             }
             sent = Some(self.group.start_send::<f32, _>(ours.into(), self.next()));
             if let Some(passing) = passing {
-                kv = passing.wait()?;
+                kv = self.exposed.timed(|| passing.wait())?;
             }
         }
         drop(kv);
-        let home = self.gradients_coming().wait()?.tensor;
+        let home = self.wait(self.gradients_coming())?.tensor;
         self.device.add(own.view_mut(), home.view());
         if let Some(sent) = sent {
-            sent.wait()?;
+            self.wait(sent)?;
         }
 
         if let Some(dq) = dq {
@@ -239,6 +241,10 @@ impl Ring<'_> {
             sent: self.group.start_send::<T, _>(kv.clone().into(), self.next()),
             coming: self.group.start_receive::<T, _>(room.into(), self.previous()),
         }
+    }
+
+    fn wait<R>(&self, pending: Pending<R>) -> R {
+        self.exposed.timed(|| pending.wait())
     }
 
     /// Starts receiving what the ranks before have summed up for a block.

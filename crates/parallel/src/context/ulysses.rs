@@ -12,6 +12,7 @@ use lockstep_kernels::{Device, Dtype, Tag, Tensor, View, ViewMut};
 use super::Heads;
 use super::held::Span;
 use super::wire::all_to_all;
+use crate::exposed::Exposed;
 
 /// How heads and tokens are dealt out among neighbours.
 pub(super) struct Deal<'a> {
@@ -21,6 +22,7 @@ pub(super) struct Deal<'a> {
     pub heads: Heads,
     /// Of the neighbours' rows, one after the other, in what they hold together.
     pub spans: Vec<Span>,
+    pub exposed: &'a Exposed,
 }
 
 /// Columns that are heads side by side.
@@ -93,7 +95,7 @@ impl Deal<'_> {
     /// From what was packed to all tokens of the neighbours, with the heads that are this rank's.
     pub fn to_heads(&self, packed: Tensor, tag: Tag) -> Result<Tensor> {
         let mut apart = self.like(&packed);
-        all_to_all(self.group, &packed, &mut apart)?;
+        self.exposed.timed(|| all_to_all(self.group, &packed, &mut apart))?;
         drop(packed);
         let together = self.moved(apart, |span| (span.apart.clone(), span.together.clone()));
         together.retag(tag);
@@ -104,7 +106,7 @@ impl Deal<'_> {
     pub fn to_tokens(&self, dealt: Tensor, blocks: &[Block], mut to: ViewMut<'_>) -> Result<()> {
         let apart = self.moved(dealt, |span| (span.together.clone(), span.apart.clone()));
         let mut received = self.like(&apart);
-        all_to_all(self.group, &apart, &mut received)?;
+        self.exposed.timed(|| all_to_all(self.group, &apart, &mut received))?;
         drop(apart);
         let (members, tokens) = (self.group.size(), to.rows());
         let mut at = 0;

@@ -11,6 +11,8 @@ pub struct Data {
     pub seq: Option<usize>,
     /// Fraction kept for evaluation.
     pub held_out: Option<f64>,
+    /// Damaged samples that a run may leave out.
+    pub max_corrupt: Option<usize>,
 }
 
 impl Data {
@@ -19,6 +21,7 @@ impl Data {
             source: reader.text("data.source"),
             seq: reader.count("data.seq"),
             held_out: reader.number("data.held_out"),
+            max_corrupt: reader.count("data.max_corrupt"),
         }
     }
 }

@@ -15,6 +15,7 @@ pub(super) fn data(findings: &mut Findings, model: Option<&Shape>) -> Data {
     let data = Data {
         seq: typed.seq.or(longest).unwrap_or(1),
         held_out: findings.config.held_out(),
+        max_corrupt: typed.max_corrupt.unwrap_or(Data::MAX_CORRUPT),
         source,
     };
     source_exists(findings, &data.source);

@@ -103,6 +103,7 @@ shared_experts = 1
 source = "tokens/train.bin"
 seq = 16
 held_out = 0.2
+max_corrupt = 5
 [train]
 min_lr = 1e-5
 warmup = 1e1
@@ -149,7 +150,7 @@ overlap = true
     assert_eq!((plan.model.tied, plan.model.dropout, plan.model.norm_eps), (true, 0.1, 1e-6));
     assert_eq!(plan.model.rope_scaling.unwrap().original_seq, 16);
     assert_eq!(plan.data.source, Source::File("tokens/train.bin".into()));
-    assert_eq!(plan.data.held_out, 0.2);
+    assert_eq!((plan.data.held_out, plan.data.max_corrupt), (0.2, 5));
     let train = &plan.train;
     assert_eq!((train.lr.warmup, train.lr.decay_steps, train.lr.min), (10, 500, 1e-5));
     assert_eq!(

@@ -100,8 +100,10 @@ fn a_plan_from_before_there_was_compression_has_none() {
     let mut json = serde_json::to_value(plan("[comm]\ncompression = \"int8\"", 2)).unwrap();
     assert_eq!(json["comm"]["compression"], "int8");
     json["comm"].as_object_mut().unwrap().remove("compression");
+    json["data"].as_object_mut().unwrap().remove("max_corrupt");
     let old: Plan = serde_json::from_value(json.clone()).unwrap();
     assert_eq!(old.comm.compression, Compression::None);
+    assert_eq!(old.data.max_corrupt, plan("", 1).data.max_corrupt, "nor a limit for damage");
     json["comm"]["compression"] = "int9".into();
     assert!(serde_json::from_value::<Plan>(json).is_err());
 }

@@ -1,17 +1,21 @@
 //! Training as a whole: against PyTorch, against itself on several ranks, without allocations, within the
-//! planned memory, and when numbers go wrong.
+//! planned memory, and when numbers, data, machines or links go wrong.
 
 mod allocations;
 mod alone;
+mod corrupt;
 mod cuts;
 mod layouts;
+mod links;
 mod memory;
 mod not_finite;
 mod plans;
 mod pytorch;
 mod ranks;
+mod replays;
 mod reshard;
 mod resume;
 mod saving;
+mod stragglers;
 mod text;
 mod traffic;

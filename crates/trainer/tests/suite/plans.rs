@@ -5,10 +5,15 @@ use lockstep_plan::{Config, Plan, Surroundings};
 use lockstep_trainer::Rank;
 
 pub fn plan(ranks: usize, sets: &[&str]) -> Plan {
+    plan_of(&source(), ranks, sets)
+}
+
+/// A run on other data.
+pub fn plan_of(source: &Source, ranks: usize, sets: &[&str]) -> Plan {
     let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
     let text = "name = \"test\"\n[model]\npreset = \"gpt2-test\"\n[train]\nsteps = 20\nglobal_batch = 12\n\
                 micro_batch = 2\nthreads = 1\neval_every = 0\neval_batches = 1";
-    let around = Surroundings::one_host(ranks, 1).with_vocab(source().vocab());
+    let around = Surroundings::one_host(ranks, 1).with_vocab(source.vocab());
     Plan::resolve(&Config::parse(text, &sets), &around).unwrap_or_else(|mistakes| {
         panic!("{}", mistakes.iter().map(|m| format!("{m}\n")).collect::<String>())
     })

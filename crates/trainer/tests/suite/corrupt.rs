@@ -1,0 +1,182 @@
+//! Damaged samples are left out alike by all ranks of all layouts, and end the run when they are too many.
+
+use std::path::PathBuf;
+
+use lockstep_comm::on_threads;
+use lockstep_data::{Options, Recipe, Source, Split, prepare};
+use lockstep_kernels::Device;
+use lockstep_trainer::{Error, Rank, Run, Start, run};
+
+use crate::plans::{masters, plan_of};
+
+const STEPS: u64 = 6;
+
+/// A token file of some hundred thousand bytes, and a copy with a rotten spot.
+struct Files(PathBuf);
+
+impl Files {
+    fn new(name: &str) -> Files {
+        let folder =
+            std::env::temp_dir().join(format!("lockstep-corrupt-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let text: String = (0..20_000).map(|word| format!("{word} ")).collect();
+        std::fs::write(folder.join("words.txt"), text).unwrap();
+        let mut recipe = Recipe::new(vec![folder.join("words.txt")], folder.join("good.tokens"));
+        recipe.replace = true;
+        prepare(&recipe, &|_| ()).unwrap();
+        let mut bytes = std::fs::read(folder.join("good.tokens")).unwrap();
+        assert!(bytes.len() > 200_000);
+        // In two of some fourteen chunks.
+        bytes[50_000] ^= 1;
+        bytes[100_000] ^= 1;
+        std::fs::write(folder.join("rotten.tokens"), bytes).unwrap();
+        Files(folder)
+    }
+
+    fn open(&self, name: &str) -> Source {
+        let path = self.0.join(name);
+        Source::open(path.to_str().unwrap(), &Options { held_out: 0.0 }).unwrap()
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn sets<'a>(layout: &[&'a str]) -> Vec<&'a str> {
+    [&["train.lr=1e-2"], layout].concat()
+}
+
+/// What is left out up to each step, by asking for every sample.
+fn expected(source: &Source, sets: &[&str]) -> Vec<u64> {
+    let plan = plan_of(source, 1, sets);
+    let mut tokens = vec![0; plan.data.seq + 1];
+    let mut count = 0;
+    let mut step = |step: u64| {
+        for index in 0..plan.train.global_batch {
+            let global = plan.train.global_batch;
+            let seed = plan.train.seed;
+            count += source.sample(Split::Train, seed, step, global, index, &mut tokens).len();
+        }
+        count as u64
+    };
+    (1..=STEPS).map(&mut step).collect()
+}
+
+#[test]
+fn all_layouts_leave_out_the_same() {
+    let files = Files::new("alike");
+    let source = files.open("rotten.tokens");
+    let expected = expected(&source, &sets(&[]));
+    assert!(expected[STEPS as usize - 1] > 3, "{expected:?}");
+    let mut alone: Option<Vec<f64>> = None;
+    for (ranks, layout) in [
+        (1, vec![]),
+        (3, vec![]),
+        (2, vec!["layout.tensor=2"]),
+        (2, vec!["layout.context=2"]),
+        (4, vec!["layout.pipe=2", "layout.data=2"]),
+        (2, vec!["layout.pipe=2", "layout.schedule=zb-h1"]),
+    ] {
+        let plan = plan_of(&source, ranks, &sets(&layout));
+        let all = on_threads(ranks, |world| {
+            let mut rank = Rank::new(&plan, &world, Device::cpu(1)).unwrap();
+            let step = |step| (rank.step(&source, step).unwrap().loss, rank.carried.left_out);
+            (1..=STEPS).map(step).collect::<Vec<_>>()
+        });
+        for steps in all {
+            let (losses, counts): (Vec<f64>, Vec<u64>) = steps.into_iter().unzip();
+            assert_eq!(counts, expected, "{layout:?}");
+            let alone = alone.get_or_insert_with(|| losses.clone());
+            for (one, many) in alone.iter().zip(&losses) {
+                assert!((one / many - 1.0).abs() < 2e-5, "{layout:?}: {many} against {one}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_resumed_run_goes_on_counting() {
+    let files = Files::new("resumed");
+    let source = files.open("rotten.tokens");
+    let expected = expected(&source, &sets(&[]));
+    for (steps, resume) in [(3, false), (STEPS, true)] {
+        let (steps, folder) = (format!("train.steps={steps}"), files.0.join("run"));
+        std::fs::create_dir_all(&folder).unwrap();
+        let sets = ["train.log_every=1", "train.schedule=constant", &steps];
+        let mut plan = plan_of(&source, 2, &crate::corrupt::sets(&sets));
+        // Nothing is held out.
+        plan.train.eval = None;
+        on_threads(2, |world| {
+            let newest = || lockstep_ckpt::find(&folder).unwrap();
+            let start = resume.then(|| Start { checkpoint: newest(), resume: true });
+            world.barrier().unwrap();
+            let (group, folder) = (world.group(), folder.as_path());
+            let run_of =
+                Run { plan: &plan, group, source: &source, folder, start, stop: &|| false };
+            run(&run_of, &mut |_| {}).map(drop).unwrap();
+        });
+    }
+    let reports = lockstep_events::read(&files.0.join("run/metrics.jsonl")).unwrap();
+    let counts: Vec<u64> =
+        reports.iter().filter_map(|report| report.more.get("corrupt_samples")?.as_u64()).collect();
+    assert_eq!(counts, expected);
+}
+
+#[test]
+fn one_more_than_allowed_ends_the_run_before_the_step() {
+    let files = Files::new("limit");
+    let source = files.open("rotten.tokens");
+    let counts = expected(&source, &sets(&[]));
+    let total = counts[STEPS as usize - 1];
+    let last = counts.iter().position(|count| *count == total).unwrap() as u64 + 1;
+    let limit = format!("data.max_corrupt={}", total - 1);
+    for layout in ["layout.data=2", "layout.pipe=2"] {
+        let mut sets = sets(&[]);
+        sets.extend([layout, limit.as_str()]);
+        let plan = plan_of(&source, 2, &sets);
+        let told = on_threads(2, |world| {
+            let mut rank = Rank::new(&plan, &world, Device::cpu(1)).unwrap();
+            for step in 1..last {
+                rank.step(&source, step).unwrap();
+            }
+            let before = masters(&rank);
+            let error = rank.step(&source, last).unwrap_err();
+            assert!(masters(&rank) == before, "no parameter was changed");
+            match &error {
+                Error::Corrupt { step, count, limit, .. } => {
+                    assert_eq!((*step, *count, *limit as u64), (last, Some(total), total - 1));
+                }
+                other => panic!("{other}"),
+            }
+            error.to_string()
+        });
+        assert_eq!(told[0], told[1], "{layout}: all ranks say the same");
+        for words in ["rotten.tokens, document 0: bytes ", "data.max_corrupt", "of step"] {
+            assert!(told[0].contains(words), "no {words:?} in {}", told[0]);
+        }
+    }
+}
+
+#[test]
+fn ranks_with_other_copies_of_the_data_are_told_apart() {
+    let files = Files::new("copies");
+    let (good, rotten) = (files.open("good.tokens"), files.open("rotten.tokens"));
+    for layout in ["layout.tensor=2", "layout.context=2", "layout.pipe=2"] {
+        let plan = plan_of(&good, 2, &sets(&[layout]));
+        let told = on_threads(2, |world| {
+            let mut rank = Rank::new(&plan, &world, Device::cpu(1)).unwrap();
+            let source = if world.rank() == 1 { &rotten } else { &good };
+            let error = (1..=STEPS).find_map(|step| rank.step(source, step).err());
+            error.expect("a damaged sample comes before long").to_string()
+        });
+        assert_eq!(told[0], told[1]);
+        let words =
+            ["rank 1 finds samples", "rank 0 none of the same", "copies of the data differ"];
+        for words in words {
+            assert!(told[0].contains(words), "{layout}: no {words:?} in {}", told[0]);
+        }
+    }
+}
