@@ -2,8 +2,9 @@
 
 use crate::errors::mean_error;
 use crate::tables::read;
-use lockstep_plan::Collective;
-use lockstep_sim::{Cluster, Spread, collective_seconds};
+use lockstep_comm::{Algo, Constants, Kind, LinkCost, Shape, choose, price, sent};
+use lockstep_plan::{Collective, Phase};
+use lockstep_sim::{Cluster, Flow, Spread, collective_seconds};
 
 #[test]
 fn all_built_in_clusters_are_sound() {
@@ -57,6 +58,71 @@ fn all_reduces_of_a_node() {
             })
             .collect();
     assert!(mean_error("all-reduce on A100s, µs", &rows) < 0.03);
+}
+
+/// On links that `comm` carries, its own formulas are the price.
+#[test]
+fn lockstep_engines_cost_what_comm_says() {
+    let cluster = Cluster::built_in("ethernet").unwrap();
+    let constants = Constants {
+        local: LinkCost { latency: 1e-6, bandwidth: 8e9 },
+        remote: LinkCost { latency: 20e-6, bandwidth: 1.1e9 },
+    };
+    let kinds = [
+        (Collective::AllReduce, Kind::AllReduce),
+        (Collective::AllGather, Kind::AllGather),
+        (Collective::ReduceScatter, Kind::ReduceScatter),
+        (Collective::AllToAll, Kind::AllToAll),
+    ];
+    for members in [2, 3, 4, 8] {
+        for stride in [1, 4] {
+            let hosts: Vec<usize> = (0..members).map(|member| member * stride / 4).collect();
+            for (collective, kind) in kinds {
+                for bytes in [64, 1 << 20] {
+                    let shape = Shape { kind, count: bytes, width: 1, root: 0, hosts: &hosts };
+                    let comms = price(&shape, choose(&shape, &constants), &constants);
+                    let ours = collective_seconds(
+                        &cluster,
+                        Spread { members, stride },
+                        collective,
+                        bytes as f64,
+                    );
+                    assert!(
+                        (ours / comms - 1.0).abs() < 1e-9,
+                        "{collective:?} of {bytes} among {members}, {stride} apart"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// What a flow is said to send, `comm`'s rings do.
+#[test]
+fn flows_send_what_rings_send() {
+    let hosts: Vec<usize> = (0..8).collect();
+    for (collective, kind) in [
+        (Collective::AllReduce, Kind::AllReduce),
+        (Collective::AllGather, Kind::AllGather),
+        (Collective::ReduceScatter, Kind::ReduceScatter),
+    ] {
+        let shape = Shape { kind, count: 8 << 10, width: 1, root: 0, hosts: &hosts };
+        let flow = Flow {
+            circle: None,
+            members: 8,
+            collective,
+            phase: Phase::Backward,
+            bytes: (8 << 10) as f64,
+            times: 1.0,
+            link: 0,
+            seconds: 0.0,
+        };
+        assert_eq!(
+            sent(&shape, Algo::Ring, 3).unwrap().bytes as f64,
+            flow.sent(),
+            "{collective:?}"
+        );
+    }
 }
 
 /// Hosts share their cards: two ranks of a host with one rail have half of it each.
