@@ -97,6 +97,7 @@ pub struct Stage {
 
 /// Memory, traffic and time of one optimizer step.
 pub fn estimate(plan: &Plan, cluster: &Cluster, options: &Options) -> Estimate {
+    let cluster = &*cluster.shared(plan.ranks, plan.train.threads);
     let case = Case::new(plan, cluster, options);
     let step = step(&case);
     let available = least_memory(&case);

@@ -1,10 +1,10 @@
 //! Descriptions of clusters, and what collectives cost on them.
 
 use crate::errors::mean_error;
-use crate::tables::read;
+use crate::tables::{plan, read};
 use lockstep_comm::{Algo, Constants, Kind, LinkCost, Shape, choose, price, sent};
 use lockstep_plan::{Collective, Phase};
-use lockstep_sim::{Cluster, Flow, Spread, collective_seconds};
+use lockstep_sim::{Cluster, Flow, Options, Spread, calibrate, collective_seconds, estimate};
 
 #[test]
 fn all_built_in_clusters_are_sound() {
@@ -122,6 +122,33 @@ fn flows_send_what_rings_send() {
             flow.sent(),
             "{collective:?}"
         );
+    }
+}
+
+/// Ranks that compute on the cores of one host share them: four do not train faster than one with all threads.
+#[test]
+fn ranks_share_cores() {
+    let cluster = Cluster::built_in("cpu").unwrap();
+    let step = |ranks: usize, threads: usize| {
+        let text = format!(
+            "[model]\npreset = \"small\"\n[train]\nthreads = {threads}\n[layout]\ndata = {ranks}\n"
+        );
+        estimate(&plan(&text, ranks), &cluster, &Options::default()).step_s
+    };
+    let (one, half, two, four) = (step(1, 2), step(1, 1), step(2, 1), step(4, 1));
+    assert!(half > 1.5 * one && half < 2.0 * one);
+    assert!(two > 0.95 * one && two < 1.2 * one, "{one} {two}");
+    assert!(four > 0.95 * one && four < 1.4 * one, "{one} {four}");
+}
+
+#[test]
+fn a_measured_step_calibrates() {
+    let cluster = Cluster::built_in("cpu").unwrap();
+    let options = Options::default();
+    let small = plan("[model]\npreset = \"small\"\n", 1);
+    for seconds in [0.5, 3.0] {
+        let ours = calibrate(&cluster, &options, &[(&small, seconds)]);
+        assert!((estimate(&small, &ours, &options).step_s / seconds - 1.0).abs() < 1e-6);
     }
 }
 
