@@ -38,19 +38,9 @@ pub(super) struct Waits {
     pub context: f64,
     pub expert: f64,
     pub data: f64,
-    forward: f64,
-    input: f64,
-    pub weights: f64,
-}
-
-impl Waits {
-    pub fn forward(&self) -> f64 {
-        self.forward
-    }
-
-    pub fn input(&self) -> f64 {
-        self.input
-    }
+    /// The same by pass.
+    pub forward: f64,
+    pub input: f64,
 }
 
 impl Inside {

@@ -18,6 +18,14 @@ fn all_built_in_clusters_are_sound() {
 }
 
 #[test]
+fn the_cluster_of_the_readme_can_be_read() {
+    let readme = include_str!("../../README.md");
+    let (_, rest) = readme.split_once("```toml\n").unwrap();
+    let cluster = Cluster::parse(rest.split_once("```").unwrap().0).unwrap();
+    assert_eq!((cluster.links.len(), cluster.of_rank(17).0, cluster.of_rank(16).1), (3, 0.8, 1.0));
+}
+
+#[test]
 fn what_is_wrong_is_told_with_the_way_out() {
     let with = |links: &str| {
         Cluster::parse(&format!("name = \"x\"\naccelerator = \"h100\"\nper_host = 8\n{links}"))
