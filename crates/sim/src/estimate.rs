@@ -30,7 +30,7 @@ impl Default for Options {
 }
 
 /// One optimizer step, foretold.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Estimate {
     /// Whether every rank has memory enough.
     pub fits: bool,
@@ -81,7 +81,7 @@ impl Time {
 }
 
 /// A rank of the pipeline.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Stage {
     pub memory: Memory,
     /// Of that, what the device has.
@@ -97,6 +97,7 @@ pub struct Stage {
 
 /// Memory, traffic and time of one optimizer step.
 pub fn estimate(plan: &Plan, cluster: &Cluster, options: &Options) -> Estimate {
+    let cluster = &*cluster.shared(plan.ranks, plan.train.threads);
     let case = Case::new(plan, cluster, options);
     let step = step(&case);
     let available = least_memory(&case);

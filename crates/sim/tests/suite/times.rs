@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::errors::{mean_error, rank_correlation};
-use crate::tables::{Row, b200, bigscience, korthikanti, sc21, torchtitan, vtrain};
+use crate::tables::{Row, b200, bigscience, korthikanti, nemo, sc21, torchtitan, vtrain};
 
 fn seconds(rows: &[Row]) -> Vec<(String, f64, f64)> {
     let known = rows.iter().filter_map(|row| row.seconds.map(|seconds| (row, seconds)));
@@ -29,6 +29,11 @@ fn megatron_sc21_table_1() {
 #[test]
 fn torchtitan_on_h100s() {
     assert!(mean_error("torchtitan, s", &seconds(&torchtitan())) < 0.10);
+}
+
+#[test]
+fn nemo_with_long_sequences() {
+    assert!(mean_error("NeMo, s", &seconds(&nemo())) < 0.10);
 }
 
 #[test]
