@@ -4,6 +4,7 @@
 mod allocations;
 mod alone;
 mod cuts;
+mod hosts;
 mod layouts;
 mod memory;
 mod not_finite;
@@ -11,5 +12,6 @@ mod plans;
 mod pytorch;
 mod ranks;
 mod resume;
+mod rows;
 mod text;
 mod traffic;
