@@ -33,7 +33,7 @@ fn train(plan: &Plan, folder: &Path, resume: bool) -> (Vec<f32>, Vec<String>) {
             Event::PassedOver { path, rank, what } => {
                 told.push(format!("passed over {}, rank {rank}: {what}", path.display()))
             }
-            Event::Step(_) | Event::Evaluated(_) => {}
+            Event::Step(_) | Event::Evaluated(_) | Event::Slow(_) => {}
         };
         let (source, stop) = (&source, &|| false);
         let run_of = Run { plan, group: &world, source, folder, start, generation: None, stop };
