@@ -42,7 +42,8 @@ pub struct Estimate {
     pub stages: Vec<Stage>,
     /// Every exchange of the first rank.
     pub flows: Vec<Flow>,
-    /// Of the peak, what the model needs: attention as the whole square, as most papers count.
+    /// Of the peak of the numbers that matrices are multiplied in, what the model needs: attention as the whole
+    /// square, as most papers count.
     pub mfu: f64,
     /// The same with the half of the square that a causal mask leaves.
     pub mfu_causal: f64,
