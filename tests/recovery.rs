@@ -68,10 +68,10 @@ impl Desk {
     /// The last step that a run has reported.
     fn step(&self, run: &str) -> usize {
         let text = fs::read_to_string(self.0.join(run).join("metrics.jsonl")).unwrap_or_default();
-        let steps = text.lines().filter_map(|line| {
+        let mut steps = text.lines().filter_map(|line| {
             serde_json::from_str::<serde_json::Value>(line).ok()?["step"].as_u64()
         });
-        steps.last().unwrap_or(0) as usize
+        steps.next_back().unwrap_or(0) as usize
     }
 
     #[track_caller]
@@ -96,7 +96,7 @@ impl Desk {
         let params = checkpoint.params();
         let read = |named: &lockstep_ckpt::Named| {
             let mut values = vec![0.0; named.len()];
-            params.read(&named.name, &mut values);
+            params.read(&named.name, &mut values).expect("whole chunks");
             (named.name.clone(), values)
         };
         params.list().iter().map(read).collect()

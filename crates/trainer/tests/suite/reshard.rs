@@ -103,7 +103,7 @@ fn loaded(plan: &Plan, folder: &Path) -> Vec<Snapshot> {
     let source = source();
     on_threads(plan.ranks, |world| {
         let start = Some(Start { checkpoint: folder.to_path_buf(), resume: true });
-        let run = Run { plan, group: &world, source: &source, folder, start };
+        let run = Run { plan, group: &world, source: &source, folder, start, stop: &|| false };
         let (rank, done) = build(&run, Device::cpu(1), &mut |_| {}).unwrap();
         assert_eq!(done, STEPS);
         rank.snapshot(Snapshot::default())

@@ -33,10 +33,10 @@ fn train(plan: &Plan, folder: &Path, resume: bool) -> (Vec<f32>, Vec<String>) {
             Event::PassedOver { path, rank, what } => {
                 told.push(format!("passed over {}, rank {rank}: {what}", path.display()))
             }
-            Event::Step(_) | Event::Evaluated(_) => {}
+            Event::Step(_) | Event::Evaluated(_) | Event::Slow(_) => {}
         };
-        let run_of = Run { plan, group: &world, source: &source, folder, start };
-        let masters = masters(&run(&run_of, tell).unwrap());
+        let run_of = Run { plan, group: &world, source: &source, folder, start, stop: &|| false };
+        let masters = masters(&run(&run_of, tell).unwrap().rank);
         (masters, told)
     })
     .remove(0)
@@ -48,7 +48,7 @@ fn save_on(disk: &Disk, plan: &Plan, folder: &Path, to: u64) -> (Vec<f32>, Optio
     let source = source();
     on_threads(plan.ranks, |world| {
         let start = Some(Start { checkpoint: folder.to_path_buf(), resume: true });
-        let run = Run { plan, group: &world, source: &source, folder, start };
+        let run = Run { plan, group: &world, source: &source, folder, start, stop: &|| false };
         let (mut rank, done) = build(&run, Device::cpu(1), &mut |_| {}).unwrap();
         let generation = lockstep_ckpt::newest(folder).unwrap();
         let mut saver = Saver::new(plan, &world, folder, generation, disk.clone());
