@@ -110,8 +110,8 @@ pub fn traffic_of_step(plan: &Plan, rank: usize, step: usize) -> Vec<Exchange> {
     states.sums(&mut list);
     list.phase = Phase::Optimizer;
     states.parts(&mut list);
-    // Loss, auxiliary loss and squares of the gradient, in f64.
-    list.add_among(None, plan.ranks, Collective::AllReduce, 3, 8);
+    // Loss, auxiliary loss, squares of the gradient and three counts of damaged samples, in f64.
+    list.add_among(None, plan.ranks, Collective::AllReduce, 6, 8);
     states.spread(&mut list);
     list.exchanges
 }
