@@ -68,10 +68,10 @@ impl Desk {
     /// The last step that a run has reported.
     fn step(&self, run: &str) -> usize {
         let text = fs::read_to_string(self.0.join(run).join("metrics.jsonl")).unwrap_or_default();
-        let steps = text.lines().filter_map(|line| {
+        let mut steps = text.lines().filter_map(|line| {
             serde_json::from_str::<serde_json::Value>(line).ok()?["step"].as_u64()
         });
-        steps.last().unwrap_or(0) as usize
+        steps.next_back().unwrap_or(0) as usize
     }
 
     #[track_caller]
