@@ -105,8 +105,8 @@ impl Weights {
             let tag =
                 if whole_stays && dtype == Dtype::F32 { Tag::Parameters } else { Tag::Buffers };
             let mut values = device.empty(1, layout.len(), Dtype::F32, tag);
-            let needed = match whole_stays {
-                true => vec![0..layout.len()],
+            let needed: Vec<Range<usize>> = match whole_stays {
+                true => std::iter::once(0..layout.len()).collect(),
                 false => held.iter().map(|held| held.own.clone()).collect(),
             };
             fill(layout, &needed, values.view_mut());
