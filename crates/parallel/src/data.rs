@@ -175,10 +175,10 @@ impl Reduction {
         }
     }
 
-    /// What this rank has not sent yet of its gradients, in the order of the backward pass: state of the
-    /// training where they are compressed, otherwise nothing.
+    /// What this rank has not sent yet of its gradients, and what is usual of them, in the order of the backward
+    /// pass: state of the training where they are compressed, otherwise nothing.
     pub fn owed(&self) -> Vec<f32> {
-        self.sums.iter().flatten().flat_map(|sum| sum.error().iter().copied()).collect()
+        self.sums.iter().flatten().flat_map(|sum| sum.state().iter().copied()).collect()
     }
 
     /// Takes it over from a checkpoint. False when it is not of this layout.
@@ -193,13 +193,13 @@ impl Reduction {
             let sums = self.take_sums(device, peers, gradients, bucket);
             self.sums[bucket] = sums;
         }
-        let room = self.sums.iter().flatten().map(|sum| sum.error().len()).sum::<usize>();
+        let room = self.sums.iter().flatten().map(|sum| sum.state().len()).sum::<usize>();
         if room != values.len() {
             return false;
         }
         for sum in self.sums.iter_mut().flatten() {
-            let (own, rest) = values.split_at(sum.error().len());
-            sum.error_mut().copy_from_slice(own);
+            let (own, rest) = values.split_at(sum.state().len());
+            sum.state_mut().copy_from_slice(own);
             values = rest;
         }
         true

@@ -66,7 +66,7 @@ fn an_error_that_is_loaded_goes_on_where_it_was() {
             let mut whole = compressor(how, 4099, &world);
             step(&mut whole, 0);
             let mut resumed = compressor(how, 4099, &world);
-            resumed.error_mut().copy_from_slice(whole.error());
+            resumed.state_mut().copy_from_slice(whole.state());
             assert_eq!(step(&mut whole, 1), step(&mut resumed, 1), "{how}");
         });
     }
