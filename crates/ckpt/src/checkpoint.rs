@@ -40,7 +40,7 @@ pub fn load(dir: &Path) -> Result<Checkpoint> {
             .filter(|at| at.kind == kind)
             .map(|at| at.named.clone())
             .collect();
-        if kind == Kind::Param || !found.is_empty() && kind != Kind::Owed {
+        if kind == Kind::Param || !found.is_empty() && !kind.of_each_rank() {
             let of =
                 |mistake| if kind == Kind::Param { mistake } else { format!("{kind}: {mistake}") };
             mistakes.extend(differences(&found, &list).into_iter().map(of));
@@ -65,14 +65,14 @@ pub fn load(dir: &Path) -> Result<Checkpoint> {
     })
 }
 
-/// What is wrong with the pieces of a tensor: together they are to hold each element once, but for what is owed,
-/// of which each rank has its own.
+/// What is wrong with the pieces of a tensor: together they are to hold each element once, but for what
+/// each rank has of its own.
 fn covered(at: &TensorAt, files: usize) -> Option<String> {
     let Named { name, .. } = &at.named;
     if at.pieces.iter().any(|piece| piece.file >= files) {
         return Some(format!("{} {name} is in a file that is not listed", at.kind));
     }
-    if at.kind == Kind::Owed {
+    if at.kind.of_each_rank() {
         return None;
     }
     let held: usize = at.pieces.iter().flat_map(|piece| &piece.runs).map(Runs::elements).sum();
@@ -127,15 +127,17 @@ impl Checkpoint {
         self.complete(at, found, out.len())
     }
 
-    /// What one writer owed of a tensor's gradient. False when it is not all there: its layout was another.
-    pub fn owed_by(
+    /// What one writer had of its own of a tensor's gradient. False when it is not all there: its layout was
+    /// another.
+    pub fn own_of(
         &self,
+        kind: Kind,
         writer: usize,
         name: &str,
         runs: &[Runs],
         out: &mut [f32],
     ) -> Result<bool> {
-        let Some(at) = self.at(Kind::Owed, name) else { return Ok(false) };
+        let Some(at) = self.at(kind, name) else { return Ok(false) };
         check_len(name, runs, out);
         let mut found = 0;
         for piece in at.pieces.iter().filter(|piece| piece.file == writer) {
@@ -144,11 +146,11 @@ impl Checkpoint {
         Ok(found == out.len())
     }
 
-    /// What all together owed of it.
-    pub fn owed_by_all(&self, name: &str, runs: &[Runs], out: &mut [f32]) -> Result<()> {
+    /// The sum of what all writers had of it.
+    pub fn own_of_all(&self, kind: Kind, name: &str, runs: &[Runs], out: &mut [f32]) -> Result<()> {
         check_len(name, runs, out);
         out.fill(0.0);
-        let Some(at) = self.at(Kind::Owed, name) else { return Ok(()) };
+        let Some(at) = self.at(kind, name) else { return Ok(()) };
         for piece in at.pieces.iter().filter(|piece| piece.counts) {
             self.read_piece(piece, runs, out, add)?;
         }

@@ -31,10 +31,17 @@ pub enum Kind {
     /// What of its gradient a rank had not sent yet: error feedback, where gradients are compressed. Each
     /// rank's own.
     Owed,
+    /// What is usual in each place of what a rank sends, where it sends the largest elements. Each rank's own.
+    Usual,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 4] = [Kind::Param, Kind::First, Kind::Second, Kind::Owed];
+    pub const ALL: [Kind; 5] = [Kind::Param, Kind::First, Kind::Second, Kind::Owed, Kind::Usual];
+
+    /// Whether each rank has one of its own, and not a slice of one that is everybody's.
+    pub fn of_each_rank(self) -> bool {
+        matches!(self, Kind::Owed | Kind::Usual)
+    }
 
     pub fn name(self) -> &'static str {
         match self {
@@ -42,6 +49,7 @@ impl Kind {
             Kind::First => "first",
             Kind::Second => "second",
             Kind::Owed => "owed",
+            Kind::Usual => "usual",
         }
     }
 }

@@ -18,7 +18,7 @@ use lockstep_kernels::{Device, Dtype, Tag, Tensor};
 use lockstep_plan::model::{BlockParams, Param, Split};
 use lockstep_plan::{Circle, Compression};
 
-use crate::compress::Compressor;
+use crate::compress::{Compressor, Memory};
 use crate::courier::{Courier, Task};
 use crate::{Gradients, Peers, floats};
 
@@ -176,26 +176,29 @@ impl Reduction {
         }
     }
 
-    /// What this rank has not sent yet of its gradients: block, where in its flat buffer, and how much. State of
-    /// the training where they are compressed, otherwise nothing.
-    pub fn owed<'a>(
+    /// What this rank remembers of its gradients from step to step: block, where in its flat buffer, and how much.
+    /// State of the training where they are compressed, otherwise nothing.
+    pub fn remembered<'a>(
         &'a self,
         gradients: &'a Gradients,
+        what: Memory,
     ) -> impl Iterator<Item = (usize, Range<usize>, &'a [f32])> {
         let sums = self.sums.iter().enumerate();
         sums.flat_map(|(bucket, sums)| summed(gradients, bucket).into_iter().zip(sums)).flat_map(
-            |(runs, sum)| {
-                runs.into_iter().scan(0, |at, (block, run)| taken(sum.error(), at, block, run))
+            move |(runs, sum)| {
+                let values = sum.remembered(what);
+                runs.into_iter().scan(0, move |at, (block, run)| taken(values, at, block, run))
             },
         )
     }
 
-    /// Takes it over from elsewhere: `fill` is called for each run of each block that something can be owed of.
-    pub fn owe(
+    /// Takes it over from elsewhere: `fill` is called for each run of each block of which something is remembered.
+    pub fn remember(
         &mut self,
         device: &Device,
         peers: &Peers,
         gradients: &Gradients,
+        what: Memory,
         mut fill: impl FnMut(usize, Range<usize>, &mut [f32]),
     ) {
         if peers.mesh.replicas() == 1 {
@@ -206,7 +209,7 @@ impl Reduction {
             self.sums[bucket] = sums;
             for (runs, sum) in summed(gradients, bucket).into_iter().zip(&mut self.sums[bucket]) {
                 // Alone with its experts a rank owes nobody.
-                let mut rest = sum.error_mut();
+                let mut rest = sum.remembered_mut(what);
                 for (block, run) in runs {
                     let Some((now, later)) = rest.split_at_mut_checked(run.len()) else { break };
                     fill(block, run, now);
@@ -243,14 +246,14 @@ impl Reduction {
     }
 }
 
-/// The next run of what is owed, if anything is owed there at all.
+/// The next run of what is remembered, if anything is remembered there at all.
 fn taken<'a>(
-    error: &'a [f32],
+    all: &'a [f32],
     at: &mut usize,
     block: usize,
     run: Range<usize>,
 ) -> Option<(usize, Range<usize>, &'a [f32])> {
-    let values = error.get(*at..*at + run.len())?;
+    let values = all.get(*at..*at + run.len())?;
     *at += run.len();
     Some((block, run, values))
 }

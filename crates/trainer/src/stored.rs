@@ -7,6 +7,7 @@ use std::ops::Range;
 use lockstep_ckpt::{Checkpoint, Kind, Named, Piece, Tensors, params_of};
 use lockstep_kernels::{Device, Dtype, View};
 use lockstep_model::{Store, Weights};
+use lockstep_parallel::compress::Memory;
 use lockstep_plan::model::{Part, Shape, Slice};
 use lockstep_plan::{Compression, Plan};
 
@@ -41,6 +42,9 @@ impl Whole {
     }
 }
 
+/// What each rank has of its own, where gradients are compressed.
+const OWN: [(Kind, Memory); 2] = [(Kind::Owed, Memory::Owed), (Kind::Usual, Memory::Usual)];
+
 /// What a rank writes into a checkpoint, in host memory: the training may go on.
 #[derive(Default)]
 pub struct Snapshot {
@@ -59,8 +63,8 @@ impl Rank<'_> {
         for kind in [Kind::Param, Kind::First, Kind::Second] {
             pieces.extend(written.iter().map(|slice| piece(kind, slice)));
         }
-        let owed: Vec<(Piece, &[f32])> = self.owed();
-        pieces.extend(owed.iter().map(|(piece, _)| piece.clone()));
+        let own: Vec<(Piece, &[f32])> = OWN.into_iter().flat_map(|own| self.own(own)).collect();
+        pieces.extend(own.iter().map(|(piece, _)| piece.clone()));
         values.resize(pieces.iter().map(Piece::len).sum(), 0.0);
 
         let mut rest = &mut values[..];
@@ -72,9 +76,9 @@ impl Rank<'_> {
                 rest = later;
             }
         }
-        for (_, owed) in owed {
-            let (to, later) = rest.split_at_mut(owed.len());
-            to.copy_from_slice(owed);
+        for (_, own) in own {
+            let (to, later) = rest.split_at_mut(own.len());
+            to.copy_from_slice(own);
             rest = later;
         }
         Snapshot { pieces, values }
@@ -86,19 +90,19 @@ impl Rank<'_> {
             Kind::Param => self.store.weights.own(block, unit),
             Kind::First => self.optimizer.moments(block, unit).0,
             Kind::Second => self.optimizer.moments(block, unit).1,
-            Kind::Owed => panic!("what is owed is no state of a unit"),
+            Kind::Owed | Kind::Usual => panic!("{kind} is no state of a unit"),
         }
     }
 
-    /// What this rank has not sent of its gradients, tensor by tensor.
-    fn owed(&self) -> Vec<(Piece, &[f32])> {
+    /// What this rank remembers of its own of its gradients, tensor by tensor.
+    fn own(&self, (kind, what): (Kind, Memory)) -> Vec<(Piece, &[f32])> {
         let Store { reduction, gradients, .. } = &self.store;
         let mut all = Vec::new();
-        for (block, run, values) in reduction.owed(gradients) {
+        for (block, run, values) in reduction.remembered(gradients, what) {
             for (start, param) in self.model.part.blocks[block].placed() {
                 let Some(common) = common(&run, start..start + param.len()) else { continue };
                 let piece = Piece {
-                    kind: Kind::Owed,
+                    kind,
                     named: Named { name: param.whole.name.clone(), dims: param.whole.dims.clone() },
                     runs: param.place().part(common.start - start..common.end - start),
                     counts: self.model.part.owes(param, self.peers.sequence),
@@ -159,17 +163,22 @@ impl Rank<'_> {
                 self.device.write(to.view_mut().part(slice.here), &values);
             }
         }
-        self.load_owed(checkpoint)
+        OWN.into_iter().try_for_each(|own| self.load_own(checkpoint, own))
     }
 
-    /// On the layout that wrote it each rank takes what it owed itself, to the bit. On another one the sum over
-    /// all ranks is what matters: one of them takes it.
-    fn load_owed(&mut self, checkpoint: &Checkpoint) -> Result<(), Error> {
-        if checkpoint.tensors(Kind::Owed).is_none() {
+    /// On the layout that wrote it each rank takes its own, to the bit. On another one the sum over all ranks is what
+    /// matters: of what is owed one of them takes it, of what is usual all do.
+    fn load_own(
+        &mut self,
+        checkpoint: &Checkpoint,
+        (kind, what): (Kind, Memory),
+    ) -> Result<(), Error> {
+        if checkpoint.tensors(kind).is_none() {
             return Ok(());
         }
         let compresses = self.plan.comm.compression != Compression::None;
-        if (!compresses || self.peers.mesh.replicas() == 1) && self.group.rank() == 0 {
+        let dropped = !compresses || self.peers.mesh.replicas() == 1;
+        if dropped && what == Memory::Owed && self.group.rank() == 0 {
             tracing::warn!(
                 "gradients are not compressed any more: what the checkpoint's ranks had not sent of them is left \
                  out, one step's rounding or selection"
@@ -182,7 +191,7 @@ impl Rank<'_> {
         let (rank, sequence, part) = (self.group.rank(), self.peers.sequence, &self.model.part);
         let Store { reduction, gradients, .. } = &mut self.store;
         let mut failed = None;
-        reduction.owe(&self.device, &self.peers, gradients, |block, run, to| {
+        reduction.remember(&self.device, &self.peers, gradients, what, |block, run, to| {
             to.fill(0.0);
             for (start, param) in part.blocks[block].placed() {
                 let Some(common) = common(&run, start..start + param.len()) else { continue };
@@ -190,9 +199,9 @@ impl Rank<'_> {
                 let to = &mut to[common.start - run.start..common.end - run.start];
                 let name = &param.whole.name;
                 let read = match same {
-                    true => checkpoint.owed_by(rank, name, &runs, to).map(drop),
-                    false if part.takes_owed(param, sequence) => {
-                        checkpoint.owed_by_all(name, &runs, to)
+                    true => checkpoint.own_of(kind, rank, name, &runs, to).map(drop),
+                    false if what == Memory::Usual || part.takes_owed(param, sequence) => {
+                        checkpoint.own_of_all(kind, name, &runs, to)
                     }
                     false => Ok(()),
                 };

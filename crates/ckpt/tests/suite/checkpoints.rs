@@ -101,13 +101,13 @@ fn what_is_owed_adds_up() {
     let checkpoint = load(&lockstep_ckpt::commit(&disk, &run, &manifest).unwrap()).unwrap();
     let runs = [Runs::one(3..5), Runs { start: 8, len: 1, stride: 3, count: 2 }];
     let mut out = [0.0; 4];
-    checkpoint.owed_by_all(&named.name, &runs, &mut out).unwrap();
+    checkpoint.own_of_all(Kind::Owed, &named.name, &runs, &mut out).unwrap();
     assert_eq!(out, [9.0, 12.0, 24.0, 33.0]);
-    assert!(checkpoint.owed_by(1, &named.name, &runs, &mut out).unwrap());
+    assert!(checkpoint.own_of(Kind::Owed, 1, &named.name, &runs, &mut out).unwrap());
     assert_eq!(out, [6.0, 8.0, 16.0, 22.0]);
-    assert!(checkpoint.owed_by(2, &named.name, &runs, &mut out).unwrap());
-    assert!(!checkpoint.owed_by(7, &named.name, &runs, &mut out).unwrap());
-    assert!(!checkpoint.owed_by(1, "embed.positions", &runs, &mut out).unwrap());
+    assert!(checkpoint.own_of(Kind::Owed, 2, &named.name, &runs, &mut out).unwrap());
+    assert!(!checkpoint.own_of(Kind::Owed, 7, &named.name, &runs, &mut out).unwrap());
+    assert!(!checkpoint.own_of(Kind::Owed, 1, "embed.positions", &runs, &mut out).unwrap());
 }
 
 #[test]

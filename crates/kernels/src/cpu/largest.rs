@@ -2,7 +2,7 @@
 //! Of equal ones the first are taken, so the choice is the same on any number of threads.
 
 use super::Cpu;
-use super::cut::{WORTH, cut_blocks, split};
+use super::cut::{WORTH, cut, cut_blocks, split};
 use super::simd::leveled;
 
 /// Bytes of a place (u32) and the number there (f32).
@@ -30,6 +30,60 @@ pub fn take_largest(cpu: &Cpu, x: &mut [f32], pairs: &mut [u8]) {
         let taken = take(cpu.level, x, least, equal, pairs);
         assert_eq!(taken, k, "as many are taken as were counted");
     }
+}
+
+/// How much of a mean of squares a step keeps, as Adam's second moment usually does.
+const KEEP: f32 = 0.95;
+
+/// What a mean of squares never falls below: far from where numbers lose their digits, and computing its pace.
+const LEAST: f32 = 1e-30;
+
+/// Added to what is divided by, as in Adam.
+const EPS: f32 = 1e-8;
+
+/// Takes elements out of `x` as [`take_largest`] does, but by their size beside what usually came from their places:
+/// `squares` are decaying means of the squares of what was taken there, and follow. `ratios` is room for as many.
+pub fn take_unusual(
+    cpu: &Cpu,
+    x: &mut [f32],
+    squares: &mut [f32],
+    ratios: &mut [f32],
+    pairs: &mut [u8],
+) {
+    let lens = [squares.len(), ratios.len()];
+    assert!(lens.iter().all(|len| *len == x.len()), "{} elements, and {lens:?}", x.len());
+    split(
+        &cpu.team,
+        x.len(),
+        WORTH,
+        (cut(squares, 1), cut(ratios, 1)),
+        |range, (squares, ratios)| {
+            divide(cpu.level, &x[range], squares, ratios);
+        },
+    );
+    take_largest(cpu, ratios, pairs);
+    for pair in pairs.as_chunks_mut::<PAIR>().0 {
+        let place = u64::from_le_bytes(*pair) as u32 as usize;
+        let number = std::mem::take(&mut x[place]);
+        *pair = ((number.to_bits() as u64) << 32 | place as u64).to_le_bytes();
+        squares[place] += share(number);
+    }
+}
+
+/// The means of squares follow numbers that were all taken.
+pub fn follow(cpu: &Cpu, x: &[f32], squares: &mut [f32]) {
+    assert_eq!(x.len(), squares.len(), "every element has its mean");
+    split(&cpu.team, x.len(), WORTH, cut(squares, 1), |range, squares| {
+        for (square, x) in squares.iter_mut().zip(&x[range]) {
+            *square = (*square * KEEP).max(LEAST) + share(*x);
+        }
+    });
+}
+
+/// What a number adds to a mean of squares; nothing where it is none.
+fn share(x: f32) -> f32 {
+    let share = x * x * (1.0 - KEEP);
+    if share.is_finite() { share } else { 0.0 }
 }
 
 /// The `k`-th largest magnitude, as bits, and how many that are equal to it are among the `k`.
@@ -74,6 +128,14 @@ fn with_counts(
 }
 
 leveled! {
+    /// Each element by what is usual in its place, a step later.
+    fn divide<I>(x: &[f32], squares: &mut [f32], ratios: &mut [f32]) {
+        for ((x, square), ratio) in x.iter().zip(squares).zip(ratios) {
+            *square = (*square * KEEP).max(LEAST);
+            *ratio = x / (square.sqrt() + EPS);
+        }
+    }
+
     /// By the first digit. Neighbours are often alike: in two tables they do not wait for each other.
     fn count_all<I>(x: &[f32], even: &mut [u32; FIRST], odd: &mut [u32; FIRST]) {
         let (pairs, last) = x.as_chunks::<2>();

@@ -20,12 +20,25 @@ impl Device {
         self.on_cpu(Operation::Elementwise, |cpu| pack::add_unpacked(cpu, code, packed, out))
     }
 
-    /// Adds `x` to `kept`, and takes the elements with the largest magnitudes out of it: as many as `pairs` has
-    /// room for, each as its place (u32) and the number (f32).
-    pub fn take_largest(&self, x: &[f32], kept: &mut [f32], pairs: &mut [u8]) {
+    /// Adds `x` to `kept`, and takes the largest elements out of it, beside what is usual in their places: as many as
+    /// `pairs` has room for, each as its place (u32) and the number (f32). `squares` are means of the squares of
+    /// what was taken before, and `room` is as long as they are.
+    pub fn take_unusual(
+        &self,
+        x: &[f32],
+        kept: &mut [f32],
+        squares: &mut [f32],
+        room: &mut [f32],
+        pairs: &mut [u8],
+    ) {
         self.on_cpu(Operation::Elementwise, |cpu| {
             elementwise::add(cpu, kept, x);
-            largest::take_largest(cpu, kept, pairs);
+            largest::take_unusual(cpu, kept, squares, room, pairs);
         })
+    }
+
+    /// Means of squares follow `x`, of which all was taken.
+    pub fn follow_squares(&self, x: &[f32], squares: &mut [f32]) {
+        self.on_cpu(Operation::Elementwise, |cpu| largest::follow(cpu, x, squares))
     }
 }

@@ -1,5 +1,5 @@
 use crate::check::*;
-use lockstep_kernels::cpu::largest::{PAIR, take_largest};
+use lockstep_kernels::cpu::largest::{PAIR, follow, take_largest, take_unusual};
 use lockstep_kernels::cpu::{Cpu, Level};
 use lockstep_kernels::reference::largest as reference;
 
@@ -49,5 +49,42 @@ fn what_is_no_number_is_taken_first() {
     (x[4000], x[17], x[30]) = (f32::INFINITY, f32::NAN, f32::NEG_INFINITY);
     for k in [1, 2, 3, 50] {
         hold("with NaN and infinities", &x, k);
+    }
+}
+
+/// By their size beside the root of the mean square of what was taken before: as written, step by step.
+#[test]
+fn the_unusual_are_taken() {
+    const N: usize = 5000;
+    let step = |i: u64| numbers::<f32>(N, 20 + i);
+    let scale = |i: usize| 10f32.powi(i as i32 % 5 - 4);
+    for level in Level::of_this_machine().and_below() {
+        for threads in [1, 3] {
+            let cpu = Cpu::at(level, threads);
+            let (mut kept, mut squares) = (vec![0f32; N], vec![0f32; N]);
+            let (mut ratios, mut pairs) = (vec![f32::NAN; N], vec![0; 50 * PAIR]);
+            let all: Vec<f32> = (0..N).map(|i| step(0)[i] * scale(i)).collect();
+            follow(&cpu, &all, &mut squares);
+            let mut taken = [0; 5];
+            for i in 1..4 {
+                kept.iter_mut().zip(step(i)).enumerate().for_each(|(i, (k, x))| *k += x * scale(i));
+                let means: Vec<f32> =
+                    squares.iter().map(|square| (square * 0.95).max(1e-30)).collect();
+                let sizes = kept.iter().zip(&means).map(|(k, mean)| k / (mean.sqrt() + 1e-8));
+                let places = reference::places(&wide(&sizes.collect::<Vec<f32>>()), 50);
+                let before = kept.clone();
+                take_unusual(&cpu, &mut kept, &mut squares, &mut ratios, &mut pairs);
+                for (pair, place) in pairs.chunks(PAIR).zip(places) {
+                    let number = f32::from_le_bytes(pair[4..].try_into().unwrap());
+                    assert_eq!(u32::from_le_bytes(pair[..4].try_into().unwrap()), place as u32);
+                    assert_eq!((number, kept[place]), (before[place], 0.0), "{level:?}");
+                    let mean = means[place] + number * number * (1.0 - 0.95f32);
+                    assert!((squares[place] - mean).abs() <= 1e-6 * mean, "{level:?}");
+                    taken[place % 5] += 1;
+                }
+            }
+            // Small numbers where all are small come as often as large ones where all are large.
+            assert!(taken.iter().all(|count| (15..=45).contains(count)), "{taken:?}");
+        }
     }
 }

@@ -1,26 +1,28 @@
-//! Sums of the largest elements of every rank, sent as they are with their places; the others wait. Everybody adds
-//! them up in the order of the members, so all come to the same bits.
+//! Sums of the elements that are largest on each rank, beside what is usual in their places. They are sent as they
+//! are, with their places; the others wait. Everybody adds them up in the order of the members, so all come to the
+//! same bits.
 
 use super::{bytes, room};
 use lockstep_comm::{Group, Result, share};
-use lockstep_kernels::Device;
 use lockstep_kernels::cpu::largest::PAIR;
+use lockstep_kernels::{Device, Dtype, Tag};
 
 pub(super) struct Work<'a> {
     pub device: &'a Device,
     pub group: &'a Group,
     /// Elements that each rank sends.
     pub k: usize,
-    pub error: &'a mut [f32], // (len)
+    pub error: &'a mut [f32],   // (len)
+    pub squares: &'a mut [f32], // (len): what is usual in each place
 }
 
 /// Everybody's largest to everybody.
-pub(super) fn all_reduce(work: Work, buffer: &mut [f32]) -> Result<()> {
+pub(super) fn all_reduce(mut work: Work, buffer: &mut [f32]) -> Result<()> {
     let one = work.k * PAIR;
     let all = one * work.group.size();
     let (mut own, mut into) = (room(work.device, one), room(work.device, all));
     let (own, into) = (&mut bytes(&mut own)[..one], &mut bytes(&mut into)[..all]);
-    work.device.take_largest(buffer, work.error, own);
+    work.take(buffer, own);
     work.group.all_gather(own, into)?;
     buffer.fill(0.0);
     add_pairs(into, 0, buffer);
@@ -28,11 +30,11 @@ pub(super) fn all_reduce(work: Work, buffer: &mut [f32]) -> Result<()> {
 }
 
 /// Everybody's largest to the owners of the shares that they lie in.
-pub(super) fn reduce_scatter(work: Work, input: &[f32], output: &mut [f32]) -> Result<()> {
+pub(super) fn reduce_scatter(mut work: Work, input: &[f32], output: &mut [f32]) -> Result<()> {
     let (group, len, one) = (work.group, input.len(), work.k * PAIR);
     let mut own = room(work.device, one);
     let own = &mut bytes(&mut own)[..one];
-    work.device.take_largest(input, work.error, own);
+    work.take(input, own);
 
     // Pairs come in the order of their places, so those of one share lie side by side.
     let sent = counts(own, len, group.size());
@@ -50,6 +52,14 @@ pub(super) fn reduce_scatter(work: Work, input: &[f32], output: &mut [f32]) -> R
     output.fill(0.0);
     add_pairs(into, share(len, group.size(), group.rank()).start, output);
     Ok(())
+}
+
+impl Work<'_> {
+    fn take(&mut self, x: &[f32], pairs: &mut [u8]) {
+        let mut ratios = self.device.empty(1, x.len(), Dtype::F32, Tag::Buffers);
+        let ratios = ratios.view_mut().host();
+        self.device.take_unusual(x, self.error, self.squares, ratios, pairs);
+    }
 }
 
 /// How many pairs lie in the share of each member.

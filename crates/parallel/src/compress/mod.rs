@@ -5,14 +5,16 @@
 //! Two schemes:
 //! - `rounded`: bf16, f16 and int8. Everybody sends every owner its share, rounded; the owner adds in f32 and
 //!   everybody gets its sum, rounded once more. A number is rounded twice however many ranks there are.
-//! - `chosen`: top-k. Everybody sends its largest elements as they are, with their places.
+//! - `chosen`: top-k. Everybody sends the elements that are largest beside what is usual in their places.
 //!
 //! Nothing lost is not yet learned as fast (Stich et al., Sparsified SGD with Memory): of the k largest, what is sent
 //! comes late, summed up over the steps that it waited for. Two things make up for it, both of Lin et al. (Deep
 //! Gradient Compression) and both the plan's to say, as they are no matter of one sum: the first steps, in which
 //! gradients still turn quickly, send all of them (`comm.compression_warmup`), and no momentum is put on top of the
-//! waiting (`Plan::beta1`). Adam's second moment stays as it is: it sees an element's sum when it comes, and so
-//! keeps what came late from moving its parameter far at once.
+//! waiting (`Plan::beta1`). And largest is meant as Adam means it: an element beside the root of the mean square of
+//! what came from its place before. By their plain size, those of the embedding and of norms would come all the
+//! time, and those of a matrix whose gradients are small would wait for ever, though a step moves them as far.
+//! The means are of what this rank has sent, so that they are known wherever ZeRO keeps the second moments.
 //!
 //! A NaN or an infinity in anybody's gradient comes out of the sum as NaN or infinity on all ranks; in f16 and int8 it
 //! takes the scale, and so the numbers, of its chunk with it. It is never kept as an error.
@@ -47,6 +49,18 @@ pub use cost::{Exchange, exchanges, sent};
 use lockstep_comm::{Group, Op, Result, bytes_of_mut};
 use lockstep_kernels::{Code, Device, Dtype, Tag, Tensor};
 use lockstep_plan::Compression;
+use std::ops::Range;
+
+/// Something that a rank remembers of its gradients from step to step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Memory {
+    /// What was not sent yet. What all ranks owe adds up to what the model is still owed: on another number of ranks
+    /// any split that keeps this sum will do.
+    Owed,
+    /// Of the k largest, means of the squares of what was sent from each place. Only how they compare matters: on
+    /// another number of ranks their sum will do.
+    Usual,
+}
 
 /// Sums one buffer over a group, step after step, in the form that a plan asks for.
 pub struct Compressor {
@@ -56,17 +70,22 @@ pub struct Compressor {
     now: Compression,
     ranks: usize,
     len: usize,
-    /// (1, len): what was not sent yet. Empty where nothing gets lost.
-    error: Tensor,
+    /// (len): what was not sent yet; of the k largest twice as long, with means of the squares of what was. Empty where
+    /// nothing gets lost.
+    state: Tensor,
 }
 
 impl Compressor {
     /// For a buffer of `len` elements and a group of `ranks`. Alone nothing is sent, so nothing is lost.
     pub fn new(device: &Device, how: Compression, len: usize, ranks: usize) -> Compressor {
         let how = if ranks == 1 { Compression::None } else { how };
-        let kept = if how == Compression::None { 0 } else { len };
-        let error = device.zeros(1, kept, Dtype::F32, Tag::Buffers);
-        Compressor { device: device.clone(), how, now: how, ranks, len, error }
+        let rows = match form(how) {
+            Form::Whole => 0,
+            Form::Rounded(_) => 1,
+            Form::Chosen(_) => 2,
+        };
+        let state = device.zeros(1, rows * len, Dtype::F32, Tag::Buffers);
+        Compressor { device: device.clone(), how, now: how, ranks, len, state }
     }
 
     /// Sends whole numbers for now, or again in the form that it was made for. What is owed stays so meanwhile.
@@ -80,6 +99,7 @@ impl Compressor {
     /// per rank. [`sent`] is exact.
     pub fn all_reduce(&mut self, group: &Group, buffer: &mut [f32]) -> Result<()> {
         self.check(group, buffer.len());
+        self.follow(buffer);
         match form(self.now) {
             Form::Whole => group.all_reduce(buffer, Op::Sum),
             Form::Rounded(code) => rounded::all_reduce(self.rounded(group, code), buffer),
@@ -99,6 +119,7 @@ impl Compressor {
         output: &mut [f32],
     ) -> Result<()> {
         self.check(group, input.len());
+        self.follow(input);
         match form(self.now) {
             Form::Whole => group.reduce_scatter(input, output, Op::Sum),
             Form::Rounded(code) => {
@@ -110,16 +131,38 @@ impl Compressor {
         }
     }
 
-    /// What this rank has not sent yet; empty where nothing gets lost. State of the training, like the moments of an
-    /// optimizer: a run that is resumed without it is off by one step's rounding or selection.
+    /// What this rank has not sent yet; empty where nothing gets lost.
     pub fn error(&self) -> &[f32] {
-        self.error.view().host()
+        self.remembered(Memory::Owed)
     }
 
-    /// To load it. What the errors of all ranks add up to is what the model is still owed: on another number of
-    /// ranks any split that keeps this sum will do.
-    pub fn error_mut(&mut self) -> &mut [f32] {
-        self.error.view_mut().host()
+    /// What it remembers from step to step, if it does. State of the training, like the moments of an optimizer: a run
+    /// that is resumed without it is off by one step's rounding or selection.
+    pub fn remembered(&self, what: Memory) -> &[f32] {
+        &self.state.view().host()[self.place(what)]
+    }
+
+    /// To load it.
+    pub fn remembered_mut(&mut self, what: Memory) -> &mut [f32] {
+        let place = self.place(what);
+        &mut self.state.view_mut().host()[place]
+    }
+
+    /// Where it lies; an empty place where there is none.
+    fn place(&self, what: Memory) -> Range<usize> {
+        let all = self.state.view().len();
+        match what {
+            Memory::Owed => 0..self.len.min(all),
+            Memory::Usual => self.len.min(all)..all,
+        }
+    }
+
+    /// While all is sent, what is usual of it is learned for the time when not all is.
+    fn follow(&mut self, x: &[f32]) {
+        if let (Form::Chosen(_), Form::Whole) = (form(self.how), form(self.now)) {
+            let squares = &mut self.state.view_mut().host()[self.len..];
+            self.device.follow_squares(x, squares);
+        }
     }
 
     fn check(&self, group: &Group, len: usize) {
@@ -128,12 +171,13 @@ impl Compressor {
     }
 
     fn rounded<'a>(&'a mut self, group: &'a Group, code: Code) -> rounded::Work<'a> {
-        rounded::Work { device: &self.device, group, code, error: self.error.view_mut().host() }
+        rounded::Work { device: &self.device, group, code, error: self.state.view_mut().host() }
     }
 
     fn chosen<'a>(&'a mut self, group: &'a Group, fraction: f64) -> chosen::Work<'a> {
         let k = chosen_of(fraction, self.len);
-        chosen::Work { device: &self.device, group, k, error: self.error.view_mut().host() }
+        let (error, squares) = self.state.view_mut().host().split_at_mut(self.len);
+        chosen::Work { device: &self.device, group, k, error, squares }
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod allocations;
 mod alone;
+mod compressed;
 mod corrupt;
 mod cuts;
 mod hosts;

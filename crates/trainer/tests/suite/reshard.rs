@@ -54,7 +54,7 @@ pub fn together(snapshots: &[Snapshot]) -> State {
         for piece in pieces {
             let (mine, later) = rest.split_at(piece.len());
             rest = later;
-            let owed = piece.kind == Kind::Owed;
+            let owed = piece.kind.of_each_rank();
             let start = if owed { 0.0 } else { f32::NAN };
             let tensor = state
                 .entry((piece.kind, piece.named.name.clone()))

@@ -33,7 +33,7 @@ fn distance_left(how: Compression, feedback: bool) -> f64 {
             compressor.all_reduce(&world, &mut gradient).unwrap();
             parameters.iter_mut().zip(&gradient).for_each(|(at, slope)| *at -= RATE * slope);
             if !feedback {
-                compressor.error_mut().fill(0.0);
+                compressor.remembered_mut(Memory::Owed).fill(0.0);
             }
         }
         parameters

@@ -8,7 +8,7 @@ mod traffic;
 use lockstep_comm::{World, share};
 use lockstep_kernels::Device;
 use lockstep_kernels::cpu::random::Key;
-use lockstep_parallel::compress::Compressor;
+use lockstep_parallel::compress::{Compressor, Memory};
 use lockstep_plan::Compression;
 
 pub const LOSSY: [Compression; 5] = [

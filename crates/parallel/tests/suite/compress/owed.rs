@@ -66,7 +66,9 @@ fn an_error_that_is_loaded_goes_on_where_it_was() {
             let mut whole = compressor(how, 4099, &world);
             step(&mut whole, 0);
             let mut resumed = compressor(how, 4099, &world);
-            resumed.error_mut().copy_from_slice(whole.error());
+            for what in [Memory::Owed, Memory::Usual] {
+                resumed.remembered_mut(what).copy_from_slice(whole.remembered(what));
+            }
             assert_eq!(step(&mut whole, 1), step(&mut resumed, 1), "{how}");
         });
     }
