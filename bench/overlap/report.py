@@ -10,22 +10,26 @@ BAR = 0.60
 
 def main(folder):
     runs = {name: medians(Path(folder, f"{name}.jsonl")) for name in ("overlap", "end", "none")}
-    alone = runs["none"]["step"]
-    print(f"{'':<22}{'step ms':>10}{'exchange ms':>13}{'beyond alone ms':>17}")
     told = {"overlap": "buckets, overlapped", "end": "one sum at the end", "none": "no communication"}
+    print(f"{'':<22}{'step ms':>10}{'exchange ms':>13}{'at least ms':>13}{'beyond alone ms':>17}")
     for name, run in runs.items():
-        print(f"{told[name]:<22}{run['step']:>10,.0f}{run['exchange']:>13,.0f}{run['step'] - alone:>17,.0f}")
-    waited = 1 - runs["overlap"]["exchange"] / runs["end"]["exchange"]
-    longer = 1 - (runs["overlap"]["step"] - alone) / (runs["end"]["step"] - alone)
-    print(f"exposed communication is less by {waited:.0%} (waiting) and {longer:.0%} (step time): "
-          f"{'met' if min(waited, longer) >= BAR else 'NOT MET'}, at least {BAR:.0%}")
+        run["beyond"] = run["step"] - runs["none"]["step"]
+        print(f"{told[name]:<22}{run['step']:>10,.0f}{run['exchange']:>13,.0f}{run['least']:>13,.0f}{run['beyond']:>17,.0f}")
+    for what, words in [("exchange", "exchange"), ("least", "exchange without waiting for the slower rank"), ("beyond", "step time beyond alone")]:
+        less = 1 - runs["overlap"][what] / runs["end"][what]
+        print(f"{words}: {less:.0%} less: {'met' if less >= BAR else 'NOT MET'}, at least {BAR:.0%}")
 
 
 def medians(path):
-    """Milliseconds of a step, and of what it waits for exchanges."""
+    """Milliseconds of a step, of what ranks wait for exchanges, and of what the slower rank does."""
     records = [json.loads(line) for line in path.read_text().splitlines()]
-    step = statistics.median(record["step_ms"] for record in records)
-    return {"step": step, "exchange": statistics.median(dict(record["time_ms"])["exchange"] for record in records)}
+    times = {"step": [], "exchange": [], "least": []}
+    for record in records:
+        exchange = dict(record["time_ms"])["exchange"]
+        times["step"].append(record["step_ms"])
+        times["exchange"].append(exchange)
+        times["least"].append(exchange * record["comm_exposed_least"] / max(record["comm_exposed"], 1e-12))
+    return {what: statistics.median(each) for what, each in times.items()}
 
 
 if __name__ == "__main__":

@@ -115,8 +115,10 @@ struct Record {
     /// One rank's multiply of 1024³, all ranks at once.
     gemm_peak_gflops: f64,
     mfu: f64,
-    /// Share of the step that ranks spent in exchanges, waiting for each other included.
+    /// Share of the step that ranks spent in exchanges that nothing hid, waiting for each other included.
     comm_exposed: f64,
+    /// The same of whichever rank spent the least in each step: without waiting for slower ranks.
+    comm_exposed_least: f64,
     /// Of the process, as the system counts it; the largest of any rank.
     peak_bytes: u64,
     /// Milliseconds of a step.
@@ -141,11 +143,11 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     device.reset_peaks();
     device.meter().switch(true);
     let mut times = Vec::new();
-    let mut exchange = Duration::ZERO;
+    let mut exchanges = Vec::new();
     for step in 3.. {
         let stepped = rank.step(&file.source, step)?;
         times.push(stepped.time.as_secs_f64());
-        exchange += stepped.exchange;
+        exchanges.push(stepped.exchange.as_secs_f64());
         // Ranks agree on when to stop.
         let mut done = [match args.seconds {
             Some(seconds) => times.len() >= 3 && times.iter().sum::<f64>() >= seconds,
@@ -159,12 +161,14 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     device.meter().switch(false);
     let mut resident = [resident_peak() as i64];
     world.all_reduce(&mut resident, Op::Max)?;
+    // The slowest rank of a step waits for the exchange alone, and for nobody.
+    let mut least = exchanges.clone();
+    world.all_reduce(&mut least, Op::Min)?;
     // The mean over the ranks: the stages of a pipeline do not wait alike.
-    let mut waited = [exchange.as_secs_f64()];
-    world.all_reduce(&mut waited, Op::Mean)?;
-    let exchange = Duration::from_secs_f64(waited[0]);
+    world.all_reduce(&mut exchanges, Op::Mean)?;
     if world.rank() == 0 {
-        let record = record(args, plan, &device, &times, exchange, peak, resident[0] as u64);
+        let exchange = [exchanges, least];
+        let record = record(args, plan, &device, &times, &exchange, peak, resident[0] as u64);
         if args.json {
             say!("{}", serde_json::to_string(&record)?);
         } else {
@@ -180,7 +184,7 @@ fn record(
     plan: &Plan,
     device: &Device,
     times: &[f64],
-    exchange: Duration,
+    exchange: &[Vec<f64>; 2],
     peak: f64,
     peak_bytes: u64,
 ) -> Record {
@@ -196,7 +200,8 @@ fn record(
         .map(|operation| (operation.name().to_string(), per_step(device.meter().spent(*operation))))
         .filter(|(_, time)| *time > 0.0)
         .collect();
-    time_ms.push(("exchange".into(), per_step(exchange)));
+    let [exchange, least] = exchange.each_ref().map(|spent| spent.iter().sum::<f64>());
+    time_ms.push(("exchange".into(), 1e3 * exchange / times.len() as f64));
     let known: f64 = time_ms.iter().map(|(_, time)| time).sum();
     time_ms.push(("rest".into(), (1e3 * total / times.len() as f64 - known).max(0.0)));
     let ledger = Ledger::of(plan, 0);
@@ -219,7 +224,8 @@ fn record(
         gflops,
         gemm_peak_gflops: peak / 1e9,
         mfu: gflops * 1e9 / (peak * plan.ranks as f64),
-        comm_exposed: exchange.as_secs_f64() / total,
+        comm_exposed: exchange / total,
+        comm_exposed_least: least / total,
         peak_bytes,
         time_ms,
         memory: Tag::ALL
@@ -251,6 +257,10 @@ fn print(record: &Record) {
     let total: f64 = record.time_ms.iter().map(|(_, time)| time).sum();
     for (name, time) in &record.time_ms {
         say!("{name:<14} {time:>10.2} {:>6.1}%", 100.0 * time / total);
+    }
+    if record.ranks > 1 {
+        let slower = total * (record.comm_exposed - record.comm_exposed_least);
+        say!("{slower:.2} ms of the exchange went by waiting for slower ranks");
     }
     say!("\n{:<14} {:>12} {:>12}", "memory (MiB)", "planned", "peak");
     let mib = |bytes: usize| bytes as f64 / (1 << 20) as f64;
