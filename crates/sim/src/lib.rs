@@ -20,6 +20,7 @@ mod compute;
 mod estimate;
 mod exchange;
 mod memory;
+pub mod search;
 mod software;
 mod step;
 
