@@ -1,5 +1,5 @@
 //! What is foretold beside what was published, row by row: `cargo run --release -p lockstep-sim --example residuals
-//! [TABLE]`. Where a prediction is off, its parts say by what.
+//! [TABLE [--memory]]`. Where a prediction is off, its parts say by what.
 
 #[path = "../tests/suite/tables/mod.rs"]
 #[allow(dead_code)]
@@ -26,6 +26,27 @@ fn main() {
     }
 }
 
+/// What the first and the last stage need, in GiB.
+fn by_use(foretold: &lockstep_sim::Estimate) {
+    let stages = &foretold.stages;
+    for stage in [stages.first(), stages.last()].into_iter().flatten() {
+        let m = stage.memory;
+        let gib = |bytes: f64| bytes / (1u64 << 30) as f64;
+        println!(
+            "    {:6.1} = parameters {:.1} gradients {:.1} optimizer {:.1} activations {:.1} gathered {:.1} logits {:.1} working {:.1} buffers {:.1}",
+            gib(m.allocated()),
+            gib(m.parameters),
+            gib(m.gradients),
+            gib(m.optimizer),
+            gib(m.activations),
+            gib(m.gathered),
+            gib(m.logits),
+            gib(m.working),
+            gib(m.buffers),
+        );
+    }
+}
+
 fn print(name: &str, rows: &[Row]) {
     println!("== {name}");
     let (mut times, mut bytes) = (Vec::new(), Vec::new());
@@ -38,7 +59,9 @@ fn print(name: &str, rows: &[Row]) {
         let memory = row.bytes.map(|bytes| most(lockstep_sim::Memory::allocated) / bytes - 1.0);
         times.extend(time);
         bytes.extend(memory);
-        let percent = |error: Option<f64>| error.map_or("      –".into(), |error| format!("{:+6.1}%", 100.0 * error));
+        let percent = |error: Option<f64>| {
+            error.map_or("      –".into(), |error| format!("{:+6.1}%", 100.0 * error))
+        };
         let t = foretold.time;
         let share = |part: f64| 100.0 * part / foretold.step_s;
         println!(
@@ -58,8 +81,19 @@ fn print(name: &str, rows: &[Row]) {
             share(t.bubble),
             share(t.optimizer),
         );
+        if std::env::args().any(|word| word == "--memory") {
+            by_use(&foretold);
+        }
     }
-    let mean = |errors: &[f64]| 100.0 * errors.iter().map(|error| error.abs()).sum::<f64>() / errors.len().max(1) as f64;
+    let mean = |errors: &[f64]| {
+        100.0 * errors.iter().map(|error| error.abs()).sum::<f64>() / errors.len().max(1) as f64
+    };
     let bias = |errors: &[f64]| 100.0 * errors.iter().sum::<f64>() / errors.len().max(1) as f64;
-    println!("{name}: time {:.1}% (bias {:+.1}), memory {:.1}% (bias {:+.1})", mean(&times), bias(&times), mean(&bytes), bias(&bytes));
+    println!(
+        "{name}: time {:.1}% (bias {:+.1}), memory {:.1}% (bias {:+.1})",
+        mean(&times),
+        bias(&times),
+        mean(&bytes),
+        bias(&bytes)
+    );
 }

@@ -77,7 +77,7 @@ impl<'a> Case<'a> {
         self.shape().family == Family::Gpt2
     }
 
-    /// Operations per second at best, of matrix multiplies.
+    /// Operations per second at best, of the matrix multiplies of layers; shares of the peak are told of it.
     pub fn rate(&self) -> f64 {
         let peak = &self.cluster.accelerator.peak;
         let tera = match self.plan.precision.compute {
@@ -86,6 +86,17 @@ impl<'a> Case<'a> {
             Compute::Bf16 => peak.bf16,
         };
         tera * 1e12
+    }
+
+    /// The same of all that stays in 16 bits where matrices go to 8.
+    pub fn wide_rate(&self) -> f64 {
+        self.rate().min(self.cluster.accelerator.peak.bf16 * 1e12)
+    }
+
+    /// What layers' matrices do of that in 8 bits: fewer than the peak promises.
+    pub fn matrix_rate(&self) -> f64 {
+        let narrow = self.rate() > self.wide_rate();
+        self.rate() * if narrow { self.cluster.accelerator.matmul.fp8 } else { 1.0 }
     }
 
     pub fn pipe(&self) -> usize {

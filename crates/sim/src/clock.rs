@@ -22,18 +22,28 @@ pub struct Ends {
     pub busy: Vec<f64>,
 }
 
-/// Rounds of the pipeline after which a step is taken to repeat.
-const ROUNDS: usize = 4;
+/// Rounds of the pipeline after which a step is taken to repeat: fewer of long pipelines, whose rounds are longer.
+/// Schedules that put weights off come to it later.
+fn rounds(kind: Kind, ranks: usize) -> usize {
+    match (kind.splits(), ranks) {
+        (true, _) => 4,
+        (false, ..=8) => 4,
+        (false, _) => 2,
+    }
+}
 
 /// When ranks are done with a step of `micros` micro-batches. Walks at most some rounds of the pipeline, and goes on
 /// from there at the pace of the last stage.
 pub fn ends(kind: Kind, ranks: usize, micros: usize, lasts: &Lasts) -> Ends {
     let chunks = lasts.forward.len() / ranks;
-    let most = (ROUNDS * ranks).max(8).next_multiple_of(ranks);
+    let most = (rounds(kind, ranks) * ranks).max(8).next_multiple_of(ranks);
     let walked = if micros > most + ranks { most + micros % ranks } else { micros };
     let schedule = Schedule::new(kind, ranks, chunks, walked)
         .expect("a plan has a schedule that exists, and with as many micro-batches more or less a round of it");
     let (mut ends, pace) = walk(&schedule, lasts);
+    // In the long run no rank works more than the busiest has time for.
+    let busiest = ends.busy.iter().copied().fold(0.0, f64::max) / walked as f64;
+    let pace = pace.max(busiest);
     let more = (micros - walked) as f64;
     for rank in 0..ranks {
         ends.last[rank] += more * pace;
@@ -98,7 +108,12 @@ pub fn walk(schedule: &Schedule, lasts: &Lasts) -> (Ends, f64) {
         }
     }
     for (rank, next) in next.iter().enumerate() {
-        assert_eq!(*next, schedule.actions[rank].len(), "rank {rank} waits for ever in {:?}", schedule.kind);
+        assert_eq!(
+            *next,
+            schedule.actions[rank].len(),
+            "rank {rank} waits for ever in {:?}",
+            schedule.kind
+        );
     }
     let round = ranks.min(micros.saturating_sub(1));
     let between = |of_stage: &[f64]| match round {

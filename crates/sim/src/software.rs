@@ -31,12 +31,16 @@ pub struct Software {
     pub tensor_beside: bool,
     /// Whether sums of gradients go on beside the backward pass.
     pub data_beside: bool,
+    /// Whether ZeRO-1 sums gradients only where they are stepped; otherwise everywhere.
+    pub scatters: bool,
     /// Whether messages between stages go on beside the passes.
     pub pipe_beside: bool,
     /// Of a message between stages, each rank of the tensor axis sends its part.
     pub pipe_cut: bool,
     /// Whether a gradient buffer of every shape of matrix exists beside the gradients.
     pub spare_gradients: bool,
+    /// Buckets and staging buffers of a fixed size.
+    pub buffers_gib: f64,
     /// Of what tensors take, what the allocator takes besides.
     pub slack: f64,
 }
@@ -87,9 +91,11 @@ impl Software {
             kernels: [14.0, 28.0],
             tensor_beside: false,
             data_beside: true,
+            scatters: true,
             pipe_beside: true,
             pipe_cut: false,
             spare_gradients: false,
+            buffers_gib: 0.0,
             slack: 0.02,
         }
     }
@@ -106,14 +112,16 @@ impl Software {
             flash: false,
             selective: Selective::CoreAttention,
             kept: KEEPS_ALL,
-            logits: [10.0, 60.0],
+            logits: [10.0, 40.0],
             unfused: 1.0,
             kernels: [28.0, 44.0],
             tensor_beside: false,
             data_beside: false,
+            scatters: true,
             pipe_beside: false,
             pipe_cut: true,
             spare_gradients: false,
+            buffers_gib: 0.0,
             slack: 0.04,
         }
     }
@@ -141,8 +149,10 @@ impl Software {
             name: "megatron-deepspeed".into(),
             gradients: 2.0,
             wire: 2.0,
-            pipe_cut: false,
+            scatters: false,
             kernels: [85.0, 130.0],
+            // Two buckets of 5e8 numbers to reduce from, one to gather into, and one in f32.
+            buffers_gib: 4.7,
             ..Software::megatron_2021()
         }
     }
@@ -164,9 +174,11 @@ impl Software {
             kernels: [40.0, 70.0],
             tensor_beside: false,
             data_beside: true,
+            scatters: true,
             pipe_beside: true,
             pipe_cut: false,
             spare_gradients: false,
+            buffers_gib: 0.0,
             slack: 0.05,
         }
     }
@@ -187,21 +199,23 @@ impl Software {
         Software {
             name: "nanotron".into(),
             weights: 2.0,
-            gradients: 6.0,
+            gradients: 4.0,
             optimizer: 12.0,
             wire: 4.0,
             stepped: 40.0,
             flash: true,
             selective: Selective::CoreAttention,
-            kept: Kept { norms: true, activations: true, dim: 8.0, ffn: 2.0 },
-            logits: [12.0, 60.0],
+            kept: Kept { norms: true, activations: true, dim: 12.0, ffn: 2.0 },
+            logits: [11.0, 60.0],
             unfused: 2.0,
             kernels: [40.0, 70.0],
             tensor_beside: false,
             data_beside: false,
+            scatters: true,
             pipe_beside: false,
             pipe_cut: false,
             spare_gradients: false,
+            buffers_gib: 0.0,
             slack: 0.05,
         }
     }

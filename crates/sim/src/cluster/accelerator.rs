@@ -50,6 +50,9 @@ pub struct Matmul {
     pub best: f64,
     /// Of `best`, for gradients of weights, which are added to what is there in f32.
     pub accumulate: f64,
+    /// Of `best`, in 8 bits, with the casts that go with it.
+    #[serde(default = "one")]
+    pub fp8: f64,
     /// Beginning and ending a tile takes as long as so much of the inner dimension.
     pub ramp: f64,
     /// Of the speed, where a dimension is no multiple of 64 numbers but of 8, where it is not even that, and where
@@ -58,6 +61,10 @@ pub struct Matmul {
     /// Measured instead: (m·n·k)^(1/3), and of `best` what is reached there. Between points by the logarithm.
     #[serde(default)]
     pub curve: Vec<(f64, f64)>,
+}
+
+fn one() -> f64 {
+    1.0
 }
 
 impl Accelerator {
@@ -94,7 +101,10 @@ impl Accelerator {
             }
         }
         if self.matmul.tiles.is_empty() {
-            return Err(format!("accelerator {}: matmul.tiles is empty; [[1, 1, 1.0]] cuts nothing", self.name));
+            return Err(format!(
+                "accelerator {}: matmul.tiles is empty; [[1, 1, 1.0]] cuts nothing",
+                self.name
+            ));
         }
         Ok(())
     }

@@ -87,12 +87,15 @@ impl Cluster {
         Ok(cluster)
     }
 
-    fn check(&self) -> Result<(), String> {
+    /// What is wrong with it, with the way out.
+    pub fn check(&self) -> Result<(), String> {
         if self.per_host == 0 {
             return Err("per_host=0: a host has at least one rank".into());
         }
         let Some((last, others)) = self.links.split_last() else {
-            return Err("no [[links]]: describe at least one, without `span` it reaches every rank".into());
+            return Err(
+                "no [[links]]: describe at least one, without `span` it reaches every rank".into(),
+            );
         };
         if let Some(span) = last.span {
             return Err(format!(
@@ -101,10 +104,18 @@ impl Cluster {
             ));
         }
         if let Some(link) = others.iter().find(|link| link.span.is_none()) {
-            return Err(format!("the link {} has no span, but others follow; say how many ranks it joins", link.name));
+            return Err(format!(
+                "the link {} has no span, but others follow; say how many ranks it joins",
+                link.name
+            ));
         }
-        if let Some(link) = self.links.iter().find(|link| link.bandwidth_gbs.is_nan() || link.bandwidth_gbs <= 0.0) {
-            return Err(format!("the link {} has bandwidth_gbs={}; it must be positive", link.name, link.bandwidth_gbs));
+        if let Some(link) =
+            self.links.iter().find(|link| link.bandwidth_gbs.is_nan() || link.bandwidth_gbs <= 0.0)
+        {
+            return Err(format!(
+                "the link {} has bandwidth_gbs={}; it must be positive",
+                link.name, link.bandwidth_gbs
+            ));
         }
         self.accelerator.check()
     }
@@ -122,7 +133,8 @@ impl Cluster {
     /// Of a rank: speed of its computing and of its links, and its memory in bytes.
     pub fn of_rank(&self, rank: usize) -> (f64, f64, f64) {
         let host = rank / self.per_host;
-        let mine = |differs: &&Differs| differs.hosts.contains(&host) || differs.ranks.contains(&rank);
+        let mine =
+            |differs: &&Differs| differs.hosts.contains(&host) || differs.ranks.contains(&rank);
         let whole = (1.0, 1.0, self.accelerator.memory());
         self.differs.iter().filter(mine).fold(whole, |(compute, link, memory), differs| {
             let less = differs.memory_gib.map_or(memory, |gib| gib * GIB);

@@ -17,8 +17,7 @@ fn tiled(case: &Case) -> [Cost; 2] {
     let pairs = case.tokens * case.seq / 2.0 * case.queries / case.head_dim;
     let flops = 4.0 * pairs * case.head_dim;
     let rows = case.tokens * case.queries / case.head_dim;
-    // Attention stays in 16 bits where matrices go to 8.
-    let rate = case.rate().min(case.cluster.accelerator.peak.bf16 * 1e12);
+    let rate = case.wide_rate();
     let cost = |flops: f64, (best, half): (f64, f64)| {
         let seconds = flops / (rate * best * rows / (rows + half));
         Cost { seconds, flops, kernels: 0.0 }
@@ -33,12 +32,16 @@ fn with_square(case: &Case) -> [Cost; 2] {
     let device = &case.cluster.accelerator;
     let heads = case.batch * case.queries / case.head_dim;
     let (own, all, each) = (case.seq / case.mesh.context as f64, case.seq, case.head_dim);
-    let multiply = |dims: [f64; 3]| matmul(device, dims, heads, case.width, case.rate(), false);
+    let multiply =
+        |dims: [f64; 3]| matmul(device, dims, heads, case.width, case.wide_rate(), false);
     let (scores, sums) = (multiply([own, each, all]), multiply([own, all, each]));
     let flops = 4.0 * heads * own * all * each;
     // The softmax reads and writes; dropout reads, writes, and writes its mask. Backward each reads once more.
     let dropped = if case.shape().dropout > 0.0 { 1.0 } else { 0.0 };
-    let (there, back) = (2.0 * case.width + dropped * (2.0 * case.width + 1.0), 3.0 * case.width + dropped * (2.0 * case.width + 1.0));
+    let (there, back) = (
+        2.0 * case.width + dropped * (2.0 * case.width + 1.0),
+        3.0 * case.width + dropped * (2.0 * case.width + 1.0),
+    );
     let square = heads * own * all;
     let pass = |bytes: f64| square * bytes / device.stream_rate();
     [

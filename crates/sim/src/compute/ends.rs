@@ -1,6 +1,6 @@
 //! The ends of a model in time, and the optimizer.
 
-use super::layer::matrix;
+use super::layer::matrix_at;
 use super::{Cost, Passes};
 use crate::case::Case;
 
@@ -15,7 +15,7 @@ pub(crate) fn embed(case: &Case) -> Passes {
 
 /// Logits, loss and back.
 pub(crate) fn head(case: &Case) -> Passes {
-    let projected = matrix(case, case.tokens, [case.dim, case.vocab], 1.0);
+    let projected = matrix_at(case, case.tokens, [case.dim, case.vocab], 1.0, case.wide_rate());
     let moved = case.tokens * case.vocab * case.software().logits[1];
     let seconds = moved / 2.0 / case.cluster.accelerator.stream_rate();
     let loss = Cost { seconds, flops: 0.0, kernels: 12.0 };

@@ -22,20 +22,35 @@ pub(crate) fn layer(case: &Case) -> Passes {
     let again = match (case.layout().recompute, case.software().selective) {
         (Recompute::None, _) => Cost::default(),
         (Recompute::Full, _) => passes.forward,
-        (Recompute::Selective, Selective::CoreAttention) if case.software().flash => Cost::default(),
+        (Recompute::Selective, Selective::CoreAttention) if case.software().flash => {
+            Cost::default()
+        }
         (Recompute::Selective, Selective::CoreAttention) => attend,
         (Recompute::Selective, Selective::FeedForward) => up(case),
-        (Recompute::Selective, Selective::OtherMatmuls) => (halves[0].forward + halves[1].forward) * 0.5 + streams[0],
+        (Recompute::Selective, Selective::OtherMatmuls) => {
+            (halves[0].forward + halves[1].forward) * 0.5 + streams[0]
+        }
     };
     Passes { again, ..passes }
 }
 
 /// Forward, input and weight gradient of a matrix (inputs, outputs) on `rows` rows, `count` of them.
-pub(super) fn matrix(case: &Case, rows: f64, [inputs, outputs]: [f64; 2], count: f64) -> Passes {
+fn matrix(case: &Case, rows: f64, sizes: [f64; 2], count: f64) -> Passes {
+    matrix_at(case, rows, sizes, count, case.matrix_rate())
+}
+
+/// The same at so many operations per second at best.
+pub(super) fn matrix_at(
+    case: &Case,
+    rows: f64,
+    [inputs, outputs]: [f64; 2],
+    count: f64,
+    rate: f64,
+) -> Passes {
     let device = &case.cluster.accelerator;
     let flops = 2.0 * rows * inputs * outputs * count;
     let cost = |dims: [f64; 3], sums: bool| {
-        let seconds = matmul(device, dims, count, case.width, case.rate(), sums);
+        let seconds = matmul(device, dims, count, case.width, rate, sums);
         Cost { seconds, flops, kernels: 0.0 }
     };
     Passes {

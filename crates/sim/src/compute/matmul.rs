@@ -4,9 +4,18 @@ use crate::cluster::{Accelerator, Matmul};
 
 /// Seconds of `count` multiplies of (m, k) by (k, n) in numbers of `width` bytes, on a device that does `rate`
 /// operations per second at best. `sums` says that the result is added to what is there in f32.
-pub fn matmul(device: &Accelerator, [m, k, n]: [f64; 3], count: f64, width: f64, rate: f64, sums: bool) -> f64 {
+pub fn matmul(
+    device: &Accelerator,
+    [m, k, n]: [f64; 3],
+    count: f64,
+    width: f64,
+    rate: f64,
+    sums: bool,
+) -> f64 {
     let shape = &device.matmul;
-    let gain = if sums { shape.accumulate } else { 1.0 } * curve(shape, (m * k * n).cbrt()) * aligned(shape, [m, k, n], count);
+    let gain = if sums { shape.accumulate } else { 1.0 }
+        * curve(shape, (m * k * n).cbrt())
+        * aligned(shape, [m, k, n], count);
     let unit = rate * shape.best * gain / shape.units as f64;
     // A unit takes (k + ramp) · 2 · rows · columns operations' time for a tile; of the ways to cut, the fastest.
     let seconds = |&(rows, columns, reached): &(usize, usize, f64)| {

@@ -39,7 +39,11 @@ impl Mul<f64> for Cost {
     type Output = Cost;
 
     fn mul(self, times: f64) -> Cost {
-        Cost { seconds: self.seconds * times, flops: self.flops * times, kernels: self.kernels * times }
+        Cost {
+            seconds: self.seconds * times,
+            flops: self.flops * times,
+            kernels: self.kernels * times,
+        }
     }
 }
 

@@ -40,7 +40,9 @@ pub fn seconds(cluster: &Cluster, spread: Spread, collective: Collective, bytes:
     match (cluster.engine, collective) {
         (_, Collective::Send) => sent(cluster, spread, bytes),
         (Engine::Lockstep, _) => by_comm(cluster, spread, collective, bytes),
-        (Engine::Nccl, Collective::AllToAll | Collective::AllToAllV) => dealt(cluster, spread, bytes),
+        (Engine::Nccl, Collective::AllToAll | Collective::AllToAllV) => {
+            dealt(cluster, spread, bytes)
+        }
         (Engine::Nccl, _) => around(cluster, spread, collective, bytes),
     }
 }
@@ -66,7 +68,11 @@ fn around(cluster: &Cluster, spread: Spread, collective: Collective, bytes: f64)
             let units = joined.div_ceil(inside) as f64;
             let ring = units - 1.0;
             let tree = 2.0 * units.log2().ceil();
-            let steps = if number > 0 && collective == Collective::AllReduce { ring.min(tree) } else { ring };
+            let steps = if number > 0 && collective == Collective::AllReduce {
+                ring.min(tree)
+            } else {
+                ring
+            };
             hops += steps * link.hop();
         }
         inside = joined;

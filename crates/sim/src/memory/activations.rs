@@ -29,10 +29,11 @@ pub(super) fn layer_inside(case: &Case) -> f64 {
     }
 }
 
-/// Gradients of activations inside one layer: of the wide part before and after its activation, and of the stream.
+/// Gradients of activations inside one layer: of the wide part before its activation, and of the stream. That behind
+/// the activation takes the place of what it was computed from.
 pub(super) fn working(case: &Case) -> f64 {
     let slots = case.moe.map_or(1.0, |moe| (moe.top_k + moe.shared) as f64);
-    (case.tokens * slots * (case.inner + case.ffn) + 2.0 * case.rows * case.dim) * case.width
+    (case.tokens * slots * case.inner + 2.0 * case.rows * case.dim) * case.width
 }
 
 struct Parts {
@@ -72,7 +73,9 @@ impl Parts {
             Some(moe) => {
                 let slots = case.tokens * moe.top_k as f64;
                 let shared = case.tokens * moe.shared as f64 * before * w;
-                slots * (before + 2.0 * case.dim) * w + shared + 4.0 * case.tokens * moe.experts as f64
+                slots * (before + 2.0 * case.dim) * w
+                    + shared
+                    + 4.0 * case.tokens * moe.experts as f64
             }
         };
         Parts {
@@ -82,7 +85,8 @@ impl Parts {
             square,
             wide,
             masks: if dropout { 2.0 * case.rows * case.dim } else { 0.0 },
-            rest: case.rows * case.dim * software.kept.dim + case.tokens * case.ffn * software.kept.ffn,
+            rest: case.rows * case.dim * software.kept.dim
+                + case.tokens * case.ffn * software.kept.ffn,
         }
     }
 

@@ -57,13 +57,12 @@ pub(crate) fn memory(case: &Case, pipe: usize) -> Memory {
     let software = case.software();
     let layers = |chunk: usize| case.layers(chunk * case.pipe() + pipe) as f64;
     let most = (0..case.layout().chunks).map(layers).fold(0.0, f64::max);
-    let passes = in_flight(case.layout().schedule, case.pipe(), case.layout().chunks, case.micros(), pipe);
+    let passes =
+        in_flight(case.layout().schedule, case.pipe(), case.layout().chunks, case.micros(), pipe);
     let last = pipe + 1 == case.pipe();
     let logits = if last { case.tokens * case.vocab * software.logits[0] } else { 0.0 };
-    // The embedding's dropout, and what came from the stage before.
-    let entry = case.rows * case.dim * case.width;
     let mut memory = Memory {
-        activations: passes * (most * kept(case) + entry),
+        activations: passes * most * kept(case),
         logits,
         working: working(case) + layer_inside(case),
         reserve: case.cluster.accelerator.reserve_gib * crate::cluster::GIB,
@@ -74,12 +73,20 @@ pub(crate) fn memory(case: &Case, pipe: usize) -> Memory {
 }
 
 /// Passes of a stage that are begun and not done, at most: those of `Schedule::in_flight`, by formula.
-pub(crate) fn in_flight(kind: Kind, ranks: usize, chunks: usize, micros: usize, rank: usize) -> f64 {
+pub(crate) fn in_flight(
+    kind: Kind,
+    ranks: usize,
+    chunks: usize,
+    micros: usize,
+    rank: usize,
+) -> f64 {
     let most = match kind {
         Kind::Gpipe => micros,
         _ if ranks == 1 => 1,
         Kind::OneForwardOneBackward => (ranks - rank).min(micros),
-        Kind::Interleaved => (2 * (ranks - rank - 1) + (chunks - 1) * ranks + 1).min(chunks * micros),
+        Kind::Interleaved => {
+            (2 * (ranks - rank - 1) + (chunks - 1) * ranks + 1).min(chunks * micros)
+        }
         Kind::ZbH1 => ranks.min(micros),
         Kind::ZbH2 => (2 * ranks - 1).min(micros),
     };

@@ -40,12 +40,24 @@ pub(super) fn held(case: &Case, pipe: usize) -> Memory {
         (3, true) => (dense + expert) * case.width,
         _ => 0.0,
     };
-    // With ZeRO-2 and 3 the gradients of a block exist whole until they are summed.
-    let whole = if zero >= 2 && shard > 1.0 { largest * software.gradients } else { 0.0 };
+    // With ZeRO-2 and 3 the gradients of a block exist whole until they are summed; those of all blocks, where
+    // blocks stay whole for several micro-batches.
+    let whole = match (zero, case.layout().keep_gathered && case.micros() > 1) {
+        (0 | 1, _) => 0.0,
+        (3, true) => (dense + expert) * software.gradients,
+        _ => largest * software.gradients,
+    };
     // One of each shape of matrix, and of the table on the stages that have it.
     let spare = match software.spare_gradients {
         true => layer * case.width + if pipe + 1 == case.pipe() { table * case.width } else { 0.0 },
         false => 0.0,
     };
-    Memory { parameters, gradients, optimizer, gathered, buffers: whole + spare, ..Memory::default() }
+    Memory {
+        parameters,
+        gradients,
+        optimizer,
+        gathered,
+        buffers: whole + spare + software.buffers_gib * crate::cluster::GIB,
+        ..Memory::default()
+    }
 }

@@ -2,6 +2,7 @@
 
 use lockstep_plan::{Circle, Collective, Phase};
 
+use super::inside::BESIDE;
 use crate::case::Case;
 use crate::compute::optimizer;
 use crate::exchange::Flows;
@@ -55,7 +56,9 @@ impl After {
         let tied = if rank == 0 || rank + 1 == case.pipe() { self.tied } else { 0.0 };
         let stages = (case.layout().chunks * case.layers(rank)).max(1) as f64;
         match case.software().data_beside {
-            true => (sums - backward).max(sums / (stages + 1.0)) + tied,
+            true => {
+                (sums - backward).max(sums / (stages + 1.0)) + BESIDE * sums.min(backward) + tied
+            }
             false => sums + tied,
         }
     }
@@ -74,18 +77,27 @@ fn summed(case: &Case, params: [f64; 2], flows: &mut Flows) -> f64 {
     let (wire, zero) = (case.software().wire, case.layout().zero);
     let circles = [
         ((Circle::Shard, case.shard()), (Circle::Copies, case.copies())),
-        ((Circle::ExpertShard, case.same_experts()), (Circle::ExpertCopies, crate::Spread { members: 1, stride: 1 })),
+        (
+            (Circle::ExpertShard, case.same_experts()),
+            (Circle::ExpertCopies, crate::Spread { members: 1, stride: 1 }),
+        ),
     ];
     let mut seconds = 0.0;
     for ((shard, copies), params) in circles.into_iter().zip(params) {
         let bytes = params * wire;
         if zero == 0 {
-            let all = if shard.0 == Circle::Shard { (Circle::Copies, case.replicas()) } else { shard };
+            let all =
+                if shard.0 == Circle::Shard { (Circle::Copies, case.replicas()) } else { shard };
             seconds += flows.add(all, Collective::AllReduce, Phase::Backward, bytes, 1.0);
             continue;
         }
+        let sum = if case.software().scatters {
+            Collective::ReduceScatter
+        } else {
+            Collective::AllReduce
+        };
         if zero < 3 {
-            seconds += flows.add(shard, Collective::ReduceScatter, Phase::Backward, bytes, 1.0);
+            seconds += flows.add(shard, sum, Phase::Backward, bytes, 1.0);
         }
         let own = bytes / case.mesh.shard as f64;
         seconds += flows.add(copies, Collective::AllReduce, Phase::Backward, own, 1.0);

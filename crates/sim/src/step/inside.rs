@@ -8,6 +8,9 @@ use crate::case::Case;
 use crate::compute::Passes;
 use crate::exchange::Flows;
 
+/// What exchanges beside the computing take from it: units that move data do not compute.
+pub(super) const BESIDE: f64 = 0.1;
+
 /// Seconds of exchanges for one layer and micro-batch.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Inside {
@@ -76,10 +79,12 @@ impl Inside {
             self.tensor = [2.0 * sum, again * sum, 0.0];
             self.tensor_hideable = 2.0 * sum;
         } else {
-            let gather = flows.add(circle, AllGather, Forward, bytes, 2.0 * times);
+            // What goes into a multiply in 8 bits is gathered in 8 bits.
+            let narrow = if case.rate() > case.wide_rate() { bytes / case.width } else { bytes };
+            let gather = flows.add(circle, AllGather, Forward, narrow, 2.0 * times);
             let scatter = flows.add(circle, ReduceScatter, Forward, bytes, 2.0 * times);
             // The gradient of each half's output, and its input once more.
-            flows.add(circle, AllGather, Backward, bytes, (4.0 + again) * times);
+            flows.add(circle, AllGather, Backward, narrow, (4.0 + again) * times);
             flows.add(circle, ReduceScatter, Backward, bytes, (2.0 + again) * times);
             self.tensor = [2.0 * (gather + scatter), again * (gather + scatter), 2.0 * gather];
             self.tensor_hideable = 2.0 * (gather + scatter);
@@ -100,14 +105,24 @@ impl Inside {
         let keys = 2.0 * case.tokens * case.keys * case.width;
         let circle = (Circle::Context, near);
         if case.layout().context_kind != ContextKind::Ring {
-            let there = flows.add(circle, Collective::AllToAll, Phase::Forward, heads + keys, times)
-                + flows.add(circle, Collective::AllToAll, Phase::Forward, heads, times);
-            flows.add(circle, Collective::AllToAll, Phase::Backward, heads + keys, (1.0 + again) * times);
+            let there =
+                flows.add(circle, Collective::AllToAll, Phase::Forward, heads + keys, times)
+                    + flows.add(circle, Collective::AllToAll, Phase::Forward, heads, times);
+            flows.add(
+                circle,
+                Collective::AllToAll,
+                Phase::Backward,
+                heads + keys,
+                (1.0 + again) * times,
+            );
             flows.add(circle, Collective::AllToAll, Phase::Backward, heads, (1.0 + again) * times);
             self.context = [there, again * there, there];
         }
         if rounds > 0.0 {
-            let circle = (Circle::Context, crate::Spread { members: ranks / ulysses, stride: all.stride * ulysses });
+            let circle = (
+                Circle::Context,
+                crate::Spread { members: ranks / ulysses, stride: all.stride * ulysses },
+            );
             let there = flows.add(circle, Collective::Send, Phase::Forward, keys, rounds * times);
             // Keys and values once more, and their gradients in f32 with them.
             let back = flows.add(
@@ -141,14 +156,16 @@ impl Inside {
         let keeps = case.layout().keep_gathered;
         let per_micro = 1.0 / case.micros() as f64;
         self.gathers = if keeps { [per_micro, 0.0] } else { [1.0, 1.0] };
-        let (shard, experts) = ((Circle::Gather, case.shard()), (Circle::ExpertGather, case.same_experts()));
+        let (shard, experts) =
+            ((Circle::Gather, case.shard()), (Circle::ExpertGather, case.same_experts()));
         let gathers = self.gathers[0] + self.gathers[1];
         let mut both = |collective: Collective, phase: Phase, width: f64, times: f64| {
             flows.add(shard, collective, phase, dense * width, times)
                 + flows.add(experts, collective, phase, expert * width, times)
         };
         self.gather = both(Collective::AllGather, Phase::Forward, case.width, gathers * times);
-        self.scatter = both(Collective::ReduceScatter, Phase::Backward, case.software().wire, times);
+        self.scatter =
+            both(Collective::ReduceScatter, Phase::Backward, case.software().wire, times);
         if case.micros() > 1 && keeps {
             // Gradients are summed once where blocks stay whole.
             self.scatter *= per_micro;
@@ -168,7 +185,8 @@ impl Inside {
         // Rings hide behind the attention that they feed; a third of the computing is a cautious guess of it.
         let [fore, aft] = self.ring.map(|seconds| seconds * layers);
         let fore = (fore - passes.forward.seconds / 3.0).max(0.0) + self.context[0] * layers;
-        let aft = (aft - passes.input.seconds / 3.0).max(0.0) + (self.context[1] + self.context[2]) * layers;
+        let aft = (aft - passes.input.seconds / 3.0).max(0.0)
+            + (self.context[1] + self.context[2]) * layers;
         waits.context = fore + aft;
         waits.forward += fore;
         waits.input += aft;
@@ -184,7 +202,7 @@ impl Inside {
     fn wait_for_blocks(&self, case: &Case, passes: &Passes, layers: f64, waits: &mut Waits) {
         let beside = case.software().data_beside;
         let left = |exchanges: f64, compute: f64, first: f64| match beside {
-            true => (exchanges - compute).max(0.0) + first,
+            true => (exchanges - compute).max(0.0) + first + BESIDE * exchanges.min(compute),
             false => exchanges,
         };
         let [fore, aft] = self.gathers;

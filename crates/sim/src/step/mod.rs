@@ -118,13 +118,20 @@ fn pass(case: &Case, cost: Cost, waits: f64, speed: f64) -> Pass {
 }
 
 /// A replica through its step.
-fn walk(case: &Case, stages: &[Passes], inside: &Inside, after: &After, send: f64, speed: &Speed) -> Walked {
+fn walk(
+    case: &Case,
+    stages: &[Passes],
+    inside: &Inside,
+    after: &After,
+    send: f64,
+    speed: &Speed,
+) -> Walked {
     let (pipe, micros) = (case.pipe(), case.micros() as f64);
-    let mut lasts = Lasts { send, ..Lasts::default() };
     let mut sums = vec![Time::default(); pipe];
     let (mut forward, mut input, mut weights) = (vec![0.0; pipe], vec![0.0; pipe], vec![0.0; pipe]);
-    // Ranks that hold their messages in hand are busy with them.
-    let hand = if case.software().pipe_beside || pipe == 1 { 0.0 } else { send };
+    // Ranks that hold their messages in hand are busy with them until they have arrived.
+    let (hand, send) = if case.software().pipe_beside { (0.0, send) } else { (send, 0.0) };
+    let mut lasts = Lasts { send, ..Lasts::default() };
     for (stage, passes) in stages.iter().enumerate() {
         let rank = stage % pipe;
         let (compute, link) = (speed.compute[rank], speed.link[rank]);
@@ -151,7 +158,9 @@ fn walk(case: &Case, stages: &[Passes], inside: &Inside, after: &After, send: f6
     let ends = ends(kind, pipe, case.micros(), &lasts);
     // Sums of gradients, then all ranks wait for the norm; then each steps what it has.
     let slow = speed.slowest_link;
-    let summed = |rank: usize| ends.last[rank] + after.exposed(case, rank, input[rank] + weights[rank]) / slow;
+    let summed = |rank: usize| {
+        ends.last[rank] + after.exposed(case, rank, input[rank] + weights[rank]) / slow
+    };
     let (mut last, mut until) = (0, 0.0);
     for rank in 0..pipe {
         if summed(rank) > until {

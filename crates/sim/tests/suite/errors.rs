@@ -4,9 +4,13 @@
 pub fn mean_error(title: &str, rows: &[(String, f64, f64)]) -> f64 {
     println!("{title}");
     for (name, foretold, measured) in rows {
-        println!("  {name:60} {foretold:12.4} {measured:12.4} {:+7.2}%", 100.0 * (foretold / measured - 1.0));
+        println!(
+            "  {name:60} {foretold:12.4} {measured:12.4} {:+7.2}%",
+            100.0 * (foretold / measured - 1.0)
+        );
     }
-    let mean = rows.iter().map(|(_, foretold, measured)| (foretold / measured - 1.0).abs()).sum::<f64>();
+    let mean =
+        rows.iter().map(|(_, foretold, measured)| (foretold / measured - 1.0).abs()).sum::<f64>();
     let mean = mean / rows.len() as f64;
     println!("  mean of {}: {:.2}%\n", rows.len(), 100.0 * mean);
     mean
@@ -24,7 +28,9 @@ pub fn rank_correlation(pairs: &[(f64, f64)]) -> f64 {
     let (first, second) = (ranks(&first), ranks(&second));
     let n = pairs.len() as f64;
     let mean = (n + 1.0) / 2.0;
-    let product = |a: &[f64], b: &[f64]| -> f64 { a.iter().zip(b).map(|(a, b)| (a - mean) * (b - mean)).sum() };
+    let product = |a: &[f64], b: &[f64]| -> f64 {
+        a.iter().zip(b).map(|(a, b)| (a - mean) * (b - mean)).sum()
+    };
     product(&first, &second) / (product(&first, &first) * product(&second, &second)).sqrt()
 }
 

@@ -14,7 +14,7 @@ pub fn b200() -> Vec<Row> {
             let preset = row.text("model").replace("llama3_", "llama3-");
             let text = format!(
                 "[model]\npreset = \"{preset}\"\nlayers = {layers}\nseq = {seq}\n[train]\nglobal_batch = {}\nmicro_batch = 1\n\
-                 [layout]\ndata = {dp}\nzero = 1\ntensor = {tp}\nsequence = {}\ncontext = {cp}\ncontext_kind = \"ulysses\"\n\
+                 [layout]\nplacement = \"pipe, data, context, tensor\"\ndata = {dp}\nzero = 1\ntensor = {tp}\nsequence = {}\ncontext = {cp}\ncontext_kind = \"ulysses\"\n\
                  pipe = {pp}\n[precision]\ncompute = \"bf16\"\n",
                 dp * micros,
                 tp > 1,

@@ -26,9 +26,10 @@ fn parsed(row: &Cells) -> Row {
         layers: row.count("layers"),
         seq: row.count("seq_len"),
         vocab: row.count("vocab"),
+        dropout: 0.1,
     };
     let text = format!(
-        "{}[train]\nglobal_batch = {gbs}\nmicro_batch = {mbs}\n[layout]\ndata = {dp}\nzero = {}\ntensor = {tp}\npipe = {pp}\n\
+        "{}[train]\nglobal_batch = {gbs}\nmicro_batch = {mbs}\n[layout]\nplacement = \"pipe, data, context, tensor\"\ndata = {dp}\nzero = {}\ntensor = {tp}\npipe = {pp}\n\
          recompute = \"full\"\n[precision]\ncompute = \"bf16\"\n",
         model.model(),
         if dp > 1 { 1 } else { 0 },
@@ -48,7 +49,7 @@ fn parsed(row: &Cells) -> Row {
         ),
         group: String::new(),
         plan: plan(&text, gpus),
-        cluster: Cluster::built_in("a100-80-opa").unwrap(),
+        cluster: Cluster::built_in("a100-80-jz").unwrap(),
         options: options(software),
         seconds: row.number("sec_per_it"),
         bytes: row.number("mem_gb").map(|gb| gb * 1e9),

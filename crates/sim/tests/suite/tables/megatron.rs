@@ -10,6 +10,7 @@ fn gpt(row: &super::Cells) -> Gpt {
         layers: row.count("layers"),
         seq: row.count("seq_len"),
         vocab: row.count("vocab"),
+        dropout: 0.1,
     }
 }
 
@@ -32,12 +33,12 @@ pub fn sc21() -> Vec<Row> {
             let possible = plans.filter(|(mbs, chunks)| {
                 let fits = gbs % (dp * mbs) == 0;
                 let rounds = *chunks == 1 || (pp > 1 && (gbs / dp / mbs) % pp == 0);
-                fits && rounds && model.layers % (pp * chunks) == 0
+                fits && rounds && model.layers.is_multiple_of(pp * chunks)
             });
             let all = possible.map(|(mbs, chunks)| {
                 let kind = if chunks > 1 { "interleaved" } else { "1f1b" };
                 let text = format!(
-                    "{}[train]\nglobal_batch = {gbs}\nmicro_batch = {mbs}\n[layout]\ndata = {dp}\ntensor = {tp}\n\
+                    "{}[train]\nglobal_batch = {gbs}\nmicro_batch = {mbs}\n[layout]\nplacement = \"pipe, data, context, tensor\"\ndata = {dp}\ntensor = {tp}\n\
                      pipe = {pp}\nschedule = \"{kind}\"\nchunks = {chunks}\nrecompute = \"full\"\n\
                      [precision]\ncompute = \"bf16\"\n",
                     model.model()
@@ -78,11 +79,12 @@ pub fn korthikanti() -> Vec<Row> {
 }
 
 fn korthikanti_row(row: &super::Cells, seconds: Option<f64>, selective: bool) -> Row {
-    let (tp, pp, dp, chunks) = (row.count("tp"), row.count("pp"), row.count("dp"), row.count("interleave"));
+    let (tp, pp, dp, chunks) =
+        (row.count("tp"), row.count("pp"), row.count("dp"), row.count("interleave"));
     let kind = if chunks > 1 { "interleaved" } else { "1f1b" };
     let recompute = if selective { "selective" } else { "full" };
     let text = format!(
-        "{}[train]\nglobal_batch = {}\nmicro_batch = {}\n[layout]\ndata = {dp}\ntensor = {tp}\nsequence = {selective}\n\
+        "{}[train]\nglobal_batch = {}\nmicro_batch = {}\n[layout]\nplacement = \"pipe, data, context, tensor\"\ndata = {dp}\ntensor = {tp}\nsequence = {selective}\n\
          pipe = {pp}\nschedule = \"{kind}\"\nchunks = {chunks}\nrecompute = \"{recompute}\"\n\
          [precision]\ncompute = \"bf16\"\n",
         gpt(row).model(),

@@ -1,6 +1,8 @@
 //! Published measurements as plans: each row of a table becomes a plan, a cluster and a training program, and
 //! what was measured. Only what a row's source says differs from row to row; no constant does.
 
+#![allow(unused_imports)]
+
 mod b200;
 mod bigscience;
 mod csv;
@@ -60,14 +62,15 @@ pub struct Gpt {
     pub layers: usize,
     pub seq: usize,
     pub vocab: usize,
+    pub dropout: f64,
 }
 
 impl Gpt {
     /// As a `[model]` section.
     pub fn model(&self) -> String {
-        let Gpt { dim, heads, layers, seq, vocab } = self;
+        let Gpt { dim, heads, layers, seq, vocab, dropout } = self;
         format!(
-            "[model]\nfamily = \"gpt2\"\ndim = {dim}\nheads = {heads}\nlayers = {layers}\nseq = {seq}\nvocab = {vocab}\ndropout = 0.1\n"
+            "[model]\nfamily = \"gpt2\"\ndim = {dim}\nheads = {heads}\nlayers = {layers}\nseq = {seq}\nvocab = {vocab}\ndropout = {dropout:?}\n"
         )
     }
 }

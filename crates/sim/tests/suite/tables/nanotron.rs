@@ -14,7 +14,7 @@ pub fn nanotron() -> Vec<Row> {
             let text = format!(
                 "[model]\nfamily = \"llama\"\ndim = {dim}\nheads = {heads}\nkv_heads = {keys}\nffn = {ffn}\nlayers = {layers}\n\
                  vocab = {vocab}\nseq = {seq}\ntied = {}\n[train]\nglobal_batch = {gbs}\nmicro_batch = {mbs}\n\
-                 [layout]\ndata = {dp}\nzero = {}\ntensor = {tp}\nsequence = {}\npipe = {pp}\n\
+                 [layout]\nplacement = \"pipe, data, context, tensor\"\ndata = {dp}\nzero = {}\ntensor = {tp}\nsequence = {}\npipe = {pp}\n\
                  [precision]\ncompute = \"bf16\"\n",
                 row.text("embeddings") == "tied",
                 if dp > 1 { row.count("zero_stage") } else { 0 },

@@ -20,7 +20,7 @@ pub fn torchtitan() -> Vec<Row> {
             let (kind, chunks) = if interleaved { ("interleaved", 2) } else { ("1f1b", 1) };
             let text = format!(
                 "[model]\npreset = \"{preset}\"\nseq = {seq}\n[train]\nglobal_batch = {}\nmicro_batch = {mbs}\n\
-                 [layout]\ndata = {fsdp}\nzero = 3\nkeep_gathered = {}\ntensor = {tp}\nsequence = {}\ncontext = {cp}\n\
+                 [layout]\nplacement = \"pipe, data, context, tensor\"\ndata = {fsdp}\nzero = 3\nkeep_gathered = {}\ntensor = {tp}\nsequence = {}\ncontext = {cp}\n\
                  pipe = {pp}\nschedule = \"{kind}\"\nchunks = {chunks}\nrecompute = \"{}\"\n\
                  [precision]\ncompute = \"bf16\"\n",
                 local * fsdp,

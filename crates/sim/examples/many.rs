@@ -1,0 +1,107 @@
+//! How long it takes to price many plans: `cargo run --release -p lockstep-sim --example many`.
+
+use std::time::Instant;
+
+use lockstep_plan::{Config, Plan, Recompute, Surroundings, schedule::Kind};
+use lockstep_sim::{Cluster, Options, estimate};
+
+fn main() {
+    let gpt3 = "[model]\nfamily = \"gpt2\"\ndim = 12288\nheads = 96\nlayers = 96\nseq = 2048\nvocab = 51200\n\
+                [train]\nglobal_batch = 1536\nmicro_batch = 1\n[precision]\ncompute = \"bf16\"\n";
+    many("GPT-3 175B on 384 A100", gpt3, 384, "a100-80");
+    let llama = "[model]\npreset = \"llama3-405b\"\nseq = 8192\n[train]\nglobal_batch = 2048\nmicro_batch = 1\n\
+                 [precision]\ncompute = \"bf16\"\n";
+    many("Llama-3 405B on 16,384 H100", llama, 16384, "h100");
+}
+
+/// Every layout of some degrees and choices.
+fn many(title: &str, text: &str, ranks: usize, cluster: &str) {
+    // Resolved once, on one rank; the layouts are then variations of it.
+    let plan = Plan::resolve(&Config::parse(text, &[]), &Surroundings::one_host(1, 8));
+    let mut base = plan.unwrap_or_else(|mistakes| panic!("{mistakes:?}"));
+    base.ranks = ranks;
+    let cluster = Cluster::built_in(cluster).expect("it is built in");
+    let batch = base.train.global_batch;
+    let plans = layouts(&base, batch);
+    let start = Instant::now();
+    let options = Options::default();
+    let best = plans
+        .iter()
+        .map(|plan| (estimate(plan, &cluster, &options), plan))
+        .filter(|(foretold, _)| foretold.fits)
+        .min_by(|(a, _), (b, _)| a.step_s.total_cmp(&b.step_s));
+    let each = start.elapsed().as_secs_f64() / plans.len() as f64;
+    println!(
+        "{title}: {} plans, {:.1} µs each, {:.2} s together",
+        plans.len(),
+        1e6 * each,
+        start.elapsed().as_secs_f64()
+    );
+    if let Some((foretold, plan)) = best {
+        let l = &plan.layout;
+        println!(
+            "  best: data {} zero {} tensor {} pipe {} chunks {} micro-batch {} recompute {:?}: {:.2} s, MFU {:.1}%",
+            l.data,
+            l.zero,
+            l.tensor,
+            l.pipe,
+            l.chunks,
+            plan.train.micro_batch,
+            l.recompute,
+            foretold.step_s,
+            100.0 * foretold.mfu
+        );
+    }
+}
+
+fn layouts(base: &Plan, batch: usize) -> Vec<Plan> {
+    let mut plans = Vec::new();
+    let fits = |pipe: &usize, tensor: usize| {
+        *pipe <= base.model.layers && base.ranks.is_multiple_of(tensor * pipe)
+    };
+    for tensor in [1, 2, 4, 8] {
+        for pipe in [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96]
+            .into_iter()
+            .filter(|pipe| fits(pipe, tensor))
+        {
+            let data = base.ranks / tensor / pipe;
+            for micro in [1, 2, 4, 8].into_iter().filter(|micro| batch.is_multiple_of(data * micro))
+            {
+                let accumulation = batch / data / micro;
+                for (zero, recompute, chunks) in choices() {
+                    let stages = pipe * chunks;
+                    let rounds = accumulation.is_multiple_of(pipe)
+                        && base.model.layers.is_multiple_of(stages);
+                    if chunks > 1 && (pipe == 1 || !rounds) {
+                        continue;
+                    }
+                    let mut plan = base.clone();
+                    plan.layout.tensor = tensor;
+                    plan.layout.sequence = tensor > 1;
+                    plan.layout.pipe = pipe;
+                    plan.layout.data = data;
+                    plan.layout.zero = zero;
+                    plan.layout.shard = if zero > 0 { data } else { 1 };
+                    plan.layout.recompute = recompute;
+                    plan.layout.chunks = chunks;
+                    plan.layout.schedule =
+                        if chunks > 1 { Kind::Interleaved } else { Kind::OneForwardOneBackward };
+                    plan.train.micro_batch = micro;
+                    plan.train.accumulation = accumulation;
+                    plan.train.global_batch = batch;
+                    plans.push(plan);
+                }
+            }
+        }
+    }
+    plans
+}
+
+fn choices() -> impl Iterator<Item = (u8, Recompute, usize)> {
+    let recomputes = [Recompute::None, Recompute::Selective, Recompute::Full];
+    (0..4).flat_map(move |zero| {
+        recomputes
+            .into_iter()
+            .flat_map(move |recompute| [1, 2, 3, 4, 6].map(|chunks| (zero, recompute, chunks)))
+    })
+}
