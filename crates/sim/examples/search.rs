@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use lockstep_plan::Config;
-use lockstep_sim::search::{By, Limits, Search, Wanted, words};
+use lockstep_sim::search::{By, Limits, Search, Wanted, reasons, words};
 use lockstep_sim::{Cluster, Options};
 
 fn main() {
@@ -24,6 +24,14 @@ fn main() {
             let best = search.best(by, 5, &Limits::default());
             let seconds = start.elapsed().as_secs_f64();
             println!("{preset} on {ranks} {}, by {by:?}: {seconds:.2} s (groups {grouped:.2}), {:?}", cluster.name, search.looked());
+            if let (By::Time, Some(first)) = (by, best.first()) {
+                let reasons = reasons(&search, first, by);
+                println!("  with reasons: {:.2} s", start.elapsed().as_secs_f64());
+                reasons.iter().for_each(|reason| println!("    {}", reason.line()));
+                let ladder = lockstep_sim::advice::ladder(&search, &cluster);
+                println!("  with advice: {:.2} s", start.elapsed().as_secs_f64());
+                ladder.iter().for_each(|rung| println!("    {} {} {}", rung.means, rung.taken, rung.why));
+            }
             for proposal in best {
                 let (estimate, train) = (&proposal.estimate, &proposal.plan.train);
                 println!(

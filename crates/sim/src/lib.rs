@@ -13,6 +13,7 @@
 //! assert!(estimate.fits && estimate.mfu > 0.2 && estimate.mfu < 0.7);
 //! ```
 
+pub mod advice;
 mod case;
 pub mod clock;
 mod cluster;

@@ -3,17 +3,18 @@
 //! Layouts are found in two rounds. Groups are degrees, micro-batches, recompute and placements; each has a time and a
 //! memory below which none of its layouts can be. They are opened from the lowest bound on; what they hold, every ZeRO
 //! stage and every schedule, is asked for its memory exactly and for a sharper bound. Only what may still be among
-//! the best is estimated. See README.md for why nothing is missed.
+//! the best is estimated. A bound never lies
+//! above what it bounds, so nothing is missed; a test holds the search against an estimate of everything.
 
 mod candidate;
 mod knobs;
-//mod reasons;
+mod reasons;
 mod room;
 mod space;
 
 pub use candidate::{Knob, words};
 pub use knobs::{Limits, Turn};
-//pub use reasons::{Reason, limit, reasons};
+pub use reasons::{Reason, Turned, limit, parts, reasons};
 pub use space::MOST_CHUNKS;
 
 use std::cell::RefCell;
@@ -99,10 +100,6 @@ impl Proposal {
     pub fn over(&self) -> f64 {
         let over = self.estimate.stages.iter().map(|stage| stage.memory.total() - stage.available);
         over.fold(f64::NEG_INFINITY, f64::max)
-    }
-
-    fn value(&self, by: By) -> f64 {
-        value(by, self.plan.ranks, self.estimate.step_s, self.bytes())
     }
 }
 
