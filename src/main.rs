@@ -1,6 +1,7 @@
 //! The command line: one file per command, each a thin layer over the crates.
 
 mod commands;
+mod machine;
 mod run_file;
 mod say;
 mod world;
@@ -8,7 +9,7 @@ mod world;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use commands::{bench, data, export, generate, import, launch, train, verify};
+use commands::{bench, data, export, generate, import, launch, plan, train, verify};
 use tracing_subscriber::filter::LevelFilter;
 
 /// Large buffers lie where the other ranks of the host can reach them.
@@ -26,6 +27,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Train(train::Args),
+    Plan(plan::Args),
     Verify(verify::Args),
     Generate(generate::Args),
     Launch(launch::Args),
@@ -45,6 +47,7 @@ fn main() -> ExitCode {
     }
     let result = match command {
         Command::Train(args) => train::run(args),
+        Command::Plan(args) => plan::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Generate(args) => generate::run(args),
         Command::Launch(args) => launch::run(args),
@@ -66,9 +69,11 @@ impl Command {
         match self {
             Command::Train(_) | Command::Verify(_) | Command::Launch(_) => false,
             Command::Bench(args) => !args.has_ranks(),
-            Command::Generate(_) | Command::Import(_) | Command::Export(_) | Command::Data(_) => {
-                true
-            }
+            Command::Plan(_)
+            | Command::Generate(_)
+            | Command::Import(_)
+            | Command::Export(_)
+            | Command::Data(_) => true,
         }
     }
 }

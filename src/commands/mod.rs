@@ -6,6 +6,7 @@ pub mod export;
 pub mod generate;
 pub mod import;
 pub mod launch;
+pub mod plan;
 mod progress;
 pub mod train;
 pub mod verify;

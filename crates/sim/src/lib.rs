@@ -21,6 +21,7 @@ mod compute;
 mod estimate;
 mod exchange;
 mod memory;
+pub mod report;
 pub mod search;
 mod software;
 mod step;
