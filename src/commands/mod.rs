@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod data;
 pub mod export;
+mod foretold;
 pub mod generate;
 pub mod import;
 pub mod launch;

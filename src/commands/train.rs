@@ -13,6 +13,7 @@ use lockstep_model::{Model, Sampling};
 use lockstep_plan::{Ledger, Plan};
 use lockstep_trainer::{self as trainer, Event, Rank, Run, Wanted, Whole, dtype, load_whole};
 
+use crate::commands::foretold::{self, Foretold, Measured};
 use crate::run_file::{RunFile, fresh_folder};
 use crate::say::{say, say_part};
 use crate::world::{self, Engine};
@@ -44,6 +45,9 @@ pub struct Args {
     /// Where runs lie
     #[arg(long, default_value = "runs")]
     runs: PathBuf,
+    /// What `bench machine` wrote, to foretell the step time with [default: RUNS/machine.toml, where it is]
+    #[arg(long, value_name = "FILE")]
+    cluster: Option<String>,
     /// Only read the run file, print the plan as JSON and stop
     #[arg(long)]
     dry_run: bool,
@@ -63,6 +67,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.dry_run {
         say!("{}", serde_json::to_string_pretty(&plan)?);
         return Ok(ExitCode::SUCCESS);
+    }
+    if world::starts_all(&start)? {
+        foretold::refuse(&plan)?;
     }
     if world::is_parent(&start)? {
         let folder = prepare(&args, &plan)?;
@@ -106,12 +113,14 @@ fn lies_in(path: &Path, folder: &Path) -> bool {
 fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Result<()> {
     let first = world.rank() == 0;
     let folder = args.runs.join(&plan.name);
+    let foretold = Foretold::of(plan, args.cluster.as_deref(), &args.runs)?;
     if first {
         prepare(args, plan)?;
         let path = folder.join("plan.json");
         std::fs::write(&path, serde_json::to_string_pretty(plan)?)
             .with_context(|| format!("cannot write {}", path.display()))?;
         introduce(plan, file);
+        foretold.introduce(plan);
     }
     let start = match (&args.from, args.resume) {
         (Some(from), _) => {
@@ -125,14 +134,15 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     world.barrier()?;
 
     let floor = file.source.entropy(plan.data.seq);
-    let mut screen = Screen { terminal: world::on_terminal(), floor, drawn: false };
+    let mut screen = Screen { terminal: world::on_terminal(), floor, drawn: false, measured: Measured::default() };
     let run = Run { plan, group: world, source: &file.source, folder: &folder, start };
     let trained = trainer::run(&run, &mut |event| screen.show(&event));
     screen.clear();
     let trained = trained?;
     // Text is made by rank 0, which is given all parameters for it.
     let params = if plan.train.sample.is_some() { trained.params()? } else { None };
-    trainer::alone(world, || conclude(&trained, params, file, &folder))?;
+    let compare = || foretold.compare(plan, &screen.measured);
+    trainer::alone(world, || conclude(&trained, params, file, &folder, compare))?;
     // Ranks leave together: nobody takes the end of another for a failure.
     world.barrier()?;
     Ok(())
@@ -163,6 +173,7 @@ struct Screen {
     terminal: bool,
     floor: Option<f64>,
     drawn: bool,
+    measured: Measured,
 }
 
 const BAR: usize = 24;
@@ -172,6 +183,7 @@ impl Screen {
         self.clear();
         match event {
             Event::Step(report) => {
+                self.measured.take(report);
                 say!("{report}");
                 self.draw(report);
             }
@@ -215,6 +227,7 @@ fn conclude(
     params: Option<Whole>,
     file: &RunFile,
     folder: &Path,
+    compare: impl Fn(),
 ) -> anyhow::Result<()> {
     let plan = rank.plan;
     let planned = Ledger::of(plan, rank.group.rank());
@@ -229,6 +242,7 @@ fn conclude(
     ] {
         say!("  {:<12} {:>9.2} {:>9.2} MiB", tag.name(), mib(planned), mib(memory.of(tag).peak));
     }
+    compare();
     if let (Some(wanted), Some(params)) = (&plan.train.sample, params) {
         say_part!("\n{}", wanted.prompt);
         let sampling = Sampling { temperature: 0.8, top_k: None, top_p: Some(0.95) };

@@ -77,6 +77,15 @@ impl<'a> Case<'a> {
         self.shape().family == Family::Gpt2
     }
 
+    /// Bytes per parameter of weights and optimizer: in f32 the masters are what is computed with.
+    pub fn state_bytes(&self) -> [f64; 2] {
+        let Software { weights, optimizer, .. } = self.software();
+        match self.plan.precision.compute {
+            Compute::F32 => [4.0, (optimizer - 4.0).max(0.0)],
+            Compute::Bf16 => [*weights, *optimizer],
+        }
+    }
+
     /// Operations per second at best, of the matrix multiplies of layers; shares of the peak are told of it.
     pub fn rate(&self) -> f64 {
         let peak = &self.cluster.accelerator.peak;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::case::Case;
 use crate::cluster::Cluster;
-use crate::exchange::Flow;
+use crate::exchange::{Flow, traffic};
 use crate::memory::{Memory, memory};
 use crate::software::Software;
 use crate::step::step;
@@ -18,16 +18,19 @@ pub struct Options {
     pub software: Software,
     /// Matrix multiplies of layers in 8 bits, where the plan computes in 16.
     pub fp8: bool,
+    /// Memory and traffic of this program to the byte, as the plan counts them, walking every block of every
+    /// micro-batch; otherwise by formula.
+    pub exact: bool,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { software: Software::lockstep(), fp8: false }
+        Options { software: Software::lockstep(), fp8: false, exact: false }
     }
 }
 
 /// One optimizer step, foretold.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Estimate {
     /// Whether every rank has memory enough.
     pub fits: bool,
@@ -37,9 +40,10 @@ pub struct Estimate {
     pub time: Time,
     /// By rank of the pipeline.
     pub stages: Vec<Stage>,
-    /// Every exchange of a rank, of the first or a middle stage where they differ.
+    /// Every exchange of the first rank.
     pub flows: Vec<Flow>,
-    /// Of the peak, what the model needs: attention as the whole square, as most papers count.
+    /// Of the peak of the numbers that matrices are multiplied in, what the model needs: attention as the whole
+    /// square, as most papers count.
     pub mfu: f64,
     /// The same with the half of the square that a causal mask leaves.
     pub mfu_causal: f64,
@@ -78,7 +82,7 @@ impl Time {
 }
 
 /// A rank of the pipeline.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Stage {
     pub memory: Memory,
     /// Of that, what the device has.
@@ -94,6 +98,7 @@ pub struct Stage {
 
 /// Memory, traffic and time of one optimizer step.
 pub fn estimate(plan: &Plan, cluster: &Cluster, options: &Options) -> Estimate {
+    let cluster = &*cluster.shared(plan.ranks, plan.train.threads);
     let case = Case::new(plan, cluster, options);
     let step = step(&case);
     let available = available(cluster, &case.mesh);
@@ -116,7 +121,7 @@ pub fn estimate(plan: &Plan, cluster: &Cluster, options: &Options) -> Estimate {
         tokens_per_s: tokens / step.seconds,
         time: step.time,
         stages,
-        flows: step.flows,
+        flows: if options.exact { traffic(plan, cluster, 0) } else { step.flows },
         mfu: tokens * (flops.weights + 2.0 * flops.attention) / peak,
         mfu_causal: tokens * flops.total() / peak,
         hfu: step.flops / peak,

@@ -14,6 +14,7 @@
 //! ```
 
 pub mod advice;
+mod calibrate;
 mod case;
 pub mod clock;
 mod cluster;
@@ -26,9 +27,10 @@ pub mod search;
 mod software;
 mod step;
 
+pub use calibrate::calibrate;
 pub use cluster::{Accelerator, Cluster, Differs, Engine, Link, Matmul, Peak};
 pub use compute::matmul;
 pub use estimate::{Estimate, Options, Stage, Time, estimate};
-pub use exchange::{Flow, Spread, seconds as collective_seconds};
-pub use memory::{Memory, states};
+pub use exchange::{Flow, Spread, seconds as collective_seconds, traffic};
+pub use memory::{Memory, memories, states};
 pub use software::{Kept, Selective, Software};

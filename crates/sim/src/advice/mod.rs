@@ -84,7 +84,7 @@ fn judge(
                 let over = smallest.over() / (1u64 << 30) as f64;
                 format!("does not fit: at least {over:.1} GiB over")
             }
-            None => "the batch is not a multiple of the ranks".into(),
+            None => "no such layout: the batch or the model cannot be cut into as many pieces as there are ranks".into(),
         });
     };
     let bottleneck = || limit(now, cluster).get(1).cloned().unwrap_or_default();

@@ -1,14 +1,16 @@
 //! The exchanges of a step, alike ones together: what, among whom, over which link, how long.
 
 use lockstep_plan::{Circle, Collective, Phase};
+use serde::Serialize;
 
 use super::{Spread, seconds};
 use crate::cluster::Cluster;
 
 /// Something that a rank takes part in, several times in a step.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Flow {
-    pub circle: Circle,
+    /// None: all ranks.
+    pub circle: Option<Circle>,
     pub members: usize,
     pub collective: Collective,
     pub phase: Phase,
@@ -65,7 +67,7 @@ impl<'a> Flows<'a> {
         let seconds = seconds(self.cluster, spread, collective, bytes);
         let link = spread.link(self.cluster);
         self.list.push(Flow {
-            circle,
+            circle: Some(circle),
             members: spread.members,
             collective,
             phase,

@@ -1,7 +1,9 @@
 //! What a collective takes on the links that it crosses. Knows where ranks sit, not what they exchange it for.
 
+mod exact;
 mod flows;
 
+pub use exact::traffic;
 pub use flows::Flow;
 pub(crate) use flows::Flows;
 
@@ -80,8 +82,10 @@ fn around(cluster: &Cluster, spread: Spread, collective: Collective, bytes: f64)
     // Short rings fill the wires less: 0.85 of the bandwidth with two members, measured on NVSwitch.
     let filled = if far == 0 { 1.0 - 0.3 / n } else { 1.0 };
     let rounds = if collective == Collective::AllReduce { 2.0 } else { 1.0 };
-    let start = cluster.links[far].start();
-    start + rounds * hops + rounds * (n - 1.0) / n * bytes / (rate * filled)
+    let waiting = cluster.links[far].start() + rounds * hops;
+    let moving = rounds * (n - 1.0) / n * bytes / (rate * filled);
+    // What is small goes with its flags in it: a fifth of the latency, an eighth of the bandwidth (NCCL's LL).
+    (waiting + moving).min(0.2 * waiting + 8.0 * moving)
 }
 
 /// Everybody sends to everybody: what stays inside a level goes over its links, at the same time as the rest.

@@ -29,6 +29,15 @@ pub(super) fn layer_inside(case: &Case) -> f64 {
     }
 }
 
+/// Bytes that a layer keeps for weight gradients that were put off: of every matrix its input, and the gradient of its
+/// output.
+pub(super) fn put_off(case: &Case) -> f64 {
+    let slots = case.moe.map_or(1.0, |moe| (moe.top_k + moe.shared) as f64);
+    let attention = 2.0 * case.queries + 2.0 * case.keys + 2.0 * case.dim;
+    let wide = case.inner + case.ffn + 2.0 * case.dim;
+    case.tokens * case.width * (attention + slots * wide)
+}
+
 /// Gradients of activations inside one layer: of the wide part before its activation, and of the stream. That behind
 /// the activation takes the place of what it was computed from.
 pub(super) fn working(case: &Case) -> f64 {

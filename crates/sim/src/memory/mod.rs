@@ -6,9 +6,12 @@ mod states;
 pub use states::states;
 
 use lockstep_plan::schedule::Kind;
+use lockstep_plan::{Coord, Ledger, Plan};
 use serde::{Deserialize, Serialize};
 
 use crate::case::Case;
+use crate::cluster::Cluster;
+use crate::estimate::Options;
 use activations::{kept, layer_inside, working};
 use states::held;
 
@@ -52,17 +55,48 @@ impl Memory {
     }
 }
 
+/// What a rank of the pipeline needs, by rank: cheaper to know than a whole estimate.
+pub fn memories(plan: &Plan, cluster: &Cluster, options: &Options) -> Vec<Memory> {
+    let cluster = &*cluster.shared(plan.ranks, plan.train.threads);
+    let case = Case::new(plan, cluster, options);
+    (0..case.pipe()).map(|pipe| memory(&case, pipe)).collect()
+}
+
 /// What a rank of the pipeline needs.
 pub(crate) fn memory(case: &Case, pipe: usize) -> Memory {
+    let by_formula = by_formula(case, pipe);
+    if !case.options.exact {
+        return by_formula;
+    }
+    // As the plan counts it, block by block; the first of the stage's ranks has the largest pieces.
+    let first = Coord { pipe, data: 0, context: 0, tensor: 0 };
+    let ledger = Ledger::of(case.plan, case.mesh.rank(first));
+    let exact = Memory {
+        parameters: ledger.parameters as f64,
+        gradients: ledger.gradients as f64,
+        optimizer: ledger.optimizer as f64,
+        activations: ledger.activations as f64,
+        gathered: ledger.gathered as f64,
+        // A layer that is computed again is among the activations there, and a block's whole gradient among them.
+        working: activations::working(case),
+        buffers: case.software().buffers_gib * crate::cluster::GIB,
+        ..by_formula
+    };
+    Memory { slack: case.software().slack * exact.allocated(), ..exact }
+}
+
+fn by_formula(case: &Case, pipe: usize) -> Memory {
     let software = case.software();
+    // Passes in flight are spread over the chunks.
+    let chunks = case.layout().chunks;
     let layers = |chunk: usize| case.layers(chunk * case.pipe() + pipe) as f64;
-    let most = (0..case.layout().chunks).map(layers).fold(0.0, f64::max);
-    let passes =
-        in_flight(case.layout().schedule, case.pipe(), case.layout().chunks, case.micros(), pipe);
+    let each = (0..chunks).map(layers).sum::<f64>() / chunks as f64;
+    let [begun, put_off] =
+        in_flight(case.layout().schedule, case.pipe(), chunks, case.micros(), pipe);
     let last = pipe + 1 == case.pipe();
     let logits = if last { case.tokens * case.vocab * software.logits[0] } else { 0.0 };
     let mut memory = Memory {
-        activations: passes * most * kept(case),
+        activations: each * (begun * kept(case) + put_off * activations::put_off(case)),
         logits,
         working: working(case) + layer_inside(case),
         reserve: case.cluster.accelerator.reserve_gib * crate::cluster::GIB,
@@ -72,23 +106,23 @@ pub(crate) fn memory(case: &Case, pipe: usize) -> Memory {
     memory
 }
 
-/// Passes of a stage that are begun and not done, at most: those of `Schedule::in_flight`, by formula.
+/// Passes of a stage that are begun and not done, at most, by formula: those whose input gradient is to come, as
+/// `Schedule::in_flight` counts them, and those whose weight gradient was put off.
 pub(crate) fn in_flight(
     kind: Kind,
     ranks: usize,
     chunks: usize,
     micros: usize,
     rank: usize,
-) -> f64 {
-    let most = match kind {
-        Kind::Gpipe => micros,
-        _ if ranks == 1 => 1,
-        Kind::OneForwardOneBackward => (ranks - rank).min(micros),
-        Kind::Interleaved => {
-            (2 * (ranks - rank - 1) + (chunks - 1) * ranks + 1).min(chunks * micros)
-        }
-        Kind::ZbH1 => ranks.min(micros),
-        Kind::ZbH2 => (2 * ranks - 1).min(micros),
+) -> [f64; 2] {
+    let thin = 2 * (ranks - rank - 1) + (chunks - 1) * ranks + 1;
+    let (begun, put_off) = match kind {
+        _ if ranks == 1 => (1, 0),
+        Kind::Gpipe => (micros, 0),
+        Kind::OneForwardOneBackward => ((ranks - rank).min(micros), 0),
+        Kind::Interleaved => (thin.min(chunks * micros), 0),
+        Kind::ZbH1 => ((ranks - rank).min(micros), rank),
+        Kind::ZbH2 => ((2 * (ranks - rank) - 1).min(micros), 2 * rank),
     };
-    most as f64
+    [begun as f64, put_off.min(micros.saturating_sub(begun)) as f64]
 }

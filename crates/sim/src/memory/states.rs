@@ -15,12 +15,13 @@ use crate::software::Software;
 /// assert_eq!([0, 1, 2, 3].map(|stage| format!("{:.1}", gigabytes(stage))), ["120.0", "31.4", "16.6", "1.9"]);
 /// ```
 pub fn states(software: &Software, params: f64, zero: u8, shard: f64) -> [f64; 3] {
+    cut([software.weights, software.gradients, software.optimizer], params, zero, shard)
+}
+
+/// The same of so many bytes of each.
+fn cut([weights, gradients, optimizer]: [f64; 3], params: f64, zero: u8, shard: f64) -> [f64; 3] {
     let cut = |from: u8| if zero >= from { shard } else { 1.0 };
-    [
-        params * software.weights / cut(3),
-        params * software.gradients / cut(2),
-        params * software.optimizer / cut(1),
-    ]
+    [params * weights / cut(3), params * gradients / cut(2), params * optimizer / cut(1)]
 }
 
 /// The states of a rank of the pipeline, what ZeRO-3 gathers, and buffers.
@@ -28,8 +29,10 @@ pub(super) fn held(case: &Case, pipe: usize) -> Memory {
     let (software, zero) = (case.software(), case.layout().zero);
     let [dense, expert] = case.rank_params(pipe);
     let shard = case.mesh.shard as f64;
-    let of_dense = states(software, dense, zero, shard);
-    let of_experts = states(software, expert, zero, case.mesh.expert_shard() as f64);
+    let [weights, optimizer] = case.state_bytes();
+    let each = [weights, software.gradients, optimizer];
+    let of_dense = cut(each, dense, zero, shard);
+    let of_experts = cut(each, expert, zero, case.mesh.expert_shard() as f64);
     let [parameters, gradients, optimizer] = [0, 1, 2].map(|at| of_dense[at] + of_experts[at]);
     let layer: f64 = case.layer_params().iter().sum();
     let table = case.vocab * case.dim;

@@ -35,7 +35,8 @@ pub fn matrix(proposal: &Proposal, most: usize) -> Cells {
 
 /// To whom a rank sends what it sends of a flow.
 fn targets(mesh: &Mesh, flow: &Flow, rank: usize) -> Vec<usize> {
-    let circle = members(mesh, flow.circle, rank);
+    let Some(of_flow) = flow.circle else { return vec![(rank + 1) % mesh.ranks()] };
+    let circle = members(mesh, of_flow, rank);
     let Some(at) = circle.iter().position(|member| *member == rank).filter(|_| circle.len() > 1) else {
         return Vec::new();
     };
@@ -44,7 +45,7 @@ fn targets(mesh: &Mesh, flow: &Flow, rank: usize) -> Vec<usize> {
             circle.iter().copied().filter(|member| *member != rank).collect()
         }
         // A stage gives forward to the next and backward to the one before; its ends give to nobody.
-        Collective::Send if flow.circle == Circle::Pipe => {
+        Collective::Send if of_flow == Circle::Pipe => {
             let next = match flow.phase {
                 lockstep_plan::Phase::Forward => at.checked_add(1),
                 _ => at.checked_sub(1),

@@ -61,7 +61,8 @@ pub struct StageMemory {
 /// Exchanges of one kind, in a step of one rank.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Traffic {
-    pub circle: Circle,
+    /// None: all ranks.
+    pub circle: Option<Circle>,
     pub members: usize,
     pub collective: Collective,
     pub phase: Phase,
@@ -105,7 +106,7 @@ impl Report {
             hfu: estimate.hfu,
             time: estimate.time,
             memory: estimate.stages.iter().enumerate().map(stage).collect(),
-            traffic: estimate.flows.iter().map(|flow| Traffic::of(flow, cluster)).collect(),
+            traffic: estimate.flows.iter().filter(|flow| flow.bytes > 0.0).map(|flow| Traffic::of(flow, cluster)).collect(),
         }
     }
 }
@@ -140,6 +141,10 @@ pub(crate) fn lines(memory: &Memory) -> [(&'static str, f64); 10] {
         ("slack", memory.slack),
         ("reserve", memory.reserve),
     ]
+}
+
+pub(crate) fn circle_name(circle: Option<Circle>) -> &'static str {
+    circle.map_or("all ranks", Circle::name)
 }
 
 pub(crate) fn collective_name(collective: Collective) -> &'static str {

@@ -2,11 +2,11 @@
 
 use std::fmt::Write;
 
-use super::{bytes_text, collective_name, headline, lines, phase_name, time_text, timeline};
+use super::{bytes_text, circle_name, collective_name, headline, lines, phase_name, time_text, timeline};
 use crate::advice::Rung;
 use crate::cluster::GIB;
 use crate::search::{Proposal, Reason, parts, words};
-use crate::{Cluster, Memory};
+use crate::{Cluster, Flow, Memory};
 
 /// Columns that are not exceeded.
 const WIDTH: usize = 118;
@@ -87,7 +87,7 @@ fn shorter(name: &str) -> &str {
 }
 
 fn traffic_table(proposal: &Proposal, cluster: &Cluster) -> String {
-    let flows = &proposal.estimate.flows;
+    let flows: Vec<&Flow> = proposal.estimate.flows.iter().filter(|flow| flow.bytes > 0.0).collect();
     if flows.is_empty() {
         return "traffic: none\n".into();
     }
@@ -99,7 +99,7 @@ fn traffic_table(proposal: &Proposal, cluster: &Cluster) -> String {
         let _ = writeln!(
             table,
             "  {:<13} {:>5} {:<15} {:<14} {:<9} {:>8.0} {:>11} {:>11} {:>11}",
-            flow.circle.name(),
+            circle_name(flow.circle),
             flow.members,
             cluster.links[flow.link].name,
             collective_name(flow.collective),

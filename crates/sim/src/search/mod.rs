@@ -77,6 +77,8 @@ pub struct Search<'a> {
     wanted: &'a Wanted<'a>,
     /// The run on one rank.
     plan: Plan,
+    /// By formula: nobody counts millions of layouts to the byte.
+    options: Options,
     groups: Vec<Group>,
     looked: RefCell<Looked>,
 }
@@ -119,7 +121,8 @@ impl<'a> Search<'a> {
         let mut around = Surroundings::one_host(1, 1);
         around.data_vocab = wanted.vocab;
         let plan = Plan::resolve(&alone, &around)?;
-        let mut search = Search { wanted, plan, groups: Vec::new(), looked: RefCell::default() };
+        let options = Options { exact: false, ..wanted.options.clone() };
+        let mut search = Search { wanted, plan, options, groups: Vec::new(), looked: RefCell::default() };
         search.find_groups();
         Ok(search)
     }
@@ -129,12 +132,14 @@ impl<'a> Search<'a> {
     }
 
     fn find_groups(&mut self) {
-        let Wanted { cluster, options, ref ranks, .. } = *self.wanted;
+        let Wanted { cluster, ref ranks, .. } = *self.wanted;
+        let options = &self.options;
         let most = cluster.differing(usize::MAX).into_iter().map(|rank| cluster.of_rank(rank).2);
         let most = most.fold(cluster.accelerator.memory(), f64::max);
         let mut paper = self.plan.clone();
         for candidate in ranks.iter().flat_map(|ranks| space::groups(&self.plan, *ranks)) {
             candidate.onto(&mut paper);
+            let cluster = &*cluster.shared(candidate.ranks, paper.train.threads);
             // ZeRO-3 on all replicas, for the memory that there must be.
             let replicas = candidate.layout.data * candidate.layout.context;
             (paper.layout.zero, paper.layout.shard) = if replicas > 1 { (3, replicas) } else { (0, 1) };
@@ -212,10 +217,11 @@ impl Walk<'_> {
     /// The layouts of a group that may be better than `worst`.
     fn open(&self, number: usize, worst: f64) -> Vec<Node> {
         let Search { plan, wanted, .. } = self.search;
-        let (cluster, options) = (wanted.cluster, wanted.options);
+        let options = &self.search.options;
         let Group { candidate, blocks, .. } = &self.search.groups[number];
         let (ranks, layout) = (candidate.ranks, &candidate.layout);
         let micros = plan.train.global_batch / candidate.micro_batch / layout.data;
+        let cluster = &*wanted.cluster.shared(ranks, plan.train.threads);
         let available = available(cluster, &layout.mesh(&plan.model));
         let timed = blocks.as_ref().filter(|_| self.by != By::Memory);
         let mut looked = self.search.looked.borrow_mut();
@@ -251,13 +257,13 @@ impl Walk<'_> {
 
     /// Estimates a layout, and puts it where it belongs.
     fn look(&self, leaf: &Candidate, number: (usize, usize), best: &mut Best) {
-        let Wanted { config, vocab, cluster, options, .. } = *self.search.wanted;
+        let Wanted { config, vocab, cluster, .. } = *self.search.wanted;
         self.search.looked.borrow_mut().estimated += 1;
         let local_ranks = cluster.per_host.min(leaf.ranks);
         let around = Surroundings { ranks: leaf.ranks, local_ranks, cores: 1, data_vocab: vocab };
         // What every rule is for: nothing is proposed that would be refused.
         let Ok(plan) = Plan::resolve(&leaf.typed(config), &around) else { return };
-        let estimate = estimate(&plan, cluster, options);
+        let estimate = estimate(&plan, cluster, &self.search.options);
         if self.fitting && !estimate.fits {
             return;
         }

@@ -96,7 +96,7 @@ fn near(plan: &Plan, free: Knob) -> Limits {
 
 /// The same layout with one knob turned, and as many replicas as that leaves room for.
 fn twin(search: &Search, best: &Proposal, knob: Knob, answer: usize) -> Option<Proposal> {
-    let Wanted { config, vocab, cluster, options, .. } = *search.wanted;
+    let Wanted { config, vocab, cluster, .. } = *search.wanted;
     let mut layout = best.plan.layout.clone();
     match knob {
         Knob::Tensor => layout.tensor = answer,
@@ -121,7 +121,7 @@ fn twin(search: &Search, best: &Proposal, knob: Knob, answer: usize) -> Option<P
     let local_ranks = cluster.per_host.min(candidate.ranks);
     let around = Surroundings { ranks: candidate.ranks, local_ranks, cores: 1, data_vocab: vocab };
     let plan = Plan::resolve(&candidate.typed(config), &around).ok()?;
-    let estimate = estimate(&plan, cluster, options);
+    let estimate = estimate(&plan, cluster, &search.options);
     Some(Proposal { plan, estimate })
 }
 
@@ -162,12 +162,12 @@ fn link_of<'a>(cluster: &'a Cluster, estimate: &Estimate, name: &str) -> Option<
     most.map(|flow| cluster.links[flow.link].name.as_str())
 }
 
-fn axis_of(circle: Circle) -> &'static str {
+fn axis_of(circle: Option<Circle>) -> &'static str {
     match circle {
-        Circle::Tensor | Circle::Keys => "tensor exchanges",
-        Circle::Context => "context exchanges",
-        Circle::Expert => "expert exchanges",
-        Circle::Pipe => "waiting for other stages",
+        Some(Circle::Tensor | Circle::Keys) => "tensor exchanges",
+        Some(Circle::Context) => "context exchanges",
+        Some(Circle::Expert) => "expert exchanges",
+        Some(Circle::Pipe) => "waiting for other stages",
         _ => "data exchanges",
     }
 }
@@ -183,8 +183,8 @@ pub fn limit(proposal: &Proposal, cluster: &Cluster) -> Vec<String> {
     rest.sort_by(|a, b| b.1.total_cmp(&a.1));
     for (name, seconds) in rest.into_iter().filter(|(_, seconds)| share(*seconds) >= 0.5) {
         let over = link_of(cluster, estimate, name).map_or(String::new(), |link| format!(" over {link}"));
-        let over = if name.ends_with("exchanges") { over } else { String::new() };
-        lines.push(format!("{name}{over} that nothing hides: {} ({:.1}%)", time(seconds), share(seconds)));
+        let how = if name.ends_with("exchanges") { format!("{over} that nothing hides") } else { String::new() };
+        lines.push(format!("{name}{how}: {} ({:.1}%)", time(seconds), share(seconds)));
     }
     let left = -proposal.over();
     lines.push(match left >= 0.0 {

@@ -2,7 +2,7 @@
 
 use lockstep_plan::{Circle, Collective, Phase};
 
-use super::inside::BESIDE;
+use super::inside::{BESIDE, sums_each};
 use crate::case::Case;
 use crate::compute::optimizer;
 use crate::exchange::Flows;
@@ -49,10 +49,12 @@ impl After {
         }
     }
 
-    /// Of the sums, what a last backward pass of `backward` seconds does not hide. The bucket that is complete last
-    /// has nothing to hide behind.
-    pub fn exposed(&self, case: &Case, rank: usize, backward: f64) -> f64 {
+    /// Of the sums, what a last backward pass of `backward` seconds does not hide, in which a message of `send`
+    /// seconds may be on the same link. The bucket that is complete last has nothing to hide behind.
+    pub fn exposed(&self, case: &Case, rank: usize, backward: f64, send: f64) -> f64 {
         let sums = self.sums[rank];
+        let shared = case.pipeline().link(case.cluster) == case.replicas().link(case.cluster);
+        let backward = if shared { (backward - send).max(0.0) } else { backward };
         let tied = if rank == 0 || rank + 1 == case.pipe() { self.tied } else { 0.0 };
         let stages = (case.layout().chunks * case.layers(rank)).max(1) as f64;
         match case.software().data_beside {
@@ -96,7 +98,7 @@ fn summed(case: &Case, params: [f64; 2], flows: &mut Flows) -> f64 {
         } else {
             Collective::AllReduce
         };
-        if zero < 3 {
+        if zero < 3 && !sums_each(case) {
             seconds += flows.add(shard, sum, Phase::Backward, bytes, 1.0);
         }
         let own = bytes / case.mesh.shard as f64;

@@ -40,7 +40,7 @@ impl Blocks {
 /// what must come after the last. Of what follows the passes, the first rank's.
 pub(crate) fn bound(case: &Case, blocks: &Blocks) -> f64 {
     let after = After::first(case, &mut Flows::new(case.cluster));
-    let exposed = |backward: f64| after.exposed(case, 0, backward);
+    let exposed = |backward: f64| after.exposed(case, 0, backward, 0.0);
     GUESSED * (until_summed(case, blocks, exposed) + after.step(0) + after.spread(0))
 }
 
@@ -64,10 +64,10 @@ fn until_summed(case: &Case, blocks: &Blocks, exposed: impl Fn(f64) -> f64) -> f
     let mut backward = 0.0; // of the first rank
     for stage in 0..case.stages() {
         let passes = blocks.stage(case, stage);
-        let waits = inside.waits(case, &passes, case.layers(stage) as f64);
-        let there = pass(case, passes.forward, waits.forward(), 1.0).seconds;
-        let back = pass(case, passes.again + passes.input, waits.input(), 1.0).seconds;
-        let last = pass(case, passes.weights, waits.weights, 1.0).seconds;
+        let waits = inside.waits(case, &passes, stage);
+        let there = pass(case, passes.forward, waits.forward, 1.0).seconds;
+        let back = pass(case, passes.again + passes.input, waits.input, 1.0).seconds;
+        let last = pass(case, passes.weights, 0.0, 1.0).seconds;
         let rank = stage % pipe;
         busy[rank] += micros * (there + back + last);
         backward += if rank == 0 { back + last } else { 0.0 };
@@ -94,9 +94,11 @@ pub(crate) fn compute_bound(case: &Case, blocks: &Blocks) -> f64 {
     let inside = Inside::new(case, &mut Flows::new(case.cluster));
     let layers = case.shape().layers as f64;
     let whole = blocks.layer * layers + blocks.embed + blocks.head;
-    let waits = inside.waits(case, &whole, layers);
-    let seconds = pass(case, whole.forward, waits.forward(), 1.0).seconds
-        + pass(case, whole.again + whole.input, waits.input(), 1.0).seconds
-        + pass(case, whole.weights, waits.weights, 1.0).seconds;
+    // What all layers wait for is so many times what those of the first stage do, with their share of the whole.
+    let times = layers / case.layers(0) as f64;
+    let waits = inside.waits(case, &(whole * (1.0 / times)), 0);
+    let seconds = pass(case, whole.forward, times * waits.forward, 1.0).seconds
+        + pass(case, whole.again + whole.input, times * waits.input, 1.0).seconds
+        + pass(case, whole.weights, 0.0, 1.0).seconds;
     GUESSED * seconds * case.micros() as f64 / case.pipe() as f64
 }

@@ -5,7 +5,7 @@ use lockstep_plan::context::ContextKind;
 use lockstep_plan::{Circle, Collective, Phase, Recompute};
 
 use crate::case::Case;
-use crate::compute::Passes;
+use crate::compute::{Passes, attention};
 use crate::exchange::Flows;
 
 /// What exchanges beside the computing take from it: units that move data do not compute.
@@ -18,12 +18,15 @@ pub(super) struct Inside {
     tensor: [f64; 3],
     tensor_hideable: f64,
     context: [f64; 3],
-    /// Of the ring: what one round's message takes, forward and backward, behind attention.
+    /// Of the ring, forward and backward, and the attention behind which its messages hide.
     ring: [f64; 2],
+    attend: [f64; 2],
     expert: [f64; 3],
     /// ZeRO-3: gathering a layer, and summing its gradient.
     gather: f64,
     scatter: f64,
+    /// The same of a token table.
+    table: [f64; 2],
     /// How often a layer is gathered for a micro-batch, forward and backward.
     gathers: [f64; 2],
 }
@@ -35,19 +38,9 @@ pub(super) struct Waits {
     pub context: f64,
     pub expert: f64,
     pub data: f64,
-    forward: f64,
-    input: f64,
-    pub weights: f64,
-}
-
-impl Waits {
-    pub fn forward(&self) -> f64 {
-        self.forward
-    }
-
-    pub fn input(&self) -> f64 {
-        self.input
-    }
+    /// The same by pass.
+    pub forward: f64,
+    pub input: f64,
 }
 
 impl Inside {
@@ -133,6 +126,8 @@ impl Inside {
                 (rounds + again * rounds) * times,
             );
             self.ring = [rounds * there, rounds * (back + again * there)];
+            let [fore, aft] = attention(case);
+            self.attend = [fore.seconds, aft.seconds + again * fore.seconds];
         }
     }
 
@@ -147,33 +142,55 @@ impl Inside {
         self.expert = [2.0 * rows, again * rows, 2.0 * rows];
     }
 
+    /// ZeRO-3 gathers blocks; it and ZeRO-2 sum the gradients of every micro-batch by itself, unless weights are put
+    /// off, or blocks stay whole.
     fn gathered(&mut self, case: &Case, flows: &mut Flows) {
-        if case.layout().zero < 3 {
+        let zero = case.layout().zero;
+        if zero < 3 && !sums_each(case) {
             return;
         }
-        let [dense, expert] = case.layer_params();
-        let times = Inside::times(case);
+        let (params, times) = (case.layer_params(), Inside::times(case));
         let keeps = case.layout().keep_gathered;
         let per_micro = 1.0 / case.micros() as f64;
-        self.gathers = if keeps { [per_micro, 0.0] } else { [1.0, 1.0] };
-        let (shard, experts) =
-            ((Circle::Gather, case.shard()), (Circle::ExpertGather, case.same_experts()));
-        let gathers = self.gathers[0] + self.gathers[1];
-        let mut both = |collective: Collective, phase: Phase, width: f64, times: f64| {
-            flows.add(shard, collective, phase, dense * width, times)
-                + flows.add(experts, collective, phase, expert * width, times)
+        self.gathers = match (zero, keeps) {
+            (3, true) => [per_micro, 0.0],
+            (3, false) => [1.0, 1.0],
+            _ => [0.0, 0.0],
         };
-        self.gather = both(Collective::AllGather, Phase::Forward, case.width, gathers * times);
-        self.scatter =
-            both(Collective::ReduceScatter, Phase::Backward, case.software().wire, times);
-        if case.micros() > 1 && keeps {
-            // Gradients are summed once where blocks stay whole.
-            self.scatter *= per_micro;
+        let scatters = if sums_each(case) { 1.0 } else { per_micro };
+        let table = [case.vocab * case.dim, 0.0];
+        let mut both = |[dense, expert]: [f64; 2], gathers: f64, width: f64, times: f64| {
+            let (collective, phase, circles) = match gathers > 0.0 {
+                true => {
+                    (Collective::AllGather, Phase::Forward, [Circle::Gather, Circle::ExpertGather])
+                }
+                false => (
+                    Collective::ReduceScatter,
+                    Phase::Backward,
+                    [Circle::Shard, Circle::ExpertShard],
+                ),
+            };
+            flows.add((circles[0], case.shard()), collective, phase, dense * width, times)
+                + flows.add(
+                    (circles[1], case.same_experts()),
+                    collective,
+                    phase,
+                    expert * width,
+                    times,
+                )
+        };
+        let (gathers, micros) = (self.gathers[0] + self.gathers[1], case.micros() as f64);
+        if gathers > 0.0 {
+            self.gather = both(params, gathers, case.width, gathers * times);
+            self.table[0] = both(table, gathers, case.width, self.gathers[0] * micros);
         }
+        self.scatter = scatters * both(params, 0.0, case.software().wire, scatters * times);
+        self.table[1] = scatters * both(table, 0.0, case.software().wire, scatters * micros);
     }
 
-    /// What a stage of so many layers waits for.
-    pub fn waits(&self, case: &Case, passes: &Passes, layers: f64) -> Waits {
+    /// What a stage waits for.
+    pub fn waits(&self, case: &Case, passes: &Passes, stage: usize) -> Waits {
+        let layers = case.layers(stage) as f64;
         let mut waits = Waits::default();
         let [there, again, back] = self.tensor.map(|seconds| seconds * layers);
         // Weight gradients of the matrices that the stream goes into hide what comes of the others.
@@ -182,11 +199,10 @@ impl Inside {
         waits.tensor = there + again + back + left;
         waits.forward += there;
         waits.input += again + back + left;
-        // Rings hide behind the attention that they feed; a third of the computing is a cautious guess of it.
-        let [fore, aft] = self.ring.map(|seconds| seconds * layers);
-        let fore = (fore - passes.forward.seconds / 3.0).max(0.0) + self.context[0] * layers;
-        let aft = (aft - passes.input.seconds / 3.0).max(0.0)
-            + (self.context[1] + self.context[2]) * layers;
+        // What a ring brings is attended to while the next is on its way.
+        let ring = |at: usize| (self.ring[at] - self.attend[at]).max(0.0) * layers;
+        let fore = ring(0) + self.context[0] * layers;
+        let aft = ring(1) + (self.context[1] + self.context[2]) * layers;
         waits.context = fore + aft;
         waits.forward += fore;
         waits.input += aft;
@@ -194,24 +210,48 @@ impl Inside {
         waits.expert = fore + again + aft;
         waits.forward += fore;
         waits.input += again + aft;
-        self.wait_for_blocks(case, passes, layers, &mut waits);
+        let tables = f64::from(stage == 0) + f64::from(stage + 1 == case.stages());
+        self.wait_for_blocks(case, passes, [layers, tables], &mut waits);
         waits
     }
 
-    /// ZeRO-3 gathers one block ahead: the first of a pass is waited for, and what takes longer than the passes.
-    fn wait_for_blocks(&self, case: &Case, passes: &Passes, layers: f64, waits: &mut Waits) {
+    /// ZeRO-3 gathers one block ahead: the first of a pass is waited for, and what takes longer than the passes. Rings
+    /// that hide behind the same passes on the same link leave that much less of them.
+    fn wait_for_blocks(
+        &self,
+        case: &Case,
+        passes: &Passes,
+        [layers, tables]: [f64; 2],
+        waits: &mut Waits,
+    ) {
         let beside = case.software().data_beside;
+        let shared = case.context().link(case.cluster) == case.shard().link(case.cluster);
+        let rings = self.ring.map(|seconds| if shared { seconds * layers } else { 0.0 });
         let left = |exchanges: f64, compute: f64, first: f64| match beside {
             true => (exchanges - compute).max(0.0) + first + BESIDE * exchanges.min(compute),
             false => exchanges,
         };
         let [fore, aft] = self.gathers;
-        let forward = left(fore * self.gather * layers, passes.forward.seconds, fore * self.gather);
+        let ahead = (passes.forward.seconds - rings[0]).max(0.0);
+        let gathers = fore * (self.gather * layers + self.table[0] * tables);
+        let forward = left(gathers, ahead, fore * self.gather);
         let backward = passes.again.seconds + passes.input.seconds + passes.weights.seconds;
-        let exchanges = (aft * self.gather + self.scatter) * layers;
+        let backward = (backward - rings[1]).max(0.0);
+        let exchanges = (aft * self.gather + self.scatter) * layers + self.table[1] * tables;
         let back = left(exchanges, backward, aft * self.gather + self.scatter);
         waits.data = forward + back;
         waits.forward += forward;
         waits.input += back;
+    }
+}
+
+/// Whether the gradients of every micro-batch are summed by themselves.
+pub(super) fn sums_each(case: &Case) -> bool {
+    let layout = case.layout();
+    let mixed = layout.pipe > 1 && layout.schedule.splits();
+    match layout.zero {
+        0 | 1 => false,
+        2 => !mixed,
+        _ => !mixed && !layout.keep_gathered,
     }
 }

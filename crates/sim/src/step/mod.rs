@@ -82,8 +82,10 @@ fn send(case: &Case, flows: &mut Flows) -> f64 {
     let bytes = rows * case.dim * case.width;
     let times = (case.micros() * case.layout().chunks) as f64;
     let circle = (Circle::Pipe, case.pipeline());
-    flows.add(circle, Collective::Send, Phase::Forward, bytes, times);
-    let message = flows.add(circle, Collective::Send, Phase::Backward, bytes, times);
+    // The first rank has nobody to give its first stage's gradient to.
+    let message = flows.add(circle, Collective::Send, Phase::Forward, bytes, times);
+    let back = times - case.micros() as f64;
+    flows.add(circle, Collective::Send, Phase::Backward, bytes, back);
     // What was cut for the way is put together behind it, unless it stays cut.
     let together = case.software().pipe_cut && !case.layout().sequence;
     let whole = if together { bytes * case.mesh.tensor as f64 } else { 0.0 };
@@ -135,11 +137,10 @@ fn walk(
     for (stage, passes) in stages.iter().enumerate() {
         let rank = stage % pipe;
         let (compute, link) = (speed.compute[rank], speed.link[rank]);
-        let layers = case.layers(stage) as f64;
-        let waits = inside.waits(case, passes, layers);
-        let there = pass(case, passes.forward, waits.forward() / link, compute);
-        let back = pass(case, passes.again + passes.input, waits.input() / link, compute);
-        let last = pass(case, passes.weights, waits.weights / link, compute);
+        let waits = inside.waits(case, passes, stage);
+        let there = pass(case, passes.forward, waits.forward / link, compute);
+        let back = pass(case, passes.again + passes.input, waits.input / link, compute);
+        let last = pass(case, passes.weights, 0.0, compute);
         lasts.forward.push(there.seconds + hand);
         lasts.input.push(back.seconds + hand);
         lasts.weights.push(last.seconds);
@@ -159,7 +160,7 @@ fn walk(
     // Sums of gradients, then all ranks wait for the norm; then each steps what it has.
     let slow = speed.slowest_link;
     let summed = |rank: usize| {
-        ends.last[rank] + after.exposed(case, rank, input[rank] + weights[rank]) / slow
+        ends.last[rank] + after.exposed(case, rank, input[rank] + weights[rank], send) / slow
     };
     let (mut last, mut until) = (0, 0.0);
     for rank in 0..pipe {

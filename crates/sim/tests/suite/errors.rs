@@ -12,7 +12,12 @@ pub fn mean_error(title: &str, rows: &[(String, f64, f64)]) -> f64 {
     let mean =
         rows.iter().map(|(_, foretold, measured)| (foretold / measured - 1.0).abs()).sum::<f64>();
     let mean = mean / rows.len() as f64;
-    println!("  mean of {}: {:.2}%\n", rows.len(), 100.0 * mean);
+    println!(
+        "  mean of {}: {:.2}%, worst {:.2}%\n",
+        rows.len(),
+        100.0 * mean,
+        100.0 * worst_error(rows)
+    );
     mean
 }
 

@@ -6,8 +6,8 @@ mod pipeline;
 
 use std::fmt::Write;
 
-use super::{bytes_text, collective_name, headline, phase_name, time_text};
-use crate::Cluster;
+use super::{bytes_text, circle_name, collective_name, headline, phase_name, time_text};
+use crate::{Cluster, Flow};
 use crate::search::{Proposal, limit, parts, words};
 
 const STYLE: &str = include_str!("style.css");
@@ -93,14 +93,14 @@ fn step(proposal: &Proposal, cluster: &Cluster) -> String {
 }
 
 fn traffic(proposal: &Proposal, cluster: &Cluster) -> String {
-    let flows = &proposal.estimate.flows;
+    let flows: Vec<&Flow> = proposal.estimate.flows.iter().filter(|flow| flow.bytes > 0.0).collect();
     if flows.is_empty() {
         return String::new();
     }
     let rows = flows.iter().map(|flow| {
         format!(
             "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{:.0}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
-            flow.circle.name(),
+            circle_name(flow.circle),
             flow.members,
             escape(&cluster.links[flow.link].name),
             collective_name(flow.collective),

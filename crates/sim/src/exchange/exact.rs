@@ -1,0 +1,52 @@
+//! The exchanges of a plan as it counts them itself, on the links of a cluster.
+
+use lockstep_plan::{Axis, Circle, Collective, Exchange, Mesh, Plan};
+
+use super::{Flow, Spread, seconds};
+use crate::cluster::Cluster;
+
+/// All that a rank exchanges in one optimizer step of this program, and what each takes by itself.
+pub fn traffic(plan: &Plan, cluster: &Cluster, rank: usize) -> Vec<Flow> {
+    let mesh = plan.mesh();
+    lockstep_plan::traffic(plan, rank)
+        .iter()
+        .map(|exchange| flow(&mesh, cluster, exchange))
+        .collect()
+}
+
+fn flow(mesh: &Mesh, cluster: &Cluster, exchange: &Exchange) -> Flow {
+    let Exchange { circle, members, collective, count, width, phase, times } = *exchange;
+    let spread =
+        Spread { members, stride: circle.map_or(1, |circle| stride(mesh, circle, members)) };
+    // The plan tells an all-to-all of equal parts by what all bring together.
+    let together = if collective == Collective::AllToAll { members } else { 1 };
+    let bytes = (count * width) as f64 / together as f64;
+    let seconds = seconds(cluster, spread, collective, bytes);
+    let link = spread.link(cluster);
+    Flow { circle, members, collective, phase, bytes, times: times as f64, link, seconds }
+}
+
+/// How far apart the members of a circle are.
+fn stride(mesh: &Mesh, circle: Circle, members: usize) -> usize {
+    let of = |axis: Axis| {
+        let at = mesh.order.iter().position(|other| *other == axis).unwrap_or(0);
+        mesh.order[at + 1..].iter().map(|inner| mesh.size(*inner)).product::<usize>()
+    };
+    let replicas = match (mesh.data, mesh.context) {
+        (_, 1) => of(Axis::Data),
+        (1, _) => of(Axis::Context),
+        _ => of(Axis::Data).min(of(Axis::Context)),
+    };
+    match circle {
+        Circle::Tensor | Circle::Keys => of(Axis::Tensor),
+        // Neighbours deal out heads; rings go from one such group to the next.
+        Circle::Context if members == mesh.ulysses => of(Axis::Context),
+        Circle::Context => of(Axis::Context) * mesh.ulysses,
+        Circle::Pipe => of(Axis::Pipe),
+        Circle::Ends => of(Axis::Pipe) * (mesh.pipe - 1),
+        Circle::Replicas | Circle::Shard | Circle::Gather | Circle::Expert => replicas,
+        Circle::Copies => replicas * mesh.shard,
+        Circle::ExpertShard | Circle::ExpertGather => replicas * mesh.expert,
+        Circle::ExpertCopies => replicas * mesh.expert * mesh.expert_shard(),
+    }
+}
