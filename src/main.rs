@@ -1,6 +1,7 @@
 //! The command line: one file per command, each a thin layer over the crates.
 
 mod commands;
+mod machine;
 mod run_file;
 mod same;
 mod say;
@@ -11,7 +12,7 @@ mod world;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use commands::{bench, ckpt, data, export, generate, import, launch, train, verify};
+use commands::{bench, ckpt, data, export, generate, import, launch, plan, train, verify};
 use tracing_subscriber::filter::LevelFilter;
 
 /// Large buffers lie where the other ranks of the host can reach them.
@@ -29,6 +30,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Train(train::Args),
+    Plan(plan::Args),
     Verify(verify::Args),
     Generate(generate::Args),
     Launch(launch::Args),
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
     }
     let result = match command {
         Command::Train(args) => train::run(args),
+        Command::Plan(args) => plan::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Generate(args) => generate::run(args),
         Command::Launch(args) => launch::run(args),
@@ -72,7 +75,8 @@ impl Command {
         match self {
             Command::Train(_) | Command::Verify(_) | Command::Launch(_) => false,
             Command::Bench(args) => !args.has_ranks(),
-            Command::Generate(_)
+            Command::Plan(_)
+            | Command::Generate(_)
             | Command::Import(_)
             | Command::Export(_)
             | Command::Ckpt(_)

@@ -24,6 +24,19 @@ impl RunFile {
         RunFile::of(config).with_context(|| format!("{}", path.display()))
     }
 
+    /// What was typed, and the vocabulary of its data where that is here: a plan can be made where the data is not.
+    pub fn typed(path: &Path, sets: &[String]) -> anyhow::Result<(Config, Option<usize>)> {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read {}", path.display()))?;
+        let mut config = Config::parse(&text, sets);
+        if config.name.is_none() {
+            config.name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        }
+        let options = Options { held_out: config.held_out() };
+        let vocab = Source::open(config.source(), &options).ok().map(|source| source.vocab());
+        Ok((config, vocab))
+    }
+
     /// Opens the data.
     pub fn of(config: Config) -> anyhow::Result<RunFile> {
         let options = Options { held_out: config.held_out() };

@@ -82,6 +82,16 @@ pub fn is_parent(start: &Start, several_hosts: bool) -> anyhow::Result<bool> {
     Ok(by_processes && (launcher || starts_own(&identity, start.ranks)))
 }
 
+/// Whether all ranks come from this process, and none is there yet.
+pub fn starts_all(start: &Start) -> anyhow::Result<bool> {
+    #[cfg(feature = "mpi")]
+    if start.engine == Engine::Mpi {
+        return Ok(false);
+    }
+    let own = starts_own(&Identity::from_process_env()?, start.ranks);
+    Ok(own || start.engine == Engine::Threads)
+}
+
 /// Runs `rank` on every rank: in the world that a launcher has put this process into, or else in one
 /// of our own on this machine. `timeout` is how long they wait for each other.
 pub fn run(

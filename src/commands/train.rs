@@ -17,6 +17,7 @@ use lockstep_trainer::{
     self as trainer, Event, Rank, Run, Saved, Wanted, Whole, dtype, load_whole,
 };
 
+use crate::commands::foretold::{self, Foretold, Measured};
 use crate::commands::replay;
 use crate::run_file::{RunFile, fresh_folder};
 use crate::say::{say, say_part};
@@ -60,6 +61,9 @@ pub struct Args {
     /// machine made it what it was; writes nothing
     #[arg(long, value_name = "N", conflicts_with = "resume")]
     replay_step: Option<u64>,
+    /// What `bench machine` wrote, to foretell the step time with [default: RUNS/machine.toml, where it is]
+    #[arg(long, value_name = "FILE")]
+    cluster: Option<String>,
     /// Only read the run file, print the plan as JSON and stop
     #[arg(long)]
     dry_run: bool,
@@ -99,6 +103,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.dry_run {
         say!("{}", serde_json::to_string_pretty(&plan)?);
         return Ok(ExitCode::SUCCESS);
+    }
+    if world::starts_all(&start)? {
+        foretold::refuse(&plan)?;
     }
     // To look at a step once more needs no supervision, and leaves the folder alone.
     if parent && args.replay_step.is_none() {
@@ -205,16 +212,19 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     }
     // Ranks that are not of the first generation go on with what those before them have begun.
     let begun = supervise::is_supervised() || world::generation() > 0;
+    let foretold = Foretold::of(plan, args.cluster.as_deref(), &args.runs)?;
     if first {
         prepare(args, plan, begun)?;
         let path = folder.join("plan.json");
         std::fs::write(&path, serde_json::to_string_pretty(plan)?)
             .with_context(|| format!("cannot write {}", path.display()))?;
         introduce(plan, file);
+        foretold.introduce(plan);
     }
     let start = start(args, world, &folder, begun)?;
     let floor = file.source.entropy(plan.data.seq);
-    let mut screen = Screen { terminal: world::on_terminal(), floor, drawn: false };
+    let (terminal, measured) = (world::on_terminal(), Measured::default());
+    let mut screen = Screen { terminal, floor, drawn: false, measured };
     let source = &file.source;
     let generation = supervise::is_supervised().then(|| u64::from(world::generation()));
     let stop = &stop::asked;
@@ -233,7 +243,8 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     }
     // Text is made by rank 0, which is given all parameters for it.
     let params = if plan.train.sample.is_some() { trained.params()? } else { None };
-    trainer::alone(world, || conclude(&trained, params, file, &folder))?;
+    let compare = || foretold.compare(plan, &screen.measured);
+    trainer::alone(world, || conclude(&trained, params, file, &folder, compare))?;
     // Ranks leave together: nobody takes the end of another for a failure.
     world.barrier()?;
     Ok(false)
@@ -331,6 +342,7 @@ struct Screen {
     terminal: bool,
     floor: Option<f64>,
     drawn: bool,
+    measured: Measured,
 }
 
 const BAR: usize = 24;
@@ -340,6 +352,7 @@ impl Screen {
         self.clear();
         match event {
             Event::Step(report) => {
+                self.measured.take(report);
                 say!("{report}");
                 self.draw(report);
             }
@@ -405,6 +418,7 @@ fn conclude(
     params: Option<Whole>,
     file: &RunFile,
     folder: &Path,
+    compare: impl Fn(),
 ) -> anyhow::Result<()> {
     let plan = rank.plan;
     let planned = Ledger::of(plan, rank.group.rank());
@@ -419,6 +433,7 @@ fn conclude(
     ] {
         say!("  {:<12} {:>9.2} {:>9.2} MiB", tag.name(), mib(planned), mib(memory.of(tag).peak));
     }
+    compare();
     if let (Some(wanted), Some(params)) = (&plan.train.sample, params) {
         say_part!("\n{}", wanted.prompt);
         let sampling = Sampling { temperature: 0.8, top_k: None, top_p: Some(0.95) };

@@ -9,7 +9,7 @@ use crate::{Config, resolve};
 const TEXT: &str = include_str!("presets.toml");
 
 /// All names, from the smallest to the largest of each kind.
-pub const NAMES: [&str; 14] = [
+pub const NAMES: [&str; 16] = [
     "gpt2-test",
     "llama-test",
     "moe-test",
@@ -20,6 +20,8 @@ pub const NAMES: [&str; 14] = [
     "gpt2-350m",
     "gpt2-774m",
     "gpt2-1.5b",
+    "gpt3-13b",
+    "gpt3-175b",
     "llama3-8b",
     "llama3-70b",
     "llama3-405b",

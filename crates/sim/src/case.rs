@@ -146,12 +146,22 @@ impl<'a> Case<'a> {
 
     /// All that hold the same dense parameters.
     pub fn replicas(&self) -> Spread {
+        let [data, context] = [Axis::Data, Axis::Context].map(|axis| self.stride(axis));
         let closest = match (self.mesh.data, self.mesh.context) {
-            (_, 1) => self.stride(Axis::Data),
-            (1, _) => self.stride(Axis::Context),
-            _ => self.stride(Axis::Data).min(self.stride(Axis::Context)),
+            (_, 1) => data,
+            (1, _) => context,
+            _ => self.mixed(data, context),
         };
         Spread { members: self.mesh.replicas(), stride: closest }
+    }
+
+    /// How far apart replicas are on two axes, `data` and `context` ranks apart: so far that as many of them share the
+    /// closest link as do where another axis comes between.
+    fn mixed(&self, data: usize, context: usize) -> usize {
+        let span = self.cluster.links[0].span.unwrap_or(self.mesh.ranks());
+        let near = |stride: usize, size: usize| (span / stride).clamp(1, size);
+        let together = near(data, self.mesh.data) * near(context, self.mesh.context);
+        (span / together).max(data.min(context))
     }
 
     /// Of these, the ones that cut states among them.

@@ -1,7 +1,7 @@
 //! What one optimizer step of a plan comes to on a cluster.
 
-use lockstep_plan::Plan;
 use lockstep_plan::model::flops_per_token;
+use lockstep_plan::{Mesh, Plan};
 use serde::{Deserialize, Serialize};
 
 use crate::case::Case;
@@ -101,7 +101,7 @@ pub fn estimate(plan: &Plan, cluster: &Cluster, options: &Options) -> Estimate {
     let cluster = &*cluster.shared(plan.ranks, plan.train.threads);
     let case = Case::new(plan, cluster, options);
     let step = step(&case);
-    let available = least_memory(&case);
+    let available = available(cluster, &case.mesh);
     let stages: Vec<Stage> = (0..case.pipe())
         .map(|pipe| Stage {
             memory: memory(&case, pipe),
@@ -129,11 +129,11 @@ pub fn estimate(plan: &Plan, cluster: &Cluster, options: &Options) -> Estimate {
 }
 
 /// Of each rank of the pipeline, the memory of the smallest device among its replicas.
-fn least_memory(case: &Case) -> Vec<f64> {
-    let mut least = vec![case.cluster.accelerator.memory(); case.pipe()];
-    for rank in case.cluster.differing(case.plan.ranks) {
-        let pipe = case.mesh.coord(rank).pipe;
-        least[pipe] = least[pipe].min(case.cluster.of_rank(rank).2);
+pub(crate) fn available(cluster: &Cluster, mesh: &Mesh) -> Vec<f64> {
+    let mut least = vec![cluster.accelerator.memory(); mesh.pipe];
+    for rank in cluster.differing(mesh.ranks()) {
+        let pipe = mesh.coord(rank).pipe;
+        least[pipe] = least[pipe].min(cluster.of_rank(rank).2);
     }
     least
 }

@@ -13,6 +13,7 @@
 //! assert!(estimate.fits && estimate.mfu > 0.2 && estimate.mfu < 0.7);
 //! ```
 
+pub mod advice;
 mod calibrate;
 mod case;
 pub mod clock;
@@ -21,6 +22,8 @@ mod compute;
 mod estimate;
 mod exchange;
 mod memory;
+pub mod report;
+pub mod search;
 mod software;
 mod step;
 

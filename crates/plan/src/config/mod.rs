@@ -17,7 +17,7 @@ pub use comm::{Comm, Compression, NoCompression};
 pub use data::Data;
 pub use layout::{Layout, Recompute};
 pub use model::{Model, RopeScaling};
-pub(crate) use nearest::nearest;
+pub use nearest::nearest;
 pub use precision::{Compute, Precision};
 pub(crate) use reader::Reader;
 pub use train::{Curve, Train};

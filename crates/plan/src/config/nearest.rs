@@ -35,7 +35,7 @@ const ELSEWHERE: [(&str, &str); 30] = [
 ];
 
 /// Of `words`, the one that `typed` was likely meant to be.
-pub(crate) fn nearest<'w>(typed: &str, words: impl Iterator<Item = &'w str>) -> Option<&'w str> {
+pub fn nearest<'w>(typed: &str, words: impl Iterator<Item = &'w str>) -> Option<&'w str> {
     let ours = ELSEWHERE.iter().find(|(theirs, _)| *theirs == typed).map(|(_, ours)| *ours);
     // A third of the letters may be wrong, and one of a short word.
     let most = (typed.chars().count() / 3).max(1);

@@ -23,6 +23,9 @@ pub struct Cluster {
     pub accelerator: Accelerator,
     /// Ranks of a host.
     pub per_host: usize,
+    /// Ranks of all hosts, where the description is of a certain machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<usize>,
     /// From the closest to the farthest; the last reaches everybody.
     pub links: Vec<Link>,
     /// Whose collectives run on them.
@@ -83,6 +86,29 @@ impl Cluster {
         let mut cluster: Cluster = table.try_into().expect("built_in.toml describes clusters");
         cluster.name = name.to_string();
         Some(cluster)
+    }
+
+    /// A built-in one by its name, or with a number of ranks behind it: `h100-16384`. What is unknown is told with
+    /// what it was likely meant to be.
+    pub fn named(name: &str) -> Result<Cluster, String> {
+        if let Some(cluster) = Cluster::built_in(name) {
+            return Ok(cluster);
+        }
+        let split = name.rsplit_once('-').map(|(kind, ranks)| (kind, ranks.parse::<usize>().ok()));
+        let (kind, ranks) = match split {
+            Some((kind, Some(ranks))) => (kind, Some(ranks)),
+            _ => (name, None),
+        };
+        let found = Cluster::built_in(kind).filter(|_| ranks != Some(0));
+        found.map(|cluster| Cluster { name: name.into(), ranks, ..cluster }).ok_or_else(|| {
+            let names = Cluster::names();
+            let near = lockstep_plan::config::nearest(kind, names.iter().map(String::as_str));
+            let meant = near.map_or(String::new(), |near| match ranks {
+                Some(ranks) => format!("did you mean `{near}-{ranks}`? "),
+                None => format!("did you mean `{near}`? "),
+            });
+            format!("no cluster is called `{name}`: {meant}there are {}, each with -RANKS behind it, or a file", names.join(", "))
+        })
     }
 
     /// A described one, or what is wrong with the description.

@@ -21,15 +21,36 @@ impl After {
     pub fn new<'a>(case: &Case<'a>, flows: &mut Flows<'a>) -> After {
         let (mut sums, mut step, mut spread) = (Vec::new(), Vec::new(), Vec::new());
         let mut unseen = Flows::new(case.cluster);
+        let mut before = None;
         for rank in 0..case.pipe() {
             let params = case.rank_params(rank);
-            // Of all ranks, the exchanges of the first are shown.
+            // Of all ranks, the exchanges of the first are shown; the same again costs the same.
             let list = if rank == 0 { &mut *flows } else { &mut unseen };
-            sums.push(summed(case, params, list));
-            spread.push(spread_out(case, params, list));
-            step.push(stepped(case, params));
+            let costs = match before {
+                Some((same, costs)) if same == params => costs,
+                _ => (
+                    summed(case, params, list),
+                    spread_out(case, params, list),
+                    stepped(case, params),
+                ),
+            };
+            before = Some((params, costs));
+            sums.push(costs.0);
+            spread.push(costs.1);
+            step.push(costs.2);
         }
         After { sums, tied: tied(case, flows), step, spread }
+    }
+
+    /// Of the pipeline's first rank alone.
+    pub fn first<'a>(case: &Case<'a>, flows: &mut Flows<'a>) -> After {
+        let params = case.rank_params(0);
+        After {
+            sums: vec![summed(case, params, flows)],
+            tied: tied(case, flows),
+            step: vec![stepped(case, params)],
+            spread: vec![spread_out(case, params, flows)],
+        }
     }
 
     /// Of the sums, what a last backward pass of `backward` seconds does not hide, in which a message of `send`

@@ -2,6 +2,7 @@
 //! Replicas that are alike are walked once.
 
 mod after;
+mod bound;
 mod inside;
 mod replicas;
 
@@ -14,6 +15,7 @@ use crate::compute::{Cost, Passes, embed, head, layer};
 use crate::estimate::Time;
 use crate::exchange::{Flow, Flows};
 use after::After;
+pub(crate) use bound::{Blocks, bound, compute_bound, passes_bound};
 use inside::Inside;
 use replicas::{Speed, speeds};
 

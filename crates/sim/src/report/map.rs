@@ -1,0 +1,101 @@
+//! Who sends how much to whom: a step's traffic between ranks, neighbours put together where there are many.
+
+use lockstep_plan::{Circle, Collective, Coord, Mesh};
+
+use crate::Flow;
+use crate::search::Proposal;
+
+/// Bytes of a step from one to another.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Cells {
+    /// Ranks that one row and one column stand for.
+    pub each: usize,
+    pub side: usize,
+    pub bytes: Vec<f64>, // (side, side): from row to column
+}
+
+/// The matrix of a step's traffic, `most` rows at most. What goes around a ring goes to the next; an all-to-all goes to
+/// everybody alike.
+pub fn matrix(proposal: &Proposal, most: usize) -> Cells {
+    let mesh = proposal.plan.mesh();
+    let ranks = mesh.ranks();
+    let each = ranks.div_ceil(most.max(1));
+    let side = ranks.div_ceil(each);
+    let mut bytes = vec![0.0; side * side];
+    for rank in 0..ranks {
+        for flow in &proposal.estimate.flows {
+            let to = targets(&mesh, flow, rank);
+            for other in &to {
+                bytes[rank / each * side + other / each] += flow.sent() / to.len() as f64;
+            }
+        }
+    }
+    Cells { each, side, bytes }
+}
+
+/// To whom a rank sends what it sends of a flow.
+fn targets(mesh: &Mesh, flow: &Flow, rank: usize) -> Vec<usize> {
+    let Some(of_flow) = flow.circle else { return vec![(rank + 1) % mesh.ranks()] };
+    let circle = members(mesh, of_flow, rank);
+    let Some(at) = circle.iter().position(|member| *member == rank).filter(|_| circle.len() > 1)
+    else {
+        return Vec::new();
+    };
+    match flow.collective {
+        Collective::AllToAll | Collective::AllToAllV => {
+            circle.iter().copied().filter(|member| *member != rank).collect()
+        }
+        // A stage gives forward to the next and backward to the one before; its ends give to nobody.
+        Collective::Send if of_flow == Circle::Pipe => {
+            let next = match flow.phase {
+                lockstep_plan::Phase::Forward => at.checked_add(1),
+                _ => at.checked_sub(1),
+            };
+            next.and_then(|next| circle.get(next)).copied().into_iter().collect()
+        }
+        _ => vec![circle[(at + 1) % circle.len()]],
+    }
+}
+
+/// Who is in a rank's circle, found from its place, without asking every rank of the mesh.
+fn members(mesh: &Mesh, circle: Circle, rank: usize) -> Vec<usize> {
+    let own = mesh.coord(rank);
+    let replica = mesh.replica(own);
+    let of_replicas = |all: Vec<usize>| -> Vec<usize> {
+        let place = |replica: usize| Coord {
+            data: replica / mesh.context,
+            context: replica % mesh.context,
+            ..own
+        };
+        all.into_iter().map(|replica| mesh.rank(place(replica))).collect()
+    };
+    let run = |length: usize| {
+        (replica / length * length..(replica / length + 1) * length).collect::<Vec<_>>()
+    };
+    let every = |step: usize| (replica % step..mesh.replicas()).step_by(step).collect::<Vec<_>>();
+    match circle {
+        Circle::Tensor | Circle::Keys => {
+            (0..mesh.tensor).map(|tensor| mesh.rank(Coord { tensor, ..own })).collect()
+        }
+        Circle::Context => {
+            (0..mesh.context).map(|context| mesh.rank(Coord { context, ..own })).collect()
+        }
+        Circle::Pipe => (0..mesh.pipe).map(|pipe| mesh.rank(Coord { pipe, ..own })).collect(),
+        Circle::Ends => {
+            let ends = [0, mesh.pipe - 1];
+            let there = ends.contains(&own.pipe) && mesh.pipe > 1;
+            ends.into_iter()
+                .filter(|_| there)
+                .map(|pipe| mesh.rank(Coord { pipe, ..own }))
+                .collect()
+        }
+        Circle::Replicas => of_replicas((0..mesh.replicas()).collect()),
+        Circle::Shard | Circle::Gather => of_replicas(run(mesh.shard)),
+        // Without ZeRO all replicas are copies of each other.
+        Circle::Copies => of_replicas(every(mesh.shard)),
+        Circle::Expert => of_replicas(run(mesh.expert)),
+        Circle::ExpertShard | Circle::ExpertGather | Circle::ExpertCopies => {
+            of_replicas(every(mesh.expert))
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! A plan and its estimate as people and programs read it: one value, which is JSON, tables in text, or a page. Computes
+//! nothing that the estimate has not.
+
+mod html;
+mod map;
+mod text;
+mod timeline;
+
+pub use html::html;
+pub use map::{Cells, matrix};
+pub use text::{ladder_text, proposals_text, reasons_text, text};
+pub use timeline::timeline;
+
+use lockstep_plan::{Circle, Collective, Phase, Plan};
+use serde::Serialize;
+
+use crate::search::{Proposal, words};
+use crate::{Cluster, Flow, Memory, Time};
+
+/// What `lockstep plan --json` prints.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Report {
+    pub name: String,
+    pub cluster: String,
+    pub accelerator: String,
+    pub ranks: usize,
+    /// In the words of a run file.
+    pub layout: String,
+    pub parameters: usize,
+    pub global_batch: usize,
+    pub micro_batch: usize,
+    pub accumulation: usize,
+    pub seq: usize,
+    pub fits: bool,
+    /// Of the fullest rank: bytes too many, or below zero bytes left.
+    pub over_bytes: f64,
+    pub step_s: f64,
+    pub tokens_per_s: f64,
+    pub mfu: f64,
+    pub mfu_causal: f64,
+    pub hfu: f64,
+    /// Where the step goes, in seconds.
+    pub time: Time,
+    /// By stage.
+    pub memory: Vec<StageMemory>,
+    pub traffic: Vec<Traffic>,
+}
+
+/// Bytes of a rank of one stage.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct StageMemory {
+    pub stage: usize,
+    #[serde(flatten)]
+    pub bytes: Memory,
+    pub total: f64,
+    pub available: f64,
+    /// Seconds of a step in which it works.
+    pub busy_s: f64,
+}
+
+/// Exchanges of one kind, in a step of one rank.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Traffic {
+    /// None: all ranks.
+    pub circle: Option<Circle>,
+    pub members: usize,
+    pub collective: Collective,
+    pub phase: Phase,
+    pub link: String,
+    pub times: f64,
+    /// Of one.
+    pub bytes: f64,
+    /// That a rank sends in a step.
+    pub sent: f64,
+    /// All of a step, when nothing else is on the links.
+    pub seconds: f64,
+}
+
+impl Report {
+    pub fn of(proposal: &Proposal, cluster: &Cluster) -> Report {
+        let Proposal { plan, estimate } = proposal;
+        let stage = |(stage, of): (usize, &crate::Stage)| StageMemory {
+            stage,
+            bytes: of.memory,
+            total: of.memory.total(),
+            available: of.available,
+            busy_s: of.busy,
+        };
+        Report {
+            name: plan.name.clone(),
+            cluster: cluster.name.clone(),
+            accelerator: cluster.accelerator.name.clone(),
+            ranks: plan.ranks,
+            layout: words(plan),
+            parameters: plan.model.param_count(),
+            global_batch: plan.train.global_batch,
+            micro_batch: plan.train.micro_batch,
+            accumulation: plan.train.accumulation,
+            seq: plan.data.seq,
+            fits: estimate.fits,
+            over_bytes: proposal.over(),
+            step_s: estimate.step_s,
+            tokens_per_s: estimate.tokens_per_s,
+            mfu: estimate.mfu,
+            mfu_causal: estimate.mfu_causal,
+            hfu: estimate.hfu,
+            time: estimate.time,
+            memory: estimate.stages.iter().enumerate().map(stage).collect(),
+            traffic: estimate
+                .flows
+                .iter()
+                .filter(|flow| flow.bytes > 0.0)
+                .map(|flow| Traffic::of(flow, cluster))
+                .collect(),
+        }
+    }
+}
+
+impl Traffic {
+    fn of(flow: &Flow, cluster: &Cluster) -> Traffic {
+        Traffic {
+            circle: flow.circle,
+            members: flow.members,
+            collective: flow.collective,
+            phase: flow.phase,
+            link: cluster.links[flow.link].name.clone(),
+            times: flow.times,
+            bytes: flow.bytes,
+            sent: flow.sent(),
+            seconds: flow.total(),
+        }
+    }
+}
+
+/// What memory is for, with the letter and the name under which it is shown.
+pub(crate) fn lines(memory: &Memory) -> [(&'static str, f64); 10] {
+    [
+        ("parameters", memory.parameters),
+        ("gradients", memory.gradients),
+        ("optimizer", memory.optimizer),
+        ("activations", memory.activations),
+        ("gathered", memory.gathered),
+        ("logits", memory.logits),
+        ("working", memory.working),
+        ("buffers", memory.buffers),
+        ("slack", memory.slack),
+        ("reserve", memory.reserve),
+    ]
+}
+
+pub(crate) fn circle_name(circle: Option<Circle>) -> &'static str {
+    circle.map_or("all ranks", Circle::name)
+}
+
+pub(crate) fn collective_name(collective: Collective) -> &'static str {
+    match collective {
+        Collective::AllReduce => "all-reduce",
+        Collective::AllGather => "all-gather",
+        Collective::ReduceScatter => "reduce-scatter",
+        Collective::AllToAll | Collective::AllToAllV => "all-to-all",
+        Collective::Send => "send",
+    }
+}
+
+pub(crate) fn phase_name(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Forward => "forward",
+        Phase::Backward => "backward",
+        Phase::Optimizer => "optimizer",
+    }
+}
+
+/// `1.42 GiB`, `12.0 MiB`.
+pub(crate) fn bytes_text(bytes: f64) -> String {
+    let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    let unit = units.iter().find(|(_, power)| bytes.abs() >= (1u64 << power) as f64);
+    match unit {
+        Some((name, power)) => format!("{:.2} {name}", bytes / (1u64 << power) as f64),
+        None => format!("{bytes:.0} B"),
+    }
+}
+
+pub(crate) fn time_text(seconds: f64) -> String {
+    match seconds {
+        s if s >= 1.0 => format!("{s:.3} s"),
+        s if s >= 1e-3 => format!("{:.2} ms", 1e3 * s),
+        s => format!("{:.1} µs", 1e6 * s),
+    }
+}
+
+/// A plan in one line.
+pub(crate) fn headline(plan: &Plan) -> String {
+    let params = plan.model.param_count() as f64;
+    let size = if params >= 1e9 {
+        format!("{:.1}B", params / 1e9)
+    } else {
+        format!("{:.2}M", params / 1e6)
+    };
+    format!(
+        "{:?}, {size} parameters, {:?}, {} × {} tokens per step",
+        plan.model.family, plan.precision.compute, plan.train.global_batch, plan.data.seq
+    )
+}

@@ -1,0 +1,351 @@
+//! The best layouts for a model on a cluster, of all that there are: exact, and the same in every run.
+//!
+//! Layouts are found in two rounds. Groups are degrees, micro-batches, recompute and placements; each has a time and a
+//! memory below which none of its layouts can be. They are opened from the lowest bound on; what they hold, every ZeRO
+//! stage and every schedule, is asked for its memory exactly and for a sharper bound. Only what may still be among
+//! the best is estimated. A bound never lies
+//! above what it bounds, so nothing is missed; a test holds the search against an estimate of everything.
+
+mod candidate;
+mod knobs;
+mod reasons;
+mod room;
+mod space;
+
+pub use candidate::{Knob, words};
+pub use knobs::{Limits, Turn};
+pub use reasons::{Reason, Turned, limit, parts, reasons};
+pub use space::MOST_CHUNKS;
+
+use std::cell::RefCell;
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+
+use candidate::Candidate;
+use lockstep_plan::{Config, Mistake, Plan, Surroundings};
+
+use crate::case::Case;
+use crate::estimate::{available, estimate};
+use crate::step::{Blocks, bound, compute_bound, passes_bound};
+use crate::{Cluster, Estimate, Options};
+
+/// What is searched, on what.
+pub struct Wanted<'a> {
+    /// The run; what it says of its layout and its micro-batch is not asked.
+    pub config: &'a Config,
+    /// Of the data, where the model does not say.
+    pub vocab: Option<usize>,
+    pub cluster: &'a Cluster,
+    pub options: &'a Options,
+    /// Ranks to use; several where fewer may be cheaper.
+    pub ranks: Vec<usize>,
+}
+
+/// What is best.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum By {
+    /// Seconds of a step.
+    #[default]
+    Time,
+    /// Bytes of the fullest rank.
+    Memory,
+    /// Seconds of a step, of every rank that takes part.
+    Cost,
+}
+
+/// A layout that was found.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Proposal {
+    pub plan: Plan,
+    pub estimate: Estimate,
+}
+
+/// How much was looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Looked {
+    pub groups: usize,
+    /// Of these, those of which nothing can fit.
+    pub hopeless: usize,
+    /// Layouts of opened groups, those of them that do not fit, and those that were estimated.
+    pub layouts: usize,
+    pub too_large: usize,
+    pub estimated: usize,
+}
+
+/// All layouts of a run on a cluster, sorted into groups.
+pub struct Search<'a> {
+    wanted: &'a Wanted<'a>,
+    /// The run on one rank.
+    plan: Plan,
+    /// By formula: nobody counts millions of layouts to the byte.
+    options: Options,
+    groups: Vec<Group>,
+    looked: RefCell<Looked>,
+}
+
+struct Group {
+    candidate: Candidate,
+    /// At least.
+    seconds: f64,
+    bytes: f64,
+    /// Where there is none, nothing of it can fit.
+    blocks: Option<Blocks>,
+}
+
+impl Proposal {
+    /// Bytes of the fullest rank.
+    pub fn bytes(&self) -> f64 {
+        self.estimate.stages.iter().map(|stage| stage.memory.total()).fold(0.0, f64::max)
+    }
+
+    /// By how many bytes the fullest rank has too few; below zero, how many are left.
+    pub fn over(&self) -> f64 {
+        let over = self.estimate.stages.iter().map(|stage| stage.memory.total() - stage.available);
+        over.fold(f64::NEG_INFINITY, f64::max)
+    }
+}
+
+fn value(by: By, ranks: usize, seconds: f64, bytes: f64) -> f64 {
+    match by {
+        By::Time => seconds,
+        By::Memory => bytes,
+        By::Cost => ranks as f64 * seconds,
+    }
+}
+
+impl<'a> Search<'a> {
+    /// Finds the groups, or what is wrong with the run on any layout.
+    pub fn new(wanted: &'a Wanted<'a>) -> Result<Search<'a>, Vec<Mistake>> {
+        let mut alone = wanted.config.with_layout("");
+        alone.train.micro_batch = None;
+        let mut around = Surroundings::one_host(1, 1);
+        around.data_vocab = wanted.vocab;
+        let plan = Plan::resolve(&alone, &around)?;
+        let options = Options { exact: false, ..wanted.options.clone() };
+        let mut search =
+            Search { wanted, plan, options, groups: Vec::new(), looked: RefCell::default() };
+        search.find_groups();
+        Ok(search)
+    }
+
+    pub fn looked(&self) -> Looked {
+        *self.looked.borrow()
+    }
+
+    fn find_groups(&mut self) {
+        let Wanted { cluster, ref ranks, .. } = *self.wanted;
+        let options = &self.options;
+        let most = cluster.differing(usize::MAX).into_iter().map(|rank| cluster.of_rank(rank).2);
+        let most = most.fold(cluster.accelerator.memory(), f64::max);
+        let mut paper = self.plan.clone();
+        for candidate in ranks.iter().flat_map(|ranks| space::groups(&self.plan, *ranks)) {
+            candidate.onto(&mut paper);
+            let cluster = &*cluster.shared(candidate.ranks, paper.train.threads);
+            // ZeRO-3 on all replicas, for the memory that there must be.
+            let replicas = candidate.layout.data * candidate.layout.context;
+            (paper.layout.zero, paper.layout.shard) =
+                if replicas > 1 { (3, replicas) } else { (0, 1) };
+            let bytes = room::needs_at_least(&Case::new(&paper, cluster, options));
+            (paper.layout.zero, paper.layout.shard) = (0, 1);
+            if bytes > most {
+                self.groups.push(Group { candidate, seconds: 0.0, bytes, blocks: None });
+                continue;
+            }
+            let blocks = Blocks::of(&Case::new(&paper, cluster, options));
+            for order in space::orders(&paper.mesh(), cluster) {
+                paper.layout.order = order;
+                let seconds = compute_bound(&Case::new(&paper, cluster, options), &blocks);
+                let layout = lockstep_plan::Layout { order, ..candidate.layout.clone() };
+                let candidate = Candidate { layout, ..candidate };
+                self.groups.push(Group { candidate, seconds, bytes, blocks: Some(blocks) });
+            }
+        }
+        let mut looked = self.looked.borrow_mut();
+        looked.groups = self.groups.len();
+        looked.hopeless = self.groups.iter().filter(|group| group.blocks.is_none()).count();
+    }
+
+    /// The `count` best layouts that fit, the best first; of equals the one that needs less memory or time, then
+    /// the one that comes first in the order of the space.
+    pub fn best(&self, by: By, count: usize, limits: &Limits) -> Vec<Proposal> {
+        self.walk(by, count, limits, true)
+    }
+
+    /// The layout that comes closest to fitting.
+    pub fn smallest(&self, limits: &Limits) -> Option<Proposal> {
+        self.walk(By::Memory, 1, limits, false).pop()
+    }
+
+    fn walk(&self, by: By, count: usize, limits: &Limits, fitting: bool) -> Vec<Proposal> {
+        let walk = Walk { search: self, by, limits, fitting };
+        let mut best = Best { count, list: Vec::new() };
+        let mut heap = BinaryHeap::new();
+        for (number, group) in self.groups.iter().enumerate() {
+            if limits.allow_group(&group.candidate) && !(fitting && group.blocks.is_none()) {
+                let bound = value(by, group.candidate.ranks, group.seconds, group.bytes);
+                heap.push(Node { bound, number: (number, 0), leaf: None });
+            }
+        }
+        while let Some(node) = heap.pop() {
+            if node.bound > best.worst() {
+                break;
+            }
+            if let Some(leaf) = &node.leaf {
+                walk.look(leaf, node.number, &mut best);
+                continue;
+            }
+            let mut opened = walk.open(node.number.0, best.worst());
+            // The most promising at once: the sooner something good is known, the more need not be looked at.
+            if let Some(first) = (0..opened.len()).max_by(|a, b| opened[*a].cmp(&opened[*b])) {
+                let first = opened.swap_remove(first);
+                first.leaf.iter().for_each(|leaf| walk.look(leaf, first.number, &mut best));
+            }
+            heap.extend(opened.into_iter().filter(|node| node.bound <= best.worst()));
+        }
+        best.list.into_iter().map(|(_, proposal)| proposal).collect()
+    }
+}
+
+/// One walk through the groups.
+struct Walk<'a> {
+    search: &'a Search<'a>,
+    by: By,
+    limits: &'a Limits,
+    /// Whether what does not fit is left out.
+    fitting: bool,
+}
+
+impl Walk<'_> {
+    /// The layouts of a group that may be better than `worst`.
+    fn open(&self, number: usize, worst: f64) -> Vec<Node> {
+        let Search { plan, wanted, .. } = self.search;
+        let options = &self.search.options;
+        let Group { candidate, blocks, .. } = &self.search.groups[number];
+        let (ranks, layout) = (candidate.ranks, &candidate.layout);
+        let micros = plan.train.global_batch / candidate.micro_batch / layout.data;
+        let cluster = &*wanted.cluster.shared(ranks, plan.train.threads);
+        let available = available(cluster, &layout.mesh(&plan.model));
+        let timed = blocks.as_ref().filter(|_| self.by != By::Memory);
+        let mut looked = self.search.looked.borrow_mut();
+        let mut paper = plan.clone();
+        let mut opened = Vec::new();
+        let mut index = 0;
+        for scheduled in space::scheduled(candidate, plan.model.layers, micros) {
+            scheduled.onto(&mut paper);
+            let at_least = timed
+                .map_or(0.0, |blocks| passes_bound(&Case::new(&paper, cluster, options), blocks));
+            let hopeless = value(self.by, ranks, at_least, 0.0) > worst;
+            for leaf in space::leaves(&scheduled) {
+                index += 1;
+                if hopeless || !self.limits.allow(&leaf) {
+                    continue;
+                }
+                looked.layouts += 1;
+                leaf.onto(&mut paper);
+                let case = Case::new(&paper, cluster, options);
+                let (bytes, over) = room::needs(&case, &available);
+                if self.fitting && over > 0.0 {
+                    looked.too_large += 1;
+                    continue;
+                }
+                let seconds = timed.map_or(0.0, |blocks| bound(&case, blocks));
+                let bound = value(self.by, ranks, seconds, bytes);
+                if bound <= worst {
+                    opened.push(Node { bound, number: (number, index), leaf: Some(leaf) });
+                }
+            }
+        }
+        opened
+    }
+
+    /// Estimates a layout, and puts it where it belongs.
+    fn look(&self, leaf: &Candidate, number: (usize, usize), best: &mut Best) {
+        let Wanted { config, vocab, cluster, .. } = *self.search.wanted;
+        self.search.looked.borrow_mut().estimated += 1;
+        let local_ranks = cluster.per_host.min(leaf.ranks);
+        let around = Surroundings { ranks: leaf.ranks, local_ranks, cores: 1, data_vocab: vocab };
+        // What every rule is for: nothing is proposed that would be refused.
+        let Ok(plan) = Plan::resolve(&leaf.typed(config), &around) else { return };
+        let estimate = estimate(&plan, cluster, &self.search.options);
+        if self.fitting && !estimate.fits {
+            return;
+        }
+        let proposal = Proposal { plan, estimate };
+        let (value, other) = (proposal.value(self.by), proposal.value(self.by.other()));
+        best.put(Place { value, other, number }, proposal);
+    }
+}
+
+/// The best so far, in their order.
+struct Best {
+    count: usize,
+    list: Vec<(Place, Proposal)>,
+}
+
+impl Best {
+    /// What is above this is not among them.
+    fn worst(&self) -> f64 {
+        match self.count {
+            0 => f64::NEG_INFINITY,
+            count => self.list.get(count - 1).map_or(f64::INFINITY, |(place, _)| place.value),
+        }
+    }
+
+    fn put(&mut self, place: Place, proposal: Proposal) {
+        let at = self.list.partition_point(|(other, _)| other.before(&place));
+        self.list.insert(at, (place, proposal));
+        self.list.truncate(self.count);
+    }
+}
+
+impl By {
+    /// What decides between equals.
+    fn other(self) -> By {
+        match self {
+            By::Memory => By::Time,
+            _ => By::Memory,
+        }
+    }
+}
+
+/// Where a proposal stands among others.
+struct Place {
+    value: f64,
+    other: f64,
+    number: (usize, usize),
+}
+
+impl Place {
+    fn before(&self, other: &Place) -> bool {
+        let values = self.value.total_cmp(&other.value).then(self.other.total_cmp(&other.other));
+        values.then(self.number.cmp(&other.number)) == Ordering::Less
+    }
+}
+
+/// A group, or one layout of it: the lowest bound first.
+struct Node {
+    bound: f64,
+    /// Of the group, and of the layout in it from 1 on.
+    number: (usize, usize),
+    leaf: Option<Candidate>,
+}
+
+impl Ord for Node {
+    fn cmp(&self, other: &Node) -> Ordering {
+        other.bound.total_cmp(&self.bound).then(other.number.cmp(&self.number))
+    }
+}
+
+impl PartialOrd for Node {
+    fn partial_cmp(&self, other: &Node) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Node {
+    fn eq(&self, other: &Node) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Node {}

@@ -1,0 +1,209 @@
+//! All layouts that a model, its batch and a number of ranks allow: cheap rules first. What slips through them,
+//! `Plan::resolve` refuses; what it would take, none of them leaves out.
+
+use lockstep_plan::context::{self, ContextKind};
+use lockstep_plan::model::Shape;
+use lockstep_plan::schedule::Kind;
+use lockstep_plan::{Axis, Layout, Mesh, Plan};
+
+use super::candidate::{Candidate, KINDS, RECOMPUTES};
+use crate::Cluster;
+
+/// Stages per rank that are tried, at most.
+pub const MOST_CHUNKS: usize = 8;
+
+pub(super) fn divisors(whole: usize) -> Vec<usize> {
+    let small = (1..=whole.isqrt()).filter(|divisor| whole.is_multiple_of(*divisor));
+    let mut all: Vec<usize> = small.flat_map(|divisor| [divisor, whole / divisor]).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+/// Degrees, micro-batches and what is kept for the backward pass; ZeRO, schedule and placement are still usual.
+pub(super) fn groups(plan: &Plan, ranks: usize) -> Vec<Candidate> {
+    let shape = &plan.model;
+    let mut all = Vec::new();
+    for tensor in divisors(ranks).into_iter().filter(|tensor| cuts(shape, *tensor)) {
+        for context in divisors(ranks / tensor) {
+            let kinds = kinds(shape, tensor, context, plan.data.seq);
+            for pipe in divisors(ranks / tensor / context) {
+                let data = ranks / tensor / context / pipe;
+                if pipe > shape.layers || !plan.train.global_batch.is_multiple_of(data) {
+                    continue;
+                }
+                for &context_kind in &kinds {
+                    let degrees = Layout { data, tensor, context, context_kind, pipe, ..usual() };
+                    all.extend(with_batches(plan, ranks, degrees));
+                }
+            }
+        }
+    }
+    all
+}
+
+fn with_batches(plan: &Plan, ranks: usize, degrees: Layout) -> Vec<Candidate> {
+    let mut all = Vec::new();
+    for expert in experts(&plan.model, degrees.data * degrees.context) {
+        for micro_batch in divisors(plan.train.global_batch / degrees.data) {
+            for sequence in [false, true] {
+                let tokens = micro_batch * plan.data.seq / degrees.context;
+                if sequence && (degrees.tensor == 1 || !tokens.is_multiple_of(degrees.tensor)) {
+                    continue;
+                }
+                for recompute in RECOMPUTES {
+                    let layout = Layout { expert, sequence, recompute, ..degrees.clone() };
+                    all.push(Candidate { ranks, micro_batch, layout });
+                }
+            }
+        }
+    }
+    all
+}
+
+fn usual() -> Layout {
+    Layout {
+        data: 1,
+        zero: 0,
+        shard: 1,
+        keep_gathered: false,
+        tensor: 1,
+        sequence: false,
+        context: 1,
+        context_kind: ContextKind::Ring,
+        pipe: 1,
+        schedule: Kind::OneForwardOneBackward,
+        chunks: 1,
+        expert: 1,
+        recompute: RECOMPUTES[0],
+        order: Mesh::ONE.order,
+    }
+}
+
+fn cuts(shape: &Shape, tensor: usize) -> bool {
+    let keys = shape.kv_heads.is_multiple_of(tensor) || tensor.is_multiple_of(shape.kv_heads);
+    let matrices = shape.heads.is_multiple_of(tensor) && shape.ffn.is_multiple_of(tensor);
+    keys && matrices && tensor <= shape.vocab
+}
+
+fn kinds(shape: &Shape, tensor: usize, context: usize, seq: usize) -> Vec<ContextKind> {
+    if context == 1 {
+        return vec![ContextKind::Ring];
+    }
+    if shape.moe.is_some_and(|moe| moe.capacity.is_some()) {
+        return Vec::new();
+    }
+    let here = |heads: usize| (heads / tensor).max(1);
+    let (heads, keys) = (here(shape.heads), here(shape.kv_heads));
+    let fits = |kind: &ContextKind| {
+        // Where heads or ranks leave only one of the two, that one is there already.
+        let (ulysses, ring) = context::degrees(*kind, context, heads, keys);
+        let both = *kind != ContextKind::Both || (ulysses > 1 && ring > 1);
+        both && context::check(*kind, context, seq, heads, keys).is_ok()
+    };
+    KINDS.into_iter().filter(fits).collect()
+}
+
+fn experts(shape: &Shape, replicas: usize) -> Vec<usize> {
+    match shape.moe {
+        None => vec![1],
+        Some(moe) => {
+            let mut all = divisors(moe.experts);
+            all.retain(|expert| replicas.is_multiple_of(*expert));
+            all
+        }
+    }
+}
+
+/// A group with every schedule.
+pub(super) fn scheduled(group: &Candidate, layers: usize, micros: usize) -> Vec<Candidate> {
+    let with = |(schedule, chunks)| {
+        let layout = Layout { schedule, chunks, ..group.layout.clone() };
+        Candidate { layout, ..*group }
+    };
+    schedules(group.layout.pipe, layers, micros).into_iter().map(with).collect()
+}
+
+/// A group with a schedule, at every ZeRO stage.
+pub(super) fn leaves(group: &Candidate) -> Vec<Candidate> {
+    let with = |(zero, shard, keep_gathered)| {
+        let layout = Layout { zero, shard, keep_gathered, ..group.layout.clone() };
+        Candidate { layout, ..*group }
+    };
+    zeros(group.layout.data * group.layout.context).into_iter().map(with).collect()
+}
+
+fn schedules(pipe: usize, layers: usize, micros: usize) -> Vec<(Kind, usize)> {
+    if pipe == 1 {
+        return vec![(Kind::OneForwardOneBackward, 1)];
+    }
+    let mut all =
+        vec![(Kind::OneForwardOneBackward, 1), (Kind::ZbH1, 1), (Kind::ZbH2, 1), (Kind::Gpipe, 1)];
+    if micros.is_multiple_of(pipe) {
+        let most = MOST_CHUNKS.min(layers / pipe);
+        all.extend((2..=most).map(|chunks| (Kind::Interleaved, chunks)));
+    }
+    all
+}
+
+/// Stage, ranks among which states are cut, and whether gathered blocks stay.
+fn zeros(replicas: usize) -> Vec<(u8, usize, bool)> {
+    let mut all = vec![(0, 1, false)];
+    for shard in divisors(replicas).into_iter().rev().filter(|shard| *shard > 1) {
+        all.extend([(1, shard, false), (2, shard, false), (3, shard, false), (3, shard, true)]);
+    }
+    all
+}
+
+/// The orders of the axes that differ in who reaches whom over which link, the usual one first.
+pub(super) fn orders(mesh: &Mesh, cluster: &Cluster) -> Vec<[Axis; 4]> {
+    let mut seen: Vec<Vec<usize>> = Vec::new();
+    let mut all = Vec::new();
+    for order in permutations(Mesh::ONE.order) {
+        let mesh = Mesh { order, ..*mesh };
+        let far = distances(&mesh, cluster);
+        if !seen.contains(&far) {
+            seen.push(far);
+            all.push(order);
+        }
+    }
+    all
+}
+
+/// What costs depend on of an order: for every axis, how many of its ranks each link joins. Where ranks differ, and
+/// where formulas ask for hosts, how far apart its ranks are.
+fn distances(mesh: &Mesh, cluster: &Cluster) -> Vec<usize> {
+    let exact = !cluster.even() || cluster.engine == crate::Engine::Lockstep;
+    let mut far = Vec::new();
+    let mut stride = 1;
+    for axis in mesh.order.into_iter().rev() {
+        let size = mesh.size(axis);
+        if size > 1 {
+            far.push(axis as usize);
+            let joined = |span: usize| (span / stride).min(mesh.ranks());
+            match exact {
+                true => far.push(stride),
+                false => far.extend(cluster.links.iter().filter_map(|link| link.span).map(joined)),
+            }
+        }
+        stride *= size;
+    }
+    // By axis, not by place.
+    let each =
+        1 + if exact { 1 } else { cluster.links.iter().filter(|link| link.span.is_some()).count() };
+    let mut by_axis: Vec<&[usize]> = far.chunks(each).collect();
+    by_axis.sort_unstable();
+    by_axis.concat()
+}
+
+fn permutations(axes: [Axis; 4]) -> Vec<[Axis; 4]> {
+    let mut all = Vec::with_capacity(24);
+    for a in 0..4 {
+        for b in (0..4).filter(|b| *b != a) {
+            for c in (0..4).filter(|c| ![a, b].contains(c)) {
+                all.push([axes[a], axes[b], axes[c], axes[6 - a - b - c]]);
+            }
+        }
+    }
+    all
+}

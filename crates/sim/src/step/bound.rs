@@ -1,0 +1,104 @@
+//! What a step takes at least, without walking its schedule: for the search, which asks a million times and walks
+//! only what may be among the best.
+
+use super::after::After;
+use super::inside::Inside;
+use super::{pass, send};
+use crate::case::Case;
+use crate::compute::{Passes, embed, head, layer};
+use crate::exchange::Flows;
+
+/// The pace of a walk that is not walked to its end is a guess, which may be this much too fast.
+const GUESSED: f64 = 0.99;
+
+/// What the parts of a model cost for a micro-batch: the same for every number of stages, schedule and placement.
+#[derive(Clone, Copy)]
+pub(crate) struct Blocks {
+    layer: Passes,
+    embed: Passes,
+    head: Passes,
+}
+
+impl Blocks {
+    pub fn of(case: &Case) -> Blocks {
+        Blocks { layer: layer(case), embed: embed(case), head: head(case) }
+    }
+
+    fn stage(&self, case: &Case, stage: usize) -> Passes {
+        let mut passes = self.layer * case.layers(stage) as f64;
+        if stage == 0 {
+            passes = passes + self.embed;
+        }
+        if stage + 1 == case.stages() {
+            passes = passes + self.head;
+        }
+        passes
+    }
+}
+
+/// Seconds below which no step of this case is: of every rank, what must come before its first pass, its passes, and
+/// what must come after the last. Of what follows the passes, the first rank's.
+pub(crate) fn bound(case: &Case, blocks: &Blocks) -> f64 {
+    let after = After::first(case, &mut Flows::new(case.cluster));
+    let exposed = |backward: f64| after.exposed(case, 0, backward, 0.0);
+    GUESSED * (until_summed(case, blocks, exposed) + after.step(0) + after.spread(0))
+}
+
+/// The same without what follows the passes: seconds below which no step is, whatever ZeRO's stage.
+pub(crate) fn passes_bound(case: &Case, blocks: &Blocks) -> f64 {
+    debug_assert_eq!(case.layout().zero, 0, "ZeRO is not decided yet");
+    GUESSED * until_summed(case, blocks, |_| 0.0)
+}
+
+/// Until gradients are summed, of which `exposed` follows a backward pass of the first rank.
+fn until_summed(case: &Case, blocks: &Blocks, exposed: impl Fn(f64) -> f64) -> f64 {
+    let mut flows = Flows::new(case.cluster);
+    let inside = Inside::new(case, &mut flows);
+    let send = send(case, &mut flows);
+    let (pipe, micros) = (case.pipe(), case.micros() as f64);
+    // Where the gradient of the weights comes later, nobody waits for it, and a rank may end with it when the stages
+    // before it are done.
+    let splits = pipe > 1 && case.layout().schedule.splits();
+    let mut busy = vec![0.0; pipe];
+    let mut first = vec![(0.0, 0.0); pipe]; // the first chunk's forward and backward pass
+    let mut backward = 0.0; // of the first rank
+    for stage in 0..case.stages() {
+        let passes = blocks.stage(case, stage);
+        let waits = inside.waits(case, &passes, stage);
+        let there = pass(case, passes.forward, waits.forward, 1.0).seconds;
+        let back = pass(case, passes.again + passes.input, waits.input, 1.0).seconds;
+        let last = pass(case, passes.weights, 0.0, 1.0).seconds;
+        let rank = stage % pipe;
+        busy[rank] += micros * (there + back + last);
+        backward += if rank == 0 { back + last } else { 0.0 };
+        if stage < pipe {
+            first[rank] = (there, if splits { back } else { back + last });
+        }
+    }
+    let exposed = exposed(backward);
+    let mut until = busy[0] + exposed;
+    let (mut before, mut behind) = (0.0, 0.0);
+    for rank in 0..pipe {
+        let own = before + busy[rank];
+        until = until.max(if splits { own } else { own + behind + exposed });
+        before += first[rank].0 + send;
+        behind += first[rank].1 + send;
+    }
+    until
+}
+
+/// Seconds below which no step is, whatever the schedule, the chunks and ZeRO's stage: all passes of all stages,
+/// dealt out evenly.
+pub(crate) fn compute_bound(case: &Case, blocks: &Blocks) -> f64 {
+    debug_assert_eq!(case.layout().zero, 0, "ZeRO is not decided yet");
+    let inside = Inside::new(case, &mut Flows::new(case.cluster));
+    let layers = case.shape().layers as f64;
+    let whole = blocks.layer * layers + blocks.embed + blocks.head;
+    // What all layers wait for is so many times what those of the first stage do, with their share of the whole.
+    let times = layers / case.layers(0) as f64;
+    let waits = inside.waits(case, &(whole * (1.0 / times)), 0);
+    let seconds = pass(case, whole.forward, times * waits.forward, 1.0).seconds
+        + pass(case, whole.again + whole.input, times * waits.input, 1.0).seconds
+        + pass(case, whole.weights, 0.0, 1.0).seconds;
+    GUESSED * seconds * case.micros() as f64 / case.pipe() as f64
+}

@@ -1,0 +1,138 @@
+//! What `train` says of a run before it begins, what it refuses, and how what was foretold compares with what came.
+
+use std::path::Path;
+
+use anyhow::bail;
+use lockstep_comm::{Algo, Kind, Shape, human_bytes, sent};
+use lockstep_events::StepReport;
+use lockstep_plan::{Collective, Exchange, Ledger, Plan, traffic};
+use lockstep_sim::{estimate, search::words};
+
+use crate::machine;
+use crate::say::say;
+
+/// Ends what cannot fit into this machine's memory before a rank is started. What is counted is what must be there
+/// at once: states, and the larger of gradients and activations, of which one comes as the other goes.
+pub fn refuse(plan: &Plan) -> anyhow::Result<()> {
+    let at_once = |rank: usize| {
+        let ledger = Ledger::of(plan, rank);
+        ledger.parameters + ledger.optimizer + ledger.gradients.max(ledger.activations)
+    };
+    let needed: u64 = (0..plan.ranks).map(|rank| at_once(rank) as u64).sum();
+    // Where the system does not tell, it will tell when it is too late.
+    let Ok(available) = machine::available_memory() else { return Ok(()) };
+    if needed <= available {
+        return Ok(());
+    }
+    bail!(
+        "{} rank(s) of this run need {} at least, and this machine has {} left; \
+         try recompute = \"full\", a smaller micro_batch, zero = 1 to 3 on more machines, or a smaller model",
+        plan.ranks,
+        human_bytes(needed),
+        human_bytes(available)
+    )
+}
+
+/// What a run is expected to exchange and to take.
+pub struct Foretold {
+    /// Bytes that rank 0 sends in a step, by the formulas of the collectives.
+    sent: u64,
+    /// Seconds of a step, where the machine was measured, and the file that says so.
+    step: Option<(f64, String)>,
+}
+
+impl Foretold {
+    pub fn of(plan: &Plan, cluster: Option<&str>, runs: &Path) -> anyhow::Result<Foretold> {
+        let usual = runs.join("machine.toml");
+        let step = match cluster {
+            Some(typed) => {
+                let cluster = machine::cluster(typed, Some(plan.ranks))?;
+                Some((estimate(plan, &cluster, &machine::options(plan)).step_s, typed.to_string()))
+            }
+            None => {
+                let path = usual.display().to_string();
+                // A file that does not know this number of ranks says nothing, unless it was asked for.
+                let cluster = usual
+                    .exists()
+                    .then(|| machine::cluster(&path, Some(plan.ranks)).ok())
+                    .flatten();
+                cluster
+                    .map(|cluster| (estimate(plan, &cluster, &machine::options(plan)).step_s, path))
+            }
+        };
+        let sent =
+            traffic(plan, 0).iter().map(|exchange| exchange.times as u64 * bytes(exchange)).sum();
+        Ok(Foretold { sent, step })
+    }
+
+    pub fn introduce(&self, plan: &Plan) {
+        let ledger = Ledger::of(plan, 0);
+        let layout = words(plan);
+        say!(
+            "plan: {layout}, micro_batch={} × {}; {} per rank at most; {} sent per step",
+            plan.train.micro_batch,
+            plan.train.accumulation,
+            human_bytes(ledger.total() as u64),
+            human_bytes(self.sent)
+        );
+        if let Some((seconds, file)) = &self.step {
+            say!("a step should take {:.1} ms by {file}", 1e3 * seconds);
+        }
+    }
+
+    /// Traffic and time, planned and measured.
+    pub fn compare(&self, plan: &Plan, measured: &Measured) {
+        if plan.ranks > 1 {
+            // Peers of a host that read each other's memory send nothing.
+            let counted = match measured.sent {
+                Some(0) | None => "read in place".into(),
+                Some(bytes) => human_bytes(bytes),
+            };
+            say!("sent per step, planned and counted: {} {counted}", human_bytes(self.sent));
+        }
+        if let (Some((foretold, _)), Some(seconds)) = (&self.step, measured.step(plan)) {
+            let off = 100.0 * (foretold / seconds - 1.0);
+            say!(
+                "a step, planned and measured: {:.1} {:.1} ms ({off:+.1}%)",
+                1e3 * foretold,
+                1e3 * seconds
+            );
+        }
+    }
+}
+
+/// What rank 0 sends in one exchange among ranks of one host.
+fn bytes(exchange: &Exchange) -> u64 {
+    let Exchange { members, count, width, .. } = *exchange;
+    let kind = match exchange.collective {
+        Collective::AllReduce => Kind::AllReduce,
+        Collective::AllGather => Kind::AllGather,
+        Collective::ReduceScatter => Kind::ReduceScatter,
+        Collective::AllToAll | Collective::AllToAllV => Kind::AllToAll,
+        Collective::Send => return (count * width) as u64,
+    };
+    let hosts = vec![0; members];
+    let shape = Shape { kind, count, width, root: 0, hosts: &hosts };
+    sent(&shape, Algo::Direct, 0).map_or(0, |traffic| traffic.bytes)
+}
+
+/// What reports have said so far.
+#[derive(Default)]
+pub struct Measured {
+    tokens_per_s: Vec<f64>,
+    sent: Option<u64>,
+}
+
+impl Measured {
+    pub fn take(&mut self, report: &StepReport) {
+        self.tokens_per_s.extend(report.tokens_per_s);
+        self.sent = report.more.get("comm_bytes").and_then(|bytes| bytes.as_u64()).or(self.sent);
+    }
+
+    /// Seconds of a step: the median, without the first, which warms up.
+    fn step(&self, plan: &Plan) -> Option<f64> {
+        let mut rates = self.tokens_per_s.get(1..)?.to_vec();
+        rates.sort_by(f64::total_cmp);
+        rates.get(rates.len() / 2).map(|rate| plan.tokens_per_step() as f64 / rate)
+    }
+}

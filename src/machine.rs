@@ -1,0 +1,55 @@
+//! From what was typed behind `--cluster` to a described machine, and what is assumed of this program on it.
+
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use lockstep_plan::{Compute, Plan};
+use lockstep_sim::{Cluster, Options, Software};
+
+/// A built-in cluster by its name, or a file. `ranks`: of the plan, for files that describe a machine by how many
+/// ranks share it.
+pub fn cluster(typed: &str, ranks: Option<usize>) -> anyhow::Result<Cluster> {
+    let path = Path::new(typed);
+    if !path.exists() && path.extension().is_none_or(|ending| ending != "toml") {
+        return Cluster::named(typed).map_err(|why| anyhow::anyhow!("--cluster: {why}"));
+    }
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {typed}"))?;
+    of_text(&text, ranks).map_err(|why| anyhow::anyhow!("{typed}: {why}"))
+}
+
+/// A cluster, or of `[shared.1]`, `[shared.2]`, … the one for so many ranks.
+fn of_text(text: &str, ranks: Option<usize>) -> Result<Cluster, String> {
+    let file: toml::Table = text.parse().map_err(|error: toml::de::Error| error.to_string())?;
+    let Some(toml::Value::Table(shared)) = file.get("shared") else { return Cluster::parse(text) };
+    let ranks = ranks.unwrap_or(1);
+    let Some(own) = shared.get(&ranks.to_string()) else {
+        let known: Vec<&str> = shared.keys().map(String::as_str).collect();
+        let known = known.join(", ");
+        return Err(format!(
+            "measured with {known} ranks, not {ranks}; run `lockstep bench machine --ranks {ranks}`"
+        ));
+    };
+    let cluster: Cluster =
+        own.clone().try_into().map_err(|error: toml::de::Error| error.to_string())?;
+    cluster.check()?;
+    Ok(cluster)
+}
+
+/// This program, as it computes what the plan says: in f32, masters are what is computed with.
+pub fn options(plan: &Plan) -> Options {
+    let mut software = Software::lockstep();
+    if plan.precision.compute == Compute::F32 {
+        (software.weights, software.optimizer) = (4.0, 8.0);
+    }
+    Options { software, ..Options::default() }
+}
+
+/// Bytes that programs on this machine may still take.
+pub fn available_memory() -> anyhow::Result<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    match line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()) {
+        Some(kib) => Ok(kib << 10),
+        None => bail!("/proc/meminfo does not say MemAvailable"),
+    }
+}
