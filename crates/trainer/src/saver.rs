@@ -48,8 +48,11 @@ struct Pending {
 enum Phase {
     Writing(Work<(Result<Written, String>, Snapshot, Duration)>),
     /// Nothing to do here but at the first rank.
-    Committing(Work<Result<(PathBuf, Duration), String>>),
+    Committing(Work<Committed>),
 }
+
+/// Where a checkpoint is, and what the commit took; or why it is not.
+type Committed = Result<(PathBuf, Duration), String>;
 
 /// What a thread does, and what came of it.
 struct Work<T> {
@@ -232,11 +235,7 @@ impl<'a> Saver<'a> {
         Ok(parts)
     }
 
-    fn commit(
-        &self,
-        head: &Head,
-        parts: Vec<Written>,
-    ) -> Result<Work<Result<(PathBuf, Duration), String>>, Error> {
+    fn commit(&self, head: &Head, parts: Vec<Written>) -> Result<Work<Committed>, Error> {
         if self.group.rank() != 0 {
             let path = lockstep_ckpt::folder(&self.folder, head.step);
             return Ok(Work::none(Ok((path, Duration::ZERO))));

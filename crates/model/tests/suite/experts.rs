@@ -77,9 +77,7 @@ struct Found {
 }
 
 /// Has what is needed of a tensor taken out of all of it.
-fn out_of_whole(
-    fill: impl Fn(&Param, &mut [f32]),
-) -> impl FnMut(&Param, &[Runs], &mut [f32]) {
+fn out_of_whole(fill: impl Fn(&Param, &mut [f32])) -> impl FnMut(&Param, &[Runs], &mut [f32]) {
     move |param, runs, out| {
         let mut whole = vec![0.0; param.whole.dims.iter().product()];
         fill(param, &mut whole);
