@@ -79,6 +79,9 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Finishe
     let (mut rank, done) = build(run, device, tell)?;
     let mut log = alone(group, || Log::open(folder, done))?;
     let mut saver = Saver::new(plan, group, folder, generation, Disk::default());
+    if plan.checkpoint.every > 0 {
+        saver.make_room(&rank)?;
+    }
     let mut clock = Clock::new(plan, group.rank(), peak, done);
     let mut lookout = Lookout::new(plan, group)?;
 

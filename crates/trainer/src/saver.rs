@@ -31,24 +31,28 @@ pub struct Saver<'a> {
     generation: u64,
     disk: Disk,
     pending: Option<(Pending, Phase)>,
-    /// Memory of the last snapshot, for the next.
-    spare: Snapshot,
+    /// Memory of the last snapshot, for the next; before the first, what makes it.
+    spare: Work<Snapshot>,
 }
 
 /// A save under way.
 struct Pending {
     head: Head,
-    begun: Instant,
+    /// Of the slowest rank.
+    writing: Duration,
     stall: Duration,
     bytes: u64,
 }
 
 /// How far it is: the same on all ranks.
 enum Phase {
-    Writing(Work<(Result<Written, String>, Snapshot)>),
+    Writing(Work<(Result<Written, String>, Snapshot, Duration)>),
     /// Nothing to do here but at the first rank.
-    Committing(Work<Result<PathBuf, String>>),
+    Committing(Work<Committed>),
 }
+
+/// Where a checkpoint is, and what the commit took; or why it is not.
+type Committed = Result<(PathBuf, Duration), String>;
 
 /// What a thread does, and what came of it.
 struct Work<T> {
@@ -77,7 +81,7 @@ pub struct Saved {
     pub path: PathBuf,
     /// Of all ranks.
     pub bytes: u64,
-    /// From the snapshot to the end.
+    /// What the files took: the slowest rank's, and the commit.
     pub time: Duration,
     /// For how long the training stood still, on the rank where it was the longest.
     pub stall: Duration,
@@ -92,8 +96,15 @@ impl<'a> Saver<'a> {
         generation: u64,
         disk: Disk,
     ) -> Saver<'a> {
-        let spare = Snapshot::default();
+        let spare = Work::none(Snapshot::default());
         Saver { plan, group, folder: folder.to_path_buf(), generation, disk, pending: None, spare }
+    }
+
+    /// Has the memory of snapshots made by a thread meanwhile, so that the first one finds it as later ones do.
+    pub fn make_room(&mut self, rank: &Rank<'_>) -> Result<(), Error> {
+        let elements = rank.snapshot_len();
+        self.spare = spawn("snapshot", move || Snapshot::with_room(elements))?;
+        Ok(())
     }
 
     /// Takes a snapshot of the state after `step` and has it written. All ranks call it after the same step. A save
@@ -106,7 +117,8 @@ impl<'a> Saver<'a> {
     ) -> Result<Option<Ended>, Error> {
         let begun = Instant::now();
         let before = self.finish()?;
-        let snapshot = rank.snapshot(std::mem::take(&mut self.spare));
+        let spare = std::mem::replace(&mut self.spare, Work::none(Snapshot::default()));
+        let snapshot = rank.snapshot(spare.done());
         let head = Head {
             step,
             generation: self.generation,
@@ -118,12 +130,13 @@ impl<'a> Saver<'a> {
         let (disk, folder, generation) = (self.disk.clone(), self.folder.clone(), self.generation);
         let writer = self.group.rank();
         let work = spawn("checkpoint", move || {
+            let begun = Instant::now();
             let written = lockstep_ckpt::begin(&disk, &folder, step, generation)
                 .and_then(|partial| write(&disk, &partial, writer, &snapshot));
-            (written.map_err(|error| error.to_string()), snapshot)
+            (written.map_err(|error| error.to_string()), snapshot, begun.elapsed())
         })?;
         let stall = begun.elapsed();
-        let pending = Pending { head, begun, stall, bytes: 0 };
+        let pending = Pending { head, writing: Duration::ZERO, stall, bytes: 0 };
         self.pending = Some((pending, Phase::Writing(work)));
         Ok(before)
     }
@@ -134,7 +147,7 @@ impl<'a> Saver<'a> {
             None => (false, false),
             Some(Phase::Writing(work)) => match work.look() {
                 None => (true, false),
-                Some((written, _)) => (false, written.is_err()),
+                Some((written, ..)) => (false, written.is_err()),
             },
             Some(Phase::Committing(work)) => match work.look() {
                 None => (true, false),
@@ -153,8 +166,9 @@ impl<'a> Saver<'a> {
         let begun = Instant::now();
         let phase = match phase {
             Phase::Writing(work) => {
-                let (written, snapshot) = work.done();
-                self.spare = snapshot;
+                let (written, snapshot, writing) = work.done();
+                self.spare = Work::none(snapshot);
+                pending.writing = writing;
                 if word.failed {
                     return self.failed(pending.head.step, written.err()).map(Some);
                 }
@@ -167,9 +181,9 @@ impl<'a> Saver<'a> {
                 if word.failed {
                     return self.failed(pending.head.step, committed.err()).map(Some);
                 }
-                let path = committed.expect("nobody has failed");
-                let Pending { head, begun, stall, bytes, .. } = pending;
-                let time = begun.elapsed();
+                let (path, committing) = committed.expect("nobody has failed");
+                let Pending { head, writing, stall, bytes } = pending;
+                let time = writing + committing;
                 return Ok(Some(Ended::Saved(Saved { step: head.step, path, bytes, time, stall })));
             }
         };
@@ -196,13 +210,16 @@ impl<'a> Saver<'a> {
     fn gather(&self, pending: &mut Pending, mine: &Written) -> Result<Vec<Written>, Error> {
         let group = self.group;
         let text = serde_json::to_vec(mine).expect("maps with string keys become JSON");
-        let said = [text.len() as i64, pending.stall.as_micros() as i64, mine.file.bytes as i64];
-        let mut all = vec![0; 3 * group.size()];
+        let micros = |time: Duration| time.as_micros() as i64;
+        let (stall, writing) = (micros(pending.stall), micros(pending.writing));
+        let said = [text.len() as i64, mine.file.bytes as i64, stall, writing];
+        let mut all = vec![0; said.len() * group.size()];
         group.all_gather(&said, &mut all)?;
-        let all: Vec<&[i64]> = all.chunks_exact(3).collect();
-        pending.stall =
-            Duration::from_micros(all.iter().map(|said| said[1]).max().unwrap_or(0) as u64);
-        pending.bytes = all.iter().map(|said| said[2] as u64).sum();
+        let all: Vec<&[i64]> = all.chunks_exact(said.len()).collect();
+        let longest = |at: usize| all.iter().map(|said| said[at] as u64).max().unwrap_or(0);
+        pending.stall = Duration::from_micros(longest(2));
+        pending.writing = Duration::from_micros(longest(3));
+        pending.bytes = all.iter().map(|said| said[1] as u64).sum();
         if group.rank() != 0 {
             group.send(&text, 0)?;
             return Ok(vec![]);
@@ -219,18 +236,16 @@ impl<'a> Saver<'a> {
         Ok(parts)
     }
 
-    fn commit(
-        &self,
-        head: &Head,
-        parts: Vec<Written>,
-    ) -> Result<Work<Result<PathBuf, String>>, Error> {
+    fn commit(&self, head: &Head, parts: Vec<Written>) -> Result<Work<Committed>, Error> {
         if self.group.rank() != 0 {
-            return Ok(Work::none(Ok(lockstep_ckpt::folder(&self.folder, head.step))));
+            let path = lockstep_ckpt::folder(&self.folder, head.step);
+            return Ok(Work::none(Ok((path, Duration::ZERO))));
         }
         let (disk, folder, head) = (self.disk.clone(), self.folder.clone(), head.clone());
         let checkpoint = &self.plan.checkpoint;
         let keep = Keep { newest: checkpoint.keep, every: checkpoint.keep_every as u64 };
         spawn("commit", move || {
+            let begun = Instant::now();
             let manifest = Manifest::of(head, CHUNK, parts);
             let path = lockstep_ckpt::commit(&disk, &folder, &manifest);
             let path = path.map_err(|error| error.to_string())?;
@@ -238,7 +253,7 @@ impl<'a> Saver<'a> {
             if let Err(error) = lockstep_ckpt::prune(&disk, &folder, keep) {
                 tracing::warn!("{error}");
             }
-            Ok(path)
+            Ok((path, begun.elapsed()))
         })
     }
 

@@ -53,7 +53,22 @@ pub struct Snapshot {
     pub values: Vec<f32>,
 }
 
+impl Snapshot {
+    /// Nothing yet, but with memory for so many elements that has been touched.
+    pub fn with_room(elements: usize) -> Snapshot {
+        let mut values = vec![0.0; elements];
+        // Fresh memory is the system's until something is written there, page by page.
+        values.iter_mut().step_by(1024).for_each(|value| *value = std::hint::black_box(1.0));
+        Snapshot { pieces: vec![], values }
+    }
+}
+
 impl Rank<'_> {
+    /// Elements of a snapshot, before anything is owed.
+    pub fn snapshot_len(&self) -> usize {
+        3 * self.model.part.written().iter().map(|slice| slice.here.len()).sum::<usize>()
+    }
+
     /// Copies what this rank writes into a checkpoint; into the memory of an earlier snapshot, so that only the
     /// first one has to ask the system for it.
     pub fn snapshot(&self, earlier: Snapshot) -> Snapshot {

@@ -93,6 +93,7 @@ fn of_meaning() {
         ("[train]\ndecay = 0.5", 1, "train.decay (line 2): decay=0.5 is for the wsd schedule; say schedule = \"wsd\", or leave it out"),
         ("[train]\nbetas = [0.9, 1.0]", 1, "train.betas (line 2): betas=[0.9, 1] cannot be; both must be from 0 to below 1"),
         ("[train]\nclip = -1", 1, "train.clip (line 2): clip=-1 cannot be; it must be more than 0, or 0 for no clipping"),
+        ("[checkpoint]\nevery = 100\nkeep_every = 250", 1, "checkpoint.keep_every (line 3): keep_every=250 is no multiple of every=100: other steps are not saved; try 200 or 300"),
         ("[comm]\ncompression = \"topk:0\"", 2, "comm.compression (line 2): compression=topk:0 cannot be; it must be more than 0 and at most 1, as in topk:0.01"),
         ("[comm]\ncompression = \"topk:-0.1\"", 2, "comm.compression (line 2): compression=topk:-0.1 cannot be; it must be more than 0 and at most 1, as in topk:0.01"),
         ("[comm]\ncompression = \"topk:inf\"", 2, "comm.compression (line 2): compression=topk:inf cannot be; it must be more than 0 and at most 1, as in topk:0.01"),
