@@ -1,7 +1,6 @@
 //! The command line: one file per command, each a thin layer over the crates.
 
 mod commands;
-mod generation;
 mod run_file;
 mod same;
 mod say;

@@ -73,6 +73,14 @@ impl Supervision {
     }
 }
 
+/// Tells ranks that their generation is the one that their launcher took in the run's folder.
+const SUPERVISED: &str = "LOCKSTEP_SUPERVISED";
+
+/// Whether this rank was started by [`run`].
+pub fn is_supervised() -> bool {
+    std::env::var_os(SUPERVISED).is_some()
+}
+
 /// Starts this very command once per rank and stays until the run is over. `ranks` is what is wanted; `run` the run's
 /// folder.
 pub fn run(
@@ -103,6 +111,7 @@ fn spec(args: &Supervision, ranks: usize, logs: &Path) -> anyhow::Result<LaunchS
     let nnodes = args.nnodes.unwrap_or(1);
     let here = args.nproc_per_node.unwrap_or(ranks.div_ceil(nnodes.max(1)));
     let mut spec = this_program(here, logs)?;
+    spec.extra_env.push((SUPERVISED.into(), "1".into()));
     if std::io::stderr().is_terminal() {
         spec.extra_env.push((TERMINAL.into(), "1".into()));
     }
@@ -163,7 +172,18 @@ fn job(
         );
     }
     let (folder, saved) = (run.to_path_buf(), run.to_path_buf());
-    let next = move || crate::generation::next(&folder).map_err(|error| format!("{error:#}"));
-    let progress = move || lockstep_ckpt::newest_step(&saved).unwrap_or(0);
+    let mut last = None;
+    let next = move || {
+        // Once begun, a launcher only goes on with its own: one that was taken for dead and comes back finds that
+        // another has taken its place.
+        let taken = match last {
+            None => lockstep_ckpt::advance(&folder),
+            Some(last) => lockstep_ckpt::succeed(&folder, last),
+        };
+        let next = taken.map_err(|error| error.to_string())?;
+        last = Some(next);
+        u32::try_from(next).map_err(|_| format!("generation {next} is beyond counting"))
+    };
+    let progress = move || lockstep_ckpt::steps(&saved).first().copied().unwrap_or(0);
     Ok(Job::new(nodes, most, patience, fit, next, progress))
 }

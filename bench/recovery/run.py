@@ -30,6 +30,7 @@ def main():
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--set", action="append", default=[], help="laid over the run file")
     args = parser.parse_args()
+    args.binary = str(pathlib.Path(args.binary).resolve())
     chance = random.Random(args.seed)
     with tempfile.TemporaryDirectory(prefix="lockstep-recovery-") as folder:
         times = measure(args, folder, chance)

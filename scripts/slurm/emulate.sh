@@ -31,8 +31,9 @@ mkdir -m 755 "$dir/munge"
 head -c 1024 /dev/urandom >"$dir/munge/key"
 chmod 400 "$dir/munge/key"
 munged --foreground --force --key-file="$dir/munge/key" --socket="$dir/munge/socket" --pid-file="$dir/munge/pid" \
-    --log-file="$dir/munge/log" --seed-file="$dir/munge/seed" &
+    --log-file="$dir/munge/log" --seed-file="$dir/munge/seed" >"$dir/munge.out" 2>&1 &
 daemons+=($!)
+disown
 
 cores=$(nproc)
 ports=$((20000 + $$ % 10000))
@@ -73,7 +74,8 @@ until [ -S "$dir/munge/socket" ]; do sleep 0.1; done
 
 slurmctld -D -c >"$dir/slurmctld.out" 2>&1 &
 daemons+=($!)
-start_node() { slurmd -N "$1" -D >>"$dir/$1.out" 2>&1 & daemons+=($!); eval "$1=$!"; }
+disown
+start_node() { slurmd -N "$1" -D >>"$dir/$1.out" 2>&1 & daemons+=($!); eval "$1=$!"; disown; }
 start_node node0
 start_node node1
 
@@ -95,10 +97,10 @@ state() { scontrol show job "$1" | sed -n 's/.*JobState=\([A-Z_]*\).*/\1/p'; }
 is() { [ "$(state "$1")" = "$2" ]; }
 restarts() { scontrol show job "$1" | sed -n 's/.* Restarts=\([0-9]*\).*/\1/p'; }
 requeued() { [ "$(restarts "$1")" -ge "$2" ]; }
-step() { grep -c '"loss"' "$dir/runs/$1/metrics.jsonl" 2>/dev/null || true; }
+step() { cat "$dir/runs/$1/metrics.jsonl" 2>/dev/null | grep -c '"loss"' || true; }
 past() { [ "$(step "$1")" -ge "$2" ]; }
 # Slurm lets a requeued job wait; here nobody else is to be considered.
-at_once() { scontrol update JobId="$1" StartTime=now 2>/dev/null || true; [ "$(state "$1")" != PENDING ]; }
+at_once() { scontrol update JobId="$1" StartTime=now 2>/dev/null || true; is "$1" RUNNING; }
 weights() {
     "$binary" export "$dir/runs/$1" --to "$dir/$1.exported" >/dev/null
     cat "$dir/$1.exported"/*.safetensors | sha256sum | cut -d' ' -f1
@@ -108,7 +110,7 @@ wait_for 30 "two idle nodes" idle
 say "two nodes: $(sinfo -h -o '%N %T')"
 
 run=$root/scripts/chaos/run.toml
-words=(--set layout.data=2 --set train.steps=400)
+words=(--set layout.data=2 --set train.steps=200)
 (cd "$dir" && "$binary" train "$run" "${words[@]}" --set name=whole >"$dir/whole.txt")
 expected=$(weights whole)
 
@@ -127,11 +129,20 @@ finish() {
 job=$(submit lost-node)
 wait_for 60 "step 30 of job $job" past lost-node 30
 # The node is gone: its daemon, and everything that it had started.
-of_node1=$(pgrep -f "SLURM_NODEID=1" || true)
+of_node1=()
 for proc in /proc/[0-9]*; do
-    if tr '\0' '\n' <"$proc/environ" 2>/dev/null | grep -qx 'SLURM_NODEID=1'; then of_node1+=" ${proc#/proc/}"; fi
+    if tr '\0' '\n' <"$proc/environ" 2>/dev/null | grep -qx 'SLURM_NODEID=1'; then
+        # The launcher, its ranks, and the daemon above them.
+        of_node1+=("${proc#/proc/}" "$(sed -n 's/^PPid:\t//p' "$proc/status" 2>/dev/null || true)")
+    fi
 done
-kill -9 "$node1" $of_node1 $(pgrep -f "slurmstepd: \[$job" -P 1 | head -n 0) 2>/dev/null || true
+kill -9 "$node1" 2>/dev/null || true
+for pid in "${of_node1[@]}"; do
+    # Above the launcher is slurmstepd; nothing else is struck.
+    case $(cat "/proc/$pid/comm" 2>/dev/null) in
+    lockstep | slurmstepd) kill -9 "$pid" 2>/dev/null || true ;;
+    esac
+done
 say "node1 is lost at step $(step lost-node)"
 wait_for 60 "Slurm requeues job $job" requeued "$job" 1
 start_node node1

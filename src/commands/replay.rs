@@ -35,7 +35,7 @@ pub fn rank(
         say!("{}: step {step} once more, from {whence}", plan.name);
     }
     let kept = start.as_ref().is_some_and(|start| start.checkpoint.starts_with(failed(folder)));
-    let run = Run { plan, group: world, source, folder, start, stop: &|| false };
+    let run = Run { plan, group: world, source, folder, start, generation: None, stop: &|| false };
     let replayed = replay(&run, step, |at| {
         if first && at < step && at.is_multiple_of(plan.train.log_every.max(1) as u64) {
             say!("on the way: step {at}");

@@ -1,7 +1,6 @@
 //! `lockstep train`: a run file becomes a trained model.
 
 use std::io::Write as _;
-use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -152,6 +151,7 @@ fn is_hopeless(error: &anyhow::Error) -> bool {
         matches!(error, Comm(_) | Checkpoint(_) | Folder { .. } | Elsewhere { .. })
     };
     match error.downcast_ref::<trainer::Error>() {
+        Some(Checkpoint(lockstep_ckpt::Error::Fenced { .. })) => true,
         Some(error) => !machine(error),
         None => error.downcast_ref::<lockstep_comm::Error>().is_none(),
     }
@@ -176,6 +176,8 @@ fn prepare(args: &Args, plan: &Plan, begun: bool) -> anyhow::Result<PathBuf> {
     }
     let (folder, moved) = fresh_folder(&args.runs, &plan.name)?;
     if let Some(moved) = moved {
+        // Whatever may be left of the ranks that trained there has no place in the new run.
+        lockstep_ckpt::claim(&folder, lockstep_ckpt::newest(&moved)?)?;
         eprintln!("the run that was here before is now {}", moved.display());
     }
     Ok(folder)
@@ -202,7 +204,7 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
         return Ok(false);
     }
     // Ranks that are not of the first generation go on with what those before them have begun.
-    let begun = world::generation() > 0;
+    let begun = supervise::is_supervised() || world::generation() > 0;
     if first {
         prepare(args, plan, begun)?;
         let path = folder.join("plan.json");
@@ -214,7 +216,9 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     let floor = file.source.entropy(plan.data.seq);
     let mut screen = Screen { terminal: world::on_terminal(), floor, drawn: false };
     let source = &file.source;
-    let run = Run { plan, group: world, source, folder: &folder, start, stop: &stop::asked };
+    let generation = supervise::is_supervised().then(|| u64::from(world::generation()));
+    let stop = &stop::asked;
+    let run = Run { plan, group: world, source, folder: &folder, start, generation, stop };
     let finished = trainer::run(&run, &mut |event| screen.show(&event));
     screen.clear();
     let trainer::Finished { rank: trained, stopped } =
@@ -235,41 +239,26 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     Ok(false)
 }
 
-/// Where to begin: rank 0 looks, for all of them.
+/// Where to begin: rank 0 looks whether there is something to go on with, for all of them.
 fn start(
     args: &Args,
     world: &World,
     folder: &Path,
     begun: bool,
 ) -> anyhow::Result<Option<trainer::Start>> {
-    let find = || -> anyhow::Result<Option<trainer::Start>> {
-        let own = match (begun, args.resume) {
-            (_, Some(Resume::Always)) if !begun => Some(lockstep_ckpt::find(folder)?),
-            (false, None) => None,
-            _ => lockstep_ckpt::latest(folder)?,
-        };
-        let other = args.from.as_ref().filter(|_| own.is_none());
-        Ok(match (own, other) {
-            (Some(checkpoint), _) => Some(trainer::Start { checkpoint, resume: true }),
-            (None, Some(from)) => {
-                Some(trainer::Start { checkpoint: lockstep_ckpt::find(from)?, resume: false })
-            }
-            (None, None) => None,
-        })
+    let goes_on = match (begun, args.resume) {
+        (false, None) => false,
+        (false, Some(Resume::Always)) => true,
+        _ => !lockstep_ckpt::steps(folder).is_empty(),
     };
-    let found = trainer::alone(world, find)?.flatten();
-    // One byte for whether to resume, and the path.
-    let mut told: Vec<u8> = found.map_or(vec![], |start| {
-        let path = start.checkpoint.into_os_string().into_encoded_bytes();
-        [vec![u8::from(start.resume)], path].concat()
-    });
-    let mut len = [told.len() as i64];
-    world.broadcast(&mut len, 0)?;
-    told.resize(len[0] as usize, 0);
-    world.broadcast(&mut told, 0)?;
-    let Some((resume, path)) = told.split_first() else { return Ok(None) };
-    let checkpoint = std::ffi::OsStr::from_bytes(path).into();
-    Ok(Some(trainer::Start { checkpoint, resume: *resume == 1 }))
+    let mut goes_on = [i64::from(goes_on)];
+    world.broadcast(&mut goes_on, 0)?;
+    let (checkpoint, resume) = match (goes_on[0] > 0, &args.from) {
+        (true, _) => (folder.to_path_buf(), true),
+        (false, Some(from)) => (from.clone(), false),
+        (false, None) => return Ok(None),
+    };
+    Ok(Some(trainer::Start { checkpoint, resume }))
 }
 
 /// An error with what to type next.

@@ -122,7 +122,7 @@ impl Checkpoint {
         check_len(name, runs, out);
         let mut found = 0;
         for piece in &at.pieces {
-            found += self.read_piece(piece, runs, out, |to, from| to.copy_from_slice(from))?;
+            found += self.read_piece(piece, runs, out, copy)?;
         }
         self.complete(at, found, out.len())
     }
@@ -139,7 +139,7 @@ impl Checkpoint {
         check_len(name, runs, out);
         let mut found = 0;
         for piece in at.pieces.iter().filter(|piece| piece.file == writer) {
-            found += self.read_piece(piece, runs, out, |to, from| to.copy_from_slice(from))?;
+            found += self.read_piece(piece, runs, out, copy)?;
         }
         Ok(found == out.len())
     }
@@ -149,9 +149,6 @@ impl Checkpoint {
         check_len(name, runs, out);
         out.fill(0.0);
         let Some(at) = self.at(Kind::Owed, name) else { return Ok(()) };
-        let add = |to: &mut [f32], from: &[f32]| {
-            to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
-        };
         for piece in at.pieces.iter().filter(|piece| piece.counts) {
             self.read_piece(piece, runs, out, add)?;
         }
@@ -186,22 +183,13 @@ impl Checkpoint {
         piece: &PieceAt,
         runs: &[Runs],
         out: &mut [f32],
-        put: impl Fn(&mut [f32], &[f32]),
+        put: impl Fn(&mut [f32], &[u8]),
     ) -> Result<usize> {
         let mut found = 0;
         for (to, from, len) in overlaps(runs, &piece.runs) {
             let start = piece.at as usize + from * size_of::<f32>();
             let bytes = self.file(piece.file)?.bytes(start..start + len * size_of::<f32>())?;
-            let out = &mut out[to..to + len];
-            let mut some = [0.0; 1024];
-            for (out, bytes) in out.chunks_mut(some.len()).zip(bytes.chunks(size_of_val(&some))) {
-                let some = &mut some[..out.len()];
-                let (elements, _) = bytes.as_chunks();
-                some.iter_mut()
-                    .zip(elements)
-                    .for_each(|(to, from)| *to = f32::from_le_bytes(*from));
-                put(out, some);
-            }
+            put(&mut out[to..to + len], bytes);
             found += len;
         }
         Ok(found)
@@ -229,6 +217,16 @@ impl Checkpoint {
         // Two threads may both open it; one of the two stays.
         Ok(self.files[number].get_or_init(|| file))
     }
+}
+
+fn copy(to: &mut [f32], bytes: &[u8]) {
+    let (elements, _) = bytes.as_chunks();
+    to.iter_mut().zip(elements).for_each(|(to, from)| *to = f32::from_le_bytes(*from));
+}
+
+fn add(to: &mut [f32], bytes: &[u8]) {
+    let (elements, _) = bytes.as_chunks();
+    to.iter_mut().zip(elements).for_each(|(to, from)| *to += f32::from_le_bytes(*from));
 }
 
 fn check_len(name: &str, runs: &[Runs], out: &[f32]) {

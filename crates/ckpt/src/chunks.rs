@@ -27,9 +27,6 @@ impl Chunked {
         // taken for right ones by the compiler, because bytes are copied out before they are used.
         let map = unsafe { Mmap::map(&file) }.map_err(Error::system("map", &path))?;
         sized(&path, map.len() as u64, sum, chunk_bytes)?;
-        // The disk reads ahead while a chunk is being checked. A system that cannot be told does what it does.
-        #[cfg(unix)]
-        let _ = map.advise(memmap2::Advice::Sequential);
         let good = sum.chunks.iter().map(|_| AtomicBool::new(false)).collect();
         Ok(Chunked { path, map, chunk_bytes, sums: sum.chunks.clone(), good })
     }
@@ -59,7 +56,7 @@ impl Chunked {
         }
         let start = chunk * self.chunk_bytes;
         let end = (start + self.chunk_bytes).min(self.map.len());
-        self.ahead(end);
+        self.ahead(start, end);
         if blake3::hash(&self.map[start..end]).to_hex().as_str() != self.sums[chunk] {
             let what = format!("bytes {start} to {end} are not what their checksum is of");
             return Err(Error::corrupt(&self.path, start as u64, what));
@@ -68,14 +65,19 @@ impl Chunked {
         Ok(())
     }
 
-    /// Has the disk fetch what comes next.
-    fn ahead(&self, from: usize) {
-        let len = (AHEAD * self.chunk_bytes).min(self.map.len() - from);
-        #[cfg(unix)]
-        if len > 0 {
-            // A hint: what comes of it does not matter.
-            let _ = self.map.advise_range(memmap2::Advice::WillNeed, from, len);
+    /// Has a chunk's pages mapped in one go, and the disk fetch what comes next meanwhile. Hints: a system that does
+    /// not take them maps and fetches page by page.
+    fn ahead(&self, start: usize, end: usize) {
+        #[cfg(target_os = "linux")]
+        {
+            let next = (AHEAD * self.chunk_bytes).min(self.map.len() - end);
+            if next > 0 {
+                let _ = self.map.advise_range(memmap2::Advice::WillNeed, end, next);
+            }
+            let _ = self.map.advise_range(memmap2::Advice::PopulateRead, start, end - start);
         }
+        #[cfg(not(target_os = "linux"))]
+        let _ = (start, end);
     }
 }
 

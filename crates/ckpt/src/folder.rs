@@ -42,11 +42,6 @@ pub fn before(run: &Path, step: u64) -> Result<Option<(u64, PathBuf)>> {
     broken.map_or(Ok(None), Err)
 }
 
-/// The step of the newest checkpoint, without a look inside.
-pub fn newest_step(run: &Path) -> Option<u64> {
-    steps(run).first().copied()
-}
-
 /// Steps of which a run has checkpoints under their final names, the newest first.
 pub fn steps(run: &Path) -> Vec<u64> {
     let Ok(entries) = fs::read_dir(checkpoints(run)) else { return Vec::new() };

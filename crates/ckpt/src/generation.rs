@@ -25,6 +25,17 @@ pub fn advance(run: &Path) -> Result<u64> {
     Ok(next)
 }
 
+/// The same for one that has the generation `last`: refused when somebody has taken one since.
+pub fn succeed(run: &Path, last: u64) -> Result<u64> {
+    let mut held = Lock::take(run)?;
+    let newest = held.read()?;
+    if newest > last {
+        return Err(Error::Fenced { run: run.to_path_buf(), generation: last, newest });
+    }
+    held.write(newest + 1)?;
+    Ok(newest + 1)
+}
+
 /// The newest generation of a run; 0 when nobody has taken one.
 pub fn newest(run: &Path) -> Result<u64> {
     match path(run).exists() {

@@ -41,9 +41,9 @@ pub use diff::{Apart, diff};
 pub use disk::{Act, Disk};
 pub use error::{Error, Result};
 pub use folder::{
-    Keep, before, find, find_step, folder, is_checkpoint, latest, newest_step, prune, steps, sweep,
+    Keep, before, find, find_step, folder, is_checkpoint, latest, prune, steps, sweep,
 };
-pub use generation::{advance, claim, newest};
+pub use generation::{advance, claim, newest, succeed};
 pub use lockstep_plan::model::Runs;
 pub use manifest::{
     CHUNK, FileSum, Head, Kind, Manifest, Piece, PieceAt, Position, TensorAt, Written,

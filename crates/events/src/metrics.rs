@@ -26,20 +26,17 @@ impl Metrics {
     }
 
     /// Opens to append what comes after `step`. What is there of later steps is dropped: a run that goes on from an
-    /// earlier checkpoint takes them again. Whoever looks meanwhile sees the file as it was or as it is to be.
+    /// earlier checkpoint takes them again. Whoever looks meanwhile sees the file as it was or as it is to be, and
+    /// whoever still has the old one open, such as a rank that was given up, writes to nobody.
     pub fn open_after(path: &Path, step: u64) -> io::Result<Metrics> {
         let cut = || {
             let bytes = match std::fs::read(path) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
                 read => read?,
             };
-            let kept = up_to(&bytes, step);
-            if kept.len() == bytes.len() {
-                return Ok(());
-            }
             let aside = path.with_extension("jsonl.partial");
             let mut file = File::create(&aside)?;
-            file.write_all(&kept)?;
+            file.write_all(&up_to(&bytes, step))?;
             file.sync_all()?;
             std::fs::rename(&aside, path)
         };

@@ -58,8 +58,10 @@ impl AttentionPart {
         {
             let mut normed = cx.scratch(x.rows(), x.cols());
             self.norm.forward(device, weights, x.view(), normed.view_mut(), stats.view_mut());
-            let normed = cx.peers.enter(device, normed);
-            device.matmul(self.qkv.forward(weights, normed.view(), qkv.view_mut()));
+            cx.peers.start_enter(device, normed).each(|rows, normed| {
+                let to = qkv.view_mut().rows_of(rows);
+                device.matmul(self.qkv.forward(weights, normed, to));
+            });
         }
         if let Some(rope) = &self.rope {
             for (run, rows) in cx.placed_runs() {
@@ -120,8 +122,11 @@ impl AttentionPart {
         // Through the projection and the attention itself.
         let mut dout = cx.scratch(cx.tokens(), out.cols());
         {
-            let dprojected = projection_gradient(cx, self.site, &dy);
-            self.out.input_gradient(device, weights, dprojected.view(), dout.view_mut());
+            let coming = projection_gradient(cx, self.site, &dy);
+            let dprojected = coming.each_of_all(|rows, dprojected| {
+                let dout = dout.view_mut().rows_of(rows);
+                self.out.input_gradient(device, weights, dprojected, dout);
+            });
             self.out.weight_gradient(device, &dprojected, &out, sink);
         }
         let mut dqkv = cx.scratch(cx.tokens(), self.qkv.rows());
@@ -136,13 +141,8 @@ impl AttentionPart {
         // Through q, k, v and the norm; the residual adds its own.
         let mut normed = cx.scratch(x.rows(), x.cols());
         self.norm.again(device, weights, x.view(), stats.view(), normed.view_mut());
-        let normed = cx.peers.enter(device, normed);
-        self.qkv.weight_gradient(device, &dqkv, &normed, sink);
-        drop(normed);
-        let mut dnormed = cx.scratch(cx.tokens(), x.cols());
-        self.qkv.input_gradient(device, weights, dqkv.view(), dnormed.view_mut());
-        drop(dqkv);
-        let dnormed = cx.peers.enter_backward(device, dnormed);
+        let normed = cx.peers.start_enter(device, normed);
+        let dnormed = self.qkv.backward(cx, weights, normed, dqkv, sink);
         let mut dx = cx.own(dy);
         self.norm.backward(cx, weights, x, &stats, dnormed.view(), dx.view_mut(), sink);
         dx

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use lockstep_kernels::{Device, Dtype, Tag, Tensor, View};
-use lockstep_parallel::Peers;
+use lockstep_parallel::{Leaving, Peers};
 use lockstep_plan::Recompute;
 use lockstep_plan::context::Run;
 use lockstep_plan::model::BlockParams;
@@ -117,6 +117,11 @@ impl Cx<'_> {
     /// Something that lives for a moment.
     pub(crate) fn scratch(&self, rows: usize, cols: usize) -> Tensor {
         self.device.empty(rows, cols, self.dtype, Tag::Buffers)
+    }
+
+    /// Sums for all tokens that are to be made of ranks' parts of them.
+    pub(crate) fn leaving(&self, cols: usize, tag: Tag) -> Leaving {
+        Leaving { rows: self.tokens(), cols, dtype: self.dtype, tag }
     }
 
     /// The tensor, or a copy of it when others still read it.

@@ -6,6 +6,7 @@ use lockstep_kernels::{Tensor, View, ViewMut, Vocabulary};
 use lockstep_plan::model::{BlockParams, Part};
 
 use crate::Cx;
+use crate::sink::wide;
 
 pub(crate) struct Embed {
     /// (vocab, dim)
@@ -66,14 +67,19 @@ impl Embed {
         cx.drop_out(SITE, &mut dy);
         let dy = cx.peers.leave_backward(device, dy);
         if let Some(positions) = &self.positions {
-            for (index, (run, rows)) in cx.placed_runs().enumerate() {
-                let part = grads.reborrow().part(positions.clone());
-                let (dy, add) = (dy.view().rows_of(rows), accumulate || index > 0);
-                device.embed_positions_backward(dy, run.start, run.len, part, add);
-            }
+            let place = grads.reborrow().part(positions.clone());
+            wide(device, place, accumulate, |mut place, accumulate| {
+                for (index, (run, rows)) in cx.placed_runs().enumerate() {
+                    let (dy, add) = (dy.view().rows_of(rows), accumulate || index > 0);
+                    let place = place.reborrow();
+                    device.embed_positions_backward(dy, run.start, run.len, place, add);
+                }
+            });
         }
         let tokens = grads.part(self.tokens.clone()).shaped(self.rows, self.dim);
-        device.embed_backward(ids, dy.view(), self.held, tokens, tokens_filled);
+        wide(device, tokens, tokens_filled, |tokens, filled| {
+            device.embed_backward(ids, dy.view(), self.held, tokens, filled);
+        });
     }
 
     pub fn table<'a>(&self, weights: View<'a>) -> View<'a> {

@@ -1,6 +1,9 @@
 //! The second half of a layer: x + down(act(up(norm(x)))), with GELU or SwiGLU, or a mixture of experts.
 
+use std::ops::Range;
+
 use lockstep_kernels::{Matmul, Tensor, View};
+use lockstep_parallel::Entering;
 use lockstep_plan::model::{BlockParams, Family, Shape};
 
 use crate::linear::Linear;
@@ -98,13 +101,14 @@ impl FeedForward {
         let mut stats = cx.kept_wide(x.rows(), self.norm.stats());
         let mut normed = cx.scratch(x.rows(), x.cols());
         self.norm.forward(cx.device, weights, x.view(), normed.view_mut(), stats.view_mut());
-        let normed = cx.peers.enter(cx.device, normed);
         let (after, inner) = match &self.inner {
             Inner::Dense(dense) => {
-                let (after, before) = dense.inside(cx, weights, &normed, keep_inner);
+                let normed = cx.peers.start_enter(cx.device, normed);
+                let (after, before) = dense.inside(cx, weights, normed, keep_inner);
                 (After::Dense(after), InnerSaved::Dense(before))
             }
             Inner::Experts(experts) => {
+                let normed = cx.peers.enter(cx.device, normed);
                 let (after, saved) = experts.inside(cx, weights, &normed, keep_inner);
                 (After::Experts(after), InnerSaved::Experts(saved))
             }
@@ -126,20 +130,23 @@ impl FeedForward {
         let normed = || {
             let mut normed = cx.scratch(x.rows(), x.cols());
             self.norm.again(cx.device, weights, x.view(), stats.view(), normed.view_mut());
-            cx.peers.enter(cx.device, normed)
+            normed
         };
         let dnormed = match (&self.inner, inner) {
             (Inner::Dense(dense), InnerSaved::Dense(before)) => {
                 let dprojected = projection_gradient(cx, self.site, &dy);
-                dense.backward(cx, weights, normed, before, &dprojected, sink)
+                let normed = || cx.peers.start_enter(cx.device, normed());
+                let dbefore = dense.backward(cx, weights, &normed, before, dprojected, sink);
+                dense.up.backward(cx, weights, normed(), dbefore, sink)
             }
             (Inner::Experts(experts), InnerSaved::Experts(saved)) => {
                 let dprojected = cx.peers.leave_backward(cx.device, dy.clone());
-                experts.backward(cx, weights, &normed(), saved, &dprojected, sink)
+                let normed = cx.peers.enter(cx.device, normed());
+                let dnormed = experts.backward(cx, weights, &normed, saved, &dprojected, sink);
+                cx.peers.enter_backward(cx.device, dnormed)
             }
             _ => unreachable!("a half is saved in its own form"),
         };
-        let dnormed = cx.peers.enter_backward(cx.device, dnormed);
         let mut dx = cx.own(dy);
         self.norm.backward(cx, weights, x, &stats, dnormed.view(), dx.view_mut(), sink);
         dx
@@ -160,7 +167,7 @@ impl Dense {
         &self,
         cx: &Cx<'_>,
         weights: View<'_>,
-        normed: &Tensor,
+        normed: Entering<'_>,
         keep: bool,
     ) -> (Tensor, Option<Tensor>) {
         let (tokens, width) = (cx.tokens(), self.up.rows());
@@ -182,39 +189,49 @@ impl Dense {
         &self,
         cx: &Cx<'_>,
         weights: View<'_>,
-        normed: &Tensor,
+        normed: Entering<'_>,
         before: &mut Tensor,
     ) -> Tensor {
         let mut after = cx.scratch(cx.tokens(), self.width());
         match self.activation {
-            Activation::Gelu => {
-                // Both in one go, while the product is still in registers.
-                let up = self.up.forward(weights, normed.view(), after.view_mut());
-                cx.device.matmul(Matmul { gelu: Some(before.view_mut()), ..up });
-            }
+            // Both in one go, while the product is still in registers.
+            Activation::Gelu => normed.each(|rows, normed| {
+                let to = after.view_mut().rows_of(rows.clone());
+                let up = self.up.forward(weights, normed, to);
+                let before = before.view_mut().rows_of(rows);
+                cx.device.matmul(Matmul { gelu: Some(before), ..up });
+            }),
             Activation::Swiglu => {
-                cx.device.matmul(self.up.forward(weights, normed.view(), before.view_mut()));
+                self.project(cx, weights, normed, before);
                 cx.device.swiglu(before.view(), after.view_mut());
             }
         }
         after
     }
 
-    /// The gradient of the normed input, which `normed` makes again.
-    pub fn backward(
+    /// The first projection alone.
+    fn project(&self, cx: &Cx<'_>, weights: View<'_>, normed: Entering<'_>, before: &mut Tensor) {
+        normed.each(|rows, normed| {
+            let to = before.view_mut().rows_of(rows);
+            cx.device.matmul(self.up.forward(weights, normed, to));
+        });
+    }
+
+    /// The gradient of what the first projection gave, from that of the second's; `normed` makes the input again.
+    fn backward<'p>(
         &self,
         cx: &Cx<'_>,
         weights: View<'_>,
-        normed: impl Fn() -> Tensor,
+        normed: &impl Fn() -> Entering<'p>,
         before: Option<Tensor>,
-        dy: &Tensor,
+        dy: Entering<'_>,
         sink: &mut Sink<'_>,
     ) -> Tensor {
         let device = cx.device;
         // What was before the activation, and the activation once more for the second projection's weight.
         let before = before.unwrap_or_else(|| {
             let mut before = cx.scratch(cx.tokens(), self.up.rows());
-            device.matmul(self.up.forward(weights, normed().view(), before.view_mut()));
+            self.project(cx, weights, normed(), &mut before);
             before
         });
         let mut after = cx.scratch(cx.tokens(), self.width());
@@ -222,12 +239,27 @@ impl Dense {
             Activation::Gelu => device.gelu(before.view(), after.view_mut()),
             Activation::Swiglu => device.swiglu(before.view(), after.view_mut()),
         }
-        self.down.weight_gradient(device, dy, &after, sink);
+        let input_gradient = |dafter: &mut Tensor, rows: Range<usize>, dy: View<'_>| {
+            let dafter = dafter.view_mut().rows_of(rows);
+            self.down.input_gradient(device, weights, dy, dafter);
+        };
+        let mut dafter = None;
+        let dy = match dy.travels() {
+            // What comes is multiplied at once; otherwise the activation goes before its gradient comes.
+            true => {
+                let dafter = dafter.insert(cx.scratch(cx.tokens(), self.width()));
+                dy.each_of_all(|rows, dy| input_gradient(dafter, rows, dy))
+            }
+            false => dy.all(),
+        };
+        self.down.weight_gradient(device, &dy, &after, sink);
         drop(after);
-
-        let mut dafter = cx.scratch(cx.tokens(), self.width());
-        self.down.input_gradient(device, weights, dy.view(), dafter.view_mut());
-        let dbefore = match self.activation {
+        let mut dafter = dafter.unwrap_or_else(|| {
+            let mut dafter = cx.scratch(cx.tokens(), self.width());
+            input_gradient(&mut dafter, 0..cx.tokens(), dy.view());
+            dafter
+        });
+        match self.activation {
             Activation::Gelu => {
                 device.gelu_backward(before.view(), dafter.view_mut());
                 dafter
@@ -237,14 +269,25 @@ impl Dense {
                 device.swiglu_backward(before.view(), dafter.view(), dbefore.view_mut());
                 dbefore
             }
-        };
-        drop(before);
+        }
+    }
 
-        let input = normed();
-        self.up.weight_gradient(device, &dbefore, &input, sink);
-        drop(input);
+    /// All of the backward pass where all tokens are here: an expert's that is shared. Its ranks' parts of the
+    /// input's gradient stay parts.
+    pub fn backward_here(
+        &self,
+        cx: &Cx<'_>,
+        weights: View<'_>,
+        normed: &Tensor,
+        before: Option<Tensor>,
+        dy: &Tensor,
+        sink: &mut Sink<'_>,
+    ) -> Tensor {
+        let here = |x: &Tensor| cx.peers.entered(cx.device, x.clone());
+        let dbefore = self.backward(cx, weights, &|| here(normed), before, here(dy), sink);
+        self.up.weight_gradient(cx.device, &dbefore, normed, sink);
         let mut dnormed = cx.scratch(cx.tokens(), dy.cols());
-        self.up.input_gradient(device, weights, dbefore.view(), dnormed.view_mut());
+        self.up.input_gradient(cx.device, weights, dbefore.view(), dnormed.view_mut());
         dnormed
     }
 }

@@ -147,6 +147,6 @@ impl Head {
 
 /// Where the output projection's gradient goes, and whether there is something to add to.
 pub(crate) struct OutputGradient<'a> {
-    pub place: ViewMut<'a>, // (vocab, dim), f32
+    pub place: ViewMut<'a>, // (vocab, dim)
     pub filled: bool,
 }

@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
-use lockstep_kernels::{Device, Matmul, Tensor, View, ViewMut};
+use lockstep_kernels::{Device, Matmul, Tag, Tensor, View, ViewMut};
+use lockstep_parallel::Entering;
 use lockstep_plan::model::BlockParams;
 
-use crate::Sink;
+use crate::{Cx, Sink};
 
 /// Where a linear layer's parameters lie in its block's flat buffer.
 pub(crate) struct Linear {
@@ -67,6 +68,33 @@ impl Linear {
         if let Some(bias) = &self.bias {
             sink.bias(device, bias.clone(), dy);
         }
+    }
+
+    /// All of the backward pass, of a layer whose input has entered the tensor axis: the gradient of the stream's
+    /// rows of this rank. The gradient of the weights waits for the input where that is on its way, and otherwise
+    /// comes first, so that its input can go.
+    pub fn backward(
+        &self,
+        cx: &Cx<'_>,
+        weights: View<'_>,
+        x: Entering<'_>,
+        dy: Tensor,
+        sink: &mut Sink<'_>,
+    ) -> Tensor {
+        let mut weight_gradient = |x: Entering<'_>| {
+            self.weight_gradient(cx.device, &dy, &x.all(), sink);
+        };
+        let mut waiting = Some(x);
+        if let Some(x) = waiting.take_if(|x| !x.travels()) {
+            weight_gradient(x);
+        }
+        let dx = cx.peers.leave_with(cx.device, cx.leaving(self.cols, Tag::Buffers), |rows, dx| {
+            self.input_gradient(cx.device, weights, dy.view().rows_of(rows), dx);
+        });
+        if let Some(x) = waiting {
+            weight_gradient(x);
+        }
+        dx
     }
 
     /// The same of some rows only: an expert's.

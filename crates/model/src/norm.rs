@@ -75,33 +75,18 @@ impl Norm {
         sink: &mut Sink<'_>,
     ) {
         let gain = weights.part(self.gain.clone());
-        let accumulate = sink.accumulate();
+        let (x, stats) = (x.view(), stats.view());
         match &self.bias {
             Some(bias) => {
-                let (dgain, dbias) = sink.pair(self.gain.clone(), bias.clone());
-                cx.device.layer_norm_backward(
-                    x.view(),
-                    gain,
-                    stats.view(),
-                    dy,
-                    dx,
-                    dgain,
-                    dbias,
-                    accumulate,
-                );
+                assert_eq!(self.gain.end, bias.start, "the two lie side by side");
+                sink.wide(cx.device, self.gain.start..bias.end, |place, add| {
+                    let (dgain, dbias) = place.split_at(self.gain.len());
+                    cx.device.layer_norm_backward(x, gain, stats, dy, dx, dgain, dbias, add);
+                });
             }
-            None => {
-                let dgain = sink.part(self.gain.clone());
-                cx.device.rms_norm_backward(
-                    x.view(),
-                    gain,
-                    stats.view(),
-                    dy,
-                    dx,
-                    dgain,
-                    accumulate,
-                );
-            }
+            None => sink.wide(cx.device, self.gain.clone(), |dgain, add| {
+                cx.device.rms_norm_backward(x, gain, stats, dy, dx, dgain, add);
+            }),
         }
     }
 }

@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use lockstep_kernels::{Device, Matmul, Tag, Tensor, ViewMut};
+use lockstep_kernels::{Device, Dtype, Matmul, Tag, Tensor, ViewMut};
 
 /// Where a block's backward pass puts the gradients of its weights.
 pub struct Sink<'a> {
-    /// Flat, f32.
+    /// Flat.
     grads: ViewMut<'a>,
     accumulate: bool,
     later: Option<&'a mut Vec<Deferred>>,
@@ -33,25 +33,15 @@ impl<'a> Sink<'a> {
         Sink { grads, accumulate, later: Some(later) }
     }
 
-    /// Whether gradients are added to what is there.
-    pub fn accumulate(&self) -> bool {
-        self.accumulate
-    }
-
-    /// The place of a parameter's gradient, for what is computed along with the input's gradient.
-    pub fn part(&mut self, range: Range<usize>) -> ViewMut<'_> {
-        self.grads.reborrow().part(range)
-    }
-
-    /// The places of two parameters that follow each other.
-    pub fn pair(
+    /// Lets a gradient be computed in f32 along with the input's, whatever type it is kept in: into the place of its
+    /// parameters, to be added to what is there or not.
+    pub fn wide(
         &mut self,
-        first: Range<usize>,
-        second: Range<usize>,
-    ) -> (ViewMut<'_>, ViewMut<'_>) {
-        assert_eq!(first.end, second.start, "the two lie side by side");
-        let at = first.len();
-        self.grads.reborrow().part(first.start..second.end).split_at(at)
+        device: &Device,
+        range: Range<usize>,
+        compute: impl FnOnce(ViewMut<'_>, bool),
+    ) {
+        wide(device, self.grads.reborrow().part(range), self.accumulate, compute);
     }
 
     /// A weight (out, in): `dyᵀ · x`.
@@ -100,7 +90,26 @@ impl Deferred {
                 let x = x.view().rows_of(self.rows.clone());
                 device.matmul(Matmul { accumulate, ..Matmul::linear_dw(dy, x, dw) });
             }
-            None => device.column_sums(dy, part, accumulate),
+            None => wide(device, part, accumulate, |sums, add| device.column_sums(dy, sums, add)),
         }
+    }
+}
+
+/// Has a gradient computed in f32, into its place or beside it: only multiplies write other types by themselves.
+pub(crate) fn wide(
+    device: &Device,
+    place: ViewMut<'_>,
+    accumulate: bool,
+    compute: impl FnOnce(ViewMut<'_>, bool),
+) {
+    if place.dtype() == Dtype::F32 {
+        return compute(place, accumulate);
+    }
+    let cols = place.cols();
+    let mut fresh = device.empty(place.rows(), cols, Dtype::F32, Tag::Buffers);
+    compute(fresh.view_mut(), false);
+    match accumulate {
+        true => device.add_columns(fresh.view(), 0..cols, place, 0),
+        false => device.cast(fresh.view(), place),
     }
 }

@@ -1,6 +1,7 @@
 //! The residual stream: how the halves of a layer write into it.
 
-use lockstep_kernels::{Matmul, Tensor, View};
+use lockstep_kernels::{Matmul, Tag, Tensor, View};
+use lockstep_parallel::Entering;
 
 use crate::Cx;
 use crate::linear::Linear;
@@ -16,19 +17,17 @@ pub(crate) fn add_projection(
     x: &Tensor,
 ) -> Tensor {
     let (device, peers) = (cx.device, cx.peers);
-    let mut y = match peers.sequence {
-        true => cx.scratch(cx.tokens(), x.cols()),
-        false => cx.kept(cx.tokens(), x.cols()),
-    };
-    let project = linear.forward(weights, input, y.view_mut());
     // The sum is made while the product is still in registers, where the stream is all here.
     let at_once = cx.dropout.is_none() && !peers.sequence;
-    device.matmul(Matmul {
-        bias: project.bias.filter(|_| peers.adds()),
-        residual: (at_once && peers.adds()).then(|| x.view()),
-        ..project
+    let leaving = cx.leaving(x.cols(), Tag::Activations);
+    let mut y = peers.leave_with(device, leaving, |rows, y| {
+        let project = linear.forward(weights, input.rows_of(rows), y);
+        device.matmul(Matmul {
+            bias: project.bias.filter(|_| peers.adds()),
+            residual: (at_once && peers.adds()).then(|| x.view()),
+            ..project
+        });
     });
-    let mut y = peers.leave(device, y);
     if !at_once {
         cx.drop_out(site, &mut y);
         device.add(y.view_mut(), x.view());
@@ -38,7 +37,7 @@ pub(crate) fn add_projection(
 
 /// The gradient of the projection for all tokens, given that of the stream: the same memory unless something
 /// was dropped or is elsewhere.
-pub(crate) fn projection_gradient(cx: &Cx<'_>, site: u64, dy: &Tensor) -> Tensor {
+pub(crate) fn projection_gradient<'p>(cx: &Cx<'p>, site: u64, dy: &Tensor) -> Entering<'p> {
     let shared = dy.clone();
     let own = match cx.dropout {
         None => shared,
@@ -48,5 +47,5 @@ pub(crate) fn projection_gradient(cx: &Cx<'_>, site: u64, dy: &Tensor) -> Tensor
             own
         }
     };
-    cx.peers.leave_backward(cx.device, own)
+    cx.peers.start_enter(cx.device, own)
 }

@@ -30,6 +30,8 @@ pub struct Reduction {
     /// What sums each run of each bucket; made when it is first needed.
     sums: Vec<Vec<Compressor>>,
     how: Compression,
+    /// Whether the step's gradients travel whole all the same.
+    whole: bool,
     /// Time that the rank spent on exchanges instead of computing.
     pub exposed: Duration,
 }
@@ -51,7 +53,19 @@ impl Reduction {
     /// `overlap` lets a thread of its own exchange while the rank computes.
     pub fn new(overlap: bool, how: Compression) -> Reduction {
         let courier = overlap.then(|| Courier::new("reduce"));
-        Reduction { courier, tasks: vec![], sums: vec![], how, exposed: Duration::ZERO }
+        Reduction {
+            courier,
+            tasks: vec![],
+            sums: vec![],
+            how,
+            whole: false,
+            exposed: Duration::ZERO,
+        }
+    }
+
+    /// Before a step: whether its gradients travel whole, whatever the compression.
+    pub fn begin(&mut self, whole: bool) {
+        self.whole = whole;
     }
 
     /// A block's gradient of a micro-batch, maybe the `last` of the step, is complete.
@@ -75,7 +89,8 @@ impl Reduction {
         let begun = Instant::now();
         // An earlier micro-batch's must have arrived before its share is added to.
         self.collect(peers, gradients, Some(number));
-        let sums = self.take_sums(device, peers, gradients, number);
+        let mut sums = self.take_sums(device, peers, gradients, number);
+        sums.iter_mut().for_each(|sum| sum.whole_for_now(self.whole));
         let job = match gradients.stage {
             0 => whole(device, peers, gradients, number, sums),
             _ => shares(device, peers, gradients, number, sums, last),
@@ -279,7 +294,12 @@ fn whole(
         .collect();
     Box::new(move || {
         for ((range, group), sum) in ranges.into_iter().zip(&mut sums) {
-            sum.all_reduce(&group, buffer.view_mut().part(range).host())?;
+            let run = buffer.view_mut().part(range);
+            match run.dtype() {
+                Dtype::F32 => sum.all_reduce(&group, run.host())?,
+                // What is kept in two bytes travels in two bytes.
+                _ => floats::all_reduce(&group, run)?,
+            }
         }
         Ok(Reduced { left: Left::Whole(buffer), sums })
     })
@@ -301,7 +321,7 @@ fn shares(
     let units: Vec<_> = gradients.held[block]
         .iter()
         .map(|held| {
-            let fresh = device.empty(1, held.own.len(), Dtype::F32, Tag::Gradients);
+            let fresh = device.empty(1, held.own.len(), gradients.dtype, Tag::Gradients);
             let expert = held.unit.expert;
             let (shard, copies) = (shard(peers, expert), copies(peers, expert));
             (held.unit.range.clone(), fresh, shard.clone(), copies.clone())
@@ -313,11 +333,13 @@ fn shares(
         for (((range, mut share, shard, copies), before), sum) in
             units.into_iter().zip(before).zip(&mut sums)
         {
-            let whole = buffer.view().part(range).host();
-            sum.reduce_scatter(&shard, whole, share.view_mut().host())?;
+            let whole = buffer.view().part(range);
+            match whole.dtype() {
+                Dtype::F32 => sum.reduce_scatter(&shard, whole.host(), share.view_mut().host())?,
+                _ => floats::reduce_scatter(&shard, whole, share.view_mut())?,
+            }
             if let Some(before) = before {
-                let sum = share.view_mut().host::<f32>().iter_mut();
-                sum.zip(before.view().host::<f32>()).for_each(|(sum, before)| *sum += before);
+                floats::add(share.view_mut(), before.view());
             }
             if last && copies.size() > 1 {
                 floats::all_reduce(&copies, share.view_mut())?;
@@ -386,7 +408,7 @@ fn sum_of(
         }
     }
     let len = runs.iter().map(|(_, _, run)| run.len()).sum();
-    let mut all = device.zeros(1, len, Dtype::F32, Tag::Buffers);
+    let mut all = device.zeros(1, len, gradients.dtype, Tag::Buffers);
     let mut at = 0;
     for (block, unit, run) in &runs {
         let to = all.view_mut().part(at..at + run.len());

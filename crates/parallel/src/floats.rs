@@ -31,6 +31,21 @@ pub fn reduce_scatter(group: &Group, all: View<'_>, share: ViewMut<'_>) -> Resul
     }
 }
 
+/// Adds what is here already, on whatever thread that is wanted.
+pub fn add(sum: ViewMut<'_>, more: View<'_>) {
+    match more.dtype() {
+        Dtype::F32 => {
+            let pairs = sum.host::<f32>().iter_mut().zip(more.host::<f32>());
+            pairs.for_each(|(sum, more)| *sum += more);
+        }
+        Dtype::Bf16 => {
+            let pairs = sum.host::<bf16>().iter_mut().zip(more.host::<bf16>());
+            pairs.for_each(|(sum, more)| *sum = bf16::from_f32(sum.to_f32() + more.to_f32()));
+        }
+        Dtype::U32 => panic!("indices are not added like numbers"),
+    }
+}
+
 /// Rows go to members and come from them: so many to and from each, side by side in both.
 pub fn all_to_all_v(
     group: &Group,

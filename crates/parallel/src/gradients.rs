@@ -8,7 +8,7 @@
 use lockstep_kernels::{Device, Dtype, Tag, Tensor, View, ViewMut};
 use lockstep_plan::model::{Held, Part};
 
-/// Gradients in f32, block by block.
+/// Gradients, block by block.
 pub struct Gradients {
     pub(crate) buckets: Vec<Bucket>,
     places: Vec<Place>,
@@ -17,6 +17,8 @@ pub struct Gradients {
     pub(crate) shares: Vec<Vec<Option<Tensor>>>,
     /// ZeRO's.
     pub(crate) stage: u8,
+    /// In which they are kept and summed.
+    pub(crate) dtype: Dtype,
 }
 
 /// Blocks that lie in one buffer, the last of them first.
@@ -41,8 +43,8 @@ struct Place {
 impl Gradients {
     /// For what a rank holds; ZeRO's shares are exchanged block by block, others in buckets of at least
     /// `bucket_bytes`.
-    pub fn new(part: &Part, stage: u8, bucket_bytes: usize) -> Gradients {
-        let least = if stage == 0 { bucket_bytes / 4 } else { 0 };
+    pub fn new(part: &Part, stage: u8, bucket_bytes: usize, dtype: Dtype) -> Gradients {
+        let least = if stage == 0 { bucket_bytes / dtype.bytes() } else { 0 };
         let mut buckets: Vec<Bucket> = Vec::new();
         let mut places =
             vec![Place { bucket: 0, start: 0, len: 0, filled: false }; part.blocks.len()];
@@ -58,7 +60,7 @@ impl Gradients {
             bucket.blocks.push(block);
         }
         let shares = part.held.iter().map(|held| held.iter().map(|_| None).collect()).collect();
-        Gradients { buckets, places, held: part.held.clone(), shares, stage }
+        Gradients { buckets, places, held: part.held.clone(), shares, stage, dtype }
     }
 
     /// Where a backward pass writes the gradient of a block, and whether it already holds something to add
@@ -104,8 +106,8 @@ impl Gradients {
 
     fn exists(&mut self, device: &Device, block: usize) {
         let bucket = &mut self.buckets[self.places[block].bucket];
-        let len = bucket.len;
-        bucket.buffer.get_or_insert_with(|| device.empty(1, len, Dtype::F32, Tag::Gradients));
+        let (len, dtype) = (bucket.len, self.dtype);
+        bucket.buffer.get_or_insert_with(|| device.empty(1, len, dtype, Tag::Gradients));
     }
 
     /// Whether a backward pass has been at a block since its gradient was cleared.

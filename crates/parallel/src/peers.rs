@@ -20,6 +20,8 @@ pub struct Peers {
     pub coord: Coord,
     /// Norms and residuals are cut among the ranks of the tensor axis, by tokens.
     pub sequence: bool,
+    /// Whether rows of the stream travel while others are multiplied.
+    pub(crate) beside: bool,
     /// None where sequences are whole.
     context: Option<Context>,
     circles: Vec<Group>,
@@ -48,6 +50,7 @@ impl Peers {
             mesh: *mesh,
             coord,
             sequence: sequence && mesh.tensor > 1,
+            beside: false,
             context: None,
             circles,
             failed: RefCell::new(None),
@@ -66,6 +69,7 @@ impl Peers {
             mesh,
             coord,
             sequence: false,
+            beside: false,
             context: None,
             circles,
             failed,
@@ -81,6 +85,15 @@ impl Peers {
             self.context = Some(Context::new(self.circle(Circle::Context), kind, seq, degrees)?);
         }
         Ok(self)
+    }
+
+    /// The same with rows of the stream travelling while others are multiplied; when nothing is said, where ranks
+    /// of the tensor axis are on several hosts. All ranks say the same.
+    pub fn beside(mut self, yes: Option<bool>) -> Peers {
+        let hosts = self.circle(Circle::Tensor).hosts();
+        let apart = hosts.iter().any(|host| *host != hosts[0]);
+        self.beside = yes.unwrap_or(apart);
+        self
     }
 
     /// Those that have other positions of the same sequences, if there are any.

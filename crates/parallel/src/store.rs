@@ -39,7 +39,8 @@ impl Store {
     /// A whole model with random parameters, to train without peers.
     pub fn alone(device: &Device, part: &Part, dtype: Dtype, seed: u64) -> Store {
         let weights = Weights::init(device, part, dtype, 0, seed);
-        Store::new(weights, Gradients::new(part, 0, 0), Reduction::new(false, Compression::None), 1)
+        let gradients = Gradients::new(part, 0, 0, Dtype::F32);
+        Store::new(weights, gradients, Reduction::new(false, Compression::None), 1)
     }
 
     /// For schedules that put gradients of weights off, so that those of several micro-batches are begun at

@@ -8,6 +8,8 @@
 //! sequence own rows   all-gather                         reduce-scatter
 //! backward: the same from right to left, each with its counterpart.
 //! ```
+//!
+//! `rows.rs` does the same where the wire does the work, while the matrices are multiplied.
 
 use lockstep_comm::Group;
 use lockstep_kernels::{Device, Tag, Tensor};
@@ -66,7 +68,7 @@ impl Peers {
         self.coord.tensor == 0
     }
 
-    fn summed(&self, device: &Device, mut x: Tensor, tag: Tag) -> Tensor {
+    pub(crate) fn summed(&self, device: &Device, mut x: Tensor, tag: Tag) -> Tensor {
         if !self.sequence {
             self.sum_over_tensor(&mut x);
             return x;
@@ -78,7 +80,7 @@ impl Peers {
         own
     }
 
-    fn tensor(&self) -> &Group {
+    pub(crate) fn tensor(&self) -> &Group {
         self.circle(Circle::Tensor)
     }
 }

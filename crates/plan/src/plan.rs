@@ -128,6 +128,11 @@ pub struct Layout {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Precision {
     pub compute: Compute,
+    /// In which gradients of parameters are kept and summed, over micro-batches and over ranks. In bf16 each sum is
+    /// rounded to 8 bits: what is smaller than 1/256 of what is there already gets lost, so that many micro-batches
+    /// of a step lose more. Plans from before it could be said have f32.
+    #[serde(default)]
+    pub gradients: Compute,
 }
 
 /// What ranks may expect of each other.
@@ -141,6 +146,9 @@ pub struct Comm {
     /// Plans from before there was any have none.
     #[serde(default)]
     pub compression: Compression,
+    /// Steps at the start in which gradients travel whole all the same: where only the largest are to be sent.
+    #[serde(default)]
+    pub compression_warmup: usize,
 }
 
 /// How often to save, and how many to keep.
@@ -159,6 +167,41 @@ impl Plan {
     /// The learning rate of a step, counted from 1.
     pub fn lr(&self, step: usize) -> f64 {
         self.train.lr.at(step)
+    }
+
+    /// The form in which the gradients of a step, counted from 1, travel. A replica alone sends none.
+    pub fn compression(&self, step: usize) -> Compression {
+        let whole = step <= self.comm.compression_warmup || self.mesh().replicas() == 1;
+        if whole { Compression::None } else { self.comm.compression }
+    }
+
+    /// How much of the first moment a step, counted from 1, keeps.
+    ///
+    /// Of the gradients that top-k sends, each comes as the sum of those that had to wait, so that they are averaged
+    /// before they arrive. A moment on top of that keeps pushing when what it is made of is long past (Lin et al.,
+    /// Deep Gradient Compression: the staleness that their momentum factor masking takes away). So the moment
+    /// reaches over as many *arrivals* of an element as come in the steps that it would reach over: with a
+    /// fraction f, f/(1 - β₁) of them instead of 1/(1 - β₁), and no further than the last where that is less
+    /// than one.
+    ///
+    /// ```
+    /// use lockstep_plan::{Config, Plan, Surroundings};
+    ///
+    /// let beta1 = |how: &str| {
+    ///     let sets = ["model.vocab=512", "layout.data=2", "comm.compression_warmup=5"].map(String::from);
+    ///     let config = Config::parse(&format!("[comm]\ncompression = \"{how}\""), &sets);
+    ///     let plan = Plan::resolve(&config, &Surroundings::one_host(2, 1)).unwrap();
+    ///     [plan.beta1(5), plan.beta1(6)]
+    /// };
+    /// assert_eq!(beta1("topk:0.01"), [0.9, 0.0]);
+    /// assert_eq!(beta1("topk:1"), [0.9, 0.9]);
+    /// ```
+    pub fn beta1(&self, step: usize) -> f64 {
+        let [beta1, _] = self.train.betas;
+        match self.compression(step) {
+            Compression::TopK(fraction) => (1.0 - (1.0 - beta1) / fraction).max(0.0),
+            _ => beta1,
+        }
     }
 
     /// Where the ranks stand.

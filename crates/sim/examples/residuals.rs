@@ -10,11 +10,12 @@ use tables::Row;
 fn main() {
     let wanted = std::env::args().nth(1);
     type Table = (&'static str, fn() -> Vec<Row>);
-    let all: [Table; 7] = [
+    let all: [Table; 8] = [
         ("korthikanti", tables::korthikanti),
         ("sc21", tables::sc21),
         ("torchtitan", tables::torchtitan),
         ("nanotron", tables::nanotron),
+        ("nemo", tables::nemo),
         ("b200", tables::b200),
         ("bigscience", tables::bigscience),
         ("vtrain", tables::vtrain),

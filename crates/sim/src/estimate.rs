@@ -30,7 +30,7 @@ impl Default for Options {
 }
 
 /// One optimizer step, foretold.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Estimate {
     /// Whether every rank has memory enough.
     pub fits: bool,
@@ -42,7 +42,8 @@ pub struct Estimate {
     pub stages: Vec<Stage>,
     /// Every exchange of the first rank.
     pub flows: Vec<Flow>,
-    /// Of the peak, what the model needs: attention as the whole square, as most papers count.
+    /// Of the peak of the numbers that matrices are multiplied in, what the model needs: attention as the whole
+    /// square, as most papers count.
     pub mfu: f64,
     /// The same with the half of the square that a causal mask leaves.
     pub mfu_causal: f64,
@@ -81,7 +82,7 @@ impl Time {
 }
 
 /// A rank of the pipeline.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Stage {
     pub memory: Memory,
     /// Of that, what the device has.
@@ -97,6 +98,7 @@ pub struct Stage {
 
 /// Memory, traffic and time of one optimizer step.
 pub fn estimate(plan: &Plan, cluster: &Cluster, options: &Options) -> Estimate {
+    let cluster = &*cluster.shared(plan.ranks, plan.train.threads);
     let case = Case::new(plan, cluster, options);
     let step = step(&case);
     let available = least_memory(&case);

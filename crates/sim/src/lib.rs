@@ -13,6 +13,7 @@
 //! assert!(estimate.fits && estimate.mfu > 0.2 && estimate.mfu < 0.7);
 //! ```
 
+mod calibrate;
 mod case;
 pub mod clock;
 mod cluster;
@@ -23,6 +24,7 @@ mod memory;
 mod software;
 mod step;
 
+pub use calibrate::calibrate;
 pub use cluster::{Accelerator, Cluster, Differs, Engine, Link, Matmul, Peak};
 pub use compute::matmul;
 pub use estimate::{Estimate, Options, Stage, Time, estimate};

@@ -143,6 +143,17 @@ impl Software {
         }
     }
 
+    /// NeMo: Megatron-Core with exchanges beside the computing.
+    pub fn nemo() -> Software {
+        Software {
+            name: "nemo".into(),
+            tensor_beside: true,
+            data_beside: true,
+            pipe_beside: true,
+            ..Software::megatron_core()
+        }
+    }
+
     /// Megatron-DeepSpeed, as BLOOM was trained with: ZeRO-1, one 16-bit gradient.
     pub fn megatron_deepspeed() -> Software {
         Software {

@@ -12,7 +12,7 @@ pub struct Word {
     pub writing: bool,
     /// Some rank's work on the checkpoint has failed.
     pub failed: bool,
-    /// Some rank has been asked to stop.
+    /// Some rank was asked to stop.
     pub stop: bool,
 }
 

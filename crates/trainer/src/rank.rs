@@ -12,7 +12,7 @@ use lockstep_model::{
 };
 use lockstep_parallel::{Gradients, Pipeline, Reduction, Stream, bucket_bytes, sum};
 use lockstep_plan::schedule::{Act, Action};
-use lockstep_plan::{Circle, Compute, Plan};
+use lockstep_plan::{Circle, Compression, Compute, Plan};
 
 use crate::left_out::LeftOut;
 use crate::stored::load_weights;
@@ -89,7 +89,8 @@ impl<'a> Rank<'a> {
         weights: Weights,
     ) -> Result<Rank<'a>, Error> {
         let peers = Peers::new(group, &plan.mesh(), plan.layout.sequence)?
-            .with_context(plan.layout.context_kind, plan.data.seq)?;
+            .with_context(plan.layout.context_kind, plan.data.seq)?
+            .beside(plan.comm.overlap);
         let model = Model::new(&plan.part(group.rank()));
         let micros = plan.train.accumulation;
         let apart = group.hosts().iter().any(|host| *host != group.hosts()[0]);
@@ -97,7 +98,8 @@ impl<'a> Rank<'a> {
         let weights = weights.ahead(overlap).keep_gathered(plan.layout.keep_gathered);
         let worth = || bucket_bytes(peers.circle(Circle::Copies));
         let least = plan.comm.bucket_bytes.unwrap_or_else(worth);
-        let gradients = Gradients::new(&model.part, plan.layout.zero, least);
+        let gradients =
+            Gradients::new(&model.part, plan.layout.zero, least, of(plan.precision.gradients));
         let mixed = plan.layout.pipe > 1 && plan.layout.schedule.splits();
         let reduction = Reduction::new(overlap, plan.comm.compression);
         let store = Store::new(weights, gradients, reduction, micros).mixed(mixed);
@@ -143,6 +145,7 @@ impl<'a> Rank<'a> {
         self.store.clear();
         self.flight.left_out.clear();
         self.flight.reading = Duration::ZERO;
+        self.store.reduction.begin(self.plan.compression(step as usize) == Compression::None);
         self.peers.take_exposed();
         let sent_before = self.peers.sent();
         let loss = self.passes(source, step)?;
@@ -168,7 +171,7 @@ impl<'a> Rank<'a> {
             train.clip.map_or(1.0, |clip| if grad_norm > clip { clip / grad_norm } else { 1.0 });
         let numbers = AdamW {
             lr,
-            beta1: train.betas[0],
+            beta1: self.plan.beta1(step as usize),
             beta2: train.betas[1],
             eps: train.eps,
             weight_decay: train.weight_decay,
@@ -361,7 +364,11 @@ fn counted(model: &Model) -> Vec<(usize, usize, Range<usize>)> {
 
 /// What a plan computes with.
 pub fn dtype(plan: &Plan) -> Dtype {
-    match plan.precision.compute {
+    of(plan.precision.compute)
+}
+
+fn of(numbers: Compute) -> Dtype {
+    match numbers {
         Compute::F32 => Dtype::F32,
         Compute::Bf16 => Dtype::Bf16,
     }

@@ -46,6 +46,9 @@ pub struct Run<'a> {
     pub folder: &'a Path,
     /// A checkpoint to start from, and whether to go on with its step and moments.
     pub start: Option<Start>,
+    /// The generation that the launcher has taken for these ranks in the run's folder; without one they take the next
+    /// themselves.
+    pub generation: Option<u64>,
     /// Whether this rank has been asked to stop. When any has, all save after the step at hand and stop.
     pub stop: &'a dyn Fn() -> bool,
 }
@@ -65,7 +68,10 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Finishe
     let peak = measure_peak(&device, dtype(plan));
     let generation = alone(group, || {
         // Whoever trained this run before may not commit from here on.
-        let generation = lockstep_ckpt::advance(folder)?;
+        let generation = match run.generation {
+            Some(own) => lockstep_ckpt::claim(folder, own).map(|()| own)?,
+            None => lockstep_ckpt::advance(folder)?,
+        };
         lockstep_ckpt::sweep(folder)?;
         Ok::<_, Error>(generation)
     })?;
@@ -119,17 +125,21 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Finishe
             }
         }
         let word = agree(group, Word { stop: (run.stop)(), ..saver.word() })?;
-        conclude(saver.heard(word)?, step, plan, log.as_mut(), tell)?;
+        let ended = saver.heard(word)?;
+        unfenced(ended.as_ref(), folder, generation)?;
+        conclude(ended, step, plan, log.as_mut(), tell)?;
         if word.stop || due(plan.checkpoint.every) {
             let before = saver.begin(&rank, step, position(plan, source, step))?;
             conclude(before, step, plan, log.as_mut(), tell)?;
         }
         if word.stop && !last {
-            conclude(saver.finish()?, step, plan, log.as_mut(), tell)?;
+            let saved = last_save(saver.finish()?, folder, generation)?;
+            conclude(saved, step, plan, log.as_mut(), tell)?;
             return Ok(Finished { rank, stopped: Some(step) });
         }
     }
-    conclude(saver.finish()?, plan.train.steps as u64, plan, log.as_mut(), tell)?;
+    let saved = last_save(saver.finish()?, folder, generation)?;
+    conclude(saved, plan.train.steps as u64, plan, log.as_mut(), tell)?;
     Ok(Finished { rank, stopped: None })
 }
 
@@ -166,6 +176,27 @@ fn conclude(
         }
     }
     Ok(())
+}
+
+/// A save that failed because others train this run by now ends these ranks: they came back from the dead.
+fn unfenced(ended: Option<&Ended>, folder: &Path, generation: u64) -> Result<(), Error> {
+    if let Some(Ended::Failed { .. }) = ended {
+        let newest = lockstep_ckpt::newest(folder)?;
+        if newest > generation {
+            let run = folder.to_path_buf();
+            return Err(lockstep_ckpt::Error::Fenced { run, generation, newest }.into());
+        }
+    }
+    Ok(())
+}
+
+/// Whoever is told that a run stopped or is done may rely on what was saved: a last save that failed is an error.
+fn last_save(ended: Option<Ended>, folder: &Path, generation: u64) -> Result<Option<Ended>, Error> {
+    unfenced(ended.as_ref(), folder, generation)?;
+    match ended {
+        Some(Ended::Failed { rank, what, .. }) => Err(Error::Elsewhere { rank, what }),
+        ended => Ok(ended),
+    }
 }
 
 /// A number of the first rank's, told to all.

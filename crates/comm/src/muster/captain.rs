@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::words::How;
-use crate::launch::{Ending, STOPPED};
+use crate::launch::{Ending, STOPPED, signal_name};
 
 /// What the captain goes by.
 pub(crate) struct Rules {
@@ -203,8 +203,8 @@ impl Captain {
     /// Begins a generation when everybody is there, or when those who are suffice and time is up.
     fn gather(&mut self, since: Duration) -> Vec<Act> {
         if let Some(signal) = self.nodes.get(&FIRST).and_then(|node| node.leaving) {
-            let how = Ending::Signal(signal);
-            return self.over(STOPPED, &format!("the launcher {how} between two generations"));
+            let signal = signal_name(signal);
+            return self.over(STOPPED, &format!("got {signal} between two generations"));
         }
         let leave: Vec<u32> = self.leavers();
         let mut acts: Vec<Act> = leave.into_iter().map(|node| self.dismiss(node)).collect();

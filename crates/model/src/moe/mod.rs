@@ -96,7 +96,8 @@ impl Experts {
         let dispatch = cx.peers.dispatch(cx.device, &routed.starts, routed.places);
         let inner = self.activated(cx, weights, normed, &routed, &dispatch, keep_inner);
         let shared = self.shared.as_ref();
-        let (shared, before) = match shared.map(|s| s.inside(cx, weights, normed, keep_inner)) {
+        let entered = || cx.peers.entered(cx.device, normed.clone());
+        let (shared, before) = match shared.map(|s| s.inside(cx, weights, entered(), keep_inner)) {
             Some((after, before)) => (Some(after), before),
             None => (None, None),
         };
@@ -219,7 +220,7 @@ impl Experts {
         device.combine(dinput.view(), &self.gate.how, place, None, dnormed.view_mut(), true);
         drop(dinput);
         if let Some(dense) = &self.shared {
-            let more = dense.backward(cx, weights, || normed.clone(), shared, dy, sink);
+            let more = dense.backward_here(cx, weights, normed, shared, dy, sink);
             device.add(dnormed.view_mut(), more.view());
         }
         dnormed

@@ -122,7 +122,7 @@ fn step(
             moved(param, values);
         }),
     );
-    let gradients = Gradients::new(&part, zero, 0);
+    let gradients = Gradients::new(&part, zero, 0, Dtype::F32);
     let mut store =
         Store::new(weights, gradients, Reduction::new(false, Compression::None), micros);
     let pass = Pass {
@@ -304,7 +304,7 @@ fn stages_add_up() {
     let part = Part::of(&shape, &Mesh::ONE, 2, peers.coord);
     let model = Model::new(&part);
     let weights = Weights::load(&device, &part, Dtype::F32, 0, out_of_whole(fill));
-    let gradients = Gradients::new(&part, 0, 0);
+    let gradients = Gradients::new(&part, 0, 0, Dtype::F32);
     let mut store = Store::new(weights, gradients, Reduction::new(false, Compression::None), 1);
     let How { recompute, dtype, when, .. } = ALONE;
     let global_tokens = SAMPLES * SEQ;

@@ -7,6 +7,13 @@
 //!   everybody gets its sum, rounded once more. A number is rounded twice however many ranks there are.
 //! - `chosen`: top-k. Everybody sends its largest elements as they are, with their places.
 //!
+//! Nothing lost is not yet learned as fast (Stich et al., Sparsified SGD with Memory): of the k largest, what is sent
+//! comes late, summed up over the steps that it waited for. Two things make up for it, both of Lin et al. (Deep
+//! Gradient Compression) and both the plan's to say, as they are no matter of one sum: the first steps, in which
+//! gradients still turn quickly, send all of them (`comm.compression_warmup`), and no momentum is put on top of the
+//! waiting (`Plan::beta1`). Adam's second moment stays as it is: it sees an element's sum when it comes, and so
+//! keeps what came late from moving its parameter far at once.
+//!
 //! A NaN or an infinity in anybody's gradient comes out of the sum as NaN or infinity on all ranks; in f16 and int8 it
 //! takes the scale, and so the numbers, of its chunk with it. It is never kept as an error.
 //!
@@ -45,6 +52,8 @@ use lockstep_plan::Compression;
 pub struct Compressor {
     device: Device,
     how: Compression,
+    /// The form of the sums to come.
+    now: Compression,
     ranks: usize,
     len: usize,
     /// (1, len): what was not sent yet. Empty where nothing gets lost.
@@ -57,7 +66,12 @@ impl Compressor {
         let how = if ranks == 1 { Compression::None } else { how };
         let kept = if how == Compression::None { 0 } else { len };
         let error = device.zeros(1, kept, Dtype::F32, Tag::Buffers);
-        Compressor { device: device.clone(), how, ranks, len, error }
+        Compressor { device: device.clone(), how, now: how, ranks, len, error }
+    }
+
+    /// Sends whole numbers for now, or again in the form that it was made for. What is owed stays so meanwhile.
+    pub fn whole_for_now(&mut self, yes: bool) {
+        self.now = if yes { Compression::None } else { self.how };
     }
 
     /// `buffer` becomes the sum over the group, the same bits on all ranks.
@@ -66,7 +80,7 @@ impl Compressor {
     /// per rank. [`sent`] is exact.
     pub fn all_reduce(&mut self, group: &Group, buffer: &mut [f32]) -> Result<()> {
         self.check(group, buffer.len());
-        match form(self.how) {
+        match form(self.now) {
             Form::Whole => group.all_reduce(buffer, Op::Sum),
             Form::Rounded(code) => rounded::all_reduce(self.rounded(group, code), buffer),
             Form::Chosen(fraction) => chosen::all_reduce(self.chosen(group, fraction), buffer),
@@ -85,7 +99,7 @@ impl Compressor {
         output: &mut [f32],
     ) -> Result<()> {
         self.check(group, input.len());
-        match form(self.how) {
+        match form(self.now) {
             Form::Whole => group.reduce_scatter(input, output, Op::Sum),
             Form::Rounded(code) => {
                 rounded::reduce_scatter(self.rounded(group, code), input, output)

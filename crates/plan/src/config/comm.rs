@@ -15,6 +15,8 @@ pub struct Comm {
     pub bucket_mb: Option<f64>,
     /// In what form gradients travel along the data axis.
     pub compression: Option<Compression>,
+    /// Steps at the start in which gradients travel whole all the same.
+    pub compression_warmup: Option<usize>,
     /// Whether exchanges go on beside the computing.
     pub overlap: Option<bool>,
 }
@@ -66,6 +68,7 @@ impl Comm {
             compression: reader.parsed("comm.compression", &format!("one of {KNOWN}"), |typed| {
                 typed.parse().map_err(|no: NoCompression| (no.what, no.way_out))
             }),
+            compression_warmup: reader.count("comm.compression_warmup"),
             overlap: reader.flag("comm.overlap"),
         }
     }

@@ -7,12 +7,15 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Precision {
     pub compute: Option<Compute>,
+    /// The type in which gradients of parameters are kept and summed.
+    pub gradients: Option<Compute>,
 }
 
-/// The type of activations and of the weights that are computed with.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+/// The type of activations and of the weights that are computed with; or that of gradients.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Compute {
+    #[default]
     F32,
     /// Activations and working weights in bf16; the optimizer keeps f32.
     Bf16,
@@ -31,6 +34,9 @@ impl Compute {
 impl Precision {
     pub(super) fn read(reader: &mut Reader) -> Precision {
         let computes = [("f32", Compute::F32), ("bf16", Compute::Bf16)];
-        Precision { compute: reader.word("precision.compute", &computes) }
+        Precision {
+            compute: reader.word("precision.compute", &computes),
+            gradients: reader.word("precision.gradients", &computes),
+        }
     }
 }

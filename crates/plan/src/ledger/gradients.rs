@@ -1,4 +1,5 @@
-//! The life of gradient buffers: each from its block's backward pass until it is summed over the replicas.
+//! The life of gradient buffers: each from its block's backward pass until it is summed over the replicas. Where they
+//! are in bf16, what an operation needs of f32 on its way there is a working buffer, and not counted.
 
 use super::{Usage, overlaps};
 use crate::model::{BlockParams, Held, Part};
@@ -6,7 +7,7 @@ use crate::passes::Moment;
 use crate::plan::Plan;
 
 struct Block {
-    /// All of it, in f32, and what is left on this rank of its sum.
+    /// All of it, and what is left on this rank of its sum.
     whole: usize,
     own: usize,
     /// Whether they are there.
@@ -22,7 +23,7 @@ struct Block {
 pub(super) fn peak(plan: &Plan, part: &Part, moments: &[Moment]) -> usize {
     if plan.layout.zero == 0 || part.mesh.replicas() == 1 {
         // Nothing is given up before the optimizer has been there.
-        return 4 * part.len();
+        return plan.precision.gradients.bytes() * part.len();
     }
     let mut life = Life::new(plan, part);
     for moment in moments {
@@ -60,9 +61,10 @@ struct Life {
 
 impl Life {
     fn new(plan: &Plan, part: &Part) -> Life {
+        let bytes = plan.precision.gradients.bytes();
         let block = |(params, held): (&BlockParams, &Vec<Held>)| Block {
-            whole: 4 * params.len(),
-            own: 4 * held.iter().map(|held| held.own.len()).sum::<usize>(),
+            whole: bytes * params.len(),
+            own: bytes * held.iter().map(|held| held.own.len()).sum::<usize>(),
             begun: false,
             summed: false,
             complete: 0,

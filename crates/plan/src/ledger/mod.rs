@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 pub struct Ledger {
     /// f32 masters, and what is computed with where that is something else: whole below ZeRO-3.
     pub parameters: usize,
-    /// f32: of blocks whose sum is still to come all of it, of the others what this rank keeps.
+    /// Of blocks whose sum is still to come all of it, of the others what this rank keeps.
     pub gradients: usize,
     /// Two f32 moments of what this rank steps.
     pub optimizer: usize,

@@ -59,8 +59,8 @@ impl Plan {
             layout::fits(&mut findings, &layout, shape, &data, &train);
         }
         let name = rest::name(&mut findings);
-        let precision = rest::precision(config);
-        let comm = rest::comm(&mut findings);
+        let precision = rest::precision(&mut findings);
+        let comm = rest::comm(&mut findings, train.steps);
         let checkpoint = rest::checkpoint(&mut findings);
         let (Some(model), true) = (model, findings.is_empty()) else { return Err(findings.all()) };
         let mut plan = Plan {

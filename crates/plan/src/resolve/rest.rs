@@ -1,7 +1,7 @@
 //! Name, precision, communication, checkpoints.
 
 use super::findings::Findings;
-use crate::config::{Compression, Compute, Config};
+use crate::config::{Compression, Compute};
 use crate::plan::{Checkpoint, Comm, Precision};
 
 /// It becomes a folder.
@@ -14,11 +14,25 @@ pub(super) fn name(findings: &mut Findings) -> String {
     name
 }
 
-pub(super) fn precision(config: &Config) -> Precision {
-    Precision { compute: config.precision.compute.unwrap_or(Compute::F32) }
+pub(super) fn precision(findings: &mut Findings) -> Precision {
+    let typed = &findings.config.precision;
+    let precision = Precision {
+        compute: typed.compute.unwrap_or_default(),
+        gradients: typed.gradients.unwrap_or_default(),
+    };
+    let compression = findings.config.comm.compression.unwrap_or_default();
+    if precision.gradients == Compute::Bf16 && compression != Compression::None {
+        let what = format!("compression={compression} is of gradients in f32, but gradients=bf16");
+        let way_out = "leave one of them out: in bf16 they travel in two bytes as it is";
+        findings.add(&["precision.gradients", "comm.compression"], what, way_out);
+    }
+    precision
 }
 
-pub(super) fn comm(findings: &mut Findings) -> Comm {
+/// Of a run that sends only the largest elements of its gradients, the part in which it still sends all of them.
+const DENSE: usize = 10;
+
+pub(super) fn comm(findings: &mut Findings, steps: usize) -> Comm {
     let typed = &findings.config.comm;
     let timeout_s = typed.timeout_s.unwrap_or(30.0);
     let bucket_mb = typed.bucket_mb;
@@ -29,8 +43,26 @@ pub(super) fn comm(findings: &mut Findings) -> Comm {
     let compression = typed.compression.unwrap_or_default();
     check_fraction(findings, compression);
     let bucket_bytes = bucket_mb.map(|mb| (mb * 1048576.0) as usize);
+    let compression_warmup = warmup(findings, compression, steps);
     let overlap = typed.overlap;
-    Comm { timeout_s, bucket_bytes, compression, overlap }
+    Comm { timeout_s, bucket_bytes, compression, compression_warmup, overlap }
+}
+
+/// Rounding needs no warm-up: it has no favourites.
+fn warmup(findings: &mut Findings, compression: Compression, steps: usize) -> usize {
+    let typed = findings.config.comm.compression_warmup;
+    if matches!(compression, Compression::TopK(_)) {
+        return typed.unwrap_or(steps / DENSE);
+    }
+    if let Some(warmup) = typed.filter(|warmup| *warmup > 0) {
+        let what = format!("compression_warmup={warmup}, but {compression} has no warm-up");
+        findings.add(
+            &["comm.compression_warmup", "comm.compression"],
+            what,
+            "leave it out, or send the largest elements only, as in compression = \"topk:0.01\"",
+        );
+    }
+    0
 }
 
 fn check_fraction(findings: &mut Findings, compression: Compression) {

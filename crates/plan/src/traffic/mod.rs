@@ -4,7 +4,7 @@
 //!
 //! | circle | forward | backward | optimizer |
 //! |---|---|---|---|
-//! | tensor | sums of halves; with sequence parallelism gathers and scatters | the same, logits' maxima and sums | norms, with sequence parallelism |
+//! | tensor | sums of halves; with sequence parallelism gathers and scatters, or rows from rank to rank | the same, logits' maxima and sums | norms, with sequence parallelism |
 //! | keys, ends | | | gradients that several have parts of |
 //! | context | keys round a ring, heads to neighbours, loads of experts | once more, and their gradients | |
 //! | expert | counts, rows and back | rows, weights and back | |
@@ -64,7 +64,7 @@ pub enum Phase {
     Optimizer,
 }
 
-/// All that a rank exchanges in one optimizer step. Gradients are counted in one bucket where the plan leaves
+/// All that a rank exchanges in one optimizer step, when a run is past its warm-ups. Gradients are counted in one bucket where the plan leaves
 /// the size of buckets to the ranks.
 ///
 /// ```
@@ -80,10 +80,15 @@ pub enum Phase {
 /// assert_eq!(spread, plan.model.param_count());
 /// ```
 pub fn traffic(plan: &Plan, rank: usize) -> Vec<Exchange> {
+    traffic_of_step(plan, rank, usize::MAX)
+}
+
+/// The same of one step, counted from 1: gradients that are compressed may travel whole in the first.
+pub fn traffic_of_step(plan: &Plan, rank: usize, step: usize) -> Vec<Exchange> {
     let part = plan.part(rank);
     let mut list = List::new(&part.mesh, rank);
     let passes = Passes::new(plan, &part);
-    let mut states = States::new(plan, &part);
+    let mut states = States::new(plan, &part, plan.compression(step));
     for moment in moments(plan, &part) {
         let forward = matches!(
             moment,

@@ -34,10 +34,13 @@ impl<'a> Passes<'a> {
     pub fn forward(&self, list: &mut List) {
         self.attention(list);
         self.inside(list);
-        if let Some(moe) = self.moe {
-            self.rows(list, moe, self.part.shape.dim, self.bytes);
+        match self.moe {
+            Some(moe) => {
+                self.rows(list, moe, self.part.shape.dim, self.bytes);
+                self.sum(list);
+            }
+            None => self.leave_matrix(list),
         }
-        self.sum(list);
     }
 
     /// The head: two all-reduces for each chunk of logits.
@@ -60,19 +63,24 @@ impl<'a> Passes<'a> {
             self.inside(list);
         }
         // The second half: its gradient, its input once more, and where its wide part is computed again, again.
-        self.enter(list);
-        self.enter(list);
         match self.moe {
-            Some(moe) => self.mixture_backward(list, moe, recompute),
-            None if recompute == Recompute::Selective => self.enter(list),
-            None => {}
+            Some(moe) => {
+                self.enter(list);
+                self.enter(list);
+                self.mixture_backward(list, moe, recompute);
+                self.sum(list);
+            }
+            None => {
+                let again = if recompute == Recompute::Selective { 3 } else { 2 };
+                (0..again).for_each(|_| self.enter_matrix(list));
+                self.leave_matrix(list);
+            }
         }
-        self.sum(list);
         // The first half.
-        self.enter(list);
+        self.enter_matrix(list);
         self.attend_backward(list);
-        self.enter(list);
-        self.sum(list);
+        self.enter_matrix(list);
+        self.leave_matrix(list);
     }
 
     pub fn embed_backward(&self, list: &mut List) {
@@ -106,16 +114,39 @@ impl<'a> Passes<'a> {
         list.add(Circle::Tensor, collective, self.stream(), self.bytes);
     }
 
+    /// The same into a matrix, whose product may begin with the rows that are here.
+    fn enter_matrix(&self, list: &mut List) {
+        if self.by_rows() { self.pass_rows(list) } else { self.enter(list) }
+    }
+
+    /// The same out of a matrix: its product may go on its way rank by rank.
+    fn leave_matrix(&self, list: &mut List) {
+        if self.by_rows() { self.pass_rows(list) } else { self.sum(list) }
+    }
+
+    /// Whether rows of the stream travel while others are multiplied. Where the plan does not say, as on one host.
+    fn by_rows(&self) -> bool {
+        self.plan.layout.sequence && self.plan.comm.overlap == Some(true)
+    }
+
+    /// A rank's rows to each of the others.
+    fn pass_rows(&self, list: &mut List) {
+        let ranks = list.size(Circle::Tensor);
+        for _ in 1..ranks {
+            list.add(Circle::Tensor, Collective::Send, self.stream() / ranks, self.bytes);
+        }
+    }
+
     fn attention(&self, list: &mut List) {
-        self.enter(list);
+        self.enter_matrix(list);
         self.attend(list);
-        self.sum(list);
+        self.leave_matrix(list);
     }
 
     /// The second half up to its last projection.
     fn inside(&self, list: &mut List) {
+        let Some(moe) = self.moe else { return self.enter_matrix(list) };
         self.enter(list);
-        let Some(moe) = self.moe else { return };
         if moe.aux_loss > 0.0 {
             let (scopes, circle) = match moe.balance {
                 Balance::Sequence => (self.plan.train.micro_batch, Circle::Context),

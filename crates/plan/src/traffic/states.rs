@@ -12,13 +12,15 @@ use crate::plan::Plan;
 pub(super) struct States<'a> {
     plan: &'a Plan,
     part: &'a Part,
+    /// How gradients travel.
+    how: Compression,
     /// Of ZeRO-3's blocks, which are gathered.
     here: Vec<bool>,
 }
 
 impl<'a> States<'a> {
-    pub fn new(plan: &'a Plan, part: &'a Part) -> States<'a> {
-        States { plan, part, here: vec![false; part.blocks.len()] }
+    pub fn new(plan: &'a Plan, part: &'a Part, how: Compression) -> States<'a> {
+        States { plan, part, how, here: vec![false; part.blocks.len()] }
     }
 
     /// ZeRO-3: the blocks that a moment needs are gathered, unless they still are.
@@ -85,13 +87,13 @@ impl<'a> States<'a> {
             for _ in 0..times {
                 self.sum(list, Collective::ReduceScatter, shard(unit.expert), unit.range.len());
             }
-            list.add(copies(unit.expert), Collective::AllReduce, own.len(), 4);
+            list.add(copies(unit.expert), Collective::AllReduce, own.len(), self.width());
         }
     }
 
     /// The runs that are summed at once: neighbours in a bucket whose ranks are the same.
     fn buckets(&self) -> Vec<(Range<usize>, bool)> {
-        let least = self.plan.comm.bucket_bytes.map_or(usize::MAX, |bytes| bytes / 4);
+        let least = self.plan.comm.bucket_bytes.map_or(usize::MAX, |bytes| bytes / self.width());
         let mut runs: Vec<(Range<usize>, bool)> = Vec::new();
         // Where the bucket begins, and where the block does, of all gradients.
         let (mut bucket, mut start) = (0, 0);
@@ -121,8 +123,8 @@ impl<'a> States<'a> {
     fn sum(&self, list: &mut List, collective: Collective, circle: Circle, len: usize) {
         let ranks = list.size(circle);
         let whole = collective == Collective::AllReduce;
-        match self.plan.comm.compression {
-            Compression::None => list.add(circle, collective, len, 4),
+        match self.how {
+            Compression::None => list.add(circle, collective, len, self.width()),
             Compression::TopK(fraction) => {
                 // Places and numbers, four bytes each.
                 let chosen = ((fraction * len as f64).ceil() as usize).clamp(len.min(1), len);
@@ -147,14 +149,19 @@ impl<'a> States<'a> {
     pub fn parts(&self, list: &mut List) {
         if self.plan.layout.sequence {
             let norms = self.count(|param| param.split == Split::Norm);
-            list.add(Circle::Tensor, Collective::AllReduce, norms, 4);
+            list.add(Circle::Tensor, Collective::AllReduce, norms, self.width());
         }
         if self.part.mesh.keys > 1 {
             let keys = self.count(|param| param.split == Split::Keys);
-            list.add(Circle::Keys, Collective::AllReduce, keys, 4);
+            list.add(Circle::Keys, Collective::AllReduce, keys, self.width());
         }
         let tied = self.count(|param| param.tied);
-        list.add(Circle::Ends, Collective::AllReduce, tied, 4);
+        list.add(Circle::Ends, Collective::AllReduce, tied, self.width());
+    }
+
+    /// Bytes of an element of a gradient.
+    fn width(&self) -> usize {
+        self.plan.precision.gradients.bytes()
     }
 
     /// Elements of some parameters in this rank's runs.

@@ -1,7 +1,9 @@
 //! What is exchanged, against the formulas of the papers whose layouts it is of. The trainer's tests hold it
 //! against what is sent.
 
-use lockstep_plan::{Circle, Collective, Config, Phase, Plan, Surroundings, traffic};
+use lockstep_plan::{
+    Circle, Collective, Config, Phase, Plan, Surroundings, traffic, traffic_of_step,
+};
 
 const LAYERS: usize = 8;
 
@@ -99,5 +101,25 @@ fn sequences_travel_as_the_context_says() {
         };
         assert_eq!(bytes(Phase::Forward), formula.forward, "{kind}");
         assert_eq!(bytes(Phase::Backward), formula.backward, "{kind}");
+    }
+}
+
+/// Deep Gradient Compression (Lin et al. 2018): at the start all of the gradient travels, then its largest elements, each
+/// with its place.
+#[test]
+fn the_largest_travel_after_a_warm_up() {
+    let plan = plan(4, &["layout.data=4", "comm.compression=topk:0.01", "train.steps=200"]);
+    let n = plan.model.param_count();
+    let sums = |step| -> Vec<_> {
+        let list = traffic_of_step(&plan, 0, step).into_iter();
+        let sums = list.filter(|e| e.circle == Some(Circle::Copies));
+        sums.map(|e| (e.collective, e.count * e.width * e.times)).collect()
+    };
+    for step in [1, 20] {
+        assert_eq!(sums(step), [(Collective::AllReduce, 4 * n)]);
+    }
+    let chosen = n.div_ceil(100);
+    for step in [21, 200] {
+        assert_eq!(sums(step), [(Collective::AllGather, 4 * 8 * chosen)]);
     }
 }

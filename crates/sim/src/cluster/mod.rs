@@ -7,6 +7,8 @@ mod link;
 pub use accelerator::{Accelerator, Matmul, Peak};
 pub use link::Link;
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 
 const BUILT_IN: &str = include_str!("built_in.toml");
@@ -26,6 +28,9 @@ pub struct Cluster {
     /// Whose collectives run on them.
     #[serde(default)]
     pub engine: Engine,
+    /// Cores of a host, where ranks compute on them: the accelerator is then all of them together, and ranks share it
+    /// and its memory.
+    pub cores: Option<usize>,
     /// Ranks that are not as the others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub differs: Vec<Differs>,
@@ -123,6 +128,22 @@ impl Cluster {
     /// Bytes per second that one rank sends over a link while its neighbours do the same.
     pub fn bandwidth(&self, link: usize) -> f64 {
         self.links[link].bandwidth(self.per_host)
+    }
+
+    /// As it is for ranks with so many threads each, of which there are so many: an accelerator of their own.
+    pub(crate) fn shared(&self, ranks: usize, threads: usize) -> Cow<'_, Cluster> {
+        let Some(cores) = self.cores else { return Cow::Borrowed(self) };
+        let together = ranks.min(self.per_host) as f64;
+        let computing = (threads as f64 / cores as f64).min(1.0 / together);
+        let Accelerator { peak, memory_gib, bandwidth_gbs, .. } = self.accelerator;
+        let peak = Peak { f32: peak.f32 * computing, bf16: peak.bf16 * computing, fp8: None };
+        let accelerator = Accelerator {
+            peak,
+            memory_gib: memory_gib / together,
+            bandwidth_gbs: bandwidth_gbs / together,
+            ..self.accelerator.clone()
+        };
+        Cow::Owned(Cluster { accelerator, ..self.clone() })
     }
 
     /// Whether any rank differs.

@@ -4,7 +4,7 @@ use super::{Cost, matmul};
 use crate::case::Case;
 
 /// Forward, and the gradient of queries, keys and values.
-pub(super) fn attention(case: &Case) -> [Cost; 2] {
+pub(crate) fn attention(case: &Case) -> [Cost; 2] {
     match case.software().flash {
         true => tiled(case),
         false => with_square(case),

@@ -6,6 +6,7 @@ mod ends;
 mod layer;
 mod matmul;
 
+pub(crate) use attention::attention;
 pub(crate) use ends::{embed, head, optimizer};
 pub(crate) use layer::layer;
 pub use matmul::matmul;

@@ -1,12 +1,13 @@
 //! The exchanges of a step, alike ones together: what, among whom, over which link, how long.
 
 use lockstep_plan::{Circle, Collective, Phase};
+use serde::Serialize;
 
 use super::{Spread, seconds};
 use crate::cluster::Cluster;
 
 /// Something that a rank takes part in, several times in a step.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Flow {
     /// None: all ranks.
     pub circle: Option<Circle>,

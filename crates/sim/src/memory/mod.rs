@@ -57,6 +57,7 @@ impl Memory {
 
 /// What a rank of the pipeline needs, by rank: cheaper to know than a whole estimate.
 pub fn memories(plan: &Plan, cluster: &Cluster, options: &Options) -> Vec<Memory> {
+    let cluster = &*cluster.shared(plan.ranks, plan.train.threads);
     let case = Case::new(plan, cluster, options);
     (0..case.pipe()).map(|pipe| memory(&case, pipe)).collect()
 }

@@ -5,7 +5,7 @@ use lockstep_plan::context::ContextKind;
 use lockstep_plan::{Circle, Collective, Phase, Recompute};
 
 use crate::case::Case;
-use crate::compute::Passes;
+use crate::compute::{Passes, attention};
 use crate::exchange::Flows;
 
 /// What exchanges beside the computing take from it: units that move data do not compute.
@@ -18,8 +18,9 @@ pub(super) struct Inside {
     tensor: [f64; 3],
     tensor_hideable: f64,
     context: [f64; 3],
-    /// Of the ring: what one round's message takes, forward and backward, behind attention.
+    /// Of the ring, forward and backward, and the attention behind which its messages hide.
     ring: [f64; 2],
+    attend: [f64; 2],
     expert: [f64; 3],
     /// ZeRO-3: gathering a layer, and summing its gradient.
     gather: f64,
@@ -37,19 +38,9 @@ pub(super) struct Waits {
     pub context: f64,
     pub expert: f64,
     pub data: f64,
-    forward: f64,
-    input: f64,
-    pub weights: f64,
-}
-
-impl Waits {
-    pub fn forward(&self) -> f64 {
-        self.forward
-    }
-
-    pub fn input(&self) -> f64 {
-        self.input
-    }
+    /// The same by pass.
+    pub forward: f64,
+    pub input: f64,
 }
 
 impl Inside {
@@ -135,6 +126,8 @@ impl Inside {
                 (rounds + again * rounds) * times,
             );
             self.ring = [rounds * there, rounds * (back + again * there)];
+            let [fore, aft] = attention(case);
+            self.attend = [fore.seconds, aft.seconds + again * fore.seconds];
         }
     }
 
@@ -206,11 +199,10 @@ impl Inside {
         waits.tensor = there + again + back + left;
         waits.forward += there;
         waits.input += again + back + left;
-        // Rings hide behind the attention that they feed; a third of the computing is a cautious guess of it.
-        let [fore, aft] = self.ring.map(|seconds| seconds * layers);
-        let fore = (fore - passes.forward.seconds / 3.0).max(0.0) + self.context[0] * layers;
-        let aft = (aft - passes.input.seconds / 3.0).max(0.0)
-            + (self.context[1] + self.context[2]) * layers;
+        // What a ring brings is attended to while the next is on its way.
+        let ring = |at: usize| (self.ring[at] - self.attend[at]).max(0.0) * layers;
+        let fore = ring(0) + self.context[0] * layers;
+        let aft = ring(1) + (self.context[1] + self.context[2]) * layers;
         waits.context = fore + aft;
         waits.forward += fore;
         waits.input += aft;

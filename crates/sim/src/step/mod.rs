@@ -136,9 +136,9 @@ fn walk(
         let rank = stage % pipe;
         let (compute, link) = (speed.compute[rank], speed.link[rank]);
         let waits = inside.waits(case, passes, stage);
-        let there = pass(case, passes.forward, waits.forward() / link, compute);
-        let back = pass(case, passes.again + passes.input, waits.input() / link, compute);
-        let last = pass(case, passes.weights, waits.weights / link, compute);
+        let there = pass(case, passes.forward, waits.forward / link, compute);
+        let back = pass(case, passes.again + passes.input, waits.input / link, compute);
+        let last = pass(case, passes.weights, 0.0, compute);
         lasts.forward.push(there.seconds + hand);
         lasts.input.push(back.seconds + hand);
         lasts.weights.push(last.seconds);

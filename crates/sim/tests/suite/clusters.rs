@@ -1,9 +1,10 @@
 //! Descriptions of clusters, and what collectives cost on them.
 
 use crate::errors::mean_error;
-use crate::tables::read;
-use lockstep_plan::Collective;
-use lockstep_sim::{Cluster, Spread, collective_seconds};
+use crate::tables::{plan, read};
+use lockstep_comm::{Algo, Constants, Kind, LinkCost, Shape, choose, price, sent};
+use lockstep_plan::{Collective, Phase};
+use lockstep_sim::{Cluster, Flow, Options, Spread, calibrate, collective_seconds, estimate};
 
 #[test]
 fn all_built_in_clusters_are_sound() {
@@ -14,6 +15,14 @@ fn all_built_in_clusters_are_sound() {
     }
     let needed = ["a100-40", "a100-80", "h100", "h200", "b200", "gb200", "ethernet"];
     assert!(needed.iter().all(|name| Cluster::names().iter().any(|known| known == name)));
+}
+
+#[test]
+fn the_cluster_of_the_readme_can_be_read() {
+    let readme = include_str!("../../README.md");
+    let (_, rest) = readme.split_once("```toml\n").unwrap();
+    let cluster = Cluster::parse(rest.split_once("```").unwrap().0).unwrap();
+    assert_eq!((cluster.links.len(), cluster.of_rank(17).0, cluster.of_rank(16).1), (3, 0.8, 1.0));
 }
 
 #[test]
@@ -57,6 +66,98 @@ fn all_reduces_of_a_node() {
             })
             .collect();
     assert!(mean_error("all-reduce on A100s, µs", &rows) < 0.03);
+}
+
+/// On links that `comm` carries, its own formulas are the price.
+#[test]
+fn lockstep_engines_cost_what_comm_says() {
+    let cluster = Cluster::built_in("ethernet").unwrap();
+    let constants = Constants {
+        local: LinkCost { latency: 1e-6, bandwidth: 8e9 },
+        remote: LinkCost { latency: 20e-6, bandwidth: 1.1e9 },
+    };
+    let kinds = [
+        (Collective::AllReduce, Kind::AllReduce),
+        (Collective::AllGather, Kind::AllGather),
+        (Collective::ReduceScatter, Kind::ReduceScatter),
+        (Collective::AllToAll, Kind::AllToAll),
+    ];
+    for members in [2, 3, 4, 8] {
+        for stride in [1, 4] {
+            let hosts: Vec<usize> = (0..members).map(|member| member * stride / 4).collect();
+            for (collective, kind) in kinds {
+                for bytes in [64, 1 << 20] {
+                    let shape = Shape { kind, count: bytes, width: 1, root: 0, hosts: &hosts };
+                    let comms = price(&shape, choose(&shape, &constants), &constants);
+                    let ours = collective_seconds(
+                        &cluster,
+                        Spread { members, stride },
+                        collective,
+                        bytes as f64,
+                    );
+                    assert!(
+                        (ours / comms - 1.0).abs() < 1e-9,
+                        "{collective:?} of {bytes} among {members}, {stride} apart"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// What a flow is said to send, `comm`'s rings do.
+#[test]
+fn flows_send_what_rings_send() {
+    let hosts: Vec<usize> = (0..8).collect();
+    for (collective, kind) in [
+        (Collective::AllReduce, Kind::AllReduce),
+        (Collective::AllGather, Kind::AllGather),
+        (Collective::ReduceScatter, Kind::ReduceScatter),
+    ] {
+        let shape = Shape { kind, count: 8 << 10, width: 1, root: 0, hosts: &hosts };
+        let flow = Flow {
+            circle: None,
+            members: 8,
+            collective,
+            phase: Phase::Backward,
+            bytes: (8 << 10) as f64,
+            times: 1.0,
+            link: 0,
+            seconds: 0.0,
+        };
+        assert_eq!(
+            sent(&shape, Algo::Ring, 3).unwrap().bytes as f64,
+            flow.sent(),
+            "{collective:?}"
+        );
+    }
+}
+
+/// Ranks that compute on the cores of one host share them: four do not train faster than one with all threads.
+#[test]
+fn ranks_share_cores() {
+    let cluster = Cluster::built_in("cpu").unwrap();
+    let step = |ranks: usize, threads: usize| {
+        let text = format!(
+            "[model]\npreset = \"small\"\n[train]\nthreads = {threads}\n[layout]\ndata = {ranks}\n"
+        );
+        estimate(&plan(&text, ranks), &cluster, &Options::default()).step_s
+    };
+    let (one, half, two, four) = (step(1, 2), step(1, 1), step(2, 1), step(4, 1));
+    assert!(half > 1.5 * one && half < 2.0 * one);
+    assert!(two > 0.95 * one && two < 1.2 * one, "{one} {two}");
+    assert!(four > 0.95 * one && four < 1.4 * one, "{one} {four}");
+}
+
+#[test]
+fn a_measured_step_calibrates() {
+    let cluster = Cluster::built_in("cpu").unwrap();
+    let options = Options::default();
+    let small = plan("[model]\npreset = \"small\"\n", 1);
+    for seconds in [0.5, 3.0] {
+        let ours = calibrate(&cluster, &options, &[(&small, seconds)]);
+        assert!((estimate(&small, &ours, &options).step_s / seconds - 1.0).abs() < 1e-6);
+    }
 }
 
 /// Hosts share their cards: two ranks of a host with one rail have half of it each.

@@ -4,6 +4,7 @@ mod clocks;
 mod clusters;
 mod errors;
 mod memories;
+mod operations;
 mod plans;
 mod tables;
 mod times;

@@ -1,7 +1,10 @@
 //! Memory against tables.
 
 use crate::errors::{mean_error, worst_error};
-use crate::tables::{Row, b200, bigscience, korthikanti_activations, nanotron, read};
+use crate::tables::{
+    Row, b200, bigscience, korthikanti, korthikanti_activations, nanotron, nemo, read, sc21,
+    torchtitan, vtrain,
+};
 use lockstep_sim::{Memory, Software, states};
 
 /// What the fullest rank has, by some count.
@@ -84,4 +87,15 @@ fn what_fits_in_the_bigscience_sweep() {
         assert_eq!(!foretold.fits, row.failed, "{} needs {needs:.1} GiB", row.name);
     }
     assert_eq!(rows.iter().filter(|row| row.failed).count(), 3);
+}
+
+/// Whatever was measured had memory enough.
+#[test]
+fn what_ran_fits() {
+    for rows in [korthikanti(), sc21(), torchtitan(), nanotron(), nemo(), b200(), vtrain()] {
+        for row in rows {
+            let needs = gib(most(&row, Memory::total));
+            assert!(row.estimate().fits, "{} needs {needs:.1} GiB", row.name);
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 use crate::tables::plan;
 use lockstep_plan::schedule::Schedule;
-use lockstep_plan::{Circle, Coord, Ledger};
+use lockstep_plan::{Circle, Config, Coord, Ledger, Plan, Surroundings, layouts};
 use lockstep_sim::{Cluster, Differs, Flow, Options, estimate, memories, traffic};
 
 fn llama(layout: &str, ranks: usize) -> lockstep_plan::Plan {
@@ -117,6 +117,38 @@ fn traffic_by_formula_is_that_of_the_plan() {
                 "{name}: {quick} {exact} {:?}",
                 plan.layout
             );
+        }
+    }
+}
+
+/// Every axis and choice, of every family: nothing panics, all is finite, and the ledger is the plan's.
+#[test]
+fn any_layout_has_a_price() {
+    let clusters = ["cpu", "a100-ethernet"].map(|name| Cluster::built_in(name).unwrap());
+    for preset in ["gpt2-test", "llama-test", "moe-test"] {
+        let text =
+            format!("[model]\npreset = \"{preset}\"\nvocab = 64\n[train]\nglobal_batch = 16\n");
+        let config = Config::parse(&text, &[]);
+        let all = layouts(&config, 64, 4, 60);
+        assert!(all.len() > 15, "{preset}: {}", all.len());
+        for words in all {
+            let config = config.with_layout(&words);
+            let around = Surroundings::one_host(config.ranks(), 1).with_vocab(64);
+            let plan = Plan::resolve(&config, &around).unwrap();
+            for cluster in &clusters {
+                for exact in [false, true] {
+                    let options = Options { exact, ..Options::default() };
+                    let foretold = estimate(&plan, cluster, &options);
+                    let finite = foretold.step_s.is_finite() && foretold.step_s > 0.0;
+                    assert!(finite && foretold.fits, "{preset} {words}: {foretold:?}");
+                    let parts = (foretold.time.total() / foretold.step_s - 1.0).abs();
+                    assert!(
+                        parts < 1e-9 && foretold.time.bubble > -1e-9,
+                        "{preset} {words}: {:?}",
+                        foretold.time
+                    );
+                }
+            }
         }
     }
 }

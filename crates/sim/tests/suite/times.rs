@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::errors::{mean_error, rank_correlation};
-use crate::tables::{Row, b200, bigscience, korthikanti, sc21, torchtitan, vtrain};
+use crate::tables::{Row, b200, bigscience, korthikanti, nemo, sc21, torchtitan, vtrain};
 
 fn seconds(rows: &[Row]) -> Vec<(String, f64, f64)> {
     let known = rows.iter().filter_map(|row| row.seconds.map(|seconds| (row, seconds)));
@@ -28,7 +28,12 @@ fn megatron_sc21_table_1() {
 
 #[test]
 fn torchtitan_on_h100s() {
-    assert!(mean_error("torchtitan, s", &seconds(&torchtitan())) < 0.10);
+    assert!(mean_error("torchtitan, s", &seconds(&torchtitan())) < 0.08);
+}
+
+#[test]
+fn nemo_with_long_sequences() {
+    assert!(mean_error("NeMo, s", &seconds(&nemo())) < 0.04);
 }
 
 #[test]
@@ -39,10 +44,10 @@ fn megatron_core_on_b200s() {
 #[test]
 fn the_bigscience_sweep() {
     let rows = seconds(&bigscience());
-    assert!(mean_error("BigScience, s", &rows) < 0.15);
+    assert!(mean_error("BigScience, s", &rows) < 0.08);
     let alike = correlation(&rows);
     println!("rank correlation {alike:.3}");
-    assert!(alike > 0.8);
+    assert!(alike > 0.85);
 }
 
 /// 720 layouts of small models on one node. Within each model and number of ranks the order counts; and of those, the
@@ -51,7 +56,7 @@ fn the_bigscience_sweep() {
 fn vtrain_on_one_node() {
     let rows = vtrain();
     let times = seconds(&rows);
-    assert!(mean_error("vTrain, s", &times) < 0.12);
+    assert!(mean_error("vTrain, s", &times) < 0.10);
     let (mut orders, mut choices, mut of_batches) = (Vec::new(), Vec::new(), Vec::new());
     for (group, members) in grouped(&rows, |row| row.group.clone()) {
         let of_group: Vec<(String, f64, f64)> =
@@ -80,6 +85,8 @@ fn vtrain_on_one_node() {
     for (name, slower) in of_batches.iter().filter(|(_, slower)| *slower > 0.02) {
         println!("  {name} is {:.1}% slower than the best", 100.0 * slower);
     }
+    // What is reached: one choice in six misses by more, up to two fifths.
+    assert!(exact >= 115 && mean < 0.03);
     for (order, group) in orders {
         assert!(order >= 0.9, "{group}: {order}");
     }

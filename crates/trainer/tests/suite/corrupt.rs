@@ -114,8 +114,15 @@ fn a_resumed_run_goes_on_counting() {
             let start = resume.then(|| Start { checkpoint: newest(), resume: true });
             world.barrier().unwrap();
             let (group, folder) = (world.group(), folder.as_path());
-            let run_of =
-                Run { plan: &plan, group, source: &source, folder, start, stop: &|| false };
+            let run_of = Run {
+                plan: &plan,
+                group,
+                source: &source,
+                folder,
+                start,
+                generation: None,
+                stop: &|| false,
+            };
             run(&run_of, &mut |_| {}).map(drop).unwrap();
         });
     }

@@ -269,6 +269,24 @@ fn layouts_train_alike_in_bf16() {
     alike(MOE, "precision.compute=bf16", &["data=2 expert=2 zero=1"], Tolerance::BF16);
 }
 
+/// Where gradients are kept in bf16 they are rounded once for every micro-batch and once when ranks' are summed, in
+/// other places on every layout.
+#[test]
+fn layouts_train_alike_with_gradients_in_bf16() {
+    let layouts = [
+        "data=2",
+        "data=4 zero=1",
+        "data=4 zero=2 shard=2",
+        "data=4 zero=3",
+        "tensor=2 sequence=true",
+        "data=2 zero=2 pipe=2 schedule=zb-h1",
+    ];
+    alike(GPT2, "precision.gradients=bf16", &layouts, Tolerance::BF16);
+    let also = "precision.compute=bf16 precision.gradients=bf16";
+    alike(LLAMA, also, &["data=4 zero=3", "tensor=2 pipe=2"], Tolerance::BF16);
+    alike(MOE, also, &["data=2 expert=2 zero=1"], Tolerance::BF16);
+}
+
 /// Masks follow from what is dropped, not from who drops it.
 #[test]
 fn layouts_drop_out_the_same() {

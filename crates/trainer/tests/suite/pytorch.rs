@@ -45,7 +45,7 @@ impl Case {
     }
 
     fn store(&self, part: &Part) -> Store {
-        let gradients = Gradients::new(part, 0, 0);
+        let gradients = Gradients::new(part, 0, 0, Dtype::F32);
         Store::new(self.weights(Dtype::F32), gradients, Reduction::new(false, Compression::None), 1)
     }
 

@@ -31,8 +31,15 @@ fn files(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
 fn train(plan: &Plan, folder: &Path) -> Vec<Option<Error>> {
     let source = source();
     on_threads(plan.ranks, |world| {
-        let run_of =
-            Run { plan, group: &world, source: &source, folder, start: None, stop: &|| false };
+        let run_of = Run {
+            plan,
+            group: &world,
+            source: &source,
+            folder,
+            start: None,
+            generation: None,
+            stop: &|| false,
+        };
         run(&run_of, &mut |_| {}).err()
     })
 }
@@ -41,7 +48,15 @@ fn replayed(plan: &Plan, folder: &Path, start: Option<PathBuf>, step: u64) -> Ve
     let source = source();
     on_threads(plan.ranks, |world| {
         let start = start.clone().map(|checkpoint| Start { checkpoint, resume: true });
-        let run_of = Run { plan, group: &world, source: &source, folder, start, stop: &|| false };
+        let run_of = Run {
+            plan,
+            group: &world,
+            source: &source,
+            folder,
+            start,
+            generation: None,
+            stop: &|| false,
+        };
         replay(&run_of, step, |_| {}).unwrap()
     })
 }

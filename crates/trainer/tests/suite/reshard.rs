@@ -103,7 +103,8 @@ fn loaded(plan: &Plan, folder: &Path) -> Vec<Snapshot> {
     let source = source();
     on_threads(plan.ranks, |world| {
         let start = Some(Start { checkpoint: folder.to_path_buf(), resume: true });
-        let run = Run { plan, group: &world, source: &source, folder, start, stop: &|| false };
+        let (source, stop) = (&source, &|| false);
+        let run = Run { plan, group: &world, source, folder, start, generation: None, stop };
         let (rank, done) = build(&run, Device::cpu(1), &mut |_| {}).unwrap();
         assert_eq!(done, STEPS);
         rank.snapshot(Snapshot::default())

@@ -25,9 +25,9 @@ fn train_until(
         let start = resume
             .then(|| Start { checkpoint: lockstep_ckpt::find(folder).unwrap(), resume: true });
         world.barrier().unwrap();
-        let stop = || stop(world.rank());
+        let stop = &|| stop(world.rank());
         let (plan, source) = (&plan, &source);
-        let run_of = Run { plan, group: &world, source, folder, start, stop: &stop };
+        let run_of = Run { plan, group: &world, source, folder, start, generation: None, stop };
         let finished = run(&run_of, &mut |_| {}).unwrap();
         (masters(&finished.rank), finished.stopped)
     })

@@ -35,7 +35,8 @@ fn train(plan: &Plan, folder: &Path, resume: bool) -> (Vec<f32>, Vec<String>) {
             }
             Event::Step(_) | Event::Evaluated(_) | Event::Slow(_) => {}
         };
-        let run_of = Run { plan, group: &world, source: &source, folder, start, stop: &|| false };
+        let (source, stop) = (&source, &|| false);
+        let run_of = Run { plan, group: &world, source, folder, start, generation: None, stop };
         let masters = masters(&run(&run_of, tell).unwrap().rank);
         (masters, told)
     })
@@ -48,16 +49,17 @@ fn save_on(disk: &Disk, plan: &Plan, folder: &Path, to: u64) -> (Vec<f32>, Optio
     let source = source();
     on_threads(plan.ranks, |world| {
         let start = Some(Start { checkpoint: folder.to_path_buf(), resume: true });
-        let run = Run { plan, group: &world, source: &source, folder, start, stop: &|| false };
+        let (source, stop) = (&source, &|| false);
+        let run = Run { plan, group: &world, source, folder, start, generation: None, stop };
         let (mut rank, done) = build(&run, Device::cpu(1), &mut |_| {}).unwrap();
         let generation = lockstep_ckpt::newest(folder).unwrap();
         let mut saver = Saver::new(plan, &world, folder, generation, disk.clone());
         for step in done + 1..=to {
-            rank.step(&source, step).unwrap();
+            rank.step(source, step).unwrap();
         }
         saver.begin(&rank, to, Position::default()).unwrap();
         // One more step while the save is under way.
-        rank.step(&source, to + 1).unwrap();
+        rank.step(source, to + 1).unwrap();
         let word = agree(&world, saver.word()).unwrap();
         let ended = saver.heard(word).unwrap();
         let ended = match ended {

@@ -2,70 +2,72 @@
 
 use std::collections::BTreeMap;
 
-use lockstep_comm::{Algo, Kind, Options, Shape, Traffic, on_threads_with, sent};
+use lockstep_comm::{Algo, Group, Kind, Options, Shape, Traffic, on_threads_with, sent};
 use lockstep_kernels::Device;
-use lockstep_plan::{Circle, Collective, Exchange, Plan, traffic};
+use lockstep_plan::{Circle, Collective, Exchange, Plan, traffic, traffic_of_step};
 use lockstep_trainer::Rank;
 
 use crate::cuts::plan;
 use crate::plans::source;
 
 /// By circle; none is the world.
-type Sent = BTreeMap<Option<Circle>, Traffic>;
+pub type Sent = BTreeMap<Option<Circle>, Traffic>;
 
 const STEPS: u64 = 3;
 
-/// What each rank sent in all steps but the first.
-fn measured(plan: &Plan) -> Vec<Sent> {
+/// What a rank sends in all steps but the first.
+pub fn measured(plan: &Plan, world: &Group) -> Sent {
     let source = source();
-    // Through slots, which count what passes through them; what threads reach in place does not count.
-    let options = Options { direct_access: false, ..Options::default() };
-    on_threads_with(&options, plan.ranks, |world| {
-        let mut rank = Rank::new(plan, &world, Device::cpu(1)).unwrap();
-        rank.step(&source, 1).unwrap();
-        let so_far = |rank: &Rank<'_>| -> Sent {
-            let circles = rank.peers.traffic().map(|(circle, traffic)| (Some(circle), traffic));
-            circles.chain([(None, rank.group.traffic())]).collect()
-        };
-        let before = so_far(&rank);
-        for step in 2..=STEPS {
-            rank.step(&source, step).unwrap();
-        }
-        let since = |(circle, after): (Option<Circle>, Traffic)| {
-            let before = before[&circle];
-            let messages = after.messages - before.messages;
-            (circle, Traffic { messages, bytes: after.bytes - before.bytes })
-        };
-        so_far(&rank).into_iter().map(since).collect()
-    })
+    let mut rank = Rank::new(plan, world, Device::cpu(1)).unwrap();
+    rank.step(&source, 1).unwrap();
+    let so_far = |rank: &Rank<'_>| -> Sent {
+        let circles = rank.peers.traffic().map(|(circle, traffic)| (Some(circle), traffic));
+        circles.chain([(None, rank.group.traffic())]).collect()
+    };
+    let before = so_far(&rank);
+    for step in 2..=STEPS {
+        rank.step(&source, step).unwrap();
+    }
+    let since = |(circle, after): (Option<Circle>, Traffic)| {
+        let before = before[&circle];
+        let messages = after.messages - before.messages;
+        (circle, Traffic { messages, bytes: after.bytes - before.bytes })
+    };
+    so_far(&rank).into_iter().map(since).collect()
 }
 
-/// The same by formula.
-fn planned(plan: &Plan, rank: usize) -> Sent {
+/// The same by formula: `of` says what each exchange comes to, by a rank's place among its members.
+fn planned(plan: &Plan, rank: usize, of: impl Fn(&Exchange, usize) -> Traffic) -> Sent {
     let all = Circle::ALL.map(Some).into_iter().chain([None]);
     let mut sum: Sent = all.map(|circle| (circle, Traffic::default())).collect();
-    for exchange in traffic(plan, rank) {
-        let each = sent_in(plan, rank, &exchange);
-        let times = exchange.times as u64 * (STEPS - 1);
+    for exchange in (2..=STEPS).flat_map(|step| traffic_of_step(plan, rank, step as usize)) {
+        let me = exchange.circle.map_or(rank, |circle| {
+            let circle = plan.mesh().members(circle, rank);
+            circle.iter().position(|member| *member == rank).unwrap() % exchange.members
+        });
+        let (each, times) = (of(&exchange, me), exchange.times as u64);
         let sum = sum.get_mut(&exchange.circle).unwrap();
         *sum = *sum + Traffic { messages: times * each.messages, bytes: times * each.bytes };
     }
     sum
 }
 
+/// What an exchange is in the terms of `comm`; none is a message to one other rank.
+pub fn kind(collective: Collective) -> Option<Kind> {
+    match collective {
+        Collective::AllReduce => Some(Kind::AllReduce),
+        Collective::AllGather => Some(Kind::AllGather),
+        Collective::ReduceScatter => Some(Kind::ReduceScatter),
+        Collective::AllToAll | Collective::AllToAllV => Some(Kind::AllToAll),
+        Collective::Send => None,
+    }
+}
+
 /// One exchange on one host.
-fn sent_in(plan: &Plan, rank: usize, exchange: &Exchange) -> Traffic {
+fn on_one_host(exchange: &Exchange, me: usize) -> Traffic {
     let Exchange { members, count, width, .. } = *exchange;
-    let me = exchange.circle.map_or(rank, |circle| {
-        let circle = plan.mesh().members(circle, rank);
-        circle.iter().position(|member| *member == rank).unwrap() % members
-    });
-    let kind = match exchange.collective {
-        Collective::AllReduce => Kind::AllReduce,
-        Collective::AllGather => Kind::AllGather,
-        Collective::ReduceScatter => Kind::ReduceScatter,
-        Collective::AllToAll | Collective::AllToAllV => Kind::AllToAll,
-        Collective::Send => return Traffic { messages: 1, bytes: (count * width) as u64 },
+    let Some(kind) = kind(exchange.collective) else {
+        return Traffic { messages: 1, bytes: (count * width) as u64 };
     };
     let shape = Shape { kind, count, width, root: 0, hosts: &vec![0; members] };
     let sent = sent(&shape, Algo::Direct, me).unwrap();
@@ -76,26 +78,37 @@ fn sent_in(plan: &Plan, rank: usize, exchange: &Exchange) -> Traffic {
     }
 }
 
+/// Holds what a rank sent against the formulas. What is sent in one circle may depend on the data.
+pub fn compare(
+    words: &str,
+    rank: usize,
+    measured: &Sent,
+    open: Option<Circle>,
+    of: impl Fn(&Exchange, usize) -> Traffic,
+) {
+    let plan = plan(words);
+    let planned = planned(&plan, rank, of);
+    let known = |circle: &Option<Circle>| circle.is_none() || *circle != open;
+    for (circle, measured) in measured.iter().filter(|(circle, _)| known(circle)) {
+        let name = circle.map_or("all ranks", Circle::name);
+        let list: Vec<Exchange> =
+            traffic(&plan, rank).into_iter().filter(|e| e.circle == *circle).collect();
+        assert_eq!(*measured, planned[circle], "{words}: rank {rank} among {name}: {list:#?}");
+    }
+}
+
 fn hold(layouts: &[&str]) {
     hold_but(None, layouts);
 }
 
-/// What is sent in one circle may depend on the data.
 fn hold_but(open: Option<Circle>, layouts: &[&str]) {
+    // Through slots, which count what passes through them; what threads reach in place does not count.
+    let options = Options { direct_access: false, ..Options::default() };
     for words in layouts {
         let plan = plan(words);
-        for (rank, measured) in measured(&plan).iter().enumerate() {
-            let planned = planned(&plan, rank);
-            let known = |circle: &Option<Circle>| circle.is_none() || *circle != open;
-            for (circle, measured) in measured.iter().filter(|(circle, _)| known(circle)) {
-                let name = circle.map_or("all ranks", Circle::name);
-                let list: Vec<Exchange> =
-                    traffic(&plan, rank).into_iter().filter(|e| e.circle == *circle).collect();
-                assert_eq!(
-                    *measured, planned[circle],
-                    "{words}: rank {rank} among {name}: {list:#?}"
-                );
-            }
+        let ranks = on_threads_with(&options, plan.ranks, |world| measured(&plan, &world));
+        for (rank, measured) in ranks.iter().enumerate() {
+            compare(words, rank, measured, open, on_one_host);
         }
     }
 }
@@ -117,6 +130,9 @@ fn replicas_send_as_planned() {
         "gpt2 data=4 zero=1 shard=2",
         "gpt2 data=4 zero=2 shard=2 precision.compute=bf16",
         "llama data=4 zero=3 shard=2 train.micro_batch=3",
+        "gpt2 data=2 precision.gradients=bf16 comm.bucket_mb=0.05",
+        "gpt2 data=4 zero=1 shard=2 precision.gradients=bf16",
+        "llama data=4 zero=2 precision.gradients=bf16 precision.compute=bf16",
     ]);
 }
 
@@ -128,6 +144,7 @@ fn compressed_gradients_are_sent_as_planned() {
         "llama data=2 comm.compression=int8 comm.bucket_mb=0.2",
         "llama data=2 comm.compression=int8 zero=2",
         "gpt2 data=3 comm.compression=topk:0.01 comm.bucket_mb=0.05",
+        "gpt2 data=3 comm.compression=topk:0.01 comm.bucket_mb=0.05 comm.compression_warmup=0",
     ]);
 }
 
@@ -141,6 +158,10 @@ fn cut_matrices_are_sent_as_planned() {
         "llama tensor=4 sequence=true precision.compute=bf16 train.micro_batch=2",
         "llama tensor=2 sequence=true recompute=full",
         "gpt2 tensor=2 sequence=true recompute=selective model.dropout=0.1",
+        "gpt2 tensor=2 sequence=true comm.overlap=true",
+        "llama tensor=4 sequence=true comm.overlap=true recompute=selective precision.compute=bf16",
+        "llama tensor=2 sequence=true comm.overlap=true recompute=full data=2 zero=2",
+        "moe tensor=2 sequence=true comm.overlap=true",
     ]);
 }
 
@@ -205,6 +226,7 @@ fn axes_together_send_as_planned() {
         "llama data=2 pipe=2 chunks=2 zero=3 keep_gathered=true",
         "gpt2 data=2 context=2 zero=3 precision.compute=bf16",
         "llama data=2 tensor=2 pipe=2 sequence=true zero=1 model.tied=true",
+        "llama data=2 tensor=2 pipe=2 sequence=true model.tied=true precision.gradients=bf16",
         "llama tensor=2 context=2 pipe=2 zero=3 sequence=true precision.compute=bf16",
         "gpt2 data=2 tensor=2 pipe=2 zero=3 shard=1",
         "moe data=2 tensor=2 expert=2 pipe=2 zero=2",

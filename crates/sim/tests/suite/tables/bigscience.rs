@@ -3,8 +3,7 @@
 use super::{Cells, Gpt, Row, options, plan, read};
 use lockstep_sim::{Cluster, Software};
 
-/// All rows that say, or let one find, what was run. Rows from before the layers were written down are left out,
-/// and so is one whose columns its note calls swapped.
+/// All rows with a time, or that failed, but for one whose columns its note calls swapped.
 pub fn bigscience() -> Vec<Row> {
     let rows = read(include_str!("../../measured/bigscience_a100_384_layout_sweep.csv"));
     rows.iter().filter(|row| understood(row)).map(parsed).collect()
@@ -12,7 +11,22 @@ pub fn bigscience() -> Vec<Row> {
 
 fn understood(row: &Cells) -> bool {
     let measured = row.number("sec_per_it").is_some() || row.text("mem_gb") == "OOM";
-    row.number("layers").is_some() && measured && !row.text("note").contains("swapped")
+    measured && !row.text("note").contains("swapped")
+}
+
+/// Rows from before layers were written down tell the parameters, in billions: 12 for each square of the width, and
+/// the token table. Stages had equally many layers.
+fn layers(row: &Cells) -> usize {
+    row.number("layers").map_or_else(
+        || {
+            let (width, vocab) = (row.count("hidden") as f64, row.count("vocab") as f64);
+            let layers =
+                (row.count("size_B") as f64 * 1e9 - vocab * width) / (12.0 * width * width);
+            let stages = row.count("pp");
+            (layers / stages as f64).round() as usize * stages
+        },
+        |layers| layers as usize,
+    )
 }
 
 fn parsed(row: &Cells) -> Row {
@@ -23,7 +37,7 @@ fn parsed(row: &Cells) -> Row {
     let model = Gpt {
         dim: row.count("hidden"),
         heads: row.count("heads"),
-        layers: row.count("layers"),
+        layers: layers(row),
         seq: row.count("seq_len"),
         vocab: row.count("vocab"),
         dropout: 0.1,

@@ -8,6 +8,7 @@ mod bigscience;
 mod csv;
 mod megatron;
 mod nanotron;
+mod nemo;
 mod torchtitan;
 mod vtrain;
 
@@ -16,6 +17,7 @@ pub use bigscience::bigscience;
 pub use csv::{Cells, read};
 pub use megatron::{korthikanti, korthikanti_activations, sc21};
 pub use nanotron::nanotron;
+pub use nemo::nemo;
 pub use torchtitan::torchtitan;
 pub use vtrain::vtrain;
 

@@ -15,8 +15,8 @@ pub fn torchtitan() -> Vec<Row> {
                 _ => "llama3-405b",
             };
             let interleaved = row.text("pp_schedule").starts_with("Interleaved");
-            // A pipeline's batch goes through in micro-batches of one sequence.
-            let mbs = if pp > 1 { 1 } else { local };
+            // A pipeline's batch goes through in as many micro-batches as it has ranks, unless something else is said.
+            let mbs = local / pp;
             let (kind, chunks) = if interleaved { ("interleaved", 2) } else { ("1f1b", 1) };
             let text = format!(
                 "[model]\npreset = \"{preset}\"\nseq = {seq}\n[train]\nglobal_batch = {}\nmicro_batch = {mbs}\n\

@@ -1,0 +1,74 @@
+//! Single operations against measurements: matrix multiplies and attention by shape, and a layer.
+
+use crate::errors::mean_error;
+use crate::tables::{Cells, korthikanti, read};
+use lockstep_plan::{Plan, Recompute};
+use lockstep_sim::{Accelerator, estimate, matmul};
+
+const A100: &str = include_str!("../measured/simumax_a100_pcie_op_efficiency.csv");
+const B200: &str = include_str!("../measured/simumax_b200_bf16_ceperm_op_efficiency.csv");
+
+/// A number in a shape like `b=1, m=4096, k=5120`.
+fn size(row: &Cells, name: &str) -> Option<f64> {
+    let sizes = row.text("shape").split(", ").filter_map(|pair| pair.split_once('='));
+    sizes.into_iter().find(|(key, _)| *key == name)?.1.parse().ok()
+}
+
+/// Of the peak, what every measured multiply reaches, foretold and measured.
+fn multiplies(device: &str, file: &str) -> Vec<(String, f64, f64)> {
+    let device = Accelerator::built_in(device).unwrap();
+    let rate = device.peak.bf16 * 1e12;
+    let rows = read(file);
+    let multiplies = rows.iter().filter(|row| row.text("op") == "matmul");
+    multiplies
+        .map(|row| {
+            let [m, k, n] = ["m", "k", "n"].map(|name| size(row, name).unwrap());
+            let sums = row.text("shape").contains("accumulate=True");
+            let seconds = matmul(&device, [m, k, n], 1.0, 2.0, rate, sums);
+            let reached = 2.0 * m * k * n / seconds / rate;
+            (format!("{m} {k} {n}"), reached, row.number("measured_efficiency").unwrap())
+        })
+        .collect()
+}
+
+#[test]
+fn matrix_multiplies_by_shape() {
+    let a100 = multiplies("a100-80", A100);
+    assert_eq!(a100.len(), 183);
+    assert!(mean_error("multiplies on an A100, of the peak", &a100) < 0.05);
+    let b200 = multiplies("b200", B200);
+    assert_eq!(b200.len(), 514);
+    assert!(mean_error("multiplies on a B200, of the peak", &b200) < 0.12);
+}
+
+/// "Reducing Activation Recomputation", Table 4: a layer of the 22-billion model, in milliseconds. No constant was
+/// fitted on it.
+#[test]
+fn layers_of_korthikanti_table_4() {
+    let rows = read(include_str!("../measured/korthikanti_table4_layer_times.csv"));
+    let model = korthikanti().swap_remove(0);
+    let passes = |plan: &Plan| {
+        let stage = estimate(plan, &model.cluster, &model.options).stages.swap_remove(0);
+        [stage.forward, stage.input + stage.weights]
+    };
+    let mut compared = Vec::new();
+    for row in &rows {
+        let experiment = row.text("experiment");
+        let mut plan = model.plan.clone();
+        plan.layout.sequence = experiment.contains("sequence");
+        plan.layout.recompute = match experiment {
+            with if with.contains("selective") => Recompute::Selective,
+            with if with.contains("with recompute") => Recompute::Full,
+            _ => Recompute::None,
+        };
+        // One layer more or less is one layer's time.
+        let more = passes(&plan);
+        plan.model.layers -= 1;
+        let less = passes(&plan);
+        for (at, column) in ["forward_ms", "backward_ms"].into_iter().enumerate() {
+            let name = format!("{experiment}, {column}");
+            compared.push((name, 1e3 * (more[at] - less[at]), row.number(column).unwrap()));
+        }
+    }
+    assert!(mean_error("layers of the 22B model, ms", &compared) < 0.05);
+}

@@ -1,0 +1,91 @@
+//! What ranks send in a step is what the plan says also where only TCP joins them: processes that are each a host of
+//! their own.
+
+use lockstep_comm::launch::{Identity, LaunchSpec, Show, launch};
+use lockstep_comm::{LocalLinks, Options, Shape, Traffic, World, choose, sent};
+use lockstep_parallel::Peers;
+use lockstep_plan::Exchange;
+
+use crate::cuts::plan;
+use crate::traffic::{compare, kind, measured};
+
+const TEST: &str = "hosts::hosts_send_as_planned";
+const WORLD: &str = "LOCKSTEP_TEST_WORLD";
+
+const ON_TWO: &[&str] = &[
+    "gpt2 data=2 comm.bucket_mb=0.05",
+    "llama data=2 comm.bucket_mb=0.2 precision.gradients=bf16",
+    "gpt2 data=2 comm.compression=int8 comm.bucket_mb=0.05",
+    "gpt2 data=2 comm.compression=topk:0.01 comm.bucket_mb=0.05",
+    "gpt2 data=2 zero=1",
+    "llama data=2 zero=2 comm.overlap=false",
+    "llama data=2 zero=3 precision.compute=bf16",
+    "gpt2 tensor=2",
+    "gpt2 tensor=2 sequence=true comm.overlap=false",
+    "gpt2 tensor=2 sequence=true comm.overlap=true",
+    "llama context=2",
+    "gpt2 context=2 context_kind=ulysses",
+    "gpt2 pipe=2",
+    "moe data=2 expert=2",
+];
+
+const ON_FOUR: &[&str] = &[
+    "gpt2 data=4 comm.bucket_mb=0.2",
+    "gpt2 data=4 zero=2 shard=2",
+    "llama data=2 tensor=2 zero=1",
+    "llama tensor=4 sequence=true comm.overlap=true precision.compute=bf16",
+    "llama tensor=2 pipe=2 sequence=true comm.overlap=true schedule=zb-h1 model.tied=true",
+    "gpt2 data=2 context=2 zero=3",
+];
+
+#[test]
+fn hosts_send_as_planned() {
+    match std::env::var(WORLD) {
+        Ok(ranks) => be_a_host(if ranks == "2" { ON_TWO } else { ON_FOUR }),
+        Err(_) => [2, 4].into_iter().for_each(start),
+    }
+}
+
+/// Starts this very test once per rank.
+fn start(ranks: usize) {
+    let program = std::env::current_exe().expect("this binary has a path").into_os_string();
+    let command = [program].into_iter().chain([TEST, "--exact", "--nocapture"].map(Into::into));
+    let logs = std::env::temp_dir().join(format!("lockstep-hosts-{}-{ranks}", std::process::id()));
+    let mut spec = LaunchSpec::local(ranks, command.collect(), logs.clone());
+    spec.show = Show::Nothing;
+    spec.extra_env = vec![(WORLD.into(), ranks.to_string()), ("RUST_BACKTRACE".into(), "0".into())];
+    let outcome = launch(&spec).expect("the ranks start");
+    let report = outcome.failure.map(|failure| failure.to_string()).unwrap_or_default();
+    assert_eq!(outcome.exit_code, 0, "on {ranks}: {report}");
+    let _ = std::fs::remove_dir_all(logs);
+}
+
+fn be_a_host(layouts: &[&str]) {
+    let identity = Identity::from_process_env().expect("the launcher set it");
+    let options = Options { local: LocalLinks::Tcp, ..Options::default() };
+    let world = World::join(&identity, &options).expect("the world forms");
+    for words in layouts {
+        let plan = plan(words);
+        let peers = Peers::new(&world, &plan.mesh(), false).unwrap();
+        let of = |exchange: &Exchange, me| between_hosts(&world, &peers, exchange, me);
+        compare(words, world.rank(), &measured(&plan, &world), None, of);
+    }
+    // Nobody takes the end of another for a failure.
+    world.barrier().unwrap();
+    drop(world);
+    std::process::exit(0);
+}
+
+/// One exchange, by the algorithm that its members choose.
+fn between_hosts(world: &World, peers: &Peers, exchange: &Exchange, me: usize) -> Traffic {
+    let Exchange { members, count, width, .. } = *exchange;
+    let Some(kind) = kind(exchange.collective) else {
+        return Traffic { messages: 1, bytes: (count * width) as u64 };
+    };
+    let group = exchange.circle.map_or(world.group(), |circle| peers.circle(circle));
+    assert_eq!(group.size(), members, "{exchange:?}");
+    let shape = Shape { kind, count, width, root: 0, hosts: group.hosts() };
+    assert!(group.hosts().iter().any(|host| *host != group.hosts()[0]), "ranks are apart");
+    let algo = choose(&shape, &group.constants());
+    sent(&shape, algo, me).expect("these have a formula")
+}
