@@ -491,7 +491,7 @@ fn a_measured_step_takes_any_layout() {
 /// What a run that came out as no number tells to type does what it says.
 #[test]
 fn a_nan_tells_the_command_that_replays_it() {
-    let desk = Desk::new("nan");
+    let desk = Desk::new("replay");
     let wild = "--set train.lr=1e30 --set train.min_lr=0 --set train.warmup=0 --set train.clip=0";
     let ran = desk.run(&format!("train small.toml --ranks 2 {wild}"));
     assert!(!ran.ok, "{}", ran.out);

@@ -86,8 +86,8 @@ fn verdict(step: u64, replayed: &Replayed, kept: bool, recorded: Option<f64>) ->
     match outcome {
         Outcome::NotFinite { rank, place } => {
             let what = match samples.len() {
-                0 => "no sample's loss is, so it arises on the way back".to_string(),
-                count => format!("so is the loss of {count} of its samples"),
+                0 => "every sample's loss is finite, so it arises on the way back".to_string(),
+                count => format!("the loss of {count} of its samples is not finite"),
             };
             format!(
                 "step {step} is not finite again, with the same bits twice: it lies in the data or in the arithmetic, \
@@ -187,7 +187,7 @@ mod tests {
                 None,
                 "not in a machine. It begins on rank 1, in layers.1",
             ),
-            (bad(), None, vec![3, 4], true, None, "so is the loss of 2 of its samples"),
+            (bad(), None, vec![3, 4], true, None, "the loss of 2 of its samples is not finite"),
             (bad(), None, vec![], true, None, "on the way back"),
             (bad(), parting(&[2]), vec![3], true, None, "first on rank 2, in head (its gradient)"),
             (finite(), parting(&[2, 3]), vec![], true, None, "first on ranks 2 and 3, in head"),
