@@ -9,11 +9,12 @@
 //! ```
 //!
 //! A row of a product is the same bits whichever others are computed with it, but where these are so few that another
-//! kernel does them; and sums are made by the owner of the rows, in the order of the ranks and in f32, as
-//! `lockstep_comm` makes them on one host. So it is the same training to the bit.
+//! kernel does them, which are waited for; and sums are made by the owner of the rows, in the order of the ranks and in
+//! f32, as `lockstep_comm` makes them on one host. So it is the same training to the bit.
 
 use lockstep_comm::{Group, Pending, Result, bytes_of, bytes_of_mut};
 use lockstep_kernels::{Device, Dtype, Tag, Tensor, View, ViewMut};
+use lockstep_plan::FEW_ROWS;
 use std::ops::Range;
 
 use crate::Peers;
@@ -58,7 +59,7 @@ struct Bytes(Tensor);
 impl Peers {
     /// Begins to bring this rank's rows of the stream together with those of its peers, for all tokens.
     pub fn start_enter<'p>(&'p self, device: &'p Device, own: Tensor) -> Entering<'p> {
-        let rows = match self.by_rows() {
+        let rows = match self.by_rows(own.rows()) {
             true => {
                 let passing = self.pass(device, 1, &own);
                 Rows::Travelling(own, passing)
@@ -84,7 +85,7 @@ impl Peers {
         mut make: impl FnMut(Range<usize>, ViewMut<'_>),
     ) -> Tensor {
         let Leaving { rows, cols, dtype, tag } = leaving;
-        if !self.by_rows() {
+        if !self.by_rows(rows / self.mesh.tensor) {
             let at_once = if self.sequence { Tag::Buffers } else { tag };
             let mut y = device.empty(rows, cols, dtype, at_once);
             make(0..rows, y.view_mut());
@@ -115,9 +116,9 @@ impl Peers {
         sum(device, &leaving, each, parts.iter().flatten())
     }
 
-    /// Whether rows travel while others are multiplied.
-    fn by_rows(&self) -> bool {
-        self.sequence && self.beside
+    /// Whether rows, so many of each rank, travel while others are multiplied.
+    fn by_rows(&self, each: usize) -> bool {
+        self.sequence && self.beside && each > FEW_ROWS
     }
 
     /// The step-th exchange: own rows go to the rank so far after, and those of the rank as far before come.

@@ -41,4 +41,4 @@ pub use mistake::{Mistake, Place};
 pub use plan::{Checkpoint, Comm, Data, Eval, Layout, Plan, Precision, Sample, Source, Train};
 pub use refit::refit;
 pub use resolve::Surroundings;
-pub use traffic::{Collective, Exchange, Phase, traffic, traffic_of_step};
+pub use traffic::{Collective, Exchange, FEW_ROWS, Phase, traffic, traffic_of_step};

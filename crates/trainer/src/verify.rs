@@ -3,7 +3,7 @@
 use lockstep_comm::{Group, Options, on_threads_with};
 use lockstep_data::Source;
 use lockstep_kernels::Device;
-use lockstep_plan::{Compute, Plan};
+use lockstep_plan::{Compression, Compute, Plan, Precision};
 
 use crate::{Error, Rank, Whole, alone};
 
@@ -40,11 +40,20 @@ impl Tolerance {
     pub const F32: Tolerance = Tolerance { loss: 2e-5, weights: 1e-4 };
     /// Roundings to eight bits in other places.
     pub const BF16: Tolerance = Tolerance { loss: 2e-2, weights: 5e-2 };
+    /// Gradients rounded to a 127th of the largest near them, and put right a step later.
+    pub const INT8: Tolerance = Tolerance { loss: 2e-2, weights: 1e-1 };
+    /// Most of the gradient comes so late that a few steps tell little more than that something is learned.
+    pub const LATE: Tolerance = Tolerance { loss: 4e-1, weights: 6e-1 };
 
-    pub fn of(compute: Compute) -> Tolerance {
-        match compute {
-            Compute::F32 => Tolerance::F32,
-            Compute::Bf16 => Tolerance::BF16,
+    /// Of some steps of a plan, beside the same on one rank, which compresses nothing.
+    pub fn of(plan: &Plan, steps: u64) -> Tolerance {
+        let Precision { compute, gradients } = plan.precision;
+        match plan.compression(steps as usize) {
+            Compression::TopK(_) => Tolerance::LATE,
+            Compression::Int8 => Tolerance::INT8,
+            Compression::Bf16 | Compression::F16 => Tolerance::BF16,
+            Compression::None if [compute, gradients].contains(&Compute::Bf16) => Tolerance::BF16,
+            Compression::None => Tolerance::F32,
         }
     }
 }

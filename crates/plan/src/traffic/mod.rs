@@ -18,6 +18,8 @@
 mod passes;
 mod states;
 
+pub use passes::FEW_ROWS;
+
 use crate::mesh::{Circle, Mesh};
 use crate::passes::{Moment, moments};
 use crate::plan::Plan;

@@ -4,7 +4,10 @@ use super::{Collective, List};
 use crate::config::Recompute;
 use crate::mesh::Circle;
 use crate::model::{Balance, Family, Moe, Part, loss_chunk};
-use crate::plan::Plan;
+use crate::plan::{Layout, Plan};
+
+/// So few rows of the stream do not travel by themselves: multiplied by themselves they would be other sums.
+pub const FEW_ROWS: usize = 8;
 
 pub(super) struct Passes<'a> {
     plan: &'a Plan,
@@ -126,7 +129,8 @@ impl<'a> Passes<'a> {
 
     /// Whether rows of the stream travel while others are multiplied. Where the plan does not say, as on one host.
     fn by_rows(&self) -> bool {
-        self.plan.layout.sequence && self.plan.comm.overlap == Some(true)
+        let Layout { sequence, tensor, .. } = self.plan.layout;
+        sequence && self.plan.comm.overlap == Some(true) && self.tokens / tensor > FEW_ROWS
     }
 
     /// A rank's rows to each of the others.

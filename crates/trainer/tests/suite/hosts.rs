@@ -33,7 +33,7 @@ const ON_FOUR: &[&str] = &[
     "gpt2 data=4 comm.bucket_mb=0.2",
     "gpt2 data=4 zero=2 shard=2",
     "llama data=2 tensor=2 zero=1",
-    "llama tensor=4 sequence=true comm.overlap=true precision.compute=bf16",
+    "llama tensor=4 sequence=true comm.overlap=true precision.compute=bf16 train.micro_batch=3",
     "llama tensor=2 pipe=2 sequence=true comm.overlap=true schedule=zb-h1 model.tied=true",
     "gpt2 data=2 context=2 zero=3",
 ];

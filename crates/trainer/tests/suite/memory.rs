@@ -126,7 +126,7 @@ fn cut_matrices_and_sequences_are_planned_to_the_byte() {
         "moe tensor=2 sequence=true",
         "moe context=2 recompute=full",
         "gpt2 tensor=2 sequence=true comm.overlap=true",
-        "llama tensor=4 sequence=true comm.overlap=true precision.compute=bf16 recompute=selective",
+        "llama tensor=4 sequence=true comm.overlap=true precision.compute=bf16 recompute=selective train.micro_batch=3",
         "llama pipe=2 schedule=zb-h1 tensor=2 sequence=true comm.overlap=true",
     ]);
 }

@@ -20,7 +20,6 @@ fn trained(words: &str) -> Vec<(Vec<u64>, Vec<u32>)> {
 
 #[test]
 fn rows_that_travel_give_the_bits_of_those_that_are_waited_for() {
-    // Not with fewer rows than these: products of few rows are sums in another order.
     for words in [
         "gpt2 tensor=2 sequence=true",
         "gpt2 tensor=3 sequence=true model.dropout=0.1 train.micro_batch=2",

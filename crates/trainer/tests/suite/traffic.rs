@@ -159,7 +159,7 @@ fn cut_matrices_are_sent_as_planned() {
         "llama tensor=2 sequence=true recompute=full",
         "gpt2 tensor=2 sequence=true recompute=selective model.dropout=0.1",
         "gpt2 tensor=2 sequence=true comm.overlap=true",
-        "llama tensor=4 sequence=true comm.overlap=true recompute=selective precision.compute=bf16",
+        "llama tensor=4 sequence=true comm.overlap=true recompute=selective precision.compute=bf16 train.micro_batch=3",
         "llama tensor=2 sequence=true comm.overlap=true recompute=full data=2 zero=2",
         "moe tensor=2 sequence=true comm.overlap=true",
     ]);
