@@ -6,7 +6,8 @@ use anyhow::bail;
 use lockstep_comm::{Algo, Kind, Shape, human_bytes, sent};
 use lockstep_events::StepReport;
 use lockstep_plan::{Collective, Exchange, Ledger, Plan, traffic};
-use lockstep_sim::{estimate, search::words};
+use lockstep_sim::search::words;
+use lockstep_sim::{Options, estimate};
 
 use crate::machine;
 use crate::say::say;
@@ -47,16 +48,20 @@ impl Foretold {
         let step = match cluster {
             Some(typed) => {
                 let cluster = machine::cluster(typed, Some(plan.ranks))?;
-                Some((estimate(plan, &cluster, &machine::options(plan)).step_s, typed.to_string()))
+                Some((estimate(plan, &cluster, &Options::default()).step_s, typed.to_string()))
             }
             None => {
                 let path = usual.display().to_string();
                 // A file that does not know this number of ranks says nothing, unless it was asked for.
-                let cluster = usual.exists().then(|| machine::cluster(&path, Some(plan.ranks)).ok()).flatten();
-                cluster.map(|cluster| (estimate(plan, &cluster, &machine::options(plan)).step_s, path))
+                let cluster = usual
+                    .exists()
+                    .then(|| machine::cluster(&path, Some(plan.ranks)).ok())
+                    .flatten();
+                cluster.map(|cluster| (estimate(plan, &cluster, &Options::default()).step_s, path))
             }
         };
-        let sent = traffic(plan, 0).iter().map(|exchange| exchange.times as u64 * bytes(exchange)).sum();
+        let sent =
+            traffic(plan, 0).iter().map(|exchange| exchange.times as u64 * bytes(exchange)).sum();
         Ok(Foretold { sent, step })
     }
 
@@ -87,7 +92,11 @@ impl Foretold {
         }
         if let (Some((foretold, _)), Some(seconds)) = (&self.step, measured.step(plan)) {
             let off = 100.0 * (foretold / seconds - 1.0);
-            say!("a step, planned and measured: {:.1} {:.1} ms ({off:+.1}%)", 1e3 * foretold, 1e3 * seconds);
+            say!(
+                "a step, planned and measured: {:.1} {:.1} ms ({off:+.1}%)",
+                1e3 * foretold,
+                1e3 * seconds
+            );
         }
     }
 }

@@ -134,7 +134,12 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     world.barrier()?;
 
     let floor = file.source.entropy(plan.data.seq);
-    let mut screen = Screen { terminal: world::on_terminal(), floor, drawn: false, measured: Measured::default() };
+    let mut screen = Screen {
+        terminal: world::on_terminal(),
+        floor,
+        drawn: false,
+        measured: Measured::default(),
+    };
     let run = Run { plan, group: world, source: &file.source, folder: &folder, start };
     let trained = trainer::run(&run, &mut |event| screen.show(&event));
     screen.clear();

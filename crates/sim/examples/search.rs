@@ -7,7 +7,8 @@ use lockstep_sim::search::{By, Limits, Search, Wanted, reasons, words};
 use lockstep_sim::{Cluster, Options};
 
 fn main() {
-    let cases = [("gpt3-175b", 1536, 2048, "a100-80", 384), ("llama3-405b", 2048, 8192, "h100", 16384)];
+    let cases =
+        [("gpt3-175b", 1536, 2048, "a100-80", 384), ("llama3-405b", 2048, 8192, "h100", 16384)];
     for (preset, global_batch, seq, cluster, ranks) in cases {
         let text = format!(
             "[model]\npreset = \"{preset}\"\n[data]\nseq = {seq}\n[train]\nglobal_batch = {global_batch}\n\
@@ -16,21 +17,33 @@ fn main() {
         let config = Config::parse(&text, &[]);
         let cluster = Cluster::built_in(cluster).expect("a built-in cluster");
         let options = Options::default();
-        let wanted = Wanted { config: &config, vocab: None, cluster: &cluster, options: &options, ranks: vec![ranks] };
+        let wanted = Wanted {
+            config: &config,
+            vocab: None,
+            cluster: &cluster,
+            options: &options,
+            ranks: vec![ranks],
+        };
         for by in [By::Time, By::Memory, By::Cost] {
             let start = Instant::now();
             let search = Search::new(&wanted).expect("a preset is a model");
             let grouped = start.elapsed().as_secs_f64();
             let best = search.best(by, 5, &Limits::default());
             let seconds = start.elapsed().as_secs_f64();
-            println!("{preset} on {ranks} {}, by {by:?}: {seconds:.2} s (groups {grouped:.2}), {:?}", cluster.name, search.looked());
+            println!(
+                "{preset} on {ranks} {}, by {by:?}: {seconds:.2} s (groups {grouped:.2}), {:?}",
+                cluster.name,
+                search.looked()
+            );
             if let (By::Time, Some(first)) = (by, best.first()) {
                 let reasons = reasons(&search, first, by);
                 println!("  with reasons: {:.2} s", start.elapsed().as_secs_f64());
                 reasons.iter().for_each(|reason| println!("    {}", reason.line()));
                 let ladder = lockstep_sim::advice::ladder(&search, &cluster);
                 println!("  with advice: {:.2} s", start.elapsed().as_secs_f64());
-                ladder.iter().for_each(|rung| println!("    {} {} {}", rung.means, rung.taken, rung.why));
+                ladder
+                    .iter()
+                    .for_each(|rung| println!("    {} {} {}", rung.means, rung.taken, rung.why));
             }
             for proposal in best {
                 let (estimate, train) = (&proposal.estimate, &proposal.plan.train);

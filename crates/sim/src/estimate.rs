@@ -1,7 +1,7 @@
 //! What one optimizer step of a plan comes to on a cluster.
 
-use lockstep_plan::{Mesh, Plan};
 use lockstep_plan::model::flops_per_token;
+use lockstep_plan::{Mesh, Plan};
 use serde::{Deserialize, Serialize};
 
 use crate::case::Case;

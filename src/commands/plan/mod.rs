@@ -92,7 +92,8 @@ struct Asked {
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let asked = ask(&args)?;
-    let searched = args.search.is_some() || args.preset.is_some() && asked.config.layout == Default::default();
+    let searched =
+        args.search.is_some() || args.preset.is_some() && asked.config.layout == Default::default();
     let typed = if searched { None } else { Some(priced(&asked)?) };
     let wanted = Wanted {
         config: &asked.config,
@@ -107,7 +108,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     let found = match &search {
         Some(search) if searched => {
-            let found = search.best(args.by.by(), args.search.unwrap_or(5).max(1), &Limits::default());
+            let found =
+                search.best(args.by.by(), args.search.unwrap_or(5).max(1), &Limits::default());
             if found.is_empty() {
                 bail!("{}", nothing_fits(search, &asked));
             }
@@ -131,7 +133,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         false => outcome.text(),
     }
     if let Some(path) = &args.html {
-        std::fs::write(path, outcome.html()).with_context(|| format!("cannot write {}", path.display()))?;
+        std::fs::write(path, outcome.html())
+            .with_context(|| format!("cannot write {}", path.display()))?;
         if !args.json {
             println!("the page is {}", path.display());
         }
@@ -164,22 +167,23 @@ fn ask(args: &Args) -> anyhow::Result<Asked> {
         false => typed.or(cluster.ranks),
     };
     let Some(ranks) = ranks.filter(|ranks| *ranks > 0) else {
-        bail!("how many ranks? Say --ranks 64, --cluster {}-64, or a layout in the run file", args.cluster);
+        bail!(
+            "how many ranks? Say --ranks 64, --cluster {}-64, or a layout in the run file",
+            args.cluster
+        );
     };
     if let Some(most) = cluster.ranks.filter(|most| *most < ranks) {
         bail!("{} ranks, but {} has {most}", ranks, cluster.name);
     }
-    // Which program it is depends on the precision alone, so that any layout serves to ask.
-    let around = Surroundings { data_vocab: vocab, ..Surroundings::one_host(1, 1) };
-    let alone = Plan::resolve(&config.with_layout(""), &around).map_err(told)?;
-    let options = Options { fp8: args.fp8, ..machine::options(&alone) };
+    let options = Options { fp8: args.fp8, ..machine::options(&cluster, ranks) };
     Ok(Asked { config, vocab, cluster, ranks, options, chosen })
 }
 
 /// The layout that was typed.
 fn priced(asked: &Asked) -> anyhow::Result<Proposal> {
     let local_ranks = asked.cluster.per_host.min(asked.ranks);
-    let around = Surroundings { ranks: asked.ranks, local_ranks, cores: 1, data_vocab: asked.vocab };
+    let around =
+        Surroundings { ranks: asked.ranks, local_ranks, cores: 1, data_vocab: asked.vocab };
     let plan = Plan::resolve(&asked.config, &around).map_err(told)?;
     let estimate = estimate(&plan, &asked.cluster, &asked.options);
     Ok(Proposal { plan, estimate })

@@ -15,7 +15,8 @@ pub fn run(name: &str, ranks: usize, sets: &[String]) -> anyhow::Result<(Config,
         bail!("no preset is called `{name}`: {meant}there are {}", presets::NAMES.join(", "));
     }
     // The data's vocabulary only serves models that have none of their own.
-    let shape = presets::shape(name, Some(512)).map_err(|_| anyhow::anyhow!("{name} is no whole model"))?;
+    let shape =
+        presets::shape(name, Some(512)).map_err(|_| anyhow::anyhow!("{name} is no whole model"))?;
     let seq = shape.seq.min(SEQ);
     let batch = batch(shape.param_count(), seq, ranks);
     let text = format!(

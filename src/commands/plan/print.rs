@@ -64,7 +64,8 @@ impl Outcome<'_> {
 
     pub fn html(&self) -> String {
         let notes = self.notes();
-        let notes: Vec<(&str, String)> = notes.iter().map(|(title, text)| (title.as_str(), text.clone())).collect();
+        let notes: Vec<(&str, String)> =
+            notes.iter().map(|(title, text)| (title.as_str(), text.clone())).collect();
         report::html(self.shown, self.cluster, &notes)
     }
 
@@ -78,12 +79,18 @@ impl Outcome<'_> {
                 why: turn.why.clone(),
             })
         });
-        let rungs = self.search.filter(|_| self.advice).map_or(Vec::new(), |search| ladder(search, self.cluster));
+        let rungs = self
+            .search
+            .filter(|_| self.advice)
+            .map_or(Vec::new(), |search| ladder(search, self.cluster));
         let rungs = rungs.into_iter().map(|rung| Rung {
             means: rung.means,
             taken: rung.taken,
             step_s: rung.proposal.as_ref().map(|proposal| proposal.estimate.step_s),
-            layout: rung.proposal.as_ref().map(|proposal| lockstep_sim::search::words(&proposal.plan)),
+            layout: rung
+                .proposal
+                .as_ref()
+                .map(|proposal| lockstep_sim::search::words(&proposal.plan)),
             why: rung.why,
         });
         let json = Json {
@@ -106,7 +113,8 @@ impl Outcome<'_> {
 
     /// What is told besides the plan itself, with titles.
     fn notes(&self) -> Vec<(String, String)> {
-        let mut notes = vec![("what limits it".to_string(), list(&limit(self.shown, self.cluster)))];
+        let mut notes =
+            vec![("what limits it".to_string(), list(&limit(self.shown, self.cluster)))];
         if let (Some(search), [best, ..]) = (self.search, self.found) {
             let looked = search.looked();
             let title = format!(
@@ -124,7 +132,10 @@ impl Outcome<'_> {
             }
             notes.push((title, table));
             let why = reasons(search, best, self.by);
-            notes.push(("why: one turn of each knob, everything else near it free".into(), report::reasons_text(&why)));
+            notes.push((
+                "why: one turn of each knob, everything else near it free".into(),
+                report::reasons_text(&why),
+            ));
         }
         if let Some(search) = self.search.filter(|_| self.advice) {
             let rungs = ladder(search, self.cluster);
@@ -155,7 +166,8 @@ impl Outcome<'_> {
     /// Where stages wait for want of micro-batches, a batch twice as large halves that; what it asks for.
     fn batch(&self) -> Option<String> {
         let Proposal { plan, estimate } = self.shown;
-        let starved = estimate.time.bubble > 0.1 * estimate.step_s || plan.train.accumulation < plan.layout.pipe;
+        let starved = estimate.time.bubble > 0.1 * estimate.step_s
+            || plan.train.accumulation < plan.layout.pipe;
         let grown = if starved { 2 * plan.train.global_batch } else { plan.train.global_batch };
         batch_remarks(plan, grown).map(|remarks| list(&remarks.lines))
     }

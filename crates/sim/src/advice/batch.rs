@@ -25,7 +25,8 @@ pub fn batch_remarks(plan: &Plan, global_batch: usize) -> Option<BatchRemarks> {
     let times = global_batch as f64 / plan.train.global_batch as f64;
     let tokens = (global_batch * plan.data.seq) as f64;
     let mut lines = Vec::new();
-    let warmup = ((plan.train.lr.warmup as f64 / times).ceil() as usize).max(plan.train.lr.warmup.min(100));
+    let warmup =
+        ((plan.train.lr.warmup as f64 / times).ceil() as usize).max(plan.train.lr.warmup.min(100));
     let lr = plan.train.lr.peak * times.sqrt();
     if times > 1.0 {
         lines.push(format!(

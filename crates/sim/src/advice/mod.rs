@@ -45,7 +45,8 @@ pub fn ladder(search: &Search, cluster: &Cluster) -> Vec<Rung> {
         }
         let with: Vec<Knob> = allowed.iter().chain(knobs).copied().collect();
         let proposal = search.best(By::Time, 1, &without(&with)).pop();
-        let (taken, why) = judge(search, cluster, standing.as_ref(), proposal.as_ref(), &with, rungs.is_empty());
+        let (taken, why) =
+            judge(search, cluster, standing.as_ref(), proposal.as_ref(), &with, rungs.is_empty());
         // What fits nothing may yet be needed by what comes after: it stays in hand.
         if taken || proposal.is_none() {
             allowed = with;
@@ -66,7 +67,8 @@ fn without(named: &[Knob]) -> Limits {
     };
     let all = MEANS.iter().flat_map(|(_, knobs)| knobs.iter());
     // Where there is no pipeline, schedules and chunks are as they are.
-    let limited = all.filter(|knob| !named.contains(knob) && !matches!(knob, Knob::Schedule | Knob::Shard));
+    let limited =
+        all.filter(|knob| !named.contains(knob) && !matches!(knob, Knob::Schedule | Knob::Shard));
     Limits(limited.map(|knob| (*knob, usual(knob))).collect())
 }
 
@@ -94,8 +96,17 @@ fn judge(
         Some(before) => {
             let gain = 1.0 - now.estimate.step_s / before.estimate.step_s;
             match gain >= WORTH {
-                true => (true, format!("{:.1}% faster: {}", 100.0 * gain, shrunk(&before.estimate, &now.estimate))),
-                false => (false, format!("not needed: it would gain {:.1}%", 100.0 * gain.max(0.0))),
+                true => (
+                    true,
+                    format!(
+                        "{:.1}% faster: {}",
+                        100.0 * gain,
+                        shrunk(&before.estimate, &now.estimate)
+                    ),
+                ),
+                false => {
+                    (false, format!("not needed: it would gain {:.1}%", 100.0 * gain.max(0.0)))
+                }
             }
         }
     }

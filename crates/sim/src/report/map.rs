@@ -37,7 +37,8 @@ pub fn matrix(proposal: &Proposal, most: usize) -> Cells {
 fn targets(mesh: &Mesh, flow: &Flow, rank: usize) -> Vec<usize> {
     let Some(of_flow) = flow.circle else { return vec![(rank + 1) % mesh.ranks()] };
     let circle = members(mesh, of_flow, rank);
-    let Some(at) = circle.iter().position(|member| *member == rank).filter(|_| circle.len() > 1) else {
+    let Some(at) = circle.iter().position(|member| *member == rank).filter(|_| circle.len() > 1)
+    else {
         return Vec::new();
     };
     match flow.collective {
@@ -61,27 +62,40 @@ fn members(mesh: &Mesh, circle: Circle, rank: usize) -> Vec<usize> {
     let own = mesh.coord(rank);
     let replica = mesh.replica(own);
     let of_replicas = |all: Vec<usize>| -> Vec<usize> {
-        let place = |replica: usize| Coord { data: replica / mesh.context, context: replica % mesh.context, ..own };
+        let place = |replica: usize| Coord {
+            data: replica / mesh.context,
+            context: replica % mesh.context,
+            ..own
+        };
         all.into_iter().map(|replica| mesh.rank(place(replica))).collect()
     };
-    let run = |length: usize| (replica / length * length..(replica / length + 1) * length).collect::<Vec<_>>();
+    let run = |length: usize| {
+        (replica / length * length..(replica / length + 1) * length).collect::<Vec<_>>()
+    };
     let every = |step: usize| (replica % step..mesh.replicas()).step_by(step).collect::<Vec<_>>();
     match circle {
         Circle::Tensor | Circle::Keys => {
             (0..mesh.tensor).map(|tensor| mesh.rank(Coord { tensor, ..own })).collect()
         }
-        Circle::Context => (0..mesh.context).map(|context| mesh.rank(Coord { context, ..own })).collect(),
+        Circle::Context => {
+            (0..mesh.context).map(|context| mesh.rank(Coord { context, ..own })).collect()
+        }
         Circle::Pipe => (0..mesh.pipe).map(|pipe| mesh.rank(Coord { pipe, ..own })).collect(),
         Circle::Ends => {
             let ends = [0, mesh.pipe - 1];
             let there = ends.contains(&own.pipe) && mesh.pipe > 1;
-            ends.into_iter().filter(|_| there).map(|pipe| mesh.rank(Coord { pipe, ..own })).collect()
+            ends.into_iter()
+                .filter(|_| there)
+                .map(|pipe| mesh.rank(Coord { pipe, ..own }))
+                .collect()
         }
         Circle::Replicas => of_replicas((0..mesh.replicas()).collect()),
         Circle::Shard | Circle::Gather => of_replicas(run(mesh.shard)),
         // Without ZeRO all replicas are copies of each other.
         Circle::Copies => of_replicas(every(mesh.shard)),
         Circle::Expert => of_replicas(run(mesh.expert)),
-        Circle::ExpertShard | Circle::ExpertGather | Circle::ExpertCopies => of_replicas(every(mesh.expert)),
+        Circle::ExpertShard | Circle::ExpertGather | Circle::ExpertCopies => {
+            of_replicas(every(mesh.expert))
+        }
     }
 }

@@ -106,7 +106,12 @@ impl Report {
             hfu: estimate.hfu,
             time: estimate.time,
             memory: estimate.stages.iter().enumerate().map(stage).collect(),
-            traffic: estimate.flows.iter().filter(|flow| flow.bytes > 0.0).map(|flow| Traffic::of(flow, cluster)).collect(),
+            traffic: estimate
+                .flows
+                .iter()
+                .filter(|flow| flow.bytes > 0.0)
+                .map(|flow| Traffic::of(flow, cluster))
+                .collect(),
         }
     }
 }
@@ -186,7 +191,11 @@ pub(crate) fn time_text(seconds: f64) -> String {
 /// A plan in one line.
 pub(crate) fn headline(plan: &Plan) -> String {
     let params = plan.model.param_count() as f64;
-    let size = if params >= 1e9 { format!("{:.1}B", params / 1e9) } else { format!("{:.2}M", params / 1e6) };
+    let size = if params >= 1e9 {
+        format!("{:.1}B", params / 1e9)
+    } else {
+        format!("{:.2}M", params / 1e6)
+    };
     format!(
         "{:?}, {size} parameters, {:?}, {} × {} tokens per step",
         plan.model.family, plan.precision.compute, plan.train.global_batch, plan.data.seq

@@ -2,7 +2,9 @@
 
 use std::fmt::Write;
 
-use super::{bytes_text, circle_name, collective_name, headline, lines, phase_name, time_text, timeline};
+use super::{
+    bytes_text, circle_name, collective_name, headline, lines, phase_name, time_text, timeline,
+};
 use crate::advice::Rung;
 use crate::cluster::GIB;
 use crate::search::{Proposal, Reason, parts, words};
@@ -21,7 +23,12 @@ pub fn text(proposal: &Proposal, cluster: &Cluster) -> String {
     };
     say(&format!("{}: {}", plan.name, headline(plan)));
     say(&format!("{} × {} ({})", plan.ranks, cluster.accelerator.name, cluster.name));
-    say(&format!("{}, micro_batch={} × {}", words(plan), plan.train.micro_batch, plan.train.accumulation));
+    say(&format!(
+        "{}, micro_batch={} × {}",
+        words(plan),
+        plan.train.micro_batch,
+        plan.train.accumulation
+    ));
     say("");
     say(&memory_table(proposal));
     say(&traffic_table(proposal, cluster));
@@ -63,7 +70,12 @@ fn memory_table(proposal: &Proposal) -> String {
         }
         let _ = write!(table, "  {number:>5}");
         for index in &columns {
-            let _ = write!(table, " {:>9.*}", digits(stage.available), lines(&stage.memory)[*index].1 / GIB);
+            let _ = write!(
+                table,
+                " {:>9.*}",
+                digits(stage.available),
+                lines(&stage.memory)[*index].1 / GIB
+            );
         }
         let (total, available) = (stage.memory.total() / GIB, stage.available / GIB);
         let much = if total > available { "  too much" } else { "" };
@@ -87,7 +99,8 @@ fn shorter(name: &str) -> &str {
 }
 
 fn traffic_table(proposal: &Proposal, cluster: &Cluster) -> String {
-    let flows: Vec<&Flow> = proposal.estimate.flows.iter().filter(|flow| flow.bytes > 0.0).collect();
+    let flows: Vec<&Flow> =
+        proposal.estimate.flows.iter().filter(|flow| flow.bytes > 0.0).collect();
     if flows.is_empty() {
         return "traffic: none\n".into();
     }
@@ -121,7 +134,12 @@ fn step_bars(proposal: &Proposal) -> String {
         let share = seconds / step;
         if share >= 5e-4 {
             let bar = "█".repeat((50.0 * share).round() as usize);
-            let _ = writeln!(bars, "  {name:<25} {:>11} {:>5.1}% {bar}", time_text(seconds), 100.0 * share);
+            let _ = writeln!(
+                bars,
+                "  {name:<25} {:>11} {:>5.1}% {bar}",
+                time_text(seconds),
+                100.0 * share
+            );
         }
     }
     bars
@@ -135,7 +153,12 @@ fn pipeline_text(proposal: &Proposal) -> String {
     }
     let whole = proposal.plan.train.accumulation;
     let Some(timeline) = timeline(proposal, layout.pipe.max(4)) else { return String::new() };
-    let shortest = timeline.ranks.iter().flatten().map(|span| span.end - span.start).fold(f64::INFINITY, f64::min);
+    let shortest = timeline
+        .ranks
+        .iter()
+        .flatten()
+        .map(|span| span.end - span.start)
+        .fold(f64::INFINITY, f64::min);
     let mut title = String::from("the pipeline in time");
     let micros = timeline.ranks[0].iter().map(|span| span.action.micro + 1).max().unwrap_or(0);
     if micros < whole {
@@ -153,7 +176,8 @@ fn pipeline_text(proposal: &Proposal) -> String {
 
 /// Proposals as a table, the best first.
 pub fn proposals_text(proposals: &[Proposal]) -> String {
-    let mut table = format!("  {:>10} {:>6} {:>9} {:>6}  layout\n", "step", "mfu", "memory", "micro");
+    let mut table =
+        format!("  {:>10} {:>6} {:>9} {:>6}  layout\n", "step", "mfu", "memory", "micro");
     for proposal in proposals {
         let _ = writeln!(
             table,
@@ -175,7 +199,9 @@ pub fn reasons_text(reasons: &[Reason]) -> String {
     for reason in reasons {
         let _ = writeln!(text, "  {}", reason.typed);
         for turn in &reason.turns {
-            let by = turn.times.map_or("  –".to_string(), |times| format!("{:+.1}%", 100.0 * (times - 1.0)));
+            let by = turn
+                .times
+                .map_or("  –".to_string(), |times| format!("{:+.1}%", 100.0 * (times - 1.0)));
             let _ = writeln!(text, "    {:<22} {by:>8}  {}", turn.typed, turn.why);
         }
     }
@@ -187,11 +213,20 @@ pub fn ladder_text(rungs: &[Rung]) -> String {
     let mut text = String::new();
     for rung in rungs {
         let mark = if rung.taken { "✓" } else { "·" };
-        let step = rung.proposal.as_ref().map_or("–".into(), |proposal| time_text(proposal.estimate.step_s));
+        let step = rung
+            .proposal
+            .as_ref()
+            .map_or("–".into(), |proposal| time_text(proposal.estimate.step_s));
         let _ = writeln!(text, "  {mark} {:<17} {step:>10}  {}", rung.means, rung.why);
         if let Some(proposal) = rung.proposal.as_ref().filter(|_| rung.taken) {
             let micro_batch = proposal.plan.train.micro_batch;
-            let _ = writeln!(text, "    {:<17} {:>10}  {}, micro_batch={micro_batch}", "", "", words(&proposal.plan));
+            let _ = writeln!(
+                text,
+                "    {:<17} {:>10}  {}, micro_batch={micro_batch}",
+                "",
+                "",
+                words(&proposal.plan)
+            );
         }
     }
     text

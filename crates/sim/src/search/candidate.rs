@@ -86,11 +86,17 @@ impl Knob {
             Knob::Expert => layout.expert,
             Knob::MicroBatch => candidate.micro_batch,
             Knob::Sequence => usize::from(layout.sequence),
-            Knob::ContextKind => KINDS.iter().position(|kind| *kind == layout.context_kind).unwrap_or(0),
-            Knob::Recompute => RECOMPUTES.iter().position(|how| *how == layout.recompute).unwrap_or(0),
+            Knob::ContextKind => {
+                KINDS.iter().position(|kind| *kind == layout.context_kind).unwrap_or(0)
+            }
+            Knob::Recompute => {
+                RECOMPUTES.iter().position(|how| *how == layout.recompute).unwrap_or(0)
+            }
             Knob::Zero => usize::from(layout.zero),
             Knob::Shard => layout.shard,
-            Knob::Schedule => Kind::ALL.iter().position(|kind| *kind == layout.schedule).unwrap_or(0),
+            Knob::Schedule => {
+                Kind::ALL.iter().position(|kind| *kind == layout.schedule).unwrap_or(0)
+            }
             Knob::Chunks => layout.chunks,
         }
     }
@@ -154,7 +160,9 @@ pub fn words(plan: &Plan) -> String {
     say(layout.recompute != Recompute::None, format!("recompute={how}"));
     // Only where it tells: axes of one rank may stand anywhere.
     let mesh = plan.mesh();
-    let long = |order: [Axis; 4]| order.into_iter().filter(|axis| mesh.size(*axis) > 1).collect::<Vec<_>>();
+    let long = |order: [Axis; 4]| {
+        order.into_iter().filter(|axis| mesh.size(*axis) > 1).collect::<Vec<_>>()
+    };
     let order: Vec<&str> = layout.order.iter().map(|axis| axis.name()).collect();
     let usual = long(layout.order) == long(Mesh::ONE.order);
     say(!usual, format!("placement=\"{}\"", order.join(",")));

@@ -122,7 +122,8 @@ impl<'a> Search<'a> {
         around.data_vocab = wanted.vocab;
         let plan = Plan::resolve(&alone, &around)?;
         let options = Options { exact: false, ..wanted.options.clone() };
-        let mut search = Search { wanted, plan, options, groups: Vec::new(), looked: RefCell::default() };
+        let mut search =
+            Search { wanted, plan, options, groups: Vec::new(), looked: RefCell::default() };
         search.find_groups();
         Ok(search)
     }
@@ -142,7 +143,8 @@ impl<'a> Search<'a> {
             let cluster = &*cluster.shared(candidate.ranks, paper.train.threads);
             // ZeRO-3 on all replicas, for the memory that there must be.
             let replicas = candidate.layout.data * candidate.layout.context;
-            (paper.layout.zero, paper.layout.shard) = if replicas > 1 { (3, replicas) } else { (0, 1) };
+            (paper.layout.zero, paper.layout.shard) =
+                if replicas > 1 { (3, replicas) } else { (0, 1) };
             let bytes = room::needs_at_least(&Case::new(&paper, cluster, options));
             (paper.layout.zero, paper.layout.shard) = (0, 1);
             if bytes > most {
@@ -193,8 +195,12 @@ impl<'a> Search<'a> {
                 continue;
             }
             let mut opened = walk.open(node.number.0, best.worst());
-            // The most promising at once: the sooner something good is known, the more need not be looked at.
-            if let Some(first) = (0..opened.len()).max_by(|a, b| opened[*a].cmp(&opened[*b])) {
+            // The most promising at once, if it promises much: the sooner something good is known, the more need not
+            // be looked at.
+            let first = (0..opened.len()).max_by(|a, b| opened[*a].cmp(&opened[*b]));
+            if let Some(first) =
+                first.filter(|first| opened[*first].bound < PROMISING * best.worst())
+            {
                 let first = opened.swap_remove(first);
                 first.leaf.iter().for_each(|leaf| walk.look(leaf, first.number, &mut best));
             }
@@ -203,6 +209,9 @@ impl<'a> Search<'a> {
         best.list.into_iter().map(|(_, proposal)| proposal).collect()
     }
 }
+
+/// Of the worst of the best, what a bound must be below to be looked at out of turn.
+const PROMISING: f64 = 0.95;
 
 /// One walk through the groups.
 struct Walk<'a> {
@@ -230,7 +239,8 @@ impl Walk<'_> {
         let mut index = 0;
         for scheduled in space::scheduled(candidate, plan.model.layers, micros) {
             scheduled.onto(&mut paper);
-            let at_least = timed.map_or(0.0, |blocks| passes_bound(&Case::new(&paper, cluster, options), blocks));
+            let at_least = timed
+                .map_or(0.0, |blocks| passes_bound(&Case::new(&paper, cluster, options), blocks));
             let hopeless = value(self.by, ranks, at_least, 0.0) > worst;
             for leaf in space::leaves(&scheduled) {
                 index += 1;

@@ -27,7 +27,7 @@ pub struct Turned {
     pub why: String,
 }
 
-/// How far from the best layout others are looked for: each degree half to twice its own.
+/// How far from the best layout others are looked for when a degree is turned: each other half to twice its own.
 const NEAR: usize = 2;
 
 /// For every knob that could be turned, one turn down and one up.
@@ -66,14 +66,18 @@ fn turned(search: &Search, best: &Proposal, by: By, knob: Knob, answer: usize) -
     let limits = near(&best.plan, knob).with(knob, answer..=answer);
     let Some(other) = search.best(by, 1, &limits).pop() else {
         let why = match search.smallest(&limits) {
-            Some(smallest) => format!("nothing near fits: the smallest is {} over", gib(smallest.over())),
+            Some(smallest) => {
+                format!("nothing near fits: the smallest is {} over", gib(smallest.over()))
+            }
             None => "the model or the batch does not allow it here".to_string(),
         };
         return Turned { typed, times: None, why };
     };
     let times = other.value(by) / best.value(by);
     let mut why = match by {
-        By::Memory => format!("{} and not {} on the fullest rank", gib(other.bytes()), gib(best.bytes())),
+        By::Memory => {
+            format!("{} and not {} on the fullest rank", gib(other.bytes()), gib(best.bytes()))
+        }
         _ => difference(cluster, &best.estimate, &other.estimate),
     };
     // What the knob as it stands is there for.
@@ -86,9 +90,13 @@ fn turned(search: &Search, best: &Proposal, by: By, knob: Knob, answer: usize) -
 /// Around a plan, in all directions but one.
 fn near(plan: &Plan, free: Knob) -> Limits {
     let knobs = [Knob::Tensor, Knob::Context, Knob::Pipe, Knob::MicroBatch];
+    // A choice of other kinds is made for the degrees as they are.
+    let degree =
+        matches!(free, Knob::Tensor | Knob::Context | Knob::Pipe | Knob::Data | Knob::Expert);
     let around = |knob: Knob| {
         let here = knob.of(plan);
-        (knob, here.div_ceil(NEAR)..=here * NEAR)
+        let near = if degree || knob == Knob::MicroBatch { NEAR } else { 1 };
+        (knob, here.div_ceil(near)..=here * near)
     };
     let ranks = (Knob::Ranks, plan.ranks..=plan.ranks);
     Limits(knobs.into_iter().filter(|knob| *knob != free).map(around).chain([ranks]).collect())
@@ -109,7 +117,8 @@ fn twin(search: &Search, best: &Proposal, knob: Knob, answer: usize) -> Option<P
     }
     let others = layout.tensor * layout.pipe * layout.context;
     let whole = best.plan.layout.shard == best.plan.layout.data * best.plan.layout.context;
-    layout.data = best.plan.ranks.checked_div(others).filter(|data| data * others == best.plan.ranks)?;
+    layout.data =
+        best.plan.ranks.checked_div(others).filter(|data| data * others == best.plan.ranks)?;
     let replicas = layout.data * layout.context;
     layout.shard = match layout.zero {
         0 => 1,
@@ -117,7 +126,8 @@ fn twin(search: &Search, best: &Proposal, knob: Knob, answer: usize) -> Option<P
         _ => layout.shard,
     };
     let layout = Layout { keep_gathered: layout.keep_gathered && layout.zero == 3, ..layout };
-    let candidate = Candidate { ranks: best.plan.ranks, micro_batch: best.plan.train.micro_batch, layout };
+    let candidate =
+        Candidate { ranks: best.plan.ranks, micro_batch: best.plan.train.micro_batch, layout };
     let local_ranks = cluster.per_host.min(candidate.ranks);
     let around = Surroundings { ranks: candidate.ranks, local_ranks, cores: 1, data_vocab: vocab };
     let plan = Plan::resolve(&candidate.typed(config), &around).ok()?;
@@ -178,12 +188,20 @@ pub fn limit(proposal: &Proposal, cluster: &Cluster) -> Vec<String> {
     let share = |seconds: f64| 100.0 * seconds / estimate.step_s;
     let compute = estimate.time.compute;
     let reached = 100.0 * estimate.hfu * estimate.step_s / compute.max(f64::MIN_POSITIVE);
-    let mut lines = vec![format!("computing takes {:.0}% of the step, at {reached:.0}% of the peak", share(compute))];
+    let mut lines = vec![format!(
+        "computing takes {:.0}% of the step, at {reached:.0}% of the peak",
+        share(compute)
+    )];
     let mut rest: Vec<(&str, f64)> = parts(estimate).into_iter().skip(1).collect();
     rest.sort_by(|a, b| b.1.total_cmp(&a.1));
     for (name, seconds) in rest.into_iter().filter(|(_, seconds)| share(*seconds) >= 0.5) {
-        let over = link_of(cluster, estimate, name).map_or(String::new(), |link| format!(" over {link}"));
-        let how = if name.ends_with("exchanges") { format!("{over} that nothing hides") } else { String::new() };
+        let over =
+            link_of(cluster, estimate, name).map_or(String::new(), |link| format!(" over {link}"));
+        let how = if name.ends_with("exchanges") {
+            format!("{over} that nothing hides")
+        } else {
+            String::new()
+        };
         lines.push(format!("{name}{how}: {} ({:.1}%)", time(seconds), share(seconds)));
     }
     let left = -proposal.over();
@@ -223,7 +241,9 @@ impl Search<'_> {
             Knob::Zero => vec![0, 1, 2, 3],
             Knob::Schedule => (0..lockstep_plan::schedule::Kind::ALL.len()).collect(),
             Knob::Chunks => (1..=super::MOST_CHUNKS).collect(),
-            Knob::Shard => super::space::divisors(self.wanted.ranks.iter().copied().max().unwrap_or(1)),
+            Knob::Shard => {
+                super::space::divisors(self.wanted.ranks.iter().copied().max().unwrap_or(1))
+            }
             _ => self.groups.iter().map(|group| knob.answer(&group.candidate)).collect(),
         };
         answers.sort_unstable();

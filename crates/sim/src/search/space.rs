@@ -137,7 +137,8 @@ fn schedules(pipe: usize, layers: usize, micros: usize) -> Vec<(Kind, usize)> {
     if pipe == 1 {
         return vec![(Kind::OneForwardOneBackward, 1)];
     }
-    let mut all = vec![(Kind::OneForwardOneBackward, 1), (Kind::ZbH1, 1), (Kind::ZbH2, 1), (Kind::Gpipe, 1)];
+    let mut all =
+        vec![(Kind::OneForwardOneBackward, 1), (Kind::ZbH1, 1), (Kind::ZbH2, 1), (Kind::Gpipe, 1)];
     if micros.is_multiple_of(pipe) {
         let most = MOST_CHUNKS.min(layers / pipe);
         all.extend((2..=most).map(|chunks| (Kind::Interleaved, chunks)));
@@ -188,7 +189,8 @@ fn distances(mesh: &Mesh, cluster: &Cluster) -> Vec<usize> {
         stride *= size;
     }
     // By axis, not by place.
-    let each = 1 + if exact { 1 } else { cluster.links.iter().filter(|link| link.span.is_some()).count() };
+    let each =
+        1 + if exact { 1 } else { cluster.links.iter().filter(|link| link.span.is_some()).count() };
     let mut by_axis: Vec<&[usize]> = far.chunks(each).collect();
     by_axis.sort_unstable();
     by_axis.concat()

@@ -28,7 +28,11 @@ impl After {
             let list = if rank == 0 { &mut *flows } else { &mut unseen };
             let costs = match before {
                 Some((same, costs)) if same == params => costs,
-                _ => (summed(case, params, list), spread_out(case, params, list), stepped(case, params)),
+                _ => (
+                    summed(case, params, list),
+                    spread_out(case, params, list),
+                    stepped(case, params),
+                ),
             };
             before = Some((params, costs));
             sums.push(costs.0);

@@ -14,9 +14,12 @@ const WIDE: f64 = 830.0;
 
 pub(super) fn memory(proposal: &Proposal) -> String {
     let stages = &proposal.estimate.stages;
-    let left_out = |number: usize| stages.len() > MOST && (MOST / 2..stages.len() - MOST / 2).contains(&number);
+    let left_out = |number: usize| {
+        stages.len() > MOST && (MOST / 2..stages.len() - MOST / 2).contains(&number)
+    };
     let shown: Vec<usize> = (0..stages.len()).filter(|number| !left_out(*number)).collect();
-    let most = stages.iter().map(|stage| stage.memory.total().max(stage.available)).fold(1.0, f64::max);
+    let most =
+        stages.iter().map(|stage| stage.memory.total().max(stage.available)).fold(1.0, f64::max);
     let height = shown.len() * ROW + 6;
     let mut svg = format!("<svg viewBox=\"0 0 1000 {height}\" role=\"img\" class=\"wide\">");
     for (row, number) in shown.iter().enumerate() {
@@ -33,14 +36,26 @@ pub(super) fn memory(proposal: &Proposal) -> String {
             );
             x += width;
         }
-        let _ = write!(svg, "<text x=\"{:.1}\" y=\"{}\">{}</text>", x + 5.0, y + 13, bytes_text(stage.memory.total()));
+        let _ = write!(
+            svg,
+            "<text x=\"{:.1}\" y=\"{}\">{}</text>",
+            x + 5.0,
+            y + 13,
+            bytes_text(stage.memory.total())
+        );
         let end = LEFT + WIDE * stage.available / most;
-        let _ = write!(svg, "<line class=\"axis\" x1=\"{end:.1}\" x2=\"{end:.1}\" y1=\"{}\" y2=\"{}\"/>", y - 2, y + ROW - 3);
+        let _ = write!(
+            svg,
+            "<line class=\"axis\" x1=\"{end:.1}\" x2=\"{end:.1}\" y1=\"{}\" y2=\"{}\"/>",
+            y - 2,
+            y + ROW - 3
+        );
     }
     svg.push_str("</svg>");
     let used = |index: usize| stages.iter().any(|stage| lines(&stage.memory)[index].1 > 0.0);
     let names = lines(&Memory::default()).into_iter().enumerate().filter(|(index, _)| used(*index));
-    let legend = names.map(|(index, (name, _))| format!("<li><i class=\"c{index}\"></i>{name}</li>"));
+    let legend =
+        names.map(|(index, (name, _))| format!("<li><i class=\"c{index}\"></i>{name}</li>"));
     let note = match stages.len() - shown.len() {
         0 => String::new(),
         hidden => format!("<p>{hidden} stages between them are left out.</p>"),

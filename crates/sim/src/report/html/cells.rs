@@ -8,7 +8,7 @@ use crate::search::Proposal;
 
 /// Rows of the matrix, and ranks of the map.
 const MOST_ROWS: usize = 64;
-const MOST_RANKS: usize = 256;
+const MOST_RANKS: usize = 128;
 
 /// The communication matrix, where ranks say anything.
 pub(super) fn matrix(proposal: &Proposal) -> String {
@@ -23,7 +23,8 @@ fn squares(proposal: &Proposal) -> String {
     let cells = map::matrix(proposal, MOST_ROWS);
     let size = 640.0 / cells.side as f64;
     let most = cells.bytes.iter().copied().fold(0.0, f64::max);
-    let mut svg = String::from("<svg viewBox=\"0 0 660 660\" role=\"img\" style=\"width:min(100%,660px)\">");
+    let mut svg =
+        String::from("<svg viewBox=\"0 0 660 660\" role=\"img\" style=\"width:min(100%,660px)\">");
     svg.push_str("<rect class=\"frame\" x=\"10\" y=\"10\" width=\"640\" height=\"640\"/>");
     for from in 0..cells.side {
         for to in 0..cells.side {
@@ -49,8 +50,12 @@ fn squares(proposal: &Proposal) -> String {
         }
     }
     svg.push_str("</svg>");
-    let each = if cells.each > 1 { format!("A square is {} ranks. ", cells.each) } else { String::new() };
-    format!("{svg}<p>From the row to the column, in one step. {each}The most: {}.</p>", bytes_text(most))
+    let each =
+        if cells.each > 1 { format!("A square is {} ranks. ", cells.each) } else { String::new() };
+    format!(
+        "{svg}<p>From the row to the column, in one step. {each}The most: {}.</p>",
+        bytes_text(most)
+    )
 }
 
 /// Hosts as rows, ranks as boxes: coloured by stage, with their place on the axes.
@@ -61,16 +66,25 @@ pub(super) fn rank_map(proposal: &Proposal, cluster: &Cluster) -> String {
     let columns = per_host.min(16);
     let width = 920.0 / columns as f64;
     let rows = shown.div_ceil(columns);
-    let mut svg = format!("<svg viewBox=\"0 0 1000 {}\" role=\"img\" class=\"wide\">", rows * 26 + 4);
+    let mut svg =
+        format!("<svg viewBox=\"0 0 1000 {}\" role=\"img\" class=\"wide\">", rows * 26 + 4);
     for rank in 0..shown {
         let coord = mesh.coord(rank);
         let (x, y) = (75.0 + (rank % columns) as f64 * width, rank / columns * 26 + 2);
         if rank % per_host == 0 {
             let _ = write!(svg, "<text x=\"0\" y=\"{}\">host {}</text>", y + 15, rank / per_host);
         }
-        let place = [('p', mesh.pipe, coord.pipe), ('d', mesh.data, coord.data), ('c', mesh.context, coord.context), ('t', mesh.tensor, coord.tensor)];
-        let place: Vec<String> =
-            place.iter().filter(|(_, size, _)| *size > 1).map(|(letter, _, at)| format!("{letter}{at}")).collect();
+        let place = [
+            ('p', mesh.pipe, coord.pipe),
+            ('d', mesh.data, coord.data),
+            ('c', mesh.context, coord.context),
+            ('t', mesh.tensor, coord.tensor),
+        ];
+        let place: Vec<String> = place
+            .iter()
+            .filter(|(_, size, _)| *size > 1)
+            .map(|(letter, _, at)| format!("{letter}{at}"))
+            .collect();
         let _ = write!(
             svg,
             "<rect class=\"c{} cell\" fill-opacity=\"0.35\" x=\"{x:.1}\" y=\"{y}\" width=\"{:.1}\" height=\"22\"><title>rank {rank}</title></rect><text x=\"{:.1}\" y=\"{}\">{}</text>",
@@ -86,5 +100,7 @@ pub(super) fn rank_map(proposal: &Proposal, cluster: &Cluster) -> String {
         0 => String::new(),
         rest => format!(" The other {rest} ranks go on in the same way."),
     };
-    format!("{svg}<p>p: stage (and colour), d: replica, c: piece of the sequence, t: piece of the matrices.{rest}</p>")
+    format!(
+        "{svg}<p>p: stage (and colour), d: replica, c: piece of the sequence, t: piece of the matrices.{rest}</p>"
+    )
 }

@@ -7,8 +7,8 @@ mod pipeline;
 use std::fmt::Write;
 
 use super::{bytes_text, circle_name, collective_name, headline, phase_name, time_text};
-use crate::{Cluster, Flow};
 use crate::search::{Proposal, limit, parts, words};
+use crate::{Cluster, Flow};
 
 const STYLE: &str = include_str!("style.css");
 
@@ -48,7 +48,11 @@ fn section(page: &mut String, title: &str, body: &str) {
 fn figures(proposal: &Proposal, cluster: &Cluster) -> String {
     let (plan, estimate) = (&proposal.plan, &proposal.estimate);
     let over = proposal.over();
-    let room = if estimate.fits { format!("{} left", bytes_text(-over)) } else { format!("{} over", bytes_text(over)) };
+    let room = if estimate.fits {
+        format!("{} left", bytes_text(-over))
+    } else {
+        format!("{} over", bytes_text(over))
+    };
     let class = if estimate.fits { "good" } else { "bad" };
     let tile = |name: &str, value: &str, class: &str| {
         format!("<div class=\"tile {class}\"><b>{}</b><span>{name}</span></div>", escape(value))
@@ -86,14 +90,22 @@ fn step(proposal: &Proposal, cluster: &Cluster) -> String {
     }
     svg.push_str("</svg>");
     let legend = shown.iter().map(|(index, name, share)| {
-        format!("<li><i class=\"c{index}\"></i>{name}: {} ({:.1}%)</li>", time_text(share * whole), 100.0 * share)
+        format!(
+            "<li><i class=\"c{index}\"></i>{name}: {} ({:.1}%)</li>",
+            time_text(share * whole),
+            100.0 * share
+        )
     });
-    let words = limit(proposal, cluster).iter().map(|line| format!("<li>{}</li>", escape(line))).collect::<String>();
+    let words = limit(proposal, cluster)
+        .iter()
+        .map(|line| format!("<li>{}</li>", escape(line)))
+        .collect::<String>();
     format!("{svg}<ul class=\"legend\">{}</ul><ul>{words}</ul>", legend.collect::<String>())
 }
 
 fn traffic(proposal: &Proposal, cluster: &Cluster) -> String {
-    let flows: Vec<&Flow> = proposal.estimate.flows.iter().filter(|flow| flow.bytes > 0.0).collect();
+    let flows: Vec<&Flow> =
+        proposal.estimate.flows.iter().filter(|flow| flow.bytes > 0.0).collect();
     if flows.is_empty() {
         return String::new();
     }

@@ -21,12 +21,14 @@ pub(super) fn pipeline(proposal: &Proposal) -> String {
     }
     let Some(timeline) = timeline(proposal, MOST_MICROS) else { return String::new() };
     let (makespan, rows) = (timeline.makespan(), timeline.ranks.len().min(MOST_ROWS));
-    let mut svg = format!("<svg viewBox=\"0 0 1000 {}\" role=\"img\" class=\"wide\">", rows * ROW + 4);
+    let mut svg =
+        format!("<svg viewBox=\"0 0 1000 {}\" role=\"img\" class=\"wide\">", rows * ROW + 4);
     for (rank, spans) in timeline.ranks.iter().take(rows).enumerate() {
         let y = rank * ROW + 2;
         let _ = write!(svg, "<text x=\"0\" y=\"{}\">stage {rank}</text>", y + 13);
         for span in spans {
-            let (x, width) = (LEFT + WIDE * span.start / makespan, WIDE * (span.end - span.start) / makespan);
+            let (x, width) =
+                (LEFT + WIDE * span.start / makespan, WIDE * (span.end - span.start) / makespan);
             let class = match span.action.act {
                 Act::Forward => "f",
                 Act::Weights => "w",
@@ -45,13 +47,20 @@ pub(super) fn pipeline(proposal: &Proposal) -> String {
     let micros = timeline.ranks[0].iter().map(|span| span.action.micro + 1).max().unwrap_or(0);
     let mut note = format!("{}, ", plan.layout.schedule);
     note += &match micros < plan.train.accumulation {
-        true => format!("drawn as if a step had {micros} of its {} micro-batches", plan.train.accumulation),
+        true => format!(
+            "drawn as if a step had {micros} of its {} micro-batches",
+            plan.train.accumulation
+        ),
         false => format!("{micros} micro-batches"),
     };
     if timeline.ranks.len() > rows {
         let _ = write!(note, "; the first {rows} of {} stages", timeline.ranks.len());
     }
-    let split = if plan.layout.schedule.splits() { "<li><i class=\"c6\"></i>gradient of the weights</li>" } else { "" };
+    let split = if plan.layout.schedule.splits() {
+        "<li><i class=\"c6\"></i>gradient of the weights</li>"
+    } else {
+        ""
+    };
     format!(
         "{svg}<ul class=\"legend\"><li><i class=\"c0\"></i>forward</li><li><i class=\"c5\"></i>backward</li>{split}</ul><p>{note}.</p>"
     )
