@@ -82,7 +82,7 @@ fn turned(search: &Search, best: &Proposal, by: By, knob: Knob, answer: usize) -
     };
     // What the knob as it stands is there for.
     if let Some(twin) = twin(search, best, knob, answer).filter(|twin| twin.over() > 0.0) {
-        why = format!("with the rest as it is {} over; at best {why}", gib(twin.over()));
+        why = format!("by itself {} over; at best {why}", gib(twin.over()));
     }
     Turned { typed, times: Some(times), why }
 }
