@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use lockstep_plan::{Config, Plan, Recompute, Surroundings, schedule::Kind};
-use lockstep_sim::{Cluster, Options, estimate};
+use lockstep_sim::{Cluster, Estimate, Memory, Options, estimate, memories};
 
 fn main() {
     let gpt3 = "[model]\nfamily = \"gpt2\"\ndim = 12288\nheads = 96\nlayers = 96\nseq = 2048\nvocab = 51200\n\
@@ -23,19 +23,33 @@ fn many(title: &str, text: &str, ranks: usize, cluster: &str) {
     let cluster = Cluster::built_in(cluster).expect("it is built in");
     let batch = base.train.global_batch;
     let plans = layouts(&base, batch);
-    let start = Instant::now();
     let options = Options::default();
-    let best = plans
-        .iter()
-        .map(|plan| (estimate(plan, &cluster, &options), plan))
-        .filter(|(foretold, _)| foretold.fits)
-        .min_by(|(a, _), (b, _)| a.step_s.total_cmp(&b.step_s));
-    let each = start.elapsed().as_secs_f64() / plans.len() as f64;
+    let start = Instant::now();
+    let fit = plans.iter().filter(|plan| {
+        let fits = |memory: &Memory| memory.total() <= cluster.accelerator.memory();
+        memories(plan, &cluster, &options).iter().all(fits)
+    });
+    let fit = fit.count();
+    let asked = start.elapsed().as_secs_f64();
+    let start = Instant::now();
+    let (mut best, mut slowest) = (None::<(Estimate, &Plan)>, 0.0_f64);
+    for plan in &plans {
+        let one = Instant::now();
+        let foretold = estimate(plan, &cluster, &options);
+        slowest = slowest.max(one.elapsed().as_secs_f64());
+        let better = best.as_ref().is_none_or(|(best, _)| foretold.step_s < best.step_s);
+        if foretold.fits && better {
+            best = Some((foretold, plan));
+        }
+    }
+    let together = start.elapsed().as_secs_f64();
+    let each = |seconds: f64| 1e6 * seconds / plans.len() as f64;
     println!(
-        "{title}: {} plans, {:.1} µs each, {:.2} s together",
+        "{title}: {} plans, {:.1} µs each, {:.0} µs at most, {together:.2} s together; {fit} fit, which takes {:.1} µs each to know",
         plans.len(),
-        1e6 * each,
-        start.elapsed().as_secs_f64()
+        each(together),
+        1e6 * slowest,
+        each(asked),
     );
     if let Some((foretold, plan)) = best {
         let l = &plan.layout;

@@ -85,6 +85,8 @@ fn vtrain_on_one_node() {
     for (name, slower) in of_batches.iter().filter(|(_, slower)| *slower > 0.02) {
         println!("  {name} is {:.1}% slower than the best", 100.0 * slower);
     }
+    // What is reached: one choice in six misses by more, up to two fifths.
+    assert!(exact >= 115 && mean < 0.03);
     for (order, group) in orders {
         assert!(order >= 0.9, "{group}: {order}");
     }
