@@ -1,10 +1,9 @@
-//! From what was typed behind `--cluster` to a described machine, and what is assumed of this program on it.
+//! From what was typed behind `--cluster` to a described machine, and what this machine has left.
 
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use lockstep_plan::{Compute, Plan};
-use lockstep_sim::{Cluster, Options, Software};
+use lockstep_sim::{Cluster, Engine, Options};
 
 /// A built-in cluster by its name, or a file. `ranks`: of the plan, for files that describe a machine by how many
 /// ranks share it.
@@ -35,14 +34,15 @@ fn of_text(text: &str, ranks: Option<usize>) -> Result<Cluster, String> {
     Ok(cluster)
 }
 
-/// This program, as it computes what the plan says: in f32, masters are what is computed with.
-pub fn options(plan: &Plan) -> Options {
-    let mut software = Software::lockstep();
-    if plan.precision.compute == Compute::F32 {
-        (software.weights, software.optimizer) = (4.0, 8.0);
+/// This program: to the byte where it runs itself, on so few ranks that they can be counted one by one.
+pub fn options(cluster: &Cluster, ranks: usize) -> Options {
+    Options {
+        exact: cluster.engine == Engine::Lockstep && ranks <= MOST_COUNTED,
+        ..Options::default()
     }
-    Options { software, ..Options::default() }
 }
+
+const MOST_COUNTED: usize = 64;
 
 /// Bytes that programs on this machine may still take.
 pub fn available_memory() -> anyhow::Result<u64> {

@@ -6,7 +6,8 @@ use anyhow::bail;
 use lockstep_comm::{Algo, Kind, Shape, human_bytes, sent};
 use lockstep_events::StepReport;
 use lockstep_plan::{Collective, Exchange, Ledger, Plan, traffic};
-use lockstep_sim::{estimate, search::words};
+use lockstep_sim::search::words;
+use lockstep_sim::{Options, estimate};
 
 use crate::machine;
 use crate::say::say;
@@ -47,7 +48,7 @@ impl Foretold {
         let step = match cluster {
             Some(typed) => {
                 let cluster = machine::cluster(typed, Some(plan.ranks))?;
-                Some((estimate(plan, &cluster, &machine::options(plan)).step_s, typed.to_string()))
+                Some((estimate(plan, &cluster, &Options::default()).step_s, typed.to_string()))
             }
             None => {
                 let path = usual.display().to_string();
@@ -56,8 +57,7 @@ impl Foretold {
                     .exists()
                     .then(|| machine::cluster(&path, Some(plan.ranks)).ok())
                     .flatten();
-                cluster
-                    .map(|cluster| (estimate(plan, &cluster, &machine::options(plan)).step_s, path))
+                cluster.map(|cluster| (estimate(plan, &cluster, &Options::default()).step_s, path))
             }
         };
         let sent =

@@ -175,10 +175,7 @@ fn ask(args: &Args) -> anyhow::Result<Asked> {
     if let Some(most) = cluster.ranks.filter(|most| *most < ranks) {
         bail!("{} ranks, but {} has {most}", ranks, cluster.name);
     }
-    // Which program it is depends on the precision alone, so that any layout serves to ask.
-    let around = Surroundings { data_vocab: vocab, ..Surroundings::one_host(1, 1) };
-    let alone = Plan::resolve(&config.with_layout(""), &around).map_err(told)?;
-    let options = Options { fp8: args.fp8, ..machine::options(&alone) };
+    let options = Options { fp8: args.fp8, ..machine::options(&cluster, ranks) };
     Ok(Asked { config, vocab, cluster, ranks, options, chosen })
 }
 

@@ -118,7 +118,7 @@ impl Outcome<'_> {
         if let (Some(search), [best, ..]) = (self.search, self.found) {
             let looked = search.looked();
             let title = format!(
-                "the best {} of all layouts ({} groups, of which {} can never fit; {} layouts opened, {} too large, {} estimated)",
+                "the best {} of all layouts ({} groups, {} never fit; {} layouts opened, {} too large, {} estimated)",
                 self.found.len(),
                 looked.groups,
                 looked.hopeless,
@@ -133,7 +133,7 @@ impl Outcome<'_> {
             notes.push((title, table));
             let why = reasons(search, best, self.by);
             notes.push((
-                "why: one turn of each knob, everything else near it free".into(),
+                "why: one turn of each knob; when it is a degree, with the others half to twice as large".into(),
                 report::reasons_text(&why),
             ));
         }

@@ -42,10 +42,12 @@ pub fn batch_remarks(plan: &Plan, global_batch: usize) -> Option<BatchRemarks> {
     }
     if tokens > CRITICAL {
         lines.push(format!(
-            "{:.1}M tokens per step are above the few million at which larger batches stop to save steps in proportion; \
-             grow it during training, or expect to see more tokens for the same loss",
+            "{:.1}M tokens per step are above the few million at which larger batches stop to save steps;",
             tokens / 1e6
         ));
+        lines.push(
+            "grow it during training, or expect to need more tokens for the same loss".into(),
+        );
     }
     (!lines.is_empty()).then_some(BatchRemarks { global_batch, lr, warmup, lines })
 }

@@ -58,7 +58,7 @@ fn memory_table(proposal: &Proposal) -> String {
     let columns: Vec<usize> = (0..shown.len()).filter(|index| used(*index)).collect();
     let mut table = String::from("memory per rank, GiB\n  stage");
     for index in &columns {
-        let _ = write!(table, " {:>9}", shorter(shown[*index]));
+        let _ = write!(table, " {:>8}", shorter(shown[*index]));
     }
     let _ = writeln!(table, " {:>8} {:>6}", "total", "of");
     for (number, stage) in stages.iter().enumerate() {
@@ -72,7 +72,7 @@ fn memory_table(proposal: &Proposal) -> String {
         for index in &columns {
             let _ = write!(
                 table,
-                " {:>9.*}",
+                " {:>8.*}",
                 digits(stage.available),
                 lines(&stage.memory)[*index].1 / GIB
             );
@@ -93,6 +93,7 @@ fn shorter(name: &str) -> &str {
     match name {
         "parameters" => "params",
         "gradients" => "grads",
+        "optimizer" => "optim.",
         "activations" => "activat.",
         name => name,
     }

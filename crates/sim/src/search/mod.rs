@@ -195,8 +195,12 @@ impl<'a> Search<'a> {
                 continue;
             }
             let mut opened = walk.open(node.number.0, best.worst());
-            // The most promising at once: the sooner something good is known, the more need not be looked at.
-            if let Some(first) = (0..opened.len()).max_by(|a, b| opened[*a].cmp(&opened[*b])) {
+            // The most promising at once, if it promises much: the sooner something good is known, the more need not
+            // be looked at.
+            let first = (0..opened.len()).max_by(|a, b| opened[*a].cmp(&opened[*b]));
+            if let Some(first) =
+                first.filter(|first| opened[*first].bound < PROMISING * best.worst())
+            {
                 let first = opened.swap_remove(first);
                 first.leaf.iter().for_each(|leaf| walk.look(leaf, first.number, &mut best));
             }
@@ -205,6 +209,9 @@ impl<'a> Search<'a> {
         best.list.into_iter().map(|(_, proposal)| proposal).collect()
     }
 }
+
+/// Of the worst of the best, what a bound must be below to be looked at out of turn.
+const PROMISING: f64 = 0.95;
 
 /// One walk through the groups.
 struct Walk<'a> {

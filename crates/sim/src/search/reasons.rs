@@ -27,7 +27,7 @@ pub struct Turned {
     pub why: String,
 }
 
-/// How far from the best layout others are looked for: each degree half to twice its own.
+/// How far from the best layout others are looked for when a degree is turned: each other half to twice its own.
 const NEAR: usize = 2;
 
 /// For every knob that could be turned, one turn down and one up.
@@ -82,7 +82,7 @@ fn turned(search: &Search, best: &Proposal, by: By, knob: Knob, answer: usize) -
     };
     // What the knob as it stands is there for.
     if let Some(twin) = twin(search, best, knob, answer).filter(|twin| twin.over() > 0.0) {
-        why = format!("with the rest as it is {} over; at best {why}", gib(twin.over()));
+        why = format!("by itself {} over; at best {why}", gib(twin.over()));
     }
     Turned { typed, times: Some(times), why }
 }
@@ -90,9 +90,13 @@ fn turned(search: &Search, best: &Proposal, by: By, knob: Knob, answer: usize) -
 /// Around a plan, in all directions but one.
 fn near(plan: &Plan, free: Knob) -> Limits {
     let knobs = [Knob::Tensor, Knob::Context, Knob::Pipe, Knob::MicroBatch];
+    // A choice of other kinds is made for the degrees as they are.
+    let degree =
+        matches!(free, Knob::Tensor | Knob::Context | Knob::Pipe | Knob::Data | Knob::Expert);
     let around = |knob: Knob| {
         let here = knob.of(plan);
-        (knob, here.div_ceil(NEAR)..=here * NEAR)
+        let near = if degree || knob == Knob::MicroBatch { NEAR } else { 1 };
+        (knob, here.div_ceil(near)..=here * near)
     };
     let ranks = (Knob::Ranks, plan.ranks..=plan.ranks);
     Limits(knobs.into_iter().filter(|knob| *knob != free).map(around).chain([ranks]).collect())

@@ -6,5 +6,7 @@ mod errors;
 mod memories;
 mod operations;
 mod plans;
+mod reports;
+mod searches;
 mod tables;
 mod times;

@@ -8,7 +8,7 @@ use crate::search::Proposal;
 
 /// Rows of the matrix, and ranks of the map.
 const MOST_ROWS: usize = 64;
-const MOST_RANKS: usize = 256;
+const MOST_RANKS: usize = 128;
 
 /// The communication matrix, where ranks say anything.
 pub(super) fn matrix(proposal: &Proposal) -> String {

@@ -1,0 +1,118 @@
+//! `lockstep plan`, and what `lockstep train` makes of a plan: the real binary.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+fn lockstep(words: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_lockstep")).args(words).output().unwrap()
+}
+
+fn out(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn err(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn folder(name: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("lockstep-plan-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+const RUN: &str = "name = \"run\"\n[model]\npreset = \"llama3-8b\"\nseq = 4096\n[train]\nglobal_batch = 64\nmicro_batch = 1\n\
+                   [layout]\ndata = 4\nzero = 1\ntensor = 4\nsequence = true\npipe = 4\n[precision]\ncompute = \"bf16\"\n";
+
+#[test]
+fn a_run_file_is_priced() {
+    let folder = folder("priced");
+    let (run, page) = (folder.join("run.toml"), folder.join("page.html"));
+    std::fs::write(&run, RUN).unwrap();
+    let words = ["plan", run.to_str().unwrap(), "--cluster", "examples/clusters/h100-64.toml"];
+    let text = lockstep(&[&words[..], &["--html", page.to_str().unwrap()]].concat());
+    assert!(text.status.success(), "{}", err(&text));
+    let shown = out(&text);
+    for part in ["memory per rank", "NVSwitch", "the pipeline in time", "mfu", "fits: "] {
+        assert!(shown.contains(part), "{part} is not in\n{shown}");
+    }
+    let page = std::fs::read_to_string(page).unwrap();
+    assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n"));
+
+    let json = lockstep(&[&words[..], &["--json"]].concat());
+    let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(json["fits"], true);
+    assert!(json["step_s"].as_f64().unwrap() > 0.0 && json["mfu"].as_f64().unwrap() < 1.0);
+    assert_eq!(json["memory"].as_array().unwrap().len(), 4);
+    assert!(json["memory"][0]["parameters"].as_f64().unwrap() > 0.0);
+    let traffic = json["traffic"].as_array().unwrap();
+    assert!(
+        traffic.iter().any(|row| row["circle"] == "tensor" && row["link"] == "NVSwitch"),
+        "{traffic:?}"
+    );
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn presets_are_searched() {
+    let output =
+        lockstep(&["plan", "--preset", "llama3-8b", "--cluster", "h100-16", "--advice", "--json"]);
+    assert!(output.status.success(), "{}", err(&output));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let found = json["found"].as_array().unwrap();
+    assert_eq!(found.len(), 5);
+    assert_eq!(found[0]["step_s"], json["step_s"]);
+    assert!(found.iter().all(|one| one["fits"] == true && one["ranks"] == 16));
+    assert!(!json["reasons"].as_array().unwrap().is_empty());
+    let rungs = json["advice"].as_array().unwrap();
+    assert_eq!(rungs[0]["means"], "data parallel");
+}
+
+#[test]
+fn what_cannot_be_is_told_with_the_way_out() {
+    let cases: [(&[&str], &str); 5] = [
+        (&["plan", "--preset", "llama3-8b", "--cluster", "h10-8"], "did you mean `h100-8`?"),
+        (&["plan", "--preset", "lama3-8b", "--cluster", "h100-8"], "did you mean `llama3-8b`?"),
+        (&["plan", "--preset", "llama3-405b", "--cluster", "h100-8"], "nothing fits on 8 × H100"),
+        (&["plan", "examples/grammar.toml", "--cluster", "no.toml"], "cannot read no.toml"),
+        (
+            &["plan", "examples/grammar.toml", "--cluster", "h100-8", "--ranks", "16"],
+            "16 ranks, but h100-8 has 8",
+        ),
+    ];
+    for (words, told) in cases {
+        let output = lockstep(words);
+        assert!(
+            !output.status.success() && err(&output).contains(told),
+            "{words:?}: {}",
+            err(&output)
+        );
+    }
+}
+
+#[test]
+fn what_does_not_fit_fails_and_is_shown() {
+    let folder = folder("large");
+    let run = folder.join("run.toml");
+    std::fs::write(&run, RUN.replace("llama3-8b", "llama3-405b").replace("data = 4", "data = 1"))
+        .unwrap();
+    let output = lockstep(&["plan", run.to_str().unwrap(), "--cluster", "h100-16"]);
+    assert!(!output.status.success());
+    assert!(out(&output).contains("does not fit: "), "{}{}", out(&output), err(&output));
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// A model that no machine of today has memory for is refused before a rank is started.
+#[test]
+fn train_refuses_what_cannot_fit() {
+    let folder = folder("refused");
+    let run = folder.join("run.toml");
+    let huge = "[model]\nfamily = \"llama\"\ndim = 65536\nlayers = 200\nheads = 64\nseq = 64\n[train]\nglobal_batch = 1\n";
+    std::fs::write(&run, huge).unwrap();
+    let runs = folder.join("runs");
+    let output = lockstep(&["train", run.to_str().unwrap(), "--runs", runs.to_str().unwrap()]);
+    assert!(!output.status.success());
+    assert!(err(&output).contains("and this machine has"), "{}", err(&output));
+    assert!(!runs.exists(), "nothing was made");
+    std::fs::remove_dir_all(folder).unwrap();
+}
