@@ -373,7 +373,7 @@ fn hosts_that_go_and_come_back_change_the_ranks_and_not_the_training() {
     fs::write(desk.0.join("token"), "0123456789abcdef".repeat(4)).expect("the test's folder");
     // With small steps, so that rounding stays rounding.
     let longer =
-        "--set layout.data=4 --set train.steps=300 --set train.lr=1e-3 --set checkpoint.every=20";
+        "--set layout.data=4 --set train.steps=1500 --set train.lr=1e-3 --set checkpoint.every=20";
     desk.done(&format!("train run.toml {longer} --set name=whole"));
     let port = free_port();
     let node = |number: usize| {
@@ -391,7 +391,7 @@ fn hosts_that_go_and_come_back_change_the_ranks_and_not_the_training() {
     drop(second);
     eventually("two ranks", || first.said().contains("going on with 2 of 4 ranks"));
     let before = desk.step("runs/run");
-    desk.until_step("runs/run", before.min(290) + 3);
+    desk.until_step("runs/run", before.min(1490) + 3);
     // It comes back, and takes part again.
     let second = node(1);
     eventually("four ranks", || second.ranks().len() == 2);
@@ -399,7 +399,7 @@ fn hosts_that_go_and_come_back_change_the_ranks_and_not_the_training() {
     second.ends(0);
     assert!(said.contains("node 1 (") && said.contains(") is lost"), "{said}");
     assert!(said.contains("4 ranks can be had: stopping 2 to go on with 4"), "{said}");
-    desk.reported_once("runs/run", 300);
+    desk.reported_once("runs/run", 1500);
     // Over all parameters together: some, such as the keys' biases, move by nothing but rounding.
     let (run, whole) = (desk.weights("runs/run"), desk.weights("runs/whole"));
     let (mut apart, mut size) = (0.0, 0.0);

@@ -243,6 +243,8 @@ impl Captain {
         let wanted = self.wanted();
         self.phase =
             Phase::Running(Running { ranks, members, growing: false, grow_at: None, lost: vec![] });
+        // The patience of the start ends with it: who is lost from here on is waited for as after any loss.
+        self.patient_until = self.now;
         let mut acts = vec![];
         if ranks < wanted {
             acts.push(Act::Say(format!("going on with {ranks} of {wanted} ranks")));

@@ -116,6 +116,15 @@ fn without_a_node_the_others_go_on_after_a_while_and_with_it_again_when_it_is_ba
 }
 
 #[test]
+fn a_node_that_is_lost_right_after_the_start_is_not_waited_for_as_at_the_start() {
+    let mut captain = begun();
+    assert_eq!(done(captain.lost(2 * SECOND, 1)), [End(vec![0])]);
+    assert_eq!(done(captain.ended(3 * SECOND, 0, failed(0), 0)), [], "it may come back");
+    assert_eq!(captain.tick(11 * SECOND), []);
+    assert_eq!(done(captain.tick(12 * SECOND)), seats(&[(0, 4)]));
+}
+
+#[test]
 fn a_node_that_is_back_at_once_is_not_gone_on_without() {
     let mut captain = begun();
     // Its new launcher calls before the old connection is known to be over.

@@ -164,7 +164,7 @@ fn what_is_owed_reshards() {
     let layouts = [
         "llama data=4 comm.compression=int8",
         "llama data=2 zero=2 comm.compression=int8",
-        "llama data=3 comm.compression=topk:0.01 comm.bucket_mb=0.05",
+        "llama data=3 comm.compression=topk:0.01 comm.compression_warmup=0 comm.bucket_mb=0.05",
         "llama data=2 tensor=2 sequence=true comm.compression=bf16",
         "llama data=2 tensor=4 zero=1 pipe=2 comm.compression=bf16",
     ];
