@@ -1,10 +1,11 @@
-//! Links between ranks, measured when ranks wait and none of them is slow: what each carries, and which of them
-//! carries much less than its like. A few megabytes per link, between steps.
+//! Links between hosts, measured when ranks wait and none of them is slow: what each carries, and which of them
+//! carries much less than the others. A few megabytes per link, between steps. Inside a host a link is memory: when
+//! it is slow a core is, and the times of the ranks tell.
 
 use std::fmt;
 use std::time::Instant;
 
-use lockstep_comm::{Constants, Group, Result};
+use lockstep_comm::{Group, LinkCost, Result};
 use lockstep_plan::{Circle, Mesh};
 
 /// What two ranks send each other, whatever carries it.
@@ -37,19 +38,20 @@ pub struct Link {
     pub back: f64,
 }
 
-/// A link that carries much less than its like.
+/// A link that carries much less than the others.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct SlowLink {
     pub ranks: (usize, usize),
     /// Bytes per second, in the slower direction.
     pub carries: f64,
-    /// What the others of its kind carry; or, where it is the only one, what it carried when the run started.
+    /// What the others carry; or, where it is the only one, what it carried when the run started.
     pub expected: f64,
     pub only: bool,
 }
 
-/// Who exchanges something with whom: neighbours in every circle of the mesh.
-pub fn neighbours(mesh: &Mesh) -> Vec<(usize, usize)> {
+/// Who exchanges something with whom on another host: neighbours in every circle of the mesh. `hosts` has the host
+/// of each rank.
+pub fn neighbours(mesh: &Mesh, hosts: &[usize]) -> Vec<(usize, usize)> {
     let mut pairs = Vec::new();
     for circle in Circle::ALL {
         for rank in 0..mesh.ranks() {
@@ -60,7 +62,7 @@ pub fn neighbours(mesh: &Mesh) -> Vec<(usize, usize)> {
             );
         }
     }
-    pairs.retain(|(one, other)| one != other);
+    pairs.retain(|(one, other)| hosts[*one] != hosts[*other]);
     pairs.sort_unstable();
     pairs.dedup();
     pairs
@@ -150,19 +152,15 @@ pub fn links(group: &Group, rounds: &[Vec<(usize, usize)>], rates: &[f64]) -> Re
     Ok(rounds.iter().enumerate().flat_map(of).collect())
 }
 
-/// The link that carries least, compared with the other ones of its kind (inside a host, or between hosts), if it
-/// carries much less than these. `hosts` has the host of each rank.
-pub fn slow_link(links: &[Link], hosts: &[usize], at_start: &Constants) -> Option<SlowLink> {
-    let near = |link: &Link| hosts[link.ranks.0] == hosts[link.ranks.1];
+/// The link that carries least, if it carries much less than the others.
+pub fn slow_link(links: &[Link], at_start: LinkCost) -> Option<SlowLink> {
     let slower = |link: &Link| link.forth.min(link.back);
     let judged = |link: &Link| {
-        let like =
-            links.iter().filter(|other| other.ranks != link.ranks && near(other) == near(link));
-        let mut rates: Vec<f64> = like.map(slower).collect();
+        let others = links.iter().filter(|other| other.ranks != link.ranks);
+        let mut rates: Vec<f64> = others.map(slower).collect();
         rates.sort_by(f64::total_cmp);
         let only = rates.is_empty();
-        let kind = if near(link) { at_start.local } else { at_start.remote };
-        let expected = if only { kind.bandwidth } else { rates[rates.len() / 2] };
+        let expected = if only { at_start.bandwidth } else { rates[rates.len() / 2] };
         let carries = slower(link);
         let slow = SlowLink { ranks: link.ranks, carries, expected, only };
         (carries < SHARE * expected).then_some(slow)
@@ -193,7 +191,6 @@ fn gigabytes(rate: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lockstep_comm::LinkCost;
 
     #[test]
     fn every_pair_has_one_round_and_no_rank_two_partners() {
@@ -203,7 +200,8 @@ mod tests {
             Mesh { data: 5, ..Mesh::ONE },
             Mesh { pipe: 2, data: 4, tensor: 2, shard: 4, ..Mesh::ONE },
         ] {
-            let pairs = neighbours(&mesh);
+            let apart: Vec<usize> = (0..mesh.ranks()).collect();
+            let pairs = neighbours(&mesh, &apart);
             assert_eq!(pairs.is_empty(), mesh.ranks() == 1);
             let rounds = rounds(&pairs);
             let mut all = rounds.concat();
@@ -218,27 +216,24 @@ mod tests {
                 assert_eq!(ranks.len(), count);
             }
         }
-        let ring = neighbours(&Mesh { data: 4, ..Mesh::ONE });
-        assert_eq!(ring, [(0, 1), (0, 3), (1, 2), (2, 3)]);
+        let ring = Mesh { data: 4, ..Mesh::ONE };
+        assert_eq!(neighbours(&ring, &[0, 1, 2, 3]), [(0, 1), (0, 3), (1, 2), (2, 3)]);
+        assert_eq!(neighbours(&ring, &[0, 0, 1, 1]), [(0, 3), (1, 2)]);
+        assert_eq!(neighbours(&ring, &[0; 4]), []);
     }
 
     #[test]
     fn which_link_is_slow() {
-        let at_start = Constants {
-            local: LinkCost { latency: 1e-6, bandwidth: 8e9 },
-            remote: LinkCost { latency: 1e-5, bandwidth: 1.2e9 },
-        };
+        let at_start = LinkCost { latency: 1e-5, bandwidth: 1.2e9 };
         let link = |one, other, forth, back| Link {
             ranks: (one, other),
             forth: forth * 1e9,
             back: back * 1e9,
         };
-        type Case<'a> = (&'a str, &'a [usize], Vec<Link>, Option<&'a str>);
-        let cases: [Case<'_>; 6] = [
-            ("all alike", &[0; 3], vec![link(0, 1, 8.0, 7.0), link(1, 2, 9.0, 8.0)], None),
+        let cases = [
+            ("all alike", vec![link(0, 1, 8.0, 7.0), link(1, 2, 9.0, 8.0)], None),
             (
                 "one direction of one link",
-                &[0, 1, 2, 3],
                 vec![
                     link(0, 1, 1.2, 1.1),
                     link(1, 2, 1.2, 1.3),
@@ -247,36 +242,22 @@ mod tests {
                 ],
                 Some("the link between rank 2 and rank 3 carries 0.11 GB/s; the others 1.2"),
             ),
-            // Slower than inside the host, but like the other one between hosts.
-            (
-                "kinds of links",
-                &[0, 0, 1, 1],
-                vec![
-                    link(0, 1, 9.0, 9.0),
-                    link(2, 3, 9.0, 9.0),
-                    link(0, 2, 1.0, 1.0),
-                    link(1, 3, 1.1, 1.1),
-                ],
-                None,
-            ),
             (
                 "a half is no matter",
-                &[0; 3],
                 vec![link(0, 1, 8.0, 8.0), link(1, 2, 4.0, 8.0), link(0, 2, 8.0, 8.0)],
                 None,
             ),
-            ("the only one, as it was", &[0, 1], vec![link(0, 1, 0.9, 1.0)], None),
+            ("the only one, as it was", vec![link(0, 1, 0.9, 1.0)], None),
             (
                 "the only one, since the start",
-                &[0, 1],
                 vec![link(0, 1, 0.2, 1.0)],
                 Some(
                     "the link between rank 0 and rank 1 carries 0.20 GB/s; it carried 1.2 when the run started",
                 ),
             ),
         ];
-        for (what, hosts, links, expected) in cases {
-            let told = slow_link(&links, hosts, &at_start).map(|slow| slow.to_string());
+        for (what, links, expected) in cases {
+            let told = slow_link(&links, at_start).map(|slow| slow.to_string());
             assert_eq!(told.as_deref(), expected, "{what}");
         }
     }

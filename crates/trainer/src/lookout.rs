@@ -16,6 +16,8 @@ use crate::{Error, Rank};
 
 /// Links are measured when ranks wait for this share of their steps, and nobody is slow.
 const WAITING: f64 = 0.2;
+/// Nothing is said before the ranks have waited for so many seconds: less is not worth a word.
+const LOST: f64 = 2.0;
 /// After how many reports a warning is repeated, and links are measured again; each time after four times as many.
 const AGAIN: usize = 20;
 
@@ -44,6 +46,8 @@ pub struct Lookout {
     /// Names of hosts, by rank; none where there is only one.
     hosts: Vec<String>,
     reports: VecDeque<Vec<Times>>,
+    /// Seconds that a rank in the middle has waited.
+    lost: f64,
     link: Option<SlowLink>,
     /// Reports until links may be measured, and how many it will be after that.
     measuring: Rarely,
@@ -67,6 +71,7 @@ impl Lookout {
             work: pace::work(plan),
             hosts,
             reports: VecDeque::new(),
+            lost: 0.0,
             link: None,
             measuring: Rarely::default(),
             telling: Rarely::default(),
@@ -74,9 +79,9 @@ impl Lookout {
         })
     }
 
-    /// Takes in what this rank did since the last report. The first steps of a run, which fill caches and pools,
-    /// are not to be `counted`. All ranks call it.
-    pub fn look(&mut self, rank: &Rank<'_>, mine: Times, counted: bool) -> Result<View, Error> {
+    /// Takes in what this rank did in the `steps` since the last report; none of the first steps of a run, which
+    /// fill caches and pools. All ranks call it.
+    pub fn look(&mut self, rank: &Rank<'_>, mine: Times, steps: u64) -> Result<View, Error> {
         let memory = rank.device.memory().total.peak as f64;
         let mine = [mine.computing, mine.waiting, mine.reading, memory];
         let mut all = vec![0.0; mine.len() * rank.group.size()];
@@ -91,13 +96,14 @@ impl Lookout {
             })
             .collect();
         let memory = all.iter().map(|[.., memory]| *memory as u64).max().unwrap_or(0);
-        if !counted {
+        if steps == 0 {
             return Ok(View { times, memory, slow: None, tell: false });
         }
         if self.reports.len() == REPORTS {
             self.reports.pop_front();
         }
         self.reports.push_back(times.clone());
+        self.lost += steps as f64 * median(times.iter().map(|times| times.waiting));
 
         // All ranks have the same numbers, so all take the same way from here.
         let slow = match straggler(&self.reports, &self.work) {
@@ -107,7 +113,7 @@ impl Lookout {
             }
             None => self.slow_link(rank)?.map(Slow::Link),
         };
-        let tell = self.is_news(slow.as_ref());
+        let tell = self.lost >= LOST && self.is_news(slow.as_ref());
         Ok(View { times, memory, slow, tell })
     }
 
@@ -115,15 +121,17 @@ impl Lookout {
     fn slow_link(&mut self, rank: &Rank<'_>) -> Result<Option<SlowLink>, Error> {
         let share = |times: &Times| times.waiting / (times.computing + times.waiting);
         let waiting = median(self.reports.iter().map(|times| median(times.iter().map(share))));
-        if rank.group.size() == 1 || self.reports.len() < REPORTS || waiting < WAITING {
+        let worth = waiting >= WAITING && self.lost >= LOST;
+        if self.reports.len() < REPORTS || !worth {
             self.link = None;
             return Ok(None);
         }
         if self.measuring.now() {
-            let rounds = links::rounds(&links::neighbours(&rank.peers.mesh));
+            let hosts = rank.group.hosts();
+            let rounds = links::rounds(&links::neighbours(&rank.peers.mesh, hosts));
             let rates = links::measure(rank.group, rank.group.rank(), &rounds)?;
             let found = links::links(rank.group, &rounds, &rates)?;
-            self.link = links::slow_link(&found, rank.group.hosts(), &rank.group.constants());
+            self.link = links::slow_link(&found, rank.group.constants().remote);
         }
         Ok(self.link)
     }

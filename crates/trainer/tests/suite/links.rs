@@ -27,14 +27,14 @@ impl Carry for Slowed<'_> {
 
 #[test]
 fn the_slow_link_is_named_by_all() {
-    let rounds = rounds(&neighbours(&Mesh { data: 4, ..Mesh::ONE }));
+    let rounds = rounds(&neighbours(&Mesh { data: 4, ..Mesh::ONE }, &[0, 1, 2, 3]));
     for pair in [[2, 3], [0, 3]] {
         let told = on_threads(4, |world| {
             let group: &Group = world.group();
             let rates = measure(&Slowed { group, pair }, world.rank(), &rounds).unwrap();
             let links = links(group, &rounds, &rates).unwrap();
             assert_eq!(links.len(), 4);
-            slow_link(&links, group.hosts(), &group.constants()).unwrap()
+            slow_link(&links, group.constants().remote).unwrap()
         });
         for slow in told {
             assert_eq!(slow.ranks, (pair[0], pair[1]));

@@ -30,7 +30,7 @@ fn named(
             let computing = begun.elapsed().as_secs_f64() - waiting;
             let reading = stepped.reading.as_secs_f64();
             let times = Times { computing, waiting, reading };
-            let view = lookout.look(&rank, times, step > 1).unwrap();
+            let view = lookout.look(&rank, times, u64::from(step > 1)).unwrap();
             match view.slow {
                 Some(Slow::Rank(straggler, _)) => {
                     assert!(straggler.computing > straggler.others && straggler.waited > 0.1);
