@@ -45,7 +45,9 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    tracing_subscriber::fmt().with_max_level(log_level()).with_writer(std::io::stderr).init();
+    let log = tracing_subscriber::fmt().with_max_level(log_level()).with_writer(std::io::stderr);
+    // What it cannot write it would complain of to the same place, and panic there.
+    log.log_internal_errors(false).init();
     let command = Cli::parse().command;
     if command.only_prints() {
         end_with_reader();
@@ -64,7 +66,7 @@ fn main() -> ExitCode {
     };
     result.unwrap_or_else(|error| {
         // With its causes, but without a backtrace: most are a user's mistakes.
-        eprintln!("error: {error:#}");
+        say::complain!("error: {error:#}");
         ExitCode::FAILURE
     })
 }

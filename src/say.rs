@@ -1,5 +1,5 @@
-//! Printing where there are ranks. A reader of standard output that went away (`| head`) ends no training, so its
-//! absence is passed over; commands that only print end with their reader instead (see `main.rs`).
+//! Printing where there are ranks. A reader of standard output that went away (`| head`), or a full disk behind it,
+//! ends no training, so that is passed over; commands that only print end with their reader instead (see `main.rs`).
 
 /// `println!` that nobody needs to read.
 macro_rules! say {
@@ -19,4 +19,12 @@ macro_rules! say_part {
     }};
 }
 
-pub(crate) use {say, say_part};
+/// `eprintln!` that nobody needs to read: standard error may be a file on a full disk, or closed.
+macro_rules! complain {
+    ($($words:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($words)*);
+    }};
+}
+
+pub(crate) use {complain, say, say_part};

@@ -13,6 +13,7 @@ use lockstep_comm::muster::{self, Job, Patience};
 use lockstep_plan::refit;
 
 use crate::run_file::RunFile;
+use crate::say::complain;
 use crate::world::TERMINAL;
 
 /// What happens when ranks or hosts fail
@@ -102,7 +103,7 @@ pub fn run(
     };
     let outcome = outcome.context("starting the ranks")?;
     if outcome.failure.is_some() {
-        eprintln!("the logs of all ranks are in {}", spec.log_dir.display());
+        complain!("the logs of all ranks are in {}", spec.log_dir.display());
     }
     Ok(ExitCode::from(u8::try_from(outcome.exit_code).unwrap_or(1)))
 }

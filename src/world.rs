@@ -1,6 +1,7 @@
 //! From the command line to a world: ranks as threads, as processes that this command starts itself,
 //! or as what a launcher has made of this process.
 
+use crate::say::complain;
 use anyhow::{Context, bail};
 use lockstep_comm::launch::{Identity, LOG_DIR, Source, this_program};
 use lockstep_comm::{LocalLinks, Options, World, on_threads_with};
@@ -173,8 +174,8 @@ fn start_own(ranks: usize, logs: Option<&Path>) -> anyhow::Result<ExitCode> {
     let outcome = lockstep_comm::launch::launch(&spec).context("starting the ranks")?;
     match outcome.failure {
         Some(failure) => {
-            eprintln!("{failure}");
-            eprintln!("the logs of all ranks are in {}", spec.log_dir.display());
+            complain!("{failure}");
+            complain!("the logs of all ranks are in {}", spec.log_dir.display());
         }
         None => drop(std::fs::remove_dir_all(&temporary)),
     }

@@ -11,5 +11,6 @@ pub mod launch;
 pub mod plan;
 mod progress;
 mod replay;
+mod screen;
 pub mod train;
 pub mod verify;

@@ -143,6 +143,23 @@ fn origin(plan: &Plan, source: &Source, step: u64, index: usize) -> String {
     format!("  sample {index}: {from}\n    {text:?}")
 }
 
+/// What to type to see a step of a training once more; `typed` is what it was started with.
+pub fn command(typed: &[String], step: u64) -> String {
+    let last = ["--replay-step".to_string(), step.to_string()];
+    let words = ["lockstep".to_string(), "train".to_string()];
+    let all = words.iter().chain(typed).chain(&last);
+    all.map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
+}
+
+/// As a shell takes it for one word.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word.to_string(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

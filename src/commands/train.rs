@@ -1,6 +1,5 @@
 //! `lockstep train`: a run file becomes a trained model.
 
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,18 +8,16 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use lockstep_comm::World;
 use lockstep_comm::launch::{HOPELESS, STOPPED};
-use lockstep_events::StepReport;
 use lockstep_kernels::Tag;
 use lockstep_model::{Model, Sampling};
 use lockstep_plan::{Ledger, Plan};
-use lockstep_trainer::{
-    self as trainer, Event, Rank, Run, Saved, Wanted, Whole, dtype, load_whole,
-};
+use lockstep_trainer::{self as trainer, Rank, Run, Wanted, Whole, dtype, load_whole};
 
-use crate::commands::foretold::{self, Foretold, Measured};
+use crate::commands::foretold::{self, Foretold};
 use crate::commands::replay;
+use crate::commands::screen::{self, Screen};
 use crate::run_file::{RunFile, fresh_folder};
-use crate::say::{say, say_part};
+use crate::say::{complain, say, say_part};
 use crate::supervise::{self, Supervision};
 use crate::world::{self, Engine};
 use crate::{same, stop};
@@ -69,6 +66,29 @@ pub struct Args {
     dry_run: bool,
     #[command(flatten)]
     supervision: Supervision,
+}
+
+impl Args {
+    /// What was typed, as far as it says which run this is.
+    fn words(&self) -> Vec<String> {
+        let path = |path: &Path| path.display().to_string();
+        let mut words = vec![path(&self.run)];
+        let mut add = |flag: &str, value: String| words.extend([flag.to_string(), value]);
+        if let Some(ranks) = self.ranks {
+            add("--ranks", ranks.to_string());
+        }
+        self.sets.iter().for_each(|set| add("--set", set.clone()));
+        if self.engine != Engine::Shm {
+            add("--engine", self.engine.name().to_string());
+        }
+        if let Some(from) = &self.from {
+            add("--from", path(from));
+        }
+        if self.runs != Path::new("runs") {
+            add("--runs", path(&self.runs));
+        }
+        words
+    }
 }
 
 /// What there must be to go on with.
@@ -128,7 +148,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     match ended {
         Ok(_) if stopped.into_inner() => Ok(ExitCode::from(STOPPED as u8)),
         Err(error) if world::is_launched() && is_hopeless(&error) => {
-            eprintln!("error: {error:#}");
+            complain!("error: {error:#}");
             Ok(ExitCode::from(HOPELESS as u8))
         }
         ended => ended,
@@ -160,7 +180,9 @@ fn is_hopeless(error: &anyhow::Error) -> bool {
     match error.downcast_ref::<trainer::Error>() {
         Some(Checkpoint(lockstep_ckpt::Error::Fenced { .. })) => true,
         Some(error) => !machine(error),
-        None => error.downcast_ref::<lockstep_comm::Error>().is_none(),
+        None => !error
+            .chain()
+            .any(|cause| cause.is::<lockstep_comm::Error>() || cause.is::<std::io::Error>()),
     }
 }
 
@@ -185,7 +207,7 @@ fn prepare(args: &Args, plan: &Plan, begun: bool) -> anyhow::Result<PathBuf> {
     if let Some(moved) = moved {
         // Whatever may be left of the ranks that trained there has no place in the new run.
         lockstep_ckpt::claim(&folder, lockstep_ckpt::newest(&moved)?)?;
-        eprintln!("the run that was here before is now {}", moved.display());
+        complain!("the run that was here before is now {}", moved.display());
     }
     Ok(folder)
 }
@@ -212,19 +234,18 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     }
     // Ranks that are not of the first generation go on with what those before them have begun.
     let begun = supervise::is_supervised() || world::generation() > 0;
+    let floor = file.source.entropy(plan.data.seq);
     let foretold = Foretold::of(plan, args.cluster.as_deref(), &args.runs)?;
     if first {
         prepare(args, plan, begun)?;
         let path = folder.join("plan.json");
         std::fs::write(&path, serde_json::to_string_pretty(plan)?)
             .with_context(|| format!("cannot write {}", path.display()))?;
-        introduce(plan, file);
+        screen::introduce(plan, floor);
         foretold.introduce(plan);
     }
     let start = start(args, world, &folder, begun)?;
-    let floor = file.source.entropy(plan.data.seq);
-    let (terminal, measured) = (world::on_terminal(), Measured::default());
-    let mut screen = Screen { terminal, floor, drawn: false, measured };
+    let mut screen = Screen::new(world::on_terminal(), floor);
     let source = &file.source;
     let generation = supervise::is_supervised().then(|| u64::from(world::generation()));
     let stop = &stop::asked;
@@ -279,137 +300,11 @@ fn explained(args: &Args, error: trainer::Error) -> anyhow::Error {
             let told = error.to_string();
             anyhow::anyhow!(
                 "{told}. To tell whether the data or a machine is to blame:\n  {}",
-                replay_command(args, step)
+                replay::command(&args.words(), step)
             )
         }
         error => error.into(),
     }
-}
-
-/// What to type to see a step once more.
-fn replay_command(args: &Args, step: u64) -> String {
-    let path = |path: &Path| path.display().to_string();
-    let mut words = vec!["lockstep".into(), "train".into(), path(&args.run)];
-    let mut add = |flag: &str, value: String| words.extend([flag.to_string(), value]);
-    if let Some(ranks) = args.ranks {
-        add("--ranks", ranks.to_string());
-    }
-    args.sets.iter().for_each(|set| add("--set", set.clone()));
-    if args.engine != Engine::Shm {
-        add("--engine", args.engine.name().to_string());
-    }
-    if let Some(from) = &args.from {
-        add("--from", path(from));
-    }
-    if args.runs != Path::new("runs") {
-        add("--runs", path(&args.runs));
-    }
-    add("--replay-step", step.to_string());
-    words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
-}
-
-/// As a shell takes it for one word.
-fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
-    match !word.is_empty() && word.chars().all(plain) {
-        true => word.to_string(),
-        false => format!("'{}'", word.replace('\'', r"'\''")),
-    }
-}
-
-fn introduce(plan: &Plan, file: &RunFile) {
-    let (model, train) = (&plan.model, &plan.train);
-    say!(
-        "{}: {:?}, {:.2}M parameters, {} rank(s) × {} thread(s), {:?}, {} × {} tokens per step",
-        plan.name,
-        model.family,
-        model.param_count() as f64 / 1e6,
-        plan.ranks,
-        train.threads,
-        plan.precision.compute,
-        train.global_batch,
-        plan.data.seq,
-    );
-    if let Some(floor) = file.source.entropy(plan.data.seq) {
-        say!(
-            "the true entropy of this data is {floor:.4} nats per token: no model's loss stays below it"
-        );
-    }
-}
-
-/// Rank 0's words, and its bar when somebody watches.
-struct Screen {
-    terminal: bool,
-    floor: Option<f64>,
-    drawn: bool,
-    measured: Measured,
-}
-
-const BAR: usize = 24;
-
-impl Screen {
-    fn show(&mut self, event: &Event<'_>) {
-        self.clear();
-        match event {
-            Event::Step(report) => {
-                self.measured.take(report);
-                say!("{report}");
-                self.draw(report);
-            }
-            Event::Evaluated(report) => {
-                let above = match (self.floor, report.eval_loss) {
-                    (Some(floor), Some(loss)) => {
-                        format!(" | {:.1}% above the entropy", 100.0 * (loss / floor - 1.0))
-                    }
-                    _ => String::new(),
-                };
-                say!("{report}{above}");
-            }
-            Event::Saved(saved) => say!("{}", saved_line(saved)),
-            Event::SaveFailed { step, rank, what } => eprintln!(
-                "warning: the checkpoint of step {step} was not saved: rank {rank}: {what}; the one before stands, \
-                 and the training goes on"
-            ),
-            Event::PassedOver { path, rank, what } => eprintln!(
-                "warning: {} is passed over: rank {rank}: {what}; an older one is tried",
-                path.display()
-            ),
-            Event::Slow(slow) => {
-                // Standard error may be closed: no reason to fail.
-                let _ = writeln!(std::io::stderr(), "warning: {slow}");
-            }
-        }
-        // Standard output may be a pipe to the launcher, which shows what it gets.
-        let _ = std::io::stdout().flush();
-    }
-
-    fn draw(&mut self, report: &StepReport) {
-        if !self.terminal || report.step == report.steps {
-            return;
-        }
-        let filled = BAR * report.step / report.steps.max(1);
-        let percent = 100 * report.step / report.steps.max(1);
-        let bar = format!("{}{}", "█".repeat(filled), "░".repeat(BAR - filled));
-        // A terminal that went away is no reason to fail.
-        let _ = write!(std::io::stderr(), "{bar} {percent}%");
-        self.drawn = true;
-    }
-
-    fn clear(&mut self) {
-        if std::mem::take(&mut self.drawn) {
-            let _ = write!(std::io::stderr(), "\r\x1b[K");
-        }
-    }
-}
-
-/// Where, how much, how fast, and what it cost the training.
-fn saved_line(saved: &Saved) -> String {
-    let (mib, seconds) = (saved.bytes as f64 / (1 << 20) as f64, saved.time.as_secs_f64());
-    format!(
-        "saved {} | {mib:.1} MiB in {seconds:.2} s | stalled {:.1} ms",
-        saved.path.display(),
-        1e3 * saved.stall.as_secs_f64()
-    )
 }
 
 /// Memory as it was planned and as it came, and some text.

@@ -1,6 +1,7 @@
 //! What a run reports: a step as a value, printed as the step line, kept in `metrics.jsonl` and in
 //! TensorBoard files. Measures nothing itself, and draws no progress bar.
 
+mod append;
 mod metrics;
 mod report;
 mod tensorboard;

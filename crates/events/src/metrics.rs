@@ -2,6 +2,7 @@
 //! returns; a crash can tear the last line at most, and both writer and reader live with that.
 
 use crate::StepReport;
+use crate::append::append;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -49,7 +50,7 @@ impl Metrics {
         let mut line = serde_json::to_vec(report)?;
         line.push(b'\n');
         // One write, so that who tails the file sees whole lines.
-        self.file.write_all(&line).map_err(|error| about("write", &self.path, error))
+        append(&mut self.file, &line).map_err(|error| about("write", &self.path, error))
     }
 }
 

@@ -80,7 +80,7 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Finishe
     let mut log = alone(group, || Log::open(folder, done))?;
     let mut saver = Saver::new(plan, group, folder, generation, Disk::default());
     if plan.checkpoint.every > 0 {
-        saver.make_room(&rank)?;
+        saver.make_room(&rank);
     }
     let mut clock = Clock::new(plan, group.rank(), peak, done);
     let mut lookout = Lookout::new(plan, group)?;
@@ -93,7 +93,7 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Finishe
         let stepped = match rank.step(source, step) {
             // All ranks end here: what was saved before is worth waiting for, and the state too.
             Err(error @ Error::NotFinite { .. }) => {
-                conclude(saver.finish()?, step, plan, log.as_mut(), tell)?;
+                conclude(saver.finish()?, step, plan, log.as_mut(), tell);
                 if let Err(trouble) = keep_failed(&rank, run, step) {
                     tracing::warn!("the state before step {step} could not be saved: {trouble}");
                 }
@@ -106,10 +106,11 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Finishe
         let due = |every: usize| last || (every > 0 && step.is_multiple_of(every as u64));
 
         if due(plan.train.log_every) || step == done + 1 {
-            let view = lookout.look(&rank, clock.times(), step > done + 1)?;
+            let counted = if step == done + 1 { 0 } else { clock.steps };
+            let view = lookout.look(&rank, clock.times(), counted)?;
             let report = clock.report(step, &stepped, &view, rank.carried.left_out);
             if let Some(log) = &mut log {
-                log.write(&report)?;
+                log.write(&report);
                 tell(Event::Step(&report));
                 if let Some(slow) = view.slow.as_ref().filter(|_| view.tell) {
                     tell(Event::Slow(slow));
@@ -123,26 +124,27 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Finishe
                 ..StepReport::of(step as usize, plan.train.steps)
             };
             if let Some(log) = &mut log {
-                log.write(&report)?;
+                log.write(&report);
                 tell(Event::Evaluated(&report));
             }
         }
         let word = agree(group, Word { stop: (run.stop)(), ..saver.word() })?;
         let ended = saver.heard(word)?;
         unfenced(ended.as_ref(), folder, generation)?;
-        conclude(ended, step, plan, log.as_mut(), tell)?;
+        conclude(ended, step, plan, log.as_mut(), tell);
         if word.stop || due(plan.checkpoint.every) {
             let before = saver.begin(&rank, step, position(plan, source, step))?;
-            conclude(before, step, plan, log.as_mut(), tell)?;
+            unfenced(before.as_ref(), folder, generation)?;
+            conclude(before, step, plan, log.as_mut(), tell);
         }
         if word.stop && !last {
             let saved = last_save(saver.finish()?, folder, generation)?;
-            conclude(saved, step, plan, log.as_mut(), tell)?;
+            conclude(saved, step, plan, log.as_mut(), tell);
             return Ok(Finished { rank, stopped: Some(step) });
         }
     }
     let saved = last_save(saver.finish()?, folder, generation)?;
-    conclude(saved, plan.train.steps as u64, plan, log.as_mut(), tell)?;
+    conclude(saved, plan.train.steps as u64, plan, log.as_mut(), tell);
     Ok(Finished { rank, stopped: None })
 }
 
@@ -153,8 +155,8 @@ fn conclude(
     plan: &Plan,
     log: Option<&mut Log>,
     tell: &mut dyn FnMut(Event<'_>),
-) -> Result<(), Error> {
-    let (Some(ended), Some(log)) = (ended, log) else { return Ok(()) };
+) {
+    let (Some(ended), Some(log)) = (ended, log) else { return };
     let more: BTreeMap<String, Value> = match &ended {
         Ended::Saved(saved) => [
             ("saved_step", saved.step.into()),
@@ -171,14 +173,13 @@ fn conclude(
         .map(|(key, value)| (key.to_string(), value))
         .into(),
     };
-    log.write(&StepReport { more, ..StepReport::of(now as usize, plan.train.steps) })?;
+    log.write(&StepReport { more, ..StepReport::of(now as usize, plan.train.steps) });
     match &ended {
         Ended::Saved(saved) => tell(Event::Saved(saved)),
         Ended::Failed { step, rank, what } => {
             tell(Event::SaveFailed { step: *step, rank: *rank, what })
         }
     }
-    Ok(())
 }
 
 /// A save that failed because others train this run by now ends these ranks: they came back from the dead.
@@ -233,10 +234,12 @@ pub fn failed(run: &Path) -> PathBuf {
     run.join("failed")
 }
 
-/// The files that a run writes as it goes.
+/// The files that a run writes as it goes. What cannot be written there is told of, and ends no training.
 struct Log {
     metrics: Metrics,
     board: TensorBoard,
+    /// The last report found no room.
+    full: bool,
 }
 
 impl Log {
@@ -252,13 +255,18 @@ impl Log {
         Ok(Log {
             metrics: Metrics::open_after(&metrics, done).map_err(failed(&metrics))?,
             board: TensorBoard::create_after(&board, done).map_err(failed(&board))?,
+            full: false,
         })
     }
 
-    fn write(&mut self, report: &StepReport) -> Result<(), Error> {
-        let failed = |cause| Error::Folder { path: "metrics.jsonl".into(), cause };
-        self.metrics.write(report).map_err(failed)?;
-        self.board.write(report).map_err(failed)
+    fn write(&mut self, report: &StepReport) {
+        let written = self.metrics.write(report).and(self.board.write(report));
+        if let (Err(error), false) = (&written, self.full) {
+            tracing::warn!(
+                "{error}; the training goes on, and reports are missing until there is room"
+            );
+        }
+        self.full = written.is_err();
     }
 }
 

@@ -101,10 +101,10 @@ impl<'a> Saver<'a> {
     }
 
     /// Has the memory of snapshots made by a thread meanwhile, so that the first one finds it as later ones do.
-    pub fn make_room(&mut self, rank: &Rank<'_>) -> Result<(), Error> {
+    pub fn make_room(&mut self, rank: &Rank<'_>) {
         let elements = rank.snapshot_len();
-        self.spare = spawn("snapshot", move || Snapshot::with_room(elements))?;
-        Ok(())
+        let make = move || Snapshot::with_room(elements);
+        self.spare = spawn("snapshot", make, |_| Snapshot::default());
     }
 
     /// Takes a snapshot of the state after `step` and has it written. All ranks call it after the same step. A save
@@ -129,12 +129,14 @@ impl<'a> Saver<'a> {
         };
         let (disk, folder, generation) = (self.disk.clone(), self.folder.clone(), self.generation);
         let writer = self.group.rank();
-        let work = spawn("checkpoint", move || {
+        let work = move || {
             let begun = Instant::now();
             let written = lockstep_ckpt::begin(&disk, &folder, step, generation)
                 .and_then(|partial| write(&disk, &partial, writer, &snapshot));
             (written.map_err(|error| error.to_string()), snapshot, begun.elapsed())
-        })?;
+        };
+        let without = |error| (Err(error), Snapshot::default(), Duration::ZERO);
+        let work = spawn("checkpoint", work, without);
         let stall = begun.elapsed();
         let pending = Pending { head, writing: Duration::ZERO, stall, bytes: 0 };
         self.pending = Some((pending, Phase::Writing(work)));
@@ -174,7 +176,7 @@ impl<'a> Saver<'a> {
                 }
                 let written = written.expect("nobody has failed");
                 let parts = self.gather(&mut pending, &written)?;
-                Phase::Committing(self.commit(&pending.head, parts)?)
+                Phase::Committing(self.commit(&pending.head, parts))
             }
             Phase::Committing(work) => {
                 let committed = work.done();
@@ -236,15 +238,15 @@ impl<'a> Saver<'a> {
         Ok(parts)
     }
 
-    fn commit(&self, head: &Head, parts: Vec<Written>) -> Result<Work<Committed>, Error> {
+    fn commit(&self, head: &Head, parts: Vec<Written>) -> Work<Committed> {
         if self.group.rank() != 0 {
             let path = lockstep_ckpt::folder(&self.folder, head.step);
-            return Ok(Work::none(Ok((path, Duration::ZERO))));
+            return Work::none(Ok((path, Duration::ZERO)));
         }
         let (disk, folder, head) = (self.disk.clone(), self.folder.clone(), head.clone());
         let checkpoint = &self.plan.checkpoint;
         let keep = Keep { newest: checkpoint.keep, every: checkpoint.keep_every as u64 };
-        spawn("commit", move || {
+        let work = move || {
             let begun = Instant::now();
             let manifest = Manifest::of(head, CHUNK, parts);
             let path = lockstep_ckpt::commit(&disk, &folder, &manifest);
@@ -254,7 +256,8 @@ impl<'a> Saver<'a> {
                 tracing::warn!("{error}");
             }
             Ok((path, begun.elapsed()))
-        })
+        };
+        spawn("commit", work, Err)
     }
 
     /// All ranks know why; the first one clears away what was written.
@@ -308,12 +311,14 @@ fn joined<T>(thread: JoinHandle<T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
+/// Where the system has no thread for it, that is what comes of it: a save fails alone.
 fn spawn<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
-) -> Result<Work<T>, Error> {
-    let thread = std::thread::Builder::new().name(name.into()).spawn(work);
-    let thread =
-        thread.map_err(|error| Error::Mistake(format!("no thread to save with: {error}")))?;
-    Ok(Work { thread: Some(thread), result: None })
+    without: impl FnOnce(String) -> T,
+) -> Work<T> {
+    match std::thread::Builder::new().name(name.into()).spawn(work) {
+        Ok(thread) => Work { thread: Some(thread), result: None },
+        Err(error) => Work::none(without(format!("there is no thread to save with: {error}"))),
+    }
 }

@@ -5,6 +5,7 @@ mod crc;
 mod event;
 
 use crate::StepReport;
+use crate::append::append;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
@@ -63,11 +64,8 @@ impl TensorBoard {
         if known.is_empty() {
             return Ok(());
         }
-        self.file.write_all(&event::record(&event::scalars(
-            now().as_secs_f64(),
-            report.step as i64,
-            &known,
-        )))
+        let scalars = event::scalars(now().as_secs_f64(), report.step as i64, &known);
+        append(&mut self.file, &event::record(&scalars))
     }
 }
 
