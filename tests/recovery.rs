@@ -152,6 +152,23 @@ fn finished(output: std::io::Result<Output>) -> Ran {
     Ran { code: status.code(), said: text(&stdout) + &text(&stderr) }
 }
 
+/// Trains on a disk of its own that is filled once a checkpoint is there, and emptied when a save has failed. What
+/// it prints goes to that disk too.
+const ON_A_FULL_DISK: &str = r#"
+mkdir -p disk && mount -t tmpfs -o size=2m none disk || exit 77
+cd disk
+"$LOCKSTEP" train ../run.toml --ranks 2 > printed 2> ../told &
+run=$!
+until [ -e runs/run/checkpoints/step-00000010 ] || ! kill -0 $run; do sleep 0.02; done
+cat /dev/zero > ballast 2> /dev/null
+until grep -q 'was not saved' ../told || ! kill -0 $run; do sleep 0.02; done
+rm ballast
+wait $run
+code=$?
+cp -r runs ..
+exit $code
+"#;
+
 /// Waits for something that is about to be true; the limit only keeps a broken test from hanging.
 #[track_caller]
 fn eventually(what: &str, mut check: impl FnMut() -> bool) {
@@ -411,4 +428,31 @@ fn hosts_that_go_and_come_back_change_the_ranks_and_not_the_training() {
     let apart = (apart / size).sqrt();
     assert!(apart <= 1e-3, "{apart}");
     assert!(apart > 0.0, "other sums were taken: it was another layout for a while");
+}
+
+#[test]
+fn a_full_disk_costs_a_save_and_not_the_run() {
+    let desk = Desk::new("full");
+    let script = |script| {
+        let mut command = desk.program("unshare", "--map-root-user --mount sh -c");
+        finished(command.arg(script).env("LOCKSTEP", env!("CARGO_BIN_EXE_lockstep")).output())
+    };
+    if script("mkdir -p disk && mount -t tmpfs none disk").code != Some(0) {
+        eprintln!("skipped: no disk of its own can be mounted here");
+        return;
+    }
+    let ran = script(ON_A_FULL_DISK);
+    let told = fs::read_to_string(desk.0.join("told")).expect("it was started");
+    assert_eq!(ran.code, Some(0), "{}{told}", ran.said);
+    assert!(told.contains("was not saved") && told.contains("No space left on device"), "{told}");
+    // What was reported while there was room is whole.
+    let reports = lockstep_events::read(&desk.0.join("runs/run/metrics.jsonl")).expect("lines");
+    assert_eq!(reports.last().map(|line| line.step), Some(240));
+    desk.done("train run.toml --ranks 2 --set name=whole");
+    same_bits(&desk, "runs/run", "runs/whole");
+    // Neither does anybody have to hear of it.
+    let full = || fs::OpenOptions::new().write(true).open("/dev/full").expect("a device");
+    let mut unheard = desk.command("train run.toml --ranks 2 --set name=unheard");
+    let status = unheard.stdout(full()).stderr(full()).status().expect("the binary runs");
+    assert!(status.success(), "{status}");
 }
