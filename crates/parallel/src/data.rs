@@ -103,7 +103,7 @@ impl Reduction {
     }
 
     /// When all are complete: waits for what is under way, then sums what ranks of the other axes have parts
-    /// of.
+    /// of. Where compression gave copies of a parameter different gradients, those of the first rank count.
     pub fn finish(
         &mut self,
         device: &Device,
@@ -113,21 +113,28 @@ impl Reduction {
     ) {
         let begun = Instant::now();
         self.collect(peers, gradients, None);
+        let tensor = peers.circle(Circle::Tensor);
+        let compressed = peers.mesh.replicas() > 1 && !self.whole;
+        if tensor.size() > 1 && compressed && self.how.goes_by_neighbours() {
+            let adds = tensor.rank() == 0;
+            peers.note(sum_of(device, tensor, layout, gradients, adds, |param| {
+                param.same_on_tensor(peers.sequence)
+            }));
+        }
         if peers.sequence {
-            let circle = peers.circle(Circle::Tensor);
-            peers.note(sum_of(device, circle, layout, gradients, |param| {
+            peers.note(sum_of(device, tensor, layout, gradients, true, |param| {
                 param.split == Split::Norm
             }));
         }
         if peers.mesh.keys > 1 {
             let circle = peers.circle(Circle::Keys);
-            peers.note(sum_of(device, circle, layout, gradients, |param| {
+            peers.note(sum_of(device, circle, layout, gradients, true, |param| {
                 param.split == Split::Keys
             }));
         }
         let ends = peers.circle(Circle::Ends);
         if ends.size() > 1 {
-            peers.note(sum_of(device, ends, layout, gradients, |param| param.tied));
+            peers.note(sum_of(device, ends, layout, gradients, true, |param| param.tied));
         }
         self.exposed += begun.elapsed();
     }
@@ -391,12 +398,13 @@ fn joined(gradients: &Gradients, number: usize) -> Vec<(Range<usize>, bool)> {
     runs
 }
 
-/// Sums over a group this rank's runs of some parameters' gradients, all in one exchange.
+/// Sums over a group the runs of some parameters' gradients, all in one exchange, of those ranks that `add` theirs.
 fn sum_of(
     device: &Device,
     group: &Group,
     layout: &[BlockParams],
     gradients: &mut Gradients,
+    adds: bool,
     which: impl Fn(&Param) -> bool,
 ) -> Result<()> {
     // Where they lie: block, unit, and the run within what this rank has of it.
@@ -415,7 +423,7 @@ fn sum_of(
     let mut at = 0;
     for (block, unit, run) in &runs {
         let to = all.view_mut().part(at..at + run.len());
-        if let Some(own) = gradients.own(*block, *unit) {
+        if let Some(own) = gradients.own(*block, *unit).filter(|_| adds) {
             device.copy(own.part(run.clone()), to);
         }
         at += run.len();

@@ -74,6 +74,17 @@ impl Comm {
     }
 }
 
+impl Compression {
+    /// Whether what becomes of a number depends on the numbers beside it: by the scale of their chunk, or because
+    /// they are larger.
+    pub fn goes_by_neighbours(self) -> bool {
+        match self {
+            Compression::None | Compression::Bf16 => false,
+            Compression::F16 | Compression::Int8 | Compression::TopK(_) => true,
+        }
+    }
+}
+
 impl fmt::Display for Compression {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -84,6 +84,15 @@ impl Param {
         self.len() == 0
     }
 
+    /// Whether all ranks of the tensor axis have the same gradient of it, and not pieces of one or parts of a sum.
+    pub fn same_on_tensor(&self, sequence: bool) -> bool {
+        match self.split {
+            Split::Copied => true,
+            Split::Norm => !sequence,
+            Split::Rows | Split::Cols | Split::Keys | Split::Vocab => false,
+        }
+    }
+
     /// The piece of a rank: rows or columns `range` along dimension `dim` of what is here.
     fn piece(&self, dim: usize, range: std::ops::Range<usize>) -> Param {
         let mut dims = self.dims.clone();

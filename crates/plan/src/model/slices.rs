@@ -224,7 +224,7 @@ impl Part {
     /// Whether what this rank owes of a parameter's gradient (see `comm.compression`) counts beside what others
     /// owe. Where ranks of the tensor axis compute the same gradient, one of them counts.
     pub fn owes(&self, param: &Param, sequence: bool) -> bool {
-        its_own(param, sequence) || self.coord.tensor == 0
+        !param.same_on_tensor(sequence) || self.coord.tensor == 0
     }
 
     /// Whether this rank takes over what all ranks of another layout owed of a parameter's gradient: one of those
@@ -241,16 +241,6 @@ impl Part {
             _ => true,
         };
         first_replica && first_of_tensor && (!param.tied || coord.pipe == 0)
-    }
-}
-
-/// Whether no two ranks of the tensor axis have the same gradient of a parameter: they have pieces of it, or
-/// parts of a sum.
-fn its_own(param: &Param, sequence: bool) -> bool {
-    match param.split {
-        Split::Copied => false,
-        Split::Norm => sequence,
-        Split::Rows | Split::Cols | Split::Keys | Split::Vocab => true,
     }
 }
 

@@ -61,6 +61,9 @@ impl Plan {
         let name = rest::name(&mut findings);
         let precision = rest::precision(&mut findings);
         let comm = rest::comm(&mut findings, train.steps);
+        if let Some(shape) = model.as_ref().filter(|_| findings.is_empty()) {
+            rest::compressible(&mut findings, &comm, &layout, shape.vocab);
+        }
         let checkpoint = rest::checkpoint(&mut findings);
         let (Some(model), true) = (model, findings.is_empty()) else { return Err(findings.all()) };
         let mut plan = Plan {

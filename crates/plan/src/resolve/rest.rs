@@ -2,7 +2,7 @@
 
 use super::findings::Findings;
 use crate::config::{Compression, Compute};
-use crate::plan::{Checkpoint, Comm, Precision};
+use crate::plan::{Checkpoint, Comm, Layout, Precision};
 
 /// It becomes a folder.
 pub(super) fn name(findings: &mut Findings) -> String {
@@ -46,6 +46,22 @@ pub(super) fn comm(findings: &mut Findings, steps: usize) -> Comm {
     let compression_warmup = warmup(findings, compression, steps);
     let overlap = typed.overlap;
     Comm { timeout_s, bucket_bytes, compression, compression_warmup, overlap }
+}
+
+/// What is compressed by its neighbours comes out differently on each rank of the tensor axis, also of parameters
+/// that all of them have; one of them tells the others, for which their shares must be the same.
+pub(super) fn compressible(findings: &mut Findings, comm: &Comm, layout: &Layout, vocab: usize) {
+    let Layout { tensor, zero, .. } = *layout;
+    let uneven = vocab % tensor;
+    if comm.compression.goes_by_neighbours() && zero > 0 && uneven > 0 {
+        let what = format!(
+            "compression={} with zero={zero} takes shares of one size, but tensor={tensor} does not divide vocab={vocab}",
+            comm.compression
+        );
+        let way_out =
+            format!("take vocab={}, or compression=bf16, or zero=0", vocab + tensor - uneven);
+        findings.add(&["comm.compression", "model.vocab"], what, way_out);
+    }
 }
 
 /// Rounding needs no warm-up: it has no favourites.

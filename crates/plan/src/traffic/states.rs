@@ -145,8 +145,12 @@ impl<'a> States<'a> {
         }
     }
 
-    /// Sums of what ranks of the other axes have parts of.
+    /// Sums of what ranks of the other axes have parts of, and what one of them tells the others.
     pub fn parts(&self, list: &mut List) {
+        if self.how.goes_by_neighbours() {
+            let same = self.count(|param| param.same_on_tensor(self.plan.layout.sequence));
+            list.add(Circle::Tensor, Collective::AllReduce, same, self.width());
+        }
         if self.plan.layout.sequence {
             let norms = self.count(|param| param.split == Split::Norm);
             list.add(Circle::Tensor, Collective::AllReduce, norms, self.width());

@@ -101,6 +101,7 @@ fn of_meaning() {
         ("[comm]\ncompression = \"topk:5\"", 2, "comm.compression (line 2): topk:5 is more than the whole gradient; 5 percent is topk:0.05"),
         ("[comm]\ncompression = \"int8\"\ncompression_warmup = 9", 2, "comm.compression_warmup (line 3): compression_warmup=9, but int8 has no warm-up; leave it out, or send the largest elements only, as in compression = \"topk:0.01\""),
         ("[comm]\ncompression = \"int8\"\n[precision]\ngradients = \"bf16\"", 2, "precision.gradients (line 4): compression=int8 is of gradients in f32, but gradients=bf16; leave one of them out: in bf16 they travel in two bytes as it is"),
+        ("[comm]\ncompression = \"int8\"\n[model]\nvocab = 257\n[layout]\ntensor = 2\nzero = 1", 4, "comm.compression (line 2): compression=int8 with zero=1 takes shares of one size, but tensor=2 does not divide vocab=257; take vocab=258, or compression=bf16, or zero=0"),
         ("[comm]\ntimeout_s = 0", 2, "comm.timeout_s (line 2): timeout_s=0 cannot be; it must be more than 0"),
         ("name = \"a/b\"", 1, "name (line 1): \"a/b\" cannot be the name of a folder; take letters, digits, - and _"),
     ];

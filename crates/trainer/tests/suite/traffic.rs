@@ -143,6 +143,8 @@ fn compressed_gradients_are_sent_as_planned() {
         "gpt2 data=3 comm.compression=f16 comm.bucket_mb=0.05",
         "llama data=2 comm.compression=int8 comm.bucket_mb=0.2",
         "llama data=2 comm.compression=int8 zero=2",
+        "gpt2 data=2 tensor=2 comm.compression=int8",
+        "llama data=2 tensor=2 zero=2 sequence=true comm.compression=int8",
         "gpt2 data=3 comm.compression=topk:0.01 comm.bucket_mb=0.05",
         "gpt2 data=3 comm.compression=topk:0.01 comm.bucket_mb=0.05 comm.compression_warmup=0",
     ]);
