@@ -66,7 +66,9 @@ fn copies_on_the_tensor_axis_stay_copies() {
             let source = source();
             let held = on_threads(4, |world| {
                 let mut rank = Rank::new(&plan, &world, Device::cpu(1)).unwrap();
-                (1..=6).for_each(|step| drop(rank.step(&source, step).unwrap()));
+                for step in 1..=6 {
+                    rank.step(&source, step).unwrap();
+                }
                 copied(&plan, &rank, world.rank())
             });
             let mesh = plan.mesh();
