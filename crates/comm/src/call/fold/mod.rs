@@ -107,14 +107,16 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
+    /// Gradients and activations are summed. The others are of a few numbers, and would be the larger part of what
+    /// this crate takes to compile, were they made for every width of vectors too.
     unsafe fn dispatch<T: Number>(&self, op: Op) {
         // SAFETY: the caller's promise is passed on.
         unsafe {
             match op {
                 Op::Sum | Op::Mean => self.widest::<T, Add>(),
-                Op::Min => self.widest::<T, Least>(),
-                Op::Max => self.widest::<T, Greatest>(),
-                Op::Product => self.widest::<T, Times>(),
+                Op::Min => self.run::<T, Least>(),
+                Op::Max => self.run::<T, Greatest>(),
+                Op::Product => self.run::<T, Times>(),
             }
         }
     }
