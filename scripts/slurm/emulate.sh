@@ -131,7 +131,7 @@ wait_for 60 "step 30 of job $job" past lost-node 30
 # The node is gone: its daemon, and everything that it had started.
 of_node1=()
 for proc in /proc/[0-9]*; do
-    if tr '\0' '\n' <"$proc/environ" 2>/dev/null | grep -qx 'SLURM_NODEID=1'; then
+    if { tr '\0' '\n' <"$proc/environ" | grep -qx 'SLURM_NODEID=1'; } 2>/dev/null; then
         # The launcher, its ranks, and the daemon above them.
         of_node1+=("${proc#/proc/}" "$(sed -n 's/^PPid:\t//p' "$proc/status" 2>/dev/null || true)")
     fi
