@@ -9,7 +9,7 @@ use crate::{Config, resolve};
 const TEXT: &str = include_str!("presets.toml");
 
 /// All names, from the smallest to the largest of each kind.
-pub const NAMES: [&str; 16] = [
+pub const NAMES: [&str; 19] = [
     "gpt2-test",
     "llama-test",
     "moe-test",
@@ -26,6 +26,9 @@ pub const NAMES: [&str; 16] = [
     "llama3-70b",
     "llama3-405b",
     "mixtral-8x7b",
+    "deepseek-v2-lite",
+    "deepseek-v2",
+    "deepseek-v3",
 ];
 
 /// What a preset types.

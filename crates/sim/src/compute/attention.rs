@@ -11,11 +11,11 @@ pub(crate) fn attention(case: &Case) -> [Cost; 2] {
     }
 }
 
-/// 4 · head_dim operations for every pair that a causal mask leaves; the backward pass does five products where
-/// the forward pass does two.
+/// 2 · (head_dim + value_dim) operations for every pair that a causal mask leaves; the backward pass does five
+/// products where the forward pass does two.
 fn tiled(case: &Case) -> [Cost; 2] {
     let pairs = case.tokens * case.seq / 2.0 * case.queries / case.head_dim;
-    let flops = 4.0 * pairs * case.head_dim;
+    let flops = 2.0 * pairs * (case.head_dim + case.value_dim);
     let rows = case.tokens * case.queries / case.head_dim;
     let rate = case.wide_rate();
     let cost = |flops: f64, (best, half): (f64, f64)| {
@@ -31,11 +31,12 @@ fn tiled(case: &Case) -> [Cost; 2] {
 fn with_square(case: &Case) -> [Cost; 2] {
     let device = &case.cluster.accelerator;
     let heads = case.batch * case.queries / case.head_dim;
-    let (own, all, each) = (case.seq / case.mesh.context as f64, case.seq, case.head_dim);
+    let (own, all) = (case.seq / case.mesh.context as f64, case.seq);
+    let (each, value) = (case.head_dim, case.value_dim);
     let multiply =
         |dims: [f64; 3]| matmul(device, dims, heads, case.width, case.wide_rate(), false);
-    let (scores, sums) = (multiply([own, each, all]), multiply([own, all, each]));
-    let flops = 4.0 * heads * own * all * each;
+    let (scores, sums) = (multiply([own, each, all]), multiply([own, all, value]));
+    let flops = 2.0 * heads * own * all * (each + value);
     // The softmax reads and writes; dropout reads, writes, and writes its mask. Backward each reads once more.
     let dropped = if case.shape().dropout > 0.0 { 1.0 } else { 0.0 };
     let (there, back) = (

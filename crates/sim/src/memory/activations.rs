@@ -33,7 +33,7 @@ pub(super) fn layer_inside(case: &Case) -> f64 {
 /// output.
 pub(super) fn put_off(case: &Case) -> f64 {
     let slots = case.moe.map_or(1.0, |moe| (moe.top_k + moe.shared) as f64);
-    let attention = 2.0 * case.queries + 2.0 * case.keys + 2.0 * case.dim;
+    let attention = case.queries + case.keys + case.values + case.attended + 2.0 * case.dim;
     let wide = case.inner + case.ffn + 2.0 * case.dim;
     case.tokens * case.width * (attention + slots * wide)
 }
@@ -43,6 +43,16 @@ pub(super) fn put_off(case: &Case) -> f64 {
 pub(super) fn working(case: &Case) -> f64 {
     let slots = case.moe.map_or(1.0, |moe| (moe.top_k + moe.shared) as f64);
     (case.tokens * slots * case.inner + 2.0 * case.rows * case.dim) * case.width
+}
+
+/// Columns of queries, keys, values, the heads' output, and the latents with their norms.
+fn heads_kept(case: &Case) -> f64 {
+    let latents = case.latent.map_or(0.0, |latent| {
+        let ranks = latent.q_rank.unwrap_or(0) + latent.kv_rank;
+        (latent.narrow() + ranks) as f64
+            / if case.layout().sequence { case.mesh.tensor as f64 } else { 1.0 }
+    });
+    case.queries + case.keys + case.values + case.attended + latents
 }
 
 struct Parts {
@@ -78,19 +88,17 @@ impl Parts {
         let before = case.inner + if software.kept.activations { case.ffn } else { 0.0 };
         let wide = match case.moe {
             None => case.tokens * before * w,
-            // Every slot's row, as it came and as it goes.
+            // Every slot's row as it came; weights of slots are multiplied in before the last matrix.
             Some(moe) => {
                 let slots = case.tokens * moe.top_k as f64;
                 let shared = case.tokens * moe.shared as f64 * before * w;
-                slots * (before + 2.0 * case.dim) * w
-                    + shared
-                    + 4.0 * case.tokens * moe.experts as f64
+                slots * (before + case.dim) * w + shared + 4.0 * case.tokens * moe.experts as f64
             }
         };
         Parts {
             input: stream,
             between: stream + norms,
-            attention: case.tokens * (2.0 * case.queries + 2.0 * case.keys) * w + statistics,
+            attention: case.tokens * heads_kept(case) * w + statistics,
             square,
             wide,
             masks: if dropout { 2.0 * case.rows * case.dim } else { 0.0 },

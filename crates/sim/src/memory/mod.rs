@@ -65,7 +65,7 @@ pub fn memories(plan: &Plan, cluster: &Cluster, options: &Options) -> Vec<Memory
 /// What a rank of the pipeline needs.
 pub(crate) fn memory(case: &Case, pipe: usize) -> Memory {
     let by_formula = by_formula(case, pipe);
-    if !case.options.exact {
+    if !case.options.exact || case.shape().planned_only().is_some() {
         return by_formula;
     }
     // As the plan counts it, block by block; the first of the stage's ranks has the largest pieces.
@@ -89,14 +89,21 @@ fn by_formula(case: &Case, pipe: usize) -> Memory {
     let software = case.software();
     // Passes in flight are spread over the chunks.
     let chunks = case.layout().chunks;
-    let layers = |chunk: usize| case.layers(chunk * case.pipe() + pipe) as f64;
-    let each = (0..chunks).map(layers).sum::<f64>() / chunks as f64;
+    let lead = case.lead();
+    let each = |bytes: fn(&Case) -> f64| {
+        let [all, first] = [bytes(case), lead.as_ref().map_or(0.0, bytes)];
+        let of_chunk = |chunk: usize| {
+            let [layers, leading] = case.kinds(chunk * case.pipe() + pipe);
+            layers as f64 * all + leading as f64 * first
+        };
+        (0..chunks).map(of_chunk).sum::<f64>() / chunks as f64
+    };
     let [begun, put_off] =
         in_flight(case.layout().schedule, case.pipe(), chunks, case.micros(), pipe);
     let last = pipe + 1 == case.pipe();
     let logits = if last { case.tokens * case.vocab * software.logits[0] } else { 0.0 };
     let mut memory = Memory {
-        activations: each * (begun * kept(case) + put_off * activations::put_off(case)),
+        activations: begun * each(kept) + put_off * each(activations::put_off),
         logits,
         working: working(case) + layer_inside(case),
         reserve: case.cluster.accelerator.reserve_gib * crate::cluster::GIB,

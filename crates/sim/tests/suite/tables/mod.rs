@@ -12,7 +12,7 @@ mod nemo;
 mod torchtitan;
 mod vtrain;
 
-pub use b200::b200;
+pub use b200::{b200, b200_others};
 pub use bigscience::bigscience;
 pub use csv::{Cells, read};
 pub use megatron::{korthikanti, korthikanti_activations, sc21};
