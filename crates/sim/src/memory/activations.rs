@@ -5,8 +5,32 @@ use lockstep_plan::Recompute;
 use crate::case::Case;
 use crate::software::Selective;
 
+/// What a rank's layers take of a micro-batch, whatever ZeRO's stage, the schedule and the placement: asked once for many
+/// layouts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layers {
+    /// Bytes that a layer keeps until its backward pass; of most layers, and of a mixture's first.
+    pub kept: [f64; 2],
+    /// The same for weight gradients that were put off.
+    pub put_off: [f64; 2],
+    /// For a moment, in a backward pass.
+    pub working: f64,
+}
+
+impl Layers {
+    pub fn of(case: &Case) -> Layers {
+        let lead = case.lead();
+        let both = |bytes: fn(&Case) -> f64| [bytes(case), lead.as_ref().map_or(0.0, bytes)];
+        Layers {
+            kept: both(kept),
+            put_off: both(put_off),
+            working: working(case) + layer_inside(case),
+        }
+    }
+}
+
 /// Bytes that a layer keeps until its backward pass.
-pub(super) fn kept(case: &Case) -> f64 {
+fn kept(case: &Case) -> f64 {
     let parts = Parts::of(case);
     match (case.layout().recompute, case.software().selective) {
         (Recompute::None, _) => parts.all(),
@@ -21,7 +45,7 @@ pub(super) fn kept(case: &Case) -> f64 {
 }
 
 /// What a layer has inside for the moment in which it is computed again.
-pub(super) fn layer_inside(case: &Case) -> f64 {
+fn layer_inside(case: &Case) -> f64 {
     let parts = Parts::of(case);
     match case.layout().recompute {
         Recompute::None => 0.0,
@@ -31,7 +55,7 @@ pub(super) fn layer_inside(case: &Case) -> f64 {
 
 /// Bytes that a layer keeps for weight gradients that were put off: of every matrix its input, and the gradient of its
 /// output.
-pub(super) fn put_off(case: &Case) -> f64 {
+fn put_off(case: &Case) -> f64 {
     let slots = case.moe.map_or(1.0, |moe| (moe.top_k + moe.shared) as f64);
     let attention = case.queries + case.keys + case.values + case.attended + 2.0 * case.dim;
     let wide = case.inner + case.ffn + 2.0 * case.dim;
