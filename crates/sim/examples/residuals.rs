@@ -10,7 +10,7 @@ use tables::Row;
 fn main() {
     let wanted = std::env::args().nth(1);
     type Table = (&'static str, fn() -> Vec<Row>);
-    let all: [Table; 9] = [
+    let all: [Table; 11] = [
         ("korthikanti", tables::korthikanti),
         ("sc21", tables::sc21),
         ("torchtitan", tables::torchtitan),
@@ -18,6 +18,8 @@ fn main() {
         ("nemo", tables::nemo),
         ("b200", tables::b200),
         ("b200-others", tables::b200_others),
+        ("qwen3", tables::qwen3),
+        ("llama3", tables::llama3),
         ("bigscience", tables::bigscience),
         ("vtrain", tables::vtrain),
     ];

@@ -39,6 +39,8 @@ pub(crate) struct Case<'a> {
     pub inner: f64,
     pub vocab: f64,
     pub moe: Option<Moe>,
+    /// Ranks of the tensor axis that deal out experts, and tokens with them; 1 where they cut each.
+    pub dealt: f64,
 }
 
 impl<'a> Case<'a> {
@@ -46,7 +48,10 @@ impl<'a> Case<'a> {
         let (shape, layout) = (&plan.model, &plan.layout);
         let tensor = layout.tensor as f64;
         let tokens = (plan.train.micro_batch * plan.data.seq) as f64 / layout.context as f64;
-        let ffn = shape.ffn as f64 / tensor;
+        let moe = shape.moe.filter(|_| shape.family == Family::Moe);
+        let whole = moe.is_some() && options.software.whole_experts;
+        let dealt = if whole { tensor } else { 1.0 };
+        let ffn = shape.ffn as f64 / tensor * dealt;
         let key_heads = (shape.kv_heads as f64 / tensor).max(1.0);
         Case {
             plan,
@@ -69,7 +74,8 @@ impl<'a> Case<'a> {
             ffn,
             inner: if shape.family == Family::Gpt2 { ffn } else { 2.0 * ffn },
             vocab: (shape.vocab as f64 / tensor).ceil(),
-            moe: shape.moe.filter(|_| shape.family == Family::Moe),
+            moe,
+            dealt,
         }
     }
 
@@ -77,7 +83,7 @@ impl<'a> Case<'a> {
     pub fn lead(&self) -> Option<Case<'a>> {
         let lead = self.shape().lead?;
         let ffn = lead.ffn as f64 / self.layout().tensor as f64;
-        Some(Case { ffn, inner: 2.0 * ffn, moe: None, ..self.clone() })
+        Some(Case { ffn, inner: 2.0 * ffn, moe: None, dealt: 1.0, ..self.clone() })
     }
 
     pub fn software(&self) -> &Software {
@@ -205,7 +211,10 @@ impl<'a> Case<'a> {
 
     /// Among which tokens go to experts.
     pub fn experts(&self) -> Spread {
-        Spread { members: self.mesh.expert, ..self.replicas() }
+        let replicas = self.replicas();
+        let members = self.mesh.expert * self.dealt as usize;
+        let inside = self.tensor().stride.min(replicas.stride);
+        Spread { members, stride: if self.dealt > 1.0 { inside } else { replicas.stride } }
     }
 
     /// Those that hold the same experts.
@@ -221,8 +230,8 @@ impl<'a> Case<'a> {
         let two = self.feed_forward_params();
         match (self.moe, self.gpt2()) {
             (Some(moe), _) => {
-                let here = moe.experts as f64 / self.mesh.expert as f64;
-                let shared = moe.shared as f64 * two;
+                let here = self.experts_here();
+                let shared = moe.shared as f64 * two / self.dealt;
                 [attention + 2.0 * dim + dim * moe.experts as f64 + shared, here * two]
             }
             // Two norms with biases, and the biases of four matrices.
@@ -263,6 +272,19 @@ impl<'a> Case<'a> {
     /// Of one feed-forward, or of one expert.
     pub fn feed_forward_params(&self) -> f64 {
         self.dim * self.inner + self.ffn * self.dim
+    }
+
+    /// Experts of a layer on this rank.
+    pub fn experts_here(&self) -> f64 {
+        self.moe.map_or(0.0, |moe| moe.experts as f64) / self.mesh.expert as f64 / self.dealt
+    }
+
+    /// Rows of a layer's feed-forward for each token here: 1, or those that are routed, and those that pass shared
+    /// experts.
+    pub fn slots(&self) -> [f64; 2] {
+        self.moe.map_or([1.0, 0.0], |moe| {
+            [moe.top_k as f64 / self.dealt, moe.shared as f64 / self.dealt]
+        })
     }
 
     /// Parameters at the ends of the model that a stage holds.

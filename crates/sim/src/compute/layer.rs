@@ -88,13 +88,13 @@ fn feed_forward(case: &Case) -> Passes {
     };
     let Some(moe) = case.moe else { return both(case.tokens, 1.0, 1.0) };
     // Evenly used, the experts here see as many rows as are sent from here.
-    let here = moe.experts as f64 / case.mesh.expert as f64;
-    let slots = case.tokens * moe.top_k as f64;
+    let (here, [top_k, shared]) = (case.experts_here(), case.slots());
+    let slots = case.tokens * top_k;
     let routed = both(slots / here, here, 1.0);
-    let router = matrix(case, case.tokens, [case.dim, moe.experts as f64], 1.0);
+    let router = matrix(case, case.tokens / case.dealt, [case.dim, moe.experts as f64], 1.0);
     let shared = match moe.shared {
         0 => Passes::default(),
-        shared => both(case.tokens, 1.0, shared as f64),
+        _ => both(case.tokens, 1.0, shared),
     };
     routed + router + shared
 }
@@ -121,15 +121,15 @@ fn streams(case: &Case) -> [Cost; 2] {
     // Those of a latent attention are put together from their parts besides.
     let times = if case.latent.is_some() { 2.0 } else { 1.0 };
     let turned = times * case.tokens * (case.queries + case.keys + case.values) * 2.0 * w;
-    let slots = case.moe.map_or(1.0, |moe| (moe.top_k + moe.shared) as f64);
+    let [routed, shared] = case.slots();
+    let slots = routed + shared;
     let wide = case.tokens * slots * (case.inner + case.ffn) * w;
     let wide_back = case.tokens * slots * (2.0 * case.inner + 2.0 * case.ffn) * w;
     // Rows are put in the order of the ranks of their experts, there in that of the experts, and back, each once read
     // and once written, in no order that memory likes.
-    let orders = if case.mesh.expert > 1 { 2.0 } else { 1.0 };
-    let permuted = case.moe.map_or(0.0, |moe| {
-        SCATTERED * 4.0 * orders * case.tokens * moe.top_k as f64 * case.dim * w
-    });
+    let orders = if case.experts().members > 1 { 2.0 } else { 1.0 };
+    let permuted =
+        case.moe.map_or(0.0, |_| SCATTERED * 4.0 * orders * case.tokens * routed * case.dim * w);
     let rate = case.cluster.accelerator.stream_rate();
     let cost = |bytes: f64| Cost { seconds: software.unfused * bytes / rate, ..Cost::default() };
     [cost(there + turned + wide + permuted), cost(back + turned + wide_back + permuted)]

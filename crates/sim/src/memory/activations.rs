@@ -56,7 +56,7 @@ fn layer_inside(case: &Case) -> f64 {
 /// Bytes that a layer keeps for weight gradients that were put off: of every matrix its input, and the gradient of its
 /// output.
 fn put_off(case: &Case) -> f64 {
-    let slots = case.moe.map_or(1.0, |moe| (moe.top_k + moe.shared) as f64);
+    let slots = case.slots().iter().sum::<f64>();
     let attention = case.queries + case.keys + case.values + case.attended + 2.0 * case.dim;
     let wide = case.inner + case.ffn + 2.0 * case.dim;
     case.tokens * case.width * (attention + slots * wide)
@@ -65,7 +65,7 @@ fn put_off(case: &Case) -> f64 {
 /// Gradients of activations inside one layer: of the wide part before its activation, and of the stream. That behind
 /// the activation takes the place of what it was computed from.
 pub(super) fn working(case: &Case) -> f64 {
-    let slots = case.moe.map_or(1.0, |moe| (moe.top_k + moe.shared) as f64);
+    let slots = case.slots().iter().sum::<f64>();
     (case.tokens * slots * case.inner + 2.0 * case.rows * case.dim) * case.width
 }
 
@@ -114,8 +114,8 @@ impl Parts {
             None => case.tokens * before * w,
             // Every slot's row as it came; weights of slots are multiplied in before the last matrix.
             Some(moe) => {
-                let slots = case.tokens * moe.top_k as f64;
-                let shared = case.tokens * moe.shared as f64 * before * w;
+                let [slots, shared] = case.slots().map(|slots| case.tokens * slots);
+                let shared = shared * before * w;
                 slots * (before + case.dim) * w + shared + 4.0 * case.tokens * moe.experts as f64
             }
         };

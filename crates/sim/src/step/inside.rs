@@ -2,6 +2,7 @@
 //! of them nothing hides, a pass waits for.
 
 use lockstep_plan::context::ContextKind;
+use lockstep_plan::model::Moe;
 use lockstep_plan::{Circle, Collective, Phase, Recompute};
 
 use crate::case::Case;
@@ -27,8 +28,10 @@ pub(super) struct Inside {
     scatter: [f64; 2],
     /// The same of a token table.
     table: [f64; 2],
-    /// How often a layer is gathered for a micro-batch, forward and backward.
+    /// In what share of the micro-batches layers are gathered, forward and backward, and gradients are summed. What
+    /// happens once in a step hides behind the passes of one micro-batch, not of all.
     gathers: [f64; 2],
+    scatters: f64,
 }
 
 /// What a stage's passes over a micro-batch wait for.
@@ -140,7 +143,7 @@ impl Inside {
     fn expert(&mut self, case: &Case, flows: &mut Flows) {
         let Some(moe) = case.moe else { return };
         let circle = (Circle::Expert, case.experts());
-        let bytes = case.rows * moe.top_k as f64 * case.dim * case.width;
+        let bytes = case.rows * moe.top_k as f64 * case.dim * case.width * copies(case, moe);
         let mixtures = case.shape().expert_layers().div_ceil(case.pipe());
         let times = (mixtures * case.micros()) as f64;
         let again = if case.layout().recompute == Recompute::Full { 2.0 } else { 0.0 };
@@ -165,7 +168,8 @@ impl Inside {
             (3, false) => [1.0, 1.0],
             _ => [0.0, 0.0],
         };
-        let scatters = if sums_each(case) { 1.0 } else { per_micro };
+        self.scatters = if sums_each(case) { 1.0 } else { per_micro };
+        let scatters = self.scatters;
         let table = [case.vocab * case.dim, 0.0];
         let mut both = |[dense, expert]: [f64; 2], gathers: f64, width: f64, times: f64| {
             let (collective, phase, circles) = match gathers > 0.0 {
@@ -193,8 +197,8 @@ impl Inside {
             self.table[0] = both(table, gathers, case.width, self.gathers[0] * micros);
         }
         let wire = case.software().wire;
-        self.scatter = params.map(|params| scatters * both(params, 0.0, wire, scatters * times));
-        self.table[1] = scatters * both(table, 0.0, case.software().wire, scatters * micros);
+        self.scatter = params.map(|params| both(params, 0.0, wire, scatters * times));
+        self.table[1] = both(table, 0.0, wire, scatters * micros);
     }
 
     /// What a stage waits for.
@@ -208,10 +212,12 @@ impl Inside {
         let [mixtures, leading] = kinds.map(|layers| layers as f64);
         let layers = mixtures + leading;
         let mut waits = Waits::default();
-        let [there, again, back] = self.tensor.map(|seconds| seconds * layers);
+        // Where tokens go to experts from the ranks that have them, only attention brings them together.
+        let halves = if case.dealt > 1.0 { 0.5 * mixtures + leading } else { layers };
+        let [there, again, back] = self.tensor.map(|seconds| seconds * halves);
         // Weight gradients of the matrices that the stream goes into hide what comes of the others.
         let behind = if case.software().tensor_beside { 0.5 * passes.weights.seconds } else { 0.0 };
-        let left = (self.tensor_hideable * layers - behind).max(0.0);
+        let left = (self.tensor_hideable * halves - behind).max(0.0);
         waits.tensor = there + again + back + left;
         waits.forward += there;
         waits.input += again + back + left;
@@ -251,16 +257,30 @@ impl Inside {
         };
         let [fore, aft] = self.gathers;
         let ahead = (passes.forward.seconds - rings[0]).max(0.0);
-        let gathers = fore * (all(self.gather) + self.table[0] * tables);
-        let forward = left(gathers, ahead, fore * one(self.gather));
+        let gathers = all(self.gather) + self.table[0] * tables;
+        let forward = fore * left(gathers, ahead, one(self.gather));
         let backward = passes.again.seconds + passes.input.seconds + passes.weights.seconds;
         let backward = (backward - rings[1]).max(0.0);
-        let exchanges = aft * all(self.gather) + all(self.scatter) + self.table[1] * tables;
-        let back = left(exchanges, backward, aft * one(self.gather) + one(self.scatter));
+        let (each, first) = (aft * all(self.gather), aft * one(self.gather));
+        let with_sums = each + all(self.scatter) + self.table[1] * tables;
+        let back = (1.0 - self.scatters) * left(each, backward, first)
+            + self.scatters * left(with_sums, backward, first + one(self.scatter));
         waits.data = forward + back;
         waits.forward += forward;
         waits.input += back;
     }
+}
+
+/// Of the rows that go to experts, what crosses between hosts where a token goes once to each of them: of `hosts` that
+/// are chosen from evenly, so many are met.
+fn copies(case: &Case, moe: Moe) -> f64 {
+    let hosts = (case.experts().members * case.experts().stride).div_ceil(case.cluster.per_host);
+    if !case.software().once_per_host || hosts <= 1 {
+        return 1.0;
+    }
+    let (hosts, each) = (hosts as f64, moe.top_k as f64);
+    let met = (hosts - 1.0) * (1.0 - (1.0 - 1.0 / hosts).powf(each));
+    met / (each * (1.0 - 1.0 / hosts))
 }
 
 /// Whether the gradients of every micro-batch are summed by themselves.
