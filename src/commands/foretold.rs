@@ -34,6 +34,17 @@ pub fn refuse(plan: &Plan) -> anyhow::Result<()> {
     )
 }
 
+/// Ends what can be planned, and not trained.
+pub fn planned_only(plan: &Plan) -> anyhow::Result<()> {
+    match plan.model.planned_only() {
+        None => Ok(()),
+        Some(what) => bail!(
+            "this model has {what}, which is for planning only: `lockstep plan` tells what it would take, \
+             and no block here computes it; to train, take a preset without it (mixtral-8x7b, llama3-8b)"
+        ),
+    }
+}
+
 /// What a run is expected to exchange and to take.
 pub struct Foretold {
     /// Bytes that rank 0 sends in a step, by the formulas of the collectives.

@@ -124,6 +124,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         say!("{}", serde_json::to_string_pretty(&plan)?);
         return Ok(ExitCode::SUCCESS);
     }
+    foretold::planned_only(&plan)?;
     if world::starts_all(&start)? {
         foretold::refuse(&plan)?;
     }

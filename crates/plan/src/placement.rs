@@ -18,10 +18,11 @@ pub fn said(plan: &Plan) -> [(Axis, f64); 4] {
     // A layer's halves each sum once forward and once backward, which is twice around a ring.
     let tensor = 8.0 * others(mesh.tensor) * stream * passes;
     // Keys and values go round forward and backward, and their gradients with them.
-    let keys = 2.0 * (shape.kv_heads * shape.head_dim) as f64 / mesh.tensor as f64;
+    let keys = (shape.kv_heads * (shape.head_dim + shape.value_dim())) as f64 / mesh.tensor as f64;
     let context = 3.0 * (mesh.context - 1) as f64 * tokens * keys * width * passes;
     // A slot's row goes to its expert and back, forward and backward.
-    let slots = shape.moe.map_or(0.0, |moe| moe.top_k as f64 * stream * passes);
+    let mixtures = shape.expert_layers() as f64 / shape.layers as f64;
+    let slots = shape.moe.map_or(0.0, |moe| moe.top_k as f64 * stream * passes * mixtures);
     let experts = 4.0 * others(mesh.expert) * slots;
     let gathered = if plan.layout.zero == 3 { 3.0 * plan.train.accumulation as f64 } else { 2.0 };
     let data = gathered * others(mesh.replicas()) * params * 4.0 + experts;

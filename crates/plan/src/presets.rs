@@ -9,7 +9,7 @@ use crate::{Config, resolve};
 const TEXT: &str = include_str!("presets.toml");
 
 /// All names, from the smallest to the largest of each kind.
-pub const NAMES: [&str; 16] = [
+pub const NAMES: [&str; 19] = [
     "gpt2-test",
     "llama-test",
     "moe-test",
@@ -26,14 +26,26 @@ pub const NAMES: [&str; 16] = [
     "llama3-70b",
     "llama3-405b",
     "mixtral-8x7b",
+    "deepseek-v2-lite",
+    "deepseek-v2",
+    "deepseek-v3",
 ];
 
 /// What a preset types.
 pub fn find(name: &str) -> Option<Model> {
     NAMES.contains(&name).then(|| {
-        let mut reader = Reader::new(TEXT, &[]).expect("presets.toml is TOML");
+        let mut reader = Reader::new(section(name), &[]).expect("presets.toml is TOML");
         Model::read(&mut reader, name)
     })
+}
+
+/// A preset's own lines: whoever resolves thousands of plans does not read all presets for each.
+fn section(name: &str) -> &'static str {
+    let start = [format!("\n[{name}]\n"), format!("\n[\"{name}\"]\n")];
+    let start = start.iter().find_map(|header| TEXT.find(header.as_str()));
+    let text = &TEXT[start.expect("every name has a section")..];
+    let end = text[1..].find("\n[").map_or(text.len(), |end| end + 2);
+    &text[..end]
 }
 
 /// A preset's shape, with the vocabulary of the data where it has none of its own.

@@ -10,13 +10,16 @@ use tables::Row;
 fn main() {
     let wanted = std::env::args().nth(1);
     type Table = (&'static str, fn() -> Vec<Row>);
-    let all: [Table; 8] = [
+    let all: [Table; 11] = [
         ("korthikanti", tables::korthikanti),
         ("sc21", tables::sc21),
         ("torchtitan", tables::torchtitan),
         ("nanotron", tables::nanotron),
         ("nemo", tables::nemo),
         ("b200", tables::b200),
+        ("b200-others", tables::b200_others),
+        ("qwen3", tables::qwen3),
+        ("llama3", tables::llama3),
         ("bigscience", tables::bigscience),
         ("vtrain", tables::vtrain),
     ];
@@ -66,7 +69,7 @@ fn print(name: &str, rows: &[Row]) {
         let t = foretold.time;
         let share = |part: f64| 100.0 * part / foretold.step_s;
         println!(
-            "{:58} {} {:9.4} s {} {:6.1} GiB{}{} | compute {:.0} host {:.0} tensor {:.0} cp {:.0} data {:.0} bubble {:.0} step {:.1} %",
+            "{:58} {} {:9.4} s {} {:6.1} GiB{}{} | compute {:.0} host {:.0} tensor {:.0} cp {:.0} expert {:.0} data {:.0} bubble {:.0} step {:.1} %",
             row.name,
             percent(time),
             foretold.step_s,
@@ -78,6 +81,7 @@ fn print(name: &str, rows: &[Row]) {
             share(t.host),
             share(t.tensor),
             share(t.context),
+            share(t.expert),
             share(t.data),
             share(t.bubble),
             share(t.optimizer),

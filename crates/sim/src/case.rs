@@ -1,14 +1,16 @@
 //! A plan as one rank sees it, in the numbers that costs are made of: how many tokens, how wide, how many layers
 //! on which stage. Costs nothing itself.
 
-use lockstep_plan::model::{Family, Moe, Shape};
+use lockstep_plan::model::{Family, Latent, Moe, Shape};
 use lockstep_plan::{Axis, Compute, Layout, Mesh, Plan};
 
 use crate::estimate::Options;
 use crate::software::Software;
 use crate::{Cluster, Spread};
 
-/// A plan on a cluster. Numbers are those of one rank and one micro-batch.
+/// A plan on a cluster. Numbers are those of one rank and one micro-batch; those of layers are of the kind that most
+/// are of.
+#[derive(Clone)]
 pub(crate) struct Case<'a> {
     pub plan: &'a Plan,
     pub cluster: &'a Cluster,
@@ -23,15 +25,22 @@ pub(crate) struct Case<'a> {
     /// Bytes of a number.
     pub width: f64,
     pub dim: f64,
-    /// Columns of queries; of keys, and as many of values.
+    /// Columns of queries, of keys, of values, and of what heads put out.
     pub queries: f64,
     pub keys: f64,
+    pub values: f64,
+    pub attended: f64,
+    /// Of a head's queries and keys, and of its values.
     pub head_dim: f64,
+    pub value_dim: f64,
+    pub latent: Option<Latent>,
     /// Width of the feed-forward, and of what comes before its activation.
     pub ffn: f64,
     pub inner: f64,
     pub vocab: f64,
     pub moe: Option<Moe>,
+    /// Ranks of the tensor axis that deal out experts, and tokens with them; 1 where they cut each.
+    pub dealt: f64,
 }
 
 impl<'a> Case<'a> {
@@ -39,7 +48,11 @@ impl<'a> Case<'a> {
         let (shape, layout) = (&plan.model, &plan.layout);
         let tensor = layout.tensor as f64;
         let tokens = (plan.train.micro_batch * plan.data.seq) as f64 / layout.context as f64;
-        let ffn = shape.ffn as f64 / tensor;
+        let moe = shape.moe.filter(|_| shape.family == Family::Moe);
+        let whole = moe.is_some() && options.software.whole_experts;
+        let dealt = if whole { tensor } else { 1.0 };
+        let ffn = shape.ffn as f64 / tensor * dealt;
+        let key_heads = (shape.kv_heads as f64 / tensor).max(1.0);
         Case {
             plan,
             cluster,
@@ -52,13 +65,25 @@ impl<'a> Case<'a> {
             width: plan.precision.compute.bytes() as f64,
             dim: shape.dim as f64,
             queries: (shape.heads * shape.head_dim) as f64 / tensor,
-            keys: (shape.kv_heads as f64 / tensor).max(1.0) * shape.head_dim as f64,
+            keys: key_heads * shape.head_dim as f64,
+            values: key_heads * shape.value_dim() as f64,
+            attended: shape.attention_dim() as f64 / tensor,
             head_dim: shape.head_dim as f64,
+            value_dim: shape.value_dim() as f64,
+            latent: shape.latent,
             ffn,
             inner: if shape.family == Family::Gpt2 { ffn } else { 2.0 * ffn },
             vocab: (shape.vocab as f64 / tensor).ceil(),
-            moe: shape.moe.filter(|_| shape.family == Family::Moe),
+            moe,
+            dealt,
         }
+    }
+
+    /// As the first layers of a mixture see it, which have a wide feed-forward in the place of experts.
+    pub fn lead(&self) -> Option<Case<'a>> {
+        let lead = self.shape().lead?;
+        let ffn = lead.ffn as f64 / self.layout().tensor as f64;
+        Some(Case { ffn, inner: 2.0 * ffn, moe: None, dealt: 1.0, ..self.clone() })
     }
 
     pub fn software(&self) -> &Software {
@@ -125,6 +150,15 @@ impl<'a> Case<'a> {
         layers_of(self.shape().layers, self.stages(), stage)
     }
 
+    /// The same by kind: most of them, and those of the mixture's first.
+    pub fn kinds(&self, stage: usize) -> [usize; 2] {
+        let (layers, all) = (self.layers(stage), self.shape().layers);
+        let Some(lead) = self.shape().lead else { return [layers, 0] };
+        let before = layers_before(all, self.stages(), stage);
+        let first = lead.layers.saturating_sub(before).min(layers);
+        [layers - first, first]
+    }
+
     /// How far apart neighbours along an axis are.
     fn stride(&self, axis: Axis) -> usize {
         let order = self.mesh.order;
@@ -177,7 +211,10 @@ impl<'a> Case<'a> {
 
     /// Among which tokens go to experts.
     pub fn experts(&self) -> Spread {
-        Spread { members: self.mesh.expert, ..self.replicas() }
+        let replicas = self.replicas();
+        let members = self.mesh.expert * self.dealt as usize;
+        let inside = self.tensor().stride.min(replicas.stride);
+        Spread { members, stride: if self.dealt > 1.0 { inside } else { replicas.stride } }
     }
 
     /// Those that hold the same experts.
@@ -188,19 +225,66 @@ impl<'a> Case<'a> {
 
     /// Parameters of a layer on this rank: what every replica has, and what only those with the same experts.
     pub fn layer_params(&self) -> [f64; 2] {
-        let (dim, heads) = (self.dim, self.queries + 2.0 * self.keys);
-        let attention = dim * heads + self.queries * dim;
-        let two = dim * self.inner + self.ffn * dim;
+        let (dim, heads) = (self.dim, self.queries + self.keys + self.values);
+        let attention = self.attention_params();
+        let two = self.feed_forward_params();
         match (self.moe, self.gpt2()) {
             (Some(moe), _) => {
-                let here = moe.experts as f64 / self.mesh.expert as f64;
-                let shared = moe.shared as f64 * two;
+                let here = self.experts_here();
+                let shared = moe.shared as f64 * two / self.dealt;
                 [attention + 2.0 * dim + dim * moe.experts as f64 + shared, here * two]
             }
             // Two norms with biases, and the biases of four matrices.
             (None, true) => [attention + two + 4.0 * dim + heads + dim + self.inner + dim, 0.0],
             (None, false) => [attention + two + 2.0 * dim, 0.0],
         }
+    }
+
+    /// Of a layer's attention, without biases.
+    pub fn attention_params(&self) -> f64 {
+        let (dim, out) = (self.dim, self.attended * self.dim);
+        let Some(latent) = self.latent else {
+            return dim * (self.queries + self.keys + self.values) + out;
+        };
+        let [narrow, kv] = [latent.narrow(), latent.kv_rank].map(|size| size as f64);
+        let norms = kv + latent.q_rank.unwrap_or(0) as f64;
+        dim * narrow + norms + self.from() * self.queries + kv * self.unfolded() + out
+    }
+
+    /// Width of what a latent attention's queries come from.
+    pub fn from(&self) -> f64 {
+        self.latent.and_then(|latent| latent.q_rank).map_or(self.dim, |rank| rank as f64)
+    }
+
+    /// Columns that keys and values have where they come out of their latent: the part of the keys that tells
+    /// positions is not among them.
+    pub fn unfolded(&self) -> f64 {
+        let rope = self.latent.map_or(0.0, |latent| latent.rope as f64);
+        self.keys + self.values - self.keys / self.head_dim * rope
+    }
+
+    /// Columns that ranks of the tensor axis exchange on the way into attention: the stream, or the latents.
+    pub fn entering(&self) -> f64 {
+        let stream = |latent: Latent| if latent.q_rank.is_some() { 0.0 } else { self.dim };
+        self.latent.map_or(self.dim, |latent| latent.narrow() as f64 + stream(latent))
+    }
+
+    /// Of one feed-forward, or of one expert.
+    pub fn feed_forward_params(&self) -> f64 {
+        self.dim * self.inner + self.ffn * self.dim
+    }
+
+    /// Experts of a layer on this rank.
+    pub fn experts_here(&self) -> f64 {
+        self.moe.map_or(0.0, |moe| moe.experts as f64) / self.mesh.expert as f64 / self.dealt
+    }
+
+    /// Rows of a layer's feed-forward for each token here: 1, or those that are routed, and those that pass shared
+    /// experts.
+    pub fn slots(&self) -> [f64; 2] {
+        self.moe.map_or([1.0, 0.0], |moe| {
+            [moe.top_k as f64 / self.dealt, moe.shared as f64 / self.dealt]
+        })
     }
 
     /// Parameters at the ends of the model that a stage holds.
@@ -218,10 +302,12 @@ impl<'a> Case<'a> {
     /// Parameters on a rank of the pipeline: dense, and of experts.
     pub fn rank_params(&self, pipe: usize) -> [f64; 2] {
         let [dense, expert] = self.layer_params();
+        let lead = self.lead().map_or(0.0, |lead| lead.layer_params()[0]);
         let stages = (0..self.layout().chunks).map(|chunk| chunk * self.pipe() + pipe);
         stages.fold([0.0, 0.0], |[all, experts], stage| {
-            let layers = self.layers(stage) as f64;
-            [all + layers * dense + self.end_params(stage), experts + layers * expert]
+            let [layers, first] = self.kinds(stage).map(|layers| layers as f64);
+            let own = layers * dense + first * lead + self.end_params(stage);
+            [all + own, experts + layers * expert]
         })
     }
 }
@@ -235,4 +321,27 @@ fn layers_of(layers: usize, stages: usize, stage: usize) -> usize {
         middle => middle - 1,
     };
     each + usize::from(turn < more)
+}
+
+/// Layers of all stages before one.
+fn layers_before(layers: usize, stages: usize, stage: usize) -> usize {
+    let (each, more) = (layers / stages, layers % stages);
+    let middle = more.min(stage.saturating_sub(1));
+    stage * each + middle + usize::from(stage > 0 && more + 1 == stages)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{layers_before, layers_of};
+
+    #[test]
+    fn layers_before_a_stage_are_those_of_the_stages_before() {
+        for (layers, stages) in [(61, 1), (61, 2), (61, 16), (61, 61), (5, 3), (7, 4), (8, 4)] {
+            for stage in 0..stages {
+                let before: usize = (0..stage).map(|stage| layers_of(layers, stages, stage)).sum();
+                let found = layers_before(layers, stages, stage);
+                assert_eq!(found, before, "{layers} {stages} {stage}");
+            }
+        }
+    }
 }

@@ -121,7 +121,10 @@ pub fn estimate(plan: &Plan, cluster: &Cluster, options: &Options) -> Estimate {
         tokens_per_s: tokens / step.seconds,
         time: step.time,
         stages,
-        flows: if options.exact { traffic(plan, cluster, 0) } else { step.flows },
+        flows: match options.exact && plan.model.planned_only().is_none() {
+            true => traffic(plan, cluster, 0),
+            false => step.flows,
+        },
         mfu: tokens * (flops.weights + 2.0 * flops.attention) / peak,
         mfu_causal: tokens * flops.total() / peak,
         hfu: step.flops / peak,

@@ -29,7 +29,7 @@ mod step;
 
 pub use calibrate::calibrate;
 pub use cluster::{Accelerator, Cluster, Differs, Engine, Link, Matmul, Peak};
-pub use compute::matmul;
+pub use compute::{grouped, matmul};
 pub use estimate::{Estimate, Options, Stage, Time, estimate};
 pub use exchange::{Flow, Spread, seconds as collective_seconds, traffic};
 pub use memory::{Memory, memories, states};

@@ -37,6 +37,12 @@ pub struct Software {
     pub pipe_beside: bool,
     /// Of a message between stages, each rank of the tensor axis sends its part.
     pub pipe_cut: bool,
+    /// Of what an accelerator's attention in tiles reaches, what this program's kernels do.
+    pub attention: f64,
+    /// Whether the tensor axis deals out experts, with the tokens of its ranks, instead of cutting each.
+    pub whole_experts: bool,
+    /// Whether a token goes once to every host that has an expert of it, and is handed on there (DeepEP).
+    pub once_per_host: bool,
     /// Whether a gradient buffer of every shape of matrix exists beside the gradients.
     pub spare_gradients: bool,
     /// Buckets and staging buffers of a fixed size.
@@ -94,6 +100,9 @@ impl Software {
             scatters: true,
             pipe_beside: true,
             pipe_cut: false,
+            attention: 1.0,
+            whole_experts: false,
+            once_per_host: false,
             spare_gradients: false,
             buffers_gib: 0.0,
             slack: 0.02,
@@ -120,6 +129,9 @@ impl Software {
             scatters: true,
             pipe_beside: false,
             pipe_cut: true,
+            attention: 1.0,
+            whole_experts: false,
+            once_per_host: false,
             spare_gradients: false,
             buffers_gib: 0.0,
             slack: 0.04,
@@ -138,20 +150,26 @@ impl Software {
             flash: true,
             logits: [4.0, 12.0],
             kernels: [18.0, 30.0],
+            whole_experts: true,
             spare_gradients: true,
             ..Software::megatron_2021()
         }
     }
 
-    /// NeMo: Megatron-Core with exchanges beside the computing.
-    pub fn nemo() -> Software {
+    /// Megatron-Core with exchanges beside the computing, and attention as it is since 2025.
+    pub fn megatron_2025() -> Software {
         Software {
-            name: "nemo".into(),
+            name: "megatron 2025".into(),
             tensor_beside: true,
             data_beside: true,
             pipe_beside: true,
             ..Software::megatron_core()
         }
+    }
+
+    /// NeMo of 2024: the same with attention of the generation before, which reached two thirds of that on H100s.
+    pub fn nemo() -> Software {
+        Software { name: "nemo".into(), attention: 0.64, ..Software::megatron_2025() }
     }
 
     /// Megatron-DeepSpeed, as BLOOM was trained with: ZeRO-1, one 16-bit gradient.
@@ -188,6 +206,9 @@ impl Software {
             scatters: true,
             pipe_beside: true,
             pipe_cut: false,
+            attention: 1.0,
+            whole_experts: false,
+            once_per_host: false,
             spare_gradients: false,
             buffers_gib: 0.0,
             slack: 0.05,
@@ -225,6 +246,9 @@ impl Software {
             scatters: true,
             pipe_beside: false,
             pipe_cut: false,
+            attention: 1.0,
+            whole_experts: false,
+            once_per_host: false,
             spare_gradients: false,
             buffers_gib: 0.0,
             slack: 0.05,

@@ -131,6 +131,8 @@ fn gpt2(keys: &mut Keys) -> Shape {
         rope_theta: 10000.0,
         rope_scaling: None,
         moe: None,
+        latent: None,
+        lead: None,
     }
 }
 
@@ -199,6 +201,8 @@ fn llama(keys: &mut Keys, family: Family) -> Shape {
         rope_theta,
         rope_scaling,
         moe,
+        latent: None,
+        lead: None,
     }
 }
 

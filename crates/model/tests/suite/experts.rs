@@ -40,6 +40,8 @@ fn shape(change: impl Fn(&mut Moe)) -> Shape {
         rope_theta: 10_000.0,
         rope_scaling: None,
         moe: Some(moe),
+        latent: None,
+        lead: None,
     }
 }
 

@@ -32,6 +32,8 @@ pub fn shape(family: Family) -> Shape {
             balance: Balance::Sequence,
             shared: 0,
         }),
+        latent: None,
+        lead: None,
     }
 }
 

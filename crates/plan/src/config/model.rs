@@ -28,6 +28,14 @@ pub struct Model {
     pub balance: Option<Balance>,
     pub z_loss: Option<f64>,
     pub shared_experts: Option<usize>,
+    /// DeepSeek's attention, there where `kv_lora_rank` is, and first layers without experts.
+    pub q_lora_rank: Option<usize>,
+    pub kv_lora_rank: Option<usize>,
+    pub nope_head_dim: Option<usize>,
+    pub rope_head_dim: Option<usize>,
+    pub v_head_dim: Option<usize>,
+    pub dense_layers: Option<usize>,
+    pub dense_ffn: Option<usize>,
 }
 
 /// `[model.rope_scaling]`: Llama 3.1's; there is none unless `factor` is given.
@@ -76,6 +84,13 @@ impl Model {
             balance: reader.word(&key("balance"), &BALANCES),
             z_loss: reader.number(&key("z_loss")),
             shared_experts: reader.count(&key("shared_experts")),
+            q_lora_rank: reader.count(&key("q_lora_rank")),
+            kv_lora_rank: reader.count(&key("kv_lora_rank")),
+            nope_head_dim: reader.count(&key("nope_head_dim")),
+            rope_head_dim: reader.count(&key("rope_head_dim")),
+            v_head_dim: reader.count(&key("v_head_dim")),
+            dense_layers: reader.count(&key("dense_layers")),
+            dense_ffn: reader.count(&key("dense_ffn")),
         }
     }
 
@@ -110,6 +125,13 @@ impl Model {
             balance: self.balance.or(base.balance),
             z_loss: self.z_loss.or(base.z_loss),
             shared_experts: self.shared_experts.or(base.shared_experts),
+            q_lora_rank: self.q_lora_rank.or(base.q_lora_rank),
+            kv_lora_rank: self.kv_lora_rank.or(base.kv_lora_rank),
+            nope_head_dim: self.nope_head_dim.or(base.nope_head_dim),
+            rope_head_dim: self.rope_head_dim.or(base.rope_head_dim),
+            v_head_dim: self.v_head_dim.or(base.v_head_dim),
+            dense_layers: self.dense_layers.or(base.dense_layers),
+            dense_ffn: self.dense_ffn.or(base.dense_ffn),
         }
     }
 }

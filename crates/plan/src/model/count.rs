@@ -20,18 +20,21 @@ impl Flops {
 
 /// What a token of a sequence of `seq` costs.
 pub fn flops_per_token(shape: &Shape, seq: usize) -> Flops {
-    let attention = shape.dim * (shape.qkv_dim() + shape.attention_dim());
+    let attention = shape.attention_weights();
     let expert = 3 * shape.dim * shape.ffn;
     let mlp = match (shape.family, shape.moe) {
         (super::Family::Gpt2, _) => 2 * shape.dim * shape.ffn,
         (_, Some(moe)) => (moe.top_k + moe.shared) * expert + shape.dim * moe.experts,
         (_, None) => expert,
     };
-    let weights = shape.layers * (attention + mlp) + shape.vocab * shape.dim;
+    let lead = shape.lead.map_or(0, |lead| lead.layers * 3 * shape.dim * lead.ffn);
+    let others = shape.layers - shape.lead.map_or(0, |lead| lead.layers);
+    let weights = shape.layers * attention + others * mlp + lead + shape.vocab * shape.dim;
     // Forward: two multiplies of (seq, head_dim) by (head_dim, seq) per head, 2 operations each; backward
     // twice that; a causal mask halves the pairs: token t meets t + 1 keys, (seq + 1) / 2 on average.
     let pairs = (seq + 1) as f64 / 2.0;
-    let attention = 12.0 * shape.layers as f64 * shape.attention_dim() as f64 * pairs;
+    let both = shape.heads * (shape.head_dim + shape.value_dim());
+    let attention = 6.0 * shape.layers as f64 * both as f64 * pairs;
     Flops { weights: 6.0 * weights as f64, attention }
 }
 

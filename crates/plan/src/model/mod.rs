@@ -1,11 +1,13 @@
 //! What a model is made of, as numbers: its shape, its parameters block by block, its FLOPs.
 
 mod count;
+mod latent;
 mod params;
 mod part;
 mod slices;
 
 pub use count::{Flops, flops_per_token, loss_chunk};
+pub use latent::{Latent, Lead};
 pub use params::{BlockParams, Init, Param, Split, Whole};
 pub use part::{Held, Part, Unit};
 pub use slices::{Runs, Slice, overlaps};
@@ -48,6 +50,11 @@ pub struct Shape {
     pub rope_theta: f64,
     pub rope_scaling: Option<RopeScaling>,
     pub moe: Option<Moe>,
+    /// Attention through a latent; `head_dim` is then that of queries and keys.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latent: Option<Latent>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lead: Option<Lead>,
 }
 
 /// Llama 3.1's stretching of the rotary wave lengths.
@@ -96,11 +103,11 @@ pub enum Balance {
 impl Shape {
     /// Columns of the fused projection to queries, keys and values.
     pub fn qkv_dim(&self) -> usize {
-        (self.heads + 2 * self.kv_heads) * self.head_dim
+        (self.heads + self.kv_heads) * self.head_dim + self.kv_heads * self.value_dim()
     }
 
     /// Columns of the heads' joined output.
     pub fn attention_dim(&self) -> usize {
-        self.heads * self.head_dim
+        self.heads * self.value_dim()
     }
 }

@@ -3,7 +3,7 @@
 //! A matrix is (out, in), row by row. What one multiply can do at once lies side by side: q, k and v are
 //! one (q + k + v, dim) matrix to the kernel and three tensors to a checkpoint, and so are gate and up.
 
-use super::{Family, Moe, Shape};
+use super::{Family, Latent, Moe, Shape};
 use crate::cut;
 
 /// A named tensor in a block's flat buffer.
@@ -215,9 +215,16 @@ impl Shape {
     /// A layer, counted from 0.
     fn layer(&self, layer: usize) -> BlockParams {
         let mut params = self.norm("norm1");
-        params.extend(self.attention());
+        params.extend(match self.latent {
+            Some(latent) => self.latent_attention(latent),
+            None => self.attention(),
+        });
         params.extend(self.norm("norm2"));
+        let lead = self.lead.filter(|lead| layer < lead.layers);
         match (self.family, self.moe) {
+            (Family::Moe, Some(_)) if lead.is_some() => {
+                params.extend(lead.into_iter().flat_map(|lead| self.swiglu("mlp", lead.ffn)))
+            }
             (Family::Gpt2, _) => params.extend(self.gelu_mlp()),
             (Family::Llama, _) | (Family::Moe, None) => params.extend(self.swiglu("mlp", self.ffn)),
             (Family::Moe, Some(moe)) => params.extend(self.experts(moe)),
@@ -249,6 +256,28 @@ impl Shape {
         if self.has_bias() {
             params.push(vector(&format!("{name}.bias"), self.dim, Init::Zeros, Split::Norm));
         }
+        params
+    }
+
+    /// Narrow projections are the same on all ranks of the tensor axis, wide ones are cut by heads.
+    fn latent_attention(&self, latent: Latent) -> Vec<Param> {
+        let (queries, heads) = (self.heads * self.head_dim, self.heads);
+        let mut params = match latent.q_rank {
+            Some(rank) => vec![
+                matrix("attention.q_down.weight", rank, self.dim, STD, Split::Copied),
+                vector("attention.q_norm.gain", rank, Init::Ones, Split::Norm),
+                matrix("attention.q_up.weight", queries, rank, STD, Split::Rows),
+            ],
+            None => vec![matrix("attention.q.weight", queries, self.dim, STD, Split::Rows)],
+        };
+        let Latent { kv_rank, nope, rope, value, .. } = latent;
+        let out = heads * value;
+        params.extend([
+            matrix("attention.kv_down.weight", kv_rank + rope, self.dim, STD, Split::Copied),
+            vector("attention.kv_norm.gain", kv_rank, Init::Ones, Split::Norm),
+            matrix("attention.kv_up.weight", heads * (nope + value), kv_rank, STD, Split::Rows),
+            matrix("attention.out.weight", self.dim, out, self.residual_std(), Split::Cols),
+        ]);
         params
     }
 

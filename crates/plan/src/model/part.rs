@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::params::keys_of;
-use super::{BlockParams, Param, Shape, Split};
+use super::{BlockParams, Lead, Param, Shape, Split};
 use crate::cut;
 use crate::mesh::{Coord, Mesh};
 
@@ -91,6 +91,7 @@ impl Part {
             heads: shape.heads / ranks,
             kv_heads: keys_of(shape.kv_heads, ranks, index).len(),
             ffn: shape.ffn / ranks,
+            lead: shape.lead.map(|lead| Lead { ffn: lead.ffn / ranks, ..lead }),
             ..shape.clone()
         };
         let held = blocks.iter().map(|block| held(block, mesh, coord)).collect();

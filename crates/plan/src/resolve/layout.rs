@@ -169,9 +169,13 @@ fn matrices(findings: &mut Findings, tensor: usize, shape: &Shape) {
     let Shape { heads, kv_heads, ffn, vocab, .. } = *shape;
     // Ranks may share a head of keys.
     let keys_fit = |ranks| kv_heads.is_multiple_of(ranks) || ranks.is_multiple_of(kv_heads);
-    let fits = |ranks: &usize| ffn.is_multiple_of(*ranks) && keys_fit(*ranks);
+    let lead = shape.lead.map(|lead| ("dense_ffn", lead.ffn));
+    let widths = [("ffn", ffn)].into_iter().chain(lead);
+    let fits = |ranks: &usize| {
+        keys_fit(*ranks) && widths.clone().all(|(_, width)| width.is_multiple_of(*ranks))
+    };
     let way_out = format!("try {}", near::divisors_that(tensor, heads, fits));
-    for (name, whole) in [("heads", heads), ("ffn", ffn)] {
+    for (name, whole) in [("heads", heads)].into_iter().chain(widths.clone()) {
         if !whole.is_multiple_of(tensor) {
             let what = format!("tensor={tensor} does not divide {name}={whole}");
             findings.add(&["layout.tensor", &format!("model.{name}")], what, &*way_out);

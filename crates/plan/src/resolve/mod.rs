@@ -3,6 +3,7 @@
 
 mod data;
 mod findings;
+mod latent;
 mod layout;
 mod model;
 pub(crate) mod near;

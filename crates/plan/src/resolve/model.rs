@@ -1,7 +1,7 @@
 //! The model's shape: preset under typed keys, and what follows from both.
 
 use super::findings::{Findings, MOST, sized};
-use super::near;
+use super::{latent, near};
 use crate::config::{Model, nearest};
 use crate::model::{Family, Moe, RopeScaling, Shape};
 use crate::presets;
@@ -16,14 +16,20 @@ pub(super) fn shape(findings: &mut Findings, data_vocab: Option<usize>) -> Optio
     let family = model.family.unwrap_or(Family::Gpt2);
     let dim = model.dim.unwrap_or(128);
     let heads = model.heads.unwrap_or_else(|| usual_heads(dim.min(MOST)));
+    let layers = model.layers.unwrap_or(4);
+    let latent = match family {
+        Family::Gpt2 => None,
+        _ => latent::latent(findings, &model),
+    };
+    let own_width = model.head_dim.or(latent.map(|latent| latent.nope.saturating_add(latent.rope)));
     let shape = Shape {
         family,
         vocab: vocab(findings, model.vocab, data_vocab),
         dim,
-        layers: model.layers.unwrap_or(4),
+        layers,
         heads,
         kv_heads: model.kv_heads.unwrap_or(heads.max(1)),
-        head_dim: model.head_dim.unwrap_or(dim / heads.max(1)),
+        head_dim: own_width.unwrap_or(dim / heads.max(1)),
         ffn: model.ffn.unwrap_or_else(|| usual_ffn(family, dim.clamp(1, MOST))),
         seq: model.seq.unwrap_or(128),
         tied: model.tied.unwrap_or(family == Family::Gpt2),
@@ -32,12 +38,18 @@ pub(super) fn shape(findings: &mut Findings, data_vocab: Option<usize>) -> Optio
         rope_theta: model.rope_theta.unwrap_or(10_000.0),
         rope_scaling: rope_scaling(findings, &model, family),
         moe: (family == Family::Moe).then(|| experts(&model)),
+        latent,
+        lead: match family {
+            Family::Moe => latent::lead(findings, &model, layers),
+            _ => None,
+        },
     };
     sizes(findings, &shape);
-    heads_fit(findings, &shape, model.head_dim.is_some());
+    heads_fit(findings, &shape, own_width.is_some());
     numbers(findings, &shape);
     parameters_can_be_counted(findings, &shape);
     of_other_families(findings, typed, family);
+    latent::of_family(findings, typed, family);
     Some(shape)
 }
 
@@ -161,7 +173,8 @@ fn parameters_can_be_counted(findings: &mut Findings, shape: &Shape) {
         * float(shape.head_dim)
         * 2.0
         * (float(shape.heads) + float(shape.kv_heads));
-    let layer = attention + 3.0 * float(shape.dim) * float(shape.ffn) * experts;
+    let wide = float(shape.ffn) * experts + shape.lead.map_or(0.0, |lead| float(lead.ffn));
+    let layer = attention + 3.0 * float(shape.dim) * wide;
     let ends = float(shape.dim) * (2.0 * float(shape.vocab) + float(shape.seq));
     let all = float(shape.layers) * layer + ends;
     if all > MOST_PARAMETERS {

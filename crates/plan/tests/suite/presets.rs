@@ -14,6 +14,9 @@ fn published_parameter_counts() {
         ("llama3-70b", 70_553_706_496),
         ("llama3-405b", 405_853_388_800),
         ("mixtral-8x7b", 46_702_792_704),
+        ("deepseek-v2-lite", 15_706_484_224),
+        ("deepseek-v2", 235_741_434_880),
+        ("deepseek-v3", 671_026_404_352),
     ];
     for (name, count) in counts {
         assert_eq!(shape(name, None).unwrap().param_count(), count, "{name}");

@@ -11,19 +11,33 @@ pub(crate) fn attention(case: &Case) -> [Cost; 2] {
     }
 }
 
-/// 4 · head_dim operations for every pair that a causal mask leaves; the backward pass does five products where
-/// the forward pass does two.
+/// 2 · (head_dim + value_dim) operations for every pair that a causal mask leaves; the backward pass does five
+/// products where the forward pass does two.
 fn tiled(case: &Case) -> [Cost; 2] {
     let pairs = case.tokens * case.seq / 2.0 * case.queries / case.head_dim;
-    let flops = 4.0 * pairs * case.head_dim;
+    let flops = 2.0 * pairs * (case.head_dim + case.value_dim);
     let rows = case.tokens * case.queries / case.head_dim;
-    let rate = case.wide_rate();
+    let (rate, reached) = (case.wide_rate(), case.software().attention);
     let cost = |flops: f64, (best, half): (f64, f64)| {
-        let seconds = flops / (rate * best * rows / (rows + half));
+        let seconds = flops / (rate * reached * best * rows / (rows + half));
         Cost { seconds, flops, kernels: 0.0 }
     };
     let [forward, backward] = case.cluster.accelerator.attention;
-    [cost(flops, forward), cost(2.5 * flops, backward)]
+    let [there, back] = rounds(case);
+    [cost(flops, forward) + there, cost(2.5 * flops, backward) + back]
+}
+
+/// What every further round of a ring adds as passes over memory: its share of the output goes into the one that is
+/// there, read and written in f32; backward that of the queries' gradient, and of those that go round.
+fn rounds(case: &Case) -> [Cost; 2] {
+    let rounds = (case.mesh.context / case.mesh.ulysses) as f64 - 1.0;
+    let rate = case.cluster.accelerator.stream_rate();
+    let pass = |columns: f64, bytes: f64| {
+        let seconds = rounds * case.tokens * columns * bytes / rate;
+        Cost { seconds, ..Cost::default() }
+    };
+    let gradients = case.queries + case.keys + case.values;
+    [pass(case.attended, 8.0 + case.width), pass(gradients, 8.0 + case.width)]
 }
 
 /// Two multiplies per head, whole squares, with scale, mask, softmax and dropout between them as passes over
@@ -31,11 +45,12 @@ fn tiled(case: &Case) -> [Cost; 2] {
 fn with_square(case: &Case) -> [Cost; 2] {
     let device = &case.cluster.accelerator;
     let heads = case.batch * case.queries / case.head_dim;
-    let (own, all, each) = (case.seq / case.mesh.context as f64, case.seq, case.head_dim);
+    let (own, all) = (case.seq / case.mesh.context as f64, case.seq);
+    let (each, value) = (case.head_dim, case.value_dim);
     let multiply =
         |dims: [f64; 3]| matmul(device, dims, heads, case.width, case.wide_rate(), false);
-    let (scores, sums) = (multiply([own, each, all]), multiply([own, all, each]));
-    let flops = 4.0 * heads * own * all * each;
+    let (scores, sums) = (multiply([own, each, all]), multiply([own, all, value]));
+    let flops = 2.0 * heads * own * all * (each + value);
     // The softmax reads and writes; dropout reads, writes, and writes its mask. Backward each reads once more.
     let dropped = if case.shape().dropout > 0.0 { 1.0 } else { 0.0 };
     let (there, back) = (

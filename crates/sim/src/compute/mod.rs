@@ -9,7 +9,7 @@ mod matmul;
 pub(crate) use attention::attention;
 pub(crate) use ends::{embed, head, optimizer};
 pub(crate) use layer::layer;
-pub use matmul::matmul;
+pub use matmul::{grouped, matmul};
 
 use std::ops::{Add, Mul};
 

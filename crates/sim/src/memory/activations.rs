@@ -5,8 +5,32 @@ use lockstep_plan::Recompute;
 use crate::case::Case;
 use crate::software::Selective;
 
+/// What a rank's layers take of a micro-batch, whatever ZeRO's stage, the schedule and the placement: asked once for many
+/// layouts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layers {
+    /// Bytes that a layer keeps until its backward pass; of most layers, and of a mixture's first.
+    pub kept: [f64; 2],
+    /// The same for weight gradients that were put off.
+    pub put_off: [f64; 2],
+    /// For a moment, in a backward pass.
+    pub working: f64,
+}
+
+impl Layers {
+    pub fn of(case: &Case) -> Layers {
+        let lead = case.lead();
+        let both = |bytes: fn(&Case) -> f64| [bytes(case), lead.as_ref().map_or(0.0, bytes)];
+        Layers {
+            kept: both(kept),
+            put_off: both(put_off),
+            working: working(case) + layer_inside(case),
+        }
+    }
+}
+
 /// Bytes that a layer keeps until its backward pass.
-pub(super) fn kept(case: &Case) -> f64 {
+fn kept(case: &Case) -> f64 {
     let parts = Parts::of(case);
     match (case.layout().recompute, case.software().selective) {
         (Recompute::None, _) => parts.all(),
@@ -21,7 +45,7 @@ pub(super) fn kept(case: &Case) -> f64 {
 }
 
 /// What a layer has inside for the moment in which it is computed again.
-pub(super) fn layer_inside(case: &Case) -> f64 {
+fn layer_inside(case: &Case) -> f64 {
     let parts = Parts::of(case);
     match case.layout().recompute {
         Recompute::None => 0.0,
@@ -31,9 +55,9 @@ pub(super) fn layer_inside(case: &Case) -> f64 {
 
 /// Bytes that a layer keeps for weight gradients that were put off: of every matrix its input, and the gradient of its
 /// output.
-pub(super) fn put_off(case: &Case) -> f64 {
-    let slots = case.moe.map_or(1.0, |moe| (moe.top_k + moe.shared) as f64);
-    let attention = 2.0 * case.queries + 2.0 * case.keys + 2.0 * case.dim;
+fn put_off(case: &Case) -> f64 {
+    let slots = case.slots().iter().sum::<f64>();
+    let attention = case.queries + case.keys + case.values + case.attended + 2.0 * case.dim;
     let wide = case.inner + case.ffn + 2.0 * case.dim;
     case.tokens * case.width * (attention + slots * wide)
 }
@@ -41,8 +65,18 @@ pub(super) fn put_off(case: &Case) -> f64 {
 /// Gradients of activations inside one layer: of the wide part before its activation, and of the stream. That behind
 /// the activation takes the place of what it was computed from.
 pub(super) fn working(case: &Case) -> f64 {
-    let slots = case.moe.map_or(1.0, |moe| (moe.top_k + moe.shared) as f64);
+    let slots = case.slots().iter().sum::<f64>();
     (case.tokens * slots * case.inner + 2.0 * case.rows * case.dim) * case.width
+}
+
+/// Columns of queries, keys, values, the heads' output, and the latents with their norms.
+fn heads_kept(case: &Case) -> f64 {
+    let latents = case.latent.map_or(0.0, |latent| {
+        let ranks = latent.q_rank.unwrap_or(0) + latent.kv_rank;
+        (latent.narrow() + ranks) as f64
+            / if case.layout().sequence { case.mesh.tensor as f64 } else { 1.0 }
+    });
+    case.queries + case.keys + case.values + case.attended + latents
 }
 
 struct Parts {
@@ -78,19 +112,17 @@ impl Parts {
         let before = case.inner + if software.kept.activations { case.ffn } else { 0.0 };
         let wide = match case.moe {
             None => case.tokens * before * w,
-            // Every slot's row, as it came and as it goes.
+            // Every slot's row as it came; weights of slots are multiplied in before the last matrix.
             Some(moe) => {
-                let slots = case.tokens * moe.top_k as f64;
-                let shared = case.tokens * moe.shared as f64 * before * w;
-                slots * (before + 2.0 * case.dim) * w
-                    + shared
-                    + 4.0 * case.tokens * moe.experts as f64
+                let [slots, shared] = case.slots().map(|slots| case.tokens * slots);
+                let shared = shared * before * w;
+                slots * (before + case.dim) * w + shared + 4.0 * case.tokens * moe.experts as f64
             }
         };
         Parts {
             input: stream,
             between: stream + norms,
-            attention: case.tokens * (2.0 * case.queries + 2.0 * case.keys) * w + statistics,
+            attention: case.tokens * heads_kept(case) * w + statistics,
             square,
             wide,
             masks: if dropout { 2.0 * case.rows * case.dim } else { 0.0 },

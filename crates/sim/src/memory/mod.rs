@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::case::Case;
 use crate::cluster::Cluster;
 use crate::estimate::Options;
-use activations::{kept, layer_inside, working};
+pub(crate) use activations::Layers;
 use states::held;
 
 /// Bytes on one rank.
@@ -64,8 +64,8 @@ pub fn memories(plan: &Plan, cluster: &Cluster, options: &Options) -> Vec<Memory
 
 /// What a rank of the pipeline needs.
 pub(crate) fn memory(case: &Case, pipe: usize) -> Memory {
-    let by_formula = by_formula(case, pipe);
-    if !case.options.exact {
+    let by_formula = by_formula(case, &Layers::of(case), pipe);
+    if !case.options.exact || case.shape().planned_only().is_some() {
         return by_formula;
     }
     // As the plan counts it, block by block; the first of the stage's ranks has the largest pieces.
@@ -85,20 +85,25 @@ pub(crate) fn memory(case: &Case, pipe: usize) -> Memory {
     Memory { slack: case.software().slack * exact.allocated(), ..exact }
 }
 
-fn by_formula(case: &Case, pipe: usize) -> Memory {
+/// The same by formula, of layers that are known.
+pub(crate) fn by_formula(case: &Case, layers: &Layers, pipe: usize) -> Memory {
     let software = case.software();
     // Passes in flight are spread over the chunks.
     let chunks = case.layout().chunks;
-    let layers = |chunk: usize| case.layers(chunk * case.pipe() + pipe) as f64;
-    let each = (0..chunks).map(layers).sum::<f64>() / chunks as f64;
+    let mut kinds = [0.0; 2];
+    for chunk in 0..chunks {
+        let more = case.kinds(chunk * case.pipe() + pipe);
+        kinds = [0, 1].map(|kind| kinds[kind] + more[kind] as f64 / chunks as f64);
+    }
+    let each = |bytes: [f64; 2]| kinds[0] * bytes[0] + kinds[1] * bytes[1];
     let [begun, put_off] =
         in_flight(case.layout().schedule, case.pipe(), chunks, case.micros(), pipe);
     let last = pipe + 1 == case.pipe();
     let logits = if last { case.tokens * case.vocab * software.logits[0] } else { 0.0 };
     let mut memory = Memory {
-        activations: each * (begun * kept(case) + put_off * activations::put_off(case)),
+        activations: begun * each(layers.kept) + put_off * each(layers.put_off),
         logits,
-        working: working(case) + layer_inside(case),
+        working: layers.working,
         reserve: case.cluster.accelerator.reserve_gib * crate::cluster::GIB,
         ..held(case, pipe)
     };

@@ -34,7 +34,8 @@ pub(super) fn held(case: &Case, pipe: usize) -> Memory {
     let of_dense = cut(each, dense, zero, shard);
     let of_experts = cut(each, expert, zero, case.mesh.expert_shard() as f64);
     let [parameters, gradients, optimizer] = [0, 1, 2].map(|at| of_dense[at] + of_experts[at]);
-    let layer: f64 = case.layer_params().iter().sum();
+    let of = |case: &Case| case.layer_params().iter().sum::<f64>();
+    let layer = case.lead().map_or(0.0, |lead| of(&lead)).max(of(case));
     let table = case.vocab * case.dim;
     let ends = pipe == 0 || pipe + 1 == case.pipe();
     let largest = if ends { layer.max(table) } else { layer };
@@ -52,7 +53,7 @@ pub(super) fn held(case: &Case, pipe: usize) -> Memory {
     };
     // One of each shape of matrix, and of the table on the stages that have it.
     let spare = match software.spare_gradients {
-        true => layer * case.width + if pipe + 1 == case.pipe() { table * case.width } else { 0.0 },
+        true => spare(case, pipe) + if pipe + 1 == case.pipe() { table * case.width } else { 0.0 },
         false => 0.0,
     };
     Memory {
@@ -63,4 +64,17 @@ pub(super) fn held(case: &Case, pipe: usize) -> Memory {
         buffers: whole + spare + software.buffers_gib * crate::cluster::GIB,
         ..Memory::default()
     }
+}
+
+/// A gradient of every shape of matrix that a rank of the pipeline has: all experts' are alike.
+fn spare(case: &Case, pipe: usize) -> f64 {
+    let stages = (0..case.layout().chunks).map(|chunk| chunk * case.pipe() + pipe);
+    let leads = stages.clone().any(|stage| case.kinds(stage)[1] > 0);
+    let others = stages.into_iter().any(|stage| case.kinds(stage)[0] > 0);
+    let [dense, _] = case.layer_params();
+    let expert = case.moe.map_or(0.0, |_| case.feed_forward_params());
+    let layer = if others { dense + expert } else { 0.0 };
+    let lead = case.lead().filter(|_| leads);
+    let attention = if others { 0.0 } else { case.attention_params() };
+    (layer + lead.map_or(0.0, |lead| attention + lead.feed_forward_params())) * case.width
 }

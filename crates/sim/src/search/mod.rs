@@ -19,13 +19,14 @@ pub use space::MOST_CHUNKS;
 
 use std::cell::RefCell;
 use std::cmp::Ordering;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, HashMap};
 
 use candidate::Candidate;
 use lockstep_plan::{Config, Mistake, Plan, Surroundings};
 
 use crate::case::Case;
 use crate::estimate::{available, estimate};
+use crate::memory::Layers;
 use crate::step::{Blocks, bound, compute_bound, passes_bound};
 use crate::{Cluster, Estimate, Options};
 
@@ -81,6 +82,17 @@ pub struct Search<'a> {
     options: Options,
     groups: Vec<Group>,
     looked: RefCell<Looked>,
+    /// What was estimated, by the numbers of group and layout: those that ask why ask for much of it again.
+    known: RefCell<HashMap<(usize, usize), Found>>,
+}
+
+/// What an estimate came to.
+#[derive(Clone, Copy)]
+struct Found {
+    seconds: f64,
+    /// Of the fullest rank.
+    bytes: f64,
+    fits: bool,
 }
 
 struct Group {
@@ -88,6 +100,7 @@ struct Group {
     /// At least.
     seconds: f64,
     bytes: f64,
+    layers: Layers,
     /// Where there is none, nothing of it can fit.
     blocks: Option<Blocks>,
 }
@@ -122,8 +135,14 @@ impl<'a> Search<'a> {
         around.data_vocab = wanted.vocab;
         let plan = Plan::resolve(&alone, &around)?;
         let options = Options { exact: false, ..wanted.options.clone() };
-        let mut search =
-            Search { wanted, plan, options, groups: Vec::new(), looked: RefCell::default() };
+        let mut search = Search {
+            wanted,
+            plan,
+            options,
+            groups: Vec::new(),
+            looked: RefCell::default(),
+            known: RefCell::default(),
+        };
         search.find_groups();
         Ok(search)
     }
@@ -145,10 +164,12 @@ impl<'a> Search<'a> {
             let replicas = candidate.layout.data * candidate.layout.context;
             (paper.layout.zero, paper.layout.shard) =
                 if replicas > 1 { (3, replicas) } else { (0, 1) };
-            let bytes = room::needs_at_least(&Case::new(&paper, cluster, options));
+            let case = Case::new(&paper, cluster, options);
+            let layers = Layers::of(&case);
+            let bytes = room::needs_at_least(&case, &layers);
             (paper.layout.zero, paper.layout.shard) = (0, 1);
             if bytes > most {
-                self.groups.push(Group { candidate, seconds: 0.0, bytes, blocks: None });
+                self.groups.push(Group { candidate, seconds: 0.0, bytes, layers, blocks: None });
                 continue;
             }
             let blocks = Blocks::of(&Case::new(&paper, cluster, options));
@@ -157,7 +178,8 @@ impl<'a> Search<'a> {
                 let seconds = compute_bound(&Case::new(&paper, cluster, options), &blocks);
                 let layout = lockstep_plan::Layout { order, ..candidate.layout.clone() };
                 let candidate = Candidate { layout, ..candidate };
-                self.groups.push(Group { candidate, seconds, bytes, blocks: Some(blocks) });
+                let blocks = Some(blocks);
+                self.groups.push(Group { candidate, seconds, bytes, layers, blocks });
             }
         }
         let mut looked = self.looked.borrow_mut();
@@ -174,6 +196,33 @@ impl<'a> Search<'a> {
     /// The layout that comes closest to fitting.
     pub fn smallest(&self, limits: &Limits) -> Option<Proposal> {
         self.walk(By::Memory, 1, limits, false).pop()
+    }
+
+    /// A layout's estimate, made once.
+    fn found(&self, leaf: &Candidate, number: (usize, usize)) -> Found {
+        if let Some(found) = self.known.borrow().get(&number) {
+            return *found;
+        }
+        self.looked.borrow_mut().estimated += 1;
+        let mut paper = self.plan.clone();
+        leaf.onto(&mut paper);
+        let estimate = estimate(&paper, self.wanted.cluster, &self.options);
+        let totals = estimate.stages.iter().map(|stage| stage.memory.total());
+        let found = Found {
+            seconds: estimate.step_s,
+            bytes: totals.fold(0.0, f64::max),
+            fits: estimate.fits,
+        };
+        self.known.borrow_mut().insert(number, found);
+        found
+    }
+
+    /// A layout as a plan, or none where it would be refused.
+    fn resolved(&self, leaf: &Candidate) -> Option<Plan> {
+        let Wanted { config, vocab, cluster, .. } = *self.wanted;
+        let local_ranks = cluster.per_host.min(leaf.ranks);
+        let around = Surroundings { ranks: leaf.ranks, local_ranks, cores: 1, data_vocab: vocab };
+        Plan::resolve(&leaf.typed(config), &around).ok()
     }
 
     fn walk(&self, by: By, count: usize, limits: &Limits, fitting: bool) -> Vec<Proposal> {
@@ -227,7 +276,7 @@ impl Walk<'_> {
     fn open(&self, number: usize, worst: f64) -> Vec<Node> {
         let Search { plan, wanted, .. } = self.search;
         let options = &self.search.options;
-        let Group { candidate, blocks, .. } = &self.search.groups[number];
+        let Group { candidate, blocks, layers, .. } = &self.search.groups[number];
         let (ranks, layout) = (candidate.ranks, &candidate.layout);
         let micros = plan.train.global_batch / candidate.micro_batch / layout.data;
         let cluster = &*wanted.cluster.shared(ranks, plan.train.threads);
@@ -242,15 +291,25 @@ impl Walk<'_> {
             let at_least = timed
                 .map_or(0.0, |blocks| passes_bound(&Case::new(&paper, cluster, options), blocks));
             let hopeless = value(self.by, ranks, at_least, 0.0) > worst;
+            let replicas = layout.data * layout.context;
+            if replicas > 1 {
+                (paper.layout.zero, paper.layout.shard) = (3, replicas);
+            }
+            let room = Case::new(&paper, cluster, options);
+            let too_large = self.fitting && room::hopeless(&room, layers, &available);
             for leaf in space::leaves(&scheduled) {
                 index += 1;
                 if hopeless || !self.limits.allow(&leaf) {
                     continue;
                 }
                 looked.layouts += 1;
+                if too_large {
+                    looked.too_large += 1;
+                    continue;
+                }
                 leaf.onto(&mut paper);
                 let case = Case::new(&paper, cluster, options);
-                let (bytes, over) = room::needs(&case, &available);
+                let (bytes, over) = room::needs(&case, layers, &available);
                 if self.fitting && over > 0.0 {
                     looked.too_large += 1;
                     continue;
@@ -267,19 +326,17 @@ impl Walk<'_> {
 
     /// Estimates a layout, and puts it where it belongs.
     fn look(&self, leaf: &Candidate, number: (usize, usize), best: &mut Best) {
-        let Wanted { config, vocab, cluster, .. } = *self.search.wanted;
-        self.search.looked.borrow_mut().estimated += 1;
-        let local_ranks = cluster.per_host.min(leaf.ranks);
-        let around = Surroundings { ranks: leaf.ranks, local_ranks, cores: 1, data_vocab: vocab };
-        // What every rule is for: nothing is proposed that would be refused.
-        let Ok(plan) = Plan::resolve(&leaf.typed(config), &around) else { return };
-        let estimate = estimate(&plan, cluster, &self.search.options);
-        if self.fitting && !estimate.fits {
+        let found = self.search.found(leaf, number);
+        let [value, other] =
+            [self.by, self.by.other()].map(|by| value(by, leaf.ranks, found.seconds, found.bytes));
+        let place = Place { value, other, number };
+        if self.fitting && !found.fits || !best.takes(&place) {
             return;
         }
-        let proposal = Proposal { plan, estimate };
-        let (value, other) = (proposal.value(self.by), proposal.value(self.by.other()));
-        best.put(Place { value, other, number }, proposal);
+        // What every rule is for: nothing is proposed that would be refused.
+        let Some(plan) = self.search.resolved(leaf) else { return };
+        let estimate = estimate(&plan, self.search.wanted.cluster, &self.search.options);
+        best.put(place, Proposal { plan, estimate });
     }
 }
 
@@ -296,6 +353,11 @@ impl Best {
             0 => f64::NEG_INFINITY,
             count => self.list.get(count - 1).map_or(f64::INFINITY, |(place, _)| place.value),
         }
+    }
+
+    /// Whether a proposal at this place is among them.
+    fn takes(&self, place: &Place) -> bool {
+        self.list.len() < self.count || self.list.last().is_some_and(|(last, _)| place.before(last))
     }
 
     fn put(&mut self, place: Place, proposal: Proposal) {

@@ -1,10 +1,10 @@
 //! Why the best layout is as it is: what limits it, and for each knob what one turn to either side would cost. Words with
 //! numbers, from estimates; judges nothing that was not estimated.
 
-use lockstep_plan::{Circle, Layout, Plan, Surroundings};
+use lockstep_plan::{Circle, Layout, Plan};
 
 use super::candidate::{Candidate, Knob};
-use super::{By, Limits, Proposal, Search, Wanted, value};
+use super::{By, Limits, Proposal, Search, value};
 use crate::cluster::GIB;
 use crate::{Cluster, Estimate, Flow, estimate};
 
@@ -104,7 +104,7 @@ fn near(plan: &Plan, free: Knob) -> Limits {
 
 /// The same layout with one knob turned, and as many replicas as that leaves room for.
 fn twin(search: &Search, best: &Proposal, knob: Knob, answer: usize) -> Option<Proposal> {
-    let Wanted { config, vocab, cluster, .. } = *search.wanted;
+    let cluster = search.wanted.cluster;
     let mut layout = best.plan.layout.clone();
     match knob {
         Knob::Tensor => layout.tensor = answer,
@@ -128,9 +128,7 @@ fn twin(search: &Search, best: &Proposal, knob: Knob, answer: usize) -> Option<P
     let layout = Layout { keep_gathered: layout.keep_gathered && layout.zero == 3, ..layout };
     let candidate =
         Candidate { ranks: best.plan.ranks, micro_batch: best.plan.train.micro_batch, layout };
-    let local_ranks = cluster.per_host.min(candidate.ranks);
-    let around = Surroundings { ranks: candidate.ranks, local_ranks, cores: 1, data_vocab: vocab };
-    let plan = Plan::resolve(&candidate.typed(config), &around).ok()?;
+    let plan = search.resolved(&candidate)?;
     let estimate = estimate(&plan, cluster, &search.options);
     Some(Proposal { plan, estimate })
 }

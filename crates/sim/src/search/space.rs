@@ -83,7 +83,8 @@ fn usual() -> Layout {
 fn cuts(shape: &Shape, tensor: usize) -> bool {
     let keys = shape.kv_heads.is_multiple_of(tensor) || tensor.is_multiple_of(shape.kv_heads);
     let matrices = shape.heads.is_multiple_of(tensor) && shape.ffn.is_multiple_of(tensor);
-    keys && matrices && tensor <= shape.vocab
+    let lead = shape.lead.is_none_or(|lead| lead.ffn.is_multiple_of(tensor));
+    keys && matrices && lead && tensor <= shape.vocab
 }
 
 fn kinds(shape: &Shape, tensor: usize, context: usize, seq: usize) -> Vec<ContextKind> {

@@ -15,17 +15,21 @@ const GUESSED: f64 = 0.99;
 #[derive(Clone, Copy)]
 pub(crate) struct Blocks {
     layer: Passes,
+    /// Of a mixture's first layers.
+    lead: Passes,
     embed: Passes,
     head: Passes,
 }
 
 impl Blocks {
     pub fn of(case: &Case) -> Blocks {
-        Blocks { layer: layer(case), embed: embed(case), head: head(case) }
+        let lead = case.lead().map_or(Passes::default(), |lead| layer(&lead));
+        Blocks { layer: layer(case), lead, embed: embed(case), head: head(case) }
     }
 
-    fn stage(&self, case: &Case, stage: usize) -> Passes {
-        let mut passes = self.layer * case.layers(stage) as f64;
+    pub fn stage(&self, case: &Case, stage: usize) -> Passes {
+        let [layers, leading] = case.kinds(stage).map(|layers| layers as f64);
+        let mut passes = self.layer * layers + self.lead * leading;
         if stage == 0 {
             passes = passes + self.embed;
         }
@@ -92,13 +96,13 @@ fn until_summed(case: &Case, blocks: &Blocks, exposed: impl Fn(f64) -> f64) -> f
 pub(crate) fn compute_bound(case: &Case, blocks: &Blocks) -> f64 {
     debug_assert_eq!(case.layout().zero, 0, "ZeRO is not decided yet");
     let inside = Inside::new(case, &mut Flows::new(case.cluster));
-    let layers = case.shape().layers as f64;
-    let whole = blocks.layer * layers + blocks.embed + blocks.head;
-    // What all layers wait for is so many times what those of the first stage do, with their share of the whole.
-    let times = layers / case.layers(0) as f64;
-    let waits = inside.waits(case, &(whole * (1.0 / times)), 0);
-    let seconds = pass(case, whole.forward, times * waits.forward, 1.0).seconds
-        + pass(case, whole.again + whole.input, times * waits.input, 1.0).seconds
+    let leading = case.shape().lead.map_or(0, |lead| lead.layers);
+    let kinds = [case.shape().layers - leading, leading];
+    let [layers, first] = kinds.map(|layers| layers as f64);
+    let whole = blocks.layer * layers + blocks.lead * first + blocks.embed + blocks.head;
+    let waits = inside.waits_of(case, &whole, kinds, 0.0);
+    let seconds = pass(case, whole.forward, waits.forward, 1.0).seconds
+        + pass(case, whole.again + whole.input, waits.input, 1.0).seconds
         + pass(case, whole.weights, 0.0, 1.0).seconds;
     GUESSED * seconds * case.micros() as f64 / case.pipe() as f64
 }

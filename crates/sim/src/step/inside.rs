@@ -2,6 +2,7 @@
 //! of them nothing hides, a pass waits for.
 
 use lockstep_plan::context::ContextKind;
+use lockstep_plan::model::Moe;
 use lockstep_plan::{Circle, Collective, Phase, Recompute};
 
 use crate::case::Case;
@@ -22,13 +23,15 @@ pub(super) struct Inside {
     ring: [f64; 2],
     attend: [f64; 2],
     expert: [f64; 3],
-    /// ZeRO-3: gathering a layer, and summing its gradient.
-    gather: f64,
-    scatter: f64,
+    /// ZeRO-3: gathering a layer, and summing its gradient; of most layers, and of a mixture's first.
+    gather: [f64; 2],
+    scatter: [f64; 2],
     /// The same of a token table.
     table: [f64; 2],
-    /// How often a layer is gathered for a micro-batch, forward and backward.
+    /// In what share of the micro-batches layers are gathered, forward and backward, and gradients are summed. What
+    /// happens once in a step hides behind the passes of one micro-batch, not of all.
     gathers: [f64; 2],
+    scatters: f64,
 }
 
 /// What a stage's passes over a micro-batch wait for.
@@ -62,25 +65,30 @@ impl Inside {
     fn tensor(&mut self, case: &Case, flows: &mut Flows) {
         let circle = (Circle::Tensor, case.tensor());
         let bytes = case.tokens * case.dim * case.width;
+        // Into the first half goes the stream, or the latents of its attention.
+        let mean = (case.entering() / case.dim + 1.0) / 2.0;
         let times = Inside::times(case);
         let again = if case.layout().recompute == Recompute::Full { 2.0 } else { 0.0 };
         use Collective::{AllGather, AllReduce, ReduceScatter};
         use Phase::{Backward, Forward};
         if !case.layout().sequence {
             let sum = flows.add(circle, AllReduce, Forward, bytes, 2.0 * times);
-            flows.add(circle, AllReduce, Backward, bytes, (2.0 + again) * times);
+            let back = flows.add(circle, AllReduce, Backward, mean * bytes, 2.0 * times);
+            flows.add(circle, AllReduce, Backward, bytes, again * times);
             self.tensor = [2.0 * sum, again * sum, 0.0];
-            self.tensor_hideable = 2.0 * sum;
+            self.tensor_hideable = 2.0 * back;
         } else {
             // What goes into a multiply in 8 bits is gathered in 8 bits.
             let narrow = if case.rate() > case.wide_rate() { bytes / case.width } else { bytes };
-            let gather = flows.add(circle, AllGather, Forward, narrow, 2.0 * times);
+            let gather = flows.add(circle, AllGather, Forward, mean * narrow, 2.0 * times);
             let scatter = flows.add(circle, ReduceScatter, Forward, bytes, 2.0 * times);
             // The gradient of each half's output, and its input once more.
-            flows.add(circle, AllGather, Backward, narrow, (4.0 + again) * times);
-            flows.add(circle, ReduceScatter, Backward, bytes, (2.0 + again) * times);
-            self.tensor = [2.0 * (gather + scatter), again * (gather + scatter), 2.0 * gather];
-            self.tensor_hideable = 2.0 * (gather + scatter);
+            flows.add(circle, AllGather, Backward, mean * narrow, (2.0 + again) * times);
+            let outs = flows.add(circle, AllGather, Backward, narrow, 2.0 * times);
+            let ins = flows.add(circle, ReduceScatter, Backward, mean * bytes, 2.0 * times);
+            flows.add(circle, ReduceScatter, Backward, bytes, again * times);
+            self.tensor = [2.0 * (gather + scatter), again * (gather + scatter), 2.0 * outs];
+            self.tensor_hideable = 2.0 * (gather + ins);
         }
     }
 
@@ -95,12 +103,13 @@ impl Inside {
         let (all, rounds) = (case.context(), (ranks / ulysses) as f64 - 1.0);
         let near = crate::Spread { members: ulysses, ..all };
         let heads = case.tokens * case.queries * case.width;
-        let keys = 2.0 * case.tokens * case.keys * case.width;
+        let outs = case.tokens * case.attended * case.width;
+        let keys = case.tokens * (case.keys + case.values) * case.width;
         let circle = (Circle::Context, near);
         if case.layout().context_kind != ContextKind::Ring {
             let there =
                 flows.add(circle, Collective::AllToAll, Phase::Forward, heads + keys, times)
-                    + flows.add(circle, Collective::AllToAll, Phase::Forward, heads, times);
+                    + flows.add(circle, Collective::AllToAll, Phase::Forward, outs, times);
             flows.add(
                 circle,
                 Collective::AllToAll,
@@ -108,7 +117,7 @@ impl Inside {
                 heads + keys,
                 (1.0 + again) * times,
             );
-            flows.add(circle, Collective::AllToAll, Phase::Backward, heads, (1.0 + again) * times);
+            flows.add(circle, Collective::AllToAll, Phase::Backward, outs, (1.0 + again) * times);
             self.context = [there, again * there, there];
         }
         if rounds > 0.0 {
@@ -134,8 +143,9 @@ impl Inside {
     fn expert(&mut self, case: &Case, flows: &mut Flows) {
         let Some(moe) = case.moe else { return };
         let circle = (Circle::Expert, case.experts());
-        let bytes = case.rows * moe.top_k as f64 * case.dim * case.width;
-        let times = Inside::times(case);
+        let bytes = case.rows * moe.top_k as f64 * case.dim * case.width * copies(case, moe);
+        let mixtures = case.shape().expert_layers().div_ceil(case.pipe());
+        let times = (mixtures * case.micros()) as f64;
         let again = if case.layout().recompute == Recompute::Full { 2.0 } else { 0.0 };
         let rows = flows.add(circle, Collective::AllToAllV, Phase::Forward, bytes, 2.0 * times);
         flows.add(circle, Collective::AllToAllV, Phase::Backward, bytes, (2.0 + again) * times);
@@ -149,7 +159,8 @@ impl Inside {
         if zero < 3 && !sums_each(case) {
             return;
         }
-        let (params, times) = (case.layer_params(), Inside::times(case));
+        let lead = case.lead().map_or([0.0; 2], |lead| lead.layer_params());
+        let (params, times) = ([case.layer_params(), lead], Inside::times(case));
         let keeps = case.layout().keep_gathered;
         let per_micro = 1.0 / case.micros() as f64;
         self.gathers = match (zero, keeps) {
@@ -157,7 +168,8 @@ impl Inside {
             (3, false) => [1.0, 1.0],
             _ => [0.0, 0.0],
         };
-        let scatters = if sums_each(case) { 1.0 } else { per_micro };
+        self.scatters = if sums_each(case) { 1.0 } else { per_micro };
+        let scatters = self.scatters;
         let table = [case.vocab * case.dim, 0.0];
         let mut both = |[dense, expert]: [f64; 2], gathers: f64, width: f64, times: f64| {
             let (collective, phase, circles) = match gathers > 0.0 {
@@ -181,21 +193,31 @@ impl Inside {
         };
         let (gathers, micros) = (self.gathers[0] + self.gathers[1], case.micros() as f64);
         if gathers > 0.0 {
-            self.gather = both(params, gathers, case.width, gathers * times);
+            self.gather = params.map(|params| both(params, gathers, case.width, gathers * times));
             self.table[0] = both(table, gathers, case.width, self.gathers[0] * micros);
         }
-        self.scatter = scatters * both(params, 0.0, case.software().wire, scatters * times);
-        self.table[1] = scatters * both(table, 0.0, case.software().wire, scatters * micros);
+        let wire = case.software().wire;
+        self.scatter = params.map(|params| both(params, 0.0, wire, scatters * times));
+        self.table[1] = both(table, 0.0, wire, scatters * micros);
     }
 
     /// What a stage waits for.
     pub fn waits(&self, case: &Case, passes: &Passes, stage: usize) -> Waits {
-        let layers = case.layers(stage) as f64;
+        let tables = f64::from(stage == 0) + f64::from(stage + 1 == case.stages());
+        self.waits_of(case, passes, case.kinds(stage), tables)
+    }
+
+    /// What so many layers, and those of a mixture's first, wait for with so many token tables.
+    pub fn waits_of(&self, case: &Case, passes: &Passes, kinds: [usize; 2], tables: f64) -> Waits {
+        let [mixtures, leading] = kinds.map(|layers| layers as f64);
+        let layers = mixtures + leading;
         let mut waits = Waits::default();
-        let [there, again, back] = self.tensor.map(|seconds| seconds * layers);
+        // Where tokens go to experts from the ranks that have them, only attention brings them together.
+        let halves = if case.dealt > 1.0 { 0.5 * mixtures + leading } else { layers };
+        let [there, again, back] = self.tensor.map(|seconds| seconds * halves);
         // Weight gradients of the matrices that the stream goes into hide what comes of the others.
         let behind = if case.software().tensor_beside { 0.5 * passes.weights.seconds } else { 0.0 };
-        let left = (self.tensor_hideable * layers - behind).max(0.0);
+        let left = (self.tensor_hideable * halves - behind).max(0.0);
         waits.tensor = there + again + back + left;
         waits.forward += there;
         waits.input += again + back + left;
@@ -206,12 +228,11 @@ impl Inside {
         waits.context = fore + aft;
         waits.forward += fore;
         waits.input += aft;
-        let [fore, again, aft] = self.expert.map(|seconds| seconds * layers);
+        let [fore, again, aft] = self.expert.map(|seconds| seconds * mixtures);
         waits.expert = fore + again + aft;
         waits.forward += fore;
         waits.input += again + aft;
-        let tables = f64::from(stage == 0) + f64::from(stage + 1 == case.stages());
-        self.wait_for_blocks(case, passes, [layers, tables], &mut waits);
+        self.wait_for_blocks(case, passes, [mixtures, leading, tables], &mut waits);
         waits
     }
 
@@ -221,28 +242,45 @@ impl Inside {
         &self,
         case: &Case,
         passes: &Passes,
-        [layers, tables]: [f64; 2],
+        [mixtures, leading, tables]: [f64; 3],
         waits: &mut Waits,
     ) {
         let beside = case.software().data_beside;
         let shared = case.context().link(case.cluster) == case.shard().link(case.cluster);
+        let layers = mixtures + leading;
         let rings = self.ring.map(|seconds| if shared { seconds * layers } else { 0.0 });
+        let all = |[most, first]: [f64; 2]| most * mixtures + first * leading;
+        let one = |[most, first]: [f64; 2]| if mixtures > 0.0 { most } else { first };
         let left = |exchanges: f64, compute: f64, first: f64| match beside {
             true => (exchanges - compute).max(0.0) + first + BESIDE * exchanges.min(compute),
             false => exchanges,
         };
         let [fore, aft] = self.gathers;
         let ahead = (passes.forward.seconds - rings[0]).max(0.0);
-        let gathers = fore * (self.gather * layers + self.table[0] * tables);
-        let forward = left(gathers, ahead, fore * self.gather);
+        let gathers = all(self.gather) + self.table[0] * tables;
+        let forward = fore * left(gathers, ahead, one(self.gather));
         let backward = passes.again.seconds + passes.input.seconds + passes.weights.seconds;
         let backward = (backward - rings[1]).max(0.0);
-        let exchanges = (aft * self.gather + self.scatter) * layers + self.table[1] * tables;
-        let back = left(exchanges, backward, aft * self.gather + self.scatter);
+        let (each, first) = (aft * all(self.gather), aft * one(self.gather));
+        let with_sums = each + all(self.scatter) + self.table[1] * tables;
+        let back = (1.0 - self.scatters) * left(each, backward, first)
+            + self.scatters * left(with_sums, backward, first + one(self.scatter));
         waits.data = forward + back;
         waits.forward += forward;
         waits.input += back;
     }
+}
+
+/// Of the rows that go to experts, what crosses between hosts where a token goes once to each of them: of `hosts` that
+/// are chosen from evenly, so many are met.
+fn copies(case: &Case, moe: Moe) -> f64 {
+    let hosts = (case.experts().members * case.experts().stride).div_ceil(case.cluster.per_host);
+    if !case.software().once_per_host || hosts <= 1 {
+        return 1.0;
+    }
+    let (hosts, each) = (hosts as f64, moe.top_k as f64);
+    let met = (hosts - 1.0) * (1.0 - (1.0 - 1.0 / hosts).powf(each));
+    met / (each * (1.0 - 1.0 / hosts))
 }
 
 /// Whether the gradients of every micro-batch are summed by themselves.

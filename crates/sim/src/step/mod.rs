@@ -11,7 +11,7 @@ use lockstep_plan::{Circle, Collective, Phase};
 
 use crate::case::Case;
 use crate::clock::{Lasts, ends};
-use crate::compute::{Cost, Passes, embed, head, layer};
+use crate::compute::{Cost, Passes};
 use crate::estimate::Time;
 use crate::exchange::{Flow, Flows};
 use after::After;
@@ -35,8 +35,8 @@ pub(crate) struct Step {
 pub(crate) fn step(case: &Case) -> Step {
     let mut flows = Flows::new(case.cluster);
     let inside = Inside::new(case, &mut flows);
-    let one = layer(case);
-    let stages: Vec<Passes> = (0..case.stages()).map(|stage| passes(case, one, stage)).collect();
+    let blocks = Blocks::of(case);
+    let stages: Vec<Passes> = (0..case.stages()).map(|stage| blocks.stage(case, stage)).collect();
     let send = send(case, &mut flows);
     let after = After::new(case, &mut flows);
     // The slowest of the replicas that differ; of equals the first, which is whole.
@@ -58,18 +58,6 @@ pub(crate) fn step(case: &Case) -> Step {
     let Walked { seconds, time, forward, input, weights, busy } = slowest;
     let flops = replica * (case.plan.ranks / case.pipe()) as f64;
     Step { seconds, time, forward, input, weights, busy, flows: flows.list, flops }
-}
-
-/// A stage's passes over a micro-batch.
-fn passes(case: &Case, layer: Passes, stage: usize) -> Passes {
-    let mut passes = layer * case.layers(stage) as f64;
-    if stage == 0 {
-        passes = passes + embed(case);
-    }
-    if stage + 1 == case.stages() {
-        passes = passes + head(case);
-    }
-    passes
 }
 
 /// Seconds of a message between stages.

@@ -2,8 +2,8 @@
 
 use crate::errors::{mean_error, worst_error};
 use crate::tables::{
-    Row, b200, bigscience, korthikanti, korthikanti_activations, nanotron, nemo, read, sc21,
-    torchtitan, vtrain,
+    Row, b200, b200_others, bigscience, korthikanti, korthikanti_activations, nanotron, nemo, read,
+    sc21, torchtitan, vtrain,
 };
 use lockstep_sim::{Memory, Software, states};
 
@@ -63,9 +63,11 @@ fn activations_of_sequence_parallelism_with_selective_recompute() {
 
 #[test]
 fn allocated_on_b200s() {
-    let rows = allocated(&b200());
-    mean_error("B200, GiB", &rows);
-    assert!(worst_error(&rows) < 0.03);
+    for (name, rows) in [("B200, GiB", b200()), ("B200, other rows, GiB", b200_others())] {
+        let rows = allocated(&rows);
+        mean_error(name, &rows);
+        assert!(worst_error(&rows) < 0.03);
+    }
 }
 
 #[test]
@@ -92,7 +94,9 @@ fn what_fits_in_the_bigscience_sweep() {
 /// Whatever was measured had memory enough.
 #[test]
 fn what_ran_fits() {
-    for rows in [korthikanti(), sc21(), torchtitan(), nanotron(), nemo(), b200(), vtrain()] {
+    for rows in
+        [korthikanti(), sc21(), torchtitan(), nanotron(), nemo(), b200(), b200_others(), vtrain()]
+    {
         for row in rows {
             let needs = gib(most(&row, Memory::total));
             assert!(row.estimate().fits, "{} needs {needs:.1} GiB", row.name);

@@ -3,7 +3,7 @@
 use crate::errors::mean_error;
 use crate::tables::{Cells, korthikanti, read};
 use lockstep_plan::{Plan, Recompute};
-use lockstep_sim::{Accelerator, estimate, matmul};
+use lockstep_sim::{Accelerator, estimate, grouped, matmul};
 
 const A100: &str = include_str!("../measured/simumax_a100_pcie_op_efficiency.csv");
 const B200: &str = include_str!("../measured/simumax_b200_bf16_ceperm_op_efficiency.csv");
@@ -71,4 +71,39 @@ fn layers_of_korthikanti_table_4() {
         }
     }
     assert!(mean_error("layers of the 22B model, ms", &compared) < 0.05);
+}
+
+/// Multiplies of many experts at once: M rows each, forward, of the input's gradient and of the weights'.
+#[test]
+fn grouped_multiplies_by_shape() {
+    let device = Accelerator::built_in("b200").unwrap();
+    let rate = device.peak.bf16 * 1e12;
+    let rows = read(B200);
+    // Gradients of weights are added up in f32; those that were not are left out.
+    let wanted = |row: &&Cells| {
+        row.text("op") == "group_matmul" && row.text("shape").contains("main_grad_dtype=fp32")
+    };
+    let of_groups = rows.iter().filter(wanted);
+    let compared: Vec<(String, f64, f64)> = of_groups
+        .map(|row| {
+            let [count, m, n, k] = ["ng", "M", "N", "K"].map(|name| size(row, name).unwrap());
+            let shape = row.text("shape");
+            let stage =
+                ["bwd_grad_act", "bwd_grad_w"].into_iter().find(|stage| shape.contains(stage));
+            let dims = match stage {
+                None => [m, k, n],
+                Some("bwd_grad_act") => [m, n, k],
+                _ => [n, m, k],
+            };
+            let sums = stage == Some("bwd_grad_w");
+            let device_s = grouped(&device, dims, count, 2.0, rate, sums);
+            // Few rows: the host that starts the kernels is what takes long.
+            let seconds = device_s.max(2.0 * count * device.launch_us * 1e-6);
+            let reached = 2.0 * count * m * k * n / seconds / rate;
+            let name = format!("{count} of {m} {k} {n} {}", stage.unwrap_or("fwd"));
+            (name, reached, row.number("measured_efficiency").unwrap())
+        })
+        .collect();
+    assert_eq!(compared.len(), 60);
+    assert!(mean_error("grouped multiplies on a B200, of the peak", &compared) < 0.20);
 }

@@ -6,18 +6,22 @@
 mod b200;
 mod bigscience;
 mod csv;
+mod llama3;
 mod megatron;
 mod nanotron;
 mod nemo;
+mod qwen3;
 mod torchtitan;
 mod vtrain;
 
-pub use b200::b200;
+pub use b200::{b200, b200_others};
 pub use bigscience::bigscience;
 pub use csv::{Cells, read};
+pub use llama3::llama3;
 pub use megatron::{korthikanti, korthikanti_activations, sc21};
 pub use nanotron::nanotron;
 pub use nemo::nemo;
+pub use qwen3::qwen3;
 pub use torchtitan::torchtitan;
 pub use vtrain::vtrain;
 

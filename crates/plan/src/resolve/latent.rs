@@ -1,0 +1,87 @@
+//! DeepSeek's attention and its first layers, from the typed keys: what they leave out, and what cannot be.
+
+use super::findings::Findings;
+use crate::config::Model;
+use crate::model::{Family, Latent, Lead};
+
+/// There is one where `kv_lora_rank` is given. What is left out is as in DeepSeek-V2 and V3.
+pub(super) fn latent(findings: &mut Findings, model: &Model) -> Option<Latent> {
+    let kv_rank = model.kv_lora_rank.filter(|rank| *rank > 0);
+    let Some(kv_rank) = kv_rank else {
+        let rest = [
+            ("q_lora_rank", model.q_lora_rank),
+            ("nope_head_dim", model.nope_head_dim),
+            ("rope_head_dim", model.rope_head_dim),
+            ("v_head_dim", model.v_head_dim),
+        ];
+        for (name, _) in rest.into_iter().filter(|(_, value)| value.is_some_and(|size| size > 0)) {
+            let what = format!("{name} is for latent attention, which has a kv_lora_rank");
+            let key = format!("model.{name}");
+            findings.add(&[&key, "model.kv_lora_rank"], what, "give model.kv_lora_rank");
+        }
+        return None;
+    };
+    let latent = Latent {
+        q_rank: model.q_lora_rank.filter(|rank| *rank > 0),
+        kv_rank,
+        nope: model.nope_head_dim.unwrap_or(128),
+        rope: model.rope_head_dim.unwrap_or(64),
+        value: model.v_head_dim.unwrap_or(128),
+    };
+    findings.at_least_one("model.kv_lora_rank", latent.kv_rank);
+    findings.at_least_one("model.q_lora_rank", latent.q_rank.unwrap_or(1));
+    findings.at_least_one("model.nope_head_dim", latent.nope);
+    findings.at_least_one("model.rope_head_dim", latent.rope);
+    findings.at_least_one("model.v_head_dim", latent.value);
+    if let (Some(keys), Some(heads)) = (model.kv_heads, model.heads)
+        && keys != heads
+    {
+        let what = format!(
+            "kv_heads={keys} and heads={heads}: latent attention makes keys for every head"
+        );
+        findings.add(&["model.kv_heads", "model.kv_lora_rank"], what, "leave kv_heads out");
+    }
+    let width = latent.nope.saturating_add(latent.rope);
+    if let Some(typed) = model.head_dim.filter(|typed| *typed != width) {
+        let what = format!("head_dim={typed}, but nope_head_dim + rope_head_dim = {width}");
+        findings.add(&["model.head_dim", "model.nope_head_dim"], what, "leave head_dim out");
+    }
+    Some(latent)
+}
+
+/// The first `dense_layers` layers of a mixture.
+pub(super) fn lead(findings: &mut Findings, model: &Model, layers: usize) -> Option<Lead> {
+    let lead = Lead {
+        layers: model.dense_layers.filter(|layers| *layers > 0)?,
+        ffn: model.dense_ffn.unwrap_or(0),
+    };
+    if lead.layers > layers {
+        let what = format!("dense_layers={} is more than layers={layers}", lead.layers);
+        let way_out = format!("say at most {layers}");
+        findings.add(&["model.dense_layers", "model.layers"], what, way_out);
+        return None;
+    }
+    findings.at_least_one("model.dense_ffn", lead.ffn);
+    Some(lead)
+}
+
+/// Families that can have a latent.
+pub(super) fn of_family(findings: &mut Findings, typed: &Model, family: Family) {
+    let experts = [("dense_layers", typed.dense_layers), ("dense_ffn", typed.dense_ffn)];
+    let rotary = [("kv_lora_rank", typed.kv_lora_rank), ("q_lora_rank", typed.q_lora_rank)];
+    let typed = |(_, value): &(&str, Option<usize>)| value.is_some();
+    if family != Family::Moe {
+        for (name, _) in experts.into_iter().filter(typed) {
+            let what = format!("{name} is for a mixture's first layers");
+            let key = format!("model.{name}");
+            findings.add(&[&key, "model.family"], what, "say family = \"moe\", or leave it out");
+        }
+    }
+    if family == Family::Gpt2 {
+        for (name, _) in rotary.into_iter().filter(typed) {
+            let what = format!("{name} is for rotary positions, and gpt2 learns its positions");
+            let key = format!("model.{name}");
+            findings.add(&[&key, "model.family"], what, "say family = \"moe\" or \"llama\"");
+        }
+    }
+}
