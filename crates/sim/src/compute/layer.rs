@@ -2,7 +2,7 @@
 
 use lockstep_plan::Recompute;
 
-use super::{Cost, Passes, attention::attention, matmul};
+use super::{Cost, Kind, Passes, attention::attention, matmul};
 use crate::case::Case;
 use crate::software::Selective;
 
@@ -50,8 +50,10 @@ pub(super) fn matrix_at(
     let device = &case.cluster.accelerator;
     let flops = 2.0 * rows * inputs * outputs * count;
     let cost = |dims: [f64; 3], sums: bool| {
-        let seconds = matmul(device, dims, count, case.width, rate, sums);
-        Cost { seconds, flops, kernels: 0.0 }
+        let alone = matmul(device, dims, count, case.width, rate, sums);
+        let size = (dims[0] * dims[1] * dims[2]).cbrt();
+        let seconds = alone / case.measured(Kind::Matmul, size).unwrap_or(1.0);
+        Cost::of(Kind::Matmul, seconds).with_flops(flops)
     };
     Passes {
         forward: cost([rows, inputs, outputs], false),
@@ -100,16 +102,30 @@ fn streams(case: &Case) -> [Cost; 2] {
     let dropped = if case.shape().dropout > 0.0 { 1.0 } else { 0.0 };
     // Of each half: a norm, and the residual with bias and dropout.
     let stream = case.rows * case.dim * 2.0;
-    let there = stream * (2.0 * w + 3.0 * w + dropped);
-    let back = stream * (5.0 * w + 2.0 * w + dropped);
+    let (normed, normed_back) = (stream * 2.0 * w, stream * 5.0 * w);
+    let (mut added, mut added_back) = (stream * (3.0 * w + dropped), stream * (2.0 * w + dropped));
+    if software.epilogues {
+        // What the multiplies add on their way out is no pass of its own; norms pass the stream's gradient on.
+        let biases = case.tokens * (case.queries + 2.0 * case.keys + case.inner) * w
+            + case.rows * 2.0 * case.dim * w;
+        added = stream * 2.0 * w * dropped;
+        added_back = added + if case.gpt2() { biases } else { 0.0 };
+    }
     // Queries and keys are turned, or cut from each other.
     let turned = case.tokens * (case.queries + 2.0 * case.keys) * 2.0 * w;
+    let turned = if software.epilogues && case.gpt2() { 0.0 } else { turned };
     let slots = case.moe.map_or(1.0, |moe| (moe.top_k + moe.shared) as f64);
     let wide = case.tokens * slots * (case.inner + case.ffn) * w;
     let wide_back = case.tokens * slots * (2.0 * case.inner + 2.0 * case.ffn) * w;
     // Rows are put in the order of their experts, and back.
     let permuted = case.moe.map_or(0.0, |moe| 4.0 * case.tokens * moe.top_k as f64 * case.dim * w);
-    let rate = case.cluster.accelerator.stream_rate();
-    let cost = |bytes: f64| Cost { seconds: software.unfused * bytes / rate, ..Cost::default() };
-    [cost(there + turned + wide + permuted), cost(back + turned + wide_back + permuted)]
+    let cost = |kind: Kind, bytes: f64| Cost::of(kind, software.unfused * bytes / case.pace(kind));
+    let all = |norm: f64, elementwise: f64, activation: f64| {
+        cost(Kind::Norm, norm)
+            + cost(Kind::Elementwise, elementwise)
+            + cost(Kind::Rope, turned)
+            + cost(Kind::Activation, activation)
+            + cost(Kind::Routing, permuted)
+    };
+    [all(normed, added, wide), all(normed_back, added_back, wide_back)]
 }

@@ -13,7 +13,9 @@ pub fn matmul(
     sums: bool,
 ) -> f64 {
     let shape = &device.matmul;
-    let gain = if sums { shape.accumulate } else { 1.0 }
+    let part = shape.parts.map(|parts| if width > 2.0 { parts.f32 } else { parts.bf16 });
+    let accumulate = part.map_or(shape.accumulate, |part| part.accumulate);
+    let gain = if sums { accumulate } else { 1.0 }
         * curve(shape, (m * k * n).cbrt())
         * aligned(shape, [m, k, n], count);
     let unit = rate * shape.best * gain / shape.units as f64;
@@ -27,6 +29,10 @@ pub fn matmul(
     let computing = shape.tiles.iter().map(seconds).fold(f64::INFINITY, f64::min);
     let result = if sums { 8.0 } else { width };
     let moving = count * (width * (m * k + k * n) + result * m * n) / device.stream_rate();
+    if let Some(part) = part {
+        let passing = part.passes.map_or(0.0, |share| moving / share);
+        return computing + passing + count * part.start_us * 1e-6;
+    }
     computing.max(moving).max(device.kernel_us * 1e-6)
 }
 

@@ -118,7 +118,7 @@ impl<'a> Search<'a> {
     pub fn new(wanted: &'a Wanted<'a>) -> Result<Search<'a>, Vec<Mistake>> {
         let mut alone = wanted.config.with_layout("");
         alone.train.micro_batch = None;
-        let mut around = Surroundings::one_host(1, 1);
+        let mut around = Surroundings::one_host(1, wanted.cluster.cores.unwrap_or(1));
         around.data_vocab = wanted.vocab;
         let plan = Plan::resolve(&alone, &around)?;
         let options = Options { exact: false, ..wanted.options.clone() };
@@ -270,7 +270,8 @@ impl Walk<'_> {
         let Wanted { config, vocab, cluster, .. } = *self.search.wanted;
         self.search.looked.borrow_mut().estimated += 1;
         let local_ranks = cluster.per_host.min(leaf.ranks);
-        let around = Surroundings { ranks: leaf.ranks, local_ranks, cores: 1, data_vocab: vocab };
+        let cores = cluster.cores.unwrap_or(1);
+        let around = Surroundings { ranks: leaf.ranks, local_ranks, cores, data_vocab: vocab };
         // What every rule is for: nothing is proposed that would be refused.
         let Ok(plan) = Plan::resolve(&leaf.typed(config), &around) else { return };
         let estimate = estimate(&plan, cluster, &self.search.options);

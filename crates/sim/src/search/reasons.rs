@@ -129,7 +129,8 @@ fn twin(search: &Search, best: &Proposal, knob: Knob, answer: usize) -> Option<P
     let candidate =
         Candidate { ranks: best.plan.ranks, micro_batch: best.plan.train.micro_batch, layout };
     let local_ranks = cluster.per_host.min(candidate.ranks);
-    let around = Surroundings { ranks: candidate.ranks, local_ranks, cores: 1, data_vocab: vocab };
+    let cores = cluster.cores.unwrap_or(1);
+    let around = Surroundings { ranks: candidate.ranks, local_ranks, cores, data_vocab: vocab };
     let plan = Plan::resolve(&candidate.typed(config), &around).ok()?;
     let estimate = estimate(&plan, cluster, &search.options);
     Some(Proposal { plan, estimate })

@@ -224,7 +224,7 @@ impl Inside {
         [layers, tables]: [f64; 2],
         waits: &mut Waits,
     ) {
-        let beside = case.software().data_beside;
+        let beside = case.data_beside();
         let shared = case.context().link(case.cluster) == case.shard().link(case.cluster);
         let rings = self.ring.map(|seconds| if shared { seconds * layers } else { 0.0 });
         let left = |exchanges: f64, compute: f64, first: f64| match beside {
