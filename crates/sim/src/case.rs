@@ -4,9 +4,10 @@
 use lockstep_plan::model::{Family, Latent, Moe, Shape};
 use lockstep_plan::{Axis, Compute, Layout, Mesh, Plan};
 
+use crate::compute::Kind;
 use crate::estimate::Options;
 use crate::software::Software;
-use crate::{Cluster, Spread};
+use crate::{Cluster, Engine, Spread};
 
 /// A plan on a cluster. Numbers are those of one rank and one micro-batch; those of layers are of the kind that most
 /// are of.
@@ -131,6 +132,45 @@ impl<'a> Case<'a> {
     pub fn matrix_rate(&self) -> f64 {
         let narrow = self.rate() > self.wide_rate();
         self.rate() * if narrow { self.cluster.accelerator.matmul.fp8 } else { 1.0 }
+    }
+
+    /// Whether sums of gradients go on beside the backward pass. Cores of one host would sum instead of computing: this
+    /// program exchanges in turn there, unless it is told otherwise.
+    pub fn data_beside(&self) -> bool {
+        let apart = self.plan.ranks > self.cluster.per_host;
+        let usual = self.cluster.engine != Engine::Lockstep || apart;
+        self.software().data_beside && self.plan.comm.overlap.unwrap_or(usual)
+    }
+
+    /// What was measured of a kind of work at a size, where it was.
+    pub fn measured(&self, kind: Kind, size: f64) -> Option<f64> {
+        let paces = self.cluster.accelerator.paces.as_ref()?;
+        paces.of(self.plan.precision.compute, self.shape().family).of(kind).at(size)
+    }
+
+    /// Bytes per second of a pass over memory.
+    pub fn pace(&self, kind: Kind) -> f64 {
+        self.pace_at(kind, self.size(kind))
+    }
+
+    /// The same at a size.
+    pub fn pace_at(&self, kind: Kind, size: f64) -> f64 {
+        self.cluster.accelerator.stream_rate() * self.measured(kind, size).unwrap_or(1.0)
+    }
+
+    /// How much there is of a kind of work at once. Of a pass the numbers that it goes over: the caches hold them or
+    /// not. Of attention by what it is faster or slower: tiles along a sequence, and what is done for each score.
+    pub fn size(&self, kind: Kind) -> f64 {
+        match kind {
+            Kind::Rope => self.tokens * (self.queries + 2.0 * self.keys),
+            Kind::Activation => self.tokens * self.inner,
+            Kind::Loss => self.tokens * self.vocab,
+            Kind::Attention => (self.seq * self.head_dim).sqrt(),
+            Kind::Optimizer => self.rank_params(0).iter().sum(),
+            // Of the multiplies of a layer, which are four, a usual one.
+            Kind::Matmul => (self.tokens * self.layer_params()[0] / 4.0).cbrt(),
+            _ => self.rows * self.dim,
+        }
     }
 
     pub fn pipe(&self) -> usize {

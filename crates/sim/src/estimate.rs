@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::case::Case;
 use crate::cluster::Cluster;
+use crate::compute::Kind;
 use crate::exchange::{Flow, traffic};
 use crate::memory::{Memory, memory};
 use crate::software::Software;
@@ -38,6 +39,8 @@ pub struct Estimate {
     pub step_s: f64,
     pub tokens_per_s: f64,
     pub time: Time,
+    /// Of the slowest rank's computing, its kinds and their seconds, as `bench step` counts them.
+    pub computing: Vec<(Kind, f64)>,
     /// By rank of the pipeline.
     pub stages: Vec<Stage>,
     /// Every exchange of the first rank.
@@ -120,6 +123,7 @@ pub fn estimate(plan: &Plan, cluster: &Cluster, options: &Options) -> Estimate {
         step_s: step.seconds,
         tokens_per_s: tokens / step.seconds,
         time: step.time,
+        computing: Kind::ALL.into_iter().zip(step.by).filter(|(_, spent)| *spent > 0.0).collect(),
         stages,
         flows: match options.exact && plan.model.planned_only().is_none() {
             true => traffic(plan, cluster, 0),

@@ -27,9 +27,12 @@ pub mod search;
 mod software;
 mod step;
 
-pub use calibrate::calibrate;
-pub use cluster::{Accelerator, Cluster, Differs, Engine, Link, Matmul, Peak};
-pub use compute::{grouped, matmul};
+pub use calibrate::{Fitted, Multiply, Spent, calibrate, fit};
+pub use cluster::{
+    Accelerator, Cluster, Curve, Curves, Differs, Engine, Families, Link, Matmul, Paces, Part,
+    Parts, Peak,
+};
+pub use compute::{ByKind, Kind, grouped, matmul};
 pub use estimate::{Estimate, Options, Stage, Time, estimate};
 pub use exchange::{Flow, Spread, seconds as collective_seconds, traffic};
 pub use memory::{Memory, memories, states};

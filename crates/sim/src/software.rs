@@ -25,6 +25,8 @@ pub struct Software {
     pub logits: [f64; 2],
     /// Passes over memory of element-wise work, of what well fused kernels need.
     pub unfused: f64,
+    /// Whether multiplies add biases and residuals on their way out. Gradients of biases are then passes of their own.
+    pub epilogues: bool,
     /// Kernels that the host starts for a layer, forward and backward.
     pub kernels: [f64; 2],
     /// Whether exchanges of the tensor axis go on beside weight gradients.
@@ -94,6 +96,7 @@ impl Software {
             kept: Kept { norms: false, activations: false, dim: 0.0, ffn: 0.0 },
             logits: [8.0, 24.0],
             unfused: 1.0,
+            epilogues: true,
             kernels: [14.0, 28.0],
             tensor_beside: false,
             data_beside: true,
@@ -123,6 +126,7 @@ impl Software {
             kept: KEEPS_ALL,
             logits: [10.0, 40.0],
             unfused: 1.0,
+            epilogues: false,
             kernels: [28.0, 44.0],
             tensor_beside: false,
             data_beside: false,
@@ -200,6 +204,7 @@ impl Software {
             kept: Kept { norms: true, activations: true, dim: 12.0, ffn: 2.0 },
             logits: [10.0, 24.0],
             unfused: 2.5,
+            epilogues: false,
             kernels: [40.0, 70.0],
             tensor_beside: false,
             data_beside: true,
@@ -240,6 +245,7 @@ impl Software {
             kept: Kept { norms: true, activations: true, dim: 12.0, ffn: 2.0 },
             logits: [11.0, 60.0],
             unfused: 2.0,
+            epilogues: false,
             kernels: [40.0, 70.0],
             tensor_beside: false,
             data_beside: false,

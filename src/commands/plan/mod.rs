@@ -182,8 +182,8 @@ fn ask(args: &Args) -> anyhow::Result<Asked> {
 /// The layout that was typed.
 fn priced(asked: &Asked) -> anyhow::Result<Proposal> {
     let local_ranks = asked.cluster.per_host.min(asked.ranks);
-    let around =
-        Surroundings { ranks: asked.ranks, local_ranks, cores: 1, data_vocab: asked.vocab };
+    let cores = asked.cluster.cores.unwrap_or(1);
+    let around = Surroundings { ranks: asked.ranks, local_ranks, cores, data_vocab: asked.vocab };
     let plan = Plan::resolve(&asked.config, &around).map_err(told)?;
     let estimate = estimate(&plan, &asked.cluster, &asked.options);
     Ok(Proposal { plan, estimate })

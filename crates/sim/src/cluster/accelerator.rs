@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{BUILT_IN, GIB};
+use super::{BUILT_IN, GIB, Paces};
 
 /// A device that computes.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -25,6 +25,12 @@ pub struct Accelerator {
     pub attention: [(f64, f64); 2],
     /// Taken before any tensor: driver, libraries, communicators.
     pub reserve_gib: f64,
+    /// Between two kernels, where the host that starts them is the device itself: nothing hides it.
+    #[serde(default)]
+    pub between_us: f64,
+    /// Measured instead of following from peak and bandwidth.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paces: Option<Paces>,
 }
 
 /// Operations per second, by the data sheet, in units of 10^12.
@@ -61,6 +67,29 @@ pub struct Matmul {
     /// Measured instead: (m·n·k)^(1/3), and of `best` what is reached there. Between points by the logarithm.
     #[serde(default)]
     pub curve: Vec<(f64, f64)>,
+    /// Measured instead: a multiply as the sum of what it does, not as the longest of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parts: Option<Parts>,
+}
+
+/// Measured multiplies, by the numbers that go into them.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Parts {
+    pub f32: Part,
+    pub bf16: Part,
+}
+
+/// What a multiply takes beside its operations: on cores, nothing is computed while operands are packed.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Part {
+    /// Of the operations per second, for gradients of weights.
+    pub accumulate: f64,
+    /// Beginning one, and waiting for the last thread of it.
+    pub start_us: f64,
+    /// Of the memory's bandwidth, how fast operands and results pass; none: so fast that it was not seen.
+    pub passes: Option<f64>,
 }
 
 fn one() -> f64 {

@@ -3,9 +3,11 @@
 
 mod accelerator;
 mod link;
+mod pace;
 
-pub use accelerator::{Accelerator, Matmul, Peak};
+pub use accelerator::{Accelerator, Matmul, Part, Parts, Peak};
 pub use link::Link;
+pub use pace::{Curve, Curves, Families, Paces};
 
 use std::borrow::Cow;
 
@@ -34,6 +36,10 @@ pub struct Cluster {
     /// Cores of a host, where ranks compute on them: the accelerator is then all of them together, and ranks share it
     /// and its memory.
     pub cores: Option<usize>,
+    /// Of what a rank computes in a step, how much longer the slowest takes whom all wait for, where ranks that are
+    /// alike do not come alike: they share cores, and take turns.
+    #[serde(default)]
+    pub skew: f64,
     /// Ranks that are not as the others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub differs: Vec<Differs>,
@@ -158,9 +164,11 @@ impl Cluster {
 
     /// As it is for ranks with so many threads each, of which there are so many: an accelerator of their own.
     pub(crate) fn shared(&self, ranks: usize, threads: usize) -> Cow<'_, Cluster> {
-        let Some(cores) = self.cores else { return Cow::Borrowed(self) };
+        if self.cores.is_none() {
+            return Cow::Borrowed(self);
+        }
         let together = ranks.min(self.per_host) as f64;
-        let computing = (threads as f64 / cores as f64).min(1.0 / together);
+        let computing = self.share(ranks, threads);
         let Accelerator { peak, memory_gib, bandwidth_gbs, .. } = self.accelerator;
         let peak = Peak { f32: peak.f32 * computing, bf16: peak.bf16 * computing, fp8: None };
         let accelerator = Accelerator {
@@ -170,6 +178,13 @@ impl Cluster {
             ..self.accelerator.clone()
         };
         Cow::Owned(Cluster { accelerator, ..self.clone() })
+    }
+
+    /// What a rank has of its host's cores when so many ranks with so many threads each want them: more threads than
+    /// cores take turns.
+    pub(crate) fn share(&self, ranks: usize, threads: usize) -> f64 {
+        let together = ranks.min(self.per_host) as f64;
+        self.cores.map_or(1.0, |cores| (threads as f64 / cores as f64).min(1.0 / together))
     }
 
     /// Whether any rank differs.

@@ -1,6 +1,6 @@
 //! Attention in time: in tiles, or with its square of scores written out.
 
-use super::{Cost, matmul};
+use super::{Cost, Kind, matmul};
 use crate::case::Case;
 
 /// Forward, and the gradient of queries, keys and values.
@@ -20,9 +20,12 @@ fn tiled(case: &Case) -> [Cost; 2] {
     let (rate, reached) = (case.wide_rate(), case.software().attention);
     let cost = |flops: f64, (best, half): (f64, f64)| {
         let seconds = flops / (rate * reached * best * rows / (rows + half));
-        Cost { seconds, flops, kernels: 0.0 }
+        Cost::of(Kind::Attention, seconds).with_flops(flops)
     };
-    let [forward, backward] = case.cluster.accelerator.attention;
+    let measured =
+        case.measured(Kind::Attention, case.size(Kind::Attention)).map(|best| (best, 0.0));
+    let [forward, backward] =
+        measured.map_or(case.cluster.accelerator.attention, |reached| [reached; 2]);
     let [there, back] = rounds(case);
     [cost(flops, forward) + there, cost(2.5 * flops, backward) + back]
 }
@@ -33,8 +36,7 @@ fn rounds(case: &Case) -> [Cost; 2] {
     let rounds = (case.mesh.context / case.mesh.ulysses) as f64 - 1.0;
     let rate = case.cluster.accelerator.stream_rate();
     let pass = |columns: f64, bytes: f64| {
-        let seconds = rounds * case.tokens * columns * bytes / rate;
-        Cost { seconds, ..Cost::default() }
+        Cost::of(Kind::Attention, rounds * case.tokens * columns * bytes / rate)
     };
     let gradients = case.queries + case.keys + case.values;
     [pass(case.attended, 8.0 + case.width), pass(gradients, 8.0 + case.width)]
@@ -59,8 +61,9 @@ fn with_square(case: &Case) -> [Cost; 2] {
     );
     let square = heads * own * all;
     let pass = |bytes: f64| square * bytes / device.stream_rate();
+    let cost = |seconds: f64, flops: f64| Cost::of(Kind::Attention, seconds).with_flops(flops);
     [
-        Cost { seconds: scores + sums + pass(there), flops, kernels: 0.0 },
-        Cost { seconds: 2.0 * (scores + sums) + pass(back), flops: 2.0 * flops, kernels: 0.0 },
+        cost(scores + sums + pass(there), flops),
+        cost(2.0 * (scores + sums) + pass(back), 2.0 * flops),
     ]
 }

@@ -2,7 +2,7 @@
 
 use lockstep_plan::Recompute;
 
-use super::{Cost, Passes, attention::attention, grouped, matmul};
+use super::{Cost, Kind, Passes, attention::attention, grouped, matmul};
 use crate::case::Case;
 use crate::cluster::Accelerator;
 use crate::software::Selective;
@@ -54,10 +54,12 @@ pub(super) fn matrix_at(
     let flops = 2.0 * rows * inputs * outputs * count;
     // The host starts those of experts one by one.
     let (multiply, kernels): (Multiply, f64) =
-        if count > 1.0 { (grouped, count) } else { (matmul, 0.0) };
+        if count > 1.0 && device.matmul.parts.is_none() { (grouped, count) } else { (matmul, 0.0) };
     let cost = |dims: [f64; 3], sums: bool| {
-        let seconds = multiply(device, dims, count, case.width, rate, sums);
-        Cost { seconds, flops, kernels }
+        let alone = multiply(device, dims, count, case.width, rate, sums);
+        let size = (dims[0] * dims[1] * dims[2]).cbrt();
+        let seconds = alone / case.measured(Kind::Matmul, size).unwrap_or(1.0);
+        Cost::of(Kind::Matmul, seconds).with_flops(flops).with_kernels(kernels)
     };
     Passes {
         forward: cost([rows, inputs, outputs], false),
@@ -115,12 +117,20 @@ fn streams(case: &Case) -> [Cost; 2] {
     let dropped = if case.shape().dropout > 0.0 { 1.0 } else { 0.0 };
     // Of each half: a norm, and the residual with bias and dropout.
     let stream = case.rows * case.dim * 2.0;
-    let there = stream * (2.0 * w + 3.0 * w + dropped);
-    let back = stream * (5.0 * w + 2.0 * w + dropped);
+    let (normed, normed_back) = (stream * 2.0 * w, stream * 5.0 * w);
+    let (mut added, mut added_back) = (stream * (3.0 * w + dropped), stream * (2.0 * w + dropped));
+    if software.epilogues {
+        // What the multiplies add on their way out is no pass of its own; norms pass the stream's gradient on.
+        let biases = case.tokens * (case.queries + case.keys + case.values + case.inner) * w
+            + case.rows * 2.0 * case.dim * w;
+        added = stream * 2.0 * w * dropped;
+        added_back = added + if case.gpt2() { biases } else { 0.0 };
+    }
     // Queries and keys are turned, or cut from each other.
     // Those of a latent attention are put together from their parts besides.
     let times = if case.latent.is_some() { 2.0 } else { 1.0 };
     let turned = times * case.tokens * (case.queries + case.keys + case.values) * 2.0 * w;
+    let turned = if software.epilogues && case.gpt2() { 0.0 } else { turned };
     let [routed, shared] = case.slots();
     let slots = routed + shared;
     let wide = case.tokens * slots * (case.inner + case.ffn) * w;
@@ -130,9 +140,15 @@ fn streams(case: &Case) -> [Cost; 2] {
     let orders = if case.experts().members > 1 { 2.0 } else { 1.0 };
     let permuted =
         case.moe.map_or(0.0, |_| SCATTERED * 4.0 * orders * case.tokens * routed * case.dim * w);
-    let rate = case.cluster.accelerator.stream_rate();
-    let cost = |bytes: f64| Cost { seconds: software.unfused * bytes / rate, ..Cost::default() };
-    [cost(there + turned + wide + permuted), cost(back + turned + wide_back + permuted)]
+    let cost = |kind: Kind, bytes: f64| Cost::of(kind, software.unfused * bytes / case.pace(kind));
+    let all = |norm: f64, elementwise: f64, activation: f64| {
+        cost(Kind::Norm, norm)
+            + cost(Kind::Elementwise, elementwise)
+            + cost(Kind::Rope, turned)
+            + cost(Kind::Activation, activation)
+            + cost(Kind::Routing, permuted)
+    };
+    [all(normed, added, wide), all(normed_back, added_back, wide_back)]
 }
 
 /// What moving rows in any order takes of what moving them in turn does: 0.50 of the bandwidth and not 0.67, measured on

@@ -13,9 +13,17 @@ pub fn matmul(
     sums: bool,
 ) -> f64 {
     let shape = &device.matmul;
-    let gain = curve(shape, (m * k * n).cbrt()) * aligned(shape, [m, k, n], count);
-    let computing = tiled(shape, [m, k, n], count, rate * gain, sums);
+    let part = shape.parts.map(|parts| if width > 2.0 { parts.f32 } else { parts.bf16 });
+    let accumulate = part.map_or(shape.accumulate, |part| part.accumulate);
+    let gain = if sums { accumulate } else { 1.0 }
+        * curve(shape, (m * k * n).cbrt())
+        * aligned(shape, [m, k, n], count);
+    let computing = tiled(shape, [m, k, n], count, rate * gain);
     let moving = count * moved([m, k, n], width, sums) / device.stream_rate();
+    if let Some(part) = part {
+        let passing = part.passes.map_or(0.0, |share| moving / share);
+        return computing + passing + count * part.start_us * 1e-6;
+    }
     computing.max(moving).max(device.kernel_us * 1e-6)
 }
 
@@ -33,9 +41,10 @@ pub fn grouped(
 ) -> f64 {
     let shape = &device.matmul;
     // One multiply at once never warms a device up as many do.
-    let gain = curve(shape, (dims.iter().product::<f64>() * count).cbrt());
+    let gain = curve(shape, (dims.iter().product::<f64>() * count).cbrt())
+        * if sums { shape.accumulate } else { 1.0 };
     let beside = count.min(BESIDE);
-    let computing = count / beside * tiled(shape, dims, beside, rate * gain, sums);
+    let computing = count / beside * tiled(shape, dims, beside, rate * gain);
     let moving = count * moved(dims, width, sums) / device.stream_rate();
     let seconds = match sums && shape.units > 1 {
         true => computing + ADDING * moving,
@@ -51,9 +60,8 @@ const BESIDE: f64 = 4.0;
 const ADDING: f64 = 0.7;
 
 /// Seconds of computing so many multiplies tile by tile.
-fn tiled(shape: &Matmul, [m, k, n]: [f64; 3], count: f64, rate: f64, sums: bool) -> f64 {
-    let gain = if sums { shape.accumulate } else { 1.0 };
-    let unit = rate * shape.best * gain / shape.units as f64;
+fn tiled(shape: &Matmul, [m, k, n]: [f64; 3], count: f64, rate: f64) -> f64 {
+    let unit = rate * shape.best / shape.units as f64;
     // A unit takes (k + ramp) · 2 · rows · columns operations' time for a tile; of the ways to cut, the fastest.
     let seconds = |&(rows, columns, reached): &(usize, usize, f64)| {
         let (rows, columns) = (rows as f64, columns as f64);

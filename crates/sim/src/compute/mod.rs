@@ -3,11 +3,13 @@
 
 mod attention;
 mod ends;
+mod kind;
 mod layer;
 mod matmul;
 
 pub(crate) use attention::attention;
 pub(crate) use ends::{embed, head, optimizer};
+pub use kind::{ByKind, Kind};
 pub(crate) use layer::layer;
 pub use matmul::{grouped, matmul};
 
@@ -22,6 +24,24 @@ pub(crate) struct Cost {
     pub flops: f64,
     /// Kernels that the host starts.
     pub kernels: f64,
+    /// The seconds, by what they go to.
+    pub by: ByKind,
+}
+
+impl Cost {
+    pub fn of(kind: Kind, seconds: f64) -> Cost {
+        let mut by = ByKind::default();
+        by[kind as usize] = seconds;
+        Cost { seconds, by, ..Cost::default() }
+    }
+
+    pub fn with_flops(self, flops: f64) -> Cost {
+        Cost { flops, ..self }
+    }
+
+    pub fn with_kernels(self, kernels: f64) -> Cost {
+        Cost { kernels, ..self }
+    }
 }
 
 impl Add for Cost {
@@ -32,6 +52,7 @@ impl Add for Cost {
             seconds: self.seconds + other.seconds,
             flops: self.flops + other.flops,
             kernels: self.kernels + other.kernels,
+            by: std::array::from_fn(|kind| self.by[kind] + other.by[kind]),
         }
     }
 }
@@ -44,6 +65,7 @@ impl Mul<f64> for Cost {
             seconds: self.seconds * times,
             flops: self.flops * times,
             kernels: self.kernels * times,
+            by: self.by.map(|seconds| seconds * times),
         }
     }
 }

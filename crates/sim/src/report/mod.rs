@@ -15,7 +15,7 @@ use lockstep_plan::{Circle, Collective, Phase, Plan};
 use serde::Serialize;
 
 use crate::search::{Proposal, words};
-use crate::{Cluster, Flow, Memory, Time};
+use crate::{Cluster, Flow, Kind, Memory, Time};
 
 /// What `lockstep plan --json` prints.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -41,6 +41,8 @@ pub struct Report {
     pub hfu: f64,
     /// Where the step goes, in seconds.
     pub time: Time,
+    /// Of the computing, each kind, as `bench step` counts it.
+    pub computing: Vec<(Kind, f64)>,
     /// By stage.
     pub memory: Vec<StageMemory>,
     pub traffic: Vec<Traffic>,
@@ -105,6 +107,7 @@ impl Report {
             mfu_causal: estimate.mfu_causal,
             hfu: estimate.hfu,
             time: estimate.time,
+            computing: estimate.computing.clone(),
             memory: estimate.stages.iter().enumerate().map(stage).collect(),
             traffic: estimate
                 .flows

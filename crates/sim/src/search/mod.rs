@@ -131,7 +131,7 @@ impl<'a> Search<'a> {
     pub fn new(wanted: &'a Wanted<'a>) -> Result<Search<'a>, Vec<Mistake>> {
         let mut alone = wanted.config.with_layout("");
         alone.train.micro_batch = None;
-        let mut around = Surroundings::one_host(1, 1);
+        let mut around = Surroundings::one_host(1, wanted.cluster.cores.unwrap_or(1));
         around.data_vocab = wanted.vocab;
         let plan = Plan::resolve(&alone, &around)?;
         let options = Options { exact: false, ..wanted.options.clone() };
@@ -221,7 +221,8 @@ impl<'a> Search<'a> {
     fn resolved(&self, leaf: &Candidate) -> Option<Plan> {
         let Wanted { config, vocab, cluster, .. } = *self.wanted;
         let local_ranks = cluster.per_host.min(leaf.ranks);
-        let around = Surroundings { ranks: leaf.ranks, local_ranks, cores: 1, data_vocab: vocab };
+        let cores = cluster.cores.unwrap_or(1);
+        let around = Surroundings { ranks: leaf.ranks, local_ranks, cores, data_vocab: vocab };
         Plan::resolve(&leaf.typed(config), &around).ok()
     }
 

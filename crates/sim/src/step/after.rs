@@ -4,6 +4,7 @@ use lockstep_plan::{Circle, Collective, Phase};
 
 use super::inside::{BESIDE, sums_each};
 use crate::case::Case;
+use crate::cluster::Engine;
 use crate::compute::optimizer;
 use crate::exchange::Flows;
 
@@ -61,7 +62,7 @@ impl After {
         let backward = if shared { (backward - send).max(0.0) } else { backward };
         let tied = if rank == 0 || rank + 1 == case.pipe() { self.tied } else { 0.0 };
         let stages = (case.layout().chunks * case.layers(rank)).max(1) as f64;
-        match case.software().data_beside {
+        match case.data_beside() {
             true => {
                 (sums - backward).max(sums / (stages + 1.0)) + BESIDE * sums.min(backward) + tied
             }
@@ -94,7 +95,9 @@ fn summed(case: &Case, params: [f64; 2], flows: &mut Flows) -> f64 {
         if zero == 0 {
             let all =
                 if shard.0 == Circle::Shard { (Circle::Copies, case.replicas()) } else { shard };
-            seconds += flows.add(all, Collective::AllReduce, Phase::Backward, bytes, 1.0);
+            let times = pieces(case);
+            let each = bytes / times;
+            seconds += times * flows.add(all, Collective::AllReduce, Phase::Backward, each, times);
             continue;
         }
         let sum = if case.software().scatters {
@@ -109,6 +112,15 @@ fn summed(case: &Case, params: [f64; 2], flows: &mut Flows) -> f64 {
         seconds += flows.add(copies, Collective::AllReduce, Phase::Backward, own, 1.0);
     }
     seconds
+}
+
+/// In how many pieces gradients go: this program sums block by block, and the norm after them. Where others do so it is
+/// in what their links reach.
+fn pieces(case: &Case) -> f64 {
+    match case.cluster.engine {
+        Engine::Nccl => 1.0,
+        Engine::Lockstep => (case.layout().chunks * case.layers(0) + 2) as f64,
+    }
 }
 
 /// ZeRO-1 and 2: what one rank stepped reaches the others.

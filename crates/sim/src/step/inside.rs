@@ -245,7 +245,7 @@ impl Inside {
         [mixtures, leading, tables]: [f64; 3],
         waits: &mut Waits,
     ) {
-        let beside = case.software().data_beside;
+        let beside = case.data_beside();
         let shared = case.context().link(case.cluster) == case.shard().link(case.cluster);
         let layers = mixtures + leading;
         let rings = self.ring.map(|seconds| if shared { seconds * layers } else { 0.0 });

@@ -11,7 +11,7 @@ use lockstep_plan::{Circle, Collective, Phase};
 
 use crate::case::Case;
 use crate::clock::{Lasts, ends};
-use crate::compute::{Cost, Passes};
+use crate::compute::{ByKind, Cost, Kind as Work, Passes};
 use crate::estimate::Time;
 use crate::exchange::{Flow, Flows};
 use after::After;
@@ -30,6 +30,8 @@ pub(crate) struct Step {
     pub flows: Vec<Flow>,
     /// Operations of all ranks.
     pub flops: f64,
+    /// Of the slowest rank's computing, seconds of each kind.
+    pub by: ByKind,
 }
 
 pub(crate) fn step(case: &Case) -> Step {
@@ -49,15 +51,16 @@ pub(crate) fn step(case: &Case) -> Step {
                 slowest = other;
             }
         }
-        slowest.time = Time { straggling: slowest.seconds - seconds, ..even };
+        let straggling = even.straggling + slowest.seconds - seconds;
+        slowest.time = Time { straggling, ..even };
     }
     let of_micro = |passes: &Passes| {
         passes.forward.flops + passes.again.flops + passes.input.flops + passes.weights.flops
     };
     let replica: f64 = stages.iter().map(of_micro).sum::<f64>() * case.micros() as f64;
-    let Walked { seconds, time, forward, input, weights, busy } = slowest;
+    let Walked { seconds, time, forward, input, weights, busy, by } = slowest;
     let flops = replica * (case.plan.ranks / case.pipe()) as f64;
-    Step { seconds, time, forward, input, weights, busy, flows: flows.list, flops }
+    Step { seconds, time, forward, input, weights, busy, flows: flows.list, flops, by }
 }
 
 /// Seconds of a message between stages.
@@ -88,6 +91,7 @@ struct Walked {
     input: Vec<f64>,
     weights: Vec<f64>,
     busy: Vec<f64>,
+    by: ByKind,
 }
 
 /// One pass of one stage: what it takes, and of what.
@@ -99,11 +103,13 @@ struct Pass {
 }
 
 /// A pass of `cost` with `waits` seconds of exchanges in its way: the device, or the host that feeds it. Starting an
-/// exchange takes the host about as long as a small one takes, so that none hides behind the other.
+/// exchange takes the host about as long as a small one takes, so that none hides behind the other. Where the device is
+/// the host, what lies between kernels is added to both.
 fn pass(case: &Case, cost: Cost, waits: f64, speed: f64) -> Pass {
+    let device = &case.cluster.accelerator;
     let compute = cost.seconds / speed;
-    let host = cost.kernels * case.cluster.accelerator.launch_us * 1e-6;
-    let host = (host - compute).max(0.0);
+    let host = cost.kernels * device.launch_us * 1e-6;
+    let host = (host - compute).max(0.0) + cost.kernels * device.between_us * 1e-6;
     Pass { seconds: compute + waits + host, compute, host }
 }
 
@@ -118,6 +124,7 @@ fn walk(
 ) -> Walked {
     let (pipe, micros) = (case.pipe(), case.micros() as f64);
     let mut sums = vec![Time::default(); pipe];
+    let mut kinds = vec![ByKind::default(); pipe];
     let (mut forward, mut input, mut weights) = (vec![0.0; pipe], vec![0.0; pipe], vec![0.0; pipe]);
     // Ranks that hold their messages in hand are busy with them until they have arrived.
     let (hand, send) = if case.software().pipe_beside { (0.0, send) } else { (send, 0.0) };
@@ -135,6 +142,9 @@ fn walk(
         forward[rank] += there.seconds;
         input[rank] += back.seconds;
         weights[rank] += last.seconds;
+        let all = passes.forward + passes.again + passes.input + passes.weights;
+        let by = &mut kinds[rank];
+        *by = std::array::from_fn(|kind| by[kind] + micros * all.by[kind] / compute);
         let sum = &mut sums[rank];
         sum.compute += micros * (there.compute + back.compute + last.compute);
         sum.host += micros * (there.host + back.host + last.host);
@@ -158,10 +168,15 @@ fn walk(
     }
     let stepped = (0..pipe).map(|rank| after.step(rank) / speed.compute[rank]).fold(0.0, f64::max);
     let spread = (0..pipe).map(|rank| after.spread(rank) / slow).fold(0.0, f64::max);
-    let seconds = until + stepped + spread;
+    // Ranks that share their cores do not come to a meeting at once.
     let mut time = sums[last];
+    let late = case.cluster.skew * (time.compute + time.host + stepped);
+    time.straggling = if case.plan.ranks > 1 { late } else { 0.0 };
+    let seconds = until + stepped + spread + time.straggling;
     time.data += until - ends.last[last] + spread;
     time.optimizer = stepped;
     time.bubble = seconds - time.total();
-    Walked { seconds, time, forward, input, weights, busy: ends.busy }
+    let mut by = kinds[last];
+    by[Work::Optimizer as usize] += stepped;
+    Walked { seconds, time, forward, input, weights, busy: ends.busy, by }
 }

@@ -1,5 +1,6 @@
 //! Predictions against published measurements, formulas against walks, and the vocabulary.
 
+mod calibrations;
 mod clocks;
 mod clusters;
 mod errors;

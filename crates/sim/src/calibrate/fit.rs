@@ -1,0 +1,216 @@
+//! A machine whose cores compute, from single multiplies and whole steps that were measured on it. A step is a sum of
+//! kinds of work, each of which was seen by itself: every kind gets the pace at which what it has to do takes as long
+//! as it did. What makes no physical sense is refused.
+
+use lockstep_plan::{Compute, Plan};
+use serde::{Deserialize, Serialize};
+
+use super::least;
+use crate::case::Case;
+use crate::cluster::{Cluster, Paces, Part, Parts};
+use crate::compute::{ByKind, Kind};
+use crate::estimate::{Options, estimate};
+
+/// A multiply of (m, k) by (k, n), by itself.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Multiply {
+    pub dims: [usize; 3],
+    pub compute: Compute,
+    /// Added to what is there in f32: the gradient of a weight.
+    pub sums: bool,
+    pub seconds: f64,
+}
+
+/// What a step of a plan spent, in seconds: means over the ranks, medians over steps.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Spent {
+    pub plan: Plan,
+    pub step: f64,
+    pub by: ByKind,
+    /// Exchanges of the rank that waited the least, and what the others waited more.
+    pub exchange: f64,
+    pub waiting: f64,
+}
+
+/// A machine as it was measured, and how well that went.
+#[derive(Clone, Debug)]
+pub struct Fitted {
+    pub cluster: Cluster,
+    /// By how much multiplies are off, on average.
+    pub multiplies: f64,
+    /// Foretold over measured, of every step that was measured; and the same by a machine that has not seen that step.
+    pub steps: Vec<(f64, f64)>,
+}
+
+/// The machine with which multiplies and steps take as long as they did. `cluster` has its memory, bandwidth, cores and
+/// number of ranks; the rest of it is found.
+pub fn fit(cluster: &Cluster, multiplies: &[Multiply], steps: &[Spent]) -> Result<Fitted, String> {
+    let Some(first) = steps.first() else { return Err("no steps were measured".into()) };
+    let mut neutral = cluster.clone();
+    neutral.skew = 0.0;
+    let device = &mut neutral.accelerator;
+    (device.paces, device.between_us, device.launch_us) = (None, 0.0, 0.0);
+    device.attention = [(1.0, 0.0); 2];
+    let off = fit_multiplies(&mut neutral, &first.plan, multiplies)?;
+    let seen: Vec<Seen> = steps.iter().map(|spent| Seen::of(&neutral, spent)).collect();
+    let paced = |but: Option<usize>| {
+        let steps = seen.iter().enumerate().filter(|(number, _)| Some(*number) != but);
+        paced(&neutral, &steps.map(|(_, seen)| seen).collect::<Vec<_>>())
+    };
+    let foretold = |cluster: &Cluster, spent: &Spent| {
+        estimate(&spent.plan, cluster, &Options::default()).step_s / spent.step
+    };
+    let cluster = paced(None)?;
+    let mut quality = Vec::new();
+    for (number, spent) in steps.iter().enumerate() {
+        quality.push((foretold(&cluster, spent), foretold(&paced(Some(number))?, spent)));
+    }
+    Ok(Fitted { cluster, multiplies: off, steps: quality })
+}
+
+/// Rates, starts and passes of multiplies in either type; by how much they are off on average.
+fn fit_multiplies(
+    cluster: &mut Cluster,
+    plan: &Plan,
+    multiplies: &[Multiply],
+) -> Result<f64, String> {
+    let stream = cluster.shared(plan.ranks, plan.train.threads).accelerator.stream_rate();
+    let share = cluster.share(plan.ranks, plan.train.threads);
+    let (mut off, mut parts) = (0.0, Vec::new());
+    for compute in [Compute::F32, Compute::Bf16] {
+        let of_type = multiplies.iter().filter(|multiply| multiply.compute == compute);
+        let rows: Vec<([f64; 4], f64)> =
+            of_type.map(|multiply| (multiply.work(stream), multiply.seconds)).collect();
+        let found = least::weights(&rows);
+        let [plain, sums, passing, start] = found;
+        within("operations per second of a multiply", 1.0 / plain, [1e8, 1e16])?;
+        within("speed of weight gradients, of other multiplies,", plain / sums, [0.3, 3.0])?;
+        let told = |work: &[f64; 4]| work.iter().zip(found).map(|(x, w)| x * w).sum::<f64>();
+        off += rows.iter().map(|(work, measured)| (told(work) / measured - 1.0).abs()).sum::<f64>();
+        let peak = match compute {
+            Compute::F32 => &mut cluster.accelerator.peak.f32,
+            Compute::Bf16 => &mut cluster.accelerator.peak.bf16,
+        };
+        *peak = 1e-12 / plain / share;
+        let passes = (passing > 0.0).then_some(1.0 / passing);
+        parts.push(Part { accumulate: plain / sums, start_us: 1e6 * start, passes });
+    }
+    let shape = &mut cluster.accelerator.matmul;
+    (shape.best, shape.accumulate, shape.ramp) = (1.0, 1.0, 0.0);
+    shape.curve.clear();
+    shape.parts = Some(Parts { f32: parts[0], bf16: parts[1] });
+    Ok(off / multiplies.len() as f64)
+}
+
+impl Multiply {
+    /// What it does: operations, those that add to what is there, seconds of passing memory, and beginning once.
+    fn work(&self, stream: f64) -> [f64; 4] {
+        let [m, k, n] = self.dims.map(|dim| dim as f64);
+        let flops = 2.0 * m * k * n;
+        let width = self.compute.bytes() as f64;
+        let result = if self.sums { 8.0 } else { width };
+        let bytes = width * (m * k + k * n) + result * m * n;
+        let [plain, sums] = if self.sums { [0.0, flops] } else { [flops, 0.0] };
+        [plain, sums, bytes / stream, 1.0]
+    }
+}
+
+/// A step that was measured, beside what it would be where nothing was lost.
+struct Seen<'a> {
+    spent: &'a Spent,
+    sizes: ByKind,
+    ideal: ByKind,
+    /// Kernels, and pieces in which gradients go.
+    kernels: f64,
+    /// Seconds of exchanges at 1 GB/s without latency, and at no time for bytes with a second for each hop.
+    exchange: [f64; 2],
+}
+
+impl Seen<'_> {
+    fn of<'a>(neutral: &Cluster, spent: &'a Spent) -> Seen<'a> {
+        let plan = &spent.plan;
+        let mut cluster = neutral.clone();
+        cluster.accelerator.between_us = 1e6;
+        let mut priced = |hop_us: f64, gbs: f64| {
+            (cluster.links[0].hop_us, cluster.links[0].bandwidth_gbs) = (hop_us, gbs);
+            estimate(plan, &cluster, &Options::default())
+        };
+        let bytes = priced(0.0, 1.0);
+        let exchange = [bytes.time.data, priced(1e6, 1e30).time.data];
+        let mut ideal = ByKind::default();
+        bytes.computing.iter().for_each(|(kind, seconds)| ideal[*kind as usize] = *seconds);
+        let shared = neutral.shared(plan.ranks, plan.train.threads);
+        let options = Options::default();
+        let case = Case::new(plan, &shared, &options);
+        let sizes = Kind::ALL.map(|kind| case.size(kind));
+        Seen { spent, sizes, ideal, kernels: bytes.time.host, exchange }
+    }
+
+    fn computing(&self) -> f64 {
+        self.spent.by.iter().sum()
+    }
+
+    /// What is neither computing nor exchanging.
+    fn rest(&self) -> f64 {
+        (self.spent.step - self.computing() - self.spent.exchange - self.spent.waiting).max(0.0)
+    }
+}
+
+/// The neutral machine with the paces of these steps.
+fn paced(neutral: &Cluster, steps: &[&Seen]) -> Result<Cluster, String> {
+    let mut cluster = neutral.clone();
+    let mut paces = Paces::default();
+    for seen in steps {
+        let plan = &seen.spent.plan;
+        let curves = paces.of_mut(plan.precision.compute, plan.model.family);
+        for kind in Kind::ALL {
+            let (ideal, spent) = (seen.ideal[kind as usize], seen.spent.by[kind as usize]);
+            // What is too short for a clock is too short to matter, and gets no pace of its own.
+            if ideal > 0.0 && spent > 1e-5 * seen.spent.step {
+                let what = format!("{} of {}", kind.name(), plan.name);
+                within(&what, ideal / spent, bounds(kind))?;
+                curves.of_mut(kind).add(seen.sizes[kind as usize], ideal / spent);
+            }
+        }
+    }
+    cluster.accelerator.paces = Some(paces);
+    let of_steps = |of: &dyn Fn(&Seen) -> f64| median(steps.iter().map(|seen| of(seen)).collect());
+    cluster.accelerator.between_us = 1e6 * of_steps(&|seen| seen.rest() / seen.kernels);
+    within("µs between two operations", cluster.accelerator.between_us, [0.0, 1e4])?;
+    if steps[0].spent.plan.ranks > 1 {
+        cluster.skew = of_steps(&|seen| seen.spent.waiting / seen.computing());
+        within("waiting for slower ranks, of the computing,", cluster.skew, [0.0, 3.0])?;
+        let rows: Vec<([f64; 2], f64)> =
+            steps.iter().map(|seen| (seen.exchange, seen.spent.exchange)).collect();
+        let [per_gbs, hops] = least::weights(&rows);
+        let link = &mut cluster.links[0];
+        (link.bandwidth_gbs, link.hop_us) = (1.0 / per_gbs, 1e6 * hops);
+        within("GB/s of sums between ranks", link.bandwidth_gbs, [1e-3, 1e4])?;
+    }
+    Ok(cluster)
+}
+
+/// Between which a kind's pace can be: multiplies among others are about as fast as by themselves, attention is no
+/// faster than the peak, and passes over memory may be in a cache that is a hundred times faster.
+fn bounds(kind: Kind) -> [f64; 2] {
+    match kind {
+        Kind::Matmul => [0.2, 2.0],
+        Kind::Attention => [1e-3, 1.5],
+        _ => [1e-3, 1e3],
+    }
+}
+
+fn within(what: &str, found: f64, [least, most]: [f64; 2]) -> Result<(), String> {
+    match (least..=most).contains(&found) {
+        true => Ok(()),
+        false => {
+            Err(format!("{what} came to {found:.3e}, which is not between {least} and {most}"))
+        }
+    }
+}
+
+fn median(mut all: Vec<f64>) -> f64 {
+    all.sort_by(f64::total_cmp);
+    let (low, high) = (all[(all.len() - 1) / 2], all[all.len() / 2]);
+    (low + high) / 2.0
+}

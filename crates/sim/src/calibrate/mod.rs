@@ -1,0 +1,8 @@
+//! From what was measured to a described machine. Measures nothing itself.
+
+mod fit;
+mod least;
+mod scale;
+
+pub use fit::{Fitted, Multiply, Spent, fit};
+pub use scale::calibrate;

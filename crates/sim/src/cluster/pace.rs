@@ -1,0 +1,131 @@
+//! What was measured of a device in steps of training, kind by kind: where computing is done by the cores of a host,
+//! an exponential or a sum over rows takes longer than the memory does. Knows nothing of plans.
+
+use lockstep_plan::Compute;
+use lockstep_plan::model::Family;
+use serde::{Deserialize, Serialize};
+
+use crate::compute::Kind;
+
+/// Measured paces, by the numbers that are computed with.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Paces {
+    pub f32: Families,
+    pub bf16: Families,
+}
+
+/// The same by what a model is made of.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Families {
+    pub gpt2: Curves,
+    /// Of mixtures of experts too.
+    pub llama: Curves,
+}
+
+/// Of each kind of work, how fast it is at several sizes. Multiplies: of what a multiply by itself reaches. Attention:
+/// of the peak. All others: of the bandwidth of the memory, and more of it in the caches.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Curves {
+    pub matmul: Curve,
+    pub attention: Curve,
+    pub rope: Curve,
+    pub norm: Curve,
+    pub activation: Curve,
+    pub embedding: Curve,
+    pub loss: Curve,
+    pub optimizer: Curve,
+    pub routing: Curve,
+    pub elementwise: Curve,
+}
+
+/// Sizes, from the smallest, and what is reached at each; between them by the logarithm of both, beyond them as at the
+/// end. Empty: nothing was measured.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Curve(pub Vec<(f64, f64)>);
+
+impl Paces {
+    pub fn of(&self, compute: Compute, family: Family) -> &Curves {
+        let families = match compute {
+            Compute::F32 => &self.f32,
+            Compute::Bf16 => &self.bf16,
+        };
+        match family {
+            Family::Gpt2 => &families.gpt2,
+            Family::Llama | Family::Moe => &families.llama,
+        }
+    }
+
+    pub fn of_mut(&mut self, compute: Compute, family: Family) -> &mut Curves {
+        let families = match compute {
+            Compute::F32 => &mut self.f32,
+            Compute::Bf16 => &mut self.bf16,
+        };
+        match family {
+            Family::Gpt2 => &mut families.gpt2,
+            Family::Llama | Family::Moe => &mut families.llama,
+        }
+    }
+}
+
+impl Curves {
+    pub fn of(&self, kind: Kind) -> &Curve {
+        match kind {
+            Kind::Matmul => &self.matmul,
+            Kind::Attention => &self.attention,
+            Kind::Rope => &self.rope,
+            Kind::Norm => &self.norm,
+            Kind::Activation => &self.activation,
+            Kind::Embedding => &self.embedding,
+            Kind::Loss => &self.loss,
+            Kind::Optimizer => &self.optimizer,
+            Kind::Routing => &self.routing,
+            Kind::Elementwise => &self.elementwise,
+        }
+    }
+
+    pub fn of_mut(&mut self, kind: Kind) -> &mut Curve {
+        match kind {
+            Kind::Matmul => &mut self.matmul,
+            Kind::Attention => &mut self.attention,
+            Kind::Rope => &mut self.rope,
+            Kind::Norm => &mut self.norm,
+            Kind::Activation => &mut self.activation,
+            Kind::Embedding => &mut self.embedding,
+            Kind::Loss => &mut self.loss,
+            Kind::Optimizer => &mut self.optimizer,
+            Kind::Routing => &mut self.routing,
+            Kind::Elementwise => &mut self.elementwise,
+        }
+    }
+}
+
+impl Curve {
+    /// What is reached at a size.
+    ///
+    /// ```
+    /// use lockstep_sim::Curve;
+    /// let curve = Curve(vec![(1.0, 2.0), (100.0, 8.0)]);
+    /// assert_eq!([0.5, 1.0, 1e6].map(|size| curve.at(size)), [Some(2.0), Some(2.0), Some(8.0)]);
+    /// assert!((curve.at(10.0).unwrap() - 4.0).abs() < 1e-9);
+    /// ```
+    pub fn at(&self, size: f64) -> Option<f64> {
+        let points = &self.0;
+        let last = points.last()?;
+        let Some(after) = points.iter().position(|(at, _)| *at >= size) else {
+            return Some(last.1);
+        };
+        let Some(before) = after.checked_sub(1) else { return Some(points[0].1) };
+        let ((low, first), (high, second)) = (points[before], points[after]);
+        let share = (size / low).ln() / (high / low).ln();
+        Some(first * (second / first).powf(share))
+    }
+
+    /// Another point, in its place.
+    pub fn add(&mut self, size: f64, reached: f64) {
+        let at = self.0.partition_point(|(other, _)| *other < size);
+        self.0.insert(at, (size, reached));
+    }
+}

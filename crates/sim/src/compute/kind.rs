@@ -1,0 +1,55 @@
+//! Kinds of computing, by which time is counted: those that `bench step` counts a running step by, so that what was
+//! foretold and what came can be laid side by side.
+
+use serde::{Deserialize, Serialize};
+
+/// A kind of work.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    Matmul,
+    Attention,
+    Rope,
+    Norm,
+    Activation,
+    Embedding,
+    Loss,
+    Optimizer,
+    Routing,
+    /// Residuals, biases, dropout, casts.
+    Elementwise,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 10] = [
+        Kind::Matmul,
+        Kind::Attention,
+        Kind::Rope,
+        Kind::Norm,
+        Kind::Activation,
+        Kind::Embedding,
+        Kind::Loss,
+        Kind::Optimizer,
+        Kind::Routing,
+        Kind::Elementwise,
+    ];
+
+    /// As `bench step` calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Matmul => "matmul",
+            Kind::Attention => "attention",
+            Kind::Rope => "rope",
+            Kind::Norm => "norm",
+            Kind::Activation => "activation",
+            Kind::Embedding => "embedding",
+            Kind::Loss => "loss",
+            Kind::Optimizer => "optimizer",
+            Kind::Routing => "routing",
+            Kind::Elementwise => "elementwise",
+        }
+    }
+}
+
+/// Seconds of each kind.
+pub type ByKind = [f64; Kind::ALL.len()];

@@ -1,0 +1,137 @@
+//! A machine from what was measured on it: one that is made up is found again, and what no machine does is refused.
+
+use crate::tables::plan;
+use lockstep_plan::model::Family;
+use lockstep_plan::{Compute, Plan};
+use lockstep_sim::{
+    Cluster, Curves, Kind, Multiply, Options, Paces, Part, Parts, Spent, estimate, fit, matmul,
+};
+
+/// Two cores that four ranks share, with paces that no rule would give.
+fn made_up(ranks: usize) -> Cluster {
+    let mut cluster = Cluster::built_in("cpu").unwrap();
+    (cluster.per_host, cluster.ranks) = (ranks, Some(ranks));
+    cluster.skew = if ranks > 1 { 0.07 } else { 0.0 };
+    cluster.links[0].bandwidth_gbs = 2.5;
+    cluster.links[0].hop_us = 40.0;
+    let device = &mut cluster.accelerator;
+    (device.bandwidth_gbs, device.stream) = (12.0, 1.0);
+    (device.peak.f32, device.peak.bf16) = (0.25, 1.1);
+    (device.launch_us, device.between_us) = (0.0, 4.0);
+    let shape = &mut device.matmul;
+    (shape.best, shape.accumulate, shape.ramp) = (1.0, 1.0, 0.0);
+    shape.curve.clear();
+    let part = Part { accumulate: 0.9, start_us: 3.0, passes: Some(5.0) };
+    shape.parts = Some(Parts { f32: part, bf16: Part { accumulate: 0.7, ..part } });
+    let mut paces = Paces::default();
+    for compute in [Compute::F32, Compute::Bf16] {
+        for family in [Family::Gpt2, Family::Llama] {
+            *paces.of_mut(compute, family) = curves();
+        }
+    }
+    device.paces = Some(paces);
+    cluster
+}
+
+fn curves() -> Curves {
+    let mut curves = Curves::default();
+    for (number, kind) in Kind::ALL.into_iter().enumerate() {
+        let reached = 0.4 + 0.05 * number as f64;
+        let curve = curves.of_mut(kind);
+        curve.add(1e2, reached);
+        curve.add(1e8, 0.5 * reached);
+    }
+    curves
+}
+
+fn model(family: &str, dim: usize, compute: &str, ranks: usize) -> Plan {
+    let text = format!(
+        "[model]\nfamily = \"{family}\"\ndim = {dim}\nlayers = 3\nheads = {}\nseq = 128\nvocab = {}\n\
+         [train]\nmicro_batch = 4\nglobal_batch = {}\n[layout]\ndata = {ranks}\n[precision]\ncompute = \"{compute}\"\n",
+        dim / 32,
+        8 * dim,
+        4 * ranks
+    );
+    plan(&text, ranks)
+}
+
+/// What would be measured of it.
+fn steps(cluster: &Cluster, ranks: usize) -> Vec<Spent> {
+    let mut steps = Vec::new();
+    for dim in [96, 256, 640] {
+        for family in ["gpt2", "llama"] {
+            for compute in ["f32", "bf16"] {
+                let plan = model(family, dim, compute, ranks);
+                let told = estimate(&plan, cluster, &Options::default());
+                let mut by = [0.0; Kind::ALL.len()];
+                told.computing.iter().for_each(|(kind, seconds)| by[*kind as usize] = *seconds);
+                let (exchange, waiting) = (told.time.data, told.time.straggling);
+                steps.push(Spent { plan, step: told.step_s, by, exchange, waiting });
+            }
+        }
+    }
+    steps
+}
+
+fn multiplies(cluster: &Cluster, ranks: usize) -> Vec<Multiply> {
+    let mut all = Vec::new();
+    let mut device = cluster.accelerator.clone();
+    // A rank's share of the two cores.
+    device.bandwidth_gbs /= ranks as f64;
+    let share = 1.0 / ranks as f64;
+    for dims in [[512, 64, 192], [1024, 128, 128], [512, 512, 512], [256, 2048, 512]] {
+        for sums in [false, true] {
+            for (compute, peak) in
+                [(Compute::F32, device.peak.f32), (Compute::Bf16, device.peak.bf16)]
+            {
+                let rate = 1e12 * peak * share;
+                let width = compute.bytes() as f64;
+                let seconds = matmul(&device, dims.map(|dim| dim as f64), 1.0, width, rate, sums);
+                all.push(Multiply { dims, compute, sums, seconds });
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn a_made_up_machine_is_found_again() {
+    for ranks in [1, 2, 4] {
+        let machine = made_up(ranks);
+        let mut unknown = Cluster::built_in("cpu").unwrap();
+        (unknown.per_host, unknown.ranks) = (ranks, Some(ranks));
+        (unknown.accelerator.bandwidth_gbs, unknown.accelerator.stream) = (12.0, 1.0);
+        let steps = steps(&machine, ranks);
+        let found = fit(&unknown, &multiplies(&machine, ranks), &steps).unwrap();
+        assert!(found.multiplies < 1e-6, "{}", found.multiplies);
+        for (step, (with, _)) in steps.iter().zip(&found.steps) {
+            assert!((with - 1.0).abs() < 0.02, "{ranks} ranks, {:?}: {with}", step.plan.model);
+        }
+        // Models that it has not seen, between those that it has.
+        for (family, dim, compute) in
+            [("gpt2", 512, "f32"), ("llama", 128, "f32"), ("llama", 384, "bf16")]
+        {
+            let plan = model(family, dim, compute, ranks);
+            let step = |cluster: &Cluster| estimate(&plan, cluster, &Options::default()).step_s;
+            let off = step(&found.cluster) / step(&machine) - 1.0;
+            assert!(off.abs() < 0.03, "{ranks} ranks, {family} of {dim} in {compute}: {off}");
+        }
+    }
+}
+
+/// A clock that stood still made 10,000 GB/s of nothing, once.
+#[test]
+fn what_no_machine_does_is_refused() {
+    let machine = made_up(1);
+    let (multiplies, steps) = (multiplies(&machine, 1), steps(&machine, 1));
+    let mut faster = steps.clone();
+    faster[3].by[Kind::Norm as usize] *= 1e-4;
+    faster[3].step *= 0.1;
+    let why = fit(&machine, &multiplies, &faster).unwrap_err();
+    assert!(why.starts_with("norm of ") && why.contains("not between"), "{why}");
+    let mut still = multiplies.clone();
+    still.iter_mut().for_each(|multiply| multiply.seconds = 1e-12);
+    let why = fit(&machine, &still, &steps).unwrap_err();
+    assert!(why.contains("operations per second of a multiply"), "{why}");
+    assert!(fit(&machine, &multiplies, &[]).is_err());
+}
