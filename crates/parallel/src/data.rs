@@ -303,6 +303,8 @@ fn whole(
                 // What is kept in two bytes travels in two bytes.
                 _ => floats::all_reduce(&group, run)?,
             }
+            // Until the next step nobody looks at it again.
+            group.let_go();
         }
         Ok(Reduced { left: Left::Whole(buffer), sums })
     })
@@ -347,6 +349,7 @@ fn shares(
             if last && copies.size() > 1 {
                 floats::all_reduce(&copies, share.view_mut())?;
             }
+            shard.let_go();
             shares.push(share);
         }
         Ok(Reduced { left: Left::Shares(shares), sums })
