@@ -103,7 +103,8 @@ impl<'a> Rank<'a> {
         let gradients =
             Gradients::new(&model.part, plan.layout.zero, least, of(plan.precision.gradients));
         let mixed = plan.layout.pipe > 1 && plan.layout.schedule.splits();
-        let reduction = Reduction::new(overlap, plan.comm.compression);
+        let mut reduction = Reduction::new(overlap, plan.comm.compression);
+        reduction.prepare(&device, &peers, &gradients);
         let store = Store::new(weights, gradients, reduction, micros).mixed(mixed);
         let flight = Flight::new(plan, &device, group.rank(), &model);
         let rows = peers.stream_rows(flight.batches[0].tokens()).len();
