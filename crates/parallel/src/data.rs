@@ -1,12 +1,15 @@
-//! The data axis: replicas train on their own parts of the global batch, and sum their gradients while the
-//! backward pass goes on. Ranks scale their gradients by the tokens of the *global* batch, so the sum is the
-//! gradient of its mean.
+//! The data axis: replicas train on their own parts of the global batch, and sum their gradients, while the
+//! backward pass goes on if somebody else can do it. Ranks scale their gradients by the tokens of the *global*
+//! batch, so the sum is the gradient of its mean.
 //!
 //! | ZeRO | when | what | sent per rank, where the algorithm is a ring |
 //! |---|---|---|---|
 //! | 0 | last micro-batch, bucket by bucket | all-reduce | 2(P-1)/P of all gradients |
 //! | 1 | last micro-batch, block by block | reduce-scatter | (P-1)/P |
 //! | 2, 3 | every micro-batch, block by block | reduce-scatter | (P-1)/P each |
+//!
+//! A courier does so beside the backward pass. Without one, ZeRO's shares are exchanged at once, which frees
+//! memory; whole buckets when the pass is over, which costs none.
 //!
 //! With hybrid sharding the run that is left is then all-reduced among its copies.
 
@@ -27,6 +30,8 @@ pub struct Reduction {
     /// Where the wire does the work, exchanges go on beside the backward pass.
     courier: Option<Courier>,
     tasks: Vec<(usize, Task<Result<Reduced>>)>,
+    /// Complete buckets that wait for the others, where nothing is gained by summing them sooner.
+    waiting: Vec<usize>,
     /// What sums each run of each bucket; made when it is first needed.
     sums: Vec<Vec<Compressor>>,
     how: Compression,
@@ -56,10 +61,22 @@ impl Reduction {
         Reduction {
             courier,
             tasks: vec![],
+            waiting: vec![],
             sums: vec![],
             how,
             whole: false,
             exposed: Duration::ZERO,
+        }
+    }
+
+    /// Makes what sums gradients, before a step does: what stays should not lie among what comes and goes.
+    pub fn prepare(&mut self, device: &Device, peers: &Peers, gradients: &Gradients) {
+        if peers.mesh.replicas() == 1 {
+            return;
+        }
+        for bucket in 0..gradients.buckets.len() {
+            let sums = self.take_sums(device, peers, gradients, bucket);
+            self.sums[bucket] = sums;
         }
     }
 
@@ -86,7 +103,26 @@ impl Reduction {
         if bucket.complete < bucket.blocks.len() {
             return;
         }
+        // Whole buckets stay where they are until the step is over. If this thread is to sum them, it does so
+        // then: ranks that meet once wait for the slower one, and those that meet at every bucket wait for whoever
+        // happens to be slower at each.
+        if self.courier.is_none() && gradients.stage == 0 {
+            return self.waiting.push(number);
+        }
         let begun = Instant::now();
+        self.exchange(device, peers, gradients, number, last);
+        self.exposed += begun.elapsed();
+    }
+
+    /// Sums a complete bucket, or lets the courier do so.
+    fn exchange(
+        &mut self,
+        device: &Device,
+        peers: &Peers,
+        gradients: &mut Gradients,
+        number: usize,
+        last: bool,
+    ) {
         // An earlier micro-batch's must have arrived before its share is added to.
         self.collect(peers, gradients, Some(number));
         let mut sums = self.take_sums(device, peers, gradients, number);
@@ -99,11 +135,11 @@ impl Reduction {
             Some(courier) => self.tasks.push((number, courier.start(job))),
             None => self.arrived(peers, gradients, number, job()),
         }
-        self.exposed += begun.elapsed();
     }
 
-    /// When all are complete: waits for what is under way, then sums what ranks of the other axes have parts
-    /// of. Where compression gave copies of a parameter different gradients, those of the first rank count.
+    /// When all are complete: sums what has waited for this, waits for what is under way, then sums what ranks
+    /// of the other axes have parts of. Where compression gave copies of a parameter different gradients, those of
+    /// the first rank count.
     pub fn finish(
         &mut self,
         device: &Device,
@@ -112,6 +148,9 @@ impl Reduction {
         gradients: &mut Gradients,
     ) {
         let begun = Instant::now();
+        for number in std::mem::take(&mut self.waiting) {
+            self.exchange(device, peers, gradients, number, true);
+        }
         self.collect(peers, gradients, None);
         let tensor = peers.circle(Circle::Tensor);
         let compressed = peers.mesh.replicas() > 1 && !self.whole;
@@ -141,6 +180,7 @@ impl Reduction {
 
     /// Lets what is under way come to its end, and forgets it: a step was given up.
     pub fn abandon(&mut self) {
+        self.waiting.clear();
         for (bucket, task) in std::mem::take(&mut self.tasks) {
             // What had not been sent goes with a failed exchange: the run ends with it.
             if let Ok(reduced) = task.wait() {
@@ -208,12 +248,8 @@ impl Reduction {
         what: Memory,
         mut fill: impl FnMut(usize, Range<usize>, &mut [f32]),
     ) {
-        if peers.mesh.replicas() == 1 {
-            return;
-        }
-        for bucket in 0..gradients.buckets.len() {
-            let sums = self.take_sums(device, peers, gradients, bucket);
-            self.sums[bucket] = sums;
+        self.prepare(device, peers, gradients);
+        for bucket in 0..self.sums.len() {
             for (runs, sum) in summed(gradients, bucket).into_iter().zip(&mut self.sums[bucket]) {
                 // Alone with its experts a rank owes nobody.
                 let mut rest = sum.remembered_mut(what);
@@ -310,6 +346,8 @@ fn whole(
                 // What is kept in two bytes travels in two bytes.
                 _ => floats::all_reduce(&group, run)?,
             }
+            // Until the next step nobody looks at it again.
+            group.let_go();
         }
         Ok(Reduced { left: Left::Whole(buffer), sums })
     })
@@ -354,6 +392,7 @@ fn shares(
             if last && copies.size() > 1 {
                 floats::all_reduce(&copies, share.view_mut())?;
             }
+            shard.let_go();
             shares.push(share);
         }
         Ok(Reduced { left: Left::Shares(shares), sums })

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use lockstep_ckpt::{Carried, Checkpoint};
-use lockstep_comm::Group;
+use lockstep_comm::{Group, SharedHeap};
 use lockstep_data::{Source, Split};
 use lockstep_kernels::{AdamW, Device, Dtype};
 use lockstep_model::{
@@ -35,6 +35,8 @@ pub struct Rank<'a> {
     pub carried: Carried,
     /// The runs of summed gradients that this rank counts in the norm: block, unit, where.
     counted: Vec<(usize, usize, Range<usize>)>,
+    /// Whether a step has been taken, so that all is in place that steps need.
+    warm: bool,
 }
 
 /// Micro-batches under way.
@@ -101,7 +103,8 @@ impl<'a> Rank<'a> {
         let gradients =
             Gradients::new(&model.part, plan.layout.zero, least, of(plan.precision.gradients));
         let mixed = plan.layout.pipe > 1 && plan.layout.schedule.splits();
-        let reduction = Reduction::new(overlap, plan.comm.compression);
+        let mut reduction = Reduction::new(overlap, plan.comm.compression);
+        reduction.prepare(&device, &peers, &gradients);
         let store = Store::new(weights, gradients, reduction, micros).mixed(mixed);
         let flight = Flight::new(plan, &device, group.rank(), &model);
         let rows = peers.stream_rows(flight.batches[0].tokens()).len();
@@ -111,6 +114,7 @@ impl<'a> Rank<'a> {
             pipeline: Some(Pipeline::new(plan.schedule(), &peers, stream)),
             counted: counted(&model),
             carried: Carried::default(),
+            warm: false,
             plan,
             group,
             peers,
@@ -185,6 +189,9 @@ impl<'a> Rank<'a> {
         exchange += spreading.elapsed();
         let sent = self.peers.sent() - sent_before;
         let (time, reading) = (start.elapsed(), self.flight.reading);
+        if !std::mem::replace(&mut self.warm, true) {
+            SharedHeap::enlarge_pages();
+        }
         Ok(Stepped { loss, auxiliary, grad_norm, lr, time, exchange, reading, sent })
     }
 

@@ -153,8 +153,8 @@ impl Lane {
             (0..self.stages.members()).map(|m| self.stages.window(m)).collect();
         let first = windows[0];
         let of_one_kind = windows.iter().all(|w| w.symmetric == first.symmetric);
+        let address = |w: &Window| std::ptr::with_exposed_provenance_mut(w.at as usize);
         if windows.iter().all(|w| w.pid == first.pid) {
-            let address = |w: &Window| std::ptr::with_exposed_provenance_mut(w.at as usize);
             return Some(windows.iter().map(address).collect());
         }
         match first.symmetric {
@@ -162,8 +162,11 @@ impl Lane {
             _ if !of_one_kind => None,
             HEAP => {
                 let heaps = self.heaps.get()?;
-                let ranks = self.stages.ranks.iter();
-                ranks.zip(&windows).map(|(rank, w)| heaps.at(*rank, w.offset)).collect()
+                let at = |seat: usize, w: &Window| match seat == self.stages.me {
+                    true => Some(address(w)),
+                    false => heaps.at(self.stages.ranks[seat], w.offset),
+                };
+                windows.iter().enumerate().map(|(seat, w)| at(seat, w)).collect()
             }
             id => self.registry.resolve(id, windows.iter().map(|w| w.offset)),
         }

@@ -182,6 +182,15 @@ impl Group {
         self.inner.context.may_pull.load(Ordering::Relaxed)
     }
 
+    /// Gives up the pages of other processes' memory that in-place calls have touched. They stay where they are, and
+    /// are found again when they are reached again; until then they count as their owners' alone. Worth
+    /// its price after large buffers that are not exchanged again soon.
+    pub fn let_go(&self) {
+        if let Some(heaps) = self.inner.context.heaps.get() {
+            heaps.let_go();
+        }
+    }
+
     /// The constants by which algorithms are chosen.
     pub fn constants(&self) -> Constants {
         self.inner.context.constants()

@@ -12,7 +12,8 @@
 
 use crate::call::error::Result;
 use crate::call::fold::Op;
-use crate::memory::segment::{Address, Offer, Segment};
+use crate::memory::pages;
+use crate::memory::segment::{Address, Offer, PAGE, Segment};
 use crate::world::World;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
@@ -24,11 +25,23 @@ use std::sync::{Arc, Mutex, MutexGuard};
 const LARGE: usize = 256 << 10;
 /// Address space of one heap; memory is taken as it is touched.
 const CAPACITY: usize = 1 << 38;
-const PAGE: usize = 4096;
 
 /// The allocator to install.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SharedHeap;
+
+impl SharedHeap {
+    /// Lets large pages take the place of small ones, wherever a large one is in use as a whole: less to look up
+    /// when memory is walked through. Copies what it moves, so it is for what stays: call it when what
+    /// a program works on has been touched once. How many bytes lie in large pages by it; none where the heap is not
+    /// installed, or the system will not have it.
+    pub fn enlarge_pages() -> usize {
+        match &*lock() {
+            State::Open(heap) => pages::enlarge(&heap.segment, heap.end),
+            _ => 0,
+        }
+    }
+}
 
 /// Where the heap of this process lies; 0 until it is made. Read without the lock on every free.
 static BASE: AtomicUsize = AtomicUsize::new(0);
@@ -182,7 +195,8 @@ fn give_back(offset: usize, size: usize) {
     }
 }
 
-/// The heaps of the ranks of this host, by world rank, as mapped here.
+/// The heaps of the other ranks of this host, by world rank, as mapped here. Our own has no second mapping: its pages
+/// would count twice.
 #[derive(Debug, Default)]
 pub(crate) struct Heaps(Vec<Option<Arc<Segment>>>);
 
@@ -190,6 +204,11 @@ impl Heaps {
     /// An address in a rank's heap, in our own address space.
     pub(crate) fn at(&self, rank: usize, offset: u64) -> Option<*mut u8> {
         self.0.get(rank)?.as_ref().map(|heap| heap.at(offset as usize))
+    }
+
+    /// Gives up the pages of others that we have touched: they stay theirs, and no longer count as ours too.
+    pub(crate) fn let_go(&self) {
+        self.0.iter().flatten().for_each(|heap| heap.let_go());
     }
 }
 
@@ -202,12 +221,13 @@ pub(crate) fn share(world: &World) -> Result<()> {
     let hosts = world.hosts();
     let map = |r: usize| {
         let address = Address { pid: all[2 * r] as u64, fd: all[2 * r + 1] as u64 };
-        let near = hosts[r] == hosts[rank] && all[2 * r + 1] >= 0;
+        let near = r != rank && hosts[r] == hosts[rank] && all[2 * r + 1] >= 0;
         near.then(|| Segment::open(address, CAPACITY).ok().map(Arc::new)).flatten()
     };
     let heaps: Vec<_> = (0..world.size()).map(map).collect();
-    let whole = (0..world.size()).all(|r| hosts[r] != hosts[rank] || heaps[r].is_some());
-    let mut verdict = [i32::from(whole)];
+    let others = |r: &usize| *r != rank && hosts[*r] == hosts[rank];
+    let whole = (0..world.size()).filter(others).all(|r| heaps[r].is_some());
+    let mut verdict = [i32::from(whole && own[1] >= 0)];
     world.all_reduce(&mut verdict, Op::Min)?;
     if verdict[0] == 1 {
         let _ = world.context().heaps.set(Heaps(heaps));

@@ -8,6 +8,7 @@ pub(crate) mod cursors;
 pub(crate) mod heap;
 #[cfg(all(loom, test))]
 pub(crate) mod loom_models;
+pub(crate) mod pages;
 pub(crate) mod reach;
 pub(crate) mod scratch;
 pub(crate) mod segment;

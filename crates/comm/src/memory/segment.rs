@@ -7,6 +7,10 @@
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
+/// Of the smallest and of large pages.
+pub(crate) const PAGE: usize = 4096;
+pub(crate) const LARGE_PAGE: usize = 2 << 20;
+
 /// Where a segment can be found by the other ranks of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Address {
@@ -83,13 +87,14 @@ impl Segment {
     fn map(file: &OwnedFd, len: usize) -> io::Result<Segment> {
         // A mapping of length 0 is an error of its own kind.
         let len = len.max(1);
-        // SAFETY: a fresh mapping at an address of the kernel's choice touches no other memory.
+        let room = Room::of(len)?;
+        // SAFETY: what is mapped over is room that we have just made for it.
         let base = unsafe {
             libc::mmap(
-                std::ptr::null_mut(),
+                room.start,
                 len,
                 libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_NORESERVE,
+                libc::MAP_SHARED | libc::MAP_NORESERVE | room.fixed,
                 file.as_raw_fd(),
                 0,
             )
@@ -107,6 +112,12 @@ impl Segment {
         unsafe { self.base.add(offset) }
     }
 
+    /// Gives up the pages that this mapping has touched. What is in them stays: the file has it.
+    pub(crate) fn let_go(&self) {
+        // SAFETY: a mapping of ours of a shared file: what is looked at again is looked up again.
+        unsafe { libc::madvise(self.base.cast(), self.len, libc::MADV_DONTNEED) };
+    }
+
     /// A shared structure made of atomics at `offset`.
     ///
     /// # Safety
@@ -116,6 +127,42 @@ impl Segment {
         assert!(offset + size_of::<T>() <= self.len && offset.is_multiple_of(align_of::<T>()));
         // SAFETY: inside the mapping and aligned; the rest is the caller's promise.
         unsafe { &*self.at(offset).cast::<T>() }
+    }
+}
+
+/// Where a mapping is to go.
+struct Room {
+    start: *mut libc::c_void,
+    fixed: libc::c_int,
+}
+
+impl Room {
+    /// Anywhere; for what may hold large pages, where those of the file are those of the memory.
+    fn of(len: usize) -> io::Result<Room> {
+        if len < LARGE_PAGE {
+            return Ok(Room { start: std::ptr::null_mut(), fixed: 0 });
+        }
+        let none = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let size = len + LARGE_PAGE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice touches no other memory.
+        let all = unsafe { libc::mmap(std::ptr::null_mut(), size, libc::PROT_NONE, none, -1, 0) };
+        if all == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let before = all.cast::<u8>().align_offset(LARGE_PAGE);
+        let start = all.wrapping_byte_add(before);
+        let end = start.wrapping_byte_add(len.next_multiple_of(PAGE));
+        let after = all.addr() + size - end.addr();
+        // SAFETY: both are whole pages of the room around the aligned part, and nobody knows of them.
+        unsafe {
+            if before > 0 {
+                libc::munmap(all, before);
+            }
+            if after > 0 {
+                libc::munmap(end, after);
+            }
+        }
+        Ok(Room { start, fixed: libc::MAP_FIXED })
     }
 }
 
