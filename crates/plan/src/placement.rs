@@ -74,7 +74,8 @@ fn crossing(mesh: &Mesh, axis: Axis, per_host: usize) -> f64 {
     if together == size { 0.0 } else { 1.0 / together as f64 }
 }
 
-fn permutations(axes: [Axis; 4]) -> Vec<[Axis; 4]> {
+/// All orders of the axes, the given one first.
+pub fn permutations(axes: [Axis; 4]) -> Vec<[Axis; 4]> {
     let mut all = Vec::with_capacity(24);
     for a in 0..4 {
         for b in (0..4).filter(|b| *b != a) {

@@ -169,10 +169,13 @@ fn sizes(findings: &mut Findings, shape: &Shape) {
 fn parameters_can_be_counted(findings: &mut Findings, shape: &Shape) {
     let float = |size: usize| size as f64;
     let experts = shape.moe.map_or(1.0, |moe| float(moe.experts) + float(moe.shared));
-    let attention = float(shape.dim)
-        * float(shape.head_dim)
-        * 2.0
-        * (float(shape.heads) + float(shape.kv_heads));
+    let head = float(shape.head_dim) + float(shape.value_dim());
+    let heads = float(shape.heads) + float(shape.kv_heads);
+    let latents = shape.latent.map_or(0.0, |latent| {
+        let ranks = float(latent.q_rank.unwrap_or(0)) + float(latent.kv_rank);
+        ranks * (float(shape.dim) + heads * head)
+    });
+    let attention = float(shape.dim) * head * heads + latents;
     let wide = float(shape.ffn) * experts + shape.lead.map_or(0.0, |lead| float(lead.ffn));
     let layer = attention + 3.0 * float(shape.dim) * wide;
     let ends = float(shape.dim) * (2.0 * float(shape.vocab) + float(shape.seq));

@@ -3,6 +3,7 @@
 
 use lockstep_plan::context::{self, ContextKind};
 use lockstep_plan::model::Shape;
+use lockstep_plan::placement::permutations;
 use lockstep_plan::schedule::Kind;
 use lockstep_plan::{Axis, Layout, Mesh, Plan};
 
@@ -195,16 +196,4 @@ fn distances(mesh: &Mesh, cluster: &Cluster) -> Vec<usize> {
     let mut by_axis: Vec<&[usize]> = far.chunks(each).collect();
     by_axis.sort_unstable();
     by_axis.concat()
-}
-
-fn permutations(axes: [Axis; 4]) -> Vec<[Axis; 4]> {
-    let mut all = Vec::with_capacity(24);
-    for a in 0..4 {
-        for b in (0..4).filter(|b| *b != a) {
-            for c in (0..4).filter(|c| ![a, b].contains(c)) {
-                all.push([axes[a], axes[b], axes[c], axes[6 - a - b - c]]);
-            }
-        }
-    }
-    all
 }

@@ -56,7 +56,12 @@ fn parameters_are_the_parts() {
          [precision]\ncompute = \"bf16\"\n",
         4,
     );
-    for plan in some_plans().into_iter().chain([moe, gpt2]) {
+    let latent = plan(
+        "[model]\npreset = \"deepseek-v2-lite\"\nseq = 4096\n[train]\nglobal_batch = 16\nmicro_batch = 1\n\
+         [layout]\ndata = 4\nexpert = 4\ntensor = 2\npipe = 5\n[precision]\ncompute = \"bf16\"\n",
+        40,
+    );
+    for plan in some_plans().into_iter().chain([moe, gpt2, latent]) {
         let estimate = estimate(&plan, &cluster, &options);
         for (pipe, stage) in estimate.stages.iter().enumerate() {
             let first = Coord { pipe, data: 0, context: 0, tensor: 0 };
