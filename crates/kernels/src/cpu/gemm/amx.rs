@@ -54,7 +54,7 @@ pub fn in_place(
     if !start.addr().is_multiple_of(64) || !(2 * from.stride).is_multiple_of(64) {
         return None;
     }
-    Some(Rows { start, stride: 2 * from.stride, step: 2 * DEEP, ahead: Ahead::default() })
+    Some(Rows { start, stride: 2 * from.stride, step: 2 * DEEP })
 }
 
 /// What the assembly reads, in its own order.
@@ -84,21 +84,21 @@ struct Arguments {
 ///
 /// # Safety
 /// Inside `with_tiles`; `a` and `b` hold that many tiles, the sums are (32, 32).
-pub unsafe fn multiply(_rows: usize, k: usize, a: Rows, b: *const u8, sums: Sums) {
+pub unsafe fn multiply(_rows: usize, k: usize, a: Rows, ahead: Ahead, b: *const u8, sums: Sums) {
     let tiles = k / DEEP;
     // Packed tiles of the upper and the lower half alternate. A packed panel is asked for as if it were rows.
     let (lower, stride, step, row) = match a.stride {
         0 => (2 * TILE, 2 * DEEP, 4 * TILE, 2 * DEEP * tiles),
         stride => (SIDE * stride, stride, a.step, stride),
     };
-    // The next panel begins 32 rows on, a packed one a line later at most. All the tiles of this one ask for
-    // their share of it: lines that come in a burst hold up those that are needed now.
-    let lines = match a.ahead.tiles {
+    // All the tiles of this panel ask for their share of the next one: lines that come in a burst hold up those
+    // that are needed now.
+    let lines = match ahead.tiles {
         0..8 => 8,
         8..16 => 4,
         _ => 2,
     };
-    let first = lines * a.ahead.tile;
+    let first = lines * ahead.tile;
     let asking = first < 2 * SIDE;
     let placing = tiles.min(4);
     let arguments = Arguments {
@@ -112,7 +112,7 @@ pub unsafe fn multiply(_rows: usize, k: usize, a: Rows, b: *const u8, sums: Sums
         sums: sums.start,
         sums_stride: 4 * sums.stride,
         resume: sums.resume as usize,
-        ahead: if asking { a.start.wrapping_add((2 * SIDE + first) * row) } else { a.start },
+        ahead: if asking { ahead.next.wrapping_add(first * row) } else { a.start },
         ahead_stride: if asking { row } else { 0 },
         place: sums.place,
         place_stride: sums.place_stride,

@@ -1,11 +1,11 @@
 //! The f32 inner loop for AVX2: 6×16, which is 12 of 16 registers for sums, 2 for `b`, 1 for `a`.
 
-use super::kernel::{Rows, Sums};
+use super::kernel::{Ahead, Rows, Sums};
 use std::arch::x86_64::*;
 
 /// # Safety
 /// The processor has AVX2 and FMA; `a` is (k, rows) with at most 6 rows, `b` (k, 16) and `sums` of (rows, 16).
-pub unsafe fn multiply(rows: usize, k: usize, a: Rows, b: *const u8, sums: Sums) {
+pub unsafe fn multiply(rows: usize, k: usize, a: Rows, _: Ahead, b: *const u8, sums: Sums) {
     let (a, b) = (a.start.cast(), b.cast());
     // SAFETY: the caller's promise, passed on.
     unsafe {

@@ -169,8 +169,24 @@ unsafe fn rectangle(
                                 a,
                             );
                         }
-                        Rows { start: a, stride: 0, step: 0, ahead: Ahead::default() }
+                        Rows { start: a, stride: 0, step: 0 }
                     });
+                    // The panel after this one: after the last the first again, of the next piece if it must be.
+                    let after = if panel + 1 < panels { lanes.end } else { rows.start };
+                    let then = match panel + 1 < panels || end < cols.end {
+                        true => ks.clone(),
+                        false => ks.end..(ks.end + blocks.long).min(k),
+                    };
+                    let next = match a.stride {
+                        0 => a.start.wrapping_add(kernel.bytes * apart_a),
+                        _ => (kernel.in_place)(
+                            &product.a,
+                            after..(after + height).min(rows.end),
+                            height,
+                            then,
+                        )
+                        .map_or(a.start, |rows| rows.start),
+                    };
                     // A packed panel is filled up with rows of zeros.
                     let tall = if a.stride == 0 { height } else { lanes.len() };
                     for col in (chunk..end).step_by(width) {
@@ -190,7 +206,7 @@ unsafe fn rectangle(
                             );
                         }
                         let tiles = (end - chunk).div_ceil(width);
-                        let a = Rows { ahead: Ahead { tile: at, tiles }, ..a };
+                        let ahead = Ahead { next, tile: at, tiles };
                         let cols_here = (end - col).min(width);
                         let slot = match blocks.waiting {
                             true => (col - cols.start) / width * panels + panel,
@@ -215,18 +231,32 @@ unsafe fn rectangle(
                             Some(out) => {
                                 let resume = from > 0 || out.resume;
                                 if rows == tall && cols == width {
-                                    (kernel.multiply)(tall, long, a, b, out.sums(row, col, resume));
+                                    (kernel.multiply)(
+                                        tall,
+                                        long,
+                                        a,
+                                        ahead,
+                                        b,
+                                        out.sums(row, col, resume),
+                                    );
                                 } else {
                                     if resume {
                                         sums.write_bytes(0, height * width);
                                         out.lift(tile);
                                     }
-                                    (kernel.multiply)(tall, long, a, b, Sums { resume, ..own });
+                                    (kernel.multiply)(
+                                        tall,
+                                        long,
+                                        a,
+                                        ahead,
+                                        b,
+                                        Sums { resume, ..own },
+                                    );
                                     out.lower(tile);
                                 }
                             }
                             None => {
-                                (kernel.multiply)(tall, long, a, b, own);
+                                (kernel.multiply)(tall, long, a, ahead, b, own);
                                 if last {
                                     product.target.finish(kernel.level, tile);
                                 }

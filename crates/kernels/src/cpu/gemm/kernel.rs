@@ -33,7 +33,8 @@ pub struct Kernel {
 }
 
 /// Adds the product of panels `a` (rows, k) and `b` (k, cols) to the sums.
-pub type Multiply = unsafe fn(rows: usize, k: usize, a: Rows, b: *const u8, sums: Sums);
+pub type Multiply =
+    unsafe fn(rows: usize, k: usize, a: Rows, ahead: Ahead, b: *const u8, sums: Sums);
 
 /// Packs a strip into panels, one after the other.
 pub type Pack = unsafe fn(strip: &Strip<'_>, panels: *mut u8);
@@ -45,13 +46,13 @@ pub struct Rows {
     /// Bytes from row to row, and along k, for rows that are read in place; 0 for a packed panel.
     pub stride: usize,
     pub step: usize,
-    pub ahead: Ahead,
 }
 
-/// Which part of the next panel to ask for on the way, so that it has come when its turn does: that of tile
-/// `tile` of `tiles` that this one has.
-#[derive(Clone, Copy, Default)]
+/// The panel of `a` that comes next, which lies as this one does, to be asked for on the way, so that it has come
+/// when its turn does. This is the share of tile `tile` of `tiles` that the panel has.
+#[derive(Clone, Copy)]
 pub struct Ahead {
+    pub next: *const u8,
     pub tile: usize,
     pub tiles: usize,
 }

@@ -1,12 +1,12 @@
 //! The f32 inner loop in plain Rust: 4×8, which fills half the vector registers of a small processor.
 
-use super::kernel::{Rows, Sums};
+use super::kernel::{Ahead, Rows, Sums};
 
 const COLS: usize = 8;
 
 /// # Safety
 /// `a` is (k, rows) with at most 4 rows, `b` (k, 8) and `sums` of (rows, 8).
-pub unsafe fn multiply(rows: usize, k: usize, a: Rows, b: *const u8, sums: Sums) {
+pub unsafe fn multiply(rows: usize, k: usize, a: Rows, _: Ahead, b: *const u8, sums: Sums) {
     let (a, b) = (a.start.cast(), b.cast());
     // SAFETY: the caller's promise, passed on.
     unsafe {
