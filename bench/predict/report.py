@@ -30,7 +30,6 @@ steps = 1000000
 
 # Of the cores, what others may take.
 TOLERATED = 0.04
-TRIES = 4
 
 
 def ticks():
@@ -53,19 +52,19 @@ def run(binary, *words):
     return done.stdout, max(0.0, busy - own) / passed
 
 
-def quietly(binary, *words):
+def quietly(tries, binary, *words):
     """The same when others took nothing; otherwise the least disturbed of some tries."""
     tried = []
-    while len(tried) < TRIES and (not tried or tried[-1][1] > TOLERATED):
+    while len(tried) < tries and (not tried or tried[-1][1] > TOLERATED):
         tried.append(run(binary, *words))
     return min(tried, key=lambda told: told[1])
 
 
-def cases(folder):
-    for ranks in (1, 2, 4):
+def cases(folder, all_ranks):
+    for ranks in all_ranks:
         sets = [f"layout.data={ranks}", f"train.micro_batch={min(8, 16 // ranks)}"]
         yield "grammar", ranks, "examples/grammar.toml", sets
-    for ranks in (1, 2, 4):
+    for ranks in all_ranks:
         path = os.path.join(folder, f"small-{ranks}.toml")
         with open(path, "w") as file:
             file.write(SMALL.format(batch=4 * ranks))
@@ -118,15 +117,19 @@ def main():
     asked.add_argument("--steps", type=int, default=5)
     asked.add_argument("--binary", default="target/release/lockstep")
     asked.add_argument("--parts", action="store_true")
+    asked.add_argument("--ranks", default="1,2,4")
+    asked.add_argument("--tries", type=int, default=4, help="of a measurement that others disturb")
+    asked.add_argument("--machine-rounds", type=int, default=5, help="of each calibration")
     asked = asked.parse_args()
     cores = os.cpu_count() or 1
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         machine = os.path.join(folder, "machine.toml")
-        all_cases = list(cases(folder))
+        all_cases = list(cases(folder, [int(ranks) for ranks in asked.ranks.split(",")]))
         for number in range(asked.rounds):
             # Each round has a calibration of its own beside what it is to foretell.
-            print(run(asked.binary, "bench", "machine", "--out", machine)[0], end="", flush=True)
+            how = ("--ranks", asked.ranks, "--rounds", str(asked.machine_rounds))
+            print(run(asked.binary, "bench", "machine", "--out", machine, *how)[0], end="", flush=True)
             for name, ranks, path, sets in all_cases:
                 typed = [word for value in sets for word in ("--set", value)]
                 words = ("plan", path, "--cluster", machine, "--ranks", str(ranks), "--json", *typed)
@@ -134,7 +137,7 @@ def main():
                 steps = asked.steps * (8 if name == "grammar" else 1)
                 words = ("bench", "step", "--config", path, "--ranks", str(ranks), "--json", *typed)
                 threads = ("--threads", str(max(1, cores // ranks)), "--steps", str(steps))
-                step, others = quietly(asked.binary, *words, *threads)
+                step, others = quietly(asked.tries, asked.binary, *words, *threads)
                 result = results.setdefault((name, ranks), Case())
                 result.take(plan, json.loads(step.splitlines()[-1]), others)
             print(f"round {number + 1} of {asked.rounds} is over", flush=True)

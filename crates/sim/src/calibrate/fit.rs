@@ -30,6 +30,8 @@ pub struct Spent {
     /// Exchanges of the rank that waited the least, and what the others waited more.
     pub exchange: f64,
     pub waiting: f64,
+    /// What is neither computing nor exchanging, taken step by step: medians of parts do not add up to that of the whole.
+    pub rest: f64,
 }
 
 /// A machine as it was measured, and how well that went.
@@ -149,11 +151,6 @@ impl Seen<'_> {
     fn computing(&self) -> f64 {
         self.spent.by.iter().sum()
     }
-
-    /// What is neither computing nor exchanging.
-    fn rest(&self) -> f64 {
-        (self.spent.step - self.computing() - self.spent.exchange - self.spent.waiting).max(0.0)
-    }
 }
 
 /// The neutral machine with the paces of these steps.
@@ -175,7 +172,7 @@ fn paced(neutral: &Cluster, steps: &[&Seen]) -> Result<Cluster, String> {
     }
     cluster.accelerator.paces = Some(paces);
     let of_steps = |of: &dyn Fn(&Seen) -> f64| median(steps.iter().map(|seen| of(seen)).collect());
-    cluster.accelerator.between_us = 1e6 * of_steps(&|seen| seen.rest() / seen.kernels);
+    cluster.accelerator.between_us = 1e6 * of_steps(&|seen| seen.spent.rest / seen.kernels);
     within("µs between two operations", cluster.accelerator.between_us, [0.0, 1e4])?;
     if steps[0].spent.plan.ranks > 1 {
         cluster.skew = of_steps(&|seen| seen.spent.waiting / seen.computing());

@@ -65,8 +65,9 @@ fn steps(cluster: &Cluster, ranks: usize) -> Vec<Spent> {
                 let told = estimate(&plan, cluster, &Options::default());
                 let mut by = [0.0; Kind::ALL.len()];
                 told.computing.iter().for_each(|(kind, seconds)| by[*kind as usize] = *seconds);
-                let (exchange, waiting) = (told.time.data, told.time.straggling);
-                steps.push(Spent { plan, step: told.step_s, by, exchange, waiting });
+                let (exchange, waiting, rest) =
+                    (told.time.data, told.time.straggling, told.time.host);
+                steps.push(Spent { plan, step: told.step_s, by, exchange, waiting, rest });
             }
         }
     }

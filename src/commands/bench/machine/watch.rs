@@ -187,8 +187,8 @@ struct Trained<'a> {
     reference: &'a Reference,
     rank: Rank<'a>,
     number: u64,
-    /// By round and step: the step, its exchanges, those of whoever waited the least, and each kind.
-    seen: Vec<Vec<[f64; 3 + Kind::ALL.len()]>>,
+    /// By round and step: the step, its exchanges, those of whoever waited the least, the rest, and each kind.
+    seen: Vec<Vec<[f64; 4 + Kind::ALL.len()]>>,
 }
 
 impl Trained<'_> {
@@ -202,13 +202,14 @@ impl Trained<'_> {
             device.meter().switch(false);
             let mut least = [stepped.exchange.as_secs_f64()];
             world.all_reduce(&mut least, Op::Min)?;
-            let mut row = [0.0; 3 + Kind::ALL.len()];
+            let mut row = [0.0; 4 + Kind::ALL.len()];
             row[0] = stepped.time.as_secs_f64();
             row[1] = stepped.exchange.as_secs_f64();
             row[2] = least[0];
-            for (place, operation) in row[3..].iter_mut().zip(operations()) {
+            for (place, operation) in row[4..].iter_mut().zip(operations()) {
                 *place = device.meter().spent(operation).as_secs_f64();
             }
+            row[3] = (row[0] - row[1] - row[4..].iter().sum::<f64>()).max(0.0);
             if step > 0 {
                 steps.push(row);
             }
@@ -218,17 +219,17 @@ impl Trained<'_> {
     }
 
     fn spent(&self, world: &World, rounds: &[usize]) -> anyhow::Result<Spent> {
-        let mut means = [0.0; 3 + Kind::ALL.len()];
+        let mut means = [0.0; 4 + Kind::ALL.len()];
         for (at, place) in means.iter_mut().enumerate() {
             let column: Vec<Vec<f64>> =
                 self.seen.iter().map(|steps| steps.iter().map(|row| row[at]).collect()).collect();
             *place = mean(world, median(rounds, &column))?;
         }
         let mut by = ByKind::default();
-        by.copy_from_slice(&means[3..]);
+        by.copy_from_slice(&means[4..]);
         let [step, all, exchange] = [means[0], means[1], means[2].min(means[1])];
         let plan = self.reference.plan.clone();
-        Ok(Spent { plan, step, by, exchange, waiting: all - exchange })
+        Ok(Spent { plan, step, by, exchange, waiting: all - exchange, rest: means[3] })
     }
 }
 
