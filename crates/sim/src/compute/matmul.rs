@@ -40,8 +40,9 @@ pub fn grouped(
     sums: bool,
 ) -> f64 {
     let shape = &device.matmul;
-    // One multiply at once never warms a device up as many do.
-    let gain = curve(shape, (dims.iter().product::<f64>() * count).cbrt())
+    // Many units are warm from the multiplies before; cores are as fast as each by itself.
+    let warm = if shape.units > 1 { count } else { 1.0 };
+    let gain = curve(shape, (dims.iter().product::<f64>() * warm).cbrt())
         * if sums { shape.accumulate } else { 1.0 };
     let beside = count.min(BESIDE);
     let computing = count / beside * tiled(shape, dims, beside, rate * gain);
