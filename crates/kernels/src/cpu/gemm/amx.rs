@@ -1,11 +1,10 @@
 //! The bf16 inner loop on AMX tiles: 32×32 sums in four tile registers, two each for `a` and `b`. In
 //! assembly, as the compiler's intrinsics for tiles are not stable.
 
-use super::kernel::{Ahead, Rows, Sums};
+use super::kernel::{Ahead, Lying, Rows, Sums};
 use super::pairs::{DEEP, SIDE, TILE};
 use super::{Data, Operand};
 use std::arch::asm;
-use std::ops::Range;
 
 /// Eight tiles of sixteen rows of 64 bytes: what `ldtilecfg` reads.
 #[repr(C, align(64))]
@@ -39,12 +38,7 @@ pub unsafe fn with_tiles(work: &mut dyn FnMut()) {
 }
 
 /// Full rows of bf16 that run along k are tiles as they lie.
-pub fn in_place(
-    from: &Operand<'_>,
-    lanes: Range<usize>,
-    rows: usize,
-    ks: Range<usize>,
-) -> Option<Rows> {
+pub fn in_place(from: &Operand<'_>, Lying { lanes, ks, rows, .. }: Lying) -> Option<Rows> {
     let Data::Bf16(values) = from.data else { return None };
     if !from.k_runs || lanes.len() < rows || ks.is_empty() || !ks.len().is_multiple_of(DEEP) {
         return None;

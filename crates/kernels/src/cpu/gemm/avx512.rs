@@ -1,23 +1,18 @@
 //! The f32 inner loop for AVX-512: up to 13×32, which is 26 of 32 registers for sums, 2 for `b`, the others for
 //! `a`. Rows of `a` are read from a packed panel, or as they lie.
 
-use super::kernel::{Ahead, Rows, Sums};
+use super::kernel::{Ahead, Lying, Rows, Sums};
 use super::{Data, Operand};
 use std::arch::asm;
 use std::arch::x86_64::*;
-use std::ops::Range;
 
-/// Rows that lie side by side are read in place when it is at most so many bytes from one k to the next: a panel
-/// of 512 k then has room in a quarter of L2's sets.
-const SIDE_BY_SIDE: usize = 2048;
+/// Rows that lie side by side are read in place when it is at most so many bytes from one k to the next; or twice as
+/// many where they meet few columns: a panel that fills the sets of L2 so unevenly should not be read often.
+const SIDE_BY_SIDE: usize = 1024;
+const FEW_COLS: usize = 128;
 
 /// Rows that need no packing: f32, and not so far apart that all fall into one set of the cache.
-pub fn in_place(
-    from: &Operand<'_>,
-    lanes: Range<usize>,
-    _rows: usize,
-    ks: Range<usize>,
-) -> Option<Rows> {
+pub fn in_place(from: &Operand<'_>, Lying { lanes, ks, cols, .. }: Lying) -> Option<Rows> {
     let Data::F32(values) = from.data else { return None };
     if from.rounded || ks.is_empty() {
         return None;
@@ -26,7 +21,9 @@ pub fn in_place(
     let bytes = 4 * from.stride;
     match from.k_runs {
         true if !bytes.is_multiple_of(4096) => Some(Rows { start, stride: bytes, step: 4 }),
-        false if bytes <= SIDE_BY_SIDE => Some(Rows { start, stride: 4, step: bytes }),
+        false if bytes <= if cols <= FEW_COLS { 2 * SIDE_BY_SIDE } else { SIDE_BY_SIDE } => {
+            Some(Rows { start, stride: 4, step: bytes })
+        }
         _ => None,
     }
 }

@@ -3,7 +3,7 @@
 
 use super::epilogue::Tile;
 use super::grid::Grid;
-use super::kernel::{Ahead, Kernel, Rows, Strip, Sums};
+use super::kernel::{Ahead, Kernel, Lying, Rows, Strip, Sums};
 use super::{Data, Operand, Product};
 use crate::cpu::Cpu;
 use std::ops::Range;
@@ -72,7 +72,11 @@ impl Blocks {
         let long = product.k.div_ceil(pieces).max(1).next_multiple_of(kernel.deep);
         let height = kernel.height(m);
         // Where panels are read as they lie the last one, which is not whole, is packed by itself at most.
-        let lies = (kernel.in_place)(&product.a, 0..height, height, 0..long).is_some();
+        let lies = (kernel.in_place)(
+            &product.a,
+            Lying { lanes: 0..height, ks: 0..long, rows: height, cols: product.n },
+        )
+        .is_some();
         let visit_a = if lies { 1 } else { visit(&product.a, height) };
         let visit_b = visit(&product.b, kernel.cols);
         let whole = |len: usize, most: usize, of: usize| {
@@ -136,6 +140,9 @@ unsafe fn rectangle(
     let (k, height, width) = (product.k, blocks.height, kernel.cols);
     let panels = rows.len().div_ceil(height);
     let direct = product.target.direct();
+    let in_place = |lanes: Range<usize>, ks: Range<usize>| {
+        (kernel.in_place)(&product.a, Lying { lanes, ks, rows: height, cols: product.n })
+    };
     // SAFETY: offsets stay inside the bytes that `blocks` counted; the rest is the caller's promise.
     unsafe {
         let slots = scratch.cast::<f32>();
@@ -152,7 +159,7 @@ unsafe fn rectangle(
                 for panel in 0..panels {
                     let row = rows.start + panel * height;
                     let lanes = row..(row + height).min(rows.end);
-                    let a = (kernel.in_place)(&product.a, lanes.clone(), height, ks.clone());
+                    let a = in_place(lanes.clone(), ks.clone());
                     let a = a.unwrap_or_else(|| {
                         let at = if blocks.once { panel % blocks.visit_a } else { panel };
                         let a = packed_a.add(kernel.bytes * at * apart_a);
@@ -179,13 +186,8 @@ unsafe fn rectangle(
                     };
                     let next = match a.stride {
                         0 => a.start.wrapping_add(kernel.bytes * apart_a),
-                        _ => (kernel.in_place)(
-                            &product.a,
-                            after..(after + height).min(rows.end),
-                            height,
-                            then,
-                        )
-                        .map_or(a.start, |rows| rows.start),
+                        _ => in_place(after..(after + height).min(rows.end), then)
+                            .map_or(a.start, |rows| rows.start),
                     };
                     // A packed panel is filled up with rows of zeros.
                     let tall = if a.stride == 0 { height } else { lanes.len() };

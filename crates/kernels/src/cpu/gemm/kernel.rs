@@ -28,8 +28,15 @@ pub struct Kernel {
     pub pack_a: Pack,
     pub pack_b: Pack,
     /// Rows that can be read as they lie, without packing.
-    pub in_place:
-        fn(&Operand<'_>, lanes: Range<usize>, rows: usize, ks: Range<usize>) -> Option<Rows>,
+    pub in_place: fn(&Operand<'_>, Lying) -> Option<Rows>,
+}
+
+/// Which rows of `a` shall be read: where they are, how many a panel has, and how many columns of `b` they meet.
+pub struct Lying {
+    pub lanes: Range<usize>,
+    pub ks: Range<usize>,
+    pub rows: usize,
+    pub cols: usize,
 }
 
 /// Adds the product of panels `a` (rows, k) and `b` (k, cols) to the sums.
@@ -118,7 +125,7 @@ impl Kernel {
         pack: Pack,
     ) -> Kernel {
         let (pack_a, pack_b) = (pack, pack);
-        let in_place = |_: &Operand<'_>, _: Range<usize>, _: usize, _: Range<usize>| None;
+        let in_place = |_: &Operand<'_>, _: Lying| None;
         Kernel {
             level,
             rows,
