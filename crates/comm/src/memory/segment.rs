@@ -100,7 +100,9 @@ impl Segment {
             )
         };
         if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
+            let why = io::Error::last_os_error();
+            room.leave(len);
+            return Err(why);
         }
         Ok(Segment { base: base.cast(), len })
     }
@@ -163,6 +165,14 @@ impl Room {
             }
         }
         Ok(Room { start, fixed: libc::MAP_FIXED })
+    }
+
+    /// Nothing came of it.
+    fn leave(self, len: usize) {
+        if self.fixed != 0 {
+            // SAFETY: room that we have made, and that nobody else knows of.
+            unsafe { libc::munmap(self.start, len) };
+        }
     }
 }
 
