@@ -1,5 +1,6 @@
 //! What a training program is like, as far as memory and time depend on it: what it keeps, what it fuses, what it
-//! overlaps. Facts about programs, each the same for every model and layout; nothing here is fitted to a run.
+//! overlaps. Facts about programs, each the same for every model and layout; README.md says which of them were fitted,
+//! and on what.
 
 use serde::{Deserialize, Serialize};
 
@@ -82,26 +83,26 @@ pub struct Kept {
 const KEEPS_ALL: Kept = Kept { norms: true, activations: true, dim: 0.0, ffn: 0.0 };
 
 impl Software {
-    /// This one.
-    pub fn lockstep() -> Software {
+    /// What the descriptions below begin with: 16-bit training with f32 masters, fused kernels, everything in turn.
+    fn plain(name: &str) -> Software {
         Software {
-            name: "lockstep".into(),
+            name: name.into(),
             weights: 2.0,
             gradients: 4.0,
             optimizer: 12.0,
             wire: 4.0,
             stepped: 34.0,
             flash: true,
-            selective: Selective::FeedForward,
-            kept: Kept { norms: false, activations: false, dim: 0.0, ffn: 0.0 },
-            logits: [8.0, 24.0],
+            selective: Selective::CoreAttention,
+            kept: KEEPS_ALL,
+            logits: [10.0, 24.0],
             unfused: 1.0,
-            epilogues: true,
-            kernels: [14.0, 28.0],
+            epilogues: false,
+            kernels: [28.0, 44.0],
             tensor_beside: false,
-            data_beside: true,
+            data_beside: false,
             scatters: true,
-            pipe_beside: true,
+            pipe_beside: false,
             pipe_cut: false,
             attention: 1.0,
             whole_experts: false,
@@ -112,33 +113,28 @@ impl Software {
         }
     }
 
+    /// This one.
+    pub fn lockstep() -> Software {
+        Software {
+            selective: Selective::FeedForward,
+            kept: Kept { norms: false, activations: false, dim: 0.0, ffn: 0.0 },
+            logits: [8.0, 24.0],
+            epilogues: true,
+            kernels: [14.0, 28.0],
+            data_beside: true,
+            pipe_beside: true,
+            ..Software::plain("lockstep")
+        }
+    }
+
     /// Megatron-LM of 2021: fused kernels, attention with its square, everything in turn.
     pub fn megatron_2021() -> Software {
         Software {
-            name: "megatron 2021".into(),
-            weights: 2.0,
-            gradients: 4.0,
-            optimizer: 12.0,
-            wire: 4.0,
-            stepped: 34.0,
             flash: false,
-            selective: Selective::CoreAttention,
-            kept: KEEPS_ALL,
             logits: [10.0, 40.0],
-            unfused: 1.0,
-            epilogues: false,
-            kernels: [28.0, 44.0],
-            tensor_beside: false,
-            data_beside: false,
-            scatters: true,
-            pipe_beside: false,
             pipe_cut: true,
-            attention: 1.0,
-            whole_experts: false,
-            once_per_host: false,
-            spare_gradients: false,
-            buffers_gib: 0.0,
             slack: 0.04,
+            ..Software::plain("megatron 2021")
         }
     }
 
@@ -193,30 +189,16 @@ impl Software {
     /// torchtitan without compile: FSDP2, f32 parameters, gathered in bf16.
     pub fn torchtitan() -> Software {
         Software {
-            name: "torchtitan".into(),
             weights: 0.0,
-            gradients: 4.0,
-            optimizer: 12.0,
-            wire: 4.0,
             stepped: 40.0,
-            flash: true,
             selective: Selective::OtherMatmuls,
             kept: Kept { norms: true, activations: true, dim: 12.0, ffn: 2.0 },
-            logits: [10.0, 24.0],
             unfused: 2.5,
-            epilogues: false,
             kernels: [40.0, 70.0],
-            tensor_beside: false,
             data_beside: true,
-            scatters: true,
             pipe_beside: true,
-            pipe_cut: false,
-            attention: 1.0,
-            whole_experts: false,
-            once_per_host: false,
-            spare_gradients: false,
-            buffers_gib: 0.0,
             slack: 0.05,
+            ..Software::plain("torchtitan")
         }
     }
 
@@ -234,30 +216,13 @@ impl Software {
     /// nanotron: f32 accumulation of gradients, little fused.
     pub fn nanotron() -> Software {
         Software {
-            name: "nanotron".into(),
-            weights: 2.0,
-            gradients: 4.0,
-            optimizer: 12.0,
-            wire: 4.0,
             stepped: 40.0,
-            flash: true,
-            selective: Selective::CoreAttention,
             kept: Kept { norms: true, activations: true, dim: 12.0, ffn: 2.0 },
             logits: [11.0, 60.0],
             unfused: 2.0,
-            epilogues: false,
             kernels: [40.0, 70.0],
-            tensor_beside: false,
-            data_beside: false,
-            scatters: true,
-            pipe_beside: false,
-            pipe_cut: false,
-            attention: 1.0,
-            whole_experts: false,
-            once_per_host: false,
-            spare_gradients: false,
-            buffers_gib: 0.0,
             slack: 0.05,
+            ..Software::plain("nanotron")
         }
     }
 }
