@@ -341,6 +341,78 @@ fn a_row_is_the_same_among_fewer() {
     }
 }
 
+/// Mean squared error of one product against sums in f64, relative to what sums of such products are like.
+fn error(level: Level, a: &[f32], b: &[f32], (m, n, k): (usize, usize, usize)) -> f64 {
+    let mut out = vec![0.0f32; m * n];
+    let view = |values, transposed| Matrix { data: Data::F32(values), stride: k, transposed };
+    gemm::run(
+        &Cpu::at(level, 1),
+        Gemm {
+            m,
+            n,
+            k,
+            a: view(a, false),
+            b: view(b, true),
+            out: DataMut::F32(&mut out),
+            out_stride: n,
+            accumulate: false,
+            scale: 1.0,
+            epilogue: Epilogue::default(),
+        },
+    );
+    let (mut squares, mut scale) = (0.0, 0.0);
+    for (row, a) in out.chunks(n).zip(a.chunks(k)) {
+        for (sum, b) in row.iter().zip(b.chunks(k)) {
+            let products = || a.iter().zip(b).map(|(x, y)| *x as f64 * *y as f64);
+            squares += (*sum as f64 - products().sum::<f64>()).powi(2);
+            scale += products().map(|product| product * product).sum::<f64>();
+        }
+    }
+    (squares / scale).sqrt()
+}
+
+/// Tiles multiply bf16, but an f32 is three of them: no bit of it may be lost on the way.
+#[test]
+fn f32_on_tiles_is_as_exact_as_multiply_adds() {
+    if Level::of_this_machine() < Level::Amx {
+        return;
+    }
+    let Values::F32(noise) = Values::new(Dtype::F32, 1 << 19, 7) else { unreachable!() };
+    let uniform = |x: f32, _: usize| x;
+    let positive = |x: f32, _: usize| x.abs();
+    let wide = |x: f32, i: usize| x * (2.0f32).powi((i * 7919 % 61) as i32 - 30);
+    let whole = |x: f32, _: usize| (x * 8_388_607.0).round();
+    let tiny = |x: f32, _: usize| x * 1e-30;
+    let near_one = |x: f32, i: usize| if i.is_multiple_of(2) { 1.0 + x / 4096.0 } else { -1.0 };
+    let beside_denormals = |x: f32, i: usize| if i.is_multiple_of(3) { x * 1e-39 } else { x };
+    type Kind = (&'static str, fn(f32, usize) -> f32);
+    let kinds: [Kind; 7] = [
+        ("uniform", uniform),
+        ("positive", positive),
+        ("of sixty powers of two", wide),
+        ("of 24 bits", whole),
+        ("tiny", tiny),
+        ("cancelling", near_one),
+        ("beside denormals", beside_denormals),
+    ];
+    for (name, of) in kinds {
+        for (m, n, k) in [(40, 50, 96), (33, 65, 1500), (9, 9, 20_000)] {
+            let some = |from: usize, len: usize| -> Vec<f32> {
+                noise[from..][..len].iter().enumerate().map(|(i, x)| of(*x, i)).collect()
+            };
+            let a = some(0, m * k);
+            let b =
+                if name == "tiny" { noise[m * k..][..n * k].to_vec() } else { some(m * k, n * k) };
+            let (tiles, plain) =
+                [Level::Amx, Level::Avx512].map(|level| error(level, &a, &b, (m, n, k))).into();
+            println!("{name}, k = {k}: {tiles:.2e} on tiles, {plain:.2e} by multiply-adds");
+            // A little more where the pieces of a long k, which are added alike, make all of the error.
+            let allowed = if k > 10_000 { 1.2 * plain } else { plain };
+            assert!(tiles <= allowed, "{name}, k = {k}: {tiles:e} on tiles, {plain:e} without");
+        }
+    }
+}
+
 #[test]
 #[should_panic(expected = "a: (4, 6) with stride 6 needs 24 elements, not 23")]
 fn a_short_slice_is_told_with_its_numbers() {

@@ -96,7 +96,7 @@ impl Blocks {
     /// Elements from one panel to the next. A line more than they take, or else the same line of all panels
     /// would fall into one set of the cache, where a dozen of them have room.
     fn apart(&self, kernel: &Kernel, width: usize) -> usize {
-        let line = 64 / kernel.bytes;
+        let line = 64 >> kernel.bytes.trailing_zeros();
         (width * self.long).next_multiple_of(line) + line
     }
 

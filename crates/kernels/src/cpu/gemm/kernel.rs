@@ -2,7 +2,7 @@
 
 use super::{Operand, pack, portable};
 #[cfg(target_arch = "x86_64")]
-use super::{amx, avx2, avx512, lanes, pairs};
+use super::{amx, avx2, avx512, lanes, pairs, parts, thirds};
 use crate::cpu::Level;
 use std::ops::Range;
 
@@ -107,7 +107,23 @@ impl Kernel {
                 in_place: amx::in_place,
             },
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 | Level::Amx => Kernel {
+            Level::Amx => Kernel {
+                level,
+                rows: 32..33,
+                cols: 32,
+                deep: 32,
+                long: 512,
+                long_waiting: 1024,
+                chunk: 1 << 20,
+                bytes: 2 * parts::PARTS,
+                prepared: amx::with_tiles,
+                multiply: thirds::multiply,
+                pack_a: parts::pack_a,
+                pack_b: parts::pack_b,
+                in_place: |_, _| None,
+            },
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => Kernel {
                 in_place: avx512::in_place,
                 ..Kernel::of_f32(level, 11..14, 32, avx512::multiply, lanes::pack)
             },

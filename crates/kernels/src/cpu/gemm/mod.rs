@@ -19,7 +19,11 @@ mod lanes;
 mod pack;
 #[cfg(target_arch = "x86_64")]
 mod pairs;
+#[cfg(target_arch = "x86_64")]
+mod parts;
 mod portable;
+#[cfg(target_arch = "x86_64")]
+mod thirds;
 #[cfg(target_arch = "x86_64")]
 mod transpose;
 mod vector;
