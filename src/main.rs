@@ -52,19 +52,8 @@ fn main() -> ExitCode {
     if command.only_prints() {
         end_with_reader();
     }
-    let result = match command {
-        Command::Train(args) => train::run(args),
-        Command::Plan(args) => plan::run(args),
-        Command::Verify(args) => verify::run(args),
-        Command::Generate(args) => generate::run(args),
-        Command::Launch(args) => launch::run(args),
-        Command::Bench(args) => bench::run(args),
-        Command::Import(args) => import::run(args),
-        Command::Export(args) => export::run(args),
-        Command::Ckpt(args) => ckpt::run(args),
-        Command::Data(args) => data::run(args),
-    };
-    result.unwrap_or_else(|error| {
+    let known = lockstep_kernels::cpu::Level::asked().map_err(anyhow::Error::msg);
+    known.and_then(|_| command.run()).unwrap_or_else(|error| {
         // With its causes, but without a backtrace: most are a user's mistakes.
         say::complain!("error: {error:#}");
         ExitCode::FAILURE
@@ -72,6 +61,21 @@ fn main() -> ExitCode {
 }
 
 impl Command {
+    fn run(self) -> anyhow::Result<ExitCode> {
+        match self {
+            Command::Train(args) => train::run(args),
+            Command::Plan(args) => plan::run(args),
+            Command::Verify(args) => verify::run(args),
+            Command::Generate(args) => generate::run(args),
+            Command::Launch(args) => launch::run(args),
+            Command::Bench(args) => bench::run(args),
+            Command::Import(args) => import::run(args),
+            Command::Export(args) => export::run(args),
+            Command::Ckpt(args) => ckpt::run(args),
+            Command::Data(args) => data::run(args),
+        }
+    }
+
     /// Whether nothing is lost when it ends because nobody reads what it prints. Ranks are something to lose.
     fn only_prints(&self) -> bool {
         match self {

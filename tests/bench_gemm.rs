@@ -39,6 +39,23 @@ fn every_order_type_and_level_is_right() {
     }
 }
 
+/// The environment holds for every command, and says when it is misspelt.
+#[test]
+fn a_lower_level_can_be_asked_for() {
+    let at = |level: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
+        command.args(["bench", "gemm", "--shapes", "32x32x32", "--seconds", "0.001", "--json"]);
+        command.env("LOCKSTEP_LEVEL", level).output().expect("the binary runs")
+    };
+    let run = at("portable");
+    let record = String::from_utf8_lossy(&run.stdout);
+    assert!(record.contains("\"level\":\"portable\""), "{record}");
+    let run = at("sse");
+    let error = String::from_utf8_lossy(&run.stderr);
+    assert!(!run.status.success() && run.stdout.is_empty());
+    assert_eq!(error.trim(), "error: LOCKSTEP_LEVEL=sse: one of portable, avx2, avx512, amx");
+}
+
 #[test]
 fn mistakes_are_told_with_the_way_out() {
     for (arguments, hint) in [

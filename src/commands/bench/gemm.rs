@@ -28,7 +28,7 @@ pub struct Args {
     #[arg(long, default_value_t = 1)]
     threads: usize,
     /// Instructions to use at most: portable, avx2, avx512 or amx [default: all that are there]
-    #[arg(long, value_parser = level)]
+    #[arg(long)]
     level: Option<Level>,
     /// Seconds to measure each multiply
     #[arg(long, default_value_t = 0.3)]
@@ -293,11 +293,6 @@ fn dtype(name: &str) -> Result<Dtype, String> {
         "bf16" => Ok(Dtype::Bf16),
         _ => Err("f32 or bf16".into()),
     }
-}
-
-fn level(name: &str) -> Result<Level, String> {
-    let named = |level: &Level| format!("{level:?}").eq_ignore_ascii_case(name);
-    Level::Amx.and_below().find(named).ok_or_else(|| "one of portable, avx2, avx512, amx".into())
 }
 
 /// `512x768x3072`.

@@ -14,11 +14,26 @@ pub enum Level {
 }
 
 impl Level {
-    /// The highest level of the processor that this runs on. AMX needs a word with the kernel (Linux hands
-    /// out tile state on request only); it is asked here, and holds for the whole process.
+    /// The highest level of the processor that this runs on, or the one that `LOCKSTEP_LEVEL` names where that is
+    /// lower. AMX needs a word with the kernel (Linux hands out tile state on request only); it is asked here, and
+    /// holds for the whole process.
+    ///
+    /// # Panics
+    /// When `LOCKSTEP_LEVEL` names none (see `Level::asked`).
     pub fn of_this_machine() -> Level {
         static FOUND: std::sync::OnceLock<Level> = std::sync::OnceLock::new();
-        *FOUND.get_or_init(find)
+        *FOUND.get_or_init(|| match Level::asked() {
+            Ok(asked) => asked.unwrap_or(Level::Amx).min(find()),
+            Err(error) => panic!("{error}"),
+        })
+    }
+
+    /// What `LOCKSTEP_LEVEL` names, if it is set: for those who want to know what the best instructions bring, or
+    /// do without them.
+    pub fn asked() -> Result<Option<Level>, String> {
+        let Some(name) = std::env::var_os("LOCKSTEP_LEVEL") else { return Ok(None) };
+        let level = name.to_string_lossy().parse();
+        level.map(Some).map_err(|names| format!("LOCKSTEP_LEVEL={}: {names}", name.display()))
     }
 
     /// All levels up to this one.
@@ -26,6 +41,15 @@ impl Level {
         [Level::Portable, Level::Avx2, Level::Avx512, Level::Amx]
             .into_iter()
             .filter(move |level| *level <= self)
+    }
+}
+
+impl std::str::FromStr for Level {
+    type Err = &'static str;
+
+    fn from_str(name: &str) -> Result<Level, &'static str> {
+        let named = |level: &Level| format!("{level:?}").eq_ignore_ascii_case(name);
+        Level::Amx.and_below().find(named).ok_or("one of portable, avx2, avx512, amx")
     }
 }
 
