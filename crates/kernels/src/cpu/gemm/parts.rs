@@ -11,9 +11,6 @@ use std::arch::x86_64::*;
 /// Of one element: the first has its upper eight bits, the second the next eight, the third the rest.
 pub const PARTS: usize = 3;
 
-/// Sixteen lanes or sixteen k, by how they lie: the other direction runs through the vector.
-type Square = [__m512i; SIDE];
-
 /// Packs panels of 32 lanes; in a panel `[k / 32][part][lane / 16]` is a tile. What is not there is zero.
 ///
 /// # Safety
@@ -68,52 +65,92 @@ unsafe fn pack<const SIDE_A: bool>(strip: &Strip<'_>, panels: *mut __m512i) {
 #[target_feature(enable = "avx512f")]
 unsafe fn tiles<const SIDE_A: bool>(strip: &Strip<'_>, lane: usize, k: usize, to: *mut __m512i) {
     for half in 0..2 {
+        let lane = lane + half * SIDE;
+        let (low, high) = (Square::of(strip, lane, k), Square::of(strip, lane, k + SIDE));
         // SAFETY: the caller's promise, passed on.
         unsafe {
-            let lane = lane + half * SIDE;
-            let (mut low, mut high) = (square(strip, lane, k), square(strip, lane, k + SIDE));
-            if strip.from.k_runs != SIDE_A {
-                (low, high) = (transpose(low), transpose(high));
-            }
             let to = to.add(half * SIDE);
-            for (row, (low, high)) in low.into_iter().zip(high).enumerate() {
-                let (low, high) = (split(low), split(high));
-                for part in 0..PARTS {
-                    to.add(part * 2 * SIDE + row).write(pairs(low[part], high[part]));
+            if strip.from.k_runs == SIDE_A {
+                for row in 0..SIDE {
+                    write(low.row(row), high.row(row), to.add(row));
+                }
+            } else {
+                let (low, high) = (low.columns(), high.columns());
+                for row in 0..SIDE {
+                    write(low[row], high[row], to.add(row));
                 }
             }
         }
     }
 }
 
-/// Sixteen lanes and sixteen k as they lie; what is past the strip is zero.
+/// A row of the three tiles: sixteen elements, and those that are sixteen k further.
 ///
 /// # Safety
 /// As `pack_a`.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn square(strip: &Strip<'_>, lane: usize, k: usize) -> Square {
-    let Data::F32(values) = strip.from.data else { unreachable!("parts are of f32") };
-    let left = |at: usize, end: usize| end.saturating_sub(at).min(SIDE);
-    let (lanes, ks) = (left(lane, strip.lanes.end), left(k, strip.ks.end));
-    let (rows, count) = if strip.from.k_runs { (lanes, ks) } else { (ks, lanes) };
-    let mut square = [_mm512_setzero_si512(); SIDE];
-    if rows == 0 || count == 0 {
-        return square;
+unsafe fn write(low: __m512i, high: __m512i, to: *mut __m512i) {
+    for (part, (low, high)) in split(low).into_iter().zip(split(high)).enumerate() {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { to.add(part * 2 * SIDE).write(pairs(low, high)) }
     }
-    let stride = strip.from.stride;
-    let ahead = if strip.from.k_runs { strip.width } else { DEEP };
-    let mask = (u32::MAX >> (32 - count)) as u16;
-    // SAFETY: only lanes and k of the strip are read; prefetches may point anywhere.
-    unsafe {
-        let from = values.as_ptr().add(strip.from.index(lane, k));
-        for (i, row) in square.iter_mut().enumerate().take(rows) {
-            let from = from.add(i * stride);
-            _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(ahead * stride).cast());
-            *row = _mm512_maskz_loadu_epi32(mask, from.cast());
+}
+
+/// Sixteen lanes and sixteen k as they lie.
+struct Square {
+    start: *const f32,
+    stride: usize,
+    /// What is past them, or past these of their elements, is zero.
+    rows: usize,
+    mask: u16,
+    /// Rows from one of them to the one that will be read next at its place.
+    next: usize,
+}
+
+impl Square {
+    #[inline]
+    fn of(strip: &Strip<'_>, lane: usize, k: usize) -> Square {
+        let Data::F32(values) = strip.from.data else { unreachable!("parts are of f32") };
+        let left = |at: usize, end: usize| end.saturating_sub(at).min(SIDE);
+        let (lanes, ks) = (left(lane, strip.lanes.end), left(k, strip.ks.end));
+        let k_runs = strip.from.k_runs;
+        let (rows, count) = if k_runs { (lanes, ks) } else { (ks, lanes) };
+        Square {
+            start: values.as_ptr().wrapping_add(strip.from.index(lane, k)),
+            stride: strip.from.stride,
+            rows,
+            mask: ((1u32 << count) - 1) as u16,
+            next: if k_runs { strip.width } else { DEEP },
         }
     }
-    square
+
+    /// # Safety
+    /// As `pack_a`.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn row(&self, row: usize) -> __m512i {
+        let from = self.start.wrapping_add(row * self.stride);
+        let mask = if row < self.rows { self.mask } else { 0 };
+        // SAFETY: only lanes and k of the strip are read; prefetches may point anywhere.
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(self.next * self.stride).cast());
+            _mm512_maskz_loadu_epi32(mask, from.cast())
+        }
+    }
+
+    /// # Safety
+    /// As `pack_a`.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn columns(&self) -> [__m512i; SIDE] {
+        let mut rows = [_mm512_setzero_si512(); SIDE];
+        for (i, row) in rows.iter_mut().enumerate() {
+            // SAFETY: the caller's promise, passed on.
+            *row = unsafe { self.row(i) };
+        }
+        transpose(rows)
+    }
 }
 
 /// The upper halves of both, as neighbours.

@@ -7,6 +7,7 @@ use super::pairs::{DEEP, SIDE, TILE};
 use super::parts::PARTS;
 use std::arch::asm;
 use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
 
 /// Bytes of one step along k in a panel: `[part][lane / 16]` tiles.
 const STEP: usize = PARTS * 2 * 2 * TILE;
@@ -39,9 +40,9 @@ pub unsafe fn multiply(_rows: usize, k: usize, a: Rows, ahead: Ahead, b: *const 
     let share = ahead.tile * SHARE;
     let asking = share < STEP;
     let placing = steps.min(2 * SIDE / 8);
-    let mut piece = Piece([0.0; 4 * SIDE * SIDE]);
+    let mut piece = MaybeUninit::<Piece>::uninit();
     let (to, stride) = match sums.resume {
-        true => (piece.0.as_mut_ptr(), 2 * SIDE),
+        true => (piece.as_mut_ptr().cast(), 2 * SIDE),
         false => (sums.start, sums.stride),
     };
     let arguments = Arguments {
@@ -60,7 +61,8 @@ pub unsafe fn multiply(_rows: usize, k: usize, a: Rows, ahead: Ahead, b: *const 
     unsafe {
         steps_along_k(&arguments);
         if sums.resume {
-            add(&piece, sums);
+            // All of it was written just now.
+            add(piece.assume_init_ref(), sums);
         }
     }
 }
