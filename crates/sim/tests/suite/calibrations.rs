@@ -4,14 +4,16 @@ use crate::tables::plan;
 use lockstep_plan::model::Family;
 use lockstep_plan::{Compute, Plan};
 use lockstep_sim::{
-    Cluster, Curves, Kind, Multiply, Options, Paces, Part, Parts, Spent, estimate, fit, matmul,
+    Cluster, Curves, Kind, Multiply, Options, Paces, Part, Parts, Skew, Spent, estimate, fit, matmul,
 };
 
 /// Two cores that four ranks share, with paces that no rule would give.
 fn made_up(ranks: usize) -> Cluster {
     let mut cluster = Cluster::built_in("cpu").unwrap();
     (cluster.per_host, cluster.ranks) = (ranks, Some(ranks));
-    cluster.skew = if ranks > 1 { 0.07 } else { 0.0 };
+    if ranks > 1 {
+        cluster.skew = Skew { turns: 1e-4, chance: 0.01, lasting: 0.03 };
+    }
     cluster.links[0].bandwidth_gbs = 2.5;
     cluster.links[0].hop_us = 40.0;
     let device = &mut cluster.accelerator;

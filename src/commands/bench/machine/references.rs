@@ -10,13 +10,16 @@ use crate::run_file::RunFile;
 pub struct Reference {
     pub file: RunFile,
     pub plan: Plan,
-    /// Steps that count, of each visit: more of those that are short.
+    /// Steps of a pass that count: more of those that are short.
     pub steps: usize,
 }
 
-/// dim, heads, seq, vocab, sequences of a micro-batch, and steps of a visit.
+/// Steps before those that count: the first makes what is used again later.
+pub const WARM: usize = 1;
+
+/// dim, heads, seq, vocab, sequences of a micro-batch, and steps of a pass.
 const SIZES: [[usize; 6]; 3] =
-    [[96, 3, 96, 512, 8, 4], [256, 4, 192, 2048, 4, 2], [640, 10, 320, 6144, 2, 1]];
+    [[96, 3, 96, 512, 8, 6], [256, 4, 192, 2048, 4, 3], [640, 10, 320, 6144, 2, 2]];
 
 pub fn all(ranks: usize) -> anyhow::Result<Vec<Reference>> {
     let mut all = Vec::new();
