@@ -53,6 +53,12 @@ const LAYERS: [[usize; 3]; 8] = [
     [640, 2560, 640],
 ];
 
+/// Steps before those that count: memory is laid out in the first, and in larger pages after it.
+const WARM: u64 = 2;
+
+/// Seconds of steps that count, of each reference: as long for each, and one step at least.
+const COUNTED: f64 = 0.3;
+
 /// All of it, written to `out` by the first rank.
 pub fn run(world: &World, out: &Path) -> anyhow::Result<()> {
     let since = Ticks::now();
@@ -113,22 +119,29 @@ fn multiplied(world: &World, device: &Device, what: Multiply) -> anyhow::Result<
     Ok(Multiply { seconds: together(world, times.clamp(1, 500), &mut multiply)?, ..what })
 }
 
-/// Steps of a reference model: some that warm up, and those that count.
+/// Steps of a reference model: two that make what is used again later, and those that count.
 fn trained(world: &World, device: &Device, reference: &Reference) -> anyhow::Result<Vec<Row>> {
     let mut rank = Rank::new(&reference.plan, world, device.clone())?;
-    let mut rows = Vec::new();
-    for number in 1..=references::WARM + reference.steps {
+    let (mut rows, mut counted) = (Vec::new(), [0.0]);
+    for number in 1.. {
         device.meter().switch(true);
-        let stepped = rank.step(&reference.file.source, number as u64)?;
+        let stepped = rank.step(&reference.file.source, number)?;
         device.meter().switch(false);
-        let mut least = [stepped.exchange.as_secs_f64()];
-        world.all_reduce(&mut least, Op::Min)?;
         let (step, all) = (stepped.time.as_secs_f64(), stepped.exchange.as_secs_f64());
         let by = operations().map(|operation| device.meter().spent(operation).as_secs_f64());
         let rest = (step - all - by.iter().sum::<f64>()).max(0.0);
-        if number > references::WARM {
-            let row = Row { step, exchange: least[0], waiting: all - least[0], rest, by };
-            rows.push(row.mean(world)?);
+        if number <= WARM {
+            continue;
+        }
+        let mut least = [all];
+        world.all_reduce(&mut least, Op::Min)?;
+        let row = Row { step, exchange: least[0], waiting: all - least[0], rest, by };
+        rows.push(row.mean(world)?);
+        // Ranks agree on when to stop.
+        counted[0] += step;
+        world.all_reduce(&mut counted, Op::Max)?;
+        if counted[0] >= COUNTED {
+            break;
         }
     }
     Ok(rows)
