@@ -14,6 +14,7 @@ measured again; where that does not help, the row says so. --parts: where the ti
 import argparse
 import json
 import os
+import re
 import resource
 import statistics
 import subprocess
@@ -80,8 +81,9 @@ class Case:
         self.typed = [word for value in sets for word in ("--set", value)]
         self.plans, self.steps, self.others = [], [], []
 
-    def foretell(self, binary, machine):
-        """By one more calibration."""
+    def foretell(self, binary, machine, others):
+        """By one more calibration, in which others took so much of the cores."""
+        self.others.append(others)
         words = ("plan", self.path, "--cluster", machine, "--ranks", str(self.ranks), "--json", *self.typed)
         self.plans.append(json.loads(run(binary, *words)[0]))
 
@@ -158,9 +160,11 @@ def main():
             done += [case for case, _ in here]
             for number in range(asked.rounds + 1):
                 words = ("bench", "machine", "--out", machine, "--ranks", str(ranks), "--rounds", "1")
-                print(run(asked.binary, *words)[0].rsplit("written", 1)[0], end="", flush=True)
+                told = run(asked.binary, *words)[0]
+                print(told.rsplit("written", 1)[0], end="", flush=True)
+                busy = re.search(r"other programs took (\d+)%", told)
                 for case, _ in here:
-                    case.foretell(asked.binary, machine)
+                    case.foretell(asked.binary, machine, int(busy[1]) / 100 if busy else 0.0)
                 if number < asked.rounds:
                     for case, times in here:
                         case.measure(asked.binary, max(1, cores // ranks), times * asked.steps, asked.tries)

@@ -13,8 +13,7 @@ pub type Row<const N: usize> = ([f64; N], f64, f64);
 
 /// The same with errors as shares of something else. With so few parts, every choice of those that count is tried.
 pub fn weights_of<const N: usize>(rows: &[Row<N>]) -> [f64; N] {
-    let relative =
-        |(parts, measured, of): &Row<N>| (parts.map(|part| part / of), measured / of);
+    let relative = |(parts, measured, of): &Row<N>| (parts.map(|part| part / of), measured / of);
     let rows: Vec<([f64; N], f64)> = rows.iter().map(relative).collect();
     // Parts are of very different sizes, and are told in their largest first.
     let largest: [f64; N] = std::array::from_fn(|at| {

@@ -83,7 +83,8 @@ fn watch(all: &mut [Passes], rounds: usize, seen: &Path) -> anyhow::Result<()> {
     for _ in 0..rounds * AGAIN {
         for passes in all.iter_mut().filter(|passes| passes.quiet() < rounds) {
             world::run(&start(Some(passes.ranks)), PATIENCE, |world| pass::run(world, seen))?;
-            let pass = taken(seen).with_context(|| format!("measuring {} rank(s)", passes.ranks))?;
+            let pass =
+                taken(seen).with_context(|| format!("measuring {} rank(s)", passes.ranks))?;
             passes.all.push(pass);
         }
     }
@@ -193,5 +194,24 @@ fn tell(ranks: usize, watched: &Watched, fitted: &Fitted) {
             "  other programs took {:.0}% of the cores meanwhile: these are figures of a busy machine",
             100.0 * watched.others
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::put;
+
+    #[test]
+    fn a_file_that_is_written_again_is_whole_and_alone() {
+        let folder = std::env::temp_dir().join(format!("lockstep-put-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("machine.toml");
+        for text in ["a longer one", "short"] {
+            put(&path, text).unwrap();
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+        }
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
+        assert!(put(&folder.join("no/such/machine.toml"), "text").is_err());
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 }
