@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
 """What `lockstep plan` foretells of this machine against what `lockstep bench step` measures on it.
 
-    cargo build --release && python3 bench/predict/report.py [--rounds 3] [--binary target/release/lockstep] [--parts]
+    cargo build --release && python3 bench/predict/report.py [--rounds 5] [--binary target/release/lockstep] [--parts]
 
-Each round calibrates with `lockstep bench machine`, then foretells and measures the README's model and `small` on 1, 2
-and 4 ranks. Prints the medians of the foretold and the measured step, the error, the range of the measured ones, and
-whether states take the bytes that were foretold. What was measured while other programs took the cores is measured
-again; where that does not help, the row says so. --parts: where the time goes, foretold and measured.
+The README's model and `small`, on 1, 2 and 4 ranks. Calibrating and measuring take turns of seconds, since the speed of
+a machine changes from one minute to the next: a short calibration, both models, a short calibration, both models, and
+so on. What a round measures is foretold by the calibrations right before and right after it, whose mean counts. Prints
+the medians over the rounds of what was foretold, of what was measured and of the error of each round, the ranges of the
+last two, and whether states take the bytes that were foretold. What was measured while other programs took the cores is
+measured again; where that does not help, the row says so. --parts: where the time goes, foretold and measured.
 """
 
 import argparse
 import json
 import os
+import re
 import resource
 import statistics
 import subprocess
@@ -60,92 +63,118 @@ def quietly(tries, binary, *words):
     return min(tried, key=lambda told: told[1])
 
 
-def cases(folder, all_ranks):
-    for ranks in all_ranks:
-        sets = [f"layout.data={ranks}", f"train.micro_batch={min(8, 16 // ranks)}"]
-        yield "grammar", ranks, "examples/grammar.toml", sets
-    for ranks in all_ranks:
-        path = os.path.join(folder, f"small-{ranks}.toml")
-        with open(path, "w") as file:
-            file.write(SMALL.format(batch=4 * ranks))
-        yield "small", ranks, path, [f"layout.data={ranks}"]
+def cases(folder, ranks):
+    """Name, run file, what is set in it, and steps to measure."""
+    sets = [f"layout.data={ranks}", f"train.micro_batch={min(8, 16 // ranks)}"]
+    yield "grammar", "examples/grammar.toml", sets, 8
+    path = os.path.join(folder, f"small-{ranks}.toml")
+    with open(path, "w") as file:
+        file.write(SMALL.format(batch=4 * ranks))
+    yield "small", path, [f"layout.data={ranks}"], 1
 
 
 class Case:
     """What was foretold and measured of one model on so many ranks."""
 
-    def __init__(self):
-        self.foretold, self.measured, self.told, self.came, self.others = [], [], [], [], []
-        self.states = True
+    def __init__(self, name, ranks, path, sets):
+        self.name, self.ranks, self.path = name, ranks, path
+        self.typed = [word for value in sets for word in ("--set", value)]
+        self.plans, self.steps, self.others = [], [], []
 
-    def take(self, plan, step, others):
-        self.foretold.append(plan["step_s"] * 1e3)
-        self.measured.append(step["step_ms"])
+    def foretell(self, binary, machine, others):
+        """By one more calibration, in which others took so much of the cores."""
         self.others.append(others)
-        time = plan["time"]
-        waits = sum(time[key] for key in ("tensor", "context", "expert", "data", "straggling"))
-        parts = {kind: seconds * 1e3 for kind, seconds in plan["computing"]}
-        self.told.append({**parts, "exchange": 1e3 * waits, "rest": 1e3 * time["host"]})
-        self.came.append(dict(step["time_ms"]))
-        held = {row["tag"]: row["peak"] for row in step["memory"]}
-        states = ("parameters", "gradients", "optimizer")
-        self.states &= all(plan["memory"][0][tag] == held[tag] for tag in states)
+        words = ("plan", self.path, "--cluster", machine, "--ranks", str(self.ranks), "--json", *self.typed)
+        self.plans.append(json.loads(run(binary, *words)[0]))
 
-    def row(self, name, ranks):
-        told, came = statistics.median(self.foretold), statistics.median(self.measured)
-        busy = max(self.others)
+    def measure(self, binary, threads, steps, tries):
+        words = ("bench", "step", "--config", self.path, "--ranks", str(self.ranks), "--json", *self.typed)
+        how = ("--threads", str(threads), "--steps", str(steps))
+        told, others = quietly(tries, binary, *words, *how)
+        self.steps.append(json.loads(told.splitlines()[-1]))
+        self.others.append(others)
+
+    def foretold(self):
+        """Milliseconds, round by round."""
+        each = [1e3 * plan["step_s"] for plan in self.plans]
+        return [(before + after) / 2 for before, after in zip(each, each[1:])]
+
+    def measured(self):
+        return [step["step_ms"] for step in self.steps]
+
+    def errors(self):
+        return [100 * (told / came - 1) for told, came in zip(self.foretold(), self.measured())]
+
+    def states(self):
+        """Whether they take what was foretold."""
+        plan, tags = self.plans[0]["memory"][0], ("parameters", "gradients", "optimizer")
+        held = [{row["tag"]: row["peak"] for row in step["memory"]} for step in self.steps]
+        return all(plan[tag] == each[tag] for each in held for tag in tags)
+
+    def row(self):
+        told, came, errors, busy = self.foretold(), self.measured(), self.errors(), max(self.others)
         return (
-            f"{name:<10} {ranks:>5} {told:>9.1f}ms {came:>9.1f}ms {100 * (told / came - 1):>+7.1f}%"
-            f"  {min(self.measured):>8.1f}–{max(self.measured):<8.1f} {'to the byte' if self.states else 'differ'}"
+            f"{self.name:<8} {self.ranks:>5} {statistics.median(told):>9.1f}ms {statistics.median(came):>9.1f}ms"
+            f" {min(came):>8.1f}–{max(came):<8.1f} {statistics.median(errors):>+6.1f}%"
+            f" {min(errors):>+6.1f} to {max(errors):<+6.1f} {'to the byte' if self.states() else 'differ'}"
             + (f"  (others took {100 * busy:.0f}% of the cores)" if busy > TOLERATED else "")
         )
 
     def parts(self):
-        kinds = sorted({kind for parts in self.told + self.came for kind in parts})
-        for kind in kinds:
-            told, came = (
-                statistics.median(parts.get(kind, 0.0) for parts in all_parts)
-                for all_parts in (self.told, self.came)
-            )
-            if max(told, came) > 0:
-                print(f"    {kind:<12} {told:>9.2f}ms {came:>9.2f}ms")
+        told, came = [foretold_parts(plan) for plan in self.plans], [measured_parts(step) for step in self.steps]
+        for kind in sorted({kind for parts in told + came for kind in parts}):
+            both = [statistics.median(parts.get(kind, 0.0) for parts in each) for each in (told, came)]
+            if max(both) > 0:
+                print(f"    {kind:<12} {both[0]:>9.2f}ms {both[1]:>9.2f}ms")
+
+
+def foretold_parts(plan):
+    time = plan["time"]
+    parts = {kind: 1e3 * seconds for kind, seconds in plan["computing"]}
+    exchange = sum(time[key] for key in ("tensor", "context", "expert", "data"))
+    return {**parts, "exchange": 1e3 * exchange, "waiting": 1e3 * time["straggling"], "rest": 1e3 * time["host"]}
+
+
+def measured_parts(step):
+    parts = dict(step["time_ms"])
+    total, both = sum(parts.values()), parts.pop("exchange")
+    alone = total * step["comm_exposed_least"]
+    return {**parts, "exchange": alone, "waiting": both - alone}
 
 
 def main():
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--rounds", type=int, default=3)
-    asked.add_argument("--steps", type=int, default=5)
+    asked.add_argument("--rounds", type=int, default=5)
+    asked.add_argument("--steps", type=int, default=4, help="of small in a round; of the README's model eight times as many")
     asked.add_argument("--binary", default="target/release/lockstep")
     asked.add_argument("--parts", action="store_true")
     asked.add_argument("--ranks", default="1,2,4")
     asked.add_argument("--tries", type=int, default=4, help="of a measurement that others disturb")
-    asked.add_argument("--machine-rounds", type=int, default=5, help="of each calibration")
     asked = asked.parse_args()
-    cores = os.cpu_count() or 1
-    results = {}
+    cores, done = os.cpu_count() or 1, []
     with tempfile.TemporaryDirectory() as folder:
         machine = os.path.join(folder, "machine.toml")
-        all_cases = list(cases(folder, [int(ranks) for ranks in asked.ranks.split(",")]))
-        for number in range(asked.rounds):
-            # Each round has a calibration of its own beside what it is to foretell.
-            how = ("--ranks", asked.ranks, "--rounds", str(asked.machine_rounds))
-            print(run(asked.binary, "bench", "machine", "--out", machine, *how)[0], end="", flush=True)
-            for name, ranks, path, sets in all_cases:
-                typed = [word for value in sets for word in ("--set", value)]
-                words = ("plan", path, "--cluster", machine, "--ranks", str(ranks), "--json", *typed)
-                plan = json.loads(run(asked.binary, *words)[0])
-                steps = asked.steps * (8 if name == "grammar" else 1)
-                words = ("bench", "step", "--config", path, "--ranks", str(ranks), "--json", *typed)
-                threads = ("--threads", str(max(1, cores // ranks)), "--steps", str(steps))
-                step, others = quietly(asked.tries, asked.binary, *words, *threads)
-                result = results.setdefault((name, ranks), Case())
-                result.take(plan, json.loads(step.splitlines()[-1]), others)
-            print(f"round {number + 1} of {asked.rounds} is over", flush=True)
-    print(f"\n{'model':<10} {'ranks':>5} {'foretold':>11} {'measured':>11} {'error':>8}  {'from–to':^17} states")
-    for (name, ranks), result in results.items():
-        print(result.row(name, ranks))
+        for ranks in (int(word) for word in asked.ranks.split(",")):
+            given = list(cases(folder, ranks))
+            here = [(Case(name, ranks, path, sets), times) for name, path, sets, times in given]
+            done += [case for case, _ in here]
+            for number in range(asked.rounds + 1):
+                words = ("bench", "machine", "--out", machine, "--ranks", str(ranks), "--rounds", "1")
+                told = run(asked.binary, *words)[0]
+                print(told.rsplit("written", 1)[0], end="", flush=True)
+                busy = re.search(r"other programs took (\d+)%", told)
+                for case, _ in here:
+                    case.foretell(asked.binary, machine, int(busy[1]) / 100 if busy else 0.0)
+                if number < asked.rounds:
+                    for case, times in here:
+                        case.measure(asked.binary, max(1, cores // ranks), times * asked.steps, asked.tries)
+            for case, _ in here:
+                print(f"{case.name} on {ranks}:", " ".join(f"{error:+.1f}%" for error in case.errors()), flush=True)
+    print(f"\n{'model':<8} {'ranks':>5} {'foretold':>11} {'measured':>11} {'from–to':^17} {'error':>7} {'from–to':^16} states")
+    for case in done:
+        print(case.row())
         if asked.parts:
-            result.parts()
+            case.parts()
 
 
 if __name__ == "__main__":

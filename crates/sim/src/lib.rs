@@ -30,7 +30,7 @@ mod step;
 pub use calibrate::{Fitted, Multiply, Spent, calibrate, fit};
 pub use cluster::{
     Accelerator, Cluster, Curve, Curves, Differs, Engine, Families, Link, Matmul, Paces, Part,
-    Parts, Peak,
+    Parts, Peak, Skew,
 };
 pub use compute::{ByKind, Kind, grouped, matmul};
 pub use estimate::{Estimate, Options, Stage, Time, estimate};

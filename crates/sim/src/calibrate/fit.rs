@@ -2,12 +2,13 @@
 //! kinds of work, each of which was seen by itself: every kind gets the pace at which what it has to do takes as long
 //! as it did. What makes no physical sense is refused.
 
+use lockstep_plan::model::Family;
 use lockstep_plan::{Compute, Plan};
 use serde::{Deserialize, Serialize};
 
 use super::least;
 use crate::case::Case;
-use crate::cluster::{Cluster, Paces, Part, Parts};
+use crate::cluster::{Cluster, Curve, Paces, Part, Parts, Skew};
 use crate::compute::{ByKind, Kind};
 use crate::estimate::{Options, estimate};
 
@@ -49,7 +50,7 @@ pub struct Fitted {
 pub fn fit(cluster: &Cluster, multiplies: &[Multiply], steps: &[Spent]) -> Result<Fitted, String> {
     let Some(first) = steps.first() else { return Err("no steps were measured".into()) };
     let mut neutral = cluster.clone();
-    neutral.skew = 0.0;
+    neutral.skew = Skew::default();
     let device = &mut neutral.accelerator;
     (device.paces, device.between_us, device.launch_us) = (None, 0.0, 0.0);
     device.attention = [(1.0, 0.0); 2];
@@ -151,22 +152,60 @@ impl Seen<'_> {
     fn computing(&self) -> f64 {
         self.spent.by.iter().sum()
     }
+
+    /// What it reached of the ideal in a kind of work, if it did enough of it.
+    fn reached(&self, kind: Kind) -> Result<Option<Reached>, String> {
+        let plan = &self.spent.plan;
+        let (ideal, spent) = (self.ideal[kind as usize], self.spent.by[kind as usize]);
+        // What is too short for a clock is too short to matter, and gets no pace of its own.
+        if ideal <= 0.0 || spent <= 1e-5 * self.spent.step {
+            return Ok(None);
+        }
+        let what = format!("{} of {}", kind.name(), plan.name);
+        within(&what, ideal / spent, bounds(kind))?;
+        let (family, size) = (plan.model.family, self.sizes[kind as usize]);
+        Ok(Some(Reached { family, size, pace: ideal / spent }))
+    }
 }
+
+/// The pace of a kind of work in one step.
+#[derive(Clone, Copy)]
+struct Reached {
+    family: Family,
+    size: f64,
+    pace: f64,
+}
+
+/// Paces by size. Those of about one size are one point, so that chance counts less.
+fn joined(mut all: Vec<Reached>) -> Curve {
+    all.sort_by(|a, b| a.size.total_cmp(&b.size));
+    let near = |a: &Reached, b: &Reached| b.size < SAME_SIZE * a.size;
+    let point = |run: &[Reached]| {
+        let mean = |of: fn(&Reached) -> f64| {
+            (run.iter().map(|reached| of(reached).ln()).sum::<f64>() / run.len() as f64).exp()
+        };
+        (mean(|reached| reached.size), mean(|reached| reached.pace))
+    };
+    Curve(all.chunk_by(near).map(point).collect())
+}
+
+/// Up to which factor sizes are about the same.
+const SAME_SIZE: f64 = 1.5;
 
 /// The neutral machine with the paces of these steps.
 fn paced(neutral: &Cluster, steps: &[&Seen]) -> Result<Cluster, String> {
     let mut cluster = neutral.clone();
     let mut paces = Paces::default();
-    for seen in steps {
-        let plan = &seen.spent.plan;
-        let curves = paces.of_mut(plan.precision.compute, plan.model.family);
+    for compute in [Compute::F32, Compute::Bf16] {
         for kind in Kind::ALL {
-            let (ideal, spent) = (seen.ideal[kind as usize], seen.spent.by[kind as usize]);
-            // What is too short for a clock is too short to matter, and gets no pace of its own.
-            if ideal > 0.0 && spent > 1e-5 * seen.spent.step {
-                let what = format!("{} of {}", kind.name(), plan.name);
-                within(&what, ideal / spent, bounds(kind))?;
-                curves.of_mut(kind).add(seen.sizes[kind as usize], ideal / spent);
+            let mut reached = Vec::new();
+            for seen in steps.iter().filter(|seen| seen.spent.plan.precision.compute == compute) {
+                reached.extend(seen.reached(kind)?);
+            }
+            for family in [Family::Gpt2, Family::Llama] {
+                let own = |of: &&Reached| kind.same_in_all() || of.family == family;
+                let own = reached.iter().filter(own).copied().collect();
+                *paces.of_mut(compute, family).of_mut(kind) = joined(own);
             }
         }
     }
@@ -175,8 +214,8 @@ fn paced(neutral: &Cluster, steps: &[&Seen]) -> Result<Cluster, String> {
     cluster.accelerator.between_us = 1e6 * of_steps(&|seen| seen.spent.rest / seen.kernels);
     within("µs between two operations", cluster.accelerator.between_us, [0.0, 1e4])?;
     if steps[0].spent.plan.ranks > 1 {
-        cluster.skew = of_steps(&|seen| seen.spent.waiting / seen.computing());
-        within("waiting for slower ranks, of the computing,", cluster.skew, [0.0, 3.0])?;
+        cluster.skew = skew(steps);
+        within("waiting for slower ranks, of the computing,", cluster.skew.late(1.0), [0.0, 3.0])?;
         let rows: Vec<([f64; 2], f64)> =
             steps.iter().map(|seen| (seen.exchange, seen.spent.exchange)).collect();
         let [per_gbs, hops] = least::weights(&rows);
@@ -185,6 +224,16 @@ fn paced(neutral: &Cluster, steps: &[&Seen]) -> Result<Cluster, String> {
         within("GB/s of sums between ranks", link.bandwidth_gbs, [1e-3, 1e4])?;
     }
     Ok(cluster)
+}
+
+/// How late the slowest came. Errors are a share of the step: of a wait that happens to be short, none is large.
+fn skew(steps: &[&Seen]) -> Skew {
+    let row = |seen: &&Seen| {
+        let computing = seen.computing();
+        ([1.0, computing.sqrt(), computing], seen.spent.waiting, computing)
+    };
+    let [turns, chance, lasting] = least::weights_of(&steps.iter().map(row).collect::<Vec<_>>());
+    Skew { turns, chance, lasting }
 }
 
 /// Between which a kind's pace can be: multiplies among others are about as fast as by themselves, attention is no

@@ -34,6 +34,12 @@ impl Kind {
         Kind::Elementwise,
     ];
 
+    /// Whether models of all families do it in the same way, with as much work for each number.
+    pub fn same_in_all(self) -> bool {
+        use Kind::{Attention, Loss, Matmul, Optimizer};
+        matches!(self, Matmul | Attention | Loss | Optimizer)
+    }
+
     /// As `bench step` calls it.
     pub fn name(self) -> &'static str {
         match self {

@@ -4,14 +4,17 @@ use crate::tables::plan;
 use lockstep_plan::model::Family;
 use lockstep_plan::{Compute, Plan};
 use lockstep_sim::{
-    Cluster, Curves, Kind, Multiply, Options, Paces, Part, Parts, Spent, estimate, fit, matmul,
+    Cluster, Curves, Kind, Multiply, Options, Paces, Part, Parts, Skew, Spent, estimate, fit,
+    matmul,
 };
 
 /// Two cores that four ranks share, with paces that no rule would give.
 fn made_up(ranks: usize) -> Cluster {
     let mut cluster = Cluster::built_in("cpu").unwrap();
     (cluster.per_host, cluster.ranks) = (ranks, Some(ranks));
-    cluster.skew = if ranks > 1 { 0.07 } else { 0.0 };
+    if ranks > 1 {
+        cluster.skew = Skew { turns: 1e-4, chance: 0.01, lasting: 0.03 };
+    }
     cluster.links[0].bandwidth_gbs = 2.5;
     cluster.links[0].hop_us = 40.0;
     let device = &mut cluster.accelerator;
@@ -108,6 +111,9 @@ fn a_made_up_machine_is_found_again() {
         for (step, (with, _)) in steps.iter().zip(&found.steps) {
             assert!((with - 1.0).abs() < 0.02, "{ranks} ranks, {:?}: {with}", step.plan.model);
         }
+        // Of steps that are much longer, ranks wait for each other as they would.
+        let [waited, wanted] = [found.cluster.skew, machine.skew].map(|skew| skew.late(5.0));
+        assert!((waited - wanted).abs() <= 0.02 * wanted, "{ranks} ranks: {waited} {wanted}");
         // Models that it has not seen, between those that it has.
         for (family, dim, compute) in
             [("gpt2", 512, "f32"), ("llama", 128, "f32"), ("llama", 384, "bf16")]
@@ -117,6 +123,23 @@ fn a_made_up_machine_is_found_again() {
             let off = step(&found.cluster) / step(&machine) - 1.0;
             assert!(off.abs() < 0.03, "{ranks} ranks, {family} of {dim} in {compute}: {off}");
         }
+    }
+}
+
+#[test]
+fn what_all_families_do_alike_has_one_pace() {
+    let machine = made_up(1);
+    let mut disturbed = steps(&machine, 1);
+    for spent in &mut disturbed {
+        let factor = if spent.plan.model.family == Family::Gpt2 { 1.25 } else { 0.8 };
+        spent.by[Kind::Matmul as usize] *= factor;
+    }
+    let found = fit(&machine, &multiplies(&machine, 1), &disturbed).unwrap();
+    for family in ["gpt2", "llama"] {
+        let plan = model(family, 384, "f32", 1);
+        let step = |cluster: &Cluster| estimate(&plan, cluster, &Options::default()).step_s;
+        let off = step(&found.cluster) / step(&machine) - 1.0;
+        assert!(off.abs() < 0.03, "{family}: {off}");
     }
 }
 

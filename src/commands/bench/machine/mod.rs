@@ -1,32 +1,35 @@
 //! `lockstep bench machine`: what this machine does when so many ranks share it, as a file that `plan` and `train` read.
 
 mod busy;
+mod pass;
+mod passes;
 mod references;
-mod watch;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use lockstep_sim::{Accelerator, Cluster, Engine, Fitted, Link, fit};
+use lockstep_sim::{Accelerator, Cluster, Engine, Fitted, Link, Skew, fit};
 
 use crate::machine::available_memory;
 use crate::say::{complain, say};
 use crate::world::{self, Start};
-use watch::Watched;
+use pass::Pass;
+use passes::{Passes, Watched};
 
 /// This machine as a cluster: multiplies, attention, passes over memory, and exchanges between ranks
 ///
 /// For each number of ranks, all are at work at once, with their shares of the cores: multiplies by themselves, and
-/// steps of reference models, of which no other model is, counted operation by operation. Rounds in which other programs
-/// take the cores are done again.
+/// steps of reference models, of which no other model is, counted operation by operation. All of it takes seconds, and
+/// is done in several rounds, so that a machine whose speed changes is seen at several times. Rounds in which other
+/// programs take the cores are done again.
 #[derive(clap::Args)]
 pub struct Args {
     /// Numbers of ranks that share the machine
     #[arg(long, default_value = "1,2,4", value_delimiter = ',')]
     ranks: Vec<usize>,
-    /// Rounds through all that is measured, of which medians are taken
+    /// Rounds through all that is measured
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Where to write it; `train` looks for runs/machine.toml
@@ -36,6 +39,8 @@ pub struct Args {
 
 /// How long ranks wait for each other.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// At most so many rounds for one that counts.
+const AGAIN: usize = 3;
 /// How often what makes no sense is measured.
 const TRIES: usize = 2;
 
@@ -46,55 +51,69 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.rounds == 0 {
         bail!("--rounds 0: one round at least");
     }
-    let start = |ranks| Start { engine: world::Engine::Shm, ranks, default_ranks: 1, logs: None };
     let seen = args.out.with_extension("seen.json");
     if world::is_launched() {
-        return world::run(&start(None), PATIENCE, |world| watch::run(world, args.rounds, &seen));
+        return world::run(&start(None), PATIENCE, |world| pass::run(world, &seen));
     }
     if let Some(folder) = args.out.parent() {
         std::fs::create_dir_all(folder)
             .with_context(|| format!("cannot make {}", folder.display()))?;
     }
+    let mut all: Vec<Passes> = args.ranks.iter().map(|ranks| Passes::new(*ranks)).collect();
+    watch(&mut all, args.rounds, &seen)?;
     let mut shared = toml::Table::new();
-    for ranks in args.ranks {
-        let watch = || {
-            world::run(&start(Some(ranks)), PATIENCE, |world| {
-                watch::run(world, args.rounds, &seen)
-            })?;
-            taken(&seen).with_context(|| format!("measuring {ranks} rank(s)"))
-        };
-        let cluster = measured(ranks, watch)?;
+    for passes in all {
+        let ranks = passes.ranks.to_string();
+        let cluster = measured(passes, args.rounds, &seen)?;
         let table = toml::Value::try_from(&cluster).context("a cluster is plain data")?;
-        shared.insert(ranks.to_string(), table);
+        shared.insert(ranks, table);
     }
     let file = toml::Table::from_iter([("shared".to_string(), toml::Value::Table(shared))]);
-    std::fs::write(&args.out, toml::to_string(&file)?)
-        .with_context(|| format!("cannot write {}", args.out.display()))?;
+    put(&args.out, &toml::to_string(&file)?)?;
     say!("written to {}", args.out.display());
     Ok(ExitCode::SUCCESS)
 }
 
+fn start(ranks: Option<usize>) -> Start {
+    Start { engine: world::Engine::Shm, ranks, default_ranks: 1, logs: None }
+}
+
+/// Rounds, in each of which every number of ranks has a pass, until each has enough with nobody else at work.
+fn watch(all: &mut [Passes], rounds: usize, seen: &Path) -> anyhow::Result<()> {
+    for _ in 0..rounds * AGAIN {
+        for passes in all.iter_mut().filter(|passes| passes.quiet() < rounds) {
+            world::run(&start(Some(passes.ranks)), PATIENCE, |world| pass::run(world, seen))?;
+            let pass =
+                taken(seen).with_context(|| format!("measuring {} rank(s)", passes.ranks))?;
+            passes.all.push(pass);
+        }
+    }
+    Ok(())
+}
+
 /// What the first of the ranks left.
-fn taken(path: &Path) -> anyhow::Result<Watched> {
+fn taken(path: &Path) -> anyhow::Result<Pass> {
     let text = std::fs::read_to_string(path)
         .with_context(|| format!("the ranks did not write {}", path.display()))?;
     std::fs::remove_file(path)?;
     Ok(serde_json::from_str(&text)?)
 }
 
-/// The machine as it was watched; once more when that makes no sense.
-fn measured(
-    ranks: usize,
-    mut watch: impl FnMut() -> anyhow::Result<Watched>,
-) -> anyhow::Result<Cluster> {
+/// The machine as it was watched; watched once more when that makes no sense.
+fn measured(mut passes: Passes, rounds: usize, seen: &Path) -> anyhow::Result<Cluster> {
+    let ranks = passes.ranks;
     for tried in 1..=TRIES {
-        let watched = watch()?;
+        let watched = passes.together(rounds)?;
         match fit(&blank(ranks, &watched)?, &watched.multiplies, &watched.steps) {
             Ok(fitted) => {
                 tell(ranks, &watched, &fitted);
                 return Ok(fitted.cluster);
             }
-            Err(why) if tried < TRIES => complain!("{why}; measuring {ranks} rank(s) again"),
+            Err(why) if tried < TRIES => {
+                complain!("{why}; measuring {ranks} rank(s) again");
+                passes.all.clear();
+                watch(std::slice::from_mut(&mut passes), rounds, seen)?;
+            }
             Err(why) => bail!(
                 "{ranks} rank(s): {why}, also when measured again; other programs took {:.0}% of the cores: \
                  stop them, or ask for more --rounds",
@@ -103,6 +122,13 @@ fn measured(
         }
     }
     unreachable!("the last try returns")
+}
+
+/// Under its name there is the old file or the new one, whatever happens meanwhile.
+fn put(path: &Path, text: &str) -> anyhow::Result<()> {
+    let hidden = path.with_extension("toml.part");
+    std::fs::write(&hidden, text).with_context(|| format!("cannot write {}", hidden.display()))?;
+    std::fs::rename(&hidden, path).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Everything that is known before anything is fitted. The accelerator is all cores together.
@@ -127,10 +153,10 @@ fn blank(ranks: usize, watched: &Watched) -> anyhow::Result<Cluster> {
         accelerator,
         per_host: ranks,
         ranks: Some(ranks),
-        cores: Some(watched.cores),
+        cores: Some(std::thread::available_parallelism().map_or(1, |cores| cores.get())),
         links: vec![link],
         engine: Engine::Lockstep,
-        skew: 0.0,
+        skew: Skew::default(),
         differs: Vec::new(),
     })
 }
@@ -147,10 +173,11 @@ fn tell(ranks: usize, watched: &Watched, fitted: &Fitted) {
     );
     if ranks > 1 {
         say!(
-            "  sums at {:.2} GB/s and {:.0} µs a meeting; {:.1}% of the computing waits for slower ranks",
+            "  sums at {:.2} GB/s and {:.0} µs a meeting; slower ranks are waited for {:.1} ms in a step of 0.1 s, {:.0} in one of 1 s",
             links[0].bandwidth_gbs,
             links[0].hop_us,
-            100.0 * skew
+            1e3 * skew.late(0.1),
+            1e3 * skew.late(1.0)
         );
     }
     let worst = |of: fn(&(f64, f64)) -> f64| {
@@ -167,5 +194,24 @@ fn tell(ranks: usize, watched: &Watched, fitted: &Fitted) {
             "  other programs took {:.0}% of the cores meanwhile: these are figures of a busy machine",
             100.0 * watched.others
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::put;
+
+    #[test]
+    fn a_file_that_is_written_again_is_whole_and_alone() {
+        let folder = std::env::temp_dir().join(format!("lockstep-put-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("machine.toml");
+        for text in ["a longer one", "short"] {
+            put(&path, text).unwrap();
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+        }
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
+        assert!(put(&folder.join("no/such/machine.toml"), "text").is_err());
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -10,29 +10,27 @@ use crate::run_file::RunFile;
 pub struct Reference {
     pub file: RunFile,
     pub plan: Plan,
-    /// Steps that count, of each visit: more of those that are short.
-    pub steps: usize,
 }
 
-/// dim, heads, seq, vocab, sequences of a micro-batch, and steps of a visit.
+/// dim, layers, heads, seq, vocab, and sequences of a micro-batch.
 const SIZES: [[usize; 6]; 3] =
-    [[96, 3, 96, 512, 8, 4], [256, 4, 192, 2048, 4, 2], [640, 10, 320, 6144, 2, 1]];
+    [[96, 2, 3, 96, 512, 8], [256, 2, 4, 192, 2048, 4], [640, 1, 10, 320, 6144, 2]];
 
 pub fn all(ranks: usize) -> anyhow::Result<Vec<Reference>> {
     let mut all = Vec::new();
-    for [dim, heads, seq, vocab, sequences, steps] in SIZES {
+    for [dim, layers, heads, seq, vocab, sequences] in SIZES {
         for family in ["llama", "gpt2"] {
             for compute in ["f32", "bf16"] {
                 let text = format!(
                     "name = \"{family} of {dim} in {compute}\"\n[model]\nfamily = \"{family}\"\ndim = {dim}\n\
-                     layers = 2\nheads = {heads}\nseq = {seq}\nvocab = {vocab}\n\
+                     layers = {layers}\nheads = {heads}\nseq = {seq}\nvocab = {vocab}\n\
                      [train]\nmicro_batch = {sequences}\nglobal_batch = {}\nsteps = 1000000\n\
                      [layout]\ndata = {ranks}\n[precision]\ncompute = \"{compute}\"\n",
                     sequences * ranks
                 );
                 let file = RunFile::of(Config::parse(&text, &[]))?;
                 let plan = file.plan(ranks, ranks).context("a reference model")?;
-                all.push(Reference { file, plan, steps });
+                all.push(Reference { file, plan });
             }
         }
     }

@@ -1,0 +1,84 @@
+//! Passes of so many ranks, spread over time, and what they come to together. Starts no ranks itself.
+
+use lockstep_sim::{Multiply, Spent};
+
+use super::busy::TOLERATED;
+use super::pass::{COPIED, Pass, Row};
+use super::references;
+
+/// What was seen of a machine that so many ranks share.
+pub struct Passes {
+    pub ranks: usize,
+    pub all: Vec<Pass>,
+}
+
+/// What the passes that count come to.
+pub struct Watched {
+    /// GB/s of a rank that copies what its cache holds, and what none does: read and written.
+    pub copied: [f64; 2],
+    pub multiplies: Vec<Multiply>,
+    pub steps: Vec<Spent>,
+    /// Of the cores, what other programs took.
+    pub others: f64,
+}
+
+impl Passes {
+    pub fn new(ranks: usize) -> Passes {
+        Passes { ranks, all: Vec::new() }
+    }
+
+    /// Passes in which nobody else worked.
+    pub fn quiet(&self) -> usize {
+        self.all.iter().filter(|pass| pass.others <= TOLERATED).count()
+    }
+
+    /// Those with nobody else count, where there are `rounds` of them; otherwise all.
+    pub fn together(&self, rounds: usize) -> anyhow::Result<Watched> {
+        let enough = self.quiet() >= rounds;
+        let counts = |pass: &&Pass| !enough || pass.others <= TOLERATED;
+        let counted: Vec<&Pass> = self.all.iter().filter(counts).collect();
+        let of = |seconds: &dyn Fn(&Pass) -> f64| {
+            middle(counted.iter().map(|pass| seconds(pass)).collect())
+        };
+        let [cached, streamed] = [0, 1].map(|at| of(&|pass| pass.copies[at]));
+        let gbs = |bytes: usize, seconds: f64| 2.0 * bytes as f64 / seconds / 1e9;
+        let mut multiplies = counted[0].multiplies.clone();
+        for (number, multiply) in multiplies.iter_mut().enumerate() {
+            multiply.seconds = of(&|pass| pass.multiplies[number].seconds);
+        }
+        let mut steps = Vec::new();
+        for (number, reference) in references::all(self.ranks)?.into_iter().enumerate() {
+            let rows: Vec<Row> =
+                counted.iter().flat_map(|pass| &pass.steps[number]).copied().collect();
+            let at = |place: usize| middle(rows.iter().map(|row| row.numbers()[place]).collect());
+            let Row { step, exchange, waiting, rest, by } = Row::of(std::array::from_fn(at));
+            steps.push(Spent { plan: reference.plan, step, by, exchange, waiting, rest });
+        }
+        Ok(Watched {
+            copied: [gbs(COPIED[0], cached), gbs(COPIED[1], streamed)],
+            multiplies,
+            steps,
+            others: counted.iter().map(|pass| pass.others).sum::<f64>() / counted.len() as f64,
+        })
+    }
+}
+
+/// The mean of the middle half: as little moved as a median by what is far off, and less by chance where there are few.
+fn middle(mut all: Vec<f64>) -> f64 {
+    all.sort_by(f64::total_cmp);
+    let kept = &all[all.len() / 4..all.len() - all.len() / 4];
+    kept.iter().sum::<f64>() / kept.len() as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::middle;
+
+    #[test]
+    fn what_is_far_off_moves_nothing() {
+        assert_eq!(middle(vec![3.0]), 3.0);
+        assert_eq!(middle(vec![1.0, 3.0]), 2.0);
+        assert_eq!(middle(vec![1e9, 2.0, 0.0, 4.0]), 3.0);
+        assert_eq!(middle(vec![2.0, 1e9, 3.0, 4.0, -1e9]), 3.0);
+    }
+}
