@@ -27,10 +27,10 @@ pub mod search;
 mod software;
 mod step;
 
-pub use calibrate::{Fitted, Multiply, Spent, calibrate, fit};
+pub use calibrate::{Apart, Fitted, Multiply, Spent, calibrate, fit};
 pub use cluster::{
     Accelerator, Cluster, Curve, Curves, Differs, Engine, Families, Link, Matmul, Paces, Part,
-    Parts, Peak, Skew,
+    Parts, Peak,
 };
 pub use compute::{ByKind, Kind, grouped, matmul};
 pub use estimate::{Estimate, Options, Stage, Time, estimate};

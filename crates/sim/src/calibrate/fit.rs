@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::least;
 use crate::case::Case;
-use crate::cluster::{Cluster, Curve, Paces, Part, Parts, Skew};
+use crate::cluster::{Cluster, Curve, Paces, Part, Parts};
 use crate::compute::{ByKind, Kind};
 use crate::estimate::{Options, estimate};
 
@@ -35,6 +35,13 @@ pub struct Spent {
     pub rest: f64,
 }
 
+/// What ranks computed of many steps together, in seconds: the mean of them, and how much more the slowest did.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Apart {
+    pub computing: f64,
+    pub waiting: f64,
+}
+
 /// A machine as it was measured, and how well that went.
 #[derive(Clone, Debug)]
 pub struct Fitted {
@@ -46,11 +53,16 @@ pub struct Fitted {
 }
 
 /// The machine with which multiplies and steps take as long as they did. `cluster` has its memory, bandwidth, cores and
-/// number of ranks; the rest of it is found.
-pub fn fit(cluster: &Cluster, multiplies: &[Multiply], steps: &[Spent]) -> Result<Fitted, String> {
+/// number of ranks; the rest of it is found. `together`: of steps as if they were one long one.
+pub fn fit(
+    cluster: &Cluster,
+    multiplies: &[Multiply],
+    steps: &[Spent],
+    together: Apart,
+) -> Result<Fitted, String> {
     let Some(first) = steps.first() else { return Err("no steps were measured".into()) };
     let mut neutral = cluster.clone();
-    neutral.skew = Skew::default();
+    neutral.skew = Curve::default();
     let device = &mut neutral.accelerator;
     (device.paces, device.between_us, device.launch_us) = (None, 0.0, 0.0);
     device.attention = [(1.0, 0.0); 2];
@@ -58,7 +70,7 @@ pub fn fit(cluster: &Cluster, multiplies: &[Multiply], steps: &[Spent]) -> Resul
     let seen: Vec<Seen> = steps.iter().map(|spent| Seen::of(&neutral, spent)).collect();
     let paced = |but: Option<usize>| {
         let steps = seen.iter().enumerate().filter(|(number, _)| Some(*number) != but);
-        paced(&neutral, &steps.map(|(_, seen)| seen).collect::<Vec<_>>())
+        paced(&neutral, &steps.map(|(_, seen)| seen).collect::<Vec<_>>(), together)
     };
     let foretold = |cluster: &Cluster, spent: &Spent| {
         estimate(&spent.plan, cluster, &Options::default()).step_s / spent.step
@@ -193,7 +205,7 @@ fn joined(mut all: Vec<Reached>) -> Curve {
 const SAME_SIZE: f64 = 1.5;
 
 /// The neutral machine with the paces of these steps.
-fn paced(neutral: &Cluster, steps: &[&Seen]) -> Result<Cluster, String> {
+fn paced(neutral: &Cluster, steps: &[&Seen], together: Apart) -> Result<Cluster, String> {
     let mut cluster = neutral.clone();
     let mut paces = Paces::default();
     for compute in [Compute::F32, Compute::Bf16] {
@@ -214,8 +226,7 @@ fn paced(neutral: &Cluster, steps: &[&Seen]) -> Result<Cluster, String> {
     cluster.accelerator.between_us = 1e6 * of_steps(&|seen| seen.spent.rest / seen.kernels);
     within("µs between two operations", cluster.accelerator.between_us, [0.0, 1e4])?;
     if steps[0].spent.plan.ranks > 1 {
-        cluster.skew = skew(steps);
-        within("waiting for slower ranks, of the computing,", cluster.skew.late(1.0), [0.0, 3.0])?;
+        cluster.skew = skew(steps, together)?;
         let rows: Vec<([f64; 2], f64)> =
             steps.iter().map(|seen| (seen.exchange, seen.spent.exchange)).collect();
         let [per_gbs, hops] = least::weights(&rows);
@@ -226,14 +237,25 @@ fn paced(neutral: &Cluster, steps: &[&Seen]) -> Result<Cluster, String> {
     Ok(cluster)
 }
 
-/// How late the slowest came. Errors are a share of the step: of a wait that happens to be short, none is large.
-fn skew(steps: &[&Seen]) -> Skew {
-    let row = |seen: &&Seen| {
-        let computing = seen.computing();
-        ([1.0, computing.sqrt(), computing], seen.spent.waiting, computing)
-    };
-    let [turns, chance, lasting] = least::weights_of(&steps.iter().map(row).collect::<Vec<_>>());
-    Skew { turns, chance, lasting }
+/// How much longer the slowest took, of steps that are about as long, and of all together. Where nobody was slower, next
+/// to nothing.
+fn skew(steps: &[&Seen], together: Apart) -> Result<Curve, String> {
+    let of_step = |seen: &&Seen| (seen.computing(), seen.spent.waiting / seen.computing());
+    let mut all: Vec<(f64, f64)> = steps.iter().map(of_step).collect();
+    if together.computing > 0.0 {
+        all.push((together.computing, together.waiting / together.computing));
+    }
+    all.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut curve = Curve::default();
+    for alike in all.chunk_by(|a, b| a.0.log10().floor() == b.0.log10().floor()) {
+        let mean = |of: &dyn Fn(&(f64, f64)) -> f64| {
+            alike.iter().map(of).sum::<f64>() / alike.len() as f64
+        };
+        let share = mean(&|(_, share)| *share);
+        within("waiting for slower ranks, of the computing,", share, [0.0, 3.0])?;
+        curve.add(mean(&|(seconds, _)| seconds.ln()).exp(), share.max(1e-6));
+    }
+    Ok(curve)
 }
 
 /// Between which a kind's pace can be: multiplies among others are about as fast as by themselves, attention is no

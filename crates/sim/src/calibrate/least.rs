@@ -1,31 +1,19 @@
 //! Least squares of relative errors with weights that are not negative: time is a sum of parts, and no part gives any
 //! back.
 
-/// The weights with which the sums of `parts` come closest to what was measured, as a share of it: (parts, measured).
+/// The weights with which the sums of `parts` come closest to what was measured: (parts, measured). With so few parts,
+/// every choice of those that count is tried.
 pub fn weights<const N: usize>(rows: &[([f64; N], f64)]) -> [f64; N] {
-    let rows: Vec<Row<N>> =
-        rows.iter().map(|(parts, measured)| (*parts, *measured, *measured)).collect();
-    weights_of(&rows)
-}
-
-/// Parts, what was measured, and of what errors are a share.
-pub type Row<const N: usize> = ([f64; N], f64, f64);
-
-/// The same with errors as shares of something else. With so few parts, every choice of those that count is tried.
-pub fn weights_of<const N: usize>(rows: &[Row<N>]) -> [f64; N] {
-    let relative = |(parts, measured, of): &Row<N>| (parts.map(|part| part / of), measured / of);
-    let rows: Vec<([f64; N], f64)> = rows.iter().map(relative).collect();
     // Parts are of very different sizes, and are told in their largest first.
-    let largest: [f64; N] = std::array::from_fn(|at| {
-        rows.iter().map(|(row, _)| row[at]).fold(f64::MIN_POSITIVE, f64::max)
-    });
-    let rows: Vec<([f64; N], f64)> = rows
-        .iter()
-        .map(|(row, wanted)| (std::array::from_fn(|at| row[at] / largest[at]), *wanted))
-        .collect();
+    let relative = |(parts, measured): &([f64; N], f64)| parts.map(|part| part / measured);
+    let rows: Vec<[f64; N]> = rows.iter().map(relative).collect();
+    let largest: [f64; N] =
+        std::array::from_fn(|at| rows.iter().map(|row| row[at]).fold(f64::MIN_POSITIVE, f64::max));
+    let rows: Vec<[f64; N]> =
+        rows.iter().map(|row| std::array::from_fn(|at| row[at] / largest[at])).collect();
     let off = |weights: &[f64; N]| -> f64 {
         let sum = |row: &[f64; N]| row.iter().zip(weights).map(|(x, w)| x * w).sum::<f64>();
-        rows.iter().map(|(row, wanted)| (sum(row) - wanted).powi(2)).sum()
+        rows.iter().map(|row| (sum(row) - 1.0).powi(2)).sum()
     };
     let mut best = [0.0; N];
     for chosen in 1..1u32 << N {
@@ -38,7 +26,7 @@ pub fn weights_of<const N: usize>(rows: &[Row<N>]) -> [f64; N] {
 }
 
 /// The weights of the chosen parts, by the normal equations; the others are nought.
-fn solved<const N: usize>(rows: &[([f64; N], f64)], chosen: u32) -> [f64; N] {
+fn solved<const N: usize>(rows: &[[f64; N]], chosen: u32) -> [f64; N] {
     let on = |at: usize| chosen >> at & 1 == 1;
     let mut matrix = [[0.0; N]; N];
     let mut right = [0.0; N];
@@ -47,9 +35,9 @@ fn solved<const N: usize>(rows: &[([f64; N], f64)], chosen: u32) -> [f64; N] {
             matrix[i][i] = 1.0;
             continue;
         }
-        right[i] = rows.iter().map(|(row, wanted)| row[i] * wanted).sum();
+        right[i] = rows.iter().map(|row| row[i]).sum();
         for j in (0..N).filter(|j| on(*j)) {
-            matrix[i][j] = rows.iter().map(|(row, _)| row[i] * row[j]).sum();
+            matrix[i][j] = rows.iter().map(|row| row[i] * row[j]).sum();
         }
     }
     // Gauss and Jordan. A part that cannot be told from the others makes a weight that is no number, which no choice

@@ -36,9 +36,11 @@ pub struct Cluster {
     /// Cores of a host, where ranks compute on them: the accelerator is then all of them together, and ranks share it
     /// and its memory.
     pub cores: Option<usize>,
-    /// How much later than the others the slowest comes whom all wait for, where ranks that are alike share cores.
+    /// Of what a rank computes in a step, how much longer the slowest takes whom all wait for, where ranks that are
+    /// alike do not come alike: by the seconds that it computes. Most of what holds up one and then another evens out
+    /// in a long step.
     #[serde(default)]
-    pub skew: Skew,
+    pub skew: Curve,
     /// Ranks that are not as the others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub differs: Vec<Differs>,
@@ -53,26 +55,6 @@ pub enum Engine {
     Nccl,
     /// `comm`'s own, by the formulas beside its algorithms.
     Lockstep,
-}
-
-/// How much later ranks that are alike come to a meeting than the mean of them, and why.
-#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Skew {
-    /// Whatever a step takes, in seconds: ranks take turns on a core.
-    pub turns: f64,
-    /// For the root of the seconds that a step computes: what comes by chance, now to one and now to another, and
-    /// evens out the longer a step is.
-    pub chance: f64,
-    /// Of what a step computes: some are slower all the time.
-    pub lasting: f64,
-}
-
-impl Skew {
-    /// Seconds that are waited in a step that computes so long.
-    pub fn late(&self, computing: f64) -> f64 {
-        self.turns + self.chance * computing.sqrt() + self.lasting * computing
-    }
 }
 
 /// Ranks that are slower, or have less memory, than the rest.

@@ -170,7 +170,8 @@ fn walk(
     let spread = (0..pipe).map(|rank| after.spread(rank) / slow).fold(0.0, f64::max);
     // Ranks that share their cores do not come to a meeting at once.
     let mut time = sums[last];
-    let late = case.cluster.skew.late(time.compute + time.host + stepped);
+    let busy = time.compute + time.host + stepped;
+    let late = busy * case.cluster.skew.at(busy).unwrap_or(0.0);
     time.straggling = if case.plan.ranks > 1 { late } else { 0.0 };
     let seconds = until + stepped + spread + time.straggling;
     time.data += until - ends.last[last] + spread;

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use lockstep_sim::{Accelerator, Cluster, Engine, Fitted, Link, Skew, fit};
+use lockstep_sim::{Accelerator, Cluster, Curve, Engine, Fitted, Link, fit};
 
 use crate::machine::available_memory;
 use crate::say::{complain, say};
@@ -104,7 +104,8 @@ fn measured(mut passes: Passes, rounds: usize, seen: &Path) -> anyhow::Result<Cl
     let ranks = passes.ranks;
     for tried in 1..=TRIES {
         let watched = passes.together(rounds)?;
-        match fit(&blank(ranks, &watched)?, &watched.multiplies, &watched.steps) {
+        let Watched { multiplies, steps, together, others, .. } = &watched;
+        match fit(&blank(ranks, &watched)?, multiplies, steps, *together) {
             Ok(fitted) => {
                 tell(ranks, &watched, &fitted);
                 return Ok(fitted.cluster);
@@ -117,7 +118,7 @@ fn measured(mut passes: Passes, rounds: usize, seen: &Path) -> anyhow::Result<Cl
             Err(why) => bail!(
                 "{ranks} rank(s): {why}, also when measured again; other programs took {:.0}% of the cores: \
                  stop them, or ask for more --rounds",
-                100.0 * watched.others
+                100.0 * others
             ),
         }
     }
@@ -156,7 +157,7 @@ fn blank(ranks: usize, watched: &Watched) -> anyhow::Result<Cluster> {
         cores: Some(std::thread::available_parallelism().map_or(1, |cores| cores.get())),
         links: vec![link],
         engine: Engine::Lockstep,
-        skew: Skew::default(),
+        skew: Curve::default(),
         differs: Vec::new(),
     })
 }
@@ -173,11 +174,11 @@ fn tell(ranks: usize, watched: &Watched, fitted: &Fitted) {
     );
     if ranks > 1 {
         say!(
-            "  sums at {:.2} GB/s and {:.0} µs a meeting; slower ranks are waited for {:.1} ms in a step of 0.1 s, {:.0} in one of 1 s",
+            "  sums at {:.2} GB/s and {:.0} µs a meeting; waiting for slower ranks takes {:.1}% of a step of 0.1 s, {:.1}% of one of 10 s",
             links[0].bandwidth_gbs,
             links[0].hop_us,
-            1e3 * skew.late(0.1),
-            1e3 * skew.late(1.0)
+            100.0 * skew.at(0.1).unwrap_or(0.0),
+            100.0 * skew.at(10.0).unwrap_or(0.0)
         );
     }
     let worst = |of: fn(&(f64, f64)) -> f64| {

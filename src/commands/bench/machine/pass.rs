@@ -7,7 +7,7 @@ use std::time::Instant;
 use lockstep_comm::{Op, World};
 use lockstep_kernels::{Device, Dtype, Matmul, Operation, Tag, Tensor};
 use lockstep_plan::Compute;
-use lockstep_sim::{Kind, Multiply};
+use lockstep_sim::{Apart, Kind, Multiply};
 use lockstep_trainer::Rank;
 use serde::{Deserialize, Serialize};
 
@@ -15,13 +15,15 @@ use super::busy::{self, Ticks};
 use super::references::{self, Reference};
 
 /// What ranks saw: means over them.
-#[derive(Serialize, Deserialize)]
+#[derive(Default, Serialize, Deserialize)]
 pub struct Pass {
     /// Seconds of copying what a cache holds, and what none does.
     pub copies: [f64; 2],
     pub multiplies: Vec<Multiply>,
     /// Of every reference, the steps that count.
     pub steps: Vec<Vec<Row>>,
+    /// Of all these steps together.
+    pub together: Apart,
     /// Of the cores, what other programs took.
     pub others: f64,
 }
@@ -64,7 +66,7 @@ pub fn run(world: &World, out: &Path) -> anyhow::Result<()> {
     let since = Ticks::now();
     let references = references::all(world.size())?;
     let device = Device::cpu(references[0].plan.train.threads);
-    let mut pass = Pass { copies: [0.0; 2], multiplies: vec![], steps: vec![], others: 0.0 };
+    let mut pass = Pass::default();
     for (seconds, bytes) in pass.copies.iter_mut().zip(COPIED) {
         *seconds = copied(world, &device, bytes)?;
     }
@@ -78,9 +80,14 @@ pub fn run(world: &World, out: &Path) -> anyhow::Result<()> {
             }
         }
     }
+    let mut own = 0.0;
     for reference in &references {
-        pass.steps.push(trained(world, &device, reference)?);
+        pass.steps.push(trained(world, &device, reference, &mut own)?);
     }
+    let (mut mean, mut most) = ([own], [own]);
+    world.all_reduce(&mut mean, Op::Mean)?;
+    world.all_reduce(&mut most, Op::Max)?;
+    pass.together = Apart { computing: mean[0], waiting: most[0] - mean[0] };
     pass.others = busy::others(world, since)?;
     if world.rank() == 0 {
         std::fs::write(out, serde_json::to_string(&pass)?)?;
@@ -119,8 +126,14 @@ fn multiplied(world: &World, device: &Device, what: Multiply) -> anyhow::Result<
     Ok(Multiply { seconds: together(world, times.clamp(1, 500), &mut multiply)?, ..what })
 }
 
-/// Steps of a reference model: two that make what is used again later, and those that count.
-fn trained(world: &World, device: &Device, reference: &Reference) -> anyhow::Result<Vec<Row>> {
+/// Steps of a reference model: some that make what is used again later, and those that count. What this rank computes
+/// in those is added to `own`.
+fn trained(
+    world: &World,
+    device: &Device,
+    reference: &Reference,
+    own: &mut f64,
+) -> anyhow::Result<Vec<Row>> {
     let mut rank = Rank::new(&reference.plan, world, device.clone())?;
     let (mut rows, mut counted) = (Vec::new(), [0.0]);
     for number in 1.. {
@@ -137,6 +150,7 @@ fn trained(world: &World, device: &Device, reference: &Reference) -> anyhow::Res
         world.all_reduce(&mut least, Op::Min)?;
         let row = Row { step, exchange: least[0], waiting: all - least[0], rest, by };
         rows.push(row.mean(world)?);
+        *own += by.iter().sum::<f64>();
         // Ranks agree on when to stop.
         counted[0] += step;
         world.all_reduce(&mut counted, Op::Max)?;

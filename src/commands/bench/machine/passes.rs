@@ -1,6 +1,6 @@
 //! Passes of so many ranks, spread over time, and what they come to together. Starts no ranks itself.
 
-use lockstep_sim::{Multiply, Spent};
+use lockstep_sim::{Apart, Multiply, Spent};
 
 use super::busy::TOLERATED;
 use super::pass::{COPIED, Pass, Row};
@@ -18,6 +18,7 @@ pub struct Watched {
     pub copied: [f64; 2],
     pub multiplies: Vec<Multiply>,
     pub steps: Vec<Spent>,
+    pub together: Apart,
     /// Of the cores, what other programs took.
     pub others: f64,
 }
@@ -58,6 +59,10 @@ impl Passes {
             copied: [gbs(COPIED[0], cached), gbs(COPIED[1], streamed)],
             multiplies,
             steps,
+            together: Apart {
+                computing: of(&|pass| pass.together.computing),
+                waiting: of(&|pass| pass.together.waiting),
+            },
             others: counted.iter().map(|pass| pass.others).sum::<f64>() / counted.len() as f64,
         })
     }
