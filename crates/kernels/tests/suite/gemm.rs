@@ -341,7 +341,7 @@ fn a_row_is_the_same_among_fewer() {
     }
 }
 
-/// Mean squared error of one product against sums in f64, relative to what sums of such products are like.
+/// Root of the mean squared error of one product against sums in f64, relative to what sums of such products are like.
 fn error(level: Level, a: &[f32], b: &[f32], (m, n, k): (usize, usize, usize)) -> f64 {
     let mut out = vec![0.0f32; m * n];
     let view = |values, transposed| Matrix { data: Data::F32(values), stride: k, transposed };

@@ -55,7 +55,7 @@ pub struct Matrix<'a> {
 }
 
 /// One multiplication. When either operand is bf16 the other is rounded to bf16 too; sums are f32 always.
-/// Denormal bf16 operands may count as zero (AMX does so).
+/// Denormal bf16 operands may count as zero (AMX does so), and an infinite f32 operand may make NaN.
 pub struct Gemm<'a> {
     pub m: usize,
     pub n: usize,

@@ -146,7 +146,23 @@ macro_rules! step {
             "add rsi, {step}\n",
             "tdpbf16ps tmm2, tmm5, tmm6\n",
             "tdpbf16ps tmm3, tmm5, tmm7\n",
-            "prefetcht1 [r12 + 704]\n",
+        )
+    };
+}
+
+/// Asks for four rows of the output's tile, two lines each, to own them.
+macro_rules! place_four {
+    () => {
+        concat!(
+            "prefetchw [r9]\n",
+            "prefetchw [r9 + 64]\n",
+            "prefetchw [r9 + r14]\n",
+            "prefetchw [r9 + r14 + 64]\n",
+            "prefetchw [r9 + r14*2]\n",
+            "prefetchw [r9 + r14*2 + 64]\n",
+            "prefetchw [r9 + r15]\n",
+            "prefetchw [r9 + r15 + 64]\n",
+            "lea r9, [r9 + r14*4]\n",
         )
     };
 }
@@ -178,24 +194,8 @@ unsafe fn steps_along_k(arguments: &Arguments) {
             "test rcx, rcx",
             "jz 5f",
             "2:",
-            "prefetchw [r9]",
-            "prefetchw [r9 + 64]",
-            "prefetchw [r9 + r14]",
-            "prefetchw [r9 + r14 + 64]",
-            "prefetchw [r9 + r14*2]",
-            "prefetchw [r9 + r14*2 + 64]",
-            "prefetchw [r9 + r15]",
-            "prefetchw [r9 + r15 + 64]",
-            "lea r9, [r9 + r14*4]",
-            "prefetchw [r9]",
-            "prefetchw [r9 + 64]",
-            "prefetchw [r9 + r14]",
-            "prefetchw [r9 + r14 + 64]",
-            "prefetchw [r9 + r14*2]",
-            "prefetchw [r9 + r14*2 + 64]",
-            "prefetchw [r9 + r15]",
-            "prefetchw [r9 + r15 + 64]",
-            "lea r9, [r9 + r14*4]",
+            place_four!(),
+            place_four!(),
             step!(),
             "dec rcx",
             "jnz 2b",
