@@ -28,8 +28,13 @@ fn of_text(text: &str, ranks: Option<usize>) -> Result<Cluster, String> {
             "measured with {known} ranks, not {ranks}; run `lockstep bench machine --ranks {ranks}`"
         ));
     };
-    let cluster: Cluster =
-        own.clone().try_into().map_err(|error: toml::de::Error| error.to_string())?;
+    let cluster: Cluster = own.clone().try_into().map_err(|error: toml::de::Error| {
+        let why = error.to_string();
+        format!(
+            "{}; if another version of this program wrote it, run `lockstep bench machine` again",
+            why.trim().replace('\n', " ")
+        )
+    })?;
     cluster.check()?;
     Ok(cluster)
 }
@@ -51,5 +56,20 @@ pub fn available_memory() -> anyhow::Result<u64> {
     match line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()) {
         Some(kib) => Ok(kib << 10),
         None => bail!("/proc/meminfo does not say MemAvailable"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::of_text;
+
+    #[test]
+    fn a_file_of_another_version_says_how_to_make_it_anew() {
+        let before = "[shared.2]\nname = \"x\"\nper_host = 2\nskew = 0.02\n";
+        assert_eq!(
+            of_text(before, Some(2)).unwrap_err(),
+            "invalid type: floating point `0.02`, expected a sequence in `skew`; if another version of this program \
+             wrote it, run `lockstep bench machine` again"
+        );
     }
 }
