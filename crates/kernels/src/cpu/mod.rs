@@ -36,6 +36,8 @@ pub struct Cpu {
     pub level: Level,
     /// One for each member of the team.
     pub scratch: Vec<Scratch>,
+    /// What each member has to do of a matrix multiply.
+    pub shares: gemm::Shares,
 }
 
 impl Cpu {
@@ -55,6 +57,7 @@ impl Cpu {
             team: Team::new(threads),
             level,
             scratch: (0..threads).map(|_| Scratch::new()).collect(),
+            shares: gemm::Shares::new(threads),
         }
     }
 }

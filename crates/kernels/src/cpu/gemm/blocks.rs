@@ -2,7 +2,7 @@
 //! `Kernel`'s.
 
 use super::epilogue::Tile;
-use super::grid::Grid;
+use super::grid::Rectangle;
 use super::kernel::{Ahead, Kernel, Lying, Rows, Strip, Sums};
 use super::{Data, Operand, Product};
 use crate::cpu::Cpu;
@@ -19,12 +19,8 @@ const VISIT: usize = 1 << 10;
 pub fn run(cpu: &Cpu, kernel: &Kernel, product: &Product<'_>) {
     // A share is whole panels where their height is fixed.
     let grain = (if kernel.rows.len() == 1 { kernel.rows.start } else { 1 }, kernel.cols);
-    let grid = Grid::of(cpu.team.size(), product.m, product.n, grain);
-    cpu.team.run(&|member, _| {
-        let (rows, cols) = grid.share(member, product.m, product.n, grain);
-        if rows.is_empty() || cols.is_empty() {
-            return;
-        }
+    cpu.shares.run(&cpu.team, (product.m, product.n), grain, |member, share| {
+        let Rectangle { rows, cols } = share;
         let blocks = Blocks::of(kernel, product, rows.len(), cols.len());
         cpu.scratch[member].with(blocks.bytes(kernel), |scratch| {
             let mut work = || {

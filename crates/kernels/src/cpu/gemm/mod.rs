@@ -22,12 +22,15 @@ mod pairs;
 #[cfg(target_arch = "x86_64")]
 mod parts;
 mod portable;
+mod shares;
 #[cfg(target_arch = "x86_64")]
 mod thirds;
 #[cfg(target_arch = "x86_64")]
 mod transpose;
 mod vector;
 mod wide;
+
+pub use shares::Shares;
 
 use super::Cpu;
 use half::bf16;

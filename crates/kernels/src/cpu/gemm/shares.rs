@@ -1,0 +1,116 @@
+//! How fast each member of a team multiplies, and what it is given to do for that. Cores are not equal on a machine
+//! that is shared: one whose other hyperthread works for somebody else has a quarter of its speed on tiles, for
+//! milliseconds or for seconds. With equal shares all would wait for it.
+
+use super::grid::{Grid, Rectangle};
+use crate::Team;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// What a team remembers from one multiply to the next.
+pub struct Shares(Mutex<Members>);
+
+struct Members {
+    paces: Vec<f64>,
+    rectangles: Vec<Rectangle>,
+    /// Nanoseconds that each took for its rectangle.
+    took: Vec<AtomicU64>,
+}
+
+/// The slowest is given at least this part of what the fastest is, and so is seen to be fast again.
+const SLOWEST: f64 = 0.1;
+/// Shorter work says more about who woke up first.
+const TELLING: Duration = Duration::from_micros(50);
+
+impl Shares {
+    pub(in crate::cpu) fn new(members: usize) -> Shares {
+        Shares(Mutex::new(Members {
+            paces: vec![1.0; members],
+            rectangles: vec![Rectangle::default(); members],
+            took: (0..members).map(|_| AtomicU64::new(0)).collect(),
+        }))
+    }
+
+    /// Calls `work` on each member of the team with its rectangle of an (m, n) output, where that is not empty.
+    pub fn run(
+        &self,
+        team: &Team,
+        (m, n): (usize, usize),
+        grain: (usize, usize),
+        work: impl Fn(usize, &Rectangle) + Sync,
+    ) {
+        if team.size() == 1 {
+            return work(0, &Rectangle { rows: 0..m, cols: 0..n });
+        }
+        // A panic leaves nothing here that would be wrong.
+        let mut members = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        members.deal((m, n), grain);
+        let Members { rectangles, took, .. } = &*members;
+        team.run(&|member, _| {
+            let rectangle = &rectangles[member];
+            if !rectangle.is_empty() {
+                let start = Instant::now();
+                work(member, rectangle);
+                took[member].store(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+            }
+        });
+        members.learn();
+    }
+}
+
+impl Members {
+    fn deal(&mut self, (m, n): (usize, usize), grain: (usize, usize)) {
+        let grid = Grid::of(self.paces.len(), m, n, grain);
+        for (member, rectangle) in self.rectangles.iter_mut().enumerate() {
+            *rectangle = grid.share(member, &self.paces, (m, n), grain);
+        }
+    }
+
+    /// Paces are relative: they are those of this multiply, and their mean stays 1 whatever was multiplied.
+    fn learn(&mut self) {
+        let measured = self.rectangles.iter().zip(&self.took).map(|(rectangle, took)| {
+            let took = Duration::from_nanos(took.load(Ordering::Relaxed));
+            (!rectangle.is_empty() && took >= TELLING)
+                .then(|| rectangle.price() as f64 / took.as_secs_f64())
+        });
+        // One that had nothing to do, or too little, would be compared with what others did at another time.
+        let Some(fastest) = measured.clone().try_fold(0.0, |most: f64, pace| Some(most.max(pace?)))
+        else {
+            return;
+        };
+        for (pace, measured) in self.paces.iter_mut().zip(measured) {
+            *pace = measured.map_or(*pace, |measured| (measured / fastest).max(SLOWEST));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two members of whom the second takes four times as long, multiply by multiply.
+    #[test]
+    fn a_slow_member_is_given_less_until_it_is_fast() {
+        let shares = Shares::new(2);
+        let mut members = shares.0.into_inner().unwrap();
+        let mut multiply = |slowness: u64| {
+            members.deal((4096, 256), (32, 32));
+            for (member, rectangle) in members.rectangles.iter().enumerate() {
+                let slowness = if member == 1 { slowness } else { 1 };
+                members.took[member].store(rectangle.price() as u64 * slowness, Ordering::Relaxed);
+            }
+            members.learn();
+            members.rectangles[1].rows.len()
+        };
+        assert_eq!(multiply(4), 2048);
+        let less = multiply(4);
+        assert!((700..900).contains(&less), "a fifth of 4096: {less}");
+        assert!(multiply(4).abs_diff(less) <= 32, "and it stays there");
+        multiply(1);
+        assert!(multiply(1).abs_diff(2048) <= 32, "and back");
+        // However slow, it has something by which it can be measured.
+        multiply(1000);
+        assert!(multiply(1000) > 300);
+    }
+}
