@@ -22,7 +22,12 @@ pub fn run(cpu: &Cpu, kernel: &Kernel, product: &Product<'_>) {
     cpu.shares.run(&cpu.team, (product.m, product.n), grain, |member, share| {
         let Rectangle { rows, cols } = share;
         let blocks = Blocks::of(kernel, product, rows.len(), cols.len());
-        cpu.scratch[member].with(blocks.bytes(kernel), |scratch| {
+        // Shares change with the members' paces: room for any of them, or else scratch would grow now and then.
+        let room = match cpu.team.size() {
+            1 => blocks.bytes(kernel),
+            _ => Blocks::most_bytes(kernel, product),
+        };
+        cpu.scratch[member].with(room, |scratch| {
             let mut work = || {
                 for row in rows.clone().step_by(blocks.rows) {
                     for col in cols.clone().step_by(blocks.cols) {
@@ -106,6 +111,27 @@ impl Blocks {
         4 * line(self.slots(kernel))
             + kernel.bytes
                 * (a * self.apart(kernel, self.height) + b * self.apart(kernel, kernel.cols))
+    }
+
+    /// No rectangle of the product needs more: its panels may be higher or lower, its chunks fuller.
+    fn most_bytes(kernel: &Kernel, product: &Product<'_>) -> usize {
+        let whole = Blocks::of(kernel, product, product.m, product.n);
+        let (low, tall) = (kernel.rows.start, kernel.rows.end - 1);
+        let visit = visit(&product.a, low);
+        let chunk = (kernel.chunk / kernel.bytes / whole.long)
+            .max(kernel.cols)
+            .min(product.n.next_multiple_of(kernel.cols));
+        let rows = |most: usize| (product.m + tall * visit).min(most.max(tall * visit));
+        let a = match whole.once {
+            true => visit,
+            false => rows(KEPT / kernel.bytes / whole.long).div_ceil(low).max(visit),
+        };
+        let slots = match whole.waiting {
+            true => (rows(usize::MAX) * (product.n + chunk)).min(WAITING.max(rows(1024) * chunk)),
+            false => tall * kernel.cols,
+        };
+        let (apart_a, apart_b) = (whole.apart(kernel, tall), whole.apart(kernel, kernel.cols));
+        4 * line(slots) + kernel.bytes * (a * apart_a + chunk.div_ceil(kernel.cols) * apart_b)
     }
 }
 
@@ -266,6 +292,61 @@ unsafe fn rectangle(
             from = ks.end;
             if last {
                 break;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{DataMut, Epilogue, epilogue};
+    use super::*;
+    use crate::cpu::Level;
+
+    #[test]
+    fn there_is_room_for_every_share() {
+        let mut shapes = Vec::new();
+        for m in [9, 64, 511, 1024, 2100] {
+            for n in [1, 100, 768, 2048, 4200] {
+                for k in [1, 40, 512, 1500, 4100] {
+                    shapes.push((m, n, k));
+                }
+            }
+        }
+        let values = vec![0.0; 4200 * 4100];
+        let mut out = vec![0.0; 2100 * 4200];
+        for level in Level::of_this_machine().and_below() {
+            for (rounded, k_runs, accumulate) in
+                [(false, true, false), (true, false, true), (false, false, true)]
+            {
+                let kernel = Kernel::of(level, rounded);
+                for &(m, n, k) in &shapes {
+                    let operand = |lanes: usize| Operand {
+                        data: Data::F32(&values),
+                        stride: if k_runs { k } else { lanes },
+                        k_runs,
+                        rounded,
+                    };
+                    let scale = if accumulate { 1.0 } else { 0.5 };
+                    let out = DataMut::F32(&mut out);
+                    let target =
+                        epilogue::Target::new(out, n, accumulate, scale, Epilogue::default(), n);
+                    let product = Product { m, n, k, a: operand(m), b: operand(n), target };
+                    let room = Blocks::most_bytes(&kernel, &product);
+                    for part in 1..=32 {
+                        let (rows, cols) = (m * part / 32, n * part / 32);
+                        for (rows, cols) in [(rows, n), (m, cols), (rows, cols)] {
+                            if rows > 0 && cols > 0 {
+                                let bytes =
+                                    Blocks::of(&kernel, &product, rows, cols).bytes(&kernel);
+                                assert!(
+                                    bytes <= room,
+                                    "{level:?} ({m}, {n}, {k}): ({rows}, {cols}) needs {bytes} of {room}"
+                                );
+                            }
+                        }
+                    }
+                }
             }
         }
     }

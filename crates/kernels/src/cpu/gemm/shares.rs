@@ -67,7 +67,7 @@ impl Members {
         }
     }
 
-    /// Paces are relative: they are those of this multiply, and their mean stays 1 whatever was multiplied.
+    /// Paces are those of this multiply, relative to the fastest.
     fn learn(&mut self) {
         let measured = self.rectangles.iter().zip(&self.took).map(|(rectangle, took)| {
             let took = Duration::from_nanos(took.load(Ordering::Relaxed));
