@@ -100,7 +100,7 @@ class Case:
         return [(before + after) / 2 for before, after in zip(each, each[1:])]
 
     def measured(self):
-        return [step["step_ms"] for step in self.steps]
+        return [step["mean_ms"] for step in self.steps]
 
     def errors(self):
         return [100 * (told / came - 1) for told, came in zip(self.foretold(), self.measured())]

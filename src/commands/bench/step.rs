@@ -112,7 +112,10 @@ struct Record {
     ranks: usize,
     threads: usize,
     steps: usize,
+    /// The median of the steps, from which speeds are counted.
     step_ms: f64,
+    /// Their mean: what a long run pays for each.
+    mean_ms: f64,
     tokens_per_s: f64,
     gflops: f64,
     /// One rank's multiply of 1024³, all ranks at once.
@@ -223,6 +226,7 @@ fn record(
         threads: plan.train.threads,
         steps: times.len(),
         step_ms: 1e3 * step,
+        mean_ms: 1e3 * total / times.len() as f64,
         tokens_per_s,
         gflops,
         gemm_peak_gflops: peak / 1e9,

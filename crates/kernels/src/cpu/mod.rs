@@ -23,6 +23,8 @@ pub mod routing;
 mod scratch;
 mod simd;
 pub mod swiglu;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 mod vector;
 
 pub use level::Level;

@@ -4,6 +4,7 @@
 use super::kernel::{Ahead, Lying, Rows, Sums};
 use super::pairs::{DEEP, SIDE, TILE};
 use super::{Data, Operand};
+use crate::cpu::tiles::apart;
 use std::arch::asm;
 
 /// Eight tiles of sixteen rows of 64 bytes: what `ldtilecfg` reads.
@@ -127,21 +128,20 @@ pub unsafe fn multiply(_rows: usize, k: usize, a: Rows, ahead: Ahead, b: *const 
 macro_rules! step {
     ($early:literal, $late:literal) => {
         concat!(
-            "tileloaddt1 tmm6, [rsi + rdi*1]\n",
-            "tileloadd tmm4, [r8 + r10*1]\n",
-            "tileloaddt1 tmm7, [rsi + rdi*1 + 1024]\n",
-            "tdpbf16ps tmm0, tmm4, tmm6\n",
-            "tileloadd tmm5, [r9 + r10*1]\n",
+            apart!(
+                "tileloaddt1 tmm6, [rsi + rdi*1]",
+                "tileloadd tmm4, [r8 + r10*1]",
+                "tileloaddt1 tmm7, [rsi + rdi*1 + 1024]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm5, [r9 + r10*1]",
+            ),
             $early,
-            "tdpbf16ps tmm1, tmm4, tmm7\n",
+            apart!("tdpbf16ps tmm1, tmm4, tmm7"),
             $late,
-            "tdpbf16ps tmm2, tmm5, tmm6\n",
-            "add r12, 64\n",
-            "add r13, 64\n",
-            "add r8, r11\n",
-            "add r9, r11\n",
-            "add rsi, 2048\n",
-            "tdpbf16ps tmm3, tmm5, tmm7\n",
+            apart!(
+                "tdpbf16ps tmm2, tmm5, tmm6\n add r12, 64\n add r13, 64\n add r8, r11\n add r9, r11",
+                "tdpbf16ps tmm3, tmm5, tmm7\n add rsi, 2048",
+            ),
         )
     };
 }

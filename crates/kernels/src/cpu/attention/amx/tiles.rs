@@ -1,6 +1,7 @@
 //! Products of bf16 tiles on the matrix unit: eight registers of 16 rows of 64 bytes, and an instruction that
 //! multiplies two of them. Written in assembly, as the compiler has no stable names for these instructions.
 
+use crate::cpu::tiles::apart;
 use std::arch::asm;
 
 /// Rows and columns that a product takes at a time, and the grain of every size here.
@@ -92,14 +93,16 @@ impl Product {
                 "tilezero tmm2",
                 "tilezero tmm3",
                 "3:",
-                "tileloadd tmm6, [{b} + {bs}]",
-                "tileloadd tmm4, [{a} + {r}]",
-                "tileloadd tmm7, [{b} + {bs} + 64]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm5, [{e} + {r}]",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tdpbf16ps tmm3, tmm5, tmm7",
+                apart!(
+                    "tileloadd tmm6, [{b} + {bs}]",
+                    "tileloadd tmm4, [{a} + {r}]",
+                    "tileloadd tmm7, [{b} + {bs} + 64]",
+                    "tdpbf16ps tmm0, tmm4, tmm6",
+                    "tileloadd tmm5, [{e} + {r}]",
+                    "tdpbf16ps tmm1, tmm4, tmm7",
+                    "tdpbf16ps tmm2, tmm5, tmm6",
+                    "tdpbf16ps tmm3, tmm5, tmm7",
+                ),
                 "add {a}, 64",
                 "add {e}, 64",
                 "add {b}, {down}",
