@@ -100,40 +100,43 @@ unsafe fn along<T: Halves, const SIDE_A: bool>(
     from: *const T,
     panels: *mut __m512i,
 ) {
-    let (width, stride) = (strip.width, strip.from.stride);
-    let panel = strip.apart / DEEP;
+    let stride = strip.from.stride;
     for (at, k) in strip.ks.clone().step_by(DEEP).enumerate() {
-        let slab = panels.wrapping_add(at * 2 * SIDE);
-        let tiles = || {
-            let lanes = strip.lanes.clone().step_by(width).enumerate();
-            lanes.flat_map(move |(at, lane)| {
-                let tile = slab.wrapping_add(at * panel);
-                [(tile, lane), (tile.wrapping_add(SIDE), lane + SIDE)]
-            })
+        let slabs = || {
+            let lanes = strip.lanes.clone().step_by(strip.width).enumerate();
+            let slab = panels.wrapping_add(at * 2 * SIDE);
+            lanes.map(move |(at, lane)| (slab.wrapping_add(at * strip.apart / DEEP), lane))
         };
         for pair in 0..SIDE {
             let rows = strip.ks.end.saturating_sub(k + 2 * pair).min(2);
-            // SAFETY: as many rows and lanes are read as the strip has; each tile is in its panel.
-            unsafe {
-                let first = from.wrapping_add((k + 2 * pair) * stride);
-                for (tile, lane) in tiles() {
-                    let count = strip.lanes.end.saturating_sub(lane).min(SIDE);
-                    let source = first.wrapping_add(lane);
-                    let count_of = |row| if row < rows { count } else { 0 };
-                    _mm_prefetch::<_MM_HINT_T0>(source.wrapping_add(AHEAD * stride).cast());
-                    _mm_prefetch::<_MM_HINT_T0>(source.wrapping_add((AHEAD + 1) * stride).cast());
-                    let low = T::bits(source, count_of(0));
-                    let high = T::bits(source.wrapping_add(stride), count_of(1));
-                    tile.add(pair).write(_mm512_or_si512(low, _mm512_slli_epi32::<16>(high)));
+            let first = from.wrapping_add((k + 2 * pair) * stride);
+            for (slab, lane) in slabs() {
+                let count = (strip.lanes.end - lane).min(2 * SIDE);
+                let count_of = |row| if row < rows { count } else { 0 };
+                let source = first.wrapping_add(lane);
+                // SAFETY: as many rows and lanes are read as the strip has; both tiles are in their panel.
+                unsafe {
+                    for line in (0..2 * SIDE).step_by(64 / size_of::<T>()) {
+                        let ahead = source.wrapping_add(AHEAD * stride + line);
+                        _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                        _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(stride).cast());
+                    }
+                    let low = (source, count_of(0));
+                    let high = (source.wrapping_add(stride), count_of(1));
+                    let [left, right] = T::interleaved(low, high);
+                    slab.add(pair).write(left);
+                    slab.add(SIDE + pair).write(right);
                 }
             }
         }
         if SIDE_A {
-            for (tile, _) in tiles() {
-                // SAFETY: the tile was just written.
-                unsafe {
-                    let tile = tile.cast::<[__m512i; 16]>();
-                    tile.write(transpose(tile.read()));
+            for (slab, _) in slabs() {
+                for tile in [slab, slab.wrapping_add(SIDE)] {
+                    // SAFETY: the tile was just written.
+                    unsafe {
+                        let tile = tile.cast::<[__m512i; 16]>();
+                        tile.write(transpose(tile.read()));
+                    }
                 }
             }
         }
@@ -142,17 +145,27 @@ unsafe fn along<T: Halves, const SIDE_A: bool>(
 
 /// An element type as bf16 bits; what lies past `count` is zero and not touched.
 trait Halves: Copy {
-    /// Sixteen elements, each in the low half of 32 bits.
-    ///
-    /// # Safety
-    /// The processor has AVX-512, and `count` elements can be read.
-    unsafe fn bits(from: *const Self, count: usize) -> __m512i;
-
     /// Thirty-two elements side by side.
     ///
     /// # Safety
-    /// As `bits`.
+    /// The processor has AVX-512, and `count` elements can be read.
     unsafe fn along(from: *const Self, count: usize) -> __m512i;
+
+    /// Thirty-two pairs: one of each of two rows, each with how many it has.
+    ///
+    /// # Safety
+    /// As `along`.
+    #[inline(always)]
+    unsafe fn interleaved(low: (*const Self, usize), high: (*const Self, usize)) -> [__m512i; 2] {
+        // Neighbours are interleaved within 128 bits: the first sixteen go to the lower halves of those.
+        // SAFETY: the caller's promise, passed on.
+        unsafe {
+            let spread = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+            let row = |(from, count)| _mm512_permutexvar_epi64(spread, Self::along(from, count));
+            let (low, high) = (row(low), row(high));
+            [_mm512_unpacklo_epi16(low, high), _mm512_unpackhi_epi16(low, high)]
+        }
+    }
 }
 
 #[inline(always)]
@@ -162,12 +175,6 @@ fn mask(count: usize) -> u32 {
 
 impl Halves for bf16 {
     #[inline(always)]
-    unsafe fn bits(from: *const bf16, count: usize) -> __m512i {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask(count) as u16, from.cast())) }
-    }
-
-    #[inline(always)]
     unsafe fn along(from: *const bf16, count: usize) -> __m512i {
         // SAFETY: the caller's promise, passed on.
         unsafe { _mm512_maskz_loadu_epi16(mask(count), from.cast()) }
@@ -176,23 +183,36 @@ impl Halves for bf16 {
 
 impl Halves for f32 {
     #[inline(always)]
-    unsafe fn bits(from: *const f32, count: usize) -> __m512i {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { rounded(_mm512_maskz_loadu_ps(mask(count) as u16, from)) }
-    }
-
-    #[inline(always)]
     unsafe fn along(from: *const f32, count: usize) -> __m512i {
-        // SAFETY: the second half is only read, and only pointed at, where there is one.
+        // SAFETY: the second half is only read where there is one.
         unsafe {
-            let low = _mm512_cvtepi32_epi16(Self::bits(from, count.min(16)));
-            let high = match count.saturating_sub(16) {
-                0 => _mm256_setzero_si256(),
-                rest => _mm512_cvtepi32_epi16(Self::bits(from.add(16), rest)),
-            };
+            let [low, high] = bits(from, count).map(|half| _mm512_cvtepi32_epi16(half));
             _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
         }
     }
+
+    #[inline(always)]
+    unsafe fn interleaved(low: (*const f32, usize), high: (*const f32, usize)) -> [__m512i; 2] {
+        // SAFETY: the caller's promise, passed on.
+        unsafe {
+            let (low, high) = (bits(low.0, low.1), bits(high.0, high.1));
+            [0, 1].map(|half| _mm512_or_si512(low[half], _mm512_slli_epi32::<16>(high[half])))
+        }
+    }
+}
+
+/// Thirty-two elements, each rounded, in the low half of 32 bits.
+///
+/// # Safety
+/// As `Halves::along`.
+#[inline(always)]
+unsafe fn bits(from: *const f32, count: usize) -> [__m512i; 2] {
+    let mask = mask(count);
+    [0, 1].map(|half| {
+        let (mask, from) = ((mask >> (16 * half)) as u16, from.wrapping_add(16 * half));
+        // SAFETY: what the mask leaves out is not touched.
+        unsafe { rounded(_mm512_maskz_loadu_ps(mask, from)) }
+    })
 }
 
 /// f32 to the bits of bf16, as `Float::narrow` rounds: to nearest, ties to even, NaN stays NaN.
