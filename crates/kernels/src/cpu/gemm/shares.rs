@@ -88,6 +88,47 @@ impl Members {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::gemm::{self, Data, DataMut, Gemm, Matrix};
+    use crate::cpu::{Cpu, Level};
+
+    #[test]
+    fn bits_do_not_depend_on_who_was_given_how_much() {
+        let (m, n, k) = (200, 330, 1100);
+        let values = |len: usize| (0..len).map(|i| ((i * 7919) % 1013) as f32 / 77.0 - 6.0);
+        let (a, b): (Vec<f32>, Vec<f32>) = (values(m * k).collect(), values(n * k).collect());
+        let multiply = |cpu: &Cpu, scale| {
+            let mut out = vec![0.0; m * n];
+            let matrix = |data, transposed| Matrix { data: Data::F32(data), stride: k, transposed };
+            gemm::run(
+                cpu,
+                Gemm {
+                    m,
+                    n,
+                    k,
+                    a: matrix(&a, false),
+                    b: matrix(&b, true),
+                    out: DataMut::F32(&mut out),
+                    out_stride: n,
+                    accumulate: false,
+                    scale,
+                    epilogue: Default::default(),
+                },
+            );
+            out
+        };
+        for level in Level::of_this_machine().and_below() {
+            let (alone, team) = (Cpu::at(level, 1), Cpu::at(level, 4));
+            // Sums that wait in the output, and those that wait in scratch.
+            for scale in [1.0, 0.5] {
+                let expected = multiply(&alone, scale);
+                for paces in [[1.0, 0.1, 0.5, 0.7], [0.1, 1.0, 0.1, 0.1], [0.3, 0.3, 1.0, 0.9]] {
+                    team.shares.0.lock().unwrap().paces = paces.to_vec();
+                    let same = multiply(&team, scale) == expected;
+                    assert!(same, "{level:?}, {paces:?}, scaled by {scale}");
+                }
+            }
+        }
+    }
 
     /// Two members of whom the second takes four times as long, multiply by multiply.
     #[test]
