@@ -51,29 +51,31 @@ pub struct Foretold {
     sent: u64,
     /// Seconds of a step, where the machine was measured, and the file that says so.
     step: Option<(f64, String)>,
+    /// Why a file that is there does not say it.
+    unsaid: Option<String>,
 }
 
 impl Foretold {
     pub fn of(plan: &Plan, cluster: Option<&str>, runs: &Path) -> anyhow::Result<Foretold> {
         let usual = runs.join("machine.toml");
-        let step = match cluster {
-            Some(typed) => {
-                let cluster = machine::cluster(typed, Some(plan.ranks))?;
-                Some((estimate(plan, &cluster, &Options::default()).step_s, typed.to_string()))
-            }
-            None => {
-                let path = usual.display().to_string();
-                // A file that does not know this number of ranks says nothing, unless it was asked for.
-                let cluster = usual
-                    .exists()
-                    .then(|| machine::cluster(&path, Some(plan.ranks)).ok())
-                    .flatten();
-                cluster.map(|cluster| (estimate(plan, &cluster, &Options::default()).step_s, path))
-            }
+        let path = match cluster {
+            Some(typed) => Some(typed.to_string()),
+            None => usual.exists().then(|| usual.display().to_string()),
         };
+        let (step, unsaid) =
+            match path.map(|path| (machine::cluster(&path, Some(plan.ranks)), path)) {
+                None => (None, None),
+                Some((Ok(machine), path)) => {
+                    let seconds = estimate(plan, &machine, &Options::default()).step_s;
+                    (Some((seconds, path)), None)
+                }
+                // Nobody asked for the usual one: without it the run goes on.
+                Some((Err(why), _)) if cluster.is_none() => (None, Some(format!("{why:#}"))),
+                Some((Err(why), _)) => return Err(why),
+            };
         let sent =
             traffic(plan, 0).iter().map(|exchange| exchange.times as u64 * bytes(exchange)).sum();
-        Ok(Foretold { sent, step })
+        Ok(Foretold { sent, step, unsaid })
     }
 
     pub fn introduce(&self, plan: &Plan) {
@@ -88,6 +90,9 @@ impl Foretold {
         );
         if let Some((seconds, file)) = &self.step {
             say!("a step should take {:.1} ms by {file}", 1e3 * seconds);
+        }
+        if let Some(why) = &self.unsaid {
+            say!("how long a step should take is not known: {why}");
         }
     }
 

@@ -127,3 +127,15 @@ fn a_rotten_spot_costs_samples_and_too_many_end_the_run() {
         ],
     );
 }
+
+#[test]
+fn a_measured_machine_that_cannot_be_read_is_named_and_the_run_goes_on() {
+    let desk = Desk::new("machine");
+    fs::create_dir(desk.path("runs")).unwrap();
+    desk.write("runs/machine.toml", "[shared.4]\nname = \"x\"\n");
+    let told = desk.done("train small.toml");
+    assert!(told.contains("runs/machine.toml: measured with 4 ranks, not 1"), "{told}");
+    // One that was asked for is another matter.
+    let asked = "train small.toml --set name=asked --cluster runs/machine.toml";
+    desk.refused(asked, &["measured with 4 ranks, not 1"]);
+}
