@@ -1,41 +1,19 @@
-//! The bf16 inner loop on AMX tiles: 32×32 sums in four tile registers, two each for `a` and `b`. In
-//! assembly, as the compiler's intrinsics for tiles are not stable.
+//! The bf16 inner loop on AMX tiles: 32×32 sums in four tile registers, two each for `a` and `b`.
 
 use super::kernel::{Ahead, Lying, Rows, Sums};
 use super::pairs::{DEEP, SIDE, TILE};
 use super::{Data, Operand};
-use crate::cpu::tiles::apart;
+use crate::cpu::tiles::{Tiles, apart};
 use std::arch::asm;
 
-/// Eight tiles of sixteen rows of 64 bytes: what `ldtilecfg` reads.
-#[repr(C, align(64))]
-struct Configuration {
-    palette: u8,
-    start_row: u8,
-    reserved: [u8; 14],
-    bytes_per_row: [u16; 16],
-    rows: [u8; 16],
-}
-
-const ALL_FULL: Configuration = Configuration {
-    palette: 1,
-    start_row: 0,
-    reserved: [0; 14],
-    bytes_per_row: [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
-    rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
-};
-
-/// Runs `work` with this thread's tile registers configured. They are empty again after: a thread that holds
-/// none is cheaper to switch away from.
+/// Runs `work` with this thread's tile registers set up.
 ///
 /// # Safety
-/// The processor has AMX and the kernel allows it.
+/// As `Tiles::configured`.
 pub unsafe fn with_tiles(work: &mut dyn FnMut()) {
-    // SAFETY: the configuration is of the form that palette 1 asks for.
-    unsafe { asm!("ldtilecfg [{}]", in(reg) &ALL_FULL, options(nostack, readonly)) };
+    // SAFETY: the caller's promise, passed on.
+    let _tiles = unsafe { Tiles::configured() };
     work();
-    // SAFETY: releasing tiles touches no memory.
-    unsafe { asm!("tilerelease", options(nostack, nomem)) };
 }
 
 /// Full rows of bf16 that run along k are tiles as they lie.

@@ -19,14 +19,14 @@ const VISIT: usize = 1 << 10;
 pub fn run(cpu: &Cpu, kernel: &Kernel, product: &Product<'_>) {
     // A share is whole panels where their height is fixed.
     let grain = (if kernel.rows.len() == 1 { kernel.rows.start } else { 1 }, kernel.cols);
+    // Shares change with the members' paces: room for any of them, or else scratch would grow now and then.
+    let room = match cpu.team.size() {
+        1 => Blocks::of(kernel, product, product.m, product.n).bytes(kernel),
+        _ => Blocks::most_bytes(kernel, product),
+    };
     cpu.shares.run(&cpu.team, (product.m, product.n), grain, |member, share| {
         let Rectangle { rows, cols } = share;
         let blocks = Blocks::of(kernel, product, rows.len(), cols.len());
-        // Shares change with the members' paces: room for any of them, or else scratch would grow now and then.
-        let room = match cpu.team.size() {
-            1 => blocks.bytes(kernel),
-            _ => Blocks::most_bytes(kernel, product),
-        };
         cpu.scratch[member].with(room, |scratch| {
             let mut work = || {
                 for row in rows.clone().step_by(blocks.rows) {

@@ -20,7 +20,7 @@ struct Members {
 
 /// The slowest is given at least this part of what the fastest is, and so is seen to be fast again.
 const SLOWEST: f64 = 0.1;
-/// Shorter work says more about who woke up first.
+/// Where nobody worked longer, times say more about who woke up first.
 const TELLING: Duration = Duration::from_micros(50);
 
 impl Shares {
@@ -52,7 +52,8 @@ impl Shares {
             if !rectangle.is_empty() {
                 let start = Instant::now();
                 work(member, rectangle);
-                took[member].store(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+                let nanoseconds = start.elapsed().as_nanos() as u64;
+                took[member].store(nanoseconds.max(1), Ordering::Relaxed);
             }
         });
         members.learn();
@@ -67,20 +68,22 @@ impl Members {
         }
     }
 
-    /// Paces are those of this multiply, relative to the fastest.
+    /// Paces are those of this multiply, relative to the fastest. Who had nothing to do may be fast again by now, and
+    /// is trusted with more until something is seen of it.
     fn learn(&mut self) {
-        let measured = self.rectangles.iter().zip(&self.took).map(|(rectangle, took)| {
-            let took = Duration::from_nanos(took.load(Ordering::Relaxed));
-            (!rectangle.is_empty() && took >= TELLING)
-                .then(|| rectangle.price() as f64 / took.as_secs_f64())
-        });
-        // One that had nothing to do, or too little, would be compared with what others did at another time.
-        let Some(fastest) = measured.clone().try_fold(0.0, |most: f64, pace| Some(most.max(pace?)))
-        else {
+        let Members { paces, rectangles, took } = self;
+        let took = || took.iter().map(|took| Duration::from_nanos(took.load(Ordering::Relaxed)));
+        let worked = || rectangles.iter().zip(took()).filter(|(share, _)| !share.is_empty());
+        let pace = |share: &Rectangle, took: Duration| share.price() as f64 / took.as_secs_f64();
+        if worked().all(|(_, took)| took < TELLING) {
             return;
-        };
-        for (pace, measured) in self.paces.iter_mut().zip(measured) {
-            *pace = measured.map_or(*pace, |measured| (measured / fastest).max(SLOWEST));
+        }
+        let fastest = worked().map(|(share, took)| pace(share, took)).fold(0.0, f64::max);
+        for ((known, share), took) in paces.iter_mut().zip(&*rectangles).zip(took()) {
+            *known = match share.is_empty() {
+                true => known.sqrt(),
+                false => (pace(share, took) / fastest).max(SLOWEST),
+            };
         }
     }
 }
@@ -130,20 +133,21 @@ mod tests {
         }
     }
 
-    /// Two members of whom the second takes four times as long, multiply by multiply.
+    /// A multiply of two members of whom the second is so many times slower: rows that each was given.
+    fn multiply(members: &mut Members, rows: usize, slowness: u64) -> [usize; 2] {
+        members.deal((rows, 64), (32, 32));
+        for (member, rectangle) in members.rectangles.iter().enumerate() {
+            let slowness = if member == 1 { slowness } else { 1 };
+            members.took[member].store(rectangle.price() as u64 * 10 * slowness, Ordering::Relaxed);
+        }
+        members.learn();
+        [0, 1].map(|member| members.rectangles[member].rows.len())
+    }
+
     #[test]
     fn a_slow_member_is_given_less_until_it_is_fast() {
-        let shares = Shares::new(2);
-        let mut members = shares.0.into_inner().unwrap();
-        let mut multiply = |slowness: u64| {
-            members.deal((4096, 256), (32, 32));
-            for (member, rectangle) in members.rectangles.iter().enumerate() {
-                let slowness = if member == 1 { slowness } else { 1 };
-                members.took[member].store(rectangle.price() as u64 * slowness, Ordering::Relaxed);
-            }
-            members.learn();
-            members.rectangles[1].rows.len()
-        };
+        let mut members = Shares::new(2).0.into_inner().unwrap();
+        let mut multiply = |slowness| multiply(&mut members, 4096, slowness)[1];
         assert_eq!(multiply(4), 2048);
         let less = multiply(4);
         assert!((700..900).contains(&less), "a fifth of 4096: {less}");
@@ -153,5 +157,16 @@ mod tests {
         // However slow, it has something by which it can be measured.
         multiply(1000);
         assert!(multiply(1000) > 300);
+    }
+
+    #[test]
+    fn who_is_left_with_nothing_is_asked_again() {
+        let mut members = Shares::new(2).0.into_inner().unwrap();
+        // Of four panels one that is ten times slower gets none.
+        multiply(&mut members, 4096, 10);
+        assert_eq!(multiply(&mut members, 128, 10), [128, 0]);
+        let again = (0..4).find(|_| multiply(&mut members, 128, 1)[1] > 0);
+        assert!(again.is_some(), "{:?}", members.paces);
+        assert_eq!(multiply(&mut members, 128, 1), [64, 64]);
     }
 }

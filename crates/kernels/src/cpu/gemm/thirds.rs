@@ -1,6 +1,6 @@
 //! The f32 inner loop on AMX tiles, which multiply bf16 only: each f32 is the sum of three bf16, and six of the
 //! nine products of their parts are all that an f32 sum has room for. 32×32 sums in four tile registers, two
-//! each for the parts of `a` and `b`. In assembly, as the compiler's intrinsics for tiles are not stable.
+//! each for the parts of `a` and `b`.
 
 use super::kernel::{Ahead, Rows, Sums};
 use super::pairs::{DEEP, SIDE, TILE};

@@ -1,43 +1,11 @@
 //! Products of bf16 tiles on the matrix unit: eight registers of 16 rows of 64 bytes, and an instruction that
-//! multiplies two of them. Written in assembly, as the compiler has no stable names for these instructions.
+//! multiplies two of them.
 
 use crate::cpu::tiles::apart;
 use std::arch::asm;
 
 /// Rows and columns that a product takes at a time, and the grain of every size here.
 pub(super) const GRAIN: usize = 32;
-
-/// While it lives, this thread's tile registers are set to full size.
-pub(super) struct Tiles;
-
-impl Tiles {
-    /// # Safety
-    /// The processor has AMX and Linux lets us use it: level `Amx`.
-    pub unsafe fn configure() -> Tiles {
-        #[repr(C, align(64))]
-        struct Configuration {
-            palette: u8,
-            start_row: u8,
-            reserved: [u8; 14],
-            row_bytes: [u16; 16],
-            rows: [u8; 16],
-        }
-        let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
-        row_bytes[..8].fill(64);
-        rows[..8].fill(16);
-        let all = Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows };
-        // SAFETY: the processor has the instruction, and reads the 64 bytes of `all`.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &all, options(nostack, readonly)) };
-        Tiles
-    }
-}
-
-impl Drop for Tiles {
-    fn drop(&mut self) {
-        // SAFETY: a `Tiles` is only made where the instructions may run.
-        unsafe { asm!("tilerelease", options(nostack, nomem)) };
-    }
-}
 
 /// C (m, n) from A (m, k) and B (k, n). All three sizes are multiples of 32.
 pub(super) struct Product {
@@ -136,6 +104,7 @@ mod tests {
     use super::*;
     use crate::Float;
     use crate::cpu::Level;
+    use crate::cpu::tiles::Tiles;
     use half::bf16;
 
     #[test]
@@ -156,7 +125,7 @@ mod tests {
             let mut c = vec![5.0f32; m * n];
             // SAFETY: the machine has AMX, and the slices have the sizes given.
             unsafe {
-                let _tiles = Tiles::configure();
+                let _tiles = Tiles::configured();
                 let (a, b, c) = (a.as_ptr(), b.as_ptr(), c.as_mut_ptr());
                 Product { m, n, k, a, a_step: k, b, b_step: n, c, c_step: n, add }.run();
             }
