@@ -8,8 +8,8 @@
 //! | 1 | last micro-batch, block by block | reduce-scatter | (P-1)/P |
 //! | 2, 3 | every micro-batch, block by block | reduce-scatter | (P-1)/P each |
 //!
-//! A courier does so beside the backward pass. Without one, ZeRO's shares are exchanged at once, which frees
-//! memory; whole buckets when the pass is over, which costs none.
+//! A courier does so beside the backward pass. Without one, ZeRO-2 and 3 exchange at once, which frees memory; the
+//! others when the pass is over, as they keep whole gradients anyway.
 //!
 //! With hybrid sharding the run that is left is then all-reduced among its copies.
 
@@ -103,10 +103,10 @@ impl Reduction {
         if bucket.complete < bucket.blocks.len() {
             return;
         }
-        // Whole buckets stay where they are until the step is over. If this thread is to sum them, it does so
+        // Whole gradients may stay where they are until the step is over. If this thread is to sum them, it does so
         // then: ranks that meet once wait for the slower one, and those that meet at every bucket wait for whoever
         // happens to be slower at each.
-        if self.courier.is_none() && gradients.stage == 0 {
+        if self.courier.is_none() && gradients.stage < 2 {
             return self.waiting.push(number);
         }
         let begun = Instant::now();

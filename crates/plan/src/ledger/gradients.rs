@@ -46,6 +46,7 @@ pub(super) fn peak(plan: &Plan, part: &Part, moments: &[Moment]) -> usize {
             _ => {}
         }
     }
+    life.end();
     life.usage.peak
 }
 
@@ -57,6 +58,8 @@ struct Life {
     each: bool,
     /// Whether sums go on beside the computing; then they may arrive as late as when they are needed.
     late: bool,
+    /// Those whose sums wait for the end of the pass: of ZeRO-1 all, unless they go on beside it.
+    waiting: Option<Vec<usize>>,
 }
 
 impl Life {
@@ -77,6 +80,7 @@ impl Life {
             micros: plan.train.accumulation,
             each: plan.layout.zero >= 2 && !mixed,
             late: overlaps(plan),
+            waiting: (plan.layout.zero == 1 && !overlaps(plan)).then(Vec::new),
         }
     }
 
@@ -89,12 +93,26 @@ impl Life {
 
     /// A micro-batch's gradient of a block is there.
     fn complete(&mut self, block: usize) {
-        let Life { blocks, usage, micros, each, late } = self;
-        let block = &mut blocks[block];
-        block.complete += 1;
-        if block.complete < *micros && !*each {
+        let state = &mut self.blocks[block];
+        state.complete += 1;
+        if state.complete < self.micros && !self.each {
             return;
         }
+        match &mut self.waiting {
+            Some(waiting) => waiting.push(block),
+            None => self.sum(block),
+        }
+    }
+
+    /// The pass is over.
+    fn end(&mut self) {
+        let waiting = self.waiting.take().unwrap_or_default();
+        waiting.into_iter().for_each(|block| self.sum(block));
+    }
+
+    fn sum(&mut self, block: usize) {
+        let Life { blocks, usage, late, .. } = self;
+        let block = &mut blocks[block];
         usage.give(std::mem::take(&mut block.leaving));
         // The sum is made beside what it is made of, and beside the sum of earlier micro-batches.
         usage.take(block.own);
