@@ -341,6 +341,49 @@ fn a_row_is_the_same_among_fewer() {
     }
 }
 
+/// Rows that begin on a cache line are read as they lie, and others packed: the same bits, however often columns come in
+/// chunks, with rows that fill no panel, and with pieces of k that fill no tile.
+#[test]
+fn rows_that_lie_well_give_the_same_bits() {
+    for (m, n, k) in [(1100, 1300, 1024), (200, 600, 2112), (300, 1200, 2112), (300, 1200, 1050)] {
+        let stride = usize::next_multiple_of(k, 32);
+        let Values::Bf16(b) = Values::new(Dtype::Bf16, n * k, 2) else { unreachable!() };
+        let Values::Bf16(lines) = Values::new(Dtype::Bf16, m * stride + 64, 1) else {
+            unreachable!()
+        };
+        let multiply = |past: usize, threads, scale| {
+            // The same values on a cache line, or some elements past one.
+            let mut room = vec![bf16::ZERO; m * stride + 128];
+            let start = room.as_ptr().align_offset(64) + past;
+            let a = &mut room[start..start + m * stride];
+            a.copy_from_slice(&lines[..m * stride]);
+            let mut out = vec![0.0; m * n];
+            gemm::run(
+                &Cpu::at(Level::of_this_machine(), threads),
+                Gemm {
+                    m,
+                    n,
+                    k,
+                    a: Matrix { data: Data::Bf16(a), stride, transposed: false },
+                    b: Matrix { data: Data::Bf16(&b), stride: k, transposed: true },
+                    out: DataMut::F32(&mut out),
+                    out_stride: n,
+                    accumulate: false,
+                    scale,
+                    epilogue: Epilogue::default(),
+                },
+            );
+            out
+        };
+        // Sums in the output, and sums that wait.
+        for scale in [1.0, 0.5] {
+            let packed = multiply(5, 1, scale);
+            assert!(multiply(0, 1, scale) == packed, "({m}, {n}, {k})");
+            assert!(multiply(0, 3, scale) == packed, "({m}, {n}, {k}) on three threads");
+        }
+    }
+}
+
 /// Root of the mean squared error of one product against sums in f64, relative to what sums of such products are like.
 fn error(level: Level, a: &[f32], b: &[f32], (m, n, k): (usize, usize, usize)) -> f64 {
     let mut out = vec![0.0f32; m * n];

@@ -12,6 +12,8 @@ use std::ops::Range;
 const KEPT: usize = 4 << 20;
 /// When k is cut, sums wait in scratch: for so many elements of output at a time.
 const WAITING: usize = 1 << 20;
+/// Sums of so many rows have room in L2, beside the chunk of `b`.
+const FEW: usize = 256;
 /// Where lanes lie side by side, so many bytes of them are packed at a time: a visit to a row of memory, which
 /// may be a page of its own, should fetch some neighbouring lines.
 const VISIT: usize = 1 << 10;
@@ -59,8 +61,8 @@ struct Blocks {
     /// Panels of either side that are packed in one go.
     visit_a: usize,
     visit_b: usize,
-    /// One chunk holds all columns: panels of `a` need not be kept.
-    once: bool,
+    /// Panels of `a` stay packed for the next chunks, unless there is but one or they are read as they lie.
+    kept: bool,
     /// k is cut, and the output is no place for sums: all the block's wait in scratch.
     waiting: bool,
 }
@@ -68,11 +70,15 @@ struct Blocks {
 impl Blocks {
     fn of(kernel: &Kernel, product: &Product<'_>, m: usize, n: usize) -> Blocks {
         let direct = product.target.direct().is_some();
-        let most = if direct { kernel.long } else { kernel.long_waiting };
+        let most = match direct {
+            true => kernel.long,
+            false if product.k > kernel.long_waiting && product.m <= FEW => kernel.long_of_few,
+            false => kernel.long_waiting,
+        };
         let pieces = product.k.div_ceil(most).max(1);
         let long = product.k.div_ceil(pieces).max(1).next_multiple_of(kernel.deep);
         let height = kernel.height(m);
-        // Where panels are read as they lie the last one, which is not whole, is packed by itself at most.
+        // Where panels are read as they lie, those that are not whole are packed by themselves at most.
         let lies = (kernel.in_place)(
             &product.a,
             Lying { lanes: 0..height, ks: 0..long, rows: height, cols: product.n },
@@ -86,12 +92,13 @@ impl Blocks {
         let chunk = whole(n, kernel.chunk / kernel.bytes / long, kernel.cols);
         // As even as can be, too: each chunk costs a pass over `a`.
         let chunk = n.div_ceil(n.div_ceil(chunk)).next_multiple_of(kernel.cols);
-        let once = n <= chunk;
+        // All panels of a piece that is not whole along k are packed, otherwise one that is not in rows.
+        let kept = n > chunk && !(lies && product.k.is_multiple_of(kernel.deep));
         let waiting = long < product.k && !direct;
-        let most = if once { usize::MAX } else { KEPT / kernel.bytes / long };
+        let most = if kept { KEPT / kernel.bytes / long } else { usize::MAX };
         let rows = whole(m, if waiting { most.min(1024) } else { most }, height * visit_a);
         let cols = whole(n, if waiting { WAITING / rows } else { usize::MAX }, chunk);
-        Blocks { long, height, rows, cols, chunk, visit_a, visit_b, once, waiting }
+        Blocks { long, height, rows, cols, chunk, visit_a, visit_b, kept, waiting }
     }
 
     /// Elements from one panel to the next. A line more than they take, or else the same line of all panels
@@ -106,7 +113,7 @@ impl Blocks {
     }
 
     fn bytes(&self, kernel: &Kernel) -> usize {
-        let a = if self.once { self.visit_a } else { self.rows.div_ceil(self.height) };
+        let a = if self.kept { self.rows.div_ceil(self.height) } else { self.visit_a };
         let b = self.chunk / kernel.cols;
         4 * line(self.slots(kernel))
             + kernel.bytes
@@ -122,9 +129,9 @@ impl Blocks {
             .max(kernel.cols)
             .min(product.n.next_multiple_of(kernel.cols));
         let rows = |most: usize| (product.m + tall * visit).min(most.max(tall * visit));
-        let a = match whole.once {
-            true => visit,
-            false => rows(KEPT / kernel.bytes / whole.long).div_ceil(low).max(visit),
+        let a = match whole.kept {
+            true => rows(KEPT / kernel.bytes / whole.long).div_ceil(low).max(visit),
+            false => visit,
         };
         let slots = match whole.waiting {
             true => (rows(usize::MAX) * (product.n + chunk)).min(WAITING.max(rows(1024) * chunk)),
@@ -183,7 +190,7 @@ unsafe fn rectangle(
                     let lanes = row..(row + height).min(rows.end);
                     let a = in_place(lanes.clone(), ks.clone());
                     let a = a.unwrap_or_else(|| {
-                        let at = if blocks.once { panel % blocks.visit_a } else { panel };
+                        let at = if blocks.kept { panel } else { panel % blocks.visit_a };
                         let a = packed_a.add(kernel.bytes * at * apart_a);
                         if chunk == cols.start && panel % blocks.visit_a == 0 {
                             let lanes = row..(row + height * blocks.visit_a).min(rows.end);

@@ -15,9 +15,11 @@ pub struct Kernel {
     pub cols: usize,
     /// Panels are a whole number of so many k; what is missing is zero.
     pub deep: usize,
-    /// The longest panel along k, and the longest where the sums of a shorter one would have to wait in memory.
+    /// The longest panel along k; the longest where the sums of a shorter one would have to wait in memory; and the
+    /// longest where they must wait all the same, but are of few rows and so have room in L2.
     pub long: usize,
     pub long_waiting: usize,
+    pub long_of_few: usize,
     /// Bytes of the packed chunk of `b`, which stays in L2 while all of `a` passes by.
     pub chunk: usize,
     /// Of an element in a panel.
@@ -98,6 +100,7 @@ impl Kernel {
                 deep: 32,
                 long: 1024,
                 long_waiting: 2048,
+                long_of_few: 512,
                 chunk: 1 << 20,
                 bytes: 2,
                 prepared: amx::with_tiles,
@@ -114,6 +117,7 @@ impl Kernel {
                 deep: 32,
                 long: 512,
                 long_waiting: 1024,
+                long_of_few: 1024,
                 chunk: 1 << 20,
                 bytes: 2 * parts::PARTS,
                 prepared: amx::with_tiles,
@@ -149,6 +153,7 @@ impl Kernel {
             deep: 1,
             long: 512,
             long_waiting: 512,
+            long_of_few: 512,
             chunk: 768 << 10,
             bytes: 4,
             prepared: |work| work(),
