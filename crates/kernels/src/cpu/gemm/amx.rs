@@ -27,6 +27,11 @@ pub fn in_place(from: &Operand<'_>, Lying { lanes, ks, rows, .. }: Lying) -> Opt
     if !start.addr().is_multiple_of(64) || !(2 * from.stride).is_multiple_of(64) {
         return None;
     }
+    // Rows that lie so far apart fall into half of the sets of L1, or less. A panel that would have room there, and be
+    // found again by each tile, is better packed.
+    if (2 * from.stride).is_multiple_of(2048) && ks.len() <= 512 {
+        return None;
+    }
     Some(Rows { start, stride: 2 * from.stride, step: 2 * DEEP })
 }
 
@@ -51,6 +56,9 @@ struct Arguments {
     /// Where rows of the output will be written, eight of which are asked for in each of the first steps.
     place: *const u8,
     place_stride: usize,
+    /// Sums to ask for, six lines in each of the other steps, and so many bytes further in the next.
+    next: *const f32,
+    next_step: usize,
 }
 
 /// Adds (32, k)·(k, 32) to the sums, for a `k` of whole tiles.
@@ -89,6 +97,13 @@ pub unsafe fn multiply(_rows: usize, k: usize, a: Rows, ahead: Ahead, b: *const 
         ahead_stride: if asking { row } else { 0 },
         place: sums.place,
         place_stride: sums.place_stride,
+        next: sums.next,
+        next_step: match sums.next == sums.start {
+            true => 0,
+            false => (size_of::<[f32; 4 * SIDE * SIDE]>() / (tiles - placing).max(1))
+                .next_multiple_of(64)
+                .min(6 * 64),
+        },
     };
     // SAFETY: the addresses are those the caller promised; prefetches may point anywhere.
     unsafe {
@@ -189,8 +204,16 @@ macro_rules! asking {
                     "mov rcx, [rax + 1*8]",
                     "test rcx, rcx",
                     "jz 7f",
+                    "mov rdx, [rax + 14*8]",
                     "6:",
                     step!($early, $late),
+                    "prefetchw [rdx]",
+                    "prefetchw [rdx + 64]",
+                    "prefetchw [rdx + 128]",
+                    "prefetchw [rdx + 192]",
+                    "prefetchw [rdx + 256]",
+                    "prefetchw [rdx + 320]",
+                    "add rdx, [rax + 15*8]",
                     "dec rcx",
                     "jnz 6b",
                     "7:",

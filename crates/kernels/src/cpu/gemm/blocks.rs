@@ -12,8 +12,6 @@ use std::ops::Range;
 const KEPT: usize = 4 << 20;
 /// When k is cut, sums wait in scratch: for so many elements of output at a time.
 const WAITING: usize = 1 << 20;
-/// Sums of so many rows have room in L2, beside the chunk of `b`.
-const FEW: usize = 256;
 /// Where lanes lie side by side, so many bytes of them are packed at a time: a visit to a row of memory, which
 /// may be a page of its own, should fetch some neighbouring lines.
 const VISIT: usize = 1 << 10;
@@ -70,13 +68,9 @@ struct Blocks {
 impl Blocks {
     fn of(kernel: &Kernel, product: &Product<'_>, m: usize, n: usize) -> Blocks {
         let direct = product.target.direct().is_some();
-        let most = match direct {
-            true => kernel.long,
-            false if product.k > kernel.long_waiting && product.m <= FEW => kernel.long_of_few,
-            false => kernel.long_waiting,
-        };
-        let pieces = product.k.div_ceil(most).max(1);
-        let long = product.k.div_ceil(pieces).max(1).next_multiple_of(kernel.deep);
+        let pieces = kernel.pieces(direct, product.k);
+        let count = product.k.div_ceil(pieces.long).max(1);
+        let long = product.k.div_ceil(count).max(1).next_multiple_of(kernel.deep);
         let height = kernel.height(m);
         // Where panels are read as they lie, those that are not whole are packed by themselves at most.
         let lies = (kernel.in_place)(
@@ -89,7 +83,7 @@ impl Blocks {
         let whole = |len: usize, most: usize, of: usize| {
             len.next_multiple_of(of).min((most / of).max(1) * of)
         };
-        let chunk = whole(n, kernel.chunk / kernel.bytes / long, kernel.cols);
+        let chunk = whole(n, pieces.chunk / kernel.bytes / long, kernel.cols);
         // As even as can be, too: each chunk costs a pass over `a`.
         let chunk = n.div_ceil(n.div_ceil(chunk)).next_multiple_of(kernel.cols);
         // All panels of a piece that is not whole along k are packed, otherwise one that is not in rows.
@@ -125,7 +119,8 @@ impl Blocks {
         let whole = Blocks::of(kernel, product, product.m, product.n);
         let (low, tall) = (kernel.rows.start, kernel.rows.end - 1);
         let visit = visit(&product.a, low);
-        let chunk = (kernel.chunk / kernel.bytes / whole.long)
+        let pieces = kernel.pieces(product.target.direct().is_some(), product.k);
+        let chunk = (pieces.chunk / kernel.bytes / whole.long)
             .max(kernel.cols)
             .min(product.n.next_multiple_of(kernel.cols));
         let rows = |most: usize| (product.m + tall * visit).min(most.max(tall * visit));
@@ -256,6 +251,10 @@ unsafe fn rectangle(
                             resume: from > 0,
                             place,
                             place_stride,
+                            next: match blocks.waiting && from > 0 && col + width < end {
+                                true => slots.add((slot + panels) * height * width),
+                                false => sums,
+                            },
                         };
                         match direct {
                             // In the output itself, the edges by way of a slot: the same additions everywhere.

@@ -67,6 +67,7 @@ impl Direct {
             resume,
             place: start.cast(),
             place_stride: 4 * self.stride,
+            next: start,
         }
     }
 

@@ -15,13 +15,13 @@ pub struct Kernel {
     pub cols: usize,
     /// Panels are a whole number of so many k; what is missing is zero.
     pub deep: usize,
-    /// The longest panel along k; the longest where the sums of a shorter one would have to wait in memory; and the
-    /// longest where they must wait all the same, but are of few rows and so have room in L2.
-    pub long: usize,
-    pub long_waiting: usize,
-    pub long_of_few: usize,
-    /// Bytes of the packed chunk of `b`, which stays in L2 while all of `a` passes by.
-    pub chunk: usize,
+    /// How long panels are along k where sums are made in the output.
+    pub direct: Pieces,
+    /// The same where they would have to wait in memory for the next piece: of a k that is no longer than these, there
+    /// is but one.
+    pub whole: Pieces,
+    /// And where they must wait.
+    pub cut: Pieces,
     /// Of an element in a panel.
     pub bytes: usize,
     /// Runs work on this thread with the kernel's registers set up.
@@ -31,6 +31,15 @@ pub struct Kernel {
     pub pack_b: Pack,
     /// Rows that can be read as they lie, without packing.
     pub in_place: fn(&Operand<'_>, Lying) -> Option<Rows>,
+}
+
+/// How k is cut.
+#[derive(Clone, Copy)]
+pub struct Pieces {
+    /// The longest panel along k.
+    pub long: usize,
+    /// Bytes of the packed chunk of `b`, which stays in L2 while all of `a` passes by.
+    pub chunk: usize,
 }
 
 /// Which rows of `a` shall be read: where they are, how many a panel has, and how many columns of `b` they meet.
@@ -77,6 +86,8 @@ pub struct Sums {
     /// Where the finished tile's rows will be written, and bytes from one to the next: to be asked for on the way.
     pub place: *const u8,
     pub place_stride: usize,
+    /// The sums that the next tile goes on from, or our own: to be asked for, too.
+    pub next: *const f32,
 }
 
 /// What to pack: panels of `width` lanes each, the last one filled up with zeros.
@@ -98,10 +109,10 @@ impl Kernel {
                 rows: 32..33,
                 cols: 32,
                 deep: 32,
-                long: 1024,
-                long_waiting: 2048,
-                long_of_few: 512,
-                chunk: 1 << 20,
+                direct: Pieces { long: 1024, chunk: 1 << 20 },
+                whole: Pieces { long: 1024, chunk: 1 << 20 },
+                // A panel of `a` has room in L1.
+                cut: Pieces { long: 512, chunk: 512 << 10 },
                 bytes: 2,
                 prepared: amx::with_tiles,
                 multiply: amx::multiply,
@@ -115,10 +126,9 @@ impl Kernel {
                 rows: 32..33,
                 cols: 32,
                 deep: 32,
-                long: 512,
-                long_waiting: 1024,
-                long_of_few: 1024,
-                chunk: 1 << 20,
+                direct: Pieces { long: 512, chunk: 1 << 20 },
+                whole: Pieces { long: 1024, chunk: 1 << 20 },
+                cut: Pieces { long: 1024, chunk: 1 << 20 },
                 bytes: 2 * parts::PARTS,
                 prepared: amx::with_tiles,
                 multiply: thirds::multiply,
@@ -145,22 +155,31 @@ impl Kernel {
         pack: Pack,
     ) -> Kernel {
         let (pack_a, pack_b) = (pack, pack);
+        let pieces = Pieces { long: 512, chunk: 768 << 10 };
         let in_place = |_: &Operand<'_>, _: Lying| None;
         Kernel {
             level,
             rows,
             cols,
             deep: 1,
-            long: 512,
-            long_waiting: 512,
-            long_of_few: 512,
-            chunk: 768 << 10,
+            direct: pieces,
+            whole: pieces,
+            cut: pieces,
             bytes: 4,
             prepared: |work| work(),
             multiply,
             pack_a,
             pack_b,
             in_place,
+        }
+    }
+
+    /// How a `k` is cut.
+    pub fn pieces(&self, direct: bool, k: usize) -> Pieces {
+        match direct {
+            true => self.direct,
+            false if k <= self.whole.long => self.whole,
+            false => self.cut,
         }
     }
 
