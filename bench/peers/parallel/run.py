@@ -27,16 +27,18 @@ LIMIT_S = 1800
 sys.path.insert(0, str(HERE.parent / "step"))
 from configs import CONFIGS
 
-DATA, ZERO, DDP, FSDP2, ALONE, PAIR = "lockstep data", "lockstep zero=3", "torch ddp", "torch fsdp2", "lockstep alone", "two alone"
-PROGRAMS = [DATA, DDP, ZERO, FSDP2, ALONE, PAIR]
+DATA, ZERO1, ZERO3 = "lockstep data", "lockstep zero=1", "lockstep zero=3"
+DDP, FSDP2, ALONE, PAIR = "torch ddp", "torch fsdp2", "lockstep alone", "two alone"
+PROGRAMS = [DATA, DDP, ZERO3, FSDP2, ALONE, PAIR, ZERO1]
 
 # Ours, beside which, in what, and how large (speed) or small (memory) the ratio is to be.
 BARS = [
     (DATA, DDP, "speed", {"f32": 1.3, "bf16": 2.0}),
     (DATA, DDP, "memory", {"f32": 0.4, "bf16": 0.4}),
-    (ZERO, FSDP2, "speed", {"f32": 1.6}),
-    (ZERO, FSDP2, "memory", {"f32": 0.4, "bf16": 0.4}),
+    (ZERO3, FSDP2, "speed", {"f32": 1.6}),
+    (ZERO3, FSDP2, "memory", {"f32": 0.4, "bf16": 0.4}),
     (DATA, PAIR, "speed", {"f32": 0.95, "bf16": 0.95}),
+    (ZERO1, PAIR, "speed", {"f32": 0.95, "bf16": 0.95}),
 ]
 
 
@@ -96,8 +98,8 @@ def commands(args, program, config, dtype):
     match program:
         case "lockstep data":
             return [([*ours, "--ranks", RANKS], {})]
-        case "lockstep zero=3":
-            return [([*ours, "--ranks", RANKS, "--set", "layout.zero=3"], {})]
+        case "lockstep zero=1" | "lockstep zero=3":
+            return [([*ours, "--ranks", RANKS, "--set", f"layout.{program.removeprefix('lockstep ')}"], {})]
         case "lockstep alone":
             return [([*ours, "--ranks", 1], {})]
         case "two alone":
