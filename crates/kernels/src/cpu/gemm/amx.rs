@@ -17,7 +17,7 @@ pub unsafe fn with_tiles(work: &mut dyn FnMut()) {
 }
 
 /// Full rows of bf16 that run along k are tiles as they lie.
-pub fn in_place(from: &Operand<'_>, Lying { lanes, ks, rows, .. }: Lying) -> Option<Rows> {
+pub fn in_place(from: &Operand<'_>, Lying { lanes, ks, long, rows, .. }: Lying) -> Option<Rows> {
     let Data::Bf16(values) = from.data else { return None };
     if !from.k_runs || lanes.len() < rows || ks.is_empty() || !ks.len().is_multiple_of(DEEP) {
         return None;
@@ -29,7 +29,7 @@ pub fn in_place(from: &Operand<'_>, Lying { lanes, ks, rows, .. }: Lying) -> Opt
     }
     // Rows that lie so far apart fall into half of the sets of L1, or less. A panel that would have room there, and be
     // found again by each tile, is better packed.
-    if (2 * from.stride).is_multiple_of(2048) && ks.len() <= 512 {
+    if (2 * from.stride).is_multiple_of(2048) && long <= 512 {
         return None;
     }
     Some(Rows { start, stride: 2 * from.stride, step: 2 * DEEP })

@@ -75,7 +75,7 @@ impl Blocks {
         // Where panels are read as they lie, those that are not whole are packed by themselves at most.
         let lies = (kernel.in_place)(
             &product.a,
-            Lying { lanes: 0..height, ks: 0..long, rows: height, cols: product.n },
+            Lying { lanes: 0..height, ks: 0..long, long, rows: height, cols: product.n },
         )
         .is_some();
         let visit_a = if lies { 1 } else { visit(&product.a, height) };
@@ -165,7 +165,10 @@ unsafe fn rectangle(
     let panels = rows.len().div_ceil(height);
     let direct = product.target.direct();
     let in_place = |lanes: Range<usize>, ks: Range<usize>| {
-        (kernel.in_place)(&product.a, Lying { lanes, ks, rows: height, cols: product.n })
+        (kernel.in_place)(
+            &product.a,
+            Lying { lanes, ks, long: blocks.long, rows: height, cols: product.n },
+        )
     };
     // SAFETY: offsets stay inside the bytes that `blocks` counted; the rest is the caller's promise.
     unsafe {

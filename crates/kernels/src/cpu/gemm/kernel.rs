@@ -42,10 +42,12 @@ pub struct Pieces {
     pub chunk: usize,
 }
 
-/// Which rows of `a` shall be read: where they are, how many a panel has, and how many columns of `b` they meet.
+/// Which rows of `a` shall be read: where they are, how long pieces of k are, how many rows a panel has, and how many
+/// columns of `b` they meet.
 pub struct Lying {
     pub lanes: Range<usize>,
     pub ks: Range<usize>,
+    pub long: usize,
     pub rows: usize,
     pub cols: usize,
 }
