@@ -29,7 +29,7 @@ from configs import CONFIGS
 
 DATA, ZERO1, ZERO3 = "lockstep data", "lockstep zero=1", "lockstep zero=3"
 DDP, FSDP2, ALONE, PAIR = "torch ddp", "torch fsdp2", "lockstep alone", "two alone"
-PROGRAMS = [DATA, DDP, ZERO3, FSDP2, ALONE, PAIR, ZERO1]
+PROGRAMS = [DATA, DDP, ZERO3, FSDP2, ZERO1, ALONE, PAIR]
 
 # Ours, beside which, in what, and how large (speed) or small (memory) the ratio is to be.
 BARS = [

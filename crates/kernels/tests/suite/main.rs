@@ -10,6 +10,7 @@ mod elementwise;
 mod embedding;
 mod gelu;
 mod gemm;
+mod gemm_bits;
 mod largest;
 mod norm;
 mod pack;

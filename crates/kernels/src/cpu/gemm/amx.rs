@@ -16,6 +16,13 @@ pub unsafe fn with_tiles(work: &mut dyn FnMut()) {
     work();
 }
 
+/// Bytes of a panel that stays in L1 while others pass by.
+const ROOM_IN_L1: usize = 32 << 10;
+/// Lines so many bytes apart fall into half of the sets of L1.
+const HALF_OF_SETS: usize = 2 << 10;
+/// Bytes of the sums of a tile.
+const SUMS: usize = 4 * (2 * SIDE) * (2 * SIDE);
+
 /// Full rows of bf16 that run along k are tiles as they lie.
 pub fn in_place(from: &Operand<'_>, Lying { lanes, ks, long, rows, .. }: Lying) -> Option<Rows> {
     let Data::Bf16(values) = from.data else { return None };
@@ -29,7 +36,7 @@ pub fn in_place(from: &Operand<'_>, Lying { lanes, ks, long, rows, .. }: Lying) 
     }
     // Rows that lie so far apart fall into half of the sets of L1, or less. A panel that would have room there, and be
     // found again by each tile, is better packed.
-    if (2 * from.stride).is_multiple_of(2048) && long <= 512 {
+    if (2 * from.stride).is_multiple_of(HALF_OF_SETS) && 2 * rows * long <= ROOM_IN_L1 {
         return None;
     }
     Some(Rows { start, stride: 2 * from.stride, step: 2 * DEEP })
@@ -100,9 +107,7 @@ pub unsafe fn multiply(_rows: usize, k: usize, a: Rows, ahead: Ahead, b: *const 
         next: sums.next,
         next_step: match sums.next == sums.start {
             true => 0,
-            false => (size_of::<[f32; 4 * SIDE * SIDE]>() / (tiles - placing).max(1))
-                .next_multiple_of(64)
-                .min(6 * 64),
+            false => (SUMS / (tiles - placing).max(1)).next_multiple_of(64).min(6 * 64),
         },
     };
     // SAFETY: the addresses are those the caller promised; prefetches may point anywhere.
