@@ -190,19 +190,21 @@ fn experts_that_drop_tokens_keep_no_more_than_planned() {
     assert!(peak <= most && 10 * peak > 8 * most, "{peak} of {most}");
 }
 
-/// Sums that go on beside the computing arrive when they arrive, but never later than planned.
+/// A communication thread finishes a bucket early or late, depending on the load of the machine. The peak therefore
+/// lies between the reduced shards, which every rank holds before the optimizer step, and the planned worst case.
 #[test]
-fn exchanges_beside_the_computing_take_no_more_than_planned() {
+fn overlapped_reduction_stays_within_planned_memory() {
     for words in [
         "gpt2 data=2 zero=1 train.micro_batch=6",
         "gpt2 data=2 zero=2",
         "llama data=2 zero=3 precision.compute=bf16",
     ] {
-        let (waited, beside) = (plan(words), plan(&format!("{words} comm.overlap=true")));
-        for (rank, memory) in measured(&beside).iter().enumerate() {
-            let (least, most) = (Ledger::of(&waited, rank), Ledger::of(&beside, rank));
+        let plan = plan(&format!("{words} comm.overlap=true"));
+        for (rank, memory) in measured(&plan).iter().enumerate() {
+            let held = plan.part(rank).held;
+            let shards: usize = held.iter().flatten().map(|held| 4 * held.own.len()).sum();
             let peak = memory.of(Tag::Gradients).peak;
-            let planned = least.gradients..=most.gradients;
+            let planned = shards..=Ledger::of(&plan, rank).gradients;
             assert!(planned.contains(&peak), "{words}, rank {rank}: {peak} in {planned:?}");
         }
     }
