@@ -251,10 +251,10 @@ impl Learner<'_> {
 fn update(rank: &mut Rank<'_>, batch: &Batch, kept: &mut Kept, step: u64) -> anyhow::Result<f64> {
     let (dtype, recompute) = (Dtype::F32, Recompute::None);
     let global_tokens = BEST * SEQ;
-    let Rank { device, peers, model, store, optimizer, .. } = rank;
-    let pass = Pass { device, peers, dtype, recompute, dropout: None, global_tokens };
+    let Rank { device, groups, model, store, optimizer, .. } = rank;
+    let pass = Pass { device, groups, dtype, recompute, dropout: None, global_tokens };
     model.train(&pass, batch, store, kept);
-    store.finish(device, peers)?;
+    store.finish(device, groups)?;
     let gradients = (0..store.gradients.blocks()).filter_map(|block| store.gradients.get(block));
     let norm = gradients.map(|gradient| device.sum_of_squares(gradient)).sum::<f64>().sqrt();
     let numbers = AdamW {
@@ -268,7 +268,7 @@ fn update(rank: &mut Rank<'_>, batch: &Batch, kept: &mut Kept, step: u64) -> any
     };
     optimizer.step(device, &numbers, store);
     store.clear();
-    store.weights.spread(device, peers)?;
+    store.weights.spread(device, groups)?;
     Ok(norm)
 }
 

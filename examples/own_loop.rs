@@ -4,7 +4,7 @@
 
 use lockstep_data::{Options, Source, Split};
 use lockstep_kernels::{AdamW, Device, Dtype, Tag};
-use lockstep_model::{Batch, Kept, Model, Pass, Peers, Recompute, Sampling, Store};
+use lockstep_model::{Batch, Groups, Kept, Model, Pass, Recompute, Sampling, Store};
 use lockstep_plan::model::Shape;
 use lockstep_plan::presets;
 use lockstep_trainer::{Optimizer, Wanted, generate};
@@ -35,8 +35,8 @@ fn main() -> anyhow::Result<()> {
     // The loss is the mean over these tokens. With several micro-batches or ranks it is the tokens of all of
     // them: gradients then only have to be added up.
     let global_tokens = BATCH * SEQ;
-    let (peers, dtype, recompute) = (&Peers::alone(), Dtype::F32, Recompute::None);
-    let pass = Pass { device: &device, peers, dtype, recompute, dropout: None, global_tokens };
+    let (groups, dtype, recompute) = (&Groups::alone(), Dtype::F32, Recompute::None);
+    let pass = Pass { device: &device, groups, dtype, recompute, dropout: None, global_tokens };
 
     for step in 1..=STEPS {
         // A sample is a function of (seed, step, index): there is no loader whose position could be lost.
@@ -48,7 +48,7 @@ fn main() -> anyhow::Result<()> {
 
         // Gradients are summed over the ranks as blocks complete theirs; what is left of it is done here. One
         // rank by itself has nobody to sum with.
-        store.finish(&device, peers)?;
+        store.finish(&device, groups)?;
         let gradients =
             (0..store.gradients.blocks()).filter_map(|block| store.gradients.get(block));
         let squares: f64 = gradients.map(|gradient| device.sum_of_squares(gradient)).sum();

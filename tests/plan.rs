@@ -47,7 +47,7 @@ fn a_run_file_is_priced() {
     assert!(json["memory"][0]["parameters"].as_f64().unwrap() > 0.0);
     let traffic = json["traffic"].as_array().unwrap();
     assert!(
-        traffic.iter().any(|row| row["circle"] == "tensor" && row["link"] == "NVSwitch"),
+        traffic.iter().any(|row| row["kind"] == "tensor" && row["link"] == "NVSwitch"),
         "{traffic:?}"
     );
     std::fs::remove_dir_all(folder).unwrap();

@@ -99,7 +99,7 @@ impl Foretold {
     /// Traffic and time, planned and measured.
     pub fn compare(&self, plan: &Plan, measured: &Measured) {
         if plan.ranks > 1 {
-            // Peers of a host that read each other's memory send nothing.
+            // Groups of a host that read each other's memory send nothing.
             let counted = match measured.sent {
                 Some(0) | None => "read in place".into(),
                 Some(bytes) => human_bytes(bytes),

@@ -58,7 +58,7 @@ impl AttentionPart {
         {
             let mut normed = cx.scratch(x.rows(), x.cols());
             self.norm.forward(device, weights, x.view(), normed.view_mut(), stats.view_mut());
-            cx.peers.start_enter(device, normed).each(|rows, normed| {
+            cx.groups.start_enter(device, normed).each(|rows, normed| {
                 let to = qkv.view_mut().rows_of(rows);
                 device.matmul(self.qkv.forward(weights, normed, to));
             });
@@ -76,13 +76,13 @@ impl AttentionPart {
 
     /// With whom this rank's queries meet: the tokens here, or those of other ranks too.
     fn attend(&self, cx: &Cx<'_>, qkv: Tensor, out: ViewMut<'_>) -> Option<Saved> {
-        let Some(context) = cx.peers.context() else {
+        let Some(context) = cx.groups.context() else {
             let mut lse = cx.kept_wide(cx.batch * self.heads, cx.seq());
             cx.device.attention(&self.square(cx), qkv.view(), out, lse.view_mut());
             return Some(Saved { qkv, lse });
         };
         let saved = context.forward(cx.device, &self.heads(cx), qkv, out);
-        saved.map_err(|error| cx.peers.note(Err(error))).ok()
+        saved.map_err(|error| cx.groups.note(Err(error))).ok()
     }
 
     fn attend_backward(
@@ -94,14 +94,14 @@ impl AttentionPart {
         dqkv: ViewMut<'_>,
     ) {
         let Some(saved) = inside else { return cx.device.fill(dqkv, 0.0) };
-        match cx.peers.context() {
+        match cx.groups.context() {
             None => {
                 let (qkv, lse) = (saved.qkv.view(), saved.lse.view());
                 cx.device.attention_backward(&self.square(cx), qkv, out, dout, lse, dqkv)
             }
             Some(context) => {
                 let heads = self.heads(cx);
-                cx.peers.note(context.backward(cx.device, &heads, saved, out, dout, dqkv));
+                cx.groups.note(context.backward(cx.device, &heads, saved, out, dout, dqkv));
             }
         }
     }
@@ -141,7 +141,7 @@ impl AttentionPart {
         // Through q, k, v and the norm; the residual adds its own.
         let mut normed = cx.scratch(x.rows(), x.cols());
         self.norm.again(device, weights, x.view(), stats.view(), normed.view_mut());
-        let normed = cx.peers.start_enter(device, normed);
+        let normed = cx.groups.start_enter(device, normed);
         let dnormed = self.qkv.backward(cx, weights, normed, dqkv, sink);
         let mut dx = cx.own(dy);
         self.norm.backward(cx, weights, x, &stats, dnormed.view(), dx.view_mut(), sink);

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use lockstep_kernels::{Device, Dtype, Tag, Tensor, View};
-use lockstep_parallel::{Leaving, Peers};
+use lockstep_parallel::{Groups, Leaving};
 use lockstep_plan::Recompute;
 use lockstep_plan::context::Run;
 use lockstep_plan::model::BlockParams;
@@ -49,7 +49,7 @@ pub trait Block {
 pub struct Cx<'a> {
     pub device: &'a Device,
     /// Who has the rest of what a block needs.
-    pub peers: &'a Peers,
+    pub groups: &'a Groups,
     /// Of activations.
     pub dtype: Dtype,
     /// Sequences in this micro-batch.
@@ -91,7 +91,7 @@ impl Cx<'_> {
 
     /// The tokens whose residual stream this rank holds.
     pub fn stream(&self) -> Range<usize> {
-        self.peers.stream_rows(self.tokens())
+        self.groups.stream_rows(self.tokens())
     }
 
     /// Each run, and the rows in which it lies.

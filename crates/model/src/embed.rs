@@ -35,18 +35,18 @@ impl Embed {
 
     /// Each rank of the tensor axis has some rows of the table, and gives nought for the others.
     pub fn forward(&self, cx: &Cx<'_>, weights: View<'_>, ids: View<'_>) -> Tensor {
-        let (device, peers) = (cx.device, cx.peers);
-        let mut x = match peers.sequence {
+        let (device, groups) = (cx.device, cx.groups);
+        let mut x = match groups.sequence {
             true => cx.scratch(cx.tokens(), self.dim),
             false => cx.kept(cx.tokens(), self.dim),
         };
-        let positions = self.positions.clone().filter(|_| peers.adds());
+        let positions = self.positions.clone().filter(|_| groups.adds());
         let positions = positions.map(|range| weights.part(range));
         for (run, rows) in cx.placed_runs() {
             let (ids, out) = (ids.part(rows.clone()), x.view_mut().rows_of(rows));
             device.embed(ids, self.table(weights), self.held, positions, run.start, run.len, out);
         }
-        let mut x = peers.leave(device, x);
+        let mut x = groups.leave(device, x);
         cx.drop_out(SITE, &mut x);
         x
     }
@@ -65,7 +65,7 @@ impl Embed {
         let device = cx.device;
         let mut dy = cx.own(dy);
         cx.drop_out(SITE, &mut dy);
-        let dy = cx.peers.leave_backward(device, dy);
+        let dy = cx.groups.leave_backward(device, dy);
         if let Some(positions) = &self.positions {
             let place = grads.reborrow().part(positions.clone());
             wide(device, place, accumulate, |mut place, accumulate| {

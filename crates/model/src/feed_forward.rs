@@ -103,12 +103,12 @@ impl FeedForward {
         self.norm.forward(cx.device, weights, x.view(), normed.view_mut(), stats.view_mut());
         let (after, inner) = match &self.inner {
             Inner::Dense(dense) => {
-                let normed = cx.peers.start_enter(cx.device, normed);
+                let normed = cx.groups.start_enter(cx.device, normed);
                 let (after, before) = dense.inside(cx, weights, normed, keep_inner);
                 (After::Dense(after), InnerSaved::Dense(before))
             }
             Inner::Experts(experts) => {
-                let normed = cx.peers.enter(cx.device, normed);
+                let normed = cx.groups.enter(cx.device, normed);
                 let (after, saved) = experts.inside(cx, weights, &normed, keep_inner);
                 (After::Experts(after), InnerSaved::Experts(saved))
             }
@@ -135,15 +135,15 @@ impl FeedForward {
         let dnormed = match (&self.inner, inner) {
             (Inner::Dense(dense), InnerSaved::Dense(before)) => {
                 let dprojected = projection_gradient(cx, self.site, &dy);
-                let normed = || cx.peers.start_enter(cx.device, normed());
+                let normed = || cx.groups.start_enter(cx.device, normed());
                 let dbefore = dense.backward(cx, weights, &normed, before, dprojected, sink);
                 dense.up.backward(cx, weights, normed(), dbefore, sink)
             }
             (Inner::Experts(experts), InnerSaved::Experts(saved)) => {
-                let dprojected = cx.peers.leave_backward(cx.device, dy.clone());
-                let normed = cx.peers.enter(cx.device, normed());
+                let dprojected = cx.groups.leave_backward(cx.device, dy.clone());
+                let normed = cx.groups.enter(cx.device, normed());
                 let dnormed = experts.backward(cx, weights, &normed, saved, &dprojected, sink);
-                cx.peers.enter_backward(cx.device, dnormed)
+                cx.groups.enter_backward(cx.device, dnormed)
             }
             _ => unreachable!("a half is saved in its own form"),
         };
@@ -283,7 +283,7 @@ impl Dense {
         dy: &Tensor,
         sink: &mut Sink<'_>,
     ) -> Tensor {
-        let here = |x: &Tensor| cx.peers.entered(cx.device, x.clone());
+        let here = |x: &Tensor| cx.groups.entered(cx.device, x.clone());
         let dbefore = self.backward(cx, weights, &|| here(normed), before, here(dy), sink);
         self.up.weight_gradient(cx.device, &dbefore, normed, sink);
         let mut dnormed = cx.scratch(cx.tokens(), dy.cols());

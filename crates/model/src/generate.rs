@@ -5,14 +5,14 @@ use lockstep_plan::context::Run;
 
 use crate::attention::AttentionPart;
 use crate::stream::add_projection;
-use crate::{Cx, Model, Peers, Weights};
+use crate::{Cx, Groups, Model, Weights};
 
 /// Keys and values of one sequence, layer by layer.
 pub struct Cache {
     layers: Vec<(Tensor, Tensor)>, // keys and values, each (seq, kv_heads * head_dim)
     len: usize,
     /// Text is made by one rank.
-    peers: Peers,
+    groups: Groups,
 }
 
 impl Cache {
@@ -20,7 +20,7 @@ impl Cache {
         let shape = &model.part.whole;
         let room = || device.empty(shape.seq, shape.kv_heads * shape.head_dim, dtype, Tag::Buffers);
         let layers = (0..shape.layers).map(|_| (room(), room())).collect();
-        Cache { layers, len: 0, peers: Peers::alone() }
+        Cache { layers, len: 0, groups: Groups::alone() }
     }
 
     /// Tokens it holds.
@@ -59,11 +59,11 @@ impl Model {
         let (Some(embed), Some(head)) = (&stage.embed, &stage.head) else {
             panic!("text is made by a rank with a whole model")
         };
-        let Cache { layers, len, peers } = cache;
+        let Cache { layers, len, groups } = cache;
         let runs = [Run { start, len: seq }];
         let cx = Cx {
             device,
-            peers,
+            groups,
             dtype,
             batch: 1,
             runs: &runs,

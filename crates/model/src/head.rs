@@ -34,7 +34,10 @@ impl Head {
 
     /// The logits of all tokens: for a caller who wants to see them.
     pub fn logits(&self, cx: &Cx<'_>, weights: View<'_>, output: View<'_>, x: &Tensor) -> Tensor {
-        assert_eq!(cx.peers.mesh.tensor, 1, "logits of the whole vocabulary are asked of one rank");
+        assert_eq!(
+            cx.groups.mesh.tensor, 1,
+            "logits of the whole vocabulary are asked of one rank"
+        );
         let normed = self.normed(cx, weights, x).0;
         let mut logits = cx.device.empty(x.rows(), self.vocab, Dtype::F32, Tag::Buffers);
         cx.device.matmul(Matmul::linear(normed.view(), output, logits.view_mut()));
@@ -50,7 +53,7 @@ impl Head {
         x: &Tensor,
         targets: View<'_>,
     ) -> Tensor {
-        let normed = cx.peers.enter(cx.device, self.normed(cx, weights, x).0);
+        let normed = cx.groups.enter(cx.device, self.normed(cx, weights, x).0);
         let mut losses = cx.device.empty(1, cx.tokens(), Dtype::F32, Tag::Buffers);
         self.in_chunks(cx, cx.tokens(), |range, mut logits| {
             let rows = normed.view().rows_of(range.clone());
@@ -61,7 +64,7 @@ impl Head {
                 losses: losses.view_mut().part(range),
                 gradient: Gradient::None,
             };
-            cx.peers.cross_entropy(cx.device, work, self.first);
+            cx.groups.cross_entropy(cx.device, work, self.first);
         });
         losses
     }
@@ -82,7 +85,7 @@ impl Head {
     ) -> (Tensor, Tensor) {
         let device = cx.device;
         let (normed, stats) = self.normed(cx, weights, &x);
-        let normed = cx.peers.enter(device, normed);
+        let normed = cx.groups.enter(device, normed);
         let mut losses = device.empty(1, cx.tokens(), Dtype::F32, Tag::Buffers);
         let mut dnormed = cx.scratch(cx.tokens(), x.cols());
         self.in_chunks(cx, cx.tokens(), |range, mut logits| {
@@ -102,7 +105,7 @@ impl Head {
                     None => Gradient::InPlace(scale),
                 },
             };
-            cx.peers.cross_entropy(device, work, self.first);
+            cx.groups.cross_entropy(device, work, self.first);
             let dlogits = narrow.as_ref().map_or(logits.as_view(), Tensor::view);
 
             let drows = dnormed.view_mut().rows_of(range.clone());
@@ -115,7 +118,7 @@ impl Head {
             doutput.filled = true;
         });
         drop(normed);
-        let dnormed = cx.peers.enter_backward(device, dnormed);
+        let dnormed = cx.groups.enter_backward(device, dnormed);
         let mut dx = device.empty(x.rows(), x.cols(), cx.dtype, Tag::Buffers);
         device.fill(dx.view_mut(), 0.0);
         self.norm.backward(cx, weights, &x, &stats, dnormed.view(), dx.view_mut(), sink);

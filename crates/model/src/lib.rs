@@ -4,7 +4,7 @@
 //!
 //! ```
 //! use lockstep_kernels::{Device, Dtype};
-//! use lockstep_model::{Batch, Kept, Model, Pass, Peers, Recompute, Store};
+//! use lockstep_model::{Batch, Kept, Model, Pass, Groups, Recompute, Store};
 //! use lockstep_plan::presets;
 //!
 //! let shape = presets::shape("llama-test", Some(64)).unwrap();
@@ -15,7 +15,7 @@
 //! // Two sequences of 8 tokens, each with the token that follows its last.
 //! let mut batch = Batch::empty(&device, 2, 8);
 //! batch.fill(&device, &(0..2 * 9).collect::<Vec<u32>>());
-//! let (peers, dtype, recompute) = (&Peers::alone(), Dtype::F32, Recompute::None);
+//! let (peers, dtype, recompute) = (&Groups::alone(), Dtype::F32, Recompute::None);
 //! let pass = Pass { device: &device, peers, dtype, recompute, dropout: None, global_tokens: 16 };
 //!
 //! let loss = model.train(&pass, &batch, &mut store, &mut Kept::default());
@@ -48,7 +48,7 @@ pub use batch::Batch;
 pub use block::{Block, Cx, Dropout};
 pub use generate::{Cache, Sampling, sample};
 pub use layer::{Layer, Saved};
-pub use lockstep_parallel::{Peers, Store, Weights};
+pub use lockstep_parallel::{Groups, Store, Weights};
 pub use lockstep_plan::Recompute;
 pub use moe::Auxiliary;
 pub use network::{Kept, Loss, Model, Pass, WeightGradients, read};

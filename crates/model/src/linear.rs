@@ -88,9 +88,10 @@ impl Linear {
         if let Some(x) = waiting.take_if(|x| !x.travels()) {
             weight_gradient(x);
         }
-        let dx = cx.peers.leave_with(cx.device, cx.leaving(self.cols, Tag::Buffers), |rows, dx| {
-            self.input_gradient(cx.device, weights, dy.view().rows_of(rows), dx);
-        });
+        let dx =
+            cx.groups.leave_with(cx.device, cx.leaving(self.cols, Tag::Buffers), |rows, dx| {
+                self.input_gradient(cx.device, weights, dy.view().rows_of(rows), dx);
+            });
         if let Some(x) = waiting {
             weight_gradient(x);
         }

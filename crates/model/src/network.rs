@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use lockstep_kernels::{Device, Dtype, RopeScaling, RopeTable, Tensor, View};
-use lockstep_parallel::{Peers, Store, Weights};
+use lockstep_parallel::{Groups, Store, Weights};
 use lockstep_plan::Recompute;
 use lockstep_plan::model::{Family, Part, Shape};
 
@@ -45,7 +45,7 @@ pub struct Loss {
 #[derive(Clone, Copy)]
 pub struct Pass<'a> {
     pub device: &'a Device,
-    pub peers: &'a Peers,
+    pub groups: &'a Groups,
     /// Of activations.
     pub dtype: Dtype,
     pub recompute: Recompute,
@@ -136,7 +136,7 @@ impl Model {
         let mut x = self.embedded(&cx, batch, x, embed.as_ref(), blocks, weights);
         for (block, layer) in layer_blocks(embed, blocks).zip(layers) {
             let next = Some(block + 1).filter(|next| blocks.contains(next));
-            weights.need(pass.device, pass.peers, block, next);
+            weights.need(pass.device, pass.groups, block, next);
             let (y, saved) = layer.forward(&cx, weights.block(block), x, pass.recompute);
             weights.done(block, true);
             kept.saved.push(saved);
@@ -163,7 +163,7 @@ impl Model {
         when: WeightGradients,
     ) -> (Option<Tensor>, Loss) {
         let Stage { blocks, embed, layers, head } = &self.stages[stage];
-        let (device, peers) = (pass.device, pass.peers);
+        let (device, groups) = (pass.device, pass.groups);
         let Kept { saved, x, auxiliary, later } = kept;
         let cx = self.cx(pass, batch, Some(auxiliary));
         let embed_filled = store.gradients.filled(blocks.start);
@@ -179,7 +179,7 @@ impl Model {
         let range = layer_blocks(embed, blocks);
         for (block, layer) in range.clone().zip(layers).rev() {
             let next = block.checked_sub(1).filter(|before| range.contains(before));
-            store.weights.need(device, peers, block, next);
+            store.weights.need(device, groups, block, next);
             let saved = saved.pop().expect("a forward pass left one for each layer");
             let (grads, filled) = store.gradients.block(device, block);
             let weights = store.weights.block(block);
@@ -187,7 +187,7 @@ impl Model {
                 WeightGradients::Now => {
                     let mut sink = Sink::now(grads, filled);
                     dx = layer.backward(&cx, weights, saved, dx, &mut sink);
-                    store.complete(device, peers, block);
+                    store.complete(device, groups, block);
                 }
                 WeightGradients::Later => {
                     let mut work = Vec::new();
@@ -209,7 +209,7 @@ impl Model {
         let ids = batch.inputs.view();
         embed.backward(&cx, ids, dx, grads, embed_filled, embed_filled || tied);
         store.weights.done(blocks.start, false);
-        store.complete(device, peers, blocks.start);
+        store.complete(device, groups, blocks.start);
         (None, loss)
     }
 
@@ -220,7 +220,7 @@ impl Model {
                 let (grads, _) = store.gradients.block(pass.device, block);
                 deferred.run(pass.device, grads, accumulate);
             }
-            store.complete(pass.device, pass.peers, block);
+            store.complete(pass.device, pass.groups, block);
         }
     }
 
@@ -242,7 +242,7 @@ impl Model {
         }
         for (block, layer) in layer_blocks(embed, blocks).zip(layers) {
             let next = Some(block + 1).filter(|next| blocks.contains(next));
-            weights.need(pass.device, pass.peers, block, next);
+            weights.need(pass.device, pass.groups, block, next);
             x = layer.forward(&cx, weights.block(block), x, Recompute::Full).0;
             weights.done(block, false);
             look(block, &x);
@@ -261,7 +261,7 @@ impl Model {
         let stage = self.stages.last().expect("a rank has a stage");
         let head = stage.head.as_ref().expect("the head is on the last stage");
         let cx = self.cx(pass, batch, None);
-        self.need_output(pass.device, pass.peers, stage, head, weights);
+        self.need_output(pass.device, pass.groups, stage, head, weights);
         let targets = batch.targets.view();
         let output = self.output(stage, head, weights);
         let losses = head.losses(&cx, weights.block(stage.blocks.end - 1), output, x, targets);
@@ -281,7 +281,7 @@ impl Model {
         let stage = &self.stages[0];
         let head = stage.head.as_ref().expect("the whole model is on this rank");
         let cx = self.cx(pass, batch, None);
-        self.need_output(pass.device, pass.peers, stage, head, weights);
+        self.need_output(pass.device, pass.groups, stage, head, weights);
         let output = self.output(stage, head, weights);
         head.logits(&cx, weights.block(stage.blocks.end - 1), output, &x)
     }
@@ -297,7 +297,7 @@ impl Model {
         weights: &mut Weights,
     ) -> Tensor {
         let Some(embed) = embed else { return x.expect("the stage before gave something") };
-        weights.need(cx.device, cx.peers, blocks.start, Some(blocks.start + 1));
+        weights.need(cx.device, cx.groups, blocks.start, Some(blocks.start + 1));
         let x = embed.forward(cx, weights.block(blocks.start), batch.inputs.view());
         weights.done(blocks.start, true);
         x
@@ -316,7 +316,7 @@ impl Model {
         let stage = &self.stages[stage];
         let head = stage.head.as_ref().expect("only the last stage turns");
         let (first, last) = (stage.blocks.start, stage.blocks.end - 1);
-        self.need_output(cx.device, cx.peers, stage, head, &mut store.weights);
+        self.need_output(cx.device, cx.groups, stage, head, &mut store.weights);
         let (vocab, dim) = (self.part.vocab.len(), self.part.whole.dim);
         let (mut sink, doutput) = match (&head.output, &stage.embed) {
             (Some(range), _) => {
@@ -342,21 +342,21 @@ impl Model {
         let turned =
             head.train(cx, weights.block(last), output, x, targets, scale, &mut sink, doutput);
         self.done_with_output(stage, head, &mut store.weights);
-        store.complete(cx.device, cx.peers, last);
+        store.complete(cx.device, cx.groups, last);
         turned
     }
 
     fn need_output(
         &self,
         device: &Device,
-        peers: &Peers,
+        groups: &Groups,
         stage: &Stage,
         head: &Head,
         weights: &mut Weights,
     ) {
-        weights.need(device, peers, stage.blocks.end - 1, None);
+        weights.need(device, groups, stage.blocks.end - 1, None);
         if head.output.is_none() {
-            weights.need(device, peers, stage.blocks.start, None);
+            weights.need(device, groups, stage.blocks.start, None);
         }
     }
 
@@ -387,7 +387,7 @@ impl Model {
     ) -> Cx<'a> {
         Cx {
             device: pass.device,
-            peers: pass.peers,
+            groups: pass.groups,
             dtype: pass.dtype,
             batch: batch.batch,
             runs: &batch.runs,

@@ -16,15 +16,15 @@ pub(crate) fn add_projection(
     input: View<'_>,
     x: &Tensor,
 ) -> Tensor {
-    let (device, peers) = (cx.device, cx.peers);
+    let (device, groups) = (cx.device, cx.groups);
     // The sum is made while the product is still in registers, where the stream is all here.
-    let at_once = cx.dropout.is_none() && !peers.sequence;
+    let at_once = cx.dropout.is_none() && !groups.sequence;
     let leaving = cx.leaving(x.cols(), Tag::Activations);
-    let mut y = peers.leave_with(device, leaving, |rows, y| {
+    let mut y = groups.leave_with(device, leaving, |rows, y| {
         let project = linear.forward(weights, input.rows_of(rows), y);
         device.matmul(Matmul {
-            bias: project.bias.filter(|_| peers.adds()),
-            residual: (at_once && peers.adds()).then(|| x.view()),
+            bias: project.bias.filter(|_| groups.adds()),
+            residual: (at_once && groups.adds()).then(|| x.view()),
             ..project
         });
     });
@@ -47,5 +47,5 @@ pub(crate) fn projection_gradient<'p>(cx: &Cx<'p>, site: u64, dy: &Tensor) -> En
             own
         }
     };
-    cx.peers.start_enter(cx.device, own)
+    cx.groups.start_enter(cx.device, own)
 }

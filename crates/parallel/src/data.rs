@@ -19,11 +19,11 @@ use std::time::{Duration, Instant};
 use lockstep_comm::{Group, Op, Result};
 use lockstep_kernels::{Device, Dtype, Tag, Tensor};
 use lockstep_plan::model::{BlockParams, Param, Split};
-use lockstep_plan::{Circle, Compression};
+use lockstep_plan::{Compression, GroupKind};
 
 use crate::compress::{Compressor, Memory};
 use crate::courier::{Courier, Task};
-use crate::{Gradients, Peers, floats};
+use crate::{Gradients, Groups, floats};
 
 /// Sums gradients over the replicas.
 pub struct Reduction {
@@ -70,12 +70,12 @@ impl Reduction {
     }
 
     /// Makes what sums gradients, before a step does: what stays should not lie among what comes and goes.
-    pub fn prepare(&mut self, device: &Device, peers: &Peers, gradients: &Gradients) {
-        if peers.mesh.replicas() == 1 {
+    pub fn prepare(&mut self, device: &Device, groups: &Groups, gradients: &Gradients) {
+        if groups.mesh.replicas() == 1 {
             return;
         }
         for bucket in 0..gradients.buckets.len() {
-            let sums = self.take_sums(device, peers, gradients, bucket);
+            let sums = self.take_sums(device, groups, gradients, bucket);
             self.sums[bucket] = sums;
         }
     }
@@ -89,12 +89,12 @@ impl Reduction {
     pub fn complete(
         &mut self,
         device: &Device,
-        peers: &Peers,
+        groups: &Groups,
         gradients: &mut Gradients,
         block: usize,
         last: bool,
     ) {
-        if peers.mesh.replicas() == 1 || (!last && gradients.stage < 2) {
+        if groups.mesh.replicas() == 1 || (!last && gradients.stage < 2) {
             return;
         }
         let number = gradients.bucket_of(block);
@@ -110,7 +110,7 @@ impl Reduction {
             return self.waiting.push(number);
         }
         let begun = Instant::now();
-        self.exchange(device, peers, gradients, number, last);
+        self.exchange(device, groups, gradients, number, last);
         self.exposed += begun.elapsed();
     }
 
@@ -118,22 +118,22 @@ impl Reduction {
     fn exchange(
         &mut self,
         device: &Device,
-        peers: &Peers,
+        groups: &Groups,
         gradients: &mut Gradients,
         number: usize,
         last: bool,
     ) {
         // An earlier micro-batch's must have arrived before its share is added to.
-        self.collect(peers, gradients, Some(number));
-        let mut sums = self.take_sums(device, peers, gradients, number);
+        self.collect(groups, gradients, Some(number));
+        let mut sums = self.take_sums(device, groups, gradients, number);
         sums.iter_mut().for_each(|sum| sum.whole_for_now(self.whole));
         let job = match gradients.stage {
-            0 => whole(device, peers, gradients, number, sums),
-            _ => shares(device, peers, gradients, number, sums, last),
+            0 => whole(device, groups, gradients, number, sums),
+            _ => shares(device, groups, gradients, number, sums, last),
         };
         match &self.courier {
             Some(courier) => self.tasks.push((number, courier.start(job))),
-            None => self.arrived(peers, gradients, number, job()),
+            None => self.arrived(groups, gradients, number, job()),
         }
     }
 
@@ -143,37 +143,37 @@ impl Reduction {
     pub fn finish(
         &mut self,
         device: &Device,
-        peers: &Peers,
+        groups: &Groups,
         layout: &[BlockParams],
         gradients: &mut Gradients,
     ) {
         let begun = Instant::now();
         for number in std::mem::take(&mut self.waiting) {
-            self.exchange(device, peers, gradients, number, true);
+            self.exchange(device, groups, gradients, number, true);
         }
-        self.collect(peers, gradients, None);
-        let tensor = peers.circle(Circle::Tensor);
-        let compressed = peers.mesh.replicas() > 1 && !self.whole;
+        self.collect(groups, gradients, None);
+        let tensor = groups.group(GroupKind::Tensor);
+        let compressed = groups.mesh.replicas() > 1 && !self.whole;
         if tensor.size() > 1 && compressed && self.how.goes_by_neighbours() {
             let adds = tensor.rank() == 0;
-            peers.note(sum_of(device, tensor, layout, gradients, adds, |param| {
-                param.same_on_tensor(peers.sequence)
+            groups.note(sum_of(device, tensor, layout, gradients, adds, |param| {
+                param.same_on_tensor(groups.sequence)
             }));
         }
-        if peers.sequence {
-            peers.note(sum_of(device, tensor, layout, gradients, true, |param| {
+        if groups.sequence {
+            groups.note(sum_of(device, tensor, layout, gradients, true, |param| {
                 param.split == Split::Norm
             }));
         }
-        if peers.mesh.keys > 1 {
-            let circle = peers.circle(Circle::Keys);
-            peers.note(sum_of(device, circle, layout, gradients, true, |param| {
+        if groups.mesh.keys > 1 {
+            let kind = groups.group(GroupKind::Keys);
+            groups.note(sum_of(device, kind, layout, gradients, true, |param| {
                 param.split == Split::Keys
             }));
         }
-        let ends = peers.circle(Circle::Ends);
+        let ends = groups.group(GroupKind::Ends);
         if ends.size() > 1 {
-            peers.note(sum_of(device, ends, layout, gradients, true, |param| param.tied));
+            groups.note(sum_of(device, ends, layout, gradients, true, |param| param.tied));
         }
         self.exposed += begun.elapsed();
     }
@@ -190,10 +190,10 @@ impl Reduction {
     }
 
     /// Takes over what is done: of one bucket, or of all.
-    fn collect(&mut self, peers: &Peers, gradients: &mut Gradients, only: Option<usize>) {
+    fn collect(&mut self, groups: &Groups, gradients: &mut Gradients, only: Option<usize>) {
         for (bucket, task) in std::mem::take(&mut self.tasks) {
             if only.is_none_or(|only| only == bucket) {
-                self.arrived(peers, gradients, bucket, task.wait());
+                self.arrived(groups, gradients, bucket, task.wait());
             } else {
                 self.tasks.push((bucket, task));
             }
@@ -203,7 +203,7 @@ impl Reduction {
     /// Takes over what an exchange left.
     fn arrived(
         &mut self,
-        peers: &Peers,
+        groups: &Groups,
         gradients: &mut Gradients,
         bucket: usize,
         reduced: Result<Reduced>,
@@ -219,7 +219,7 @@ impl Reduction {
                     }
                 }
             }
-            Err(error) => peers.note(Err(error)),
+            Err(error) => groups.note(Err(error)),
         }
     }
 
@@ -243,12 +243,12 @@ impl Reduction {
     pub fn remember(
         &mut self,
         device: &Device,
-        peers: &Peers,
+        groups: &Groups,
         gradients: &Gradients,
         what: Memory,
         mut fill: impl FnMut(usize, Range<usize>, &mut [f32]),
     ) {
-        self.prepare(device, peers, gradients);
+        self.prepare(device, groups, gradients);
         for bucket in 0..self.sums.len() {
             for (runs, sum) in summed(gradients, bucket).into_iter().zip(&mut self.sums[bucket]) {
                 // Alone with its experts a rank owes nobody.
@@ -266,7 +266,7 @@ impl Reduction {
     fn take_sums(
         &mut self,
         device: &Device,
-        peers: &Peers,
+        groups: &Groups,
         gradients: &Gradients,
         bucket: usize,
     ) -> Vec<Compressor> {
@@ -282,10 +282,10 @@ impl Reduction {
         let sum = |len: usize, group: &Group| Compressor::new(&device, self.how, len, group.size());
         if gradients.stage == 0 {
             let runs = joined(gradients, bucket).into_iter();
-            return runs.map(|(run, expert)| sum(run.len(), copies(peers, expert))).collect();
+            return runs.map(|(run, expert)| sum(run.len(), copies(groups, expert))).collect();
         }
         let units = gradients.held[gradients.buckets[bucket].blocks[0]].iter();
-        units.map(|held| sum(held.unit.range.len(), shard(peers, held.unit.expert))).collect()
+        units.map(|held| sum(held.unit.range.len(), shard(groups, held.unit.expert))).collect()
     }
 }
 
@@ -328,7 +328,7 @@ type Job = Box<dyn FnOnce() -> Result<Reduced> + Send>;
 /// Plain replicas: the whole bucket is summed.
 fn whole(
     device: &Device,
-    peers: &Peers,
+    groups: &Groups,
     gradients: &mut Gradients,
     number: usize,
     mut sums: Vec<Compressor>,
@@ -336,7 +336,7 @@ fn whole(
     let mut buffer = complete_buffer(device, gradients, number);
     let ranges: Vec<_> = joined(gradients, number)
         .into_iter()
-        .map(|(range, expert)| (range, copies(peers, expert).clone()))
+        .map(|(range, expert)| (range, copies(groups, expert).clone()))
         .collect();
     Box::new(move || {
         for ((range, group), sum) in ranges.into_iter().zip(&mut sums) {
@@ -356,7 +356,7 @@ fn whole(
 /// ZeRO: of each unit this rank's run is summed, and added to what earlier micro-batches left.
 fn shares(
     device: &Device,
-    peers: &Peers,
+    groups: &Groups,
     gradients: &mut Gradients,
     number: usize,
     mut sums: Vec<Compressor>,
@@ -371,7 +371,7 @@ fn shares(
         .map(|held| {
             let fresh = device.empty(1, held.own.len(), gradients.dtype, Tag::Gradients);
             let expert = held.unit.expert;
-            let (shard, copies) = (shard(peers, expert), copies(peers, expert));
+            let (shard, copies) = (shard(groups, expert), copies(groups, expert));
             (held.unit.range.clone(), fresh, shard.clone(), copies.clone())
         })
         .collect();
@@ -411,12 +411,12 @@ fn complete_buffer(device: &Device, gradients: &mut Gradients, number: usize) ->
     gradients.take(number).expect("just seen")
 }
 
-fn shard(peers: &Peers, expert: bool) -> &Group {
-    peers.circle(if expert { Circle::ExpertShard } else { Circle::Shard })
+fn shard(groups: &Groups, expert: bool) -> &Group {
+    groups.group(if expert { GroupKind::ExpertShard } else { GroupKind::Shard })
 }
 
-fn copies(peers: &Peers, expert: bool) -> &Group {
-    peers.circle(if expert { Circle::ExpertCopies } else { Circle::Copies })
+fn copies(groups: &Groups, expert: bool) -> &Group {
+    groups.group(if expert { GroupKind::ExpertCopies } else { GroupKind::Copies })
 }
 
 /// The runs of a bucket that are exchanged alike, neighbours joined.

@@ -14,9 +14,9 @@
 use std::ops::Range;
 
 use lockstep_kernels::{Device, Dtype, Tag, Tensor};
-use lockstep_plan::{Circle, cut};
+use lockstep_plan::{GroupKind, cut};
 
-use crate::{Peers, floats};
+use crate::{Groups, floats};
 
 /// Which rows go where.
 pub struct Dispatch {
@@ -38,13 +38,13 @@ struct Moves {
     counts: Vec<usize>,
 }
 
-impl Peers {
+impl Groups {
     /// Agrees on what goes where. The caller has `starts` (1, experts + 1), u32: where its rows of each of all
     /// experts begin, and of all of them `rows`.
     ///
     /// One all-to-all of a number per expert; nothing where all experts are here.
     pub fn dispatch(&self, device: &Device, starts: &Tensor, rows: usize) -> Dispatch {
-        let group = self.circle(Circle::Expert);
+        let group = self.group(GroupKind::Expert);
         if group.size() == 1 {
             return Dispatch { rows, starts: starts.clone(), moves: None };
         }
@@ -112,9 +112,9 @@ impl Peers {
         self.exchange(device, leaving, &moves.received, &moves.sent)
     }
 
-    /// Sums numbers that the ranks of a circle have parts of, in place: what routers counted.
-    pub fn sum_over(&self, circle: Circle, x: &mut Tensor) {
-        let group = self.circle(circle);
+    /// Sums numbers that the ranks of a group have parts of, in place: what routers counted.
+    pub fn sum_over(&self, kind: GroupKind, x: &mut Tensor) {
+        let group = self.group(kind);
         if group.size() > 1 {
             self.note(self.exchanged(|| floats::all_reduce(group, x.view_mut())));
         }
@@ -127,7 +127,7 @@ impl Peers {
         sent: &[usize],
         received: &[usize],
     ) -> Tensor {
-        let group = self.circle(Circle::Expert);
+        let group = self.group(GroupKind::Expert);
         let mut come = device.empty(received.iter().sum(), rows.cols(), rows.dtype(), Tag::Buffers);
         self.note(self.exchanged(|| {
             floats::all_to_all_v(group, rows.view(), sent, come.view_mut(), received)
@@ -196,7 +196,7 @@ mod tests {
             on_threads(ranks, |world| {
                 let mesh = Mesh { data: ranks, expert: ranks, ..Mesh::ONE };
                 let (device, me) = (Device::cpu(1), world.rank());
-                let peers = Peers::new(&world, &mesh, false).unwrap();
+                let groups = Groups::new(&world, &mesh, false).unwrap();
                 let mut bounds = vec![0u32];
                 let mut mine: Vec<f32> = vec![];
                 for e in 0..experts {
@@ -224,8 +224,8 @@ mod tests {
                     wide.view().host::<f32>().to_vec()
                 };
 
-                let dispatch = peers.dispatch(&device, &starts, bounds[experts] as usize);
-                let there = peers.to_experts(&device, &dispatch, tensor(&mine));
+                let dispatch = groups.dispatch(&device, &starts, bounds[experts] as usize);
+                let there = groups.to_experts(&device, &dispatch, tensor(&mine));
                 let (mut right, mut right_starts) = (vec![], vec![0]);
                 for e in cut(experts, ranks, me) {
                     for rank in 0..ranks {
@@ -237,9 +237,9 @@ mod tests {
                 assert_eq!(dispatch.starts.view().host::<u32>(), right_starts);
                 assert_eq!(dispatch.rows, right.len() / 3);
 
-                let back = peers.from_experts(&device, &dispatch, there);
+                let back = groups.from_experts(&device, &dispatch, there);
                 assert_eq!(host(&back), mine, "{ranks} ranks, {experts} experts, {dtype}");
-                peers.check().unwrap();
+                groups.check().unwrap();
             });
         }
     }
@@ -249,25 +249,25 @@ mod tests {
     fn rows_that_stay_are_not_sent() {
         on_threads(2, |world| {
             let mesh = Mesh { data: 2, expert: 2, ..Mesh::ONE };
-            let peers = Peers::new(&world, &mesh, false).unwrap();
+            let groups = Groups::new(&world, &mesh, false).unwrap();
             let device = Device::cpu(1);
             let mut starts = device.empty(1, 3, Dtype::U32, Tag::Buffers);
             // Three rows stay and five go.
             let (stay, go, cols) = (3, 5, 16);
             let first = if world.rank() == 0 { stay } else { go };
             device.write(starts.view_mut(), &[0, first as u32, (stay + go) as u32]);
-            let dispatch = peers.dispatch(&device, &starts, stay + go);
+            let dispatch = groups.dispatch(&device, &starts, stay + go);
             let Moves { sent, received, .. } = dispatch.moves.unwrap();
 
             // As between hosts, where a row is a message.
-            let group = peers.circle(Circle::Expert).with_algo(Some(Algo::Flat));
+            let group = groups.group(GroupKind::Expert).with_algo(Some(Algo::Flat));
             let before = group.traffic().bytes;
             let rows = device.zeros(stay + go, cols, Dtype::F32, Tag::Buffers);
             let mut come = device.zeros(dispatch.rows, cols, Dtype::F32, Tag::Buffers);
             let all = floats::all_to_all_v(&group, rows.view(), &sent, come.view_mut(), &received);
             all.unwrap();
             assert_eq!(group.traffic().bytes - before, (go * cols * 4) as u64);
-            peers.check().unwrap();
+            groups.check().unwrap();
         });
     }
     /// A pass goes on with whatever is there, and the end of it tells what happened.
@@ -275,19 +275,19 @@ mod tests {
     fn a_peer_that_is_gone_is_told_at_the_end() {
         let told = on_threads(2, |world| {
             let mesh = Mesh { data: 2, expert: 2, ..Mesh::ONE };
-            let peers = Peers::new(&world, &mesh, false).unwrap();
+            let groups = Groups::new(&world, &mesh, false).unwrap();
             if world.rank() == 1 {
                 return None;
             }
             let device = Device::cpu(1);
             let mut starts = device.empty(1, 3, Dtype::U32, Tag::Buffers);
             device.write(starts.view_mut(), &[0u32, 2, 5]);
-            let dispatch = peers.dispatch(&device, &starts, 5);
+            let dispatch = groups.dispatch(&device, &starts, 5);
             let rows = device.zeros(5, 4, Dtype::F32, Tag::Buffers);
-            let there = peers.to_experts(&device, &dispatch, rows);
-            let back = peers.from_experts(&device, &dispatch, there);
+            let there = groups.to_experts(&device, &dispatch, rows);
+            let back = groups.from_experts(&device, &dispatch, there);
             assert_eq!((back.rows(), back.cols()), (5, 4));
-            Some(peers.check().unwrap_err().to_string())
+            Some(groups.check().unwrap_err().to_string())
         });
         assert!(told[0].as_ref().unwrap().contains("rank 1"), "{told:?}");
     }

@@ -4,13 +4,13 @@
 //! ```
 //! use lockstep_comm::on_threads;
 //! use lockstep_kernels::{Device, Dtype, Tag};
-//! use lockstep_parallel::Peers;
+//! use lockstep_parallel::Groups;
 //! use lockstep_plan::Mesh;
 //!
 //! // Each of two ranks has a part of a sum; afterwards both have the whole.
 //! let mesh = Mesh { tensor: 2, ..Mesh::ONE };
 //! let summed = on_threads(2, |world| {
-//!     let (device, peers) = (Device::cpu(1), Peers::new(&world, &mesh, false).unwrap());
+//!     let (device, peers) = (Device::cpu(1), Groups::new(&world, &mesh, false).unwrap());
 //!     let mut part = device.empty(1, 2, Dtype::F32, Tag::Buffers);
 //!     device.write(part.view_mut(), &[1.0f32, world.rank() as f32]);
 //!     let whole = peers.leave(&device, part);
@@ -31,7 +31,7 @@ mod expert;
 mod exposed;
 mod floats;
 mod gradients;
-mod peers;
+mod groups;
 mod pipeline;
 mod rows;
 mod store;
@@ -43,7 +43,7 @@ pub use bucket::bucket_bytes;
 pub use data::{Reduction, sum};
 pub use expert::Dispatch;
 pub use gradients::Gradients;
-pub use peers::Peers;
+pub use groups::Groups;
 pub use pipeline::{Pipeline, Stream};
 pub use rows::{Entering, Leaving};
 pub use store::Store;

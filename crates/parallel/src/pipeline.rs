@@ -7,10 +7,10 @@
 use half::bf16;
 use lockstep_comm::{Group, Pending, Result};
 use lockstep_kernels::{Device, Dtype, Tag, Tensor};
-use lockstep_plan::Circle;
+use lockstep_plan::GroupKind;
 use lockstep_plan::schedule::{Act, Action, Schedule};
 
-use crate::Peers;
+use crate::Groups;
 
 /// What messages look like.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,8 +33,8 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    pub fn new(schedule: Schedule, peers: &Peers, stream: Stream) -> Pipeline {
-        let (me, stages) = (peers.coord.pipe, schedule.stages());
+    pub fn new(schedule: Schedule, groups: &Groups, stream: Stream) -> Pipeline {
+        let (me, stages) = (groups.coord.pipe, schedule.stages());
         let for_me = |action: &&Action| {
             action.gives_to(stages).is_some_and(|taker| schedule.rank_of(taker.stage) == me)
         };
@@ -51,15 +51,15 @@ impl Pipeline {
     pub fn walk(
         &mut self,
         device: &Device,
-        peers: &Peers,
+        groups: &Groups,
         mut work: impl FnMut(Action, Option<Tensor>) -> Option<Tensor>,
     ) -> Result<()> {
-        let (group, stages) = (peers.circle(Circle::Pipe), self.schedule.stages());
+        let (group, stages) = (groups.group(GroupKind::Pipe), self.schedule.stages());
         self.incoming.iter_mut().for_each(|(_, come)| *come = 0);
         for index in 0..self.schedule.actions[self.me].len() {
             let action = self.schedule.actions[self.me][index];
             let input = match action.takes_from(stages) {
-                Some(from) => Some(peers.exchanged(|| self.receive(device, group, from))?),
+                Some(from) => Some(groups.exchanged(|| self.receive(device, group, from))?),
                 None => None,
             };
             let output = work(action, input);
@@ -69,17 +69,17 @@ impl Pipeline {
         }
         // What is passed on lives until it is taken.
         let sending = std::mem::take(&mut self.sending);
-        peers.exchanged(|| sending.into_iter().try_for_each(|pending| pending.wait().map(drop)))
+        groups.exchanged(|| sending.into_iter().try_for_each(|pending| pending.wait().map(drop)))
     }
 
     /// A forward pass through all stages of something outside the schedule.
     pub fn forward(
         &mut self,
         device: &Device,
-        peers: &Peers,
+        groups: &Groups,
         mut work: impl FnMut(usize, Option<Tensor>) -> Tensor,
     ) -> Result<()> {
-        let group = peers.circle(Circle::Pipe);
+        let group = groups.group(GroupKind::Pipe);
         let (ranks, stages) = (self.schedule.ranks, self.schedule.stages());
         for stage in (self.me..stages).step_by(ranks) {
             let input = match stage {

@@ -17,11 +17,11 @@ use lockstep_kernels::{Device, Dtype, Tag, Tensor, View, ViewMut};
 use lockstep_plan::FEW_ROWS;
 use std::ops::Range;
 
-use crate::Peers;
+use crate::Groups;
 
 /// The stream's rows of all tokens, here or on their way.
 pub struct Entering<'p> {
-    peers: &'p Peers,
+    groups: &'p Groups,
     device: &'p Device,
     rows: Rows,
 }
@@ -56,7 +56,7 @@ struct Passing {
 /// received must not.
 struct Bytes(Tensor);
 
-impl Peers {
+impl Groups {
     /// Begins to bring this rank's rows of the stream together with those of its peers, for all tokens.
     pub fn start_enter<'p>(&'p self, device: &'p Device, own: Tensor) -> Entering<'p> {
         let rows = match self.by_rows(own.rows()) {
@@ -66,12 +66,12 @@ impl Peers {
             }
             false => Rows::Own(own),
         };
-        Entering { peers: self, device, rows }
+        Entering { groups: self, device, rows }
     }
 
     /// Rows that have all entered.
     pub fn entered<'p>(&'p self, device: &'p Device, all: Tensor) -> Entering<'p> {
-        Entering { peers: self, device, rows: Rows::Here(all) }
+        Entering { groups: self, device, rows: Rows::Here(all) }
     }
 
     /// As `leave` and `enter_backward`, for what is yet to be computed: `make` is called with runs of rows and room for this
@@ -166,7 +166,7 @@ impl Entering<'_> {
     /// P-1 messages of this rank's rows; otherwise one all-gather, or nothing where they are all here.
     pub fn each(self, mut work: impl FnMut(Range<usize>, View<'_>)) {
         match self.rows {
-            Rows::Travelling(own, first) => self.peers.travel(self.device, own, first, &mut work),
+            Rows::Travelling(own, first) => self.groups.travel(self.device, own, first, &mut work),
             _ => {
                 let all = self.all();
                 work(0..all.rows(), all.view());
@@ -176,12 +176,12 @@ impl Entering<'_> {
 
     /// The same, and gives all rows.
     pub fn each_of_all(self, mut work: impl FnMut(Range<usize>, View<'_>)) -> Tensor {
-        let Entering { peers, device, rows } = self;
+        let Entering { groups, device, rows } = self;
         match rows {
             Rows::Travelling(own, first) => {
-                let rows = own.rows() * peers.mesh.tensor;
+                let rows = own.rows() * groups.mesh.tensor;
                 let mut all = device.empty(rows, own.cols(), own.dtype(), Tag::Buffers);
-                peers.travel(device, own, first, &mut |place, rows| {
+                groups.travel(device, own, first, &mut |place, rows| {
                     work(place.clone(), rows);
                     device.copy(rows, all.view_mut().rows_of(place));
                 });
@@ -192,7 +192,7 @@ impl Entering<'_> {
                 all
             }
             Rows::Own(own) => {
-                let all = peers.enter(device, own);
+                let all = groups.enter(device, own);
                 work(0..all.rows(), all.view());
                 all
             }

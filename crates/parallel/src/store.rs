@@ -7,7 +7,7 @@ use lockstep_kernels::{Device, Dtype};
 use lockstep_plan::Compression;
 use lockstep_plan::model::Part;
 
-use crate::{Gradients, Peers, Reduction, Weights};
+use crate::{Gradients, Groups, Reduction, Weights};
 
 /// Parameters, gradients, and how these are summed.
 pub struct Store {
@@ -51,19 +51,19 @@ impl Store {
     }
 
     /// One micro-batch's gradient of a block is complete.
-    pub fn complete(&mut self, device: &Device, peers: &Peers, block: usize) {
+    pub fn complete(&mut self, device: &Device, groups: &Groups, block: usize) {
         self.counts[block] += 1;
         let last = self.counts[block] == self.micros;
         if (last || !self.mixed) && !self.unsummed {
-            self.reduction.complete(device, peers, &mut self.gradients, block, last);
+            self.reduction.complete(device, groups, &mut self.gradients, block, last);
         }
     }
 
     /// All micro-batches are through: gradients are summed over all ranks that have parts of them.
-    pub fn finish(&mut self, device: &Device, peers: &Peers) -> Result<()> {
-        self.reduction.finish(device, peers, &self.weights.layout, &mut self.gradients);
+    pub fn finish(&mut self, device: &Device, groups: &Groups) -> Result<()> {
+        self.reduction.finish(device, groups, &self.weights.layout, &mut self.gradients);
         self.counts.fill(0);
-        peers.check()
+        groups.check()
     }
 
     /// Forgets the gradients.

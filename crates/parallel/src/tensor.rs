@@ -13,12 +13,12 @@
 
 use lockstep_comm::Group;
 use lockstep_kernels::{Device, Tag, Tensor};
-use lockstep_plan::{Circle, cut};
+use lockstep_plan::{GroupKind, cut};
 use std::ops::Range;
 
-use crate::{Peers, floats};
+use crate::{Groups, floats};
 
-impl Peers {
+impl Groups {
     /// The tokens of the stream, of `tokens`, that this rank holds.
     pub fn stream_rows(&self, tokens: usize) -> Range<usize> {
         if self.sequence { cut(tokens, self.mesh.tensor, self.coord.tensor) } else { 0..tokens }
@@ -81,6 +81,6 @@ impl Peers {
     }
 
     pub(crate) fn tensor(&self) -> &Group {
-        self.circle(Circle::Tensor)
+        self.group(GroupKind::Tensor)
     }
 }

@@ -3,11 +3,11 @@
 
 use lockstep_comm::Op;
 use lockstep_kernels::{CrossEntropy, Device, Dtype, Found, Tag};
-use lockstep_plan::Circle;
+use lockstep_plan::GroupKind;
 
-use crate::Peers;
+use crate::Groups;
 
-impl Peers {
+impl Groups {
     /// The loss of each row, the same on all ranks, and this rank's columns of the gradient. The first column
     /// is of token `first`.
     ///
@@ -16,7 +16,7 @@ impl Peers {
         if self.mesh.tensor == 1 {
             return device.cross_entropy(work);
         }
-        let group = self.circle(Circle::Tensor);
+        let group = self.group(GroupKind::Tensor);
         let rows = work.logits.rows();
         let mut max = device.empty(1, rows, Dtype::F32, Tag::Buffers);
         device.largest_logits(work.logits.as_view(), max.view_mut());

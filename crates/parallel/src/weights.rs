@@ -13,11 +13,11 @@ use std::ops::Range;
 
 use lockstep_comm::Result;
 use lockstep_kernels::{Device, Dtype, Tag, Tensor, View, ViewMut};
-use lockstep_plan::Circle;
+use lockstep_plan::GroupKind;
 use lockstep_plan::model::{BlockParams, Held, Init, Param, Part, Runs};
 
 use crate::courier::{Courier, Task};
-use crate::{Peers, floats};
+use crate::{Groups, floats};
 
 /// All parameters of a rank, block by block.
 pub struct Weights {
@@ -141,21 +141,21 @@ impl Weights {
     /// Sees to it that a block's buffer is here, and that `next` comes while this one is worked on.
     ///
     /// ZeRO-3: an all-gather, (P-1)/P of the block per rank. Otherwise nothing.
-    pub fn need(&mut self, device: &Device, peers: &Peers, block: usize, next: Option<usize>) {
+    pub fn need(&mut self, device: &Device, groups: &Groups, block: usize, next: Option<usize>) {
         if self.stage < 3 {
             return;
         }
         if self.blocks[block].full.is_none() {
             let coming = self.blocks[block].coming.take();
-            let gathered = peers.exchanged(|| match coming {
+            let gathered = groups.exchanged(|| match coming {
                 Some(task) => task.wait(),
-                None => self.gather(device, peers, block)(),
+                None => self.gather(device, groups, block)(),
             });
             match gathered {
                 Ok(full) => self.blocks[block].full = Some(full),
                 Err(error) => {
                     // The pass goes on with what is there; the step is refused at its end.
-                    peers.note(Err(error));
+                    groups.note(Err(error));
                     let len = self.layout[block].len();
                     let empty = device.zeros(1, len, self.dtype, Tag::Buffers);
                     self.blocks[block].full = Some(empty);
@@ -165,7 +165,7 @@ impl Weights {
         if let (Some(next), Some(courier)) = (next, &self.courier) {
             let there = &self.blocks[next];
             if there.full.is_none() && there.coming.is_none() {
-                let task = courier.start(self.gather(device, peers, next));
+                let task = courier.start(self.gather(device, groups, next));
                 self.blocks[next].coming = Some(task);
             }
         }
@@ -182,7 +182,7 @@ impl Weights {
     fn gather(
         &self,
         device: &Device,
-        peers: &Peers,
+        groups: &Groups,
         block: usize,
     ) -> impl FnOnce() -> Result<Tensor> + Send + 'static + use<> {
         let mut full = device.empty(1, self.layout[block].len(), self.dtype, Tag::Buffers);
@@ -190,11 +190,14 @@ impl Weights {
             .pieces
             .iter()
             .map(|piece| {
-                let circle =
-                    if piece.held.unit.expert { Circle::ExpertGather } else { Circle::Gather };
+                let kind = if piece.held.unit.expert {
+                    GroupKind::ExpertGather
+                } else {
+                    GroupKind::Gather
+                };
                 let own = piece.copy.as_ref().or(piece.master.as_ref());
                 let own = own.expect("at stage 3 a rank has its own run").clone();
-                (peers.circle(circle).clone(), own, piece.held.unit.range.clone())
+                (groups.group(kind).clone(), own, piece.held.unit.range.clone())
             })
             .collect();
         move || {
@@ -250,12 +253,13 @@ impl Weights {
     /// After the optimizer: every rank's new run reaches those that compute with it.
     ///
     /// ZeRO-1 and 2: an all-gather, (P-1)/P of all parameters per rank. Otherwise nothing.
-    pub fn spread(&mut self, device: &Device, peers: &Peers) -> Result<()> {
+    pub fn spread(&mut self, device: &Device, groups: &Groups) -> Result<()> {
         for Block { full, pieces, .. } in &mut self.blocks {
             let Some(full) = full.as_mut().filter(|_| self.stage > 0) else { continue };
             for Piece { held, .. } in pieces {
-                let circle = if held.unit.expert { Circle::ExpertGather } else { Circle::Gather };
-                let group = peers.circle(circle);
+                let kind =
+                    if held.unit.expert { GroupKind::ExpertGather } else { GroupKind::Gather };
+                let group = groups.group(kind);
                 if group.size() == 1 {
                     continue;
                 }

@@ -36,7 +36,7 @@ pub use cut::cut;
 pub use layouts::layouts;
 pub use learning_rate::LearningRate;
 pub use ledger::Ledger;
-pub use mesh::{Axis, Circle, Coord, Mesh};
+pub use mesh::{Axis, Coord, GroupKind, Mesh};
 pub use mistake::{Mistake, Place};
 pub use plan::{Checkpoint, Comm, Data, Eval, Layout, Plan, Precision, Sample, Source, Train};
 pub use refit::refit;

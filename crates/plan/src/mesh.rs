@@ -30,12 +30,12 @@ impl Axis {
 /// How many ranks there are along each axis.
 ///
 /// ```
-/// use lockstep_plan::{Circle, Mesh};
+/// use lockstep_plan::{GroupKind, Mesh};
 ///
 /// let mesh = Mesh { pipe: 2, tensor: 2, ..Mesh::ONE };
 /// assert_eq!(mesh.ranks(), 4);
-/// assert_eq!(mesh.members(Circle::Tensor, 2), [2, 3]);
-/// assert_eq!(mesh.members(Circle::Pipe, 2), [0, 2]);
+/// assert_eq!(mesh.members(GroupKind::Tensor, 2), [2, 3]);
+/// assert_eq!(mesh.members(GroupKind::Pipe, 2), [0, 2]);
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Mesh {
@@ -67,7 +67,7 @@ pub struct Coord {
 /// Ranks that exchange something.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Circle {
+pub enum GroupKind {
     /// Pieces of the same matrices.
     Tensor,
     /// Of these, the ones that hold the same heads of keys.
@@ -96,38 +96,38 @@ pub enum Circle {
     ExpertCopies,
 }
 
-impl Circle {
-    pub const ALL: [Circle; 13] = [
-        Circle::Tensor,
-        Circle::Keys,
-        Circle::Context,
-        Circle::Pipe,
-        Circle::Ends,
-        Circle::Replicas,
-        Circle::Shard,
-        Circle::Gather,
-        Circle::Copies,
-        Circle::Expert,
-        Circle::ExpertShard,
-        Circle::ExpertGather,
-        Circle::ExpertCopies,
+impl GroupKind {
+    pub const ALL: [GroupKind; 13] = [
+        GroupKind::Tensor,
+        GroupKind::Keys,
+        GroupKind::Context,
+        GroupKind::Pipe,
+        GroupKind::Ends,
+        GroupKind::Replicas,
+        GroupKind::Shard,
+        GroupKind::Gather,
+        GroupKind::Copies,
+        GroupKind::Expert,
+        GroupKind::ExpertShard,
+        GroupKind::ExpertGather,
+        GroupKind::ExpertCopies,
     ];
 
     pub fn name(self) -> &'static str {
         match self {
-            Circle::Tensor => "tensor",
-            Circle::Keys => "keys",
-            Circle::Context => "context",
-            Circle::Pipe => "pipe",
-            Circle::Ends => "ends",
-            Circle::Replicas => "replicas",
-            Circle::Shard => "shard",
-            Circle::Gather => "gather",
-            Circle::Copies => "copies",
-            Circle::Expert => "expert",
-            Circle::ExpertShard => "expert shard",
-            Circle::ExpertGather => "expert gather",
-            Circle::ExpertCopies => "expert copies",
+            GroupKind::Tensor => "tensor",
+            GroupKind::Keys => "keys",
+            GroupKind::Context => "context",
+            GroupKind::Pipe => "pipe",
+            GroupKind::Ends => "ends",
+            GroupKind::Replicas => "replicas",
+            GroupKind::Shard => "shard",
+            GroupKind::Gather => "gather",
+            GroupKind::Copies => "copies",
+            GroupKind::Expert => "expert",
+            GroupKind::ExpertShard => "expert shard",
+            GroupKind::ExpertGather => "expert gather",
+            GroupKind::ExpertCopies => "expert copies",
         }
     }
 }
@@ -193,37 +193,39 @@ impl Mesh {
         (1..=self.shard / self.expert).rev().find(even).unwrap_or(1)
     }
 
-    /// Who is in a rank's circle, in the order of their coordinates.
-    pub fn members(&self, circle: Circle, rank: usize) -> Vec<usize> {
-        let key = self.key(circle, self.coord(rank));
+    /// Who is in a rank's group, in the order of their coordinates.
+    pub fn members(&self, kind: GroupKind, rank: usize) -> Vec<usize> {
+        let key = self.key(kind, self.coord(rank));
         let mut members: Vec<(Coord, usize)> = (0..self.ranks())
             .map(|other| (self.coord(other), other))
-            .filter(|(coord, _)| self.key(circle, *coord) == key)
+            .filter(|(coord, _)| self.key(kind, *coord) == key)
             .collect();
         members.sort_unstable();
         members.into_iter().map(|(_, rank)| rank).collect()
     }
 
-    /// Ranks of the same key form a circle.
-    fn key(&self, circle: Circle, coord: Coord) -> [usize; 4] {
+    /// Ranks of the same key form a group.
+    fn key(&self, kind: GroupKind, coord: Coord) -> [usize; 4] {
         let Coord { pipe, data, context, tensor } = coord;
         let replica = self.replica(coord);
         let experts = self.expert * self.expert_shard();
-        match circle {
-            Circle::Tensor => [pipe, data, context, 0],
-            Circle::Keys => [pipe, data, context, tensor / self.keys],
-            Circle::Context => [pipe, data, tensor, 0],
-            Circle::Pipe => [data, context, tensor, 0],
+        match kind {
+            GroupKind::Tensor => [pipe, data, context, 0],
+            GroupKind::Keys => [pipe, data, context, tensor / self.keys],
+            GroupKind::Context => [pipe, data, tensor, 0],
+            GroupKind::Pipe => [data, context, tensor, 0],
             // Stages between them are alone.
-            Circle::Ends => [data, context, tensor, if pipe + 1 == self.pipe { 0 } else { pipe }],
-            Circle::Replicas => [pipe, tensor, 0, 0],
-            Circle::Shard | Circle::Gather => [pipe, tensor, replica / self.shard, 0],
-            Circle::Copies => [pipe, tensor, replica % self.shard, 0],
-            Circle::Expert => [pipe, tensor, replica / self.expert, 0],
-            Circle::ExpertShard | Circle::ExpertGather => {
+            GroupKind::Ends => {
+                [data, context, tensor, if pipe + 1 == self.pipe { 0 } else { pipe }]
+            }
+            GroupKind::Replicas => [pipe, tensor, 0, 0],
+            GroupKind::Shard | GroupKind::Gather => [pipe, tensor, replica / self.shard, 0],
+            GroupKind::Copies => [pipe, tensor, replica % self.shard, 0],
+            GroupKind::Expert => [pipe, tensor, replica / self.expert, 0],
+            GroupKind::ExpertShard | GroupKind::ExpertGather => {
                 [pipe, tensor, replica / experts, replica % self.expert]
             }
-            Circle::ExpertCopies => [pipe, tensor, replica % experts, 0],
+            GroupKind::ExpertCopies => [pipe, tensor, replica % experts, 0],
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Who sits next to whom: the order of the axes for which the least is said between hosts.
 //!
-//! Ranks of a host follow each other, so the innermost axis has the closest links. An axis whose circles fit
+//! Ranks of a host follow each other, so the innermost axis has the closest links. An axis whose groups fit
 //! inside a host costs nothing there; what is left of them crosses to others.
 
 use crate::mesh::{Axis, Mesh};
@@ -68,7 +68,7 @@ fn crossing(mesh: &Mesh, axis: Axis, per_host: usize) -> f64 {
     }
     let position = mesh.order.iter().position(|other| *other == axis).unwrap_or(0);
     let stride: usize = mesh.order[position + 1..].iter().map(|axis| mesh.size(*axis)).product();
-    // Members of a circle are `stride` ranks apart: so many of them sit on one host.
+    // Members of a group are `stride` ranks apart: so many of them sit on one host.
     let together = (per_host / stride).clamp(1, size);
     // Around a ring, one step in `together` leaves the host.
     if together == size { 0.0 } else { 1.0 / together as f64 }

@@ -16,14 +16,14 @@ impl Rank<'_> {
             for micro in 0..self.plan.train.accumulation {
                 let losses =
                     self.infer(source, Split::HeldOut, batch as u64, micro, |_, _, _| {})?;
-                if let Some(losses) = losses.filter(|_| self.peers.adds()) {
+                if let Some(losses) = losses.filter(|_| self.groups.adds()) {
                     let loss = lockstep_model::read(&self.device, &losses);
                     sums[0] += loss.sum;
                     sums[1] += loss.tokens as f64;
                 }
             }
         }
-        self.peers.check()?;
+        self.groups.check()?;
         sum(self.group, &mut sums)?;
         Ok(sums[0] / sums[1])
     }
@@ -44,13 +44,13 @@ impl Rank<'_> {
         let (model, device) = (&self.model, &self.device);
         let pass = lockstep_model::Pass {
             dropout: None,
-            ..pass(self.plan, device, &self.peers, step, first)
+            ..pass(self.plan, device, &self.groups, step, first)
         };
         let batch = self.flight.batch(micro);
         let weights = &mut self.store.weights;
         let mut losses = None;
         let last = model.part.stages.len() - 1;
-        let through = pipeline.forward(device, &self.peers, |chunk, input| {
+        let through = pipeline.forward(device, &self.groups, |chunk, input| {
             let mut seen = |block: usize, x: &Tensor| look(device, block, x);
             let x = model.infer(chunk, &pass, batch, input, weights, &mut seen);
             if chunk == last && model.part.has_head() {

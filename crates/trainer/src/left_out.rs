@@ -40,7 +40,7 @@ impl Rank<'_> {
     pub(crate) fn left_out_sums(&self) -> [f64; 3] {
         let LeftOut { count, marks, .. } = self.flight.left_out;
         // Of all that read the same samples, one counts them.
-        let counts = if is_first(self.peers.coord) { 1.0 } else { 0.0 };
+        let counts = if is_first(self.groups.coord) { 1.0 } else { 0.0 };
         match count {
             0.0 => [0.0; 3],
             _ => [if counts > 0.0 { count } else { 0.0 }, marks, counts * marks],
@@ -64,7 +64,7 @@ impl Rank<'_> {
 
     /// How many ranks read the same samples: the ends of a pipeline need them.
     fn readers(&self) -> usize {
-        let mesh = &self.peers.mesh;
+        let mesh = &self.groups.mesh;
         mesh.tensor * mesh.context * mesh.pipe.min(2)
     }
 
@@ -88,8 +88,8 @@ impl Rank<'_> {
         let samples: Vec<String> = found.map(|(index, _)| index.to_string()).collect();
         match texts(self.group, &samples.join(", ")) {
             Ok(all) => Error::Mistake(other_copies(step, &all, &|rank| {
-                let coord = self.peers.mesh.coord(rank);
-                let reads = coord.pipe == 0 || coord.pipe + 1 == self.peers.mesh.pipe;
+                let coord = self.groups.mesh.coord(rank);
+                let reads = coord.pipe == 0 || coord.pipe + 1 == self.groups.mesh.pipe;
                 reads.then_some(coord.data)
             })),
             Err(error) => error,

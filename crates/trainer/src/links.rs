@@ -6,7 +6,7 @@ use std::fmt;
 use std::time::Instant;
 
 use lockstep_comm::{Group, LinkCost, Result};
-use lockstep_plan::{Circle, Mesh};
+use lockstep_plan::{GroupKind, Mesh};
 
 /// What two ranks send each other, whatever carries it.
 pub trait Carry {
@@ -49,13 +49,13 @@ pub struct SlowLink {
     pub only: bool,
 }
 
-/// Who exchanges something with whom on another host: neighbours in every circle of the mesh. `hosts` has the host
+/// Who exchanges something with whom on another host: neighbours in every group of the mesh. `hosts` has the host
 /// of each rank.
 pub fn neighbours(mesh: &Mesh, hosts: &[usize]) -> Vec<(usize, usize)> {
     let mut pairs = Vec::new();
-    for circle in Circle::ALL {
+    for kind in GroupKind::ALL {
         for rank in 0..mesh.ranks() {
-            let members = mesh.members(circle, rank);
+            let members = mesh.members(kind, rank);
             let next = members.iter().cycle().skip(1);
             pairs.extend(
                 members.iter().zip(next).map(|(one, other)| (*one.min(other), *one.max(other))),

@@ -128,7 +128,7 @@ impl Lookout {
         }
         if self.measuring.now() {
             let hosts = rank.group.hosts();
-            let rounds = links::rounds(&links::neighbours(&rank.peers.mesh, hosts));
+            let rounds = links::rounds(&links::neighbours(&rank.groups.mesh, hosts));
             let rates = links::measure(rank.group, rank.group.rank(), &rounds)?;
             let found = links::links(rank.group, &rounds, &rates)?;
             self.link = links::slow_link(&found, rank.group.constants().remote);

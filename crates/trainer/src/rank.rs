@@ -8,11 +8,11 @@ use lockstep_comm::{Group, SharedHeap};
 use lockstep_data::{Source, Split};
 use lockstep_kernels::{AdamW, Device, Dtype};
 use lockstep_model::{
-    Batch, Dropout, Kept, Loss, Model, Pass, Peers, Store, WeightGradients, Weights,
+    Batch, Dropout, Groups, Kept, Loss, Model, Pass, Store, WeightGradients, Weights,
 };
 use lockstep_parallel::{Gradients, Pipeline, Reduction, Stream, bucket_bytes, sum};
 use lockstep_plan::schedule::{Act, Action};
-use lockstep_plan::{Circle, Compression, Compute, Plan};
+use lockstep_plan::{Compression, Compute, GroupKind, Plan};
 
 use crate::left_out::LeftOut;
 use crate::stored::load_weights;
@@ -24,7 +24,7 @@ pub struct Rank<'a> {
     pub plan: &'a Plan,
     /// All ranks.
     pub group: &'a Group,
-    pub peers: Peers,
+    pub groups: Groups,
     pub device: Device,
     pub model: Model,
     pub store: Store,
@@ -90,34 +90,34 @@ impl<'a> Rank<'a> {
         device: Device,
         weights: Weights,
     ) -> Result<Rank<'a>, Error> {
-        let peers = Peers::new(group, &plan.mesh(), plan.layout.sequence)?
+        let groups = Groups::new(group, &plan.mesh(), plan.layout.sequence)?
             .with_context(plan.layout.context_kind, plan.data.seq)?
             .beside(plan.comm.overlap);
         let model = Model::new(&plan.part(group.rank()));
         let micros = plan.train.accumulation;
         let apart = group.hosts().iter().any(|host| *host != group.hosts()[0]);
-        let overlap = plan.comm.overlap.unwrap_or(apart) && peers.mesh.replicas() > 1;
+        let overlap = plan.comm.overlap.unwrap_or(apart) && groups.mesh.replicas() > 1;
         let weights = weights.ahead(overlap).keep_gathered(plan.layout.keep_gathered);
-        let worth = || bucket_bytes(peers.circle(Circle::Copies));
+        let worth = || bucket_bytes(groups.group(GroupKind::Copies));
         let least = plan.comm.bucket_bytes.unwrap_or_else(worth);
         let gradients =
             Gradients::new(&model.part, plan.layout.zero, least, of(plan.precision.gradients));
         let mixed = plan.layout.pipe > 1 && plan.layout.schedule.splits();
         let mut reduction = Reduction::new(overlap, plan.comm.compression);
-        reduction.prepare(&device, &peers, &gradients);
+        reduction.prepare(&device, &groups, &gradients);
         let store = Store::new(weights, gradients, reduction, micros).mixed(mixed);
         let flight = Flight::new(plan, &device, group.rank(), &model);
-        let rows = peers.stream_rows(flight.batches[0].tokens()).len();
+        let rows = groups.stream_rows(flight.batches[0].tokens()).len();
         let stream = Stream { rows, cols: plan.model.dim, dtype: dtype(plan) };
         let rank = Rank {
             optimizer: Optimizer::new(&device, &model.part),
-            pipeline: Some(Pipeline::new(plan.schedule(), &peers, stream)),
+            pipeline: Some(Pipeline::new(plan.schedule(), &groups, stream)),
             counted: counted(&model),
             carried: Carried::default(),
             warm: false,
             plan,
             group,
-            peers,
+            groups,
             device,
             model,
             store,
@@ -150,12 +150,12 @@ impl<'a> Rank<'a> {
         self.flight.left_out.clear();
         self.flight.reading = Duration::ZERO;
         self.store.reduction.begin(self.plan.compression(step as usize) == Compression::None);
-        self.peers.take_exposed();
-        let sent_before = self.peers.sent();
+        self.groups.take_exposed();
+        let sent_before = self.groups.sent();
         let loss = self.passes(source, step)?;
 
-        self.store.finish(&self.device, &self.peers)?;
-        let mut exchange = self.store.take_exposed() + self.peers.take_exposed();
+        self.store.finish(&self.device, &self.groups)?;
+        let mut exchange = self.store.take_exposed() + self.groups.take_exposed();
         let [count, marks, first] = self.left_out_sums();
         let mut sums = [loss.sum, loss.auxiliary, self.squares(), count, marks, first];
         let meeting = Instant::now();
@@ -185,9 +185,9 @@ impl<'a> Rank<'a> {
         self.optimizer.step(&self.device, &numbers, &mut self.store);
         self.store.clear();
         let spreading = Instant::now();
-        self.store.weights.spread(&self.device, &self.peers)?;
+        self.store.weights.spread(&self.device, &self.groups)?;
         exchange += spreading.elapsed();
-        let sent = self.peers.sent() - sent_before;
+        let sent = self.groups.sent() - sent_before;
         let (time, reading) = (start.elapsed(), self.flight.reading);
         if !std::mem::replace(&mut self.warm, true) {
             SharedHeap::enlarge_pages();
@@ -199,15 +199,15 @@ impl<'a> Rank<'a> {
     pub(crate) fn passes(&mut self, source: &Source, step: u64) -> Result<Loss, Error> {
         let mut total = Loss::default();
         let mut pipeline = self.pipeline.take().expect("a rank has its pipeline between passes");
-        let (device, peers) = (&self.device, &self.peers);
+        let (device, groups) = (&self.device, &self.groups);
         let (model, store, flight, plan) =
             (&self.model, &mut self.store, &mut self.flight, self.plan);
         let ends = model.part.has_head() || model.part.coord.pipe == 0;
         // All ranks of the tensor axis know the loss; one tells it.
-        let tells = peers.adds();
-        let walked = pipeline.walk(device, peers, |Action { stage, act, micro }, input| {
-            let first = first_sample(plan, peers, micro);
-            let pass = pass(plan, device, peers, step, first);
+        let tells = groups.adds();
+        let walked = pipeline.walk(device, groups, |Action { stage, act, micro }, input| {
+            let first = first_sample(plan, groups, micro);
+            let pass = pass(plan, device, groups, step, first);
             let chunk = stage / plan.layout.pipe;
             let slot = chunk * plan.train.accumulation + micro;
             if act == Act::Forward {
@@ -264,7 +264,7 @@ impl<'a> Rank<'a> {
 
     /// The first sample, of a step's global batch, of one of this rank's micro-batches.
     pub(crate) fn first_sample(&self, micro: usize) -> usize {
-        first_sample(self.plan, &self.peers, micro)
+        first_sample(self.plan, &self.groups, micro)
     }
 }
 
@@ -322,20 +322,20 @@ impl Flight {
     }
 }
 
-fn first_sample(plan: &Plan, peers: &Peers, micro: usize) -> usize {
-    plan.first_sample(peers.coord.data, micro)
+fn first_sample(plan: &Plan, groups: &Groups, micro: usize) -> usize {
+    plan.first_sample(groups.coord.data, micro)
 }
 
 pub(crate) fn pass<'p>(
     plan: &Plan,
     device: &'p Device,
-    peers: &'p Peers,
+    groups: &'p Groups,
     step: u64,
     first_sample: usize,
 ) -> Pass<'p> {
     Pass {
         device,
-        peers,
+        groups,
         dtype: dtype(plan),
         recompute: plan.layout.recompute,
         dropout: (plan.model.dropout > 0.0).then_some(Dropout {

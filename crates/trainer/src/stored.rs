@@ -120,7 +120,7 @@ impl Rank<'_> {
                     kind,
                     named: Named { name: param.whole.name.clone(), dims: param.whole.dims.clone() },
                     runs: param.place().part(common.start - start..common.end - start),
-                    counts: self.model.part.owes(param, self.peers.sequence),
+                    counts: self.model.part.owes(param, self.groups.sequence),
                 };
                 all.push((piece, &values[common.start - run.start..common.end - run.start]));
             }
@@ -192,7 +192,7 @@ impl Rank<'_> {
             return Ok(());
         }
         let compresses = self.plan.comm.compression != Compression::None;
-        let dropped = !compresses || self.peers.mesh.replicas() == 1;
+        let dropped = !compresses || self.groups.mesh.replicas() == 1;
         if dropped && what == Memory::Owed && self.group.rank() == 0 {
             tracing::warn!(
                 "gradients are not compressed any more: what the checkpoint's ranks had not sent of them is left \
@@ -203,10 +203,10 @@ impl Rank<'_> {
         let same = before.is_some_and(|before| {
             before.layout == self.plan.layout && before.ranks == self.plan.ranks
         });
-        let (rank, sequence, part) = (self.group.rank(), self.peers.sequence, &self.model.part);
+        let (rank, sequence, part) = (self.group.rank(), self.groups.sequence, &self.model.part);
         let Store { reduction, gradients, .. } = &mut self.store;
         let mut failed = None;
-        reduction.remember(&self.device, &self.peers, gradients, what, |block, run, to| {
+        reduction.remember(&self.device, &self.groups, gradients, what, |block, run, to| {
             to.fill(0.0);
             for (start, param) in part.blocks[block].placed() {
                 let Some(common) = common(&run, start..start + param.len()) else { continue };
@@ -239,9 +239,9 @@ impl Rank<'_> {
                 });
             }
         }
-        use lockstep_plan::Circle::{Copies, ExpertCopies};
-        for (circle, hash) in [Copies, ExpertCopies].into_iter().zip(hashes) {
-            let group = self.peers.circle(circle);
+        use lockstep_plan::GroupKind::{Copies, ExpertCopies};
+        for (kind, hash) in [Copies, ExpertCopies].into_iter().zip(hashes) {
+            let group = self.groups.group(kind);
             let mut all = vec![0i64; group.size()];
             group.all_gather(&[hash as i64], &mut all)?;
             if let Some(other) = all.iter().position(|other| *other != all[0]) {

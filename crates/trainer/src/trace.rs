@@ -64,7 +64,7 @@ impl Rank<'_> {
                 }
             }
         }
-        self.peers.check()?;
+        self.groups.check()?;
 
         // Once more to the gradients, which stay each rank's own.
         self.unsummed(source, step)?;

@@ -93,10 +93,10 @@ impl Experts {
         keep_inner: bool,
     ) -> (Active, ExpertsSaved) {
         let routed = self.gate.forward(cx, weights, normed);
-        let dispatch = cx.peers.dispatch(cx.device, &routed.starts, routed.places);
+        let dispatch = cx.groups.dispatch(cx.device, &routed.starts, routed.places);
         let inner = self.activated(cx, weights, normed, &routed, &dispatch, keep_inner);
         let shared = self.shared.as_ref();
-        let entered = || cx.peers.entered(cx.device, normed.clone());
+        let entered = || cx.groups.entered(cx.device, normed.clone());
         let (shared, before) = match shared.map(|s| s.inside(cx, weights, entered(), keep_inner)) {
             Some((after, before)) => (Some(after), before),
             None => (None, None),
@@ -120,21 +120,21 @@ impl Experts {
         saved: &ExpertsSaved,
         x: &Tensor,
     ) -> Tensor {
-        let (device, peers) = (cx.device, cx.peers);
+        let (device, groups) = (cx.device, cx.groups);
         let ExpertsSaved { routed, dispatch, .. } = saved;
         let mut rows = device.empty(dispatch.rows, x.cols(), cx.dtype, Tag::Buffers);
         self.each(device, dispatch, |expert, part| {
             let out = rows.view_mut().rows_of(part.clone());
             device.matmul(expert.down.forward(weights, after.routed.view().rows_of(part), out));
         });
-        let rows = peers.from_experts(device, dispatch, rows);
+        let rows = groups.from_experts(device, dispatch, rows);
 
         // Each rank of the tensor axis has a part of the sum; one of them adds the stream.
-        let mut y = match peers.sequence {
+        let mut y = match groups.sequence {
             true => cx.scratch(cx.tokens(), x.cols()),
             false => cx.kept(cx.tokens(), x.cols()),
         };
-        let stream = (peers.adds() && !peers.sequence).then(|| x.view());
+        let stream = (groups.adds() && !groups.sequence).then(|| x.view());
         match (&self.shared, &after.shared, stream) {
             (Some(shared), Some(after), residual) => {
                 let project = shared.down.forward(weights, after.view(), y.view_mut());
@@ -151,8 +151,8 @@ impl Experts {
             y.view_mut(),
             true,
         );
-        let mut y = peers.leave(device, y);
-        if peers.sequence {
+        let mut y = groups.leave(device, y);
+        if groups.sequence {
             device.add(y.view_mut(), x.view());
         }
         y
@@ -168,7 +168,7 @@ impl Experts {
         dy: &Tensor,
         sink: &mut Sink<'_>,
     ) -> Tensor {
-        let (device, peers) = (cx.device, cx.peers);
+        let (device, groups) = (cx.device, cx.groups);
         let ExpertsSaved { routed, dispatch, input, gate_up, shared } = saved;
         let rows = |cols| device.empty(dispatch.rows, cols, cx.dtype, Tag::Buffers);
         let Inner { input, gate_up, mut after } = match gate_up {
@@ -212,7 +212,7 @@ impl Experts {
             expert.gate_up.input_gradient(device, weights, dy, dx);
         });
         drop(dgate_up);
-        let dinput = peers.from_experts(device, &dispatch, dinput);
+        let dinput = groups.from_experts(device, &dispatch, dinput);
 
         // Through the router, and through what is shared.
         let mut dnormed = self.gate.backward(cx, weights, normed, &routed, &dweights, sink);
@@ -264,7 +264,7 @@ impl Experts {
     ) -> Tensor {
         let mut rows = cx.scratch(routed.places, tokens.cols());
         cx.device.gather(tokens.view(), &self.gate.how, routed.order(), rows.view_mut());
-        cx.peers.to_experts(cx.device, dispatch, rows)
+        cx.groups.to_experts(cx.device, dispatch, rows)
     }
 
     /// The weight of each row of the experts here, (rows, 1), f32.
@@ -272,7 +272,7 @@ impl Experts {
         let mut places = cx.device.empty(routed.places, 1, Dtype::F32, Tag::Buffers);
         let slots = routed.weights.view().shaped(routed.weights.len(), 1);
         cx.device.gather(slots, &self.one_by_one(), routed.order(), places.view_mut());
-        cx.peers.to_experts(cx.device, dispatch, places)
+        cx.groups.to_experts(cx.device, dispatch, places)
     }
 
     /// The gradient of each slot's weight, (tokens, top_k), f32.
@@ -287,12 +287,12 @@ impl Experts {
         let device = cx.device;
         let mut dots = device.empty(dispatch.rows, 1, Dtype::F32, Tag::Buffers);
         device.row_dots(dafter.view(), after.view(), dots.view_mut());
-        let dots = cx.peers.from_experts(device, dispatch, dots);
+        let dots = cx.groups.from_experts(device, dispatch, dots);
         let slots = routed.weights.len();
         let mut dweights = device.empty(slots, 1, Dtype::F32, Tag::Buffers);
         let place = routed.place.view();
         device.combine(dots.view(), &self.one_by_one(), place, None, dweights.view_mut(), false);
-        cx.peers.sum_over_tensor(&mut dweights);
+        cx.groups.sum_over_tensor(&mut dweights);
         dweights.shaped(routed.weights.rows(), routed.weights.cols())
     }
 

@@ -6,7 +6,7 @@
 //! they counted in the forward pass, a few numbers per expert, and what the backward pass needs of it is kept.
 
 use lockstep_kernels::{Capacity, Dtype, Router, Tag, Tensor, View};
-use lockstep_plan::Circle;
+use lockstep_plan::GroupKind;
 use lockstep_plan::model::{Balance, BlockParams, Moe, Shape};
 
 use crate::linear::Linear;
@@ -114,7 +114,7 @@ impl Gate {
         }
         self.linear.weight_gradient(device, &dlogits, normed, sink);
         let mut dnormed = cx.scratch(cx.tokens(), normed.cols());
-        match cx.peers.adds() {
+        match cx.groups.adds() {
             true => self.linear.input_gradient(device, weights, dlogits.view(), dnormed.view_mut()),
             false => device.fill(dnormed.view_mut(), 0.0),
         }
@@ -126,7 +126,7 @@ impl Gate {
         let Moe { experts, top_k, capacity, .. } = self.moe;
         capacity.map(|factor| {
             // Who comes first in a sequence can only be said by who has all of it.
-            assert_eq!((cx.peers.mesh.context, cx.runs.len()), (1, 1), "sequences are not cut");
+            assert_eq!((cx.groups.mesh.context, cx.runs.len()), (1, 1), "sequences are not cut");
             let slots = (factor * (cx.seq() * top_k) as f64 / experts as f64).ceil() as usize;
             // At least one: an expert without room could never learn.
             Capacity { slots: slots.max(1), scopes: cx.batch }
@@ -153,9 +153,9 @@ impl Gate {
     /// One all-reduce of 2 numbers per scope and expert, where scopes are cut among ranks.
     fn balance(&self, cx: &Cx<'_>, routed: &mut Routed) -> f64 {
         let (device, experts) = (cx.device, self.moe.experts);
-        let (scopes, circle) = match self.moe.balance {
-            Balance::Sequence => (cx.batch, Circle::Context),
-            Balance::Batch => (1, Circle::Replicas),
+        let (scopes, kind) = match self.moe.balance {
+            Balance::Sequence => (cx.batch, GroupKind::Context),
+            Balance::Batch => (1, GroupKind::Replicas),
         };
         let half = scopes * experts;
         let mut loads = device.zeros(2 * scopes, experts, Dtype::F32, Tag::Buffers);
@@ -165,7 +165,7 @@ impl Gate {
             let (counts, sums) = loads.view_mut().split_at(half);
             device.expert_loads(&self.how, chosen, probs, counts, sums);
         }
-        cx.peers.sum_over(circle, &mut loads);
+        cx.groups.sum_over(kind, &mut loads);
 
         // A scope's loss counts by its tokens, here and elsewhere, as cross-entropy does.
         let weight = self.moe.aux_loss as f32 * self.each_token(cx);

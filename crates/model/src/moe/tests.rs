@@ -5,7 +5,7 @@ use std::cell::RefCell;
 
 use lockstep_comm::on_threads;
 use lockstep_kernels::{Device, Dtype, Tag, Tensor};
-use lockstep_parallel::Peers;
+use lockstep_parallel::Groups;
 use lockstep_plan::context::Run;
 use lockstep_plan::model::{Balance, BlockParams, Family, Moe, Part, Shape};
 use lockstep_plan::{Mesh, presets};
@@ -35,7 +35,7 @@ fn element(s: usize, p: usize, j: usize, dim: usize) -> f32 {
 
 /// `all` is the layer with all experts, `params` what of it is here.
 fn half(
-    peers: &Peers,
+    groups: &Groups,
     shape: &Shape,
     all: &BlockParams,
     params: &BlockParams,
@@ -53,7 +53,7 @@ fn half(
     let here: usize = runs.iter().map(|run| run.len).sum();
     let cx = Cx {
         device: &device,
-        peers,
+        groups,
         dtype: Dtype::F32,
         batch: BATCH,
         runs,
@@ -81,7 +81,7 @@ fn half(
     let mut gradients = device.zeros(1, params.len(), Dtype::F32, Tag::Gradients);
     let mut sink = Sink::now(gradients.view_mut(), false);
     let dx = half.backward(&cx, weights.view(), &x, saved, dy, &mut sink);
-    peers.check().unwrap();
+    groups.check().unwrap();
     let router = gradients.view().part(params.range("router.weight")).host::<f32>().to_vec();
     let loss = auxiliary.borrow().loss() * cx.share as f64;
     Found { loss, dx: dx.view().host::<f32>().to_vec(), router }
@@ -103,19 +103,19 @@ fn sequences_that_are_cut_are_balanced_whole() {
         shape.moe = shape.moe.map(|moe| Moe { aux_loss: 1.0, z_loss: 0.1, balance, ..moe });
         let whole = Part::whole(&shape);
         let all = &whole.blocks[1];
-        let right = half(&Peers::alone(), &shape, all, all, &[Run { start: 0, len: SEQ }]);
+        let right = half(&Groups::alone(), &shape, all, all, &[Run { start: 0, len: SEQ }]);
 
         // Each rank has an early and a late run, as rings have.
         for (context, expert) in [(2, 1), (2, 2), (4, 2)] {
             let mesh = Mesh { context, expert, ..Mesh::ONE };
             let len = SEQ / (2 * context);
             let found = on_threads(context, |world| {
-                let peers = Peers::new(&world, &mesh, false).unwrap();
-                let part = Part::of(&shape, &mesh, 1, peers.coord);
+                let groups = Groups::new(&world, &mesh, false).unwrap();
+                let part = Part::of(&shape, &mesh, 1, groups.coord);
                 let at = world.rank();
                 let late = 2 * context - 1 - at;
                 let runs = [at, late].map(|piece| Run { start: piece * len, len });
-                half(&peers, &shape, all, &part.blocks[1], &runs)
+                half(&groups, &shape, all, &part.blocks[1], &runs)
             });
             let loss: f64 = found.iter().map(|found| found.loss).sum();
             assert!((loss / right.loss - 1.0).abs() < 1e-6, "{loss} against {}", right.loss);

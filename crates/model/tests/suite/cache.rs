@@ -9,8 +9,8 @@ use crate::setup::{PLAIN, SEQ, Setup, setup, shape};
 #[test]
 fn a_cache_changes_nothing() {
     for family in [Family::Gpt2, Family::Llama, Family::Moe] {
-        let Setup { device, peers, model, mut store, batch } = setup(&shape(family), Dtype::F32);
-        let whole = model.logits(&PLAIN.pass(&device, &peers), &batch, &mut store.weights);
+        let Setup { device, groups, model, mut store, batch } = setup(&shape(family), Dtype::F32);
+        let whole = model.logits(&PLAIN.pass(&device, &groups), &batch, &mut store.weights);
         let ids = batch.inputs.view().part(0..SEQ).host::<u32>().to_vec();
         for cuts in [vec![SEQ], vec![1; SEQ], vec![5, 1, 1, SEQ - 7]] {
             let mut cache = Cache::new(&device, &model, Dtype::F32);

@@ -5,7 +5,9 @@ use std::collections::HashMap;
 
 use lockstep_comm::{World, on_threads};
 use lockstep_kernels::{Device, Dtype};
-use lockstep_model::{Batch, Kept, Model, Pass, Peers, Recompute, Store, WeightGradients, Weights};
+use lockstep_model::{
+    Batch, Groups, Kept, Model, Pass, Recompute, Store, WeightGradients, Weights,
+};
 use lockstep_parallel::{Gradients, Reduction};
 use lockstep_plan::model::{Balance, Family, Moe, Param, Part, Runs, Shape};
 use lockstep_plan::{Compression, Mesh, Recompute::Full, Recompute::Selective};
@@ -71,7 +73,7 @@ const ALONE: How = How {
 
 /// What a training step gave on one rank.
 struct Found {
-    /// Cross-entropy, auxiliary loss, drops: the sums of these over one rank of each tensor circle are of the
+    /// Cross-entropy, auxiliary loss, drops: the sums of these over one rank of each tensor group are of the
     /// global batch.
     sums: [f64; 3],
     /// No numbers where ZeRO keeps the sum elsewhere.
@@ -111,8 +113,8 @@ fn step(
 ) -> Found {
     let How { mesh, sequence, recompute, micros, dtype, when, zero } = how;
     let device = Device::cpu(1);
-    let peers = Peers::new(&world, &mesh, sequence).unwrap();
-    let part = Part::of(shape, &mesh, 1, peers.coord);
+    let groups = Groups::new(&world, &mesh, sequence).unwrap();
+    let part = Part::of(shape, &mesh, 1, groups.coord);
     let model = Model::new(&part);
     let weights = Weights::load(
         &device,
@@ -129,7 +131,7 @@ fn step(
         Store::new(weights, gradients, Reduction::new(false, Compression::None), micros);
     let pass = Pass {
         device: &device,
-        peers: &peers,
+        groups: &groups,
         dtype,
         recompute,
         dropout: None,
@@ -139,7 +141,7 @@ fn step(
     let mut batch = Batch::empty(&device, each, SEQ);
     let (mut sums, mut kept) = ([0.0; 3], Kept::default());
     for micro in 0..micros {
-        let first = (peers.coord.data * micros + micro) * each;
+        let first = (groups.coord.data * micros + micro) * each;
         let samples: Vec<u32> = (first..first + each).flat_map(sample).collect();
         batch.fill(&device, &samples);
         model.forward(0, &pass, &batch, None, &mut store.weights, &mut kept);
@@ -149,7 +151,7 @@ fn step(
         sums[1] += loss.auxiliary * loss.tokens as f64 / pass.global_tokens as f64;
         sums[2] += kept.auxiliary.borrow().dropped as f64;
     }
-    store.finish(&device, &peers).unwrap();
+    store.finish(&device, &groups).unwrap();
     let mut pieces = Vec::new();
     for (block, layout) in part.blocks.iter().enumerate() {
         let mut gradient = vec![f32::NAN; layout.len()];
@@ -302,16 +304,16 @@ fn shared_experts_are_everybodys() {
 fn stages_add_up() {
     let shape = shape(|moe| moe.capacity = Some(0.7));
     let whole = train(&shape, ALONE).remove(0);
-    let (device, peers) = (Device::cpu(1), Peers::alone());
-    let part = Part::of(&shape, &Mesh::ONE, 2, peers.coord);
+    let (device, groups) = (Device::cpu(1), Groups::alone());
+    let part = Part::of(&shape, &Mesh::ONE, 2, groups.coord);
     let model = Model::new(&part);
     let weights = Weights::load(&device, &part, Dtype::F32, 0, out_of_whole(fill));
     let gradients = Gradients::new(&part, 0, 0, Dtype::F32);
     let mut store = Store::new(weights, gradients, Reduction::new(false, Compression::None), 1);
     let How { recompute, dtype, when, .. } = ALONE;
     let global_tokens = SAMPLES * SEQ;
-    let (device, peers) = (&device, &peers);
-    let pass = Pass { device, peers, dtype, recompute, dropout: None, global_tokens };
+    let (device, groups) = (&device, &groups);
+    let pass = Pass { device, groups, dtype, recompute, dropout: None, global_tokens };
     let mut batch = Batch::empty(device, SAMPLES, SEQ);
     batch.fill(device, &(0..SAMPLES).flat_map(sample).collect::<Vec<_>>());
 

@@ -158,9 +158,9 @@ fn experts_with_little_room_drop_and_still_learn() {
 
 /// Slots that found no room in a pass.
 fn dropped(shape: &Shape) -> u64 {
-    let Setup { device, peers, model, mut store, batch } = setup(shape, Dtype::F32);
+    let Setup { device, groups, model, mut store, batch } = setup(shape, Dtype::F32);
     let mut kept = Kept::default();
-    model.train(&PLAIN.pass(&device, &peers), &batch, &mut store, &mut kept);
+    model.train(&PLAIN.pass(&device, &groups), &batch, &mut store, &mut kept);
     kept.auxiliary.borrow().dropped
 }
 
@@ -191,7 +191,7 @@ fn weight_gradients_can_wait() {
         let runs = [Run { start: 0, len: SEQ }];
         let cx = Cx {
             device,
-            peers: &setup.peers,
+            groups: &setup.groups,
             dtype: Dtype::F32,
             batch: BATCH,
             runs: &runs,
@@ -235,8 +235,8 @@ fn weight_gradients_can_wait() {
 fn whole_models_put_weight_gradients_off() {
     for family in FAMILIES {
         let at_once = train(&mut setup(&shape(family), Dtype::F32), &PLAIN, 2);
-        let Setup { device, peers, model, mut store, batch } = setup(&shape(family), Dtype::F32);
-        let pass = PLAIN.pass(&device, &peers);
+        let Setup { device, groups, model, mut store, batch } = setup(&shape(family), Dtype::F32);
+        let pass = PLAIN.pass(&device, &groups);
         let mut loss = Loss::default();
         let mut under_way = [Kept::default(), Kept::default()];
         for kept in &mut under_way {

@@ -1,7 +1,7 @@
 //! Small models of the three families, and a batch for them.
 
 use lockstep_kernels::{Device, Dtype};
-use lockstep_model::{Batch, Dropout, Kept, Loss, Model, Pass, Peers, Recompute, Store, Weights};
+use lockstep_model::{Batch, Dropout, Groups, Kept, Loss, Model, Pass, Recompute, Store, Weights};
 use lockstep_plan::model::{Balance, Family, Moe, Shape};
 
 pub const SEQ: usize = 12;
@@ -39,14 +39,14 @@ pub fn shape(family: Family) -> Shape {
 
 pub struct Setup {
     pub device: Device,
-    pub peers: Peers,
+    pub groups: Groups,
     pub model: Model,
     pub store: Store,
     pub batch: Batch,
 }
 
 pub fn setup(shape: &Shape, dtype: Dtype) -> Setup {
-    let (device, peers) = (Device::cpu(1), Peers::alone());
+    let (device, groups) = (Device::cpu(1), Groups::alone());
     let model = Model::whole(shape);
     let mut store = Store::alone(&device, &model.part, dtype, 7);
     enlarge(&device, &mut store.weights);
@@ -54,7 +54,7 @@ pub fn setup(shape: &Shape, dtype: Dtype) -> Setup {
     let samples: Vec<u32> =
         (0..BATCH * (SEQ + 1)).map(|i| (i * i * 7 + 3 * i) as u32 % 37).collect();
     batch.fill(&device, &samples);
-    Setup { device, peers, model, store, batch }
+    Setup { device, groups, model, store, batch }
 }
 
 /// Makes matrices larger than at the start of a training, so that every path has something to say.
@@ -90,16 +90,16 @@ pub struct Way {
 pub const PLAIN: Way = Way { dtype: Dtype::F32, recompute: Recompute::None, dropout: None };
 
 impl Way {
-    pub fn pass<'a>(&self, device: &'a Device, peers: &'a Peers) -> Pass<'a> {
+    pub fn pass<'a>(&self, device: &'a Device, groups: &'a Groups) -> Pass<'a> {
         let Way { dtype, recompute, dropout } = *self;
-        Pass { device, peers, dtype, recompute, dropout, global_tokens: BATCH * SEQ }
+        Pass { device, groups, dtype, recompute, dropout, global_tokens: BATCH * SEQ }
     }
 }
 
 /// All gradients in a row, and the loss.
 pub fn train(setup: &mut Setup, way: &Way, times: usize) -> (Vec<f32>, Loss) {
-    let Setup { device, peers, model, store, batch } = setup;
-    let pass = way.pass(device, peers);
+    let Setup { device, groups, model, store, batch } = setup;
+    let pass = way.pass(device, groups);
     let mut kept = Kept::default();
     let mut loss = Loss::default();
     for _ in 0..times {

@@ -28,7 +28,7 @@ pub struct Part {
     pub stages: Vec<Range<usize>>,
 }
 
-/// A run of a block's flat buffer whose gradient is summed over one circle of ranks.
+/// A run of a block's flat buffer whose gradient is summed over one group of ranks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Unit {
     pub range: Range<usize>,

@@ -1,5 +1,5 @@
 //! Whether a schedule does its work: everything once, on the right rank, in an order the rank can keep.
-//! Whether ranks wait for each other in a circle is `replay`'s question.
+//! Whether ranks wait for each other in a group is `replay`'s question.
 
 use super::Schedule;
 use super::action::{Act, Action};

@@ -158,7 +158,7 @@ impl fmt::Display for Deadlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(mut wait) = self.waits.first() else { return f.write_str("nobody waits") };
         write!(f, "rank {} {wait}", wait.rank)?;
-        // From each to whom it waits for, until the circle closes or somebody has nothing left to do.
+        // From each to whom it waits for, until the group closes or somebody has nothing left to do.
         let mut told = vec![wait.rank];
         while wait.on != wait.rank {
             let Some(next) = self.waits.iter().find(|next| next.rank == wait.on) else {

@@ -2,7 +2,7 @@
 //! in the order of `parallel` and `model`, alike ones counted together. How many bytes each comes to on a wire
 //! is the algorithm's to say, in `comm`; nothing is sent here.
 //!
-//! | circle | forward | backward | optimizer |
+//! | group | forward | backward | optimizer |
 //! |---|---|---|---|
 //! | tensor | sums of halves; with sequence parallelism gathers and scatters, or rows from rank to rank | the same, logits' maxima and sums | norms, with sequence parallelism |
 //! | keys, ends | | | gradients that several have parts of |
@@ -20,7 +20,7 @@ mod states;
 
 pub use passes::FEW_ROWS;
 
-use crate::mesh::{Circle, Mesh};
+use crate::mesh::{GroupKind, Mesh};
 use crate::passes::{Moment, moments};
 use crate::plan::Plan;
 use passes::Passes;
@@ -31,7 +31,7 @@ use states::States;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Exchange {
     /// None: all ranks.
-    pub circle: Option<Circle>,
+    pub kind: Option<GroupKind>,
     /// Who takes part: of the context, runs of so many neighbours, or as many that are as far apart.
     pub members: usize,
     pub collective: Collective,
@@ -70,13 +70,13 @@ pub enum Phase {
 /// the size of buckets to the ranks.
 ///
 /// ```
-/// use lockstep_plan::{Circle, Collective, Config, Plan, Surroundings, traffic};
+/// use lockstep_plan::{GroupKind, Collective, Config, Plan, Surroundings, traffic};
 ///
 /// let sets = ["layout.data=2", "layout.zero=2", "model.vocab=512"].map(String::from);
 /// let plan = Plan::resolve(&Config::parse("", &sets), &Surroundings::one_host(2, 1)).unwrap();
 /// let spread: usize = traffic(&plan, 0)
 ///     .iter()
-///     .filter(|exchange| exchange.circle == Some(Circle::Gather))
+///     .filter(|exchange| exchange.group == Some(GroupKind::Gather))
 ///     .map(|exchange| exchange.count * exchange.times)
 ///     .sum();
 /// assert_eq!(spread, plan.model.param_count());
@@ -120,30 +120,30 @@ pub fn traffic_of_step(plan: &Plan, rank: usize, step: usize) -> Vec<Exchange> {
 
 /// Exchanges so far.
 struct List {
-    /// Of the rank's circles.
-    sizes: [usize; Circle::ALL.len()],
+    /// Of the rank's groups.
+    sizes: [usize; GroupKind::ALL.len()],
     phase: Phase,
     exchanges: Vec<Exchange>,
 }
 
 impl List {
     fn new(mesh: &Mesh, rank: usize) -> List {
-        let sizes = Circle::ALL.map(|circle| mesh.members(circle, rank).len());
+        let sizes = GroupKind::ALL.map(|kind| mesh.members(kind, rank).len());
         List { sizes, phase: Phase::Forward, exchanges: Vec::new() }
     }
 
-    fn size(&self, circle: Circle) -> usize {
-        self.sizes[circle as usize]
+    fn size(&self, kind: GroupKind) -> usize {
+        self.sizes[kind as usize]
     }
 
-    fn add(&mut self, circle: Circle, collective: Collective, count: usize, width: usize) {
-        self.add_among(Some(circle), self.size(circle), collective, count, width);
+    fn add(&mut self, kind: GroupKind, collective: Collective, count: usize, width: usize) {
+        self.add_among(Some(kind), self.size(kind), collective, count, width);
     }
 
-    /// A circle of one exchanges nothing.
+    /// A group of one exchanges nothing.
     fn add_among(
         &mut self,
-        circle: Option<Circle>,
+        kind: Option<GroupKind>,
         members: usize,
         collective: Collective,
         count: usize,
@@ -153,7 +153,7 @@ impl List {
             return;
         }
         let phase = self.phase;
-        let new = Exchange { circle, members, collective, count, width, phase, times: 1 };
+        let new = Exchange { kind, members, collective, count, width, phase, times: 1 };
         let alike = |old: &&mut Exchange| Exchange { times: 1, ..**old } == new;
         match self.exchanges.iter_mut().find(alike) {
             Some(old) => old.times += 1,

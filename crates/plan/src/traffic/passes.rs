@@ -2,7 +2,7 @@
 
 use super::{Collective, List};
 use crate::config::Recompute;
-use crate::mesh::Circle;
+use crate::mesh::GroupKind;
 use crate::model::{Balance, Family, Moe, Part, loss_chunk};
 use crate::plan::{Layout, Plan};
 
@@ -49,12 +49,12 @@ impl<'a> Passes<'a> {
     /// The head: two all-reduces for each chunk of logits.
     pub fn turn(&self, list: &mut List) {
         self.enter(list);
-        let ranks = list.size(Circle::Tensor);
+        let ranks = list.size(GroupKind::Tensor);
         let chunk = loss_chunk(self.tokens, self.part.whole.vocab.div_ceil(ranks));
         for start in (0..self.tokens).step_by(chunk) {
             let rows = chunk.min(self.tokens - start);
-            list.add(Circle::Tensor, Collective::AllReduce, rows, 4);
-            list.add(Circle::Tensor, Collective::AllReduce, 2 * rows, 4);
+            list.add(GroupKind::Tensor, Collective::AllReduce, rows, 4);
+            list.add(GroupKind::Tensor, Collective::AllReduce, 2 * rows, 4);
         }
         self.sum(list);
     }
@@ -93,7 +93,7 @@ impl<'a> Passes<'a> {
     /// A message to the next stage or the one before.
     pub fn pass_on(&self, list: &mut List) {
         let cut = if self.plan.layout.sequence { self.plan.layout.tensor } else { 1 };
-        list.add(Circle::Pipe, Collective::Send, self.stream() / cut, self.bytes);
+        list.add(GroupKind::Pipe, Collective::Send, self.stream() / cut, self.bytes);
     }
 
     /// The stream of all tokens.
@@ -104,7 +104,7 @@ impl<'a> Passes<'a> {
     /// From a rank's rows of the stream to all.
     fn enter(&self, list: &mut List) {
         if self.plan.layout.sequence {
-            list.add(Circle::Tensor, Collective::AllGather, self.stream(), self.bytes);
+            list.add(GroupKind::Tensor, Collective::AllGather, self.stream(), self.bytes);
         }
     }
 
@@ -114,7 +114,7 @@ impl<'a> Passes<'a> {
             true => Collective::ReduceScatter,
             false => Collective::AllReduce,
         };
-        list.add(Circle::Tensor, collective, self.stream(), self.bytes);
+        list.add(GroupKind::Tensor, collective, self.stream(), self.bytes);
     }
 
     /// The same into a matrix, whose product may begin with the rows that are here.
@@ -135,9 +135,9 @@ impl<'a> Passes<'a> {
 
     /// A rank's rows to each of the others.
     fn pass_rows(&self, list: &mut List) {
-        let ranks = list.size(Circle::Tensor);
+        let ranks = list.size(GroupKind::Tensor);
         for _ in 1..ranks {
-            list.add(Circle::Tensor, Collective::Send, self.stream() / ranks, self.bytes);
+            list.add(GroupKind::Tensor, Collective::Send, self.stream() / ranks, self.bytes);
         }
     }
 
@@ -152,20 +152,20 @@ impl<'a> Passes<'a> {
         let Some(moe) = self.moe else { return self.enter_matrix(list) };
         self.enter(list);
         if moe.aux_loss > 0.0 {
-            let (scopes, circle) = match moe.balance {
-                Balance::Sequence => (self.plan.train.micro_batch, Circle::Context),
-                Balance::Batch => (1, Circle::Replicas),
+            let (scopes, kind) = match moe.balance {
+                Balance::Sequence => (self.plan.train.micro_batch, GroupKind::Context),
+                Balance::Batch => (1, GroupKind::Replicas),
             };
-            list.add(circle, Collective::AllReduce, 2 * scopes * moe.experts, 4);
+            list.add(kind, Collective::AllReduce, 2 * scopes * moe.experts, 4);
         }
-        list.add(Circle::Expert, Collective::AllToAllV, moe.experts, 4);
+        list.add(GroupKind::Expert, Collective::AllToAllV, moe.experts, 4);
         self.rows(list, moe, self.part.shape.dim, self.bytes);
     }
 
     /// Rows to their experts, or back.
     fn rows(&self, list: &mut List, moe: Moe, cols: usize, width: usize) {
         let count = self.tokens * moe.top_k * cols;
-        list.add(Circle::Expert, Collective::AllToAllV, count, width);
+        list.add(GroupKind::Expert, Collective::AllToAllV, count, width);
     }
 
     fn mixture_backward(&self, list: &mut List, moe: Moe, recompute: Recompute) {
@@ -176,7 +176,7 @@ impl<'a> Passes<'a> {
         // The output's gradient there, the weights' gradient back, the weights there, the input's gradient back.
         self.rows(list, moe, dim, self.bytes);
         self.rows(list, moe, 1, 4);
-        list.add(Circle::Tensor, Collective::AllReduce, self.tokens * moe.top_k, 4);
+        list.add(GroupKind::Tensor, Collective::AllReduce, self.tokens * moe.top_k, 4);
         self.rows(list, moe, 1, 4);
         self.rows(list, moe, dim, self.bytes);
     }
@@ -207,7 +207,7 @@ impl<'a> Passes<'a> {
     fn deal(&self, list: &mut List, cols: usize, width: usize) {
         let ulysses = self.part.mesh.ulysses;
         let count = ulysses * self.tokens * cols;
-        list.add_among(Some(Circle::Context), ulysses, Collective::AllToAll, count, width);
+        list.add_among(Some(GroupKind::Context), ulysses, Collective::AllToAll, count, width);
     }
 
     /// Keys and values, or their gradients, pass once round the ring.
@@ -216,7 +216,7 @@ impl<'a> Passes<'a> {
         let (ring, (_, keys)) = (context / ulysses, self.dealt());
         let count = ulysses * self.tokens * 2 * keys * self.part.shape.head_dim;
         for _ in 1..ring {
-            list.add_among(Some(Circle::Context), ring, Collective::Send, count, width);
+            list.add_among(Some(GroupKind::Context), ring, Collective::Send, count, width);
         }
     }
 }

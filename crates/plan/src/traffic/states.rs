@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{Collective, List};
 use crate::config::Compression;
-use crate::mesh::Circle;
+use crate::mesh::GroupKind;
 use crate::model::{Held, Param, Part, Split, Unit};
 use crate::passes::Moment;
 use crate::plan::Plan;
@@ -63,9 +63,9 @@ impl<'a> States<'a> {
     }
 
     fn together(&self, list: &mut List, unit: &Unit) {
-        let circle = if unit.expert { Circle::ExpertGather } else { Circle::Gather };
+        let kind = if unit.expert { GroupKind::ExpertGather } else { GroupKind::Gather };
         let width = self.plan.precision.compute.bytes();
-        list.add(circle, Collective::AllGather, unit.range.len(), width);
+        list.add(kind, Collective::AllGather, unit.range.len(), width);
     }
 
     /// Sums of gradients over the replicas.
@@ -120,26 +120,26 @@ impl<'a> States<'a> {
     }
 
     /// A sum in the form in which gradients travel.
-    fn sum(&self, list: &mut List, collective: Collective, circle: Circle, len: usize) {
-        let ranks = list.size(circle);
+    fn sum(&self, list: &mut List, collective: Collective, kind: GroupKind, len: usize) {
+        let ranks = list.size(kind);
         let whole = collective == Collective::AllReduce;
         match self.how {
-            Compression::None => list.add(circle, collective, len, self.width()),
+            Compression::None => list.add(kind, collective, len, self.width()),
             Compression::TopK(fraction) => {
                 // Places and numbers, four bytes each.
                 let chosen = ((fraction * len as f64).ceil() as usize).clamp(len.min(1), len);
                 if whole {
-                    list.add(circle, Collective::AllGather, ranks * 8 * chosen, 1);
+                    list.add(kind, Collective::AllGather, ranks * 8 * chosen, 1);
                 } else {
-                    list.add(circle, Collective::AllToAll, ranks, 8);
-                    list.add(circle, Collective::AllToAllV, 8 * chosen, 1);
+                    list.add(kind, Collective::AllToAll, ranks, 8);
+                    list.add(kind, Collective::AllToAllV, 8 * chosen, 1);
                 }
             }
             rounded => {
                 let all = ranks * packed(rounded, len.div_ceil(ranks));
-                list.add(circle, Collective::AllToAll, all, 1);
+                list.add(kind, Collective::AllToAll, all, 1);
                 if whole {
-                    list.add(circle, Collective::AllGather, all, 1);
+                    list.add(kind, Collective::AllGather, all, 1);
                 }
             }
         }
@@ -149,18 +149,18 @@ impl<'a> States<'a> {
     pub fn parts(&self, list: &mut List) {
         if self.how.goes_by_neighbours() {
             let same = self.count(|param| param.same_on_tensor(self.plan.layout.sequence));
-            list.add(Circle::Tensor, Collective::AllReduce, same, self.width());
+            list.add(GroupKind::Tensor, Collective::AllReduce, same, self.width());
         }
         if self.plan.layout.sequence {
             let norms = self.count(|param| param.split == Split::Norm);
-            list.add(Circle::Tensor, Collective::AllReduce, norms, self.width());
+            list.add(GroupKind::Tensor, Collective::AllReduce, norms, self.width());
         }
         if self.part.mesh.keys > 1 {
             let keys = self.count(|param| param.split == Split::Keys);
-            list.add(Circle::Keys, Collective::AllReduce, keys, self.width());
+            list.add(GroupKind::Keys, Collective::AllReduce, keys, self.width());
         }
         let tied = self.count(|param| param.tied);
-        list.add(Circle::Ends, Collective::AllReduce, tied, self.width());
+        list.add(GroupKind::Ends, Collective::AllReduce, tied, self.width());
     }
 
     /// Bytes of an element of a gradient.
@@ -192,10 +192,10 @@ fn packed(how: Compression, numbers: usize) -> usize {
     }
 }
 
-fn shard(expert: bool) -> Circle {
-    if expert { Circle::ExpertShard } else { Circle::Shard }
+fn shard(expert: bool) -> GroupKind {
+    if expert { GroupKind::ExpertShard } else { GroupKind::Shard }
 }
 
-fn copies(expert: bool) -> Circle {
-    if expert { Circle::ExpertCopies } else { Circle::Copies }
+fn copies(expert: bool) -> GroupKind {
+    if expert { GroupKind::ExpertCopies } else { GroupKind::Copies }
 }

@@ -1,6 +1,6 @@
 //! Circles of ranks.
 
-use lockstep_plan::{Circle, Mesh};
+use lockstep_plan::{GroupKind, Mesh};
 
 /// All that ZeRO and experts can make of up to 24 replicas.
 fn meshes() -> Vec<Mesh> {
@@ -20,19 +20,15 @@ fn meshes() -> Vec<Mesh> {
 fn circles_of_experts_are_even() {
     for mesh in meshes() {
         let expected = [
-            (Circle::Shard, mesh.shard),
-            (Circle::Copies, mesh.data / mesh.shard),
-            (Circle::Expert, mesh.expert),
-            (Circle::ExpertShard, mesh.expert_shard()),
-            (Circle::ExpertCopies, mesh.data / (mesh.expert * mesh.expert_shard())),
+            (GroupKind::Shard, mesh.shard),
+            (GroupKind::Copies, mesh.data / mesh.shard),
+            (GroupKind::Expert, mesh.expert),
+            (GroupKind::ExpertShard, mesh.expert_shard()),
+            (GroupKind::ExpertCopies, mesh.data / (mesh.expert * mesh.expert_shard())),
         ];
         for rank in 0..mesh.ranks() {
-            for (circle, size) in expected {
-                assert_eq!(
-                    mesh.members(circle, rank).len(),
-                    size,
-                    "{circle:?} of {rank}, {mesh:?}"
-                );
+            for (kind, size) in expected {
+                assert_eq!(mesh.members(kind, rank).len(), size, "{kind:?} of {rank}, {mesh:?}");
             }
         }
     }

@@ -2,7 +2,7 @@
 //! against what is sent.
 
 use lockstep_plan::{
-    Circle, Collective, Config, Phase, Plan, Surroundings, traffic, traffic_of_step,
+    Collective, Config, GroupKind, Phase, Plan, Surroundings, traffic, traffic_of_step,
 };
 
 const LAYERS: usize = 8;
@@ -16,9 +16,9 @@ fn plan(ranks: usize, sets: &[&str]) -> Plan {
 }
 
 /// Elements of all collectives of a kind.
-fn elements(plan: &Plan, circle: Circle, collective: Collective) -> usize {
+fn elements(plan: &Plan, kind: GroupKind, collective: Collective) -> usize {
     let list = traffic(plan, 0).into_iter();
-    let wanted = list.filter(|e| (e.circle, e.collective) == (Some(circle), collective));
+    let wanted = list.filter(|e| (e.kind, e.collective) == (Some(kind), collective));
     wanted.map(|e| e.count * e.times).sum()
 }
 
@@ -30,9 +30,9 @@ fn states_travel_as_zeros_do() {
         let plan = plan(4, &[sets, &["layout.data=4"]].concat());
         assert_eq!(plan.train.accumulation, 1);
         [
-            elements(&plan, Circle::Copies, Collective::AllReduce),
-            elements(&plan, Circle::Shard, Collective::ReduceScatter),
-            elements(&plan, Circle::Gather, Collective::AllGather),
+            elements(&plan, GroupKind::Copies, Collective::AllReduce),
+            elements(&plan, GroupKind::Shard, Collective::ReduceScatter),
+            elements(&plan, GroupKind::Gather, Collective::AllGather),
         ]
     };
     let shape = plan(4, &[]).model;
@@ -91,7 +91,7 @@ fn sequences_travel_as_the_context_says() {
         let formula = sent(degrees, &brought);
         let bytes = |phase| {
             let list = traffic(&plan, 0).into_iter();
-            let of = list.filter(|e| (e.circle, e.phase) == (Some(Circle::Context), phase));
+            let of = list.filter(|e| (e.kind, e.phase) == (Some(GroupKind::Context), phase));
             let bytes = of.map(|e| {
                 let all = (e.count * e.width * e.times) as u64;
                 let others = |n: usize| all / n as u64 * (n as u64 - 1);
@@ -112,7 +112,7 @@ fn the_largest_travel_after_a_warm_up() {
     let n = plan.model.param_count();
     let sums = |step| -> Vec<_> {
         let list = traffic_of_step(&plan, 0, step).into_iter();
-        let sums = list.filter(|e| e.circle == Some(Circle::Copies));
+        let sums = list.filter(|e| e.kind == Some(GroupKind::Copies));
         sums.map(|e| (e.collective, e.count * e.width * e.times)).collect()
     };
     for step in [1, 20] {

@@ -1,6 +1,6 @@
 //! The exchanges of a plan as it counts them itself, on the links of a cluster.
 
-use lockstep_plan::{Axis, Circle, Collective, Exchange, Mesh, Plan};
+use lockstep_plan::{Axis, Collective, Exchange, GroupKind, Mesh, Plan};
 
 use super::{Flow, Spread, seconds};
 use crate::cluster::Cluster;
@@ -15,19 +15,18 @@ pub fn traffic(plan: &Plan, cluster: &Cluster, rank: usize) -> Vec<Flow> {
 }
 
 fn flow(mesh: &Mesh, cluster: &Cluster, exchange: &Exchange) -> Flow {
-    let Exchange { circle, members, collective, count, width, phase, times } = *exchange;
-    let spread =
-        Spread { members, stride: circle.map_or(1, |circle| stride(mesh, circle, members)) };
+    let Exchange { kind, members, collective, count, width, phase, times } = *exchange;
+    let spread = Spread { members, stride: kind.map_or(1, |kind| stride(mesh, kind, members)) };
     // The plan tells an all-to-all of equal parts by what all bring together.
     let together = if collective == Collective::AllToAll { members } else { 1 };
     let bytes = (count * width) as f64 / together as f64;
     let seconds = seconds(cluster, spread, collective, bytes);
     let link = spread.link(cluster);
-    Flow { circle, members, collective, phase, bytes, times: times as f64, link, seconds }
+    Flow { kind, members, collective, phase, bytes, times: times as f64, link, seconds }
 }
 
-/// How far apart the members of a circle are.
-fn stride(mesh: &Mesh, circle: Circle, members: usize) -> usize {
+/// How far apart the members of a group are.
+fn stride(mesh: &Mesh, kind: GroupKind, members: usize) -> usize {
     let of = |axis: Axis| {
         let at = mesh.order.iter().position(|other| *other == axis).unwrap_or(0);
         mesh.order[at + 1..].iter().map(|inner| mesh.size(*inner)).product::<usize>()
@@ -37,16 +36,16 @@ fn stride(mesh: &Mesh, circle: Circle, members: usize) -> usize {
         (1, _) => of(Axis::Context),
         _ => of(Axis::Data).min(of(Axis::Context)),
     };
-    match circle {
-        Circle::Tensor | Circle::Keys => of(Axis::Tensor),
+    match kind {
+        GroupKind::Tensor | GroupKind::Keys => of(Axis::Tensor),
         // Neighbours deal out heads; rings go from one such group to the next.
-        Circle::Context if members == mesh.ulysses => of(Axis::Context),
-        Circle::Context => of(Axis::Context) * mesh.ulysses,
-        Circle::Pipe => of(Axis::Pipe),
-        Circle::Ends => of(Axis::Pipe) * (mesh.pipe - 1),
-        Circle::Replicas | Circle::Shard | Circle::Gather | Circle::Expert => replicas,
-        Circle::Copies => replicas * mesh.shard,
-        Circle::ExpertShard | Circle::ExpertGather => replicas * mesh.expert,
-        Circle::ExpertCopies => replicas * mesh.expert * mesh.expert_shard(),
+        GroupKind::Context if members == mesh.ulysses => of(Axis::Context),
+        GroupKind::Context => of(Axis::Context) * mesh.ulysses,
+        GroupKind::Pipe => of(Axis::Pipe),
+        GroupKind::Ends => of(Axis::Pipe) * (mesh.pipe - 1),
+        GroupKind::Replicas | GroupKind::Shard | GroupKind::Gather | GroupKind::Expert => replicas,
+        GroupKind::Copies => replicas * mesh.shard,
+        GroupKind::ExpertShard | GroupKind::ExpertGather => replicas * mesh.expert,
+        GroupKind::ExpertCopies => replicas * mesh.expert * mesh.expert_shard(),
     }
 }

@@ -1,6 +1,6 @@
 //! The exchanges of a step, alike ones together: what, among whom, over which link, how long.
 
-use lockstep_plan::{Circle, Collective, Phase};
+use lockstep_plan::{Collective, GroupKind, Phase};
 use serde::Serialize;
 
 use super::{Spread, seconds};
@@ -10,7 +10,7 @@ use crate::cluster::Cluster;
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Flow {
     /// None: all ranks.
-    pub circle: Option<Circle>,
+    pub kind: Option<GroupKind>,
     pub members: usize,
     pub collective: Collective,
     pub phase: Phase,
@@ -52,10 +52,10 @@ impl<'a> Flows<'a> {
         Flows { cluster, list: Vec::with_capacity(16) }
     }
 
-    /// Seconds of one of them; a circle of one exchanges nothing.
+    /// Seconds of one of them; a group of one exchanges nothing.
     pub fn add(
         &mut self,
-        (circle, spread): (Circle, Spread),
+        (kind, spread): (GroupKind, Spread),
         collective: Collective,
         phase: Phase,
         bytes: f64,
@@ -67,7 +67,7 @@ impl<'a> Flows<'a> {
         let seconds = seconds(self.cluster, spread, collective, bytes);
         let link = spread.link(self.cluster);
         self.list.push(Flow {
-            circle: Some(circle),
+            kind: Some(kind),
             members: spread.members,
             collective,
             phase,

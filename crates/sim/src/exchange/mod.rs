@@ -49,7 +49,7 @@ pub fn seconds(cluster: &Cluster, spread: Spread, collective: Collective, bytes:
     }
 }
 
-/// To a neighbour, at worst over the farthest link of the circle.
+/// To a neighbour, at worst over the farthest link of the group.
 fn sent(cluster: &Cluster, spread: Spread, bytes: f64) -> f64 {
     let link = Spread { members: 2, ..spread }.link(cluster);
     cluster.links[link].hop() + bytes / cluster.bandwidth(link)

@@ -1,6 +1,6 @@
 //! Who sends how much to whom: a step's traffic between ranks, neighbours put together where there are many.
 
-use lockstep_plan::{Circle, Collective, Coord, Mesh};
+use lockstep_plan::{Collective, Coord, GroupKind, Mesh};
 
 use crate::Flow;
 use crate::search::Proposal;
@@ -35,30 +35,29 @@ pub fn matrix(proposal: &Proposal, most: usize) -> Cells {
 
 /// To whom a rank sends what it sends of a flow.
 fn targets(mesh: &Mesh, flow: &Flow, rank: usize) -> Vec<usize> {
-    let Some(of_flow) = flow.circle else { return vec![(rank + 1) % mesh.ranks()] };
-    let circle = members(mesh, of_flow, rank);
-    let Some(at) = circle.iter().position(|member| *member == rank).filter(|_| circle.len() > 1)
-    else {
+    let Some(of_flow) = flow.kind else { return vec![(rank + 1) % mesh.ranks()] };
+    let kind = members(mesh, of_flow, rank);
+    let Some(at) = kind.iter().position(|member| *member == rank).filter(|_| kind.len() > 1) else {
         return Vec::new();
     };
     match flow.collective {
         Collective::AllToAll | Collective::AllToAllV => {
-            circle.iter().copied().filter(|member| *member != rank).collect()
+            kind.iter().copied().filter(|member| *member != rank).collect()
         }
         // A stage gives forward to the next and backward to the one before; its ends give to nobody.
-        Collective::Send if of_flow == Circle::Pipe => {
+        Collective::Send if of_flow == GroupKind::Pipe => {
             let next = match flow.phase {
                 lockstep_plan::Phase::Forward => at.checked_add(1),
                 _ => at.checked_sub(1),
             };
-            next.and_then(|next| circle.get(next)).copied().into_iter().collect()
+            next.and_then(|next| kind.get(next)).copied().into_iter().collect()
         }
-        _ => vec![circle[(at + 1) % circle.len()]],
+        _ => vec![kind[(at + 1) % kind.len()]],
     }
 }
 
-/// Who is in a rank's circle, found from its place, without asking every rank of the mesh.
-fn members(mesh: &Mesh, circle: Circle, rank: usize) -> Vec<usize> {
+/// Who is in a rank's group, found from its place, without asking every rank of the mesh.
+fn members(mesh: &Mesh, kind: GroupKind, rank: usize) -> Vec<usize> {
     let own = mesh.coord(rank);
     let replica = mesh.replica(own);
     let of_replicas = |all: Vec<usize>| -> Vec<usize> {
@@ -73,15 +72,15 @@ fn members(mesh: &Mesh, circle: Circle, rank: usize) -> Vec<usize> {
         (replica / length * length..(replica / length + 1) * length).collect::<Vec<_>>()
     };
     let every = |step: usize| (replica % step..mesh.replicas()).step_by(step).collect::<Vec<_>>();
-    match circle {
-        Circle::Tensor | Circle::Keys => {
+    match kind {
+        GroupKind::Tensor | GroupKind::Keys => {
             (0..mesh.tensor).map(|tensor| mesh.rank(Coord { tensor, ..own })).collect()
         }
-        Circle::Context => {
+        GroupKind::Context => {
             (0..mesh.context).map(|context| mesh.rank(Coord { context, ..own })).collect()
         }
-        Circle::Pipe => (0..mesh.pipe).map(|pipe| mesh.rank(Coord { pipe, ..own })).collect(),
-        Circle::Ends => {
+        GroupKind::Pipe => (0..mesh.pipe).map(|pipe| mesh.rank(Coord { pipe, ..own })).collect(),
+        GroupKind::Ends => {
             let ends = [0, mesh.pipe - 1];
             let there = ends.contains(&own.pipe) && mesh.pipe > 1;
             ends.into_iter()
@@ -89,12 +88,12 @@ fn members(mesh: &Mesh, circle: Circle, rank: usize) -> Vec<usize> {
                 .map(|pipe| mesh.rank(Coord { pipe, ..own }))
                 .collect()
         }
-        Circle::Replicas => of_replicas((0..mesh.replicas()).collect()),
-        Circle::Shard | Circle::Gather => of_replicas(run(mesh.shard)),
+        GroupKind::Replicas => of_replicas((0..mesh.replicas()).collect()),
+        GroupKind::Shard | GroupKind::Gather => of_replicas(run(mesh.shard)),
         // Without ZeRO all replicas are copies of each other.
-        Circle::Copies => of_replicas(every(mesh.shard)),
-        Circle::Expert => of_replicas(run(mesh.expert)),
-        Circle::ExpertShard | Circle::ExpertGather | Circle::ExpertCopies => {
+        GroupKind::Copies => of_replicas(every(mesh.shard)),
+        GroupKind::Expert => of_replicas(run(mesh.expert)),
+        GroupKind::ExpertShard | GroupKind::ExpertGather | GroupKind::ExpertCopies => {
             of_replicas(every(mesh.expert))
         }
     }

@@ -11,7 +11,7 @@ pub use map::{Cells, matrix};
 pub use text::{ladder_text, proposals_text, reasons_text, text};
 pub use timeline::timeline;
 
-use lockstep_plan::{Circle, Collective, Phase, Plan};
+use lockstep_plan::{Collective, GroupKind, Phase, Plan};
 use serde::Serialize;
 
 use crate::search::{Proposal, words};
@@ -64,7 +64,7 @@ pub struct StageMemory {
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Traffic {
     /// None: all ranks.
-    pub circle: Option<Circle>,
+    pub kind: Option<GroupKind>,
     pub members: usize,
     pub collective: Collective,
     pub phase: Phase,
@@ -122,7 +122,7 @@ impl Report {
 impl Traffic {
     fn of(flow: &Flow, cluster: &Cluster) -> Traffic {
         Traffic {
-            circle: flow.circle,
+            kind: flow.kind,
             members: flow.members,
             collective: flow.collective,
             phase: flow.phase,
@@ -151,8 +151,8 @@ pub(crate) fn lines(memory: &Memory) -> [(&'static str, f64); 10] {
     ]
 }
 
-pub(crate) fn circle_name(circle: Option<Circle>) -> &'static str {
-    circle.map_or("all ranks", Circle::name)
+pub(crate) fn circle_name(kind: Option<GroupKind>) -> &'static str {
+    kind.map_or("all ranks", GroupKind::name)
 }
 
 pub(crate) fn collective_name(collective: Collective) -> &'static str {

@@ -113,7 +113,7 @@ fn traffic_table(proposal: &Proposal, cluster: &Cluster) -> String {
         let _ = writeln!(
             table,
             "  {:<13} {:>5} {:<15} {:<14} {:<9} {:>8.0} {:>11} {:>11} {:>11}",
-            circle_name(flow.circle),
+            circle_name(flow.kind),
             flow.members,
             cluster.links[flow.link].name,
             collective_name(flow.collective),

@@ -1,7 +1,7 @@
 //! Why the best layout is as it is: what limits it, and for each knob what one turn to either side would cost. Words with
 //! numbers, from estimates; judges nothing that was not estimated.
 
-use lockstep_plan::{Circle, Layout, Plan};
+use lockstep_plan::{GroupKind, Layout, Plan};
 
 use super::candidate::{Candidate, Knob};
 use super::{By, Limits, Proposal, Search, value};
@@ -165,17 +165,17 @@ pub fn parts(estimate: &Estimate) -> [(&'static str, f64); 9] {
 
 /// The link on which the exchanges of that name spend most of their time.
 fn link_of<'a>(cluster: &'a Cluster, estimate: &Estimate, name: &str) -> Option<&'a str> {
-    let own = |flow: &&Flow| axis_of(flow.circle) == name;
+    let own = |flow: &&Flow| axis_of(flow.kind) == name;
     let most = estimate.flows.iter().filter(own).max_by(|a, b| a.total().total_cmp(&b.total()));
     most.map(|flow| cluster.links[flow.link].name.as_str())
 }
 
-fn axis_of(circle: Option<Circle>) -> &'static str {
-    match circle {
-        Some(Circle::Tensor | Circle::Keys) => "tensor exchanges",
-        Some(Circle::Context) => "context exchanges",
-        Some(Circle::Expert) => "expert exchanges",
-        Some(Circle::Pipe) => "waiting for other stages",
+fn axis_of(kind: Option<GroupKind>) -> &'static str {
+    match kind {
+        Some(GroupKind::Tensor | GroupKind::Keys) => "tensor exchanges",
+        Some(GroupKind::Context) => "context exchanges",
+        Some(GroupKind::Expert) => "expert exchanges",
+        Some(GroupKind::Pipe) => "waiting for other stages",
         _ => "data exchanges",
     }
 }

@@ -1,6 +1,6 @@
 //! What comes after the last backward pass: sums of gradients, the optimizer, and telling others what was stepped.
 
-use lockstep_plan::{Circle, Collective, Phase};
+use lockstep_plan::{Collective, GroupKind, Phase};
 
 use super::inside::{BESIDE, sums_each};
 use crate::case::Case;
@@ -82,19 +82,22 @@ impl After {
 /// Gradients over the replicas: all of them, or to those who step them.
 fn summed(case: &Case, params: [f64; 2], flows: &mut Flows) -> f64 {
     let (wire, zero) = (case.software().wire, case.layout().zero);
-    let circles = [
-        ((Circle::Shard, case.shard()), (Circle::Copies, case.copies())),
+    let groups = [
+        ((GroupKind::Shard, case.shard()), (GroupKind::Copies, case.copies())),
         (
-            (Circle::ExpertShard, case.same_experts()),
-            (Circle::ExpertCopies, crate::Spread { members: 1, stride: 1 }),
+            (GroupKind::ExpertShard, case.same_experts()),
+            (GroupKind::ExpertCopies, crate::Spread { members: 1, stride: 1 }),
         ),
     ];
     let mut seconds = 0.0;
-    for ((shard, copies), params) in circles.into_iter().zip(params) {
+    for ((shard, copies), params) in groups.into_iter().zip(params) {
         let bytes = params * wire;
         if zero == 0 {
-            let all =
-                if shard.0 == Circle::Shard { (Circle::Copies, case.replicas()) } else { shard };
+            let all = if shard.0 == GroupKind::Shard {
+                (GroupKind::Copies, case.replicas())
+            } else {
+                shard
+            };
             let times = pieces(case);
             let each = bytes / times;
             seconds += times * flows.add(all, Collective::AllReduce, Phase::Backward, each, times);
@@ -128,11 +131,12 @@ fn spread_out(case: &Case, params: [f64; 2], flows: &mut Flows) -> f64 {
     if !matches!(case.layout().zero, 1 | 2) {
         return 0.0;
     }
-    let circles = [(Circle::Gather, case.shard()), (Circle::ExpertGather, case.same_experts())];
-    let gather = |(circle, params): ((Circle, crate::Spread), f64)| {
-        flows.add(circle, Collective::AllGather, Phase::Optimizer, params * case.width, 1.0)
+    let groups =
+        [(GroupKind::Gather, case.shard()), (GroupKind::ExpertGather, case.same_experts())];
+    let gather = |(kind, params): ((GroupKind, crate::Spread), f64)| {
+        flows.add(kind, Collective::AllGather, Phase::Optimizer, params * case.width, 1.0)
     };
-    circles.into_iter().zip(params).map(gather).sum()
+    groups.into_iter().zip(params).map(gather).sum()
 }
 
 fn stepped(case: &Case, [dense, expert]: [f64; 2]) -> f64 {
@@ -146,7 +150,7 @@ fn tied(case: &Case, flows: &mut Flows) -> f64 {
         return 0.0;
     }
     let stride = case.pipeline().stride * (case.pipe() - 1);
-    let ends = (Circle::Ends, crate::Spread { members: 2, stride });
+    let ends = (GroupKind::Ends, crate::Spread { members: 2, stride });
     let bytes = case.vocab * case.dim * case.software().wire;
     flows.add(ends, Collective::AllReduce, Phase::Optimizer, bytes, 1.0)
 }

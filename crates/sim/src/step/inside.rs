@@ -3,7 +3,7 @@
 
 use lockstep_plan::context::ContextKind;
 use lockstep_plan::model::Moe;
-use lockstep_plan::{Circle, Collective, Phase, Recompute};
+use lockstep_plan::{Collective, GroupKind, Phase, Recompute};
 
 use crate::case::Case;
 use crate::compute::{Passes, attention};
@@ -63,7 +63,7 @@ impl Inside {
     }
 
     fn tensor(&mut self, case: &Case, flows: &mut Flows) {
-        let circle = (Circle::Tensor, case.tensor());
+        let kind = (GroupKind::Tensor, case.tensor());
         let bytes = case.tokens * case.dim * case.width;
         // Into the first half goes the stream, or the latents of its attention.
         let mean = (case.entering() / case.dim + 1.0) / 2.0;
@@ -72,21 +72,21 @@ impl Inside {
         use Collective::{AllGather, AllReduce, ReduceScatter};
         use Phase::{Backward, Forward};
         if !case.layout().sequence {
-            let sum = flows.add(circle, AllReduce, Forward, bytes, 2.0 * times);
-            let back = flows.add(circle, AllReduce, Backward, mean * bytes, 2.0 * times);
-            flows.add(circle, AllReduce, Backward, bytes, again * times);
+            let sum = flows.add(kind, AllReduce, Forward, bytes, 2.0 * times);
+            let back = flows.add(kind, AllReduce, Backward, mean * bytes, 2.0 * times);
+            flows.add(kind, AllReduce, Backward, bytes, again * times);
             self.tensor = [2.0 * sum, again * sum, 0.0];
             self.tensor_hideable = 2.0 * back;
         } else {
             // What goes into a multiply in 8 bits is gathered in 8 bits.
             let narrow = if case.rate() > case.wide_rate() { bytes / case.width } else { bytes };
-            let gather = flows.add(circle, AllGather, Forward, mean * narrow, 2.0 * times);
-            let scatter = flows.add(circle, ReduceScatter, Forward, bytes, 2.0 * times);
+            let gather = flows.add(kind, AllGather, Forward, mean * narrow, 2.0 * times);
+            let scatter = flows.add(kind, ReduceScatter, Forward, bytes, 2.0 * times);
             // The gradient of each half's output, and its input once more.
-            flows.add(circle, AllGather, Backward, mean * narrow, (2.0 + again) * times);
-            let outs = flows.add(circle, AllGather, Backward, narrow, 2.0 * times);
-            let ins = flows.add(circle, ReduceScatter, Backward, mean * bytes, 2.0 * times);
-            flows.add(circle, ReduceScatter, Backward, bytes, again * times);
+            flows.add(kind, AllGather, Backward, mean * narrow, (2.0 + again) * times);
+            let outs = flows.add(kind, AllGather, Backward, narrow, 2.0 * times);
+            let ins = flows.add(kind, ReduceScatter, Backward, mean * bytes, 2.0 * times);
+            flows.add(kind, ReduceScatter, Backward, bytes, again * times);
             self.tensor = [2.0 * (gather + scatter), again * (gather + scatter), 2.0 * outs];
             self.tensor_hideable = 2.0 * (gather + ins);
         }
@@ -105,30 +105,29 @@ impl Inside {
         let heads = case.tokens * case.queries * case.width;
         let outs = case.tokens * case.attended * case.width;
         let keys = case.tokens * (case.keys + case.values) * case.width;
-        let circle = (Circle::Context, near);
+        let kind = (GroupKind::Context, near);
         if case.layout().context_kind != ContextKind::Ring {
-            let there =
-                flows.add(circle, Collective::AllToAll, Phase::Forward, heads + keys, times)
-                    + flows.add(circle, Collective::AllToAll, Phase::Forward, outs, times);
+            let there = flows.add(kind, Collective::AllToAll, Phase::Forward, heads + keys, times)
+                + flows.add(kind, Collective::AllToAll, Phase::Forward, outs, times);
             flows.add(
-                circle,
+                kind,
                 Collective::AllToAll,
                 Phase::Backward,
                 heads + keys,
                 (1.0 + again) * times,
             );
-            flows.add(circle, Collective::AllToAll, Phase::Backward, outs, (1.0 + again) * times);
+            flows.add(kind, Collective::AllToAll, Phase::Backward, outs, (1.0 + again) * times);
             self.context = [there, again * there, there];
         }
         if rounds > 0.0 {
-            let circle = (
-                Circle::Context,
+            let kind = (
+                GroupKind::Context,
                 crate::Spread { members: ranks / ulysses, stride: all.stride * ulysses },
             );
-            let there = flows.add(circle, Collective::Send, Phase::Forward, keys, rounds * times);
+            let there = flows.add(kind, Collective::Send, Phase::Forward, keys, rounds * times);
             // Keys and values once more, and their gradients in f32 with them.
             let back = flows.add(
-                circle,
+                kind,
                 Collective::Send,
                 Phase::Backward,
                 keys * (1.0 + 4.0 / case.width),
@@ -142,13 +141,13 @@ impl Inside {
 
     fn expert(&mut self, case: &Case, flows: &mut Flows) {
         let Some(moe) = case.moe else { return };
-        let circle = (Circle::Expert, case.experts());
+        let kind = (GroupKind::Expert, case.experts());
         let bytes = case.rows * moe.top_k as f64 * case.dim * case.width * copies(case, moe);
         let mixtures = case.shape().expert_layers().div_ceil(case.pipe());
         let times = (mixtures * case.micros()) as f64;
         let again = if case.layout().recompute == Recompute::Full { 2.0 } else { 0.0 };
-        let rows = flows.add(circle, Collective::AllToAllV, Phase::Forward, bytes, 2.0 * times);
-        flows.add(circle, Collective::AllToAllV, Phase::Backward, bytes, (2.0 + again) * times);
+        let rows = flows.add(kind, Collective::AllToAllV, Phase::Forward, bytes, 2.0 * times);
+        flows.add(kind, Collective::AllToAllV, Phase::Backward, bytes, (2.0 + again) * times);
         self.expert = [2.0 * rows, again * rows, 2.0 * rows];
     }
 
@@ -172,19 +171,21 @@ impl Inside {
         let scatters = self.scatters;
         let table = [case.vocab * case.dim, 0.0];
         let mut both = |[dense, expert]: [f64; 2], gathers: f64, width: f64, times: f64| {
-            let (collective, phase, circles) = match gathers > 0.0 {
-                true => {
-                    (Collective::AllGather, Phase::Forward, [Circle::Gather, Circle::ExpertGather])
-                }
+            let (collective, phase, groups) = match gathers > 0.0 {
+                true => (
+                    Collective::AllGather,
+                    Phase::Forward,
+                    [GroupKind::Gather, GroupKind::ExpertGather],
+                ),
                 false => (
                     Collective::ReduceScatter,
                     Phase::Backward,
-                    [Circle::Shard, Circle::ExpertShard],
+                    [GroupKind::Shard, GroupKind::ExpertShard],
                 ),
             };
-            flows.add((circles[0], case.shard()), collective, phase, dense * width, times)
+            flows.add((groups[0], case.shard()), collective, phase, dense * width, times)
                 + flows.add(
-                    (circles[1], case.same_experts()),
+                    (groups[1], case.same_experts()),
                     collective,
                     phase,
                     expert * width,

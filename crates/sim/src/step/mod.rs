@@ -7,7 +7,7 @@ mod inside;
 mod replicas;
 
 use lockstep_plan::schedule::Kind;
-use lockstep_plan::{Circle, Collective, Phase};
+use lockstep_plan::{Collective, GroupKind, Phase};
 
 use crate::case::Case;
 use crate::clock::{Lasts, ends};
@@ -72,16 +72,16 @@ fn send(case: &Case, flows: &mut Flows) -> f64 {
     let rows = if cut { case.tokens / case.mesh.tensor as f64 } else { case.tokens };
     let bytes = rows * case.dim * case.width;
     let times = (case.micros() * case.layout().chunks) as f64;
-    let circle = (Circle::Pipe, case.pipeline());
+    let kind = (GroupKind::Pipe, case.pipeline());
     // The first rank has nobody to give its first stage's gradient to.
-    let message = flows.add(circle, Collective::Send, Phase::Forward, bytes, times);
+    let message = flows.add(kind, Collective::Send, Phase::Forward, bytes, times);
     let back = times - case.micros() as f64;
-    flows.add(circle, Collective::Send, Phase::Backward, bytes, back);
+    flows.add(kind, Collective::Send, Phase::Backward, bytes, back);
     // What was cut for the way is put together behind it, unless it stays cut.
     let together = case.software().pipe_cut && !case.layout().sequence;
     let whole = if together { bytes * case.mesh.tensor as f64 } else { 0.0 };
-    let circle = (Circle::Tensor, case.tensor());
-    message + flows.add(circle, Collective::AllGather, Phase::Forward, whole, 2.0 * times)
+    let kind = (GroupKind::Tensor, case.tensor());
+    message + flows.add(kind, Collective::AllGather, Phase::Forward, whole, 2.0 * times)
 }
 
 struct Walked {

@@ -116,7 +116,7 @@ fn flows_send_what_rings_send() {
     ] {
         let shape = Shape { kind, count: 8 << 10, width: 1, root: 0, hosts: &hosts };
         let flow = Flow {
-            circle: None,
+            kind: None,
             members: 8,
             collective,
             phase: Phase::Backward,

@@ -2,7 +2,7 @@
 
 use crate::tables::plan;
 use lockstep_plan::schedule::Schedule;
-use lockstep_plan::{Circle, Config, Coord, Ledger, Plan, Surroundings, layouts};
+use lockstep_plan::{Config, Coord, GroupKind, Ledger, Plan, Surroundings, layouts};
 use lockstep_sim::{Cluster, Differs, Flow, Options, estimate, memories, traffic};
 
 fn llama(layout: &str, ranks: usize) -> lockstep_plan::Plan {
@@ -102,17 +102,19 @@ fn memory_by_formula_is_that_of_the_ledger() {
 fn traffic_by_formula_is_that_of_the_plan() {
     let cluster = Cluster::built_in("h100").unwrap();
     for plan in some_plans() {
-        let sent = |flows: &[Flow], wanted: fn(Circle) -> bool| -> f64 {
-            let of_circle = flows.iter().filter(|flow| flow.circle.is_some_and(wanted));
+        let sent = |flows: &[Flow], wanted: fn(GroupKind) -> bool| -> f64 {
+            let of_circle = flows.iter().filter(|flow| flow.kind.is_some_and(wanted));
             of_circle.map(Flow::sent).sum()
         };
         let quick = estimate(&plan, &cluster, &Options::default()).flows;
         let exact = traffic(&plan, &cluster, 0);
-        type Wanted = fn(Circle) -> bool;
+        type Wanted = fn(GroupKind) -> bool;
         let kinds: [(&str, Wanted); 3] = [
-            ("tensor", |circle| circle == Circle::Tensor),
-            ("pipe", |circle| circle == Circle::Pipe),
-            ("data", |circle| matches!(circle, Circle::Shard | Circle::Gather | Circle::Copies)),
+            ("tensor", |kind| kind == GroupKind::Tensor),
+            ("pipe", |kind| kind == GroupKind::Pipe),
+            ("data", |kind| {
+                matches!(kind, GroupKind::Shard | GroupKind::Gather | GroupKind::Copies)
+            }),
         ];
         for (name, wanted) in kinds {
             let (quick, exact) = (sent(&quick, wanted), sent(&exact, wanted));

@@ -3,7 +3,7 @@
 
 use lockstep_comm::launch::{Identity, LaunchSpec, Show, launch};
 use lockstep_comm::{LocalLinks, Options, Shape, Traffic, World, choose, sent};
-use lockstep_parallel::Peers;
+use lockstep_parallel::Groups;
 use lockstep_plan::Exchange;
 
 use crate::cuts::plan;
@@ -66,8 +66,8 @@ fn be_a_host(layouts: &[&str]) {
     let world = World::join(&identity, &options).expect("the world forms");
     for words in layouts {
         let plan = plan(words);
-        let peers = Peers::new(&world, &plan.mesh(), false).unwrap();
-        let of = |exchange: &Exchange, me| between_hosts(&world, &peers, exchange, me);
+        let groups = Groups::new(&world, &plan.mesh(), false).unwrap();
+        let of = |exchange: &Exchange, me| between_hosts(&world, &groups, exchange, me);
         compare(words, world.rank(), &measured(&plan, &world), None, of);
     }
     // Nobody takes the end of another for a failure.
@@ -77,12 +77,12 @@ fn be_a_host(layouts: &[&str]) {
 }
 
 /// One exchange, by the algorithm that its members choose.
-fn between_hosts(world: &World, peers: &Peers, exchange: &Exchange, me: usize) -> Traffic {
+fn between_hosts(world: &World, groups: &Groups, exchange: &Exchange, me: usize) -> Traffic {
     let Exchange { members, count, width, .. } = *exchange;
     let Some(kind) = kind(exchange.collective) else {
         return Traffic { messages: 1, bytes: (count * width) as u64 };
     };
-    let group = exchange.circle.map_or(world.group(), |circle| peers.circle(circle));
+    let group = exchange.kind.map_or(world.group(), |kind| groups.group(kind));
     assert_eq!(group.size(), members, "{exchange:?}");
     let shape = Shape { kind, count, width, root: 0, hosts: group.hosts() };
     assert!(group.hosts().iter().any(|host| *host != group.hosts()[0]), "ranks are apart");

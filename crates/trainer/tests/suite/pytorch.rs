@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use lockstep_ckpt::safetensors::File;
 use lockstep_ckpt::{Tensors, hf};
 use lockstep_kernels::{AdamW, Device, Dtype};
-use lockstep_model::{Batch, Kept, Model, Pass, Peers, Recompute, Store, Weights};
+use lockstep_model::{Batch, Groups, Kept, Model, Pass, Recompute, Store, Weights};
 use lockstep_parallel::{Gradients, Reduction};
 use lockstep_plan::Compression;
 use lockstep_plan::model::{Part, Shape};
@@ -24,7 +24,7 @@ struct Case {
     folder: PathBuf,
     expected: File,
     device: Device,
-    peers: Peers,
+    groups: Groups,
 }
 
 impl Case {
@@ -36,7 +36,7 @@ impl Case {
             moe.aux_loss = 0.05;
         }
         let expected = File::open(&folder.join("expected.safetensors")).unwrap();
-        Case { shape, folder, expected, device: Device::cpu(1), peers: Peers::alone() }
+        Case { shape, folder, expected, device: Device::cpu(1), groups: Groups::alone() }
     }
 
     fn weights(&self, dtype: Dtype) -> Weights {
@@ -50,9 +50,9 @@ impl Case {
     }
 
     fn pass(&self, dtype: Dtype) -> Pass<'_> {
-        let Case { device, peers, .. } = self;
+        let Case { device, groups, .. } = self;
         let (recompute, global_tokens) = (Recompute::None, BATCH * SEQ);
-        Pass { device, peers, dtype, recompute, dropout: None, global_tokens }
+        Pass { device, groups, dtype, recompute, dropout: None, global_tokens }
     }
 
     fn floats(&self, name: &str) -> Vec<f32> {

@@ -1,17 +1,17 @@
-//! What ranks send in a step is what the plan says that they send, circle by circle and byte by byte.
+//! What ranks send in a step is what the plan says that they send, group by group and byte by byte.
 
 use std::collections::BTreeMap;
 
 use lockstep_comm::{Algo, Group, Kind, Options, Shape, Traffic, on_threads_with, sent};
 use lockstep_kernels::Device;
-use lockstep_plan::{Circle, Collective, Exchange, Plan, traffic, traffic_of_step};
+use lockstep_plan::{Collective, Exchange, GroupKind, Plan, traffic, traffic_of_step};
 use lockstep_trainer::Rank;
 
 use crate::cuts::plan;
 use crate::plans::source;
 
-/// By circle; none is the world.
-pub type Sent = BTreeMap<Option<Circle>, Traffic>;
+/// By group; none is the world.
+pub type Sent = BTreeMap<Option<GroupKind>, Traffic>;
 
 const STEPS: u64 = 3;
 
@@ -21,32 +21,32 @@ pub fn measured(plan: &Plan, world: &Group) -> Sent {
     let mut rank = Rank::new(plan, world, Device::cpu(1)).unwrap();
     rank.step(&source, 1).unwrap();
     let so_far = |rank: &Rank<'_>| -> Sent {
-        let circles = rank.peers.traffic().map(|(circle, traffic)| (Some(circle), traffic));
-        circles.chain([(None, rank.group.traffic())]).collect()
+        let groups = rank.groups.traffic().map(|(kind, traffic)| (Some(kind), traffic));
+        groups.chain([(None, rank.group.traffic())]).collect()
     };
     let before = so_far(&rank);
     for step in 2..=STEPS {
         rank.step(&source, step).unwrap();
     }
-    let since = |(circle, after): (Option<Circle>, Traffic)| {
-        let before = before[&circle];
+    let since = |(kind, after): (Option<GroupKind>, Traffic)| {
+        let before = before[&kind];
         let messages = after.messages - before.messages;
-        (circle, Traffic { messages, bytes: after.bytes - before.bytes })
+        (kind, Traffic { messages, bytes: after.bytes - before.bytes })
     };
     so_far(&rank).into_iter().map(since).collect()
 }
 
 /// The same by formula: `of` says what each exchange comes to, by a rank's place among its members.
 fn planned(plan: &Plan, rank: usize, of: impl Fn(&Exchange, usize) -> Traffic) -> Sent {
-    let all = Circle::ALL.map(Some).into_iter().chain([None]);
-    let mut sum: Sent = all.map(|circle| (circle, Traffic::default())).collect();
+    let all = GroupKind::ALL.map(Some).into_iter().chain([None]);
+    let mut sum: Sent = all.map(|kind| (kind, Traffic::default())).collect();
     for exchange in (2..=STEPS).flat_map(|step| traffic_of_step(plan, rank, step as usize)) {
-        let me = exchange.circle.map_or(rank, |circle| {
-            let circle = plan.mesh().members(circle, rank);
-            circle.iter().position(|member| *member == rank).unwrap() % exchange.members
+        let me = exchange.kind.map_or(rank, |kind| {
+            let kind = plan.mesh().members(kind, rank);
+            kind.iter().position(|member| *member == rank).unwrap() % exchange.members
         });
         let (each, times) = (of(&exchange, me), exchange.times as u64);
-        let sum = sum.get_mut(&exchange.circle).unwrap();
+        let sum = sum.get_mut(&exchange.kind).unwrap();
         *sum = *sum + Traffic { messages: times * each.messages, bytes: times * each.bytes };
     }
     sum
@@ -78,22 +78,22 @@ fn on_one_host(exchange: &Exchange, me: usize) -> Traffic {
     }
 }
 
-/// Holds what a rank sent against the formulas. What is sent in one circle may depend on the data.
+/// Holds what a rank sent against the formulas. What is sent in one group may depend on the data.
 pub fn compare(
     words: &str,
     rank: usize,
     measured: &Sent,
-    open: Option<Circle>,
+    open: Option<GroupKind>,
     of: impl Fn(&Exchange, usize) -> Traffic,
 ) {
     let plan = plan(words);
     let planned = planned(&plan, rank, of);
-    let known = |circle: &Option<Circle>| circle.is_none() || *circle != open;
-    for (circle, measured) in measured.iter().filter(|(circle, _)| known(circle)) {
-        let name = circle.map_or("all ranks", Circle::name);
+    let known = |kind: &Option<GroupKind>| kind.is_none() || *kind != open;
+    for (kind, measured) in measured.iter().filter(|(kind, _)| known(kind)) {
+        let name = kind.map_or("all ranks", GroupKind::name);
         let list: Vec<Exchange> =
-            traffic(&plan, rank).into_iter().filter(|e| e.circle == *circle).collect();
-        assert_eq!(*measured, planned[circle], "{words}: rank {rank} among {name}: {list:#?}");
+            traffic(&plan, rank).into_iter().filter(|e| e.kind == *kind).collect();
+        assert_eq!(*measured, planned[kind], "{words}: rank {rank} among {name}: {list:#?}");
     }
 }
 
@@ -101,7 +101,7 @@ fn hold(layouts: &[&str]) {
     hold_but(None, layouts);
 }
 
-fn hold_but(open: Option<Circle>, layouts: &[&str]) {
+fn hold_but(open: Option<GroupKind>, layouts: &[&str]) {
     // Through slots, which count what passes through them; what threads reach in place does not count.
     let options = Options { direct_access: false, ..Options::default() };
     for words in layouts {
@@ -212,10 +212,10 @@ fn experts_send_as_planned() {
 #[test]
 fn beside_what_routers_and_gradients_choose_all_is_planned() {
     hold_but(
-        Some(Circle::Expert),
+        Some(GroupKind::Expert),
         &["moe data=2 expert=2 model.top_k=1", "moe data=4 expert=2 model.top_k=2 zero=3"],
     );
-    hold_but(Some(Circle::Shard), &["llama data=2 tensor=2 zero=2 comm.compression=topk:0.1"]);
+    hold_but(Some(GroupKind::Shard), &["llama data=2 tensor=2 zero=2 comm.compression=topk:0.1"]);
 }
 
 #[test]

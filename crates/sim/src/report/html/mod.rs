@@ -112,7 +112,7 @@ fn traffic(proposal: &Proposal, cluster: &Cluster) -> String {
     let rows = flows.iter().map(|flow| {
         format!(
             "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{:.0}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
-            circle_name(flow.circle),
+            circle_name(flow.kind),
             flow.members,
             escape(&cluster.links[flow.link].name),
             collective_name(flow.collective),

@@ -5,17 +5,17 @@ use std::time::Duration;
 
 use lockstep_comm::{Error, Group, Result, Traffic, World};
 use lockstep_plan::context::ContextKind;
-use lockstep_plan::{Circle, Coord, Mesh};
+use lockstep_plan::{Coord, GroupKind, Mesh};
 
 use crate::context::Context;
 use crate::exposed::Exposed;
 
-/// A rank's circles of peers.
+/// A rank's groups of peers.
 ///
 /// Exchanges inside a block do not return errors: like operations of a device that runs behind, they go on
 /// with whatever is in the buffers, every later one fails at once in the broken world, and `check` tells what
 /// happened when the pass is over.
-pub struct Peers {
+pub struct Groups {
     pub mesh: Mesh,
     pub coord: Coord,
     /// Norms and residuals are cut among the ranks of the tensor axis, by tokens.
@@ -24,7 +24,7 @@ pub struct Peers {
     pub(crate) beside: bool,
     /// None where sequences are whole.
     context: Option<Context>,
-    circles: Vec<Group>,
+    groups: Vec<Group>,
     failed: RefCell<Option<Error>>,
     /// Time that the rank spent on exchanges inside blocks and between stages.
     exposed: Exposed,
@@ -32,27 +32,27 @@ pub struct Peers {
     _alone: World,
 }
 
-impl Peers {
+impl Groups {
     /// All ranks of the world call it.
-    pub fn new(world: &Group, mesh: &Mesh, sequence: bool) -> Result<Peers> {
+    pub fn new(world: &Group, mesh: &Mesh, sequence: bool) -> Result<Groups> {
         assert_eq!(world.size(), mesh.ranks(), "the mesh has a place for every rank");
         let alone = lockstep_comm::alone();
-        let mut circles = Vec::with_capacity(Circle::ALL.len());
-        for circle in Circle::ALL {
-            let members = mesh.members(circle, world.rank());
-            let some = (0..mesh.ranks()).any(|rank| mesh.members(circle, rank).len() > 1);
-            // A circle that is one rank everywhere is not worth making.
-            let group = if some { world.subgroup(&members, circle.name())? } else { None };
-            circles.push(group.unwrap_or_else(|| alone.group().clone()));
+        let mut groups = Vec::with_capacity(GroupKind::ALL.len());
+        for kind in GroupKind::ALL {
+            let members = mesh.members(kind, world.rank());
+            let some = (0..mesh.ranks()).any(|rank| mesh.members(kind, rank).len() > 1);
+            // A group that is one rank everywhere is not worth making.
+            let group = if some { world.subgroup(&members, kind.name())? } else { None };
+            groups.push(group.unwrap_or_else(|| alone.group().clone()));
         }
         let coord = mesh.coord(world.rank());
-        Ok(Peers {
+        Ok(Groups {
             mesh: *mesh,
             coord,
             sequence: sequence && mesh.tensor > 1,
             beside: false,
             context: None,
-            circles,
+            groups,
             failed: RefCell::new(None),
             exposed: Exposed::default(),
             _alone: alone,
@@ -60,18 +60,18 @@ impl Peers {
     }
 
     /// Of a rank that trains by itself.
-    pub fn alone() -> Peers {
+    pub fn alone() -> Groups {
         let alone = lockstep_comm::alone();
-        let circles = Circle::ALL.map(|_| alone.group().clone()).into();
+        let groups = GroupKind::ALL.map(|_| alone.group().clone()).into();
         let (mesh, coord) = (Mesh::ONE, Mesh::ONE.coord(0));
         let (failed, exposed) = (RefCell::new(None), Exposed::default());
-        Peers {
+        Groups {
             mesh,
             coord,
             sequence: false,
             beside: false,
             context: None,
-            circles,
+            groups,
             failed,
             exposed,
             _alone: alone,
@@ -79,18 +79,18 @@ impl Peers {
     }
 
     /// The same with sequences of `seq` cut along the context axis. All ranks call it.
-    pub fn with_context(mut self, kind: ContextKind, seq: usize) -> Result<Peers> {
+    pub fn with_context(mut self, kind: ContextKind, seq: usize) -> Result<Groups> {
         if self.mesh.context > 1 {
             let degrees = (self.mesh.ulysses, self.mesh.context / self.mesh.ulysses);
-            self.context = Some(Context::new(self.circle(Circle::Context), kind, seq, degrees)?);
+            self.context = Some(Context::new(self.group(GroupKind::Context), kind, seq, degrees)?);
         }
         Ok(self)
     }
 
     /// The same with rows of the stream travelling while others are multiplied; when nothing is said, where ranks
     /// of the tensor axis are on several hosts. All ranks say the same.
-    pub fn beside(mut self, yes: Option<bool>) -> Peers {
-        let hosts = self.circle(Circle::Tensor).hosts();
+    pub fn beside(mut self, yes: Option<bool>) -> Groups {
+        let hosts = self.group(GroupKind::Tensor).hosts();
         let apart = hosts.iter().any(|host| *host != hosts[0]);
         self.beside = yes.unwrap_or(apart);
         self
@@ -101,17 +101,17 @@ impl Peers {
         self.context.as_ref()
     }
 
-    /// What this rank has sent so far, circle by circle.
-    pub fn traffic(&self) -> impl Iterator<Item = (Circle, Traffic)> {
-        Circle::ALL.into_iter().map(|circle| {
-            let traffic = self.circle(circle).traffic();
-            match (circle, &self.context) {
-                // A ring or neighbours alone are the circle itself.
-                (Circle::Context, Some(context)) => match context.degrees() {
-                    (1, _) | (_, 1) => (circle, traffic),
-                    _ => (circle, traffic + context.traffic()),
+    /// What this rank has sent so far, group by group.
+    pub fn traffic(&self) -> impl Iterator<Item = (GroupKind, Traffic)> {
+        GroupKind::ALL.into_iter().map(|kind| {
+            let traffic = self.group(kind).traffic();
+            match (kind, &self.context) {
+                // A ring or neighbours alone are the group itself.
+                (GroupKind::Context, Some(context)) => match context.degrees() {
+                    (1, _) | (_, 1) => (kind, traffic),
+                    _ => (kind, traffic + context.traffic()),
                 },
-                _ => (circle, traffic),
+                _ => (kind, traffic),
             }
         })
     }
@@ -121,8 +121,8 @@ impl Peers {
         self.traffic().map(|(_, traffic)| traffic.bytes).sum()
     }
 
-    pub fn circle(&self, circle: Circle) -> &Group {
-        &self.circles[circle as usize]
+    pub fn group(&self, kind: GroupKind) -> &Group {
+        &self.groups[kind as usize]
     }
 
     /// Does an exchange that the rank waits for, on the clock.
