@@ -17,7 +17,7 @@ use lockstep_ckpt::{Disk, Position};
 use lockstep_comm::{World, on_threads};
 use lockstep_kernels::cpu::random::Key;
 use lockstep_kernels::{AdamW, Device, Dtype};
-use lockstep_model::{Batch, Cache, Kept, Model, Pass, Recompute, Sampling, sample};
+use lockstep_model::{Activations, Batch, Cache, Model, Pass, Recompute, Sampling, sample};
 use lockstep_plan::model::Shape;
 use lockstep_plan::{Config, Plan, Surroundings};
 use lockstep_trainer::{Ended, Rank, Saver, Whole, load_whole};
@@ -133,7 +133,7 @@ impl Learner<'_> {
         self.publish(&rank, &ledger)?;
         let mine = BEST / RANKS;
         let mut batch = Batch::empty(&rank.device, mine, SEQ);
-        let mut kept = Kept::default();
+        let mut kept = Activations::default();
         while ledger.policy_version() < until {
             let (symbols, reward) = self.gather(world, &mut ledger)?;
             let own = &symbols[world.rank() * mine * (SEQ + 1)..][..mine * (SEQ + 1)];
@@ -248,7 +248,12 @@ impl Learner<'_> {
 }
 
 /// Makes a batch likelier. Gives the norm of the gradient.
-fn update(rank: &mut Rank<'_>, batch: &Batch, kept: &mut Kept, step: u64) -> anyhow::Result<f64> {
+fn update(
+    rank: &mut Rank<'_>,
+    batch: &Batch,
+    kept: &mut Activations,
+    step: u64,
+) -> anyhow::Result<f64> {
     let (dtype, recompute) = (Dtype::F32, Recompute::None);
     let global_tokens = BEST * SEQ;
     let Rank { device, groups, model, store, optimizer, .. } = rank;
@@ -268,7 +273,7 @@ fn update(rank: &mut Rank<'_>, batch: &Batch, kept: &mut Kept, step: u64) -> any
     };
     optimizer.step(device, &numbers, store);
     store.clear();
-    store.weights.spread(device, groups)?;
+    store.weights.all_gather(device, groups)?;
     Ok(norm)
 }
 

@@ -4,7 +4,7 @@
 
 use lockstep_data::{Options, Source, Split};
 use lockstep_kernels::{AdamW, Device, Dtype, Tag};
-use lockstep_model::{Batch, Groups, Kept, Model, Pass, Recompute, Sampling, Store};
+use lockstep_model::{Activations, Batch, Groups, Model, Pass, Recompute, Sampling, Store};
 use lockstep_plan::model::Shape;
 use lockstep_plan::presets;
 use lockstep_trainer::{Optimizer, Wanted, generate};
@@ -29,7 +29,7 @@ fn main() -> anyhow::Result<()> {
     let mut store = Store::alone(&device, &model.part, Dtype::F32, SEED);
     let mut optimizer = Optimizer::new(&device, &model.part);
     // What a forward pass leaves for the backward pass.
-    let mut kept = Kept::default();
+    let mut activations = Activations::default();
     let mut batch = Batch::empty(&device, BATCH, SEQ);
     let mut samples = vec![0; BATCH * (SEQ + 1)];
     // The loss is the mean over these tokens. With several micro-batches or ranks it is the tokens of all of
@@ -44,7 +44,7 @@ fn main() -> anyhow::Result<()> {
             source.sample(Split::Train, SEED, step, BATCH, index, sample);
         }
         batch.fill(&device, &samples);
-        let loss = model.train(&pass, &batch, &mut store, &mut kept);
+        let loss = model.train(&pass, &batch, &mut store, &mut activations);
 
         // Gradients are summed over the ranks as blocks complete theirs; what is left of it is done here. One
         // rank by itself has nobody to sum with.

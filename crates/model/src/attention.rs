@@ -10,7 +10,7 @@ use lockstep_plan::model::{BlockParams, Shape};
 use crate::linear::Linear;
 use crate::norm::Norm;
 use crate::stream::{add_projection, projection_gradient};
-use crate::{Cx, Sink};
+use crate::{Ctx, WeightGrads};
 
 pub(crate) struct AttentionPart {
     pub norm: Norm,
@@ -51,7 +51,7 @@ impl AttentionPart {
         }
     }
 
-    pub fn forward(&self, cx: &Cx<'_>, weights: View<'_>, x: &Tensor) -> (Tensor, AttentionSaved) {
+    pub fn forward(&self, cx: &Ctx<'_>, weights: View<'_>, x: &Tensor) -> (Tensor, AttentionSaved) {
         let device = cx.device;
         let mut stats = cx.kept_wide(x.rows(), self.norm.stats());
         let mut qkv = cx.kept(cx.tokens(), self.qkv.rows());
@@ -75,7 +75,7 @@ impl AttentionPart {
     }
 
     /// With whom this rank's queries meet: the tokens here, or those of other ranks too.
-    fn attend(&self, cx: &Cx<'_>, qkv: Tensor, out: ViewMut<'_>) -> Option<Saved> {
+    fn attend(&self, cx: &Ctx<'_>, qkv: Tensor, out: ViewMut<'_>) -> Option<Saved> {
         let Some(context) = cx.groups.context() else {
             let mut lse = cx.kept_wide(cx.batch * self.heads, cx.seq());
             cx.device.attention(&self.square(cx), qkv.view(), out, lse.view_mut());
@@ -87,7 +87,7 @@ impl AttentionPart {
 
     fn attend_backward(
         &self,
-        cx: &Cx<'_>,
+        cx: &Ctx<'_>,
         inside: Option<Saved>,
         out: View<'_>,
         dout: View<'_>,
@@ -109,12 +109,12 @@ impl AttentionPart {
     /// From the gradient of the stream after this half to the one before it.
     pub fn backward(
         &self,
-        cx: &Cx<'_>,
+        cx: &Ctx<'_>,
         weights: View<'_>,
         x: &Tensor,
         saved: AttentionSaved,
         dy: Tensor,
-        sink: &mut Sink<'_>,
+        grads: &mut WeightGrads<'_>,
     ) -> Tensor {
         let device = cx.device;
         let AttentionSaved { stats, out, inside } = saved;
@@ -127,7 +127,7 @@ impl AttentionPart {
                 let dout = dout.view_mut().rows_of(rows);
                 self.out.input_gradient(device, weights, dprojected, dout);
             });
-            self.out.weight_gradient(device, &dprojected, &out, sink);
+            self.out.weight_gradient(device, &dprojected, &out, grads);
         }
         let mut dqkv = cx.scratch(cx.tokens(), self.qkv.rows());
         self.attend_backward(cx, inside, out.view(), dout.view(), dqkv.view_mut());
@@ -142,23 +142,23 @@ impl AttentionPart {
         let mut normed = cx.scratch(x.rows(), x.cols());
         self.norm.again(device, weights, x.view(), stats.view(), normed.view_mut());
         let normed = cx.groups.start_enter(device, normed);
-        let dnormed = self.qkv.backward(cx, weights, normed, dqkv, sink);
+        let dnormed = self.qkv.backward(cx, weights, normed, dqkv, grads);
         let mut dx = cx.own(dy);
-        self.norm.backward(cx, weights, x, &stats, dnormed.view(), dx.view_mut(), sink);
+        self.norm.backward(cx, weights, x, &stats, dnormed.view(), dx.view_mut(), grads);
         dx
     }
 
-    pub fn square(&self, cx: &Cx<'_>) -> Attention {
+    pub fn square(&self, cx: &Ctx<'_>) -> Attention {
         Attention::square(cx.batch, cx.seq(), self.heads, self.kv_heads, self.head_dim)
     }
 
-    fn heads(&self, cx: &Cx<'_>) -> Heads {
+    fn heads(&self, cx: &Ctx<'_>) -> Heads {
         let Attention { batch, heads, kv_heads, head_dim, scale, .. } = self.square(cx);
         Heads { batch, heads, kv_heads, head_dim, scale }
     }
 
     /// The tokens of one run, at their positions.
-    fn run(&self, cx: &Cx<'_>, run: Run) -> Attention {
+    fn run(&self, cx: &Ctx<'_>, run: Run) -> Attention {
         Attention { q_start: run.start, q_len: run.len, ..self.square(cx) }
     }
 }

@@ -9,7 +9,7 @@ use lockstep_plan::Recompute;
 use lockstep_plan::context::Run;
 use lockstep_plan::model::BlockParams;
 
-use crate::{Auxiliary, Sink};
+use crate::{Auxiliary, WeightGrads};
 
 /// A piece of a network between two places of the residual stream.
 ///
@@ -26,27 +26,27 @@ pub trait Block {
     /// From the stream (tokens, dim) to the stream, keeping what `recompute` does not rebuild.
     fn forward(
         &self,
-        cx: &Cx<'_>,
+        cx: &Ctx<'_>,
         weights: View<'_>,
         x: Tensor,
         recompute: Recompute,
     ) -> (Tensor, Self::Saved);
 
-    /// From the gradient of the output to that of the input. Gradients of the weights go to the sink, which
+    /// From the gradient of the output to that of the input. Gradients of the weights go to the grads, which
     /// does them at once or keeps them for later.
     fn backward(
         &self,
-        cx: &Cx<'_>,
+        cx: &Ctx<'_>,
         weights: View<'_>,
         saved: Self::Saved,
         dy: Tensor,
-        sink: &mut Sink<'_>,
+        grads: &mut WeightGrads<'_>,
     ) -> Tensor;
 }
 
 /// Where and on what a pass works.
 #[derive(Clone, Copy)]
-pub struct Cx<'a> {
+pub struct Ctx<'a> {
     pub device: &'a Device,
     /// Who has the rest of what a block needs.
     pub groups: &'a Groups,
@@ -78,7 +78,7 @@ pub struct Dropout {
     pub seq: u64,
 }
 
-impl Cx<'_> {
+impl Ctx<'_> {
     /// Tokens of each sequence that are here.
     pub fn seq(&self) -> usize {
         self.runs.iter().map(|run| run.len).sum()

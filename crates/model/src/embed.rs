@@ -5,8 +5,8 @@ use std::ops::Range;
 use lockstep_kernels::{Tensor, View, ViewMut, Vocabulary};
 use lockstep_plan::model::{BlockParams, Part};
 
-use crate::Cx;
-use crate::sink::wide;
+use crate::Ctx;
+use crate::weight_grads::wide;
 
 pub(crate) struct Embed {
     /// (vocab, dim)
@@ -34,7 +34,7 @@ impl Embed {
     }
 
     /// Each rank of the tensor axis has some rows of the table, and gives nought for the others.
-    pub fn forward(&self, cx: &Cx<'_>, weights: View<'_>, ids: View<'_>) -> Tensor {
+    pub fn forward(&self, cx: &Ctx<'_>, weights: View<'_>, ids: View<'_>) -> Tensor {
         let (device, groups) = (cx.device, cx.groups);
         let mut x = match groups.sequence {
             true => cx.scratch(cx.tokens(), self.dim),
@@ -55,7 +55,7 @@ impl Embed {
     /// `tokens_filled` whether the token table's part does: the output projection may have been there before.
     pub fn backward(
         &self,
-        cx: &Cx<'_>,
+        cx: &Ctx<'_>,
         ids: View<'_>,
         dy: Tensor,
         mut grads: ViewMut<'_>,

@@ -10,7 +10,7 @@ use crate::linear::Linear;
 use crate::moe::{Active, Experts, ExpertsSaved};
 use crate::norm::Norm;
 use crate::stream::{add_projection, projection_gradient};
-use crate::{Cx, Sink};
+use crate::{Ctx, WeightGrads};
 
 pub(crate) struct FeedForward {
     pub norm: Norm,
@@ -72,7 +72,7 @@ impl FeedForward {
     /// `keep_inner` is false when the backward pass shall compute the wide part again.
     pub fn forward(
         &self,
-        cx: &Cx<'_>,
+        cx: &Ctx<'_>,
         weights: View<'_>,
         x: &Tensor,
         keep_inner: bool,
@@ -93,7 +93,7 @@ impl FeedForward {
     /// Up to the last projection: the activation, and what a backward pass needs.
     pub fn inside(
         &self,
-        cx: &Cx<'_>,
+        cx: &Ctx<'_>,
         weights: View<'_>,
         x: &Tensor,
         keep_inner: bool,
@@ -119,12 +119,12 @@ impl FeedForward {
     /// From the gradient of the stream after this half to the one before it.
     pub fn backward(
         &self,
-        cx: &Cx<'_>,
+        cx: &Ctx<'_>,
         weights: View<'_>,
         x: &Tensor,
         saved: FeedForwardSaved,
         dy: Tensor,
-        sink: &mut Sink<'_>,
+        grads: &mut WeightGrads<'_>,
     ) -> Tensor {
         let FeedForwardSaved { stats, inner } = saved;
         let normed = || {
@@ -136,19 +136,19 @@ impl FeedForward {
             (Inner::Dense(dense), InnerSaved::Dense(before)) => {
                 let dprojected = projection_gradient(cx, self.site, &dy);
                 let normed = || cx.groups.start_enter(cx.device, normed());
-                let dbefore = dense.backward(cx, weights, &normed, before, dprojected, sink);
-                dense.up.backward(cx, weights, normed(), dbefore, sink)
+                let dbefore = dense.backward(cx, weights, &normed, before, dprojected, grads);
+                dense.up.backward(cx, weights, normed(), dbefore, grads)
             }
             (Inner::Experts(experts), InnerSaved::Experts(saved)) => {
                 let dprojected = cx.groups.leave_backward(cx.device, dy.clone());
                 let normed = cx.groups.enter(cx.device, normed());
-                let dnormed = experts.backward(cx, weights, &normed, saved, &dprojected, sink);
+                let dnormed = experts.backward(cx, weights, &normed, saved, &dprojected, grads);
                 cx.groups.enter_backward(cx.device, dnormed)
             }
             _ => unreachable!("a half is saved in its own form"),
         };
         let mut dx = cx.own(dy);
-        self.norm.backward(cx, weights, x, &stats, dnormed.view(), dx.view_mut(), sink);
+        self.norm.backward(cx, weights, x, &stats, dnormed.view(), dx.view_mut(), grads);
         dx
     }
 }
@@ -165,7 +165,7 @@ impl Dense {
     /// The activation, and what was before it where that is kept.
     pub fn inside(
         &self,
-        cx: &Cx<'_>,
+        cx: &Ctx<'_>,
         weights: View<'_>,
         normed: Entering<'_>,
         keep: bool,
@@ -187,7 +187,7 @@ impl Dense {
     /// The activation of the first projection, whose result goes to `before`.
     fn activated(
         &self,
-        cx: &Cx<'_>,
+        cx: &Ctx<'_>,
         weights: View<'_>,
         normed: Entering<'_>,
         before: &mut Tensor,
@@ -210,7 +210,7 @@ impl Dense {
     }
 
     /// The first projection alone.
-    fn project(&self, cx: &Cx<'_>, weights: View<'_>, normed: Entering<'_>, before: &mut Tensor) {
+    fn project(&self, cx: &Ctx<'_>, weights: View<'_>, normed: Entering<'_>, before: &mut Tensor) {
         normed.each(|rows, normed| {
             let to = before.view_mut().rows_of(rows);
             cx.device.matmul(self.up.forward(weights, normed, to));
@@ -220,12 +220,12 @@ impl Dense {
     /// The gradient of what the first projection gave, from that of the second's; `normed` makes the input again.
     fn backward<'p>(
         &self,
-        cx: &Cx<'_>,
+        cx: &Ctx<'_>,
         weights: View<'_>,
         normed: &impl Fn() -> Entering<'p>,
         before: Option<Tensor>,
         dy: Entering<'_>,
-        sink: &mut Sink<'_>,
+        grads: &mut WeightGrads<'_>,
     ) -> Tensor {
         let device = cx.device;
         // What was before the activation, and the activation once more for the second projection's weight.
@@ -252,7 +252,7 @@ impl Dense {
             }
             false => dy.all(),
         };
-        self.down.weight_gradient(device, &dy, &after, sink);
+        self.down.weight_gradient(device, &dy, &after, grads);
         drop(after);
         let mut dafter = dafter.unwrap_or_else(|| {
             let mut dafter = cx.scratch(cx.tokens(), self.width());
@@ -276,16 +276,16 @@ impl Dense {
     /// input's gradient stay parts.
     pub fn backward_here(
         &self,
-        cx: &Cx<'_>,
+        cx: &Ctx<'_>,
         weights: View<'_>,
         normed: &Tensor,
         before: Option<Tensor>,
         dy: &Tensor,
-        sink: &mut Sink<'_>,
+        grads: &mut WeightGrads<'_>,
     ) -> Tensor {
         let here = |x: &Tensor| cx.groups.entered(cx.device, x.clone());
-        let dbefore = self.backward(cx, weights, &|| here(normed), before, here(dy), sink);
-        self.up.weight_gradient(cx.device, &dbefore, normed, sink);
+        let dbefore = self.backward(cx, weights, &|| here(normed), before, here(dy), grads);
+        self.up.weight_gradient(cx.device, &dbefore, normed, grads);
         let mut dnormed = cx.scratch(cx.tokens(), dy.cols());
         self.up.input_gradient(cx.device, weights, dbefore.view(), dnormed.view_mut());
         dnormed

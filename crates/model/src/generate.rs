@@ -5,7 +5,7 @@ use lockstep_plan::context::Run;
 
 use crate::attention::AttentionPart;
 use crate::stream::add_projection;
-use crate::{Cx, Groups, Model, Weights};
+use crate::{Ctx, Groups, Model, Weights};
 
 /// Keys and values of one sequence, layer by layer.
 pub struct Cache {
@@ -61,7 +61,7 @@ impl Model {
         };
         let Cache { layers, len, groups } = cache;
         let runs = [Run { start, len: seq }];
-        let cx = Cx {
+        let cx = Ctx {
             device,
             groups,
             dtype,
@@ -86,7 +86,7 @@ impl Model {
         let mut last = device.empty(1, x.cols(), dtype, Tag::Buffers);
         device.copy(x.view().rows_of(seq - 1..seq), last.view_mut());
         let runs = [Run { start: start + seq - 1, len: 1 }];
-        let cx = Cx { runs: &runs, ..cx };
+        let cx = Ctx { runs: &runs, ..cx };
         let output = self.output(stage, head, weights);
         let logits = head.logits(&cx, weights.block(stage.blocks.end - 1), output, &last);
         let mut row = vec![0.0; logits.len()];
@@ -97,7 +97,7 @@ impl Model {
 
 fn extend_attention(
     part: &AttentionPart,
-    cx: &Cx<'_>,
+    cx: &Ctx<'_>,
     weights: View<'_>,
     x: &Tensor,
     keys: &mut Tensor,

@@ -7,7 +7,7 @@ use lockstep_kernels::{CrossEntropy, Dtype, Gradient, Matmul, Tag, Tensor, View,
 use lockstep_plan::model::{BlockParams, Part, loss_chunk};
 
 use crate::norm::Norm;
-use crate::{Cx, Sink};
+use crate::{Ctx, WeightGrads};
 
 pub(crate) struct Head {
     norm: Norm,
@@ -33,7 +33,7 @@ impl Head {
     }
 
     /// The logits of all tokens: for a caller who wants to see them.
-    pub fn logits(&self, cx: &Cx<'_>, weights: View<'_>, output: View<'_>, x: &Tensor) -> Tensor {
+    pub fn logits(&self, cx: &Ctx<'_>, weights: View<'_>, output: View<'_>, x: &Tensor) -> Tensor {
         assert_eq!(
             cx.groups.mesh.tensor, 1,
             "logits of the whole vocabulary are asked of one rank"
@@ -47,7 +47,7 @@ impl Head {
     /// The loss of each token (tokens), f32.
     pub fn losses(
         &self,
-        cx: &Cx<'_>,
+        cx: &Ctx<'_>,
         weights: View<'_>,
         output: View<'_>,
         x: &Tensor,
@@ -74,13 +74,13 @@ impl Head {
     #[allow(clippy::too_many_arguments)]
     pub fn train(
         &self,
-        cx: &Cx<'_>,
+        cx: &Ctx<'_>,
         weights: View<'_>,
         output: View<'_>,
         x: Tensor,
         targets: View<'_>,
         scale: f32,
-        sink: &mut Sink<'_>,
+        grads: &mut WeightGrads<'_>,
         mut doutput: OutputGradient<'_>,
     ) -> (Tensor, Tensor) {
         let device = cx.device;
@@ -121,11 +121,11 @@ impl Head {
         let dnormed = cx.groups.enter_backward(device, dnormed);
         let mut dx = device.empty(x.rows(), x.cols(), cx.dtype, Tag::Buffers);
         device.fill(dx.view_mut(), 0.0);
-        self.norm.backward(cx, weights, &x, &stats, dnormed.view(), dx.view_mut(), sink);
+        self.norm.backward(cx, weights, &x, &stats, dnormed.view(), dx.view_mut(), grads);
         (losses, dx)
     }
 
-    fn normed(&self, cx: &Cx<'_>, weights: View<'_>, x: &Tensor) -> (Tensor, Tensor) {
+    fn normed(&self, cx: &Ctx<'_>, weights: View<'_>, x: &Tensor) -> (Tensor, Tensor) {
         let mut stats = cx.device.empty(x.rows(), self.norm.stats(), Dtype::F32, Tag::Buffers);
         let mut normed = cx.device.empty(x.rows(), x.cols(), cx.dtype, Tag::Buffers);
         self.norm.forward(cx.device, weights, x.view(), normed.view_mut(), stats.view_mut());
@@ -135,7 +135,7 @@ impl Head {
     /// Calls `work` with each chunk of tokens and room for its logits.
     fn in_chunks(
         &self,
-        cx: &Cx<'_>,
+        cx: &Ctx<'_>,
         tokens: usize,
         mut work: impl FnMut(Range<usize>, ViewMut<'_>),
     ) {

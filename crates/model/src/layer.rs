@@ -8,7 +8,7 @@ use lockstep_plan::model::{BlockParams, Shape};
 
 use crate::attention::{AttentionPart, AttentionSaved};
 use crate::feed_forward::{FeedForward, FeedForwardSaved};
-use crate::{Block, Cx, Sink};
+use crate::{Block, Ctx, WeightGrads};
 
 /// The block of all three families: what differs are its parameters and its second half.
 pub struct Layer {
@@ -52,7 +52,7 @@ impl Block for Layer {
 
     fn forward(
         &self,
-        cx: &Cx<'_>,
+        cx: &Ctx<'_>,
         weights: View<'_>,
         x: Tensor,
         recompute: Recompute,
@@ -66,21 +66,21 @@ impl Block for Layer {
 
     fn backward(
         &self,
-        cx: &Cx<'_>,
+        cx: &Ctx<'_>,
         weights: View<'_>,
         saved: Saved,
         dy: Tensor,
-        sink: &mut Sink<'_>,
+        grads: &mut WeightGrads<'_>,
     ) -> Tensor {
         let Saved { x, inside } = saved;
         let Inside { attention, middle, feed_forward } = inside.unwrap_or_else(|| {
-            let cx = &Cx { counting: false, ..*cx };
+            let cx = &Ctx { counting: false, ..*cx };
             let (middle, attention) = self.attention.forward(cx, weights, &x);
             let (_, feed_forward) = self.feed_forward.inside(cx, weights, &middle, true);
             Inside { attention, middle, feed_forward }
         });
-        let dmiddle = self.feed_forward.backward(cx, weights, &middle, feed_forward, dy, sink);
+        let dmiddle = self.feed_forward.backward(cx, weights, &middle, feed_forward, dy, grads);
         drop(middle);
-        self.attention.backward(cx, weights, &x, attention, dmiddle, sink)
+        self.attention.backward(cx, weights, &x, attention, dmiddle, grads)
     }
 }

@@ -4,7 +4,7 @@
 //!
 //! ```
 //! use lockstep_kernels::{Device, Dtype};
-//! use lockstep_model::{Batch, Kept, Model, Pass, Groups, Recompute, Store};
+//! use lockstep_model::{Batch, Activations, Model, Pass, Groups, Recompute, Store};
 //! use lockstep_plan::presets;
 //!
 //! let shape = presets::shape("llama-test", Some(64)).unwrap();
@@ -18,7 +18,7 @@
 //! let (peers, dtype, recompute) = (&Groups::alone(), Dtype::F32, Recompute::None);
 //! let pass = Pass { device: &device, peers, dtype, recompute, dropout: None, global_tokens: 16 };
 //!
-//! let loss = model.train(&pass, &batch, &mut store, &mut Kept::default());
+//! let loss = model.train(&pass, &batch, &mut store, &mut Activations::default());
 //! // Nothing is learned yet: every token is about equally likely.
 //! assert!((loss.sum / 16.0 - (64f64).ln()).abs() < 0.1);
 //! // One flat gradient for each block: the embedding, two layers, the head.
@@ -41,15 +41,15 @@ mod linear;
 mod moe;
 mod network;
 mod norm;
-mod sink;
 mod stream;
+mod weight_grads;
 
 pub use batch::Batch;
-pub use block::{Block, Cx, Dropout};
+pub use block::{Block, Ctx, Dropout};
 pub use generate::{Cache, Sampling, sample};
 pub use layer::{Layer, Saved};
 pub use lockstep_parallel::{Groups, Store, Weights};
 pub use lockstep_plan::Recompute;
 pub use moe::Auxiliary;
-pub use network::{Kept, Loss, Model, Pass, WeightGradients, read};
-pub use sink::{Deferred, Sink};
+pub use network::{Activations, Loss, Model, Pass, WeightGradients, read};
+pub use weight_grads::{Deferred, WeightGrads};

@@ -6,7 +6,7 @@ use lockstep_kernels::{Device, Matmul, Tag, Tensor, View, ViewMut};
 use lockstep_parallel::Entering;
 use lockstep_plan::model::BlockParams;
 
-use crate::{Cx, Sink};
+use crate::{Ctx, WeightGrads};
 
 /// Where a linear layer's parameters lie in its block's flat buffer.
 pub(crate) struct Linear {
@@ -63,10 +63,16 @@ impl Linear {
         device.matmul(Matmul::linear_dx(dy, self.weight(weights), dx));
     }
 
-    pub fn weight_gradient(&self, device: &Device, dy: &Tensor, x: &Tensor, sink: &mut Sink<'_>) {
-        sink.weight(device, self.weight.clone(), dy, x);
+    pub fn weight_gradient(
+        &self,
+        device: &Device,
+        dy: &Tensor,
+        x: &Tensor,
+        grads: &mut WeightGrads<'_>,
+    ) {
+        grads.weight(device, self.weight.clone(), dy, x);
         if let Some(bias) = &self.bias {
-            sink.bias(device, bias.clone(), dy);
+            grads.bias(device, bias.clone(), dy);
         }
     }
 
@@ -75,14 +81,14 @@ impl Linear {
     /// comes first, so that its input can go.
     pub fn backward(
         &self,
-        cx: &Cx<'_>,
+        cx: &Ctx<'_>,
         weights: View<'_>,
         x: Entering<'_>,
         dy: Tensor,
-        sink: &mut Sink<'_>,
+        grads: &mut WeightGrads<'_>,
     ) -> Tensor {
         let mut weight_gradient = |x: Entering<'_>| {
-            self.weight_gradient(cx.device, &dy, &x.all(), sink);
+            self.weight_gradient(cx.device, &dy, &x.all(), grads);
         };
         let mut waiting = Some(x);
         if let Some(x) = waiting.take_if(|x| !x.travels()) {
@@ -105,9 +111,9 @@ impl Linear {
         dy: &Tensor,
         x: &Tensor,
         rows: Range<usize>,
-        sink: &mut Sink<'_>,
+        grads: &mut WeightGrads<'_>,
     ) {
         assert!(self.bias.is_none(), "experts have no biases");
-        sink.weight_of(device, self.weight.clone(), dy, x, rows);
+        grads.weight_of(device, self.weight.clone(), dy, x, rows);
     }
 }

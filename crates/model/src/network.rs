@@ -11,7 +11,7 @@ use lockstep_plan::model::{Family, Part, Shape};
 
 use crate::embed::Embed;
 use crate::head::{Head, OutputGradient};
-use crate::{Auxiliary, Batch, Block, Cx, Deferred, Dropout, Layer, Saved, Sink};
+use crate::{Auxiliary, Batch, Block, Ctx, Deferred, Dropout, Layer, Saved, WeightGrads};
 
 /// The code of a model: what to do with parameters that lie elsewhere.
 pub struct Model {
@@ -56,7 +56,7 @@ pub struct Pass<'a> {
 
 /// What a stage's backward pass needs of its forward pass.
 #[derive(Default)]
-pub struct Kept {
+pub struct Activations {
     saved: Vec<Saved>,
     /// The head's input.
     x: Option<Tensor>,
@@ -112,11 +112,11 @@ impl Model {
         pass: &Pass<'_>,
         batch: &Batch,
         store: &mut Store,
-        kept: &mut Kept,
+        activations: &mut Activations,
     ) -> Loss {
         assert!(self.stages.len() == 1 && self.part.has_head(), "the whole model is on this rank");
-        self.forward(0, pass, batch, None, &mut store.weights, kept);
-        self.backward(0, pass, batch, None, store, kept, WeightGradients::Now).1
+        self.forward(0, pass, batch, None, &mut store.weights, activations);
+        self.backward(0, pass, batch, None, store, activations, WeightGradients::Now).1
     }
 
     /// A stage's forward pass, from what the stage before it gave. The last stage gives nothing: its loss is
@@ -128,24 +128,24 @@ impl Model {
         batch: &Batch,
         x: Option<Tensor>,
         weights: &mut Weights,
-        kept: &mut Kept,
+        activations: &mut Activations,
     ) -> Option<Tensor> {
         let Stage { blocks, embed, layers, head } = &self.stages[stage];
-        kept.auxiliary.get_mut().clear();
-        let cx = self.cx(pass, batch, Some(&kept.auxiliary));
+        activations.auxiliary.get_mut().clear();
+        let cx = self.cx(pass, batch, Some(&activations.auxiliary));
         let mut x = self.embedded(&cx, batch, x, embed.as_ref(), blocks, weights);
         for (block, layer) in layer_blocks(embed, blocks).zip(layers) {
             let next = Some(block + 1).filter(|next| blocks.contains(next));
-            weights.need(pass.device, pass.groups, block, next);
+            weights.gather(pass.device, pass.groups, block, next);
             let (y, saved) = layer.forward(&cx, weights.block(block), x, pass.recompute);
-            weights.done(block, true);
-            kept.saved.push(saved);
+            weights.release(block, true);
+            activations.saved.push(saved);
             x = y;
         }
         if head.is_none() {
             return Some(x);
         }
-        kept.x = Some(x);
+        activations.x = Some(x);
         None
     }
 
@@ -159,12 +159,12 @@ impl Model {
         batch: &Batch,
         dy: Option<Tensor>,
         store: &mut Store,
-        kept: &mut Kept,
+        activations: &mut Activations,
         when: WeightGradients,
     ) -> (Option<Tensor>, Loss) {
         let Stage { blocks, embed, layers, head } = &self.stages[stage];
         let (device, groups) = (pass.device, pass.groups);
-        let Kept { saved, x, auxiliary, later } = kept;
+        let Activations { saved, x, auxiliary, later } = activations;
         let cx = self.cx(pass, batch, Some(auxiliary));
         let embed_filled = store.gradients.filled(blocks.start);
         let (mut dx, losses) = match head {
@@ -179,24 +179,24 @@ impl Model {
         let range = layer_blocks(embed, blocks);
         for (block, layer) in range.clone().zip(layers).rev() {
             let next = block.checked_sub(1).filter(|before| range.contains(before));
-            store.weights.need(device, groups, block, next);
+            store.weights.gather(device, groups, block, next);
             let saved = saved.pop().expect("a forward pass left one for each layer");
             let (grads, filled) = store.gradients.block(device, block);
             let weights = store.weights.block(block);
             match when {
                 WeightGradients::Now => {
-                    let mut sink = Sink::now(grads, filled);
-                    dx = layer.backward(&cx, weights, saved, dx, &mut sink);
+                    let mut weight_grads = WeightGrads::now(grads, filled);
+                    dx = layer.backward(&cx, weights, saved, dx, &mut weight_grads);
                     store.complete(device, groups, block);
                 }
                 WeightGradients::Later => {
                     let mut work = Vec::new();
-                    let mut sink = Sink::later(grads, filled, &mut work);
-                    dx = layer.backward(&cx, weights, saved, dx, &mut sink);
+                    let mut weight_grads = WeightGrads::deferred(grads, filled, &mut work);
+                    dx = layer.backward(&cx, weights, saved, dx, &mut weight_grads);
                     later.push(Later { block, accumulate: filled, work });
                 }
             }
-            store.weights.done(block, false);
+            store.weights.release(block, false);
         }
 
         let auxiliary = auxiliary.borrow().loss();
@@ -208,14 +208,19 @@ impl Model {
         let (grads, _) = store.gradients.block(device, blocks.start);
         let ids = batch.inputs.view();
         embed.backward(&cx, ids, dx, grads, embed_filled, embed_filled || tied);
-        store.weights.done(blocks.start, false);
+        store.weights.release(blocks.start, false);
         store.complete(device, groups, blocks.start);
         (None, loss)
     }
 
     /// Computes what `backward` put off.
-    pub fn weight_gradients(&self, pass: &Pass<'_>, store: &mut Store, kept: &mut Kept) {
-        for Later { block, accumulate, work } in kept.later.drain(..) {
+    pub fn weight_gradients(
+        &self,
+        pass: &Pass<'_>,
+        store: &mut Store,
+        activations: &mut Activations,
+    ) {
+        for Later { block, accumulate, work } in activations.later.drain(..) {
             for deferred in work {
                 let (grads, _) = store.gradients.block(pass.device, block);
                 deferred.run(pass.device, grads, accumulate);
@@ -224,7 +229,7 @@ impl Model {
         }
     }
 
-    /// A stage's forward pass without anything kept.
+    /// A stage's forward pass that saves nothing.
     pub fn infer(
         &self,
         stage: usize,
@@ -235,16 +240,16 @@ impl Model {
         look: &mut dyn FnMut(usize, &Tensor),
     ) -> Tensor {
         let Stage { blocks, embed, layers, .. } = &self.stages[stage];
-        let cx = Cx { dropout: None, ..self.cx(pass, batch, None) };
+        let cx = Ctx { dropout: None, ..self.cx(pass, batch, None) };
         let mut x = self.embedded(&cx, batch, x, embed.as_ref(), blocks, weights);
         if embed.is_some() {
             look(blocks.start, &x);
         }
         for (block, layer) in layer_blocks(embed, blocks).zip(layers) {
             let next = Some(block + 1).filter(|next| blocks.contains(next));
-            weights.need(pass.device, pass.groups, block, next);
+            weights.gather(pass.device, pass.groups, block, next);
             x = layer.forward(&cx, weights.block(block), x, Recompute::Full).0;
-            weights.done(block, false);
+            weights.release(block, false);
             look(block, &x);
         }
         x
@@ -289,7 +294,7 @@ impl Model {
     /// The stream at the beginning of a stage.
     fn embedded(
         &self,
-        cx: &Cx<'_>,
+        cx: &Ctx<'_>,
         batch: &Batch,
         x: Option<Tensor>,
         embed: Option<&Embed>,
@@ -297,16 +302,16 @@ impl Model {
         weights: &mut Weights,
     ) -> Tensor {
         let Some(embed) = embed else { return x.expect("the stage before gave something") };
-        weights.need(cx.device, cx.groups, blocks.start, Some(blocks.start + 1));
+        weights.gather(cx.device, cx.groups, blocks.start, Some(blocks.start + 1));
         let x = embed.forward(cx, weights.block(blocks.start), batch.inputs.view());
-        weights.done(blocks.start, true);
+        weights.release(blocks.start, true);
         x
     }
 
     /// Where forward becomes backward: the losses, and the gradient of the head's input.
     fn turn(
         &self,
-        cx: &Cx<'_>,
+        cx: &Ctx<'_>,
         stage: usize,
         batch: &Batch,
         x: Tensor,
@@ -318,19 +323,19 @@ impl Model {
         let (first, last) = (stage.blocks.start, stage.blocks.end - 1);
         self.need_output(cx.device, cx.groups, stage, head, &mut store.weights);
         let (vocab, dim) = (self.part.vocab.len(), self.part.whole.dim);
-        let (mut sink, doutput) = match (&head.output, &stage.embed) {
+        let (mut weight_grads, doutput) = match (&head.output, &stage.embed) {
             (Some(range), _) => {
                 let (grads, filled) = store.gradients.block(cx.device, last);
                 // The projection is the last of the head's parameters.
                 let (norm, place) = grads.split_at(range.start);
                 let place = place.shaped(vocab, dim);
-                (Sink::now(norm, filled), OutputGradient { place, filled })
+                (WeightGrads::now(norm, filled), OutputGradient { place, filled })
             }
             (None, Some(embed)) => {
                 let ((table, table_filled), (norm, filled)) =
                     store.gradients.two(cx.device, first, last);
                 let place = table.part(embed.tokens.clone()).shaped(vocab, dim);
-                (Sink::now(norm, filled), OutputGradient { place, filled: table_filled })
+                (WeightGrads::now(norm, filled), OutputGradient { place, filled: table_filled })
             }
             (None, None) => unreachable!("a head without a projection is on the embedding's rank"),
         };
@@ -339,8 +344,16 @@ impl Model {
         let scale = 1.0 / global_tokens as f32;
         let output = self.output(stage, head, weights);
         let targets = batch.targets.view();
-        let turned =
-            head.train(cx, weights.block(last), output, x, targets, scale, &mut sink, doutput);
+        let turned = head.train(
+            cx,
+            weights.block(last),
+            output,
+            x,
+            targets,
+            scale,
+            &mut weight_grads,
+            doutput,
+        );
         self.done_with_output(stage, head, &mut store.weights);
         store.complete(cx.device, cx.groups, last);
         turned
@@ -354,16 +367,16 @@ impl Model {
         head: &Head,
         weights: &mut Weights,
     ) {
-        weights.need(device, groups, stage.blocks.end - 1, None);
+        weights.gather(device, groups, stage.blocks.end - 1, None);
         if head.output.is_none() {
-            weights.need(device, groups, stage.blocks.start, None);
+            weights.gather(device, groups, stage.blocks.start, None);
         }
     }
 
     fn done_with_output(&self, stage: &Stage, head: &Head, weights: &mut Weights) {
-        weights.done(stage.blocks.end - 1, false);
+        weights.release(stage.blocks.end - 1, false);
         if head.output.is_none() {
-            weights.done(stage.blocks.start, false);
+            weights.release(stage.blocks.start, false);
         }
     }
 
@@ -384,8 +397,8 @@ impl Model {
         pass: &Pass<'a>,
         batch: &'a Batch,
         auxiliary: Option<&'a RefCell<Auxiliary>>,
-    ) -> Cx<'a> {
-        Cx {
+    ) -> Ctx<'a> {
+        Ctx {
             device: pass.device,
             groups: pass.groups,
             dtype: pass.dtype,

@@ -5,7 +5,7 @@ use std::ops::Range;
 use lockstep_kernels::{Device, Tensor, View, ViewMut};
 use lockstep_plan::model::BlockParams;
 
-use crate::{Cx, Sink};
+use crate::{Ctx, WeightGrads};
 
 pub(crate) struct Norm {
     gain: Range<usize>,
@@ -66,25 +66,25 @@ impl Norm {
     #[allow(clippy::too_many_arguments)]
     pub fn backward(
         &self,
-        cx: &Cx<'_>,
+        cx: &Ctx<'_>,
         weights: View<'_>,
         x: &Tensor,
         stats: &Tensor,
         dy: View<'_>,
         dx: ViewMut<'_>,
-        sink: &mut Sink<'_>,
+        grads: &mut WeightGrads<'_>,
     ) {
         let gain = weights.part(self.gain.clone());
         let (x, stats) = (x.view(), stats.view());
         match &self.bias {
             Some(bias) => {
                 assert_eq!(self.gain.end, bias.start, "the two lie side by side");
-                sink.wide(cx.device, self.gain.start..bias.end, |place, add| {
+                grads.wide(cx.device, self.gain.start..bias.end, |place, add| {
                     let (dgain, dbias) = place.split_at(self.gain.len());
                     cx.device.layer_norm_backward(x, gain, stats, dy, dx, dgain, dbias, add);
                 });
             }
-            None => sink.wide(cx.device, self.gain.clone(), |dgain, add| {
+            None => grads.wide(cx.device, self.gain.clone(), |dgain, add| {
                 cx.device.rms_norm_backward(x, gain, stats, dy, dx, dgain, add);
             }),
         }

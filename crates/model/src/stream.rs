@@ -3,13 +3,13 @@
 use lockstep_kernels::{Matmul, Tag, Tensor, View};
 use lockstep_parallel::Entering;
 
-use crate::Cx;
+use crate::Ctx;
 use crate::linear::Linear;
 
 /// x + dropout(linear(input)): the stream after a half. Each rank of the tensor axis has a part of the
 /// product's sum.
 pub(crate) fn add_projection(
-    cx: &Cx<'_>,
+    cx: &Ctx<'_>,
     site: u64,
     linear: &Linear,
     weights: View<'_>,
@@ -37,7 +37,7 @@ pub(crate) fn add_projection(
 
 /// The gradient of the projection for all tokens, given that of the stream: the same memory unless something
 /// was dropped or is elsewhere.
-pub(crate) fn projection_gradient<'p>(cx: &Cx<'p>, site: u64, dy: &Tensor) -> Entering<'p> {
+pub(crate) fn projection_gradient<'p>(cx: &Ctx<'p>, site: u64, dy: &Tensor) -> Entering<'p> {
     let shared = dy.clone();
     let own = match cx.dropout {
         None => shared,

@@ -284,8 +284,8 @@ impl Reduction {
             let runs = joined(gradients, bucket).into_iter();
             return runs.map(|(run, expert)| sum(run.len(), copies(groups, expert))).collect();
         }
-        let units = gradients.held[gradients.buckets[bucket].blocks[0]].iter();
-        units.map(|held| sum(held.unit.range.len(), shard(groups, held.unit.expert))).collect()
+        let units = gradients.shards[gradients.buckets[bucket].blocks[0]].iter();
+        units.map(|piece| sum(piece.unit.range.len(), shard(groups, piece.unit.expert))).collect()
     }
 }
 
@@ -306,9 +306,9 @@ fn summed(gradients: &Gradients, bucket: usize) -> Vec<Vec<(usize, Range<usize>)
     let blocks = &gradients.buckets[bucket].blocks;
     if gradients.stage > 0 {
         let block = blocks[0];
-        return gradients.held[block]
+        return gradients.shards[block]
             .iter()
-            .map(|held| vec![(block, held.unit.range.clone())])
+            .map(|piece| vec![(block, piece.unit.range.clone())])
             .collect();
     }
     let of_block = |run: &Range<usize>, block: usize| {
@@ -366,13 +366,13 @@ fn shares(
         panic!("ZeRO's shares are exchanged block by block")
     };
     let buffer = complete_buffer(device, gradients, number);
-    let units: Vec<_> = gradients.held[block]
+    let units: Vec<_> = gradients.shards[block]
         .iter()
-        .map(|held| {
-            let fresh = device.empty(1, held.own.len(), gradients.dtype, Tag::Gradients);
-            let expert = held.unit.expert;
+        .map(|piece| {
+            let fresh = device.empty(1, piece.own.len(), gradients.dtype, Tag::Gradients);
+            let expert = piece.unit.expert;
             let (shard, copies) = (shard(groups, expert), copies(groups, expert));
-            (held.unit.range.clone(), fresh, shard.clone(), copies.clone())
+            (piece.unit.range.clone(), fresh, shard.clone(), copies.clone())
         })
         .collect();
     let before: Vec<_> = gradients.shares[block].iter_mut().map(Option::take).collect();
@@ -424,13 +424,13 @@ fn joined(gradients: &Gradients, number: usize) -> Vec<(Range<usize>, bool)> {
     let mut runs: Vec<(Range<usize>, bool)> = Vec::new();
     for &block in &gradients.buckets[number].blocks {
         let start = gradients.start_of(block);
-        for held in &gradients.held[block] {
-            let range = start + held.unit.range.start..start + held.unit.range.end;
+        for piece in &gradients.shards[block] {
+            let range = start + piece.unit.range.start..start + piece.unit.range.end;
             match runs.last_mut() {
-                Some((run, expert)) if *expert == held.unit.expert && run.end == range.start => {
+                Some((run, expert)) if *expert == piece.unit.expert && run.end == range.start => {
                     run.end = range.end
                 }
-                _ => runs.push((range, held.unit.expert)),
+                _ => runs.push((range, piece.unit.expert)),
             }
         }
     }
@@ -449,9 +449,9 @@ fn sum_of(
     // Where they lie: block, unit, and the run within what this rank has of it.
     let mut runs = Vec::new();
     for (block, params) in layout.iter().enumerate() {
-        for (unit, held) in gradients.held[block].iter().enumerate() {
+        for (unit, piece) in gradients.shards[block].iter().enumerate() {
             for (start, param) in params.placed().filter(|(_, param)| which(param)) {
-                if let Some(run) = held.within(start..start + param.len()) {
+                if let Some(run) = piece.within(start..start + param.len()) {
                     runs.push((block, unit, run));
                 }
             }

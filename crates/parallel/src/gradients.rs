@@ -6,13 +6,13 @@
 //! *bucket*, as long as it is smaller than what is worth sending alone.
 
 use lockstep_kernels::{Device, Dtype, Tag, Tensor, View, ViewMut};
-use lockstep_plan::model::{Held, Part};
+use lockstep_plan::model::{Part, Shard};
 
 /// Gradients, block by block.
 pub struct Gradients {
     pub(crate) buckets: Vec<Bucket>,
     places: Vec<Place>,
-    pub(crate) held: Vec<Vec<Held>>,
+    pub(crate) shards: Vec<Vec<Shard>>,
     /// Summed over the ranks: this rank's run of each unit, where it is less than the whole.
     pub(crate) shares: Vec<Vec<Option<Tensor>>>,
     /// ZeRO's.
@@ -59,8 +59,9 @@ impl Gradients {
             bucket.len += len;
             bucket.blocks.push(block);
         }
-        let shares = part.held.iter().map(|held| held.iter().map(|_| None).collect()).collect();
-        Gradients { buckets, places, held: part.held.clone(), shares, stage, dtype }
+        let shares =
+            part.shards.iter().map(|shards| shards.iter().map(|_| None).collect()).collect();
+        Gradients { buckets, places, shards: part.shards.clone(), shares, stage, dtype }
     }
 
     /// Where a backward pass writes the gradient of a block, and whether it already holds something to add
@@ -126,13 +127,13 @@ impl Gradients {
     pub fn own(&self, block: usize, unit: usize) -> Option<View<'_>> {
         match &self.shares[block][unit] {
             Some(share) => Some(share.view()),
-            None => Some(self.get(block)?.part(self.held[block][unit].own.clone())),
+            None => Some(self.get(block)?.part(self.shards[block][unit].own.clone())),
         }
     }
 
     /// The same, to be changed in place.
     pub fn own_mut(&mut self, block: usize, unit: usize) -> Option<ViewMut<'_>> {
-        let own = self.held[block][unit].own.clone();
+        let own = self.shards[block][unit].own.clone();
         if let Some(share) = &mut self.shares[block][unit] {
             return Some(share.view_mut());
         }
@@ -185,6 +186,6 @@ impl Gradients {
 
     /// How many units a block has.
     pub fn units(&self, block: usize) -> usize {
-        self.held[block].len()
+        self.shards[block].len()
     }
 }

@@ -14,7 +14,7 @@ use std::ops::Range;
 use lockstep_comm::Result;
 use lockstep_kernels::{Device, Dtype, Tag, Tensor, View, ViewMut};
 use lockstep_plan::GroupKind;
-use lockstep_plan::model::{BlockParams, Held, Init, Param, Part, Runs};
+use lockstep_plan::model::{BlockParams, Init, Param, Part, Runs, Shard};
 
 use crate::courier::{Courier, Task};
 use crate::{Groups, floats};
@@ -42,7 +42,7 @@ struct Block {
 
 /// What this rank keeps of a unit.
 struct Piece {
-    held: Held,
+    shard: Shard,
     /// f32; none where the whole buffer is the master.
     master: Option<Tensor>,
     /// In the type that is computed with, when that is not f32 and the whole buffer comes and goes.
@@ -100,17 +100,17 @@ impl Weights {
         stage: u8,
         mut fill: impl FnMut(&BlockParams, &[Range<usize>], ViewMut<'_>),
     ) -> Weights {
-        let blocks = part.blocks.iter().zip(&part.held).map(|(layout, held)| {
+        let blocks = part.blocks.iter().zip(&part.shards).map(|(layout, shards)| {
             let whole_stays = stage < 3;
             let tag =
                 if whole_stays && dtype == Dtype::F32 { Tag::Parameters } else { Tag::Buffers };
             let mut values = device.empty(1, layout.len(), Dtype::F32, tag);
             let needed: Vec<Range<usize>> = match whole_stays {
                 true => std::iter::once(0..layout.len()).collect(),
-                false => held.iter().map(|held| held.own.clone()).collect(),
+                false => shards.iter().map(|shard| shard.own.clone()).collect(),
             };
             fill(layout, &needed, values.view_mut());
-            let pieces = held.iter().map(|held| Piece::of(device, held, &values, dtype, stage));
+            let pieces = shards.iter().map(|shard| Piece::of(device, shard, &values, dtype, stage));
             let pieces = pieces.collect();
             let full = whole_stays.then(|| {
                 if dtype == Dtype::F32 {
@@ -141,7 +141,7 @@ impl Weights {
     /// Sees to it that a block's buffer is here, and that `next` comes while this one is worked on.
     ///
     /// ZeRO-3: an all-gather, (P-1)/P of the block per rank. Otherwise nothing.
-    pub fn need(&mut self, device: &Device, groups: &Groups, block: usize, next: Option<usize>) {
+    pub fn gather(&mut self, device: &Device, groups: &Groups, block: usize, next: Option<usize>) {
         if self.stage < 3 {
             return;
         }
@@ -149,7 +149,7 @@ impl Weights {
             let coming = self.blocks[block].coming.take();
             let gathered = groups.exchanged(|| match coming {
                 Some(task) => task.wait(),
-                None => self.gather(device, groups, block)(),
+                None => self.gather_block(device, groups, block)(),
             });
             match gathered {
                 Ok(full) => self.blocks[block].full = Some(full),
@@ -165,21 +165,21 @@ impl Weights {
         if let (Some(next), Some(courier)) = (next, &self.courier) {
             let there = &self.blocks[next];
             if there.full.is_none() && there.coming.is_none() {
-                let task = courier.start(self.gather(device, groups, next));
+                let task = courier.start(self.gather_block(device, groups, next));
                 self.blocks[next].coming = Some(task);
             }
         }
     }
 
     /// The block is not needed for now: in the forward pass, or until the next step.
-    pub fn done(&mut self, block: usize, forward: bool) {
+    pub fn release(&mut self, block: usize, forward: bool) {
         if self.stage == 3 && !(forward && self.keep) {
             self.blocks[block].full = None;
         }
     }
 
     /// How to gather a block: its pieces from all that share them.
-    fn gather(
+    fn gather_block(
         &self,
         device: &Device,
         groups: &Groups,
@@ -190,14 +190,14 @@ impl Weights {
             .pieces
             .iter()
             .map(|piece| {
-                let kind = if piece.held.unit.expert {
+                let kind = if piece.shard.unit.expert {
                     GroupKind::ExpertGather
                 } else {
                     GroupKind::Gather
                 };
                 let own = piece.copy.as_ref().or(piece.master.as_ref());
                 let own = own.expect("at stage 3 a rank has its own run").clone();
-                (groups.group(kind).clone(), own, piece.held.unit.range.clone())
+                (groups.group(kind).clone(), own, piece.shard.unit.range.clone())
             })
             .collect();
         move || {
@@ -212,7 +212,7 @@ impl Weights {
     /// What a block computes with.
     ///
     /// # Panics
-    /// When it was not asked for by `need`.
+    /// When it was not asked for by `gather`.
     pub fn block(&self, block: usize) -> View<'_> {
         let full = self.blocks[block].full.as_ref();
         full.expect("a block is gathered before it is used").view()
@@ -222,9 +222,9 @@ impl Weights {
     /// copies that must follow them.
     pub fn own_mut(&mut self, block: usize, unit: usize) -> (ViewMut<'_>, Option<ViewMut<'_>>) {
         let Block { full, pieces, .. } = &mut self.blocks[block];
-        let Piece { held, master, copy } = &mut pieces[unit];
+        let Piece { shard, master, copy } = &mut pieces[unit];
         let narrow = self.dtype != Dtype::F32;
-        let of_full = full.as_mut().map(|full| full.view_mut().part(held.own.clone()));
+        let of_full = full.as_mut().map(|full| full.view_mut().part(shard.own.clone()));
         match (master, copy) {
             (None, _) => (of_full.expect("without masters the whole buffer is here"), None),
             (Some(master), Some(copy)) => (master.view_mut(), Some(copy.view_mut())),
@@ -235,37 +235,37 @@ impl Weights {
     /// This rank's run of a unit's masters.
     pub fn own(&self, block: usize, unit: usize) -> View<'_> {
         let Block { full, pieces, .. } = &self.blocks[block];
-        let Piece { held, master, .. } = &pieces[unit];
+        let Piece { shard, master, .. } = &pieces[unit];
         match master {
             Some(master) => master.view(),
             None => {
                 let full = full.as_ref().expect("without masters the whole buffer is here");
-                full.view().part(held.own.clone())
+                full.view().part(shard.own.clone())
             }
         }
     }
 
     /// Each block's units and the runs of them that this rank keeps.
-    pub fn held(&self, block: usize) -> impl Iterator<Item = &Held> {
-        self.blocks[block].pieces.iter().map(|piece| &piece.held)
+    pub fn shards(&self, block: usize) -> impl Iterator<Item = &Shard> {
+        self.blocks[block].pieces.iter().map(|piece| &piece.shard)
     }
 
     /// After the optimizer: every rank's new run reaches those that compute with it.
     ///
     /// ZeRO-1 and 2: an all-gather, (P-1)/P of all parameters per rank. Otherwise nothing.
-    pub fn spread(&mut self, device: &Device, groups: &Groups) -> Result<()> {
+    pub fn all_gather(&mut self, device: &Device, groups: &Groups) -> Result<()> {
         for Block { full, pieces, .. } in &mut self.blocks {
             let Some(full) = full.as_mut().filter(|_| self.stage > 0) else { continue };
-            for Piece { held, .. } in pieces {
+            for Piece { shard, .. } in pieces {
                 let kind =
-                    if held.unit.expert { GroupKind::ExpertGather } else { GroupKind::Gather };
+                    if shard.unit.expert { GroupKind::ExpertGather } else { GroupKind::Gather };
                 let group = groups.group(kind);
                 if group.size() == 1 {
                     continue;
                 }
-                let mut own = device.empty(1, held.own.len(), full.dtype(), Tag::Buffers);
-                device.copy(full.view().part(held.own.clone()), own.view_mut());
-                let whole = full.view_mut().part(held.unit.range.clone());
+                let mut own = device.empty(1, shard.own.len(), full.dtype(), Tag::Buffers);
+                device.copy(full.view().part(shard.own.clone()), own.view_mut());
+                let whole = full.view_mut().part(shard.unit.range.clone());
                 floats::all_gather(group, own.view(), whole)?;
             }
         }
@@ -289,8 +289,8 @@ impl Weights {
 }
 
 impl Piece {
-    fn of(device: &Device, held: &Held, values: &Tensor, dtype: Dtype, stage: u8) -> Piece {
-        let own = values.view().part(held.own.clone());
+    fn of(device: &Device, shard: &Shard, values: &Tensor, dtype: Dtype, stage: u8) -> Piece {
+        let own = values.view().part(shard.own.clone());
         let kept = |dtype: Dtype| {
             let mut kept = device.empty(1, own.len(), dtype, Tag::Parameters);
             match dtype {
@@ -301,7 +301,7 @@ impl Piece {
         };
         let wide = dtype == Dtype::F32;
         Piece {
-            held: held.clone(),
+            shard: shard.clone(),
             master: (stage == 3 || !wide).then(|| kept(Dtype::F32)),
             copy: (stage == 3 && !wide).then(|| kept(dtype)),
         }

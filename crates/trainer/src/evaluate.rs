@@ -39,14 +39,14 @@ impl Rank<'_> {
         mut look: impl FnMut(&lockstep_kernels::Device, usize, &Tensor),
     ) -> Result<Option<Tensor>, Error> {
         let first = self.first_sample(micro);
-        self.flight.load(self.plan, &self.device, source, split, step, micro, first);
+        self.in_flight.load(self.plan, &self.device, source, split, step, micro, first);
         let mut pipeline = self.pipeline.take().expect("a rank has its pipeline between passes");
         let (model, device) = (&self.model, &self.device);
         let pass = lockstep_model::Pass {
             dropout: None,
             ..pass(self.plan, device, &self.groups, step, first)
         };
-        let batch = self.flight.batch(micro);
+        let batch = self.in_flight.batch(micro);
         let weights = &mut self.store.weights;
         let mut losses = None;
         let last = model.part.stages.len() - 1;

@@ -33,7 +33,7 @@ impl Rank<'_> {
 
     /// A step's passes, after which each rank has its own gradients.
     pub(crate) fn unsummed(&mut self, source: &Source, step: u64) -> Result<(), Error> {
-        self.flight.land();
+        self.in_flight.land();
         self.store.clear();
         self.store.unsummed = true;
         let passed = self.passes(source, step);
@@ -43,11 +43,11 @@ impl Rank<'_> {
 
     fn first_bad_parameter(&self) -> Option<String> {
         let part = &self.model.part;
-        for (block, (params, units)) in part.blocks.iter().zip(&part.held).enumerate() {
-            for (unit, held) in units.iter().enumerate() {
+        for (block, (params, units)) in part.blocks.iter().zip(&part.shards).enumerate() {
+            for (unit, shard) in units.iter().enumerate() {
                 let own = self.store.weights.own(block, unit);
                 for (start, param) in params.placed() {
-                    let Some(run) = held.within(start..start + param.len()) else { continue };
+                    let Some(run) = shard.within(start..start + param.len()) else { continue };
                     if self.device.count_not_finite(own.part(run)) > 0 {
                         return Some(format!("{} (the parameter itself)", param.whole.name));
                     }

@@ -38,7 +38,7 @@ impl LeftOut {
 impl Rank<'_> {
     /// What this rank adds to the sums of a step: what it counts, its marks, and those of who counts.
     pub(crate) fn left_out_sums(&self) -> [f64; 3] {
-        let LeftOut { count, marks, .. } = self.flight.left_out;
+        let LeftOut { count, marks, .. } = self.in_flight.left_out;
         // Of all that read the same samples, one counts them.
         let counts = if is_first(self.groups.coord) { 1.0 } else { 0.0 };
         match count {
@@ -69,7 +69,7 @@ impl Rank<'_> {
     }
 
     fn too_many(&self, step: u64, count: f64, limit: usize) -> Error {
-        let first = self.flight.left_out.found.first();
+        let first = self.in_flight.left_out.found.first();
         let mine = first.map_or(String::new(), |(index, damage)| {
             format!("sample {index} of step {step}: {damage}")
         });
@@ -84,7 +84,7 @@ impl Rank<'_> {
     }
 
     fn disagreement(&self, step: u64) -> Error {
-        let found = self.flight.left_out.found.iter();
+        let found = self.in_flight.left_out.found.iter();
         let samples: Vec<String> = found.map(|(index, _)| index.to_string()).collect();
         match texts(self.group, &samples.join(", ")) {
             Ok(all) => Error::Mistake(other_copies(step, &all, &|rank| {

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use lockstep_kernels::{AdamW, Device, Dtype, Stepped, Tag, Tensor, View};
 use lockstep_model::Store;
-use lockstep_plan::model::{BlockParams, Held, Part};
+use lockstep_plan::model::{BlockParams, Part, Shard};
 
 /// AdamW and its two moments for each parameter, block by block and unit by unit.
 pub struct Optimizer {
@@ -23,15 +23,15 @@ impl Optimizer {
     /// Moments of zero, for what a rank holds.
     pub fn new(device: &Device, part: &Part) -> Optimizer {
         let moment = |len| device.zeros(1, len, Dtype::F32, Tag::Optimizer);
-        let moments = |block: &BlockParams, held: &Held| Moments {
-            first: moment(held.own.len()),
-            second: moment(held.own.len()),
-            runs: runs(block, held),
+        let moments = |block: &BlockParams, shard: &Shard| Moments {
+            first: moment(shard.own.len()),
+            second: moment(shard.own.len()),
+            runs: runs(block, shard),
         };
-        let of_block = |(block, held): (&BlockParams, &Vec<Held>)| {
-            held.iter().map(|held| moments(block, held)).collect()
+        let of_block = |(block, shards): (&BlockParams, &Vec<Shard>)| {
+            shards.iter().map(|shard| moments(block, shard)).collect()
         };
-        Optimizer { units: part.blocks.iter().zip(&part.held).map(of_block).collect() }
+        Optimizer { units: part.blocks.iter().zip(&part.shards).map(of_block).collect() }
     }
 
     /// One step: parameters and moments follow the gradients. `numbers.weight_decay` acts on what decays.
@@ -73,10 +73,10 @@ impl Optimizer {
 
 /// Neighbours that decay alike, joined: fewer, longer walks over memory. Counted within what the rank has of
 /// the unit.
-fn runs(block: &BlockParams, held: &Held) -> Vec<(Range<usize>, bool)> {
+fn runs(block: &BlockParams, shard: &Shard) -> Vec<(Range<usize>, bool)> {
     let mut runs: Vec<(Range<usize>, bool)> = Vec::new();
     for (start, param) in block.placed() {
-        let Some(own) = held.within(start..start + param.len()) else { continue };
+        let Some(own) = shard.within(start..start + param.len()) else { continue };
         match runs.last_mut() {
             Some((run, decays)) if *decays == param.decay => run.end = own.end,
             _ => runs.push((own, param.decay)),

@@ -8,7 +8,7 @@ use lockstep_comm::{Group, SharedHeap};
 use lockstep_data::{Source, Split};
 use lockstep_kernels::{AdamW, Device, Dtype};
 use lockstep_model::{
-    Batch, Dropout, Groups, Kept, Loss, Model, Pass, Store, WeightGradients, Weights,
+    Activations, Batch, Dropout, Groups, Loss, Model, Pass, Store, WeightGradients, Weights,
 };
 use lockstep_parallel::{Gradients, Pipeline, Reduction, Stream, bucket_bytes, sum};
 use lockstep_plan::schedule::{Act, Action};
@@ -30,7 +30,7 @@ pub struct Rank<'a> {
     pub store: Store,
     pub optimizer: Optimizer,
     pub(crate) pipeline: Option<Pipeline>,
-    pub(crate) flight: Flight,
+    pub(crate) in_flight: InFlight,
     /// What goes into checkpoints beside tensors, and comes back from them: the same on all ranks.
     pub carried: Carried,
     /// The runs of summed gradients that this rank counts in the norm: block, unit, where.
@@ -40,15 +40,15 @@ pub struct Rank<'a> {
 }
 
 /// Micro-batches under way.
-pub(crate) struct Flight {
+pub(crate) struct InFlight {
     /// As many as may be under way at once.
     batches: Vec<Batch>,
     /// A micro-batch's tokens on the host: (micro_batch, seq + 1).
     samples: Vec<u32>,
     /// What each stage of this rank keeps of each micro-batch: (chunks, micros).
-    kept: Vec<Option<Kept>>,
+    activations: Vec<Option<Activations>>,
     /// Ready to be used again.
-    spare: Vec<Kept>,
+    spare: Vec<Activations>,
     /// Of the samples of this step.
     pub left_out: LeftOut,
     /// Time spent on reading samples, since it was last asked.
@@ -106,8 +106,8 @@ impl<'a> Rank<'a> {
         let mut reduction = Reduction::new(overlap, plan.comm.compression);
         reduction.prepare(&device, &groups, &gradients);
         let store = Store::new(weights, gradients, reduction, micros).mixed(mixed);
-        let flight = Flight::new(plan, &device, group.rank(), &model);
-        let rows = groups.stream_rows(flight.batches[0].tokens()).len();
+        let in_flight = InFlight::new(plan, &device, group.rank(), &model);
+        let rows = groups.stream_rows(in_flight.batches[0].tokens()).len();
         let stream = Stream { rows, cols: plan.model.dim, dtype: dtype(plan) };
         let rank = Rank {
             optimizer: Optimizer::new(&device, &model.part),
@@ -121,7 +121,7 @@ impl<'a> Rank<'a> {
             device,
             model,
             store,
-            flight,
+            in_flight,
         };
         rank.check_equal()?;
         Ok(rank)
@@ -147,8 +147,8 @@ impl<'a> Rank<'a> {
         let start = Instant::now();
         // A step that ended in an error leaves gradients behind.
         self.store.clear();
-        self.flight.left_out.clear();
-        self.flight.reading = Duration::ZERO;
+        self.in_flight.left_out.clear();
+        self.in_flight.reading = Duration::ZERO;
         self.store.reduction.begin(self.plan.compression(step as usize) == Compression::None);
         self.groups.take_exposed();
         let sent_before = self.groups.sent();
@@ -185,10 +185,10 @@ impl<'a> Rank<'a> {
         self.optimizer.step(&self.device, &numbers, &mut self.store);
         self.store.clear();
         let spreading = Instant::now();
-        self.store.weights.spread(&self.device, &self.groups)?;
+        self.store.weights.all_gather(&self.device, &self.groups)?;
         exchange += spreading.elapsed();
         let sent = self.groups.sent() - sent_before;
-        let (time, reading) = (start.elapsed(), self.flight.reading);
+        let (time, reading) = (start.elapsed(), self.in_flight.reading);
         if !std::mem::replace(&mut self.warm, true) {
             SharedHeap::enlarge_pages();
         }
@@ -200,8 +200,8 @@ impl<'a> Rank<'a> {
         let mut total = Loss::default();
         let mut pipeline = self.pipeline.take().expect("a rank has its pipeline between passes");
         let (device, groups) = (&self.device, &self.groups);
-        let (model, store, flight, plan) =
-            (&self.model, &mut self.store, &mut self.flight, self.plan);
+        let (model, store, in_flight, plan) =
+            (&self.model, &mut self.store, &mut self.in_flight, self.plan);
         let ends = model.part.has_head() || model.part.coord.pipe == 0;
         // All ranks of the tensor axis know the loss; one tells it.
         let tells = groups.adds();
@@ -212,19 +212,22 @@ impl<'a> Rank<'a> {
             let slot = chunk * plan.train.accumulation + micro;
             if act == Act::Forward {
                 if chunk == 0 && ends {
-                    flight.load(plan, device, source, Split::Train, step, micro, first);
+                    in_flight.load(plan, device, source, Split::Train, step, micro, first);
                 }
-                let mut kept = flight.spare.pop().unwrap_or_default();
-                let batch = flight.batch(micro);
-                let y = model.forward(chunk, &pass, batch, input, &mut store.weights, &mut kept);
-                flight.kept[slot] = Some(kept);
+                let mut activations = in_flight.spare.pop().unwrap_or_default();
+                let batch = in_flight.batch(micro);
+                let y =
+                    model.forward(chunk, &pass, batch, input, &mut store.weights, &mut activations);
+                in_flight.activations[slot] = Some(activations);
                 return y;
             }
-            let mut kept = flight.kept[slot].take().expect("a forward pass came before");
-            let batch = flight.batch(micro);
+            let mut activations =
+                in_flight.activations[slot].take().expect("a forward pass came before");
+            let batch = in_flight.batch(micro);
             let share = batch.tokens() as f64 / pass.global_tokens as f64;
-            let backward = |kept: &mut Kept, when| {
-                let (dx, loss) = model.backward(chunk, &pass, batch, input, store, kept, when);
+            let backward = |activations: &mut Activations, when| {
+                let (dx, loss) =
+                    model.backward(chunk, &pass, batch, input, store, activations, when);
                 if tells {
                     total.sum += loss.sum;
                     // A micro-batch's auxiliary loss counts by its share of the tokens.
@@ -234,18 +237,18 @@ impl<'a> Rank<'a> {
             };
             match act {
                 Act::Input => {
-                    let dx = backward(&mut kept, WeightGradients::Later);
-                    flight.kept[slot] = Some(kept);
+                    let dx = backward(&mut activations, WeightGradients::Later);
+                    in_flight.activations[slot] = Some(activations);
                     return dx;
                 }
-                Act::Weights => model.weight_gradients(&pass, store, &mut kept),
+                Act::Weights => model.weight_gradients(&pass, store, &mut activations),
                 Act::Backward | Act::Forward => {
-                    let dx = backward(&mut kept, WeightGradients::Now);
-                    flight.spare.push(kept);
+                    let dx = backward(&mut activations, WeightGradients::Now);
+                    in_flight.spare.push(activations);
                     return dx;
                 }
             }
-            flight.spare.push(kept);
+            in_flight.spare.push(activations);
             None
         });
         self.pipeline = Some(pipeline);
@@ -268,16 +271,16 @@ impl<'a> Rank<'a> {
     }
 }
 
-impl Flight {
-    fn new(plan: &Plan, device: &Device, rank: usize, model: &Model) -> Flight {
+impl InFlight {
+    fn new(plan: &Plan, device: &Device, rank: usize, model: &Model) -> InFlight {
         let (micro_batch, seq) = (plan.train.micro_batch, plan.data.seq);
         let micros = plan.train.accumulation;
         let at_once = if plan.layout.pipe == 1 { 1 } else { micros };
         let batch = || Batch::of_runs(device, micro_batch, seq, plan.runs(rank));
-        Flight {
+        InFlight {
             batches: (0..at_once).map(|_| batch()).collect(),
             samples: vec![0; micro_batch * (seq + 1)],
-            kept: (0..micros * model.part.stages.len()).map(|_| None).collect(),
+            activations: (0..micros * model.part.stages.len()).map(|_| None).collect(),
             spare: Vec::new(),
             left_out: LeftOut::default(),
             reading: Duration::ZERO,
@@ -301,7 +304,7 @@ impl Flight {
         micro: usize,
         first: usize,
     ) {
-        let Flight { batches, samples, left_out, reading, .. } = self;
+        let InFlight { batches, samples, left_out, reading, .. } = self;
         let begun = Instant::now();
         for (row, sample) in samples.chunks_exact_mut(plan.data.seq + 1).enumerate() {
             let (seed, global) = (plan.train.seed, plan.train.global_batch);
@@ -318,7 +321,7 @@ impl Flight {
 
     /// Forgets what a pass that ended in an error left.
     pub fn land(&mut self) {
-        self.kept.iter_mut().for_each(|kept| *kept = None);
+        self.activations.iter_mut().for_each(|activations| *activations = None);
     }
 }
 
@@ -353,10 +356,10 @@ pub(crate) fn pass<'p>(
 fn counted(model: &Model) -> Vec<(usize, usize, Range<usize>)> {
     let part = &model.part;
     let mut runs: Vec<(usize, usize, Range<usize>)> = Vec::new();
-    for (block, (params, units)) in part.blocks.iter().zip(&part.held).enumerate() {
-        for (unit, held) in units.iter().enumerate() {
+    for (block, (params, units)) in part.blocks.iter().zip(&part.shards).enumerate() {
+        for (unit, shard) in units.iter().enumerate() {
             for (start, param) in params.placed().filter(|(_, param)| part.speaks_for(param)) {
-                let Some(own) = held.within(start..start + param.len()) else { continue };
+                let Some(own) = shard.within(start..start + param.len()) else { continue };
                 match runs.last_mut() {
                     Some((b, u, run)) if (*b, *u, run.end) == (block, unit, own.start) => {
                         run.end = own.end

@@ -230,9 +230,9 @@ impl Rank<'_> {
     pub(crate) fn check_equal(&self) -> Result<(), Error> {
         let mut hashes = [0u64; 2];
         let part = &self.model.part;
-        for (block, units) in part.held.iter().enumerate() {
-            for (unit, held) in units.iter().enumerate() {
-                let hash = &mut hashes[usize::from(held.unit.expert)];
+        for (block, units) in part.shards.iter().enumerate() {
+            for (unit, shard) in units.iter().enumerate() {
+                let hash = &mut hashes[usize::from(shard.unit.expert)];
                 let own = self.store.weights.own(block, unit);
                 *hash = own.host::<f32>().iter().fold(*hash, |hash, value| {
                     (hash ^ u64::from(value.to_bits())).wrapping_mul(0x0100_0000_01b3)

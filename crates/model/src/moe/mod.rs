@@ -25,7 +25,7 @@ use lockstep_plan::model::{BlockParams, Moe, Shape};
 
 use crate::feed_forward::Dense;
 use crate::linear::Linear;
-use crate::{Cx, Sink};
+use crate::{Ctx, WeightGrads};
 
 pub use auxiliary::Auxiliary;
 use route::{Gate, Routed};
@@ -87,7 +87,7 @@ impl Experts {
     /// Up to the experts' activation.
     pub fn inside(
         &self,
-        cx: &Cx<'_>,
+        cx: &Ctx<'_>,
         weights: View<'_>,
         normed: &Tensor,
         keep_inner: bool,
@@ -114,7 +114,7 @@ impl Experts {
     /// x + the experts' outputs.
     pub fn project(
         &self,
-        cx: &Cx<'_>,
+        cx: &Ctx<'_>,
         weights: View<'_>,
         after: &Active,
         saved: &ExpertsSaved,
@@ -161,12 +161,12 @@ impl Experts {
     /// The gradient of the normed input.
     pub fn backward(
         &self,
-        cx: &Cx<'_>,
+        cx: &Ctx<'_>,
         weights: View<'_>,
         normed: &Tensor,
         saved: ExpertsSaved,
         dy: &Tensor,
-        sink: &mut Sink<'_>,
+        grads: &mut WeightGrads<'_>,
     ) -> Tensor {
         let (device, groups) = (cx.device, cx.groups);
         let ExpertsSaved { routed, dispatch, input, gate_up, shared } = saved;
@@ -193,7 +193,7 @@ impl Experts {
         device.scale_rows(after.view_mut(), factors.view());
         device.scale_rows(dafter.view_mut(), factors.view());
         self.each(device, &dispatch, |expert, part| {
-            expert.down.weight_gradient_of(device, &drows, &after, part, sink);
+            expert.down.weight_gradient_of(device, &drows, &after, part, grads);
         });
         drop((drows, after, factors));
 
@@ -203,7 +203,7 @@ impl Experts {
         drop((gate_up, dafter));
         let input = input.unwrap_or_else(|| self.at_experts(cx, &routed, &dispatch, normed));
         self.each(device, &dispatch, |expert, part| {
-            expert.gate_up.weight_gradient_of(device, &dgate_up, &input, part, sink);
+            expert.gate_up.weight_gradient_of(device, &dgate_up, &input, part, grads);
         });
         drop(input);
         let mut dinput = rows(normed.cols());
@@ -215,12 +215,12 @@ impl Experts {
         let dinput = groups.from_experts(device, &dispatch, dinput);
 
         // Through the router, and through what is shared.
-        let mut dnormed = self.gate.backward(cx, weights, normed, &routed, &dweights, sink);
+        let mut dnormed = self.gate.backward(cx, weights, normed, &routed, &dweights, grads);
         let place = routed.place.view();
         device.combine(dinput.view(), &self.gate.how, place, None, dnormed.view_mut(), true);
         drop(dinput);
         if let Some(dense) = &self.shared {
-            let more = dense.backward_here(cx, weights, normed, shared, dy, sink);
+            let more = dense.backward_here(cx, weights, normed, shared, dy, grads);
             device.add(dnormed.view_mut(), more.view());
         }
         dnormed
@@ -229,7 +229,7 @@ impl Experts {
     /// Gate and up of every row, and the activation.
     fn activated(
         &self,
-        cx: &Cx<'_>,
+        cx: &Ctx<'_>,
         weights: View<'_>,
         normed: &Tensor,
         routed: &Routed,
@@ -257,7 +257,7 @@ impl Experts {
     /// The rows of the tokens that come to the experts here.
     fn at_experts(
         &self,
-        cx: &Cx<'_>,
+        cx: &Ctx<'_>,
         routed: &Routed,
         dispatch: &Dispatch,
         tokens: &Tensor,
@@ -268,7 +268,7 @@ impl Experts {
     }
 
     /// The weight of each row of the experts here, (rows, 1), f32.
-    fn weights_at_experts(&self, cx: &Cx<'_>, routed: &Routed, dispatch: &Dispatch) -> Tensor {
+    fn weights_at_experts(&self, cx: &Ctx<'_>, routed: &Routed, dispatch: &Dispatch) -> Tensor {
         let mut places = cx.device.empty(routed.places, 1, Dtype::F32, Tag::Buffers);
         let slots = routed.weights.view().shaped(routed.weights.len(), 1);
         cx.device.gather(slots, &self.one_by_one(), routed.order(), places.view_mut());
@@ -278,7 +278,7 @@ impl Experts {
     /// The gradient of each slot's weight, (tokens, top_k), f32.
     fn weights_gradient(
         &self,
-        cx: &Cx<'_>,
+        cx: &Ctx<'_>,
         routed: &Routed,
         dispatch: &Dispatch,
         dafter: &Tensor,

@@ -10,7 +10,7 @@ use lockstep_plan::GroupKind;
 use lockstep_plan::model::{Balance, BlockParams, Moe, Shape};
 
 use crate::linear::Linear;
-use crate::{Cx, Sink};
+use crate::{Ctx, WeightGrads};
 
 pub(super) struct Gate {
     linear: Linear,
@@ -47,7 +47,7 @@ impl Gate {
     }
 
     /// Which token goes where.
-    pub fn forward(&self, cx: &Cx<'_>, weights: View<'_>, normed: &Tensor) -> Routed {
+    pub fn forward(&self, cx: &Ctx<'_>, weights: View<'_>, normed: &Tensor) -> Routed {
         let device = cx.device;
         let (tokens, Moe { experts, top_k, .. }) = (cx.tokens(), self.moe);
         let mut logits = device.empty(tokens, experts, Dtype::F32, Tag::Buffers);
@@ -88,12 +88,12 @@ impl Gate {
     /// one of them gives it.
     pub fn backward(
         &self,
-        cx: &Cx<'_>,
+        cx: &Ctx<'_>,
         weights: View<'_>,
         normed: &Tensor,
         routed: &Routed,
         dweights: &Tensor,
-        sink: &mut Sink<'_>,
+        grads: &mut WeightGrads<'_>,
     ) -> Tensor {
         let device = cx.device;
         let mut dlogits = device.empty(cx.tokens(), self.moe.experts, Dtype::F32, Tag::Buffers);
@@ -112,7 +112,7 @@ impl Gate {
                 dlogits.view_mut().rows_of(rows),
             );
         }
-        self.linear.weight_gradient(device, &dlogits, normed, sink);
+        self.linear.weight_gradient(device, &dlogits, normed, grads);
         let mut dnormed = cx.scratch(cx.tokens(), normed.cols());
         match cx.groups.adds() {
             true => self.linear.input_gradient(device, weights, dlogits.view(), dnormed.view_mut()),
@@ -122,7 +122,7 @@ impl Gate {
     }
 
     /// The room of an expert, of each sequence.
-    fn capacity(&self, cx: &Cx<'_>) -> Option<Capacity> {
+    fn capacity(&self, cx: &Ctx<'_>) -> Option<Capacity> {
         let Moe { experts, top_k, capacity, .. } = self.moe;
         capacity.map(|factor| {
             // Who comes first in a sequence can only be said by who has all of it.
@@ -134,7 +134,7 @@ impl Gate {
     }
 
     /// The losses of what was decided, and what the backward pass needs of them.
-    fn account(&self, cx: &Cx<'_>, routed: &mut Routed) {
+    fn account(&self, cx: &Ctx<'_>, routed: &mut Routed) {
         let Some(auxiliary) = cx.auxiliary else { return };
         let mut loss = 0.0;
         if self.moe.aux_loss > 0.0 {
@@ -151,7 +151,7 @@ impl Gate {
     /// The mean of the scopes' balance losses; keeps the gradient.
     ///
     /// One all-reduce of 2 numbers per scope and expert, where scopes are cut among ranks.
-    fn balance(&self, cx: &Cx<'_>, routed: &mut Routed) -> f64 {
+    fn balance(&self, cx: &Ctx<'_>, routed: &mut Routed) -> f64 {
         let (device, experts) = (cx.device, self.moe.experts);
         let (scopes, kind) = match self.moe.balance {
             Balance::Sequence => (cx.batch, GroupKind::Context),
@@ -177,7 +177,7 @@ impl Gate {
     }
 
     /// The weight of a token's part in a loss that is the mean over the global batch and the layers.
-    fn each_token(&self, cx: &Cx<'_>) -> f32 {
+    fn each_token(&self, cx: &Ctx<'_>) -> f32 {
         cx.share / (cx.tokens().max(1) * self.layers) as f32
     }
 }

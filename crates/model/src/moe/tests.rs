@@ -11,7 +11,7 @@ use lockstep_plan::model::{Balance, BlockParams, Family, Moe, Part, Shape};
 use lockstep_plan::{Mesh, presets};
 
 use crate::feed_forward::FeedForward;
-use crate::{Auxiliary, Cx, Sink};
+use crate::{Auxiliary, Ctx, WeightGrads};
 
 const SEQ: usize = 8;
 const BATCH: usize = 3;
@@ -51,7 +51,7 @@ fn half(
     }
     let auxiliary = RefCell::new(Auxiliary::default());
     let here: usize = runs.iter().map(|run| run.len).sum();
-    let cx = Cx {
+    let cx = Ctx {
         device: &device,
         groups,
         dtype: Dtype::F32,
@@ -79,8 +79,8 @@ fn half(
     let (x, dy): (Tensor, Tensor) = (rows(1.0), rows(0.1));
     let (_, saved) = half.forward(&cx, weights.view(), &x, true);
     let mut gradients = device.zeros(1, params.len(), Dtype::F32, Tag::Gradients);
-    let mut sink = Sink::now(gradients.view_mut(), false);
-    let dx = half.backward(&cx, weights.view(), &x, saved, dy, &mut sink);
+    let mut grads = WeightGrads::now(gradients.view_mut(), false);
+    let dx = half.backward(&cx, weights.view(), &x, saved, dy, &mut grads);
     groups.check().unwrap();
     let router = gradients.view().part(params.range("router.weight")).host::<f32>().to_vec();
     let loss = auxiliary.borrow().loss() * cx.share as f64;

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use lockstep_comm::{World, on_threads};
 use lockstep_kernels::{Device, Dtype};
 use lockstep_model::{
-    Batch, Groups, Kept, Model, Pass, Recompute, Store, WeightGradients, Weights,
+    Activations, Batch, Groups, Model, Pass, Recompute, Store, WeightGradients, Weights,
 };
 use lockstep_parallel::{Gradients, Reduction};
 use lockstep_plan::model::{Balance, Family, Moe, Param, Part, Runs, Shape};
@@ -139,7 +139,7 @@ fn step(
     };
     let each = SAMPLES / mesh.data / micros;
     let mut batch = Batch::empty(&device, each, SEQ);
-    let (mut sums, mut kept) = ([0.0; 3], Kept::default());
+    let (mut sums, mut kept) = ([0.0; 3], Activations::default());
     for micro in 0..micros {
         let first = (groups.coord.data * micros + micro) * each;
         let samples: Vec<u32> = (first..first + each).flat_map(sample).collect();
@@ -155,9 +155,9 @@ fn step(
     let mut pieces = Vec::new();
     for (block, layout) in part.blocks.iter().enumerate() {
         let mut gradient = vec![f32::NAN; layout.len()];
-        for (unit, held) in part.held[block].iter().enumerate() {
+        for (unit, shard) in part.shards[block].iter().enumerate() {
             let own = store.gradients.own(block, unit).unwrap().host::<f32>();
-            gradient[held.own.clone()].copy_from_slice(own);
+            gradient[shard.own.clone()].copy_from_slice(own);
         }
         for (start, param) in layout.placed() {
             pieces.push((param.clone(), gradient[start..start + param.len()].to_vec()));
@@ -317,7 +317,7 @@ fn stages_add_up() {
     let mut batch = Batch::empty(device, SAMPLES, SEQ);
     batch.fill(device, &(0..SAMPLES).flat_map(sample).collect::<Vec<_>>());
 
-    let mut kept = [Kept::default(), Kept::default()];
+    let mut kept = [Activations::default(), Activations::default()];
     let x = model.forward(0, &pass, &batch, None, &mut store.weights, &mut kept[0]);
     model.forward(1, &pass, &batch, x, &mut store.weights, &mut kept[1]);
     let (dx, last) = model.backward(1, &pass, &batch, None, &mut store, &mut kept[1], when);

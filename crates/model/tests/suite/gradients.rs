@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use lockstep_kernels::{Dtype, RopeTable, Tag};
-use lockstep_model::{Block, Cx, Dropout, Kept, Layer, Loss, Recompute, Sink, WeightGradients};
+use lockstep_model::{
+    Activations, Block, Ctx, Dropout, Layer, Loss, Recompute, WeightGradients, WeightGrads,
+};
 use lockstep_plan::context::Run;
 use lockstep_plan::model::{Family, Moe, Shape};
 
@@ -22,7 +24,7 @@ fn smooth(family: Family) -> Shape {
 fn moved(setup: &mut Setup, gradient: &[f32], step: f32) {
     let mut rest = gradient;
     for block in 0..setup.store.weights.blocks() {
-        for unit in 0..setup.store.weights.held(block).count() {
+        for unit in 0..setup.store.weights.shards(block).count() {
             let (master, _) = setup.store.weights.own_mut(block, unit);
             let values = master.host::<f32>();
             let (here, after) = rest.split_at(values.len());
@@ -159,7 +161,7 @@ fn experts_with_little_room_drop_and_still_learn() {
 /// Slots that found no room in a pass.
 fn dropped(shape: &Shape) -> u64 {
     let Setup { device, groups, model, mut store, batch } = setup(shape, Dtype::F32);
-    let mut kept = Kept::default();
+    let mut kept = Activations::default();
     model.train(&PLAIN.pass(&device, &groups), &batch, &mut store, &mut kept);
     kept.auxiliary.borrow().dropped
 }
@@ -189,7 +191,7 @@ fn weight_gradients_can_wait() {
         let layer = Layer::new(&part.shape, part.blocks[1].clone(), rope(&setup));
         let (device, weights) = (&setup.device, setup.store.weights.block(1));
         let runs = [Run { start: 0, len: SEQ }];
-        let cx = Cx {
+        let cx = Ctx {
             device,
             groups: &setup.groups,
             dtype: Dtype::F32,
@@ -210,12 +212,12 @@ fn weight_gradients_can_wait() {
         let mut in_two = device.zeros(1, len, Dtype::F32, Tag::Gradients);
 
         let (_, saved) = layer.forward(&cx, weights, random(1), Recompute::None);
-        let mut sink = Sink::now(at_once.view_mut(), false);
+        let mut sink = WeightGrads::now(at_once.view_mut(), false);
         let dx = layer.backward(&cx, weights, saved, random(2), &mut sink);
 
         let mut later = Vec::new();
         let (_, saved) = layer.forward(&cx, weights, random(1), Recompute::None);
-        let mut sink = Sink::later(in_two.view_mut(), false, &mut later);
+        let mut sink = WeightGrads::deferred(in_two.view_mut(), false, &mut later);
         let same_dx = layer.backward(&cx, weights, saved, random(2), &mut sink);
         assert!(
             dx.view().host::<f32>() == same_dx.view().host::<f32>(),
@@ -238,7 +240,7 @@ fn whole_models_put_weight_gradients_off() {
         let Setup { device, groups, model, mut store, batch } = setup(&shape(family), Dtype::F32);
         let pass = PLAIN.pass(&device, &groups);
         let mut loss = Loss::default();
-        let mut under_way = [Kept::default(), Kept::default()];
+        let mut under_way = [Activations::default(), Activations::default()];
         for kept in &mut under_way {
             model.forward(0, &pass, &batch, None, &mut store.weights, kept);
         }

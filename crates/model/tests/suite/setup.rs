@@ -1,7 +1,9 @@
 //! Small models of the three families, and a batch for them.
 
 use lockstep_kernels::{Device, Dtype};
-use lockstep_model::{Batch, Dropout, Groups, Kept, Loss, Model, Pass, Recompute, Store, Weights};
+use lockstep_model::{
+    Activations, Batch, Dropout, Groups, Loss, Model, Pass, Recompute, Store, Weights,
+};
 use lockstep_plan::model::{Balance, Family, Moe, Shape};
 
 pub const SEQ: usize = 12;
@@ -61,13 +63,13 @@ pub fn setup(shape: &Shape, dtype: Dtype) -> Setup {
 fn enlarge(device: &Device, weights: &mut Weights) {
     for block in 0..weights.blocks() {
         let layout = weights.layout[block].clone();
-        let held: Vec<_> = weights.held(block).cloned().collect();
-        for (unit, held) in held.iter().enumerate() {
+        let shards: Vec<_> = weights.shards(block).cloned().collect();
+        for (unit, shard) in shards.iter().enumerate() {
             let (mut master, copy) = weights.own_mut(block, unit);
             for (start, param) in layout.placed().filter(|(_, param)| param.dims.len() == 2) {
                 // A parameter lies in one unit.
-                if held.own.contains(&start) {
-                    let start = start - held.own.start;
+                if shard.own.contains(&start) {
+                    let start = start - shard.own.start;
                     let matrix = master.reborrow().part(start..start + param.len());
                     matrix.host::<f32>().iter_mut().for_each(|value| *value *= 6.0);
                 }
@@ -100,10 +102,10 @@ impl Way {
 pub fn train(setup: &mut Setup, way: &Way, times: usize) -> (Vec<f32>, Loss) {
     let Setup { device, groups, model, store, batch } = setup;
     let pass = way.pass(device, groups);
-    let mut kept = Kept::default();
+    let mut activations = Activations::default();
     let mut loss = Loss::default();
     for _ in 0..times {
-        loss = model.train(&pass, batch, store, &mut kept);
+        loss = model.train(&pass, batch, store, &mut activations);
     }
     let gradients = all_gradients(store);
     store.clear();

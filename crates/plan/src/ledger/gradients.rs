@@ -2,7 +2,7 @@
 //! are in bf16, what an operation needs of f32 on its way there is a working buffer, and not counted.
 
 use super::{Usage, overlaps};
-use crate::model::{BlockParams, Held, Part};
+use crate::model::{BlockParams, Part, Shard};
 use crate::passes::Moment;
 use crate::plan::Plan;
 
@@ -65,9 +65,9 @@ struct Life {
 impl Life {
     fn new(plan: &Plan, part: &Part) -> Life {
         let bytes = plan.precision.gradients.bytes();
-        let block = |(params, held): (&BlockParams, &Vec<Held>)| Block {
+        let block = |(params, shards): (&BlockParams, &Vec<Shard>)| Block {
             whole: bytes * params.len(),
-            own: bytes * held.iter().map(|held| held.own.len()).sum::<usize>(),
+            own: bytes * shards.iter().map(|shard| shard.own.len()).sum::<usize>(),
             begun: false,
             summed: false,
             complete: 0,
@@ -75,7 +75,7 @@ impl Life {
         };
         let mixed = plan.layout.pipe > 1 && plan.layout.schedule.splits();
         Life {
-            blocks: part.blocks.iter().zip(&part.held).map(block).collect(),
+            blocks: part.blocks.iter().zip(&part.shards).map(block).collect(),
             usage: Usage::default(),
             micros: plan.train.accumulation,
             each: plan.layout.zero >= 2 && !mixed,

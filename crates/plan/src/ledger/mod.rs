@@ -81,7 +81,7 @@ fn parameters(plan: &Plan, all: usize, own: usize) -> usize {
 
 /// Parameters that a rank steps.
 fn own(part: &Part) -> usize {
-    part.held.iter().flatten().map(|held| held.own.len()).sum()
+    part.shards.iter().flatten().map(|shard| shard.own.len()).sum()
 }
 
 /// Bytes held now, and at most.

@@ -9,7 +9,7 @@ mod slices;
 pub use count::{Flops, flops_per_token, loss_chunk};
 pub use latent::{Latent, Lead};
 pub use params::{BlockParams, Init, Param, Split, Whole};
-pub use part::{Held, Part, Unit};
+pub use part::{Part, Shard, Unit};
 pub use slices::{Runs, Slice, overlaps};
 
 use serde::{Deserialize, Serialize};

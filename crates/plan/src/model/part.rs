@@ -23,7 +23,7 @@ pub struct Part {
     /// What it holds, in the order of the forward pass.
     pub blocks: Vec<BlockParams>,
     /// Of each block, what is exchanged alike, and the run of it whose states this rank keeps.
-    pub held: Vec<Vec<Held>>,
+    pub shards: Vec<Vec<Shard>>,
     /// Which of `blocks` make each stage of this rank; more than one where stages are interleaved.
     pub stages: Vec<Range<usize>>,
 }
@@ -40,12 +40,12 @@ pub struct Unit {
 
 /// A unit, and the run of its block's flat buffer whose master, moments and summed gradient are on this rank.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Held {
+pub struct Shard {
     pub unit: Unit,
     pub own: Range<usize>,
 }
 
-impl Held {
+impl Shard {
     /// What of a run of the block's flat buffer is in `own`, counted from where that starts.
     pub fn within(&self, run: Range<usize>) -> Option<Range<usize>> {
         let (from, to) = (run.start.max(self.own.start), run.end.min(self.own.end));
@@ -94,7 +94,7 @@ impl Part {
             lead: shape.lead.map(|lead| Lead { ffn: lead.ffn / ranks, ..lead }),
             ..shape.clone()
         };
-        let held = blocks.iter().map(|block| held(block, mesh, coord)).collect();
+        let shards = blocks.iter().map(|block| shards(block, mesh, coord)).collect();
         Part {
             mesh: *mesh,
             coord,
@@ -103,7 +103,7 @@ impl Part {
             vocab,
             experts,
             blocks,
-            held,
+            shards,
             stages,
         }
     }
@@ -161,7 +161,7 @@ impl BlockParams {
 }
 
 /// A block's units, each cut among the ranks that share its states.
-fn held(block: &BlockParams, mesh: &Mesh, coord: Coord) -> Vec<Held> {
+fn shards(block: &BlockParams, mesh: &Mesh, coord: Coord) -> Vec<Shard> {
     let replica = mesh.replica(coord);
     let share = |unit: &Unit| {
         let (ranks, index) = match unit.expert {
@@ -171,7 +171,7 @@ fn held(block: &BlockParams, mesh: &Mesh, coord: Coord) -> Vec<Held> {
         let own = cut(unit.range.len(), ranks, index);
         unit.range.start + own.start..unit.range.start + own.end
     };
-    block.units().into_iter().map(|unit| Held { own: share(&unit), unit }).collect()
+    block.units().into_iter().map(|unit| Shard { own: share(&unit), unit }).collect()
 }
 
 /// The blocks of a stage. Layers are dealt out evenly; what is left over goes to the stages between the

@@ -185,11 +185,11 @@ impl Part {
 
     fn kept(&self) -> Vec<(Slice, Holders)> {
         let mut all = Vec::new();
-        for (block, (params, units)) in self.blocks.iter().zip(&self.held).enumerate() {
-            for (unit, held) in units.iter().enumerate() {
+        for (block, (params, units)) in self.blocks.iter().zip(&self.shards).enumerate() {
+            for (unit, shard) in units.iter().enumerate() {
                 for (start, param) in params.placed() {
-                    let Some(here) = held.within(start..start + param.len()) else { continue };
-                    let from = held.own.start + here.start - start;
+                    let Some(here) = shard.within(start..start + param.len()) else { continue };
+                    let from = shard.own.start + here.start - start;
                     let runs = param.place().part(from..from + here.len());
                     let (name, dims) = (param.whole.name.clone(), param.whole.dims.clone());
                     let slice = Slice { block, unit, name, dims, here, runs };

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::{Collective, List};
 use crate::config::Compression;
 use crate::mesh::GroupKind;
-use crate::model::{Held, Param, Part, Split, Unit};
+use crate::model::{Param, Part, Shard, Split, Unit};
 use crate::passes::Moment;
 use crate::plan::Plan;
 
@@ -50,15 +50,15 @@ impl<'a> States<'a> {
 
     fn need(&mut self, list: &mut List, block: usize) {
         if !self.here[block] {
-            self.part.held[block].iter().for_each(|held| self.together(list, &held.unit));
+            self.part.shards[block].iter().for_each(|shard| self.together(list, &shard.unit));
         }
     }
 
     /// After the optimizer: what ranks stepped reaches those that compute with it. ZeRO-3 gathers when needed.
     pub fn spread(&self, list: &mut List) {
         if matches!(self.plan.layout.zero, 1 | 2) {
-            let held = self.part.held.iter().flatten();
-            held.for_each(|held| self.together(list, &held.unit));
+            let shards = self.part.shards.iter().flatten();
+            shards.for_each(|shard| self.together(list, &shard.unit));
         }
     }
 
@@ -83,7 +83,7 @@ impl<'a> States<'a> {
         let mixed = self.plan.layout.pipe > 1 && self.plan.layout.schedule.splits();
         let each = self.plan.layout.zero >= 2 && !mixed;
         let times = if each { self.plan.train.accumulation } else { 1 };
-        for Held { unit, own } in self.part.held.iter().flatten() {
+        for Shard { unit, own } in self.part.shards.iter().flatten() {
             for _ in 0..times {
                 self.sum(list, Collective::ReduceScatter, shard(unit.expert), unit.range.len());
             }
@@ -97,11 +97,11 @@ impl<'a> States<'a> {
         let mut runs: Vec<(Range<usize>, bool)> = Vec::new();
         // Where the bucket begins, and where the block does, of all gradients.
         let (mut bucket, mut start) = (0, 0);
-        for (block, held) in self.part.blocks.iter().zip(&self.part.held).rev() {
+        for (block, shards) in self.part.blocks.iter().zip(&self.part.shards).rev() {
             if start - bucket >= least {
                 bucket = start;
             }
-            for Held { unit, .. } in held {
+            for Shard { unit, .. } in shards {
                 let range = start + unit.range.start..start + unit.range.end;
                 match runs.last_mut() {
                     Some((run, expert))
@@ -170,16 +170,18 @@ impl<'a> States<'a> {
 
     /// Elements of some parameters in this rank's runs.
     fn count(&self, which: impl Fn(&Param) -> bool) -> usize {
-        let of_block = |(params, held): (&crate::model::BlockParams, &Vec<Held>)| -> usize {
+        let of_block = |(params, shards): (&crate::model::BlockParams, &Vec<Shard>)| -> usize {
             let placed = params.placed().filter(|(_, param)| which(param));
             placed
-                .flat_map(|(start, param)| held.iter().map(move |held| (start, param.len(), held)))
-                .map(|(start, len, Held { own, .. })| {
+                .flat_map(|(start, param)| {
+                    shards.iter().map(move |shard| (start, param.len(), shard))
+                })
+                .map(|(start, len, Shard { own, .. })| {
                     (start + len).min(own.end).saturating_sub(start.max(own.start))
                 })
                 .sum()
         };
-        self.part.blocks.iter().zip(&self.part.held).map(of_block).sum()
+        self.part.blocks.iter().zip(&self.part.shards).map(of_block).sum()
     }
 }
 

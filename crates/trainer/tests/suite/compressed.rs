@@ -41,12 +41,12 @@ fn copied(plan: &Plan, rank: &Rank<'_>, number: usize) -> Vec<f32> {
     let part = plan.part(number);
     let mut values = Vec::new();
     for (block, params) in part.blocks.iter().enumerate() {
-        for (unit, held) in part.held[block].iter().enumerate() {
+        for (unit, shard) in part.shards[block].iter().enumerate() {
             let own = rank.store.weights.own(block, unit).host::<f32>();
             let copies = |param: &Param| matches!(param.split, Split::Copied | Split::Norm);
             for (start, param) in params.placed().filter(|(_, param)| copies(param)) {
                 values.extend(
-                    held.within(start..start + param.len()).map_or(&[][..], |run| &own[run]),
+                    shard.within(start..start + param.len()).map_or(&[][..], |run| &own[run]),
                 );
             }
         }

@@ -201,7 +201,7 @@ fn overlapped_reduction_stays_within_planned_memory() {
     ] {
         let plan = plan(&format!("{words} comm.overlap=true"));
         for (rank, memory) in measured(&plan).iter().enumerate() {
-            let held = plan.part(rank).held;
+            let held = plan.part(rank).shards;
             let shards: usize = held.iter().flatten().map(|held| 4 * held.own.len()).sum();
             let peak = memory.of(Tag::Gradients).peak;
             let planned = shards..=Ledger::of(&plan, rank).gradients;

@@ -26,7 +26,7 @@ pub fn source() -> Source {
 /// The masters that are on a rank, in a row.
 pub fn masters(rank: &Rank<'_>) -> Vec<f32> {
     let weights = &rank.store.weights;
-    let units = |block| (0..weights.held(block).count()).map(move |unit| (block, unit));
+    let units = |block| (0..weights.shards(block).count()).map(move |unit| (block, unit));
     (0..weights.blocks())
         .flat_map(units)
         .flat_map(|(block, unit)| weights.own(block, unit).host::<f32>().to_vec())

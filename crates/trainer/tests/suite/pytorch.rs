@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use lockstep_ckpt::safetensors::File;
 use lockstep_ckpt::{Tensors, hf};
 use lockstep_kernels::{AdamW, Device, Dtype};
-use lockstep_model::{Batch, Groups, Kept, Model, Pass, Recompute, Store, Weights};
+use lockstep_model::{Activations, Batch, Groups, Model, Pass, Recompute, Store, Weights};
 use lockstep_parallel::{Gradients, Reduction};
 use lockstep_plan::Compression;
 use lockstep_plan::model::{Part, Shape};
@@ -120,7 +120,7 @@ fn every_gradient_is_pytorchs() {
         let case = Case::open(name);
         let model = Model::whole(&case.shape);
         let (pass, mut store) = (case.pass(Dtype::F32), case.store(&model.part));
-        let loss = model.train(&pass, &case.batch("", 0), &mut store, &mut Kept::default());
+        let loss = model.train(&pass, &case.batch("", 0), &mut store, &mut Activations::default());
         let objective = loss.sum / loss.tokens as f64 + loss.auxiliary;
         let expected = case.floats("loss")[0] as f64;
         assert!(
@@ -160,11 +160,11 @@ fn twenty_steps_are_pytorchs() {
         let model = Model::whole(&case.shape);
         let (pass, mut store) = (case.pass(Dtype::F32), case.store(&model.part));
         let mut optimizer = Optimizer::new(&case.device, &model.part);
-        let mut kept = Kept::default();
+        let mut activations = Activations::default();
         let (losses, norms) = (case.floats("train.losses"), case.floats("train.norms"));
         for step in 0..20 {
             let batch = case.batch("train.", step);
-            let loss = model.train(&pass, &batch, &mut store, &mut kept);
+            let loss = model.train(&pass, &batch, &mut store, &mut activations);
             let objective = loss.sum / loss.tokens as f64 + loss.auxiliary;
             let gradients =
                 (0..store.gradients.blocks()).map(|block| store.gradients.get(block).unwrap());

@@ -16,7 +16,7 @@ fn model(device: &Device) -> (Model, Weights) {
     let model = Model::whole(&shape);
     let mut weights = Weights::init(device, &model.part, Dtype::F32, 0, 3);
     for block in 0..weights.blocks() {
-        for unit in 0..weights.held(block).count() {
+        for unit in 0..weights.shards(block).count() {
             let (master, _) = weights.own_mut(block, unit);
             master.host::<f32>().iter_mut().for_each(|value| *value *= 8.0);
         }

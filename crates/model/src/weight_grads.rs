@@ -5,7 +5,7 @@ use std::ops::Range;
 use lockstep_kernels::{Device, Dtype, Matmul, Tag, Tensor, ViewMut};
 
 /// Where a block's backward pass puts the gradients of its weights.
-pub struct Sink<'a> {
+pub struct WeightGrads<'a> {
     /// Flat.
     grads: ViewMut<'a>,
     accumulate: bool,
@@ -22,15 +22,19 @@ pub struct Deferred {
     x: Option<Tensor>,
 }
 
-impl<'a> Sink<'a> {
+impl<'a> WeightGrads<'a> {
     /// Computes weight gradients as they come.
-    pub fn now(grads: ViewMut<'a>, accumulate: bool) -> Sink<'a> {
-        Sink { grads, accumulate, later: None }
+    pub fn now(grads: ViewMut<'a>, accumulate: bool) -> WeightGrads<'a> {
+        WeightGrads { grads, accumulate, later: None }
     }
 
     /// Keeps what they need, for `Deferred::run`: a zero-bubble schedule fills its gaps with them.
-    pub fn later(grads: ViewMut<'a>, accumulate: bool, later: &'a mut Vec<Deferred>) -> Sink<'a> {
-        Sink { grads, accumulate, later: Some(later) }
+    pub fn deferred(
+        grads: ViewMut<'a>,
+        accumulate: bool,
+        later: &'a mut Vec<Deferred>,
+    ) -> WeightGrads<'a> {
+        WeightGrads { grads, accumulate, later: Some(later) }
     }
 
     /// Lets a gradient be computed in f32 along with the input's, whatever type it is kept in: into the place of its
