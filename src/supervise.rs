@@ -8,8 +8,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use lockstep_comm::launch::{LaunchSpec, SlurmNode, TokenSource, this_program};
-use lockstep_comm::muster::{self, Job, Patience};
+use lockstep_comm::TokenSource;
+use lockstep_launch::elastic::{self, Job, Patience};
+use lockstep_launch::{LaunchSpec, SlurmNode, this_program};
 use lockstep_plan::refit;
 
 use crate::run_file::RunFile;
@@ -45,7 +46,7 @@ pub struct Supervision {
     #[arg(long, value_name = "HOST")]
     master_addr: Option<String>,
     /// The port at which they do
-    #[arg(long, default_value_t = lockstep_comm::launch::DEFAULT_PORT, value_name = "PORT")]
+    #[arg(long, default_value_t = lockstep_launch::DEFAULT_PORT, value_name = "PORT")]
     master_port: u16,
     /// File with the 64 hex digits that all hosts share; LOCKSTEP_TOKEN_FILE or LOCKSTEP_TOKEN do as well
     #[arg(long, value_name = "FILE")]
@@ -97,9 +98,9 @@ pub fn run(
         let max_restarts = args.max_restarts;
         let patience = Patience { max_restarts, after_loss, give_up, ..Patience::default() };
         let job = job(args, file, ranks, run, spec.nnodes, patience)?;
-        muster::lead(&spec, job)
+        elastic::lead(&spec, job)
     } else {
-        muster::follow(&spec, give_up)
+        elastic::follow(&spec, give_up)
     };
     let outcome = outcome.context("starting the ranks")?;
     if outcome.failure.is_some() {

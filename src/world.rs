@@ -3,8 +3,9 @@
 
 use crate::say::complain;
 use anyhow::{Context, bail};
-use lockstep_comm::launch::{Identity, LOG_DIR, Source, this_program};
+use lockstep_comm::{Identity, Launcher};
 use lockstep_comm::{LocalLinks, Options, World, on_threads_with};
+use lockstep_launch::{LOG_DIR, identity, this_program};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -56,9 +57,9 @@ pub fn size(start: &Start) -> anyhow::Result<usize> {
     if start.engine == Engine::Mpi {
         return Ok(start
             .ranks
-            .unwrap_or_else(|| Identity::from_process_env().map_or(1, |found| found.size)));
+            .unwrap_or_else(|| identity::from_process_env().map_or(1, |found| found.size)));
     }
-    let identity = Identity::from_process_env()?;
+    let identity = identity::from_process_env()?;
     let launched = start.engine != Engine::Threads && !starts_own(&identity, start.ranks);
     Ok(if launched { identity.size } else { start.ranks.unwrap_or(start.default_ranks) })
 }
@@ -66,7 +67,8 @@ pub fn size(start: &Start) -> anyhow::Result<usize> {
 /// Ranks are asked for, and no launcher named a rank for this very process: start our own. A batch script of
 /// Slurm has some of a rank's variables without being one.
 fn starts_own(identity: &Identity, ranks: Option<usize>) -> bool {
-    identity.source == Source::Alone || (ranks.is_some() && identity.source != Source::Explicit)
+    identity.launcher == Launcher::Standalone
+        || (ranks.is_some() && identity.launcher != Launcher::Explicit)
 }
 
 /// Whether this process only starts ranks, and is none itself. On several hosts, that is what a batch system's tasks
@@ -78,8 +80,8 @@ pub fn is_parent(start: &Start, several_hosts: bool) -> anyhow::Result<bool> {
         Engine::Mpi => false,
         Engine::Threads => false,
     };
-    let identity = Identity::from_process_env()?;
-    let launcher = several_hosts && identity.source != Source::Explicit;
+    let identity = identity::from_process_env()?;
+    let launcher = several_hosts && identity.launcher != Launcher::Explicit;
     Ok(by_processes && (launcher || starts_own(&identity, start.ranks)))
 }
 
@@ -89,7 +91,7 @@ pub fn starts_all(start: &Start) -> anyhow::Result<bool> {
     if start.engine == Engine::Mpi {
         return Ok(false);
     }
-    let own = starts_own(&Identity::from_process_env()?, start.ranks);
+    let own = starts_own(&identity::from_process_env()?, start.ranks);
     Ok(own || start.engine == Engine::Threads)
 }
 
@@ -117,11 +119,11 @@ pub fn run(
     }
     #[cfg(feature = "mpi")]
     if engine == Engine::Mpi {
-        let bind = Identity::from_process_env().ok().and_then(|identity| identity.bind);
+        let bind = identity::from_process_env().ok().and_then(|identity| identity.bind);
         rank(&World::join_mpi(&Options { bind, ..options })?)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let identity = Identity::from_process_env()?;
+    let identity = identity::from_process_env()?;
     if !starts_own(&identity, ranks) {
         if let Some(asked) = ranks.filter(|r| *r != identity.size) {
             bail!(
@@ -135,7 +137,7 @@ pub fn run(
     }
     match ranks.unwrap_or(start.default_ranks) {
         1 => {
-            rank(&World::join(&Identity::from_env(&|_| None)?, &options)?)?;
+            rank(&World::join(&identity::from_env(&|_| None)?, &options)?)?;
             Ok(ExitCode::SUCCESS)
         }
         many => start_own(many, start.logs.as_deref()),
@@ -144,12 +146,12 @@ pub fn run(
 
 /// Whether a launcher has made a rank of this process.
 pub fn is_launched() -> bool {
-    Identity::from_process_env().is_ok_and(|identity| identity.source == Source::Explicit)
+    identity::from_process_env().is_ok_and(|identity| identity.launcher == Launcher::Explicit)
 }
 
 /// How often the ranks were started before, as far as somebody counts.
 pub fn generation() -> u32 {
-    Identity::from_process_env().map_or(0, |identity| identity.generation)
+    identity::from_process_env().map_or(0, |identity| identity.generation)
 }
 
 /// How many ranks are on one host, at most: the same number for all, so that they come to the same plan.
@@ -171,7 +173,7 @@ fn start_own(ranks: usize, logs: Option<&Path>) -> anyhow::Result<ExitCode> {
     if std::io::stderr().is_terminal() {
         spec.extra_env.push((TERMINAL.into(), "1".into()));
     }
-    let outcome = lockstep_comm::launch::launch(&spec).context("starting the ranks")?;
+    let outcome = lockstep_launch::launch(&spec).context("starting the ranks")?;
     match outcome.failure {
         Some(failure) => {
             complain!("{failure}");

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lockstep_comm::launch::{self, LaunchSpec, Show, TokenSource};
+use lockstep_comm::TokenSource;
+use lockstep_launch::{self as launch, LaunchSpec, Show};
 
 /// Start ranks on this node, watch them, and end them together.
 ///

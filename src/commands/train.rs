@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use lockstep_comm::World;
-use lockstep_comm::launch::{HOPELESS, STOPPED};
 use lockstep_kernels::Tag;
+use lockstep_launch::{HOPELESS, STOPPED};
 use lockstep_model::{Model, Sampling};
 use lockstep_plan::{Ledger, Plan};
 use lockstep_trainer::{self as trainer, Rank, Run, Wanted, Whole, dtype, load_whole};

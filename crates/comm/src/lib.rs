@@ -17,12 +17,10 @@ mod algo;
 mod call;
 mod group;
 mod health;
-pub mod launch;
 mod link;
 mod memory;
 #[cfg(feature = "mpi")]
 mod mpi;
-pub mod muster;
 pub mod wire;
 mod world;
 
@@ -40,5 +38,8 @@ pub use health::recorder::Entry;
 pub use memory::heap::SharedHeap;
 pub use memory::symmetric::Symmetric;
 pub use world::World;
+pub use world::identity::{Identity, Launcher};
+pub use world::inherited::inherited_listener;
 pub use world::options::{LocalLinks, Options};
 pub use world::threads::{alone, on_threads, on_threads_with};
+pub use world::token::{self, TokenError, TokenSource};

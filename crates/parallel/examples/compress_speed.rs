@@ -2,9 +2,9 @@
 //!
 //! `compress_speed [MiB] [threads]` starts two processes of itself, first over shared memory and then over TCP.
 
-use lockstep_comm::launch::{Identity, LaunchSpec, launch};
 use lockstep_comm::{LocalLinks, Options, World, human_bytes};
 use lockstep_kernels::Device;
+use lockstep_launch::{LaunchSpec, identity, launch};
 use lockstep_parallel::compress::Compressor;
 use lockstep_plan::Compression;
 use std::time::{Duration, Instant};
@@ -40,7 +40,7 @@ fn start(links: &str) {
 
 fn rank(links: &str, len: usize, threads: usize) {
     let local = if links == "tcp" { LocalLinks::Tcp } else { LocalLinks::SharedMemory };
-    let identity = Identity::from_process_env().expect("the launcher set it");
+    let identity = identity::from_process_env().expect("the launcher set it");
     let options = Options { local, ..Options::default() };
     let world = World::join(&identity, &options).expect("the world forms");
     let device = Device::cpu(threads);

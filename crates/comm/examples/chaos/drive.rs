@@ -1,8 +1,8 @@
 //! The driver of a chaos run: starts ranks, strikes one of them down, and holds the survivors'
 //! verdicts against what it knows.
 
-use crate::rank::{ENGINE, HEARTBEAT_MS, JOINED, VERDICT, Verdict};
-use lockstep_comm::launch::{Identity, Source, TokenSource, VARIABLES, token};
+use crate::rank::{ENGINE, HEARTBEAT_MS, IDENTITY, JOINED, VERDICT, Verdict};
+use lockstep_comm::{Identity, Launcher, TokenSource, token};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -168,13 +168,11 @@ impl Ranks {
                 generation: 0,
                 bind: None,
                 listener_fd: None,
-                source: Source::Explicit,
+                launcher: Launcher::Explicit,
             };
             let mut command = Command::new(std::env::current_exe().expect("we have a path"));
-            for name in VARIABLES {
-                command.env_remove(name);
-            }
-            command.envs(identity.to_env()).env(ENGINE, &plan.engine);
+            let identity = serde_json::to_string(&identity).expect("plain data");
+            command.env(IDENTITY, identity).env(ENGINE, &plan.engine);
             command.env(HEARTBEAT_MS, plan.heartbeat_ms.to_string()).stdout(Stdio::piped());
             let mut child = command.spawn().expect("this program can be started");
             let output = BufReader::new(child.stdout.take().expect("it is piped"));

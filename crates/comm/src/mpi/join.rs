@@ -12,12 +12,13 @@ use crate::call::error::{Error, Result};
 use crate::group::{Group, renumbered};
 use crate::health::board::{Board, State};
 use crate::health::word::Member;
-use crate::launch::{Identity, Source, TokenSource};
 use crate::link::sockets::Credentials;
 use crate::wire::{Listener, Secret};
 use crate::world::host::{host_name, kernel_key};
+use crate::world::identity::{Identity, Launcher};
 use crate::world::join::Desk;
 use crate::world::options::Options;
+use crate::world::token::TokenSource;
 use crate::world::{WORLD_ID, World};
 use mpi::ffi;
 use serde::{Deserialize, Serialize};
@@ -155,7 +156,7 @@ fn identity(rank: usize, size: usize, local_size: usize, master: SocketAddr) -> 
         generation: 0,
         bind: None,
         listener_fd: None,
-        source: Source::OpenMpi,
+        launcher: Launcher::OpenMpi,
     }
 }
 

@@ -1,8 +1,9 @@
 //! What a rank knows of the host it is on: whether another can share memory with it, and a secret
 //! for jobs that never leave it.
 
-use crate::launch::{Identity, Source, token::HOW_TO_MAKE};
 use crate::wire::Secret;
+use crate::world::identity::{Identity, Launcher};
+use crate::world::token::HOW_TO_MAKE;
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -18,8 +19,8 @@ pub(crate) fn kernel_key() -> String {
 /// Equal for ranks that may share memory: those under one kernel, except that nodes which a launcher
 /// tells apart stay apart, even if they are one machine.
 pub(crate) fn host_key(identity: &Identity) -> String {
-    let node = match identity.source {
-        Source::Explicit => identity.node.to_string(),
+    let node = match identity.launcher {
+        Launcher::Explicit => identity.node.to_string(),
         // Elsewhere the node's number is a guess.
         _ => String::new(),
     };

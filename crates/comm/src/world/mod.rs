@@ -2,11 +2,14 @@
 
 pub(crate) mod context;
 pub(crate) mod host;
+pub(crate) mod identity;
+pub(crate) mod inherited;
 pub(crate) mod join;
 pub(crate) mod measure;
 pub(crate) mod options;
 pub(crate) mod roll;
 pub(crate) mod threads;
+pub mod token;
 
 use crate::call::error::{Cause, Failure};
 use crate::group::Group;

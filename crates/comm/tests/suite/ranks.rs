@@ -2,13 +2,17 @@
 //! no launcher ends the survivors, and each leaves its verdict in a file.
 
 use crate::processes::{Spread, WORLD, free_port};
-use lockstep_comm::launch::{Identity, Source, TokenSource, VARIABLES, token};
-use lockstep_comm::{Cause, Constants, Error, Options, World};
+use lockstep_comm::{
+    Cause, Constants, Error, Identity, Launcher, Options, TokenSource, World, token,
+};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 const FOLDER: &str = "LOCKSTEP_TEST_FOLDER";
+/// The identity of a rank, as JSON.
+const IDENTITY: &str = "LOCKSTEP_TEST_IDENTITY";
 
 /// One rank's seat: everything it needs to join, as often as it likes.
 pub struct Seat {
@@ -78,7 +82,7 @@ pub fn spawn(
 }
 
 fn run_rank(spread: Spread, options: Options, rank: impl Fn(&Seat) -> Result<(), Error>) -> ! {
-    let identity = Identity::from_process_env().expect("the test set it");
+    let identity = own_identity();
     let folder = PathBuf::from(std::env::var(FOLDER).expect("the test set it"));
     let options = Options { local: spread.links, record: Some(folder.clone()), ..options };
     let seat = Seat { identity, options, folder };
@@ -97,8 +101,10 @@ fn run_rank(spread: Spread, options: Options, rank: impl Fn(&Seat) -> Result<(),
 }
 
 impl Ranks {
-    fn start(test: &str, world: &str, spread: Spread) -> Ranks {
-        let name = format!("lockstep-suite-{}-{}-{world}", std::process::id(), test.len());
+    pub fn start(test: &str, world: &str, spread: Spread) -> Ranks {
+        static STARTED: AtomicU32 = AtomicU32::new(0);
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let name = format!("lockstep-suite-{}-{number}-{world}", std::process::id());
         let folder = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&folder).expect("a folder for the test");
         let identities = identities(spread);
@@ -162,9 +168,9 @@ impl Ranks {
     }
 
     fn until(&mut self, what: &str, mut holds: impl FnMut(&mut Ranks) -> bool) {
-        let limit = Instant::now() + Duration::from_secs(40);
+        let limit = Instant::now() + Duration::from_secs(300);
         while !holds(self) {
-            assert!(Instant::now() < limit, "waited 40 s until {what}");
+            assert!(Instant::now() < limit, "waited 300 s until {what}");
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -179,6 +185,12 @@ impl Drop for Ranks {
         }
         let _ = std::fs::remove_dir_all(&self.folder);
     }
+}
+
+/// The identity that [`start_one`] gave to this process.
+pub fn own_identity() -> Identity {
+    let text = std::env::var(IDENTITY).expect("the test set it");
+    serde_json::from_str(&text).expect("an identity")
 }
 
 /// The identities of a new world on this machine, with a secret of its own.
@@ -197,7 +209,7 @@ pub fn identities(spread: Spread) -> Vec<Identity> {
         generation: 0,
         bind: None,
         listener_fd: None,
-        source: Source::Explicit,
+        launcher: Launcher::Explicit,
     };
     (0..spread.nodes * spread.per_node).map(identity).collect()
 }
@@ -206,11 +218,12 @@ fn start_one(test: &str, world: &str, identity: &Identity, folder: &Path) -> Chi
     let log = std::fs::File::create(folder.join(format!("log-{}", identity.rank)))
         .expect("a log for the rank");
     let mut command = Command::new(std::env::current_exe().expect("this binary has a path"));
-    command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
-    for name in VARIABLES {
-        command.env_remove(name);
-    }
-    command.envs(identity.to_env()).env(WORLD, world).env(FOLDER, folder);
+    // An ignored test that runs was asked for; so its ranks run it, too.
+    command.args([test, "--exact", "--include-ignored", "--nocapture", "--test-threads=1"]);
+    let identity = serde_json::to_string(identity).expect("plain data");
+    command.env(IDENTITY, identity).env(WORLD, world).env(FOLDER, folder);
+    // A backtrace would hide the message in the log.
+    command.env("RUST_BACKTRACE", "0");
     command.stdout(log.try_clone().expect("a second handle")).stderr(log);
     command.spawn().expect("this binary can be started")
 }

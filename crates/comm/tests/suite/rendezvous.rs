@@ -3,8 +3,7 @@
 
 use crate::processes::{free_port, shared_memory};
 use crate::ranks::{identities, impatient};
-use lockstep_comm::launch::{Identity, TokenSource, token};
-use lockstep_comm::{Error, Options, World};
+use lockstep_comm::{Error, Identity, Options, TokenSource, World, token};
 use std::time::Duration;
 
 /// Ranks that join, each on a thread, with options of their own; what came of it, in their order.

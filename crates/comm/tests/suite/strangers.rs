@@ -3,7 +3,7 @@
 
 use crate::processes::tcp;
 use crate::ranks::{Ranks, Seat, impatient, spawn};
-use lockstep_comm::launch::TokenSource;
+use lockstep_comm::TokenSource;
 use lockstep_comm::wire::{self, Hello, PROTOCOL, Purpose, Secret};
 use lockstep_comm::{Error, Op};
 use std::io::{Read, Write};

@@ -1,8 +1,8 @@
 //! What ranks send in a step is what the plan says also where only TCP joins them: processes that are each a host of
 //! their own.
 
-use lockstep_comm::launch::{Identity, LaunchSpec, Show, launch};
 use lockstep_comm::{LocalLinks, Options, Shape, Traffic, World, choose, sent};
+use lockstep_launch::{LaunchSpec, Show, identity, launch};
 use lockstep_parallel::Groups;
 use lockstep_plan::Exchange;
 
@@ -61,7 +61,7 @@ fn start(ranks: usize) {
 }
 
 fn be_a_host(layouts: &[&str]) {
-    let identity = Identity::from_process_env().expect("the launcher set it");
+    let identity = identity::from_process_env().expect("the launcher set it");
     let options = Options { local: LocalLinks::Tcp, ..Options::default() };
     let world = World::join(&identity, &options).expect("the world forms");
     for words in layouts {

@@ -2,11 +2,11 @@
 //! hosts (played by processes over TCP) in the closed form.
 
 use super::*;
-use lockstep_comm::launch::{Identity, LaunchSpec, Show, launch};
 use lockstep_comm::{
     Algo, Group, Kind, LocalLinks, Options, Shape, choose, on_threads_with, sent_if, share,
 };
 use lockstep_kernels::reference::largest;
+use lockstep_launch::{LaunchSpec, Show, identity, launch};
 use lockstep_parallel::compress::{exchanges, sent};
 
 const KINDS: [Kind; 2] = [Kind::AllReduce, Kind::ReduceScatter];
@@ -79,7 +79,7 @@ fn on_hosts(test: &str, ranks: usize, rank: impl Fn(World)) {
         if wanted != ranks.to_string() {
             return;
         }
-        let identity = Identity::from_process_env().expect("the launcher set it");
+        let identity = identity::from_process_env().expect("the launcher set it");
         let options = Options { local: LocalLinks::Tcp, ..Options::default() };
         rank(World::join(&identity, &options).expect("the world forms"));
         std::process::exit(0);

@@ -5,8 +5,8 @@ use std::io;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::launch::events::Share;
-use crate::wire::frame::{self, CONTROL_LIMIT, FrameHeader, Kind};
+use crate::events::Share;
+use lockstep_comm::wire::frame::{self, CONTROL_LIMIT, FrameHeader, Kind};
 
 /// What a node tells the captain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,7 +3,6 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::net::TcpListener;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -162,51 +161,4 @@ pub(super) fn read_signal(arrived: &mut File) -> io::Result<i32> {
     arrived.read_exact(&mut info)?;
     let [a, b, c, d, ..] = info;
     Ok(i32::from_ne_bytes([a, b, c, d]))
-}
-
-/// Takes over the listening socket that rank 0 inherited (`LOCKSTEP_LISTEN_FD`), and keeps it from
-/// being inherited further. To be called once per process.
-pub fn inherited_listener(fd: RawFd) -> io::Result<TcpListener> {
-    let mut listening: libc::c_int = 0;
-    let mut length = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: getsockopt writes at most `length` bytes to `listening`; fcntl takes no memory.
-    unsafe {
-        check(libc::getsockopt(
-            fd,
-            libc::SOL_SOCKET,
-            libc::SO_ACCEPTCONN,
-            (&raw mut listening).cast(),
-            &mut length,
-        ))?;
-        check(libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC))?;
-    }
-    if listening == 0 {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            format!("file descriptor {fd} is not a listening socket"),
-        ));
-    }
-    // SAFETY: it is an open listening socket, given to this process by number to be owned by it.
-    Ok(unsafe { TcpListener::from_raw_fd(fd) })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::os::fd::{AsRawFd, IntoRawFd};
-
-    #[test]
-    fn a_listener_is_taken_over_by_its_number() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let taken = inherited_listener(listener.into_raw_fd()).unwrap();
-        assert_eq!(taken.local_addr().unwrap(), address);
-    }
-
-    #[test]
-    fn what_does_not_listen_is_refused() {
-        let file = File::open("/dev/null").unwrap();
-        assert!(inherited_listener(file.as_raw_fd()).is_err());
-        assert!(inherited_listener(1_000_000).is_err());
-    }
 }

@@ -4,13 +4,14 @@
 use std::fs;
 use std::path::Path;
 
-use lockstep_comm::launch::{Identity, Source, inherited_listener, respawn_self};
+use lockstep_comm::{Identity, Launcher, inherited_listener};
+use lockstep_launch::{identity, respawn_self};
 
 const FOLDER: &str = "RESPAWN_TEST_FOLDER";
 
 #[test]
 fn a_program_starts_itself_as_ranks() {
-    let identity = Identity::from_process_env().expect("no or a good identity");
+    let identity = identity::from_process_env().expect("no or a good identity");
     match std::env::var(FOLDER) {
         Ok(folder) => be_a_rank(&identity, Path::new(&folder)),
         Err(_) => start_ranks(),
@@ -32,7 +33,7 @@ fn start_ranks() {
 }
 
 fn be_a_rank(identity: &Identity, folder: &Path) {
-    assert_eq!(identity.source, Source::Explicit);
+    assert_eq!(identity.launcher, Launcher::Explicit);
     assert_eq!(identity.listener_fd.is_some(), identity.rank == 0);
     if let Some(fd) = identity.listener_fd {
         let listener = inherited_listener(fd).expect("rank 0 inherits a listener");

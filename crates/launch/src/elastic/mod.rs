@@ -10,8 +10,9 @@ mod words;
 
 use std::time::Duration;
 
-use crate::launch::{Ending, LaunchError, Outcome, output, token};
-use crate::wire::{Expect, PROTOCOL, Secret};
+use crate::{Ending, LaunchError, Outcome, output};
+use lockstep_comm::token;
+use lockstep_comm::wire::{Expect, PROTOCOL, Secret};
 use node::{Memory, Parted};
 
 pub use follow::follow;

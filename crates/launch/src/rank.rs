@@ -6,10 +6,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use super::identity::{Identity, LOG_DIR, SLOT, VARIABLES};
+use super::identity::{self, LOG_DIR, SLOT, VARIABLES};
 use super::output::{self, RankLog, View};
 use super::spec::{LaunchError, LaunchSpec};
 use super::sys;
+use lockstep_comm::Identity;
 
 pub(super) struct RankProcess {
     child: Child,
@@ -76,7 +77,7 @@ fn command(spec: &LaunchSpec, identity: &Identity, slot: usize) -> Command {
     for name in VARIABLES {
         command.env_remove(name);
     }
-    command.envs(identity.to_env());
+    command.envs(identity::to_env(identity));
     // Where a rank may leave what belongs beside its log.
     let logs = std::path::absolute(&spec.log_dir).unwrap_or_else(|_| spec.log_dir.clone());
     command.env(LOG_DIR, logs);

@@ -7,13 +7,13 @@ fn read(variables: &str) -> Result<Identity, IdentityError> {
         .split_whitespace()
         .map(|item| item.split_once('=').expect("tests write NAME=value"))
         .collect();
-    Identity::from_env(&|name| {
+    from_env(&|name| {
         let (_, value) = set.iter().find(|(key, _)| *key == name)?;
         Some(value.to_string())
     })
 }
 
-/// `rank/size local_rank/local_size node address:port source`
+/// `rank/size local_rank/local_size node address:port launcher`
 fn shown(id: &Identity) -> String {
     format!(
         "{}/{} {}/{} {} {}:{} {:?}",
@@ -24,7 +24,7 @@ fn shown(id: &Identity) -> String {
         id.node,
         id.master_addr,
         id.master_port,
-        id.source
+        id.launcher
     )
 }
 
@@ -45,9 +45,9 @@ fn who_am_i() {
     let slurm_master = format!("{SLURM_6_OF_7} MASTER_ADDR=head MASTER_PORT=7000");
     for (variables, expected) in [
         // Nobody, and a shell inside a Slurm allocation, which is nobody too.
-        ("", "0/1 0/1 0 127.0.0.1:0 Alone"),
-        ("SLURM_NTASKS=8 SLURM_JOB_ID=1", "0/1 0/1 0 127.0.0.1:0 Alone"),
-        ("RANK= WORLD_SIZE=", "0/1 0/1 0 127.0.0.1:0 Alone"),
+        ("", "0/1 0/1 0 127.0.0.1:0 Standalone"),
+        ("SLURM_NTASKS=8 SLURM_JOB_ID=1", "0/1 0/1 0 127.0.0.1:0 Standalone"),
+        ("RANK= WORLD_SIZE=", "0/1 0/1 0 127.0.0.1:0 Standalone"),
         // torchrun.
         (
             "RANK=5 WORLD_SIZE=6 LOCAL_RANK=2 LOCAL_WORLD_SIZE=3 GROUP_RANK=1 NODE_RANK=9 MASTER_ADDR=a MASTER_PORT=1",
@@ -66,7 +66,7 @@ fn who_am_i() {
             "RANK=2 WORLD_SIZE=3 MASTER_ADDR=job-master-0 MASTER_PORT=23456 PET_NNODES=3 PET_NODE_RANK=2",
             "2/3 0/1 2 job-master-0:23456 Explicit",
         ),
-        ("PET_NNODES=3 PET_NODE_RANK=2", "0/1 0/1 0 127.0.0.1:0 Alone"),
+        ("PET_NNODES=3 PET_NODE_RANK=2", "0/1 0/1 0 127.0.0.1:0 Standalone"),
         // Slurm.
         (SLURM_6_OF_7, "6/7 0/1 3 gpu001:20345 Slurm"),
         (&slurm_step, "6/8 0/2 3 b4:20345 Slurm"),
@@ -203,13 +203,13 @@ fn to_env_is_the_inverse_of_from_env() {
         generation: 7,
         bind: Some([10, 0, 0, 1].into()),
         listener_fd: Some(9),
-        source: Source::Explicit,
+        launcher: Launcher::Explicit,
     };
     let bare =
         Identity { bind: None, listener_fd: None, token: TokenSource::None, ..whole.clone() };
     let file = Identity { token: TokenSource::File("/etc/token".into()), ..bare.clone() };
     for identity in [whole, bare, file] {
-        let env = identity.to_env();
+        let env = to_env(&identity);
         assert!(env.iter().all(|(name, _)| VARIABLES.contains(&name.as_str())));
         let set: Vec<String> = env.iter().map(|(name, value)| format!("{name}={value}")).collect();
         assert_eq!(read(&set.join(" ")).unwrap(), identity);

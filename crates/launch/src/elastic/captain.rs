@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::words::How;
-use crate::launch::{Ending, STOPPED, signal_name};
+use crate::{Ending, STOPPED, signal_name};
 
 /// What the captain goes by.
 pub(crate) struct Rules {
@@ -314,7 +314,7 @@ impl Captain {
             });
         if let Some((_, _, code, true)) = failed {
             // The number is for us; to others it is an error like any.
-            let code = if code == crate::launch::HOPELESS { 1 } else { code };
+            let code = if code == crate::HOPELESS { 1 } else { code };
             return Some(self.over(code, "another try would fail in the same way"));
         }
         let code = failed.map_or(1, |(_, _, code, _)| code);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::ending::Ending;
 use super::output::Show;
-use super::token::{self, TokenError, TokenSource};
+use lockstep_comm::token::{self, TokenError, TokenSource};
 
 const LONGEST_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
 

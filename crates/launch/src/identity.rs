@@ -2,35 +2,14 @@
 //! Knows every launcher's dialect; never opens a connection and never reads a token file.
 
 use std::fmt;
-use std::net::IpAddr;
 
-use super::sources::{self, Place, Source};
-use super::token::TokenSource;
+use lockstep_comm::{Identity, Launcher, TokenSource};
+
+use super::sources::{self, Place};
 use super::vars::Vars;
 
 /// Where ranks meet when nobody chose a port; the same as torchrun's.
 pub const DEFAULT_PORT: u16 = 29500;
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Identity {
-    pub rank: usize,
-    pub size: usize,
-    pub local_rank: usize,
-    pub local_size: usize,
-    /// Which host this is. A guess under MPI, which does not tell.
-    pub node: usize,
-    /// Where rank 0 is to be met. The port is 0 only for a process alone.
-    pub master_addr: String,
-    pub master_port: u16,
-    pub token: TokenSource,
-    /// How often the job was restarted before.
-    pub generation: u32,
-    /// The address to listen on, where it is not the obvious one.
-    pub bind: Option<IpAddr>,
-    /// A socket, already listening on the master's port, that rank 0 inherited from its launcher.
-    pub listener_fd: Option<i32>,
-    pub source: Source,
-}
 
 /// Where the launcher keeps the logs of the ranks, for what else a rank leaves behind.
 pub const LOG_DIR: &str = "LOCKSTEP_LOG_DIR";
@@ -38,7 +17,7 @@ pub const LOG_DIR: &str = "LOCKSTEP_LOG_DIR";
 /// Which of its node's places a rank has been given. Its local rank, unless a place before it was taken out.
 pub const SLOT: &str = "LOCKSTEP_SLOT";
 
-/// Every variable that [`Identity::to_env`] may set. A launcher clears them all first, so that
+/// Every variable that [`to_env`] may set. A launcher clears them all first, so that
 /// nothing is left over from a launcher around it.
 pub const VARIABLES: [&str; 13] = [
     "RANK",
@@ -56,66 +35,64 @@ pub const VARIABLES: [&str; 13] = [
     "LOCKSTEP_LISTEN_FD",
 ];
 
-impl Identity {
-    /// Reads an identity from variables; every mistake in them is reported at once.
-    ///
-    /// ```
-    /// use lockstep_comm::launch::Identity;
-    /// let set = [("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("MASTER_ADDR", "node0")];
-    /// let env = |name: &str| set.iter().find(|(key, _)| *key == name).map(|(_, v)| v.to_string());
-    /// let identity = Identity::from_env(&env).unwrap();
-    /// assert_eq!((identity.rank, identity.size), (1, 2));
-    /// ```
-    pub fn from_env(env: &dyn Fn(&str) -> Option<String>) -> Result<Identity, IdentityError> {
-        let mut vars = Vars::new(env);
-        let source = sources::most_specific(&vars);
-        let place = sources::read(source, &mut vars);
-        if let Some(place) = &place {
-            check_place(place, &mut vars);
-        }
-        let identity = complete(source, place, &mut vars);
-        let mistakes = vars.into_mistakes();
-        match identity {
-            Some(identity) if mistakes.is_empty() => Ok(identity),
-            _ => Err(IdentityError { source, mistakes }),
-        }
+/// Reads an identity from variables; every mistake in them is reported at once.
+///
+/// ```
+/// use lockstep_launch::identity;
+/// let set = [("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("MASTER_ADDR", "node0")];
+/// let env = |name: &str| set.iter().find(|(key, _)| *key == name).map(|(_, v)| v.to_string());
+/// let identity = identity::from_env(&env).unwrap();
+/// assert_eq!((identity.rank, identity.size), (1, 2));
+/// ```
+pub fn from_env(env: &dyn Fn(&str) -> Option<String>) -> Result<Identity, IdentityError> {
+    let mut vars = Vars::new(env);
+    let launcher = sources::most_specific(&vars);
+    let place = sources::read(launcher, &mut vars);
+    if let Some(place) = &place {
+        check_place(place, &mut vars);
     }
+    let identity = complete(launcher, place, &mut vars);
+    let mistakes = vars.into_mistakes();
+    match identity {
+        Some(identity) if mistakes.is_empty() => Ok(identity),
+        _ => Err(IdentityError { launcher, mistakes }),
+    }
+}
 
-    /// For the command line only; everything below it is handed its identity.
-    pub fn from_process_env() -> Result<Identity, IdentityError> {
-        Self::from_env(&|name| Some(std::env::var_os(name)?.to_string_lossy().into_owned()))
-    }
+/// For the command line only; everything below it is handed its identity.
+pub fn from_process_env() -> Result<Identity, IdentityError> {
+    from_env(&|name| Some(std::env::var_os(name)?.to_string_lossy().into_owned()))
+}
 
-    /// The variables from which [`Identity::from_env`] reads this identity back.
-    pub fn to_env(&self) -> Vec<(String, String)> {
-        let mut env = vec![
-            ("RANK", self.rank.to_string()),
-            ("WORLD_SIZE", self.size.to_string()),
-            ("LOCAL_RANK", self.local_rank.to_string()),
-            ("LOCAL_WORLD_SIZE", self.local_size.to_string()),
-            ("GROUP_RANK", self.node.to_string()),
-            ("NODE_RANK", self.node.to_string()),
-            ("MASTER_ADDR", self.master_addr.clone()),
-            ("MASTER_PORT", self.master_port.to_string()),
-            ("LOCKSTEP_GENERATION", self.generation.to_string()),
-        ];
-        match &self.token {
-            TokenSource::Env(hex) => env.push(("LOCKSTEP_TOKEN", hex.clone())),
-            TokenSource::File(path) => {
-                env.push(("LOCKSTEP_TOKEN_FILE", path.display().to_string()));
-            }
-            TokenSource::None => {}
+/// The variables from which [`from_env`] reads this identity back.
+pub fn to_env(identity: &Identity) -> Vec<(String, String)> {
+    let mut env = vec![
+        ("RANK", identity.rank.to_string()),
+        ("WORLD_SIZE", identity.size.to_string()),
+        ("LOCAL_RANK", identity.local_rank.to_string()),
+        ("LOCAL_WORLD_SIZE", identity.local_size.to_string()),
+        ("GROUP_RANK", identity.node.to_string()),
+        ("NODE_RANK", identity.node.to_string()),
+        ("MASTER_ADDR", identity.master_addr.clone()),
+        ("MASTER_PORT", identity.master_port.to_string()),
+        ("LOCKSTEP_GENERATION", identity.generation.to_string()),
+    ];
+    match &identity.token {
+        TokenSource::Env(hex) => env.push(("LOCKSTEP_TOKEN", hex.clone())),
+        TokenSource::File(path) => {
+            env.push(("LOCKSTEP_TOKEN_FILE", path.display().to_string()));
         }
-        env.extend(self.bind.map(|ip| ("LOCKSTEP_BIND", ip.to_string())));
-        env.extend(self.listener_fd.map(|fd| ("LOCKSTEP_LISTEN_FD", fd.to_string())));
-        env.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
+        TokenSource::None => {}
     }
+    env.extend(identity.bind.map(|ip| ("LOCKSTEP_BIND", ip.to_string())));
+    env.extend(identity.listener_fd.map(|fd| ("LOCKSTEP_LISTEN_FD", fd.to_string())));
+    env.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
 }
 
 /// What is wrong with the variables, all of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdentityError {
-    pub source: Source,
+    pub launcher: Launcher,
     pub mistakes: Vec<String>,
 }
 
@@ -151,7 +128,7 @@ fn check_place(place: &Place, vars: &mut Vars) {
 }
 
 /// Adds what is the same under every launcher. Reads on without a place, to find all mistakes.
-fn complete(source: Source, place: Option<Place>, vars: &mut Vars) -> Option<Identity> {
+fn complete(launcher: Launcher, place: Option<Place>, vars: &mut Vars) -> Option<Identity> {
     let generation = vars.first_number(&[
         "LOCKSTEP_GENERATION",
         "TORCHELASTIC_RESTART_COUNT",
@@ -179,7 +156,7 @@ fn complete(source: Source, place: Option<Place>, vars: &mut Vars) -> Option<Ide
         generation: generation.unwrap_or(0),
         bind,
         listener_fd,
-        source,
+        launcher,
     })
 }
 

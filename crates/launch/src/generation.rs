@@ -7,12 +7,10 @@ use std::time::{Duration, Instant};
 
 use super::ending::{self, Ending, Exit, HOPELESS};
 use super::events::{self, Event, Order, Share};
-use super::identity::Identity;
 use super::output;
 use super::rank::RankProcess;
-use super::sources::Source;
 use super::spec::{Failure, LaunchError, LaunchSpec};
-use super::token::TokenSource;
+use lockstep_comm::{Identity, Launcher, TokenSource};
 
 /// When one rank failed the others are about to fail over it, and say so better than SIGTERM could.
 const TO_REPORT: Duration = Duration::from_secs(2);
@@ -169,7 +167,7 @@ fn start_all(
             generation,
             bind: spec.bind,
             listener_fd: listener.as_ref().filter(|_| rank == 0).map(AsRawFd::as_raw_fd),
-            source: Source::Explicit,
+            launcher: Launcher::Explicit,
         };
         let process = RankProcess::start(spec, &identity, *slot, done.clone())?;
         events::report_exit(process.pid(), generation, local_rank, events.clone()).map_err(

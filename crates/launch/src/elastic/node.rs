@@ -4,9 +4,10 @@
 use std::sync::mpsc::{Receiver, Sender};
 
 use super::words::{How, Said};
-use crate::launch::events::{Event, Order, Share};
-use crate::launch::generation::{self, Ended};
-use crate::launch::{Failure, LaunchError, LaunchSpec, output, token};
+use crate::events::{Event, Order, Share};
+use crate::generation::{self, Ended};
+use crate::{Failure, LaunchError, LaunchSpec, output};
+use lockstep_comm::token;
 
 /// Why a node no longer serves.
 pub(crate) enum Parted {

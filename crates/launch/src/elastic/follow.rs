@@ -9,9 +9,9 @@ use super::link;
 use super::node::{self, Memory, Parted};
 use super::words::{Said, Told};
 use super::{expect, job_secret, node_name, outcome};
-use crate::launch::events::{Event, Order, SignalWatch};
-use crate::launch::{DEFAULT_PORT, LaunchError, LaunchSpec, Outcome, output};
-use crate::wire::{self, ConnectError, Hello, Purpose, Secret};
+use crate::events::{Event, Order, SignalWatch};
+use crate::{DEFAULT_PORT, LaunchError, LaunchSpec, Outcome, output};
+use lockstep_comm::wire::{self, ConnectError, Hello, Purpose, Secret};
 
 /// One attempt to reach the first node; signals are looked at in between.
 const ATTEMPT: Duration = Duration::from_secs(1);

@@ -10,7 +10,7 @@ use super::generation::{self, Ended};
 use super::meeting::{self, Meeting};
 use super::output;
 use super::spec::{LaunchError, LaunchSpec, Outcome};
-use super::token;
+use lockstep_comm::token;
 
 /// Starts this node's ranks and stays with them to the end.
 ///
@@ -68,7 +68,7 @@ fn share(spec: &LaunchSpec, generation: u32) -> Result<Share, LaunchError> {
 }
 
 /// Starts this very program `n` times as local ranks, with the arguments it was given itself, and
-/// shows rank 0's output. In the copies `Identity::from_env` finds their rank, so that they know
+/// shows rank 0's output. In the copies [`crate::identity::from_env`] finds their rank, so that they know
 /// not to do the same.
 pub fn respawn_self(
     n: usize,

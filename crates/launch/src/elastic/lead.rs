@@ -12,10 +12,10 @@ use super::link;
 use super::node::{self, Memory, Parted};
 use super::words::{How, Said, Start, Told};
 use super::{Job, expect, job_secret, node_name, outcome};
-use crate::launch::events::{Event, Order, Share, SignalWatch};
-use crate::launch::meeting::{self, Meeting};
-use crate::launch::{DEFAULT_PORT, LaunchError, LaunchSpec, Outcome, output};
-use crate::wire::{Hello, Listener, ListenerHandle};
+use crate::events::{Event, Order, Share, SignalWatch};
+use crate::meeting::{self, Meeting};
+use crate::{DEFAULT_PORT, LaunchError, LaunchSpec, Outcome, output};
+use lockstep_comm::wire::{Hello, Listener, ListenerHandle};
 
 /// How often the captain looks at its watch.
 const TICK: Duration = Duration::from_millis(200);
@@ -97,7 +97,7 @@ fn open_the_door(
     let port = if spec.master_port == 0 { DEFAULT_PORT } else { spec.master_port };
     let Meeting { listener, .. } = meeting::open(spec, port)?;
     let socket = listener.expect("an open meeting has a socket");
-    let cannot = |cause: crate::wire::ListenError| LaunchError::System {
+    let cannot = |cause: lockstep_comm::wire::ListenError| LaunchError::System {
         act: "take in the other launchers",
         cause: std::io::Error::other(cause),
     };

@@ -1,21 +1,10 @@
 //! What each kind of launcher says about a process, and which of them to believe. Never decides what
 //! Lockstep's own settings (token, generation, bind) mean; those are the same under every launcher.
 
+use lockstep_comm::Launcher;
+
 use super::slurm;
 use super::vars::Vars;
-
-/// The launcher whose variables were taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// `RANK` and `WORLD_SIZE`, as `lockstep launch`, torchrun and Kubeflow set them.
-    Explicit,
-    OpenMpi,
-    /// MPICH and Intel MPI.
-    Pmi,
-    Slurm,
-    /// Nobody started this process as one of many: rank 0 of 1.
-    Alone,
-}
 
 /// A process's seat as its launcher tells it.
 pub(super) struct Place {
@@ -42,33 +31,33 @@ pub(super) struct Names {
 /// MPI's launchers come before Slurm because `mpirun` inside an allocation leaves every rank with
 /// the SLURM_PROCID of the daemon that started it. But `srun --mpi=pmi2` sets PMI_RANK too, without
 /// local ranks, and then Slurm knows more.
-pub(super) fn most_specific(vars: &Vars) -> Source {
+pub(super) fn most_specific(vars: &Vars) -> Launcher {
     let any = |names: &[&str]| names.iter().any(|name| vars.is_set(name));
     let pmi = any(&["PMI_RANK", "PMI_SIZE"]);
     if any(&["RANK", "WORLD_SIZE"]) {
-        Source::Explicit
+        Launcher::Explicit
     } else if any(&["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"]) {
-        Source::OpenMpi
+        Launcher::OpenMpi
     } else if pmi && vars.is_set("MPI_LOCALRANKID") {
-        Source::Pmi
+        Launcher::Pmi
     } else if vars.is_set("SLURM_PROCID") {
         // SLURM_NTASKS alone is a shell inside an allocation, not a task of it.
-        Source::Slurm
+        Launcher::Slurm
     } else if pmi {
-        Source::Pmi
+        Launcher::Pmi
     } else {
-        Source::Alone
+        Launcher::Standalone
     }
 }
 
-/// The seat according to `source`, or none when mistakes were noted.
-pub(super) fn read(source: Source, vars: &mut Vars) -> Option<Place> {
-    match source {
-        Source::Explicit => explicit(vars),
-        Source::OpenMpi => open_mpi(vars),
-        Source::Pmi => pmi(vars),
-        Source::Slurm => slurm(vars),
-        Source::Alone => Some(alone()),
+/// The seat according to `launcher`, or none when mistakes were noted.
+pub(super) fn read(launcher: Launcher, vars: &mut Vars) -> Option<Place> {
+    match launcher {
+        Launcher::Explicit => explicit(vars),
+        Launcher::OpenMpi => open_mpi(vars),
+        Launcher::Pmi => pmi(vars),
+        Launcher::Slurm => slurm(vars),
+        Launcher::Standalone => Some(alone()),
     }
 }
 

@@ -7,6 +7,8 @@ use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
+
 pub const HEX_DIGITS: usize = 64;
 
 /// How to make a token, for the messages of those who miss one.
@@ -14,7 +16,7 @@ pub const HOW_TO_MAKE: &str = "make one with `openssl rand -hex 32 > FILE` (or `
      /dev/urandom | xxd -p -c 64 > FILE`), `chmod 600 FILE`, and give every node the same file";
 
 /// Where a process finds its job's token.
-#[derive(Clone, PartialEq, Eq, Default)]
+#[derive(Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum TokenSource {
     /// The hex digits themselves, from `LOCKSTEP_TOKEN`.
     Env(String),

@@ -1,0 +1,44 @@
+//! The identity of a rank: its place in the job, and where and with which secret it joins the others. A plain value;
+//! never reads the environment.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::token::TokenSource;
+
+/// Everything a process needs to join its world. Serialized, it contains the token.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    pub rank: usize,
+    pub size: usize,
+    pub local_rank: usize,
+    pub local_size: usize,
+    /// Index of the host. A guess under MPI, which does not report it.
+    pub node: usize,
+    /// Host of rank 0.
+    pub master_addr: String,
+    /// Port that rank 0 listens on. 0 only for a world of one.
+    pub master_port: u16,
+    pub token: TokenSource,
+    /// Number of restarts of the job so far.
+    pub generation: u32,
+    /// Address to listen on. Default: the one from which the master is reached.
+    pub bind: Option<IpAddr>,
+    /// Socket that rank 0 inherited from its launcher, already listening on the master port.
+    pub listener_fd: Option<i32>,
+    pub launcher: Launcher,
+}
+
+/// The launcher that started a process, as far as its environment tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Launcher {
+    /// `RANK` and `WORLD_SIZE`, as set by `lockstep launch`, torchrun and Kubeflow.
+    Explicit,
+    OpenMpi,
+    /// MPICH and Intel MPI.
+    Pmi,
+    Slurm,
+    /// No launcher: rank 0 of 1.
+    Standalone,
+}
