@@ -50,7 +50,7 @@ fn measure<E: Float>(
     };
     let (width, kv_width) = (heads * head_dim, kv_heads * head_dim);
     let stride = width + 2 * kv_width;
-    let number = |i: usize| E::narrow(((i * 7919) % 4001) as f32 / 2000.0 - 1.0);
+    let number = |i: usize| E::round_from(((i * 7919) % 4001) as f32 / 2000.0 - 1.0);
     let qkv: Vec<E> = (0..batch * len * stride).map(number).collect();
     let dout: Vec<E> = (0..batch * len * width).map(number).collect();
     let mut dqkv = qkv.clone();

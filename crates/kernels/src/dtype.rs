@@ -1,8 +1,8 @@
-//! What a tensor's elements are.
+//! Element types of tensors.
 
 use half::bf16;
 
-/// What the elements of a tensor are.
+/// Element type of a tensor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Dtype {
     F32,
@@ -12,7 +12,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Of an element.
+    /// Bytes per element.
     pub const fn bytes(self) -> usize {
         match self {
             Dtype::F32 | Dtype::U32 => 4,
@@ -34,55 +34,57 @@ impl std::fmt::Display for Dtype {
 /// A Rust type that a tensor can hold.
 ///
 /// # Safety
-/// Every bit pattern must be a value of the type, of `DTYPE.bytes()` bytes.
+/// The type must have `DTYPE.bytes()` bytes, and every bit pattern must be a valid value.
 pub unsafe trait Element: Copy + Send + Sync + Default + std::fmt::Debug + 'static {
     const DTYPE: Dtype;
 }
 
-// SAFETY: four bytes, all patterns are values.
+// SAFETY: four bytes, every bit pattern is valid.
 unsafe impl Element for f32 {
     const DTYPE: Dtype = Dtype::F32;
 }
-// SAFETY: two bytes, all patterns are values.
+// SAFETY: two bytes, every bit pattern is valid.
 unsafe impl Element for bf16 {
     const DTYPE: Dtype = Dtype::Bf16;
 }
-// SAFETY: four bytes, all patterns are values.
+// SAFETY: four bytes, every bit pattern is valid.
 unsafe impl Element for u32 {
     const DTYPE: Dtype = Dtype::U32;
 }
 
-/// An element that is a number to compute with. Computing is done in f32 whatever is stored.
+/// A floating-point element. Arithmetic is done in f32; only storage is narrower.
 pub trait Float: Element {
-    fn wide(self) -> f32;
-    fn narrow(wide: f32) -> Self;
+    fn as_f32(self) -> f32;
+    /// Rounds to nearest, ties to even. A NaN stays a NaN.
+    fn round_from(x: f32) -> Self;
 }
 
 impl Float for f32 {
     #[inline(always)]
-    fn wide(self) -> f32 {
+    fn as_f32(self) -> f32 {
         self
     }
+
     #[inline(always)]
-    fn narrow(wide: f32) -> f32 {
-        wide
+    fn round_from(x: f32) -> f32 {
+        x
     }
 }
 
 impl Float for bf16 {
     #[inline(always)]
-    fn wide(self) -> f32 {
+    fn as_f32(self) -> f32 {
         f32::from_bits((self.to_bits() as u32) << 16)
     }
 
-    /// Rounds to nearest, ties to even; a NaN stays a NaN. Without branches, so that loops of it vectorise.
+    /// Has no branches, unlike `bf16::from_f32`, so that loops vectorize.
     #[inline(always)]
-    fn narrow(wide: f32) -> bf16 {
-        let bits = wide.to_bits();
+    fn round_from(x: f32) -> bf16 {
+        let bits = x.to_bits();
         let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-        // Rounding could carry a NaN's payload into infinity; a quiet bit keeps it what it is.
+        // Rounding could carry a NaN's payload into infinity; setting the quiet bit prevents that.
         let quiet = (bits >> 16) | 0x40;
-        bf16::from_bits(if wide.is_nan() { quiet } else { rounded } as u16)
+        bf16::from_bits(if x.is_nan() { quiet } else { rounded } as u16)
     }
 }
 
@@ -91,17 +93,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bf16_rounds_as_the_half_crate_does() {
+    fn bf16_rounding_matches_the_half_crate() {
         let mut bits = 0u32;
         for _ in 0..1_000_000 {
             bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            let wide = f32::from_bits(bits);
-            let (ours, theirs) = (<bf16 as Float>::narrow(wide), bf16::from_f32(wide));
+            let x = f32::from_bits(bits);
+            let (ours, theirs) = (<bf16 as Float>::round_from(x), bf16::from_f32(x));
             assert!(
                 ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan()),
                 "{bits:#x}"
             );
-            assert!(ours.wide() == ours.to_f32() || ours.is_nan());
+            assert!(ours.as_f32() == ours.to_f32() || ours.is_nan());
         }
     }
 }

@@ -260,7 +260,7 @@ impl Values {
             (state >> 8) as f32 / (1 << 23) as f32 - 1.0
         });
         match dtype {
-            Dtype::Bf16 => Values::Bf16(values.map(<bf16 as Float>::narrow).collect()),
+            Dtype::Bf16 => Values::Bf16(values.map(<bf16 as Float>::round_from).collect()),
             _ => Values::F32(values.collect()),
         }
     }
@@ -282,7 +282,7 @@ impl Values {
     fn get(&self, place: usize) -> f32 {
         match self {
             Values::F32(values) => values[place],
-            Values::Bf16(values) => values[place].wide(),
+            Values::Bf16(values) => values[place].as_f32(),
         }
     }
 }

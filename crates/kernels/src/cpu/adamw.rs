@@ -115,7 +115,7 @@ leveled! {
         let n = p.len();
         let (m, v, g) = (&mut m[..n], &mut v[..n], &g[..n]);
         for i in 0..n {
-            (p[i], m[i], v[i]) = one::<I>(f, p[i], m[i], v[i], g[i].wide());
+            (p[i], m[i], v[i]) = one::<I>(f, p[i], m[i], v[i], g[i].as_f32());
         }
     }
 
@@ -125,8 +125,8 @@ leveled! {
         let n = p.len();
         let (m, v, g, copy) = (&mut m[..n], &mut v[..n], &g[..n], &mut copy[..n]);
         for i in 0..n {
-            (p[i], m[i], v[i]) = one::<I>(f, p[i], m[i], v[i], g[i].wide());
-            copy[i] = Float::narrow(p[i]);
+            (p[i], m[i], v[i]) = one::<I>(f, p[i], m[i], v[i], g[i].as_f32());
+            copy[i] = Float::round_from(p[i]);
         }
     }
 }

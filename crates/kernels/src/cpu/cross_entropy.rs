@@ -167,7 +167,7 @@ pub fn finish_into<E: Float>(
             softmax_into(cpu.level, logits, found.max[row], pull.factor, dlogits);
             if let Some(column) = column(targets[row], first, share) {
                 dlogits[column] =
-                    E::narrow(exp_of(logits[column] - found.max[row]) * pull.factor - pull.own);
+                    E::round_from(exp_of(logits[column] - found.max[row]) * pull.factor - pull.own);
             }
         }
     });
@@ -253,7 +253,7 @@ fn row_into<E: Float>(
     let pull = Pull::new(how, most, sum, target);
     softmax_into(level, logits, most, pull.factor, out);
     // Rounded once, after the difference.
-    out[target as usize] = E::narrow(exp_of(own - most) * pull.factor - pull.own);
+    out[target as usize] = E::round_from(exp_of(own - most) * pull.factor - pull.own);
     value(how, most, sum, own)
 }
 
@@ -317,7 +317,7 @@ leveled! {
         let n = out.len();
         let x = &x[..n];
         for i in 0..n {
-            out[i] = E::narrow(exp::<I>(x[i] - max) * factor);
+            out[i] = E::round_from(exp::<I>(x[i] - max) * factor);
         }
     }
 }

@@ -87,8 +87,8 @@ leveled! {
         let n = x.len();
         let words = &words[skip..][..n];
         for i in 0..n {
-            let kept = if words[i] < threshold { 0.0 } else { x[i].wide() * scale };
-            x[i] = E::narrow(kept);
+            let kept = if words[i] < threshold { 0.0 } else { x[i].as_f32() * scale };
+            x[i] = E::round_from(kept);
         }
     }
 
@@ -99,8 +99,8 @@ leveled! {
         let n = a.len();
         let (words, b) = (&words[skip..][..n], &b[..n]);
         for i in 0..n {
-            let kept = if words[i] < threshold { 0.0 } else { b[i].wide() * scale };
-            a[i] = E::narrow(a[i].wide() + kept);
+            let kept = if words[i] < threshold { 0.0 } else { b[i].as_f32() * scale };
+            a[i] = E::round_from(a[i].as_f32() + kept);
         }
     }
 }

@@ -116,7 +116,7 @@ leveled! {
         let n = to.len();
         let from = &from[..n];
         for i in 0..n {
-            to[i] = B::narrow(from[i].wide());
+            to[i] = B::round_from(from[i].as_f32());
         }
     }
 
@@ -124,7 +124,7 @@ leveled! {
         let n = a.len();
         let b = &b[..n];
         for i in 0..n {
-            a[i] = A::narrow(a[i].wide() + b[i].wide());
+            a[i] = A::round_from(a[i].as_f32() + b[i].as_f32());
         }
     }
 
@@ -132,13 +132,13 @@ leveled! {
         let n = out.len();
         let (a, b) = (&a[..n], &b[..n]);
         for i in 0..n {
-            out[i] = E::narrow(a[i].wide() + b[i].wide());
+            out[i] = E::round_from(a[i].as_f32() + b[i].as_f32());
         }
     }
 
     fn scale_part<I, E: Float>(a: &mut [E], factor: f32) {
         for a in a {
-            *a = E::narrow(a.wide() * factor);
+            *a = E::round_from(a.as_f32() * factor);
         }
     }
 
@@ -146,7 +146,7 @@ leveled! {
         let n = a.len();
         let b = &b[..n];
         for i in 0..n {
-            a[i] = A::narrow(I::fma(b[i].wide(), factor, a[i].wide()));
+            a[i] = A::round_from(I::fma(b[i].as_f32(), factor, a[i].as_f32()));
         }
     }
 }

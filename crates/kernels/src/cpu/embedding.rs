@@ -174,7 +174,7 @@ leveled! {
         let n = to.len();
         let from = &from[..n];
         for j in 0..n {
-            to[j] = E::narrow(to[j].wide() + from[j].wide());
+            to[j] = E::round_from(to[j].as_f32() + from[j].as_f32());
         }
     }
 
@@ -182,7 +182,7 @@ leveled! {
         let n = to.len();
         let from = &from[..n];
         for j in 0..n {
-            to[j] += from[j].wide();
+            to[j] += from[j].as_f32();
         }
     }
 }

@@ -66,7 +66,7 @@ leveled! {
         let n = out.len();
         let x = &x[..n];
         for i in 0..n {
-            out[i] = E::narrow(value::<I>(x[i].wide()));
+            out[i] = E::round_from(value::<I>(x[i].as_f32()));
         }
     }
 
@@ -74,7 +74,7 @@ leveled! {
         let n = dx.len();
         let (x, dy) = (&x[..n], &dy[..n]);
         for i in 0..n {
-            dx[i] = E::narrow(dy[i].wide() * value_and_slope::<I>(x[i].wide()).1);
+            dx[i] = E::round_from(dy[i].as_f32() * value_and_slope::<I>(x[i].as_f32()).1);
         }
     }
 
@@ -82,7 +82,7 @@ leveled! {
         let n = d.len();
         let x = &x[..n];
         for i in 0..n {
-            d[i] = E::narrow(d[i].wide() * value_and_slope::<I>(x[i].wide()).1);
+            d[i] = E::round_from(d[i].as_f32() * value_and_slope::<I>(x[i].as_f32()).1);
         }
     }
 
@@ -90,9 +90,9 @@ leveled! {
         let n = d.len();
         let (x, out) = (&x[..n], &mut out[..n]);
         for i in 0..n {
-            let (value, slope) = value_and_slope::<I>(x[i].wide());
-            d[i] = E::narrow(d[i].wide() * slope);
-            out[i] = E::narrow(value);
+            let (value, slope) = value_and_slope::<I>(x[i].as_f32());
+            d[i] = E::round_from(d[i].as_f32() * slope);
+            out[i] = E::round_from(value);
         }
     }
 }

@@ -273,11 +273,15 @@ fn write_row<I: super::simd::Isa, E: Float, N: Norm>(
     if N::CENTERED {
         let bias = &bias[..dim];
         for j in 0..dim {
-            out[j] = E::narrow(I::fma((x[j].wide() - mean) * rstd, gain[j].wide(), bias[j].wide()));
+            out[j] = E::round_from(I::fma(
+                (x[j].as_f32() - mean) * rstd,
+                gain[j].as_f32(),
+                bias[j].as_f32(),
+            ));
         }
     } else {
         for j in 0..dim {
-            out[j] = E::narrow(x[j].wide() * rstd * gain[j].wide());
+            out[j] = E::round_from(x[j].as_f32() * rstd * gain[j].as_f32());
         }
     }
 }
@@ -348,14 +352,14 @@ leveled! {
                 let (x, dy, gain, dx) = (&x[..dim], &dy[..dim], &gain[..dim], &mut dx[..dim]);
                 if add {
                     for j in 0..dim {
-                        let own = I::fma(mean - x[j].wide(), slope, -shift);
-                        let own = I::fma(dy[j].wide() * gain[j].wide(), rstd, own);
-                        dx[j] = E::narrow(dx[j].wide() + own);
+                        let own = I::fma(mean - x[j].as_f32(), slope, -shift);
+                        let own = I::fma(dy[j].as_f32() * gain[j].as_f32(), rstd, own);
+                        dx[j] = E::round_from(dx[j].as_f32() + own);
                     }
                 } else {
                     for j in 0..dim {
-                        let own = I::fma(mean - x[j].wide(), slope, -shift);
-                        dx[j] = E::narrow(I::fma(dy[j].wide() * gain[j].wide(), rstd, own));
+                        let own = I::fma(mean - x[j].as_f32(), slope, -shift);
+                        dx[j] = E::round_from(I::fma(dy[j].as_f32() * gain[j].as_f32(), rstd, own));
                     }
                 }
             }
@@ -373,13 +377,13 @@ leveled! {
             if N::CENTERED {
                 let dbias = &mut dbias[..dim];
                 for j in 0..dim {
-                    let dy = dy[j].wide();
-                    dgain[j] = I::fma((x[j].wide() - mean) * rstd, dy, dgain[j]);
+                    let dy = dy[j].as_f32();
+                    dgain[j] = I::fma((x[j].as_f32() - mean) * rstd, dy, dgain[j]);
                     dbias[j] += dy;
                 }
             } else {
                 for j in 0..dim {
-                    dgain[j] = I::fma(x[j].wide() * rstd, dy[j].wide(), dgain[j]);
+                    dgain[j] = I::fma(x[j].as_f32() * rstd, dy[j].as_f32(), dgain[j]);
                 }
             }
         }

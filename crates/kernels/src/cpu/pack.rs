@@ -110,9 +110,9 @@ leveled! {
         let (x, codes) = (&x[..n], &mut codes.as_chunks_mut::<2>().0[..n]);
         for i in 0..n {
             let sum = x[i] + error[i];
-            let code = <bf16 as Float>::narrow(sum);
+            let code = <bf16 as Float>::round_from(sum);
             codes[i] = code.to_bits().to_le_bytes();
-            error[i] = lost(sum, code.wide());
+            error[i] = lost(sum, code.as_f32());
         }
     }
 
@@ -154,11 +154,11 @@ leveled! {
         let codes = &codes.as_chunks::<2>().0[..n];
         if add {
             for i in 0..n {
-                out[i] += bf16::from_bits(u16::from_le_bytes(codes[i])).wide();
+                out[i] += bf16::from_bits(u16::from_le_bytes(codes[i])).as_f32();
             }
         } else {
             for i in 0..n {
-                out[i] = bf16::from_bits(u16::from_le_bytes(codes[i])).wide();
+                out[i] = bf16::from_bits(u16::from_le_bytes(codes[i])).as_f32();
             }
         }
     }

@@ -150,7 +150,7 @@ leveled! {
         let words = group(key, at);
         let words = &words[skip..][..out.len()];
         for i in 0..out.len() {
-            out[i] = E::narrow((words[i] >> 8) as f32 * 2f32.powi(-24));
+            out[i] = E::round_from((words[i] >> 8) as f32 * 2f32.powi(-24));
         }
     }
 
@@ -158,7 +158,7 @@ leveled! {
         let normals = normals(&group(key, at), std);
         let normals = &normals[skip..][..out.len()];
         for i in 0..out.len() {
-            out[i] = E::narrow(normals[i]);
+            out[i] = E::round_from(normals[i]);
         }
     }
 }

@@ -104,7 +104,7 @@ leveled! {
     fn non_finite<I, E: Float>(x: &[E]) -> u32 {
         let mut count = 0;
         for x in x {
-            count += !x.wide().is_finite() as u32;
+            count += !x.as_f32().is_finite() as u32;
         }
         count
     }
@@ -113,7 +113,7 @@ leveled! {
         // Magnitudes as integers order as the numbers do, and a NaN is above infinity.
         let mut most = 0;
         for x in x {
-            most = most.max(x.wide().to_bits() & 0x7fff_ffff);
+            most = most.max(x.as_f32().to_bits() & 0x7fff_ffff);
         }
         f32::from_bits(most)
     }
@@ -125,13 +125,13 @@ leveled! {
         for four in &mut fours {
             let (a, b, c, d) = (&four[..n], &four[n..][..n], &four[2 * n..][..n], &four[3 * n..][..n]);
             for j in 0..n {
-                sums[j] += (a[j].wide() + b[j].wide()) + (c[j].wide() + d[j].wide());
+                sums[j] += (a[j].as_f32() + b[j].as_f32()) + (c[j].as_f32() + d[j].as_f32());
             }
         }
         for row in fours.remainder().chunks_exact(n) {
             let row = &row[..n];
             for j in 0..n {
-                sums[j] += row[j].wide();
+                sums[j] += row[j].as_f32();
             }
         }
     }

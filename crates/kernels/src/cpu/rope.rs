@@ -194,9 +194,9 @@ impl<E: Float> Job for Turn<'_, E> {
                 )
             };
             for (((x, y), cos), sin) in low.iter_mut().zip(high).zip(self.cos).zip(self.sin) {
-                let (a, b, sin) = (x.wide(), y.wide(), sin * self.sign);
-                *x = E::narrow(a * cos - b * sin);
-                *y = E::narrow(b * cos + a * sin);
+                let (a, b, sin) = (x.as_f32(), y.as_f32(), sin * self.sign);
+                *x = E::round_from(a * cos - b * sin);
+                *y = E::round_from(b * cos + a * sin);
             }
         }
     }

@@ -288,7 +288,7 @@ leveled! {
                 let mut sum = [0f32; 16];
                 if add {
                     for j in 0..width {
-                        sum[j] = out[j].wide();
+                        sum[j] = out[j].as_f32();
                     }
                 }
                 for slot in slots.clone() {
@@ -296,12 +296,12 @@ leveled! {
                         let row = &rows[place[slot] as usize * dim + from..][..width];
                         let weight = if weights.is_empty() { 1.0 } else { weights[slot] };
                         for j in 0..width {
-                            sum[j] = I::fma(row[j].wide(), weight, sum[j]);
+                            sum[j] = I::fma(row[j].as_f32(), weight, sum[j]);
                         }
                     }
                 }
                 for j in 0..width {
-                    out[j] = E::narrow(sum[j]);
+                    out[j] = E::round_from(sum[j]);
                 }
             }
         }
@@ -309,7 +309,7 @@ leveled! {
 
     fn scale_row<I, E: Float>(row: &mut [E], factor: f32) {
         for x in row {
-            *x = E::narrow(x.wide() * factor);
+            *x = E::round_from(x.as_f32() * factor);
         }
     }
 

@@ -170,7 +170,7 @@ macro_rules! lane_sums {
         while at + LANES <= len {
             $(let $v = &$v[at..][..LANES];)+
             for l in 0..LANES {
-                $(let $v = $crate::Float::wide($v[l]);)+
+                $(let $v = $crate::Float::as_f32($v[l]);)+
                 $($sum[l] = { let $sum = $sum[l]; $next };)+
             }
             at += LANES;
@@ -180,14 +180,14 @@ macro_rules! lane_sums {
         while at + 16 <= len {
             $(let $v = &$v[at..][..16];)+
             for l in 0..16 {
-                $(let $v = $crate::Float::wide($v[l]);)+
+                $(let $v = $crate::Float::as_f32($v[l]);)+
                 $($sum[l] = { let $sum = $sum[l]; $next };)+
             }
             at += 16;
         }
         $(let mut $sum = $isa::total(&$sum);)+
         while at < len {
-            $(let $v = $crate::Float::wide($v[at]);)+
+            $(let $v = $crate::Float::as_f32($v[at]);)+
             $($sum = $next;)+
             at += 1;
         }

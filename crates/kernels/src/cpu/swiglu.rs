@@ -77,8 +77,8 @@ leveled! {
         for (gate_up, out) in gate_up.chunks_exact(2 * f).zip(out.chunks_exact_mut(f)) {
             let (gate, up, out) = (&gate_up[..f], &gate_up[f..][..f], &mut out[..f]);
             for j in 0..f {
-                let gate = gate[j].wide();
-                out[j] = E::narrow(gate * sigmoid::<I>(gate) * up[j].wide());
+                let gate = gate[j].as_f32();
+                out[j] = E::round_from(gate * sigmoid::<I>(gate) * up[j].as_f32());
             }
         }
     }
@@ -90,10 +90,10 @@ leveled! {
             let (d_gate, d_up) = d_gate_up.split_at_mut(f);
             let d_up = &mut d_up[..f];
             for j in 0..f {
-                let dy = dy[j].wide();
-                let (silu, slope) = parts::<I>(gate[j].wide(), up[j].wide());
-                d_gate[j] = E::narrow(dy * slope);
-                d_up[j] = E::narrow(dy * silu);
+                let dy = dy[j].as_f32();
+                let (silu, slope) = parts::<I>(gate[j].as_f32(), up[j].as_f32());
+                d_gate[j] = E::round_from(dy * slope);
+                d_up[j] = E::round_from(dy * silu);
             }
         }
     }
@@ -103,10 +103,10 @@ leveled! {
             let (gate, up) = gate_up.split_at_mut(f);
             let (up, dy) = (&mut up[..f], &dy[..f]);
             for j in 0..f {
-                let dy = dy[j].wide();
-                let (silu, slope) = parts::<I>(gate[j].wide(), up[j].wide());
-                gate[j] = E::narrow(dy * slope);
-                up[j] = E::narrow(dy * silu);
+                let dy = dy[j].as_f32();
+                let (silu, slope) = parts::<I>(gate[j].as_f32(), up[j].as_f32());
+                gate[j] = E::round_from(dy * slope);
+                up[j] = E::round_from(dy * silu);
             }
         }
     }
@@ -118,11 +118,11 @@ leveled! {
             let (d_gate, d_up) = d_gate_up.split_at_mut(f);
             let d_up = &mut d_up[..f];
             for j in 0..f {
-                let d = dy[j].wide();
-                let (silu, slope) = parts::<I>(gate[j].wide(), up[j].wide());
-                d_gate[j] = E::narrow(d * slope);
-                d_up[j] = E::narrow(d * silu);
-                dy[j] = E::narrow(silu * up[j].wide());
+                let d = dy[j].as_f32();
+                let (silu, slope) = parts::<I>(gate[j].as_f32(), up[j].as_f32());
+                d_gate[j] = E::round_from(d * slope);
+                d_up[j] = E::round_from(d * silu);
+                dy[j] = E::round_from(silu * up[j].as_f32());
             }
         }
     }

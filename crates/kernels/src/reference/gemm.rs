@@ -26,7 +26,7 @@ pub fn run(gemm: Gemm<'_>) {
             if accumulate {
                 value += match &out {
                     DataMut::F32(out) => f64::from(out[place]),
-                    DataMut::Bf16(out) => f64::from(out[place].wide()),
+                    DataMut::Bf16(out) => f64::from(out[place].as_f32()),
                 };
             }
             set(&mut out, place, value);
@@ -44,19 +44,19 @@ fn at(matrix: &Matrix<'_>, row: usize, col: usize, rounded: bool) -> f64 {
     let index =
         if matrix.transposed { col * matrix.stride + row } else { row * matrix.stride + col };
     let value = get(matrix.data, index);
-    if rounded { f64::from(bf16::narrow(value as f32).wide()) } else { value }
+    if rounded { f64::from(bf16::round_from(value as f32).as_f32()) } else { value }
 }
 
 fn get(data: Data<'_>, index: usize) -> f64 {
     match data {
         Data::F32(values) => f64::from(values[index]),
-        Data::Bf16(values) => f64::from(values[index].wide()),
+        Data::Bf16(values) => f64::from(values[index].as_f32()),
     }
 }
 
 fn set(data: &mut DataMut<'_>, index: usize, value: f64) {
     match data {
         DataMut::F32(values) => values[index] = value as f32,
-        DataMut::Bf16(values) => values[index] = bf16::narrow(value as f32),
+        DataMut::Bf16(values) => values[index] = bf16::round_from(value as f32),
     }
 }

@@ -11,7 +11,7 @@ crate::both_types!(equals_its_reference);
 fn equals_its_reference<G: Float>() {
     for n in LENGTHS {
         let p = numbers::<f32>(n, 0);
-        let (mut rp, mut rm, mut rv) = (wide(&p), vec![0.0; n], vec![0.0; n]);
+        let (mut rp, mut rm, mut rv) = (to_f64(&p), vec![0.0; n], vec![0.0; n]);
         let steps = (1..4).map(|step| AdamW {
             lr: 0.01,
             weight_decay: 0.1,
@@ -20,7 +20,7 @@ fn equals_its_reference<G: Float>() {
             ..AdamW::default()
         });
         for numbers_of in steps.clone() {
-            let g = wide(&numbers::<G>(n, numbers_of.step));
+            let g = to_f64(&numbers::<G>(n, numbers_of.step));
             for i in 0..n {
                 (rp[i], rm[i], rv[i]) = reference::step(&numbers_of, rp[i], rm[i], rv[i], g[i]);
             }
@@ -36,7 +36,7 @@ fn equals_its_reference<G: Float>() {
             let mut rounded = vec![bf16::ZERO; n];
             elementwise::cast(cpu, &p, &mut rounded);
             assert_eq!(copy, rounded, "the copy is the parameters");
-            [wide(&p), wide(&m), wide(&v)]
+            [to_f64(&p), to_f64(&m), to_f64(&v)]
         });
     }
 }
@@ -48,5 +48,5 @@ fn the_first_step_is_the_learning_rate() {
     let numbers = AdamW { lr: 0.1, ..AdamW::default() };
     let (mut p, mut m, mut v) = ([1.0], [0.0], [0.0]);
     adamw::step(&Cpu::new(1), &numbers, &mut p, &mut m, &mut v, &[0.5f32], None);
-    close("p, m, v", 1e-7, &[0.899, 0.05, 0.00025], &wide(&[p[0], m[0], v[0]]));
+    close("p, m, v", 1e-7, &[0.899, 0.05, 0.00025], &to_f64(&[p[0], m[0], v[0]]));
 }

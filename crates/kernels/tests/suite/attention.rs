@@ -72,8 +72,9 @@ struct Answer<E> {
 impl<E: Float> Problem<E> {
     fn new(shape: Shape) -> Problem<E> {
         let tokens = shape.batch * shape.q_len;
-        let make =
-            |len, seed, size: f32| numbers(len, seed).iter().map(|x| E::narrow(x * size)).collect();
+        let make = |len, seed, size: f32| {
+            numbers(len, seed).iter().map(|x| E::round_from(x * size)).collect()
+        };
         Problem {
             shape,
             q: make(tokens * q_stride(&shape), 1, 3.0),
@@ -95,7 +96,7 @@ impl<E: Float> Problem<E> {
     fn forward(&self, cpu: &Cpu) -> (Vec<E>, Vec<f32>) {
         let Shape { batch, heads, head_dim, q_len, .. } = self.shape;
         // What was there before must not matter.
-        let mut out = vec![E::narrow(f32::NAN); batch * q_len * heads * head_dim];
+        let mut out = vec![E::round_from(f32::NAN); batch * q_len * heads * head_dim];
         let mut lse = vec![f32::NAN; batch * heads * q_len];
         let [q, k, v] = self.rows();
         attention::forward(cpu, &self.shape, q, k, v, &mut out, &mut lse);
@@ -104,8 +105,8 @@ impl<E: Float> Problem<E> {
 
     fn backward(&self, cpu: &Cpu, out: &[E], lse: &[f32]) -> (Vec<E>, Vec<E>) {
         let Shape { heads, kv_heads, head_dim, .. } = self.shape;
-        let mut dq = vec![E::narrow(7.0); self.q.len()];
-        let mut dkv = vec![E::narrow(7.0); self.kv.len()];
+        let mut dq = vec![E::round_from(7.0); self.q.len()];
+        let mut dkv = vec![E::round_from(7.0); self.kv.len()];
         let (width, kv_width) = (heads * head_dim, kv_heads * head_dim);
         let (stride, parts) = (q_stride(&self.shape), [0..3, 3..3 + width]);
         let [_, to_q] = RowsMut::columns(&mut dq, stride, parts);
@@ -146,12 +147,12 @@ fn kv_stride(shape: &Shape) -> usize {
 fn columns<E: Float>(data: &[E], stride: usize, offset: usize, width: usize) -> Vec<f64> {
     data.chunks(stride)
         .flat_map(|row| &row[offset..offset + width])
-        .map(|x| f64::from(x.wide()))
+        .map(|x| f64::from(x.as_f32()))
         .collect()
 }
 
-fn wide<E: Float>(data: &[E]) -> Vec<f64> {
-    data.iter().map(|x| f64::from(x.wide())).collect()
+fn to_f64<E: Float>(data: &[E]) -> Vec<f64> {
+    data.iter().map(|x| f64::from(x.as_f32())).collect()
 }
 
 /// How far two are apart, as a part of the size of the numbers in them; what should be nought, of inputs of
@@ -174,15 +175,15 @@ fn assert_near(ours: &[f64], theirs: &[f64], tolerance: f64, what: &str) {
 fn fast_equals_reference<E: Float>(cpu: &Cpu, case: Case, tolerance: f64) {
     let problem = Problem::<E>::new(shape_of(case));
     let name = |what| format!("{what} at {:?} in {} of {case:?}", cpu.level, E::DTYPE);
-    let (inputs, dout) = (problem.inputs(), wide(&problem.dout));
+    let (inputs, dout) = (problem.inputs(), to_f64(&problem.dout));
     let expected = reference::forward(&problem.shape, &inputs);
     let grads = reference::backward(&problem.shape, &inputs, &expected, &dout);
     let answer = problem.solve(cpu);
     let Shape { heads, kv_heads, head_dim, .. } = problem.shape;
     let (width, kv_width) = (heads * head_dim, kv_heads * head_dim);
     let (stride, kv_stride) = (q_stride(&problem.shape), kv_stride(&problem.shape));
-    assert_near(&wide(&answer.out), &expected.out, tolerance, &name("out"));
-    assert_near(&wide(&answer.lse), &expected.lse, tolerance, &name("lse"));
+    assert_near(&to_f64(&answer.out), &expected.out, tolerance, &name("out"));
+    assert_near(&to_f64(&answer.lse), &expected.lse, tolerance, &name("lse"));
     assert_near(&columns(&answer.dq, stride, 3, width), &grads.q, tolerance, &name("dq"));
     assert_near(&columns(&answer.dkv, kv_stride, 1, kv_width), &grads.k, tolerance, &name("dk"));
     assert_near(
@@ -265,8 +266,8 @@ fn large_scores_neither_overflow_nor_vanish() {
         problem.q.iter_mut().for_each(|x| *x *= 4.0);
         let (out, lse) = problem.forward(&cpu);
         let expected = reference::forward(&problem.shape, &problem.inputs());
-        assert_near(&wide(&out), &expected.out, 1e-2, &format!("out at {:?}", cpu.level));
-        assert_near(&wide(&lse), &expected.lse, 1e-5, &format!("lse at {:?}", cpu.level));
+        assert_near(&to_f64(&out), &expected.out, 1e-2, &format!("out at {:?}", cpu.level));
+        assert_near(&to_f64(&lse), &expected.lse, 1e-5, &format!("lse at {:?}", cpu.level));
     }
 }
 
@@ -322,19 +323,19 @@ fn merged_equals_whole<E: Float>(cpu: &Cpu, tolerance: f64) {
         let (other_out, other_lse) = block.forward(cpu);
         attention::merge(cpu, &whole.shape, &mut out, &mut lse, &other_out, &other_lse);
     }
-    assert_near(&wide(&out), &wide(&answer.out), tolerance, "merged out");
-    assert_near(&wide(&lse), &wide(&answer.lse), tolerance, "merged lse");
+    assert_near(&to_f64(&out), &to_f64(&answer.out), tolerance, "merged out");
+    assert_near(&to_f64(&lse), &to_f64(&answer.lse), tolerance, "merged lse");
     let mut dq = vec![0.0; whole.q.len()];
     let mut dkv = vec![];
     for block in &blocks {
         let (part, dkv_of_block) = block.backward(cpu, &out, &lse);
-        dq.iter_mut().zip(wide(&part)).for_each(|(sum, x)| *sum += x);
-        dkv.extend(wide(&dkv_of_block));
+        dq.iter_mut().zip(to_f64(&part)).for_each(|(sum, x)| *sum += x);
+        dkv.extend(to_f64(&dkv_of_block));
     }
     let (stride, width) = (q_stride(&whole.shape), whole.shape.heads * whole.shape.head_dim);
     let dq: Vec<f64> = dq.chunks(stride).flat_map(|row| row[3..3 + width].to_vec()).collect();
     assert_near(&dq, &columns(&answer.dq, stride, 3, width), tolerance, "summed dq");
-    assert_near(&dkv, &wide(&answer.dkv), tolerance, "dk and dv of the blocks");
+    assert_near(&dkv, &to_f64(&answer.dkv), tolerance, "dk and dv of the blocks");
 }
 
 /// The same through f32: partial outputs are merged, and gradients added up, before anything is rounded.
@@ -370,10 +371,10 @@ fn summed_equals_whole<E: Float>(cpu: &Cpu, tolerance: f64) {
         attention::forward(cpu, &cut(keys), q, k, v, &mut part, &mut part_lse);
         attention::merge(cpu, &shape, &mut out, &mut lse, &part, &part_lse);
     }
-    assert_near(&wide(&out), &wide(&answer.out), tolerance, "merged out");
-    assert_near(&wide(&lse), &wide(&answer.lse), tolerance, "merged lse");
+    assert_near(&to_f64(&out), &to_f64(&answer.out), tolerance, "merged out");
+    assert_near(&to_f64(&lse), &to_f64(&answer.lse), tolerance, "merged lse");
 
-    let rounded: Vec<E> = out.iter().map(|x| E::narrow(*x)).collect();
+    let rounded: Vec<E> = out.iter().map(|x| E::round_from(*x)).collect();
     let mut delta = vec![f32::NAN; q_len * heads];
     attention::delta(cpu, head_dim, &rounded, &whole.dout, &mut delta);
     let (mut dq, mut dk, mut dv) =
@@ -388,8 +389,8 @@ fn summed_equals_whole<E: Float>(cpu: &Cpu, tolerance: f64) {
         attention::backward_block(cpu, &shape, q, k, v, &delta, dout, &lse, to_q, to_k, to_v, true);
     }
     // They were added to what was there.
-    let less = |x: &[f32], by: f64| wide(x).iter().map(|x| x - by).collect::<Vec<f64>>();
-    assert_near(&wide(&dq), &columns(&answer.dq, stride, 3, width), tolerance, "summed dq");
+    let less = |x: &[f32], by: f64| to_f64(x).iter().map(|x| x - by).collect::<Vec<f64>>();
+    assert_near(&to_f64(&dq), &columns(&answer.dq, stride, 3, width), tolerance, "summed dq");
     let expected = columns(&answer.dkv, kv_stride, 1, kv_width);
     assert_near(&less(&dk, 1.0), &expected, tolerance, "dk of the blocks");
     let expected = columns(&answer.dkv, kv_stride, 1 + kv_width, kv_width);
@@ -413,7 +414,7 @@ fn delta_for_output<E: Float + PartialEq>(cpu: &Cpu) {
     let mut delta = vec![f32::NAN; answer.lse.len()];
     attention::delta(cpu, head_dim, &answer.out, &problem.dout, &mut delta);
     let (mut dq, mut dkv) =
-        (vec![E::narrow(7.0); problem.q.len()], vec![E::narrow(7.0); problem.kv.len()]);
+        (vec![E::round_from(7.0); problem.q.len()], vec![E::round_from(7.0); problem.kv.len()]);
     let (stride, parts) = (q_stride(&problem.shape), [0..3, 3..3 + width]);
     let [_, to_q] = RowsMut::columns(&mut dq, stride, parts);
     let parts = [1..1 + kv_width, 1 + kv_width..1 + 2 * kv_width];
@@ -429,7 +430,7 @@ fn delta_for_output<E: Float + PartialEq>(cpu: &Cpu) {
 fn finite_differences_bind_the_reference() {
     for case in [[2, 1, 3, 4, 4, 0, 0], [2, 2, 2, 3, 5, 1, 0], [1, 1, 2, 5, 3, 0, 2]] {
         let problem = Problem::<f32>::new(shape_of(case));
-        let (inputs, dout) = (problem.inputs(), wide(&problem.dout));
+        let (inputs, dout) = (problem.inputs(), to_f64(&problem.dout));
         let outputs = reference::forward(&problem.shape, &inputs);
         let grads = reference::backward(&problem.shape, &inputs, &outputs, &dout);
         let loss = |inputs: &reference::Inputs| -> f64 {

@@ -24,8 +24,8 @@ pub fn whole(n: usize, bound: usize, stream: u64) -> Vec<u32> {
     (0..n as u64).map(|i| key.word(i) % bound.max(1) as u32).collect()
 }
 
-pub fn wide<E: Float>(x: &[E]) -> Vec<f64> {
-    x.iter().map(|x| x.wide() as f64).collect()
+pub fn to_f64<E: Float>(x: &[E]) -> Vec<f64> {
+    x.iter().map(|x| x.as_f32() as f64).collect()
 }
 
 /// How far a value may be off, per unit of its size: `f32`'s own bound, or half a step of bf16 on top.

@@ -20,8 +20,8 @@ fn equals_its_reference<E: Float>() {
     for ((n, vocab), how) in SHAPES.into_iter().flat_map(|shape| HOW.map(|how| (shape, how))) {
         let (logits, targets) = rows(n, vocab);
         let right = [
-            reference::losses(&wide(&logits), &targets, how.z_loss as f64),
-            reference::backward(&wide(&logits), &targets, how.scale as f64, how.z_loss as f64),
+            reference::losses(&to_f64(&logits), &targets, how.z_loss as f64),
+            reference::backward(&to_f64(&logits), &targets, how.scale as f64, how.z_loss as f64),
         ];
         everywhere(&format!("loss ({n}, {vocab})"), tolerance::<E>(3e-6), right, |cpu| {
             let (mut losses, mut d, mut dlogits) =
@@ -29,11 +29,11 @@ fn equals_its_reference<E: Float>() {
             loss::in_place(cpu, &mut d, &targets, how, &mut losses);
             let mut losses2 = vec![9.0; n];
             loss::into(cpu, &logits, &targets, how, &mut losses2, &mut dlogits);
-            close("in place and elsewhere", tolerance::<E>(1e-6), &wide(&d), &wide(&dlogits));
-            close("losses", 1e-6, &wide(&losses), &wide(&losses2));
+            close("in place and elsewhere", tolerance::<E>(1e-6), &to_f64(&d), &to_f64(&dlogits));
+            close("losses", 1e-6, &to_f64(&losses), &to_f64(&losses2));
             loss::losses(cpu, &logits, &targets, how, &mut losses2);
-            close("losses alone", 1e-6, &wide(&losses), &wide(&losses2));
-            [wide(&losses), wide(&dlogits)]
+            close("losses alone", 1e-6, &to_f64(&losses), &to_f64(&losses2));
+            [to_f64(&losses), to_f64(&dlogits)]
         });
     }
 }
@@ -71,20 +71,20 @@ fn shares_of_the_vocabulary_equal_the_whole() {
         close(
             "losses",
             2e-6,
-            &reference::losses(&wide(&logits), &targets, how.z_loss as f64),
-            &wide(&losses),
+            &reference::losses(&to_f64(&logits), &targets, how.z_loss as f64),
+            &to_f64(&losses),
         );
 
         let right =
-            reference::backward(&wide(&logits), &targets, how.scale as f64, how.z_loss as f64);
+            reference::backward(&to_f64(&logits), &targets, how.scale as f64, how.z_loss as f64);
         let right: Vec<f32> = right.iter().map(|d| *d as f32).collect();
         for ((first, mut logits), cut) in shares.into_iter().zip(cuts.windows(2)) {
-            let right = wide(&share(&right, vocab, cut[0], cut[1]));
+            let right = to_f64(&share(&right, vocab, cut[0], cut[1]));
             let mut elsewhere = logits.clone();
             loss::finish_into(&cpu, &logits, &found, &targets, first, how, &mut elsewhere);
-            close("elsewhere", 2e-6, &right, &wide(&elsewhere));
+            close("elsewhere", 2e-6, &right, &to_f64(&elsewhere));
             loss::finish_in_place(&cpu, &mut logits, &found, &targets, first, how);
-            close("in place", 2e-6, &right, &wide(&logits));
+            close("in place", 2e-6, &right, &to_f64(&logits));
         }
     }
 }
@@ -92,7 +92,7 @@ fn shares_of_the_vocabulary_equal_the_whole() {
 #[test]
 fn the_references_backward_is_its_slope() {
     let (logits, targets) = rows(7, 9);
-    let logits = wide(&logits);
+    let logits = to_f64(&logits);
     let right = slopes(&logits, |logits| {
         0.5 * reference::losses(logits, &targets, 0.1).iter().sum::<f64>()
     });

@@ -17,13 +17,13 @@ fn equals_its_reference<E: Float>() {
             Dropout { key: KEY, p, first: 50, width: 7, stride: 100 },
             Dropout { key: KEY, p, first: 3, width: 300, stride: 300 },
         ] {
-            let right = reference::apply(&drop, &wide(&x));
-            let added = right.iter().zip(&residual).map(|(x, r)| x + r.wide() as f64).collect();
+            let right = reference::apply(&drop, &to_f64(&x));
+            let added = right.iter().zip(&residual).map(|(x, r)| x + r.as_f32() as f64).collect();
             everywhere(&format!("{drop:?} of {n}"), tolerance::<E>(1e-6), [right, added], |cpu| {
                 let (mut dropped, mut added) = (x.clone(), residual.clone());
                 dropout::apply(cpu, &drop, &mut dropped);
                 dropout::add(cpu, &drop, &mut added, &x);
-                [wide(&dropped), wide(&added)]
+                [to_f64(&dropped), to_f64(&added)]
             });
         }
     }

@@ -9,10 +9,10 @@ crate::both_types!(equals_its_reference casts_round_to_nearest columns_go_where_
 fn equals_its_reference<E: Float>() {
     for n in LENGTHS {
         let (a, b) = (numbers::<E>(n, 1), numbers::<E>(n, 2));
-        let sum = reference::sum(&wide(&a), &wide(&b));
-        let scaled = reference::scale(&wide(&a), 0.3);
-        let both = reference::sum(&wide(&a), &reference::scale(&wide(&b), 0.3));
-        let right = [sum.clone(), sum, scaled, both, wide(&a), vec![1.5; n]];
+        let sum = reference::sum(&to_f64(&a), &to_f64(&b));
+        let scaled = reference::scale(&to_f64(&a), 0.3);
+        let both = reference::sum(&to_f64(&a), &reference::scale(&to_f64(&b), 0.3));
+        let right = [sum.clone(), sum, scaled, both, to_f64(&a), vec![1.5; n]];
         everywhere(&format!("elements, {n}"), tolerance::<E>(1e-6), right, |cpu| {
             let (mut added, mut sum, mut scaled) = (a.clone(), b.clone(), a.clone());
             elementwise::add(cpu, &mut added, &b);
@@ -21,17 +21,17 @@ fn equals_its_reference<E: Float>() {
             let (mut both, mut copied, mut filled) = (a.clone(), b.clone(), a.clone());
             elementwise::add_scaled(cpu, &mut both, &b, 0.3);
             elementwise::copy(cpu, &a, &mut copied);
-            elementwise::fill(cpu, &mut filled, E::narrow(1.5));
-            [added, sum, scaled, both, copied, filled].map(|x| wide(&x))
+            elementwise::fill(cpu, &mut filled, E::round_from(1.5));
+            [added, sum, scaled, both, copied, filled].map(|x| to_f64(&x))
         });
     }
     for (rows, n) in SHAPES {
         let (a, bias) = (numbers::<E>(rows * n, 1), numbers::<E>(n, 2));
-        let right = reference::add_bias(&wide(&a), &wide(&bias));
+        let right = reference::add_bias(&to_f64(&a), &to_f64(&bias));
         everywhere(&format!("bias ({rows}, {n})"), tolerance::<E>(1e-6), [right], |cpu| {
             let mut a = a.clone();
             elementwise::add_bias(cpu, &mut a, &bias);
-            [wide(&a)]
+            [to_f64(&a)]
         });
     }
 }
@@ -40,12 +40,12 @@ fn equals_its_reference<E: Float>() {
 fn casts_round_to_nearest<E: Float>() {
     for n in LENGTHS {
         let x = numbers::<E>(n, 3);
-        let narrow: Vec<f64> = x.iter().map(|x| bf16::from_f32(x.wide()).to_f64()).collect();
-        everywhere(&format!("casts of {n}"), 0.0, [narrow, wide(&x)], |cpu| {
+        let narrow: Vec<f64> = x.iter().map(|x| bf16::from_f32(x.as_f32()).to_f64()).collect();
+        everywhere(&format!("casts of {n}"), 0.0, [narrow, to_f64(&x)], |cpu| {
             let (mut narrow, mut whole) = (vec![bf16::ZERO; n], vec![0f32; n]);
             elementwise::cast(cpu, &x, &mut narrow);
             elementwise::cast(cpu, &x, &mut whole);
-            [wide(&narrow), wide(&whole)]
+            [to_f64(&narrow), to_f64(&whole)]
         });
     }
 }
@@ -58,12 +58,12 @@ fn columns_go_where_they_should<E: Float>() {
             let columns =
                 Columns { from_stride: stride, from: first, to_stride: stride + 5, to: at, width };
             let expected = |added: bool| {
-                let mut expected = wide(&to);
+                let mut expected = to_f64(&to);
                 let rows = expected.chunks_mut(stride + 5).zip(from.chunks(stride));
                 for (row, from) in rows {
                     for i in 0..width {
                         let old = if added { row[at + i] } else { 0.0 };
-                        row[at + i] = old + f64::from(from[first + i].wide());
+                        row[at + i] = old + f64::from(from[first + i].as_f32());
                     }
                 }
                 expected
@@ -73,7 +73,7 @@ fn columns_go_where_they_should<E: Float>() {
                 let (mut copied, mut added) = (to.clone(), to.clone());
                 elementwise::copy_columns(cpu, &from, &mut copied, &columns);
                 elementwise::add_columns(cpu, &from, &mut added, &columns);
-                [wide(&copied), wide(&added)]
+                [to_f64(&copied), to_f64(&added)]
             });
         }
     }

@@ -13,16 +13,16 @@ fn equals_its_reference<E: Float>() {
             let (ids, table, dy) =
                 (whole(n, 50, 1), numbers::<E>(rows * dim, 2), numbers::<E>(n * dim, 3));
             let (positions, place) = (numbers::<E>(12 * dim, 4), Place { start: 3, len: 9 });
-            let out = reference::forward(&ids, &wide(&table), dim, held, None);
+            let out = reference::forward(&ids, &to_f64(&table), dim, held, None);
             let placed = reference::forward(
                 &ids,
-                &wide(&table),
+                &to_f64(&table),
                 dim,
                 held,
-                Some((&wide(&positions), place)),
+                Some((&to_f64(&positions), place)),
             );
-            let dtable = reference::backward(&ids, &wide(&dy), dim, held, rows);
-            let dpositions = reference::positions_backward(&wide(&dy), dim, place, 12);
+            let dtable = reference::backward(&ids, &to_f64(&dy), dim, held, rows);
+            let dpositions = reference::positions_backward(&to_f64(&dy), dim, place, 12);
             let right =
                 [out, placed, dtable, dpositions.iter().map(|d| d + 1.0).collect(), dpositions];
             everywhere(
@@ -46,7 +46,13 @@ fn equals_its_reference<E: Float>() {
                     let (mut added, mut dpositions) = (vec![1.0; 12 * dim], vec![1.0; 12 * dim]);
                     embedding::positions_backward(cpu, &dy, dim, place, &mut added, true);
                     embedding::positions_backward(cpu, &dy, dim, place, &mut dpositions, false);
-                    [wide(&out), wide(&placed), wide(&dtable), wide(&added), wide(&dpositions)]
+                    [
+                        to_f64(&out),
+                        to_f64(&placed),
+                        to_f64(&dtable),
+                        to_f64(&added),
+                        to_f64(&dpositions),
+                    ]
                 },
             );
         }
@@ -58,7 +64,8 @@ fn the_references_backward_is_its_slope() {
     let (ids, dim, place) = ([3, 1, 3, 0, 2], 4, Place { start: 1, len: 3 });
     let (table, positions, dy) =
         (numbers::<f32>(16, 1), numbers::<f32>(16, 2), numbers::<f32>(20, 3));
-    let (table, positions, dy, held) = (wide(&table), wide(&positions), wide(&dy), Held::all(4));
+    let (table, positions, dy, held) =
+        (to_f64(&table), to_f64(&positions), to_f64(&dy), Held::all(4));
     let loss = |table: &[f64], positions: &[f64]| {
         dot(&reference::forward(&ids, table, dim, held, Some((positions, place))), &dy)
     };

@@ -8,29 +8,37 @@ crate::both_types!(equals_its_reference);
 fn equals_its_reference<E: Float>() {
     for n in LENGTHS {
         // Out to where one side is the identity and the other zero.
-        let x: Vec<E> = numbers::<E>(n, 1).iter().map(|x| E::narrow(x.wide() * 3.0)).collect();
+        let x: Vec<E> =
+            numbers::<E>(n, 1).iter().map(|x| E::round_from(x.as_f32() * 3.0)).collect();
         let dy = numbers::<E>(n, 2);
-        let out: Vec<f64> = wide(&x).into_iter().map(reference::forward).collect();
-        let dx: Vec<f64> =
-            wide(&x).into_iter().zip(wide(&dy)).map(|(x, dy)| dy * reference::slope(x)).collect();
+        let out: Vec<f64> = to_f64(&x).into_iter().map(reference::forward).collect();
+        let dx: Vec<f64> = to_f64(&x)
+            .into_iter()
+            .zip(to_f64(&dy))
+            .map(|(x, dy)| dy * reference::slope(x))
+            .collect();
         everywhere(&format!("gelu of {n}"), tolerance::<E>(2e-6), [out, dx], |cpu| {
             let (mut out, mut dx) = (vec![E::default(); n], vec![E::default(); n]);
             gelu::forward(cpu, &x, &mut out);
             gelu::backward(cpu, &x, &dy, &mut dx);
             let mut d = dy.clone();
             gelu::backward_in_place(cpu, &x, &mut d);
-            assert_eq!(wide(&d), wide(&dx), "in place");
+            assert_eq!(to_f64(&d), to_f64(&dx), "in place");
             let (mut d, mut again) = (dy.clone(), vec![E::default(); n]);
             gelu::backward_again(cpu, &x, &mut d, &mut again);
-            assert_eq!((wide(&d), wide(&again)), (wide(&dx), wide(&out)), "with the output again");
-            [wide(&out), wide(&dx)]
+            assert_eq!(
+                (to_f64(&d), to_f64(&again)),
+                (to_f64(&dx), to_f64(&out)),
+                "with the output again"
+            );
+            [to_f64(&out), to_f64(&dx)]
         });
     }
 }
 
 #[test]
 fn the_references_slope_is_its_slope() {
-    let x = wide(&numbers::<f32>(50, 1));
+    let x = to_f64(&numbers::<f32>(50, 1));
     let right = slopes(&x, |x| x.iter().map(|x| reference::forward(*x)).sum());
     close("slope", 1e-8, &right, &x.iter().map(|x| reference::slope(*x)).collect::<Vec<_>>());
 }

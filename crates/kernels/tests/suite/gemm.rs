@@ -73,7 +73,7 @@ impl Values {
         };
         match dtype {
             Dtype::F32 => Values::F32((0..len).map(|_| next()).collect()),
-            Dtype::Bf16 => Values::Bf16((0..len).map(|_| bf16::narrow(next())).collect()),
+            Dtype::Bf16 => Values::Bf16((0..len).map(|_| bf16::round_from(next())).collect()),
             Dtype::U32 => unreachable!("not a type of a matrix"),
         }
     }
@@ -92,10 +92,10 @@ impl Values {
         }
     }
 
-    pub fn wide(&self) -> Vec<f32> {
+    pub fn as_f32(&self) -> Vec<f32> {
         match self {
             Values::F32(values) => values.clone(),
-            Values::Bf16(values) => values.iter().map(|value| value.wide()).collect(),
+            Values::Bf16(values) => values.iter().map(|value| value.as_f32()).collect(),
         }
     }
 
@@ -151,7 +151,7 @@ pub fn outcome(case: &Case, multiply: impl FnOnce(Gemm<'_>)) -> Outcome {
 fn close(case: &Case, level: Level, ours: &Values, want: &Values) {
     // Sums of k products below one and what the epilogue adds, in f32.
     let sums = (1.0 + case.k as f32).sqrt() * 2e-6 * case.scale.abs().max(1.0);
-    for (place, (x, y)) in ours.wide().into_iter().zip(want.wide()).enumerate() {
+    for (place, (x, y)) in ours.as_f32().into_iter().zip(want.as_f32()).enumerate() {
         let allowed = sums + want.rounding() * y.abs();
         assert!((x - y).abs() <= allowed, "{level:?} {case:?}: {x} not {y} at {place}");
     }
@@ -275,10 +275,10 @@ fn gaps_are_left_alone() {
     for dtype in DTYPES {
         for (m, n) in [(6, 70), (50, 70)] {
             let case = Case { gap: 3, out: dtype, ..case(m, n, 64, dtype, NT) };
-            let before = Values::new(dtype, m * (n + 3), 3).wide();
+            let before = Values::new(dtype, m * (n + 3), 3).as_f32();
             for level in Level::of_this_machine().and_below() {
                 let (out, _) = outcome(&case, |gemm| gemm::run(&Cpu::at(level, 2), gemm));
-                for (place, (x, y)) in out.wide().into_iter().zip(&before).enumerate() {
+                for (place, (x, y)) in out.as_f32().into_iter().zip(&before).enumerate() {
                     assert!(
                         place % (n + 3) < n || x == *y,
                         "{level:?}: the gap at {place} was written"
@@ -297,8 +297,9 @@ fn nan_and_infinity_pass_through() {
             for m in [1, 20] {
                 let (mut a, b) = (vec![0.0f32; m * 40], vec![1.0f32; 40 * 24]);
                 a[3] = f32::NAN;
-                let narrow =
-                    |values: &[f32]| values.iter().map(|x| bf16::narrow(*x)).collect::<Vec<_>>();
+                let narrow = |values: &[f32]| {
+                    values.iter().map(|x| bf16::round_from(*x)).collect::<Vec<_>>()
+                };
                 let (a16, b16) = (narrow(&a), narrow(&b));
                 let (a, b) = match dtype {
                     Dtype::F32 => (Data::F32(&a), Data::F32(&b)),

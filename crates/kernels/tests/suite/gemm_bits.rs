@@ -13,7 +13,7 @@ fn a_row_is_the_same_among_fewer() {
         for dtype in DTYPES {
             let rows = |m| {
                 let case = case(m, 70, 1100, dtype, NT);
-                outcome(&case, |gemm| gemm::run(&Cpu::at(level, 1), gemm)).0.wide()
+                outcome(&case, |gemm| gemm::run(&Cpu::at(level, 1), gemm)).0.as_f32()
             };
             assert_eq!(rows(9)[..], rows(100)[..9 * 70], "{level:?} {dtype}");
         }
@@ -106,7 +106,7 @@ fn f32_on_tiles_is_as_exact_as_multiply_adds() {
     let Values::F32(noise) = Values::new(Dtype::F32, 1 << 19, 7) else { unreachable!() };
     let uniform = |x: f32, _: usize| x;
     let positive = |x: f32, _: usize| x.abs();
-    let wide = |x: f32, i: usize| x * (2.0f32).powi((i * 7919 % 61) as i32 - 30);
+    let spread = |x: f32, i: usize| x * (2.0f32).powi((i * 7919 % 61) as i32 - 30);
     let whole = |x: f32, _: usize| (x * 8_388_607.0).round();
     let tiny = |x: f32, _: usize| x * 1e-30;
     let near_one = |x: f32, i: usize| if i.is_multiple_of(2) { 1.0 + x / 4096.0 } else { -1.0 };
@@ -115,7 +115,7 @@ fn f32_on_tiles_is_as_exact_as_multiply_adds() {
     let kinds: [Kind; 7] = [
         ("uniform", uniform),
         ("positive", positive),
-        ("of sixty powers of two", wide),
+        ("of sixty powers of two", spread),
         ("of 24 bits", whole),
         ("tiny", tiny),
         ("cancelling", near_one),

@@ -5,7 +5,7 @@ use lockstep_kernels::reference::largest as reference;
 
 /// Takes the `k` largest of `x` everywhere and holds them against a sort.
 fn hold(what: &str, x: &[f32], k: usize) {
-    let right = reference::places(&wide(x), k);
+    let right = reference::places(&to_f64(x), k);
     for level in Level::of_this_machine().and_below() {
         for threads in [1, 3] {
             let (mut rest, mut pairs) = (x.to_vec(), vec![0; k * PAIR]);
@@ -71,7 +71,7 @@ fn the_unusual_are_taken() {
                 let means: Vec<f32> =
                     squares.iter().map(|square| (square * 0.95).max(1e-30)).collect();
                 let sizes = kept.iter().zip(&means).map(|(k, mean)| k / (mean.sqrt() + 1e-8));
-                let places = reference::places(&wide(&sizes.collect::<Vec<f32>>()), 50);
+                let places = reference::places(&to_f64(&sizes.collect::<Vec<f32>>()), 50);
                 let before = kept.clone();
                 take_unusual(&cpu, &mut kept, &mut squares, &mut ratios, &mut pairs);
                 for (pair, place) in pairs.chunks(PAIR).zip(places) {

@@ -12,10 +12,10 @@ fn layer_equals_its_reference<E: Float>() {
         let (x, dy) = (numbers::<E>(rows * dim, 1), numbers::<E>(rows * dim, 2));
         let (gain, bias, before) =
             (numbers::<E>(dim, 3), numbers::<E>(dim, 4), numbers::<E>(rows * dim, 5));
-        let out = reference::layer_forward(&wide(&x), &wide(&gain), &wide(&bias), EPS);
+        let out = reference::layer_forward(&to_f64(&x), &to_f64(&gain), &to_f64(&bias), EPS);
         let (dx, dgain, dbias) =
-            reference::layer_backward(&wide(&x), &wide(&gain), EPS, &wide(&dy));
-        let added: Vec<f64> = dx.iter().zip(&before).map(|(d, b)| d + b.wide() as f64).collect();
+            reference::layer_backward(&to_f64(&x), &to_f64(&gain), EPS, &to_f64(&dy));
+        let added: Vec<f64> = dx.iter().zip(&before).map(|(d, b)| d + b.as_f32() as f64).collect();
         let (dgain2, dbias2) =
             (dgain.iter().map(|d| d + 1.0).collect(), dbias.iter().map(|d| d + 1.0).collect());
         let what = format!("layer ({rows}, {dim})");
@@ -27,9 +27,9 @@ fn layer_equals_its_reference<E: Float>() {
                 (vec![E::default(); rows * dim], vec![E::default(); rows * dim]);
             norm::layer_forward(cpu, &x, &gain, &bias, EPS as f32, &mut out, Some(&mut stats));
             norm::layer_forward(cpu, &x, &gain, &bias, EPS as f32, &mut again, None);
-            assert_eq!(wide(&out), wide(&again), "statistics change nothing");
+            assert_eq!(to_f64(&out), to_f64(&again), "statistics change nothing");
             norm::layer_again(cpu, &x, &gain, &bias, &stats, &mut again);
-            assert_eq!(wide(&out), wide(&again), "recomputed");
+            assert_eq!(to_f64(&out), to_f64(&again), "recomputed");
 
             let from = Backward { x: &x, gain: &gain, stats: &stats, dy: &dy };
             let (mut dx, mut dgain, mut dbias) =
@@ -43,17 +43,17 @@ fn layer_equals_its_reference<E: Float>() {
             let (mut whole, mut alone, mut alone2) =
                 (before.clone(), vec![0.0; dim], vec![0.0; dim]);
             norm::layer_backward(cpu, &from, &mut whole, true, &mut alone, &mut alone2, false);
-            assert_eq!(wide(&whole), wide(&added), "dx of the whole and of its half");
+            assert_eq!(to_f64(&whole), to_f64(&added), "dx of the whole and of its half");
             assert_eq!(
                 (&alone, &alone2),
                 (&dgain, &dbias),
                 "gradients of the whole and of its half"
             );
             [&out, &dx]
-                .map(|x| wide(x))
+                .map(|x| to_f64(x))
                 .into_iter()
-                .chain([wide(&dgain), wide(&dbias), wide(&added)])
-                .chain([wide(&dgain2), wide(&dbias2)])
+                .chain([to_f64(&dgain), to_f64(&dbias), to_f64(&added)])
+                .chain([to_f64(&dgain2), to_f64(&dbias2)])
                 .collect::<Vec<_>>()
                 .try_into()
                 .unwrap()
@@ -65,9 +65,9 @@ fn rms_equals_its_reference<E: Float>() {
     for (rows, dim) in SHAPES {
         let (x, dy) = (numbers::<E>(rows * dim, 1), numbers::<E>(rows * dim, 2));
         let (gain, before) = (numbers::<E>(dim, 3), numbers::<E>(rows * dim, 5));
-        let out = reference::rms_forward(&wide(&x), &wide(&gain), EPS);
-        let (dx, dgain) = reference::rms_backward(&wide(&x), &wide(&gain), EPS, &wide(&dy));
-        let added: Vec<f64> = dx.iter().zip(&before).map(|(d, b)| d + b.wide() as f64).collect();
+        let out = reference::rms_forward(&to_f64(&x), &to_f64(&gain), EPS);
+        let (dx, dgain) = reference::rms_backward(&to_f64(&x), &to_f64(&gain), EPS, &to_f64(&dy));
+        let added: Vec<f64> = dx.iter().zip(&before).map(|(d, b)| d + b.as_f32() as f64).collect();
         let dgain2 = dgain.iter().map(|d| d + 1.0).collect();
         let what = format!("rms ({rows}, {dim})");
         everywhere(&what, tolerance::<E>(2e-5), [out, dx, dgain, added, dgain2], |cpu| {
@@ -76,7 +76,7 @@ fn rms_equals_its_reference<E: Float>() {
                 (vec![E::default(); rows * dim], vec![E::default(); rows * dim]);
             norm::rms_forward(cpu, &x, &gain, EPS as f32, &mut out, Some(&mut stats));
             norm::rms_again(cpu, &x, &gain, &stats, &mut again);
-            assert_eq!(wide(&out), wide(&again), "recomputed");
+            assert_eq!(to_f64(&out), to_f64(&again), "recomputed");
 
             let from = Backward { x: &x, gain: &gain, stats: &stats, dy: &dy };
             let (mut dx, mut dgain) = (vec![E::default(); rows * dim], vec![9.0; dim]);
@@ -84,7 +84,7 @@ fn rms_equals_its_reference<E: Float>() {
             let (mut added, mut dgain2) = (before.clone(), vec![1.0; dim]);
             norm::rms_backward_input(cpu, &from, &mut added, true);
             norm::rms_backward_weight(cpu, &from, &mut dgain2, true);
-            [wide(&out), wide(&dx), wide(&dgain), wide(&added), wide(&dgain2)]
+            [to_f64(&out), to_f64(&dx), to_f64(&dgain), to_f64(&added), to_f64(&dgain2)]
         });
     }
 }
@@ -92,9 +92,9 @@ fn rms_equals_its_reference<E: Float>() {
 #[test]
 fn the_references_backward_is_their_slope() {
     let (rows, dim) = (3, 7);
-    let wide = |n, stream| wide(&numbers::<f32>(n, stream));
+    let random = |n, stream| to_f64(&numbers::<f32>(n, stream));
     let (x, gain, bias, dy) =
-        (wide(rows * dim, 1), wide(dim, 2), wide(dim, 3), wide(rows * dim, 4));
+        (random(rows * dim, 1), random(dim, 2), random(dim, 3), random(rows * dim, 4));
     let (dx, dgain, dbias) = reference::layer_backward(&x, &gain, EPS, &dy);
     let layer = |x: &[f64], gain: &[f64], bias: &[f64]| {
         dot(&reference::layer_forward(x, gain, bias, EPS), &dy)
@@ -113,10 +113,10 @@ fn the_references_backward_is_their_slope() {
 fn a_large_mean_does_not_drown_the_spread() {
     let x: Vec<f32> = numbers::<f32>(512, 1).iter().map(|x| x + 1e4).collect();
     let (gain, bias) = (vec![1.0; 512], vec![0.0; 512]);
-    let right = reference::layer_forward(&wide(&x), &wide(&gain), &wide(&bias), EPS);
+    let right = reference::layer_forward(&to_f64(&x), &to_f64(&gain), &to_f64(&bias), EPS);
     everywhere("mean of 1e4", 3e-3, [right], |cpu| {
         let mut out = vec![0.0; 512];
         norm::layer_forward(cpu, &x, &gain, &bias, EPS as f32, &mut out, None);
-        [wide(&out)]
+        [to_f64(&out)]
     });
 }

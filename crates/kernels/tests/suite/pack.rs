@@ -20,16 +20,16 @@ fn equals_its_reference() {
     for (n, code) in LENGTHS.into_iter().flat_map(|n| CODES.map(|code| (n, code))) {
         let (x, kept) = (numbers::<f32>(n, 1), numbers::<f32>(n, 2));
         let sum: Vec<f32> = x.iter().zip(&kept).map(|(x, kept)| x + kept).collect();
-        let right = reference::round_trip(code, &wide(&sum));
-        let lost = wide(&sum).iter().zip(&right).map(|(sum, right)| sum - right).collect();
-        let added = wide(&x).iter().zip(&right).map(|(x, right)| x + right).collect();
+        let right = reference::round_trip(code, &to_f64(&sum));
+        let lost = to_f64(&sum).iter().zip(&right).map(|(sum, right)| sum - right).collect();
+        let added = to_f64(&x).iter().zip(&right).map(|(x, right)| x + right).collect();
         everywhere(&format!("{code:?} of {n}"), 1e-6, [right, lost, added], |cpu| {
             let (mut kept, mut packed) = (kept.clone(), vec![0; code.bytes(n)]);
             pack::pack(cpu, code, &x, &mut kept, &mut packed);
             let (mut out, mut added) = (vec![f32::NAN; n], x.clone());
             pack::unpack(cpu, code, &packed, &mut out);
             pack::add_unpacked(cpu, code, &packed, &mut added);
-            [out, kept, added].map(|x| wide(&x))
+            [out, kept, added].map(|x| to_f64(&x))
         });
     }
 }

@@ -26,7 +26,7 @@ fn equals_its_reference<E: Float>() {
             random::words(cpu, KEY, first, &mut words);
             random::uniform(cpu, KEY, first, &mut uniform);
             random::normal(cpu, KEY, first, &mut normal, 2.0);
-            [words.iter().map(|&word| word as f64).collect(), wide(&uniform), wide(&normal)]
+            [words.iter().map(|&word| word as f64).collect(), to_f64(&uniform), to_f64(&normal)]
         });
     }
 }

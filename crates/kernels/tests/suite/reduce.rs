@@ -9,13 +9,13 @@ fn whole_sums_equal_their_reference<E: Float>() {
     for n in LENGTHS.into_iter().chain([100_003]) {
         let x = numbers::<E>(n, 1);
         let mut broken = x.clone();
-        broken.iter_mut().skip(3).step_by(100).for_each(|x| *x = E::narrow(f32::NAN));
-        broken.iter_mut().skip(8).step_by(1000).for_each(|x| *x = E::narrow(f32::NEG_INFINITY));
+        broken.iter_mut().skip(3).step_by(100).for_each(|x| *x = E::round_from(f32::NAN));
+        broken.iter_mut().skip(8).step_by(1000).for_each(|x| *x = E::round_from(f32::NEG_INFINITY));
         let right = vec![
-            reference::sum_of_squares(&wide(&x)),
-            reference::max_abs(&wide(&x)),
+            reference::sum_of_squares(&to_f64(&x)),
+            reference::max_abs(&to_f64(&x)),
             0.0,
-            reference::count_non_finite(&wide(&broken)) as f64,
+            reference::count_non_finite(&to_f64(&broken)) as f64,
         ];
         everywhere(&format!("reductions of {n}"), 1e-6, [right], |cpu| {
             let max = reduce::max_abs(cpu, &x) as f64;
@@ -28,13 +28,13 @@ fn whole_sums_equal_their_reference<E: Float>() {
 fn column_sums_equal_their_reference<E: Float>() {
     for (rows, n) in SHAPES {
         let x = numbers::<E>(rows * n, 1);
-        let right = reference::column_sums(&wide(&x), n);
+        let right = reference::column_sums(&to_f64(&x), n);
         let added = right.iter().map(|sum| sum + 1.0).collect();
         everywhere(&format!("columns ({rows}, {n})"), 1e-5, [right, added], |cpu| {
             let (mut sums, mut added) = (vec![1.0; n], vec![1.0; n]);
             reduce::column_sums(cpu, &x, &mut sums, false);
             reduce::column_sums(cpu, &x, &mut added, true);
-            [wide(&sums), wide(&added)]
+            [to_f64(&sums), to_f64(&added)]
         });
     }
 }

@@ -9,7 +9,7 @@ use lockstep_kernels::reference::rope as reference;
 const THETA: f64 = 10_000.0;
 
 fn numbers<E: Float>(len: usize) -> Vec<E> {
-    (0..len).map(|i| E::narrow(((i * 7919) % 4001) as f32 / 2000.0 - 1.0)).collect()
+    (0..len).map(|i| E::round_from(((i * 7919) % 4001) as f32 / 2000.0 - 1.0)).collect()
 }
 
 /// heads, head_dim, rows, columns before, columns after
@@ -49,13 +49,13 @@ fn fast_equals_reference<E: Float>(
                 Positions::From { start, len } => start + row % len,
                 Positions::List(list) => list[row] as usize,
             };
-            let mut expected: Vec<f64> = was.iter().map(|x| f64::from(x.wide())).collect();
+            let mut expected: Vec<f64> = was.iter().map(|x| f64::from(x.as_f32())).collect();
             for head in expected[before..before + heads * head_dim].chunks_mut(head_dim) {
                 let turn = if back { reference::backward } else { reference::forward };
                 turn(head, position as f64, THETA);
             }
             for (column, (ours, expected)) in ours.iter().zip(expected).enumerate() {
-                let apart = (f64::from(ours.wide()) - expected).abs();
+                let apart = (f64::from(ours.as_f32()) - expected).abs();
                 assert!(
                     apart <= tolerance,
                     "row {row}, column {column}: {apart:.1e} apart at {:?}",

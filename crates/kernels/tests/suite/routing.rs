@@ -44,12 +44,12 @@ fn choices_and_their_backward_equal_the_reference() {
         let logits: Vec<f32> =
             numbers::<f32>(tokens * experts, 1).iter().map(|x| 2.0 * x).collect();
         let dweights = numbers::<f32>(tokens * top_k, 2);
-        let (probs, chosen, weights) = reference::choose(router, &wide(&logits));
+        let (probs, chosen, weights) = reference::choose(router, &to_f64(&logits));
         // The gradient of: weights · dweights + 0.5 balance + 0.25 z.
         let mut dlogits =
-            reference::weights_backward(router, &wide(&logits), &chosen, &wide(&dweights));
-        let balance = reference::balance_backward(&wide(&logits), experts, &chosen, scopes);
-        let z = reference::z_loss_backward(&wide(&logits), experts);
+            reference::weights_backward(router, &to_f64(&logits), &chosen, &to_f64(&dweights));
+        let balance = reference::balance_backward(&to_f64(&logits), experts, &chosen, scopes);
+        let z = reference::z_loss_backward(&to_f64(&logits), experts);
         dlogits
             .iter_mut()
             .zip(balance.iter().zip(&z))
@@ -58,8 +58,8 @@ fn choices_and_their_backward_equal_the_reference() {
             vec![0.0; 2]
         } else {
             vec![
-                reference::balance_loss(&wide(&logits), experts, &chosen, scopes),
-                reference::z_loss(&wide(&logits), experts),
+                reference::balance_loss(&to_f64(&logits), experts, &chosen, scopes),
+                reference::z_loss(&to_f64(&logits), experts),
             ]
         };
         let which = chosen.iter().map(|&expert| expert as f64).collect();
@@ -95,7 +95,7 @@ fn choices_and_their_backward_equal_the_reference() {
                     vec![balance.sum::<f64>() / scopes as f64, z]
                 };
                 let which = got.chosen.iter().map(|&expert| expert as f64).collect();
-                [wide(&got.probs), which, wide(&got.weights), wide(&dlogits), losses]
+                [to_f64(&got.probs), which, to_f64(&got.weights), to_f64(&dlogits), losses]
             },
         );
     }
@@ -167,25 +167,27 @@ fn rows_move_as_in_the_reference<E: Float>() {
         let capacity = capacity.map(|slots| Capacity { slots, scopes: 1 });
         let (order, _, place) = reference::group(&chosen, experts, capacity);
         let rows = numbers::<E>(order.len() * dim, 5);
-        let gathered =
-            order.iter().flat_map(|&slot| wide(&x[slot as usize / top_k * dim..][..dim])).collect();
-        let combined = reference::combine(&wide(&rows), dim, top_k, &place, &wide(&weights));
+        let gathered = order
+            .iter()
+            .flat_map(|&slot| to_f64(&x[slot as usize / top_k * dim..][..dim]))
+            .collect();
+        let combined = reference::combine(&to_f64(&rows), dim, top_k, &place, &to_f64(&weights));
         let (drows, dweights) = reference::combine_backward(
-            &wide(&rows),
+            &to_f64(&rows),
             dim,
             top_k,
             &place,
-            &wide(&weights),
-            &wide(&dy),
+            &to_f64(&weights),
+            &to_f64(&dy),
         );
-        let plain = reference::combine(&wide(&rows), dim, top_k, &place, &vec![1.0; slots]);
-        let added = plain.iter().zip(&residual).map(|(x, r)| x + r.wide() as f64).collect();
+        let plain = reference::combine(&to_f64(&rows), dim, top_k, &place, &vec![1.0; slots]);
+        let added = plain.iter().zip(&residual).map(|(x, r)| x + r.as_f32() as f64).collect();
         let right = [gathered, combined, added, drows, dweights];
         everywhere(&format!("{tokens} tokens, {capacity:?}"), tolerance::<E>(1e-5), right, |cpu| {
             let (mut gathered, mut drows) =
                 (vec![E::default(); rows.len()], vec![E::default(); rows.len()]);
             routing::gather(cpu, &x, dim, top_k, &order, &mut gathered);
-            let (mut combined, mut added) = (vec![E::narrow(7.0); x.len()], residual.clone());
+            let (mut combined, mut added) = (vec![E::round_from(7.0); x.len()], residual.clone());
             routing::combine(cpu, &rows, top_k, &place, Some(&weights), &mut combined, false);
             routing::combine(cpu, &rows, top_k, &place, None, &mut added, true);
             // The backward of `combine`: its rows' is dy gathered and scaled, its weights' is dy gathered
@@ -197,7 +199,13 @@ fn rows_move_as_in_the_reference<E: Float>() {
             let mut factors = vec![7.0; order.len()];
             routing::gather(cpu, &weights, 1, 1, &order, &mut factors);
             routing::scale_rows(cpu, &mut drows, dim, &factors);
-            [wide(&gathered), wide(&combined), wide(&added), wide(&drows), wide(&dweights)]
+            [
+                to_f64(&gathered),
+                to_f64(&combined),
+                to_f64(&added),
+                to_f64(&drows),
+                to_f64(&dweights),
+            ]
         });
     }
 }
@@ -205,9 +213,9 @@ fn rows_move_as_in_the_reference<E: Float>() {
 #[test]
 fn the_references_backward_is_their_slope() {
     for router in &ROUTERS[..3] {
-        let logits = wide(&numbers::<f32>(4 * router.experts, 1));
+        let logits = to_f64(&numbers::<f32>(4 * router.experts, 1));
         let (_, chosen, _) = reference::choose(*router, &logits);
-        let dw = wide(&numbers::<f32>(chosen.len(), 2));
+        let dw = to_f64(&numbers::<f32>(chosen.len(), 2));
         let right =
             slopes(&logits, |logits| dot(&reference::weights_of(*router, logits, &chosen), &dw));
         close(
@@ -227,7 +235,7 @@ fn the_references_backward_is_their_slope() {
         close("z", 1e-8, &right, &reference::z_loss_backward(&logits, router.experts));
     }
     let (dim, top_k, place) = (3, 2, [2, 0, DROPPED, 1]);
-    let [rows, weights, dy] = [9, 4, 6].map(|n| wide(&numbers::<f32>(n, n as u64)));
+    let [rows, weights, dy] = [9, 4, 6].map(|n| to_f64(&numbers::<f32>(n, n as u64)));
     let (drows, dweights) = reference::combine_backward(&rows, dim, top_k, &place, &weights, &dy);
     let loss = |rows: &[f64], weights: &[f64]| {
         dot(&reference::combine(rows, dim, top_k, &place, weights), &dy)

@@ -8,8 +8,8 @@ crate::both_types!(equals_its_reference);
 fn equals_its_reference<E: Float>() {
     for (rows, f) in SHAPES {
         let (x, dy) = (numbers::<E>(rows * 2 * f, 1), numbers::<E>(rows * f, 2));
-        let out = reference::forward(&wide(&x), f);
-        let dx = reference::backward(&wide(&x), f, &wide(&dy));
+        let out = reference::forward(&to_f64(&x), f);
+        let dx = reference::backward(&to_f64(&x), f, &to_f64(&dy));
         everywhere(&format!("swiglu ({rows}, {f})"), tolerance::<E>(2e-6), [out, dx], |cpu| {
             let (mut out, mut dx) =
                 (vec![E::default(); rows * f], vec![E::default(); rows * 2 * f]);
@@ -17,18 +17,22 @@ fn equals_its_reference<E: Float>() {
             swiglu::backward(cpu, &x, f, &dy, &mut dx);
             let mut d = x.clone();
             swiglu::backward_in_place(cpu, &mut d, f, &dy);
-            assert_eq!(wide(&d), wide(&dx), "in place");
+            assert_eq!(to_f64(&d), to_f64(&dx), "in place");
             let mut again = dy.clone();
             swiglu::backward_again(cpu, &x, f, &mut again, &mut d);
-            assert_eq!((wide(&d), wide(&again)), (wide(&dx), wide(&out)), "with the output again");
-            [wide(&out), wide(&dx)]
+            assert_eq!(
+                (to_f64(&d), to_f64(&again)),
+                (to_f64(&dx), to_f64(&out)),
+                "with the output again"
+            );
+            [to_f64(&out), to_f64(&dx)]
         });
     }
 }
 
 #[test]
 fn the_references_backward_is_its_slope() {
-    let (x, dy) = (wide(&numbers::<f32>(4 * 10, 1)), wide(&numbers::<f32>(4 * 5, 2)));
+    let (x, dy) = (to_f64(&numbers::<f32>(4 * 10, 1)), to_f64(&numbers::<f32>(4 * 5, 2)));
     let right = slopes(&x, |x| dot(&reference::forward(x, 5), &dy));
     close("d_gate_up", 1e-8, &right, &reference::backward(&x, 5, &dy));
 }

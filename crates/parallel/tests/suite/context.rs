@@ -154,13 +154,13 @@ fn numbers(len: usize, seed: u64, size: f32) -> Vec<f32> {
 
 fn tensor<E: Float>(device: &Device, rows: usize, values: &[f32]) -> Tensor {
     let mut tensor = device.empty(rows, values.len() / rows, E::DTYPE, Tag::Buffers);
-    let narrow: Vec<E> = values.iter().map(|x| E::narrow(*x)).collect();
+    let narrow: Vec<E> = values.iter().map(|x| E::round_from(*x)).collect();
     device.write(tensor.view_mut(), &narrow);
     tensor
 }
 
 fn values<E: Float>(tensor: &Tensor) -> Vec<f32> {
-    tensor.view().host::<E>().iter().map(|x| x.wide()).collect()
+    tensor.view().host::<E>().iter().map(|x| x.as_f32()).collect()
 }
 
 /// How far the columns of two matrices are apart, as a part of the largest number in them.

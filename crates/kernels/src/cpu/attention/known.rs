@@ -68,9 +68,9 @@ pub(super) fn dot<E: Float>(a: &[E], b: &[E]) -> f32 {
     let mut sums = [0.0; 16];
     for (a, b) in a.iter().zip(b) {
         for i in 0..16 {
-            sums[i] += a[i].wide() * b[i].wide();
+            sums[i] += a[i].as_f32() * b[i].as_f32();
         }
     }
-    let rest: f32 = a_rest.iter().zip(b_rest).map(|(a, b)| a.wide() * b.wide()).sum();
+    let rest: f32 = a_rest.iter().zip(b_rest).map(|(a, b)| a.as_f32() * b.as_f32()).sum();
     sums.iter().sum::<f32>() + rest
 }

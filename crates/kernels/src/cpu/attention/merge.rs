@@ -46,7 +46,7 @@ pub fn merge<E: Float>(
                 let both = top + (bottom - top).exp().ln_1p();
                 let (here, there) = ((*ours - both).exp(), (other_lse[place] - both).exp());
                 for (ours, theirs) in into.iter_mut().zip(from) {
-                    *ours = E::narrow(ours.wide() * here + theirs.wide() * there);
+                    *ours = E::round_from(ours.as_f32() * here + theirs.as_f32() * there);
                 }
                 *ours = both;
             }

@@ -87,7 +87,7 @@ impl<E: Float> Job for Queries<'_, E> {
 pub(super) unsafe fn narrow<E: Float>(from: *const f32, dim: usize, factor: f32, to: *mut E) {
     for i in 0..dim {
         // SAFETY: the caller vouches for `dim` elements on both sides.
-        unsafe { *to.add(i) = E::narrow(*from.add(i) * factor) };
+        unsafe { *to.add(i) = E::round_from(*from.add(i) * factor) };
     }
 }
 
@@ -96,7 +96,7 @@ pub(super) unsafe fn narrow<E: Float>(from: *const f32, dim: usize, factor: f32,
 pub(super) unsafe fn add<E: Float>(from: *const f32, dim: usize, factor: f32, to: *mut E) {
     for i in 0..dim {
         // SAFETY: the caller vouches for `dim` elements on both sides.
-        unsafe { *to.add(i) = E::narrow((*to.add(i)).wide() + *from.add(i) * factor) };
+        unsafe { *to.add(i) = E::round_from((*to.add(i)).as_f32() + *from.add(i) * factor) };
     }
 }
 
@@ -105,7 +105,7 @@ unsafe fn widen<E: Float>(from: *const E, dim: usize, to: *mut f32) {
     // SAFETY: the caller vouches for `dim` elements in `from`, and for as many padded in `to`.
     unsafe {
         for i in 0..dim {
-            *to.add(i) = (*from.add(i)).wide();
+            *to.add(i) = (*from.add(i)).as_f32();
         }
         for i in dim..padded(dim) {
             *to.add(i) = 0.0;

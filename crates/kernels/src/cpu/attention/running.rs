@@ -67,7 +67,7 @@ impl<E: Float, O: Float> Job for Finish<'_, E, O> {
                 let out = self.job.out.at(place.token, place.column);
                 let lse = self.job.lse.at(0, place.lse);
                 if self.unit.seen(row) == 0 {
-                    std::slice::from_raw_parts_mut(out, dim).fill(O::narrow(0.0));
+                    std::slice::from_raw_parts_mut(out, dim).fill(O::round_from(0.0));
                     *lse = f32::NEG_INFINITY;
                     continue;
                 }

@@ -29,7 +29,7 @@ pub unsafe fn avx2(strip: &Strip<'_>, panels: *mut u8) {
 /// As `plain`.
 #[inline(always)]
 unsafe fn by_type(strip: &Strip<'_>, panels: *mut f32) {
-    let round = |value: f32| bf16::narrow(value).wide();
+    let round = |value: f32| bf16::round_from(value).as_f32();
     // SAFETY: the caller's promise, passed on.
     unsafe {
         match strip.from.data {
@@ -37,7 +37,7 @@ unsafe fn by_type(strip: &Strip<'_>, panels: *mut f32) {
                 elements(strip, values.as_ptr(), round, panels)
             }
             Data::F32(values) => elements(strip, values.as_ptr(), |value| value, panels),
-            Data::Bf16(values) => elements(strip, values.as_ptr(), bf16::wide, panels),
+            Data::Bf16(values) => elements(strip, values.as_ptr(), bf16::as_f32, panels),
         }
     }
 }

@@ -215,7 +215,7 @@ unsafe fn bits(from: *const f32, count: usize) -> [__m512i; 2] {
     })
 }
 
-/// f32 to the bits of bf16, as `Float::narrow` rounds: to nearest, ties to even, NaN stays NaN.
+/// f32 to the bits of bf16, as `Float::round_from` rounds: to nearest, ties to even, NaN stays NaN.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub fn rounded(wide: __m512) -> __m512i {

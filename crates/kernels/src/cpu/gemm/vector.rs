@@ -53,9 +53,9 @@ fn gather(product: &Product<'_>, row: usize, to: &mut [f32]) {
     for (i, to) in to.chunks_exact_mut(row.max(1)).enumerate() {
         for (k, to) in to.iter_mut().enumerate() {
             *to = match a.data {
-                Data::F32(values) if a.rounded => bf16::narrow(values[a.index(i, k)]).wide(),
+                Data::F32(values) if a.rounded => bf16::round_from(values[a.index(i, k)]).as_f32(),
                 Data::F32(values) => values[a.index(i, k)],
-                Data::Bf16(values) => values[a.index(i, k)].wide(),
+                Data::Bf16(values) => values[a.index(i, k)].as_f32(),
             };
         }
     }

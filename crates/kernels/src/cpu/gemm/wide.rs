@@ -77,7 +77,7 @@ impl Wide for [f32; 8] {
         let mut lanes = [0.0; 8];
         for (i, lane) in lanes.iter_mut().enumerate().take(count) {
             // SAFETY: the caller's promise, passed on.
-            *lane = unsafe { *from.add(i) }.wide();
+            *lane = unsafe { *from.add(i) }.as_f32();
         }
         lanes
     }
@@ -86,7 +86,7 @@ impl Wide for [f32; 8] {
     unsafe fn put<T: Float>(self, to: *mut T, count: usize) {
         for (i, lane) in self.iter().enumerate().take(count) {
             // SAFETY: the caller's promise, passed on.
-            unsafe { *to.add(i) = T::narrow(*lane) };
+            unsafe { *to.add(i) = T::round_from(*lane) };
         }
     }
 
@@ -123,7 +123,7 @@ impl Wide for [f32; 8] {
 
     #[inline(always)]
     unsafe fn rounded(self) -> Self {
-        self.map(|lane| bf16::narrow(lane).wide())
+        self.map(|lane| bf16::round_from(lane).as_f32())
     }
 
     #[inline(always)]

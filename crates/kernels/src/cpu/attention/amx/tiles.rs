@@ -115,9 +115,9 @@ mod tests {
         for ([m, n, k], add) in [([32, 32, 32], false), ([32, 96, 64], true), ([64, 32, 128], true)]
         {
             let number = |i: usize| ((i * 7919) % 17) as f32 - 8.0;
-            let a: Vec<u16> = (0..m * k).map(|i| bf16::narrow(number(i)).to_bits()).collect();
+            let a: Vec<u16> = (0..m * k).map(|i| bf16::round_from(number(i)).to_bits()).collect();
             let half =
-                |i: usize, j: usize| u32::from(bf16::narrow(number(i * n + j + 3)).to_bits());
+                |i: usize, j: usize| u32::from(bf16::round_from(number(i * n + j + 3)).to_bits());
             let b: Vec<u32> = (0..k / 2 * n)
                 .map(|i| (i / n * 2, i % n))
                 .map(|(i, j)| half(i, j) | half(i + 1, j) << 16)
