@@ -19,7 +19,7 @@ use lockstep_kernels::cpu::random::Key;
 use lockstep_kernels::{AdamW, Device, Dtype};
 use lockstep_model::{Activations, Batch, Cache, Model, Pass, Recompute, Sampling, sample};
 use lockstep_plan::model::Shape;
-use lockstep_plan::{Config, Plan, Surroundings};
+use lockstep_plan::{Config, Environment, Plan};
 use lockstep_trainer::{Ended, Rank, Saver, Whole, load_whole};
 
 const SYMBOLS: usize = 16;
@@ -110,7 +110,7 @@ fn plan() -> anyhow::Result<Plan> {
         BEST,
         BEST / RANKS
     );
-    let around = Surroundings::one_host(RANKS, RANKS).with_vocab(SYMBOLS);
+    let around = Environment::one_host(RANKS, RANKS).with_vocab(SYMBOLS);
     Plan::resolve(&Config::parse(&text, &[]), &around).map_err(|mistakes| {
         anyhow::anyhow!("{}", mistakes.iter().map(|m| m.to_string()).collect::<Vec<_>>().join("\n"))
     })

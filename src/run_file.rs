@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use lockstep_data::{Options, Source};
-use lockstep_plan::{Config, Mistake, Plan, Surroundings, refit};
+use lockstep_plan::{Config, ConfigError, Environment, Plan, refit};
 
 /// What was typed, and the data it names.
 pub struct RunFile {
@@ -45,10 +45,10 @@ impl RunFile {
             Err(error) => {
                 // What else is wrong is told too. Any model has a vocabulary of one: that the data's is not
                 // known is no second mistake.
-                let around = Surroundings::one_host(config.ranks(), 1).with_vocab(1);
+                let around = Environment::one_host(config.ranks(), 1).with_vocab(1);
                 let mut told = vec![format!("data.source={:?}: {error}", config.source())];
                 if let Err(mistakes) = Plan::resolve(&config, &around) {
-                    told.extend(mistakes.iter().map(Mistake::to_string));
+                    told.extend(mistakes.iter().map(ConfigError::to_string));
                 }
                 bail!("{}", list(&told))
             }
@@ -61,9 +61,9 @@ impl RunFile {
     }
 
     /// What a plan for so many ranks, that many of them on this machine, depends on besides.
-    pub fn around(&self, ranks: usize, local_ranks: usize) -> Surroundings {
+    pub fn around(&self, ranks: usize, local_ranks: usize) -> Environment {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-        Surroundings { ranks, local_ranks, cores, data_vocab: Some(self.source.vocab()) }
+        Environment { ranks, local_ranks, cores, data_vocab: Some(self.source.vocab()) }
     }
 
     /// What it means on that many ranks, with as much of its layout as they allow.
@@ -83,7 +83,7 @@ impl RunFile {
 
     fn plan_of(&self, config: &Config, ranks: usize, local_ranks: usize) -> anyhow::Result<Plan> {
         Plan::resolve(config, &self.around(ranks, local_ranks)).map_err(|mistakes| {
-            let told: Vec<String> = mistakes.iter().map(Mistake::to_string).collect();
+            let told: Vec<String> = mistakes.iter().map(ConfigError::to_string).collect();
             anyhow::anyhow!("{}", list(&told))
         })
     }

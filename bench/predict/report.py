@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""What `lockstep plan` foretells of this machine against what `lockstep bench step` measures on it.
+"""What `lockstep plan` predicts of this machine against what `lockstep bench step` measures on it.
 
     cargo build --release && python3 bench/predict/report.py [--rounds 5] [--binary target/release/lockstep] [--parts]
 
 The README's model and `small`, on 1, 2 and 4 ranks. Calibrating and measuring take turns of seconds, since the speed of
 a machine changes from one minute to the next: a short calibration, both models, a short calibration, both models, and
-so on. What a round measures is foretold by the calibrations right before and right after it, whose mean counts. Prints
-the medians over the rounds of what was foretold, of what was measured and of the error of each round, the ranges of the
-last two, and whether states take the bytes that were foretold. What was measured while other programs took the cores is
-measured again; where that does not help, the row says so. --parts: where the time goes, foretold and measured.
+so on. What a round measures is predicted by the calibrations right before and right after it, whose mean counts. Prints
+the medians over the rounds of what was predicted, of what was measured and of the error of each round, the ranges of the
+last two, and whether states take the bytes that were predicted. What was measured while other programs took the cores is
+measured again; where that does not help, the row says so. --parts: where the time goes, predicted and measured.
 """
 
 import argparse
@@ -74,14 +74,14 @@ def cases(folder, ranks):
 
 
 class Case:
-    """What was foretold and measured of one model on so many ranks."""
+    """What was predicted and measured of one model on so many ranks."""
 
     def __init__(self, name, ranks, path, sets):
         self.name, self.ranks, self.path = name, ranks, path
         self.typed = [word for value in sets for word in ("--set", value)]
         self.plans, self.steps, self.others = [], [], []
 
-    def foretell(self, binary, machine, others):
+    def predict(self, binary, machine, others):
         """By one more calibration, in which others took so much of the cores."""
         self.others.append(others)
         words = ("plan", self.path, "--cluster", machine, "--ranks", str(self.ranks), "--json", *self.typed)
@@ -94,7 +94,7 @@ class Case:
         self.steps.append(json.loads(told.splitlines()[-1]))
         self.others.append(others)
 
-    def foretold(self):
+    def predicted(self):
         """Milliseconds, round by round."""
         each = [1e3 * plan["step_s"] for plan in self.plans]
         return [(before + after) / 2 for before, after in zip(each, each[1:])]
@@ -103,16 +103,16 @@ class Case:
         return [step["mean_ms"] for step in self.steps]
 
     def errors(self):
-        return [100 * (told / came - 1) for told, came in zip(self.foretold(), self.measured())]
+        return [100 * (told / came - 1) for told, came in zip(self.predicted(), self.measured())]
 
     def states(self):
-        """Whether they take what was foretold."""
+        """Whether they take what was predicted."""
         plan, tags = self.plans[0]["memory"][0], ("parameters", "gradients", "optimizer")
         held = [{row["tag"]: row["peak"] for row in step["memory"]} for step in self.steps]
         return all(plan[tag] == each[tag] for each in held for tag in tags)
 
     def row(self):
-        told, came, errors, busy = self.foretold(), self.measured(), self.errors(), max(self.others)
+        told, came, errors, busy = self.predicted(), self.measured(), self.errors(), max(self.others)
         return (
             f"{self.name:<8} {self.ranks:>5} {statistics.median(told):>9.1f}ms {statistics.median(came):>9.1f}ms"
             f" {min(came):>8.1f}–{max(came):<8.1f} {statistics.median(errors):>+6.1f}%"
@@ -121,14 +121,14 @@ class Case:
         )
 
     def parts(self):
-        told, came = [foretold_parts(plan) for plan in self.plans], [measured_parts(step) for step in self.steps]
+        told, came = [predicted_parts(plan) for plan in self.plans], [measured_parts(step) for step in self.steps]
         for kind in sorted({kind for parts in told + came for kind in parts}):
             both = [statistics.median(parts.get(kind, 0.0) for parts in each) for each in (told, came)]
             if max(both) > 0:
                 print(f"    {kind:<12} {both[0]:>9.2f}ms {both[1]:>9.2f}ms")
 
 
-def foretold_parts(plan):
+def predicted_parts(plan):
     time = plan["time"]
     parts = {kind: 1e3 * seconds for kind, seconds in plan["computing"]}
     exchange = sum(time[key] for key in ("tensor", "context", "expert", "data"))
@@ -164,13 +164,13 @@ def main():
                 print(told.rsplit("written", 1)[0], end="", flush=True)
                 busy = re.search(r"other programs took (\d+)%", told)
                 for case, _ in here:
-                    case.foretell(asked.binary, machine, int(busy[1]) / 100 if busy else 0.0)
+                    case.predict(asked.binary, machine, int(busy[1]) / 100 if busy else 0.0)
                 if number < asked.rounds:
                     for case, times in here:
                         case.measure(asked.binary, max(1, cores // ranks), times * asked.steps, asked.tries)
             for case, _ in here:
                 print(f"{case.name} on {ranks}:", " ".join(f"{error:+.1f}%" for error in case.errors()), flush=True)
-    print(f"\n{'model':<8} {'ranks':>5} {'foretold':>11} {'measured':>11} {'from–to':^17} {'error':>7} {'from–to':^16} states")
+    print(f"\n{'model':<8} {'ranks':>5} {'predicted':>11} {'measured':>11} {'from–to':^17} {'error':>7} {'from–to':^16} states")
     for case in done:
         print(case.row())
         if asked.parts:

@@ -6,7 +6,7 @@ use lockstep_events::StepReport;
 use lockstep_plan::Plan;
 use lockstep_trainer::{Event, Saved};
 
-use crate::commands::foretold::Measured;
+use crate::commands::predicted::Measured;
 use crate::say::{complain, say};
 
 /// What is about to be trained, and the lowest loss that there is, where it is known.

@@ -13,7 +13,7 @@ use lockstep_model::{Model, Sampling};
 use lockstep_plan::{Ledger, Plan};
 use lockstep_trainer::{self as trainer, Rank, Run, Wanted, Whole, dtype, load_whole};
 
-use crate::commands::foretold::{self, Foretold};
+use crate::commands::predicted::{self, Predicted};
 use crate::commands::replay;
 use crate::commands::screen::{self, Screen};
 use crate::run_file::{RunFile, fresh_folder};
@@ -58,7 +58,7 @@ pub struct Args {
     /// machine made it what it was; writes nothing
     #[arg(long, value_name = "N", conflicts_with = "resume")]
     replay_step: Option<u64>,
-    /// What `bench machine` wrote, to foretell the step time with [default: RUNS/machine.toml, where it is]
+    /// What `bench machine` wrote, to predict the step time with [default: RUNS/machine.toml, where it is]
     #[arg(long, value_name = "FILE")]
     cluster: Option<String>,
     /// Only read the run file, print the plan as JSON and stop
@@ -124,9 +124,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         say!("{}", serde_json::to_string_pretty(&plan)?);
         return Ok(ExitCode::SUCCESS);
     }
-    foretold::planned_only(&plan)?;
+    predicted::planned_only(&plan)?;
     if world::starts_all(&start)? {
-        foretold::refuse(&plan)?;
+        predicted::refuse(&plan)?;
     }
     // To look at a step once more needs no supervision, and leaves the folder alone.
     if parent && args.replay_step.is_none() {
@@ -236,14 +236,14 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     // Ranks that are not of the first generation go on with what those before them have begun.
     let begun = supervise::is_supervised() || world::generation() > 0;
     let floor = file.source.entropy(plan.data.seq);
-    let foretold = Foretold::of(plan, args.cluster.as_deref(), &args.runs)?;
+    let predicted = Predicted::of(plan, args.cluster.as_deref(), &args.runs)?;
     if first {
         prepare(args, plan, begun)?;
         let path = folder.join("plan.json");
         std::fs::write(&path, serde_json::to_string_pretty(plan)?)
             .with_context(|| format!("cannot write {}", path.display()))?;
         screen::introduce(plan, floor);
-        foretold.introduce(plan);
+        predicted.introduce(plan);
     }
     let start = start(args, world, &folder, begun)?;
     let mut screen = Screen::new(world::on_terminal(), floor);
@@ -265,7 +265,7 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     }
     // Text is made by rank 0, which is given all parameters for it.
     let params = if plan.train.sample.is_some() { trained.params()? } else { None };
-    let compare = || foretold.compare(plan, &screen.measured);
+    let compare = || predicted.compare(plan, &screen.measured);
     trainer::alone(world, || conclude(&trained, params, file, &folder, compare))?;
     // Ranks leave together: nobody takes the end of another for a failure.
     world.barrier()?;

@@ -10,7 +10,7 @@ use lockstep_comm::World;
 use lockstep_plan::{Plan, layouts};
 use lockstep_trainer::{Course, Difference, Tolerance, course_among};
 
-use crate::commands::foretold;
+use crate::commands::predicted;
 use crate::run_file::RunFile;
 use crate::say::say;
 use crate::world::{self, Engine};
@@ -87,7 +87,7 @@ impl Tasks {
     /// Every mistake is found before a rank is started.
     fn new(args: &Args, file: &RunFile) -> anyhow::Result<Tasks> {
         let one = file.plan_with("").with_context(|| args.run.display().to_string())?;
-        foretold::planned_only(&one)?;
+        predicted::planned_only(&one)?;
         let listed: Vec<String> = match &args.layouts {
             Some(typed) => typed.split(';').map(|words| words.trim().to_string()).collect(),
             None => layouts(&file.config, file.source.vocab(), RANKS, LAYOUTS),

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use crate::config::Config;
 use crate::plan::Plan;
-use crate::resolve::Surroundings;
+use crate::resolve::Environment;
 
 /// At most `count` layouts of 2 to `ranks` ranks, in the words of `Config::with_layout`, that `config` allows
 /// with data of `vocab` tokens: the same list every time.
@@ -47,7 +47,7 @@ pub fn layouts(config: &Config, vocab: usize, ranks: usize, count: usize) -> Vec
 fn allowed(config: &Config, vocab: usize, ranks: usize) -> Vec<String> {
     let fits = |words: &str| {
         let config = config.with_layout(words);
-        let around = Surroundings::one_host(config.ranks(), 1).with_vocab(vocab);
+        let around = Environment::one_host(config.ranks(), 1).with_vocab(vocab);
         Plan::resolve(&config, &around).is_ok()
     };
     let mut all: Vec<(usize, String)> = Vec::new();

@@ -2,25 +2,25 @@
 //! starts no thread.
 //!
 //! ```
-//! use lockstep_plan::{Config, Plan, Surroundings};
+//! use lockstep_plan::{Config, Plan, Environment};
 //!
 //! let typed = Config::parse("[model]\npreset = \"tiny\"", &["train.steps=200".into()]);
-//! let plan = Plan::resolve(&typed, &Surroundings::one_host(2, 8)).unwrap();
+//! let plan = Plan::resolve(&typed, &Environment::one_host(2, 8)).unwrap();
 //! assert_eq!((plan.train.accumulation, plan.train.micro_batch, plan.layout.data), (2, 8, 2));
 //!
 //! let typed = Config::parse("[model]\ndim = 128\nheads = 6", &[]);
-//! let mistakes = Plan::resolve(&typed, &Surroundings::one_host(1, 1).with_vocab(64)).unwrap_err();
+//! let mistakes = Plan::resolve(&typed, &Environment::one_host(1, 1).with_vocab(64)).unwrap_err();
 //! assert_eq!(mistakes[0].to_string(), "model.heads (line 3): heads=6 does not divide dim=128; try 4 or 8");
 //! ```
 
 pub mod config;
 pub mod context;
 mod cut;
+mod error;
 mod layouts;
 mod learning_rate;
 mod ledger;
 mod mesh;
-mod mistake;
 pub mod model;
 mod passes;
 pub mod placement;
@@ -33,12 +33,12 @@ mod traffic;
 
 pub use config::{Compression, Compute, Config, Curve, Recompute};
 pub use cut::cut;
+pub use error::{ConfigError, Place};
 pub use layouts::layouts;
 pub use learning_rate::LearningRate;
 pub use ledger::Ledger;
 pub use mesh::{Axis, Coord, GroupKind, Mesh};
-pub use mistake::{Mistake, Place};
 pub use plan::{Checkpoint, Comm, Data, Eval, Layout, Plan, Precision, Sample, Source, Train};
 pub use refit::refit;
-pub use resolve::Surroundings;
+pub use resolve::Environment;
 pub use traffic::{Collective, Exchange, FEW_ROWS, Phase, traffic, traffic_of_step};

@@ -6,7 +6,7 @@ use crate::context::{self, ContextKind, Run};
 use crate::learning_rate::LearningRate;
 use crate::mesh::{Axis, Mesh};
 use crate::model::{Part, Shape};
-use crate::schedule::{Kind, Schedule};
+use crate::schedule::{Schedule, ScheduleKind};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -115,7 +115,7 @@ pub struct Layout {
     pub context: usize,
     pub context_kind: ContextKind,
     pub pipe: usize,
-    pub schedule: Kind,
+    pub schedule: ScheduleKind,
     /// Stages of each rank.
     pub chunks: usize,
     pub expert: usize,
@@ -185,12 +185,12 @@ impl Plan {
     /// than one.
     ///
     /// ```
-    /// use lockstep_plan::{Config, Plan, Surroundings};
+    /// use lockstep_plan::{Config, Plan, Environment};
     ///
     /// let beta1 = |how: &str| {
     ///     let sets = ["model.vocab=512", "layout.data=2", "comm.compression_warmup=5"].map(String::from);
     ///     let config = Config::parse(&format!("[comm]\ncompression = \"{how}\""), &sets);
-    ///     let plan = Plan::resolve(&config, &Surroundings::one_host(2, 1)).unwrap();
+    ///     let plan = Plan::resolve(&config, &Environment::one_host(2, 1)).unwrap();
     ///     [plan.beta1(5), plan.beta1(6)]
     /// };
     /// assert_eq!(beta1("topk:0.01"), [0.9, 0.0]);
@@ -225,7 +225,7 @@ impl Plan {
     /// What the stages do in one optimizer step. A model on one stage is a pipeline of one.
     pub fn schedule(&self) -> Schedule {
         let Layout { schedule, pipe, chunks, .. } = self.layout;
-        let kind = if pipe == 1 { Kind::OneForwardOneBackward } else { schedule };
+        let kind = if pipe == 1 { ScheduleKind::OneForwardOneBackward } else { schedule };
         Schedule::new(kind, pipe, chunks, self.train.accumulation)
             .expect("a plan has a schedule that exists: it was tried when the plan was made")
     }

@@ -2,7 +2,7 @@
 //! lie over it, and what both leave out is derived as always.
 
 use crate::config::{Model, Reader};
-use crate::mistake::Mistake;
+use crate::error::ConfigError;
 use crate::model::Shape;
 use crate::{Config, resolve};
 
@@ -54,7 +54,7 @@ fn section(name: &str) -> &'static str {
 /// use lockstep_plan::presets;
 /// assert_eq!(presets::shape("gpt2-124m", None).unwrap().param_count(), 124_439_808);
 /// ```
-pub fn shape(name: &str, data_vocab: Option<usize>) -> Result<Shape, Vec<Mistake>> {
+pub fn shape(name: &str, data_vocab: Option<usize>) -> Result<Shape, Vec<ConfigError>> {
     let model = Model { preset: Some(name.to_string()), ..Model::default() };
     resolve::shape(&Config { model, ..Config::default() }, data_vocab)
 }

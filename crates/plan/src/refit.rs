@@ -3,7 +3,7 @@
 
 use crate::config::{Config, Layout};
 use crate::plan::Plan;
-use crate::resolve::Surroundings;
+use crate::resolve::Environment;
 
 /// `config` with the layout that makes the best of at most `around.ranks` ranks, or none when there is no such
 /// layout. How many of them it takes, `Config::ranks` of the result says; the others have nothing to do.
@@ -14,14 +14,14 @@ use crate::resolve::Surroundings;
 /// ranks at work, and of these the ones that are nearest to what was typed.
 ///
 /// ```
-/// use lockstep_plan::{Config, Surroundings, refit};
+/// use lockstep_plan::{Config, Environment, refit};
 ///
 /// let typed = "[model]\npreset = \"tiny\"\n[train]\nglobal_batch = 32\n[layout]\ndata = 4\ntensor = 2";
-/// let fewer = refit(&Config::parse(typed, &[]), &Surroundings::one_host(7, 8)).unwrap();
+/// let fewer = refit(&Config::parse(typed, &[]), &Environment::one_host(7, 8)).unwrap();
 /// // Three replicas would not divide the batch of 32: two of them, and three ranks without work.
 /// assert_eq!((fewer.layout.data, fewer.layout.tensor, fewer.ranks()), (Some(2), Some(2), 4));
 /// ```
-pub fn refit(config: &Config, around: &Surroundings) -> Option<Config> {
+pub fn refit(config: &Config, around: &Environment) -> Option<Config> {
     let Layout { tensor, context, pipe, .. } = config.layout;
     let typed = [tensor, context, pipe].map(|degree| degree.unwrap_or(1).max(1));
     if let Some(kept) = with_axes(config, around, typed) {
@@ -42,11 +42,11 @@ pub fn refit(config: &Config, around: &Surroundings) -> Option<Config> {
 }
 
 /// As many replicas as can be with these degrees of tensor, context and pipe.
-fn with_axes(config: &Config, around: &Surroundings, axes: [usize; 3]) -> Option<Config> {
+fn with_axes(config: &Config, around: &Environment, axes: [usize; 3]) -> Option<Config> {
     let per_replica: usize = axes.iter().product();
     (1..=around.ranks / per_replica).rev().find_map(|data| {
         let changed = [changed(config, axes, data, false), changed(config, axes, data, true)];
-        let around = |config: &Config| Surroundings { ranks: config.ranks(), ..around.clone() };
+        let around = |config: &Config| Environment { ranks: config.ranks(), ..around.clone() };
         changed.into_iter().find(|config| Plan::resolve(config, &around(config)).is_ok())
     })
 }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use lockstep_plan::{Config, Plan, Recompute, Surroundings, schedule::Kind};
+use lockstep_plan::{Config, Environment, Plan, Recompute, schedule::ScheduleKind};
 use lockstep_sim::{Cluster, Estimate, Memory, Options, estimate, memories};
 
 fn main() {
@@ -17,7 +17,7 @@ fn main() {
 /// Every layout of some degrees and choices.
 fn many(title: &str, text: &str, ranks: usize, cluster: &str) {
     // Resolved once, on one rank; the layouts are then variations of it.
-    let plan = Plan::resolve(&Config::parse(text, &[]), &Surroundings::one_host(1, 8));
+    let plan = Plan::resolve(&Config::parse(text, &[]), &Environment::one_host(1, 8));
     let mut base = plan.unwrap_or_else(|mistakes| panic!("{mistakes:?}"));
     base.ranks = ranks;
     let cluster = Cluster::built_in(cluster).expect("it is built in");
@@ -35,11 +35,11 @@ fn many(title: &str, text: &str, ranks: usize, cluster: &str) {
     let (mut best, mut slowest) = (None::<(Estimate, &Plan)>, 0.0_f64);
     for plan in &plans {
         let one = Instant::now();
-        let foretold = estimate(plan, &cluster, &options);
+        let predicted = estimate(plan, &cluster, &options);
         slowest = slowest.max(one.elapsed().as_secs_f64());
-        let better = best.as_ref().is_none_or(|(best, _)| foretold.step_s < best.step_s);
-        if foretold.fits && better {
-            best = Some((foretold, plan));
+        let better = best.as_ref().is_none_or(|(best, _)| predicted.step_s < best.step_s);
+        if predicted.fits && better {
+            best = Some((predicted, plan));
         }
     }
     let together = start.elapsed().as_secs_f64();
@@ -51,7 +51,7 @@ fn many(title: &str, text: &str, ranks: usize, cluster: &str) {
         1e6 * slowest,
         each(asked),
     );
-    if let Some((foretold, plan)) = best {
+    if let Some((predicted, plan)) = best {
         let l = &plan.layout;
         println!(
             "  best: data {} zero {} tensor {} pipe {} chunks {} micro-batch {} recompute {:?}: {:.2} s, MFU {:.1}%",
@@ -62,8 +62,8 @@ fn many(title: &str, text: &str, ranks: usize, cluster: &str) {
             l.chunks,
             plan.train.micro_batch,
             l.recompute,
-            foretold.step_s,
-            100.0 * foretold.mfu
+            predicted.step_s,
+            100.0 * predicted.mfu
         );
     }
 }
@@ -98,8 +98,11 @@ fn layouts(base: &Plan, batch: usize) -> Vec<Plan> {
                     plan.layout.shard = if zero > 0 { data } else { 1 };
                     plan.layout.recompute = recompute;
                     plan.layout.chunks = chunks;
-                    plan.layout.schedule =
-                        if chunks > 1 { Kind::Interleaved } else { Kind::OneForwardOneBackward };
+                    plan.layout.schedule = if chunks > 1 {
+                        ScheduleKind::Interleaved
+                    } else {
+                        ScheduleKind::OneForwardOneBackward
+                    };
                     plan.train.micro_batch = micro;
                     plan.train.accumulation = accumulation;
                     plan.train.global_batch = batch;

@@ -1,4 +1,4 @@
-//! What is foretold beside what was published, row by row: `cargo run --release -p lockstep-sim --example residuals
+//! What is predicted beside what was published, row by row: `cargo run --release -p lockstep-sim --example residuals
 //! [TABLE [--memory]]`. Where a prediction is off, its parts say by what.
 
 #[path = "../tests/suite/tables/mod.rs"]
@@ -31,8 +31,8 @@ fn main() {
 }
 
 /// What the first and the last stage need, in GiB.
-fn by_use(foretold: &lockstep_sim::Estimate) {
-    let stages = &foretold.stages;
+fn by_use(predicted: &lockstep_sim::Estimate) {
+    let stages = &predicted.stages;
     for stage in [stages.first(), stages.last()].into_iter().flatten() {
         let m = stage.memory;
         let gib = |bytes: f64| bytes / (1u64 << 30) as f64;
@@ -55,10 +55,10 @@ fn print(name: &str, rows: &[Row]) {
     println!("== {name}");
     let (mut times, mut bytes) = (Vec::new(), Vec::new());
     for row in rows {
-        let foretold = row.estimate();
-        let time = row.seconds.map(|seconds| foretold.step_s / seconds - 1.0);
+        let predicted = row.estimate();
+        let time = row.seconds.map(|seconds| predicted.step_s / seconds - 1.0);
         let most = |of: fn(&lockstep_sim::Memory) -> f64| {
-            foretold.stages.iter().map(|stage| of(&stage.memory)).fold(0.0, f64::max)
+            predicted.stages.iter().map(|stage| of(&stage.memory)).fold(0.0, f64::max)
         };
         let memory = row.bytes.map(|bytes| most(lockstep_sim::Memory::allocated) / bytes - 1.0);
         times.extend(time);
@@ -66,16 +66,16 @@ fn print(name: &str, rows: &[Row]) {
         let percent = |error: Option<f64>| {
             error.map_or("      –".into(), |error| format!("{:+6.1}%", 100.0 * error))
         };
-        let t = foretold.time;
-        let share = |part: f64| 100.0 * part / foretold.step_s;
+        let t = predicted.time;
+        let share = |part: f64| 100.0 * part / predicted.step_s;
         println!(
             "{:58} {} {:9.4} s {} {:6.1} GiB{}{} | compute {:.0} host {:.0} tensor {:.0} cp {:.0} expert {:.0} data {:.0} bubble {:.0} step {:.1} %",
             row.name,
             percent(time),
-            foretold.step_s,
+            predicted.step_s,
             percent(memory),
             most(lockstep_sim::Memory::total) / (1u64 << 30) as f64,
-            if foretold.fits { "" } else { " too much" },
+            if predicted.fits { "" } else { " too much" },
             if row.failed { " (failed)" } else { "" },
             share(t.compute),
             share(t.host),
@@ -87,7 +87,7 @@ fn print(name: &str, rows: &[Row]) {
             share(t.optimizer),
         );
         if std::env::args().any(|word| word == "--memory") {
-            by_use(&foretold);
+            by_use(&predicted);
         }
     }
     let mean = |errors: &[f64]| {

@@ -2,7 +2,7 @@
 //! those in which a core was at work for it, which neighbours on a busy machine disturb least.
 
 use lockstep_plan::Config;
-use lockstep_sim::search::{By, Limits, Search, Wanted, reasons, words};
+use lockstep_sim::search::{Limits, Objective, Search, SearchRequest, layout_words, reasons};
 use lockstep_sim::{Cluster, Options};
 
 fn main() {
@@ -16,14 +16,14 @@ fn main() {
         let config = Config::parse(&text, &[]);
         let cluster = Cluster::built_in(cluster).expect("a built-in cluster");
         let options = Options::default();
-        let wanted = Wanted {
+        let wanted = SearchRequest {
             config: &config,
             vocab: None,
             cluster: &cluster,
             options: &options,
             ranks: vec![ranks],
         };
-        for by in [By::Time, By::Memory, By::Cost] {
+        for by in [Objective::Time, Objective::Memory, Objective::Cost] {
             let start = core_seconds();
             let search = Search::new(&wanted).expect("a preset is a model");
             let grouped = core_seconds() - start;
@@ -34,7 +34,7 @@ fn main() {
                 cluster.name,
                 search.looked()
             );
-            if let (By::Time, Some(first)) = (by, best.first()) {
+            if let (Objective::Time, Some(first)) = (by, best.first()) {
                 let reasons = reasons(&search, first, by);
                 println!("  with reasons: {:.2} s", (core_seconds() - start));
                 reasons.iter().for_each(|reason| println!("    {}", reason.line()));
@@ -52,7 +52,7 @@ fn main() {
                     100.0 * estimate.mfu,
                     proposal.bytes() / (1u64 << 30) as f64,
                     train.micro_batch,
-                    words(&proposal.plan)
+                    layout_words(&proposal.plan)
                 );
             }
         }

@@ -4,10 +4,10 @@
 use lockstep_plan::model::{Family, Latent, Moe, Shape};
 use lockstep_plan::{Axis, Compute, Layout, Mesh, Plan};
 
-use crate::compute::Kind;
+use crate::compute::OpClass;
 use crate::estimate::Options;
 use crate::software::Software;
-use crate::{Cluster, Engine, Spread};
+use crate::{Cluster, Engine, GroupPlacement};
 
 /// A plan on a cluster. Numbers are those of one rank and one micro-batch; those of layers are of the kind that most
 /// are of.
@@ -136,39 +136,39 @@ impl<'a> Case<'a> {
 
     /// Whether sums of gradients go on beside the backward pass. Cores of one host would sum instead of computing: this
     /// program exchanges in turn there, unless it is told otherwise.
-    pub fn data_beside(&self) -> bool {
+    pub fn data_overlap(&self) -> bool {
         let apart = self.plan.ranks > self.cluster.per_host;
         let usual = self.cluster.engine != Engine::Lockstep || apart;
-        self.software().data_beside && self.plan.comm.overlap.unwrap_or(usual)
+        self.software().data_overlap && self.plan.comm.overlap.unwrap_or(usual)
     }
 
     /// What was measured of a kind of work at a size, where it was.
-    pub fn measured(&self, kind: Kind, size: f64) -> Option<f64> {
-        let paces = self.cluster.accelerator.paces.as_ref()?;
-        paces.of(self.plan.precision.compute, self.shape().family).of(kind).at(size)
+    pub fn measured(&self, kind: OpClass, size: f64) -> Option<f64> {
+        let efficiency = self.cluster.accelerator.efficiency.as_ref()?;
+        efficiency.of(self.plan.precision.compute, self.shape().family).of(kind).at(size)
     }
 
     /// Bytes per second of a pass over memory.
-    pub fn pace(&self, kind: Kind) -> f64 {
+    pub fn pace(&self, kind: OpClass) -> f64 {
         self.pace_at(kind, self.size(kind))
     }
 
     /// The same at a size.
-    pub fn pace_at(&self, kind: Kind, size: f64) -> f64 {
+    pub fn pace_at(&self, kind: OpClass, size: f64) -> f64 {
         self.cluster.accelerator.stream_rate() * self.measured(kind, size).unwrap_or(1.0)
     }
 
     /// How much there is of a kind of work at once. Of a pass the numbers that it goes over: the caches hold them or
     /// not. Of attention by what it is faster or slower: tiles along a sequence, and what is done for each score.
-    pub fn size(&self, kind: Kind) -> f64 {
+    pub fn size(&self, kind: OpClass) -> f64 {
         match kind {
-            Kind::Rope => self.tokens * (self.queries + 2.0 * self.keys),
-            Kind::Activation => self.tokens * self.inner,
-            Kind::Loss => self.tokens * self.vocab,
-            Kind::Attention => (self.seq * self.head_dim).sqrt(),
-            Kind::Optimizer => self.rank_params(0).iter().sum(),
+            OpClass::Rope => self.tokens * (self.queries + 2.0 * self.keys),
+            OpClass::Activation => self.tokens * self.inner,
+            OpClass::Loss => self.tokens * self.vocab,
+            OpClass::Attention => (self.seq * self.head_dim).sqrt(),
+            OpClass::Optimizer => self.rank_params(0).iter().sum(),
             // Of the multiplies of a layer, which are four, a usual one.
-            Kind::Matmul => (self.tokens * self.layer_params()[0] / 4.0).cbrt(),
+            OpClass::Matmul => (self.tokens * self.layer_params()[0] / 4.0).cbrt(),
             _ => self.rows * self.dim,
         }
     }
@@ -206,27 +206,27 @@ impl<'a> Case<'a> {
         order[at + 1..].iter().map(|inner| self.mesh.size(*inner)).product()
     }
 
-    pub fn tensor(&self) -> Spread {
-        Spread { members: self.mesh.tensor, stride: self.stride(Axis::Tensor) }
+    pub fn tensor(&self) -> GroupPlacement {
+        GroupPlacement { members: self.mesh.tensor, stride: self.stride(Axis::Tensor) }
     }
 
-    pub fn context(&self) -> Spread {
-        Spread { members: self.mesh.context, stride: self.stride(Axis::Context) }
+    pub fn context(&self) -> GroupPlacement {
+        GroupPlacement { members: self.mesh.context, stride: self.stride(Axis::Context) }
     }
 
-    pub fn pipeline(&self) -> Spread {
-        Spread { members: self.mesh.pipe, stride: self.stride(Axis::Pipe) }
+    pub fn pipeline(&self) -> GroupPlacement {
+        GroupPlacement { members: self.mesh.pipe, stride: self.stride(Axis::Pipe) }
     }
 
     /// All that hold the same dense parameters.
-    pub fn replicas(&self) -> Spread {
+    pub fn replicas(&self) -> GroupPlacement {
         let [data, context] = [Axis::Data, Axis::Context].map(|axis| self.stride(axis));
         let closest = match (self.mesh.data, self.mesh.context) {
             (_, 1) => data,
             (1, _) => context,
             _ => self.mixed(data, context),
         };
-        Spread { members: self.mesh.replicas(), stride: closest }
+        GroupPlacement { members: self.mesh.replicas(), stride: closest }
     }
 
     /// How far apart replicas are on two axes, `data` and `context` ranks apart: so far that as many of them share the
@@ -239,28 +239,34 @@ impl<'a> Case<'a> {
     }
 
     /// Of these, the ones that cut states among them.
-    pub fn shard(&self) -> Spread {
-        Spread { members: self.mesh.shard, ..self.replicas() }
+    pub fn shard(&self) -> GroupPlacement {
+        GroupPlacement { members: self.mesh.shard, ..self.replicas() }
     }
 
     /// Those that hold the same piece.
-    pub fn copies(&self) -> Spread {
+    pub fn copies(&self) -> GroupPlacement {
         let all = self.replicas();
-        Spread { members: all.members / self.mesh.shard, stride: all.stride * self.mesh.shard }
+        GroupPlacement {
+            members: all.members / self.mesh.shard,
+            stride: all.stride * self.mesh.shard,
+        }
     }
 
     /// Among which tokens go to experts.
-    pub fn experts(&self) -> Spread {
+    pub fn experts(&self) -> GroupPlacement {
         let replicas = self.replicas();
         let members = self.mesh.expert * self.dealt as usize;
         let inside = self.tensor().stride.min(replicas.stride);
-        Spread { members, stride: if self.dealt > 1.0 { inside } else { replicas.stride } }
+        GroupPlacement { members, stride: if self.dealt > 1.0 { inside } else { replicas.stride } }
     }
 
     /// Those that hold the same experts.
-    pub fn same_experts(&self) -> Spread {
+    pub fn same_experts(&self) -> GroupPlacement {
         let all = self.replicas();
-        Spread { members: all.members / self.mesh.expert, stride: all.stride * self.mesh.expert }
+        GroupPlacement {
+            members: all.members / self.mesh.expert,
+            stride: all.stride * self.mesh.expert,
+        }
     }
 
     /// Parameters of a layer on this rank: what every replica has, and what only those with the same experts.

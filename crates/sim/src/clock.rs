@@ -1,11 +1,11 @@
 //! A schedule in simulated time, on flat arrays: what `lockstep_plan::schedule::clock` finds, fast enough to be
 //! asked thousands of times. Long steps are not walked to their end: after some rounds they repeat.
 
-use lockstep_plan::schedule::{Act, Kind, Schedule};
+use lockstep_plan::schedule::{Act, Schedule, ScheduleKind};
 
 /// How long each stage takes for a micro-batch, and a message between two ranks.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Lasts {
+pub struct PassTimes {
     pub forward: Vec<f64>, // (stages)
     /// The gradient of the input, and of the weights.
     pub input: Vec<f64>,
@@ -15,7 +15,7 @@ pub struct Lasts {
 
 /// When ranks are done.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Ends {
+pub struct FinishTimes {
     pub last: Vec<f64>, // (ranks): end of the last action
     /// From the rank's first action to its last, and what it works of that.
     pub span: Vec<f64>,
@@ -24,7 +24,7 @@ pub struct Ends {
 
 /// Rounds of the pipeline after which a step is taken to repeat: fewer of long pipelines, whose rounds are longer.
 /// Schedules that put weights off come to it later.
-fn rounds(kind: Kind, ranks: usize) -> usize {
+fn rounds(kind: ScheduleKind, ranks: usize) -> usize {
     match (kind.splits(), ranks) {
         (true, _) => 4,
         (false, ..=8) => 4,
@@ -34,7 +34,7 @@ fn rounds(kind: Kind, ranks: usize) -> usize {
 
 /// When ranks are done with a step of `micros` micro-batches. Walks at most some rounds of the pipeline, and goes on
 /// from there at the pace of the last stage.
-pub fn ends(kind: Kind, ranks: usize, micros: usize, lasts: &Lasts) -> Ends {
+pub fn ends(kind: ScheduleKind, ranks: usize, micros: usize, lasts: &PassTimes) -> FinishTimes {
     let chunks = lasts.forward.len() / ranks;
     let most = (rounds(kind, ranks) * ranks).max(8).next_multiple_of(ranks);
     let walked = if micros > most + ranks { most + micros % ranks } else { micros };
@@ -55,7 +55,7 @@ pub fn ends(kind: Kind, ranks: usize, micros: usize, lasts: &Lasts) -> Ends {
 
 /// Every action of a schedule as early as its rank and what it waits for allow; and the time between two
 /// micro-batches on the last stage, in the end.
-pub fn walk(schedule: &Schedule, lasts: &Lasts) -> (Ends, f64) {
+pub fn walk(schedule: &Schedule, lasts: &PassTimes) -> (FinishTimes, f64) {
     let Schedule { ranks, micros, .. } = *schedule;
     let stages = schedule.stages();
     let mut forward = vec![f64::NAN; stages * micros]; // (stages, micros): when done; not a number: not yet
@@ -121,15 +121,15 @@ pub fn walk(schedule: &Schedule, lasts: &Lasts) -> (Ends, f64) {
         round => (of_stage[micros - 1] - of_stage[micros - 1 - round]) / round as f64,
     };
     let mut pace = between(&forward[(stages - 1) * micros..]);
-    if schedule.kind == Kind::Gpipe {
+    if schedule.kind == ScheduleKind::Gpipe {
         // All the rest comes when the last stage's forward passes are over.
         pace += between(&backward[..micros]);
     }
     let span = free.iter().zip(&first).map(|(last, first)| last - first).collect();
-    (Ends { last: free, span, busy }, pace)
+    (FinishTimes { last: free, span, busy }, pace)
 }
 
-impl Ends {
+impl FinishTimes {
     /// Until all ranks are done.
     pub fn makespan(&self) -> f64 {
         self.last.iter().copied().fold(0.0, f64::max)

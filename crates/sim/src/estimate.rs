@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::case::Case;
 use crate::cluster::Cluster;
-use crate::compute::Kind;
-use crate::exchange::{Flow, traffic};
-use crate::memory::{Memory, memory};
+use crate::comm::{Flow, traffic};
+use crate::compute::OpClass;
+use crate::memory::{MemoryEstimate, memory};
 use crate::software::Software;
 use crate::step::step;
 
@@ -30,7 +30,7 @@ impl Default for Options {
     }
 }
 
-/// One optimizer step, foretold.
+/// One optimizer step, predicted.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Estimate {
     /// Whether every rank has memory enough.
@@ -40,7 +40,7 @@ pub struct Estimate {
     pub tokens_per_s: f64,
     pub time: Time,
     /// Of the slowest rank's computing, its kinds and their seconds, as `bench step` counts them.
-    pub computing: Vec<(Kind, f64)>,
+    pub computing: Vec<(OpClass, f64)>,
     /// By rank of the pipeline.
     pub stages: Vec<Stage>,
     /// Every exchange of the first rank.
@@ -87,7 +87,7 @@ impl Time {
 /// A rank of the pipeline.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Stage {
-    pub memory: Memory,
+    pub memory: MemoryEstimate,
     /// Of that, what the device has.
     pub available: f64,
     /// Seconds of a micro-batch, all chunks together: forward; gradient of the input, with what is computed again;
@@ -123,7 +123,11 @@ pub fn estimate(plan: &Plan, cluster: &Cluster, options: &Options) -> Estimate {
         step_s: step.seconds,
         tokens_per_s: tokens / step.seconds,
         time: step.time,
-        computing: Kind::ALL.into_iter().zip(step.by).filter(|(_, spent)| *spent > 0.0).collect(),
+        computing: OpClass::ALL
+            .into_iter()
+            .zip(step.by)
+            .filter(|(_, spent)| *spent > 0.0)
+            .collect(),
         stages,
         flows: match options.exact && plan.model.planned_only().is_none() {
             true => traffic(plan, cluster, 0),

@@ -21,7 +21,7 @@ pub struct Software {
     /// Attention in tiles: the square of scores is never written.
     pub flash: bool,
     pub selective: Selective,
-    pub kept: Kept,
+    pub kept: SavedActivations,
     /// Bytes per logit that exist at once, and that the loss moves, forward and backward.
     pub logits: [f64; 2],
     /// Passes over memory of element-wise work, of what well fused kernels need.
@@ -31,13 +31,13 @@ pub struct Software {
     /// Kernels that the host starts for a layer, forward and backward.
     pub kernels: [f64; 2],
     /// Whether exchanges of the tensor axis go on beside weight gradients.
-    pub tensor_beside: bool,
+    pub tensor_overlap: bool,
     /// Whether sums of gradients go on beside the backward pass.
-    pub data_beside: bool,
+    pub data_overlap: bool,
     /// Whether ZeRO-1 sums gradients only where they are stepped; otherwise everywhere.
     pub scatters: bool,
     /// Whether messages between stages go on beside the passes.
-    pub pipe_beside: bool,
+    pub pipe_overlap: bool,
     /// Of a message between stages, each rank of the tensor axis sends its part.
     pub pipe_cut: bool,
     /// Of what an accelerator's attention in tiles reaches, what this program's kernels do.
@@ -69,7 +69,7 @@ pub enum Selective {
 /// What a layer keeps for its backward pass beside the inputs of its halves, q, k, v, the heads' output and the
 /// wide part before its activation, which everybody keeps.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Kept {
+pub struct SavedActivations {
     /// What norms put out; otherwise they are done again.
     pub norms: bool,
     /// What activation functions put out; otherwise they are done again.
@@ -80,7 +80,8 @@ pub struct Kept {
     pub ffn: f64,
 }
 
-const KEEPS_ALL: Kept = Kept { norms: true, activations: true, dim: 0.0, ffn: 0.0 };
+const KEEPS_ALL: SavedActivations =
+    SavedActivations { norms: true, activations: true, dim: 0.0, ffn: 0.0 };
 
 impl Software {
     /// What the descriptions below begin with: 16-bit training with f32 masters, fused kernels, everything in turn.
@@ -99,10 +100,10 @@ impl Software {
             unfused: 1.0,
             epilogues: false,
             kernels: [28.0, 44.0],
-            tensor_beside: false,
-            data_beside: false,
+            tensor_overlap: false,
+            data_overlap: false,
             scatters: true,
-            pipe_beside: false,
+            pipe_overlap: false,
             pipe_cut: false,
             attention: 1.0,
             whole_experts: false,
@@ -117,12 +118,12 @@ impl Software {
     pub fn lockstep() -> Software {
         Software {
             selective: Selective::FeedForward,
-            kept: Kept { norms: false, activations: false, dim: 0.0, ffn: 0.0 },
+            kept: SavedActivations { norms: false, activations: false, dim: 0.0, ffn: 0.0 },
             logits: [8.0, 24.0],
             epilogues: true,
             kernels: [14.0, 28.0],
-            data_beside: true,
-            pipe_beside: true,
+            data_overlap: true,
+            pipe_overlap: true,
             ..Software::plain("lockstep")
         }
     }
@@ -140,7 +141,7 @@ impl Software {
 
     /// Megatron-LM of 2022, with sequence parallelism: the tensor axis beside weight gradients.
     pub fn megatron_2022() -> Software {
-        Software { name: "megatron 2022".into(), tensor_beside: true, ..Software::megatron_2021() }
+        Software { name: "megatron 2022".into(), tensor_overlap: true, ..Software::megatron_2021() }
     }
 
     /// Megatron-Core with Transformer Engine and fused cross-entropy.
@@ -160,9 +161,9 @@ impl Software {
     pub fn megatron_2025() -> Software {
         Software {
             name: "megatron 2025".into(),
-            tensor_beside: true,
-            data_beside: true,
-            pipe_beside: true,
+            tensor_overlap: true,
+            data_overlap: true,
+            pipe_overlap: true,
             ..Software::megatron_core()
         }
     }
@@ -192,11 +193,11 @@ impl Software {
             weights: 0.0,
             stepped: 40.0,
             selective: Selective::OtherMatmuls,
-            kept: Kept { norms: true, activations: true, dim: 12.0, ffn: 2.0 },
+            kept: SavedActivations { norms: true, activations: true, dim: 12.0, ffn: 2.0 },
             unfused: 2.5,
             kernels: [40.0, 70.0],
-            data_beside: true,
-            pipe_beside: true,
+            data_overlap: true,
+            pipe_overlap: true,
             slack: 0.05,
             ..Software::plain("torchtitan")
         }
@@ -217,7 +218,7 @@ impl Software {
     pub fn nanotron() -> Software {
         Software {
             stepped: 40.0,
-            kept: Kept { norms: true, activations: true, dim: 12.0, ffn: 2.0 },
+            kept: SavedActivations { norms: true, activations: true, dim: 12.0, ffn: 2.0 },
             logits: [11.0, 60.0],
             unfused: 2.0,
             kernels: [40.0, 70.0],

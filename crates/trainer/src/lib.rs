@@ -5,13 +5,13 @@
 //! use lockstep_comm::on_threads;
 //! use lockstep_data::{Options, Source};
 //! use lockstep_kernels::Device;
-//! use lockstep_plan::{Config, Plan, Surroundings};
+//! use lockstep_plan::{Config, Plan, Environment};
 //! use lockstep_trainer::Rank;
 //!
 //! let source = Source::open("builtin:grammar", &Options::default()).unwrap();
 //! let typed = Config::parse("[model]\npreset = \"gpt2-test\"\n[train]\nglobal_batch = 4\nlr = 1e-2", &[]);
 //! let losses = |ranks| {
-//!     let around = Surroundings::one_host(ranks, 1).with_vocab(source.vocab());
+//!     let around = Environment::one_host(ranks, 1).with_vocab(source.vocab());
 //!     let plan = Plan::resolve(&typed, &around).unwrap();
 //!     on_threads(ranks, |world| {
 //!         let mut rank = Rank::new(&plan, &world, Device::cpu(1)).unwrap();

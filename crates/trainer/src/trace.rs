@@ -130,7 +130,7 @@ mod tests {
     use lockstep_comm::on_threads;
     use lockstep_data::{Options, Source};
     use lockstep_kernels::Device;
-    use lockstep_plan::{Config, Plan, Surroundings};
+    use lockstep_plan::{Config, Environment, Plan};
 
     /// Where two traces part between which a bit of one rank's memory has turned over.
     fn parting(layout: &str, guilty: usize, block: usize) -> Parting {
@@ -138,7 +138,7 @@ mod tests {
         let text = format!(
             "[model]\npreset = \"gpt2-test\"\n[train]\nglobal_batch = 4\nmicro_batch = 1\n[layout]\n{layout}"
         );
-        let around = Surroundings::one_host(2, 1).with_vocab(source.vocab());
+        let around = Environment::one_host(2, 1).with_vocab(source.vocab());
         let plan = Plan::resolve(&Config::parse(&text, &[]), &around).unwrap();
         let mut told = on_threads(2, |world| {
             let mut rank = Rank::new(&plan, &world, Device::cpu(1)).unwrap();

@@ -11,7 +11,7 @@ use lockstep_plan::model::flops_per_token;
 use lockstep_plan::{Config, Ledger, Plan};
 use lockstep_trainer::{Rank, dtype, measure_peak};
 
-use crate::commands::foretold;
+use crate::commands::predicted;
 use crate::run_file::RunFile;
 use crate::say::say;
 use crate::world::{self, Engine};
@@ -64,7 +64,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let (file, start) = file(&args)?;
     let size = world::size(&start)?;
     let plan = file.plan(size, size)?;
-    foretold::planned_only(&plan)?;
+    predicted::planned_only(&plan)?;
     let timeout = plan.comm.timeout_s;
     world::run(&start, Duration::try_from_secs_f64(timeout)?, |world| {
         let plan = file.plan(world.size(), world::local_ranks(world))?;

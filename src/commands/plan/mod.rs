@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use lockstep_plan::{Config, Mistake, Plan, Surroundings};
-use lockstep_sim::search::{By, Limits, Proposal, Search, Wanted};
+use lockstep_plan::{Config, ConfigError, Environment, Plan};
+use lockstep_sim::search::{Limits, Objective, Proposal, Search, SearchRequest};
 use lockstep_sim::{Cluster, Options, estimate};
 
 use crate::machine;
@@ -70,11 +70,11 @@ enum Best {
 }
 
 impl Best {
-    fn by(self) -> By {
+    fn by(self) -> Objective {
         match self {
-            Best::Time => By::Time,
-            Best::Memory => By::Memory,
-            Best::Cost => By::Cost,
+            Best::Time => Objective::Time,
+            Best::Memory => Objective::Memory,
+            Best::Cost => Objective::Cost,
         }
     }
 }
@@ -95,7 +95,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let searched =
         args.search.is_some() || args.preset.is_some() && asked.config.layout == Default::default();
     let typed = if searched { None } else { Some(priced(&asked)?) };
-    let wanted = Wanted {
+    let wanted = SearchRequest {
         config: &asked.config,
         vocab: asked.vocab,
         cluster: &asked.cluster,
@@ -183,7 +183,7 @@ fn ask(args: &Args) -> anyhow::Result<Asked> {
 fn priced(asked: &Asked) -> anyhow::Result<Proposal> {
     let local_ranks = asked.cluster.per_host.min(asked.ranks);
     let cores = asked.cluster.cores.unwrap_or(1);
-    let around = Surroundings { ranks: asked.ranks, local_ranks, cores, data_vocab: asked.vocab };
+    let around = Environment { ranks: asked.ranks, local_ranks, cores, data_vocab: asked.vocab };
     let plan = Plan::resolve(&asked.config, &around).map_err(told)?;
     let estimate = estimate(&plan, &asked.cluster, &asked.options);
     Ok(Proposal { plan, estimate })
@@ -212,14 +212,14 @@ fn nothing_fits(search: &Search, asked: &Asked) -> String {
             asked.ranks,
             asked.cluster.accelerator.name,
             asked.cluster.accelerator.memory_gib,
-            lockstep_sim::search::words(&smallest.plan),
+            lockstep_sim::search::layout_words(&smallest.plan),
             gib(smallest.bytes())
         ),
     }
 }
 
-fn told(mistakes: Vec<Mistake>) -> anyhow::Error {
-    let told: Vec<String> = mistakes.iter().map(Mistake::to_string).collect();
+fn told(mistakes: Vec<ConfigError>) -> anyhow::Error {
+    let told: Vec<String> = mistakes.iter().map(ConfigError::to_string).collect();
     match told.as_slice() {
         [one] => anyhow::anyhow!("{one}"),
         many => anyhow::anyhow!("{} mistakes:\n  {}", many.len(), many.join("\n  ")),

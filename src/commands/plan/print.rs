@@ -4,7 +4,7 @@ use anyhow::Context;
 use lockstep_sim::Cluster;
 use lockstep_sim::advice::{batch_remarks, ladder};
 use lockstep_sim::report::{self, Report};
-use lockstep_sim::search::{By, Proposal, Search, limit, reasons};
+use lockstep_sim::search::{Objective, Proposal, Search, limit, reasons};
 use serde::Serialize;
 
 pub struct Outcome<'a> {
@@ -12,7 +12,7 @@ pub struct Outcome<'a> {
     /// The best, where they were looked for.
     pub found: &'a [Proposal],
     pub search: Option<&'a Search<'a>>,
-    pub by: By,
+    pub by: Objective,
     pub price: f64,
     pub advice: bool,
     pub chosen: Option<&'a str>,
@@ -30,7 +30,7 @@ struct Json {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     reasons: Vec<Turn>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    advice: Vec<Rung>,
+    advice: Vec<LadderStep>,
 }
 
 #[derive(Serialize)]
@@ -43,7 +43,7 @@ struct Turn {
 }
 
 #[derive(Serialize)]
-struct Rung {
+struct LadderStep {
     means: &'static str,
     taken: bool,
     step_s: Option<f64>,
@@ -83,14 +83,14 @@ impl Outcome<'_> {
             .search
             .filter(|_| self.advice)
             .map_or(Vec::new(), |search| ladder(search, self.cluster));
-        let rungs = rungs.into_iter().map(|rung| Rung {
+        let rungs = rungs.into_iter().map(|rung| LadderStep {
             means: rung.means,
             taken: rung.taken,
             step_s: rung.proposal.as_ref().map(|proposal| proposal.estimate.step_s),
             layout: rung
                 .proposal
                 .as_ref()
-                .map(|proposal| lockstep_sim::search::words(&proposal.plan)),
+                .map(|proposal| lockstep_sim::search::layout_words(&proposal.plan)),
             why: rung.why,
         });
         let json = Json {
@@ -121,13 +121,13 @@ impl Outcome<'_> {
                 "the best {} of all layouts ({} groups, {} never fit; {} layouts opened, {} too large, {} estimated)",
                 self.found.len(),
                 looked.groups,
-                looked.hopeless,
+                looked.infeasible,
                 looked.layouts,
                 looked.too_large,
                 looked.estimated
             );
             let mut table = report::proposals_text(self.found);
-            if self.by == By::Cost {
+            if self.by == Objective::Cost {
                 table += &self.costs();
             }
             notes.push((title, table));

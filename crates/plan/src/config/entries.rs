@@ -1,6 +1,6 @@
 //! The text of a run file as a flat list: dotted key, value, place. Knows TOML; knows no key.
 
-use crate::mistake::{Mistake, Place};
+use crate::error::{ConfigError, Place};
 use std::collections::BTreeMap;
 use toml::de::{DeTable, DeValue};
 
@@ -30,16 +30,16 @@ pub(super) struct Entry {
 pub(super) type Entries = BTreeMap<String, Entry>;
 
 /// All values of the file, with those of `--set` laid over them.
-pub(super) fn read(text: &str, sets: &[String]) -> Result<Entries, Vec<Mistake>> {
+pub(super) fn read(text: &str, sets: &[String]) -> Result<Entries, Vec<ConfigError>> {
     let (table, errors) = DeTable::parse_recoverable(text);
-    let mut mistakes: Vec<Mistake> = errors.iter().map(|error| not_toml(text, error)).collect();
+    let mut mistakes: Vec<ConfigError> = errors.iter().map(|error| not_toml(text, error)).collect();
     let mut entries = Entries::new();
     let file = |at| Place::Line(line(text, at));
     flatten(table.get_ref(), text, "", &file, &mut entries);
     for set in sets {
         match set.split_once('=') {
             Some((key, value)) => lay_over(&mut entries, key.trim(), value.trim()),
-            None => mistakes.push(Mistake {
+            None => mistakes.push(ConfigError {
                 key: String::new(),
                 place: Place::Set,
                 what: format!("`{set}` has no `=`"),
@@ -50,9 +50,9 @@ pub(super) fn read(text: &str, sets: &[String]) -> Result<Entries, Vec<Mistake>>
     if mistakes.is_empty() { Ok(entries) } else { Err(mistakes) }
 }
 
-fn not_toml(text: &str, error: &toml::de::Error) -> Mistake {
+fn not_toml(text: &str, error: &toml::de::Error) -> ConfigError {
     let start = error.span().map_or(0, |span| span.start);
-    Mistake {
+    ConfigError {
         key: String::new(),
         place: Place::Line(line(text, start)),
         what: format!("this is not TOML: {}", error.message().replace('\n', ", ")),

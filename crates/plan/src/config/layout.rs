@@ -2,7 +2,7 @@
 
 use super::Reader;
 use crate::context::ContextKind;
-use crate::schedule::Kind;
+use crate::schedule::ScheduleKind;
 use serde::{Deserialize, Serialize};
 
 /// `[layout]` as typed.
@@ -25,7 +25,7 @@ pub struct Layout {
     pub context_kind: Option<ContextKind>,
     /// Stages of the model.
     pub pipe: Option<usize>,
-    pub schedule: Option<Kind>,
+    pub schedule: Option<ScheduleKind>,
     /// Stages of each rank, when they are interleaved.
     pub chunks: Option<usize>,
     /// Ranks among which experts are dealt out.
@@ -66,7 +66,8 @@ impl Layout {
             context: reader.count("layout.context"),
             context_kind: reader.word("layout.context_kind", &CONTEXTS),
             pipe: reader.count("layout.pipe"),
-            schedule: reader.word("layout.schedule", &Kind::ALL.map(|kind| (kind.name(), kind))),
+            schedule: reader
+                .word("layout.schedule", &ScheduleKind::ALL.map(|kind| (kind.name(), kind))),
             chunks: reader.count("layout.chunks"),
             expert: reader.count("layout.expert"),
             recompute: reader.word("layout.recompute", &RECOMPUTES),

@@ -22,7 +22,7 @@ pub use precision::{Compute, Precision};
 pub(crate) use reader::Reader;
 pub use train::{Curve, Train};
 
-use crate::mistake::{Mistake, Place};
+use crate::error::{ConfigError, Place};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A run file's values; what was not typed is `None`.
@@ -48,7 +48,7 @@ pub struct Config {
     pub places: BTreeMap<String, Place>,
     /// What could not be read. `Plan::resolve` returns these together with the mistakes of meaning, so that
     /// all of them are seen at once.
-    pub mistakes: Vec<Mistake>,
+    pub mistakes: Vec<ConfigError>,
     /// Keys that were meant to be typed and could not be read: nothing is said about their defaults.
     pub(crate) doubtful: BTreeSet<String>,
 }
@@ -94,7 +94,7 @@ impl Config {
         let words = words.split(|c: char| c == ',' || c.is_whitespace());
         let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
         config.mistakes.extend(words.iter().filter(|word| !word.contains('=')).map(|word| {
-            Mistake {
+            ConfigError {
                 key: "layout".into(),
                 place: Place::Layouts,
                 what: format!("`{word}` has no `=`"),
@@ -103,7 +103,7 @@ impl Config {
         }));
         let sets = words.into_iter().filter(|word| word.contains('='));
         let typed = Config::parse("", &sets.map(|set| format!("layout.{set}")).collect::<Vec<_>>());
-        let here = |mistake| Mistake { place: Place::Layouts, ..mistake };
+        let here = |mistake| ConfigError { place: Place::Layouts, ..mistake };
         config.mistakes.extend(typed.mistakes.into_iter().map(here));
         config.places.extend(typed.places.into_keys().map(|key| (key, Place::Layouts)));
         config.doubtful.extend(typed.doubtful);

@@ -3,13 +3,13 @@
 
 use super::entries::{self, Entries, Entry, Value};
 use super::nearest::nearest;
-use crate::mistake::{Mistake, Place};
+use crate::error::{ConfigError, Place};
 use std::collections::{BTreeMap, BTreeSet};
 
 pub(crate) struct Reader {
     entries: Entries,
     asked: BTreeSet<String>,
-    mistakes: Vec<Mistake>,
+    mistakes: Vec<ConfigError>,
     /// Keys that somebody tried to type.
     doubtful: BTreeSet<String>,
 }
@@ -17,12 +17,12 @@ pub(crate) struct Reader {
 /// What is left when all keys have been asked for.
 pub(crate) struct Finished {
     pub places: BTreeMap<String, Place>,
-    pub mistakes: Vec<Mistake>,
+    pub mistakes: Vec<ConfigError>,
     pub doubtful: BTreeSet<String>,
 }
 
 impl Reader {
-    pub fn new(text: &str, sets: &[String]) -> Result<Reader, Vec<Mistake>> {
+    pub fn new(text: &str, sets: &[String]) -> Result<Reader, Vec<ConfigError>> {
         let entries = entries::read(text, sets)?;
         Ok(Reader {
             entries,
@@ -141,7 +141,7 @@ impl Reader {
     fn mistake(&mut self, key: &str, what: String, way_out: String) {
         let place = self.entries.get(key).map_or(Place::Untyped, |entry| entry.place);
         self.doubtful.insert(key.to_string());
-        self.mistakes.push(Mistake { key: key.into(), place, what, way_out });
+        self.mistakes.push(ConfigError { key: key.into(), place, what, way_out });
     }
 
     /// Says what is wrong with a key that nobody asked for.
@@ -176,7 +176,7 @@ impl Reader {
             Some(mistake) => mistake.place = mistake.place.min(place),
             None => {
                 let what = "no such section".into();
-                self.mistakes.push(Mistake { key: typed.into(), place, what, way_out });
+                self.mistakes.push(ConfigError { key: typed.into(), place, what, way_out });
             }
         }
     }

@@ -39,10 +39,10 @@ impl Ledger {
     /// where they do not: on one host.
     ///
     /// ```
-    /// use lockstep_plan::{Config, Ledger, Plan, Surroundings};
+    /// use lockstep_plan::{Config, Ledger, Plan, Environment};
     ///
     /// let sets = ["layout.data=4", "layout.zero=1", "precision.compute=bf16", "model.vocab=512"];
-    /// let plan = Plan::resolve(&Config::parse("", &sets.map(String::from)), &Surroundings::one_host(4, 1)).unwrap();
+    /// let plan = Plan::resolve(&Config::parse("", &sets.map(String::from)), &Environment::one_host(4, 1)).unwrap();
     /// let (ledger, params) = (Ledger::of(&plan, 0), plan.model.param_count());
     /// assert_eq!(ledger.parameters + ledger.optimizer, 2 * params + 12 * params / 4);
     /// ```

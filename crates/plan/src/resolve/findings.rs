@@ -1,7 +1,7 @@
 //! The mistakes found so far.
 
 use crate::config::Config;
-use crate::mistake::{Mistake, Place};
+use crate::error::{ConfigError, Place};
 
 /// The largest size that is taken for meant.
 pub(super) const MOST: usize = 1_000_000_000;
@@ -13,7 +13,7 @@ pub(super) fn sized(sizes: &[usize]) -> bool {
 
 pub(super) struct Findings<'c> {
     pub config: &'c Config,
-    mistakes: Vec<Mistake>,
+    mistakes: Vec<ConfigError>,
 }
 
 impl<'c> Findings<'c> {
@@ -35,7 +35,7 @@ impl<'c> Findings<'c> {
     }
 
     /// In the order of the file.
-    pub fn all(mut self) -> Vec<Mistake> {
+    pub fn all(mut self) -> Vec<ConfigError> {
         self.mistakes.sort_by_key(|mistake| mistake.place);
         self.mistakes
     }
@@ -49,7 +49,12 @@ impl<'c> Findings<'c> {
         let place = |key: &str| self.config.places.get(key).copied();
         let key = keys.iter().find(|key| place(key).is_some()).unwrap_or(&keys[0]);
         let place = place(key).unwrap_or(Place::Untyped);
-        self.mistakes.push(Mistake { key: key.to_string(), place, what, way_out: way_out.into() });
+        self.mistakes.push(ConfigError {
+            key: key.to_string(),
+            place,
+            what,
+            way_out: way_out.into(),
+        });
     }
 
     /// Notes a mistake where `good` does not hold.

@@ -1,6 +1,6 @@
 //! How the ranks share the work: degrees that multiply to the ranks and divide what they cut.
 
-use super::Surroundings;
+use super::Environment;
 use super::findings::{Findings, sized};
 use super::near;
 use crate::config::Recompute;
@@ -8,10 +8,10 @@ use crate::context::{self, ContextKind};
 use crate::mesh::{Axis, Mesh};
 use crate::model::Shape;
 use crate::plan::{Data, Layout, Train};
-use crate::schedule::{self, Kind};
+use crate::schedule::{self, ScheduleKind};
 
 /// The degrees alone: what they cut is looked at when it is known.
-pub(super) fn layout(findings: &mut Findings, around: &Surroundings) -> Layout {
+pub(super) fn layout(findings: &mut Findings, around: &Environment) -> Layout {
     let typed = &findings.config.layout;
     let (tensor, context, pipe) =
         (typed.tensor.unwrap_or(1), typed.context.unwrap_or(1), typed.pipe.unwrap_or(1));
@@ -25,10 +25,10 @@ pub(super) fn layout(findings: &mut Findings, around: &Surroundings) -> Layout {
         product(findings, around.ranks, data, &degrees);
     }
     let schedule = typed.schedule.unwrap_or(match typed.chunks {
-        Some(chunks) if chunks > 1 => Kind::Interleaved,
-        _ => Kind::OneForwardOneBackward,
+        Some(chunks) if chunks > 1 => ScheduleKind::Interleaved,
+        _ => ScheduleKind::OneForwardOneBackward,
     });
-    let usual_chunks = if schedule == Kind::Interleaved { 2 } else { 1 };
+    let usual_chunks = if schedule == ScheduleKind::Interleaved { 2 } else { 1 };
     let (chunks, expert) = (typed.chunks.unwrap_or(usual_chunks), typed.expert.unwrap_or(1));
     findings.at_least_one("layout.chunks", chunks);
     findings.at_least_one("layout.expert", expert);
@@ -212,7 +212,7 @@ fn stages(findings: &mut Findings, layout: &Layout, shape: &Shape, train: &Train
         return;
     }
     let (what, way_out) = match schedule {
-        Kind::Interleaved => {
+        ScheduleKind::Interleaved => {
             let round = train.micro_batch * layout.data * pipe;
             let near = near::multiples(train.global_batch, round);
             let rounds = format!("interleaved takes micro-batches in rounds of pipe={pipe}");

@@ -11,7 +11,7 @@ mod rest;
 mod train;
 
 use crate::config::Config;
-use crate::mistake::Mistake;
+use crate::error::ConfigError;
 use crate::model::Shape;
 use crate::placement;
 use crate::plan::Plan;
@@ -19,7 +19,7 @@ use findings::Findings;
 
 /// What a plan depends on besides the run file.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Surroundings {
+pub struct Environment {
     /// Ranks that are started.
     pub ranks: usize,
     /// Of these, the ones on one host.
@@ -30,21 +30,21 @@ pub struct Surroundings {
     pub data_vocab: Option<usize>,
 }
 
-impl Surroundings {
+impl Environment {
     /// Ranks on one machine with so many cores.
-    pub fn one_host(ranks: usize, cores: usize) -> Surroundings {
-        Surroundings { ranks, local_ranks: ranks, cores, data_vocab: None }
+    pub fn one_host(ranks: usize, cores: usize) -> Environment {
+        Environment { ranks, local_ranks: ranks, cores, data_vocab: None }
     }
 
     /// The same with data of a known vocabulary.
-    pub fn with_vocab(self, vocab: usize) -> Surroundings {
-        Surroundings { data_vocab: Some(vocab), ..self }
+    pub fn with_vocab(self, vocab: usize) -> Environment {
+        Environment { data_vocab: Some(vocab), ..self }
     }
 }
 
 impl Plan {
     /// What `config` means here, or everything that is wrong with it, in the order of the file.
-    pub fn resolve(config: &Config, around: &Surroundings) -> Result<Plan, Vec<Mistake>> {
+    pub fn resolve(config: &Config, around: &Environment) -> Result<Plan, Vec<ConfigError>> {
         let mut findings = Findings::new(config);
         if !findings.readable() {
             return Err(findings.all());
@@ -87,7 +87,7 @@ impl Plan {
 }
 
 /// The model alone.
-pub(crate) fn shape(config: &Config, data_vocab: Option<usize>) -> Result<Shape, Vec<Mistake>> {
+pub(crate) fn shape(config: &Config, data_vocab: Option<usize>) -> Result<Shape, Vec<ConfigError>> {
     let mut findings = Findings::new(config);
     match model::shape(&mut findings, data_vocab) {
         Some(shape) if findings.is_empty() => Ok(shape),

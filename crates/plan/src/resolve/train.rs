@@ -1,6 +1,6 @@
 //! How the training goes: batches, learning rate, optimizer, evaluation.
 
-use super::Surroundings;
+use super::Environment;
 use super::findings::{Findings, sized};
 use super::near;
 use crate::config::{self, Curve};
@@ -14,7 +14,7 @@ pub(super) fn train(
     findings: &mut Findings,
     data: &Data,
     replicas: usize,
-    around: &Surroundings,
+    around: &Environment,
 ) -> Train {
     let typed = &findings.config.train;
     let steps = typed.steps.unwrap_or(1000);

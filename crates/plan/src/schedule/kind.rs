@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-pub enum Kind {
+pub enum ScheduleKind {
     /// All forward, then all backward (Huang et al. 2019).
     #[serde(rename = "gpipe")]
     Gpipe,
@@ -23,39 +23,44 @@ pub enum Kind {
     ZbH2,
 }
 
-impl Kind {
-    pub const ALL: [Kind; 5] =
-        [Kind::Gpipe, Kind::OneForwardOneBackward, Kind::Interleaved, Kind::ZbH1, Kind::ZbH2];
+impl ScheduleKind {
+    pub const ALL: [ScheduleKind; 5] = [
+        ScheduleKind::Gpipe,
+        ScheduleKind::OneForwardOneBackward,
+        ScheduleKind::Interleaved,
+        ScheduleKind::ZbH1,
+        ScheduleKind::ZbH2,
+    ];
 
     /// The word in run files.
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Gpipe => "gpipe",
-            Kind::OneForwardOneBackward => "1f1b",
-            Kind::Interleaved => "interleaved",
-            Kind::ZbH1 => "zb-h1",
-            Kind::ZbH2 => "zb-h2",
+            ScheduleKind::Gpipe => "gpipe",
+            ScheduleKind::OneForwardOneBackward => "1f1b",
+            ScheduleKind::Interleaved => "interleaved",
+            ScheduleKind::ZbH1 => "zb-h1",
+            ScheduleKind::ZbH2 => "zb-h2",
         }
     }
 
     /// Whether the gradients of inputs and of weights are two actions.
     pub fn splits(self) -> bool {
-        matches!(self, Kind::ZbH1 | Kind::ZbH2)
+        matches!(self, ScheduleKind::ZbH1 | ScheduleKind::ZbH2)
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for ScheduleKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-impl FromStr for Kind {
+impl FromStr for ScheduleKind {
     type Err = String;
 
-    fn from_str(word: &str) -> Result<Kind, String> {
-        Kind::ALL.into_iter().find(|kind| kind.name() == word).ok_or_else(|| {
-            let names = Kind::ALL.map(Kind::name).join(", ");
+    fn from_str(word: &str) -> Result<ScheduleKind, String> {
+        ScheduleKind::ALL.into_iter().find(|kind| kind.name() == word).ok_or_else(|| {
+            let names = ScheduleKind::ALL.map(ScheduleKind::name).join(", ");
             format!("no schedule is called `{word}`; there are {names}")
         })
     }

@@ -5,9 +5,9 @@
 //! 1F1B on 4 ranks with 8 micro-batches, where a backward pass takes twice the time of a forward pass:
 //!
 //! ```
-//! use lockstep_plan::schedule::{Kind, Schedule, Times, clock};
+//! use lockstep_plan::schedule::{ScheduleKind, Schedule, Times, clock};
 //!
-//! let schedule = Schedule::new(Kind::OneForwardOneBackward, 4, 1, 8).unwrap();
+//! let schedule = Schedule::new(ScheduleKind::OneForwardOneBackward, 4, 1, 8).unwrap();
 //! assert_eq!(schedule.to_string().lines().last(), Some("3F0 3B0 3F1 3B1 3F2 3B2 3F3 3B3 3F4 3B4 3F5 3B5 3F6 3B6 3F7 3B7"));
 //!
 //! let timeline = clock(&schedule, &Times::EVEN).unwrap();
@@ -40,7 +40,7 @@ mod zero_bubble;
 pub use action::{Act, Action};
 pub use clock::{Span, Timeline, Times, clock, clock_with};
 pub use in_flight::InFlight;
-pub use kind::Kind;
+pub use kind::ScheduleKind;
 pub use replay::{Deadlock, Wait, replay};
 
 use crate::resolve::near::multiples;
@@ -51,7 +51,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(try_from = "text::Written", into = "text::Written")]
 pub struct Schedule {
-    pub kind: Kind,
+    pub kind: ScheduleKind,
     pub ranks: usize,
     /// Stages of a rank: more than one only when interleaved.
     pub chunks: usize,
@@ -61,14 +61,21 @@ pub struct Schedule {
 
 impl Schedule {
     /// The schedule of `kind`, or why there is none, and what to take instead.
-    pub fn new(kind: Kind, ranks: usize, chunks: usize, micros: usize) -> Result<Schedule, String> {
+    pub fn new(
+        kind: ScheduleKind,
+        ranks: usize,
+        chunks: usize,
+        micros: usize,
+    ) -> Result<Schedule, String> {
         possible(kind, ranks, chunks, micros)?;
         let list = |rank| match kind {
-            Kind::Gpipe => gpipe::actions(rank, micros),
-            Kind::OneForwardOneBackward => one_forward_one_backward::actions(rank, ranks, micros),
-            Kind::Interleaved => interleaved::actions(rank, ranks, chunks, micros),
-            Kind::ZbH1 => zero_bubble::h1(rank, ranks, micros),
-            Kind::ZbH2 => zero_bubble::h2(rank, ranks, micros),
+            ScheduleKind::Gpipe => gpipe::actions(rank, micros),
+            ScheduleKind::OneForwardOneBackward => {
+                one_forward_one_backward::actions(rank, ranks, micros)
+            }
+            ScheduleKind::Interleaved => interleaved::actions(rank, ranks, chunks, micros),
+            ScheduleKind::ZbH1 => zero_bubble::h1(rank, ranks, micros),
+            ScheduleKind::ZbH2 => zero_bubble::h2(rank, ranks, micros),
         };
         Ok(Schedule { kind, ranks, chunks, micros, actions: (0..ranks).map(list).collect() })
     }
@@ -88,20 +95,20 @@ impl Schedule {
     /// [`clock`] knows those too.
     pub fn bubble(&self, times: &Times) -> Option<f64> {
         match self.kind {
-            Kind::Gpipe => Some(gpipe::bubble(self.ranks, times)),
-            Kind::OneForwardOneBackward => {
+            ScheduleKind::Gpipe => Some(gpipe::bubble(self.ranks, times)),
+            ScheduleKind::OneForwardOneBackward => {
                 Some(one_forward_one_backward::bubble(self.ranks, times))
             }
-            Kind::Interleaved => Some(interleaved::bubble(self.ranks, times)),
-            Kind::ZbH1 => zero_bubble::h1_bubble(self.ranks, self.micros, times),
-            Kind::ZbH2 => zero_bubble::h2_bubble(self.ranks, self.micros, times),
+            ScheduleKind::Interleaved => Some(interleaved::bubble(self.ranks, times)),
+            ScheduleKind::ZbH1 => zero_bubble::h1_bubble(self.ranks, self.micros, times),
+            ScheduleKind::ZbH2 => zero_bubble::h2_bubble(self.ranks, self.micros, times),
         }
     }
 }
 
 /// Whether there is a schedule like this; if not, why, and what to take instead.
 pub(crate) fn possible(
-    kind: Kind,
+    kind: ScheduleKind,
     ranks: usize,
     chunks: usize,
     micros: usize,
@@ -111,12 +118,12 @@ pub(crate) fn possible(
             return Err(format!("{kind} with {name}=0 does nothing; {name} must be at least 1"));
         }
     }
-    if kind != Kind::Interleaved && chunks > 1 {
+    if kind != ScheduleKind::Interleaved && chunks > 1 {
         return Err(format!(
             "{kind} has one stage per rank, not chunks={chunks}; try chunks=1, or interleaved"
         ));
     }
-    if kind == Kind::Interleaved && !micros.is_multiple_of(ranks) {
+    if kind == ScheduleKind::Interleaved && !micros.is_multiple_of(ranks) {
         let near = multiples(micros, ranks);
         return Err(format!(
             "interleaved takes micro-batches in rounds of ranks={ranks}, which does not divide micros={micros}; try {near}"

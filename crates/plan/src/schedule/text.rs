@@ -2,7 +2,7 @@
 //! words.
 
 use super::action::{Act, Action};
-use super::{Kind, Schedule};
+use super::{Schedule, ScheduleKind};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -42,7 +42,7 @@ impl FromStr for Schedule {
         let (kind, ranks, chunks, micros) = head().ok_or_else(|| {
             format!("line 1: `{first}` is not like `1f1b ranks=4 chunks=1 micros=8`")
         })?;
-        let kind: Kind = kind.parse().map_err(|e| format!("line 1: {e}"))?;
+        let kind: ScheduleKind = kind.parse().map_err(|e| format!("line 1: {e}"))?;
         let actions = lines.map(str::to_string).collect();
         Written { kind, ranks, chunks, micros, actions }.try_into()
     }
@@ -51,7 +51,7 @@ impl FromStr for Schedule {
 /// A schedule in JSON: its actions as lines of text.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Written {
-    kind: Kind,
+    kind: ScheduleKind,
     ranks: usize,
     chunks: usize,
     micros: usize,
@@ -98,7 +98,7 @@ fn line(actions: &[Action]) -> String {
     actions.iter().map(Action::to_string).collect::<Vec<_>>().join(" ")
 }
 
-fn action(word: &str, kind: Kind) -> Option<Action> {
+fn action(word: &str, kind: ScheduleKind) -> Option<Action> {
     let (stage, rest) = word.split_at(word.find(|c: char| !c.is_ascii_digit())?);
     let act = match rest.as_bytes()[0] {
         b'F' => Act::Forward,

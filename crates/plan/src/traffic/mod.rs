@@ -70,10 +70,10 @@ pub enum Phase {
 /// the size of buckets to the ranks.
 ///
 /// ```
-/// use lockstep_plan::{GroupKind, Collective, Config, Plan, Surroundings, traffic};
+/// use lockstep_plan::{GroupKind, Collective, Config, Plan, Environment, traffic};
 ///
 /// let sets = ["layout.data=2", "layout.zero=2", "model.vocab=512"].map(String::from);
-/// let plan = Plan::resolve(&Config::parse("", &sets), &Surroundings::one_host(2, 1)).unwrap();
+/// let plan = Plan::resolve(&Config::parse("", &sets), &Environment::one_host(2, 1)).unwrap();
 /// let spread: usize = traffic(&plan, 0)
 ///     .iter()
 ///     .filter(|exchange| exchange.group == Some(GroupKind::Gather))

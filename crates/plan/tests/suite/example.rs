@@ -2,9 +2,9 @@
 
 use lockstep_plan::context::ContextKind;
 use lockstep_plan::model::{Balance, Family};
-use lockstep_plan::schedule::Kind;
+use lockstep_plan::schedule::ScheduleKind;
 use lockstep_plan::{
-    Compression, Compute, Config, Layout, Mesh, Plan, Recompute, Source, Surroundings,
+    Compression, Compute, Config, Environment, Layout, Mesh, Plan, Recompute, Source,
 };
 
 const EXAMPLE: &str = r#"
@@ -39,7 +39,7 @@ keep = 3
 fn means_what_it_says() {
     let config = Config::parse(EXAMPLE, &[]);
     assert_eq!(config.ranks(), 2);
-    let plan = Plan::resolve(&config, &Surroundings::one_host(2, 16).with_vocab(77)).unwrap();
+    let plan = Plan::resolve(&config, &Environment::one_host(2, 16).with_vocab(77)).unwrap();
     assert_eq!(plan.name, "small");
     assert_eq!((plan.model.family, plan.model.dim, plan.model.vocab), (Family::Llama, 512, 77));
     assert_eq!(
@@ -66,7 +66,7 @@ fn the_source_is_known_before_the_plan() {
         [("", "builtin:grammar"), ("[data]\nsource = \"tokens.bin\"", "tokens.bin")]
     {
         let config = Config::parse(text, &["model.preset=gpt2-test".into()]);
-        let around = Surroundings::one_host(1, 1).with_vocab(256);
+        let around = Environment::one_host(1, 1).with_vocab(256);
         let plan = Plan::resolve(&config, &around).unwrap();
         assert_eq!(config.source(), source);
         assert_eq!(String::from(plan.data.source), source);
@@ -135,7 +135,7 @@ timeout_s = 2.5
 overlap = true
 "#;
     let config = Config::parse(text, &[]);
-    let plan = Plan::resolve(&config, &Surroundings::one_host(1, 4)).unwrap();
+    let plan = Plan::resolve(&config, &Environment::one_host(1, 4)).unwrap();
     let moe = plan.model.moe.unwrap();
     assert_eq!(
         (plan.model.dim, plan.model.heads, plan.model.head_dim, plan.model.ffn),
@@ -193,7 +193,7 @@ recompute = "selective"
 "#;
     let config = Config::parse(text, &[]);
     assert_eq!(config.ranks(), 16);
-    let around = Surroundings::one_host(16, 16).with_vocab(77);
+    let around = Environment::one_host(16, 16).with_vocab(77);
     let plan = Plan::resolve(&config, &around).unwrap();
     let layout = Layout {
         data: 2,
@@ -205,7 +205,7 @@ recompute = "selective"
         context: 2,
         context_kind: ContextKind::Ulysses,
         pipe: 2,
-        schedule: Kind::Interleaved,
+        schedule: ScheduleKind::Interleaved,
         chunks: 2,
         expert: 4,
         recompute: Recompute::Selective,
@@ -220,10 +220,10 @@ recompute = "selective"
 fn every_word_for_a_layout_is_known() {
     let resolve = |text: &str| {
         let config = Config::parse(text, &["model.preset=llama-test".into()]);
-        let around = Surroundings::one_host(config.ranks(), 1).with_vocab(64);
+        let around = Environment::one_host(config.ranks(), 1).with_vocab(64);
         Plan::resolve(&config, &around).unwrap_or_else(|mistakes| panic!("{text}: {mistakes:?}"))
     };
-    for kind in Kind::ALL {
+    for kind in ScheduleKind::ALL {
         let plan = resolve(&format!("[layout]\npipe = 2\nchunks = 1\nschedule = \"{kind}\""));
         assert_eq!((plan.layout.schedule, plan.schedule().kind), (kind, kind));
     }

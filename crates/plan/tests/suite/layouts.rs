@@ -1,6 +1,6 @@
 //! The layouts that `lockstep verify` tries unasked.
 
-use lockstep_plan::{Config, Plan, Surroundings, layouts};
+use lockstep_plan::{Config, Environment, Plan, layouts};
 
 const VOCAB: usize = 64;
 
@@ -16,7 +16,7 @@ fn config(model: &str) -> Config {
 
 fn resolved(config: &Config, words: &str) -> Result<Plan, Vec<String>> {
     let config = config.with_layout(words);
-    let around = Surroundings::one_host(config.ranks(), 1).with_vocab(VOCAB);
+    let around = Environment::one_host(config.ranks(), 1).with_vocab(VOCAB);
     Plan::resolve(&config, &around)
         .map_err(|mistakes| mistakes.iter().map(ToString::to_string).collect())
 }

@@ -1,12 +1,12 @@
 //! The ledger against the formulas of the papers whose layouts it counts.
 
-use lockstep_plan::{Config, Ledger, Plan, Surroundings};
+use lockstep_plan::{Config, Environment, Ledger, Plan};
 
 fn plan(ranks: usize, sets: &[&str]) -> Plan {
     let text = "[model]\nfamily = \"llama\"\nvocab = 512\ndim = 64\nlayers = 8\nheads = 8\nseq = 64\n\
                 [train]\nglobal_batch = 32\n[precision]\ncompute = \"bf16\"";
     let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
-    let around = Surroundings::one_host(ranks, 1);
+    let around = Environment::one_host(ranks, 1);
     Plan::resolve(&Config::parse(text, &sets), &around).unwrap_or_else(|wrong| panic!("{wrong:#?}"))
 }
 

@@ -1,11 +1,11 @@
 //! Mistakes in, exact texts out.
 
-use lockstep_plan::{Config, Plan, Surroundings};
+use lockstep_plan::{Config, Environment, Plan};
 
 /// What is said about a file on `ranks` ranks, with 64 tokens in the data.
 fn said(text: &str, sets: &[&str], ranks: usize) -> Vec<String> {
     let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
-    let around = Surroundings::one_host(ranks, 4).with_vocab(64);
+    let around = Environment::one_host(ranks, 4).with_vocab(64);
     match Plan::resolve(&Config::parse(text, &sets), &around) {
         Ok(plan) => panic!("{text} {sets:?} is a plan: {plan:?}"),
         Err(mistakes) => mistakes.iter().map(ToString::to_string).collect(),
@@ -214,7 +214,7 @@ data = 3
 
 #[test]
 fn vocabulary_that_nobody_knows() {
-    let mistakes = Plan::resolve(&Config::default(), &Surroundings::one_host(1, 1)).unwrap_err();
+    let mistakes = Plan::resolve(&Config::default(), &Environment::one_host(1, 1)).unwrap_err();
     let said: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
     assert_eq!(
         said,
@@ -266,6 +266,6 @@ fn any_beginning_of_a_file_is_read_or_refused() {
     for end in (0..=text.len()).filter(|end| text.is_char_boundary(*end)) {
         let config = Config::parse(&text[..end], &[]);
         // No vocabulary is known, so that there is always something to say.
-        assert!(Plan::resolve(&config, &Surroundings::one_host(1, 1)).is_err(), "{}", &text[..end]);
+        assert!(Plan::resolve(&config, &Environment::one_host(1, 1)).is_err(), "{}", &text[..end]);
     }
 }

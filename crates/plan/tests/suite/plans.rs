@@ -1,11 +1,11 @@
 //! What follows from what was typed.
 
 use lockstep_plan::model::Family;
-use lockstep_plan::{Compression, Config, Curve, Plan, Source, Surroundings};
+use lockstep_plan::{Compression, Config, Curve, Environment, Plan, Source};
 
 fn plan(text: &str, ranks: usize) -> Plan {
     let config = Config::parse(text, &[]);
-    let around = Surroundings::one_host(ranks, 4).with_vocab(64);
+    let around = Environment::one_host(ranks, 4).with_vocab(64);
     Plan::resolve(&config, &around).unwrap_or_else(|mistakes| panic!("{text}: {mistakes:#?}"))
 }
 
@@ -35,7 +35,7 @@ fn the_global_batch_does_not_depend_on_the_ranks() {
 
 #[test]
 fn threads_are_counted_on_one_host() {
-    let around = Surroundings { ranks: 8, local_ranks: 2, cores: 12, data_vocab: Some(64) };
+    let around = Environment { ranks: 8, local_ranks: 2, cores: 12, data_vocab: Some(64) };
     assert_eq!(Plan::resolve(&Config::default(), &around).unwrap().train.threads, 6);
 }
 

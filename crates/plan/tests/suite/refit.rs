@@ -1,6 +1,6 @@
 //! What becomes of a layout when ranks are lost, as a table.
 
-use lockstep_plan::{Config, Plan, Surroundings, refit};
+use lockstep_plan::{Config, Environment, Plan, refit};
 
 /// 4 layers, 4 heads of keys: the degrees of the model's axes are 1, 2 and 4.
 fn typed(layout: &str, more: &[&str]) -> Config {
@@ -10,8 +10,8 @@ fn typed(layout: &str, more: &[&str]) -> Config {
     Config::parse(text, &sets).with_layout(layout)
 }
 
-fn around(ranks: usize) -> Surroundings {
-    Surroundings::one_host(ranks, 8).with_vocab(64)
+fn around(ranks: usize) -> Environment {
+    Environment::one_host(ranks, 8).with_vocab(64)
 }
 
 /// The degrees as they are typed, without those of 1.

@@ -1,14 +1,16 @@
 //! What the lists of every schedule must hold, for every size that a test can afford; and what is said of
 //! lists that do not.
 
-use lockstep_plan::schedule::{Act, Action, InFlight, Kind, Schedule, Times, clock, replay};
+use lockstep_plan::schedule::{
+    Act, Action, InFlight, Schedule, ScheduleKind, Times, clock, replay,
+};
 use proptest::prelude::*;
 
 /// Every schedule there is up to 8 ranks, 4 chunks and 32 micro-batches.
 pub fn all() -> impl Iterator<Item = Schedule> {
     let sizes = (1..=8).flat_map(|ranks| (1..=4).map(move |chunks| (ranks, chunks)));
     let sizes = sizes.flat_map(|(r, c)| (1..=32).map(move |micros| (r, c, micros)));
-    Kind::ALL.into_iter().flat_map(move |kind| {
+    ScheduleKind::ALL.into_iter().flat_map(move |kind| {
         sizes.clone().filter_map(move |(r, c, m)| Schedule::new(kind, r, c, m).ok())
     })
 }
@@ -21,11 +23,16 @@ fn name(schedule: &Schedule) -> String {
 #[test]
 fn every_size_that_can_be_is_there() {
     let count = |kind| all().filter(|schedule| schedule.kind == kind).count();
-    for kind in [Kind::Gpipe, Kind::OneForwardOneBackward, Kind::ZbH1, Kind::ZbH2] {
+    for kind in [
+        ScheduleKind::Gpipe,
+        ScheduleKind::OneForwardOneBackward,
+        ScheduleKind::ZbH1,
+        ScheduleKind::ZbH2,
+    ] {
         assert_eq!(count(kind), 8 * 32, "{kind}");
     }
     let multiples: usize = (1..=8).map(|ranks| 32 / ranks).sum();
-    assert_eq!(count(Kind::Interleaved), 4 * multiples);
+    assert_eq!(count(ScheduleKind::Interleaved), 4 * multiples);
 }
 
 #[test]
@@ -57,14 +64,14 @@ fn activations_held() {
         let Schedule { kind, ranks, chunks, micros, .. } = schedule;
         for rank in 0..ranks {
             let (inputs, weights) = match kind {
-                Kind::Gpipe => (micros, micros),
-                Kind::OneForwardOneBackward => (ranks - rank, ranks - rank),
-                Kind::Interleaved => {
+                ScheduleKind::Gpipe => (micros, micros),
+                ScheduleKind::OneForwardOneBackward => (ranks - rank, ranks - rank),
+                ScheduleKind::Interleaved => {
                     let turns = 2 * (ranks - rank - 1) + (chunks - 1) * ranks + 1;
                     (turns, turns)
                 }
-                Kind::ZbH1 => (ranks - rank, ranks),
-                Kind::ZbH2 => (2 * (ranks - rank) - 1, 2 * ranks - 1),
+                ScheduleKind::ZbH1 => (ranks - rank, ranks),
+                ScheduleKind::ZbH2 => (2 * (ranks - rank) - 1, 2 * ranks - 1),
             };
             let most = micros * chunks;
             let expected =
@@ -80,7 +87,7 @@ fn activations_held() {
 fn room_that_links_need() {
     for schedule in all() {
         let Schedule { kind, ranks, micros, .. } = schedule;
-        let without = kind == Kind::Gpipe || ranks == 1 || micros == 1;
+        let without = kind == ScheduleKind::Gpipe || ranks == 1 || micros == 1;
         assert_eq!(replay(&schedule, Some(0)).is_ok(), without, "{}", name(&schedule));
         replay(&schedule, Some(1)).unwrap_or_else(|e| panic!("{e}\n{schedule}"));
     }
@@ -90,13 +97,13 @@ fn room_that_links_need() {
 fn what_cannot_be() {
     #[rustfmt::skip]
     let cases = [
-        (Kind::Interleaved, 4, 2, 6, "interleaved takes micro-batches in rounds of ranks=4, which does not divide micros=6; try 4 or 8"),
-        (Kind::Interleaved, 4, 2, 3, "interleaved takes micro-batches in rounds of ranks=4, which does not divide micros=3; try 4"),
-        (Kind::OneForwardOneBackward, 4, 2, 8, "1f1b has one stage per rank, not chunks=2; try chunks=1, or interleaved"),
-        (Kind::ZbH2, 4, 3, 8, "zb-h2 has one stage per rank, not chunks=3; try chunks=1, or interleaved"),
-        (Kind::Gpipe, 0, 1, 8, "gpipe with ranks=0 does nothing; ranks must be at least 1"),
-        (Kind::Gpipe, 1, 0, 8, "gpipe with chunks=0 does nothing; chunks must be at least 1"),
-        (Kind::ZbH1, 1, 1, 0, "zb-h1 with micros=0 does nothing; micros must be at least 1"),
+        (ScheduleKind::Interleaved, 4, 2, 6, "interleaved takes micro-batches in rounds of ranks=4, which does not divide micros=6; try 4 or 8"),
+        (ScheduleKind::Interleaved, 4, 2, 3, "interleaved takes micro-batches in rounds of ranks=4, which does not divide micros=3; try 4"),
+        (ScheduleKind::OneForwardOneBackward, 4, 2, 8, "1f1b has one stage per rank, not chunks=2; try chunks=1, or interleaved"),
+        (ScheduleKind::ZbH2, 4, 3, 8, "zb-h2 has one stage per rank, not chunks=3; try chunks=1, or interleaved"),
+        (ScheduleKind::Gpipe, 0, 1, 8, "gpipe with ranks=0 does nothing; ranks must be at least 1"),
+        (ScheduleKind::Gpipe, 1, 0, 8, "gpipe with chunks=0 does nothing; chunks must be at least 1"),
+        (ScheduleKind::ZbH1, 1, 1, 0, "zb-h1 with micros=0 does nothing; micros must be at least 1"),
     ];
     for (kind, ranks, chunks, micros, said) in cases {
         assert_eq!(Schedule::new(kind, ranks, chunks, micros), Err(said.to_string()));
@@ -152,9 +159,9 @@ fn who_waits_for_whom() {
 
 fn any_schedule() -> impl Strategy<Value = Schedule> {
     (0..5_usize, 1..=5_usize, 1..=3_usize, 1..=6_usize).prop_map(|(kind, ranks, chunks, rounds)| {
-        let kind = Kind::ALL[kind];
+        let kind = ScheduleKind::ALL[kind];
         let (chunks, micros) =
-            if kind == Kind::Interleaved { (chunks, rounds * ranks) } else { (1, rounds) };
+            if kind == ScheduleKind::Interleaved { (chunks, rounds * ranks) } else { (1, rounds) };
         Schedule::new(kind, ranks, chunks, micros).unwrap()
     })
 }

@@ -1,7 +1,7 @@
 //! Schedules as text and JSON, and back.
 
 use crate::schedule_lists::all;
-use lockstep_plan::schedule::{Action, Kind, Schedule, Times, clock, clock_with, replay};
+use lockstep_plan::schedule::{Action, Schedule, ScheduleKind, Times, clock, clock_with, replay};
 use proptest::prelude::*;
 
 /// To the letter, small enough to follow by hand.
@@ -9,36 +9,36 @@ use proptest::prelude::*;
 fn lists_to_the_letter() {
     #[rustfmt::skip]
     let cases = [
-        (Kind::Gpipe, 2, 1, 3, "\
+        (ScheduleKind::Gpipe, 2, 1, 3, "\
 gpipe ranks=2 chunks=1 micros=3
 0F0 0F1 0F2 0B0 0B1 0B2
 1F0 1F1 1F2 1B0 1B1 1B2
 "),
-        (Kind::OneForwardOneBackward, 3, 1, 4, "\
+        (ScheduleKind::OneForwardOneBackward, 3, 1, 4, "\
 1f1b ranks=3 chunks=1 micros=4
 0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3
 1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3
 2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3
 "),
         // Fewer micro-batches than ranks: the warm-up is cut short.
-        (Kind::OneForwardOneBackward, 3, 1, 1, "\
+        (ScheduleKind::OneForwardOneBackward, 3, 1, 1, "\
 1f1b ranks=3 chunks=1 micros=1
 0F0 0B0
 1F0 1B0
 2F0 2B0
 "),
-        (Kind::Interleaved, 2, 2, 4, "\
+        (ScheduleKind::Interleaved, 2, 2, 4, "\
 interleaved ranks=2 chunks=2 micros=4
 0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3
 1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3
 "),
-        (Kind::ZbH1, 3, 1, 4, "\
+        (ScheduleKind::ZbH1, 3, 1, 4, "\
 zb-h1 ranks=3 chunks=1 micros=4
 0F0 0F1 0F2 0B0 0W0 0F3 0B1 0W1 0B2 0W2 0B3 0W3
 1F0 1F1 1B0 1F2 1B1 1W0 1F3 1B2 1W1 1B3 1W2 1W3
 2F0 2B0 2F1 2B1 2F2 2B2 2W0 2F3 2B3 2W1 2W2 2W3
 "),
-        (Kind::ZbH2, 2, 1, 4, "\
+        (ScheduleKind::ZbH2, 2, 1, 4, "\
 zb-h2 ranks=2 chunks=1 micros=4
 0F0 0F1 0F2 0B0 0W0 0F3 0B1 0W1 0B2 0W2 0B3 0W3
 1F0 1B0 1F1 1B1 1F2 1B2 1W0 1F3 1B3 1W1 1W2 1W3
@@ -59,7 +59,7 @@ fn text_and_json_come_back() {
     // A rank without actions is an empty line, the last one too.
     let text = "gpipe ranks=2 chunks=1 micros=1\n0F0 0B0\n\n";
     assert_eq!(text.parse::<Schedule>().unwrap().to_string(), text);
-    let small = Schedule::new(Kind::ZbH1, 2, 1, 1).unwrap();
+    let small = Schedule::new(ScheduleKind::ZbH1, 2, 1, 1).unwrap();
     let json = r#"{"kind":"zb-h1","ranks":2,"chunks":1,"micros":1,"actions":["0F0 0B0 0W0","1F0 1B0 1W0"]}"#;
     assert_eq!(serde_json::to_string(&small).unwrap(), json);
 }
@@ -96,14 +96,14 @@ fn pictures() {
 rank 0  F0 F1 F2 B0 W0 F3 B1 W1 B2 W2 B3 W3 ...
 rank 1  ...F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3
 ";
-    assert_eq!(drawn(Kind::ZbH2, 2, 1, 4), zb_h2);
+    assert_eq!(drawn(ScheduleKind::ZbH2, 2, 1, 4), zb_h2);
     let interleaved = "\
 rank 0  0F0 0F1 2F0 2F1 ........2B0     ....2B1     0B0     0B1
 rank 1  ....1F0 1F1 3F0 3B0     3F1 3B1     1B0     1B1     ........
 ";
-    assert_eq!(drawn(Kind::Interleaved, 2, 2, 2), interleaved);
+    assert_eq!(drawn(ScheduleKind::Interleaved, 2, 2, 2), interleaved);
     // A slow last stage, in cells of half a unit.
-    let schedule = Schedule::new(Kind::Gpipe, 2, 1, 2).unwrap();
+    let schedule = Schedule::new(ScheduleKind::Gpipe, 2, 1, 2).unwrap();
     let lasts = |action: Action| [0.5, 1.0][action.stage];
     let slow = "\
 rank 0  F0 F1 ...........................B0 ...B1

@@ -1,7 +1,7 @@
 //! The clock against formulas, and against the bubble rates that the zero-bubble paper prints.
 
 use crate::schedule_lists::all;
-use lockstep_plan::schedule::{Kind, Schedule, Times, clock};
+use lockstep_plan::schedule::{Schedule, ScheduleKind, Times, clock};
 
 /// Several ratios, in halves and whole numbers: sums are exact.
 fn ratios() -> impl Iterator<Item = Times> {
@@ -42,8 +42,8 @@ fn zero_bubble_as_the_paper_says() {
         for ranks in 1..=8 {
             let bubble = |kind| Schedule::new(kind, ranks, 1, 2 * ranks).unwrap().bubble(&times);
             let gaps = (ranks - 1) as f64;
-            assert_eq!(bubble(Kind::ZbH1), Some(gaps * (forward + input - weights)));
-            assert_eq!(bubble(Kind::ZbH2), Some(gaps * (forward + input - 2.0 * weights)));
+            assert_eq!(bubble(ScheduleKind::ZbH1), Some(gaps * (forward + input - weights)));
+            assert_eq!(bubble(ScheduleKind::ZbH2), Some(gaps * (forward + input - 2.0 * weights)));
         }
     }
 }
@@ -51,22 +51,23 @@ fn zero_bubble_as_the_paper_says() {
 #[test]
 fn formulas_keep_silent_where_they_do_not_hold() {
     let bubble = |kind, micros| Schedule::new(kind, 4, 1, micros).unwrap().bubble(&Times::EVEN);
-    assert_eq!(bubble(Kind::ZbH1, 3), None);
-    assert_eq!(bubble(Kind::ZbH1, 4), Some(3.0));
-    assert_eq!(bubble(Kind::ZbH2, 6), None);
-    assert_eq!(bubble(Kind::ZbH2, 7), Some(0.0));
-    assert_eq!(bubble(Kind::OneForwardOneBackward, 1), Some(9.0));
+    assert_eq!(bubble(ScheduleKind::ZbH1, 3), None);
+    assert_eq!(bubble(ScheduleKind::ZbH1, 4), Some(3.0));
+    assert_eq!(bubble(ScheduleKind::ZbH2, 6), None);
+    assert_eq!(bubble(ScheduleKind::ZbH2, 7), Some(0.0));
+    assert_eq!(bubble(ScheduleKind::OneForwardOneBackward, 1), Some(9.0));
 }
 
 /// Ranks of ZB-H2 idle for no moment between their first action and their last; those who wait for all
 /// others at the end do.
 #[test]
 fn two_rates() {
-    let timeline = clock(&Schedule::new(Kind::ZbH2, 4, 1, 8).unwrap(), &Times::EVEN).unwrap();
+    let timeline =
+        clock(&Schedule::new(ScheduleKind::ZbH2, 4, 1, 8).unwrap(), &Times::EVEN).unwrap();
     assert_eq!((timeline.bubble_rate(), timeline.makespan()), (0.0, 27.0));
     assert!((timeline.idle_rate() - 3.0 / 27.0).abs() < 1e-12);
     // All ranks of 1F1B wait as long, whichever way it is looked at.
-    let schedule = Schedule::new(Kind::OneForwardOneBackward, 4, 1, 8).unwrap();
+    let schedule = Schedule::new(ScheduleKind::OneForwardOneBackward, 4, 1, 8).unwrap();
     let timeline = clock(&schedule, &Times::EVEN).unwrap();
     assert!((timeline.bubble_rate() - 9.0 / 33.0).abs() < 1e-12);
     assert!((timeline.idle_rate() - 9.0 / 33.0).abs() < 1e-12);
@@ -91,12 +92,16 @@ fn bubble_rates_of_the_zero_bubble_paper() {
             let times = Times { forward: part(4), input: part(5), weights: part(6), send };
             clock(&Schedule::new(kind, ranks, chunks, micros).unwrap(), &times).unwrap()
         };
-        for (at, kind) in [(8, Kind::OneForwardOneBackward), (10, Kind::ZbH1), (11, Kind::ZbH2)] {
+        for (at, kind) in [
+            (8, ScheduleKind::OneForwardOneBackward),
+            (10, ScheduleKind::ZbH1),
+            (11, ScheduleKind::ZbH2),
+        ] {
             let rate = timeline(kind, 1).bubble_rate();
             assert_eq!(format!("{rate:.4}"), cells[at], "{kind}: {row}");
             compared += 1;
         }
-        let interleaved = timeline(Kind::Interleaved, (layers + 2) / ranks);
+        let interleaved = timeline(ScheduleKind::Interleaved, (layers + 2) / ranks);
         let rate = interleaved.bubble_rate();
         assert!((rate - number(9)).abs() < 0.004, "{rate}: {row}");
         let theirs = 1.0 - interleaved.busy(0) / (interleaved.makespan() - ranks as f64 * send);

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use lockstep_plan::model::{Runs, Slice, overlaps};
-use lockstep_plan::{Config, Plan, Surroundings, layouts};
+use lockstep_plan::{Config, Environment, Plan, layouts};
 
 const VOCAB: usize = 67;
 
@@ -23,7 +23,7 @@ fn config(model: &str) -> Config {
 
 fn plan(model: &str, words: &str) -> Plan {
     let config = config(model).with_layout(words);
-    let around = Surroundings::one_host(config.ranks(), 1).with_vocab(VOCAB);
+    let around = Environment::one_host(config.ranks(), 1).with_vocab(VOCAB);
     Plan::resolve(&config, &around).unwrap_or_else(|mistakes| panic!("{words}: {mistakes:?}"))
 }
 

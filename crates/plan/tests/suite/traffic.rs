@@ -2,7 +2,7 @@
 //! against what is sent.
 
 use lockstep_plan::{
-    Collective, Config, GroupKind, Phase, Plan, Surroundings, traffic, traffic_of_step,
+    Collective, Config, Environment, GroupKind, Phase, Plan, traffic, traffic_of_step,
 };
 
 const LAYERS: usize = 8;
@@ -11,7 +11,7 @@ fn plan(ranks: usize, sets: &[&str]) -> Plan {
     let text = "[model]\nfamily = \"llama\"\nvocab = 512\ndim = 64\nlayers = 8\nheads = 8\nseq = 64\n\
                 [train]\nglobal_batch = 32\nmicro_batch = 8";
     let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
-    let around = Surroundings::one_host(ranks, 1);
+    let around = Environment::one_host(ranks, 1);
     Plan::resolve(&Config::parse(text, &sets), &around).unwrap_or_else(|wrong| panic!("{wrong:#?}"))
 }
 

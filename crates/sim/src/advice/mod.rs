@@ -5,12 +5,12 @@ mod batch;
 
 pub use batch::{BatchRemarks, batch_remarks};
 
-use crate::search::{By, Knob, Limits, Proposal, Search, limit, parts};
+use crate::search::{Knob, Limits, Objective, Proposal, Search, limit, parts};
 use crate::{Cluster, Estimate};
 
 /// A means, and what it brings.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Rung {
+pub struct LadderStep {
     /// `recompute`, `ZeRO`, ….
     pub means: &'static str,
     /// The best layout with all means that were taken before and this one, where one fits.
@@ -34,9 +34,9 @@ const MEANS: [(&str, &[Knob]); 7] = [
 ];
 
 /// The rungs from the first to the last that the model knows.
-pub fn ladder(search: &Search, cluster: &Cluster) -> Vec<Rung> {
+pub fn ladder(search: &Search, cluster: &Cluster) -> Vec<LadderStep> {
     let mut allowed: Vec<Knob> = Vec::new();
-    let mut rungs: Vec<Rung> = Vec::new();
+    let mut rungs: Vec<LadderStep> = Vec::new();
     let mut standing: Option<Proposal> = None;
     for (means, knobs) in MEANS {
         // A model without experts has no such axis.
@@ -44,7 +44,7 @@ pub fn ladder(search: &Search, cluster: &Cluster) -> Vec<Rung> {
             continue;
         }
         let with: Vec<Knob> = allowed.iter().chain(knobs).copied().collect();
-        let proposal = search.best(By::Time, 1, &without(&with)).pop();
+        let proposal = search.best(Objective::Time, 1, &without(&with)).pop();
         let (taken, why) =
             judge(search, cluster, standing.as_ref(), proposal.as_ref(), &with, rungs.is_empty());
         // What fits nothing may yet be needed by what comes after: it stays in hand.
@@ -54,7 +54,7 @@ pub fn ladder(search: &Search, cluster: &Cluster) -> Vec<Rung> {
         if taken {
             standing = proposal.clone();
         }
-        rungs.push(Rung { means, proposal, taken, why });
+        rungs.push(LadderStep { means, proposal, taken, why });
     }
     rungs
 }

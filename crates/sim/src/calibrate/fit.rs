@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 
 use super::least;
 use crate::case::Case;
-use crate::cluster::{Cluster, Curve, Paces, Part, Parts};
-use crate::compute::{ByKind, Kind};
+use crate::cluster::{Cluster, Curve, Efficiency, MatmulOverhead, MatmulOverheads};
+use crate::compute::{ByClass, OpClass};
 use crate::estimate::{Options, estimate};
 
 /// A multiply of (m, k) by (k, n), by itself.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Multiply {
+pub struct MeasuredMatmul {
     pub dims: [usize; 3],
     pub compute: Compute,
     /// Added to what is there in f32: the gradient of a weight.
@@ -24,10 +24,10 @@ pub struct Multiply {
 
 /// What a step of a plan spent, in seconds: means over the ranks, medians over steps.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Spent {
+pub struct MeasuredStep {
     pub plan: Plan,
     pub step: f64,
-    pub by: ByKind,
+    pub by: ByClass,
     /// Exchanges of the rank that waited the least, and what the others waited more.
     pub exchange: f64,
     pub waiting: f64,
@@ -37,7 +37,7 @@ pub struct Spent {
 
 /// What ranks computed of many steps together, in seconds: the mean of them, and how much more the slowest did.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub struct Apart {
+pub struct RankSkew {
     pub computing: f64,
     pub waiting: f64,
 }
@@ -48,7 +48,7 @@ pub struct Fitted {
     pub cluster: Cluster,
     /// By how much multiplies are off, on average.
     pub multiplies: f64,
-    /// Foretold over measured, of every step that was measured; and the same by a machine that has not seen that step.
+    /// Predicted over measured, of every step that was measured; and the same by a machine that has not seen that step.
     pub steps: Vec<(f64, f64)>,
 }
 
@@ -56,15 +56,15 @@ pub struct Fitted {
 /// number of ranks; the rest of it is found. `together`: of steps as if they were one long one.
 pub fn fit(
     cluster: &Cluster,
-    multiplies: &[Multiply],
-    steps: &[Spent],
-    together: Apart,
+    multiplies: &[MeasuredMatmul],
+    steps: &[MeasuredStep],
+    together: RankSkew,
 ) -> Result<Fitted, String> {
     let Some(first) = steps.first() else { return Err("no steps were measured".into()) };
     let mut neutral = cluster.clone();
     neutral.skew = Curve::default();
     let device = &mut neutral.accelerator;
-    (device.paces, device.between_us, device.launch_us) = (None, 0.0, 0.0);
+    (device.efficiency, device.kernel_gap_us, device.launch_us) = (None, 0.0, 0.0);
     device.attention = [(1.0, 0.0); 2];
     let off = fit_multiplies(&mut neutral, &first.plan, multiplies)?;
     let seen: Vec<Seen> = steps.iter().map(|spent| Seen::of(&neutral, spent)).collect();
@@ -72,13 +72,13 @@ pub fn fit(
         let steps = seen.iter().enumerate().filter(|(number, _)| Some(*number) != but);
         paced(&neutral, &steps.map(|(_, seen)| seen).collect::<Vec<_>>(), together)
     };
-    let foretold = |cluster: &Cluster, spent: &Spent| {
+    let predicted = |cluster: &Cluster, spent: &MeasuredStep| {
         estimate(&spent.plan, cluster, &Options::default()).step_s / spent.step
     };
     let cluster = paced(None)?;
     let mut quality = Vec::new();
     for (number, spent) in steps.iter().enumerate() {
-        quality.push((foretold(&cluster, spent), foretold(&paced(Some(number))?, spent)));
+        quality.push((predicted(&cluster, spent), predicted(&paced(Some(number))?, spent)));
     }
     Ok(Fitted { cluster, multiplies: off, steps: quality })
 }
@@ -87,7 +87,7 @@ pub fn fit(
 fn fit_multiplies(
     cluster: &mut Cluster,
     plan: &Plan,
-    multiplies: &[Multiply],
+    multiplies: &[MeasuredMatmul],
 ) -> Result<f64, String> {
     let stream = cluster.shared(plan.ranks, plan.train.threads).accelerator.stream_rate();
     let share = cluster.share(plan.ranks, plan.train.threads);
@@ -108,16 +108,16 @@ fn fit_multiplies(
         };
         *peak = 1e-12 / plain / share;
         let passes = (passing > 0.0).then_some(1.0 / passing);
-        parts.push(Part { accumulate: plain / sums, start_us: 1e6 * start, passes });
+        parts.push(MatmulOverhead { accumulate: plain / sums, start_us: 1e6 * start, passes });
     }
     let shape = &mut cluster.accelerator.matmul;
     (shape.best, shape.accumulate, shape.ramp) = (1.0, 1.0, 0.0);
     shape.curve.clear();
-    shape.parts = Some(Parts { f32: parts[0], bf16: parts[1] });
+    shape.overheads = Some(MatmulOverheads { f32: parts[0], bf16: parts[1] });
     Ok(off / multiplies.len() as f64)
 }
 
-impl Multiply {
+impl MeasuredMatmul {
     /// What it does: operations, those that add to what is there, seconds of passing memory, and beginning once.
     fn work(&self, stream: f64) -> [f64; 4] {
         let [m, k, n] = self.dims.map(|dim| dim as f64);
@@ -132,9 +132,9 @@ impl Multiply {
 
 /// A step that was measured, beside what it would be where nothing was lost.
 struct Seen<'a> {
-    spent: &'a Spent,
-    sizes: ByKind,
-    ideal: ByKind,
+    spent: &'a MeasuredStep,
+    sizes: ByClass,
+    ideal: ByClass,
     /// Kernels, and pieces in which gradients go.
     kernels: f64,
     /// Seconds of exchanges at 1 GB/s without latency, and at no time for bytes with a second for each hop.
@@ -142,22 +142,22 @@ struct Seen<'a> {
 }
 
 impl Seen<'_> {
-    fn of<'a>(neutral: &Cluster, spent: &'a Spent) -> Seen<'a> {
+    fn of<'a>(neutral: &Cluster, spent: &'a MeasuredStep) -> Seen<'a> {
         let plan = &spent.plan;
         let mut cluster = neutral.clone();
-        cluster.accelerator.between_us = 1e6;
+        cluster.accelerator.kernel_gap_us = 1e6;
         let mut priced = |hop_us: f64, gbs: f64| {
             (cluster.links[0].hop_us, cluster.links[0].bandwidth_gbs) = (hop_us, gbs);
             estimate(plan, &cluster, &Options::default())
         };
         let bytes = priced(0.0, 1.0);
         let exchange = [bytes.time.data, priced(1e6, 1e30).time.data];
-        let mut ideal = ByKind::default();
+        let mut ideal = ByClass::default();
         bytes.computing.iter().for_each(|(kind, seconds)| ideal[*kind as usize] = *seconds);
         let shared = neutral.shared(plan.ranks, plan.train.threads);
         let options = Options::default();
         let case = Case::new(plan, &shared, &options);
-        let sizes = Kind::ALL.map(|kind| case.size(kind));
+        let sizes = OpClass::ALL.map(|kind| case.size(kind));
         Seen { spent, sizes, ideal, kernels: bytes.time.host, exchange }
     }
 
@@ -166,7 +166,7 @@ impl Seen<'_> {
     }
 
     /// What it reached of the ideal in a kind of work, if it did enough of it.
-    fn reached(&self, kind: Kind) -> Result<Option<Reached>, String> {
+    fn reached(&self, kind: OpClass) -> Result<Option<Reached>, String> {
         let plan = &self.spent.plan;
         let (ideal, spent) = (self.ideal[kind as usize], self.spent.by[kind as usize]);
         // What is too short for a clock is too short to matter, and gets no pace of its own.
@@ -188,7 +188,7 @@ struct Reached {
     pace: f64,
 }
 
-/// Paces by size. Those of about one size are one point, so that chance counts less.
+/// Efficiency by size. Those of about one size are one point, so that chance counts less.
 fn joined(mut all: Vec<Reached>) -> Curve {
     all.sort_by(|a, b| a.size.total_cmp(&b.size));
     let near = |a: &Reached, b: &Reached| b.size < SAME_SIZE * a.size;
@@ -205,11 +205,11 @@ fn joined(mut all: Vec<Reached>) -> Curve {
 const SAME_SIZE: f64 = 1.5;
 
 /// The neutral machine with the paces of these steps.
-fn paced(neutral: &Cluster, steps: &[&Seen], together: Apart) -> Result<Cluster, String> {
+fn paced(neutral: &Cluster, steps: &[&Seen], together: RankSkew) -> Result<Cluster, String> {
     let mut cluster = neutral.clone();
-    let mut paces = Paces::default();
+    let mut efficiency = Efficiency::default();
     for compute in [Compute::F32, Compute::Bf16] {
-        for kind in Kind::ALL {
+        for kind in OpClass::ALL {
             let mut reached = Vec::new();
             for seen in steps.iter().filter(|seen| seen.spent.plan.precision.compute == compute) {
                 reached.extend(seen.reached(kind)?);
@@ -217,14 +217,14 @@ fn paced(neutral: &Cluster, steps: &[&Seen], together: Apart) -> Result<Cluster,
             for family in [Family::Gpt2, Family::Llama] {
                 let own = |of: &&Reached| kind.same_in_all() || of.family == family;
                 let own = reached.iter().filter(own).copied().collect();
-                *paces.of_mut(compute, family).of_mut(kind) = joined(own);
+                *efficiency.of_mut(compute, family).of_mut(kind) = joined(own);
             }
         }
     }
-    cluster.accelerator.paces = Some(paces);
+    cluster.accelerator.efficiency = Some(efficiency);
     let of_steps = |of: &dyn Fn(&Seen) -> f64| median(steps.iter().map(|seen| of(seen)).collect());
-    cluster.accelerator.between_us = 1e6 * of_steps(&|seen| seen.spent.rest / seen.kernels);
-    within("µs between two operations", cluster.accelerator.between_us, [0.0, 1e4])?;
+    cluster.accelerator.kernel_gap_us = 1e6 * of_steps(&|seen| seen.spent.rest / seen.kernels);
+    within("µs between two operations", cluster.accelerator.kernel_gap_us, [0.0, 1e4])?;
     if steps[0].spent.plan.ranks > 1 {
         cluster.skew = skew(steps, together)?;
         let rows: Vec<([f64; 2], f64)> =
@@ -239,7 +239,7 @@ fn paced(neutral: &Cluster, steps: &[&Seen], together: Apart) -> Result<Cluster,
 
 /// How much longer the slowest took, of steps that are about as long, and of all together. Where nobody was slower, next
 /// to nothing.
-fn skew(steps: &[&Seen], together: Apart) -> Result<Curve, String> {
+fn skew(steps: &[&Seen], together: RankSkew) -> Result<Curve, String> {
     let of_step = |seen: &&Seen| (seen.computing(), seen.spent.waiting / seen.computing());
     let mut all: Vec<(f64, f64)> = steps.iter().map(of_step).collect();
     if together.computing > 0.0 {
@@ -260,10 +260,10 @@ fn skew(steps: &[&Seen], together: Apart) -> Result<Curve, String> {
 
 /// Between which a kind's pace can be: multiplies among others are about as fast as by themselves, attention is no
 /// faster than the peak, and passes over memory may be in a cache that is a hundred times faster.
-fn bounds(kind: Kind) -> [f64; 2] {
+fn bounds(kind: OpClass) -> [f64; 2] {
     match kind {
-        Kind::Matmul => [0.2, 2.0],
-        Kind::Attention => [1e-3, 1.5],
+        OpClass::Matmul => [0.2, 2.0],
+        OpClass::Attention => [1e-3, 1.5],
         _ => [1e-3, 1e3],
     }
 }

@@ -4,5 +4,5 @@ mod fit;
 mod least;
 mod scale;
 
-pub use fit::{Apart, Fitted, Multiply, Spent, fit};
+pub use fit::{Fitted, MeasuredMatmul, MeasuredStep, RankSkew, fit};
 pub use scale::calibrate;

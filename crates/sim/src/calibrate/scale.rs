@@ -6,9 +6,9 @@ use crate::cluster::{Accelerator, Cluster};
 use crate::estimate::{Options, estimate};
 
 /// The cluster with one factor on all that its accelerator reaches, by which the steps that were measured, in
-/// seconds, are foretold right on average.
+/// seconds, are predicted right on average.
 pub fn calibrate(cluster: &Cluster, options: &Options, measured: &[(&Plan, f64)]) -> Cluster {
-    // Foretold over measured, on average of the logarithms: falls as the factor grows.
+    // Predicted over measured, on average of the logarithms: falls as the factor grows.
     let too_slow = |factor: f64| {
         let scaled = scaled(cluster, factor);
         let ratio = |(plan, seconds): &(&Plan, f64)| {

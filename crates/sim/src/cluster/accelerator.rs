@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{BUILT_IN, GIB, Paces};
+use super::{BUILT_IN, Efficiency, GIB};
 
 /// A device that computes.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -27,10 +27,10 @@ pub struct Accelerator {
     pub reserve_gib: f64,
     /// Between two kernels, where the host that starts them is the device itself: nothing hides it.
     #[serde(default)]
-    pub between_us: f64,
+    pub kernel_gap_us: f64,
     /// Measured instead of following from peak and bandwidth.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub paces: Option<Paces>,
+    pub efficiency: Option<Efficiency>,
 }
 
 /// Operations per second, by the data sheet, in units of 10^12.
@@ -69,21 +69,21 @@ pub struct Matmul {
     pub curve: Vec<(f64, f64)>,
     /// Measured instead: a multiply as the sum of what it does, not as the longest of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub parts: Option<Parts>,
+    pub overheads: Option<MatmulOverheads>,
 }
 
 /// Measured multiplies, by the numbers that go into them.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Parts {
-    pub f32: Part,
-    pub bf16: Part,
+pub struct MatmulOverheads {
+    pub f32: MatmulOverhead,
+    pub bf16: MatmulOverhead,
 }
 
 /// What a multiply takes beside its operations: on cores, nothing is computed while operands are packed.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Part {
+pub struct MatmulOverhead {
     /// Of the operations per second, for gradients of weights.
     pub accumulate: f64,
     /// Beginning one, and waiting for the last thread of it.

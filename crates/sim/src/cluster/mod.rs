@@ -2,12 +2,12 @@
 //! is not as the rest. Read from TOML, or built in. Knows nothing of models.
 
 mod accelerator;
+mod efficiency;
 mod link;
-mod pace;
 
-pub use accelerator::{Accelerator, Matmul, Part, Parts, Peak};
+pub use accelerator::{Accelerator, Matmul, MatmulOverhead, MatmulOverheads, Peak};
+pub use efficiency::{Curve, Efficiency, FamilyCurves, OpCurves};
 pub use link::Link;
-pub use pace::{Curve, Curves, Families, Paces};
 
 use std::borrow::Cow;
 
@@ -43,7 +43,7 @@ pub struct Cluster {
     pub skew: Curve,
     /// Ranks that are not as the others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub differs: Vec<Differs>,
+    pub differs: Vec<Deviation>,
 }
 
 /// Whose collectives.
@@ -60,7 +60,7 @@ pub enum Engine {
 /// Ranks that are slower, or have less memory, than the rest.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Differs {
+pub struct Deviation {
     /// Whole hosts, by number.
     #[serde(default)]
     pub hosts: Vec<usize>,
@@ -197,7 +197,7 @@ impl Cluster {
     pub fn of_rank(&self, rank: usize) -> (f64, f64, f64) {
         let host = rank / self.per_host;
         let mine =
-            |differs: &&Differs| differs.hosts.contains(&host) || differs.ranks.contains(&rank);
+            |differs: &&Deviation| differs.hosts.contains(&host) || differs.ranks.contains(&rank);
         let whole = (1.0, 1.0, self.accelerator.memory());
         self.differs.iter().filter(mine).fold(whole, |(compute, link, memory), differs| {
             let less = differs.memory_gib.map_or(memory, |gib| gib * GIB);

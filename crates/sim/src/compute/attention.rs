@@ -1,6 +1,6 @@
 //! Attention in time: in tiles, or with its square of scores written out.
 
-use super::{Cost, Kind, matmul};
+use super::{Cost, OpClass, matmul};
 use crate::case::Case;
 
 /// Forward, and the gradient of queries, keys and values.
@@ -20,10 +20,10 @@ fn tiled(case: &Case) -> [Cost; 2] {
     let (rate, reached) = (case.wide_rate(), case.software().attention);
     let cost = |flops: f64, (best, half): (f64, f64)| {
         let seconds = flops / (rate * reached * best * rows / (rows + half));
-        Cost::of(Kind::Attention, seconds).with_flops(flops)
+        Cost::of(OpClass::Attention, seconds).with_flops(flops)
     };
     let measured =
-        case.measured(Kind::Attention, case.size(Kind::Attention)).map(|best| (best, 0.0));
+        case.measured(OpClass::Attention, case.size(OpClass::Attention)).map(|best| (best, 0.0));
     let [forward, backward] =
         measured.map_or(case.cluster.accelerator.attention, |reached| [reached; 2]);
     let [there, back] = rounds(case);
@@ -36,7 +36,7 @@ fn rounds(case: &Case) -> [Cost; 2] {
     let rounds = (case.mesh.context / case.mesh.ulysses) as f64 - 1.0;
     let rate = case.cluster.accelerator.stream_rate();
     let pass = |columns: f64, bytes: f64| {
-        Cost::of(Kind::Attention, rounds * case.tokens * columns * bytes / rate)
+        Cost::of(OpClass::Attention, rounds * case.tokens * columns * bytes / rate)
     };
     let gradients = case.queries + case.keys + case.values;
     [pass(case.attended, 8.0 + case.width), pass(gradients, 8.0 + case.width)]
@@ -61,7 +61,7 @@ fn with_square(case: &Case) -> [Cost; 2] {
     );
     let square = heads * own * all;
     let pass = |bytes: f64| square * bytes / device.stream_rate();
-    let cost = |seconds: f64, flops: f64| Cost::of(Kind::Attention, seconds).with_flops(flops);
+    let cost = |seconds: f64, flops: f64| Cost::of(OpClass::Attention, seconds).with_flops(flops);
     [
         cost(scores + sums + pass(there), flops),
         cost(2.0 * (scores + sums) + pass(back), 2.0 * flops),

@@ -2,7 +2,7 @@
 
 use lockstep_plan::Recompute;
 
-use super::{Cost, Kind, Passes, attention::attention, grouped, matmul};
+use super::{Cost, OpClass, Passes, attention::attention, grouped, matmul};
 use crate::case::Case;
 use crate::cluster::Accelerator;
 use crate::software::Selective;
@@ -53,13 +53,16 @@ pub(super) fn matrix_at(
     let device = &case.cluster.accelerator;
     let flops = 2.0 * rows * inputs * outputs * count;
     // The host starts those of experts one by one.
-    let (multiply, kernels): (Multiply, f64) =
-        if count > 1.0 && device.matmul.parts.is_none() { (grouped, count) } else { (matmul, 0.0) };
+    let (multiply, kernels): (Multiply, f64) = if count > 1.0 && device.matmul.overheads.is_none() {
+        (grouped, count)
+    } else {
+        (matmul, 0.0)
+    };
     let cost = |dims: [f64; 3], sums: bool| {
         let alone = multiply(device, dims, count, case.width, rate, sums);
         let size = (dims[0] * dims[1] * dims[2]).cbrt();
-        let seconds = alone / case.measured(Kind::Matmul, size).unwrap_or(1.0);
-        Cost::of(Kind::Matmul, seconds).with_flops(flops).with_kernels(kernels)
+        let seconds = alone / case.measured(OpClass::Matmul, size).unwrap_or(1.0);
+        Cost::of(OpClass::Matmul, seconds).with_flops(flops).with_kernels(kernels)
     };
     Passes {
         forward: cost([rows, inputs, outputs], false),
@@ -140,13 +143,14 @@ fn streams(case: &Case) -> [Cost; 2] {
     let orders = if case.experts().members > 1 { 2.0 } else { 1.0 };
     let permuted =
         case.moe.map_or(0.0, |_| SCATTERED * 4.0 * orders * case.tokens * routed * case.dim * w);
-    let cost = |kind: Kind, bytes: f64| Cost::of(kind, software.unfused * bytes / case.pace(kind));
+    let cost =
+        |kind: OpClass, bytes: f64| Cost::of(kind, software.unfused * bytes / case.pace(kind));
     let all = |norm: f64, elementwise: f64, activation: f64| {
-        cost(Kind::Norm, norm)
-            + cost(Kind::Elementwise, elementwise)
-            + cost(Kind::Rope, turned)
-            + cost(Kind::Activation, activation)
-            + cost(Kind::Routing, permuted)
+        cost(OpClass::Norm, norm)
+            + cost(OpClass::Elementwise, elementwise)
+            + cost(OpClass::Rope, turned)
+            + cost(OpClass::Activation, activation)
+            + cost(OpClass::Routing, permuted)
     };
     [all(normed, added, wide), all(normed_back, added_back, wide_back)]
 }

@@ -13,7 +13,7 @@ pub fn matmul(
     sums: bool,
 ) -> f64 {
     let shape = &device.matmul;
-    let part = shape.parts.map(|parts| if width > 2.0 { parts.f32 } else { parts.bf16 });
+    let part = shape.overheads.map(|parts| if width > 2.0 { parts.f32 } else { parts.bf16 });
     let accumulate = part.map_or(shape.accumulate, |part| part.accumulate);
     let gain = if sums { accumulate } else { 1.0 }
         * curve(shape, (m * k * n).cbrt())

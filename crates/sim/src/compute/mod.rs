@@ -2,14 +2,14 @@
 //! other ranks but what they leave to this one.
 
 mod attention;
+mod class;
 mod ends;
-mod kind;
 mod layer;
 mod matmul;
 
 pub(crate) use attention::attention;
+pub use class::{ByClass, OpClass};
 pub(crate) use ends::{embed, head, optimizer};
-pub use kind::{ByKind, Kind};
 pub(crate) use layer::layer;
 pub use matmul::{grouped, matmul};
 
@@ -25,12 +25,12 @@ pub(crate) struct Cost {
     /// Kernels that the host starts.
     pub kernels: f64,
     /// The seconds, by what they go to.
-    pub by: ByKind,
+    pub by: ByClass,
 }
 
 impl Cost {
-    pub fn of(kind: Kind, seconds: f64) -> Cost {
-        let mut by = ByKind::default();
+    pub fn of(kind: OpClass, seconds: f64) -> Cost {
+        let mut by = ByClass::default();
         by[kind as usize] = seconds;
         Cost { seconds, by, ..Cost::default() }
     }

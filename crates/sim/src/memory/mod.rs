@@ -5,7 +5,7 @@ mod states;
 
 pub use states::states;
 
-use lockstep_plan::schedule::Kind;
+use lockstep_plan::schedule::ScheduleKind;
 use lockstep_plan::{Coord, Ledger, Plan};
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,7 @@ use states::held;
 
 /// Bytes on one rank.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub struct Memory {
+pub struct MemoryEstimate {
     /// Weights that are computed with.
     pub parameters: f64,
     pub gradients: f64,
@@ -39,7 +39,7 @@ pub struct Memory {
     pub reserve: f64,
 }
 
-impl Memory {
+impl MemoryEstimate {
     /// What tensors take at most: what frameworks report as allocated.
     pub fn allocated(&self) -> f64 {
         self.states() + self.activations + self.gathered + self.logits + self.working + self.buffers
@@ -56,14 +56,14 @@ impl Memory {
 }
 
 /// What a rank of the pipeline needs, by rank: cheaper to know than a whole estimate.
-pub fn memories(plan: &Plan, cluster: &Cluster, options: &Options) -> Vec<Memory> {
+pub fn memories(plan: &Plan, cluster: &Cluster, options: &Options) -> Vec<MemoryEstimate> {
     let cluster = &*cluster.shared(plan.ranks, plan.train.threads);
     let case = Case::new(plan, cluster, options);
     (0..case.pipe()).map(|pipe| memory(&case, pipe)).collect()
 }
 
 /// What a rank of the pipeline needs.
-pub(crate) fn memory(case: &Case, pipe: usize) -> Memory {
+pub(crate) fn memory(case: &Case, pipe: usize) -> MemoryEstimate {
     let by_formula = by_formula(case, &Layers::of(case), pipe);
     if !case.options.exact || case.shape().planned_only().is_some() {
         return by_formula;
@@ -71,7 +71,7 @@ pub(crate) fn memory(case: &Case, pipe: usize) -> Memory {
     // As the plan counts it, block by block; the first of the stage's ranks has the largest pieces.
     let first = Coord { pipe, data: 0, context: 0, tensor: 0 };
     let ledger = Ledger::of(case.plan, case.mesh.rank(first));
-    let exact = Memory {
+    let exact = MemoryEstimate {
         parameters: ledger.parameters as f64,
         gradients: ledger.gradients as f64,
         optimizer: ledger.optimizer as f64,
@@ -82,11 +82,11 @@ pub(crate) fn memory(case: &Case, pipe: usize) -> Memory {
         buffers: case.software().buffers_gib * crate::cluster::GIB,
         ..by_formula
     };
-    Memory { slack: case.software().slack * exact.allocated(), ..exact }
+    MemoryEstimate { slack: case.software().slack * exact.allocated(), ..exact }
 }
 
 /// The same by formula, of layers that are known.
-pub(crate) fn by_formula(case: &Case, layers: &Layers, pipe: usize) -> Memory {
+pub(crate) fn by_formula(case: &Case, layers: &Layers, pipe: usize) -> MemoryEstimate {
     let software = case.software();
     // Passes in flight are spread over the chunks.
     let chunks = case.layout().chunks;
@@ -100,7 +100,7 @@ pub(crate) fn by_formula(case: &Case, layers: &Layers, pipe: usize) -> Memory {
         in_flight(case.layout().schedule, case.pipe(), chunks, case.micros(), pipe);
     let last = pipe + 1 == case.pipe();
     let logits = if last { case.tokens * case.vocab * software.logits[0] } else { 0.0 };
-    let mut memory = Memory {
+    let mut memory = MemoryEstimate {
         activations: begun * each(layers.kept) + put_off * each(layers.put_off),
         logits,
         working: layers.working,
@@ -114,7 +114,7 @@ pub(crate) fn by_formula(case: &Case, layers: &Layers, pipe: usize) -> Memory {
 /// Passes of a stage that are begun and not done, at most, by formula: those whose input gradient is to come, as
 /// `Schedule::in_flight` counts them, and those whose weight gradient was put off.
 pub(crate) fn in_flight(
-    kind: Kind,
+    kind: ScheduleKind,
     ranks: usize,
     chunks: usize,
     micros: usize,
@@ -123,11 +123,11 @@ pub(crate) fn in_flight(
     let thin = 2 * (ranks - rank - 1) + (chunks - 1) * ranks + 1;
     let (begun, put_off) = match kind {
         _ if ranks == 1 => (1, 0),
-        Kind::Gpipe => (micros, 0),
-        Kind::OneForwardOneBackward => ((ranks - rank).min(micros), 0),
-        Kind::Interleaved => (thin.min(chunks * micros), 0),
-        Kind::ZbH1 => ((ranks - rank).min(micros), rank),
-        Kind::ZbH2 => ((2 * (ranks - rank) - 1).min(micros), 2 * rank),
+        ScheduleKind::Gpipe => (micros, 0),
+        ScheduleKind::OneForwardOneBackward => ((ranks - rank).min(micros), 0),
+        ScheduleKind::Interleaved => (thin.min(chunks * micros), 0),
+        ScheduleKind::ZbH1 => ((ranks - rank).min(micros), rank),
+        ScheduleKind::ZbH2 => ((2 * (ranks - rank) - 1).min(micros), 2 * rank),
     };
     [begun as f64, put_off.min(micros.saturating_sub(begun)) as f64]
 }

@@ -1,6 +1,6 @@
 //! Parameters, gradients and optimizer, as ZeRO's stage leaves them on a rank.
 
-use super::Memory;
+use super::MemoryEstimate;
 use crate::case::Case;
 use crate::software::Software;
 
@@ -25,7 +25,7 @@ fn cut([weights, gradients, optimizer]: [f64; 3], params: f64, zero: u8, shard: 
 }
 
 /// The states of a rank of the pipeline, what ZeRO-3 gathers, and buffers.
-pub(super) fn held(case: &Case, pipe: usize) -> Memory {
+pub(super) fn held(case: &Case, pipe: usize) -> MemoryEstimate {
     let (software, zero) = (case.software(), case.layout().zero);
     let [dense, expert] = case.rank_params(pipe);
     let shard = case.mesh.shard as f64;
@@ -56,13 +56,13 @@ pub(super) fn held(case: &Case, pipe: usize) -> Memory {
         true => spare(case, pipe) + if pipe + 1 == case.pipe() { table * case.width } else { 0.0 },
         false => 0.0,
     };
-    Memory {
+    MemoryEstimate {
         parameters,
         gradients,
         optimizer,
         gathered,
         buffers: whole + spare + software.buffers_gib * crate::cluster::GIB,
-        ..Memory::default()
+        ..MemoryEstimate::default()
     }
 }
 

@@ -14,8 +14,8 @@ pub use timeline::timeline;
 use lockstep_plan::{Collective, GroupKind, Phase, Plan};
 use serde::Serialize;
 
-use crate::search::{Proposal, words};
-use crate::{Cluster, Flow, Kind, Memory, Time};
+use crate::search::{Proposal, layout_words};
+use crate::{Cluster, Flow, MemoryEstimate, OpClass, Time};
 
 /// What `lockstep plan --json` prints.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -42,7 +42,7 @@ pub struct Report {
     /// Where the step goes, in seconds.
     pub time: Time,
     /// Of the computing, each kind, as `bench step` counts it.
-    pub computing: Vec<(Kind, f64)>,
+    pub computing: Vec<(OpClass, f64)>,
     /// By stage.
     pub memory: Vec<StageMemory>,
     pub traffic: Vec<Traffic>,
@@ -53,7 +53,7 @@ pub struct Report {
 pub struct StageMemory {
     pub stage: usize,
     #[serde(flatten)]
-    pub bytes: Memory,
+    pub bytes: MemoryEstimate,
     pub total: f64,
     pub available: f64,
     /// Seconds of a step in which it works.
@@ -93,7 +93,7 @@ impl Report {
             cluster: cluster.name.clone(),
             accelerator: cluster.accelerator.name.clone(),
             ranks: plan.ranks,
-            layout: words(plan),
+            layout: layout_words(plan),
             parameters: plan.model.param_count(),
             global_batch: plan.train.global_batch,
             micro_batch: plan.train.micro_batch,
@@ -136,7 +136,7 @@ impl Traffic {
 }
 
 /// What memory is for, with the letter and the name under which it is shown.
-pub(crate) fn lines(memory: &Memory) -> [(&'static str, f64); 10] {
+pub(crate) fn lines(memory: &MemoryEstimate) -> [(&'static str, f64); 10] {
     [
         ("parameters", memory.parameters),
         ("gradients", memory.gradients),
@@ -151,7 +151,7 @@ pub(crate) fn lines(memory: &Memory) -> [(&'static str, f64); 10] {
     ]
 }
 
-pub(crate) fn circle_name(kind: Option<GroupKind>) -> &'static str {
+pub(crate) fn group_name(kind: Option<GroupKind>) -> &'static str {
     kind.map_or("all ranks", GroupKind::name)
 }
 

@@ -3,12 +3,12 @@
 use std::fmt::Write;
 
 use super::{
-    bytes_text, circle_name, collective_name, headline, lines, phase_name, time_text, timeline,
+    bytes_text, collective_name, group_name, headline, lines, phase_name, time_text, timeline,
 };
-use crate::advice::Rung;
+use crate::advice::LadderStep;
 use crate::cluster::GIB;
-use crate::search::{Proposal, Reason, parts, words};
-use crate::{Cluster, Flow, Memory};
+use crate::search::{Proposal, Reason, layout_words, parts};
+use crate::{Cluster, Flow, MemoryEstimate};
 
 /// Columns that are not exceeded.
 const WIDTH: usize = 118;
@@ -25,7 +25,7 @@ pub fn text(proposal: &Proposal, cluster: &Cluster) -> String {
     say(&format!("{} × {} ({})", plan.ranks, cluster.accelerator.name, cluster.name));
     say(&format!(
         "{}, micro_batch={} × {}",
-        words(plan),
+        layout_words(plan),
         plan.train.micro_batch,
         plan.train.accumulation
     ));
@@ -53,7 +53,7 @@ pub fn text(proposal: &Proposal, cluster: &Cluster) -> String {
 /// A row per stage; many alike are left out.
 fn memory_table(proposal: &Proposal) -> String {
     let stages = &proposal.estimate.stages;
-    let shown = lines(&Memory::default()).map(|(name, _)| name);
+    let shown = lines(&MemoryEstimate::default()).map(|(name, _)| name);
     let used = |index: usize| stages.iter().any(|stage| lines(&stage.memory)[index].1 > 0.0);
     let columns: Vec<usize> = (0..shown.len()).filter(|index| used(*index)).collect();
     let mut table = String::from("memory per rank, GiB\n  stage");
@@ -113,7 +113,7 @@ fn traffic_table(proposal: &Proposal, cluster: &Cluster) -> String {
         let _ = writeln!(
             table,
             "  {:<13} {:>5} {:<15} {:<14} {:<9} {:>8.0} {:>11} {:>11} {:>11}",
-            circle_name(flow.kind),
+            group_name(flow.kind),
             flow.members,
             cluster.links[flow.link].name,
             collective_name(flow.collective),
@@ -187,7 +187,7 @@ pub fn proposals_text(proposals: &[Proposal]) -> String {
             100.0 * proposal.estimate.mfu,
             bytes_text(proposal.bytes()),
             proposal.plan.train.micro_batch,
-            words(&proposal.plan),
+            layout_words(&proposal.plan),
             if proposal.estimate.fits { "" } else { " (does not fit)" }
         );
     }
@@ -210,7 +210,7 @@ pub fn reasons_text(reasons: &[Reason]) -> String {
 }
 
 /// The ladder, rung by rung.
-pub fn ladder_text(rungs: &[Rung]) -> String {
+pub fn ladder_text(rungs: &[LadderStep]) -> String {
     let mut text = String::new();
     for rung in rungs {
         let mark = if rung.taken { "✓" } else { "·" };
@@ -226,7 +226,7 @@ pub fn ladder_text(rungs: &[Rung]) -> String {
                 "    {:<17} {:>10}  {}, micro_batch={micro_batch}",
                 "",
                 "",
-                words(&proposal.plan)
+                layout_words(&proposal.plan)
             );
         }
     }

@@ -1,7 +1,7 @@
 //! A layout to try, and the questions that it answers.
 
 use lockstep_plan::context::ContextKind;
-use lockstep_plan::schedule::Kind;
+use lockstep_plan::schedule::ScheduleKind;
 use lockstep_plan::{Axis, Config, Layout, Mesh, Plan, Recompute};
 
 /// Everything that a search may choose.
@@ -95,7 +95,7 @@ impl Knob {
             Knob::Zero => usize::from(layout.zero),
             Knob::Shard => layout.shard,
             Knob::Schedule => {
-                Kind::ALL.iter().position(|kind| *kind == layout.schedule).unwrap_or(0)
+                ScheduleKind::ALL.iter().position(|kind| *kind == layout.schedule).unwrap_or(0)
             }
             Knob::Chunks => layout.chunks,
         }
@@ -107,7 +107,7 @@ impl Knob {
             Knob::Sequence => (answer == 1).to_string(),
             Knob::ContextKind => kind_word(KINDS[answer]).into(),
             Knob::Recompute => recompute_word(RECOMPUTES[answer]).into(),
-            Knob::Schedule => Kind::ALL[answer].to_string(),
+            Knob::Schedule => ScheduleKind::ALL[answer].to_string(),
             _ => answer.to_string(),
         };
         format!("{}={word}", self.name())
@@ -137,7 +137,7 @@ fn recompute_word(how: Recompute) -> &'static str {
 
 /// A layout in the words of a run file, without those that say what is usual:
 /// `data=8 zero=1 tensor=8 sequence=true pipe=6`.
-pub fn words(plan: &Plan) -> String {
+pub fn layout_words(plan: &Plan) -> String {
     let layout = &plan.layout;
     let replicas = layout.data * layout.context;
     let mut words = Vec::new();
@@ -152,7 +152,7 @@ pub fn words(plan: &Plan) -> String {
     let kind = kind_word(layout.context_kind);
     say(layout.context > 1 && kind != "ring", format!("context_kind={kind}"));
     say(layout.pipe > 1, format!("pipe={}", layout.pipe));
-    let plain = layout.schedule == Kind::OneForwardOneBackward;
+    let plain = layout.schedule == ScheduleKind::OneForwardOneBackward;
     say(layout.pipe > 1 && !plain, format!("schedule={}", layout.schedule));
     say(layout.pipe > 1 && layout.chunks > 1, format!("chunks={}", layout.chunks));
     say(layout.expert > 1, format!("expert={}", layout.expert));

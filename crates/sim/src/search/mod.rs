@@ -12,9 +12,9 @@ mod reasons;
 mod room;
 mod space;
 
-pub use candidate::{Knob, words};
+pub use candidate::{Knob, layout_words};
 pub use knobs::{Limits, Turn};
-pub use reasons::{Reason, Turned, limit, parts, reasons};
+pub use reasons::{Alternative, Reason, limit, parts, reasons};
 pub use space::MOST_CHUNKS;
 
 use std::cell::RefCell;
@@ -22,7 +22,7 @@ use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashMap};
 
 use candidate::Candidate;
-use lockstep_plan::{Config, Mistake, Plan, Surroundings};
+use lockstep_plan::{Config, ConfigError, Environment, Plan};
 
 use crate::case::Case;
 use crate::estimate::{available, estimate};
@@ -31,7 +31,7 @@ use crate::step::{Blocks, bound, compute_bound, passes_bound};
 use crate::{Cluster, Estimate, Options};
 
 /// What is searched, on what.
-pub struct Wanted<'a> {
+pub struct SearchRequest<'a> {
     /// The run; what it says of its layout and its micro-batch is not asked.
     pub config: &'a Config,
     /// Of the data, where the model does not say.
@@ -44,7 +44,7 @@ pub struct Wanted<'a> {
 
 /// What is best.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum By {
+pub enum Objective {
     /// Seconds of a step.
     #[default]
     Time,
@@ -63,10 +63,10 @@ pub struct Proposal {
 
 /// How much was looked at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Looked {
+pub struct SearchStats {
     pub groups: usize,
     /// Of these, those of which nothing can fit.
-    pub hopeless: usize,
+    pub infeasible: usize,
     /// Layouts of opened groups, those of them that do not fit, and those that were estimated.
     pub layouts: usize,
     pub too_large: usize,
@@ -75,13 +75,13 @@ pub struct Looked {
 
 /// All layouts of a run on a cluster, sorted into groups.
 pub struct Search<'a> {
-    wanted: &'a Wanted<'a>,
+    wanted: &'a SearchRequest<'a>,
     /// The run on one rank.
     plan: Plan,
     /// By formula: nobody counts millions of layouts to the byte.
     options: Options,
     groups: Vec<Group>,
-    looked: RefCell<Looked>,
+    looked: RefCell<SearchStats>,
     /// What was estimated, by the numbers of group and layout: those that ask why ask for much of it again.
     known: RefCell<HashMap<(usize, usize), Found>>,
 }
@@ -118,20 +118,20 @@ impl Proposal {
     }
 }
 
-fn value(by: By, ranks: usize, seconds: f64, bytes: f64) -> f64 {
+fn value(by: Objective, ranks: usize, seconds: f64, bytes: f64) -> f64 {
     match by {
-        By::Time => seconds,
-        By::Memory => bytes,
-        By::Cost => ranks as f64 * seconds,
+        Objective::Time => seconds,
+        Objective::Memory => bytes,
+        Objective::Cost => ranks as f64 * seconds,
     }
 }
 
 impl<'a> Search<'a> {
     /// Finds the groups, or what is wrong with the run on any layout.
-    pub fn new(wanted: &'a Wanted<'a>) -> Result<Search<'a>, Vec<Mistake>> {
+    pub fn new(wanted: &'a SearchRequest<'a>) -> Result<Search<'a>, Vec<ConfigError>> {
         let mut alone = wanted.config.with_layout("");
         alone.train.micro_batch = None;
-        let mut around = Surroundings::one_host(1, wanted.cluster.cores.unwrap_or(1));
+        let mut around = Environment::one_host(1, wanted.cluster.cores.unwrap_or(1));
         around.data_vocab = wanted.vocab;
         let plan = Plan::resolve(&alone, &around)?;
         let options = Options { exact: false, ..wanted.options.clone() };
@@ -147,12 +147,12 @@ impl<'a> Search<'a> {
         Ok(search)
     }
 
-    pub fn looked(&self) -> Looked {
+    pub fn looked(&self) -> SearchStats {
         *self.looked.borrow()
     }
 
     fn find_groups(&mut self) {
-        let Wanted { cluster, ref ranks, .. } = *self.wanted;
+        let SearchRequest { cluster, ref ranks, .. } = *self.wanted;
         let options = &self.options;
         let most = cluster.differing(usize::MAX).into_iter().map(|rank| cluster.of_rank(rank).2);
         let most = most.fold(cluster.accelerator.memory(), f64::max);
@@ -184,18 +184,18 @@ impl<'a> Search<'a> {
         }
         let mut looked = self.looked.borrow_mut();
         looked.groups = self.groups.len();
-        looked.hopeless = self.groups.iter().filter(|group| group.blocks.is_none()).count();
+        looked.infeasible = self.groups.iter().filter(|group| group.blocks.is_none()).count();
     }
 
     /// The `count` best layouts that fit, the best first; of equals the one that needs less memory or time, then
     /// the one that comes first in the order of the space.
-    pub fn best(&self, by: By, count: usize, limits: &Limits) -> Vec<Proposal> {
+    pub fn best(&self, by: Objective, count: usize, limits: &Limits) -> Vec<Proposal> {
         self.walk(by, count, limits, true)
     }
 
     /// The layout that comes closest to fitting.
     pub fn smallest(&self, limits: &Limits) -> Option<Proposal> {
-        self.walk(By::Memory, 1, limits, false).pop()
+        self.walk(Objective::Memory, 1, limits, false).pop()
     }
 
     /// A layout's estimate, made once.
@@ -219,14 +219,14 @@ impl<'a> Search<'a> {
 
     /// A layout as a plan, or none where it would be refused.
     fn resolved(&self, leaf: &Candidate) -> Option<Plan> {
-        let Wanted { config, vocab, cluster, .. } = *self.wanted;
+        let SearchRequest { config, vocab, cluster, .. } = *self.wanted;
         let local_ranks = cluster.per_host.min(leaf.ranks);
         let cores = cluster.cores.unwrap_or(1);
-        let around = Surroundings { ranks: leaf.ranks, local_ranks, cores, data_vocab: vocab };
+        let around = Environment { ranks: leaf.ranks, local_ranks, cores, data_vocab: vocab };
         Plan::resolve(&leaf.typed(config), &around).ok()
     }
 
-    fn walk(&self, by: By, count: usize, limits: &Limits, fitting: bool) -> Vec<Proposal> {
+    fn walk(&self, by: Objective, count: usize, limits: &Limits, fitting: bool) -> Vec<Proposal> {
         let walk = Walk { search: self, by, limits, fitting };
         let mut best = Best { count, list: Vec::new() };
         let mut heap = BinaryHeap::new();
@@ -266,7 +266,7 @@ const PROMISING: f64 = 0.95;
 /// One walk through the groups.
 struct Walk<'a> {
     search: &'a Search<'a>,
-    by: By,
+    by: Objective,
     limits: &'a Limits,
     /// Whether what does not fit is left out.
     fitting: bool,
@@ -282,7 +282,7 @@ impl Walk<'_> {
         let micros = plan.train.global_batch / candidate.micro_batch / layout.data;
         let cluster = &*wanted.cluster.shared(ranks, plan.train.threads);
         let available = available(cluster, &layout.mesh(&plan.model));
-        let timed = blocks.as_ref().filter(|_| self.by != By::Memory);
+        let timed = blocks.as_ref().filter(|_| self.by != Objective::Memory);
         let mut looked = self.search.looked.borrow_mut();
         let mut paper = plan.clone();
         let mut opened = Vec::new();
@@ -291,16 +291,16 @@ impl Walk<'_> {
             scheduled.onto(&mut paper);
             let at_least = timed
                 .map_or(0.0, |blocks| passes_bound(&Case::new(&paper, cluster, options), blocks));
-            let hopeless = value(self.by, ranks, at_least, 0.0) > worst;
+            let infeasible = value(self.by, ranks, at_least, 0.0) > worst;
             let replicas = layout.data * layout.context;
             if replicas > 1 {
                 (paper.layout.zero, paper.layout.shard) = (3, replicas);
             }
             let room = Case::new(&paper, cluster, options);
-            let too_large = self.fitting && room::hopeless(&room, layers, &available);
+            let too_large = self.fitting && room::infeasible(&room, layers, &available);
             for leaf in space::leaves(&scheduled) {
                 index += 1;
-                if hopeless || !self.limits.allow(&leaf) {
+                if infeasible || !self.limits.allow(&leaf) {
                     continue;
                 }
                 looked.layouts += 1;
@@ -368,12 +368,12 @@ impl Best {
     }
 }
 
-impl By {
+impl Objective {
     /// What decides between equals.
-    fn other(self) -> By {
+    fn other(self) -> Objective {
         match self {
-            By::Memory => By::Time,
-            _ => By::Memory,
+            Objective::Memory => Objective::Time,
+            _ => Objective::Memory,
         }
     }
 }

@@ -4,7 +4,7 @@
 use lockstep_plan::{GroupKind, Layout, Plan};
 
 use super::candidate::{Candidate, Knob};
-use super::{By, Limits, Proposal, Search, value};
+use super::{Limits, Objective, Proposal, Search, value};
 use crate::cluster::GIB;
 use crate::{Cluster, Estimate, Flow, estimate};
 
@@ -14,12 +14,12 @@ pub struct Reason {
     pub knob: Knob,
     /// As it stands: `tensor=8`.
     pub typed: String,
-    pub turns: Vec<Turned>,
+    pub turns: Vec<Alternative>,
 }
 
 /// One turn of a knob.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Turned {
+pub struct Alternative {
     /// `tensor=16`.
     pub typed: String,
     /// The best layout near by with this answer, as a share of the best one's value: 1.38. None: none fits.
@@ -31,7 +31,7 @@ pub struct Turned {
 const NEAR: usize = 2;
 
 /// For every knob that could be turned, one turn down and one up.
-pub fn reasons(search: &Search, best: &Proposal, by: By) -> Vec<Reason> {
+pub fn reasons(search: &Search, best: &Proposal, by: Objective) -> Vec<Reason> {
     let told = Knob::TOLD.into_iter().filter(|knob| search.answers(*knob).len() > 1);
     let reason = |knob: Knob| {
         let here = knob.of(&best.plan);
@@ -60,7 +60,13 @@ fn neighbours(search: &Search, knob: Knob, plan: &Plan) -> Vec<usize> {
     [below, above].into_iter().flatten().collect()
 }
 
-fn turned(search: &Search, best: &Proposal, by: By, knob: Knob, answer: usize) -> Turned {
+fn turned(
+    search: &Search,
+    best: &Proposal,
+    by: Objective,
+    knob: Knob,
+    answer: usize,
+) -> Alternative {
     let cluster = search.wanted.cluster;
     let typed = knob.typed(answer);
     let limits = near(&best.plan, knob).with(knob, answer..=answer);
@@ -71,11 +77,11 @@ fn turned(search: &Search, best: &Proposal, by: By, knob: Knob, answer: usize) -
             }
             None => "the model or the batch does not allow it here".to_string(),
         };
-        return Turned { typed, times: None, why };
+        return Alternative { typed, times: None, why };
     };
     let times = other.value(by) / best.value(by);
     let mut why = match by {
-        By::Memory => {
+        Objective::Memory => {
             format!("{} and not {} on the fullest rank", gib(other.bytes()), gib(best.bytes()))
         }
         _ => difference(cluster, &best.estimate, &other.estimate),
@@ -84,7 +90,7 @@ fn turned(search: &Search, best: &Proposal, by: By, knob: Knob, answer: usize) -
     if let Some(twin) = twin(search, best, knob, answer).filter(|twin| twin.over() > 0.0) {
         why = format!("by itself {} over; at best {why}", gib(twin.over()));
     }
-    Turned { typed, times: Some(times), why }
+    Alternative { typed, times: Some(times), why }
 }
 
 /// Around a plan, in all directions but one.
@@ -237,7 +243,7 @@ impl Search<'_> {
     pub fn answers(&self, knob: Knob) -> Vec<usize> {
         let mut answers: Vec<usize> = match knob {
             Knob::Zero => vec![0, 1, 2, 3],
-            Knob::Schedule => (0..lockstep_plan::schedule::Kind::ALL.len()).collect(),
+            Knob::Schedule => (0..lockstep_plan::schedule::ScheduleKind::ALL.len()).collect(),
             Knob::Chunks => (1..=super::MOST_CHUNKS).collect(),
             Knob::Shard => {
                 super::space::divisors(self.wanted.ranks.iter().copied().max().unwrap_or(1))
@@ -252,7 +258,7 @@ impl Search<'_> {
 
 impl Proposal {
     /// Its value, as a search by this compares it.
-    pub fn value(&self, by: By) -> f64 {
+    pub fn value(&self, by: Objective) -> f64 {
         value(by, self.plan.ranks, self.estimate.step_s, self.bytes())
     }
 }

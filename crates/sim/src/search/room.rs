@@ -1,7 +1,7 @@
 //! Memory for the search: what a candidate, and what all candidates of a group, need at least.
 
 use crate::case::Case;
-use crate::memory::{Layers, Memory, by_formula};
+use crate::memory::{Layers, MemoryEstimate, by_formula};
 
 /// Bytes of the fullest rank at least, and by how many some rank has too few at least: the first, which has the most
 /// passes in flight, the second, which may have a layer more, and the last, which has the loss. What they let pass, the
@@ -16,7 +16,7 @@ pub(super) fn needs(case: &Case, layers: &Layers, available: &[f64]) -> (f64, f6
 }
 
 /// Whether a schedule needs too much whatever ZeRO's stage. `case` has ZeRO-3 on all replicas.
-pub(super) fn hopeless(case: &Case, layers: &Layers, available: &[f64]) -> bool {
+pub(super) fn infeasible(case: &Case, layers: &Layers, available: &[f64]) -> bool {
     let least = |pipe: usize| without_gathered(by_formula(case, layers, pipe), case);
     looked_at(case).into_iter().any(|pipe| least(pipe) > available[pipe])
 }
@@ -33,7 +33,7 @@ fn looked_at(case: &Case) -> [usize; 3] {
     [0, last.min(1), last]
 }
 
-fn without_gathered(memory: Memory, case: &Case) -> f64 {
-    let less = Memory { gathered: 0.0, buffers: 0.0, slack: 0.0, ..memory };
+fn without_gathered(memory: MemoryEstimate, case: &Case) -> f64 {
+    let less = MemoryEstimate { gathered: 0.0, buffers: 0.0, slack: 0.0, ..memory };
     less.allocated() * (1.0 + case.software().slack) + less.reserve
 }

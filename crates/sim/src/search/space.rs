@@ -4,7 +4,7 @@
 use lockstep_plan::context::{self, ContextKind};
 use lockstep_plan::model::Shape;
 use lockstep_plan::placement::permutations;
-use lockstep_plan::schedule::Kind;
+use lockstep_plan::schedule::ScheduleKind;
 use lockstep_plan::{Axis, Layout, Mesh, Plan};
 
 use super::candidate::{Candidate, KINDS, RECOMPUTES};
@@ -73,7 +73,7 @@ fn usual() -> Layout {
         context: 1,
         context_kind: ContextKind::Ring,
         pipe: 1,
-        schedule: Kind::OneForwardOneBackward,
+        schedule: ScheduleKind::OneForwardOneBackward,
         chunks: 1,
         expert: 1,
         recompute: RECOMPUTES[0],
@@ -135,15 +135,19 @@ pub(super) fn leaves(group: &Candidate) -> Vec<Candidate> {
     zeros(group.layout.data * group.layout.context).into_iter().map(with).collect()
 }
 
-fn schedules(pipe: usize, layers: usize, micros: usize) -> Vec<(Kind, usize)> {
+fn schedules(pipe: usize, layers: usize, micros: usize) -> Vec<(ScheduleKind, usize)> {
     if pipe == 1 {
-        return vec![(Kind::OneForwardOneBackward, 1)];
+        return vec![(ScheduleKind::OneForwardOneBackward, 1)];
     }
-    let mut all =
-        vec![(Kind::OneForwardOneBackward, 1), (Kind::ZbH1, 1), (Kind::ZbH2, 1), (Kind::Gpipe, 1)];
+    let mut all = vec![
+        (ScheduleKind::OneForwardOneBackward, 1),
+        (ScheduleKind::ZbH1, 1),
+        (ScheduleKind::ZbH2, 1),
+        (ScheduleKind::Gpipe, 1),
+    ];
     if micros.is_multiple_of(pipe) {
         let most = MOST_CHUNKS.min(layers / pipe);
-        all.extend((2..=most).map(|chunks| (Kind::Interleaved, chunks)));
+        all.extend((2..=most).map(|chunks| (ScheduleKind::Interleaved, chunks)));
     }
     all
 }

@@ -5,8 +5,8 @@ use lockstep_plan::{Collective, GroupKind, Phase};
 use super::inside::{BESIDE, sums_each};
 use crate::case::Case;
 use crate::cluster::Engine;
+use crate::comm::Flows;
 use crate::compute::optimizer;
-use crate::exchange::Flows;
 
 /// By rank of the pipeline, in seconds.
 pub(super) struct After {
@@ -62,7 +62,7 @@ impl After {
         let backward = if shared { (backward - send).max(0.0) } else { backward };
         let tied = if rank == 0 || rank + 1 == case.pipe() { self.tied } else { 0.0 };
         let stages = (case.layout().chunks * case.layers(rank)).max(1) as f64;
-        match case.data_beside() {
+        match case.data_overlap() {
             true => {
                 (sums - backward).max(sums / (stages + 1.0)) + BESIDE * sums.min(backward) + tied
             }
@@ -86,7 +86,7 @@ fn summed(case: &Case, params: [f64; 2], flows: &mut Flows) -> f64 {
         ((GroupKind::Shard, case.shard()), (GroupKind::Copies, case.copies())),
         (
             (GroupKind::ExpertShard, case.same_experts()),
-            (GroupKind::ExpertCopies, crate::Spread { members: 1, stride: 1 }),
+            (GroupKind::ExpertCopies, crate::GroupPlacement { members: 1, stride: 1 }),
         ),
     ];
     let mut seconds = 0.0;
@@ -133,7 +133,7 @@ fn spread_out(case: &Case, params: [f64; 2], flows: &mut Flows) -> f64 {
     }
     let groups =
         [(GroupKind::Gather, case.shard()), (GroupKind::ExpertGather, case.same_experts())];
-    let gather = |(kind, params): ((GroupKind, crate::Spread), f64)| {
+    let gather = |(kind, params): ((GroupKind, crate::GroupPlacement), f64)| {
         flows.add(kind, Collective::AllGather, Phase::Optimizer, params * case.width, 1.0)
     };
     groups.into_iter().zip(params).map(gather).sum()
@@ -150,7 +150,7 @@ fn tied(case: &Case, flows: &mut Flows) -> f64 {
         return 0.0;
     }
     let stride = case.pipeline().stride * (case.pipe() - 1);
-    let ends = (GroupKind::Ends, crate::Spread { members: 2, stride });
+    let ends = (GroupKind::Ends, crate::GroupPlacement { members: 2, stride });
     let bytes = case.vocab * case.dim * case.software().wire;
     flows.add(ends, Collective::AllReduce, Phase::Optimizer, bytes, 1.0)
 }

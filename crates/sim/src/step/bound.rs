@@ -5,8 +5,8 @@ use super::after::After;
 use super::inside::Inside;
 use super::{pass, send};
 use crate::case::Case;
+use crate::comm::Flows;
 use crate::compute::{Passes, embed, head, layer};
-use crate::exchange::Flows;
 
 /// The pace of a walk that is not walked to its end is a guess, which may be this much too fast.
 const GUESSED: f64 = 0.99;

@@ -6,8 +6,8 @@ use lockstep_plan::model::Moe;
 use lockstep_plan::{Collective, GroupKind, Phase, Recompute};
 
 use crate::case::Case;
+use crate::comm::Flows;
 use crate::compute::{Passes, attention};
-use crate::exchange::Flows;
 
 /// What exchanges beside the computing take from it: units that move data do not compute.
 pub(super) const BESIDE: f64 = 0.1;
@@ -101,7 +101,7 @@ impl Inside {
         let again = if case.layout().recompute == Recompute::Full { 1.0 } else { 0.0 };
         let ulysses = case.mesh.ulysses;
         let (all, rounds) = (case.context(), (ranks / ulysses) as f64 - 1.0);
-        let near = crate::Spread { members: ulysses, ..all };
+        let near = crate::GroupPlacement { members: ulysses, ..all };
         let heads = case.tokens * case.queries * case.width;
         let outs = case.tokens * case.attended * case.width;
         let keys = case.tokens * (case.keys + case.values) * case.width;
@@ -122,7 +122,7 @@ impl Inside {
         if rounds > 0.0 {
             let kind = (
                 GroupKind::Context,
-                crate::Spread { members: ranks / ulysses, stride: all.stride * ulysses },
+                crate::GroupPlacement { members: ranks / ulysses, stride: all.stride * ulysses },
             );
             let there = flows.add(kind, Collective::Send, Phase::Forward, keys, rounds * times);
             // Keys and values once more, and their gradients in f32 with them.
@@ -217,7 +217,8 @@ impl Inside {
         let halves = if case.dealt > 1.0 { 0.5 * mixtures + leading } else { layers };
         let [there, again, back] = self.tensor.map(|seconds| seconds * halves);
         // Weight gradients of the matrices that the stream goes into hide what comes of the others.
-        let behind = if case.software().tensor_beside { 0.5 * passes.weights.seconds } else { 0.0 };
+        let behind =
+            if case.software().tensor_overlap { 0.5 * passes.weights.seconds } else { 0.0 };
         let left = (self.tensor_hideable * halves - behind).max(0.0);
         waits.tensor = there + again + back + left;
         waits.forward += there;
@@ -246,7 +247,7 @@ impl Inside {
         [mixtures, leading, tables]: [f64; 3],
         waits: &mut Waits,
     ) {
-        let beside = case.data_beside();
+        let beside = case.data_overlap();
         let shared = case.context().link(case.cluster) == case.shard().link(case.cluster);
         let layers = mixtures + leading;
         let rings = self.ring.map(|seconds| if shared { seconds * layers } else { 0.0 });

@@ -6,14 +6,14 @@ mod bound;
 mod inside;
 mod replicas;
 
-use lockstep_plan::schedule::Kind;
+use lockstep_plan::schedule::ScheduleKind;
 use lockstep_plan::{Collective, GroupKind, Phase};
 
 use crate::case::Case;
-use crate::clock::{Lasts, ends};
-use crate::compute::{ByKind, Cost, Kind as Work, Passes};
+use crate::clock::{PassTimes, ends};
+use crate::comm::{Flow, Flows};
+use crate::compute::{ByClass, Cost, OpClass, Passes};
 use crate::estimate::Time;
-use crate::exchange::{Flow, Flows};
 use after::After;
 pub(crate) use bound::{Blocks, bound, compute_bound, passes_bound};
 use inside::Inside;
@@ -31,7 +31,7 @@ pub(crate) struct Step {
     /// Operations of all ranks.
     pub flops: f64,
     /// Of the slowest rank's computing, seconds of each kind.
-    pub by: ByKind,
+    pub by: ByClass,
 }
 
 pub(crate) fn step(case: &Case) -> Step {
@@ -91,7 +91,7 @@ struct Walked {
     input: Vec<f64>,
     weights: Vec<f64>,
     busy: Vec<f64>,
-    by: ByKind,
+    by: ByClass,
 }
 
 /// One pass of one stage: what it takes, and of what.
@@ -109,7 +109,7 @@ fn pass(case: &Case, cost: Cost, waits: f64, speed: f64) -> Pass {
     let device = &case.cluster.accelerator;
     let compute = cost.seconds / speed;
     let host = cost.kernels * device.launch_us * 1e-6;
-    let host = (host - compute).max(0.0) + cost.kernels * device.between_us * 1e-6;
+    let host = (host - compute).max(0.0) + cost.kernels * device.kernel_gap_us * 1e-6;
     Pass { seconds: compute + waits + host, compute, host }
 }
 
@@ -124,11 +124,11 @@ fn walk(
 ) -> Walked {
     let (pipe, micros) = (case.pipe(), case.micros() as f64);
     let mut sums = vec![Time::default(); pipe];
-    let mut kinds = vec![ByKind::default(); pipe];
+    let mut kinds = vec![ByClass::default(); pipe];
     let (mut forward, mut input, mut weights) = (vec![0.0; pipe], vec![0.0; pipe], vec![0.0; pipe]);
     // Ranks that hold their messages in hand are busy with them until they have arrived.
-    let (hand, send) = if case.software().pipe_beside { (0.0, send) } else { (send, 0.0) };
-    let mut lasts = Lasts { send, ..Lasts::default() };
+    let (hand, send) = if case.software().pipe_overlap { (0.0, send) } else { (send, 0.0) };
+    let mut lasts = PassTimes { send, ..PassTimes::default() };
     for (stage, passes) in stages.iter().enumerate() {
         let rank = stage % pipe;
         let (compute, link) = (speed.compute[rank], speed.link[rank]);
@@ -153,7 +153,7 @@ fn walk(
         sum.expert += micros * waits.expert / link;
         sum.data += micros * waits.data / link;
     }
-    let kind = if pipe == 1 { Kind::OneForwardOneBackward } else { case.layout().schedule };
+    let kind = if pipe == 1 { ScheduleKind::OneForwardOneBackward } else { case.layout().schedule };
     let ends = ends(kind, pipe, case.micros(), &lasts);
     // Sums of gradients, then all ranks wait for the norm; then each steps what it has.
     let slow = speed.slowest_link;
@@ -178,6 +178,6 @@ fn walk(
     time.optimizer = stepped;
     time.bubble = seconds - time.total();
     let mut by = kinds[last];
-    by[Work::Optimizer as usize] += stepped;
+    by[OpClass::Optimizer as usize] += stepped;
     Walked { seconds, time, forward, input, weights, busy: ends.busy, by }
 }

@@ -4,8 +4,8 @@ use crate::tables::plan;
 use lockstep_plan::model::Family;
 use lockstep_plan::{Compute, Plan};
 use lockstep_sim::{
-    Apart, Cluster, Curve, Curves, Kind, Multiply, Options, Paces, Part, Parts, Spent, estimate,
-    fit, matmul,
+    Cluster, Curve, Efficiency, MatmulOverhead, MatmulOverheads, MeasuredMatmul, MeasuredStep,
+    OpClass, OpCurves, Options, RankSkew, estimate, fit, matmul,
 };
 
 /// Two cores that four ranks share, with paces that no rule would give.
@@ -21,25 +21,26 @@ fn made_up(ranks: usize) -> Cluster {
     let device = &mut cluster.accelerator;
     (device.bandwidth_gbs, device.stream) = (12.0, 1.0);
     (device.peak.f32, device.peak.bf16) = (0.25, 1.1);
-    (device.launch_us, device.between_us) = (0.0, 4.0);
+    (device.launch_us, device.kernel_gap_us) = (0.0, 4.0);
     let shape = &mut device.matmul;
     (shape.best, shape.accumulate, shape.ramp) = (1.0, 1.0, 0.0);
     shape.curve.clear();
-    let part = Part { accumulate: 0.9, start_us: 3.0, passes: Some(5.0) };
-    shape.parts = Some(Parts { f32: part, bf16: Part { accumulate: 0.7, ..part } });
-    let mut paces = Paces::default();
+    let part = MatmulOverhead { accumulate: 0.9, start_us: 3.0, passes: Some(5.0) };
+    shape.overheads =
+        Some(MatmulOverheads { f32: part, bf16: MatmulOverhead { accumulate: 0.7, ..part } });
+    let mut efficiency = Efficiency::default();
     for compute in [Compute::F32, Compute::Bf16] {
         for family in [Family::Gpt2, Family::Llama] {
-            *paces.of_mut(compute, family) = curves();
+            *efficiency.of_mut(compute, family) = curves();
         }
     }
-    device.paces = Some(paces);
+    device.efficiency = Some(efficiency);
     cluster
 }
 
-fn curves() -> Curves {
-    let mut curves = Curves::default();
-    for (number, kind) in Kind::ALL.into_iter().enumerate() {
+fn curves() -> OpCurves {
+    let mut curves = OpCurves::default();
+    for (number, kind) in OpClass::ALL.into_iter().enumerate() {
         let reached = 0.4 + 0.05 * number as f64;
         let curve = curves.of_mut(kind);
         curve.add(1e2, reached);
@@ -60,25 +61,25 @@ fn model(family: &str, dim: usize, compute: &str, ranks: usize) -> Plan {
 }
 
 /// What would be measured of it.
-fn steps(cluster: &Cluster, ranks: usize) -> Vec<Spent> {
+fn steps(cluster: &Cluster, ranks: usize) -> Vec<MeasuredStep> {
     let mut steps = Vec::new();
     for dim in [96, 256, 640] {
         for family in ["gpt2", "llama"] {
             for compute in ["f32", "bf16"] {
                 let plan = model(family, dim, compute, ranks);
                 let told = estimate(&plan, cluster, &Options::default());
-                let mut by = [0.0; Kind::ALL.len()];
+                let mut by = [0.0; OpClass::ALL.len()];
                 told.computing.iter().for_each(|(kind, seconds)| by[*kind as usize] = *seconds);
                 let (exchange, waiting, rest) =
                     (told.time.data, told.time.straggling, told.time.host);
-                steps.push(Spent { plan, step: told.step_s, by, exchange, waiting, rest });
+                steps.push(MeasuredStep { plan, step: told.step_s, by, exchange, waiting, rest });
             }
         }
     }
     steps
 }
 
-fn multiplies(cluster: &Cluster, ranks: usize) -> Vec<Multiply> {
+fn multiplies(cluster: &Cluster, ranks: usize) -> Vec<MeasuredMatmul> {
     let mut all = Vec::new();
     let mut device = cluster.accelerator.clone();
     // A rank's share of the two cores.
@@ -92,7 +93,7 @@ fn multiplies(cluster: &Cluster, ranks: usize) -> Vec<Multiply> {
                 let rate = 1e12 * peak * share;
                 let width = compute.bytes() as f64;
                 let seconds = matmul(&device, dims.map(|dim| dim as f64), 1.0, width, rate, sums);
-                all.push(Multiply { dims, compute, sums, seconds });
+                all.push(MeasuredMatmul { dims, compute, sums, seconds });
             }
         }
     }
@@ -107,7 +108,7 @@ fn a_made_up_machine_is_found_again() {
         (unknown.per_host, unknown.ranks) = (ranks, Some(ranks));
         (unknown.accelerator.bandwidth_gbs, unknown.accelerator.stream) = (12.0, 1.0);
         let steps = steps(&machine, ranks);
-        let long = Apart { computing: 100.0, waiting: 0.7 };
+        let long = RankSkew { computing: 100.0, waiting: 0.7 };
         let found = fit(&unknown, &multiplies(&machine, ranks), &steps, long).unwrap();
         assert!(found.multiplies < 1e-6, "{}", found.multiplies);
         for (step, (with, _)) in steps.iter().zip(&found.steps) {
@@ -136,9 +137,9 @@ fn what_all_families_do_alike_has_one_pace() {
     let mut disturbed = steps(&machine, 1);
     for spent in &mut disturbed {
         let factor = if spent.plan.model.family == Family::Gpt2 { 1.25 } else { 0.8 };
-        spent.by[Kind::Matmul as usize] *= factor;
+        spent.by[OpClass::Matmul as usize] *= factor;
     }
-    let found = fit(&machine, &multiplies(&machine, 1), &disturbed, Apart::default()).unwrap();
+    let found = fit(&machine, &multiplies(&machine, 1), &disturbed, RankSkew::default()).unwrap();
     for family in ["gpt2", "llama"] {
         let plan = model(family, 384, "f32", 1);
         let step = |cluster: &Cluster| estimate(&plan, cluster, &Options::default()).step_s;
@@ -153,13 +154,13 @@ fn what_no_machine_does_is_refused() {
     let machine = made_up(1);
     let (multiplies, steps) = (multiplies(&machine, 1), steps(&machine, 1));
     let mut faster = steps.clone();
-    faster[3].by[Kind::Norm as usize] *= 1e-4;
+    faster[3].by[OpClass::Norm as usize] *= 1e-4;
     faster[3].step *= 0.1;
-    let why = fit(&machine, &multiplies, &faster, Apart::default()).unwrap_err();
+    let why = fit(&machine, &multiplies, &faster, RankSkew::default()).unwrap_err();
     assert!(why.starts_with("norm of ") && why.contains("not between"), "{why}");
     let mut still = multiplies.clone();
     still.iter_mut().for_each(|multiply| multiply.seconds = 1e-12);
-    let why = fit(&machine, &still, &steps, Apart::default()).unwrap_err();
+    let why = fit(&machine, &still, &steps, RankSkew::default()).unwrap_err();
     assert!(why.contains("operations per second of a multiply"), "{why}");
-    assert!(fit(&machine, &multiplies, &[], Apart::default()).is_err());
+    assert!(fit(&machine, &multiplies, &[], RankSkew::default()).is_err());
 }

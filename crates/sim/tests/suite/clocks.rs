@@ -1,13 +1,13 @@
 //! The dense clock against the plan's, and against the bubble rates that the zero-bubble paper prints.
 
 use crate::tables::read;
-use lockstep_plan::schedule::{Act, Action, Kind, Schedule, clock_with};
-use lockstep_sim::clock::{Lasts, ends, walk};
+use lockstep_plan::schedule::{Act, Action, Schedule, ScheduleKind, clock_with};
+use lockstep_sim::clock::{PassTimes, ends, walk};
 
 /// Stages that all differ.
-fn uneven(stages: usize, send: f64) -> Lasts {
+fn uneven(stages: usize, send: f64) -> PassTimes {
     let length = |stage: usize, scale: f64| scale * (1.0 + 0.1 * ((7 * stage + 3) % 5) as f64);
-    Lasts {
+    PassTimes {
         forward: (0..stages).map(|stage| length(stage, 1.0)).collect(),
         input: (0..stages).map(|stage| length(stage + 1, 1.2)).collect(),
         weights: (0..stages).map(|stage| length(stage + 2, 0.8)).collect(),
@@ -15,13 +15,13 @@ fn uneven(stages: usize, send: f64) -> Lasts {
     }
 }
 
-fn kinds() -> [(Kind, usize); 5] {
+fn kinds() -> [(ScheduleKind, usize); 5] {
     [
-        (Kind::Gpipe, 1),
-        (Kind::OneForwardOneBackward, 1),
-        (Kind::Interleaved, 2),
-        (Kind::ZbH1, 1),
-        (Kind::ZbH2, 1),
+        (ScheduleKind::Gpipe, 1),
+        (ScheduleKind::OneForwardOneBackward, 1),
+        (ScheduleKind::Interleaved, 2),
+        (ScheduleKind::ZbH1, 1),
+        (ScheduleKind::ZbH2, 1),
     ]
 }
 
@@ -62,7 +62,7 @@ fn long_steps_repeat() {
             for send in [0.0, 0.4] {
                 let alike = |length: f64| vec![length; ranks * chunks];
                 let even =
-                    Lasts { forward: alike(1.0), input: alike(1.1), weights: alike(0.9), send };
+                    PassTimes { forward: alike(1.0), input: alike(1.1), weights: alike(0.9), send };
                 for (lasts, close) in [(even, 1e-3), (uneven(ranks * chunks, send), 1e-2)] {
                     let micros = 40 * ranks;
                     let whole =
@@ -82,9 +82,9 @@ fn bubble_rates_of_the_zero_bubble_paper() {
     let mut compared = 0;
     for row in read(include_str!("../measured/zero_bubble_tables.csv")) {
         let [ranks, micros, layers] = ["p", "m", "layers"].map(|name| row.count(name));
-        let rate = |kind: Kind, chunks: usize| {
+        let rate = |kind: ScheduleKind, chunks: usize| {
             let part = |name: &str| vec![row.number(name).unwrap() / chunks as f64; ranks * chunks];
-            let lasts = Lasts {
+            let lasts = PassTimes {
                 forward: part("TF_ms"),
                 input: part("TB_ms"),
                 weights: part("TW_ms"),
@@ -93,19 +93,19 @@ fn bubble_rates_of_the_zero_bubble_paper() {
             ends(kind, ranks, micros, &lasts).bubble_rate()
         };
         let kinds = [
-            ("bubble_1F1B", Kind::OneForwardOneBackward),
-            ("bubble_ZBH1", Kind::ZbH1),
-            ("bubble_ZBH2", Kind::ZbH2),
+            ("bubble_1F1B", ScheduleKind::OneForwardOneBackward),
+            ("bubble_ZBH1", ScheduleKind::ZbH1),
+            ("bubble_ZBH2", ScheduleKind::ZbH2),
         ];
         for (column, kind) in kinds {
             let printed = row.number(column).unwrap();
-            let foretold = (rate(kind, 1) * 1e4).round() / 1e4;
-            assert!((foretold - printed).abs() < 1e-9, "{kind} {foretold} {printed}");
+            let predicted = (rate(kind, 1) * 1e4).round() / 1e4;
+            assert!((predicted - printed).abs() < 1e-9, "{kind} {predicted} {printed}");
             compared += 1;
         }
         let printed = row.number("bubble_1F1B_I").unwrap();
-        let foretold = rate(Kind::Interleaved, (layers + 2) / ranks);
-        assert!((foretold - printed).abs() < 0.004, "interleaved {foretold} {printed}");
+        let predicted = rate(ScheduleKind::Interleaved, (layers + 2) / ranks);
+        assert!((predicted - printed).abs() < 0.004, "interleaved {predicted} {printed}");
     }
     assert_eq!(compared, 36);
 }

@@ -4,7 +4,9 @@ use crate::errors::mean_error;
 use crate::tables::{plan, read};
 use lockstep_comm::{Algo, Constants, Kind, LinkCost, Shape, choose, price, sent};
 use lockstep_plan::{Collective, Phase};
-use lockstep_sim::{Cluster, Flow, Options, Spread, calibrate, collective_seconds, estimate};
+use lockstep_sim::{
+    Cluster, Flow, GroupPlacement, Options, calibrate, collective_seconds, estimate,
+};
 
 #[test]
 fn all_built_in_clusters_are_sound() {
@@ -52,15 +54,15 @@ fn all_reduces_of_a_node() {
             .iter()
             .map(|row| {
                 let (members, bytes) = (row.count("n_gpus"), row.number("size_B").unwrap());
-                let foretold = collective_seconds(
+                let predicted = collective_seconds(
                     &cluster,
-                    Spread { members, stride: 1 },
+                    GroupPlacement { members, stride: 1 },
                     Collective::AllReduce,
                     bytes,
                 );
                 (
                     format!("{members} of {bytes}"),
-                    1e6 * foretold,
+                    1e6 * predicted,
                     row.number("time_us_outofplace").unwrap(),
                 )
             })
@@ -91,7 +93,7 @@ fn lockstep_engines_cost_what_comm_says() {
                     let comms = price(&shape, choose(&shape, &constants), &constants);
                     let ours = collective_seconds(
                         &cluster,
-                        Spread { members, stride },
+                        GroupPlacement { members, stride },
                         collective,
                         bytes as f64,
                     );
@@ -180,13 +182,13 @@ fn ranks_share_rails_and_up_links() {
         )
     };
     // Four hosts of a leaf, one rank of each: 3/4 of a gigabyte at 10 GB/s, or at half of it.
-    let four = Spread { members: 4, stride: 2 };
+    let four = GroupPlacement { members: 4, stride: 2 };
     assert!((seconds(2, 1.0, four) - 0.075).abs() < 1e-9);
     assert!((seconds(1, 1.0, four) - 0.15).abs() < 1e-9);
     // Two leaves of four: all that crosses the spine does so on four up-links of a quarter each.
-    let eight = Spread { members: 8, stride: 2 };
+    let eight = GroupPlacement { members: 8, stride: 2 };
     assert!((seconds(2, 8.0, eight) - 0.875 / (4.0 * 1.25)).abs() < 1e-9);
     // Both ranks of every host in one ring: they have both rails for the same bytes.
-    let all = Spread { members: 8, stride: 1 };
+    let all = GroupPlacement { members: 8, stride: 1 };
     assert!((seconds(2, 1.0, all) - 0.875 / 20.0).abs() < 1e-9);
 }

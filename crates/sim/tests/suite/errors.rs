@@ -1,16 +1,16 @@
 //! How far predictions are from what was measured.
 
-/// Relative errors of (name, foretold, measured), printed as a table, and their mean without sign.
+/// Relative errors of (name, predicted, measured), printed as a table, and their mean without sign.
 pub fn mean_error(title: &str, rows: &[(String, f64, f64)]) -> f64 {
     println!("{title}");
-    for (name, foretold, measured) in rows {
+    for (name, predicted, measured) in rows {
         println!(
-            "  {name:60} {foretold:12.4} {measured:12.4} {:+7.2}%",
-            100.0 * (foretold / measured - 1.0)
+            "  {name:60} {predicted:12.4} {measured:12.4} {:+7.2}%",
+            100.0 * (predicted / measured - 1.0)
         );
     }
     let mean =
-        rows.iter().map(|(_, foretold, measured)| (foretold / measured - 1.0).abs()).sum::<f64>();
+        rows.iter().map(|(_, predicted, measured)| (predicted / measured - 1.0).abs()).sum::<f64>();
     let mean = mean / rows.len() as f64;
     println!(
         "  mean of {}: {:.2}%, worst {:.2}%\n",
@@ -23,7 +23,9 @@ pub fn mean_error(title: &str, rows: &[(String, f64, f64)]) -> f64 {
 
 /// The largest.
 pub fn worst_error(rows: &[(String, f64, f64)]) -> f64 {
-    rows.iter().map(|(_, foretold, measured)| (foretold / measured - 1.0).abs()).fold(0.0, f64::max)
+    rows.iter()
+        .map(|(_, predicted, measured)| (predicted / measured - 1.0).abs())
+        .fold(0.0, f64::max)
 }
 
 /// Spearman's: how alike two lists order the same things. Equal values share their ranks.

@@ -75,7 +75,7 @@ fn allocated_by_nanotron() {
     assert!(mean_error("nanotron, GiB", &allocated(&nanotron())) < 0.10);
 }
 
-/// What ran out of memory is foretold to, and what ran is not.
+/// What ran out of memory is predicted to, and what ran is not.
 #[test]
 fn what_fits_in_the_bigscience_sweep() {
     let rows = bigscience();
@@ -84,9 +84,9 @@ fn what_fits_in_the_bigscience_sweep() {
         known.map(|(row, bytes)| (row.name.clone(), gib(most(row, Memory::total)), gib(bytes)));
     assert!(mean_error("BigScience, GiB", &all.collect::<Vec<_>>()) < 0.12);
     for row in &rows {
-        let foretold = row.estimate();
+        let predicted = row.estimate();
         let needs = gib(most(row, Memory::total));
-        assert_eq!(!foretold.fits, row.failed, "{} needs {needs:.1} GiB", row.name);
+        assert_eq!(!predicted.fits, row.failed, "{} needs {needs:.1} GiB", row.name);
     }
     assert_eq!(rows.iter().filter(|row| row.failed).count(), 3);
 }

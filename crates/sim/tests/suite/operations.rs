@@ -14,7 +14,7 @@ fn size(row: &Cells, name: &str) -> Option<f64> {
     sizes.into_iter().find(|(key, _)| *key == name)?.1.parse().ok()
 }
 
-/// Of the peak, what every measured multiply reaches, foretold and measured.
+/// Of the peak, what every measured multiply reaches, predicted and measured.
 fn multiplies(device: &str, file: &str) -> Vec<(String, f64, f64)> {
     let device = Accelerator::built_in(device).unwrap();
     let rate = device.peak.bf16 * 1e12;

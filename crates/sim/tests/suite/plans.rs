@@ -2,8 +2,8 @@
 
 use crate::tables::plan;
 use lockstep_plan::schedule::Schedule;
-use lockstep_plan::{Config, Coord, GroupKind, Ledger, Plan, Surroundings, layouts};
-use lockstep_sim::{Cluster, Differs, Flow, Options, estimate, memories, traffic};
+use lockstep_plan::{Config, Coord, Environment, GroupKind, Ledger, Plan, layouts};
+use lockstep_sim::{Cluster, Deviation, Flow, Options, estimate, memories, traffic};
 
 fn llama(layout: &str, ranks: usize) -> lockstep_plan::Plan {
     let text = format!(
@@ -67,8 +67,8 @@ fn parameters_are_the_parts() {
             let first = Coord { pipe, data: 0, context: 0, tensor: 0 };
             let held = plan.part(plan.mesh().rank(first)).len() as f64;
             let cut = if plan.layout.zero == 3 { plan.layout.shard as f64 } else { 1.0 };
-            let foretold = stage.memory.parameters / options.software.weights * cut;
-            assert!((foretold / held - 1.0).abs() < 1e-6, "{foretold} {held} {:?}", plan.layout);
+            let predicted = stage.memory.parameters / options.software.weights * cut;
+            assert!((predicted / held - 1.0).abs() < 1e-6, "{predicted} {held} {:?}", plan.layout);
         }
     }
 }
@@ -108,8 +108,8 @@ fn traffic_by_formula_is_that_of_the_plan() {
         };
         let quick = estimate(&plan, &cluster, &Options::default()).flows;
         let exact = traffic(&plan, &cluster, 0);
-        type Wanted = fn(GroupKind) -> bool;
-        let kinds: [(&str, Wanted); 3] = [
+        type Filter = fn(GroupKind) -> bool;
+        let kinds: [(&str, Filter); 3] = [
             ("tensor", |kind| kind == GroupKind::Tensor),
             ("pipe", |kind| kind == GroupKind::Pipe),
             ("data", |kind| {
@@ -140,19 +140,19 @@ fn any_layout_has_a_price() {
         assert!(all.len() > 15, "{preset}: {}", all.len());
         for words in all {
             let config = config.with_layout(&words);
-            let around = Surroundings::one_host(config.ranks(), 1).with_vocab(64);
+            let around = Environment::one_host(config.ranks(), 1).with_vocab(64);
             let plan = Plan::resolve(&config, &around).unwrap();
             for cluster in &clusters {
                 for exact in [false, true] {
                     let options = Options { exact, ..Options::default() };
-                    let foretold = estimate(&plan, cluster, &options);
-                    let finite = foretold.step_s.is_finite() && foretold.step_s > 0.0;
-                    assert!(finite && foretold.fits, "{preset} {words}: {foretold:?}");
-                    let parts = (foretold.time.total() / foretold.step_s - 1.0).abs();
+                    let predicted = estimate(&plan, cluster, &options);
+                    let finite = predicted.step_s.is_finite() && predicted.step_s > 0.0;
+                    assert!(finite && predicted.fits, "{preset} {words}: {predicted:?}");
+                    let parts = (predicted.time.total() / predicted.step_s - 1.0).abs();
                     assert!(
-                        parts < 1e-9 && foretold.time.bubble > -1e-9,
+                        parts < 1e-9 && predicted.time.bubble > -1e-9,
                         "{preset} {words}: {:?}",
-                        foretold.time
+                        predicted.time
                     );
                 }
             }
@@ -167,8 +167,8 @@ fn a_slow_rank_slows_all() {
     let plan = llama("data = 2\nzero = 1\ntensor = 2\npipe = 4", 16);
     let options = Options::default();
     let step =
-        |differs: Vec<Differs>| estimate(&plan, &Cluster { differs, ..even.clone() }, &options);
-    let slow = |ranks: &[usize], compute: f64, link: f64| Differs {
+        |differs: Vec<Deviation>| estimate(&plan, &Cluster { differs, ..even.clone() }, &options);
+    let slow = |ranks: &[usize], compute: f64, link: f64| Deviation {
         hosts: Vec::new(),
         ranks: ranks.to_vec(),
         compute,
@@ -186,7 +186,7 @@ fn a_slow_rank_slows_all() {
     let everywhere = step(vec![slow(&all, 0.5, 1.0)]).step_s;
     assert!(everywhere > half.step_s && everywhere < 2.1 * whole.step_s);
     assert!(step(vec![slow(&[3], 1.0, 0.1)]).step_s > whole.step_s);
-    let small = Differs { memory_gib: Some(1.0), ..slow(&[5], 1.0, 1.0) };
+    let small = Deviation { memory_gib: Some(1.0), ..slow(&[5], 1.0, 1.0) };
     assert!(whole.fits && !step(vec![small]).fits);
 }
 

@@ -1,9 +1,11 @@
 //! The search against an estimate of everything, and what its words say.
 
-use lockstep_plan::schedule::Kind;
-use lockstep_plan::{Config, Plan, Surroundings};
+use lockstep_plan::schedule::ScheduleKind;
+use lockstep_plan::{Config, Environment, Plan};
 use lockstep_sim::advice::{batch_remarks, ladder};
-use lockstep_sim::search::{By, Knob, Limits, Proposal, Search, Wanted, limit, reasons, words};
+use lockstep_sim::search::{
+    Knob, Limits, Objective, Proposal, Search, SearchRequest, layout_words, limit, reasons,
+};
 use lockstep_sim::{Cluster, Options, estimate};
 
 fn config(model: &str, batch: usize) -> Config {
@@ -37,7 +39,8 @@ fn searched<T>(
     then: impl FnOnce(&Search) -> T,
 ) -> T {
     let options = Options::default();
-    let wanted = Wanted { config, vocab: None, cluster, options: &options, ranks: vec![ranks] };
+    let wanted =
+        SearchRequest { config, vocab: None, cluster, options: &options, ranks: vec![ranks] };
     then(&Search::new(&wanted).unwrap())
 }
 
@@ -68,7 +71,7 @@ fn choices([data, tensor, context, pipe]: [usize; 4], experts: usize) -> Vec<Str
             .collect()
     };
     let mut schedules: Vec<String> =
-        Kind::ALL.iter().map(|kind| format!("schedule={kind} chunks=1")).collect();
+        ScheduleKind::ALL.iter().map(|kind| format!("schedule={kind} chunks=1")).collect();
     schedules.rotate_left(1);
     schedules.extend((2..=8).map(|chunks| format!("schedule=interleaved chunks={chunks}")));
     let mut zeros = vec!["zero=0".to_string()];
@@ -100,7 +103,7 @@ fn estimates(
     degrees: [usize; 4],
     words: &str,
 ) -> Vec<Proposal> {
-    let around = Surroundings { ranks, local_ranks: 4.min(ranks), cores: 1, data_vocab: None };
+    let around = Environment { ranks, local_ranks: 4.min(ranks), cores: 1, data_vocab: None };
     let typed = config.with_layout(words);
     let mut all = Vec::new();
     for micro in 1..=config.train.global_batch.unwrap() {
@@ -136,7 +139,7 @@ fn orders([data, tensor, context, pipe]: [usize; 4]) -> Vec<String> {
 }
 
 /// The values of some layouts, each once, the best first.
-fn values<'a>(all: impl Iterator<Item = &'a Proposal>, by: By) -> Vec<f64> {
+fn values<'a>(all: impl Iterator<Item = &'a Proposal>, by: Objective) -> Vec<f64> {
     let mut values: Vec<f64> = all.map(|proposal| proposal.value(by)).collect();
     values.sort_by(f64::total_cmp);
     values.dedup_by(|a, b| (*a / *b - 1.0).abs() < 1e-9);
@@ -156,7 +159,7 @@ fn nothing_better_is_missed() {
         for memory in [needs[needs.len() / 50], needs[needs.len() / 2], needs[needs.len() - 1]] {
             let cluster = cluster(memory / (1u64 << 30) as f64);
             let room = cluster.accelerator.memory();
-            for by in [By::Time, By::Memory, By::Cost] {
+            for by in [Objective::Time, Objective::Memory, Objective::Cost] {
                 let found = searched(&config, &cluster, ranks, |search| {
                     search.best(by, 12, &Limits::default())
                 });
@@ -177,8 +180,11 @@ fn nothing_better_is_missed() {
 #[test]
 fn the_same_search_finds_the_same() {
     let (cluster, config) = (cluster(0.6), config(SMALL, 8));
-    let find =
-        || searched(&config, &cluster, 8, |search| search.best(By::Time, 10, &Limits::default()));
+    let find = || {
+        searched(&config, &cluster, 8, |search| {
+            search.best(Objective::Time, 10, &Limits::default())
+        })
+    };
     let found = find();
     assert_eq!(found.len(), 10);
     assert!(found.iter().all(|proposal| proposal.estimate.fits && proposal.over() <= 0.0));
@@ -190,13 +196,13 @@ fn the_same_search_finds_the_same() {
 fn what_was_found_before_changes_nothing() {
     let (cluster, config) = (cluster(0.3), config(SMALL, 8));
     let limits = Limits::default();
-    let fresh = searched(&config, &cluster, 8, |search| search.best(By::Memory, 5, &limits));
+    let fresh = searched(&config, &cluster, 8, |search| search.best(Objective::Memory, 5, &limits));
     searched(&config, &cluster, 8, |search| {
-        let best = search.best(By::Time, 5, &limits).remove(0);
-        let (why, looked) = (reasons(search, &best, By::Time), search.looked());
-        assert_eq!(why, reasons(search, &best, By::Time));
+        let best = search.best(Objective::Time, 5, &limits).remove(0);
+        let (why, looked) = (reasons(search, &best, Objective::Time), search.looked());
+        assert_eq!(why, reasons(search, &best, Objective::Time));
         assert_eq!(search.looked().estimated, looked.estimated, "it was all known");
-        assert_eq!(search.best(By::Memory, 5, &limits), fresh);
+        assert_eq!(search.best(Objective::Memory, 5, &limits), fresh);
     });
 }
 
@@ -205,18 +211,18 @@ fn limits_are_kept() {
     let (cluster, config) = (cluster(40.0), config(SMALL, 8));
     let limits =
         Limits::default().with(Knob::Tensor, 2..=4).with(Knob::Zero, 1..=1).with(Knob::Pipe, 2..=8);
-    let found = searched(&config, &cluster, 8, |search| search.best(By::Time, 20, &limits));
+    let found = searched(&config, &cluster, 8, |search| search.best(Objective::Time, 20, &limits));
     for proposal in &found {
         let layout = &proposal.plan.layout;
         assert!(
             (2..=4).contains(&layout.tensor) && layout.zero == 1 && layout.pipe >= 2,
             "{}",
-            words(&proposal.plan)
+            layout_words(&proposal.plan)
         );
     }
     // What is in words is what is typed.
     let best = &found[0];
-    let typed = config.with_layout(&words(&best.plan).replace('"', ""));
+    let typed = config.with_layout(&layout_words(&best.plan).replace('"', ""));
     assert_eq!(typed.layout.tensor.unwrap_or(1), best.plan.layout.tensor);
 }
 
@@ -226,8 +232,8 @@ fn what_crosses_the_slow_link_is_told() {
     let (cluster, config) = (cluster(40.0), config(SMALL, 8));
     let inside = Limits::default().with(Knob::Tensor, 4..=4).with(Knob::Zero, 0..=0);
     let (best, why) = searched(&config, &cluster, 8, |search| {
-        let best = search.best(By::Time, 1, &inside).remove(0);
-        let why = reasons(search, &best, By::Time);
+        let best = search.best(Objective::Time, 1, &inside).remove(0);
+        let why = reasons(search, &best, Objective::Time);
         (best, why)
     });
     let tensor = why.iter().find(|reason| reason.knob == Knob::Tensor).unwrap();
@@ -248,12 +254,12 @@ fn what_crosses_the_slow_link_is_told() {
 fn what_would_not_fit_is_told() {
     let (cluster, config) = (cluster(0.25), config(SMALL, 8));
     searched(&config, &cluster, 8, |search| {
-        let best = search.best(By::Time, 1, &Limits::default()).remove(0);
+        let best = search.best(Objective::Time, 1, &Limits::default()).remove(0);
         let told: String =
-            reasons(search, &best, By::Time).iter().map(|reason| reason.line()).collect();
+            reasons(search, &best, Objective::Time).iter().map(|reason| reason.line()).collect();
         assert!(told.contains("over"), "{told}");
         let smallest = search.smallest(&Limits::default()).unwrap();
-        let least = search.best(By::Memory, 1, &Limits::default()).remove(0);
+        let least = search.best(Objective::Memory, 1, &Limits::default()).remove(0);
         assert!((smallest.bytes() / least.bytes() - 1.0).abs() < 1e-9);
     });
 }
@@ -279,7 +285,7 @@ fn the_ladder_goes_no_higher_than_needed() {
 
 #[test]
 fn larger_batches_change_the_learning_rate() {
-    let around = Surroundings::one_host(1, 1);
+    let around = Environment::one_host(1, 1);
     let plan = Plan::resolve(&config(SMALL, 8), &around).unwrap();
     assert_eq!(batch_remarks(&plan, 8), None);
     let remarks = batch_remarks(&plan, 32).unwrap();

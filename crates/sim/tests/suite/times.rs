@@ -14,7 +14,7 @@ fn seconds(rows: &[Row]) -> Vec<(String, f64, f64)> {
 
 fn correlation(rows: &[(String, f64, f64)]) -> f64 {
     let pairs: Vec<(f64, f64)> =
-        rows.iter().map(|(_, foretold, measured)| (*foretold, *measured)).collect();
+        rows.iter().map(|(_, predicted, measured)| (*predicted, *measured)).collect();
     rank_correlation(&pairs)
 }
 
@@ -51,7 +51,7 @@ fn llama_3_on_thousands_of_h100s() {
     assert!(worst_error(&rows) < 0.12);
 }
 
-/// Two rows are far off: one cuts parameters among all ranks and hides more of it than is foretold, the other is much
+/// Two rows are far off: one cuts parameters among all ranks and hides more of it than is predicted, the other is much
 /// slower than its neighbours.
 #[test]
 fn qwen_3_with_experts_across_hosts() {
@@ -123,14 +123,14 @@ fn grouped(rows: &[Row], key: impl Fn(&Row) -> String) -> BTreeMap<String, Vec<u
     groups
 }
 
-/// Of some rows, the one that is foretold to train the most sequences per second, and by how much it is slower than
+/// Of some rows, the one that is predicted to train the most sequences per second, and by how much it is slower than
 /// the one that does.
 fn chosen(rows: &[Row], times: &[(String, f64, f64)], members: &[usize]) -> (String, f64) {
     let per_sequence =
         |number: usize, seconds: f64| seconds / rows[number].plan.train.global_batch as f64;
-    let foretold = |number: &usize| per_sequence(*number, times[*number].1);
+    let predicted = |number: &usize| per_sequence(*number, times[*number].1);
     let measured = |number: &usize| per_sequence(*number, times[*number].2);
-    let chosen = members.iter().min_by(|a, b| foretold(a).total_cmp(&foretold(b))).unwrap();
+    let chosen = members.iter().min_by(|a, b| predicted(a).total_cmp(&predicted(b))).unwrap();
     let best = members.iter().map(measured).fold(f64::INFINITY, f64::min);
     (times[*chosen].0.clone(), measured(chosen) / best - 1.0)
 }

@@ -1,6 +1,6 @@
 //! Small models on many layouts, a line of words each.
 
-use lockstep_plan::{Config, Plan, Surroundings};
+use lockstep_plan::{Config, Environment, Plan};
 
 use crate::plans::source;
 
@@ -25,7 +25,7 @@ pub fn plan(words: &str) -> Plan {
     };
     let sets: Vec<String> = words.map(set).collect();
     let config = Config::parse(&text, &sets);
-    let around = Surroundings::one_host(config.layout.ranks(), 1).with_vocab(source().vocab());
+    let around = Environment::one_host(config.layout.ranks(), 1).with_vocab(source().vocab());
     Plan::resolve(&config, &around).unwrap_or_else(|mistakes| {
         panic!("{}", mistakes.iter().map(|m| format!("{m}\n")).collect::<String>())
     })

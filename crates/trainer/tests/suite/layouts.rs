@@ -2,7 +2,7 @@
 //! weights of one rank.
 
 use lockstep_comm::Options;
-use lockstep_plan::{Config, Plan, Surroundings};
+use lockstep_plan::{Config, Environment, Plan};
 use lockstep_trainer::{Course, Tolerance, course_on_threads};
 
 use crate::plans::source;
@@ -25,7 +25,7 @@ fn plan(model: &str, words: &str) -> Plan {
         words.split_whitespace().partition(|word| word.contains('.'));
     let sets: Vec<String> = sets.into_iter().map(String::from).collect();
     let config = Config::parse(&text, &sets).with_layout(&layout.join(" "));
-    let around = Surroundings::one_host(config.ranks(), 1).with_vocab(source().vocab());
+    let around = Environment::one_host(config.ranks(), 1).with_vocab(source().vocab());
     Plan::resolve(&config, &around).unwrap_or_else(|mistakes| {
         panic!("{words}: {}", mistakes.iter().map(|m| format!("{m}\n")).collect::<String>())
     })

@@ -7,7 +7,7 @@ use std::time::Instant;
 use lockstep_comm::{Op, World};
 use lockstep_kernels::{Device, Dtype, Matmul, Operation, Tag, Tensor};
 use lockstep_plan::Compute;
-use lockstep_sim::{Apart, Kind, Multiply};
+use lockstep_sim::{MeasuredMatmul, OpClass, RankSkew};
 use lockstep_trainer::Rank;
 use serde::{Deserialize, Serialize};
 
@@ -19,11 +19,11 @@ use super::references::{self, Reference};
 pub struct Pass {
     /// Seconds of copying what a cache holds, and what none does.
     pub copies: [f64; 2],
-    pub multiplies: Vec<Multiply>,
+    pub multiplies: Vec<MeasuredMatmul>,
     /// Of every reference, the steps that count.
     pub steps: Vec<Vec<Row>>,
     /// Of all these steps together.
-    pub together: Apart,
+    pub together: RankSkew,
     /// Of the cores, what other programs took.
     pub others: f64,
 }
@@ -37,7 +37,7 @@ pub struct Row {
     pub waiting: f64,
     /// Neither computing nor exchanging.
     pub rest: f64,
-    pub by: [f64; Kind::ALL.len()],
+    pub by: [f64; OpClass::ALL.len()],
 }
 
 /// Bytes that are copied.
@@ -75,7 +75,7 @@ pub fn run(world: &World, out: &Path) -> anyhow::Result<()> {
             // The output of a layer, and the gradient of its weight.
             let dims = [[tokens, inputs, outputs], [outputs, tokens, inputs]];
             for (dims, sums) in dims.into_iter().zip([false, true]) {
-                let what = Multiply { dims, compute, sums, seconds: 0.0 };
+                let what = MeasuredMatmul { dims, compute, sums, seconds: 0.0 };
                 pass.multiplies.push(multiplied(world, &device, what)?);
             }
         }
@@ -87,7 +87,7 @@ pub fn run(world: &World, out: &Path) -> anyhow::Result<()> {
     let (mut mean, mut most) = ([own], [own]);
     world.all_reduce(&mut mean, Op::Mean)?;
     world.all_reduce(&mut most, Op::Max)?;
-    pass.together = Apart { computing: mean[0], waiting: most[0] - mean[0] };
+    pass.together = RankSkew { computing: mean[0], waiting: most[0] - mean[0] };
     pass.others = busy::others(world, since)?;
     if world.rank() == 0 {
         std::fs::write(out, serde_json::to_string(&pass)?)?;
@@ -105,8 +105,12 @@ fn copied(world: &World, device: &Device, bytes: usize) -> anyhow::Result<f64> {
 }
 
 /// A multiply, with what it took.
-fn multiplied(world: &World, device: &Device, what: Multiply) -> anyhow::Result<Multiply> {
-    let Multiply { dims: [m, k, n], compute, sums, .. } = what;
+fn multiplied(
+    world: &World,
+    device: &Device,
+    what: MeasuredMatmul,
+) -> anyhow::Result<MeasuredMatmul> {
+    let MeasuredMatmul { dims: [m, k, n], compute, sums, .. } = what;
     let dtype = if compute == Compute::F32 { Dtype::F32 } else { Dtype::Bf16 };
     let tensor = |rows, cols, dtype| device.zeros(rows, cols, dtype, Tag::Buffers);
     let (a, b, mut out): (Tensor, Tensor, Tensor) = match sums {
@@ -123,7 +127,7 @@ fn multiplied(world: &World, device: &Device, what: Multiply) -> anyhow::Result<
             true => Matmul { accumulate: true, ..Matmul::linear_dw(a, b, out.view_mut()) },
         })
     };
-    Ok(Multiply { seconds: together(world, times.clamp(1, 500), &mut multiply)?, ..what })
+    Ok(MeasuredMatmul { seconds: together(world, times.clamp(1, 500), &mut multiply)?, ..what })
 }
 
 /// Steps of a reference model: some that make what is used again later, and those that count. What this rank computes
@@ -169,31 +173,31 @@ impl Row {
         Ok(Row::of(all))
     }
 
-    pub fn numbers(&self) -> [f64; 4 + Kind::ALL.len()] {
-        let mut all = [0.0; 4 + Kind::ALL.len()];
+    pub fn numbers(&self) -> [f64; 4 + OpClass::ALL.len()] {
+        let mut all = [0.0; 4 + OpClass::ALL.len()];
         all[..4].copy_from_slice(&[self.step, self.exchange, self.waiting, self.rest]);
         all[4..].copy_from_slice(&self.by);
         all
     }
 
-    pub fn of([step, exchange, waiting, rest, by @ ..]: [f64; 4 + Kind::ALL.len()]) -> Row {
+    pub fn of([step, exchange, waiting, rest, by @ ..]: [f64; 4 + OpClass::ALL.len()]) -> Row {
         Row { step, exchange, waiting, rest, by }
     }
 }
 
 /// The operations that a meter knows, in the order of the kinds.
-fn operations() -> [Operation; Kind::ALL.len()] {
-    Kind::ALL.map(|kind| match kind {
-        Kind::Matmul => Operation::Matmul,
-        Kind::Attention => Operation::Attention,
-        Kind::Rope => Operation::Rope,
-        Kind::Norm => Operation::Norm,
-        Kind::Activation => Operation::Activation,
-        Kind::Embedding => Operation::Embedding,
-        Kind::Loss => Operation::Loss,
-        Kind::Optimizer => Operation::Optimizer,
-        Kind::Routing => Operation::Routing,
-        Kind::Elementwise => Operation::Elementwise,
+fn operations() -> [Operation; OpClass::ALL.len()] {
+    OpClass::ALL.map(|kind| match kind {
+        OpClass::Matmul => Operation::Matmul,
+        OpClass::Attention => Operation::Attention,
+        OpClass::Rope => Operation::Rope,
+        OpClass::Norm => Operation::Norm,
+        OpClass::Activation => Operation::Activation,
+        OpClass::Embedding => Operation::Embedding,
+        OpClass::Loss => Operation::Loss,
+        OpClass::Optimizer => Operation::Optimizer,
+        OpClass::Routing => Operation::Routing,
+        OpClass::Elementwise => Operation::Elementwise,
     })
 }
 

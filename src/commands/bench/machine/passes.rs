@@ -1,6 +1,6 @@
 //! Passes of so many ranks, spread over time, and what they come to together. Starts no ranks itself.
 
-use lockstep_sim::{Apart, Multiply, Spent};
+use lockstep_sim::{MeasuredMatmul, MeasuredStep, RankSkew};
 
 use super::busy::TOLERATED;
 use super::pass::{COPIED, Pass, Row};
@@ -16,9 +16,9 @@ pub struct Passes {
 pub struct Watched {
     /// GB/s of a rank that copies what its cache holds, and what none does: read and written.
     pub copied: [f64; 2],
-    pub multiplies: Vec<Multiply>,
-    pub steps: Vec<Spent>,
-    pub together: Apart,
+    pub multiplies: Vec<MeasuredMatmul>,
+    pub steps: Vec<MeasuredStep>,
+    pub together: RankSkew,
     /// Of the cores, what other programs took.
     pub others: f64,
 }
@@ -51,13 +51,13 @@ impl Passes {
                 counted.iter().flat_map(|pass| &pass.steps[number]).copied().collect();
             let at = |place: usize| mean(rows.iter().map(|row| row.numbers()[place]));
             let Row { step, exchange, waiting, rest, by } = Row::of(std::array::from_fn(at));
-            steps.push(Spent { plan: reference.plan, step, by, exchange, waiting, rest });
+            steps.push(MeasuredStep { plan: reference.plan, step, by, exchange, waiting, rest });
         }
         Ok(Watched {
             copied: [gbs(COPIED[0], cached), gbs(COPIED[1], streamed)],
             multiplies,
             steps,
-            together: Apart {
+            together: RankSkew {
                 computing: of(&|pass| pass.together.computing),
                 waiting: of(&|pass| pass.together.waiting),
             },
@@ -66,7 +66,7 @@ impl Passes {
     }
 }
 
-/// What a step takes is the sum of what its parts take, slow and fast: so is what is foretold of it. A median would
+/// What a step takes is the sum of what its parts take, slow and fast: so is what is predicted of it. A median would
 /// take the side of whichever is more frequent.
 fn mean(all: impl ExactSizeIterator<Item = f64>) -> f64 {
     let count = all.len() as f64;

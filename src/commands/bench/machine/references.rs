@@ -1,5 +1,5 @@
 //! The models whose steps are measured: of each family a narrow one that the caches hold, a wide one that they do not,
-//! and one between them. Nobody trains these: what is foretold of other models is not what was measured of them.
+//! and one between them. Nobody trains these: what is predicted of other models is not what was measured of them.
 
 use anyhow::Context;
 use lockstep_plan::{Config, Plan};

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::super::{bytes_text, lines};
-use crate::Memory;
+use crate::MemoryEstimate;
 use crate::search::Proposal;
 
 /// Stages that are drawn; of more, the first and the last.
@@ -53,7 +53,8 @@ pub(super) fn memory(proposal: &Proposal) -> String {
     }
     svg.push_str("</svg>");
     let used = |index: usize| stages.iter().any(|stage| lines(&stage.memory)[index].1 > 0.0);
-    let names = lines(&Memory::default()).into_iter().enumerate().filter(|(index, _)| used(*index));
+    let names =
+        lines(&MemoryEstimate::default()).into_iter().enumerate().filter(|(index, _)| used(*index));
     let legend =
         names.map(|(index, (name, _))| format!("<li><i class=\"c{index}\"></i>{name}</li>"));
     let note = match stages.len() - shown.len() {

@@ -6,8 +6,8 @@ mod pipeline;
 
 use std::fmt::Write;
 
-use super::{bytes_text, circle_name, collective_name, headline, phase_name, time_text};
-use crate::search::{Proposal, limit, parts, words};
+use super::{bytes_text, collective_name, group_name, headline, phase_name, time_text};
+use crate::search::{Proposal, layout_words, limit, parts};
 use crate::{Cluster, Flow};
 
 const STYLE: &str = include_str!("style.css");
@@ -22,7 +22,7 @@ pub fn html(proposal: &Proposal, cluster: &Cluster, notes: &[(&str, String)]) ->
          <title>{0}: plan</title><style>{STYLE}</style></head><body>\n<h1>{0}</h1>\n<p>{1}</p>\n<p><code>{2}</code></p>\n",
         escape(&plan.name),
         escape(&headline(plan)),
-        escape(&words(plan)),
+        escape(&layout_words(plan)),
     );
     page.push_str(&figures(proposal, cluster));
     section(&mut page, "Memory by stage", &bars::memory(proposal));
@@ -112,7 +112,7 @@ fn traffic(proposal: &Proposal, cluster: &Cluster) -> String {
     let rows = flows.iter().map(|flow| {
         format!(
             "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{:.0}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
-            circle_name(flow.kind),
+            group_name(flow.kind),
             flow.members,
             escape(&cluster.links[flow.link].name),
             collective_name(flow.collective),

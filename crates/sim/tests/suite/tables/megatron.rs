@@ -44,10 +44,10 @@ pub fn sc21() -> Vec<Row> {
                     model.model()
                 );
                 let plan = plan(&text, gpus);
-                let foretold = estimate(&plan, &cluster, &options);
-                (foretold, plan)
+                let predicted = estimate(&plan, &cluster, &options);
+                (predicted, plan)
             });
-            let fitting = all.filter(|(foretold, _)| foretold.fits);
+            let fitting = all.filter(|(predicted, _)| predicted.fits);
             let (_, plan) = fitting
                 .min_by(|(a, _), (b, _)| a.step_s.total_cmp(&b.step_s))
                 .unwrap_or_else(|| panic!("nothing of {} fits", row.text("params_B")));

@@ -25,7 +25,7 @@ pub use qwen3::qwen3;
 pub use torchtitan::torchtitan;
 pub use vtrain::vtrain;
 
-use lockstep_plan::{Config, Plan, Surroundings};
+use lockstep_plan::{Config, Environment, Plan};
 use lockstep_sim::{Cluster, Estimate, Options, Software, estimate};
 
 /// A row, as a plan and as it was measured.
@@ -51,7 +51,7 @@ impl Row {
 
 /// A plan on a cluster of hosts of eight; panics with the mistakes, for rows are to be understood.
 pub fn plan(text: &str, ranks: usize) -> Plan {
-    let around = Surroundings { ranks, local_ranks: ranks.min(8), cores: 8, data_vocab: None };
+    let around = Environment { ranks, local_ranks: ranks.min(8), cores: 8, data_vocab: None };
     match Plan::resolve(&Config::parse(text, &[]), &around) {
         Ok(plan) => plan,
         Err(mistakes) => {

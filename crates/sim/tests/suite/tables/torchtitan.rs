@@ -31,7 +31,7 @@ pub fn torchtitan() -> Vec<Row> {
             let compiled = row.text("technique").contains("compile");
             let mut software =
                 if compiled { Software::torchtitan_compiled() } else { Software::torchtitan() };
-            software.tensor_beside = row.text("technique").contains("AsyncTP");
+            software.tensor_overlap = row.text("technique").contains("AsyncTP");
             let plan = plan(&text, gpus);
             let tokens = plan.tokens_per_step() as f64;
             let rate = row.number("tps_per_gpu").unwrap() * gpus as f64;

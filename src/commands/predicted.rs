@@ -1,4 +1,4 @@
-//! What `train` says of a run before it begins, what it refuses, and how what was foretold compares with what came.
+//! What `train` says of a run before it begins, what it refuses, and how what was predicted compares with what came.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use anyhow::bail;
 use lockstep_comm::{Algo, Kind, Shape, human_bytes, sent};
 use lockstep_events::StepReport;
 use lockstep_plan::{Collective, Exchange, Ledger, Plan, traffic};
-use lockstep_sim::search::words;
+use lockstep_sim::search::layout_words;
 use lockstep_sim::{Options, estimate};
 
 use crate::machine;
@@ -46,7 +46,7 @@ pub fn planned_only(plan: &Plan) -> anyhow::Result<()> {
 }
 
 /// What a run is expected to exchange and to take.
-pub struct Foretold {
+pub struct Predicted {
     /// Bytes that rank 0 sends in a step, by the formulas of the collectives.
     sent: u64,
     /// Seconds of a step, where the machine was measured, and the file that says so.
@@ -55,8 +55,8 @@ pub struct Foretold {
     unsaid: Option<String>,
 }
 
-impl Foretold {
-    pub fn of(plan: &Plan, cluster: Option<&str>, runs: &Path) -> anyhow::Result<Foretold> {
+impl Predicted {
+    pub fn of(plan: &Plan, cluster: Option<&str>, runs: &Path) -> anyhow::Result<Predicted> {
         let usual = runs.join("machine.toml");
         let path = match cluster {
             Some(typed) => Some(typed.to_string()),
@@ -75,12 +75,12 @@ impl Foretold {
             };
         let sent =
             traffic(plan, 0).iter().map(|exchange| exchange.times as u64 * bytes(exchange)).sum();
-        Ok(Foretold { sent, step, unsaid })
+        Ok(Predicted { sent, step, unsaid })
     }
 
     pub fn introduce(&self, plan: &Plan) {
         let ledger = Ledger::of(plan, 0);
-        let layout = words(plan);
+        let layout = layout_words(plan);
         say!(
             "plan: {layout}, micro_batch={} × {}; {} per rank at most; {} sent per step",
             plan.train.micro_batch,
@@ -106,11 +106,11 @@ impl Foretold {
             };
             say!("sent per step, planned and counted: {} {counted}", human_bytes(self.sent));
         }
-        if let (Some((foretold, _)), Some(seconds)) = (&self.step, measured.step(plan)) {
-            let off = 100.0 * (foretold / seconds - 1.0);
+        if let (Some((predicted, _)), Some(seconds)) = (&self.step, measured.step(plan)) {
+            let off = 100.0 * (predicted / seconds - 1.0);
             say!(
                 "a step, planned and measured: {:.1} {:.1} ms ({off:+.1}%)",
-                1e3 * foretold,
+                1e3 * predicted,
                 1e3 * seconds
             );
         }
@@ -145,7 +145,7 @@ impl Measured {
         self.sent = report.more.get("comm_bytes").and_then(|bytes| bytes.as_u64()).or(self.sent);
     }
 
-    /// Seconds of a step: the mean, as that is what is foretold, without the first, which warms up.
+    /// Seconds of a step: the mean, as that is what is predicted, without the first, which warms up.
     fn step(&self, plan: &Plan) -> Option<f64> {
         let rates = self.tokens_per_s.get(1..).filter(|rates| !rates.is_empty())?;
         let tokens = plan.tokens_per_step() as f64;

@@ -2,7 +2,7 @@
 
 use lockstep_plan::{Axis, Collective, Exchange, GroupKind, Mesh, Plan};
 
-use super::{Flow, Spread, seconds};
+use super::{Flow, GroupPlacement, seconds};
 use crate::cluster::Cluster;
 
 /// All that a rank exchanges in one optimizer step of this program, and what each takes by itself.
@@ -16,7 +16,8 @@ pub fn traffic(plan: &Plan, cluster: &Cluster, rank: usize) -> Vec<Flow> {
 
 fn flow(mesh: &Mesh, cluster: &Cluster, exchange: &Exchange) -> Flow {
     let Exchange { kind, members, collective, count, width, phase, times } = *exchange;
-    let spread = Spread { members, stride: kind.map_or(1, |kind| stride(mesh, kind, members)) };
+    let spread =
+        GroupPlacement { members, stride: kind.map_or(1, |kind| stride(mesh, kind, members)) };
     // The plan tells an all-to-all of equal parts by what all bring together.
     let together = if collective == Collective::AllToAll { members } else { 1 };
     let bytes = (count * width) as f64 / together as f64;

@@ -17,7 +17,7 @@ pub enum Place {
 
 /// Something in a run file that cannot be, and what to do about it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Mistake {
+pub struct ConfigError {
     /// Dotted: `model.heads`. Empty for text that is not TOML.
     pub key: String,
     pub place: Place,
@@ -28,7 +28,7 @@ pub struct Mistake {
 }
 
 /// `model.heads (line 4): heads=6 does not divide dim=128; try 4 or 8`
-impl fmt::Display for Mistake {
+impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.key.as_str(), self.place) {
             ("", Place::Untyped) => {}
@@ -51,4 +51,4 @@ impl fmt::Display for Place {
     }
 }
 
-impl std::error::Error for Mistake {}
+impl std::error::Error for ConfigError {}

@@ -14,12 +14,12 @@ use crate::cluster::{Cluster, Engine};
 
 /// Ranks that exchange something: so many, each so many ranks from the next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Spread {
+pub struct GroupPlacement {
     pub members: usize,
     pub stride: usize,
 }
 
-impl Spread {
+impl GroupPlacement {
     /// Members that are within `span` neighbouring ranks.
     fn within(&self, span: usize) -> usize {
         (span / self.stride).clamp(1, self.members)
@@ -35,7 +35,12 @@ impl Spread {
 /// Seconds of one collective of `bytes`: of an all-reduce what everybody has, of an all-gather and a reduce-scatter
 /// what is together without a cut, of an all-to-all what one member brings, of a send the message. All groups of
 /// the same kind exchange at the same time, and share the links.
-pub fn seconds(cluster: &Cluster, spread: Spread, collective: Collective, bytes: f64) -> f64 {
+pub fn seconds(
+    cluster: &Cluster,
+    spread: GroupPlacement,
+    collective: Collective,
+    bytes: f64,
+) -> f64 {
     if spread.members <= 1 || bytes <= 0.0 {
         return 0.0;
     }
@@ -50,15 +55,15 @@ pub fn seconds(cluster: &Cluster, spread: Spread, collective: Collective, bytes:
 }
 
 /// To a neighbour, at worst over the farthest link of the group.
-fn sent(cluster: &Cluster, spread: Spread, bytes: f64) -> f64 {
-    let link = Spread { members: 2, ..spread }.link(cluster);
+fn sent(cluster: &Cluster, spread: GroupPlacement, bytes: f64) -> f64 {
+    let link = GroupPlacement { members: 2, ..spread }.link(cluster);
     cluster.links[link].hop() + bytes / cluster.bandwidth(link)
 }
 
 /// Rings on all rails: 2(n-1)/n of the bytes of an all-reduce, and half of that of the others, pass every rank,
 /// and every boundary that the ring crosses. Members of a host share what they send out over all its rails.
 /// Latency is that of a ring inside a host, and between hosts of a ring or, for sums, of a tree.
-fn around(cluster: &Cluster, spread: Spread, collective: Collective, bytes: f64) -> f64 {
+fn around(cluster: &Cluster, spread: GroupPlacement, collective: Collective, bytes: f64) -> f64 {
     let n = spread.members as f64;
     let far = spread.link(cluster);
     let (mut rate, mut inside, mut hops) = (f64::INFINITY, 1, 0.0);
@@ -89,7 +94,7 @@ fn around(cluster: &Cluster, spread: Spread, collective: Collective, bytes: f64)
 }
 
 /// Everybody sends to everybody: what stays inside a level goes over its links, at the same time as the rest.
-fn dealt(cluster: &Cluster, spread: Spread, bytes: f64) -> f64 {
+fn dealt(cluster: &Cluster, spread: GroupPlacement, bytes: f64) -> f64 {
     let n = spread.members as f64;
     let far = spread.link(cluster);
     let (mut longest, mut inside) = (0.0_f64, 1);
@@ -106,7 +111,7 @@ fn dealt(cluster: &Cluster, spread: Spread, bytes: f64) -> f64 {
 const DEALT: f64 = 0.89;
 
 /// By the formulas of `comm`, which knows two levels: inside a host, and between hosts.
-fn by_comm(cluster: &Cluster, spread: Spread, collective: Collective, bytes: f64) -> f64 {
+fn by_comm(cluster: &Cluster, spread: GroupPlacement, collective: Collective, bytes: f64) -> f64 {
     let cost = |link: usize| LinkCost {
         latency: cluster.links[link].hop(),
         // One stream has the card alone; sharing is the formulas' to count.

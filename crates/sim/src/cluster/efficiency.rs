@@ -5,30 +5,30 @@ use lockstep_plan::Compute;
 use lockstep_plan::model::Family;
 use serde::{Deserialize, Serialize};
 
-use crate::compute::Kind;
+use crate::compute::OpClass;
 
 /// Measured paces, by the numbers that are computed with.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Paces {
-    pub f32: Families,
-    pub bf16: Families,
+pub struct Efficiency {
+    pub f32: FamilyCurves,
+    pub bf16: FamilyCurves,
 }
 
 /// The same by what a model is made of.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Families {
-    pub gpt2: Curves,
+pub struct FamilyCurves {
+    pub gpt2: OpCurves,
     /// Of mixtures of experts too.
-    pub llama: Curves,
+    pub llama: OpCurves,
 }
 
 /// Of each kind of work, how fast it is at several sizes. Multiplies: of what a multiply by itself reaches. Attention:
 /// of the peak. All others: of the bandwidth of the memory, and more of it in the caches.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Curves {
+pub struct OpCurves {
     pub matmul: Curve,
     pub attention: Curve,
     pub rope: Curve,
@@ -46,8 +46,8 @@ pub struct Curves {
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Curve(pub Vec<(f64, f64)>);
 
-impl Paces {
-    pub fn of(&self, compute: Compute, family: Family) -> &Curves {
+impl Efficiency {
+    pub fn of(&self, compute: Compute, family: Family) -> &OpCurves {
         let families = match compute {
             Compute::F32 => &self.f32,
             Compute::Bf16 => &self.bf16,
@@ -58,7 +58,7 @@ impl Paces {
         }
     }
 
-    pub fn of_mut(&mut self, compute: Compute, family: Family) -> &mut Curves {
+    pub fn of_mut(&mut self, compute: Compute, family: Family) -> &mut OpCurves {
         let families = match compute {
             Compute::F32 => &mut self.f32,
             Compute::Bf16 => &mut self.bf16,
@@ -70,34 +70,34 @@ impl Paces {
     }
 }
 
-impl Curves {
-    pub fn of(&self, kind: Kind) -> &Curve {
+impl OpCurves {
+    pub fn of(&self, kind: OpClass) -> &Curve {
         match kind {
-            Kind::Matmul => &self.matmul,
-            Kind::Attention => &self.attention,
-            Kind::Rope => &self.rope,
-            Kind::Norm => &self.norm,
-            Kind::Activation => &self.activation,
-            Kind::Embedding => &self.embedding,
-            Kind::Loss => &self.loss,
-            Kind::Optimizer => &self.optimizer,
-            Kind::Routing => &self.routing,
-            Kind::Elementwise => &self.elementwise,
+            OpClass::Matmul => &self.matmul,
+            OpClass::Attention => &self.attention,
+            OpClass::Rope => &self.rope,
+            OpClass::Norm => &self.norm,
+            OpClass::Activation => &self.activation,
+            OpClass::Embedding => &self.embedding,
+            OpClass::Loss => &self.loss,
+            OpClass::Optimizer => &self.optimizer,
+            OpClass::Routing => &self.routing,
+            OpClass::Elementwise => &self.elementwise,
         }
     }
 
-    pub fn of_mut(&mut self, kind: Kind) -> &mut Curve {
+    pub fn of_mut(&mut self, kind: OpClass) -> &mut Curve {
         match kind {
-            Kind::Matmul => &mut self.matmul,
-            Kind::Attention => &mut self.attention,
-            Kind::Rope => &mut self.rope,
-            Kind::Norm => &mut self.norm,
-            Kind::Activation => &mut self.activation,
-            Kind::Embedding => &mut self.embedding,
-            Kind::Loss => &mut self.loss,
-            Kind::Optimizer => &mut self.optimizer,
-            Kind::Routing => &mut self.routing,
-            Kind::Elementwise => &mut self.elementwise,
+            OpClass::Matmul => &mut self.matmul,
+            OpClass::Attention => &mut self.attention,
+            OpClass::Rope => &mut self.rope,
+            OpClass::Norm => &mut self.norm,
+            OpClass::Activation => &mut self.activation,
+            OpClass::Embedding => &mut self.embedding,
+            OpClass::Loss => &mut self.loss,
+            OpClass::Optimizer => &mut self.optimizer,
+            OpClass::Routing => &mut self.routing,
+            OpClass::Elementwise => &mut self.elementwise,
         }
     }
 }

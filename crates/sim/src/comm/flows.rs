@@ -3,7 +3,7 @@
 use lockstep_plan::{Collective, GroupKind, Phase};
 use serde::Serialize;
 
-use super::{Spread, seconds};
+use super::{GroupPlacement, seconds};
 use crate::cluster::Cluster;
 
 /// Something that a rank takes part in, several times in a step.
@@ -55,7 +55,7 @@ impl<'a> Flows<'a> {
     /// Seconds of one of them; a group of one exchanges nothing.
     pub fn add(
         &mut self,
-        (kind, spread): (GroupKind, Spread),
+        (kind, spread): (GroupKind, GroupPlacement),
         collective: Collective,
         phase: Phase,
         bytes: f64,
