@@ -12,7 +12,7 @@ pub enum Place {
     /// On the command line, with `--layouts`.
     Layouts,
     /// Nowhere: a default, or something that is missing.
-    Untyped,
+    Default,
 }
 
 /// Something in a run file that cannot be, and what to do about it.
@@ -22,21 +22,21 @@ pub struct ConfigError {
     pub key: String,
     pub place: Place,
     /// With the numbers: `heads=6 does not divide dim=128`.
-    pub what: String,
+    pub message: String,
     /// `try 4 or 8`.
-    pub way_out: String,
+    pub suggestion: String,
 }
 
 /// `model.heads (line 4): heads=6 does not divide dim=128; try 4 or 8`
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.key.as_str(), self.place) {
-            ("", Place::Untyped) => {}
+            ("", Place::Default) => {}
             ("", place) => write!(f, "{place}: ")?,
-            (key, Place::Untyped) => write!(f, "{key}: ")?,
+            (key, Place::Default) => write!(f, "{key}: ")?,
             (key, place) => write!(f, "{key} ({place}): ")?,
         }
-        write!(f, "{}; {}", self.what, self.way_out)
+        write!(f, "{}; {}", self.message, self.suggestion)
     }
 }
 
@@ -46,7 +46,7 @@ impl fmt::Display for Place {
             Place::Line(line) => write!(f, "line {line}"),
             Place::Set => f.write_str("--set"),
             Place::Layouts => f.write_str("--layouts"),
-            Place::Untyped => f.write_str("not typed"),
+            Place::Default => f.write_str("not typed"),
         }
     }
 }

@@ -47,8 +47,8 @@ pub fn layouts(config: &Config, vocab: usize, ranks: usize, count: usize) -> Vec
 fn allowed(config: &Config, vocab: usize, ranks: usize) -> Vec<String> {
     let fits = |words: &str| {
         let config = config.with_layout(words);
-        let around = Environment::one_host(config.ranks(), 1).with_vocab(vocab);
-        Plan::resolve(&config, &around).is_ok()
+        let env = Environment::one_host(config.ranks(), 1).with_vocab(vocab);
+        Plan::resolve(&config, &env).is_ok()
     };
     let mut all: Vec<(usize, String)> = Vec::new();
     for degrees in degrees(ranks) {

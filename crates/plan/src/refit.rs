@@ -21,15 +21,15 @@ use crate::resolve::Environment;
 /// // Three replicas would not divide the batch of 32: two of them, and three ranks without work.
 /// assert_eq!((fewer.layout.data, fewer.layout.tensor, fewer.ranks()), (Some(2), Some(2), 4));
 /// ```
-pub fn refit(config: &Config, around: &Environment) -> Option<Config> {
+pub fn refit(config: &Config, env: &Environment) -> Option<Config> {
     let Layout { tensor, context, pipe, .. } = config.layout;
     let typed = [tensor, context, pipe].map(|degree| degree.unwrap_or(1).max(1));
-    if let Some(kept) = with_axes(config, around, typed) {
+    if let Some(kept) = with_axes(config, env, typed) {
         return Some(kept);
     }
     let mut best: Option<(usize, f64, Config)> = None;
     for axes in smaller(typed) {
-        let Some(found) = with_axes(config, around, axes) else { continue };
+        let Some(found) = with_axes(config, env, axes) else { continue };
         let (ranks, far) = (found.ranks(), distance(typed, axes));
         let better = best
             .as_ref()
@@ -42,12 +42,12 @@ pub fn refit(config: &Config, around: &Environment) -> Option<Config> {
 }
 
 /// As many replicas as can be with these degrees of tensor, context and pipe.
-fn with_axes(config: &Config, around: &Environment, axes: [usize; 3]) -> Option<Config> {
+fn with_axes(config: &Config, env: &Environment, axes: [usize; 3]) -> Option<Config> {
     let per_replica: usize = axes.iter().product();
-    (1..=around.ranks / per_replica).rev().find_map(|data| {
+    (1..=env.ranks / per_replica).rev().find_map(|data| {
         let changed = [changed(config, axes, data, false), changed(config, axes, data, true)];
-        let around = |config: &Config| Environment { ranks: config.ranks(), ..around.clone() };
-        changed.into_iter().find(|config| Plan::resolve(config, &around(config)).is_ok())
+        let env = |config: &Config| Environment { ranks: config.ranks(), ..env.clone() };
+        changed.into_iter().find(|config| Plan::resolve(config, &env(config)).is_ok())
     })
 }
 

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use lockstep_plan::{Config, Environment, Plan, Recompute, schedule::ScheduleKind};
-use lockstep_sim::{Cluster, Estimate, Memory, Options, estimate, memories};
+use lockstep_sim::{Cluster, Estimate, MemoryEstimate, Options, estimate, memories};
 
 fn main() {
     let gpt3 = "[model]\nfamily = \"gpt2\"\ndim = 12288\nheads = 96\nlayers = 96\nseq = 2048\nvocab = 51200\n\

@@ -183,8 +183,8 @@ fn ask(args: &Args) -> anyhow::Result<Asked> {
 fn priced(asked: &Asked) -> anyhow::Result<Proposal> {
     let local_ranks = asked.cluster.per_host.min(asked.ranks);
     let cores = asked.cluster.cores.unwrap_or(1);
-    let around = Environment { ranks: asked.ranks, local_ranks, cores, data_vocab: asked.vocab };
-    let plan = Plan::resolve(&asked.config, &around).map_err(told)?;
+    let env = Environment { ranks: asked.ranks, local_ranks, cores, data_vocab: asked.vocab };
+    let plan = Plan::resolve(&asked.config, &env).map_err(told)?;
     let estimate = estimate(&plan, &asked.cluster, &asked.options);
     Ok(Proposal { plan, estimate })
 }

@@ -46,9 +46,9 @@ pub enum Compression {
 
 /// What was typed instead of a compression, and the way out.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct NoCompression {
-    pub what: String,
-    pub way_out: String,
+pub struct ParseCompressionError {
+    pub message: String,
+    pub suggestion: String,
 }
 
 const WORDS: [(&str, Compression); 4] = [
@@ -66,7 +66,7 @@ impl Comm {
             timeout_s: reader.number("comm.timeout_s"),
             bucket_mb: reader.number("comm.bucket_mb"),
             compression: reader.parsed("comm.compression", &format!("one of {KNOWN}"), |typed| {
-                typed.parse().map_err(|no: NoCompression| (no.what, no.way_out))
+                typed.parse().map_err(|no: ParseCompressionError| (no.message, no.suggestion))
             }),
             compression_warmup: reader.count("comm.compression_warmup"),
             overlap: reader.flag("comm.overlap"),
@@ -98,10 +98,10 @@ impl fmt::Display for Compression {
 }
 
 impl FromStr for Compression {
-    type Err = NoCompression;
+    type Err = ParseCompressionError;
 
     /// Only of what can be read; whether a fraction makes sense is `Plan::resolve`'s to judge.
-    fn from_str(typed: &str) -> Result<Compression, NoCompression> {
+    fn from_str(typed: &str) -> Result<Compression, ParseCompressionError> {
         if let Some((_, how)) = WORDS.iter().find(|(word, _)| *word == typed) {
             return Ok(*how);
         }
@@ -111,41 +111,41 @@ impl FromStr for Compression {
         };
         match (word, fraction.map(str::parse)) {
             ("topk", Some(Ok(fraction))) => Ok(Compression::TopK(fraction)),
-            ("topk", Some(Err(_))) => Err(NoCompression {
-                what: format!("\"{}\" is no fraction", fraction.unwrap_or_default()),
-                way_out: "write it as in topk:0.01".into(),
+            ("topk", Some(Err(_))) => Err(ParseCompressionError {
+                message: format!("\"{}\" is no fraction", fraction.unwrap_or_default()),
+                suggestion: "write it as in topk:0.01".into(),
             }),
-            ("topk", None) => Err(NoCompression {
-                what: "topk does not say which fraction to send".into(),
-                way_out: "write it as in topk:0.01".into(),
+            ("topk", None) => Err(ParseCompressionError {
+                message: "topk does not say which fraction to send".into(),
+                suggestion: "write it as in topk:0.01".into(),
             }),
             _ => Err(stranger(typed, word)),
         }
     }
 }
 
-fn stranger(typed: &str, word: &str) -> NoCompression {
+fn stranger(typed: &str, word: &str) -> ParseCompressionError {
     let words = WORDS.iter().map(|(word, _)| *word).chain(["topk"]);
-    let way_out = match nearest(word, words) {
+    let suggestion = match nearest(word, words) {
         Some("topk") => "did you mean \"topk:0.01\"?".into(),
         Some(meant) => format!("did you mean \"{meant}\"?"),
         None => format!("write one of {KNOWN}"),
     };
-    NoCompression { what: format!("\"{typed}\" is none of {KNOWN}"), way_out }
+    ParseCompressionError { message: format!("\"{typed}\" is none of {KNOWN}"), suggestion }
 }
 
-impl fmt::Display for NoCompression {
+impl fmt::Display for ParseCompressionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}; {}", self.what, self.way_out)
+        write!(f, "{}; {}", self.message, self.suggestion)
     }
 }
 
-impl std::error::Error for NoCompression {}
+impl std::error::Error for ParseCompressionError {}
 
 impl TryFrom<String> for Compression {
-    type Error = NoCompression;
+    type Error = ParseCompressionError;
 
-    fn try_from(typed: String) -> Result<Compression, NoCompression> {
+    fn try_from(typed: String) -> Result<Compression, ParseCompressionError> {
         typed.parse()
     }
 }

@@ -32,22 +32,22 @@ pub(super) type Entries = BTreeMap<String, Entry>;
 /// All values of the file, with those of `--set` laid over them.
 pub(super) fn read(text: &str, sets: &[String]) -> Result<Entries, Vec<ConfigError>> {
     let (table, errors) = DeTable::parse_recoverable(text);
-    let mut mistakes: Vec<ConfigError> = errors.iter().map(|error| not_toml(text, error)).collect();
+    let mut errors: Vec<ConfigError> = errors.iter().map(|error| not_toml(text, error)).collect();
     let mut entries = Entries::new();
     let file = |at| Place::Line(line(text, at));
     flatten(table.get_ref(), text, "", &file, &mut entries);
     for set in sets {
         match set.split_once('=') {
             Some((key, value)) => lay_over(&mut entries, key.trim(), value.trim()),
-            None => mistakes.push(ConfigError {
+            None => errors.push(ConfigError {
                 key: String::new(),
                 place: Place::Set,
-                what: format!("`{set}` has no `=`"),
-                way_out: "write it as --set train.lr=3e-4".into(),
+                message: format!("`{set}` has no `=`"),
+                suggestion: "write it as --set train.lr=3e-4".into(),
             }),
         }
     }
-    if mistakes.is_empty() { Ok(entries) } else { Err(mistakes) }
+    if errors.is_empty() { Ok(entries) } else { Err(errors) }
 }
 
 fn not_toml(text: &str, error: &toml::de::Error) -> ConfigError {
@@ -55,8 +55,8 @@ fn not_toml(text: &str, error: &toml::de::Error) -> ConfigError {
     ConfigError {
         key: String::new(),
         place: Place::Line(line(text, start)),
-        what: format!("this is not TOML: {}", error.message().replace('\n', ", ")),
-        way_out: "values are written as 8, 3e-4, true, \"text\" or [0.9, 0.95]".into(),
+        message: format!("this is not TOML: {}", error.message().replace('\n', ", ")),
+        suggestion: "values are written as 8, 3e-4, true, \"text\" or [0.9, 0.95]".into(),
     }
 }
 

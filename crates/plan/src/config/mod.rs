@@ -13,7 +13,7 @@ mod reader;
 mod train;
 
 pub use checkpoint::Checkpoint;
-pub use comm::{Comm, Compression, NoCompression};
+pub use comm::{Comm, Compression, ParseCompressionError};
 pub use data::Data;
 pub use layout::{Layout, Recompute};
 pub use model::{Model, RopeScaling};
@@ -32,7 +32,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// let config = Config::parse("[model]\ndim = 64", &["train.lr=1e-3".into()]);
 /// assert_eq!(config.model.dim, Some(64));
 /// assert_eq!(config.train.lr, Some(1e-3));
-/// assert!(config.mistakes.is_empty());
+/// assert!(config.errors.is_empty());
 /// ```
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Config {
@@ -48,9 +48,9 @@ pub struct Config {
     pub places: BTreeMap<String, Place>,
     /// What could not be read. `Plan::resolve` returns these together with the mistakes of meaning, so that
     /// all of them are seen at once.
-    pub mistakes: Vec<ConfigError>,
+    pub errors: Vec<ConfigError>,
     /// Keys that were meant to be typed and could not be read: nothing is said about their defaults.
-    pub(crate) doubtful: BTreeSet<String>,
+    pub(crate) unreadable: BTreeSet<String>,
 }
 
 impl Config {
@@ -58,7 +58,7 @@ impl Config {
     pub fn parse(text: &str, sets: &[String]) -> Config {
         let mut reader = match Reader::new(text, sets) {
             Ok(reader) => reader,
-            Err(mistakes) => return Config { mistakes, ..Config::default() },
+            Err(errors) => return Config { errors, ..Config::default() },
         };
         let mut config = Config {
             name: reader.text("name"),
@@ -73,8 +73,8 @@ impl Config {
         };
         let finished = reader.finish();
         config.places = finished.places;
-        config.mistakes = finished.mistakes;
-        config.doubtful = finished.doubtful;
+        config.errors = finished.errors;
+        config.unreadable = finished.unreadable;
         config
     }
 
@@ -90,23 +90,23 @@ impl Config {
         let own = |key: &str| key.starts_with("layout.");
         let mut config = self.clone();
         config.places.retain(|key, _| !own(key));
-        config.doubtful.retain(|key| !own(key));
+        config.unreadable.retain(|key| !own(key));
         let words = words.split(|c: char| c == ',' || c.is_whitespace());
         let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
-        config.mistakes.extend(words.iter().filter(|word| !word.contains('=')).map(|word| {
+        config.errors.extend(words.iter().filter(|word| !word.contains('=')).map(|word| {
             ConfigError {
                 key: "layout".into(),
                 place: Place::Layouts,
-                what: format!("`{word}` has no `=`"),
-                way_out: "write it as tensor=2".into(),
+                message: format!("`{word}` has no `=`"),
+                suggestion: "write it as tensor=2".into(),
             }
         }));
         let sets = words.into_iter().filter(|word| word.contains('='));
         let typed = Config::parse("", &sets.map(|set| format!("layout.{set}")).collect::<Vec<_>>());
-        let here = |mistake| ConfigError { place: Place::Layouts, ..mistake };
-        config.mistakes.extend(typed.mistakes.into_iter().map(here));
+        let here = |error| ConfigError { place: Place::Layouts, ..error };
+        config.errors.extend(typed.errors.into_iter().map(here));
         config.places.extend(typed.places.into_keys().map(|key| (key, Place::Layouts)));
-        config.doubtful.extend(typed.doubtful);
+        config.unreadable.extend(typed.unreadable);
         config.layout = typed.layout;
         config
     }

@@ -9,16 +9,16 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(crate) struct Reader {
     entries: Entries,
     asked: BTreeSet<String>,
-    mistakes: Vec<ConfigError>,
+    errors: Vec<ConfigError>,
     /// Keys that somebody tried to type.
-    doubtful: BTreeSet<String>,
+    unreadable: BTreeSet<String>,
 }
 
 /// What is left when all keys have been asked for.
 pub(crate) struct Finished {
     pub places: BTreeMap<String, Place>,
-    pub mistakes: Vec<ConfigError>,
-    pub doubtful: BTreeSet<String>,
+    pub errors: Vec<ConfigError>,
+    pub unreadable: BTreeSet<String>,
 }
 
 impl Reader {
@@ -27,8 +27,8 @@ impl Reader {
         Ok(Reader {
             entries,
             asked: BTreeSet::new(),
-            mistakes: Vec::new(),
-            doubtful: BTreeSet::new(),
+            errors: Vec::new(),
+            unreadable: BTreeSet::new(),
         })
     }
 
@@ -85,11 +85,11 @@ impl Reader {
         self.asked.insert(key.to_string());
         let found = words.iter().find(|(word, _)| *word == text).map(|(_, value)| *value);
         if found.is_none() {
-            let way_out = match nearest(&text, words.iter().map(|(word, _)| *word)) {
+            let suggestion = match nearest(&text, words.iter().map(|(word, _)| *word)) {
                 Some(meant) => format!("did you mean \"{meant}\"?"),
                 None => format!("write one of {known}"),
             };
-            self.mistake(key, format!("\"{text}\" is none of {known}"), way_out);
+            self.error(key, format!("\"{text}\" is none of {known}"), suggestion);
         }
         found
     }
@@ -105,7 +105,7 @@ impl Reader {
             Value::Text(text) => Some(text.clone()),
             _ => None,
         })?;
-        parse(&text).map_err(|(what, way_out)| self.mistake(key, what, way_out)).ok()
+        parse(&text).map_err(|(message, suggestion)| self.error(key, message, suggestion)).ok()
     }
 
     pub fn finish(mut self) -> Finished {
@@ -119,7 +119,7 @@ impl Reader {
             self.stranger(&key, place);
         }
         let places = self.entries.into_iter().map(|(key, entry)| (key, entry.place)).collect();
-        Finished { places, mistakes: self.mistakes, doubtful: self.doubtful }
+        Finished { places, errors: self.errors, unreadable: self.unreadable }
     }
 
     fn take<T>(
@@ -132,16 +132,16 @@ impl Reader {
         let entry = self.entries.get(key)?;
         let value = read(entry);
         if value.is_none() {
-            let what = format!("{} is {}", entry.typed, kind(&entry.value));
-            self.mistake(key, what, format!("write {expected}"));
+            let message = format!("{} is {}", entry.typed, kind(&entry.value));
+            self.error(key, message, format!("write {expected}"));
         }
         value
     }
 
-    fn mistake(&mut self, key: &str, what: String, way_out: String) {
-        let place = self.entries.get(key).map_or(Place::Untyped, |entry| entry.place);
-        self.doubtful.insert(key.to_string());
-        self.mistakes.push(ConfigError { key: key.into(), place, what, way_out });
+    fn error(&mut self, key: &str, message: String, suggestion: String) {
+        let place = self.entries.get(key).map_or(Place::Default, |entry| entry.place);
+        self.unreadable.insert(key.to_string());
+        self.errors.push(ConfigError { key: key.into(), place, message, suggestion });
     }
 
     /// Says what is wrong with a key that nobody asked for.
@@ -150,8 +150,8 @@ impl Reader {
         if self.asked.iter().any(|known| known.starts_with(&inside)) {
             // A section may stand empty.
             if self.entries[key].value != Value::Section {
-                let what = format!("{key} is a section, not a value");
-                self.mistake(key, what, format!("write [{key}] and its keys below"));
+                let message = format!("{key} is a section, not a value");
+                self.error(key, message, format!("write [{key}] and its keys below"));
             }
             return;
         }
@@ -168,15 +168,15 @@ impl Reader {
     fn no_section(&mut self, typed: &str, place: Place) {
         let sections: BTreeSet<&str> = self.asked.iter().map(|known| section(known)).collect();
         let known: Vec<&str> = sections.into_iter().filter(|section| !section.is_empty()).collect();
-        let way_out = match nearest(typed, known.iter().copied()) {
+        let suggestion = match nearest(typed, known.iter().copied()) {
             Some(meant) => format!("did you mean [{meant}]?"),
             None => format!("there are {}", known.join(", ")),
         };
-        match self.mistakes.iter_mut().find(|mistake| mistake.key == typed) {
-            Some(mistake) => mistake.place = mistake.place.min(place),
+        match self.errors.iter_mut().find(|error| error.key == typed) {
+            Some(error) => error.place = error.place.min(place),
             None => {
-                let what = "no such section".into();
-                self.mistakes.push(ConfigError { key: typed.into(), place, what, way_out });
+                let message = "no such section".into();
+                self.errors.push(ConfigError { key: typed.into(), place, message, suggestion });
             }
         }
     }
@@ -189,17 +189,17 @@ impl Reader {
             .filter(|known| section(known) == home)
             .map(|known| last(known))
             .collect();
-        let way_out = match self.meant(key) {
+        let suggestion = match self.meant(key) {
             _ if last(key) == "accumulation" => {
                 "it follows from global_batch = micro_batch × accumulation × data".into()
             }
             Some(meant) => {
-                self.doubtful.insert(meant.clone());
+                self.unreadable.insert(meant.clone());
                 format!("did you mean {meant}?")
             }
             None => format!("there are {}", siblings.join(", ")),
         };
-        self.mistake(key, "no such key".into(), way_out);
+        self.error(key, "no such key".into(), suggestion);
     }
 
     /// The key that was likely typed: one of the same section first, then one of any.

@@ -1,6 +1,6 @@
 //! What is learned from.
 
-use super::findings::Findings;
+use super::checker::Checker;
 use crate::config::nearest;
 use crate::model::Shape;
 use crate::plan::{Data, Source};
@@ -8,24 +8,24 @@ use crate::plan::{Data, Source};
 /// The sources that need no file.
 const BUILTINS: [&str; 1] = ["grammar"];
 
-pub(super) fn data(findings: &mut Findings, model: Option<&Shape>) -> Data {
-    let typed = &findings.config.data;
-    let source = Source::from(findings.config.source().to_string());
+pub(super) fn data(checker: &mut Checker, model: Option<&Shape>) -> Data {
+    let typed = &checker.config.data;
+    let source = Source::from(checker.config.source().to_string());
     let longest = model.map(|shape| shape.seq);
     let data = Data {
         seq: typed.seq.or(longest).unwrap_or(1),
-        held_out: findings.config.held_out(),
+        held_out: checker.config.held_out(),
         max_corrupt: typed.max_corrupt.unwrap_or(Data::MAX_CORRUPT),
         source,
     };
-    source_exists(findings, &data.source);
-    findings.at_least_one("data.seq", data.seq);
+    source_exists(checker, &data.source);
+    checker.at_least_one("data.seq", data.seq);
     if let Some(longest) = longest.filter(|longest| data.seq > *longest) {
-        let what = format!("seq={} is longer than model.seq={longest}", data.seq);
-        findings.add(&["data.seq", "model.seq"], what, format!("say at most {longest}"));
+        let message = format!("seq={} is longer than model.seq={longest}", data.seq);
+        checker.add(&["data.seq", "model.seq"], message, format!("say at most {longest}"));
     }
     let held = data.held_out;
-    findings.require(
+    checker.require(
         (0.0..1.0).contains(&held),
         "data.held_out",
         held,
@@ -34,8 +34,8 @@ pub(super) fn data(findings: &mut Findings, model: Option<&Shape>) -> Data {
     data
 }
 
-fn source_exists(findings: &mut Findings, source: &Source) {
-    let (what, way_out) = match source {
+fn source_exists(checker: &mut Checker, source: &Source) {
+    let (message, suggestion) = match source {
         Source::Builtin(name) if BUILTINS.contains(&name.as_str()) => return,
         Source::Builtin(name) => {
             let meant = nearest(name, BUILTINS.into_iter()).unwrap_or(BUILTINS[0]);
@@ -50,5 +50,5 @@ fn source_exists(findings: &mut Findings, source: &Source) {
         ),
         Source::File(_) => return,
     };
-    findings.add(&["data.source"], what, way_out);
+    checker.add(&["data.source"], message, suggestion);
 }

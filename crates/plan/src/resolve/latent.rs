@@ -1,11 +1,11 @@
 //! DeepSeek's attention and its first layers, from the typed keys: what they leave out, and what cannot be.
 
-use super::findings::Findings;
+use super::checker::Checker;
 use crate::config::Model;
 use crate::model::{Family, Latent, Lead};
 
 /// There is one where `kv_lora_rank` is given. What is left out is as in DeepSeek-V2 and V3.
-pub(super) fn latent(findings: &mut Findings, model: &Model) -> Option<Latent> {
+pub(super) fn latent(checker: &mut Checker, model: &Model) -> Option<Latent> {
     let kv_rank = model.kv_lora_rank.filter(|rank| *rank > 0);
     let Some(kv_rank) = kv_rank else {
         let rest = [
@@ -15,9 +15,9 @@ pub(super) fn latent(findings: &mut Findings, model: &Model) -> Option<Latent> {
             ("v_head_dim", model.v_head_dim),
         ];
         for (name, _) in rest.into_iter().filter(|(_, value)| value.is_some_and(|size| size > 0)) {
-            let what = format!("{name} is for latent attention, which has a kv_lora_rank");
+            let message = format!("{name} is for latent attention, which has a kv_lora_rank");
             let key = format!("model.{name}");
-            findings.add(&[&key, "model.kv_lora_rank"], what, "give model.kv_lora_rank");
+            checker.add(&[&key, "model.kv_lora_rank"], message, "give model.kv_lora_rank");
         }
         return None;
     };
@@ -28,60 +28,60 @@ pub(super) fn latent(findings: &mut Findings, model: &Model) -> Option<Latent> {
         rope: model.rope_head_dim.unwrap_or(64),
         value: model.v_head_dim.unwrap_or(128),
     };
-    findings.at_least_one("model.kv_lora_rank", latent.kv_rank);
-    findings.at_least_one("model.q_lora_rank", latent.q_rank.unwrap_or(1));
-    findings.at_least_one("model.nope_head_dim", latent.nope);
-    findings.at_least_one("model.rope_head_dim", latent.rope);
-    findings.at_least_one("model.v_head_dim", latent.value);
+    checker.at_least_one("model.kv_lora_rank", latent.kv_rank);
+    checker.at_least_one("model.q_lora_rank", latent.q_rank.unwrap_or(1));
+    checker.at_least_one("model.nope_head_dim", latent.nope);
+    checker.at_least_one("model.rope_head_dim", latent.rope);
+    checker.at_least_one("model.v_head_dim", latent.value);
     if let (Some(keys), Some(heads)) = (model.kv_heads, model.heads)
         && keys != heads
     {
-        let what = format!(
+        let message = format!(
             "kv_heads={keys} and heads={heads}: latent attention makes keys for every head"
         );
-        findings.add(&["model.kv_heads", "model.kv_lora_rank"], what, "leave kv_heads out");
+        checker.add(&["model.kv_heads", "model.kv_lora_rank"], message, "leave kv_heads out");
     }
     let width = latent.nope.saturating_add(latent.rope);
     if let Some(typed) = model.head_dim.filter(|typed| *typed != width) {
-        let what = format!("head_dim={typed}, but nope_head_dim + rope_head_dim = {width}");
-        findings.add(&["model.head_dim", "model.nope_head_dim"], what, "leave head_dim out");
+        let message = format!("head_dim={typed}, but nope_head_dim + rope_head_dim = {width}");
+        checker.add(&["model.head_dim", "model.nope_head_dim"], message, "leave head_dim out");
     }
     Some(latent)
 }
 
 /// The first `dense_layers` layers of a mixture.
-pub(super) fn lead(findings: &mut Findings, model: &Model, layers: usize) -> Option<Lead> {
+pub(super) fn lead(checker: &mut Checker, model: &Model, layers: usize) -> Option<Lead> {
     let lead = Lead {
         layers: model.dense_layers.filter(|layers| *layers > 0)?,
         ffn: model.dense_ffn.unwrap_or(0),
     };
     if lead.layers > layers {
-        let what = format!("dense_layers={} is more than layers={layers}", lead.layers);
-        let way_out = format!("say at most {layers}");
-        findings.add(&["model.dense_layers", "model.layers"], what, way_out);
+        let message = format!("dense_layers={} is more than layers={layers}", lead.layers);
+        let suggestion = format!("say at most {layers}");
+        checker.add(&["model.dense_layers", "model.layers"], message, suggestion);
         return None;
     }
-    findings.at_least_one("model.dense_ffn", lead.ffn);
+    checker.at_least_one("model.dense_ffn", lead.ffn);
     Some(lead)
 }
 
 /// Families that can have a latent.
-pub(super) fn of_family(findings: &mut Findings, typed: &Model, family: Family) {
+pub(super) fn of_family(checker: &mut Checker, typed: &Model, family: Family) {
     let experts = [("dense_layers", typed.dense_layers), ("dense_ffn", typed.dense_ffn)];
     let rotary = [("kv_lora_rank", typed.kv_lora_rank), ("q_lora_rank", typed.q_lora_rank)];
     let typed = |(_, value): &(&str, Option<usize>)| value.is_some();
     if family != Family::Moe {
         for (name, _) in experts.into_iter().filter(typed) {
-            let what = format!("{name} is for a mixture's first layers");
+            let message = format!("{name} is for a mixture's first layers");
             let key = format!("model.{name}");
-            findings.add(&[&key, "model.family"], what, "say family = \"moe\", or leave it out");
+            checker.add(&[&key, "model.family"], message, "say family = \"moe\", or leave it out");
         }
     }
     if family == Family::Gpt2 {
         for (name, _) in rotary.into_iter().filter(typed) {
-            let what = format!("{name} is for rotary positions, and gpt2 learns its positions");
+            let message = format!("{name} is for rotary positions, and gpt2 learns its positions");
             let key = format!("model.{name}");
-            findings.add(&[&key, "model.family"], what, "say family = \"moe\" or \"llama\"");
+            checker.add(&[&key, "model.family"], message, "say family = \"moe\" or \"llama\"");
         }
     }
 }

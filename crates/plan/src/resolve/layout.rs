@@ -1,7 +1,7 @@
 //! How the ranks share the work: degrees that multiply to the ranks and divide what they cut.
 
 use super::Environment;
-use super::findings::{Findings, sized};
+use super::checker::{Checker, sized};
 use super::near;
 use crate::config::Recompute;
 use crate::context::{self, ContextKind};
@@ -11,18 +11,18 @@ use crate::plan::{Data, Layout, Train};
 use crate::schedule::{self, ScheduleKind};
 
 /// The degrees alone: what they cut is looked at when it is known.
-pub(super) fn layout(findings: &mut Findings, around: &Environment) -> Layout {
-    let typed = &findings.config.layout;
+pub(super) fn layout(checker: &mut Checker, env: &Environment) -> Layout {
+    let typed = &checker.config.layout;
     let (tensor, context, pipe) =
         (typed.tensor.unwrap_or(1), typed.context.unwrap_or(1), typed.pipe.unwrap_or(1));
     let degrees = [("tensor", tensor), ("context", context), ("pipe", pipe)];
     for (name, degree) in degrees {
-        findings.at_least_one(&format!("layout.{name}"), degree);
+        checker.at_least_one(&format!("layout.{name}"), degree);
     }
-    let data = typed.data.unwrap_or((around.ranks / product_of(&degrees)).max(1));
-    findings.at_least_one("layout.data", data);
+    let data = typed.data.unwrap_or((env.ranks / product_of(&degrees)).max(1));
+    checker.at_least_one("layout.data", data);
     if sized(&[tensor, context, pipe, data]) {
-        product(findings, around.ranks, data, &degrees);
+        product(checker, env.ranks, data, &degrees);
     }
     let schedule = typed.schedule.unwrap_or(match typed.chunks {
         Some(chunks) if chunks > 1 => ScheduleKind::Interleaved,
@@ -30,13 +30,13 @@ pub(super) fn layout(findings: &mut Findings, around: &Environment) -> Layout {
     });
     let usual_chunks = if schedule == ScheduleKind::Interleaved { 2 } else { 1 };
     let (chunks, expert) = (typed.chunks.unwrap_or(usual_chunks), typed.expert.unwrap_or(1));
-    findings.at_least_one("layout.chunks", chunks);
-    findings.at_least_one("layout.expert", expert);
+    checker.at_least_one("layout.chunks", chunks);
+    checker.at_least_one("layout.expert", expert);
     let zero = typed.zero.unwrap_or(0);
-    findings.require(zero <= 3, "layout.zero", zero, "ZeRO has the stages 0, 1, 2 and 3");
+    checker.require(zero <= 3, "layout.zero", zero, "ZeRO has the stages 0, 1, 2 and 3");
     let replicas = data.saturating_mul(context);
     let shard = if zero == 0 { 1 } else { typed.shard.unwrap_or(replicas) };
-    sharding(findings, zero, replicas);
+    sharding(checker, zero, replicas);
     Layout {
         data,
         zero: zero.min(3) as u8,
@@ -51,24 +51,24 @@ pub(super) fn layout(findings: &mut Findings, around: &Environment) -> Layout {
         chunks: if pipe == 1 { 1 } else { chunks },
         expert,
         recompute: typed.recompute.unwrap_or(Recompute::None),
-        order: order(findings),
+        order: order(checker),
     }
 }
 
 /// The typed order of the axes; the usual one until something better is found.
-fn order(findings: &mut Findings) -> [Axis; 4] {
+fn order(checker: &mut Checker) -> [Axis; 4] {
     let usual = Mesh::ONE.order;
-    let Some(typed) = &findings.config.layout.placement else { return usual };
+    let Some(typed) = &checker.config.layout.placement else { return usual };
     let axis = |word: &str| usual.into_iter().find(|axis| axis.name() == word.trim());
     let axes: Vec<Axis> = typed.split(',').filter_map(axis).collect();
     let all = usual.iter().all(|axis| axes.contains(axis));
     match <[Axis; 4]>::try_from(axes) {
         Ok(axes) if all && typed.split(',').count() == 4 => axes,
         _ => {
-            let what = format!("\"{typed}\" is no order of the four axes");
-            findings.add(
+            let message = format!("\"{typed}\" is no order of the four axes");
+            checker.add(
                 &["layout.placement"],
-                what,
+                message,
                 "write \"pipe, data, context, tensor\", the innermost last",
             );
             usual
@@ -77,7 +77,7 @@ fn order(findings: &mut Findings) -> [Axis; 4] {
 }
 
 /// Every rank has a place, and every place a rank.
-fn product(findings: &mut Findings, ranks: usize, data: usize, others: &[(&str, usize)]) {
+fn product(checker: &mut Checker, ranks: usize, data: usize, others: &[(&str, usize)]) {
     let of_others = product_of(others);
     let product = data.saturating_mul(of_others);
     if product == ranks {
@@ -90,8 +90,8 @@ fn product(findings: &mut Findings, ranks: usize, data: usize, others: &[(&str, 
         .collect();
     let takes = if product == 1 { "1 rank".to_string() } else { format!("{product} ranks") };
     let started = if ranks == 1 { "1 rank is".to_string() } else { format!("{ranks} ranks are") };
-    let what = format!("{} takes {takes}, but {started} started", factors.join(" × "));
-    let way_out = match findings.config.layout.data {
+    let message = format!("{} takes {takes}, but {started} started", factors.join(" × "));
+    let suggestion = match checker.config.layout.data {
         Some(_) if ranks.is_multiple_of(of_others) => {
             format!("start with --ranks {product}, or leave data out")
         }
@@ -100,34 +100,34 @@ fn product(findings: &mut Findings, ranks: usize, data: usize, others: &[(&str, 
         None => format!("start with --ranks {}", near::multiples(ranks, of_others)),
     };
     let keys = ["layout.data", "layout.tensor", "layout.context", "layout.pipe"];
-    findings.add(&keys, what, way_out);
+    checker.add(&keys, message, suggestion);
 }
 
 fn product_of(degrees: &[(&str, usize)]) -> usize {
     degrees.iter().fold(1, |product, (_, degree)| product.saturating_mul((*degree).max(1)))
 }
 
-fn sharding(findings: &mut Findings, zero: usize, replicas: usize) {
-    let typed = &findings.config.layout;
+fn sharding(checker: &mut Checker, zero: usize, replicas: usize) {
+    let typed = &checker.config.layout;
     let Some(shard) = typed.shard else { return };
-    findings.at_least_one("layout.shard", shard);
+    checker.at_least_one("layout.shard", shard);
     if zero == 0 && shard > 1 {
-        let what = format!("shard={shard}, but zero=0 cuts nothing");
-        findings.add(
+        let message = format!("shard={shard}, but zero=0 cuts nothing");
+        checker.add(
             &["layout.shard", "layout.zero"],
-            what,
+            message,
             "say zero = 1, 2 or 3, or leave it out",
         );
     } else if shard > 0 && !replicas.is_multiple_of(shard) {
-        let what = format!("shard={shard} does not divide data × context = {replicas}");
+        let message = format!("shard={shard} does not divide data × context = {replicas}");
         let near = near::divisors(shard, replicas);
-        findings.add(&["layout.shard", "layout.data"], what, format!("try {near}"));
+        checker.add(&["layout.shard", "layout.data"], message, format!("try {near}"));
     }
 }
 
 /// Whether the model, its sequences and its batches can be cut like this.
 pub(super) fn fits(
-    findings: &mut Findings,
+    checker: &mut Checker,
     layout: &Layout,
     shape: &Shape,
     data: &Data,
@@ -139,33 +139,35 @@ pub(super) fn fits(
     if !sized(&sizes) {
         return;
     }
-    matrices(findings, tensor, shape);
+    matrices(checker, tensor, shape);
     let cut = |heads: usize| (heads / tensor).max(1);
     if context > 1 && heads.is_multiple_of(tensor) {
         let (heads, keys) = (cut(heads), cut(kv_heads));
         if let Err(why) = context::check(layout.context_kind, context, data.seq, heads, keys) {
-            let (what, way_out) = why.rsplit_once("; ").unwrap_or((&why, "leave context out"));
+            let (message, suggestion) =
+                why.rsplit_once("; ").unwrap_or((&why, "leave context out"));
             // Heads are counted on a rank.
-            let what = match what.contains("heads=") && tensor > 1 {
-                true => format!("{what} (tensor={tensor} has cut them)"),
-                false => what.into(),
+            let message = match message.contains("heads=") && tensor > 1 {
+                true => format!("{message} (tensor={tensor} has cut them)"),
+                false => message.into(),
             };
-            findings.add(&["layout.context", "data.seq"], what, way_out);
+            checker.add(&["layout.context", "data.seq"], message, suggestion);
         }
     }
     let tokens = train.micro_batch * data.seq / context;
     if layout.sequence && !tokens.is_multiple_of(tensor) {
-        let what = format!(
+        let message = format!(
             "sequence=true, but tensor={tensor} does not divide the {tokens} tokens of a rank's micro-batch"
         );
-        let way_out = format!("try micro_batch={}, or sequence=false", train.micro_batch * tensor);
-        findings.add(&["layout.sequence", "train.micro_batch"], what, way_out);
+        let suggestion =
+            format!("try micro_batch={}, or sequence=false", train.micro_batch * tensor);
+        checker.add(&["layout.sequence", "train.micro_batch"], message, suggestion);
     }
-    stages(findings, layout, shape, train);
-    experts(findings, layout, shape);
+    stages(checker, layout, shape, train);
+    experts(checker, layout, shape);
 }
 
-fn matrices(findings: &mut Findings, tensor: usize, shape: &Shape) {
+fn matrices(checker: &mut Checker, tensor: usize, shape: &Shape) {
     let Shape { heads, kv_heads, ffn, vocab, .. } = *shape;
     // Ranks may share a head of keys.
     let keys_fit = |ranks| kv_heads.is_multiple_of(ranks) || ranks.is_multiple_of(kv_heads);
@@ -174,25 +176,25 @@ fn matrices(findings: &mut Findings, tensor: usize, shape: &Shape) {
     let fits = |ranks: &usize| {
         keys_fit(*ranks) && widths.clone().all(|(_, width)| width.is_multiple_of(*ranks))
     };
-    let way_out = format!("try {}", near::divisors_that(tensor, heads, fits));
+    let suggestion = format!("try {}", near::divisors_that(tensor, heads, fits));
     for (name, whole) in [("heads", heads)].into_iter().chain(widths.clone()) {
         if !whole.is_multiple_of(tensor) {
-            let what = format!("tensor={tensor} does not divide {name}={whole}");
-            findings.add(&["layout.tensor", &format!("model.{name}")], what, &*way_out);
+            let message = format!("tensor={tensor} does not divide {name}={whole}");
+            checker.add(&["layout.tensor", &format!("model.{name}")], message, &*suggestion);
         }
     }
     if heads.is_multiple_of(tensor) && !keys_fit(tensor) {
-        let what = format!("tensor={tensor} and kv_heads={kv_heads}: neither divides the other");
-        findings.add(&["layout.tensor", "model.kv_heads"], what, &*way_out);
+        let message = format!("tensor={tensor} and kv_heads={kv_heads}: neither divides the other");
+        checker.add(&["layout.tensor", "model.kv_heads"], message, &*suggestion);
     }
     // A vocabulary of one stands for data that could not be opened.
     if tensor > vocab && vocab > 1 {
-        let what = format!("tensor={tensor} is more than vocab={vocab}");
-        findings.add(&["layout.tensor", "model.vocab"], what, format!("say at most {vocab}"));
+        let message = format!("tensor={tensor} is more than vocab={vocab}");
+        checker.add(&["layout.tensor", "model.vocab"], message, format!("say at most {vocab}"));
     }
 }
 
-fn stages(findings: &mut Findings, layout: &Layout, shape: &Shape, train: &Train) {
+fn stages(checker: &mut Checker, layout: &Layout, shape: &Shape, train: &Train) {
     let Layout { pipe, chunks, schedule, .. } = *layout;
     if pipe == 1 {
         return;
@@ -203,15 +205,15 @@ fn stages(findings: &mut Findings, layout: &Layout, shape: &Shape, train: &Train
             1 => format!("pipe={pipe} stages"),
             _ => format!("pipe={pipe} × chunks={chunks} = {stages} stages"),
         };
-        let what = format!("{cut} are more than layers={layers}");
-        let way_out = format!("every stage has a layer at least: take at most {layers}");
-        findings.add(&["layout.pipe", "layout.chunks", "model.layers"], what, way_out);
+        let message = format!("{cut} are more than layers={layers}");
+        let suggestion = format!("every stage has a layer at least: take at most {layers}");
+        checker.add(&["layout.pipe", "layout.chunks", "model.layers"], message, suggestion);
     }
     // When a step has no micro-batch, that was said of its batches.
     if micros == 0 || schedule::possible(schedule, pipe, chunks, micros).is_ok() {
         return;
     }
-    let (what, way_out) = match schedule {
+    let (message, suggestion) = match schedule {
         ScheduleKind::Interleaved => {
             let round = train.micro_batch * layout.data * pipe;
             let near = near::multiples(train.global_batch, round);
@@ -224,31 +226,35 @@ fn stages(findings: &mut Findings, layout: &Layout, shape: &Shape, train: &Train
         ),
     };
     let keys = ["layout.schedule", "layout.chunks", "layout.pipe", "train.global_batch"];
-    findings.add(&keys, what, way_out);
+    checker.add(&keys, message, suggestion);
 }
 
-fn experts(findings: &mut Findings, layout: &Layout, shape: &Shape) {
+fn experts(checker: &mut Checker, layout: &Layout, shape: &Shape) {
     let Layout { expert, data, context, .. } = *layout;
     let Some(moe) = shape.moe else {
         if expert > 1 {
-            let what = format!("expert={expert}, but the model has no experts");
-            findings.add(&["layout.expert"], what, "leave it out, or say family = \"moe\"");
+            let message = format!("expert={expert}, but the model has no experts");
+            checker.add(&["layout.expert"], message, "leave it out, or say family = \"moe\"");
         }
         return;
     };
     let replicas = data * context;
     for (name, whole) in [("data × context = ", replicas), ("experts=", moe.experts)] {
         if !whole.is_multiple_of(expert) {
-            let what = format!("expert={expert} does not divide {name}{whole}");
+            let message = format!("expert={expert} does not divide {name}{whole}");
             let near = near::divisors_that(expert, moe.experts, |&n| replicas.is_multiple_of(n));
-            findings.add(&["layout.expert"], what, format!("try {near}"));
+            checker.add(&["layout.expert"], message, format!("try {near}"));
         }
     }
     if context > 1 && moe.capacity.is_some() {
-        let what = format!(
+        let message = format!(
             "context={context} cuts sequences, and with capacity which tokens are dropped would depend on it"
         );
-        findings.add(&["layout.context", "model.capacity"], what, "leave capacity out (dropless)");
+        checker.add(
+            &["layout.context", "model.capacity"],
+            message,
+            "leave capacity out (dropless)",
+        );
     }
 }
 

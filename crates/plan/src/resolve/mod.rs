@@ -1,8 +1,8 @@
 //! From what was typed to what it means. Every mistake of meaning is found here, all of them at once; what
 //! could not be read in the first place is returned with them.
 
+mod checker;
 mod data;
-mod findings;
 mod latent;
 mod layout;
 mod model;
@@ -15,7 +15,7 @@ use crate::error::ConfigError;
 use crate::model::Shape;
 use crate::placement;
 use crate::plan::Plan;
-use findings::Findings;
+use checker::Checker;
 
 /// What a plan depends on besides the run file.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -44,32 +44,32 @@ impl Environment {
 
 impl Plan {
     /// What `config` means here, or everything that is wrong with it, in the order of the file.
-    pub fn resolve(config: &Config, around: &Environment) -> Result<Plan, Vec<ConfigError>> {
-        let mut findings = Findings::new(config);
-        if !findings.readable() {
-            return Err(findings.all());
+    pub fn resolve(config: &Config, env: &Environment) -> Result<Plan, Vec<ConfigError>> {
+        let mut checker = Checker::new(config);
+        if !checker.readable() {
+            return Err(checker.all());
         }
-        let layout = layout::layout(&mut findings, around);
-        let before = findings.count();
-        let model = model::shape(&mut findings, around.data_vocab);
-        let sound = findings.count() == before;
-        let data = data::data(&mut findings, model.as_ref());
-        let train = train::train(&mut findings, &data, layout.data, around);
+        let layout = layout::layout(&mut checker, env);
+        let before = checker.count();
+        let model = model::shape(&mut checker, env.data_vocab);
+        let sound = checker.count() == before;
+        let data = data::data(&mut checker, model.as_ref());
+        let train = train::train(&mut checker, &data, layout.data, env);
         // What a wrong model would be cut into tells nothing.
         if let Some(shape) = model.as_ref().filter(|_| sound) {
-            layout::fits(&mut findings, &layout, shape, &data, &train);
+            layout::fits(&mut checker, &layout, shape, &data, &train);
         }
-        let name = rest::name(&mut findings);
-        let precision = rest::precision(&mut findings);
-        let comm = rest::comm(&mut findings, train.steps);
-        if let Some(shape) = model.as_ref().filter(|_| findings.is_empty()) {
-            rest::compressible(&mut findings, &comm, &layout, shape.vocab);
+        let name = rest::name(&mut checker);
+        let precision = rest::precision(&mut checker);
+        let comm = rest::comm(&mut checker, train.steps);
+        if let Some(shape) = model.as_ref().filter(|_| checker.is_empty()) {
+            rest::compressible(&mut checker, &comm, &layout, shape.vocab);
         }
-        let checkpoint = rest::checkpoint(&mut findings);
-        let (Some(model), true) = (model, findings.is_empty()) else { return Err(findings.all()) };
+        let checkpoint = rest::checkpoint(&mut checker);
+        let (Some(model), true) = (model, checker.is_empty()) else { return Err(checker.all()) };
         let mut plan = Plan {
             name,
-            ranks: around.ranks,
+            ranks: env.ranks,
             model,
             data,
             train,
@@ -80,7 +80,7 @@ impl Plan {
         };
         if config.layout.placement.is_none() {
             let said = placement::said(&plan);
-            plan.layout.order = placement::order(&plan.mesh(), around.local_ranks.max(1), &said);
+            plan.layout.order = placement::order(&plan.mesh(), env.local_ranks.max(1), &said);
         }
         Ok(plan)
     }
@@ -88,9 +88,9 @@ impl Plan {
 
 /// The model alone.
 pub(crate) fn shape(config: &Config, data_vocab: Option<usize>) -> Result<Shape, Vec<ConfigError>> {
-    let mut findings = Findings::new(config);
-    match model::shape(&mut findings, data_vocab) {
-        Some(shape) if findings.is_empty() => Ok(shape),
-        _ => Err(findings.all()),
+    let mut checker = Checker::new(config);
+    match model::shape(&mut checker, data_vocab) {
+        Some(shape) if checker.is_empty() => Ok(shape),
+        _ => Err(checker.all()),
     }
 }

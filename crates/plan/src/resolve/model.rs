@@ -1,6 +1,6 @@
 //! The model's shape: preset under typed keys, and what follows from both.
 
-use super::findings::{Findings, MOST, sized};
+use super::checker::{Checker, MOST, sized};
 use super::{latent, near};
 use crate::config::{Model, nearest};
 use crate::model::{Family, Moe, RopeScaling, Shape};
@@ -9,9 +9,9 @@ use crate::presets;
 const MOST_PARAMETERS: f64 = 1e15;
 
 /// None when it cannot be said, which is then a mistake.
-pub(super) fn shape(findings: &mut Findings, data_vocab: Option<usize>) -> Option<Shape> {
-    let typed = &findings.config.model;
-    let base = preset(findings, typed)?;
+pub(super) fn shape(checker: &mut Checker, data_vocab: Option<usize>) -> Option<Shape> {
+    let typed = &checker.config.model;
+    let base = preset(checker, typed)?;
     let model = typed.over(&base);
     let family = model.family.unwrap_or(Family::Gpt2);
     let dim = model.dim.unwrap_or(128);
@@ -19,12 +19,12 @@ pub(super) fn shape(findings: &mut Findings, data_vocab: Option<usize>) -> Optio
     let layers = model.layers.unwrap_or(4);
     let latent = match family {
         Family::Gpt2 => None,
-        _ => latent::latent(findings, &model),
+        _ => latent::latent(checker, &model),
     };
     let own_width = model.head_dim.or(latent.map(|latent| latent.nope.saturating_add(latent.rope)));
     let shape = Shape {
         family,
-        vocab: vocab(findings, model.vocab, data_vocab),
+        vocab: vocab(checker, model.vocab, data_vocab),
         dim,
         layers,
         heads,
@@ -36,33 +36,33 @@ pub(super) fn shape(findings: &mut Findings, data_vocab: Option<usize>) -> Optio
         norm_eps: model.norm_eps.unwrap_or(1e-5),
         dropout: model.dropout.unwrap_or(0.0),
         rope_theta: model.rope_theta.unwrap_or(10_000.0),
-        rope_scaling: rope_scaling(findings, &model, family),
+        rope_scaling: rope_scaling(checker, &model, family),
         moe: (family == Family::Moe).then(|| experts(&model)),
         latent,
         lead: match family {
-            Family::Moe => latent::lead(findings, &model, layers),
+            Family::Moe => latent::lead(checker, &model, layers),
             _ => None,
         },
     };
-    sizes(findings, &shape);
-    heads_fit(findings, &shape, own_width.is_some());
-    numbers(findings, &shape);
-    parameters_can_be_counted(findings, &shape);
-    of_other_families(findings, typed, family);
-    latent::of_family(findings, typed, family);
+    sizes(checker, &shape);
+    heads_fit(checker, &shape, own_width.is_some());
+    numbers(checker, &shape);
+    parameters_can_be_counted(checker, &shape);
+    of_other_families(checker, typed, family);
+    latent::of_family(checker, typed, family);
     Some(shape)
 }
 
 /// The preset's keys; none where there is no preset.
-fn preset(findings: &mut Findings, typed: &Model) -> Option<Model> {
+fn preset(checker: &mut Checker, typed: &Model) -> Option<Model> {
     let Some(name) = &typed.preset else { return Some(Model::default()) };
     let found = presets::find(name);
     if found.is_none() {
-        let way_out = match nearest(name, presets::NAMES.into_iter()) {
+        let suggestion = match nearest(name, presets::NAMES.into_iter()) {
             Some(meant) => format!("did you mean \"{meant}\"?"),
             None => format!("there are {}", presets::NAMES.join(", ")),
         };
-        findings.add(&["model.preset"], format!("no preset is called \"{name}\""), way_out);
+        checker.add(&["model.preset"], format!("no preset is called \"{name}\""), suggestion);
     }
     found
 }
@@ -82,24 +82,28 @@ fn usual_ffn(family: Family, dim: usize) -> usize {
     }
 }
 
-fn vocab(findings: &mut Findings, model: Option<usize>, data: Option<usize>) -> usize {
+fn vocab(checker: &mut Checker, model: Option<usize>, data: Option<usize>) -> usize {
     match (model, data) {
         (Some(model), Some(data)) if model < data => {
-            let what = format!("vocab={model} is less than the {data} of the data");
-            findings.add(&["model.vocab"], what, format!("leave it out, or say {data} or more"));
+            let message = format!("vocab={model} is less than the {data} of the data");
+            checker.add(&["model.vocab"], message, format!("leave it out, or say {data} or more"));
             model
         }
         (Some(model), _) => model,
         (None, Some(data)) => data,
         (None, None) => {
-            let what = "vocab is not given, and the data does not say it".to_string();
-            findings.add(&["model.vocab", "model.preset", "data.source"], what, "give model.vocab");
+            let message = "vocab is not given, and the data does not say it".to_string();
+            checker.add(
+                &["model.vocab", "model.preset", "data.source"],
+                message,
+                "give model.vocab",
+            );
             1
         }
     }
 }
 
-fn rope_scaling(findings: &mut Findings, model: &Model, family: Family) -> Option<RopeScaling> {
+fn rope_scaling(checker: &mut Checker, model: &Model, family: Family) -> Option<RopeScaling> {
     let scaling = &model.rope_scaling;
     let rest = [
         ("model.rope_scaling.low_freq_factor", scaling.low_freq_factor),
@@ -108,10 +112,10 @@ fn rope_scaling(findings: &mut Findings, model: &Model, family: Family) -> Optio
     ];
     let Some(factor) = scaling.factor.filter(|_| family != Family::Gpt2) else {
         for (key, _) in rest.iter().filter(|(_, value)| value.is_some() && family != Family::Gpt2) {
-            let what = "rope_scaling has no factor".to_string();
-            findings.add(
+            let message = "rope_scaling has no factor".to_string();
+            checker.add(
                 &[key, "model.rope_scaling.factor"],
-                what,
+                message,
                 "give model.rope_scaling.factor",
             );
         }
@@ -123,14 +127,14 @@ fn rope_scaling(findings: &mut Findings, model: &Model, family: Family) -> Optio
         high_freq_factor: scaling.high_freq_factor.unwrap_or(4.0),
         original_seq: scaling.original_seq.unwrap_or(8192),
     };
-    findings.require(factor > 0.0, "model.rope_scaling.factor", factor, "it must be more than 0");
-    findings.at_least_one("model.rope_scaling.original_seq", scaling.original_seq);
+    checker.require(factor > 0.0, "model.rope_scaling.factor", factor, "it must be more than 0");
+    checker.at_least_one("model.rope_scaling.original_seq", scaling.original_seq);
     let (low, high) = (scaling.low_freq_factor, scaling.high_freq_factor);
     if !(0.0 < low && low < high) {
         let keys = ["model.rope_scaling.low_freq_factor", "model.rope_scaling.high_freq_factor"];
-        let what =
+        let message =
             format!("low_freq_factor={low} and high_freq_factor={high} leave nothing between them");
-        findings.add(&keys, what, "low_freq_factor must be above 0 and below high_freq_factor");
+        checker.add(&keys, message, "low_freq_factor must be above 0 and below high_freq_factor");
     }
     Some(scaling)
 }
@@ -148,25 +152,25 @@ fn experts(model: &Model) -> Moe {
     }
 }
 
-fn sizes(findings: &mut Findings, shape: &Shape) {
-    findings.at_least_one("model.dim", shape.dim);
-    findings.at_least_one("model.layers", shape.layers);
-    findings.at_least_one("model.heads", shape.heads);
-    findings.at_least_one("model.kv_heads", shape.kv_heads);
-    findings.at_least_one("model.ffn", shape.ffn);
-    findings.at_least_one("model.vocab", shape.vocab);
-    findings.at_least_one("model.seq", shape.seq);
+fn sizes(checker: &mut Checker, shape: &Shape) {
+    checker.at_least_one("model.dim", shape.dim);
+    checker.at_least_one("model.layers", shape.layers);
+    checker.at_least_one("model.heads", shape.heads);
+    checker.at_least_one("model.kv_heads", shape.kv_heads);
+    checker.at_least_one("model.ffn", shape.ffn);
+    checker.at_least_one("model.vocab", shape.vocab);
+    checker.at_least_one("model.seq", shape.seq);
     if let Some(moe) = shape.moe {
-        findings.at_least_one("model.experts", moe.experts);
-        findings.at_least_one("model.top_k", moe.top_k);
+        checker.at_least_one("model.experts", moe.experts);
+        checker.at_least_one("model.top_k", moe.top_k);
         if moe.shared > 0 {
-            findings.at_least_one("model.shared_experts", moe.shared);
+            checker.at_least_one("model.shared_experts", moe.shared);
         }
     }
 }
 
 /// Nothing here, and nobody who counts later, shall overflow.
-fn parameters_can_be_counted(findings: &mut Findings, shape: &Shape) {
+fn parameters_can_be_counted(checker: &mut Checker, shape: &Shape) {
     let float = |size: usize| size as f64;
     let experts = shape.moe.map_or(1.0, |moe| float(moe.experts) + float(moe.shared));
     let head = float(shape.head_dim) + float(shape.value_dim());
@@ -183,70 +187,70 @@ fn parameters_can_be_counted(findings: &mut Findings, shape: &Shape) {
     if all > MOST_PARAMETERS {
         let keys =
             ["model.dim", "model.layers", "model.ffn", "model.heads", "model.vocab", "model.seq"];
-        let what = format!("this makes {all:.1e} parameters");
-        findings.add(&keys, what, format!("{MOST_PARAMETERS:e} is the most that is counted"));
+        let message = format!("this makes {all:.1e} parameters");
+        checker.add(&keys, message, format!("{MOST_PARAMETERS:e} is the most that is counted"));
     }
 }
 
 /// `own_width`: the width of a head is given, and need not follow from the model's.
-fn heads_fit(findings: &mut Findings, shape: &Shape, own_width: bool) {
+fn heads_fit(checker: &mut Checker, shape: &Shape, own_width: bool) {
     let Shape { dim, heads, kv_heads, head_dim, .. } = *shape;
     if !sized(&[dim, heads, kv_heads]) {
         return;
     }
     if !own_width && !dim.is_multiple_of(heads) {
-        let what = format!("heads={heads} does not divide dim={dim}");
-        findings.add(
+        let message = format!("heads={heads} does not divide dim={dim}");
+        checker.add(
             &["model.heads", "model.dim"],
-            what,
+            message,
             format!("try {}", near::divisors(heads, dim)),
         );
     } else if head_dim == 0 {
-        findings.at_least_one("model.head_dim", head_dim);
+        checker.at_least_one("model.head_dim", head_dim);
     } else if shape.family != Family::Gpt2 && head_dim % 2 == 1 {
-        let what = format!("head_dim={head_dim} is odd, and rotary positions turn pairs");
-        findings.add(&["model.head_dim", "model.heads", "model.dim"], what, "it must be even");
+        let message = format!("head_dim={head_dim} is odd, and rotary positions turn pairs");
+        checker.add(&["model.head_dim", "model.heads", "model.dim"], message, "it must be even");
     }
     if !heads.is_multiple_of(kv_heads) {
-        let what = format!("kv_heads={kv_heads} does not divide heads={heads}");
-        let way_out = format!("try {}", near::divisors(kv_heads, heads));
-        findings.add(&["model.kv_heads", "model.heads"], what, way_out);
+        let message = format!("kv_heads={kv_heads} does not divide heads={heads}");
+        let suggestion = format!("try {}", near::divisors(kv_heads, heads));
+        checker.add(&["model.kv_heads", "model.heads"], message, suggestion);
     }
 }
 
-fn numbers(findings: &mut Findings, shape: &Shape) {
+fn numbers(checker: &mut Checker, shape: &Shape) {
     let Shape { norm_eps, dropout, rope_theta, .. } = *shape;
-    findings.require(norm_eps > 0.0, "model.norm_eps", norm_eps, "it must be more than 0");
-    findings.require(
+    checker.require(norm_eps > 0.0, "model.norm_eps", norm_eps, "it must be more than 0");
+    checker.require(
         (0.0..1.0).contains(&dropout),
         "model.dropout",
         dropout,
         "it must be from 0 to below 1",
     );
-    findings.require(rope_theta > 1.0, "model.rope_theta", rope_theta, "it must be more than 1");
+    checker.require(rope_theta > 1.0, "model.rope_theta", rope_theta, "it must be more than 1");
     let Some(moe) = shape.moe else { return };
     if moe.top_k > moe.experts && moe.experts > 0 {
-        let what = format!("top_k={} is more than experts={}", moe.top_k, moe.experts);
-        findings.add(
+        let message = format!("top_k={} is more than experts={}", moe.top_k, moe.experts);
+        checker.add(
             &["model.top_k", "model.experts"],
-            what,
+            message,
             format!("say at most {}", moe.experts),
         );
     }
     if let Some(capacity) = moe.capacity {
-        findings.require(
+        checker.require(
             capacity > 0.0,
             "model.capacity",
             capacity,
             "say more than 0, or leave it out to drop none",
         );
     }
-    findings.require(moe.aux_loss >= 0.0, "model.aux_loss", moe.aux_loss, "it must be at least 0");
-    findings.require(moe.z_loss >= 0.0, "model.z_loss", moe.z_loss, "it must be at least 0");
+    checker.require(moe.aux_loss >= 0.0, "model.aux_loss", moe.aux_loss, "it must be at least 0");
+    checker.require(moe.z_loss >= 0.0, "model.z_loss", moe.z_loss, "it must be at least 0");
 }
 
 /// Keys that were typed and that the family has no use for. A preset's are just left out.
-fn of_other_families(findings: &mut Findings, typed: &Model, family: Family) {
+fn of_other_families(checker: &mut Checker, typed: &Model, family: Family) {
     let experts = [
         ("experts", typed.experts.is_some()),
         ("top_k", typed.top_k.is_some()),
@@ -257,10 +261,10 @@ fn of_other_families(findings: &mut Findings, typed: &Model, family: Family) {
         ("shared_experts", typed.shared_experts.is_some()),
     ];
     for (name, _) in experts.into_iter().filter(|(_, typed)| *typed && family != Family::Moe) {
-        let what = format!("{name} is for the moe family, and this is {}", family_name(family));
-        findings.add(
+        let message = format!("{name} is for the moe family, and this is {}", family_name(family));
+        checker.add(
             &[&format!("model.{name}"), "model.family"],
-            what,
+            message,
             "say family = \"moe\", or leave it out",
         );
     }
@@ -269,10 +273,10 @@ fn of_other_families(findings: &mut Findings, typed: &Model, family: Family) {
         ("rope_scaling.factor", typed.rope_scaling.factor.is_some()),
     ];
     for (name, _) in rope.into_iter().filter(|(_, typed)| *typed && family == Family::Gpt2) {
-        let what = format!("{name} is for rotary positions, and gpt2 learns its positions");
-        findings.add(
+        let message = format!("{name} is for rotary positions, and gpt2 learns its positions");
+        checker.add(
             &[&format!("model.{name}"), "model.family"],
-            what,
+            message,
             "say family = \"llama\", or leave it out",
         );
     }

@@ -1,30 +1,31 @@
 //! Name, precision, communication, checkpoints.
 
-use super::findings::Findings;
+use super::checker::Checker;
 use crate::config::{Compression, Compute};
 use crate::plan::{Checkpoint, Comm, Layout, Precision};
 
 /// It becomes a folder.
-pub(super) fn name(findings: &mut Findings) -> String {
-    let name = findings.config.name.clone().unwrap_or_else(|| "run".into());
+pub(super) fn name(checker: &mut Checker) -> String {
+    let name = checker.config.name.clone().unwrap_or_else(|| "run".into());
     if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\', '\0']) {
-        let what = format!("\"{name}\" cannot be the name of a folder");
-        findings.add(&["name"], what, "take letters, digits, - and _");
+        let message = format!("\"{name}\" cannot be the name of a folder");
+        checker.add(&["name"], message, "take letters, digits, - and _");
     }
     name
 }
 
-pub(super) fn precision(findings: &mut Findings) -> Precision {
-    let typed = &findings.config.precision;
+pub(super) fn precision(checker: &mut Checker) -> Precision {
+    let typed = &checker.config.precision;
     let precision = Precision {
         compute: typed.compute.unwrap_or_default(),
         gradients: typed.gradients.unwrap_or_default(),
     };
-    let compression = findings.config.comm.compression.unwrap_or_default();
+    let compression = checker.config.comm.compression.unwrap_or_default();
     if precision.gradients == Compute::Bf16 && compression != Compression::None {
-        let what = format!("compression={compression} is of gradients in f32, but gradients=bf16");
-        let way_out = "leave one of them out: in bf16 they travel in two bytes as it is";
-        findings.add(&["precision.gradients", "comm.compression"], what, way_out);
+        let message =
+            format!("compression={compression} is of gradients in f32, but gradients=bf16");
+        let suggestion = "leave one of them out: in bf16 they travel in two bytes as it is";
+        checker.add(&["precision.gradients", "comm.compression"], message, suggestion);
     }
     precision
 }
@@ -32,65 +33,65 @@ pub(super) fn precision(findings: &mut Findings) -> Precision {
 /// Of a run that sends only the largest elements of its gradients, the part in which it still sends all of them.
 const DENSE: usize = 10;
 
-pub(super) fn comm(findings: &mut Findings, steps: usize) -> Comm {
-    let typed = &findings.config.comm;
+pub(super) fn comm(checker: &mut Checker, steps: usize) -> Comm {
+    let typed = &checker.config.comm;
     let timeout_s = typed.timeout_s.unwrap_or(30.0);
     let bucket_mb = typed.bucket_mb;
-    findings.require(timeout_s > 0.0, "comm.timeout_s", timeout_s, "it must be more than 0");
+    checker.require(timeout_s > 0.0, "comm.timeout_s", timeout_s, "it must be more than 0");
     if let Some(mb) = bucket_mb {
-        findings.require(mb > 0.0, "comm.bucket_mb", mb, "it must be more than 0");
+        checker.require(mb > 0.0, "comm.bucket_mb", mb, "it must be more than 0");
     }
     let compression = typed.compression.unwrap_or_default();
-    check_fraction(findings, compression);
+    check_fraction(checker, compression);
     let bucket_bytes = bucket_mb.map(|mb| (mb * 1048576.0) as usize);
-    let compression_warmup = warmup(findings, compression, steps);
+    let compression_warmup = warmup(checker, compression, steps);
     let overlap = typed.overlap;
     Comm { timeout_s, bucket_bytes, compression, compression_warmup, overlap }
 }
 
 /// What is compressed by its neighbours comes out differently on each rank of the tensor axis, also of parameters
 /// that all of them have; one of them tells the others, for which their shares must be the same.
-pub(super) fn compressible(findings: &mut Findings, comm: &Comm, layout: &Layout, vocab: usize) {
+pub(super) fn compressible(checker: &mut Checker, comm: &Comm, layout: &Layout, vocab: usize) {
     let Layout { tensor, zero, .. } = *layout;
     let uneven = vocab % tensor;
     if comm.compression.goes_by_neighbours() && zero > 0 && uneven > 0 {
-        let what = format!(
+        let message = format!(
             "compression={} with zero={zero} takes shares of one size, but tensor={tensor} does not divide vocab={vocab}",
             comm.compression
         );
-        let way_out =
+        let suggestion =
             format!("take vocab={}, or compression=bf16, or zero=0", vocab + tensor - uneven);
-        findings.add(&["comm.compression", "model.vocab"], what, way_out);
+        checker.add(&["comm.compression", "model.vocab"], message, suggestion);
     }
 }
 
 /// Rounding needs no warm-up: it has no favourites.
-fn warmup(findings: &mut Findings, compression: Compression, steps: usize) -> usize {
-    let typed = findings.config.comm.compression_warmup;
+fn warmup(checker: &mut Checker, compression: Compression, steps: usize) -> usize {
+    let typed = checker.config.comm.compression_warmup;
     if matches!(compression, Compression::TopK(_)) {
         return typed.unwrap_or(steps / DENSE);
     }
     if let Some(warmup) = typed.filter(|warmup| *warmup > 0) {
-        let what = format!("compression_warmup={warmup}, but {compression} has no warm-up");
-        findings.add(
+        let message = format!("compression_warmup={warmup}, but {compression} has no warm-up");
+        checker.add(
             &["comm.compression_warmup", "comm.compression"],
-            what,
+            message,
             "leave it out, or send the largest elements only, as in compression = \"topk:0.01\"",
         );
     }
     0
 }
 
-fn check_fraction(findings: &mut Findings, compression: Compression) {
+fn check_fraction(checker: &mut Checker, compression: Compression) {
     let Compression::TopK(fraction) = compression else { return };
     let whole = "it must be more than 0 and at most 1, as in topk:0.01";
     match fraction {
         percent if percent > 1.0 && percent <= 100.0 => {
-            let what = format!("{compression} is more than the whole gradient");
-            let way_out = format!("{percent} percent is topk:{}", percent / 100.0);
-            findings.add(&["comm.compression"], what, way_out);
+            let message = format!("{compression} is more than the whole gradient");
+            let suggestion = format!("{percent} percent is topk:{}", percent / 100.0);
+            checker.add(&["comm.compression"], message, suggestion);
         }
-        _ => findings.require(
+        _ => checker.require(
             fraction > 0.0 && fraction <= 1.0,
             "comm.compression",
             compression,
@@ -99,18 +100,18 @@ fn check_fraction(findings: &mut Findings, compression: Compression) {
     }
 }
 
-pub(super) fn checkpoint(findings: &mut Findings) -> Checkpoint {
-    let typed = &findings.config.checkpoint;
+pub(super) fn checkpoint(checker: &mut Checker) -> Checkpoint {
+    let typed = &checker.config.checkpoint;
     let every = typed.every.unwrap_or(0);
     let keep_every = typed.keep_every.unwrap_or(0);
     if keep_every > 0 && every > 0 && !keep_every.is_multiple_of(every) {
-        let what = format!(
+        let message = format!(
             "keep_every={keep_every} is no multiple of every={every}: other steps are not saved"
         );
         let near = (keep_every / every).max(1) * every;
-        findings.add(
+        checker.add(
             &["checkpoint.keep_every", "checkpoint.every"],
-            what,
+            message,
             format!("try {near} or {}", near + every),
         );
     }

@@ -66,8 +66,8 @@ fn the_source_is_known_before_the_plan() {
         [("", "builtin:grammar"), ("[data]\nsource = \"tokens.bin\"", "tokens.bin")]
     {
         let config = Config::parse(text, &["model.preset=gpt2-test".into()]);
-        let around = Environment::one_host(1, 1).with_vocab(256);
-        let plan = Plan::resolve(&config, &around).unwrap();
+        let env = Environment::one_host(1, 1).with_vocab(256);
+        let plan = Plan::resolve(&config, &env).unwrap();
         assert_eq!(config.source(), source);
         assert_eq!(String::from(plan.data.source), source);
     }
@@ -193,8 +193,8 @@ recompute = "selective"
 "#;
     let config = Config::parse(text, &[]);
     assert_eq!(config.ranks(), 16);
-    let around = Environment::one_host(16, 16).with_vocab(77);
-    let plan = Plan::resolve(&config, &around).unwrap();
+    let env = Environment::one_host(16, 16).with_vocab(77);
+    let plan = Plan::resolve(&config, &env).unwrap();
     let layout = Layout {
         data: 2,
         zero: 3,
@@ -220,8 +220,8 @@ recompute = "selective"
 fn every_word_for_a_layout_is_known() {
     let resolve = |text: &str| {
         let config = Config::parse(text, &["model.preset=llama-test".into()]);
-        let around = Environment::one_host(config.ranks(), 1).with_vocab(64);
-        Plan::resolve(&config, &around).unwrap_or_else(|mistakes| panic!("{text}: {mistakes:?}"))
+        let env = Environment::one_host(config.ranks(), 1).with_vocab(64);
+        Plan::resolve(&config, &env).unwrap_or_else(|mistakes| panic!("{text}: {mistakes:?}"))
     };
     for kind in ScheduleKind::ALL {
         let plan = resolve(&format!("[layout]\npipe = 2\nchunks = 1\nschedule = \"{kind}\""));

@@ -16,8 +16,8 @@ fn config(model: &str) -> Config {
 
 fn resolved(config: &Config, words: &str) -> Result<Plan, Vec<String>> {
     let config = config.with_layout(words);
-    let around = Environment::one_host(config.ranks(), 1).with_vocab(VOCAB);
-    Plan::resolve(&config, &around)
+    let env = Environment::one_host(config.ranks(), 1).with_vocab(VOCAB);
+    Plan::resolve(&config, &env)
         .map_err(|mistakes| mistakes.iter().map(ToString::to_string).collect())
 }
 

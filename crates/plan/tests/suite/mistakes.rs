@@ -5,8 +5,8 @@ use lockstep_plan::{Config, Environment, Plan};
 /// What is said about a file on `ranks` ranks, with 64 tokens in the data.
 fn said(text: &str, sets: &[&str], ranks: usize) -> Vec<String> {
     let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
-    let around = Environment::one_host(ranks, 4).with_vocab(64);
-    match Plan::resolve(&Config::parse(text, &sets), &around) {
+    let env = Environment::one_host(ranks, 4).with_vocab(64);
+    match Plan::resolve(&Config::parse(text, &sets), &env) {
         Ok(plan) => panic!("{text} {sets:?} is a plan: {plan:?}"),
         Err(mistakes) => mistakes.iter().map(ToString::to_string).collect(),
     }

@@ -5,8 +5,8 @@ use lockstep_plan::{Compression, Config, Curve, Environment, Plan, Source};
 
 fn plan(text: &str, ranks: usize) -> Plan {
     let config = Config::parse(text, &[]);
-    let around = Environment::one_host(ranks, 4).with_vocab(64);
-    Plan::resolve(&config, &around).unwrap_or_else(|mistakes| panic!("{text}: {mistakes:#?}"))
+    let env = Environment::one_host(ranks, 4).with_vocab(64);
+    Plan::resolve(&config, &env).unwrap_or_else(|mistakes| panic!("{text}: {mistakes:#?}"))
 }
 
 #[test]
@@ -35,8 +35,8 @@ fn the_global_batch_does_not_depend_on_the_ranks() {
 
 #[test]
 fn threads_are_counted_on_one_host() {
-    let around = Environment { ranks: 8, local_ranks: 2, cores: 12, data_vocab: Some(64) };
-    assert_eq!(Plan::resolve(&Config::default(), &around).unwrap().train.threads, 6);
+    let env = Environment { ranks: 8, local_ranks: 2, cores: 12, data_vocab: Some(64) };
+    assert_eq!(Plan::resolve(&Config::default(), &env).unwrap().train.threads, 6);
 }
 
 #[test]

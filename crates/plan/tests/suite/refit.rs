@@ -10,7 +10,7 @@ fn typed(layout: &str, more: &[&str]) -> Config {
     Config::parse(text, &sets).with_layout(layout)
 }
 
-fn around(ranks: usize) -> Environment {
+fn env(ranks: usize) -> Environment {
     Environment::one_host(ranks, 8).with_vocab(64)
 }
 
@@ -63,11 +63,11 @@ fn what_is_left_of_a_layout() {
         // A schedule that needs rounds of micro-batches keeps them, or gives way.
         ("data=2 pipe=2 schedule=interleaved", 2, "pipe=2"),
     ] {
-        let found = refit(&typed(layout, &[]), &around(ranks));
+        let found = refit(&typed(layout, &[]), &env(ranks));
         let found = found.unwrap_or_else(|| panic!("{layout} on {ranks}: nothing"));
         assert_eq!(degrees(&found), expected, "{layout} on {ranks}");
         // It is a layout, and the batch is what it was.
-        let plan = Plan::resolve(&found, &around(found.ranks())).expect("it can be");
+        let plan = Plan::resolve(&found, &env(found.ranks())).expect("it can be");
         assert_eq!(plan.train.global_batch, 16, "{layout} on {ranks}");
         assert_eq!(plan.local_batch() * plan.layout.data, 16, "{layout} on {ranks}");
         assert!(found.ranks() <= ranks);
@@ -80,7 +80,7 @@ fn experts_are_dealt_out_among_those_who_are_left() {
     for (layout, ranks, expected) in
         [("data=4 expert=4", 4, "data=4 expert=4"), ("data=4 expert=4", 3, "data=2 expert=2")]
     {
-        let found = refit(&typed(layout, &moe), &around(ranks)).expect("it can be");
+        let found = refit(&typed(layout, &moe), &env(ranks)).expect("it can be");
         assert_eq!(degrees(&found), expected, "{layout} on {ranks}");
     }
 }
@@ -88,6 +88,6 @@ fn experts_are_dealt_out_among_those_who_are_left() {
 #[test]
 fn what_cannot_be_on_any_number_of_ranks_is_not_made_up() {
     let wrong = typed("data=2", &["model.heads=5"]);
-    assert_eq!(refit(&wrong, &around(2)), None);
-    assert_eq!(refit(&typed("data=2", &[]), &around(0)), None);
+    assert_eq!(refit(&wrong, &env(2)), None);
+    assert_eq!(refit(&typed("data=2", &[]), &env(0)), None);
 }

@@ -23,8 +23,8 @@ fn config(model: &str) -> Config {
 
 fn plan(model: &str, words: &str) -> Plan {
     let config = config(model).with_layout(words);
-    let around = Environment::one_host(config.ranks(), 1).with_vocab(VOCAB);
-    Plan::resolve(&config, &around).unwrap_or_else(|mistakes| panic!("{words}: {mistakes:?}"))
+    let env = Environment::one_host(config.ranks(), 1).with_vocab(VOCAB);
+    Plan::resolve(&config, &env).unwrap_or_else(|mistakes| panic!("{words}: {mistakes:?}"))
 }
 
 /// How often each element of each tensor is among some ranks' slices.

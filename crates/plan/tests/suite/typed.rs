@@ -5,7 +5,7 @@ use lockstep_plan::{Config, Place};
 fn set(text: &str, sets: &[&str]) -> Config {
     let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
     let config = Config::parse(text, &sets);
-    assert_eq!(config.mistakes, [], "{text} {sets:?}");
+    assert_eq!(config.errors, [], "{text} {sets:?}");
     config
 }
 

@@ -131,9 +131,9 @@ impl<'a> Search<'a> {
     pub fn new(wanted: &'a SearchRequest<'a>) -> Result<Search<'a>, Vec<ConfigError>> {
         let mut alone = wanted.config.with_layout("");
         alone.train.micro_batch = None;
-        let mut around = Environment::one_host(1, wanted.cluster.cores.unwrap_or(1));
-        around.data_vocab = wanted.vocab;
-        let plan = Plan::resolve(&alone, &around)?;
+        let mut env = Environment::one_host(1, wanted.cluster.cores.unwrap_or(1));
+        env.data_vocab = wanted.vocab;
+        let plan = Plan::resolve(&alone, &env)?;
         let options = Options { exact: false, ..wanted.options.clone() };
         let mut search = Search {
             wanted,
@@ -222,8 +222,8 @@ impl<'a> Search<'a> {
         let SearchRequest { config, vocab, cluster, .. } = *self.wanted;
         let local_ranks = cluster.per_host.min(leaf.ranks);
         let cores = cluster.cores.unwrap_or(1);
-        let around = Environment { ranks: leaf.ranks, local_ranks, cores, data_vocab: vocab };
-        Plan::resolve(&leaf.typed(config), &around).ok()
+        let env = Environment { ranks: leaf.ranks, local_ranks, cores, data_vocab: vocab };
+        Plan::resolve(&leaf.typed(config), &env).ok()
     }
 
     fn walk(&self, by: Objective, count: usize, limits: &Limits, fitting: bool) -> Vec<Proposal> {

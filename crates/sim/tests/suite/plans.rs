@@ -140,8 +140,8 @@ fn any_layout_has_a_price() {
         assert!(all.len() > 15, "{preset}: {}", all.len());
         for words in all {
             let config = config.with_layout(&words);
-            let around = Environment::one_host(config.ranks(), 1).with_vocab(64);
-            let plan = Plan::resolve(&config, &around).unwrap();
+            let env = Environment::one_host(config.ranks(), 1).with_vocab(64);
+            let plan = Plan::resolve(&config, &env).unwrap();
             for cluster in &clusters {
                 for exact in [false, true] {
                     let options = Options { exact, ..Options::default() };

@@ -103,7 +103,7 @@ fn estimates(
     degrees: [usize; 4],
     words: &str,
 ) -> Vec<Proposal> {
-    let around = Environment { ranks, local_ranks: 4.min(ranks), cores: 1, data_vocab: None };
+    let env = Environment { ranks, local_ranks: 4.min(ranks), cores: 1, data_vocab: None };
     let typed = config.with_layout(words);
     let mut all = Vec::new();
     for micro in 1..=config.train.global_batch.unwrap() {
@@ -111,7 +111,7 @@ fn estimates(
             let mut typed = typed.clone();
             typed.train.micro_batch = Some(micro);
             typed.layout.placement = Some(order);
-            let Ok(plan) = Plan::resolve(&typed, &around) else { break };
+            let Ok(plan) = Plan::resolve(&typed, &env) else { break };
             let estimate = estimate(&plan, cluster, &Options::default());
             all.push(Proposal { plan, estimate });
         }
@@ -285,8 +285,8 @@ fn the_ladder_goes_no_higher_than_needed() {
 
 #[test]
 fn larger_batches_change_the_learning_rate() {
-    let around = Environment::one_host(1, 1);
-    let plan = Plan::resolve(&config(SMALL, 8), &around).unwrap();
+    let env = Environment::one_host(1, 1);
+    let plan = Plan::resolve(&config(SMALL, 8), &env).unwrap();
     assert_eq!(batch_remarks(&plan, 8), None);
     let remarks = batch_remarks(&plan, 32).unwrap();
     assert!((remarks.lr / plan.train.lr.peak - 2.0).abs() < 1e-12);

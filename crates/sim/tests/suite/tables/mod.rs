@@ -51,8 +51,8 @@ impl Row {
 
 /// A plan on a cluster of hosts of eight; panics with the mistakes, for rows are to be understood.
 pub fn plan(text: &str, ranks: usize) -> Plan {
-    let around = Environment { ranks, local_ranks: ranks.min(8), cores: 8, data_vocab: None };
-    match Plan::resolve(&Config::parse(text, &[]), &around) {
+    let env = Environment { ranks, local_ranks: ranks.min(8), cores: 8, data_vocab: None };
+    match Plan::resolve(&Config::parse(text, &[]), &env) {
         Ok(plan) => plan,
         Err(mistakes) => {
             let all: Vec<String> = mistakes.iter().map(ToString::to_string).collect();

@@ -11,57 +11,63 @@ pub(super) fn sized(sizes: &[usize]) -> bool {
     sizes.iter().all(|size| (1..=MOST).contains(size))
 }
 
-pub(super) struct Findings<'c> {
+pub(super) struct Checker<'c> {
     pub config: &'c Config,
-    mistakes: Vec<ConfigError>,
+    errors: Vec<ConfigError>,
 }
 
-impl<'c> Findings<'c> {
-    pub fn new(config: &'c Config) -> Findings<'c> {
-        Findings { config, mistakes: config.mistakes.clone() }
+impl<'c> Checker<'c> {
+    pub fn new(config: &'c Config) -> Checker<'c> {
+        Checker { config, errors: config.errors.clone() }
     }
 
     /// Whether the text could be taken apart at all.
     pub fn readable(&self) -> bool {
-        self.mistakes.iter().all(|mistake| !mistake.key.is_empty())
+        self.errors.iter().all(|error| !error.key.is_empty())
     }
 
     pub fn is_empty(&self) -> bool {
-        self.mistakes.is_empty()
+        self.errors.is_empty()
     }
 
     pub fn count(&self) -> usize {
-        self.mistakes.len()
+        self.errors.len()
     }
 
     /// In the order of the file.
     pub fn all(mut self) -> Vec<ConfigError> {
-        self.mistakes.sort_by_key(|mistake| mistake.place);
-        self.mistakes
+        self.errors.sort_by_key(|error| error.place);
+        self.errors
     }
 
     /// Notes a mistake of `keys` together, under the first of them that was typed. Nothing is said about a
     /// key whose value could not be read: its default is not what was meant.
-    pub fn add(&mut self, keys: &[&str], what: String, way_out: impl Into<String>) {
-        if keys.iter().any(|key| self.config.doubtful.contains(*key)) {
+    pub fn add(&mut self, keys: &[&str], message: String, suggestion: impl Into<String>) {
+        if keys.iter().any(|key| self.config.unreadable.contains(*key)) {
             return;
         }
         let place = |key: &str| self.config.places.get(key).copied();
         let key = keys.iter().find(|key| place(key).is_some()).unwrap_or(&keys[0]);
-        let place = place(key).unwrap_or(Place::Untyped);
-        self.mistakes.push(ConfigError {
+        let place = place(key).unwrap_or(Place::Default);
+        self.errors.push(ConfigError {
             key: key.to_string(),
             place,
-            what,
-            way_out: way_out.into(),
+            message,
+            suggestion: suggestion.into(),
         });
     }
 
     /// Notes a mistake where `good` does not hold.
-    pub fn require(&mut self, good: bool, key: &str, value: impl std::fmt::Display, way_out: &str) {
+    pub fn require(
+        &mut self,
+        good: bool,
+        key: &str,
+        value: impl std::fmt::Display,
+        suggestion: &str,
+    ) {
         if !good {
             let name = key.rsplit('.').next().unwrap_or(key);
-            self.add(&[key], format!("{name}={value} cannot be"), way_out);
+            self.add(&[key], format!("{name}={value} cannot be"), suggestion);
         }
     }
 
