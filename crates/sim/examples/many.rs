@@ -26,7 +26,7 @@ fn many(title: &str, text: &str, ranks: usize, cluster: &str) {
     let options = Options::default();
     let start = Instant::now();
     let fit = plans.iter().filter(|plan| {
-        let fits = |memory: &Memory| memory.total() <= cluster.accelerator.memory();
+        let fits = |memory: &MemoryEstimate| memory.total() <= cluster.accelerator.memory();
         memories(plan, &cluster, &options).iter().all(fits)
     });
     let fit = fit.count();

@@ -57,10 +57,11 @@ fn print(name: &str, rows: &[Row]) {
     for row in rows {
         let predicted = row.estimate();
         let time = row.seconds.map(|seconds| predicted.step_s / seconds - 1.0);
-        let most = |of: fn(&lockstep_sim::Memory) -> f64| {
+        let most = |of: fn(&lockstep_sim::MemoryEstimate) -> f64| {
             predicted.stages.iter().map(|stage| of(&stage.memory)).fold(0.0, f64::max)
         };
-        let memory = row.bytes.map(|bytes| most(lockstep_sim::Memory::allocated) / bytes - 1.0);
+        let memory =
+            row.bytes.map(|bytes| most(lockstep_sim::MemoryEstimate::allocated) / bytes - 1.0);
         times.extend(time);
         bytes.extend(memory);
         let percent = |error: Option<f64>| {
@@ -74,7 +75,7 @@ fn print(name: &str, rows: &[Row]) {
             percent(time),
             predicted.step_s,
             percent(memory),
-            most(lockstep_sim::Memory::total) / (1u64 << 30) as f64,
+            most(lockstep_sim::MemoryEstimate::total) / (1u64 << 30) as f64,
             if predicted.fits { "" } else { " too much" },
             if row.failed { " (failed)" } else { "" },
             share(t.compute),

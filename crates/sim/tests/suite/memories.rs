@@ -5,10 +5,10 @@ use crate::tables::{
     Row, b200, b200_others, bigscience, korthikanti, korthikanti_activations, nanotron, nemo, read,
     sc21, torchtitan, vtrain,
 };
-use lockstep_sim::{Memory, Software, states};
+use lockstep_sim::{MemoryEstimate, Software, states};
 
 /// What the fullest rank has, by some count.
-fn most(row: &Row, of: fn(&Memory) -> f64) -> f64 {
+fn most(row: &Row, of: fn(&MemoryEstimate) -> f64) -> f64 {
     row.estimate().stages.iter().map(|stage| of(&stage.memory)).fold(0.0, f64::max)
 }
 
@@ -19,7 +19,9 @@ fn gib(bytes: f64) -> f64 {
 fn allocated(rows: &[Row]) -> Vec<(String, f64, f64)> {
     let known = rows.iter().filter_map(|row| row.bytes.map(|bytes| (row, bytes)));
     known
-        .map(|(row, bytes)| (row.name.clone(), gib(most(row, Memory::allocated)), gib(bytes)))
+        .map(|(row, bytes)| {
+            (row.name.clone(), gib(most(row, MemoryEstimate::allocated)), gib(bytes))
+        })
         .collect()
 }
 
@@ -53,7 +55,7 @@ fn activations_of_sequence_parallelism_with_selective_recompute() {
     let rows: Vec<(String, f64, f64)> = korthikanti_activations()
         .iter()
         .map(|(row, bytes)| {
-            let of = |memory: &Memory| memory.activations;
+            let of = |memory: &MemoryEstimate| memory.activations;
             (row.name.clone(), gib(most(row, of)), gib(*bytes))
         })
         .collect();
@@ -80,12 +82,12 @@ fn allocated_by_nanotron() {
 fn what_fits_in_the_bigscience_sweep() {
     let rows = bigscience();
     let known = rows.iter().filter_map(|row| row.bytes.map(|bytes| (row, bytes)));
-    let all =
-        known.map(|(row, bytes)| (row.name.clone(), gib(most(row, Memory::total)), gib(bytes)));
+    let all = known
+        .map(|(row, bytes)| (row.name.clone(), gib(most(row, MemoryEstimate::total)), gib(bytes)));
     assert!(mean_error("BigScience, GiB", &all.collect::<Vec<_>>()) < 0.12);
     for row in &rows {
         let predicted = row.estimate();
-        let needs = gib(most(row, Memory::total));
+        let needs = gib(most(row, MemoryEstimate::total));
         assert_eq!(!predicted.fits, row.failed, "{} needs {needs:.1} GiB", row.name);
     }
     assert_eq!(rows.iter().filter(|row| row.failed).count(), 3);
@@ -98,7 +100,7 @@ fn what_ran_fits() {
         [korthikanti(), sc21(), torchtitan(), nanotron(), nemo(), b200(), b200_others(), vtrain()]
     {
         for row in rows {
-            let needs = gib(most(&row, Memory::total));
+            let needs = gib(most(&row, MemoryEstimate::total));
             assert!(row.estimate().fits, "{} needs {needs:.1} GiB", row.name);
         }
     }
