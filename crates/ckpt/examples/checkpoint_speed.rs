@@ -104,7 +104,7 @@ fn timed(work: &dyn Fn()) -> f64 {
 }
 
 fn state(shape: &Shape, mesh: &Mesh, rank: usize) -> (Vec<Piece>, Vec<f32>) {
-    let written = Part::of(shape, mesh, 1, mesh.coord(rank)).written();
+    let written = Part::new(mesh, mesh.coord(rank), 1, shape.blocks()).written();
     let piece = |kind: Kind| {
         written.iter().map(move |slice| Piece {
             kind,
@@ -151,7 +151,7 @@ fn read(dir: &Path, shape: &Shape, mesh: &Mesh) {
         let checkpoint = load(dir).expect("whole");
         let mut values = Vec::new();
         for kind in KINDS {
-            for slice in Part::of(shape, mesh, 1, mesh.coord(rank)).slices() {
+            for slice in Part::new(mesh, mesh.coord(rank), 1, shape.blocks()).slices() {
                 values.resize(slice.here.len(), 0.0);
                 checkpoint.read(kind, &slice.name, &slice.runs, &mut values).expect("good");
             }

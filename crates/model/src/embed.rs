@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use lockstep_kernels::{Tensor, View, ViewMut, Vocabulary};
-use lockstep_plan::model::{BlockParams, Part};
+use lockstep_plan::model::{BlockParams, Part, Shape};
 
 use crate::Ctx;
 use crate::weight_grads::wide;
@@ -22,14 +22,15 @@ pub(crate) struct Embed {
 const SITE: u64 = 0;
 
 impl Embed {
-    pub fn new(part: &Part, params: &BlockParams) -> Embed {
+    pub fn new(shape: &Shape, part: &Part, params: &BlockParams) -> Embed {
         let has_positions = params.params.iter().any(|param| param.name == "positions");
+        let vocab = shape.vocab_on_rank(&part.mesh, part.coord);
         Embed {
             tokens: params.range("tokens"),
             positions: has_positions.then(|| params.range("positions")),
-            rows: part.vocab.len(),
-            held: Vocabulary { first: part.vocab.start, vocab: part.whole.vocab },
-            dim: part.whole.dim,
+            rows: vocab.len(),
+            held: Vocabulary { first: vocab.start, vocab: shape.vocab },
+            dim: shape.dim,
         }
     }
 

@@ -17,9 +17,14 @@ pub struct Cache {
 
 impl Cache {
     pub fn new(device: &Device, model: &Model, dtype: Dtype) -> Cache {
-        let shape = &model.part.whole;
-        let room = || device.empty(shape.seq, shape.kv_heads * shape.head_dim, dtype, Tag::Buffers);
-        let layers = (0..shape.layers).map(|_| (room(), room())).collect();
+        let layers = model.stages.iter().flat_map(|stage| &stage.layers);
+        let layers = layers.map(|layer| {
+            let part = &layer.attention;
+            let cols = part.kv_heads * part.head_dim;
+            let room = || device.empty(model.seq, cols, dtype, Tag::Buffers);
+            (room(), room())
+        });
+        let layers = layers.collect();
         Cache { layers, len: 0, groups: Groups::alone() }
     }
 
@@ -53,7 +58,7 @@ impl Model {
     ) -> Vec<f32> {
         let (start, seq) = (cache.len, ids.len());
         assert!(seq > 0, "no token to follow");
-        let most = self.part.whole.seq;
+        let most = self.seq;
         assert!(start + seq <= most, "{} tokens in a model of {most}", start + seq);
         let [stage] = &self.stages[..] else { panic!("text is made by a rank with a whole model") };
         let (Some(embed), Some(head)) = (&stage.embed, &stage.head) else {

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use lockstep_kernels::{CrossEntropy, Dtype, Gradient, Matmul, Tag, Tensor, View, ViewMut};
-use lockstep_plan::model::{BlockParams, Part, loss_chunk};
+use lockstep_plan::model::{BlockParams, Part, Shape, loss_chunk};
 
 use crate::norm::Norm;
 use crate::{Ctx, WeightGrads};
@@ -21,14 +21,15 @@ pub(crate) struct Head {
 }
 
 impl Head {
-    pub fn new(part: &Part, params: &BlockParams) -> Head {
+    pub fn new(shape: &Shape, part: &Part, params: &BlockParams) -> Head {
         let has_output = params.params.iter().any(|param| param.name == "output");
+        let vocab = shape.vocab_on_rank(&part.mesh, part.coord);
         Head {
-            norm: Norm::new(params, "norm", part.whole.norm_eps),
+            norm: Norm::new(params, "norm", shape.norm_eps),
             output: has_output.then(|| params.range("output")),
-            vocab: part.vocab.len(),
-            first: part.vocab.start,
-            widest: part.whole.vocab.div_ceil(part.mesh.tensor),
+            vocab: vocab.len(),
+            first: vocab.start,
+            widest: shape.vocab.div_ceil(part.mesh.tensor),
         }
     }
 

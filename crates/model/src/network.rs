@@ -16,6 +16,12 @@ use crate::{Auxiliary, Batch, Block, Ctx, Deferred, Dropout, Layer, Saved, Weigh
 /// The code of a model: what to do with parameters that lie elsewhere.
 pub struct Model {
     pub part: Part,
+    /// Vocabulary size.
+    pub vocab: usize,
+    /// Longest sequence.
+    pub seq: usize,
+    /// (vocab, dim) of the output projection on this rank.
+    output_dims: (usize, usize),
     pub(crate) stages: Vec<Stage>,
 }
 
@@ -85,8 +91,7 @@ pub enum WeightGradients {
 
 impl Model {
     /// The blocks of a rank's piece, and the tables they share.
-    pub fn new(part: &Part) -> Model {
-        let shape = &part.whole;
+    pub fn new(shape: &Shape, part: &Part) -> Model {
         let scaling = shape.rope_scaling.map(|scaling| RopeScaling {
             factor: scaling.factor,
             low_freq_factor: scaling.low_freq_factor,
@@ -96,13 +101,15 @@ impl Model {
         let rope = (shape.family != Family::Gpt2).then(|| {
             Arc::new(RopeTable::new(shape.head_dim, shape.seq, shape.rope_theta, scaling))
         });
-        let stage = |blocks: &Range<usize>| Stage::new(part, blocks.clone(), rope.as_ref());
-        Model { stages: part.stages.iter().map(stage).collect(), part: part.clone() }
+        let stage = |blocks: &Range<usize>| Stage::new(shape, part, blocks.clone(), rope.as_ref());
+        let output_dims = (shape.vocab_on_rank(&part.mesh, part.coord).len(), shape.dim);
+        let stages = part.stages.iter().map(stage).collect();
+        Model { stages, part: part.clone(), vocab: shape.vocab, seq: shape.seq, output_dims }
     }
 
     /// All of a model on one rank.
     pub fn whole(shape: &Shape) -> Model {
-        Model::new(&Part::whole(shape))
+        Model::new(shape, &Part::whole(shape.blocks()))
     }
 
     /// Forward and backward of one micro-batch through a whole model: its gradients are added to what earlier
@@ -322,7 +329,7 @@ impl Model {
         let head = stage.head.as_ref().expect("only the last stage turns");
         let (first, last) = (stage.blocks.start, stage.blocks.end - 1);
         self.need_output(cx.device, cx.groups, stage, head, &mut store.weights);
-        let (vocab, dim) = (self.part.vocab.len(), self.part.whole.dim);
+        let (vocab, dim) = self.output_dims;
         let (mut weight_grads, doutput) = match (&head.output, &stage.embed) {
             (Some(range), _) => {
                 let (grads, filled) = store.gradients.block(cx.device, last);
@@ -385,7 +392,7 @@ impl Model {
         match (&head.output, &stage.embed) {
             (Some(range), _) => {
                 let head = weights.block(stage.blocks.end - 1);
-                head.part(range.clone()).shaped(self.part.vocab.len(), self.part.whole.dim)
+                head.part(range.clone()).shaped(self.output_dims.0, self.output_dims.1)
             }
             (None, Some(embed)) => embed.table(weights.block(stage.blocks.start)),
             (None, None) => unreachable!("a head without a projection is on the embedding's rank"),
@@ -413,13 +420,21 @@ impl Model {
 }
 
 impl Stage {
-    fn new(part: &Part, blocks: Range<usize>, rope: Option<&Arc<RopeTable>>) -> Stage {
+    fn new(
+        shape: &Shape,
+        part: &Part,
+        blocks: Range<usize>,
+        rope: Option<&Arc<RopeTable>>,
+    ) -> Stage {
+        let local = shape.on_rank(&part.mesh, part.coord);
         let mut stage = Stage { blocks: blocks.clone(), embed: None, layers: vec![], head: None };
         for params in &part.blocks[blocks] {
             match params.number {
-                0 => stage.embed = Some(Embed::new(part, params)),
-                last if last == part.whole.layers + 1 => stage.head = Some(Head::new(part, params)),
-                _ => stage.layers.push(Layer::new(&part.shape, params.clone(), rope.cloned())),
+                0 => stage.embed = Some(Embed::new(shape, part, params)),
+                last if last + 1 == part.total_blocks => {
+                    stage.head = Some(Head::new(shape, part, params))
+                }
+                _ => stage.layers.push(Layer::new(&local, params.clone(), rope.cloned())),
             }
         }
         stage

@@ -1,7 +1,7 @@
 //! What a rank does in one optimizer step, block by block and in order: its list of the schedule, walked through
 //! its blocks as `model` walks it. Memory and traffic are read off it; nothing is computed here.
 
-use crate::model::{BlockParams, Part};
+use crate::model::Part;
 use crate::plan::Plan;
 use crate::schedule::{Act, Action, Schedule};
 
@@ -68,7 +68,7 @@ impl Walk<'_> {
 
     fn forward(&mut self, chunk: usize) {
         let first = self.part.stages[chunk].start;
-        if self.part.blocks[first].number == 0 {
+        if self.part.is_first(first) {
             self.moments.push(Moment::Embed { block: first });
         }
         let layers = self.layers(chunk);
@@ -78,13 +78,13 @@ impl Walk<'_> {
     fn backward(&mut self, chunk: usize, later: bool) {
         let stage = &self.part.stages[chunk];
         let (first, last) = (stage.start, stage.end - 1);
-        if self.is_head(last) {
-            let table = (!has_output(&self.part.blocks[last])).then_some(first);
+        if self.part.is_last(last) {
+            let table = self.part.shared[last].as_ref().map(|shared| shared.block);
             self.moments.push(Moment::Turn { block: last, table });
         }
         let layers = self.layers(chunk).rev();
         self.moments.extend(layers.map(|block| Moment::Backward { block, later }));
-        if self.part.blocks[first].number == 0 {
+        if self.part.is_first(first) {
             self.moments.push(Moment::EmbedBackward { block: first });
         }
     }
@@ -92,17 +92,9 @@ impl Walk<'_> {
     /// A stage's layers.
     fn layers(&self, chunk: usize) -> std::ops::Range<usize> {
         let stage = &self.part.stages[chunk];
-        let first = stage.start + usize::from(self.part.blocks[stage.start].number == 0);
-        first..stage.end - usize::from(self.is_head(stage.end - 1))
+        let first = stage.start + usize::from(self.part.is_first(stage.start));
+        first..stage.end - usize::from(self.part.is_last(stage.end - 1))
     }
-
-    fn is_head(&self, block: usize) -> bool {
-        self.part.blocks[block].number == self.part.whole.layers + 1
-    }
-}
-
-fn has_output(head: &BlockParams) -> bool {
-    head.params.iter().any(|param| param.name == "output")
 }
 
 /// Messages for a rank: between two ranks they come in the order of the sender's list, so that some come before

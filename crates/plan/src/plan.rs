@@ -212,7 +212,7 @@ impl Plan {
     /// What a rank holds of the model.
     pub fn part(&self, rank: usize) -> Part {
         let mesh = self.mesh();
-        Part::of(&self.model, &mesh, self.layout.chunks, mesh.coord(rank))
+        Part::new(&mesh, mesh.coord(rank), self.layout.chunks, self.model.blocks())
     }
 
     /// The positions of each sequence that a rank works on.

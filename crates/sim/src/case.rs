@@ -292,7 +292,7 @@ impl<'a> Case<'a> {
         let Some(latent) = self.latent else {
             return dim * (self.queries + self.keys + self.values) + out;
         };
-        let [narrow, kv] = [latent.narrow(), latent.kv_rank].map(|size| size as f64);
+        let [narrow, kv] = [latent.replicated_columns(), latent.kv_rank].map(|size| size as f64);
         let norms = kv + latent.q_rank.unwrap_or(0) as f64;
         dim * narrow + norms + self.from() * self.queries + kv * self.unfolded() + out
     }
@@ -312,7 +312,7 @@ impl<'a> Case<'a> {
     /// Columns that ranks of the tensor axis exchange on the way into attention: the stream, or the latents.
     pub fn entering(&self) -> f64 {
         let stream = |latent: Latent| if latent.q_rank.is_some() { 0.0 } else { self.dim };
-        self.latent.map_or(self.dim, |latent| latent.narrow() as f64 + stream(latent))
+        self.latent.map_or(self.dim, |latent| latent.replicated_columns() as f64 + stream(latent))
     }
 
     /// Of one feed-forward, or of one expert.

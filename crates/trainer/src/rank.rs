@@ -93,7 +93,7 @@ impl<'a> Rank<'a> {
         let groups = Groups::new(group, &plan.mesh(), plan.layout.sequence)?
             .with_context(plan.layout.context_kind, plan.data.seq)?
             .beside(plan.comm.overlap);
-        let model = Model::new(&plan.part(group.rank()));
+        let model = Model::new(&plan.model, &plan.part(group.rank()));
         let micros = plan.train.accumulation;
         let apart = group.hosts().iter().any(|host| *host != group.hosts()[0]);
         let overlap = plan.comm.overlap.unwrap_or(apart) && groups.mesh.replicas() > 1;
@@ -358,7 +358,7 @@ fn counted(model: &Model) -> Vec<(usize, usize, Range<usize>)> {
     let mut runs: Vec<(usize, usize, Range<usize>)> = Vec::new();
     for (block, (params, units)) in part.blocks.iter().zip(&part.shards).enumerate() {
         for (unit, shard) in units.iter().enumerate() {
-            for (start, param) in params.placed().filter(|(_, param)| part.speaks_for(param)) {
+            for (start, param) in params.placed().filter(|(_, param)| part.represents(param)) {
                 let Some(own) = shard.within(start..start + param.len()) else { continue };
                 match runs.last_mut() {
                     Some((b, u, run)) if (*b, *u, run.end) == (block, unit, own.start) => {

@@ -120,7 +120,7 @@ impl Rank<'_> {
                     kind,
                     named: Named { name: param.whole.name.clone(), dims: param.whole.dims.clone() },
                     runs: param.place().part(common.start - start..common.end - start),
-                    counts: self.model.part.owes(param, self.groups.sequence),
+                    counts: self.model.part.counts_residual(param, self.groups.sequence),
                 };
                 all.push((piece, &values[common.start - run.start..common.end - run.start]));
             }
@@ -215,7 +215,7 @@ impl Rank<'_> {
                 let name = &param.whole.name;
                 let read = match same {
                     true => checkpoint.own_of(kind, rank, name, &runs, to).map(drop),
-                    false if what == Memory::Usual || part.takes_owed(param, sequence) => {
+                    false if what == Memory::Usual || part.takes_residual(param, sequence) => {
                         checkpoint.own_of_all(kind, name, &runs, to)
                     }
                     false => Ok(()),
@@ -292,5 +292,5 @@ pub fn load_whole(
     dtype: Dtype,
     from: &dyn Tensors,
 ) -> Result<Weights, Error> {
-    load_weights(device, &Part::whole(shape), dtype, 0, from)
+    load_weights(device, &Part::whole(shape.blocks()), dtype, 0, from)
 }

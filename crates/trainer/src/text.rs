@@ -33,15 +33,15 @@ pub fn generate(
         // Something must be followed: the end of a document, or the end of a sentence.
         ids.push(source.end().unwrap_or(b'\n' as u32));
     }
-    if let Some(id) = ids.iter().find(|&&id| id as usize >= model.part.whole.vocab) {
+    if let Some(id) = ids.iter().find(|&&id| id as usize >= model.vocab) {
         return Err(Error::Mistake(format!(
             "the prompt has token {id}, the model a vocabulary of {}: it was trained on other data",
-            model.part.whole.vocab
+            model.vocab
         )));
     }
     let key = Key { seed: wanted.seed, stream: STREAM };
     let mut cache = Cache::new(device, model, dtype);
-    let (seq, decode) = (model.part.whole.seq, |ids: &[u32]| source.decode(ids));
+    let (seq, decode) = (model.seq, |ids: &[u32]| source.decode(ids));
     for index in 0..wanted.tokens {
         if cache.len() == seq {
             cache.clear();

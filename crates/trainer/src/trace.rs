@@ -35,7 +35,7 @@ pub struct Parting {
 impl Rank<'_> {
     /// Does a step's passes and remembers what came out. All ranks call it.
     pub(crate) fn trace(&mut self, source: &Source, step: u64) -> Result<Trace, Error> {
-        let whole = Part::whole(&self.plan.model);
+        let whole = Part::whole(self.plan.model.blocks());
         let names: Vec<String> = self.model.part.blocks.iter().map(|b| b.name.clone()).collect();
         let place = |name: &str| whole.blocks.iter().position(|block| block.name == name);
         let places: Vec<i64> =

@@ -60,7 +60,7 @@ fn any_mesh_reads_what_any_mesh_wrote() {
         holds(&checkpoint, 3);
         for readers in meshes() {
             for rank in 0..readers.ranks() {
-                let part = Part::of(&shape(), &readers, 1, readers.coord(rank));
+                let part = Part::new(&readers, readers.coord(rank), 1, shape().blocks());
                 for slice in part.slices() {
                     let mut found = vec![0.0; slice.here.len()];
                     for kind in KINDS {

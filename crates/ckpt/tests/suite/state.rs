@@ -40,7 +40,7 @@ pub fn head(step: u64, generation: u64) -> Head {
 
 /// The pieces that a rank of a mesh writes.
 pub fn pieces(mesh: &Mesh, rank: usize) -> Vec<Piece> {
-    let part = Part::of(&shape(), mesh, 1, mesh.coord(rank));
+    let part = Part::new(mesh, mesh.coord(rank), 1, shape().blocks());
     let piece = |kind| {
         move |slice: lockstep_plan::model::Slice| {
             let named = Named { name: slice.name, dims: slice.dims };

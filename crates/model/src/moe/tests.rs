@@ -101,7 +101,7 @@ fn sequences_that_are_cut_are_balanced_whole() {
         let mut shape = presets::shape("moe-test", Some(64)).unwrap();
         assert_eq!(shape.family, Family::Moe);
         shape.moe = shape.moe.map(|moe| Moe { aux_loss: 1.0, z_loss: 0.1, balance, ..moe });
-        let whole = Part::whole(&shape);
+        let whole = Part::whole(shape.blocks());
         let all = &whole.blocks[1];
         let right = half(&Groups::alone(), &shape, all, all, &[Run { start: 0, len: SEQ }]);
 
@@ -111,7 +111,7 @@ fn sequences_that_are_cut_are_balanced_whole() {
             let len = SEQ / (2 * context);
             let found = on_threads(context, |world| {
                 let groups = Groups::new(&world, &mesh, false).unwrap();
-                let part = Part::of(&shape, &mesh, 1, groups.coord);
+                let part = Part::new(&mesh, groups.coord, 1, shape.blocks());
                 let at = world.rank();
                 let late = 2 * context - 1 - at;
                 let runs = [at, late].map(|piece| Run { start: piece * len, len });

@@ -114,8 +114,8 @@ fn step(
     let How { mesh, sequence, recompute, micros, dtype, when, zero } = how;
     let device = Device::cpu(1);
     let groups = Groups::new(&world, &mesh, sequence).unwrap();
-    let part = Part::of(shape, &mesh, 1, groups.coord);
-    let model = Model::new(&part);
+    let part = Part::new(&mesh, groups.coord, 1, shape.blocks());
+    let model = Model::new(shape, &part);
     let weights = Weights::load(
         &device,
         &part,
@@ -305,8 +305,8 @@ fn stages_add_up() {
     let shape = shape(|moe| moe.capacity = Some(0.7));
     let whole = train(&shape, ALONE).remove(0);
     let (device, groups) = (Device::cpu(1), Groups::alone());
-    let part = Part::of(&shape, &Mesh::ONE, 2, groups.coord);
-    let model = Model::new(&part);
+    let part = Part::new(&Mesh::ONE, groups.coord, 2, shape.blocks());
+    let model = Model::new(&shape, &part);
     let weights = Weights::load(&device, &part, Dtype::F32, 0, out_of_whole(fill));
     let gradients = Gradients::new(&part, 0, 0, Dtype::F32);
     let mut store = Store::new(weights, gradients, Reduction::new(false, Compression::None), 1);

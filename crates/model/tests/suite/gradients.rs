@@ -186,9 +186,10 @@ fn bf16_stays_near_f32() {
 #[test]
 fn weight_gradients_can_wait() {
     for family in FAMILIES {
-        let setup = setup(&smooth(family), Dtype::F32);
+        let whole = smooth(family);
+        let setup = setup(&whole, Dtype::F32);
         let part = &setup.model.part;
-        let layer = Layer::new(&part.shape, part.blocks[1].clone(), rope(&setup));
+        let layer = Layer::new(&whole, part.blocks[1].clone(), rope(&whole));
         let (device, weights) = (&setup.device, setup.store.weights.block(1));
         let runs = [Run { start: 0, len: SEQ }];
         let cx = Ctx {
@@ -203,7 +204,7 @@ fn weight_gradients_can_wait() {
             counting: false,
         };
         let random = |stream| {
-            let mut x = device.empty(BATCH * SEQ, part.shape.dim, Dtype::F32, Tag::Buffers);
+            let mut x = device.empty(BATCH * SEQ, whole.dim, Dtype::F32, Tag::Buffers);
             device.normal(x.view_mut(), 1, stream, 0, 1.0);
             x
         };
@@ -256,8 +257,7 @@ fn whole_models_put_weight_gradients_off() {
     }
 }
 
-fn rope(setup: &Setup) -> Option<Arc<RopeTable>> {
-    let shape = &setup.model.part.shape;
+fn rope(shape: &Shape) -> Option<Arc<RopeTable>> {
     (shape.family != Family::Gpt2)
         .then(|| Arc::new(RopeTable::new(shape.head_dim, shape.seq, shape.rope_theta, None)))
 }

@@ -75,7 +75,7 @@ struct Later {
 
 impl Kept {
     fn of(plan: &Plan, part: &Part) -> Kept {
-        let (shape, layout) = (&part.shape, &plan.layout);
+        let (shape, layout) = (&plan.model.on_rank(&part.mesh, part.coord), &plan.layout);
         let bytes = plan.precision.compute.bytes();
         let tokens = plan.train.micro_batch * plan.data.seq / layout.context;
         let rows = if layout.sequence { tokens / layout.tensor } else { tokens };

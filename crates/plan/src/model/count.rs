@@ -1,14 +1,13 @@
-//! How many floating-point operations a token costs, and of how many tokens there are logits at once.
+//! Floating-point operations per token, and the chunks of tokens in which the loss is computed.
 
 use super::Shape;
 
-/// Operations per token of a training step: forward and backward, without what recompute adds. A multiply
-/// and an add count as two.
+/// Operations per token of a training step, forward and backward, without recompute. A multiply-add counts as two.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Flops {
-    /// Matrix multiplies with parameters: 6 for each weight that a token meets.
+    /// Matrix multiplies with parameters: 6 for each weight that a token is multiplied with.
     pub weights: f64,
-    /// Scores and weighted sums of a causal attention: half of the square, as it is computed.
+    /// Scores and weighted sums of causal attention: half of the square, as it is computed.
     pub attention: f64,
 }
 
@@ -18,7 +17,7 @@ impl Flops {
     }
 }
 
-/// What a token of a sequence of `seq` costs.
+/// Operations of a token in a sequence of `seq` tokens.
 pub fn flops_per_token(shape: &Shape, seq: usize) -> Flops {
     let attention = shape.attention_weights();
     let expert = 3 * shape.dim * shape.ffn;
@@ -30,21 +29,20 @@ pub fn flops_per_token(shape: &Shape, seq: usize) -> Flops {
     let lead = shape.lead.map_or(0, |lead| lead.layers * 3 * shape.dim * lead.ffn);
     let others = shape.layers - shape.lead.map_or(0, |lead| lead.layers);
     let weights = shape.layers * attention + others * mlp + lead + shape.vocab * shape.dim;
-    // Forward: two multiplies of (seq, head_dim) by (head_dim, seq) per head, 2 operations each; backward
-    // twice that; a causal mask halves the pairs: token t meets t + 1 keys, (seq + 1) / 2 on average.
+    // Forward: two multiplies of (seq, head_dim) by (head_dim, seq) per head, 2 operations each; backward is twice
+    // that. The causal mask halves the pairs: token t attends to t + 1 keys, (seq + 1) / 2 on average.
     let pairs = (seq + 1) as f64 / 2.0;
     let both = shape.heads * (shape.head_dim + shape.value_dim());
     let attention = 6.0 * shape.layers as f64 * both as f64 * pairs;
     Flops { weights: 6.0 * weights as f64, attention }
 }
 
-/// Logits of one chunk take at most this much, in f32, but at least those of `LEAST_CHUNK` tokens.
-const CHUNK_BYTES: usize = 32 << 20;
-const LEAST_CHUNK: usize = 64;
+/// Upper limit of the f32 logits of one chunk; a chunk has at least `MIN_CHUNK` tokens, or all.
+const MAX_CHUNK_BYTES: usize = 32 << 20;
+const MIN_CHUNK: usize = 64;
 
-/// Tokens whose logits, `columns` of each, exist at once: the loss of `tokens` is computed in chunks, of equal
-/// size so that none is a small rest.
+/// Tokens per chunk when the loss of `tokens` with `columns` logits each is computed in chunks of nearly equal size.
 pub fn loss_chunk(tokens: usize, columns: usize) -> usize {
-    let most = (CHUNK_BYTES / (4 * columns)).max(LEAST_CHUNK);
+    let most = (MAX_CHUNK_BYTES / (4 * columns)).max(MIN_CHUNK);
     tokens.div_ceil(tokens.div_ceil(most).max(1)).max(1)
 }

@@ -1,6 +1,7 @@
-//! What a model is made of, as numbers: its shape, its parameters block by block, its FLOPs.
+//! The size of a model: its shape, the parameters of its blocks, its FLOPs, and the part that a rank holds.
 
 mod count;
+mod families;
 mod latent;
 mod params;
 mod part;
@@ -8,13 +9,16 @@ mod slices;
 
 pub use count::{Flops, flops_per_token, loss_chunk};
 pub use latent::{Latent, Lead};
-pub use params::{BlockParams, Init, Param, Split, Whole};
-pub use part::{Part, Shard, Unit};
+pub use params::{BlockParams, Init, Param, Split, Tied, Whole};
+pub use part::{Part, Shard, SharedParam, Unit};
 pub use slices::{Runs, Slice, overlaps};
 
 use serde::{Deserialize, Serialize};
 
-/// Which of the three forms a model has.
+use crate::cut;
+use crate::mesh::{Coord, Mesh};
+
+/// Architecture of a built-in model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Family {
@@ -22,11 +26,11 @@ pub enum Family {
     Gpt2,
     /// Rotary positions, RMSNorm, no biases, SwiGLU, grouped keys.
     Llama,
-    /// Llama with a mixture of experts in the place of each SwiGLU, in the Mixtral form, or with shared experts.
+    /// Llama with a mixture of experts instead of each SwiGLU, as in Mixtral, optionally with shared experts.
     Moe,
 }
 
-/// The numbers that make a model.
+/// Hyperparameters of a built-in model.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Shape {
     pub family: Family,
@@ -35,10 +39,10 @@ pub struct Shape {
     pub dim: usize,
     pub layers: usize,
     pub heads: usize,
-    /// Heads of keys and values; each serves `heads / kv_heads` heads of queries.
+    /// Key/value heads; each serves `heads / kv_heads` query heads.
     pub kv_heads: usize,
     pub head_dim: usize,
-    /// Width inside the feed-forward part (of one expert).
+    /// Hidden size of the feed-forward (of one expert).
     pub ffn: usize,
     /// Longest sequence.
     pub seq: usize,
@@ -46,18 +50,18 @@ pub struct Shape {
     pub tied: bool,
     pub norm_eps: f64,
     pub dropout: f64,
-    /// Base of the rotary wave lengths.
+    /// Base of the rotary frequencies.
     pub rope_theta: f64,
     pub rope_scaling: Option<RopeScaling>,
     pub moe: Option<Moe>,
-    /// Attention through a latent; `head_dim` is then that of queries and keys.
+    /// Latent attention; `head_dim` is then that of queries and keys.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latent: Option<Latent>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lead: Option<Lead>,
 }
 
-/// Llama 3.1's stretching of the rotary wave lengths.
+/// Llama 3.1's scaling of the rotary frequencies.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct RopeScaling {
     pub factor: f64,
@@ -66,37 +70,37 @@ pub struct RopeScaling {
     pub original_seq: usize,
 }
 
-/// How tokens meet experts.
+/// A mixture of experts: routing, capacity and auxiliary losses.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Moe {
     pub experts: usize,
     /// Experts per token.
     pub top_k: usize,
-    /// Of each sequence, an expert takes the first `capacity × tokens × top_k / experts` slots and drops the
-    /// rest (the groups of GShard are sequences here); without one it takes all.
+    /// Per sequence, an expert takes the first `capacity × tokens × top_k / experts` slots and drops the rest
+    /// (GShard, with sequences as groups). `None` drops nothing.
     pub capacity: Option<f64>,
-    /// Weight of the load-balancing loss: of each layer by itself, the mean over layers.
+    /// Weight of the load-balancing loss, which is the mean over layers.
     pub aux_loss: f64,
-    /// Among which tokens that loss wants experts evenly used.
+    /// Tokens over which that loss balances the experts.
     #[serde(default)]
     pub balance: Balance,
-    /// Weight of the router's z-loss, the mean over tokens and layers.
+    /// Weight of the router's z-loss, which is the mean over tokens and layers.
     pub z_loss: f64,
-    /// Experts that every token passes, beside those that it is sent to: one SwiGLU as wide as so many
+    /// Shared experts, which process every token: one SwiGLU with the hidden size of this many experts
     /// (DeepSeekMoE).
     #[serde(default)]
     pub shared: usize,
 }
 
-/// Among which tokens experts shall be evenly used.
+/// Tokens over which the load-balancing loss balances the experts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Balance {
-    /// Those of each sequence, whatever the layout.
+    /// The tokens of each sequence, independent of the layout.
     #[default]
     Sequence,
-    /// Those of a micro-batch of all replicas together: the global batch where it is not accumulated, and
-    /// otherwise less of it the more it is. The only setting whose loss depends on the accumulation.
+    /// The tokens of one micro-batch on all replicas: the global batch divided by the gradient accumulation. The
+    /// only setting with which the loss depends on the accumulation.
     Batch,
 }
 
@@ -106,8 +110,25 @@ impl Shape {
         (self.heads + self.kv_heads) * self.head_dim + self.kv_heads * self.value_dim()
     }
 
-    /// Columns of the heads' joined output.
+    /// Columns of the heads' concatenated output.
     pub fn attention_dim(&self) -> usize {
         self.heads * self.value_dim()
+    }
+
+    /// Range of the vocabulary whose embeddings and logits are on the rank at `coord`.
+    pub fn vocab_on_rank(&self, mesh: &Mesh, coord: Coord) -> std::ops::Range<usize> {
+        cut(self.vocab, mesh.tensor, coord.tensor)
+    }
+
+    /// The shape with the heads, hidden sizes and vocabulary of the rank at `coord`.
+    pub fn on_rank(&self, mesh: &Mesh, coord: Coord) -> Shape {
+        Shape {
+            vocab: self.vocab_on_rank(mesh, coord).len(),
+            heads: self.heads / mesh.tensor,
+            kv_heads: (self.kv_heads / mesh.tensor).max(1),
+            ffn: self.ffn / mesh.tensor,
+            lead: self.lead.map(|lead| Lead { ffn: lead.ffn / mesh.tensor, ..lead }),
+            ..self.clone()
+        }
     }
 }

@@ -1,5 +1,5 @@
-//! Which slices of which tensors a rank holds, told by their places in the whole tensors, and which of them it
-//! writes into a checkpoint. A function of the rank's part alone: any rank, and any reader, comes to the same.
+//! The slices of tensors that a rank holds, by their positions in the whole tensors, and those that it writes into a
+//! checkpoint. They depend on the rank's part alone, so every rank and every reader computes the same.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use super::{Param, Part, Split};
 use crate::cut;
 
-/// Equal runs of a flattened tensor at equal distances. A few rows of a matrix are one run; a few columns are
-/// as many as it has rows, and still one of these.
+/// Runs of equal length in a flattened tensor, at equal distances. A few rows of a matrix are one run; a few columns
+/// are one run per row.
 ///
 /// ```
 /// use lockstep_plan::model::Runs;
@@ -21,9 +21,9 @@ use crate::cut;
 #[serde(from = "[usize; 4]", into = "[usize; 4]")]
 pub struct Runs {
     pub start: usize,
-    /// Of each run.
+    /// Length of each run.
     pub len: usize,
-    /// From the start of one to the start of the next.
+    /// Distance between the starts of two runs.
     pub stride: usize,
     pub count: usize,
 }
@@ -46,18 +46,17 @@ impl Runs {
         Runs { start: range.start, len: range.len(), stride: 0, count: 1 }
     }
 
-    /// All their elements.
+    /// Total number of elements.
     pub fn elements(&self) -> usize {
         self.len * self.count
     }
 
-    /// One by one.
     pub fn ranges(self) -> impl Iterator<Item = Range<usize>> {
         let Runs { start, len, stride, count } = self;
         (0..count).map(move |run| start + run * stride..start + run * stride + len)
     }
 
-    /// Elements `range` of all of them in a row: the rest of a run, whole runs, the beginning of one.
+    /// Elements `range` of the concatenated runs: the end of a run, whole runs, the beginning of a run.
     pub fn part(self, range: Range<usize>) -> Vec<Runs> {
         let Runs { start, len, stride, .. } = self;
         let (mut parts, mut at) = (Vec::new(), range.start);
@@ -79,7 +78,7 @@ impl Runs {
     }
 }
 
-/// What two slices of a tensor have in common: where in the one, where in the other, how many elements. Both
+/// The common elements of two slices of a tensor: offset in the first slice, offset in the second, length. Both slices
 /// are in the order of the tensor.
 pub fn overlaps(one: &[Runs], other: &[Runs]) -> Vec<(usize, usize, usize)> {
     let (mut ones, mut others) = (placed(one), placed(other));
@@ -98,7 +97,7 @@ pub fn overlaps(one: &[Runs], other: &[Runs]) -> Vec<(usize, usize, usize)> {
     common
 }
 
-/// Each run, and where it lies among the elements of all.
+/// Each run with its offset among the elements of all runs.
 fn placed(runs: &[Runs]) -> impl Iterator<Item = (usize, Range<usize>)> {
     runs.iter().flat_map(|runs| runs.ranges()).scan(0, |end, run| {
         let at = *end;
@@ -107,23 +106,23 @@ fn placed(runs: &[Runs]) -> impl Iterator<Item = (usize, Range<usize>)> {
     })
 }
 
-/// What a rank has of a tensor.
+/// A rank's slice of a tensor.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Slice {
-    /// Of the rank's.
+    /// Index among the rank's blocks.
     pub block: usize,
     pub unit: usize,
-    /// The whole tensor's.
+    /// Name and dimensions of the whole tensor.
     pub name: String,
     pub dims: Vec<usize>,
-    /// Where it lies in the rank's run of the unit.
+    /// Range in the rank's shard of the unit.
     pub here: Range<usize>,
-    /// Where its elements lie in the whole tensor, in the same order.
+    /// Positions of its elements in the whole tensor, in the same order.
     pub runs: Vec<Runs>,
 }
 
 impl Slice {
-    /// Some of its elements.
+    /// Elements `range` of the slice.
     fn part(&self, range: Range<usize>) -> Slice {
         let here = self.here.start + range.start..self.here.start + range.end;
         let (mut runs, mut before) = (Vec::new(), 0);
@@ -140,7 +139,7 @@ impl Slice {
 }
 
 impl Param {
-    /// Where a rank's piece lies in the whole tensor.
+    /// Position of this rank's slice in the whole tensor.
     pub fn place(&self) -> Runs {
         let mut runs = self.runs();
         let Some((start, first)) = runs.next() else { return Runs::one(0..0) };
@@ -155,23 +154,24 @@ impl Param {
 }
 
 impl Part {
-    /// All that this rank keeps the states of.
+    /// The slices whose optimizer state this rank holds.
     pub fn slices(&self) -> Vec<Slice> {
-        self.kept().into_iter().map(|(slice, _)| slice).collect()
+        self.held_slices().into_iter().map(|(slice, _)| slice).collect()
     }
 
-    /// What of it this rank writes into a checkpoint. What several ranks hold, each writes an equal share of, so
-    /// every element of every tensor is written once.
+    /// The slices that this rank writes into a checkpoint. Ranks that hold the same slice write an equal share each,
+    /// so every element of every tensor is written once.
     pub fn written(&self) -> Vec<Slice> {
-        let kept = self.kept();
+        let held = self.held_slices();
         let mut totals: BTreeMap<Holders, usize> = BTreeMap::new();
-        for (slice, holders) in &kept {
+        for (slice, holders) in &held {
             *totals.entry(*holders).or_default() += slice.here.len();
         }
-        // In a row, what the same ranks hold is cut among them: few slices are cut, and the shares are even.
+        // The concatenated slices of the same holders are divided among them: few slices are cut, and the shares
+        // are even.
         let mut before: BTreeMap<Holders, usize> = BTreeMap::new();
         let mut written = Vec::new();
-        for (slice, holders) in kept {
+        for (slice, holders) in held {
             let start = before.entry(holders).or_default();
             let share = cut(totals[&holders], holders.count, holders.index);
             let (from, to) = (share.start.max(*start), share.end.min(*start + slice.here.len()));
@@ -183,7 +183,7 @@ impl Part {
         written
     }
 
-    fn kept(&self) -> Vec<(Slice, Holders)> {
+    fn held_slices(&self) -> Vec<(Slice, Holders)> {
         let mut all = Vec::new();
         for (block, (params, units)) in self.blocks.iter().zip(&self.shards).enumerate() {
             for (unit, shard) in units.iter().enumerate() {
@@ -200,7 +200,7 @@ impl Part {
         all
     }
 
-    /// Who else has the same piece of a parameter.
+    /// The ranks that hold the same slice of a parameter.
     fn holders(&self, param: &Param) -> Holders {
         let Part { mesh, coord, .. } = self;
         let sharers = match param.expert {
@@ -209,7 +209,7 @@ impl Part {
         };
         let copies = (mesh.replicas() / sharers, mesh.replica(*coord) / sharers);
         let on_tensor = match param.split {
-            Split::Copied | Split::Norm => (mesh.tensor, coord.tensor),
+            Split::Replicated | Split::Norm => (mesh.tensor, coord.tensor),
             Split::Keys => (mesh.keys, coord.tensor % mesh.keys),
             Split::Rows | Split::Cols | Split::Vocab => (1, 0),
         };
@@ -221,15 +221,15 @@ impl Part {
         }
     }
 
-    /// Whether what this rank owes of a parameter's gradient (see `comm.compression`) counts beside what others
-    /// owe. Where ranks of the tensor axis compute the same gradient, one of them counts.
-    pub fn owes(&self, param: &Param, sequence: bool) -> bool {
+    /// Whether this rank's compression residual of a parameter's gradient (see `comm.compression`) is added to those
+    /// of other ranks. Where ranks of the tensor axis compute the same gradient, one of them counts.
+    pub fn counts_residual(&self, param: &Param, sequence: bool) -> bool {
         !param.same_on_tensor(sequence) || self.coord.tensor == 0
     }
 
-    /// Whether this rank takes over what all ranks of another layout owed of a parameter's gradient: one of those
-    /// whose gradients are summed, and all that compute the same.
-    pub fn takes_owed(&self, param: &Param, sequence: bool) -> bool {
+    /// Whether this rank takes over the summed residual of a parameter's gradient from another layout: one of the
+    /// ranks whose gradients are summed, and all that compute the same gradient.
+    pub fn takes_residual(&self, param: &Param, sequence: bool) -> bool {
         let Part { mesh, coord, .. } = self;
         let first_replica = match param.expert {
             Some(_) => mesh.replica(*coord) < mesh.expert,
@@ -244,7 +244,8 @@ impl Part {
     }
 }
 
-/// The ranks that hold the same slice, and which of them this one is. Those of one kind hold the same slices.
+/// The ranks that hold the same slice, and the index of this rank among them. Holders of one kind hold the same
+/// slices.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Holders {
     kind: (bool, usize, usize),

@@ -3,7 +3,7 @@
 use super::{Collective, List};
 use crate::config::Recompute;
 use crate::mesh::GroupKind;
-use crate::model::{Balance, Family, Moe, Part, loss_chunk};
+use crate::model::{Balance, Family, Moe, Part, Shape, loss_chunk};
 use crate::plan::{Layout, Plan};
 
 /// So few rows of the stream do not travel by themselves: multiplied by themselves they would be other sums.
@@ -12,6 +12,8 @@ pub const FEW_ROWS: usize = 8;
 pub(super) struct Passes<'a> {
     plan: &'a Plan,
     part: &'a Part,
+    /// Sizes on this rank.
+    shape: Shape,
     /// Of a micro-batch, on this rank.
     tokens: usize,
     /// Of a number in the compute type.
@@ -21,12 +23,14 @@ pub(super) struct Passes<'a> {
 
 impl<'a> Passes<'a> {
     pub fn new(plan: &'a Plan, part: &'a Part) -> Passes<'a> {
+        let shape = plan.model.on_rank(&part.mesh, part.coord);
         Passes {
             plan,
             part,
             tokens: plan.train.micro_batch * plan.data.seq / plan.layout.context,
             bytes: plan.precision.compute.bytes(),
-            moe: part.shape.moe.filter(|_| part.shape.family == Family::Moe),
+            moe: shape.moe.filter(|_| shape.family == Family::Moe),
+            shape,
         }
     }
 
@@ -39,7 +43,7 @@ impl<'a> Passes<'a> {
         self.inside(list);
         match self.moe {
             Some(moe) => {
-                self.rows(list, moe, self.part.shape.dim, self.bytes);
+                self.rows(list, moe, self.shape.dim, self.bytes);
                 self.sum(list);
             }
             None => self.leave_matrix(list),
@@ -50,7 +54,7 @@ impl<'a> Passes<'a> {
     pub fn turn(&self, list: &mut List) {
         self.enter(list);
         let ranks = list.size(GroupKind::Tensor);
-        let chunk = loss_chunk(self.tokens, self.part.whole.vocab.div_ceil(ranks));
+        let chunk = loss_chunk(self.tokens, self.plan.model.vocab.div_ceil(ranks));
         for start in (0..self.tokens).step_by(chunk) {
             let rows = chunk.min(self.tokens - start);
             list.add(GroupKind::Tensor, Collective::AllReduce, rows, 4);
@@ -98,7 +102,7 @@ impl<'a> Passes<'a> {
 
     /// The stream of all tokens.
     fn stream(&self) -> usize {
-        self.tokens * self.part.shape.dim
+        self.tokens * self.shape.dim
     }
 
     /// From a rank's rows of the stream to all.
@@ -159,7 +163,7 @@ impl<'a> Passes<'a> {
             list.add(kind, Collective::AllReduce, 2 * scopes * moe.experts, 4);
         }
         list.add(GroupKind::Expert, Collective::AllToAllV, moe.experts, 4);
-        self.rows(list, moe, self.part.shape.dim, self.bytes);
+        self.rows(list, moe, self.shape.dim, self.bytes);
     }
 
     /// Rows to their experts, or back.
@@ -169,7 +173,7 @@ impl<'a> Passes<'a> {
     }
 
     fn mixture_backward(&self, list: &mut List, moe: Moe, recompute: Recompute) {
-        let dim = self.part.shape.dim;
+        let dim = self.shape.dim;
         if recompute == Recompute::Selective {
             self.rows(list, moe, dim, self.bytes);
         }
@@ -183,24 +187,24 @@ impl<'a> Passes<'a> {
 
     /// Heads of queries, and of keys or values, that a rank attends with when neighbours have dealt out theirs.
     fn dealt(&self) -> (usize, usize) {
-        let (shape, ulysses) = (&self.part.shape, self.part.mesh.ulysses);
+        let (shape, ulysses) = (&self.shape, self.part.mesh.ulysses);
         (shape.heads / ulysses, (shape.kv_heads / ulysses).max(1))
     }
 
     fn attend(&self, list: &mut List) {
         let (heads, keys) = self.dealt();
-        self.deal(list, (heads + 2 * keys) * self.part.shape.head_dim, self.bytes);
+        self.deal(list, (heads + 2 * keys) * self.shape.head_dim, self.bytes);
         self.round(list, self.bytes);
-        self.deal(list, heads * self.part.shape.head_dim, self.bytes);
+        self.deal(list, heads * self.shape.head_dim, self.bytes);
     }
 
     fn attend_backward(&self, list: &mut List) {
         let (heads, keys) = self.dealt();
         self.deal(list, heads, 4);
-        self.deal(list, heads * self.part.shape.head_dim, self.bytes);
+        self.deal(list, heads * self.shape.head_dim, self.bytes);
         self.round(list, self.bytes);
         self.round(list, 4);
-        self.deal(list, (heads + 2 * keys) * self.part.shape.head_dim, self.bytes);
+        self.deal(list, (heads + 2 * keys) * self.shape.head_dim, self.bytes);
     }
 
     /// An all-to-all among neighbours: all tokens' columns of some heads.
@@ -214,7 +218,7 @@ impl<'a> Passes<'a> {
     fn round(&self, list: &mut List, width: usize) {
         let (ulysses, context) = (self.part.mesh.ulysses, self.part.mesh.context);
         let (ring, (_, keys)) = (context / ulysses, self.dealt());
-        let count = ulysses * self.tokens * 2 * keys * self.part.shape.head_dim;
+        let count = ulysses * self.tokens * 2 * keys * self.shape.head_dim;
         for _ in 1..ring {
             list.add_among(Some(GroupKind::Context), ring, Collective::Send, count, width);
         }

@@ -80,7 +80,7 @@ fn attention_matrices(case: &Case) -> Passes {
     };
     // Into the latents, of the rows that are here; out of them, of all.
     let keys = [latent.kv_rank as f64, case.unfolded()];
-    matrix(case, case.rows, [case.dim, latent.narrow() as f64], 1.0)
+    matrix(case, case.rows, [case.dim, latent.replicated_columns() as f64], 1.0)
         + matrix(case, case.tokens, [case.from(), case.queries], 1.0)
         + matrix(case, case.tokens, keys, 1.0)
         + out

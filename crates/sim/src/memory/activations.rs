@@ -73,7 +73,7 @@ pub(super) fn working(case: &Case) -> f64 {
 fn heads_kept(case: &Case) -> f64 {
     let latents = case.latent.map_or(0.0, |latent| {
         let ranks = latent.q_rank.unwrap_or(0) + latent.kv_rank;
-        (latent.narrow() + ranks) as f64
+        (latent.replicated_columns() + ranks) as f64
             / if case.layout().sequence { case.mesh.tensor as f64 } else { 1.0 }
     });
     case.queries + case.keys + case.values + case.attended + latents

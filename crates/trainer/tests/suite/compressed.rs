@@ -43,7 +43,7 @@ fn copied(plan: &Plan, rank: &Rank<'_>, number: usize) -> Vec<f32> {
     for (block, params) in part.blocks.iter().enumerate() {
         for (unit, shard) in part.shards[block].iter().enumerate() {
             let own = rank.store.weights.own(block, unit).host::<f32>();
-            let copies = |param: &Param| matches!(param.split, Split::Copied | Split::Norm);
+            let copies = |param: &Param| matches!(param.split, Split::Replicated | Split::Norm);
             for (start, param) in params.placed().filter(|(_, param)| copies(param)) {
                 values.extend(
                     shard.within(start..start + param.len()).map_or(&[][..], |run| &own[run]),

@@ -30,7 +30,7 @@ fn model(device: &Device) -> (Model, Weights) {
 fn text_goes_on_when_the_context_is_full() {
     let device = Device::cpu(1);
     let (source, (model, weights)) = (source(), model(&device));
-    let seq = model.part.whole.seq;
+    let seq = model.seq;
     for prompt in ["a", "a long prompt that does not fit", "ten bytes."] {
         let tokens = 3 * seq;
         let mut ids = source.encode(prompt).unwrap();
