@@ -1,7 +1,9 @@
-//! The CPU device's kernels: functions over slices. Knows nothing of pools or tags, and allocates nothing
-//! once its scratch has grown to what the shapes need.
+//! The CPU kernels: functions over slices. They know nothing about memory pools or tags, and allocate nothing once
+//! their scratch has grown to the size that the shapes need.
 
 pub mod adamw;
+#[cfg(target_arch = "x86_64")]
+mod amx_tiles;
 pub mod attention;
 pub mod balance;
 pub mod cross_entropy;
@@ -23,8 +25,6 @@ pub mod routing;
 mod scratch;
 mod simd;
 pub mod swiglu;
-#[cfg(target_arch = "x86_64")]
-mod tiles;
 mod vector;
 
 pub use level::Level;
@@ -32,34 +32,34 @@ pub use scratch::Scratch;
 
 use crate::Team;
 
-/// What every CPU kernel is given: its threads, what the processor can do, and scratch memory per thread.
+/// Execution context of every CPU kernel: threads, instruction set, and scratch memory per thread.
 pub struct Cpu {
     pub team: Team,
     pub level: Level,
-    /// One for each member of the team.
+    /// One per thread.
     pub scratch: Vec<Scratch>,
-    /// What each member has to do of a matrix multiply.
-    pub shares: gemm::Shares,
+    /// Work partition of matrix multiplies.
+    pub gemm_balance: gemm::LoadBalancer,
 }
 
 impl Cpu {
-    /// A team of `threads`, and the best instructions that this processor has.
+    /// A team of `threads` with the best instruction set of this processor.
     pub fn new(threads: usize) -> Cpu {
         Cpu::at(Level::of_this_machine(), threads)
     }
 
-    /// The same with fewer instructions than the processor has: what a test compares.
+    /// A team of `threads` with the given instruction set.
     ///
     /// # Panics
-    /// When the processor lacks them.
+    /// If the processor does not support it.
     pub fn at(level: Level, threads: usize) -> Cpu {
         let best = Level::of_this_machine();
-        assert!(level <= best, "this processor reaches {best:?}, not {level:?}");
+        assert!(level <= best, "this processor supports {best:?}, not {level:?}");
         Cpu {
             team: Team::new(threads),
             level,
             scratch: (0..threads).map(|_| Scratch::new()).collect(),
-            shares: gemm::Shares::new(threads),
+            gemm_balance: gemm::LoadBalancer::new(threads),
         }
     }
 }

@@ -1,360 +1,322 @@
-//! The multiply in blocks: which panels are packed when, and stay in which cache. The arithmetic itself is a
-//! `Kernel`'s.
+//! The loop nest of the multiply: which panels are packed when, and in which cache they stay. The arithmetic is
+//! the micro-kernel's.
 
-use super::epilogue::Tile;
+use super::Product;
+use super::blocking::Blocking;
+use super::epilogue::{DirectOutput, Tile};
 use super::grid::Rectangle;
-use super::kernel::{Ahead, Kernel, Lying, Rows, Strip, Sums};
-use super::{Data, Operand, Product};
+use super::kernel::MicroKernel;
+use super::panel::{Accumulator, KernelArgs, PackJob, PanelA, PanelRequest, PrefetchA};
 use crate::cpu::Cpu;
 use std::ops::Range;
 
-/// Bytes of `a` that are kept packed for the next chunks of `b`: a share of L3.
-const KEPT: usize = 4 << 20;
-/// When k is cut, sums wait in scratch: for so many elements of output at a time.
-const WAITING: usize = 1 << 20;
-/// Where lanes lie side by side, so many bytes of them are packed at a time: a visit to a row of memory, which
-/// may be a page of its own, should fetch some neighbouring lines.
-const VISIT: usize = 1 << 10;
-
-pub fn run(cpu: &Cpu, kernel: &Kernel, product: &Product<'_>) {
-    // A share is whole panels where their height is fixed.
-    let grain = (if kernel.rows.len() == 1 { kernel.rows.start } else { 1 }, kernel.cols);
-    // Shares change with the members' paces: room for any of them, or else scratch would grow now and then.
-    let room = match cpu.team.size() {
-        1 => Blocks::of(kernel, product, product.m, product.n).bytes(kernel),
-        _ => Blocks::most_bytes(kernel, product),
+pub fn run(cpu: &Cpu, kernel: &MicroKernel, product: &Product<'_>) {
+    // Rectangles consist of whole panels if all panels have the same height.
+    let granularity = (if kernel.mr.len() == 1 { kernel.mr.start } else { 1 }, kernel.nr);
+    // Rectangles change with the measured speeds. The scratch suffices for any of them, so it grows only once.
+    let bytes = match cpu.team.size() {
+        1 => Blocking::new(kernel, product, product.m, product.n).scratch_bytes(kernel),
+        _ => Blocking::max_scratch_bytes(kernel, product),
     };
-    cpu.shares.run(&cpu.team, (product.m, product.n), grain, |member, share| {
-        let Rectangle { rows, cols } = share;
-        let blocks = Blocks::of(kernel, product, rows.len(), cols.len());
-        cpu.scratch[member].with(room, |scratch| {
-            let mut work = || {
-                for row in rows.clone().step_by(blocks.rows) {
-                    for col in cols.clone().step_by(blocks.cols) {
-                        let rows = row..(row + blocks.rows).min(rows.end);
-                        let cols = col..(col + blocks.cols).min(cols.end);
-                        // SAFETY: the rectangle is this member's alone, and the scratch has the blocks' size.
-                        unsafe { rectangle(kernel, product, &blocks, rows, cols, scratch) };
-                    }
-                }
-            };
-            // SAFETY: the kernel is of a level that this processor has.
-            unsafe { (kernel.prepared)(&mut work) };
+    cpu.gemm_balance.run(&cpu.team, (product.m, product.n), granularity, |thread, rectangle| {
+        cpu.scratch[thread].with(bytes, |scratch| {
+            // SAFETY: the rectangle belongs to this thread, the scratch is as large as any blocking needs, and
+            // the processor supports the kernel's level.
+            unsafe {
+                (kernel.configured)(&mut || multiply(kernel, product, rectangle, scratch));
+            }
         });
     });
 }
 
-/// How a member's rectangle is cut.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Blocks {
-    /// Of k, as even as can be.
-    long: usize,
-    /// Of a panel of `a`.
-    height: usize,
-    /// Of the output that is worked on at a time.
-    rows: usize,
-    cols: usize,
-    /// Columns of `b` that are packed at a time.
-    chunk: usize,
-    /// Panels of either side that are packed in one go.
-    visit_a: usize,
-    visit_b: usize,
-    /// Panels of `a` stay packed for the next chunks, unless there is but one or they are read as they lie.
-    kept: bool,
-    /// k is cut, and the output is no place for sums: all the block's wait in scratch.
-    waiting: bool,
-}
-
-impl Blocks {
-    fn of(kernel: &Kernel, product: &Product<'_>, m: usize, n: usize) -> Blocks {
-        let direct = product.target.direct().is_some();
-        let pieces = kernel.pieces(direct, product.k);
-        let count = product.k.div_ceil(pieces.long).max(1);
-        let long = product.k.div_ceil(count).max(1).next_multiple_of(kernel.deep);
-        let height = kernel.height(m);
-        // Where panels are read as they lie, those that are not whole are packed by themselves at most.
-        let lies = (kernel.in_place)(
-            &product.a,
-            Lying { lanes: 0..height, ks: 0..long, long, rows: height, cols: product.n },
-        )
-        .is_some();
-        let visit_a = if lies { 1 } else { visit(&product.a, height) };
-        let visit_b = visit(&product.b, kernel.cols);
-        let whole = |len: usize, most: usize, of: usize| {
-            len.next_multiple_of(of).min((most / of).max(1) * of)
-        };
-        let chunk = whole(n, pieces.chunk / kernel.bytes / long, kernel.cols);
-        // As even as can be, too: each chunk costs a pass over `a`.
-        let chunk = n.div_ceil(n.div_ceil(chunk)).next_multiple_of(kernel.cols);
-        // All panels of a piece that is not whole along k are packed, otherwise one that is not in rows.
-        let kept = n > chunk && !(lies && product.k.is_multiple_of(kernel.deep));
-        let waiting = long < product.k && !direct;
-        let most = if kept { KEPT / kernel.bytes / long } else { usize::MAX };
-        let rows = whole(m, if waiting { most.min(1024) } else { most }, height * visit_a);
-        let cols = whole(n, if waiting { WAITING / rows } else { usize::MAX }, chunk);
-        Blocks { long, height, rows, cols, chunk, visit_a, visit_b, kept, waiting }
-    }
-
-    /// Elements from one panel to the next. A line more than they take, or else the same line of all panels
-    /// would fall into one set of the cache, where a dozen of them have room.
-    fn apart(&self, kernel: &Kernel, width: usize) -> usize {
-        let line = 64 >> kernel.bytes.trailing_zeros();
-        (width * self.long).next_multiple_of(line) + line
-    }
-
-    fn slots(&self, kernel: &Kernel) -> usize {
-        if self.waiting { self.rows * self.cols } else { self.height * kernel.cols }
-    }
-
-    fn bytes(&self, kernel: &Kernel) -> usize {
-        let a = if self.kept { self.rows.div_ceil(self.height) } else { self.visit_a };
-        let b = self.chunk / kernel.cols;
-        4 * line(self.slots(kernel))
-            + kernel.bytes
-                * (a * self.apart(kernel, self.height) + b * self.apart(kernel, kernel.cols))
-    }
-
-    /// No rectangle of the product needs more: its panels may be higher or lower, its chunks fuller.
-    fn most_bytes(kernel: &Kernel, product: &Product<'_>) -> usize {
-        let whole = Blocks::of(kernel, product, product.m, product.n);
-        let (low, tall) = (kernel.rows.start, kernel.rows.end - 1);
-        let visit = visit(&product.a, low);
-        let pieces = kernel.pieces(product.target.direct().is_some(), product.k);
-        let chunk = (pieces.chunk / kernel.bytes / whole.long)
-            .max(kernel.cols)
-            .min(product.n.next_multiple_of(kernel.cols));
-        let rows = |most: usize| (product.m + tall * visit).min(most.max(tall * visit));
-        let a = match whole.kept {
-            true => rows(KEPT / kernel.bytes / whole.long).div_ceil(low).max(visit),
-            false => visit,
-        };
-        let slots = match whole.waiting {
-            true => (rows(usize::MAX) * (product.n + chunk)).min(WAITING.max(rows(1024) * chunk)),
-            false => tall * kernel.cols,
-        };
-        let (apart_a, apart_b) = (whole.apart(kernel, tall), whole.apart(kernel, kernel.cols));
-        4 * line(slots) + kernel.bytes * (a * apart_a + chunk.div_ceil(kernel.cols) * apart_b)
-    }
-}
-
-/// Panels to pack at a time.
-fn visit(from: &Operand<'_>, width: usize) -> usize {
-    let bytes = if let Data::F32(_) = from.data { 4 } else { 2 };
-    if from.k_runs { 1 } else { VISIT.div_ceil(bytes * width) }
-}
-
-/// Whole cache lines of any element.
-fn line(elements: usize) -> usize {
-    elements.next_multiple_of(32)
-}
-
-/// One block of the output, over all of k.
-///
 /// # Safety
-/// The rectangle lies within the product, is this thread's alone, and `scratch` has the bytes of `blocks`; the
-/// kernel is prepared.
-unsafe fn rectangle(
-    kernel: &Kernel,
+/// The rectangle is within the product and no other thread writes to it; `scratch` has the size that its
+/// blocking needs; the kernel's registers are configured.
+unsafe fn multiply(
+    kernel: &MicroKernel,
     product: &Product<'_>,
-    blocks: &Blocks,
-    rows: Range<usize>,
-    cols: Range<usize>,
+    Rectangle { rows, cols }: &Rectangle,
     scratch: *mut u8,
 ) {
-    let (k, height, width) = (product.k, blocks.height, kernel.cols);
-    let panels = rows.len().div_ceil(height);
-    let direct = product.target.direct();
-    let in_place = |lanes: Range<usize>, ks: Range<usize>| {
-        (kernel.in_place)(
-            &product.a,
-            Lying { lanes, ks, long: blocks.long, rows: height, cols: product.n },
-        )
-    };
-    // SAFETY: offsets stay inside the bytes that `blocks` counted; the rest is the caller's promise.
-    unsafe {
-        let slots = scratch.cast::<f32>();
-        let packed_b = scratch.add(4 * line(blocks.slots(kernel)));
-        let (apart_a, apart_b) = (blocks.apart(kernel, height), blocks.apart(kernel, width));
-        let packed_a = packed_b.add(kernel.bytes * blocks.chunk / width * apart_b);
-        let mut from = 0;
+    let blocking = Blocking::new(kernel, product, rows.len(), cols.len());
+    for row in rows.clone().step_by(blocking.rows) {
+        for col in cols.clone().step_by(blocking.cols) {
+            let block = Block {
+                kernel,
+                product,
+                blocking: &blocking,
+                rows: row..(row + blocking.rows).min(rows.end),
+                cols: col..(col + blocking.cols).min(cols.end),
+                direct: product.output.direct(),
+                buffers: Buffers::new(kernel, &blocking, scratch),
+            };
+            // SAFETY: the caller's promise.
+            unsafe { block.run() };
+        }
+    }
+}
+
+/// Parts of the scratch memory, and bytes from one packed panel to the next.
+struct Buffers {
+    accumulators: *mut f32,
+    packed_a: *mut u8,
+    packed_b: *mut u8,
+    stride_a: usize,
+    stride_b: usize,
+}
+
+impl Buffers {
+    fn new(kernel: &MicroKernel, blocking: &Blocking, scratch: *mut u8) -> Buffers {
+        let stride_a = kernel.element_bytes * blocking.panel_stride(kernel, blocking.mr);
+        let stride_b = kernel.element_bytes * blocking.panel_stride(kernel, kernel.nr);
+        let packed_b = scratch.wrapping_add(blocking.accumulator_bytes(kernel));
+        let packed_a = packed_b.wrapping_add(blocking.chunk / kernel.nr * stride_b);
+        Buffers { accumulators: scratch.cast(), packed_a, packed_b, stride_a, stride_b }
+    }
+}
+
+/// One block of the output, computed over all of k. The unsafe methods rely on the promise made to `multiply`.
+struct Block<'a> {
+    kernel: &'a MicroKernel,
+    product: &'a Product<'a>,
+    blocking: &'a Blocking,
+    rows: Range<usize>,
+    cols: Range<usize>,
+    direct: Option<DirectOutput>,
+    buffers: Buffers,
+}
+
+/// One panel of `a` while it is multiplied with a chunk of `b`.
+struct RowPanel {
+    index: usize,
+    rows: Range<usize>,
+    ks: Range<usize>,
+    /// Length of `ks`, padded to what the kernel needs.
+    k: usize,
+    chunk: Range<usize>,
+    /// Panels of `b` in the chunk.
+    tiles: usize,
+    a: PanelA,
+    next_a: *const u8,
+}
+
+impl Block<'_> {
+    unsafe fn run(&self) {
+        let mut start = 0;
         loop {
-            let ks = from..(from + blocks.long).min(k);
-            let long = ks.len().next_multiple_of(kernel.deep);
-            let last = ks.end == k;
-            for chunk in cols.clone().step_by(blocks.chunk) {
-                let end = (chunk + blocks.chunk).min(cols.end);
-                for panel in 0..panels {
-                    let row = rows.start + panel * height;
-                    let lanes = row..(row + height).min(rows.end);
-                    let a = in_place(lanes.clone(), ks.clone());
-                    let a = a.unwrap_or_else(|| {
-                        let at = if blocks.kept { panel } else { panel % blocks.visit_a };
-                        let a = packed_a.add(kernel.bytes * at * apart_a);
-                        if chunk == cols.start && panel % blocks.visit_a == 0 {
-                            let lanes = row..(row + height * blocks.visit_a).min(rows.end);
-                            (kernel.pack_a)(
-                                &Strip {
-                                    from: product.a,
-                                    lanes,
-                                    ks: ks.clone(),
-                                    width: height,
-                                    apart: apart_a,
-                                },
-                                a,
-                            );
-                        }
-                        Rows { start: a, stride: 0, step: 0 }
-                    });
-                    // The panel after this one: after the last the first again, of the next piece if it must be.
-                    let after = if panel + 1 < panels { lanes.end } else { rows.start };
-                    let then = match panel + 1 < panels || end < cols.end {
-                        true => ks.clone(),
-                        false => ks.end..(ks.end + blocks.long).min(k),
-                    };
-                    let next = match a.stride {
-                        0 => a.start.wrapping_add(kernel.bytes * apart_a),
-                        _ => in_place(after..(after + height).min(rows.end), then)
-                            .map_or(a.start, |rows| rows.start),
-                    };
-                    // A packed panel is filled up with rows of zeros.
-                    let tall = if a.stride == 0 { height } else { lanes.len() };
-                    for col in (chunk..end).step_by(width) {
-                        let at = (col - chunk) / width;
-                        let b = packed_b.add(kernel.bytes * at * apart_b);
-                        if panel == 0 && at % blocks.visit_b == 0 {
-                            let lanes = col..(col + width * blocks.visit_b).min(end);
-                            (kernel.pack_b)(
-                                &Strip {
-                                    from: product.b,
-                                    lanes,
-                                    ks: ks.clone(),
-                                    width,
-                                    apart: apart_b,
-                                },
-                                b,
-                            );
-                        }
-                        let tiles = (end - chunk).div_ceil(width);
-                        let ahead = Ahead { next, tile: at, tiles };
-                        let cols_here = (end - col).min(width);
-                        let slot = match blocks.waiting {
-                            true => (col - cols.start) / width * panels + panel,
-                            false => 0,
-                        };
-                        let sums = slots.add(slot * height * width);
-                        let (rows, cols) = (lanes.len(), cols_here);
-                        let tile = Tile { sums, stride: width, row, col, rows, cols };
-                        let (place, place_stride) = match direct.is_some() || last {
-                            true => product.target.place(row, col),
-                            false => (sums.cast::<u8>().cast_const(), 4 * width),
-                        };
-                        let own = Sums {
-                            start: sums,
-                            stride: width,
-                            resume: from > 0,
-                            place,
-                            place_stride,
-                            next: match blocks.waiting && from > 0 && col + width < end {
-                                true => slots.add((slot + panels) * height * width),
-                                false => sums,
-                            },
-                        };
-                        match direct {
-                            // In the output itself, the edges by way of a slot: the same additions everywhere.
-                            Some(out) => {
-                                let resume = from > 0 || out.resume;
-                                if rows == tall && cols == width {
-                                    (kernel.multiply)(
-                                        tall,
-                                        long,
-                                        a,
-                                        ahead,
-                                        b,
-                                        out.sums(row, col, resume),
-                                    );
-                                } else {
-                                    if resume {
-                                        sums.write_bytes(0, height * width);
-                                        out.lift(tile);
-                                    }
-                                    (kernel.multiply)(
-                                        tall,
-                                        long,
-                                        a,
-                                        ahead,
-                                        b,
-                                        Sums { resume, ..own },
-                                    );
-                                    out.lower(tile);
-                                }
-                            }
-                            None => {
-                                (kernel.multiply)(tall, long, a, ahead, b, own);
-                                if last {
-                                    product.target.finish(kernel.level, tile);
-                                }
-                            }
-                        }
-                    }
+            let ks = start..(start + self.blocking.kc).min(self.product.k);
+            for col in self.cols.clone().step_by(self.blocking.chunk) {
+                let chunk = col..(col + self.blocking.chunk).min(self.cols.end);
+                for index in 0..self.row_panels() {
+                    // SAFETY: the caller's promise.
+                    unsafe { self.row_panel(index, &ks, &chunk) };
                 }
             }
-            from = ks.end;
-            if last {
+            if ks.end == self.product.k {
                 break;
             }
+            start = ks.end;
         }
+    }
+
+    fn row_panels(&self) -> usize {
+        self.rows.len().div_ceil(self.blocking.mr)
+    }
+
+    /// Multiplies one panel of `a` with all panels of a chunk of `b`.
+    unsafe fn row_panel(&self, index: usize, ks: &Range<usize>, chunk: &Range<usize>) {
+        let start = self.rows.start + index * self.blocking.mr;
+        let rows = start..(start + self.blocking.mr).min(self.rows.end);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let a = self
+                .in_place(rows.clone(), ks.clone())
+                .unwrap_or_else(|| self.packed_a(index, ks, chunk.start == self.cols.start));
+            let next_a = self.next_a(a, index, ks, chunk);
+            let k = ks.len().next_multiple_of(self.kernel.k_multiple);
+            let tiles = chunk.len().div_ceil(self.kernel.nr);
+            let (ks, chunk) = (ks.clone(), chunk.clone());
+            let panel = RowPanel { index, rows, ks, k, chunk, tiles, a, next_a };
+            for tile in 0..tiles {
+                let b = self.packed_b(&panel, tile);
+                self.tile(&panel, tile, b);
+            }
+        }
+    }
+
+    fn in_place(&self, rows: Range<usize>, ks: Range<usize>) -> Option<PanelA> {
+        let Blocking { kc, mr, .. } = *self.blocking;
+        let request = PanelRequest { rows, ks, kc, mr, n: self.product.n };
+        (self.kernel.unpacked_a)(&self.product.a, request)
+    }
+
+    /// A packed panel of `a`. `pack_a` panels are packed together, during the first chunk.
+    unsafe fn packed_a(&self, index: usize, ks: &Range<usize>, first_chunk: bool) -> PanelA {
+        let Blocking { mr, pack_a, keep_a, .. } = *self.blocking;
+        let slot = if keep_a { index } else { index % pack_a };
+        // SAFETY: the buffer holds all panels that are kept.
+        let start = unsafe { self.buffers.packed_a.add(slot * self.buffers.stride_a) };
+        if first_chunk && index.is_multiple_of(pack_a) {
+            let row = self.rows.start + index * mr;
+            let job = PackJob {
+                from: self.product.a,
+                outer: row..(row + mr * pack_a).min(self.rows.end),
+                ks: ks.clone(),
+                width: mr,
+                panel_stride: self.buffers.stride_a / self.kernel.element_bytes,
+            };
+            // SAFETY: the rows are in the operand, and the buffer holds `pack_a` more panels.
+            unsafe { (self.kernel.pack_a)(&job, start) };
+        }
+        PanelA { start, row_stride: 0, k_stride: 0 }
+    }
+
+    /// Start of the panel of `a` that is multiplied after this one. After the last panel that is the first one
+    /// again, of the next block of k if this was the last chunk.
+    fn next_a(
+        &self,
+        a: PanelA,
+        index: usize,
+        ks: &Range<usize>,
+        chunk: &Range<usize>,
+    ) -> *const u8 {
+        let Blocking { kc, mr, .. } = *self.blocking;
+        if a.row_stride == 0 {
+            return a.start.wrapping_add(self.buffers.stride_a);
+        }
+        let last_panel = index + 1 == self.row_panels();
+        let row = if last_panel { self.rows.start } else { self.rows.start + (index + 1) * mr };
+        let ks = match last_panel && chunk.end == self.cols.end {
+            true => ks.end..(ks.end + kc).min(self.product.k),
+            false => ks.clone(),
+        };
+        let rows = row..(row + mr).min(self.rows.end);
+        self.in_place(rows, ks).map_or(a.start, |next| next.start)
+    }
+
+    /// A packed panel of `b`. Panels are packed just before their first use, by the first panel of `a`.
+    unsafe fn packed_b(&self, panel: &RowPanel, index: usize) -> *const u8 {
+        let (nr, pack_b) = (self.kernel.nr, self.blocking.pack_b);
+        // SAFETY: the buffer holds all panels of a chunk.
+        let start = unsafe { self.buffers.packed_b.add(index * self.buffers.stride_b) };
+        if panel.index == 0 && index.is_multiple_of(pack_b) {
+            let col = panel.chunk.start + index * nr;
+            let job = PackJob {
+                from: self.product.b,
+                outer: col..(col + nr * pack_b).min(panel.chunk.end),
+                ks: panel.ks.clone(),
+                width: nr,
+                panel_stride: self.buffers.stride_b / self.kernel.element_bytes,
+            };
+            // SAFETY: the columns are in the operand, and the buffer holds a whole chunk.
+            unsafe { (self.kernel.pack_b)(&job, start) };
+        }
+        start
+    }
+
+    /// Multiplies one panel of `a` with one of `b`, and finishes the tile if this is the last block of k.
+    unsafe fn tile(&self, panel: &RowPanel, index: usize, b: *const u8) {
+        let (mr, nr) = (self.blocking.mr, self.kernel.nr);
+        let (row, col) = (panel.rows.start, panel.chunk.start + index * nr);
+        let rows = panel.rows.len();
+        let cols = (panel.chunk.end - col).min(nr);
+        let args = KernelArgs {
+            // A packed panel is padded with rows of zeros.
+            rows: if panel.a.row_stride == 0 { mr } else { rows },
+            k: panel.k,
+            a: panel.a,
+            b,
+            prefetch: PrefetchA { next: panel.next_a, tile: index, tiles: panel.tiles },
+            acc: self.scratch_accumulator(panel, col),
+        };
+        let tile = Tile { sums: args.acc.start, stride: nr, row, col, rows, cols };
+        // SAFETY: the tile is within the block, and its accumulator within the scratch or the output.
+        unsafe {
+            let Some(output) = self.direct else {
+                (self.kernel.multiply)(&args);
+                if panel.ks.end == self.product.k {
+                    self.product.output.finish(self.kernel.level, tile);
+                }
+                return;
+            };
+            let accumulate = panel.ks.start > 0 || output.accumulate;
+            if rows == args.rows && cols == nr {
+                let acc = output.accumulator(row, col, accumulate);
+                return (self.kernel.multiply)(&KernelArgs { acc, ..args });
+            }
+            // Incomplete tiles are computed in scratch, with the same additions.
+            if accumulate {
+                args.acc.start.write_bytes(0, mr * nr);
+                output.load(tile);
+            }
+            let acc = Accumulator { accumulate, ..args.acc };
+            (self.kernel.multiply)(&KernelArgs { acc, ..args });
+            output.store(tile);
+        }
+    }
+
+    /// The tile's accumulator in scratch: its own if partial sums are kept there, otherwise a shared one.
+    fn scratch_accumulator(&self, panel: &RowPanel, col: usize) -> Accumulator {
+        let (nr, partial_sums) = (self.kernel.nr, self.blocking.partial_sums);
+        let tile_len = self.blocking.mr * nr;
+        let slot = match partial_sums {
+            true => (col - self.cols.start) / nr * self.row_panels() + panel.index,
+            false => 0,
+        };
+        let start = self.buffers.accumulators.wrapping_add(slot * tile_len);
+        let last = panel.ks.end == self.product.k;
+        let (output, output_stride) = match self.direct.is_some() || last {
+            true => self.product.output.place(panel.rows.start, col),
+            false => (start.cast::<u8>().cast_const(), 4 * nr),
+        };
+        let accumulate = panel.ks.start > 0;
+        let next = match partial_sums && accumulate && col + nr < panel.chunk.end {
+            true => start.wrapping_add(self.row_panels() * tile_len),
+            false => start,
+        };
+        Accumulator { start, stride: nr, accumulate, output, output_stride, next }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{DataMut, Epilogue, epilogue};
-    use super::*;
-    use crate::cpu::Level;
+    use crate::cpu::gemm::{self, Data, DataMut, Gemm, Matrix};
+    use crate::cpu::{Cpu, Level};
 
     #[test]
-    fn there_is_room_for_every_share() {
-        let mut shapes = Vec::new();
-        for m in [9, 64, 511, 1024, 2100] {
-            for n in [1, 100, 768, 2048, 4200] {
-                for k in [1, 40, 512, 1500, 4100] {
-                    shapes.push((m, n, k));
-                }
-            }
-        }
-        let values = vec![0.0; 4200 * 4100];
-        let mut out = vec![0.0; 2100 * 4200];
+    fn bits_do_not_depend_on_the_partition() {
+        let (m, n, k) = (200, 330, 1100);
+        let values = |len: usize| (0..len).map(|i| ((i * 7919) % 1013) as f32 / 77.0 - 6.0);
+        let (a, b): (Vec<f32>, Vec<f32>) = (values(m * k).collect(), values(n * k).collect());
+        let multiply = |cpu: &Cpu, scale| {
+            let mut out = vec![0.0; m * n];
+            let matrix = |data, transposed| Matrix { data: Data::F32(data), stride: k, transposed };
+            gemm::run(
+                cpu,
+                Gemm {
+                    m,
+                    n,
+                    k,
+                    a: matrix(&a, false),
+                    b: matrix(&b, true),
+                    out: DataMut::F32(&mut out),
+                    out_stride: n,
+                    accumulate: false,
+                    scale,
+                    epilogue: Default::default(),
+                },
+            );
+            out
+        };
         for level in Level::of_this_machine().and_below() {
-            for (rounded, k_runs, accumulate) in
-                [(false, true, false), (true, false, true), (false, false, true)]
-            {
-                let kernel = Kernel::of(level, rounded);
-                for &(m, n, k) in &shapes {
-                    let operand = |lanes: usize| Operand {
-                        data: Data::F32(&values),
-                        stride: if k_runs { k } else { lanes },
-                        k_runs,
-                        rounded,
-                    };
-                    let scale = if accumulate { 1.0 } else { 0.5 };
-                    let out = DataMut::F32(&mut out);
-                    let target =
-                        epilogue::Target::new(out, n, accumulate, scale, Epilogue::default(), n);
-                    let product = Product { m, n, k, a: operand(m), b: operand(n), target };
-                    let room = Blocks::most_bytes(&kernel, &product);
-                    for part in 1..=32 {
-                        let (rows, cols) = (m * part / 32, n * part / 32);
-                        for (rows, cols) in [(rows, n), (m, cols), (rows, cols)] {
-                            if rows > 0 && cols > 0 {
-                                let bytes =
-                                    Blocks::of(&kernel, &product, rows, cols).bytes(&kernel);
-                                assert!(
-                                    bytes <= room,
-                                    "{level:?} ({m}, {n}, {k}): ({rows}, {cols}) needs {bytes} of {room}"
-                                );
-                            }
-                        }
-                    }
+            let (one, four) = (Cpu::at(level, 1), Cpu::at(level, 4));
+            // Partial sums in the output, and in scratch.
+            for scale in [1.0, 0.5] {
+                let expected = multiply(&one, scale);
+                for speeds in [[1.0, 0.1, 0.5, 0.7], [0.1, 1.0, 0.1, 0.1], [0.3, 0.3, 1.0, 0.9]] {
+                    four.gemm_balance.set_speeds(&speeds);
+                    let same = multiply(&four, scale) == expected;
+                    assert!(same, "{level:?}, {speeds:?}, scale {scale}");
                 }
             }
         }

@@ -1,39 +1,48 @@
-//! What happens to a finished tile of sums while it lies in L1: scale, bias, GELU, residual, and the store in
-//! the output's type. Each step is one pass over the tile, so that types are looked at once per tile.
+//! The epilogue of a finished tile in L1: scale, bias, GELU, residual, and the store in the output's type. Each step
+//! is one pass over the tile, so that types are matched once per tile.
 
-use super::kernel::Sums;
-use super::wide::Wide;
+use super::masked_vector::MaskedVector;
 #[cfg(target_arch = "x86_64")]
-use super::wide::Zmm;
-use super::{Data, DataMut, Epilogue};
+use super::masked_vector::Zmm;
+use super::panel::Accumulator;
+use super::{Data, DataMut};
 use crate::Float;
 use crate::cpu::Level;
 use half::bf16;
 
-/// Where tiles go. Members of the team write disjoint tiles of it.
-pub struct Target<'a> {
-    out: Raw,
-    out_stride: usize,
-    accumulate: bool,
-    scale: f32,
-    bias: Option<Data<'a>>,
-    before_gelu: Option<Raw>,
-    residual: Option<Data<'a>>,
-    /// The row length of `before_gelu` and `residual`.
-    n: usize,
+/// The output with its epilogue. Threads write disjoint tiles of it.
+pub struct Output<'a> {
+    pub out: OutputPtr,
+    pub out_stride: usize,
+    pub accumulate: bool,
+    pub scale: f32,
+    pub bias: Option<Data<'a>>,
+    pub gelu_input: Option<OutputPtr>,
+    pub residual: Option<Data<'a>>,
+    /// The row length of `gelu_input` and `residual`.
+    pub n: usize,
 }
 
 #[derive(Clone, Copy)]
-enum Raw {
+pub enum OutputPtr {
     F32(*mut f32),
     Bf16(*mut bf16),
 }
 
-// SAFETY: the pointers come from exclusive borrows that live as long as the target, and every tile is
-// finished by one member of the team.
-unsafe impl Sync for Target<'_> {}
+impl From<DataMut<'_>> for OutputPtr {
+    fn from(data: DataMut<'_>) -> OutputPtr {
+        match data {
+            DataMut::F32(values) => OutputPtr::F32(values.as_mut_ptr()),
+            DataMut::Bf16(values) => OutputPtr::Bf16(values.as_mut_ptr()),
+        }
+    }
+}
 
-/// A tile of raw sums in a kernel's buffer, and its place in the output. Finishing overwrites it.
+// SAFETY: the pointers come from exclusive borrows that live as long as the output, and every tile is finished by one
+// thread.
+unsafe impl Sync for Output<'_> {}
+
+/// A tile of sums in an accumulator, and its position in the output. Finishing overwrites the sums.
 #[derive(Clone, Copy)]
 pub struct Tile {
     pub sums: *mut f32,
@@ -44,40 +53,40 @@ pub struct Tile {
     pub cols: usize,
 }
 
-/// An output of f32 that kernels write themselves.
+/// An f32 output without an epilogue, in which micro-kernels accumulate directly.
 #[derive(Clone, Copy)]
-pub struct Direct {
+pub struct DirectOutput {
     start: *mut f32,
     stride: usize,
-    /// On top of what is there.
-    pub resume: bool,
+    /// Add to the stored values.
+    pub accumulate: bool,
 }
 
-impl Direct {
-    /// The place of a whole tile, to be summed in.
+impl DirectOutput {
+    /// A whole tile of the output as the accumulator.
     ///
     /// # Safety
-    /// The place lies within the output.
-    pub unsafe fn sums(&self, row: usize, col: usize, resume: bool) -> Sums {
-        // SAFETY: the caller's promise, passed on.
+    /// The tile is within the output.
+    pub unsafe fn accumulator(&self, row: usize, col: usize, accumulate: bool) -> Accumulator {
+        // SAFETY: the caller's promise.
         let start = unsafe { self.start.add(row * self.stride + col) };
-        Sums {
+        Accumulator {
             start,
             stride: self.stride,
-            resume,
-            place: start.cast(),
-            place_stride: 4 * self.stride,
+            accumulate,
+            output: start.cast(),
+            output_stride: 4 * self.stride,
             next: start,
         }
     }
 
-    /// Copies part of a tile out of its place, for a kernel that only knows whole ones.
+    /// Copies an incomplete tile from the output to its accumulator.
     ///
     /// # Safety
-    /// The tile lies within the output, and its sums in a buffer of their own.
-    pub unsafe fn lift(&self, tile: Tile) {
+    /// The tile is within the output, and its accumulator is not.
+    pub unsafe fn load(&self, tile: Tile) {
         for row in 0..tile.rows {
-            // SAFETY: the caller's promise, passed on.
+            // SAFETY: the caller's promise.
             unsafe {
                 let from = self.start.add((tile.row + row) * self.stride + tile.col);
                 std::ptr::copy_nonoverlapping(from, tile.sums.add(row * tile.stride), tile.cols);
@@ -85,13 +94,13 @@ impl Direct {
         }
     }
 
-    /// And back.
+    /// Copies it back.
     ///
     /// # Safety
     /// As `lift`, and nobody else writes there.
-    pub unsafe fn lower(&self, tile: Tile) {
+    pub unsafe fn store(&self, tile: Tile) {
         for row in 0..tile.rows {
-            // SAFETY: the caller's promise, passed on.
+            // SAFETY: the caller's promise.
             unsafe {
                 let to = self.start.add((tile.row + row) * self.stride + tile.col);
                 std::ptr::copy_nonoverlapping(tile.sums.add(row * tile.stride), to, tile.cols);
@@ -100,56 +109,37 @@ impl Direct {
     }
 }
 
-impl<'a> Target<'a> {
-    pub fn new(
-        out: DataMut<'a>,
-        out_stride: usize,
-        accumulate: bool,
-        scale: f32,
-        epilogue: Epilogue<'a>,
-        n: usize,
-    ) -> Target<'a> {
-        Target {
-            out: raw(out),
-            out_stride,
-            accumulate,
-            scale,
-            bias: epilogue.bias,
-            before_gelu: epilogue.gelu.map(raw),
-            residual: epilogue.residual,
-            n,
-        }
-    }
-
-    /// Sums may be made in the output itself, on top of what is there or not: nothing is done to them after.
-    pub fn direct(&self) -> Option<Direct> {
+impl Output<'_> {
+    /// The output for direct accumulation, if it is f32 and has no epilogue.
+    pub fn direct(&self) -> Option<DirectOutput> {
         let plain = self.scale == 1.0
             && self.bias.is_none()
-            && self.before_gelu.is_none()
+            && self.gelu_input.is_none()
             && self.residual.is_none();
+        let (stride, accumulate) = (self.out_stride, self.accumulate);
         match self.out {
-            Raw::F32(start) if plain => {
-                Some(Direct { start, stride: self.out_stride, resume: self.accumulate })
-            }
+            OutputPtr::F32(start) if plain => Some(DirectOutput { start, stride, accumulate }),
             _ => None,
         }
     }
 
-    /// Where a row of the output begins, in bytes, and how far it is to the next one.
+    /// Address of an element of the output, and bytes between rows.
     pub fn place(&self, row: usize, col: usize) -> (*const u8, usize) {
         let (start, bytes) = match self.out {
-            Raw::F32(start) => (start.cast::<u8>(), 4),
-            Raw::Bf16(start) => (start.cast(), 2),
+            OutputPtr::F32(start) => (start.cast::<u8>(), 4),
+            OutputPtr::Bf16(start) => (start.cast(), 2),
         };
         let stride = bytes * self.out_stride;
         (start.wrapping_add(row * stride + bytes * col), stride)
     }
 
+    /// Applies the epilogue and writes the output.
+    ///
     /// # Safety
-    /// The processor has `level`; the tile's sums are (rows, cols) within their stride, its place lies within
-    /// the output's shape, and nobody else writes there.
+    /// The processor supports `level`; the tile's accumulator holds (rows, cols), its position is within the output,
+    /// and no other thread writes there.
     pub unsafe fn finish(&self, level: Level, tile: Tile) {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller's promise.
         unsafe {
             match level {
                 #[cfg(target_arch = "x86_64")]
@@ -164,90 +154,87 @@ impl<'a> Target<'a> {
     }
 }
 
-fn raw(data: DataMut<'_>) -> Raw {
-    match data {
-        DataMut::F32(values) => Raw::F32(values.as_mut_ptr()),
-        DataMut::Bf16(values) => Raw::Bf16(values.as_mut_ptr()),
-    }
-}
-
 /// # Safety
-/// As `Target::finish`, on a processor with these features.
+/// As `Output::finish`, on a processor with these features.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn finish_avx512(target: &Target<'_>, tile: Tile) {
-    // SAFETY: the caller's promise, passed on.
-    unsafe { finish::<Zmm<false>>(target, tile) }
+unsafe fn finish_avx512(output: &Output<'_>, tile: Tile) {
+    // SAFETY: the caller's promise.
+    unsafe { finish::<Zmm<false>>(output, tile) }
 }
 
 /// # Safety
-/// As `Target::finish`, on a processor with these features.
+/// As `Output::finish`, on a processor with these features.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
-unsafe fn finish_amx(target: &Target<'_>, tile: Tile) {
-    // SAFETY: the caller's promise, passed on.
-    unsafe { finish::<Zmm<true>>(target, tile) }
+unsafe fn finish_amx(output: &Output<'_>, tile: Tile) {
+    // SAFETY: the caller's promise.
+    unsafe { finish::<Zmm<true>>(output, tile) }
 }
 
 /// # Safety
-/// As `Target::finish`, on a processor with these features.
+/// As `Output::finish`, on a processor with these features.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn finish_avx2(target: &Target<'_>, tile: Tile) {
-    // SAFETY: the caller's promise, passed on.
-    unsafe { finish::<[f32; 8]>(target, tile) }
+unsafe fn finish_avx2(output: &Output<'_>, tile: Tile) {
+    // SAFETY: the caller's promise.
+    unsafe { finish::<[f32; 8]>(output, tile) }
 }
 
 /// # Safety
-/// As `Target::finish`.
+/// As `Output::finish`.
 #[inline(always)]
-unsafe fn finish<W: Wide>(target: &Target<'_>, tile: Tile) {
-    // SAFETY: every place below is inside the shape that `check` held against the slices.
+unsafe fn finish<V: MaskedVector>(output: &Output<'_>, tile: Tile) {
+    // SAFETY: all positions are within the shape, which `check` compared with the slices.
     unsafe {
-        let dense = tile.row * target.n + tile.col;
-        if target.scale != 1.0 {
-            scale::<W>(tile, target.scale);
+        let dense = tile.row * output.n + tile.col;
+        if output.scale != 1.0 {
+            scale::<V>(tile, output.scale);
         }
-        match target.bias {
-            Some(Data::F32(bias)) => add::<W, _>(tile, bias.as_ptr().add(tile.col), 0),
-            Some(Data::Bf16(bias)) => add::<W, _>(tile, bias.as_ptr().add(tile.col), 0),
+        match output.bias {
+            Some(Data::F32(bias)) => add::<V, _>(tile, bias.as_ptr().add(tile.col), 0),
+            Some(Data::Bf16(bias)) => add::<V, _>(tile, bias.as_ptr().add(tile.col), 0),
             None => {}
         }
-        if let Some(before) = target.before_gelu {
-            match before {
-                Raw::F32(to) => store::<W, _>(tile, to.add(dense), target.n),
-                Raw::Bf16(to) => store::<W, _>(tile, to.add(dense), target.n),
+        if let Some(input) = output.gelu_input {
+            match input {
+                OutputPtr::F32(to) => store::<V, _>(tile, to.add(dense), output.n),
+                OutputPtr::Bf16(to) => store::<V, _>(tile, to.add(dense), output.n),
             }
-            gelu::<W>(tile);
+            gelu::<V>(tile);
         }
-        match target.residual {
-            Some(Data::F32(residual)) => add::<W, _>(tile, residual.as_ptr().add(dense), target.n),
-            Some(Data::Bf16(residual)) => add::<W, _>(tile, residual.as_ptr().add(dense), target.n),
+        match output.residual {
+            Some(Data::F32(residual)) => add::<V, _>(tile, residual.as_ptr().add(dense), output.n),
+            Some(Data::Bf16(residual)) => add::<V, _>(tile, residual.as_ptr().add(dense), output.n),
             None => {}
         }
-        let place = tile.row * target.out_stride + tile.col;
-        match (target.out, target.accumulate) {
-            (Raw::F32(out), false) => store::<W, _>(tile, out.add(place), target.out_stride),
-            (Raw::Bf16(out), false) => store::<W, _>(tile, out.add(place), target.out_stride),
-            (Raw::F32(out), true) => accumulate::<W, _>(tile, out.add(place), target.out_stride),
-            (Raw::Bf16(out), true) => accumulate::<W, _>(tile, out.add(place), target.out_stride),
+        let place = tile.row * output.out_stride + tile.col;
+        match (output.out, output.accumulate) {
+            (OutputPtr::F32(out), false) => store::<V, _>(tile, out.add(place), output.out_stride),
+            (OutputPtr::Bf16(out), false) => store::<V, _>(tile, out.add(place), output.out_stride),
+            (OutputPtr::F32(out), true) => {
+                accumulate::<V, _>(tile, out.add(place), output.out_stride)
+            }
+            (OutputPtr::Bf16(out), true) => {
+                accumulate::<V, _>(tile, out.add(place), output.out_stride)
+            }
         }
     }
 }
 
-/// Does a pass for every run of lanes of a tile: where its sums lie, its row and column, and how many there are.
-/// Whole runs have a loop of their own, in which their number is a constant.
-macro_rules! each_run {
+/// Runs a block for every vector of a tile, with its address, row, column and number of elements. Full vectors have a
+/// loop of their own, in which that number is a constant.
+macro_rules! for_each_vector {
     ($tile:expr, |$sums:ident, $row:ident, $col:ident, $count:ident| $pass:block) => {{
-        let whole = $tile.cols / W::COUNT * W::COUNT;
+        let full = $tile.cols / V::LANES * V::LANES;
         for $row in 0..$tile.rows {
-            for $col in (0..whole).step_by(W::COUNT) {
+            for $col in (0..full).step_by(V::LANES) {
                 let $sums = $tile.sums.add($row * $tile.stride + $col);
-                let $count = W::COUNT;
+                let $count = V::LANES;
                 $pass
             }
-            if whole < $tile.cols {
-                let ($col, $count) = (whole, $tile.cols - whole);
+            if full < $tile.cols {
+                let ($col, $count) = (full, $tile.cols - full);
                 let $sums = $tile.sums.add($row * $tile.stride + $col);
                 $pass
             }
@@ -256,13 +243,13 @@ macro_rules! each_run {
 }
 
 /// # Safety
-/// The tile lies where it says, and the processor has `W`.
+/// The tile's accumulator can be read and written, and the processor supports `V`.
 #[inline(always)]
-unsafe fn scale<W: Wide>(tile: Tile, by: f32) {
+unsafe fn scale<V: MaskedVector>(tile: Tile, by: f32) {
     // SAFETY: inside the tile.
     unsafe {
-        each_run!(tile, |sums, _row, _col, count| {
-            W::get(sums, count).times(by).put(sums, count)
+        for_each_vector!(tile, |sums, _row, _col, count| {
+            V::load(sums, count).scale(by).store(sums, count)
         })
     }
 }
@@ -270,24 +257,26 @@ unsafe fn scale<W: Wide>(tile: Tile, by: f32) {
 /// # Safety
 /// As `scale`.
 #[inline(always)]
-unsafe fn gelu<W: Wide>(tile: Tile) {
+unsafe fn gelu<V: MaskedVector>(tile: Tile) {
     // SAFETY: inside the tile.
     unsafe {
-        each_run!(tile, |sums, _row, _col, count| { W::get(sums, count).gelu().put(sums, count) })
+        for_each_vector!(tile, |sums, _row, _col, count| {
+            V::load(sums, count).gelu().store(sums, count)
+        })
     }
 }
 
-/// Adds rows of `from`, `stride` apart, to the tile.
+/// Adds rows of `from`, `stride` elements apart, to the tile.
 ///
 /// # Safety
 /// As `scale`, and `from` has the tile's shape.
 #[inline(always)]
-unsafe fn add<W: Wide, T: Float>(tile: Tile, from: *const T, stride: usize) {
-    // SAFETY: inside the tile and what stands beside it.
+unsafe fn add<V: MaskedVector, T: Float>(tile: Tile, from: *const T, stride: usize) {
+    // SAFETY: inside the tile and `from`.
     unsafe {
-        each_run!(tile, |sums, row, col, count| {
-            let more = W::get(from.add(row * stride + col), count);
-            W::get(sums, count).plus(more).put(sums, count);
+        for_each_vector!(tile, |sums, row, col, count| {
+            let addend = V::load(from.add(row * stride + col), count);
+            V::load(sums, count).add(addend).store(sums, count);
         })
     }
 }
@@ -295,19 +284,19 @@ unsafe fn add<W: Wide, T: Float>(tile: Tile, from: *const T, stride: usize) {
 /// # Safety
 /// As `scale`, and `to` has the tile's shape.
 #[inline(always)]
-unsafe fn store<W: Wide, T: Float>(tile: Tile, to: *mut T, stride: usize) {
+unsafe fn store<V: MaskedVector, T: Float>(tile: Tile, to: *mut T, stride: usize) {
     // SAFETY: inside the tile and the output.
     unsafe {
-        if tile.cols == 2 * W::COUNT {
+        if tile.cols == 2 * V::LANES {
             for row in 0..tile.rows {
                 let sums = tile.sums.add(row * tile.stride);
-                let next = W::get(sums.add(W::COUNT), W::COUNT);
-                W::get(sums, W::COUNT).put_both(next, to.add(row * stride));
+                let next = V::load(sums.add(V::LANES), V::LANES);
+                V::load(sums, V::LANES).store_two(next, to.add(row * stride));
             }
             return;
         }
-        each_run!(tile, |sums, row, col, count| {
-            W::get(sums, count).put(to.add(row * stride + col), count);
+        for_each_vector!(tile, |sums, row, col, count| {
+            V::load(sums, count).store(to.add(row * stride + col), count);
         })
     }
 }
@@ -315,12 +304,12 @@ unsafe fn store<W: Wide, T: Float>(tile: Tile, to: *mut T, stride: usize) {
 /// # Safety
 /// As `scale`, and `to` has the tile's shape.
 #[inline(always)]
-unsafe fn accumulate<W: Wide, T: Float>(tile: Tile, to: *mut T, stride: usize) {
+unsafe fn accumulate<V: MaskedVector, T: Float>(tile: Tile, to: *mut T, stride: usize) {
     // SAFETY: inside the tile and the output.
     unsafe {
-        each_run!(tile, |sums, row, col, count| {
+        for_each_vector!(tile, |sums, row, col, count| {
             let to = to.add(row * stride + col);
-            W::get(to, count).plus(W::get(sums, count)).put(to, count);
+            V::load(to, count).add(V::load(sums, count)).store(to, count);
         })
     }
 }

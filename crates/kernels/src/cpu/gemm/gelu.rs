@@ -1,4 +1,4 @@
-//! GELU in its tanh form: one at a time, and sixteen in a register.
+//! GELU in its tanh form, for one value and for sixteen in a register.
 
 /// `x/2 · (1 + tanh(√(2/π)·(x + 0.044715·x³)))`, which is `x · σ(2√(2/π)·(x + 0.044715·x³))`.
 #[inline(always)]
@@ -7,17 +7,17 @@ pub fn gelu(x: f32) -> f32 {
     x / (1.0 + exp(-inner))
 }
 
-/// The same on sixteen lanes; exp is that below, step by step.
+/// `gelu` on sixteen lanes, with the same steps as `exp` below.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub fn sixteen(x: std::arch::x86_64::__m512) -> std::arch::x86_64::__m512 {
+pub fn gelu_x16(x: std::arch::x86_64::__m512) -> std::arch::x86_64::__m512 {
     use std::arch::x86_64::*;
     let all = |value: f32| _mm512_set1_ps(value);
     let cubic = _mm512_mul_ps(_mm512_mul_ps(x, x), _mm512_mul_ps(x, all(0.044_715)));
     let inner = _mm512_mul_ps(_mm512_add_ps(x, cubic), all(-TWICE_ROOT));
-    // The operand that may be a NaN comes second: it is what min and max return then.
-    let z = _mm512_max_ps(all(-LARGEST), _mm512_min_ps(all(LARGEST), inner));
+    // min and max return their second operand if either is NaN.
+    let z = _mm512_max_ps(all(-MAX_EXPONENT), _mm512_min_ps(all(MAX_EXPONENT), inner));
     let shifted = _mm512_fmadd_ps(z, all(std::f32::consts::LOG2_E), all(ROUND));
     let whole = _mm512_sub_ps(shifted, all(ROUND));
     let r = _mm512_fnmadd_ps(whole, all(LN2_LOW), _mm512_fnmadd_ps(whole, all(LN2_HIGH), z));
@@ -33,23 +33,23 @@ pub fn sixteen(x: std::arch::x86_64::__m512) -> std::arch::x86_64::__m512 {
 
 /// 2√(2/π).
 const TWICE_ROOT: f32 = 1.595_769_2;
-/// Beyond it e^x is saturated.
-const LARGEST: f32 = 87.0;
-/// Adding 1.5·2^23 leaves the nearest whole number in the low bits of the mantissa.
+/// e^x saturates beyond this.
+const MAX_EXPONENT: f32 = 87.0;
+/// Adding 1.5·2^23 leaves the nearest integer in the low bits of the mantissa.
 const ROUND: f32 = 12_582_912.0;
-/// ln 2 in two parts; the low 9 bits of the first are zero, so its products with whole numbers are exact.
+/// ln 2 in two parts; the low 9 bits of the first are zero, so its products with small integers are exact.
 const LN2_HIGH: f32 = 0.693_359_4;
 const LN2_LOW: f32 = -2.121_944_4e-4;
-/// Taylor's of e^r, highest power first; on |r| ≤ ln2/2 its next term is below 1e-8.
+/// Taylor series of e^r, highest power first; for |r| ≤ ln2/2 the next term is below 1e-8.
 const SERIES: [f32; 8] =
     [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
 
-/// e^x within 2e-7 of it; saturates at e^±87 instead of overflowing.
+/// e^x with a relative error of at most 2e-7; saturates at e^±87 instead of overflowing.
 #[inline(always)]
 fn exp(x: f32) -> f32 {
-    // Written so that a NaN passes through.
-    let x = if x > LARGEST { LARGEST } else { x };
-    let x = if x < -LARGEST { -LARGEST } else { x };
+    // Comparisons are written so that NaN passes through.
+    let x = if x > MAX_EXPONENT { MAX_EXPONENT } else { x };
+    let x = if x < -MAX_EXPONENT { -MAX_EXPONENT } else { x };
     let shifted = x * std::f32::consts::LOG2_E + ROUND;
     let whole = shifted - ROUND;
     let r = x - whole * LN2_HIGH - whole * LN2_LOW;
@@ -65,7 +65,7 @@ fn exp(x: f32) -> f32 {
 mod tests {
     use super::*;
 
-    /// Sixteen lanes of one value give its GELU as well, where there are such registers.
+    /// GELU of one value from both implementations, if the processor has AVX-512.
     fn both(x: f32) -> Vec<f32> {
         let mut values = vec![gelu(x)];
         #[cfg(target_arch = "x86_64")]
@@ -74,7 +74,7 @@ mod tests {
             let mut lanes = [x; 16];
             // SAFETY: the processor has AVX-512, and a vector is sixteen f32.
             unsafe {
-                _mm512_storeu_ps(lanes.as_mut_ptr(), sixteen(_mm512_loadu_ps(lanes.as_ptr())))
+                _mm512_storeu_ps(lanes.as_mut_ptr(), gelu_x16(_mm512_loadu_ps(lanes.as_ptr())))
             };
             values.extend(lanes);
         }

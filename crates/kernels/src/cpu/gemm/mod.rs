@@ -1,36 +1,38 @@
-//! Matrix multiply: `out = epilogue(scale · a · b)`, in f32, or of bf16 values summed in f32. Knows nothing of
-//! layers, and never splits a sum over threads: the bits do not depend on how many there are.
+//! Matrix multiply: `out = epilogue(scale · a · b)`, in f32, or of bf16 values accumulated in f32. Knows nothing
+//! about layers, and never splits k over threads: the bits do not depend on the number of threads.
 //!
-//! README.md beside this file tells how the blocks travel through the caches.
+//! README.md in this folder describes the blocking.
 
 #[cfg(target_arch = "x86_64")]
-mod amx;
+mod amx_bf16;
+#[cfg(target_arch = "x86_64")]
+mod amx_bf16x3;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod blocking;
 mod blocks;
 mod epilogue;
 mod gelu;
 mod grid;
 mod kernel;
+mod load_balance;
+mod masked_vector;
 #[cfg(target_arch = "x86_64")]
-mod lanes;
-mod pack;
+mod pack_avx512;
 #[cfg(target_arch = "x86_64")]
-mod pairs;
+mod pack_bf16;
 #[cfg(target_arch = "x86_64")]
-mod parts;
+mod pack_bf16x3;
+mod pack_f32;
+mod panel;
 mod portable;
-mod shares;
-#[cfg(target_arch = "x86_64")]
-mod thirds;
+mod small_m;
 #[cfg(target_arch = "x86_64")]
 mod transpose;
-mod vector;
-mod wide;
 
-pub use shares::Shares;
+pub use load_balance::LoadBalancer;
 
 use super::Cpu;
 use half::bf16;
@@ -48,8 +50,8 @@ pub enum DataMut<'a> {
     Bf16(&'a mut [bf16]),
 }
 
-/// A logical (rows, cols) matrix: row-major with `stride` elements from row to row; `transposed` when it
-/// lies as (cols, rows).
+/// A logical (rows, cols) matrix: row-major with `stride` elements between rows; `transposed` if it is stored
+/// as (cols, rows).
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a> {
     pub data: Data<'a>,
@@ -57,8 +59,8 @@ pub struct Matrix<'a> {
     pub transposed: bool,
 }
 
-/// One multiplication. When either operand is bf16 the other is rounded to bf16 too; sums are f32 always.
-/// Denormal bf16 operands may count as zero (AMX does so), and an infinite f32 operand may make NaN.
+/// One multiplication. If either operand is bf16, the other is rounded to bf16; accumulation is always f32.
+/// Denormal bf16 operands may be treated as zero (AMX does so), and an infinite f32 operand may produce NaN.
 pub struct Gemm<'a> {
     pub m: usize,
     pub n: usize,
@@ -67,26 +69,26 @@ pub struct Gemm<'a> {
     pub b: Matrix<'a>,    // (k, n)
     pub out: DataMut<'a>, // (m, n)
     pub out_stride: usize,
-    /// `out += …` instead of `out = …`: all that the epilogue made of the product is added.
+    /// `out += …` instead of `out = …`; the result of the epilogue is added.
     pub accumulate: bool,
-    /// Of the product, before the epilogue.
+    /// Factor of the product, applied before the epilogue.
     pub scale: f32,
     pub epilogue: Epilogue<'a>,
 }
 
-/// What becomes of the product before it is stored, in this order.
+/// Operations on the product before it is stored, in this order.
 #[derive(Default)]
 pub struct Epilogue<'a> {
     /// (n), added to each row.
     pub bias: Option<Data<'a>>,
-    /// (m, n) contiguous: receives the value before GELU (its tanh form); `out` receives GELU of it.
+    /// (m, n) contiguous: receives the input of GELU (tanh form); `out` receives its output.
     pub gelu: Option<DataMut<'a>>,
     /// (m, n) contiguous, added last.
     pub residual: Option<Data<'a>>,
 }
 
-/// Up to so many rows, reading `b` once as it lies beats packing it.
-const FEW_ROWS: usize = 8;
+/// Up to this many rows, `b` is read once without packing (`small_m.rs`), and sums are taken in another order.
+pub const SMALL_M: usize = 8;
 
 /// Multiplies.
 ///
@@ -108,52 +110,68 @@ const FEW_ROWS: usize = 8;
 /// When a slice is too short for its shape, or a stride too small.
 pub fn run(cpu: &Cpu, gemm: Gemm<'_>) {
     check(&gemm);
-    let Gemm { m, n, k, a, b, out, out_stride, accumulate, scale, epilogue } = gemm;
-    if m == 0 || n == 0 {
+    if gemm.m == 0 || gemm.n == 0 {
         return;
     }
-    let rounded = matches!(a.data, Data::Bf16(_)) || matches!(b.data, Data::Bf16(_));
-    let product = Product {
-        m,
-        n,
-        k,
-        a: Operand { data: a.data, stride: a.stride, k_runs: !a.transposed, rounded },
-        b: Operand { data: b.data, stride: b.stride, k_runs: b.transposed, rounded },
-        target: epilogue::Target::new(out, out_stride, accumulate, scale, epilogue, n),
-    };
-    if m <= FEW_ROWS {
-        return vector::run(cpu, &product);
+    let product = Product::new(gemm);
+    if product.m <= SMALL_M {
+        return small_m::run(cpu, &product);
     }
-    blocks::run(cpu, &kernel::Kernel::of(cpu.level, rounded), &product);
+    let kernel = kernel::MicroKernel::select(cpu.level, product.a.round_to_bf16);
+    blocks::run(cpu, &kernel, &product);
 }
 
-/// A checked multiplication, as all its members see it.
+/// A checked multiplication, as its threads see it.
 struct Product<'a> {
     m: usize,
     n: usize,
     k: usize,
     a: Operand<'a>,
     b: Operand<'a>,
-    target: epilogue::Target<'a>,
+    output: epilogue::Output<'a>,
 }
 
-/// One side of the product seen from its sums: `k` is the direction that is summed over, a lane is a row of
-/// `a` or a column of `b`.
+impl<'a> Product<'a> {
+    fn new(gemm: Gemm<'a>) -> Product<'a> {
+        let Gemm { m, n, k, a, b, out, out_stride, accumulate, scale, epilogue } = gemm;
+        let round_to_bf16 = matches!(a.data, Data::Bf16(_)) || matches!(b.data, Data::Bf16(_));
+        let operand = |matrix: Matrix<'a>, k_contiguous| Operand {
+            data: matrix.data,
+            stride: matrix.stride,
+            k_contiguous,
+            round_to_bf16,
+        };
+        let output = epilogue::Output {
+            out: out.into(),
+            out_stride,
+            accumulate,
+            scale,
+            bias: epilogue.bias,
+            gelu_input: epilogue.gelu.map(Into::into),
+            residual: epilogue.residual,
+            n,
+        };
+        let (a, b) = (operand(a, !a.transposed), operand(b, b.transposed));
+        Product { m, n, k, a, b, output }
+    }
+}
+
+/// One operand as (outer, k): k is the dimension that is summed over, the outer dimension is that of the rows of
+/// `a` or of the columns of `b`.
 #[derive(Clone, Copy)]
 struct Operand<'a> {
     data: Data<'a>,
     stride: usize,
-    /// Elements of one lane lie side by side, and `stride` leads to the next lane. Otherwise those of one k.
-    k_runs: bool,
-    /// f32 elements are rounded to bf16 on the way.
-    rounded: bool,
+    /// Elements along k are contiguous, and `stride` is that of the outer dimension; otherwise the reverse.
+    k_contiguous: bool,
+    /// f32 elements are rounded to bf16 when they are read.
+    round_to_bf16: bool,
 }
 
 impl Operand<'_> {
-    /// Where an element lies.
     #[inline(always)]
-    fn index(&self, lane: usize, k: usize) -> usize {
-        if self.k_runs { lane * self.stride + k } else { k * self.stride + lane }
+    fn index(&self, outer: usize, k: usize) -> usize {
+        if self.k_contiguous { outer * self.stride + k } else { k * self.stride + outer }
     }
 }
 
@@ -183,10 +201,10 @@ impl DataMut<'_> {
     }
 }
 
-/// Everything the kernels believe about the slices; they check nothing themselves.
+/// Checks all slice lengths; the kernels do not check them again.
 fn check(gemm: &Gemm<'_>) {
     let (m, n, k) = (gemm.m, gemm.n, gemm.k);
-    let lies = |name: &str, rows: usize, cols: usize, stride: usize, len: usize| {
+    let check_len = |name: &str, rows: usize, cols: usize, stride: usize, len: usize| {
         if rows == 0 || cols == 0 {
             return;
         }
@@ -202,18 +220,18 @@ fn check(gemm: &Gemm<'_>) {
     };
     let operand = |name: &str, rows: usize, cols: usize, matrix: &Matrix<'_>| {
         let (rows, cols) = if matrix.transposed { (cols, rows) } else { (rows, cols) };
-        lies(name, rows, cols, matrix.stride, matrix.data.len());
+        check_len(name, rows, cols, matrix.stride, matrix.data.len());
     };
     operand("a", m, k, &gemm.a);
     operand("b", k, n, &gemm.b);
-    lies("out", m, n, gemm.out_stride, gemm.out.len());
+    check_len("out", m, n, gemm.out_stride, gemm.out.len());
     if let Some(bias) = &gemm.epilogue.bias {
-        lies("bias", 1, n, n, bias.len());
+        check_len("bias", 1, n, n, bias.len());
     }
-    if let Some(before) = &gemm.epilogue.gelu {
-        lies("gelu", m, n, n, before.len());
+    if let Some(input) = &gemm.epilogue.gelu {
+        check_len("gelu", m, n, n, input.len());
     }
     if let Some(residual) = &gemm.epilogue.residual {
-        lies("residual", m, n, n, residual.len());
+        check_len("residual", m, n, n, residual.len());
     }
 }

@@ -1,20 +1,21 @@
-//! The f32 inner loop in plain Rust: 4×8, which fills half the vector registers of a small processor.
+//! The f32 micro-kernel in plain Rust: 4×8, which fills half of a small processor's vector registers.
 
-use super::kernel::{Ahead, Rows, Sums};
+use super::panel::{Accumulator, KernelArgs};
 
 const COLS: usize = 8;
 
 /// # Safety
-/// `a` is (k, rows) with at most 4 rows, `b` (k, 8) and `sums` of (rows, 8).
-pub unsafe fn multiply(rows: usize, k: usize, a: Rows, _: Ahead, b: *const u8, sums: Sums) {
-    let (a, b) = (a.start.cast(), b.cast());
-    // SAFETY: the caller's promise, passed on.
+/// `a` is a packed panel (k, rows) with at most 4 rows, `b` is (k, 8) and the accumulator (rows, 8).
+pub unsafe fn multiply(args: &KernelArgs) {
+    let KernelArgs { k, acc, .. } = *args;
+    let (a, b) = (args.a.start.cast(), args.b.cast());
+    // SAFETY: the caller's promise.
     unsafe {
-        match rows {
-            1 => tile::<1>(k, a, b, sums),
-            2 => tile::<2>(k, a, b, sums),
-            3 => tile::<3>(k, a, b, sums),
-            4 => tile::<4>(k, a, b, sums),
+        match args.rows {
+            1 => tile::<1>(k, a, b, acc),
+            2 => tile::<2>(k, a, b, acc),
+            3 => tile::<3>(k, a, b, acc),
+            4 => tile::<4>(k, a, b, acc),
             _ => unreachable!("panels have 1 to 4 rows"),
         }
     }
@@ -22,16 +23,16 @@ pub unsafe fn multiply(rows: usize, k: usize, a: Rows, _: Ahead, b: *const u8, s
 
 /// # Safety
 /// As `multiply`.
-unsafe fn tile<const ROWS: usize>(k: usize, a: *const f32, b: *const f32, sums: Sums) {
-    // SAFETY: the panels have the shapes that `multiply` was promised.
+unsafe fn tile<const ROWS: usize>(k: usize, a: *const f32, b: *const f32, to: Accumulator) {
+    // SAFETY: the panels have the shapes promised to `multiply`.
     let (a, b) = unsafe {
         let a = std::slice::from_raw_parts(a.cast::<[f32; ROWS]>(), k);
         (a, std::slice::from_raw_parts(b.cast::<[f32; COLS]>(), k))
     };
-    // SAFETY: as the caller promised of the sums.
-    let row = |row: usize| unsafe { sums.start.add(row * sums.stride).cast::<[f32; COLS]>() };
+    // SAFETY: as promised for the accumulator.
+    let row = |row: usize| unsafe { to.start.add(row * to.stride).cast::<[f32; COLS]>() };
     let mut acc = [[0.0f32; COLS]; ROWS];
-    if sums.resume {
+    if to.accumulate {
         // SAFETY: as above.
         acc = std::array::from_fn(|i| unsafe { row(i).read() });
     }

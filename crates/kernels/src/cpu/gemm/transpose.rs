@@ -1,8 +1,8 @@
-//! Sixteen rows of sixteen 32-bit elements become columns, in registers.
+//! Transpose of 16×16 32-bit elements in registers.
 
 use std::arch::x86_64::*;
 
-/// 64 shuffles: the first two rounds within 128-bit quarters, the last two of whole quarters.
+/// 64 shuffles: two rounds within 128-bit quarters, then two rounds of whole quarters.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub fn transpose(rows: [__m512i; 16]) -> [__m512i; 16] {

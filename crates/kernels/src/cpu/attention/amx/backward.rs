@@ -4,6 +4,7 @@ use super::pack::{self, padded};
 use super::softmax::Gradient;
 use super::tiles::{self, Product};
 use crate::Float;
+use crate::cpu::amx_tiles::TileConfig;
 use crate::cpu::attention::Backward;
 use crate::cpu::attention::deal::{self, Grain, Member, Want};
 use crate::cpu::attention::known::Known;
@@ -11,7 +12,6 @@ use crate::cpu::attention::room;
 use crate::cpu::attention::softmax::Mask;
 use crate::cpu::attention::unit::{Strip, Unit};
 use crate::cpu::attention::write::{Write, WriteQueries};
-use crate::cpu::tiles::Tiles;
 use crate::cpu::vector::run;
 use crate::cpu::{Level, Scratch};
 use std::f32::consts::LOG2_E;
@@ -96,7 +96,7 @@ pub(in crate::cpu::attention) unsafe fn member<E: Float, G: Float>(
                 delta,
             };
             // SAFETY: the level is Amx.
-            let _tiles = unsafe { Tiles::configured() };
+            let _tiles = unsafe { TileConfig::load() };
             deal::backward(shape, GRAIN, me, |unit, want| {
                 // SAFETY: the arrays have room for any unit, and what is written is dealt to nobody else.
                 unsafe { one_unit(job, unit, &arrays, want) };

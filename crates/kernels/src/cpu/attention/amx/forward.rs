@@ -4,13 +4,13 @@ use super::pack::{self, padded};
 use super::softmax::{Online, Shrink};
 use super::tiles::{self, Product};
 use crate::Float;
+use crate::cpu::amx_tiles::TileConfig;
 use crate::cpu::attention::Forward;
 use crate::cpu::attention::deal::{self, Grain, Member};
 use crate::cpu::attention::room;
 use crate::cpu::attention::running::{Finish, Running};
 use crate::cpu::attention::softmax::Mask;
 use crate::cpu::attention::unit::{Strip, Unit};
-use crate::cpu::tiles::Tiles;
 use crate::cpu::vector::run;
 use crate::cpu::{Level, Scratch};
 use std::f32::consts::LOG2_E;
@@ -81,7 +81,7 @@ pub(in crate::cpu::attention) unsafe fn member<E: Float, O: Float>(
             running: Running { last, top, sum, shrink },
         };
         // SAFETY: the level is Amx.
-        let _tiles = unsafe { Tiles::configured() };
+        let _tiles = unsafe { TileConfig::load() };
         deal::forward(shape, GRAIN, me, |unit, block, first| {
             // SAFETY: the arrays have room for any unit and block, and the block's rows of out and lse are
             // dealt to nobody else.

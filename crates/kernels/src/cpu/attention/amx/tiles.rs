@@ -1,7 +1,7 @@
 //! Products of bf16 tiles on the matrix unit: eight registers of 16 rows of 64 bytes, and an instruction that
 //! multiplies two of them.
 
-use crate::cpu::tiles::apart;
+use crate::cpu::amx_tiles::nop_spaced;
 use std::arch::asm;
 
 /// Rows and columns that a product takes at a time, and the grain of every size here.
@@ -61,7 +61,7 @@ impl Product {
                 "tilezero tmm2",
                 "tilezero tmm3",
                 "3:",
-                apart!(
+                nop_spaced!(
                     "tileloadd tmm6, [{b} + {bs}]",
                     "tileloadd tmm4, [{a} + {r}]",
                     "tileloadd tmm7, [{b} + {bs} + 64]",
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
     use crate::Float;
     use crate::cpu::Level;
-    use crate::cpu::tiles::Tiles;
+    use crate::cpu::amx_tiles::TileConfig;
     use half::bf16;
 
     #[test]
@@ -125,7 +125,7 @@ mod tests {
             let mut c = vec![5.0f32; m * n];
             // SAFETY: the machine has AMX, and the slices have the sizes given.
             unsafe {
-                let _tiles = Tiles::configured();
+                let _tiles = TileConfig::load();
                 let (a, b, c) = (a.as_ptr(), b.as_ptr(), c.as_mut_ptr());
                 Product { m, n, k, a, a_step: k, b, b_step: n, c, c_step: n, add }.run();
             }

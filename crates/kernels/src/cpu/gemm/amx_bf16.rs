@@ -1,132 +1,140 @@
-//! The bf16 inner loop on AMX tiles: 32×32 sums in four tile registers, two each for `a` and `b`.
+//! The bf16 micro-kernel on AMX tiles: 32×32 accumulators in four tile registers, two registers each for `a` and
+//! `b`.
 
-use super::kernel::{Ahead, Lying, Rows, Sums};
-use super::pairs::{DEEP, SIDE, TILE};
+use super::pack_bf16::{SIDE, TILE, TILE_K};
+use super::panel::{KernelArgs, PanelA, PanelRequest};
 use super::{Data, Operand};
-use crate::cpu::tiles::{Tiles, apart};
+use crate::cpu::amx_tiles::{TileConfig, nop_spaced};
 use std::arch::asm;
 
-/// Runs `work` with this thread's tile registers set up.
+/// Runs `work` with this thread's tile registers configured.
 ///
 /// # Safety
-/// As `Tiles::configured`.
+/// As `TileConfig::load`.
 pub unsafe fn with_tiles(work: &mut dyn FnMut()) {
-    // SAFETY: the caller's promise, passed on.
-    let _tiles = unsafe { Tiles::configured() };
+    // SAFETY: the caller's promise.
+    let _tiles = unsafe { TileConfig::load() };
     work();
 }
 
-/// Bytes of a panel that stays in L1 while others pass by.
-const ROOM_IN_L1: usize = 32 << 10;
-/// Lines so many bytes apart fall into half of the sets of L1.
-const HALF_OF_SETS: usize = 2 << 10;
-/// Bytes of the sums of a tile.
-const SUMS: usize = 4 * (2 * SIDE) * (2 * SIDE);
+/// Bytes of a panel that stays in L1 while panels of `b` stream past it.
+const L1_PANEL_BYTES: usize = 32 << 10;
+/// Lines with a stride that is a multiple of this map to half of the sets of L1 or fewer.
+const L1_HALF_SETS: usize = 2 << 10;
+const ACCUMULATOR_BYTES: usize = 4 * (2 * SIDE) * (2 * SIDE);
 
-/// Full rows of bf16 that run along k are tiles as they lie.
-pub fn in_place(from: &Operand<'_>, Lying { lanes, ks, long, rows, .. }: Lying) -> Option<Rows> {
+/// Full rows of bf16 that are contiguous along k already have the layout of AMX tiles.
+pub fn unpacked_a(from: &Operand<'_>, panel: PanelRequest) -> Option<PanelA> {
+    let PanelRequest { rows, ks, kc, mr, .. } = panel;
     let Data::Bf16(values) = from.data else { return None };
-    if !from.k_runs || lanes.len() < rows || ks.is_empty() || !ks.len().is_multiple_of(DEEP) {
+    let whole_tiles = rows.len() == mr && !ks.is_empty() && ks.len().is_multiple_of(TILE_K);
+    if !from.k_contiguous || !whole_tiles {
         return None;
     }
-    let start = values[from.index(lanes.start, ks.start)..].as_ptr().cast::<u8>();
-    // A row of a tile that straddles two lines costs two: copying once is cheaper.
+    let start = values[from.index(rows.start, ks.start)..].as_ptr().cast::<u8>();
+    // A tile row that straddles two cache lines costs two loads: packing once is cheaper.
     if !start.addr().is_multiple_of(64) || !(2 * from.stride).is_multiple_of(64) {
         return None;
     }
-    // Rows that lie so far apart fall into half of the sets of L1, or less. A panel that would have room there, and be
-    // found again by each tile, is better packed.
-    if (2 * from.stride).is_multiple_of(HALF_OF_SETS) && 2 * rows * long <= ROOM_IN_L1 {
+    // A panel that fits in L1, and that every tile reads again, is packed if its rows would map to few cache sets.
+    if (2 * from.stride).is_multiple_of(L1_HALF_SETS) && 2 * mr * kc <= L1_PANEL_BYTES {
         return None;
     }
-    Some(Rows { start, stride: 2 * from.stride, step: 2 * DEEP })
+    Some(PanelA { start, row_stride: 2 * from.stride, k_stride: 2 * TILE_K })
 }
 
-/// What the assembly reads, in its own order.
+/// Operands of the assembly, in the order in which it reads them.
 #[repr(C)]
-struct Arguments {
-    /// Steps along k: those that ask for the output's lines on the way, and the others.
-    placing: usize,
-    others: usize,
-    /// The first sixteen rows of `a` and the others, bytes from row to row, and from tile to tile along k.
+struct AsmArgs {
+    /// Steps along k that prefetch the output, and the remaining steps.
+    output_steps: usize,
+    other_steps: usize,
+    /// The first sixteen rows of `a` and the last sixteen, bytes between rows, and between tiles along k.
     upper: *const u8,
     lower: *const u8,
-    stride: usize,
-    step: usize,
+    row_stride: usize,
+    k_stride: usize,
     b: *const u8,
-    sums: *mut f32,
-    sums_stride: usize,
-    resume: usize,
-    /// Rows to ask for, a line of each per step, and bytes from row to row.
-    ahead: *const u8,
-    ahead_stride: usize,
-    /// Where rows of the output will be written, eight of which are asked for in each of the first steps.
-    place: *const u8,
-    place_stride: usize,
-    /// Sums to ask for, six lines in each of the other steps, and so many bytes further in the next.
-    next: *const f32,
-    next_step: usize,
+    acc: *mut f32,
+    acc_stride: usize,
+    accumulate: usize,
+    /// Rows of the next panel to prefetch, one line of each per step, and bytes between them.
+    next_a: *const u8,
+    next_a_stride: usize,
+    /// Destination of the tile; eight of its rows are prefetched in each of the first steps.
+    output: *const u8,
+    output_stride: usize,
+    /// Accumulator of the next tile; six of its lines are prefetched in each remaining step, `next_acc_step` bytes
+    /// further every time.
+    next_acc: *const f32,
+    next_acc_step: usize,
 }
 
-/// Adds (32, k)·(k, 32) to the sums, for a `k` of whole tiles.
+/// Adds (32, k)·(k, 32) to the accumulator; k is a multiple of 32.
 ///
 /// # Safety
-/// Inside `with_tiles`; `a` and `b` hold that many tiles, the sums are (32, 32).
-pub unsafe fn multiply(_rows: usize, k: usize, a: Rows, ahead: Ahead, b: *const u8, sums: Sums) {
-    let tiles = k / DEEP;
-    // Packed tiles of the upper and the lower half alternate. A packed panel is asked for as if it were rows.
-    let (lower, stride, step, row) = match a.stride {
-        0 => (2 * TILE, 2 * DEEP, 4 * TILE, 2 * DEEP * tiles),
-        stride => (SIDE * stride, stride, a.step, stride),
+/// Inside `with_tiles`; `a` and `b` hold k / 32 tiles per 16 rows, the accumulator is (32, 32).
+pub unsafe fn multiply(args: &KernelArgs) {
+    let KernelArgs { k, a, b, prefetch, acc, .. } = *args;
+    let tiles = k / TILE_K;
+    // Packed tiles of the upper and the lower half alternate. A packed panel is prefetched as if it were rows.
+    let (lower, row_stride, k_stride, prefetch_stride) = match a.row_stride {
+        0 => (2 * TILE, 2 * TILE_K, 4 * TILE, 2 * TILE_K * tiles),
+        stride => (SIDE * stride, stride, a.k_stride, stride),
     };
-    // All the tiles of this panel ask for their share of the next one: lines that come in a burst hold up those
+    // All tiles of this panel prefetch an equal part of the next one: a burst of prefetches would delay the loads
     // that are needed now.
-    let lines = match ahead.tiles {
+    let lines = match prefetch.tiles {
         0..8 => 8,
         8..16 => 4,
         _ => 2,
     };
-    let first = lines * ahead.tile;
-    let asking = first < 2 * SIDE;
-    let placing = tiles.min(4);
-    let arguments = Arguments {
-        placing,
-        others: tiles - placing,
+    let first = lines * prefetch.tile;
+    let prefetching = first < 2 * SIDE;
+    let output_steps = tiles.min(4);
+    let asm_args = AsmArgs {
+        output_steps,
+        other_steps: tiles - output_steps,
         upper: a.start,
         lower: a.start.wrapping_add(lower),
-        stride,
-        step,
+        row_stride,
+        k_stride,
         b,
-        sums: sums.start,
-        sums_stride: 4 * sums.stride,
-        resume: sums.resume as usize,
-        ahead: if asking { ahead.next.wrapping_add(first * row) } else { a.start },
-        ahead_stride: if asking { row } else { 0 },
-        place: sums.place,
-        place_stride: sums.place_stride,
-        next: sums.next,
-        next_step: match sums.next == sums.start {
+        acc: acc.start,
+        acc_stride: 4 * acc.stride,
+        accumulate: acc.accumulate as usize,
+        next_a: match prefetching {
+            true => prefetch.next.wrapping_add(first * prefetch_stride),
+            false => a.start,
+        },
+        next_a_stride: if prefetching { prefetch_stride } else { 0 },
+        output: acc.output,
+        output_stride: acc.output_stride,
+        next_acc: acc.next,
+        next_acc_step: match acc.next == acc.start {
             true => 0,
-            false => (SUMS / (tiles - placing).max(1)).next_multiple_of(64).min(6 * 64),
+            false => {
+                let step = ACCUMULATOR_BYTES / (tiles - output_steps).max(1);
+                step.next_multiple_of(64).min(6 * 64)
+            }
         },
     };
     // SAFETY: the addresses are those the caller promised; prefetches may point anywhere.
     unsafe {
         match lines {
-            8 => ask_eight(&arguments),
-            4 => ask_four(&arguments),
-            _ => ask_two(&arguments),
+            8 => prefetch_eight(&asm_args),
+            4 => prefetch_four(&asm_args),
+            _ => prefetch_two(&asm_args),
         }
     }
 }
 
-/// A step along k: four loads of tiles and four products, and in between, where they cost nothing, lines that
-/// are asked for. Tiles of `b` are used once and pass by L1 (`t1`), where the panel of `a` stays that all of
-/// them meet.
+/// A step along k: four tile loads and four products, with prefetches in between, where they are free. Tiles of
+/// `b` are used once per panel of `a` and bypass L1 (`t1`), where the panel of `a` stays.
 macro_rules! step {
     ($early:literal, $late:literal) => {
         concat!(
-            apart!(
+            nop_spaced!(
                 "tileloaddt1 tmm6, [rsi + rdi*1]",
                 "tileloadd tmm4, [r8 + r10*1]",
                 "tileloaddt1 tmm7, [rsi + rdi*1 + 1024]",
@@ -134,9 +142,9 @@ macro_rules! step {
                 "tileloadd tmm5, [r9 + r10*1]",
             ),
             $early,
-            apart!("tdpbf16ps tmm1, tmm4, tmm7"),
+            nop_spaced!("tdpbf16ps tmm1, tmm4, tmm7"),
             $late,
-            apart!(
+            nop_spaced!(
                 "tdpbf16ps tmm2, tmm5, tmm6\n add r12, 64\n add r13, 64\n add r8, r11\n add r9, r11",
                 "tdpbf16ps tmm3, tmm5, tmm7\n add rsi, 2048",
             ),
@@ -144,13 +152,13 @@ macro_rules! step {
     };
 }
 
-/// One function for each number of lines that a step asks for.
-macro_rules! asking {
+/// One function for each number of lines prefetched per step.
+macro_rules! prefetching {
     ($name:ident, $early:literal, $late:literal) => {
         /// # Safety
         /// As `multiply`.
-        unsafe fn $name(arguments: &Arguments) {
-            // SAFETY: the caller's promise, passed on.
+        unsafe fn $name(args: &AsmArgs) {
+            // SAFETY: the caller's promise.
             unsafe {
                 asm!(
                     "mov r10, [rax + 8*8]",
@@ -231,7 +239,7 @@ macro_rules! asking {
                     "tilestored [rdx + r10*1 + 64], tmm1",
                     "tilestored [r11 + r10*1], tmm2",
                     "tilestored [r11 + r10*1 + 64], tmm3",
-                    in("rax") arguments,
+                    in("rax") args,
                     out("rcx") _, out("rdx") _, out("rsi") _, out("rdi") _, out("r8") _, out("r9") _,
                     out("r10") _, out("r11") _, out("r12") _, out("r13") _, out("r14") _, out("r15") _,
                     out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
@@ -243,14 +251,14 @@ macro_rules! asking {
     };
 }
 
-asking!(ask_two, "prefetcht1 [r12]\n", "prefetcht1 [r12 + r14]\n");
-asking!(
-    ask_four,
+prefetching!(prefetch_two, "prefetcht1 [r12]\n", "prefetcht1 [r12 + r14]\n");
+prefetching!(
+    prefetch_four,
     "prefetcht1 [r12]\n prefetcht1 [r12 + r14]\n",
     "prefetcht1 [r12 + r14*2]\n prefetcht1 [r12 + r15]\n"
 );
-asking!(
-    ask_eight,
+prefetching!(
+    prefetch_eight,
     "prefetcht1 [r12]\n prefetcht1 [r12 + r14]\n prefetcht1 [r12 + r14*2]\n prefetcht1 [r12 + r15]\n",
     "prefetcht1 [r13]\n prefetcht1 [r13 + r14]\n prefetcht1 [r13 + r14*2]\n prefetcht1 [r13 + r15]\n"
 );

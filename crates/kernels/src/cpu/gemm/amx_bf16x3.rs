@@ -1,87 +1,88 @@
-//! The f32 inner loop on AMX tiles, which multiply bf16 only: each f32 is the sum of three bf16, and six of the
-//! nine products of their parts are all that an f32 sum has room for. 32×32 sums in four tile registers, two
-//! each for the parts of `a` and `b`.
+//! The f32 micro-kernel on AMX tiles by bf16x3 decomposition: each f32 is the sum of three bf16 terms, and six of
+//! the nine products of their terms are enough for the precision of an f32 sum. 32×32 accumulators in four tile
+//! registers, two registers each for terms of `a` and `b`.
 
-use super::kernel::{Ahead, Rows, Sums};
-use super::pairs::{DEEP, SIDE, TILE};
-use super::parts::PARTS;
-use crate::cpu::tiles::apart;
+use super::pack_bf16::{SIDE, TILE, TILE_K};
+use super::pack_bf16x3::TERMS;
+use super::panel::{Accumulator, KernelArgs};
+use crate::cpu::amx_tiles::nop_spaced;
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
-/// Bytes of one step along k in a panel: `[part][lane / 16]` tiles.
-const STEP: usize = PARTS * 2 * 2 * TILE;
+/// Bytes of one step along k in a panel: `[term][outer / 16]` tiles.
+const STEP: usize = TERMS * 2 * 2 * TILE;
 
-/// What the assembly reads, in its own order.
+/// Operands of the assembly, in the order in which it reads them.
 #[repr(C)]
-struct Arguments {
-    /// Steps along k: those that ask for the output's lines on the way, and the others.
-    placing: usize,
-    others: usize,
+struct AsmArgs {
+    /// Steps along k that prefetch the output, and the remaining steps.
+    output_steps: usize,
+    other_steps: usize,
     a: *const u8,
     b: *const u8,
-    sums: *mut f32,
-    sums_stride: usize,
-    /// Where rows of the output will be written, eight of which are asked for in each of the first steps.
-    place: *const u8,
-    place_stride: usize,
-    /// Twelve lines to ask for, and as many a step further in each step.
-    ahead: *const u8,
-    ahead_step: usize,
+    acc: *mut f32,
+    acc_stride: usize,
+    /// Destination of the tile; eight of its rows are prefetched in each of the first steps.
+    output: *const u8,
+    output_stride: usize,
+    /// Part of the next panel of `a`, twelve lines of which are prefetched per step, and bytes between steps.
+    next_a: *const u8,
+    next_a_step: usize,
 }
 
-/// Bytes of the next panel of `a` that a tile asks for in each step: eight tiles, and all of it has come.
-const SHARE: usize = STEP / 8;
+/// Bytes of the next panel of `a` that a tile prefetches in each step: eight tiles prefetch all of it.
+const PREFETCH_BYTES: usize = STEP / 8;
 
 /// # Safety
-/// In `amx::with_tiles`; `a` and `b` are packed panels of `k`, a multiple of 32; the sums are (32, 32).
-pub unsafe fn multiply(_rows: usize, k: usize, a: Rows, ahead: Ahead, b: *const u8, sums: Sums) {
-    let steps = k / DEEP;
-    let share = ahead.tile * SHARE;
-    let asking = share < STEP;
-    let placing = steps.min(2 * SIDE / 8);
-    let mut piece = MaybeUninit::<Piece>::uninit();
-    let (to, stride) = match sums.resume {
-        true => (piece.as_mut_ptr().cast(), 2 * SIDE),
-        false => (sums.start, sums.stride),
+/// Inside `amx_bf16::with_tiles`; `a` and `b` are packed panels; k is a multiple of 32; the accumulator is (32, 32).
+pub unsafe fn multiply(args: &KernelArgs) {
+    let KernelArgs { k, a, b, prefetch, acc, .. } = *args;
+    let steps = k / TILE_K;
+    let offset = prefetch.tile * PREFETCH_BYTES;
+    let prefetching = offset < STEP;
+    let output_steps = steps.min(2 * SIDE / 8);
+    let mut block_sum = MaybeUninit::<BlockSum>::uninit();
+    let (to, stride) = match acc.accumulate {
+        true => (block_sum.as_mut_ptr().cast(), 2 * SIDE),
+        false => (acc.start, acc.stride),
     };
-    let arguments = Arguments {
-        placing,
-        others: steps - placing,
+    let asm_args = AsmArgs {
+        output_steps,
+        other_steps: steps - output_steps,
         a: a.start,
         b,
-        sums: to,
-        sums_stride: 4 * stride,
-        place: sums.place,
-        place_stride: sums.place_stride,
-        ahead: if asking { ahead.next.wrapping_add(share) } else { a.start },
-        ahead_step: if asking { STEP } else { 0 },
+        acc: to,
+        acc_stride: 4 * stride,
+        output: acc.output,
+        output_stride: acc.output_stride,
+        next_a: if prefetching { prefetch.next.wrapping_add(offset) } else { a.start },
+        next_a_step: if prefetching { STEP } else { 0 },
     };
     // SAFETY: the addresses are those the caller promised; prefetches may point anywhere.
     unsafe {
-        steps_along_k(&arguments);
-        if sums.resume {
-            // All of it was written just now.
-            add(piece.assume_init_ref(), sums);
+        k_loop(&asm_args);
+        if acc.accumulate {
+            // The loop has written all of it.
+            add(block_sum.assume_init_ref(), acc);
         }
     }
 }
 
-/// The sums of one piece of k. They begin with zero and are added to what is there when they are whole: a sum that
-/// went on from piece to piece would be rounded six times for each 32 k at its full height.
+/// Sum over one block of k. It starts at zero and is added to the stored values at the end: accumulating across
+/// blocks would round at the magnitude of the full sum six times for each 32 k.
 #[repr(align(64))]
-struct Piece([f32; 4 * SIDE * SIDE]);
+struct BlockSum([f32; 4 * SIDE * SIDE]);
 
 /// # Safety
-/// The processor has AVX-512, and the sums are (32, 32).
+/// The processor has AVX-512, and the accumulator is (32, 32).
 #[target_feature(enable = "avx512f")]
-unsafe fn add(piece: &Piece, sums: Sums) {
-    for (row, values) in piece.0.chunks_exact(2 * SIDE).enumerate() {
+unsafe fn add(block_sum: &BlockSum, acc: Accumulator) {
+    for (row, values) in block_sum.0.chunks_exact(2 * SIDE).enumerate() {
         for (half, values) in values.chunks_exact(SIDE).enumerate() {
-            // SAFETY: the caller's promise, passed on.
+            // SAFETY: the caller's promise.
             unsafe {
-                let to = sums.start.add(row * sums.stride + half * SIDE);
+                let to = acc.start.add(row * acc.stride + half * SIDE);
                 let values = _mm512_loadu_ps(values.as_ptr());
                 _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), values));
             }
@@ -89,11 +90,11 @@ unsafe fn add(piece: &Piece, sums: Sums) {
     }
 }
 
-/// A step along k: the products of parts (a, b) in the order 02, 01, 11, 10, 20, 00, each pair of parts four
-/// tiles. From one to the next only one side is loaded anew, and before the products that wait for it.
+/// A step along k: the products of terms (a, b) in the order 02, 01, 11, 10, 20, 00, four tiles each. Consecutive
+/// products share one side; the other is loaded ahead of the products that need it.
 macro_rules! step {
     () => {
-        apart!(
+        nop_spaced!(
             "tileloaddt1 tmm6, [rsi + rdi*1 + 4096]",
             "tileloadd tmm4, [r8 + rdi*1]",
             "tileloaddt1 tmm7, [rsi + rdi*1 + 5120]",
@@ -136,8 +137,8 @@ macro_rules! step {
     };
 }
 
-/// Asks for four rows of the output's tile, two lines each, to own them.
-macro_rules! place_four {
+/// Prefetches four rows of the destination for writing, two lines each.
+macro_rules! prefetch_output {
     () => {
         concat!(
             "prefetchw [r9]\n",
@@ -155,8 +156,8 @@ macro_rules! place_four {
 
 /// # Safety
 /// As `multiply`.
-unsafe fn steps_along_k(arguments: &Arguments) {
-    // SAFETY: the caller's promise, passed on.
+unsafe fn k_loop(args: &AsmArgs) {
+    // SAFETY: the caller's promise.
     unsafe {
         asm!(
             "mov r10, [rax + 5*8]",
@@ -180,8 +181,8 @@ unsafe fn steps_along_k(arguments: &Arguments) {
             "test rcx, rcx",
             "jz 5f",
             "2:",
-            place_four!(),
-            place_four!(),
+            prefetch_output!(),
+            prefetch_output!(),
             step!(),
             "dec rcx",
             "jnz 2b",
@@ -199,7 +200,7 @@ unsafe fn steps_along_k(arguments: &Arguments) {
             "tilestored [r11 + r10*1], tmm2",
             "tilestored [r11 + r10*1 + 64], tmm3",
             step = const STEP,
-            in("rax") arguments,
+            in("rax") args,
             out("rcx") _, out("rdx") _, out("rsi") _, out("rdi") _, out("r8") _, out("r9") _,
             out("r10") _, out("r11") _, out("r12") _, out("r13") _, out("r14") _, out("r15") _,
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,

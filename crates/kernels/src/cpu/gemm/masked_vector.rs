@@ -1,104 +1,108 @@
-//! A few neighbouring elements as one: what the epilogue and the product of few rows compute with. Plain arrays, or AVX-512 registers with
-//! masks for the short end of a row.
+//! Vectors with partial loads and stores, for the epilogue and for products with few rows: plain arrays, or AVX-512
+//! registers with masks for the end of a row.
 
 use super::gelu;
 use crate::Float;
 use half::bf16;
 
-/// `COUNT` lanes of f32, read from and written to either type.
+/// `LANES` lanes of f32, loaded from and stored to f32 or bf16.
 ///
-/// All methods ask that the processor has the implementor's instructions.
-pub trait Wide: Copy {
-    const COUNT: usize;
+/// All methods require a processor with the implementor's instructions.
+pub trait MaskedVector: Copy {
+    const LANES: usize;
 
-    /// # Safety
-    /// `count` elements can be read; further lanes are zero.
-    unsafe fn get<T: Float>(from: *const T, count: usize) -> Self;
-
-    /// # Safety
-    /// `count` elements can be written; further lanes are not.
-    unsafe fn put<T: Float>(self, to: *mut T, count: usize);
-
-    /// Writes two side by side.
+    /// Loads `count` elements; the other lanes are zero.
     ///
     /// # Safety
-    /// `2 * COUNT` elements can be written.
+    /// `count` elements can be read.
+    unsafe fn load<T: Float>(from: *const T, count: usize) -> Self;
+
+    /// Stores the first `count` lanes.
+    ///
+    /// # Safety
+    /// `count` elements can be written.
+    unsafe fn store<T: Float>(self, to: *mut T, count: usize);
+
+    /// Stores all lanes of `self` and then of `next`.
+    ///
+    /// # Safety
+    /// `2 * LANES` elements can be written.
     #[inline(always)]
-    unsafe fn put_both<T: Float>(self, next: Self, to: *mut T) {
-        // SAFETY: the caller's promise, passed on.
+    unsafe fn store_two<T: Float>(self, next: Self, to: *mut T) {
+        // SAFETY: the caller's promise.
         unsafe {
-            self.put(to, Self::COUNT);
-            next.put(to.add(Self::COUNT), Self::COUNT);
+            self.store(to, Self::LANES);
+            next.store(to.add(Self::LANES), Self::LANES);
         }
     }
 
     /// # Safety
-    /// As all.
-    unsafe fn plus(self, other: Self) -> Self;
+    /// See the trait.
+    unsafe fn add(self, other: Self) -> Self;
 
     /// # Safety
-    /// As all.
-    unsafe fn times(self, by: f32) -> Self;
+    /// See the trait.
+    unsafe fn scale(self, by: f32) -> Self;
 
     /// # Safety
-    /// As all.
+    /// See the trait.
     unsafe fn gelu(self) -> Self;
 
     /// The same value in all lanes.
     ///
     /// # Safety
-    /// As all.
-    unsafe fn all(value: f32) -> Self;
+    /// See the trait.
+    unsafe fn splat(value: f32) -> Self;
 
     /// `self + a · b`.
     ///
     /// # Safety
-    /// As all.
+    /// See the trait.
     unsafe fn add_product(self, a: Self, b: Self) -> Self;
 
-    /// To the nearest values of bf16.
+    /// Rounds to the nearest bf16 values.
     ///
     /// # Safety
-    /// As all.
-    unsafe fn rounded(self) -> Self;
+    /// See the trait.
+    unsafe fn round_to_bf16(self) -> Self;
 
-    /// Of all lanes.
+    /// Sum of all lanes.
     ///
     /// # Safety
-    /// As all.
-    unsafe fn total(self) -> f32;
+    /// See the trait.
+    unsafe fn sum(self) -> f32;
 }
 
-impl Wide for [f32; 8] {
-    const COUNT: usize = 8;
+impl MaskedVector for [f32; 8] {
+    const LANES: usize = 8;
 
     #[inline(always)]
-    unsafe fn get<T: Float>(from: *const T, count: usize) -> Self {
+    unsafe fn load<T: Float>(from: *const T, count: usize) -> Self {
         let mut lanes = [0.0; 8];
         for (i, lane) in lanes.iter_mut().enumerate().take(count) {
-            // SAFETY: the caller's promise, passed on.
+            // SAFETY: the caller's promise.
             *lane = unsafe { *from.add(i) }.as_f32();
         }
         lanes
     }
 
     #[inline(always)]
-    unsafe fn put<T: Float>(self, to: *mut T, count: usize) {
+    unsafe fn store<T: Float>(self, to: *mut T, count: usize) {
         for (i, lane) in self.iter().enumerate().take(count) {
-            // SAFETY: the caller's promise, passed on.
+            // SAFETY: the caller's promise.
             unsafe { *to.add(i) = T::round_from(*lane) };
         }
     }
 
     #[inline(always)]
-    unsafe fn plus(self, other: Self) -> Self {
+    unsafe fn add(self, other: Self) -> Self {
         let mut sum = self;
         sum.iter_mut().zip(other).for_each(|(x, y)| *x += y);
         sum
     }
 
     #[inline(always)]
-    unsafe fn times(self, by: f32) -> Self {
+    unsafe fn scale(self, by: f32) -> Self {
         self.map(|lane| lane * by)
     }
 
@@ -108,7 +112,7 @@ impl Wide for [f32; 8] {
     }
 
     #[inline(always)]
-    unsafe fn all(value: f32) -> Self {
+    unsafe fn splat(value: f32) -> Self {
         [value; 8]
     }
 
@@ -122,12 +126,12 @@ impl Wide for [f32; 8] {
     }
 
     #[inline(always)]
-    unsafe fn rounded(self) -> Self {
+    unsafe fn round_to_bf16(self) -> Self {
         self.map(|lane| bf16::round_from(lane).as_f32())
     }
 
     #[inline(always)]
-    unsafe fn total(self) -> f32 {
+    unsafe fn sum(self) -> f32 {
         let [a, b, c, d, e, f, g, h] = self;
         ((a + e) + (c + g)) + ((b + f) + (d + h))
     }
@@ -138,8 +142,8 @@ pub use avx512::Zmm;
 
 #[cfg(target_arch = "x86_64")]
 mod avx512 {
-    use super::super::{gelu, pairs};
-    use super::Wide;
+    use super::super::{gelu, pack_bf16};
+    use super::MaskedVector;
     use crate::{Dtype, Float};
     use std::arch::x86_64::*;
 
@@ -148,16 +152,16 @@ mod avx512 {
         if count >= 16 { !0 } else { (1 << count) - 1 }
     }
 
-    /// A register; with `NATIVE` it is rounded by the instruction for it, which takes denormals for zero.
+    /// An AVX-512 register. With `NATIVE` it is rounded by the bf16 instruction, which treats denormals as zero.
     #[derive(Clone, Copy)]
     pub struct Zmm<const NATIVE: bool>(__m512);
 
-    impl<const NATIVE: bool> Wide for Zmm<NATIVE> {
-        const COUNT: usize = 16;
+    impl<const NATIVE: bool> MaskedVector for Zmm<NATIVE> {
+        const LANES: usize = 16;
 
         #[inline(always)]
-        unsafe fn get<T: Float>(from: *const T, count: usize) -> Self {
-            // SAFETY: the caller's promise, passed on; the pointer is of the type that was asked.
+        unsafe fn load<T: Float>(from: *const T, count: usize) -> Self {
+            // SAFETY: the caller's promise; the pointer has the type that is matched on.
             Zmm(unsafe {
                 match T::DTYPE {
                     Dtype::Bf16 => {
@@ -171,9 +175,9 @@ mod avx512 {
         }
 
         #[inline(always)]
-        unsafe fn put<T: Float>(self, to: *mut T, count: usize) {
-            // SAFETY: the caller's promise, passed on; the pointer is of the type that was asked, and the two
-            // kinds of sixteen halves are the same bits.
+        unsafe fn store<T: Float>(self, to: *mut T, count: usize) {
+            // SAFETY: the caller's promise; the pointer has the type that is matched on, and both 256-bit types
+            // have the same layout.
             unsafe {
                 match T::DTYPE {
                     Dtype::Bf16 => {
@@ -181,7 +185,7 @@ mod avx512 {
                             true => {
                                 std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(self.0))
                             }
-                            false => _mm512_cvtepi32_epi16(pairs::rounded(self.0)),
+                            false => _mm512_cvtepi32_epi16(pack_bf16::round_to_bf16(self.0)),
                         };
                         _mm256_mask_storeu_epi16(to.cast(), mask(count), bits);
                     }
@@ -191,63 +195,63 @@ mod avx512 {
         }
 
         #[inline(always)]
-        unsafe fn put_both<T: Float>(self, next: Self, to: *mut T) {
-            // SAFETY: the caller's promise, passed on; thirty-two halves are the same bits in either type.
+        unsafe fn store_two<T: Float>(self, next: Self, to: *mut T) {
+            // SAFETY: the caller's promise; both 512-bit types have the same layout.
             unsafe {
                 if NATIVE && T::DTYPE == Dtype::Bf16 {
-                    // A whole line in one store.
+                    // A whole cache line in one store.
                     let halves = _mm512_cvtne2ps_pbh(next.0, self.0);
                     let bits = std::mem::transmute::<__m512bh, __m512i>(halves);
                     _mm512_storeu_si512(to.cast(), bits);
                 } else {
-                    self.put(to, 16);
-                    next.put(to.add(16), 16);
+                    self.store(to, 16);
+                    next.store(to.add(16), 16);
                 }
             }
         }
 
         #[inline(always)]
-        unsafe fn plus(self, other: Self) -> Self {
-            // SAFETY: the caller's promise, passed on.
+        unsafe fn add(self, other: Self) -> Self {
+            // SAFETY: the caller's promise.
             Zmm(unsafe { _mm512_add_ps(self.0, other.0) })
         }
 
         #[inline(always)]
-        unsafe fn times(self, by: f32) -> Self {
-            // SAFETY: the caller's promise, passed on.
+        unsafe fn scale(self, by: f32) -> Self {
+            // SAFETY: the caller's promise.
             Zmm(unsafe { _mm512_mul_ps(self.0, _mm512_set1_ps(by)) })
         }
 
         #[inline(always)]
         unsafe fn gelu(self) -> Self {
-            // SAFETY: the caller's promise, passed on.
-            Zmm(unsafe { gelu::sixteen(self.0) })
+            // SAFETY: the caller's promise.
+            Zmm(unsafe { gelu::gelu_x16(self.0) })
         }
 
         #[inline(always)]
-        unsafe fn all(value: f32) -> Self {
-            // SAFETY: the caller's promise, passed on.
+        unsafe fn splat(value: f32) -> Self {
+            // SAFETY: the caller's promise.
             Zmm(unsafe { _mm512_set1_ps(value) })
         }
 
         #[inline(always)]
         unsafe fn add_product(self, a: Self, b: Self) -> Self {
-            // SAFETY: the caller's promise, passed on.
+            // SAFETY: the caller's promise.
             Zmm(unsafe { _mm512_fmadd_ps(a.0, b.0, self.0) })
         }
 
         #[inline(always)]
-        unsafe fn rounded(self) -> Self {
-            // SAFETY: the caller's promise, passed on.
+        unsafe fn round_to_bf16(self) -> Self {
+            // SAFETY: the caller's promise.
             unsafe {
-                let bits = _mm512_slli_epi32::<16>(pairs::rounded(self.0));
+                let bits = _mm512_slli_epi32::<16>(pack_bf16::round_to_bf16(self.0));
                 Zmm(_mm512_castsi512_ps(bits))
             }
         }
 
         #[inline(always)]
-        unsafe fn total(self) -> f32 {
-            // SAFETY: the caller's promise, passed on.
+        unsafe fn sum(self) -> f32 {
+            // SAFETY: the caller's promise.
             unsafe { _mm512_reduce_add_ps(self.0) }
         }
     }
