@@ -52,7 +52,9 @@ fn copy_a(product: &Product<'_>, to: &mut [f32]) {
     for (i, to) in to.chunks_exact_mut(product.k.max(1)).enumerate() {
         for (k, to) in to.iter_mut().enumerate() {
             *to = match a.data {
-                Data::F32(values) if a.round_to_bf16 => bf16::round_from(values[a.index(i, k)]).as_f32(),
+                Data::F32(values) if a.round_to_bf16 => {
+                    bf16::round_from(values[a.index(i, k)]).as_f32()
+                }
                 Data::F32(values) => values[a.index(i, k)],
                 Data::Bf16(values) => values[a.index(i, k)].as_f32(),
             };
