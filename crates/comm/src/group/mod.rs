@@ -22,7 +22,7 @@ use crate::call::error::{Error, Result};
 use crate::call::fold::Op;
 use crate::call::{Algo, Call, Kind};
 use crate::group::carrier::Carrier;
-use crate::group::track::{Pending, Track};
+use crate::group::track::Track;
 use crate::group::work::Work;
 use crate::health::watch::{Patience, Watch};
 use crate::link::messages::Messages;
@@ -207,13 +207,13 @@ impl Group {
     /// another arrive in order; they are independent of collectives.
     pub fn send<T: Element>(&self, buffer: &[T], to: usize) -> Result<()> {
         self.check_peer(to)?;
-        self.send_bytes(T::DTYPE, bytes_of(buffer), to, self.inner.context.patience)
+        self.send_bytes(T::DTYPE, bytes_of(buffer), to)
     }
 
     /// Receives into `buffer` from a member.
     pub fn receive<T: Element>(&self, buffer: &mut [T], from: usize) -> Result<()> {
         self.check_peer(from)?;
-        self.receive_bytes(T::DTYPE, bytes_of_mut(buffer), from, self.inner.context.patience)
+        self.receive_bytes(T::DTYPE, bytes_of_mut(buffer), from)
     }
 
     pub(crate) fn check_peer(&self, peer: usize) -> Result<()> {
@@ -227,26 +227,15 @@ impl Group {
 
     pub(crate) fn run<T: Element>(&self, work: Work) -> Result<()> {
         let algo = self.prepare(&work, T::DTYPE)?;
-        let patience = self.inner.context.patience;
-        self.inner.track.run(|number, carrier| {
+        let track = &self.inner.track;
+        let patience = self.patience(track.in_background());
+        track.run(|number, carrier| {
             self.inner.carry(carrier, work, T::DTYPE, algo, number, patience)
         })
     }
 
-    /// Has a collective on owned buffers done in the background; they come back from `wait`.
-    pub(crate) fn start<T: Element, B: Send + 'static>(
-        &self,
-        mut buffers: B,
-        work: impl for<'a> Fn(&'a mut B) -> Work<'a> + Send + 'static,
-    ) -> Pending<Result<B>> {
-        let group = self.clone();
-        self.inner.track.start(move |number, carrier| {
-            let work = work(&mut buffers);
-            let algo = group.prepare(&work, T::DTYPE)?;
-            let patience = Patience::BACKGROUND;
-            group.inner.carry(carrier, work, T::DTYPE, algo, number, patience)?;
-            Ok(buffers)
-        })
+    fn patience(&self, background: bool) -> Patience {
+        if background { Patience::BACKGROUND } else { self.inner.context.patience }
     }
 
     /// Checks the arguments and decides how to do it.
@@ -301,15 +290,10 @@ impl Group {
         }
     }
 
-    pub(crate) fn send_bytes(
-        &self,
-        dtype: DType,
-        bytes: &[u8],
-        to: usize,
-        patience: Patience,
-    ) -> Result<()> {
-        let inner = &self.inner;
-        inner.messages.to[to].run(|number, end| {
+    pub(crate) fn send_bytes(&self, dtype: DType, bytes: &[u8], to: usize) -> Result<()> {
+        let (inner, track) = (&self.inner, &self.inner.messages.to[to]);
+        let patience = self.patience(track.in_background());
+        track.run(|number, end| {
             let call = inner.transfer_call(dtype, bytes.len(), number);
             inner.recorded(call, patience, |watch| end.send(&watch, bytes))?;
             inner.count_message(bytes.len());
@@ -317,15 +301,10 @@ impl Group {
         })
     }
 
-    pub(crate) fn receive_bytes(
-        &self,
-        dtype: DType,
-        bytes: &mut [u8],
-        from: usize,
-        patience: Patience,
-    ) -> Result<()> {
-        let inner = &self.inner;
-        inner.messages.from[from].run(|number, end| {
+    pub(crate) fn receive_bytes(&self, dtype: DType, bytes: &mut [u8], from: usize) -> Result<()> {
+        let (inner, track) = (&self.inner, &self.inner.messages.from[from]);
+        let patience = self.patience(track.in_background());
+        track.run(|number, end| {
             let call = inner.transfer_call(dtype, bytes.len(), number);
             inner.recorded(call, patience, |watch| end.receive(&watch, bytes))
         })

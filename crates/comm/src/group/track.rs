@@ -1,23 +1,33 @@
-//! A line of operations that happen one after the other, in the order in which they were asked for:
-//! some on the caller's thread, some in the background while the caller computes.
-//! Knows nothing of what the operations do.
+//! A queue of operations that run one after the other, in the order in which they were requested: some on
+//! the caller's thread, some in the background while the caller computes.
+//! Knows nothing about what the operations do.
 
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::ThreadId;
 
-/// `S` is what the operations need: a lane, or one end of a link.
+/// `S` is the state that the operations need: a lane, or one end of a link.
 pub(crate) struct Track<S> {
     turns: Mutex<Turns>,
     changed: Condvar,
-    state: Mutex<S>,
-    courier: Mutex<Option<Sender<Job>>>,
+    state: Mutex<State<S>>,
+    /// Jobs for the communication thread, which is started by the first of them.
+    jobs: Mutex<Option<Sender<Job>>>,
 }
 
 struct Turns {
-    /// Tickets given out.
-    given: u64,
+    /// Number of tickets issued.
+    issued: u64,
     /// The ticket whose turn it is.
     serving: u64,
+    /// The communication thread, while it has the turn.
+    background: Option<ThreadId>,
+}
+
+struct State<S> {
+    /// Number of operations so far.
+    operations: u64,
+    state: S,
 }
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -25,55 +35,68 @@ type Job = Box<dyn FnOnce() + Send>;
 impl<S: Send + 'static> Track<S> {
     pub(crate) fn new(state: S) -> Track<S> {
         Track {
-            turns: Mutex::new(Turns { given: 0, serving: 0 }),
+            turns: Mutex::new(Turns { issued: 0, serving: 0, background: None }),
             changed: Condvar::new(),
-            state: Mutex::new(state),
-            courier: Mutex::new(None),
+            state: Mutex::new(State { operations: 0, state }),
+            jobs: Mutex::new(None),
         }
     }
 
-    /// Does `work` now, after everything that was asked for before. It gets its number, from 1.
-    pub(crate) fn run<R>(&self, work: impl FnOnce(u64, &mut S) -> R) -> R {
-        let ticket = self.take_ticket();
-        self.serve(ticket, work)
+    /// Runs one operation on the caller's thread, after everything that was requested before. Inside a
+    /// started sequence it runs at once, as a part of the sequence. The operation gets its number, from 1.
+    pub(crate) fn run<R>(&self, operation: impl FnOnce(u64, &mut S) -> R) -> R {
+        let _turn = (!self.in_background()).then(|| self.wait_for(self.take_ticket(), None));
+        let mut state = lock(&self.state);
+        state.operations += 1;
+        let number = state.operations;
+        operation(number, &mut state.state)
     }
 
-    /// Has `work` done in the background, after everything that was asked for before.
+    /// Runs a sequence on the communication thread, after everything that was requested before. The calls of
+    /// `run` that it makes belong to it: nothing else happens on this track between them.
     pub(crate) fn start<R: Send + 'static>(
         self: &Arc<Self>,
-        work: impl FnOnce(u64, &mut S) -> R + Send + 'static,
+        sequence: impl FnOnce() -> R + Send + 'static,
     ) -> Pending<R> {
         let result = Arc::new(Slot { value: Mutex::new(None), filled: Condvar::new() });
         let (track, slot) = (self.clone(), result.clone());
-        // The ticket is taken under the courier's lock, so that jobs are queued in ticket order.
-        let mut courier = lock(&self.courier);
+        // The ticket is taken under the lock of the queue, so that jobs are queued in ticket order.
+        let mut jobs = lock(&self.jobs);
         let ticket = self.take_ticket();
         let job: Job = Box::new(move || {
-            let done = std::panic::AssertUnwindSafe(|| track.serve(ticket, work));
-            slot.fill(std::panic::catch_unwind(done));
+            let turn = track.wait_for(ticket, Some(std::thread::current().id()));
+            let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(sequence));
+            drop(turn);
+            slot.fill(done);
         });
-        courier.get_or_insert_with(hire).send(job).expect("the courier lives as long as its track");
+        let sent = jobs.get_or_insert_with(communication_thread).send(job);
+        sent.expect("the communication thread lives as long as its track");
         Pending { result }
+    }
+
+    /// Whether the caller is inside a started sequence of this track.
+    pub(crate) fn in_background(&self) -> bool {
+        let background = lock(&self.turns).background;
+        background.is_some_and(|thread| thread == std::thread::current().id())
     }
 
     fn take_ticket(&self) -> u64 {
         let mut turns = lock(&self.turns);
-        turns.given += 1;
-        turns.given - 1
+        turns.issued += 1;
+        turns.issued - 1
     }
 
-    fn serve<R>(&self, ticket: u64, work: impl FnOnce(u64, &mut S) -> R) -> R {
+    fn wait_for(&self, ticket: u64, background: Option<ThreadId>) -> Turn<'_, S> {
         let mut turns = lock(&self.turns);
         while turns.serving != ticket {
             turns = self.changed.wait(turns).unwrap_or_else(|e| e.into_inner());
         }
-        drop(turns);
-        // Passed on even if the work panics: the others must not wait for a turn that never comes.
-        let _turn = Turn { track: self };
-        work(ticket + 1, &mut lock(&self.state))
+        turns.background = background;
+        Turn { track: self }
     }
 }
 
+/// The right to operate on the track. Passed on even after a panic, so that nobody waits forever.
 struct Turn<'a, S> {
     track: &'a Track<S>,
 }
@@ -82,17 +105,18 @@ impl<S> Drop for Turn<'_, S> {
     fn drop(&mut self) {
         let mut turns = lock(&self.track.turns);
         turns.serving += 1;
-        if turns.given > turns.serving {
+        turns.background = None;
+        if turns.issued > turns.serving {
             self.track.changed.notify_all();
         }
     }
 }
 
-/// A thread that does jobs until nobody can send it one.
-fn hire() -> Sender<Job> {
+/// Starts a thread that runs jobs until the queue is closed.
+fn communication_thread() -> Sender<Job> {
     let (sender, jobs) = channel::<Job>();
     std::thread::Builder::new()
-        .name("lockstep-courier".into())
+        .name("lockstep-comm".into())
         .spawn(move || jobs.into_iter().for_each(|job| job()))
         .expect("a thread can be started");
     sender
@@ -114,20 +138,20 @@ impl<R> Slot<R> {
     }
 }
 
-/// An operation under way in the background.
-#[must_use = "a started operation must be waited for: that is where its buffers and errors come back"]
+/// An operation that runs in the background.
+#[must_use = "wait for a started operation: `wait` returns its buffers and errors"]
 pub struct Pending<R> {
     result: Arc<Slot<R>>,
 }
 
 impl<R> Pending<R> {
-    /// One that is over before it began.
+    /// An operation that has finished already.
     pub(crate) fn ready(result: R) -> Pending<R> {
         let value = Mutex::new(Some(Ok(result)));
         Pending { result: Arc::new(Slot { value, filled: Condvar::new() }) }
     }
 
-    /// Waits for the end and gives the result.
+    /// Waits for the operation to finish and returns its result.
     pub fn wait(self) -> R {
         let mut value = lock(&self.result.value);
         loop {
@@ -141,7 +165,7 @@ impl<R> Pending<R> {
         }
     }
 
-    /// Whether `wait` would return at once.
+    /// Whether `wait` would return immediately.
     pub fn is_done(&self) -> bool {
         lock(&self.result.value).is_some()
     }
@@ -158,23 +182,46 @@ mod tests {
     use super::*;
 
     #[test]
-    fn things_happen_in_the_order_they_were_asked_for() {
+    fn operations_run_in_the_order_of_requests() {
         let track = Arc::new(Track::new(Vec::new()));
-        let first: Vec<_> = (0..10).map(|i| track.start(move |_, v| v.push(i))).collect();
+        let push = |i| {
+            let this = track.clone();
+            track.start(move || this.run(|_, v| v.push(i)))
+        };
+        let first: Vec<_> = (0..10).map(push).collect();
         track.run(|number, v| {
             assert_eq!(number, 11);
             v.push(10);
         });
-        let last = track.start(|_, v| v.clone());
+        let this = track.clone();
+        let last = track.start(move || this.run(|_, v| v.clone()));
         first.into_iter().for_each(Pending::wait);
         assert_eq!(last.wait(), (0..=10).collect::<Vec<_>>());
     }
 
     #[test]
-    fn a_panic_comes_back_to_who_waits_and_nobody_else_is_stuck() {
+    fn a_sequence_is_not_interrupted() {
+        let track = Arc::new(Track::new(Vec::new()));
+        let sequence = |first: usize| {
+            let this = track.clone();
+            track.start(move || (first..first + 3).for_each(|i| this.run(|_, v| v.push(i))))
+        };
+        let started = [sequence(0), sequence(3)];
+        track.run(|number, v| {
+            assert_eq!(number, 7);
+            v.push(6);
+        });
+        started.into_iter().for_each(Pending::wait);
+        assert_eq!(track.run(|_, v| v.clone()), (0..7).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn wait_propagates_a_panic_and_the_track_goes_on() {
         let track = Arc::new(Track::new(0));
-        let bad: Pending<()> = track.start(|_, _| panic!("as asked"));
-        assert_eq!(track.start(|_, v| *v + 1).wait(), 1);
+        let this = track.clone();
+        let bad: Pending<()> = track.start(move || this.run(|_, _| panic!("on purpose")));
+        let this = track.clone();
+        assert_eq!(track.start(move || this.run(|_, v| *v + 1)).wait(), 1);
         let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| bad.wait()));
         assert!(caught.is_err());
         assert_eq!(track.run(|_, v| *v), 0);
