@@ -63,7 +63,13 @@ impl RunFile {
     /// What a plan for so many ranks, that many of them on this machine, depends on besides.
     pub fn around(&self, ranks: usize, local_ranks: usize) -> Environment {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-        Environment { ranks, local_ranks, cores, data_vocab: Some(self.source.vocab()) }
+        Environment {
+            ranks,
+            local_ranks,
+            cores,
+            offloaded_comm: false,
+            data_vocab: Some(self.source.vocab()),
+        }
     }
 
     /// What it means on that many ranks, with as much of its layout as they allow.

@@ -87,12 +87,9 @@ impl Groups {
         Ok(self)
     }
 
-    /// The same with rows of the stream travelling while others are multiplied; when nothing is said, where ranks
-    /// of the tensor axis are on several hosts. All ranks say the same.
-    pub fn beside(mut self, yes: Option<bool>) -> Groups {
-        let hosts = self.group(GroupKind::Tensor).hosts();
-        let apart = hosts.iter().any(|host| *host != hosts[0]);
-        self.beside = yes.unwrap_or(apart);
+    /// Whether rows of the residual stream travel while others are multiplied; the same on all ranks.
+    pub fn beside(mut self, yes: bool) -> Groups {
+        self.beside = yes;
         self
     }
 

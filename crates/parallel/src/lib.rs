@@ -22,29 +22,31 @@
 //! assert_eq!(summed, [[2.0, 1.0]; 2]);
 //! ```
 
-mod bucket;
+mod bucket_job;
+mod bucket_runs;
 pub mod compress;
 pub mod context;
 mod courier;
-mod data;
 mod expert;
 mod exposed;
 mod floats;
 mod gradients;
 mod groups;
 mod pipeline;
+mod reduction;
+mod residual;
 mod rows;
+mod shared_gradients;
 mod store;
 mod tensor;
 mod vocabulary;
 mod weights;
 
-pub use bucket::bucket_bytes;
-pub use data::{Reduction, sum};
 pub use expert::Dispatch;
 pub use gradients::Gradients;
 pub use groups::Groups;
 pub use pipeline::{Pipeline, Stream};
+pub use reduction::{Reduction, sum};
 pub use rows::{Entering, Leaving};
 pub use store::Store;
 pub use weights::Weights;

@@ -38,7 +38,9 @@ pub use layouts::layouts;
 pub use learning_rate::LearningRate;
 pub use ledger::Ledger;
 pub use mesh::{Axis, Coord, GroupKind, Mesh};
-pub use plan::{Checkpoint, Comm, Data, Eval, Layout, Plan, Precision, Sample, Source, Train};
+pub use plan::{
+    Checkpoint, Comm, Data, Eval, Layout, Overlap, Plan, Precision, Sample, Source, Train,
+};
 pub use refit::refit;
 pub use resolve::Environment;
 pub use traffic::{Collective, Exchange, FEW_ROWS, Phase, traffic, traffic_of_step};

@@ -60,6 +60,11 @@ pub fn order(mesh: &Mesh, per_host: usize, said: &[(Axis, f64)]) -> [Axis; 4] {
     best.1
 }
 
+/// Whether groups along an axis span several hosts of `per_host` ranks.
+pub(crate) fn crosses_hosts(mesh: &Mesh, axis: Axis, per_host: usize) -> bool {
+    crossing(mesh, axis, per_host) > 0.0
+}
+
 /// Of the neighbours along an axis, the part that sit on different hosts.
 fn crossing(mesh: &Mesh, axis: Axis, per_host: usize) -> f64 {
     let size = mesh.size(axis);

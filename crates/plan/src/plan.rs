@@ -6,6 +6,8 @@ use crate::context::{self, ContextKind, Run};
 use crate::learning_rate::LearningRate;
 use crate::mesh::{Axis, Mesh};
 use crate::model::{Part, Shape};
+use crate::placement;
+use crate::resolve::Environment;
 use crate::schedule::{Schedule, ScheduleKind};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -139,16 +141,34 @@ pub struct Precision {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Comm {
     pub timeout_s: f64,
-    /// Of gradients that are sent at once, at least; when nothing is said, what the formulas find worth while.
-    pub bucket_bytes: Option<usize>,
-    /// Whether exchanges go on beside the computing; when nothing is said, where ranks are on several hosts.
-    pub overlap: Option<bool>,
+    /// Minimum size of a gradient bucket.
+    pub bucket_bytes: usize,
+    pub overlap: Overlap,
     /// Plans from before there was any have none.
     #[serde(default)]
     pub compression: Compression,
     /// Steps at the start in which gradients travel whole all the same: where only the largest are to be sent.
     #[serde(default)]
     pub compression_warmup: usize,
+}
+
+/// Which communication overlaps with compute.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Overlap {
+    /// Gradient reductions during the backward pass, and ZeRO-3 gathers one block ahead.
+    pub data: bool,
+    /// With sequence parallelism, rows of the residual stream while others are multiplied.
+    pub tensor: bool,
+}
+
+impl Overlap {
+    /// The value of `comm.overlap`, or its default. Ranks of one host move data with the cores that compute, so there
+    /// overlap gains nothing: by default communication overlaps where it crosses hosts or is offloaded.
+    pub fn resolve(typed: Option<bool>, mesh: &Mesh, env: &Environment) -> Overlap {
+        let data = env.offloaded_comm || env.ranks > env.local_ranks;
+        let tensor = placement::crosses_hosts(mesh, Axis::Tensor, env.local_ranks);
+        Overlap { data: typed.unwrap_or(data), tensor: typed.unwrap_or(tensor) }
+    }
 }
 
 /// How often to save, and how many to keep.

@@ -7,7 +7,7 @@ use lockstep_plan::{Axis, Compute, Layout, Mesh, Plan};
 use crate::compute::OpClass;
 use crate::estimate::Options;
 use crate::software::Software;
-use crate::{Cluster, Engine, GroupPlacement};
+use crate::{Cluster, GroupPlacement};
 
 /// A plan on a cluster. Numbers are those of one rank and one micro-batch; those of layers are of the kind that most
 /// are of.
@@ -134,12 +134,9 @@ impl<'a> Case<'a> {
         self.rate() * if narrow { self.cluster.accelerator.matmul.fp8 } else { 1.0 }
     }
 
-    /// Whether sums of gradients go on beside the backward pass. Cores of one host would sum instead of computing: this
-    /// program exchanges in turn there, unless it is told otherwise.
+    /// Whether gradient reductions overlap with the backward pass.
     pub fn data_overlap(&self) -> bool {
-        let apart = self.plan.ranks > self.cluster.per_host;
-        let usual = self.cluster.engine != Engine::Lockstep || apart;
-        self.software().data_overlap && self.plan.comm.overlap.unwrap_or(usual)
+        self.software().data_overlap && self.plan.comm.overlap.data
     }
 
     /// What was measured of a kind of work at a size, where it was.

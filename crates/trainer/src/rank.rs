@@ -10,9 +10,9 @@ use lockstep_kernels::{AdamW, Device, Dtype};
 use lockstep_model::{
     Activations, Batch, Dropout, Groups, Loss, Model, Pass, Store, WeightGradients, Weights,
 };
-use lockstep_parallel::{Gradients, Pipeline, Reduction, Stream, bucket_bytes, sum};
+use lockstep_parallel::{Gradients, Pipeline, Reduction, Stream, sum};
 use lockstep_plan::schedule::{Act, Action};
-use lockstep_plan::{Compression, Compute, GroupKind, Plan};
+use lockstep_plan::{Compression, Compute, Plan};
 
 use crate::left_out::LeftOut;
 use crate::stored::load_weights;
@@ -92,16 +92,14 @@ impl<'a> Rank<'a> {
     ) -> Result<Rank<'a>, Error> {
         let groups = Groups::new(group, &plan.mesh(), plan.layout.sequence)?
             .with_context(plan.layout.context_kind, plan.data.seq)?
-            .beside(plan.comm.overlap);
+            .beside(plan.comm.overlap.tensor);
         let model = Model::new(&plan.model, &plan.part(group.rank()));
         let micros = plan.train.accumulation;
-        let apart = group.hosts().iter().any(|host| *host != group.hosts()[0]);
-        let overlap = plan.comm.overlap.unwrap_or(apart) && groups.mesh.replicas() > 1;
+        let overlap = plan.comm.overlap.data && groups.mesh.replicas() > 1;
         let weights = weights.ahead(overlap).keep_gathered(plan.layout.keep_gathered);
-        let worth = || bucket_bytes(groups.group(GroupKind::Copies));
-        let least = plan.comm.bucket_bytes.unwrap_or_else(worth);
-        let gradients =
-            Gradients::new(&model.part, plan.layout.zero, least, of(plan.precision.gradients));
+        let bucket_bytes = plan.comm.bucket_bytes;
+        let gradient_dtype = of(plan.precision.gradients);
+        let gradients = Gradients::new(&model.part, plan.layout.zero, bucket_bytes, gradient_dtype);
         let mixed = plan.layout.pipe > 1 && plan.layout.schedule.splits();
         let mut reduction = Reduction::new(overlap, plan.comm.compression);
         reduction.prepare(&device, &groups, &gradients);

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use lockstep_plan::{Config, ConfigError, Environment, Plan};
+use lockstep_plan::{Config, ConfigError, Plan};
 use lockstep_sim::search::{Limits, Objective, Proposal, Search, SearchRequest};
 use lockstep_sim::{Cluster, Options, estimate};
 
@@ -181,9 +181,7 @@ fn ask(args: &Args) -> anyhow::Result<Asked> {
 
 /// The layout that was typed.
 fn priced(asked: &Asked) -> anyhow::Result<Proposal> {
-    let local_ranks = asked.cluster.per_host.min(asked.ranks);
-    let cores = asked.cluster.cores.unwrap_or(1);
-    let env = Environment { ranks: asked.ranks, local_ranks, cores, data_vocab: asked.vocab };
+    let env = asked.cluster.environment(asked.ranks, asked.vocab);
     let plan = Plan::resolve(&asked.config, &env).map_err(told)?;
     let estimate = estimate(&plan, &asked.cluster, &asked.options);
     Ok(Proposal { plan, estimate })

@@ -105,5 +105,5 @@ impl Usage {
 
 /// Whether exchanges of gradients and parameters go on beside the computing.
 fn overlaps(plan: &Plan) -> bool {
-    plan.comm.overlap.unwrap_or(false) && plan.mesh().replicas() > 1
+    plan.comm.overlap.data && plan.mesh().replicas() > 1
 }

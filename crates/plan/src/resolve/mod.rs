@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::error::ConfigError;
 use crate::model::Shape;
 use crate::placement;
-use crate::plan::Plan;
+use crate::plan::{Overlap, Plan};
 use checker::Checker;
 
 /// What a plan depends on besides the run file.
@@ -26,6 +26,8 @@ pub struct Environment {
     pub local_ranks: usize,
     /// Cores of a host.
     pub cores: usize,
+    /// Collectives run next to compute without taking its cores, even inside a host: NCCL on GPUs.
+    pub offloaded_comm: bool,
     /// Vocabulary of the data, where it is known.
     pub data_vocab: Option<usize>,
 }
@@ -33,7 +35,7 @@ pub struct Environment {
 impl Environment {
     /// Ranks on one machine with so many cores.
     pub fn one_host(ranks: usize, cores: usize) -> Environment {
-        Environment { ranks, local_ranks: ranks, cores, data_vocab: None }
+        Environment { ranks, local_ranks: ranks, cores, offloaded_comm: false, data_vocab: None }
     }
 
     /// The same with data of a known vocabulary.
@@ -82,6 +84,7 @@ impl Plan {
             let said = placement::said(&plan);
             plan.layout.order = placement::order(&plan.mesh(), env.local_ranks.max(1), &said);
         }
+        plan.comm.overlap = Overlap::resolve(config.comm.overlap, &plan.mesh(), env);
         Ok(plan)
     }
 }

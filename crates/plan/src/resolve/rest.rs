@@ -2,7 +2,7 @@
 
 use super::checker::Checker;
 use crate::config::{Compression, Compute};
-use crate::plan::{Checkpoint, Comm, Layout, Precision};
+use crate::plan::{Checkpoint, Comm, Layout, Overlap, Precision};
 
 /// It becomes a folder.
 pub(super) fn name(checker: &mut Checker) -> String {
@@ -33,6 +33,10 @@ pub(super) fn precision(checker: &mut Checker) -> Precision {
 /// Of a run that sends only the largest elements of its gradients, the part in which it still sends all of them.
 const DENSE: usize = 10;
 
+/// Default minimum size of a gradient bucket. In smaller messages latency is more than 5% of the time: 20 × 20 µs at
+/// 1.2 GB/s between hosts are 0.5 MB, and 20 × 1 µs at 8 GB/s inside one are 0.16 MB.
+const BUCKET_BYTES: usize = 1 << 20;
+
 pub(super) fn comm(checker: &mut Checker, steps: usize) -> Comm {
     let typed = &checker.config.comm;
     let timeout_s = typed.timeout_s.unwrap_or(30.0);
@@ -43,9 +47,9 @@ pub(super) fn comm(checker: &mut Checker, steps: usize) -> Comm {
     }
     let compression = typed.compression.unwrap_or_default();
     check_fraction(checker, compression);
-    let bucket_bytes = bucket_mb.map(|mb| (mb * 1048576.0) as usize);
+    let bucket_bytes = bucket_mb.map_or(BUCKET_BYTES, |mb| (mb * 1048576.0) as usize);
     let compression_warmup = warmup(checker, compression, steps);
-    let overlap = typed.overlap;
+    let overlap = Overlap::default(); // resolved with the placement of the ranks
     Comm { timeout_s, bucket_bytes, compression, compression_warmup, overlap }
 }
 

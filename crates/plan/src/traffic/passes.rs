@@ -131,10 +131,10 @@ impl<'a> Passes<'a> {
         if self.by_rows() { self.pass_rows(list) } else { self.sum(list) }
     }
 
-    /// Whether rows of the stream travel while others are multiplied. Where the plan does not say, as on one host.
+    /// Whether rows of the stream travel while others are multiplied.
     fn by_rows(&self) -> bool {
         let Layout { sequence, tensor, .. } = self.plan.layout;
-        sequence && self.plan.comm.overlap == Some(true) && self.tokens / tensor > FEW_ROWS
+        sequence && self.plan.comm.overlap.tensor && self.tokens / tensor > FEW_ROWS
     }
 
     /// A rank's rows to each of the others.

@@ -93,7 +93,7 @@ impl<'a> States<'a> {
 
     /// The runs that are summed at once: neighbours in a bucket whose ranks are the same.
     fn buckets(&self) -> Vec<(Range<usize>, bool)> {
-        let least = self.plan.comm.bucket_bytes.map_or(usize::MAX, |bytes| bytes / self.width());
+        let least = self.plan.comm.bucket_bytes / self.width();
         let mut runs: Vec<(Range<usize>, bool)> = Vec::new();
         // Where the bucket begins, and where the block does, of all gradients.
         let (mut bucket, mut start) = (0, 0);

@@ -54,7 +54,7 @@ fn means_what_it_says() {
     );
     assert_eq!((plan.ranks, plan.layout.data, plan.layout.recompute), (2, 2, Recompute::None));
     assert_eq!((plan.precision.compute, plan.train.threads), (Compute::Bf16, 8));
-    assert_eq!((plan.comm.bucket_bytes, plan.comm.timeout_s), (Some(25 << 20), 30.0));
+    assert_eq!((plan.comm.bucket_bytes, plan.comm.timeout_s), (25 << 20, 30.0));
     assert_eq!((plan.checkpoint.every, plan.checkpoint.keep), (100, 3));
     assert_eq!((plan.lr(100), plan.lr(1000)), (3e-4, 3e-4 / 10.0));
 }
@@ -163,7 +163,7 @@ overlap = true
     let sample = train.sample.as_ref().unwrap();
     assert_eq!((sample.prompt.as_str(), sample.tokens), ("the cat", 9));
     assert_eq!((plan.comm.timeout_s, plan.comm.compression), (2.5, Compression::TopK(0.01)));
-    assert_eq!((plan.comm.timeout_s, plan.comm.overlap), (2.5, Some(true)));
+    assert_eq!((plan.comm.timeout_s, plan.comm.overlap.data), (2.5, true));
 }
 
 /// Every axis at once, on 16 ranks.

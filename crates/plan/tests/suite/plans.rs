@@ -35,7 +35,13 @@ fn the_global_batch_does_not_depend_on_the_ranks() {
 
 #[test]
 fn threads_are_counted_on_one_host() {
-    let env = Environment { ranks: 8, local_ranks: 2, cores: 12, data_vocab: Some(64) };
+    let env = Environment {
+        ranks: 8,
+        local_ranks: 2,
+        cores: 12,
+        offloaded_comm: false,
+        data_vocab: Some(64),
+    };
     assert_eq!(Plan::resolve(&Config::default(), &env).unwrap().train.threads, 6);
 }
 

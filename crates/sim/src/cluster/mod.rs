@@ -11,6 +11,7 @@ pub use link::Link;
 
 use std::borrow::Cow;
 
+use lockstep_plan::Environment;
 use serde::{Deserialize, Serialize};
 
 const BUILT_IN: &str = include_str!("built_in.toml");
@@ -156,6 +157,17 @@ impl Cluster {
             ));
         }
         self.accelerator.check()
+    }
+
+    /// The environment of a plan for `ranks` ranks of this cluster.
+    pub fn environment(&self, ranks: usize, data_vocab: Option<usize>) -> Environment {
+        Environment {
+            ranks,
+            local_ranks: self.per_host.min(ranks),
+            cores: self.cores.unwrap_or(1),
+            offloaded_comm: self.engine == Engine::Nccl,
+            data_vocab,
+        }
     }
 
     /// Bytes per second that one rank sends over a link while its neighbours do the same.

@@ -22,7 +22,7 @@ use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashMap};
 
 use candidate::Candidate;
-use lockstep_plan::{Config, ConfigError, Environment, Plan};
+use lockstep_plan::{Config, ConfigError, Environment, Overlap, Plan};
 
 use crate::case::Case;
 use crate::estimate::{available, estimate};
@@ -158,7 +158,7 @@ impl<'a> Search<'a> {
         let most = most.fold(cluster.accelerator.memory(), f64::max);
         let mut paper = self.plan.clone();
         for candidate in ranks.iter().flat_map(|ranks| space::groups(&self.plan, *ranks)) {
-            candidate.onto(&mut paper);
+            self.onto(&candidate, &mut paper);
             let cluster = &*cluster.shared(candidate.ranks, paper.train.threads);
             // ZeRO-3 on all replicas, for the memory that there must be.
             let replicas = candidate.layout.data * candidate.layout.context;
@@ -205,7 +205,7 @@ impl<'a> Search<'a> {
         }
         self.looked.borrow_mut().estimated += 1;
         let mut paper = self.plan.clone();
-        leaf.onto(&mut paper);
+        self.onto(leaf, &mut paper);
         let estimate = estimate(&paper, self.wanted.cluster, &self.options);
         let totals = estimate.stages.iter().map(|stage| stage.memory.total());
         let found = Found {
@@ -220,10 +220,16 @@ impl<'a> Search<'a> {
     /// A layout as a plan, or none where it would be refused.
     fn resolved(&self, leaf: &Candidate) -> Option<Plan> {
         let SearchRequest { config, vocab, cluster, .. } = *self.wanted;
-        let local_ranks = cluster.per_host.min(leaf.ranks);
-        let cores = cluster.cores.unwrap_or(1);
-        let env = Environment { ranks: leaf.ranks, local_ranks, cores, data_vocab: vocab };
+        let env = cluster.environment(leaf.ranks, vocab);
         Plan::resolve(&leaf.typed(config), &env).ok()
+    }
+
+    /// Writes a layout into `paper`.
+    fn onto(&self, candidate: &Candidate, paper: &mut Plan) {
+        candidate.onto(paper);
+        let env = self.wanted.cluster.environment(candidate.ranks, None);
+        let typed = self.wanted.config.comm.overlap;
+        paper.comm.overlap = Overlap::resolve(typed, &paper.mesh(), &env);
     }
 
     fn walk(&self, by: Objective, count: usize, limits: &Limits, fitting: bool) -> Vec<Proposal> {
@@ -288,7 +294,7 @@ impl Walk<'_> {
         let mut opened = Vec::new();
         let mut index = 0;
         for scheduled in space::scheduled(candidate, plan.model.layers, micros) {
-            scheduled.onto(&mut paper);
+            self.search.onto(&scheduled, &mut paper);
             let at_least = timed
                 .map_or(0.0, |blocks| passes_bound(&Case::new(&paper, cluster, options), blocks));
             let infeasible = value(self.by, ranks, at_least, 0.0) > worst;
@@ -308,7 +314,7 @@ impl Walk<'_> {
                     looked.too_large += 1;
                     continue;
                 }
-                leaf.onto(&mut paper);
+                self.search.onto(&leaf, &mut paper);
                 let case = Case::new(&paper, cluster, options);
                 let (bytes, over) = room::needs(&case, layers, &available);
                 if self.fitting && over > 0.0 {

@@ -103,7 +103,7 @@ fn estimates(
     degrees: [usize; 4],
     words: &str,
 ) -> Vec<Proposal> {
-    let env = Environment { ranks, local_ranks: 4.min(ranks), cores: 1, data_vocab: None };
+    let env = cluster.environment(ranks, None);
     let typed = config.with_layout(words);
     let mut all = Vec::new();
     for micro in 1..=config.train.global_batch.unwrap() {

@@ -51,7 +51,13 @@ impl Row {
 
 /// A plan on a cluster of hosts of eight; panics with the mistakes, for rows are to be understood.
 pub fn plan(text: &str, ranks: usize) -> Plan {
-    let env = Environment { ranks, local_ranks: ranks.min(8), cores: 8, data_vocab: None };
+    let env = Environment {
+        ranks,
+        local_ranks: ranks.min(8),
+        cores: 8,
+        offloaded_comm: true,
+        data_vocab: None,
+    };
     match Plan::resolve(&Config::parse(text, &[]), &env) {
         Ok(plan) => plan,
         Err(mistakes) => {
