@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::bail;
-use lockstep_comm::{Algo, Kind, Shape, human_bytes, sent};
+use lockstep_comm::{Algo, Shape, human_bytes, sent};
 use lockstep_events::StepReport;
 use lockstep_plan::{Collective, Exchange, Ledger, Plan, traffic};
 use lockstep_sim::search::layout_words;
@@ -121,11 +121,9 @@ impl Predicted {
 fn bytes(exchange: &Exchange) -> u64 {
     let Exchange { members, count, width, .. } = *exchange;
     let kind = match exchange.collective {
-        Collective::AllReduce => Kind::AllReduce,
-        Collective::AllGather => Kind::AllGather,
-        Collective::ReduceScatter => Kind::ReduceScatter,
-        Collective::AllToAll | Collective::AllToAllV => Kind::AllToAll,
-        Collective::Send => return (count * width) as u64,
+        Collective::SendRecv => return (count * width) as u64,
+        Collective::AllToAllV => Collective::AllToAll,
+        collective => collective,
     };
     let hosts = vec![0; members];
     let shape = Shape { kind, count, width, root: 0, hosts: &hosts };

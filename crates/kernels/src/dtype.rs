@@ -1,56 +1,7 @@
-//! Element types of tensors.
+//! Element types that kernels compute with.
 
 use half::bf16;
-
-/// Element type of a tensor.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-pub enum Dtype {
-    F32,
-    Bf16,
-    /// Token ids and other indices.
-    U32,
-}
-
-impl Dtype {
-    /// Bytes per element.
-    pub const fn bytes(self) -> usize {
-        match self {
-            Dtype::F32 | Dtype::U32 => 4,
-            Dtype::Bf16 => 2,
-        }
-    }
-}
-
-impl std::fmt::Display for Dtype {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Dtype::F32 => "f32",
-            Dtype::Bf16 => "bf16",
-            Dtype::U32 => "u32",
-        })
-    }
-}
-
-/// A Rust type that a tensor can hold.
-///
-/// # Safety
-/// The type must have `DTYPE.bytes()` bytes, and every bit pattern must be a valid value.
-pub unsafe trait Element: Copy + Send + Sync + Default + std::fmt::Debug + 'static {
-    const DTYPE: Dtype;
-}
-
-// SAFETY: four bytes, every bit pattern is valid.
-unsafe impl Element for f32 {
-    const DTYPE: Dtype = Dtype::F32;
-}
-// SAFETY: two bytes, every bit pattern is valid.
-unsafe impl Element for bf16 {
-    const DTYPE: Dtype = Dtype::Bf16;
-}
-// SAFETY: four bytes, every bit pattern is valid.
-unsafe impl Element for u32 {
-    const DTYPE: Dtype = Dtype::U32;
-}
+pub use lockstep_types::{Dtype, Element};
 
 /// A floating-point element. Arithmetic is done in f32; only storage is narrower.
 pub trait Float: Element {

@@ -40,7 +40,7 @@ pub use cpu::pack::Code;
 pub use cpu::rope::{Llama3 as RopeScaling, Table as RopeTable};
 pub use device::{
     AdamW, Attention, AttentionKnown, Capacity, CrossEntropy, Device, Found, Gradient, Matmul,
-    Meter, Operation, Router, Stepped, Vocabulary,
+    Meter, OpClass, Router, Stepped, Vocabulary,
 };
 pub use dtype::{Dtype, Element, Float};
 pub use memory::{Memory, Pool, Tag, Tensor, Usage, View, ViewMut};

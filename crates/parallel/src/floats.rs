@@ -9,7 +9,7 @@ pub fn all_reduce(group: &Group, x: ViewMut<'_>) -> Result<()> {
     match x.dtype() {
         Dtype::F32 => group.all_reduce(x.host::<f32>(), Op::Sum),
         Dtype::Bf16 => group.all_reduce(x.host::<bf16>(), Op::Sum),
-        Dtype::U32 => panic!("indices are not exchanged like numbers"),
+        dtype => panic!("reductions are in f32 or bf16, not in {dtype}"),
     }
 }
 
@@ -18,7 +18,7 @@ pub fn all_gather(group: &Group, share: View<'_>, all: ViewMut<'_>) -> Result<()
     match share.dtype() {
         Dtype::F32 => group.all_gather(share.host::<f32>(), all.host::<f32>()),
         Dtype::Bf16 => group.all_gather(share.host::<bf16>(), all.host::<bf16>()),
-        Dtype::U32 => panic!("indices are not exchanged like numbers"),
+        dtype => panic!("reductions are in f32 or bf16, not in {dtype}"),
     }
 }
 
@@ -27,7 +27,7 @@ pub fn reduce_scatter(group: &Group, all: View<'_>, share: ViewMut<'_>) -> Resul
     match all.dtype() {
         Dtype::F32 => group.reduce_scatter(all.host::<f32>(), share.host::<f32>(), Op::Sum),
         Dtype::Bf16 => group.reduce_scatter(all.host::<bf16>(), share.host::<bf16>(), Op::Sum),
-        Dtype::U32 => panic!("indices are not exchanged like numbers"),
+        dtype => panic!("reductions are in f32 or bf16, not in {dtype}"),
     }
 }
 
@@ -42,7 +42,7 @@ pub fn add(sum: ViewMut<'_>, more: View<'_>) {
             let pairs = sum.host::<bf16>().iter_mut().zip(more.host::<bf16>());
             pairs.for_each(|(sum, more)| *sum = bf16::from_f32(sum.to_f32() + more.to_f32()));
         }
-        Dtype::U32 => panic!("indices are not added like numbers"),
+        dtype => panic!("reductions are in f32 or bf16, not in {dtype}"),
     }
 }
 
@@ -60,6 +60,6 @@ pub fn all_to_all_v(
     match rows.dtype() {
         Dtype::F32 => group.all_to_all_v(rows.host::<f32>(), &sent, come.host(), &received),
         Dtype::Bf16 => group.all_to_all_v(rows.host::<bf16>(), &sent, come.host(), &received),
-        Dtype::U32 => panic!("indices are not exchanged like numbers"),
+        dtype => panic!("reductions are in f32 or bf16, not in {dtype}"),
     }
 }

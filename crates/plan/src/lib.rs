@@ -31,12 +31,13 @@ mod resolve;
 pub mod schedule;
 mod traffic;
 
-pub use config::{Compression, Compute, Config, Curve, Recompute};
+pub use config::{Compression, Config, Curve, Recompute};
 pub use cut::cut;
 pub use error::{ConfigError, Place};
 pub use layouts::layouts;
 pub use learning_rate::LearningRate;
 pub use ledger::Ledger;
+pub use lockstep_types::Dtype;
 pub use mesh::{Axis, Coord, GroupKind, Mesh};
 pub use plan::{
     Checkpoint, Comm, Data, Eval, Layout, Overlap, Plan, Precision, Sample, Source, Train,

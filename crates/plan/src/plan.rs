@@ -1,7 +1,7 @@
 //! What a run file means: every default filled in, everything derived. Made by `Plan::resolve` and written
 //! to `plan.json`.
 
-use crate::config::{Compression, Compute, Recompute};
+use crate::config::{Compression, Recompute};
 use crate::context::{self, ContextKind, Run};
 use crate::learning_rate::LearningRate;
 use crate::mesh::{Axis, Mesh};
@@ -9,6 +9,7 @@ use crate::model::{Part, Shape};
 use crate::placement;
 use crate::resolve::Environment;
 use crate::schedule::{Schedule, ScheduleKind};
+use lockstep_types::Dtype;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -129,12 +130,12 @@ pub struct Layout {
 /// The numbers in which the model computes.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Precision {
-    pub compute: Compute,
+    pub compute: Dtype,
     /// In which gradients of parameters are kept and summed, over micro-batches and over ranks. In bf16 each sum is
     /// rounded to 8 bits: what is smaller than 1/256 of what is there already gets lost, so that many micro-batches
     /// of a step lose more. Plans from before it could be said have f32.
     #[serde(default)]
-    pub gradients: Compute,
+    pub gradients: Dtype,
 }
 
 /// What ranks may expect of each other.

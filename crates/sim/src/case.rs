@@ -2,7 +2,7 @@
 //! on which stage. Costs nothing itself.
 
 use lockstep_plan::model::{Family, Latent, Moe, Shape};
-use lockstep_plan::{Axis, Compute, Layout, Mesh, Plan};
+use lockstep_plan::{Axis, Dtype, Layout, Mesh, Plan};
 
 use crate::compute::OpClass;
 use crate::estimate::Options;
@@ -107,8 +107,8 @@ impl<'a> Case<'a> {
     pub fn state_bytes(&self) -> [f64; 2] {
         let Software { weights, optimizer, .. } = self.software();
         match self.plan.precision.compute {
-            Compute::F32 => [4.0, (optimizer - 4.0).max(0.0)],
-            Compute::Bf16 => [*weights, *optimizer],
+            Dtype::F32 => [4.0, (optimizer - 4.0).max(0.0)],
+            _ => [*weights, *optimizer],
         }
     }
 
@@ -116,9 +116,9 @@ impl<'a> Case<'a> {
     pub fn rate(&self) -> f64 {
         let peak = &self.cluster.accelerator.peak;
         let tera = match self.plan.precision.compute {
-            Compute::F32 => peak.f32,
-            Compute::Bf16 if self.options.fp8 => peak.fp8.unwrap_or(peak.bf16),
-            Compute::Bf16 => peak.bf16,
+            Dtype::F32 => peak.f32,
+            _ if self.options.fp8 => peak.fp8.unwrap_or(peak.bf16),
+            _ => peak.bf16,
         };
         tera * 1e12
     }

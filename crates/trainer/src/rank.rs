@@ -12,7 +12,7 @@ use lockstep_model::{
 };
 use lockstep_parallel::{Gradients, Pipeline, Reduction, Stream, sum};
 use lockstep_plan::schedule::{Act, Action};
-use lockstep_plan::{Compression, Compute, Plan};
+use lockstep_plan::{Compression, Plan};
 
 use crate::left_out::LeftOut;
 use crate::stored::load_weights;
@@ -372,12 +372,5 @@ fn counted(model: &Model) -> Vec<(usize, usize, Range<usize>)> {
 
 /// What a plan computes with.
 pub fn dtype(plan: &Plan) -> Dtype {
-    of(plan.precision.compute)
-}
-
-fn of(numbers: Compute) -> Dtype {
-    match numbers {
-        Compute::F32 => Dtype::F32,
-        Compute::Bf16 => Dtype::Bf16,
-    }
+    plan.precision.compute
 }

@@ -3,7 +3,7 @@
 use lockstep_comm::{Group, Options, on_threads_with};
 use lockstep_data::Source;
 use lockstep_kernels::Device;
-use lockstep_plan::{Compression, Compute, Plan, Precision};
+use lockstep_plan::{Compression, Dtype, Plan, Precision};
 
 use crate::{Error, Rank, Whole, alone};
 
@@ -52,7 +52,7 @@ impl Tolerance {
             Compression::TopK(_) => Tolerance::LATE,
             Compression::Int8 => Tolerance::INT8,
             Compression::Bf16 | Compression::F16 => Tolerance::BF16,
-            Compression::None if [compute, gradients].contains(&Compute::Bf16) => Tolerance::BF16,
+            Compression::None if [compute, gradients].contains(&Dtype::Bf16) => Tolerance::BF16,
             Compression::None => Tolerance::F32,
         }
     }

@@ -7,12 +7,12 @@
 use super::comm::Buffers;
 use super::private::Private;
 use half::{bf16, f16};
-use lockstep_comm::{Algo, Element, Group, Kind, Op, Result, Symmetric, World, share};
+use lockstep_comm::{Algo, Collective, Element, Group, Op, Result, Symmetric, World, share};
 use std::time::Instant;
 
 /// What to measure.
 pub struct Case {
-    pub kind: Kind,
+    pub kind: Collective,
     /// Bytes of the whole buffer.
     pub bytes: usize,
     pub op: Op,
@@ -45,7 +45,7 @@ macro_rules! small {
 }
 small!(
     f32 => |n| n as f32, f64 => |n| n as f64, i32 => |n| n as i32, i64 => |n| n as i64,
-    u8 => |n| n as u8, f16 => |n| f16::from_f32(n as f32), bf16 => |n| bf16::from_f32(n as f32)
+    u8 => |n| n as u8, u32 => |n| n as u32, f16 => |n| f16::from_f32(n as f32), bf16 => |n| bf16::from_f32(n as f32)
 );
 
 pub fn measure<T: Small>(world: &World, case: &Case) -> Result<Measured> {
@@ -102,11 +102,11 @@ impl<T: Small> Pair<T> {
             Buffers::Symmetric => share(total, n, 0).len(),
         };
         let (input, output) = match case.kind {
-            Kind::ReduceScatter => (whole, part(whole)),
-            Kind::AllGather => (part(whole), whole),
-            Kind::Gather => (len / n, len),
-            Kind::Scatter => (len, len / n),
-            Kind::AllToAll => (len, len),
+            Collective::ReduceScatter => (whole, part(whole)),
+            Collective::AllGather => (part(whole), whole),
+            Collective::Gather => (len / n, len),
+            Collective::Scatter => (len, len / n),
+            Collective::AllToAll => (len, len),
             _ => (whole, 0),
         };
         Ok(Pair {
@@ -126,17 +126,19 @@ fn call<T: Small>(group: &Group, case: &Case, buffers: &mut Pair<T>) -> Result<(
     let whole = case.bytes / size_of::<T>();
     let (input, output) = (buffers.input.slice(), buffers.output.slice());
     match case.kind {
-        Kind::AllReduce => group.all_reduce(input, case.op),
-        Kind::Reduce => group.reduce(input, case.op, 0),
-        Kind::Broadcast => group.broadcast(input, 0),
-        Kind::ReduceScatter => {
+        Collective::AllReduce => group.all_reduce(input, case.op),
+        Collective::Reduce => group.reduce(input, case.op, 0),
+        Collective::Broadcast => group.broadcast(input, 0),
+        Collective::ReduceScatter => {
             group.reduce_scatter(input, &mut output[..share(whole, n, me).len()], case.op)
         }
-        Kind::AllGather => group.all_gather(&input[..share(whole, n, me).len()], output),
-        Kind::Gather => group.gather(input, output, 0),
-        Kind::Scatter => group.scatter(input, output, 0),
-        Kind::AllToAll => group.all_to_all(input, output),
-        Kind::AllToAllV | Kind::Barrier | Kind::Transfer => unreachable!("not offered"),
+        Collective::AllGather => group.all_gather(&input[..share(whole, n, me).len()], output),
+        Collective::Gather => group.gather(input, output, 0),
+        Collective::Scatter => group.scatter(input, output, 0),
+        Collective::AllToAll => group.all_to_all(input, output),
+        Collective::AllToAllV | Collective::Barrier | Collective::SendRecv => {
+            unreachable!("not offered")
+        }
     }
 }
 
@@ -169,18 +171,20 @@ fn check<T: Small>(group: &Group, case: &Case, buffers: &mut Pair<T>) -> Result<
     let own = share(whole, n, me);
     let owner = |i: usize| (0..n).find(|r| share(whole, n, *r).contains(&i)).unwrap_or(0);
     let wrong = match case.kind {
-        Kind::AllReduce => count(input, &folded),
-        Kind::Reduce if me == 0 => count(input, &folded),
-        Kind::Reduce => count(input, &|i| T::small(brought(me, i))),
-        Kind::Broadcast => count(input, &|i| T::small(brought(0, i))),
-        Kind::ReduceScatter => count(&output[..own.len()], &|i| folded(own.start + i)),
-        Kind::AllGather => {
+        Collective::AllReduce => count(input, &folded),
+        Collective::Reduce if me == 0 => count(input, &folded),
+        Collective::Reduce => count(input, &|i| T::small(brought(me, i))),
+        Collective::Broadcast => count(input, &|i| T::small(brought(0, i))),
+        Collective::ReduceScatter => count(&output[..own.len()], &|i| folded(own.start + i)),
+        Collective::AllGather => {
             let starts: Vec<usize> = (0..n).map(|r| share(whole, n, r).start).collect();
             count(output, &|i| T::small(brought(owner(i), i - starts[owner(i)])))
         }
-        Kind::Gather if me == 0 => count(output, &|i| T::small(brought(i / pieces, i % pieces))),
-        Kind::Scatter => count(output, &|i| T::small(brought(0, me * pieces + i))),
-        Kind::AllToAll => {
+        Collective::Gather if me == 0 => {
+            count(output, &|i| T::small(brought(i / pieces, i % pieces)))
+        }
+        Collective::Scatter => count(output, &|i| T::small(brought(0, me * pieces + i))),
+        Collective::AllToAll => {
             count(output, &|i| T::small(brought(i / pieces, me * pieces + i % pieces)))
         }
         _ => 0,

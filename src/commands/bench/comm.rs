@@ -5,7 +5,7 @@ use super::table;
 use crate::world::{self, Engine};
 use anyhow::{Context, bail};
 use half::{bf16, f16};
-use lockstep_comm::{Algo, DType, Kind, Op, World};
+use lockstep_comm::{Algo, Collective, Dtype, Op, World};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ pub struct Args {
     algo: Option<Algo>,
     /// f32, f64, f16, bf16, i32, i64 or u8
     #[arg(long, default_value = "f32")]
-    dtype: DType,
+    dtype: Dtype,
     /// sum, mean, min, max or product
     #[arg(long, default_value = "sum", value_parser = reduction)]
     reduce: Op,
@@ -63,15 +63,15 @@ pub enum Buffers {
 }
 
 /// What `--op all` stands for.
-const OPS: [Kind; 8] = [
-    Kind::AllReduce,
-    Kind::Reduce,
-    Kind::ReduceScatter,
-    Kind::AllGather,
-    Kind::Broadcast,
-    Kind::Gather,
-    Kind::Scatter,
-    Kind::AllToAll,
+const OPS: [Collective; 8] = [
+    Collective::AllReduce,
+    Collective::Reduce,
+    Collective::ReduceScatter,
+    Collective::AllGather,
+    Collective::Broadcast,
+    Collective::Gather,
+    Collective::Scatter,
+    Collective::AllToAll,
 ];
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
@@ -83,7 +83,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     world::run(&start, timeout, |world| every_case(world, &args, &kinds))
 }
 
-fn every_case(world: &World, args: &Args, kinds: &[Kind]) -> anyhow::Result<()> {
+fn every_case(world: &World, args: &Args, kinds: &[Collective]) -> anyhow::Result<()> {
     let first = world.rank() == 0;
     if first && !args.json {
         table::heading(world, args.engine.name(), args.dtype, args.buffers);
@@ -113,19 +113,20 @@ fn every_case(world: &World, args: &Args, kinds: &[Kind]) -> anyhow::Result<()> 
     Ok(())
 }
 
-fn by_type(world: &World, case: &Case, dtype: DType) -> lockstep_comm::Result<Measured> {
+fn by_type(world: &World, case: &Case, dtype: Dtype) -> lockstep_comm::Result<Measured> {
     match dtype {
-        DType::F32 => measure::<f32>(world, case),
-        DType::F64 => measure::<f64>(world, case),
-        DType::F16 => measure::<f16>(world, case),
-        DType::Bf16 => measure::<bf16>(world, case),
-        DType::I32 => measure::<i32>(world, case),
-        DType::I64 => measure::<i64>(world, case),
-        DType::U8 => measure::<u8>(world, case),
+        Dtype::F32 => measure::<f32>(world, case),
+        Dtype::F64 => measure::<f64>(world, case),
+        Dtype::F16 => measure::<f16>(world, case),
+        Dtype::Bf16 => measure::<bf16>(world, case),
+        Dtype::I32 => measure::<i32>(world, case),
+        Dtype::I64 => measure::<i64>(world, case),
+        Dtype::U8 => measure::<u8>(world, case),
+        Dtype::U32 => measure::<u32>(world, case),
     }
 }
 
-fn kinds(names: &[String]) -> anyhow::Result<Vec<Kind>> {
+fn kinds(names: &[String]) -> anyhow::Result<Vec<Collective>> {
     let mut kinds = Vec::new();
     for name in names {
         match OPS.into_iter().find(|k| k.name() == name) {

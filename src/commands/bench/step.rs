@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use lockstep_comm::{Op, World};
-use lockstep_kernels::{Device, Operation, Tag};
+use lockstep_kernels::{Device, OpClass, Tag};
 use lockstep_plan::model::flops_per_token;
 use lockstep_plan::{Config, Ledger, Plan};
 use lockstep_trainer::{Rank, dtype, measure_peak};
@@ -201,7 +201,7 @@ fn record(
     let tokens_per_s = plan.tokens_per_step() as f64 / step;
     let gflops = tokens_per_s * flops_per_token(&plan.model, plan.data.seq).total() / 1e9;
     let per_step = |time: Duration| 1e3 * time.as_secs_f64() / times.len() as f64;
-    let mut time_ms: Vec<(String, f64)> = Operation::ALL
+    let mut time_ms: Vec<(String, f64)> = OpClass::ALL
         .iter()
         .map(|operation| (operation.name().to_string(), per_step(device.meter().spent(*operation))))
         .filter(|(_, time)| *time > 0.0)

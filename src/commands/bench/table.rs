@@ -3,10 +3,10 @@
 use super::case::{Case, Measured};
 use super::comm::Buffers;
 use crate::say::say;
-use lockstep_comm::{DType, Kind, World, human_bytes};
+use lockstep_comm::{Collective, Dtype, World, human_bytes};
 use serde::Serialize;
 
-pub fn heading(world: &World, engine: &str, dtype: DType, buffers: Buffers) {
+pub fn heading(world: &World, engine: &str, dtype: Dtype, buffers: Buffers) {
     let hosts = world.hosts().iter().max().map_or(1, |h| h + 1);
     say!(
         "{} ranks on {hosts} host(s), engine {engine}, {}, {} buffers",
@@ -41,7 +41,7 @@ struct Record {
     wrong: u64,
 }
 
-pub fn row(case: &Case, measured: &Measured, engine: &str, dtype: DType, json: bool) {
+pub fn row(case: &Case, measured: &Measured, engine: &str, dtype: Dtype, json: bool) {
     let algorithm = case.bytes as f64 / measured.seconds / 1e9;
     let record = Record {
         op: case.kind.name(),
@@ -73,11 +73,11 @@ pub fn row(case: &Case, measured: &Measured, engine: &str, dtype: DType, json: b
 }
 
 /// What each link must carry, per byte of the buffer, whatever the algorithm.
-fn bus_factor(kind: Kind, ranks: usize) -> f64 {
+fn bus_factor(kind: Collective, ranks: usize) -> f64 {
     let n = ranks as f64;
     match kind {
-        Kind::AllReduce => 2.0 * (n - 1.0) / n,
-        Kind::Reduce | Kind::Broadcast => 1.0,
+        Collective::AllReduce => 2.0 * (n - 1.0) / n,
+        Collective::Reduce | Collective::Broadcast => 1.0,
         _ => (n - 1.0) / n,
     }
 }

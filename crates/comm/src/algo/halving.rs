@@ -65,7 +65,7 @@ pub(crate) fn all_reduce(
     bytes: &mut [u8],
     fold: &Fold,
 ) -> Result<()> {
-    let width = fold.dtype.size();
+    let width = fold.dtype.bytes();
     let cut = Cut { count: bytes.len() / width, parts: team.size(), width };
     reduce_scatter_in_place(lane, team, bytes, &cut, fold)?;
     all_gather(lane, team, bytes, &cut)

@@ -28,7 +28,7 @@ pub(crate) fn all_reduce(
     bytes: &mut [u8],
     fold: &Fold,
 ) -> Result<()> {
-    let width = fold.dtype.size();
+    let width = fold.dtype.bytes();
     for block in blocks(bytes.len() / width, width) {
         let bytes = &mut bytes[block];
         let parts = Cut { count: bytes.len() / width, parts: team.size(), width }.parts();
@@ -158,7 +158,7 @@ pub(crate) fn reduce(
     fold: &Fold,
     root: usize,
 ) -> Result<()> {
-    let width = fold.dtype.size();
+    let width = fold.dtype.bytes();
     let cut = Cut { count: bytes.len() / width, parts: team.size(), width };
     let parts = cut.parts();
     let mut part = Scratch::new(parts[team.me].len());

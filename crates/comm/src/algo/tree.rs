@@ -96,7 +96,7 @@ pub(crate) fn all_reduce(
     fold: &Fold,
 ) -> Result<()> {
     let n = team.size();
-    let width = fold.dtype.size();
+    let width = fold.dtype.bytes();
     let halves = Cut { count: bytes.len() / width, parts: 2, width };
     let knots = [knot(0, team.me, n), knot(1, team.me, n)];
     let turns = pieces(halves.largest());

@@ -53,7 +53,7 @@ pub(crate) fn all_reduce(lane: &mut Lane, bytes: &mut [u8], fold: &Fold) -> Resu
     if !even(&lane.hosts) {
         return all_reduce_through_leaders(lane, bytes, fold);
     }
-    let width = fold.dtype.size();
+    let width = fold.dtype.bytes();
     let cut = Cut { count: bytes.len() / width, parts: lane.locals.len(), width };
     let slices = cut.parts();
     let mut slice = Scratch::new(slices[lane.stages.me].len());

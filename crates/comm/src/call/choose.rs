@@ -2,9 +2,10 @@
 //! on the links that it crosses. Pure, so that all members come to the same choice.
 
 use crate::algo::{direct, flat, halving, ring, tree, two_level};
+use crate::call::Algo;
 use crate::call::cost::Traffic;
 use crate::call::cut::Cut;
-use crate::call::{Algo, Kind};
+use lockstep_types::Collective;
 
 /// What one kind of link costs.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -36,7 +37,7 @@ impl Default for Constants {
 /// A collective as the formulas see it.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape<'a> {
-    pub kind: Kind,
+    pub kind: Collective,
     /// Elements, as in a call.
     pub count: usize,
     pub width: usize,
@@ -58,7 +59,7 @@ impl Shape<'_> {
     fn bytes(&self) -> usize {
         let each = self.count * self.width;
         match self.kind {
-            Kind::Gather | Kind::Scatter => each * self.members(),
+            Collective::Gather | Collective::Scatter => each * self.members(),
             _ => each,
         }
     }
@@ -74,7 +75,7 @@ pub fn candidates(shape: &Shape) -> Vec<Algo> {
     let even = two_level::even(shape.hosts);
     let possible = |algo: &Algo| match (algo, shape.kind) {
         (Algo::Direct, _) => one_host,
-        (Algo::TwoLevel, Kind::AllGather | Kind::ReduceScatter) => even,
+        (Algo::TwoLevel, Collective::AllGather | Collective::ReduceScatter) => even,
         _ => true,
     };
     Algo::of(shape.kind).iter().copied().filter(possible).collect()
@@ -115,26 +116,28 @@ pub fn sent_if(shape: &Shape, algo: Algo, me: usize, pulls: bool) -> Option<Traf
 fn sent_in_messages(shape: &Shape, algo: Algo, me: usize) -> Option<Traffic> {
     let (n, cut, bytes, root) = (shape.members(), shape.cut(), shape.bytes(), shape.root);
     Some(match (shape.kind, algo) {
-        (Kind::AllReduce, Algo::Ring) => ring::all_reduce_sent(shape.count, shape.width, n, me),
-        (Kind::AllReduce, Algo::Halving) => {
+        (Collective::AllReduce, Algo::Ring) => {
+            ring::all_reduce_sent(shape.count, shape.width, n, me)
+        }
+        (Collective::AllReduce, Algo::Halving) => {
             halving::reduce_scatter_sent(&cut, me) + halving::all_gather_sent(&cut, me)
         }
-        (Kind::AllReduce, _) => tree::all_reduce_sent(shape.count, shape.width, me, n),
-        (Kind::Reduce, Algo::Ring) => {
+        (Collective::AllReduce, _) => tree::all_reduce_sent(shape.count, shape.width, me, n),
+        (Collective::Reduce, Algo::Ring) => {
             ring::reduce_scatter_sent(&cut.parts(), me) + flat::collect_sent(&cut, me, root)
         }
-        (Kind::Reduce, _) => tree::reduce_sent(bytes, root, me),
-        (Kind::ReduceScatter, Algo::Halving) => halving::reduce_scatter_sent(&cut, me),
-        (Kind::ReduceScatter, _) => ring::reduce_scatter_sent(&cut.parts(), me),
-        (Kind::AllGather, Algo::Halving) => halving::all_gather_sent(&cut, me),
-        (Kind::AllGather, _) => ring::all_gather_sent(&cut.parts(), me),
-        (Kind::Broadcast, Algo::Ring) => ring::broadcast_sent(n, me, root, bytes),
-        (Kind::Broadcast, _) => tree::broadcast_sent(bytes, root, me, n),
-        (Kind::Gather, _) => flat::collect_sent(&cut, me, root),
-        (Kind::Scatter, _) => flat::deal_sent(&cut, me, root),
-        (Kind::AllToAll, _) => flat::all_to_all_sent(&cut, me),
-        (Kind::Barrier, _) => halving::barrier_sent(n),
-        (Kind::AllToAllV | Kind::Transfer, _) => return None,
+        (Collective::Reduce, _) => tree::reduce_sent(bytes, root, me),
+        (Collective::ReduceScatter, Algo::Halving) => halving::reduce_scatter_sent(&cut, me),
+        (Collective::ReduceScatter, _) => ring::reduce_scatter_sent(&cut.parts(), me),
+        (Collective::AllGather, Algo::Halving) => halving::all_gather_sent(&cut, me),
+        (Collective::AllGather, _) => ring::all_gather_sent(&cut.parts(), me),
+        (Collective::Broadcast, Algo::Ring) => ring::broadcast_sent(n, me, root, bytes),
+        (Collective::Broadcast, _) => tree::broadcast_sent(bytes, root, me, n),
+        (Collective::Gather, _) => flat::collect_sent(&cut, me, root),
+        (Collective::Scatter, _) => flat::deal_sent(&cut, me, root),
+        (Collective::AllToAll, _) => flat::all_to_all_sent(&cut, me),
+        (Collective::Barrier, _) => halving::barrier_sent(n),
+        (Collective::AllToAllV | Collective::SendRecv, _) => return None,
     })
 }
 
@@ -142,28 +145,28 @@ fn directly_sent(shape: &Shape, me: usize, pulls: bool) -> Option<Traffic> {
     use direct::sent;
     let (parts, root) = (shape.cut().parts(), shape.root);
     Some(match shape.kind {
-        Kind::AllReduce => sent::all_reduce(&parts, me, pulls),
-        Kind::Reduce => sent::reduce(&parts, me, root, pulls),
-        Kind::ReduceScatter => sent::reduce_scatter(&parts, me, pulls),
-        Kind::AllGather => sent::all_gather(&parts, me, true, pulls),
-        Kind::Gather => sent::all_gather(&parts, me, me == root, pulls),
-        Kind::Broadcast => sent::broadcast(shape.bytes(), shape.members(), me, root, pulls),
-        Kind::Scatter => sent::scatter(&parts, me, root, pulls),
-        Kind::AllToAll => sent::all_to_all(&parts, me, pulls),
-        Kind::Barrier => Traffic::default(),
-        Kind::AllToAllV | Kind::Transfer => return None,
+        Collective::AllReduce => sent::all_reduce(&parts, me, pulls),
+        Collective::Reduce => sent::reduce(&parts, me, root, pulls),
+        Collective::ReduceScatter => sent::reduce_scatter(&parts, me, pulls),
+        Collective::AllGather => sent::all_gather(&parts, me, true, pulls),
+        Collective::Gather => sent::all_gather(&parts, me, me == root, pulls),
+        Collective::Broadcast => sent::broadcast(shape.bytes(), shape.members(), me, root, pulls),
+        Collective::Scatter => sent::scatter(&parts, me, root, pulls),
+        Collective::AllToAll => sent::all_to_all(&parts, me, pulls),
+        Collective::Barrier => Traffic::default(),
+        Collective::AllToAllV | Collective::SendRecv => return None,
     })
 }
 
 fn sent_on_two_levels(shape: &Shape, me: usize, pulls: bool) -> Option<Traffic> {
     let (cut, hosts, root) = (shape.cut(), shape.hosts, shape.root);
     Some(match shape.kind {
-        Kind::AllReduce => two_level::all_reduce_sent(&cut, hosts, me, pulls),
-        Kind::Reduce => two_level::reduce_sent(&cut, hosts, me, root, pulls),
-        Kind::Broadcast => two_level::broadcast_sent(shape.bytes(), hosts, me, root, pulls),
-        Kind::AllGather => two_level::all_gather_sent(&cut, hosts, me, pulls),
-        Kind::ReduceScatter => two_level::reduce_scatter_sent(&cut, hosts, me, pulls),
-        Kind::Barrier => two_level::barrier_sent(hosts, me),
+        Collective::AllReduce => two_level::all_reduce_sent(&cut, hosts, me, pulls),
+        Collective::Reduce => two_level::reduce_sent(&cut, hosts, me, root, pulls),
+        Collective::Broadcast => two_level::broadcast_sent(shape.bytes(), hosts, me, root, pulls),
+        Collective::AllGather => two_level::all_gather_sent(&cut, hosts, me, pulls),
+        Collective::ReduceScatter => two_level::reduce_scatter_sent(&cut, hosts, me, pulls),
+        Collective::Barrier => two_level::barrier_sent(hosts, me),
         _ => return None,
     })
 }
@@ -204,10 +207,10 @@ pub fn price(shape: &Shape, algo: Algo, constants: &Constants) -> f64 {
 }
 
 /// How the second level of a two-level collective is carried out.
-fn line_algo(kind: Kind) -> Algo {
+fn line_algo(kind: Collective) -> Algo {
     match kind {
-        Kind::Broadcast | Kind::Reduce => Algo::Tree,
-        Kind::Barrier => Algo::Halving,
+        Collective::Broadcast | Collective::Reduce => Algo::Tree,
+        Collective::Barrier => Algo::Halving,
         _ => Algo::Ring,
     }
 }
@@ -218,9 +221,9 @@ fn depth(shape: &Shape, algo: Algo, most: Traffic) -> f64 {
     let log = f64::from(n.next_power_of_two().ilog2());
     let chain = (n - 1) as f64;
     match (shape.kind, algo) {
-        (Kind::AllReduce, Algo::Tree) => 2.0 * (log + most.messages as f64),
+        (Collective::AllReduce, Algo::Tree) => 2.0 * (log + most.messages as f64),
         (_, Algo::Tree) => log + most.messages as f64,
-        (Kind::Broadcast, Algo::Ring) => chain + most.messages as f64,
+        (Collective::Broadcast, Algo::Ring) => chain + most.messages as f64,
         _ => most.messages as f64,
     }
 }
@@ -230,7 +233,7 @@ mod tests {
     use super::*;
 
     fn shape(count: usize, hosts: &[usize]) -> Shape<'_> {
-        Shape { kind: Kind::AllReduce, count, width: 4, root: 0, hosts }
+        Shape { kind: Collective::AllReduce, count, width: 4, root: 0, hosts }
     }
 
     #[test]
@@ -253,7 +256,7 @@ mod tests {
     #[test]
     fn a_root_past_the_number_of_hosts_has_a_price() {
         let hosts = [0, 0, 1, 1, 1];
-        for kind in [Kind::Broadcast, Kind::Reduce] {
+        for kind in [Collective::Broadcast, Collective::Reduce] {
             for root in 0..hosts.len() {
                 let shape = Shape { kind, count: 1000, width: 4, root, hosts: &hosts };
                 assert!(candidates(&shape).contains(&choose(&shape, &Constants::default())));

@@ -4,63 +4,11 @@
 pub(crate) mod choose;
 pub(crate) mod cost;
 pub(crate) mod cut;
-pub(crate) mod element;
 pub(crate) mod error;
 pub(crate) mod fold;
 
-use crate::call::element::DType;
 use crate::call::fold::Op;
-
-/// Which operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[repr(u8)]
-pub enum Kind {
-    AllReduce = 1,
-    Reduce,
-    ReduceScatter,
-    AllGather,
-    Broadcast,
-    Gather,
-    Scatter,
-    AllToAll,
-    AllToAllV,
-    Barrier,
-    /// A send and the receive that meets it: the two ends of one call.
-    Transfer,
-}
-
-impl Kind {
-    pub const ALL: [Kind; 11] = [
-        Kind::AllReduce,
-        Kind::Reduce,
-        Kind::ReduceScatter,
-        Kind::AllGather,
-        Kind::Broadcast,
-        Kind::Gather,
-        Kind::Scatter,
-        Kind::AllToAll,
-        Kind::AllToAllV,
-        Kind::Barrier,
-        Kind::Transfer,
-    ];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Kind::AllReduce => "all_reduce",
-            Kind::Reduce => "reduce",
-            Kind::ReduceScatter => "reduce_scatter",
-            Kind::AllGather => "all_gather",
-            Kind::Broadcast => "broadcast",
-            Kind::Gather => "gather",
-            Kind::Scatter => "scatter",
-            Kind::AllToAll => "all_to_all",
-            Kind::AllToAllV => "all_to_all_v",
-            Kind::Barrier => "barrier",
-            Kind::Transfer => "send/receive",
-        }
-    }
-}
+use lockstep_types::{Collective, Dtype};
 
 /// How a collective is carried out; each has a file under `algo` with its price.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -106,17 +54,20 @@ impl Algo {
     }
 
     /// The algorithms that exist for a collective, whatever the topology.
-    pub fn of(kind: Kind) -> &'static [Algo] {
+    pub fn of(kind: Collective) -> &'static [Algo] {
         use Algo::*;
         match kind {
-            Kind::AllReduce => &[Direct, Ring, Tree, Halving, TwoLevel],
-            Kind::Reduce => &[Direct, Ring, Tree, TwoLevel],
-            Kind::ReduceScatter => &[Direct, Ring, Halving, TwoLevel],
-            Kind::AllGather => &[Direct, Ring, Halving, TwoLevel],
-            Kind::Broadcast => &[Direct, Ring, Tree, TwoLevel],
-            Kind::Gather | Kind::Scatter | Kind::AllToAll | Kind::AllToAllV => &[Direct, Flat],
-            Kind::Barrier => &[Direct, Halving, TwoLevel],
-            Kind::Transfer => &[Flat],
+            Collective::AllReduce => &[Direct, Ring, Tree, Halving, TwoLevel],
+            Collective::Reduce => &[Direct, Ring, Tree, TwoLevel],
+            Collective::ReduceScatter => &[Direct, Ring, Halving, TwoLevel],
+            Collective::AllGather => &[Direct, Ring, Halving, TwoLevel],
+            Collective::Broadcast => &[Direct, Ring, Tree, TwoLevel],
+            Collective::Gather
+            | Collective::Scatter
+            | Collective::AllToAll
+            | Collective::AllToAllV => &[Direct, Flat],
+            Collective::Barrier => &[Direct, Halving, TwoLevel],
+            Collective::SendRecv => &[Flat],
         }
     }
 }
@@ -134,9 +85,9 @@ impl std::str::FromStr for Algo {
 /// One call of one group, as every member must make it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
-    pub kind: Kind,
+    pub kind: Collective,
     pub algo: Algo,
-    pub dtype: Option<DType>,
+    pub dtype: Option<Dtype>,
     pub op: Option<Op>,
     pub root: Option<usize>,
     /// Elements, in the sense that is equal on all members; 0 where members differ by right
@@ -152,7 +103,7 @@ pub(crate) type CallWords = [u64; 4];
 
 impl Call {
     pub fn bytes(&self) -> u64 {
-        self.count * self.dtype.map_or(0, |d| d.size() as u64)
+        self.count * self.dtype.map_or(0, |d| d.bytes() as u64)
     }
 
     pub(crate) fn words(&self) -> CallWords {
@@ -174,9 +125,9 @@ impl Call {
     pub(crate) fn from_words(words: CallWords) -> Option<Call> {
         let byte = |i: u32| (words[0] >> (8 * i)) as u8;
         Some(Call {
-            kind: Kind::ALL.into_iter().find(|k| *k as u8 == byte(0))?,
+            kind: Collective::ALL.into_iter().find(|k| *k as u8 == byte(0))?,
             algo: Algo::ALL.into_iter().find(|a| *a as u8 == byte(1))?,
-            dtype: DType::from_code(byte(2)),
+            dtype: Dtype::from_code(byte(2)),
             op: Op::from_code(byte(3)),
             root: ((words[0] >> 32) as usize).checked_sub(1),
             count: words[1],
@@ -223,9 +174,9 @@ mod tests {
     #[test]
     fn a_call_survives_its_words() {
         let call = Call {
-            kind: Kind::Broadcast,
+            kind: Collective::Broadcast,
             algo: Algo::Tree,
-            dtype: Some(DType::Bf16),
+            dtype: Some(Dtype::Bf16),
             op: None,
             root: Some(3),
             count: 7,

@@ -2,11 +2,11 @@
 
 use crate::call::Algo;
 use crate::call::cost::Traffic;
-use crate::call::element::DType;
 use crate::call::error::Result;
 use crate::group::lane::Lane;
 use crate::group::work::{Work, perform};
 use crate::health::watch::Watch;
+use lockstep_types::Dtype;
 
 pub(crate) enum Carrier {
     Lane(Box<Lane>),
@@ -30,7 +30,7 @@ impl Carrier {
         watch: Watch,
         work: Work,
         algo: Algo,
-        dtype: DType,
+        dtype: Dtype,
     ) -> Result<Traffic> {
         match self {
             Carrier::Lane(lane) => {

@@ -17,10 +17,9 @@ pub(crate) use made::renumbered;
 
 use crate::call::choose::{Constants, Shape, candidates, choose};
 use crate::call::cost::Traffic;
-use crate::call::element::{DType, Element, bytes_of, bytes_of_mut};
 use crate::call::error::{Error, Result};
 use crate::call::fold::Op;
-use crate::call::{Algo, Call, Kind};
+use crate::call::{Algo, Call};
 use crate::group::carrier::Carrier;
 use crate::group::track::Track;
 use crate::group::work::Work;
@@ -28,6 +27,8 @@ use crate::health::watch::{Patience, Watch};
 use crate::link::messages::Messages;
 use crate::memory::symmetric::Registry;
 use crate::world::context::Context;
+use lockstep_types::Collective;
+use lockstep_types::{Dtype, Element, bytes_of, bytes_of_mut};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -57,7 +58,7 @@ pub(crate) struct Inner {
     sent_messages: AtomicU64,
     sent_bytes: AtomicU64,
     /// Choices made before: the formulas need not be evaluated on every call.
-    choices: Mutex<HashMap<(Kind, usize, usize, usize), Algo>>,
+    choices: Mutex<HashMap<(Collective, usize, usize, usize), Algo>>,
 }
 
 impl Group {
@@ -239,9 +240,9 @@ impl Group {
     }
 
     /// Checks the arguments and decides how to do it.
-    fn prepare(&self, work: &Work, dtype: DType) -> Result<Algo> {
+    fn prepare(&self, work: &Work, dtype: Dtype) -> Result<Algo> {
         let inner = &self.inner;
-        let width = dtype.size();
+        let width = dtype.bytes();
         if let Some(what) = work.mistake(inner.me, self.size(), width) {
             let what = format!("{} in group {}: {what}", work.kind().name(), inner.name);
             return Err(Error::Misuse { rank: inner.context.rank, what });
@@ -274,7 +275,7 @@ impl Group {
     }
 
     /// An engine chooses by itself; no other algorithm can be had of it.
-    fn leave_to_engine(&self, kind: Kind) -> Result<Algo> {
+    fn leave_to_engine(&self, kind: Collective) -> Result<Algo> {
         match self.forced {
             None | Some(Algo::Engine) => Ok(Algo::Engine),
             Some(algo) => {
@@ -327,7 +328,7 @@ impl Inner {
         &self,
         carrier: &mut Carrier,
         work: Work,
-        dtype: DType,
+        dtype: Dtype,
         algo: Algo,
         sequence: u64,
         patience: Patience,
@@ -335,10 +336,10 @@ impl Inner {
         let call = Call {
             kind: work.kind(),
             algo,
-            dtype: (work.kind() != Kind::Barrier).then_some(dtype),
+            dtype: (work.kind() != Collective::Barrier).then_some(dtype),
             op: work.op(),
             root: work.root(),
-            count: (work.bytes() / dtype.size()) as u64,
+            count: (work.bytes() / dtype.bytes()) as u64,
             sequence,
             group: self.id,
         };
@@ -360,14 +361,14 @@ impl Inner {
         }
     }
 
-    pub(crate) fn transfer_call(&self, dtype: DType, bytes: usize, sequence: u64) -> Call {
+    pub(crate) fn transfer_call(&self, dtype: Dtype, bytes: usize, sequence: u64) -> Call {
         Call {
-            kind: Kind::Transfer,
+            kind: Collective::SendRecv,
             algo: if self.engine { Algo::Engine } else { Algo::Flat },
             dtype: Some(dtype),
             op: None,
             root: None,
-            count: (bytes / dtype.size()) as u64,
+            count: (bytes / dtype.bytes()) as u64,
             sequence,
             group: self.id,
         }

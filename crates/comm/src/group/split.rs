@@ -1,7 +1,6 @@
 //! Making groups out of a group, and symmetric buffers: everything that all members must do together
 //! before they share new memory.
 
-use crate::call::element::Element;
 use crate::call::error::{Cause, Error, Failure, Result};
 use crate::group::Group;
 use crate::group::lane::locals_of;
@@ -10,6 +9,7 @@ use crate::memory::arena::Arena;
 use crate::memory::segment::{Address, Offer, Segment};
 use crate::memory::symmetric::{Allocation, Symmetric};
 use crate::world::context::Context;
+use lockstep_types::Element;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;

@@ -3,13 +3,14 @@
 
 use crate::algo::direct::Routes;
 use crate::algo::{Team, direct, flat, halving, ring, tree, two_level};
+use crate::call::Algo;
 use crate::call::cut::Cut;
-use crate::call::element::DType;
 use crate::call::error::Result;
 use crate::call::fold::{Fold, Op};
-use crate::call::{Algo, Kind};
 use crate::group::lane::Lane;
 use crate::memory::scratch::Scratch;
+use lockstep_types::Collective;
+use lockstep_types::Dtype;
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -62,18 +63,18 @@ pub(crate) enum Work<'a> {
 }
 
 impl Work<'_> {
-    pub(crate) fn kind(&self) -> Kind {
+    pub(crate) fn kind(&self) -> Collective {
         match self {
-            Work::AllReduce { .. } => Kind::AllReduce,
-            Work::Reduce { .. } => Kind::Reduce,
-            Work::ReduceScatter { .. } => Kind::ReduceScatter,
-            Work::AllGather { .. } => Kind::AllGather,
-            Work::Broadcast { .. } => Kind::Broadcast,
-            Work::Gather { .. } => Kind::Gather,
-            Work::Scatter { .. } => Kind::Scatter,
-            Work::AllToAll { .. } => Kind::AllToAll,
-            Work::AllToAllV { .. } => Kind::AllToAllV,
-            Work::Barrier => Kind::Barrier,
+            Work::AllReduce { .. } => Collective::AllReduce,
+            Work::Reduce { .. } => Collective::Reduce,
+            Work::ReduceScatter { .. } => Collective::ReduceScatter,
+            Work::AllGather { .. } => Collective::AllGather,
+            Work::Broadcast { .. } => Collective::Broadcast,
+            Work::Gather { .. } => Collective::Gather,
+            Work::Scatter { .. } => Collective::Scatter,
+            Work::AllToAll { .. } => Collective::AllToAll,
+            Work::AllToAllV { .. } => Collective::AllToAllV,
+            Work::Barrier => Collective::Barrier,
         }
     }
 
@@ -192,13 +193,13 @@ impl Work<'_> {
 }
 
 /// Does it, the way that was chosen. Algorithms that cannot do a kind are never chosen for it.
-pub(crate) fn perform(lane: &mut Lane, work: Work, algo: Algo, dtype: DType) -> Result<()> {
+pub(crate) fn perform(lane: &mut Lane, work: Work, algo: Algo, dtype: Dtype) -> Result<()> {
     if lane.members.len() == 1 {
         work.alone();
         return Ok(());
     }
     let members = lane.members.len();
-    let width = dtype.size();
+    let width = dtype.bytes();
     let fold = |op: Op| Fold { dtype, op, ranks: members };
     let parts = |bytes: usize| Cut { count: bytes / width, parts: members, width };
     let team = Team::whole(lane);

@@ -97,12 +97,13 @@ fn verdict(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::call::{Algo, Kind};
+    use crate::call::Algo;
     use crate::health::board::Doing;
+    use lockstep_types::Collective;
 
     fn call(group: u64, sequence: u64) -> Call {
         Call {
-            kind: Kind::Barrier,
+            kind: Collective::Barrier,
             algo: Algo::Ring,
             dtype: None,
             op: None,

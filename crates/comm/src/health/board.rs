@@ -2,9 +2,10 @@
 //! host, in memory that all its ranks have mapped. Never decides anything: see `blame` and `pulse`.
 
 use crate::call::error::Failure;
-use crate::call::{Call, CallWords, Kind};
+use crate::call::{Call, CallWords};
 use crate::health::alarm::Alarm;
 use crate::memory::segment::{Offer, Segment};
+use lockstep_types::Collective;
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -173,7 +174,7 @@ impl Board {
     /// World ranks that are seen in call `sequence` of a group, with the call as each of them makes
     /// it. Single messages have numbers of their own and are not counted.
     pub(crate) fn seen_in(&self, group: u64, sequence: u64) -> Vec<(usize, CallWords)> {
-        let collective = |d: &Doing| d.call().is_some_and(|c| c.kind != Kind::Transfer);
+        let collective = |d: &Doing| d.call().is_some_and(|c| c.kind != Collective::SendRecv);
         (0..self.ranks)
             .filter_map(|rank| {
                 let mut doing = self.doing(rank).into_iter();

@@ -50,11 +50,12 @@ impl Past {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::call::{Algo, Kind};
+    use crate::call::Algo;
+    use lockstep_types::Collective;
 
     fn broadcast(root: usize, sequence: u64) -> Call {
         Call {
-            kind: Kind::Broadcast,
+            kind: Collective::Broadcast,
             algo: Algo::Tree,
             dtype: None,
             op: None,

@@ -1,12 +1,13 @@
 //! Waiting for a peer: how long to spin, when to sleep, when to give up, and what to say then.
 //! Every wait of this crate goes through here, so every wait has a deadline and a name.
 
+use crate::call::Call;
 use crate::call::error::{Cause, Error, Failure, Result};
-use crate::call::{Call, Kind};
 use crate::health::blame::blame;
 use crate::health::board::{Board, State};
 use crate::health::past::{Past, Stamp};
 use crate::memory::bell::Bell;
+use lockstep_types::Collective;
 use std::cell::Cell;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -215,7 +216,7 @@ impl Watch {
     fn look_around(&self, peer: usize, waited: Duration) -> Result<()> {
         let ours = self.call.words();
         let others = match self.call.kind {
-            Kind::Transfer => vec![],
+            Collective::SendRecv => vec![],
             _ => self.board.seen_in(self.call.group, self.call.sequence),
         };
         if let Some((rank, theirs)) = others.into_iter().find(|(_, theirs)| *theirs != ours) {
@@ -238,11 +239,11 @@ impl Watch {
 
     /// A call of our group that the peer is in, though we still wait for its part in ours.
     fn later_call_of(&self, peer: usize) -> Option<Call> {
-        if self.call.kind == Kind::Transfer {
+        if self.call.kind == Collective::SendRecv {
             return None;
         }
         let is_later = |call: &Call| {
-            (call.group, call.kind != Kind::Transfer) == (self.call.group, true)
+            (call.group, call.kind != Collective::SendRecv) == (self.call.group, true)
                 && call.sequence > self.call.sequence
         };
         self.board.doing(peer).into_iter().filter_map(|doing| doing.call()).find(is_later)

@@ -2,8 +2,8 @@
 //! that a collective reads and writes its peers' data in place. A slice of one is passed to a
 //! collective like any other slice; the group sees by its address what it is.
 
-use crate::call::element::Element;
 use crate::memory::segment::Segment;
+use lockstep_types::Element;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex};

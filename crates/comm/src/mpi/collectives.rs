@@ -15,12 +15,13 @@ use super::numbers::datatype;
 use super::oversight::Oversight;
 use super::request::Request;
 use crate::call::cut::Cut;
-use crate::call::element::{DType, bytes_of};
 use crate::call::error::{Cause, Error, Failure, Result};
 use crate::call::fold::{Fold, Op};
-use crate::call::{Call, CallWords, Kind};
+use crate::call::{Call, CallWords};
 use crate::group::work::Work;
 use crate::health::watch::Watch;
+use lockstep_types::Collective;
+use lockstep_types::{Dtype, bytes_of};
 use mpi::ffi;
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -45,7 +46,7 @@ impl Engine {
         Engine { comm, members, me, hold: Hold::default() }
     }
 
-    pub(crate) fn perform(&mut self, watch: &Watch, work: Work, dtype: DType) -> Result<()> {
+    pub(crate) fn perform(&mut self, watch: &Watch, work: Work, dtype: Dtype) -> Result<()> {
         let members = self.members.clone();
         let oversight = Oversight::call(watch, &members);
         check_counts(&work, dtype, watch)?;
@@ -57,7 +58,7 @@ impl Engine {
     pub(super) fn agree(&mut self, watch: &Watch, oversight: &Oversight) -> Result<()> {
         let (own, members) = (watch.call.words(), self.members.clone());
         let sent: Vec<u8> = own.iter().flat_map(|word| word.to_le_bytes()).collect();
-        let (comm, bytes) = (self.comm.raw.0, datatype(DType::U8));
+        let (comm, bytes) = (self.comm.raw.0, datatype(Dtype::U8));
         let each = sent.len() as c_int;
         let all = self.exchange(oversight, &sent, sent.len() * members.len(), none(), |b, r| {
             // SAFETY: see `exchange`; one call's words go out, everybody's come in.
@@ -91,11 +92,11 @@ impl Engine {
     fn carry_out(
         &mut self,
         work: Work,
-        dtype: DType,
+        dtype: Dtype,
         watch: &Watch,
         oversight: &Oversight,
     ) -> Result<()> {
-        let (me, members, width) = (self.me, self.members.len(), dtype.size());
+        let (me, members, width) = (self.me, self.members.len(), dtype.bytes());
         let (comm, kind) = (self.comm.raw.0, datatype(dtype));
         let count = |bytes: usize| (bytes / width) as c_int;
         let op_of = |engine: &Engine, op: Op| engine.comm.session.ops.find(dtype, op);
@@ -239,7 +240,7 @@ impl Engine {
         watch: &Watch,
         oversight: &Oversight,
     ) -> Result<()> {
-        let (comm, kind) = (self.comm.raw.0, datatype(DType::I64));
+        let (comm, kind) = (self.comm.raw.0, datatype(Dtype::I64));
         let members = self.members.clone();
         let row: Vec<i64> = sent.iter().map(|n| *n as i64).collect();
         let bytes = size_of_val(&row[..]);
@@ -295,9 +296,10 @@ fn piece_of(members: usize) -> usize {
 }
 
 /// MPI counts in 32 bits; only what goes in pieces may be longer.
-fn check_counts(work: &Work, dtype: DType, watch: &Watch) -> Result<()> {
-    let in_pieces = matches!(work.kind(), Kind::AllReduce | Kind::Reduce | Kind::Broadcast);
-    let most = work.largest() / dtype.size();
+fn check_counts(work: &Work, dtype: Dtype, watch: &Watch) -> Result<()> {
+    let in_pieces =
+        matches!(work.kind(), Collective::AllReduce | Collective::Reduce | Collective::Broadcast);
+    let most = work.largest() / dtype.bytes();
     if in_pieces || most <= c_int::MAX as usize {
         return Ok(());
     }

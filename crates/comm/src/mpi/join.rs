@@ -7,7 +7,6 @@ use super::numbers::datatype;
 use super::oversight::Oversight;
 use super::request::Request;
 use super::session::{Session, Stay};
-use crate::call::element::DType;
 use crate::call::error::{Error, Result};
 use crate::group::{Group, renumbered};
 use crate::health::board::{Board, State};
@@ -20,6 +19,7 @@ use crate::world::join::Desk;
 use crate::world::options::Options;
 use crate::world::token::TokenSource;
 use crate::world::{WORLD_ID, World};
+use lockstep_types::Dtype;
 use mpi::ffi;
 use serde::{Deserialize, Serialize};
 use std::ffi::c_int;
@@ -192,7 +192,7 @@ fn exchange<T: Serialize + for<'de> Deserialize<'de>>(
 fn all_gather(all: Handle, size: usize, own: &[u8], oversight: &Oversight) -> Result<Vec<u8>> {
     let mut hold = Hold::default();
     let room = hold.load(own, own.len() * size, Default::default());
-    let (each, kind) = (own.len() as c_int, datatype(DType::U8));
+    let (each, kind) = (own.len() as c_int, datatype(Dtype::U8));
     // SAFETY: the hold keeps what goes out and room for what comes in until the operation has ended.
     let request = Request::start(|r| unsafe {
         ffi::MPI_Iallgather(room.out, each, kind, room.inc, each, kind, all.0, r)

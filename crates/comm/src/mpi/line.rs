@@ -7,10 +7,10 @@ use super::hold::Hold;
 use super::numbers::datatype;
 use super::oversight::Oversight;
 use super::request::Request;
-use crate::call::element::DType;
 use crate::call::error::{Error, Result};
 use crate::health::watch::Watch;
 use crate::link::{HEADER, check_header, header};
+use lockstep_types::Dtype;
 use mpi::ffi;
 use std::ffi::c_int;
 
@@ -38,7 +38,7 @@ impl Line {
         let peers = [self.peer];
         let oversight = Oversight::call(watch, &peers);
         let failed = |what| oversight.failed(what);
-        let (comm, to, kind) = (self.comm.raw.0, self.member, datatype(DType::U8));
+        let (comm, to, kind) = (self.comm.raw.0, self.member, datatype(Dtype::U8));
         let head = self.header.load(&header(&watch.stamp(), bytes.len()), 0, Default::default());
         let body = self.data.load(bytes, 0, Default::default());
         // SAFETY: the holds keep as many bytes as are sent until the operations have ended.
@@ -62,7 +62,7 @@ impl Line {
         let peers = [self.peer];
         let oversight = Oversight::call(watch, &peers);
         let failed = |what| oversight.failed(what);
-        let (comm, from, kind) = (self.comm.raw.0, self.member, datatype(DType::U8));
+        let (comm, from, kind) = (self.comm.raw.0, self.member, datatype(Dtype::U8));
         let room = self.header.load(&[], HEADER, Default::default());
         // SAFETY: the hold keeps room for as many bytes as are received until the operation has
         // ended.

@@ -5,33 +5,34 @@
 //! |---|---|---|---|
 //! | f32, f64 | MPI | MPI | ours: a NaN must win, MPI leaves that open |
 //! | f16, bf16 | ours | ours | ours |
-//! | i32, i64 | MPI | MPI | MPI |
+//! | i32, i64, u32 | MPI | MPI | MPI |
 //! | u8 | ours: Open MPI 4.1 may saturate narrow sums | ours | MPI |
 
 use super::request::succeeded;
-use crate::call::element::{DType, Element};
 use crate::call::fold::{Fold, Op};
 use half::{bf16, f16};
+use lockstep_types::{Dtype, Element};
 use mpi::ffi;
 use std::ffi::{c_int, c_void};
 
 /// The type in which elements travel; half precisions are two bytes to MPI.
-pub(super) fn datatype(dtype: DType) -> ffi::MPI_Datatype {
+pub(super) fn datatype(dtype: Dtype) -> ffi::MPI_Datatype {
     // SAFETY: constants of the library.
     unsafe {
         match dtype {
-            DType::F32 => ffi::RSMPI_FLOAT,
-            DType::F64 => ffi::RSMPI_DOUBLE,
-            DType::F16 | DType::Bf16 => ffi::RSMPI_UINT16_T,
-            DType::I32 => ffi::RSMPI_INT32_T,
-            DType::I64 => ffi::RSMPI_INT64_T,
-            DType::U8 => ffi::RSMPI_UINT8_T,
+            Dtype::F32 => ffi::RSMPI_FLOAT,
+            Dtype::F64 => ffi::RSMPI_DOUBLE,
+            Dtype::F16 | Dtype::Bf16 => ffi::RSMPI_UINT16_T,
+            Dtype::I32 => ffi::RSMPI_INT32_T,
+            Dtype::I64 => ffi::RSMPI_INT64_T,
+            Dtype::U8 => ffi::RSMPI_UINT8_T,
+            Dtype::U32 => ffi::RSMPI_UINT32_T,
         }
     }
 }
 
 /// The operations that are registered with the library, for as long as it runs.
-pub(super) struct OwnOps(Vec<(DType, Op, ffi::MPI_Op)>);
+pub(super) struct OwnOps(Vec<(Dtype, Op, ffi::MPI_Op)>);
 
 impl OwnOps {
     pub(super) fn register() -> Result<OwnOps, String> {
@@ -45,7 +46,7 @@ impl OwnOps {
     }
 
     /// The operation; a mean is a sum to which the division is still owed.
-    pub(super) fn find(&self, dtype: DType, op: Op) -> ffi::MPI_Op {
+    pub(super) fn find(&self, dtype: Dtype, op: Op) -> ffi::MPI_Op {
         let own = self.0.iter().find(|(d, o, _)| (*d, *o) == (dtype, op));
         // SAFETY: constants of the library.
         own.map_or_else(|| unsafe { library_op(op) }, |(_, _, handle)| *handle)
@@ -64,7 +65,7 @@ unsafe fn library_op(op: Op) -> ffi::MPI_Op {
     }
 }
 
-fn add<T: Element>(ops: &mut Vec<(DType, Op, ffi::MPI_Op)>, which: &[Op]) -> Result<(), String> {
+fn add<T: Element>(ops: &mut Vec<(Dtype, Op, ffi::MPI_Op)>, which: &[Op]) -> Result<(), String> {
     for op in which {
         let function: unsafe extern "C" fn(_, _, _, _) = match op {
             Op::Sum | Op::Mean => combine::<T, { Op::Sum as u8 }>,

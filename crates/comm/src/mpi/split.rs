@@ -5,13 +5,14 @@ use super::communicator::Communicator;
 use super::line::Line;
 use super::oversight::Oversight;
 use crate::call::error::Result;
-use crate::call::{Algo, Call, Kind};
+use crate::call::{Algo, Call};
 use crate::group::carrier::Carrier;
 use crate::group::{Group, renumbered};
 use crate::health::watch::Watch;
 use crate::link::messages::{Messages, ReceiveEnd, SendEnd};
 use crate::memory::symmetric::Registry;
 use crate::world::context::Context;
+use lockstep_types::Collective;
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -52,7 +53,7 @@ impl Group {
         let comm = inner.track.run(|sequence, carrier| {
             // To the members it is a barrier: nobody goes on before all have come.
             let call = Call {
-                kind: Kind::Barrier,
+                kind: Collective::Barrier,
                 algo: Algo::Engine,
                 dtype: None,
                 op: None,

@@ -2,29 +2,29 @@
 
 use crate::reference::{Number, combined, inputs};
 use half::{bf16, f16};
-use lockstep_comm::{Algo, Group, Kind, Op, share};
+use lockstep_comm::{Algo, Collective, Group, Op, share};
 
 /// Checks every collective of one type on one group, for one length and algorithm.
 pub fn check<T: Number>(group: &Group, len: usize, algo: Algo) {
     let (me, n) = (group.rank(), group.size());
     let group = group.with_algo(Some(algo));
     let root = len % n;
-    let doing = |kind: Kind| algo == Algo::Engine || Algo::of(kind).contains(&algo);
+    let doing = |kind: Collective| algo == Algo::Engine || Algo::of(kind).contains(&algo);
     let at = format!("{} members, {len} × {:?}, {algo:?}", n, T::DTYPE);
 
     for op in Op::ALL {
-        if doing(Kind::AllReduce) {
+        if doing(Collective::AllReduce) {
             let mut buffer = inputs::<T>(me, len, op);
             group.all_reduce(&mut buffer, op).unwrap();
             assert_eq!(buffer, combined::<T>(n, len, op), "all_reduce {op:?}, {at}");
         }
-        if doing(Kind::Reduce) {
+        if doing(Collective::Reduce) {
             let mut buffer = inputs::<T>(me, len, op);
             group.reduce(&mut buffer, op, root).unwrap();
             let want = if me == root { combined(n, len, op) } else { inputs(me, len, op) };
             assert_eq!(buffer, want, "reduce {op:?}, {at}");
         }
-        if doing(Kind::ReduceScatter) {
+        if doing(Collective::ReduceScatter) {
             let own = share(len, n, me);
             let mut output = vec![T::default(); own.len()];
             group.reduce_scatter(&inputs::<T>(me, len, op), &mut output, op).unwrap();
@@ -33,29 +33,29 @@ pub fn check<T: Number>(group: &Group, len: usize, algo: Algo) {
     }
 
     let whole = inputs::<T>(77, len, Op::Sum);
-    if doing(Kind::AllGather) {
+    if doing(Collective::AllGather) {
         let mut output = vec![T::default(); len];
         group.all_gather(&whole[share(len, n, me)], &mut output).unwrap();
         assert_eq!(output, whole, "all_gather, {at}");
     }
-    if doing(Kind::Broadcast) {
+    if doing(Collective::Broadcast) {
         let mut buffer = if me == root { whole.clone() } else { vec![T::default(); len] };
         group.broadcast(&mut buffer, root).unwrap();
         assert_eq!(buffer, whole, "broadcast, {at}");
     }
     let all: Vec<T> = (0..n).flat_map(|r| inputs::<T>(r, len, Op::Sum)).collect();
-    if doing(Kind::Gather) {
+    if doing(Collective::Gather) {
         let mut output = vec![T::default(); if me == root { len * n } else { 0 }];
         group.gather(&inputs::<T>(me, len, Op::Sum), &mut output, root).unwrap();
         assert_eq!(output, if me == root { all.clone() } else { vec![] }, "gather, {at}");
     }
-    if doing(Kind::Scatter) {
+    if doing(Collective::Scatter) {
         let mut output = vec![T::default(); len];
         let input = if me == root { &all[..] } else { &[] };
         group.scatter(input, &mut output, root).unwrap();
         assert_eq!(output, inputs::<T>(me, len, Op::Sum), "scatter, {at}");
     }
-    if doing(Kind::AllToAll) {
+    if doing(Collective::AllToAll) {
         // The piece from p to q is what rank p * n + q would bring.
         let piece = |p: usize, q: usize| inputs::<T>(p * n + q, len / n, Op::Sum);
         let input: Vec<T> = (0..n).flat_map(|q| piece(me, q)).collect();
@@ -64,7 +64,7 @@ pub fn check<T: Number>(group: &Group, len: usize, algo: Algo) {
         group.all_to_all(&input, &mut output).unwrap();
         assert_eq!(output, want, "all_to_all, {at}");
     }
-    if doing(Kind::AllToAllV) {
+    if doing(Collective::AllToAllV) {
         // From p to q, a length that depends on both and is sometimes nothing.
         let count = |p: usize, q: usize| if (p + q) % 3 == 2 { 0 } else { len / n + 5 * p + q };
         let piece = |p: usize, q: usize| inputs::<T>(p * n + q, count(p, q), Op::Sum);
@@ -76,7 +76,7 @@ pub fn check<T: Number>(group: &Group, len: usize, algo: Algo) {
         group.all_to_all_v(&input, &sent, &mut output, &received).unwrap();
         assert_eq!(output, want, "all_to_all_v, {at}");
     }
-    if doing(Kind::Barrier) {
+    if doing(Collective::Barrier) {
         group.barrier().unwrap();
     }
     if n > 1 {

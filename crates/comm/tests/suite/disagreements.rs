@@ -3,7 +3,7 @@
 
 use crate::processes::{Spread, hosts, shared_memory, tcp};
 use crate::ranks::{impatient, spawn};
-use lockstep_comm::{Algo, Cause, Error, Group, Kind, Op, World, on_threads_with};
+use lockstep_comm::{Algo, Cause, Collective, Error, Group, Op, World, on_threads_with};
 
 const RANKS: usize = 3;
 /// The rank that is of another mind.
@@ -14,7 +14,7 @@ type Act = fn(&Group) -> Result<(), Error>;
 /// What most ranks call, what the odd one calls, and the kind whose algorithms are tried.
 struct Quarrel {
     about: &'static str,
-    kind: Kind,
+    kind: Collective,
     most: Act,
     odd: Act,
 }
@@ -68,127 +68,127 @@ fn gather_all<const N: usize>(group: &Group) -> Result<(), Error> {
 const QUARRELS: &[Quarrel] = &[
     Quarrel {
         about: "kind",
-        kind: Kind::AllReduce,
+        kind: Collective::AllReduce,
         most: reduce_all::<100>,
         odd: |g| g.with_algo(None).barrier(),
     },
     Quarrel {
         about: "kind of much data",
-        kind: Kind::AllReduce,
+        kind: Collective::AllReduce,
         most: reduce_all::<200_000>,
         odd: |g| g.with_algo(None).broadcast(&mut [1.0f32; 200_000], ODD),
     },
     Quarrel {
         about: "type",
-        kind: Kind::AllReduce,
+        kind: Collective::AllReduce,
         most: reduce_all::<100>,
         odd: |g| g.all_reduce(&mut [1i32; 100], Op::Sum),
     },
     Quarrel {
         about: "length",
-        kind: Kind::AllReduce,
+        kind: Collective::AllReduce,
         most: reduce_all::<100>,
         odd: reduce_all::<101>,
     },
     Quarrel {
         about: "length of much data",
-        kind: Kind::AllReduce,
+        kind: Collective::AllReduce,
         most: reduce_all::<200_000>,
         odd: reduce_all::<7>,
     },
     Quarrel {
         about: "operation",
-        kind: Kind::AllReduce,
+        kind: Collective::AllReduce,
         most: reduce_all::<100>,
         odd: |g| g.all_reduce(&mut [1.0f32; 100], Op::Max),
     },
     Quarrel {
         about: "order",
-        kind: Kind::Broadcast,
+        kind: Collective::Broadcast,
         most: |g| from_root::<0>(g).and_then(|()| g.with_algo(None).barrier()),
         odd: |g| g.with_algo(None).barrier().and_then(|()| from_root::<0>(g)),
     },
     Quarrel {
         about: "root, everybody sends",
-        kind: Kind::Broadcast,
+        kind: Collective::Broadcast,
         most: from_root::<0>,
         odd: from_root::<ODD>,
     },
     Quarrel {
         about: "root, everybody waits",
-        kind: Kind::Broadcast,
+        kind: Collective::Broadcast,
         most: from_root::<ODD>,
         odd: from_root::<0>,
     },
     Quarrel {
         about: "root of a reduction",
-        kind: Kind::Reduce,
+        kind: Collective::Reduce,
         most: to_root::<0>,
         odd: to_root::<ODD>,
     },
     Quarrel {
         about: "root of a reduction, everybody sends",
-        kind: Kind::Reduce,
+        kind: Collective::Reduce,
         most: to_root::<ODD>,
         odd: to_root::<0>,
     },
     Quarrel {
         about: "root of a gather",
-        kind: Kind::Gather,
+        kind: Collective::Gather,
         most: collect::<0, 9>,
         odd: collect::<ODD, 9>,
     },
     Quarrel {
         about: "length of a gather",
-        kind: Kind::Gather,
+        kind: Collective::Gather,
         most: collect::<0, 9>,
         odd: collect::<0, 8>,
     },
     Quarrel {
         about: "root of a scatter",
-        kind: Kind::Scatter,
+        kind: Collective::Scatter,
         most: deal::<0, 9>,
         odd: deal::<ODD, 9>,
     },
     Quarrel {
         about: "length of a scatter",
-        kind: Kind::Scatter,
+        kind: Collective::Scatter,
         most: deal::<0, 9>,
         odd: deal::<0, 10>,
     },
     Quarrel {
         about: "length of an all-to-all",
-        kind: Kind::AllToAll,
+        kind: Collective::AllToAll,
         most: exchange::<9>,
         odd: exchange::<10>,
     },
     Quarrel {
         about: "counts of an uneven all-to-all",
-        kind: Kind::AllToAllV,
+        kind: Collective::AllToAllV,
         most: exchange_uneven::<5>,
         odd: exchange_uneven::<6>,
     },
     Quarrel {
         about: "length of a reduce-scatter",
-        kind: Kind::ReduceScatter,
+        kind: Collective::ReduceScatter,
         most: scatter_sum::<90>,
         odd: scatter_sum::<93>,
     },
     Quarrel {
         about: "length of an all-gather",
-        kind: Kind::AllGather,
+        kind: Collective::AllGather,
         most: gather_all::<90>,
         odd: gather_all::<93>,
     },
     Quarrel {
         about: "length of a message",
-        kind: Kind::Transfer,
+        kind: Collective::SendRecv,
         most: |g| if g.rank() == 0 { g.send(&[1.0f32; 10], ODD) } else { Ok(()) },
         odd: |g| g.receive(&mut [0.0f32; 11], 0),
     },
     Quarrel {
         about: "type of a message",
-        kind: Kind::Transfer,
+        kind: Collective::SendRecv,
         most: |g| if g.rank() == 0 { g.send(&[1.0f32; 10], ODD) } else { Ok(()) },
         odd: |g| g.receive(&mut [0i32; 10], 0),
     },
@@ -212,7 +212,7 @@ fn all_quarrels(one_host: bool) -> Vec<(&'static Quarrel, Option<Algo>)> {
     let mut all = Vec::new();
     for quarrel in QUARRELS {
         all.push((quarrel, None));
-        if quarrel.kind != Kind::Transfer {
+        if quarrel.kind != Collective::SendRecv {
             let fits = |a: &&Algo| one_host || **a != Algo::Direct;
             all.extend(Algo::of(quarrel.kind).iter().filter(fits).map(|a| (quarrel, Some(*a))));
         }

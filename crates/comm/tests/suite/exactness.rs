@@ -6,10 +6,10 @@ use crate::dice::{Float, hash, rolled};
 use crate::processes::{Spread, hosts, on_processes, shared_memory, tcp};
 use crate::reference::{combined, inputs};
 use half::{bf16, f16};
-use lockstep_comm::{Algo, Group, Kind, Op, Shape, candidates, on_threads, share};
+use lockstep_comm::{Algo, Collective, Group, Op, Shape, candidates, on_threads, share};
 use proptest::prelude::*;
 
-fn possible(group: &Group, kind: Kind) -> Vec<Algo> {
+fn possible(group: &Group, kind: Collective) -> Vec<Algo> {
     candidates(&Shape { kind, count: 0, width: 4, root: 0, hosts: group.hosts() })
 }
 
@@ -18,7 +18,7 @@ fn fingerprints<T: Float>(group: &Group, len: usize) -> Vec<u64> {
     let (me, n) = (group.rank(), group.size());
     let brought: Vec<Vec<T>> = (0..n).map(|r| rolled(len as u64, r, len)).collect();
     let mut prints = Vec::new();
-    for algo in possible(group, Kind::AllReduce) {
+    for algo in possible(group, Collective::AllReduce) {
         for op in Op::ALL {
             let mut buffer = brought[me].clone();
             group.with_algo(Some(algo)).all_reduce(&mut buffer, op).unwrap();
@@ -95,28 +95,28 @@ fn check_large(group: &Group) {
     let op = Op::ALL[n % Op::ALL.len()];
     let (input, sums): (Vec<f32>, Vec<f32>) = (inputs(me, LARGE, op), combined(n, LARGE, op));
     let (whole, own): (Vec<f32>, _) = (inputs(77, LARGE, Op::Sum), share(LARGE, n, me));
-    let at = |kind: Kind, algo: Algo| format!("{kind:?} {op:?} with {algo:?} on {n}");
-    for algo in possible(group, Kind::AllReduce) {
+    let at = |kind: Collective, algo: Algo| format!("{kind:?} {op:?} with {algo:?} on {n}");
+    for algo in possible(group, Collective::AllReduce) {
         let mut buffer = input.clone();
         group.with_algo(Some(algo)).all_reduce(&mut buffer, op).unwrap();
-        assert!(buffer == sums, "{}", at(Kind::AllReduce, algo));
+        assert!(buffer == sums, "{}", at(Collective::AllReduce, algo));
     }
-    for algo in possible(group, Kind::ReduceScatter) {
+    for algo in possible(group, Collective::ReduceScatter) {
         let mut part = vec![0f32; own.len()];
         group.with_algo(Some(algo)).reduce_scatter(&input, &mut part, op).unwrap();
-        assert!(part == sums[own.clone()], "{}", at(Kind::ReduceScatter, algo));
+        assert!(part == sums[own.clone()], "{}", at(Collective::ReduceScatter, algo));
     }
-    for algo in possible(group, Kind::AllGather) {
+    for algo in possible(group, Collective::AllGather) {
         let mut all = vec![0f32; LARGE];
         group.with_algo(Some(algo)).all_gather(&whole[own.clone()], &mut all).unwrap();
-        assert!(all == whole, "{}", at(Kind::AllGather, algo));
+        assert!(all == whole, "{}", at(Collective::AllGather, algo));
     }
-    for algo in possible(group, Kind::Broadcast) {
+    for algo in possible(group, Collective::Broadcast) {
         let mut buffer = if me == n - 1 { whole.clone() } else { vec![0f32; LARGE] };
         group.with_algo(Some(algo)).broadcast(&mut buffer, n - 1).unwrap();
-        assert!(buffer == whole, "{}", at(Kind::Broadcast, algo));
+        assert!(buffer == whole, "{}", at(Collective::Broadcast, algo));
     }
-    for algo in possible(group, Kind::AllToAll) {
+    for algo in possible(group, Collective::AllToAll) {
         let each = LARGE / n;
         // Rank p sends `whole` shifted by p, so that what comes from p tells where it is from.
         let sent: Vec<f32> = (0..each * n).map(|i| whole[(i + me) % LARGE]).collect();
@@ -124,7 +124,7 @@ fn check_large(group: &Group) {
         group.with_algo(Some(algo)).all_to_all(&sent, &mut got).unwrap();
         let right =
             |p: usize| (0..each).all(|i| got[p * each + i] == whole[(me * each + i + p) % LARGE]);
-        assert!((0..n).all(right), "{}", at(Kind::AllToAll, algo));
+        assert!((0..n).all(right), "{}", at(Collective::AllToAll, algo));
     }
 }
 

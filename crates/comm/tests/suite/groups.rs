@@ -3,7 +3,7 @@
 
 use crate::dice::Dice;
 use crate::processes::{Spread, hosts, on_processes, shared_memory, tcp};
-use lockstep_comm::{Algo, Error, Group, Kind, Op, Shape, candidates, on_threads};
+use lockstep_comm::{Algo, Collective, Error, Group, Op, Shape, candidates, on_threads};
 
 /// The world ranks of a group's members, as they themselves tell.
 fn told(group: &Group, world_rank: usize) -> Vec<usize> {
@@ -123,7 +123,8 @@ fn keep_busy(group: &Group, seed: u64, calls: usize) {
     for call in 0..calls {
         // Mostly small, sometimes many pieces long.
         let len = if dice.below(10) == 0 { dice.below(100_000) } else { dice.below(2000) };
-        let kinds = [Kind::AllReduce, Kind::Broadcast, Kind::Gather, Kind::Barrier];
+        let kinds =
+            [Collective::AllReduce, Collective::Broadcast, Collective::Gather, Collective::Barrier];
         let kind = kinds[dice.below(kinds.len())];
         let root = dice.below(n);
         let shape = Shape { kind, count: len, width: 4, root, hosts: group.hosts() };
@@ -131,15 +132,15 @@ fn keep_busy(group: &Group, seed: u64, calls: usize) {
         let group = group.with_algo(Some(algos[dice.below(algos.len())]));
         let mut buffer = vec![me as i32 + 1; len];
         match kind {
-            Kind::AllReduce => {
+            Collective::AllReduce => {
                 group.all_reduce(&mut buffer, Op::Sum).unwrap();
                 assert!(buffer.iter().all(|x| *x == sum), "call {call}");
             }
-            Kind::Broadcast => {
+            Collective::Broadcast => {
                 group.broadcast(&mut buffer, root).unwrap();
                 assert!(buffer.iter().all(|x| *x == root as i32 + 1), "call {call}");
             }
-            Kind::Gather => {
+            Collective::Gather => {
                 let mut all = vec![0; if me == root { n * len } else { 0 }];
                 group.gather(&buffer, &mut all, root).unwrap();
                 let right = |(i, x): (usize, &i32)| *x == (i / len) as i32 + 1;

@@ -3,48 +3,48 @@
 
 use crate::processes::{Spread, hosts, on_processes, shared_memory, tcp};
 use lockstep_comm::{
-    Algo, Group, Kind, Op, Options, Shape, Traffic, candidates, on_threads, on_threads_with, sent,
-    sent_if, share,
+    Algo, Collective, Group, Op, Options, Shape, Traffic, candidates, on_threads, on_threads_with,
+    sent, sent_if, share,
 };
 
-const KINDS: [Kind; 9] = [
-    Kind::AllReduce,
-    Kind::Reduce,
-    Kind::ReduceScatter,
-    Kind::AllGather,
-    Kind::Broadcast,
-    Kind::Gather,
-    Kind::Scatter,
-    Kind::AllToAll,
-    Kind::Barrier,
+const KINDS: [Collective; 9] = [
+    Collective::AllReduce,
+    Collective::Reduce,
+    Collective::ReduceScatter,
+    Collective::AllGather,
+    Collective::Broadcast,
+    Collective::Gather,
+    Collective::Scatter,
+    Collective::AllToAll,
+    Collective::Barrier,
 ];
 
 /// Calls a collective on `count` floats, in the sense of `Shape::count`. `data` is what the peers
 /// reach for: the input, or the buffer that is changed.
-fn call(group: &Group, kind: Kind, count: usize, root: usize, data: &mut [f32]) {
+fn call(group: &Group, kind: Collective, count: usize, root: usize, data: &mut [f32]) {
     let (me, n) = (group.rank(), group.size());
     let (mut whole, mut own) = (vec![1f32; count], vec![1f32; share(count, n, me).len()]);
     let mut everybody = vec![1f32; if me == root { count * n } else { 0 }];
     match kind {
-        Kind::AllReduce => group.all_reduce(data, Op::Sum),
-        Kind::Reduce => group.reduce(data, Op::Sum, root),
-        Kind::ReduceScatter => group.reduce_scatter(data, &mut own, Op::Sum),
-        Kind::AllGather => group.all_gather(data, &mut whole),
-        Kind::Broadcast => group.broadcast(data, root),
-        Kind::Gather => group.gather(data, &mut everybody, root),
-        Kind::Scatter => group.scatter(data, &mut whole, root),
-        Kind::AllToAll => group.all_to_all(data, &mut whole),
-        Kind::Barrier => group.barrier(),
-        Kind::AllToAllV | Kind::Transfer => unreachable!("not in the list"),
+        Collective::AllReduce => group.all_reduce(data, Op::Sum),
+        Collective::Reduce => group.reduce(data, Op::Sum, root),
+        Collective::ReduceScatter => group.reduce_scatter(data, &mut own, Op::Sum),
+        Collective::AllGather => group.all_gather(data, &mut whole),
+        Collective::Broadcast => group.broadcast(data, root),
+        Collective::Gather => group.gather(data, &mut everybody, root),
+        Collective::Scatter => group.scatter(data, &mut whole, root),
+        Collective::AllToAll => group.all_to_all(data, &mut whole),
+        Collective::Barrier => group.barrier(),
+        Collective::AllToAllV | Collective::SendRecv => unreachable!("not in the list"),
     }
     .unwrap();
 }
 
 /// How many floats a member brings to `call`.
-fn brought(group: &Group, kind: Kind, count: usize, root: usize) -> usize {
+fn brought(group: &Group, kind: Collective, count: usize, root: usize) -> usize {
     match kind {
-        Kind::AllGather => share(count, group.size(), group.rank()).len(),
-        Kind::Scatter if group.rank() == root => count * group.size(),
+        Collective::AllGather => share(count, group.size(), group.rank()).len(),
+        Collective::Scatter if group.rank() == root => count * group.size(),
         _ => count,
     }
 }
@@ -59,8 +59,8 @@ fn hold(
 ) {
     for (kind, &len) in KINDS.into_iter().flat_map(|kind| lengths.iter().map(move |l| (kind, l))) {
         let count = match kind {
-            Kind::AllToAll => len / group.size() * group.size(),
-            Kind::Barrier => 0,
+            Collective::AllToAll => len / group.size() * group.size(),
+            Collective::Barrier => 0,
             _ => len,
         };
         let root = len % group.size();
@@ -102,7 +102,7 @@ fn messages_are_sent_as_the_formulas_say() {
 #[test]
 fn in_place_only_the_one_round_sends() {
     let one_round = |shape: &Shape, formula: Traffic| {
-        let small = shape.kind == Kind::AllReduce && shape.count * 4 <= 16 << 10;
+        let small = shape.kind == Collective::AllReduce && shape.count * 4 <= 16 << 10;
         if small { formula } else { Traffic::default() }
     };
     for ranks in 1..=8 {
@@ -188,7 +188,7 @@ fn two_levels_send_as_the_formulas_say() {
 }
 
 /// Everybody's traffic of a collective on `count` floats, each member on a host of its own.
-fn everybodys(kind: Kind, algo: Algo, members: usize, count: usize) -> Vec<Traffic> {
+fn everybodys(kind: Collective, algo: Algo, members: usize, count: usize) -> Vec<Traffic> {
     let hosts: Vec<usize> = (0..members).collect();
     let shape = Shape { kind, count, width: 4, root: 0, hosts: &hosts };
     (0..members).map(|me| sent(&shape, algo, me).expect("there is a formula")).collect()
@@ -203,11 +203,11 @@ fn the_formulas_are_the_closed_forms() {
             let total = |sent: &[Traffic]| sent.iter().map(|t| t.bytes).sum::<u64>();
 
             // A ring moves each byte P-1 times per round trip, and no member more than the others.
-            let ring = of(Kind::AllReduce, Algo::Ring);
+            let ring = of(Collective::AllReduce, Algo::Ring);
             assert_eq!(total(&ring), 2 * (p - 1) * s);
             assert!(ring.iter().all(|t| t.messages == 2 * (p - 1)));
             assert!(ring.iter().all(|t| t.bytes <= 2 * (p - 1) * part));
-            for kind in [Kind::ReduceScatter, Kind::AllGather] {
+            for kind in [Collective::ReduceScatter, Collective::AllGather] {
                 assert_eq!(total(&of(kind, Algo::Ring)), (p - 1) * s);
                 // Halving, too, sends nothing twice when everybody has a partner on all levels.
                 if p.is_power_of_two() {
@@ -215,12 +215,12 @@ fn the_formulas_are_the_closed_forms() {
                 }
             }
             // A chain or a tree has P-1 edges, each crossed once by everything.
-            assert_eq!(total(&of(Kind::Broadcast, Algo::Ring)), (p - 1) * s);
-            assert_eq!(total(&of(Kind::Broadcast, Algo::Tree)), (p - 1) * s);
-            assert_eq!(total(&of(Kind::Reduce, Algo::Tree)), (p - 1) * s);
+            assert_eq!(total(&of(Collective::Broadcast, Algo::Ring)), (p - 1) * s);
+            assert_eq!(total(&of(Collective::Broadcast, Algo::Tree)), (p - 1) * s);
+            assert_eq!(total(&of(Collective::Reduce, Algo::Tree)), (p - 1) * s);
             // Two trees of half the buffer, each up and down.
-            assert_eq!(total(&of(Kind::AllReduce, Algo::Tree)), 2 * (p - 1) * s);
-            for kind in [Kind::Gather, Kind::Scatter] {
+            assert_eq!(total(&of(Collective::AllReduce, Algo::Tree)), 2 * (p - 1) * s);
+            for kind in [Collective::Gather, Collective::Scatter] {
                 assert_eq!(total(&of(kind, Algo::Flat)), (p - 1) * s);
             }
         }
@@ -231,12 +231,12 @@ fn the_formulas_are_the_closed_forms() {
 fn halving_takes_the_fewest_steps() {
     for p in 1..=64usize {
         let steps = u64::from(p.next_power_of_two().ilog2());
-        let sent = everybodys(Kind::ReduceScatter, Algo::Halving, p, 64 * p);
+        let sent = everybodys(Collective::ReduceScatter, Algo::Halving, p, 64 * p);
         assert!(sent.iter().all(|t| t.messages <= steps));
         if p.is_power_of_two() {
             assert!(sent.iter().all(|t| t.bytes == 4 * 64 * (p as u64 - 1)));
         }
-        let barrier = everybodys(Kind::Barrier, Algo::Halving, p, 0);
+        let barrier = everybodys(Collective::Barrier, Algo::Halving, p, 0);
         assert!(barrier.iter().all(|t| t.messages == steps && t.bytes == 0));
     }
 }

@@ -1,6 +1,6 @@
 //! Causal attention with grouped keys, and the rotary embedding of its queries and keys.
 
-use super::{Device, Operation, with_float};
+use super::{Device, OpClass, with_float};
 use crate::cpu::attention::{self, Rows, RowsMut};
 use crate::cpu::rope::{self, Positions, Rope, Table};
 use crate::{Element, Float, View, ViewMut};
@@ -42,7 +42,7 @@ impl Device {
     /// what the backward pass needs.
     pub fn attention(&self, shape: &Attention, qkv: View<'_>, out: ViewMut<'_>, lse: ViewMut<'_>) {
         let (q, kv) = shape.widths();
-        with_float!(qkv.dtype(), E => self.on_cpu(Operation::Attention, |cpu| {
+        with_float!(qkv.dtype(), E => self.on_cpu(OpClass::Attention, |cpu| {
             let (data, stride) = (qkv.host::<E>(), qkv.cols());
             let at = |offset| Rows { data, offset, stride };
             let out = out.host::<E>();
@@ -74,7 +74,7 @@ impl Device {
         out: ViewMut<'_>,
         lse: ViewMut<'_>,
     ) {
-        self.on_cpu(Operation::Attention, |cpu| {
+        self.on_cpu(OpClass::Attention, |cpu| {
             let (q, k, v) = (rows::<E>(q), rows::<E>(k), rows::<E>(v));
             attention::forward(cpu, shape, q, k, v, out.host::<O>(), lse.host())
         })
@@ -89,7 +89,7 @@ impl Device {
         other_out: View<'_>,
         other_lse: View<'_>,
     ) {
-        self.on_cpu(Operation::Attention, |cpu| {
+        self.on_cpu(OpClass::Attention, |cpu| {
             let (out, lse) = (out.host::<f32>(), lse.host());
             attention::merge(cpu, shape, out, lse, other_out.host(), other_lse.host())
         })
@@ -99,7 +99,7 @@ impl Device {
     /// the output. `delta` is (tokens, heads), f32.
     pub fn attention_delta(&self, out: View<'_>, dout: View<'_>, delta: ViewMut<'_>) {
         let head_dim = out.cols() / delta.cols();
-        with_float!(out.dtype(), E => self.on_cpu(Operation::Attention, |cpu| {
+        with_float!(out.dtype(), E => self.on_cpu(OpClass::Attention, |cpu| {
             attention::delta::<E>(cpu, head_dim, out.host(), dout.host(), delta.host())
         }))
     }
@@ -107,7 +107,7 @@ impl Device {
     /// Turns queries and keys, side by side in the rows of `qkv`, by their positions.
     pub fn rope(&self, table: &Table, shape: &Attention, qkv: ViewMut<'_>) {
         let rope = turned(table, shape, &qkv);
-        with_float!(qkv.dtype(), E => self.on_cpu(Operation::Rope, |cpu| {
+        with_float!(qkv.dtype(), E => self.on_cpu(OpClass::Rope, |cpu| {
             rope::forward::<E>(cpu, qkv.host(), &rope)
         }))
     }
@@ -115,7 +115,7 @@ impl Device {
     /// Turns their gradients back.
     pub fn rope_backward(&self, table: &Table, shape: &Attention, dqkv: ViewMut<'_>) {
         let rope = turned(table, shape, &dqkv);
-        with_float!(dqkv.dtype(), E => self.on_cpu(Operation::Rope, |cpu| {
+        with_float!(dqkv.dtype(), E => self.on_cpu(OpClass::Rope, |cpu| {
             rope::backward::<E>(cpu, dqkv.host(), &rope)
         }))
     }
@@ -131,7 +131,7 @@ impl Device {
         dqkv: ViewMut<'_>,
     ) {
         let (q, kv) = shape.widths();
-        with_float!(qkv.dtype(), E => self.on_cpu(Operation::Attention, |cpu| {
+        with_float!(qkv.dtype(), E => self.on_cpu(OpClass::Attention, |cpu| {
             let (data, stride) = (qkv.host::<E>(), qkv.cols());
             let at = |offset| Rows { data, offset, stride };
             let parts = [0..q, q..q + kv, q + kv..q + 2 * kv];
@@ -152,7 +152,7 @@ impl Device {
     ) {
         let AttentionKnown { dout, lse, delta } = known;
         let (width, kv_width) = shape.widths();
-        with_float!(q.dtype(), E => self.on_cpu(Operation::Attention, |cpu| {
+        with_float!(q.dtype(), E => self.on_cpu(OpClass::Attention, |cpu| {
             let (q, k, v) = (rows::<E>(q), rows::<E>(k), rows::<E>(v));
             let (dq, dk, dv) = (first_columns(dq, width), first_columns(dk, kv_width), first_columns(dv, kv_width));
             let (delta, dout, lse) = (delta.host(), dout.host(), lse.host());
@@ -170,7 +170,7 @@ impl Device {
     ) {
         let AttentionKnown { dout, lse, delta } = known;
         let (q, kv) = shape.widths();
-        with_float!(qkv.dtype(), E => self.on_cpu(Operation::Attention, |cpu| {
+        with_float!(qkv.dtype(), E => self.on_cpu(OpClass::Attention, |cpu| {
             let (data, stride) = (qkv.host::<E>(), qkv.cols());
             let at = |offset| Rows { data, offset, stride };
             let parts = [0..q, q..q + kv, q + kv..q + 2 * kv];

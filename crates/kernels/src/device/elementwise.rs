@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::{Device, Operation, with_float};
+use super::{Device, OpClass, with_float};
 use crate::cpu::dropout::{self, Dropout};
 use crate::cpu::elementwise::{self, Columns};
 use crate::cpu::random::{self, Key};
@@ -14,19 +14,21 @@ use crate::{Dtype, View, ViewMut};
 impl Device {
     /// Every element becomes `value`.
     pub fn fill(&self, to: ViewMut<'_>, value: f32) {
-        self.on_cpu(Operation::Elementwise, |cpu| match to.dtype() {
+        self.on_cpu(OpClass::Elementwise, |cpu| match to.dtype() {
             Dtype::F32 => elementwise::fill::<f32>(cpu, to.host(), value),
             Dtype::Bf16 => elementwise::fill::<bf16>(cpu, to.host(), bf16::from_f32(value)),
             Dtype::U32 => elementwise::fill::<u32>(cpu, to.host(), value as u32),
+            dtype => panic!("tensors are f32, bf16 or u32, not {dtype}"),
         })
     }
 
     /// Elements of one type.
     pub fn copy(&self, from: View<'_>, to: ViewMut<'_>) {
-        self.on_cpu(Operation::Elementwise, |cpu| match from.dtype() {
+        self.on_cpu(OpClass::Elementwise, |cpu| match from.dtype() {
             Dtype::F32 => elementwise::copy::<f32>(cpu, from.host(), to.host()),
             Dtype::Bf16 => elementwise::copy::<bf16>(cpu, from.host(), to.host()),
             Dtype::U32 => elementwise::copy::<u32>(cpu, from.host(), to.host()),
+            dtype => panic!("tensors are f32, bf16 or u32, not {dtype}"),
         })
     }
 
@@ -39,7 +41,7 @@ impl Device {
     /// Some columns of `from`, over those of `to` that begin at `at`; from f32 to bf16 or back on the way.
     pub fn place_columns(&self, from: View<'_>, columns: Range<usize>, to: ViewMut<'_>, at: usize) {
         let (source, target, columns) = (from.dtype(), to.dtype(), placed(&from, columns, &to, at));
-        with_float!(source, A => with_float!(target, B => self.on_cpu(Operation::Elementwise, |cpu| {
+        with_float!(source, A => with_float!(target, B => self.on_cpu(OpClass::Elementwise, |cpu| {
             elementwise::copy_columns::<A, B>(cpu, from.host(), to.host(), &columns)
         })))
     }
@@ -47,7 +49,7 @@ impl Device {
     /// The same, added to what is there.
     pub fn add_columns(&self, from: View<'_>, columns: Range<usize>, to: ViewMut<'_>, at: usize) {
         let (source, target, columns) = (from.dtype(), to.dtype(), placed(&from, columns, &to, at));
-        with_float!(source, A => with_float!(target, B => self.on_cpu(Operation::Elementwise, |cpu| {
+        with_float!(source, A => with_float!(target, B => self.on_cpu(OpClass::Elementwise, |cpu| {
             elementwise::add_columns::<A, B>(cpu, from.host(), to.host(), &columns)
         })))
     }
@@ -55,28 +57,28 @@ impl Device {
     /// From f32 to bf16 or back.
     pub fn cast(&self, from: View<'_>, to: ViewMut<'_>) {
         let (source, target) = (from.dtype(), to.dtype());
-        with_float!(source, A => with_float!(target, B => self.on_cpu(Operation::Elementwise, |cpu| {
+        with_float!(source, A => with_float!(target, B => self.on_cpu(OpClass::Elementwise, |cpu| {
             elementwise::cast::<A, B>(cpu, from.host(), to.host())
         })))
     }
 
     /// `a += b`
     pub fn add(&self, a: ViewMut<'_>, b: View<'_>) {
-        with_float!(b.dtype(), E => self.on_cpu(Operation::Elementwise, |cpu| {
+        with_float!(b.dtype(), E => self.on_cpu(OpClass::Elementwise, |cpu| {
             elementwise::add::<E, E>(cpu, a.host(), b.host())
         }))
     }
 
     /// The sum of the rows of `x`, in f32: a bias's gradient.
     pub fn column_sums(&self, x: View<'_>, out: ViewMut<'_>, accumulate: bool) {
-        with_float!(x.dtype(), E => self.on_cpu(Operation::Elementwise, |cpu| {
+        with_float!(x.dtype(), E => self.on_cpu(OpClass::Elementwise, |cpu| {
             reduce::column_sums::<E>(cpu, x.host(), out.host(), accumulate)
         }))
     }
 
     /// Normal random numbers: element i is a function of (seed, stream, first + i).
     pub fn normal(&self, out: ViewMut<'_>, seed: u64, stream: u64, first: u64, std: f32) {
-        with_float!(out.dtype(), E => self.on_cpu(Operation::Elementwise, |cpu| {
+        with_float!(out.dtype(), E => self.on_cpu(OpClass::Elementwise, |cpu| {
             random::normal::<E>(cpu, Key { seed, stream }, first, out.host(), std)
         }))
     }
@@ -85,7 +87,7 @@ impl Device {
     /// stream, first + i). The backward pass is the same act on the gradient.
     pub fn dropout(&self, x: ViewMut<'_>, probability: f32, seed: u64, stream: u64, first: u64) {
         let drop = Dropout::run(Key { seed, stream }, probability, first, x.len());
-        with_float!(x.dtype(), E => self.on_cpu(Operation::Elementwise, |cpu| {
+        with_float!(x.dtype(), E => self.on_cpu(OpClass::Elementwise, |cpu| {
             dropout::apply::<E>(cpu, &drop, x.host())
         }))
     }
@@ -102,7 +104,7 @@ impl Device {
     ) {
         let key = Key { seed, stream };
         let drop = Dropout { key, p: probability, first, width: x.cols().max(1), stride };
-        with_float!(x.dtype(), E => self.on_cpu(Operation::Elementwise, |cpu| {
+        with_float!(x.dtype(), E => self.on_cpu(OpClass::Elementwise, |cpu| {
             dropout::apply::<E>(cpu, &drop, x.host())
         }))
     }

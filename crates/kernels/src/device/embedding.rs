@@ -1,6 +1,6 @@
 //! Rows of a table by token id.
 
-use super::{Device, Operation, with_float};
+use super::{Device, OpClass, with_float};
 use crate::cpu::embedding::{self, Place};
 use crate::{View, ViewMut};
 
@@ -21,7 +21,7 @@ impl Device {
         len: usize,
         out: ViewMut<'_>,
     ) {
-        with_float!(table.dtype(), E => self.on_cpu(Operation::Embedding, |cpu| {
+        with_float!(table.dtype(), E => self.on_cpu(OpClass::Embedding, |cpu| {
             let positions = positions.map(|positions| (positions.host::<E>(), Place { start, len }));
             embedding::forward::<E>(cpu, ids.host(), table.host(), held, positions, out.host())
         }))
@@ -36,7 +36,7 @@ impl Device {
         dtable: ViewMut<'_>,
         accumulate: bool,
     ) {
-        with_float!(dy.dtype(), E => self.on_cpu(Operation::Embedding, |cpu| {
+        with_float!(dy.dtype(), E => self.on_cpu(OpClass::Embedding, |cpu| {
             embedding::backward::<E>(cpu, ids.host(), dy.host(), held, dtable.host(), accumulate)
         }))
     }
@@ -51,7 +51,7 @@ impl Device {
         accumulate: bool,
     ) {
         let (dim, place) = (dy.cols(), Place { start, len });
-        with_float!(dy.dtype(), E => self.on_cpu(Operation::Embedding, |cpu| {
+        with_float!(dy.dtype(), E => self.on_cpu(OpClass::Embedding, |cpu| {
             embedding::positions_backward::<E>(cpu, dy.host(), dim, place, dpositions.host(), accumulate)
         }))
     }

@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::{Device, Operation, with_float};
+use super::{Device, OpClass, with_float};
 use crate::cpu::cross_entropy::{self, Loss};
 use crate::{Dtype, View, ViewMut};
 
@@ -33,7 +33,7 @@ impl Device {
         let CrossEntropy { logits, targets, losses, gradient } = work;
         let how = |scale| Loss { scale, z_loss: 0.0 };
         let (targets, losses) = (targets.host(), losses.host());
-        self.on_cpu(Operation::Loss, |cpu| match gradient {
+        self.on_cpu(OpClass::Loss, |cpu| match gradient {
             Gradient::None => {
                 cross_entropy::losses(cpu, logits.as_view().host(), targets, how(0.0), losses)
             }
@@ -79,7 +79,7 @@ pub struct Found<'a> {
 impl Device {
     /// Each row's largest logit of this share of the vocabulary.
     pub fn largest_logits(&self, logits: View<'_>, max: ViewMut<'_>) {
-        self.on_cpu(Operation::Loss, |cpu| cross_entropy::row_max(cpu, logits.host(), max.host()))
+        self.on_cpu(OpClass::Loss, |cpu| cross_entropy::row_max(cpu, logits.host(), max.host()))
     }
 
     /// This share's part of each row's sum of e^(logit - max), and the target's logit where it is here,
@@ -93,7 +93,7 @@ impl Device {
         sum: ViewMut<'_>,
         target: ViewMut<'_>,
     ) {
-        self.on_cpu(Operation::Loss, |cpu| {
+        self.on_cpu(OpClass::Loss, |cpu| {
             cross_entropy::row_sum(cpu, logits.host(), max.host(), sum.host());
             cross_entropy::target_logit(logits.host(), targets.host(), first, target.host());
         })
@@ -109,7 +109,7 @@ impl Device {
         };
         let how = |scale| Loss { scale, z_loss: 0.0 };
         let targets = targets.host();
-        self.on_cpu(Operation::Loss, |cpu| {
+        self.on_cpu(OpClass::Loss, |cpu| {
             cross_entropy::finish_losses(&found, targets, how(0.0), losses.host());
             match gradient {
                 Gradient::None => {}

@@ -1,6 +1,6 @@
 //! Matrix multiply.
 
-use super::{Device, Operation};
+use super::{Device, OpClass};
 use crate::cpu::gemm::{self, Data, DataMut, Epilogue, Gemm, Matrix};
 use crate::{Dtype, View, ViewMut};
 
@@ -69,7 +69,7 @@ impl Device {
                 residual: work.residual.map(data),
             },
         };
-        self.on_cpu(Operation::Matmul, |cpu| gemm::run(cpu, gemm));
+        self.on_cpu(OpClass::Matmul, |cpu| gemm::run(cpu, gemm));
     }
 }
 
@@ -82,7 +82,7 @@ fn data(view: View<'_>) -> Data<'_> {
     match view.dtype() {
         Dtype::F32 => Data::F32(view.host()),
         Dtype::Bf16 => Data::Bf16(view.host()),
-        Dtype::U32 => panic!("indices are no numbers to multiply"),
+        dtype => panic!("matrices are f32 or bf16, not {dtype}"),
     }
 }
 
@@ -90,6 +90,6 @@ fn data_mut(view: ViewMut<'_>) -> DataMut<'_> {
     match view.dtype() {
         Dtype::F32 => DataMut::F32(view.host()),
         Dtype::Bf16 => DataMut::Bf16(view.host()),
-        Dtype::U32 => panic!("indices are no numbers to multiply"),
+        dtype => panic!("matrices are f32 or bf16, not {dtype}"),
     }
 }

@@ -19,9 +19,10 @@ use std::sync::Arc;
 
 pub use attention::{Attention, AttentionKnown};
 pub use embedding::Vocabulary;
+pub use lockstep_types::OpClass;
 pub use loss::{CrossEntropy, Found, Gradient};
 pub use matmul::Matmul;
-pub use meter::{Meter, Operation};
+pub use meter::Meter;
 pub use optimizer::{AdamW, Stepped};
 pub use routing::{Capacity, Router};
 
@@ -107,7 +108,7 @@ impl Device {
     }
 
     /// Carries out an operation on the processor, on the clock if one is wanted.
-    fn on_cpu<R>(&self, operation: Operation, work: impl FnOnce(&Cpu) -> R) -> R {
+    fn on_cpu<R>(&self, operation: OpClass, work: impl FnOnce(&Cpu) -> R) -> R {
         let Backend::Cpu(cpu) = &self.0.backend;
         self.0.meter.time(operation, || work(cpu))
     }
@@ -125,7 +126,7 @@ macro_rules! with_float {
                 type $E = half::bf16;
                 $body
             }
-            $crate::Dtype::U32 => panic!("indices are no numbers to compute with"),
+            dtype => panic!("kernels compute in f32 or bf16, not in {dtype}"),
         }
     };
 }

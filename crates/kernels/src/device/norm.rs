@@ -1,6 +1,6 @@
 //! LayerNorm and RMSNorm.
 
-use super::{Device, Operation, with_float};
+use super::{Device, OpClass, with_float};
 use crate::cpu::norm::{self, Backward};
 use crate::{View, ViewMut};
 
@@ -16,7 +16,7 @@ impl Device {
         out: ViewMut<'_>,
         stats: ViewMut<'_>,
     ) {
-        with_float!(x.dtype(), E => self.on_cpu(Operation::Norm, |cpu| {
+        with_float!(x.dtype(), E => self.on_cpu(OpClass::Norm, |cpu| {
             norm::layer_forward::<E>(cpu, x.host(), gain.host(), bias.host(), eps, out.host(), Some(stats.host()))
         }))
     }
@@ -30,7 +30,7 @@ impl Device {
         stats: View<'_>,
         out: ViewMut<'_>,
     ) {
-        with_float!(x.dtype(), E => self.on_cpu(Operation::Norm, |cpu| {
+        with_float!(x.dtype(), E => self.on_cpu(OpClass::Norm, |cpu| {
             norm::layer_again::<E>(cpu, x.host(), gain.host(), bias.host(), stats.host(), out.host())
         }))
     }
@@ -48,7 +48,7 @@ impl Device {
         dbias: ViewMut<'_>,
         accumulate: bool,
     ) {
-        with_float!(x.dtype(), E => self.on_cpu(Operation::Norm, |cpu| {
+        with_float!(x.dtype(), E => self.on_cpu(OpClass::Norm, |cpu| {
             let from = Backward::<E> { x: x.host(), gain: gain.host(), stats: stats.host(), dy: dy.host() };
             norm::layer_backward(cpu, &from, dx.host(), true, dgain.host(), dbias.host(), accumulate)
         }))
@@ -64,14 +64,14 @@ impl Device {
         out: ViewMut<'_>,
         stats: ViewMut<'_>,
     ) {
-        with_float!(x.dtype(), E => self.on_cpu(Operation::Norm, |cpu| {
+        with_float!(x.dtype(), E => self.on_cpu(OpClass::Norm, |cpu| {
             norm::rms_forward::<E>(cpu, x.host(), gain.host(), eps, out.host(), Some(stats.host()))
         }))
     }
 
     /// The forward's output once more, bit for bit.
     pub fn rms_norm_again(&self, x: View<'_>, gain: View<'_>, stats: View<'_>, out: ViewMut<'_>) {
-        with_float!(x.dtype(), E => self.on_cpu(Operation::Norm, |cpu| {
+        with_float!(x.dtype(), E => self.on_cpu(OpClass::Norm, |cpu| {
             norm::rms_again::<E>(cpu, x.host(), gain.host(), stats.host(), out.host())
         }))
     }
@@ -88,7 +88,7 @@ impl Device {
         dgain: ViewMut<'_>,
         accumulate: bool,
     ) {
-        with_float!(x.dtype(), E => self.on_cpu(Operation::Norm, |cpu| {
+        with_float!(x.dtype(), E => self.on_cpu(OpClass::Norm, |cpu| {
             let from = Backward::<E> { x: x.host(), gain: gain.host(), stats: stats.host(), dy: dy.host() };
             norm::rms_backward(cpu, &from, dx.host(), true, dgain.host(), accumulate)
         }))

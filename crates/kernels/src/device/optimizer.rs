@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::{Device, Operation, with_float};
+use super::{Device, OpClass, with_float};
 use crate::cpu::adamw;
 use crate::cpu::reduce;
 use crate::{View, ViewMut};
@@ -22,7 +22,7 @@ impl Device {
     /// One step of AdamW: parameters and moments follow the gradient.
     pub fn adamw(&self, numbers: &AdamW, state: Stepped<'_>, gradient: View<'_>) {
         let Stepped { parameters, copy, first, second } = state;
-        with_float!(gradient.dtype(), G => self.on_cpu(Operation::Optimizer, |cpu| {
+        with_float!(gradient.dtype(), G => self.on_cpu(OpClass::Optimizer, |cpu| {
             let copy = copy.map(|copy| copy.host::<bf16>());
             adamw::step::<G>(cpu, numbers, parameters.host(), first.host(), second.host(), gradient.host(), copy)
         }))
@@ -31,14 +31,14 @@ impl Device {
     /// Waits for it.
     pub fn sum_of_squares(&self, x: View<'_>) -> f64 {
         with_float!(x.dtype(), E => {
-            self.on_cpu(Operation::Optimizer, |cpu| reduce::sum_of_squares::<E>(cpu, x.host()))
+            self.on_cpu(OpClass::Optimizer, |cpu| reduce::sum_of_squares::<E>(cpu, x.host()))
         })
     }
 
     /// How many elements are infinite or no numbers; waits for it.
     pub fn count_not_finite(&self, x: View<'_>) -> u64 {
         with_float!(x.dtype(), E => {
-            self.on_cpu(Operation::Elementwise, |cpu| reduce::count_non_finite::<E>(cpu, x.host()))
+            self.on_cpu(OpClass::Elementwise, |cpu| reduce::count_non_finite::<E>(cpu, x.host()))
         })
     }
 }

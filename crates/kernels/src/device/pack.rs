@@ -1,23 +1,23 @@
 //! Packing what travels to other ranks. Over slices of the host's memory, from which its network sends.
 
-use super::{Device, Operation};
+use super::{Device, OpClass};
 use crate::cpu::pack::{self, Code};
 use crate::cpu::{elementwise, largest};
 
 impl Device {
     /// Packs `x + error`; `error` becomes what packing lost.
     pub fn pack(&self, code: Code, x: &[f32], error: &mut [f32], packed: &mut [u8]) {
-        self.on_cpu(Operation::Elementwise, |cpu| pack::pack(cpu, code, x, error, packed))
+        self.on_cpu(OpClass::Elementwise, |cpu| pack::pack(cpu, code, x, error, packed))
     }
 
     /// `out =` what was packed.
     pub fn unpack(&self, code: Code, packed: &[u8], out: &mut [f32]) {
-        self.on_cpu(Operation::Elementwise, |cpu| pack::unpack(cpu, code, packed, out))
+        self.on_cpu(OpClass::Elementwise, |cpu| pack::unpack(cpu, code, packed, out))
     }
 
     /// `out +=` what was packed.
     pub fn add_unpacked(&self, code: Code, packed: &[u8], out: &mut [f32]) {
-        self.on_cpu(Operation::Elementwise, |cpu| pack::add_unpacked(cpu, code, packed, out))
+        self.on_cpu(OpClass::Elementwise, |cpu| pack::add_unpacked(cpu, code, packed, out))
     }
 
     /// Adds `x` to `kept`, and takes the largest elements out of it, beside what is usual in their places: as many as
@@ -31,7 +31,7 @@ impl Device {
         room: &mut [f32],
         pairs: &mut [u8],
     ) {
-        self.on_cpu(Operation::Elementwise, |cpu| {
+        self.on_cpu(OpClass::Elementwise, |cpu| {
             elementwise::add(cpu, kept, x);
             largest::take_unusual(cpu, kept, squares, room, pairs);
         })
@@ -39,6 +39,6 @@ impl Device {
 
     /// Means of squares follow `x`, of which all was taken.
     pub fn follow_squares(&self, x: &[f32], squares: &mut [f32]) {
-        self.on_cpu(Operation::Elementwise, |cpu| largest::follow(cpu, x, squares))
+        self.on_cpu(OpClass::Elementwise, |cpu| largest::follow(cpu, x, squares))
     }
 }

@@ -1,6 +1,6 @@
 //! Mixture of experts: choosing, keeping experts evenly used, moving tokens to experts and back.
 
-use super::{Device, Operation, with_float};
+use super::{Device, OpClass, with_float};
 use crate::cpu::routing::{self, Choice, ChoiceBackward};
 use crate::{View, ViewMut, cpu::balance};
 
@@ -19,7 +19,7 @@ impl Device {
     ) {
         let (probs, log_sum) = (probs.host(), log_sum.host());
         let choice = Choice { probs, log_sum, chosen: chosen.host(), weights: weights.host() };
-        self.on_cpu(Operation::Routing, |cpu| routing::choose(cpu, *router, logits.host(), choice))
+        self.on_cpu(OpClass::Routing, |cpu| routing::choose(cpu, *router, logits.host(), choice))
     }
 
     /// The gradient of the logits: of the weights, of the balance loss (`balance` (scopes, experts), for equal
@@ -46,7 +46,7 @@ impl Device {
             balance: balance.host(),
             z_loss,
         };
-        self.on_cpu(Operation::Routing, |cpu| {
+        self.on_cpu(OpClass::Routing, |cpu| {
             routing::choose_backward(cpu, *router, &from, dlogits.host())
         })
     }
@@ -61,7 +61,7 @@ impl Device {
         starts: ViewMut<'_>,
         place: ViewMut<'_>,
     ) -> usize {
-        self.on_cpu(Operation::Routing, |cpu| {
+        self.on_cpu(OpClass::Routing, |cpu| {
             routing::group(cpu, chosen.host(), capacity, order.host(), starts.host(), place.host())
         })
     }
@@ -77,7 +77,7 @@ impl Device {
         sums: ViewMut<'_>,
     ) {
         let (chosen, probs) = (chosen.host(), probs.host());
-        self.on_cpu(Operation::Routing, |cpu| {
+        self.on_cpu(OpClass::Routing, |cpu| {
             balance::loads(cpu, router.experts, chosen, probs, counts.host(), sums.host())
         })
     }
@@ -94,7 +94,7 @@ impl Device {
     ) -> f64 {
         let Router { experts, top_k, .. } = *router;
         let scopes = (counts.len() / experts) as f64;
-        self.on_cpu(Operation::Routing, |_| {
+        self.on_cpu(OpClass::Routing, |_| {
             let counts = counts.host::<f32>().chunks_exact(experts);
             let gradient = gradient.host::<f32>().chunks_exact_mut(experts);
             for (counts, gradient) in counts.clone().zip(gradient) {
@@ -109,7 +109,7 @@ impl Device {
     /// Each token's row at the places of its slots.
     pub fn gather(&self, x: View<'_>, router: &Router, order: View<'_>, out: ViewMut<'_>) {
         let dim = x.cols();
-        with_float!(x.dtype(), E => self.on_cpu(Operation::Routing, |cpu| {
+        with_float!(x.dtype(), E => self.on_cpu(OpClass::Routing, |cpu| {
             routing::gather::<E>(cpu, x.host(), dim, router.top_k, order.host(), out.host())
         }))
     }
@@ -125,7 +125,7 @@ impl Device {
         add: bool,
     ) {
         let weights = weights.map(|weights| weights.host::<f32>());
-        with_float!(rows.dtype(), E => self.on_cpu(Operation::Routing, |cpu| {
+        with_float!(rows.dtype(), E => self.on_cpu(OpClass::Routing, |cpu| {
             routing::combine::<E>(cpu, rows.host(), router.top_k, place.host(), weights, out.host(), add)
         }))
     }
@@ -133,7 +133,7 @@ impl Device {
     /// The dot product of each row of `a` with that of `b`.
     pub fn row_dots(&self, a: View<'_>, b: View<'_>, out: ViewMut<'_>) {
         let dim = a.cols();
-        with_float!(a.dtype(), E => self.on_cpu(Operation::Routing, |cpu| {
+        with_float!(a.dtype(), E => self.on_cpu(OpClass::Routing, |cpu| {
             routing::row_dots::<E>(cpu, a.host(), b.host(), dim, out.host())
         }))
     }
@@ -141,7 +141,7 @@ impl Device {
     /// Multiplies each row by its factor.
     pub fn scale_rows(&self, rows: ViewMut<'_>, factors: View<'_>) {
         let dim = rows.cols();
-        with_float!(rows.dtype(), E => self.on_cpu(Operation::Routing, |cpu| {
+        with_float!(rows.dtype(), E => self.on_cpu(OpClass::Routing, |cpu| {
             routing::scale_rows::<E>(cpu, rows.host(), dim, factors.host())
         }))
     }

@@ -74,7 +74,7 @@ impl Values {
         match dtype {
             Dtype::F32 => Values::F32((0..len).map(|_| next()).collect()),
             Dtype::Bf16 => Values::Bf16((0..len).map(|_| bf16::round_from(next())).collect()),
-            Dtype::U32 => unreachable!("not a type of a matrix"),
+            dtype => unreachable!("matrices are f32 or bf16, not {dtype}"),
         }
     }
 

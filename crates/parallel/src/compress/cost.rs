@@ -2,14 +2,14 @@
 //! tests hold it against what was sent.
 
 use super::{Form, chosen_of, form, rounded};
-use lockstep_comm::{Algo, Kind, Shape};
+use lockstep_comm::{Algo, Collective, Shape};
 use lockstep_kernels::cpu::largest::PAIR;
 use lockstep_plan::Compression;
 
 /// One collective of a reduction, in the sense of `lockstep_comm::Shape`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Exchange {
-    pub kind: Kind,
+    pub kind: Collective,
     /// Elements; of an all-to-all-v the most that a rank sends, as it depends on the numbers.
     pub count: usize,
     /// Bytes of an element.
@@ -17,25 +17,28 @@ pub struct Exchange {
 }
 
 /// The collectives of a reduction of `len` elements: `kind` is `AllReduce` or `ReduceScatter`.
-pub fn exchanges(how: Compression, kind: Kind, len: usize, ranks: usize) -> Vec<Exchange> {
-    assert!(matches!(kind, Kind::AllReduce | Kind::ReduceScatter), "{kind:?} is no reduction");
+pub fn exchanges(how: Compression, kind: Collective, len: usize, ranks: usize) -> Vec<Exchange> {
+    assert!(
+        matches!(kind, Collective::AllReduce | Collective::ReduceScatter),
+        "{kind:?} is no reduction"
+    );
     let bytes = |kind, count| Exchange { kind, count, width: 1 };
-    let whole = kind == Kind::AllReduce;
+    let whole = kind == Collective::AllReduce;
     match form(how) {
         _ if ranks == 1 => Vec::new(),
         Form::Whole => vec![Exchange { kind, count: len, width: 4 }],
         Form::Rounded(code) => {
             let all = ranks * rounded::piece(code, len, ranks);
-            let mut two = vec![bytes(Kind::AllToAll, all), bytes(Kind::AllGather, all)];
+            let mut two = vec![bytes(Collective::AllToAll, all), bytes(Collective::AllGather, all)];
             two.truncate(if whole { 2 } else { 1 });
             two
         }
         Form::Chosen(fraction) => {
             let pairs = chosen_of(fraction, len) * PAIR;
-            let counts = Exchange { kind: Kind::AllToAll, count: ranks, width: 8 };
+            let counts = Exchange { kind: Collective::AllToAll, count: ranks, width: 8 };
             match whole {
-                true => vec![bytes(Kind::AllGather, ranks * pairs)],
-                false => vec![counts, bytes(Kind::AllToAllV, pairs)],
+                true => vec![bytes(Collective::AllGather, ranks * pairs)],
+                false => vec![counts, bytes(Collective::AllToAllV, pairs)],
             }
         }
     }
@@ -48,24 +51,24 @@ pub fn exchanges(how: Compression, kind: Kind, len: usize, ranks: usize) -> Vec<
 /// 8(P-1) + 8k.
 ///
 /// ```
-/// use lockstep_comm::Kind;
+/// use lockstep_comm::Collective;
 /// use lockstep_parallel::compress::sent;
 /// use lockstep_plan::Compression;
 ///
-/// let of = |how| sent(how, Kind::AllReduce, 1 << 20, 4, 0);
+/// let of = |how| sent(how, Collective::AllReduce, 1 << 20, 4, 0);
 /// assert_eq!(of(Compression::None), 2 * 3 * (1 << 18) * 4);
 /// assert_eq!(of(Compression::Bf16), 2 * 3 * (1 << 18) * 2);
 /// assert_eq!(of(Compression::Int8), 2 * 3 * ((1 << 18) + (1 << 10) * 4));
 /// assert_eq!(of(Compression::TopK(0.01)), 3 * 10486 * 8);
 /// ```
-pub fn sent(how: Compression, kind: Kind, len: usize, ranks: usize, me: usize) -> u64 {
+pub fn sent(how: Compression, kind: Collective, len: usize, ranks: usize, me: usize) -> u64 {
     let hosts: Vec<usize> = (0..ranks).collect();
     let of = |exchange: &Exchange| {
         let Exchange { kind, count, width } = *exchange;
-        let algo = if kind == Kind::AllToAll { Algo::Flat } else { Algo::Ring };
+        let algo = if kind == Collective::AllToAll { Algo::Flat } else { Algo::Ring };
         let shape = Shape { kind, count, width, root: 0, hosts: &hosts };
         match kind {
-            Kind::AllToAllV => (count * width) as u64,
+            Collective::AllToAllV => (count * width) as u64,
             _ => lockstep_comm::sent(&shape, algo, me).expect("these have a formula").bytes,
         }
     };

@@ -18,7 +18,7 @@ pub use data::Data;
 pub use layout::{Layout, Recompute};
 pub use model::{Model, RopeScaling};
 pub use nearest::nearest;
-pub use precision::{Compute, Precision};
+pub use precision::Precision;
 pub(crate) use reader::Reader;
 pub use train::{Curve, Train};
 

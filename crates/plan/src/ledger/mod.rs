@@ -13,10 +13,10 @@ mod activations;
 mod gathered;
 mod gradients;
 
-use crate::config::Compute;
 use crate::model::Part;
 use crate::passes::moments;
 use crate::plan::Plan;
+use lockstep_types::Dtype;
 use serde::{Deserialize, Serialize};
 
 /// Bytes on one rank, each line at its largest.
@@ -68,7 +68,7 @@ impl Ledger {
 
 /// Of `all` parameters on a rank, of which it steps its `own`.
 fn parameters(plan: &Plan, all: usize, own: usize) -> usize {
-    let wide = plan.precision.compute == Compute::F32;
+    let wide = plan.precision.compute == Dtype::F32;
     let bytes = plan.precision.compute.bytes();
     match (plan.layout.zero, wide) {
         // The masters are what is computed with.

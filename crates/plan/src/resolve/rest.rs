@@ -1,8 +1,9 @@
 //! Name, precision, communication, checkpoints.
 
 use super::checker::Checker;
-use crate::config::{Compression, Compute};
+use crate::config::Compression;
 use crate::plan::{Checkpoint, Comm, Layout, Overlap, Precision};
+use lockstep_types::Dtype;
 
 /// It becomes a folder.
 pub(super) fn name(checker: &mut Checker) -> String {
@@ -21,7 +22,7 @@ pub(super) fn precision(checker: &mut Checker) -> Precision {
         gradients: typed.gradients.unwrap_or_default(),
     };
     let compression = checker.config.comm.compression.unwrap_or_default();
-    if precision.gradients == Compute::Bf16 && compression != Compression::None {
+    if precision.gradients == Dtype::Bf16 && compression != Compression::None {
         let message =
             format!("compression={compression} is of gradients in f32, but gradients=bf16");
         let suggestion = "leave one of them out: in bf16 they travel in two bytes as it is";

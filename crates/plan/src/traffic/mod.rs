@@ -18,6 +18,7 @@
 mod passes;
 mod states;
 
+pub use lockstep_types::Collective;
 pub use passes::FEW_ROWS;
 
 use crate::mesh::{GroupKind, Mesh};
@@ -42,20 +43,6 @@ pub struct Exchange {
     pub phase: Phase,
     /// In one optimizer step.
     pub times: usize,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Collective {
-    AllReduce,
-    AllGather,
-    ReduceScatter,
-    /// Equal parts.
-    AllToAll,
-    /// Parts that depend on the data; counted as if they were equal.
-    AllToAllV,
-    /// To one other rank.
-    Send,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -97,7 +97,7 @@ impl<'a> Passes<'a> {
     /// A message to the next stage or the one before.
     pub fn pass_on(&self, list: &mut List) {
         let cut = if self.plan.layout.sequence { self.plan.layout.tensor } else { 1 };
-        list.add(GroupKind::Pipe, Collective::Send, self.stream() / cut, self.bytes);
+        list.add(GroupKind::Pipe, Collective::SendRecv, self.stream() / cut, self.bytes);
     }
 
     /// The stream of all tokens.
@@ -141,7 +141,7 @@ impl<'a> Passes<'a> {
     fn pass_rows(&self, list: &mut List) {
         let ranks = list.size(GroupKind::Tensor);
         for _ in 1..ranks {
-            list.add(GroupKind::Tensor, Collective::Send, self.stream() / ranks, self.bytes);
+            list.add(GroupKind::Tensor, Collective::SendRecv, self.stream() / ranks, self.bytes);
         }
     }
 
@@ -220,7 +220,7 @@ impl<'a> Passes<'a> {
         let (ring, (_, keys)) = (context / ulysses, self.dealt());
         let count = ulysses * self.tokens * 2 * keys * self.shape.head_dim;
         for _ in 1..ring {
-            list.add_among(Some(GroupKind::Context), ring, Collective::Send, count, width);
+            list.add_among(Some(GroupKind::Context), ring, Collective::SendRecv, count, width);
         }
     }
 }

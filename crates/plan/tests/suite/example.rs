@@ -4,7 +4,7 @@ use lockstep_plan::context::ContextKind;
 use lockstep_plan::model::{Balance, Family};
 use lockstep_plan::schedule::ScheduleKind;
 use lockstep_plan::{
-    Compression, Compute, Config, Environment, Layout, Mesh, Plan, Recompute, Source,
+    Compression, Config, Dtype, Environment, Layout, Mesh, Plan, Recompute, Source,
 };
 
 const EXAMPLE: &str = r#"

@@ -3,20 +3,20 @@
 //! as it did. What makes no physical sense is refused.
 
 use lockstep_plan::model::Family;
-use lockstep_plan::{Compute, Plan};
+use lockstep_plan::{Dtype, Plan};
 use serde::{Deserialize, Serialize};
 
 use super::least;
 use crate::case::Case;
 use crate::cluster::{Cluster, Curve, Efficiency, MatmulOverhead, MatmulOverheads};
-use crate::compute::{ByClass, OpClass};
+use crate::compute::{ByClass, OpClass, same_in_all_families};
 use crate::estimate::{Options, estimate};
 
 /// A multiply of (m, k) by (k, n), by itself.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct MeasuredMatmul {
     pub dims: [usize; 3],
-    pub compute: Compute,
+    pub compute: Dtype,
     /// Added to what is there in f32: the gradient of a weight.
     pub sums: bool,
     pub seconds: f64,
@@ -92,7 +92,7 @@ fn fit_multiplies(
     let stream = cluster.shared(plan.ranks, plan.train.threads).accelerator.stream_rate();
     let share = cluster.share(plan.ranks, plan.train.threads);
     let (mut off, mut parts) = (0.0, Vec::new());
-    for compute in [Compute::F32, Compute::Bf16] {
+    for compute in [Dtype::F32, Dtype::Bf16] {
         let of_type = multiplies.iter().filter(|multiply| multiply.compute == compute);
         let rows: Vec<([f64; 4], f64)> =
             of_type.map(|multiply| (multiply.work(stream), multiply.seconds)).collect();
@@ -103,8 +103,8 @@ fn fit_multiplies(
         let told = |work: &[f64; 4]| work.iter().zip(found).map(|(x, w)| x * w).sum::<f64>();
         off += rows.iter().map(|(work, measured)| (told(work) / measured - 1.0).abs()).sum::<f64>();
         let peak = match compute {
-            Compute::F32 => &mut cluster.accelerator.peak.f32,
-            Compute::Bf16 => &mut cluster.accelerator.peak.bf16,
+            Dtype::F32 => &mut cluster.accelerator.peak.f32,
+            _ => &mut cluster.accelerator.peak.bf16,
         };
         *peak = 1e-12 / plain / share;
         let passes = (passing > 0.0).then_some(1.0 / passing);
@@ -208,14 +208,14 @@ const SAME_SIZE: f64 = 1.5;
 fn paced(neutral: &Cluster, steps: &[&Seen], together: RankSkew) -> Result<Cluster, String> {
     let mut cluster = neutral.clone();
     let mut efficiency = Efficiency::default();
-    for compute in [Compute::F32, Compute::Bf16] {
+    for compute in [Dtype::F32, Dtype::Bf16] {
         for kind in OpClass::ALL {
             let mut reached = Vec::new();
             for seen in steps.iter().filter(|seen| seen.spent.plan.precision.compute == compute) {
                 reached.extend(seen.reached(kind)?);
             }
             for family in [Family::Gpt2, Family::Llama] {
-                let own = |of: &&Reached| kind.same_in_all() || of.family == family;
+                let own = |of: &&Reached| same_in_all_families(kind) || of.family == family;
                 let own = reached.iter().filter(own).copied().collect();
                 *efficiency.of_mut(compute, family).of_mut(kind) = joined(own);
             }

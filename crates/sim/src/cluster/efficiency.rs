@@ -1,7 +1,7 @@
 //! What was measured of a device in steps of training, kind by kind: where computing is done by the cores of a host,
 //! an exponential or a sum over rows takes longer than the memory does. Knows nothing of plans.
 
-use lockstep_plan::Compute;
+use lockstep_plan::Dtype;
 use lockstep_plan::model::Family;
 use serde::{Deserialize, Serialize};
 
@@ -47,10 +47,10 @@ pub struct OpCurves {
 pub struct Curve(pub Vec<(f64, f64)>);
 
 impl Efficiency {
-    pub fn of(&self, compute: Compute, family: Family) -> &OpCurves {
+    pub fn of(&self, compute: Dtype, family: Family) -> &OpCurves {
         let families = match compute {
-            Compute::F32 => &self.f32,
-            Compute::Bf16 => &self.bf16,
+            Dtype::F32 => &self.f32,
+            _ => &self.bf16,
         };
         match family {
             Family::Gpt2 => &families.gpt2,
@@ -58,10 +58,10 @@ impl Efficiency {
         }
     }
 
-    pub fn of_mut(&mut self, compute: Compute, family: Family) -> &mut OpCurves {
+    pub fn of_mut(&mut self, compute: Dtype, family: Family) -> &mut OpCurves {
         let families = match compute {
-            Compute::F32 => &mut self.f32,
-            Compute::Bf16 => &mut self.bf16,
+            Dtype::F32 => &mut self.f32,
+            _ => &mut self.bf16,
         };
         match family {
             Family::Gpt2 => &mut families.gpt2,

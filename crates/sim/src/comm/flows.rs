@@ -34,7 +34,7 @@ impl Flow {
         let n = self.members as f64;
         let share = match self.collective {
             Collective::AllReduce => 2.0 * (n - 1.0) / n,
-            Collective::Send => 1.0,
+            Collective::SendRecv => 1.0,
             _ => (n - 1.0) / n,
         };
         self.times * share * self.bytes

@@ -7,7 +7,7 @@ pub use exact::traffic;
 pub use flows::Flow;
 pub(crate) use flows::Flows;
 
-use lockstep_comm::{Constants, Kind, LinkCost, Shape, choose, price};
+use lockstep_comm::{Constants, LinkCost, Shape, choose, price};
 use lockstep_plan::Collective;
 
 use crate::cluster::{Cluster, Engine};
@@ -45,7 +45,7 @@ pub fn seconds(
         return 0.0;
     }
     match (cluster.engine, collective) {
-        (_, Collective::Send) => sent(cluster, spread, bytes),
+        (_, Collective::SendRecv) => sent(cluster, spread, bytes),
         (Engine::Lockstep, _) => by_comm(cluster, spread, collective, bytes),
         (Engine::Nccl, Collective::AllToAll | Collective::AllToAllV) => {
             dealt(cluster, spread, bytes)
@@ -121,10 +121,8 @@ fn by_comm(cluster: &Cluster, spread: GroupPlacement, collective: Collective, by
     let hosts: Vec<usize> =
         (0..spread.members).map(|member| member * spread.stride / cluster.per_host).collect();
     let kind = match collective {
-        Collective::AllReduce => Kind::AllReduce,
-        Collective::AllGather => Kind::AllGather,
-        Collective::ReduceScatter => Kind::ReduceScatter,
-        Collective::AllToAll | Collective::AllToAllV | Collective::Send => Kind::AllToAll,
+        Collective::AllToAllV | Collective::SendRecv => Collective::AllToAll,
+        collective => collective,
     };
     let shape = Shape { kind, count: bytes.ceil() as usize, width: 1, root: 0, hosts: &hosts };
     price(&shape, choose(&shape, &constants), &constants)

@@ -8,7 +8,7 @@ mod layer;
 mod matmul;
 
 pub(crate) use attention::attention;
-pub use class::{ByClass, OpClass};
+pub use class::{ByClass, OpClass, same_in_all_families};
 pub(crate) use ends::{embed, head, optimizer};
 pub(crate) use layer::layer;
 pub use matmul::{grouped, matmul};

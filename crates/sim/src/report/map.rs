@@ -45,7 +45,7 @@ fn targets(mesh: &Mesh, flow: &Flow, rank: usize) -> Vec<usize> {
             kind.iter().copied().filter(|member| *member != rank).collect()
         }
         // A stage gives forward to the next and backward to the one before; its ends give to nobody.
-        Collective::Send if of_flow == GroupKind::Pipe => {
+        Collective::SendRecv if of_flow == GroupKind::Pipe => {
             let next = match flow.phase {
                 lockstep_plan::Phase::Forward => at.checked_add(1),
                 _ => at.checked_sub(1),

@@ -155,16 +155,6 @@ pub(crate) fn group_name(kind: Option<GroupKind>) -> &'static str {
     kind.map_or("all ranks", GroupKind::name)
 }
 
-pub(crate) fn collective_name(collective: Collective) -> &'static str {
-    match collective {
-        Collective::AllReduce => "all-reduce",
-        Collective::AllGather => "all-gather",
-        Collective::ReduceScatter => "reduce-scatter",
-        Collective::AllToAll | Collective::AllToAllV => "all-to-all",
-        Collective::Send => "send",
-    }
-}
-
 pub(crate) fn phase_name(phase: Phase) -> &'static str {
     match phase {
         Phase::Forward => "forward",

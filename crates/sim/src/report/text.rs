@@ -2,9 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{
-    bytes_text, collective_name, group_name, headline, lines, phase_name, time_text, timeline,
-};
+use super::{bytes_text, group_name, headline, lines, phase_name, time_text, timeline};
 use crate::advice::LadderStep;
 use crate::cluster::GIB;
 use crate::search::{Proposal, Reason, layout_words, parts};
@@ -116,7 +114,7 @@ fn traffic_table(proposal: &Proposal, cluster: &Cluster) -> String {
             group_name(flow.kind),
             flow.members,
             cluster.links[flow.link].name,
-            collective_name(flow.collective),
+            flow.collective.name(),
             phase_name(flow.phase),
             flow.times,
             bytes_text(flow.bytes),

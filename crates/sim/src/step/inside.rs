@@ -124,11 +124,11 @@ impl Inside {
                 GroupKind::Context,
                 crate::GroupPlacement { members: ranks / ulysses, stride: all.stride * ulysses },
             );
-            let there = flows.add(kind, Collective::Send, Phase::Forward, keys, rounds * times);
+            let there = flows.add(kind, Collective::SendRecv, Phase::Forward, keys, rounds * times);
             // Keys and values once more, and their gradients in f32 with them.
             let back = flows.add(
                 kind,
-                Collective::Send,
+                Collective::SendRecv,
                 Phase::Backward,
                 keys * (1.0 + 4.0 / case.width),
                 (rounds + again * rounds) * times,

@@ -74,9 +74,9 @@ fn send(case: &Case, flows: &mut Flows) -> f64 {
     let times = (case.micros() * case.layout().chunks) as f64;
     let kind = (GroupKind::Pipe, case.pipeline());
     // The first rank has nobody to give its first stage's gradient to.
-    let message = flows.add(kind, Collective::Send, Phase::Forward, bytes, times);
+    let message = flows.add(kind, Collective::SendRecv, Phase::Forward, bytes, times);
     let back = times - case.micros() as f64;
-    flows.add(kind, Collective::Send, Phase::Backward, bytes, back);
+    flows.add(kind, Collective::SendRecv, Phase::Backward, bytes, back);
     // What was cut for the way is put together behind it, unless it stays cut.
     let together = case.software().pipe_cut && !case.layout().sequence;
     let whole = if together { bytes * case.mesh.tensor as f64 } else { 0.0 };

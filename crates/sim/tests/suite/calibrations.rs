@@ -2,7 +2,7 @@
 
 use crate::tables::plan;
 use lockstep_plan::model::Family;
-use lockstep_plan::{Compute, Plan};
+use lockstep_plan::{Dtype, Plan};
 use lockstep_sim::{
     Cluster, Curve, Efficiency, MatmulOverhead, MatmulOverheads, MeasuredMatmul, MeasuredStep,
     OpClass, OpCurves, Options, RankSkew, estimate, fit, matmul,
@@ -29,7 +29,7 @@ fn made_up(ranks: usize) -> Cluster {
     shape.overheads =
         Some(MatmulOverheads { f32: part, bf16: MatmulOverhead { accumulate: 0.7, ..part } });
     let mut efficiency = Efficiency::default();
-    for compute in [Compute::F32, Compute::Bf16] {
+    for compute in [Dtype::F32, Dtype::Bf16] {
         for family in [Family::Gpt2, Family::Llama] {
             *efficiency.of_mut(compute, family) = curves();
         }
@@ -87,8 +87,7 @@ fn multiplies(cluster: &Cluster, ranks: usize) -> Vec<MeasuredMatmul> {
     let share = 1.0 / ranks as f64;
     for dims in [[512, 64, 192], [1024, 128, 128], [512, 512, 512], [256, 2048, 512]] {
         for sums in [false, true] {
-            for (compute, peak) in
-                [(Compute::F32, device.peak.f32), (Compute::Bf16, device.peak.bf16)]
+            for (compute, peak) in [(Dtype::F32, device.peak.f32), (Dtype::Bf16, device.peak.bf16)]
             {
                 let rate = 1e12 * peak * share;
                 let width = compute.bytes() as f64;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use lockstep_comm::{Algo, Group, Kind, Options, Shape, Traffic, on_threads_with, sent};
+use lockstep_comm::{Algo, Group, Options, Shape, Traffic, on_threads_with, sent};
 use lockstep_kernels::Device;
 use lockstep_plan::{Collective, Exchange, GroupKind, Plan, traffic, traffic_of_step};
 use lockstep_trainer::Rank;
@@ -53,13 +53,13 @@ fn planned(plan: &Plan, rank: usize, of: impl Fn(&Exchange, usize) -> Traffic) -
 }
 
 /// What an exchange is in the terms of `comm`; none is a message to one other rank.
-pub fn kind(collective: Collective) -> Option<Kind> {
+pub fn kind(collective: Collective) -> Option<Collective> {
     match collective {
-        Collective::AllReduce => Some(Kind::AllReduce),
-        Collective::AllGather => Some(Kind::AllGather),
-        Collective::ReduceScatter => Some(Kind::ReduceScatter),
-        Collective::AllToAll | Collective::AllToAllV => Some(Kind::AllToAll),
-        Collective::Send => None,
+        Collective::AllReduce => Some(Collective::AllReduce),
+        Collective::AllGather => Some(Collective::AllGather),
+        Collective::ReduceScatter => Some(Collective::ReduceScatter),
+        Collective::AllToAll | Collective::AllToAllV => Some(Collective::AllToAll),
+        _ => None,
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use lockstep_comm::{Op, World};
 use lockstep_kernels::{Device, Dtype, Matmul, Operation, Tag, Tensor};
-use lockstep_plan::Compute;
+use lockstep_plan::Dtype;
 use lockstep_sim::{MeasuredMatmul, OpClass, RankSkew};
 use lockstep_trainer::Rank;
 use serde::{Deserialize, Serialize};
@@ -71,7 +71,7 @@ pub fn run(world: &World, out: &Path) -> anyhow::Result<()> {
         *seconds = copied(world, &device, bytes)?;
     }
     for [tokens, inputs, outputs] in LAYERS {
-        for compute in [Compute::F32, Compute::Bf16] {
+        for compute in [Dtype::F32, Dtype::Bf16] {
             // The output of a layer, and the gradient of its weight.
             let dims = [[tokens, inputs, outputs], [outputs, tokens, inputs]];
             for (dims, sums) in dims.into_iter().zip([false, true]) {
@@ -111,14 +111,14 @@ fn multiplied(
     what: MeasuredMatmul,
 ) -> anyhow::Result<MeasuredMatmul> {
     let MeasuredMatmul { dims: [m, k, n], compute, sums, .. } = what;
-    let dtype = if compute == Compute::F32 { Dtype::F32 } else { Dtype::Bf16 };
+    let dtype = if compute == Dtype::F32 { Dtype::F32 } else { Dtype::Bf16 };
     let tensor = |rows, cols, dtype| device.zeros(rows, cols, dtype, Tag::Buffers);
     let (a, b, mut out): (Tensor, Tensor, Tensor) = match sums {
         false => (tensor(m, k, dtype), tensor(n, k, dtype), tensor(m, n, dtype)),
         true => (tensor(k, m, dtype), tensor(k, n, dtype), tensor(m, n, Dtype::F32)),
     };
     // So many that ranks which take turns on a core have all had theirs.
-    let enough = if compute == Compute::F32 { 2e9 } else { 8e9 };
+    let enough = if compute == Dtype::F32 { 2e9 } else { 8e9 };
     let times = (enough / (2 * m * k * n) as f64) as usize;
     let mut multiply = || {
         let (a, b) = (a.view(), b.view());
@@ -145,7 +145,7 @@ fn trained(
         let stepped = rank.step(&reference.file.source, number)?;
         device.meter().switch(false);
         let (step, all) = (stepped.time.as_secs_f64(), stepped.exchange.as_secs_f64());
-        let by = operations().map(|operation| device.meter().spent(operation).as_secs_f64());
+        let by = OpClass::ALL.map(|operation| device.meter().spent(operation).as_secs_f64());
         let rest = (step - all - by.iter().sum::<f64>()).max(0.0);
         if number <= WARM {
             continue;

@@ -125,7 +125,7 @@ pub(crate) fn barrier(lane: &mut Lane) -> Result<()> {
 }
 
 fn slices(lane: &Lane, bytes: usize, fold: &Fold) -> Cut {
-    let width = fold.dtype.size();
+    let width = fold.dtype.bytes();
     Cut { count: bytes / width, parts: lane.stages.members(), width }
 }
 

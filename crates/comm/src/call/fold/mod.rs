@@ -3,8 +3,8 @@
 
 mod number;
 
-use crate::call::element::DType;
 use half::{bf16, f16};
+use lockstep_types::Dtype;
 use number::{Add, Arithmetic, Binary, Greatest, Least, Number, Times};
 
 /// How contributions are combined. Integers wrap around; `Mean` of integers truncates;
@@ -41,7 +41,7 @@ impl Op {
 /// A reduction of one element type over `ranks` contributions.
 #[derive(Clone, Copy, Debug)]
 pub struct Fold {
-    pub dtype: DType,
+    pub dtype: Dtype,
     pub op: Op,
     /// How many contributions the finished value has; only `Mean` asks.
     pub ranks: usize,
@@ -87,13 +87,14 @@ impl Fold {
         // SAFETY: the caller's promise is passed on; the types match `dtype`.
         unsafe {
             match self.dtype {
-                DType::F32 => job.dispatch::<f32>(self.op),
-                DType::F64 => job.dispatch::<f64>(self.op),
-                DType::F16 => job.dispatch::<f16>(self.op),
-                DType::Bf16 => job.dispatch::<bf16>(self.op),
-                DType::I32 => job.dispatch::<i32>(self.op),
-                DType::I64 => job.dispatch::<i64>(self.op),
-                DType::U8 => job.dispatch::<u8>(self.op),
+                Dtype::F32 => job.dispatch::<f32>(self.op),
+                Dtype::F64 => job.dispatch::<f64>(self.op),
+                Dtype::F16 => job.dispatch::<f16>(self.op),
+                Dtype::Bf16 => job.dispatch::<bf16>(self.op),
+                Dtype::I32 => job.dispatch::<i32>(self.op),
+                Dtype::I64 => job.dispatch::<i64>(self.op),
+                Dtype::U8 => job.dispatch::<u8>(self.op),
+                Dtype::U32 => job.dispatch::<u32>(self.op),
             }
         }
     }
@@ -194,7 +195,7 @@ impl Job<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::call::element::{Element, bytes_of, bytes_of_mut};
+    use lockstep_types::{Element, bytes_of, bytes_of_mut};
 
     fn fold<T: Element>(op: Op, a: &[T], b: &[T]) -> Vec<T> {
         let mut acc = a.to_vec();
@@ -226,7 +227,7 @@ mod tests {
         let one = bf16::from_f32(1.0);
         let tiny = bf16::from_f32(1.0 / 256.0);
         // Each tiny step alone would be rounded away; their sum is not.
-        let fold = Fold { dtype: DType::Bf16, op: Op::Sum, ranks: 3 };
+        let fold = Fold { dtype: Dtype::Bf16, op: Op::Sum, ranks: 3 };
         let mut out = [bf16::default()];
         let (a, b, c) = ([one], [tiny], [tiny]);
         // SAFETY: live arrays of one element each.
@@ -249,7 +250,7 @@ mod tests {
             let before = memory;
             let at: Vec<*mut u8> = memory.iter_mut().map(|m| m.as_mut_ptr().cast()).collect();
             let to: Vec<*mut u8> = (0..4).filter(|i| choice >> i & 1 == 1).map(|i| at[i]).collect();
-            let mean = Fold { dtype: DType::F32, op: Op::Mean, ranks: 2 };
+            let mean = Fold { dtype: Dtype::F32, op: Op::Mean, ranks: 2 };
             // SAFETY: live arrays of twelve bytes.
             unsafe { mean.combine(&[at[0], at[1]], &to, 12, true) };
             for i in 0..4 {

@@ -1,9 +1,9 @@
 //! The numbers of a fold: what each element type is accumulated in, and the loops over two sources.
 
 use super::Job;
-use crate::call::element::Element;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+use lockstep_types::Element;
 
 /// An element type and the type it is accumulated in: half precisions add up in f32 and are
 /// rounded once per fold.
@@ -53,7 +53,7 @@ macro_rules! plain_numbers {
         }
     )*};
 }
-plain_numbers!(f32, f64, i32, i64, u8);
+plain_numbers!(f32, f64, i32, i64, u8, u32);
 
 /// Two sources, element by element. Which of the buffers are the same memory is found out first, so
 /// that the loops over what is left apart vectorise. Gives up, having done nothing, on more
@@ -207,7 +207,7 @@ macro_rules! integers {
         }
     )*};
 }
-integers!(i32, i64, u8);
+integers!(i32, i64, u8, u32);
 
 pub(super) trait Binary {
     fn of<A: Arithmetic>(a: A, b: A) -> A;

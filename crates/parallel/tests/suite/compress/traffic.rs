@@ -3,13 +3,13 @@
 
 use super::*;
 use lockstep_comm::{
-    Algo, Group, Kind, LocalLinks, Options, Shape, choose, on_threads_with, sent_if, share,
+    Algo, Collective, Group, LocalLinks, Options, Shape, choose, on_threads_with, sent_if, share,
 };
 use lockstep_kernels::reference::largest;
 use lockstep_launch::{LaunchSpec, Show, identity, launch};
 use lockstep_parallel::compress::{exchanges, sent};
 
-const KINDS: [Kind; 2] = [Kind::AllReduce, Kind::ReduceScatter];
+const KINDS: [Collective; 2] = [Collective::AllReduce, Collective::ReduceScatter];
 
 const ALL: [Compression; 5] = [
     Compression::None,
@@ -20,13 +20,13 @@ const ALL: [Compression; 5] = [
 ];
 
 /// Bytes that this rank sends in one step.
-fn really_sent(world: &World, how: Compression, kind: Kind, len: usize) -> u64 {
+fn really_sent(world: &World, how: Compression, kind: Collective, len: usize) -> u64 {
     let mut compressor = compressor(how, len, world);
     let mut gradient = gradient(len, world.rank(), 0);
     let mut output = vec![0f32; share(len, world.size(), world.rank()).len()];
     let before = world.traffic().bytes;
     match kind {
-        Kind::AllReduce => compressor.all_reduce(world, &mut gradient),
+        Collective::AllReduce => compressor.all_reduce(world, &mut gradient),
         _ => compressor.reduce_scatter(world, &gradient, &mut output),
     }
     .unwrap();
@@ -34,7 +34,7 @@ fn really_sent(world: &World, how: Compression, kind: Kind, len: usize) -> u64 {
 }
 
 /// What the collectives of a step should send, each as the group would choose it.
-fn by_exchange(group: &Group, how: Compression, kind: Kind, len: usize) -> Option<u64> {
+fn by_exchange(group: &Group, how: Compression, kind: Collective, len: usize) -> Option<u64> {
     let of = |exchange: lockstep_parallel::compress::Exchange| {
         let (kind, count, width) = (exchange.kind, exchange.count, exchange.width);
         let shape = Shape { kind, count, width, root: 0, hosts: group.hosts() };
@@ -115,7 +115,7 @@ fn hosts_send_as_priced() {
                         }
                     }
                     // Two hosts have nobody to pass things on to: every algorithm sends the same.
-                    if ranks == 2 && how != Compression::None && kind == Kind::AllReduce {
+                    if ranks == 2 && how != Compression::None && kind == Collective::AllReduce {
                         assert_eq!(really, sent(how, kind, len, ranks, world.rank()), "{at}");
                     }
                 }
@@ -138,13 +138,13 @@ fn the_price_is_the_closed_form() {
                     (Compression::F16, 2 * n + scales),
                     (Compression::Int8, n + scales),
                 ] {
-                    assert_eq!(of(how, Kind::AllReduce), 2 * (p - 1) * bytes, "{how} on {p}");
-                    assert_eq!(of(how, Kind::ReduceScatter), (p - 1) * bytes, "{how} on {p}");
+                    assert_eq!(of(how, Collective::AllReduce), 2 * (p - 1) * bytes, "{how} on {p}");
+                    assert_eq!(of(how, Collective::ReduceScatter), (p - 1) * bytes, "{how} on {p}");
                 }
                 let largest = Compression::TopK(0.01);
-                assert_eq!(of(largest, Kind::AllReduce), (p - 1) * 8 * k);
+                assert_eq!(of(largest, Collective::AllReduce), (p - 1) * 8 * k);
                 let most = if p == 1 { 0 } else { 8 * (p - 1) + 8 * k };
-                assert_eq!(of(largest, Kind::ReduceScatter), most);
+                assert_eq!(of(largest, Collective::ReduceScatter), most);
             }
         }
     }

@@ -6,7 +6,7 @@ mod pipeline;
 
 use std::fmt::Write;
 
-use super::{bytes_text, collective_name, group_name, headline, phase_name, time_text};
+use super::{bytes_text, group_name, headline, phase_name, time_text};
 use crate::search::{Proposal, layout_words, limit, parts};
 use crate::{Cluster, Flow};
 
@@ -115,7 +115,7 @@ fn traffic(proposal: &Proposal, cluster: &Cluster) -> String {
             group_name(flow.kind),
             flow.members,
             escape(&cluster.links[flow.link].name),
-            collective_name(flow.collective),
+            flow.collective.name(),
             phase_name(flow.phase),
             flow.times,
             bytes_text(flow.bytes),
