@@ -2,7 +2,7 @@
 
 use crate::errors::mean_error;
 use crate::tables::{plan, read};
-use lockstep_comm::{Algo, Constants, Kind, LinkCost, Shape, choose, price, sent};
+use lockstep_comm::{Algo, Constants, LinkCost, Shape, choose, price, sent};
 use lockstep_plan::{Collective, Phase};
 use lockstep_sim::{
     Cluster, Flow, GroupPlacement, Options, calibrate, collective_seconds, estimate,
@@ -79,10 +79,10 @@ fn lockstep_engines_cost_what_comm_says() {
         remote: LinkCost { latency: 20e-6, bandwidth: 1.1e9 },
     };
     let kinds = [
-        (Collective::AllReduce, Kind::AllReduce),
-        (Collective::AllGather, Kind::AllGather),
-        (Collective::ReduceScatter, Kind::ReduceScatter),
-        (Collective::AllToAll, Kind::AllToAll),
+        (Collective::AllReduce, Collective::AllReduce),
+        (Collective::AllGather, Collective::AllGather),
+        (Collective::ReduceScatter, Collective::ReduceScatter),
+        (Collective::AllToAll, Collective::AllToAll),
     ];
     for members in [2, 3, 4, 8] {
         for stride in [1, 4] {
@@ -112,9 +112,9 @@ fn lockstep_engines_cost_what_comm_says() {
 fn flows_send_what_rings_send() {
     let hosts: Vec<usize> = (0..8).collect();
     for (collective, kind) in [
-        (Collective::AllReduce, Kind::AllReduce),
-        (Collective::AllGather, Kind::AllGather),
-        (Collective::ReduceScatter, Kind::ReduceScatter),
+        (Collective::AllReduce, Collective::AllReduce),
+        (Collective::AllGather, Collective::AllGather),
+        (Collective::ReduceScatter, Collective::ReduceScatter),
     ] {
         let shape = Shape { kind, count: 8 << 10, width: 1, root: 0, hosts: &hosts };
         let flow = Flow {
