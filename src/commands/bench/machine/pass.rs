@@ -5,9 +5,8 @@ use std::path::Path;
 use std::time::Instant;
 
 use lockstep_comm::{Op, World};
-use lockstep_kernels::{Device, Dtype, Matmul, Operation, Tag, Tensor};
-use lockstep_plan::Dtype;
-use lockstep_sim::{MeasuredMatmul, OpClass, RankSkew};
+use lockstep_kernels::{Device, Dtype, Matmul, OpClass, Tag, Tensor};
+use lockstep_sim::{MeasuredMatmul, RankSkew};
 use lockstep_trainer::Rank;
 use serde::{Deserialize, Serialize};
 
@@ -111,7 +110,7 @@ fn multiplied(
     what: MeasuredMatmul,
 ) -> anyhow::Result<MeasuredMatmul> {
     let MeasuredMatmul { dims: [m, k, n], compute, sums, .. } = what;
-    let dtype = if compute == Dtype::F32 { Dtype::F32 } else { Dtype::Bf16 };
+    let dtype = compute;
     let tensor = |rows, cols, dtype| device.zeros(rows, cols, dtype, Tag::Buffers);
     let (a, b, mut out): (Tensor, Tensor, Tensor) = match sums {
         false => (tensor(m, k, dtype), tensor(n, k, dtype), tensor(m, n, dtype)),
@@ -183,22 +182,6 @@ impl Row {
     pub fn of([step, exchange, waiting, rest, by @ ..]: [f64; 4 + OpClass::ALL.len()]) -> Row {
         Row { step, exchange, waiting, rest, by }
     }
-}
-
-/// The operations that a meter knows, in the order of the kinds.
-fn operations() -> [Operation; OpClass::ALL.len()] {
-    OpClass::ALL.map(|kind| match kind {
-        OpClass::Matmul => Operation::Matmul,
-        OpClass::Attention => Operation::Attention,
-        OpClass::Rope => Operation::Rope,
-        OpClass::Norm => Operation::Norm,
-        OpClass::Activation => Operation::Activation,
-        OpClass::Embedding => Operation::Embedding,
-        OpClass::Loss => Operation::Loss,
-        OpClass::Optimizer => Operation::Optimizer,
-        OpClass::Routing => Operation::Routing,
-        OpClass::Elementwise => Operation::Elementwise,
-    })
 }
 
 /// Seconds of an act, of which all ranks begin so many at once after one that warms up: the mean over them.
