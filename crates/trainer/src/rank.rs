@@ -98,7 +98,7 @@ impl<'a> Rank<'a> {
         let overlap = plan.comm.overlap.data && groups.mesh.replicas() > 1;
         let weights = weights.ahead(overlap).keep_gathered(plan.layout.keep_gathered);
         let bucket_bytes = plan.comm.bucket_bytes;
-        let gradient_dtype = of(plan.precision.gradients);
+        let gradient_dtype = plan.precision.gradients;
         let gradients = Gradients::new(&model.part, plan.layout.zero, bucket_bytes, gradient_dtype);
         let mixed = plan.layout.pipe > 1 && plan.layout.schedule.splits();
         let mut reduction = Reduction::new(overlap, plan.comm.compression);

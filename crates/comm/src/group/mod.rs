@@ -291,7 +291,7 @@ impl Group {
         }
     }
 
-    pub(crate) fn send_bytes(&self, dtype: DType, bytes: &[u8], to: usize) -> Result<()> {
+    pub(crate) fn send_bytes(&self, dtype: Dtype, bytes: &[u8], to: usize) -> Result<()> {
         let (inner, track) = (&self.inner, &self.inner.messages.to[to]);
         let patience = self.patience(track.in_background());
         track.run(|number, end| {
@@ -302,7 +302,7 @@ impl Group {
         })
     }
 
-    pub(crate) fn receive_bytes(&self, dtype: DType, bytes: &mut [u8], from: usize) -> Result<()> {
+    pub(crate) fn receive_bytes(&self, dtype: Dtype, bytes: &mut [u8], from: usize) -> Result<()> {
         let (inner, track) = (&self.inner, &self.inner.messages.from[from]);
         let patience = self.patience(track.in_background());
         track.run(|number, end| {

@@ -2,11 +2,11 @@
 //! group's communication thread while the caller computes, and returns them from `wait`. Many calls may be in
 //! flight at a time; the calls of one group run in the order in which they were started.
 
-use crate::call::element::Element;
 use crate::call::error::Result;
 use crate::call::fold::Op;
 use crate::group::Group;
 use crate::group::track::Pending;
+use lockstep_types::Element;
 
 /// A buffer that can be moved into a started call: a `Vec`, a box, a `Symmetric`.
 pub trait Buffer<T: Element>: AsRef<[T]> + AsMut<[T]> + Send + 'static {}

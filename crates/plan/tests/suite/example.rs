@@ -53,7 +53,7 @@ fn means_what_it_says() {
         (4, 16, 32 * 128)
     );
     assert_eq!((plan.ranks, plan.layout.data, plan.layout.recompute), (2, 2, Recompute::None));
-    assert_eq!((plan.precision.compute, plan.train.threads), (Compute::Bf16, 8));
+    assert_eq!((plan.precision.compute, plan.train.threads), (Dtype::Bf16, 8));
     assert_eq!((plan.comm.bucket_bytes, plan.comm.timeout_s), (25 << 20, 30.0));
     assert_eq!((plan.checkpoint.every, plan.checkpoint.keep), (100, 3));
     assert_eq!((plan.lr(100), plan.lr(1000)), (3e-4, 3e-4 / 10.0));
