@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use lockstep_comm::World;
 use lockstep_kernels::Tag;
-use lockstep_launch::{HOPELESS, STOPPED};
+use lockstep_launch::{EXIT_PERMANENT, EXIT_STOPPED};
 use lockstep_model::{Model, Sampling};
 use lockstep_plan::{Ledger, Plan};
 use lockstep_trainer::{self as trainer, Rank, Run, Wanted, Whole, dtype, load_whole};
@@ -147,10 +147,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Ok(())
     });
     match ended {
-        Ok(_) if stopped.into_inner() => Ok(ExitCode::from(STOPPED as u8)),
+        Ok(_) if stopped.into_inner() => Ok(ExitCode::from(EXIT_STOPPED as u8)),
         Err(error) if world::is_launched() && is_hopeless(&error) => {
             complain!("error: {error:#}");
-            Ok(ExitCode::from(HOPELESS as u8))
+            Ok(ExitCode::from(EXIT_PERMANENT as u8))
         }
         ended => ended,
     }

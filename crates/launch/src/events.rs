@@ -1,56 +1,69 @@
-//! What a supervising launcher waits for, gathered in one channel: ends of ranks and signals to
-//! itself. Never acts on any of it.
+//! The events that a launcher waits for, in one channel: exits of ranks, signals to the launcher, orders from the
+//! coordinator. Never acts on them.
 
 use std::io::{self, PipeWriter};
 use std::net::TcpListener;
 use std::os::fd::AsRawFd;
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-use super::ending::Ending;
-use super::sys::{self, HeldSignals};
+use super::exit::Exit;
+use super::sys::{self, BlockedSignals};
 
 pub(crate) enum Event {
-    /// A rank of this node ended. It is not reaped yet.
-    Exited { generation: u32, local_rank: usize, ending: Ending, at: Instant },
-    /// Somebody signalled the launcher to end.
+    /// A rank of this node exited. It is not reaped yet.
+    Exited { generation: u32, local_rank: usize, exit: Exit, at: Instant },
+    /// The launcher received a signal that asks it to stop.
     Signalled(i32),
-    /// The job's captain has a word for this node.
-    Told(Order),
+    /// The coordinator of an elastic job sent an order.
+    Ordered(Order),
 }
 
-/// What the launcher of a node is told to do.
+/// An order from the coordinator to a node.
 pub(crate) enum Order {
-    /// Begin a generation.
-    Start(Share),
-    /// Have the ranks save and stop.
+    /// Start a generation.
+    Start(Assignment),
+    /// Ask the ranks to save and stop.
     Stop,
-    /// End the ranks: others have failed.
-    End,
-    /// The job is over, with this exit code and these words.
-    Bye { code: i32, text: String },
-    /// The captain is out of reach.
-    Lost,
+    /// Terminate the ranks, because others have failed.
+    Abort,
+    /// Exit with this code and message.
+    Finish { code: i32, text: String },
+    /// The connection to the coordinator is lost.
+    Disconnected,
 }
 
-/// A node's share of one generation.
+/// The ranks of one node in one generation.
 #[derive(Debug)]
-pub(crate) struct Share {
+pub(crate) struct Assignment {
     pub generation: u32,
     pub first_rank: usize,
-    /// Which of the node's places get a rank: as many ranks are started.
+    /// The node's slots that get a rank.
     pub slots: Vec<usize>,
-    /// Ranks of all nodes.
+    /// Number of ranks on all nodes.
     pub size: usize,
     pub node: usize,
     pub master_addr: String,
     pub master_port: u16,
-    /// The socket on which rank 0 awaits the others, if it is one of these.
+    /// The rendezvous socket, if rank 0 is on this node.
     pub listener: Option<TcpListener>,
 }
 
-/// Reports the child's end, from a thread of its own.
+/// Both ends of the launcher's event channel.
+pub(crate) struct Events {
+    pub sender: Sender<Event>,
+    pub receiver: Receiver<Event>,
+}
+
+impl Events {
+    pub fn new() -> Events {
+        let (sender, receiver) = mpsc::channel();
+        Events { sender, receiver }
+    }
+}
+
+/// Reports a child's exit, from a separate thread.
 pub(super) fn report_exit(
     pid: u32,
     generation: u32,
@@ -58,40 +71,40 @@ pub(super) fn report_exit(
     to: Sender<Event>,
 ) -> io::Result<()> {
     let wait = move || {
-        // It fails only for a child that was given up and reaped; then nobody listens any more.
-        if let Ok(ending) = sys::wait_without_reaping(pid) {
+        // It fails only for a child that was abandoned and reaped; then nobody receives events any more.
+        if let Ok(exit) = sys::wait_without_reaping(pid) {
             let at = Instant::now();
-            let _ = to.send(Event::Exited { generation, local_rank, ending, at });
+            let _ = to.send(Event::Exited { generation, local_rank, exit, at });
         }
     };
     thread::Builder::new().name("rank-waiter".into()).spawn(wait)?;
     Ok(())
 }
 
-/// Reports signals while it lives; they do their usual work again afterwards.
+/// Reports signals as events until dropped; then they have their usual effect again.
 pub(crate) struct SignalWatch {
-    _held: HeldSignals,
+    _blocked: BlockedSignals,
     stop: Option<PipeWriter>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl SignalWatch {
     pub fn start(to: Sender<Event>) -> io::Result<SignalWatch> {
-        let held = HeldSignals::hold()?;
-        let mut arrived = held.reader()?;
+        let blocked = BlockedSignals::block()?;
+        let mut pending = blocked.reader()?;
         let (stopped, stop) = io::pipe()?;
         let watch = move || {
-            let both = [Some(arrived.as_raw_fd()), Some(stopped.as_raw_fd())];
+            let both = [Some(pending.as_raw_fd()), Some(stopped.as_raw_fd())];
             // The other end of `stopped` closes when the watch is dropped.
             while let Ok([true, false]) = sys::wait_readable(both) {
-                match sys::read_signal(&mut arrived) {
+                match sys::read_signal(&mut pending) {
                     Ok(signal) => drop(to.send(Event::Signalled(signal))),
                     Err(_) => break,
                 }
             }
         };
         let thread = thread::Builder::new().name("signal-watch".into()).spawn(watch)?;
-        Ok(SignalWatch { _held: held, stop: Some(stop), thread: Some(thread) })
+        Ok(SignalWatch { _blocked: blocked, stop: Some(stop), thread: Some(thread) })
     }
 }
 

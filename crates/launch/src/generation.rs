@@ -1,249 +1,282 @@
-//! One generation of ranks: start them all, see them through to the end, and leave nobody behind.
-//! Never starts a second one; that is for `supervise` to decide.
+//! One generation of ranks: starts them, supervises them until all have exited, and cleans up. Whether another
+//! generation follows is decided by `supervise` or by the coordinator of an elastic job.
 
 use std::os::fd::AsRawFd;
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Sender};
 use std::time::{Duration, Instant};
 
-use super::ending::{self, Ending, Exit, HOPELESS};
-use super::events::{self, Event, Order, Share};
+use lockstep_comm::{Identity, Launcher, TokenSource};
+
+use super::events::{self, Assignment, Event, Events, Order};
+use super::exit::{self, EXIT_PERMANENT, Exit, RankExit};
 use super::output;
 use super::rank::RankProcess;
 use super::spec::{Failure, LaunchError, LaunchSpec};
-use lockstep_comm::{Identity, Launcher, TokenSource};
 
-/// When one rank failed the others are about to fail over it, and say so better than SIGTERM could.
-const TO_REPORT: Duration = Duration::from_secs(2);
-/// For the kernel to carry out SIGKILL.
-const TO_DIE: Duration = Duration::from_secs(5);
-/// For output still in the pipes; longer only if a descendant left the group and holds them open.
-const TO_DRAIN: Duration = Duration::from_secs(1);
+/// Time for the kernel to carry out SIGKILL.
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time to read what is left in the pipes. It takes this long only if a descendant left the process group and keeps a
+/// pipe open.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-pub(crate) struct Ended {
+pub(crate) struct GenerationResult {
     pub failure: Option<Failure>,
+    /// The first signal that asked the launcher to stop.
     pub interrupted: Option<i32>,
-    /// How each of the node's ranks ended, as far as they did.
-    pub endings: Vec<Ending>,
-    /// What the captain said that is not for a generation to heed.
-    pub later: Vec<Order>,
+    /// Exits of the node's ranks. Ranks that hang in the kernel have none.
+    pub exits: Vec<Exit>,
+    /// Orders that arrived during the generation and concern what follows it.
+    pub deferred: Vec<Order>,
 }
 
-impl Ended {
-    /// Every rank came to its own end.
-    pub fn done(&self) -> bool {
-        self.endings.iter().all(|ending| ending.is_success())
+impl GenerationResult {
+    pub fn is_success(&self) -> bool {
+        self.exits.iter().all(|exit| exit.is_success())
     }
 
-    /// Every rank ended in good order.
-    pub fn orderly(&self) -> bool {
-        self.endings.iter().all(|ending| ending.is_orderly())
+    pub fn is_graceful(&self) -> bool {
+        self.exits.iter().all(|exit| exit.is_graceful())
     }
 
-    /// A rank failed in a way that another try would repeat.
-    pub fn hopeless(&self) -> bool {
-        self.failure.is_some() && self.endings.contains(&Ending::Code(HOPELESS))
+    /// A rank reported that a restart would fail in the same way.
+    pub fn is_permanent_failure(&self) -> bool {
+        self.failure.is_some() && self.exits.contains(&Exit::Code(EXIT_PERMANENT))
     }
 }
 
-/// How far the ranks were told to end, and how long that may take.
+/// How far the ranks have been asked to stop, with the deadline of that phase.
 #[derive(Clone, Copy, PartialEq)]
 enum Phase {
     Running,
+    /// A rank failed. The others are about to fail because of it, and their own errors say more than SIGTERM would.
     Reporting(Instant),
-    Asked(Instant),
-    Killed(Instant),
-    GivenUp,
+    Terminating(Instant),
+    Killing(Instant),
+    Abandoned,
 }
 
-/// `on_signal` hears of each signal to this launcher, beside the ranks.
+/// Runs one generation to its end. Ranks die with the calling thread. `on_signal` is called for each signal to this
+/// launcher.
 pub(crate) fn run(
     spec: &LaunchSpec,
-    share: Share,
+    assignment: Assignment,
     token: String,
-    (sender, events): (&Sender<Event>, &Receiver<Event>),
+    events: &Events,
     on_signal: &dyn Fn(i32),
-) -> Result<Ended, LaunchError> {
-    let began = Instant::now();
+) -> Result<GenerationResult, LaunchError> {
+    let started = Instant::now();
     let (done, drained) = mpsc::channel();
-    let (generation, first_rank) = (share.generation, share.first_rank);
-    let ranks = start_all(spec, share, token, sender, done)?;
-
-    let mut exits: Vec<Exit> = Vec::new();
-    let mut later = Vec::new();
-    let mut interrupted = None;
-    let mut asked_at: Option<Instant> = None;
-    let mut phase = Phase::Running;
-    while exits.len() < ranks.len() && phase != Phase::GivenUp {
-        let event = next(events, phase);
-        let before = phase;
-        match event {
-            Some(Event::Exited { generation: of, local_rank, ending, at }) if of == generation => {
-                let exit = Exit {
-                    rank: first_rank + local_rank,
-                    ending,
-                    at: at.saturating_duration_since(began),
-                    asked: asked_at.is_some_and(|asked| asked <= at),
-                };
-                exits.push(exit);
-                if phase == Phase::Running && !ending.is_orderly() {
-                    note_failure(exit, ranks.len() - exits.len());
-                    phase = Phase::Reporting(Instant::now() + TO_REPORT);
-                }
-            }
-            // A straggler of a generation that was given up.
-            Some(Event::Exited { .. }) => {}
+    let (number, first_rank) = (assignment.generation, assignment.first_rank);
+    let mut generation = Generation {
+        spec,
+        number,
+        first_rank,
+        started,
+        ranks: start_ranks(spec, assignment, token, &events.sender, done)?,
+        exits: vec![],
+        phase: Phase::Running,
+        requested_at: None,
+        interrupted: None,
+        deferred: vec![],
+    };
+    while generation.exits.len() < generation.ranks.len() && generation.phase != Phase::Abandoned {
+        let phase = match generation.next_event(events) {
             Some(Event::Signalled(signal)) => {
-                interrupted.get_or_insert(signal);
-                phase = after_signal(phase, spec.grace);
-                note_signal(signal, phase);
+                let phase = generation.on_signal(signal);
                 on_signal(signal);
+                phase
             }
-            Some(Event::Told(Order::Stop)) => {
-                if let Phase::Running | Phase::Reporting(_) = phase {
-                    phase = Phase::Asked(Instant::now() + spec.grace);
+            Some(Event::Exited { generation: number, local_rank, exit, at }) => {
+                // Ranks of an earlier generation that was abandoned may still exit.
+                if number != generation.number {
+                    continue;
                 }
+                generation.on_exit(local_rank, exit, at)
             }
-            Some(Event::Told(order)) => {
-                if phase == Phase::Running {
-                    phase = Phase::Reporting(Instant::now() + TO_REPORT);
-                }
-                if !matches!(order, Order::End) {
-                    later.push(order);
-                }
-            }
-            None => phase = after_timeout(phase, spec.grace_after_failure),
-        }
-        if phase != before {
-            if let Phase::Asked(_) = phase {
-                asked_at = Some(Instant::now());
-            }
-            act_on(phase, &ranks);
-        }
+            Some(Event::Ordered(order)) => generation.on_order(order),
+            None => generation.on_timeout(),
+        };
+        generation.enter(phase);
     }
-    if phase == Phase::GivenUp {
-        name_the_undead(&ranks, &exits, first_rank);
+    if generation.phase == Phase::Abandoned {
+        generation.report_unkillable();
     }
-
-    // What a rank left running in its group goes now, and with it the last holders of the pipes.
-    ranks.iter().for_each(|rank| rank.signal(libc::SIGKILL));
-    let _ = drained.recv_timeout(TO_DRAIN);
-    let failure = ending::first_failure(&exits).map(|exit| {
-        let log = &ranks[exit.rank - first_rank].log;
-        Failure {
-            rank: exit.rank,
-            generation,
-            ending: exit.ending,
-            log: log.path.clone(),
-            tail: log.tail(),
-        }
-    });
-    let endings = exits.iter().map(|exit| exit.ending).collect();
-    Ok(Ended { failure, interrupted, endings, later })
+    // Kills what ranks left running in their process groups; that closes the last pipes.
+    generation.signal_ranks(libc::SIGKILL);
+    let _ = drained.recv_timeout(DRAIN_TIMEOUT);
+    Ok(generation.result())
 }
 
-/// Spawns from the calling thread, with which the ranks would die. Those that were started before
-/// one could not be are ended by being dropped.
-fn start_all(
+struct Generation<'a> {
+    spec: &'a LaunchSpec,
+    number: u32,
+    first_rank: usize,
+    started: Instant,
+    ranks: Vec<RankProcess>,
+    exits: Vec<RankExit>,
+    phase: Phase,
+    /// When the launcher first signalled the ranks to stop.
+    requested_at: Option<Instant>,
+    interrupted: Option<i32>,
+    deferred: Vec<Order>,
+}
+
+impl Generation<'_> {
+    /// The next event; `None` when the deadline of the phase has passed.
+    fn next_event(&self, events: &Events) -> Option<Event> {
+        match self.phase {
+            Phase::Running | Phase::Abandoned => events.receiver.recv().ok(),
+            Phase::Reporting(until) | Phase::Terminating(until) | Phase::Killing(until) => {
+                let left = until.saturating_duration_since(Instant::now());
+                events.receiver.recv_timeout(left).ok()
+            }
+        }
+    }
+
+    fn on_exit(&mut self, local_rank: usize, exit: Exit, at: Instant) -> Phase {
+        let rank = self.first_rank + local_rank;
+        self.exits.push(RankExit {
+            rank,
+            exit,
+            at: at.saturating_duration_since(self.started),
+            requested: self.requested_at.is_some_and(|requested| requested <= at),
+        });
+        if self.phase != Phase::Running || exit.is_graceful() {
+            return self.phase;
+        }
+        let others = self.ranks.len() - self.exits.len();
+        if others > 0 {
+            output::report(&format!("rank {rank} {exit}; stopping the other {others}"));
+        }
+        self.reporting()
+    }
+
+    /// The first signal asks the ranks to stop; a second one kills them.
+    fn on_signal(&mut self, signal: i32) -> Phase {
+        self.interrupted.get_or_insert(signal);
+        let now = Instant::now();
+        let phase = match self.phase {
+            Phase::Running | Phase::Reporting(_) => Phase::Terminating(now + self.spec.grace),
+            Phase::Terminating(_) => Phase::Killing(now + KILL_TIMEOUT),
+            Phase::Killing(_) | Phase::Abandoned => self.phase,
+        };
+        let action = match phase {
+            Phase::Terminating(_) => "stopping the ranks; signal again to kill them",
+            _ => "killing the ranks",
+        };
+        output::report(&format!("received {}: {action}", exit::signal_name(signal)));
+        phase
+    }
+
+    fn on_order(&mut self, order: Order) -> Phase {
+        match (order, self.phase) {
+            (Order::Stop, Phase::Running | Phase::Reporting(_)) => {
+                Phase::Terminating(Instant::now() + self.spec.grace)
+            }
+            (Order::Stop, phase) => phase,
+            (order, phase) => {
+                if !matches!(order, Order::Abort) {
+                    self.deferred.push(order);
+                }
+                if phase == Phase::Running { self.reporting() } else { phase }
+            }
+        }
+    }
+
+    fn on_timeout(&self) -> Phase {
+        let (now, grace) = (Instant::now(), self.spec.grace_after_failure);
+        match self.phase {
+            Phase::Running => Phase::Running,
+            Phase::Reporting(_) if !grace.is_zero() => Phase::Terminating(now + grace),
+            Phase::Reporting(_) | Phase::Terminating(_) => Phase::Killing(now + KILL_TIMEOUT),
+            Phase::Killing(_) | Phase::Abandoned => Phase::Abandoned,
+        }
+    }
+
+    fn reporting(&self) -> Phase {
+        Phase::Reporting(Instant::now() + self.spec.report_window)
+    }
+
+    fn enter(&mut self, phase: Phase) {
+        if phase == self.phase {
+            return;
+        }
+        self.phase = phase;
+        let signal = match phase {
+            Phase::Terminating(_) => libc::SIGTERM,
+            // SIGKILL also ends stopped processes.
+            Phase::Killing(_) => libc::SIGKILL,
+            Phase::Running | Phase::Reporting(_) | Phase::Abandoned => return,
+        };
+        self.requested_at.get_or_insert_with(Instant::now);
+        self.signal_ranks(signal);
+    }
+
+    fn signal_ranks(&self, signal: i32) {
+        self.ranks.iter().for_each(|rank| rank.signal(signal));
+    }
+
+    fn report_unkillable(&self) {
+        for (local_rank, process) in self.ranks.iter().enumerate() {
+            let rank = self.first_rank + local_rank;
+            if !self.exits.iter().any(|exit| exit.rank == rank) {
+                output::report(&format!(
+                    "rank {rank} (pid {}) did not exit after SIGKILL: it hangs in the kernel, perhaps on a file system or a device",
+                    process.pid()
+                ));
+            }
+        }
+    }
+
+    fn result(self) -> GenerationResult {
+        let failure = exit::first_failure(&self.exits).map(|first| {
+            let log = &self.ranks[first.rank - self.first_rank].log;
+            Failure {
+                rank: first.rank,
+                generation: self.number,
+                exit: first.exit,
+                log: log.path.clone(),
+                tail: log.tail(),
+            }
+        });
+        let exits = self.exits.iter().map(|exit| exit.exit).collect();
+        GenerationResult { failure, interrupted: self.interrupted, exits, deferred: self.deferred }
+    }
+}
+
+/// Starts all ranks from the calling thread. If one cannot be started, those before it are dropped, which kills them.
+fn start_ranks(
     spec: &LaunchSpec,
-    share: Share,
+    assignment: Assignment,
     token: String,
     events: &Sender<Event>,
     done: Sender<()>,
 ) -> Result<Vec<RankProcess>, LaunchError> {
-    let Share { generation, first_rank, slots, size, node, master_addr, master_port, listener } =
-        share;
+    let Assignment { generation, first_rank, slots, size, node, .. } = &assignment;
     let mut ranks = Vec::with_capacity(slots.len());
     for (local_rank, slot) in slots.iter().enumerate() {
         let rank = first_rank + local_rank;
+        let listener = assignment.listener.as_ref().filter(|_| rank == 0);
         let identity = Identity {
             rank,
-            size,
+            size: *size,
             local_rank,
             local_size: slots.len(),
-            node,
-            master_addr: master_addr.clone(),
-            master_port,
+            node: *node,
+            master_addr: assignment.master_addr.clone(),
+            master_port: assignment.master_port,
             token: TokenSource::Env(token.clone()),
-            generation,
+            generation: *generation,
             bind: spec.bind,
-            listener_fd: listener.as_ref().filter(|_| rank == 0).map(AsRawFd::as_raw_fd),
+            listener_fd: listener.map(AsRawFd::as_raw_fd),
             launcher: Launcher::Explicit,
         };
         let process = RankProcess::start(spec, &identity, *slot, done.clone())?;
-        events::report_exit(process.pid(), generation, local_rank, events.clone()).map_err(
-            |cause| LaunchError::System { act: "start a thread to wait for a rank", cause },
+        events::report_exit(process.pid(), *generation, local_rank, events.clone()).map_err(
+            |cause| LaunchError::System { action: "start a thread to wait for a rank", cause },
         )?;
         ranks.push(process);
     }
-    // Our copy of the listener closes here: if rank 0 dies, who connects is refused at once.
+    // The launcher's copy of the listener closes here, so a dead rank 0 refuses connections.
     Ok(ranks)
-}
-
-/// The next event, or none when the phase's time is up.
-fn next(events: &Receiver<Event>, phase: Phase) -> Option<Event> {
-    match phase {
-        Phase::Running | Phase::GivenUp => events.recv().ok(),
-        Phase::Reporting(until) | Phase::Asked(until) | Phase::Killed(until) => {
-            let left = until.saturating_duration_since(Instant::now());
-            events.recv_timeout(left).ok()
-        }
-    }
-}
-
-fn after_timeout(phase: Phase, grace: Duration) -> Phase {
-    let now = Instant::now();
-    match phase {
-        Phase::Running => Phase::Running,
-        Phase::Reporting(_) if grace.is_zero() => Phase::Killed(now + TO_DIE),
-        Phase::Reporting(_) => Phase::Asked(now + grace),
-        Phase::Asked(_) => Phase::Killed(now + TO_DIE),
-        Phase::Killed(_) | Phase::GivenUp => Phase::GivenUp,
-    }
-}
-
-/// The first signal is passed on as a request; who asks again means at once.
-fn after_signal(phase: Phase, grace: Duration) -> Phase {
-    let now = Instant::now();
-    match phase {
-        Phase::Running | Phase::Reporting(_) => Phase::Asked(now + grace),
-        Phase::Asked(_) => Phase::Killed(now + TO_DIE),
-        Phase::Killed(_) | Phase::GivenUp => phase,
-    }
-}
-
-fn act_on(phase: Phase, ranks: &[RankProcess]) {
-    let signal = match phase {
-        Phase::Asked(_) => libc::SIGTERM,
-        // A stopped process obeys this one too.
-        Phase::Killed(_) => libc::SIGKILL,
-        Phase::Running | Phase::Reporting(_) | Phase::GivenUp => return,
-    };
-    ranks.iter().for_each(|rank| rank.signal(signal));
-}
-
-fn note_failure(exit: Exit, others: usize) {
-    if others > 0 {
-        let Exit { rank, ending, .. } = exit;
-        output::say(&format!("rank {rank} {ending}; ending the other {others}"));
-    }
-}
-
-fn note_signal(signal: i32, phase: Phase) {
-    let act = match phase {
-        Phase::Asked(_) => "ending the ranks; once more kills them",
-        _ => "killing the ranks",
-    };
-    output::say(&format!("got {}: {act}", ending::signal_name(signal)));
-}
-
-fn name_the_undead(ranks: &[RankProcess], exits: &[Exit], first_rank: usize) {
-    for (local_rank, process) in ranks.iter().enumerate() {
-        let rank = first_rank + local_rank;
-        if !exits.iter().any(|exit| exit.rank == rank) {
-            output::say(&format!(
-                "rank {rank} (process {}) does not die of SIGKILL: it hangs in the kernel, perhaps on a file system or a device",
-                process.pid()
-            ));
-        }
-    }
 }

@@ -1,25 +1,25 @@
-//! Who a process is among the ranks of its job, as its launcher told it through the environment.
-//! Knows every launcher's dialect; never opens a connection and never reads a token file.
+//! Identities as environment variables: reads those of every supported launcher, writes those of torchrun. Never opens
+//! a connection and never reads a token file.
 
 use std::fmt;
 
 use lockstep_comm::{Identity, Launcher, TokenSource};
 
-use super::sources::{self, Place};
+use super::detect::{self, Placement};
 use super::vars::Vars;
 
-/// Where ranks meet when nobody chose a port; the same as torchrun's.
+/// Default rendezvous port; the same as torchrun's.
 pub const DEFAULT_PORT: u16 = 29500;
 
-/// Where the launcher keeps the logs of the ranks, for what else a rank leaves behind.
+/// Directory of the ranks' logs, for other files that a rank writes.
 pub const LOG_DIR: &str = "LOCKSTEP_LOG_DIR";
 
-/// Which of its node's places a rank has been given. Its local rank, unless a place before it was taken out.
-pub const SLOT: &str = "LOCKSTEP_SLOT";
+/// Slot of the node that a rank runs in. Equals its local rank unless a lower slot was excluded after failures.
+pub(super) const SLOT: &str = "LOCKSTEP_SLOT";
 
-/// Every variable that [`to_env`] may set. A launcher clears them all first, so that
-/// nothing is left over from a launcher around it.
-pub const VARIABLES: [&str; 13] = [
+/// Every variable that [`to_env`] may set. A launcher clears them all first, so that none is inherited from a launcher
+/// around it.
+pub(super) const VARIABLES: [&str; 13] = [
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",
@@ -35,7 +35,7 @@ pub const VARIABLES: [&str; 13] = [
     "LOCKSTEP_LISTEN_FD",
 ];
 
-/// Reads an identity from variables; every mistake in them is reported at once.
+/// Reads an identity from variables. All errors are reported together.
 ///
 /// ```
 /// use lockstep_launch::identity;
@@ -46,20 +46,20 @@ pub const VARIABLES: [&str; 13] = [
 /// ```
 pub fn from_env(env: &dyn Fn(&str) -> Option<String>) -> Result<Identity, IdentityError> {
     let mut vars = Vars::new(env);
-    let launcher = sources::most_specific(&vars);
-    let place = sources::read(launcher, &mut vars);
-    if let Some(place) = &place {
-        check_place(place, &mut vars);
+    let launcher = detect::launcher(&vars);
+    let placement = detect::placement(launcher, &mut vars);
+    if let Some(placement) = &placement {
+        check(placement, &mut vars);
     }
-    let identity = complete(launcher, place, &mut vars);
-    let mistakes = vars.into_mistakes();
+    let identity = complete(launcher, placement, &mut vars);
+    let errors = vars.into_errors();
     match identity {
-        Some(identity) if mistakes.is_empty() => Ok(identity),
-        _ => Err(IdentityError { launcher, mistakes }),
+        Some(identity) if errors.is_empty() => Ok(identity),
+        _ => Err(IdentityError { launcher, errors }),
     }
 }
 
-/// For the command line only; everything below it is handed its identity.
+/// Reads the identity of this process. For the command line only; everything below it receives its identity as a value.
 pub fn from_process_env() -> Result<Identity, IdentityError> {
     from_env(&|name| Some(std::env::var_os(name)?.to_string_lossy().into_owned()))
 }
@@ -89,46 +89,47 @@ pub fn to_env(identity: &Identity) -> Vec<(String, String)> {
     env.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
 }
 
-/// What is wrong with the variables, all of it.
+/// All errors in the variables of one launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdentityError {
     pub launcher: Launcher,
-    pub mistakes: Vec<String>,
+    pub errors: Vec<String>,
 }
 
 impl fmt::Display for IdentityError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the environment does not say which rank this is:")?;
-        self.mistakes.iter().try_for_each(|mistake| write!(f, "\n  {mistake}"))
+        write!(f, "cannot determine this process's rank from the environment:")?;
+        self.errors.iter().try_for_each(|error| write!(f, "\n  {error}"))
     }
 }
 
 impl std::error::Error for IdentityError {}
 
-fn check_place(place: &Place, vars: &mut Vars) {
-    let names = &place.names;
-    let below = |(small, s), (large, l)| {
-        format!("{small}={s} is not below {large}={l}; ranks count from 0")
+fn check(placement: &Placement, vars: &mut Vars) {
+    let names = &placement.names;
+    let out_of_range = |(index, i), (count, n)| {
+        format!("{index}={i} is out of range: {count}={n}, and ranks count from 0")
     };
-    if place.rank >= place.size {
-        vars.complain(below((names.rank, place.rank), (names.size, place.size)));
+    if placement.rank >= placement.size {
+        vars.error(out_of_range((names.rank, placement.rank), (names.size, placement.size)));
     }
-    if place.local_rank >= place.local_size {
-        vars.complain(below(
-            (names.local_rank, place.local_rank),
-            (names.local_size, place.local_size),
+    if placement.local_rank >= placement.local_size {
+        vars.error(out_of_range(
+            (names.local_rank, placement.local_rank),
+            (names.local_size, placement.local_size),
         ));
     }
-    if place.local_size > place.size {
-        vars.complain(format!(
-            "{}={} is more than {}={}, the whole job",
-            names.local_size, place.local_size, names.size, place.size
+    if placement.local_size > placement.size {
+        vars.error(format!(
+            "{}={} is larger than the whole job ({}={})",
+            names.local_size, placement.local_size, names.size, placement.size
         ));
     }
 }
 
-/// Adds what is the same under every launcher. Reads on without a place, to find all mistakes.
-fn complete(launcher: Launcher, place: Option<Place>, vars: &mut Vars) -> Option<Identity> {
+/// Adds the settings that are the same under every launcher. Without a placement it still reads them, to find all
+/// errors.
+fn complete(launcher: Launcher, placement: Option<Placement>, vars: &mut Vars) -> Option<Identity> {
     let generation = vars.first_number(&[
         "LOCKSTEP_GENERATION",
         "TORCHELASTIC_RESTART_COUNT",
@@ -138,18 +139,18 @@ fn complete(launcher: Launcher, place: Option<Place>, vars: &mut Vars) -> Option
     let listener_fd = listener_fd(vars);
     let token = token(vars);
     let port: Option<u16> = vars.number("MASTER_PORT");
-    let place = place?;
-    let master_addr = master_addr(&place, vars)?;
-    let master_port = port.or(place.master.1).unwrap_or(DEFAULT_PORT);
-    if master_port == 0 && place.size > 1 {
-        vars.complain("MASTER_PORT=0 is no port to meet at; give all ranks the same free one");
+    let placement = placement?;
+    let master_addr = master_addr(&placement, vars)?;
+    let master_port = port.or(placement.master.1).unwrap_or(DEFAULT_PORT);
+    if master_port == 0 && placement.size > 1 {
+        vars.error("MASTER_PORT=0 is not a port; give all ranks the same free port");
     }
     Some(Identity {
-        rank: place.rank,
-        size: place.size,
-        local_rank: place.local_rank,
-        local_size: place.local_size,
-        node: place.node,
+        rank: placement.rank,
+        size: placement.size,
+        local_rank: placement.local_rank,
+        local_size: placement.local_size,
+        node: placement.node,
         master_addr,
         master_port,
         token,
@@ -160,37 +161,38 @@ fn complete(launcher: Launcher, place: Option<Place>, vars: &mut Vars) -> Option
     })
 }
 
-fn master_addr(place: &Place, vars: &mut Vars) -> Option<String> {
-    let told = vars
+fn master_addr(placement: &Placement, vars: &mut Vars) -> Option<String> {
+    let one_host = placement.local_size == placement.size;
+    let address = vars
         .text("MASTER_ADDR")
-        .or_else(|| place.master.0.clone())
-        .or_else(|| (place.local_size == place.size).then(|| "127.0.0.1".to_string()));
-    if told.is_none() {
-        vars.complain(format!(
-            "{} of {} ranks run on this host, so the others need MASTER_ADDR; set it to the host of rank 0",
-            place.local_size, place.size
+        .or_else(|| placement.master.0.clone())
+        .or_else(|| one_host.then(|| "127.0.0.1".to_string()));
+    if address.is_none() {
+        vars.error(format!(
+            "MASTER_ADDR is not set, but only {} of {} ranks run on this host; set it to the host of rank 0",
+            placement.local_size, placement.size
         ));
     }
-    told
+    address
 }
 
 fn listener_fd(vars: &mut Vars) -> Option<i32> {
     let fd = vars.number("LOCKSTEP_LISTEN_FD")?;
     if fd < 3 {
-        vars.complain(format!("LOCKSTEP_LISTEN_FD={fd} is no inherited socket; unset it"));
+        vars.error(format!("LOCKSTEP_LISTEN_FD={fd} is not an inherited socket; unset it"));
     }
     Some(fd)
 }
 
-/// The token in the environment wins: a launcher that set it has read the file.
+/// LOCKSTEP_TOKEN takes precedence: a launcher that set it has already read the file.
 fn token(vars: &mut Vars) -> TokenSource {
     let source = match (vars.text("LOCKSTEP_TOKEN"), vars.text("LOCKSTEP_TOKEN_FILE")) {
         (Some(hex), _) => TokenSource::Env(hex),
         (None, Some(path)) => return TokenSource::File(path.into()),
         (None, None) => TokenSource::None,
     };
-    if let Err(mistake) = source.load() {
-        vars.complain(mistake);
+    if let Err(error) = source.load() {
+        vars.error(error);
     }
     source
 }

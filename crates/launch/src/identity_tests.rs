@@ -1,4 +1,4 @@
-//! Identities as data: variables on the left, who that is or what is wrong on the right.
+//! Variables, and the identity or the errors that they give.
 
 use super::*;
 
@@ -34,7 +34,7 @@ const SLURM_6_OF_7: &str = "SLURM_PROCID=6 SLURM_NTASKS=7 SLURM_LOCALID=0 SLURM_
     SLURM_TASKS_PER_NODE=2(x3),1 SLURM_JOB_NODELIST=gpu[001-003,7],login1 SLURM_JOB_ID=12345";
 
 #[test]
-fn who_am_i() {
+fn identities_of_all_launchers() {
     let slurm_under_mpi = format!("{SLURM_6_OF_7} {OMPI_2_OF_4}");
     let slurm_step = format!(
         "{SLURM_6_OF_7} SLURM_STEP_NUM_TASKS=8 SLURM_STEP_TASKS_PER_NODE=2(x4) SLURM_STEP_NODELIST=b[4-7]"
@@ -44,7 +44,7 @@ fn who_am_i() {
         format!("{SLURM_6_OF_7} PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2");
     let slurm_master = format!("{SLURM_6_OF_7} MASTER_ADDR=head MASTER_PORT=7000");
     for (variables, expected) in [
-        // Nobody, and a shell inside a Slurm allocation, which is nobody too.
+        // No launcher; a shell inside a Slurm allocation counts as none.
         ("", "0/1 0/1 0 127.0.0.1:0 Standalone"),
         ("SLURM_NTASKS=8 SLURM_JOB_ID=1", "0/1 0/1 0 127.0.0.1:0 Standalone"),
         ("RANK= WORLD_SIZE=", "0/1 0/1 0 127.0.0.1:0 Standalone"),
@@ -61,7 +61,7 @@ fn who_am_i() {
             "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2",
             "1/2 1/2 0 127.0.0.1:29500 Explicit",
         ),
-        // Kubeflow: one process per pod; PET_* speak to launchers.
+        // Kubeflow: one process per pod; PET_* are for launchers.
         (
             "RANK=2 WORLD_SIZE=3 MASTER_ADDR=job-master-0 MASTER_PORT=23456 PET_NNODES=3 PET_NODE_RANK=2",
             "2/3 0/1 2 job-master-0:23456 Explicit",
@@ -80,7 +80,7 @@ fn who_am_i() {
             "SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_JOB_ID=3",
             "0/1 0/1 0 127.0.0.1:20003 Slurm",
         ),
-        // MPI, alone and inside a Slurm allocation.
+        // MPI, outside and inside a Slurm allocation.
         (OMPI_2_OF_4, "2/4 2/4 0 127.0.0.1:29500 OpenMpi"),
         (&slurm_under_mpi, "2/4 2/4 0 127.0.0.1:29500 OpenMpi"),
         (
@@ -93,7 +93,7 @@ fn who_am_i() {
         ),
         (&hydra_in_slurm, "1/2 1/2 0 127.0.0.1:29500 Pmi"),
         ("PMI_RANK=1 PMI_SIZE=2 MASTER_ADDR=m", "1/2 0/1 1 m:29500 Pmi"),
-        // What was said outright wins over everything.
+        // Explicit variables take precedence.
         (
             "RANK=0 WORLD_SIZE=1 PMI_RANK=1 PMI_SIZE=2 SLURM_PROCID=4 OMPI_COMM_WORLD_RANK=7",
             "0/1 0/1 0 127.0.0.1:29500 Explicit",
@@ -107,7 +107,7 @@ fn who_am_i() {
 }
 
 #[test]
-fn mistakes_come_as_a_list_with_the_way_out() {
+fn errors_are_collected_and_suggest_a_fix() {
     let cases: &[(&str, &[&str])] = &[
         ("RANK=1", &["WORLD_SIZE is not set although RANK is; set both or neither"]),
         (
@@ -117,21 +117,21 @@ fn mistakes_come_as_a_list_with_the_way_out() {
         (
             "RANK=4 WORLD_SIZE=4 LOCAL_RANK=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=a",
             &[
-                "RANK=4 is not below WORLD_SIZE=4; ranks count from 0",
-                "LOCAL_RANK=2 is not below LOCAL_WORLD_SIZE=2",
+                "RANK=4 is out of range: WORLD_SIZE=4, and ranks count from 0",
+                "LOCAL_RANK=2 is out of range: LOCAL_WORLD_SIZE=2",
             ],
         ),
         (
             "RANK=0 WORLD_SIZE=0",
             &[
-                "RANK=0 is not below WORLD_SIZE=0",
-                "LOCAL_WORLD_SIZE=1 is more than WORLD_SIZE=0",
+                "RANK=0 is out of range: WORLD_SIZE=0",
+                "LOCAL_WORLD_SIZE=1 is larger than the whole job (WORLD_SIZE=0)",
                 "set it to the host of rank 0",
             ],
         ),
         (
             "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=0 MASTER_ADDR=a",
-            &["LOCAL_RANK=0 is not below LOCAL_WORLD_SIZE=0"],
+            &["LOCAL_RANK=0 is out of range: LOCAL_WORLD_SIZE=0"],
         ),
         (
             "RANK=-1 WORLD_SIZE=two GROUP_RANK=x MASTER_PORT=70000 LOCKSTEP_GENERATION=1.5 LOCKSTEP_BIND=here LOCKSTEP_LISTEN_FD=1",
@@ -145,11 +145,14 @@ fn mistakes_come_as_a_list_with_the_way_out() {
                 "MASTER_PORT=\"70000\"",
             ],
         ),
-        ("RANK=0 WORLD_SIZE=2", &["1 of 2 ranks run on this host, so the others need MASTER_ADDR"]),
+        (
+            "RANK=0 WORLD_SIZE=2",
+            &["MASTER_ADDR is not set, but only 1 of 2 ranks run on this host"],
+        ),
         ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=0", &["MASTER_PORT=0"]),
         (
             "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2",
-            &["2 of 4 ranks run on this host, so the others need MASTER_ADDR"],
+            &["MASTER_ADDR is not set, but only 2 of 4 ranks run on this host"],
         ),
         (
             "SLURM_PROCID=6",
@@ -157,7 +160,7 @@ fn mistakes_come_as_a_list_with_the_way_out() {
         ),
         (
             "SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_LOCALID=0 SLURM_NODEID=2 SLURM_TASKS_PER_NODE=1(x2) SLURM_JOB_NODELIST=n[1-2]",
-            &["SLURM_TASKS_PER_NODE=\"1(x2)\" says nothing of node 2"],
+            &["SLURM_TASKS_PER_NODE=\"1(x2)\" has no entry for node 2"],
         ),
         (
             "SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_TASKS_PER_NODE=1(x2) SLURM_JOB_NODELIST=n[1-",
@@ -170,15 +173,15 @@ fn mistakes_come_as_a_list_with_the_way_out() {
     ];
     for (variables, expected) in cases {
         let error = read(variables).expect_err(variables);
-        assert_eq!(error.mistakes.len(), expected.len(), "{variables}: {error}");
-        for (mistake, part) in error.mistakes.iter().zip(*expected) {
-            assert!(mistake.contains(part), "{variables}: {mistake}");
+        assert_eq!(error.errors.len(), expected.len(), "{variables}: {error}");
+        for (message, part) in error.errors.iter().zip(*expected) {
+            assert!(message.contains(part), "{variables}: {message}");
         }
     }
 }
 
 #[test]
-fn generations_have_an_order() {
+fn precedence_of_generation_variables() {
     for (variables, generation) in [
         ("", 0),
         ("SLURM_RESTART_COUNT=3", 3),

@@ -6,25 +6,25 @@
 //! variables ([`identity`]), runs the launcher of one host ([`launch`]), and joins the launchers of several hosts into
 //! one elastic job ([`elastic`]). `lockstep-comm` does not depend on it.
 
+mod detect;
 pub mod elastic;
-mod ending;
 mod events;
+mod exit;
 mod generation;
 pub mod identity;
 mod lines;
-mod meeting;
 mod output;
 mod rank;
+mod rendezvous;
 mod slurm;
-mod sources;
 mod spec;
 mod supervise;
 mod sys;
 mod vars;
 
-pub use ending::{Ending, HOPELESS, STOPPED, signal_name};
-pub use identity::{DEFAULT_PORT, IdentityError, LOG_DIR, SLOT};
-pub use output::Show;
+pub use exit::{EXIT_PERMANENT, EXIT_STOPPED, Exit};
+pub use identity::{DEFAULT_PORT, IdentityError, LOG_DIR};
+pub use output::OutputMode;
 pub use slurm::SlurmNode;
 pub use spec::{Failure, LaunchError, LaunchSpec, Outcome};
-pub use supervise::{launch, respawn_self, this_program};
+pub use supervise::{launch, this_program};

@@ -1,7 +1,7 @@
-//! Cuts a stream of bytes into whole lines. Never holds more than one long line back.
+//! Splits a byte stream into lines. Buffers at most one line.
 
-/// A line longer than this is cut: a program that never ends its line must not fill the memory.
-const LONGEST: usize = 64 * 1024;
+/// Longer lines are split, so that a program that never ends its line does not fill the memory.
+const MAX_LINE: usize = 64 * 1024;
 
 #[derive(Default)]
 pub(super) struct Lines {
@@ -9,7 +9,7 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// Hands on every line that `bytes` completes, without its line feed.
+    /// Calls `each` with every line that `bytes` completes, without its line feed.
     pub fn push(&mut self, bytes: &[u8], mut each: impl FnMut(&[u8])) {
         let mut rest = bytes;
         while let Some(end) = rest.iter().position(|&byte| byte == b'\n') {
@@ -19,12 +19,12 @@ impl Lines {
             rest = &rest[end + 1..];
         }
         self.unfinished.extend_from_slice(rest);
-        if self.unfinished.len() >= LONGEST {
+        if self.unfinished.len() >= MAX_LINE {
             self.finish(each);
         }
     }
 
-    /// Hands on what is left when the stream ends in the middle of a line.
+    /// Calls `each` with an unfinished last line when the stream ends.
     pub fn finish(&mut self, mut each: impl FnMut(&[u8])) {
         if !self.unfinished.is_empty() {
             each(&self.unfinished);
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_do_not_depend_on_how_bytes_arrive() {
+    fn lines_do_not_depend_on_chunk_sizes() {
         for text in ["", "a", "a\n", "\n\n", "one\ntwo\nthree", "é\n\u{1f600}\nx\n"] {
             let expected: Vec<Vec<u8>> = text.lines().map(|line| line.into()).collect();
             for size in 1..=text.len().max(1) {
@@ -53,10 +53,10 @@ mod tests {
     }
 
     #[test]
-    fn an_endless_line_is_cut() {
+    fn an_endless_line_is_split() {
         let (mut lines, mut pieces) = (Lines::default(), 0);
         for _ in 0..10 {
-            lines.push(&[b'x'; LONGEST], |_| pieces += 1);
+            lines.push(&[b'x'; MAX_LINE], |_| pieces += 1);
         }
         assert_eq!(pieces, 10);
     }

@@ -1,5 +1,5 @@
-//! Where a rank's output goes: to its log file, to the last lines kept for a report, and to the
-//! terminal. Never loses or mixes lines, and never fails a rank because a terminal went away.
+//! Forwards the output of ranks to log files, to the last lines kept for failure reports, and to the terminal. Never
+//! loses or mixes lines, and never fails a rank because the terminal was closed.
 
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
@@ -14,19 +14,19 @@ use std::thread;
 use super::lines::Lines;
 use super::sys;
 
-/// Whose output is seen on the terminal.
+/// The ranks whose output is shown on the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Show {
-    /// Rank 0's, as it comes, so that progress bars work.
+pub enum OutputMode {
+    /// Rank 0, unbuffered, so that progress bars work.
     RankZero,
-    /// Everyone's, in whole lines with the rank before each: `[3] line`.
+    /// All ranks, in whole lines with the rank as prefix: `[3] line`.
     All,
-    Nothing,
+    None,
 }
 
 const TAIL_LINES: usize = 20;
 
-/// One rank's log of one generation.
+/// Log of one rank in one generation.
 pub(super) struct RankLog {
     pub path: PathBuf,
     inner: Mutex<Inner>,
@@ -35,17 +35,18 @@ pub(super) struct RankLog {
 struct Inner {
     file: File,
     tail: VecDeque<String>,
-    broken: bool,
+    /// A write error was already reported.
+    failed: bool,
 }
 
 impl RankLog {
-    /// Opens `DIR/rank-3.log` to append, under a line that names the generation.
+    /// Opens `DIR/rank-3.log` for appending and writes a header line with the generation.
     pub fn open(dir: &Path, rank: usize, generation: u32) -> io::Result<RankLog> {
         fs::create_dir_all(dir)?;
         let path = dir.join(format!("rank-{rank}.log"));
         let mut file = OpenOptions::new().create(true).append(true).open(&path)?;
         writeln!(file, "--- generation {generation} ---")?;
-        let inner = Inner { file, tail: VecDeque::with_capacity(TAIL_LINES), broken: false };
+        let inner = Inner { file, tail: VecDeque::with_capacity(TAIL_LINES), failed: false };
         Ok(RankLog { path, inner: Mutex::new(inner) })
     }
 
@@ -60,11 +61,11 @@ impl RankLog {
             inner.tail.pop_front();
         }
         inner.tail.push_back(String::from_utf8_lossy(line).into_owned());
-        // A full disk is worth one warning; the training goes on.
+        // A full disk gives one warning and does not stop the training.
         if let Err(error) = inner.file.write_all(&[line, b"\n"].concat())
-            && !inner.broken
+            && !inner.failed
         {
-            inner.broken = true;
+            inner.failed = true;
             tracing::warn!("cannot write {}: {error}", self.path.display());
         }
     }
@@ -77,81 +78,86 @@ enum Stream {
     Err,
 }
 
-/// How one rank's lines look on the terminal.
+/// How the lines of one rank appear on the terminal.
 #[derive(Clone, Copy)]
-pub(super) enum View {
+pub(super) enum LineFormat {
     Raw,
     Prefixed(usize),
     Hidden,
 }
 
-impl View {
-    pub fn of(show: Show, rank: usize) -> View {
-        match show {
-            Show::All => View::Prefixed(rank),
-            Show::RankZero if rank == 0 => View::Raw,
-            Show::RankZero | Show::Nothing => View::Hidden,
+impl LineFormat {
+    pub fn new(mode: OutputMode, rank: usize) -> LineFormat {
+        match mode {
+            OutputMode::All => LineFormat::Prefixed(rank),
+            OutputMode::RankZero if rank == 0 => LineFormat::Raw,
+            OutputMode::RankZero | OutputMode::None => LineFormat::Hidden,
         }
     }
 }
 
-/// Moves a rank's output to where it goes, on a thread of its own, until both streams end. `done`
-/// is dropped then.
-pub(super) fn pump(
+/// Forwards a rank's output on a separate thread until both streams end; then drops `done`.
+pub(super) fn forward(
     out: ChildStdout,
     err: ChildStderr,
-    view: View,
+    format: LineFormat,
     log: Arc<RankLog>,
     done: Sender<()>,
 ) -> io::Result<()> {
-    let move_all = move || {
+    let forward_all = move || {
         let _done = done;
-        let mut out = Pump::new(out, Stream::Out, view);
-        let mut err = Pump::new(err, Stream::Err, view);
+        let mut out = Forwarder::new(out, Stream::Out, format);
+        let mut err = Forwarder::new(err, Stream::Err, format);
         while out.fd().is_some() || err.fd().is_some() {
-            // Looked at first and read last: what was printed before an error stands before it.
+            // Standard error is polled first and read last, so that output printed before an error is shown before it.
             let Ok([err_ready, out_ready]) = sys::wait_readable([err.fd(), out.fd()]) else {
                 break;
             };
             if out_ready {
-                out.move_some(&log);
+                out.forward_some(&log);
             }
             if err_ready {
-                err.move_some(&log);
+                err.forward_some(&log);
             }
         }
     };
-    thread::Builder::new().name("rank-output".into()).spawn(move_all)?;
+    thread::Builder::new().name("rank-output".into()).spawn(forward_all)?;
     Ok(())
 }
 
-/// One stream on its way.
-struct Pump<From> {
-    /// None once it ended.
+/// Forwards one stream.
+struct Forwarder<From> {
+    /// `None` once it has ended.
     from: Option<From>,
     stream: Stream,
-    view: View,
+    format: LineFormat,
     lines: Lines,
-    /// As large as a pipe, so that one read empties it.
+    /// As large as a pipe's buffer, so that one read empties it.
     buffer: Vec<u8>,
 }
 
-impl<From: Read + AsRawFd> Pump<From> {
-    fn new(from: From, stream: Stream, view: View) -> Self {
-        Pump { from: Some(from), stream, view, lines: Lines::default(), buffer: vec![0; 64 * 1024] }
+impl<From: Read + AsRawFd> Forwarder<From> {
+    fn new(from: From, stream: Stream, format: LineFormat) -> Self {
+        Forwarder {
+            from: Some(from),
+            stream,
+            format,
+            lines: Lines::default(),
+            buffer: vec![0; 64 * 1024],
+        }
     }
 
     fn fd(&self) -> Option<RawFd> {
         self.from.as_ref().map(AsRawFd::as_raw_fd)
     }
 
-    fn move_some(&mut self, log: &RankLog) {
-        let (stream, view) = (self.stream, self.view);
+    fn forward_some(&mut self, log: &RankLog) {
+        let (stream, format) = (self.stream, self.format);
         let each = |line: &[u8]| {
             log.append(line);
-            if let View::Prefixed(rank) = view {
+            if let LineFormat::Prefixed(rank) = format {
                 let prefix = format!("[{rank}] ");
-                show(stream, &[prefix.as_bytes(), line, b"\n"].concat());
+                write(stream, &[prefix.as_bytes(), line, b"\n"].concat());
             }
         };
         let Some(from) = &mut self.from else { return };
@@ -163,8 +169,8 @@ impl<From: Read + AsRawFd> Pump<From> {
             }
             Ok(length) => {
                 let bytes = &self.buffer[..length];
-                if let View::Raw = view {
-                    show(stream, bytes);
+                if let LineFormat::Raw = format {
+                    write(stream, bytes);
                 }
                 self.lines.push(bytes, each);
             }
@@ -172,8 +178,8 @@ impl<From: Read + AsRawFd> Pump<From> {
     }
 }
 
-/// Writes to the terminal in one piece. Who closed it does not want to see more; that is no error.
-fn show(stream: Stream, bytes: &[u8]) {
+/// Writes to the terminal in one piece. A closed terminal is not an error.
+fn write(stream: Stream, bytes: &[u8]) {
     let _ = match stream {
         Stream::Out => {
             let mut out = io::stdout().lock();
@@ -183,7 +189,7 @@ fn show(stream: Stream, bytes: &[u8]) {
     };
 }
 
-/// A word of the launcher itself, on standard error.
-pub(crate) fn say(message: &str) {
-    show(Stream::Err, format!("lockstep: {message}\n").as_bytes());
+/// Prints a message of the launcher itself on standard error.
+pub(crate) fn report(message: &str) {
+    write(Stream::Err, format!("lockstep: {message}\n").as_bytes());
 }

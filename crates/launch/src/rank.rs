@@ -1,16 +1,17 @@
-//! One rank as a child process: started with its identity, its output in hand, and gone with all its
-//! descendants when dropped. Never outlives the thread that started it.
+//! One rank as a child process. Dropping it kills the process and its descendants. A rank never outlives the thread
+//! that started it.
 
 use std::io;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
+use lockstep_comm::Identity;
+
 use super::identity::{self, LOG_DIR, SLOT, VARIABLES};
-use super::output::{self, RankLog, View};
+use super::output::{self, LineFormat, RankLog};
 use super::spec::{LaunchError, LaunchSpec};
 use super::sys;
-use lockstep_comm::Identity;
 
 pub(super) struct RankProcess {
     child: Child,
@@ -18,7 +19,7 @@ pub(super) struct RankProcess {
 }
 
 impl RankProcess {
-    /// Starts the command as the rank that `identity` says. `done` is dropped when its output ends.
+    /// Starts the command with the given identity. `done` is dropped when its output ends.
     pub fn start(
         spec: &LaunchSpec,
         identity: &Identity,
@@ -35,20 +36,18 @@ impl RankProcess {
             cause,
         })?;
         tracing::info!(rank, pid = child.id(), "started");
-        // From here on an early return drops the process, which ends it.
+        // From here on an early return drops the process, which kills it.
         let mut process = RankProcess { child, log };
-        let view = View::of(spec.show, rank);
-        process.pump_output(view, done).map_err(|cause| LaunchError::System {
-            act: "start a thread for a rank's output",
-            cause,
+        process.forward_output(LineFormat::new(spec.output, rank), done).map_err(|cause| {
+            LaunchError::System { action: "start a thread for a rank's output", cause }
         })?;
         Ok(process)
     }
 
-    fn pump_output(&mut self, view: View, done: Sender<()>) -> io::Result<()> {
+    fn forward_output(&mut self, format: LineFormat, done: Sender<()>) -> io::Result<()> {
         match (self.child.stdout.take(), self.child.stderr.take()) {
-            (Some(out), Some(err)) => output::pump(out, err, view, self.log.clone(), done),
-            _ => unreachable!("both streams were asked to be pipes"),
+            (Some(out), Some(err)) => output::forward(out, err, format, self.log.clone(), done),
+            _ => unreachable!("both streams are pipes"),
         }
     }
 
@@ -56,17 +55,17 @@ impl RankProcess {
         self.child.id()
     }
 
-    /// Signals the rank and those it started.
+    /// Signals the rank's process group.
     pub fn signal(&self, signal: i32) {
         sys::signal_group(self.pid(), signal);
     }
 }
 
 impl Drop for RankProcess {
-    /// The rank is reaped only now, so its group's number was never anybody else's.
+    /// Reaps the rank only now, so that its process group id could not be reused before.
     fn drop(&mut self) {
         self.signal(libc::SIGKILL);
-        // One that hangs in the kernel dies when it comes back; waiting for that helps nobody.
+        // A process that hangs in the kernel is not waited for.
         let _ = self.child.try_wait();
     }
 }
@@ -78,15 +77,14 @@ fn command(spec: &LaunchSpec, identity: &Identity, slot: usize) -> Command {
         command.env_remove(name);
     }
     command.envs(identity::to_env(identity));
-    // Where a rank may leave what belongs beside its log.
     let logs = std::path::absolute(&spec.log_dir).unwrap_or_else(|_| spec.log_dir.clone());
     command.env(LOG_DIR, logs);
     command.env(SLOT, slot.to_string());
     command.envs(spec.extra_env.iter().cloned());
-    // In a group of its own a rank could not read from the terminal: it would be stopped.
+    // A rank is in its own process group, so reading from the terminal would stop it.
     command.stdin(Stdio::null());
     command.stdout(Stdio::piped());
     command.stderr(Stdio::piped());
-    sys::make_rank(&mut command, identity.listener_fd);
+    sys::prepare_rank(&mut command, identity.listener_fd);
     command
 }

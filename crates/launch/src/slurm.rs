@@ -1,29 +1,27 @@
-//! Slurm's two small languages: host lists like `gpu[001-003,7],login1` and task counts like
-//! `2(x3),1`. Reads only what a rank needs of them, and never asks Slurm anything.
+//! Parses Slurm's host lists (`gpu[001-003,7],login1`) and task counts (`2(x3),1`), as far as a rank needs them. Never
+//! calls Slurm.
 
-/// The host that a task of Slurm runs on, among those of its job: for one launcher per host.
+/// The node of a Slurm task within its job, for one launcher per node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlurmNode {
-    /// From 0.
-    pub number: usize,
+    pub index: usize,
     pub first_host: String,
 }
 
 impl SlurmNode {
-    /// None where this is no task of Slurm's.
-    pub fn from_env(env: &dyn Fn(&str) -> Option<String>) -> Option<SlurmNode> {
-        let number = env("SLURM_NODEID")?.trim().parse().ok()?;
+    fn from_env(env: &dyn Fn(&str) -> Option<String>) -> Option<SlurmNode> {
+        let index = env("SLURM_NODEID")?.trim().parse().ok()?;
         let list = env("SLURM_STEP_NODELIST").or_else(|| env("SLURM_JOB_NODELIST"))?;
-        Some(SlurmNode { number, first_host: first_host(&list)? })
+        Some(SlurmNode { index, first_host: first_host(&list)? })
     }
 
-    /// For the command line only.
+    /// `None` if this process is not a Slurm task. For the command line only.
     pub fn from_process_env() -> Option<SlurmNode> {
         Self::from_env(&|name| std::env::var(name).ok())
     }
 }
 
-/// The first host that a list names: `gpu[001-003,7],login1` is `gpu001`.
+/// The first host of a list: `gpu001` for `gpu[001-003,7],login1`.
 pub(super) fn first_host(list: &str) -> Option<String> {
     let mut host = String::new();
     let mut rest = list.trim();
@@ -46,7 +44,7 @@ pub(super) fn first_host(list: &str) -> Option<String> {
     plausible.then_some(host)
 }
 
-/// How many tasks run on the given node: in `2(x3),1`, node 2 has 2 and node 3 has 1.
+/// The number of tasks on a node: in `2(x3),1`, node 2 has 2 tasks and node 3 has 1.
 pub(super) fn tasks_on_node(counts: &str, node: usize) -> Option<usize> {
     let mut nodes_before = 0usize;
     for item in counts.trim().split(',') {
@@ -63,8 +61,8 @@ pub(super) fn tasks_on_node(counts: &str, node: usize) -> Option<usize> {
     None
 }
 
-/// A port that all tasks of a job derive alike. It stays below 32768, where Linux starts to hand out
-/// ports to outgoing connections.
+/// A port derived from the job id, the same in all tasks. Below 32768, where Linux starts to assign ports to outgoing
+/// connections.
 pub(super) fn port_of_job(job: u64) -> u16 {
     20_000 + (job % 12_000) as u16
 }
@@ -114,19 +112,19 @@ mod tests {
     }
 
     #[test]
-    fn a_launcher_knows_its_host() {
+    fn node_of_a_task() {
         let env = |name: &str| match name {
             "SLURM_NODEID" => Some("2".to_string()),
             "SLURM_JOB_NODELIST" => Some("gpu[07-09]".to_string()),
             _ => None,
         };
-        let node = SlurmNode { number: 2, first_host: "gpu07".into() };
+        let node = SlurmNode { index: 2, first_host: "gpu07".into() };
         assert_eq!(SlurmNode::from_env(&env), Some(node));
         assert_eq!(SlurmNode::from_env(&|_| None), None);
     }
 
     #[test]
-    fn ports_stay_in_range() {
+    fn ports_are_in_range() {
         for job in [0, 1, 11_999, 12_000, u64::MAX] {
             assert!((20_000..32_768).contains(&port_of_job(job)), "{job}");
         }

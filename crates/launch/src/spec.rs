@@ -1,4 +1,4 @@
-//! What to launch, and what may come of it. Values only; `supervise` acts on them.
+//! What to launch, and the possible outcomes. Values only; `supervise` acts on them.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -7,13 +7,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::ending::Ending;
-use super::output::Show;
 use lockstep_comm::token::{self, TokenError, TokenSource};
 
-const LONGEST_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
+use super::exit::Exit;
+use super::output::OutputMode;
 
-/// This node's share of a job.
+const MAX_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// What one node launches.
 #[derive(Clone, Debug)]
 pub struct LaunchSpec {
     /// The program and its arguments, the same for every rank.
@@ -22,21 +23,22 @@ pub struct LaunchSpec {
     pub nnodes: usize,
     pub node_rank: usize,
     pub master_addr: String,
-    /// 0: a free port on a single node, 29500 on many.
+    /// 0 means a free port on a single node and 29500 on several.
     pub master_port: u16,
-    /// How often a failed job is started anew.
+    /// Maximum number of restarts after a failure.
     pub max_restarts: u32,
     pub log_dir: PathBuf,
-    pub show: Show,
-    /// How long a rank may take to end after SIGTERM before it gets SIGKILL.
+    pub output: OutputMode,
+    /// Time between SIGTERM and SIGKILL.
     pub grace: Duration,
-    /// The same where the reason is that another rank has failed; zero sends SIGKILL at once.
+    /// Time between SIGTERM and SIGKILL after another rank has failed. Zero sends SIGKILL at once.
     pub grace_after_failure: Duration,
-    /// The token that all nodes share. On a single node none is better: each generation then gets
-    /// a random one.
+    /// Time that the other ranks have after a failure to report it and exit by themselves, before SIGTERM.
+    pub report_window: Duration,
+    /// The token shared by all nodes. Not needed on a single node: each generation then gets a random one.
     pub token: TokenSource,
     pub bind: Option<IpAddr>,
-    /// Further variables for every rank.
+    /// Additional environment variables for every rank.
     pub extra_env: Vec<(String, String)>,
 }
 
@@ -52,62 +54,75 @@ impl LaunchSpec {
             master_port: 0,
             max_restarts: 0,
             log_dir,
-            show: Show::RankZero,
+            output: OutputMode::RankZero,
             grace: Duration::from_secs(5),
             grace_after_failure: Duration::from_secs(5),
+            report_window: Duration::from_secs(2),
             token: TokenSource::None,
             bind: None,
             extra_env: Vec::new(),
         }
     }
 
-    /// Everything that is wrong with it, as far as can be seen without trying.
-    pub fn mistakes(&self) -> Vec<String> {
-        let mut mistakes = Vec::new();
-        if self.command.is_empty() {
-            mistakes.push("there is no command; put it after `--`".to_string());
+    /// Checks the spec and loads the shared token.
+    pub(crate) fn check(&self) -> Result<Option<String>, LaunchError> {
+        let errors = self.errors();
+        if !errors.is_empty() {
+            return Err(LaunchError::Invalid(errors));
         }
-        if self.nproc_per_node == 0 || self.nnodes == 0 {
-            mistakes.push(format!(
-                "{} nodes with {} ranks each are no ranks at all; both count from 1",
-                self.nnodes, self.nproc_per_node
-            ));
+        self.token.load().map_err(LaunchError::Token)
+    }
+
+    fn errors(&self) -> Vec<String> {
+        let mut errors = Vec::new();
+        if self.command.is_empty() {
+            errors.push("no command given; put it after `--`".to_string());
+        }
+        for (option, value) in [("nodes", self.nnodes), ("ranks per node", self.nproc_per_node)] {
+            if value == 0 {
+                errors.push(format!("the number of {option} must be at least 1 (got 0)"));
+            }
         }
         if self.node_rank >= self.nnodes {
-            mistakes.push(format!(
-                "node rank {} is not below the {} nodes; node ranks count from 0",
+            errors.push(format!(
+                "node rank {} is out of range: there are {} nodes, counted from 0",
                 self.node_rank, self.nnodes
             ));
         }
         if self.nnodes.checked_mul(self.nproc_per_node).is_none() {
-            mistakes.push("nodes times ranks per node is beyond counting".to_string());
+            errors.push(format!(
+                "{} nodes with {} ranks each are too many ranks",
+                self.nnodes, self.nproc_per_node
+            ));
         }
-        if self.grace > LONGEST_GRACE {
-            mistakes.push(format!(
-                "a grace of {} s is more than a day; give less",
+        if self.grace > MAX_GRACE {
+            errors.push(format!(
+                "the grace period must be at most {} s (got {} s)",
+                MAX_GRACE.as_secs(),
                 self.grace.as_secs()
             ));
         }
         if self.nnodes > 1 && self.token == TokenSource::None {
-            mistakes.push(format!(
-                "{} nodes need a token that they share: LOCKSTEP_TOKEN or --token-file; {}",
+            errors.push(format!(
+                "{} nodes need a shared token: set LOCKSTEP_TOKEN or --token-file; {}",
                 self.nnodes,
                 token::HOW_TO_MAKE
             ));
         }
-        mistakes
+        errors
     }
 }
 
-/// What came of a launch. The exit code is that of the last generation.
+/// The outcome of a launch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
+    /// Exit code of the last generation.
     pub exit_code: i32,
-    /// The last generation, counting from 0.
+    /// Index of the last generation.
     pub generation: u32,
-    /// Who failed first in the last generation.
+    /// First failure of the last generation.
     pub failure: Option<Failure>,
-    /// The signal by which the launcher was told to end.
+    /// The signal that stopped the launcher.
     pub interrupted: Option<i32>,
 }
 
@@ -116,31 +131,32 @@ pub struct Outcome {
 pub struct Failure {
     pub rank: usize,
     pub generation: u32,
-    pub ending: Ending,
+    pub exit: Exit,
     pub log: PathBuf,
-    /// Its last lines of output.
+    /// The last lines of its output.
     pub tail: Vec<String>,
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {} failed first: it {}", self.rank, self.ending)?;
-        if self.ending == Ending::Signal(libc::SIGKILL) {
-            write!(f, ", as the kernel does when memory runs out")?;
+        write!(f, "rank {} failed first: it {}", self.rank, self.exit)?;
+        if self.exit == Exit::Signal(libc::SIGKILL) {
+            write!(f, ", possibly by the kernel because memory ran out")?;
         }
         write!(f, " (generation {})", self.generation)?;
         if self.tail.is_empty() {
-            return write!(f, "; it printed nothing");
+            return write!(f, "; it printed no output");
         }
         write!(f, "; {} ends with:", self.log.display())?;
         self.tail.iter().try_for_each(|line| write!(f, "\n  | {line}"))
     }
 }
 
-/// Why ranks could not be started or watched.
+/// Why ranks could not be started or supervised.
 #[derive(Debug)]
 pub enum LaunchError {
-    Mistakes(Vec<String>),
+    /// Errors in the spec.
+    Invalid(Vec<String>),
     Token(TokenError),
     Address {
         host: String,
@@ -160,41 +176,43 @@ pub enum LaunchError {
         cause: io::Error,
     },
     System {
-        act: &'static str,
+        action: &'static str,
         cause: io::Error,
     },
-    /// The launchers of several nodes do not come together.
-    Node {
-        what: String,
-    },
+    /// The launchers of several nodes cannot form a job.
+    Rendezvous(String),
 }
 
 impl fmt::Display for LaunchError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            LaunchError::Mistakes(mistakes) => f.write_str(&mistakes.join("\n")),
+            LaunchError::Invalid(errors) => f.write_str(&errors.join("\n")),
             LaunchError::Token(error) => error.fmt(f),
             LaunchError::Address { host, .. } => write!(
                 f,
-                "cannot find the address of {host}; give another --master-addr, or --bind the IP to listen on"
+                "cannot resolve {host}; set --master-addr to another name, or --bind to the IP address to listen on"
             ),
             LaunchError::Listen { at, cause } if cause.kind() == io::ErrorKind::AddrInUse => {
                 write!(
                     f,
-                    "port {} is in use on {}; choose another --master-port (on one node leave it out and a free one is taken)",
+                    "port {} is in use on {}; choose another --master-port (on one node, omit it to use a free port)",
                     at.port(),
                     at.ip()
                 )
             }
             LaunchError::Listen { at, .. } => write!(f, "cannot listen on {at}"),
             LaunchError::Log { dir, .. } => {
-                write!(f, "cannot write logs in {}; choose a --log-dir", dir.display())
+                write!(
+                    f,
+                    "cannot write logs to {}; set --log-dir to a writable directory",
+                    dir.display()
+                )
             }
             LaunchError::Spawn { rank, program, .. } => {
                 write!(f, "cannot start {program} as rank {rank}")
             }
-            LaunchError::System { act, .. } => write!(f, "cannot {act}"),
-            LaunchError::Node { what } => f.write_str(what),
+            LaunchError::System { action, .. } => write!(f, "cannot {action}"),
+            LaunchError::Rendezvous(error) => f.write_str(error),
         }
     }
 }
@@ -202,7 +220,7 @@ impl fmt::Display for LaunchError {
 impl std::error::Error for LaunchError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            LaunchError::Mistakes(_) | LaunchError::Node { .. } => None,
+            LaunchError::Invalid(_) | LaunchError::Rendezvous(_) => None,
             LaunchError::Token(error) => error.source(),
             LaunchError::Address { cause, .. }
             | LaunchError::Listen { cause, .. }

@@ -1,61 +1,62 @@
-//! Launching a job on this node: generation after generation, until one succeeds, restarts are used
-//! up, or somebody says stop. Never knows what the ranks compute.
+//! The launcher of one node: runs generation after generation until one succeeds, no restarts are left, or a signal
+//! stops it. Does not know what the ranks compute.
 
 use std::path::Path;
-use std::sync::mpsc;
 
-use super::ending::{Ending, STOPPED};
-use super::events::{Share, SignalWatch};
-use super::generation::{self, Ended};
-use super::meeting::{self, Meeting};
-use super::output;
-use super::spec::{LaunchError, LaunchSpec, Outcome};
 use lockstep_comm::token;
 
-/// Starts this node's ranks and stays with them to the end.
+use super::events::{Assignment, Events, SignalWatch};
+use super::exit::{EXIT_STOPPED, Exit};
+use super::generation::{self, GenerationResult};
+use super::output;
+use super::rendezvous::{self, Rendezvous};
+use super::spec::{LaunchError, LaunchSpec, Outcome};
+
+/// Starts this node's ranks and supervises them until the job ends.
 ///
-/// Ranks are bound to the calling thread: should it die, even by SIGKILL, they die with it. While it
-/// runs, SIGINT, SIGTERM, SIGHUP and SIGQUIT to this thread's process end the ranks first.
+/// Ranks are tied to the calling thread: if it dies, even by SIGKILL, they die with it. While it runs, SIGINT, SIGTERM,
+/// SIGHUP and SIGQUIT to this process stop the ranks first.
 pub fn launch(spec: &LaunchSpec) -> Result<Outcome, LaunchError> {
-    let mistakes = spec.mistakes();
-    if !mistakes.is_empty() {
-        return Err(LaunchError::Mistakes(mistakes));
-    }
-    let shared_token = spec.token.load().map_err(LaunchError::Token)?;
-    let (sender, events) = mpsc::channel();
-    let _signals = SignalWatch::start(sender.clone())
-        .map_err(|cause| LaunchError::System { act: "watch for signals", cause })?;
+    let shared_token = spec.check()?;
+    let events = Events::new();
+    let _signals = SignalWatch::start(events.sender.clone())
+        .map_err(|cause| LaunchError::System { action: "watch for signals", cause })?;
 
     let mut number = 0;
     loop {
-        // On one node nobody else has to know the token, so a straggler of the last generation
-        // cannot join this one.
-        let token = match &shared_token {
-            Some(token) => token.clone(),
-            None => token::random()
-                .map_err(|cause| LaunchError::System { act: "read /dev/urandom", cause })?,
-        };
-        let share = share(spec, number)?;
-        let ended = generation::run(spec, share, token, (&sender, &events), &|_| {})?;
-        if let Some(failure) = &ended.failure {
-            output::say(&failure.to_string());
+        let token = generation_token(shared_token.as_deref())?;
+        let result = generation::run(spec, assignment(spec, number)?, token, &events, &|_| {})?;
+        if let Some(failure) = &result.failure {
+            output::report(&failure.to_string());
         }
-        let again = ended.failure.is_some() && ended.interrupted.is_none() && !ended.hopeless();
-        if !again || number == spec.max_restarts {
-            return Ok(outcome(ended, number));
+        let retry = result.failure.is_some()
+            && result.interrupted.is_none()
+            && !result.is_permanent_failure();
+        if !retry || number == spec.max_restarts {
+            return Ok(outcome(result, number));
         }
         number += 1;
-        output::say(&format!(
+        output::report(&format!(
             "starting generation {number} (restart {number} of at most {})",
             spec.max_restarts
         ));
     }
 }
 
-/// This node's ranks: nodes have equally many, one after the other.
-fn share(spec: &LaunchSpec, generation: u32) -> Result<Share, LaunchError> {
-    let Meeting { port, listener } = meeting::arrange(spec)?;
-    Ok(Share {
+/// The token of one generation. On a single node it is random, so that a leftover rank of the last generation cannot
+/// join this one.
+pub(crate) fn generation_token(shared: Option<&str>) -> Result<String, LaunchError> {
+    match shared {
+        Some(token) => Ok(token.to_string()),
+        None => token::random()
+            .map_err(|cause| LaunchError::System { action: "read /dev/urandom", cause }),
+    }
+}
+
+/// This node's ranks: all nodes have the same number, in order of the nodes.
+fn assignment(spec: &LaunchSpec, generation: u32) -> Result<Assignment, LaunchError> {
+    let Rendezvous { port, listener } = rendezvous::prepare(spec)?;
+    Ok(Assignment {
         generation,
         first_rank: spec.node_rank * spec.nproc_per_node,
         slots: (0..spec.nproc_per_node).collect(),
@@ -67,35 +68,57 @@ fn share(spec: &LaunchSpec, generation: u32) -> Result<Share, LaunchError> {
     })
 }
 
-/// Starts this very program `n` times as local ranks, with the arguments it was given itself, and
-/// shows rank 0's output. In the copies [`crate::identity::from_env`] finds their rank, so that they know
-/// not to do the same.
-pub fn respawn_self(
-    n: usize,
-    extra_env: &[(String, String)],
-    log_dir: &Path,
-) -> Result<Outcome, LaunchError> {
-    let mut spec = this_program(n, log_dir)?;
-    spec.extra_env = extra_env.to_vec();
-    launch(&spec)
-}
-
-/// The spec that [`respawn_self`] launches, for who wants restarts or another view.
+/// A spec that starts this program `n` times as local ranks, with its own arguments. In the copies,
+/// [`crate::identity::from_env`] finds their rank.
 pub fn this_program(n: usize, log_dir: &Path) -> Result<LaunchSpec, LaunchError> {
     let program = std::env::current_exe()
-        .map_err(|cause| LaunchError::System { act: "find this program's own file", cause })?;
+        .map_err(|cause| LaunchError::System { action: "find this program's executable", cause })?;
     let mut command = vec![program.into_os_string()];
     command.extend(std::env::args_os().skip(1));
     Ok(LaunchSpec::local(n, command, log_dir.to_path_buf()))
 }
 
-fn outcome(ended: Ended, generation: u32) -> Outcome {
-    let stopped = ended.orderly() && !ended.done();
-    let exit_code = match (ended.interrupted, &ended.failure) {
-        _ if stopped => STOPPED,
-        (Some(signal), _) => Ending::Signal(signal).exit_code(),
-        (None, Some(failure)) => failure.ending.exit_code(),
+fn outcome(result: GenerationResult, generation: u32) -> Outcome {
+    let stopped = result.is_graceful() && !result.is_success();
+    let exit_code = match (result.interrupted, &result.failure) {
+        _ if stopped => EXIT_STOPPED,
+        (Some(signal), _) => Exit::Signal(signal).code(),
+        (None, Some(failure)) => failure.exit.code(),
         (None, None) => 0,
     };
-    Outcome { exit_code, generation, failure: ended.failure, interrupted: ended.interrupted }
+    Outcome { exit_code, generation, failure: result.failure, interrupted: result.interrupted }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn survivors_may_report_a_failure_before_they_are_stopped() {
+        let dir = std::env::temp_dir().join(format!("lockstep-survivors-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let script = r#"
+            cd "$0"
+            if [ $RANK = 1 ]; then
+                echo $$ > pid.new; mv pid.new pid
+                until [ -e ready ]; do sleep 0.05; done
+                exit 6
+            fi
+            trap 'touch terminated' TERM
+            until [ -e pid ]; do sleep 0.05; done
+            touch ready
+            until grep -q '^State:.*Z' /proc/$(cat pid)/status; do sleep 0.05; done
+            echo "rank 1 is gone" > report
+            exit 1"#;
+        let command = ["sh".into(), "-c".into(), script.into(), dir.clone().into_os_string()];
+        let mut spec = LaunchSpec::local(2, command.to_vec(), dir.join("logs"));
+        spec.output = crate::OutputMode::None;
+        // Long enough on any machine; rank 0 ends it.
+        spec.report_window = Duration::from_secs(600);
+        let outcome = launch(&spec).unwrap();
+        assert_eq!((outcome.exit_code, outcome.failure.unwrap().rank), (6, 1));
+        assert!(dir.join("report").exists() && !dir.join("terminated").exists());
+        std::fs::remove_dir_all(dir).unwrap();
+    }
 }

@@ -1,5 +1,5 @@
-//! The few calls to the kernel that need `unsafe`: signals, parent death, inherited sockets. Decides
-//! nothing; each function is one act, safe to call.
+//! Safe wrappers for the system calls that need `unsafe`: signals, parent-death signal, inherited sockets. Makes no
+//! decisions.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -7,10 +7,10 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use super::ending::Ending;
+use super::exit::Exit;
 
-/// The signals that ask a launcher to end.
-const ASKING: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
+/// The signals that ask a launcher to stop.
+const STOP_SIGNALS: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result == -1 {
@@ -19,18 +19,18 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     Ok(result)
 }
 
-/// Makes the process that `command` starts a rank: it leads its own process group, dies with the
-/// calling *thread*, has no signal blocked, and inherits `listener` if one is given.
-pub(super) fn make_rank(command: &mut Command, listener: Option<RawFd>) {
+/// Configures `command` to start a rank: it leads its own process group, dies with the calling *thread*, has no blocked
+/// signals, and inherits `listener` if one is given.
+pub(super) fn prepare_rank(command: &mut Command, listener: Option<RawFd>) {
     command.process_group(0);
     let launcher = std::process::id();
     let prepare = move || {
-        // SAFETY: prctl, getppid, sigemptyset, sigprocmask and fcntl are plain system calls (or pure
-        // writes to a local), allowed between fork and exec; the mask is a valid local; and the
-        // listener's number is open in the child because the launcher keeps it until spawn returns.
+        // SAFETY: prctl, getppid, sigemptyset, sigprocmask and fcntl are async-signal-safe, so they are allowed between
+        // fork and exec; the mask is a valid local; the listener is open in the child because the launcher keeps it
+        // until spawn returns.
         unsafe {
             check(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL))?;
-            // The launcher may have died before the line above; nobody would tell us any more.
+            // If the launcher died before the call above, the signal is never delivered.
             if libc::getppid() as u32 != launcher {
                 return Err(io::Error::from_raw_os_error(libc::ESRCH));
             }
@@ -43,67 +43,67 @@ pub(super) fn make_rank(command: &mut Command, listener: Option<RawFd>) {
         }
         Ok(())
     };
-    // SAFETY: the closure makes system calls only; it neither allocates nor takes a lock.
+    // SAFETY: the closure only makes system calls; it does not allocate or lock.
     unsafe {
         command.pre_exec(prepare);
     }
 }
 
-/// Waits until the child ended, and leaves it a zombie: its number, and that of its group, stay
-/// taken until it is reaped, so a late signal cannot hit a stranger.
-pub(super) fn wait_without_reaping(pid: u32) -> io::Result<Ending> {
+/// Waits until the child has exited and leaves it a zombie. Its pid and process group id stay reserved until it is
+/// reaped, so a late signal cannot hit an unrelated process.
+pub(super) fn wait_without_reaping(pid: u32) -> io::Result<Exit> {
     loop {
-        // SAFETY: siginfo_t is plain data, for which zeros are valid, and is ours to be written.
+        // SAFETY: siginfo_t is plain data for which zeros are valid, and waitid only writes to it.
         let (result, info) = unsafe {
             let mut info: libc::siginfo_t = std::mem::zeroed();
-            let how = libc::WEXITED | libc::WNOWAIT;
-            (libc::waitid(libc::P_PID, pid, &mut info, how), info)
+            let options = libc::WEXITED | libc::WNOWAIT;
+            (libc::waitid(libc::P_PID, pid, &mut info, options), info)
         };
         match check(result) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return Err(error),
             Ok(_) => {}
         }
-        // SAFETY: waitid succeeded for an ended child, so the fields of SIGCHLD are filled in.
+        // SAFETY: waitid succeeded for an exited child, so the SIGCHLD fields are filled in.
         let status = unsafe { info.si_status() };
         return Ok(match info.si_code {
-            libc::CLD_EXITED => Ending::Code(status),
-            _ => Ending::Signal(status),
+            libc::CLD_EXITED => Exit::Code(status),
+            _ => Exit::Signal(status),
         });
     }
 }
 
-/// Sends a signal to a rank and all its descendants that stayed in its group.
+/// Sends a signal to a process group.
 pub(super) fn signal_group(leader: u32, signal: i32) {
-    // SAFETY: kill takes no memory. That the group is gone already is no failure.
+    // SAFETY: kill accesses no memory. A group that is already gone is not an error.
     unsafe {
         libc::kill(-(leader as libc::pid_t), signal);
     }
 }
 
-/// The signals that ask us to end, held back from the calling thread (and threads it starts from
-/// now on) until dropped, to be read instead.
-pub(super) struct HeldSignals {
-    before: libc::sigset_t,
-    arrived: File,
+/// Blocks the stop signals in the calling thread (and threads that it starts) until dropped, so that they can be read
+/// from a descriptor instead.
+pub(super) struct BlockedSignals {
+    previous: libc::sigset_t,
+    pending: File,
 }
 
-impl HeldSignals {
-    pub fn hold() -> io::Result<HeldSignals> {
-        // SAFETY: all sets are valid locals; signalfd returns a descriptor that nobody else owns.
+impl BlockedSignals {
+    pub fn block() -> io::Result<BlockedSignals> {
+        // SAFETY: all sets are valid locals; signalfd returns a new descriptor.
         unsafe {
-            let mut held: libc::sigset_t = std::mem::zeroed();
-            let mut before: libc::sigset_t = std::mem::zeroed();
-            libc::sigemptyset(&mut held);
-            for signal in ASKING {
+            let mut blocked: libc::sigset_t = std::mem::zeroed();
+            let mut previous: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&mut blocked);
+            for signal in STOP_SIGNALS {
                 if !is_ignored(signal) {
-                    libc::sigaddset(&mut held, signal);
+                    libc::sigaddset(&mut blocked, signal);
                 }
             }
-            let fd = check(libc::signalfd(-1, &held, libc::SFD_CLOEXEC))?;
-            let arrived = File::from(OwnedFd::from_raw_fd(fd));
-            match libc::pthread_sigmask(libc::SIG_BLOCK, &held, &mut before) {
-                0 => Ok(HeldSignals { before, arrived }),
+            let fd = check(libc::signalfd(-1, &blocked, libc::SFD_CLOEXEC))?;
+            let pending = File::from(OwnedFd::from_raw_fd(fd));
+            match libc::pthread_sigmask(libc::SIG_BLOCK, &blocked, &mut previous) {
+                0 => Ok(BlockedSignals { previous, pending }),
                 error => Err(io::Error::from_raw_os_error(error)),
             }
         }
@@ -111,21 +111,21 @@ impl HeldSignals {
 
     /// A second handle to read from, for another thread.
     pub fn reader(&self) -> io::Result<File> {
-        self.arrived.try_clone()
+        self.pending.try_clone()
     }
 }
 
-impl Drop for HeldSignals {
+impl Drop for BlockedSignals {
     fn drop(&mut self) {
-        // SAFETY: `before` was filled in by pthread_sigmask.
+        // SAFETY: `previous` was filled in by pthread_sigmask.
         unsafe {
-            libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, std::ptr::null_mut());
+            libc::pthread_sigmask(libc::SIG_SETMASK, &self.previous, std::ptr::null_mut());
         }
     }
 }
 
-/// Whether somebody (nohup, a shell's `&`) had us ignore the signal. A held signal would arrive
-/// all the same.
+/// Whether the signal is ignored, as under nohup or a shell's `&`. A blocked signal would be delivered to the
+/// descriptor nevertheless.
 fn is_ignored(signal: i32) -> bool {
     // SAFETY: sigaction with a null new action only reads, into a valid local.
     unsafe {
@@ -135,11 +135,11 @@ fn is_ignored(signal: i32) -> bool {
     }
 }
 
-/// Waits until one of the descriptors can be read or has ended, and says which. They are looked at
-/// in order; none stands for one that is not waited for.
+/// Waits until at least one descriptor is readable or closed, and returns which ones are. They are polled in order;
+/// `None` is skipped.
 pub(super) fn wait_readable<const N: usize>(fds: [Option<RawFd>; N]) -> io::Result<[bool; N]> {
     let mut polled = fds.map(|fd| libc::pollfd {
-        // The kernel skips negative numbers.
+        // The kernel skips negative descriptors.
         fd: fd.unwrap_or(-1),
         events: libc::POLLIN,
         revents: 0,
@@ -154,11 +154,11 @@ pub(super) fn wait_readable<const N: usize>(fds: [Option<RawFd>; N]) -> io::Resu
     }
 }
 
-/// The number of the next signal that [`HeldSignals`] held back.
-pub(super) fn read_signal(arrived: &mut File) -> io::Result<i32> {
-    // A signalfd_siginfo begins with the signal's number.
+/// Reads the next pending signal from a [`BlockedSignals::reader`].
+pub(super) fn read_signal(pending: &mut File) -> io::Result<i32> {
+    // A signalfd_siginfo starts with the signal number.
     let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
-    arrived.read_exact(&mut info)?;
+    pending.read_exact(&mut info)?;
     let [a, b, c, d, ..] = info;
     Ok(i32::from_ne_bytes([a, b, c, d]))
 }

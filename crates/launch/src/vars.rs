@@ -1,20 +1,20 @@
-//! Reads variables and gathers what is wrong with them. Never stops at the first mistake, and never
-//! touches the process environment: where values come from is the caller's function.
+//! Reads environment variables and collects every error in them. Never touches the process environment: the caller
+//! passes a lookup function.
 
 use std::fmt::Display;
 use std::str::FromStr;
 
 pub(super) struct Vars<'a> {
     env: &'a dyn Fn(&str) -> Option<String>,
-    mistakes: Vec<String>,
+    errors: Vec<String>,
 }
 
 impl<'a> Vars<'a> {
     pub fn new(env: &'a dyn Fn(&str) -> Option<String>) -> Self {
-        Vars { env, mistakes: Vec::new() }
+        Vars { env, errors: Vec::new() }
     }
 
-    /// The value, or none when it is unset or blank: job scripts often export empty variables.
+    /// The trimmed value; `None` when it is unset or blank, since job scripts often export empty variables.
     pub fn text(&self, name: &str) -> Option<String> {
         let value = (self.env)(name)?.trim().to_string();
         (!value.is_empty()).then_some(value)
@@ -24,22 +24,22 @@ impl<'a> Vars<'a> {
         self.text(name).is_some()
     }
 
-    pub fn complain(&mut self, mistake: impl Display) {
-        self.mistakes.push(mistake.to_string());
+    pub fn error(&mut self, error: impl Display) {
+        self.errors.push(error.to_string());
     }
 
-    /// The value as a `T`; one that does not parse is a mistake and counts as none.
+    /// The value as a `T`. A value that does not parse is recorded as an error and treated as unset.
     pub fn parsed<T: FromStr>(&mut self, name: &str, kind: &str) -> Option<T> {
         let text = self.text(name)?;
         let value = text.parse().ok();
         if value.is_none() {
-            self.complain(format!("{name}={text:?} is not {kind}; correct or unset it"));
+            self.error(format!("{name}={text:?} is not {kind}; correct or unset it"));
         }
         value
     }
 
     pub fn number<T: FromStr>(&mut self, name: &str) -> Option<T> {
-        self.parsed(name, "a whole number in range")
+        self.parsed(name, "an integer in range")
     }
 
     /// The first of `names` that is set.
@@ -48,26 +48,28 @@ impl<'a> Vars<'a> {
         self.number(name)
     }
 
-    /// A number that has to be there because `partner` announced its kind of launcher.
-    pub fn needed<T: FromStr>(&mut self, name: &str, partner: &str) -> Option<T> {
+    /// A number that must be set because `partner` is.
+    pub fn required<T: FromStr>(&mut self, name: &str, partner: &str) -> Option<T> {
         if !self.is_set(name) {
-            self.complain(format!("{name} is not set although {partner} is; set both or neither"));
+            self.error(format!("{name} is not set although {partner} is; set both or neither"));
         }
         self.number(name)
     }
 
-    /// Two numbers that come together or not at all.
-    pub fn pair(&mut self, first: &str, second: &str, neither: (usize, usize)) -> PairRead {
+    /// Two numbers that must be set together; `default` if neither is. `None` where an error was recorded.
+    pub fn pair(
+        &mut self,
+        first: &str,
+        second: &str,
+        default: (usize, usize),
+    ) -> (Option<usize>, Option<usize>) {
         if !self.is_set(first) && !self.is_set(second) {
-            return (Some(neither.0), Some(neither.1));
+            return (Some(default.0), Some(default.1));
         }
-        (self.needed(first, second), self.needed(second, first))
+        (self.required(first, second), self.required(second, first))
     }
 
-    pub fn into_mistakes(self) -> Vec<String> {
-        self.mistakes
+    pub fn into_errors(self) -> Vec<String> {
+        self.errors
     }
 }
-
-/// Both numbers; none where a mistake was noted.
-pub(super) type PairRead = (Option<usize>, Option<usize>);

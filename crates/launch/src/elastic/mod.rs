@@ -1,110 +1,75 @@
-//! Launchers of several nodes as one job that goes on while enough of them are there. See the README beside this
-//! file. Knows nothing of what ranks compute: how many can work, and how far they have come, it is told.
+//! Elastic jobs: the launchers of several nodes form one job that continues while enough of them are available. See
+//! README.md in this directory. Does not know what ranks compute: [`Job`] tells it how many ranks can work together and
+//! how far they have come.
 
-mod captain;
-mod follow;
-mod lead;
-mod link;
-mod node;
-mod words;
+mod agent;
+mod connect;
+mod connection;
+mod coordinator;
+mod messages;
+mod server;
 
 use std::time::Duration;
 
-use crate::{Ending, LaunchError, Outcome, output};
 use lockstep_comm::token;
 use lockstep_comm::wire::{Expect, PROTOCOL, Secret};
-use node::{Memory, Parted};
 
-pub use follow::follow;
-pub use lead::lead;
+use crate::LaunchError;
 
-/// What is to be known of a job to lead it.
+pub use connect::run_agent;
+pub use server::run_coordinator;
+
+/// The description of a job that its coordinator needs.
 pub struct Job {
-    rules: lead::JobRules,
-    next: Box<dyn FnMut() -> Result<u32, String> + Send>,
-    progress: Box<dyn Fn() -> u64 + Send>,
+    /// Number of nodes expected at the start.
+    pub nodes: usize,
+    /// Number of ranks when all nodes are available.
+    pub ranks: usize,
+    pub policy: RestartPolicy,
+    /// How many of the given number of ranks can work together; `None` if too few.
+    pub fit: Box<dyn Fn(usize) -> Option<usize> + Send>,
+    /// Allocates the number of the next generation, larger than all before.
+    pub next_generation: Box<dyn FnMut() -> Result<u32, String> + Send>,
+    /// How far the job has come: a number that grows, such as the step of the newest checkpoint.
+    pub progress: Box<dyn Fn() -> u64 + Send>,
 }
 
-/// What may be set for a job. Every field has a default that is right for most.
+/// Limits on restarts and waiting times.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
-    /// Restarts without any progress in between.
+pub struct RestartPolicy {
+    /// Maximum number of restarts without progress.
     pub max_restarts: u32,
-    /// How long to wait at the start until all nodes are there, before going on with enough of them.
-    pub at_start: Duration,
-    /// How long to wait for a lost node before going on without it.
-    pub after_loss: Duration,
-    /// How long to wait for as many nodes as are needed at least.
+    /// How long to wait for all nodes at the start before continuing with fewer.
+    pub start_timeout: Duration,
+    /// How long to wait for a lost node before continuing without it.
+    pub loss_timeout: Duration,
+    /// How long to wait for the minimum number of ranks before the job fails.
     pub give_up: Duration,
 }
 
-impl Default for Patience {
-    fn default() -> Patience {
-        Patience {
+impl Default for RestartPolicy {
+    fn default() -> RestartPolicy {
+        RestartPolicy {
             max_restarts: 3,
-            at_start: Duration::from_secs(60),
-            after_loss: Duration::from_secs(10),
+            start_timeout: Duration::from_secs(60),
+            loss_timeout: Duration::from_secs(10),
             give_up: Duration::from_secs(600),
         }
     }
 }
 
-impl Job {
-    /// A job of `ranks` ranks on `nodes` nodes when all are there.
-    ///
-    /// `fit` says how many of so many ranks can work, or that it is not enough to go on; `next` the number of the
-    /// next generation, above that of any before; `progress` how far the job has come, by a number that grows.
-    pub fn new(
-        nodes: usize,
-        ranks: usize,
-        patience: Patience,
-        fit: impl Fn(usize) -> Option<usize> + Send + 'static,
-        next: impl FnMut() -> Result<u32, String> + Send + 'static,
-        progress: impl Fn() -> u64 + Send + 'static,
-    ) -> Job {
-        let Patience { max_restarts, at_start, after_loss, give_up } = patience;
-        let fit = Box::new(fit);
-        let rules =
-            lead::JobRules { nodes, ranks, fit, max_restarts, at_start, after_loss, give_up };
-        Job { rules, next: Box::new(next), progress: Box::new(progress) }
-    }
-}
-
-/// The secret of launchers: not a rank's, so that neither is taken for the other.
-fn job_secret(shared: Option<&str>) -> Result<Secret, LaunchError> {
-    let unusable = |what: String| LaunchError::Node { what };
-    let Some(hex) = shared else {
-        return Err(unusable(format!(
-            "nodes need a token that they share; {}",
-            token::HOW_TO_MAKE
-        )));
+/// The secret shared by launchers. It differs from that of the ranks, so that neither is accepted as the other.
+fn launcher_secret(token: Option<&str>) -> Result<Secret, LaunchError> {
+    let Some(hex) = token else {
+        let error = format!("several nodes need a shared token; {}", token::HOW_TO_MAKE);
+        return Err(LaunchError::Rendezvous(error));
     };
-    let secret = Secret::from_hex(hex).map_err(|e| unusable(format!("the token: {e}")))?;
+    let secret = Secret::from_hex(hex)
+        .map_err(|error| LaunchError::Rendezvous(format!("invalid token: {error}")))?;
     Ok(secret.derive(b"launchers"))
 }
 
-/// What the first node's launcher is to the others. They outlive generations, so they have none.
+/// The coordinator's side of the handshake. Launchers outlive generations, so the generation is always 0.
 fn expect() -> Expect {
     Expect { version: PROTOCOL, generation: 0, config: [0; 32], rank: 0 }
-}
-
-fn node_name() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    name.trim().to_string()
-}
-
-fn outcome(parted: Parted, memory: Memory) -> Outcome {
-    let exit_code = match parted {
-        Parted::Bye { code, text } => {
-            if !text.is_empty() {
-                output::say(&text);
-            }
-            code
-        }
-        Parted::Signalled(signal) => Ending::Signal(signal).exit_code(),
-        Parted::Lost => memory.interrupted.map_or(1, |signal| Ending::Signal(signal).exit_code()),
-    };
-    let Memory { generation, failure, interrupted } = memory;
-    let failure = failure.filter(|_| exit_code != 0);
-    Outcome { exit_code, generation, failure, interrupted }
 }

@@ -2,7 +2,7 @@
 //! their own.
 
 use lockstep_comm::{LocalLinks, Options, Shape, Traffic, World, choose, sent};
-use lockstep_launch::{LaunchSpec, Show, identity, launch};
+use lockstep_launch::{LaunchSpec, OutputMode, identity, launch};
 use lockstep_parallel::Groups;
 use lockstep_plan::Exchange;
 
@@ -52,7 +52,7 @@ fn start(ranks: usize) {
     let command = [program].into_iter().chain([TEST, "--exact", "--nocapture"].map(Into::into));
     let logs = std::env::temp_dir().join(format!("lockstep-hosts-{}-{ranks}", std::process::id()));
     let mut spec = LaunchSpec::local(ranks, command.collect(), logs.clone());
-    spec.show = Show::Nothing;
+    spec.output = OutputMode::None;
     spec.extra_env = vec![(WORLD.into(), ranks.to_string()), ("RUST_BACKTRACE".into(), "0".into())];
     let outcome = launch(&spec).expect("the ranks start");
     let report = outcome.failure.map(|failure| failure.to_string()).unwrap_or_default();

@@ -6,7 +6,7 @@ use lockstep_comm::{
     Algo, Collective, Group, LocalLinks, Options, Shape, choose, on_threads_with, sent_if, share,
 };
 use lockstep_kernels::reference::largest;
-use lockstep_launch::{LaunchSpec, Show, identity, launch};
+use lockstep_launch::{LaunchSpec, OutputMode, identity, launch};
 use lockstep_parallel::compress::{exchanges, sent};
 
 const KINDS: [Collective; 2] = [Collective::AllReduce, Collective::ReduceScatter];
@@ -89,7 +89,7 @@ fn on_hosts(test: &str, ranks: usize, rank: impl Fn(World)) {
     let logs =
         std::env::temp_dir().join(format!("lockstep-compress-{}-{ranks}", std::process::id()));
     let mut spec = LaunchSpec::local(ranks, command.collect(), logs.clone());
-    spec.show = Show::Nothing;
+    spec.output = OutputMode::None;
     spec.extra_env = vec![(WORLD.into(), ranks.to_string()), ("RUST_BACKTRACE".into(), "0".into())];
     let outcome = launch(&spec).expect("the ranks start");
     let report = outcome.failure.map(|failure| failure.to_string()).unwrap_or_default();

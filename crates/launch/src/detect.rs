@@ -1,21 +1,21 @@
-//! What each kind of launcher says about a process, and which of them to believe. Never decides what
-//! Lockstep's own settings (token, generation, bind) mean; those are the same under every launcher.
+//! Detects which launcher started this process and reads the rank's placement from that launcher's variables. Settings
+//! that are the same under every launcher (token, generation, bind) are read in `identity`.
 
 use lockstep_comm::Launcher;
 
 use super::slurm;
 use super::vars::Vars;
 
-/// A process's seat as its launcher tells it.
-pub(super) struct Place {
+/// A process's place in the job, as its launcher reports it.
+pub(super) struct Placement {
     pub rank: usize,
     pub size: usize,
     pub local_rank: usize,
     pub local_size: usize,
     pub node: usize,
-    /// Where rank 0 is to be met, if the launcher knows.
+    /// Host and port of rank 0, if the launcher knows them.
     pub master: (Option<String>, Option<u16>),
-    /// The variables that said so, to speak of when they contradict each other.
+    /// The variables that were read, for error messages.
     pub names: Names,
 }
 
@@ -28,10 +28,9 @@ pub(super) struct Names {
 
 /// Picks the most specific launcher.
 ///
-/// MPI's launchers come before Slurm because `mpirun` inside an allocation leaves every rank with
-/// the SLURM_PROCID of the daemon that started it. But `srun --mpi=pmi2` sets PMI_RANK too, without
-/// local ranks, and then Slurm knows more.
-pub(super) fn most_specific(vars: &Vars) -> Launcher {
+/// MPI launchers come before Slurm because `mpirun` inside an allocation leaves every rank with the SLURM_PROCID of the
+/// daemon that started it. But `srun --mpi=pmi2` also sets PMI_RANK, without local ranks; then Slurm knows more.
+pub(super) fn launcher(vars: &Vars) -> Launcher {
     let any = |names: &[&str]| names.iter().any(|name| vars.is_set(name));
     let pmi = any(&["PMI_RANK", "PMI_SIZE"]);
     if any(&["RANK", "WORLD_SIZE"]) {
@@ -41,7 +40,7 @@ pub(super) fn most_specific(vars: &Vars) -> Launcher {
     } else if pmi && vars.is_set("MPI_LOCALRANKID") {
         Launcher::Pmi
     } else if vars.is_set("SLURM_PROCID") {
-        // SLURM_NTASKS alone is a shell inside an allocation, not a task of it.
+        // SLURM_NTASKS without SLURM_PROCID is a shell inside an allocation, not a task of it.
         Launcher::Slurm
     } else if pmi {
         Launcher::Pmi
@@ -50,14 +49,14 @@ pub(super) fn most_specific(vars: &Vars) -> Launcher {
     }
 }
 
-/// The seat according to `launcher`, or none when mistakes were noted.
-pub(super) fn read(launcher: Launcher, vars: &mut Vars) -> Option<Place> {
+/// The placement according to `launcher`; `None` if `vars` recorded errors.
+pub(super) fn placement(launcher: Launcher, vars: &mut Vars) -> Option<Placement> {
     match launcher {
         Launcher::Explicit => explicit(vars),
         Launcher::OpenMpi => open_mpi(vars),
         Launcher::Pmi => pmi(vars),
         Launcher::Slurm => slurm(vars),
-        Launcher::Standalone => Some(alone()),
+        Launcher::Standalone => Some(standalone()),
     }
 }
 
@@ -68,49 +67,51 @@ const EXPLICIT: Names = Names {
     local_size: "LOCAL_WORLD_SIZE",
 };
 
-fn explicit(vars: &mut Vars) -> Option<Place> {
+/// Local rank and local size where the launcher sets neither: one process per host.
+const ONE_PER_HOST: (usize, usize) = (0, 1);
+
+fn explicit(vars: &mut Vars) -> Option<Placement> {
     // Kubeflow's PyTorchJob sets no LOCAL_*: one process per pod.
-    let one_per_host = (0, 1);
-    let place = by_names(EXPLICIT, one_per_host, vars);
-    // torchrun numbers its nodes itself; NODE_RANK may be left over from the pod it runs in.
+    let placement = by_names(EXPLICIT, vars);
+    // torchrun numbers its nodes itself; NODE_RANK may be inherited from the pod it runs in.
     let node = vars.first_number(&["GROUP_RANK", "NODE_RANK"]);
-    let place = place?;
-    Some(Place { node: node.unwrap_or(place.node), ..place })
+    let placement = placement?;
+    Some(Placement { node: node.unwrap_or(placement.node), ..placement })
 }
 
-fn open_mpi(vars: &mut Vars) -> Option<Place> {
+fn open_mpi(vars: &mut Vars) -> Option<Placement> {
     let names = Names {
         rank: "OMPI_COMM_WORLD_RANK",
         size: "OMPI_COMM_WORLD_SIZE",
         local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
         local_size: "OMPI_COMM_WORLD_LOCAL_SIZE",
     };
-    // OMPI_COMM_WORLD_NODE_RANK is a rank *on* a node, not the number of one: of no use here.
-    by_names(names, (0, 1), vars)
+    // OMPI_COMM_WORLD_NODE_RANK is a rank *on* a node, not the index of a node.
+    by_names(names, vars)
 }
 
-fn pmi(vars: &mut Vars) -> Option<Place> {
+fn pmi(vars: &mut Vars) -> Option<Placement> {
     let names = Names {
         rank: "PMI_RANK",
         size: "PMI_SIZE",
         local_rank: "MPI_LOCALRANKID",
         local_size: "MPI_LOCALNRANKS",
     };
-    by_names(names, (0, 1), vars)
+    by_names(names, vars)
 }
 
-fn slurm(vars: &mut Vars) -> Option<Place> {
+fn slurm(vars: &mut Vars) -> Option<Placement> {
     let rank = vars.number("SLURM_PROCID");
     // A step may use fewer tasks and hosts than its job.
     let size = match vars.number("SLURM_STEP_NUM_TASKS") {
         Some(size) => Some(size),
-        None => vars.needed("SLURM_NTASKS", "SLURM_PROCID"),
+        None => vars.required("SLURM_NTASKS", "SLURM_PROCID"),
     };
-    let local_rank = vars.needed("SLURM_LOCALID", "SLURM_PROCID");
-    let node = vars.needed("SLURM_NODEID", "SLURM_PROCID");
+    let local_rank = vars.required("SLURM_LOCALID", "SLURM_PROCID");
+    let node = vars.required("SLURM_NODEID", "SLURM_PROCID");
     let local_size = slurm_local_size(vars, size, node);
     let job: Option<u64> = vars.number("SLURM_JOB_ID");
-    Some(Place {
+    Some(Placement {
         rank: rank?,
         size: size?,
         local_rank: local_rank?,
@@ -126,7 +127,7 @@ fn slurm(vars: &mut Vars) -> Option<Place> {
     })
 }
 
-/// SLURM_NTASKS_PER_NODE comes last: it is what was asked for, the lists are what was given.
+/// SLURM_NTASKS_PER_NODE comes last: it is what was requested, the lists are what was allocated.
 fn slurm_local_size(vars: &mut Vars, size: Option<usize>, node: Option<usize>) -> Option<usize> {
     for name in ["SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"] {
         let Some(counts) = vars.text(name) else {
@@ -135,8 +136,8 @@ fn slurm_local_size(vars: &mut Vars, size: Option<usize>, node: Option<usize>) -
         let node = node?;
         let tasks = slurm::tasks_on_node(&counts, node);
         if tasks.is_none() {
-            vars.complain(format!(
-                "{name}={counts:?} says nothing of node {node}; it should read like 2(x3),1"
+            vars.error(format!(
+                "{name}={counts:?} has no entry for node {node}; expected a list like 2(x3),1"
             ));
         }
         return tasks;
@@ -144,7 +145,7 @@ fn slurm_local_size(vars: &mut Vars, size: Option<usize>, node: Option<usize>) -
     if size == Some(1) {
         return size;
     }
-    vars.needed("SLURM_NTASKS_PER_NODE", "SLURM_PROCID")
+    vars.required("SLURM_NTASKS_PER_NODE", "SLURM_PROCID")
 }
 
 fn slurm_first_host(vars: &mut Vars) -> Option<String> {
@@ -153,33 +154,33 @@ fn slurm_first_host(vars: &mut Vars) -> Option<String> {
     let list = vars.text(name)?;
     let host = slurm::first_host(&list);
     if host.is_none() && !vars.is_set("MASTER_ADDR") {
-        vars.complain(format!(
+        vars.error(format!(
             "{name}={list:?} is not a host list; set MASTER_ADDR to the host of rank 0"
         ));
     }
     host
 }
 
-fn alone() -> Place {
-    Place {
+fn standalone() -> Placement {
+    Placement {
         rank: 0,
         size: 1,
         local_rank: 0,
         local_size: 1,
         node: 0,
-        // Nobody is to be met.
+        // A world of one has no rendezvous.
         master: (None, Some(0)),
         names: EXPLICIT,
     }
 }
 
-/// A seat from four plain numbers. The node is a guess: hosts filled one after the other, all alike.
-fn by_names(names: Names, without_local: (usize, usize), vars: &mut Vars) -> Option<Place> {
-    let rank: Option<usize> = vars.needed(names.rank, names.size);
-    let size = vars.needed(names.size, names.rank);
-    let (local_rank, local_size) = vars.pair(names.local_rank, names.local_size, without_local);
+/// Reads a placement from four plain numbers. The node is a guess: ranks fill equally large hosts one by one.
+fn by_names(names: Names, vars: &mut Vars) -> Option<Placement> {
+    let rank: Option<usize> = vars.required(names.rank, names.size);
+    let size = vars.required(names.size, names.rank);
+    let (local_rank, local_size) = vars.pair(names.local_rank, names.local_size, ONE_PER_HOST);
     let (rank, local_size) = (rank?, local_size?);
-    Some(Place {
+    Some(Placement {
         rank,
         size: size?,
         local_rank: local_rank?,

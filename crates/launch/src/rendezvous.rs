@@ -1,5 +1,5 @@
-//! The socket on which rank 0 awaits the others, bound by its launcher before any rank starts: so a
-//! taken port is an error at once and a free one cannot be lost in between. Never accepts.
+//! The listening socket of rank 0. The launcher binds it before any rank starts, so a port in use is an error at once
+//! and a free port cannot be taken in between. Never accepts connections.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
@@ -7,43 +7,41 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddr
 use super::identity::DEFAULT_PORT;
 use super::spec::{LaunchError, LaunchSpec};
 
-/// Where the ranks meet, and the listening socket if rank 0 is one of ours.
-pub(crate) struct Meeting {
+/// The port at which ranks meet, and the listening socket if rank 0 is on this node.
+#[derive(Debug)]
+pub(crate) struct Rendezvous {
     pub port: u16,
     pub listener: Option<TcpListener>,
 }
 
-pub(crate) fn arrange(spec: &LaunchSpec) -> Result<Meeting, LaunchError> {
+pub(crate) fn prepare(spec: &LaunchSpec) -> Result<Rendezvous, LaunchError> {
     let port = match spec.master_port {
         0 if spec.nnodes > 1 => DEFAULT_PORT,
         port => port,
     };
     if spec.node_rank != 0 {
-        return Ok(Meeting { port, listener: None });
+        return Ok(Rendezvous { port, listener: None });
     }
-    open(spec, port)
+    let (port, listener) = listen(spec, port)?;
+    Ok(Rendezvous { port, listener: Some(listener) })
 }
 
-/// Listens where rank 0 is to be met; 0 is a free port.
-pub(crate) fn open(spec: &LaunchSpec, port: u16) -> Result<Meeting, LaunchError> {
-    let listener = listen(spec, port)?;
-    let port = match listener.local_addr() {
-        Ok(address) => address.port(),
-        Err(cause) => {
-            let act = "ask a socket for its port";
-            return Err(LaunchError::System { act, cause });
-        }
-    };
-    Ok(Meeting { port, listener: Some(listener) })
+/// Listens at the address of rank 0, on `port` or, if it is 0, on a free one. Returns the port.
+pub(crate) fn listen(spec: &LaunchSpec, port: u16) -> Result<(u16, TcpListener), LaunchError> {
+    let listener = bind(spec, port)?;
+    match listener.local_addr() {
+        Ok(address) => Ok((address.port(), listener)),
+        Err(cause) => Err(LaunchError::System { action: "query the port of a socket", cause }),
+    }
 }
 
-fn listen(spec: &LaunchSpec, port: u16) -> Result<TcpListener, LaunchError> {
-    let (ip, otherwise) = address(spec)?;
+fn bind(spec: &LaunchSpec, port: u16) -> Result<TcpListener, LaunchError> {
+    let (ip, fallback) = address(spec)?;
     let bind = |ip| {
         let at = SocketAddr::new(ip, port);
         TcpListener::bind(at).map_err(|cause| LaunchError::Listen { at, cause })
     };
-    match (bind(ip), otherwise) {
+    match (bind(ip), fallback) {
         (Err(LaunchError::Listen { cause, .. }), Some(any))
             if cause.kind() == io::ErrorKind::AddrNotAvailable =>
         {
@@ -53,17 +51,17 @@ fn listen(spec: &LaunchSpec, port: u16) -> Result<TcpListener, LaunchError> {
     }
 }
 
-/// The address to listen on, and one to try where that is not an address of this host.
+/// The address to listen on, and a fallback if that is not an address of this host.
 fn address(spec: &LaunchSpec) -> Result<(IpAddr, Option<IpAddr>), LaunchError> {
     let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
     if let Some(ip) = spec.bind {
         return Ok((ip, None));
     }
     match spec.master_addr.parse() {
-        // In a cluster the master's address may be a service that forwards to this host.
+        // In a cluster the master address may be a service that forwards to this host.
         Ok(IpAddr::V6(ip)) => Ok((ip.into(), Some(Ipv6Addr::UNSPECIFIED.into()))),
         Ok(IpAddr::V4(ip)) => Ok((ip.into(), Some(any))),
-        // Many hosts know their own name as 127.0.1.1, where no other node could reach them.
+        // Many hosts resolve their own name to 127.0.1.1, where no other node can reach them.
         Err(_) if spec.nnodes > 1 => Ok((any, None)),
         Err(_) => Ok((resolve(&spec.master_addr)?, None)),
     }
@@ -81,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_rank_0_listens() {
+    fn listen_addresses() {
         for (nnodes, host, bind, expected) in [
             (1, "127.0.0.1", None, "127.0.0.1"),
             (1, "127.0.0.1", Some("0.0.0.0"), "0.0.0.0"),
@@ -102,12 +100,12 @@ mod tests {
     }
 
     #[test]
-    fn a_free_port_is_taken_and_a_taken_one_is_an_error() {
+    fn picks_a_free_port_and_rejects_one_in_use() {
         let mut spec = LaunchSpec::local(1, vec!["true".into()], "logs".into());
-        let first = arrange(&spec).unwrap();
+        let first = prepare(&spec).unwrap();
         assert_ne!(first.port, 0);
         spec.master_port = first.port;
-        let error = arrange(&spec).err().expect("the port is taken");
+        let error = prepare(&spec).expect_err("the port is in use");
         assert!(error.to_string().contains("in use"), "{error}");
     }
 }
