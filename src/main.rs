@@ -1,10 +1,10 @@
 //! The command line: one file per command, each a thin layer over the crates.
 
 mod commands;
+mod consistency;
 mod machine;
+mod print;
 mod run_file;
-mod same;
-mod say;
 mod stop;
 mod supervise;
 mod world;
@@ -55,7 +55,7 @@ fn main() -> ExitCode {
     let known = lockstep_kernels::cpu::Level::asked().map_err(anyhow::Error::msg);
     known.and_then(|_| command.run()).unwrap_or_else(|error| {
         // With its causes, but without a backtrace: most are a user's mistakes.
-        say::complain!("error: {error:#}");
+        print::print_error!("error: {error:#}");
         ExitCode::FAILURE
     })
 }

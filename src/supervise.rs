@@ -1,5 +1,5 @@
-//! `lockstep train` as the launcher of its ranks: on one host or as one of several, started anew when some fail, on
-//! fewer when some are gone. Knows of the run only its folder and what its layout allows.
+//! `lockstep train` as the launcher of its ranks, on one host or as one of several: restarts them after failures, on
+//! fewer ranks if some are lost. Knows only the run's folder and the layouts that fit.
 
 use std::io::IsTerminal;
 use std::net::IpAddr;
@@ -9,52 +9,52 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use lockstep_comm::TokenSource;
-use lockstep_launch::elastic::{self, Job, Patience};
+use lockstep_launch::elastic::{self, Job, RestartPolicy};
 use lockstep_launch::{LaunchSpec, SlurmNode, this_program};
 use lockstep_plan::refit;
 
+use crate::print::print_error;
 use crate::run_file::RunFile;
-use crate::say::complain;
 use crate::world::TERMINAL;
 
-/// What happens when ranks or hosts fail
+/// Failures of ranks or hosts
 #[derive(clap::Args)]
 #[command(next_help_heading = "Failures and hosts")]
 pub struct Supervision {
-    /// Go on with as few ranks as this when others are gone, on the best layout for them [default: all]
+    /// Minimum number of ranks to continue with after losses, on the best layout for them [default: all ranks]
     #[arg(long, value_name = "N")]
     pub min_ranks: Option<usize>,
-    /// Take as many ranks as this when they can be had [default: what the layout asks for]
+    /// Maximum number of ranks to use when more are available [default: the ranks of the layout]
     #[arg(long, value_name = "N")]
     pub max_ranks: Option<usize>,
-    /// How often to start anew without a new checkpoint in between
+    /// Maximum number of restarts without a new checkpoint
     #[arg(long, default_value_t = 3, value_name = "N")]
     max_restarts: u32,
     /// Seconds that ranks have to save and stop after SIGTERM or SIGINT
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     grace: u64,
-    /// Hosts; this command runs on each of them
+    /// Number of hosts; run this command on each of them [default: this host only]
     #[arg(long, value_name = "N")]
     pub nnodes: Option<usize>,
-    /// Which of the hosts this is, from 0 [default: Slurm's number]
+    /// Index of this host, from 0 [default: from Slurm]
     #[arg(long, value_name = "N")]
     node_rank: Option<usize>,
-    /// Ranks that this host can take [default: an equal share]
+    /// Maximum number of ranks on this host [default: an equal share]
     #[arg(long, value_name = "N")]
     nproc_per_node: Option<usize>,
-    /// The first host, where the others meet it [default: Slurm's first host]
+    /// Address of host 0 [default: from Slurm]
     #[arg(long, value_name = "HOST")]
     master_addr: Option<String>,
-    /// The port at which they do
+    /// Port of host 0 on which the other hosts connect
     #[arg(long, default_value_t = lockstep_launch::DEFAULT_PORT, value_name = "PORT")]
     master_port: u16,
-    /// File with the 64 hex digits that all hosts share; LOCKSTEP_TOKEN_FILE or LOCKSTEP_TOKEN do as well
+    /// File with the shared token, 64 hex digits [default: LOCKSTEP_TOKEN_FILE or LOCKSTEP_TOKEN]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// The IP address to listen on
+    /// IP address to listen on [default: derived from --master-addr]
     #[arg(long, value_name = "IP")]
     bind: Option<IpAddr>,
-    /// Seconds to wait for a host that was lost before going on without it
+    /// Seconds to wait for a lost host before continuing without it
     #[arg(long, default_value_t = 10, value_name = "SECONDS")]
     wait: u64,
 }
@@ -65,17 +65,17 @@ impl Supervision {
         self.min_ranks.is_some() || self.max_ranks.is_some()
     }
 
-    /// Whether this process is the first host's, which has the run's folder made.
+    /// Whether this is host 0, which creates the run's folder.
     pub fn is_first(&self) -> bool {
         self.nnodes.is_none() || self.node().unwrap_or(0) == 0
     }
 
     fn node(&self) -> Option<usize> {
-        self.node_rank.or_else(|| SlurmNode::from_process_env().map(|node| node.number))
+        self.node_rank.or_else(|| SlurmNode::from_process_env().map(|node| node.index))
     }
 }
 
-/// Tells ranks that their generation is the one that their launcher took in the run's folder.
+/// Set for ranks whose launcher allocates generations in the run's folder.
 const SUPERVISED: &str = "LOCKSTEP_SUPERVISED";
 
 /// Whether this rank was started by [`run`].
@@ -83,8 +83,8 @@ pub fn is_supervised() -> bool {
     std::env::var_os(SUPERVISED).is_some()
 }
 
-/// Starts this very command once per rank and stays until the run is over. `ranks` is what is wanted; `run` the run's
-/// folder.
+/// Starts this command once per rank and supervises the ranks until the run is finished. `ranks` is the number of ranks
+/// of the layout, `run` the run's folder.
 pub fn run(
     args: &Supervision,
     file: &RunFile,
@@ -92,48 +92,42 @@ pub fn run(
     run: &Path,
 ) -> anyhow::Result<ExitCode> {
     let spec = spec(args, ranks, &run.join("logs"))?;
-    let give_up = Duration::from_secs(600);
-    let outcome = if spec.node_rank == 0 {
-        let after_loss = Duration::from_secs(args.wait);
-        let max_restarts = args.max_restarts;
-        let patience = Patience { max_restarts, after_loss, give_up, ..Patience::default() };
-        let job = job(args, file, ranks, run, spec.nnodes, patience)?;
-        elastic::lead(&spec, job)
-    } else {
-        elastic::follow(&spec, give_up)
+    let outcome = match spec.node_rank {
+        0 => elastic::run_coordinator(&spec, job(args, file, ranks, run)?),
+        _ => elastic::run_agent(&spec, RestartPolicy::default().give_up),
     };
-    let outcome = outcome.context("starting the ranks")?;
+    let outcome = outcome.context("cannot run the ranks")?;
     if outcome.failure.is_some() {
-        complain!("the logs of all ranks are in {}", spec.log_dir.display());
+        print_error!("the logs of all ranks are in {}", spec.log_dir.display());
     }
     Ok(ExitCode::from(u8::try_from(outcome.exit_code).unwrap_or(1)))
 }
 
 fn spec(args: &Supervision, ranks: usize, logs: &Path) -> anyhow::Result<LaunchSpec> {
     let nnodes = args.nnodes.unwrap_or(1);
-    let here = args.nproc_per_node.unwrap_or(ranks.div_ceil(nnodes.max(1)));
-    let mut spec = this_program(here, logs)?;
+    let local = args.nproc_per_node.unwrap_or(ranks.div_ceil(nnodes.max(1)));
+    let mut spec = this_program(local, logs)?;
     spec.extra_env.push((SUPERVISED.into(), "1".into()));
     if std::io::stderr().is_terminal() {
         spec.extra_env.push((TERMINAL.into(), "1".into()));
     }
     spec.grace = Duration::from_secs(args.grace);
-    // What ranks have is in the checkpoint; one that does not end by itself has nothing to add.
+    // After a failure the state to resume from is the newest checkpoint, so ranks are killed at once.
     spec.grace_after_failure = Duration::ZERO;
     if args.nnodes.is_none() {
         return Ok(spec);
     }
     let slurm = SlurmNode::from_process_env();
     let Some(node_rank) = args.node() else {
-        bail!("--nnodes {nnodes}, but which of them is this? say --node-rank, from 0");
+        bail!("--nnodes {nnodes} needs --node-rank, the index of this host from 0");
     };
     let master = args.master_addr.clone().or(slurm.map(|node| node.first_host));
     let Some(master_addr) = master.or((nnodes == 1).then(|| spec.master_addr.clone())) else {
-        bail!("--nnodes {nnodes}, but where is the first? say --master-addr HOST");
+        bail!("--nnodes {nnodes} needs --master-addr, the address of host 0");
     };
     let token = crate::commands::launch::token(args.token_file.clone(), nnodes);
     if token == TokenSource::None && nnodes == 1 && args.elastic() {
-        tracing::warn!("without a token no other host can join");
+        tracing::warn!("other hosts cannot join without a token; set --token-file");
     }
     Ok(LaunchSpec {
         nnodes,
@@ -146,46 +140,56 @@ fn spec(args: &Supervision, ranks: usize, logs: &Path) -> anyhow::Result<LaunchS
     })
 }
 
-fn job(
-    args: &Supervision,
-    file: &RunFile,
-    ranks: usize,
-    run: &Path,
-    nodes: usize,
-    patience: Patience,
-) -> anyhow::Result<Job> {
+fn job(args: &Supervision, file: &RunFile, ranks: usize, run: &Path) -> anyhow::Result<Job> {
     let (least, most) = (args.min_ranks.unwrap_or(ranks), args.max_ranks.unwrap_or(ranks));
     if least > most {
-        bail!("--min-ranks {least} is more than the {most} ranks that are wanted; give less");
+        bail!("--min-ranks {least} is larger than the maximum of {most} ranks");
     }
-    let (config, around, elastic) = (file.config.clone(), file.around(most, most), args.elastic());
-    let fit = move |here: usize| {
+    let (config, environment, elastic) =
+        (file.config.clone(), file.around(most, most), args.elastic());
+    let fit = move |available: usize| {
         if !elastic {
-            return (here >= ranks).then_some(ranks);
+            return (available >= ranks).then_some(ranks);
         }
-        let mut around = around.clone();
-        around.ranks = here.min(most);
-        let found = refit(&config, &around).map(|config| config.ranks());
+        let mut environment = environment.clone();
+        environment.ranks = available.min(most);
+        let found = refit(&config, &environment).map(|config| config.ranks());
         found.filter(|ranks| *ranks >= least)
     };
     if fit(most).is_none() {
         bail!(
-            "there is no layout of {least} to {most} ranks for this run; `lockstep train --dry-run` says what is wrong"
+            "no layout with {least} to {most} ranks fits this run; run `lockstep train --dry-run` to see why"
         );
     }
-    let (folder, saved) = (run.to_path_buf(), run.to_path_buf());
+    let checkpoints = run.to_path_buf();
+    Ok(Job {
+        nodes: args.nnodes.unwrap_or(1),
+        ranks: most,
+        policy: RestartPolicy {
+            max_restarts: args.max_restarts,
+            loss_timeout: Duration::from_secs(args.wait),
+            ..RestartPolicy::default()
+        },
+        fit: Box::new(fit),
+        next_generation: Box::new(generations(run)),
+        progress: Box::new(move || {
+            lockstep_ckpt::steps(&checkpoints).first().copied().unwrap_or(0)
+        }),
+    })
+}
+
+/// Allocates generations in the run's folder. After its first one, a launcher continues only its own sequence: if it
+/// hung and another launcher took over the run meanwhile, it fails here.
+fn generations(run: &Path) -> impl FnMut() -> Result<u32, String> + Send + use<> {
+    let folder = run.to_path_buf();
     let mut last = None;
-    let next = move || {
-        // Once begun, a launcher only goes on with its own: one that was taken for dead and comes back finds that
-        // another has taken its place.
-        let taken = match last {
+    move || {
+        let allocated = match last {
             None => lockstep_ckpt::advance(&folder),
             Some(last) => lockstep_ckpt::succeed(&folder, last),
         };
-        let next = taken.map_err(|error| error.to_string())?;
+        let next = allocated.map_err(|error| error.to_string())?;
         last = Some(next);
-        u32::try_from(next).map_err(|_| format!("generation {next} is beyond counting"))
-    };
-    let progress = move || lockstep_ckpt::steps(&saved).first().copied().unwrap_or(0);
-    Ok(Job::new(nodes, most, patience, fit, next, progress))
+        u32::try_from(next).map_err(|_| format!("generation {next} is too large"))
+    }
 }

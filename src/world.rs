@@ -1,26 +1,25 @@
-//! From the command line to a world: ranks as threads, as processes that this command starts itself,
-//! or as what a launcher has made of this process.
+//! From the command line to a world: ranks as threads, as processes that this command starts, or as processes that a
+//! launcher started.
 
-use crate::say::complain;
+use crate::print::print_error;
 use anyhow::{Context, bail};
-use lockstep_comm::{Identity, Launcher};
-use lockstep_comm::{LocalLinks, Options, World, on_threads_with};
+use lockstep_comm::{Identity, Launcher, LocalLinks, Options, World, on_threads_with};
 use lockstep_launch::{LOG_DIR, identity, this_program};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// How ranks reach each other.
+/// How ranks run and communicate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Engine {
     /// Threads of this process
     Threads,
-    /// Processes that share memory; TCP between hosts
+    /// Processes with shared memory; TCP between hosts
     Shm,
     /// Processes over TCP, even on one host
     Tcp,
-    /// Processes that mpirun or srun started, over MPI's own collectives
+    /// Processes started by mpirun or srun, with MPI collectives
     #[cfg(feature = "mpi")]
     Mpi,
 }
@@ -37,21 +36,21 @@ impl Engine {
     }
 }
 
-/// How a world is to be made.
+/// How to create a world.
 pub struct Start {
     pub engine: Engine,
-    /// As typed: a launcher that started another number is a mistake.
+    /// Value of --ranks. It is an error if a launcher started a different number.
     pub ranks: Option<usize>,
-    /// When it was not typed and no launcher knows it.
+    /// Used without --ranks and without a launcher.
     pub default_ranks: usize,
-    /// Where the ranks' output goes; without it, into a folder that is removed after success.
+    /// Directory for the ranks' logs. Default: a temporary one that is removed after success.
     pub logs: Option<PathBuf>,
 }
 
-/// How many ranks this process is one of, or will start.
+/// The number of ranks of the world that this process belongs to or will start.
 pub fn size(start: &Start) -> anyhow::Result<usize> {
     if start.ranks == Some(0) {
-        bail!("--ranks 0: a world has at least one rank");
+        bail!("--ranks must be at least 1 (got 0)");
     }
     #[cfg(feature = "mpi")]
     if start.engine == Engine::Mpi {
@@ -64,15 +63,14 @@ pub fn size(start: &Start) -> anyhow::Result<usize> {
     Ok(if launched { identity.size } else { start.ranks.unwrap_or(start.default_ranks) })
 }
 
-/// Ranks are asked for, and no launcher named a rank for this very process: start our own. A batch script of
-/// Slurm has some of a rank's variables without being one.
+/// Whether this command starts its own ranks: no launcher did, or --ranks is given and the launcher's variables may not
+/// be meant for this process. A batch script of Slurm has some of a rank's variables without being a rank.
 fn starts_own(identity: &Identity, ranks: Option<usize>) -> bool {
     identity.launcher == Launcher::Standalone
         || (ranks.is_some() && identity.launcher != Launcher::Explicit)
 }
 
-/// Whether this process only starts ranks, and is none itself. On several hosts, that is what a batch system's tasks
-/// are.
+/// Whether this process starts ranks and is not a rank itself. On several hosts the tasks of a batch system do that.
 pub fn is_parent(start: &Start, several_hosts: bool) -> anyhow::Result<bool> {
     let by_processes = match start.engine {
         Engine::Shm | Engine::Tcp => true,
@@ -85,7 +83,7 @@ pub fn is_parent(start: &Start, several_hosts: bool) -> anyhow::Result<bool> {
     Ok(by_processes && (launcher || starts_own(&identity, start.ranks)))
 }
 
-/// Whether all ranks come from this process, and none is there yet.
+/// Whether this process starts all ranks.
 pub fn starts_all(start: &Start) -> anyhow::Result<bool> {
     #[cfg(feature = "mpi")]
     if start.engine == Engine::Mpi {
@@ -95,8 +93,8 @@ pub fn starts_all(start: &Start) -> anyhow::Result<bool> {
     Ok(own || start.engine == Engine::Threads)
 }
 
-/// Runs `rank` on every rank: in the world that a launcher has put this process into, or else in one
-/// of our own on this machine. `timeout` is how long they wait for each other.
+/// Runs `rank` on every rank, in the world of the launcher that started this process or in a new one on this host.
+/// `timeout` is that of collectives.
 pub fn run(
     start: &Start,
     timeout: Duration,
@@ -107,7 +105,7 @@ pub fn run(
     let options = Options {
         local: if engine == Engine::Tcp { LocalLinks::Tcp } else { LocalLinks::SharedMemory },
         timeout,
-        // Beside the logs, if a launcher keeps some.
+        // Next to the logs, if a launcher writes them.
         record: Some(std::env::var_os(LOG_DIR).map_or_else(|| "runs/flight".into(), PathBuf::from)),
         ..Options::default()
     };
@@ -127,7 +125,7 @@ pub fn run(
     if !starts_own(&identity, ranks) {
         if let Some(asked) = ranks.filter(|r| *r != identity.size) {
             bail!(
-                "--ranks {asked}, but the launcher started {} ranks; leave --ranks out",
+                "--ranks {asked} contradicts the launcher, which started {} ranks; omit --ranks",
                 identity.size
             );
         }
@@ -144,50 +142,50 @@ pub fn run(
     }
 }
 
-/// Whether a launcher has made a rank of this process.
+/// Whether a launcher started this process as a rank.
 pub fn is_launched() -> bool {
     identity::from_process_env().is_ok_and(|identity| identity.launcher == Launcher::Explicit)
 }
 
-/// How often the ranks were started before, as far as somebody counts.
+/// Number of restarts so far, as reported by the launcher.
 pub fn generation() -> u32 {
     identity::from_process_env().map_or(0, |identity| identity.generation)
 }
 
-/// How many ranks are on one host, at most: the same number for all, so that they come to the same plan.
+/// Maximum number of ranks on one host. The same value on all ranks, so that they resolve the same plan.
 pub fn local_ranks(world: &World) -> usize {
     let hosts = world.hosts();
     let on = |host: &usize| hosts.iter().filter(|other| *other == host).count();
     hosts.iter().map(on).max().unwrap_or(1)
 }
 
-/// As many as there are cores, and two at least: a world of one shows little.
+/// The number of cores, but at least two.
 pub fn default_ranks() -> usize {
     std::thread::available_parallelism().map_or(2, |n| n.get()).max(2)
 }
 
-/// This very command once per rank; only rank 0 is shown.
+/// Starts this command once per rank and shows the output of rank 0.
 fn start_own(ranks: usize, logs: Option<&Path>) -> anyhow::Result<ExitCode> {
     let temporary = std::env::temp_dir().join(format!("lockstep-{}", std::process::id()));
     let mut spec = this_program(ranks, logs.unwrap_or(&temporary))?;
     if std::io::stderr().is_terminal() {
         spec.extra_env.push((TERMINAL.into(), "1".into()));
     }
-    let outcome = lockstep_launch::launch(&spec).context("starting the ranks")?;
+    let outcome = lockstep_launch::launch(&spec).context("cannot run the ranks")?;
     match outcome.failure {
         Some(failure) => {
-            complain!("{failure}");
-            complain!("the logs of all ranks are in {}", spec.log_dir.display());
+            print_error!("{failure}");
+            print_error!("the logs of all ranks are in {}", spec.log_dir.display());
         }
         None => drop(std::fs::remove_dir_all(&temporary)),
     }
     Ok(ExitCode::from(outcome.exit_code.clamp(0, 255) as u8))
 }
 
-/// Tells rank 0 that what it writes is passed on to a terminal.
+/// Set for ranks whose output is forwarded to a terminal.
 pub const TERMINAL: &str = "LOCKSTEP_TERMINAL";
 
-/// Whether somebody watches standard error.
+/// Whether standard error is shown on a terminal.
 pub fn on_terminal() -> bool {
     std::io::stderr().is_terminal() || std::env::var_os(TERMINAL).is_some()
 }

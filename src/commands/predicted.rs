@@ -10,7 +10,7 @@ use lockstep_sim::search::layout_words;
 use lockstep_sim::{Options, estimate};
 
 use crate::machine;
-use crate::say::say;
+use crate::print::print_line;
 
 /// Ends what cannot fit into this machine's memory before a rank is started. What is counted is what must be there
 /// at once: states, and the larger of gradients and activations, of which one comes as the other goes.
@@ -81,7 +81,7 @@ impl Predicted {
     pub fn introduce(&self, plan: &Plan) {
         let ledger = Ledger::of(plan, 0);
         let layout = layout_words(plan);
-        say!(
+        print_line!(
             "plan: {layout}, micro_batch={} × {}; {} per rank at most; {} sent per step",
             plan.train.micro_batch,
             plan.train.accumulation,
@@ -89,10 +89,10 @@ impl Predicted {
             human_bytes(self.sent)
         );
         if let Some((seconds, file)) = &self.step {
-            say!("a step should take {:.1} ms by {file}", 1e3 * seconds);
+            print_line!("a step should take {:.1} ms by {file}", 1e3 * seconds);
         }
         if let Some(why) = &self.unsaid {
-            say!("how long a step should take is not known: {why}");
+            print_line!("how long a step should take is not known: {why}");
         }
     }
 
@@ -104,11 +104,11 @@ impl Predicted {
                 Some(0) | None => "read in place".into(),
                 Some(bytes) => human_bytes(bytes),
             };
-            say!("sent per step, planned and counted: {} {counted}", human_bytes(self.sent));
+            print_line!("sent per step, planned and counted: {} {counted}", human_bytes(self.sent));
         }
         if let (Some((predicted, _)), Some(seconds)) = (&self.step, measured.step(plan)) {
             let off = 100.0 * (predicted / seconds - 1.0);
-            say!(
+            print_line!(
                 "a step, planned and measured: {:.1} {:.1} ms ({off:+.1}%)",
                 1e3 * predicted,
                 1e3 * seconds

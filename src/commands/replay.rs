@@ -8,7 +8,7 @@ use lockstep_data::{Source, Split};
 use lockstep_plan::Plan;
 use lockstep_trainer::{Outcome, Parting, Replayed, Run, Start, failed, replay};
 
-use crate::say::say;
+use crate::print::print_line;
 
 /// Texts of samples are shown this far.
 const SHOWN: usize = 160;
@@ -32,20 +32,20 @@ pub fn rank(
             Some(start) => start.checkpoint.display().to_string(),
             None => "its beginning".to_string(),
         };
-        say!("{}: step {step} once more, from {whence}", plan.name);
+        print_line!("{}: step {step} once more, from {whence}", plan.name);
     }
     let kept = start.as_ref().is_some_and(|start| start.checkpoint.starts_with(failed(folder)));
     let run = Run { plan, group: world, source, folder, start, generation: None, stop: &|| false };
     let replayed = replay(&run, step, |at| {
         if first && at < step && at.is_multiple_of(plan.train.log_every.max(1) as u64) {
-            say!("on the way: step {at}");
+            print_line!("on the way: step {at}");
         }
     })?;
     if first {
         let recorded = recorded(folder, step);
-        say!("{}", verdict(step, &replayed, kept, recorded));
+        print_line!("{}", verdict(step, &replayed, kept, recorded));
         for sample in &replayed.samples {
-            say!("{}", origin(plan, source, step, *sample));
+            print_line!("{}", origin(plan, source, step, *sample));
         }
     }
     // Ranks leave together: nobody takes the end of another for a failure.

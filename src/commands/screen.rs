@@ -7,12 +7,12 @@ use lockstep_plan::Plan;
 use lockstep_trainer::{Event, Saved};
 
 use crate::commands::predicted::Measured;
-use crate::say::{complain, say};
+use crate::print::{print_error, print_line};
 
 /// What is about to be trained, and the lowest loss that there is, where it is known.
 pub fn introduce(plan: &Plan, floor: Option<f64>) {
     let (model, train) = (&plan.model, &plan.train);
-    say!(
+    print_line!(
         "{}: {:?}, {:.2}M parameters, {} rank(s) × {} thread(s), {:?}, {} × {} tokens per step",
         plan.name,
         model.family,
@@ -24,7 +24,7 @@ pub fn introduce(plan: &Plan, floor: Option<f64>) {
         plan.data.seq,
     );
     if let Some(floor) = floor {
-        say!(
+        print_line!(
             "the true entropy of this data is {floor:.4} nats per token: no model's loss stays below it"
         );
     }
@@ -52,7 +52,7 @@ impl Screen {
         match event {
             Event::Step(report) => {
                 self.measured.take(report);
-                say!("{report}");
+                print_line!("{report}");
                 self.draw(report);
             }
             Event::Evaluated(report) => {
@@ -62,18 +62,18 @@ impl Screen {
                     }
                     _ => String::new(),
                 };
-                say!("{report}{above}");
+                print_line!("{report}{above}");
             }
-            Event::Saved(saved) => say!("{}", saved_line(saved)),
-            Event::SaveFailed { step, rank, what } => complain!(
+            Event::Saved(saved) => print_line!("{}", saved_line(saved)),
+            Event::SaveFailed { step, rank, what } => print_error!(
                 "warning: the checkpoint of step {step} was not saved: rank {rank}: {what}; the one before stands, \
                  and the training goes on"
             ),
-            Event::PassedOver { path, rank, what } => complain!(
+            Event::PassedOver { path, rank, what } => print_error!(
                 "warning: {} is passed over: rank {rank}: {what}; an older one is tried",
                 path.display()
             ),
-            Event::Slow(slow) => complain!("warning: {slow}"),
+            Event::Slow(slow) => print_error!("warning: {slow}"),
         }
         // Standard output may be a pipe to the launcher, which shows what it gets.
         let _ = std::io::stdout().flush();

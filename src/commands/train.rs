@@ -16,11 +16,11 @@ use lockstep_trainer::{self as trainer, Rank, Run, Wanted, Whole, dtype, load_wh
 use crate::commands::predicted::{self, Predicted};
 use crate::commands::replay;
 use crate::commands::screen::{self, Screen};
+use crate::print::{print_error, print_line, print_part};
 use crate::run_file::{RunFile, fresh_folder};
-use crate::say::{complain, say, say_part};
 use crate::supervise::{self, Supervision};
 use crate::world::{self, Engine};
-use crate::{same, stop};
+use crate::{consistency, stop};
 
 /// Train a model as a run file describes it
 ///
@@ -121,7 +121,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     let plan = plan(&args, &file, size, size)?;
     if args.dry_run {
-        say!("{}", serde_json::to_string_pretty(&plan)?);
+        print_line!("{}", serde_json::to_string_pretty(&plan)?);
         return Ok(ExitCode::SUCCESS);
     }
     predicted::planned_only(&plan)?;
@@ -137,7 +137,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         return supervise::run(&args.supervision, &file, size, &folder);
     }
     if args.replay_step.is_none() {
-        stop::listen();
+        stop::install_handlers();
     }
     let timeout = Duration::try_from_secs_f64(plan.comm.timeout_s).context("comm.timeout_s")?;
     let stopped = AtomicBool::new(false);
@@ -149,7 +149,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     match ended {
         Ok(_) if stopped.into_inner() => Ok(ExitCode::from(EXIT_STOPPED as u8)),
         Err(error) if world::is_launched() && is_hopeless(&error) => {
-            complain!("error: {error:#}");
+            print_error!("error: {error:#}");
             Ok(ExitCode::from(EXIT_PERMANENT as u8))
         }
         ended => ended,
@@ -208,7 +208,7 @@ fn prepare(args: &Args, plan: &Plan, begun: bool) -> anyhow::Result<PathBuf> {
     if let Some(moved) = moved {
         // Whatever may be left of the ranks that trained there has no place in the new run.
         lockstep_ckpt::claim(&folder, lockstep_ckpt::newest(&moved)?)?;
-        complain!("the run that was here before is now {}", moved.display());
+        print_error!("the run that was here before is now {}", moved.display());
     }
     Ok(folder)
 }
@@ -225,7 +225,7 @@ fn lies_in(path: &Path, folder: &Path) -> bool {
 /// Trains as one of the ranks: whether it was stopped before the end.
 fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Result<bool> {
     let first = world.rank() == 0;
-    same::check(world, plan, file)?;
+    consistency::check(world, plan, file)?;
     let folder = args.runs.join(&plan.name);
     if let Some(step) = args.replay_step {
         let from = args.from.as_ref().map(|from| lockstep_ckpt::find(from)).transpose()?;
@@ -249,7 +249,7 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     let mut screen = Screen::new(world::on_terminal(), floor);
     let source = &file.source;
     let generation = supervise::is_supervised().then(|| u64::from(world::generation()));
-    let stop = &stop::asked;
+    let stop = &stop::requested;
     let run = Run { plan, group: world, source, folder: &folder, start, generation, stop };
     let finished = trainer::run(&run, &mut |event| screen.show(&event));
     screen.clear();
@@ -257,7 +257,10 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
         finished.map_err(|error| explained(args, error))?;
     if let Some(step) = stopped {
         if first {
-            say!("stopped after step {step} of {}, as asked; --resume goes on", plan.train.steps);
+            print_line!(
+                "stopped after step {step} of {}, as asked; --resume goes on",
+                plan.train.steps
+            );
         }
         // Nobody takes the end of another for a failure.
         world.barrier()?;
@@ -320,18 +323,23 @@ fn conclude(
     let planned = Ledger::of(plan, rank.group.rank());
     let memory = rank.device.memory();
     let mib = |bytes: usize| bytes as f64 / (1 << 20) as f64;
-    say!("memory per rank, planned and measured at its peak:");
+    print_line!("memory per rank, planned and measured at its peak:");
     for (tag, planned) in [
         (Tag::Parameters, planned.parameters),
         (Tag::Gradients, planned.gradients),
         (Tag::Optimizer, planned.optimizer),
         (Tag::Activations, planned.activations),
     ] {
-        say!("  {:<12} {:>9.2} {:>9.2} MiB", tag.name(), mib(planned), mib(memory.of(tag).peak));
+        print_line!(
+            "  {:<12} {:>9.2} {:>9.2} MiB",
+            tag.name(),
+            mib(planned),
+            mib(memory.of(tag).peak)
+        );
     }
     compare();
     if let (Some(wanted), Some(params)) = (&plan.train.sample, params) {
-        say_part!("\n{}", wanted.prompt);
+        print_part!("\n{}", wanted.prompt);
         let sampling = Sampling { temperature: 0.8, top_k: None, top_p: Some(0.95) };
         let wanted = Wanted {
             prompt: &wanted.prompt,
@@ -343,10 +351,10 @@ fn conclude(
         let weights = load_whole(device, &plan.model, dtype, &params)?;
         drop(params);
         trainer::generate(device, &model, &weights, dtype, &file.source, &wanted, |text| {
-            say_part!("{text}")
+            print_part!("{text}")
         })?;
-        say!("\n");
+        print_line!("\n");
     }
-    say!("everything is in {}", folder.display());
+    print_line!("everything is in {}", folder.display());
     Ok(())
 }

@@ -11,8 +11,8 @@ use lockstep_plan::{Plan, layouts};
 use lockstep_trainer::{Course, Difference, Tolerance, course_among};
 
 use crate::commands::predicted;
+use crate::print::print_line;
 use crate::run_file::RunFile;
-use crate::say::say;
 use crate::world::{self, Engine};
 
 /// Train a run file on one rank and on other layouts, and compare
@@ -158,8 +158,8 @@ fn rank(tasks: &Tasks, file: &RunFile, world: &World) -> anyhow::Result<()> {
     if world.rank() == 0 && !tasks.json {
         let count = layouts.len();
         match lossy(tasks) {
-            None => say!("{count} of {count} layouts are the same training"),
-            Some(_) => say!("{count} of {count} layouts are within their tolerance"),
+            None => print_line!("{count} of {count} layouts are the same training"),
+            Some(_) => print_line!("{count} of {count} layouts are within their tolerance"),
         }
     }
     Ok(())
@@ -171,7 +171,7 @@ fn heading(tasks: &Tasks) {
     }
     let Tasks { one, steps, .. } = tasks;
     let tolerance = tasks.tolerance(one);
-    say!(
+    print_line!(
         "{}: {:?}, {:.2}M parameters, {:?}; {steps} steps on one rank and on each layout: \
          losses within {:e}, weights within {:e}",
         one.name,
@@ -182,7 +182,7 @@ fn heading(tasks: &Tasks) {
         tolerance.weights,
     );
     if let Some(looser) = lossy(tasks) {
-        say!(
+        print_line!(
             "replicas send their gradients as {}, which loses or delays some of them: there, losses within {:e}, \
              weights within {:e}",
             one.comm.compression,
@@ -191,7 +191,14 @@ fn heading(tasks: &Tasks) {
         );
     }
     let width = width(tasks);
-    say!("{:<width$} {:>5} {:>9} {:>9} {:>9}  ok", "layout", "ranks", "loss", "norm", "weights");
+    print_line!(
+        "{:<width$} {:>5} {:>9} {:>9} {:>9}  ok",
+        "layout",
+        "ranks",
+        "loss",
+        "norm",
+        "weights"
+    );
 }
 
 /// The tolerance of replicas that compress their gradients, where that is another than one rank's: it sums with nobody.
@@ -234,7 +241,7 @@ fn row(tasks: &Tasks, layout: &str, plan: &Plan, difference: &Difference) {
             ok,
             tensor: tensor.map(|(name, _)| name.as_str()),
         };
-        say!("{}", serde_json::to_string(&record).expect("a record is plain data"));
+        print_line!("{}", serde_json::to_string(&record).expect("a record is plain data"));
         return;
     }
     let width = width(tasks);
@@ -243,7 +250,9 @@ fn row(tasks: &Tasks, layout: &str, plan: &Plan, difference: &Difference) {
         (false, Some((name, far))) => format!("NO: {name} is {far:.1e} away"),
         (false, None) => "NO".to_string(),
     };
-    say!("{layout:<width$} {ranks:>5} {loss:>9.1e} {grad_norm:>9.1e} {weights:>9.1e}  {what}");
+    print_line!(
+        "{layout:<width$} {ranks:>5} {loss:>9.1e} {grad_norm:>9.1e} {weights:>9.1e}  {what}"
+    );
 }
 
 /// The first rank's line on a terminal while a layout is at work.

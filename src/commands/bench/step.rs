@@ -12,8 +12,8 @@ use lockstep_plan::{Config, Ledger, Plan};
 use lockstep_trainer::{Rank, dtype, measure_peak};
 
 use crate::commands::predicted;
+use crate::print::print_line;
 use crate::run_file::RunFile;
-use crate::say::say;
 use crate::world::{self, Engine};
 
 /// Training steps: tokens/s, FLOP/s against this machine's matrix multiply, time by operation, memory by
@@ -176,7 +176,7 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
         let exchange = [exchanges, least];
         let record = record(args, plan, &device, &times, &exchange, peak, resident[0] as u64);
         if args.json {
-            say!("{}", serde_json::to_string(&record)?);
+            print_line!("{}", serde_json::to_string(&record)?);
         } else {
             print(&record);
         }
@@ -243,7 +243,7 @@ fn record(
 }
 
 fn print(record: &Record) {
-    say!(
+    print_line!(
         "{} {}, {} rank(s) × {} thread(s): {:.0} tokens/s, {:.1} ms a step (median of {})",
         record.config,
         record.dtype,
@@ -253,29 +253,29 @@ fn print(record: &Record) {
         record.step_ms,
         record.steps
     );
-    say!(
+    print_line!(
         "{:.1} GFLOP/s, {:.1}% of {} × {:.1} (matrix multiply of 1024³)",
         record.gflops,
         100.0 * record.mfu,
         record.ranks,
         record.gemm_peak_gflops
     );
-    say!("\n{:<14} {:>10} {:>7}", "operation", "ms", "share");
+    print_line!("\n{:<14} {:>10} {:>7}", "operation", "ms", "share");
     let total: f64 = record.time_ms.iter().map(|(_, time)| time).sum();
     for (name, time) in &record.time_ms {
-        say!("{name:<14} {time:>10.2} {:>6.1}%", 100.0 * time / total);
+        print_line!("{name:<14} {time:>10.2} {:>6.1}%", 100.0 * time / total);
     }
     if record.ranks > 1 {
         let slower = total * (record.comm_exposed - record.comm_exposed_least);
-        say!("{slower:.2} ms of the exchange went by waiting for slower ranks");
+        print_line!("{slower:.2} ms of the exchange went by waiting for slower ranks");
     }
-    say!("\n{:<14} {:>12} {:>12}", "memory (MiB)", "planned", "peak");
+    print_line!("\n{:<14} {:>12} {:>12}", "memory (MiB)", "planned", "peak");
     let mib = |bytes: usize| bytes as f64 / (1 << 20) as f64;
     for held in &record.memory {
         let planned = held.planned.map_or("–".into(), |bytes| format!("{:.2}", mib(bytes)));
-        say!("{:<14} {planned:>12} {:>12.2}", held.tag, mib(held.peak));
+        print_line!("{:<14} {planned:>12} {:>12.2}", held.tag, mib(held.peak));
     }
-    say!("{:<14} {:>12} {:>12.2}", "process", "", mib(record.peak_bytes as usize));
+    print_line!("{:<14} {:>12} {:>12.2}", "process", "", mib(record.peak_bytes as usize));
 }
 
 /// The most memory that this process ever had in use, in bytes.

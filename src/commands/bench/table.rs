@@ -2,19 +2,19 @@
 
 use super::case::{Case, Measured};
 use super::comm::Buffers;
-use crate::say::say;
+use crate::print::print_line;
 use lockstep_comm::{Collective, Dtype, World, human_bytes};
 use serde::Serialize;
 
 pub fn heading(world: &World, engine: &str, dtype: Dtype, buffers: Buffers) {
     let hosts = world.hosts().iter().max().map_or(1, |h| h + 1);
-    say!(
+    print_line!(
         "{} ranks on {hosts} host(s), engine {engine}, {}, {} buffers",
         world.size(),
         dtype.name(),
         format!("{buffers:?}").to_lowercase()
     );
-    say!(
+    print_line!(
         "{:>10}  {:<15} {:<10} {:>12} {:>12} {:>12} {:>7}",
         "size",
         "operation",
@@ -57,10 +57,10 @@ pub fn row(case: &Case, measured: &Measured, engine: &str, dtype: Dtype, json: b
         wrong: measured.wrong,
     };
     if json {
-        say!("{}", serde_json::to_string(&record).expect("a record is plain data"));
+        print_line!("{}", serde_json::to_string(&record).expect("a record is plain data"));
         return;
     }
-    say!(
+    print_line!(
         "{:>10}  {:<15} {:<10} {:>12.1} {:>12.2} {:>12.2} {:>7}",
         human_bytes(record.bytes as u64),
         record.op,

@@ -13,7 +13,7 @@ use anyhow::{Context, bail};
 use lockstep_sim::{Accelerator, Cluster, Curve, Engine, Fitted, Link, fit};
 
 use crate::machine::available_memory;
-use crate::say::{complain, say};
+use crate::print::{print_error, print_line};
 use crate::world::{self, Start};
 use pass::Pass;
 use passes::{Passes, Watched};
@@ -70,7 +70,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     let file = toml::Table::from_iter([("shared".to_string(), toml::Value::Table(shared))]);
     put(&args.out, &toml::to_string(&file)?)?;
-    say!("written to {}", args.out.display());
+    print_line!("written to {}", args.out.display());
     Ok(ExitCode::SUCCESS)
 }
 
@@ -111,7 +111,7 @@ fn measured(mut passes: Passes, rounds: usize, seen: &Path) -> anyhow::Result<Cl
                 return Ok(fitted.cluster);
             }
             Err(why) if tried < TRIES => {
-                complain!("{why}; measuring {ranks} rank(s) again");
+                print_error!("{why}; measuring {ranks} rank(s) again");
                 passes.all.clear();
                 watch(std::slice::from_mut(&mut passes), rounds, seen)?;
             }
@@ -165,7 +165,7 @@ fn blank(ranks: usize, watched: &Watched) -> anyhow::Result<Cluster> {
 fn tell(ranks: usize, watched: &Watched, fitted: &Fitted) {
     let Cluster { accelerator: device, links, skew, .. } = &fitted.cluster;
     let threads = watched.steps[0].plan.train.threads;
-    say!(
+    print_line!(
         "{ranks} rank(s) × {threads} thread(s): {:.0} GFLOP/s in f32 and {:.0} in bf16 of all cores; copies at {:.1} GB/s a rank, {:.1} in a cache",
         1e3 * device.peak.f32,
         1e3 * device.peak.bf16,
@@ -173,7 +173,7 @@ fn tell(ranks: usize, watched: &Watched, fitted: &Fitted) {
         watched.copied[0],
     );
     if ranks > 1 {
-        say!(
+        print_line!(
             "  sums at {:.2} GB/s and {:.0} µs a meeting; waiting for slower ranks takes {:.1}% of a step of 0.1 s, {:.1}% of one of 10 s",
             links[0].bandwidth_gbs,
             links[0].hop_us,
@@ -184,14 +184,14 @@ fn tell(ranks: usize, watched: &Watched, fitted: &Fitted) {
     let worst = |of: fn(&(f64, f64)) -> f64| {
         fitted.steps.iter().map(|step| (of(step) - 1.0).abs()).fold(0.0, f64::max)
     };
-    say!(
+    print_line!(
         "  fits multiplies within {:.1}% on average, and every reference step within {:.1}%; {:.1}% when left out",
         100.0 * fitted.multiplies,
         100.0 * worst(|(with, _)| *with),
         100.0 * worst(|(_, without)| *without),
     );
     if watched.others > busy::TOLERATED {
-        say!(
+        print_line!(
             "  other programs took {:.0}% of the cores meanwhile: these are figures of a busy machine",
             100.0 * watched.others
         );
