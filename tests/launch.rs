@@ -283,14 +283,23 @@ fn a_port_in_use_is_said_before_any_rank_starts() {
 fn mistakes_are_told_with_the_way_out() {
     let short = "abc";
     for (name, options, token, parts) in [
-        ("token", "--nnodes 2", "", &["2 nodes need a shared token", "openssl rand -hex 32 > FILE"][..]),
+        (
+            "token",
+            "--nnodes 2",
+            "",
+            &["2 nodes need a shared token", "openssl rand -hex 32 > FILE"][..],
+        ),
         ("short", "--nnodes 2", short, &["LOCKSTEP_TOKEN is not 64 hex digits (it has 3"][..]),
         ("file", "--token-file none", "", &["cannot read the token file none"][..]),
         (
             "many",
             "--nnodes 2 --node-rank 2 --nproc-per-node 0 --grace 18446744073709551615",
             "",
-            &["the number of ranks per node must be at least 1 (got 0)", "node rank 2 is out of range: there are 2 nodes", "need a shared token"][..],
+            &[
+                "the number of ranks per node must be at least 1 (got 0)",
+                "node rank 2 is out of range: there are 2 nodes",
+                "need a shared token",
+            ][..],
         ),
     ] {
         let launch = launch(&format!("mistake-{name}"), options, "touch started");
