@@ -160,7 +160,7 @@ impl Reduction {
         self.collect(groups, gradients, None);
         let compressed = groups.mesh.replicas() > 1
             && !self.uncompressed
-            && self.compression.goes_by_neighbours();
+            && self.compression.depends_on_neighbours();
         sum_over_other_axes(device, groups, layout, gradients, compressed);
         self.exposed += begun.elapsed();
     }

@@ -1,9 +1,9 @@
-//! Cutting something into nearly equal parts.
+//! Splitting a range into nearly equal parts.
 
 use std::ops::Range;
 
-/// Part `index` of `len` things cut into `parts`; the first `len % parts` have one more. The shares of
-/// collectives are the same.
+/// Range `index` of `0..len` split into `parts`; the first `len % parts` ranges have one element more. Collectives
+/// split buffers in the same way.
 ///
 /// ```
 /// use lockstep_plan::cut;

@@ -1,33 +1,33 @@
-//! A mistake in a run file: where it stands, what is wrong, and the way out.
+//! An error in a run file: its place, what is wrong, and a suggested fix.
 
 use std::fmt;
 
-/// Where a value was typed.
+/// Where a value was set.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Place {
-    /// In the run file, counted from 1.
+    /// Line of the run file, counted from 1.
     Line(usize),
     /// On the command line, with `--set`.
     Set,
     /// On the command line, with `--layouts`.
     Layouts,
-    /// Nowhere: a default, or something that is missing.
+    /// Not set: a default, or a missing value.
     Default,
 }
 
-/// Something in a run file that cannot be, and what to do about it.
+/// An invalid value of a run file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConfigError {
-    /// Dotted: `model.heads`. Empty for text that is not TOML.
+    /// Dotted key, e.g. `model.heads`. Empty if the text is not TOML.
     pub key: String,
     pub place: Place,
-    /// With the numbers: `heads=6 does not divide dim=128`.
+    /// The problem with its values: `heads=6 does not divide dim=128`.
     pub message: String,
-    /// `try 4 or 8`.
+    /// How to fix it: `use 4 or 8`. May be empty.
     pub suggestion: String,
 }
 
-/// `model.heads (line 4): heads=6 does not divide dim=128; try 4 or 8`
+/// `model.heads (line 4): heads=6 does not divide dim=128; use 4 or 8`
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.key.as_str(), self.place) {
@@ -36,7 +36,8 @@ impl fmt::Display for ConfigError {
             (key, Place::Default) => write!(f, "{key}: ")?,
             (key, place) => write!(f, "{key} ({place}): ")?,
         }
-        write!(f, "{}; {}", self.message, self.suggestion)
+        f.write_str(&self.message)?;
+        if self.suggestion.is_empty() { Ok(()) } else { write!(f, "; {}", self.suggestion) }
     }
 }
 
@@ -46,7 +47,7 @@ impl fmt::Display for Place {
             Place::Line(line) => write!(f, "line {line}"),
             Place::Set => f.write_str("--set"),
             Place::Layouts => f.write_str("--layouts"),
-            Place::Default => f.write_str("not typed"),
+            Place::Default => f.write_str("default"),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Layouts to try a model on: every axis alone, then products that bring together what no other has yet.
-//! Judges nothing itself: what a model allows, `Plan::resolve` says.
+//! Layouts to verify a model on: every axis alone, then combinations that cover pairs of options not seen before.
+//! Validity is decided by `Plan::resolve`.
 
 use std::collections::HashSet;
 
@@ -7,12 +7,12 @@ use crate::config::Config;
 use crate::plan::Plan;
 use crate::resolve::Environment;
 
-/// At most `count` layouts of 2 to `ranks` ranks, in the words of `Config::with_layout`, that `config` allows
-/// with data of `vocab` tokens: the same list every time.
+/// Returns at most `count` layouts of 2 to `ranks` ranks that are valid for `config` with a vocabulary of `vocab`
+/// tokens, in the syntax of `Config::with_layout`. Deterministic.
 ///
-/// First come the axes one at a time, each at its smallest degree and with each of its options; then, as long
-/// as there is room, the layout with the most words, and then the most pairs of words, that none before it had.
-/// No axis has more than four ranks: what goes wrong there goes wrong with more.
+/// The list starts with each axis alone, at its smallest degree and with each of its options. It continues with the
+/// layout that adds the most new words, then the most new pairs of words. No axis has more than four ranks: larger
+/// degrees find no other bugs.
 ///
 /// ```
 /// use lockstep_plan::{Config, layouts};
@@ -24,7 +24,7 @@ use crate::resolve::Environment;
 pub fn layouts(config: &Config, vocab: usize, ranks: usize, count: usize) -> Vec<String> {
     let allowed = allowed(config, vocab, ranks);
     let pairs: Vec<Vec<(&str, &str)>> = allowed.iter().map(|words| pairs(words)).collect();
-    let mut chosen = alone(&allowed);
+    let mut chosen = single_axes(&allowed);
     chosen.truncate(count);
     let mut seen: HashSet<(&str, &str)> =
         chosen.iter().flat_map(|index| &pairs[*index]).copied().collect();
@@ -34,7 +34,7 @@ pub fn layouts(config: &Config, vocab: usize, ranks: usize, count: usize) -> Vec
             let words = new.clone().filter(|(first, second)| first == second).count();
             (words, new.count())
         };
-        // Of those with equally many the first, which has the fewest ranks.
+        // Ties go to the first, which has the fewest ranks.
         let best = (0..allowed.len()).rev().max_by_key(new);
         let Some(best) = best.filter(|best| new(best).1 > 0) else { break };
         seen.extend(&pairs[best]);
@@ -43,7 +43,7 @@ pub fn layouts(config: &Config, vocab: usize, ranks: usize, count: usize) -> Vec
     chosen.into_iter().map(|index| allowed[index].clone()).collect()
 }
 
-/// All that can be, those of few ranks first.
+/// All valid layouts, ordered by number of ranks.
 fn allowed(config: &Config, vocab: usize, ranks: usize) -> Vec<String> {
     let fits = |words: &str| {
         let config = config.with_layout(words);
@@ -54,14 +54,17 @@ fn allowed(config: &Config, vocab: usize, ranks: usize) -> Vec<String> {
     for degrees in degrees(ranks) {
         let ranks = degrees.iter().product();
         all.extend(
-            typed(degrees).into_iter().filter(|words| fits(words)).map(|words| (ranks, words)),
+            with_options(degrees)
+                .into_iter()
+                .filter(|words| fits(words))
+                .map(|words| (ranks, words)),
         );
     }
     all.sort_by_key(|(ranks, _)| *ranks);
     all.into_iter().map(|(_, words)| words).collect()
 }
 
-/// Ranks along data, tensor, context and pipe.
+/// All degrees of data, tensor, context and pipe with a product of 2 to `ranks`.
 fn degrees(ranks: usize) -> Vec<[usize; 4]> {
     let up_to = |most: usize| 1..=most.min(4);
     let all = up_to(ranks).flat_map(|data| {
@@ -75,8 +78,8 @@ fn degrees(ranks: usize) -> Vec<[usize; 4]> {
     all.filter(|degrees| degrees.iter().any(|degree| *degree > 1)).collect()
 }
 
-/// The degrees with every choice that they leave. What is the default is not typed.
-fn typed([data, tensor, context, pipe]: [usize; 4]) -> Vec<String> {
+/// The degrees with every combination of options, as text. Defaults are left out.
+fn with_options([data, tensor, context, pipe]: [usize; 4]) -> Vec<String> {
     let replicas = data * context;
     let divisors = || (2..=replicas).filter(|part| replicas.is_multiple_of(*part));
     let degree = |key: &str, degree: usize| match degree {
@@ -93,11 +96,11 @@ fn typed([data, tensor, context, pipe]: [usize; 4]) -> Vec<String> {
         zero.extend((1..=3).map(|zero| format!("zero={zero} shard={shard}")));
     }
     let mut context_kind = options(context > 1, &["context_kind=ulysses"]);
-    // Fewer ranks than four are a ring or none.
+    // `both` needs at least a ring of two times Ulysses of two.
     context_kind.extend((context >= 4).then(|| "context_kind=both".into()));
     let mut expert = vec![String::new()];
     expert.extend(divisors().map(|expert| format!("expert={expert}")));
-    let questions = [
+    let choices = [
         vec![degree("data", data)],
         vec![degree("tensor", tensor)],
         options(tensor > 1, &["sequence=true"]),
@@ -113,17 +116,17 @@ fn typed([data, tensor, context, pipe]: [usize; 4]) -> Vec<String> {
         options(true, &["recompute=selective", "recompute=full"]),
     ];
     let mut all = vec![String::new()];
-    for answers in questions {
-        let join = |words: &String, answer: &String| format!("{words} {answer}").trim().to_string();
+    for options in choices {
+        let join = |words: &String, option: &String| format!("{words} {option}").trim().to_string();
         all = all
             .iter()
-            .flat_map(|words| answers.iter().map(move |more| join(words, more)))
+            .flat_map(|words| options.iter().map(move |option| join(words, option)))
             .collect();
     }
     all
 }
 
-/// Each axis, and the choices that come with it.
+/// Each axis with its options.
 const AXES: [(&str, &[&str]); 4] = [
     ("data", &["zero", "expert"]),
     ("tensor", &["sequence"]),
@@ -131,8 +134,8 @@ const AXES: [(&str, &[&str]); 4] = [
     ("pipe", &["schedule"]),
 ];
 
-/// Each axis at its smallest degree, by itself and with each of its choices by itself.
-fn alone(allowed: &[String]) -> Vec<usize> {
+/// Indices of each axis at its smallest degree: without options, and with one option at a time.
+fn single_axes(allowed: &[String]) -> Vec<usize> {
     let key = |word: &str| word.split('=').next().unwrap_or(word).to_string();
     let mut chosen = Vec::new();
     for (axis, choices) in AXES {
@@ -152,7 +155,7 @@ fn alone(allowed: &[String]) -> Vec<usize> {
     chosen
 }
 
-/// Every two words of a layout, and each word with itself.
+/// All pairs of words of a layout, including each word with itself.
 fn pairs(words: &str) -> Vec<(&str, &str)> {
     let words: Vec<&str> = words.split(' ').collect();
     let with_later = |(at, word)| words[at..].iter().map(move |later| (word, *later));

@@ -1,28 +1,28 @@
-//! The learning rate of a step, as a pure function of its number.
+//! Learning rate schedules: pure functions of the step number.
 
 use crate::config::Curve;
 use serde::{Deserialize, Serialize};
 
-/// The learning rate over a whole run: any step's can be asked for.
+/// Learning rate schedule of a run.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct LearningRate {
     pub peak: f64,
-    /// Reached at the last step.
+    /// Value at the last step.
     pub min: f64,
-    /// Reaches the peak at this step.
+    /// Step at which the peak is reached.
     pub warmup: usize,
     pub steps: usize,
     pub curve: Curve,
-    /// The last steps, in which `wsd` falls; other curves have none.
+    /// Length of the final decay of `wsd`; 0 for other curves.
     pub decay_steps: usize,
 }
 
 impl LearningRate {
-    /// Steps count from 1 to `steps`, as in the step line: the first step of a warm-up of 100 takes a
-    /// hundredth of the peak, the last step of all takes `min`. What comes after goes on with `min`.
+    /// Learning rate of a step. Steps are counted from 1: the first step of a warm-up of 100 uses 1/100 of the peak.
+    /// The last step and all later ones use `min`.
     ///
     /// # Panics
-    /// At step 0, which there is not.
+    /// If `step` is 0.
     pub fn at(&self, step: usize) -> f64 {
         assert!(step > 0, "steps count from 1");
         if step < self.warmup {
@@ -42,7 +42,7 @@ impl LearningRate {
         }
     }
 
-    /// How far `step` is from `start` to the last step: 0 to 1.
+    /// Progress of `step` from `start` to the last step, 0 to 1.
     fn progress(&self, step: usize, start: usize) -> f64 {
         if step <= start {
             return 0.0;
@@ -50,7 +50,7 @@ impl LearningRate {
         ((step - start) as f64 / self.steps.saturating_sub(start).max(1) as f64).min(1.0)
     }
 
-    /// Between `min` at 0 and the peak at 1, both exactly.
+    /// Interpolates between `min` (at 0) and the peak (at 1), both exactly.
     fn fall(&self, height: f64) -> f64 {
         self.peak * height + self.min * (1.0 - height)
     }

@@ -1,16 +1,16 @@
-//! The vocabulary of a run as pure values: what was typed, and what it means. Does no I/O, reads no clock,
-//! starts no thread.
+//! Pure values that describe a run: [`Config`] is what the user typed, [`Plan`] is what it means. Does no I/O,
+//! reads no clock, starts no thread.
 //!
 //! ```
 //! use lockstep_plan::{Config, Plan, Environment};
 //!
-//! let typed = Config::parse("[model]\npreset = \"tiny\"", &["train.steps=200".into()]);
-//! let plan = Plan::resolve(&typed, &Environment::one_host(2, 8)).unwrap();
+//! let config = Config::parse("[model]\npreset = \"tiny\"", &["train.steps=200".into()]);
+//! let plan = Plan::resolve(&config, &Environment::one_host(2, 8)).unwrap();
 //! assert_eq!((plan.train.accumulation, plan.train.micro_batch, plan.layout.data), (2, 8, 2));
 //!
-//! let typed = Config::parse("[model]\ndim = 128\nheads = 6", &[]);
-//! let mistakes = Plan::resolve(&typed, &Environment::one_host(1, 1).with_vocab(64)).unwrap_err();
-//! assert_eq!(mistakes[0].to_string(), "model.heads (line 3): heads=6 does not divide dim=128; try 4 or 8");
+//! let config = Config::parse("[model]\ndim = 128\nheads = 6", &[]);
+//! let errors = Plan::resolve(&config, &Environment::one_host(1, 1).with_vocab(64)).unwrap_err();
+//! assert_eq!(errors[0].to_string(), "model.heads (line 3): heads=6 does not divide dim=128; use 4 or 8");
 //! ```
 
 pub mod config;

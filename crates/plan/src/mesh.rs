@@ -1,18 +1,18 @@
-//! Where each rank stands: the axes of the mesh, and who shares what with whom.
+//! The device mesh: its axes, the coordinates of a rank, and the process groups that follow from them.
 
 use serde::{Deserialize, Serialize};
 
-/// A direction of the mesh.
+/// An axis of the mesh.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Axis {
-    /// Stages of the model, one after the other.
+    /// Pipeline stages.
     Pipe,
-    /// Replicas, each on its own samples.
+    /// Replicas, each with its own samples.
     Data,
-    /// Pieces of each sequence.
+    /// Shards of each sequence.
     Context,
-    /// Pieces of each matrix.
+    /// Shards of each matrix.
     Tensor,
 }
 
@@ -27,7 +27,7 @@ impl Axis {
     }
 }
 
-/// How many ranks there are along each axis.
+/// Number of ranks along each axis.
 ///
 /// ```
 /// use lockstep_plan::{GroupKind, Mesh};
@@ -43,19 +43,19 @@ pub struct Mesh {
     pub data: usize,
     pub context: usize,
     pub tensor: usize,
-    /// Ranks among which the experts are dealt out: a divisor of `data × context`.
+    /// Ranks that experts are distributed over: a divisor of `data × context`.
     pub expert: usize,
-    /// Ranks among which ZeRO cuts states: a divisor of `data × context`; the rest are copies.
+    /// Ranks that ZeRO shards states across: a divisor of `data × context`. Shards are replicated on the rest.
     pub shard: usize,
-    /// Ranks of `context` that exchange heads instead of keys: Ulysses'. The others form rings.
+    /// Ulysses degree: context ranks that exchange heads by all-to-all. `context / ulysses` such groups form a ring.
     pub ulysses: usize,
-    /// Ranks of `tensor` that share a head of keys, when there are fewer of these than ranks.
+    /// Tensor ranks that hold the same KV head, if there are fewer KV heads than tensor ranks.
     pub keys: usize,
-    /// From the outermost axis to the innermost, whose ranks are neighbours.
+    /// Axes from outermost to innermost. Ranks of the innermost axis are adjacent.
     pub order: [Axis; 4],
 }
 
-/// Where a rank stands on each axis.
+/// Coordinates of a rank.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 pub struct Coord {
     pub pipe: usize,
@@ -64,35 +64,35 @@ pub struct Coord {
     pub tensor: usize,
 }
 
-/// Ranks that exchange something.
+/// A kind of process group.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GroupKind {
-    /// Pieces of the same matrices.
+    /// Shards of the same matrices.
     Tensor,
-    /// Of these, the ones that hold the same heads of keys.
+    /// Tensor ranks that hold the same KV heads.
     Keys,
-    /// Pieces of the same sequences.
+    /// Shards of the same sequences.
     Context,
-    /// The stages of one pipeline.
+    /// Stages of one pipeline.
     Pipe,
-    /// Its first and its last stage, which share a tied embedding.
+    /// First and last stage of a pipeline, which share a tied embedding.
     Ends,
-    /// All that hold the same dense parameters: data × context.
+    /// Ranks with the same dense parameters: data × context.
     Replicas,
-    /// Of these, the ones that cut states among them.
+    /// Replicas that shard states among themselves.
     Shard,
-    /// The same ranks once more, for gathering parameters while gradients are on their way.
+    /// Same ranks as `Shard`. A second group, so that parameters can be gathered while gradients are reduced.
     Gather,
-    /// Of all replicas, the ones that hold the same piece.
+    /// Replicas that hold the same shard.
     Copies,
-    /// Among which tokens go to experts.
+    /// Ranks that exchange tokens with each other's experts.
     Expert,
-    /// As `Shard`, of those that hold the same experts.
+    /// Like `Shard`, among ranks with the same experts.
     ExpertShard,
-    /// As `Gather`, of those that hold the same experts.
+    /// Like `Gather`, among ranks with the same experts.
     ExpertGather,
-    /// As `Copies`, of those that hold the same experts.
+    /// Like `Copies`, among ranks with the same experts.
     ExpertCopies,
 }
 
@@ -133,7 +133,7 @@ impl GroupKind {
 }
 
 impl Mesh {
-    /// One device is a mesh of one.
+    /// The mesh of a single device.
     pub const ONE: Mesh = Mesh {
         pipe: 1,
         data: 1,
@@ -143,7 +143,7 @@ impl Mesh {
         shard: 1,
         ulysses: 1,
         keys: 1,
-        // What is said most goes over the closest links.
+        // The axis with the most traffic gets the closest links.
         order: [Axis::Pipe, Axis::Data, Axis::Context, Axis::Tensor],
     };
 
@@ -151,7 +151,7 @@ impl Mesh {
         self.pipe * self.replicas() * self.tensor
     }
 
-    /// Ranks that hold the same dense parameters.
+    /// Number of ranks with the same dense parameters.
     pub fn replicas(&self) -> usize {
         self.data * self.context
     }
@@ -166,7 +166,7 @@ impl Mesh {
     }
 
     pub fn coord(&self, rank: usize) -> Coord {
-        assert!(rank < self.ranks(), "rank {rank} of {}", self.ranks());
+        assert!(rank < self.ranks(), "rank {rank} is out of range: the mesh has {}", self.ranks());
         let mut coord = Coord { pipe: 0, data: 0, context: 0, tensor: 0 };
         let mut rest = rank;
         for axis in self.order.into_iter().rev() {
@@ -181,19 +181,19 @@ impl Mesh {
         self.order.into_iter().fold(0, |rank, axis| rank * self.size(axis) + coord.on(axis))
     }
 
-    /// A rank's number among those that hold the same dense parameters.
+    /// Index of a rank among the ranks with the same dense parameters.
     pub fn replica(&self, coord: Coord) -> usize {
         coord.data * self.context + coord.context
     }
 
-    /// Ranks that cut the states of the same experts among them: as many of a shard as deal the replicas
-    /// out evenly.
+    /// Ranks that shard the states of the same experts: the largest number within a shard that divides the replicas
+    /// evenly.
     pub fn expert_shard(&self) -> usize {
         let even = |ranks: &usize| self.replicas().is_multiple_of(self.expert * ranks);
         (1..=self.shard / self.expert).rev().find(even).unwrap_or(1)
     }
 
-    /// Who is in a rank's group, in the order of their coordinates.
+    /// Ranks of a rank's group, ordered by coordinates.
     pub fn members(&self, kind: GroupKind, rank: usize) -> Vec<usize> {
         let key = self.key(kind, self.coord(rank));
         let mut members: Vec<(Coord, usize)> = (0..self.ranks())
@@ -204,7 +204,7 @@ impl Mesh {
         members.into_iter().map(|(_, rank)| rank).collect()
     }
 
-    /// Ranks of the same key form a group.
+    /// Ranks with equal keys form a group.
     fn key(&self, kind: GroupKind, coord: Coord) -> [usize; 4] {
         let Coord { pipe, data, context, tensor } = coord;
         let replica = self.replica(coord);
@@ -214,7 +214,7 @@ impl Mesh {
             GroupKind::Keys => [pipe, data, context, tensor / self.keys],
             GroupKind::Context => [pipe, data, tensor, 0],
             GroupKind::Pipe => [data, context, tensor, 0],
-            // Stages between them are alone.
+            // Each stage in between is a group of one.
             GroupKind::Ends => {
                 [data, context, tensor, if pipe + 1 == self.pipe { 0 } else { pipe }]
             }

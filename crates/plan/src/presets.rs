@@ -1,5 +1,5 @@
-//! Models with names. A preset is a `[model]` section that somebody else has typed: the keys of a run file
-//! lie over it, and what both leave out is derived as always.
+//! Named models. A preset is a `[model]` section: keys of the run file override it, and missing keys are derived as
+//! usual.
 
 use crate::config::{Model, Reader};
 use crate::error::ConfigError;
@@ -8,7 +8,7 @@ use crate::{Config, resolve};
 
 const TEXT: &str = include_str!("presets.toml");
 
-/// All names, from the smallest to the largest of each kind.
+/// Names of all presets, each family ordered by size.
 pub const NAMES: [&str; 19] = [
     "gpt2-test",
     "llama-test",
@@ -31,7 +31,7 @@ pub const NAMES: [&str; 19] = [
     "deepseek-v3",
 ];
 
-/// What a preset types.
+/// The `[model]` section of a preset.
 pub fn find(name: &str) -> Option<Model> {
     NAMES.contains(&name).then(|| {
         let mut reader = Reader::new(section(name), &[]).expect("presets.toml is TOML");
@@ -39,7 +39,7 @@ pub fn find(name: &str) -> Option<Model> {
     })
 }
 
-/// A preset's own lines: whoever resolves thousands of plans does not read all presets for each.
+/// Lines of one preset. Parsing only these is faster, which matters when thousands of plans are resolved.
 fn section(name: &str) -> &'static str {
     let start = [format!("\n[{name}]\n"), format!("\n[\"{name}\"]\n")];
     let start = start.iter().find_map(|header| TEXT.find(header.as_str()));
@@ -48,7 +48,7 @@ fn section(name: &str) -> &'static str {
     &text[..end]
 }
 
-/// A preset's shape, with the vocabulary of the data where it has none of its own.
+/// Shape of a preset; `data_vocab` is used if the preset does not set the vocabulary.
 ///
 /// ```
 /// use lockstep_plan::presets;

@@ -1,24 +1,23 @@
-//! The same run on another number of ranks: what becomes of its layout when ranks are lost or come back. Judges
-//! nothing itself: what a model allows, `Plan::resolve` says.
+//! Adapts a layout to another number of ranks, after ranks were lost or added. Validity is decided by
+//! `Plan::resolve`.
 
 use crate::config::{Config, Layout};
 use crate::plan::Plan;
 use crate::resolve::Environment;
 
-/// `config` with the layout that makes the best of at most `around.ranks` ranks, or none when there is no such
-/// layout. How many of them it takes, `Config::ranks` of the result says; the others have nothing to do.
+/// Returns `config` with the best layout for at most `env.ranks` ranks, or None if there is none. `Config::ranks` of
+/// the result is the number of ranks used; the others stay idle.
 ///
-/// Model, batch and everything else stay, so that it is the same training. The axes that cut the model (tensor,
-/// context, pipe) are kept as long as there are ranks for them, and there are as many replicas as then find room and
-/// divide the batch. Only where that is impossible the model is cut into fewer pieces: into those that keep the most
-/// ranks at work, and of these the ones that are nearest to what was typed.
+/// Only the layout changes, so the training is the same. The degrees of tensor, context and pipe are kept if enough
+/// ranks are left, with the largest number of replicas that fits and divides the batch. Otherwise these degrees
+/// shrink: the choice uses the most ranks, then stays closest to the original degrees.
 ///
 /// ```
 /// use lockstep_plan::{Config, Environment, refit};
 ///
-/// let typed = "[model]\npreset = \"tiny\"\n[train]\nglobal_batch = 32\n[layout]\ndata = 4\ntensor = 2";
-/// let fewer = refit(&Config::parse(typed, &[]), &Environment::one_host(7, 8)).unwrap();
-/// // Three replicas would not divide the batch of 32: two of them, and three ranks without work.
+/// let text = "[model]\npreset = \"tiny\"\n[train]\nglobal_batch = 32\n[layout]\ndata = 4\ntensor = 2";
+/// let fewer = refit(&Config::parse(text, &[]), &Environment::one_host(7, 8)).unwrap();
+/// // Three replicas would not divide the batch of 32, so two replicas are used and three ranks stay idle.
 /// assert_eq!((fewer.layout.data, fewer.layout.tensor, fewer.ranks()), (Some(2), Some(2), 4));
 /// ```
 pub fn refit(config: &Config, env: &Environment) -> Option<Config> {
@@ -41,7 +40,7 @@ pub fn refit(config: &Config, env: &Environment) -> Option<Config> {
     best.map(|(.., config)| config)
 }
 
-/// As many replicas as can be with these degrees of tensor, context and pipe.
+/// The largest number of replicas that is valid with these degrees of tensor, context and pipe.
 fn with_axes(config: &Config, env: &Environment, axes: [usize; 3]) -> Option<Config> {
     let per_replica: usize = axes.iter().product();
     (1..=env.ranks / per_replica).rev().find_map(|data| {
@@ -51,7 +50,7 @@ fn with_axes(config: &Config, env: &Environment, axes: [usize; 3]) -> Option<Con
     })
 }
 
-/// The same layout with other degrees. What is dealt out among replicas is dealt out among as many as there are.
+/// The layout with other degrees. `shard` and `expert` shrink to a divisor of the new number of replicas.
 fn changed(config: &Config, axes: [usize; 3], data: usize, plain_schedule: bool) -> Config {
     let mut config = config.clone();
     let [tensor, context, pipe] = axes;
@@ -65,15 +64,15 @@ fn changed(config: &Config, axes: [usize; 3], data: usize, plain_schedule: bool)
     layout.shard = layout.shard.map(among);
     layout.expert = layout.expert.map(among);
     if plain_schedule {
-        // Some need a number of micro-batches that goes with the number of stages.
+        // Some schedules require the micro-batches to be a multiple of the stages.
         (layout.schedule, layout.chunks) = (None, None);
     }
     config
 }
 
-/// Every choice of no more pieces along any axis, and of fewer along one.
+/// All degrees that are at most the given ones and not equal to them.
 fn smaller([tensor, context, pipe]: [usize; 3]) -> Vec<[usize; 3]> {
-    // Of equally near ones the first is taken: that which keeps the tensor axis, then the pipeline.
+    // The first of equally close choices wins: one that keeps the tensor degree, then the pipeline degree.
     let mut all = Vec::new();
     for t in (1..=tensor).rev() {
         for p in (1..=pipe).rev() {
@@ -84,7 +83,7 @@ fn smaller([tensor, context, pipe]: [usize; 3]) -> Vec<[usize; 3]> {
     all
 }
 
-/// How many times fewer pieces, counted in doublings.
+/// Sum over the axes of log2 of the reduction.
 fn distance(typed: [usize; 3], axes: [usize; 3]) -> f64 {
     let doublings = |(typed, now): (usize, usize)| (typed as f64 / now as f64).log2();
     typed.into_iter().zip(axes).map(doublings).sum()

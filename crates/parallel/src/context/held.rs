@@ -51,7 +51,7 @@ pub(super) fn spans(parts: &[Vec<Run>], whole: &[Run], batch: usize) -> Vec<Span
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lockstep_plan::context::{ContextKind, runs, share};
+    use lockstep_plan::context::{ContextKind, ring_shard, runs};
 
     #[test]
     fn rows_of_neighbours_find_their_places() {
@@ -61,7 +61,7 @@ mod tests {
                 let of =
                     |p: usize| runs(ContextKind::Both, seq, (ulysses, ring), rank * ulysses + p);
                 let (parts, whole) =
-                    ((0..ulysses).map(of).collect::<Vec<_>>(), share(seq, ring, rank));
+                    ((0..ulysses).map(of).collect::<Vec<_>>(), ring_shard(seq, ring, rank));
                 // (sequence, position) of every row, in run-major order.
                 let tokens = |runs: &[Run]| -> Vec<(usize, usize)> {
                     let of = |run: &Run| {
@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn one_sequence_needs_no_moving() {
         let of = |p| runs(ContextKind::Ulysses, 12, (3, 1), p);
-        let spans = spans(&[of(0), of(1), of(2)], &share(12, 1, 0), 1);
+        let spans = spans(&[of(0), of(1), of(2)], &ring_shard(12, 1, 0), 1);
         assert_eq!(spans, [Span { apart: 0..12, together: 0..12 }]);
     }
 }

@@ -42,9 +42,9 @@ use std::time::Duration;
 
 use lockstep_comm::{Error, Group, Result, Traffic};
 use lockstep_kernels::{Attention, AttentionKnown, Device, Dtype, Tag, Tensor, View, ViewMut};
-use lockstep_plan::context::{ContextKind, Run, multiple, runs, share};
+use lockstep_plan::context::{ContextKind, Run, multiple, ring_shard, runs};
 
-pub use lockstep_plan::context::{Brought, Sent, ring_sent, sent, ulysses_sent};
+pub use lockstep_plan::context::{AttentionShard, Sent, ring_sent, sent, ulysses_sent};
 
 use crate::exposed::Exposed;
 use ring::Ring;
@@ -279,7 +279,7 @@ impl Context {
         let neighbours = rank * degrees.0..(rank + 1) * degrees.0;
         let parts: Vec<Vec<Run>> =
             neighbours.map(|index| runs(self.kind, self.seq, degrees, index)).collect();
-        let spans = held::spans(&parts, &share(self.seq, degrees.1, rank), heads.batch);
+        let spans = held::spans(&parts, &ring_shard(self.seq, degrees.1, rank), heads.batch);
         let (group, exposed) = (&others.ulysses, &self.exposed);
         Deal { group, device, heads: *heads, spans, exposed }
     }

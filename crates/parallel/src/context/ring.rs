@@ -9,7 +9,7 @@ use std::ops::Range;
 use half::bf16;
 use lockstep_comm::{Group, Pending, Result};
 use lockstep_kernels::{Attention, AttentionKnown, Device, Dtype, Tag, Tensor, View, ViewMut};
-use lockstep_plan::context::share;
+use lockstep_plan::context::ring_shard;
 
 use super::Heads;
 use super::held;
@@ -204,8 +204,8 @@ impl Ring<'_> {
     /// Who meets whom when the keys here are those of the rank `step` before.
     fn meetings(&self, step: usize) -> Vec<Meeting> {
         let (size, me, batch) = (self.group.size(), self.group.rank(), self.heads.batch);
-        let ours = share(self.seq, size, me);
-        let theirs = share(self.seq, size, (me + size - step) % size);
+        let ours = ring_shard(self.seq, size, me);
+        let theirs = ring_shard(self.seq, size, (me + size - step) % size);
         let mut meetings = Vec::new();
         for (run, queries) in held::rows(&ours, batch) {
             let seen = held::rows(&theirs, batch).filter(|(other, _)| other.start < run.end());

@@ -3,7 +3,7 @@
 use half::bf16;
 use lockstep_comm::{Cause, Error, Options, on_threads, on_threads_with};
 use lockstep_kernels::{Attention, Device, Dtype, Float, Tag, Tensor};
-use lockstep_parallel::context::{Brought, Context, Heads, Sent, sent};
+use lockstep_parallel::context::{AttentionShard, Context, Heads, Sent, sent};
 use lockstep_plan::context::{ContextKind, check, degrees, multiple, runs};
 
 /// Whole sequences.
@@ -286,7 +286,7 @@ fn sent_as_said<E: Float>() {
                 let really = Sent { forward: turn - start, backward: counted() - turn };
                 let Heads { heads, kv_heads, head_dim, .. } = heads;
                 let bytes = E::DTYPE.bytes();
-                let brought = Brought { tokens, heads, kv_heads, head_dim, bytes };
+                let brought = AttentionShard { tokens, heads, kv_heads, head_dim, bytes };
                 assert_eq!(really, sent(degrees, &brought), "{cut:?} of {problem:?}");
             });
         }

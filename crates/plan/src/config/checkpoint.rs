@@ -1,15 +1,15 @@
-//! `[checkpoint]`: how often, and how many are kept.
+//! `[checkpoint]`: frequency and retention of checkpoints.
 
 use super::Reader;
 
 /// `[checkpoint]` as typed.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Checkpoint {
-    /// Steps between two; 0: only at the end.
+    /// Steps between checkpoints; 0: only at the end.
     pub every: Option<usize>,
-    /// How many stay; 0: all.
+    /// Number of recent checkpoints to keep; 0: all.
     pub keep: Option<usize>,
-    /// Besides, every step that is a multiple of this stays for good; 0: none.
+    /// Checkpoints at multiples of this step are never deleted; 0: none.
     pub keep_every: Option<usize>,
 }
 

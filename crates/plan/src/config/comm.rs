@@ -1,4 +1,4 @@
-//! `[comm]`: what ranks may expect of each other, and in what form gradients travel.
+//! `[comm]`: communication between ranks and compression of gradients.
 
 use super::Reader;
 use super::nearest::nearest;
@@ -9,20 +9,20 @@ use std::str::FromStr;
 /// `[comm]` as typed.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Comm {
-    /// How long a rank waits for a peer before it calls it lost.
+    /// Seconds without a sign of life after which a peer counts as lost.
     pub timeout_s: Option<f64>,
-    /// Gradients are reduced in buckets of about this many MiB.
+    /// Bucket size of the gradient reduction, in MiB.
     pub bucket_mb: Option<f64>,
-    /// In what form gradients travel along the data axis.
+    /// Gradient compression along the data axis.
     pub compression: Option<Compression>,
-    /// Steps at the start in which gradients travel whole all the same.
+    /// Initial steps with uncompressed gradients.
     pub compression_warmup: Option<usize>,
-    /// Whether exchanges go on beside the computing.
+    /// Overlap communication with compute.
     pub overlap: Option<bool>,
 }
 
-/// In what form gradients travel along the data axis. What rounding or selection leaves behind joins the next
-/// step's gradient. Written as it is typed: `int8`, `topk:0.01`.
+/// Gradient compression along the data axis, with error feedback: the residual of rounding or selection is added to
+/// the next step's gradient. Serialized as typed: `int8`, `topk:0.01`.
 ///
 /// ```
 /// use lockstep_plan::Compression;
@@ -32,19 +32,19 @@ pub struct Comm {
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Compression {
-    /// As they are, in f32.
+    /// Uncompressed f32.
     #[default]
     None,
     Bf16,
-    /// With a power of two per chunk, so that small gradients do not vanish and large ones do not overflow.
+    /// Scaled by a power of two per chunk, against underflow and overflow.
     F16,
-    /// Whole numbers up to 127 with a scale per chunk.
+    /// Integers up to ±127 with a scale per chunk.
     Int8,
-    /// This fraction of the elements, the largest ones.
+    /// Only the given fraction of elements: those with the largest magnitude.
     TopK(f64),
 }
 
-/// What was typed instead of a compression, and the way out.
+/// Text that is not a valid compression.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ParseCompressionError {
     pub message: String,
@@ -65,9 +65,13 @@ impl Comm {
         Comm {
             timeout_s: reader.number("comm.timeout_s"),
             bucket_mb: reader.number("comm.bucket_mb"),
-            compression: reader.parsed("comm.compression", &format!("one of {KNOWN}"), |typed| {
-                typed.parse().map_err(|no: ParseCompressionError| (no.message, no.suggestion))
-            }),
+            compression: reader.parsed(
+                "comm.compression",
+                &format!("be one of {KNOWN}"),
+                |typed| {
+                    typed.parse().map_err(|no: ParseCompressionError| (no.message, no.suggestion))
+                },
+            ),
             compression_warmup: reader.count("comm.compression_warmup"),
             overlap: reader.flag("comm.overlap"),
         }
@@ -75,9 +79,9 @@ impl Comm {
 }
 
 impl Compression {
-    /// Whether what becomes of a number depends on the numbers beside it: by the scale of their chunk, or because
-    /// they are larger.
-    pub fn goes_by_neighbours(self) -> bool {
+    /// Whether the compressed value of an element depends on other elements: through the scale of its chunk, or
+    /// because larger ones are selected.
+    pub fn depends_on_neighbours(self) -> bool {
         match self {
             Compression::None | Compression::Bf16 => false,
             Compression::F16 | Compression::Int8 | Compression::TopK(_) => true,
@@ -100,7 +104,7 @@ impl fmt::Display for Compression {
 impl FromStr for Compression {
     type Err = ParseCompressionError;
 
-    /// Only of what can be read; whether a fraction makes sense is `Plan::resolve`'s to judge.
+    /// Checks the syntax only. `Plan::resolve` checks the range of the fraction.
     fn from_str(typed: &str) -> Result<Compression, ParseCompressionError> {
         if let Some((_, how)) = WORDS.iter().find(|(word, _)| *word == typed) {
             return Ok(*how);
@@ -112,26 +116,26 @@ impl FromStr for Compression {
         match (word, fraction.map(str::parse)) {
             ("topk", Some(Ok(fraction))) => Ok(Compression::TopK(fraction)),
             ("topk", Some(Err(_))) => Err(ParseCompressionError {
-                message: format!("\"{}\" is no fraction", fraction.unwrap_or_default()),
-                suggestion: "write it as in topk:0.01".into(),
+                message: format!("\"{}\" is not a number", fraction.unwrap_or_default()),
+                suggestion: "write for example topk:0.01".into(),
             }),
             ("topk", None) => Err(ParseCompressionError {
-                message: "topk does not say which fraction to send".into(),
-                suggestion: "write it as in topk:0.01".into(),
+                message: "topk needs the fraction to send".into(),
+                suggestion: "write for example topk:0.01".into(),
             }),
-            _ => Err(stranger(typed, word)),
+            _ => Err(unknown(typed, word)),
         }
     }
 }
 
-fn stranger(typed: &str, word: &str) -> ParseCompressionError {
+fn unknown(typed: &str, word: &str) -> ParseCompressionError {
     let words = WORDS.iter().map(|(word, _)| *word).chain(["topk"]);
     let suggestion = match nearest(word, words) {
         Some("topk") => "did you mean \"topk:0.01\"?".into(),
         Some(meant) => format!("did you mean \"{meant}\"?"),
-        None => format!("write one of {KNOWN}"),
+        None => format!("use one of {KNOWN}"),
     };
-    ParseCompressionError { message: format!("\"{typed}\" is none of {KNOWN}"), suggestion }
+    ParseCompressionError { message: format!("unknown compression \"{typed}\""), suggestion }
 }
 
 impl fmt::Display for ParseCompressionError {

@@ -1,4 +1,4 @@
-//! `[data]`: what is learned from.
+//! `[data]`: the training data.
 
 use super::Reader;
 
@@ -7,11 +7,11 @@ use super::Reader;
 pub struct Data {
     /// `builtin:grammar`, or the path of a token file.
     pub source: Option<String>,
-    /// Tokens of a training sequence.
+    /// Tokens per training sequence.
     pub seq: Option<usize>,
-    /// Fraction kept for evaluation.
+    /// Fraction of the data reserved for evaluation.
     pub held_out: Option<f64>,
-    /// Damaged samples that a run may leave out.
+    /// Number of corrupt samples that are skipped before the run stops.
     pub max_corrupt: Option<usize>,
 }
 

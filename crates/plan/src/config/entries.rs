@@ -1,10 +1,11 @@
-//! The text of a run file as a flat list: dotted key, value, place. Knows TOML; knows no key.
+//! Parses the text of a run file into a flat list of dotted keys with their values and places. Knows TOML, but not
+//! which keys exist.
 
 use crate::error::{ConfigError, Place};
 use std::collections::BTreeMap;
 use toml::de::{DeTable, DeValue};
 
-/// A value as it was typed.
+/// A TOML value.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum Value {
     Integer(i128),
@@ -23,13 +24,13 @@ pub(super) enum Value {
 pub(super) struct Entry {
     pub value: Value,
     pub place: Place,
-    /// The letters as they stand in the file or behind `--set`.
+    /// Source text of the value.
     pub typed: String,
 }
 
 pub(super) type Entries = BTreeMap<String, Entry>;
 
-/// All values of the file, with those of `--set` laid over them.
+/// All values of the file, overridden by those of `--set`.
 pub(super) fn read(text: &str, sets: &[String]) -> Result<Entries, Vec<ConfigError>> {
     let (table, errors) = DeTable::parse_recoverable(text);
     let mut errors: Vec<ConfigError> = errors.iter().map(|error| not_toml(text, error)).collect();
@@ -38,12 +39,12 @@ pub(super) fn read(text: &str, sets: &[String]) -> Result<Entries, Vec<ConfigErr
     flatten(table.get_ref(), text, "", &file, &mut entries);
     for set in sets {
         match set.split_once('=') {
-            Some((key, value)) => lay_over(&mut entries, key.trim(), value.trim()),
+            Some((key, value)) => override_entry(&mut entries, key.trim(), value.trim()),
             None => errors.push(ConfigError {
                 key: String::new(),
                 place: Place::Set,
                 message: format!("`{set}` has no `=`"),
-                suggestion: "write it as --set train.lr=3e-4".into(),
+                suggestion: "write for example --set train.lr=3e-4".into(),
             }),
         }
     }
@@ -55,8 +56,8 @@ fn not_toml(text: &str, error: &toml::de::Error) -> ConfigError {
     ConfigError {
         key: String::new(),
         place: Place::Line(line(text, start)),
-        message: format!("this is not TOML: {}", error.message().replace('\n', ", ")),
-        suggestion: "values are written as 8, 3e-4, true, \"text\" or [0.9, 0.95]".into(),
+        message: format!("invalid TOML: {}", error.message().replace('\n', ", ")),
+        suggestion: "write values like 8, 3e-4, true, \"text\" or [0.9, 0.95]".into(),
     }
 }
 
@@ -84,9 +85,9 @@ fn flatten(
     }
 }
 
-/// Puts one `--set` in the place of whatever was there. What is not a TOML value is text, so that
-/// `--set model.family=llama` needs no quotes inside quotes.
-fn lay_over(entries: &mut Entries, key: &str, typed: &str) {
+/// Replaces the entry of one `--set`. A value that is not TOML is taken as a string, so that
+/// `--set model.family=llama` needs no nested quotes.
+fn override_entry(entries: &mut Entries, key: &str, typed: &str) {
     let inside = format!("{key}.");
     entries.retain(|name, _| name != key && !name.starts_with(&inside));
     let value = match DeValue::parse(typed).map(|value| value.into_inner()) {

@@ -1,4 +1,4 @@
-//! `[layout]`: how the ranks share the work.
+//! `[layout]`: the parallel layout.
 
 use super::Reader;
 use crate::context::ContextKind;
@@ -8,43 +8,43 @@ use serde::{Deserialize, Serialize};
 /// `[layout]` as typed.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Layout {
-    /// Replicas, each on its share of the global batch.
+    /// Replicas; each processes its share of the global batch.
     pub data: Option<usize>,
-    /// ZeRO's stage: what of the replicas' states is cut among them.
+    /// ZeRO level: which states are sharded across replicas.
     pub zero: Option<usize>,
-    /// Ranks among which it is cut; the rest hold copies (hybrid sharding).
+    /// Ranks that states are sharded across; the shard is replicated on the other replicas (hybrid sharding).
     pub shard: Option<usize>,
-    /// Whether ZeRO-3 keeps what it gathered for the forward pass.
+    /// ZeRO-3: keep the gathered parameters for the backward pass.
     pub keep_gathered: Option<bool>,
-    /// Pieces of each matrix.
+    /// Shards of each matrix.
     pub tensor: Option<usize>,
-    /// Whether ranks of the tensor axis cut norms and residuals too, by tokens.
+    /// Sequence parallelism: tensor ranks also shard norms and residuals, by tokens.
     pub sequence: Option<bool>,
-    /// Pieces of each sequence.
+    /// Shards of each sequence.
     pub context: Option<usize>,
     pub context_kind: Option<ContextKind>,
-    /// Stages of the model.
+    /// Pipeline ranks.
     pub pipe: Option<usize>,
     pub schedule: Option<ScheduleKind>,
-    /// Stages of each rank, when they are interleaved.
+    /// Pipeline stages per rank, for the interleaved schedule.
     pub chunks: Option<usize>,
-    /// Ranks among which experts are dealt out.
+    /// Ranks that experts are distributed over.
     pub expert: Option<usize>,
     pub recompute: Option<Recompute>,
-    /// The axes from the outermost to the innermost, whose ranks are neighbours.
+    /// Axes from outermost to innermost. Ranks of the innermost axis are adjacent.
     pub placement: Option<String>,
 }
 
-/// What the backward pass computes again instead of keeping it from the forward pass.
+/// Activation recomputation in the backward pass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Recompute {
-    /// Only what is cheap: norms and activation functions.
+    /// Recompute only norms and activation functions, which are cheap.
     #[default]
     None,
-    /// The wide inner part of the feed-forward too: most of the memory for a ninth of the work.
+    /// Also recompute the inner activations of the feed-forward: saves most of the memory for 1/9 of the compute.
     Selective,
-    /// Each block from its input.
+    /// Recompute each block from its input.
     Full,
 }
 
@@ -75,7 +75,7 @@ impl Layout {
         }
     }
 
-    /// The ranks that the typed degrees need.
+    /// Number of ranks: the product of the degrees.
     pub fn ranks(&self) -> usize {
         [self.data, self.tensor, self.context, self.pipe]
             .into_iter()

@@ -1,5 +1,5 @@
-//! What was typed: the run file, with `--set` laid over it. Knows the keys and their types; what the values
-//! mean together is `Plan::resolve`'s to judge, and defaults are its to fill in.
+//! The run file as typed, with `--set` overrides. Knows keys and their types. Defaults and checks across keys belong
+//! to `Plan::resolve`.
 
 mod checkpoint;
 mod comm;
@@ -25,7 +25,7 @@ pub use train::{Curve, Train};
 use crate::error::{ConfigError, Place};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A run file's values; what was not typed is `None`.
+/// Values of a run file; a key that is not set is `None`.
 ///
 /// ```
 /// use lockstep_plan::Config;
@@ -44,17 +44,16 @@ pub struct Config {
     pub precision: Precision,
     pub comm: Comm,
     pub checkpoint: Checkpoint,
-    /// Where each key was typed, so that a mistake of meaning can say its line.
+    /// Where each key was set, so that later errors can name its line.
     pub places: BTreeMap<String, Place>,
-    /// What could not be read. `Plan::resolve` returns these together with the mistakes of meaning, so that
-    /// all of them are seen at once.
+    /// Syntax and type errors. `Plan::resolve` returns these together with its own, so that all are reported at once.
     pub errors: Vec<ConfigError>,
-    /// Keys that were meant to be typed and could not be read: nothing is said about their defaults.
+    /// Keys whose value could not be read. No further errors are reported for their defaults.
     pub(crate) unreadable: BTreeSet<String>,
 }
 
 impl Config {
-    /// Reads a run file's text, and `section.key=value` for each `--set`, of which the last wins.
+    /// Parses a run file and the `section.key=value` of each `--set`, of which the last wins.
     pub fn parse(text: &str, sets: &[String]) -> Config {
         let mut reader = match Reader::new(text, sets) {
             Ok(reader) => reader,
@@ -78,7 +77,7 @@ impl Config {
         config
     }
 
-    /// The same run with another layout in the place of the typed one: `tensor=2 sequence=true`, or with commas.
+    /// Replaces the layout by `words`, separated by spaces or commas: `tensor=2 sequence=true`.
     ///
     /// ```
     /// use lockstep_plan::Config;
@@ -98,7 +97,7 @@ impl Config {
                 key: "layout".into(),
                 place: Place::Layouts,
                 message: format!("`{word}` has no `=`"),
-                suggestion: "write it as tensor=2".into(),
+                suggestion: "write for example tensor=2".into(),
             }
         }));
         let sets = words.into_iter().filter(|word| word.contains('='));
@@ -111,17 +110,17 @@ impl Config {
         config
     }
 
-    /// How many ranks the file asks for, when the command line does not say.
+    /// Number of ranks of the layout, used if the command line does not set it.
     pub fn ranks(&self) -> usize {
         self.layout.ranks()
     }
 
-    /// What to learn from, as it is typed: known before the plan, which is made for the data's vocabulary.
+    /// The data source. Needed before the plan, which depends on the vocabulary of the data.
     pub fn source(&self) -> &str {
         self.data.source.as_deref().unwrap_or("builtin:grammar")
     }
 
-    /// The fraction kept for evaluation: known before the plan, for the data is opened first.
+    /// The fraction reserved for evaluation. Needed before the plan, because the data is opened first.
     pub fn held_out(&self) -> f64 {
         self.data.held_out.unwrap_or(0.05)
     }

@@ -1,4 +1,4 @@
-//! `[model]`: a preset, or the numbers, or a preset with some numbers changed.
+//! `[model]`: a preset, explicit sizes, or a preset with some sizes overridden.
 
 use super::Reader;
 use crate::model::{Balance, Family};
@@ -28,7 +28,7 @@ pub struct Model {
     pub balance: Option<Balance>,
     pub z_loss: Option<f64>,
     pub shared_experts: Option<usize>,
-    /// DeepSeek's attention, there where `kv_lora_rank` is, and first layers without experts.
+    // Multi-head latent attention (DeepSeek), used if `kv_lora_rank` is set, and leading dense layers.
     pub q_lora_rank: Option<usize>,
     pub kv_lora_rank: Option<usize>,
     pub nope_head_dim: Option<usize>,
@@ -38,7 +38,7 @@ pub struct Model {
     pub dense_ffn: Option<usize>,
 }
 
-/// `[model.rope_scaling]`: Llama 3.1's; there is none unless `factor` is given.
+/// `[model.rope_scaling]`: Llama 3.1's RoPE scaling, used if `factor` is set.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct RopeScaling {
     pub factor: Option<f64>,
@@ -53,7 +53,7 @@ const FAMILIES: [(&str, Family); 3] =
 const BALANCES: [(&str, Balance); 2] = [("sequence", Balance::Sequence), ("batch", Balance::Batch)];
 
 impl Model {
-    /// Reads a section of any name: presets are such sections too.
+    /// Reads a section of any name; presets are such sections too.
     pub(crate) fn read(reader: &mut Reader, section: &str) -> Model {
         let key = |name: &str| format!("{section}.{name}");
         Model {
@@ -94,7 +94,7 @@ impl Model {
         }
     }
 
-    /// What is typed here, and what `base` says where nothing is.
+    /// Overrides `base` with the keys that are set here.
     pub(crate) fn over(&self, base: &Model) -> Model {
         let (rope, under) = (self.rope_scaling, base.rope_scaling);
         Model {

@@ -1,6 +1,6 @@
-//! What a mistyped word was meant to be.
+//! Spelling suggestions for mistyped words.
 
-/// Words that other systems use for keys of ours.
+/// Names that other systems use for our keys.
 const ELSEWHERE: [(&str, &str); 30] = [
     ("batch_size", "global_batch"),
     ("global_batch_size", "global_batch"),
@@ -34,10 +34,10 @@ const ELSEWHERE: [(&str, &str); 30] = [
     ("activation_checkpoint", "recompute"),
 ];
 
-/// Of `words`, the one that `typed` was likely meant to be.
+/// The word that `typed` was probably meant to be.
 pub fn nearest<'w>(typed: &str, words: impl Iterator<Item = &'w str>) -> Option<&'w str> {
     let ours = ELSEWHERE.iter().find(|(theirs, _)| *theirs == typed).map(|(_, ours)| *ours);
-    // A third of the letters may be wrong, and one of a short word.
+    // At most a third of the letters may differ, and at least one.
     let most = (typed.chars().count() / 3).max(1);
     words
         .map(|word| (if ours == Some(word) { 0 } else { distance(typed, word) }, word))
@@ -46,10 +46,10 @@ pub fn nearest<'w>(typed: &str, words: impl Iterator<Item = &'w str>) -> Option<
         .map(|(_, word)| word)
 }
 
-/// How many letters must be added, removed, changed or swapped with their neighbour.
+/// Damerau-Levenshtein distance: insertions, deletions, substitutions and swaps of adjacent letters.
 fn distance(from: &str, to: &str) -> usize {
     let (from, to): (Vec<char>, Vec<char>) = (from.chars().collect(), to.chars().collect());
-    // cost[i][j]: from the first i letters to the first j.
+    // cost[i][j]: distance between the first i letters of `from` and the first j of `to`.
     let mut cost = vec![vec![0; to.len() + 1]; from.len() + 1];
     for i in 0..=from.len() {
         for j in 0..=to.len() {
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn meant() {
+    fn suggestions() {
         let words = ["lr", "min_lr", "steps", "seq", "heads", "kv_heads", "warmup"];
         let cases = [
             ("lrr", Some("lr")),

@@ -1,4 +1,4 @@
-//! `[precision]`: the numbers in which the model dtypes.
+//! `[precision]`: number formats.
 
 use super::Reader;
 use lockstep_types::Dtype;
@@ -7,7 +7,7 @@ use lockstep_types::Dtype;
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Precision {
     pub compute: Option<Dtype>,
-    /// The type in which gradients of parameters are kept and summed.
+    /// Type in which parameter gradients are stored and summed.
     pub gradients: Option<Dtype>,
 }
 

@@ -1,4 +1,4 @@
-//! `[train]`: how long, on how much at a time, and how the optimizer steps.
+//! `[train]`: steps, batch sizes, optimizer, evaluation.
 
 use super::Reader;
 use serde::{Deserialize, Serialize};
@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Train {
     pub steps: Option<usize>,
-    /// Sequences per optimizer step, whatever the layout.
+    /// Sequences per optimizer step, independent of the layout.
     pub global_batch: Option<usize>,
-    /// Sequences per forward pass of a rank.
+    /// Sequences per forward pass of one rank.
     pub micro_batch: Option<usize>,
     pub lr: Option<f64>,
     pub min_lr: Option<f64>,
-    /// Steps of rising learning rate.
+    /// Steps of linear warm-up.
     pub warmup: Option<usize>,
     pub schedule: Option<Curve>,
     /// Fraction of the steps in which `wsd` decays.
@@ -21,29 +21,29 @@ pub struct Train {
     pub betas: Option<[f64; 2]>,
     pub eps: Option<f64>,
     pub weight_decay: Option<f64>,
-    /// Largest norm of the gradient; 0 leaves it as it is.
+    /// Maximum gradient norm; 0: no clipping.
     pub clip: Option<f64>,
     pub seed: Option<usize>,
-    /// 0: only at the end.
+    /// Steps between evaluations; 0: only at the end.
     pub eval_every: Option<usize>,
-    /// Global batches in an evaluation.
+    /// Global batches per evaluation.
     pub eval_batches: Option<usize>,
     pub log_every: Option<usize>,
-    /// Of each rank.
+    /// Compute threads per rank.
     pub threads: Option<usize>,
-    /// A prompt to go on from when the training is over.
+    /// Prompt for a text sample after training.
     pub sample: Option<String>,
     pub sample_tokens: Option<usize>,
 }
 
-/// How the learning rate falls after the warm-up.
+/// Learning rate after the warm-up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Curve {
     Constant,
     Linear,
     Cosine,
-    /// Warm-up, stable, decay (MiniCPM): constant, then linear over the last `decay` of the steps.
+    /// Warm-up, stable, decay (MiniCPM): constant, then linear decay over the last `decay` fraction of the steps.
     Wsd,
 }
 

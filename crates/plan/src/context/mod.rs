@@ -1,24 +1,24 @@
-//! The context axis: which positions of every sequence a rank holds, and which degrees fit a model.
+//! The context axis: which positions of every sequence a rank holds, and which degrees a model allows.
 //!
-//! A rank of a context of u · r sits at `index = ring * u + ulysses`: the ulysses coordinate is the inner one,
-//! so that its all-to-all, behind which no computing hides, runs between the closest ranks.
+//! With Ulysses degree u and ring degree r, a rank has `index = ring * u + ulysses`. Ulysses is the inner coordinate:
+//! its all-to-all cannot be overlapped with compute, so it runs between the closest ranks.
 
 mod sent;
 
-pub use sent::{Brought, Sent, ring_sent, sent, ulysses_sent};
+pub use sent::{AttentionShard, Sent, ring_sent, sent, ulysses_sent};
 
 use crate::resolve::near;
 use serde::{Deserialize, Serialize};
 
-/// How attention reaches what other ranks of the context hold.
+/// Algorithm of context parallel attention.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ContextKind {
-    /// Keys and values travel round a ring (Liu et al. 2023). Any number of ranks.
+    /// Ring attention: keys and values circulate in a ring (Liu et al. 2023). Any number of ranks.
     Ring,
-    /// Heads are dealt out for the time of the attention (Jacobs et al. 2023). As many ranks as divide the heads.
+    /// An all-to-all distributes heads during attention (Jacobs et al. 2023). The ranks must divide the heads.
     Ulysses,
-    /// Heads are dealt out among neighbours, keys travel between such groups (USP: Fang & Zhao 2024).
+    /// Ulysses among neighbours, a ring between these groups (USP: Fang & Zhao 2024).
     Both,
 }
 
@@ -30,21 +30,21 @@ pub struct Run {
 }
 
 impl Run {
-    /// One more than its last position.
+    /// End of the half-open range.
     pub fn end(&self) -> usize {
         self.start + self.len
     }
 
-    /// Positions that both have.
+    /// Intersection of two runs.
     fn overlap(&self, other: Run) -> Option<Run> {
         let (start, end) = (self.start.max(other.start), self.end().min(other.end()));
         (start < end).then(|| Run { start, len: end - start })
     }
 }
 
-/// The degrees (ulysses u, ring r) of a context of u · r ranks. `Both` takes the largest u that the heads
-/// allow, and leaves at least two to the ring where it can: what a rank sends for ulysses falls with the number
-/// of ranks, for a ring it does not. Heads are those of a rank, after the tensor axis has cut them.
+/// Ulysses and ring degrees (u, r) of a context of u · r ranks. `Both` takes the largest u that the heads allow and
+/// leaves at least two ranks to the ring if possible: the traffic of Ulysses falls with the number of ranks, that of
+/// a ring does not. Heads are counted per tensor rank.
 ///
 /// ```
 /// use lockstep_plan::context::{ContextKind::*, degrees};
@@ -59,19 +59,19 @@ pub fn degrees(kind: ContextKind, context: usize, heads: usize, kv_heads: usize)
         ContextKind::Ring => (1, context),
         ContextKind::Ulysses => (context, 1),
         ContextKind::Both => {
-            // More ranks than heads cannot have one each.
+            // Every rank needs at least one head.
             let most = (context / 2).min(heads).max(1);
-            let fits = |u: &usize| context.is_multiple_of(*u) && deals(*u, heads, kv_heads);
+            let fits = |u: &usize| context.is_multiple_of(*u) && divides_heads(*u, heads, kv_heads);
             let u = (1..=most).rev().find(fits).unwrap_or(1);
             (u, context / u)
         }
     }
 }
 
-/// The runs of the rank at `index`, in the order in which it holds them. All ranks hold equally many positions.
+/// Positions of the rank at `index`, in the order in which it stores them. All ranks hold equally many positions.
 ///
-/// A ring cuts the sequence in 2r chunks and gives its rank i the chunks i and 2r-1-i: later queries see more
-/// keys, and so everybody gets as much to do. Ulysses cuts what its ring rank holds in u pieces.
+/// A ring splits the sequence into 2r chunks and gives rank i the chunks i and 2r-1-i. Later queries attend to more
+/// keys, so this balances the work. Ulysses splits the positions of its ring rank into u pieces.
 ///
 /// ```
 /// use lockstep_plan::context::{ContextKind, Run, runs};
@@ -82,22 +82,26 @@ pub fn degrees(kind: ContextKind, context: usize, heads: usize, kv_heads: usize)
 /// ```
 ///
 /// # Panics
-/// When `seq` is no [`multiple`] of what the degrees ask for, or there is no such rank.
+/// If `seq` is not a [`multiple`] required by the degrees, or `index` is out of range.
 pub fn runs(
     kind: ContextKind,
     seq: usize,
     (ulysses, ring): (usize, usize),
     index: usize,
 ) -> Vec<Run> {
-    assert!(index < ulysses * ring, "rank {index} of a context of {ulysses} · {ring}");
+    assert!(
+        index < ulysses * ring,
+        "rank {index} is out of range: the context has {ulysses} · {ring}"
+    );
     let step = multiple((ulysses, ring));
-    assert!(seq.is_multiple_of(step), "seq={seq} is no multiple of {step} ({kind:?})");
-    let share = share(seq, ring, index / ulysses);
+    assert!(seq.is_multiple_of(step), "seq={seq} is not a multiple of {step} ({kind:?})");
+    let shard = ring_shard(seq, ring, index / ulysses);
     let piece = seq / ring / ulysses;
-    cut(&share, Run { start: index % ulysses * piece, len: piece })
+    slice(&shard, Run { start: index % ulysses * piece, len: piece })
 }
 
-/// What the sequence must be a multiple of for all ranks to hold equally much: 2r for a ring, u for ulysses.
+/// Required divisor of the sequence length, so that all ranks hold equally many positions: 2r for a ring, u for
+/// Ulysses.
 pub fn multiple((ulysses, ring): (usize, usize)) -> usize {
     match (ulysses.is_multiple_of(2), ring) {
         (_, 1) => ulysses,
@@ -106,8 +110,8 @@ pub fn multiple((ulysses, ring): (usize, usize)) -> usize {
     }
 }
 
-/// What a rank of the ring holds, together with its ulysses neighbours. Chunks that touch are one run.
-pub fn share(seq: usize, ring: usize, rank: usize) -> Vec<Run> {
+/// Positions that a ring rank holds together with its Ulysses neighbours. Adjacent chunks are merged into one run.
+pub fn ring_shard(seq: usize, ring: usize, rank: usize) -> Vec<Run> {
     let chunk = seq / (2 * ring);
     let (early, late) = (rank * chunk, (2 * ring - 1 - rank) * chunk);
     if ring == 1 {
@@ -119,20 +123,20 @@ pub fn share(seq: usize, ring: usize, rank: usize) -> Vec<Run> {
     vec![Run { start: early, len: chunk }, Run { start: late, len: chunk }]
 }
 
-/// Of runs laid end to end, the positions with these numbers.
-fn cut(runs: &[Run], numbers: Run) -> Vec<Run> {
+/// The elements `range` of the concatenated runs.
+fn slice(runs: &[Run], range: Run) -> Vec<Run> {
     let mut before = 0;
     let piece = |run: &Run| {
         let first = before;
         before += run.len;
-        let part = Run { start: first, len: run.len }.overlap(numbers)?;
+        let part = Run { start: first, len: run.len }.overlap(range)?;
         Some(Run { start: run.start + part.start - first, len: part.len })
     };
     runs.iter().filter_map(piece).collect()
 }
 
-/// Whether a context of so many ranks fits the sequence and the heads; if not, why, and what would. Heads are
-/// those of a rank, after the tensor axis has cut them.
+/// Checks that the context degree fits the sequence and the heads. The error has the form `problem; suggestion`.
+/// Heads are counted per tensor rank.
 pub fn check(
     kind: ContextKind,
     context: usize,
@@ -141,40 +145,42 @@ pub fn check(
     kv_heads: usize,
 ) -> Result<(), String> {
     if context == 0 {
-        return Err("context=0: there is at least one rank; try 1".into());
+        return Err("context must be at least 1 (got 0); use 1".into());
     }
     let (ulysses, ring) = degrees(kind, context, heads, kv_heads);
-    if !deals(ulysses, heads, kv_heads) {
-        return Err(heads_do_not_deal(ulysses, heads, kv_heads));
+    if !divides_heads(ulysses, heads, kv_heads) {
+        return Err(indivisible_heads(ulysses, heads, kv_heads));
     }
     let step = multiple((ulysses, ring));
     if !seq.is_multiple_of(step) {
         let near = near::multiples(seq, step);
         let why = match (ulysses, ring) {
-            (_, 1) => format!("ulysses cuts it in {ulysses}"),
-            (1, _) => format!("a ring of {ring} cuts it in {step}"),
-            _ => format!("ulysses={ulysses} in a ring of {ring} cuts it in {step}"),
+            (_, 1) => format!("ulysses splits it into {ulysses}"),
+            (1, _) => format!("a ring of {ring} splits it into {step}"),
+            _ => format!("ulysses={ulysses} in a ring of {ring} splits it into {step}"),
         };
-        return Err(format!("seq={seq} is no multiple of {step}: {why}; try {near}"));
+        return Err(format!("seq={seq} is not a multiple of {step}: {why}; use {near}"));
     }
     Ok(())
 }
 
-/// Whether heads can be dealt out to so many ranks: as many query heads to each, and of keys either as many to
-/// each, or each to as many ranks.
-fn deals(ulysses: usize, heads: usize, kv_heads: usize) -> bool {
+/// Whether heads can be distributed evenly over `ulysses` ranks: equally many query heads per rank, and either equally
+/// many KV heads per rank or equally many ranks per KV head.
+fn divides_heads(ulysses: usize, heads: usize, kv_heads: usize) -> bool {
     heads.is_multiple_of(ulysses)
         && (kv_heads.is_multiple_of(ulysses) || ulysses.is_multiple_of(kv_heads))
 }
 
-fn heads_do_not_deal(ulysses: usize, heads: usize, kv_heads: usize) -> String {
-    let fits = |u: &usize| deals(*u, heads, kv_heads);
+fn indivisible_heads(ulysses: usize, heads: usize, kv_heads: usize) -> String {
+    let fits = |u: &usize| divides_heads(*u, heads, kv_heads);
     let below = (1..ulysses.min(heads + 1)).rev().find(fits);
     let above = (ulysses + 1..=heads).find(fits);
     let near = near::either(below, above);
-    let why = match heads.is_multiple_of(ulysses) {
-        false => format!("heads={heads}"),
-        true => format!("kv_heads={kv_heads}, and is no multiple of it"),
+    let message = match heads.is_multiple_of(ulysses) {
+        false => format!("context={ulysses} does not divide heads={heads}, as ulysses requires"),
+        true => format!(
+            "context={ulysses} and kv_heads={kv_heads}: neither divides the other, as ulysses requires"
+        ),
     };
-    format!("context={ulysses} does not divide {why}, which ulysses deals out; try {near}, or ring")
+    format!("{message}; use {near}, or context_kind = \"ring\"")
 }

@@ -1,16 +1,16 @@
-//! What a rank sends for the attention of one layer and micro-batch, by formula. The tests of the exchange hold
-//! it against the bytes that groups count.
+//! Bytes that a rank sends for the attention of one layer and micro-batch, by formula. Tests compare the formulas with
+//! the bytes counted by the groups.
 
-/// What a rank of the context brings to the attention.
+/// Attention inputs of one context rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Brought {
-    /// Of all sequences of the micro-batch, those that this rank holds.
+pub struct AttentionShard {
+    /// Tokens of the micro-batch on this rank.
     pub tokens: usize,
-    /// Of this rank, after the tensor axis has cut them.
+    /// Query heads on this rank.
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
-    /// Of a number in the compute type.
+    /// Bytes per number in the compute type.
     pub bytes: usize,
 }
 
@@ -21,39 +21,41 @@ pub struct Sent {
     pub backward: u64,
 }
 
-/// Both exchanges: ulysses among neighbours, and the ring of what they hold together, with the heads that a
-/// rank then has.
-pub fn sent((ulysses, ring): (usize, usize), brought: &Brought) -> Sent {
-    let dealt = ulysses_sent(ulysses, brought);
-    let round = ring_sent(ring, &dealt_out(ulysses, brought));
-    Sent { forward: dealt.forward + round.forward, backward: dealt.backward + round.backward }
-}
-
-/// What a rank attends with when neighbours have dealt out their heads.
-fn dealt_out(ulysses: usize, brought: &Brought) -> Brought {
-    Brought {
-        tokens: brought.tokens * ulysses,
-        heads: brought.heads / ulysses,
-        kv_heads: (brought.kv_heads / ulysses).max(1),
-        ..*brought
+/// Total of Ulysses among neighbours and of the ring between their groups.
+pub fn sent((ulysses, ring): (usize, usize), shard: &AttentionShard) -> Sent {
+    let all_to_all = ulysses_sent(ulysses, shard);
+    let ring = ring_sent(ring, &after_ulysses(ulysses, shard));
+    Sent {
+        forward: all_to_all.forward + ring.forward,
+        backward: all_to_all.backward + ring.backward,
     }
 }
 
-/// Forward, every block of keys and values goes to r-1 others, each rank passing one on at a time: r-1 messages.
-/// Backward they go again, and their gradients follow them in f32 and home: 2(r-1) messages.
-pub fn ring_sent(ring: usize, brought: &Brought) -> Sent {
-    let Brought { tokens, kv_heads, head_dim, bytes, .. } = *brought;
+/// The shard of a rank after the all-to-all of Ulysses: more tokens, fewer heads.
+fn after_ulysses(ulysses: usize, shard: &AttentionShard) -> AttentionShard {
+    AttentionShard {
+        tokens: shard.tokens * ulysses,
+        heads: shard.heads / ulysses,
+        kv_heads: (shard.kv_heads / ulysses).max(1),
+        ..*shard
+    }
+}
+
+/// Forward: every block of keys and values visits the r-1 other ranks, one hop at a time; r-1 messages. Backward: the
+/// same, followed by their f32 gradients; 2(r-1) messages.
+pub fn ring_sent(ring: usize, shard: &AttentionShard) -> Sent {
+    let AttentionShard { tokens, kv_heads, head_dim, bytes, .. } = *shard;
     let block = (tokens * 2 * kv_heads * head_dim) as u64;
     let steps = ring as u64 - 1;
     Sent { forward: steps * block * bytes as u64, backward: steps * block * (bytes as u64 + 4) }
 }
 
-/// (u-1)/u of what a rank holds: forward of q, k, v and of the output, backward of their gradients and of a
-/// number in f32 per head. Where there are fewer key heads than ranks, each goes to all who need it.
-pub fn ulysses_sent(ulysses: usize, brought: &Brought) -> Sent {
-    let Brought { heads, kv_heads, head_dim, .. } = dealt_out(ulysses, brought);
-    let to_each = (brought.tokens * (2 * heads + 2 * kv_heads) * head_dim * brought.bytes) as u64;
-    let deltas = (brought.tokens * heads * 4) as u64;
+/// (u-1)/u of the rank's data: forward q, k, v and the output, backward their gradients and one f32 per head. If there
+/// are fewer KV heads than ranks, each is sent to every rank that needs it.
+pub fn ulysses_sent(ulysses: usize, shard: &AttentionShard) -> Sent {
+    let AttentionShard { heads, kv_heads, head_dim, .. } = after_ulysses(ulysses, shard);
+    let to_each = (shard.tokens * (2 * heads + 2 * kv_heads) * head_dim * shard.bytes) as u64;
+    let deltas = (shard.tokens * heads * 4) as u64;
     let others = ulysses as u64 - 1;
     Sent { forward: others * to_each, backward: others * (to_each + deltas) }
 }

@@ -1,12 +1,12 @@
-//! The mistakes found so far.
+//! Collects the errors of a config while it is resolved.
 
 use crate::config::Config;
 use crate::error::{ConfigError, Place};
 
-/// The largest size that is taken for meant.
+/// Largest valid size. Products of a few such numbers stay far from overflow.
 pub(super) const MOST: usize = 1_000_000_000;
 
-/// Whether all are sizes to go on with; those that are not have been noted.
+/// Whether all sizes are in range. Sizes that are not have been reported by `Checker::at_least_one`.
 pub(super) fn sized(sizes: &[usize]) -> bool {
     sizes.iter().all(|size| (1..=MOST).contains(size))
 }
@@ -21,7 +21,7 @@ impl<'c> Checker<'c> {
         Checker { config, errors: config.errors.clone() }
     }
 
-    /// Whether the text could be taken apart at all.
+    /// Whether the text is valid TOML.
     pub fn readable(&self) -> bool {
         self.errors.iter().all(|error| !error.key.is_empty())
     }
@@ -34,14 +34,14 @@ impl<'c> Checker<'c> {
         self.errors.len()
     }
 
-    /// In the order of the file.
+    /// All errors, in the order of the file.
     pub fn all(mut self) -> Vec<ConfigError> {
         self.errors.sort_by_key(|error| error.place);
         self.errors
     }
 
-    /// Notes a mistake of `keys` together, under the first of them that was typed. Nothing is said about a
-    /// key whose value could not be read: its default is not what was meant.
+    /// Adds an error about `keys`, listed under the first of them that is set. Does nothing if the value of one of
+    /// them could not be read, because its default is not what the user meant.
     pub fn add(&mut self, keys: &[&str], message: String, suggestion: impl Into<String>) {
         if keys.iter().any(|key| self.config.unreadable.contains(*key)) {
             return;
@@ -57,23 +57,22 @@ impl<'c> Checker<'c> {
         });
     }
 
-    /// Notes a mistake where `good` does not hold.
+    /// Adds the error `{key} must {expected} (got {value})` unless `valid`.
     pub fn require(
         &mut self,
-        good: bool,
+        valid: bool,
         key: &str,
         value: impl std::fmt::Display,
-        suggestion: &str,
+        expected: &str,
     ) {
-        if !good {
+        if !valid {
             let name = key.rsplit('.').next().unwrap_or(key);
-            self.add(&[key], format!("{name}={value} cannot be"), suggestion);
+            self.add(&[key], format!("{name} must {expected} (got {value})"), "");
         }
     }
 
     pub fn at_least_one(&mut self, key: &str, value: usize) {
-        self.require(value >= 1, key, value, "it must be at least 1");
-        // Sums of a few such numbers' products stay far from overflow.
-        self.require(value <= MOST, key, value, "that is more than can be meant");
+        self.require(value >= 1, key, value, "be a positive integer");
+        self.require(value <= MOST, key, value, "be at most 1000000000");
     }
 }

@@ -1,11 +1,11 @@
-//! What is learned from.
+//! Resolves `[data]`.
 
 use super::checker::Checker;
 use crate::config::nearest;
 use crate::model::Shape;
 use crate::plan::{Data, Source};
 
-/// The sources that need no file.
+/// Sources that need no file.
 const BUILTINS: [&str; 1] = ["grammar"];
 
 pub(super) fn data(checker: &mut Checker, model: Option<&Shape>) -> Data {
@@ -22,14 +22,14 @@ pub(super) fn data(checker: &mut Checker, model: Option<&Shape>) -> Data {
     checker.at_least_one("data.seq", data.seq);
     if let Some(longest) = longest.filter(|longest| data.seq > *longest) {
         let message = format!("seq={} is longer than model.seq={longest}", data.seq);
-        checker.add(&["data.seq", "model.seq"], message, format!("say at most {longest}"));
+        checker.add(&["data.seq", "model.seq"], message, format!("use at most {longest}"));
     }
     let held = data.held_out;
     checker.require(
         (0.0..1.0).contains(&held),
         "data.held_out",
         held,
-        "it must be from 0 to below 1",
+        "be at least 0 and less than 1",
     );
     data
 }
@@ -40,13 +40,13 @@ fn source_exists(checker: &mut Checker, source: &Source) {
         Source::Builtin(name) => {
             let meant = nearest(name, BUILTINS.into_iter()).unwrap_or(BUILTINS[0]);
             (
-                format!("no built-in source is called \"{name}\""),
+                format!("unknown built-in source \"{name}\""),
                 format!("did you mean \"builtin:{meant}\"?"),
             )
         }
         Source::File(path) if path.as_os_str().is_empty() => (
             "source is empty".to_string(),
-            "say \"builtin:grammar\" or the path of a token file".to_string(),
+            "use \"builtin:grammar\" or the path of a token file".to_string(),
         ),
         Source::File(_) => return,
     };

@@ -1,10 +1,10 @@
-//! DeepSeek's attention and its first layers, from the typed keys: what they leave out, and what cannot be.
+//! Resolves the keys of DeepSeek models: multi-head latent attention and leading dense layers.
 
 use super::checker::Checker;
 use crate::config::Model;
 use crate::model::{Family, Latent, Lead};
 
-/// There is one where `kv_lora_rank` is given. What is left out is as in DeepSeek-V2 and V3.
+/// Latent attention, used if `kv_lora_rank` is set. Defaults are those of DeepSeek-V2 and V3.
 pub(super) fn latent(checker: &mut Checker, model: &Model) -> Option<Latent> {
     let kv_rank = model.kv_lora_rank.filter(|rank| *rank > 0);
     let Some(kv_rank) = kv_rank else {
@@ -15,9 +15,11 @@ pub(super) fn latent(checker: &mut Checker, model: &Model) -> Option<Latent> {
             ("v_head_dim", model.v_head_dim),
         ];
         for (name, _) in rest.into_iter().filter(|(_, value)| value.is_some_and(|size| size > 0)) {
-            let message = format!("{name} is for latent attention, which has a kv_lora_rank");
+            let message =
+                format!("{name} is only used with latent attention, but kv_lora_rank is not set");
             let key = format!("model.{name}");
-            checker.add(&[&key, "model.kv_lora_rank"], message, "give model.kv_lora_rank");
+            let suggestion = format!("set model.kv_lora_rank or remove {name}");
+            checker.add(&[&key, "model.kv_lora_rank"], message, suggestion);
         }
         return None;
     };
@@ -37,19 +39,19 @@ pub(super) fn latent(checker: &mut Checker, model: &Model) -> Option<Latent> {
         && keys != heads
     {
         let message = format!(
-            "kv_heads={keys} and heads={heads}: latent attention makes keys for every head"
+            "kv_heads={keys} differs from heads={heads}, but latent attention has a key for every head"
         );
-        checker.add(&["model.kv_heads", "model.kv_lora_rank"], message, "leave kv_heads out");
+        checker.add(&["model.kv_heads", "model.kv_lora_rank"], message, "remove kv_heads");
     }
     let width = latent.nope.saturating_add(latent.rope);
     if let Some(typed) = model.head_dim.filter(|typed| *typed != width) {
         let message = format!("head_dim={typed}, but nope_head_dim + rope_head_dim = {width}");
-        checker.add(&["model.head_dim", "model.nope_head_dim"], message, "leave head_dim out");
+        checker.add(&["model.head_dim", "model.nope_head_dim"], message, "remove head_dim");
     }
     Some(latent)
 }
 
-/// The first `dense_layers` layers of a mixture.
+/// The leading dense layers of a mixture of experts.
 pub(super) fn lead(checker: &mut Checker, model: &Model, layers: usize) -> Option<Lead> {
     let lead = Lead {
         layers: model.dense_layers.filter(|layers| *layers > 0)?,
@@ -57,7 +59,7 @@ pub(super) fn lead(checker: &mut Checker, model: &Model, layers: usize) -> Optio
     };
     if lead.layers > layers {
         let message = format!("dense_layers={} is more than layers={layers}", lead.layers);
-        let suggestion = format!("say at most {layers}");
+        let suggestion = format!("use at most {layers}");
         checker.add(&["model.dense_layers", "model.layers"], message, suggestion);
         return None;
     }
@@ -65,23 +67,24 @@ pub(super) fn lead(checker: &mut Checker, model: &Model, layers: usize) -> Optio
     Some(lead)
 }
 
-/// Families that can have a latent.
-pub(super) fn of_family(checker: &mut Checker, typed: &Model, family: Family) {
+/// Reports keys that the family does not support.
+pub(super) fn check_family(checker: &mut Checker, typed: &Model, family: Family) {
     let experts = [("dense_layers", typed.dense_layers), ("dense_ffn", typed.dense_ffn)];
     let rotary = [("kv_lora_rank", typed.kv_lora_rank), ("q_lora_rank", typed.q_lora_rank)];
     let typed = |(_, value): &(&str, Option<usize>)| value.is_some();
     if family != Family::Moe {
         for (name, _) in experts.into_iter().filter(typed) {
-            let message = format!("{name} is for a mixture's first layers");
+            let message = format!("{name} is only used with family = \"moe\"");
             let key = format!("model.{name}");
-            checker.add(&[&key, "model.family"], message, "say family = \"moe\", or leave it out");
+            checker.add(&[&key, "model.family"], message, "set family = \"moe\" or remove it");
         }
     }
     if family == Family::Gpt2 {
         for (name, _) in rotary.into_iter().filter(typed) {
-            let message = format!("{name} is for rotary positions, and gpt2 learns its positions");
+            let message =
+                format!("{name} requires rotary positions, but gpt2 has learned positions");
             let key = format!("model.{name}");
-            checker.add(&[&key, "model.family"], message, "say family = \"moe\" or \"llama\"");
+            checker.add(&[&key, "model.family"], message, "set family = \"moe\" or \"llama\"");
         }
     }
 }

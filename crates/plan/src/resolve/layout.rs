@@ -1,4 +1,4 @@
-//! How the ranks share the work: degrees that multiply to the ranks and divide what they cut.
+//! Resolves `[layout]`: the degrees multiply to the number of ranks and divide the sizes that they shard.
 
 use super::Environment;
 use super::checker::{Checker, sized};
@@ -10,7 +10,7 @@ use crate::model::Shape;
 use crate::plan::{Data, Layout, Train};
 use crate::schedule::{self, ScheduleKind};
 
-/// The degrees alone: what they cut is looked at when it is known.
+/// Resolves the degrees. `fits` checks them against the model later.
 pub(super) fn layout(checker: &mut Checker, env: &Environment) -> Layout {
     let typed = &checker.config.layout;
     let (tensor, context, pipe) =
@@ -28,12 +28,12 @@ pub(super) fn layout(checker: &mut Checker, env: &Environment) -> Layout {
         Some(chunks) if chunks > 1 => ScheduleKind::Interleaved,
         _ => ScheduleKind::OneForwardOneBackward,
     });
-    let usual_chunks = if schedule == ScheduleKind::Interleaved { 2 } else { 1 };
-    let (chunks, expert) = (typed.chunks.unwrap_or(usual_chunks), typed.expert.unwrap_or(1));
+    let default_chunks = if schedule == ScheduleKind::Interleaved { 2 } else { 1 };
+    let (chunks, expert) = (typed.chunks.unwrap_or(default_chunks), typed.expert.unwrap_or(1));
     checker.at_least_one("layout.chunks", chunks);
     checker.at_least_one("layout.expert", expert);
     let zero = typed.zero.unwrap_or(0);
-    checker.require(zero <= 3, "layout.zero", zero, "ZeRO has the stages 0, 1, 2 and 3");
+    checker.require(zero <= 3, "layout.zero", zero, "be 0, 1, 2 or 3");
     let replicas = data.saturating_mul(context);
     let shard = if zero == 0 { 1 } else { typed.shard.unwrap_or(replicas) };
     sharding(checker, zero, replicas);
@@ -55,28 +55,29 @@ pub(super) fn layout(checker: &mut Checker, env: &Environment) -> Layout {
     }
 }
 
-/// The typed order of the axes; the usual one until something better is found.
+/// The order of the axes that the user set, or the default order.
 fn order(checker: &mut Checker) -> [Axis; 4] {
-    let usual = Mesh::ONE.order;
-    let Some(typed) = &checker.config.layout.placement else { return usual };
-    let axis = |word: &str| usual.into_iter().find(|axis| axis.name() == word.trim());
+    let default = Mesh::ONE.order;
+    let Some(typed) = &checker.config.layout.placement else { return default };
+    let axis = |word: &str| default.into_iter().find(|axis| axis.name() == word.trim());
     let axes: Vec<Axis> = typed.split(',').filter_map(axis).collect();
-    let all = usual.iter().all(|axis| axes.contains(axis));
+    let all = default.iter().all(|axis| axes.contains(axis));
     match <[Axis; 4]>::try_from(axes) {
         Ok(axes) if all && typed.split(',').count() == 4 => axes,
         _ => {
-            let message = format!("\"{typed}\" is no order of the four axes");
+            let message =
+                format!("placement must list each of the four axes once (got \"{typed}\")");
             checker.add(
                 &["layout.placement"],
                 message,
-                "write \"pipe, data, context, tensor\", the innermost last",
+                "write for example \"pipe, data, context, tensor\", innermost last",
             );
-            usual
+            default
         }
     }
 }
 
-/// Every rank has a place, and every place a rank.
+/// Checks that the degrees multiply to the number of ranks.
 fn product(checker: &mut Checker, ranks: usize, data: usize, others: &[(&str, usize)]) {
     let of_others = product_of(others);
     let product = data.saturating_mul(of_others);
@@ -88,16 +89,15 @@ fn product(checker: &mut Checker, ranks: usize, data: usize, others: &[(&str, us
         .filter(|(name, degree)| *degree > 1 || (product == 1 && *name == "data"))
         .map(|(name, degree)| format!("{name}={degree}"))
         .collect();
-    let takes = if product == 1 { "1 rank".to_string() } else { format!("{product} ranks") };
-    let started = if ranks == 1 { "1 rank is".to_string() } else { format!("{ranks} ranks are") };
-    let message = format!("{} takes {takes}, but {started} started", factors.join(" × "));
+    let needed = if product == 1 { "1 rank".to_string() } else { format!("{product} ranks") };
+    let started = if ranks == 1 { "1 rank was".to_string() } else { format!("{ranks} ranks were") };
+    let message = format!("{} needs {needed}, but {started} started", factors.join(" × "));
     let suggestion = match checker.config.layout.data {
         Some(_) if ranks.is_multiple_of(of_others) => {
-            format!("start with --ranks {product}, or leave data out")
+            format!("use --ranks {product}, or remove data")
         }
-        Some(_) => format!("start with --ranks {product}"),
-        // As many replicas as there is room for.
-        None => format!("start with --ranks {}", near::multiples(ranks, of_others)),
+        Some(_) => format!("use --ranks {product}"),
+        None => format!("use --ranks {}", near::multiples(ranks, of_others)),
     };
     let keys = ["layout.data", "layout.tensor", "layout.context", "layout.pipe"];
     checker.add(&keys, message, suggestion);
@@ -112,20 +112,20 @@ fn sharding(checker: &mut Checker, zero: usize, replicas: usize) {
     let Some(shard) = typed.shard else { return };
     checker.at_least_one("layout.shard", shard);
     if zero == 0 && shard > 1 {
-        let message = format!("shard={shard}, but zero=0 cuts nothing");
+        let message = format!("shard={shard} has no effect with zero=0");
         checker.add(
             &["layout.shard", "layout.zero"],
             message,
-            "say zero = 1, 2 or 3, or leave it out",
+            "set zero = 1, 2 or 3, or remove shard",
         );
     } else if shard > 0 && !replicas.is_multiple_of(shard) {
         let message = format!("shard={shard} does not divide data × context = {replicas}");
         let near = near::divisors(shard, replicas);
-        checker.add(&["layout.shard", "layout.data"], message, format!("try {near}"));
+        checker.add(&["layout.shard", "layout.data"], message, format!("use {near}"));
     }
 }
 
-/// Whether the model, its sequences and its batches can be cut like this.
+/// Checks that the degrees divide the model, its sequences and its batches.
 pub(super) fn fits(
     checker: &mut Checker,
     layout: &Layout,
@@ -144,11 +144,9 @@ pub(super) fn fits(
     if context > 1 && heads.is_multiple_of(tensor) {
         let (heads, keys) = (cut(heads), cut(kv_heads));
         if let Err(why) = context::check(layout.context_kind, context, data.seq, heads, keys) {
-            let (message, suggestion) =
-                why.rsplit_once("; ").unwrap_or((&why, "leave context out"));
-            // Heads are counted on a rank.
+            let (message, suggestion) = why.rsplit_once("; ").unwrap_or((&why, "remove context"));
             let message = match message.contains("heads=") && tensor > 1 {
-                true => format!("{message} (tensor={tensor} has cut them)"),
+                true => format!("{message} (heads per rank, with tensor={tensor})"),
                 false => message.into(),
             };
             checker.add(&["layout.context", "data.seq"], message, suggestion);
@@ -157,10 +155,10 @@ pub(super) fn fits(
     let tokens = train.micro_batch * data.seq / context;
     if layout.sequence && !tokens.is_multiple_of(tensor) {
         let message = format!(
-            "sequence=true, but tensor={tensor} does not divide the {tokens} tokens of a rank's micro-batch"
+            "sequence=true, but tensor={tensor} does not divide the {tokens} tokens of a micro-batch on one rank"
         );
         let suggestion =
-            format!("try micro_batch={}, or sequence=false", train.micro_batch * tensor);
+            format!("use micro_batch={}, or sequence=false", train.micro_batch * tensor);
         checker.add(&["layout.sequence", "train.micro_batch"], message, suggestion);
     }
     stages(checker, layout, shape, train);
@@ -169,14 +167,14 @@ pub(super) fn fits(
 
 fn matrices(checker: &mut Checker, tensor: usize, shape: &Shape) {
     let Shape { heads, kv_heads, ffn, vocab, .. } = *shape;
-    // Ranks may share a head of keys.
+    // Several ranks may hold the same KV head.
     let keys_fit = |ranks| kv_heads.is_multiple_of(ranks) || ranks.is_multiple_of(kv_heads);
     let lead = shape.lead.map(|lead| ("dense_ffn", lead.ffn));
     let widths = [("ffn", ffn)].into_iter().chain(lead);
     let fits = |ranks: &usize| {
         keys_fit(*ranks) && widths.clone().all(|(_, width)| width.is_multiple_of(*ranks))
     };
-    let suggestion = format!("try {}", near::divisors_that(tensor, heads, fits));
+    let suggestion = format!("use {}", near::divisors_that(tensor, heads, fits));
     for (name, whole) in [("heads", heads)].into_iter().chain(widths.clone()) {
         if !whole.is_multiple_of(tensor) {
             let message = format!("tensor={tensor} does not divide {name}={whole}");
@@ -187,10 +185,10 @@ fn matrices(checker: &mut Checker, tensor: usize, shape: &Shape) {
         let message = format!("tensor={tensor} and kv_heads={kv_heads}: neither divides the other");
         checker.add(&["layout.tensor", "model.kv_heads"], message, &*suggestion);
     }
-    // A vocabulary of one stands for data that could not be opened.
+    // The vocabulary is 1 if the data could not be opened.
     if tensor > vocab && vocab > 1 {
         let message = format!("tensor={tensor} is more than vocab={vocab}");
-        checker.add(&["layout.tensor", "model.vocab"], message, format!("say at most {vocab}"));
+        checker.add(&["layout.tensor", "model.vocab"], message, format!("use at most {vocab}"));
     }
 }
 
@@ -201,15 +199,15 @@ fn stages(checker: &mut Checker, layout: &Layout, shape: &Shape, train: &Train) 
     }
     let (stages, layers, micros) = (pipe * chunks, shape.layers, train.accumulation);
     if stages > layers {
-        let cut = match chunks {
+        let split = match chunks {
             1 => format!("pipe={pipe} stages"),
             _ => format!("pipe={pipe} × chunks={chunks} = {stages} stages"),
         };
-        let message = format!("{cut} are more than layers={layers}");
-        let suggestion = format!("every stage has a layer at least: take at most {layers}");
+        let message = format!("{split} are more than layers={layers}");
+        let suggestion = format!("every stage needs a layer: use at most {layers} stages");
         checker.add(&["layout.pipe", "layout.chunks", "model.layers"], message, suggestion);
     }
-    // When a step has no micro-batch, that was said of its batches.
+    // A step without micro-batches has been reported as a batch size error.
     if micros == 0 || schedule::possible(schedule, pipe, chunks, micros).is_ok() {
         return;
     }
@@ -217,12 +215,14 @@ fn stages(checker: &mut Checker, layout: &Layout, shape: &Shape, train: &Train) 
         ScheduleKind::Interleaved => {
             let round = train.micro_batch * layout.data * pipe;
             let near = near::multiples(train.global_batch, round);
-            let rounds = format!("interleaved takes micro-batches in rounds of pipe={pipe}");
-            (format!("{rounds}, and a step has {micros}"), format!("try global_batch={near}"))
+            let message = format!(
+                "schedule=interleaved needs a multiple of pipe={pipe} micro-batches per step (got {micros})"
+            );
+            (message, format!("use global_batch={near}"))
         }
         other => (
-            format!("schedule={other} has one stage per rank, not chunks={chunks}"),
-            "leave chunks out, or say schedule = \"interleaved\"".into(),
+            format!("schedule={other} has one stage per rank, but chunks={chunks}"),
+            "remove chunks, or set schedule = \"interleaved\"".into(),
         ),
     };
     let keys = ["layout.schedule", "layout.chunks", "layout.pipe", "train.global_batch"];
@@ -234,7 +234,7 @@ fn experts(checker: &mut Checker, layout: &Layout, shape: &Shape) {
     let Some(moe) = shape.moe else {
         if expert > 1 {
             let message = format!("expert={expert}, but the model has no experts");
-            checker.add(&["layout.expert"], message, "leave it out, or say family = \"moe\"");
+            checker.add(&["layout.expert"], message, "remove it, or set family = \"moe\"");
         }
         return;
     };
@@ -243,23 +243,22 @@ fn experts(checker: &mut Checker, layout: &Layout, shape: &Shape) {
         if !whole.is_multiple_of(expert) {
             let message = format!("expert={expert} does not divide {name}{whole}");
             let near = near::divisors_that(expert, moe.experts, |&n| replicas.is_multiple_of(n));
-            checker.add(&["layout.expert"], message, format!("try {near}"));
+            checker.add(&["layout.expert"], message, format!("use {near}"));
         }
     }
     if context > 1 && moe.capacity.is_some() {
         let message = format!(
-            "context={context} cuts sequences, and with capacity which tokens are dropped would depend on it"
+            "context={context} with capacity: which tokens are dropped would depend on the layout"
         );
         checker.add(
             &["layout.context", "model.capacity"],
             message,
-            "leave capacity out (dropless)",
+            "remove capacity (dropless routing)",
         );
     }
 }
 
 impl Layout {
-    /// Where its ranks stand.
     pub fn mesh(&self, shape: &Shape) -> Mesh {
         let heads = |heads: usize| (heads / self.tensor).max(1);
         let (ulysses, _) = context::degrees(

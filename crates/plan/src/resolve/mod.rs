@@ -1,5 +1,5 @@
-//! From what was typed to what it means. Every mistake of meaning is found here, all of them at once; what
-//! could not be read in the first place is returned with them.
+//! Resolves a `Config` to a `Plan`: fills in defaults and checks values against each other. All errors are reported
+//! together, including those of parsing.
 
 mod checker;
 mod data;
@@ -17,35 +17,33 @@ use crate::placement;
 use crate::plan::{Overlap, Plan};
 use checker::Checker;
 
-/// What a plan depends on besides the run file.
+/// Inputs of a plan besides the run file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Environment {
-    /// Ranks that are started.
     pub ranks: usize,
-    /// Of these, the ones on one host.
+    /// Ranks per host.
     pub local_ranks: usize,
-    /// Cores of a host.
+    /// Cores per host.
     pub cores: usize,
     /// Collectives run next to compute without taking its cores, even inside a host: NCCL on GPUs.
     pub offloaded_comm: bool,
-    /// Vocabulary of the data, where it is known.
+    /// Vocabulary of the data, if known.
     pub data_vocab: Option<usize>,
 }
 
 impl Environment {
-    /// Ranks on one machine with so many cores.
+    /// All ranks on one host.
     pub fn one_host(ranks: usize, cores: usize) -> Environment {
         Environment { ranks, local_ranks: ranks, cores, offloaded_comm: false, data_vocab: None }
     }
 
-    /// The same with data of a known vocabulary.
     pub fn with_vocab(self, vocab: usize) -> Environment {
         Environment { data_vocab: Some(vocab), ..self }
     }
 }
 
 impl Plan {
-    /// What `config` means here, or everything that is wrong with it, in the order of the file.
+    /// Resolves `config`, or returns all of its errors in the order of the file.
     pub fn resolve(config: &Config, env: &Environment) -> Result<Plan, Vec<ConfigError>> {
         let mut checker = Checker::new(config);
         if !checker.readable() {
@@ -57,7 +55,7 @@ impl Plan {
         let sound = checker.count() == before;
         let data = data::data(&mut checker, model.as_ref());
         let train = train::train(&mut checker, &data, layout.data, env);
-        // What a wrong model would be cut into tells nothing.
+        // Checking the layout against an invalid model would only repeat its errors.
         if let Some(shape) = model.as_ref().filter(|_| sound) {
             layout::fits(&mut checker, &layout, shape, &data, &train);
         }
@@ -81,15 +79,15 @@ impl Plan {
             checkpoint,
         };
         if config.layout.placement.is_none() {
-            let said = placement::said(&plan);
-            plan.layout.order = placement::order(&plan.mesh(), env.local_ranks.max(1), &said);
+            let traffic = placement::axis_traffic(&plan);
+            plan.layout.order = placement::order(&plan.mesh(), env.local_ranks.max(1), &traffic);
         }
         plan.comm.overlap = Overlap::resolve(config.comm.overlap, &plan.mesh(), env);
         Ok(plan)
     }
 }
 
-/// The model alone.
+/// Resolves only the model.
 pub(crate) fn shape(config: &Config, data_vocab: Option<usize>) -> Result<Shape, Vec<ConfigError>> {
     let mut checker = Checker::new(config);
     match model::shape(&mut checker, data_vocab) {

@@ -1,11 +1,11 @@
-//! Numbers close to a number that does not fit.
+//! Valid numbers close to an invalid one, for suggestions.
 
-/// The divisors of `whole` on both sides of `number`: `4 or 8` for 6 and 128. Both are at least 1.
+/// The divisors of `whole` below and above `number`: `4 or 8` for 6 and 128. Both arguments are at least 1.
 pub(crate) fn divisors(number: usize, whole: usize) -> String {
     divisors_that(number, whole, |_| true)
 }
 
-/// Of them, those that fit what else there is.
+/// The same among the divisors that satisfy `fits`.
 pub(crate) fn divisors_that(number: usize, whole: usize, fits: impl Fn(&usize) -> bool) -> String {
     let small = (1..=whole.isqrt()).filter(|divisor| whole.is_multiple_of(*divisor));
     let both = small.flat_map(|divisor| [divisor, whole / divisor]);
@@ -15,7 +15,7 @@ pub(crate) fn divisors_that(number: usize, whole: usize, fits: impl Fn(&usize) -
     either(below, above)
 }
 
-/// The multiples of `step` on both sides of `number`: `30 or 36` for 32 and 6.
+/// The multiples of `step` below and above `number`: `30 or 36` for 32 and 6.
 pub(crate) fn multiples(number: usize, step: usize) -> String {
     let below = Some(number / step * step).filter(|multiple| *multiple > 0);
     either(below, Some((number / step + 1) * step))

@@ -1,16 +1,16 @@
-//! Name, precision, communication, checkpoints.
+//! Resolves the name, `[precision]`, `[comm]` and `[checkpoint]`.
 
 use super::checker::Checker;
 use crate::config::Compression;
 use crate::plan::{Checkpoint, Comm, Layout, Overlap, Precision};
 use lockstep_types::Dtype;
 
-/// It becomes a folder.
+/// The name of the run, which is also the name of its folder.
 pub(super) fn name(checker: &mut Checker) -> String {
     let name = checker.config.name.clone().unwrap_or_else(|| "run".into());
     if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\', '\0']) {
-        let message = format!("\"{name}\" cannot be the name of a folder");
-        checker.add(&["name"], message, "take letters, digits, - and _");
+        let message = format!("\"{name}\" is not a valid folder name");
+        checker.add(&["name"], message, "use letters, digits, - and _");
     }
     name
 }
@@ -24,15 +24,15 @@ pub(super) fn precision(checker: &mut Checker) -> Precision {
     let compression = checker.config.comm.compression.unwrap_or_default();
     if precision.gradients == Dtype::Bf16 && compression != Compression::None {
         let message =
-            format!("compression={compression} is of gradients in f32, but gradients=bf16");
-        let suggestion = "leave one of them out: in bf16 they travel in two bytes as it is";
+            format!("compression={compression} requires f32 gradients, but gradients=bf16");
+        let suggestion = "remove one of them: bf16 gradients already take two bytes";
         checker.add(&["precision.gradients", "comm.compression"], message, suggestion);
     }
     precision
 }
 
-/// Of a run that sends only the largest elements of its gradients, the part in which it still sends all of them.
-const DENSE: usize = 10;
+/// Default warm-up of top-k compression: 1/10 of the steps send uncompressed gradients.
+const WARMUP_DIVISOR: usize = 10;
 
 /// Default minimum size of a gradient bucket. In smaller messages latency is more than 5% of the time: 20 × 20 µs at
 /// 1.2 GB/s between hosts are 0.5 MB, and 20 × 1 µs at 8 GB/s inside one are 0.16 MB.
@@ -42,9 +42,9 @@ pub(super) fn comm(checker: &mut Checker, steps: usize) -> Comm {
     let typed = &checker.config.comm;
     let timeout_s = typed.timeout_s.unwrap_or(30.0);
     let bucket_mb = typed.bucket_mb;
-    checker.require(timeout_s > 0.0, "comm.timeout_s", timeout_s, "it must be more than 0");
+    checker.require(timeout_s > 0.0, "comm.timeout_s", timeout_s, "be greater than 0");
     if let Some(mb) = bucket_mb {
-        checker.require(mb > 0.0, "comm.bucket_mb", mb, "it must be more than 0");
+        checker.require(mb > 0.0, "comm.bucket_mb", mb, "be greater than 0");
     }
     let compression = typed.compression.unwrap_or_default();
     check_fraction(checker, compression);
@@ -54,34 +54,36 @@ pub(super) fn comm(checker: &mut Checker, steps: usize) -> Comm {
     Comm { timeout_s, bucket_bytes, compression, compression_warmup, overlap }
 }
 
-/// What is compressed by its neighbours comes out differently on each rank of the tensor axis, also of parameters
-/// that all of them have; one of them tells the others, for which their shares must be the same.
+/// A compression that depends on neighbouring elements gives a different result on each tensor rank, even for
+/// parameters that all of them hold. One rank broadcasts its result, so all shards must have the same size.
 pub(super) fn compressible(checker: &mut Checker, comm: &Comm, layout: &Layout, vocab: usize) {
     let Layout { tensor, zero, .. } = *layout;
     let uneven = vocab % tensor;
-    if comm.compression.goes_by_neighbours() && zero > 0 && uneven > 0 {
+    if comm.compression.depends_on_neighbours() && zero > 0 && uneven > 0 {
         let message = format!(
-            "compression={} with zero={zero} takes shares of one size, but tensor={tensor} does not divide vocab={vocab}",
+            "compression={} with zero={zero} requires shards of equal size, but tensor={tensor} does not divide vocab={vocab}",
             comm.compression
         );
         let suggestion =
-            format!("take vocab={}, or compression=bf16, or zero=0", vocab + tensor - uneven);
+            format!("use vocab={}, compression=bf16 or zero=0", vocab + tensor - uneven);
         checker.add(&["comm.compression", "model.vocab"], message, suggestion);
     }
 }
 
-/// Rounding needs no warm-up: it has no favourites.
+/// Warm-up steps of top-k. Rounding needs none, because it treats all elements in the same way.
 fn warmup(checker: &mut Checker, compression: Compression, steps: usize) -> usize {
     let typed = checker.config.comm.compression_warmup;
     if matches!(compression, Compression::TopK(_)) {
-        return typed.unwrap_or(steps / DENSE);
+        return typed.unwrap_or(steps / WARMUP_DIVISOR);
     }
     if let Some(warmup) = typed.filter(|warmup| *warmup > 0) {
-        let message = format!("compression_warmup={warmup}, but {compression} has no warm-up");
+        let message = format!(
+            "compression_warmup={warmup} is only used with topk, but compression={compression}"
+        );
         checker.add(
             &["comm.compression_warmup", "comm.compression"],
             message,
-            "leave it out, or send the largest elements only, as in compression = \"topk:0.01\"",
+            "remove it, or use for example compression = \"topk:0.01\"",
         );
     }
     0
@@ -89,18 +91,18 @@ fn warmup(checker: &mut Checker, compression: Compression, steps: usize) -> usiz
 
 fn check_fraction(checker: &mut Checker, compression: Compression) {
     let Compression::TopK(fraction) = compression else { return };
-    let whole = "it must be more than 0 and at most 1, as in topk:0.01";
+    let expected = "have a fraction greater than 0 and at most 1, e.g. topk:0.01";
     match fraction {
         percent if percent > 1.0 && percent <= 100.0 => {
             let message = format!("{compression} is more than the whole gradient");
-            let suggestion = format!("{percent} percent is topk:{}", percent / 100.0);
+            let suggestion = format!("for {percent} percent use topk:{}", percent / 100.0);
             checker.add(&["comm.compression"], message, suggestion);
         }
         _ => checker.require(
             fraction > 0.0 && fraction <= 1.0,
             "comm.compression",
             compression,
-            whole,
+            expected,
         ),
     }
 }
@@ -111,13 +113,13 @@ pub(super) fn checkpoint(checker: &mut Checker) -> Checkpoint {
     let keep_every = typed.keep_every.unwrap_or(0);
     if keep_every > 0 && every > 0 && !keep_every.is_multiple_of(every) {
         let message = format!(
-            "keep_every={keep_every} is no multiple of every={every}: other steps are not saved"
+            "keep_every={keep_every} is not a multiple of every={every}, so those steps are not saved"
         );
         let near = (keep_every / every).max(1) * every;
         checker.add(
             &["checkpoint.keep_every", "checkpoint.every"],
             message,
-            format!("try {near} or {}", near + every),
+            format!("use {near} or {}", near + every),
         );
     }
     Checkpoint { every, keep: typed.keep.unwrap_or(3), keep_every }

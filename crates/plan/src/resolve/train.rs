@@ -1,4 +1,4 @@
-//! How the training goes: batches, learning rate, optimizer, evaluation.
+//! Resolves `[train]`: batch sizes, learning rate, optimizer, evaluation.
 
 use super::Environment;
 use super::checker::{Checker, sized};
@@ -7,8 +7,8 @@ use crate::config::{self, Curve};
 use crate::learning_rate::LearningRate;
 use crate::plan::{Data, Eval, Sample, Train};
 
-/// The largest micro-batch that is taken unasked.
-const USUAL_MICRO_BATCH: usize = 8;
+/// Largest micro-batch that is chosen by default.
+const DEFAULT_MICRO_BATCH: usize = 8;
 
 pub(super) fn train(
     checker: &mut Checker,
@@ -39,15 +39,15 @@ pub(super) fn train(
     train
 }
 
-/// Global and micro-batch. The global batch is the same whatever the layout, so that the layout does not
+/// Global batch and micro-batch. The default global batch does not depend on the layout, so that the layout does not
 /// change the training.
 fn batches(checker: &mut Checker, replicas: usize) -> (usize, usize) {
     let typed = &checker.config.train;
     let global = typed.global_batch.unwrap_or(32);
     let share = global / replicas.max(1);
-    let usual =
-        (1..=USUAL_MICRO_BATCH).rev().find(|micro| share.is_multiple_of(*micro)).unwrap_or(1);
-    let micro = typed.micro_batch.unwrap_or(usual);
+    let default =
+        (1..=DEFAULT_MICRO_BATCH).rev().find(|micro| share.is_multiple_of(*micro)).unwrap_or(1);
+    let micro = typed.micro_batch.unwrap_or(default);
     checker.at_least_one("train.global_batch", global);
     checker.at_least_one("train.micro_batch", micro);
     if !sized(&[global, micro, replicas]) {
@@ -57,7 +57,7 @@ fn batches(checker: &mut Checker, replicas: usize) -> (usize, usize) {
     if !global.is_multiple_of(replicas) {
         let message = format!("global_batch={global} is not a multiple of data={replicas}");
         let step = if typed.micro_batch.is_some() { micro * replicas } else { replicas };
-        checker.add(&keys, message, format!("try {}", near::multiples(global, step)));
+        checker.add(&keys, message, format!("use {}", near::multiples(global, step)));
     } else if !share.is_multiple_of(micro) {
         let product = micro * replicas;
         let message = format!(
@@ -65,7 +65,7 @@ fn batches(checker: &mut Checker, replicas: usize) -> (usize, usize) {
         );
         let (multiples, divisors) =
             (near::multiples(global, product), near::divisors(micro, share));
-        checker.add(&keys, message, format!("try {multiples}, or micro_batch={divisors}"));
+        checker.add(&keys, message, format!("use {multiples}, or micro_batch={divisors}"));
     }
     (global, micro)
 }
@@ -74,35 +74,35 @@ fn learning_rate(checker: &mut Checker, steps: usize) -> LearningRate {
     let typed = &checker.config.train;
     let curve = typed.schedule.unwrap_or(Curve::Cosine);
     let peak = typed.lr.unwrap_or(3e-4);
-    let usual_min = if curve == Curve::Constant { peak } else { peak / 10.0 };
-    let min = typed.min_lr.unwrap_or(usual_min);
+    let default_min = if curve == Curve::Constant { peak } else { peak / 10.0 };
+    let min = typed.min_lr.unwrap_or(default_min);
     let warmup = typed.warmup.unwrap_or((steps / 10).min(100));
     let decay = typed.decay.unwrap_or(0.2);
-    checker.require(peak > 0.0, "train.lr", peak, "it must be more than 0");
-    checker.require(min >= 0.0, "train.min_lr", min, "it must be at least 0");
-    checker.require((0.0..=1.0).contains(&decay), "train.decay", decay, "it must be from 0 to 1");
+    checker.require(peak > 0.0, "train.lr", peak, "be greater than 0");
+    checker.require(min >= 0.0, "train.min_lr", min, "be at least 0");
+    checker.require((0.0..=1.0).contains(&decay), "train.decay", decay, "be between 0 and 1");
     if min > peak && peak > 0.0 {
         let message = format!("min_lr={min} is more than lr={peak}");
-        checker.add(&["train.min_lr", "train.lr"], message, format!("say at most {peak}"));
+        checker.add(&["train.min_lr", "train.lr"], message, format!("use at most {peak}"));
     }
     if warmup > steps {
         let message = format!("warmup={warmup} is more than steps={steps}");
-        checker.add(&["train.warmup", "train.steps"], message, format!("say at most {steps}"));
+        checker.add(&["train.warmup", "train.steps"], message, format!("use at most {steps}"));
     }
     if typed.min_lr.is_some_and(|min| min != peak) && curve == Curve::Constant {
         let message = format!("min_lr={min}, but a constant schedule stays at lr={peak}");
         checker.add(
             &["train.min_lr", "train.schedule"],
             message,
-            "leave it out, or take another schedule",
+            "remove it, or use another schedule",
         );
     }
     if typed.decay.is_some() && curve != Curve::Wsd {
-        let message = format!("decay={decay} is for the wsd schedule");
+        let message = format!("decay={decay} is only used with schedule = \"wsd\"");
         checker.add(
             &["train.decay", "train.schedule"],
             message,
-            "say schedule = \"wsd\", or leave it out",
+            "set schedule = \"wsd\" or remove it",
         );
     }
     let decay_steps = if curve == Curve::Wsd { (decay * steps as f64).round() as usize } else { 0 };
@@ -111,9 +111,9 @@ fn learning_rate(checker: &mut Checker, steps: usize) -> LearningRate {
 
 fn eval(checker: &mut Checker, data: &Data, steps: usize) -> Option<Eval> {
     let typed = &checker.config.train;
-    let usual_every = if steps > 100 { 100 } else { 0 };
+    let default_every = if steps > 100 { 100 } else { 0 };
     let eval = Eval {
-        every: typed.eval_every.unwrap_or(usual_every),
+        every: typed.eval_every.unwrap_or(default_every),
         batches: typed.eval_batches.unwrap_or(8),
     };
     checker.at_least_one("train.eval_batches", eval.batches);
@@ -121,11 +121,11 @@ fn eval(checker: &mut Checker, data: &Data, steps: usize) -> Option<Eval> {
         let asked = [("eval_every", typed.eval_every), ("eval_batches", typed.eval_batches)];
         for (name, value) in asked.into_iter().filter_map(|(name, value)| Some((name, value?))) {
             let message =
-                format!("{name}={value}, but data.held_out=0 keeps nothing to evaluate on");
+                format!("{name}={value}, but data.held_out=0 reserves no data for evaluation");
             checker.add(
                 &[&format!("train.{name}"), "data.held_out"],
                 message,
-                "say data.held_out = 0.05, or leave it out",
+                "set data.held_out = 0.05 or remove it",
             );
         }
     }
@@ -149,15 +149,10 @@ fn numbers(checker: &mut Checker, train: &Train) {
         inside(first) && inside(second),
         "train.betas",
         both,
-        "both must be from 0 to below 1",
+        "both be at least 0 and less than 1",
     );
-    checker.require(train.eps > 0.0, "train.eps", train.eps, "it must be more than 0");
+    checker.require(train.eps > 0.0, "train.eps", train.eps, "be greater than 0");
     let (decay, clip) = (train.weight_decay, train.clip.unwrap_or(0.0));
-    checker.require(decay >= 0.0, "train.weight_decay", decay, "it must be at least 0");
-    checker.require(
-        clip >= 0.0,
-        "train.clip",
-        clip,
-        "it must be more than 0, or 0 for no clipping",
-    );
+    checker.require(decay >= 0.0, "train.weight_decay", decay, "be at least 0");
+    checker.require(clip >= 0.0, "train.clip", clip, "be greater than 0, or 0 for no clipping");
 }

@@ -147,7 +147,7 @@ impl<'a> States<'a> {
 
     /// Sums of what ranks of the other axes have parts of, and what one of them tells the others.
     pub fn parts(&self, list: &mut List) {
-        if self.how.goes_by_neighbours() {
+        if self.how.depends_on_neighbours() {
             let same = self.count(|param| param.same_on_tensor(self.plan.layout.sequence));
             list.add(GroupKind::Tensor, Collective::AllReduce, same, self.width());
         }

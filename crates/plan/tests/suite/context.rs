@@ -1,8 +1,8 @@
 //! Who holds which positions, and which contexts fit.
 
 use lockstep_plan::context::{
-    Brought, ContextKind, Run, Sent, check, degrees, multiple, ring_sent, runs, sent, share,
-    ulysses_sent,
+    AttentionShard, ContextKind, Run, Sent, check, degrees, multiple, ring_sent, ring_shard, runs,
+    sent, ulysses_sent,
 };
 
 const KINDS: [ContextKind; 3] = [ContextKind::Ring, ContextKind::Ulysses, ContextKind::Both];
@@ -36,7 +36,7 @@ fn every_position_is_held_once_and_by_all_equally() {
 fn ranks_of_a_ring_see_equally_many_keys() {
     for ring in 2..=8 {
         let seq = 2 * ring * 5;
-        let shares: Vec<usize> = (0..ring).map(|rank| work(&share(seq, ring, rank))).collect();
+        let shares: Vec<usize> = (0..ring).map(|rank| work(&ring_shard(seq, ring, rank))).collect();
         assert_eq!(shares, vec![seq * (seq + 1) / 2 / ring; ring]);
     }
 }
@@ -120,12 +120,12 @@ fn kinds_are_written_as_in_run_files() {
 
 #[test]
 fn a_rank_alone_sends_nothing_and_both_are_the_sum_of_their_parts() {
-    let brought = Brought { tokens: 32, heads: 8, kv_heads: 2, head_dim: 16, bytes: 2 };
-    assert_eq!(sent((1, 1), &brought), Sent::default());
-    assert_eq!(sent((1, 4), &brought), ring_sent(4, &brought));
-    assert_eq!(sent((4, 1), &brought), ulysses_sent(4, &brought));
+    let shard = AttentionShard { tokens: 32, heads: 8, kv_heads: 2, head_dim: 16, bytes: 2 };
+    assert_eq!(sent((1, 1), &shard), Sent::default());
+    assert_eq!(sent((1, 4), &shard), ring_sent(4, &shard));
+    assert_eq!(sent((4, 1), &shard), ulysses_sent(4, &shard));
     // 3 × 32 tokens × 2 × 2 heads × 16 × 2 bytes; gradients in f32 beside it.
-    assert_eq!(ring_sent(4, &brought), Sent { forward: 12_288, backward: 36_864 });
+    assert_eq!(ring_sent(4, &shard), Sent { forward: 12_288, backward: 36_864 });
     // 3 × 32 tokens × (2 + 2 × 1 + 2) heads × 16 × 2 bytes; 2 numbers in f32 beside it.
-    assert_eq!(ulysses_sent(4, &brought), Sent { forward: 18_432, backward: 19_200 });
+    assert_eq!(ulysses_sent(4, &shard), Sent { forward: 18_432, backward: 19_200 });
 }

@@ -1,12 +1,12 @@
-//! Run files in, plans or mistakes out. One binary, to link once.
+//! Run files in, plans or errors out. One binary, to link once.
 
+mod config_errors;
 mod context;
 mod example;
 mod layouts;
 mod learning_rate;
 mod ledger;
 mod meshes;
-mod mistakes;
 mod plans;
 mod presets;
 mod refit;

@@ -77,11 +77,11 @@ fn matrices_are_summed_as_megatrons() {
 /// The attention of one layer and micro-batch costs what the formulas of the context axis say.
 #[test]
 fn sequences_travel_as_the_context_says() {
-    use lockstep_plan::context::{Brought, sent};
+    use lockstep_plan::context::{AttentionShard, sent};
     for (kind, degrees) in [("ring", (1, 4)), ("ulysses", (4, 1)), ("both", (2, 2))] {
         let plan = plan(4, &["layout.context=4", &format!("layout.context_kind={kind}")]);
         let shape = &plan.model;
-        let brought = Brought {
+        let brought = AttentionShard {
             tokens: plan.train.micro_batch * plan.data.seq / 4,
             heads: shape.heads,
             kv_heads: shape.kv_heads,
