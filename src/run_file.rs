@@ -98,7 +98,7 @@ impl RunFile {
 fn list(mistakes: &[String]) -> String {
     match mistakes {
         [one] => one.clone(),
-        many => format!("{} mistakes:\n  {}", many.len(), many.join("\n  ")),
+        many => format!("{} errors:\n  {}", many.len(), many.join("\n  ")),
     }
 }
 

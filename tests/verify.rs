@@ -138,18 +138,18 @@ fn layouts_that_cannot_be_are_told_together_before_anything_runs() {
     let ran = verify(&["--layouts", "data=2; tensor=3; pipe=4; sequens=true; tensor"]);
     assert!(!ran.ok && ran.out.is_empty(), "{}", ran.out);
     for hint in [
-        "tensor=3: 2 mistakes:",
-        "layout.tensor (--layouts): tensor=3 does not divide heads=4; try 2 or 4",
+        "tensor=3: 2 errors:",
+        "layout.tensor (--layouts): tensor=3 does not divide heads=4; use 2 or 4",
         "pipe=4: layout.pipe (--layouts): pipe=4 stages are more than layers=2",
-        "sequens=true: layout.sequens (--layouts): no such key; did you mean layout.sequence?",
-        "tensor: layout (--layouts): `tensor` has no `=`; write it as tensor=2",
+        "sequens=true: layout.sequens (--layouts): unknown key; did you mean layout.sequence?",
+        "tensor: layout (--layouts): `tensor` has no `=`; write for example tensor=2",
     ] {
         assert!(ran.err.contains(hint), "no {hint:?} in:\n{}", ran.err);
     }
     for (words, hint) in [
         (["--layouts", " ; "], "--layouts names none"),
         (["--set", "layout.data=2"], "name them with --layouts"),
-        (["--set", "train.lr=-1"], "train.lr (--set): lr=-1 cannot be"),
+        (["--set", "train.lr=-1"], "train.lr (--set): lr must be greater than 0 (got -1)"),
         (["--layouts", "data=3"], "global_batch=8 is not a multiple of data=3"),
         (["--tolerance", "1,2,3"], "--tolerance: one number for losses"),
     ] {

@@ -77,6 +77,6 @@ fn a_measured_step_takes_any_layout() {
     }
     desk.refused(
         "bench step --config tiny --ranks 2 --set layout.tensor=4",
-        &["tensor=4 takes 4 ranks", "2 ranks are started"],
+        &["tensor=4 needs 4 ranks", "2 ranks were started"],
     );
 }

@@ -13,17 +13,20 @@ fn all_mistakes_are_told_at_once_with_the_way_out() {
          global_batch = 7\n[layout]\ndata = 2\nzero = 4\n",
     );
     let all = [
-        "5 mistakes",
+        "5 errors",
         "data.source=\"nowhere.tokens\"",
-        "model.heads (line 3): heads=3 does not divide dim=16; try 2 or 4",
-        "train.stpes (line 7): no such key; did you mean train.steps?",
+        "model.heads (line 3): heads=3 does not divide dim=16; use 2 or 4",
+        "train.stpes (line 7): unknown key; did you mean train.steps?",
         "global_batch=7 is not a multiple of data=2",
-        "layout.zero (line 11): zero=4 cannot be; ZeRO has the stages 0, 1, 2 and 3",
+        "layout.zero (line 11): zero must be 0, 1, 2 or 3 (got 4)",
     ];
     desk.refused("train wrong.toml", &all);
     for (words, hints) in [
         ("train absent.toml", vec!["cannot read absent.toml"]),
-        ("train small.toml --set train.lr=fast", vec!["train.lr (--set)", "a number such as"]),
+        (
+            "train small.toml --set train.lr=fast",
+            vec!["train.lr (--set)", "lr must be a finite number"],
+        ),
         ("train small.toml --set trian.lr=1", vec!["did you mean [train]?"]),
         (
             "train small.toml --set data.source=nowhere",
@@ -31,16 +34,16 @@ fn all_mistakes_are_told_at_once_with_the_way_out() {
         ),
         (
             "train small.toml --set data.source=nowhere --set layout.tensor=2",
-            vec!["small.toml: data.source=\"nowhere\""], // and no other mistake
+            vec!["small.toml: data.source=\"nowhere\""], // and no other error
         ),
         (
             "train small.toml --ranks 3",
-            vec!["global_batch=8 is not a multiple of data=3; try 6 or 12"],
+            vec!["global_batch=8 is not a multiple of data=3; use 6 or 12"],
         ),
         ("train small.toml --ranks 0", vec!["at least one rank"]),
         (
             "train small.toml --ranks 2 --set layout.data=4",
-            vec!["data=4 takes 4 ranks, but 2 ranks are started"],
+            vec!["data=4 needs 4 ranks, but 2 ranks were started"],
         ),
         ("train small.toml --from nowhere", vec!["no checkpoint in nowhere"]),
         ("generate nowhere", vec!["no checkpoint in nowhere"]),

@@ -220,6 +220,6 @@ fn told(mistakes: Vec<ConfigError>) -> anyhow::Error {
     let told: Vec<String> = mistakes.iter().map(ConfigError::to_string).collect();
     match told.as_slice() {
         [one] => anyhow::anyhow!("{one}"),
-        many => anyhow::anyhow!("{} mistakes:\n  {}", many.len(), many.join("\n  ")),
+        many => anyhow::anyhow!("{} errors:\n  {}", many.len(), many.join("\n  ")),
     }
 }

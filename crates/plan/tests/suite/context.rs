@@ -1,4 +1,4 @@
-//! Who holds which positions, and which contexts fit.
+//! Positions of context ranks, and valid context degrees.
 
 use lockstep_plan::context::{
     AttentionShard, ContextKind, Run, Sent, check, degrees, multiple, ring_sent, ring_shard, runs,
@@ -7,13 +7,13 @@ use lockstep_plan::context::{
 
 const KINDS: [ContextKind; 3] = [ContextKind::Ring, ContextKind::Ulysses, ContextKind::Both];
 
-/// Pairs of a query and a key that it sees.
+/// Number of (query, key) pairs under the causal mask.
 fn work(held: &[Run]) -> usize {
     held.iter().flat_map(|run| run.start..run.end()).map(|position| position + 1).sum()
 }
 
 #[test]
-fn every_position_is_held_once_and_by_all_equally() {
+fn positions_are_partitioned_evenly() {
     for (ulysses, ring) in (1..=6).flat_map(|u| (1..=6).map(move |r| (u, r))) {
         for times in [1, 3] {
             let (ranks, seq) = (ulysses * ring, times * multiple((ulysses, ring)));
@@ -33,7 +33,7 @@ fn every_position_is_held_once_and_by_all_equally() {
 }
 
 #[test]
-fn ranks_of_a_ring_see_equally_many_keys() {
+fn ring_ranks_have_equal_work() {
     for ring in 2..=8 {
         let seq = 2 * ring * 5;
         let shares: Vec<usize> = (0..ring).map(|rank| work(&ring_shard(seq, ring, rank))).collect();
@@ -42,7 +42,7 @@ fn ranks_of_a_ring_see_equally_many_keys() {
 }
 
 #[test]
-fn neighbours_deal_out_what_their_ring_rank_holds() {
+fn ulysses_ranks_split_the_positions_of_their_ring_rank() {
     let held = |index| runs(ContextKind::Both, 24, (3, 2), index);
     let run = |start, len| Run { start, len };
     // The ring's rank 0 holds 0..6 and 18..24, its rank 1 holds 6..18.
@@ -58,7 +58,7 @@ fn neighbours_deal_out_what_their_ring_rank_holds() {
 }
 
 #[test]
-fn one_rank_holds_whole_sequences_whatever_the_kind() {
+fn one_rank_holds_whole_sequences() {
     for kind in KINDS {
         assert_eq!(degrees(kind, 1, 12, 4), (1, 1));
         assert_eq!(runs(kind, 7, (1, 1), 0), [Run { start: 0, len: 7 }]);
@@ -67,7 +67,7 @@ fn one_rank_holds_whole_sequences_whatever_the_kind() {
 }
 
 #[test]
-fn both_leave_two_to_the_ring_where_they_can() {
+fn both_leaves_two_ranks_to_the_ring_if_possible() {
     #[rustfmt::skip]
     let cases = [
         // context, heads, kv_heads, (ulysses, ring)
@@ -88,18 +88,18 @@ fn both_leave_two_to_the_ring_where_they_can() {
 }
 
 #[test]
-fn what_does_not_fit_says_why_and_what_would() {
+fn errors_suggest_a_fix() {
     use ContextKind::*;
     #[rustfmt::skip]
     let cases = [
         // kind, context, seq, heads, kv_heads
-        (Ring, 0, 64, 4, 4, "context=0: there is at least one rank; try 1"),
-        (Ring, 4, 100, 4, 4, "seq=100 is no multiple of 8: a ring of 4 cuts it in 8; try 96 or 104"),
-        (Ulysses, 4, 6, 4, 4, "seq=6 is no multiple of 4: ulysses cuts it in 4; try 4 or 8"),
-        (Both, 8, 60, 4, 4, "seq=60 is no multiple of 8: ulysses=4 in a ring of 2 cuts it in 8; try 56 or 64"),
-        (Ulysses, 3, 96, 4, 4, "context=3 does not divide heads=4, which ulysses deals out; try 2 or 4, or ring"),
-        (Ulysses, 8, 96, 4, 4, "context=8 does not divide heads=4, which ulysses deals out; try 4, or ring"),
-        (Ulysses, 4, 96, 12, 6, "context=4 does not divide kv_heads=6, and is no multiple of it, which ulysses deals out; try 3 or 6, or ring"),
+        (Ring, 0, 64, 4, 4, "context must be at least 1 (got 0); use 1"),
+        (Ring, 4, 100, 4, 4, "seq=100 is not a multiple of 8: a ring of 4 splits it into 8; use 96 or 104"),
+        (Ulysses, 4, 6, 4, 4, "seq=6 is not a multiple of 4: ulysses splits it into 4; use 4 or 8"),
+        (Both, 8, 60, 4, 4, "seq=60 is not a multiple of 8: ulysses=4 in a ring of 2 splits it into 8; use 56 or 64"),
+        (Ulysses, 3, 96, 4, 4, "context=3 does not divide heads=4, as ulysses requires; use 2 or 4, or context_kind = \"ring\""),
+        (Ulysses, 8, 96, 4, 4, "context=8 does not divide heads=4, as ulysses requires; use 4, or context_kind = \"ring\""),
+        (Ulysses, 4, 96, 12, 6, "context=4 and kv_heads=6: neither divides the other, as ulysses requires; use 3 or 6, or context_kind = \"ring\""),
     ];
     for (kind, context, seq, heads, kv_heads, text) in cases {
         assert_eq!(check(kind, context, seq, heads, kv_heads), Err(text.into()));
@@ -112,20 +112,20 @@ fn what_does_not_fit_says_why_and_what_would() {
 }
 
 #[test]
-fn kinds_are_written_as_in_run_files() {
+fn kinds_are_serialized_as_in_run_files() {
     let written: Vec<String> =
         KINDS.iter().map(|kind| serde_json::to_string(kind).unwrap()).collect();
     assert_eq!(written, ["\"ring\"", "\"ulysses\"", "\"both\""]);
 }
 
 #[test]
-fn a_rank_alone_sends_nothing_and_both_are_the_sum_of_their_parts() {
+fn bytes_sent_match_the_formulas() {
     let shard = AttentionShard { tokens: 32, heads: 8, kv_heads: 2, head_dim: 16, bytes: 2 };
     assert_eq!(sent((1, 1), &shard), Sent::default());
     assert_eq!(sent((1, 4), &shard), ring_sent(4, &shard));
     assert_eq!(sent((4, 1), &shard), ulysses_sent(4, &shard));
-    // 3 × 32 tokens × 2 × 2 heads × 16 × 2 bytes; gradients in f32 beside it.
+    // 3 × 32 tokens × 2 × 2 heads × 16 × 2 bytes; plus f32 gradients.
     assert_eq!(ring_sent(4, &shard), Sent { forward: 12_288, backward: 36_864 });
-    // 3 × 32 tokens × (2 + 2 × 1 + 2) heads × 16 × 2 bytes; 2 numbers in f32 beside it.
+    // 3 × 32 tokens × (2 + 2 × 1 + 2) heads × 16 × 2 bytes; plus 2 f32 numbers.
     assert_eq!(ulysses_sent(4, &shard), Sent { forward: 18_432, backward: 19_200 });
 }

@@ -36,7 +36,7 @@ keep = 3
 "#;
 
 #[test]
-fn means_what_it_says() {
+fn resolves_the_documented_example() {
     let config = Config::parse(EXAMPLE, &[]);
     assert_eq!(config.ranks(), 2);
     let plan = Plan::resolve(&config, &Environment::one_host(2, 16).with_vocab(77)).unwrap();
@@ -59,9 +59,9 @@ fn means_what_it_says() {
     assert_eq!((plan.lr(100), plan.lr(1000)), (3e-4, 3e-4 / 10.0));
 }
 
-/// The data is opened before the plan is made, and must be the plan's.
+/// The data is opened before the plan is resolved, so both must name the same source.
 #[test]
-fn the_source_is_known_before_the_plan() {
+fn config_and_plan_name_the_same_source() {
     for (text, source) in
         [("", "builtin:grammar"), ("[data]\nsource = \"tokens.bin\"", "tokens.bin")]
     {
@@ -74,7 +74,7 @@ fn the_source_is_known_before_the_plan() {
 }
 
 #[test]
-fn every_other_key_has_a_place() {
+fn every_other_key_is_resolved() {
     let text = r#"
 [model]
 preset = "mixtral-8x7b"
@@ -168,7 +168,7 @@ overlap = true
 
 /// Every axis at once, on 16 ranks.
 #[test]
-fn every_degree_has_a_place() {
+fn every_degree_is_resolved() {
     let text = r#"
 [model]
 preset = "moe-test"
@@ -212,16 +212,16 @@ recompute = "selective"
         order: Mesh::ONE.order,
     };
     assert_eq!((plan.layout.clone(), plan.mesh().ranks()), (layout, 16));
-    // Samples are dealt out along the data axis only.
+    // Only the data axis splits the samples.
     assert_eq!((plan.train.accumulation, plan.local_batch()), (4, 16));
 }
 
 #[test]
-fn every_word_for_a_layout_is_known() {
+fn every_layout_option_is_known() {
     let resolve = |text: &str| {
         let config = Config::parse(text, &["model.preset=llama-test".into()]);
         let env = Environment::one_host(config.ranks(), 1).with_vocab(64);
-        Plan::resolve(&config, &env).unwrap_or_else(|mistakes| panic!("{text}: {mistakes:?}"))
+        Plan::resolve(&config, &env).unwrap_or_else(|errors| panic!("{text}: {errors:?}"))
     };
     for kind in ScheduleKind::ALL {
         let plan = resolve(&format!("[layout]\npipe = 2\nchunks = 1\nschedule = \"{kind}\""));
@@ -237,7 +237,7 @@ fn every_word_for_a_layout_is_known() {
     }
     for zero in 0..=3 {
         let plan = resolve(&format!("[layout]\ndata = 2\nzero = {zero}"));
-        // Unless something else is said, states are cut among all replicas.
+        // By default, states are sharded across all replicas.
         assert_eq!((plan.layout.zero, plan.layout.shard), (zero, if zero == 0 { 1 } else { 2 }));
     }
 }

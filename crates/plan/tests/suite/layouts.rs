@@ -1,4 +1,4 @@
-//! The layouts that `lockstep verify` tries unasked.
+//! The default layouts of `lockstep verify`.
 
 use lockstep_plan::{Config, Environment, Plan, layouts};
 
@@ -17,12 +17,11 @@ fn config(model: &str) -> Config {
 fn resolved(config: &Config, words: &str) -> Result<Plan, Vec<String>> {
     let config = config.with_layout(words);
     let env = Environment::one_host(config.ranks(), 1).with_vocab(VOCAB);
-    Plan::resolve(&config, &env)
-        .map_err(|mistakes| mistakes.iter().map(ToString::to_string).collect())
+    Plan::resolve(&config, &env).map_err(|errors| errors.iter().map(ToString::to_string).collect())
 }
 
 #[test]
-fn cover_every_axis_and_choice() {
+fn every_axis_and_option_is_covered() {
     let words = |model| layouts(&config(model), VOCAB, 8, 24);
     let gpt2 = words("family = \"gpt2\"");
     let llama = words("family = \"llama\"\nkv_heads = 2");
@@ -36,7 +35,7 @@ fn cover_every_axis_and_choice() {
     ];
     for (all, more) in [(&gpt2, None), (&llama, None), (&moe, Some("expert=2"))] {
         for word in wanted.iter().copied().chain(more) {
-            // Keys of two heads are shared by two or four ranks, not by three.
+            // Two KV heads can be shared by two or four ranks, but not by three.
             if word != "tensor=3" || std::ptr::eq(all, &gpt2) {
                 assert!(
                     all.iter().any(|words| words.split(' ').any(|w| w == word)),
@@ -53,7 +52,7 @@ fn cover_every_axis_and_choice() {
 }
 
 #[test]
-fn are_allowed_and_few_and_always_the_same() {
+fn layouts_are_valid_limited_and_deterministic() {
     for model in
         ["family = \"gpt2\"", "family = \"moe\"\nkv_heads = 4\nexperts = 6\ncapacity = 1.5"]
     {
@@ -75,24 +74,24 @@ fn are_allowed_and_few_and_always_the_same() {
 }
 
 #[test]
-fn are_none_where_nothing_can_be_cut() {
+fn no_layouts_if_nothing_can_be_split() {
     let text =
         "[model]\ndim = 5\nheads = 1\nffn = 7\nlayers = 1\nseq = 7\n[train]\nglobal_batch = 1";
     assert!(layouts(&Config::parse(text, &[]), VOCAB, 6, 24).is_empty());
 }
 
 #[test]
-fn words_take_the_place_of_the_files_own_layout() {
+fn words_replace_the_layout_of_the_file() {
     let config = config("family = \"gpt2\"");
     let plan = resolved(&config, "tensor=2,  sequence=true\tpipe=2,schedule=zb-h1").unwrap();
     assert_eq!((plan.layout.data, plan.layout.tensor, plan.layout.pipe, plan.ranks), (1, 2, 2, 4));
     #[rustfmt::skip]
     let wrong = [
-        ("tensor=5", "layout.tensor (--layouts): tensor=5 does not divide heads=12; try 4 or 6"),
-        ("tensor", "layout (--layouts): `tensor` has no `=`; write it as tensor=2"),
-        ("tensr=2", "layout.tensr (--layouts): no such key; did you mean layout.tensor?"),
-        ("pipe=two", "layout.pipe (--layouts): two is text; write a whole number such as 8"),
-        ("expert=2", "layout.expert (--layouts): expert=2, but the model has no experts; leave it out, or say family = \"moe\""),
+        ("tensor=5", "layout.tensor (--layouts): tensor=5 does not divide heads=12; use 4 or 6"),
+        ("tensor", "layout (--layouts): `tensor` has no `=`; write for example tensor=2"),
+        ("tensr=2", "layout.tensr (--layouts): unknown key; did you mean layout.tensor?"),
+        ("pipe=two", "layout.pipe (--layouts): pipe must be a non-negative integer, e.g. 8 (got two)"),
+        ("expert=2", "layout.expert (--layouts): expert=2, but the model has no experts; remove it, or set family = \"moe\""),
     ];
     for (words, expected) in wrong {
         assert_eq!(resolved(&config, words).unwrap_err()[0], expected, "{words}");

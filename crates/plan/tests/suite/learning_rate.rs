@@ -1,4 +1,4 @@
-//! The schedules at their corners.
+//! Learning rate schedules at their boundaries.
 
 use lockstep_plan::{Curve, LearningRate};
 
@@ -7,7 +7,7 @@ fn schedule(curve: Curve, warmup: usize, decay_steps: usize) -> LearningRate {
 }
 
 #[test]
-fn corners() {
+fn boundaries() {
     use Curve::*;
     #[rustfmt::skip]
     let cases = [
@@ -19,10 +19,10 @@ fn corners() {
         (Cosine, 20, 0, vec![(1, 0.05), (20, 1.0), (60, 0.55), (100, 0.1), (101, 0.1)]),
         (Cosine, 0, 0, vec![(25, 0.1 + 0.9 * 0.8535533905932737), (75, 0.1 + 0.9 * 0.14644660940672624)]),
         (Wsd, 10, 20, vec![(5, 0.5), (10, 1.0), (80, 1.0), (81, 0.955), (90, 0.55), (100, 0.1), (150, 0.1)]),
-        // No decay at all, and a decay longer than what the warm-up leaves.
+        // No decay, and a decay that is longer than the steps after the warm-up.
         (Wsd, 0, 0, vec![(1, 1.0), (100, 1.0)]),
         (Wsd, 50, 80, vec![(25, 0.5), (50, 1.0), (75, 0.55), (100, 0.1)]),
-        // Warm-up to the very end: the peak is the last step.
+        // Warm-up over the whole run: the peak is the last step.
         (Cosine, 100, 0, vec![(1, 0.01), (99, 0.99), (100, 1.0)]),
     ];
     for (curve, warmup, decay, points) in cases {

@@ -15,4 +15,4 @@ mod schedule_text;
 mod schedule_times;
 mod slices;
 mod traffic;
-mod typed;
+mod values;

@@ -1,8 +1,8 @@
-//! Circles of ranks.
+//! Process groups of a mesh.
 
 use lockstep_plan::{GroupKind, Mesh};
 
-/// All that ZeRO and experts can make of up to 24 replicas.
+/// All combinations of shard and expert degrees for up to 24 replicas.
 fn meshes() -> Vec<Mesh> {
     let divisors = |whole: usize| (1..=whole).filter(move |n| whole.is_multiple_of(*n));
     let mut meshes = Vec::new();
@@ -14,10 +14,10 @@ fn meshes() -> Vec<Mesh> {
     meshes
 }
 
-/// Who cuts something among them must be as many as it is cut for: 5 of 10 ranks share states, which two
-/// experts do not divide.
+/// All groups of a kind have the same size, also where the expert degree does not divide the shard degree: 10
+/// replicas, shard=5, expert=2.
 #[test]
-fn circles_of_experts_are_even() {
+fn expert_groups_have_equal_size() {
     for mesh in meshes() {
         let expected = [
             (GroupKind::Shard, mesh.shard),

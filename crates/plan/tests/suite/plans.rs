@@ -1,4 +1,4 @@
-//! What follows from what was typed.
+//! Derived values of a plan.
 
 use lockstep_plan::model::Family;
 use lockstep_plan::{Compression, Config, Curve, Environment, Plan, Source};
@@ -6,11 +6,11 @@ use lockstep_plan::{Compression, Config, Curve, Environment, Plan, Source};
 fn plan(text: &str, ranks: usize) -> Plan {
     let config = Config::parse(text, &[]);
     let env = Environment::one_host(ranks, 4).with_vocab(64);
-    Plan::resolve(&config, &env).unwrap_or_else(|mistakes| panic!("{text}: {mistakes:#?}"))
+    Plan::resolve(&config, &env).unwrap_or_else(|errors| panic!("{text}: {errors:#?}"))
 }
 
 #[test]
-fn an_empty_file_trains_a_small_model_on_the_grammar() {
+fn an_empty_file_uses_the_defaults() {
     let plan = plan("", 1);
     let tiny = lockstep_plan::presets::shape("tiny", None).unwrap();
     assert_eq!(plan.model, lockstep_plan::model::Shape { vocab: 64, ..tiny });
@@ -34,7 +34,7 @@ fn the_global_batch_does_not_depend_on_the_ranks() {
 }
 
 #[test]
-fn threads_are_counted_on_one_host() {
+fn threads_divide_the_cores_of_one_host() {
     let env = Environment {
         ranks: 8,
         local_ranks: 2,
@@ -46,10 +46,10 @@ fn threads_are_counted_on_one_host() {
 }
 
 #[test]
-fn single_keys_lie_over_a_preset() {
+fn keys_override_a_preset() {
     let plan = plan("[model]\npreset = \"gpt2-124m\"\nlayers = 2\ndim = 384", 1);
     let model = &plan.model;
-    // The preset's heads stay; their width and the feed-forward part follow the new width.
+    // The number of heads is the preset's; head_dim and ffn are derived from the new dim.
     assert_eq!(
         (model.layers, model.dim, model.heads, model.head_dim, model.ffn),
         (2, 384, 12, 32, 1536)
@@ -58,13 +58,13 @@ fn single_keys_lie_over_a_preset() {
 }
 
 #[test]
-fn another_family_leaves_the_experts_of_a_preset_behind() {
+fn another_family_ignores_the_experts_of_a_preset() {
     let plan = plan("[model]\npreset = \"moe-test\"\nfamily = \"llama\"", 1);
     assert_eq!((plan.model.family, plan.model.moe, plan.model.ffn), (Family::Llama, None, 24));
 }
 
 #[test]
-fn widths_that_nobody_typed_fit() {
+fn default_head_widths_divide_dim() {
     for family in ["gpt2", "llama", "moe"] {
         for dim in (2..200).step_by(2).chain([256, 320, 512, 1000, 4096]) {
             let shape = plan(&format!("[model]\nfamily = \"{family}\"\ndim = {dim}"), 1).model;
@@ -74,7 +74,7 @@ fn widths_that_nobody_typed_fit() {
 }
 
 #[test]
-fn json_and_back() {
+fn json_round_trip() {
     let texts = [
         "",
         "[model]\npreset = \"llama3-405b\"\n[train]\nlr = 0.1\nmin_lr = 0.03\nschedule = \"wsd\"\nclip = 0",
@@ -91,7 +91,7 @@ fn json_and_back() {
 }
 
 #[test]
-fn json_has_the_words_of_the_run_file() {
+fn json_uses_the_words_of_the_run_file() {
     let json = serde_json::to_value(plan("", 1)).unwrap();
     assert_eq!(json["data"]["source"], "builtin:grammar");
     assert_eq!(json["model"]["family"], "gpt2");
@@ -102,14 +102,18 @@ fn json_has_the_words_of_the_run_file() {
 }
 
 #[test]
-fn a_plan_from_before_there_was_compression_has_none() {
+fn older_plans_get_defaults_for_missing_keys() {
     let mut json = serde_json::to_value(plan("[comm]\ncompression = \"int8\"", 2)).unwrap();
     assert_eq!(json["comm"]["compression"], "int8");
     json["comm"].as_object_mut().unwrap().remove("compression");
     json["data"].as_object_mut().unwrap().remove("max_corrupt");
     let old: Plan = serde_json::from_value(json.clone()).unwrap();
     assert_eq!(old.comm.compression, Compression::None);
-    assert_eq!(old.data.max_corrupt, plan("", 1).data.max_corrupt, "nor a limit for damage");
+    assert_eq!(
+        old.data.max_corrupt,
+        plan("", 1).data.max_corrupt,
+        "default limit of corrupt samples"
+    );
     json["comm"]["compression"] = "int9".into();
     assert!(serde_json::from_value::<Plan>(json).is_err());
 }

@@ -1,4 +1,4 @@
-//! Named models have the parameter counts that their authors published.
+//! Parameter counts of presets match the published ones.
 
 use lockstep_plan::model::{Family, Moe, Shape, flops_per_token};
 use lockstep_plan::presets::{NAMES, find, shape};
@@ -24,9 +24,9 @@ fn published_parameter_counts() {
 }
 
 #[test]
-fn every_name_is_a_model() {
+fn every_preset_resolves() {
     for name in NAMES {
-        let shape = shape(name, Some(64)).unwrap_or_else(|mistakes| panic!("{name}: {mistakes:?}"));
+        let shape = shape(name, Some(64)).unwrap_or_else(|errors| panic!("{name}: {errors:?}"));
         assert!(
             find(name).unwrap().family == Some(shape.family),
             "{name}: the section is not in the file"
@@ -38,7 +38,7 @@ fn every_name_is_a_model() {
 }
 
 #[test]
-fn models_for_tests_are_small() {
+fn test_presets_are_small() {
     let attention = 16 * (16 + 8 + 8) + 16 * 16;
     let counts = [
         ("gpt2-test", (64 + 16) * 16 + 2 * (12 * 16 * 16 + 13 * 16) + 2 * 16),
@@ -50,7 +50,7 @@ fn models_for_tests_are_small() {
     }
 }
 
-/// A SwiGLU of two experts' width beside four experts of which a token meets two.
+/// Two shared experts (one SwiGLU of twice the width) next to four experts with top_k=2.
 #[test]
 fn shared_experts_are_counted() {
     let plain = shape("moe-test", Some(64)).unwrap();
@@ -61,7 +61,7 @@ fn shared_experts_are_counted() {
     let flops = |shape| flops_per_token(shape, 16).weights;
     assert_eq!(flops(&shared) - flops(&plain), 6.0 * more as f64);
 
-    // What replicas have alike is one run, and the experts another.
+    // Dense parameters and expert parameters are separate runs.
     let units = shared.blocks()[1].units();
     assert_eq!(units.iter().map(|unit| unit.expert).collect::<Vec<_>>(), [false, true]);
     let down = shared.blocks()[1].range("shared.down.weight");

@@ -1,4 +1,4 @@
-//! What ranks write of a model, on every layout: each element once, and evenly.
+//! Checkpoint slices of all ranks, on every layout: each element is written once, and the work is balanced.
 
 use std::collections::HashMap;
 
@@ -24,10 +24,10 @@ fn config(model: &str) -> Config {
 fn plan(model: &str, words: &str) -> Plan {
     let config = config(model).with_layout(words);
     let env = Environment::one_host(config.ranks(), 1).with_vocab(VOCAB);
-    Plan::resolve(&config, &env).unwrap_or_else(|mistakes| panic!("{words}: {mistakes:?}"))
+    Plan::resolve(&config, &env).unwrap_or_else(|errors| panic!("{words}: {errors:?}"))
 }
 
-/// How often each element of each tensor is among some ranks' slices.
+/// Number of slices that contain each element of each tensor.
 fn counted(slices: impl Iterator<Item = Slice>) -> HashMap<String, Vec<u32>> {
     let mut counts: HashMap<String, Vec<u32>> = HashMap::new();
     for slice in slices {
@@ -41,7 +41,7 @@ fn counted(slices: impl Iterator<Item = Slice>) -> HashMap<String, Vec<u32>> {
 }
 
 #[test]
-fn every_element_is_written_once_on_every_layout() {
+fn every_element_is_written_once() {
     for model in MODELS {
         let all = layouts(&config(model), VOCAB, 8, 40);
         assert_eq!(all.len(), 40, "{model}");
@@ -64,7 +64,7 @@ fn every_element_is_written_once_on_every_layout() {
 }
 
 #[test]
-fn what_is_written_is_what_is_held() {
+fn written_slices_match_the_held_parameters() {
     for words in ["data=2 zero=3 tensor=2", "data=4 pipe=2", "tensor=4 sequence=true"] {
         let plan = plan(MODELS[1], words);
         for rank in 0..plan.ranks {
@@ -96,13 +96,13 @@ fn replicas_write_equal_shares() {
         };
         let all: Vec<usize> = (0..plan.ranks).map(bytes).collect();
         let (least, most) = (all.iter().min().unwrap(), all.iter().max().unwrap());
-        // Vocabulary rows are dealt out to within one; shares of each kind to within one element.
+        // Vocabulary rows per rank differ by at most one row, shares by at most one element.
         assert!(most - least <= 48 + 8, "{words}: {all:?}");
     }
 }
 
 #[test]
-fn parts_of_runs_are_their_elements_in_order() {
+fn parts_of_runs_keep_the_order_of_elements() {
     let runs = Runs { start: 3, len: 4, stride: 10, count: 5 };
     let elements: Vec<usize> = runs.ranges().flatten().collect();
     for from in 0..=20 {
@@ -116,7 +116,7 @@ fn parts_of_runs_are_their_elements_in_order() {
 }
 
 #[test]
-fn overlaps_are_what_both_have() {
+fn overlap_is_the_intersection() {
     let slices = [
         vec![Runs::one(0..60)],
         vec![Runs::one(7..31)],

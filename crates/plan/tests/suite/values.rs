@@ -1,4 +1,4 @@
-//! What `--set` does, and what counts as a value of a type.
+//! `--set` overrides, and accepted spellings of values.
 
 use lockstep_plan::{Config, Place};
 
@@ -10,7 +10,7 @@ fn set(text: &str, sets: &[&str]) -> Config {
 }
 
 #[test]
-fn set_lies_over_the_file_and_the_last_wins() {
+fn set_overrides_the_file_and_the_last_wins() {
     let config = set("[train]\nlr = 1.0\nsteps = 5", &["train.lr=2.0", "train.lr = 3e-4"]);
     assert_eq!((config.train.lr, config.train.steps), (Some(3e-4), Some(5)));
     assert_eq!(config.places["train.lr"], Place::Set);
@@ -28,7 +28,7 @@ fn set_needs_no_quotes() {
 }
 
 #[test]
-fn set_takes_lists_and_sections() {
+fn set_accepts_lists_and_tables() {
     let config = set(
         "[model.rope_scaling]\nfactor = 4.0",
         &["train.betas=[0.5, 0.6]", "model.rope_scaling={ factor = 8, original_seq = 64 }"],
@@ -39,7 +39,7 @@ fn set_takes_lists_and_sections() {
 }
 
 #[test]
-fn whole_numbers_may_be_written_as_powers() {
+fn integers_may_be_written_in_scientific_notation() {
     let config = set("[train]\nsteps = 1e3\nglobal_batch = 1_024\nseed = 0xff\nlr = 1", &[]);
     let train = config.train;
     assert_eq!((train.steps, train.global_batch, train.seed), (Some(1000), Some(1024), Some(255)));
@@ -47,7 +47,7 @@ fn whole_numbers_may_be_written_as_powers() {
 }
 
 #[test]
-fn nothing_typed_is_nothing_said() {
+fn an_empty_file_sets_nothing() {
     assert_eq!(set("", &[]), Config::default());
     assert_eq!(set("[model]\n[train]", &[]).model, Config::default().model);
     assert_eq!(Config::default().ranks(), 1);
