@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::bail;
-use lockstep_comm::{Algo, Shape, human_bytes, sent};
+use lockstep_comm::{Algo, CollectiveShape, human_bytes, predict_traffic};
 use lockstep_events::StepReport;
 use lockstep_plan::{Collective, Exchange, Ledger, Plan, traffic};
 use lockstep_sim::search::layout_words;
@@ -126,8 +126,8 @@ fn bytes(exchange: &Exchange) -> u64 {
         collective => collective,
     };
     let hosts = vec![0; members];
-    let shape = Shape { kind, count, width, root: 0, hosts: &hosts };
-    sent(&shape, Algo::Direct, 0).map_or(0, |traffic| traffic.bytes)
+    let shape = CollectiveShape { kind, count, width, root: 0, hosts: &hosts };
+    predict_traffic(&shape, Algo::Direct, 0).map_or(0, |traffic| traffic.bytes)
 }
 
 /// What reports have said so far.

@@ -129,7 +129,7 @@ fn disagreement(world: World) {
     let error = world.all_reduce(&mut buffer, Op::Sum).unwrap_err();
     let text = error.to_string();
     assert!(text.contains("f32 × 7") && text.contains("f32 × 8"), "{text}");
-    assert_eq!(error.guilty(), Some(VICTIM), "{text}");
+    assert_eq!(error.culprit(), Some(VICTIM), "{text}");
     named(&world, &error, Cause::Disagreed);
 }
 
@@ -166,7 +166,7 @@ fn late(world: World) {
         std::thread::sleep(Duration::from_secs(20));
     }
     let error = world.all_reduce(&mut [1.0f32], Op::Sum).unwrap_err();
-    assert_eq!(error.guilty(), Some(VICTIM), "{error}");
+    assert_eq!(error.culprit(), Some(VICTIM), "{error}");
     named(&world, &error, Cause::Late);
 }
 
@@ -178,7 +178,7 @@ fn left(world: World) {
         return;
     }
     let error = world.all_reduce(&mut [1.0f32], Op::Sum).unwrap_err();
-    assert_eq!(error.guilty(), Some(VICTIM), "{error}");
+    assert_eq!(error.culprit(), Some(VICTIM), "{error}");
     named(&world, &error, Cause::Left);
 }
 
@@ -191,7 +191,7 @@ fn stopped(world: World) {
     }
     let start = Instant::now();
     let error = world.all_reduce(&mut [1.0f32; 1000], Op::Sum).unwrap_err();
-    assert_eq!(error.guilty(), Some(VICTIM), "{error}");
+    assert_eq!(error.culprit(), Some(VICTIM), "{error}");
     assert!(start.elapsed() < Duration::from_secs(6), "{error}");
     named(&world, &error, Cause::Silent);
 }
@@ -204,7 +204,7 @@ fn killed(world: World) {
     // It may die while others are still on their way out of the barrier.
     let outcome = met.and_then(|()| world.all_reduce(&mut [1.0f32; 1000], Op::Sum));
     let error = outcome.unwrap_err();
-    assert_eq!(error.guilty(), Some(VICTIM), "{error}");
+    assert_eq!(error.culprit(), Some(VICTIM), "{error}");
     named(&world, &error, Cause::Died);
 }
 

@@ -46,7 +46,7 @@ pub(crate) fn all_reduce(
                 _ => floats::all_reduce(&group, run)?,
             }
             // The next call on this group comes in the next step.
-            group.let_go();
+            group.release_peer_pages();
         }
         Ok(Reduced { gradients: Sum::Whole(buffer), compressors })
     })
@@ -94,7 +94,7 @@ pub(crate) fn reduce_scatter(
             if last && copies.size() > 1 {
                 floats::all_reduce(&copies, shard.view_mut())?;
             }
-            sharded.let_go();
+            sharded.release_peer_pages();
             shards.push(shard);
         }
         Ok(Reduced { gradients: Sum::Shards(shards), compressors })

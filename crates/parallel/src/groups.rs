@@ -36,7 +36,7 @@ impl Groups {
     /// All ranks of the world call it.
     pub fn new(world: &Group, mesh: &Mesh, sequence: bool) -> Result<Groups> {
         assert_eq!(world.size(), mesh.ranks(), "the mesh has a place for every rank");
-        let alone = lockstep_comm::alone();
+        let alone = lockstep_comm::single_rank();
         let mut groups = Vec::with_capacity(GroupKind::ALL.len());
         for kind in GroupKind::ALL {
             let members = mesh.members(kind, world.rank());
@@ -61,7 +61,7 @@ impl Groups {
 
     /// Of a rank that trains by itself.
     pub fn alone() -> Groups {
-        let alone = lockstep_comm::alone();
+        let alone = lockstep_comm::single_rank();
         let groups = GroupKind::ALL.map(|_| alone.group().clone()).into();
         let (mesh, coord) = (Mesh::ONE, Mesh::ONE.coord(0));
         let (failed, exposed) = (RefCell::new(None), Exposed::default());

@@ -203,7 +203,7 @@ impl Weights {
         move || {
             for (group, own, range) in pieces {
                 floats::all_gather(&group, own.view(), full.view_mut().part(range))?;
-                group.let_go();
+                group.release_peer_pages();
             }
             Ok(full)
         }

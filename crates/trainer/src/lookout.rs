@@ -131,7 +131,7 @@ impl Lookout {
             let rounds = links::rounds(&links::neighbours(&rank.groups.mesh, hosts));
             let rates = links::measure(rank.group, rank.group.rank(), &rounds)?;
             let found = links::links(rank.group, &rounds, &rates)?;
-            self.link = links::slow_link(&found, rank.group.constants().remote);
+            self.link = links::slow_link(&found, rank.group.link_costs().remote);
         }
         Ok(self.link)
     }

@@ -188,7 +188,7 @@ impl<'a> Rank<'a> {
         let sent = self.groups.sent() - sent_before;
         let (time, reading) = (start.elapsed(), self.in_flight.reading);
         if !std::mem::replace(&mut self.warm, true) {
-            SharedHeap::enlarge_pages();
+            SharedHeap::use_huge_pages();
         }
         Ok(Stepped { loss, auxiliary, grad_norm, lr, time, exchange, reading, sent })
     }

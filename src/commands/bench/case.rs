@@ -7,7 +7,7 @@
 use super::comm::Buffers;
 use super::private::Private;
 use half::{bf16, f16};
-use lockstep_comm::{Algo, Collective, Element, Group, Op, Result, Symmetric, World, share};
+use lockstep_comm::{Algo, Collective, Element, Group, Op, Result, Symmetric, World, shard_range};
 use std::time::Instant;
 
 /// What to measure.
@@ -98,8 +98,8 @@ impl<T: Small> Pair<T> {
         let whole = case.bytes / size_of::<T>();
         // Symmetric buffers have the same length everywhere, so the largest share for everybody.
         let part = |total: usize| match case.buffers {
-            Buffers::Ordinary | Buffers::Private => share(total, n, me).len(),
-            Buffers::Symmetric => share(total, n, 0).len(),
+            Buffers::Ordinary | Buffers::Private => shard_range(total, n, me).len(),
+            Buffers::Symmetric => shard_range(total, n, 0).len(),
         };
         let (input, output) = match case.kind {
             Collective::ReduceScatter => (whole, part(whole)),
@@ -130,9 +130,11 @@ fn call<T: Small>(group: &Group, case: &Case, buffers: &mut Pair<T>) -> Result<(
         Collective::Reduce => group.reduce(input, case.op, 0),
         Collective::Broadcast => group.broadcast(input, 0),
         Collective::ReduceScatter => {
-            group.reduce_scatter(input, &mut output[..share(whole, n, me).len()], case.op)
+            group.reduce_scatter(input, &mut output[..shard_range(whole, n, me).len()], case.op)
         }
-        Collective::AllGather => group.all_gather(&input[..share(whole, n, me).len()], output),
+        Collective::AllGather => {
+            group.all_gather(&input[..shard_range(whole, n, me).len()], output)
+        }
         Collective::Gather => group.gather(input, output, 0),
         Collective::Scatter => group.scatter(input, output, 0),
         Collective::AllToAll => group.all_to_all(input, output),
@@ -168,8 +170,8 @@ fn check<T: Small>(group: &Group, case: &Case, buffers: &mut Pair<T>) -> Result<
     let count = |values: &[T], want: &dyn Fn(usize) -> T| {
         values.iter().enumerate().filter(|(i, v)| **v != want(*i)).count() as i64
     };
-    let own = share(whole, n, me);
-    let owner = |i: usize| (0..n).find(|r| share(whole, n, *r).contains(&i)).unwrap_or(0);
+    let own = shard_range(whole, n, me);
+    let owner = |i: usize| (0..n).find(|r| shard_range(whole, n, *r).contains(&i)).unwrap_or(0);
     let wrong = match case.kind {
         Collective::AllReduce => count(input, &folded),
         Collective::Reduce if me == 0 => count(input, &folded),
@@ -177,7 +179,7 @@ fn check<T: Small>(group: &Group, case: &Case, buffers: &mut Pair<T>) -> Result<
         Collective::Broadcast => count(input, &|i| T::small(brought(0, i))),
         Collective::ReduceScatter => count(&output[..own.len()], &|i| folded(own.start + i)),
         Collective::AllGather => {
-            let starts: Vec<usize> = (0..n).map(|r| share(whole, n, r).start).collect();
+            let starts: Vec<usize> = (0..n).map(|r| shard_range(whole, n, r).start).collect();
             count(output, &|i| T::small(brought(owner(i), i - starts[owner(i)])))
         }
         Collective::Gather if me == 0 => {

@@ -1,7 +1,7 @@
 //! One rank of a chaos run: calls of random kinds, lengths and groups, every result checked, until
 //! one fails; then one line of JSON that says whom this rank holds guilty.
 
-use lockstep_comm::{Constants, Error, Group, Identity, LocalLinks, Op, Options, World};
+use lockstep_comm::{Error, Group, Identity, LinkCosts, LocalLinks, Op, Options, World};
 use std::time::Duration;
 
 /// How the driver tells its ranks what it tells nobody else.
@@ -41,7 +41,7 @@ pub fn run() -> i32 {
     };
     let verdict = Verdict {
         rank: identity.rank,
-        guilty: error.guilty(),
+        guilty: error.culprit(),
         cause: error.cause(),
         after_ms: since.elapsed().as_millis() as u64,
         error: error.to_string(),
@@ -59,7 +59,7 @@ fn options() -> Options {
     };
     Options {
         heartbeat: Duration::from_millis(heartbeat),
-        constants: Some(Constants::default()),
+        link_costs: Some(LinkCosts::default()),
         local,
         ..Options::default()
     }

@@ -1,31 +1,30 @@
-//! Recursive halving and doubling: the members split in two halves, swap what the other half will
-//! own, and go on inside their half. The least bytes in the fewest steps, for any number of members;
-//! far peers talk too, so it wants links of equal reach.
+//! Recursive halving and doubling: the members split into two halves, exchange the parts that the other
+//! half will own, and continue within their half. Sends the minimum number of bytes in the fewest steps,
+//! for any number of members. Distant members communicate too, so all links should be equally fast.
 //!
 //! With P members and S bytes: reduce-scatter and all-gather take ⌈log₂ P⌉ levels and, for P a power
 //! of two, (P-1)/P · S bytes per member. When P is odd at some level, the larger half has a member
-//! without a partner; it sends its share to the last member of the smaller half, and in the doubling
-//! gets its data from there. All-reduce is one after the other.
+//! without a partner; it sends its contribution to the last member of the smaller half, and receives its
+//! data from there in the doubling phase. All-reduce is a reduce-scatter followed by an all-gather.
 
 use super::Team;
-use crate::call::cost::Traffic;
-use crate::call::cut::Cut;
 use crate::call::error::Result;
 use crate::call::fold::Fold;
-use crate::group::lane::Lane;
+use crate::call::partition::{Partition, split_disjoint};
+use crate::call::traffic::Traffic;
 use crate::link::Inbox;
 use std::ops::Range;
 
-/// One level of the halving as one member sees it; members and parts are places in the team.
+/// One level of the halving from one member's view; members and parts are indices in the team.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Level {
-    /// Parts that our half goes on with.
+    /// Parts that our half keeps.
     keep: Range<usize>,
-    /// Parts that the other half goes on with.
+    /// Parts that the other half keeps.
     give: Range<usize>,
-    /// Who gets what we give.
+    /// Receiver of the parts that we give.
     to: usize,
-    /// Who gives us of what we keep: nobody, our partner, or the member without one as well.
+    /// Senders of the parts that we keep: nobody, our partner, or also the member without a partner.
     from: Vec<usize>,
 }
 
@@ -38,12 +37,12 @@ fn levels(me: usize, members: usize) -> Vec<Level> {
         let odd = first.len() > second.len();
         let level = if first.contains(&me) {
             let partner = middle + (me - low);
-            let alone = partner >= high;
+            let unpaired = partner >= high;
             Level {
                 keep: first.clone(),
                 give: second.clone(),
-                to: if alone { high - 1 } else { partner },
-                from: if alone { vec![] } else { vec![partner] },
+                to: if unpaired { high - 1 } else { partner },
+                from: if unpaired { vec![] } else { vec![partner] },
             }
         } else {
             let partner = low + (me - middle);
@@ -59,86 +58,75 @@ fn levels(me: usize, members: usize) -> Vec<Level> {
     levels
 }
 
-pub(crate) fn all_reduce(
-    lane: &mut Lane,
-    team: &Team,
-    bytes: &mut [u8],
-    fold: &Fold,
-) -> Result<()> {
-    let width = fold.dtype.bytes();
-    let cut = Cut { count: bytes.len() / width, parts: team.size(), width };
-    reduce_scatter_in_place(lane, team, bytes, &cut, fold)?;
-    all_gather(lane, team, bytes, &cut)
+pub(crate) fn all_reduce(team: &mut Team, bytes: &mut [u8], fold: &Fold) -> Result<()> {
+    let partition = Partition::of_bytes(bytes.len(), team.size(), fold.dtype.bytes());
+    reduce_scatter_in_place(team, bytes, &partition, fold)?;
+    all_gather(team, bytes, &partition)
 }
 
-/// After this, our part of `bytes` is the finished one; the other parts are used up.
+/// Afterwards our part of `bytes` holds the result, and the other parts are undefined.
 pub(crate) fn reduce_scatter_in_place(
-    lane: &mut Lane,
-    team: &Team,
+    team: &mut Team,
     bytes: &mut [u8],
-    cut: &Cut,
+    partition: &Partition,
     fold: &Fold,
 ) -> Result<()> {
     for level in levels(team.me, team.size()) {
-        let (out, acc) = crate::call::cut::apart(bytes, cut.span(level.give), cut.span(level.keep));
-        let mut out = Some((team.members[level.to], out));
-        let len = acc.len();
-        for from in &level.from {
-            let mut take =
-                |at: usize, piece: &[u8]| fold.fold_into(&mut acc[at..at + piece.len()], piece);
-            let inbox = Inbox::Each { len, take: &mut take };
-            lane.step(out.take(), Some((team.members[*from], inbox)))?;
+        let (out, acc) =
+            split_disjoint(bytes, partition.span(level.give), partition.span(level.keep));
+        let mut out = Some((level.to, out));
+        for from in level.from {
+            team.step_folding(out.take(), from, acc, fold)?;
         }
-        // Without a partner there was nothing to receive.
+        // A member without a partner receives nothing.
         if let Some((to, out)) = out {
-            lane.send(to, out)?;
+            team.send(to, out)?;
         }
     }
-    fold.finish(&mut bytes[cut.bytes(team.me)]);
+    fold.finish(&mut bytes[partition.bytes(team.me)]);
     Ok(())
 }
 
-/// Every part of `bytes` comes from the member that owns it: the halving backwards.
-pub(crate) fn all_gather(lane: &mut Lane, team: &Team, bytes: &mut [u8], cut: &Cut) -> Result<()> {
+/// Receives every part of `bytes` from its owner: the halving in reverse.
+pub(crate) fn all_gather(team: &mut Team, bytes: &mut [u8], partition: &Partition) -> Result<()> {
     for level in levels(team.me, team.size()).into_iter().rev() {
         let (out, into) =
-            crate::call::cut::apart(bytes, cut.span(level.keep), cut.span(level.give));
-        let mut inbox = Some((team.members[level.to], Inbox::Into(into)));
-        for to in &level.from {
-            lane.step(Some((team.members[*to], out)), inbox.take())?;
+            split_disjoint(bytes, partition.span(level.keep), partition.span(level.give));
+        let mut inbox = Some((level.to, Inbox::Into(into)));
+        for to in level.from {
+            team.step(Some((to, out)), inbox.take())?;
         }
         if let Some(inbox) = inbox {
-            lane.step(None, Some(inbox))?;
+            team.step(None, Some(inbox))?;
         }
     }
     Ok(())
 }
 
-/// ⌈log₂ P⌉ empty messages each: after round k everybody has heard of 2^k members.
-pub(crate) fn barrier(lane: &mut Lane, team: &Team) -> Result<()> {
-    let mut reach = 1;
-    while reach < team.size() {
-        lane.step(
-            Some((team.after(reach), &[])),
-            Some((team.before(reach), Inbox::Into(&mut []))),
-        )?;
-        reach *= 2;
+/// Dissemination barrier: ⌈log₂ P⌉ empty messages per member; after round k every member depends on
+/// 2^k others.
+pub(crate) fn barrier(team: &mut Team) -> Result<()> {
+    let mut distance = 1;
+    while distance < team.size() {
+        let (to, from) = (team.after(distance), team.before(distance));
+        team.step(Some((to, &[])), Some((from, Inbox::Into(&mut []))))?;
+        distance *= 2;
     }
     Ok(())
 }
 
-pub(crate) fn reduce_scatter_sent(cut: &Cut, me: usize) -> Traffic {
-    let levels = levels(me, cut.parts);
-    let bytes = levels.iter().map(|l| cut.span(l.give.clone()).len() as u64).sum();
+pub(crate) fn reduce_scatter_sent(partition: &Partition, me: usize) -> Traffic {
+    let levels = levels(me, partition.parts);
+    let bytes = levels.iter().map(|l| partition.span(l.give.clone()).len() as u64).sum();
     Traffic { messages: levels.len() as u64, bytes }
 }
 
-pub(crate) fn all_gather_sent(cut: &Cut, me: usize) -> Traffic {
-    let sent = levels(me, cut.parts).into_iter().map(|l| {
+pub(crate) fn all_gather_sent(partition: &Partition, me: usize) -> Traffic {
+    let sent = levels(me, partition.parts).into_iter().map(|l| {
         let receivers = l.from.len() as u64;
-        Traffic { messages: receivers, bytes: receivers * cut.span(l.keep).len() as u64 }
+        Traffic { messages: receivers, bytes: receivers * partition.span(l.keep).len() as u64 }
     });
-    sent.fold(Traffic::default(), |a, b| a + b)
+    sent.sum()
 }
 
 pub(crate) fn barrier_sent(members: usize) -> Traffic {
@@ -150,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_sends_is_who_is_heard() {
+    fn senders_and_receivers_match() {
         for n in 1..=64 {
             let all: Vec<Vec<Level>> = (0..n).map(|me| levels(me, n)).collect();
             for (me, mine) in all.iter().enumerate() {
@@ -164,15 +152,15 @@ mod tests {
     }
 
     #[test]
-    fn powers_of_two_send_the_least_bytes_in_the_fewest_steps() {
+    fn powers_of_two_send_the_minimum() {
         for log in 0..6u32 {
             let p = 1 << log;
-            let cut = Cut { count: 64 * p, parts: p, width: 4 };
+            let partition = Partition { count: 64 * p, parts: p, width: 4 };
             for me in 0..p {
-                let sent = reduce_scatter_sent(&cut, me);
+                let sent = reduce_scatter_sent(&partition, me);
                 assert_eq!(sent.messages, u64::from(log));
                 assert_eq!(sent.bytes, (256 * (p - 1)) as u64);
-                assert_eq!(all_gather_sent(&cut, me), sent);
+                assert_eq!(all_gather_sent(&partition, me), sent);
             }
         }
     }

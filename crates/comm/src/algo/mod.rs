@@ -1,6 +1,7 @@
-//! The collectives, one file per algorithm, each with its price. They know members, bytes and folds;
-//! the links between members are the lane's.
+//! Collective algorithms, one file each, with their cost formulas. They know members, bytes and folds;
+//! how two members reach each other is decided by the lane.
 
+pub(crate) mod choose;
 pub(crate) mod direct;
 pub(crate) mod flat;
 pub(crate) mod halving;
@@ -8,32 +9,74 @@ pub(crate) mod ring;
 pub(crate) mod tree;
 pub(crate) mod two_level;
 
-use crate::group::lane::Lane;
+use crate::call::error::Result;
+use crate::call::fold::Fold;
+use crate::lane::Lane;
+use crate::link::Inbox;
 
-/// The members that take part, in order: the whole group, or a line across its hosts.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Team {
-    pub members: Vec<usize>,
-    /// Our place among them.
+/// The members that take part in an algorithm: the whole group, or one member per host. Members are
+/// addressed by their index in the team.
+pub(crate) struct Team<'a> {
+    lane: &'a mut Lane,
+    /// Group members, in team order.
+    members: Vec<usize>,
+    /// Our index in the team.
     pub me: usize,
 }
 
-impl Team {
-    pub(crate) fn whole(lane: &Lane) -> Team {
-        Team { members: (0..lane.members.len()).collect(), me: lane.me }
+impl<'a> Team<'a> {
+    pub(crate) fn new(lane: &'a mut Lane, members: Vec<usize>, me: usize) -> Team<'a> {
+        Team { lane, members, me }
+    }
+
+    pub(crate) fn whole(lane: &'a mut Lane) -> Team<'a> {
+        Team { members: (0..lane.members.len()).collect(), me: lane.me, lane }
     }
 
     pub(crate) fn size(&self) -> usize {
         self.members.len()
     }
 
-    /// The member `steps` places after us, around the end.
+    /// The member `steps` places after us, wrapping around.
     pub(crate) fn after(&self, steps: usize) -> usize {
-        self.members[(self.me + steps) % self.size()]
+        (self.me + steps) % self.size()
     }
 
-    /// The member `steps` places before us.
+    /// The member `steps` places before us, wrapping around.
     pub(crate) fn before(&self, steps: usize) -> usize {
-        self.members[(self.me + self.size() - steps % self.size()) % self.size()]
+        (self.me + self.size() - steps % self.size()) % self.size()
+    }
+
+    /// Sends one message and receives another at the same time; either may be absent.
+    pub(crate) fn step(
+        &mut self,
+        out: Option<(usize, &[u8])>,
+        inc: Option<(usize, Inbox<'_>)>,
+    ) -> Result<()> {
+        let out = out.map(|(to, bytes)| (self.members[to], bytes));
+        let inc = inc.map(|(from, inbox)| (self.members[from], inbox));
+        self.lane.step(out, inc)
+    }
+
+    /// Like [`Team::step`]; folds the received message into `acc`.
+    pub(crate) fn step_folding(
+        &mut self,
+        out: Option<(usize, &[u8])>,
+        from: usize,
+        acc: &mut [u8],
+        fold: &Fold,
+    ) -> Result<()> {
+        let len = acc.len();
+        let mut take =
+            |at: usize, piece: &[u8]| fold.fold_into(&mut acc[at..at + piece.len()], piece);
+        self.step(out, Some((from, Inbox::Each { len, take: &mut take })))
+    }
+
+    pub(crate) fn send(&mut self, to: usize, bytes: &[u8]) -> Result<()> {
+        self.step(Some((to, bytes)), None)
+    }
+
+    pub(crate) fn receive(&mut self, from: usize, bytes: &mut [u8]) -> Result<()> {
+        self.step(None, Some((from, Inbox::Into(bytes))))
     }
 }

@@ -1,17 +1,17 @@
-//! What can go wrong between ranks, in words that name the rank, the peer and the act.
+//! Errors of collectives and worlds. Messages name the rank, the peer and the operation.
 
 use crate::call::Call;
 use std::time::Duration;
 
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a world broke. There is one per world: the first that is raised is the one all ranks report.
+/// The reason why a world broke. There is one per world: all ranks report the first that was raised.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Failure {
-    /// The rank to blame.
-    pub guilty: usize,
+    /// The rank that caused the failure.
+    pub culprit: usize,
     pub cause: Cause,
-    /// One sentence with the figures.
+    /// One sentence with the values.
     pub text: String,
 }
 
@@ -19,17 +19,17 @@ pub struct Failure {
 #[serde(rename_all = "snake_case")]
 #[repr(u32)]
 pub enum Cause {
-    /// The process is gone: killed, crashed, or its host.
+    /// The process or its host is gone.
     Died = 1,
-    /// No heartbeat: stopped, or its host is unreachable.
+    /// No heartbeat: the process is stopped, or its host is unreachable.
     Silent,
-    /// It lives, but did not do its part before the deadline.
+    /// It is alive, but missed the deadline of a call.
     Late,
-    /// It made another call than its peers.
+    /// It made a different call than its peers.
     Disagreed,
-    /// It left the world by an error of its own.
+    /// It left the world with an error.
     Failed,
-    /// It left the world in good order, while others still counted on it.
+    /// It left the world normally while others still needed it.
     Left,
 }
 
@@ -40,24 +40,23 @@ impl Cause {
     }
 }
 
-/// An operation or a world that failed.
 #[derive(Debug)]
 pub enum Error {
-    /// A call that did not end well; `failure` says who is to blame and is equal on all survivors.
+    /// A call failed because the world broke; `failure` is equal on all surviving ranks.
     Broken {
         rank: usize,
         group: String,
         call: Call,
-        /// The rank that was waited for, if it came to waiting.
+        /// The rank that the call waited for, if any.
         peer: Option<usize>,
         waited: Duration,
         failure: Box<Failure>,
     },
-    /// The caller's arguments cannot be right, whatever the peers do.
+    /// Invalid arguments.
     Misuse { rank: usize, what: String },
     /// The world could not be formed.
     Join { rank: usize, what: String },
-    /// The operating system refused something.
+    /// A system call failed.
     System { rank: usize, doing: String, source: std::io::Error },
 }
 
@@ -66,15 +65,15 @@ impl Error {
         Error::System { rank, doing: doing.into(), source }
     }
 
-    /// The rank to blame, where one is known.
-    pub fn guilty(&self) -> Option<usize> {
+    /// The rank that caused the failure, if known.
+    pub fn culprit(&self) -> Option<usize> {
         match self {
-            Error::Broken { failure, .. } => Some(failure.guilty),
+            Error::Broken { failure, .. } => Some(failure.culprit),
             _ => None,
         }
     }
 
-    /// Why the world broke, where it did.
+    /// Why the world broke, if it did.
     pub fn cause(&self) -> Option<Cause> {
         match self {
             Error::Broken { failure, .. } => Some(failure.cause),

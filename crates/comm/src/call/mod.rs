@@ -1,32 +1,33 @@
-//! What a rank calls: the words that ranks compare before they exchange data, and that errors,
-//! the flight recorder and tables print. Never carries data.
+//! Description of a call: compared between ranks before data moves, and printed by errors, the flight
+//! recorder and tables. Holds no data.
 
-pub(crate) mod choose;
-pub(crate) mod cost;
-pub(crate) mod cut;
 pub(crate) mod error;
 pub(crate) mod fold;
+pub(crate) mod history;
+pub(crate) mod partition;
+pub(crate) mod topology;
+pub(crate) mod traffic;
 
 use crate::call::fold::Op;
 use lockstep_types::{Collective, Dtype};
 
-/// How a collective is carried out; each has a file under `algo` with its price.
+/// Algorithm of a collective; each has a file under `algo` with its cost formula.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub enum Algo {
-    /// Reads and writes memory that all members have mapped; one host only.
+    /// Through memory that all members have mapped; one host only.
     Direct = 1,
     Ring,
-    /// Double binary tree, in pieces.
+    /// Double binary tree, pipelined in pieces.
     Tree,
     /// Recursive halving and doubling, for any number of members.
     Halving,
-    /// Inside the hosts first, then between them.
+    /// Within hosts first, then between them.
     TwoLevel,
-    /// Every member straight to every other.
+    /// Every member directly to every other.
     Flat,
-    /// The engine's own (MPI): the choice is not ours.
+    /// Chosen by an external engine (MPI).
     Engine,
 }
 
@@ -53,7 +54,7 @@ impl Algo {
         }
     }
 
-    /// The algorithms that exist for a collective, whatever the topology.
+    /// All algorithms of a collective, on any topology.
     pub fn of(kind: Collective) -> &'static [Algo] {
         use Algo::*;
         match kind {
@@ -77,12 +78,12 @@ impl std::str::FromStr for Algo {
 
     fn from_str(s: &str) -> Result<Algo, String> {
         Algo::ALL.into_iter().find(|a| a.name() == s && *a != Algo::Engine).ok_or_else(|| {
-            format!("unknown algorithm {s}; one of direct, ring, tree, halving, two_level, flat")
+            format!("unknown algorithm {s}; use direct, ring, tree, halving, two_level or flat")
         })
     }
 }
 
-/// One call of one group, as every member must make it.
+/// One call of one group; equal on all members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
     pub kind: Collective,
@@ -90,16 +91,20 @@ pub struct Call {
     pub dtype: Option<Dtype>,
     pub op: Option<Op>,
     pub root: Option<usize>,
-    /// Elements, in the sense that is equal on all members; 0 where members differ by right
-    /// (`all_to_all_v`).
+    /// Number of elements, counted so that it is equal on all members; 0 for `all_to_all_v`, whose
+    /// members may pass different counts.
     pub count: u64,
-    /// Which call of the group this is, from 1.
+    /// Number of the call in its group, from 1.
     pub sequence: u64,
     pub group: u64,
 }
 
-/// A call in four words, as it lies in shared memory and in message headers.
+/// A call encoded in four words, for shared memory and message headers.
 pub(crate) type CallWords = [u64; 4];
+
+/// The words that members of a group compare before data moves: the call without its group, which the
+/// link or shared memory implies, and the history of earlier calls (see `history`).
+pub(crate) type Stamp = [u64; 6];
 
 impl Call {
     pub fn bytes(&self) -> u64 {
@@ -116,12 +121,12 @@ impl Call {
         [head, self.count, self.sequence, self.group]
     }
 
-    /// The call in these words, or what to say if they are none.
+    /// Text of an encoded call, for error messages.
     pub(crate) fn describe(words: CallWords) -> String {
-        Call::from_words(words).map_or("something unreadable".into(), |call| call.to_string())
+        Call::from_words(words).map_or("an unreadable call".into(), |call| call.to_string())
     }
 
-    /// The call in these words, or nothing if they are none.
+    /// Decodes a call; `None` if the words do not encode one.
     pub(crate) fn from_words(words: CallWords) -> Option<Call> {
         let byte = |i: u32| (words[0] >> (8 * i)) as u8;
         Some(Call {
@@ -172,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_survives_its_words() {
+    fn calls_round_trip_through_words() {
         let call = Call {
             kind: Collective::Broadcast,
             algo: Algo::Tree,

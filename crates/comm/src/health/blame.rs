@@ -1,104 +1,103 @@
-//! Who is to blame when a call has waited too long: follows the chain of who waits for whom to the
-//! rank that waits for nobody. Pure: takes what the board shows, returns a verdict.
+//! Finds the rank that causes a stalled call: follows the chain of waiting ranks to one that waits for
+//! nobody. Pure: takes a snapshot of the board, returns a failure.
 
 use crate::call::Call;
 use crate::call::error::{Cause, Failure};
-use crate::health::board::{Sight, State};
+use crate::health::board::{RankState, RankStatus};
 
-/// A rank that gave no sign of life for this long is taken to be stopped.
+/// A rank without a heartbeat for this long is considered stopped.
 const SILENT_MS: u64 = 2_000;
 
-/// The failure behind a wait of `seconds` by `waiter` for `peer` in `call`.
-/// `group_name` is how the group is called in messages.
-pub(crate) fn blame(
-    sights: &[Sight],
-    waiter: usize,
-    peer: usize,
-    call: &Call,
-    group_name: &str,
-    seconds: f64,
-) -> Failure {
-    let mut suspect = peer;
+/// A call that has waited too long.
+pub(crate) struct StalledCall<'a> {
+    /// World rank of the caller.
+    pub rank: usize,
+    /// World rank that the caller waits for.
+    pub peer: usize,
+    pub call: &'a Call,
+    pub group_name: &'a str,
+    pub seconds: f64,
+}
+
+impl StalledCall<'_> {
+    fn failure(&self, culprit: usize, cause: Cause, why: &str) -> Failure {
+        let StalledCall { rank, call, group_name, seconds, .. } = self;
+        let text = format!(
+            "no progress for {seconds:.1} s in {call} of group {group_name} (seen by rank {rank}): {why}"
+        );
+        Failure { culprit, cause, text }
+    }
+}
+
+/// The failure behind a stalled call.
+pub(crate) fn blame(statuses: &[RankStatus], stalled: &StalledCall) -> Failure {
+    let call = stalled.call;
+    let mut suspect = stalled.peer;
     let mut awaited = (call.group, call.sequence, call.kind);
-    let mut path = vec![waiter];
-    loop {
-        let sight = &sights[suspect];
-        if sight.state == State::Running && sight.silent_ms >= SILENT_MS {
-            return verdict(
-                suspect,
-                Cause::Silent,
-                waiter,
-                call,
-                group_name,
-                seconds,
-                &format!(
-                    "rank {suspect} has given no sign of life for {:.1} s: it is stopped, or its host is overloaded",
-                    sight.silent_ms as f64 / 1000.0
-                ),
+    let mut path = vec![stalled.rank];
+    while !path.contains(&suspect) || is_silent(&statuses[suspect]) {
+        let status = &statuses[suspect];
+        if is_silent(status) {
+            let why = format!(
+                "no heartbeat from rank {suspect} for {:.1} s: it is stopped, or its host is overloaded",
+                status.silent_ms as f64 / 1000.0
             );
-        }
-        if path.contains(&suspect) {
-            break;
+            return stalled.failure(suspect, Cause::Silent, &why);
         }
         path.push(suspect);
-        // In the awaited call itself, or else in whatever keeps it from getting there.
-        let here = sight.doing.iter().find(|d| (d.words[3], d.words[2]) == (awaited.0, awaited.1));
-        let next = here.or_else(|| sight.doing.iter().find(|d| d.waiting_for.is_some()));
-        match next.and_then(|d| Some((d.waiting_for?, d.words, d.call()?.kind))) {
-            Some((next_peer, words, kind)) if next_peer < sights.len() => {
+        // The awaited call itself, or else a call that keeps the suspect from reaching it.
+        let here = status.calls.iter().find(|a| (a.words[3], a.words[2]) == (awaited.0, awaited.1));
+        let next = here.or_else(|| status.calls.iter().find(|a| a.waiting_for.is_some()));
+        match next.and_then(|a| Some((a.waiting_for?, a.words, a.call()?.kind))) {
+            Some((next_peer, words, kind)) if next_peer < statuses.len() => {
                 suspect = next_peer;
                 awaited = (words[3], words[2], kind);
             }
             _ => {
-                let why = match (here, sight.doing.first().and_then(|d| d.call())) {
-                    (Some(_), _) => format!("rank {suspect} is in the call but does not advance"),
-                    (None, Some(other)) => format!(
-                        "rank {suspect} has not come to {} #{}; it is in {other}",
-                        awaited.2.name(),
-                        awaited.1
-                    ),
-                    (None, None) => format!(
-                        "rank {suspect} has not come to {} #{}; it is in no call",
-                        awaited.2.name(),
-                        awaited.1
-                    ),
+                let name = format!("{} #{}", awaited.2.name(), awaited.1);
+                let why = match (here, status.calls.first().and_then(|a| a.call())) {
+                    (Some(_), _) => format!("rank {suspect} is in the call but makes no progress"),
+                    (None, Some(other)) => {
+                        format!("rank {suspect} has not reached {name}; it is in {other}")
+                    }
+                    (None, None) => {
+                        format!("rank {suspect} has not reached {name}; it is not in a call")
+                    }
                 };
-                return verdict(suspect, Cause::Late, waiter, call, group_name, seconds, &why);
+                return stalled.failure(suspect, Cause::Late, &why);
             }
         }
     }
-    // Everybody waits for somebody: the ranks have called in an order that can never meet.
-    let ring: Vec<String> = path
-        .iter()
-        .map(|&r| match sights[r].doing.first().and_then(|d| d.call()) {
-            Some(c) => format!("rank {r} in {c}"),
-            None => format!("rank {r}"),
-        })
-        .collect();
-    let why = format!("the ranks wait for each other in a circle: {}", ring.join(", "));
-    verdict(peer, Cause::Late, waiter, call, group_name, seconds, &why)
+    stalled.failure(stalled.peer, Cause::Late, &deadlock(statuses, &path))
 }
 
-fn verdict(
-    guilty: usize,
-    cause: Cause,
-    waiter: usize,
-    call: &Call,
-    group_name: &str,
-    seconds: f64,
-    why: &str,
-) -> Failure {
-    let text = format!(
-        "no progress for {seconds:.1} s in {call} of group {group_name} (seen by rank {waiter}): {why}"
-    );
-    Failure { guilty, cause, text }
+fn is_silent(status: &RankStatus) -> bool {
+    status.state == RankState::Running && status.silent_ms >= SILENT_MS
+}
+
+/// All ranks of the path wait for another one of them: their calls are in incompatible orders.
+fn deadlock(statuses: &[RankStatus], path: &[usize]) -> String {
+    let ranks: Vec<String> = path.iter().map(|r| r.to_string()).collect();
+    let (last, first) = ranks.split_last().expect("the path starts with the caller");
+    let calls: Vec<String> = path
+        .iter()
+        .map(|&r| match statuses[r].calls.first().and_then(|a| a.call()) {
+            Some(call) => format!("rank {r} is in {call}"),
+            None => format!("rank {r} is not in a call"),
+        })
+        .collect();
+    format!(
+        "deadlock: ranks {} and {last} wait for each other: {}",
+        first.join(", "),
+        calls.join(", ")
+    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::call::Algo;
-    use crate::health::board::Doing;
+    use crate::health::board::ActiveCall;
     use lockstep_types::Collective;
 
     fn call(group: u64, sequence: u64) -> Call {
@@ -114,50 +113,63 @@ mod tests {
         }
     }
 
-    fn running(doing: &[(Call, Option<usize>)]) -> Sight {
-        let doing =
-            doing.iter().map(|(c, w)| Doing { words: c.words(), waiting_for: *w }).collect();
-        Sight { state: State::Running, silent_ms: 0, doing }
+    fn running(calls: &[(Call, Option<usize>)]) -> RankStatus {
+        let active = |(call, waiting_for): &(Call, Option<usize>)| ActiveCall {
+            words: call.words(),
+            waiting_for: *waiting_for,
+        };
+        let calls = calls.iter().map(active).collect();
+        RankStatus { state: RankState::Running, silent_ms: 0, calls }
+    }
+
+    /// The failure found when rank 0 has waited for rank 1 in `call`.
+    fn blame_stalled(statuses: &[RankStatus], call: &Call) -> Failure {
+        let stalled = StalledCall { rank: 0, peer: 1, call, group_name: "world", seconds: 30.0 };
+        blame(statuses, &stalled)
     }
 
     #[test]
-    fn the_chain_is_followed_to_the_rank_that_waits_for_nobody() {
+    fn follows_the_chain_to_the_rank_that_waits_for_nobody() {
         let c = call(1, 5);
-        let sights = [
+        let statuses = [
             running(&[(c, Some(1))]),
             running(&[(c, Some(2))]),
             running(&[(c, Some(3))]),
             running(&[]),
         ];
-        let failure = blame(&sights, 0, 1, &c, "world", 30.0);
-        assert_eq!((failure.guilty, failure.cause), (3, Cause::Late));
-        assert!(failure.text.contains("rank 3 has not come to barrier #5; it is in no call"));
+        let failure = blame_stalled(&statuses, &c);
+        assert_eq!((failure.culprit, failure.cause), (3, Cause::Late));
+        assert!(failure.text.contains("rank 3 has not reached barrier #5; it is not in a call"));
     }
 
     #[test]
-    fn a_peer_held_up_in_another_group_is_innocent() {
+    fn a_peer_blocked_in_another_group_is_not_blamed() {
         let (ours, theirs) = (call(1, 5), call(2, 9));
-        let sights =
+        let statuses =
             [running(&[(ours, Some(1))]), running(&[(theirs, Some(2))]), running(&[(ours, None)])];
-        let failure = blame(&sights, 0, 1, &ours, "world", 30.0);
-        assert_eq!(failure.guilty, 2);
+        let failure = blame_stalled(&statuses, &ours);
+        assert_eq!(failure.culprit, 2);
     }
 
     #[test]
-    fn a_stopped_rank_is_named_even_if_it_seems_to_wait() {
+    fn a_stopped_rank_is_blamed_even_if_it_seems_to_wait() {
         let c = call(1, 5);
-        let mut sights = [running(&[(c, Some(1))]), running(&[(c, Some(0))])];
-        sights[1].silent_ms = 9_000;
-        let failure = blame(&sights, 0, 1, &c, "world", 30.0);
-        assert_eq!((failure.guilty, failure.cause), (1, Cause::Silent));
+        let mut statuses = [running(&[(c, Some(1))]), running(&[(c, Some(0))])];
+        statuses[1].silent_ms = 9_000;
+        let failure = blame_stalled(&statuses, &c);
+        assert_eq!((failure.culprit, failure.cause), (1, Cause::Silent));
     }
 
     #[test]
-    fn a_circle_is_told_with_all_its_calls() {
+    fn a_deadlock_is_reported_with_all_its_calls() {
         let (a, b) = (call(1, 5), call(2, 7));
-        let sights = [running(&[(a, Some(1))]), running(&[(b, Some(0))])];
-        let failure = blame(&sights, 0, 1, &a, "world", 30.0);
-        assert!(failure.text.contains("circle"), "{}", failure.text);
+        let statuses = [running(&[(a, Some(1))]), running(&[(b, Some(0))])];
+        let failure = blame_stalled(&statuses, &a);
+        assert!(
+            failure.text.contains("deadlock: ranks 0 and 1 wait for each other"),
+            "{}",
+            failure.text
+        );
         assert!(failure.text.contains("barrier #5") && failure.text.contains("barrier #7"));
     }
 }

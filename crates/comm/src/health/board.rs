@@ -1,5 +1,6 @@
-//! Who is there, what each rank is doing, and whether the world is broken: the notice board of one
-//! host, in memory that all its ranks have mapped. Never decides anything: see `blame` and `pulse`.
+//! The board of a host, in memory that all its ranks have mapped: state, heartbeat and active calls of
+//! each rank, and the failure if the world is broken. Decides nothing: see `blame` and
+//! `failure_detector`.
 
 use crate::call::error::Failure;
 use crate::call::{Call, CallWords};
@@ -10,57 +11,58 @@ use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Calls of one rank that can be seen on the board at a time; more go on unseen.
-const ACTS: usize = 8;
+/// Maximum number of calls of one rank on the board; further calls are not shown.
+const CALLS: usize = 8;
 
 #[repr(C, align(128))]
-struct Slot {
+struct RankEntry {
     state: AtomicU32,
-    /// When the rank last gave a sign of life, on this host's monotonic clock.
-    beat_ms: AtomicU64,
-    /// Whether the rank's heartbeat has passed the alarm on.
-    told: AtomicU32,
-    acts: [Act; ACTS],
+    /// Time of the last heartbeat, on this host's monotonic clock.
+    heartbeat_ms: AtomicU64,
+    /// Whether the rank's heartbeat thread has forwarded the alarm.
+    alarm_forwarded: AtomicU32,
+    calls: [CallEntry; CALLS],
 }
 
 #[repr(C)]
-struct Act {
-    busy: AtomicU32,
-    /// World rank that is waited for, plus one.
+struct CallEntry {
+    /// 0: free, 1: being written, 2: in use.
+    status: AtomicU32,
+    /// World rank that the call waits for, plus one.
     waiting: AtomicU32,
     call: [AtomicU64; 4],
 }
 
-/// Where a rank is in its life.
+/// Lifecycle of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum State {
+pub enum RankState {
     Joining,
     Running,
     Left,
     Failed,
 }
 
-/// One call that a rank is in.
+/// A call that a rank is in.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(crate) struct Doing {
+pub(crate) struct ActiveCall {
     pub words: CallWords,
-    /// World rank that it waits for.
+    /// World rank that the call waits for.
     pub waiting_for: Option<usize>,
 }
 
-impl Doing {
+impl ActiveCall {
     pub(crate) fn call(&self) -> Option<Call> {
         Call::from_words(self.words)
     }
 }
 
-/// What the board shows of one rank.
+/// Snapshot of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Sight {
-    pub state: State,
+pub(crate) struct RankStatus {
+    pub state: RankState,
     pub silent_ms: u64,
-    pub doing: Vec<Doing>,
+    pub calls: Vec<ActiveCall>,
 }
 
 pub(crate) struct Board {
@@ -70,11 +72,11 @@ pub(crate) struct Board {
 
 impl Board {
     pub(crate) fn bytes(ranks: usize) -> usize {
-        Self::slot_offset(ranks)
+        Self::entry_offset(ranks)
     }
 
-    fn slot_offset(rank: usize) -> usize {
-        size_of::<Alarm>().next_multiple_of(128) + rank * size_of::<Slot>()
+    fn entry_offset(rank: usize) -> usize {
+        size_of::<Alarm>().next_multiple_of(128) + rank * size_of::<RankEntry>()
     }
 
     pub(crate) fn create(ranks: usize) -> io::Result<(Board, Offer)> {
@@ -82,180 +84,184 @@ impl Board {
         Ok((Board { segment, ranks }, offer))
     }
 
-    pub(crate) fn over(segment: Segment, ranks: usize) -> Board {
+    pub(crate) fn from_segment(segment: Segment, ranks: usize) -> Board {
         Board { segment, ranks }
     }
 
     fn alarm_record(&self) -> &Alarm {
-        // SAFETY: every board begins with an Alarm, made of atomics that may be zero.
+        // SAFETY: every board begins with an Alarm, which consists of atomics that may be zero.
         unsafe { self.segment.shared(0) }
     }
 
-    fn slot(&self, rank: usize) -> &Slot {
+    fn entry(&self, rank: usize) -> &RankEntry {
         assert!(rank < self.ranks);
-        // SAFETY: the slots follow the alarm; they are made of atomics that may be zero.
-        unsafe { self.segment.shared(Self::slot_offset(rank)) }
+        // SAFETY: the entries follow the alarm; they consist of atomics that may be zero.
+        unsafe { self.segment.shared(Self::entry_offset(rank)) }
     }
 
-    pub(crate) fn set_state(&self, rank: usize, state: State) {
+    pub(crate) fn set_state(&self, rank: usize, state: RankState) {
         let code = match state {
-            State::Joining => 0,
-            State::Running => 1,
-            State::Left => 2,
-            State::Failed => 3,
+            RankState::Joining => 0,
+            RankState::Running => 1,
+            RankState::Left => 2,
+            RankState::Failed => 3,
         };
-        self.slot(rank).state.store(code, Ordering::Release);
+        self.entry(rank).state.store(code, Ordering::Release);
     }
 
-    pub(crate) fn state(&self, rank: usize) -> State {
-        match self.slot(rank).state.load(Ordering::Acquire) {
-            0 => State::Joining,
-            1 => State::Running,
-            2 => State::Left,
-            _ => State::Failed,
+    pub(crate) fn state(&self, rank: usize) -> RankState {
+        match self.entry(rank).state.load(Ordering::Acquire) {
+            0 => RankState::Joining,
+            1 => RankState::Running,
+            2 => RankState::Left,
+            _ => RankState::Failed,
         }
     }
 
-    /// A sign of life.
+    /// Records a heartbeat.
     pub(crate) fn beat(&self, rank: usize) {
-        self.slot(rank).beat_ms.store(monotonic_ms(), Ordering::Relaxed);
+        self.entry(rank).heartbeat_ms.store(monotonic_ms(), Ordering::Relaxed);
     }
 
-    /// Zero for a rank that never gave one.
+    /// Time since the last heartbeat; zero for a rank without heartbeats.
     pub(crate) fn silent_ms(&self, rank: usize) -> u64 {
-        match self.slot(rank).beat_ms.load(Ordering::Relaxed) {
+        match self.entry(rank).heartbeat_ms.load(Ordering::Relaxed) {
             0 => 0,
             last => monotonic_ms().saturating_sub(last),
         }
     }
 
-    /// Shows that `rank` is in this call; gives the place to say more, if one was free.
+    /// Publishes that `rank` is in this call; returns the index of its entry, if one was free.
     pub(crate) fn enter(&self, rank: usize, call: &Call) -> Option<usize> {
-        let acts = &self.slot(rank).acts;
-        let place = acts.iter().position(|a| {
-            a.busy.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        let calls = &self.entry(rank).calls;
+        let place = calls.iter().position(|c| {
+            c.status.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
         })?;
-        for (word, value) in acts[place].call.iter().zip(call.words()) {
+        for (word, value) in calls[place].call.iter().zip(call.words()) {
             word.store(value, Ordering::Relaxed);
         }
-        acts[place].busy.store(2, Ordering::Release);
+        calls[place].status.store(2, Ordering::Release);
         Some(place)
     }
 
     pub(crate) fn wait_for(&self, rank: usize, place: usize, peer: Option<usize>) {
         let peer = peer.map_or(0, |p| p as u32 + 1);
-        self.slot(rank).acts[place].waiting.store(peer, Ordering::Relaxed);
+        self.entry(rank).calls[place].waiting.store(peer, Ordering::Relaxed);
     }
 
     pub(crate) fn leave(&self, rank: usize, place: usize) {
         self.wait_for(rank, place, None);
-        self.slot(rank).acts[place].busy.store(0, Ordering::Release);
+        self.entry(rank).calls[place].status.store(0, Ordering::Release);
     }
 
-    pub(crate) fn doing(&self, rank: usize) -> Vec<Doing> {
-        self.slot(rank).acts.iter().filter_map(Act::read_whole).collect()
+    pub(crate) fn active_calls(&self, rank: usize) -> Vec<ActiveCall> {
+        self.entry(rank).calls.iter().filter_map(CallEntry::read_consistent).collect()
     }
 
-    /// Writes down what a rank of another host said of itself.
-    pub(crate) fn mirror(&self, rank: usize, state: State, doing: &[Doing]) {
+    /// Copies the state and calls of a rank of another host to this board.
+    pub(crate) fn mirror(&self, rank: usize, state: RankState, calls: &[ActiveCall]) {
         self.set_state(rank, state);
-        for (i, act) in self.slot(rank).acts.iter().enumerate() {
-            act.busy.store(0, Ordering::Release);
-            let Some(doing) = doing.get(i) else { continue };
-            for (word, value) in act.call.iter().zip(doing.words) {
+        for (i, entry) in self.entry(rank).calls.iter().enumerate() {
+            entry.status.store(0, Ordering::Release);
+            let Some(call) = calls.get(i) else { continue };
+            for (word, value) in entry.call.iter().zip(call.words) {
                 word.store(value, Ordering::Relaxed);
             }
-            let waiting = doing.waiting_for.map_or(0, |p| p as u32 + 1);
-            act.waiting.store(waiting, Ordering::Relaxed);
-            act.busy.store(2, Ordering::Release);
+            let waiting = call.waiting_for.map_or(0, |p| p as u32 + 1);
+            entry.waiting.store(waiting, Ordering::Relaxed);
+            entry.status.store(2, Ordering::Release);
         }
     }
 
-    /// World ranks that are seen in call `sequence` of a group, with the call as each of them makes
-    /// it. Single messages have numbers of their own and are not counted.
-    pub(crate) fn seen_in(&self, group: u64, sequence: u64) -> Vec<(usize, CallWords)> {
-        let collective = |d: &Doing| d.call().is_some_and(|c| c.kind != Collective::SendRecv);
+    /// World ranks that are in call `sequence` of a group, with the call as each of them makes it.
+    /// Point-to-point messages are numbered separately and not included.
+    pub(crate) fn ranks_in(&self, group: u64, sequence: u64) -> Vec<(usize, CallWords)> {
+        let collective = |a: &ActiveCall| a.call().is_some_and(|c| c.kind != Collective::SendRecv);
         (0..self.ranks)
             .filter_map(|rank| {
-                let mut doing = self.doing(rank).into_iter();
-                let found = doing.find(|d| d.words[2..] == [sequence, group] && collective(d))?;
+                let mut calls = self.active_calls(rank).into_iter();
+                let found = calls.find(|a| a.words[2..] == [sequence, group] && collective(a))?;
                 Some((rank, found.words))
             })
             .collect()
     }
 
-    pub(crate) fn sights(&self) -> Vec<Sight> {
+    pub(crate) fn statuses(&self) -> Vec<RankStatus> {
         (0..self.ranks)
-            .map(|r| Sight {
+            .map(|r| RankStatus {
                 state: self.state(r),
                 silent_ms: self.silent_ms(r),
-                doing: self.doing(r),
+                calls: self.active_calls(r),
             })
             .collect()
     }
 
-    /// Breaks the world. The first failure stands; the one that stands comes back.
+    /// Breaks the world. Returns the failure that all ranks report: the first that was raised.
     pub(crate) fn raise(&self, failure: &Failure) -> Failure {
         self.alarm_record().raise(failure)
     }
 
-    /// Breaks the world for all to hear: a rank that raises an alarm may end its process the moment
-    /// after, and the others must know by then that it was not the reason.
-    pub(crate) fn raise_aloud(&self, rank: usize, failure: &Failure) -> Failure {
-        let standing = self.raise(failure);
-        let has_heartbeat = self.slot(rank).beat_ms.load(Ordering::Relaxed) != 0;
+    /// Breaks the world and waits until the heartbeat thread has forwarded the failure: the caller may end
+    /// its process right after, and the others must not take that for the cause.
+    pub(crate) fn raise_and_forward(&self, rank: usize, failure: &Failure) -> Failure {
+        let raised = self.raise(failure);
+        let has_heartbeat = self.entry(rank).heartbeat_ms.load(Ordering::Relaxed) != 0;
         let until = Instant::now() + Duration::from_millis(300);
-        while has_heartbeat && standing == *failure && !self.told(rank) && Instant::now() < until {
+        while has_heartbeat
+            && raised == *failure
+            && !self.alarm_forwarded(rank)
+            && Instant::now() < until
+        {
             std::thread::sleep(Duration::from_millis(1));
         }
-        standing
+        raised
     }
 
-    fn told(&self, rank: usize) -> bool {
-        self.slot(rank).told.load(Ordering::Acquire) != 0
+    fn alarm_forwarded(&self, rank: usize) -> bool {
+        self.entry(rank).alarm_forwarded.load(Ordering::Acquire) != 0
     }
 
-    /// Says that the alarm has been passed on to other hosts.
-    pub(crate) fn set_told(&self, rank: usize) {
-        self.slot(rank).told.store(1, Ordering::Release);
+    /// Marks the alarm as forwarded to other hosts.
+    pub(crate) fn set_alarm_forwarded(&self, rank: usize) {
+        self.entry(rank).alarm_forwarded.store(1, Ordering::Release);
     }
 
     #[inline]
-    pub(crate) fn broken(&self) -> bool {
-        self.alarm_record().raised()
+    pub(crate) fn is_broken(&self) -> bool {
+        self.alarm_record().is_raised()
     }
 
     /// The failure that broke the world.
     pub(crate) fn alarm(&self) -> Option<Failure> {
-        self.alarm_record().standing()
+        self.alarm_record().failure()
     }
 
-    /// The failure that broke the world, if it is known within `limit`.
-    pub(crate) fn await_alarm(&self, limit: Duration) -> Option<Failure> {
-        self.alarm_record().await_standing(limit)
+    /// Waits up to `limit` for the failure that broke the world.
+    pub(crate) fn wait_for_alarm(&self, limit: Duration) -> Option<Failure> {
+        self.alarm_record().wait_for_failure(limit)
     }
 }
 
-impl Act {
-    fn read(&self) -> Option<Doing> {
-        if self.busy.load(Ordering::Acquire) != 2 {
+impl CallEntry {
+    fn read(&self) -> Option<ActiveCall> {
+        if self.status.load(Ordering::Acquire) != 2 {
             return None;
         }
-        Some(Doing {
+        Some(ActiveCall {
             words: std::array::from_fn(|i| self.call[i].load(Ordering::Acquire)),
             waiting_for: (self.waiting.load(Ordering::Relaxed) as usize).checked_sub(1),
         })
     }
 
-    /// What stands here, unless it is being replaced: half of one call and half of the next would
-    /// accuse a rank of a call that it never made.
-    fn read_whole(&self) -> Option<Doing> {
-        let seen = self.read()?;
-        self.read().filter(|again| again.words == seen.words)
+    /// Reads the call unless it is being replaced: a mixture of two calls would accuse a rank of a call
+    /// that it never made.
+    fn read_consistent(&self) -> Option<ActiveCall> {
+        let first = self.read()?;
+        self.read().filter(|second| second.words == first.words)
     }
 }
 
-/// Milliseconds on the clock that all processes of a host share and nobody sets.
+/// Milliseconds on the monotonic clock, which all processes of a host share.
 pub(crate) fn monotonic_ms() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the kernel writes one timespec.
@@ -270,29 +276,29 @@ mod tests {
     use crate::health::alarm::TEXT;
 
     #[test]
-    fn the_first_failure_stands() {
+    fn the_first_failure_wins() {
         let (board, _offer) = Board::create(3).unwrap();
         assert_eq!(board.alarm(), None);
-        let first = Failure { guilty: 2, cause: Cause::Died, text: "rank 2 died".into() };
-        let later = Failure { guilty: 1, cause: Cause::Late, text: "rank 1 is late".into() };
+        let first = Failure { culprit: 2, cause: Cause::Died, text: "rank 2 died".into() };
+        let later = Failure { culprit: 1, cause: Cause::Late, text: "rank 1 is late".into() };
         assert_eq!(board.raise(&first), first);
         assert_eq!(board.raise(&later), first);
         assert_eq!(board.alarm(), Some(first));
     }
 
     #[test]
-    fn a_rank_that_dies_while_it_writes_holds_nobody_up() {
+    fn a_rank_that_dies_while_writing_blocks_nobody() {
         let (board, _offer) = Board::create(2).unwrap();
         board.alarm_record().claim();
-        let failure = Failure { guilty: 1, cause: Cause::Died, text: "rank 1 died".into() };
+        let failure = Failure { culprit: 1, cause: Cause::Died, text: "rank 1 died".into() };
         assert_eq!(board.raise(&failure), failure);
         assert_eq!(board.alarm(), Some(failure));
     }
 
     #[test]
-    fn a_long_text_is_cut_at_a_character() {
+    fn a_long_text_is_truncated_at_a_character_boundary() {
         let (board, _offer) = Board::create(1).unwrap();
-        board.raise(&Failure { guilty: 0, cause: Cause::Failed, text: "é".repeat(TEXT) });
+        board.raise(&Failure { culprit: 0, cause: Cause::Failed, text: "é".repeat(TEXT) });
         assert_eq!(board.alarm().unwrap().text, "é".repeat(TEXT / 2));
     }
 }

@@ -1,12 +1,12 @@
-//! Whether the world still stands: what ranks show of themselves, who waits for whom, who is to
-//! blame, and how everybody hears of it.
+//! Failure detection: the board on which ranks publish their state, waiting with deadlines, finding the
+//! rank that caused a failure, and telling all ranks about it.
 
 pub(crate) mod alarm;
 pub(crate) mod blame;
 pub(crate) mod board;
-pub(crate) mod past;
-pub(crate) mod pulse;
+pub(crate) mod control;
+pub(crate) mod failure_detector;
+pub(crate) mod heartbeat;
+pub(crate) mod poll;
 pub(crate) mod recorder;
-pub(crate) mod vigil;
 pub(crate) mod watch;
-pub(crate) mod word;

@@ -1,5 +1,4 @@
-//! The flight recorder: the last operations of a rank, written down as JSON when the world breaks.
-//! Never looked at while all is well.
+//! Flight recorder: keeps the last operations of a rank and writes them as JSON when the world breaks.
 
 use crate::call::Call;
 use crate::call::error::Error;
@@ -8,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// Operations that are kept.
-pub const KEPT: usize = 1000;
+/// Number of operations kept.
+const KEPT: usize = 1000;
 
-/// One operation as it is remembered.
+/// One recorded operation.
 #[derive(Clone, Debug, Serialize)]
-pub struct Entry {
+pub struct FlightEntry {
     pub sequence: u64,
     pub group: Arc<str>,
     pub kind: &'static str,
@@ -26,14 +25,14 @@ pub struct Entry {
     pub failed: bool,
 }
 
-/// What is written when the world breaks.
+/// Contents of the file.
 #[derive(Serialize)]
 struct Report<'a> {
     rank: usize,
-    guilty: Option<usize>,
+    culprit: Option<usize>,
     cause: Option<crate::call::error::Cause>,
     error: String,
-    operations: &'a [Entry],
+    operations: &'a [FlightEntry],
 }
 
 pub(crate) struct Recorder {
@@ -45,15 +44,15 @@ pub(crate) struct Recorder {
 
 #[derive(Default)]
 struct Log {
-    /// Operations ever recorded; the n-th lies at place n % KEPT.
+    /// Operations recorded in total; the n-th is stored at index n % KEPT.
     count: usize,
-    entries: Vec<Entry>,
+    entries: Vec<FlightEntry>,
     written: bool,
 }
 
 impl Recorder {
     pub(crate) fn new(rank: usize, folder: Option<PathBuf>) -> Recorder {
-        // Room for all that is kept: nothing is allocated while operations go by.
+        // Allocated in advance, so that recording does not allocate.
         let log = Log { entries: Vec::with_capacity(KEPT), ..Log::default() };
         Recorder { rank, since: Instant::now(), folder, log: Mutex::new(log) }
     }
@@ -62,9 +61,9 @@ impl Recorder {
         self.log.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Writes down that an operation begins; gives its number.
+    /// Records the start of an operation; returns its number.
     pub(crate) fn begin(&self, call: &Call, group: &Arc<str>) -> usize {
-        let entry = Entry {
+        let entry = FlightEntry {
             sequence: call.sequence,
             group: group.clone(),
             kind: call.kind.name(),
@@ -89,7 +88,7 @@ impl Recorder {
     pub(crate) fn end(&self, number: usize, error: Option<&Error>) {
         let now = self.since.elapsed().as_micros() as u64;
         let mut log = self.log();
-        // Long operations may have been overtaken by a thousand others.
+        // The entry of a long operation may have been overwritten.
         if log.count - number <= KEPT {
             let entry = &mut log.entries[number % KEPT];
             entry.finished_us = Some(now);
@@ -102,8 +101,8 @@ impl Recorder {
         }
     }
 
-    /// The operations kept, oldest first.
-    pub(crate) fn entries(&self) -> Vec<Entry> {
+    /// The recorded operations, oldest first.
+    pub(crate) fn entries(&self) -> Vec<FlightEntry> {
         let log = self.log();
         let mut entries = log.entries.clone();
         if log.count > KEPT {
@@ -112,20 +111,17 @@ impl Recorder {
         entries
     }
 
-    /// One line for people, and the file for the rest.
+    /// Logs the failure and writes the file.
     fn report(&self, error: &Error) {
-        match error.guilty() {
-            Some(guilty) => tracing::error!("guilty: rank {guilty}. {error}"),
+        match error.culprit() {
+            Some(culprit) => tracing::error!("caused by rank {culprit}: {error}"),
             None => tracing::error!("{error}"),
         }
         let Some(folder) = &self.folder else { return };
         let path = folder.join(format!("flight-rank-{}.json", self.rank));
         match self.write(&path, error) {
-            Ok(()) => tracing::error!("the last operations are in {}", path.display()),
-            Err(e) => tracing::error!(
-                "the last operations could not be written to {}: {e}",
-                path.display()
-            ),
+            Ok(()) => tracing::error!("flight record written to {}", path.display()),
+            Err(e) => tracing::error!("cannot write the flight record {}: {e}", path.display()),
         }
     }
 
@@ -133,7 +129,7 @@ impl Recorder {
         let operations = self.entries();
         let report = Report {
             rank: self.rank,
-            guilty: error.guilty(),
+            culprit: error.culprit(),
             cause: error.cause(),
             error: error.to_string(),
             operations: &operations,

@@ -1,12 +1,12 @@
-//! One message from one rank to another, whatever lies between them: its header, its pieces, and the
-//! loop that moves a message out and another in at the same time. Knows nothing of collectives.
+//! Transfer of one message between two ranks, over shared memory or TCP: its header, its pieces, and the
+//! loop that sends one message and receives another at the same time. Knows nothing about collectives.
 
-pub(crate) mod messages;
 pub(crate) mod socket;
 pub(crate) mod sockets;
 
+use crate::call::Stamp;
 use crate::call::error::Result;
-use crate::health::past::Stamp;
+use crate::health::poll::SocketWait;
 use crate::health::watch::Watch;
 use crate::link::socket::SocketReader;
 use crate::memory::bell::Bell;
@@ -14,7 +14,7 @@ use crate::memory::channel::{Reader, Writer};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 
-/// Every message begins with this many bytes: who calls what, and how many bytes follow.
+/// Length of the message header, which contains the stamp of the call and the length of the message.
 pub(crate) const HEADER: usize = 64;
 const MAGIC: u64 = u64::from_le_bytes(*b"lockstep");
 
@@ -29,30 +29,30 @@ pub(crate) fn header(stamp: &Stamp, len: usize) -> Header {
     header
 }
 
-/// The stamp and the length in a header, if it is one.
-pub(crate) fn parse_header(header: &Header) -> Option<(Stamp, u64)> {
+/// Stamp and length in a header; `None` if it is invalid.
+fn parse_header(header: &Header) -> Option<(Stamp, u64)> {
     let word = |i: usize| u64::from_le_bytes(std::array::from_fn(|j| header[8 * i + j]));
     (word(0) == MAGIC).then(|| (std::array::from_fn(|i| word(i + 1)), word(7)))
 }
 
-/// An error for everybody unless the sender of a header calls what we call, with `len` bytes.
+/// Fails on all ranks unless the sender of a header is in the same call, with `len` bytes.
 pub(crate) fn check_header(watch: &Watch, peer: usize, header: &Header, len: usize) -> Result<()> {
     let expected = (watch.stamp(), len as u64);
     let error = match parse_header(header) {
         Some(theirs) if theirs == expected => return Ok(()),
         Some((stamp, theirs)) if stamp == expected.0 => {
-            let what = format!("a message of {theirs} bytes where {len} are expected");
-            watch.disagreement(peer, &format!("it, too, with {what}"))
+            let what = format!("the same, but sends {theirs} bytes, expected {len}");
+            watch.disagreement(peer, &what)
         }
         Some((stamp, _)) => watch.differs(peer, &stamp),
-        None => watch.disagreement(peer, "something unreadable"),
+        None => watch.disagreement(peer, "an unreadable call"),
     };
     Err(error)
 }
 
-/// The sending end towards one peer.
+/// Sending end of a link to one peer.
 pub(crate) enum Tx {
-    /// `bell` is the peer's.
+    /// `bell` belongs to the peer.
     Shared {
         writer: Writer,
         bell: BellRef,
@@ -60,17 +60,17 @@ pub(crate) enum Tx {
     Socket(TcpStream),
 }
 
-/// The receiving end from one peer.
+/// Receiving end of a link from one peer.
 pub(crate) enum Rx {
     Shared { reader: Reader, bell: BellRef },
     Socket(SocketReader),
 }
 
-/// A bell in shared memory that outlives the link it is used with.
+/// A bell in shared memory that outlives the link.
 #[derive(Clone, Copy)]
 pub(crate) struct BellRef(*const Bell);
 
-// SAFETY: a bell is made of atomics and may be rung from anywhere.
+// SAFETY: a bell consists of atomics and may be rung from any thread.
 unsafe impl Send for BellRef {}
 
 impl BellRef {
@@ -81,12 +81,12 @@ impl BellRef {
     }
 
     fn ring(self) {
-        // SAFETY: the maker's promise.
+        // SAFETY: guaranteed by the caller of `new`.
         unsafe { &*self.0 }.ring();
     }
 }
 
-/// A message on its way out.
+/// A message that is being sent.
 pub(crate) struct Outgoing<'link, 'data> {
     pub peer: usize,
     pub tx: &'link mut Tx,
@@ -95,10 +95,10 @@ pub(crate) struct Outgoing<'link, 'data> {
     sent: usize,
 }
 
-/// Where an incoming message goes.
+/// Destination of an incoming message.
 pub(crate) enum Inbox<'a> {
     Into(&'a mut [u8]),
-    /// Pieces in their order, with their offset; each starts aligned for any element type and is a
+    /// Passes the pieces in order, with their offsets. Each piece is aligned for any element type and a
     /// whole number of elements.
     Each {
         len: usize,
@@ -115,7 +115,7 @@ impl Inbox<'_> {
     }
 }
 
-/// A message that is expected.
+/// A message that is being received.
 pub(crate) struct Incoming<'link, 'data> {
     pub peer: usize,
     pub rx: &'link mut Rx,
@@ -138,7 +138,7 @@ impl<'link, 'data> Outgoing<'link, 'data> {
         self.sent == HEADER + self.bytes.len()
     }
 
-    /// Moves what can be moved now; says whether anything was.
+    /// Sends as much as possible without waiting; returns whether anything was sent.
     fn advance(&mut self, watch: &Watch) -> Result<bool> {
         let before = self.sent;
         match self.tx {
@@ -220,8 +220,8 @@ impl<'link, 'data> Incoming<'link, 'data> {
         let left = self.inbox.len() - at;
         match self.rx {
             Rx::Shared { reader, bell } => {
-                // A long message may come faster than it is taken: a bounded turn, so that the
-                // other direction gets its own.
+                // At most one piece per turn, so that a long message does not starve the other
+                // direction.
                 self.got += reader.pull(left, |piece| match &mut self.inbox {
                     Inbox::Into(bytes) => bytes[at..at + piece.len()].copy_from_slice(piece),
                     Inbox::Each { take, .. } => take(at, piece),
@@ -240,8 +240,7 @@ impl<'link, 'data> Incoming<'link, 'data> {
     }
 }
 
-/// Moves a message out and another in, whichever of them are given, until both are done.
-/// `bell` is the one that our peers ring.
+/// Sends one message and receives another until both are done; either may be absent. Peers ring `bell`.
 pub(crate) fn transfer(
     watch: &Watch,
     bell: &Bell,
@@ -270,14 +269,14 @@ pub(crate) fn transfer(
     }
 }
 
-/// Sleeps until one of the two messages may be able to move.
+/// Sleeps until one of the two messages may be able to make progress.
 fn wait_for_either(
     watch: &Watch,
     bell: &Bell,
     out: Option<&Outgoing>,
     inc: Option<&Incoming>,
 ) -> Result<()> {
-    let peer = inc.map(|i| i.peer).or(out.map(|o| o.peer)).expect("something is to be moved");
+    let peer = inc.map(|i| i.peer).or(out.map(|o| o.peer)).expect("at least one message is given");
     let out_ready = || match out.map(|o| &*o.tx) {
         Some(Tx::Shared { writer, .. }) => writer.has_room(),
         _ => false,
@@ -300,5 +299,6 @@ fn wait_for_either(
         return watch.wait(peer, bell, || out_ready() || in_ready());
     }
     let mixed = (out.is_some() && to_write.is_none()) || (inc.is_some() && to_read.is_none());
-    watch.wait_sockets(peer, to_write, to_read, mixed, || out_ready() || in_ready())
+    let sockets = SocketWait { to_write, to_read, mixed };
+    watch.wait_sockets(peer, &sockets, || out_ready() || in_ready())
 }

@@ -1,23 +1,23 @@
-//! Bytes over a TCP stream without waiting, and the kernel's sleep until some can move.
-//! Knows nothing of handshakes (see `wire`) or messages (see `link`).
+//! Nonblocking reads and writes on a TCP stream. Knows nothing about handshakes (see `wire`) or messages
+//! (see `link`).
 
 use crate::memory::channel::GRAIN;
 use crate::memory::scratch::Scratch;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsRawFd, RawFd};
-use std::time::Duration;
 
-/// Bytes read at a time when they are folded and not kept.
+/// Bytes read at a time when they are passed on in pieces.
 const SCRATCH: usize = 128 << 10;
-/// Makes a stream ready for links: no waiting, and no delay of small messages. The kernel sizes the
-/// buffers itself, better than any fixed number we tried.
+
+/// Prepares a stream for links: nonblocking, and no delay of small messages. Buffer sizes are left to the
+/// kernel, which was faster than every fixed size we measured.
 pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_nonblocking(true)?;
     stream.set_nodelay(true)
 }
 
-/// Writes what the kernel takes of `head` and then `body`.
+/// Writes as much of `head` and then `body` as the kernel accepts.
 pub(crate) fn write(stream: &mut TcpStream, head: &[u8], body: &[u8]) -> io::Result<usize> {
     let parts = [IoSlice::new(head), IoSlice::new(body)];
     unless_blocked(stream.write_vectored(if head.is_empty() { &parts[1..] } else { &parts }))
@@ -30,24 +30,24 @@ fn unless_blocked(result: io::Result<usize>) -> io::Result<usize> {
     }
 }
 
-/// The reading end, with room for bytes that are looked at but not kept.
+/// Reading end, with a buffer for pieces.
 pub(crate) struct SocketReader {
     stream: TcpStream,
     scratch: Scratch,
-    /// Bytes at the start of `scratch` that do not make a whole grain yet.
-    kept: usize,
+    /// Bytes at the start of `scratch` that are less than a whole grain.
+    rest: usize,
 }
 
 impl SocketReader {
     pub(crate) fn new(stream: TcpStream) -> SocketReader {
-        SocketReader { stream, scratch: Scratch::new(0), kept: 0 }
+        SocketReader { stream, scratch: Scratch::new(0), rest: 0 }
     }
 
     pub(crate) fn fd(&self) -> RawFd {
         self.stream.as_raw_fd()
     }
 
-    /// Reads what is there into `bytes`. The end of the stream is an error: no link ends by itself.
+    /// Reads available data into `bytes`. The end of the stream is an error.
     pub(crate) fn read_into(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         if bytes.is_empty() {
             return Ok(0);
@@ -58,8 +58,8 @@ impl SocketReader {
         }
     }
 
-    /// Reads what is there of the last `left` bytes of a message, and hands out whole grains of it
-    /// (and whatever ends the message). Says how many bytes were handed out.
+    /// Reads available data of the last `left` bytes of a message and passes whole grains of it to `take`;
+    /// the end of the message may be shorter. Returns the number of bytes passed.
     pub(crate) fn read_pieces(
         &mut self,
         left: usize,
@@ -70,28 +70,17 @@ impl SocketReader {
         }
         let scratch = &mut self.scratch;
         let want = left.min(SCRATCH);
-        let read = match self.stream.read(&mut scratch[self.kept..want]) {
+        let read = match self.stream.read(&mut scratch[self.rest..want]) {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
             result => unless_blocked(result)?,
         };
-        let have = self.kept + read;
+        let have = self.rest + read;
         let whole = if have == left { have } else { have - have % GRAIN };
         if whole > 0 {
             take(&scratch[..whole]);
             scratch.copy_within(whole..have, 0);
         }
-        self.kept = have - whole;
+        self.rest = have - whole;
         Ok(whole)
     }
-}
-
-/// Sleeps until one of the descriptors can move bytes, or for `limit`; says whether one can.
-pub(crate) fn poll(to_write: Option<RawFd>, to_read: Option<RawFd>, limit: Duration) -> bool {
-    let mut fds = [
-        libc::pollfd { fd: to_write.unwrap_or(-1), events: libc::POLLOUT, revents: 0 },
-        libc::pollfd { fd: to_read.unwrap_or(-1), events: libc::POLLIN, revents: 0 },
-    ];
-    let limit = libc::timespec { tv_sec: 0, tv_nsec: i64::from(limit.subsec_nanos()) };
-    // SAFETY: two pollfds by address and count; negative descriptors are skipped by the kernel.
-    unsafe { libc::ppoll(fds.as_mut_ptr(), 2, &raw const limit, std::ptr::null()) > 0 }
 }

@@ -1,5 +1,5 @@
-//! The one-way TCP links between ranks of different hosts: who sends, dials; who receives waits for
-//! the arrival. Every link is proven by handshake before it is handed out.
+//! One-way TCP links between ranks of different hosts: the sender dials, the receiver waits for the
+//! connection. Every link is authenticated by a handshake before use.
 
 use crate::call::error::{Error, Result};
 use crate::health::watch::Watch;
@@ -10,7 +10,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-/// What a link of a group carries.
+/// Use of a link of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub(crate) enum LaneKind {
@@ -18,7 +18,7 @@ pub(crate) enum LaneKind {
     Message = 1,
 }
 
-/// Who we are towards other ranks, equal on all connections of a job.
+/// Identity of a rank in handshakes, equal on all connections of a job.
 #[derive(Clone)]
 pub(crate) struct Credentials {
     pub secret: Secret,
@@ -49,34 +49,38 @@ impl Credentials {
     }
 }
 
-/// Links that peers have dialled and nobody has asked for yet: (from, group, lane).
-type Arrivals = HashMap<(u32, u64, u32), TcpStream>;
+/// Accepted links by (from, group, lane).
+type Links = HashMap<(u32, u64, u32), TcpStream>;
 
+/// Links that peers have opened and that no call has used yet.
 #[derive(Default)]
-pub(crate) struct Hall {
-    arrivals: Mutex<Arrivals>,
+pub(crate) struct PendingConnections {
+    links: Mutex<Links>,
     changed: Condvar,
 }
 
-impl Hall {
-    /// Takes in a proven link.
-    pub(crate) fn admit(&self, hello: &Hello, stream: TcpStream) {
+impl PendingConnections {
+    /// Adds an authenticated link.
+    pub(crate) fn add(&self, hello: &Hello, stream: TcpStream) {
         let Purpose::Link { group, lane } = hello.purpose else {
-            tracing::warn!("rank {} dialled a link port for control; dropped", hello.from);
+            tracing::warn!(
+                "rank {} opened a control connection on the port for links; closed it",
+                hello.from
+            );
             return;
         };
-        let mut arrivals = self.arrivals.lock().unwrap_or_else(|e| e.into_inner());
-        arrivals.insert((hello.from, group, lane), stream);
+        let mut links = self.links.lock().unwrap_or_else(|e| e.into_inner());
+        links.insert((hello.from, group, lane), stream);
         self.changed.notify_all();
     }
 }
 
 pub(crate) struct Sockets {
     credentials: Credentials,
-    /// Where each world rank listens.
+    /// Address of each world rank.
     addresses: Vec<SocketAddr>,
-    hall: Arc<Hall>,
-    /// Keeps the listener going.
+    pending: Arc<PendingConnections>,
+    /// Keeps the listener running.
     _listener: ListenerHandle,
 }
 
@@ -84,10 +88,10 @@ impl Sockets {
     pub(crate) fn new(
         credentials: Credentials,
         addresses: Vec<SocketAddr>,
-        hall: Arc<Hall>,
+        pending: Arc<PendingConnections>,
         listener: ListenerHandle,
     ) -> Sockets {
-        Sockets { credentials, addresses, hall, _listener: listener }
+        Sockets { credentials, addresses, pending, _listener: listener }
     }
 
     /// Opens the link to a world rank.
@@ -101,7 +105,7 @@ impl Sockets {
         let hello = self.credentials.hello(to, Purpose::Link { group, lane: lane as u32 });
         let secret = &self.credentials.secret;
         watch.waiting_for(Some(to));
-        // In slices, so that a world that breaks meanwhile is noticed.
+        // In slices, so that a broken world is noticed.
         loop {
             watch.check(to)?;
             let deadline = std::time::Instant::now() + Duration::from_millis(500);
@@ -111,14 +115,14 @@ impl Sockets {
                     return self.ready(stream);
                 }
                 Err(ConnectError::Deadline { .. }) => {}
-                // A rank that goes because the world broke turns callers away as well.
+                // A rank that leaves a broken world refuses connections as well.
                 Err(error) => return Err(watch.lost(to, &error)),
             }
         }
     }
 
-    /// Waits for the link that a world rank dials to us.
-    pub(crate) fn arrival(
+    /// Waits for the link from a world rank.
+    pub(crate) fn accept(
         &self,
         from: usize,
         group: u64,
@@ -127,15 +131,15 @@ impl Sockets {
     ) -> Result<TcpStream> {
         let key = (from as u32, group, lane as u32);
         watch.waiting_for(Some(from));
-        let mut arrivals = self.hall.arrivals.lock().unwrap_or_else(|e| e.into_inner());
+        let mut links = self.pending.links.lock().unwrap_or_else(|e| e.into_inner());
         loop {
-            if let Some(stream) = arrivals.remove(&key) {
+            if let Some(stream) = links.remove(&key) {
                 watch.waiting_for(None);
                 return self.ready(stream);
             }
             watch.check(from)?;
-            let waited = self.hall.changed.wait_timeout(arrivals, crate::health::watch::SLICE);
-            arrivals = waited.unwrap_or_else(|e| e.into_inner()).0;
+            let waited = self.pending.changed.wait_timeout(links, crate::health::watch::SLICE);
+            links = waited.unwrap_or_else(|e| e.into_inner()).0;
         }
     }
 

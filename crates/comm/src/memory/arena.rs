@@ -1,44 +1,24 @@
-//! The shared memory of a group on one host: a seat per member with its bell and its counters, the
-//! channels between every two members, and the slots through which data is passed on directly.
-//! Only lays it out and hands out the parts; what the parts are used for is told in `stage` and `link`.
+//! Layout of the shared memory of a group on one host: a block per member, channels between every two
+//! members, and the slots of direct collectives. Only hands out the parts; they are used by
+//! `lane::slots` and `link`.
 
 use crate::memory::bell::Bell;
 use crate::memory::channel::{CHANNEL_BYTES, Reader, Writer};
+use crate::memory::member::{BANKS, Bank, MemberBlock, SLOT_BYTES, SLOTS};
 use crate::memory::segment::{Address, Offer, Segment};
-use crate::memory::stage::{Counters, Postings, SLOT_BYTES, SLOTS, STAGES};
-use crate::memory::sync::AtomicU32;
 use std::io;
 use std::sync::Arc;
 
+/// The two bells of a channel for point-to-point messages, which any thread may use concurrently with a
+/// collective.
 #[repr(C, align(128))]
-pub(crate) struct Seat {
-    /// Rung when something has happened that this member may wait for in a collective.
-    pub bell: Bell,
-    pub stages: [Counters; STAGES],
-    /// Whether this member touches the others' memory in place.
-    pub reaching: AtomicU32,
-    /// What this member calls.
-    pub postings: Postings,
-}
-
-#[cfg(all(loom, test))]
-impl Seat {
-    pub(crate) fn new() -> Seat {
-        let stages = [(); STAGES].map(|()| Counters::new());
-        let reaching = AtomicU32::new(0);
-        Seat { bell: Bell::new(), stages, reaching, postings: Postings::new() }
-    }
-}
-
-/// The two bells of a channel for single messages, which any thread may use beside a collective.
-#[repr(C, align(128))]
-pub(crate) struct Doorway {
+pub(crate) struct MessageBells {
     pub sender: Bell,
-    _apart: [u8; 120],
+    _padding: [u8; 120],
     pub receiver: Bell,
 }
 
-/// What all ranks of a host see of a group.
+/// Shared memory of a group on one host.
 #[derive(Clone)]
 pub(crate) struct Arena {
     segment: Arc<Segment>,
@@ -60,19 +40,20 @@ impl Arena {
         self.members
     }
 
-    pub(crate) fn seat(&self, member: usize) -> &Seat {
+    pub(crate) fn member(&self, member: usize) -> &MemberBlock {
         assert!(member < self.members);
-        // SAFETY: the arena begins with its seats; they are atomics that may be zero.
-        unsafe { self.segment.shared(member * size_of::<Seat>()) }
+        // SAFETY: the arena begins with the member blocks; they consist of atomics that may be zero.
+        unsafe { self.segment.shared(member * size_of::<MemberBlock>()) }
     }
 
-    /// Slot `number % SLOTS` of a member, `SLOT_BYTES` long.
-    pub(crate) fn slot(&self, stage: usize, member: usize, number: u64) -> *mut u8 {
-        let index = (stage * self.members + member) * SLOTS + (number % SLOTS as u64) as usize;
+    /// Slot `round % SLOTS` of a member, `SLOT_BYTES` long.
+    pub(crate) fn slot(&self, bank: Bank, member: usize, round: u64) -> *mut u8 {
+        let index =
+            (bank as usize * self.members + member) * SLOTS + (round % SLOTS as u64) as usize;
         self.segment.at(Layout::of(self.members).slots + index * SLOT_BYTES)
     }
 
-    /// The channel for collectives from one member to another. Takes each end once.
+    /// Sending end of the channel for collectives between two members. Call once per channel.
     pub(crate) fn writer(&self, from: usize, to: usize) -> Writer {
         let at = Layout::of(self.members).channels + self.pair(from, to) * CHANNEL_BYTES;
         // SAFETY: inside the segment, which the group keeps mapped for longer than its lanes.
@@ -85,7 +66,7 @@ impl Arena {
         unsafe { Reader::new(self.segment.at(at)) }
     }
 
-    /// The channel for single messages from one member to another.
+    /// Sending end of the channel for point-to-point messages between two members.
     pub(crate) fn message_writer(&self, from: usize, to: usize) -> Writer {
         let at = Layout::of(self.members).messages + self.pair(from, to) * CHANNEL_BYTES;
         // SAFETY: as above.
@@ -98,8 +79,8 @@ impl Arena {
         unsafe { Reader::new(self.segment.at(at)) }
     }
 
-    pub(crate) fn doorway(&self, from: usize, to: usize) -> &Doorway {
-        let at = Layout::of(self.members).doorways + self.pair(from, to) * size_of::<Doorway>();
+    pub(crate) fn message_bells(&self, from: usize, to: usize) -> &MessageBells {
+        let at = Layout::of(self.members).bells + self.pair(from, to) * size_of::<MessageBells>();
         // SAFETY: inside the segment; atomics that may be zero.
         unsafe { self.segment.shared(at) }
     }
@@ -111,7 +92,7 @@ impl Arena {
 }
 
 struct Layout {
-    doorways: usize,
+    bells: usize,
     channels: usize,
     messages: usize,
     slots: usize,
@@ -122,11 +103,11 @@ impl Layout {
     fn of(members: usize) -> Layout {
         let page = |n: usize| n.next_multiple_of(4096);
         let pairs = members * members;
-        let doorways = page(members * size_of::<Seat>());
-        let channels = page(doorways + pairs * size_of::<Doorway>());
+        let bells = page(members * size_of::<MemberBlock>());
+        let channels = page(bells + pairs * size_of::<MessageBells>());
         let messages = page(channels + pairs * CHANNEL_BYTES);
         let slots = page(messages + pairs * CHANNEL_BYTES);
-        let total = slots + STAGES * members * SLOTS * SLOT_BYTES;
-        Layout { doorways, channels, messages, slots, total }
+        let total = slots + BANKS * members * SLOTS * SLOT_BYTES;
+        Layout { bells, channels, messages, slots, total }
     }
 }

@@ -1,9 +1,9 @@
-//! Sleeping until a peer has done something, without losing a wake-up.
-//! Says only "look again": what changed, the sleeper finds out itself.
+//! A bell: an event count on a futex. A peer rings it after a change, and one thread may sleep on it
+//! without losing a wake-up. It only says "check again"; the sleeper finds out what changed.
 //!
-//! The ringer first makes its change, then rings; the sleeper first says that it is about to sleep,
-//! then looks once more. A fence on both sides makes sure that one of them sees the other (Dekker's
-//! argument), so a ring costs one load while nobody sleeps. `loom_models` walks the interleavings.
+//! The ringer first makes its change, then rings; the sleeper first announces that it is about to sleep,
+//! then checks once more. A fence on both sides ensures that one of them sees the other (Dekker's
+//! argument), so a ring costs one load while nobody sleeps. `loom_models` checks the interleavings.
 
 use crate::memory::sync::{AtomicU32, Ordering, fence};
 use std::time::Duration;
@@ -11,12 +11,12 @@ use std::time::Duration;
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Bell {
-    /// Counts the rings; the futex word.
+    /// Number of rings; the futex word.
     rings: AtomicU32,
-    /// Whether somebody sleeps or is about to.
+    /// Whether a thread sleeps or is about to.
     asleep: AtomicU32,
     #[cfg(loom)]
-    bed: (loom::sync::Mutex<()>, loom::sync::Condvar),
+    condvar: (loom::sync::Mutex<()>, loom::sync::Condvar),
 }
 
 impl Bell {
@@ -26,11 +26,11 @@ impl Bell {
             rings: AtomicU32::new(0),
             asleep: AtomicU32::new(0),
             #[cfg(loom)]
-            bed: (loom::sync::Mutex::new(()), loom::sync::Condvar::new()),
+            condvar: (loom::sync::Mutex::new(()), loom::sync::Condvar::new()),
         }
     }
 
-    /// Wakes the sleeper, if there is one. Call it after the change it may be waiting for.
+    /// Wakes the sleeper, if there is one. Call it after the change.
     #[inline]
     pub(crate) fn ring(&self) {
         fence(Ordering::SeqCst);
@@ -40,7 +40,7 @@ impl Bell {
         }
     }
 
-    /// Sleeps until the bell rings or `limit` is over, unless `ready` holds already.
+    /// Sleeps until the bell rings or `limit` has passed, unless `ready` already holds.
     /// One sleeper at a time.
     pub(crate) fn sleep_unless(&self, ready: impl FnOnce() -> bool, limit: Duration) {
         let seen = self.rings.load(Ordering::Acquire);
@@ -64,17 +64,17 @@ impl Bell {
 
     #[cfg(loom)]
     fn wake(&self) {
-        let _bed = self.bed.0.lock().unwrap();
-        self.bed.1.notify_all();
+        let _condvar = self.condvar.0.lock().unwrap();
+        self.condvar.1.notify_all();
     }
 
-    /// Like the kernel's: compares and lies down in one step. Has no limit, so that loom reports a
-    /// lost wake-up as a deadlock.
+    /// Compares and sleeps atomically, like the kernel. Has no limit, so that loom reports a lost wake-up
+    /// as a deadlock.
     #[cfg(loom)]
     fn wait(&self, seen: u32, _limit: Duration) {
-        let mut bed = self.bed.0.lock().unwrap();
+        let mut condvar = self.condvar.0.lock().unwrap();
         while self.rings.load(Ordering::Acquire) == seen {
-            bed = self.bed.1.wait(bed).unwrap();
+            condvar = self.condvar.1.wait(condvar).unwrap();
         }
     }
 }

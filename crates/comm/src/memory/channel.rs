@@ -1,16 +1,16 @@
-//! A one-way pipe of bytes between two ranks of a host: one writer, one reader, a ring in shared
-//! memory. Knows nothing of messages; keeps every piece on a 64-byte boundary so that numbers can
-//! be read in place. Who may touch which bytes when is told in `cursors`.
+//! A one-way byte channel between two ranks of a host: a ring buffer in shared memory with one writer and
+//! one reader. Knows nothing about messages; keeps every piece on a 64-byte boundary so that numbers can
+//! be read in place. `cursors` defines who may access which bytes.
 
 pub(crate) use crate::memory::cursors::GRAIN;
 use crate::memory::cursors::{Cursors, ReadEnd, WriteEnd};
 
-/// Bytes that the ring of one channel holds.
+/// Size of the ring buffer in bytes.
 pub(crate) const CAPACITY: usize = 128 << 10;
-/// Largest piece that is published at once, so that the reader works while the writer writes on.
+/// Largest piece that is published at once, so that reader and writer overlap.
 const PIECE: usize = 32 << 10;
 
-/// Bytes of shared memory that one channel takes.
+/// Bytes of shared memory of one channel.
 pub(crate) const CHANNEL_BYTES: usize = size_of::<Cursors>() + CAPACITY;
 
 /// The writing end.
@@ -29,23 +29,23 @@ pub(crate) struct Reader {
     end: ReadEnd,
 }
 
-// SAFETY: an end has one owner at a time, and what it points to is shared memory under the protocol
-// of the cursors.
+// SAFETY: an end has one owner at a time, and the memory it points to is accessed under the protocol of
+// the cursors.
 unsafe impl Send for Writer {}
 // SAFETY: as above.
 unsafe impl Send for Reader {}
 
 impl Writer {
     /// # Safety
-    /// `base` must point to `CHANNEL_BYTES` of mapped shared memory, zero when the channel began,
-    /// that outlive this value, and there must be no other writer.
+    /// `base` must point to `CHANNEL_BYTES` of mapped shared memory, initially zero, that outlive this
+    /// value, and there must be no other writer.
     pub(crate) unsafe fn new(base: *mut u8) -> Writer {
         // SAFETY: inside the channel's memory.
         let ring = unsafe { base.add(size_of::<Cursors>()) };
         Writer { cursors: base.cast(), ring, end: WriteEnd::new(CAPACITY) }
     }
 
-    /// Writes as much of `bytes` as there is room for, and says how much that was.
+    /// Writes as much of `bytes` as fits and returns its length.
     pub(crate) fn push(&mut self, bytes: &[u8]) -> usize {
         // SAFETY: mapped for as long as we live; all fields are atomics.
         let cursors = unsafe { &*self.cursors };
@@ -56,8 +56,8 @@ impl Writer {
                 break;
             }
             let piece = &bytes[done..done + place.len()];
-            // SAFETY: the reader is done with these bytes of the ring and will not look at them
-            // before they are published.
+            // SAFETY: the reader has released these bytes of the ring and will not read them before
+            // they are published.
             unsafe {
                 let to = self.ring.add(place.start);
                 std::ptr::copy_nonoverlapping(piece.as_ptr(), to, piece.len());
@@ -73,7 +73,7 @@ impl Writer {
         self.end.room(unsafe { &*self.cursors }) > 0
     }
 
-    /// Ends a message: the next one starts at a grain.
+    /// Ends a message: the next one starts at a multiple of the grain.
     pub(crate) fn pad(&mut self) {
         // SAFETY: as in `push`.
         self.end.pad(unsafe { &*self.cursors });
@@ -89,8 +89,8 @@ impl Reader {
         Reader { cursors: base.cast(), ring, end: ReadEnd::new(CAPACITY) }
     }
 
-    /// Hands out one piece of at most `most` bytes where it lies, if one is there; says how long it
-    /// was. Pieces that do not end the message are whole grains.
+    /// Passes one available piece of at most `most` bytes to `take`, in place; returns its length. Pieces
+    /// that do not end the message are whole grains.
     pub(crate) fn pull(&mut self, most: usize, take: impl FnOnce(&[u8])) -> usize {
         // SAFETY: mapped for as long as we live; all fields are atomics.
         let cursors = unsafe { &*self.cursors };
@@ -98,19 +98,19 @@ impl Reader {
         if place.is_empty() {
             return 0;
         }
-        // SAFETY: these bytes are published and the writer leaves them alone until they are released.
+        // SAFETY: these bytes are published, and the writer does not access them until they are released.
         take(unsafe { std::slice::from_raw_parts(self.ring.add(place.start), place.len()) });
         self.end.release(cursors, place.len());
         place.len()
     }
 
-    /// Whether `pull` would give something, if `most` bytes are wanted.
+    /// Whether `pull` would pass a piece, if `most` bytes are wanted.
     pub(crate) fn has_some(&self, most: usize) -> bool {
         // SAFETY: as in `pull`.
         self.end.has_some(unsafe { &*self.cursors }, most)
     }
 
-    /// Ends a message: skips to the next grain.
+    /// Ends a message: skips to the next multiple of the grain.
     pub(crate) fn skip_padding(&mut self) {
         // SAFETY: as in `pull`.
         self.end.skip_padding(unsafe { &*self.cursors });
@@ -124,7 +124,7 @@ mod tests {
 
     /// Messages of many lengths through one ring, with the reader on another thread.
     #[test]
-    fn what_is_pushed_is_pulled() {
+    fn pushed_bytes_are_pulled() {
         let (segment, _offer) = Segment::create(CHANNEL_BYTES).unwrap();
         let lengths: Vec<usize> = (0..200).map(|i| (i * 7919) % 300_000).collect();
         std::thread::scope(|s| {

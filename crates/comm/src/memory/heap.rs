@@ -1,55 +1,52 @@
-//! A heap that the ranks of a host can reach in each other: an allocator that puts large allocations
-//! into one anonymous shared file per process, which peers map when a world forms. With it installed,
-//! any large `Vec` is used in place by collectives, like a symmetric buffer.
+//! Shared heap: a global allocator that puts large allocations into one anonymous shared file per process,
+//! which the other ranks of the host map when a world starts. With it installed, collectives use any large
+//! `Vec` in place, like a symmetric buffer.
 //!
 //! ```
 //! #[global_allocator]
 //! static HEAP: lockstep_comm::SharedHeap = lockstep_comm::SharedHeap;
 //! ```
 //!
-//! Small allocations, and large ones where the system refuses the file, go to the system's allocator.
-//! Freed memory goes back to the operating system at once, and free ranges are always zero.
+//! Small allocations, and large ones if the file cannot be created, use the system's allocator. Freed
+//! memory is returned to the operating system immediately, and free ranges are always zero.
 
-use crate::call::error::Result;
-use crate::call::fold::Op;
 use crate::memory::pages;
 use crate::memory::segment::{Address, Offer, PAGE, Segment};
-use crate::world::World;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard};
 
 /// Allocations from this size on are shared.
 const LARGE: usize = 256 << 10;
-/// Address space of one heap; memory is taken as it is touched.
-const CAPACITY: usize = 1 << 38;
+/// Address space of one heap; memory is allocated when it is touched.
+pub(crate) const CAPACITY: usize = 1 << 38;
 
 /// The allocator to install.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SharedHeap;
 
 impl SharedHeap {
-    /// Lets large pages take the place of small ones, wherever a large one is in use as a whole: less to look up
-    /// when memory is walked through. Copies what it moves, so it is for what stays: call it when what
-    /// a program works on has been touched once. How many bytes lie in large pages by it; none where the heap is not
-    /// installed, or the system will not have it.
-    pub fn enlarge_pages() -> usize {
+    /// Collapses the heap into huge pages, wherever all small pages of one are in use, which reduces TLB
+    /// misses. Copies the data, so call it once the long-lived memory of a program has been touched.
+    /// Returns the number of bytes in huge pages; zero if the heap is not installed or the system does
+    /// not support it.
+    pub fn use_huge_pages() -> usize {
         match &*lock() {
-            State::Open(heap) => pages::enlarge(&heap.segment, heap.end),
+            State::Open(heap) => pages::collapse(&heap.segment, heap.end),
             _ => 0,
         }
     }
 }
 
-/// Where the heap of this process lies; 0 until it is made. Read without the lock on every free.
+/// Address of this process's heap; 0 until it is created. Read without the lock on every free.
 static BASE: AtomicUsize = AtomicUsize::new(0);
 static HEAP: Mutex<State> = Mutex::new(State::Unused);
 
 enum State {
     Unused,
-    /// The system would not have it.
+    /// The system refused to create the file.
     Refused,
     Open(Heap),
 }
@@ -57,9 +54,9 @@ enum State {
 struct Heap {
     segment: Segment,
     file: OwnedFd,
-    /// Everything from here on was never used.
+    /// Everything from here on is unused.
     end: usize,
-    /// Free ranges before `end`, by offset, none next to another.
+    /// Free ranges before `end`, by offset; adjacent ranges are merged.
     free: BTreeMap<usize, usize>,
 }
 
@@ -67,13 +64,13 @@ fn lock() -> MutexGuard<'static, State> {
     HEAP.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-// SAFETY: memory comes from the system's allocator or from ranges of the shared file that are handed
-// out once until they are freed; which of the two is told by the address.
+// SAFETY: memory comes from the system's allocator or from ranges of the shared file that are in use once
+// until they are freed; the address tells which of the two.
 unsafe impl GlobalAlloc for SharedHeap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match shared(layout) {
             Some(pointer) => pointer,
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             None => unsafe { System.alloc(layout) },
         }
     }
@@ -82,14 +79,14 @@ unsafe impl GlobalAlloc for SharedHeap {
         match shared(layout) {
             // Free ranges are zero.
             Some(pointer) => pointer,
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             None => unsafe { System.alloc_zeroed(layout) },
         }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         match offset_of(pointer) {
-            Some(offset) => give_back(offset, layout.size()),
+            Some(offset) => free_range(offset, layout.size()),
             // SAFETY: not from the shared file, so from the system.
             None => unsafe { System.dealloc(pointer, layout) },
         }
@@ -100,7 +97,7 @@ unsafe impl GlobalAlloc for SharedHeap {
             // SAFETY: from the system, and stays there.
             return unsafe { System.realloc(pointer, layout, size) };
         }
-        // SAFETY: the caller's promise: `size` is valid for this alignment, and `pointer` is live.
+        // SAFETY: the caller guarantees that `size` is valid for this alignment and `pointer` is live.
         unsafe {
             let new = self.alloc(Layout::from_size_align_unchecked(size, layout.align()));
             if !new.is_null() {
@@ -157,27 +154,27 @@ impl State {
     }
 }
 
-/// Where in the heap of this process an address lies, if it does.
+/// Offset of an address in the heap of this process, if it is inside.
 pub(crate) fn offset_of(pointer: *const u8) -> Option<usize> {
     let base = BASE.load(Ordering::Acquire);
     let offset = (pointer as usize).checked_sub(base)?;
     (base != 0 && offset < CAPACITY).then_some(offset)
 }
 
-fn give_back(offset: usize, size: usize) {
+fn free_range(offset: usize, size: usize) {
     let len = size.next_multiple_of(PAGE);
     let mut state = lock();
     let Some(heap) = state.open() else { return };
     let hole = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     let (at, bytes) = (offset as libc::off_t, len as libc::off_t);
-    // SAFETY: a plain call on a file of ours. Peers have the file mapped, but no call of a group that
-    // uses this range is under way: its owner has just given it up.
+    // SAFETY: our own file. Peers have it mapped, but no call of a group uses this range: its owner has
+    // just freed it.
     if unsafe { libc::fallocate(heap.file.as_raw_fd(), hole, at, bytes) } != 0 {
-        // The memory stays ours; clear it, so that free ranges are zero all the same.
-        // SAFETY: the range was handed out by us and is free now.
+        // The memory stays allocated; clear it, because free ranges must be zero.
+        // SAFETY: the range was allocated by us and is free now.
         unsafe { std::ptr::write_bytes(heap.segment.at(offset), 0, len) };
     }
-    // Joined with its free neighbours.
+    // Merge with free neighbours.
     let mut range = (offset, len);
     if let Some((&before, &size)) = heap.free.range(..offset).next_back()
         && before + size == offset
@@ -195,49 +192,26 @@ fn give_back(offset: usize, size: usize) {
     }
 }
 
-/// The heaps of the other ranks of this host, by world rank, as mapped here. Our own has no second mapping: its pages
-/// would count twice.
+/// Our mappings of the heaps of the other ranks of this host, by world rank. Our own heap is not mapped a
+/// second time: its pages would count twice.
 #[derive(Debug, Default)]
-pub(crate) struct Heaps(Vec<Option<Arc<Segment>>>);
+pub(crate) struct PeerHeaps(pub Vec<Option<Segment>>);
 
-impl Heaps {
-    /// An address in a rank's heap, in our own address space.
+impl PeerHeaps {
+    /// Address in our mapping of a rank's heap.
     pub(crate) fn at(&self, rank: usize, offset: u64) -> Option<*mut u8> {
         self.0.get(rank)?.as_ref().map(|heap| heap.at(offset as usize))
     }
 
-    /// Gives up the pages of others that we have touched: they stay theirs, and no longer count as ours too.
-    pub(crate) fn let_go(&self) {
-        self.0.iter().flatten().for_each(|heap| heap.let_go());
+    /// Unmaps the pages that we have touched, so that they count only as their owners' memory.
+    pub(crate) fn release_pages(&self) {
+        self.0.iter().flatten().for_each(Segment::release_pages);
     }
 }
 
-/// Maps the heaps of all ranks of the host, if all ranks have one and can map all the others'.
-pub(crate) fn share(world: &World) -> Result<()> {
-    let rank = world.rank();
-    let own = address().map_or([0, -1], |a| [a.pid as i64, a.fd as i64]);
-    let mut all = vec![0i64; 2 * world.size()];
-    world.all_gather(&own, &mut all)?;
-    let hosts = world.hosts();
-    let map = |r: usize| {
-        let address = Address { pid: all[2 * r] as u64, fd: all[2 * r + 1] as u64 };
-        let near = r != rank && hosts[r] == hosts[rank] && all[2 * r + 1] >= 0;
-        near.then(|| Segment::open(address, CAPACITY).ok().map(Arc::new)).flatten()
-    };
-    let heaps: Vec<_> = (0..world.size()).map(map).collect();
-    let others = |r: &usize| *r != rank && hosts[*r] == hosts[rank];
-    let whole = (0..world.size()).filter(others).all(|r| heaps[r].is_some());
-    let mut verdict = [i32::from(whole && own[1] >= 0)];
-    world.all_reduce(&mut verdict, Op::Min)?;
-    if verdict[0] == 1 {
-        let _ = world.context().heaps.set(Heaps(heaps));
-    }
-    Ok(())
-}
-
-/// Where peers find our heap; nothing if the allocator is not installed or was refused its file.
-fn address() -> Option<Address> {
-    // If the allocator is installed, this makes the heap, if there is none yet.
+/// Address of our heap for peers; `None` if the allocator is not installed or has no file.
+pub(crate) fn address() -> Option<Address> {
+    // If the allocator is installed, this creates the heap.
     drop(std::hint::black_box(Vec::<u8>::with_capacity(LARGE)));
     match &*lock() {
         State::Open(heap) => Some(Offer::address_of(&heap.file)),
@@ -251,7 +225,7 @@ mod tests {
 
     /// Uses the allocator directly: the tests of this crate do not install it.
     #[test]
-    fn ranges_are_zero_apart_and_used_again() {
+    fn freed_ranges_are_zero_and_reused() {
         let layout = |bytes: usize| Layout::from_size_align(bytes, 64).unwrap();
         let heap = SharedHeap;
         // SAFETY: live allocations, used within their size and freed with their layout.

@@ -1,4 +1,4 @@
-//! Bytes for passing use, aligned so that any element type can be read and written in them.
+//! Temporary memory, aligned for any element type.
 
 use crate::memory::channel::GRAIN;
 use std::ops::{Deref, DerefMut};
@@ -19,7 +19,7 @@ impl Scratch {
         Scratch { grains: vec![Grain([0; GRAIN]); len.div_ceil(GRAIN)], len }
     }
 
-    /// At least `len` bytes, of whatever content.
+    /// Grows to at least `len` bytes; the content is undefined.
     pub(crate) fn reserve(&mut self, len: usize) {
         if self.len < len {
             *self = Scratch::new(len);
@@ -44,7 +44,7 @@ impl Deref for Scratch {
 
 impl DerefMut for Scratch {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and they are ours alone.
+        // SAFETY: as above, and we are borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.grains.as_mut_ptr().cast(), self.len) }
     }
 }

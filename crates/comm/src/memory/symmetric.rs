@@ -1,6 +1,6 @@
-//! Symmetric buffers: memory of every member of a group that all members of the host have mapped, so
-//! that a collective reads and writes its peers' data in place. A slice of one is passed to a
-//! collective like any other slice; the group sees by its address what it is.
+//! Symmetric buffers: memory of each member of a group that all members of the host have mapped, so that
+//! a collective accesses its peers' data in place. A slice of one is passed to a collective like any
+//! other slice; the group recognizes it by its address.
 
 use crate::memory::segment::Segment;
 use lockstep_types::Element;
@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex};
 
-/// One member's part of a symmetric allocation, used like a slice. Made by `Group::symmetric`.
+/// One member's part of a symmetric allocation, used like a slice. Created by `Group::symmetric`.
 #[derive(Debug)]
 pub struct Symmetric<T: Element> {
     pub(crate) allocation: Arc<Allocation>,
@@ -36,8 +36,8 @@ impl<T: Element> Deref for Symmetric<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: our own part, page-aligned, `len` elements long and valid for any bits. Peers touch
-        // it only inside a collective that we take part in, which borrows it.
+        // SAFETY: our own part, page-aligned, `len` elements long and valid for any bits. Peers access it
+        // only in a collective that we take part in, which borrows it.
         unsafe { std::slice::from_raw_parts(self.allocation.own().cast(), self.len) }
     }
 }
@@ -63,11 +63,11 @@ impl<T: Element> AsRef<[T]> for Symmetric<T> {
 
 impl<T: Element> Drop for Symmetric<T> {
     fn drop(&mut self) {
-        self.registry.forget(self.allocation.id);
+        self.registry.remove(self.allocation.id);
     }
 }
 
-/// The symmetric allocations of a group, found by address.
+/// The symmetric allocations of a group, by address.
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
     allocations: Mutex<Vec<Arc<Allocation>>>,
@@ -82,11 +82,11 @@ impl Registry {
         self.all().push(allocation);
     }
 
-    fn forget(&self, id: u32) {
+    fn remove(&self, id: u32) {
         self.all().retain(|a| a.id != id);
     }
 
-    /// The allocation that our bytes lie in, and where in its segment.
+    /// The allocation that contains these bytes, and their offset in its segment.
     pub(crate) fn find(&self, data: *const u8, len: usize) -> Option<(u32, u64)> {
         self.all().iter().find_map(|a| {
             let offset = (data as usize).checked_sub(a.own() as usize)?;

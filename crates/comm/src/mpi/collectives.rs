@@ -1,85 +1,90 @@
-//! A group's collectives by MPI's own, each one nonblocking and waited for under the watch.
+//! Performs a group's collectives with MPI's nonblocking collectives, under the watch.
 //!
-//! Before data moves, all members exchange the words of their calls and compare them: to MPI a
-//! disagreement is undefined behaviour, here it is an error on every member that prints both calls.
-//! This costs one all-gather of 32 bytes per member and call, about a latency of the library.
+//! Before data moves, all members all-gather the words of their calls and compare them: for MPI a
+//! disagreement is undefined behaviour, here it is an error on every member that contains both calls.
+//! This costs one all-gather of 32 bytes per member and call, about one latency of the library.
 //!
-//! Results are equal bit by bit on all members: MPI requires that of an all-reduce (MPI 3.1, section
-//! 5.9.6), and elsewhere every element is combined in one place. From run to run they are equal as
-//! far as the library follows the standard's advice to give equal results for equal inputs in equal
-//! order; the tests see that Open MPI does within a run.
+//! Results are bitwise equal on all members: MPI requires it for all-reduce (MPI 3.1, section 5.9.6), and
+//! otherwise every element is combined in one place. They are equal from run to run if the library follows
+//! the standard's advice to give equal results for equal inputs in equal order; the tests check that Open
+//! MPI does within a run.
 
 use super::communicator::Communicator;
-use super::hold::{Hold, Room};
 use super::numbers::datatype;
-use super::oversight::Oversight;
 use super::request::Request;
-use crate::call::cut::Cut;
+use super::staging::{Addresses, StagingBuffers};
+use super::supervision::Supervision;
 use crate::call::error::{Cause, Error, Failure, Result};
 use crate::call::fold::{Fold, Op};
+use crate::call::partition::Partition;
 use crate::call::{Call, CallWords};
-use crate::group::work::Work;
+use crate::group::args::CollectiveArgs;
 use crate::health::watch::Watch;
-use lockstep_types::Collective;
-use lockstep_types::{Dtype, bytes_of};
+use lockstep_types::{Collective, Dtype, bytes_of};
 use mpi::ffi;
 use std::ffi::c_int;
 use std::sync::Arc;
 
-/// All-reduce, reduce and broadcast go in pieces of this many bytes per member. A piece is still in
-/// the caches when it is copied out: 16 MiB on 4 ranks of one busy host took 25 to 30 ms so, and 48 to
-/// 96 ms whole (best of 20). It grows with the members so that the steps of a ring, each a part of the
-/// piece, stay long beside their latency; that has not been measured on a network.
+/// All-reduce, reduce and broadcast are performed in pieces of this many bytes per member. A piece is still
+/// in the caches when it is copied out: 16 MiB on 4 ranks of one busy host took 25 to 30 ms in pieces and 48
+/// to 96 ms whole (best of 20). The size grows with the members so that the steps of a ring, each a part of
+/// the piece, are long compared with their latency; this has not been measured on a netargs.
 const PART: usize = 256 << 10;
 
-/// What carries out the collectives of a group over MPI.
+/// Performs the collectives of a group over MPI.
 pub(crate) struct Engine {
     pub(super) comm: Communicator,
     /// World ranks of the members.
     members: Arc<[usize]>,
     me: usize,
-    hold: Hold,
+    buffers: StagingBuffers,
 }
 
 impl Engine {
     pub(super) fn new(comm: Communicator, members: Arc<[usize]>, me: usize) -> Engine {
-        Engine { comm, members, me, hold: Hold::default() }
+        Engine { comm, members, me, buffers: StagingBuffers::default() }
     }
 
-    pub(crate) fn perform(&mut self, watch: &Watch, work: Work, dtype: Dtype) -> Result<()> {
+    pub(crate) fn perform(
+        &mut self,
+        watch: &Watch,
+        args: CollectiveArgs,
+        dtype: Dtype,
+    ) -> Result<()> {
         let members = self.members.clone();
-        let oversight = Oversight::call(watch, &members);
-        check_counts(&work, dtype, watch)?;
-        self.agree(watch, &oversight)?;
-        self.carry_out(work, dtype, watch, &oversight)
+        let supervision = Supervision::call(watch, &members);
+        check_counts(&args, dtype, watch)?;
+        self.compare_calls(watch, &supervision)?;
+        self.execute(args, dtype, watch, &supervision)
     }
 
-    /// Compares our call with everybody's. When it returns, all members have come.
-    pub(super) fn agree(&mut self, watch: &Watch, oversight: &Oversight) -> Result<()> {
+    /// Compares the calls of all members. Also a barrier.
+    pub(super) fn compare_calls(&mut self, watch: &Watch, supervision: &Supervision) -> Result<()> {
         let (own, members) = (watch.call.words(), self.members.clone());
         let sent: Vec<u8> = own.iter().flat_map(|word| word.to_le_bytes()).collect();
         let (comm, bytes) = (self.comm.raw.0, datatype(Dtype::U8));
         let each = sent.len() as c_int;
-        let all = self.exchange(oversight, &sent, sent.len() * members.len(), none(), |b, r| {
-            // SAFETY: see `exchange`; one call's words go out, everybody's come in.
-            unsafe { ffi::MPI_Iallgather(b.out, each, bytes, b.inc, each, bytes, comm, r) }
-        })?;
+        let all =
+            self.exchange(supervision, &sent, sent.len() * members.len(), none(), |b, r| {
+                // SAFETY: see `exchange`; sends one call and receives those of all members.
+                unsafe { ffi::MPI_Iallgather(b.out, each, bytes, b.inc, each, bytes, comm, r) }
+            })?;
         let words = |bytes: &[u8]| -> CallWords {
             std::array::from_fn(|i| u64::from_le_bytes(std::array::from_fn(|j| bytes[8 * i + j])))
         };
         let calls: Vec<CallWords> = all.chunks_exact(sent.len()).map(words).collect();
-        match odd_one(&calls) {
+        match find_disagreement(&calls) {
             None => Ok(()),
-            Some((odd, usual)) => {
+            Some((odd, common)) => {
                 let text = format!(
                     "ranks disagree in group {}: rank {} calls {}, rank {} calls {}",
                     watch.group_name,
-                    members[usual],
-                    Call::describe(calls[usual]),
+                    members[common],
+                    Call::describe(calls[common]),
                     members[odd],
                     Call::describe(calls[odd])
                 );
-                let failure = Failure { guilty: members[odd], cause: Cause::Disagreed, text };
+                let failure = Failure { culprit: members[odd], cause: Cause::Disagreed, text };
                 Err(watch.raise(Some(members[odd]), failure))
             }
         }
@@ -87,30 +92,30 @@ impl Engine {
 
     #[expect(
         clippy::undocumented_unsafe_blocks,
-        reason = "one reason for all of them, at the top of the match"
+        reason = "one safety comment for all, at the top of the match"
     )]
-    fn carry_out(
+    fn execute(
         &mut self,
-        work: Work,
+        args: CollectiveArgs,
         dtype: Dtype,
         watch: &Watch,
-        oversight: &Oversight,
+        supervision: &Supervision,
     ) -> Result<()> {
         let (me, members, width) = (self.me, self.members.len(), dtype.bytes());
         let (comm, kind) = (self.comm.raw.0, datatype(dtype));
         let count = |bytes: usize| (bytes / width) as c_int;
         let op_of = |engine: &Engine, op: Op| engine.comm.session.ops.find(dtype, op);
         let fold = |op: Op| Fold { dtype, op, ranks: members };
-        // SAFETY, for every call below: see `exchange`. The counts cover exactly what was loaded.
-        match work {
-            // Agreeing has made everybody come.
-            Work::Barrier => Ok(()),
-            Work::AllReduce { bytes, op } => {
+        // SAFETY, for every call below: see `exchange`. The counts match the loaded data.
+        match args {
+            // The comparison of calls is a barrier.
+            CollectiveArgs::Barrier => Ok(()),
+            CollectiveArgs::AllReduce { bytes, op } => {
                 let with = op_of(self, op);
                 for piece in bytes.chunks_mut(piece_of(members)) {
                     let n = count(piece.len());
                     let result =
-                        self.exchange(oversight, piece, piece.len(), none(), |b, r| unsafe {
+                        self.exchange(supervision, piece, piece.len(), none(), |b, r| unsafe {
                             ffi::MPI_Iallreduce(b.out, b.inc, n, kind, with, comm, r)
                         })?;
                     piece.copy_from_slice(result);
@@ -118,12 +123,12 @@ impl Engine {
                 }
                 Ok(())
             }
-            Work::Reduce { bytes, op, root } => {
+            CollectiveArgs::Reduce { bytes, op, root } => {
                 let (with, to) = (op_of(self, op), root as c_int);
                 for piece in bytes.chunks_mut(piece_of(members)) {
                     let n = count(piece.len());
                     let result =
-                        self.exchange(oversight, piece, piece.len(), none(), |b, r| unsafe {
+                        self.exchange(supervision, piece, piece.len(), none(), |b, r| unsafe {
                             ffi::MPI_Ireduce(b.out, b.inc, n, kind, with, to, comm, r)
                         })?;
                     if me == root {
@@ -133,11 +138,11 @@ impl Engine {
                 }
                 Ok(())
             }
-            Work::ReduceScatter { input, output, op } => {
-                let (counts, _) = shares(input.len(), members, width);
+            CollectiveArgs::ReduceScatter { input, output, op } => {
+                let (counts, _) = shard_counts(input.len(), members, width);
                 let with = op_of(self, op);
                 let result = self.exchange(
-                    oversight,
+                    supervision,
                     input,
                     output.len(),
                     [counts, vec![], vec![], vec![]],
@@ -149,11 +154,11 @@ impl Engine {
                 fold(op).finish(output);
                 Ok(())
             }
-            Work::AllGather { input, output } => {
-                let (counts, starts) = shares(output.len(), members, width);
+            CollectiveArgs::AllGather { input, output } => {
+                let (counts, starts) = shard_counts(output.len(), members, width);
                 let n = count(input.len());
                 let result = self.exchange(
-                    oversight,
+                    supervision,
                     input,
                     output.len(),
                     [counts, starts, vec![], vec![]],
@@ -165,7 +170,7 @@ impl Engine {
                 output.copy_from_slice(result);
                 Ok(())
             }
-            Work::Broadcast { bytes, root } => {
+            CollectiveArgs::Broadcast { bytes, root } => {
                 let from = root as c_int;
                 for piece in bytes.chunks_mut(piece_of(members)) {
                     let n = count(piece.len());
@@ -173,7 +178,7 @@ impl Engine {
                     let (send, receive) =
                         if me == root { (&piece[..], 0) } else { (&[][..], piece.len()) };
                     let result =
-                        self.exchange(oversight, send, receive, none(), |b, r| unsafe {
+                        self.exchange(supervision, send, receive, none(), |b, r| unsafe {
                             let buffer = if me == root { b.out.cast_mut() } else { b.inc };
                             ffi::MPI_Ibcast(buffer, n, kind, from, comm, r)
                         })?;
@@ -183,39 +188,39 @@ impl Engine {
                 }
                 Ok(())
             }
-            Work::Gather { input, output, root } => {
+            CollectiveArgs::Gather { input, output, root } => {
                 let (n, to) = (count(input.len()), root as c_int);
                 let result =
-                    self.exchange(oversight, input, output.len(), none(), |b, r| unsafe {
+                    self.exchange(supervision, input, output.len(), none(), |b, r| unsafe {
                         ffi::MPI_Igather(b.out, n, kind, b.inc, n, kind, to, comm, r)
                     })?;
                 output.copy_from_slice(result);
                 Ok(())
             }
-            Work::Scatter { input, output, root } => {
+            CollectiveArgs::Scatter { input, output, root } => {
                 let (n, from) = (count(output.len()), root as c_int);
                 let result =
-                    self.exchange(oversight, input, output.len(), none(), |b, r| unsafe {
+                    self.exchange(supervision, input, output.len(), none(), |b, r| unsafe {
                         ffi::MPI_Iscatter(b.out, n, kind, b.inc, n, kind, from, comm, r)
                     })?;
                 output.copy_from_slice(result);
                 Ok(())
             }
-            Work::AllToAll { input, output } => {
+            CollectiveArgs::AllToAll { input, output } => {
                 let n = count(input.len() / members);
                 let result =
-                    self.exchange(oversight, input, output.len(), none(), |b, r| unsafe {
+                    self.exchange(supervision, input, output.len(), none(), |b, r| unsafe {
                         ffi::MPI_Ialltoall(b.out, n, kind, b.inc, n, kind, comm, r)
                     })?;
                 output.copy_from_slice(result);
                 Ok(())
             }
-            Work::AllToAllV { input, sent, output, received } => {
-                self.agree_on_counts(&sent, &received, watch, oversight)?;
+            CollectiveArgs::AllToAllV { input, sent, output, received } => {
+                self.compare_counts(&sent, &received, watch, supervision)?;
                 let (sent, from) = packed(&sent);
                 let (received, to) = packed(&received);
                 let result = self.exchange(
-                    oversight,
+                    supervision,
                     input,
                     output.len(),
                     [sent, from, received, to],
@@ -232,27 +237,27 @@ impl Engine {
         }
     }
 
-    /// What each member sends us must be what we expect of it, or MPI would cut it off.
-    fn agree_on_counts(
+    /// Checks that each member sends as much as we expect; MPI would truncate the data.
+    fn compare_counts(
         &mut self,
         sent: &[usize],
         received: &[usize],
         watch: &Watch,
-        oversight: &Oversight,
+        supervision: &Supervision,
     ) -> Result<()> {
         let (comm, kind) = (self.comm.raw.0, datatype(Dtype::I64));
         let members = self.members.clone();
         let row: Vec<i64> = sent.iter().map(|n| *n as i64).collect();
         let bytes = size_of_val(&row[..]);
-        let announced = self.exchange(oversight, bytes_of(&row), bytes, none(), |b, r| {
-            // SAFETY: see `exchange`; one number for each member goes out, and one comes in.
+        let announced = self.exchange(supervision, bytes_of(&row), bytes, none(), |b, r| {
+            // SAFETY: see `exchange`; sends one number to each member and receives one.
             unsafe { ffi::MPI_Ialltoall(b.out, 1, kind, b.inc, 1, kind, comm, r) }
         })?;
         for (member, theirs) in announced.chunks_exact(8).enumerate() {
             let theirs = i64::from_ne_bytes(std::array::from_fn(|i| theirs[i])) as usize;
             if theirs != received[member] {
                 let theirs = format!(
-                    "it, too, but sends {theirs} elements to rank {} where {} are expected",
+                    "the same, but sends {theirs} elements to rank {}, which expects {}",
                     watch.rank, received[member]
                 );
                 return Err(watch.disagreement(members[member], &theirs));
@@ -261,51 +266,51 @@ impl Engine {
         Ok(())
     }
 
-    /// One operation from start to end: loads the hold, starts what `call` starts, waits, and gives
-    /// what was received. The addresses that `call` gets stay valid, and nobody else's, until the
-    /// operation has ended, however long that takes; so it is sound to start any collective that
-    /// reads and writes no more than was loaded.
+    /// Runs one operation: loads the staging buffers, starts the operation with `call`, waits, and returns
+    /// the received data. The addresses passed to `call` stay valid and exclusive until the operation has
+    /// ended, so it is sound to start any collective that accesses no more than was loaded.
     fn exchange(
         &mut self,
-        oversight: &Oversight,
+        supervision: &Supervision,
         send: &[u8],
         receive: usize,
         counts: [Vec<c_int>; 4],
-        call: impl FnOnce(&Room, *mut ffi::MPI_Request) -> c_int,
+        call: impl FnOnce(&Addresses, *mut ffi::MPI_Request) -> c_int,
     ) -> Result<&[u8]> {
-        let room = self.hold.load(send, receive, counts);
-        let request = Request::start(|r| call(&room, r)).map_err(|what| oversight.failed(what))?;
-        request.wait(oversight)?;
-        Ok(self.hold.unload(receive))
+        let addresses = self.buffers.load(send, receive, counts);
+        let request =
+            Request::start(|r| call(&addresses, r)).map_err(|what| supervision.failed(what))?;
+        request.wait(supervision)?;
+        Ok(self.buffers.unload(receive))
     }
 }
 
-/// The first member whose call differs from what most call, and the first that calls what most do.
-/// Everybody looks at the same calls, so everybody names the same two.
-fn odd_one(calls: &[CallWords]) -> Option<(usize, usize)> {
-    let alike = |i: &usize| calls.iter().filter(|c| **c == calls[*i]).count();
-    // Of equally many, the first.
-    let usual = (0..calls.len()).rev().max_by_key(alike)?;
-    let odd = calls.iter().position(|c| *c != calls[usual])?;
-    Some((odd, usual))
+/// The first member whose call differs from the most common call, and the first with the common call. All
+/// members see the same calls, so all get the same answer.
+fn find_disagreement(calls: &[CallWords]) -> Option<(usize, usize)> {
+    let count = |i: &usize| calls.iter().filter(|c| **c == calls[*i]).count();
+    // The first of several that are equally common.
+    let common = (0..calls.len()).rev().max_by_key(count)?;
+    let odd = calls.iter().position(|c| *c != calls[common])?;
+    Some((odd, common))
 }
 
-/// The bytes of a piece, in whole elements of any type and less than MPI can count.
+/// Size of a piece in bytes: whole elements of any type, within the limits of MPI.
 fn piece_of(members: usize) -> usize {
     (PART * members).min(1 << 30)
 }
 
-/// MPI counts in 32 bits; only what goes in pieces may be longer.
-fn check_counts(work: &Work, dtype: Dtype, watch: &Watch) -> Result<()> {
+/// MPI counts are 32-bit; only collectives that are performed in pieces may be longer.
+fn check_counts(args: &CollectiveArgs, dtype: Dtype, watch: &Watch) -> Result<()> {
     let in_pieces =
-        matches!(work.kind(), Collective::AllReduce | Collective::Reduce | Collective::Broadcast);
-    let most = work.largest() / dtype.bytes();
+        matches!(args.kind(), Collective::AllReduce | Collective::Reduce | Collective::Broadcast);
+    let most = args.largest() / dtype.bytes();
     if in_pieces || most <= c_int::MAX as usize {
         return Ok(());
     }
     let what = format!(
-        "{} in group {}: MPI takes at most {} elements in a call, {most} are given; call it in pieces",
-        work.kind().name(),
+        "{} in group {}: {most} elements exceed the MPI limit of {} per call; split the call",
+        args.kind().name(),
         watch.group_name,
         c_int::MAX
     );
@@ -316,15 +321,14 @@ fn none() -> [Vec<c_int>; 4] {
     Default::default()
 }
 
-/// Counts and starts of everybody's share of `bytes`, in elements.
-fn shares(bytes: usize, members: usize, width: usize) -> (Vec<c_int>, Vec<c_int>) {
-    let cut = Cut { count: bytes / width, parts: members, width };
-    let share = |i: usize| cut.elements(i);
-    let counts = (0..members).map(|i| share(i).len() as c_int).collect();
-    (counts, (0..members).map(|i| share(i).start as c_int).collect())
+/// Counts and offsets of all shards of `bytes`, in elements.
+fn shard_counts(bytes: usize, members: usize, width: usize) -> (Vec<c_int>, Vec<c_int>) {
+    let shard = |i: usize| Partition::of_bytes(bytes, members, width).elements(i);
+    let counts = (0..members).map(|i| shard(i).len() as c_int).collect();
+    (counts, (0..members).map(|i| shard(i).start as c_int).collect())
 }
 
-/// Counts and starts of pieces side by side, in elements.
+/// Counts and offsets of consecutive pieces, in elements.
 fn packed(counts: &[usize]) -> (Vec<c_int>, Vec<c_int>) {
     let starts = counts.iter().scan(0, |at, n| {
         let start = *at;
@@ -339,11 +343,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_odd_one_is_who_differs_from_most() {
+    fn the_minority_call_is_found() {
         let (a, b) = ([1; 4], [2; 4]);
-        assert_eq!(odd_one(&[a, a, a]), None);
-        assert_eq!(odd_one(&[a, b, b]), Some((0, 1)));
-        assert_eq!(odd_one(&[a, b]), Some((1, 0)));
-        assert_eq!(odd_one(&[a]), None);
+        assert_eq!(find_disagreement(&[a, a, a]), None);
+        assert_eq!(find_disagreement(&[a, b, b]), Some((0, 1)));
+        assert_eq!(find_disagreement(&[a, b]), Some((1, 0)));
+        assert_eq!(find_disagreement(&[a]), None);
     }
 }

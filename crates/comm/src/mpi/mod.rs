@@ -1,21 +1,21 @@
-//! An MPI library as the engine of a world: the ranks are those that `mpirun` or `srun` started, and
-//! its own collectives carry out a group's calls. Never chooses an algorithm; that is the library's.
+//! Worlds over an MPI library: the ranks are those that `mpirun` or `srun` started, and MPI's collectives
+//! perform the calls of a group. Chooses no algorithm; the library does.
 //!
-//! What MPI leaves out is added here: members compare their calls before data moves, every wait has a
-//! deadline, and the heartbeat runs beside the library over connections of our own, because MPI waits
-//! for a stopped rank for ever. See the README beside this file.
+//! Adds what MPI lacks: members compare their calls before data moves, every wait has a deadline, and the
+//! heartbeat runs over separate connections, because MPI waits forever for a stopped rank. See README.md.
 
+mod channel;
 mod collectives;
 mod communicator;
-mod hold;
+mod handle;
 mod join;
-mod line;
 mod numbers;
-mod oversight;
 mod request;
 mod session;
 mod split;
+mod staging;
+mod supervision;
 
+pub(crate) use channel::Channel;
 pub(crate) use collectives::Engine;
-pub(crate) use line::Line;
-pub(crate) use session::Stay;
+pub(crate) use session::SessionGuard;

@@ -1,9 +1,9 @@
-//! Our element types and operations as MPI's. Where the library's own operation would give another
-//! result than every other world does, or has no such type, ours is registered with it.
+//! MPI's datatypes and operators for our element types. Where MPI's operator is missing or gives another
+//! result than our own links, ours is registered with the library.
 //!
 //! | | sum, mean | product | min, max |
 //! |---|---|---|---|
-//! | f32, f64 | MPI | MPI | ours: a NaN must win, MPI leaves that open |
+//! | f32, f64 | MPI | MPI | ours: NaN must propagate, which MPI does not specify |
 //! | f16, bf16 | ours | ours | ours |
 //! | i32, i64, u32 | MPI | MPI | MPI |
 //! | u8 | ours: Open MPI 4.1 may saturate narrow sums | ours | MPI |
@@ -15,7 +15,7 @@ use lockstep_types::{Dtype, Element};
 use mpi::ffi;
 use std::ffi::{c_int, c_void};
 
-/// The type in which elements travel; half precisions are two bytes to MPI.
+/// MPI datatype of an element type; half precisions are sent as two bytes.
 pub(super) fn datatype(dtype: Dtype) -> ffi::MPI_Datatype {
     // SAFETY: constants of the library.
     unsafe {
@@ -31,7 +31,7 @@ pub(super) fn datatype(dtype: Dtype) -> ffi::MPI_Datatype {
     }
 }
 
-/// The operations that are registered with the library, for as long as it runs.
+/// Operators that are registered with the library.
 pub(super) struct OwnOps(Vec<(Dtype, Op, ffi::MPI_Op)>);
 
 impl OwnOps {
@@ -45,7 +45,7 @@ impl OwnOps {
         Ok(OwnOps(ops))
     }
 
-    /// The operation; a mean is a sum to which the division is still owed.
+    /// The MPI operator. A mean is a sum that is divided afterwards.
     pub(super) fn find(&self, dtype: Dtype, op: Op) -> ffi::MPI_Op {
         let own = self.0.iter().find(|(d, o, _)| (*d, *o) == (dtype, op));
         // SAFETY: constants of the library.
@@ -73,8 +73,8 @@ fn add<T: Element>(ops: &mut Vec<(Dtype, Op, ffi::MPI_Op)>, which: &[Op]) -> Res
             Op::Max => combine::<T, { Op::Max as u8 }>,
             Op::Product => combine::<T, { Op::Product as u8 }>,
         };
-        // The order of two contributions changes no bit of a sum or a product, but it decides which
-        // zero or which NaN is the least: there the library must keep the order of ranks.
+        // Sums and products are commutative bit by bit. For min and max the order decides which zero or
+        // NaN is returned, so the library must keep the order of ranks.
         let commutes = c_int::from(!matches!(op, Op::Min | Op::Max));
         let mut handle = std::mem::MaybeUninit::uninit();
         // SAFETY: the function has the type that MPI asks for; the handle is written on success.
@@ -87,18 +87,18 @@ fn add<T: Element>(ops: &mut Vec<(Dtype, Op, ffi::MPI_Op)>, which: &[Op]) -> Res
     Ok(())
 }
 
-/// `inout = input ∘ inout`, as MPI calls it. Half precisions are rounded at every step here, where our
-/// own links round once per fold.
+/// `inout = input ∘ inout`, called by MPI. Half precisions are rounded at every step; our own links round
+/// once per fold.
 unsafe extern "C" fn combine<T: Element, const OP: u8>(
     input: *mut c_void,
     inout: *mut c_void,
     len: *mut c_int,
     _: *mut ffi::MPI_Datatype,
 ) {
-    let op = Op::from_code(OP).expect("made from an operation");
+    let op = Op::from_code(OP).expect("OP is the code of an operator");
     let fold = Fold { dtype: T::DTYPE, op, ranks: 1 };
-    // SAFETY: MPI passes two buffers of `len` elements of the type that the collective was started
-    // with, aligned for it, which nobody else touches meanwhile.
+    // SAFETY: MPI passes two aligned buffers of `len` elements of the type that the collective was started
+    // with, which nobody else accesses during the call.
     unsafe {
         let bytes = *len as usize * size_of::<T>();
         fold.combine(&[input.cast(), inout.cast()], &[inout.cast()], bytes, false);

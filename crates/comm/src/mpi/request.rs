@@ -1,22 +1,22 @@
-//! An MPI operation under way, and waiting for its end without ever blocking inside the library.
-//! Knows nothing of what the operation does.
+//! An MPI operation in progress, and waiting for its end without blocking inside the library.
+//! Knows nothing about what the operation does.
 
-use super::oversight::Oversight;
+use super::supervision::Supervision;
 use crate::call::error::Result;
 use mpi::ffi;
 use std::ffi::c_int;
 use std::time::{Duration, Instant};
 
-/// The longest sleep between two looks: what bounds the time from an alarm to the error.
+/// The longest sleep between two tests. Bounds the time from an alarm to the error.
 const SLICE: Duration = Duration::from_millis(1);
-/// Shorter sleeps are not worth the kernel's timer.
-const LEAST_SLEEP: Duration = Duration::from_micros(50);
+/// Shorter waits yield instead of sleeping.
+const MIN_SLEEP: Duration = Duration::from_micros(50);
 
-/// Dropping one does not end the operation: MPI may still use its buffers.
+/// Dropping it does not end the operation: MPI may still use its buffers.
 pub(super) struct Request(ffi::MPI_Request);
 
 impl Request {
-    /// Starts an operation by the given call.
+    /// Starts an operation with the given call.
     pub(super) fn start(
         call: impl FnOnce(*mut ffi::MPI_Request) -> c_int,
     ) -> std::result::Result<Request, String> {
@@ -26,36 +26,35 @@ impl Request {
         Ok(request)
     }
 
-    /// Whether it is over. This is also where the library moves data.
+    /// Whether the operation has ended. The library moves data only inside this call.
     pub(super) fn test(&mut self) -> std::result::Result<bool, String> {
         let mut done = 0;
-        // SAFETY: the request is live, or null after its end, which is done at once.
+        // SAFETY: the request is live, or null after its end, which MPI_Test accepts.
         let code =
             unsafe { ffi::MPI_Test(&raw mut self.0, &raw mut done, ffi::RSMPI_STATUS_IGNORE) };
         succeeded(code).map(|()| done != 0)
     }
 
-    /// Waits for the end. On an error the operation is abandoned, not ended: its buffers must never
-    /// be freed or used again.
+    /// Waits for the end. On an error the operation is abandoned, not ended: its buffers must never be
+    /// freed or used again.
     ///
-    /// Looks without a pause first, then yields the processor between looks, then sleeps for a
-    /// sixteenth of the time waited so far: data moves only when somebody looks, so a sleep must stay
-    /// short beside what the operation takes anyway.
-    pub(super) fn wait(mut self, oversight: &Oversight) -> Result<()> {
-        let mut look = || self.test().map_err(|what| oversight.failed(what));
-        let patience = oversight.patience();
-        for _ in 0..patience.spins {
-            if look()? {
+    /// First tests in a loop, then yields between tests, then sleeps for a sixteenth of the time waited so
+    /// far: data moves only during tests, so sleeps must be short compared with the operation.
+    pub(super) fn wait(mut self, supervision: &Supervision) -> Result<()> {
+        let mut test = || self.test().map_err(|what| supervision.failed(what));
+        let spin = supervision.spin_policy();
+        for _ in 0..spin.spins {
+            if test()? {
                 return Ok(());
             }
         }
         let start = Instant::now();
-        while !look()? {
+        while !test()? {
             let pause = start.elapsed() / 16;
-            if pause < LEAST_SLEEP {
+            if pause < MIN_SLEEP {
                 std::thread::yield_now();
             } else {
-                oversight.check()?;
+                supervision.check()?;
                 std::thread::sleep(pause.min(SLICE));
             }
         }
@@ -63,7 +62,7 @@ impl Request {
     }
 }
 
-/// The library's own words for an error code.
+/// Converts an MPI error code; the error is the text of the library.
 pub(super) fn succeeded(code: c_int) -> std::result::Result<(), String> {
     if code == ffi::MPI_SUCCESS as c_int {
         return Ok(());
@@ -74,5 +73,5 @@ pub(super) fn succeeded(code: c_int) -> std::result::Result<(), String> {
     // SAFETY: the buffer is long enough, and the length is written to a live integer.
     unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast(), &raw mut len) };
     let text = &text[..(len.max(0) as usize).min(text.len())];
-    Err(format!("the MPI library reports: {}", String::from_utf8_lossy(text)))
+    Err(format!("MPI error: {}", String::from_utf8_lossy(text)))
 }

@@ -1,7 +1,7 @@
-//! The MPI library in this process: started once, ended once. It starts with the thread level that
-//! lets groups work at the same time, and ends only after all ranks have said that they are done.
+//! The MPI library in this process: initialized once, with the thread level that lets groups run
+//! concurrently, and finalized once, after all ranks have left.
 
-use super::communicator::Handle;
+use super::handle::Handle;
 use super::numbers::OwnOps;
 use super::request::{Request, succeeded};
 use crate::health::board::Board;
@@ -10,31 +10,32 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Ends the library when its last user is gone, if all ranks left in good order. A library that lost
-/// a rank is not ended: that would wait for the lost one for ever.
+/// Finalizes the library when its last user is gone, if all ranks left normally. After the loss of a rank
+/// the library is not finalized, because MPI_Finalize would wait for that rank forever.
 pub(super) struct Session {
     pub ops: OwnOps,
-    /// All ranks, for nothing but the farewell.
+    /// All ranks, used only for the final barrier.
     leaving: Handle,
     complete: AtomicBool,
 }
 
-// SAFETY: the library runs at the thread level where every thread may use every handle; the
-// operations are only read.
+// SAFETY: the library runs with MPI_THREAD_MULTIPLE, where every thread may use every handle; the
+// operators are only read.
 unsafe impl Send for Session {}
 // SAFETY: as above.
 unsafe impl Sync for Session {}
 
 impl Session {
-    /// Starts the library; gives the communicator of all ranks, too.
+    /// Initializes the library; also returns the communicator of all ranks.
     pub(super) fn start() -> Result<(Arc<Session>, Handle), String> {
         let mut before = 0;
-        // SAFETY: may be asked at any time; the answer is written to a live integer.
+        // SAFETY: may be called at any time; the result is written to a live integer.
         succeeded(unsafe { ffi::MPI_Initialized(&raw mut before) })?;
         if before != 0 {
-            return Err("MPI was started in this process before; a process joins one world over \
-                        MPI, and only once"
-                .into());
+            return Err(
+                "MPI is already initialized; a process can join only one world over MPI, once"
+                    .into(),
+            );
         }
         // SAFETY: called once, as just checked; MPI allows null for the command line, and the level
         // is written to a live integer.
@@ -46,12 +47,12 @@ impl Session {
         };
         if granted < needed {
             return Err(format!(
-                "the MPI library grants thread level {granted} where {needed} \
-                 (MPI_THREAD_MULTIPLE) is needed; load a build of it with thread support, or run \
-                 without MPI: lockstep launch"
+                "the MPI library provides thread level {granted}, but {needed} \
+                 (MPI_THREAD_MULTIPLE) is required; use a build with thread support, or run without \
+                 MPI: lockstep launch"
             ));
         }
-        // SAFETY: constants of the library. Errors come back as codes; the default ends the process.
+        // SAFETY: constants of the library. Errors are returned as codes; the default ends the process.
         let all = unsafe {
             let all = ffi::RSMPI_COMM_WORLD;
             succeeded(ffi::MPI_Comm_set_errhandler(all, ffi::RSMPI_ERRORS_RETURN))?;
@@ -66,37 +67,37 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         if self.complete.load(Ordering::Acquire) {
-            // SAFETY: everybody who uses the library holds the session, and nobody does any more.
+            // SAFETY: every user of the library holds the session, so there are no users left.
             unsafe { ffi::MPI_Finalize() };
         }
     }
 }
 
-/// A world's place in the library.
-pub(crate) struct Stay(pub(super) Arc<Session>);
+/// A world's hold on the library.
+pub(crate) struct SessionGuard(pub(super) Arc<Session>);
 
-impl Stay {
-    /// Waits until all ranks leave, however long they work on, or until the world breaks. Without it
-    /// a rank that is done would wait inside MPI_Finalize, where no alarm reaches it.
-    pub(crate) fn farewell(&self, board: &Board) {
-        if board.broken() {
+impl SessionGuard {
+    /// Waits until all ranks leave or the world breaks. Without it a rank that is done would wait inside
+    /// MPI_Finalize, where it sees no alarm.
+    pub(crate) fn leave(&self, board: &Board) {
+        if board.is_broken() {
             return linger();
         }
         // SAFETY: a live communicator that all ranks use for this alone.
-        let meet = Request::start(|r| unsafe { ffi::MPI_Ibarrier(self.0.leaving.0, r) });
-        let Ok(mut meet) = meet else { return linger() };
+        let barrier = Request::start(|r| unsafe { ffi::MPI_Ibarrier(self.0.leaving.0, r) });
+        let Ok(mut barrier) = barrier else { return linger() };
         loop {
-            match meet.test() {
+            match barrier.test() {
                 Ok(true) => return self.0.complete.store(true, Ordering::Release),
-                Ok(false) if !board.broken() => std::thread::sleep(Duration::from_millis(1)),
+                Ok(false) if !board.is_broken() => std::thread::sleep(Duration::from_millis(1)),
                 _ => return linger(),
             }
         }
     }
 }
 
-/// `mpirun` ends all ranks as soon as one exits with an error: leaves the others the time to hear of
-/// the failure and to report it.
+/// `mpirun` ends all ranks as soon as one exits with an error. Gives the others time to receive the failure
+/// and to report it.
 fn linger() {
     std::thread::sleep(Duration::from_millis(500));
 }

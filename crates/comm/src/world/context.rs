@@ -1,12 +1,11 @@
-//! What all groups of a rank share: who it is, the board, the way to other hosts, the recorder.
+//! State that all groups of a rank share: its rank, the board, sockets, local access and the recorder.
 
-use crate::call::choose::Constants;
+use crate::algo::choose::LinkCosts;
 use crate::health::board::Board;
 use crate::health::recorder::Recorder;
-use crate::health::watch::Patience;
+use crate::health::watch::{Caller, SpinPolicy};
+use crate::lane::LocalAccess;
 use crate::link::sockets::Sockets;
-use crate::memory::heap::Heaps;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -16,21 +15,20 @@ pub(crate) struct Context {
     pub hosts: Vec<usize>,
     pub board: Arc<Board>,
     pub timeout: Duration,
-    pub patience: Patience,
+    pub spin_policy: SpinPolicy,
     pub sockets: Option<Arc<Sockets>>,
     pub recorder: Recorder,
-    /// Whether the ranks of each host use each other's buffers where they lie.
-    pub direct_access: Arc<AtomicBool>,
-    /// Whether the ranks of each host may read each other's memory; found out when the world starts.
-    pub may_pull: Arc<AtomicBool>,
-    /// The heaps of this host's ranks, if all can reach all; set when the world starts.
-    pub heaps: Arc<OnceLock<Heaps>>,
+    pub access: LocalAccess,
     /// Set once, when the world starts.
-    pub measured: OnceLock<Constants>,
+    pub measured: OnceLock<LinkCosts>,
 }
 
 impl Context {
-    pub(crate) fn constants(&self) -> Constants {
+    pub(crate) fn link_costs(&self) -> LinkCosts {
         self.measured.get().copied().unwrap_or_default()
+    }
+
+    pub(crate) fn caller(&self) -> Caller {
+        Caller { board: self.board.clone(), rank: self.rank, timeout: self.timeout }
     }
 }

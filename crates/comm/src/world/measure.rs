@@ -1,7 +1,7 @@
-//! Measuring the links when a world starts, a few milliseconds long, so that algorithms are chosen by
-//! what this machine does.
+//! Measures the links when a world starts, for a few milliseconds, so that algorithms are chosen for this
+//! machine.
 
-use crate::call::choose::{Constants, LinkCost};
+use crate::algo::choose::{LinkCost, LinkCosts};
 use crate::call::error::Result;
 use crate::world::World;
 use std::time::Instant;
@@ -10,31 +10,31 @@ const PINGS: usize = 16;
 const PIECE: usize = 512 << 10;
 const PIECES: usize = 3;
 
-/// Rank 0 measures with one rank of its host and one of another; everybody gets the result.
+/// Rank 0 measures with one rank of its host and one of another host; all ranks get the result.
 pub(crate) fn measure(world: &World) -> Result<()> {
     let hosts = world.hosts();
-    let partner = |near: bool| (1..world.size()).find(|r| (hosts[*r] == hosts[0]) == near);
-    let mut constants = Constants::default();
+    let partner = |local: bool| (1..world.size()).find(|r| (hosts[*r] == hosts[0]) == local);
+    let mut costs = LinkCosts::default();
     if let Some(peer) = partner(true) {
-        constants.local = with(world, peer)?.unwrap_or(constants.local);
+        costs.local = measure_with(world, peer)?.unwrap_or(costs.local);
     }
     if let Some(peer) = partner(false) {
-        constants.remote = with(world, peer)?.unwrap_or(constants.remote);
+        costs.remote = measure_with(world, peer)?.unwrap_or(costs.remote);
     }
-    let (local, remote) = (constants.local, constants.remote);
+    let (local, remote) = (costs.local, costs.remote);
     let mut numbers = [local.latency, local.bandwidth, remote.latency, remote.bandwidth];
     world.broadcast(&mut numbers, 0)?;
     let [a, b, c, d] = numbers;
-    let constants = Constants {
+    let costs = LinkCosts {
         local: LinkCost { latency: a, bandwidth: b },
         remote: LinkCost { latency: c, bandwidth: d },
     };
-    let _ = world.context().measured.set(constants);
+    let _ = world.context().measured.set(costs);
     Ok(())
 }
 
-/// The cost of the link between rank 0 and a peer, at rank 0.
-fn with(world: &World, peer: usize) -> Result<Option<LinkCost>> {
+/// Cost of the link between rank 0 and a peer; the result is on rank 0.
+fn measure_with(world: &World, peer: usize) -> Result<Option<LinkCost>> {
     let mut small = [0u8];
     let mut large = vec![0u8; PIECE];
     if world.rank() == peer {
@@ -50,7 +50,7 @@ fn with(world: &World, peer: usize) -> Result<Option<LinkCost>> {
     if world.rank() != 0 {
         return Ok(None);
     }
-    // The best of several: what the link can do, not what else the machine was doing.
+    // The best of several, to exclude other activity of the machine.
     let mut round_trip = f64::INFINITY;
     for _ in 0..PINGS {
         let start = Instant::now();

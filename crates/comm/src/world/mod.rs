@@ -1,77 +1,81 @@
-//! A rank's membership of a world: the group of all ranks, and what must happen when it ends.
+//! A rank's membership in a world: the group of all ranks, and leaving it.
 
 pub(crate) mod context;
 pub(crate) mod host;
 pub(crate) mod identity;
 pub(crate) mod inherited;
 pub(crate) mod join;
+pub(crate) mod joiner;
+pub(crate) mod local_access;
 pub(crate) mod measure;
+pub(crate) mod member_list;
 pub(crate) mod options;
-pub(crate) mod roll;
+pub(crate) mod rendezvous;
 pub(crate) mod threads;
 pub mod token;
 
 use crate::call::error::{Cause, Failure};
 use crate::group::Group;
-use crate::health::board::{Board, State};
-use crate::health::pulse::Pulse;
-use crate::health::recorder::Entry;
+use crate::health::board::{Board, RankState};
+use crate::health::heartbeat::Heartbeat;
+use crate::health::recorder::FlightEntry;
 use crate::world::context::Context;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// The id of the group of all ranks; all others are derived from it.
-pub(crate) const WORLD_ID: u64 = 1;
-
-/// One rank's place in a world. Used like the [`Group`] of all ranks; dropping it leaves the world.
+/// A rank's membership in a world. Used like the [`Group`] of all ranks; dropping it leaves the world.
 pub struct World {
     group: Group,
-    /// Keeps the heartbeat going, where ranks are processes.
-    pulse: Option<Pulse>,
-    /// Ends the library, where one carries this world. Dropped last.
+    /// Sends heartbeats, if ranks are processes.
+    heartbeat: Option<Heartbeat>,
+    /// Finalizes the MPI library, if it carries this world. Dropped last.
     #[cfg(feature = "mpi")]
-    stay: Option<crate::mpi::Stay>,
+    session: Option<crate::mpi::SessionGuard>,
 }
 
 impl World {
-    pub(crate) fn new(group: Group, pulse: Option<Pulse>) -> World {
+    pub(crate) fn new(group: Group, heartbeat: Option<Heartbeat>) -> World {
         let context = &group.inner.context;
-        context.board.set_state(context.rank, State::Running);
-        // Threads have no heartbeat: without a first sign of life nobody waits for a second.
-        if pulse.is_some() {
+        context.board.set_state(context.rank, RankState::Running);
+        // Threads have no heartbeat: a rank without a first heartbeat is never considered silent.
+        if heartbeat.is_some() {
             context.board.beat(context.rank);
         }
         World {
             group,
-            pulse,
+            heartbeat,
             #[cfg(feature = "mpi")]
-            stay: None,
+            session: None,
         }
     }
 
     #[cfg(feature = "mpi")]
-    pub(crate) fn over_mpi(group: Group, pulse: Pulse, stay: crate::mpi::Stay) -> World {
-        let mut world = World::new(group, Some(pulse));
-        world.stay = Some(stay);
+    pub(crate) fn over_mpi(
+        group: Group,
+        heartbeat: Heartbeat,
+        session: crate::mpi::SessionGuard,
+    ) -> World {
+        let mut world = World::new(group, Some(heartbeat));
+        world.session = Some(session);
         world
     }
 
-    /// The group of all ranks, for those who keep one.
+    /// The group of all ranks.
     pub fn group(&self) -> &Group {
         &self.group
     }
 
-    /// The operations of this rank that are still remembered, oldest first.
-    pub fn flight_record(&self) -> Vec<Entry> {
+    /// The last operations of this rank, oldest first.
+    pub fn flight_record(&self) -> Vec<FlightEntry> {
         self.group.inner.context.recorder.entries()
     }
 
-    /// Breaks the world on purpose: every rank's calls end with this rank's reason.
+    /// Breaks the world: the calls of all ranks fail with this rank's reason.
     pub fn abort(&self, reason: &str) {
         let context = &self.group.inner.context;
-        let text = format!("rank {} gave up: {reason}", context.rank);
-        let failure = Failure { guilty: context.rank, cause: Cause::Failed, text };
-        context.board.raise_aloud(context.rank, &failure);
+        let text = format!("rank {} aborted: {reason}", context.rank);
+        let failure = Failure { culprit: context.rank, cause: Cause::Failed, text };
+        context.board.raise_and_forward(context.rank, &failure);
     }
 
     pub(crate) fn context(&self) -> &Arc<Context> {
@@ -96,13 +100,13 @@ impl Drop for World {
         if std::thread::panicking() {
             self.abort("it panicked");
         }
-        let state = if self.board().broken() { State::Failed } else { State::Left };
+        let state = if self.board().is_broken() { RankState::Failed } else { RankState::Left };
         self.board().set_state(self.context().rank, state);
         #[cfg(feature = "mpi")]
-        if let Some(stay) = &self.stay {
-            stay.farewell(self.board());
+        if let Some(session) = &self.session {
+            session.leave(self.board());
         }
-        // Says goodbye, or passes the alarm on, before the connections close.
-        drop(self.pulse.take());
+        // Says goodbye, or forwards the alarm, before the connections close.
+        drop(self.heartbeat.take());
     }
 }

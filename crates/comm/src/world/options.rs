@@ -1,6 +1,6 @@
-//! What can be set for a world. Every field has a default that is right for most.
+//! Options of a world.
 
-use crate::call::choose::Constants;
+use crate::algo::choose::LinkCosts;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,31 +9,31 @@ use std::time::Duration;
 pub struct Options {
     /// How long a call may wait for its peers.
     pub timeout: Duration,
-    /// How long a rank may be silent before it counts as stopped or unreachable.
+    /// How long a rank may send no heartbeat before it counts as stopped or unreachable.
     pub heartbeat: Duration,
-    /// How long to wait for all ranks at the start.
+    /// How long to wait for all ranks to join.
     pub join_timeout: Duration,
-    /// Where the flight recorder writes when the world breaks; nowhere if not set.
+    /// Folder for flight records, written when the world breaks. Default: none are written.
     pub record: Option<PathBuf>,
-    /// Link constants for choosing algorithms; measured at the start if not given.
-    pub constants: Option<Constants>,
-    /// Hash of the configuration: ranks whose hashes differ do not form a world.
+    /// Link costs for choosing algorithms. Default: measured when the world starts.
+    pub link_costs: Option<LinkCosts>,
+    /// Hash of the configuration. Ranks with different hashes cannot join the same world.
     pub config: [u8; 32],
-    /// How ranks of one host reach each other.
+    /// How ranks of one host are connected.
     pub local: LocalLinks,
-    /// Whether ranks of one host may use each other's buffers where they lie. Without it, data passes
-    /// through the slots of the memory they share.
+    /// Whether ranks of one host may access each other's buffers in place. Otherwise data passes through
+    /// slots in shared memory.
     pub direct_access: bool,
-    /// The address at which rank 0 of a world over MPI hears the others' heartbeats, if it is not the
-    /// one that leads to their hosts. Other worlds are told by their launcher.
+    /// Address at which rank 0 of an MPI world receives heartbeats. Default: the local address of a route
+    /// to the other hosts. Other worlds get it from their launcher.
     pub bind: Option<IpAddr>,
 }
 
-/// How ranks of one host reach each other.
+/// How ranks of one host are connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LocalLinks {
-    /// Through memory that they share.
+    /// Through shared memory.
     SharedMemory,
     /// Like ranks of different hosts.
     Tcp,
@@ -46,7 +46,7 @@ impl Default for Options {
             heartbeat: Duration::from_secs(5),
             join_timeout: Duration::from_secs(60),
             record: None,
-            constants: None,
+            link_costs: None,
             config: [0; 32],
             local: LocalLinks::SharedMemory,
             direct_access: true,

@@ -1,19 +1,19 @@
-//! Worlds of threads in one process: for tests, for examples, and for programs that are their own
-//! cluster.
+//! Worlds of threads in one process, for tests, examples and single-process programs.
 
-use crate::group::Group;
+use crate::group::{Group, GroupSpec};
 use crate::health::board::Board;
 use crate::health::recorder::Recorder;
-use crate::health::watch::Patience;
+use crate::health::watch::SpinPolicy;
+use crate::lane::LocalAccess;
 use crate::memory::arena::Arena;
+use crate::world::World;
 use crate::world::context::Context;
 use crate::world::options::Options;
-use crate::world::{WORLD_ID, World};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
-/// Runs the closure as `ranks` ranks, each on a thread of its own, and gives their results in order.
-/// A panic of one of them is passed on, after all have ended.
+/// Runs the closure as `ranks` ranks, each on its own thread, and returns their results in rank order. A
+/// panic of one of them is resumed after all have ended.
 ///
 /// ```
 /// let ranks = lockstep_comm::on_threads(4, |world| world.rank());
@@ -23,15 +23,15 @@ pub fn on_threads<R: Send>(ranks: usize, rank: impl Fn(World) -> R + Sync) -> Ve
     on_threads_with(&Options::default(), ranks, rank)
 }
 
-/// A world of one: every call is the identity.
+/// A world of one rank: every call is the identity.
 ///
 /// ```
-/// # use lockstep_comm::{Op, alone};
+/// # use lockstep_comm::{Op, single_rank};
 /// let mut numbers = [1.5f32, 2.5];
-/// alone().all_reduce(&mut numbers, Op::Sum).unwrap();
+/// single_rank().all_reduce(&mut numbers, Op::Sum).unwrap();
 /// assert_eq!(numbers, [1.5, 2.5]);
 /// ```
-pub fn alone() -> World {
+pub fn single_rank() -> World {
     on_threads(1, |world| world).remove(0)
 }
 
@@ -42,7 +42,7 @@ pub fn on_threads_with<R: Send>(
     rank: impl Fn(World) -> R + Sync,
 ) -> Vec<R> {
     assert!(ranks > 0, "a world has at least one rank");
-    let memory = "memory for a world of threads can be had";
+    let memory = "shared memory is available";
     let (board, _board_offer) = Board::create(ranks).expect(memory);
     let (arena, _arena_offer) = Arena::create(ranks).expect(memory);
     let board = Arc::new(board);
@@ -52,16 +52,16 @@ pub fn on_threads_with<R: Send>(
             hosts: vec![0; ranks],
             board: board.clone(),
             timeout: options.timeout,
-            patience: Patience::for_ranks(ranks),
+            spin_policy: SpinPolicy::for_ranks(ranks),
             sockets: None,
             recorder: Recorder::new(number, options.record.clone()),
-            direct_access: Arc::new(AtomicBool::new(options.direct_access)),
-            may_pull: Arc::default(),
-            heaps: Arc::default(),
-            measured: options.constants.map_or_else(OnceLock::new, OnceLock::from),
+            access: LocalAccess {
+                direct: Arc::new(AtomicBool::new(options.direct_access)),
+                ..LocalAccess::default()
+            },
+            measured: options.link_costs.map_or_else(OnceLock::new, OnceLock::from),
         };
-        let members = (0..ranks).collect();
-        World::new(Group::over_links(Arc::new(context), WORLD_ID, "world", members, &arena), None)
+        World::new(Group::over_links(GroupSpec::world(Arc::new(context)), &arena), None)
     };
     let worlds: Vec<World> = (0..ranks).map(world).collect();
     std::thread::scope(|scope| {

@@ -2,7 +2,7 @@
 
 use crate::reference::{Number, combined, inputs};
 use half::{bf16, f16};
-use lockstep_comm::{Algo, Collective, Group, Op, share};
+use lockstep_comm::{Algo, Collective, Group, Op, shard_range};
 
 /// Checks every collective of one type on one group, for one length and algorithm.
 pub fn check<T: Number>(group: &Group, len: usize, algo: Algo) {
@@ -25,7 +25,7 @@ pub fn check<T: Number>(group: &Group, len: usize, algo: Algo) {
             assert_eq!(buffer, want, "reduce {op:?}, {at}");
         }
         if doing(Collective::ReduceScatter) {
-            let own = share(len, n, me);
+            let own = shard_range(len, n, me);
             let mut output = vec![T::default(); own.len()];
             group.reduce_scatter(&inputs::<T>(me, len, op), &mut output, op).unwrap();
             assert_eq!(output, combined::<T>(n, len, op)[own], "reduce_scatter {op:?}, {at}");
@@ -35,7 +35,7 @@ pub fn check<T: Number>(group: &Group, len: usize, algo: Algo) {
     let whole = inputs::<T>(77, len, Op::Sum);
     if doing(Collective::AllGather) {
         let mut output = vec![T::default(); len];
-        group.all_gather(&whole[share(len, n, me)], &mut output).unwrap();
+        group.all_gather(&whole[shard_range(len, n, me)], &mut output).unwrap();
         assert_eq!(output, whole, "all_gather, {at}");
     }
     if doing(Collective::Broadcast) {

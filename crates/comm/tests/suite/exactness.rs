@@ -6,11 +6,13 @@ use crate::dice::{Float, hash, rolled};
 use crate::processes::{Spread, hosts, on_processes, shared_memory, tcp};
 use crate::reference::{combined, inputs};
 use half::{bf16, f16};
-use lockstep_comm::{Algo, Collective, Group, Op, Shape, candidates, on_threads, share};
+use lockstep_comm::{
+    Algo, Collective, CollectiveShape, Group, Op, candidates, on_threads, shard_range,
+};
 use proptest::prelude::*;
 
 fn possible(group: &Group, kind: Collective) -> Vec<Algo> {
-    candidates(&Shape { kind, count: 0, width: 4, root: 0, hosts: group.hosts() })
+    candidates(&CollectiveShape { kind, count: 0, width: 4, root: 0, hosts: group.hosts() })
 }
 
 /// All-reduces what the ranks rolled with every algorithm and operation; hashes of the results.
@@ -94,7 +96,7 @@ fn check_large(group: &Group) {
     let (me, n) = (group.rank(), group.size());
     let op = Op::ALL[n % Op::ALL.len()];
     let (input, sums): (Vec<f32>, Vec<f32>) = (inputs(me, LARGE, op), combined(n, LARGE, op));
-    let (whole, own): (Vec<f32>, _) = (inputs(77, LARGE, Op::Sum), share(LARGE, n, me));
+    let (whole, own): (Vec<f32>, _) = (inputs(77, LARGE, Op::Sum), shard_range(LARGE, n, me));
     let at = |kind: Collective, algo: Algo| format!("{kind:?} {op:?} with {algo:?} on {n}");
     for algo in possible(group, Collective::AllReduce) {
         let mut buffer = input.clone();

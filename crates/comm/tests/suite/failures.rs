@@ -129,7 +129,7 @@ fn a_rank_stuck_in_its_own_code_is_named_at_the_deadline() {
             has("f32 × 5000 = 19.5 KiB, sum");
             has("in group world");
             has("waited 2.");
-            has("rank 2 has not come to all_reduce #1");
+            has("rank 2 has not reached all_reduce #1");
         }
     }
 }
@@ -162,8 +162,8 @@ fn a_rank_that_gives_up_panics_or_leaves_is_named_with_its_reason() {
                 continue;
             };
             let (cause, reason) = match how {
-                "abort" | "exit" => (Cause::Failed, "gave up: the disk is full"),
-                "panic" => (Cause::Failed, "gave up: it panicked"),
+                "abort" | "exit" => (Cause::Failed, "aborted: the disk is full"),
+                "panic" => (Cause::Failed, "aborted: it panicked"),
                 _ => (Cause::Left, "has left the world"),
             };
             let limit = Duration::from_secs(20);
@@ -182,7 +182,7 @@ fn a_rank_that_leaves_is_missed_on_threads_as_well() {
         _ => world.barrier().err(),
     });
     for error in errors.into_iter().flatten() {
-        assert_eq!((error.guilty(), error.cause()), (Some(1), Some(Cause::Left)), "{error}");
+        assert_eq!((error.culprit(), error.cause()), (Some(1), Some(Cause::Left)), "{error}");
     }
 }
 

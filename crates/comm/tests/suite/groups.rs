@@ -3,7 +3,7 @@
 
 use crate::dice::Dice;
 use crate::processes::{Spread, hosts, on_processes, shared_memory, tcp};
-use lockstep_comm::{Algo, Collective, Error, Group, Op, Shape, candidates, on_threads};
+use lockstep_comm::{Algo, Collective, CollectiveShape, Error, Group, Op, candidates, on_threads};
 
 /// The world ranks of a group's members, as they themselves tell.
 fn told(group: &Group, world_rank: usize) -> Vec<usize> {
@@ -127,7 +127,7 @@ fn keep_busy(group: &Group, seed: u64, calls: usize) {
             [Collective::AllReduce, Collective::Broadcast, Collective::Gather, Collective::Barrier];
         let kind = kinds[dice.below(kinds.len())];
         let root = dice.below(n);
-        let shape = Shape { kind, count: len, width: 4, root, hosts: group.hosts() };
+        let shape = CollectiveShape { kind, count: len, width: 4, root, hosts: group.hosts() };
         let algos = candidates(&shape);
         let group = group.with_algo(Some(algos[dice.below(algos.len())]));
         let mut buffer = vec![me as i32 + 1; len];
@@ -187,6 +187,9 @@ fn an_algorithm_that_cannot_do_it_is_refused() {
     on_threads(2, |world| {
         let refused = world.with_algo(Some(Algo::Flat)).all_reduce(&mut [1f32], Op::Sum);
         let what = refused.unwrap_err().to_string();
-        assert!(what.contains("flat cannot do all_reduce") && what.contains("ring"), "{what}");
+        assert!(
+            what.contains("algorithm flat does not support all_reduce") && what.contains("ring"),
+            "{what}"
+        );
     });
 }

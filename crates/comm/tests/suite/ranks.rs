@@ -3,7 +3,7 @@
 
 use crate::processes::{Spread, WORLD, free_port};
 use lockstep_comm::{
-    Cause, Constants, Error, Identity, Launcher, Options, TokenSource, World, token,
+    Cause, Error, Identity, Launcher, LinkCosts, Options, TokenSource, World, token,
 };
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
@@ -43,7 +43,7 @@ pub fn impatient() -> Options {
         timeout: Duration::from_secs(4),
         heartbeat: Duration::from_secs(4),
         join_timeout: Duration::from_secs(20),
-        constants: Some(Constants::default()),
+        link_costs: Some(LinkCosts::default()),
         ..Options::default()
     }
 }
@@ -89,7 +89,7 @@ fn run_rank(spread: Spread, options: Options, rank: impl Fn(&Seat) -> Result<(),
     let Err(error) = rank(&seat) else { std::process::exit(0) };
     eprintln!("{error}");
     let verdict = Verdict {
-        guilty: error.guilty(),
+        guilty: error.culprit(),
         cause: error.cause(),
         error: error.to_string(),
         at_ms: wall_ms(),

@@ -29,7 +29,7 @@ fn missing_ranks_are_named_on_all_that_came() {
     all.retain(|identity| [0, 2].contains(&identity.rank));
     for result in join_all(all.into_iter().map(|i| (i, soon())).collect()) {
         let text = text(&result);
-        assert!(text.contains("2 of 5 ranks came within 2 s; missing: 1, 3, 4"), "{text}");
+        assert!(text.contains("2 of 5 ranks joined within 2 s; missing: 1, 3, 4"), "{text}");
     }
 }
 
@@ -47,7 +47,7 @@ fn a_rank_claimed_twice_is_named_on_all() {
     all[2].rank = 1;
     for result in join_all(all.into_iter().map(|i| (i, soon())).collect()) {
         let text = text(&result);
-        assert!(text.contains("rank 1 is claimed twice"), "{text}");
+        assert!(text.contains("rank 1 is used twice"), "{text}");
         assert!(text.contains("every process needs a RANK of its own"), "{text}");
     }
 }

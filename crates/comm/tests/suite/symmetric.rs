@@ -3,7 +3,7 @@
 
 use crate::processes::{hosts, on_processes, shared_memory, tcp};
 use crate::reference::{combined, inputs};
-use lockstep_comm::{Group, Op, Symmetric, on_threads, share};
+use lockstep_comm::{Group, Op, Symmetric, on_threads, shard_range};
 
 const LEN: usize = 20_000;
 
@@ -31,7 +31,7 @@ fn whole_and_in_slices(world: &Group) {
     }
 
     // Input and output in one allocation.
-    let own = share(LEN, n, me);
+    let own = shard_range(LEN, n, me);
     let (input, rest) = buffer.split_at_mut(LEN);
     filled(input, world);
     world.reduce_scatter(input, &mut rest[..own.len()], Op::Sum).unwrap();

@@ -3,8 +3,8 @@
 
 use crate::processes::{Spread, hosts, on_processes, shared_memory, tcp};
 use lockstep_comm::{
-    Algo, Collective, Group, Op, Options, Shape, Traffic, candidates, on_threads, on_threads_with,
-    sent, sent_if, share,
+    Algo, Collective, CollectiveShape, Group, Op, Options, Traffic, candidates, on_threads,
+    on_threads_with, predict_traffic, predict_traffic_with, shard_range,
 };
 
 const KINDS: [Collective; 9] = [
@@ -19,11 +19,11 @@ const KINDS: [Collective; 9] = [
     Collective::Barrier,
 ];
 
-/// Calls a collective on `count` floats, in the sense of `Shape::count`. `data` is what the peers
+/// Calls a collective on `count` floats, in the sense of `CollectiveShape::count`. `data` is what the peers
 /// reach for: the input, or the buffer that is changed.
 fn call(group: &Group, kind: Collective, count: usize, root: usize, data: &mut [f32]) {
     let (me, n) = (group.rank(), group.size());
-    let (mut whole, mut own) = (vec![1f32; count], vec![1f32; share(count, n, me).len()]);
+    let (mut whole, mut own) = (vec![1f32; count], vec![1f32; shard_range(count, n, me).len()]);
     let mut everybody = vec![1f32; if me == root { count * n } else { 0 }];
     match kind {
         Collective::AllReduce => group.all_reduce(data, Op::Sum),
@@ -43,7 +43,7 @@ fn call(group: &Group, kind: Collective, count: usize, root: usize, data: &mut [
 /// How many floats a member brings to `call`.
 fn brought(group: &Group, kind: Collective, count: usize, root: usize) -> usize {
     match kind {
-        Collective::AllGather => share(count, group.size(), group.rank()).len(),
+        Collective::AllGather => shard_range(count, group.size(), group.rank()).len(),
         Collective::Scatter if group.rank() == root => count * group.size(),
         _ => count,
     }
@@ -55,7 +55,7 @@ fn hold(
     group: &Group,
     lengths: &[usize],
     wanted: impl Fn(Algo) -> bool,
-    expected: impl Fn(&Shape, Traffic) -> Traffic,
+    expected: impl Fn(&CollectiveShape, Traffic) -> Traffic,
 ) {
     for (kind, &len) in KINDS.into_iter().flat_map(|kind| lengths.iter().map(move |l| (kind, l))) {
         let count = match kind {
@@ -64,7 +64,7 @@ fn hold(
             _ => len,
         };
         let root = len % group.size();
-        let shape = Shape { kind, count, width: 4, root, hosts: group.hosts() };
+        let shape = CollectiveShape { kind, count, width: 4, root, hosts: group.hosts() };
         for algo in candidates(&shape).into_iter().filter(|a| wanted(*a)) {
             let n = brought(group, kind, count, root);
             let mut data = vec![1f32; n];
@@ -75,7 +75,8 @@ fn hold(
                 messages: after.messages - before.messages,
                 bytes: after.bytes - before.bytes,
             };
-            let formula = sent_if(&shape, algo, group.rank(), group.pulls());
+            let formula =
+                predict_traffic_with(&shape, algo, group.rank(), group.uses_cross_memory());
             let formula = formula.expect("there is a formula");
             let at = format!("{algo:?} {kind:?} × {count}, rank {}", group.rank());
             assert_eq!(really, expected(&shape, formula), "{at} on {:?}", group.hosts());
@@ -101,7 +102,7 @@ fn messages_are_sent_as_the_formulas_say() {
 
 #[test]
 fn in_place_only_the_one_round_sends() {
-    let one_round = |shape: &Shape, formula: Traffic| {
+    let one_round = |shape: &CollectiveShape, formula: Traffic| {
         let small = shape.kind == Collective::AllReduce && shape.count * 4 <= 16 << 10;
         if small { formula } else { Traffic::default() }
     };
@@ -190,8 +191,8 @@ fn two_levels_send_as_the_formulas_say() {
 /// Everybody's traffic of a collective on `count` floats, each member on a host of its own.
 fn everybodys(kind: Collective, algo: Algo, members: usize, count: usize) -> Vec<Traffic> {
     let hosts: Vec<usize> = (0..members).collect();
-    let shape = Shape { kind, count, width: 4, root: 0, hosts: &hosts };
-    (0..members).map(|me| sent(&shape, algo, me).expect("there is a formula")).collect()
+    let shape = CollectiveShape { kind, count, width: 4, root: 0, hosts: &hosts };
+    (0..members).map(|me| predict_traffic(&shape, algo, me).expect("there is a formula")).collect()
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! same bits.
 
 use super::{bytes, room};
-use lockstep_comm::{Group, Result, share};
+use lockstep_comm::{Group, Result, shard_range};
 use lockstep_kernels::cpu::largest::PAIR;
 use lockstep_kernels::{Device, Dtype, Tag};
 
@@ -50,7 +50,7 @@ pub(super) fn reduce_scatter(mut work: Work, input: &[f32], output: &mut [f32]) 
     group.all_to_all_v(own, &sent, into, &received)?;
 
     output.fill(0.0);
-    add_pairs(into, share(len, group.size(), group.rank()).start, output);
+    add_pairs(into, shard_range(len, group.size(), group.rank()).start, output);
     Ok(())
 }
 
@@ -66,7 +66,7 @@ impl Work<'_> {
 fn counts(pairs: &[u8], len: usize, members: usize) -> Vec<i64> {
     let pairs = pairs.as_chunks::<PAIR>().0;
     let before = |place: usize| pairs.partition_point(|pair| read(*pair).0 < place);
-    let shares = (0..members).map(|member| share(len, members, member));
+    let shares = (0..members).map(|member| shard_range(len, members, member));
     shares.map(|share| (before(share.end) - before(share.start)) as i64).collect()
 }
 

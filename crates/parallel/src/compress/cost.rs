@@ -2,11 +2,11 @@
 //! tests hold it against what was sent.
 
 use super::{Form, chosen_of, form, rounded};
-use lockstep_comm::{Algo, Collective, Shape};
+use lockstep_comm::{Algo, Collective, CollectiveShape};
 use lockstep_kernels::cpu::largest::PAIR;
 use lockstep_plan::Compression;
 
-/// One collective of a reduction, in the sense of `lockstep_comm::Shape`.
+/// One collective of a reduction, in the sense of `lockstep_comm::CollectiveShape`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Exchange {
     pub kind: Collective,
@@ -66,10 +66,14 @@ pub fn sent(how: Compression, kind: Collective, len: usize, ranks: usize, me: us
     let of = |exchange: &Exchange| {
         let Exchange { kind, count, width } = *exchange;
         let algo = if kind == Collective::AllToAll { Algo::Flat } else { Algo::Ring };
-        let shape = Shape { kind, count, width, root: 0, hosts: &hosts };
+        let shape = CollectiveShape { kind, count, width, root: 0, hosts: &hosts };
         match kind {
             Collective::AllToAllV => (count * width) as u64,
-            _ => lockstep_comm::sent(&shape, algo, me).expect("these have a formula").bytes,
+            _ => {
+                lockstep_comm::predict_traffic(&shape, algo, me)
+                    .expect("these have a formula")
+                    .bytes
+            }
         }
     };
     exchanges(how, kind, len, ranks).iter().map(of).sum()

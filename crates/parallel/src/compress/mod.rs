@@ -107,7 +107,7 @@ impl Compressor {
         }
     }
 
-    /// `output` becomes our share (`lockstep_comm::share`) of the sum of `input` over the group.
+    /// `output` becomes our share (`lockstep_comm::shard_range`) of the sum of `input` over the group.
     ///
     /// Rounded: the first half of [`Compressor::all_reduce`], and one rounding less. The k largest: P-1 steps, and
     /// each owner gets only what is in its share, (P-1)/P · 8k bytes per rank when they are spread evenly, after P-1

@@ -2,7 +2,7 @@
 //! up in f32, on its way back. What either rounding loses stays where it was lost.
 
 use super::{bytes, room};
-use lockstep_comm::{Group, Result, share};
+use lockstep_comm::{Group, Result, shard_range};
 use lockstep_kernels::{Code, Device};
 use std::ops::Range;
 
@@ -81,7 +81,7 @@ fn pieces(all: &[u8], piece: usize) -> impl Iterator<Item = (usize, &[u8])> {
 
 impl Work<'_> {
     fn share(&self, member: usize) -> Range<usize> {
-        share(self.error.len(), self.group.size(), member)
+        shard_range(self.error.len(), self.group.size(), member)
     }
 
     fn own(&self) -> Range<usize> {

@@ -350,7 +350,7 @@ fn a_peer_that_fails_is_an_error() {
             });
             for (rank, error) in errors.into_iter().enumerate().filter(|(rank, _)| *rank != 1) {
                 let error = error.unwrap_or_else(|| panic!("rank {rank} of {cut:?} saw nothing"));
-                let blame = (error.guilty(), error.cause());
+                let blame = (error.culprit(), error.cause());
                 assert_eq!(blame, (Some(1), Some(cause)), "{cut:?}: {error}");
             }
         }

@@ -7,7 +7,7 @@ pub use exact::traffic;
 pub use flows::Flow;
 pub(crate) use flows::Flows;
 
-use lockstep_comm::{Constants, LinkCost, Shape, choose, price};
+use lockstep_comm::{CollectiveShape, LinkCost, LinkCosts, choose, predict_seconds};
 use lockstep_plan::Collective;
 
 use crate::cluster::{Cluster, Engine};
@@ -117,13 +117,14 @@ fn by_comm(cluster: &Cluster, spread: GroupPlacement, collective: Collective, by
         // One stream has the card alone; sharing is the formulas' to count.
         bandwidth: cluster.links[link].bandwidth_gbs * 1e9 / cluster.links[link].oversubscription,
     };
-    let constants = Constants { local: cost(0), remote: cost(cluster.links.len() - 1) };
+    let constants = LinkCosts { local: cost(0), remote: cost(cluster.links.len() - 1) };
     let hosts: Vec<usize> =
         (0..spread.members).map(|member| member * spread.stride / cluster.per_host).collect();
     let kind = match collective {
         Collective::AllToAllV | Collective::SendRecv => Collective::AllToAll,
         collective => collective,
     };
-    let shape = Shape { kind, count: bytes.ceil() as usize, width: 1, root: 0, hosts: &hosts };
-    price(&shape, choose(&shape, &constants), &constants)
+    let shape =
+        CollectiveShape { kind, count: bytes.ceil() as usize, width: 1, root: 0, hosts: &hosts };
+    predict_seconds(&shape, choose(&shape, &constants), &constants)
 }

@@ -2,7 +2,9 @@
 
 use crate::errors::mean_error;
 use crate::tables::{plan, read};
-use lockstep_comm::{Algo, Constants, LinkCost, Shape, choose, price, sent};
+use lockstep_comm::{
+    Algo, CollectiveShape, LinkCost, LinkCosts, choose, predict_seconds, predict_traffic,
+};
 use lockstep_plan::{Collective, Phase};
 use lockstep_sim::{
     Cluster, Flow, GroupPlacement, Options, calibrate, collective_seconds, estimate,
@@ -74,7 +76,7 @@ fn all_reduces_of_a_node() {
 #[test]
 fn lockstep_engines_cost_what_comm_says() {
     let cluster = Cluster::built_in("ethernet").unwrap();
-    let constants = Constants {
+    let constants = LinkCosts {
         local: LinkCost { latency: 1e-6, bandwidth: 8e9 },
         remote: LinkCost { latency: 20e-6, bandwidth: 1.1e9 },
     };
@@ -89,8 +91,9 @@ fn lockstep_engines_cost_what_comm_says() {
             let hosts: Vec<usize> = (0..members).map(|member| member * stride / 4).collect();
             for (collective, kind) in kinds {
                 for bytes in [64, 1 << 20] {
-                    let shape = Shape { kind, count: bytes, width: 1, root: 0, hosts: &hosts };
-                    let comms = price(&shape, choose(&shape, &constants), &constants);
+                    let shape =
+                        CollectiveShape { kind, count: bytes, width: 1, root: 0, hosts: &hosts };
+                    let comms = predict_seconds(&shape, choose(&shape, &constants), &constants);
                     let ours = collective_seconds(
                         &cluster,
                         GroupPlacement { members, stride },
@@ -116,7 +119,7 @@ fn flows_send_what_rings_send() {
         (Collective::AllGather, Collective::AllGather),
         (Collective::ReduceScatter, Collective::ReduceScatter),
     ] {
-        let shape = Shape { kind, count: 8 << 10, width: 1, root: 0, hosts: &hosts };
+        let shape = CollectiveShape { kind, count: 8 << 10, width: 1, root: 0, hosts: &hosts };
         let flow = Flow {
             kind: None,
             members: 8,
@@ -128,7 +131,7 @@ fn flows_send_what_rings_send() {
             seconds: 0.0,
         };
         assert_eq!(
-            sent(&shape, Algo::Ring, 3).unwrap().bytes as f64,
+            predict_traffic(&shape, Algo::Ring, 3).unwrap().bytes as f64,
             flow.sent(),
             "{collective:?}"
         );

@@ -1,7 +1,9 @@
 //! What ranks send in a step is what the plan says also where only TCP joins them: processes that are each a host of
 //! their own.
 
-use lockstep_comm::{LocalLinks, Options, Shape, Traffic, World, choose, sent};
+use lockstep_comm::{
+    CollectiveShape, LocalLinks, Options, Traffic, World, choose, predict_traffic,
+};
 use lockstep_launch::{LaunchSpec, OutputMode, identity, launch};
 use lockstep_parallel::Groups;
 use lockstep_plan::Exchange;
@@ -84,8 +86,8 @@ fn between_hosts(world: &World, groups: &Groups, exchange: &Exchange, me: usize)
     };
     let group = exchange.kind.map_or(world.group(), |kind| groups.group(kind));
     assert_eq!(group.size(), members, "{exchange:?}");
-    let shape = Shape { kind, count, width, root: 0, hosts: group.hosts() };
+    let shape = CollectiveShape { kind, count, width, root: 0, hosts: group.hosts() };
     assert!(group.hosts().iter().any(|host| *host != group.hosts()[0]), "ranks are apart");
-    let algo = choose(&shape, &group.constants());
-    sent(&shape, algo, me).expect("these have a formula")
+    let algo = choose(&shape, &group.link_costs());
+    predict_traffic(&shape, algo, me).expect("these have a formula")
 }

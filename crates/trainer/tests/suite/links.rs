@@ -34,7 +34,7 @@ fn the_slow_link_is_named_by_all() {
             let rates = measure(&Slowed { group, pair }, world.rank(), &rounds).unwrap();
             let links = links(group, &rounds, &rates).unwrap();
             assert_eq!(links.len(), 4);
-            slow_link(&links, group.constants().remote).unwrap()
+            slow_link(&links, group.link_costs().remote).unwrap()
         });
         for slow in told {
             assert_eq!(slow.ranks, (pair[0], pair[1]));

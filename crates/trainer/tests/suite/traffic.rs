@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use lockstep_comm::{Algo, Group, Options, Shape, Traffic, on_threads_with, sent};
+use lockstep_comm::{
+    Algo, CollectiveShape, Group, Options, Traffic, on_threads_with, predict_traffic,
+};
 use lockstep_kernels::Device;
 use lockstep_plan::{Collective, Exchange, GroupKind, Plan, traffic, traffic_of_step};
 use lockstep_trainer::Rank;
@@ -69,8 +71,8 @@ fn on_one_host(exchange: &Exchange, me: usize) -> Traffic {
     let Some(kind) = kind(exchange.collective) else {
         return Traffic { messages: 1, bytes: (count * width) as u64 };
     };
-    let shape = Shape { kind, count, width, root: 0, hosts: &vec![0; members] };
-    let sent = sent(&shape, Algo::Direct, me).unwrap();
+    let shape = CollectiveShape { kind, count, width, root: 0, hosts: &vec![0; members] };
+    let sent = predict_traffic(&shape, Algo::Direct, me).unwrap();
     match exchange.collective {
         // Members first say how much.
         Collective::AllToAllV => sent + Traffic { messages: 1, bytes: 8 * members as u64 },

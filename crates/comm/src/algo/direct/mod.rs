@@ -1,174 +1,180 @@
-//! Direct: the members of one host reach each other's memory.
+//! Direct: the members of one host access each other's memory.
 //!
-//! Three ways, and all members take the same one, because they look at the same postings:
-//! - *in place*, when everybody can reach everybody's buffer (threads of one process, or symmetric
-//!   buffers): each member reduces or copies straight from its peers' memory, between two meetings;
-//! - *pulled*, for larger buffers of processes that may read each other: the kernel copies what is
-//!   needed from the peer's buffer;
-//! - *staged* otherwise: data passes through the slots of the arena in rounds small enough to stay in
-//!   the caches, and a round is filled while the one before is drained.
+//! There are three access methods. All members choose the same one, because they look at the same
+//! postings:
+//! - *in place*, when all members have mapped all buffers (threads of one process, symmetric buffers or
+//!   shared heaps): each member reduces or copies from its peers' memory, between two barriers;
+//! - *cross-memory*, for larger buffers of processes that may access each other: the kernel copies
+//!   between the processes;
+//! - *through slots* otherwise: data passes through the slots of the arena, in rounds small enough to
+//!   stay in the caches. A round is filled while the previous one is drained.
 //!
 //! With L members and S bytes, a member moves
-//! - all-reduce: (L-1)/L · S of inputs and S/L of results; a small buffer goes whole, in one round,
+//! - all-reduce: (L-1)/L · S of inputs and S/L of results; a small buffer whole, in one round,
 //! - reduce-scatter, all-to-all: (L-1)/L · S,
 //! - all-gather, gather: its own S/L; broadcast: S at the root; scatter: (L-1)/L · S at the root.
 //!
-//! Contributions are combined by the owner of a slice in the order of the seats, so the result is the
-//! same on every member, in every run and in each of the three ways.
+//! The owner of a slice combines contributions in member order, so the result is the same on all
+//! members, in every run and with every access method.
 
-mod pulled;
-pub(crate) mod sent;
-mod staged;
+pub(crate) mod cost;
+mod cross_memory;
+mod through_slots;
 
-use crate::call::cut::Cut;
 use crate::call::error::Result;
 use crate::call::fold::Fold;
-use crate::group::lane::Lane;
+use crate::call::partition::{Partition, longest};
+use crate::lane::Lane;
 use crate::memory::copy::{copy, copy_slice};
-use crate::memory::reach::Remote;
-use crate::memory::stage::SLOT_BYTES;
+use crate::memory::cross_process::RemoteAddress;
+use crate::memory::member::{Bank, SLOT_BYTES};
 use std::ops::Range;
 
-/// Up to this size, an all-reduce is one round in which everybody reads everything.
-pub(crate) const ONE_ROUND: usize = 16 << 10;
-/// From this many bytes per member on, a call of the kernel costs less than a second copy.
-const PULL_FROM: usize = 16 << 10;
+/// Up to this size, an all-reduce is one round in which all members read all inputs.
+const ONE_ROUND: usize = 16 << 10;
+/// From this many bytes per member on, a system call costs less than a second copy.
+const CROSS_MEMORY_MIN: usize = 16 << 10;
 /// Up to this many members, pulling slices from each costs less than passing them through slots.
-const PULL_MEMBERS: usize = 3;
+const CROSS_MEMORY_MEMBERS: usize = 3;
 
-const INPUTS: usize = 0;
-const RESULTS: usize = 1;
-
-/// How the members reach each other's data in this call.
-enum Way {
-    /// Addresses in our own address space, by seat.
+/// How the members access each other's buffers in one call.
+enum Access {
+    /// Addresses in our own address space, by local member.
     InPlace(Vec<*mut u8>),
     /// Addresses in the members' processes.
-    Pulled(Vec<Remote>),
-    Staged,
+    CrossMemory(Vec<RemoteAddress>),
+    Slots,
 }
 
-/// Says what we call and where our data lies, meets everybody, and compares. Pulls if it `pays`,
-/// which must be equal on all members. Unless it is staged, what was opened must be settled.
-fn open(lane: &mut Lane, data: *const u8, len: usize, pays: bool) -> Result<Way> {
-    let way = agree(lane, data, len).and_then(|()| way(lane, pays));
-    if way.is_err() {
-        lane.stages.await_hands_off();
+/// A reduction in which each member combines its slice of all buffers.
+struct SliceReduction<'a> {
+    /// Our buffer.
+    data: *mut u8,
+    partition: Partition,
+    fold: &'a Fold,
+    /// The only member that receives the result; all of them if `None`.
+    root: Option<usize>,
+}
+
+impl SliceReduction<'_> {
+    fn receives(&self, member: usize) -> bool {
+        self.root.is_none_or(|root| root == member)
     }
-    way
 }
 
-fn agree(lane: &mut Lane, data: *const u8, len: usize) -> Result<()> {
-    let window = lane.window(data, len);
-    let (stages, watch) = lane.stages();
-    stages.announce(watch, window);
-    stages.meet(watch)?;
-    stages.compare(watch)
-}
-
-fn way(lane: &mut Lane, pays: bool) -> Result<Way> {
-    if let Some(windows) = lane.reachable() {
-        return reach(lane).map(|()| Way::InPlace(windows));
+/// Announces our call and buffer, waits for all members, compares the calls and chooses an access
+/// method. Cross-memory is used only if it `pays`, which must be equal on all members. Unless the result
+/// is `Slots`, the call must end with `close` or `settle`.
+fn open(lane: &mut Lane, data: *const u8, len: usize, pays: bool) -> Result<Access> {
+    let access = announce(lane, data, len).and_then(|()| choose_access(lane, pays));
+    if access.is_err() {
+        lane.slots.wait_until_not_accessed();
     }
-    if pays && lane.may_pull() {
-        let window = |seat| {
-            let window = lane.stages.window(seat);
-            Remote { pid: window.pid, at: window.at }
+    access
+}
+
+fn announce(lane: &mut Lane, data: *const u8, len: usize) -> Result<()> {
+    let location = lane.locate(data, len);
+    let (slots, watch) = lane.slots();
+    slots.announce(watch, location);
+    slots.barrier(watch)?;
+    slots.compare(watch)
+}
+
+fn choose_access(lane: &mut Lane, pays: bool) -> Result<Access> {
+    if let Some(buffers) = lane.mapped_buffers() {
+        return begin_access(lane).map(|()| Access::InPlace(buffers));
+    }
+    if pays && lane.has_cross_memory() {
+        let remote = |member| {
+            let location = lane.slots.location(member);
+            RemoteAddress { pid: location.pid, at: location.address }
         };
-        let remotes = (0..lane.stages.members()).map(window).collect();
-        return reach(lane).map(|()| Way::Pulled(remotes));
+        let remotes = (0..lane.slots.members()).map(remote).collect();
+        return begin_access(lane).map(|()| Access::CrossMemory(remotes));
     }
-    Ok(Way::Staged)
+    Ok(Access::Slots)
 }
 
-/// Whether pulling slices of this length from every peer is cheaper than passing them on.
+/// Whether pulling slices of this length from every peer is cheaper than passing them through slots.
 fn slices_pay(members: usize, longest: usize) -> bool {
-    longest >= PULL_FROM && members <= PULL_MEMBERS
+    longest >= CROSS_MEMORY_MIN && members <= CROSS_MEMORY_MEMBERS
 }
 
-/// Begins to touch the peers' memory, unless the world is broken and they may take it away.
-fn reach(lane: &mut Lane) -> Result<()> {
-    let (stages, watch) = lane.stages();
-    stages.reach(true);
-    let standing = watch.standing();
-    if standing.is_err() {
-        stages.reach(false);
+/// Begins to access the peers' memory, unless the world is broken and they may release it.
+fn begin_access(lane: &mut Lane) -> Result<()> {
+    let (slots, watch) = lane.slots();
+    slots.set_accessing(true);
+    let intact = watch.check_intact();
+    if intact.is_err() {
+        slots.set_accessing(false);
     }
-    standing
+    intact
 }
 
-/// Nobody goes on before everybody is done with everybody's memory, even if the world broke meanwhile
-/// and some never come to the meeting.
+/// Waits until all members have finished accessing all buffers, even if the world breaks meanwhile and
+/// some members never reach the barrier.
 fn close(lane: &mut Lane) -> Result<()> {
-    lane.stages.reach(false);
-    let (stages, watch) = lane.stages();
-    let met = stages.meet(watch);
+    lane.slots.set_accessing(false);
+    let (slots, watch) = lane.slots();
+    let met = slots.barrier(watch);
     if met.is_err() {
-        lane.stages.await_hands_off();
+        lane.slots.wait_until_not_accessed();
     }
     met
 }
 
-/// Closes a call that may have failed: then the others are left to find that out by themselves, but
-/// our buffer stays until they have let go of it.
+/// Closes a call that may have failed. After a failure the others find out by themselves, but our buffer
+/// stays valid until they have stopped accessing it.
 fn settle(lane: &mut Lane, done: Result<()>) -> Result<()> {
     if done.is_ok() {
         return close(lane);
     }
-    lane.stages.reach(false);
-    lane.stages.await_hands_off();
+    lane.slots.set_accessing(false);
+    lane.slots.wait_until_not_accessed();
     done
 }
 
 pub(crate) fn barrier(lane: &mut Lane) -> Result<()> {
-    agree(lane, std::ptr::null(), 0)
-}
-
-fn slices(lane: &Lane, bytes: usize, fold: &Fold) -> Cut {
-    let width = fold.dtype.bytes();
-    Cut { count: bytes / width, parts: lane.stages.members(), width }
+    announce(lane, std::ptr::null(), 0)
 }
 
 pub(crate) fn all_reduce(lane: &mut Lane, bytes: &mut [u8], fold: &Fold) -> Result<()> {
     if bytes.len() <= ONE_ROUND {
-        return staged::all_reduce_in_one_round(lane, bytes, fold);
+        return through_slots::all_reduce_in_one_round(lane, bytes, fold);
     }
-    let data = bytes.as_mut_ptr();
-    let cut = slices(lane, bytes.len(), fold);
-    let pays = slices_pay(lane.stages.members(), cut.largest());
-    match open(lane, data, bytes.len(), pays)? {
-        Way::InPlace(windows) => {
-            let mine = cut.bytes(lane.stages.me);
-            // SAFETY: every window is as long as our buffer (the calls were compared), and by the cut
-            // nobody else touches this slice of any window before the meeting below.
-            unsafe { combine_slice(&windows, &windows, &mine, fold) };
-            close(lane)
-        }
-        Way::Pulled(remotes) => {
-            let done = pulled::reduce_slices(lane, &remotes, data, &cut, fold, None);
-            settle(lane, done)
-        }
-        Way::Staged => staged::reduce_slices(lane, data, &cut, fold, None),
-    }
+    reduce_slices(lane, bytes, fold, None)
 }
 
-/// The root's buffer gets the result; the others' stay as they are.
+/// Reduces into the root's buffer; the others are unchanged.
 pub(crate) fn reduce(lane: &mut Lane, bytes: &mut [u8], fold: &Fold, root: usize) -> Result<()> {
-    let data = bytes.as_mut_ptr();
-    let cut = slices(lane, bytes.len(), fold);
-    let pays = slices_pay(lane.stages.members(), cut.largest());
-    match open(lane, data, bytes.len(), pays)? {
-        Way::InPlace(windows) => {
-            let mine = cut.bytes(lane.stages.me);
-            // SAFETY: as in `all_reduce`; only the root's window is written.
-            unsafe { combine_slice(&windows, &windows[root..=root], &mine, fold) };
+    reduce_slices(lane, bytes, fold, Some(root))
+}
+
+fn reduce_slices(
+    lane: &mut Lane,
+    bytes: &mut [u8],
+    fold: &Fold,
+    root: Option<usize>,
+) -> Result<()> {
+    let members = lane.slots.members();
+    let partition = Partition::of_bytes(bytes.len(), members, fold.dtype.bytes());
+    let reduction = SliceReduction { data: bytes.as_mut_ptr(), partition, fold, root };
+    let pays = slices_pay(members, partition.largest());
+    match open(lane, reduction.data, bytes.len(), pays)? {
+        Access::InPlace(buffers) => {
+            let own_slice = partition.bytes(lane.slots.me);
+            let receivers = root.map_or(&buffers[..], |root| &buffers[root..=root]);
+            // SAFETY: every buffer is as long as ours (the calls were compared), and nobody else
+            // accesses this slice of any buffer before the next barrier.
+            unsafe { combine_slice(&buffers, receivers, &own_slice, fold) };
             close(lane)
         }
-        Way::Pulled(remotes) => {
-            let done = pulled::reduce_slices(lane, &remotes, data, &cut, fold, Some(root));
+        Access::CrossMemory(remotes) => {
+            let done = cross_memory::reduce_slices(lane, &remotes, &reduction);
             settle(lane, done)
         }
-        Way::Staged => staged::reduce_slices(lane, data, &cut, fold, Some(root)),
+        Access::Slots => through_slots::reduce_slices(lane, &reduction),
     }
 }
 
@@ -183,11 +189,11 @@ unsafe fn combine_slice(
     let at = |p: &*mut u8| p.wrapping_add(range.start);
     let sources: Vec<*const u8> = sources.iter().map(|p| at(p).cast_const()).collect();
     let destinations: Vec<*mut u8> = destinations.iter().map(at).collect();
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { fold.combine(&sources, &destinations, range.len(), true) };
 }
 
-/// `slices[i]` of everybody's `input` is combined at seat i, into its `output`.
+/// Combines `slices[i]` of all members' `input` into the `output` of local member i.
 pub(crate) fn reduce_scatter(
     lane: &mut Lane,
     input: &[u8],
@@ -195,34 +201,36 @@ pub(crate) fn reduce_scatter(
     slices: &[Range<usize>],
     fold: &Fold,
 ) -> Result<()> {
-    let pays = slices_pay(lane.stages.members(), longest(slices));
+    let own_slice = &slices[lane.slots.me];
+    let pays = slices_pay(lane.slots.members(), longest(slices));
     match open(lane, input.as_ptr(), input.len(), pays)? {
-        Way::InPlace(windows) => {
-            let mine = &slices[lane.stages.me];
-            // Shifted so that the slice lands at the start of the output.
-            let to = output.as_mut_ptr().wrapping_sub(mine.start);
-            // SAFETY: everybody's input is as long as ours and only read until the meeting; the
-            // output is ours.
-            unsafe { combine_slice(&windows, &[to], mine, fold) };
+        Access::InPlace(buffers) => {
+            // Shifted so that the slice is written to the start of the output.
+            let to = output.as_mut_ptr().wrapping_sub(own_slice.start);
+            // SAFETY: all inputs are as long as ours and only read until the barrier; the output is
+            // ours.
+            unsafe { combine_slice(&buffers, &[to], own_slice, fold) };
             close(lane)
         }
-        Way::Pulled(remotes) => {
-            let done = pulled::reduce_scatter(lane, &remotes, input, output, slices, fold);
+        Access::CrossMemory(remotes) => {
+            let remotes: Vec<_> = remotes.iter().map(|r| r.offset(own_slice.start)).collect();
+            let own = &input[own_slice.clone()];
+            let done = cross_memory::reduce_scatter(lane, &remotes, own, output, fold);
             settle(lane, done)
         }
-        Way::Staged => staged::reduce_scatter(lane, input, output, slices, fold),
+        Access::Slots => through_slots::reduce_scatter(lane, input, output, slices, fold),
     }
 }
 
-/// Where the pieces of an all-to-all lie.
+/// Locations of the pieces of an all-to-all.
 pub(crate) struct Routes<'a> {
-    /// In our input, what goes to each seat.
+    /// Pieces of our input, by receiver.
     pub outgoing: &'a [Range<usize>],
-    /// In our output, what comes from each seat.
+    /// Pieces of our output, by sender.
     pub incoming: &'a [Range<usize>],
-    /// In the input of each seat, what comes to us.
+    /// Our piece in the input of each member.
     pub theirs: &'a [Range<usize>],
-    /// The longest piece of all members.
+    /// Length of the longest piece of all members.
     pub longest: usize,
 }
 
@@ -232,35 +240,33 @@ pub(crate) fn all_to_all(
     output: &mut [u8],
     routes: &Routes,
 ) -> Result<()> {
-    let me = lane.stages.me;
+    let me = lane.slots.me;
     let (own, total) = (&input[routes.outgoing[me].clone()], output.len());
     copy_slice(own, &mut output[routes.incoming[me].clone()], total);
-    let to = output.as_mut_ptr();
-    match open(lane, input.as_ptr(), input.len(), routes.longest >= PULL_FROM)? {
-        Way::InPlace(windows) => {
-            for peer in lane.stages.peers() {
-                let place = &routes.incoming[peer];
-                // SAFETY: the peer's input is only read until the meeting; the output is ours.
-                unsafe {
-                    let from = windows[peer].add(routes.theirs[peer].start);
-                    copy(from, to.add(place.start), place.len(), output.len());
-                }
+    match open(lane, input.as_ptr(), input.len(), routes.longest >= CROSS_MEMORY_MIN)? {
+        Access::InPlace(buffers) => {
+            for peer in lane.slots.peers() {
+                let to = &mut output[routes.incoming[peer].clone()];
+                let from = buffers[peer].wrapping_add(routes.theirs[peer].start);
+                // SAFETY: the peer's input is only read until the barrier; the output is ours.
+                unsafe { copy(from, to.as_mut_ptr(), to.len(), total) };
             }
             close(lane)
         }
-        Way::Pulled(remotes) => {
-            let mut peers = lane.stages.peers();
+        Access::CrossMemory(remotes) => {
+            let mut peers = lane.slots.peers();
             let done = peers.try_for_each(|peer| {
                 let from = remotes[peer].offset(routes.theirs[peer].start);
-                pulled::take(lane, peer, from, &mut output[routes.incoming[peer].clone()])
+                let to = &mut output[routes.incoming[peer].clone()];
+                cross_memory::pull_from(lane, peer, from, to)
             });
             settle(lane, done)
         }
-        Way::Staged => staged::all_to_all(lane, input, output, routes),
+        Access::Slots => through_slots::all_to_all(lane, input, output, routes),
     }
 }
 
-/// Seat `root` has a range for everybody; each gets its own.
+/// Sends each local member its range of the root's input.
 pub(crate) fn scatter(
     lane: &mut Lane,
     input: &[u8],
@@ -268,130 +274,125 @@ pub(crate) fn scatter(
     output: &mut [u8],
     root: usize,
 ) -> Result<()> {
-    let me = lane.stages.me;
+    let me = lane.slots.me;
     if me == root {
         output.copy_from_slice(&input[ranges[me].clone()]);
     }
-    match open(lane, input.as_ptr(), input.len(), longest(ranges) >= PULL_FROM)? {
-        Way::InPlace(windows) => {
+    match open(lane, input.as_ptr(), input.len(), longest(ranges) >= CROSS_MEMORY_MIN)? {
+        Access::InPlace(buffers) => {
             if me != root {
-                let (to, len) = (output.as_mut_ptr(), output.len());
-                // SAFETY: the root's input is only read until the meeting; the output is ours.
+                let from = buffers[root].wrapping_add(ranges[me].start);
+                // SAFETY: the root's input is only read until the barrier; the output is ours.
                 unsafe {
-                    std::ptr::copy_nonoverlapping(windows[root].add(ranges[me].start), to, len);
+                    std::ptr::copy_nonoverlapping(from, output.as_mut_ptr(), output.len());
                 }
             }
             close(lane)
         }
-        Way::Pulled(remotes) => {
+        Access::CrossMemory(remotes) => {
             let done = match me == root {
                 true => Ok(()),
-                false => pulled::take(lane, root, remotes[root].offset(ranges[me].start), output),
+                false => {
+                    let from = remotes[root].offset(ranges[me].start);
+                    cross_memory::pull_from(lane, root, from, output)
+                }
             };
             settle(lane, done)
         }
-        Way::Staged => staged::scatter(lane, input, ranges, output, root),
+        Access::Slots => through_slots::scatter(lane, input, ranges, output, root),
     }
 }
 
-/// Our `input` goes to everybody who wants it; what seat p brings comes to `places[p]` of `output`
-/// where `wants(p)`. Our own is put there too.
+/// Gathers the inputs of all local members into `places` of `output`, on the members that receive.
 pub(crate) fn all_gather(
     lane: &mut Lane,
     input: &[u8],
     output: &mut [u8],
     places: &[Range<usize>],
-    wanted: bool,
+    receives: bool,
 ) -> Result<()> {
-    let me = lane.stages.me;
-    if wanted {
-        let total = output.len();
+    let me = lane.slots.me;
+    let total = output.len();
+    if receives {
         copy_slice(input, &mut output[places[me].clone()], total);
     }
-    match open(lane, input.as_ptr(), input.len(), longest(places) >= PULL_FROM)? {
-        Way::InPlace(windows) => {
-            for peer in lane.stages.peers().filter(|_| wanted) {
-                let total = output.len();
+    match open(lane, input.as_ptr(), input.len(), longest(places) >= CROSS_MEMORY_MIN)? {
+        Access::InPlace(buffers) => {
+            for peer in lane.slots.peers().filter(|_| receives) {
                 let to = &mut output[places[peer].clone()];
-                // SAFETY: the peer's input is only read until the meeting; the output is ours.
-                unsafe { copy(windows[peer], to.as_mut_ptr(), to.len(), total) };
+                // SAFETY: the peer's input is only read until the barrier; the output is ours.
+                unsafe { copy(buffers[peer], to.as_mut_ptr(), to.len(), total) };
             }
             close(lane)
         }
-        Way::Pulled(remotes) => {
-            let mut peers = lane.stages.peers().filter(|_| wanted);
+        Access::CrossMemory(remotes) => {
+            let mut peers = lane.slots.peers().filter(|_| receives);
             let done = peers.try_for_each(|peer| {
-                pulled::take(lane, peer, remotes[peer], &mut output[places[peer].clone()])
+                let to = &mut output[places[peer].clone()];
+                cross_memory::pull_from(lane, peer, remotes[peer], to)
             });
             settle(lane, done)
         }
-        Way::Staged => staged::all_gather(lane, input, output, places, wanted),
+        Access::Slots => through_slots::all_gather(lane, input, output, places, receives),
     }
 }
 
 pub(crate) fn broadcast(lane: &mut Lane, bytes: &mut [u8], root: usize) -> Result<()> {
-    let me = lane.stages.me;
+    let me = lane.slots.me;
     let data = bytes.as_mut_ptr();
-    match open(lane, data, bytes.len(), bytes.len() >= PULL_FROM)? {
-        Way::InPlace(windows) => {
-            let half = pulled::pulled_of_broadcast(bytes.len(), windows.len());
-            // With only one to receive, the root has nothing to do meanwhile: it writes the second
-            // half.
+    match open(lane, data, bytes.len(), bytes.len() >= CROSS_MEMORY_MIN)? {
+        Access::InPlace(buffers) => {
+            let half = cross_memory::pulled_by_receiver(bytes.len(), buffers.len());
+            // With a single receiver, the root would be idle, so it writes the second half.
             let (part, to) = match me == root {
                 false => (0..half, Some(data)),
-                true => (half..bytes.len(), (windows.len() == 2).then(|| windows[1 - root])),
+                true => (half..bytes.len(), (buffers.len() == 2).then(|| buffers[1 - root])),
             };
             if let Some(to) = to {
-                let from = windows[root].wrapping_add(part.start);
-                // SAFETY: the root's buffer is only read until the meeting, and of a receiver's each
-                // half is written by one of us.
+                let from = buffers[root].wrapping_add(part.start);
+                // SAFETY: the root's buffer is only read until the barrier, and each half of a
+                // receiver's buffer is written by one member.
                 unsafe { copy(from, to.wrapping_add(part.start), part.len(), bytes.len()) };
             }
             close(lane)
         }
-        Way::Pulled(remotes) => {
-            let done = pulled::broadcast(lane, &remotes, bytes, root);
+        Access::CrossMemory(remotes) => {
+            let done = cross_memory::broadcast(lane, &remotes, bytes, root);
             settle(lane, done)
         }
-        Way::Staged => staged::broadcast(lane, bytes, root),
+        Access::Slots => through_slots::broadcast(lane, bytes, root),
     }
 }
 
-/// Shows `words` to everybody and sees everybody's: for what must be known before data can flow.
+/// All-gathers a few words per member, such as counts that must be known before data can move.
 pub(crate) fn exchange_words(lane: &mut Lane, words: &[u64]) -> Result<Vec<Vec<u64>>> {
-    let window = lane.window(std::ptr::null(), 0);
-    let (stages, watch) = lane.stages();
-    stages.announce(watch, window);
-    let round = stages.begin(INPUTS, watch)?;
+    let location = lane.locate(std::ptr::null(), 0);
+    let (slots, watch) = lane.slots();
+    slots.announce(watch, location);
+    let round = slots.begin(Bank::Inputs, watch)?;
     assert!(words.len() * 8 <= SLOT_BYTES, "a row of counts fits into a slot");
     // SAFETY: our own slot, aligned and large enough.
     unsafe {
-        let slot = stages.own_slot(INPUTS, round).cast::<u64>();
+        let slot = slots.own_slot(Bank::Inputs, round).cast::<u64>();
         std::ptr::copy_nonoverlapping(words.as_ptr(), slot, words.len());
     }
-    stages.fill(INPUTS, round);
-    let mut rows = vec![words.to_vec(); stages.members()];
-    for peer in stages.peers() {
-        let slot = stages.slot_of(peer, INPUTS, round, watch)?.cast::<u64>();
+    slots.fill(Bank::Inputs, round);
+    let mut rows = vec![words.to_vec(); slots.members()];
+    for peer in slots.peers() {
+        let slot = slots.peer_slot(peer, Bank::Inputs, round, watch)?.cast::<u64>();
         // SAFETY: a filled slot with as many words as ours.
         rows[peer] = unsafe { std::slice::from_raw_parts(slot, words.len()) }.to_vec();
     }
-    stages.compare(watch)?;
-    stages.drain(INPUTS, round);
+    slots.compare(watch)?;
+    slots.drain(Bank::Inputs, round);
     count(lane, 1, 8 * words.len());
     Ok(rows)
 }
 
-fn longest(ranges: &[Range<usize>]) -> usize {
-    ranges.iter().map(|r| r.len()).max().unwrap_or(0)
-}
-
-/// Counts what passes through our slots and what we copy out of peers' processes, see `sent`.
+/// Counts bytes written to our slots and copied from or to peers' processes, see `cost`.
 fn count(lane: &mut Lane, rounds: usize, bytes: usize) {
-    // Who is alone passes nothing on.
-    if lane.stages.members() == 1 {
-        return;
+    if lane.slots.members() > 1 {
+        lane.traffic.messages += rounds as u64;
+        lane.traffic.bytes += bytes as u64;
     }
-    lane.traffic.messages += rounds as u64;
-    lane.traffic.bytes += bytes as u64;
 }

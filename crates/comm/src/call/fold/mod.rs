@@ -1,5 +1,5 @@
-//! Combining the contributions of several ranks into one, element by element.
-//! Works on raw memory, because a source may be a peer's; knows nothing of who the peers are.
+//! Element-wise reduction of the contributions of several ranks.
+//! Works on raw memory, because a source may be a peer's buffer; knows nothing about peers.
 
 mod number;
 
@@ -7,8 +7,8 @@ use half::{bf16, f16};
 use lockstep_types::Dtype;
 use number::{Add, Arithmetic, Binary, Greatest, Least, Number, Times};
 
-/// How contributions are combined. Integers wrap around; `Mean` of integers truncates;
-/// a NaN in any contribution of `Min` or `Max` gives NaN.
+/// Reduction operator. Integers wrap around; `Mean` of integers truncates; a NaN in any contribution
+/// of `Min` or `Max` gives NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
@@ -43,23 +43,23 @@ impl Op {
 pub struct Fold {
     pub dtype: Dtype,
     pub op: Op,
-    /// How many contributions the finished value has; only `Mean` asks.
+    /// Number of contributions, for `Mean`.
     pub ranks: usize,
 }
 
-/// Elements combined at a time: the accumulator of a block stays in the first-level cache.
+/// Elements combined at a time, so that the accumulator of a block stays in L1.
 const BLOCK: usize = 512;
 
 impl Fold {
-    /// `acc = acc ∘ src`, without the division that ends a mean.
+    /// `acc = acc ∘ src`, without the final division of a mean.
     pub fn fold_into(&self, acc: &mut [u8], src: &[u8]) {
-        assert_eq!(acc.len(), src.len(), "a fold needs equal lengths");
+        assert_eq!(acc.len(), src.len(), "the lengths must be equal");
         let to = acc.as_mut_ptr();
         // SAFETY: both slices are live and of this length, and `acc` is ours alone.
         unsafe { self.combine(&[to, src.as_ptr()], &[to], acc.len(), false) }
     }
 
-    /// Ends a mean: divides by the number of contributions. Other operations need no ending.
+    /// Divides a mean by the number of contributions; does nothing for other operators.
     pub fn finish(&self, acc: &mut [u8]) {
         if self.op == Op::Mean && self.ranks > 1 {
             let to = acc.as_mut_ptr();
@@ -68,13 +68,13 @@ impl Fold {
         }
     }
 
-    /// Combines `sources` in their order and writes the result to each of `destinations`;
-    /// `last` says that all contributions are in, so that a mean is divided.
+    /// Combines `sources` in order and writes the result to each of `destinations`. `last` means that all
+    /// contributions are included, so that a mean is divided.
     ///
     /// # Safety
-    /// Every pointer must be valid for `bytes` bytes and aligned for the element type; nobody may
-    /// write the sources or touch the destinations meanwhile. A destination may be a source, but two
-    /// different pointers must not overlap in part.
+    /// Every pointer must be valid for `bytes` bytes and aligned for the element type; during the call,
+    /// nobody else may write the sources or access the destinations. A destination may be a source, but
+    /// two different pointers must not overlap.
     pub unsafe fn combine(
         &self,
         sources: &[*const u8],
@@ -84,7 +84,7 @@ impl Fold {
     ) {
         let divisor = if last && self.op == Op::Mean { self.ranks } else { 1 };
         let job = Job { sources, destinations, bytes, divisor };
-        // SAFETY: the caller's promise is passed on; the types match `dtype`.
+        // SAFETY: guaranteed by the caller; the types match `dtype`.
         unsafe {
             match self.dtype {
                 Dtype::F32 => job.dispatch::<f32>(self.op),
@@ -108,10 +108,10 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Gradients and activations are summed. The others are of a few numbers, and would be the larger part of what
-    /// this crate takes to compile, were they made for every width of vectors too.
+    /// Only sums are compiled for every vector width: gradients and activations are summed, while the
+    /// other operators reduce a few numbers and would dominate the compile time of this crate.
     unsafe fn dispatch<T: Number>(&self, op: Op) {
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match op {
                 Op::Sum | Op::Mean => self.widest::<T, Add>(),
@@ -122,7 +122,7 @@ impl Job<'_> {
         }
     }
 
-    /// The same loop compiled for the widest vectors this processor has.
+    /// Runs the loop that is compiled for the widest vectors of this processor.
     unsafe fn widest<T: Number, O: Binary>(&self) {
         // SAFETY: the feature is checked right before the call that needs it.
         unsafe {
@@ -144,21 +144,21 @@ impl Job<'_> {
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
     unsafe fn avx512<T: Number, O: Binary>(&self) {
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.run::<T, O>() }
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2")]
     unsafe fn avx2<T: Number, O: Binary>(&self) {
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.run::<T, O>() }
     }
 
     #[inline(always)]
     unsafe fn run<T: Number, O: Binary>(&self) {
         let count = self.bytes / size_of::<T>();
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: guaranteed by the caller.
         if self.sources.len() == 2 && unsafe { T::pair::<O>(self, count) } {
             return;
         }
@@ -167,8 +167,8 @@ impl Job<'_> {
         let mut start = 0;
         while start < count {
             let n = BLOCK.min(count - start);
-            // SAFETY: `start + n` elements lie inside every buffer by the caller's promise. The slices
-            // made here end before the next one to the same memory is made.
+            // SAFETY: the caller guarantees that `start + n` elements are inside every buffer. Each slice
+            // is dropped before the next one over the same memory is created.
             unsafe {
                 let source = |i: usize| {
                     std::slice::from_raw_parts(self.sources[i].cast::<T>().add(start), n)
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn every_operation_on_plain_numbers() {
+    fn all_operators_on_plain_numbers() {
         assert_eq!(fold(Op::Sum, &[1i32, -5], &[2, 3]), [3, -2]);
         assert_eq!(fold(Op::Mean, &[1.0f32, 4.0], &[2.0, 8.0]), [1.5, 6.0]);
         assert_eq!(fold(Op::Min, &[1i64, 9], &[2, 3]), [1, 3]);
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nan_is_never_hidden_by_min_or_max() {
+    fn min_and_max_propagate_nan() {
         for op in [Op::Min, Op::Max] {
             assert!(fold(op, &[f32::NAN], &[1.0])[0].is_nan());
             assert!(fold(op, &[1.0], &[f32::NAN])[0].is_nan());
@@ -223,10 +223,10 @@ mod tests {
     }
 
     #[test]
-    fn halves_are_added_in_f32_and_rounded_once() {
+    fn half_precision_is_summed_in_f32_and_rounded_once() {
         let one = bf16::from_f32(1.0);
         let tiny = bf16::from_f32(1.0 / 256.0);
-        // Each tiny step alone would be rounded away; their sum is not.
+        // Each small addend alone would be rounded away; their sum is not.
         let fold = Fold { dtype: Dtype::Bf16, op: Op::Sum, ranks: 3 };
         let mut out = [bf16::default()];
         let (a, b, c) = ([one], [tiny], [tiny]);
@@ -242,9 +242,9 @@ mod tests {
         assert_eq!(out[0].to_f32(), 1.0 + 1.0 / 128.0);
     }
 
-    /// Two sources into every choice of destinations: either source, both, and up to two others.
+    /// Two sources into every subset of destinations: either source, both, and up to two others.
     #[test]
-    fn two_sources_into_any_destinations() {
+    fn two_sources_into_all_subsets_of_destinations() {
         for choice in 1..16u32 {
             let mut memory = [[1.5f32, -2.0, 7.0], [0.25, 4.0, -8.0], [0.0; 3], [0.0; 3]];
             let before = memory;
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_do_not_show() {
+    fn all_lengths_around_the_block_size() {
         for n in [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 7] {
             let a: Vec<f32> = (0..n).map(|i| i as f32).collect();
             let b: Vec<f32> = (0..n).map(|i| 2.0 * i as f32).collect();

@@ -1,19 +1,19 @@
-//! The numbers of a fold: what each element type is accumulated in, and the loops over two sources.
+//! Arithmetic of each element type: its accumulator type and the loops over two sources.
 
 use super::Job;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use lockstep_types::Element;
 
-/// An element type and the type it is accumulated in: half precisions add up in f32 and are
-/// rounded once per fold.
+/// An element type and its accumulator type: half precisions are accumulated in f32 and rounded once
+/// per fold.
 pub(super) trait Number: Element {
     type Acc: Arithmetic;
     fn widen(from: &[Self], to: &mut [Self::Acc]);
     fn narrow(from: &[Self::Acc], to: &mut [Self]);
-    /// `acc = acc ∘ from`, with `scratch` for the widened source where one is needed.
+    /// `acc = acc ∘ from`; `scratch` holds the widened source if one is needed.
     fn absorb<O: Binary>(acc: &mut [Self::Acc], from: &[Self], scratch: &mut [Self::Acc]);
-    /// Does a job of two sources in a single pass over their memory, if this type can.
+    /// Combines two sources in a single pass over memory, if the type supports it.
     ///
     /// # Safety
     /// As for `Fold::combine`.
@@ -42,7 +42,7 @@ macro_rules! plain_numbers {
             }
             #[inline(always)]
             unsafe fn pair<O: Binary>(job: &Job, count: usize) -> bool {
-                // SAFETY: the caller's promise is passed on. A constant divisor of one costs nothing.
+                // SAFETY: guaranteed by the caller. A constant divisor of one costs nothing.
                 unsafe {
                     match job.divisor {
                         1 => pair(job, count, |a: $t, b: $t| O::of(a, b)),
@@ -55,9 +55,9 @@ macro_rules! plain_numbers {
 }
 plain_numbers!(f32, f64, i32, i64, u8, u32);
 
-/// Two sources, element by element. Which of the buffers are the same memory is found out first, so
-/// that the loops over what is left apart vectorise. Gives up, having done nothing, on more
-/// destinations than that.
+/// Combines two sources element by element. Aliasing buffers are identified first, so that the loops
+/// over distinct ones vectorize. Returns false, having done nothing, if there is more than one
+/// destination besides the sources.
 ///
 /// # Safety
 /// As for `Fold::combine`.
@@ -70,8 +70,8 @@ unsafe fn pair<T: Copy>(job: &Job, count: usize, of: impl Fn(T, T) -> T) -> bool
     if others.next().is_some() {
         return false;
     }
-    // SAFETY: pointers that differ do not overlap, and all are `count` elements long; each is made a
-    // slice of once.
+    // SAFETY: different pointers do not overlap, and all are `count` elements long; each is turned into
+    // a slice once.
     let read = |p: *mut u8| unsafe { std::slice::from_raw_parts(p.cast::<T>(), count) };
     // SAFETY: as above.
     let write = |p: *mut u8| unsafe { std::slice::from_raw_parts_mut(p.cast::<T>(), count) };
@@ -142,7 +142,7 @@ half_numbers!(
     bf16, bf16_to_f32, bf16_from_f32
 );
 
-/// A bf16 is the upper half of an f32. Written out, because it vectorises here and a call does not.
+/// A bf16 is the upper half of an f32. Written as a loop because it vectorizes; a call to `half` does not.
 #[inline(always)]
 fn bf16_to_f32(from: &[bf16], to: &mut [f32]) {
     for (to, from) in to.iter_mut().zip(from) {
@@ -150,7 +150,7 @@ fn bf16_to_f32(from: &[bf16], to: &mut [f32]) {
     }
 }
 
-/// Rounds to the nearest, ties to even; a NaN stays one.
+/// Rounds to nearest, ties to even; a NaN stays a NaN.
 #[inline(always)]
 fn bf16_from_f32(from: &[f32], to: &mut [bf16]) {
     for (to, from) in to.iter_mut().zip(from) {
@@ -251,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn our_rounding_to_bf16_is_the_usual_one() {
+    fn rounding_to_bf16_equals_that_of_half() {
         let special = [f32::NAN, f32::INFINITY, -0.0, f32::MIN_POSITIVE / 2.0, f32::MAX, 1.0];
         let spread = (0..1u32 << 16).map(|i| f32::from_bits(i.wrapping_mul(65_521)));
         for value in special.into_iter().chain(spread) {

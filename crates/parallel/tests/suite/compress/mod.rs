@@ -5,7 +5,7 @@ mod owed;
 mod sums;
 mod traffic;
 
-use lockstep_comm::{World, share};
+use lockstep_comm::{World, shard_range};
 use lockstep_kernels::Device;
 use lockstep_kernels::cpu::random::Key;
 use lockstep_parallel::compress::{Compressor, Memory};
@@ -41,7 +41,7 @@ pub fn whole_sum(len: usize, ranks: usize, step: usize) -> Vec<f64> {
 
 /// One step of a reduce-scatter, put together again so that it can be compared with an all-reduce.
 pub fn scattered(world: &World, compressor: &mut Compressor, input: &[f32]) -> Vec<f32> {
-    let own = share(input.len(), world.size(), world.rank());
+    let own = shard_range(input.len(), world.size(), world.rank());
     let (mut output, mut all) = (vec![f32::NAN; own.len()], vec![f32::NAN; input.len()]);
     compressor.reduce_scatter(world, input, &mut output).unwrap();
     world.all_gather(&output, &mut all).unwrap();

@@ -3,7 +3,8 @@
 
 use super::*;
 use lockstep_comm::{
-    Algo, Collective, Group, LocalLinks, Options, Shape, choose, on_threads_with, sent_if, share,
+    Algo, Collective, CollectiveShape, Group, LocalLinks, Options, choose, on_threads_with,
+    predict_traffic_with, shard_range,
 };
 use lockstep_kernels::reference::largest;
 use lockstep_launch::{LaunchSpec, OutputMode, identity, launch};
@@ -23,7 +24,7 @@ const ALL: [Compression; 5] = [
 fn really_sent(world: &World, how: Compression, kind: Collective, len: usize) -> u64 {
     let mut compressor = compressor(how, len, world);
     let mut gradient = gradient(len, world.rank(), 0);
-    let mut output = vec![0f32; share(len, world.size(), world.rank()).len()];
+    let mut output = vec![0f32; shard_range(len, world.size(), world.rank()).len()];
     let before = world.traffic().bytes;
     match kind {
         Collective::AllReduce => compressor.all_reduce(world, &mut gradient),
@@ -37,10 +38,11 @@ fn really_sent(world: &World, how: Compression, kind: Collective, len: usize) ->
 fn by_exchange(group: &Group, how: Compression, kind: Collective, len: usize) -> Option<u64> {
     let of = |exchange: lockstep_parallel::compress::Exchange| {
         let (kind, count, width) = (exchange.kind, exchange.count, exchange.width);
-        let shape = Shape { kind, count, width, root: 0, hosts: group.hosts() };
+        let shape = CollectiveShape { kind, count, width, root: 0, hosts: group.hosts() };
         let one_host = group.hosts().iter().all(|host| *host == 0);
-        let algo = if one_host { Algo::Direct } else { choose(&shape, &group.constants()) };
-        sent_if(&shape, algo, group.rank(), group.pulls()).map(|traffic| traffic.bytes)
+        let algo = if one_host { Algo::Direct } else { choose(&shape, &group.link_costs()) };
+        predict_traffic_with(&shape, algo, group.rank(), group.uses_cross_memory())
+            .map(|traffic| traffic.bytes)
     };
     exchanges(how, kind, len, group.size()).into_iter().map(of).sum()
 }
@@ -48,7 +50,7 @@ fn by_exchange(group: &Group, how: Compression, kind: Collective, len: usize) ->
 /// Of the largest, those that lie in the shares of others.
 fn sent_to_others(world: &World, len: usize) -> u64 {
     let gradient: Vec<f64> = gradient(len, world.rank(), 0).iter().map(|x| *x as f64).collect();
-    let own = share(len, world.size(), world.rank());
+    let own = shard_range(len, world.size(), world.rank());
     let places = largest::places(&gradient, (len as f64 * 0.01).ceil() as usize);
     8 * places.iter().filter(|place| !own.contains(place)).count() as u64
 }

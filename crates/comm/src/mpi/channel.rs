@@ -1,12 +1,11 @@
-//! Single messages between two members over MPI: a header that says what is sent, then the data. The
-//! receiver asks for the data only when the header is what it expects. Each direction of each pair is
-//! a line of its own.
+//! Point-to-point messages between two members over MPI: a header, then the data. The receiver posts the
+//! receive for the data only if the header is as expected. Each direction of each pair has its own channel.
 
 use super::communicator::Communicator;
-use super::hold::Hold;
 use super::numbers::datatype;
-use super::oversight::Oversight;
 use super::request::Request;
+use super::staging::StagingBuffers;
+use super::supervision::Supervision;
 use crate::call::error::{Error, Result};
 use crate::health::watch::Watch;
 use crate::link::{HEADER, check_header, header};
@@ -17,31 +16,31 @@ use std::ffi::c_int;
 const HEADER_TAG: c_int = 0;
 const DATA_TAG: c_int = 1;
 
-/// One end of a line.
-pub(crate) struct Line {
+/// One end of a channel.
+pub(crate) struct Channel {
     comm: Communicator,
     /// The peer's index among the members, and its world rank.
     member: c_int,
     peer: usize,
-    header: Hold,
-    data: Hold,
+    header: StagingBuffers,
+    data: StagingBuffers,
 }
 
-impl Line {
-    pub(super) fn new(comm: Communicator, member: usize, peer: usize) -> Line {
-        let (header, data) = (Hold::default(), Hold::default());
-        Line { comm, member: member as c_int, peer, header, data }
+impl Channel {
+    pub(super) fn new(comm: Communicator, member: usize, peer: usize) -> Channel {
+        let (header, data) = (StagingBuffers::default(), StagingBuffers::default());
+        Channel { comm, member: member as c_int, peer, header, data }
     }
 
     pub(crate) fn send(&mut self, watch: &Watch, bytes: &[u8]) -> Result<()> {
         let len = data_len(watch, bytes.len())?;
         let peers = [self.peer];
-        let oversight = Oversight::call(watch, &peers);
-        let failed = |what| oversight.failed(what);
+        let supervision = Supervision::call(watch, &peers);
+        let failed = |what| supervision.failed(what);
         let (comm, to, kind) = (self.comm.raw.0, self.member, datatype(Dtype::U8));
         let head = self.header.load(&header(&watch.stamp(), bytes.len()), 0, Default::default());
         let body = self.data.load(bytes, 0, Default::default());
-        // SAFETY: the holds keep as many bytes as are sent until the operations have ended.
+        // SAFETY: the staging buffers hold as many bytes as are sent until the operations have ended.
         let head = Request::start(|r| unsafe {
             ffi::MPI_Isend(head.out, HEADER as c_int, kind, to, HEADER_TAG, comm, r)
         });
@@ -50,8 +49,8 @@ impl Line {
         let body = Request::start(|r| unsafe {
             ffi::MPI_Isend(body.out, len, kind, to, DATA_TAG, comm, r)
         });
-        body.map_err(failed)?.wait(&oversight)?;
-        head.wait(&oversight)?;
+        body.map_err(failed)?.wait(&supervision)?;
+        head.wait(&supervision)?;
         self.header.unload(0);
         self.data.unload(0);
         Ok(())
@@ -60,24 +59,23 @@ impl Line {
     pub(crate) fn receive(&mut self, watch: &Watch, bytes: &mut [u8]) -> Result<()> {
         let len = data_len(watch, bytes.len())?;
         let peers = [self.peer];
-        let oversight = Oversight::call(watch, &peers);
-        let failed = |what| oversight.failed(what);
+        let supervision = Supervision::call(watch, &peers);
+        let failed = |what| supervision.failed(what);
         let (comm, from, kind) = (self.comm.raw.0, self.member, datatype(Dtype::U8));
-        let room = self.header.load(&[], HEADER, Default::default());
-        // SAFETY: the hold keeps room for as many bytes as are received until the operation has
-        // ended.
+        let addresses = self.header.load(&[], HEADER, Default::default());
+        // SAFETY: the staging buffer holds as many bytes as are received until the operation has ended.
         let head = Request::start(|r| unsafe {
-            ffi::MPI_Irecv(room.inc, HEADER as c_int, kind, from, HEADER_TAG, comm, r)
+            ffi::MPI_Irecv(addresses.inc, HEADER as c_int, kind, from, HEADER_TAG, comm, r)
         });
-        head.map_err(failed)?.wait(&oversight)?;
+        head.map_err(failed)?.wait(&supervision)?;
         let head = self.header.unload(HEADER).first_chunk().expect("as long as a header");
         check_header(watch, self.peer, head, bytes.len())?;
-        let room = self.data.load(&[], bytes.len(), Default::default());
+        let addresses = self.data.load(&[], bytes.len(), Default::default());
         // SAFETY: as above.
         let body = Request::start(|r| unsafe {
-            ffi::MPI_Irecv(room.inc, len, kind, from, DATA_TAG, comm, r)
+            ffi::MPI_Irecv(addresses.inc, len, kind, from, DATA_TAG, comm, r)
         });
-        body.map_err(failed)?.wait(&oversight)?;
+        body.map_err(failed)?.wait(&supervision)?;
         bytes.copy_from_slice(self.data.unload(bytes.len()));
         Ok(())
     }
@@ -87,7 +85,7 @@ impl Line {
 fn data_len(watch: &Watch, bytes: usize) -> Result<c_int> {
     c_int::try_from(bytes).map_err(|_| {
         let what = format!(
-            "{}: MPI takes at most {} bytes in a message, {bytes} are given; send it in pieces",
+            "{}: {bytes} bytes exceed the MPI limit of {} bytes per message; send it in pieces",
             watch.call,
             c_int::MAX
         );

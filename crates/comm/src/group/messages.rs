@@ -1,5 +1,5 @@
-//! Single messages between two members of a group, beside its collectives: each direction of each
-//! pair is a line of its own, so a send never waits for a receive of the same rank.
+//! Point-to-point messages between members of a group, independent of its collectives: each direction of
+//! each pair has its own track, so a send never waits for a receive of the same rank.
 
 use crate::call::error::Result;
 use crate::group::track::Track;
@@ -7,28 +7,28 @@ use crate::health::watch::Watch;
 use crate::link::socket::SocketReader;
 use crate::link::sockets::{LaneKind, Sockets};
 use crate::link::{BellRef, Inbox, Incoming, Outgoing, Rx, Tx, transfer};
-use crate::memory::arena::Arena;
+use crate::memory::arena::{Arena, MessageBells};
 use crate::memory::bell::Bell;
 use std::sync::Arc;
 
-/// One end of a line over our own links; opened when it is first used.
+/// One end of a connection over our own links; opened on first use.
 pub(crate) struct End<L> {
     link: Option<L>,
-    /// Keeps the memory of the link mapped, and holds the bells.
+    /// Keeps the memory of the link mapped, and contains the bells.
     arena: Arena,
-    /// Seats of sender and receiver, if both are on this host.
-    seats: Option<(usize, usize)>,
-    own_seat: usize,
+    /// Local indices of sender and receiver, if both are on this host.
+    local: Option<(usize, usize)>,
+    own_index: usize,
     peer: usize,
     group: u64,
     sockets: Option<Arc<Sockets>>,
 }
 
-/// The sending end of a line, whoever carries it.
+/// Sending end, on any backend.
 pub(crate) enum SendEnd {
     Link(End<Tx>),
     #[cfg(feature = "mpi")]
-    Mpi(Box<crate::mpi::Line>),
+    Mpi(Box<crate::mpi::Channel>),
 }
 
 impl SendEnd {
@@ -36,16 +36,16 @@ impl SendEnd {
         match self {
             SendEnd::Link(end) => end.send(watch, bytes),
             #[cfg(feature = "mpi")]
-            SendEnd::Mpi(line) => line.send(watch, bytes),
+            SendEnd::Mpi(channel) => channel.send(watch, bytes),
         }
     }
 }
 
-/// The receiving end of a line, whoever carries it.
+/// Receiving end, on any backend.
 pub(crate) enum ReceiveEnd {
     Link(End<Rx>),
     #[cfg(feature = "mpi")]
-    Mpi(Box<crate::mpi::Line>),
+    Mpi(Box<crate::mpi::Channel>),
 }
 
 impl ReceiveEnd {
@@ -53,7 +53,7 @@ impl ReceiveEnd {
         match self {
             ReceiveEnd::Link(end) => end.receive(watch, bytes),
             #[cfg(feature = "mpi")]
-            ReceiveEnd::Mpi(line) => line.receive(watch, bytes),
+            ReceiveEnd::Mpi(channel) => channel.receive(watch, bytes),
         }
     }
 }
@@ -61,7 +61,7 @@ impl ReceiveEnd {
 pub(crate) type SendTrack = Arc<Track<SendEnd>>;
 pub(crate) type ReceiveTrack = Arc<Track<ReceiveEnd>>;
 
-/// All lines of one member: to and from each of the others (and itself).
+/// All connections of one member: to and from each member, including itself.
 pub(crate) struct Messages {
     pub to: Vec<SendTrack>,
     pub from: Vec<ReceiveTrack>,
@@ -71,15 +71,15 @@ pub(crate) struct MessageParts<'a> {
     pub group: u64,
     pub me: usize,
     pub members: &'a [usize],
-    /// Seat of each member on our host.
-    pub seats: &'a [Option<usize>],
+    /// Index of each member among those of our host, if it is on our host.
+    pub local_indices: &'a [Option<usize>],
     pub arena: &'a Arena,
     pub sockets: Option<&'a Arc<Sockets>>,
 }
 
 impl Messages {
-    /// The lines whose ends these are, in the order of members.
-    pub(crate) fn over(
+    /// Connections with these ends, in member order.
+    pub(crate) fn new(
         to: impl Iterator<Item = SendEnd>,
         from: impl Iterator<Item = ReceiveEnd>,
     ) -> Messages {
@@ -89,14 +89,14 @@ impl Messages {
         }
     }
 
-    pub(crate) fn new(parts: &MessageParts) -> Messages {
-        let own_seat = parts.seats[parts.me].expect("we have a seat on our own host");
+    pub(crate) fn over_links(parts: &MessageParts) -> Messages {
+        let own_index = parts.local_indices[parts.me].expect("we are on our own host");
         let to = |m: usize| {
             SendEnd::Link(End {
                 link: None,
                 arena: parts.arena.clone(),
-                seats: parts.seats[m].map(|seat| (own_seat, seat)),
-                own_seat,
+                local: parts.local_indices[m].map(|index| (own_index, index)),
+                own_index,
                 peer: parts.members[m],
                 group: parts.group,
                 sockets: parts.sockets.cloned(),
@@ -106,15 +106,15 @@ impl Messages {
             ReceiveEnd::Link(End {
                 link: None,
                 arena: parts.arena.clone(),
-                seats: parts.seats[m].map(|seat| (seat, own_seat)),
-                own_seat,
+                local: parts.local_indices[m].map(|index| (index, own_index)),
+                own_index,
                 peer: parts.members[m],
                 group: parts.group,
                 sockets: parts.sockets.cloned(),
             })
         };
         let members = 0..parts.members.len();
-        Messages::over(members.clone().map(to), members.map(from))
+        Messages::new(members.clone().map(to), members.map(from))
     }
 }
 
@@ -125,7 +125,7 @@ impl End<Tx> {
             None => self.open(watch)?,
         };
         let result = {
-            let bell = self.bell(|door| &door.sender);
+            let bell = self.bell(|bells| &bells.sender);
             let message = Outgoing::new(self.peer, &mut link, watch, bytes);
             transfer(watch, bell, Some(message), None)
         };
@@ -134,12 +134,12 @@ impl End<Tx> {
     }
 
     fn open(&self, watch: &Watch) -> Result<Tx> {
-        if let Some((from, to)) = self.seats {
+        if let Some((from, to)) = self.local {
             // SAFETY: we keep the arena mapped for as long as the link.
-            let bell = unsafe { BellRef::new(&self.arena.doorway(from, to).receiver) };
+            let bell = unsafe { BellRef::new(&self.arena.message_bells(from, to).receiver) };
             return Ok(Tx::Shared { writer: self.arena.message_writer(from, to), bell });
         }
-        let sockets = self.sockets.as_ref().expect("members of other hosts are reached by TCP");
+        let sockets = self.sockets.as_ref().expect("members of other hosts are connected by TCP");
         Ok(Tx::Socket(sockets.dial(self.peer, self.group, LaneKind::Message, watch)?))
     }
 }
@@ -151,7 +151,7 @@ impl End<Rx> {
             None => self.open(watch)?,
         };
         let result = {
-            let bell = self.bell(|door| &door.receiver);
+            let bell = self.bell(|bells| &bells.receiver);
             let message = Incoming::new(self.peer, &mut link, Inbox::Into(bytes));
             transfer(watch, bell, None, Some(message))
         };
@@ -160,21 +160,21 @@ impl End<Rx> {
     }
 
     fn open(&self, watch: &Watch) -> Result<Rx> {
-        if let Some((from, to)) = self.seats {
+        if let Some((from, to)) = self.local {
             // SAFETY: we keep the arena mapped for as long as the link.
-            let bell = unsafe { BellRef::new(&self.arena.doorway(from, to).sender) };
+            let bell = unsafe { BellRef::new(&self.arena.message_bells(from, to).sender) };
             return Ok(Rx::Shared { reader: self.arena.message_reader(from, to), bell });
         }
-        let sockets = self.sockets.as_ref().expect("members of other hosts are reached by TCP");
-        let stream = sockets.arrival(self.peer, self.group, LaneKind::Message, watch)?;
+        let sockets = self.sockets.as_ref().expect("members of other hosts are connected by TCP");
+        let stream = sockets.accept(self.peer, self.group, LaneKind::Message, watch)?;
         Ok(Rx::Socket(SocketReader::new(stream)))
     }
 }
 
 impl<L> End<L> {
-    /// Our bell of the line; a link over TCP never rings one, so any will do there.
-    fn bell(&self, side: impl Fn(&crate::memory::arena::Doorway) -> &Bell) -> &Bell {
-        let (from, to) = self.seats.unwrap_or((self.own_seat, self.own_seat));
-        side(self.arena.doorway(from, to))
+    /// Our bell of the connection. A TCP link never rings one, so any bell will do there.
+    fn bell(&self, side: impl Fn(&MessageBells) -> &Bell) -> &Bell {
+        let (from, to) = self.local.unwrap_or((self.own_index, self.own_index));
+        side(self.arena.message_bells(from, to))
     }
 }

@@ -1,9 +1,9 @@
-//! The heartbeat of a rank that is a process: a thread that gives signs of life, listens for those of
-//! others, and passes alarms on. Moves bytes and keeps time; what to make of it is decided in `vigil`.
+//! Heartbeat thread of a rank that is a process: sends heartbeats, receives those of others, and forwards
+//! alarms. Moves bytes and keeps time; decisions are made in `failure_detector`.
 
-use crate::health::board::{Board, State, monotonic_ms};
-use crate::health::vigil::{Act, Event, Vigil};
-use crate::health::word::Word;
+use crate::health::board::{Board, RankState, monotonic_ms};
+use crate::health::control::{ControlMessage, RankReport};
+use crate::health::failure_detector::{Action, Event, FailureDetector};
 use crate::wire::ListenerHandle;
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
@@ -15,34 +15,35 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How often a sign of life is given.
+/// Interval between heartbeats.
 const BEAT_MS: u64 = 500;
-/// How often the board is looked at for an alarm that other hosts must hear of.
-const LOOK_MS: i32 = 100;
+/// Interval between checks of the board for an alarm that must be forwarded to other hosts.
+const CHECK_MS: i32 = 100;
 
-pub(crate) struct PulseParts {
+pub(crate) struct HeartbeatParts {
     pub rank: usize,
     pub board: Arc<Board>,
-    /// A connection with each peer, and how the peer is called.
+    /// Rank, name and connection of each peer.
     pub streams: Vec<(usize, String, TcpStream)>,
-    pub heartbeat: Duration,
-    /// Which board each rank writes on: what ranks of other boards say is copied onto ours.
+    /// How long a peer may be silent.
+    pub timeout: Duration,
+    /// The board of each rank; the reports of ranks on other boards are copied to ours.
     pub boards: Vec<usize>,
-    /// At rank 0, the port that ranks joined by: open for as long as the world stands, so that
-    /// strangers and leftovers of an old generation are turned away and told why.
+    /// On rank 0, the listener of the rendezvous. It stays open as long as the world exists, so that
+    /// unknown processes and those of an older generation are rejected with a reason.
     pub listener: Option<ListenerHandle>,
 }
 
-/// Stops on drop: says goodbye first, and at rank 0 waits until all others have left as well, since
-/// they have nobody else to watch over them.
-pub(crate) struct Pulse {
+/// Handle of the heartbeat thread. Dropping it says goodbye and stops the thread; rank 0 first waits until
+/// all others have left, because it alone monitors them.
+pub(crate) struct Heartbeat {
     stopping: Arc<AtomicBool>,
     wake: UnixStream,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Pulse {
-    pub(crate) fn start(parts: PulseParts) -> std::io::Result<Pulse> {
+impl Heartbeat {
+    pub(crate) fn start(parts: HeartbeatParts) -> std::io::Result<Heartbeat> {
         let (wake, woken) = UnixStream::pair()?;
         woken.set_nonblocking(true)?;
         for (_, _, stream) in &parts.streams {
@@ -51,16 +52,16 @@ impl Pulse {
         let stopping = Arc::new(AtomicBool::new(false));
         let flag = stopping.clone();
         let thread = std::thread::Builder::new()
-            .name("lockstep-pulse".into())
-            .spawn(move || Heart::new(parts, woken, flag).run())?;
-        Ok(Pulse { stopping, wake, thread: Some(thread) })
+            .name("lockstep-heartbeat".into())
+            .spawn(move || HeartbeatThread::new(parts, woken, flag).run())?;
+        Ok(Heartbeat { stopping, wake, thread: Some(thread) })
     }
 }
 
-impl Drop for Pulse {
+impl Drop for Heartbeat {
     fn drop(&mut self) {
         self.stopping.store(true, Ordering::Release);
-        // If the thread is gone there is nobody to wake.
+        // Fails only if the thread has already ended.
         let _ = self.wake.write_all(&[0]);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -68,11 +69,11 @@ impl Drop for Pulse {
     }
 }
 
-struct Heart {
+struct HeartbeatThread {
     rank: usize,
     boards: Vec<usize>,
     board: Arc<Board>,
-    vigil: Vigil,
+    detector: FailureDetector,
     connections: BTreeMap<usize, Connection>,
     woken: UnixStream,
     stopping: Arc<AtomicBool>,
@@ -83,26 +84,27 @@ struct Heart {
 struct Connection {
     stream: TcpStream,
     incoming: Vec<u8>,
-    /// What the kernel would not take yet.
+    /// Bytes that the kernel has not accepted yet.
     outgoing: Vec<u8>,
 }
 
-impl Heart {
-    fn new(parts: PulseParts, woken: UnixStream, stopping: Arc<AtomicBool>) -> Heart {
+impl HeartbeatThread {
+    fn new(parts: HeartbeatParts, woken: UnixStream, stopping: Arc<AtomicBool>) -> HeartbeatThread {
         let names = parts.streams.iter().map(|(rank, name, _)| (*rank, name.clone())).collect();
-        let heartbeat = parts.heartbeat.as_millis() as u64;
-        let spread = parts.boards.iter().any(|h| *h != parts.boards[parts.rank]);
-        let vigil = Vigil::new(parts.rank, names, heartbeat, spread, monotonic_ms());
+        let timeout = parts.timeout.as_millis() as u64;
+        let several_boards = parts.boards.iter().any(|b| *b != parts.boards[parts.rank]);
+        let detector =
+            FailureDetector::new(parts.rank, names, timeout, several_boards, monotonic_ms());
         let connection = |(rank, _, stream)| {
             (rank, Connection { stream, incoming: Vec::new(), outgoing: Vec::new() })
         };
         let connections = parts.streams.into_iter().map(connection).collect();
         let (rank, board) = (parts.rank, parts.board);
-        Heart {
+        HeartbeatThread {
             rank,
             boards: parts.boards,
             board,
-            vigil,
+            detector,
             connections,
             woken,
             stopping,
@@ -122,7 +124,7 @@ impl Heart {
             }
             if let Some(failure) = self.board.alarm() {
                 self.handle(Event::Alarm(failure));
-                self.board.set_told(self.rank);
+                self.board.set_alarm_forwarded(self.rank);
             }
             if self.stopping.load(Ordering::Acquire) && self.may_stop() {
                 return;
@@ -132,38 +134,41 @@ impl Heart {
         }
     }
 
-    /// Says goodbye once; after that the others go, and rank 0 waits for them.
+    /// Says goodbye. Returns whether the thread may end: rank 0 waits for the others.
     fn may_stop(&mut self) -> bool {
-        // Whatever was raised since we last looked must leave before the connections close, or the
-        // others would take us for the reason.
+        // An alarm raised since the last check must be sent before the connections close, or the others
+        // would take us for the cause.
         if let Some(failure) = self.board.alarm() {
             self.handle(Event::Alarm(failure));
             self.flush();
             return true;
         }
         if self.rank != 0 {
-            self.tell(0, &Word::Goodbye);
+            self.send(0, &ControlMessage::Goodbye);
             self.flush();
             return true;
         }
         if !self.said_goodbye {
             self.said_goodbye = true;
-            self.board.set_state(self.rank, State::Left);
+            self.board.set_state(self.rank, RankState::Left);
         }
-        self.vigil.alone()
+        self.detector.all_peers_gone()
     }
 
     fn handle(&mut self, event: Event) {
-        let own = (self.board.state(self.rank), self.board.doing(self.rank));
-        for act in self.vigil.on(event, &own, monotonic_ms()) {
-            match act {
-                Act::Raise(failure) => {
+        let own = RankReport {
+            state: self.board.state(self.rank),
+            calls: self.board.active_calls(self.rank),
+        };
+        for action in self.detector.on(event, &own, monotonic_ms()) {
+            match action {
+                Action::Raise(failure) => {
                     self.board.raise(&failure);
                 }
-                Act::Tell(rank, word) => self.tell(rank, &word),
-                Act::Mirror(rank, state, doing) => {
+                Action::Send(rank, message) => self.send(rank, &message),
+                Action::Mirror(rank, report) => {
                     if self.boards[rank] != self.boards[self.rank] {
-                        self.board.mirror(rank, state, &doing);
+                        self.board.mirror(rank, report.state, &report.calls);
                         self.board.beat(rank);
                     }
                 }
@@ -171,14 +176,14 @@ impl Heart {
         }
     }
 
-    fn tell(&mut self, rank: usize, word: &Word) {
+    fn send(&mut self, rank: usize, message: &ControlMessage) {
         if let Some(connection) = self.connections.get_mut(&rank) {
-            connection.outgoing.extend(word.to_frame());
+            connection.outgoing.extend(message.to_frame());
             connection.write();
         }
     }
 
-    /// Gives the last words a moment to leave.
+    /// Waits briefly until the last messages are sent.
     fn flush(&mut self) {
         let until = monotonic_ms() + 500;
         while monotonic_ms() < until && self.connections.values().any(|c| !c.outgoing.is_empty()) {
@@ -197,7 +202,7 @@ impl Heart {
             fds.push(fd);
         }
         // SAFETY: an array of pollfds with its length.
-        unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, LOOK_MS) };
+        unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, CHECK_MS) };
     }
 
     fn read_all(&mut self) {
@@ -206,9 +211,9 @@ impl Heart {
         for rank in ranks {
             let connection = self.connections.get_mut(&rank).expect("just listed");
             connection.write();
-            let (words, open) = connection.read();
-            for word in words {
-                self.handle(Event::Heard(rank, word));
+            let (messages, open) = connection.read();
+            for message in messages {
+                self.handle(Event::Received(rank, message));
             }
             if !open {
                 self.connections.remove(&rank);
@@ -223,7 +228,7 @@ fn readable(fd: RawFd) -> libc::pollfd {
 }
 
 impl Connection {
-    /// Writes what the kernel takes. A broken connection shows when it is read.
+    /// Writes as much as the kernel accepts. A broken connection is detected by `read`.
     fn write(&mut self) {
         while !self.outgoing.is_empty() {
             match self.stream.write(&self.outgoing) {
@@ -235,9 +240,8 @@ impl Connection {
         }
     }
 
-    /// The words that have come in, and whether the connection is still open. One that speaks
-    /// nonsense counts as closed.
-    fn read(&mut self) -> (Vec<Word>, bool) {
+    /// Received messages, and whether the connection is still open. An invalid message closes it.
+    fn read(&mut self) -> (Vec<ControlMessage>, bool) {
         let mut open = true;
         let mut piece = [0; 16 << 10];
         loop {
@@ -253,17 +257,17 @@ impl Connection {
             }
             break;
         }
-        let mut words = Vec::new();
+        let mut messages = Vec::new();
         loop {
-            match Word::take(&self.incoming) {
-                Ok(Some((word, used))) => {
+            match ControlMessage::take(&self.incoming) {
+                Ok(Some((message, used))) => {
                     self.incoming.drain(..used);
-                    words.push(word);
+                    messages.push(message);
                 }
-                Ok(None) => return (words, open),
+                Ok(None) => return (messages, open),
                 Err(error) => {
-                    tracing::warn!("a control connection speaks nonsense: {error}");
-                    return (words, false);
+                    tracing::warn!("invalid message on a control connection: {error}");
+                    return (messages, false);
                 }
             }
         }

@@ -1,0 +1,51 @@
+//! The backend of a group's collectives: our own lane, or an external engine with its own algorithms.
+
+use crate::call::Algo;
+use crate::call::error::Result;
+use crate::call::traffic::Traffic;
+use crate::group::args::CollectiveArgs;
+use crate::group::dispatch::dispatch;
+use crate::health::watch::Watch;
+use crate::lane::Lane;
+use lockstep_types::Dtype;
+
+pub(crate) enum Backend {
+    Lane(Box<Lane>),
+    #[cfg(feature = "mpi")]
+    Mpi(Box<crate::mpi::Engine>),
+}
+
+impl Backend {
+    /// Whether an external engine performs the calls and chooses the algorithms.
+    pub(crate) fn is_engine(&self) -> bool {
+        match self {
+            Backend::Lane(_) => false,
+            #[cfg(feature = "mpi")]
+            Backend::Mpi(_) => true,
+        }
+    }
+
+    /// Performs a collective and returns the traffic of this member; zero for engines, which do not
+    /// report it.
+    pub(crate) fn perform(
+        &mut self,
+        watch: Watch,
+        args: CollectiveArgs,
+        algo: Algo,
+        dtype: Dtype,
+    ) -> Result<Traffic> {
+        match self {
+            Backend::Lane(lane) => {
+                let before = lane.traffic;
+                lane.begin(watch);
+                let result = dispatch(lane, args, algo, dtype);
+                lane.end();
+                result.map(|()| lane.traffic - before)
+            }
+            #[cfg(feature = "mpi")]
+            Backend::Mpi(engine) => {
+                engine.perform(&watch, args, dtype).map(|()| Traffic::default())
+            }
+        }
+    }
+}
