@@ -2,7 +2,7 @@
 //!
 //!     cargo run --release --example own_loop
 
-use lockstep_data::{Options, Source, Split};
+use lockstep_data::{Options, SampleId, Source, Split};
 use lockstep_kernels::{AdamW, Device, Dtype, Tag};
 use lockstep_model::{Activations, Batch, Groups, Model, Pass, Recompute, Sampling, Store};
 use lockstep_plan::model::Shape;
@@ -41,7 +41,10 @@ fn main() -> anyhow::Result<()> {
     for step in 1..=STEPS {
         // A sample is a function of (seed, step, index): there is no loader whose position could be lost.
         for (index, sample) in samples.chunks_exact_mut(SEQ + 1).enumerate() {
-            source.sample(Split::Train, SEED, step, BATCH, index, sample);
+            source.sample(
+                SampleId { split: Split::Train, seed: SEED, step, global_batch: BATCH, index },
+                sample,
+            );
         }
         batch.fill(&device, &samples);
         let loss = model.train(&pass, &batch, &mut store, &mut activations);

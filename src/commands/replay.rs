@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::bail;
 use lockstep_comm::World;
-use lockstep_data::{Source, Split};
+use lockstep_data::{SampleId, Source, Split};
 use lockstep_plan::Plan;
 use lockstep_trainer::{Outcome, Parting, Replayed, Run, Start, failed, replay};
 
@@ -122,9 +122,12 @@ fn verdict(step: u64, replayed: &Replayed, kept: bool, recorded: Option<f64>) ->
 fn origin(plan: &Plan, source: &Source, step: u64, index: usize) -> String {
     let (seed, global, seq) = (plan.train.seed, plan.train.global_batch, plan.data.seq);
     let mut tokens = vec![0; seq + 1];
-    source.sample(Split::Train, seed, step, global, index, &mut tokens);
+    source.sample(
+        SampleId { split: Split::Train, seed, step, global_batch: global, index },
+        &mut tokens,
+    );
     let pieces: Vec<String> = source
-        .pieces(Split::Train, seed, step, global, index, seq)
+        .pieces(SampleId { split: Split::Train, seed, step, global_batch: global, index }, seq)
         .iter()
         .map(|piece| {
             let (path, tokens) = (piece.path.display(), &piece.tokens);

@@ -1,4 +1,4 @@
-//! What can go wrong with data, in words that name the file, the figures and the way out.
+//! Errors of reading, preparing and writing data.
 
 use crate::tokens::Damage;
 use std::fmt;
@@ -9,31 +9,31 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Data that could not be read, prepared or written.
 #[derive(Debug)]
 pub enum Error {
-    /// The operating system refused something.
+    /// An I/O error.
     System { doing: String, source: std::io::Error },
-    /// The file is not what it should be: of another kind or version, cut short, or changed.
+    /// A file of the wrong kind or version, truncated or modified.
     File { path: PathBuf, what: String },
-    /// Tokens were changed after they were written.
+    /// Tokens that were modified after they were written.
     Damaged(Damage),
-    /// More rows than allowed could not be used.
+    /// More invalid rows than `max_bad` allows.
     BadRows { allowed: u64, found: u64, first: Vec<BadRow> },
-    /// What was asked for cannot be done, with the way out.
+    /// An invalid request; the message suggests a fix.
     Misuse { what: String },
-    /// The part of the program that this needs was left out when it was built.
+    /// A feature that was disabled at build time.
     NotBuilt { what: String, feature: &'static str },
 }
 
-/// A row of the input that could not be used.
+/// An input row that could not be used.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct BadRow {
     pub file: PathBuf,
-    /// The line, or the row of a table, from 1.
+    /// Line or table row, counted from 1.
     pub line: u64,
     pub reason: String,
 }
 
 impl Error {
-    /// For `map_err`: what was being done, and to which file.
+    /// For `map_err`: adds the operation and the file.
     pub(crate) fn system(doing: &str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
         let doing = format!("{doing} {}", path.display());
         move |source| Error::System { doing, source }
@@ -54,21 +54,20 @@ impl fmt::Display for Error {
             Error::System { doing, source } => write!(f, "{doing}: {source}"),
             Error::File { path, what } => write!(f, "{}: {what}", path.display()),
             Error::Damaged(damage) => {
-                write!(f, "{damage}; see `lockstep data inspect --check`, and prepare it anew")
+                write!(
+                    f,
+                    "{damage}; run `lockstep data inspect --check` and prepare the file again"
+                )
             }
             Error::BadRows { allowed, found, first } => {
                 let shown: Vec<_> = first.iter().map(BadRow::to_string).collect();
                 let shown = shown.join("\n  ");
-                write!(
-                    f,
-                    "{found} bad rows, and only {allowed} are allowed (--max-bad):\n  {shown}"
-                )
+                write!(f, "{found} bad rows; at most {allowed} are allowed (--max-bad):\n  {shown}")
             }
             Error::Misuse { what } => write!(f, "{what}"),
             Error::NotBuilt { what, feature } => write!(
                 f,
-                "{what} needs the cargo feature `{feature}`, which this program was built without; \
-                 build it with --features {feature}"
+                "{what} needs the cargo feature `{feature}`; build with --features {feature}"
             ),
         }
     }

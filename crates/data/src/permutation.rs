@@ -1,14 +1,12 @@
-//! A shuffle that is not stored: where element `i` of `n` goes follows from the key alone.
-//! Never allocates; the same on every machine.
+//! A shuffle that is computed, not stored: a keyed permutation of `0..n`. Never allocates; identical on every machine.
 //!
 //! A Feistel network permutes the numbers of b bits, where 2ᵇ is the smallest power that holds `n`; a
-//! number that falls outside `n` is sent through again until it falls inside (cycle walking: Black and
-//! Rogaway, "Ciphers with arbitrary finite domains"). Since 2ᵇ < 2n, that takes less than two passes on
+//! result of `n` or more goes through the network again until it is smaller (cycle walking: Black and Rogaway, "Ciphers with arbitrary finite domains"). Since 2ᵇ < 2n, that takes less than two passes on
 //! average.
 
-use crate::chance::hash;
+use crate::random::hash;
 
-/// Halves are turned this many times. Luby and Rackoff ask for four; the smallest domains want more.
+/// Feistel rounds. Luby and Rackoff need four; the smallest domains need more.
 const ROUNDS: u64 = 8;
 
 /// A shuffle of `0..n`.
@@ -16,7 +14,7 @@ const ROUNDS: u64 = 8;
 pub struct Permutation {
     key: u64,
     n: u64,
-    /// Bits of the low half, and of the high half; the same, or one less.
+    /// Bits of the low and of the high half; the high half has the same number or one less.
     low: u32,
     high: u32,
 }
@@ -35,9 +33,9 @@ impl Permutation {
         Permutation { key, n, low: bits.div_ceil(2), high: bits / 2 }
     }
 
-    /// What stands at place `i` after the shuffle.
+    /// The element at position `i` after the shuffle.
     pub fn place(&self, i: u64) -> u64 {
-        assert!(i < self.n, "place {i} of a shuffle of {}", self.n);
+        assert!(i < self.n, "position {i} is out of range: the shuffle has {} elements", self.n);
         let mut x = self.network(i);
         while x >= self.n {
             x = self.network(x);
@@ -67,13 +65,13 @@ mod tests {
         let mut seen = vec![false; n as usize];
         for i in 0..n {
             let place = shuffle.place(i) as usize;
-            assert!(!seen[place], "key {key}, n {n}: {place} comes twice");
+            assert!(!seen[place], "key {key}, n {n}: {place} appears twice");
             seen[place] = true;
         }
     }
 
     #[test]
-    fn every_size_to_two_thousand_is_a_bijection() {
+    fn sizes_up_to_two_thousand_are_bijections() {
         (1..=2000).for_each(|n| is_bijection(n ^ 0x51, n));
     }
 
@@ -85,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_sizes_stay_inside() {
+    fn largest_sizes_stay_in_range() {
         for n in [u64::from(u32::MAX) + 2, (1 << 62) + 1, u64::MAX] {
             let shuffle = Permutation::new(1, n);
             let ends = [0, 1, n / 2, n - 1].map(|i| shuffle.place(i));
@@ -93,9 +91,8 @@ mod tests {
         }
     }
 
-    /// For each small n, every element comes first about equally often over many keys.
     #[test]
-    fn no_place_is_preferred() {
+    fn first_element_is_uniform() {
         for n in [2, 3, 5, 6, 7, 12] {
             let keys = 3000 * n;
             let mut first = vec![0u64; n as usize];
@@ -114,7 +111,7 @@ mod tests {
         }
 
         #[test]
-        fn other_keys_shuffle_otherwise(key: u64) {
+        fn keys_give_different_shuffles(key: u64) {
             let order = |key| (0..64).map(|i| Permutation::new(key, 64).place(i)).collect::<Vec<_>>();
             prop_assert_ne!(order(key), order(key.wrapping_add(1)));
         }

@@ -1,51 +1,50 @@
-//! What a run is trained on: the built-in grammar or token files, behind one face. A sample is a pure
-//! function of (seed, step, index in the global batch): ranks may ask for any of them in any order, and
-//! a run resumes from the number of its step alone.
+//! The source of training samples: the built-in grammar or token files. A sample is a pure function of (seed, step,
+//! index in the global batch), so ranks read samples in any order and a run resumes from its step number alone.
 
-use crate::chance::hash;
-use crate::corpus::{Corpus, PATIENCE, Piece, Split};
+use crate::corpus::{Corpus, MAX_SKIPPED, Piece, Split};
 use crate::error::Result;
 use crate::grammar::Grammar;
+use crate::random::hash;
 use crate::tokenizer::{Tokenizer, bytes_to_text};
 use crate::tokens::Damage;
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// The name under which the built-in language is opened.
+/// Name of the built-in language.
 pub const GRAMMAR: &str = "builtin:grammar";
 
-/// Where samples come from.
+/// A source of samples.
 ///
 /// ```
-/// use lockstep_data::{Options, Source, Split};
+/// use lockstep_data::{Options, SampleId, Source, Split};
 ///
 /// let source = Source::open("builtin:grammar", &Options::default()).unwrap();
+/// let id = SampleId { split: Split::Train, seed: 1, step: 10, global_batch: 8, index: 3 };
 /// let mut tokens = [0; 33];
-/// source.sample(Split::Train, 1, 10, 8, 3, &mut tokens);
-/// let mut again = [0; 33];
-/// source.sample(Split::Train, 1, 10, 8, 3, &mut again);
-/// assert_eq!(tokens, again);
+/// source.sample(id, &mut tokens);
+/// let mut same = [0; 33];
+/// source.sample(id, &mut same);
+/// assert_eq!(tokens, same);
 /// println!("{}", source.decode(&tokens).unwrap());
 /// ```
 #[derive(Debug)]
 pub struct Source {
-    kind: Kind,
+    inner: Inner,
 }
 
 #[derive(Debug)]
-enum Kind {
+enum Inner {
     Grammar(Grammar),
     Corpus {
         corpus: Corpus,
-        /// Read when it is first needed: training does without.
+        /// Loaded on first use; training does not need it.
         tokenizer: OnceLock<Tokenizer>,
     },
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
-    /// The fraction of documents that is never trained on. The grammar does not need it: its held-out
-    /// samples are drawn apart.
+    /// Fraction of documents held out for evaluation. Unused by the grammar, which draws held-out samples separately.
     pub held_out: f64,
 }
 
@@ -56,138 +55,134 @@ impl Default for Options {
 }
 
 impl Source {
-    /// How many damaged samples in a row are passed over in search of a good one.
-    pub const PATIENCE: usize = PATIENCE;
+    /// Maximum number of consecutive corrupt samples that are skipped.
+    pub const MAX_SKIPPED: usize = MAX_SKIPPED;
 
-    /// `builtin:grammar`, a token file, or a folder of token files.
+    /// Opens `builtin:grammar`, a token file, or a folder of token files.
     pub fn open(spec: &str, options: &Options) -> Result<Source> {
-        let kind = match spec {
-            GRAMMAR => Kind::Grammar(Grammar::new()),
-            path => Kind::Corpus {
+        let inner = match spec {
+            GRAMMAR => Inner::Grammar(Grammar::new()),
+            path => Inner::Corpus {
                 corpus: Corpus::open(Path::new(path), options.held_out)?,
                 tokenizer: OnceLock::new(),
             },
         };
-        Ok(Source { kind })
+        Ok(Source { inner })
     }
 
-    /// Every token is below.
+    /// Vocabulary size; every token is smaller.
     pub fn vocab(&self) -> usize {
-        match &self.kind {
-            Kind::Grammar(_) => Grammar::VOCAB,
-            Kind::Corpus { corpus, .. } => corpus.files()[0].vocab() as usize,
+        match &self.inner {
+            Inner::Grammar(_) => Grammar::VOCAB,
+            Inner::Corpus { corpus, .. } => corpus.files()[0].vocab() as usize,
         }
     }
 
-    /// The token that ends a document, where there are documents.
+    /// The end-of-document token, if the source has documents.
     pub fn end(&self) -> Option<u32> {
-        match &self.kind {
-            Kind::Grammar(_) => None,
-            Kind::Corpus { corpus, .. } => Some(corpus.files()[0].end()),
+        match &self.inner {
+            Inner::Grammar(_) => None,
+            Inner::Corpus { corpus, .. } => Some(corpus.files()[0].end()),
         }
     }
 
-    /// The lowest mean loss that any model can reach on samples of `seq + 1` tokens, in nats per token,
-    /// where it is known exactly.
+    /// The lowest mean loss that any model can reach on samples of `seq + 1` tokens, in nats per token. Known for the
+    /// grammar only.
     pub fn entropy(&self, seq: usize) -> Option<f64> {
-        match &self.kind {
-            Kind::Grammar(grammar) => Some(grammar.entropy(seq)),
-            Kind::Corpus { .. } => None,
+        match &self.inner {
+            Inner::Grammar(grammar) => Some(grammar.entropy(seq)),
+            Inner::Corpus { .. } => None,
         }
     }
 
-    /// How many tokens a pass over everything takes; `None` where there is no end. Zero if nothing is
-    /// held out.
+    /// Tokens in one epoch; `None` for an endless source, zero if nothing is held out.
     pub fn epoch_tokens(&self, split: Split) -> Option<u64> {
-        match &self.kind {
-            Kind::Grammar(_) => None,
-            Kind::Corpus { corpus, .. } => Some(corpus.epoch_tokens(split)),
+        match &self.inner {
+            Inner::Grammar(_) => None,
+            Inner::Corpus { corpus, .. } => Some(corpus.epoch_tokens(split)),
         }
     }
 
-    /// Sample `index` of the global batch of `step`: inputs and their successors, `seq + 1` tokens, as
-    /// many as `out` holds. Panics if the split is empty (see `epoch_tokens`).
+    /// Reads a sample of `seq + 1` tokens (inputs and targets) into `out`. Panics if the split is empty (see
+    /// `epoch_tokens`).
     ///
-    /// Gives what was found damaged: nothing, but for files that changed after they were written. The first good
-    /// one of the following samples is then taken instead; after [`Source::PATIENCE`] damaged ones `out` holds
-    /// nothing but end tokens.
-    pub fn sample(
-        &self,
-        split: Split,
-        seed: u64,
-        step: u64,
-        global_batch: usize,
-        index: usize,
-        out: &mut [u32],
-    ) -> Vec<Damage> {
-        let number = number(step, global_batch, index);
-        match &self.kind {
-            Kind::Grammar(grammar) => {
+    /// Returns the corrupt samples that were skipped. The next valid sample takes their place; after
+    /// [`Source::MAX_SKIPPED`] corrupt samples, `out` is filled with end tokens.
+    pub fn sample(&self, id: SampleId, out: &mut [u32]) -> Vec<Damage> {
+        let SampleId { split, seed, .. } = id;
+        let number = id.number();
+        match &self.inner {
+            Inner::Grammar(grammar) => {
                 grammar.sample(hash(&[split as u64, seed, number]), out);
                 vec![]
             }
-            Kind::Corpus { corpus, .. } => corpus.sample(split, seed, number, out).1,
+            Inner::Corpus { corpus, .. } => corpus.sample(split, seed, number, out).1,
         }
     }
 
-    /// Where the tokens of that sample lie, in their order; nowhere if the program makes them.
-    pub fn pieces(
-        &self,
-        split: Split,
-        seed: u64,
-        step: u64,
-        global_batch: usize,
-        index: usize,
-        seq: usize,
-    ) -> Vec<Piece> {
-        let Kind::Corpus { corpus, .. } = &self.kind else { return vec![] };
-        let number = number(step, global_batch, index);
-        let (taken, _) = corpus.sample(split, seed, number, &mut vec![0; seq + 1]);
-        corpus.pieces(split, seed, taken, seq)
+    /// The document ranges that a sample of `seq + 1` tokens consists of, in order; empty for the grammar.
+    pub fn pieces(&self, id: SampleId, seq: usize) -> Vec<Piece> {
+        let Inner::Corpus { corpus, .. } = &self.inner else { return vec![] };
+        let (taken, _) = corpus.sample(id.split, id.seed, id.number(), &mut vec![0; seq + 1]);
+        corpus.pieces(id.split, id.seed, taken, seq)
     }
 
-    /// Tokens of a text, for a prompt.
+    /// Encodes a prompt.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        match &self.kind {
-            Kind::Grammar(_) => Ok(text.bytes().map(u32::from).collect()),
-            Kind::Corpus { corpus, tokenizer } => tokenizer_of(corpus, tokenizer)?.encode(text),
+        match &self.inner {
+            Inner::Grammar(_) => Ok(text.bytes().map(u32::from).collect()),
+            Inner::Corpus { corpus, tokenizer } => tokenizer_of(corpus, tokenizer)?.encode(text),
         }
     }
 
-    /// The text of tokens.
+    /// Decodes tokens to text.
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
-        match &self.kind {
-            Kind::Grammar(_) => Ok(bytes_to_text(tokens)),
-            Kind::Corpus { corpus, tokenizer } => tokenizer_of(corpus, tokenizer)?.decode(tokens),
+        match &self.inner {
+            Inner::Grammar(_) => Ok(bytes_to_text(tokens)),
+            Inner::Corpus { corpus, tokenizer } => tokenizer_of(corpus, tokenizer)?.decode(tokens),
         }
     }
 
-    /// The same for two sources whose samples are the same: a run that resumes can see whether it is
-    /// on the data it began with.
+    /// Digest of the source: equal for sources with equal samples. A resumed run checks it.
     pub fn identity(&self) -> String {
-        match &self.kind {
-            Kind::Grammar(grammar) => grammar.identity(),
-            Kind::Corpus { corpus, .. } => corpus.identity(),
+        match &self.inner {
+            Inner::Grammar(grammar) => grammar.identity(),
+            Inner::Corpus { corpus, .. } => corpus.identity(),
         }
     }
 
-    /// The built-in language, if this is it.
+    /// The built-in grammar, if this is its source.
     pub fn grammar(&self) -> Option<&Grammar> {
-        match &self.kind {
-            Kind::Grammar(grammar) => Some(grammar),
-            Kind::Corpus { .. } => None,
+        match &self.inner {
+            Inner::Grammar(grammar) => Some(grammar),
+            Inner::Corpus { .. } => None,
         }
     }
 }
 
-fn number(step: u64, global_batch: usize, index: usize) -> u64 {
-    assert!(index < global_batch, "sample {index} of a global batch of {global_batch}");
-    step * global_batch as u64 + index as u64
+/// Identifies a sample of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SampleId {
+    pub split: Split,
+    pub seed: u64,
+    pub step: u64,
+    pub global_batch: usize,
+    /// Index in the global batch.
+    pub index: usize,
+}
+
+impl SampleId {
+    /// Position in the endless sequence of samples.
+    fn number(&self) -> u64 {
+        let SampleId { step, global_batch, index, .. } = *self;
+        assert!(index < global_batch, "sample {index} of a global batch of {global_batch}");
+        step * global_batch as u64 + index as u64
+    }
 }
 
 fn tokenizer_of<'a>(corpus: &Corpus, known: &'a OnceLock<Tokenizer>) -> Result<&'a Tokenizer> {
     if known.get().is_none() {
-        // Two threads may both read it; one of the equal tokenizers stays.
+        // Two threads may both load it; one of the equal tokenizers is kept.
         let _ = known.set(corpus.files()[0].tokenizer()?);
     }
     Ok(known.get().expect("it was just set"))

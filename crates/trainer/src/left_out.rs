@@ -22,7 +22,7 @@ impl LeftOut {
     /// Takes note of what was passed over to fill a sample.
     pub fn add(&mut self, index: usize, damage: Vec<Damage>) {
         // Endlessly many: no limit is as large, and nothing is learned from end tokens.
-        let hopeless = damage.len() >= Source::PATIENCE;
+        let hopeless = damage.len() >= Source::MAX_SKIPPED;
         self.count += if hopeless { f64::INFINITY } else { damage.len() as f64 };
         // A whole number below 2^20, so that sums over ranks and samples are exact.
         let mark = (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 44;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use lockstep_ckpt::{Carried, Checkpoint};
 use lockstep_comm::{Group, SharedHeap};
-use lockstep_data::{Source, Split};
+use lockstep_data::{SampleId, Source, Split};
 use lockstep_kernels::{AdamW, Device, Dtype};
 use lockstep_model::{
     Activations, Batch, Dropout, Groups, Loss, Model, Pass, Store, WeightGradients, Weights,
@@ -306,7 +306,10 @@ impl InFlight {
         let begun = Instant::now();
         for (row, sample) in samples.chunks_exact_mut(plan.data.seq + 1).enumerate() {
             let (seed, global) = (plan.train.seed, plan.train.global_batch);
-            let damage = source.sample(split, seed, step, global, first + row, sample);
+            let damage = source.sample(
+                SampleId { split, seed, step, global_batch: global, index: first + row },
+                sample,
+            );
             // What is held out is looked at again and again; it counts for nothing.
             if split == Split::Train && !damage.is_empty() {
                 left_out.add(first + row, damage);

@@ -2,7 +2,7 @@
 
 use crate::commands::progress;
 use anyhow::bail;
-use lockstep_data::{GRAMMAR, Options, Source, Split, TokenFile};
+use lockstep_data::{GRAMMAR, Options, SampleId, Source, Split, TokenFile};
 use lockstep_events::thousands;
 use std::path::Path;
 use std::process::ExitCode;
@@ -129,7 +129,10 @@ fn show_grammar(args: &Args) -> anyhow::Result<()> {
     let grammar = source.grammar().expect("it was opened by its name");
     let seq = args.seq as usize;
     let mut tokens = vec![0; 400];
-    source.sample(Split::Train, 0, 0, 1, 0, &mut tokens);
+    source.sample(
+        SampleId { split: Split::Train, seed: 0, step: 0, global_batch: 1, index: 0 },
+        &mut tokens,
+    );
     let text = source.decode(&tokens)?;
     let sentences = text.rsplit_once('\n').map_or(text.as_str(), |(whole, _)| whole);
     let floor = grammar.entropy(seq);

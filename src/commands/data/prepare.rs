@@ -2,7 +2,7 @@
 
 use crate::commands::progress;
 use lockstep_comm::human_bytes;
-use lockstep_data::{Format, Recipe, Report, Tokenizer, prepare, size_of};
+use lockstep_data::{Format, Recipe, Report, Tokenizer, input_bytes, prepare};
 use lockstep_events::thousands;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -66,7 +66,7 @@ enum Kind {
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let json = args.json;
     let recipe = recipe(args)?;
-    let bar = progress::bytes("prepare", size_of(&recipe)?);
+    let bar = progress::bytes("prepare", input_bytes(&recipe)?);
     let start = Instant::now();
     let report = prepare(&recipe, &|bytes| bar.inc(bytes));
     bar.finish_and_clear();

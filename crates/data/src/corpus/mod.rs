@@ -1,20 +1,19 @@
-//! One or several token files as one set of documents, and the samples that are cut from them.
+//! One or several token files as one set of documents, and the samples drawn from them.
 //!
-//! Documents are shuffled anew in every epoch and laid end to end, each followed by the end token; epoch
-//! follows epoch. Sample k is `seq + 1` tokens of that row from token `k × seq` on: the last token of a
-//! sample is the first of its neighbour, so that every token is an input once and a target once. Which
-//! sample comes when is shuffled within the epoch too; otherwise a batch would be one piece of a long
-//! document. All of it follows from the seed and the number of the sample. What is kept is a cache.
+//! In every epoch the documents are shuffled and concatenated, each followed by the end token. Sample k consists of
+//! `seq + 1` tokens starting at token `k × seq`: the last token of a sample is the first of the next, so every token is
+//! an input once and a target once. The order of the samples is shuffled within the epoch too; otherwise a batch would
+//! be one piece of a long document. Everything follows from the seed and the sample number; stored orders are a cache.
 //!
-//! A sample of which a token is damaged is left out, and the next number's is taken twice: a rule that needs
-//! nothing but the file, so that all who ask for the sample get the same.
+//! A corrupt sample is skipped and the next valid sample takes its place. The rule depends only on the file, so all
+//! ranks read the same tokens.
 
 mod order;
 mod split;
 
-use crate::chance::hash;
 use crate::error::{Error, Result};
 use crate::permutation::Permutation;
+use crate::random::hash;
 use crate::tokens::{Damage, TokenFile};
 use order::Order;
 pub use split::Split;
@@ -24,43 +23,42 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-/// How many epochs' orders are kept: two for training (a sample may reach into the next epoch) and two
-/// for evaluation.
-const KEPT: usize = 4;
+/// Number of cached epoch orders: two for training (a sample may extend into the next epoch) and two for evaluation.
+const CACHED_ORDERS: usize = 4;
 
-/// How many damaged samples in a row are passed over in search of a good one.
-pub const PATIENCE: usize = 1000;
+/// Maximum number of consecutive corrupt samples that are skipped.
+pub const MAX_SKIPPED: usize = 1000;
 
-/// A run of a document's tokens.
+/// A range of tokens of a document.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Piece {
     pub path: PathBuf,
     pub document: u64,
-    /// One past its last token stands for the end token.
+    /// The index after the document's last token stands for the end token.
     pub tokens: Range<u64>,
 }
 
 #[derive(Debug)]
 pub struct Corpus {
     files: Vec<TokenFile>,
-    /// The number of the first document of each file.
+    /// Index of the first document of each file.
     firsts: Vec<u64>,
     documents: u64,
     threshold: Threshold,
-    /// Tokens of an epoch, with those between documents: of training, and held out.
+    /// Tokens per epoch including end tokens: training and held out.
     epochs: [u64; 2],
-    orders: Mutex<Vec<(OrderOf, Arc<Order>)>>,
+    orders: Mutex<Vec<(OrderKey, Arc<Order>)>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct OrderOf {
+struct OrderKey {
     split: Split,
     seed: u64,
     epoch: u64,
 }
 
 impl Corpus {
-    /// A token file, or a folder of them: all that end in .tokens, by name.
+    /// Opens a token file, or all `.tokens` files of a folder sorted by name.
     pub fn open(path: &Path, held_out: f64) -> Result<Corpus> {
         let files: Vec<_> =
             paths(path)?.iter().map(|path| TokenFile::open(path)).collect::<Result<_>>()?;
@@ -71,8 +69,8 @@ impl Corpus {
             firsts.push(documents);
             documents += file.documents();
         }
-        let marks = files.iter().flat_map(|f| (0..f.documents()).map(|d| f.mark_of(d)));
-        let threshold = Threshold::new(held_out, marks).map_err(|what| Error::file(path, what))?;
+        let hashes = files.iter().flat_map(|f| (0..f.documents()).map(|d| f.hash_of(d)));
+        let threshold = Threshold::new(held_out, hashes).map_err(|what| Error::file(path, what))?;
         let mut corpus = Corpus {
             files,
             firsts,
@@ -83,7 +81,7 @@ impl Corpus {
         };
         for document in 0..documents {
             for split in [Split::Train, Split::HeldOut] {
-                corpus.epochs[split as usize] += corpus.room(document, split);
+                corpus.epochs[split as usize] += corpus.epoch_len(document, split);
             }
         }
         Ok(corpus)
@@ -93,12 +91,12 @@ impl Corpus {
         &self.files
     }
 
-    /// Tokens of an epoch, with those between documents.
+    /// Tokens per epoch, including end tokens.
     pub fn epoch_tokens(&self, split: Split) -> u64 {
         self.epochs[split as usize]
     }
 
-    /// Files by their digests, in order, and what is held out of them.
+    /// Digest of the files, in order, and of the held-out threshold.
     pub fn identity(&self) -> String {
         let mut digest = blake3::Hasher::new();
         self.files.iter().for_each(|file| {
@@ -108,9 +106,9 @@ impl Corpus {
         format!("tokens {}", &digest.finalize().to_hex()[..16])
     }
 
-    /// Sample `number` of the endless row of epochs: `seq + 1` tokens, as many as `out` holds. Where one is
-    /// damaged its successors are tried: which sample it became, and what was passed over on the way. After
-    /// `PATIENCE` of them it gives up, and leaves nothing but end tokens.
+    /// Reads sample `number` of the endless sequence of epochs: `seq + 1` tokens, the length of `out`. Corrupt samples
+    /// are skipped. Returns the number of the sample that was read and the damage found. After `MAX_SKIPPED` corrupt
+    /// samples, `out` is filled with end tokens.
     pub fn sample(
         &self,
         split: Split,
@@ -118,19 +116,19 @@ impl Corpus {
         number: u64,
         out: &mut [u32],
     ) -> (u64, Vec<Damage>) {
-        let mut passed = Vec::new();
+        let mut skipped = Vec::new();
         loop {
-            let tried = number + passed.len() as u64;
-            let Err(damage) = self.read(split, seed, tried, out) else { return (tried, passed) };
-            passed.push(damage);
-            if passed.len() == PATIENCE {
+            let tried = number + skipped.len() as u64;
+            let Err(damage) = self.read(split, seed, tried, out) else { return (tried, skipped) };
+            skipped.push(damage);
+            if skipped.len() == MAX_SKIPPED {
                 out.fill(self.files[0].end());
-                return (tried, passed);
+                return (tried, skipped);
             }
         }
     }
 
-    /// Where the tokens of a sample lie.
+    /// The document ranges of a sample.
     pub fn pieces(&self, split: Split, seed: u64, number: u64, seq: usize) -> Vec<Piece> {
         let mut pieces = Vec::new();
         let Ok(()) = self.walk::<Infallible>(split, seed, number, seq, |document, tokens| {
@@ -151,8 +149,7 @@ impl Corpus {
         })
     }
 
-    /// Goes through the documents that a sample is made of: each with the run of its tokens, the last of which
-    /// may be the end token.
+    /// Calls `each` with every document of a sample and the range of its tokens, whose last may be the end token.
     fn walk<E>(
         &self,
         split: Split,
@@ -167,7 +164,7 @@ impl Corpus {
         let mut left = seq as u64 + 1;
         loop {
             let document = order.document(place);
-            let count = self.room(document, of.split).saturating_sub(from).min(left);
+            let count = self.epoch_len(document, of.split).saturating_sub(from).min(left);
             if count > 0 {
                 each(document, from..from + count)?;
             }
@@ -176,7 +173,7 @@ impl Corpus {
                 return Ok(());
             }
             (place, from) = (place + 1, 0);
-            // Over the end of an epoch, and into the next one.
+            // Continue in the next epoch.
             if place == self.documents {
                 of.epoch += 1;
                 (order, place) = (self.order(of), 0);
@@ -184,27 +181,24 @@ impl Corpus {
         }
     }
 
-    /// The epoch that a sample starts in, and at which of its tokens.
-    fn place(&self, split: Split, seed: u64, number: u64, seq: usize) -> (OrderOf, u64) {
+    /// The epoch in which a sample starts, and its first token there.
+    fn place(&self, split: Split, seed: u64, number: u64, seq: usize) -> (OrderKey, u64) {
         let epoch_tokens = u128::from(self.epoch_tokens(split));
-        assert!(
-            epoch_tokens > 0,
-            "nothing is held out; open the source with a fraction to hold out"
-        );
-        assert!(seq > 0, "a sample is one token and its successors, not one token alone");
+        assert!(epoch_tokens > 0, "nothing is held out; open the source with held_out > 0");
+        assert!(seq > 0, "a sample needs at least one input and one target");
         let seq = seq as u128;
 
-        // The samples that start in the same epoch change places with each other.
+        // Samples that start in the same epoch are shuffled among themselves.
         let epoch = u128::from(number) * seq / epoch_tokens;
         let first = |epoch: u128| (epoch * epoch_tokens).div_ceil(seq);
         let key = hash(&[SAMPLES, split as u64, seed, epoch as u64]);
         let shuffle = Permutation::new(key, (first(epoch + 1) - first(epoch)) as u64);
         let place = first(epoch) + u128::from(shuffle.place(number - first(epoch) as u64));
-        let of = OrderOf { split, seed, epoch: epoch as u64 };
+        let of = OrderKey { split, seed, epoch: epoch as u64 };
         (of, (place * seq - epoch * epoch_tokens) as u64)
     }
 
-    /// Tokens of a document, the last of which is the end token.
+    /// Reads tokens of a document, followed by the end token.
     fn read_document(&self, document: u64, from: u64, out: &mut [u32]) -> Result<(), Damage> {
         let (file, document) = self.file_of(document);
         let own = (file.len_of(document) - from).min(out.len() as u64) as usize;
@@ -212,10 +206,10 @@ impl Corpus {
         if own == 0 { Ok(()) } else { file.read(document, from, &mut out[..own]) }
     }
 
-    /// How many tokens a document takes in an epoch of the split: its own and the end, or none.
-    fn room(&self, document: u64, split: Split) -> u64 {
+    /// Tokens of a document in an epoch of the split, including the end token; zero if it is in the other split.
+    fn epoch_len(&self, document: u64, split: Split) -> u64 {
         let (file, document) = self.file_of(document);
-        match self.threshold.split_of(file.mark_of(document)) == split {
+        match self.threshold.split_of(file.hash_of(document)) == split {
             true => file.len_of(document) + 1,
             false => 0,
         }
@@ -226,26 +220,26 @@ impl Corpus {
         (&self.files[file], document - self.firsts[file])
     }
 
-    /// The order of an epoch, made when it is first asked for.
-    fn order(&self, of: OrderOf) -> Arc<Order> {
-        // Who comes second waits for the first rather than doing the same work.
+    /// The document order of an epoch, computed on first use.
+    fn order(&self, of: OrderKey) -> Arc<Order> {
+        // The lock is held while an order is computed, so that it is computed once.
         let mut orders = self.orders.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some(at) = orders.iter().position(|(known, _)| *known == of) {
             let found = orders.remove(at);
             orders.push(found);
         } else {
-            if orders.len() == KEPT {
+            if orders.len() == CACHED_ORDERS {
                 orders.remove(0);
             }
             let key = hash(&[DOCUMENTS, of.split as u64, of.seed, of.epoch]);
             orders.push((of, Arc::new(Order::new(self, of.split, key))));
         }
-        let (_, newest) = orders.last().expect("one was just put there");
+        let (_, newest) = orders.last().expect("just pushed");
         newest.clone()
     }
 }
 
-/// Keeps the two shuffles of an epoch apart.
+/// Separate the two shuffles of an epoch.
 const DOCUMENTS: u64 = 1;
 const SAMPLES: u64 = 2;
 
@@ -263,12 +257,12 @@ fn paths(path: &Path) -> Result<Vec<PathBuf>> {
     }
     found.sort();
     match found.is_empty() {
-        true => Err(Error::file(path, "no file in this folder ends in .tokens")),
+        true => Err(Error::file(path, "no .tokens file in this folder")),
         false => Ok(found),
     }
 }
 
-/// Tokens of different tokenizers would be trained on as if they were the same.
+/// All files must have been made with the same tokenizer.
 fn same_tokenizer(files: &[TokenFile]) -> Result<()> {
     let of = |file: &TokenFile| (file.tokenizer_name(), file.vocab(), file.end());
     match files.iter().find(|file| of(file) != of(&files[0])) {
@@ -276,7 +270,7 @@ fn same_tokenizer(files: &[TokenFile]) -> Result<()> {
         Some(other) => Err(Error::file(
             other.path(),
             format!(
-                "made with {}, but {} with {}; prepare them with one tokenizer",
+                "made with tokenizer {}, but {} with {}; prepare all files with one tokenizer",
                 other.tokenizer_name(),
                 files[0].path().display(),
                 files[0].tokenizer_name()

@@ -1,8 +1,7 @@
-//! The order of the documents in one epoch, and where each begins.
+//! The document order of one epoch and the offsets of the documents.
 //!
-//! The order itself is a permutation that is computed, not stored. Where documents begin is a running
-//! sum, of which one in `STRIDE` is kept: 10 million documents take 1.2 MB, and finding a token takes a
-//! binary search and at most `STRIDE` steps.
+//! The order is a permutation that is computed, not stored. Every `STRIDE`th offset is stored: 10 million documents
+//! take 1.2 MB, and finding a token takes a binary search and at most `STRIDE` steps.
 
 use super::{Corpus, Split};
 use crate::permutation::Permutation;
@@ -13,12 +12,12 @@ const STRIDE: u64 = 64;
 pub struct Order {
     shuffle: Permutation,
     split: Split,
-    /// Where the document at place 0, `STRIDE`, 2 `STRIDE` … begins, in tokens.
+    /// Token offsets of the documents at positions 0, `STRIDE`, 2 `STRIDE`, …
     milestones: Vec<u64>,
 }
 
 impl Order {
-    /// Documents that are not of the split keep their place and take no room.
+    /// Documents of the other split keep their position and have length zero.
     pub fn new(corpus: &Corpus, split: Split, key: u64) -> Order {
         let shuffle = Permutation::new(key, corpus.documents);
         let mut milestones = Vec::new();
@@ -27,28 +26,28 @@ impl Order {
             if place % STRIDE == 0 {
                 milestones.push(start);
             }
-            start += corpus.room(shuffle.place(place), split);
+            start += corpus.epoch_len(shuffle.place(place), split);
         }
         assert_eq!(start, corpus.epoch_tokens(split), "every document once");
         Order { shuffle, split, milestones }
     }
 
-    /// The document at a place.
+    /// The document at a position.
     pub fn document(&self, place: u64) -> u64 {
         self.shuffle.place(place)
     }
 
-    /// The place whose document holds token `at` of the epoch, and which of its tokens that is.
+    /// The position of the document that contains token `at` of the epoch, and the token's index in it.
     pub fn find(&self, corpus: &Corpus, at: u64) -> (u64, u64) {
         assert!(at < corpus.epoch_tokens(self.split), "token {at} is not in the epoch");
         let milestone = self.milestones.partition_point(|start| *start <= at) - 1;
         let (mut place, mut start) = (milestone as u64 * STRIDE, self.milestones[milestone]);
         loop {
-            let room = corpus.room(self.document(place), self.split);
-            if at < start + room {
+            let len = corpus.epoch_len(self.document(place), self.split);
+            if at < start + len {
                 return (place, at - start);
             }
-            (place, start) = (place + 1, start + room);
+            (place, start) = (place + 1, start + len);
         }
     }
 }

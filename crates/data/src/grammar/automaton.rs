@@ -1,14 +1,14 @@
-//! A phrase said over and over, as an automaton: after any prefix there is one state, and the state
-//! knows how likely each next byte is. That makes prediction exact, and the entropy a sum.
+//! The automaton of a repeated phrase: every prefix leads to one state, which has the probability of each next byte.
+//! Prediction is exact, and the entropy is a sum.
 //!
-//! Phrases are first laid out as nodes that say a byte or split. After a prefix one may be at several
-//! nodes, each with a probability (in the middle of `ca` of `cat` or `cart`): that belief is the state.
-//! There are finitely many, because every sentence ends and its end leaves no doubt.
+//! A phrase is first compiled to nodes that emit a byte or branch. A prefix may lead to several nodes with different
+//! probabilities (`ca` may be the start of `cat` or `cart`); this belief is the state. There are finitely many because
+//! every sentence ends in a known state.
 
-use super::phrase::{Phrase, shares};
+use super::phrase::{Phrase, probabilities};
 use std::collections::{BTreeMap, HashMap};
 
-/// What can follow, and how likely.
+/// A deterministic automaton with transition probabilities.
 #[derive(Debug)]
 pub struct Automaton {
     /// State 0 is the start of a sentence.
@@ -53,26 +53,26 @@ impl Automaton {
         Automaton { states }
     }
 
-    /// What can follow in a state, by byte.
+    /// The arcs of a state, sorted by byte.
     pub fn arcs(&self, state: usize) -> &[Arc] {
         &self.states[state].arcs
     }
 
-    /// The mean entropy of bytes 1 to `count`, in nats, for texts that start with a sentence, whose
-    /// byte 0 is given: the expectation over the states one can be in, carried from byte to byte.
+    /// Mean entropy of bytes 1 to `count` in nats, for texts that start with a sentence and whose byte 0 is given. The
+    /// distribution over states is propagated byte by byte.
     pub fn entropy(&self, count: usize) -> f64 {
         let mut here = vec![0.0; self.states.len()];
         here[0] = 1.0;
         let mut sum = 0.0;
         for _ in 0..count {
-            here = self.spread(&here);
+            here = self.advance(&here);
             sum += here.iter().zip(&self.states).map(|(p, state)| p * state.entropy).sum::<f64>();
         }
         sum / count as f64
     }
 
-    /// Where one is a byte later.
-    fn spread(&self, here: &[f64]) -> Vec<f64> {
+    /// The distribution over states one byte later.
+    fn advance(&self, here: &[f64]) -> Vec<f64> {
         let mut there = vec![0.0; here.len()];
         for (p, state) in here.iter().zip(&self.states).filter(|(p, _)| **p > 0.0) {
             for arc in &state.arcs {
@@ -83,28 +83,28 @@ impl Automaton {
     }
 }
 
-/// Where in the phrase one may be, and how likely; only at nodes that say a byte.
+/// A distribution over nodes that emit a byte.
 struct Belief(Vec<(usize, f64)>);
 
 impl Belief {
-    /// Probabilities by their bits: two beliefs are one state only if they are exactly the same.
+    /// Two beliefs are the same state only if their probabilities are equal bit for bit.
     fn key(&self) -> Vec<(usize, u64)> {
         self.0.iter().map(|(node, p)| (*node, p.to_bits())).collect()
     }
 }
 
-/// A phrase laid out, its end joined to its start.
+/// The nodes of a phrase whose end is connected to its start.
 struct Nodes {
     nodes: Vec<Node>,
-    /// Where each node is, so that what goes on in the same way is laid out once.
+    /// Index of each node; equal nodes are shared.
     known: HashMap<Node, usize>,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Node {
-    Says(u8, usize),
-    /// The bits of each probability, and where it leads.
-    Splits(Vec<(u64, usize)>),
+    Emit(u8, usize),
+    /// Probability bits and target of each branch.
+    Branch(Vec<(u64, usize)>),
 }
 
 const ROOT: usize = 0;
@@ -112,24 +112,26 @@ const ROOT: usize = 0;
 impl Nodes {
     fn of(phrase: &Phrase) -> Nodes {
         let mut nodes = Nodes { nodes: Vec::new(), known: HashMap::new() };
-        nodes.add(Node::Splits(Vec::new()));
-        let first = nodes.lay(phrase, ROOT);
-        nodes.nodes[ROOT] = Node::Splits(vec![(1f64.to_bits(), first)]);
+        nodes.add(Node::Branch(Vec::new()));
+        let first = nodes.compile(phrase, ROOT);
+        nodes.nodes[ROOT] = Node::Branch(vec![(1f64.to_bits(), first)]);
         nodes
     }
 
-    /// Lays `phrase` out in front of the node `next`; gives its first node.
-    fn lay(&mut self, phrase: &Phrase, next: usize) -> usize {
+    /// Compiles `phrase` in front of the node `next`. Returns its first node.
+    fn compile(&mut self, phrase: &Phrase, next: usize) -> usize {
         match phrase {
             Phrase::Text(text) => {
-                text.bytes().rev().fold(next, |next, byte| self.add(Node::Says(byte, next)))
+                text.bytes().rev().fold(next, |next, byte| self.add(Node::Emit(byte, next)))
             }
-            Phrase::Row(parts) => parts.iter().rev().fold(next, |next, part| self.lay(part, next)),
+            Phrase::Row(parts) => {
+                parts.iter().rev().fold(next, |next, part| self.compile(part, next))
+            }
             Phrase::Choice(options) => {
-                let ways =
-                    shares(options).map(|(share, part)| (share.to_bits(), self.lay(part, next)));
+                let ways = probabilities(options)
+                    .map(|(share, part)| (share.to_bits(), self.compile(part, next)));
                 let ways = ways.collect();
-                self.add(Node::Splits(ways))
+                self.add(Node::Branch(ways))
             }
         }
     }
@@ -143,14 +145,14 @@ impl Nodes {
         at
     }
 
-    /// The belief after following all splits.
+    /// Follows all branches.
     fn settle(&self, from: impl IntoIterator<Item = (usize, f64)>) -> Belief {
         let mut open: Vec<(usize, f64)> = from.into_iter().collect();
         let mut settled = BTreeMap::new();
         while let Some((node, p)) = open.pop() {
             match &self.nodes[node] {
-                Node::Says(..) => *settled.entry(node).or_insert(0.0) += p,
-                Node::Splits(ways) => {
+                Node::Emit(..) => *settled.entry(node).or_insert(0.0) += p,
+                Node::Branch(ways) => {
                     open.extend(ways.iter().map(|(share, to)| (*to, p * f64::from_bits(*share))));
                 }
             }
@@ -158,17 +160,18 @@ impl Nodes {
         Belief(settled.into_iter().collect())
     }
 
-    /// The bytes that can be said, each with its probability and what is believed once it was.
+    /// The possible next bytes, each with its probability and the resulting belief.
     fn step(&self, belief: &Belief) -> Vec<(u8, f64, Belief)> {
-        let mut said: BTreeMap<u8, Vec<(usize, f64)>> = BTreeMap::new();
+        let mut emitted: BTreeMap<u8, Vec<(usize, f64)>> = BTreeMap::new();
         for (node, p) in &belief.0 {
-            let Node::Says(byte, next) = self.nodes[*node] else {
+            let Node::Emit(byte, next) = self.nodes[*node] else {
                 unreachable!("beliefs are settled")
             };
-            said.entry(byte).or_default().push((next, *p));
+            emitted.entry(byte).or_default().push((next, *p));
         }
         let sum: f64 = belief.0.iter().map(|(_, p)| p).sum();
-        said.into_iter()
+        emitted
+            .into_iter()
             .map(|(byte, places)| {
                 let share: f64 = places.iter().map(|(_, p)| p).sum();
                 let after = self.settle(places.iter().map(|(node, p)| (*node, p / share)));
@@ -180,7 +183,7 @@ impl Nodes {
 
 #[cfg(test)]
 mod tests {
-    use super::super::phrase::{choice, row, text, word};
+    use super::super::phrase::{choice, sequence, text, word};
     use super::*;
 
     #[test]
@@ -192,18 +195,17 @@ mod tests {
         }
     }
 
-    /// A coin thrown over and over: one bit a byte, in one state.
     #[test]
-    fn a_coin_has_one_bit() {
+    fn a_fair_coin_has_one_bit_and_one_state() {
         let coin = choice([(1.0, text("h")), (1.0, text("t"))]);
         let automaton = Automaton::repeating(&coin);
         assert_eq!(automaton.states.len(), 1);
         assert!((automaton.entropy(10) - 2f64.ln()).abs() < 1e-12);
     }
 
-    /// Words that begin alike: after `ca`, `t` and `r` are as likely as the words are.
+    /// After `ca`, the probabilities of `t` and `r` are those of the words.
     #[test]
-    fn what_begins_alike_is_told_apart_where_it_differs() {
+    fn words_with_a_common_prefix_share_states() {
         let words = choice([(3.0, text("cat ")), (1.0, text("car "))]);
         let automaton = Automaton::repeating(&words);
         let after_ca = automaton.arcs(automaton.arcs(automaton.arcs(0)[0].to)[0].to);
@@ -211,10 +213,10 @@ mod tests {
         assert_eq!(shares, [(b'r', 0.25), (b't', 0.75)]);
     }
 
-    /// Two ways to say the same are one to whoever predicts it: derivations have more entropy than text.
+    /// Two derivations of the same text: the derivation has more entropy than the text.
     #[test]
-    fn an_ambiguous_phrase_costs_less_than_its_derivations() {
-        let twice = choice([(1.0, text("ab.")), (1.0, row([text("a"), word(&["b."])]))]);
+    fn ambiguous_text_has_less_entropy_than_its_derivations() {
+        let twice = choice([(1.0, text("ab.")), (1.0, sequence([text("a"), word(&["b."])]))]);
         assert!((twice.nats() - 2f64.ln()).abs() < 1e-12);
         assert_eq!(Automaton::repeating(&twice).entropy(30), 0.0);
     }

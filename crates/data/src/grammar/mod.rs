@@ -1,15 +1,14 @@
-//! `builtin:grammar`: endless text of a language of our own whose entropy is known exactly, so that a
-//! training run can be held against the best that any model could do. See README.md beside this file.
-//! Reads no file and holds no state: a sample follows from its key.
+//! `builtin:grammar`: endless text in a small language whose entropy is known exactly, so that a training run can be
+//! compared with the best possible model (README.md). Reads no file and has no state: a sample is a function of its key.
 
 mod automaton;
 mod language;
 mod phrase;
 
-use crate::chance::Dice;
+use crate::random::Stream;
 use automaton::{Arc, Automaton};
 
-/// The built-in language: its samples, and what they cost to predict.
+/// The built-in language: samples and their exact entropy.
 ///
 /// ```
 /// use lockstep_data::Grammar;
@@ -17,10 +16,10 @@ use automaton::{Arc, Automaton};
 /// let grammar = Grammar::new();
 /// let mut sample = [0; 65];
 /// grammar.sample(7, &mut sample);
-/// // What the best of all models would pay for this sample, and for samples in general.
-/// let paid: f64 = grammar.information(&sample).iter().sum::<f64>() / 64.0;
+/// // The loss of the best possible model on this sample, and on average.
+/// let loss: f64 = grammar.information(&sample).iter().sum::<f64>() / 64.0;
 /// let floor = grammar.entropy(64);
-/// assert!((paid - floor).abs() < 0.3, "{paid} against {floor}");
+/// assert!((loss - floor).abs() < 0.3, "{loss} against {floor}");
 /// ```
 #[derive(Debug)]
 pub struct Grammar {
@@ -41,49 +40,49 @@ impl Grammar {
         Grammar { automaton: Automaton::repeating(&language::sentence()) }
     }
 
-    /// Sentences under `key`, from the start of one, as many bytes as `out` holds.
+    /// Fills `out` with sentences for `key`, starting at the beginning of one.
     pub fn sample(&self, key: u64, out: &mut [u32]) {
-        let mut dice = Dice::new(key);
+        let mut stream = Stream::new(key);
         let mut state = 0;
         for token in out {
-            let arc = self.drawn(state, dice.unit());
+            let arc = self.draw(state, stream.unit());
             (*token, state) = (arc.byte.into(), arc.to);
         }
     }
 
-    /// The entropy of what there is to predict in a sample of `seq + 1` tokens, in nats per token: the
-    /// lowest mean loss that any model can reach on such samples. Exact, but for rounding.
+    /// Entropy of the targets in a sample of `seq + 1` tokens, in nats per token: the lowest mean loss that any model can
+    /// reach on such samples. Exact up to rounding.
     pub fn entropy(&self, seq: usize) -> f64 {
         self.automaton.entropy(seq)
     }
 
-    /// What `entropy(seq)` comes to for long samples: the entropy of a sentence over its mean length.
+    /// Limit of `entropy(seq)` for long samples: the entropy of a sentence divided by its mean length.
     pub fn rate(&self) -> f64 {
         let sentence = language::sentence();
         sentence.nats() / sentence.bytes()
     }
 
-    /// Changes when the language does.
+    /// Digest of the language.
     pub fn identity(&self) -> String {
         let language = format!("{:?}", language::sentence());
         format!("grammar {}", &blake3::hash(language.as_bytes()).to_hex()[..16])
     }
 
-    /// What each token of a sample after its first one tells, in nats: -ln p(token | all before it).
-    /// Infinite from the first token on that the language does not allow.
+    /// Information of each token after the first, in nats: -ln p(token | previous tokens). Infinite from the first token
+    /// that the language does not allow.
     pub fn information(&self, sample: &[u32]) -> Vec<f64> {
         let mut state = Some(0);
-        let told = sample.iter().map(|token| {
+        let nats = sample.iter().map(|token| {
             let arcs = state.map_or(&[][..], |state| self.automaton.arcs(state));
             let arc = arcs.iter().find(|arc| u32::from(arc.byte) == *token);
             state = arc.map(|arc| arc.to);
             arc.map_or(f64::INFINITY, |arc| -arc.probability.ln())
         });
-        told.skip(1).collect()
+        nats.skip(1).collect()
     }
 
-    /// The arc that a number from 0 to 1 falls on.
-    fn drawn(&self, state: usize, mut unit: f64) -> Arc {
+    /// Draws an arc with a uniform number.
+    fn draw(&self, state: usize, mut unit: f64) -> Arc {
         let arcs = self.automaton.arcs(state);
         for arc in &arcs[..arcs.len() - 1] {
             if unit < arc.probability {
@@ -99,29 +98,29 @@ impl Grammar {
 mod tests {
     use super::*;
 
-    /// Two independent ways to the same number: the entropy of derivations over their length, and what
-    /// the automaton says of a long text. They differ if a text had two derivations.
+    /// Computes the entropy rate from the derivations and from the automaton. They would differ if the language were
+    /// ambiguous.
     #[test]
-    fn the_language_is_unambiguous_and_its_entropy_rate_is_that_of_its_derivations() {
+    fn entropy_rate_of_derivations_equals_that_of_the_automaton() {
         let grammar = Grammar::new();
         let rate = grammar.rate();
-        // The mean over n bytes approaches the rate like 1/n; the difference of two means drops the
-        // part that comes from the start.
+        // The mean over n bytes approaches the rate like 1/n; the difference of two means removes the influence of the
+        // start.
         let (short, long) = (4096, 8192);
         let tail = (grammar.entropy(long) * long as f64 - grammar.entropy(short) * short as f64)
             / (long - short) as f64;
         assert!((tail - rate).abs() < 1e-4, "{tail} from the automaton, {rate} from derivations");
     }
 
-    /// The exact predictor's mean over samples is the stated entropy, within four standard errors.
+    /// The mean information of samples equals the entropy within four standard errors.
     #[test]
-    fn samples_cost_what_the_entropy_says() {
+    fn mean_information_equals_entropy() {
         let grammar = Grammar::new();
         for seq in [1, 16, 128] {
             let costs: Vec<f64> = (0..4000)
                 .map(|key| {
                     let mut sample = vec![0; seq + 1];
-                    grammar.sample(crate::chance::hash(&[key, 99]), &mut sample);
+                    grammar.sample(crate::random::hash(&[key, 99]), &mut sample);
                     grammar.information(&sample).iter().sum::<f64>() / seq as f64
                 })
                 .collect();
@@ -135,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_in_the_language_is_infinitely_surprising() {
+    fn text_outside_the_language_has_infinite_information() {
         let tokens = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
         let grammar = Grammar::new();
         let surprise = |text| grammar.information(&tokens(text)).iter().sum::<f64>();

@@ -1,5 +1,5 @@
-//! What goes from the reader to a worker, and what comes back. A batch is small, so that many workers
-//! have something to do and little memory is held.
+//! Batches of rows for the tokenizer threads, and their encoded form. Batches are small, which keeps all threads busy
+//! and memory low.
 
 use super::input::{Format, Input};
 use super::json;
@@ -9,17 +9,17 @@ use crate::tokens::Width;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// A batch is full with this many bytes.
-const FULL: usize = 64 << 10;
-/// No row or document is longer: rows are bad then, documents are cut.
-pub const LONGEST: usize = 64 << 20;
+/// Bytes at which a batch is full.
+const BATCH_BYTES: usize = 64 << 10;
+/// Maximum length of a row or document: longer rows are rejected, longer documents are split.
+pub const MAX_ROW_BYTES: usize = 64 << 20;
 
-/// Some rows of one input.
+/// Rows of one input file.
 pub struct Batch<'a> {
     pub input: &'a Input,
     data: Vec<u8>,
     rows: Vec<Row>,
-    /// What the reader found to be bad.
+    /// Rows that the reader rejected.
     bad: Vec<BadRow>,
 }
 
@@ -30,7 +30,7 @@ struct Row {
 
 impl<'a> Batch<'a> {
     pub fn new(input: &'a Input) -> Batch<'a> {
-        Batch { input, data: Vec::with_capacity(FULL), rows: Vec::new(), bad: Vec::new() }
+        Batch { input, data: Vec::with_capacity(BATCH_BYTES), rows: Vec::new(), bad: Vec::new() }
     }
 
     pub fn add(&mut self, line: u64, row: &[u8]) {
@@ -44,13 +44,13 @@ impl<'a> Batch<'a> {
     }
 
     pub fn is_full(&self) -> bool {
-        self.data.len() >= FULL || self.bad.len() >= 1024
+        self.data.len() >= BATCH_BYTES || self.bad.len() >= 1024
     }
 }
 
-/// A batch as the file will hold it.
+/// A batch in the encoding of the token file.
 #[derive(Default)]
-pub struct Done {
+pub struct Encoded {
     pub tokens: Vec<u8>,
     pub documents: Vec<Document>,
     pub bad: Vec<BadRow>,
@@ -60,13 +60,13 @@ pub struct Done {
 
 pub struct Document {
     pub range: Range<usize>,
-    pub mark: u64,
+    pub hash: u64,
 }
 
-/// What a worker does.
-pub fn encode(batch: Batch, field: &str, tokenizer: &Tokenizer) -> Result<Done> {
+/// Tokenizes a batch.
+pub fn encode(batch: Batch, field: &str, tokenizer: &Tokenizer) -> Result<Encoded> {
     let width = Width::of(tokenizer.vocab());
-    let mut done = Done { bad: batch.bad, ..Done::default() };
+    let mut done = Encoded { bad: batch.bad, ..Encoded::default() };
     for row in &batch.rows {
         let text = match text_of(&batch.data[row.range.clone()], batch.input.format, field) {
             Ok(text) => text,
@@ -85,27 +85,27 @@ pub fn encode(batch: Batch, field: &str, tokenizer: &Tokenizer) -> Result<Done> 
         }
         let start = done.tokens.len();
         width.put(&tokens, &mut done.tokens);
-        done.documents.push(Document { range: start..done.tokens.len(), mark: mark(&text) });
+        done.documents.push(Document { range: start..done.tokens.len(), hash: hash(&text) });
         done.text_bytes += text.len() as u64;
     }
     Ok(done)
 }
 
-/// The text of a row, or why there is none.
+/// The text of a row, or the reason why it is invalid.
 fn text_of<'a>(
     row: &'a [u8],
     format: Format,
     field: &str,
 ) -> std::result::Result<Cow<'a, str>, String> {
     let text = str::from_utf8(row)
-        .map_err(|error| format!("not UTF-8 from its byte {} on", error.valid_up_to()))?;
+        .map_err(|error| format!("invalid UTF-8 at byte {}", error.valid_up_to()))?;
     match format {
         Format::Text | Format::Parquet => Ok(Cow::Borrowed(text)),
         Format::Jsonl => json::field_of(text, field).map(Cow::Owned),
     }
 }
 
-fn mark(text: &str) -> u64 {
+fn hash(text: &str) -> u64 {
     let digest = blake3::hash(text.as_bytes());
     u64::from_le_bytes(*digest.as_bytes().first_chunk().expect("32 bytes"))
 }

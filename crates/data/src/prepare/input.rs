@@ -1,9 +1,9 @@
-//! Which files are read, and what each of them is. Opens nothing.
+//! Finds the input files and their formats. Opens nothing.
 
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
 
-/// What an input file is.
+/// Format of an input file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     Text,
@@ -16,7 +16,7 @@ pub struct Input {
     /// `-` is standard input.
     pub path: PathBuf,
     pub format: Format,
-    /// `None` where it is not known beforehand.
+    /// `None` if the size is unknown.
     pub bytes: Option<u64>,
 }
 
@@ -34,7 +34,7 @@ impl Input {
     }
 }
 
-/// The files that were named, and those in the folders that were named, by name.
+/// Lists the given files and the files in the given folders, sorted by name.
 pub fn find(named: &[PathBuf], format: Option<Format>) -> Result<Vec<Input>> {
     let mut found = Vec::new();
     for path in named {
@@ -44,7 +44,7 @@ pub fn find(named: &[PathBuf], format: Option<Format>) -> Result<Vec<Input>> {
             if found.len() == before {
                 return Err(Error::file(
                     path,
-                    "no file in this folder ends in .txt, .md, .jsonl, .json or .parquet",
+                    "no .txt, .md, .jsonl, .json or .parquet file in this folder",
                 ));
             }
         } else {
@@ -58,8 +58,8 @@ fn one(path: &Path, format: Option<Format>) -> Result<Input> {
     let Some(format) = format.or_else(|| by_name(path)) else {
         return Err(Error::file(
             path,
-            "cannot tell what this is by its name; say --format text, jsonl or parquet \
-             (what is compressed can come through a pipe: zstd -dc x.jsonl.zst | … - --format jsonl)",
+            "unknown file extension; add --format text, jsonl or parquet \
+             (decompress through a pipe: zstd -dc x.jsonl.zst | … - --format jsonl)",
         ));
     };
     if path == Path::new("-") {
@@ -71,7 +71,7 @@ fn one(path: &Path, format: Option<Format>) -> Result<Input> {
     Ok(Input { path: path.to_path_buf(), format, bytes })
 }
 
-/// Files that one can tell by their names, in folders inside the folder too.
+/// Adds the files of a folder with a known extension, recursively.
 fn in_folder(folder: &Path, format: Option<Format>, found: &mut Vec<Input>) -> Result<()> {
     let entries = std::fs::read_dir(folder).map_err(Error::system("reading", folder))?;
     let entries: std::io::Result<Vec<_>> = entries.map(|entry| Ok(entry?.path())).collect();

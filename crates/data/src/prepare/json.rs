@@ -1,14 +1,14 @@
-//! One field of a JSON object. The rest of the object is passed over, not built.
+//! Extracts one field of a JSON object. The other fields are skipped, not built.
 
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use std::fmt;
 
-/// The text in a field of the object, or why there is none.
+/// The string in a field of the object, or the reason why there is none.
 pub fn field_of(object: &str, field: &str) -> Result<String, String> {
     let mut json = serde_json::Deserializer::from_str(object);
     let found = Pick(field).deserialize(&mut json).and_then(|found| json.end().map(|()| found));
     found.map_err(|error| match error.is_data() {
-        // Serde's words about types end with a place that the caller knows better.
+        // Serde appends a position; the caller reports a better one.
         true => error.to_string().split(" at line").next().unwrap_or_default().to_string(),
         false => format!("not JSON, at column {}", error.column()),
     })
@@ -44,7 +44,7 @@ impl<'de> Visitor<'de> for Pick<'_> {
             }
         }
         found.ok_or_else(|| {
-            A::Error::custom(format!("no field \"{}\"; there are: {}", self.0, others.join(", ")))
+            A::Error::custom(format!("no field \"{}\"; fields are: {}", self.0, others.join(", ")))
         })
     }
 }
@@ -54,7 +54,7 @@ mod tests {
     use super::field_of;
 
     #[test]
-    fn the_field_is_found_wherever_it_stands() {
+    fn field_is_found_at_any_position() {
         for object in [
             r#"{"text": "a\nb é"}"#,
             r#" {"id": 7, "meta": {"text": "no"}, "text": "a\nb \u00e9"} "#,
@@ -65,9 +65,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_told() {
+    fn missing_or_invalid_field_is_reported() {
         for (object, reason) in [
-            (r#"{"body": "x", "id": 1}"#, "no field \"text\"; there are: body, id"),
+            (r#"{"body": "x", "id": 1}"#, "no field \"text\"; fields are: body, id"),
             (r#"{"text": null}"#, "null"),
             (r#"{"text": 5}"#, "integer `5`, expected a string"),
             (r#"["text"]"#, "expected an object with the field \"text\""),
@@ -75,8 +75,8 @@ mod tests {
             (r#"{"text": "x"} more"#, "not JSON, at column"),
             ("", "not JSON"),
         ] {
-            let told = field_of(object, "text").unwrap_err();
-            assert!(told.contains(reason), "{object}: {told}");
+            let error = field_of(object, "text").unwrap_err();
+            assert!(error.contains(reason), "{object}: {error}");
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Jsonl: a row per line. Rows are not looked into here; the workers do that.
+//! Reads jsonl: one row per line. The tokenizer threads parse the rows.
 
-use super::batch::{Batch, LONGEST};
+use super::batch::{Batch, MAX_ROW_BYTES};
 use super::input::Input;
 use super::lines::Lines;
 use super::pipeline::Sink;
@@ -11,12 +11,12 @@ pub fn read<'a>(input: &'a Input, sink: &mut Sink<'a>) -> Result<()> {
     let mut batch = Batch::new(input);
     let mut row = Vec::new();
     loop {
-        let mut read = lines.next(&mut row, LONGEST)?;
+        let mut read = lines.next(&mut row, MAX_ROW_BYTES)?;
         if read == 0 {
             return sink.give(batch);
         }
-        if read == LONGEST && !lines.ended {
-            batch.add_bad(lines.line, format!("longer than {} MiB", LONGEST >> 20));
+        if read == MAX_ROW_BYTES && !lines.ended {
+            batch.add_bad(lines.line, format!("longer than {} MiB", MAX_ROW_BYTES >> 20));
             read += lines.skip(&mut row)?;
         } else if !row.trim_ascii().is_empty() {
             batch.add(lines.line, row.trim_ascii());

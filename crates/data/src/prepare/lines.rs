@@ -1,5 +1,4 @@
-//! Lines of a file, with their numbers, however long they are: what is longer than asked for comes in
-//! pieces. Knows nothing of what the lines mean.
+//! Numbered lines of a file. A line longer than the limit is returned in pieces.
 
 use super::input::Input;
 use crate::error::{Error, Result};
@@ -9,9 +8,9 @@ use std::io::{BufRead, BufReader, Read};
 pub struct Lines<'a> {
     input: &'a Input,
     reader: BufReader<Box<dyn Read>>,
-    /// The line that the last piece was of, from 1.
+    /// Line of the last piece, counted from 1.
     pub line: u64,
-    /// Whether the last piece ended its line.
+    /// Whether the last piece contained the end of its line.
     pub ended: bool,
 }
 
@@ -27,8 +26,8 @@ impl<'a> Lines<'a> {
         Ok(Lines { input, reader, line: 0, ended: true })
     }
 
-    /// Reads the next line, or `limit` bytes of it, with its line end, in place of `piece`. Gives how
-    /// many bytes were read: 0 at the end of the file.
+    /// Reads the next line including its line end, or `limit` bytes of it, into `piece`. Returns the number of bytes
+    /// read, 0 at the end of the file.
     pub fn next(&mut self, piece: &mut Vec<u8>, limit: usize) -> Result<usize> {
         piece.clear();
         let starts = self.ended;
@@ -37,14 +36,14 @@ impl<'a> Lines<'a> {
         let read = read.map_err(Error::system("reading", &self.input.path))?;
         self.line += u64::from(starts && read > 0);
         self.ended = piece.last() == Some(&b'\n');
-        // Some programs begin a file with a mark that it is UTF-8.
+        // Skip a UTF-8 byte order mark.
         if self.line == 1 && starts && piece.starts_with(b"\xef\xbb\xbf") {
             piece.drain(..3);
         }
         Ok(read)
     }
 
-    /// Passes over what is left of the line; gives how many bytes that were.
+    /// Skips the rest of the line. Returns the number of bytes skipped.
     pub fn skip(&mut self, piece: &mut Vec<u8>) -> Result<usize> {
         let mut skipped = 0;
         while !self.ended {

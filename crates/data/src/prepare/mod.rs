@@ -1,5 +1,5 @@
-//! Making token files from text, jsonl and parquet. Reads and writes as a stream: memory does not grow
-//! with the input. The same input gives the same bytes, whatever the number of threads.
+//! Makes token files from text, jsonl and parquet. Streams, so memory does not grow with the input. The output does
+//! not depend on the number of threads.
 
 mod batch;
 mod input;
@@ -18,30 +18,30 @@ pub use input::Format;
 use input::Input;
 use std::path::{Path, PathBuf};
 
-/// How many bad rows are told in full.
-const TOLD: usize = 5;
+/// Number of bad rows that are reported in full.
+const REPORTED: usize = 5;
 
-/// What to make, and from what.
+/// Inputs, output and options of `prepare`.
 #[derive(Debug)]
 pub struct Recipe {
     /// Files, folders, or `-` for standard input.
     pub inputs: Vec<PathBuf>,
-    /// A file for all inputs, or a folder (one that exists, or a name that ends in `/`) for a file each.
+    /// A file for all inputs, or a folder (an existing one, or a name that ends in `/`) for one file per input.
     pub out: PathBuf,
-    /// What the inputs are; without it, their names tell.
+    /// Format of the inputs; by default it follows from the file extension.
     pub format: Option<Format>,
-    /// The field of a jsonl row, or the column of a parquet file, that holds the text.
+    /// Field of a jsonl row or column of a parquet file that contains the text.
     pub field: String,
     pub tokenizer: Tokenizer,
-    /// In text: where a document ends. The text itself is left out, and line ends around it.
+    /// Separator between documents in text files. It is removed, with the line ends around it.
     pub split_on: Option<String>,
-    /// In text without `split_on`: a document ends at the first blank line after this many bytes, or at
-    /// the first line end after twice as many. Zero: never, a file is a document.
+    /// Document size for text files without `split_on`: a document ends at the first blank line after this many bytes,
+    /// or at the first line end after twice as many. Zero makes each file one document.
     pub cut: usize,
-    /// How many rows may be bad before it is given up.
+    /// Number of bad rows that are tolerated.
     pub max_bad: u64,
     pub threads: usize,
-    /// Whether to replace files that exist.
+    /// Whether to overwrite existing files.
     pub replace: bool,
 }
 
@@ -62,29 +62,29 @@ impl Recipe {
     }
 }
 
-/// What was made.
+/// Result of `prepare`.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
 pub struct Report {
-    pub files: Vec<Made>,
-    /// Bytes of the text of all documents.
+    pub files: Vec<PreparedFile>,
+    /// Text bytes of all documents.
     pub text_bytes: u64,
-    /// Rows and documents without text, which were left out.
+    /// Empty rows and documents, which were skipped.
     pub empty: u64,
-    /// Rows that could not be used, and the first few of them.
+    /// Number of bad rows, and the first few of them.
     pub bad: u64,
     pub first_bad: Vec<BadRow>,
 }
 
 /// One token file.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
-pub struct Made {
+pub struct PreparedFile {
     pub path: PathBuf,
     pub documents: u64,
     pub tokens: u64,
 }
 
-/// Makes token files. `progress` is told the bytes of input that were taken in, and may be called from
-/// another thread; `size_of` tells how many there will be.
+/// Makes token files. `progress` is called with the number of input bytes read, possibly from another thread;
+/// `input_bytes` returns the total.
 ///
 /// ```
 /// use lockstep_data::{Options, Recipe, Source, prepare};
@@ -103,10 +103,12 @@ pub struct Made {
 /// ```
 pub fn prepare(recipe: &Recipe, progress: &(dyn Fn(u64) + Sync)) -> Result<Report> {
     if recipe.threads == 0 {
-        return Err(Error::misuse("--threads 0 does nothing; leave it out for one per core"));
+        return Err(Error::misuse(
+            "--threads must be at least 1 (got 0); the default is one per core",
+        ));
     }
     if recipe.split_on.as_deref() == Some("") {
-        return Err(Error::misuse("--split-on needs a text to look for"));
+        return Err(Error::misuse("--split-on must not be empty"));
     }
     let inputs = input::find(&recipe.inputs, recipe.format)?;
     let mut report = Report::default();
@@ -116,8 +118,8 @@ pub fn prepare(recipe: &Recipe, progress: &(dyn Fn(u64) + Sync)) -> Result<Repor
     Ok(report)
 }
 
-/// Bytes of input that a recipe will take in; `None` if standard input is among them.
-pub fn size_of(recipe: &Recipe) -> Result<Option<u64>> {
+/// Total size of the inputs; `None` if standard input is one of them.
+pub fn input_bytes(recipe: &Recipe) -> Result<Option<u64>> {
     let inputs = input::find(&recipe.inputs, recipe.format)?;
     Ok(inputs.iter().map(|input| input.bytes).sum())
 }
@@ -132,7 +134,7 @@ fn make(
     let mut writer = Writer::create(out, &recipe.tokenizer)?;
     pipeline::run(recipe, inputs, progress, |done| {
         for document in &done.documents {
-            writer.add(&done.tokens[document.range.clone()], document.mark)?;
+            writer.add(&done.tokens[document.range.clone()], document.hash)?;
         }
         report.take(done.bad, done.empty, done.text_bytes, recipe.max_bad)
     })?;
@@ -140,10 +142,10 @@ fn make(
     if documents == 0 {
         let names: Vec<_> = inputs.iter().map(|input| input.path.display().to_string()).collect();
         let why = report.first_bad.first().map_or(String::new(), |row| format!("; {row}"));
-        return Err(Error::misuse(format!("no document in {}{why}", names.join(", "))));
+        return Err(Error::misuse(format!("no documents in {}{why}", names.join(", "))));
     }
     writer.finish(&recipe.tokenizer)?;
-    report.files.push(Made { path: out.to_path_buf(), documents, tokens });
+    report.files.push(PreparedFile { path: out.to_path_buf(), documents, tokens });
     Ok(())
 }
 
@@ -153,7 +155,7 @@ impl Report {
         self.text_bytes += text_bytes;
         for row in bad {
             self.bad += 1;
-            if self.first_bad.len() < TOLD {
+            if self.first_bad.len() < REPORTED {
                 self.first_bad.push(row);
             }
             if self.bad > allowed {
@@ -165,7 +167,7 @@ impl Report {
     }
 }
 
-/// Which inputs go into which file.
+/// The inputs of each output file.
 fn outputs<'a>(recipe: &Recipe, inputs: &'a [Input]) -> Result<Vec<(PathBuf, &'a [Input])>> {
     let out = &recipe.out;
     let outputs: Vec<_> = if out.is_dir() || out.to_string_lossy().ends_with('/') {
@@ -178,10 +180,12 @@ fn outputs<'a>(recipe: &Recipe, inputs: &'a [Input]) -> Result<Vec<(PathBuf, &'a
     for (i, (path, _)) in outputs.iter().enumerate() {
         if outputs[..i].iter().any(|(other, _)| other == path) {
             let path = path.display();
-            return Err(Error::misuse(format!("two inputs would both become {path}; rename one")));
+            return Err(Error::misuse(format!(
+                "two inputs would be written to {path}; rename one"
+            )));
         }
         if path.exists() && !recipe.replace {
-            return Err(Error::file(path, "exists already; --force replaces it"));
+            return Err(Error::file(path, "already exists; use --force to overwrite it"));
         }
     }
     Ok(outputs)

@@ -1,5 +1,4 @@
-//! Parquet: a column of text. Reads row group by row group, and only the column that is asked for.
-//! Lists and structures are refused.
+//! Reads one text column of a parquet file, row group by row group. Rejects lists and structs.
 
 use super::batch::Batch;
 use super::input::Input;
@@ -12,12 +11,12 @@ use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::schema::types::SchemaDescriptor;
 use std::fs::File;
 
-/// Rows that are decoded at once.
+/// Rows decoded at a time.
 const ROWS: usize = 256;
 
 pub fn read<'a>(input: &'a Input, field: &str, sink: &mut Sink<'a>) -> Result<()> {
     if input.is_stdin() {
-        return Err(Error::misuse("a parquet file cannot come through a pipe; give its name"));
+        return Err(Error::misuse("a parquet file cannot be read from a pipe; pass its path"));
     }
     let failed = |error: ParquetError| Error::file(&input.path, error.to_string());
     let file = File::open(&input.path).map_err(Error::system("opening", &input.path))?;
@@ -42,7 +41,7 @@ pub fn read<'a>(input: &'a Input, field: &str, sink: &mut Sink<'a>) -> Result<()
             if rows == 0 {
                 break;
             }
-            // Rows without a value have a level below that of one, and nothing among the values.
+            // A null row has a lower definition level and no value.
             let mut values = values.iter();
             for i in 0..rows {
                 row += 1;
@@ -60,17 +59,17 @@ pub fn read<'a>(input: &'a Input, field: &str, sink: &mut Sink<'a>) -> Result<()
     sink.give(batch)
 }
 
-/// Which column has the text, or what there is instead.
+/// Index of the text column.
 fn find(schema: &SchemaDescriptor, field: &str) -> std::result::Result<usize, String> {
     let names =
         || schema.columns().iter().map(|c| c.path().string()).collect::<Vec<_>>().join(", ");
     let at = schema.columns().iter().position(|column| column.path().string() == field);
     let at =
-        at.ok_or_else(|| format!("no column \"{field}\" (--field); there are: {}", names()))?;
+        at.ok_or_else(|| format!("no column \"{field}\" (--field); columns are: {}", names()))?;
     let column = schema.column(at);
     if column.physical_type() != Type::BYTE_ARRAY || column.max_rep_level() > 0 {
         return Err(format!(
-            "column \"{field}\" is not one text per row, but {}",
+            "column \"{field}\" must contain one string per row, but its type is {}",
             column.physical_type()
         ));
     }

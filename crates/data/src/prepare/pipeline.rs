@@ -1,28 +1,27 @@
-//! One thread reads, many encode, the caller's writes. Batches come back in the order in which they were
-//! read: the reader gives every worker's answer a place in the writer's queue before the work is done.
-//! Both queues are short, so that memory is bounded whoever is the slowest.
+//! The prepare pipeline: one thread reads, many tokenize, the caller's thread writes. Batches are written in the order
+//! in which they were read: the reader queues a slot for each result before the work is done. Both queues are bounded,
+//! and so is memory.
 
 use super::Recipe;
-use super::batch::{Batch, Done, encode};
+use super::batch::{Batch, Encoded, encode};
 use super::input::{Format, Input};
 use super::{jsonl, text};
 use crate::error::{Error, Result};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 
-type Answer = Result<Done>;
+type Answer = Result<Encoded>;
 
-/// Where a reader puts what it reads.
+/// The reader's end of the pipeline.
 pub struct Sink<'a> {
     work: SyncSender<(Batch<'a>, SyncSender<Answer>)>,
-    /// Where the writer will find the answers, in order.
+    /// Slots of the results, in order, for the writer.
     answers: SyncSender<Receiver<Answer>>,
     progress: &'a (dyn Fn(u64) + Sync),
 }
 
 impl<'a> Sink<'a> {
-    /// Hands a batch to the workers. An error means that the writer has given up, for a reason of its
-    /// own which is the one that is told.
+    /// Passes a batch to the workers. Fails if the writer has stopped; the writer reports the reason.
     pub fn give(&mut self, batch: Batch<'a>) -> Result<()> {
         let (answer, place) = sync_channel(1);
         let placed = self.answers.send(place).is_ok();
@@ -32,22 +31,22 @@ impl<'a> Sink<'a> {
         }
     }
 
-    /// Bytes of input were taken in.
+    /// Reports input bytes read.
     pub fn taken(&self, bytes: u64) {
         (self.progress)(bytes);
     }
 }
 
-/// Reads all inputs, encodes them on as many threads as the recipe says, and writes them in order.
+/// Reads all inputs, tokenizes them on `recipe.threads` threads and writes them in order.
 pub fn run(
     recipe: &Recipe,
     inputs: &[Input],
     progress: &(dyn Fn(u64) + Sync),
-    mut write: impl FnMut(Done) -> Result<()>,
+    mut write: impl FnMut(Encoded) -> Result<()>,
 ) -> Result<()> {
     let (work, jobs) = sync_channel(recipe.threads);
     let (answers, places) = sync_channel(2 * recipe.threads);
-    // Only workers hold it: when the last of them is gone, the reader does not wait for them.
+    // Only the workers hold the receiver: when they are gone, the reader does not block.
     let jobs = Arc::new(Mutex::new(jobs));
     std::thread::scope(|scope| {
         let mut sink = Sink { work, answers, progress };
@@ -55,11 +54,11 @@ pub fn run(
             scope.spawn(move || inputs.iter().try_for_each(|input| read(input, recipe, &mut sink)));
         for _ in 0..recipe.threads {
             let jobs = jobs.clone();
-            scope.spawn(move || work_off(&jobs, recipe));
+            scope.spawn(move || run_worker(&jobs, recipe));
         }
         drop(jobs);
         for place in places {
-            // No answer: a worker has panicked, and the scope passes that on.
+            // A closed slot means that a worker panicked; the scope propagates the panic.
             let Ok(done) = place.recv() else { break };
             write(done?)?;
         }
@@ -83,11 +82,11 @@ fn read<'a>(input: &'a Input, recipe: &Recipe, sink: &mut Sink<'a>) -> Result<()
 
 type Jobs<'a> = Receiver<(Batch<'a>, SyncSender<Answer>)>;
 
-fn work_off(jobs: &Mutex<Jobs>, recipe: &Recipe) {
+fn run_worker(jobs: &Mutex<Jobs>, recipe: &Recipe) {
     loop {
         let job = jobs.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).recv();
         let Ok((batch, answer)) = job else { return };
-        // Nobody waits for it if the writer has given up.
+        // The send fails if the writer has stopped.
         let _ = answer.send(encode(batch, &recipe.field, &recipe.tokenizer));
     }
 }

@@ -1,14 +1,14 @@
-//! Text: documents between separators, or pieces of a long text that end where a reader would pause.
-//! A line that is not UTF-8 is left out and told; the document goes on without it.
+//! Reads text: documents between separators, or pieces of a long text that end at blank lines. A line that is not
+//! UTF-8 is skipped and reported.
 
 use super::Recipe;
-use super::batch::{Batch, LONGEST};
+use super::batch::{Batch, MAX_ROW_BYTES};
 use super::input::Input;
 use super::lines::Lines;
 use super::pipeline::Sink;
 use crate::error::Result;
 
-/// A long line is read in pieces of this size, or of a smaller one if documents are to be that small.
+/// Maximum bytes of a line that are read at once; less if documents are smaller.
 const PIECE: usize = 32 << 10;
 
 pub fn read<'a>(input: &'a Input, recipe: &Recipe, sink: &mut Sink<'a>) -> Result<()> {
@@ -16,31 +16,31 @@ pub fn read<'a>(input: &'a Input, recipe: &Recipe, sink: &mut Sink<'a>) -> Resul
     let mut batch = Batch::new(input);
     let mut document = Document { text: Vec::new(), line: 1, searched: 0 };
     let mut piece = Vec::new();
-    let mut half_letter = Vec::new();
+    let mut partial_char = Vec::new();
     let limit = if recipe.cut == 0 { PIECE } else { (2 * recipe.cut).clamp(64, PIECE) };
     loop {
         let mut read = lines.next(&mut piece, limit)?;
         if read == 0 {
             break;
         }
-        // A letter that lies across two pieces goes with the second.
-        piece.splice(..0, half_letter.drain(..));
+        // A character that spans two pieces belongs to the second.
+        piece.splice(..0, partial_char.drain(..));
         if !lines.ended {
-            half_letter = piece.split_off(whole_letters(&piece));
+            partial_char = piece.split_off(complete_chars(&piece));
         }
         if str::from_utf8(&piece).is_ok() {
             document.text.extend_from_slice(&piece);
         } else {
             batch.add_bad(lines.line, "not UTF-8");
-            half_letter.clear();
+            partial_char.clear();
             read += lines.skip(&mut piece)?;
         }
         sink.taken(read as u64);
 
         let blank = piece.trim_ascii().is_empty();
         while let Some(text) = match &recipe.split_on {
-            Some(separator) => document.up_to(separator.as_bytes()),
-            None => document.pause(recipe.cut, blank),
+            Some(separator) => document.take_until(separator.as_bytes()),
+            None => document.take_if_long(recipe.cut, blank),
         } {
             batch.add(document.line, &text);
             document.line = lines.line + u64::from(lines.ended);
@@ -49,8 +49,8 @@ pub fn read<'a>(input: &'a Input, recipe: &Recipe, sink: &mut Sink<'a>) -> Resul
             }
         }
     }
-    if !half_letter.is_empty() {
-        batch.add_bad(lines.line, "ends in the middle of a letter");
+    if !partial_char.is_empty() {
+        batch.add_bad(lines.line, "ends in the middle of a UTF-8 character");
     }
     let rest = match recipe.split_on {
         Some(_) => trim_lines(&document.text),
@@ -62,18 +62,18 @@ pub fn read<'a>(input: &'a Input, recipe: &Recipe, sink: &mut Sink<'a>) -> Resul
     sink.give(batch)
 }
 
-/// The document that is being read.
+/// The current document.
 struct Document {
     text: Vec<u8>,
-    /// Where it begins.
+    /// First line.
     line: u64,
-    /// No separator begins before this byte.
+    /// No separator starts before this byte.
     searched: usize,
 }
 
 impl Document {
-    /// What stands before the separator, if there is one; the text behind it stays.
-    fn up_to(&mut self, separator: &[u8]) -> Option<Vec<u8>> {
+    /// Removes and returns the text before the separator, if there is one.
+    fn take_until(&mut self, separator: &[u8]) -> Option<Vec<u8>> {
         let found =
             self.text[self.searched..].windows(separator.len()).position(|w| w == separator);
         if let Some(at) = found {
@@ -85,17 +85,17 @@ impl Document {
             return Some(trim_lines(&text).to_vec());
         }
         self.searched = self.text.len().saturating_sub(separator.len() - 1);
-        (self.text.len() >= LONGEST).then(|| self.cut_at_word())
+        (self.text.len() >= MAX_ROW_BYTES).then(|| self.cut_at_word())
     }
 
-    /// All of it, if it is long enough and pauses here.
-    fn pause(&mut self, cut: usize, blank: bool) -> Option<Vec<u8>> {
-        let cut = if cut == 0 { LONGEST } else { cut };
+    /// Removes and returns the document if it is long enough to end here.
+    fn take_if_long(&mut self, cut: usize, blank: bool) -> Option<Vec<u8>> {
+        let cut = if cut == 0 { MAX_ROW_BYTES } else { cut };
         let long = self.text.len() >= 2 * cut;
         (long || blank && self.text.len() >= cut).then(|| self.cut_at_word())
     }
 
-    /// All of it up to the last line end or space.
+    /// Removes and returns the text up to the last white space.
     fn cut_at_word(&mut self) -> Vec<u8> {
         let end = self
             .text
@@ -115,10 +115,10 @@ fn trim_lines(mut text: &[u8]) -> &[u8] {
     text
 }
 
-/// How much of the text is whole letters, if it is UTF-8 that was cut somewhere.
-fn whole_letters(text: &[u8]) -> usize {
+/// Number of bytes up to the last complete UTF-8 character.
+fn complete_chars(text: &[u8]) -> usize {
     match str::from_utf8(text) {
-        // No error length means that the end came too early.
+        // No error length means that the text ends within a character.
         Err(error) if error.error_len().is_none() => error.valid_up_to(),
         _ => text.len(),
     }

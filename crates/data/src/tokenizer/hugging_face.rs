@@ -1,10 +1,10 @@
-//! Hugging Face's tokenizer.json, by their own crate. Only encodes and decodes; never downloads.
+//! Hugging Face tokenizer.json files, through the `tokenizers` crate. Never downloads.
 
 use crate::error::{Error, Result};
 use tokenizers::Tokenizer;
 
-/// What models of the last years put between documents, in the order they are looked for.
-const USUAL_ENDS: [&str; 6] =
+/// Common end-of-document tokens, in order of preference.
+const COMMON_ENDS: [&str; 6] =
     ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|end|>", "[SEP]"];
 
 #[derive(Debug)]
@@ -13,30 +13,30 @@ pub struct Model(Tokenizer);
 impl Model {
     pub fn read(json: &[u8]) -> Result<Model> {
         let mut tokenizer = Tokenizer::from_bytes(json).map_err(|e| failed("reading", e))?;
-        // Files carry what their last user asked for; documents are neither cut nor filled up here.
+        // Ignore truncation and padding settings stored in the file.
         tokenizer.with_truncation(None).map_err(|e| failed("reading", e))?;
         tokenizer.with_padding(None);
-        // A document that talks about <|endoftext|> does not end there.
+        // The text "<|endoftext|>" in a document is ordinary text.
         tokenizer.set_encode_special_tokens(true);
         Ok(Model(tokenizer))
     }
 
-    /// One more than the largest token; there may be gaps below it.
+    /// The largest token plus one.
     pub fn vocab(&self) -> u32 {
         self.0.get_vocab(true).into_values().max().map_or(0, |largest| largest + 1)
     }
 
-    /// The token between documents: the one that is `wanted`, or the first of the usual ones.
+    /// The end-of-document token: `wanted`, or the first of the common ones.
     pub fn find_end(&self, wanted: Option<&str>) -> Result<u32> {
         let id = |token: &str| self.0.token_to_id(token);
         match wanted {
             Some(token) => id(token).ok_or_else(|| {
-                Error::misuse(format!("no token {token}, which is to end documents (--end)"))
+                Error::misuse(format!("no token {token} in this tokenizer (--end)"))
             }),
-            None => USUAL_ENDS.into_iter().find_map(id).ok_or_else(|| {
-                let usual = USUAL_ENDS.join(", ");
+            None => COMMON_ENDS.into_iter().find_map(id).ok_or_else(|| {
+                let common = COMMON_ENDS.join(", ");
                 Error::misuse(format!(
-                    "none of {usual} is a token; say with --end what ends documents"
+                    "no end-of-document token found (tried {common}); set it with --end"
                 ))
             }),
         }
@@ -53,5 +53,5 @@ impl Model {
 }
 
 fn failed(doing: &str, error: tokenizers::Error) -> Error {
-    Error::misuse(format!("{doing} with this tokenizer.json: {error}"))
+    Error::misuse(format!("{doing} tokenizer.json: {error}"))
 }

@@ -1,5 +1,5 @@
-//! Text to tokens and back: bytes, built in, or any Hugging Face tokenizer.json.
-//! Never adds tokens that are not in the text: what stands between documents is put there by packing.
+//! Tokenizers: bytes (built in) or any Hugging Face tokenizer.json. Encoding adds no special tokens; packing adds the
+//! end-of-document token.
 
 #[cfg(feature = "tokenizers")]
 mod hugging_face;
@@ -11,25 +11,25 @@ use crate::error::{Error, Result};
 use hugging_face::Model;
 use std::path::Path;
 
-/// How the end of a document is written when tokens are shown as text.
+/// Text shown for the end-of-document token of the byte tokenizer.
 const END_OF_TEXT: &str = "<|endoftext|>";
 
-/// A tokenizer, and the token that it puts between documents.
+/// A tokenizer and its end-of-document token.
 #[derive(Debug)]
 pub struct Tokenizer {
-    kind: Kind,
+    inner: Inner,
     vocab: u32,
     end: u32,
 }
 
 #[derive(Debug)]
-enum Kind {
+enum Inner {
     Bytes,
     HuggingFace { model: Box<Model>, json: Vec<u8> },
 }
 
 impl Tokenizer {
-    /// Tokens 0 to 255 are the bytes of the text, 256 is the end of a document; 257 in all.
+    /// The byte tokenizer: tokens 0 to 255 are bytes, 256 ends a document.
     ///
     /// ```
     /// use lockstep_data::Tokenizer;
@@ -39,17 +39,17 @@ impl Tokenizer {
     /// assert_eq!(tokenizer.decode(&[110, 195, 169, 256]).unwrap(), "né<|endoftext|>");
     /// ```
     pub fn bytes() -> Tokenizer {
-        Tokenizer { kind: Kind::Bytes, vocab: 257, end: 256 }
+        Tokenizer { inner: Inner::Bytes, vocab: 257, end: 256 }
     }
 
-    /// `bytes`, or a tokenizer.json (or the folder it lies in). `end` is the text of the token to put
-    /// between documents; without it, the usual ones are looked for.
+    /// Opens `bytes`, or a tokenizer.json or its folder. `end` is the end-of-document token; by default the common ones
+    /// are tried.
     pub fn open(spec: &str, end: Option<&str>) -> Result<Tokenizer> {
         if spec == "bytes" {
             return match end {
                 None | Some(END_OF_TEXT) => Ok(Tokenizer::bytes()),
                 Some(end) => Err(Error::misuse(format!(
-                    "the bytes tokenizer ends documents with {END_OF_TEXT}, not {end}; leave --end out"
+                    "the bytes tokenizer ends documents with {END_OF_TEXT}, not {end}; remove --end"
                 ))),
             };
         }
@@ -58,57 +58,57 @@ impl Tokenizer {
             path.push("tokenizer.json");
         }
         let json = std::fs::read(&path).map_err(Error::system("reading tokenizer", &path))?;
-        let model = Model::read(&json).map_err(|error| naming(&path, error))?;
-        let end = model.find_end(end).map_err(|error| naming(&path, error))?;
+        let model = Model::read(&json).map_err(|error| with_path(&path, error))?;
+        let end = model.find_end(end).map_err(|error| with_path(&path, error))?;
         let vocab = model.vocab();
-        Ok(Tokenizer { kind: Kind::HuggingFace { model: Box::new(model), json }, vocab, end })
+        Ok(Tokenizer { inner: Inner::HuggingFace { model: Box::new(model), json }, vocab, end })
     }
 
-    /// The tokenizer that a token file carries.
+    /// The tokenizer stored in a token file.
     pub(crate) fn from_file_part(json: &[u8], vocab: u32, end: u32) -> Result<Tokenizer> {
         let model = Box::new(Model::read(json)?);
-        Ok(Tokenizer { kind: Kind::HuggingFace { model, json: json.to_vec() }, vocab, end })
+        Ok(Tokenizer { inner: Inner::HuggingFace { model, json: json.to_vec() }, vocab, end })
     }
 
-    /// One more than the largest token.
+    /// The largest token plus one.
     pub fn vocab(&self) -> u32 {
         self.vocab
     }
 
-    /// The token that ends a document.
+    /// The end-of-document token.
     pub fn end(&self) -> u32 {
         self.end
     }
 
-    /// The tokens of a text. What looks like a special token is text like any other.
+    /// Encodes a text. Special tokens in the text are encoded as ordinary text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        match &self.kind {
-            Kind::Bytes => Ok(text.bytes().map(u32::from).collect()),
-            Kind::HuggingFace { model, .. } => model.encode(text),
+        match &self.inner {
+            Inner::Bytes => Ok(text.bytes().map(u32::from).collect()),
+            Inner::HuggingFace { model, .. } => model.encode(text),
         }
     }
 
-    /// The text of tokens, with special tokens shown. Bytes that are not UTF-8 become `�`.
+    /// Decodes tokens, including special tokens. Invalid UTF-8 becomes `�`.
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
-        match &self.kind {
-            Kind::Bytes => Ok(bytes_to_text(tokens)),
-            Kind::HuggingFace { model, .. } => model.decode(tokens),
+        match &self.inner {
+            Inner::Bytes => Ok(bytes_to_text(tokens)),
+            Inner::HuggingFace { model, .. } => model.decode(tokens),
         }
     }
 
-    /// What a token file says of its tokenizer.
-    pub(crate) fn kind(&self) -> u32 {
-        match self.kind {
-            Kind::Bytes => 0,
-            Kind::HuggingFace { .. } => 1,
+    /// Tokenizer code in the header of a token file.
+    pub(crate) fn code(&self) -> u32 {
+        match self.inner {
+            Inner::Bytes => 0,
+            Inner::HuggingFace { .. } => 1,
         }
     }
 
-    /// What a token file carries of it.
+    /// The tokenizer.json stored in a token file; empty for bytes.
     pub(crate) fn json(&self) -> &[u8] {
-        match &self.kind {
-            Kind::Bytes => &[],
-            Kind::HuggingFace { json, .. } => json,
+        match &self.inner {
+            Inner::Bytes => &[],
+            Inner::HuggingFace { json, .. } => json,
         }
     }
 }
@@ -124,7 +124,7 @@ pub(crate) fn bytes_to_text(tokens: &[u32]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-fn naming(path: &Path, error: Error) -> Error {
+fn with_path(path: &Path, error: Error) -> Error {
     match error {
         Error::Misuse { what } => Error::file(path, what),
         other => other,

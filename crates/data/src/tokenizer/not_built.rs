@@ -1,5 +1,5 @@
-//! Stands in for `hugging_face.rs` in a program that was built without the feature `tokenizers`: there
-//! is no such model, and asking for one says how to get it.
+//! Replaces `hugging_face.rs` in builds without the feature `tokenizers`. Opening a tokenizer.json fails with an error
+//! that names the feature.
 
 use crate::error::{Error, Result};
 

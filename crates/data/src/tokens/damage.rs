@@ -1,4 +1,4 @@
-//! Tokens that are not what was written: where, and how it was seen.
+//! Corrupt tokens: location and cause.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,18 +6,18 @@ use std::path::PathBuf;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Damage {
     pub path: PathBuf,
-    /// The byte of the file at which the chunk or the token begins.
+    /// File offset of the corrupt chunk or token.
     pub offset: u64,
-    /// Whose tokens were asked for.
+    /// Document that was read.
     pub document: u64,
     pub cause: Cause,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cause {
-    /// A chunk of this many bytes has another checksum.
+    /// The checksum of a chunk of `len` bytes does not match.
     Checksum { len: usize },
-    /// There is no such token.
+    /// The token is outside the vocabulary.
     Token { token: u32, vocab: u32 },
 }
 
@@ -28,7 +28,7 @@ impl fmt::Display for Damage {
         match cause {
             Cause::Checksum { len } => {
                 let end = offset + *len as u64;
-                write!(f, "bytes {offset} to {end} are not what was written (the checksum differs)")
+                write!(f, "bytes {offset} to {end} are corrupt (checksum mismatch)")
             }
             Cause::Token { token, vocab } => {
                 write!(f, "token {token} at byte {offset} is outside the vocabulary of {vocab}")

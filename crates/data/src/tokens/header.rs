@@ -1,19 +1,18 @@
-//! The first 192 bytes of a token file, and what follows from them. Pure; README.md has the table.
+//! The 192-byte header of a token file. Pure; README.md describes the format.
 
 use std::ops::Range;
 
 pub const LEN: usize = 192;
 const MAGIC: &[u8; 8] = b"LOCKSTOK";
-/// What is written. Version 1, which had no checksums of chunks, is read too.
+/// Version that is written. Version 1, without chunk checksums, is still read.
 const VERSION: u32 = 2;
-/// Where the digest of the header itself stands.
+/// Offset of the header's own digest.
 const OWN_DIGEST: usize = 160;
-/// Bytes of the index per document.
+/// Index bytes per document.
 pub const ENTRY: u64 = 16;
-/// Bytes of tokens that have a checksum of their own: what a sample lies in is soon read through, and the
-/// checksums are a two-thousandth of the file.
+/// Bytes of tokens per checksum. Small enough to verify a sample quickly; the checksums take 1/2048 of the file.
 pub const CHUNK: usize = 16 << 10;
-/// Bytes of a chunk's checksum.
+/// Checksum size.
 pub const CHECKSUM: usize = 8;
 
 pub type Digest = [u8; 32];
@@ -28,15 +27,15 @@ pub struct Header {
     /// 0: bytes, 1: a tokenizer.json.
     pub tokenizer: u32,
     pub tokenizer_len: u64,
-    /// Whether chunks of tokens have checksums: from version 2 on.
+    /// Whether chunks have checksums (version 2 and later).
     pub chunked: bool,
-    /// Of the chunks' checksums where there are some, or of all tokens.
+    /// Digest of the chunk checksums, or of all tokens in version 1.
     pub tokens_digest: Digest,
     pub index_digest: Digest,
     pub tokenizer_digest: Digest,
 }
 
-/// How a token is stored.
+/// Bytes per token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Width {
     Two,
@@ -44,7 +43,7 @@ pub enum Width {
 }
 
 impl Width {
-    /// The narrowest that holds all tokens of the vocabulary.
+    /// The smallest width for the vocabulary.
     pub fn of(vocab: u32) -> Width {
         if vocab <= 1 << 16 { Width::Two } else { Width::Four }
     }
@@ -56,7 +55,7 @@ impl Width {
         }
     }
 
-    /// Appends tokens, as the file holds them.
+    /// Appends tokens in the file's encoding.
     pub(crate) fn put(self, tokens: &[u32], out: &mut Vec<u8>) {
         match self {
             Width::Two => out.extend(tokens.iter().flat_map(|token| (*token as u16).to_le_bytes())),
@@ -64,9 +63,9 @@ impl Width {
         }
     }
 
-    /// Reads as many tokens as `out` holds.
+    /// Decodes `out.len()` tokens.
     pub(crate) fn get(self, bytes: &[u8], out: &mut [u32]) {
-        assert_eq!(bytes.len(), out.len() * self.bytes(), "the bytes of {} tokens", out.len());
+        assert_eq!(bytes.len(), out.len() * self.bytes(), "bytes of {} tokens", out.len());
         match self {
             Width::Two => {
                 let tokens = bytes.as_chunks::<2>().0;
@@ -101,27 +100,27 @@ impl Header {
         bytes
     }
 
-    /// What the start of a file of `len` bytes says, or what is wrong with it.
+    /// Parses and validates the header of a file of `len` bytes.
     pub fn parse(start: &[u8], len: u64) -> Result<Header, String> {
         if start.get(..8) != Some(MAGIC) {
-            return Err("not a token file; `lockstep data prepare` makes one from text".to_string());
+            return Err("not a token file; make one with `lockstep data prepare`".to_string());
         }
         let Some(bytes) = start.get(..LEN) else {
-            return Err(format!("cut short: {len} bytes do not hold the header of {LEN}"));
+            return Err(format!("truncated: the file has {len} bytes, the header alone {LEN}"));
         };
         let four = |at| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
         let eight = |at| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
         let digest = |at| -> Digest { bytes[at..at + 32].try_into().expect("32 bytes") };
 
-        // The version comes first: another one may keep its checksum elsewhere.
+        // Check the version first: other versions may store their checksum elsewhere.
         if !(1..=VERSION).contains(&four(8)) {
             return Err(format!(
-                "a token file of version {}, and this program reads versions 1 to {VERSION}; prepare it anew",
+                "token file version {} is not supported (this program reads 1 to {VERSION}); prepare the file again",
                 four(8)
             ));
         }
         if digest(OWN_DIGEST) != *blake3::hash(&bytes[..OWN_DIGEST]).as_bytes() {
-            return Err("the header was changed after it was written (its checksum differs)".into());
+            return Err("the header is corrupt (checksum mismatch); prepare the file again".into());
         }
         let header = Header {
             width: if four(12) == 2 { Width::Two } else { Width::Four },
@@ -138,7 +137,7 @@ impl Header {
         };
         if four(12) as usize != header.width.bytes() || header.end >= header.vocab {
             return Err(format!(
-                "makes no sense: {} bytes per token, end token {} of {}",
+                "invalid header: {} bytes per token, end token {}, vocabulary {}",
                 four(12),
                 header.end,
                 header.vocab
@@ -146,19 +145,19 @@ impl Header {
         }
         match header.file_len() {
             Some(expected) if expected == len => Ok(header),
-            Some(expected) if expected > len => Err(format!(
-                "cut short: {len} bytes of {expected}; prepare it anew or copy it again"
-            )),
-            _ => Err(format!("{len} bytes, which is more than the header speaks of")),
+            Some(expected) if expected > len => {
+                Err(format!("truncated: {len} of {expected} bytes; copy or prepare the file again"))
+            }
+            _ => Err(format!("the file has {len} bytes, more than its header describes")),
         }
     }
 
-    /// The bytes of the tokens with the zeros behind them; `None` if no file can be that long.
+    /// Bytes of the tokens including padding; `None` on overflow.
     pub fn tokens_len(&self) -> Option<u64> {
         self.tokens.checked_mul(self.width.bytes() as u64)?.checked_next_multiple_of(8)
     }
 
-    /// The bytes of the chunks' checksums.
+    /// Bytes of the chunk checksums.
     fn checksums_len(&self) -> Option<u64> {
         let chunks = if self.chunked { self.tokens_len()?.div_ceil(CHUNK as u64) } else { 0 };
         Some(chunks * CHECKSUM as u64)
@@ -170,7 +169,7 @@ impl Header {
         both.checked_add(self.tokenizer_len)?.checked_add(self.checksums_len()?)
     }
 
-    /// Where tokens, index, tokenizer and checksums lie in a file that has this header.
+    /// Byte ranges of tokens, index, tokenizer and checksums.
     pub fn parts(&self) -> [Range<usize>; 4] {
         let checked = "the header was checked";
         let tokens = LEN + self.tokens_len().expect(checked) as usize;
@@ -181,7 +180,7 @@ impl Header {
     }
 }
 
-/// The checksum of a chunk of tokens.
+/// Checksum of a chunk of tokens.
 pub fn checksum(chunk: &[u8]) -> [u8; CHECKSUM] {
     *blake3::hash(chunk).as_bytes().first_chunk().expect("a digest is longer")
 }

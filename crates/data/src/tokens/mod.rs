@@ -1,5 +1,5 @@
-//! Token files: documents as tokens, kept apart, with checksums over all of it.
-//! README.md beside this file has the format. Never changes a file that has its name.
+//! Token files: tokenized documents with an index and checksums. README.md describes the format. A published file is
+//! never modified.
 
 mod damage;
 mod header;

@@ -1,6 +1,5 @@
-//! Reading a token file where it lies: mapped, not loaded. What is small is checked when the file is
-//! opened; tokens, chunk by chunk, when one of the chunk is first read. Never gives tokens that are not those
-//! that were written.
+//! Memory-mapped token files. Header, index and tokenizer are verified when the file is opened; each chunk of tokens
+//! when it is first read. Unverified tokens are never returned.
 
 use super::damage::{Cause, Damage};
 use super::header::{CHECKSUM, CHUNK, ENTRY, Header, LEN, Width, checksum};
@@ -12,39 +11,38 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// A token file that is open for reading.
+/// A token file opened for reading.
 #[derive(Debug)]
 pub struct TokenFile {
     path: PathBuf,
     map: Mmap,
     header: Header,
-    /// Where tokens, index, tokenizer and checksums lie.
+    /// Byte ranges of tokens, index, tokenizer and checksums.
     parts: [Range<usize>; 4],
-    /// What is known of each chunk of tokens that has a checksum. No state: it only saves looking twice.
+    /// Verification state of each chunk; a cache.
     chunks: Vec<AtomicU8>,
 }
 
-// What is known of a chunk.
-const UNSEEN: u8 = 0;
-const RIGHT: u8 = 1;
-const WRONG: u8 = 2;
+// Verification state of a chunk.
+const UNCHECKED: u8 = 0;
+const VALID: u8 = 1;
+const CORRUPT: u8 = 2;
 
 impl TokenFile {
-    /// Opens a file and checks everything but the tokens themselves.
+    /// Opens a file and verifies everything except the tokens.
     pub fn open(path: &Path) -> Result<TokenFile> {
         let file = File::open(path).map_err(Error::system("opening", path))?;
         let meta = file.metadata().map_err(Error::system("opening", path))?;
         if !meta.is_file() || meta.len() == 0 {
-            return Err(Error::file(path, "not a token file: empty, or no file at all"));
+            return Err(Error::file(path, "not a token file: empty or not a regular file"));
         }
-        // SAFETY: token files never change under their name: `prepare` renames whole files into place,
-        // and a file that is replaced stays as it was for those who have it mapped. If somebody else
-        // writes into it nonetheless, what is read are other tokens, which are compared with their
-        // checksum and the vocabulary; if somebody cuts it short, the process ends by a signal.
+        // SAFETY: `prepare` renames complete files into place and never modifies them; a replaced file stays
+        // unchanged for processes that have it mapped. If another program writes into the file, the tokens fail their
+        // checksum or vocabulary check; if it truncates the file, the process ends with a signal.
         let map = unsafe { Mmap::map(&file) }.map_err(Error::system("mapping", path))?;
         let header = Header::parse(&map, meta.len()).map_err(|what| Error::file(path, what))?;
         let parts = header.parts();
-        let chunks = (0..parts[3].len() / CHECKSUM).map(|_| AtomicU8::new(UNSEEN)).collect();
+        let chunks = (0..parts[3].len() / CHECKSUM).map(|_| AtomicU8::new(UNCHECKED)).collect();
         let opened = TokenFile { path: path.to_path_buf(), map, header, parts, chunks };
         opened.check_index()?;
         Ok(opened)
@@ -58,7 +56,7 @@ impl TokenFile {
         self.header.documents
     }
 
-    /// All tokens of all documents, without those between documents.
+    /// Tokens of all documents, without end tokens.
     pub fn tokens(&self) -> u64 {
         self.header.tokens
     }
@@ -67,7 +65,7 @@ impl TokenFile {
         self.header.vocab
     }
 
-    /// The token that stands between documents when they are packed.
+    /// The end-of-document token.
     pub fn end(&self) -> u32 {
         self.header.end
     }
@@ -76,7 +74,7 @@ impl TokenFile {
         self.header.width
     }
 
-    /// The name of the tokenizer: `bytes`, or the digest of its tokenizer.json.
+    /// Name of the tokenizer: `bytes`, or the digest of its tokenizer.json.
     pub fn tokenizer_name(&self) -> String {
         match self.header.tokenizer {
             0 => "bytes".to_string(),
@@ -84,32 +82,31 @@ impl TokenFile {
         }
     }
 
-    /// The tokenizer that the file carries.
+    /// The tokenizer stored in the file.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         match self.header.tokenizer {
             0 => Ok(Tokenizer::bytes()),
             1 => Tokenizer::from_file_part(self.part(2), self.header.vocab, self.header.end),
-            other => Err(Error::file(&self.path, format!("tokenizer of unknown kind {other}"))),
+            other => Err(Error::file(&self.path, format!("unknown tokenizer code {other}"))),
         }
     }
 
-    /// What is inside, in 64 digits: the header has the checksums of all the rest.
+    /// Digest of the contents as 64 hex digits. The header contains the checksums of everything else.
     pub fn digest(&self) -> String {
         blake3::hash(&self.header.to_bytes()).to_hex().to_string()
     }
 
-    /// How many tokens a document has.
+    /// Tokens of a document.
     pub fn len_of(&self, document: u64) -> u64 {
         self.end_of(document) - self.start_of(document)
     }
 
-    /// A number that follows from the text of a document, whatever the tokenizer.
-    pub fn mark_of(&self, document: u64) -> u64 {
+    /// Hash of a document's text, independent of the tokenizer.
+    pub fn hash_of(&self, document: u64) -> u64 {
         self.entry(document).1
     }
 
-    /// Reads tokens of a document, from its token `from` on, as many as `out` holds, if they are what was
-    /// written.
+    /// Reads `out.len()` tokens of a document starting at token `from`, and verifies them.
     pub fn read(&self, document: u64, from: u64, out: &mut [u32]) -> Result<(), Damage> {
         let len = self.len_of(document);
         assert!(
@@ -126,9 +123,9 @@ impl TokenFile {
             document,
             cause,
         };
-        // Files of version 1 have no chunks to look at.
+        // Version 1 has no chunk checksums.
         let chunks = bytes.start / CHUNK..bytes.end.div_ceil(CHUNK).min(self.chunks.len());
-        if let Some(chunk) = chunks.into_iter().find(|chunk| !self.is_right(*chunk)) {
+        if let Some(chunk) = chunks.into_iter().find(|chunk| !self.is_valid(*chunk)) {
             return Err(damage(chunk * CHUNK, Cause::Checksum { len: self.chunk(chunk).len() }));
         }
         self.header.width.get(&self.part(0)[bytes], out);
@@ -139,16 +136,16 @@ impl TokenFile {
         }
     }
 
-    /// Whether a chunk of tokens has its checksum.
-    fn is_right(&self, chunk: usize) -> bool {
-        // Two threads may both look; they see the same.
-        let known = &self.chunks[chunk];
-        if known.load(Ordering::Relaxed) == UNSEEN {
+    /// Whether a chunk matches its checksum.
+    fn is_valid(&self, chunk: usize) -> bool {
+        // Two threads may both verify a chunk, with the same result.
+        let state = &self.chunks[chunk];
+        if state.load(Ordering::Relaxed) == UNCHECKED {
             let expected = &self.part(3)[chunk * CHECKSUM..(chunk + 1) * CHECKSUM];
-            let right = checksum(self.chunk(chunk)) == *expected;
-            known.store(if right { RIGHT } else { WRONG }, Ordering::Relaxed);
+            let valid = checksum(self.chunk(chunk)) == *expected;
+            state.store(if valid { VALID } else { CORRUPT }, Ordering::Relaxed);
         }
-        known.load(Ordering::Relaxed) == RIGHT
+        state.load(Ordering::Relaxed) == VALID
     }
 
     fn chunk(&self, chunk: usize) -> &[u8] {
@@ -156,7 +153,7 @@ impl TokenFile {
         &tokens[chunk * CHUNK..((chunk + 1) * CHUNK).min(tokens.len())]
     }
 
-    /// Reads all tokens and compares them with their checksums. `progress` is told the bytes done.
+    /// Verifies all tokens. `progress` is called with the number of bytes verified.
     pub fn check(&self, mut progress: impl FnMut(u64)) -> Result<()> {
         if !self.header.chunked {
             return self.check_whole(progress);
@@ -164,7 +161,7 @@ impl TokenFile {
         let mut wrong = Vec::new();
         for chunk in 0..self.chunks.len() {
             progress(self.chunk(chunk).len() as u64);
-            if !self.is_right(chunk) {
+            if !self.is_valid(chunk) {
                 wrong.push(LEN + chunk * CHUNK);
             }
         }
@@ -178,7 +175,7 @@ impl TokenFile {
         Err(Error::file(&self.path, what))
     }
 
-    /// The same for a file of version 1.
+    /// Verifies a file of version 1.
     fn check_whole(&self, mut progress: impl FnMut(u64)) -> Result<()> {
         let mut digest = blake3::Hasher::new();
         for piece in self.part(0).chunks(1 << 20) {
@@ -194,16 +191,16 @@ impl TokenFile {
     fn check_index(&self) -> Result<()> {
         let wrong = |what: String| Err(Error::file(&self.path, what));
         if *blake3::hash(self.part(1)).as_bytes() != self.header.index_digest {
-            return wrong(changed("index of documents"));
+            return wrong(changed("document index entries"));
         }
         if *blake3::hash(self.part(2)).as_bytes() != self.header.tokenizer_digest {
-            return wrong(changed("tokenizer"));
+            return wrong(changed("tokenizer bytes"));
         }
         let checksums = *blake3::hash(self.part(3)).as_bytes();
         if self.header.chunked && checksums != self.header.tokens_digest {
             return wrong(changed("checksums"));
         }
-        // A checksum shows accidents only; what would be read outside the file is worth a look.
+        // A checksum only detects accidents: also check that no document extends outside the file.
         let mut before = 0;
         for document in 0..self.header.documents {
             let end = self.end_of(document);
@@ -214,7 +211,9 @@ impl TokenFile {
         }
         match before == self.header.tokens {
             true => Ok(()),
-            false => wrong(format!("{before} tokens by the index, not {}", self.header.tokens)),
+            false => {
+                wrong(format!("the index has {before} tokens, the header {}", self.header.tokens))
+            }
         }
     }
 
@@ -226,7 +225,7 @@ impl TokenFile {
         self.entry(document).0
     }
 
-    /// The end and the mark of a document.
+    /// End and hash of a document.
     fn entry(&self, document: u64) -> (u64, u64) {
         let at = (document * ENTRY) as usize;
         let entry = &self.part(1)[at..at + ENTRY as usize];
@@ -241,9 +240,7 @@ impl TokenFile {
 }
 
 fn changed(what: &str) -> String {
-    format!(
-        "the {what} changed after they were written (the checksum differs); prepare the file anew"
-    )
+    format!("the {what} are corrupt (checksum mismatch); prepare the file again")
 }
 
 fn hex(digest: &[u8; 32]) -> String {

@@ -1,4 +1,4 @@
-//! Writing a token file, document by document. Memory does not grow with the file.
+//! Writes a token file document by document. Memory does not grow with the file.
 
 use super::header::{self, CHUNK, Header, Width, checksum};
 use super::partial::Partial;
@@ -14,9 +14,9 @@ pub struct Writer {
     path: PathBuf,
     partial: Partial,
     tokens: BufWriter<File>,
-    /// Tokens since the last chunk had its checksum.
+    /// Tokens of the current chunk.
     chunk: Vec<u8>,
-    /// Index and checksums are kept in files without a name until the tokens are written.
+    /// Index and checksums go to unnamed temporary files until the tokens are written.
     index: Hashed,
     checksums: Hashed,
     width: Width,
@@ -29,10 +29,10 @@ impl Writer {
         let partial = Partial::create(path)?;
         let failed = || Error::system("writing", path);
         let mut file = partial.file.try_clone().map_err(failed())?;
-        // The header is written last, when all is known.
+        // The header is written last.
         file.write_all(&[0; header::LEN]).map_err(failed())?;
-        let index = nameless_beside(path, "index").map_err(failed())?;
-        let checksums = nameless_beside(path, "checksums").map_err(failed())?;
+        let index = unnamed_temp(path, "index").map_err(failed())?;
+        let checksums = unnamed_temp(path, "checksums").map_err(failed())?;
         Ok(Writer {
             path: path.to_path_buf(),
             partial,
@@ -46,16 +46,16 @@ impl Writer {
         })
     }
 
-    /// Adds a document: its tokens as the file holds them (`Width::put`), and its mark.
-    pub fn add(&mut self, tokens: &[u8], mark: u64) -> Result<()> {
+    /// Appends a document: its encoded tokens (`Width::put`) and the hash of its text.
+    pub fn add(&mut self, tokens: &[u8], hash: u64) -> Result<()> {
         self.documents += 1;
         self.count += (tokens.len() / self.width.bytes()) as u64;
-        let entry = [self.count.to_le_bytes(), mark.to_le_bytes()].concat();
+        let entry = [self.count.to_le_bytes(), hash.to_le_bytes()].concat();
         let written = self.put(tokens).and_then(|()| self.index.write(&entry));
         written.map_err(Error::system("writing", &self.path))
     }
 
-    /// Writes tokens, and the checksum of each chunk that they fill.
+    /// Writes tokens and the checksum of each completed chunk.
     fn put(&mut self, mut tokens: &[u8]) -> io::Result<()> {
         self.tokens.write_all(tokens)?;
         while self.chunk.len() + tokens.len() >= CHUNK {
@@ -79,7 +79,7 @@ impl Writer {
         (self.documents, self.count)
     }
 
-    /// Puts the parts together and gives the file its name.
+    /// Assembles the parts and publishes the file.
     pub fn finish(mut self, tokenizer: &Tokenizer) -> Result<()> {
         let path = self.path.clone();
         let failed = || Error::system("writing", &path);
@@ -89,14 +89,14 @@ impl Writer {
             end: tokenizer.end(),
             documents: self.documents,
             tokens: self.count,
-            tokenizer: tokenizer.kind(),
+            tokenizer: tokenizer.code(),
             tokenizer_len: tokenizer.json().len() as u64,
             chunked: true,
             tokens_digest: [0; 32],
             index_digest: [0; 32],
             tokenizer_digest: *blake3::hash(tokenizer.json()).as_bytes(),
         };
-        let padded = header.tokens_len().expect("it was written, so it is not too long");
+        let padded = header.tokens_len().expect("the written tokens fit in a file");
         let padding = padded - self.count * self.width.bytes() as u64;
         self.put(&vec![0; padding as usize]).map_err(failed())?;
         if !self.chunk.is_empty() {
@@ -119,8 +119,8 @@ impl Writer {
     }
 }
 
-/// A file that disappears when it is closed, on the same disk as `path`.
-fn nameless_beside(path: &Path, what: &str) -> io::Result<File> {
+/// Creates an unnamed temporary file on the same disk as `path`.
+fn unnamed_temp(path: &Path, what: &str) -> io::Result<File> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let name = path.with_file_name(format!(".{name}.{what}-{}", std::process::id()));
     let file = File::options().read(true).write(true).create(true).truncate(true).open(&name)?;
@@ -128,7 +128,7 @@ fn nameless_beside(path: &Path, what: &str) -> io::Result<File> {
     Ok(file)
 }
 
-/// A file whose digest is taken as it is written.
+/// A file that is hashed while it is written.
 struct Hashed {
     file: BufWriter<File>,
     digest: blake3::Hasher,
@@ -144,7 +144,7 @@ impl Hashed {
         self.file.write_all(bytes)
     }
 
-    /// The file, to be read from its start.
+    /// Returns the file, rewound, and its digest.
     fn close(self, digest: &mut header::Digest) -> io::Result<File> {
         *digest = *self.digest.finalize().as_bytes();
         let mut file = self.file.into_inner().map_err(io::IntoInnerError::into_error)?;

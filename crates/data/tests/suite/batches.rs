@@ -1,8 +1,8 @@
 //! Samples as a function: the same from any instance in any order, every token once an epoch, nothing
 //! held out is trained on.
 
-use crate::desk::{Desk, open};
-use lockstep_data::{GRAMMAR, Options, Recipe, Source, Split, prepare};
+use crate::test_dir::{TestDir, open};
+use lockstep_data::{GRAMMAR, Options, Recipe, SampleId, Source, Split, prepare};
 
 const END: u32 = 256;
 
@@ -13,7 +13,7 @@ fn numbered(count: usize) -> Vec<String> {
 
 fn sample(source: &Source, split: Split, seed: u64, number: u64, seq: usize) -> Vec<u32> {
     let mut out = vec![u32::MAX; seq + 1];
-    source.sample(split, seed, number, 1, 0, &mut out);
+    source.sample(SampleId { split, seed, step: number, global_batch: 1, index: 0 }, &mut out);
     out
 }
 
@@ -25,9 +25,9 @@ fn documents(tokens: &[u32]) -> Vec<String> {
 }
 
 #[test]
-fn the_same_from_any_instance_in_any_order() {
-    let desk = Desk::new();
-    let path = desk.documents(&numbered(40));
+fn samples_do_not_depend_on_instance_or_order() {
+    let dir = TestDir::new();
+    let path = dir.documents(&numbered(40));
     for spec in [path.to_str().unwrap(), GRAMMAR] {
         let options = Options { held_out: 0.2 };
         let (a, b) = (Source::open(spec, &options).unwrap(), Source::open(spec, &options).unwrap());
@@ -47,8 +47,8 @@ fn the_same_from_any_instance_in_any_order() {
 
 #[test]
 fn threads_may_share_a_source() {
-    let desk = Desk::new();
-    let source = open(&desk.documents(&numbered(300)), 0.1);
+    let dir = TestDir::new();
+    let source = open(&dir.documents(&numbered(300)), 0.1);
     let alone: Vec<_> = (0..400).map(|n| sample(&source, Split::Train, 5, n, 64)).collect();
     std::thread::scope(|scope| {
         for first in 0..4 {
@@ -65,14 +65,17 @@ fn threads_may_share_a_source() {
 /// However the global batch is divided, sample `index` of a step is the same; and the steps of a batch
 /// of 8 are the steps of a batch of 2, four at a time.
 #[test]
-fn the_global_batch_does_not_depend_on_its_division() {
-    let desk = Desk::new();
-    let path = desk.documents(&numbered(40));
+fn global_batch_does_not_depend_on_its_division() {
+    let dir = TestDir::new();
+    let path = dir.documents(&numbered(40));
     for spec in [path.to_str().unwrap(), GRAMMAR] {
         let source = Source::open(spec, &Options::default()).unwrap();
         let at = |step, batch, index| {
             let mut out = vec![0; 17];
-            source.sample(Split::Train, 3, step, batch, index, &mut out);
+            source.sample(
+                SampleId { split: Split::Train, seed: 3, step, global_batch: batch, index },
+                &mut out,
+            );
             out
         };
         for step in 0..20 {
@@ -87,13 +90,13 @@ fn the_global_batch_does_not_depend_on_its_division() {
     }
 }
 
-/// With samples of one token and its successor, samples put in the order of an epoch are the row itself:
+/// A sample as long as an epoch is the epoch itself:
 /// each epoch has every document exactly once, in another order, and the next epoch follows at once.
 #[test]
-fn an_epoch_has_every_document_once_and_whole() {
-    let desk = Desk::new();
+fn epoch_contains_every_document_once() {
+    let dir = TestDir::new();
     let all = numbered(150);
-    let source = open(&desk.documents(&all), 0.0);
+    let source = open(&dir.documents(&all), 0.0);
     let epoch = source.epoch_tokens(Split::Train).unwrap();
     assert_eq!(epoch as usize, all.iter().map(|d| d.len() + 1).sum::<usize>());
 
@@ -122,8 +125,8 @@ fn an_epoch_has_every_document_once_and_whole() {
 /// every sample of the row comes once, whatever its length.
 #[test]
 fn no_sample_is_repeated_or_skipped_across_epochs() {
-    let desk = Desk::new();
-    let source = open(&desk.documents(&numbered(23)), 0.0);
+    let dir = TestDir::new();
+    let source = open(&dir.documents(&numbered(23)), 0.0);
     let epoch = source.epoch_tokens(Split::Train).unwrap() as usize;
     for seq in [1, 2, 7, 64, 100, epoch - 1, epoch, epoch + 1, 3 * epoch + 5] {
         // The row of `seq` epochs, from samples of a whole epoch each.
@@ -149,18 +152,18 @@ fn no_sample_is_repeated_or_skipped_across_epochs() {
 
 #[test]
 fn seeds_shuffle_differently() {
-    let desk = Desk::new();
-    let source = open(&desk.documents(&numbered(50)), 0.0);
+    let dir = TestDir::new();
+    let source = open(&dir.documents(&numbered(50)), 0.0);
     assert_ne!(sample(&source, Split::Train, 1, 0, 200), sample(&source, Split::Train, 2, 0, 200),);
 }
 
 /// Every document is on exactly one side, all of them together are all, and copies stay together.
 #[test]
 fn held_out_documents_are_never_trained_on() {
-    let desk = Desk::new();
+    let dir = TestDir::new();
     let mut all = numbered(200);
     all.extend(numbered(20));
-    let path = desk.documents(&all);
+    let path = dir.documents(&all);
     for fraction in [0.001, 0.1, 0.5] {
         let source = open(&path, fraction);
         let side = |split| {
@@ -190,15 +193,15 @@ fn held_out_documents_are_never_trained_on() {
 
 #[test]
 fn a_folder_of_files_is_one_corpus() {
-    let desk = Desk::new();
+    let dir = TestDir::new();
     let all = numbered(30);
     let inputs = all.chunks(11).enumerate().map(|(i, part)| {
         let rows: String = part.iter().map(|d| format!("{{\"text\": \"{d}\"}}\n")).collect();
-        desk.write(&format!("part{i}.jsonl"), rows)
+        dir.write(&format!("part{i}.jsonl"), rows)
     });
-    let folder = format!("{}/", desk.path("corpus").display());
+    let folder = format!("{}/", dir.path("corpus").display());
     prepare(&Recipe::new(inputs.collect(), &folder), &|_| ()).unwrap();
-    let (parts, whole) = (open(folder.as_ref(), 0.2), open(&desk.documents(&all), 0.2));
+    let (parts, whole) = (open(folder.as_ref(), 0.2), open(&dir.documents(&all), 0.2));
     for number in 0..50 {
         for split in [Split::Train, Split::HeldOut] {
             assert_eq!(sample(&parts, split, 6, number, 50), sample(&whole, split, 6, number, 50));
@@ -207,9 +210,9 @@ fn a_folder_of_files_is_one_corpus() {
 }
 
 #[test]
-fn nothing_to_hold_out_is_a_mistake() {
-    let desk = Desk::new();
-    let path = desk.documents(&["alone"]);
+fn holding_out_everything_is_an_error() {
+    let dir = TestDir::new();
+    let path = dir.documents(&["alone"]);
     let error = Source::open(path.to_str().unwrap(), &Options { held_out: 0.1 }).unwrap_err();
     assert!(error.to_string().contains("--cut"), "{error}");
     assert_eq!(open(&path, 0.0).epoch_tokens(Split::HeldOut), Some(0));
@@ -217,8 +220,8 @@ fn nothing_to_hold_out_is_a_mistake() {
 
 #[test]
 fn text_goes_to_tokens_and_back() {
-    let desk = Desk::new();
-    let path = desk.documents(&["one", "two"]);
+    let dir = TestDir::new();
+    let path = dir.documents(&["one", "two"]);
     for spec in [path.to_str().unwrap(), GRAMMAR] {
         let source = Source::open(spec, &Options::default()).unwrap();
         let text = "the owl, ü and 漢字";

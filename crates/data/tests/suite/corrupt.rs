@@ -1,7 +1,7 @@
-//! Samples whose tokens were damaged are left out: the same ones for everybody, and no others.
+//! Corrupt samples are skipped, the same ones for every reader, and no others.
 
-use crate::desk::{Desk, open};
-use lockstep_data::{Cause, Source, Split, TokenFile};
+use crate::test_dir::{TestDir, open};
+use lockstep_data::{Cause, SampleId, Source, Split, TokenFile};
 use std::ops::Range;
 use std::path::Path;
 
@@ -15,10 +15,10 @@ fn documents() -> Vec<String> {
 }
 
 /// The same file with bytes changed.
-fn damaged(desk: &Desk, good: &Path, change: impl Fn(&mut [u8])) -> std::path::PathBuf {
+fn damaged(dir: &TestDir, good: &Path, change: impl Fn(&mut [u8])) -> std::path::PathBuf {
     let mut bytes = std::fs::read(good).unwrap();
     change(&mut bytes);
-    desk.write("damaged.tokens", bytes)
+    dir.write("damaged.tokens", bytes)
 }
 
 /// The bytes of tokens that a sample is made of.
@@ -34,25 +34,35 @@ fn bytes_of(source: &Source, file: &TokenFile, number: u64, seq: usize) -> Vec<R
         let at = |token: u64| 2 * (starts[piece.document as usize] + token) as usize;
         at(piece.tokens.start)..at(end)
     };
-    source.pieces(Split::Train, 7, number, 1, 0, seq).iter().map(run).collect()
+    source
+        .pieces(
+            SampleId { split: Split::Train, seed: 7, step: number, global_batch: 1, index: 0 },
+            seq,
+        )
+        .iter()
+        .map(run)
+        .collect()
 }
 
 #[test]
-fn a_rotten_spot_costs_the_samples_that_touch_it() {
-    let desk = Desk::new();
-    let path = desk.documents(&documents());
+fn corrupt_chunk_skips_only_its_samples() {
+    let dir = TestDir::new();
+    let path = dir.documents(&documents());
     let file = TokenFile::open(&path).unwrap();
     let good = open(&path, 0.0);
     // A letter that becomes another one: only the checksum tells.
-    let rotten = damaged(&desk, &path, |bytes| bytes[HEADER + 3 * CHUNK + 1000] ^= 2);
-    let (one, other) = (open(&rotten, 0.0), open(&rotten, 0.0));
+    let corrupt = damaged(&dir, &path, |bytes| bytes[HEADER + 3 * CHUNK + 1000] ^= 2);
+    let (one, other) = (open(&corrupt, 0.0), open(&corrupt, 0.0));
     let spot = 3 * CHUNK..4 * CHUNK;
     let seq = 512;
-    let (mut left_out, mut kept) = (0, 0);
+    let (mut skipped, mut kept) = (0, 0);
     let numbers: Vec<u64> = (0..400).collect();
     let sample = |source: &Source, number: u64| {
         let mut tokens = vec![0; seq + 1];
-        let damage = source.sample(Split::Train, 7, number, 1, 0, &mut tokens);
+        let damage = source.sample(
+            SampleId { split: Split::Train, seed: 7, step: number, global_batch: 1, index: 0 },
+            &mut tokens,
+        );
         (tokens, damage)
     };
     let backward: Vec<_> = numbers.iter().rev().map(|number| sample(&other, *number)).collect();
@@ -66,41 +76,50 @@ fn a_rotten_spot_costs_the_samples_that_touch_it() {
         let instead = (*number..).find(|number| !touches(*number)).unwrap();
         assert_eq!(tokens, sample(&good, instead).0, "sample {number}");
         assert_eq!(damage.len() as u64, instead - number);
-        let taken = one.pieces(Split::Train, 7, *number, 1, 0, seq);
-        let expected = good.pieces(Split::Train, 7, instead, 1, 0, seq);
+        let taken = one.pieces(
+            SampleId { split: Split::Train, seed: 7, step: *number, global_batch: 1, index: 0 },
+            seq,
+        );
+        let expected = good.pieces(
+            SampleId { split: Split::Train, seed: 7, step: instead, global_batch: 1, index: 0 },
+            seq,
+        );
         let places = |pieces: &[lockstep_data::Piece]| -> Vec<_> {
             pieces.iter().map(|piece| (piece.document, piece.tokens.clone())).collect()
         };
         assert_eq!(places(&taken), places(&expected));
         for found in &damage {
-            assert_eq!(found.path, rotten);
+            assert_eq!(found.path, corrupt);
             assert_eq!(found.offset as usize, HEADER + spot.start);
             assert_eq!(found.cause, Cause::Checksum { len: CHUNK });
-            let told = format!(
-                "{}, document {}: bytes 49344 to 65728 are not what was written",
-                rotten.display(),
+            let error = format!(
+                "{}, document {}: bytes 49344 to 65728 are corrupt",
+                corrupt.display(),
                 found.document
             );
-            assert!(found.to_string().starts_with(&told), "{found}");
+            assert!(found.to_string().starts_with(&error), "{found}");
         }
-        if damage.is_empty() { kept += 1 } else { left_out += 1 }
+        if damage.is_empty() { kept += 1 } else { skipped += 1 }
     }
-    assert!(left_out > 10 && kept > 300, "{left_out} left out, {kept} kept");
-    let told = TokenFile::open(&rotten).unwrap().check(|_| ()).unwrap_err().to_string();
-    assert!(told.contains("1 of 11 chunks, the first at byte 49344"), "{told}");
+    assert!(skipped > 10 && kept > 300, "{skipped} skipped, {kept} read");
+    let error = TokenFile::open(&corrupt).unwrap().check(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("1 of 11 chunks, the first at byte 49344"), "{error}");
 }
 
 #[test]
-fn a_file_that_is_all_rotten_gives_nothing_but_ends() {
-    let desk = Desk::new();
-    let path = desk.documents(&documents());
+fn fully_corrupt_file_gives_end_tokens() {
+    let dir = TestDir::new();
+    let path = dir.documents(&documents());
     let chunks = std::fs::metadata(&path).unwrap().len() as usize / CHUNK;
-    let rotten = damaged(&desk, &path, |bytes| {
+    let corrupt = damaged(&dir, &path, |bytes| {
         (0..=chunks).for_each(|chunk| bytes[HEADER + chunk * CHUNK] ^= 1);
     });
     let mut tokens = [0; 65];
-    let damage = open(&rotten, 0.0).sample(Split::Train, 1, 0, 1, 0, &mut tokens);
-    assert_eq!((damage.len(), tokens), (Source::PATIENCE, [END; 65]));
+    let damage = open(&corrupt, 0.0).sample(
+        SampleId { split: Split::Train, seed: 1, step: 0, global_batch: 1, index: 0 },
+        &mut tokens,
+    );
+    assert_eq!((damage.len(), tokens), (Source::MAX_SKIPPED, [END; 65]));
 }
 
 /// A file as version 1 wrote it: no checksums of chunks, one of all tokens.
@@ -114,25 +133,25 @@ fn of_version_1(bytes: &mut Vec<u8>, tokens: Range<usize>, checksums: usize) {
 }
 
 #[test]
-fn files_of_version_1_are_read_and_held_to_their_vocabulary() {
-    let desk = Desk::new();
-    let path = desk.documents(&["one", "two", "three"]);
+fn version_1_files_are_checked_against_the_vocabulary() {
+    let dir = TestDir::new();
+    let path = dir.documents(&["one", "two", "three"]);
     let mut bytes = std::fs::read(&path).unwrap();
     of_version_1(&mut bytes, 192..216, 8);
-    let old = desk.write("old.tokens", &bytes);
+    let old = dir.write("old.tokens", &bytes);
     TokenFile::open(&old).unwrap().check(|_| ()).unwrap();
-    assert_eq!(crate::desk::texts(&old), ["one", "two", "three"]);
+    assert_eq!(crate::test_dir::texts(&old), ["one", "two", "three"]);
 
     bytes[192 + 3 * 2] = b'T';
-    let changed = desk.write("changed.tokens", &bytes);
-    assert_eq!(crate::desk::texts(&changed), ["one", "Two", "three"]);
-    let told = TokenFile::open(&changed).unwrap().check(|_| ()).unwrap_err().to_string();
-    assert!(told.contains("the tokens changed"), "{told}");
+    let changed = dir.write("changed.tokens", &bytes);
+    assert_eq!(crate::test_dir::texts(&changed), ["one", "Two", "three"]);
+    let error = TokenFile::open(&changed).unwrap().check(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("the tokens are corrupt"), "{error}");
 
     bytes[192 + 4 * 2 + 1] = 2;
-    let broken = desk.write("broken.tokens", &bytes);
-    let told = TokenFile::open(&broken).unwrap().read(1, 0, &mut [0; 3]).unwrap_err();
-    assert_eq!((told.offset, told.document), (200, 1));
+    let broken = dir.write("broken.tokens", &bytes);
+    let error = TokenFile::open(&broken).unwrap().read(1, 0, &mut [0; 3]).unwrap_err();
+    assert_eq!((error.offset, error.document), (200, 1));
     let token = 512 + u32::from(b'w');
-    assert_eq!(told.cause, Cause::Token { token, vocab: 257 });
+    assert_eq!(error.cause, Cause::Token { token, vocab: 257 });
 }

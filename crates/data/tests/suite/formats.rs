@@ -1,16 +1,16 @@
 //! What goes in comes out: text and jsonl, whatever the number of threads, and what happens to rows that
 //! cannot be used.
 
-use crate::desk::{Desk, texts};
+use crate::test_dir::{TestDir, texts};
 use lockstep_data::{Error, Format, Recipe, TokenFile, prepare};
 use proptest::prelude::*;
 
 #[test]
 fn jsonl_rows_are_documents() {
-    let desk = Desk::new();
+    let dir = TestDir::new();
     let rows = "{\"text\": \"one\\n\", \"id\": 1}\n\n{\"id\": 2, \"text\": \"zwei ü\"}\r\n{\"text\":\"\"}\n{\"text\": \"3\"}";
-    let input = desk.write("rows.jsonl", rows);
-    let report = desk.prepare(&input, |_| ()).unwrap();
+    let input = dir.write("rows.jsonl", rows);
+    let report = dir.prepare(&input, |_| ()).unwrap();
     assert_eq!(texts(&report.files[0].path), ["one\n", "zwei ü", "3"]);
     assert_eq!((report.empty, report.bad), (1, 0));
     assert_eq!((report.files[0].documents, report.files[0].tokens, report.text_bytes), (3, 12, 12));
@@ -18,22 +18,22 @@ fn jsonl_rows_are_documents() {
 
 #[test]
 fn another_field_can_be_the_text() {
-    let desk = Desk::new();
-    let input = desk.write("rows.json", "{\"text\": 1, \"body\": \"that\"}\n");
-    let report = desk.prepare(&input, |r| r.field = "body".into()).unwrap();
+    let dir = TestDir::new();
+    let input = dir.write("rows.json", "{\"text\": 1, \"body\": \"that\"}\n");
+    let report = dir.prepare(&input, |r| r.field = "body".into()).unwrap();
     assert_eq!(texts(&report.files[0].path), ["that"]);
 }
 
-/// Text that is only cut comes back whole, whatever the size of pieces.
+/// Splitting text into pieces of any size loses nothing.
 #[test]
 fn a_long_text_is_cut_at_blank_lines_and_loses_nothing() {
-    let desk = Desk::new();
+    let dir = TestDir::new();
     let text: String = (0..3000)
         .map(|i| format!("Zeile {i} mit ä und 漢字{}", if i % 7 == 6 { "\n\n" } else { "\n" }))
         .collect();
-    let input = desk.write("long.txt", &text);
+    let input = dir.write("long.txt", &text);
     for cut in [1, 100, 4096, 30_000, 0] {
-        let report = desk.prepare(&input, |r| r.cut = cut).unwrap();
+        let report = dir.prepare(&input, |r| r.cut = cut).unwrap();
         let documents = texts(&report.files[0].path);
         assert_eq!(documents.concat(), text, "cut {cut}");
         let (last, rest) = documents.split_last().unwrap();
@@ -47,10 +47,10 @@ fn a_long_text_is_cut_at_blank_lines_and_loses_nothing() {
 
 #[test]
 fn a_text_without_lines_is_cut_between_words() {
-    let desk = Desk::new();
+    let dir = TestDir::new();
     let text = "wörter und mehr ".repeat(20_000);
-    let input = desk.write("flat.txt", text.trim_end());
-    let report = desk.prepare(&input, |r| r.cut = 10_000).unwrap();
+    let input = dir.write("flat.txt", text.trim_end());
+    let report = dir.prepare(&input, |r| r.cut = 10_000).unwrap();
     let documents = texts(&report.files[0].path);
     assert_eq!(documents.concat(), text.trim_end());
     assert!(documents.len() > 10 && documents.iter().all(|d| d.len() < 41_000));
@@ -59,17 +59,17 @@ fn a_text_without_lines_is_cut_between_words() {
 
 #[test]
 fn a_separator_ends_documents() {
-    let desk = Desk::new();
-    let input = desk.write("s.txt", "one\n<|end|>\ntwo\nlines\n<|end|><|end|>three\r\n");
-    let report = desk.prepare(&input, |r| r.split_on = Some("<|end|>".into())).unwrap();
+    let dir = TestDir::new();
+    let input = dir.write("s.txt", "one\n<|end|>\ntwo\nlines\n<|end|><|end|>three\r\n");
+    let report = dir.prepare(&input, |r| r.split_on = Some("<|end|>".into())).unwrap();
     assert_eq!(texts(&report.files[0].path), ["one", "two\nlines", "three"]);
-    let report = desk.prepare(&input, |r| r.split_on = Some("\n".into())).unwrap();
+    let report = dir.prepare(&input, |r| r.split_on = Some("\n".into())).unwrap();
     assert_eq!(report.files[0].documents, 5);
 }
 
 #[test]
 fn output_does_not_depend_on_the_number_of_threads() {
-    let desk = Desk::new();
+    let dir = TestDir::new();
     let mut rows = String::new();
     for i in 0..4000 {
         match i % 97 {
@@ -78,10 +78,10 @@ fn output_does_not_depend_on_the_number_of_threads() {
                 .push_str(&format!("{{\"text\": \"{}\"}}\n", format!("word{i} ").repeat(i % 50))),
         }
     }
-    let input = desk.write("rows.jsonl", &rows);
+    let input = dir.write("rows.jsonl", &rows);
     let outputs: Vec<_> = [1, 2, 3, 8]
         .map(|threads| {
-            let mut report = desk.prepare(&input, |r| r.threads = threads).unwrap();
+            let mut report = dir.prepare(&input, |r| r.threads = threads).unwrap();
             let path = report.files.remove(0).path;
             (std::fs::read(path).unwrap(), report)
         })
@@ -94,19 +94,19 @@ fn output_does_not_depend_on_the_number_of_threads() {
 }
 
 #[test]
-fn bad_rows_are_counted_and_told() {
-    let desk = Desk::new();
+fn bad_rows_are_counted_and_reported() {
+    let dir = TestDir::new();
     let mut rows =
         b"{\"text\": \"good\"}\n{\"text\": \"b\xff\"}\n{\"body\": \"x\"}\n{\"text\": 1}\n".to_vec();
     rows.extend(b"{\"text\"\n[]\n{\"text\": \"good too\"}\n");
-    let input = desk.write("rows.jsonl", rows);
-    let report = desk.prepare(&input, |_| ()).unwrap();
+    let input = dir.write("rows.jsonl", rows);
+    let report = dir.prepare(&input, |_| ()).unwrap();
     assert_eq!(report.bad, 5);
     let lines: Vec<_> = report.first_bad.iter().map(|row| row.line).collect();
     assert_eq!(lines, [2, 3, 4, 5, 6]);
     for (row, reason) in report.first_bad.iter().zip([
         "UTF-8",
-        "no field \"text\"; there are: body",
+        "no field \"text\"; fields are: body",
         "integer",
         "JSON",
         "object",
@@ -114,104 +114,103 @@ fn bad_rows_are_counted_and_told() {
         assert!(row.reason.contains(reason), "{row}");
     }
 
-    let error = desk.prepare(&input, |r| r.max_bad = 2).unwrap_err();
+    let error = dir.prepare(&input, |r| r.max_bad = 2).unwrap_err();
     let Error::BadRows { allowed: 2, found: 3, first } = &error else { panic!("{error}") };
     assert_eq!(first.len(), 3);
     assert!(error.to_string().contains("rows.jsonl:3: no field"), "{error}");
 }
 
 #[test]
-fn lines_of_text_that_are_not_utf8_are_left_out() {
-    let desk = Desk::new();
-    let input = desk.write("t.txt", b"one\ntwo \xff\nthree\nfo\xc3");
-    let report = desk.prepare(&input, |_| ()).unwrap();
+fn invalid_utf8_lines_are_skipped() {
+    let dir = TestDir::new();
+    let input = dir.write("t.txt", b"one\ntwo \xff\nthree\nfo\xc3");
+    let report = dir.prepare(&input, |_| ()).unwrap();
     assert_eq!(texts(&report.files[0].path), ["one\nthree\nfo"]);
     let bad: Vec<_> = report.first_bad.iter().map(|row| (row.line, row.reason.as_str())).collect();
-    assert_eq!(bad, [(2, "not UTF-8"), (4, "ends in the middle of a letter")]);
+    assert_eq!(bad, [(2, "not UTF-8"), (4, "ends in the middle of a UTF-8 character")]);
 }
 
-/// Whatever goes wrong, nothing stands under the final name, and nothing is left beside it.
+/// A failure leaves neither the output file nor a temporary file.
 #[test]
 fn a_failed_prepare_leaves_nothing() {
-    let desk = Desk::new();
-    let bad = desk.write("bad.jsonl", "no\n");
-    desk.prepare(&bad, |r| r.max_bad = 0).unwrap_err();
-    desk.prepare(&bad, |_| ()).unwrap_err();
-    assert_eq!(desk.names(), ["bad.jsonl"]);
+    let dir = TestDir::new();
+    let bad = dir.write("bad.jsonl", "no\n");
+    dir.prepare(&bad, |r| r.max_bad = 0).unwrap_err();
+    dir.prepare(&bad, |_| ()).unwrap_err();
+    assert_eq!(dir.names(), ["bad.jsonl"]);
 
     // What a killed program left is removed, and what stood under the name before stays until the end.
-    desk.write("out.tokens", "before");
-    desk.write(".out.tokens.partial-1", "left over");
-    desk.prepare(&bad, |_| ()).unwrap_err();
-    assert_eq!(desk.names(), ["bad.jsonl", "out.tokens"]);
-    assert_eq!(std::fs::read(desk.path("out.tokens")).unwrap(), b"before");
+    dir.write("out.tokens", "before");
+    dir.write(".out.tokens.partial-1", "left over");
+    dir.prepare(&bad, |_| ()).unwrap_err();
+    assert_eq!(dir.names(), ["bad.jsonl", "out.tokens"]);
+    assert_eq!(std::fs::read(dir.path("out.tokens")).unwrap(), b"before");
 }
 
 #[test]
-fn files_that_exist_are_replaced_only_when_asked() {
-    let desk = Desk::new();
-    let input = desk.write("a.txt", "text");
-    desk.write("out.tokens", "mine");
-    let error = desk.prepare(&input, |r| r.replace = false).unwrap_err();
+fn existing_files_need_force() {
+    let dir = TestDir::new();
+    let input = dir.write("a.txt", "text");
+    dir.write("out.tokens", "mine");
+    let error = dir.prepare(&input, |r| r.replace = false).unwrap_err();
     assert!(error.to_string().contains("--force"), "{error}");
-    desk.prepare(&input, |_| ()).unwrap();
-    assert_eq!(texts(&desk.path("out.tokens")), ["text"]);
+    dir.prepare(&input, |_| ()).unwrap();
+    assert_eq!(texts(&dir.path("out.tokens")), ["text"]);
 }
 
 #[test]
 fn several_inputs_become_one_file_or_one_each() {
-    let desk = Desk::new();
-    let inputs =
-        vec![desk.write("b.txt", "from b"), desk.write("a.jsonl", "{\"text\": \"from a\"}")];
-    let report = prepare(&Recipe::new(inputs.clone(), desk.path("all.tokens")), &|_| ()).unwrap();
+    let dir = TestDir::new();
+    let inputs = vec![dir.write("b.txt", "from b"), dir.write("a.jsonl", "{\"text\": \"from a\"}")];
+    let report = prepare(&Recipe::new(inputs.clone(), dir.path("all.tokens")), &|_| ()).unwrap();
     assert_eq!(texts(&report.files[0].path), ["from b", "from a"]);
 
-    let folder = format!("{}/", desk.path("each").display());
+    let folder = format!("{}/", dir.path("each").display());
     let report = prepare(&Recipe::new(inputs, folder), &|_| ()).unwrap();
     let each: Vec<_> = report.files.iter().map(|made| texts(&made.path)[0].clone()).collect();
     assert_eq!(each, ["from b", "from a"]);
     // A folder of inputs is read by name.
-    let report = prepare(&Recipe::new(vec![desk.path("")], desk.path("folder.tokens")), &|_| ());
+    let report = prepare(&Recipe::new(vec![dir.path("")], dir.path("folder.tokens")), &|_| ());
     assert_eq!(texts(&report.unwrap().files[0].path), ["from a", "from b"]);
 }
 
 #[test]
-fn mistakes_are_told_with_the_way_out() {
-    let desk = Desk::new();
-    let text = desk.write("a.txt", "text");
-    let odd = desk.write("a.bin", "text");
+fn errors_suggest_a_fix() {
+    let dir = TestDir::new();
+    let text = dir.write("a.txt", "text");
+    let odd = dir.write("a.bin", "text");
     for (input, how, hint) in [
         (&odd, (|_| ()) as fn(&mut Recipe), "--format"),
-        (&desk.path("none.txt"), |_| (), "none.txt: No such file"),
+        (&dir.path("none.txt"), |_| (), "none.txt: No such file"),
         (&text, |r| r.threads = 0, "--threads"),
         (&text, |r| r.split_on = Some(String::new()), "--split-on"),
         (&text, |r| r.format = Some(Format::Jsonl), "not JSON"),
-        (&text, |r| r.inputs.push(r.inputs[0].with_file_name("empty")), "no file in this folder"),
+        (&text, |r| r.inputs.push(r.inputs[0].with_file_name("empty")), "file in this folder"),
         (&text, |r| r.out = r.inputs[0].with_file_name("no/where"), "No such file"),
     ] {
-        std::fs::create_dir_all(desk.path("empty")).unwrap();
-        let error = desk.prepare(input, how).unwrap_err();
+        std::fs::create_dir_all(dir.path("empty")).unwrap();
+        let error = dir.prepare(input, how).unwrap_err();
         assert!(error.to_string().contains(hint), "{error}");
     }
-    let empty = desk.write("nothing.txt", "");
-    let error = desk.prepare(&empty, |_| ()).unwrap_err();
-    assert!(error.to_string().contains("no document in"), "{error}");
+    let empty = dir.write("nothing.txt", "");
+    let error = dir.prepare(&empty, |_| ()).unwrap_err();
+    assert!(error.to_string().contains("no documents in"), "{error}");
 }
 
 #[cfg(not(feature = "tokenizers"))]
 #[test]
-fn what_was_not_built_in_is_told() {
-    let desk = Desk::new();
-    let json = desk.write("tokenizer.json", "{}");
+fn missing_tokenizers_feature_is_named() {
+    let dir = TestDir::new();
+    let json = dir.write("tokenizer.json", "{}");
     let error = lockstep_data::Tokenizer::open(json.to_str().unwrap(), None).unwrap_err();
     assert!(error.to_string().contains("--features tokenizers"), "{error}");
 }
 
 #[cfg(not(feature = "parquet"))]
 #[test]
-fn parquet_is_told_when_it_was_not_built_in() {
-    let desk = Desk::new();
-    let error = desk.prepare(&desk.write("a.parquet", "PAR1"), |_| ()).unwrap_err();
+fn missing_parquet_feature_is_named() {
+    let dir = TestDir::new();
+    let error = dir.prepare(&dir.write("a.parquet", "PAR1"), |_| ()).unwrap_err();
     assert!(error.to_string().contains("--features parquet"), "{error}");
 }
 
@@ -219,10 +218,10 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
     #[test]
     fn any_documents_come_back(documents in proptest::collection::vec("\\PC{0,40}|[ -~\n]{1,2000}", 1..40)) {
-        let desk = Desk::new();
+        let dir = TestDir::new();
         let kept: Vec<_> = documents.iter().filter(|d| !d.is_empty()).collect();
         prop_assume!(!kept.is_empty());
-        let path = desk.documents(&documents);
+        let path = dir.documents(&documents);
         prop_assert_eq!(texts(&path), kept.iter().map(|d| d.to_string()).collect::<Vec<_>>());
         TokenFile::open(&path).unwrap().check(|_| ()).unwrap();
     }

@@ -1,6 +1,6 @@
 //! The built-in language as a source: its samples are sentences, and their cost is its entropy.
 
-use lockstep_data::{GRAMMAR, Options, Source, Split};
+use lockstep_data::{GRAMMAR, Options, SampleId, Source, Split};
 
 fn source() -> Source {
     Source::open(GRAMMAR, &Options::default()).unwrap()
@@ -8,7 +8,7 @@ fn source() -> Source {
 
 fn text(source: &Source, split: Split, seed: u64, step: u64) -> String {
     let mut tokens = vec![0; 513];
-    source.sample(split, seed, step, 4, 1, &mut tokens);
+    source.sample(SampleId { split, seed, step, global_batch: 4, index: 1 }, &mut tokens);
     source.decode(&tokens).unwrap()
 }
 
@@ -29,7 +29,7 @@ fn samples_are_sentences() {
 }
 
 #[test]
-fn seeds_steps_and_splits_draw_apart() {
+fn seeds_steps_and_splits_give_different_samples() {
     let source = source();
     let texts = [
         text(&source, Split::Train, 1, 0),
@@ -42,15 +42,24 @@ fn seeds_steps_and_splits_draw_apart() {
     }
 }
 
-/// What the exact predictor pays for the samples of a run is the entropy that the run is held against.
+/// The mean information of the samples equals the entropy that `train` reports.
 #[test]
-fn the_floor_is_what_samples_cost() {
+fn entropy_equals_mean_information() {
     let source = source();
     let (seq, samples) = (128, 2000);
     let costs: Vec<f64> = (0..samples)
         .map(|n| {
             let mut tokens = vec![0; seq + 1];
-            source.sample(Split::Train, 7, n / 16, 16, n as usize % 16, &mut tokens);
+            source.sample(
+                SampleId {
+                    split: Split::Train,
+                    seed: 7,
+                    step: n / 16,
+                    global_batch: 16,
+                    index: n as usize % 16,
+                },
+                &mut tokens,
+            );
             source.grammar().unwrap().information(&tokens).iter().sum::<f64>() / seq as f64
         })
         .collect();

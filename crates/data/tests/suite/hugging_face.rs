@@ -1,11 +1,11 @@
 //! A tokenizer.json, small enough to be read here: words by their numbers, with an end token, a template
 //! that would add tokens, and a truncation that would cut documents.
 
-use crate::desk::{Desk, open, texts};
-use lockstep_data::{Split, TokenFile, Tokenizer, Width};
+use crate::test_dir::{TestDir, open, texts};
+use lockstep_data::{SampleId, Split, TokenFile, Tokenizer, Width};
 use std::path::PathBuf;
 
-fn tokenizer_json(desk: &Desk, extra_words: usize) -> PathBuf {
+fn tokenizer_json(dir: &TestDir, extra_words: usize) -> PathBuf {
     let mut vocab =
         serde_json::json!({ "[UNK]": 0, "the": 1, "owl": 2, "sings": 3, "<|endoftext|>": 4 });
     for i in 0..extra_words {
@@ -29,18 +29,18 @@ fn tokenizer_json(desk: &Desk, extra_words: usize) -> PathBuf {
         "decoder": null,
         "model": { "type": "WordLevel", "vocab": vocab, "unk_token": "[UNK]" }
     });
-    desk.write("tokenizer.json", json.to_string())
+    dir.write("tokenizer.json", json.to_string())
 }
 
-fn opened(desk: &Desk, extra_words: usize) -> Tokenizer {
-    Tokenizer::open(tokenizer_json(desk, extra_words).to_str().unwrap(), None).unwrap()
+fn opened(dir: &TestDir, extra_words: usize) -> Tokenizer {
+    Tokenizer::open(tokenizer_json(dir, extra_words).to_str().unwrap(), None).unwrap()
 }
 
 /// Nothing is cut, filled up or added, and a special token in a document is only text.
 #[test]
 fn documents_are_encoded_as_they_are() {
-    let desk = Desk::new();
-    let tokenizer = opened(&desk, 0);
+    let dir = TestDir::new();
+    let tokenizer = opened(&dir, 0);
     assert_eq!((tokenizer.vocab(), tokenizer.end()), (5, 4));
     assert_eq!(tokenizer.encode("the owl sings the owl").unwrap(), [1, 2, 3, 1, 2]);
     assert_eq!(tokenizer.encode("the <|endoftext|>owl").unwrap(), [1, 0]);
@@ -49,16 +49,16 @@ fn documents_are_encoded_as_they_are() {
 
 #[test]
 fn a_token_file_carries_its_tokenizer() {
-    let desk = Desk::new();
+    let dir = TestDir::new();
     for (extra_words, width) in [(0, Width::Two), (70_000, Width::Four)] {
-        let input = desk.write("a.txt", "the owl\n\nsings w69999");
-        let report = desk
+        let input = dir.write("a.txt", "the owl\n\nsings w69999");
+        let report = dir
             .prepare(&input, |r| {
-                r.tokenizer = opened(&desk, extra_words);
+                r.tokenizer = opened(&dir, extra_words);
                 r.split_on = Some("\n\n".into());
             })
             .unwrap();
-        std::fs::remove_file(desk.path("tokenizer.json")).unwrap();
+        std::fs::remove_file(dir.path("tokenizer.json")).unwrap();
         let path = &report.files[0].path;
         let file = TokenFile::open(path).unwrap();
         file.check(|_| ()).unwrap();
@@ -70,28 +70,34 @@ fn a_token_file_carries_its_tokenizer() {
         let source = open(path, 0.0);
         assert_eq!(source.encode("sings").unwrap(), [3]);
         let mut tokens = [0; 7];
-        source.sample(Split::Train, 1, 0, 1, 0, &mut tokens);
+        source.sample(
+            SampleId { split: Split::Train, seed: 1, step: 0, global_batch: 1, index: 0 },
+            &mut tokens,
+        );
         assert_eq!(tokens.iter().filter(|t| **t == 4).count(), 2, "{tokens:?}");
     }
 }
 
 /// Documents are held out by their text, so two tokenizers hold out the same ones.
 #[test]
-fn the_same_documents_are_held_out_whatever_the_tokenizer() {
-    let desk = Desk::new();
+fn held_out_documents_do_not_depend_on_the_tokenizer() {
+    let dir = TestDir::new();
     let rows: String = (0..100).map(|i| format!("{{\"text\": \"w{i}\"}}\n")).collect();
-    let input = desk.write("rows.jsonl", rows);
+    let input = dir.write("rows.jsonl", rows);
     let held = |hugging_face: bool| {
-        desk.prepare(&input, |r| {
+        dir.prepare(&input, |r| {
             if hugging_face {
-                r.tokenizer = opened(&desk, 100);
+                r.tokenizer = opened(&dir, 100);
             }
         })
         .unwrap();
-        let source = open(&desk.path("out.tokens"), 0.3);
+        let source = open(&dir.path("out.tokens"), 0.3);
         let epoch = source.epoch_tokens(Split::HeldOut).unwrap() as usize;
         let mut tokens = vec![0; epoch + 1];
-        source.sample(Split::HeldOut, 0, 0, 1, 0, &mut tokens);
+        source.sample(
+            SampleId { split: Split::HeldOut, seed: 0, step: 0, global_batch: 1, index: 0 },
+            &mut tokens,
+        );
         let text = source.decode(&tokens[..epoch]).unwrap();
         let mut words: Vec<_> = text
             .split("<|endoftext|>")
@@ -106,12 +112,12 @@ fn the_same_documents_are_held_out_whatever_the_tokenizer() {
 }
 
 #[test]
-fn an_unknown_end_is_told() {
-    let desk = Desk::new();
-    let path = tokenizer_json(&desk, 0);
+fn unknown_end_token_is_reported() {
+    let dir = TestDir::new();
+    let path = tokenizer_json(&dir, 0);
     let error = Tokenizer::open(path.to_str().unwrap(), Some("</s>")).unwrap_err();
     assert!(error.to_string().contains("no token </s>"), "{error}");
-    let broken = desk.write("broken.json", "{}");
+    let broken = dir.write("broken.json", "{}");
     let error = Tokenizer::open(broken.to_str().unwrap(), None).unwrap_err();
     assert!(error.to_string().contains("broken.json: reading"), "{error}");
 }

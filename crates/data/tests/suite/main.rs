@@ -3,10 +3,10 @@
 mod batches;
 mod corrupt;
 mod damage;
-mod desk;
 mod formats;
 mod grammar;
 #[cfg(feature = "tokenizers")]
 mod hugging_face;
 #[cfg(feature = "parquet")]
 mod parquet;
+mod test_dir;

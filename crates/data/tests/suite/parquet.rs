@@ -1,6 +1,6 @@
-//! A column of a parquet file becomes documents; what is not text per row is told.
+//! A column of a parquet file becomes documents; what is not text per row is error.
 
-use crate::desk::{Desk, texts};
+use crate::test_dir::{TestDir, texts};
 use parquet::basic::Compression;
 use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
 use parquet::file::properties::WriterProperties;
@@ -10,11 +10,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 /// A table of ids, texts (some null), and lists, in groups of rows.
-fn table(desk: &Desk, groups: &[Vec<Option<&[u8]>>], compression: Compression) -> PathBuf {
+fn table(dir: &TestDir, groups: &[Vec<Option<&[u8]>>], compression: Compression) -> PathBuf {
     let schema = "message table { required int64 id; optional binary text (STRING); required binary body; \
                   repeated binary many (STRING); }";
     let schema = Arc::new(parse_message_type(schema).unwrap());
-    let path = desk.path("table.parquet");
+    let path = dir.path("table.parquet");
     let properties = Arc::new(WriterProperties::builder().set_compression(compression).build());
     let file = std::fs::File::create(&path).unwrap();
     let mut writer = SerializedFileWriter::new(file, schema, properties).unwrap();
@@ -49,7 +49,7 @@ fn table(desk: &Desk, groups: &[Vec<Option<&[u8]>>], compression: Compression) -
 
 #[test]
 fn a_column_becomes_documents_in_order() {
-    let desk = Desk::new();
+    let dir = TestDir::new();
     let words: Vec<String> = (0..3000).map(|i| format!("row {i} ä")).collect();
     let groups: Vec<Vec<_>> =
         words.chunks(700).map(|g| g.iter().map(|w| Some(w.as_bytes())).collect()).collect();
@@ -59,8 +59,8 @@ fn a_column_becomes_documents_in_order() {
         Compression::ZSTD(Default::default()),
         Compression::GZIP(Default::default()),
     ] {
-        let input = table(&desk, &groups, compression);
-        let report = desk.prepare(&input, |_| ()).unwrap();
+        let input = table(&dir, &groups, compression);
+        let report = dir.prepare(&input, |_| ()).unwrap();
         assert_eq!(texts(&report.files[0].path), words, "{compression}");
         assert_eq!((report.bad, report.empty), (0, 0));
     }
@@ -68,10 +68,10 @@ fn a_column_becomes_documents_in_order() {
 
 #[test]
 fn rows_without_text_are_bad() {
-    let desk = Desk::new();
+    let dir = TestDir::new();
     let groups =
         [vec![Some(&b"one"[..]), None, Some(b"\xff"), Some(b"")], vec![Some(b"two"), None]];
-    let report = desk.prepare(&table(&desk, &groups, Compression::SNAPPY), |_| ()).unwrap();
+    let report = dir.prepare(&table(&dir, &groups, Compression::SNAPPY), |_| ()).unwrap();
     assert_eq!(texts(&report.files[0].path), ["one", "two"]);
     assert_eq!((report.bad, report.empty), (3, 1));
     let mut rows: Vec<_> = report.first_bad.iter().map(|row| row.line).collect();
@@ -81,25 +81,25 @@ fn rows_without_text_are_bad() {
 
 #[test]
 fn another_column_can_be_the_text() {
-    let desk = Desk::new();
-    let input = table(&desk, &[vec![None, None]], Compression::SNAPPY);
-    let report = desk.prepare(&input, |r| r.field = "body".into()).unwrap();
+    let dir = TestDir::new();
+    let input = table(&dir, &[vec![None, None]], Compression::SNAPPY);
+    let report = dir.prepare(&input, |r| r.field = "body".into()).unwrap();
     assert_eq!(texts(&report.files[0].path), ["body 0", "body 1"]);
 }
 
 #[test]
-fn mistakes_are_told_with_the_way_out() {
-    let desk = Desk::new();
-    let input = table(&desk, &[vec![None]], Compression::SNAPPY);
+fn errors_suggest_a_fix() {
+    let dir = TestDir::new();
+    let input = table(&dir, &[vec![None]], Compression::SNAPPY);
     for (field, hint) in [
-        ("txt", "there are: id, text, body, many"),
-        ("id", "not one text per row, but INT64"),
-        ("many", "not one text per row"),
+        ("txt", "columns are: id, text, body, many"),
+        ("id", "must contain one string per row, but its type is INT64"),
+        ("many", "must contain one string per row"),
     ] {
-        let error = desk.prepare(&input, |r| r.field = field.into()).unwrap_err();
+        let error = dir.prepare(&input, |r| r.field = field.into()).unwrap_err();
         assert!(error.to_string().contains(hint), "{error}");
     }
-    let broken = desk.write("broken.parquet", "PAR1, but no more");
-    let error = desk.prepare(&broken, |_| ()).unwrap_err();
+    let broken = dir.write("broken.parquet", "PAR1, but no more");
+    let error = dir.prepare(&broken, |_| ()).unwrap_err();
     assert!(error.to_string().contains("broken.parquet"), "{error}");
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use lockstep_comm::on_threads;
-use lockstep_data::{Options, Recipe, Source, Split, prepare};
+use lockstep_data::{Options, Recipe, SampleId, Source, Split, prepare};
 use lockstep_kernels::Device;
 use lockstep_trainer::{Error, Rank, Run, Start, run};
 
@@ -58,7 +58,12 @@ fn expected(source: &Source, sets: &[&str]) -> Vec<u64> {
         for index in 0..plan.train.global_batch {
             let global = plan.train.global_batch;
             let seed = plan.train.seed;
-            count += source.sample(Split::Train, seed, step, global, index, &mut tokens).len();
+            count += source
+                .sample(
+                    SampleId { split: Split::Train, seed, step, global_batch: global, index },
+                    &mut tokens,
+                )
+                .len();
         }
         count as u64
     };

@@ -4,16 +4,16 @@ use lockstep_data::{Error, Options, Recipe, Report, Source, TokenFile, prepare};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub struct Desk(PathBuf);
+pub struct TestDir(PathBuf);
 
-impl Desk {
-    pub fn new() -> Desk {
+impl TestDir {
+    pub fn new() -> TestDir {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("lockstep-data-{}-{number}", std::process::id());
         let folder = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&folder).unwrap();
-        Desk(folder)
+        TestDir(folder)
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -25,7 +25,7 @@ impl Desk {
         self.path(name)
     }
 
-    /// What lies on the desk, by name.
+    /// File names, sorted.
     pub fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(&self.0).unwrap();
         let mut names: Vec<_> =
@@ -54,7 +54,7 @@ impl Desk {
     }
 }
 
-impl Drop for Desk {
+impl Drop for TestDir {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
