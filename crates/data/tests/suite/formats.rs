@@ -1,5 +1,4 @@
-//! What goes in comes out: text and jsonl, whatever the number of threads, and what happens to rows that
-//! cannot be used.
+//! Text and jsonl inputs become documents on any number of threads; unusable rows are reported.
 
 use crate::test_dir::{TestDir, texts};
 use lockstep_data::{Error, Format, Recipe, TokenFile, prepare};
