@@ -4,7 +4,7 @@
 use crate::call::error::Failure;
 use crate::health::board::{ActiveCall, RankState};
 use crate::memory::segment::Address;
-use crate::wire::frame::{self, CONTROL_LIMIT, FrameHeader, HEADER_LEN, Kind as FrameKind};
+use crate::wire::frame::{self, CONTROL_LIMIT, FrameHeader, FrameKind, HEADER_LEN};
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::net::SocketAddr;

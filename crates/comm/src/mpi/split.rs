@@ -74,7 +74,7 @@ impl Engine {
         peers: &[usize],
     ) -> Result<Communicator> {
         let supervision = Supervision::call(watch, peers);
-        self.agree(watch, &supervision)?;
+        self.compare_calls(watch, &supervision)?;
         let (sender, result) = channel();
         let (comm, session) = (self.comm.raw, self.comm.session.clone());
         std::thread::spawn(move || {

@@ -1,5 +1,5 @@
-//! Dialing a rank that may not be there yet: again and again, until it answers or time is up.
-//! Never tries again what waiting cannot mend, such as a different configuration.
+//! Connects to a rank that may not be listening yet: retries until it answers or the deadline passes.
+//! Permanent errors, such as a different configuration, are not retried.
 
 use std::fmt;
 use std::io;
@@ -7,23 +7,23 @@ use std::net::{SocketAddr, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::deadline::{Deadlined, lift};
+use super::deadline::{DeadlineStream, clear_timeouts};
 use super::handshake::dial;
+use super::handshake_error::HandshakeError;
 use super::message::Hello;
-use super::refusal::HandshakeError;
 use super::secret::Secret;
 
-/// How long one attempt may take, so that a host that swallows packets is dialed anew.
+/// Limit of one attempt, so that a host that drops packets is tried again.
 const ATTEMPT: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
-/// A listener that is closing, or flooded, hangs up like one with another secret. The latter is
-/// believed when it happens this many times in a row, rather than at the deadline: a mistyped
-/// token should not take a minute to be told.
-const HANG_UPS_BELIEVED: u32 = 5;
+/// A listener that is closing or overloaded closes the connection like one with a different secret. After
+/// this many closes in a row we assume a different secret, so that a mistyped token is reported before the
+/// deadline.
+const MAX_CLOSES: u32 = 5;
 
-/// Connects to the rank `hello.to` at `addr`, and returns once both sides have proven themselves.
+/// Connects to rank `hello.to` at `addr` and returns when both sides are authenticated.
 /// `secret` is the job's. The stream has `TCP_NODELAY` set and no timeouts.
 pub fn connect(
     addr: SocketAddr,
@@ -32,7 +32,7 @@ pub fn connect(
     deadline: Instant,
 ) -> Result<TcpStream, ConnectError> {
     let start = Instant::now();
-    let (mut attempts, mut hang_ups) = (0, 0);
+    let (mut attempts, mut closes) = (0, 0);
     let mut pause = FIRST_PAUSE;
     let mut last = None;
     while Instant::now() < deadline {
@@ -41,13 +41,13 @@ pub fn connect(
             Ok(stream) => return Ok(stream),
             Err(cause) => cause,
         };
-        hang_ups = match cause {
-            Cause::Handshake(HandshakeError::HungUpOnProof) => hang_ups + 1,
+        closes = match cause {
+            AttemptError::Handshake(HandshakeError::ClosedAfterProof) => closes + 1,
             _ => 0,
         };
-        if !may_pass(&cause) || hang_ups == HANG_UPS_BELIEVED {
+        if !is_retryable(&cause) || closes == MAX_CLOSES {
             let to = hello.to;
-            return Err(ConnectError::Final { to, addr, cause });
+            return Err(ConnectError::Permanent { to, addr, cause });
         }
         tracing::debug!(to = hello.to, %addr, attempts, "no connection yet: {cause}");
         last = Some(cause);
@@ -62,46 +62,46 @@ fn attempt(
     hello: &Hello,
     secret: &Secret,
     deadline: Instant,
-) -> Result<TcpStream, Cause> {
-    // The least that is a timeout: zero is none, and the standard library refuses it.
+) -> Result<TcpStream, AttemptError> {
+    // The standard library rejects a timeout of zero.
     let left = deadline.saturating_duration_since(Instant::now());
     let left = left.max(Duration::from_millis(1));
-    let stream = TcpStream::connect_timeout(&addr, left).map_err(Cause::Connect)?;
-    refuse_self(&stream).map_err(Cause::Connect)?;
-    stream.set_nodelay(true).map_err(Cause::Connect)?;
+    let stream = TcpStream::connect_timeout(&addr, left).map_err(AttemptError::Connect)?;
+    reject_self_connection(&stream).map_err(AttemptError::Connect)?;
+    stream.set_nodelay(true).map_err(AttemptError::Connect)?;
 
-    let mut timed = Deadlined { stream: &stream, deadline };
-    dial(&mut timed, hello, secret).map_err(Cause::Handshake)?;
-    lift(&stream).map_err(Cause::Connect)?;
+    let mut timed = DeadlineStream { stream: &stream, deadline };
+    dial(&mut timed, hello, secret).map_err(AttemptError::Handshake)?;
+    clear_timeouts(&stream).map_err(AttemptError::Connect)?;
     Ok(stream)
 }
 
-/// When nobody listens on a port of this host, the system may pick that very port to dial from,
-/// and TCP then connects the socket to itself.
-fn refuse_self(stream: &TcpStream) -> io::Result<()> {
+/// If nobody listens on a port of this host, the system may choose that port as the source port, and TCP
+/// then connects the socket to itself.
+fn reject_self_connection(stream: &TcpStream) -> io::Result<()> {
     match stream.local_addr()? == stream.peer_addr()? {
         true => Err(io::ErrorKind::ConnectionRefused.into()),
         false => Ok(()),
     }
 }
 
-/// Whether the same attempt may succeed later: the peer is still starting, or one of an older
-/// generation still sits on its port.
-fn may_pass(cause: &Cause) -> bool {
+/// Whether the same attempt may succeed later: the peer may still be starting, or a process of an older
+/// generation may still use its port.
+fn is_retryable(cause: &AttemptError) -> bool {
     use HandshakeError::*;
     match cause {
-        Cause::Connect(error) => !matches!(
+        AttemptError::Connect(error) => !matches!(
             error.kind(),
             io::ErrorKind::PermissionDenied
                 | io::ErrorKind::InvalidInput
                 | io::ErrorKind::Unsupported
         ),
-        Cause::Handshake(error) => match error {
-            PeerIsOlder { .. } | HungUpOnProof | Closed | TimedOut | Io(_) => true,
+        AttemptError::Handshake(error) => match error {
+            PeerIsOlder { .. } | ClosedAfterProof | Closed | TimedOut | Io(_) => true,
             NotLockstep
             | Malformed(_)
             | WrongSecret
-            | Impostor
+            | UnauthenticatedPeer
             | Version { .. }
             | PeerIsNewer { .. }
             | ConfigDiffers { .. }
@@ -110,38 +110,43 @@ fn may_pass(cause: &Cause) -> bool {
     }
 }
 
-/// Why one attempt failed.
+/// Error of one attempt.
 #[derive(Debug)]
-pub enum Cause {
+pub enum AttemptError {
     Connect(io::Error),
     Handshake(HandshakeError),
 }
 
-impl fmt::Display for Cause {
+impl fmt::Display for AttemptError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Cause::Connect(error) => error.fmt(f),
-            Cause::Handshake(error) => error.fmt(f),
+            AttemptError::Connect(error) => error.fmt(f),
+            AttemptError::Handshake(error) => error.fmt(f),
         }
     }
 }
 
-impl Cause {
+impl AttemptError {
     fn as_error(&self) -> &(dyn std::error::Error + 'static) {
         match self {
-            Cause::Connect(error) => error,
-            Cause::Handshake(error) => error,
+            AttemptError::Connect(error) => error,
+            AttemptError::Handshake(error) => error,
         }
     }
 }
 
-/// Why there is no connection.
 #[derive(Debug)]
 pub enum ConnectError {
-    /// Time is up; `last` is what the last attempt met, if there was time for one.
-    Deadline { to: u32, addr: SocketAddr, attempts: u32, waited: Duration, last: Option<Cause> },
-    /// Waiting longer would not have helped.
-    Final { to: u32, addr: SocketAddr, cause: Cause },
+    /// The deadline passed; `last` is the error of the last attempt, if there was one.
+    Deadline {
+        to: u32,
+        addr: SocketAddr,
+        attempts: u32,
+        waited: Duration,
+        last: Option<AttemptError>,
+    },
+    /// Retrying would not help.
+    Permanent { to: u32, addr: SocketAddr, cause: AttemptError },
 }
 
 impl fmt::Display for ConnectError {
@@ -151,15 +156,15 @@ impl fmt::Display for ConnectError {
                 let seconds = waited.as_secs_f64();
                 write!(
                     f,
-                    "no connection to rank {to} at {addr} in {seconds:.1} s ({attempts} attempts); \
-                     check that it was started and that no firewall stands between"
+                    "no connection to rank {to} at {addr} after {seconds:.1} s ({attempts} attempts); \
+                     check that it is running and that no firewall blocks the port"
                 )?;
                 match last {
-                    Some(cause) => write!(f, "; last: {cause}"),
+                    Some(cause) => write!(f, "; last error: {cause}"),
                     None => Ok(()),
                 }
             }
-            ConnectError::Final { to, addr, cause } => {
+            ConnectError::Permanent { to, addr, cause } => {
                 write!(f, "no connection to rank {to} at {addr}: {cause}")
             }
         }
@@ -169,8 +174,8 @@ impl fmt::Display for ConnectError {
 impl std::error::Error for ConnectError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            ConnectError::Deadline { last, .. } => last.as_ref().map(Cause::as_error),
-            ConnectError::Final { cause, .. } => Some(cause.as_error()),
+            ConnectError::Deadline { last, .. } => last.as_ref().map(AttemptError::as_error),
+            ConnectError::Permanent { cause, .. } => Some(cause.as_error()),
         }
     }
 }

@@ -1,17 +1,16 @@
-//! A TCP stream that ends at an instant, however many reads and writes come before it.
-//! Never lets a peer that sends a byte now and then stretch the time it was given.
+//! A TCP stream with a deadline for all reads and writes together, which a slow peer cannot extend.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// Reads and writes on `stream` until `deadline`; each waits only for what is left of it.
-pub(super) struct Deadlined<'a> {
+/// Reads and writes on `stream` until `deadline`.
+pub(super) struct DeadlineStream<'a> {
     pub stream: &'a TcpStream,
     pub deadline: Instant,
 }
 
-impl Deadlined<'_> {
+impl DeadlineStream<'_> {
     fn left(&self) -> io::Result<Duration> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         match left.is_zero() {
@@ -21,14 +20,14 @@ impl Deadlined<'_> {
     }
 }
 
-impl Read for Deadlined<'_> {
+impl Read for DeadlineStream<'_> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         self.stream.set_read_timeout(Some(self.left()?))?;
         self.stream.read(bytes)
     }
 }
 
-impl Write for Deadlined<'_> {
+impl Write for DeadlineStream<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.stream.set_write_timeout(Some(self.left()?))?;
         self.stream.write(bytes)
@@ -39,8 +38,8 @@ impl Write for Deadlined<'_> {
     }
 }
 
-/// Makes `stream` wait without limit again, as whoever gets it next will expect.
-pub(super) fn lift(stream: &TcpStream) -> io::Result<()> {
+/// Removes the timeouts of `stream`.
+pub(super) fn clear_timeouts(stream: &TcpStream) -> io::Result<()> {
     stream.set_read_timeout(None)?;
     stream.set_write_timeout(None)
 }

@@ -1,5 +1,5 @@
-//! The frames on a connection once the handshake is done: a fixed header, then the payload.
-//! Never interprets a payload, and never allocates for a length it has not checked.
+//! Frames on a connection after the handshake: a fixed header, then the payload. Payloads are not
+//! interpreted, and lengths are checked before memory is allocated.
 
 use std::fmt;
 use std::io::{self, IoSlice, Read, Write};
@@ -7,45 +7,46 @@ use std::io::{self, IoSlice, Read, Write};
 /// Magic (3), kind (1), group (8), sequence (8), digest (8), payload length (8); little-endian.
 pub const HEADER_LEN: usize = 36;
 
-/// The longest payload of a control frame. Data links state their own limit.
+/// Maximum payload of a control frame.
 pub const CONTROL_LIMIT: u64 = 1 << 20;
 
 const MAGIC: &[u8; 3] = b"LSf";
 
-/// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum FrameKind {
     /// Bytes of a collective.
     Data = 1,
-    /// A control message: rendezvous, barriers, what rank 0 and a rank tell each other.
+    /// A control message between rank 0 and another rank.
     Message = 2,
-    /// "I am alive."
+    /// The sender is alive.
     Heartbeat = 3,
-    /// The run is over because something failed; the payload says what.
+    /// The run failed; the payload is the failure.
     Abort = 4,
-    /// The sender leaves in peace; an end after it is no failure.
+    /// The sender leaves normally; closing the connection after it is not a failure.
     Goodbye = 5,
 }
 
-impl Kind {
-    /// Every kind, for those who list them.
-    pub const ALL: [Kind; 5] =
-        [Kind::Data, Kind::Message, Kind::Heartbeat, Kind::Abort, Kind::Goodbye];
+impl FrameKind {
+    pub const ALL: [FrameKind; 5] = [
+        FrameKind::Data,
+        FrameKind::Message,
+        FrameKind::Heartbeat,
+        FrameKind::Abort,
+        FrameKind::Goodbye,
+    ];
 }
 
-/// What stands before each payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameHeader {
-    pub kind: Kind,
-    /// The group whose call this belongs to.
+    pub kind: FrameKind,
+    /// The group of the call.
     pub group: u64,
-    /// The call's number in its group.
+    /// Number of the call in its group.
     pub sequence: u64,
-    /// The digest of the call (operation, type, size), so that ranks which call different things
-    /// under one number find out.
+    /// Digest of the call (operation, type, size), to detect ranks that make different calls.
     pub digest: u64,
-    /// Bytes of payload.
+    /// Length of the payload in bytes.
     pub len: u64,
 }
 
@@ -61,13 +62,12 @@ impl FrameHeader {
         out
     }
 
-    /// Reads a header and checks it, the length against `limit` too: what this returns is safe
-    /// to make room for.
+    /// Parses and checks a header. The length is at most `limit`, so it is safe to allocate.
     pub fn parse(bytes: &[u8; HEADER_LEN], limit: u64) -> Result<FrameHeader, FrameError> {
         if !bytes.starts_with(MAGIC) {
             return Err(FrameError::BadMagic);
         }
-        let kind = Kind::ALL.into_iter().find(|&kind| kind as u8 == bytes[3]);
+        let kind = FrameKind::ALL.into_iter().find(|&kind| kind as u8 == bytes[3]);
         let kind = kind.ok_or(FrameError::UnknownKind(bytes[3]))?;
         let len = number(bytes, 3);
         if len > limit {
@@ -83,14 +83,14 @@ impl FrameHeader {
     }
 }
 
-/// The header's number at `index`, counted after magic and kind.
+/// The number at `index` of a header, counted after magic and kind.
 fn number(bytes: &[u8; HEADER_LEN], index: usize) -> u64 {
     let mut number = [0; 8];
     number.copy_from_slice(&bytes[4 + 8 * index..12 + 8 * index]);
     u64::from_le_bytes(number)
 }
 
-/// Reads one frame whole. For control frames pass [`CONTROL_LIMIT`].
+/// Reads one frame. For control frames pass [`CONTROL_LIMIT`].
 pub fn read_frame(
     stream: &mut impl Read,
     limit: u64,
@@ -103,8 +103,7 @@ pub fn read_frame(
     Ok((header, payload))
 }
 
-/// Reads a header only, for a caller that has a place of its own for the payload.
-pub fn read_header(stream: &mut impl Read, limit: u64) -> Result<FrameHeader, FrameError> {
+fn read_header(stream: &mut impl Read, limit: u64) -> Result<FrameHeader, FrameError> {
     let mut bytes = [0; HEADER_LEN];
     let first = read_some(stream, &mut bytes).map_err(FrameError::Io)?;
     if first == 0 {
@@ -114,8 +113,8 @@ pub fn read_header(stream: &mut impl Read, limit: u64) -> Result<FrameHeader, Fr
     FrameHeader::parse(&bytes, limit)
 }
 
-/// Writes header and payload as one, so that a small frame is one packet with Nagle's algorithm
-/// switched off, and a large payload is not copied for it.
+/// Writes header and payload with one vectored write, so that a small frame is one packet and a large
+/// payload is not copied.
 pub fn write_frame(
     stream: &mut impl Write,
     header: &FrameHeader,
@@ -124,7 +123,7 @@ pub fn write_frame(
     assert_eq!(
         header.len,
         payload.len() as u64,
-        "a frame's header states the length of its payload"
+        "the header must contain the length of the payload"
     );
     let bytes = header.encode();
     let mut parts = [IoSlice::new(&bytes), IoSlice::new(payload)];
@@ -149,17 +148,16 @@ fn read_some(stream: &mut impl Read, bytes: &mut [u8]) -> io::Result<usize> {
     }
 }
 
-/// Why no frame could be read or written.
 #[derive(Debug)]
 pub enum FrameError {
-    /// Not the start of a frame: the two sides disagree on where one ends.
+    /// The data is not the start of a frame.
     BadMagic,
     UnknownKind(u8),
     TooLong {
         len: u64,
         limit: u64,
     },
-    /// The stream ended between two frames. An end inside a frame is `Io` (unexpected end).
+    /// The stream ended between two frames. An end inside a frame is an `Io` error.
     Closed,
     Io(io::Error),
 }
@@ -167,15 +165,14 @@ pub enum FrameError {
 impl fmt::Display for FrameError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            FrameError::BadMagic => f.write_str("the peer sent something that is not a frame"),
+            FrameError::BadMagic => f.write_str("the peer sent data that is not a frame"),
             FrameError::UnknownKind(kind) => write!(
                 f,
-                "the peer sent a frame of unknown kind {kind}; run the same Lockstep on every host"
+                "the peer sent a frame of unknown kind {kind}; run the same version of Lockstep on every host"
             ),
-            FrameError::TooLong { len, limit } => write!(
-                f,
-                "the peer announced a frame of {len} bytes where at most {limit} are taken"
-            ),
+            FrameError::TooLong { len, limit } => {
+                write!(f, "the peer announced a frame of {len} bytes; the limit is {limit}")
+            }
             FrameError::Closed => f.write_str("the peer closed the connection"),
             FrameError::Io(cause) => write!(f, "the connection failed: {cause}"),
         }

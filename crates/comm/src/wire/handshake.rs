@@ -1,19 +1,19 @@
-//! The mutual proof that opens every connection: both sides show that they know the job's secret,
-//! and agree on version, generation, configuration and rank.
-//! Never keeps time (the stream does) and never encrypts: it says who is there, not who listens in.
+//! Mutual authentication at the start of every connection: both sides prove that they know the job's secret
+//! and compare version, generation, configuration and rank. Timeouts are up to the stream; nothing is
+//! encrypted.
 //!
 //! ```text
 //! dialer                                    acceptor
 //!   hello, nonce d            ──────────▶
 //!                             ◀──────────   nonce a, fresh for this connection
-//!   HMAC(key, "dial", hello, d, a) ─────▶   verifies; a stranger is hung up on without a word
+//!   HMAC(key, "dial", hello, d, a) ─────▶   verifies; on a mismatch, closes without an answer
 //!                             ◀──────────   verdict, HMAC(key, "accept", hello, d, a, verdict)
-//!   verifies, believes the verdict
+//!   verifies, accepts the verdict
 //! ```
 //!
-//! `key` is the secret's key for the generation that the hello states. So a proof made with an
-//! old generation's key can only ever say "I am of that old generation", and still both sides can
-//! read a refusal that says which of them is behind.
+//! `key` is derived from the secret for the generation that the hello states. So a proof made with an old
+//! generation's key proves only membership in that generation, and both sides can still read a rejection
+//! that says which of them is outdated.
 
 use std::cmp::Ordering;
 use std::io::{Read, Write};
@@ -22,11 +22,11 @@ use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
 use super::entropy::random_bytes;
+use super::handshake_error::HandshakeError;
 use super::message::*;
-use super::refusal::HandshakeError;
 use super::secret::Secret;
 
-/// What an acceptor is, and so what it wants to hear.
+/// The acceptor's own values, which a dialer must match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expect {
     pub version: u32,
@@ -35,8 +35,8 @@ pub struct Expect {
     pub rank: u32,
 }
 
-/// Introduces this process to the peer at the other end of `stream` and has it prove itself.
-/// `secret` is the job's, not a generation's. Reads 84 bytes at most, writes 140.
+/// Authenticates this process and the acceptor at the other end of `stream`.
+/// `secret` is the job's, not a generation's. Reads at most 84 bytes, writes 140.
 pub fn dial<S: Read + Write>(
     stream: &mut S,
     hello: &Hello,
@@ -46,22 +46,25 @@ pub fn dial<S: Read + Write>(
     send(stream, &encode_opening(hello, &ours))?;
 
     let theirs = parse_challenge(&receive::<CHALLENGE_LEN>(stream)?)?;
-    let talk = Transcript::new(secret, *hello, ours, theirs);
-    send(stream, &encode_proof(&talk.dialer_tag()))?;
+    let transcript = Transcript::new(secret, *hello, ours, theirs);
+    send(stream, &encode_proof(&transcript.dialer_tag()))?;
 
-    // An acceptor that has seen a wrong proof closes and says nothing, so an end here has a
-    // likely meaning, where an end before it has none.
+    // An acceptor closes the connection after a wrong proof, so the end of the stream at this point
+    // probably means a different secret.
     let verdict = receive::<VERDICT_LEN>(stream).map_err(|error| match error {
-        HandshakeError::Closed => HandshakeError::HungUpOnProof,
+        HandshakeError::Closed => HandshakeError::ClosedAfterProof,
         other => other,
     })?;
     let (verdict, tag) = parse_verdict(&verdict)?;
-    talk.acceptor_mac(&verdict).verify_slice(&tag).map_err(|_| HandshakeError::Impostor)?;
-    heed(verdict, hello)
+    transcript
+        .acceptor_mac(&verdict)
+        .verify_slice(&tag)
+        .map_err(|_| HandshakeError::UnauthenticatedPeer)?;
+    check_verdict(verdict, hello)
 }
 
-/// Hears out one dialer. `Ok` is a peer that has proven itself and is who we expect.
-/// `secret` is the job's, not a generation's. Reads 140 bytes at most, writes 84.
+/// Authenticates a dialer and checks that it matches `expect`.
+/// `secret` is the job's, not a generation's. Reads at most 140 bytes, writes 84.
 pub fn accept<S: Read + Write>(
     stream: &mut S,
     expect: &Expect,
@@ -71,8 +74,8 @@ pub fn accept<S: Read + Write>(
     answer(stream, &proven, expect)
 }
 
-/// The first half of [`accept`]: after it the dialer is known to be of this job. Until then it
-/// has been told nothing but a random number.
+/// The first half of [`accept`]: proves that the dialer belongs to this job. It has received nothing but a
+/// random number so far.
 pub(super) fn authenticate<S: Read + Write>(
     stream: &mut S,
     secret: &Secret,
@@ -81,28 +84,27 @@ pub(super) fn authenticate<S: Read + Write>(
     let ours = random_bytes()?;
     send(stream, &encode_challenge(&ours))?;
 
-    let talk = Transcript::new(secret, hello, theirs, ours);
+    let transcript = Transcript::new(secret, hello, theirs, ours);
     let tag = parse_proof(&receive::<PROOF_LEN>(stream)?)?;
-    talk.dialer_mac().verify_slice(&tag).map_err(|_| HandshakeError::WrongSecret)?;
-    Ok(talk)
+    transcript.dialer_mac().verify_slice(&tag).map_err(|_| HandshakeError::WrongSecret)?;
+    Ok(transcript)
 }
 
-/// The second half of [`accept`]: tells the dialer whether it is the one we expect.
+/// The second half of [`accept`]: sends the dialer the verdict.
 pub(super) fn answer<S: Read + Write>(
     stream: &mut S,
-    talk: &Transcript,
+    transcript: &Transcript,
     expect: &Expect,
 ) -> Result<Hello, HandshakeError> {
-    let (verdict, judgement) = judge(&talk.hello, expect);
-    let sent = send(stream, &encode_verdict(&verdict, &talk.acceptor_tag(&verdict)));
-    // The reason to refuse is worth more to our log than a peer that did not wait to hear it.
-    judgement?;
+    let (verdict, checked) = check_hello(&transcript.hello, expect);
+    let sent = send(stream, &encode_verdict(&verdict, &transcript.acceptor_tag(&verdict)));
+    // The reason for a rejection is more important than a failure to send it.
+    checked?;
     sent?;
-    Ok(talk.hello)
+    Ok(transcript.hello)
 }
 
-/// What both tags cover: everything said before the verdict, under the key of the dialer's
-/// generation.
+/// The messages that both tags cover, and the key of the dialer's generation.
 pub(super) struct Transcript {
     key: Secret,
     hello: Hello,
@@ -116,7 +118,7 @@ impl Transcript {
         Transcript { key, hello, dialer, acceptor }
     }
 
-    // The two labels keep one side's tag from ever being accepted as the other's.
+    // The labels prevent that one side's tag is accepted as the other's.
     fn dialer_mac(&self) -> Hmac<Sha256> {
         let hello = self.hello.encode();
         self.key.mac(&[b"lockstep dial ", &hello, &self.dialer, &self.acceptor])
@@ -136,9 +138,9 @@ impl Transcript {
     }
 }
 
-/// What to tell the dialer, and what to tell ourselves. Generation comes before configuration and
-/// rank: a leftover of another generation may differ in those, and that is not its trouble.
-fn judge(hello: &Hello, expect: &Expect) -> (Verdict, Result<(), HandshakeError>) {
+/// The verdict for the dialer and our own result. The generation is checked before configuration and rank,
+/// in which a process of another generation may differ legitimately.
+fn check_hello(hello: &Hello, expect: &Expect) -> (Verdict, Result<(), HandshakeError>) {
     let generations = hello.generation.cmp(&expect.generation);
     if hello.version != expect.version {
         let (ours, theirs) = (expect.version, hello.version);
@@ -165,8 +167,8 @@ fn judge(hello: &Hello, expect: &Expect) -> (Verdict, Result<(), HandshakeError>
     }
 }
 
-/// The verdict as the dialer's own error.
-fn heed(verdict: Verdict, hello: &Hello) -> Result<(), HandshakeError> {
+/// Converts a verdict to the dialer's error.
+fn check_verdict(verdict: Verdict, hello: &Hello) -> Result<(), HandshakeError> {
     Err(match verdict {
         Verdict::Welcome => return Ok(()),
         Verdict::Version { acceptor: theirs } => {

@@ -1,6 +1,5 @@
-//! A rank's ear: takes connections in, lets each prove itself, and hands on those that did.
-//! Never lets a connection that has not proven itself cost more than a short-lived thread, and
-//! never lets one hold up another.
+//! Accepts connections, authenticates each, and passes on the authenticated ones. An unauthenticated
+//! connection costs no more than a short-lived thread and does not delay others.
 
 use std::fmt;
 use std::io;
@@ -11,45 +10,45 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::deadline::{Deadlined, lift};
+use super::deadline::{DeadlineStream, clear_timeouts};
 use super::handshake::{Expect, answer, authenticate};
+use super::handshake_error::HandshakeError;
 use super::message::Hello;
-use super::pending::Pending;
-use super::refusal::HandshakeError;
+use super::pending::PendingHandshakes;
 use super::secret::Secret;
 
-/// What a listener grants to those that have not proven themselves yet.
+/// Limits for unauthenticated connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The time for a whole handshake.
+    /// Timeout of a handshake.
     pub handshake: Duration,
-    /// Handshakes at once; one more pushes out the oldest.
-    pub at_once: usize,
+    /// Concurrent handshakes; one more drops the oldest.
+    pub concurrent: usize,
 }
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { handshake: Duration::from_secs(5), at_once: 128 }
+        Limits { handshake: Duration::from_secs(5), concurrent: 128 }
     }
 }
 
-/// A bound port that takes no one in yet.
+/// A bound socket that does not accept connections yet.
 #[derive(Debug)]
 pub struct Listener {
     socket: TcpListener,
-    /// The same socket once more, to shut it down under the thread that waits on it.
+    /// A duplicate of the socket, to shut it down while a thread waits on it.
     stop: TcpStream,
     addr: SocketAddr,
 }
 
 impl Listener {
-    /// Binds `addr`; port 0 lets the system choose one.
+    /// Binds `addr`; with port 0 the system chooses a port.
     pub fn bind(addr: SocketAddr) -> Result<Listener, ListenError> {
         let socket = TcpListener::bind(addr).map_err(|cause| ListenError::bind(addr, cause))?;
         Listener::from_std(socket)
     }
 
-    /// Takes over a socket that listens already, such as one inherited from a launcher.
+    /// Uses a socket that already listens, such as one inherited from a launcher.
     pub fn from_std(socket: TcpListener) -> Result<Listener, ListenError> {
         let parts = || -> io::Result<_> {
             socket.set_nonblocking(false)?;
@@ -60,15 +59,15 @@ impl Listener {
         Ok(Listener { socket, stop, addr })
     }
 
-    /// Where to dial, with the port that the system chose.
+    /// The bound address, with the port that the system chose.
     pub fn local_addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Starts taking connections in, with the default [`Limits`]. `secret` is the job's.
+    /// Starts accepting connections, with the default [`Limits`]. `secret` is the job's.
     ///
     /// `on_peer` runs on the connection's own thread, with a stream that has no timeouts and
-    /// `TCP_NODELAY` set; it may take its time without holding anyone up.
+    /// `TCP_NODELAY` set; it may block without delaying others.
     pub fn serve(
         self,
         expect: Expect,
@@ -78,7 +77,7 @@ impl Listener {
         self.serve_within(Limits::default(), expect, secret, on_peer)
     }
 
-    /// [`Listener::serve`] with limits of the caller's choice.
+    /// [`Listener::serve`] with other limits.
     pub fn serve_within(
         self,
         limits: Limits,
@@ -87,29 +86,29 @@ impl Listener {
         on_peer: impl Fn(Hello, TcpStream, SocketAddr) + Send + Sync + 'static,
     ) -> Result<ListenerHandle, ListenError> {
         let Listener { socket, stop, addr } = self;
-        let desk = Arc::new(Desk {
+        let acceptor = Arc::new(Acceptor {
             expect,
             secret,
             handshake: limits.handshake,
-            pending: Pending::new(limits.at_once),
-            refused: AtomicU64::new(0),
+            pending: PendingHandshakes::new(limits.concurrent),
+            rejected: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
             on_peer: Box::new(on_peer),
         });
-        let at_desk = Arc::clone(&desk);
+        let shared = Arc::clone(&acceptor);
         let thread = thread::Builder::new()
             .name(format!("listen {}", addr.port()))
-            .spawn(move || accept_all(&socket, &at_desk))
+            .spawn(move || accept_all(&socket, &shared))
             .map_err(ListenError::Io)?;
-        Ok(ListenerHandle { addr, desk, stop, thread: Some(thread) })
+        Ok(ListenerHandle { addr, acceptor, stop, thread: Some(thread) })
     }
 }
 
-/// A listener at work. Dropping it stops the thread, closes the socket and every connection whose
-/// handshake is under way; a peer that has just proven itself may still be handed on.
+/// A running listener. Dropping it stops the thread, closes the socket and all connections in a handshake;
+/// a peer that was just authenticated may still be passed on.
 pub struct ListenerHandle {
     addr: SocketAddr,
-    desk: Arc<Desk>,
+    acceptor: Arc<Acceptor>,
     stop: TcpStream,
     thread: Option<JoinHandle<()>>,
 }
@@ -119,9 +118,9 @@ impl ListenerHandle {
         self.addr
     }
 
-    /// How many connections were turned away or gave up.
-    pub fn refused(&self) -> u64 {
-        self.desk.refused.load(Ordering::Relaxed)
+    /// Number of connections that were rejected or gave up.
+    pub fn rejected(&self) -> u64 {
+        self.acceptor.rejected.load(Ordering::Relaxed)
     }
 }
 
@@ -133,121 +132,120 @@ impl fmt::Debug for ListenerHandle {
 
 impl Drop for ListenerHandle {
     fn drop(&mut self) {
-        self.desk.stopping.store(true, Ordering::Release);
-        // On Linux this wakes the thread out of its wait. Where a system cannot shut down a
-        // listening socket, the thread is left to end at its next connection.
+        self.acceptor.stopping.store(true, Ordering::Release);
+        // On Linux this wakes the thread. On systems that cannot shut down a listening socket, the thread
+        // ends at its next connection.
         let woken = self.stop.shutdown(Shutdown::Both).is_ok();
         if let Some(thread) = self.thread.take().filter(|_| woken) {
-            // It panics nowhere; and there would be nothing to do about it here.
+            // A panic of the thread needs no handling here.
             let _ = thread.join();
         }
-        self.desk.pending.close_all();
+        self.acceptor.pending.close_all();
+        tracing::debug!(addr = %self.addr, rejected = self.rejected(), "listener closed");
     }
 }
 
-/// What the threads of one listener share.
-struct Desk {
+/// State that the threads of one listener share.
+struct Acceptor {
     expect: Expect,
     secret: Secret,
     handshake: Duration,
-    pending: Pending,
-    refused: AtomicU64,
+    pending: PendingHandshakes,
+    rejected: AtomicU64,
     stopping: AtomicBool,
     on_peer: Box<dyn Fn(Hello, TcpStream, SocketAddr) + Send + Sync>,
 }
 
-impl Desk {
+impl Acceptor {
     fn stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
     }
 
-    /// A stopping listener hangs up on everyone; that is no refusal.
-    fn refuse(&self, peer: SocketAddr, reason: &dyn fmt::Display) {
+    /// Counts and logs a rejection, unless the listener is stopping and closes all connections.
+    fn reject(&self, peer: SocketAddr, reason: &dyn fmt::Display) {
         if !self.stopping() {
-            self.refused.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(%peer, "refused a connection: {reason}");
+            self.rejected.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(%peer, "rejected a connection: {reason}");
         }
     }
 }
 
-fn accept_all(socket: &TcpListener, desk: &Arc<Desk>) {
-    while !desk.stopping() {
+fn accept_all(socket: &TcpListener, acceptor: &Arc<Acceptor>) {
+    while !acceptor.stopping() {
         match socket.accept() {
-            Ok((stream, peer)) => greet_apart(stream, peer, desk),
-            Err(_) if desk.stopping() => {}
+            Ok((stream, peer)) => spawn_handshake(stream, peer, acceptor),
+            Err(_) if acceptor.stopping() => {}
             Err(error) => {
-                // Out of descriptors, most likely. They come back as handshakes end, and until
-                // then the call fails at once each time.
-                tracing::warn!("could not take a connection in: {error}");
+                // Probably out of descriptors. They are freed as handshakes end; until then the call
+                // fails immediately.
+                tracing::warn!("cannot accept a connection: {error}");
                 thread::sleep(Duration::from_millis(50));
             }
         }
     }
 }
 
-/// Greets on a thread of its own. It owns the deadline, so the thread starts counting now.
-fn greet_apart(stream: TcpStream, peer: SocketAddr, desk: &Arc<Desk>) {
-    let deadline = Instant::now() + desk.handshake;
+/// Runs the handshake on its own thread. The deadline counts from now.
+fn spawn_handshake(stream: TcpStream, peer: SocketAddr, acceptor: &Arc<Acceptor>) {
+    let deadline = Instant::now() + acceptor.handshake;
     let stream = Arc::new(stream);
-    let ticket = desk.pending.enter(&stream);
-    let at_desk = Arc::clone(desk);
-    let spawned = thread::Builder::new().name("handshake".into()).spawn(move || {
-        match greet(stream, ticket, deadline, &at_desk) {
-            Ok((hello, stream)) => (at_desk.on_peer)(hello, stream, peer),
-            Err(reason) => at_desk.refuse(peer, &reason),
-        }
-    });
+    let ticket = acceptor.pending.enter(&stream);
+    let shared = Arc::clone(acceptor);
+    let spawned =
+        thread::Builder::new().name("handshake".into()).spawn(move || {
+            match run_handshake(stream, ticket, deadline, &shared) {
+                Ok((hello, stream)) => (shared.on_peer)(hello, stream, peer),
+                Err(reason) => shared.reject(peer, &reason),
+            }
+        });
     if let Err(error) = spawned {
-        desk.pending.leave(ticket);
-        desk.refuse(peer, &format_args!("no thread to greet it: {error}"));
+        acceptor.pending.leave(ticket);
+        acceptor.reject(peer, &format_args!("cannot start a thread: {error}"));
     }
 }
 
-/// One connection from accepted to believed.
-fn greet(
+/// Authenticates one connection.
+fn run_handshake(
     stream: Arc<TcpStream>,
     ticket: u64,
     deadline: Instant,
-    desk: &Desk,
-) -> Result<(Hello, TcpStream), Refused> {
-    let mut timed = Deadlined { stream: &stream, deadline };
-    let proven = authenticate(&mut timed, &desk.secret);
+    acceptor: &Acceptor,
+) -> Result<(Hello, TcpStream), Rejection> {
+    let mut timed = DeadlineStream { stream: &stream, deadline };
+    let transcript = authenticate(&mut timed, &acceptor.secret);
 
-    // From here the connection is not pushed out any more: a peer that was told "welcome" must
-    // not find the door shut.
-    if !desk.pending.leave(ticket) {
-        return Err(Refused::PushedOut);
+    // From here on the connection is not dropped any more, because the peer may have received a positive
+    // verdict.
+    if !acceptor.pending.leave(ticket) {
+        return Err(Rejection::Dropped);
     }
-    let hello = answer(&mut timed, &proven?, &desk.expect)?;
-    lift(&stream).map_err(HandshakeError::Io)?;
+    let hello = answer(&mut timed, &transcript?, &acceptor.expect)?;
+    clear_timeouts(&stream).map_err(HandshakeError::Io)?;
     stream.set_nodelay(true).map_err(HandshakeError::Io)?;
-    let stream = Arc::into_inner(stream).expect("one that left the queue is shared with no one");
+    let stream = Arc::into_inner(stream).expect("a stream that left the queue has no other owner");
     Ok((hello, stream))
 }
 
-enum Refused {
-    PushedOut,
+enum Rejection {
+    Dropped,
     Handshake(HandshakeError),
 }
 
-impl From<HandshakeError> for Refused {
-    fn from(error: HandshakeError) -> Refused {
-        Refused::Handshake(error)
+impl From<HandshakeError> for Rejection {
+    fn from(error: HandshakeError) -> Rejection {
+        Rejection::Handshake(error)
     }
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Refused::PushedOut => {
-                f.write_str("too many unfinished handshakes at once, and it was the oldest")
-            }
-            Refused::Handshake(error) => error.fmt(f),
+            Rejection::Dropped => f.write_str("too many unfinished handshakes; dropped the oldest"),
+            Rejection::Handshake(error) => error.fmt(f),
         }
     }
 }
 
-/// Why a rank cannot listen.
 #[derive(Debug)]
 pub enum ListenError {
     InUse { addr: SocketAddr },
@@ -273,15 +271,15 @@ impl fmt::Display for ListenError {
             ListenError::InUse { addr } => write!(
                 f,
                 "cannot listen on {addr}: the port is in use, perhaps by another run; \
-                 stop that one, or choose another port (0 takes any free one)"
+                 stop that run, or choose another port (0 for any free port)"
             ),
             ListenError::NotLocal { addr } => write!(
                 f,
-                "cannot listen on {addr}: the address is not this host's; \
-                 give an address of one of its network interfaces"
+                "cannot listen on {addr}: it is not an address of this host; \
+                 use the address of one of its network interfaces"
             ),
             ListenError::Denied { addr } => {
-                write!(f, "cannot listen on {addr}: not permitted; choose a port above 1023")
+                write!(f, "cannot listen on {addr}: permission denied; use a port above 1023")
             }
             ListenError::Io(cause) => write!(f, "cannot listen: {cause}"),
         }

@@ -1,18 +1,18 @@
-//! The four messages of a handshake as bytes: opening, challenge, proof, verdict.
-//! Pure functions; never reads a stream, never allocates, never decides whom to let in.
+//! Encoding of the four handshake messages: opening, challenge, proof, verdict. Pure functions without I/O,
+//! allocation or decisions.
 //!
-//! Every message has one size and one encoding, so a parser has no length to believe, and two
-//! different byte strings never mean the same. All numbers are little-endian.
+//! Every message has a fixed size and one encoding, so parsers need no length field, and different byte
+//! strings have different meanings. All numbers are little-endian.
 
 use std::fmt;
 
-use super::refusal::HandshakeError;
+use super::handshake_error::HandshakeError;
 
-/// The version of the messages that follow the handshake. The layout of the opening never
-/// changes with it, so that two versions can still tell each other that they differ.
+/// Version of the messages that follow the handshake. The layout of the opening never changes, so that two
+/// versions can report that they differ.
 pub const PROTOCOL: u32 = 1;
 
-/// A number used once; its freshness is what makes a recorded handshake worthless.
+/// A random number that is used once, which prevents replays of recorded handshakes.
 pub type Nonce = [u8; 32];
 /// An HMAC-SHA256 tag.
 pub type Tag = [u8; 32];
@@ -34,26 +34,26 @@ const CHALLENGE_MAGIC: &[u8; 4] = b"LSch";
 const PROOF_MAGIC: &[u8; 4] = b"LSpr";
 const VERDICT_MAGIC: &[u8; 4] = b"LSvd";
 
-/// Who calls whom, and what for.
+/// Introduction of the dialer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// [`PROTOCOL`] of the dialer.
     pub version: u32,
-    /// How many times the job was started again before this.
+    /// Number of restarts of the job so far.
     pub generation: u32,
-    /// The hash of the configuration; ranks of one run agree on it.
+    /// Hash of the configuration; equal on all ranks of a run.
     pub config: [u8; 32],
     pub from: u32,
     pub to: u32,
     pub purpose: Purpose,
 }
 
-/// What a connection is for.
+/// Purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Rendezvous, heartbeats and aborts; one per rank, to rank 0.
     Control,
-    /// Data of one group, from the dialer to the acceptor only. Lanes are parallel connections.
+    /// Data of one group, sent from the dialer to the acceptor. Lanes are parallel connections.
     Link { group: u64, lane: u32 },
 }
 
@@ -66,9 +66,9 @@ impl fmt::Display for Purpose {
     }
 }
 
-/// What an acceptor answers a dialer that has proven itself. A refusal carries the acceptor's
-/// own number, so that the dialer's error can name both, and says what the acceptor is: `Newer`
-/// tells the dialer that it is the older one.
+/// Answer of the acceptor to an authenticated dialer. A rejection carries the acceptor's own value, so that
+/// the dialer's error contains both. Variants describe the acceptor: `NewerGeneration` means that the dialer
+/// is outdated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Welcome,
@@ -99,7 +99,7 @@ impl Hello {
     }
 }
 
-/// Reads a hello, without the nonce that follows it in the opening.
+/// Parses a hello, without the nonce that follows it in the opening.
 pub fn parse_hello(bytes: &[u8]) -> Result<Hello, HandshakeError> {
     let bytes: &[u8; HELLO_LEN] = sized(bytes)?;
     expect_magic(bytes, HELLO_MAGIC)?;
@@ -153,7 +153,7 @@ pub fn parse_proof(bytes: &[u8]) -> Result<Tag, HandshakeError> {
 }
 
 impl Verdict {
-    /// The part of the verdict that its tag covers: code (4), detail (8).
+    /// The signed part of the verdict: code (4), detail (8).
     pub fn body(&self) -> [u8; 12] {
         let (code, detail) = match *self {
             Verdict::Welcome => (0u32, 0),
@@ -195,7 +195,7 @@ pub fn parse_verdict(bytes: &[u8]) -> Result<(Verdict, Tag), HandshakeError> {
     Ok((verdict, array_at(bytes, 16)))
 }
 
-/// The first bytes of a configuration's hash, enough to tell two apart in a message.
+/// The first bytes of a configuration hash, for messages.
 pub(super) fn fingerprint(config: &[u8; 32]) -> u64 {
     u64::from_be_bytes(array_at(config, 0))
 }

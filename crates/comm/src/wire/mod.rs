@@ -1,21 +1,21 @@
-//! The authenticated connections between ranks: who may speak, and in what frames.
-//! Never decides what is said on them, and never encrypts it; see the README beside this file.
+//! Authenticated connections between ranks, and frames. Does not define the content of frames and does not
+//! encrypt it; see README.md.
 
 mod connect;
 mod deadline;
 mod entropy;
 pub mod frame;
 pub mod handshake;
+mod handshake_error;
 mod listener;
 pub mod message;
 mod pending;
-mod refusal;
 mod secret;
 
-pub use connect::{Cause, ConnectError, connect};
-pub use frame::{FrameError, FrameHeader, Kind, read_frame, write_frame};
+pub use connect::{AttemptError, ConnectError, connect};
+pub use frame::{FrameError, FrameHeader, FrameKind, read_frame, write_frame};
 pub use handshake::{Expect, accept, dial};
+pub use handshake_error::HandshakeError;
 pub use listener::{Limits, ListenError, Listener, ListenerHandle};
 pub use message::{Hello, PROTOCOL, Purpose};
-pub use refusal::HandshakeError;
 pub use secret::{Secret, SecretError};

@@ -1,17 +1,16 @@
-//! The connections that have not proven themselves yet, oldest first, and never more than a limit.
-//! Never holds one that has: what is in here may be closed at any time.
+//! Connections that are not yet authenticated, oldest first, up to a limit. Any of them may be closed at any
+//! time.
 //!
-//! A newcomer over the limit pushes out the oldest. To turn the newcomer away instead would let
-//! anyone lock the job's ranks out with a handful of silent connections, opened again each time
-//! their deadline passes. As it is, a silent connection only hastens the end of another, while a
-//! real peer is in here for one round trip: to push it out, a flood must bring `limit` new
-//! connections within that time, and then it dials again.
+//! A new connection over the limit drops the oldest. Rejecting the new one instead would let anyone lock out
+//! the job's ranks with a few silent connections, reopened whenever their timeout expires. A real peer is
+//! pending for one round trip only: to drop it, an attacker must open `limit` connections within that time,
+//! and the peer then retries.
 
 use std::collections::VecDeque;
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub(super) struct Pending {
+pub(super) struct PendingHandshakes {
     limit: usize,
     queue: Mutex<Queue>,
 }
@@ -22,13 +21,13 @@ struct Queue {
     waiting: VecDeque<(u64, Arc<TcpStream>)>,
 }
 
-impl Pending {
-    pub fn new(limit: usize) -> Pending {
-        assert!(limit > 0, "a listener has room for one handshake at least");
-        Pending { limit, queue: Mutex::default() }
+impl PendingHandshakes {
+    pub fn new(limit: usize) -> PendingHandshakes {
+        assert!(limit > 0, "the limit must be at least 1");
+        PendingHandshakes { limit, queue: Mutex::default() }
     }
 
-    /// Takes a connection in and returns its ticket, closing the oldest one if there is no room.
+    /// Adds a connection and returns its ticket; closes the oldest one over the limit.
     pub fn enter(&self, stream: &Arc<TcpStream>) -> u64 {
         let mut queue = self.lock();
         if queue.waiting.len() >= self.limit
@@ -42,28 +41,28 @@ impl Pending {
         ticket
     }
 
-    /// Takes a connection out again. `false` if it was closed in the meantime.
+    /// Removes a connection; `false` if it was closed in the meantime.
     pub fn leave(&self, ticket: u64) -> bool {
         let mut queue = self.lock();
-        // Tickets are handed out in order and never moved.
+        // Tickets are increasing.
         let place = queue.waiting.binary_search_by_key(&ticket, |entry| entry.0).ok();
         place.and_then(|at| queue.waiting.remove(at)).is_some()
     }
 
-    /// Closes all that wait.
+    /// Closes all connections.
     pub fn close_all(&self) {
         for (_, stream) in self.lock().waiting.drain(..) {
             close(&stream);
         }
     }
 
-    // No step above leaves the queue half changed, so a panic elsewhere does not spoil it.
+    // The queue is consistent after every statement, so a poisoned lock can be used.
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Wakes the thread that reads from the stream. It may be closed already, which is as good.
+/// Wakes the thread that reads from the stream. Fails if it is already closed.
 fn close(stream: &TcpStream) {
     let _ = stream.shutdown(Shutdown::Both);
 }

@@ -1,5 +1,4 @@
-//! The job's secret: what every rank of one job knows and nobody else does.
-//! Never prints itself, and leaves no copy behind in the memory it held.
+//! The secret that all ranks of a job share. It is never printed, and its memory is erased on drop.
 
 use std::fmt;
 use std::io;
@@ -10,17 +9,17 @@ use sha2::Sha256;
 
 use super::entropy::random_bytes;
 
-/// Thirty-two secret bytes. Each clone wipes itself when it is dropped.
+/// 32 secret bytes. Each clone is erased when it is dropped.
 #[derive(Clone)]
 pub struct Secret([u8; 32]);
 
 impl Secret {
-    /// A fresh secret for a new job.
+    /// A random secret for a new job.
     pub fn random() -> io::Result<Secret> {
         random_bytes().map(Secret)
     }
 
-    /// Reads the 64 hexadecimal digits that [`Secret::to_hex`] wrote.
+    /// Parses the 64 hexadecimal digits of [`Secret::to_hex`].
     ///
     /// ```
     /// use lockstep_comm::wire::Secret;
@@ -41,28 +40,25 @@ impl Secret {
         Ok(secret)
     }
 
-    /// The secret as 64 hexadecimal digits, to hand to the other hosts. Not for a log.
+    /// The secret as 64 hexadecimal digits, for other hosts. Do not log it.
     pub fn to_hex(&self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// The key of one generation of the job. It says nothing about the key of another, so what
-    /// was proven with an old one proves nothing now.
+    /// The key of one generation of the job. It reveals nothing about the keys of other generations.
     pub fn for_generation(&self, generation: u32) -> Secret {
         let generation = generation.to_le_bytes();
         finish(self.mac(&[b"lockstep key of generation ", &generation]))
     }
 
-    /// A key for another use, named by its label; keys of different labels tell nothing of
-    /// each other, nor of this one.
+    /// A key for another purpose. It reveals nothing about this secret or keys with other labels.
     pub fn derive(&self, label: &[u8]) -> Secret {
         finish(self.mac(&[b"lockstep key labelled ", label]))
     }
 
-    /// The keyed hash of `parts`, one after the other. The caller keeps them unambiguous: at
-    /// most one of them has a length that is not fixed, and it stands last.
+    /// HMAC of the concatenated `parts`. To be unambiguous, only the last part may have a variable length.
     pub(super) fn mac(&self, parts: &[&[u8]]) -> Hmac<Sha256> {
-        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes any key length");
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC accepts any key length");
         for part in parts {
             mac.update(part);
         }
@@ -77,7 +73,7 @@ fn finish(mac: Hmac<Sha256>) -> Secret {
 impl Drop for Secret {
     fn drop(&mut self) {
         for byte in &mut self.0 {
-            // A plain store to memory that is about to be freed may be left out by the compiler.
+            // The compiler may remove plain stores to memory that is about to be freed.
             // SAFETY: `byte` is a valid, aligned, exclusive reference.
             unsafe { std::ptr::write_volatile(byte, 0) };
         }
@@ -91,7 +87,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Why a text is no secret. It carries positions only: the text may be most of a real one.
+/// Error of [`Secret::from_hex`]. Contains positions only, because the text may be most of a secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SecretError {
     Length { found: usize },
@@ -103,13 +99,13 @@ impl fmt::Display for SecretError {
         match self {
             SecretError::Length { found } => write!(
                 f,
-                "a job's secret has 64 hexadecimal digits, this one is {found} bytes long; \
-                 copy LOCKSTEP_TOKEN whole"
+                "the job's secret must have 64 hexadecimal digits (got {found} bytes); \
+                 copy the complete LOCKSTEP_TOKEN"
             ),
             SecretError::NotHex { index } => write!(
                 f,
                 "byte {index} of the job's secret is not a hexadecimal digit; \
-                 copy LOCKSTEP_TOKEN whole, without quotes or spaces"
+                 copy LOCKSTEP_TOKEN without quotes or spaces"
             ),
         }
     }

@@ -12,7 +12,7 @@ use crate::support::*;
 /// The cause that waiting could not mend.
 fn final_cause(result: Result<std::net::TcpStream, ConnectError>) -> HandshakeError {
     match result {
-        Err(ConnectError::Final { cause: Cause::Handshake(cause), .. }) => cause,
+        Err(ConnectError::Permanent { cause: AttemptError::Handshake(cause), .. }) => cause,
         other => panic!("{other:?}"),
     }
 }
@@ -56,7 +56,7 @@ fn an_older_listener_is_waited_out() {
         matches!(
             error,
             ConnectError::Deadline {
-                last: Some(Cause::Handshake(PeerIsOlder { ours: 4, theirs: 3 })),
+                last: Some(AttemptError::Handshake(PeerIsOlder { ours: 4, theirs: 3 })),
                 ..
             }
         ),
@@ -65,8 +65,8 @@ fn an_older_listener_is_waited_out() {
 
     // It goes, and its successor takes the port.
     let dialing = thread::spawn(move || connect(addr, &newer, &secret(), patience()));
-    let before = old.refused();
-    eventually("dialed the old one", || old.refused() > before);
+    let before = old.rejected();
+    eventually("dialed the old one", || old.rejected() > before);
     drop(old);
     let (_new, arrived) = listen_at(addr, short(), Expect { generation: 4, ..expect() });
     dialing.join().unwrap().unwrap();
@@ -86,10 +86,10 @@ fn what_waiting_cannot_mend_is_told_at_once() {
     let rank = dial(Hello { to: 4, ..hello() }, secret());
     assert!(matches!(rank, WrongRank { dialed: 4, answered: 0 }), "{rank:?}");
     let token = dial(hello(), other_secret());
-    assert!(matches!(token, HungUpOnProof), "{token:?}");
+    assert!(matches!(token, ClosedAfterProof), "{token:?}");
 
     assert!(arrived.try_recv().is_err(), "none of them got in");
-    eventually("all counted", || handle.refused() == 3 + 5);
+    eventually("all counted", || handle.rejected() == 3 + 5);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use lockstep_comm::wire::frame::{CONTROL_LIMIT, HEADER_LEN};
 use lockstep_comm::wire::*;
 
 fn header(len: u64) -> FrameHeader {
-    FrameHeader { kind: Kind::Message, group: 1, sequence: 2, digest: 3, len }
+    FrameHeader { kind: FrameKind::Message, group: 1, sequence: 2, digest: 3, len }
 }
 
 /// Takes a few bytes at a time, as a socket under load does.
@@ -28,7 +28,7 @@ impl Write for Sips {
 fn frames_of_every_kind_and_length_arrive_whole_and_in_order() {
     let mut stream = Sips(Vec::new());
     let mut sent = Vec::new();
-    for kind in Kind::ALL {
+    for kind in FrameKind::ALL {
         for len in [0, 1, 37, 4096, 65_537] {
             let payload: Vec<u8> = (0..len).map(|at| (at % 251) as u8).collect();
             let header = FrameHeader { kind, ..header(len) };

@@ -32,7 +32,7 @@ fn a_stranger_is_hung_up_on_and_told_nothing() {
     // Even where it would also be refused for what it says.
     let hello = Hello { generation: 1, ..hello() };
     let done = shake(Tap::pair(None, None), (hello, other_secret()), (expect(), secret()));
-    assert!(matches!(done.dialer, Err(HungUpOnProof)), "{:?}", done.dialer);
+    assert!(matches!(done.dialer, Err(ClosedAfterProof)), "{:?}", done.dialer);
     assert!(matches!(done.acceptor, Err(WrongSecret)), "{:?}", done.acceptor);
     assert_eq!(done.acceptor_wrote.len(), CHALLENGE_LEN);
     assert!(done.dialer.unwrap_err().to_string().contains("LOCKSTEP_TOKEN"));
@@ -94,7 +94,7 @@ fn a_recorded_acceptor_does_not_convince_a_dialer() {
     let (mut dialer, mut replayed) = UnixStream::pair().unwrap();
     replayed.write_all(&recorded).unwrap();
     let result = dial(&mut dialer, &hello(), &secret());
-    assert!(matches!(result, Err(Impostor)), "{result:?}");
+    assert!(matches!(result, Err(UnauthenticatedPeer)), "{result:?}");
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn every_flipped_bit_of_a_refusal_is_noticed() {
     let newer = Expect { generation: 4, ..expect() };
     for bit in 8 * CHALLENGE_LEN..8 * (CHALLENGE_LEN + VERDICT_LEN) {
         let done = shake(Tap::pair(None, Some(bit)), (hello(), secret()), (newer, secret()));
-        let noticed = matches!(done.dialer, Err(Impostor | NotLockstep | Malformed(_)));
+        let noticed = matches!(done.dialer, Err(UnauthenticatedPeer | NotLockstep | Malformed(_)));
         assert!(noticed, "bit {bit}: {:?}", done.dialer);
     }
 }

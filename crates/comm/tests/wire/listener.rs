@@ -46,11 +46,11 @@ fn a_peer_gets_a_stream_that_carries_frames() {
     let mut stream = connect(handle.local_addr(), &hello(), &secret(), patience()).unwrap();
     assert!(stream.nodelay().unwrap());
     assert_eq!(stream.read_timeout().unwrap(), None);
-    let header = FrameHeader { kind: Kind::Data, group: 5, sequence: 0, digest: 1, len: 4 };
+    let header = FrameHeader { kind: FrameKind::Data, group: 5, sequence: 0, digest: 1, len: 4 };
     write_frame(&mut stream, &header, b"echo").unwrap();
     let echoed = read_frame(&mut stream, CONTROL_LIMIT).unwrap();
     assert_eq!(echoed, (header, b"echo".to_vec()));
-    assert_eq!(handle.refused(), 0);
+    assert_eq!(handle.rejected(), 0);
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn garbage_and_oversize_are_turned_away() {
         // It may be closed before all is written; that is as good an end.
         let _ = stream.write_all(garbage);
         assert!(hung_up(&mut stream, Duration::from_secs(20)));
-        eventually("counted", || handle.refused() == count as u64 + 1);
+        eventually("counted", || handle.rejected() == count as u64 + 1);
     }
     assert_peer_gets_in(&handle, &arrived);
 }
@@ -71,7 +71,7 @@ fn an_idle_connection_is_dropped_at_the_deadline() {
     let (handle, arrived) = listen(short());
     let mut idle = TcpStream::connect(handle.local_addr()).unwrap();
     assert!(hung_up(&mut idle, Duration::from_secs(20)));
-    eventually("counted", || handle.refused() == 1);
+    eventually("counted", || handle.rejected() == 1);
     assert_peer_gets_in(&handle, &arrived);
 }
 
@@ -85,7 +85,7 @@ fn a_drip_does_not_stretch_the_deadline() {
         dripped += 1;
         assert!(dripped < OPENING_LEN / 2, "the listener waits for every byte anew");
     }
-    eventually("counted", || handle.refused() == 1);
+    eventually("counted", || handle.rejected() == 1);
 }
 
 #[test]
@@ -93,15 +93,15 @@ fn a_flood_of_idle_connections_does_not_lock_a_peer_out() {
     let (handle, arrived) = listen(long());
     let idle: Vec<TcpStream> =
         (0..200).map(|_| TcpStream::connect(handle.local_addr()).unwrap()).collect();
-    eventually("the oldest are pushed out", || handle.refused() >= 200 - 128);
+    eventually("the oldest are pushed out", || handle.rejected() >= 200 - 128);
     assert_peer_gets_in(&handle, &arrived);
-    assert!(handle.refused() <= 200 - 128 + 1, "more were pushed out than had to be");
+    assert!(handle.rejected() <= 200 - 128 + 1, "more were pushed out than had to be");
     drop(idle);
 }
 
 #[test]
 fn a_flood_that_goes_on_does_not_lock_a_peer_out() {
-    let (handle, arrived) = listen(Limits { at_once: 32, ..long() });
+    let (handle, arrived) = listen(Limits { concurrent: 32, ..long() });
     let addr = handle.local_addr();
     let over = Arc::new(AtomicBool::new(false));
     let flood = thread::spawn({
@@ -116,7 +116,7 @@ fn a_flood_that_goes_on_does_not_lock_a_peer_out() {
             }
         }
     });
-    eventually("the flood is on", || handle.refused() > 100);
+    eventually("the flood is on", || handle.rejected() > 100);
     for _ in 0..5 {
         assert_peer_gets_in(&handle, &arrived);
     }

@@ -2,7 +2,7 @@
 
 use lockstep_comm::wire::frame::HEADER_LEN;
 use lockstep_comm::wire::message::*;
-use lockstep_comm::wire::{FrameHeader, Hello, Kind, Purpose};
+use lockstep_comm::wire::{FrameHeader, FrameKind, Hello, Purpose};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -85,10 +85,10 @@ proptest! {
 
     #[test]
     fn headers_survive_the_way(
-        kind in 0..Kind::ALL.len(),
+        kind in 0..FrameKind::ALL.len(),
         [group, sequence, digest, len] in any::<[u64; 4]>(),
     ) {
-        let header = FrameHeader { kind: Kind::ALL[kind], group, sequence, digest, len };
+        let header = FrameHeader { kind: FrameKind::ALL[kind], group, sequence, digest, len };
         prop_assert_eq!(FrameHeader::parse(&header.encode(), len).unwrap(), header);
         if let Some(less) = len.checked_sub(1) {
             prop_assert!(FrameHeader::parse(&header.encode(), less).is_err());

@@ -97,7 +97,7 @@ fn attempt(spec: &LaunchSpec, secret: &Secret) -> Result<TcpStream, AttemptError
     };
     let deadline = Instant::now() + ATTEMPT;
     wire::connect(address(spec)?, &hello, secret, deadline).map_err(|error| match error {
-        ConnectError::Final { .. } => AttemptError::Permanent(error.to_string()),
+        ConnectError::Permanent { .. } => AttemptError::Permanent(error.to_string()),
         ConnectError::Deadline { .. } => AttemptError::Retryable(error.to_string()),
     })
 }

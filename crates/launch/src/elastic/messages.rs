@@ -2,7 +2,7 @@
 
 use std::io;
 
-use lockstep_comm::wire::frame::{self, CONTROL_LIMIT, FrameHeader, Kind};
+use lockstep_comm::wire::frame::{self, CONTROL_LIMIT, FrameHeader, FrameKind};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -86,7 +86,7 @@ impl StartMessage {
 /// Encodes a message; `None` encodes a heartbeat.
 pub(crate) fn encode(message: Option<&impl Serialize>) -> Vec<u8> {
     let payload = message.map(|message| serde_json::to_vec(message).expect("plain data"));
-    let kind = if payload.is_some() { Kind::Message } else { Kind::Heartbeat };
+    let kind = if payload.is_some() { FrameKind::Message } else { FrameKind::Heartbeat };
     let payload = payload.unwrap_or_default();
     let len = payload.len() as u64;
     let header = FrameHeader { kind, group: 0, sequence: 0, digest: 0, len };
@@ -97,7 +97,7 @@ pub(crate) fn encode(message: Option<&impl Serialize>) -> Vec<u8> {
 pub(crate) fn receive<M: DeserializeOwned>(from: &mut impl io::Read) -> io::Result<Option<M>> {
     let (header, payload) = frame::read_frame(from, CONTROL_LIMIT).map_err(io::Error::other)?;
     match header.kind {
-        Kind::Heartbeat => Ok(None),
+        FrameKind::Heartbeat => Ok(None),
         _ => serde_json::from_slice(&payload).map(Some).map_err(io::Error::other),
     }
 }

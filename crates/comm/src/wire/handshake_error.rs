@@ -1,32 +1,31 @@
-//! Why a handshake failed, with both sides' numbers and the way out.
-//! Never carries anything of the secret.
+//! Reasons for a failed handshake, with the values of both sides and a fix. Contains nothing of the secret.
 
 use std::fmt;
 use std::io;
 
-/// What went wrong, as seen by the side that holds the error: `ours` is this process.
+/// Error of one side: `ours` is this process.
 #[derive(Debug)]
 pub enum HandshakeError {
     /// The first bytes are not Lockstep's.
     NotLockstep,
-    /// Lockstep's magic, and then something no Lockstep writes.
+    /// Lockstep's magic, followed by invalid data.
     Malformed(&'static str),
-    /// Acceptor: the dialer's proof does not fit.
+    /// Acceptor: the dialer's proof is wrong.
     WrongSecret,
-    /// Dialer: the acceptor hung up on our proof, as it does when the proof does not fit.
-    HungUpOnProof,
+    /// Dialer: the acceptor closed the connection after our proof, as it does if the proof is wrong.
+    ClosedAfterProof,
     /// Dialer: the verdict was not signed with our secret.
-    Impostor,
+    UnauthenticatedPeer,
     Version {
         ours: u32,
         theirs: u32,
     },
-    /// The peer has not been restarted yet, or never will be.
+    /// The peer is a process of an older generation.
     PeerIsOlder {
         ours: u32,
         theirs: u32,
     },
-    /// The job went on without us.
+    /// The job was restarted without this process.
     PeerIsNewer {
         ours: u32,
         theirs: u32,
@@ -40,7 +39,7 @@ pub enum HandshakeError {
         dialed: u32,
         answered: u32,
     },
-    /// The peer hung up before anything could be said about it.
+    /// The peer closed the connection before it was authenticated.
     Closed,
     TimedOut,
     Io(io::Error),
@@ -51,48 +50,47 @@ impl fmt::Display for HandshakeError {
         use HandshakeError::*;
         match self {
             NotLockstep => f.write_str(
-                "the peer does not speak Lockstep; check that the address and port are a rank's",
+                "the peer is not a Lockstep process; check the address and port",
             ),
             Malformed(what) => write!(
                 f,
-                "the peer sent a damaged handshake ({what}); run the same Lockstep on every host"
+                "invalid handshake message ({what}); run the same version of Lockstep on every host"
             ),
             WrongSecret => f.write_str(
-                "the peer does not know this job's secret; \
-                 give every host the same LOCKSTEP_TOKEN",
+                "the peer does not know this job's secret; set the same LOCKSTEP_TOKEN on every host",
             ),
-            HungUpOnProof => f.write_str(
-                "the peer hung up when shown our proof of the job's secret; \
-                 give every host the same LOCKSTEP_TOKEN",
+            ClosedAfterProof => f.write_str(
+                "the peer rejected our proof of the job's secret; \
+                 set the same LOCKSTEP_TOKEN on every host",
             ),
-            Impostor => f.write_str(
+            UnauthenticatedPeer => f.write_str(
                 "the peer answered without knowing this job's secret; \
-                 check that the address is a rank's, and that every host has the same LOCKSTEP_TOKEN",
+                 check the address, and set the same LOCKSTEP_TOKEN on every host",
             ),
             Version { ours, theirs } => write!(
                 f,
-                "the peer speaks protocol {theirs}, this process {ours}; \
-                 run the same Lockstep on every host"
+                "the peer uses protocol {theirs}, this process {ours}; \
+                 run the same version of Lockstep on every host"
             ),
             PeerIsOlder { ours, theirs } => write!(
                 f,
-                "the peer is of generation {theirs}, this process of generation {ours}; \
-                 stop what is left of the old generation"
+                "the peer belongs to generation {theirs}, this process to generation {ours}; \
+                 stop the remaining processes of the old generation"
             ),
             PeerIsNewer { ours, theirs } => write!(
                 f,
-                "the peer is of generation {theirs}, this process of generation {ours}; \
-                 the job went on without it and it has to stop"
+                "the peer belongs to generation {theirs}, this process to generation {ours}; \
+                 the job was restarted, so this process must stop"
             ),
             ConfigDiffers { ours, theirs } => write!(
                 f,
-                "the peer's configuration is {theirs:016x}, this process's {ours:016x}; \
-                 start every rank from the same run file and overrides"
+                "the configuration of the peer is {theirs:016x}, that of this process {ours:016x}; \
+                 start every rank with the same run file and overrides"
             ),
             WrongRank { dialed, answered } => write!(
                 f,
-                "rank {dialed} was dialed but rank {answered} answered; \
-                 check that no two ranks were given the same address"
+                "connected to rank {dialed}, but rank {answered} answered; \
+                 check that no two ranks have the same address"
             ),
             Closed => f.write_str("the peer closed the connection during the handshake"),
             TimedOut => f.write_str("the peer did not finish the handshake in time"),
@@ -117,7 +115,7 @@ impl From<io::Error> for HandshakeError {
             UnexpectedEof | ConnectionReset | ConnectionAborted | BrokenPipe | WriteZero => {
                 HandshakeError::Closed
             }
-            // A socket whose timeout ran out says the one or the other, by platform.
+            // Depending on the platform, either is returned when a timeout expires.
             WouldBlock | TimedOut => HandshakeError::TimedOut,
             _ => HandshakeError::Io(cause),
         }
