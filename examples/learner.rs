@@ -89,7 +89,7 @@ fn main() -> anyhow::Result<()> {
     for producer in producers {
         producer.join().expect("producers do not panic");
     }
-    let told = ledger.told();
+    let told = ledger.counts();
     println!("-- told in the history that survived: {told:?}");
     assert_eq!(
         told.accepted,
@@ -150,7 +150,7 @@ impl Learner<'_> {
             if world.rank() == 0 && (version.is_multiple_of(10) || version == until) {
                 println!(
                     "version {version:>3} | mean reward {reward:>5.2} of {SEQ} | grad norm {norm:.3} | {:?}",
-                    ledger.told()
+                    ledger.counts()
                 );
             }
         }
@@ -166,10 +166,10 @@ impl Learner<'_> {
             return Ok((Rank::new(self.plan, world, device)?, Ledger::new(MAX_LAG, 1024)));
         };
         let checkpoint = lockstep_ckpt::load(&found)?;
-        let ledger: Ledger = serde_json::from_value(checkpoint.head().carried.learner.clone())?;
+        let ledger: Ledger = serde_json::from_value(checkpoint.head().extra.learner.clone())?;
         let rank = Rank::resume(self.plan, world, device, &checkpoint)?;
         if world.rank() == 0 {
-            println!("recovered version {} with {:?}", ledger.policy_version(), ledger.told());
+            println!("recovered version {} with {:?}", ledger.policy_version(), ledger.counts());
             self.tell(|| News::Recovered(ledger.clone()));
         }
         Ok((rank, ledger))
@@ -182,7 +182,7 @@ impl Learner<'_> {
         ledger: &Ledger,
         saver: &mut Saver<'_>,
     ) -> anyhow::Result<()> {
-        rank.carried.learner = serde_json::to_value(ledger)?;
+        rank.extra.learner = serde_json::to_value(ledger)?;
         saver.begin(rank, ledger.policy_version(), Position::default())?;
         // Files are written beside the learning; here it waits, so that what is told to producers stands.
         match saver.finish()? {

@@ -186,7 +186,7 @@ fn generations(run: &Path) -> impl FnMut() -> Result<u32, String> + Send + use<>
     move || {
         let allocated = match last {
             None => lockstep_ckpt::advance(&folder),
-            Some(last) => lockstep_ckpt::succeed(&folder, last),
+            Some(last) => lockstep_ckpt::advance_from(&folder, last),
         };
         let next = allocated.map_err(|error| error.to_string())?;
         last = Some(next);

@@ -88,7 +88,7 @@ fn people_are_told_what_was_left_out() {
     for line in [
         "a.tokens: 7 tokens in 1 documents",
         "1 rows without text",
-        "a.jsonl:2: no field \"text\"; there are: body",
+        "a.jsonl:2: no field \"text\"; fields are: body",
     ] {
         assert!(told.contains(line), "{told}");
     }
@@ -153,9 +153,11 @@ fn damage_is_found() {
     bytes[200] ^= 1;
     desk.write("changed.tokens", &bytes);
     desk.ok(&["inspect", "changed.tokens"]);
-    assert!(desk.fails(&["inspect", "changed.tokens", "--check"]).contains("the tokens changed"));
+    assert!(
+        desk.fails(&["inspect", "changed.tokens", "--check"]).contains("the tokens are corrupt")
+    );
     desk.write("cut.tokens", &bytes[..bytes.len() - 1]);
-    assert!(desk.fails(&["inspect", "cut.tokens"]).contains("cut short"));
+    assert!(desk.fails(&["inspect", "cut.tokens"]).contains("truncated"));
     assert!(desk.fails(&["inspect", "a.txt"]).contains("not a token file"));
 }
 
@@ -166,7 +168,7 @@ fn mistakes_are_told_with_the_way_out() {
     desk.write("a.jsonl", "{\"content\": \"x\"}\n".repeat(10));
     desk.write("old.tokens", "mine");
     for (arguments, hint) in [
-        (&["prepare", "a.jsonl", "--out", "x.tokens", "--max-bad", "3"][..], "there are: content"),
+        (&["prepare", "a.jsonl", "--out", "x.tokens", "--max-bad", "3"][..], "fields are: content"),
         (&["prepare", "a.jsonl", "--out", "x.tokens"], "no document in a.jsonl"),
         (&["prepare", "a.txt", "--out", "old.tokens"], "--force"),
         (&["prepare", "a.txt", "--out", "x.tokens", "--cut", "1G"], "at most 32M"),

@@ -135,10 +135,10 @@ fn mistakes_are_told_with_the_way_out() {
         (vec!["import", "nowhere", "--out", "other"], "nowhere/config.json"),
         (
             vec!["import", llama, "--out", "run"],
-            "is there already; remove it or name another folder",
+            "already exists; remove it or choose another folder",
         ),
         (vec!["export", "nowhere", "--to", "other"], "name a run folder or one of its checkpoints"),
-        (vec!["export", "run", "--to", "out"], "is there already"),
+        (vec!["export", "run", "--to", "out"], "already exists"),
         (vec!["export", "run", "--to", "other", "--dtype", "f8"], "possible values: f32, bf16"),
     ] {
         let run = lockstep(&dir, &words);
@@ -192,7 +192,7 @@ fn checkpoints_are_listed_inspected_checked_and_compared() {
     assert!(said.contains("\"step\":4"), "{said}");
     let run = lockstep(&dir, &["export", "runs/small", "--step", "5", "--to", "other"]);
     let error = String::from_utf8_lossy(&run.stderr);
-    assert!(!run.status.success() && error.contains("there are 6, 4, 2"), "{error}");
+    assert!(!run.status.success() && error.contains("existing steps: 6, 4, 2"), "{error}");
 
     // A flipped bit: the check names the file, a resumed run takes the one before and says so.
     let path = dir.join("runs/small/checkpoints/step-00000006/rank-00001.safetensors");
@@ -203,12 +203,12 @@ fn checkpoints_are_listed_inspected_checked_and_compared() {
     let run = lockstep(&dir, &["ckpt", "check", "runs/small"]);
     let said = String::from_utf8_lossy(&run.stdout);
     assert!(
-        !run.status.success() && said.contains("rank-00001.safetensors is damaged at byte 0"),
+        !run.status.success() && said.contains("rank-00001.safetensors is corrupt at byte 0"),
         "{said}"
     );
     let words = ["train", "small.toml", "--engine", "threads", "--ranks", "1", "--resume"];
     let run = lockstep(&dir, &words);
     let error = String::from_utf8_lossy(&run.stderr);
-    assert!(run.status.success() && error.contains("step-00000006 is passed over"), "{error}");
+    assert!(run.status.success() && error.contains("skipped"), "{error}");
     assert!(done(&dir, &["ckpt", "check", "runs/small"]).contains("step-00000006  ok"));
 }

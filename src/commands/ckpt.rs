@@ -2,7 +2,9 @@
 
 use super::progress;
 use anyhow::bail;
-use lockstep_ckpt::{Checkpoint, Kind, Manifest, diff, find, folder, is_checkpoint, load, steps};
+use lockstep_ckpt::{
+    Checkpoint, Manifest, TensorKind, diff, find, folder, is_checkpoint, load, steps,
+};
 use lockstep_plan::Plan;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -75,7 +77,7 @@ fn all(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
     }
     let found: Vec<PathBuf> = steps(path).into_iter().map(|step| folder(path, step)).collect();
     if found.is_empty() {
-        return Err(lockstep_ckpt::Error::Nothing { path: path.to_path_buf() }.into());
+        return Err(lockstep_ckpt::Error::NotFound { path: path.to_path_buf() }.into());
     }
     Ok(found)
 }
@@ -128,7 +130,7 @@ fn inspect(path: &Path, tensor: Option<&str>, json: bool) -> anyhow::Result<Exit
     );
     println!("  model          {:?}, {} parameters", head.shape.family, head.shape.param_count());
     println!("  layout         {}", layout(manifest));
-    for kind in Kind::ALL {
+    for kind in TensorKind::ALL {
         let tensors = manifest.tensors.iter().filter(|at| at.kind == kind);
         let (count, pieces) =
             tensors.fold((0, 0), |(count, pieces), at| (count + 1, pieces + at.pieces.len()));
@@ -233,10 +235,10 @@ fn compare(one: &Path, other: &Path, most: usize, json: bool) -> anyhow::Result<
             apart.push(found);
         }
     }
-    let lonely: Vec<&str> = [Kind::First, Kind::Second]
+    let lonely: Vec<&str> = [TensorKind::First, TensorKind::Second]
         .into_iter()
         .filter(|kind| a.tensors(*kind).is_some() != b.tensors(*kind).is_some())
-        .map(Kind::name)
+        .map(TensorKind::name)
         .collect();
     let same = count == 0 && lonely.is_empty();
     if json {

@@ -70,7 +70,7 @@ impl Screen {
                  and the training goes on"
             ),
             Event::PassedOver { path, rank, what } => print_error!(
-                "warning: {} is passed over: rank {rank}: {what}; an older one is tried",
+                "warning: skipped {}: rank {rank}: {what}; trying an older checkpoint",
                 path.display()
             ),
             Event::Slow(slow) => print_error!("warning: {slow}"),

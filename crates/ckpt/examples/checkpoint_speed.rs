@@ -7,8 +7,8 @@
 //! and reads them back. What is read is put out of memory before; medians over the rounds.
 
 use lockstep_ckpt::{
-    CHUNK, Carried, Disk, Head, Kind, Manifest, Named, Piece, Position, begin, commit, load,
-    write_pieces,
+    CHUNK, Disk, ExtraState, Head, Manifest, Named, Piece, Position, TensorKind, begin, commit,
+    load, write_pieces,
 };
 use lockstep_plan::model::{Part, Shape};
 use lockstep_plan::{Mesh, presets};
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-const KINDS: [Kind; 3] = [Kind::Param, Kind::First, Kind::Second];
+const KINDS: [TensorKind; 3] = [TensorKind::Param, TensorKind::First, TensorKind::Second];
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -105,7 +105,7 @@ fn timed(work: &dyn Fn()) -> f64 {
 
 fn state(shape: &Shape, mesh: &Mesh, rank: usize) -> (Vec<Piece>, Vec<f32>) {
     let written = Part::new(mesh, mesh.coord(rank), 1, shape.blocks()).written();
-    let piece = |kind: Kind| {
+    let piece = |kind: TensorKind| {
         written.iter().map(move |slice| Piece {
             kind,
             named: Named { name: slice.name.clone(), dims: slice.dims.clone() },
@@ -141,8 +141,8 @@ fn save(run: &Path, shape: &Shape, states: &[(Vec<Piece>, Vec<f32>)], step: u64)
         threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
     });
     let (position, plan) = (Position::default(), serde_json::Value::Null);
-    let carried = Carried::default();
-    let head = Head { step, generation: 0, position, shape: shape.clone(), plan, carried };
+    let extra = ExtraState::default();
+    let head = Head { step, generation: 0, position, shape: shape.clone(), plan, extra };
     commit(&disk, run, &Manifest::of(head, CHUNK, parts)).expect("committed");
 }
 

@@ -1,22 +1,22 @@
-//! One checkpoint, opened: whatever slice of whatever tensor is asked for is put together from the pieces that its
-//! writers left, and only these are read. Never gives out a byte whose chunk has not been checked.
+//! An open checkpoint. Any slice of any tensor is assembled from the pieces that contain it; nothing else is read.
+//! Unverified bytes are never returned.
 
-use crate::chunks::{Chunked, there};
-use crate::error::{Error, Result, refuse};
-use crate::manifest::{Head, Kind, MANIFEST, Manifest, PieceAt, TensorAt};
+use crate::chunks::{Chunked, check_size};
+use crate::error::{Error, Result, reject};
+use crate::manifest::{Head, MANIFEST, Manifest, PieceAt, TensorAt, TensorKind};
 use crate::tensors::{Named, Tensors, differences, params_of};
 use lockstep_plan::model::{Runs, overlaps};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// A checkpoint whose manifest has been checked, and whose files are there.
+/// A checkpoint with a valid manifest and complete files.
 pub struct Checkpoint {
     dir: PathBuf,
     manifest: Manifest,
-    /// Opened when they are first needed.
+    /// Opened on first use.
     files: Vec<OnceLock<Chunked>>,
-    index: HashMap<(Kind, String), usize>,
+    index: HashMap<(TensorKind, String), usize>,
     list: Vec<Named>,
 }
 
@@ -24,36 +24,38 @@ pub struct Checkpoint {
 #[derive(Clone, Copy)]
 pub struct Stored<'a> {
     checkpoint: &'a Checkpoint,
-    kind: Kind,
+    kind: TensorKind,
 }
 
-/// Opens one checkpoint folder. Reads its manifest, and looks whether its files have their sizes.
+/// Opens a checkpoint folder. Reads the manifest and checks the sizes of the files.
 pub fn load(dir: &Path) -> Result<Checkpoint> {
     let manifest = Manifest::read(dir)?;
     let path = dir.join(MANIFEST);
     let list = params_of(&manifest.head.shape);
-    let mut mistakes = Vec::new();
-    for kind in Kind::ALL {
+    let mut problems = Vec::new();
+    for kind in TensorKind::ALL {
         let found: Vec<Named> = manifest
             .tensors
             .iter()
             .filter(|at| at.kind == kind)
             .map(|at| at.named.clone())
             .collect();
-        if kind == Kind::Param || !found.is_empty() && !kind.of_each_rank() {
-            let of =
-                |mistake| if kind == Kind::Param { mistake } else { format!("{kind}: {mistake}") };
-            mistakes.extend(differences(&found, &list).into_iter().map(of));
+        if kind == TensorKind::Param || !found.is_empty() && !kind.is_per_rank() {
+            let of = |problem| {
+                if kind == TensorKind::Param { problem } else { format!("{kind}: {problem}") }
+            };
+            problems.extend(differences(&found, &list).into_iter().map(of));
         }
     }
-    mistakes.extend(manifest.tensors.iter().filter_map(|at| covered(at, manifest.files.len())));
-    refuse(&path, mistakes)?;
+    problems
+        .extend(manifest.tensors.iter().filter_map(|at| coverage_error(at, manifest.files.len())));
+    reject(&path, problems)?;
     for file in &manifest.files {
         let plain = Path::new(&file.name).file_name() == Some(file.name.as_ref());
         if !plain {
-            return Err(Error::malformed(&path, format!("{:?} is no name of a file", file.name)));
+            return Err(Error::malformed(&path, format!("{:?} is not a file name", file.name)));
         }
-        there(dir, file, manifest.chunk_bytes)?;
+        check_size(dir, file, manifest.chunk_bytes)?;
     }
     let key = |(number, at): (usize, &TensorAt)| ((at.kind, at.named.name.clone()), number);
     Ok(Checkpoint {
@@ -65,14 +67,13 @@ pub fn load(dir: &Path) -> Result<Checkpoint> {
     })
 }
 
-/// What is wrong with the pieces of a tensor: together they are to hold each element once, but for what
-/// each rank has of its own.
-fn covered(at: &TensorAt, files: usize) -> Option<String> {
+/// Checks that the pieces of a tensor contain each element exactly once, except for per-rank tensors.
+fn coverage_error(at: &TensorAt, files: usize) -> Option<String> {
     let Named { name, .. } = &at.named;
     if at.pieces.iter().any(|piece| piece.file >= files) {
-        return Some(format!("{} {name} is in a file that is not listed", at.kind));
+        return Some(format!("{} {name} refers to a file that is not listed", at.kind));
     }
-    if at.kind.of_each_rank() {
+    if at.kind.is_per_rank() {
         return None;
     }
     let held: usize = at.pieces.iter().flat_map(|piece| &piece.runs).map(Runs::elements).sum();
@@ -84,7 +85,7 @@ fn covered(at: &TensorAt, files: usize) -> Option<String> {
         .map(|(_, _, len)| len)
         .sum();
     (held != at.named.len() || within != held).then(|| {
-        format!("the pieces of {} {name} hold {held} of {} elements", at.kind, at.named.len())
+        format!("the pieces of {} {name} contain {held} of {} elements", at.kind, at.named.len())
     })
 }
 
@@ -102,20 +103,20 @@ impl Checkpoint {
     }
 
     pub fn params(&self) -> Stored<'_> {
-        Stored { checkpoint: self, kind: Kind::Param }
+        Stored { checkpoint: self, kind: TensorKind::Param }
     }
 
-    /// The tensors of a kind; none when it has no such: training had not begun, or nothing was owed.
-    pub fn tensors(&self, kind: Kind) -> Option<Stored<'_>> {
+    /// The tensors of a kind, if the checkpoint has any.
+    pub fn tensors(&self, kind: TensorKind) -> Option<Stored<'_>> {
         let has = self.manifest.tensors.iter().any(|at| at.kind == kind);
         has.then_some(Stored { checkpoint: self, kind })
     }
 
-    /// Some elements of a tensor, in order, from whatever pieces have them.
+    /// Reads elements of a tensor, in order.
     ///
     /// # Panics
-    /// When there is no such tensor, or `runs` have another number of elements than `out`.
-    pub fn read(&self, kind: Kind, name: &str, runs: &[Runs], out: &mut [f32]) -> Result<()> {
+    /// If the tensor does not exist or `runs` and `out` differ in length.
+    pub fn read(&self, kind: TensorKind, name: &str, runs: &[Runs], out: &mut [f32]) -> Result<()> {
         let at = self.at(kind, name).unwrap_or_else(|| {
             panic!("no {kind} {name} in {}", self.dir.display());
         });
@@ -127,11 +128,10 @@ impl Checkpoint {
         self.complete(at, found, out.len())
     }
 
-    /// What one writer had of its own of a tensor's gradient. False when it is not all there: its layout was
-    /// another.
-    pub fn own_of(
+    /// Reads one rank's piece of a per-rank tensor. Returns false if it is incomplete, because the layout was different.
+    pub fn read_of_rank(
         &self,
-        kind: Kind,
+        kind: TensorKind,
         writer: usize,
         name: &str,
         runs: &[Runs],
@@ -146,8 +146,14 @@ impl Checkpoint {
         Ok(found == out.len())
     }
 
-    /// The sum of what all writers had of it.
-    pub fn own_of_all(&self, kind: Kind, name: &str, runs: &[Runs], out: &mut [f32]) -> Result<()> {
+    /// Sums a per-rank tensor over all ranks.
+    pub fn sum_over_ranks(
+        &self,
+        kind: TensorKind,
+        name: &str,
+        runs: &[Runs],
+        out: &mut [f32],
+    ) -> Result<()> {
         check_len(name, runs, out);
         out.fill(0.0);
         let Some(at) = self.at(kind, name) else { return Ok(()) };
@@ -157,15 +163,15 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Reads everything: each file or chunk that is missing or damaged. `told` hears of the bytes as they are done.
-    pub fn check(&self, mut told: impl FnMut(u64)) -> Vec<Error> {
+    /// Verifies all files and returns every missing file and corrupt chunk. `progress` is called with the bytes verified.
+    pub fn check(&self, mut progress: impl FnMut(u64)) -> Vec<Error> {
         let mut errors = Vec::new();
         for (number, sum) in self.manifest.files.iter().enumerate() {
             match self.file(number) {
                 Ok(file) => {
                     for chunk in 0..file.chunks() {
                         errors.extend(file.check(chunk).err());
-                        told((self.manifest.chunk_bytes as u64).min(sum.bytes));
+                        progress((self.manifest.chunk_bytes as u64).min(sum.bytes));
                     }
                 }
                 Err(error) => errors.push(error),
@@ -174,12 +180,11 @@ impl Checkpoint {
         errors
     }
 
-    fn at(&self, kind: Kind, name: &str) -> Option<&TensorAt> {
-        // A lookup needs the key as it is stored.
+    fn at(&self, kind: TensorKind, name: &str) -> Option<&TensorAt> {
         Some(&self.manifest.tensors[*self.index.get(&(kind, name.to_string()))?])
     }
 
-    /// What a piece has of `runs`: how many elements.
+    /// Copies the elements of `runs` that a piece contains. Returns their number.
     fn read_piece(
         &self,
         piece: &PieceAt,
@@ -203,7 +208,7 @@ impl Checkpoint {
             false => Err(Error::malformed(
                 &self.dir.join(MANIFEST),
                 format!(
-                    "the pieces of {} {} hold {found} of {wanted} elements",
+                    "the pieces of {} {} contain {found} of {wanted} elements",
                     at.kind, at.named.name
                 ),
             )),
@@ -216,7 +221,7 @@ impl Checkpoint {
         }
         let sum = &self.manifest.files[number];
         let file = Chunked::open(&self.dir, sum, self.manifest.chunk_bytes)?;
-        // Two threads may both open it; one of the two stays.
+        // Two threads may both open the file; one handle is kept.
         Ok(self.files[number].get_or_init(|| file))
     }
 }
@@ -237,7 +242,7 @@ fn check_len(name: &str, runs: &[Runs], out: &[f32]) {
 }
 
 impl<'a> Stored<'a> {
-    /// As `list`, for as long as the checkpoint.
+    /// As `list`, with the lifetime of the checkpoint.
     pub(crate) fn list_of(&self) -> &'a [Named] {
         &self.checkpoint.list
     }

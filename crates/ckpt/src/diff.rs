@@ -1,44 +1,44 @@
-//! Two checkpoints side by side: which tensors differ, and by how much. Whatever their layouts were.
+//! Compares two checkpoints of any layouts tensor by tensor.
 
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
-use crate::manifest::Kind;
+use crate::manifest::TensorKind;
 use crate::tensors::{Named, Tensors};
 use serde::Serialize;
 
-/// A tensor that is not the same in both.
+/// A tensor that differs.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct Apart {
-    pub kind: Kind,
+pub struct TensorDiff {
+    pub kind: TensorKind,
     pub name: String,
-    /// Elements of other bits, of how many.
+    /// Number of elements with different bits, and number of elements.
     pub elements: usize,
     pub of: usize,
-    /// The largest difference; none where one of the numbers is none.
+    /// Largest absolute difference; `None` if it is not finite.
     pub max_abs: Option<f64>,
-    /// The first element that differs, flattened, and its two values.
+    /// Flat index of the first difference, and the two values.
     pub first: (usize, f32, f32),
 }
 
-/// All tensors that both have and that differ in a bit, one at a time in the order of the forward pass.
+/// The tensors that both checkpoints have and that differ in at least one bit, in forward order.
 pub fn diff<'a>(
     one: &'a Checkpoint,
     other: &'a Checkpoint,
-) -> impl Iterator<Item = Result<Apart>> + 'a {
-    let kinds = [Kind::Param, Kind::First, Kind::Second].into_iter();
+) -> impl Iterator<Item = Result<TensorDiff>> + 'a {
+    let kinds = [TensorKind::Param, TensorKind::First, TensorKind::Second].into_iter();
     let both = kinds.filter_map(|kind| Some((kind, one.tensors(kind)?, other.tensors(kind)?)));
     both.flat_map(|(kind, a, b)| {
         let named = a.list_of().iter().filter(move |named| b.list_of().contains(named));
-        named.filter_map(move |named| apart(kind, named, &a, &b).transpose())
+        named.filter_map(move |named| compare(kind, named, &a, &b).transpose())
     })
 }
 
-fn apart(
-    kind: Kind,
+fn compare(
+    kind: TensorKind,
     named: &Named,
     one: &dyn Tensors,
     other: &dyn Tensors,
-) -> Result<Option<Apart>> {
+) -> Result<Option<TensorDiff>> {
     let (mut a, mut b) = (vec![0.0; named.len()], vec![0.0; named.len()]);
     one.read(&named.name, &mut a)?;
     other.read(&named.name, &mut b)?;
@@ -49,7 +49,7 @@ fn apart(
         0.0,
         |most: f64, far| if far.is_nan() || most.is_nan() { f64::NAN } else { most.max(far) },
     );
-    Ok(Some(Apart {
+    Ok(Some(TensorDiff {
         kind,
         name: named.name.clone(),
         elements: (0..a.len()).filter(differ).count(),

@@ -1,5 +1,4 @@
-//! Every change that a save makes to the disk: one small seam, through which a test can watch each act, refuse it,
-//! or play it back. Never reads.
+//! All writes to the disk go through this file, so that tests can observe, fail or replay each operation. Never reads.
 
 use crate::error::{Error, Result};
 use std::fs;
@@ -7,113 +6,115 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What is about to be done.
+/// A disk operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Act<'a> {
-    /// It may be there already.
+pub enum DiskOp<'a> {
+    /// The folder may exist already.
     MakeFolder(&'a Path),
     Create(&'a Path),
-    /// At the end of the file.
+    /// Appends to the file.
     Write(&'a Path, &'a [u8]),
     SyncFile(&'a Path),
-    /// The names in it.
+    /// Syncs the directory entries.
     SyncFolder(&'a Path),
     Rename(&'a Path, &'a Path),
-    /// With all that is in it.
+    /// Removes recursively.
     Remove(&'a Path),
 }
 
-type Watch = dyn Fn(Act<'_>) -> io::Result<()> + Send + Sync;
+type Hook = dyn Fn(DiskOp<'_>) -> io::Result<()> + Send + Sync;
 
-/// The disk, or the disk with somebody who watches.
+/// The disk, optionally with a hook that is called before each operation.
 #[derive(Clone, Default)]
 pub struct Disk {
-    watch: Option<Arc<Watch>>,
+    hook: Option<Arc<Hook>>,
 }
 
 impl Disk {
-    /// `watch` is told of each act before it is done, and may refuse it.
-    pub fn watched(watch: impl Fn(Act<'_>) -> io::Result<()> + Send + Sync + 'static) -> Disk {
-        Disk { watch: Some(Arc::new(watch)) }
+    /// `hook` is called before each operation and may make it fail.
+    pub fn with_hook(hook: impl Fn(DiskOp<'_>) -> io::Result<()> + Send + Sync + 'static) -> Disk {
+        Disk { hook: Some(Arc::new(hook)) }
     }
 
     pub(crate) fn make_folder(&self, path: &Path) -> Result<()> {
-        let made = self.told(Act::MakeFolder(path)).and_then(|()| fs::create_dir_all(path));
-        made.map_err(Error::system("make the folder", path))
+        let made = self.before(DiskOp::MakeFolder(path)).and_then(|()| fs::create_dir_all(path));
+        made.map_err(Error::system("create the folder", path))
     }
 
-    /// A new file, to be filled from its beginning to its end.
+    /// Creates a new file for sequential writing.
     pub(crate) fn create(&self, path: &Path) -> Result<Out> {
-        let file = self.told(Act::Create(path)).and_then(|()| fs::File::create_new(path));
-        let file = file.map_err(Error::system("make", path))?;
+        let file = self.before(DiskOp::Create(path)).and_then(|()| fs::File::create_new(path));
+        let file = file.map_err(Error::system("create", path))?;
         Ok(Out { disk: self.clone(), file, path: path.to_path_buf(), written: 0, started: 0 })
     }
 
     pub(crate) fn sync_folder(&self, path: &Path) -> Result<()> {
         let sync = || fs::File::open(path)?.sync_all();
-        self.told(Act::SyncFolder(path)).and_then(|()| sync()).map_err(Error::system("sync", path))
+        self.before(DiskOp::SyncFolder(path))
+            .and_then(|()| sync())
+            .map_err(Error::system("sync", path))
     }
 
     pub(crate) fn rename(&self, from: &Path, to: &Path) -> Result<()> {
-        let renamed = self.told(Act::Rename(from, to)).and_then(|()| fs::rename(from, to));
-        renamed.map_err(Error::system("give its name to", to))
+        let renamed = self.before(DiskOp::Rename(from, to)).and_then(|()| fs::rename(from, to));
+        renamed.map_err(Error::system("rename a folder to", to))
     }
 
-    /// What is not there is removed already.
+    /// Succeeds if the path does not exist.
     pub(crate) fn remove(&self, path: &Path) -> Result<()> {
-        let removed = self.told(Act::Remove(path)).and_then(|()| match fs::remove_dir_all(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            other => other,
-        });
+        let removed =
+            self.before(DiskOp::Remove(path)).and_then(|()| match fs::remove_dir_all(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                other => other,
+            });
         removed.map_err(Error::system("remove", path))
     }
 
-    fn told(&self, act: Act<'_>) -> io::Result<()> {
-        self.watch.as_ref().map_or(Ok(()), |watch| watch(act))
+    fn before(&self, op: DiskOp<'_>) -> io::Result<()> {
+        self.hook.as_ref().map_or(Ok(()), |hook| hook(op))
     }
 }
 
-/// A file being written.
+/// A file opened for sequential writing.
 pub(crate) struct Out {
     disk: Disk,
     file: fs::File,
     path: PathBuf,
     written: u64,
-    /// Up to where the disk has been asked to begin.
+    /// Offset up to which writeback has been started.
     started: u64,
 }
 
-/// Bytes after which the disk is asked to begin with what it was given. It would wait until memory is full of
-/// it, or for the sync, and then we for the disk.
-const START: u64 = 8 << 20;
+/// Bytes after which writeback is started, so that the final sync does not wait for the whole file.
+const WRITEBACK_BYTES: u64 = 8 << 20;
 
 impl Out {
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        // In pieces, so that the disk is at work on one while the next is copied.
-        for piece in bytes.chunks(START as usize) {
-            let told = self.disk.told(Act::Write(&self.path, piece));
-            let written = told.and_then(|()| self.file.write_all(piece));
+        // In pieces, so that writeback of one overlaps with copying the next.
+        for piece in bytes.chunks(WRITEBACK_BYTES as usize) {
+            let allowed = self.disk.before(DiskOp::Write(&self.path, piece));
+            let written = allowed.and_then(|()| self.file.write_all(piece));
             written.map_err(Error::system("write", &self.path))?;
             self.written += piece.len() as u64;
-            if self.written - self.started >= START {
-                self.start();
+            if self.written - self.started >= WRITEBACK_BYTES {
+                self.start_writeback();
             }
         }
         Ok(())
     }
 
-    /// When this returns, the bytes are on the disk.
+    /// Syncs the file to the disk.
     pub fn sync(self) -> Result<()> {
-        let told = self.disk.told(Act::SyncFile(&self.path));
-        told.and_then(|()| self.file.sync_all()).map_err(Error::system("sync", &self.path))
+        let allowed = self.disk.before(DiskOp::SyncFile(&self.path));
+        allowed.and_then(|()| self.file.sync_all()).map_err(Error::system("sync", &self.path))
     }
 
     #[cfg(target_os = "linux")]
-    fn start(&mut self) {
+    fn start_writeback(&mut self) {
         use std::os::fd::AsRawFd;
         let (from, len) = (self.started as i64, (self.written - self.started) as i64);
-        // SAFETY: the descriptor is that of our own open file; the call takes no memory of ours. It is a hint: what
-        // it returns does not matter, the sync will tell.
+        // SAFETY: the descriptor belongs to our open file and no memory is passed. The result is ignored: errors are
+        // reported by the sync.
         unsafe {
             libc::sync_file_range(self.file.as_raw_fd(), from, len, libc::SYNC_FILE_RANGE_WRITE)
         };
@@ -121,7 +122,7 @@ impl Out {
     }
 
     #[cfg(not(target_os = "linux"))]
-    fn start(&mut self) {
+    fn start_writeback(&mut self) {
         self.started = self.written;
     }
 }

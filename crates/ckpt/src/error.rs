@@ -1,4 +1,4 @@
-//! What can be wrong with weights on disk, in words that name the file and the way out.
+//! Errors of checkpoints and model folders.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -7,26 +7,26 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 #[derive(Debug)]
 pub enum Error {
-    /// The operating system refused something.
+    /// An I/O error.
     System { doing: &'static str, path: PathBuf, source: std::io::Error },
-    /// A file is not what its name says, or only a part of it.
+    /// A file with invalid contents.
     Malformed { path: PathBuf, what: String },
-    /// What a file or folder holds does not fit together; all that was found, at once.
-    Mistakes { path: PathBuf, mistakes: Vec<String> },
-    /// Something would be overwritten.
+    /// A file or folder with inconsistent contents; lists all problems.
+    Invalid { path: PathBuf, problems: Vec<String> },
+    /// The target exists already.
     Exists { path: PathBuf },
-    /// No checkpoint where one was looked for.
-    Nothing { path: PathBuf },
-    /// None of that step; the ones that are there, the newest first.
-    NoStep { run: PathBuf, step: u64, there: Vec<u64> },
-    /// A file is damaged, and where.
+    /// The path contains no checkpoint.
+    NotFound { path: PathBuf },
+    /// The run has no checkpoint of this step; lists the existing ones, newest first.
+    NoStep { run: PathBuf, step: u64, existing: Vec<u64> },
+    /// A corrupt file and the offset of the corruption.
     Corrupt { path: PathBuf, offset: u64, what: String },
-    /// Somebody newer trains this run.
+    /// A newer generation trains this run.
     Fenced { run: PathBuf, generation: u64, newest: u64 },
 }
 
 impl Error {
-    /// For `map_err`: what was being done to which file when the system refused.
+    /// For `map_err`: adds the operation and the file.
     pub(crate) fn system(
         doing: &'static str,
         path: &Path,
@@ -39,14 +39,14 @@ impl Error {
         Error::Corrupt { path: path.to_path_buf(), offset, what: what.into() }
     }
 
-    /// What it is about.
+    /// The file or folder concerned.
     pub fn path(&self) -> &Path {
         match self {
             Error::System { path, .. }
             | Error::Malformed { path, .. }
-            | Error::Mistakes { path, .. }
+            | Error::Invalid { path, .. }
             | Error::Exists { path }
-            | Error::Nothing { path }
+            | Error::NotFound { path }
             | Error::NoStep { run: path, .. }
             | Error::Corrupt { path, .. }
             | Error::Fenced { run: path, .. } => path,
@@ -58,15 +58,15 @@ impl Error {
     }
 }
 
-/// Nothing, or all the mistakes.
-pub(crate) fn refuse(path: &Path, mistakes: Vec<String>) -> Result<()> {
-    match mistakes.is_empty() {
+/// Fails if there are problems.
+pub(crate) fn reject(path: &Path, problems: Vec<String>) -> Result<()> {
+    match problems.is_empty() {
         true => Ok(()),
-        false => Err(Error::Mistakes { path: path.to_path_buf(), mistakes }),
+        false => Err(Error::Invalid { path: path.to_path_buf(), problems }),
     }
 }
 
-/// A long list helps nobody: one missing file misses hundreds of tensors.
+/// Maximum number of problems printed: one missing file can cause hundreds.
 const SHOWN: usize = 20;
 
 impl fmt::Display for Error {
@@ -76,38 +76,42 @@ impl fmt::Display for Error {
                 write!(f, "cannot {doing} {}: {source}", path.display())
             }
             Error::Malformed { path, what } => write!(f, "{}: {what}", path.display()),
-            Error::Mistakes { path, mistakes } => {
+            Error::Invalid { path, problems } => {
                 write!(f, "{}:", path.display())?;
-                for mistake in mistakes.iter().take(SHOWN) {
-                    write!(f, "\n  {mistake}")?;
+                for problem in problems.iter().take(SHOWN) {
+                    write!(f, "\n  {problem}")?;
                 }
-                match mistakes.len() {
+                match problems.len() {
                     n if n > SHOWN => write!(f, "\n  and {} more", n - SHOWN),
                     _ => Ok(()),
                 }
             }
             Error::Exists { path } => {
                 let path = path.display();
-                write!(f, "{path} is there already; remove it or name another folder")
+                write!(f, "{path} already exists; remove it or choose another folder")
             }
-            Error::Nothing { path } => write!(
+            Error::NotFound { path } => write!(
                 f,
-                "no checkpoint in {}: it has neither manifest.json nor checkpoints/step-*; name a run folder or \
-                 one of its checkpoints",
+                "no checkpoint in {}: found neither manifest.json nor checkpoints/step-*; pass a run folder or \
+                 a checkpoint folder",
                 path.display()
             ),
-            Error::NoStep { run, step, there } => {
-                let steps: Vec<String> = there.iter().map(u64::to_string).collect();
-                let there = if steps.is_empty() { "none".into() } else { steps.join(", ") };
-                write!(f, "{} has no checkpoint of step {step}; there are {there}", run.display())
+            Error::NoStep { run, step, existing } => {
+                let steps: Vec<String> = existing.iter().map(u64::to_string).collect();
+                let existing = if steps.is_empty() { "none".into() } else { steps.join(", ") };
+                write!(
+                    f,
+                    "{} has no checkpoint of step {step}; existing steps: {existing}",
+                    run.display()
+                )
             }
             Error::Corrupt { path, offset, what } => {
-                write!(f, "{} is damaged at byte {offset}: {what}", path.display())
+                write!(f, "{} is corrupt at byte {offset}: {what}", path.display())
             }
             Error::Fenced { run, generation, newest } => write!(
                 f,
-                "{}: generation {generation} may not write checkpoints, generation {newest} trains this run now; \
-                 end this one",
+                "{}: generation {generation} may not write checkpoints because generation {newest} trains this run now; \
+                 stop this process",
                 run.display()
             ),
         }

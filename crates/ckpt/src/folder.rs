@@ -1,9 +1,9 @@
-//! The checkpoints of a run, as folders: `RUN/checkpoints/step-00000100/`. Which there are, which is the newest,
-//! which may go. A folder of this name is whole; what is being filled or removed has another.
+//! The checkpoint folders of a run: `RUN/checkpoints/step-00000100/`. A folder with such a name is complete; folders
+//! that are being written or removed have other names.
 //!
 //! ```text
-//! rank-00003.safetensors   f32: what rank 3 wrote of parameters, moments and what it owed, as KIND/NAME
-//! manifest.json            the step, the plan, which runs of which tensor lie where, and checksums
+//! rank-00003.safetensors   f32 slices of parameters, moments and residuals written by rank 3, as KIND/NAME
+//! manifest.json            step, plan, location of every slice, checksums
 //! ```
 
 use crate::checkpoint::load;
@@ -14,19 +14,18 @@ use crate::partial;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// How the name of a checkpoint ends while it is being removed.
-const GOING: &str = ".removed";
+/// Suffix of a checkpoint that is being removed.
+const REMOVED: &str = ".removed";
 
-/// The newest checkpoint of a run that is whole; None when the run has none at all.
+/// The newest complete checkpoint of a run; `None` if the run has no checkpoint.
 ///
-/// One that is not whole (a copy that was broken off) is passed over with a warning. When none is whole the error
-/// is the newest one's. Chunks are not read here: what is damaged in the middle of a file is told by whoever
-/// reads it.
+/// Incomplete checkpoints (for example an interrupted copy) are skipped with a warning. If all are incomplete, returns
+/// the error of the newest. Chunks are not verified here; corruption inside a file is reported when it is read.
 pub fn latest(run: &Path) -> Result<Option<PathBuf>> {
     Ok(before(run, u64::MAX)?.map(|(_, dir)| dir))
 }
 
-/// The same of those with fewer than `step` steps done: how many, and where.
+/// The newest complete checkpoint before `step`, and its step.
 pub fn before(run: &Path, step: u64) -> Result<Option<(u64, PathBuf)>> {
     let mut broken = None;
     for done in steps(run).into_iter().filter(|done| *done < step) {
@@ -34,7 +33,7 @@ pub fn before(run: &Path, step: u64) -> Result<Option<(u64, PathBuf)>> {
         match load(&dir) {
             Ok(_) => return Ok(Some((done, dir))),
             Err(error) => {
-                tracing::warn!("{} is passed over: {error}", dir.display());
+                tracing::warn!("skipped {}: {error}", dir.display());
                 broken.get_or_insert(error);
             }
         }
@@ -42,7 +41,7 @@ pub fn before(run: &Path, step: u64) -> Result<Option<(u64, PathBuf)>> {
     broken.map_or(Ok(None), Err)
 }
 
-/// Steps of which a run has checkpoints under their final names, the newest first.
+/// Steps of the checkpoints of a run, newest first.
 pub fn steps(run: &Path) -> Vec<u64> {
     let Ok(entries) = fs::read_dir(checkpoints(run)) else { return Vec::new() };
     let step = |entry: fs::DirEntry| step_of(entry.file_name().to_str()?);
@@ -51,51 +50,51 @@ pub fn steps(run: &Path) -> Vec<u64> {
     found
 }
 
-/// Whether a path is a checkpoint itself, and not a run that has some.
+/// Whether a path is a checkpoint rather than a run folder.
 pub fn is_checkpoint(path: &Path) -> bool {
     path.join(MANIFEST).exists()
 }
 
-/// What a user means by a path: the checkpoint itself, or the newest of the run.
+/// Resolves a path: the checkpoint itself, or the newest checkpoint of a run.
 pub fn find(path: &Path) -> Result<PathBuf> {
     if is_checkpoint(path) {
         return Ok(path.to_path_buf());
     }
-    latest(path)?.ok_or_else(|| Error::Nothing { path: path.to_path_buf() })
+    latest(path)?.ok_or_else(|| Error::NotFound { path: path.to_path_buf() })
 }
 
-/// The same of one step.
+/// The checkpoint of a step.
 pub fn find_step(run: &Path, step: u64) -> Result<PathBuf> {
     let dir = folder(run, step);
     match dir.exists() {
         true => Ok(dir),
-        false => Err(Error::NoStep { run: run.to_path_buf(), step, there: steps(run) }),
+        false => Err(Error::NoStep { run: run.to_path_buf(), step, existing: steps(run) }),
     }
 }
 
-/// Removes what a save or a `prune` that was killed left behind. For those that train the run, before they begin.
+/// Removes the remains of interrupted saves and removals. Called before training starts.
 pub fn sweep(run: &Path) -> Result<()> {
     let Ok(entries) = fs::read_dir(checkpoints(run)) else { return Ok(()) };
-    let going = |name: &str| name.strip_suffix(GOING).and_then(step_of).is_some();
+    let removed = |name: &str| name.strip_suffix(REMOVED).and_then(step_of).is_some();
     for entry in entries.flatten() {
         let name = entry.file_name();
-        if name.to_str().is_some_and(|name| partial::is_partial(name) || going(name)) {
+        if name.to_str().is_some_and(|name| partial::is_partial(name) || removed(name)) {
             Disk::default().remove(&entry.path())?;
         }
     }
     Ok(())
 }
 
-/// Which checkpoints stay.
+/// Retention rule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Keep {
-    /// How many of the newest; 0: all.
+    /// Number of newest checkpoints to keep; 0 keeps all.
     pub newest: usize,
-    /// Besides, every step that is a multiple of this; 0: none.
+    /// Also keep every step that is a multiple of this; 0 for none.
     pub every: u64,
 }
 
-/// Removes the others.
+/// Removes the checkpoints that the rule does not keep.
 pub fn prune(disk: &Disk, run: &Path, keep: Keep) -> Result<()> {
     let stays = |step: u64| keep.every > 0 && step.is_multiple_of(keep.every);
     let old: Vec<u64> = match keep.newest {
@@ -106,25 +105,25 @@ pub fn prune(disk: &Disk, run: &Path, keep: Keep) -> Result<()> {
         return Ok(());
     }
     for step in &old {
-        disk.rename(&folder(run, *step), &going(run, *step))?;
+        disk.rename(&folder(run, *step), &removed_folder(run, *step))?;
     }
-    // Before anything in them goes: no power cut leaves a part of one under its name.
+    // Sync the renames first, so that a power failure cannot leave a partial checkpoint under its final name.
     disk.sync_folder(&checkpoints(run))?;
-    old.iter().try_for_each(|step| disk.remove(&going(run, *step)))
+    old.iter().try_for_each(|step| disk.remove(&removed_folder(run, *step)))
 }
 
 pub(crate) fn checkpoints(run: &Path) -> PathBuf {
     run.join("checkpoints")
 }
 
-/// Where the checkpoint of a step lies.
+/// Folder of the checkpoint of a step.
 pub fn folder(run: &Path, step: u64) -> PathBuf {
     checkpoints(run).join(format!("step-{step:08}"))
 }
 
-/// Its name while it goes.
-pub(crate) fn going(run: &Path, step: u64) -> PathBuf {
-    checkpoints(run).join(format!("step-{step:08}{GOING}"))
+/// Its name while it is being removed.
+pub(crate) fn removed_folder(run: &Path, step: u64) -> PathBuf {
+    checkpoints(run).join(format!("step-{step:08}{REMOVED}"))
 }
 
 fn step_of(folder_name: &str) -> Option<u64> {

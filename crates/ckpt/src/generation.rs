@@ -1,42 +1,41 @@
-//! Who may write a run's checkpoints: `RUN/generation` holds a number that only grows, and whoever trains the run
-//! has one. A rank that was given up and comes back has an older one, and is refused when it would commit.
-//! Never waits long: the lock is held while a folder is renamed.
+//! Fencing of old processes. `RUN/generation` contains a number that only grows. Each start of the ranks takes a new
+//! one, and a process of an older generation may not commit a checkpoint. The lock is held only during a rename.
 
 use crate::error::{Error, Result};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read as _, Seek as _, Write as _};
 use std::path::{Path, PathBuf};
 
-/// Takes this generation for a run; what was older may no longer commit. Refuses one that is older itself.
+/// Registers a generation. Fails if a newer one exists.
 pub fn claim(run: &Path, generation: u64) -> Result<()> {
-    let mut held = Lock::take(run)?;
-    let newest = held.read()?;
+    let mut lock = Lock::take(run)?;
+    let newest = lock.read()?;
     match generation < newest {
         true => Err(Error::Fenced { run: run.to_path_buf(), generation, newest }),
-        false => held.write(generation),
+        false => lock.write(generation),
     }
 }
 
-/// Takes the next generation for a run: which.
+/// Registers and returns the next generation.
 pub fn advance(run: &Path) -> Result<u64> {
-    let mut held = Lock::take(run)?;
-    let next = held.read()? + 1;
-    held.write(next)?;
+    let mut lock = Lock::take(run)?;
+    let next = lock.read()? + 1;
+    lock.write(next)?;
     Ok(next)
 }
 
-/// The same for one that has the generation `last`: refused when somebody has taken one since.
-pub fn succeed(run: &Path, last: u64) -> Result<u64> {
-    let mut held = Lock::take(run)?;
-    let newest = held.read()?;
+/// Registers and returns the generation after `last`. Fails if another process registered one in the meantime.
+pub fn advance_from(run: &Path, last: u64) -> Result<u64> {
+    let mut lock = Lock::take(run)?;
+    let newest = lock.read()?;
     if newest > last {
         return Err(Error::Fenced { run: run.to_path_buf(), generation: last, newest });
     }
-    held.write(newest + 1)?;
+    lock.write(newest + 1)?;
     Ok(newest + 1)
 }
 
-/// The newest generation of a run; 0 when nobody has taken one.
+/// The newest generation of a run, 0 if there is none.
 pub fn newest(run: &Path) -> Result<u64> {
     match path(run).exists() {
         true => Lock::take(run)?.read(),
@@ -44,17 +43,17 @@ pub fn newest(run: &Path) -> Result<u64> {
     }
 }
 
-/// The lock, if this generation is the newest: nobody takes a newer one until it is let go.
+/// Locks the file if `generation` is the newest. No newer one can be registered until the lock is dropped.
 pub(crate) fn hold(run: &Path, generation: u64) -> Result<Lock> {
-    let mut held = Lock::take(run)?;
-    let newest = held.read()?;
+    let mut lock = Lock::take(run)?;
+    let newest = lock.read()?;
     match generation < newest {
         true => Err(Error::Fenced { run: run.to_path_buf(), generation, newest }),
-        false => Ok(held),
+        false => Ok(lock),
     }
 }
 
-/// The file, locked until this is dropped or its process ends.
+/// The locked file. The lock is released on drop or when the process ends.
 pub(crate) struct Lock {
     file: File,
     path: PathBuf,
@@ -62,7 +61,7 @@ pub(crate) struct Lock {
 
 impl Lock {
     fn take(run: &Path) -> Result<Lock> {
-        fs::create_dir_all(run).map_err(Error::system("make the folder", run))?;
+        fs::create_dir_all(run).map_err(Error::system("create the folder", run))?;
         let path = path(run);
         let open =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
@@ -79,13 +78,13 @@ impl Lock {
             "" => Ok(0),
             digits => digits.parse().map_err(|_| {
                 let what =
-                    format!("holds {digits:?}, no number; if nobody trains this run, remove it");
+                    format!("expected a number, found {digits:?}; remove the file if no process trains this run");
                 Error::malformed(&self.path, what)
             }),
         }
     }
 
-    /// Always as many bytes, within one sector: there is no torn number.
+    /// Always the same number of bytes within one sector, so a write is atomic.
     fn write(&mut self, generation: u64) -> Result<()> {
         let text = format!("{generation:020}\n");
         let written = self.file.rewind().and_then(|()| self.file.write_all(text.as_bytes()));

@@ -1,9 +1,9 @@
-//! A model's state on disk: checkpoints that many write and any number read, and Hugging Face folders in and out.
-//! Knows nothing of devices, and computes nothing.
+//! Training state on disk: sharded checkpoints, and import and export of Hugging Face folders. Knows nothing about
+//! devices and computes nothing.
 //!
-//! A tensor has one global name. Whoever saves writes slices of tensors, told by their places in the whole
-//! ([`Piece`]); whoever loads asks for slices, and gets them from whatever pieces there are. So a checkpoint of any
-//! layout is read on any other.
+//! A tensor has a global name. A rank saves slices of tensors, described by their position in the whole tensor
+//! ([`Piece`]), and loads the slices that it needs from whatever pieces contain them. A checkpoint can therefore be
+//! loaded on any layout.
 //!
 //! ```no_run
 //! use lockstep_ckpt::{Tensors, find, hf, load, save};
@@ -18,12 +18,12 @@
 //! # Ok::<(), lockstep_ckpt::Error>(())
 //! ```
 
-mod carried;
 mod checkpoint;
 mod chunks;
 mod diff;
 mod disk;
 mod error;
+mod extra_state;
 mod folder;
 mod generation;
 pub mod hf;
@@ -35,18 +35,18 @@ mod save;
 mod tensors;
 mod writer;
 
-pub use carried::Carried;
 pub use checkpoint::{Checkpoint, Stored, load};
-pub use diff::{Apart, diff};
-pub use disk::{Act, Disk};
+pub use diff::{TensorDiff, diff};
+pub use disk::{Disk, DiskOp};
 pub use error::{Error, Result};
+pub use extra_state::ExtraState;
 pub use folder::{
     Keep, before, find, find_step, folder, is_checkpoint, latest, prune, steps, sweep,
 };
-pub use generation::{advance, claim, newest, succeed};
+pub use generation::{advance, advance_from, claim, newest};
 pub use lockstep_plan::model::Runs;
 pub use manifest::{
-    CHUNK, FileSum, Head, Kind, Manifest, Piece, PieceAt, Position, TensorAt, Written,
+    CHUNK, FileSum, Head, Manifest, Piece, PieceAt, Position, TensorAt, TensorKind, Written,
 };
 pub use save::{abandon, begin, commit, partial_folder, save};
 pub use tensors::{Named, Slices, Tensors, params_of};

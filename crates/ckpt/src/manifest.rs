@@ -1,8 +1,8 @@
-//! `manifest.json`: what a checkpoint says of itself. Which files, with a checksum for each chunk; which tensors,
-//! and which runs of each lie where. Its first line is its own checksum, so that nothing in it is taken on trust.
+//! `manifest.json`: the files of a checkpoint with a checksum per chunk, and the location of every slice of every
+//! tensor. Its first line is its own checksum.
 
-use crate::carried::Carried;
 use crate::error::{Error, Result};
+use crate::extra_state::ExtraState;
 use crate::tensors::Named;
 use lockstep_plan::model::{Runs, Shape};
 use serde::{Deserialize, Serialize};
@@ -15,89 +15,95 @@ pub(crate) const MANIFEST: &str = "manifest.json";
 const FORMAT: &str = "lockstep-checkpoint";
 const VERSION: u64 = 2;
 
-/// Bytes of a file that are checked together.
+/// Bytes per checksum.
 pub const CHUNK: usize = 4 << 20;
 
-/// What a tensor is to the training.
+/// Role of a tensor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
-    /// The parameter itself.
+pub enum TensorKind {
     Param,
-    /// The optimizer's average of its gradient.
+    /// AdamW's first moment.
     First,
-    /// The optimizer's average of the gradient's square.
+    /// AdamW's second moment.
     Second,
-    /// What of its gradient a rank had not sent yet: error feedback, where gradients are compressed. Each
-    /// rank's own.
-    Owed,
-    /// What is usual in each place of what a rank sends, where it sends the largest elements. Each rank's own.
-    Usual,
+    /// Error feedback of compressed gradients: the part not sent yet. Per rank.
+    #[serde(alias = "owed")]
+    Residual,
+    /// Running magnitude of the values that a rank sends with top-k compression. Per rank.
+    #[serde(alias = "usual")]
+    Magnitude,
 }
 
-impl Kind {
-    pub const ALL: [Kind; 5] = [Kind::Param, Kind::First, Kind::Second, Kind::Owed, Kind::Usual];
+impl TensorKind {
+    pub const ALL: [TensorKind; 5] = [
+        TensorKind::Param,
+        TensorKind::First,
+        TensorKind::Second,
+        TensorKind::Residual,
+        TensorKind::Magnitude,
+    ];
 
-    /// Whether each rank has one of its own, and not a slice of one that is everybody's.
-    pub fn of_each_rank(self) -> bool {
-        matches!(self, Kind::Owed | Kind::Usual)
+    /// Whether each rank has its own tensor rather than a slice of a global one.
+    pub fn is_per_rank(self) -> bool {
+        matches!(self, TensorKind::Residual | TensorKind::Magnitude)
     }
 
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Param => "param",
-            Kind::First => "first",
-            Kind::Second => "second",
-            Kind::Owed => "owed",
-            Kind::Usual => "usual",
+            TensorKind::Param => "param",
+            TensorKind::First => "first",
+            TensorKind::Second => "second",
+            TensorKind::Residual => "residual",
+            TensorKind::Magnitude => "magnitude",
         }
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for TensorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-/// What a checkpoint is of.
+/// State of the training other than tensors.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Head {
-    /// Optimizer steps done.
+    /// Completed optimizer steps.
     pub step: u64,
-    /// Of those that trained the run, which wrote it.
+    /// Generation that wrote the checkpoint.
     pub generation: u64,
-    /// Where in the data the training is, and the key of its random numbers.
+    /// Data position and seed.
     pub position: Position,
     pub shape: Shape,
-    /// The run's configuration with its layout and schedules; null when the weights come from elsewhere.
+    /// Plan of the run; null for imported weights.
     pub plan: Value,
-    #[serde(default)]
-    pub carried: Carried,
+    #[serde(default, alias = "carried")]
+    pub extra: ExtraState,
 }
 
-/// Where a training is. Samples, dropout and initial values are functions of the seed and of numbers, so this is
-/// all there is to know.
+/// Position of a training. Samples, dropout and initial values are functions of the seed and counters, so nothing else
+/// is needed.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Position {
-    /// Of the data, used up.
+    /// Samples used so far.
     pub samples: u64,
     pub seed: u64,
-    /// What the samples are of.
+    /// Identity of the data source.
     pub data: String,
 }
 
-/// All that a checkpoint says of itself.
+/// Contents of `manifest.json`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Manifest {
     format: String,
     version: u64,
-    /// Which wrote it.
+    /// Program that wrote it.
     pub program: String,
     #[serde(flatten)]
     pub head: Head,
     pub chunk_bytes: usize,
-    /// Of each writer.
+    /// One per writer.
     pub files: Vec<FileSum>,
     pub tensors: Vec<TensorAt>,
 }
@@ -111,10 +117,10 @@ pub struct FileSum {
     pub chunks: Vec<String>,
 }
 
-/// A tensor, and where its pieces lie.
+/// A tensor and the locations of its pieces.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct TensorAt {
-    pub kind: Kind,
+    pub kind: TensorKind,
     #[serde(flatten)]
     pub named: Named,
     pub pieces: Vec<PieceAt>,
@@ -123,13 +129,13 @@ pub struct TensorAt {
 /// A piece of a tensor: f32, little-endian.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PieceAt {
-    /// Of `files`.
+    /// Index in `files`.
     pub file: usize,
-    /// Its first byte there.
+    /// Offset of the first byte.
     pub at: u64,
-    /// Which elements of the flattened tensor it holds, in order.
+    /// Elements of the flattened tensor, in order.
     pub runs: Vec<Runs>,
-    /// Of what is owed: whether it is one more part of the sum, and not what another rank computed as well.
+    /// For per-rank tensors: whether the piece is a term of the sum over ranks, not a copy of another rank's piece.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub counts: bool,
 }
@@ -142,20 +148,20 @@ fn is_yes(counts: &bool) -> bool {
     *counts
 }
 
-/// What one writer has written.
+/// The file of one writer and the offsets of its pieces.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Written {
     pub file: FileSum,
     pub pieces: Vec<(Piece, u64)>,
 }
 
-/// A piece of a tensor, wherever it lies.
+/// A piece of a tensor.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Piece {
-    pub kind: Kind,
-    /// The whole tensor's.
+    pub kind: TensorKind,
+    /// Name and dims of the whole tensor.
     pub named: Named,
-    /// Which of its elements, in order.
+    /// Elements of the flattened tensor, in order.
     pub runs: Vec<Runs>,
     /// See [`PieceAt::counts`].
     pub counts: bool,
@@ -173,10 +179,10 @@ impl Piece {
 }
 
 impl Manifest {
-    /// Of what all writers have written, in their order.
+    /// The manifest of the files of all writers.
     pub fn of(head: Head, chunk_bytes: usize, parts: Vec<Written>) -> Manifest {
         let (mut files, mut tensors) = (Vec::new(), Vec::<TensorAt>::new());
-        let mut index: HashMap<(Kind, String), usize> = HashMap::new();
+        let mut index: HashMap<(TensorKind, String), usize> = HashMap::new();
         for (file, part) in parts.into_iter().enumerate() {
             files.push(part.file);
             for (Piece { kind, named, runs, counts }, at) in part.pieces {
@@ -193,12 +199,12 @@ impl Manifest {
         Manifest { format, version: VERSION, program, head, chunk_bytes, files, tensors }
     }
 
-    /// Bytes of all files.
+    /// Total size of the files.
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|file| file.bytes).sum()
     }
 
-    /// As it stands in the file: an object whose first line is the checksum of the rest.
+    /// The file contents: a JSON object whose first line is the checksum of the rest.
     pub(crate) fn text(&self) -> String {
         let body = serde_json::to_string(self).expect("maps with string keys become JSON");
         let body = &body[1..];
@@ -218,22 +224,23 @@ impl Manifest {
         let rest = bytes.strip_prefix(OPENING.as_bytes());
         let (sum, rest) = rest
             .and_then(|rest| rest.split_at_checked(2 * blake3::OUT_LEN))
-            .ok_or_else(|| format!("it is no manifest of a {FORMAT}"))?;
+            .ok_or_else(|| format!("not a Lockstep checkpoint manifest (no {FORMAT} header)"))?;
         let body = rest.strip_prefix(CLOSING.as_bytes());
-        let body = body.ok_or_else(|| format!("it is no manifest of a {FORMAT}"))?;
+        let body =
+            body.ok_or_else(|| format!("not a Lockstep checkpoint manifest (no {FORMAT} header)"))?;
         if blake3::hash(body).to_hex().as_bytes() != sum {
-            return Err("it is not what its checksum is of".into());
+            return Err("checksum mismatch".into());
         }
         let whole = [b"{", body].concat();
-        let told = |error: serde_json::Error| format!("it cannot be read: {error}");
-        let value: Value = serde_json::from_slice(&whole).map_err(told)?;
-        // Asked before the rest is read: another version may say the rest in another way.
+        let invalid = |error: serde_json::Error| format!("invalid manifest: {error}");
+        let value: Value = serde_json::from_slice(&whole).map_err(invalid)?;
+        // Check the version first: the fields of other versions may differ.
         match (value["format"].as_str(), value["version"].as_u64()) {
-            (Some(FORMAT), Some(VERSION)) => serde_json::from_value(value).map_err(told),
+            (Some(FORMAT), Some(VERSION)) => serde_json::from_value(value).map_err(invalid),
             (Some(FORMAT), Some(version)) => Err(format!(
-                "it is of version {version}, this program reads version {VERSION}; use the program that wrote it"
+                "checkpoint version {version} is not supported (this program reads version {VERSION}); use the program that wrote it"
             )),
-            _ => Err(format!("it does not say that it is a {FORMAT}")),
+            _ => Err(format!("not a Lockstep checkpoint manifest (format is {})", value["format"])),
         }
     }
 }
@@ -249,18 +256,19 @@ mod tests {
         let shape = lockstep_plan::presets::shape("gpt2-test", Some(64)).expect("a preset");
         let plan = serde_json::json!({"lr": 3e-4});
         let position = Position { samples: 12, seed: 3, data: "grammar".into() };
-        let carried = Carried { left_out: 3, learner: serde_json::json!({"policy_version": 7}) };
-        let head = Head { step: 4, generation: 2, position, shape, plan, carried };
+        let extra =
+            ExtraState { skipped_samples: 3, learner: serde_json::json!({"policy_version": 7}) };
+        let head = Head { step: 4, generation: 2, position, shape, plan, extra };
         let named = Named { name: "embed.tokens".into(), dims: vec![4, 4] };
         let runs = vec![Runs { start: 0, len: 2, stride: 4, count: 4 }];
-        let piece = Piece { kind: Kind::Param, named, runs, counts: true };
+        let piece = Piece { kind: TensorKind::Param, named, runs, counts: true };
         let file =
             FileSum { name: "rank-00000.safetensors".into(), bytes: 99, chunks: vec!["ab".into()] };
         Manifest::of(head, CHUNK, vec![Written { file, pieces: vec![(piece, 64)] }])
     }
 
     #[test]
-    fn comes_back_and_is_json() {
+    fn round_trips_as_json() {
         let text = manifest().text();
         assert_eq!(Manifest::parse(text.as_bytes()), Ok(manifest()));
         let value: Value = serde_json::from_str(&text).unwrap();
@@ -269,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn every_bit_and_every_length_is_noticed() {
+    fn every_flipped_bit_and_truncation_is_detected() {
         let whole = manifest().text().into_bytes();
         for bit in 0..8 * whole.len() {
             let mut bytes = whole.clone();
@@ -282,10 +290,16 @@ mod tests {
     }
 
     #[test]
-    fn other_versions_are_refused() {
+    fn other_versions_are_rejected() {
         for (change, says) in [
-            (Manifest { version: 3, ..manifest() }, "version 3, this program reads version 2"),
-            (Manifest { format: "other".into(), ..manifest() }, "does not say that it is a"),
+            (
+                Manifest { version: 3, ..manifest() },
+                "version 3 is not supported (this program reads version 2)",
+            ),
+            (
+                Manifest { format: "other".into(), ..manifest() },
+                "not a Lockstep checkpoint manifest",
+            ),
         ] {
             let error = Manifest::parse(change.text().as_bytes()).unwrap_err();
             assert!(error.contains(says), "{error}");

@@ -1,5 +1,5 @@
-//! Saving: every writer fills its file in a hidden folder, then one of them commits. A reader sees a whole
-//! checkpoint or none, and what was there before stays until then.
+//! Saves a checkpoint: every rank writes its file into a hidden folder, then one rank commits. Readers see a complete
+//! checkpoint or none.
 //!
 //! ```text
 //! each writer   .step-00000100.g2.partial/rank-N.safetensors   written, synced
@@ -8,12 +8,12 @@
 //!               checkpoints/                                   synced
 //! ```
 
-use crate::carried::Carried;
 use crate::disk::Disk;
-use crate::error::{Error, Result, refuse};
-use crate::folder::{checkpoints, folder, going};
+use crate::error::{Error, Result, reject};
+use crate::extra_state::ExtraState;
+use crate::folder::{checkpoints, folder, removed_folder};
 use crate::generation;
-use crate::manifest::{CHUNK, Head, Kind, MANIFEST, Manifest, Piece, Position};
+use crate::manifest::{CHUNK, Head, MANIFEST, Manifest, Piece, Position, TensorKind};
 use crate::partial;
 use crate::tensors::{Tensors, differences, params_of};
 use crate::writer::write_pieces;
@@ -21,13 +21,12 @@ use lockstep_plan::model::{Runs, Shape};
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
-/// The folder that is filled for a step. Each generation has its own: what one that was given up still writes
-/// gets into no other's.
+/// Hidden folder of a step. Each generation has its own, so that an old process cannot write into a new checkpoint.
 pub fn partial_folder(run: &Path, step: u64, generation: u64) -> PathBuf {
     checkpoints(run).join(partial::hidden_name(&format!("step-{step:08}.g{generation}")))
 }
 
-/// Makes it; every writer may.
+/// Creates the hidden folder; every writer may call it.
 pub fn begin(disk: &Disk, run: &Path, step: u64, generation: u64) -> Result<PathBuf> {
     let (parent, partial) = (checkpoints(run), partial_folder(run, step, generation));
     if !parent.exists() {
@@ -38,8 +37,8 @@ pub fn begin(disk: &Disk, run: &Path, step: u64, generation: u64) -> Result<Path
     Ok(partial)
 }
 
-/// Gives a folder, which all writers have filled, its name: where it is. Refuses when the run has been taken over
-/// by a newer generation. What lay there under the same step, broken or of a course that was left, is removed.
+/// Renames the complete folder to its final name and returns it. Fails if a newer generation trains the run. An older
+/// checkpoint of the same step is replaced.
 pub fn commit(disk: &Disk, run: &Path, manifest: &Manifest) -> Result<PathBuf> {
     let Head { step, generation, .. } = manifest.head;
     let partial = partial_folder(run, step, generation);
@@ -48,7 +47,7 @@ pub fn commit(disk: &Disk, run: &Path, manifest: &Manifest) -> Result<PathBuf> {
     out.sync()?;
     disk.sync_folder(&partial)?;
 
-    let (parent, target, aside) = (checkpoints(run), folder(run, step), going(run, step));
+    let (parent, target, aside) = (checkpoints(run), folder(run, step), removed_folder(run, step));
     let lock = generation::hold(run, generation)?;
     let replaced = target.exists();
     if replaced {
@@ -60,38 +59,38 @@ pub fn commit(disk: &Disk, run: &Path, manifest: &Manifest) -> Result<PathBuf> {
     disk.sync_folder(&parent)?;
     drop(lock);
     if replaced && let Err(error) = disk.remove(&aside) {
-        // The checkpoint stands; the next start sweeps.
+        // The checkpoint is valid; the next start removes the rest.
         tracing::warn!("{error}");
     }
     Ok(target)
 }
 
-/// Removes what a save that failed has left. What cannot be removed is swept by the next start of the run.
+/// Removes the hidden folder of a failed save. If this fails, the next start of the run removes it.
 pub fn abandon(disk: &Disk, run: &Path, step: u64, generation: u64) {
     if let Err(error) = disk.remove(&partial_folder(run, step, generation)) {
         tracing::warn!("{error}");
     }
 }
 
-/// A first checkpoint of weights from elsewhere, by a world of one: step 0. Never overwrites.
+/// Saves imported weights as the checkpoint of step 0. Never overwrites.
 pub fn save(run: &Path, shape: &Shape, params: &dyn Tensors) -> Result<PathBuf> {
     let target = folder(run, 0);
-    refuse(&target, differences(params.list(), &params_of(shape)))?;
+    reject(&target, differences(params.list(), &params_of(shape)))?;
     if target.exists() {
         return Err(Error::Exists { path: target });
     }
     let (disk, generation) = (Disk::default(), generation::newest(run)?);
     let piece = |named: &crate::Named| Piece {
-        kind: Kind::Param,
+        kind: TensorKind::Param,
         named: named.clone(),
         runs: vec![Runs::one(0..named.len())],
         counts: true,
     };
     let pieces: Vec<Piece> = params_of(shape).iter().map(piece).collect();
-    // What an import that was killed has left.
+    // Remove the remains of an interrupted import.
     disk.remove(&partial_folder(run, 0, generation))?;
     let folder = begin(&disk, run, 0, generation)?;
-    // Removed again when this is left early, by an error or by a panic of whoever reads the tensors.
+    // Removes the folder on an error or a panic while tensors are read.
     let guard = Abandon { disk: &disk, run, generation };
     let written = write_pieces(&disk, &folder, 0, &pieces, CHUNK, |number| {
         let named = &pieces[number].named;
@@ -100,8 +99,8 @@ pub fn save(run: &Path, shape: &Shape, params: &dyn Tensors) -> Result<PathBuf> 
         Ok(Cow::Owned(values))
     })?;
     let (position, plan) = (Position::default(), serde_json::Value::Null);
-    let carried = Carried::default();
-    let head = Head { step: 0, generation, position, shape: shape.clone(), plan, carried };
+    let extra = ExtraState::default();
+    let head = Head { step: 0, generation, position, shape: shape.clone(), plan, extra };
     let path = commit(&disk, run, &Manifest::of(head, CHUNK, vec![written]))?;
     std::mem::forget(guard);
     Ok(path)

@@ -1,10 +1,10 @@
-//! Named f32 tensors, wherever they lie: in memory, in a checkpoint, in a Hugging Face folder.
+//! Named f32 tensors in memory, in a checkpoint or in a Hugging Face folder.
 
 use crate::error::Result;
 use lockstep_plan::model::{BlockParams, Param, Runs, Shape};
 use std::collections::HashMap;
 
-/// What a tensor is called and how large it is. The name is global: `layers.0.attention.q.weight`.
+/// Global name, such as `layers.0.attention.q.weight`, and dims of a tensor.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Named {
     pub name: String,
@@ -12,7 +12,7 @@ pub struct Named {
 }
 
 impl Named {
-    /// Elements.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.dims.iter().product()
     }
@@ -22,21 +22,21 @@ impl Named {
     }
 }
 
-/// Tensors that are read one at a time.
+/// A set of tensors that are read one at a time.
 pub trait Tensors {
-    /// All of them, in the order in which they are best read.
+    /// All tensors, in the best order for reading.
     fn list(&self) -> &[Named];
 
-    /// Copies one out.
+    /// Reads a tensor.
     ///
     /// # Panics
-    /// When there is none of that name, or it has another number of elements than `out`.
+    /// If the tensor does not exist or differs in length from `out`.
     fn read(&self, name: &str, out: &mut [f32]) -> Result<()>;
 
-    /// Copies some of its elements out, in order. Who can reads no others.
+    /// Reads some elements of a tensor, in order.
     ///
     /// # Panics
-    /// As `read`, or when `runs` reach past the tensor's end.
+    /// As `read`, or if `runs` extend past the end of the tensor.
     fn read_runs(&self, name: &str, runs: &[Runs], out: &mut [f32]) -> Result<()> {
         let named = self.list().iter().find(|named| named.name == name);
         let mut whole = vec![0.0; named.unwrap_or_else(|| panic!("no tensor {name}")).len()];
@@ -58,7 +58,7 @@ pub struct Slices<'a> {
 
 impl<'a> Slices<'a> {
     /// # Panics
-    /// When a slice has another number of elements than its dims.
+    /// If a slice and its dims differ in length.
     pub fn new(tensors: impl IntoIterator<Item = (String, Vec<usize>, &'a [f32])>) -> Slices<'a> {
         let (mut list, mut all) = (Vec::new(), HashMap::new());
         for (name, dims, data) in tensors {
@@ -83,7 +83,7 @@ impl Tensors for Slices<'_> {
     }
 }
 
-/// The parameters of a model under their global names, in the order of the forward pass.
+/// The parameters of a model, in forward order.
 pub fn params_of(shape: &Shape) -> Vec<Named> {
     let named = |block: &BlockParams, param: &Param| Named {
         name: format!("{}.{}", block.name, param.name),
@@ -93,26 +93,27 @@ pub fn params_of(shape: &Shape) -> Vec<Named> {
     blocks.iter().flat_map(|block| block.params.iter().map(|param| named(block, param))).collect()
 }
 
-/// How a list differs from the one that is wanted.
+/// Describes how a list of tensors differs from the expected one.
 pub(crate) fn differences(found: &[Named], wanted: &[Named]) -> Vec<String> {
     let index = |list: &[Named]| -> HashMap<String, Vec<usize>> {
         list.iter().map(|named| (named.name.clone(), named.dims.clone())).collect()
     };
     let (found_dims, wanted_dims) = (index(found), index(wanted));
-    let mut mistakes = Vec::new();
+    let mut problems = Vec::new();
     for Named { name, dims } in wanted {
         match found_dims.get(name) {
-            None => mistakes.push(format!("{name} {dims:?} is missing")),
+            None => problems.push(format!("{name} {dims:?} is missing")),
             Some(found) if found != dims => {
-                mistakes.push(format!("{name} is {found:?}, the model's is {dims:?}"))
+                problems.push(format!("{name} has shape {found:?}, expected {dims:?}"))
             }
             Some(_) => {}
         }
     }
     let unknown = found.iter().filter(|named| !wanted_dims.contains_key(&named.name));
-    mistakes.extend(
-        unknown
-            .map(|named| format!("{} {:?} is no parameter of this model", named.name, named.dims)),
+    problems.extend(
+        unknown.map(|named| {
+            format!("{} {:?} is not a parameter of this model", named.name, named.dims)
+        }),
     );
-    mistakes
+    problems
 }

@@ -1,5 +1,4 @@
-//! One writer's file of a checkpoint: safetensors, streamed, with a checksum for each chunk on the way. Knows no
-//! other writers.
+//! Writes one rank's file of a checkpoint: streamed safetensors with a checksum per chunk.
 
 use crate::disk::Disk;
 use crate::error::Result;
@@ -9,8 +8,7 @@ use crate::tensors::Named;
 use std::borrow::Cow;
 use std::path::Path;
 
-/// Writes `rank-00003.safetensors` into a folder that is being filled, and syncs it. `values` gives each piece's
-/// elements, in the order of the pieces.
+/// Writes and syncs `rank-00003.safetensors`. `values` returns the elements of each piece, in order.
 pub fn write_pieces<'v>(
     disk: &Disk,
     folder: &Path,
@@ -32,7 +30,7 @@ pub fn write_pieces<'v>(
         let values = values(number)?;
         assert_eq!(values.len(), piece.len(), "elements of a piece of {}", piece.named.name);
         let bytes = bytes_of(&values);
-        // The checksums take another core where there is one: both only read.
+        // Large pieces are hashed on a second thread while they are written.
         if bytes.len() < LARGE {
             out.write(bytes)?;
             sums.add(bytes);
@@ -51,31 +49,31 @@ pub fn write_pieces<'v>(
     Ok(Written { file: FileSum { name, bytes: at, chunks: sums.end() }, pieces: placed })
 }
 
-/// Bytes from which a second thread is worth while.
+/// Minimum piece size for a second thread.
 const LARGE: usize = 1 << 20;
 
 pub(crate) fn file_name(writer: usize) -> String {
     format!("rank-{writer:05}.safetensors")
 }
 
-/// In the file a piece is flat: its place in the whole tensor stands in the manifest.
+/// A piece is stored flat; the manifest has its position in the tensor.
 fn entry(piece: &Piece) -> Entry {
     let name = format!("{}/{}", piece.kind, piece.named.name);
     Entry { named: Named { name, dims: vec![piece.len()] }, dtype: Dtype::F32 }
 }
 
-/// Checksums of a stream, chunk by chunk.
+/// Chunk checksums of a stream.
 struct Sums {
     chunk_bytes: usize,
     hasher: blake3::Hasher,
-    /// In the chunk under way.
+    /// Bytes in the current chunk.
     filled: usize,
     done: Vec<String>,
 }
 
 impl Sums {
     fn new(chunk_bytes: usize) -> Sums {
-        assert!(chunk_bytes > 0, "a chunk has bytes");
+        assert!(chunk_bytes > 0, "chunk_bytes must be positive");
         Sums { chunk_bytes, hasher: blake3::Hasher::new(), filled: 0, done: Vec::new() }
     }
 
@@ -106,10 +104,10 @@ impl Sums {
 }
 
 #[cfg(not(target_endian = "little"))]
-compile_error!("checkpoints are written as they lie in memory, which has to be little-endian");
+compile_error!("checkpoints are written in native byte order, which must be little-endian");
 
 fn bytes_of(values: &[f32]) -> &[u8] {
-    // SAFETY: f32 has no padding and any of its bytes may be read as u8; the length is that of the same memory.
+    // SAFETY: f32 has no padding, u8 needs no alignment, and the length is that of the same memory.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
@@ -118,7 +116,7 @@ mod tests {
     use super::Sums;
 
     #[test]
-    fn sums_are_those_of_the_chunks_however_they_come() {
+    fn checksums_do_not_depend_on_write_sizes() {
         let bytes: Vec<u8> = (0..1000u32).map(|i| (i * 7) as u8).collect();
         for length in [0, 1, 99, 100, 101, 1000] {
             let wanted: Vec<String> = bytes[..length]

@@ -1,5 +1,5 @@
-//! What a run reports: a step as a value, printed as the step line, kept in `metrics.jsonl` and in
-//! TensorBoard files. Measures nothing itself, and draws no progress bar.
+//! Reports of a run: a step as a value, printed as the step line and written to `metrics.jsonl` and TensorBoard files.
+//! Measures nothing itself.
 
 mod append;
 mod metrics;

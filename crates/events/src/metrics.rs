@@ -1,5 +1,5 @@
-//! `metrics.jsonl`: one report per line, for programs. A line is on its way to the disk when `write`
-//! returns; a crash can tear the last line at most, and both writer and reader live with that.
+//! `metrics.jsonl`: one report per line. Each `write` is one write to the file; a crash can truncate at most the last
+//! line, and both writer and reader tolerate that.
 
 use crate::StepReport;
 use crate::append::append;
@@ -7,14 +7,14 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-/// The file, open to append.
+/// A metrics file opened for appending.
 pub struct Metrics {
     file: File,
     path: PathBuf,
 }
 
 impl Metrics {
-    /// Opens to append; what is there stays, but for a torn last line.
+    /// Opens the file for appending and removes a truncated last line.
     pub fn open(path: &Path) -> io::Result<Metrics> {
         let open = || {
             let mut file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
@@ -26,9 +26,8 @@ impl Metrics {
         Ok(Metrics { file, path: path.to_path_buf() })
     }
 
-    /// Opens to append what comes after `step`. What is there of later steps is dropped: a run that goes on from an
-    /// earlier checkpoint takes them again. Whoever looks meanwhile sees the file as it was or as it is to be, and
-    /// whoever still has the old one open, such as a rank that was given up, writes to nobody.
+    /// Opens the file for a run that resumes after `step` and removes the reports of later steps. The file is replaced
+    /// atomically; a process of an older generation that still has it open writes to the old file.
     pub fn open_after(path: &Path, step: u64) -> io::Result<Metrics> {
         let cut = || {
             let bytes = match std::fs::read(path) {
@@ -45,16 +44,16 @@ impl Metrics {
         Metrics::open(path)
     }
 
-    /// Appends one line. A number that JSON does not have, such as a loss of NaN, is written as null.
+    /// Appends one line. NaN and infinity are written as null.
     pub fn write(&mut self, report: &StepReport) -> io::Result<()> {
         let mut line = serde_json::to_vec(report)?;
         line.push(b'\n');
-        // One write, so that who tails the file sees whole lines.
+        // One write, so that `tail -f` shows complete lines.
         append(&mut self.file, &line).map_err(|error| about("write", &self.path, error))
     }
 }
 
-/// All reports of a file, without a torn last line.
+/// Reads all reports of a file, except a truncated last line.
 pub fn read(path: &Path) -> io::Result<Vec<StepReport>> {
     let bytes = std::fs::read(path).map_err(|error| about("read", path, error))?;
     let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
@@ -66,12 +65,12 @@ pub fn read(path: &Path) -> io::Result<Vec<StepReport>> {
         })?;
         reports.push(report);
     }
-    // The last line may be whole but for its end.
+    // The last line may lack only its line end.
     reports.extend(serde_json::from_slice::<StepReport>(&bytes[whole..]).ok());
     Ok(reports)
 }
 
-/// The whole lines of no later step. One that cannot be read is no report, and stays.
+/// The complete lines up to `step`. Lines that are not reports are kept.
 fn up_to(bytes: &[u8], step: u64) -> Vec<u8> {
     let later = |line: &&[u8]| {
         let report = serde_json::from_slice::<StepReport>(line);
@@ -86,7 +85,7 @@ fn up_to(bytes: &[u8], step: u64) -> Vec<u8> {
         .collect()
 }
 
-/// Where the last whole line ends, looking from the back.
+/// Offset of the end of the last complete line.
 fn whole_lines(file: &mut File) -> io::Result<u64> {
     let mut end = file.seek(SeekFrom::End(0))?;
     let mut buffer = [0; 4096];

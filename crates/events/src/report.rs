@@ -1,4 +1,4 @@
-//! What is known of a step: one value, for the terminal and for the files.
+//! The report of a step, for the terminal and for files.
 
 use crate::units::{duration, gib, thousands};
 use serde::{Deserialize, Serialize};
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-/// A training step or an evaluation. What is not known is `None`, and is neither printed nor written.
+/// A training step or an evaluation. Unknown values are `None` and are neither printed nor written.
 ///
 /// ```
 /// use lockstep_events::StepReport;
@@ -17,51 +17,51 @@ use std::time::Duration;
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StepReport {
-    /// Counted from 1.
+    /// Step number, counted from 1.
     pub step: usize,
     pub steps: usize,
-    /// The mean over all tokens of the global batch.
+    /// Mean over the tokens of the global batch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss: Option<f64>,
-    /// The mean over all tokens that were evaluated on.
+    /// Mean over the evaluated tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eval_loss: Option<f64>,
-    /// Before clipping.
+    /// Norm of the global gradient before clipping.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grad_norm: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lr: Option<f64>,
-    /// Of all ranks together.
+    /// Tokens per second of all ranks together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens_per_s: Option<f64>,
-    /// Of what the processors could do; 0 to 1.
+    /// Model FLOPs utilization, 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mfu: Option<f64>,
-    /// Share of the step that waited for communication; 0 to 1.
+    /// Exposed communication as a fraction of the step, 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub comm_exposed: Option<f64>,
-    /// The largest of any rank, up to now.
+    /// Peak memory of any rank so far.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mem_bytes: Option<u64>,
-    /// What the plan said it would be.
+    /// Planned peak memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mem_planned_bytes: Option<u64>,
-    /// Trained on since the run's first step.
+    /// Tokens since the first step of the run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens: Option<u64>,
-    /// Since the run was started, or went on.
+    /// Time since the run was started or resumed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub elapsed_s: Option<f64>,
-    /// What is left; a guess, for the terminal only.
+    /// Estimated time left; printed only.
     #[serde(skip)]
     pub eta: Option<Duration>,
-    /// Whatever else there is to keep.
+    /// Additional values.
     #[serde(flatten)]
     pub more: BTreeMap<String, Value>,
 }
 
 impl StepReport {
-    /// A step of which nothing is known yet.
+    /// A report without values.
     pub fn of(step: usize, steps: usize) -> StepReport {
         StepReport { step, steps, ..StepReport::default() }
     }

@@ -1,8 +1,8 @@
-//! Numbers as people read them.
+//! Human-readable numbers.
 
 use std::time::Duration;
 
-/// `18,204`, rounded.
+/// Formats as `18,204`, rounded.
 pub fn thousands(number: f64) -> String {
     if !number.is_finite() {
         return number.to_string();

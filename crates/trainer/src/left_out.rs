@@ -54,11 +54,12 @@ impl Rank<'_> {
         if marks != first * self.readers() as f64 {
             return Err(self.disagreement(step));
         }
-        let (so_far, limit) = (self.carried.left_out as f64 + count, self.plan.data.max_corrupt);
+        let (so_far, limit) =
+            (self.extra.skipped_samples as f64 + count, self.plan.data.max_corrupt);
         if so_far > limit as f64 {
             return Err(self.too_many(step, so_far, limit));
         }
-        self.carried.left_out += count as u64;
+        self.extra.skipped_samples += count as u64;
         Ok(())
     }
 

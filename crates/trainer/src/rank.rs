@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use lockstep_ckpt::{Carried, Checkpoint};
+use lockstep_ckpt::{Checkpoint, ExtraState};
 use lockstep_comm::{Group, SharedHeap};
 use lockstep_data::{SampleId, Source, Split};
 use lockstep_kernels::{AdamW, Device, Dtype};
@@ -32,7 +32,7 @@ pub struct Rank<'a> {
     pub(crate) pipeline: Option<Pipeline>,
     pub(crate) in_flight: InFlight,
     /// What goes into checkpoints beside tensors, and comes back from them: the same on all ranks.
-    pub carried: Carried,
+    pub extra: ExtraState,
     /// The runs of summed gradients that this rank counts in the norm: block, unit, where.
     counted: Vec<(usize, usize, Range<usize>)>,
     /// Whether a step has been taken, so that all is in place that steps need.
@@ -111,7 +111,7 @@ impl<'a> Rank<'a> {
             optimizer: Optimizer::new(&device, &model.part),
             pipeline: Some(Pipeline::new(plan.schedule(), &groups, stream)),
             counted: counted(&model),
-            carried: Carried::default(),
+            extra: ExtraState::default(),
             warm: false,
             plan,
             group,
@@ -136,7 +136,7 @@ impl<'a> Rank<'a> {
         let weights = load_weights(&device, &part, dtype(plan), zero, &checkpoint.params())?;
         let mut rank = Rank::with_weights(plan, group, device, weights)?;
         rank.load_states(checkpoint)?;
-        rank.carried = checkpoint.head().carried.clone();
+        rank.extra = checkpoint.head().extra.clone();
         Ok(rank)
     }
 

@@ -108,7 +108,7 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Finishe
         if due(plan.train.log_every) || step == done + 1 {
             let counted = if step == done + 1 { 0 } else { clock.steps };
             let view = lookout.look(&rank, clock.times(), counted)?;
-            let report = clock.report(step, &stepped, &view, rank.carried.left_out);
+            let report = clock.report(step, &stepped, &view, rank.extra.skipped_samples);
             if let Some(log) = &mut log {
                 log.write(&report);
                 tell(Event::Step(&report));

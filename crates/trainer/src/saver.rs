@@ -125,7 +125,7 @@ impl<'a> Saver<'a> {
             position,
             shape: self.plan.model.clone(),
             plan: serde_json::to_value(self.plan).unwrap_or(Value::Null),
-            carried: rank.carried.clone(),
+            extra: rank.extra.clone(),
         };
         let (disk, folder, generation) = (self.disk.clone(), self.folder.clone(), self.generation);
         let writer = self.group.rank();

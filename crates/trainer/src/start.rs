@@ -47,7 +47,7 @@ pub fn build<'a>(
         }
     }
     let path = start.checkpoint.clone();
-    Err(newest.unwrap_or(Error::Checkpoint(lockstep_ckpt::Error::Nothing { path })))
+    Err(newest.unwrap_or(Error::Checkpoint(lockstep_ckpt::Error::NotFound { path })))
 }
 
 /// Checkpoints to try, the newest first, as the first rank sees them: all try the same.
@@ -101,7 +101,7 @@ fn attempt<'a>(
     if let Some(trouble) = first_trouble(group, loaded.err().map(|error| error.to_string()))? {
         return Ok(Err(trouble));
     }
-    rank.carried = checkpoint.head().carried.clone();
+    rank.extra = checkpoint.head().extra.clone();
     if group.rank() == 0 {
         same_course(&checkpoint, plan, run.source);
     }

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use lockstep_ckpt::{Checkpoint, Kind, Named, Piece, Tensors, params_of};
+use lockstep_ckpt::{Checkpoint, Named, Piece, TensorKind, Tensors, params_of};
 use lockstep_kernels::{Device, Dtype, View};
 use lockstep_model::{Store, Weights};
 use lockstep_parallel::compress::Memory;
@@ -43,7 +43,8 @@ impl Whole {
 }
 
 /// What each rank has of its own, where gradients are compressed.
-const OWN: [(Kind, Memory); 2] = [(Kind::Owed, Memory::Owed), (Kind::Usual, Memory::Usual)];
+const OWN: [(TensorKind, Memory); 2] =
+    [(TensorKind::Residual, Memory::Owed), (TensorKind::Magnitude, Memory::Usual)];
 
 /// What a rank writes into a checkpoint, in host memory: the training may go on.
 #[derive(Default)]
@@ -75,7 +76,7 @@ impl Rank<'_> {
         let Snapshot { mut pieces, mut values } = earlier;
         let written = self.model.part.written();
         pieces.clear();
-        for kind in [Kind::Param, Kind::First, Kind::Second] {
+        for kind in [TensorKind::Param, TensorKind::First, TensorKind::Second] {
             pieces.extend(written.iter().map(|slice| piece(kind, slice)));
         }
         let own: Vec<(Piece, &[f32])> = OWN.into_iter().flat_map(|own| self.own(own)).collect();
@@ -83,7 +84,7 @@ impl Rank<'_> {
         values.resize(pieces.iter().map(Piece::len).sum(), 0.0);
 
         let mut rest = &mut values[..];
-        for kind in [Kind::Param, Kind::First, Kind::Second] {
+        for kind in [TensorKind::Param, TensorKind::First, TensorKind::Second] {
             for slice in &written {
                 let (to, later) = rest.split_at_mut(slice.here.len());
                 let own = self.state(kind, slice.block, slice.unit);
@@ -100,17 +101,17 @@ impl Rank<'_> {
     }
 
     /// This rank's run of a unit.
-    fn state(&self, kind: Kind, block: usize, unit: usize) -> View<'_> {
+    fn state(&self, kind: TensorKind, block: usize, unit: usize) -> View<'_> {
         match kind {
-            Kind::Param => self.store.weights.own(block, unit),
-            Kind::First => self.optimizer.moments(block, unit).0,
-            Kind::Second => self.optimizer.moments(block, unit).1,
-            Kind::Owed | Kind::Usual => panic!("{kind} is no state of a unit"),
+            TensorKind::Param => self.store.weights.own(block, unit),
+            TensorKind::First => self.optimizer.moments(block, unit).0,
+            TensorKind::Second => self.optimizer.moments(block, unit).1,
+            TensorKind::Residual | TensorKind::Magnitude => panic!("{kind} is no state of a unit"),
         }
     }
 
     /// What this rank remembers of its own of its gradients, tensor by tensor.
-    fn own(&self, (kind, what): (Kind, Memory)) -> Vec<(Piece, &[f32])> {
+    fn own(&self, (kind, what): (TensorKind, Memory)) -> Vec<(Piece, &[f32])> {
         let Store { reduction, gradients, .. } = &self.store;
         let mut all = Vec::new();
         for (block, run, values) in reduction.remembered(gradients, what) {
@@ -133,7 +134,7 @@ impl Rank<'_> {
         // What this rank speaks for, slice after slice.
         let mut mine = Vec::new();
         for slice in self.model.part.written() {
-            let (own, start) = (self.state(Kind::Param, slice.block, slice.unit), mine.len());
+            let (own, start) = (self.state(TensorKind::Param, slice.block, slice.unit), mine.len());
             mine.resize(start + slice.here.len(), 0.0);
             self.device.read(own.part(slice.here), &mut mine[start..]);
         }
@@ -166,7 +167,7 @@ impl Rank<'_> {
     /// Takes over the moments of a checkpoint, and what was not sent, if it has them.
     pub(crate) fn load_states(&mut self, checkpoint: &Checkpoint) -> Result<(), Error> {
         let mut values = Vec::new();
-        for kind in [Kind::First, Kind::Second] {
+        for kind in [TensorKind::First, TensorKind::Second] {
             if checkpoint.tensors(kind).is_none() {
                 continue;
             }
@@ -174,7 +175,7 @@ impl Rank<'_> {
                 values.resize(slice.here.len(), 0.0);
                 checkpoint.read(kind, &slice.name, &slice.runs, &mut values)?;
                 let (first, second) = self.optimizer.moments_mut(slice.block, slice.unit);
-                let to = if kind == Kind::First { first } else { second };
+                let to = if kind == TensorKind::First { first } else { second };
                 self.device.write(to.view_mut().part(slice.here), &values);
             }
         }
@@ -186,7 +187,7 @@ impl Rank<'_> {
     fn load_own(
         &mut self,
         checkpoint: &Checkpoint,
-        (kind, what): (Kind, Memory),
+        (kind, what): (TensorKind, Memory),
     ) -> Result<(), Error> {
         if checkpoint.tensors(kind).is_none() {
             return Ok(());
@@ -214,9 +215,9 @@ impl Rank<'_> {
                 let to = &mut to[common.start - run.start..common.end - run.start];
                 let name = &param.whole.name;
                 let read = match same {
-                    true => checkpoint.own_of(kind, rank, name, &runs, to).map(drop),
+                    true => checkpoint.read_of_rank(kind, rank, name, &runs, to).map(drop),
                     false if what == Memory::Usual || part.takes_residual(param, sequence) => {
-                        checkpoint.own_of_all(kind, name, &runs, to)
+                        checkpoint.sum_over_ranks(kind, name, &runs, to)
                     }
                     false => Ok(()),
                 };
@@ -257,7 +258,7 @@ impl Rank<'_> {
     }
 }
 
-fn piece(kind: Kind, slice: &Slice) -> Piece {
+fn piece(kind: TensorKind, slice: &Slice) -> Piece {
     let named = Named { name: slice.name.clone(), dims: slice.dims.clone() };
     Piece { kind, named, runs: slice.runs.clone(), counts: true }
 }

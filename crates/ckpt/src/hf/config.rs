@@ -1,15 +1,14 @@
-//! `config.json` and our shape: what one says in the words of the other. What cannot be said is a mistake with
-//! its reason, never left out in silence.
+//! Converts between `config.json` and `Shape`. Unsupported settings are reported, never ignored.
 
 use lockstep_plan::model::{Balance, Family, Moe, RopeScaling, Shape};
 use serde_json::{Value, json};
 
-/// The shape that a `config.json` describes, or all that we cannot do.
+/// Parses a `config.json`, or returns everything that is not supported.
 pub fn read(config: &Value) -> Result<Shape, Vec<String>> {
-    let mut keys = Keys { config, mistakes: Vec::new() };
+    let mut keys = Keys { config, problems: Vec::new() };
     if !config["quantization_config"].is_null() {
-        keys.mistakes.push(
-            "quantization_config: quantised weights are not read; take the model it was made from"
+        keys.problems.push(
+            "quantization_config: quantized weights are not supported; use the original model"
                 .into(),
         );
     }
@@ -19,28 +18,30 @@ pub fn read(config: &Value) -> Result<Shape, Vec<String>> {
         Some("mixtral") => llama(&mut keys, Family::Moe),
         other => {
             let found = other.unwrap_or("missing");
-            return Err(vec![format!("model_type is {found}; gpt2, llama and mixtral are known")]);
+            return Err(vec![format!(
+                "model_type {found} is not supported; use gpt2, llama or mixtral"
+            )]);
         }
     };
-    match keys.mistakes.is_empty() {
+    match keys.problems.is_empty() {
         true => Ok(shape),
-        false => Err(keys.mistakes),
+        false => Err(keys.problems),
     }
 }
 
-/// The `config.json` with which transformers builds this model. Dropout outside attention and the router's z-loss
-/// act only in training and have no place in Llama's and Mixtral's; they are not written.
+/// The `config.json` for transformers. Dropout outside attention and the router's z-loss only affect training and have
+/// no key for Llama and Mixtral; they are not written.
 pub fn write(shape: &Shape, dtype: &str) -> Result<Value, Vec<String>> {
-    let mistakes = refusals(shape);
-    if !mistakes.is_empty() {
-        return Err(mistakes);
+    let problems = unsupported(shape);
+    if !problems.is_empty() {
+        return Err(problems);
     }
     let mut config = match shape.family {
         Family::Gpt2 => gpt2_json(shape),
         Family::Llama | Family::Moe => llama_json(shape),
     };
-    // Version 4 of transformers reads torch_dtype, version 5 dtype. We know no special tokens, and the libraries'
-    // defaults would be those of another vocabulary.
+    // transformers 4 reads torch_dtype, version 5 dtype. Special tokens are unknown, and the library defaults would
+    // belong to another vocabulary.
     let common = json!({
         "vocab_size": shape.vocab, "tie_word_embeddings": shape.tied, "torch_dtype": dtype, "dtype": dtype,
         "bos_token_id": null, "eos_token_id": null, "use_cache": true,
@@ -49,45 +50,42 @@ pub fn write(shape: &Shape, dtype: &str) -> Result<Value, Vec<String>> {
     Ok(config)
 }
 
-/// What makes a shape one that transformers has no model for.
-fn refusals(shape: &Shape) -> Vec<String> {
+/// Reasons why transformers has no model for a shape.
+fn unsupported(shape: &Shape) -> Vec<String> {
     let Shape { dim, heads, kv_heads, head_dim, .. } = *shape;
-    let mut mistakes = Vec::new();
-    let mut refuse = |when: bool, why: String| {
+    let mut problems = Vec::new();
+    let mut reject = |when: bool, why: String| {
         if when {
-            mistakes.push(why);
+            problems.push(why);
         }
     };
     match shape.family {
         Family::Gpt2 => {
-            refuse(
+            reject(
                 kv_heads != heads,
-                format!("kv_heads={kv_heads}: GPT-2 has one for each of the {heads} heads"),
+                format!("kv_heads={kv_heads} must equal heads={heads} for GPT-2"),
             );
-            refuse(
+            reject(
                 head_dim * heads != dim,
-                format!("heads={heads} of {head_dim}: GPT-2's make up dim={dim}"),
+                format!("heads={heads} × head_dim={head_dim} must equal dim={dim} for GPT-2"),
             );
         }
         Family::Llama | Family::Moe => {
-            refuse(
+            reject(
                 dim % heads != 0,
-                format!("heads={heads} does not divide dim={dim}, as transformers wants"),
+                format!("heads={heads} must divide dim={dim} for transformers"),
             );
         }
     }
     let moe = shape.moe.filter(|_| shape.family == Family::Moe);
-    refuse(
+    reject(
         shape.family == Family::Moe && moe.is_none(),
-        "family=moe without experts: say llama".into(),
+        "family=moe without experts; use family=llama".into(),
     );
     let shared = moe.map_or(0, |moe| moe.shared);
-    refuse(
-        shared > 0,
-        format!("shared_experts={shared}: Mixtral sends every token to chosen experts only"),
-    );
+    reject(shared > 0, format!("shared_experts={shared}: Mixtral has no shared experts"));
     let capacity = moe.and_then(|moe| moe.capacity);
-    refuse(
+    reject(
         capacity.is_some(),
         format!(
             "capacity={}: Mixtral's experts take all their tokens, so it would answer otherwise wherever one was \
@@ -95,7 +93,7 @@ fn refusals(shape: &Shape) -> Vec<String> {
             capacity.unwrap_or_default()
         ),
     );
-    mistakes
+    problems
 }
 
 fn gpt2(keys: &mut Keys) -> Shape {
@@ -110,9 +108,9 @@ fn gpt2(keys: &mut Keys) -> Shape {
         let found = keys.number(other, 0.1);
         if found != dropout {
             let why = format!(
-                "{other}={found} and resid_pdrop={dropout}: there is one dropout here; make them equal"
+                "{other}={found} differs from resid_pdrop={dropout}; only one dropout rate is supported"
             );
-            keys.mistakes.push(why);
+            keys.problems.push(why);
         }
     }
     Shape {
@@ -157,22 +155,20 @@ fn llama(keys: &mut Keys, family: Family) -> Shape {
     for zero in ["attention_dropout", "router_jitter_noise"] {
         let found = keys.number(zero, 0.0);
         if found != 0.0 {
-            keys.mistakes.push(format!("{zero}={found} is not done here; make it 0"));
+            keys.problems.push(format!("{zero}={found} is not supported; set it to 0"));
         }
     }
     if let Some(window) =
         keys.config["sliding_window"].as_u64().filter(|window| *window < seq as u64)
     {
-        keys.mistakes.push(format!(
-            "sliding_window={window} below {seq}: attention here sees all that came before"
+        keys.problems.push(format!(
+            "sliding_window={window} is smaller than the context of {seq}; sliding-window attention is not supported"
         ));
     }
     let is_moe = family == Family::Moe;
     for key in ["n_shared_experts", "num_shared_experts"] {
         if let Some(shared) = keys.config[key].as_u64().filter(|shared| *shared > 0) {
-            keys.mistakes.push(format!(
-                "{key}={shared}: no layout of shared experts is known here, only Mixtral's without them"
-            ));
+            keys.problems.push(format!("{key}={shared}: shared experts are not supported"));
         }
     }
     let (rope_theta, rope_scaling) = rope(keys, if is_moe { 1e6 } else { 1e4 });
@@ -206,7 +202,7 @@ fn llama(keys: &mut Keys, family: Family) -> Shape {
     }
 }
 
-/// Rotary positions: `rope_parameters` from transformers 5 on, before that `rope_theta` and `rope_scaling`.
+/// RoPE settings: `rope_parameters` in transformers 5, before that `rope_theta` and `rope_scaling`.
 fn rope(keys: &mut Keys, default_theta: f64) -> (f64, Option<RopeScaling>) {
     let top_theta = keys.number("rope_theta", default_theta);
     let partial = keys.number("partial_rotary_factor", 1.0);
@@ -216,7 +212,8 @@ fn rope(keys: &mut Keys, default_theta: f64) -> (f64, Option<RopeScaling>) {
     };
     let number = |key: &str, default: f64| rope[key].as_f64().unwrap_or(default);
     if partial != 1.0 || number("partial_rotary_factor", 1.0) != 1.0 {
-        keys.mistakes.push("partial_rotary_factor: the whole of a head is rotated here".into());
+        keys.problems
+            .push("partial_rotary_factor is not supported; whole heads are rotated".into());
     }
     let theta = number("rope_theta", top_theta);
     let kind = rope["rope_type"].as_str().or(rope["type"].as_str()).unwrap_or("default");
@@ -230,11 +227,12 @@ fn rope(keys: &mut Keys, default_theta: f64) -> (f64, Option<RopeScaling>) {
             (theta, Some(RopeScaling { factor, low_freq_factor, high_freq_factor, original_seq }))
         }
         "llama3" => {
-            keys.mistakes.push(format!("rope_type llama3 without {}", missing.join(", ")));
+            keys.problems.push(format!("rope_type llama3 without {}", missing.join(", ")));
             (theta, None)
         }
         other => {
-            keys.mistakes.push(format!("rope_type is {other}; default and llama3 are known"));
+            keys.problems
+                .push(format!("rope_type {other} is not supported; use default or llama3"));
             (theta, None)
         }
     }
@@ -259,14 +257,14 @@ fn llama_json(shape: &Shape) -> Value {
         "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim, "intermediate_size": shape.ffn,
         "max_position_embeddings": shape.seq, "rms_norm_eps": shape.norm_eps, "hidden_act": "silu",
         "attention_bias": false, "mlp_bias": false, "attention_dropout": 0.0,
-        // Both ways of saying it: transformers 5 reads the first, version 4 the other two.
+        // transformers 5 reads the first key, version 4 the other two.
         "rope_parameters": rope, "rope_theta": shape.rope_theta, "rope_scaling": scaling,
     });
     if let (Family::Moe, Some(moe)) = (shape.family, shape.moe) {
         let mixture = json!({
             "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": moe.experts,
             "num_experts_per_tok": moe.top_k, "router_aux_loss_coef": moe.aux_loss,
-            // Without it transformers leaves the balancing loss out.
+            // Without it transformers omits the auxiliary loss.
             "output_router_logits": moe.aux_loss > 0.0, "sliding_window": null,
         });
         merge(&mut config, mixture);
@@ -281,14 +279,14 @@ fn merge(into: &mut Value, other: Value) {
     into.extend(other);
 }
 
-/// Looking up keys, with a note of what is wrong.
+/// Looks up keys and collects errors.
 struct Keys<'a> {
     config: &'a Value,
-    mistakes: Vec<String>,
+    problems: Vec<String>,
 }
 
 impl Keys<'_> {
-    /// A whole number above zero. Without a default it must be there.
+    /// A positive integer; required if there is no default.
     fn size(&mut self, key: &str, default: Option<usize>) -> usize {
         let value = &self.config[key];
         match (value.as_u64().filter(|size| *size > 0), default) {
@@ -296,7 +294,7 @@ impl Keys<'_> {
             (None, Some(default)) if value.is_null() => default,
             _ => {
                 let found = if value.is_null() { "missing".into() } else { value.to_string() };
-                self.mistakes.push(format!("{key} is {found}; it is a whole number above 0"));
+                self.problems.push(format!("{key} must be a positive integer (got {found})"));
                 1
             }
         }
@@ -306,7 +304,7 @@ impl Keys<'_> {
         match &self.config[key] {
             Value::Null => default,
             value => value.as_f64().unwrap_or_else(|| {
-                self.mistakes.push(format!("{key} is {value}, no number"));
+                self.problems.push(format!("{key} must be a number (got {value})"));
                 default
             }),
         }
@@ -316,7 +314,7 @@ impl Keys<'_> {
         match &self.config[key] {
             Value::Null => default,
             value => value.as_bool().unwrap_or_else(|| {
-                self.mistakes.push(format!("{key} is {value}; it is true or false"));
+                self.problems.push(format!("{key} must be true or false (got {value})"));
                 default
             }),
         }
@@ -324,20 +322,21 @@ impl Keys<'_> {
 
     fn only_bool(&mut self, key: &str, default: bool, known: bool) {
         if self.bool(key, default) != known {
-            self.mistakes.push(format!("{key}={}: only {known} is done here", !known));
+            self.problems.push(format!("{key}={} is not supported; only {known} is", !known));
         }
     }
 
     fn only(&mut self, key: &str, known: &[&str], default: &str) {
         let found = self.config[key].as_str().unwrap_or(default);
         if !known.contains(&found) {
-            self.mistakes.push(format!("{key}={found}: only {} is done here", known.join(" or ")));
+            self.problems
+                .push(format!("{key}={found} is not supported; use {}", known.join(" or ")));
         }
     }
 
     fn divides(&mut self, small: &str, divisor: usize, large: &str, number: usize) {
         if !number.is_multiple_of(divisor) {
-            self.mistakes.push(format!("{small}={divisor} does not divide {large}={number}"));
+            self.problems.push(format!("{small}={divisor} does not divide {large}={number}"));
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Export: our tensors as a Hugging Face folder that transformers loads.
+//! Exports a model as a Hugging Face folder.
 
 use super::names::{Place, places};
 use super::{CONFIG, INDEX, ONE_FILE, config};
-use crate::error::{Error, Result, refuse};
+use crate::error::{Error, Result, reject};
 use crate::partial::Partial;
 use crate::safetensors::{Dtype, Entry, write};
 use crate::tensors::{Named, Tensors, differences, params_of};
@@ -11,12 +11,12 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-/// How to write.
+/// Export options.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Export {
     /// F32, F16 or Bf16.
     pub dtype: Dtype,
-    /// Bytes of tensors in a file, as far as a single tensor is not larger.
+    /// Maximum bytes of tensors per file, unless a single tensor is larger.
     pub shard_bytes: usize,
 }
 
@@ -26,12 +26,12 @@ impl Default for Export {
     }
 }
 
-/// Writes a new folder. Refuses shapes that transformers has no model for.
+/// Writes a new folder. Fails for shapes that transformers has no model for.
 pub fn export(shape: &Shape, tensors: &dyn Tensors, to: &Path, how: Export) -> Result<()> {
     let config = config::write(shape, dtype_name(how.dtype))
-        .map_err(|mistakes| Error::Mistakes { path: to.to_path_buf(), mistakes })?;
-    refuse(to, differences(tensors.list(), &params_of(shape)))?;
-    let (entries, parts) = theirs(shape, how.dtype);
+        .map_err(|problems| Error::Invalid { path: to.to_path_buf(), problems })?;
+    reject(to, differences(tensors.list(), &params_of(shape)))?;
+    let (entries, parts) = hf_tensors(shape, how.dtype);
 
     let partial = Partial::begin(to)?;
     let shards = split(&entries, how.shard_bytes);
@@ -46,11 +46,11 @@ pub fn export(shape: &Shape, tensors: &dyn Tensors, to: &Path, how: Export) -> R
     partial.commit().map(drop)
 }
 
-/// By the name of a Hugging Face tensor, which of our parameters lie where in it.
+/// Our parameters in each Hugging Face tensor.
 type Parts = HashMap<String, Vec<(Named, Place)>>;
 
-/// The Hugging Face tensors of a model, in the order of the forward pass, and what each is made of.
-fn theirs(shape: &Shape, dtype: Dtype) -> (Vec<Entry>, Parts) {
+/// The Hugging Face tensors of a model in forward order, and their parts.
+fn hf_tensors(shape: &Shape, dtype: Dtype) -> (Vec<Entry>, Parts) {
     let (mut entries, mut parts) = (Vec::new(), Parts::new());
     for param in params_of(shape) {
         let place = places(shape, &param).swap_remove(0);
@@ -64,10 +64,10 @@ fn theirs(shape: &Shape, dtype: Dtype) -> (Vec<Entry>, Parts) {
     (entries, parts)
 }
 
-/// Puts together one Hugging Face tensor.
+/// Assembles a Hugging Face tensor.
 fn fill(parts: &[(Named, Place)], tensors: &dyn Tensors, out: &mut [f32]) -> Result<()> {
     for (param, place) in parts {
-        if !place.turned {
+        if !place.transposed {
             let width = if place.dims.len() == 1 { 1 } else { param.dims[1] };
             let start = place.row * width;
             tensors.read(&param.name, &mut out[start..start + param.len()])?;
@@ -86,7 +86,7 @@ fn fill(parts: &[(Named, Place)], tensors: &dyn Tensors, out: &mut [f32]) -> Res
     Ok(())
 }
 
-/// Consecutive tensors, as many as fit into a file.
+/// Groups consecutive tensors into files.
 fn split(entries: &[Entry], most: usize) -> Vec<Vec<Entry>> {
     let mut shards = vec![Vec::new()];
     let mut bytes = 0;
@@ -96,7 +96,7 @@ fn split(entries: &[Entry], most: usize) -> Vec<Vec<Entry>> {
             bytes = 0;
         }
         bytes += entry.bytes();
-        shards.last_mut().expect("there is a first").push(entry.clone());
+        shards.last_mut().expect("just pushed").push(entry.clone());
     }
     shards
 }

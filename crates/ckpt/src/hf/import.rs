@@ -1,8 +1,8 @@
-//! Import: a Hugging Face folder as our tensors. The files stay mapped; a tensor is converted when it is read.
+//! Imports a Hugging Face folder. The files stay mapped; a tensor is converted when it is read.
 
 use super::names::{Place, is_buffer, places, prefix};
 use super::{CONFIG, INDEX, ONE_FILE, config};
-use crate::error::{Error, Result, refuse};
+use crate::error::{Error, Result, reject};
 use crate::safetensors::{File, Tensor};
 use crate::tensors::{Named, Tensors, params_of};
 use lockstep_plan::model::Shape;
@@ -10,25 +10,25 @@ use serde_json::Value;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
-/// A folder that has been found complete: each parameter is there, in the right shape and a type we read.
+/// A valid folder: every parameter exists with the right shape and a supported type.
 pub struct Source {
     shape: Shape,
     list: Vec<Named>,
     files: Files,
-    /// By our name.
+    /// Locations by our parameter name.
     places: HashMap<String, Place>,
 }
 
 impl Source {
-    /// Opens the folder and checks all of it, so that reading cannot fail.
+    /// Opens and validates the folder, so that reading cannot fail.
     pub fn open(dir: &Path) -> Result<Source> {
         let shape = shape_of(dir)?;
         Source::new(dir, shape, Files::open(&weight_files(dir)?, "")?)
     }
 
-    /// Another file's tensors in the place of the folder's: those under the names of the folder's weights with
-    /// `before` in front. So gradients that were stored beside a model can be read by our names.
-    pub fn open_beside(dir: &Path, file: &Path, before: &str) -> Result<Source> {
+    /// Reads the tensors of another file instead, whose names are those of the folder's weights with a prefix. Used for
+    /// gradients that are stored next to a model.
+    pub fn open_with_prefix(dir: &Path, file: &Path, before: &str) -> Result<Source> {
         let shape = shape_of(dir)?;
         Source::new(file, shape, Files::open(&[file.to_path_buf()], before)?)
     }
@@ -39,18 +39,18 @@ impl Source {
 
     fn new(path: &Path, shape: Shape, files: Files) -> Result<Source> {
         let list = params_of(&shape);
-        let (mut found, mut mistakes) = (HashMap::new(), Vec::new());
+        let (mut found, mut problems) = (HashMap::new(), Vec::new());
         for param in &list {
             match find(&shape, &files, param) {
                 Ok(place) => drop(found.insert(param.name.clone(), place)),
-                Err(mistake) => mistakes.push(mistake),
+                Err(problem) => problems.push(problem),
             }
         }
-        // Parts of one tensor would each say the same of it.
+        // The parts of one tensor give the same problem.
         let mut said = HashSet::new();
-        mistakes.retain(|mistake| said.insert(mistake.clone()));
-        mistakes.extend(unknown(&shape, &files, &list));
-        refuse(path, mistakes)?;
+        problems.retain(|problem| said.insert(problem.clone()));
+        problems.extend(unknown(&shape, &files, &list));
+        reject(path, problems)?;
         Ok(Source { shape, list, files, places: found })
     }
 }
@@ -62,18 +62,18 @@ impl Tensors for Source {
 
     fn read(&self, name: &str, out: &mut [f32]) -> Result<()> {
         let place =
-            self.places.get(name).unwrap_or_else(|| panic!("this model has no parameter {name}"));
-        let tensor = self.files.get(&place.name).expect("it was there when the folder was opened");
+            self.places.get(name).unwrap_or_else(|| panic!("the model has no parameter {name}"));
+        let tensor = self.files.get(&place.name).expect("validated when the folder was opened");
         copy(place, tensor, out);
         Ok(())
     }
 }
 
-/// Our rows of a Hugging Face tensor.
+/// Copies our rows of a Hugging Face tensor.
 fn copy(place: &Place, tensor: Tensor<'_>, out: &mut [f32]) {
     let columns = place.dims.last().copied().unwrap_or(1);
-    if !place.turned {
-        // A vector is a column of as many rows.
+    if !place.transposed {
+        // A vector is a matrix with one column.
         let width = if place.dims.len() == 1 { 1 } else { columns };
         return tensor.read(place.row * width, out);
     }
@@ -88,7 +88,7 @@ fn copy(place: &Place, tensor: Tensor<'_>, out: &mut [f32]) {
     }
 }
 
-/// Where a parameter lies, under the name that it has in these files.
+/// Location of a parameter in these files.
 fn find(shape: &Shape, files: &Files, param: &Named) -> std::result::Result<Place, String> {
     let candidates = places(shape, param);
     let prefix = prefix(shape.family);
@@ -103,14 +103,14 @@ fn find(shape: &Shape, files: &Files, param: &Named) -> std::result::Result<Plac
     }
     let hint = match param.name.as_str() {
         "head.output" => {
-            "; if the output is the embedding, config.json must say \"tie_word_embeddings\": true"
+            "; if the output projection is tied to the embedding, set \"tie_word_embeddings\": true in config.json"
         }
         _ => "",
     };
     Err(format!("{} {:?} is missing{hint}", candidates[0].name, candidates[0].dims))
 }
 
-/// Tensors that nobody asks for: leaving one out in silence would make another model of it.
+/// Tensors that belong to no parameter; ignoring them would change the model.
 fn unknown(shape: &Shape, files: &Files, list: &[Named]) -> Vec<String> {
     let prefix = prefix(shape.family);
     let mut known = HashSet::new();
@@ -121,18 +121,21 @@ fn unknown(shape: &Shape, files: &Files, list: &[Named]) -> Vec<String> {
     let mut names: Vec<&str> =
         files.names().filter(|name| !known.contains(*name) && !is_buffer(shape, name)).collect();
     names.sort();
-    names
-        .iter()
-        .map(|name| format!("{name} is no part of the model that config.json describes"))
-        .collect()
+    names.iter().map(|name| format!("{name} is not part of the model in config.json")).collect()
 }
 
 fn fits(name: &str, place: &Place, tensor: &Tensor<'_>) -> std::result::Result<(), String> {
     if tensor.dims != place.dims {
-        return Err(format!("{name} is {:?}, config.json asks for {:?}", tensor.dims, place.dims));
+        return Err(format!(
+            "{name} has shape {:?}, config.json requires {:?}",
+            tensor.dims, place.dims
+        ));
     }
-    if !tensor.dtype.widens() {
-        return Err(format!("{name} is {}; F32, F16 and BF16 are read", tensor.dtype.name()));
+    if !tensor.dtype.fits_f32() {
+        return Err(format!(
+            "{name} has type {}; only F32, F16 and BF16 are supported",
+            tensor.dtype.name()
+        ));
     }
     Ok(())
 }
@@ -140,42 +143,42 @@ fn fits(name: &str, place: &Place, tensor: &Tensor<'_>) -> std::result::Result<(
 fn shape_of(dir: &Path) -> Result<Shape> {
     let path = dir.join(CONFIG);
     let config = json(&path)?;
-    config::read(&config).map_err(|mistakes| Error::Mistakes { path, mistakes })
+    config::read(&config).map_err(|problems| Error::Invalid { path, problems })
 }
 
 fn json(path: &Path) -> Result<Value> {
     let bytes = std::fs::read(path).map_err(Error::system("read", path))?;
     serde_json::from_slice(&bytes)
-        .map_err(|error| Error::malformed(path, format!("is no JSON: {error}")))
+        .map_err(|error| Error::malformed(path, format!("invalid JSON: {error}")))
 }
 
-/// The one file, or those that the index names.
+/// The single weight file, or the files named by the index.
 fn weight_files(dir: &Path) -> Result<Vec<PathBuf>> {
     let (one, index) = (dir.join(ONE_FILE), dir.join(INDEX));
     if one.exists() {
         return Ok(vec![one]);
     }
     if !index.exists() {
-        let what = format!("has neither {ONE_FILE} nor {INDEX}; only safetensors are read");
+        let what =
+            format!("found neither {ONE_FILE} nor {INDEX}; only safetensors files are supported");
         return Err(Error::malformed(dir, what));
     }
     let json = json(&index)?;
     let map = json["weight_map"].as_object();
-    let map =
-        map.ok_or_else(|| Error::malformed(&index, "has no weight_map from tensors to files"))?;
-    // A plain name: an index must not lead out of its folder.
+    let map = map.ok_or_else(|| Error::malformed(&index, "no weight_map"))?;
+    // Plain names only: an index must not refer to files outside its folder.
     let plain = |file: &Value| {
         let name =
             file.as_str().filter(|name| Path::new(name).file_name() == Some((*name).as_ref()));
         name.map(String::from)
-            .ok_or_else(|| Error::malformed(&index, format!("{file} is no name of a file")))
+            .ok_or_else(|| Error::malformed(&index, format!("{file} is not a file name")))
     };
     let names: BTreeMap<String, ()> =
         map.values().map(|file| Ok((plain(file)?, ()))).collect::<Result<_>>()?;
     Ok(names.into_keys().map(|name| dir.join(name)).collect())
 }
 
-/// Several mapped files as one, each tensor under its name without what stands before.
+/// Several mapped files, with tensor names stripped of their prefix.
 struct Files {
     files: Vec<File>,
     before: String,

@@ -1,5 +1,5 @@
-//! Hugging Face folders: `config.json` and safetensors of GPT-2, Llama and Mixtral models, in and out. Knows how
-//! those libraries name and lay out what we have; reads no other file format and no tokenizer.
+//! Import and export of Hugging Face folders: `config.json` and safetensors of GPT-2, Llama and Mixtral models. Reads no
+//! other file format and no tokenizer.
 
 mod config;
 mod export;

@@ -1,23 +1,22 @@
-//! Which part of which Hugging Face tensor each of our parameters is.
+//! Maps our parameters to parts of Hugging Face tensors.
 
 use crate::tensors::Named;
 use lockstep_plan::model::{Family, Shape};
 
-/// A part of a Hugging Face tensor. The tensor is seen as a matrix of its last dim's columns, turned over where
-/// `turned`; the part is as many rows as ours has, from `row` on.
+/// A part of a Hugging Face tensor. The tensor is viewed as a matrix whose columns are its last dim, transposed if
+/// `transposed`; the part starts at `row` and has as many rows as our parameter.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Place {
-    /// As transformers writes it, with its prefix.
+    /// Name in transformers, including the prefix.
     pub name: String,
-    /// Of the whole Hugging Face tensor.
+    /// Dims of the whole Hugging Face tensor.
     pub dims: Vec<usize>,
-    /// It is (in, out), as GPT-2's Conv1D has it.
-    pub turned: bool,
+    /// Stored as (in, out), like GPT-2's Conv1D.
+    pub transposed: bool,
     pub row: usize,
 }
 
-/// What names begin with when the folder holds a model with its output projection; a folder of the bare model has
-/// the same names without it.
+/// Prefix of the names in a folder with an output projection; a folder of the bare model has no prefix.
 pub fn prefix(family: Family) -> &'static str {
     match family {
         Family::Gpt2 => "transformer.",
@@ -25,7 +24,7 @@ pub fn prefix(family: Family) -> &'static str {
     }
 }
 
-/// Where a parameter may lie. The first is where `save_pretrained` writes it and we do; others are accepted.
+/// Possible locations of a parameter. `save_pretrained` and our export use the first; the others are accepted.
 pub fn places(shape: &Shape, param: &Named) -> Vec<Place> {
     match shape.family {
         Family::Gpt2 => vec![gpt2(shape, param)],
@@ -33,8 +32,8 @@ pub fn places(shape: &Shape, param: &Named) -> Vec<Place> {
     }
 }
 
-/// Tensors that hold no parameter: masks and wave lengths that older versions stored, and the output projection
-/// of a model that takes the embedding for it.
+/// Tensors that are not parameters: masks and frequencies stored by older versions, and the output projection of a
+/// model with tied embeddings.
 pub fn is_buffer(shape: &Shape, name: &str) -> bool {
     let mask = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
     match name {
@@ -48,10 +47,10 @@ fn gpt2(shape: &Shape, param: &Named) -> Place {
     let (layer, rest) = split(&param.name);
     let plain = |name: &str| whole(name.into(), param);
     let in_layer = |name: &str| whole(format!("transformer.h.{layer}.{name}"), param);
-    // The weights of Conv1D are (in, out).
-    let turned = |name: &str, out: usize, row: usize| Place {
+    // Conv1D weights are (in, out).
+    let transposed = |name: &str, out: usize, row: usize| Place {
         dims: vec![param.dims[1], out],
-        turned: true,
+        transposed: true,
         row,
         ..in_layer(name)
     };
@@ -67,17 +66,17 @@ fn gpt2(shape: &Shape, param: &Named) -> Place {
         "norm1.bias" => in_layer("ln_1.bias"),
         "norm2.gain" => in_layer("ln_2.weight"),
         "norm2.bias" => in_layer("ln_2.bias"),
-        "attention.q.weight" => turned(c_attn, 3 * dim, 0),
-        "attention.k.weight" => turned(c_attn, 3 * dim, dim),
-        "attention.v.weight" => turned(c_attn, 3 * dim, 2 * dim),
+        "attention.q.weight" => transposed(c_attn, 3 * dim, 0),
+        "attention.k.weight" => transposed(c_attn, 3 * dim, dim),
+        "attention.v.weight" => transposed(c_attn, 3 * dim, 2 * dim),
         "attention.q.bias" => part("attn.c_attn.bias", 0),
         "attention.k.bias" => part("attn.c_attn.bias", dim),
         "attention.v.bias" => part("attn.c_attn.bias", 2 * dim),
-        "attention.out.weight" => turned("attn.c_proj.weight", dim, 0),
+        "attention.out.weight" => transposed("attn.c_proj.weight", dim, 0),
         "attention.out.bias" => in_layer("attn.c_proj.bias"),
-        "mlp.up.weight" => turned("mlp.c_fc.weight", shape.ffn, 0),
+        "mlp.up.weight" => transposed("mlp.c_fc.weight", shape.ffn, 0),
         "mlp.up.bias" => in_layer("mlp.c_fc.bias"),
-        "mlp.down.weight" => turned("mlp.c_proj.weight", dim, 0),
+        "mlp.down.weight" => transposed("mlp.c_proj.weight", dim, 0),
         "mlp.down.bias" => in_layer("mlp.c_proj.bias"),
         other => unreachable!("GPT-2 has no parameter {other}"),
     }
@@ -110,8 +109,8 @@ fn llama(shape: &Shape, param: &Named) -> Vec<Place> {
     names.into_iter().map(|name| whole(name, param)).collect()
 }
 
-/// An expert's matrix. transformers 5 keeps all experts of a layer in two tensors, gate and up (experts, 2 ffn,
-/// dim) and down (experts, dim, ffn); it writes them apart, but other programs may not.
+/// A matrix of an expert. transformers 5 stores all experts of a layer in two tensors, gate and up (experts, 2 ffn, dim)
+/// and down (experts, dim, ffn); it saves them separately, but other programs may not.
 fn experts(shape: &Shape, param: &Named, layer: &str, rest: &str) -> Vec<Place> {
     let (expert, matrix) = rest.split_once('.').expect("experts.N.MATRIX.weight");
     let number: usize = expert.parse().expect("experts are numbered");
@@ -126,14 +125,14 @@ fn experts(shape: &Shape, param: &Named, layer: &str, rest: &str) -> Vec<Place> 
     };
     let apart = format!("model.layers.{layer}.block_sparse_moe.experts.{expert}.{short}.weight");
     let fused = format!("model.layers.{layer}.mlp.experts.{fused}");
-    vec![whole(apart, param), Place { name: fused, dims, turned: false, row }]
+    vec![whole(apart, param), Place { name: fused, dims, transposed: false, row }]
 }
 
 fn whole(name: String, param: &Named) -> Place {
-    Place { name, dims: param.dims.clone(), turned: false, row: 0 }
+    Place { name, dims: param.dims.clone(), transposed: false, row: 0 }
 }
 
-/// `layers.3.norm1.gain` → ("3", "norm1.gain"); a name outside the layers is left as it is.
+/// `layers.3.norm1.gain` → ("3", "norm1.gain"); other names are returned unchanged.
 fn split(name: &str) -> (&str, &str) {
     name.strip_prefix("layers.").and_then(|rest| rest.split_once('.')).unwrap_or(("", name))
 }

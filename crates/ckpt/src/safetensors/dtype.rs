@@ -1,4 +1,4 @@
-//! The element types of the format, and how f32 is read from and written as the floating ones.
+//! Element types of the safetensors format, and their conversion from and to f32.
 
 use half::{bf16, f16};
 
@@ -23,7 +23,7 @@ pub enum Dtype {
 
 use Dtype::*;
 
-/// Each with its name in the header and its bytes.
+/// Each type with its name in the header and its size.
 const ALL: [(Dtype, &str, usize); 15] = [
     (Bool, "BOOL", 1),
     (U8, "U8", 1),
@@ -55,8 +55,8 @@ impl Dtype {
         ALL[self as usize].2
     }
 
-    /// Whether f32 can hold every value of it.
-    pub fn widens(self) -> bool {
+    /// Whether every value fits in f32.
+    pub fn fits_f32(self) -> bool {
         matches!(self, F32 | F16 | Bf16)
     }
 }
@@ -64,28 +64,28 @@ impl Dtype {
 /// Reads little-endian elements as f32.
 ///
 /// # Panics
-/// When the type does not widen, or the lengths do not agree.
+/// If the type does not fit in f32 or the lengths differ.
 pub(super) fn decode(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
     assert_eq!(bytes.len(), out.len() * dtype.bytes(), "bytes and elements");
     match dtype {
         F32 => each(bytes, out, f32::from_le_bytes),
         F16 => each(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
         Bf16 => each(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
-        _ => panic!("{} does not widen to f32", dtype.name()),
+        _ => panic!("{} does not fit in f32", dtype.name()),
     }
 }
 
 /// Writes f32 as little-endian elements, rounded to nearest.
 ///
 /// # Panics
-/// When the type is none of f32, f16, bf16, or the lengths do not agree.
+/// If the type is not f32, f16 or bf16, or the lengths differ.
 pub(super) fn encode(dtype: Dtype, values: &[f32], out: &mut [u8]) {
     assert_eq!(out.len(), values.len() * dtype.bytes(), "bytes and elements");
     match dtype {
         F32 => each_back(values, out, f32::to_le_bytes),
         F16 => each_back(values, out, |v| f16::from_f32(v).to_le_bytes()),
         Bf16 => each_back(values, out, |v| bf16::from_f32(v).to_le_bytes()),
-        _ => panic!("f32 is not written as {}", dtype.name()),
+        _ => panic!("f32 cannot be written as {}", dtype.name()),
     }
 }
 
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_in_the_order_of_the_enum() {
+    fn table_order_matches_enum_order() {
         for (position, (dtype, name, _)) in ALL.into_iter().enumerate() {
             assert_eq!(dtype as usize, position, "{name}");
             assert_eq!(Dtype::parse(name), Some(dtype));
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_widens_comes_back() {
+    fn float_types_round_trip() {
         let values = [0.0, -1.5, 1024.0, f32::INFINITY, -0.0078125];
         for dtype in [F32, F16, Bf16] {
             let mut bytes = vec![0; 5 * dtype.bytes()];

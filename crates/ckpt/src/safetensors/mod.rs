@@ -1,5 +1,5 @@
 //! The safetensors format: eight bytes of header length, a JSON header of names, types, shapes and offsets, and
-//! the tensors' bytes in little-endian order without gaps. Knows nothing of what tensors mean.
+//! the tensors' bytes in little-endian order without gaps.
 
 mod dtype;
 mod read;
@@ -10,5 +10,5 @@ pub use read::{File, Tensor};
 pub(crate) use write::header;
 pub use write::{Entry, write};
 
-/// Where the JSON keeps what is not a tensor.
+/// Header key for metadata.
 const METADATA: &str = "__metadata__";

@@ -1,4 +1,4 @@
-//! Reading: the file is mapped, not loaded; a tensor's pages come in when it is read.
+//! Memory-mapped reader.
 
 use super::METADATA;
 use super::dtype::{Dtype, decode};
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// A mapped file whose header has been checked against its length.
+/// A mapped file with a valid header.
 pub struct File {
     path: PathBuf,
     map: Mmap,
@@ -19,11 +19,11 @@ pub struct File {
 struct Info {
     dtype: Dtype,
     dims: Vec<usize>,
-    /// In the whole file.
+    /// Byte range in the file.
     bytes: Range<usize>,
 }
 
-/// A tensor where it lies in the file.
+/// A tensor in a mapped file.
 #[derive(Clone, Copy)]
 pub struct Tensor<'a> {
     pub dtype: Dtype,
@@ -32,7 +32,7 @@ pub struct Tensor<'a> {
 }
 
 impl Tensor<'_> {
-    /// Elements.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.bytes.len() / self.dtype.bytes()
     }
@@ -41,10 +41,10 @@ impl Tensor<'_> {
         self.bytes.is_empty()
     }
 
-    /// Copies the elements from `start` on, as f32.
+    /// Reads elements starting at `start` as f32.
     ///
     /// # Panics
-    /// When the type does not widen to f32, or the tensor ends before `out` is full.
+    /// If the type does not fit in f32 or the tensor is too short.
     pub fn read(&self, start: usize, out: &mut [f32]) {
         let size = self.dtype.bytes();
         decode(self.dtype, &self.bytes[start * size..(start + out.len()) * size], out);
@@ -53,7 +53,7 @@ impl Tensor<'_> {
     /// The elements of an I32 tensor: token ids.
     ///
     /// # Panics
-    /// When it is of another type.
+    /// If the tensor has another type.
     pub fn i32s(&self) -> Vec<i32> {
         assert_eq!(self.dtype, Dtype::I32);
         let (elements, _) = self.bytes.as_chunks();
@@ -64,9 +64,9 @@ impl Tensor<'_> {
 impl File {
     pub fn open(path: &Path) -> Result<File> {
         let file = std::fs::File::open(path).map_err(Error::system("open", path))?;
-        // SAFETY: the map is private and only read. That no other program shortens the file meanwhile is what
-        // every reader of mapped weights relies on; who does gets this process a bus error, not wrong values
-        // taken for right ones by the compiler, because bytes are copied out before they are used.
+        // SAFETY: the map is private and read-only. As for every reader of mapped weights, no other program may
+        // truncate the file meanwhile; that would end this process with SIGBUS, not with wrong values, because bytes
+        // are copied before they are used.
         let map = unsafe { Mmap::map(&file) }.map_err(Error::system("map", path))?;
         let tensors = header(&map).map_err(|what| Error::malformed(path, what))?;
         Ok(File { path: path.to_path_buf(), map, tensors })
@@ -86,8 +86,8 @@ impl File {
     }
 }
 
-/// Larger headers are not written by anybody; as in the format's own reader.
-const MOST_HEADER: usize = 100_000_000;
+/// Maximum header size, as in the reference implementation.
+const MAX_HEADER: usize = 100_000_000;
 
 #[derive(Deserialize)]
 struct Raw {
@@ -96,17 +96,17 @@ struct Raw {
     data_offsets: [usize; 2],
 }
 
-/// The tensors of a file, if they cover it exactly: none overlap, none reach past the end, nothing is left over.
+/// Parses the header. The tensors must cover the data exactly, without overlap or gap.
 fn header(file: &[u8]) -> std::result::Result<BTreeMap<String, Info>, String> {
-    let (length, rest) = file.split_first_chunk().ok_or("too short for a safetensors file")?;
+    let (length, rest) = file.split_first_chunk().ok_or("too short to be a safetensors file")?;
     let length = u64::from_le_bytes(*length);
-    let length = usize::try_from(length).ok().filter(|n| *n <= rest.len().min(MOST_HEADER)).ok_or_else(
-        || format!("its header is said to have {length} bytes, the file has {}; it is cut short or no safetensors file", file.len()),
+    let length = usize::try_from(length).ok().filter(|n| *n <= rest.len().min(MAX_HEADER)).ok_or_else(
+        || format!("header length {length} exceeds the file size {}; the file is truncated or not a safetensors file", file.len()),
     )?;
     let start = 8 + length;
     let raw: serde_json::Map<String, serde_json::Value> =
         serde_json::from_slice(&rest[..length])
-            .map_err(|error| format!("its header is no JSON object: {error}"))?;
+            .map_err(|error| format!("the header is not a JSON object: {error}"))?;
 
     let mut tensors = BTreeMap::new();
     for (name, value) in raw {
@@ -123,7 +123,7 @@ fn header(file: &[u8]) -> std::result::Result<BTreeMap<String, Info>, String> {
     for (bytes, name) in places {
         if bytes.start != end {
             return Err(format!(
-                "tensor {name} begins at byte {}, the one before ends at {end}",
+                "tensor {name} starts at byte {}, but the previous one ends at {end}",
                 bytes.start
             ));
         }
@@ -132,7 +132,7 @@ fn header(file: &[u8]) -> std::result::Result<BTreeMap<String, Info>, String> {
     match end == file.len() {
         true => Ok(tensors),
         false => Err(format!(
-            "its tensors end at byte {end}, the file at {}; it is cut short or damaged",
+            "the tensors end at byte {end}, the file at {}; the file is truncated or corrupt",
             file.len()
         )),
     }
@@ -144,9 +144,9 @@ fn info(value: serde_json::Value, start: usize) -> std::result::Result<Info, Str
     let [from, to] = raw.data_offsets;
     let wanted = raw.shape.iter().try_fold(dtype.bytes(), |bytes, dim| bytes.checked_mul(*dim));
     if to.checked_sub(from).is_none() || to.checked_sub(from) != wanted {
-        return Err(format!("bytes {from} to {to} do not hold {} {:?}", raw.dtype, raw.shape));
+        return Err(format!("bytes {from} to {to} do not match {} {:?}", raw.dtype, raw.shape));
     }
-    let shifted = |offset: usize| offset.checked_add(start).ok_or("its offset is too large");
+    let shifted = |offset: usize| offset.checked_add(start).ok_or("offset out of range");
     Ok(Info { dtype, dims: raw.shape, bytes: shifted(from)?..shifted(to)? })
 }
 
@@ -163,24 +163,24 @@ mod tests {
     }
 
     #[test]
-    fn files_that_do_not_add_up_are_told_apart() {
+    fn inconsistent_files_are_rejected() {
         let a = r#""a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}"#;
         for (json, data, says) in [
             (format!("{{{a}}}"), 8, ""),
             (r#"{"__metadata__":{"format":"pt"}}"#.into(), 0, ""),
-            (format!("{{{a}}}"), 7, "cut short"),
-            (format!("{{{a}}}"), 9, "cut short"),
-            (format!("[{a}]"), 8, "no JSON object"),
+            (format!("{{{a}}}"), 7, "truncated"),
+            (format!("{{{a}}}"), 9, "truncated"),
+            (format!("[{a}]"), 8, "not a JSON object"),
             (a.replace("F32", "F31").replace("\"a\"", "{\"a\"") + "}", 8, "unknown type F31"),
-            (format!("{{{}}}", a.replace("[2]", "[3]")), 8, "do not hold F32 [3]"),
-            (format!("{{{}}}", a.replace("[2]", "[4611686018427387905]")), 8, "do not hold"),
-            (format!("{{{}}}", a.replace("[0,8]", "[8,0]")), 8, "do not hold"),
-            (format!("{{{}}}", a.replace("[0,8]", "[4,12]")), 12, "begins at byte"),
-            (format!("{{{a},{}}}", a.replace("\"a\"", "\"b\"")), 8, "begins at byte"),
-            (format!("{{{a}"), 8, "no JSON object"),
+            (format!("{{{}}}", a.replace("[2]", "[3]")), 8, "do not match F32 [3]"),
+            (format!("{{{}}}", a.replace("[2]", "[4611686018427387905]")), 8, "do not match"),
+            (format!("{{{}}}", a.replace("[0,8]", "[8,0]")), 8, "do not match"),
+            (format!("{{{}}}", a.replace("[0,8]", "[4,12]")), 12, "starts at byte"),
+            (format!("{{{a},{}}}", a.replace("\"a\"", "\"b\"")), 8, "starts at byte"),
+            (format!("{{{a}"), 8, "not a JSON object"),
         ] {
             match header(&file(&json, data)) {
-                Ok(_) => assert_eq!(says, "", "{json} was taken"),
+                Ok(_) => assert_eq!(says, "", "{json} was accepted"),
                 Err(what) => assert!(!says.is_empty() && what.contains(says), "{json}: {what}"),
             }
         }
@@ -190,7 +190,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_the_reader_panic(bytes: Vec<u8>, offsets: [u64; 2], shape: Vec<u64>) {
+        fn reader_never_panics(bytes: Vec<u8>, offsets: [u64; 2], shape: Vec<u64>) {
             let _ = header(&bytes);
             let json = serde_json::json!({"a": {"dtype": "F16", "shape": shape, "data_offsets": offsets}});
             let _ = header(&file(&json.to_string(), bytes.len()));

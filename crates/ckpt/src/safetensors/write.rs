@@ -1,4 +1,4 @@
-//! Writing: the header first, since all sizes are known, then one tensor after another.
+//! Writer: the header first, then one tensor after another.
 
 use super::METADATA;
 use super::dtype::{Dtype, encode};
@@ -8,7 +8,7 @@ use std::fs;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-/// A tensor to be written.
+/// A tensor to write.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Entry {
     pub named: Named,
@@ -22,7 +22,7 @@ impl Entry {
     }
 }
 
-/// Writes a new file and syncs it. `fill` is asked for each tensor in turn; the memory of the largest is used.
+/// Writes and syncs a new file. `fill` is called for each tensor; memory use is that of the largest tensor.
 pub fn write(
     path: &Path,
     entries: &[Entry],
@@ -43,10 +43,10 @@ pub fn write(
     file.and_then(|file| file.sync_all()).map_err(failed())
 }
 
-/// Elements that are converted at a time.
+/// Elements converted at a time.
 const PIECE: usize = 1 << 16;
 
-/// Converted piece by piece: the bytes of a whole tensor would double the memory.
+/// Converts in pieces to save memory.
 fn write_values(out: &mut impl Write, dtype: Dtype, values: &[f32]) -> io::Result<()> {
     let mut bytes = vec![0; PIECE * dtype.bytes()];
     for piece in values.chunks(PIECE) {
@@ -57,9 +57,9 @@ fn write_values(out: &mut impl Write, dtype: Dtype, values: &[f32]) -> io::Resul
     Ok(())
 }
 
-/// The beginning of a file that holds these, one after the other.
+/// Header of a file with these tensors.
 pub(crate) fn header(entries: &[Entry]) -> Vec<u8> {
-    // transformers refuses files that do not say for which library they were written.
+    // transformers rejects files without a "format" entry.
     let mut json = format!(r#"{{"{METADATA}":{{"format":"pt"}}"#);
     let mut end = 0;
     for entry in entries {
@@ -72,7 +72,7 @@ pub(crate) fn header(entries: &[Entry]) -> Vec<u8> {
         json.push_str(&format!(",{name}:{info}"));
     }
     json.push('}');
-    // Spaces to a multiple of eight keep the data aligned for readers that map it.
+    // Padding to a multiple of eight keeps mapped data aligned.
     json.push_str(&" ".repeat(json.len().next_multiple_of(8) - json.len()));
     let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
     bytes.extend(json.into_bytes());

@@ -1,11 +1,11 @@
-//! Checkpoints that are whole, and those that are not.
+//! Complete and incomplete checkpoints.
 
 use crate::state::{self, KINDS, head, holds, mesh, save_by, saved, shape, value};
 use crate::support::{FIXTURES, fixture, fresh, same};
 use lockstep_ckpt::hf::Source;
 use lockstep_ckpt::{
-    Disk, Error, Keep, Kind, Runs, Tensors, advance, claim, diff, find, find_step, latest, load,
-    newest, prune, save, steps, sweep,
+    Disk, Error, Keep, Runs, TensorKind, Tensors, advance, claim, diff, find, find_step, latest,
+    load, newest, prune, save, steps, sweep,
 };
 use lockstep_plan::Mesh;
 use lockstep_plan::model::Part;
@@ -22,7 +22,7 @@ fn run(name: &str, steps: &[u64]) -> PathBuf {
 }
 
 #[test]
-fn what_is_imported_is_loaded() {
+fn imported_weights_are_loaded() {
     for name in FIXTURES {
         let source = Source::open(&fixture(name)).unwrap();
         let run = fresh(&format!("saved-{name}"));
@@ -31,7 +31,7 @@ fn what_is_imported_is_loaded() {
         let checkpoint = load(&dir).unwrap();
         assert_eq!((checkpoint.head().step, &checkpoint.head().shape), (0, source.shape()));
         same(&checkpoint.params(), &source);
-        assert!(checkpoint.tensors(Kind::First).is_none());
+        assert!(checkpoint.tensors(TensorKind::First).is_none());
         assert!(checkpoint.check(|_| {}).is_empty());
     }
 }
@@ -77,7 +77,7 @@ fn any_mesh_reads_what_any_mesh_wrote() {
 }
 
 #[test]
-fn what_is_owed_adds_up() {
+fn residuals_are_summed_over_ranks() {
     let run = fresh("owed");
     let disk = Disk::default();
     let folder = lockstep_ckpt::begin(&disk, &run, 1, 0).unwrap();
@@ -88,7 +88,12 @@ fn what_is_owed_adds_up() {
     for (writer, counts) in [true, true, false].into_iter().enumerate() {
         let mut pieces = if writer == 0 { state::pieces(&Mesh::ONE, 0) } else { vec![] };
         let runs = vec![Runs::one(0..named.len())];
-        pieces.push(lockstep_ckpt::Piece { kind: Kind::Owed, named: named.clone(), runs, counts });
+        pieces.push(lockstep_ckpt::Piece {
+            kind: TensorKind::Residual,
+            named: named.clone(),
+            runs,
+            counts,
+        });
         let written =
             lockstep_ckpt::write_pieces(&disk, &folder, writer, &pieces, 1000, |number| {
                 let owed = number + 1 == pieces.len();
@@ -101,17 +106,27 @@ fn what_is_owed_adds_up() {
     let checkpoint = load(&lockstep_ckpt::commit(&disk, &run, &manifest).unwrap()).unwrap();
     let runs = [Runs::one(3..5), Runs { start: 8, len: 1, stride: 3, count: 2 }];
     let mut out = [0.0; 4];
-    checkpoint.own_of_all(Kind::Owed, &named.name, &runs, &mut out).unwrap();
+    checkpoint.sum_over_ranks(TensorKind::Residual, &named.name, &runs, &mut out).unwrap();
     assert_eq!(out, [9.0, 12.0, 24.0, 33.0]);
-    assert!(checkpoint.own_of(Kind::Owed, 1, &named.name, &runs, &mut out).unwrap());
+    assert!(
+        checkpoint.read_of_rank(TensorKind::Residual, 1, &named.name, &runs, &mut out).unwrap()
+    );
     assert_eq!(out, [6.0, 8.0, 16.0, 22.0]);
-    assert!(checkpoint.own_of(Kind::Owed, 2, &named.name, &runs, &mut out).unwrap());
-    assert!(!checkpoint.own_of(Kind::Owed, 7, &named.name, &runs, &mut out).unwrap());
-    assert!(!checkpoint.own_of(Kind::Owed, 1, "embed.positions", &runs, &mut out).unwrap());
+    assert!(
+        checkpoint.read_of_rank(TensorKind::Residual, 2, &named.name, &runs, &mut out).unwrap()
+    );
+    assert!(
+        !checkpoint.read_of_rank(TensorKind::Residual, 7, &named.name, &runs, &mut out).unwrap()
+    );
+    assert!(
+        !checkpoint
+            .read_of_rank(TensorKind::Residual, 1, "embed.positions", &runs, &mut out)
+            .unwrap()
+    );
 }
 
 #[test]
-fn the_newest_whole_checkpoint_is_found() {
+fn newest_complete_checkpoint_is_found() {
     let run = run("newest", &[5, 100, 20]);
     let checkpoints = run.join("checkpoints");
     let newest = checkpoints.join("step-00000100");
@@ -122,7 +137,7 @@ fn the_newest_whole_checkpoint_is_found() {
     assert_eq!(find(&fifth).unwrap(), fifth);
     assert_eq!(find_step(&run, 5).unwrap(), fifth);
     let error = find_step(&run, 6).unwrap_err().to_string();
-    assert!(error.contains("no checkpoint of step 6; there are 100, 20, 5"), "{error}");
+    assert!(error.contains("no checkpoint of step 6; existing steps: 100, 20, 5"), "{error}");
 
     // What a killed save leaves, and what else may lie there.
     let killed = checkpoints.join(".step-00000200.g1.partial");
@@ -140,7 +155,7 @@ fn the_newest_whole_checkpoint_is_found() {
 }
 
 #[test]
-fn sweeping_removes_what_was_left_and_nothing_else() {
+fn sweep_removes_only_remains_of_interrupted_saves() {
     let run = run("swept", &[5, 100]);
     let checkpoints = run.join("checkpoints");
     // A save that was killed, a prune that was killed, and what a user may have put there.
@@ -175,7 +190,7 @@ fn pruning_keeps_the_newest_and_every_nth() {
     }
 }
 
-/// What lies in a folder, in order.
+/// Entries of a folder, sorted.
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap().flatten();
     let mut names: Vec<String> = entries.map(|e| e.file_name().into_string().unwrap()).collect();
@@ -184,11 +199,11 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn no_checkpoint_is_told_apart_from_broken_ones() {
+fn missing_and_broken_checkpoints_give_different_errors() {
     let run = run("broken", &[1, 2]);
     assert_eq!(latest(&fresh("never")).unwrap(), None);
     let error = find(&fresh("never")).unwrap_err().to_string();
-    assert!(error.contains("name a run folder or one of its checkpoints"), "{error}");
+    assert!(error.contains("pass a run folder or a checkpoint folder"), "{error}");
     for step in 1..=2 {
         fs::remove_file(run.join(format!("checkpoints/step-0000000{step}/manifest.json"))).unwrap();
     }
@@ -197,7 +212,7 @@ fn no_checkpoint_is_told_apart_from_broken_ones() {
 }
 
 #[test]
-fn an_import_is_not_done_twice_and_a_failed_one_leaves_nothing() {
+fn import_never_overwrites_and_cleans_up_on_failure() {
     let source = Source::open(&fixture("llama")).unwrap();
     let run = fresh("twice");
     // The reader of one tensor fails in the middle.
@@ -217,10 +232,10 @@ fn an_import_is_not_done_twice_and_a_failed_one_leaves_nothing() {
 
     save(&run, source.shape(), &source).unwrap();
     let error = save(&run, source.shape(), &source).unwrap_err().to_string();
-    assert!(error.contains("is there already"), "{error}");
+    assert!(error.contains("already exists"), "{error}");
 }
 
-/// A rank that was given up comes back: it has nothing to say any more.
+/// A rank of an old generation comes back and may not commit.
 #[test]
 fn an_older_generation_cannot_commit() {
     let run = fresh("fenced");
@@ -242,7 +257,7 @@ fn an_older_generation_cannot_commit() {
 
     fs::write(run.join("generation"), "many").unwrap();
     let error = advance(&run).unwrap_err().to_string();
-    assert!(error.contains("no number"), "{error}");
+    assert!(error.contains("expected a number"), "{error}");
 }
 
 #[test]

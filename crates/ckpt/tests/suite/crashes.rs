@@ -24,7 +24,7 @@ enum Node {
 
 type Names = BTreeMap<String, usize>;
 
-/// What a power cut leaves of data that was written and not synced.
+/// State of unsynced data after a power failure.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Data {
     Kept,
@@ -37,7 +37,7 @@ enum Data {
     Any(u64),
 }
 
-/// And of names that were made, changed or removed and not synced.
+/// State of unsynced directory entries after a power failure.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum NamesLeft {
     Kept,
@@ -47,7 +47,7 @@ enum NamesLeft {
 }
 
 impl Model {
-    /// What lies in a folder, all of it synced.
+    /// A fully synced folder.
     fn of(folder: &Path) -> Model {
         let mut model = Model::default();
         model.take(folder);
@@ -136,7 +136,7 @@ impl Model {
         }
     }
 
-    /// What is there after a power cut.
+    /// The files after a power failure.
     fn leave(&self, node: usize, path: &Path, data: Data, names: NamesLeft) {
         match &self.nodes[node] {
             Node::File { now, safe } => fs::write(path, left(node, now, safe, data)).unwrap(),
@@ -178,11 +178,11 @@ fn dice(seed: u64, node: usize) -> u64 {
 /// Two writers, each with half of everything.
 const TWO: Mesh = Mesh { data: 2, ..Mesh::ONE };
 
-/// All acts of a save.
+/// All disk operations of a save.
 fn acts(run: &Path, step: u64, keep: Keep) -> Vec<Kept> {
     let acts = Arc::new(Mutex::new(Vec::new()));
     let record = acts.clone();
-    let disk = Disk::watched(move |act| {
+    let disk = Disk::with_hook(move |act| {
         record.lock().unwrap().push(Kept::from(act));
         Ok(())
     });
@@ -238,7 +238,7 @@ fn place_of(name: &str) -> PathBuf {
 }
 
 #[test]
-fn a_crash_at_any_point_leaves_the_old_or_the_new() {
+fn crash_at_any_point_leaves_the_old_or_the_new_checkpoint() {
     let run = fresh("crash-first");
     saved(&run, 1);
     let before = Model::of(&run);
@@ -256,7 +256,7 @@ fn a_crash_at_any_point_leaves_the_old_or_the_new() {
 
 /// A step that was saved before, found broken and trained again.
 #[test]
-fn a_crash_while_a_broken_one_is_replaced_leaves_the_older_or_the_new() {
+fn crash_while_replacing_leaves_a_complete_checkpoint() {
     let run = fresh("crash-replaced");
     saved(&run, 1);
     saved(&run, 2);
@@ -266,9 +266,9 @@ fn a_crash_while_a_broken_one_is_replaced_leaves_the_older_or_the_new() {
     survives("crashed-replaced", &before, &run, &acts, [1, 2]);
 }
 
-/// Whoever is refused an act, by a full disk or another error, fails; what was there stands.
+/// A disk error fails the save and keeps the existing checkpoints.
 #[test]
-fn an_error_at_any_point_leaves_what_was_there() {
+fn disk_error_at_any_point_keeps_existing_checkpoints() {
     let run = fresh("refused-counted");
     saved(&run, 1);
     let all = acts(&run, 2, Keep { newest: 0, every: 0 }).len();
@@ -277,7 +277,7 @@ fn an_error_at_any_point_leaves_what_was_there() {
         let run = fresh("refused");
         saved(&run, 1);
         let count = Arc::new(Mutex::new(0));
-        let disk = Disk::watched(move |_| {
+        let disk = Disk::with_hook(move |_| {
             let mut count = count.lock().unwrap();
             *count += 1;
             match *count == refused + 1 {
@@ -293,7 +293,7 @@ fn an_error_at_any_point_leaves_what_was_there() {
         for step in steps(&run) {
             holds(&load(&lockstep_ckpt::folder(&run, step)).unwrap(), step);
         }
-        assert!(steps(&run).contains(&1), "act {refused}");
-        assert_eq!(refused + 1 < all, !steps(&run).contains(&2), "act {refused} of {all}");
+        assert!(steps(&run).contains(&1), "op {refused}");
+        assert_eq!(refused + 1 < all, !steps(&run).contains(&2), "op {refused} of {all}");
     }
 }

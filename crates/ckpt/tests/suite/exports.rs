@@ -1,4 +1,4 @@
-//! What we write is what transformers wrote.
+//! Exported folders equal what transformers wrote.
 
 use crate::support::{FIXTURES, fixture, fresh, same, weights};
 use lockstep_ckpt::hf::{Export, Source, export};
@@ -8,7 +8,7 @@ use lockstep_plan::model::{Moe, Shape};
 use std::fs;
 
 #[test]
-fn tensors_come_out_as_they_came_in() {
+fn exported_tensors_equal_imported_ones() {
     for name in FIXTURES {
         let source = Source::open(&fixture(name)).unwrap();
         // The fixtures are below 300 KB: one file, a few, one for each tensor.
@@ -50,13 +50,13 @@ fn bf16_keeps_what_was_bf16_and_rounds_the_rest() {
 }
 
 #[test]
-fn shapes_without_a_model_are_refused_and_leave_nothing() {
+fn unsupported_shapes_are_rejected_without_output() {
     type Change = fn(&mut Shape);
     let cases: [(&str, Change, &str); 7] = [
-        ("gpt2", |s| s.kv_heads = 2, "GPT-2 has one for each of the 4 heads"),
-        ("gpt2", |s| s.head_dim = 16, "make up dim=32"),
-        ("llama", |s| s.heads = 5, "does not divide dim=32"),
-        ("mixtral", |s| s.moe = None, "say llama"),
+        ("gpt2", |s| s.kv_heads = 2, "kv_heads=2 must equal heads=4"),
+        ("gpt2", |s| s.head_dim = 16, "must equal dim=32"),
+        ("llama", |s| s.heads = 5, "must divide dim=32"),
+        ("mixtral", |s| s.moe = None, "use family=llama"),
         ("mixtral", |s| s.moe = s.moe.map(|m| Moe { capacity: Some(1.25), ..m }), "capacity=1.25"),
         ("mixtral", |s| s.moe = s.moe.map(|m| Moe { shared: 2, ..m }), "shared_experts=2"),
         ("llama", |s| s.layers = 3, "layers.2.norm1.gain [32] is missing"),
@@ -73,7 +73,7 @@ fn shapes_without_a_model_are_refused_and_leave_nothing() {
 }
 
 #[test]
-fn nothing_is_overwritten() {
+fn export_never_overwrites() {
     let source = Source::open(&fixture("llama")).unwrap();
     let to = fresh("export-there");
     fs::create_dir_all(&to).unwrap();

@@ -1,4 +1,4 @@
-//! A bit that flips anywhere in a checkpoint is noticed, and the file named.
+//! Every bit flip in a checkpoint is detected and the file named.
 
 use crate::state::{saved, wrong_with};
 use crate::support::fresh;
@@ -24,7 +24,7 @@ fn put(path: &PathBuf, at: usize, byte: u8) {
 }
 
 #[test]
-fn every_flip_is_noticed_and_its_file_named() {
+fn every_bit_flip_is_detected_and_located() {
     let dir = saved(&fresh("flips"), 5);
     let files = files(&dir);
     assert_eq!(files.len(), 5, "four ranks' files and the manifest");
@@ -54,9 +54,9 @@ fn every_flip_is_noticed_and_its_file_named() {
     assert!(hit.iter().all(|hit| *hit > 100), "{hit:?}");
 }
 
-/// Whoever reads a slice is told of a flip in its chunks, and of no other.
+/// Reading a slice reports a flip in its chunks and no other.
 #[test]
-fn readers_meet_a_flip_where_they_read() {
+fn readers_detect_flips_only_in_chunks_they_read() {
     let dir = saved(&fresh("flips-read"), 5);
     let (path, bytes) = files(&dir).remove(1);
     let at = bytes.len() - 3;
@@ -81,7 +81,7 @@ fn readers_meet_a_flip_where_they_read() {
 }
 
 #[test]
-fn files_that_are_missing_or_cut_are_named() {
+fn missing_and_truncated_files_are_named() {
     let dir = saved(&fresh("cut"), 5);
     for (path, bytes) in files(&dir) {
         for length in [0, 1, bytes.len() / 2, bytes.len() - 1] {

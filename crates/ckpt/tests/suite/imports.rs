@@ -1,4 +1,4 @@
-//! Folders as transformers writes them, as others do, and as nobody should.
+//! Folders written by transformers, by other programs, and invalid ones.
 
 use crate::support::{FIXTURES, Weights, fixture, folder, fresh, read, same, weights};
 use lockstep_ckpt::Tensors;
@@ -9,7 +9,7 @@ use serde_json::json;
 use std::fs;
 
 #[test]
-fn a_config_says_the_shape() {
+fn config_determines_the_shape() {
     let shape = |name| Source::open(&fixture(name)).unwrap().shape().clone();
     let gpt2 = shape("gpt2");
     assert_eq!((gpt2.family, gpt2.layers, gpt2.ffn, gpt2.tied), (Family::Gpt2, 3, 128, true));
@@ -27,7 +27,7 @@ fn a_config_says_the_shape() {
 }
 
 #[test]
-fn every_parameter_is_the_part_it_should_be() {
+fn parameters_map_to_the_right_parts() {
     let source = Source::open(&fixture("gpt2")).unwrap();
     let theirs = weights(&fixture("gpt2"));
     // y = x W + b with W (in, out), as GPT-2 has it, is our W' x with W' (out, in).
@@ -55,10 +55,10 @@ fn every_parameter_is_the_part_it_should_be() {
 }
 
 #[test]
-fn gradients_are_read_by_our_names() {
+fn gradients_are_read_by_parameter_name() {
     for name in ["gpt2", "llama", "mixtral"] {
         let beside = fixture(name).join("expected.safetensors");
-        let gradients = Source::open_beside(&fixture(name), &beside, "grad.").unwrap();
+        let gradients = Source::open_with_prefix(&fixture(name), &beside, "grad.").unwrap();
         for named in gradients.list() {
             assert!(
                 read(&gradients, &named.name).iter().any(|g| *g != 0.0),
@@ -77,7 +77,7 @@ fn the_same_model(name: &str, like: &str, weights: &Weights, dtype: Dtype) {
 }
 
 #[test]
-fn names_may_lack_the_prefix_and_buffers_may_be_there() {
+fn prefix_is_optional_and_buffers_are_ignored() {
     let mut bare = Weights::new();
     for (name, tensor) in weights(&fixture("gpt2")) {
         bare.insert(name.replace("transformer.", ""), tensor);
@@ -95,7 +95,7 @@ fn names_may_lack_the_prefix_and_buffers_may_be_there() {
 }
 
 #[test]
-fn experts_may_lie_fused_as_in_memory() {
+fn fused_experts_are_read() {
     let apart = weights(&fixture("mixtral"));
     let mut fused: Weights = apart
         .iter()
@@ -118,7 +118,7 @@ fn experts_may_lie_fused_as_in_memory() {
 }
 
 #[test]
-fn half_precision_is_widened() {
+fn half_precision_is_converted() {
     let mut halves = weights(&fixture("llama"));
     for (_, values) in halves.values_mut() {
         values.iter_mut().for_each(|v| *v = (*v * 256.0).round() / 256.0);
@@ -129,7 +129,7 @@ fn half_precision_is_widened() {
 }
 
 #[test]
-fn all_mistakes_in_the_tensors_are_told_at_once() {
+fn all_tensor_problems_are_reported_together() {
     let mut broken = weights(&fixture("gpt2"));
     broken.remove("transformer.h.1.attn.c_attn.weight");
     broken.remove("transformer.ln_f.bias");
@@ -140,8 +140,8 @@ fn all_mistakes_in_the_tensors_are_told_at_once() {
     for says in [
         "h.1.attn.c_attn.weight [32, 96] is missing",
         "ln_f.bias [32] is missing",
-        "wpe.weight is [12, 32], config.json asks for [24, 32]",
-        "h.0.attn.sinks is no part of the model",
+        "wpe.weight has shape [12, 32], config.json requires [24, 32]",
+        "h.0.attn.sinks is not part of the model",
     ] {
         assert_eq!(error.matches(says).count(), 1, "{says}: {error}");
     }
@@ -159,41 +159,45 @@ fn a_missing_output_projection_says_how_to_tie_it() {
 }
 
 #[test]
-fn what_we_cannot_compute_is_refused() {
+fn unsupported_configs_are_rejected() {
     for (like, keys, says) in [
-        ("gpt2", json!({"model_type": "opt"}), "gpt2, llama and mixtral are known"),
-        ("gpt2", json!({"activation_function": "relu", "n_head": 5}), "only gelu_new"),
+        ("gpt2", json!({"model_type": "opt"}), "use gpt2, llama or mixtral"),
+        ("gpt2", json!({"activation_function": "relu", "n_head": 5}), "use gelu_new"),
         (
             "gpt2",
             json!({"activation_function": "relu", "n_head": 5}),
             "n_head=5 does not divide n_embd=32",
         ),
-        ("gpt2", json!({"embd_pdrop": 0.1}), "make them equal"),
+        ("gpt2", json!({"embd_pdrop": 0.1}), "only one dropout rate is supported"),
         ("gpt2", json!({"scale_attn_by_inverse_layer_idx": true}), "only false"),
         ("gpt2", json!({"n_layer": null}), "n_layer is missing"),
-        ("gpt2", json!({"n_layer": 0}), "a whole number above 0"),
+        ("gpt2", json!({"n_layer": 0}), "must be a positive integer"),
         ("llama", json!({"attention_bias": true}), "attention_bias=true"),
         ("llama", json!({"hidden_act": "gelu"}), "hidden_act=gelu"),
-        ("llama", json!({"rope_parameters": {"rope_type": "yarn"}}), "rope_type is yarn"),
+        (
+            "llama",
+            json!({"rope_parameters": {"rope_type": "yarn"}}),
+            "rope_type yarn is not supported",
+        ),
         (
             "llama",
             json!({"rope_parameters": {"rope_type": "llama3"}}),
             "without factor, low_freq_factor",
         ),
-        ("llama", json!({"quantization_config": {"bits": 4}}), "take the model it was made from"),
+        ("llama", json!({"quantization_config": {"bits": 4}}), "use the original model"),
         ("mixtral", json!({"sliding_window": 8}), "sliding_window=8"),
         ("mixtral", json!({"n_shared_experts": 2}), "n_shared_experts=2"),
         ("mixtral", json!({"num_key_value_heads": 3}), "does not divide num_attention_heads=4"),
     ] {
         let dir = folder("cannot", like, &weights(&fixture(like)), Dtype::F32, keys.clone());
         let error =
-            Source::open(&dir).err().unwrap_or_else(|| panic!("{keys} was taken")).to_string();
+            Source::open(&dir).err().unwrap_or_else(|| panic!("{keys} was accepted")).to_string();
         assert!(error.contains(says) && error.contains("config.json"), "{keys}: {error}");
     }
 }
 
 #[test]
-fn older_configs_say_the_same() {
+fn older_config_keys_give_the_same_shape() {
     let keys = json!({
         "rope_parameters": null, "rope_theta": 10000.0, "dtype": null, "torch_dtype": "float32",
         "rope_scaling": {
@@ -209,7 +213,7 @@ fn older_configs_say_the_same() {
 }
 
 #[test]
-fn folders_that_are_cut_short_are_refused() {
+fn truncated_files_are_rejected() {
     for name in FIXTURES {
         let files = fs::read_dir(fixture(name)).unwrap().flatten().map(|entry| entry.path());
         for file in files.filter(|f| f.to_str().unwrap().contains("model")) {
@@ -230,12 +234,12 @@ fn folders_that_are_cut_short_are_refused() {
 }
 
 #[test]
-fn an_index_does_not_lead_out_of_its_folder() {
+fn index_cannot_refer_outside_its_folder() {
     let dir = fresh("index");
     fs::create_dir_all(&dir).unwrap();
     fs::copy(fixture("llama").join("config.json"), dir.join("config.json")).unwrap();
     let index = json!({"weight_map": {"lm_head.weight": "../llama/model.safetensors"}});
     fs::write(dir.join("model.safetensors.index.json"), index.to_string()).unwrap();
     let error = Source::open(&dir).err().expect("refused").to_string();
-    assert!(error.contains("is no name of a file"), "{error}");
+    assert!(error.contains("is not a file name"), "{error}");
 }

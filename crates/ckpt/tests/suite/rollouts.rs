@@ -1,5 +1,5 @@
-//! Rollouts are learned from once or told that they are not wanted, in whatever order they come, and whenever
-//! the learner falls back to its last checkpoint.
+//! Every rollout is used exactly once or rejected, in any order of arrival, and also when
+//! the learner restarts from its last checkpoint.
 
 use lockstep_ckpt::rollouts::{Ledger, Rollout, Verdict};
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ fn rollout(producer: &str, sequence: u64, version: u64) -> Rollout {
     Rollout { producer: producer.into(), sequence, version }
 }
 
-/// As a checkpoint keeps it.
+/// As stored in a checkpoint.
 fn through_json(ledger: &Ledger) -> Ledger {
     serde_json::from_str(&serde_json::to_string(ledger).unwrap()).unwrap()
 }
@@ -53,45 +53,45 @@ fn answers() {
         assert!(ledger.is_settled(producer, sequence));
         ledger = through_json(&ledger);
     }
-    let told = ledger.told();
+    let told = ledger.counts();
     assert_eq!((told.accepted, told.stale, told.duplicate, told.future_version), (10, 5, 7, 1));
     assert_eq!(ledger.producers().collect::<Vec<_>>(), ["a", "b"]);
     assert_eq!((ledger.cursor("b"), ledger.cursor("nobody")), (1, 0));
 }
 
-/// What can happen, in any order.
+/// An event, in any order.
 #[derive(Clone, Debug)]
-enum Happens {
-    /// A producer makes a rollout with the policy that it has, and sends it; or it is lost on the way.
-    Made {
+enum Event {
+    /// A producer generates a rollout with its policy and sends it, or it is lost.
+    Generated {
         producer: usize,
         arrives: bool,
     },
-    /// A producer sends again one of those for which it knows no answer that will stay.
-    Again {
+    /// A producer resends a rollout without a permanent answer.
+    Resent {
         producer: usize,
         which: usize,
     },
-    /// A producer is given the learner's policy.
-    Told {
+    /// A producer receives the current policy.
+    Published {
         producer: usize,
     },
-    /// The learner makes a new policy of what it has accepted.
+    /// The learner computes a new policy from the accepted rollouts.
     Updated,
     Saved,
-    /// The learner falls back to its last checkpoint, with all it had accepted.
+    /// The learner restarts from its last checkpoint.
     Crashed,
 }
 
-fn happens() -> impl Strategy<Value = Happens> {
+fn events() -> impl Strategy<Value = Event> {
     let producer = 0..3usize;
     prop_oneof![
-        4 => (producer.clone(), any::<bool>()).prop_map(|(producer, arrives)| Happens::Made { producer, arrives }),
-        4 => (producer.clone(), any::<usize>()).prop_map(|(producer, which)| Happens::Again { producer, which }),
-        1 => producer.prop_map(|producer| Happens::Told { producer }),
-        2 => Just(Happens::Updated),
-        1 => Just(Happens::Saved),
-        1 => Just(Happens::Crashed),
+        4 => (producer.clone(), any::<bool>()).prop_map(|(producer, arrives)| Event::Generated { producer, arrives }),
+        4 => (producer.clone(), any::<usize>()).prop_map(|(producer, which)| Event::Resent { producer, which }),
+        1 => producer.prop_map(|producer| Event::Published { producer }),
+        2 => Just(Event::Updated),
+        1 => Just(Event::Saved),
+        1 => Just(Event::Crashed),
     ]
 }
 
@@ -126,7 +126,7 @@ proptest! {
 
     #[test]
     fn every_rollout_is_learned_from_once_or_refused(
-        course in prop::collection::vec(happens(), 0..200),
+        course in prop::collection::vec(events(), 0..200),
         lag in 0..4u64,
     ) {
         // Wider than any course is long: nothing is given up, so every answer is one to a rollout that came.
@@ -136,7 +136,7 @@ proptest! {
         let mut keepers = [Keeper::default(), Keeper::default(), Keeper::default()];
         for event in course {
             match event {
-                Happens::Made { producer, arrives } => {
+                Event::Generated { producer, arrives } => {
                     let keeper = &mut keepers[producer];
                     let (sequence, version) = (keeper.made, keeper.version);
                     keeper.made += 1;
@@ -145,23 +145,23 @@ proptest! {
                         learner.sees(producer, sequence, version);
                     }
                 }
-                Happens::Again { producer, which } => {
+                Event::Resent { producer, which } => {
                     let kept = &keepers[producer].kept;
                     let Some((sequence, version)) = kept.iter().nth(which % kept.len().max(1)) else { continue };
                     learner.sees(producer, *sequence, *version);
                 }
-                Happens::Told { producer } => {
+                Event::Published { producer } => {
                     keepers[producer].version = learner.ledger.policy_version();
                 }
-                Happens::Updated => drop(learner.ledger.advance()),
-                Happens::Saved => {
+                Event::Updated => drop(learner.ledger.advance()),
+                Event::Saved => {
                     saved = Learner { ledger: through_json(&learner.ledger), ..learner.clone() };
                     for (producer, keeper) in keepers.iter_mut().enumerate() {
                         let settled = |sequence| saved.ledger.is_settled(&producer.to_string(), sequence);
                         keeper.kept.retain(|sequence, _| !settled(*sequence));
                     }
                 }
-                Happens::Crashed => learner = saved.clone(),
+                Event::Crashed => learner = saved.clone(),
             }
         }
         // In the end everybody sends what is open.

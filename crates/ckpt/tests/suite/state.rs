@@ -1,15 +1,15 @@
 //! The state of a small training whose every number follows from its step, saved by the ranks of any mesh.
 
 use lockstep_ckpt::{
-    Act, Carried, Checkpoint, Disk, Head, Keep, Kind, Manifest, Named, Piece, Position, Result,
-    begin, commit, load, params_of, prune, write_pieces,
+    Checkpoint, Disk, DiskOp, ExtraState, Head, Keep, Manifest, Named, Piece, Position, Result,
+    TensorKind, begin, commit, load, params_of, prune, write_pieces,
 };
 use lockstep_plan::Mesh;
 use lockstep_plan::model::{Part, Runs, Shape};
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
-pub const KINDS: [Kind; 3] = [Kind::Param, Kind::First, Kind::Second];
+pub const KINDS: [TensorKind; 3] = [TensorKind::Param, TensorKind::First, TensorKind::Second];
 
 /// Small, with every kind of cut in it.
 pub fn shape() -> Shape {
@@ -23,7 +23,7 @@ pub fn mesh() -> Mesh {
 }
 
 /// An element: other for every step, kind, tensor and place.
-pub fn value(step: u64, kind: Kind, name: &str, element: usize) -> f32 {
+pub fn value(step: u64, kind: TensorKind, name: &str, element: usize) -> f32 {
     let spelled = |hash: u64, byte| hash.wrapping_mul(31).wrapping_add(u64::from(byte));
     let key = [step, kind as u64, name.bytes().fold(7, spelled), element as u64];
     let hash = key.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, part| {
@@ -35,7 +35,7 @@ pub fn value(step: u64, kind: Kind, name: &str, element: usize) -> f32 {
 pub fn head(step: u64, generation: u64) -> Head {
     let position = Position { samples: 8 * step, seed: 1, data: "made up".into() };
     let plan = serde_json::json!({"name": "test", "lr": 3e-4});
-    Head { step, generation, position, shape: shape(), plan, carried: Carried::default() }
+    Head { step, generation, position, shape: shape(), plan, extra: ExtraState::default() }
 }
 
 /// The pieces that a rank of a mesh writes.
@@ -71,7 +71,7 @@ pub fn save_by(disk: &Disk, run: &Path, mesh: &Mesh, head: &Head, keep: Keep) ->
     Ok(path)
 }
 
-/// The same with nobody watching, and all checkpoints kept.
+/// The same without a hook, keeping all checkpoints.
 pub fn saved(run: &Path, step: u64) -> PathBuf {
     let all = Keep { newest: 0, every: 0 };
     save_by(&Disk::default(), run, &mesh(), &head(step, 0), all).expect("saved")
@@ -102,7 +102,7 @@ pub fn wrong_with(dir: &Path) -> Vec<lockstep_ckpt::Error> {
     }
 }
 
-/// An act as it can be kept.
+/// An owned disk operation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Kept {
     MakeFolder(PathBuf),
@@ -114,16 +114,16 @@ pub enum Kept {
     Remove(PathBuf),
 }
 
-impl From<Act<'_>> for Kept {
-    fn from(act: Act<'_>) -> Kept {
+impl From<DiskOp<'_>> for Kept {
+    fn from(act: DiskOp<'_>) -> Kept {
         match act {
-            Act::MakeFolder(path) => Kept::MakeFolder(path.into()),
-            Act::Create(path) => Kept::Create(path.into()),
-            Act::Write(path, bytes) => Kept::Write(path.into(), bytes.into()),
-            Act::SyncFile(path) => Kept::SyncFile(path.into()),
-            Act::SyncFolder(path) => Kept::SyncFolder(path.into()),
-            Act::Rename(from, to) => Kept::Rename(from.into(), to.into()),
-            Act::Remove(path) => Kept::Remove(path.into()),
+            DiskOp::MakeFolder(path) => Kept::MakeFolder(path.into()),
+            DiskOp::Create(path) => Kept::Create(path.into()),
+            DiskOp::Write(path, bytes) => Kept::Write(path.into(), bytes.into()),
+            DiskOp::SyncFile(path) => Kept::SyncFile(path.into()),
+            DiskOp::SyncFolder(path) => Kept::SyncFolder(path.into()),
+            DiskOp::Rename(from, to) => Kept::Rename(from.into(), to.into()),
+            DiskOp::Remove(path) => Kept::Remove(path.into()),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! CRC-32C (Castagnoli), a byte at a time, and the mask that TFRecord puts over it.
+//! CRC-32C (Castagnoli), and the masked form that TFRecord stores.
 
 const TABLE: [u32; 256] = table();
 
@@ -8,7 +8,7 @@ const fn table() -> [u32; 256] {
     while byte < 256 {
         let (mut crc, mut bit) = (byte as u32, 0);
         while bit < 8 {
-            // The polynomial 0x1EDC6F41, lowest bit first.
+            // Polynomial 0x1EDC6F41, reflected.
             crc = if crc & 1 == 1 { crc >> 1 ^ 0x82F6_3B78 } else { crc >> 1 };
             bit += 1;
         }
@@ -22,7 +22,7 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc: u32, byte| TABLE[(crc as u8 ^ byte) as usize] ^ crc >> 8)
 }
 
-/// A checksum of data that holds checksums is no good, so the stored ones are turned and shifted.
+/// TFRecord masks stored checksums, because a CRC of data that contains CRCs is weak.
 pub fn masked(bytes: &[u8]) -> u32 {
     crc32c(bytes).rotate_right(15).wrapping_add(0xA282_EAD8)
 }
@@ -31,7 +31,7 @@ pub fn masked(bytes: &[u8]) -> u32 {
 mod tests {
     use super::*;
 
-    /// RFC 3720, B.4, and the check value of the catalogues.
+    /// Test vectors of RFC 3720, B.4, and the common check value.
     #[test]
     fn published_vectors() {
         let rising: Vec<u8> = (0..32).collect();

@@ -2,13 +2,13 @@
 
 use super::crc::masked;
 
-/// Wire types of protobuf.
+/// Protobuf wire types.
 const VARINT: u8 = 0;
 const FIXED64: u8 = 1;
 const BYTES: u8 = 2;
 const FIXED32: u8 = 5;
 
-/// The event that begins every file.
+/// The first event of every file.
 pub fn version(wall_time: f64) -> Vec<u8> {
     let mut event = Vec::new();
     double(&mut event, 1, wall_time);
@@ -26,7 +26,7 @@ pub fn scalars(wall_time: f64, step: i64, numbers: &[(&str, f64)]) -> Vec<u8> {
     event
 }
 
-/// Event { wall_time = 1, step = 2, session_log = 7 { status = 1: START } }: readers forget this step and later ones.
+/// Event { wall_time = 1, step = 2, session_log = 7 { status = 1: START } }: readers discard this step and later ones.
 pub fn session_start(wall_time: f64, step: i64) -> Vec<u8> {
     let mut event = Vec::new();
     double(&mut event, 1, wall_time);
@@ -36,7 +36,7 @@ pub fn session_start(wall_time: f64, step: i64) -> Vec<u8> {
     event
 }
 
-/// Length, its checksum, the bytes, their checksum.
+/// TFRecord frame: length, its checksum, data, its checksum.
 pub fn record(data: &[u8]) -> Vec<u8> {
     let length = (data.len() as u64).to_le_bytes();
     let parts: [&[u8]; 4] =
@@ -72,7 +72,7 @@ fn tag(out: &mut Vec<u8>, field: u8, wire: u8) {
     out.push(field << 3 | wire);
 }
 
-/// Seven bits a byte, lowest first; the eighth says that more follow.
+/// Base-128 varint, least significant group first.
 fn varint(out: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
         out.push(number as u8 | 0x80);

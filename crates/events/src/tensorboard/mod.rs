@@ -1,5 +1,4 @@
-//! TensorBoard event files: records of scalars, as `tensorboard --logdir` reads them. Only what scalars
-//! need of the formats is here: no graphs, images or histograms.
+//! TensorBoard event files with scalars, as read by `tensorboard --logdir`. No graphs, images or histograms.
 
 mod crc;
 mod event;
@@ -11,17 +10,16 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// One event file, being written.
+/// An event file opened for writing.
 pub struct TensorBoard {
     file: File,
 }
 
 impl TensorBoard {
-    /// Starts a new file in `dir`. TensorBoard joins the files of a folder, so that a run that goes on
-    /// takes another.
+    /// Creates a new file in `dir`. TensorBoard merges the files of a folder, so a resumed run creates another file.
     pub fn create(dir: &Path) -> io::Result<TensorBoard> {
         let now = now();
-        // The name must have `tfevents` in it; TensorBoard reads a folder's files in the order of names.
+        // The name must contain `tfevents`; TensorBoard reads files in name order.
         let (seconds, nanos, process) = (now.as_secs(), now.subsec_nanos(), std::process::id());
         let path = dir.join(format!("events.out.tfevents.{seconds:010}.{nanos:09}.{process}"));
         let about = |error: io::Error| {
@@ -36,7 +34,7 @@ impl TensorBoard {
         Ok(TensorBoard { file: create().map_err(about)? })
     }
 
-    /// The same for a run that goes on after `step`: what earlier files say of later steps counts no more.
+    /// Creates a file for a run that resumes after `step`. Later steps in earlier files are discarded by readers.
     pub fn create_after(dir: &Path, step: u64) -> io::Result<TensorBoard> {
         let mut board = TensorBoard::create(dir)?;
         if step > 0 {
@@ -46,7 +44,7 @@ impl TensorBoard {
         Ok(board)
     }
 
-    /// Appends the numbers of a report.
+    /// Appends the values of a report.
     pub fn write(&mut self, report: &StepReport) -> io::Result<()> {
         let mem = report.mem_bytes.map(|bytes| bytes as f64);
         let numbers = [
@@ -69,7 +67,7 @@ impl TensorBoard {
     }
 }
 
-/// Since 1970.
+/// Time since the Unix epoch.
 fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

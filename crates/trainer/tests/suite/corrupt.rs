@@ -88,7 +88,7 @@ fn all_layouts_leave_out_the_same() {
         let plan = plan_of(&source, ranks, &sets(&layout));
         let all = on_threads(ranks, |world| {
             let mut rank = Rank::new(&plan, &world, Device::cpu(1)).unwrap();
-            let step = |step| (rank.step(&source, step).unwrap().loss, rank.carried.left_out);
+            let step = |step| (rank.step(&source, step).unwrap().loss, rank.extra.skipped_samples);
             (1..=STEPS).map(step).collect::<Vec<_>>()
         });
         for steps in all {

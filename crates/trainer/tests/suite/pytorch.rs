@@ -130,7 +130,7 @@ fn every_gradient_is_pytorchs() {
 
         // The gradients in the fixture are named like the weights: read as a model of their own.
         let file = case.folder.join("expected.safetensors");
-        let theirs = hf::Source::open_beside(&case.folder, &file, "grad.").unwrap();
+        let theirs = hf::Source::open_with_prefix(&case.folder, &file, "grad.").unwrap();
         let mut worst = 0.0f64;
         for (block, params) in model.part.blocks.iter().enumerate() {
             let gradient = store.gradients.get(block).unwrap();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use lockstep_ckpt::{Disk, Kind, Position, Runs};
+use lockstep_ckpt::{Disk, Position, Runs, TensorKind};
 use lockstep_comm::on_threads;
 use lockstep_kernels::Device;
 use lockstep_plan::Plan;
@@ -44,7 +44,7 @@ const TIED: [&str; 11] = [
     "gpt2 data=2 pipe=2 schedule=interleaved precision.compute=bf16",
 ];
 
-pub type State = BTreeMap<(Kind, String), Vec<f32>>;
+pub type State = BTreeMap<(TensorKind, String), Vec<f32>>;
 
 /// What the ranks have written, put together: each element once, and what they owe added up.
 pub fn together(snapshots: &[Snapshot]) -> State {
@@ -54,7 +54,7 @@ pub fn together(snapshots: &[Snapshot]) -> State {
         for piece in pieces {
             let (mine, later) = rest.split_at(piece.len());
             rest = later;
-            let owed = piece.kind.of_each_rank();
+            let owed = piece.kind.is_per_rank();
             let start = if owed { 0.0 } else { f32::NAN };
             let tensor = state
                 .entry((piece.kind, piece.named.name.clone()))
@@ -175,7 +175,7 @@ fn what_is_owed_reshards() {
         let owed = |state: &State| -> State {
             state
                 .iter()
-                .filter(|((kind, _), _)| *kind == Kind::Owed)
+                .filter(|((kind, _), _)| *kind == TensorKind::Residual)
                 .map(|(k, v)| (k.clone(), v.clone()))
                 .collect()
         };
@@ -218,7 +218,7 @@ fn a_rank_reads_only_what_it_needs() {
         let part = plan.part(rank);
         let mut read = part.slices().into_iter().map(|slice| {
             let mut out = vec![0.0; slice.here.len()];
-            checkpoint.read(Kind::First, &slice.name, &slice.runs, &mut out)
+            checkpoint.read(TensorKind::First, &slice.name, &slice.runs, &mut out)
         });
         // Tied, the token table is spread over the files of both.
         let stage = if rank == 0 { read.by_ref().skip(1).all(|read| read.is_ok()) } else { true };
@@ -228,6 +228,6 @@ fn a_rank_reads_only_what_it_needs() {
         }
     }
     let whole = [Runs::one(0..8)];
-    checkpoint.read(Kind::Param, "layers.0.norm1.gain", &whole, &mut [0.0; 8]).unwrap();
+    checkpoint.read(TensorKind::Param, "layers.0.norm1.gain", &whole, &mut [0.0; 8]).unwrap();
     std::fs::remove_dir_all(folder).unwrap();
 }

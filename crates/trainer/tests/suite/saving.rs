@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use lockstep_ckpt::{Act, Disk, Position, claim, steps};
+use lockstep_ckpt::{Disk, DiskOp, Position, claim, steps};
 use lockstep_comm::on_threads;
 use lockstep_kernels::Device;
 use lockstep_plan::Plan;
@@ -75,7 +75,7 @@ fn save_on(disk: &Disk, plan: &Plan, folder: &Path, to: u64) -> (Vec<f32>, Optio
 fn dying(after: usize) -> (Disk, Arc<AtomicUsize>) {
     let count = Arc::new(AtomicUsize::new(0));
     let acts = count.clone();
-    let disk = Disk::watched(move |_| match acts.fetch_add(1, Ordering::SeqCst) < after {
+    let disk = Disk::with_hook(move |_| match acts.fetch_add(1, Ordering::SeqCst) < after {
         true => Ok(()),
         false => Err(IoError::other("the machine is gone")),
     });
@@ -136,8 +136,10 @@ fn a_full_disk_fails_a_save_alone() {
     let (five, _) = train(&plan, &whole, false);
     train(&small("train.steps=2"), &place, false);
     // Only rank 1's file does not fit.
-    let disk = Disk::watched(|act| match act {
-        Act::Write(path, bytes) if path.ends_with("rank-00001.safetensors") && bytes.len() > 99 => {
+    let disk = Disk::with_hook(|act| match act {
+        DiskOp::Write(path, bytes)
+            if path.ends_with("rank-00001.safetensors") && bytes.len() > 99 =>
+        {
             Err(IoError::from(ErrorKind::StorageFull))
         }
         _ => Ok(()),
@@ -168,7 +170,7 @@ fn a_broken_checkpoint_is_passed_over_and_saved_again() {
     let (resumed, told) = train(&plan, &place, true);
     let passed = &told[0];
     assert!(passed.starts_with("passed over") && passed.contains("step-00000004"), "{told:?}");
-    assert!(passed.contains("rank-00001.safetensors is damaged at byte 0"), "{told:?}");
+    assert!(passed.contains("rank-00001.safetensors is corrupt at byte 0"), "{told:?}");
     assert_eq!(told[1..], ["saved 4", "saved 6"], "the broken one was replaced");
     assert!(resumed == uninterrupted);
     for step in steps(&place) {
@@ -184,8 +186,8 @@ fn a_rank_that_was_given_up_commits_nothing() {
     train(&small("train.steps=2"), &place, false);
     // Somebody else takes the run over while this one's save is about to be committed.
     let taken = place.clone();
-    let disk = Disk::watched(move |act| {
-        if matches!(act, Act::Create(path) if path.ends_with("manifest.json")) {
+    let disk = Disk::with_hook(move |act| {
+        if matches!(act, DiskOp::Create(path) if path.ends_with("manifest.json")) {
             claim(&taken, 99).unwrap();
         }
         Ok(())
