@@ -280,7 +280,7 @@ fn update(
 /// A producer: plays with the newest policy that it has heard of, and keeps what no checkpoint has settled.
 fn produce(name: &str, seed: u64, shape: &Shape, news: &Receiver<News>, play: &SyncSender<Played>) {
     let (device, model) = (Device::cpu(1), Model::whole(shape));
-    let mut cache = Cache::new(&device, &model, Dtype::F32);
+    let mut cache = Cache::new(&model, Dtype::F32);
     let mut kept: BTreeMap<u64, Played> = BTreeMap::new();
     let mut policy = None;
     let mut sequence = 0;
@@ -318,7 +318,7 @@ fn produce(name: &str, seed: u64, shape: &Shape, news: &Receiver<News>, play: &S
         cache.clear();
         for index in 0..SEQ {
             let new = &symbols[index..];
-            let logits = model.extend(&device, weights, &mut cache, new, Dtype::F32);
+            let logits = model.extend(&device, weights, &mut cache, new);
             let sampling = Sampling { temperature: 1.0, top_k: None, top_p: None };
             symbols.push(sample(&logits, &sampling, uniform(index)));
         }

@@ -8,28 +8,37 @@ use lockstep_plan::context::Run;
 use lockstep_plan::model::{BlockParams, Shape};
 
 use crate::linear::Linear;
-use crate::norm::Norm;
-use crate::stream::{add_projection, projection_gradient};
-use crate::{Ctx, WeightGrads};
+use crate::norm::{Norm, NormBackward};
+use crate::residual::{add_projection, projection_gradient};
+use crate::{Ctx, Slot, WeightGrads};
 
 pub(crate) struct AttentionPart {
-    pub norm: Norm,
-    pub qkv: Linear,
-    pub out: Linear,
-    pub rope: Option<Arc<RopeTable>>,
-    pub heads: usize,
-    pub kv_heads: usize,
-    pub head_dim: usize,
-    /// Tells its dropout from that of other places.
+    norm: Norm,
+    qkv: Linear,
+    out: Linear,
+    rope: Option<Arc<RopeTable>>,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    /// Longest sequence.
+    seq: usize,
+    /// Dropout site.
     site: u64,
 }
 
-/// What the backward pass needs beside the input.
-pub(crate) struct AttentionSaved {
+/// Activations saved for the backward pass.
+pub(crate) struct SavedAttention {
+    pub x: Tensor, // (tokens, dim)
     stats: Tensor, // (tokens, 1 or 2), f32
     out: Tensor,   // (tokens, heads * head_dim)
-    /// None when an exchange failed: the pass goes on with nothing, to its end.
+    /// None if communication failed: the pass runs to its end on undefined values and the step is discarded.
     inside: Option<Saved>,
+}
+
+/// Keys and values of the tokens so far, each (seq, kv_heads * head_dim).
+struct KeyValues {
+    keys: Tensor,
+    values: Tensor,
 }
 
 impl AttentionPart {
@@ -41,26 +50,27 @@ impl AttentionPart {
     ) -> AttentionPart {
         AttentionPart {
             norm: Norm::new(params, "norm1", shape.norm_eps),
-            qkv: Linear::joined(params, &["attention.q", "attention.k", "attention.v"]),
+            qkv: Linear::fused(params, &["attention.q", "attention.k", "attention.v"]),
             out: Linear::new(params, "attention.out"),
             rope,
             heads: shape.heads,
             kv_heads: shape.kv_heads,
             head_dim: shape.head_dim,
+            seq: shape.seq,
             site,
         }
     }
 
-    pub fn forward(&self, cx: &Ctx<'_>, weights: View<'_>, x: &Tensor) -> (Tensor, AttentionSaved) {
+    pub fn forward(&self, cx: &Ctx<'_>, x: Tensor) -> (Tensor, SavedAttention) {
         let device = cx.device;
-        let mut stats = cx.kept_wide(x.rows(), self.norm.stats());
-        let mut qkv = cx.kept(cx.tokens(), self.qkv.rows());
+        let mut stats = cx.saved_f32(x.rows(), self.norm.stats());
+        let mut qkv = cx.saved(cx.tokens(), self.qkv.rows());
         {
             let mut normed = cx.scratch(x.rows(), x.cols());
-            self.norm.forward(device, weights, x.view(), normed.view_mut(), stats.view_mut());
+            self.norm.forward(cx, x.view(), normed.view_mut(), stats.view_mut());
             cx.groups.start_enter(device, normed).each(|rows, normed| {
                 let to = qkv.view_mut().rows_of(rows);
-                device.matmul(self.qkv.forward(weights, normed, to));
+                device.matmul(self.qkv.forward(cx, normed, to));
             });
         }
         if let Some(rope) = &self.rope {
@@ -68,16 +78,16 @@ impl AttentionPart {
                 device.rope(rope, &self.run(cx, run), qkv.view_mut().rows_of(rows));
             }
         }
-        let mut out = cx.kept(cx.tokens(), self.heads * self.head_dim);
+        let mut out = cx.saved(cx.tokens(), self.heads * self.head_dim);
         let inside = self.attend(cx, qkv, out.view_mut());
-        let y = add_projection(cx, self.site, &self.out, weights, out.view(), x);
-        (y, AttentionSaved { stats, out, inside })
+        let y = add_projection(cx, self.site, &self.out, out.view(), &x);
+        (y, SavedAttention { x, stats, out, inside })
     }
 
-    /// With whom this rank's queries meet: the tokens here, or those of other ranks too.
+    /// Attention over the tokens of this rank, or with those of the context axis.
     fn attend(&self, cx: &Ctx<'_>, qkv: Tensor, out: ViewMut<'_>) -> Option<Saved> {
         let Some(context) = cx.groups.context() else {
-            let mut lse = cx.kept_wide(cx.batch * self.heads, cx.seq());
+            let mut lse = cx.saved_f32(cx.batch * self.heads, cx.seq());
             cx.device.attention(&self.square(cx), qkv.view(), out, lse.view_mut());
             return Some(Saved { qkv, lse });
         };
@@ -85,52 +95,50 @@ impl AttentionPart {
         saved.map_err(|error| cx.groups.note(Err(error))).ok()
     }
 
+    /// The gradient of q, k and v.
     fn attend_backward(
         &self,
         cx: &Ctx<'_>,
         inside: Option<Saved>,
         out: View<'_>,
         dout: View<'_>,
-        dqkv: ViewMut<'_>,
-    ) {
-        let Some(saved) = inside else { return cx.device.fill(dqkv, 0.0) };
-        match cx.groups.context() {
-            None => {
-                let (qkv, lse) = (saved.qkv.view(), saved.lse.view());
-                cx.device.attention_backward(&self.square(cx), qkv, out, dout, lse, dqkv)
+    ) -> Tensor {
+        let mut dqkv = cx.scratch(cx.tokens(), self.qkv.rows());
+        match (inside, cx.groups.context()) {
+            (None, _) => cx.device.fill(dqkv.view_mut(), 0.0),
+            (Some(saved), None) => {
+                let (shape, qkv, lse) = (self.square(cx), saved.qkv.view(), saved.lse.view());
+                cx.device.attention_backward(&shape, qkv, out, dout, lse, dqkv.view_mut())
             }
-            Some(context) => {
-                let heads = self.heads(cx);
+            (Some(saved), Some(context)) => {
+                let (heads, dqkv) = (self.heads(cx), dqkv.view_mut());
                 cx.groups.note(context.backward(cx.device, &heads, saved, out, dout, dqkv));
             }
         }
+        dqkv
     }
 
-    /// From the gradient of the stream after this half to the one before it.
+    /// The gradient of the input from that of the output.
     pub fn backward(
         &self,
         cx: &Ctx<'_>,
-        weights: View<'_>,
-        x: &Tensor,
-        saved: AttentionSaved,
+        saved: SavedAttention,
         dy: Tensor,
         grads: &mut WeightGrads<'_>,
     ) -> Tensor {
         let device = cx.device;
-        let AttentionSaved { stats, out, inside } = saved;
+        let SavedAttention { x, stats, out, inside } = saved;
 
         // Through the projection and the attention itself.
         let mut dout = cx.scratch(cx.tokens(), out.cols());
         {
             let coming = projection_gradient(cx, self.site, &dy);
             let dprojected = coming.each_of_all(|rows, dprojected| {
-                let dout = dout.view_mut().rows_of(rows);
-                self.out.input_gradient(device, weights, dprojected, dout);
+                self.out.input_gradient(cx, dprojected, dout.view_mut().rows_of(rows));
             });
-            self.out.weight_gradient(device, &dprojected, &out, grads);
+            self.out.weight_gradient(&dprojected, &out, grads);
         }
-        let mut dqkv = cx.scratch(cx.tokens(), self.qkv.rows());
-        self.attend_backward(cx, inside, out.view(), dout.view(), dqkv.view_mut());
+        let mut dqkv = self.attend_backward(cx, inside, out.view(), dout.view());
         drop((out, dout));
         if let Some(rope) = &self.rope {
             for (run, rows) in cx.placed_runs() {
@@ -138,17 +146,46 @@ impl AttentionPart {
             }
         }
 
-        // Through q, k, v and the norm; the residual adds its own.
-        let mut normed = cx.scratch(x.rows(), x.cols());
-        self.norm.again(device, weights, x.view(), stats.view(), normed.view_mut());
-        let normed = cx.groups.start_enter(device, normed);
-        let dnormed = self.qkv.backward(cx, weights, normed, dqkv, grads);
-        let mut dx = cx.own(dy);
-        self.norm.backward(cx, weights, x, &stats, dnormed.view(), dx.view_mut(), grads);
+        // Through q, k, v and the norm; the residual adds its gradient.
+        let normed = cx.groups.start_enter(device, self.norm.recompute(cx, &x, &stats));
+        let dnormed = self.qkv.backward(cx, normed, dqkv, grads);
+        let mut dx = cx.writable(dy);
+        let (dy, of_x) = (dnormed.view(), dx.view_mut());
+        self.norm.backward(cx, NormBackward { x: &x, stats: &stats, dy, dx: of_x }, grads);
         dx
     }
 
-    pub fn square(&self, cx: &Ctx<'_>) -> Attention {
+    /// The forward pass of one sequence's next tokens, whose keys and values are added to the cache.
+    pub fn extend(&self, cx: &Ctx<'_>, x: &Tensor, cache: &mut Slot) -> Tensor {
+        let device = cx.device;
+        let mut stats = cx.scratch_f32(x.rows(), self.norm.stats());
+        let mut normed = cx.scratch(x.rows(), x.cols());
+        self.norm.forward(cx, x.view(), normed.view_mut(), stats.view_mut());
+        let mut qkv = cx.scratch(x.rows(), self.qkv.rows());
+        device.matmul(self.qkv.forward(cx, normed.view(), qkv.view_mut()));
+
+        let start = cx.runs[0].start;
+        let end = start + cx.seq();
+        let new = Attention { q_start: start, k_start: start, ..self.square(cx) };
+        if let Some(rope) = &self.rope {
+            device.rope(rope, &new, qkv.view_mut());
+        }
+        let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let KeyValues { keys, values } = cache.get_or_insert_with(|| KeyValues {
+            keys: cx.scratch(self.seq, kv),
+            values: cx.scratch(self.seq, kv),
+        });
+        device.copy_columns(qkv.view(), q, keys.view_mut().rows_of(start..end));
+        device.copy_columns(qkv.view(), q + kv, values.view_mut().rows_of(start..end));
+
+        let all = Attention { k_len: end, k_start: 0, ..new };
+        let (mut out, mut lse) = (cx.scratch(x.rows(), q), cx.scratch_f32(self.heads, cx.seq()));
+        let (keys, values) = (keys.view().rows_of(0..end), values.view().rows_of(0..end));
+        device.attention_over(&all, qkv.view(), keys, values, out.view_mut(), lse.view_mut());
+        add_projection(cx, self.site, &self.out, out.view(), x)
+    }
+
+    fn square(&self, cx: &Ctx<'_>) -> Attention {
         Attention::square(cx.batch, cx.seq(), self.heads, self.kv_heads, self.head_dim)
     }
 

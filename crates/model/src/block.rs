@@ -1,162 +1,116 @@
-//! What a block is: the unit that is bucketed, gathered and freed, recomputed, and placed on a stage.
+//! The block: the unit that is bucketed, gathered and released, recomputed, and placed on a pipeline stage.
 
-use std::cell::RefCell;
-use std::ops::Range;
-
-use lockstep_kernels::{Device, Dtype, Tag, Tensor, View};
-use lockstep_parallel::{Groups, Leaving};
-use lockstep_plan::Recompute;
-use lockstep_plan::context::Run;
+use lockstep_kernels::{Tag, Tensor};
 use lockstep_plan::model::BlockParams;
 
-use crate::{Auxiliary, WeightGrads};
+use crate::{Ctx, Slot, WeightGrads};
 
-/// A piece of a network between two places of the residual stream.
+/// A part of a model with explicit forward and backward passes.
 ///
-/// A user's own network is a list of these. Parameters lie in one flat buffer, in the order of `params`;
-/// the block is told where they are at each call, because whoever holds them may move, gather or free them
-/// in between.
-pub trait Block {
-    /// What a backward pass needs of the forward pass.
-    type Saved;
-
-    /// Names, dimensions and order of what lies in the flat buffer.
+/// A model is a list of blocks. The first block gets the token ids (1, tokens); the blocks after it get and return the
+/// residual stream (tokens, dim); the last block returns the loss of each token (1, tokens). A block stores no
+/// parameters: [`Ctx::weights`] is their flat buffer in the order of `params`, valid for one call, because ZeRO-3
+/// gathers and releases it in between.
+///
+/// The built-in blocks are made by [`Transformer`](crate::Transformer). This adds one of our own between two of them,
+/// x + W·x:
+///
+/// ```
+/// use lockstep_kernels::{Device, Matmul, Tag, Tensor};
+/// use lockstep_model::{Block, Ctx, Model, Slot, Transformer, WeightGrads};
+/// use lockstep_plan::model::{BlockParams, Param, Part, Split};
+/// use lockstep_plan::presets;
+///
+/// struct Adapter {
+///     params: BlockParams,
+/// }
+///
+/// impl Block for Adapter {
+///     fn params(&self) -> &BlockParams {
+///         &self.params
+///     }
+///
+///     fn forward(&self, cx: &Ctx<'_>, x: Tensor, saved: &mut Slot) -> Tensor {
+///         let weight = cx.weights.shaped(x.cols(), x.cols());
+///         let mut y = cx.saved(x.rows(), x.cols());
+///         let product = Matmul::linear(x.view(), weight, y.view_mut());
+///         cx.device.matmul(Matmul { residual: Some(x.view()), ..product });
+///         saved.put(x);
+///         y
+///     }
+///
+///     fn backward(
+///         &self,
+///         cx: &Ctx<'_>,
+///         saved: &mut Slot,
+///         dy: Tensor,
+///         grads: &mut WeightGrads<'_>,
+///     ) -> Option<Tensor> {
+///         let x: Tensor = saved.take();
+///         grads.weight(self.params.range("weight"), &dy, &x);
+///         let weight = cx.weights.shaped(x.cols(), x.cols());
+///         let mut dx = cx.scratch(x.rows(), x.cols());
+///         cx.device.matmul(Matmul::linear_dx(dy.view(), weight, dx.view_mut()));
+///         cx.device.add(dx.view_mut(), dy.view());
+///         Some(dx)
+///     }
+/// }
+///
+/// let shape = presets::shape("llama-test", Some(64)).unwrap();
+/// let mut lists = shape.blocks();
+/// let weight = Param::matrix("weight", [shape.dim, shape.dim], 0.02, Split::Norm);
+/// lists.insert(2, BlockParams::new("adapter", vec![weight]));
+/// let part = Part::whole(lists);
+/// let transformer = Transformer::new(&shape, &part);
+/// let blocks = part.blocks.iter().map(|params| match params.name.as_str() {
+///     "adapter" => Box::new(Adapter { params: params.clone() }) as Box<dyn Block>,
+///     _ => transformer.block(params),
+/// });
+/// let model = Model::from_blocks(part.clone(), blocks.collect(), shape.vocab, shape.seq);
+/// assert_eq!(model.part.blocks[2].len(), shape.dim * shape.dim);
+/// ```
+pub trait Block: Send + Sync {
+    /// Names, shapes and order of the parameters in the flat buffer on this rank.
     fn params(&self) -> &BlockParams;
 
-    /// From the stream (tokens, dim) to the stream, keeping what `recompute` does not rebuild.
-    fn forward(
-        &self,
-        cx: &Ctx<'_>,
-        weights: View<'_>,
-        x: Tensor,
-        recompute: Recompute,
-    ) -> (Tensor, Self::Saved);
+    /// Computes the output from the input and saves what `backward` needs, less what `cx.recompute` recomputes.
+    fn forward(&self, cx: &Ctx<'_>, x: Tensor, saved: &mut Slot) -> Tensor;
 
-    /// From the gradient of the output to that of the input. Gradients of the weights go to the grads, which
-    /// does them at once or keeps them for later.
+    /// Computes the gradient of the input from that of the output; the first block of a model returns `None`.
+    /// Gradients of the weights go to `grads`, which computes or defers them.
     fn backward(
         &self,
         cx: &Ctx<'_>,
-        weights: View<'_>,
-        saved: Self::Saved,
+        saved: &mut Slot,
         dy: Tensor,
         grads: &mut WeightGrads<'_>,
-    ) -> Tensor;
-}
+    ) -> Option<Tensor>;
 
-/// Where and on what a pass works.
-#[derive(Clone, Copy)]
-pub struct Ctx<'a> {
-    pub device: &'a Device,
-    /// Who has the rest of what a block needs.
-    pub groups: &'a Groups,
-    /// Of activations.
-    pub dtype: Dtype,
-    /// Sequences in this micro-batch.
-    pub batch: usize,
-    /// The positions of each that are here: tokens lie run by run, in each run sequence by sequence.
-    pub runs: &'a [Run],
-    /// Present in training when the model wants it.
-    pub dropout: Option<Dropout>,
-    /// This micro-batch's part of the tokens of the global batch: the weight of its auxiliary losses.
-    pub share: f32,
-    /// What routers did, for their auxiliary losses; none when these are not wanted.
-    pub auxiliary: Option<&'a RefCell<Auxiliary>>,
-    /// Whether routers write there: not when a pass is computed again.
-    pub counting: bool,
-}
-
-/// Which random numbers a pass drops by: a function of global positions, so that every layout drops alike.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Dropout {
-    pub probability: f32,
-    pub seed: u64,
-    pub step: u64,
-    /// Number of the micro-batch's first sequence within its step.
-    pub first_sample: u64,
-    /// Tokens of a whole sequence.
-    pub seq: u64,
-}
-
-impl Ctx<'_> {
-    /// Tokens of each sequence that are here.
-    pub fn seq(&self) -> usize {
-        self.runs.iter().map(|run| run.len).sum()
+    /// Forward and backward pass of the last block of a model: returns the loss of each token and the gradient of the
+    /// input. Override it to fuse the two passes.
+    fn loss_and_backward(
+        &self,
+        cx: &Ctx<'_>,
+        x: Tensor,
+        grads: &mut WeightGrads<'_>,
+    ) -> (Tensor, Option<Tensor>) {
+        let mut saved = Slot::default();
+        let losses = self.forward(cx, x, &mut saved);
+        let (rows, cols) = (losses.rows(), losses.cols());
+        let mut dlosses = cx.device.empty(rows, cols, losses.dtype(), Tag::Buffers);
+        cx.device.fill(dlosses.view_mut(), cx.loss_scale);
+        let dx = self.backward(cx, &mut saved, dlosses, grads);
+        (losses, dx)
     }
 
-    /// Of this micro-batch.
-    pub fn tokens(&self) -> usize {
-        self.batch * self.seq()
+    /// Computes the output for tokens that follow those in the cache, and adds them to it. The default is for blocks
+    /// that process each token by itself.
+    fn extend(&self, cx: &Ctx<'_>, x: Tensor, _cache: &mut Slot) -> Tensor {
+        self.forward(cx, x, &mut Slot::default())
     }
 
-    /// The tokens whose residual stream this rank holds.
-    pub fn stream(&self) -> Range<usize> {
-        self.groups.stream_rows(self.tokens())
-    }
-
-    /// Each run, and the rows in which it lies.
-    pub(crate) fn placed_runs(&self) -> impl Iterator<Item = (Run, Range<usize>)> {
-        let batch = self.batch;
-        self.runs.iter().scan(0, move |end, run| {
-            let start = *end;
-            *end += batch * run.len;
-            Some((*run, start..*end))
-        })
-    }
-
-    /// Something a backward pass will need.
-    pub(crate) fn kept(&self, rows: usize, cols: usize) -> Tensor {
-        self.device.empty(rows, cols, self.dtype, Tag::Activations)
-    }
-
-    /// The same in f32 whatever the precision: statistics.
-    pub(crate) fn kept_wide(&self, rows: usize, cols: usize) -> Tensor {
-        self.device.empty(rows, cols, Dtype::F32, Tag::Activations)
-    }
-
-    /// Something that lives for a moment.
-    pub(crate) fn scratch(&self, rows: usize, cols: usize) -> Tensor {
-        self.device.empty(rows, cols, self.dtype, Tag::Buffers)
-    }
-
-    /// Sums for all tokens that are to be made of ranks' parts of them.
-    pub(crate) fn leaving(&self, cols: usize, tag: Tag) -> Leaving {
-        Leaving { rows: self.tokens(), cols, dtype: self.dtype, tag }
-    }
-
-    /// The tensor, or a copy of it when others still read it.
-    pub(crate) fn own(&self, tensor: Tensor) -> Tensor {
-        if !tensor.is_shared() {
-            return tensor;
-        }
-        let mut copy =
-            self.device.empty(tensor.rows(), tensor.cols(), tensor.dtype(), Tag::Buffers);
-        self.device.copy(tensor.view(), copy.view_mut());
-        copy
-    }
-
-    /// Drops elements of the stream's rows of this rank in place; forward and backward alike. `site` tells
-    /// one place of the network from another.
-    pub(crate) fn drop_out(&self, site: u64, tensor: &mut Tensor) {
-        let Some(dropout) = self.dropout else { return };
-        let (rows, cols) = (self.stream(), tensor.cols());
-        for (run, place) in self.placed_runs() {
-            for sequence in 0..self.batch {
-                let start = place.start + sequence * run.len;
-                let (from, to) = (start.max(rows.start), (start + run.len).min(rows.end));
-                if from >= to {
-                    continue;
-                }
-                let sample = dropout.first_sample + sequence as u64;
-                let token = sample * dropout.seq + (run.start + from - start) as u64;
-                self.device.dropout(
-                    tensor.view_mut().rows_of(from - rows.start..to - rows.start),
-                    dropout.probability,
-                    dropout.seed,
-                    dropout.step << 16 | site,
-                    token * cols as u64,
-                );
-            }
-        }
+    /// Whether `backward` reads the weights. If not, ZeRO-3 does not gather them for it.
+    fn backward_reads_weights(&self) -> bool {
+        true
     }
 }

@@ -2,74 +2,81 @@
 
 use std::ops::Range;
 
-use lockstep_kernels::{Tensor, View, ViewMut, Vocabulary};
-use lockstep_plan::model::{BlockParams, Part, Shape};
+use lockstep_kernels::{Tensor, View, Vocabulary};
+use lockstep_plan::model::BlockParams;
 
-use crate::Ctx;
-use crate::weight_grads::wide;
+use crate::{Block, Ctx, Slot, WeightGrads};
 
 pub(crate) struct Embed {
+    params: BlockParams,
     /// (vocab, dim)
-    pub tokens: Range<usize>,
+    tokens: Range<usize>,
     /// (seq, dim), learned
-    pub positions: Option<Range<usize>>,
+    positions: Option<Range<usize>>,
     rows: usize,
-    held: Vocabulary,
+    vocabulary: Vocabulary,
     dim: usize,
 }
 
-/// The embedding's place among those that drop.
+/// Dropout site of the embedding.
 const SITE: u64 = 0;
 
 impl Embed {
-    pub fn new(shape: &Shape, part: &Part, params: &BlockParams) -> Embed {
-        let has_positions = params.params.iter().any(|param| param.name == "positions");
-        let vocab = shape.vocab_on_rank(&part.mesh, part.coord);
+    pub fn new(params: BlockParams, vocabulary: Vocabulary) -> Embed {
+        let table = params.get("tokens").expect("an embedding has a token table");
+        let (rows, dim) = (table.dims[0], table.dims[1]);
         Embed {
             tokens: params.range("tokens"),
-            positions: has_positions.then(|| params.range("positions")),
-            rows: vocab.len(),
-            held: Vocabulary { first: vocab.start, vocab: shape.vocab },
-            dim: shape.dim,
+            positions: params.get("positions").map(|_| params.range("positions")),
+            rows,
+            vocabulary,
+            dim,
+            params,
         }
     }
 
-    /// Each rank of the tensor axis has some rows of the table, and gives nought for the others.
-    pub fn forward(&self, cx: &Ctx<'_>, weights: View<'_>, ids: View<'_>) -> Tensor {
+    fn table<'a>(&self, cx: &Ctx<'a>) -> View<'a> {
+        cx.weights.part(self.tokens.clone()).shaped(self.rows, self.dim)
+    }
+}
+
+impl Block for Embed {
+    fn params(&self) -> &BlockParams {
+        &self.params
+    }
+
+    /// Each rank of the tensor axis has some rows of the table and contributes zeros for the others.
+    fn forward(&self, cx: &Ctx<'_>, ids: Tensor, _saved: &mut Slot) -> Tensor {
         let (device, groups) = (cx.device, cx.groups);
         let mut x = match groups.sequence {
             true => cx.scratch(cx.tokens(), self.dim),
-            false => cx.kept(cx.tokens(), self.dim),
+            false => cx.saved(cx.tokens(), self.dim),
         };
         let positions = self.positions.clone().filter(|_| groups.adds());
-        let positions = positions.map(|range| weights.part(range));
+        let positions = positions.map(|range| cx.weights.part(range));
         for (run, rows) in cx.placed_runs() {
-            let (ids, out) = (ids.part(rows.clone()), x.view_mut().rows_of(rows));
-            device.embed(ids, self.table(weights), self.held, positions, run.start, run.len, out);
+            let (ids, out) = (ids.view().part(rows.clone()), x.view_mut().rows_of(rows));
+            let table = self.table(cx);
+            device.embed(ids, table, self.vocabulary, positions, run.start, run.len, out);
         }
         let mut x = groups.leave(device, x);
         cx.drop_out(SITE, &mut x);
         x
     }
 
-    /// `accumulate` tells whether the block's gradient holds something of an earlier micro-batch, and
-    /// `tokens_filled` whether the token table's part does: the output projection may have been there before.
-    pub fn backward(
+    fn backward(
         &self,
         cx: &Ctx<'_>,
-        ids: View<'_>,
+        _saved: &mut Slot,
         dy: Tensor,
-        mut grads: ViewMut<'_>,
-        accumulate: bool,
-        tokens_filled: bool,
-    ) {
+        grads: &mut WeightGrads<'_>,
+    ) -> Option<Tensor> {
         let device = cx.device;
-        let mut dy = cx.own(dy);
+        let mut dy = cx.writable(dy);
         cx.drop_out(SITE, &mut dy);
         let dy = cx.groups.leave_backward(device, dy);
         if let Some(positions) = &self.positions {
-            let place = grads.reborrow().part(positions.clone());
-            wide(device, place, accumulate, |mut place, accumulate| {
+            grads.in_f32(positions.clone(), |mut place, accumulate| {
                 for (index, (run, rows)) in cx.placed_runs().enumerate() {
                     let (dy, add) = (dy.view().rows_of(rows), accumulate || index > 0);
                     let place = place.reborrow();
@@ -77,13 +84,14 @@ impl Embed {
                 }
             });
         }
-        let tokens = grads.part(self.tokens.clone()).shaped(self.rows, self.dim);
-        wide(device, tokens, tokens_filled, |tokens, filled| {
-            device.embed_backward(ids, dy.view(), self.held, tokens, filled);
+        grads.in_f32(self.tokens.clone(), |place, accumulate| {
+            let table = place.shaped(self.rows, self.dim);
+            device.embed_backward(cx.inputs, dy.view(), self.vocabulary, table, accumulate);
         });
+        None
     }
 
-    pub fn table<'a>(&self, weights: View<'a>) -> View<'a> {
-        weights.part(self.tokens.clone()).shaped(self.rows, self.dim)
+    fn backward_reads_weights(&self) -> bool {
+        false
     }
 }

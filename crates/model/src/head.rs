@@ -1,147 +1,164 @@
-//! The last block: norm, output projection and cross-entropy, in chunks of tokens so that the logits of a
-//! whole micro-batch never exist at once.
+//! The last block: norm, output projection and cross-entropy. The loss is computed in chunks of tokens, so that the
+//! logits of a whole micro-batch never exist at the same time.
 
 use std::ops::Range;
 
 use lockstep_kernels::{CrossEntropy, Dtype, Gradient, Matmul, Tag, Tensor, View, ViewMut};
-use lockstep_plan::model::{BlockParams, Part, Shape, loss_chunk};
+use lockstep_plan::model::{BlockParams, loss_chunk};
 
-use crate::norm::Norm;
-use crate::{Ctx, WeightGrads};
+use crate::norm::{Norm, NormBackward};
+use crate::{Block, Ctx, Slot, WeightGrads};
 
 pub(crate) struct Head {
+    params: BlockParams,
     norm: Norm,
-    /// (vocab, dim); none when the token embedding, on this rank too, is the output projection.
-    pub output: Option<Range<usize>>,
-    /// Logits that are computed here, and the token of the first.
-    vocab: usize,
-    first: usize,
-    /// The most that any rank has: all must cut tokens into the same chunks.
-    widest: usize,
+    /// (vocab, dim); none if the output projection is shared with the embedding on the same rank.
+    output: Option<Range<usize>>,
+    vocab: HeadVocab,
+    dim: usize,
+}
+
+/// The logits that a rank computes.
+pub(crate) struct HeadVocab {
+    /// Range of the vocabulary.
+    pub range: Range<usize>,
+    /// Length of the longest range on any rank: all ranks must choose the same chunks.
+    pub longest: usize,
+}
+
+/// Gradient of the objective by the losses.
+enum LossGradient<'a> {
+    Uniform(f32),
+    PerToken(View<'a>), // (1, tokens), f32
 }
 
 impl Head {
-    pub fn new(shape: &Shape, part: &Part, params: &BlockParams) -> Head {
-        let has_output = params.params.iter().any(|param| param.name == "output");
-        let vocab = shape.vocab_on_rank(&part.mesh, part.coord);
+    pub fn new(params: BlockParams, vocab: HeadVocab, eps: f64) -> Head {
         Head {
-            norm: Norm::new(params, "norm", shape.norm_eps),
-            output: has_output.then(|| params.range("output")),
-            vocab: vocab.len(),
-            first: vocab.start,
-            widest: shape.vocab.div_ceil(part.mesh.tensor),
+            norm: Norm::new(&params, "norm", eps),
+            output: params.get("output").map(|_| params.range("output")),
+            vocab,
+            dim: params.range("norm.gain").len(),
+            params,
         }
     }
 
-    /// The logits of all tokens: for a caller who wants to see them.
-    pub fn logits(&self, cx: &Ctx<'_>, weights: View<'_>, output: View<'_>, x: &Tensor) -> Tensor {
-        assert_eq!(
-            cx.groups.mesh.tensor, 1,
-            "logits of the whole vocabulary are asked of one rank"
-        );
-        let normed = self.normed(cx, weights, x).0;
-        let mut logits = cx.device.empty(x.rows(), self.vocab, Dtype::F32, Tag::Buffers);
-        cx.device.matmul(Matmul::linear(normed.view(), output, logits.view_mut()));
+    /// The output projection (vocab, dim).
+    fn output<'a>(&self, cx: &Ctx<'a>) -> View<'a> {
+        match &self.output {
+            Some(range) => cx.weights.part(range.clone()).shaped(self.vocab.range.len(), self.dim),
+            None => cx.shared.expect("the head has an output projection or shares one"),
+        }
+    }
+
+    /// The gradient of the output projection, and whether to add to it.
+    fn output_gradient<'a>(&self, grads: &'a mut WeightGrads<'_>) -> (ViewMut<'a>, bool) {
+        match &self.output {
+            Some(range) => {
+                let (place, accumulate) = grads.place(range.clone());
+                (place.shaped(self.vocab.range.len(), self.dim), accumulate)
+            }
+            None => grads.shared_place(),
+        }
+    }
+
+    /// The logits of all tokens (tokens, vocab), f32.
+    fn logits(&self, cx: &Ctx<'_>, x: &Tensor) -> Tensor {
+        assert_eq!(cx.groups.mesh.tensor, 1, "logits need the whole vocabulary on one rank");
+        let normed = self.normed(cx, x).0;
+        let mut logits = cx.scratch_f32(x.rows(), self.vocab.range.len());
+        cx.device.matmul(Matmul::linear(normed.view(), self.output(cx), logits.view_mut()));
         logits
     }
 
-    /// The loss of each token (tokens), f32.
-    pub fn losses(
-        &self,
-        cx: &Ctx<'_>,
-        weights: View<'_>,
-        output: View<'_>,
-        x: &Tensor,
-        targets: View<'_>,
-    ) -> Tensor {
-        let normed = cx.groups.enter(cx.device, self.normed(cx, weights, x).0);
-        let mut losses = cx.device.empty(1, cx.tokens(), Dtype::F32, Tag::Buffers);
-        self.in_chunks(cx, cx.tokens(), |range, mut logits| {
+    /// The loss of each token (1, tokens), f32.
+    fn losses(&self, cx: &Ctx<'_>, x: &Tensor, targets: View<'_>) -> Tensor {
+        let normed = cx.groups.enter(cx.device, self.normed(cx, x).0);
+        let mut losses = cx.scratch_f32(1, cx.tokens());
+        self.for_each_chunk(cx, |range, mut logits| {
             let rows = normed.view().rows_of(range.clone());
-            cx.device.matmul(Matmul::linear(rows, output, logits.reborrow()));
+            cx.device.matmul(Matmul::linear(rows, self.output(cx), logits.reborrow()));
             let work = CrossEntropy {
                 logits,
                 targets: targets.part(range.clone()),
                 losses: losses.view_mut().part(range),
                 gradient: Gradient::None,
             };
-            cx.groups.cross_entropy(cx.device, work, self.first);
+            cx.groups.cross_entropy(cx.device, work, self.vocab.range.start);
         });
         losses
     }
 
-    /// The loss of each token, and the backward pass at once: each chunk's logits become their own gradient,
-    /// times `scale`. Gives the losses and the gradient of `x`.
-    #[allow(clippy::too_many_arguments)]
-    pub fn train(
+    /// The loss of each token and the gradient of `x`. The logits of each chunk become their own gradient.
+    fn losses_and_gradient(
         &self,
         cx: &Ctx<'_>,
-        weights: View<'_>,
-        output: View<'_>,
-        x: Tensor,
-        targets: View<'_>,
-        scale: f32,
+        x: &Tensor,
+        dlosses: LossGradient<'_>,
         grads: &mut WeightGrads<'_>,
-        mut doutput: OutputGradient<'_>,
     ) -> (Tensor, Tensor) {
         let device = cx.device;
-        let (normed, stats) = self.normed(cx, weights, &x);
+        let targets = cx.targets.expect("training needs targets");
+        let scale = match dlosses {
+            LossGradient::Uniform(scale) => scale,
+            LossGradient::PerToken(_) => 1.0,
+        };
+        let (normed, stats) = self.normed(cx, x);
         let normed = cx.groups.enter(device, normed);
-        let mut losses = device.empty(1, cx.tokens(), Dtype::F32, Tag::Buffers);
+        let mut losses = cx.scratch_f32(1, cx.tokens());
         let mut dnormed = cx.scratch(cx.tokens(), x.cols());
-        self.in_chunks(cx, cx.tokens(), |range, mut logits| {
+        self.for_each_chunk(cx, |range, mut logits| {
             let rows = normed.view().rows_of(range.clone());
-            device.matmul(Matmul::linear(rows, output, logits.reborrow()));
+            device.matmul(Matmul::linear(rows, self.output(cx), logits.reborrow()));
 
-            // In bf16 the gradient takes half the room and needs a place of its own; in f32 it lies where
-            // the logits were.
-            let mut narrow = (cx.dtype != Dtype::F32)
-                .then(|| device.empty(range.len(), self.vocab, cx.dtype, Tag::Buffers));
+            // A bf16 gradient needs a buffer of its own; an f32 gradient replaces the logits.
+            let mut converted =
+                (cx.dtype != Dtype::F32).then(|| cx.scratch(range.len(), self.vocab.range.len()));
             let work = CrossEntropy {
                 logits: logits.reborrow(),
                 targets: targets.part(range.clone()),
                 losses: losses.view_mut().part(range.clone()),
-                gradient: match &mut narrow {
-                    Some(narrow) => Gradient::Into(narrow.view_mut(), scale),
+                gradient: match &mut converted {
+                    Some(converted) => Gradient::Into(converted.view_mut(), scale),
                     None => Gradient::InPlace(scale),
                 },
             };
-            cx.groups.cross_entropy(device, work, self.first);
-            let dlogits = narrow.as_ref().map_or(logits.as_view(), Tensor::view);
+            cx.groups.cross_entropy(device, work, self.vocab.range.start);
+            let mut dlogits = converted.as_mut().map_or(logits, Tensor::view_mut);
+            if let LossGradient::PerToken(dlosses) = dlosses {
+                let factors = dlosses.part(range.clone()).shaped(range.len(), 1);
+                device.scale_rows(dlogits.reborrow(), factors);
+            }
 
             let drows = dnormed.view_mut().rows_of(range.clone());
-            device.matmul(Matmul::linear_dx(dlogits, output, drows));
-            let dw = doutput.place.reborrow();
+            device.matmul(Matmul::linear_dx(dlogits.as_view(), self.output(cx), drows));
+            let (place, accumulate) = self.output_gradient(grads);
             device.matmul(Matmul {
-                accumulate: doutput.filled,
-                ..Matmul::linear_dw(dlogits, rows, dw)
+                accumulate: accumulate || range.start > 0,
+                ..Matmul::linear_dw(dlogits.as_view(), rows, place)
             });
-            doutput.filled = true;
         });
         drop(normed);
         let dnormed = cx.groups.enter_backward(device, dnormed);
-        let mut dx = device.empty(x.rows(), x.cols(), cx.dtype, Tag::Buffers);
+        let mut dx = cx.scratch(x.rows(), x.cols());
         device.fill(dx.view_mut(), 0.0);
-        self.norm.backward(cx, weights, &x, &stats, dnormed.view(), dx.view_mut(), grads);
+        let (dy, of_x) = (dnormed.view(), dx.view_mut());
+        self.norm.backward(cx, NormBackward { x, stats: &stats, dy, dx: of_x }, grads);
         (losses, dx)
     }
 
-    fn normed(&self, cx: &Ctx<'_>, weights: View<'_>, x: &Tensor) -> (Tensor, Tensor) {
-        let mut stats = cx.device.empty(x.rows(), self.norm.stats(), Dtype::F32, Tag::Buffers);
-        let mut normed = cx.device.empty(x.rows(), x.cols(), cx.dtype, Tag::Buffers);
-        self.norm.forward(cx.device, weights, x.view(), normed.view_mut(), stats.view_mut());
+    fn normed(&self, cx: &Ctx<'_>, x: &Tensor) -> (Tensor, Tensor) {
+        let mut stats = cx.scratch_f32(x.rows(), self.norm.stats());
+        let mut normed = cx.scratch(x.rows(), x.cols());
+        self.norm.forward(cx, x.view(), normed.view_mut(), stats.view_mut());
         (normed, stats)
     }
 
-    /// Calls `work` with each chunk of tokens and room for its logits.
-    fn in_chunks(
-        &self,
-        cx: &Ctx<'_>,
-        tokens: usize,
-        mut work: impl FnMut(Range<usize>, ViewMut<'_>),
-    ) {
-        let chunk = loss_chunk(tokens, self.widest);
-        let mut logits = cx.device.empty(chunk, self.vocab, Dtype::F32, Tag::Buffers);
+    /// Calls `work` with each chunk of tokens and a buffer for its logits.
+    fn for_each_chunk(&self, cx: &Ctx<'_>, mut work: impl FnMut(Range<usize>, ViewMut<'_>)) {
+        let tokens = cx.tokens();
+        let chunk = loss_chunk(tokens, self.vocab.longest);
+        let mut logits = cx.device.empty(chunk, self.vocab.range.len(), Dtype::F32, Tag::Buffers);
         for start in (0..tokens).step_by(chunk) {
             let end = (start + chunk).min(tokens);
             work(start..end, logits.view_mut().rows_of(0..end - start));
@@ -149,8 +166,40 @@ impl Head {
     }
 }
 
-/// Where the output projection's gradient goes, and whether there is something to add to.
-pub(crate) struct OutputGradient<'a> {
-    pub place: ViewMut<'a>, // (vocab, dim)
-    pub filled: bool,
+impl Block for Head {
+    fn params(&self) -> &BlockParams {
+        &self.params
+    }
+
+    /// The loss of each token (1, tokens), or without targets the logits (tokens, vocab); both f32.
+    fn forward(&self, cx: &Ctx<'_>, x: Tensor, saved: &mut Slot) -> Tensor {
+        let y = match cx.targets {
+            Some(targets) => self.losses(cx, &x, targets),
+            None => self.logits(cx, &x),
+        };
+        saved.put(x);
+        y
+    }
+
+    fn backward(
+        &self,
+        cx: &Ctx<'_>,
+        saved: &mut Slot,
+        dy: Tensor,
+        grads: &mut WeightGrads<'_>,
+    ) -> Option<Tensor> {
+        let (x, dlosses): (Tensor, _) = (saved.take(), LossGradient::PerToken(dy.view()));
+        Some(self.losses_and_gradient(cx, &x, dlosses, grads).1)
+    }
+
+    fn loss_and_backward(
+        &self,
+        cx: &Ctx<'_>,
+        x: Tensor,
+        grads: &mut WeightGrads<'_>,
+    ) -> (Tensor, Option<Tensor>) {
+        let dlosses = LossGradient::Uniform(cx.loss_scale);
+        let (losses, dx) = self.losses_and_gradient(cx, &x, dlosses, grads);
+        (losses, Some(dx))
+    }
 }

@@ -1,39 +1,34 @@
-//! A transformer layer: attention, then feed-forward, each around the residual stream.
+//! A transformer layer: attention, then feed-forward, each added to the residual stream.
 
 use std::sync::Arc;
 
-use lockstep_kernels::{RopeTable, Tensor, View};
+use lockstep_kernels::{RopeTable, Tensor};
 use lockstep_plan::Recompute;
 use lockstep_plan::model::{BlockParams, Shape};
 
-use crate::attention::{AttentionPart, AttentionSaved};
-use crate::feed_forward::{FeedForward, FeedForwardSaved};
-use crate::{Block, Ctx, WeightGrads};
+use crate::attention::{AttentionPart, SavedAttention};
+use crate::feed_forward::{FeedForward, SavedFeedForward};
+use crate::{Block, Ctx, Slot, WeightGrads};
 
-/// The block of all three families: what differs are its parameters and its second half.
-pub struct Layer {
+/// The layer of all built-in families, which differ in parameters and feed-forward.
+pub(crate) struct Layer {
     params: BlockParams,
-    pub(crate) attention: AttentionPart,
-    pub(crate) feed_forward: FeedForward,
+    attention: AttentionPart,
+    feed_forward: FeedForward,
 }
 
-/// What a layer's backward pass needs.
-pub struct Saved {
-    x: Tensor, // (tokens, dim)
-    /// Absent when the whole layer is computed again.
-    inside: Option<Inside>,
-}
-
-struct Inside {
-    attention: AttentionSaved,
-    middle: Tensor, // (tokens, dim), the stream between the halves
-    feed_forward: FeedForwardSaved,
+// Not boxed: a steady step allocates nothing.
+#[allow(clippy::large_enum_variant)]
+enum SavedLayer {
+    /// The input alone, with full recompute.
+    Input(Tensor), // (tokens, dim)
+    Inside(SavedAttention, SavedFeedForward),
 }
 
 impl Layer {
-    /// Of a rank's piece of a model.
+    /// `shape` is this rank's.
     pub fn new(shape: &Shape, params: BlockParams, rope: Option<Arc<RopeTable>>) -> Layer {
-        // Site 0 is the embedding's, which is block 0.
+        // Site 0 belongs to the embedding, which is block 0.
         let site = 2 * params.number as u64 - 1;
         Layer {
             attention: AttentionPart::new(shape, &params, rope, site),
@@ -44,43 +39,42 @@ impl Layer {
 }
 
 impl Block for Layer {
-    type Saved = Saved;
-
     fn params(&self) -> &BlockParams {
         &self.params
     }
 
-    fn forward(
-        &self,
-        cx: &Ctx<'_>,
-        weights: View<'_>,
-        x: Tensor,
-        recompute: Recompute,
-    ) -> (Tensor, Saved) {
-        let (middle, attention) = self.attention.forward(cx, weights, &x);
-        let (y, feed_forward) =
-            self.feed_forward.forward(cx, weights, &middle, recompute == Recompute::None);
-        let inside = Inside { attention, middle, feed_forward };
-        (y, Saved { x, inside: (recompute != Recompute::Full).then_some(inside) })
+    fn forward(&self, cx: &Ctx<'_>, x: Tensor, saved: &mut Slot) -> Tensor {
+        let (middle, attention) = self.attention.forward(cx, x);
+        let save_hidden = cx.recompute == Recompute::None;
+        let (y, feed_forward) = self.feed_forward.forward(cx, middle, save_hidden);
+        saved.put(match cx.recompute {
+            Recompute::Full => SavedLayer::Input(attention.x),
+            _ => SavedLayer::Inside(attention, feed_forward),
+        });
+        y
     }
 
     fn backward(
         &self,
         cx: &Ctx<'_>,
-        weights: View<'_>,
-        saved: Saved,
+        saved: &mut Slot,
         dy: Tensor,
         grads: &mut WeightGrads<'_>,
-    ) -> Tensor {
-        let Saved { x, inside } = saved;
-        let Inside { attention, middle, feed_forward } = inside.unwrap_or_else(|| {
-            let cx = &Ctx { counting: false, ..*cx };
-            let (middle, attention) = self.attention.forward(cx, weights, &x);
-            let (_, feed_forward) = self.feed_forward.inside(cx, weights, &middle, true);
-            Inside { attention, middle, feed_forward }
-        });
-        let dmiddle = self.feed_forward.backward(cx, weights, &middle, feed_forward, dy, grads);
-        drop(middle);
-        self.attention.backward(cx, weights, &x, attention, dmiddle, grads)
+    ) -> Option<Tensor> {
+        let (attention, feed_forward) = match saved.take() {
+            SavedLayer::Inside(attention, feed_forward) => (attention, feed_forward),
+            SavedLayer::Input(x) => {
+                let cx = &Ctx { recomputing: true, ..*cx };
+                let (middle, attention) = self.attention.forward(cx, x);
+                (attention, self.feed_forward.hidden(cx, middle, true).1)
+            }
+        };
+        let dmiddle = self.feed_forward.backward(cx, feed_forward, dy, grads);
+        Some(self.attention.backward(cx, attention, dmiddle, grads))
+    }
+
+    fn extend(&self, cx: &Ctx<'_>, x: Tensor, cache: &mut Slot) -> Tensor {
+        let middle = self.attention.extend(cx, &x, cache);
+        self.feed_forward.forward(cx, middle, false).0
     }
 }

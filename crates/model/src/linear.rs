@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use lockstep_kernels::{Device, Matmul, Tag, Tensor, View, ViewMut};
+use lockstep_kernels::{Matmul, Tag, Tensor, View, ViewMut};
 use lockstep_parallel::Entering;
 use lockstep_plan::model::BlockParams;
 
 use crate::{Ctx, WeightGrads};
 
-/// Where a linear layer's parameters lie in its block's flat buffer.
+/// A linear layer, by the ranges of its parameters in the block's flat buffer.
 pub(crate) struct Linear {
     /// (out, in)
     weight: Range<usize>,
@@ -19,101 +19,83 @@ pub(crate) struct Linear {
 }
 
 impl Linear {
-    /// The layers of these names as one: their weights follow each other in the buffer, and so do their
-    /// biases, if they have any.
-    pub fn joined(params: &BlockParams, names: &[&str]) -> Linear {
-        let find = |name: &str| params.params.iter().find(|param| param.name == name);
+    pub fn new(params: &BlockParams, name: &str) -> Linear {
+        Linear::fused(params, &[name])
+    }
+
+    /// Several layers with the same input as one. Their weights are adjacent in the buffer, and so are their biases.
+    pub fn fused(params: &BlockParams, names: &[&str]) -> Linear {
         let span = |suffix: &str| {
             let first = format!("{}.{suffix}", names[0]);
             let last = format!("{}.{suffix}", names[names.len() - 1]);
-            find(&first).map(|_| params.range(&first).start..params.range(&last).end)
+            params.get(&first).map(|_| params.range(&first).start..params.range(&last).end)
         };
         let weight =
             span("weight").unwrap_or_else(|| panic!("block {} has no {}", params.name, names[0]));
-        let cols = find(&format!("{}.weight", names[0])).map_or(0, |param| param.dims[1]);
+        let cols = params.get(&format!("{}.weight", names[0])).map_or(0, |param| param.dims[1]);
         Linear { rows: weight.len() / cols, cols, weight, bias: span("bias") }
     }
 
-    pub fn new(params: &BlockParams, name: &str) -> Linear {
-        Linear::joined(params, &[name])
-    }
-
-    /// Outputs.
+    /// Number of outputs.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    fn weight<'a>(&self, weights: View<'a>) -> View<'a> {
-        weights.part(self.weight.clone()).shaped(self.rows, self.cols)
+    fn weight<'a>(&self, cx: &Ctx<'a>) -> View<'a> {
+        cx.weights.part(self.weight.clone()).shaped(self.rows, self.cols)
     }
 
-    /// The multiply, for the caller to add what happens on the way out.
-    pub fn forward<'a>(&self, weights: View<'a>, x: View<'a>, out: ViewMut<'a>) -> Matmul<'a> {
-        let bias = self.bias.clone().map(|bias| weights.part(bias));
-        Matmul { bias, ..Matmul::linear(x, self.weight(weights), out) }
+    /// The multiply, to which the caller may add an epilogue.
+    pub fn forward<'a>(&self, cx: &Ctx<'a>, x: View<'a>, out: ViewMut<'a>) -> Matmul<'a> {
+        let bias = self.bias.clone().map(|bias| cx.weights.part(bias));
+        Matmul { bias, ..Matmul::linear(x, self.weight(cx), out) }
     }
 
-    pub fn input_gradient(
+    pub fn input_gradient(&self, cx: &Ctx<'_>, dy: View<'_>, dx: ViewMut<'_>) {
+        cx.device.matmul(Matmul::linear_dx(dy, self.weight(cx), dx));
+    }
+
+    pub fn weight_gradient(&self, dy: &Tensor, x: &Tensor, grads: &mut WeightGrads<'_>) {
+        grads.weight(self.weight.clone(), dy, x);
+        if let Some(bias) = &self.bias {
+            grads.bias(bias.clone(), dy);
+        }
+    }
+
+    /// The weight gradient from some rows: those of an expert.
+    pub fn weight_gradient_rows(
         &self,
-        device: &Device,
-        weights: View<'_>,
-        dy: View<'_>,
-        dx: ViewMut<'_>,
-    ) {
-        device.matmul(Matmul::linear_dx(dy, self.weight(weights), dx));
-    }
-
-    pub fn weight_gradient(
-        &self,
-        device: &Device,
+        rows: Range<usize>,
         dy: &Tensor,
         x: &Tensor,
         grads: &mut WeightGrads<'_>,
     ) {
-        grads.weight(device, self.weight.clone(), dy, x);
-        if let Some(bias) = &self.bias {
-            grads.bias(device, bias.clone(), dy);
-        }
+        assert!(self.bias.is_none(), "experts have no biases");
+        grads.weight_rows(self.weight.clone(), rows, dy, x);
     }
 
-    /// All of the backward pass, of a layer whose input has entered the tensor axis: the gradient of the stream's
-    /// rows of this rank. The gradient of the weights waits for the input where that is on its way, and otherwise
-    /// comes first, so that its input can go.
+    /// The whole backward pass of a layer whose input is gathered along the tensor axis. Returns the gradient of this
+    /// rank's rows of the stream. If the input is still in transit, its gradient is computed first; otherwise the
+    /// weight gradient is, so that the input can be freed.
     pub fn backward(
         &self,
         cx: &Ctx<'_>,
-        weights: View<'_>,
         x: Entering<'_>,
         dy: Tensor,
         grads: &mut WeightGrads<'_>,
     ) -> Tensor {
-        let mut weight_gradient = |x: Entering<'_>| {
-            self.weight_gradient(cx.device, &dy, &x.all(), grads);
-        };
+        let mut weight_gradient = |x: Entering<'_>| self.weight_gradient(&dy, &x.all(), grads);
         let mut waiting = Some(x);
         if let Some(x) = waiting.take_if(|x| !x.travels()) {
             weight_gradient(x);
         }
         let dx =
             cx.groups.leave_with(cx.device, cx.leaving(self.cols, Tag::Buffers), |rows, dx| {
-                self.input_gradient(cx.device, weights, dy.view().rows_of(rows), dx);
+                self.input_gradient(cx, dy.view().rows_of(rows), dx);
             });
         if let Some(x) = waiting {
             weight_gradient(x);
         }
         dx
-    }
-
-    /// The same of some rows only: an expert's.
-    pub fn weight_gradient_of(
-        &self,
-        device: &Device,
-        dy: &Tensor,
-        x: &Tensor,
-        rows: Range<usize>,
-        grads: &mut WeightGrads<'_>,
-    ) {
-        assert!(self.bias.is_none(), "experts have no biases");
-        grads.weight_of(device, self.weight.clone(), dy, x, rows);
     }
 }

@@ -1,106 +1,139 @@
-//! Where the gradients of weights go: into their block's flat buffer, at once or later.
+//! Gradients of a block's weights: computed into its flat buffer immediately, or deferred.
 
 use std::ops::Range;
 
 use lockstep_kernels::{Device, Dtype, Matmul, Tag, Tensor, ViewMut};
 
-/// Where a block's backward pass puts the gradients of its weights.
+/// Receives the weight gradients of one block's backward pass.
 pub struct WeightGrads<'a> {
-    /// Flat.
+    device: &'a Device,
+    /// The block's flat gradient.
     grads: ViewMut<'a>,
+    /// Whether it holds the gradient of an earlier micro-batch, to be added to.
     accumulate: bool,
-    later: Option<&'a mut Vec<Deferred>>,
+    /// The gradient of the shared parameter, and whether to add to it.
+    shared: Option<(ViewMut<'a>, bool)>,
+    /// The range that a block sharing it has already written in this pass.
+    written: Option<Range<usize>>,
+    deferred: Option<&'a mut Vec<Deferred>>,
 }
 
-/// A weight gradient that was put off: `dyᵀ · x` into a range of the block's gradient.
+/// A deferred weight gradient: `dyᵀ · x` into a range of the block's gradient.
 pub struct Deferred {
     range: Range<usize>,
     dy: Tensor,
-    /// Of `dy` and `x`.
+    /// Rows of `dy` and `x` that enter.
     rows: Range<usize>,
-    /// Without it, the sum of the rows of `dy`: a bias.
+    /// None for a bias: the sum of the rows of `dy`.
     x: Option<Tensor>,
+    /// Whether to add to the gradient.
+    accumulate: bool,
 }
 
 impl<'a> WeightGrads<'a> {
-    /// Computes weight gradients as they come.
-    pub fn now(grads: ViewMut<'a>, accumulate: bool) -> WeightGrads<'a> {
-        WeightGrads { grads, accumulate, later: None }
+    /// Computes weight gradients immediately.
+    pub fn new(device: &'a Device, grads: ViewMut<'a>, accumulate: bool) -> WeightGrads<'a> {
+        WeightGrads { device, grads, accumulate, shared: None, written: None, deferred: None }
     }
 
-    /// Keeps what they need, for `Deferred::run`: a zero-bubble schedule fills its gaps with them.
-    pub fn deferred(
-        grads: ViewMut<'a>,
-        accumulate: bool,
-        later: &'a mut Vec<Deferred>,
-    ) -> WeightGrads<'a> {
-        WeightGrads { grads, accumulate, later: Some(later) }
+    /// Defers weight gradients: a zero-bubble schedule runs them in its gaps.
+    pub fn deferring(self, deferred: &'a mut Vec<Deferred>) -> WeightGrads<'a> {
+        WeightGrads { deferred: Some(deferred), ..self }
     }
 
-    /// Lets a gradient be computed in f32 along with the input's, whatever type it is kept in: into the place of its
-    /// parameters, to be added to what is there or not.
-    pub fn wide(
+    pub(crate) fn with_shared(self, grads: ViewMut<'a>, accumulate: bool) -> WeightGrads<'a> {
+        WeightGrads { shared: Some((grads, accumulate)), ..self }
+    }
+
+    pub(crate) fn with_written(self, range: Range<usize>) -> WeightGrads<'a> {
+        WeightGrads { written: Some(range), ..self }
+    }
+
+    /// The gradient of a parameter, and whether to add to it; for gradients that are never deferred.
+    pub fn place(&mut self, range: Range<usize>) -> (ViewMut<'_>, bool) {
+        let accumulate = self.accumulate || self.written.as_ref() == Some(&range);
+        (self.grads.reborrow().part(range), accumulate)
+    }
+
+    /// The gradient of the shared matrix (rows, cols), and whether to add to it.
+    ///
+    /// # Panics
+    /// If the block shares no parameter.
+    pub fn shared_place(&mut self) -> (ViewMut<'_>, bool) {
+        let (grads, accumulate) = self.shared.as_mut().expect("the block shares a parameter");
+        (grads.reborrow(), *accumulate)
+    }
+
+    /// Computes a gradient in f32, whatever the type of the buffer. `compute` gets the place, and whether to add to it.
+    pub fn in_f32(&mut self, range: Range<usize>, compute: impl FnOnce(ViewMut<'_>, bool)) {
+        let device = self.device;
+        let (place, accumulate) = self.place(range);
+        in_f32(device, place, accumulate, compute);
+    }
+
+    /// The gradient of a weight (out, in): `dyᵀ · x`.
+    pub fn weight(&mut self, range: Range<usize>, dy: &Tensor, x: &Tensor) {
+        self.weight_rows(range, 0..dy.rows(), dy, x);
+    }
+
+    /// The gradient of a weight from some rows of `dy` and `x`.
+    pub fn weight_rows(
         &mut self,
-        device: &Device,
         range: Range<usize>,
-        compute: impl FnOnce(ViewMut<'_>, bool),
-    ) {
-        wide(device, self.grads.reborrow().part(range), self.accumulate, compute);
-    }
-
-    /// A weight (out, in): `dyᵀ · x`.
-    pub fn weight(&mut self, device: &Device, range: Range<usize>, dy: &Tensor, x: &Tensor) {
-        self.weight_of(device, range, dy, x, 0..dy.rows());
-    }
-
-    /// The same from some of the rows.
-    pub fn weight_of(
-        &mut self,
-        device: &Device,
-        range: Range<usize>,
+        rows: Range<usize>,
         dy: &Tensor,
         x: &Tensor,
-        rows: Range<usize>,
     ) {
-        self.take(device, Deferred { range, rows, dy: dy.clone(), x: Some(x.clone()) });
+        self.run_or_defer(range, rows, dy, Some(x));
     }
 
-    /// A bias (out): the sum of the rows of `dy`.
-    pub fn bias(&mut self, device: &Device, range: Range<usize>, dy: &Tensor) {
-        self.take(device, Deferred { range, rows: 0..dy.rows(), dy: dy.clone(), x: None });
+    /// The gradient of a bias (out): the sum of the rows of `dy`.
+    pub fn bias(&mut self, range: Range<usize>, dy: &Tensor) {
+        self.run_or_defer(range, 0..dy.rows(), dy, None);
     }
 
-    fn take(&mut self, device: &Device, work: Deferred) {
-        match &mut self.later {
-            Some(later) => {
-                // What lived for a moment now waits like what a forward pass left.
+    fn run_or_defer(
+        &mut self,
+        range: Range<usize>,
+        rows: Range<usize>,
+        dy: &Tensor,
+        x: Option<&Tensor>,
+    ) {
+        let accumulate = self.place(range.clone()).1;
+        let work = Deferred { range, rows, dy: dy.clone(), x: x.cloned(), accumulate };
+        match &mut self.deferred {
+            Some(deferred) => {
+                // Temporary tensors now live as long as activations.
                 work.dy.retag(Tag::Activations);
                 work.x.iter().for_each(|x| x.retag(Tag::Activations));
-                later.push(work);
+                deferred.push(work);
             }
-            None => work.run(device, self.grads.reborrow(), self.accumulate),
+            None => work.run(self.device, self.grads.reborrow()),
         }
     }
 }
 
 impl Deferred {
-    /// Computes the gradient into its block's flat buffer.
-    pub fn run(&self, device: &Device, grads: ViewMut<'_>, accumulate: bool) {
-        let part = grads.part(self.range.clone());
+    /// Computes the gradient into the block's flat buffer.
+    pub fn run(&self, device: &Device, grads: ViewMut<'_>) {
+        let accumulate = self.accumulate;
+        let place = grads.part(self.range.clone());
         let dy = self.dy.view().rows_of(self.rows.clone());
         match &self.x {
             Some(x) => {
-                let dw = part.shaped(dy.cols(), x.cols());
+                let dw = place.shaped(dy.cols(), x.cols());
                 let x = x.view().rows_of(self.rows.clone());
                 device.matmul(Matmul { accumulate, ..Matmul::linear_dw(dy, x, dw) });
             }
-            None => wide(device, part, accumulate, |sums, add| device.column_sums(dy, sums, add)),
+            None => {
+                in_f32(device, place, accumulate, |sums, add| device.column_sums(dy, sums, add))
+            }
         }
     }
 }
 
-/// Has a gradient computed in f32, into its place or beside it: only multiplies write other types by themselves.
-pub(crate) fn wide(
+/// Computes a gradient in f32, into its place or through a temporary: only matrix multiplies write other types.
+fn in_f32(
     device: &Device,
     place: ViewMut<'_>,
     accumulate: bool,

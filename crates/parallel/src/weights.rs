@@ -214,8 +214,12 @@ impl Weights {
     /// # Panics
     /// When it was not asked for by `gather`.
     pub fn block(&self, block: usize) -> View<'_> {
-        let full = self.blocks[block].full.as_ref();
-        full.expect("a block is gathered before it is used").view()
+        self.get(block).expect("a block is gathered before it is used")
+    }
+
+    /// The parameters of a block, if they are gathered.
+    pub fn get(&self, block: usize) -> Option<View<'_>> {
+        self.blocks[block].full.as_ref().map(Tensor::view)
     }
 
     /// What a step of the optimizer changes of a unit: this rank's run of the masters in f32, and of the

@@ -2,6 +2,7 @@
 
 use lockstep_data::{Source, Split};
 use lockstep_kernels::Tensor;
+use lockstep_model::{Loss, StagePass};
 use lockstep_parallel::sum;
 
 use crate::rank::pass;
@@ -17,7 +18,7 @@ impl Rank<'_> {
                 let losses =
                     self.infer(source, Split::HeldOut, batch as u64, micro, |_, _, _| {})?;
                 if let Some(losses) = losses.filter(|_| self.groups.adds()) {
-                    let loss = lockstep_model::read(&self.device, &losses);
+                    let loss = Loss::read(&self.device, &losses);
                     sums[0] += loss.sum;
                     sums[1] += loss.tokens as f64;
                 }
@@ -42,21 +43,19 @@ impl Rank<'_> {
         self.in_flight.load(self.plan, &self.device, source, split, step, micro, first);
         let mut pipeline = self.pipeline.take().expect("a rank has its pipeline between passes");
         let (model, device) = (&self.model, &self.device);
-        let pass = lockstep_model::Pass {
-            dropout: None,
-            ..pass(self.plan, device, &self.groups, step, first)
-        };
+        let pass = &pass(self.plan, device, &self.groups, step, first);
         let batch = self.in_flight.batch(micro);
         let weights = &mut self.store.weights;
         let mut losses = None;
         let last = model.part.stages.len() - 1;
         let through = pipeline.forward(device, &self.groups, |chunk, input| {
             let mut seen = |block: usize, x: &Tensor| look(device, block, x);
-            let x = model.infer(chunk, &pass, batch, input, weights, &mut seen);
+            let at = StagePass { stage: chunk, pass, batch, defer_weight_grads: false };
+            let output = model.infer(&at, input, weights, &mut seen);
             if chunk == last && model.part.has_head() {
-                losses = Some(model.losses(&pass, batch, &x, weights));
+                losses = Some(output.clone());
             }
-            x
+            output
         });
         self.pipeline = Some(pipeline);
         through?;

@@ -8,7 +8,7 @@ use lockstep_comm::{Group, SharedHeap};
 use lockstep_data::{SampleId, Source, Split};
 use lockstep_kernels::{AdamW, Device, Dtype};
 use lockstep_model::{
-    Activations, Batch, Dropout, Groups, Loss, Model, Pass, Store, WeightGradients, Weights,
+    Activations, Batch, Dropout, Groups, Loss, Model, Pass, StagePass, Store, Weights,
 };
 use lockstep_parallel::{Gradients, Pipeline, Reduction, Stream, sum};
 use lockstep_plan::schedule::{Act, Action};
@@ -214,8 +214,8 @@ impl<'a> Rank<'a> {
                 }
                 let mut activations = in_flight.spare.pop().unwrap_or_default();
                 let batch = in_flight.batch(micro);
-                let y =
-                    model.forward(chunk, &pass, batch, input, &mut store.weights, &mut activations);
+                let at = StagePass { stage: chunk, pass: &pass, batch, defer_weight_grads: false };
+                let y = model.forward(&at, input, &mut store.weights, &mut activations);
                 in_flight.activations[slot] = Some(activations);
                 return y;
             }
@@ -223,9 +223,9 @@ impl<'a> Rank<'a> {
                 in_flight.activations[slot].take().expect("a forward pass came before");
             let batch = in_flight.batch(micro);
             let share = batch.tokens() as f64 / pass.global_tokens as f64;
-            let backward = |activations: &mut Activations, when| {
-                let (dx, loss) =
-                    model.backward(chunk, &pass, batch, input, store, activations, when);
+            let backward = |activations: &mut Activations, defer_weight_grads| {
+                let at = StagePass { stage: chunk, pass: &pass, batch, defer_weight_grads };
+                let (dx, loss) = model.backward(&at, input, store, activations);
                 if tells {
                     total.sum += loss.sum;
                     // A micro-batch's auxiliary loss counts by its share of the tokens.
@@ -235,13 +235,13 @@ impl<'a> Rank<'a> {
             };
             match act {
                 Act::Input => {
-                    let dx = backward(&mut activations, WeightGradients::Later);
+                    let dx = backward(&mut activations, true);
                     in_flight.activations[slot] = Some(activations);
                     return dx;
                 }
-                Act::Weights => model.weight_gradients(&pass, store, &mut activations),
+                Act::Weights => model.deferred_weight_grads(&pass, store, &mut activations),
                 Act::Backward | Act::Forward => {
-                    let dx = backward(&mut activations, WeightGradients::Now);
+                    let dx = backward(&mut activations, false);
                     in_flight.spare.push(activations);
                     return dx;
                 }

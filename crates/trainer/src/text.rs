@@ -40,14 +40,14 @@ pub fn generate(
         )));
     }
     let key = Key { seed: wanted.seed, stream: STREAM };
-    let mut cache = Cache::new(device, model, dtype);
+    let mut cache = Cache::new(model, dtype);
     let (seq, decode) = (model.seq, |ids: &[u32]| source.decode(ids));
     for index in 0..wanted.tokens {
         if cache.len() == seq {
             cache.clear();
         }
         let new = &ids[first_new(ids.len(), cache.len(), seq)..];
-        let logits = model.extend(device, weights, &mut cache, new, dtype);
+        let logits = model.extend(device, weights, &mut cache, new);
         let uniform = (key.word(index as u64) as f64 + 0.5) / 2f64.powi(32);
         let id = sample(&logits, &wanted.sampling, uniform);
         if Some(id) == source.end() {

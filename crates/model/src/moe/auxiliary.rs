@@ -1,24 +1,17 @@
-//! What routers' auxiliary losses come to, layer by layer as a forward pass goes.
+//! Auxiliary losses of routers.
 
-/// What the routers of a stage did with a micro-batch.
-///
-/// Each layer's part is complete when its forward pass is: no layer waits for another, on this stage or the
-/// next.
+/// Sum of the routers' auxiliary losses of one stage and micro-batch. Each layer adds its part in its forward pass, so
+/// no layer or stage waits for another.
 #[derive(Default)]
 pub struct Auxiliary {
     loss: f64,
-    /// Slots that their expert had no room for.
+    /// Slots dropped because their expert was full.
     pub dropped: u64,
 }
 
 impl Auxiliary {
-    /// For a new micro-batch.
-    pub(crate) fn clear(&mut self) {
-        *self = Auxiliary::default();
-    }
-
-    /// A layer's weighted losses, the mean for this rank's tokens and divided by the layers of the whole
-    /// model: stages add up.
+    /// Adds a layer's weighted losses: the mean over this rank's tokens, divided by the layers of the whole model, so
+    /// that stages add up.
     pub(super) fn add(&mut self, loss: f64, dropped: usize) {
         self.loss += loss;
         self.dropped += dropped as u64;

@@ -1,9 +1,9 @@
-//! The router: which of all experts each token goes to, and the two losses that keep it useful. Every rank
-//! routes its own tokens; where experts are is not known here.
+//! The router: assigns each token to experts, and computes the two auxiliary losses. Every rank routes its own tokens;
+//! the router does not know where experts are.
 //!
-//! Both losses are means over layers, so a layer needs no other's numbers. The balance loss is of *scopes*:
-//! sequences by themselves, or a micro-batch of all replicas. Where ranks have parts of a scope they sum what
-//! they counted in the forward pass, a few numbers per expert, and what the backward pass needs of it is kept.
+//! Both losses are means over layers, so a layer does not need the counts of another. The balance loss is computed per
+//! *scope*: each sequence, or a micro-batch on all replicas. If several ranks hold parts of a scope, they sum their
+//! counts in the forward pass, a few numbers per expert; the gradient is saved for the backward pass.
 
 use lockstep_kernels::{Capacity, Dtype, Router, Tag, Tensor, View};
 use lockstep_plan::GroupKind;
@@ -14,25 +14,25 @@ use crate::{Ctx, WeightGrads};
 
 pub(super) struct Gate {
     linear: Linear,
-    pub how: Router,
+    pub router: Router,
     moe: Moe,
-    /// Of the whole model.
+    /// Layers of the whole model.
     layers: usize,
 }
 
-/// What was decided. Slots are copied side by side, expert by expert, to *places*: which slot is in which
-/// place is `order`, and the other way `place`.
+/// The routing of a micro-batch. A slot is one of a token's `top_k` choices. Slots are copied to *places*, which are
+/// ordered by expert; `order` gives the slot of each place, `place` the place of each slot.
 pub(super) struct Routed {
     probs: Tensor,       // (tokens, experts), f32
     log_sum: Tensor,     // (tokens, 1), f32
     chosen: Tensor,      // (tokens, top_k), u32
     pub weights: Tensor, // (tokens, top_k), f32
-    order: Tensor,       // (1, places), u32, and room for dropped slots
+    order: Tensor,       // (1, tokens * top_k), u32, of which `places` are used
     pub place: Tensor,   // (tokens, top_k), u32
     pub starts: Tensor,  // (1, experts + 1), u32
     pub places: usize,
-    /// The balance loss's gradient by each probability of a scope, (scopes, experts), f32; none where that
-    /// loss is not wanted.
+    /// Gradient of the balance loss by the probabilities of each scope, (scopes, experts), f32; none if its weight is
+    /// zero.
     balance: Option<Tensor>,
 }
 
@@ -40,33 +40,32 @@ impl Gate {
     pub fn new(shape: &Shape, moe: Moe, params: &BlockParams) -> Gate {
         Gate {
             linear: Linear::new(params, "router"),
-            how: Router { experts: moe.experts, top_k: moe.top_k, renormalise: true },
+            router: Router { experts: moe.experts, top_k: moe.top_k, renormalise: true },
             moe,
             layers: shape.layers,
         }
     }
 
-    /// Which token goes where.
-    pub fn forward(&self, cx: &Ctx<'_>, weights: View<'_>, normed: &Tensor) -> Routed {
+    pub fn forward(&self, cx: &Ctx<'_>, normed: &Tensor) -> Routed {
         let device = cx.device;
         let (tokens, Moe { experts, top_k, .. }) = (cx.tokens(), self.moe);
-        let mut logits = device.empty(tokens, experts, Dtype::F32, Tag::Buffers);
-        device.matmul(self.linear.forward(weights, normed.view(), logits.view_mut()));
+        let mut logits = cx.scratch_f32(tokens, experts);
+        device.matmul(self.linear.forward(cx, normed.view(), logits.view_mut()));
 
-        let kept = |rows, cols, dtype| device.empty(rows, cols, dtype, Tag::Activations);
+        let saved_u32 = |rows, cols| device.empty(rows, cols, Dtype::U32, Tag::Activations);
         let mut routed = Routed {
-            probs: kept(tokens, experts, Dtype::F32),
-            log_sum: kept(tokens, 1, Dtype::F32),
-            chosen: kept(tokens, top_k, Dtype::U32),
-            weights: kept(tokens, top_k, Dtype::F32),
-            order: kept(1, tokens * top_k, Dtype::U32),
-            place: kept(tokens, top_k, Dtype::U32),
-            starts: kept(1, experts + 1, Dtype::U32),
+            probs: cx.saved_f32(tokens, experts),
+            log_sum: cx.saved_f32(tokens, 1),
+            chosen: saved_u32(tokens, top_k),
+            weights: cx.saved_f32(tokens, top_k),
+            order: saved_u32(1, tokens * top_k),
+            place: saved_u32(tokens, top_k),
+            starts: saved_u32(1, experts + 1),
             places: 0,
             balance: None,
         };
         device.route(
-            &self.how,
+            &self.router,
             logits.view(),
             routed.probs.view_mut(),
             routed.log_sum.view_mut(),
@@ -80,28 +79,18 @@ impl Gate {
             routed.starts.view_mut(),
             routed.place.view_mut(),
         );
-        self.account(cx, &mut routed);
+        self.add_losses(cx, &mut routed);
         routed
     }
 
-    /// The gradient of the normed input by way of the router, which every rank of the tensor axis has whole:
-    /// one of them gives it.
-    pub fn backward(
-        &self,
-        cx: &Ctx<'_>,
-        weights: View<'_>,
-        normed: &Tensor,
-        routed: &Routed,
-        dweights: &Tensor,
-        grads: &mut WeightGrads<'_>,
-    ) -> Tensor {
-        let device = cx.device;
-        let mut dlogits = device.empty(cx.tokens(), self.moe.experts, Dtype::F32, Tag::Buffers);
-        let z_loss = cx.auxiliary.map_or(0.0, |_| self.moe.z_loss as f32 * self.each_token(cx));
+    /// The gradient of the logits (tokens, experts), f32, from that of the slots' weights.
+    pub fn logits_gradient(&self, cx: &Ctx<'_>, routed: &Routed, dweights: &Tensor) -> Tensor {
+        let mut dlogits = cx.scratch_f32(cx.tokens(), self.moe.experts);
+        let z_loss = cx.auxiliary.map_or(0.0, |_| self.moe.z_loss as f32 * self.token_weight(cx));
         for (_, rows) in cx.placed_runs() {
             let run = rows.clone();
-            device.route_backward(
-                &self.how,
+            cx.device.route_backward(
+                &self.router,
                 routed.probs.view().rows_of(run.clone()),
                 routed.log_sum.view().rows_of(run.clone()),
                 routed.chosen.view().rows_of(run.clone()),
@@ -112,35 +101,47 @@ impl Gate {
                 dlogits.view_mut().rows_of(rows),
             );
         }
-        self.linear.weight_gradient(device, &dlogits, normed, grads);
+        dlogits
+    }
+
+    /// The gradient of the normed input. Every rank of the tensor axis has the whole router; one of them adds it.
+    pub fn backward(
+        &self,
+        cx: &Ctx<'_>,
+        normed: &Tensor,
+        dlogits: &Tensor,
+        grads: &mut WeightGrads<'_>,
+    ) -> Tensor {
+        self.linear.weight_gradient(dlogits, normed, grads);
         let mut dnormed = cx.scratch(cx.tokens(), normed.cols());
         match cx.groups.adds() {
-            true => self.linear.input_gradient(device, weights, dlogits.view(), dnormed.view_mut()),
-            false => device.fill(dnormed.view_mut(), 0.0),
+            true => self.linear.input_gradient(cx, dlogits.view(), dnormed.view_mut()),
+            false => cx.device.fill(dnormed.view_mut(), 0.0),
         }
         dnormed
     }
 
-    /// The room of an expert, of each sequence.
+    /// Slots that an expert takes from each sequence.
     fn capacity(&self, cx: &Ctx<'_>) -> Option<Capacity> {
         let Moe { experts, top_k, capacity, .. } = self.moe;
         capacity.map(|factor| {
-            // Who comes first in a sequence can only be said by who has all of it.
-            assert_eq!((cx.groups.mesh.context, cx.runs.len()), (1, 1), "sequences are not cut");
+            // The order within a sequence is known only to a rank that has all of it.
+            let cut = (cx.groups.mesh.context, cx.runs.len());
+            assert_eq!(cut, (1, 1), "expert capacity needs whole sequences");
             let slots = (factor * (cx.seq() * top_k) as f64 / experts as f64).ceil() as usize;
-            // At least one: an expert without room could never learn.
+            // An expert that takes no slots could never learn.
             Capacity { slots: slots.max(1), scopes: cx.batch }
         })
     }
 
-    /// The losses of what was decided, and what the backward pass needs of them.
-    fn account(&self, cx: &Ctx<'_>, routed: &mut Routed) {
+    /// Adds the auxiliary losses, and saves the gradient of the balance loss.
+    fn add_losses(&self, cx: &Ctx<'_>, routed: &mut Routed) {
         let Some(auxiliary) = cx.auxiliary else { return };
         let mut loss = 0.0;
         if self.moe.aux_loss > 0.0 {
             loss += self.moe.aux_loss * self.balance(cx, routed);
         }
-        if cx.counting {
+        if !cx.recomputing {
             let z = cx.device.sum_of_squares(routed.log_sum.view()) / cx.tokens().max(1) as f64;
             loss += self.moe.z_loss * z;
             let dropped = routed.chosen.len() - routed.places;
@@ -148,9 +149,9 @@ impl Gate {
         }
     }
 
-    /// The mean of the scopes' balance losses; keeps the gradient.
+    /// The mean of the scopes' balance losses; saves its gradient.
     ///
-    /// One all-reduce of 2 numbers per scope and expert, where scopes are cut among ranks.
+    /// One all-reduce of 2 numbers per scope and expert if several ranks hold parts of a scope.
     fn balance(&self, cx: &Ctx<'_>, routed: &mut Routed) -> f64 {
         let (device, experts) = (cx.device, self.moe.experts);
         let (scopes, kind) = match self.moe.balance {
@@ -163,27 +164,27 @@ impl Gate {
             let chosen = routed.chosen.view().rows_of(rows.clone());
             let probs = routed.probs.view().rows_of(rows);
             let (counts, sums) = loads.view_mut().split_at(half);
-            device.expert_loads(&self.how, chosen, probs, counts, sums);
+            device.expert_loads(&self.router, chosen, probs, counts, sums);
         }
         cx.groups.sum_over(kind, &mut loads);
 
-        // A scope's loss counts by its tokens, here and elsewhere, as cross-entropy does.
-        let weight = self.moe.aux_loss as f32 * self.each_token(cx);
+        // A scope's loss is weighted by its tokens on all ranks, as cross-entropy is.
+        let weight = self.moe.aux_loss as f32 * self.token_weight(cx);
         let (counts, sums) = (loads.view().part(0..half), loads.view().part(half..2 * half));
-        let mut balance = cx.kept_wide(scopes, experts);
-        let loss = device.balance(&self.how, counts, sums, weight, balance.view_mut());
+        let mut balance = cx.saved_f32(scopes, experts);
+        let loss = device.balance(&self.router, counts, sums, weight, balance.view_mut());
         routed.balance = Some(balance);
         loss
     }
 
-    /// The weight of a token's part in a loss that is the mean over the global batch and the layers.
-    fn each_token(&self, cx: &Ctx<'_>) -> f32 {
+    /// The weight of a token in a loss that is the mean over the global batch and the layers.
+    fn token_weight(&self, cx: &Ctx<'_>) -> f32 {
         cx.share / (cx.tokens().max(1) * self.layers) as f32
     }
 }
 
 impl Routed {
-    /// The slot in each place.
+    /// The slot of each place.
     pub fn order(&self) -> View<'_> {
         self.order.view().part(0..self.places)
     }

@@ -1,22 +1,21 @@
-//! The second half of a layer where sequences are cut: a rank that has some positions of each sequence counts for
-//! its sequences what all ranks have.
+//! A mixture of experts with context parallelism: ranks that hold parts of the same sequences balance whole sequences.
 
 use std::cell::RefCell;
 
 use lockstep_comm::on_threads;
-use lockstep_kernels::{Device, Dtype, Tag, Tensor};
+use lockstep_kernels::{Device, Dtype, Tag, Tensor, View};
 use lockstep_parallel::Groups;
 use lockstep_plan::context::Run;
 use lockstep_plan::model::{Balance, BlockParams, Family, Moe, Part, Shape};
 use lockstep_plan::{Mesh, presets};
 
 use crate::feed_forward::FeedForward;
-use crate::{Auxiliary, Ctx, WeightGrads};
+use crate::{Auxiliary, Ctx, Recompute, WeightGrads};
 
 const SEQ: usize = 8;
 const BATCH: usize = 3;
 
-/// What a rank found: its part of the loss, and the gradients of its rows of the stream and of the router.
+/// Results of a rank: its part of the loss, and the gradients of its rows of the stream and of the router.
 struct Found {
     loss: f64,
     dx: Vec<f32>,
@@ -33,8 +32,9 @@ fn element(s: usize, p: usize, j: usize, dim: usize) -> f32 {
     number(((s * SEQ + p) * dim + j) * 3 + 1)
 }
 
-/// `all` is the layer with all experts, `params` what of it is here.
-fn half(
+/// Forward and backward pass of a feed-forward. `all` lists the parameters with all experts, `params` those of this
+/// rank.
+fn feed_forward(
     groups: &Groups,
     shape: &Shape,
     all: &BlockParams,
@@ -54,13 +54,19 @@ fn half(
     let cx = Ctx {
         device: &device,
         groups,
+        weights: weights.view(),
+        shared: None,
         dtype: Dtype::F32,
+        recompute: Recompute::None,
         batch: BATCH,
         runs,
+        inputs: View::of::<u32>(&[]),
+        targets: None,
+        loss_scale: 1.0,
         dropout: None,
         share: here as f32 / SEQ as f32,
         auxiliary: Some(&auxiliary),
-        counting: true,
+        recomputing: false,
     };
     let rows = |scale: f32| {
         let mut rows = Vec::new();
@@ -75,12 +81,12 @@ fn half(
         device.write(tensor.view_mut(), &rows);
         tensor
     };
-    let half = FeedForward::new(shape, params, 1);
+    let block = FeedForward::new(shape, params, 1);
     let (x, dy): (Tensor, Tensor) = (rows(1.0), rows(0.1));
-    let (_, saved) = half.forward(&cx, weights.view(), &x, true);
+    let (_, saved) = block.forward(&cx, x, true);
     let mut gradients = device.zeros(1, params.len(), Dtype::F32, Tag::Gradients);
-    let mut grads = WeightGrads::now(gradients.view_mut(), false);
-    let dx = half.backward(&cx, weights.view(), &x, saved, dy, &mut grads);
+    let mut grads = WeightGrads::new(&device, gradients.view_mut(), false);
+    let dx = block.backward(&cx, saved, dy, &mut grads);
     groups.check().unwrap();
     let router = gradients.view().part(params.range("router.weight")).host::<f32>().to_vec();
     let loss = auxiliary.borrow().loss() * cx.share as f64;
@@ -96,16 +102,16 @@ fn close(what: &str, ours: &[f32], right: &[f32]) {
 }
 
 #[test]
-fn sequences_that_are_cut_are_balanced_whole() {
+fn context_parallel_ranks_balance_whole_sequences() {
     for balance in [Balance::Sequence, Balance::Batch] {
         let mut shape = presets::shape("moe-test", Some(64)).unwrap();
         assert_eq!(shape.family, Family::Moe);
         shape.moe = shape.moe.map(|moe| Moe { aux_loss: 1.0, z_loss: 0.1, balance, ..moe });
         let whole = Part::whole(shape.blocks());
         let all = &whole.blocks[1];
-        let right = half(&Groups::alone(), &shape, all, all, &[Run { start: 0, len: SEQ }]);
+        let right = feed_forward(&Groups::alone(), &shape, all, all, &[Run { start: 0, len: SEQ }]);
 
-        // Each rank has an early and a late run, as rings have.
+        // Each rank has an early and a late run, as in ring attention.
         for (context, expert) in [(2, 1), (2, 2), (4, 2)] {
             let mesh = Mesh { context, expert, ..Mesh::ONE };
             let len = SEQ / (2 * context);
@@ -115,7 +121,7 @@ fn sequences_that_are_cut_are_balanced_whole() {
                 let at = world.rank();
                 let late = 2 * context - 1 - at;
                 let runs = [at, late].map(|piece| Run { start: piece * len, len });
-                half(&groups, &shape, all, &part.blocks[1], &runs)
+                feed_forward(&groups, &shape, all, &part.blocks[1], &runs)
             });
             let loss: f64 = found.iter().map(|found| found.loss).sum();
             assert!((loss / right.loss - 1.0).abs() < 1e-6, "{loss} against {}", right.loss);

@@ -1,23 +1,27 @@
-//! Token by token with a cache is the whole sequence at once.
+//! Generation with a cache equals a forward pass of the whole sequence.
 
 use lockstep_kernels::Dtype;
-use lockstep_model::Cache;
+use lockstep_model::{Cache, StagePass};
 use lockstep_plan::model::Family;
 
 use crate::setup::{PLAIN, SEQ, Setup, setup, shape};
 
 #[test]
-fn a_cache_changes_nothing() {
+fn cached_logits_equal_those_of_the_whole_sequence() {
     for family in [Family::Gpt2, Family::Llama, Family::Moe] {
-        let Setup { device, groups, model, mut store, batch } = setup(&shape(family), Dtype::F32);
-        let whole = model.logits(&PLAIN.pass(&device, &groups), &batch, &mut store.weights);
+        let Setup { device, groups, model, mut store, mut batch } =
+            setup(&shape(family), Dtype::F32);
+        batch.targets = None;
+        let pass = &PLAIN.pass(&device, &groups);
+        let at = StagePass { stage: 0, pass, batch: &batch, defer_weight_grads: false };
+        let whole = model.infer(&at, None, &mut store.weights, &mut |_, _| {});
         let ids = batch.inputs.view().part(0..SEQ).host::<u32>().to_vec();
         for cuts in [vec![SEQ], vec![1; SEQ], vec![5, 1, 1, SEQ - 7]] {
-            let mut cache = Cache::new(&device, &model, Dtype::F32);
+            let mut cache = Cache::new(&model, Dtype::F32);
             let mut at = 0;
             for cut in cuts {
                 let new = &ids[at..at + cut];
-                let logits = model.extend(&device, &store.weights, &mut cache, new, Dtype::F32);
+                let logits = model.extend(&device, &store.weights, &mut cache, new);
                 at += cut;
                 let expected = whole.view().rows_of(at - 1..at).host::<f32>();
                 let error =

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use lockstep_comm::{World, on_threads};
 use lockstep_kernels::{Device, Dtype};
 use lockstep_model::{
-    Activations, Batch, Groups, Model, Pass, Recompute, Store, WeightGradients, Weights,
+    Activations, Batch, Groups, Model, Pass, Recompute, StagePass, Store, Weights,
 };
 use lockstep_parallel::{Gradients, Reduction};
 use lockstep_plan::model::{Balance, Family, Moe, Param, Part, Runs, Shape};
@@ -56,7 +56,7 @@ struct How {
     /// Micro-batches of each data rank.
     micros: usize,
     dtype: Dtype,
-    when: WeightGradients,
+    defer_weight_grads: bool,
     /// ZeRO's stage.
     zero: u8,
 }
@@ -67,7 +67,7 @@ const ALONE: How = How {
     recompute: Recompute::None,
     micros: 1,
     dtype: Dtype::F32,
-    when: WeightGradients::Now,
+    defer_weight_grads: false,
     zero: 0,
 };
 
@@ -111,7 +111,7 @@ fn step(
     how: How,
     moved: &(dyn Fn(&Param, &mut [f32]) + Sync),
 ) -> Found {
-    let How { mesh, sequence, recompute, micros, dtype, when, zero } = how;
+    let How { mesh, sequence, recompute, micros, dtype, defer_weight_grads, zero } = how;
     let device = Device::cpu(1);
     let groups = Groups::new(&world, &mesh, sequence).unwrap();
     let part = Part::new(&mesh, groups.coord, 1, shape.blocks());
@@ -129,7 +129,7 @@ fn step(
     let gradients = Gradients::new(&part, zero, 0, Dtype::F32);
     let mut store =
         Store::new(weights, gradients, Reduction::new(false, Compression::None), micros);
-    let pass = Pass {
+    let pass = &Pass {
         device: &device,
         groups: &groups,
         dtype,
@@ -139,17 +139,18 @@ fn step(
     };
     let each = SAMPLES / mesh.data / micros;
     let mut batch = Batch::empty(&device, each, SEQ);
-    let (mut sums, mut kept) = ([0.0; 3], Activations::default());
+    let (mut sums, mut activations) = ([0.0; 3], Activations::default());
     for micro in 0..micros {
         let first = (groups.coord.data * micros + micro) * each;
         let samples: Vec<u32> = (first..first + each).flat_map(sample).collect();
         batch.fill(&device, &samples);
-        model.forward(0, &pass, &batch, None, &mut store.weights, &mut kept);
-        let (_, loss) = model.backward(0, &pass, &batch, None, &mut store, &mut kept, when);
-        model.weight_gradients(&pass, &mut store, &mut kept);
+        let at = StagePass { stage: 0, pass, batch: &batch, defer_weight_grads };
+        model.forward(&at, None, &mut store.weights, &mut activations);
+        let (_, loss) = model.backward(&at, None, &mut store, &mut activations);
+        model.deferred_weight_grads(pass, &mut store, &mut activations);
         sums[0] += loss.sum;
         sums[1] += loss.auxiliary * loss.tokens as f64 / pass.global_tokens as f64;
-        sums[2] += kept.auxiliary.borrow().dropped as f64;
+        sums[2] += activations.auxiliary.borrow().dropped as f64;
     }
     store.finish(&device, &groups).unwrap();
     let mut pieces = Vec::new();
@@ -277,7 +278,7 @@ fn computed_again_is_kept() {
 #[test]
 fn weight_gradients_may_be_put_off() {
     let shape = shape(|moe| moe.shared = 1);
-    same("later", &shape, How { when: WeightGradients::Later, ..on(4, 2) });
+    same("later", &shape, How { defer_weight_grads: true, ..on(4, 2) });
 }
 
 /// Experts' states are cut among those that have the same experts, and all others among all replicas.
@@ -310,18 +311,19 @@ fn stages_add_up() {
     let weights = Weights::load(&device, &part, Dtype::F32, 0, out_of_whole(fill));
     let gradients = Gradients::new(&part, 0, 0, Dtype::F32);
     let mut store = Store::new(weights, gradients, Reduction::new(false, Compression::None), 1);
-    let How { recompute, dtype, when, .. } = ALONE;
+    let How { recompute, dtype, defer_weight_grads, .. } = ALONE;
     let global_tokens = SAMPLES * SEQ;
     let (device, groups) = (&device, &groups);
-    let pass = Pass { device, groups, dtype, recompute, dropout: None, global_tokens };
+    let pass = &Pass { device, groups, dtype, recompute, dropout: None, global_tokens };
     let mut batch = Batch::empty(device, SAMPLES, SEQ);
     batch.fill(device, &(0..SAMPLES).flat_map(sample).collect::<Vec<_>>());
 
-    let mut kept = [Activations::default(), Activations::default()];
-    let x = model.forward(0, &pass, &batch, None, &mut store.weights, &mut kept[0]);
-    model.forward(1, &pass, &batch, x, &mut store.weights, &mut kept[1]);
-    let (dx, last) = model.backward(1, &pass, &batch, None, &mut store, &mut kept[1], when);
-    let (_, first) = model.backward(0, &pass, &batch, dx, &mut store, &mut kept[0], when);
+    let mut saved = [Activations::default(), Activations::default()];
+    let at = |stage| StagePass { stage, pass, batch: &batch, defer_weight_grads };
+    let x = model.forward(&at(0), None, &mut store.weights, &mut saved[0]);
+    model.forward(&at(1), x, &mut store.weights, &mut saved[1]);
+    let (dx, last) = model.backward(&at(1), None, &mut store, &mut saved[1]);
+    let (_, first) = model.backward(&at(0), dx, &mut store, &mut saved[0]);
     assert!(first.auxiliary > 0.0 && last.auxiliary > 0.0);
     let auxiliary = first.auxiliary + last.auxiliary;
     assert!((auxiliary / whole.sums[1] - 1.0).abs() < 1e-12, "{auxiliary}, {:?}", whole.sums);

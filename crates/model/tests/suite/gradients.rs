@@ -1,10 +1,8 @@
-//! Gradients of whole models.
+//! Gradients of whole models, compared with finite differences and between modes of the passes.
 
-use std::sync::Arc;
-
-use lockstep_kernels::{Dtype, RopeTable, Tag};
+use lockstep_kernels::{Device, Dtype, Tag, Tensor};
 use lockstep_model::{
-    Activations, Block, Ctx, Dropout, Layer, Loss, Recompute, WeightGradients, WeightGrads,
+    Activations, Ctx, Dropout, Loss, Recompute, Slot, StagePass, Transformer, WeightGrads,
 };
 use lockstep_plan::context::Run;
 use lockstep_plan::model::{Family, Moe, Shape};
@@ -13,7 +11,7 @@ use crate::setup::{BATCH, PLAIN, SEQ, Setup, Way, all_gradients, objective, setu
 
 const FAMILIES: [Family; 3] = [Family::Gpt2, Family::Llama, Family::Moe];
 
-/// Every token meets every expert: where a token's choice changes, the loss jumps.
+/// Every token goes to every expert, because the loss is discontinuous where a token's choice changes.
 fn smooth(family: Family) -> Shape {
     let mut shape = shape(family);
     shape.moe = shape.moe.map(|moe| Moe { top_k: moe.experts, ..moe });
@@ -21,7 +19,7 @@ fn smooth(family: Family) -> Shape {
 }
 
 /// Moves every parameter by `step` times its gradient.
-fn moved(setup: &mut Setup, gradient: &[f32], step: f32) {
+pub fn moved(setup: &mut Setup, gradient: &[f32], step: f32) {
     let mut rest = gradient;
     for block in 0..setup.store.weights.blocks() {
         for unit in 0..setup.store.weights.shards(block).count() {
@@ -32,12 +30,12 @@ fn moved(setup: &mut Setup, gradient: &[f32], step: f32) {
             rest = after;
         }
     }
-    assert!(rest.is_empty(), "every parameter has a gradient, and every gradient a parameter");
+    assert!(rest.is_empty(), "there are as many gradients as parameters");
 }
 
-/// The loss rises along the gradient by its square: one number that every part of it enters.
+/// The slope of the loss along the gradient is the gradient's square: one number that all gradients enter.
 #[test]
-fn the_loss_follows_the_gradient() {
+fn gradients_match_finite_differences() {
     for family in FAMILIES {
         for dropout in [0.0, 0.2] {
             let shape = smooth(family);
@@ -58,8 +56,8 @@ fn the_loss_follows_the_gradient() {
     }
 }
 
-/// How the loss really changes along the gradient, and how it should: by the gradient's square.
-fn slope(setup: &mut Setup, way: &Way) -> (f64, f64) {
+/// The measured slope of the loss along the gradient, and the expected one: the gradient's square.
+pub fn slope(setup: &mut Setup, way: &Way) -> (f64, f64) {
     let (gradient, _) = train(setup, way, 1);
     let square: f64 = gradient.iter().map(|g| (*g as f64).powi(2)).sum();
     // A change of the loss of about ±0.01, far above rounding.
@@ -71,9 +69,9 @@ fn slope(setup: &mut Setup, way: &Way) -> (f64, f64) {
     ((above - below) / (2.0 * step as f64), square)
 }
 
-/// The same along single tensors, so that a small one cannot hide behind a large one.
+/// The same for single tensors, so that a large gradient does not hide an error in a small one.
 #[test]
-fn each_tensor_has_its_gradient() {
+fn gradients_of_each_tensor_match_finite_differences() {
     for family in FAMILIES {
         let shape = smooth(family);
         let mut setup = setup(&shape, Dtype::F32);
@@ -96,7 +94,7 @@ fn each_tensor_has_its_gradient() {
             only[place.clone()].copy_from_slice(&gradient[place]);
             let square: f64 = only.iter().map(|g| (*g as f64).powi(2)).sum();
             if square < 1e-9 {
-                continue; // such as a bias of keys, which no softmax sees
+                continue; // such as a bias of keys, which softmax cancels
             }
             let step = (2e-3 / square) as f32;
             moved(&mut setup, &only, step);
@@ -114,20 +112,20 @@ fn each_tensor_has_its_gradient() {
 }
 
 #[test]
-fn what_is_recomputed_is_the_same_to_the_bit() {
+fn recompute_gives_the_same_bits() {
     for family in FAMILIES {
         for dtype in [Dtype::F32, Dtype::Bf16] {
             let mut setup = setup(&shape(family), dtype);
             let mut with = |recompute| train(&mut setup, &Way { recompute, dtype, ..PLAIN }, 1);
-            let kept = with(Recompute::None);
-            assert!(kept == with(Recompute::Selective), "{family:?} {dtype} selective");
-            assert!(kept == with(Recompute::Full), "{family:?} {dtype} full");
+            let saved = with(Recompute::None);
+            assert!(saved == with(Recompute::Selective), "{family:?} {dtype} selective");
+            assert!(saved == with(Recompute::Full), "{family:?} {dtype} full");
         }
     }
 }
 
 #[test]
-fn a_second_micro_batch_adds_its_gradients() {
+fn micro_batches_accumulate_gradients() {
     for family in FAMILIES {
         let mut setup = setup(&shape(family), Dtype::F32);
         let (once, _) = train(&mut setup, &PLAIN, 1);
@@ -142,37 +140,38 @@ fn a_second_micro_batch_adds_its_gradients() {
     }
 }
 
-/// Slots beyond an expert's room are dropped, in the order of the tokens, and the gradient is that of what is left.
+/// Slots beyond an expert's capacity are dropped in the order of the tokens; gradients are those of the others.
 #[test]
-fn experts_with_little_room_drop_and_still_learn() {
+fn gradients_are_right_when_slots_are_dropped() {
     let roomy = smooth(Family::Moe);
     let moe = roomy.moe.expect("a mixture of experts");
     let tight = Shape { moe: Some(Moe { capacity: Some(0.5), ..moe }), ..roomy.clone() };
-    // Everybody chooses every expert, so half the room takes half of the slots.
+    // Every token chooses every expert, so half the capacity takes half of the slots.
     let slots = (roomy.layers * BATCH * SEQ * moe.experts) as u64;
     assert_eq!((dropped(&roomy), dropped(&tight)), (0, slots / 2));
 
     let loss = |shape| train(&mut setup(shape, Dtype::F32), &PLAIN, 1).1.sum;
-    assert!(loss(&roomy) != loss(&tight), "what was dropped is missing");
+    assert!(loss(&roomy) != loss(&tight), "dropped slots change the loss");
     let (slope, square) = slope(&mut setup(&tight, Dtype::F32), &PLAIN);
     assert!((slope / square - 1.0).abs() < 2e-3, "{slope} against {square}");
 }
 
-/// Slots that found no room in a pass.
+/// Slots that a pass drops.
 fn dropped(shape: &Shape) -> u64 {
     let Setup { device, groups, model, mut store, batch } = setup(shape, Dtype::F32);
-    let mut kept = Activations::default();
-    model.train(&PLAIN.pass(&device, &groups), &batch, &mut store, &mut kept);
-    kept.auxiliary.borrow().dropped
+    let mut activations = Activations::default();
+    model.train(&PLAIN.pass(&device, &groups), &batch, &mut store, &mut activations);
+    activations.auxiliary.borrow().dropped
 }
 
 #[test]
-fn bf16_stays_near_f32() {
+fn bf16_is_close_to_f32() {
     for family in FAMILIES {
-        let mut wide = setup(&shape(family), Dtype::F32);
-        let mut narrow = setup(&shape(family), Dtype::Bf16);
-        let (exact, exact_loss) = train(&mut wide, &PLAIN, 1);
-        let (rounded, rounded_loss) = train(&mut narrow, &Way { dtype: Dtype::Bf16, ..PLAIN }, 1);
+        let mut f32_setup = setup(&shape(family), Dtype::F32);
+        let mut bf16_setup = setup(&shape(family), Dtype::Bf16);
+        let (exact, exact_loss) = train(&mut f32_setup, &PLAIN, 1);
+        let (rounded, rounded_loss) =
+            train(&mut bf16_setup, &Way { dtype: Dtype::Bf16, ..PLAIN }, 1);
         let distance: f64 = exact.iter().zip(&rounded).map(|(a, b)| ((a - b) as f64).powi(2)).sum();
         let size: f64 = exact.iter().map(|a| (*a as f64).powi(2)).sum();
         let error = (distance / size).sqrt();
@@ -182,82 +181,82 @@ fn bf16_stays_near_f32() {
     }
 }
 
-/// What a zero-bubble schedule does: first the way back through a layer, later its weights.
+/// A zero-bubble schedule first computes the gradient of a layer's input, later those of its weights.
 #[test]
-fn weight_gradients_can_wait() {
+fn deferred_weight_gradients_of_a_layer_are_the_same() {
     for family in FAMILIES {
-        let whole = smooth(family);
-        let setup = setup(&whole, Dtype::F32);
+        let shape = smooth(family);
+        let setup = setup(&shape, Dtype::F32);
         let part = &setup.model.part;
-        let layer = Layer::new(&whole, part.blocks[1].clone(), rope(&whole));
-        let (device, weights) = (&setup.device, setup.store.weights.block(1));
+        let layer = Transformer::new(&shape, part).block(&part.blocks[1]);
+        let device = &setup.device;
         let runs = [Run { start: 0, len: SEQ }];
         let cx = Ctx {
             device,
             groups: &setup.groups,
+            weights: setup.store.weights.block(1),
+            shared: None,
             dtype: Dtype::F32,
+            recompute: Recompute::None,
             batch: BATCH,
             runs: &runs,
+            inputs: setup.batch.inputs.view(),
+            targets: None,
+            loss_scale: 1.0,
             dropout: None,
             share: 1.0,
             auxiliary: None,
-            counting: false,
+            recomputing: false,
         };
-        let random = |stream| {
-            let mut x = device.empty(BATCH * SEQ, whole.dim, Dtype::F32, Tag::Buffers);
-            device.normal(x.view_mut(), 1, stream, 0, 1.0);
-            x
-        };
+        let random = |stream| random(device, shape.dim, stream);
         let len = layer.params().len();
-        let mut at_once = device.zeros(1, len, Dtype::F32, Tag::Gradients);
-        let mut in_two = device.zeros(1, len, Dtype::F32, Tag::Gradients);
+        let mut immediate = device.zeros(1, len, Dtype::F32, Tag::Gradients);
+        let mut later = device.zeros(1, len, Dtype::F32, Tag::Gradients);
+        let mut saved = Slot::default();
 
-        let (_, saved) = layer.forward(&cx, weights, random(1), Recompute::None);
-        let mut sink = WeightGrads::now(at_once.view_mut(), false);
-        let dx = layer.backward(&cx, weights, saved, random(2), &mut sink);
+        layer.forward(&cx, random(1), &mut saved);
+        let mut grads = WeightGrads::new(device, immediate.view_mut(), false);
+        let dx = layer.backward(&cx, &mut saved, random(2), &mut grads).unwrap();
 
-        let mut later = Vec::new();
-        let (_, saved) = layer.forward(&cx, weights, random(1), Recompute::None);
-        let mut sink = WeightGrads::deferred(in_two.view_mut(), false, &mut later);
-        let same_dx = layer.backward(&cx, weights, saved, random(2), &mut sink);
-        assert!(
-            dx.view().host::<f32>() == same_dx.view().host::<f32>(),
-            "{family:?}: the way back"
-        );
-        assert!(at_once.view().host::<f32>() != in_two.view().host::<f32>(), "{family:?}: not yet");
-        later.iter().for_each(|work| work.run(device, in_two.view_mut(), false));
-        assert!(
-            at_once.view().host::<f32>() == in_two.view().host::<f32>(),
-            "{family:?}: the weights"
-        );
+        let mut deferred = Vec::new();
+        layer.forward(&cx, random(1), &mut saved);
+        let grads = WeightGrads::new(device, later.view_mut(), false);
+        let same_dx =
+            layer.backward(&cx, &mut saved, random(2), &mut grads.deferring(&mut deferred));
+        let values = |tensor: &Tensor| tensor.view().host::<f32>().to_vec();
+        assert!(values(&dx) == values(&same_dx.unwrap()), "{family:?}: gradients of the input");
+        assert!(values(&immediate) != values(&later), "{family:?}: nothing was deferred");
+        deferred.iter().for_each(|work| work.run(device, later.view_mut()));
+        assert!(values(&immediate) == values(&later), "{family:?}: gradients of the weights");
     }
 }
 
-/// The same of a whole model, and of two micro-batches that are both under way.
+fn random(device: &Device, dim: usize, stream: u64) -> Tensor {
+    let mut x = device.empty(BATCH * SEQ, dim, Dtype::F32, Tag::Buffers);
+    device.normal(x.view_mut(), 1, stream, 0, 1.0);
+    x
+}
+
+/// The same for a whole model, with two micro-batches in flight.
 #[test]
-fn whole_models_put_weight_gradients_off() {
+fn deferred_weight_gradients_of_a_model_are_the_same() {
     for family in FAMILIES {
-        let at_once = train(&mut setup(&shape(family), Dtype::F32), &PLAIN, 2);
+        let immediate = train(&mut setup(&shape(family), Dtype::F32), &PLAIN, 2);
         let Setup { device, groups, model, mut store, batch } = setup(&shape(family), Dtype::F32);
-        let pass = PLAIN.pass(&device, &groups);
+        let pass = &PLAIN.pass(&device, &groups);
+        let at = StagePass { stage: 0, pass, batch: &batch, defer_weight_grads: true };
         let mut loss = Loss::default();
-        let mut under_way = [Activations::default(), Activations::default()];
-        for kept in &mut under_way {
-            model.forward(0, &pass, &batch, None, &mut store.weights, kept);
+        let mut in_flight = [Activations::default(), Activations::default()];
+        for activations in &mut in_flight {
+            model.forward(&at, None, &mut store.weights, activations);
         }
-        for kept in &mut under_way {
-            let later = WeightGradients::Later;
-            loss = model.backward(0, &pass, &batch, None, &mut store, kept, later).1;
+        for activations in &mut in_flight {
+            loss = model.backward(&at, None, &mut store, activations).1;
         }
-        assert!(all_gradients(&store) != at_once.0, "{family:?}: not yet");
-        for kept in &mut under_way {
-            model.weight_gradients(&pass, &mut store, kept);
+        assert!(all_gradients(&store) != immediate.0, "{family:?}: nothing was deferred");
+        for activations in &mut in_flight {
+            model.deferred_weight_grads(pass, &mut store, activations);
         }
-        assert!((all_gradients(&store), loss) == at_once, "{family:?}");
+        assert!((all_gradients(&store), loss) == immediate, "{family:?}");
     }
-}
-
-fn rope(shape: &Shape) -> Option<Arc<RopeTable>> {
-    (shape.family != Family::Gpt2)
-        .then(|| Arc::new(RopeTable::new(shape.head_dim, shape.seq, shape.rope_theta, None)))
 }

@@ -1,7 +1,8 @@
-//! Models held against themselves: gradients against differences, recomputed against kept, one pass against
-//! several, cached against whole. Against PyTorch they are held where checkpoints can be read.
+//! Consistency of models: gradients equal finite differences, recomputed activations equal saved ones, cached generation
+//! equals whole sequences, experts on several ranks equal those on one. The trainer compares models with PyTorch.
 
 mod cache;
+mod custom;
 mod experts;
 mod gradients;
 mod setup;

@@ -52,14 +52,19 @@ pub fn setup(shape: &Shape, dtype: Dtype) -> Setup {
     let model = Model::whole(shape);
     let mut store = Store::alone(&device, &model.part, dtype, 7);
     enlarge(&device, &mut store.weights);
-    let mut batch = Batch::empty(&device, BATCH, SEQ);
-    let samples: Vec<u32> =
-        (0..BATCH * (SEQ + 1)).map(|i| (i * i * 7 + 3 * i) as u32 % 37).collect();
-    batch.fill(&device, &samples);
+    let batch = batch(&device);
     Setup { device, groups, model, store, batch }
 }
 
-/// Makes matrices larger than at the start of a training, so that every path has something to say.
+pub fn batch(device: &Device) -> Batch {
+    let mut batch = Batch::empty(device, BATCH, SEQ);
+    let samples: Vec<u32> =
+        (0..BATCH * (SEQ + 1)).map(|i| (i * i * 7 + 3 * i) as u32 % 37).collect();
+    batch.fill(device, &samples);
+    batch
+}
+
+/// Enlarges the initial matrices, so that every path contributes to the gradients.
 fn enlarge(device: &Device, weights: &mut Weights) {
     for block in 0..weights.blocks() {
         let layout = weights.layout[block].clone();
@@ -67,7 +72,7 @@ fn enlarge(device: &Device, weights: &mut Weights) {
         for (unit, shard) in shards.iter().enumerate() {
             let (mut master, copy) = weights.own_mut(block, unit);
             for (start, param) in layout.placed().filter(|(_, param)| param.dims.len() == 2) {
-                // A parameter lies in one unit.
+                // A parameter is in one unit.
                 if shard.own.contains(&start) {
                     let start = start - shard.own.start;
                     let matrix = master.reborrow().part(start..start + param.len());
@@ -81,7 +86,7 @@ fn enlarge(device: &Device, weights: &mut Weights) {
     }
 }
 
-/// How to pass, but for where.
+/// Settings of a pass, without device and groups.
 #[derive(Clone, Copy)]
 pub struct Way {
     pub dtype: Dtype,
@@ -98,7 +103,7 @@ impl Way {
     }
 }
 
-/// All gradients in a row, and the loss.
+/// All gradients, concatenated, and the loss.
 pub fn train(setup: &mut Setup, way: &Way, times: usize) -> (Vec<f32>, Loss) {
     let Setup { device, groups, model, store, batch } = setup;
     let pass = way.pass(device, groups);
@@ -112,13 +117,13 @@ pub fn train(setup: &mut Setup, way: &Way, times: usize) -> (Vec<f32>, Loss) {
     (gradients, loss)
 }
 
-/// Every block's, in a row.
+/// The gradients of all blocks, concatenated.
 pub fn all_gradients(store: &Store) -> Vec<f32> {
-    let of_block = |block| store.gradients.get(block).expect("every block was passed");
+    let of_block = |block| store.gradients.get(block).expect("every block has a gradient");
     (0..store.gradients.blocks()).flat_map(|block| of_block(block).host::<f32>().to_vec()).collect()
 }
 
-/// The objective: mean cross-entropy and what routers add.
+/// The objective: mean cross-entropy plus the auxiliary losses.
 pub fn objective(loss: &Loss) -> f64 {
     loss.sum / loss.tokens as f64 + loss.auxiliary
 }

@@ -39,8 +39,8 @@ fn text_goes_on_when_the_context_is_full() {
             if ids.len() - start > seq {
                 start = ids.len() - seq.div_ceil(2);
             }
-            let mut cache = Cache::new(&device, &model, Dtype::F32);
-            let logits = model.extend(&device, &weights, &mut cache, &ids[start..], Dtype::F32);
+            let mut cache = Cache::new(&model, Dtype::F32);
+            let logits = model.extend(&device, &weights, &mut cache, &ids[start..]);
             ids.push(sample(&logits, &LIKELIEST, 0.0));
         }
         let expected = source.decode(&ids[prompt.len()..]).unwrap();

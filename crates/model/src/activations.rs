@@ -1,0 +1,63 @@
+//! What a stage's passes leave behind for one micro-batch: saved activations, and the loss.
+
+use std::cell::RefCell;
+
+use lockstep_kernels::{Device, Tensor};
+
+use crate::{Auxiliary, Deferred, Slot};
+
+/// Activations of one stage and micro-batch, saved by the forward pass for the backward pass. Reusable for further
+/// micro-batches, without new allocations.
+#[derive(Default)]
+pub struct Activations {
+    /// One slot per block of the stage.
+    pub(crate) saved: Vec<Slot>,
+    /// Input of the model's last block.
+    pub(crate) last_input: Option<Tensor>,
+    /// Auxiliary losses of the routers.
+    pub auxiliary: RefCell<Auxiliary>,
+    pub(crate) deferred: Vec<DeferredBlock>,
+}
+
+/// Deferred weight gradients of one block.
+pub(crate) struct DeferredBlock {
+    pub block: usize,
+    pub work: Vec<Deferred>,
+}
+
+impl Activations {
+    /// Prepares for a new micro-batch of a stage with this many blocks.
+    pub(crate) fn begin(&mut self, blocks: usize) {
+        *self.auxiliary.get_mut() = Auxiliary::default();
+        if self.saved.len() < blocks {
+            self.saved.resize_with(blocks, Slot::default);
+        }
+    }
+}
+
+/// Loss of a micro-batch.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Loss {
+    /// Cross-entropy in nats, summed over the tokens.
+    pub sum: f64,
+    /// Tokens of the micro-batch, by which the mean divides. Includes tokens whose target is ignored.
+    pub tokens: usize,
+    /// Load-balancing and z-loss of this stage's routers, weighted as in the objective: the mean over the tokens of the
+    /// micro-batch and over all layers of the model.
+    pub auxiliary: f64,
+}
+
+impl Loss {
+    /// Sums the losses of tokens on the host, in f64 and in order.
+    pub fn read(device: &Device, losses: &Tensor) -> Loss {
+        // In pieces of 1,024, so that nothing is allocated.
+        let mut host = [0f32; 1024];
+        let mut sum = 0.0f64;
+        for start in (0..losses.len()).step_by(host.len()) {
+            let some = &mut host[..(losses.len() - start).min(1024)];
+            device.read(losses.view().part(start..start + some.len()), some);
+            some.iter().for_each(|&loss| sum += loss as f64);
+        }
+        Loss { sum, tokens: losses.len(), auxiliary: 0.0 }
+    }
+}

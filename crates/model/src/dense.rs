@@ -1,0 +1,130 @@
+//! A dense feed-forward network: down(activation(up(x))), with GELU or SwiGLU.
+
+use std::ops::Range;
+
+use lockstep_kernels::{Matmul, Tensor, View};
+use lockstep_parallel::Entering;
+use lockstep_plan::model::BlockParams;
+
+use crate::linear::Linear;
+use crate::{Ctx, WeightGrads};
+
+pub(crate) struct Dense {
+    activation: Activation,
+    pub up: Linear,
+    pub down: Linear,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Activation {
+    Gelu,
+    /// `up` computes gate and up, next to each other.
+    Swiglu,
+}
+
+impl Dense {
+    pub fn gelu(params: &BlockParams, name: &str) -> Dense {
+        Dense {
+            activation: Activation::Gelu,
+            up: Linear::new(params, &format!("{name}.up")),
+            down: Linear::new(params, &format!("{name}.down")),
+        }
+    }
+
+    pub fn swiglu(params: &BlockParams, name: &str) -> Dense {
+        Dense {
+            activation: Activation::Swiglu,
+            up: Linear::fused(params, &[&format!("{name}.gate"), &format!("{name}.up")]),
+            down: Linear::new(params, &format!("{name}.down")),
+        }
+    }
+
+    /// Columns after the activation.
+    fn width(&self) -> usize {
+        match self.activation {
+            Activation::Gelu => self.up.rows(),
+            Activation::Swiglu => self.up.rows() / 2,
+        }
+    }
+
+    /// The hidden values after the activation (tokens, width), and if `save`, those before it.
+    pub fn hidden(&self, cx: &Ctx<'_>, x: Entering<'_>, save: bool) -> (Tensor, Option<Tensor>) {
+        let (tokens, cols) = (cx.tokens(), self.up.rows());
+        let mut before = if save { cx.saved(tokens, cols) } else { cx.scratch(tokens, cols) };
+        let mut hidden = cx.scratch(tokens, self.width());
+        match self.activation {
+            // The multiply applies GELU in its epilogue.
+            Activation::Gelu => x.each(|rows, x| {
+                let up = self.up.forward(cx, x, hidden.view_mut().rows_of(rows.clone()));
+                let before = before.view_mut().rows_of(rows);
+                cx.device.matmul(Matmul { gelu: Some(before), ..up });
+            }),
+            Activation::Swiglu => {
+                self.project_up(cx, x, &mut before);
+                cx.device.swiglu(before.view(), hidden.view_mut());
+            }
+        }
+        (hidden, save.then_some(before))
+    }
+
+    /// The values before the activation, recomputed.
+    pub fn recompute(&self, cx: &Ctx<'_>, x: Entering<'_>) -> Tensor {
+        let mut before = cx.scratch(cx.tokens(), self.up.rows());
+        self.project_up(cx, x, &mut before);
+        before
+    }
+
+    fn project_up(&self, cx: &Ctx<'_>, x: Entering<'_>, before: &mut Tensor) {
+        x.each(|rows, x| {
+            let to = before.view_mut().rows_of(rows);
+            cx.device.matmul(self.up.forward(cx, x, to));
+        });
+    }
+
+    /// The gradient of the values before the activation, from that of the output.
+    pub fn backward(
+        &self,
+        cx: &Ctx<'_>,
+        before: Tensor,
+        dy: Entering<'_>,
+        grads: &mut WeightGrads<'_>,
+    ) -> Tensor {
+        let device = cx.device;
+        // The weight gradient of `down` needs the hidden values again.
+        let mut hidden = cx.scratch(cx.tokens(), self.width());
+        match self.activation {
+            Activation::Gelu => device.gelu(before.view(), hidden.view_mut()),
+            Activation::Swiglu => device.swiglu(before.view(), hidden.view_mut()),
+        }
+        let input_gradient = |dhidden: &mut Tensor, rows: Range<usize>, dy: View<'_>| {
+            self.down.input_gradient(cx, dy, dhidden.view_mut().rows_of(rows));
+        };
+        let mut dhidden = None;
+        let dy = match dy.travels() {
+            // Rows are multiplied as they arrive. Otherwise `hidden` is freed before `dhidden` is allocated.
+            true => {
+                let dhidden = dhidden.insert(cx.scratch(cx.tokens(), self.width()));
+                dy.each_of_all(|rows, dy| input_gradient(dhidden, rows, dy))
+            }
+            false => dy.all(),
+        };
+        self.down.weight_gradient(&dy, &hidden, grads);
+        drop(hidden);
+        let mut dhidden = dhidden.unwrap_or_else(|| {
+            let mut dhidden = cx.scratch(cx.tokens(), self.width());
+            input_gradient(&mut dhidden, 0..cx.tokens(), dy.view());
+            dhidden
+        });
+        match self.activation {
+            Activation::Gelu => {
+                device.gelu_backward(before.view(), dhidden.view_mut());
+                dhidden
+            }
+            Activation::Swiglu => {
+                let mut dbefore = cx.scratch(cx.tokens(), self.up.rows());
+                device.swiglu_backward(before.view(), dhidden.view(), dbefore.view_mut());
+                dbefore
+            }
+        }
+    }
+}
