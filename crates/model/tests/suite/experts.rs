@@ -1,5 +1,5 @@
-//! A mixture of experts on any layout is the one-rank model on the whole batch: loss, auxiliary losses, drops and
-//! every gradient.
+//! A mixture of experts computes the same on every layout as on one rank with the whole batch: loss, auxiliary losses,
+//! dropped slots and every gradient.
 
 use std::collections::HashMap;
 
@@ -47,7 +47,7 @@ fn shape(change: impl Fn(&mut Moe)) -> Shape {
     }
 }
 
-/// How it is trained.
+/// Layout and settings of a training step.
 #[derive(Clone, Copy)]
 struct How {
     mesh: Mesh,
@@ -57,7 +57,7 @@ struct How {
     micros: usize,
     dtype: Dtype,
     defer_weight_grads: bool,
-    /// ZeRO's stage.
+    /// ZeRO level.
     zero: u8,
 }
 
@@ -71,16 +71,15 @@ const ALONE: How = How {
     zero: 0,
 };
 
-/// What a training step gave on one rank.
+/// Results of a training step on one rank.
 struct Found {
-    /// Cross-entropy, auxiliary loss, drops: the sums of these over one rank of each tensor group are of the
-    /// global batch.
+    /// Cross-entropy, auxiliary loss, dropped slots: summed over one rank of each tensor group, those of the global batch.
     sums: [f64; 3],
-    /// No numbers where ZeRO keeps the sum elsewhere.
+    /// Gradients of this rank's parameters; NaN where ZeRO stores the sum on another rank.
     pieces: Vec<(Param, Vec<f32>)>,
 }
 
-/// Has what is needed of a tensor taken out of all of it.
+/// Reads the needed elements of a tensor out of the whole tensor that `fill` writes.
 fn out_of_whole(fill: impl Fn(&Param, &mut [f32])) -> impl FnMut(&Param, &[Runs], &mut [f32]) {
     move |param, runs, out| {
         let mut whole = vec![0.0; param.whole.dims.iter().product()];
@@ -90,7 +89,7 @@ fn out_of_whole(fill: impl Fn(&Param, &mut [f32])) -> impl FnMut(&Param, &[Runs]
     }
 }
 
-/// Large enough that every path has something to say, and a function of the whole tensor alone.
+/// Values large enough that every path contributes, as a function of the whole tensor.
 fn fill(param: &Param, values: &mut [f32]) {
     let (number, gain) = (param.whole.number, param.dims.len() == 1);
     for (i, value) in values.iter_mut().enumerate() {
@@ -100,7 +99,7 @@ fn fill(param: &Param, values: &mut [f32]) {
     }
 }
 
-/// Sequence `index` of the global batch, with the token that follows it.
+/// Sequence `index` of the global batch, and the target of its last token.
 fn sample(index: usize) -> impl Iterator<Item = u32> {
     (0..=SEQ).map(move |i| ((index * 31 + i * i * 7 + 3 * i * (index % 3 + 1)) % 37) as u32)
 }
@@ -199,7 +198,7 @@ fn apart(whole: &Found, parts: &[Found]) -> f32 {
         }
     }
     for (name, values) in &right {
-        assert!(seen[name] >= values.len(), "{name}: somebody has each piece");
+        assert!(seen[name] >= values.len(), "{name}: a rank has each element");
     }
     worst
 }
@@ -224,7 +223,7 @@ fn on(data: usize, expert: usize) -> How {
 }
 
 #[test]
-fn experts_dealt_out_are_experts_together() {
+fn expert_parallel_equals_one_rank() {
     let shape = shape(|_| {});
     for (data, expert) in [(2, 1), (2, 2), (4, 1), (4, 2), (4, 4)] {
         same(&format!("data={data} expert={expert}"), &shape, on(data, expert));
@@ -233,20 +232,20 @@ fn experts_dealt_out_are_experts_together() {
 
 /// Six experts on four ranks: two ranks have two, two have one.
 #[test]
-fn experts_need_not_be_dealt_out_evenly() {
+fn experts_may_be_divided_unevenly() {
     let shape = shape(|moe| moe.experts = 6);
     same("experts=6 expert=4", &shape, on(4, 4));
 }
 
 #[test]
-fn accumulation_changes_nothing() {
+fn accumulation_equals_one_micro_batch() {
     let shape = shape(|moe| moe.capacity = Some(0.8));
     same("four micro-batches", &shape, How { micros: 4, ..ALONE });
     same("two on each of two", &shape, How { micros: 2, ..on(2, 2) });
 }
 
 #[test]
-fn beside_the_tensor_axis() {
+fn with_tensor_parallelism() {
     let shape = shape(|moe| moe.shared = 1);
     for sequence in [false, true] {
         let mesh = Mesh { data: 2, expert: 2, tensor: 2, ..Mesh::ONE };
@@ -259,14 +258,14 @@ fn beside_the_tensor_axis() {
 #[test]
 fn with_capacity_the_same_slots_are_dropped() {
     let tight = shape(|moe| moe.capacity = Some(0.7));
-    assert!(train(&tight, ALONE)[0].sums[2] > 0.0, "something is dropped");
+    assert!(train(&tight, ALONE)[0].sums[2] > 0.0, "slots are dropped");
     for (data, expert) in [(2, 1), (4, 2), (4, 4), (8, 4)] {
         same(&format!("capacity, data={data} expert={expert}"), &tight, on(data, expert));
     }
 }
 
 #[test]
-fn computed_again_is_kept() {
+fn recompute_equals_saved_activations() {
     for (shared, recompute) in [(0, Selective), (1, Selective), (0, Full), (1, Full)] {
         let shape = shape(|moe| moe.shared = shared);
         let what = format!("{recompute:?}, shared={shared}");
@@ -276,14 +275,14 @@ fn computed_again_is_kept() {
 }
 
 #[test]
-fn weight_gradients_may_be_put_off() {
+fn weight_gradients_may_be_deferred() {
     let shape = shape(|moe| moe.shared = 1);
-    same("later", &shape, How { defer_weight_grads: true, ..on(4, 2) });
+    same("deferred", &shape, How { defer_weight_grads: true, ..on(4, 2) });
 }
 
-/// Experts' states are cut among those that have the same experts, and all others among all replicas.
+/// Optimizer state of experts is sharded among the ranks with the same experts, other state among all replicas.
 #[test]
-fn beside_zero() {
+fn with_zero() {
     let shape = shape(|moe| moe.shared = 1);
     for zero in 1..=3 {
         for (expert, shard) in [(1, 4), (2, 4), (4, 4), (2, 2)] {
@@ -295,14 +294,14 @@ fn beside_zero() {
 }
 
 #[test]
-fn shared_experts_are_everybodys() {
+fn shared_experts_process_all_tokens() {
     let shape = shape(|moe| moe.shared = 2);
     same("shared=2", &shape, on(4, 2));
 }
 
-/// A stage reports its own layers' part of the auxiliary losses, and needs no other stage for it.
+/// Each stage reports the auxiliary losses of its own layers.
 #[test]
-fn stages_add_up() {
+fn auxiliary_losses_of_stages_add_up() {
     let shape = shape(|moe| moe.capacity = Some(0.7));
     let whole = train(&shape, ALONE).remove(0);
     let (device, groups) = (Device::cpu(1), Groups::alone());
@@ -337,7 +336,7 @@ fn stages_add_up() {
     }
 }
 
-/// A micro-batch of all replicas together, however it is dealt out.
+/// The scope is one micro-batch on all replicas, independent of the layout.
 #[test]
 fn balance_over_the_batch_is_over_all_replicas() {
     let shape = shape(|moe| moe.balance = Balance::Batch);
@@ -346,10 +345,10 @@ fn balance_over_the_batch_is_over_all_replicas() {
     }
 }
 
-/// Of logits s, -s, t, -t and 0 the last is never among the first two: nobody goes to the fifth expert, nor
-/// to the rank that has nothing else. Its gradient is written, and zero.
+/// Among logits s, -s, t, -t and 0 the last is never in the top two, so the fifth expert, alone on its rank, gets no
+/// tokens. Its gradient is written as zero.
 #[test]
-fn an_expert_without_tokens_has_no_gradient() {
+fn an_expert_without_tokens_has_a_zero_gradient() {
     let shape = shape(|moe| moe.experts = 5);
     let away = |param: &Param, values: &mut [f32]| {
         if param.name == "router.weight" {
@@ -374,9 +373,8 @@ fn an_expert_without_tokens_has_no_gradient() {
     }
 }
 
-/// Rounding to 8 bits: near, and the same bits each time.
 #[test]
-fn bf16_is_near_and_repeats_itself() {
+fn bf16_is_close_to_one_rank_and_deterministic() {
     let shape = shape(|moe| moe.shared = 1);
     let how = How { dtype: Dtype::Bf16, ..on(4, 2) };
     let (once, again) = (train(&shape, how), train(&shape, how));
@@ -389,19 +387,19 @@ fn bf16_is_near_and_repeats_itself() {
     let alone = train(&shape, How { dtype: Dtype::Bf16, ..ALONE }).remove(0);
     let (ours, right) = (sums(&once, &how.mesh), alone.sums);
     assert!((ours[0] / right[0] - 1.0).abs() < 1e-2, "{ours:?} against {right:?}");
-    // A token whose choice is nearly a tie may go elsewhere, so single gradients are not compared.
+    // Rounding may change the choice of a token between two experts, so single gradients are not compared.
 }
 
-/// The balance loss alone: what it adds to the gradients is the slope of what is reported.
+/// The gradient of the balance loss is the slope of the reported loss.
 #[test]
-fn the_balance_gradient_is_its_slope() {
+fn the_balance_gradient_matches_finite_differences() {
     for balance in [Balance::Sequence, Balance::Batch] {
         let with = |aux_loss| {
             shape(|moe| (moe.aux_loss, moe.z_loss, moe.balance) = (aux_loss, 0.0, balance))
         };
         for how in [ALONE, on(2, 2)] {
             let [on_, off] = [with(1.0), with(0.0)].map(|shape| train(&shape, how));
-            // Along its own gradient, as far as it is known on one rank or another.
+            // The direction of its own gradient.
             let mut direction: HashMap<String, Vec<f32>> = HashMap::new();
             for ((param, on_), (_, off)) in on_
                 .iter()

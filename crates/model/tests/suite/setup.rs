@@ -65,7 +65,7 @@ pub fn batch(device: &Device) -> Batch {
 }
 
 /// Enlarges the initial matrices, so that every path contributes to the gradients.
-fn enlarge(device: &Device, weights: &mut Weights) {
+pub fn enlarge(device: &Device, weights: &mut Weights) {
     for block in 0..weights.blocks() {
         let layout = weights.layout[block].clone();
         let shards: Vec<_> = weights.shards(block).cloned().collect();
