@@ -1,5 +1,4 @@
-//! A plan as one rank sees it, in the numbers that costs are made of: how many tokens, how wide, how many layers
-//! on which stage. Costs nothing itself.
+//! The sizes that all cost formulas use: a plan on a cluster, seen from one rank.
 
 use lockstep_plan::model::{Family, Latent, Moe, Shape};
 use lockstep_plan::{Axis, Dtype, Layout, Mesh, Plan};
@@ -9,38 +8,42 @@ use crate::estimate::Options;
 use crate::software::Software;
 use crate::{Cluster, GroupPlacement};
 
-/// A plan on a cluster. Numbers are those of one rank and one micro-batch; those of layers are of the kind that most
-/// are of.
+/// A plan on a cluster. Sizes are per rank and micro-batch. Layer sizes are those of the majority of layers; see
+/// [`Case::lead`] for the others.
 #[derive(Clone)]
 pub(crate) struct Case<'a> {
     pub plan: &'a Plan,
     pub cluster: &'a Cluster,
     pub options: &'a Options,
     pub mesh: Mesh,
-    /// Sequences, and positions of a whole one.
+    /// Sequences of the micro-batch.
     pub batch: f64,
+    /// Length of a whole sequence.
     pub seq: f64,
-    /// Tokens that blocks compute on, and rows of the stream that norms and residuals see.
+    /// Tokens that matmuls see.
     pub tokens: f64,
+    /// Rows that norms and residuals see: fewer than `tokens` with sequence parallelism.
     pub rows: f64,
-    /// Bytes of a number.
+    /// Bytes per number in the compute type.
     pub width: f64,
     pub dim: f64,
-    /// Columns of queries, of keys, of values, and of what heads put out.
+    /// Columns of queries, keys, values and of the attention output.
     pub queries: f64,
     pub keys: f64,
     pub values: f64,
     pub attended: f64,
-    /// Of a head's queries and keys, and of its values.
+    /// Width of a head's queries and keys.
     pub head_dim: f64,
+    /// Width of a head's values.
     pub value_dim: f64,
     pub latent: Option<Latent>,
-    /// Width of the feed-forward, and of what comes before its activation.
+    /// Width of the feed-forward after its activation.
     pub ffn: f64,
+    /// Width of the feed-forward before its activation: twice `ffn` with a gate.
     pub inner: f64,
     pub vocab: f64,
     pub moe: Option<Moe>,
-    /// Ranks of the tensor axis that deal out experts, and tokens with them; 1 where they cut each.
+    /// Tensor ranks that hold whole experts and their own tokens; 1 if tensor ranks shard each expert.
     pub dealt: f64,
 }
 
@@ -80,7 +83,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// As the first layers of a mixture see it, which have a wide feed-forward in the place of experts.
+    /// The case for the leading dense layers of a mixture of experts.
     pub fn lead(&self) -> Option<Case<'a>> {
         let lead = self.shape().lead?;
         let ffn = lead.ffn as f64 / self.layout().tensor as f64;
@@ -103,7 +106,7 @@ impl<'a> Case<'a> {
         self.shape().family == Family::Gpt2
     }
 
-    /// Bytes per parameter of weights and optimizer: in f32 the masters are what is computed with.
+    /// Bytes per parameter of weights and of optimizer state. In f32 the master weights are the working weights.
     pub fn state_bytes(&self) -> [f64; 2] {
         let Software { weights, optimizer, .. } = self.software();
         match self.plan.precision.compute {
@@ -112,7 +115,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Operations per second at best, of the matrix multiplies of layers; shares of the peak are told of it.
+    /// Peak FLOP/s of the layers' matmuls; MFU is relative to it.
     pub fn rate(&self) -> f64 {
         let peak = &self.cluster.accelerator.peak;
         let tera = match self.plan.precision.compute {
@@ -123,15 +126,15 @@ impl<'a> Case<'a> {
         tera * 1e12
     }
 
-    /// The same of all that stays in 16 bits where matrices go to 8.
-    pub fn wide_rate(&self) -> f64 {
+    /// Peak FLOP/s of operations that stay in bf16 when matmuls use FP8.
+    pub fn bf16_rate(&self) -> f64 {
         self.rate().min(self.cluster.accelerator.peak.bf16 * 1e12)
     }
 
-    /// What layers' matrices do of that in 8 bits: fewer than the peak promises.
-    pub fn matrix_rate(&self) -> f64 {
-        let narrow = self.rate() > self.wide_rate();
-        self.rate() * if narrow { self.cluster.accelerator.matmul.fp8 } else { 1.0 }
+    /// FLOP/s of the layers' matmuls; in FP8 less than the peak.
+    pub fn matmul_rate(&self) -> f64 {
+        let fp8 = self.rate() > self.bf16_rate();
+        self.rate() * if fp8 { self.cluster.accelerator.matmul.fp8 } else { 1.0 }
     }
 
     /// Whether gradient reductions overlap with the backward pass.
@@ -139,24 +142,23 @@ impl<'a> Case<'a> {
         self.software().data_overlap && self.plan.comm.overlap.data
     }
 
-    /// What was measured of a kind of work at a size, where it was.
+    /// Measured efficiency of an operation class at a size, if there is one.
     pub fn measured(&self, kind: OpClass, size: f64) -> Option<f64> {
         let efficiency = self.cluster.accelerator.efficiency.as_ref()?;
         efficiency.of(self.plan.precision.compute, self.shape().family).of(kind).at(size)
     }
 
-    /// Bytes per second of a pass over memory.
-    pub fn pace(&self, kind: OpClass) -> f64 {
-        self.pace_at(kind, self.size(kind))
+    /// Bytes per second of a memory-bound operation class.
+    pub fn stream_rate(&self, kind: OpClass) -> f64 {
+        self.stream_rate_at(kind, self.size(kind))
     }
 
-    /// The same at a size.
-    pub fn pace_at(&self, kind: OpClass, size: f64) -> f64 {
+    pub fn stream_rate_at(&self, kind: OpClass, size: f64) -> f64 {
         self.cluster.accelerator.stream_rate() * self.measured(kind, size).unwrap_or(1.0)
     }
 
-    /// How much there is of a kind of work at once. Of a pass the numbers that it goes over: the caches hold them or
-    /// not. Of attention by what it is faster or slower: tiles along a sequence, and what is done for each score.
+    /// Size by which the efficiency of an operation class varies. For memory-bound operations it is the number of
+    /// elements, which decides whether they fit into caches; for attention it combines sequence length and head width.
     pub fn size(&self, kind: OpClass) -> f64 {
         match kind {
             OpClass::Rope => self.tokens * (self.queries + 2.0 * self.keys),
@@ -164,7 +166,7 @@ impl<'a> Case<'a> {
             OpClass::Loss => self.tokens * self.vocab,
             OpClass::Attention => (self.seq * self.head_dim).sqrt(),
             OpClass::Optimizer => self.rank_params(0).iter().sum(),
-            // Of the multiplies of a layer, which are four, a usual one.
+            // A typical one of the four matmuls of a layer.
             OpClass::Matmul => (self.tokens * self.layer_params()[0] / 4.0).cbrt(),
             _ => self.rows * self.dim,
         }
@@ -182,12 +184,12 @@ impl<'a> Case<'a> {
         self.plan.train.accumulation
     }
 
-    /// Layers of a stage: dealt out evenly, what is left over to those between the first and the last.
+    /// Layers of a stage: distributed evenly, with the remainder on the stages between the first and the last.
     pub fn layers(&self, stage: usize) -> usize {
         layers_of(self.shape().layers, self.stages(), stage)
     }
 
-    /// The same by kind: most of them, and those of the mixture's first.
+    /// Layers of a stage by kind: regular layers and leading dense layers.
     pub fn kinds(&self, stage: usize) -> [usize; 2] {
         let (layers, all) = (self.layers(stage), self.shape().layers);
         let Some(lead) = self.shape().lead else { return [layers, 0] };
@@ -196,7 +198,7 @@ impl<'a> Case<'a> {
         [layers - first, first]
     }
 
-    /// How far apart neighbours along an axis are.
+    /// Distance in ranks between neighbours along an axis.
     fn stride(&self, axis: Axis) -> usize {
         let order = self.mesh.order;
         let at = order.iter().position(|other| *other == axis).unwrap_or(0);
@@ -215,7 +217,7 @@ impl<'a> Case<'a> {
         GroupPlacement { members: self.mesh.pipe, stride: self.stride(Axis::Pipe) }
     }
 
-    /// All that hold the same dense parameters.
+    /// Ranks with the same dense parameters.
     pub fn replicas(&self) -> GroupPlacement {
         let [data, context] = [Axis::Data, Axis::Context].map(|axis| self.stride(axis));
         let closest = match (self.mesh.data, self.mesh.context) {
@@ -226,8 +228,8 @@ impl<'a> Case<'a> {
         GroupPlacement { members: self.mesh.replicas(), stride: closest }
     }
 
-    /// How far apart replicas are on two axes, `data` and `context` ranks apart: so far that as many of them share the
-    /// closest link as do where another axis comes between.
+    /// Equivalent stride of replicas that extend over two axes with strides `data` and `context`: it puts as many of
+    /// them on one closest link as there really are.
     fn mixed(&self, data: usize, context: usize) -> usize {
         let span = self.cluster.links[0].span.unwrap_or(self.mesh.ranks());
         let near = |stride: usize, size: usize| (span / stride).clamp(1, size);
@@ -235,12 +237,12 @@ impl<'a> Case<'a> {
         (span / together).max(data.min(context))
     }
 
-    /// Of these, the ones that cut states among them.
+    /// Replicas that shard states among themselves.
     pub fn shard(&self) -> GroupPlacement {
         GroupPlacement { members: self.mesh.shard, ..self.replicas() }
     }
 
-    /// Those that hold the same piece.
+    /// Replicas that hold the same shard.
     pub fn copies(&self) -> GroupPlacement {
         let all = self.replicas();
         GroupPlacement {
@@ -249,7 +251,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Among which tokens go to experts.
+    /// Ranks that exchange tokens with each other's experts.
     pub fn experts(&self) -> GroupPlacement {
         let replicas = self.replicas();
         let members = self.mesh.expert * self.dealt as usize;
@@ -257,7 +259,7 @@ impl<'a> Case<'a> {
         GroupPlacement { members, stride: if self.dealt > 1.0 { inside } else { replicas.stride } }
     }
 
-    /// Those that hold the same experts.
+    /// Ranks with the same experts.
     pub fn same_experts(&self) -> GroupPlacement {
         let all = self.replicas();
         GroupPlacement {
@@ -266,7 +268,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Parameters of a layer on this rank: what every replica has, and what only those with the same experts.
+    /// Parameters of a layer on this rank: dense ones, and those of experts.
     pub fn layer_params(&self) -> [f64; 2] {
         let (dim, heads) = (self.dim, self.queries + self.keys + self.values);
         let attention = self.attention_params();
@@ -283,7 +285,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Of a layer's attention, without biases.
+    /// Attention parameters of a layer, without biases.
     pub fn attention_params(&self) -> f64 {
         let (dim, out) = (self.dim, self.attended * self.dim);
         let Some(latent) = self.latent else {
@@ -294,25 +296,24 @@ impl<'a> Case<'a> {
         dim * narrow + norms + self.from() * self.queries + kv * self.unfolded() + out
     }
 
-    /// Width of what a latent attention's queries come from.
+    /// Input width of the query projection: the query latent, or the stream.
     pub fn from(&self) -> f64 {
         self.latent.and_then(|latent| latent.q_rank).map_or(self.dim, |rank| rank as f64)
     }
 
-    /// Columns that keys and values have where they come out of their latent: the part of the keys that tells
-    /// positions is not among them.
+    /// Output columns of the up-projection of the KV latent; the rotary part of keys does not come from it.
     pub fn unfolded(&self) -> f64 {
         let rope = self.latent.map_or(0.0, |latent| latent.rope as f64);
         self.keys + self.values - self.keys / self.head_dim * rope
     }
 
-    /// Columns that ranks of the tensor axis exchange on the way into attention: the stream, or the latents.
+    /// Columns that tensor ranks gather before attention: the stream, or the latents.
     pub fn entering(&self) -> f64 {
         let stream = |latent: Latent| if latent.q_rank.is_some() { 0.0 } else { self.dim };
         self.latent.map_or(self.dim, |latent| latent.replicated_columns() as f64 + stream(latent))
     }
 
-    /// Of one feed-forward, or of one expert.
+    /// Parameters of one feed-forward or of one expert.
     pub fn feed_forward_params(&self) -> f64 {
         self.dim * self.inner + self.ffn * self.dim
     }
@@ -322,15 +323,14 @@ impl<'a> Case<'a> {
         self.moe.map_or(0.0, |moe| moe.experts as f64) / self.mesh.expert as f64 / self.dealt
     }
 
-    /// Rows of a layer's feed-forward for each token here: 1, or those that are routed, and those that pass shared
-    /// experts.
+    /// Feed-forward rows per token: routed rows and rows of shared experts. A dense layer has one.
     pub fn slots(&self) -> [f64; 2] {
         self.moe.map_or([1.0, 0.0], |moe| {
             [moe.top_k as f64 / self.dealt, moe.shared as f64 / self.dealt]
         })
     }
 
-    /// Parameters at the ends of the model that a stage holds.
+    /// Parameters of embedding and head on a stage.
     pub fn end_params(&self, stage: usize) -> f64 {
         let (first, last) = (stage == 0, stage + 1 == self.stages());
         let table = self.vocab * self.dim;
@@ -342,7 +342,7 @@ impl<'a> Case<'a> {
         embed + head
     }
 
-    /// Parameters on a rank of the pipeline: dense, and of experts.
+    /// Parameters of a pipeline rank: dense ones, and those of experts.
     pub fn rank_params(&self, pipe: usize) -> [f64; 2] {
         let [dense, expert] = self.layer_params();
         let lead = self.lead().map_or(0.0, |lead| lead.layer_params()[0]);
@@ -357,7 +357,7 @@ impl<'a> Case<'a> {
 
 fn layers_of(layers: usize, stages: usize, stage: usize) -> usize {
     let (each, more) = (layers / stages, layers % stages);
-    // The order in which stages are given one more: 1, 2, …, the first, the last.
+    // The remainder goes to stages 1, 2, …, then to the first, then to the last.
     let turn = match stage {
         0 => stages.saturating_sub(2),
         last if last + 1 == stages => stages - 1,
@@ -366,7 +366,7 @@ fn layers_of(layers: usize, stages: usize, stage: usize) -> usize {
     each + usize::from(turn < more)
 }
 
-/// Layers of all stages before one.
+/// Layers of all stages before `stage`.
 fn layers_before(layers: usize, stages: usize, stage: usize) -> usize {
     let (each, more) = (layers / stages, layers % stages);
     let middle = more.min(stage.saturating_sub(1));
@@ -378,7 +378,7 @@ mod tests {
     use super::{layers_before, layers_of};
 
     #[test]
-    fn layers_before_a_stage_are_those_of_the_stages_before() {
+    fn layers_before_sums_the_layers_of_earlier_stages() {
         for (layers, stages) in [(61, 1), (61, 2), (61, 16), (61, 61), (5, 3), (7, 4), (8, 4)] {
             for stage in 0..stages {
                 let before: usize = (0..stage).map(|stage| layers_of(layers, stages, stage)).sum();

@@ -1,4 +1,4 @@
-//! What one optimizer step of a plan comes to on a cluster.
+//! The estimate of one optimizer step of a plan on a cluster.
 
 use lockstep_plan::model::flops_per_token;
 use lockstep_plan::{Mesh, Plan};
@@ -12,15 +12,14 @@ use crate::memory::{MemoryEstimate, memory};
 use crate::software::Software;
 use crate::step::step;
 
-/// What is assumed beside the plan and the cluster.
+/// Assumptions besides the plan and the cluster.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Options {
-    /// Whose training program.
+    /// The training program.
     pub software: Software,
-    /// Matrix multiplies of layers in 8 bits, where the plan computes in 16.
+    /// Compute the matmuls of layers in FP8 if the plan computes in bf16.
     pub fp8: bool,
-    /// Memory and traffic of this program to the byte, as the plan counts them, walking every block of every
-    /// micro-batch; otherwise by formula.
+    /// Take memory and traffic from the plan's ledger, exact to the byte for this program, instead of from formulas.
     pub exact: bool,
 }
 
@@ -30,51 +29,50 @@ impl Default for Options {
     }
 }
 
-/// One optimizer step, predicted.
+/// Prediction for one optimizer step.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Estimate {
-    /// Whether every rank has memory enough.
+    /// Whether every rank has enough memory.
     pub fits: bool,
-    /// Seconds.
     pub step_s: f64,
     pub tokens_per_s: f64,
     pub time: Time,
-    /// Of the slowest rank's computing, its kinds and their seconds, as `bench step` counts them.
+    /// Compute seconds of the slowest rank by operation class, as `bench step` measures them.
     pub computing: Vec<(OpClass, f64)>,
-    /// By rank of the pipeline.
+    /// One entry per pipeline rank.
     pub stages: Vec<Stage>,
-    /// Every exchange of the first rank.
+    /// Communication of the first rank.
     pub flows: Vec<Flow>,
-    /// Of the peak of the numbers that matrices are multiplied in, what the model needs: attention as the whole
-    /// square, as most papers count.
+    /// Model FLOPs utilization relative to the peak of the matmul type. Attention counts as the full square, as in
+    /// most papers.
     pub mfu: f64,
-    /// The same with the half of the square that a causal mask leaves.
+    /// MFU with the causal half of attention.
     pub mfu_causal: f64,
-    /// Of the peak, what is computed, with all that is computed again; attention as it is computed.
+    /// Hardware FLOPs utilization: counts recomputation, and attention as it is computed.
     pub hfu: f64,
 }
 
-/// Where the time of the slowest rank goes, in seconds: the parts make the step.
+/// Time breakdown of the slowest rank, in seconds. The parts add up to the step time.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Time {
-    /// Passes, without exchanges; what is computed again is in it.
+    /// Forward and backward passes, with recomputation, without communication.
     pub compute: f64,
-    /// Of the passes, the device waiting for its host.
+    /// Time in which the device waits for the host to launch kernels.
     pub host: f64,
-    /// Exchanges behind which no computing hides, by axis.
+    /// Exposed communication of each axis.
     pub tensor: f64,
     pub context: f64,
     pub expert: f64,
     pub data: f64,
-    /// Waiting for other stages, and for messages.
+    /// Waiting for other pipeline stages and their messages.
     pub bubble: f64,
     pub optimizer: f64,
-    /// Waiting for ranks that are slower.
+    /// Waiting for slower ranks.
     pub straggling: f64,
 }
 
 impl Time {
-    /// Exchanges that nothing hides.
+    /// Exposed communication of all axes.
     pub fn exposed(&self) -> f64 {
         self.tensor + self.context + self.expert + self.data
     }
@@ -84,22 +82,21 @@ impl Time {
     }
 }
 
-/// A rank of the pipeline.
+/// Estimate for one pipeline rank.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Stage {
     pub memory: MemoryEstimate,
-    /// Of that, what the device has.
+    /// Memory of the device, in bytes.
     pub available: f64,
-    /// Seconds of a micro-batch, all chunks together: forward; gradient of the input, with what is computed again;
-    /// gradient of the weights.
+    /// Seconds per micro-batch over all chunks: forward, input gradient (with recomputation), weight gradient.
     pub forward: f64,
     pub input: f64,
     pub weights: f64,
-    /// Seconds of a step in which it works.
+    /// Seconds of a step in which the rank is not idle.
     pub busy: f64,
 }
 
-/// Memory, traffic and time of one optimizer step.
+/// Estimates memory, traffic and time of one optimizer step.
 pub fn estimate(plan: &Plan, cluster: &Cluster, options: &Options) -> Estimate {
     let cluster = &*cluster.shared(plan.ranks, plan.train.threads);
     let case = Case::new(plan, cluster, options);
@@ -139,7 +136,7 @@ pub fn estimate(plan: &Plan, cluster: &Cluster, options: &Options) -> Estimate {
     }
 }
 
-/// Of each rank of the pipeline, the memory of the smallest device among its replicas.
+/// Memory of each pipeline rank: that of the smallest device among its replicas.
 pub(crate) fn available(cluster: &Cluster, mesh: &Mesh) -> Vec<f64> {
     let mut least = vec![cluster.accelerator.memory(); mesh.pipe];
     for rank in cluster.differing(mesh.ranks()) {

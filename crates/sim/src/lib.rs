@@ -1,13 +1,13 @@
-//! What a plan costs on a described cluster: memory, traffic and time of one optimizer step, before anything
-//! runs. Runs no model, reads no clock; the story, the constants and their sources are in README.md.
+//! Predicts memory, traffic and time of one optimizer step of a plan on a described cluster. Runs no model and reads
+//! no clock. README.md explains the model, its constants and their sources.
 //!
 //! ```
 //! use lockstep_plan::{Config, Plan, Environment};
 //! use lockstep_sim::{Cluster, Options, estimate};
 //!
-//! let typed = "[model]\npreset = \"llama3-8b\"\n[train]\nglobal_batch = 64\nmicro_batch = 1\n\
+//! let text = "[model]\npreset = \"llama3-8b\"\n[train]\nglobal_batch = 64\nmicro_batch = 1\n\
 //!              [layout]\ndata = 8\nzero = 3\n[precision]\ncompute = \"bf16\"";
-//! let plan = Plan::resolve(&Config::parse(typed, &[]), &Environment::one_host(8, 1)).unwrap();
+//! let plan = Plan::resolve(&Config::parse(text, &[]), &Environment::one_host(8, 1)).unwrap();
 //! let cluster = Cluster::built_in("h100").unwrap();
 //! let estimate = estimate(&plan, &cluster, &Options::default());
 //! assert!(estimate.fits && estimate.mfu > 0.2 && estimate.mfu < 0.7);
@@ -33,7 +33,7 @@ pub use cluster::{
     MatmulOverhead, MatmulOverheads, OpCurves, Peak,
 };
 pub use comm::{Flow, GroupPlacement, seconds as collective_seconds, traffic};
-pub use compute::{ByClass, OpClass, grouped, matmul};
+pub use compute::{ByClass, MatmulCall, OpClass, grouped, matmul};
 pub use estimate::{Estimate, Options, Stage, Time, estimate};
 pub use memory::{MemoryEstimate, memories, states};
 pub use software::{SavedActivations, Selective, Software};

@@ -1,6 +1,5 @@
-//! What a training program is like, as far as memory and time depend on it: what it keeps, what it fuses, what it
-//! overlaps. Facts about programs, each the same for every model and layout; README.md says which of them were fitted,
-//! and on what.
+//! Properties of training programs that affect memory and time: which activations they save, which kernels they fuse,
+//! what they overlap. They hold for every model and layout. README.md states which of them were fitted, and on what.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,83 +7,83 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Software {
     pub name: String,
-    /// Bytes per parameter: the weights that are computed with.
+    /// Bytes per parameter of working weights.
     pub weights: f64,
-    /// Of gradients, as they are held.
+    /// Bytes per parameter of stored gradients.
     pub gradients: f64,
-    /// Of masters and moments.
+    /// Bytes per parameter of master weights and moments.
     pub optimizer: f64,
-    /// Bytes of a gradient on the wire.
+    /// Bytes per gradient element on the wire.
     pub wire: f64,
-    /// Bytes per parameter that the optimizer step reads and writes, with norm, scaling and copies.
+    /// Bytes per parameter that the optimizer step reads and writes, including norm, scaling and copies.
     pub stepped: f64,
-    /// Attention in tiles: the square of scores is never written.
+    /// FlashAttention: the matrix of scores is never written to memory.
     pub flash: bool,
     pub selective: Selective,
-    pub kept: SavedActivations,
+    pub saved: SavedActivations,
     /// Bytes per logit that exist at once, and that the loss moves, forward and backward.
     pub logits: [f64; 2],
-    /// Passes over memory of element-wise work, of what well fused kernels need.
+    /// Memory traffic of element-wise operations relative to fully fused kernels.
     pub unfused: f64,
-    /// Whether multiplies add biases and residuals on their way out. Gradients of biases are then passes of their own.
+    /// Matmuls add biases and residuals in their epilogue. Bias gradients are then separate passes.
     pub epilogues: bool,
-    /// Kernels that the host starts for a layer, forward and backward.
+    /// Kernels launched per layer, forward and backward.
     pub kernels: [f64; 2],
-    /// Whether exchanges of the tensor axis go on beside weight gradients.
+    /// Tensor parallel communication overlaps with weight gradients.
     pub tensor_overlap: bool,
-    /// Whether sums of gradients go on beside the backward pass.
+    /// Gradient reduction overlaps with the backward pass.
     pub data_overlap: bool,
-    /// Whether ZeRO-1 sums gradients only where they are stepped; otherwise everywhere.
+    /// ZeRO-1 uses reduce-scatter; otherwise all-reduce.
     pub scatters: bool,
-    /// Whether messages between stages go on beside the passes.
+    /// Messages between pipeline stages overlap with the passes.
     pub pipe_overlap: bool,
-    /// Of a message between stages, each rank of the tensor axis sends its part.
+    /// Each tensor rank sends its part of a message between stages (Megatron's scatter/gather optimization).
     pub pipe_cut: bool,
-    /// Of what an accelerator's attention in tiles reaches, what this program's kernels do.
+    /// Efficiency of this program's attention kernels relative to the accelerator's best.
     pub attention: f64,
-    /// Whether the tensor axis deals out experts, with the tokens of its ranks, instead of cutting each.
+    /// The tensor axis distributes whole experts, with the tokens of its ranks, instead of sharding each expert.
     pub whole_experts: bool,
-    /// Whether a token goes once to every host that has an expert of it, and is handed on there (DeepEP).
+    /// A token is sent once to every host that has one of its experts, and forwarded inside the host (DeepEP).
     pub once_per_host: bool,
-    /// Whether a gradient buffer of every shape of matrix exists beside the gradients.
+    /// An extra gradient buffer exists for every matrix shape.
     pub spare_gradients: bool,
     /// Buckets and staging buffers of a fixed size.
     pub buffers_gib: f64,
-    /// Of what tensors take, what the allocator takes besides.
+    /// Allocator overhead as a fraction of allocated memory.
     pub slack: f64,
 }
 
-/// What "selective" recompute means.
+/// Meaning of "selective" recomputation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Selective {
-    /// Scores, softmax and weighted sum (Korthikanti et al. 2022).
+    /// Recompute scores, softmax and weighted sum (Korthikanti et al. 2022).
     CoreAttention,
-    /// The wide inner part of the feed-forward.
+    /// Recompute the inner activations of the feed-forward.
     FeedForward,
-    /// Everything but attention and every other matrix multiply.
+    /// Recompute everything except attention and every second matmul.
     OtherMatmuls,
 }
 
-/// What a layer keeps for its backward pass beside the inputs of its halves, q, k, v, the heads' output and the
-/// wide part before its activation, which everybody keeps.
+/// Activations that a layer saves for backward in addition to those that every program saves: the inputs of attention
+/// and feed-forward, q, k, v, the attention output and the feed-forward before its activation.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct SavedActivations {
-    /// What norms put out; otherwise they are done again.
+    /// Outputs of norms; otherwise recomputed.
     pub norms: bool,
-    /// What activation functions put out; otherwise they are done again.
+    /// Outputs of activation functions; otherwise recomputed.
     pub activations: bool,
-    /// Bytes per token and number of the stream's width, of operations that are not fused.
+    /// Bytes per token and column of the stream that unfused operations save.
     pub dim: f64,
-    /// The same of the feed-forward's width.
+    /// Bytes per token and column of the feed-forward that unfused operations save.
     pub ffn: f64,
 }
 
-const KEEPS_ALL: SavedActivations =
+const SAVE_ALL: SavedActivations =
     SavedActivations { norms: true, activations: true, dim: 0.0, ffn: 0.0 };
 
 impl Software {
-    /// What the descriptions below begin with: 16-bit training with f32 masters, fused kernels, everything in turn.
+    /// Base of the descriptions below: 16-bit training with f32 master weights, fused kernels, no overlap.
     fn plain(name: &str) -> Software {
         Software {
             name: name.into(),
@@ -95,7 +94,7 @@ impl Software {
             stepped: 34.0,
             flash: true,
             selective: Selective::CoreAttention,
-            kept: KEEPS_ALL,
+            saved: SAVE_ALL,
             logits: [10.0, 24.0],
             unfused: 1.0,
             epilogues: false,
@@ -114,11 +113,10 @@ impl Software {
         }
     }
 
-    /// This one.
     pub fn lockstep() -> Software {
         Software {
             selective: Selective::FeedForward,
-            kept: SavedActivations { norms: false, activations: false, dim: 0.0, ffn: 0.0 },
+            saved: SavedActivations { norms: false, activations: false, dim: 0.0, ffn: 0.0 },
             logits: [8.0, 24.0],
             epilogues: true,
             kernels: [14.0, 28.0],
@@ -128,7 +126,7 @@ impl Software {
         }
     }
 
-    /// Megatron-LM of 2021: fused kernels, attention with its square, everything in turn.
+    /// Megatron-LM of 2021: fused kernels, no FlashAttention, no overlap.
     pub fn megatron_2021() -> Software {
         Software {
             flash: false,
@@ -139,7 +137,7 @@ impl Software {
         }
     }
 
-    /// Megatron-LM of 2022, with sequence parallelism: the tensor axis beside weight gradients.
+    /// Megatron-LM of 2022: tensor parallel communication overlaps with weight gradients.
     pub fn megatron_2022() -> Software {
         Software { name: "megatron 2022".into(), tensor_overlap: true, ..Software::megatron_2021() }
     }
@@ -157,7 +155,7 @@ impl Software {
         }
     }
 
-    /// Megatron-Core with exchanges beside the computing, and attention as it is since 2025.
+    /// Megatron-Core of 2025: overlaps all communication.
     pub fn megatron_2025() -> Software {
         Software {
             name: "megatron 2025".into(),
@@ -168,12 +166,12 @@ impl Software {
         }
     }
 
-    /// NeMo of 2024: the same with attention of the generation before, which reached two thirds of that on H100s.
+    /// NeMo of 2024: the previous generation of attention kernels, at about two thirds of the speed on H100s.
     pub fn nemo() -> Software {
         Software { name: "nemo".into(), attention: 0.64, ..Software::megatron_2025() }
     }
 
-    /// Megatron-DeepSpeed, as BLOOM was trained with: ZeRO-1, one 16-bit gradient.
+    /// Megatron-DeepSpeed as used for BLOOM: ZeRO-1 with 16-bit gradients.
     pub fn megatron_deepspeed() -> Software {
         Software {
             name: "megatron-deepspeed".into(),
@@ -181,19 +179,19 @@ impl Software {
             wire: 2.0,
             scatters: false,
             kernels: [85.0, 130.0],
-            // Two buckets of 5e8 numbers to reduce from, one to gather into, and one in f32.
+            // Two reduce buckets of 5e8 elements, one gather bucket, and one in f32.
             buffers_gib: 4.7,
             ..Software::megatron_2021()
         }
     }
 
-    /// torchtitan without compile: FSDP2, f32 parameters, gathered in bf16.
+    /// torchtitan without torch.compile: FSDP2 with f32 parameters, gathered in bf16.
     pub fn torchtitan() -> Software {
         Software {
             weights: 0.0,
             stepped: 40.0,
             selective: Selective::OtherMatmuls,
-            kept: SavedActivations { norms: true, activations: true, dim: 12.0, ffn: 2.0 },
+            saved: SavedActivations { norms: true, activations: true, dim: 12.0, ffn: 2.0 },
             unfused: 2.5,
             kernels: [40.0, 70.0],
             data_overlap: true,
@@ -203,22 +201,22 @@ impl Software {
         }
     }
 
-    /// torchtitan with compile.
+    /// torchtitan with torch.compile.
     pub fn torchtitan_compiled() -> Software {
         Software {
             name: "torchtitan compiled".into(),
-            kept: KEEPS_ALL,
+            saved: SAVE_ALL,
             unfused: 1.2,
             kernels: [16.0, 30.0],
             ..Software::torchtitan()
         }
     }
 
-    /// nanotron: f32 accumulation of gradients, little fused.
+    /// nanotron: f32 gradient accumulation, few fused kernels.
     pub fn nanotron() -> Software {
         Software {
             stepped: 40.0,
-            kept: SavedActivations { norms: true, activations: true, dim: 12.0, ffn: 2.0 },
+            saved: SavedActivations { norms: true, activations: true, dim: 12.0, ffn: 2.0 },
             logits: [11.0, 60.0],
             unfused: 2.0,
             kernels: [40.0, 70.0],

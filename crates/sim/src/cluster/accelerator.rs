@@ -1,78 +1,78 @@
-//! What one accelerator does: how fast it multiplies, moves memory and starts kernels.
+//! Speed and memory of one accelerator.
 
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{BUILT_IN, Efficiency, GIB};
 
-/// A device that computes.
+/// A compute device.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Accelerator {
     pub name: String,
     pub peak: Peak,
     pub memory_gib: f64,
-    /// Of its memory, by the data sheet.
+    /// Memory bandwidth of the data sheet.
     pub bandwidth_gbs: f64,
-    /// Of that, what a kernel that only moves data reaches.
+    /// Fraction of the bandwidth that a copy kernel reaches.
     pub stream: f64,
-    /// Kernels that move so few bytes take no less than this.
+    /// Minimum duration of a kernel.
     pub kernel_us: f64,
-    /// Until the host has started a kernel: more of it than computing, and the device waits.
+    /// Time for the host to launch a kernel. The device waits if this exceeds its compute time.
     pub launch_us: f64,
     pub matmul: Matmul,
-    /// Fused attention, forward and backward: of the peak, what it reaches of the operations that a causal mask
-    /// leaves, and the rows (sequences × heads × positions) with which it reaches half of that.
+    /// Fused attention, forward and backward: fraction of the peak reached on the causal FLOPs, and the rows
+    /// (sequences × heads × positions) at which half of that fraction is reached.
     pub attention: [(f64, f64); 2],
-    /// Taken before any tensor: driver, libraries, communicators.
+    /// Memory used before any tensor: driver, libraries, communicators.
     pub reserve_gib: f64,
-    /// Between two kernels, where the host that starts them is the device itself: nothing hides it.
+    /// Gap between two kernels if the host is the device itself, so that launches cannot be hidden.
     #[serde(default)]
     pub kernel_gap_us: f64,
-    /// Measured instead of following from peak and bandwidth.
+    /// Measured efficiency, used instead of peak and bandwidth.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub efficiency: Option<Efficiency>,
 }
 
-/// Operations per second, by the data sheet, in units of 10^12.
+/// Peak TFLOP/s of the data sheet.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Peak {
     pub f32: f64,
     pub bf16: f64,
-    /// Where there is none, that of bf16.
+    /// Defaults to bf16.
     pub fp8: Option<f64>,
 }
 
-/// How much of the peak a matrix multiply reaches. The output is cut into tiles, of which every unit does one
-/// at a time: what does not fill the tiles, or the last round of the units, is lost.
+/// Efficiency of matmuls. The output is split into tiles, and every unit computes one tile at a time. Partial tiles and
+/// a partial last wave of the units are lost (tile and wave quantization).
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Matmul {
-    /// Tiles that are computed at the same time.
+    /// Number of tiles that are computed at the same time.
     pub units: usize,
-    /// Rows, columns, and of the best efficiency what such tiles reach.
+    /// Tile sizes: rows, columns, and their efficiency relative to `best`.
     pub tiles: Vec<(usize, usize, f64)>,
-    /// Of the peak, with full tiles and a long inner dimension.
+    /// Fraction of the peak with full tiles and a long inner dimension.
     pub best: f64,
-    /// Of `best`, for gradients of weights, which are added to what is there in f32.
+    /// Fraction of `best` for weight gradients, which accumulate into f32.
     pub accumulate: f64,
-    /// Of `best`, in 8 bits, with the casts that go with it.
+    /// Fraction of `best` in FP8, including casts.
     #[serde(default = "one")]
     pub fp8: f64,
-    /// Beginning and ending a tile takes as long as so much of the inner dimension.
+    /// Prologue and epilogue of a tile, as an equivalent length of the inner dimension.
     pub ramp: f64,
-    /// Of the speed, where a dimension is no multiple of 64 numbers but of 8, where it is not even that, and where
-    /// that is so of many small multiplies at once.
+    /// Relative speed if a dimension is a multiple of 8 but not of 64, if it is not a multiple of 8, and the latter for
+    /// batched matmuls.
     pub misaligned: [f64; 3],
-    /// Measured instead: (m·n·k)^(1/3), and of `best` what is reached there. Between points by the logarithm.
+    /// Measured points ((m·n·k)^(1/3), fraction of `best`), interpolated in the logarithm of the size.
     #[serde(default)]
     pub curve: Vec<(f64, f64)>,
-    /// Measured instead: a multiply as the sum of what it does, not as the longest of it.
+    /// Measured overheads. If set, the time is the sum of compute, memory and start instead of their maximum.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overheads: Option<MatmulOverheads>,
 }
 
-/// Measured multiplies, by the numbers that go into them.
+/// Measured matmul overheads by type.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MatmulOverheads {
@@ -80,15 +80,15 @@ pub struct MatmulOverheads {
     pub bf16: MatmulOverhead,
 }
 
-/// What a multiply takes beside its operations: on cores, nothing is computed while operands are packed.
+/// Overheads of a matmul on CPU cores, which do not compute while they pack operands.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MatmulOverhead {
-    /// Of the operations per second, for gradients of weights.
+    /// Relative FLOP/s of weight gradients.
     pub accumulate: f64,
-    /// Beginning one, and waiting for the last thread of it.
+    /// Start, and waiting for the last thread.
     pub start_us: f64,
-    /// Of the memory's bandwidth, how fast operands and results pass; none: so fast that it was not seen.
+    /// Speed at which operands and results are moved, relative to the memory bandwidth. None: too fast to measure.
     pub passes: Option<f64>,
 }
 
@@ -97,19 +97,19 @@ fn one() -> f64 {
 }
 
 impl Accelerator {
-    /// One that everybody knows.
+    /// An accelerator of built_in.toml.
     pub fn built_in(name: &str) -> Option<Accelerator> {
         let file: toml::Table = BUILT_IN.parse().expect("built_in.toml is TOML");
         let table = file["accelerators"].get(name)?.clone();
         Some(table.try_into().expect("built_in.toml describes accelerators"))
     }
 
-    /// Bytes.
+    /// Memory in bytes.
     pub fn memory(&self) -> f64 {
         self.memory_gib * GIB
     }
 
-    /// Bytes per second that a kernel which only moves data reaches.
+    /// Bytes per second of a copy kernel.
     pub fn stream_rate(&self) -> f64 {
         self.bandwidth_gbs * 1e9 * self.stream
     }
@@ -131,7 +131,7 @@ impl Accelerator {
         }
         if self.matmul.tiles.is_empty() {
             return Err(format!(
-                "accelerator {}: matmul.tiles is empty; [[1, 1, 1.0]] cuts nothing",
+                "accelerator {}: matmul.tiles is empty; use [[1, 1, 1.0]] for no tiling",
                 self.name
             ));
         }
@@ -139,7 +139,7 @@ impl Accelerator {
     }
 }
 
-/// A table, or the name of a built-in one.
+/// Deserializes a table, or the name of a built-in accelerator.
 pub(super) fn by_name<'de, D: Deserializer<'de>>(reader: D) -> Result<Accelerator, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -150,7 +150,9 @@ pub(super) fn by_name<'de, D: Deserializer<'de>>(reader: D) -> Result<Accelerato
     match Written::deserialize(reader)? {
         Written::Table(accelerator) => Ok(*accelerator),
         Written::Name(name) => Accelerator::built_in(&name).ok_or_else(|| {
-            let why = format!("no accelerator is called `{name}`; describe it in a table, or take one of built_in.toml");
+            let why = format!(
+                "unknown accelerator `{name}`; describe it in an [accelerator] table, or use a name of built_in.toml"
+            );
             serde::de::Error::custom(why)
         }),
     }

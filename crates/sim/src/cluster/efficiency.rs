@@ -1,5 +1,5 @@
-//! What was measured of a device in steps of training, kind by kind: where computing is done by the cores of a host,
-//! an exponential or a sum over rows takes longer than the memory does. Knows nothing of plans.
+//! Measured efficiency of operation classes. On CPU cores an exponential or a row sum can be slower than the memory, so
+//! peak and bandwidth are not enough. Knows nothing about plans.
 
 use lockstep_plan::Dtype;
 use lockstep_plan::model::Family;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::compute::OpClass;
 
-/// Measured paces, by the numbers that are computed with.
+/// Measured efficiency by compute type.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Efficiency {
@@ -15,17 +15,17 @@ pub struct Efficiency {
     pub bf16: FamilyCurves,
 }
 
-/// The same by what a model is made of.
+/// Measured efficiency by model family.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FamilyCurves {
     pub gpt2: OpCurves,
-    /// Of mixtures of experts too.
+    /// Also used for mixtures of experts.
     pub llama: OpCurves,
 }
 
-/// Of each kind of work, how fast it is at several sizes. Multiplies: of what a multiply by itself reaches. Attention:
-/// of the peak. All others: of the bandwidth of the memory, and more of it in the caches.
+/// Efficiency of each operation class by size. Matmul: relative to an isolated matmul. Attention: relative to the peak.
+/// Others: relative to the memory bandwidth; above 1 if data fits into caches.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OpCurves {
@@ -41,8 +41,7 @@ pub struct OpCurves {
     pub elementwise: Curve,
 }
 
-/// Sizes, from the smallest, and what is reached at each; between them by the logarithm of both, beyond them as at the
-/// end. Empty: nothing was measured.
+/// Points (size, efficiency), ordered by size. Interpolated log-log, constant beyond the ends. Empty: not measured.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Curve(pub Vec<(f64, f64)>);
 
@@ -103,7 +102,7 @@ impl OpCurves {
 }
 
 impl Curve {
-    /// What is reached at a size.
+    /// Efficiency at a size.
     ///
     /// ```
     /// use lockstep_sim::Curve;
@@ -123,7 +122,7 @@ impl Curve {
         Some(first * (second / first).powf(share))
     }
 
-    /// Another point, in its place.
+    /// Inserts a point.
     pub fn add(&mut self, size: f64, reached: f64) {
         let at = self.0.partition_point(|(other, _)| *other < size);
         self.0.insert(at, (size, reached));

@@ -1,24 +1,24 @@
-//! What joins ranks: one level of a topology.
+//! Links between ranks: one level of the topology.
 
 use serde::{Deserialize, Serialize};
 
-/// A kind of link, and whom it reaches.
+/// A kind of link and its reach.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
     /// NVSwitch, PCIe, InfiniBand, ….
     pub name: String,
-    /// Neighbouring ranks that it joins, with those of closer links: a host's, a leaf switch's. Absent: all.
+    /// Number of consecutive ranks that the link connects, e.g. those of a host or a leaf switch. Absent: all.
     pub span: Option<usize>,
-    /// Before a collective moves its first byte.
+    /// Start-up time of a collective.
     pub start_us: f64,
-    /// From one rank to the next.
+    /// Latency from one rank to the next.
     pub hop_us: f64,
-    /// That a collective reaches: of one rank, or where there are rails of one rail.
+    /// Bandwidth that a collective reaches, per rank, or per rail if `rails` is set.
     pub bandwidth_gbs: f64,
-    /// Network cards of a host, which its ranks share.
+    /// Network cards of a host, shared by its ranks.
     pub rails: Option<usize>,
-    /// Down-links per up-link of the switches between, when all talk at once.
+    /// Oversubscription of the switches: down-links per up-link.
     #[serde(default = "one")]
     pub oversubscription: f64,
 }
@@ -28,7 +28,7 @@ fn one() -> f64 {
 }
 
 impl Link {
-    /// Bytes per second of one rank while all ranks of its host send.
+    /// Bytes per second of a rank while all ranks of its host send.
     pub(super) fn bandwidth(&self, per_host: usize) -> f64 {
         let share = self.rails.map_or(1.0, |rails| rails as f64 / per_host as f64);
         self.bandwidth_gbs * 1e9 * share / self.oversubscription

@@ -1,5 +1,5 @@
-//! The machines that a plan is priced on: what one accelerator does, how ranks reach each other, and what of it
-//! is not as the rest. Read from TOML, or built in. Knows nothing of models.
+//! Description of a cluster: its accelerators, its links, and ranks that deviate. Read from TOML or built in. Knows
+//! nothing about models.
 
 mod accelerator;
 mod efficiency;
@@ -16,49 +16,48 @@ use serde::{Deserialize, Serialize};
 
 const BUILT_IN: &str = include_str!("built_in.toml");
 
-/// Machines that are all alike, but for those that differ.
+/// A cluster of equal ranks, except for the deviations in `differs`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cluster {
     pub name: String,
-    /// In TOML also the name of a built-in one.
+    /// A table, or the name of a built-in accelerator.
     #[serde(deserialize_with = "accelerator::by_name")]
     pub accelerator: Accelerator,
-    /// Ranks of a host.
+    /// Ranks per host.
     pub per_host: usize,
-    /// Ranks of all hosts, where the description is of a certain machine.
+    /// Total number of ranks, if the description is of a specific machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ranks: Option<usize>,
-    /// From the closest to the farthest; the last reaches everybody.
+    /// Links from closest to farthest; the last connects all ranks.
     pub links: Vec<Link>,
-    /// Whose collectives run on them.
+    /// Implementation of the collectives.
     #[serde(default)]
     pub engine: Engine,
-    /// Cores of a host, where ranks compute on them: the accelerator is then all of them together, and ranks share it
-    /// and its memory.
+    /// Cores per host if ranks compute on the CPU. The accelerator then describes the whole host, and its ranks share
+    /// its speed and memory.
     pub cores: Option<usize>,
-    /// Of what a rank computes in a step, how much longer the slowest takes whom all wait for, where ranks that are
-    /// alike do not come alike: by the seconds that it computes. Most of what holds up one and then another evens out
-    /// in a long step.
+    /// Extra compute time of the slowest of equal ranks, as a fraction of the compute time, by seconds of compute. Most
+    /// random delays average out in a long step.
     #[serde(default)]
     pub skew: Curve,
-    /// Ranks that are not as the others.
+    /// Ranks that differ from the others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub differs: Vec<Deviation>,
 }
 
-/// Whose collectives.
+/// Implementation of collectives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Engine {
-    /// Rings over all rails, trees for what is small.
+    /// NCCL: rings over all rails, trees for small messages.
     #[default]
     Nccl,
-    /// `comm`'s own, by the formulas beside its algorithms.
+    /// The algorithms of `comm`, priced by their own cost formulas.
     Lockstep,
 }
 
-/// Ranks that are slower, or have less memory, than the rest.
+/// Ranks that are slower or have less memory than the others.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Deviation {
@@ -68,13 +67,13 @@ pub struct Deviation {
     /// Ranks, by number.
     #[serde(default)]
     pub ranks: Vec<usize>,
-    /// Speed of their arithmetic and memory, of the others'.
+    /// Relative speed of compute and memory.
     #[serde(default = "one")]
     pub compute: f64,
-    /// Bandwidth of all their links, of the others'.
+    /// Relative bandwidth of all links.
     #[serde(default = "one")]
     pub link: f64,
-    /// Memory, where it is not the accelerator's.
+    /// Memory, if different from the accelerator's.
     pub memory_gib: Option<f64>,
 }
 
@@ -83,12 +82,12 @@ fn one() -> f64 {
 }
 
 impl Cluster {
-    /// Names that [`Cluster::built_in`] knows.
+    /// Names of built-in clusters.
     pub fn names() -> Vec<String> {
         tables().into_iter().map(|(name, _)| name).collect()
     }
 
-    /// A cluster that everybody has: `a100-80`, `h100`, ….
+    /// A built-in cluster: `a100-80`, `h100`, ….
     pub fn built_in(name: &str) -> Option<Cluster> {
         let table = tables().into_iter().find(|(known, _)| known == name)?.1;
         let mut cluster: Cluster = table.try_into().expect("built_in.toml describes clusters");
@@ -96,8 +95,7 @@ impl Cluster {
         Some(cluster)
     }
 
-    /// A built-in one by its name, or with a number of ranks behind it: `h100-16384`. What is unknown is told with
-    /// what it was likely meant to be.
+    /// A built-in cluster by name, optionally with a number of ranks: `h100-16384`. The error suggests a similar name.
     pub fn named(name: &str) -> Result<Cluster, String> {
         if let Some(cluster) = Cluster::built_in(name) {
             return Ok(cluster);
@@ -115,36 +113,40 @@ impl Cluster {
                 Some(ranks) => format!("did you mean `{near}-{ranks}`? "),
                 None => format!("did you mean `{near}`? "),
             });
-            format!("no cluster is called `{name}`: {meant}there are {}, each with -RANKS behind it, or a file", names.join(", "))
+            format!(
+                "unknown cluster `{name}`; {meant}use the path of a file, or NAME-RANKS with one of {}",
+                names.join(", ")
+            )
         })
     }
 
-    /// A described one, or what is wrong with the description.
+    /// Parses and checks a description in TOML.
     pub fn parse(text: &str) -> Result<Cluster, String> {
         let cluster: Cluster = toml::from_str(text).map_err(|error| error.to_string())?;
         cluster.check()?;
         Ok(cluster)
     }
 
-    /// What is wrong with it, with the way out.
+    /// Checks the description. The error suggests a fix.
     pub fn check(&self) -> Result<(), String> {
         if self.per_host == 0 {
-            return Err("per_host=0: a host has at least one rank".into());
+            return Err("per_host must be at least 1 (got 0)".into());
         }
         let Some((last, others)) = self.links.split_last() else {
             return Err(
-                "no [[links]]: describe at least one, without `span` it reaches every rank".into(),
+                "no [[links]]; describe at least one (without `span`, it connects all ranks)"
+                    .into(),
             );
         };
         if let Some(span) = last.span {
             return Err(format!(
-                "the last link, {}, ends at span={span}; leave its span out, so that it reaches every rank",
+                "the last link, {}, has span={span}; remove its span so that it connects all ranks",
                 last.name
             ));
         }
         if let Some(link) = others.iter().find(|link| link.span.is_none()) {
             return Err(format!(
-                "the link {} has no span, but others follow; say how many ranks it joins",
+                "link {} has no span, but is not the last; set the number of ranks that it connects",
                 link.name
             ));
         }
@@ -152,7 +154,7 @@ impl Cluster {
             self.links.iter().find(|link| link.bandwidth_gbs.is_nan() || link.bandwidth_gbs <= 0.0)
         {
             return Err(format!(
-                "the link {} has bandwidth_gbs={}; it must be positive",
+                "link {}: bandwidth_gbs must be positive (got {})",
                 link.name, link.bandwidth_gbs
             ));
         }
@@ -170,12 +172,12 @@ impl Cluster {
         }
     }
 
-    /// Bytes per second that one rank sends over a link while its neighbours do the same.
+    /// Bytes per second that a rank sends over a link while its neighbours do the same.
     pub fn bandwidth(&self, link: usize) -> f64 {
         self.links[link].bandwidth(self.per_host)
     }
 
-    /// As it is for ranks with so many threads each, of which there are so many: an accelerator of their own.
+    /// The cluster with the share of the accelerator that one of `ranks` ranks with `threads` threads gets.
     pub(crate) fn shared(&self, ranks: usize, threads: usize) -> Cow<'_, Cluster> {
         if self.cores.is_none() {
             return Cow::Borrowed(self);
@@ -193,19 +195,18 @@ impl Cluster {
         Cow::Owned(Cluster { accelerator, ..self.clone() })
     }
 
-    /// What a rank has of its host's cores when so many ranks with so many threads each want them: more threads than
-    /// cores take turns.
+    /// Fraction of the host's cores that a rank gets. Threads in excess of the cores take turns.
     pub(crate) fn share(&self, ranks: usize, threads: usize) -> f64 {
         let together = ranks.min(self.per_host) as f64;
         self.cores.map_or(1.0, |cores| (threads as f64 / cores as f64).min(1.0 / together))
     }
 
-    /// Whether any rank differs.
+    /// Whether all ranks are equal.
     pub fn even(&self) -> bool {
         self.differs.is_empty()
     }
 
-    /// Of a rank: speed of its computing and of its links, and its memory in bytes.
+    /// Relative compute speed, relative link speed, and memory in bytes of a rank.
     pub fn of_rank(&self, rank: usize) -> (f64, f64, f64) {
         let host = rank / self.per_host;
         let mine =
@@ -217,7 +218,7 @@ impl Cluster {
         })
     }
 
-    /// All ranks below `ranks` that differ.
+    /// Ranks below `ranks` that differ from the others.
     pub fn differing(&self, ranks: usize) -> Vec<usize> {
         let of_hosts = self.differs.iter().flat_map(|differs| &differs.hosts);
         let on_hosts = of_hosts.flat_map(|host| host * self.per_host..(host + 1) * self.per_host);
@@ -231,7 +232,7 @@ impl Cluster {
 
 pub(crate) const GIB: f64 = (1u64 << 30) as f64;
 
-/// The built-in clusters, as they stand in the file.
+/// The built-in clusters as TOML.
 fn tables() -> Vec<(String, toml::Value)> {
     let file: toml::Table = BUILT_IN.parse().expect("built_in.toml is TOML");
     match &file["clusters"] {

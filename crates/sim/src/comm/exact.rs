@@ -1,11 +1,11 @@
-//! The exchanges of a plan as it counts them itself, on the links of a cluster.
+//! The plan's own traffic, exact to the byte, on the links of a cluster.
 
 use lockstep_plan::{Axis, Collective, Exchange, GroupKind, Mesh, Plan};
 
 use super::{Flow, GroupPlacement, seconds};
 use crate::cluster::Cluster;
 
-/// All that a rank exchanges in one optimizer step of this program, and what each takes by itself.
+/// Communication of a rank in one optimizer step of this program, with the time of each collective in isolation.
 pub fn traffic(plan: &Plan, cluster: &Cluster, rank: usize) -> Vec<Flow> {
     let mesh = plan.mesh();
     lockstep_plan::traffic(plan, rank)
@@ -18,7 +18,7 @@ fn flow(mesh: &Mesh, cluster: &Cluster, exchange: &Exchange) -> Flow {
     let Exchange { kind, members, collective, count, width, phase, times } = *exchange;
     let spread =
         GroupPlacement { members, stride: kind.map_or(1, |kind| stride(mesh, kind, members)) };
-    // The plan tells an all-to-all of equal parts by what all bring together.
+    // The plan counts an all-to-all by the data of all members together.
     let together = if collective == Collective::AllToAll { members } else { 1 };
     let bytes = (count * width) as f64 / together as f64;
     let seconds = seconds(cluster, spread, collective, bytes);
@@ -26,7 +26,7 @@ fn flow(mesh: &Mesh, cluster: &Cluster, exchange: &Exchange) -> Flow {
     Flow { kind, members, collective, phase, bytes, times: times as f64, link, seconds }
 }
 
-/// How far apart the members of a group are.
+/// Distance in ranks between members of a group.
 fn stride(mesh: &Mesh, kind: GroupKind, members: usize) -> usize {
     let of = |axis: Axis| {
         let at = mesh.order.iter().position(|other| *other == axis).unwrap_or(0);
@@ -39,7 +39,7 @@ fn stride(mesh: &Mesh, kind: GroupKind, members: usize) -> usize {
     };
     match kind {
         GroupKind::Tensor | GroupKind::Keys => of(Axis::Tensor),
-        // Neighbours deal out heads; rings go from one such group to the next.
+        // Ulysses groups are neighbours; rings connect these groups.
         GroupKind::Context if members == mesh.ulysses => of(Axis::Context),
         GroupKind::Context => of(Axis::Context) * mesh.ulysses,
         GroupKind::Pipe => of(Axis::Pipe),

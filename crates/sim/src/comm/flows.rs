@@ -1,4 +1,4 @@
-//! The exchanges of a step, alike ones together: what, among whom, over which link, how long.
+//! The communication of a step: repeated collectives with their group, link and duration.
 
 use lockstep_plan::{Collective, GroupKind, Phase};
 use serde::Serialize;
@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::{GroupPlacement, seconds};
 use crate::cluster::Cluster;
 
-/// Something that a rank takes part in, several times in a step.
+/// A collective that a rank takes part in, repeated several times per step.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Flow {
     /// None: all ranks.
@@ -14,22 +14,22 @@ pub struct Flow {
     pub members: usize,
     pub collective: Collective,
     pub phase: Phase,
-    /// Of one: as in [`seconds`].
+    /// Bytes of one call, as defined by [`seconds`].
     pub bytes: f64,
     pub times: f64,
-    /// The farthest link that it crosses, of the cluster's.
+    /// Index of the farthest link that it crosses.
     pub link: usize,
-    /// Of one, when nothing else is on its links.
+    /// Seconds of one call without other traffic on its links.
     pub seconds: f64,
 }
 
 impl Flow {
-    /// All of a step.
+    /// Seconds per step.
     pub fn total(&self) -> f64 {
         self.times * self.seconds
     }
 
-    /// Bytes that a rank sends in a step.
+    /// Bytes that a rank sends per step.
     pub fn sent(&self) -> f64 {
         let n = self.members as f64;
         let share = match self.collective {
@@ -41,7 +41,7 @@ impl Flow {
     }
 }
 
-/// Exchanges as they are found.
+/// Collects the communication of a step.
 pub(crate) struct Flows<'a> {
     pub cluster: &'a Cluster,
     pub list: Vec<Flow>,

@@ -1,4 +1,4 @@
-//! What a collective takes on the links that it crosses. Knows where ranks sit, not what they exchange it for.
+//! Duration of collectives on the links of a cluster. Knows the placement of ranks, but not the purpose of a collective.
 
 mod exact;
 mod flows;
@@ -12,7 +12,7 @@ use lockstep_plan::Collective;
 
 use crate::cluster::{Cluster, Engine};
 
-/// Ranks that exchange something: so many, each so many ranks from the next.
+/// Placement of a process group: number of members and distance in ranks between them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GroupPlacement {
     pub members: usize,
@@ -20,21 +20,21 @@ pub struct GroupPlacement {
 }
 
 impl GroupPlacement {
-    /// Members that are within `span` neighbouring ranks.
+    /// Members within `span` consecutive ranks.
     fn within(&self, span: usize) -> usize {
         (span / self.stride).clamp(1, self.members)
     }
 
-    /// The closest link that joins all of them.
+    /// Index of the closest link that connects all members.
     pub fn link(&self, cluster: &Cluster) -> usize {
         let joins = |span: Option<usize>| span.is_none_or(|span| self.within(span) == self.members);
         cluster.links.iter().position(|link| joins(link.span)).unwrap_or(cluster.links.len() - 1)
     }
 }
 
-/// Seconds of one collective of `bytes`: of an all-reduce what everybody has, of an all-gather and a reduce-scatter
-/// what is together without a cut, of an all-to-all what one member brings, of a send the message. All groups of
-/// the same kind exchange at the same time, and share the links.
+/// Seconds of one collective. `bytes` is the whole buffer of an all-reduce, all-gather or reduce-scatter, the data of
+/// one member of an all-to-all, and the message of a send. All groups of a kind communicate at the same time and share
+/// the links.
 pub fn seconds(
     cluster: &Cluster,
     spread: GroupPlacement,
@@ -54,15 +54,15 @@ pub fn seconds(
     }
 }
 
-/// To a neighbour, at worst over the farthest link of the group.
+/// A message to a neighbour, in the worst case over the farthest link of the group.
 fn sent(cluster: &Cluster, spread: GroupPlacement, bytes: f64) -> f64 {
     let link = GroupPlacement { members: 2, ..spread }.link(cluster);
     cluster.links[link].hop() + bytes / cluster.bandwidth(link)
 }
 
-/// Rings on all rails: 2(n-1)/n of the bytes of an all-reduce, and half of that of the others, pass every rank,
-/// and every boundary that the ring crosses. Members of a host share what they send out over all its rails.
-/// Latency is that of a ring inside a host, and between hosts of a ring or, for sums, of a tree.
+/// Rings over all rails. Every rank, and every boundary that the ring crosses, carries 2(n-1)/n of the bytes of an
+/// all-reduce, half of that for the others. Members of a host share its rails. Latency is that of a ring inside a host;
+/// between hosts that of a ring or, for an all-reduce, of a tree.
 fn around(cluster: &Cluster, spread: GroupPlacement, collective: Collective, bytes: f64) -> f64 {
     let n = spread.members as f64;
     let far = spread.link(cluster);
@@ -71,7 +71,7 @@ fn around(cluster: &Cluster, spread: GroupPlacement, collective: Collective, byt
         let joined = link.span.map_or(spread.members, |span| spread.within(span));
         if joined > inside {
             rate = rate.min(cluster.bandwidth(number) * inside as f64);
-            // Units of the level below that follow each other around.
+            // Groups of the level below that form the ring.
             let units = joined.div_ceil(inside) as f64;
             let ring = units - 1.0;
             let tree = 2.0 * units.log2().ceil();
@@ -84,16 +84,16 @@ fn around(cluster: &Cluster, spread: GroupPlacement, collective: Collective, byt
         }
         inside = joined;
     }
-    // Short rings fill the wires less: 0.85 of the bandwidth with two members, measured on NVSwitch.
+    // Short rings reach less bandwidth: 0.85 with two members, measured on NVSwitch.
     let filled = if far == 0 { 1.0 - 0.3 / n } else { 1.0 };
     let rounds = if collective == Collective::AllReduce { 2.0 } else { 1.0 };
     let waiting = cluster.links[far].start() + rounds * hops;
     let moving = rounds * (n - 1.0) / n * bytes / (rate * filled);
-    // What is small goes with its flags in it: a fifth of the latency, an eighth of the bandwidth (NCCL's LL).
+    // Small messages use NCCL's LL protocol: 1/5 of the latency, 1/8 of the bandwidth.
     (waiting + moving).min(0.2 * waiting + 8.0 * moving)
 }
 
-/// Everybody sends to everybody: what stays inside a level goes over its links, at the same time as the rest.
+/// All-to-all: every level of links carries the traffic inside it, at the same time as the other levels.
 fn dealt(cluster: &Cluster, spread: GroupPlacement, bytes: f64) -> f64 {
     let n = spread.members as f64;
     let far = spread.link(cluster);
@@ -107,14 +107,14 @@ fn dealt(cluster: &Cluster, spread: GroupPlacement, bytes: f64) -> f64 {
     cluster.links[far].start() + cluster.links[far].hop() + longest
 }
 
-/// Of what a ring reaches on the same links, what everybody to everybody does: 537 of 606 GB/s, measured on B200s.
+/// Bandwidth of an all-to-all relative to a ring on the same links: 537 of 606 GB/s, measured on B200s.
 const DEALT: f64 = 0.89;
 
-/// By the formulas of `comm`, which knows two levels: inside a host, and between hosts.
+/// The cost formulas of `comm`, which has two levels: inside a host and between hosts.
 fn by_comm(cluster: &Cluster, spread: GroupPlacement, collective: Collective, bytes: f64) -> f64 {
     let cost = |link: usize| LinkCost {
         latency: cluster.links[link].hop(),
-        // One stream has the card alone; sharing is the formulas' to count.
+        // The bandwidth of one stream; the formulas account for sharing.
         bandwidth: cluster.links[link].bandwidth_gbs * 1e9 / cluster.links[link].oversubscription,
     };
     let constants = LinkCosts { local: cost(0), remote: cost(cluster.links.len() - 1) };

@@ -1,9 +1,9 @@
-//! Attention in time: in tiles, or with its square of scores written out.
+//! Compute time of attention, with or without FlashAttention.
 
-use super::{Cost, OpClass, matmul};
+use super::{Cost, MatmulCall, OpClass, matmul};
 use crate::case::Case;
 
-/// Forward, and the gradient of queries, keys and values.
+/// Forward and backward cost.
 pub(crate) fn attention(case: &Case) -> [Cost; 2] {
     match case.software().flash {
         true => tiled(case),
@@ -11,13 +11,13 @@ pub(crate) fn attention(case: &Case) -> [Cost; 2] {
     }
 }
 
-/// 2 · (head_dim + value_dim) operations for every pair that a causal mask leaves; the backward pass does five
-/// products where the forward pass does two.
+/// 2 · (head_dim + value_dim) FLOPs for every pair under the causal mask. The backward pass computes five products, the
+/// forward pass two.
 fn tiled(case: &Case) -> [Cost; 2] {
     let pairs = case.tokens * case.seq / 2.0 * case.queries / case.head_dim;
     let flops = 2.0 * pairs * (case.head_dim + case.value_dim);
     let rows = case.tokens * case.queries / case.head_dim;
-    let (rate, reached) = (case.wide_rate(), case.software().attention);
+    let (rate, reached) = (case.bf16_rate(), case.software().attention);
     let cost = |flops: f64, (best, half): (f64, f64)| {
         let seconds = flops / (rate * reached * best * rows / (rows + half));
         Cost::of(OpClass::Attention, seconds).with_flops(flops)
@@ -30,8 +30,8 @@ fn tiled(case: &Case) -> [Cost; 2] {
     [cost(flops, forward) + there, cost(2.5 * flops, backward) + back]
 }
 
-/// What every further round of a ring adds as passes over memory: its share of the output goes into the one that is
-/// there, read and written in f32; backward that of the queries' gradient, and of those that go round.
+/// Memory traffic of the further rounds of ring attention: forward, partial outputs are merged in f32; backward, partial
+/// gradients of queries, keys and values are.
 fn rounds(case: &Case) -> [Cost; 2] {
     let rounds = (case.mesh.context / case.mesh.ulysses) as f64 - 1.0;
     let rate = case.cluster.accelerator.stream_rate();
@@ -42,18 +42,20 @@ fn rounds(case: &Case) -> [Cost; 2] {
     [pass(case.attended, 8.0 + case.width), pass(gradients, 8.0 + case.width)]
 }
 
-/// Two multiplies per head, whole squares, with scale, mask, softmax and dropout between them as passes over
-/// memory; twice the multiplies backward.
+/// Without FlashAttention: two matmuls per head over the full square, with scale, mask, softmax and dropout as
+/// memory-bound operations between them. Backward has twice the matmuls.
 fn with_square(case: &Case) -> [Cost; 2] {
     let device = &case.cluster.accelerator;
     let heads = case.batch * case.queries / case.head_dim;
     let (own, all) = (case.seq / case.mesh.context as f64, case.seq);
     let (each, value) = (case.head_dim, case.value_dim);
-    let multiply =
-        |dims: [f64; 3]| matmul(device, dims, heads, case.width, case.wide_rate(), false);
+    let multiply = |dims: [f64; 3]| {
+        let (width, rate) = (case.width, case.bf16_rate());
+        matmul(device, &MatmulCall { dims, count: heads, width, rate, sums: false })
+    };
     let (scores, sums) = (multiply([own, each, all]), multiply([own, all, value]));
     let flops = 2.0 * heads * own * all * (each + value);
-    // The softmax reads and writes; dropout reads, writes, and writes its mask. Backward each reads once more.
+    // Softmax reads and writes; dropout reads, writes, and writes its mask. Backward, each reads once more.
     let dropped = if case.shape().dropout > 0.0 { 1.0 } else { 0.0 };
     let (there, back) = (
         2.0 * case.width + dropped * (2.0 * case.width + 1.0),

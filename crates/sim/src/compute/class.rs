@@ -1,4 +1,4 @@
-//! Dtype time by operation class: the classes by which `bench step` measures a running step, so that predicted and
+//! Compute time by operation class: the classes by which `bench step` measures a running step, so that predicted and
 //! measured times can be compared.
 
 pub use lockstep_types::OpClass;

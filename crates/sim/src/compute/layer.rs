@@ -1,13 +1,12 @@
-//! One layer in time.
+//! Compute time of one layer.
 
 use lockstep_plan::Recompute;
 
-use super::{Cost, OpClass, Passes, attention::attention, grouped, matmul};
+use super::{Cost, MatmulCall, OpClass, Passes, attention::attention, grouped, matmul};
 use crate::case::Case;
-use crate::cluster::Accelerator;
 use crate::software::Selective;
 
-/// A layer's passes over one micro-batch.
+/// Costs of a layer per micro-batch.
 pub(crate) fn layer(case: &Case) -> Passes {
     let [attend, attend_back] = attention(case);
     let halves = [attention_matrices(case), feed_forward(case)];
@@ -35,14 +34,12 @@ pub(crate) fn layer(case: &Case) -> Passes {
     Passes { again, ..passes }
 }
 
-/// Forward, input and weight gradient of a matrix (inputs, outputs) on `rows` rows, `count` of them.
+/// Forward, input gradient and weight gradient of `count` matrices (inputs, outputs), each applied to `rows` rows.
 fn matrix(case: &Case, rows: f64, sizes: [f64; 2], count: f64) -> Passes {
-    matrix_at(case, rows, sizes, count, case.matrix_rate())
+    matrix_at(case, rows, sizes, count, case.matmul_rate())
 }
 
-type Multiply = fn(&Accelerator, [f64; 3], f64, f64, f64, bool) -> f64;
-
-/// The same at so many operations per second at best.
+/// The same with another peak rate.
 pub(super) fn matrix_at(
     case: &Case,
     rows: f64,
@@ -52,14 +49,12 @@ pub(super) fn matrix_at(
 ) -> Passes {
     let device = &case.cluster.accelerator;
     let flops = 2.0 * rows * inputs * outputs * count;
-    // The host starts those of experts one by one.
-    let (multiply, kernels): (Multiply, f64) = if count > 1.0 && device.matmul.overheads.is_none() {
-        (grouped, count)
-    } else {
-        (matmul, 0.0)
-    };
+    // The host launches the matmuls of experts one by one.
+    let separate = count > 1.0 && device.matmul.overheads.is_none();
+    let kernels = if separate { count } else { 0.0 };
     let cost = |dims: [f64; 3], sums: bool| {
-        let alone = multiply(device, dims, count, case.width, rate, sums);
+        let call = MatmulCall { dims, count, width: case.width, rate, sums };
+        let alone = if separate { grouped(device, &call) } else { matmul(device, &call) };
         let size = (dims[0] * dims[1] * dims[2]).cbrt();
         let seconds = alone / case.measured(OpClass::Matmul, size).unwrap_or(1.0);
         Cost::of(OpClass::Matmul, seconds).with_flops(flops).with_kernels(kernels)
@@ -78,7 +73,7 @@ fn attention_matrices(case: &Case) -> Passes {
         let columns = case.queries + case.keys + case.values;
         return matrix(case, case.tokens, [case.dim, columns], 1.0) + out;
     };
-    // Into the latents, of the rows that are here; out of them, of all.
+    // The down-projections see the rows of this rank, the up-projections all tokens.
     let keys = [latent.kv_rank as f64, case.unfolded()];
     matrix(case, case.rows, [case.dim, latent.replicated_columns() as f64], 1.0)
         + matrix(case, case.tokens, [case.from(), case.queries], 1.0)
@@ -92,7 +87,7 @@ fn feed_forward(case: &Case) -> Passes {
             + matrix(case, rows, [case.ffn * times, case.dim], count)
     };
     let Some(moe) = case.moe else { return both(case.tokens, 1.0, 1.0) };
-    // Evenly used, the experts here see as many rows as are sent from here.
+    // With balanced experts, as many rows arrive at this rank's experts as it sends.
     let (here, [top_k, shared]) = (case.experts_here(), case.slots());
     let slots = case.tokens * top_k;
     let routed = both(slots / here, here, 1.0);
@@ -104,7 +99,7 @@ fn feed_forward(case: &Case) -> Passes {
     routed + router + shared
 }
 
-/// Gate and up once more.
+/// Recomputation of gate and up projection.
 fn up(case: &Case) -> Cost {
     match case.moe {
         None => matrix(case, case.tokens, [case.dim, case.inner], 1.0).forward,
@@ -112,25 +107,23 @@ fn up(case: &Case) -> Cost {
     }
 }
 
-/// Passes over memory, forward and backward: norms, positions, activations, dropout and residuals, in bytes per
-/// number that they read and write.
+/// Memory-bound operations, forward and backward: norms, rotary positions, activations, dropout and residuals.
 fn streams(case: &Case) -> [Cost; 2] {
     let software = case.software();
     let w = case.width;
     let dropped = if case.shape().dropout > 0.0 { 1.0 } else { 0.0 };
-    // Of each half: a norm, and the residual with bias and dropout.
+    // Attention and feed-forward each have a norm, and a residual with bias and dropout.
     let stream = case.rows * case.dim * 2.0;
     let (normed, normed_back) = (stream * 2.0 * w, stream * 5.0 * w);
     let (mut added, mut added_back) = (stream * (3.0 * w + dropped), stream * (2.0 * w + dropped));
     if software.epilogues {
-        // What the multiplies add on their way out is no pass of its own; norms pass the stream's gradient on.
+        // Epilogues of matmuls add bias and residual; norms pass the gradient of the stream on.
         let biases = case.tokens * (case.queries + case.keys + case.values + case.inner) * w
             + case.rows * 2.0 * case.dim * w;
         added = stream * 2.0 * w * dropped;
         added_back = added + if case.gpt2() { biases } else { 0.0 };
     }
-    // Queries and keys are turned, or cut from each other.
-    // Those of a latent attention are put together from their parts besides.
+    // Queries and keys are rotated, or split from each other. Latent attention also concatenates their parts.
     let times = if case.latent.is_some() { 2.0 } else { 1.0 };
     let turned = times * case.tokens * (case.queries + case.keys + case.values) * 2.0 * w;
     let turned = if software.epilogues && case.gpt2() { 0.0 } else { turned };
@@ -138,13 +131,14 @@ fn streams(case: &Case) -> [Cost; 2] {
     let slots = routed + shared;
     let wide = case.tokens * slots * (case.inner + case.ffn) * w;
     let wide_back = case.tokens * slots * (2.0 * case.inner + 2.0 * case.ffn) * w;
-    // Rows are put in the order of the ranks of their experts, there in that of the experts, and back, each once read
-    // and once written, in no order that memory likes.
+    // Rows are permuted by rank of their expert, at the destination by expert, and back. Each permutation reads and
+    // writes every row once, with scattered access.
     let orders = if case.experts().members > 1 { 2.0 } else { 1.0 };
     let permuted =
         case.moe.map_or(0.0, |_| SCATTERED * 4.0 * orders * case.tokens * routed * case.dim * w);
-    let cost =
-        |kind: OpClass, bytes: f64| Cost::of(kind, software.unfused * bytes / case.pace(kind));
+    let cost = |kind: OpClass, bytes: f64| {
+        Cost::of(kind, software.unfused * bytes / case.stream_rate(kind))
+    };
     let all = |norm: f64, elementwise: f64, activation: f64| {
         cost(OpClass::Norm, norm)
             + cost(OpClass::Elementwise, elementwise)
@@ -155,6 +149,5 @@ fn streams(case: &Case) -> [Cost; 2] {
     [all(normed, added, wide), all(normed_back, added_back, wide_back)]
 }
 
-/// What moving rows in any order takes of what moving them in turn does: 0.50 of the bandwidth and not 0.67, measured on
-/// a B200.
+/// Slowdown of scattered rows: 0.50 instead of 0.67 of the bandwidth, measured on a B200.
 const SCATTERED: f64 = 1.33;

@@ -1,17 +1,24 @@
-//! A matrix multiply in time: tiles, rounds of the units, and the memory that it touches.
+//! Duration of a matmul: tiles, waves of the units, and memory traffic.
 
 use crate::cluster::{Accelerator, Matmul};
 
-/// Seconds of `count` multiplies of (m, k) by (k, n) in numbers of `width` bytes, on a device that does `rate`
-/// operations per second at best. `sums` says that the result is added to what is there in f32.
-pub fn matmul(
-    device: &Accelerator,
-    [m, k, n]: [f64; 3],
-    count: f64,
-    width: f64,
-    rate: f64,
-    sums: bool,
-) -> f64 {
+/// `count` matmuls of (m, k) by (k, n).
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct MatmulCall {
+    /// (m, k, n).
+    pub dims: [f64; 3],
+    pub count: f64,
+    /// Bytes per number.
+    pub width: f64,
+    /// Peak FLOP/s.
+    pub rate: f64,
+    /// Whether the result is accumulated into an f32 buffer: a weight gradient.
+    pub sums: bool,
+}
+
+/// Seconds of the matmuls as one batched kernel.
+pub fn matmul(device: &Accelerator, call: &MatmulCall) -> f64 {
+    let MatmulCall { dims: [m, k, n], count, width, rate, sums } = *call;
     let shape = &device.matmul;
     let part = shape.overheads.map(|parts| if width > 2.0 { parts.f32 } else { parts.bf16 });
     let accumulate = part.map_or(shape.accumulate, |part| part.accumulate);
@@ -27,43 +34,36 @@ pub fn matmul(
     computing.max(moving).max(device.kernel_us * 1e-6)
 }
 
-/// Seconds of `count` multiplies of experts, each with `m` rows, or of their gradients. Every one is a kernel of its
-/// own, of which a few go on side by side: tiles fill the units for these together, not for all. Where results are
-/// added to what is there, the adding hardly hides behind the computing. So 60 such multiplies were measured
-/// on a B200 (SimuMax).
-pub fn grouped(
-    device: &Accelerator,
-    dims: [f64; 3],
-    count: f64,
-    width: f64,
-    rate: f64,
-    sums: bool,
-) -> f64 {
+/// Seconds of the matmuls of experts, or of their gradients. Each is a kernel, and a few kernels run concurrently, so
+/// tiles fill the units for these together but not for all. Accumulation of results hardly overlaps with compute. The
+/// model follows 60 such matmuls measured on a B200 (SimuMax).
+pub fn grouped(device: &Accelerator, call: &MatmulCall) -> f64 {
+    let MatmulCall { dims, count, width, rate, sums } = *call;
     let shape = &device.matmul;
-    // Many units are warm from the multiplies before; cores are as fast as each by itself.
+    // On an accelerator, earlier kernels keep the units warm. On cores each matmul is as fast as in isolation.
     let warm = if shape.units > 1 { count } else { 1.0 };
     let gain = curve(shape, (dims.iter().product::<f64>() * warm).cbrt())
         * if sums { shape.accumulate } else { 1.0 };
-    let beside = count.min(BESIDE);
-    let computing = count / beside * tiled(shape, dims, beside, rate * gain);
+    let concurrent = count.min(CONCURRENT_KERNELS);
+    let computing = count / concurrent * tiled(shape, dims, concurrent, rate * gain);
     let moving = count * moved(dims, width, sums) / device.stream_rate();
     let seconds = match sums && shape.units > 1 {
-        true => computing + ADDING * moving,
+        true => computing + EXPOSED_ACCUMULATION * moving,
         false => computing.max(moving),
     };
     seconds.max(device.kernel_us * 1e-6)
 }
 
-/// Kernels of experts that go on side by side: streams of Transformer Engine.
-const BESIDE: f64 = 4.0;
+/// Expert kernels that run concurrently: the streams of Transformer Engine.
+const CONCURRENT_KERNELS: f64 = 4.0;
 
-/// Of moving sums in and out, what nothing hides.
-const ADDING: f64 = 0.7;
+/// Fraction of the memory traffic of accumulation that is not overlapped with compute.
+const EXPOSED_ACCUMULATION: f64 = 0.7;
 
-/// Seconds of computing so many multiplies tile by tile.
+/// Seconds of compute, tile by tile.
 fn tiled(shape: &Matmul, [m, k, n]: [f64; 3], count: f64, rate: f64) -> f64 {
     let unit = rate * shape.best / shape.units as f64;
-    // A unit takes (k + ramp) · 2 · rows · columns operations' time for a tile; of the ways to cut, the fastest.
+    // A tile costs 2 · rows · columns · (k + ramp) FLOPs. The fastest tile size is used.
     let seconds = |&(rows, columns, reached): &(usize, usize, f64)| {
         let (rows, columns) = (rows as f64, columns as f64);
         let tiles = (m / rows).ceil() * (n / columns).ceil() * count;
@@ -73,13 +73,13 @@ fn tiled(shape: &Matmul, [m, k, n]: [f64; 3], count: f64, rate: f64) -> f64 {
     shape.tiles.iter().map(seconds).fold(f64::INFINITY, f64::min)
 }
 
-/// Bytes of a multiply's matrices.
+/// Bytes of the matrices of one matmul.
 fn moved([m, k, n]: [f64; 3], width: f64, sums: bool) -> f64 {
     let result = if sums { 8.0 } else { width };
     width * (m * k + k * n) + result * m * n
 }
 
-/// What is lost where rows do not begin at whole words of the memory.
+/// Relative speed with misaligned dimensions.
 fn aligned(shape: &Matmul, dims: [f64; 3], count: f64) -> f64 {
     let multiple = |of: f64| dims.iter().all(|dim| dim % of == 0.0);
     match (multiple(64.0), multiple(8.0)) {
@@ -90,7 +90,7 @@ fn aligned(shape: &Matmul, dims: [f64; 3], count: f64) -> f64 {
     }
 }
 
-/// The measured curve at a size; 1 where none was measured.
+/// The measured curve at a size; 1 if there is none.
 fn curve(shape: &Matmul, size: f64) -> f64 {
     let points = &shape.curve;
     let Some(after) = points.iter().position(|(at, _)| *at >= size) else {

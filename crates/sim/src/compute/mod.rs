@@ -1,5 +1,4 @@
-//! How long computing takes on one rank: matrix multiplies, attention, and passes over memory. Knows nothing of
-//! other ranks but what they leave to this one.
+//! Compute time on one rank: matmuls, attention and memory-bound operations. Knows nothing about communication.
 
 mod attention;
 mod class;
@@ -11,20 +10,20 @@ pub(crate) use attention::attention;
 pub use class::{ByClass, OpClass, same_in_all_families};
 pub(crate) use ends::{embed, head, optimizer};
 pub(crate) use layer::layer;
-pub use matmul::{grouped, matmul};
+pub use matmul::{MatmulCall, grouped, matmul};
 
 use std::ops::{Add, Mul};
 
-/// What some kernels cost.
+/// Cost of some kernels.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(crate) struct Cost {
-    /// Of the device, in seconds.
+    /// Device time.
     pub seconds: f64,
-    /// Operations of matrix multiplies and attention, as they are done.
+    /// FLOPs of matmuls and attention as executed.
     pub flops: f64,
-    /// Kernels that the host starts.
+    /// Kernel launches.
     pub kernels: f64,
-    /// The seconds, by what they go to.
+    /// Device time by operation class.
     pub by: ByClass,
 }
 
@@ -70,13 +69,13 @@ impl Mul<f64> for Cost {
     }
 }
 
-/// The passes of a block over a micro-batch.
+/// Costs of a block per micro-batch.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(crate) struct Passes {
     pub forward: Cost,
-    /// What the backward pass does again first.
+    /// Recomputation before the backward pass.
     pub again: Cost,
-    /// The gradient of the input, and of the weights.
+    /// Input gradient and weight gradient.
     pub input: Cost,
     pub weights: Cost,
 }

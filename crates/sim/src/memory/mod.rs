@@ -1,4 +1,4 @@
-//! Bytes of a rank by what they are for, stage by stage, before anything is allocated.
+//! Predicted memory of a rank by purpose.
 
 mod activations;
 mod states;
@@ -13,34 +13,33 @@ use crate::case::Case;
 use crate::cluster::Cluster;
 use crate::estimate::Options;
 pub(crate) use activations::Layers;
-use states::held;
+use states::states_of_rank;
 
-/// Bytes on one rank.
+/// Memory of one rank, in bytes.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct MemoryEstimate {
-    /// Weights that are computed with.
+    /// Working weights.
     pub parameters: f64,
     pub gradients: f64,
-    /// Masters and moments.
+    /// Master weights and moments.
     pub optimizer: f64,
-    /// What layers keep, of all micro-batches that are under way.
+    /// Activations saved for backward, of all micro-batches in flight.
     pub activations: f64,
-    /// Blocks that ZeRO-3 has together for the moment.
+    /// Blocks gathered by ZeRO-3.
     pub gathered: f64,
-    /// Of the loss.
     pub logits: f64,
-    /// What a backward pass has for a moment: a layer that is computed again, gradients of activations.
+    /// Temporary memory of a backward pass: a recomputed layer, activation gradients.
     pub working: f64,
-    /// Buckets, messages, and what libraries keep for exchanges.
+    /// Buckets, messages and buffers of communication libraries.
     pub buffers: f64,
-    /// What the allocator cannot give out again.
+    /// Fragmentation of the allocator.
     pub slack: f64,
-    /// Taken before any tensor.
+    /// Memory used before any tensor.
     pub reserve: f64,
 }
 
 impl MemoryEstimate {
-    /// What tensors take at most: what frameworks report as allocated.
+    /// Peak of allocated tensors, as frameworks report it.
     pub fn allocated(&self) -> f64 {
         self.states() + self.activations + self.gathered + self.logits + self.working + self.buffers
     }
@@ -49,26 +48,26 @@ impl MemoryEstimate {
         self.parameters + self.gradients + self.optimizer
     }
 
-    /// All that the device must have.
+    /// Memory that the device needs.
     pub fn total(&self) -> f64 {
         self.allocated() + self.slack + self.reserve
     }
 }
 
-/// What a rank of the pipeline needs, by rank: cheaper to know than a whole estimate.
+/// Memory of every pipeline rank. Cheaper than a whole estimate.
 pub fn memories(plan: &Plan, cluster: &Cluster, options: &Options) -> Vec<MemoryEstimate> {
     let cluster = &*cluster.shared(plan.ranks, plan.train.threads);
     let case = Case::new(plan, cluster, options);
     (0..case.pipe()).map(|pipe| memory(&case, pipe)).collect()
 }
 
-/// What a rank of the pipeline needs.
+/// Memory of a pipeline rank.
 pub(crate) fn memory(case: &Case, pipe: usize) -> MemoryEstimate {
     let by_formula = by_formula(case, &Layers::of(case), pipe);
     if !case.options.exact || case.shape().planned_only().is_some() {
         return by_formula;
     }
-    // As the plan counts it, block by block; the first of the stage's ranks has the largest pieces.
+    // From the plan's ledger. The first rank of the stage has the largest shards.
     let first = Coord { pipe, data: 0, context: 0, tensor: 0 };
     let ledger = Ledger::of(case.plan, case.mesh.rank(first));
     let exact = MemoryEstimate {
@@ -77,7 +76,7 @@ pub(crate) fn memory(case: &Case, pipe: usize) -> MemoryEstimate {
         optimizer: ledger.optimizer as f64,
         activations: ledger.activations as f64,
         gathered: ledger.gathered as f64,
-        // A layer that is computed again is among the activations there, and a block's whole gradient among them.
+        // The ledger counts a recomputed layer and the full gradient of a block as activations.
         working: activations::working(case),
         buffers: case.software().buffers_gib * crate::cluster::GIB,
         ..by_formula
@@ -85,10 +84,10 @@ pub(crate) fn memory(case: &Case, pipe: usize) -> MemoryEstimate {
     MemoryEstimate { slack: case.software().slack * exact.allocated(), ..exact }
 }
 
-/// The same by formula, of layers that are known.
+/// Memory of a pipeline rank by formula.
 pub(crate) fn by_formula(case: &Case, layers: &Layers, pipe: usize) -> MemoryEstimate {
     let software = case.software();
-    // Passes in flight are spread over the chunks.
+    // Passes in flight are distributed over the chunks.
     let chunks = case.layout().chunks;
     let mut kinds = [0.0; 2];
     for chunk in 0..chunks {
@@ -96,23 +95,23 @@ pub(crate) fn by_formula(case: &Case, layers: &Layers, pipe: usize) -> MemoryEst
         kinds = [0, 1].map(|kind| kinds[kind] + more[kind] as f64 / chunks as f64);
     }
     let each = |bytes: [f64; 2]| kinds[0] * bytes[0] + kinds[1] * bytes[1];
-    let [begun, put_off] =
+    let [saved, deferred] =
         in_flight(case.layout().schedule, case.pipe(), chunks, case.micros(), pipe);
     let last = pipe + 1 == case.pipe();
     let logits = if last { case.tokens * case.vocab * software.logits[0] } else { 0.0 };
     let mut memory = MemoryEstimate {
-        activations: begun * each(layers.kept) + put_off * each(layers.put_off),
+        activations: saved * each(layers.saved) + deferred * each(layers.deferred),
         logits,
         working: layers.working,
         reserve: case.cluster.accelerator.reserve_gib * crate::cluster::GIB,
-        ..held(case, pipe)
+        ..states_of_rank(case, pipe)
     };
     memory.slack = software.slack * memory.allocated();
     memory
 }
 
-/// Passes of a stage that are begun and not done, at most, by formula: those whose input gradient is to come, as
-/// `Schedule::in_flight` counts them, and those whose weight gradient was put off.
+/// Maximum number of micro-batches in flight on a stage: those that wait for their input gradient, as
+/// `Schedule::in_flight` counts them, and those with a deferred weight gradient.
 pub(crate) fn in_flight(
     kind: ScheduleKind,
     ranks: usize,
@@ -121,7 +120,7 @@ pub(crate) fn in_flight(
     rank: usize,
 ) -> [f64; 2] {
     let thin = 2 * (ranks - rank - 1) + (chunks - 1) * ranks + 1;
-    let (begun, put_off) = match kind {
+    let (saved, deferred) = match kind {
         _ if ranks == 1 => (1, 0),
         ScheduleKind::Gpipe => (micros, 0),
         ScheduleKind::OneForwardOneBackward => ((ranks - rank).min(micros), 0),
@@ -129,5 +128,5 @@ pub(crate) fn in_flight(
         ScheduleKind::ZbH1 => ((ranks - rank).min(micros), rank),
         ScheduleKind::ZbH2 => ((2 * (ranks - rank) - 1).min(micros), 2 * rank),
     };
-    [begun as f64, put_off.min(micros.saturating_sub(begun)) as f64]
+    [saved as f64, deferred.min(micros.saturating_sub(saved)) as f64]
 }

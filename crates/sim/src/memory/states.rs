@@ -1,38 +1,43 @@
-//! Parameters, gradients and optimizer, as ZeRO's stage leaves them on a rank.
+//! Parameters, gradients and optimizer state of a rank, by ZeRO level.
 
 use super::MemoryEstimate;
 use crate::case::Case;
 use crate::software::Software;
 
-/// Bytes of weights, gradients and optimizer of `params` parameters at a ZeRO stage among `shard` ranks.
+/// Bytes of weights, gradients and optimizer state of `params` parameters, sharded across `shard` ranks at a ZeRO level.
 ///
 /// ```
 /// use lockstep_sim::{Software, states};
 ///
-/// // ZeRO's own example: 7.5 billion parameters on 64 ranks, 16 bytes each.
+/// // The example of the ZeRO paper: 7.5 billion parameters with 16 bytes each, on 64 ranks.
 /// let zero = Software { weights: 2.0, gradients: 2.0, optimizer: 12.0, ..Software::lockstep() };
-/// let gigabytes = |stage| states(&zero, 7.5e9, stage, 64.0).iter().sum::<f64>() / 1e9;
-/// assert_eq!([0, 1, 2, 3].map(|stage| format!("{:.1}", gigabytes(stage))), ["120.0", "31.4", "16.6", "1.9"]);
+/// let gigabytes = |level| states(&zero, 7.5e9, level, 64.0).iter().sum::<f64>() / 1e9;
+/// assert_eq!([0, 1, 2, 3].map(|level| format!("{:.1}", gigabytes(level))), ["120.0", "31.4", "16.6", "1.9"]);
 /// ```
 pub fn states(software: &Software, params: f64, zero: u8, shard: f64) -> [f64; 3] {
-    cut([software.weights, software.gradients, software.optimizer], params, zero, shard)
+    shard_bytes([software.weights, software.gradients, software.optimizer], params, zero, shard)
 }
 
-/// The same of so many bytes of each.
-fn cut([weights, gradients, optimizer]: [f64; 3], params: f64, zero: u8, shard: f64) -> [f64; 3] {
+/// The same with explicit bytes per parameter.
+fn shard_bytes(
+    [weights, gradients, optimizer]: [f64; 3],
+    params: f64,
+    zero: u8,
+    shard: f64,
+) -> [f64; 3] {
     let cut = |from: u8| if zero >= from { shard } else { 1.0 };
     [params * weights / cut(3), params * gradients / cut(2), params * optimizer / cut(1)]
 }
 
-/// The states of a rank of the pipeline, what ZeRO-3 gathers, and buffers.
-pub(super) fn held(case: &Case, pipe: usize) -> MemoryEstimate {
+/// States of a pipeline rank, blocks gathered by ZeRO-3, and buffers.
+pub(super) fn states_of_rank(case: &Case, pipe: usize) -> MemoryEstimate {
     let (software, zero) = (case.software(), case.layout().zero);
     let [dense, expert] = case.rank_params(pipe);
     let shard = case.mesh.shard as f64;
     let [weights, optimizer] = case.state_bytes();
     let each = [weights, software.gradients, optimizer];
-    let of_dense = cut(each, dense, zero, shard);
-    let of_experts = cut(each, expert, zero, case.mesh.expert_shard() as f64);
+    let of_dense = shard_bytes(each, dense, zero, shard);
+    let of_experts = shard_bytes(each, expert, zero, case.mesh.expert_shard() as f64);
     let [parameters, gradients, optimizer] = [0, 1, 2].map(|at| of_dense[at] + of_experts[at]);
     let of = |case: &Case| case.layer_params().iter().sum::<f64>();
     let layer = case.lead().map_or(0.0, |lead| of(&lead)).max(of(case));
@@ -44,14 +49,14 @@ pub(super) fn held(case: &Case, pipe: usize) -> MemoryEstimate {
         (3, true) => (dense + expert) * case.width,
         _ => 0.0,
     };
-    // With ZeRO-2 and 3 the gradients of a block exist whole until they are summed; those of all blocks, where
-    // blocks stay whole for several micro-batches.
+    // With ZeRO-2 and ZeRO-3 the full gradient of a block exists until it is reduced. With keep_gathered and several
+    // micro-batches, those of all blocks do.
     let whole = match (zero, case.layout().keep_gathered && case.micros() > 1) {
         (0 | 1, _) => 0.0,
         (3, true) => (dense + expert) * software.gradients,
         _ => largest * software.gradients,
     };
-    // One of each shape of matrix, and of the table on the stages that have it.
+    // One buffer per matrix shape, and one for the table on the last stage.
     let spare = match software.spare_gradients {
         true => spare(case, pipe) + if pipe + 1 == case.pipe() { table * case.width } else { 0.0 },
         false => 0.0,
@@ -66,7 +71,7 @@ pub(super) fn held(case: &Case, pipe: usize) -> MemoryEstimate {
     }
 }
 
-/// A gradient of every shape of matrix that a rank of the pipeline has: all experts' are alike.
+/// One gradient buffer per matrix shape of a pipeline rank. All experts have the same shape.
 fn spare(case: &Case, pipe: usize) -> f64 {
     let stages = (0..case.layout().chunks).map(|chunk| chunk * case.pipe() + pipe);
     let leads = stages.clone().any(|stage| case.kinds(stage)[1] > 0);

@@ -79,7 +79,7 @@ impl Inside {
             self.tensor_hideable = 2.0 * back;
         } else {
             // What goes into a multiply in 8 bits is gathered in 8 bits.
-            let narrow = if case.rate() > case.wide_rate() { bytes / case.width } else { bytes };
+            let narrow = if case.rate() > case.bf16_rate() { bytes / case.width } else { bytes };
             let gather = flows.add(kind, AllGather, Forward, mean * narrow, 2.0 * times);
             let scatter = flows.add(kind, ReduceScatter, Forward, bytes, 2.0 * times);
             // The gradient of each half's output, and its input once more.

@@ -10,7 +10,7 @@ use lockstep_plan::schedule::ScheduleKind;
 use lockstep_plan::{Collective, GroupKind, Phase};
 
 use crate::case::Case;
-use crate::clock::{PassTimes, ends};
+use crate::clock::{PassTimes, finish_times};
 use crate::comm::{Flow, Flows};
 use crate::compute::{ByClass, Cost, OpClass, Passes};
 use crate::estimate::Time;
@@ -154,7 +154,7 @@ fn walk(
         sum.data += micros * waits.data / link;
     }
     let kind = if pipe == 1 { ScheduleKind::OneForwardOneBackward } else { case.layout().schedule };
-    let ends = ends(kind, pipe, case.micros(), &lasts);
+    let ends = finish_times(kind, pipe, case.micros(), &lasts);
     // Sums of gradients, then all ranks wait for the norm; then each steps what it has.
     let slow = speed.slowest_link;
     let summed = |rank: usize| {

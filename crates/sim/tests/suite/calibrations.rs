@@ -4,8 +4,8 @@ use crate::tables::plan;
 use lockstep_plan::model::Family;
 use lockstep_plan::{Dtype, Plan};
 use lockstep_sim::{
-    Cluster, Curve, Efficiency, MatmulOverhead, MatmulOverheads, MeasuredMatmul, MeasuredStep,
-    OpClass, OpCurves, Options, RankSkew, estimate, fit, matmul,
+    Cluster, Curve, Efficiency, MatmulCall, MatmulOverhead, MatmulOverheads, MeasuredMatmul,
+    MeasuredStep, OpClass, OpCurves, Options, RankSkew, estimate, fit, matmul,
 };
 
 /// Two cores that four ranks share, with paces that no rule would give.
@@ -91,7 +91,10 @@ fn multiplies(cluster: &Cluster, ranks: usize) -> Vec<MeasuredMatmul> {
             {
                 let rate = 1e12 * peak * share;
                 let width = compute.bytes() as f64;
-                let seconds = matmul(&device, dims.map(|dim| dim as f64), 1.0, width, rate, sums);
+                let seconds = matmul(
+                    &device,
+                    &MatmulCall { dims: dims.map(|dim| dim as f64), count: 1.0, width, rate, sums },
+                );
                 all.push(MeasuredMatmul { dims, compute, sums, seconds });
             }
         }

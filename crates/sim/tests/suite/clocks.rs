@@ -2,7 +2,7 @@
 
 use crate::tables::read;
 use lockstep_plan::schedule::{Act, Action, Schedule, ScheduleKind, clock_with};
-use lockstep_sim::clock::{PassTimes, ends, walk};
+use lockstep_sim::clock::{PassTimes, finish_times, walk};
 
 /// Stages that all differ.
 fn uneven(stages: usize, send: f64) -> PassTimes {
@@ -31,15 +31,15 @@ fn every_schedule_ends_when_the_plan_says() {
         for ranks in 1..=5 {
             for rounds in 1..=4 {
                 let schedule = Schedule::new(kind, ranks, chunks, ranks * rounds).unwrap();
-                let lasts = uneven(ranks * chunks, 0.3);
+                let passes = uneven(ranks * chunks, 0.3);
                 let length = |action: Action| match action.act {
-                    Act::Forward => lasts.forward[action.stage],
-                    Act::Backward => lasts.input[action.stage] + lasts.weights[action.stage],
-                    Act::Input => lasts.input[action.stage],
-                    Act::Weights => lasts.weights[action.stage],
+                    Act::Forward => passes.forward[action.stage],
+                    Act::Backward => passes.input[action.stage] + passes.weights[action.stage],
+                    Act::Input => passes.input[action.stage],
+                    Act::Weights => passes.weights[action.stage],
                 };
                 let slow = clock_with(&schedule, length, 0.3).unwrap();
-                let (fast, _) = walk(&schedule, &lasts);
+                let (fast, _) = walk(&schedule, &passes);
                 for rank in 0..ranks {
                     let end = slow.ranks[rank].last().unwrap().end;
                     assert!(
@@ -63,11 +63,11 @@ fn long_steps_repeat() {
                 let alike = |length: f64| vec![length; ranks * chunks];
                 let even =
                     PassTimes { forward: alike(1.0), input: alike(1.1), weights: alike(0.9), send };
-                for (lasts, close) in [(even, 1e-3), (uneven(ranks * chunks, send), 1e-2)] {
+                for (passes, close) in [(even, 1e-3), (uneven(ranks * chunks, send), 1e-2)] {
                     let micros = 40 * ranks;
                     let whole =
-                        walk(&Schedule::new(kind, ranks, chunks, micros).unwrap(), &lasts).0;
-                    let short = ends(kind, ranks, micros, &lasts);
+                        walk(&Schedule::new(kind, ranks, chunks, micros).unwrap(), &passes).0;
+                    let short = finish_times(kind, ranks, micros, &passes);
                     let error = short.makespan() / whole.makespan() - 1.0;
                     assert!(error.abs() < close, "{kind} on {ranks}: {error}");
                 }
@@ -84,13 +84,13 @@ fn bubble_rates_of_the_zero_bubble_paper() {
         let [ranks, micros, layers] = ["p", "m", "layers"].map(|name| row.count(name));
         let rate = |kind: ScheduleKind, chunks: usize| {
             let part = |name: &str| vec![row.number(name).unwrap() / chunks as f64; ranks * chunks];
-            let lasts = PassTimes {
+            let passes = PassTimes {
                 forward: part("TF_ms"),
                 input: part("TB_ms"),
                 weights: part("TW_ms"),
                 send: row.number("Tcomm_ms").unwrap(),
             };
-            ends(kind, ranks, micros, &lasts).bubble_rate()
+            finish_times(kind, ranks, micros, &passes).bubble_rate()
         };
         let kinds = [
             ("bubble_1F1B", ScheduleKind::OneForwardOneBackward),

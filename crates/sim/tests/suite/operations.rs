@@ -3,7 +3,7 @@
 use crate::errors::mean_error;
 use crate::tables::{Cells, korthikanti, read};
 use lockstep_plan::{Plan, Recompute};
-use lockstep_sim::{Accelerator, estimate, grouped, matmul};
+use lockstep_sim::{Accelerator, MatmulCall, estimate, grouped, matmul};
 
 const A100: &str = include_str!("../measured/simumax_a100_pcie_op_efficiency.csv");
 const B200: &str = include_str!("../measured/simumax_b200_bf16_ceperm_op_efficiency.csv");
@@ -24,7 +24,10 @@ fn multiplies(device: &str, file: &str) -> Vec<(String, f64, f64)> {
         .map(|row| {
             let [m, k, n] = ["m", "k", "n"].map(|name| size(row, name).unwrap());
             let sums = row.text("shape").contains("accumulate=True");
-            let seconds = matmul(&device, [m, k, n], 1.0, 2.0, rate, sums);
+            let seconds = matmul(
+                &device,
+                &MatmulCall { dims: [m, k, n], count: 1.0, width: 2.0, rate, sums },
+            );
             let reached = 2.0 * m * k * n / seconds / rate;
             (format!("{m} {k} {n}"), reached, row.number("measured_efficiency").unwrap())
         })
@@ -96,7 +99,7 @@ fn grouped_multiplies_by_shape() {
                 _ => [n, m, k],
             };
             let sums = stage == Some("bwd_grad_w");
-            let device_s = grouped(&device, dims, count, 2.0, rate, sums);
+            let device_s = grouped(&device, &MatmulCall { dims, count, width: 2.0, rate, sums });
             // Few rows: the host that starts the kernels is what takes long.
             let seconds = device_s.max(2.0 * count * device.launch_us * 1e-6);
             let reached = 2.0 * count * m * k * n / seconds / rate;
