@@ -1,4 +1,4 @@
-//! `lockstep plan`, and what `lockstep train` makes of a plan: the real binary.
+//! Drives the binary: `lockstep plan`, and how `lockstep train` uses a plan.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -33,7 +33,7 @@ fn a_run_file_is_priced() {
     let text = lockstep(&[&words[..], &["--html", page.to_str().unwrap()]].concat());
     assert!(text.status.success(), "{}", err(&text));
     let shown = out(&text);
-    for part in ["memory per rank", "NVSwitch", "the pipeline in time", "mfu", "fits: "] {
+    for part in ["memory per rank", "NVSwitch", "pipeline timeline", "MFU", "fits: "] {
         assert!(shown.contains(part), "{part} is not in\n{shown}");
     }
     let page = std::fs::read_to_string(page).unwrap();
@@ -64,12 +64,12 @@ fn presets_are_searched() {
     assert_eq!(found[0]["step_s"], json["step_s"]);
     assert!(found.iter().all(|one| one["fits"] == true && one["ranks"] == 16));
     assert!(!json["reasons"].as_array().unwrap().is_empty());
-    let rungs = json["advice"].as_array().unwrap();
-    assert_eq!(rungs[0]["means"], "data parallel");
+    let steps = json["advice"].as_array().unwrap();
+    assert_eq!(steps[0]["technique"], "data parallel");
 }
 
 #[test]
-fn what_cannot_be_is_told_with_the_way_out() {
+fn errors_suggest_a_fix() {
     let cases: [(&[&str], &str); 5] = [
         (&["plan", "--preset", "llama3-8b", "--cluster", "h10-8"], "did you mean `h100-8`?"),
         (&["plan", "--preset", "lama3-8b", "--cluster", "h100-8"], "did you mean `llama3-8b`?"),
@@ -77,7 +77,7 @@ fn what_cannot_be_is_told_with_the_way_out() {
         (&["plan", "examples/grammar.toml", "--cluster", "no.toml"], "cannot read no.toml"),
         (
             &["plan", "examples/grammar.toml", "--cluster", "h100-8", "--ranks", "16"],
-            "16 ranks, but h100-8 has 8",
+            "16 ranks are more than cluster h100-8 has (8)",
         ),
     ];
     for (words, told) in cases {
@@ -91,7 +91,7 @@ fn what_cannot_be_is_told_with_the_way_out() {
 }
 
 #[test]
-fn what_does_not_fit_fails_and_is_shown() {
+fn a_plan_that_does_not_fit_is_printed_and_fails() {
     let folder = folder("large");
     let run = folder.join("run.toml");
     std::fs::write(&run, RUN.replace("llama3-8b", "llama3-405b").replace("data = 4", "data = 1"))
@@ -123,7 +123,7 @@ fn latent_attention_is_for_planning_only() {
 
 /// A model that no machine of today has memory for is refused before a rank is started.
 #[test]
-fn train_refuses_what_cannot_fit() {
+fn train_rejects_models_that_do_not_fit() {
     let folder = folder("refused");
     let run = folder.join("run.toml");
     let huge = "[model]\nfamily = \"llama\"\ndim = 65536\nlayers = 200\nheads = 64\nseq = 64\n[train]\nglobal_batch = 1\n";

@@ -1,4 +1,4 @@
-//! How long it takes to price many plans: `cargo run --release -p lockstep-sim --example many`.
+//! Measures the time to estimate many plans: `cargo run --release -p lockstep-sim --example many`.
 
 use std::time::Instant;
 
@@ -14,9 +14,9 @@ fn main() {
     many("Llama-3 405B on 16,384 H100", llama, 16384, "h100");
 }
 
-/// Every layout of some degrees and choices.
+/// Many combinations of degrees and options.
 fn many(title: &str, text: &str, ranks: usize, cluster: &str) {
-    // Resolved once, on one rank; the layouts are then variations of it.
+    // Resolved once on one rank; the layouts are variations of it.
     let plan = Plan::resolve(&Config::parse(text, &[]), &Environment::one_host(1, 8));
     let mut base = plan.unwrap_or_else(|mistakes| panic!("{mistakes:?}"));
     base.ranks = ranks;

@@ -1,5 +1,5 @@
-//! What is predicted beside what was published, row by row: `cargo run --release -p lockstep-sim --example residuals
-//! [TABLE [--memory]]`. Where a prediction is off, its parts say by what.
+//! Prints predictions next to published values, row by row, with their time breakdown: `cargo run --release -p lockstep-sim
+//! --example residuals [TABLE [--memory]]`.
 
 #[path = "../tests/suite/tables/mod.rs"]
 #[allow(dead_code)]
@@ -30,7 +30,7 @@ fn main() {
     }
 }
 
-/// What the first and the last stage need, in GiB.
+/// Memory of the first and last stage, in GiB.
 fn by_use(predicted: &lockstep_sim::Estimate) {
     let stages = &predicted.stages;
     for stage in [stages.first(), stages.last()].into_iter().flatten() {

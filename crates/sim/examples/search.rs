@@ -1,5 +1,5 @@
-//! How long a search of all layouts takes on one core: `cargo run --release -p lockstep-sim --example search`. Seconds are
-//! those in which a core was at work for it, which neighbours on a busy machine disturb least.
+//! Measures the duration of a search on one core: `cargo run --release -p lockstep-sim --example search`. Reports CPU time,
+//! which a busy machine affects the least.
 
 use lockstep_plan::Config;
 use lockstep_sim::search::{Limits, Objective, Search, SearchRequest, layout_words, reasons};
@@ -16,7 +16,7 @@ fn main() {
         let config = Config::parse(&text, &[]);
         let cluster = Cluster::built_in(cluster).expect("a built-in cluster");
         let options = Options::default();
-        let wanted = SearchRequest {
+        let request = SearchRequest {
             config: &config,
             vocab: None,
             cluster: &cluster,
@@ -25,14 +25,14 @@ fn main() {
         };
         for by in [Objective::Time, Objective::Memory, Objective::Cost] {
             let start = core_seconds();
-            let search = Search::new(&wanted).expect("a preset is a model");
+            let search = Search::new(&request).expect("a preset is a model");
             let grouped = core_seconds() - start;
             let best = search.best(by, 5, &Limits::default());
             let seconds = core_seconds() - start;
             println!(
                 "{preset} on {ranks} {}, by {by:?}: {seconds:.2} s (groups {grouped:.2}), {:?}",
                 cluster.name,
-                search.looked()
+                search.stats()
             );
             if let (Objective::Time, Some(first)) = (by, best.first()) {
                 let reasons = reasons(&search, first, by);
@@ -40,9 +40,9 @@ fn main() {
                 reasons.iter().for_each(|reason| println!("    {}", reason.line()));
                 let ladder = lockstep_sim::advice::ladder(&search, &cluster);
                 println!("  with advice: {:.2} s", (core_seconds() - start));
-                ladder
-                    .iter()
-                    .for_each(|rung| println!("    {} {} {}", rung.means, rung.taken, rung.why));
+                ladder.iter().for_each(|step| {
+                    println!("    {} {} {}", step.technique, step.taken, step.why)
+                });
             }
             for proposal in best {
                 let (estimate, train) = (&proposal.estimate, &proposal.plan.train);
@@ -59,7 +59,7 @@ fn main() {
     }
 }
 
-/// Seconds that this thread has run, as Linux counts them.
+/// CPU seconds of this thread.
 fn core_seconds() -> f64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").expect("this is Linux");
     let nanoseconds = text.split_whitespace().next().and_then(|word| word.parse::<f64>().ok());

@@ -1,4 +1,4 @@
-//! `lockstep plan`: what a run would cost on a cluster, before anything is started; and what would be better.
+//! `lockstep plan`: predicts the cost of a run on a cluster and searches for better layouts.
 
 mod preset;
 mod print;
@@ -14,58 +14,59 @@ use lockstep_sim::{Cluster, Options, estimate};
 use crate::machine;
 use crate::run_file::RunFile;
 
-/// What a run costs on a cluster: memory by stage, traffic by link, time, and whether it fits
+/// Predict memory, traffic and step time of a run on a cluster, and whether it fits
 ///
-/// The cluster is a file (see examples/clusters), or a built-in one with its number of ranks: h100-64. A run file's
-/// layout is priced as it stands; --search looks for the best of all layouts, and says why it is. A preset has no layout
-/// of its own, so that it is always searched.
+/// The cluster is a file (see examples/clusters) or a built-in name with a number of ranks, e.g. h100-64. The layout of
+/// the run file is used as it is; --search finds the best of all layouts and explains it. A preset has no layout, so it
+/// is always searched.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The run file (TOML)
+    /// Run file (TOML)
     #[arg(required_unless_present = "preset", conflicts_with = "preset")]
     run: Option<PathBuf>,
-    /// A named model instead of a run file: llama3-405b
+    /// Named model instead of a run file, e.g. llama3-405b
     #[arg(long)]
     preset: Option<String>,
-    /// h100-16384, or the path of a description; several ranks of this machine: what `bench machine` wrote
+    /// Cluster: a built-in name such as h100-16384, or a description file (for this machine, the file written by
+    /// `bench machine`)
     #[arg(long)]
     cluster: String,
-    /// Ranks [default: what the layout asks for, or what the cluster has]
+    /// Number of ranks [default: those of the layout, or of the cluster]
     #[arg(long)]
     ranks: Option<usize>,
-    /// A value laid over the run file's: --set layout.tensor=8
+    /// Override a key of the run file, e.g. --set layout.tensor=8
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     sets: Vec<String>,
-    /// Look for the best layouts, and show so many
+    /// Search for the best layouts and show COUNT of them [default: 5]
     #[arg(long, value_name = "COUNT", num_args = 0..=1, default_missing_value = "5")]
     search: Option<usize>,
-    /// What is best
+    /// Quantity to minimize
     #[arg(long, value_enum, default_value = "time")]
     by: Best,
-    /// Dollars for a rank and hour, for --by cost
+    /// Dollars per rank and hour, for --by cost
     #[arg(long, default_value_t = 2.0)]
     price: f64,
-    /// The ladder from plain data parallel on: which means pay, and which do not
+    /// Show step by step, from plain data parallelism on, which techniques pay off
     #[arg(long)]
     advice: bool,
-    /// Multiply layers' matrices in 8 bits
+    /// Compute the matmuls of layers in FP8
     #[arg(long)]
     fp8: bool,
-    /// One JSON object instead of tables
+    /// Print one JSON object instead of tables
     #[arg(long)]
     json: bool,
-    /// Also write a page to look at
+    /// Also write an HTML page to FILE
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Best {
-    /// The fastest step
+    /// Step time
     Time,
-    /// The least memory on the fullest rank
+    /// Memory of the fullest rank
     Memory,
-    /// The least rank-hours, on as many ranks or fewer
+    /// Rank-hours, on at most the given number of ranks
     Cost,
 }
 
@@ -79,31 +80,31 @@ impl Best {
     }
 }
 
-/// What is planned.
-struct Asked {
+/// Input of the command.
+struct Input {
     config: Config,
     vocab: Option<usize>,
     cluster: Cluster,
     ranks: usize,
     options: Options,
-    /// What the command decided for somebody who did not say it.
+    /// Description of values that the command chose for a preset.
     chosen: Option<String>,
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let asked = ask(&args)?;
+    let input = read_input(&args)?;
     let searched =
-        args.search.is_some() || args.preset.is_some() && asked.config.layout == Default::default();
-    let typed = if searched { None } else { Some(priced(&asked)?) };
-    let wanted = SearchRequest {
-        config: &asked.config,
-        vocab: asked.vocab,
-        cluster: &asked.cluster,
-        options: &asked.options,
-        ranks: ranks_to_try(&asked, args.by),
+        args.search.is_some() || args.preset.is_some() && input.config.layout == Default::default();
+    let typed = if searched { None } else { Some(estimate_layout(&input)?) };
+    let request = SearchRequest {
+        config: &input.config,
+        vocab: input.vocab,
+        cluster: &input.cluster,
+        options: &input.options,
+        ranks: ranks_to_try(&input, args.by),
     };
     let search = match searched || args.advice {
-        true => Some(Search::new(&wanted).map_err(told)?),
+        true => Some(Search::new(&request).map_err(config_errors)?),
         false => None,
     };
     let found = match &search {
@@ -111,13 +112,13 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             let found =
                 search.best(args.by.by(), args.search.unwrap_or(5).max(1), &Limits::default());
             if found.is_empty() {
-                bail!("{}", nothing_fits(search, &asked));
+                bail!("{}", nothing_fits(search, &input));
             }
             found
         }
         _ => Vec::new(),
     };
-    let shown = typed.as_ref().or(found.first()).context("a layout that was typed or found")?;
+    let shown = typed.as_ref().or(found.first()).context("no layout was given or found")?;
     let outcome = print::Outcome {
         shown,
         found: &found,
@@ -125,8 +126,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         by: args.by.by(),
         price: args.price,
         advice: args.advice,
-        chosen: asked.chosen.as_deref(),
-        cluster: &asked.cluster,
+        chosen: input.chosen.as_deref(),
+        cluster: &input.cluster,
     };
     match args.json {
         true => outcome.json()?,
@@ -136,14 +137,14 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         std::fs::write(path, outcome.html())
             .with_context(|| format!("cannot write {}", path.display()))?;
         if !args.json {
-            println!("the page is {}", path.display());
+            println!("wrote {}", path.display());
         }
     }
     Ok(if shown.estimate.fits { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The run, the cluster and the number of ranks, from what was typed.
-fn ask(args: &Args) -> anyhow::Result<Asked> {
+/// Reads the run, the cluster and the number of ranks from the arguments.
+fn read_input(args: &Args) -> anyhow::Result<Input> {
     let early = machine::cluster(&args.cluster, args.ranks);
     let (config, vocab, chosen) = match (&args.run, &args.preset) {
         (Some(path), _) => {
@@ -157,7 +158,7 @@ fn ask(args: &Args) -> anyhow::Result<Asked> {
             let vocab = RunFile::of(config.clone()).ok().map(|file| file.source.vocab());
             (config, vocab, Some(chosen))
         }
-        (None, None) => bail!("give a run file or --preset"),
+        (None, None) => bail!("no run file; give a run file or --preset"),
     };
     let laid_out = config.layout.data.is_some() || config.ranks() > 1;
     let typed = args.ranks.or(laid_out.then(|| config.ranks()));
@@ -168,57 +169,60 @@ fn ask(args: &Args) -> anyhow::Result<Asked> {
     };
     let Some(ranks) = ranks.filter(|ranks| *ranks > 0) else {
         bail!(
-            "how many ranks? Say --ranks 64, --cluster {}-64, or a layout in the run file",
+            "the number of ranks is unknown; use --ranks 64, --cluster {}-64, or a layout in the run file",
             args.cluster
         );
     };
     if let Some(most) = cluster.ranks.filter(|most| *most < ranks) {
-        bail!("{} ranks, but {} has {most}", ranks, cluster.name);
+        bail!(
+            "{ranks} ranks are more than cluster {} has ({most}); use at most {most}",
+            cluster.name
+        );
     }
     let options = Options { fp8: args.fp8, ..machine::options(&cluster, ranks) };
-    Ok(Asked { config, vocab, cluster, ranks, options, chosen })
+    Ok(Input { config, vocab, cluster, ranks, options, chosen })
 }
 
-/// The layout that was typed.
-fn priced(asked: &Asked) -> anyhow::Result<Proposal> {
-    let env = asked.cluster.environment(asked.ranks, asked.vocab);
-    let plan = Plan::resolve(&asked.config, &env).map_err(told)?;
-    let estimate = estimate(&plan, &asked.cluster, &asked.options);
+/// The layout of the run file with its estimate.
+fn estimate_layout(input: &Input) -> anyhow::Result<Proposal> {
+    let env = input.cluster.environment(input.ranks, input.vocab);
+    let plan = Plan::resolve(&input.config, &env).map_err(config_errors)?;
+    let estimate = estimate(&plan, &input.cluster, &input.options);
     Ok(Proposal { plan, estimate })
 }
 
-/// All of them; where money counts also fewer, by halves of whole hosts and then of one.
-fn ranks_to_try(asked: &Asked, by: Best) -> Vec<usize> {
-    let mut ranks = vec![asked.ranks];
+/// The given number of ranks; for `--by cost` also smaller numbers, halved repeatedly.
+fn ranks_to_try(input: &Input, by: Best) -> Vec<usize> {
+    let mut ranks = vec![input.ranks];
     while by == Best::Cost && ranks[ranks.len() - 1].is_multiple_of(2) {
         ranks.push(ranks[ranks.len() - 1] / 2);
     }
     ranks
 }
 
-fn nothing_fits(search: &Search, asked: &Asked) -> String {
+fn nothing_fits(search: &Search, input: &Input) -> String {
     let gib = |bytes: f64| bytes / (1u64 << 30) as f64;
     match search.smallest(&Limits::default()) {
         None => format!(
-            "no layout of {} ranks: neither the batch of {} sequences nor the model can be cut like that; \
-             try another number of ranks, or a global batch that has more divisors",
-            asked.ranks,
-            asked.config.train.global_batch.unwrap_or(32)
+            "no valid layout of {} ranks: they do not divide the global batch of {} sequences or the model; \
+             use another number of ranks, or a global batch with more divisors",
+            input.ranks,
+            input.config.train.global_batch.unwrap_or(32)
         ),
         Some(smallest) => format!(
-            "nothing fits on {} × {} ({:.1} GiB): the smallest layout, {}, needs {:.1} GiB; take more ranks",
-            asked.ranks,
-            asked.cluster.accelerator.name,
-            asked.cluster.accelerator.memory_gib,
+            "nothing fits on {} × {} ({:.1} GiB): the smallest layout, {}, needs {:.1} GiB; use more ranks",
+            input.ranks,
+            input.cluster.accelerator.name,
+            input.cluster.accelerator.memory_gib,
             lockstep_sim::search::layout_words(&smallest.plan),
             gib(smallest.bytes())
         ),
     }
 }
 
-fn told(mistakes: Vec<ConfigError>) -> anyhow::Error {
-    let told: Vec<String> = mistakes.iter().map(ConfigError::to_string).collect();
-    match told.as_slice() {
+fn config_errors(errors: Vec<ConfigError>) -> anyhow::Error {
+    let texts: Vec<String> = errors.iter().map(ConfigError::to_string).collect();
+    match texts.as_slice() {
         [one] => anyhow::anyhow!("{one}"),
         many => anyhow::anyhow!("{} errors:\n  {}", many.len(), many.join("\n  ")),
     }

@@ -1,22 +1,22 @@
-//! A run for a named model that nobody has written a run file for: sequence and batch as such models are trained with.
+//! A run for a preset without a run file, with a typical sequence length and batch size.
 
 use anyhow::bail;
 use lockstep_plan::config::nearest;
 use lockstep_plan::{Config, presets};
 
-/// Sequences are cut to this length where the model would take longer ones, as most of a training does.
+/// Maximum sequence length. Most of pre-training uses shorter sequences than the model supports.
 const SEQ: usize = 8192;
 
-/// The run, and a sentence on what was chosen.
+/// The run, and a description of the chosen values.
 pub fn run(name: &str, ranks: usize, sets: &[String]) -> anyhow::Result<(Config, String)> {
     if !presets::NAMES.contains(&name) {
         let meant = nearest(name, presets::NAMES.into_iter());
         let meant = meant.map_or(String::new(), |near| format!("did you mean `{near}`? "));
-        bail!("no preset is called `{name}`: {meant}there are {}", presets::NAMES.join(", "));
+        bail!("unknown preset `{name}`; {meant}presets: {}", presets::NAMES.join(", "));
     }
-    // The data's vocabulary only serves models that have none of their own.
-    let shape =
-        presets::shape(name, Some(512)).map_err(|_| anyhow::anyhow!("{name} is no whole model"))?;
+    // The vocabulary of the data is only used by presets without their own.
+    let shape = presets::shape(name, Some(512))
+        .map_err(|_| anyhow::anyhow!("preset {name} is incomplete"))?;
     let seq = shape.seq.min(SEQ);
     let batch = batch(shape.param_count(), seq, ranks);
     let text = format!(
@@ -27,14 +27,14 @@ pub fn run(name: &str, ranks: usize, sets: &[String]) -> anyhow::Result<(Config,
     config.name = Some(name.to_string());
     let tokens = config.train.global_batch.unwrap_or(batch) * config.data.seq.unwrap_or(seq);
     let chosen = format!(
-        "chosen, as nothing was said: global_batch={batch} × seq={seq} = {:.1}M tokens per step, bf16 (--set changes them)",
+        "defaults: global_batch={batch} × seq={seq} = {:.1}M tokens per step, bf16 (override with --set)",
         tokens as f64 / 1e6
     );
     Ok((config, chosen))
 }
 
-/// Sequences of a step: half a million tokens for small models, four for large, sixteen for the largest, as their papers
-/// have it; a multiple of what in the number of ranks is no power of two, so that it can be cut.
+/// Sequences per step: 0.5M tokens for small models, 4M for large, 16M for the largest, as in their papers. A multiple of
+/// the odd part of the number of ranks, so that it can be divided.
 fn batch(params: usize, seq: usize, ranks: usize) -> usize {
     let tokens = match params {
         0..2_000_000_000 => 1 << 19,

@@ -1,15 +1,15 @@
-//! What `plan` has found, as tables, as JSON and as a page.
+//! Prints the result of `lockstep plan` as tables, JSON and HTML.
 
 use anyhow::Context;
 use lockstep_sim::Cluster;
 use lockstep_sim::advice::{batch_remarks, ladder};
 use lockstep_sim::report::{self, Report};
-use lockstep_sim::search::{Objective, Proposal, Search, limit, reasons};
+use lockstep_sim::search::{Objective, Proposal, Search, bottlenecks, reasons};
 use serde::Serialize;
 
 pub struct Outcome<'a> {
     pub shown: &'a Proposal,
-    /// The best, where they were looked for.
+    /// The best layouts of the search, if there was one.
     pub found: &'a [Proposal],
     pub search: Option<&'a Search<'a>>,
     pub by: Objective,
@@ -28,23 +28,23 @@ struct Json {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     limits: Vec<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    reasons: Vec<Turn>,
+    reasons: Vec<Alternative>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    advice: Vec<LadderStep>,
+    advice: Vec<AdviceStep>,
 }
 
 #[derive(Serialize)]
-struct Turn {
-    stands: String,
-    turned: String,
-    /// Of the best one's value; nothing where nothing fits.
-    times: Option<f64>,
+struct Alternative {
+    current: String,
+    alternative: String,
+    /// Objective relative to the best layout; null if nothing fits.
+    ratio: Option<f64>,
     why: String,
 }
 
 #[derive(Serialize)]
-struct LadderStep {
-    means: &'static str,
+struct AdviceStep {
+    technique: &'static str,
     taken: bool,
     step_s: Option<f64>,
     layout: Option<String>,
@@ -71,34 +71,34 @@ impl Outcome<'_> {
 
     pub fn json(&self) -> anyhow::Result<()> {
         let why = if self.found.is_empty() { Vec::new() } else { self.reasons() };
-        let turns = why.iter().flat_map(|reason| {
-            reason.turns.iter().map(|turn| Turn {
-                stands: reason.typed.clone(),
-                turned: turn.typed.clone(),
-                times: turn.times,
-                why: turn.why.clone(),
+        let alternatives = why.iter().flat_map(|reason| {
+            reason.alternatives.iter().map(|other| Alternative {
+                current: reason.setting.clone(),
+                alternative: other.setting.clone(),
+                ratio: other.ratio,
+                why: other.why.clone(),
             })
         });
-        let rungs = self
+        let steps = self
             .search
             .filter(|_| self.advice)
             .map_or(Vec::new(), |search| ladder(search, self.cluster));
-        let rungs = rungs.into_iter().map(|rung| LadderStep {
-            means: rung.means,
-            taken: rung.taken,
-            step_s: rung.proposal.as_ref().map(|proposal| proposal.estimate.step_s),
-            layout: rung
+        let steps = steps.into_iter().map(|step| AdviceStep {
+            technique: step.technique,
+            taken: step.taken,
+            step_s: step.proposal.as_ref().map(|proposal| proposal.estimate.step_s),
+            layout: step
                 .proposal
                 .as_ref()
                 .map(|proposal| lockstep_sim::search::layout_words(&proposal.plan)),
-            why: rung.why,
+            why: step.why,
         });
         let json = Json {
             shown: Report::of(self.shown, self.cluster),
             found: self.found.iter().map(|proposal| Report::of(proposal, self.cluster)).collect(),
-            limits: limit(self.shown, self.cluster),
-            reasons: turns.collect(),
-            advice: rungs.collect(),
+            limits: bottlenecks(self.shown, self.cluster),
+            reasons: alternatives.collect(),
+            advice: steps.collect(),
         };
         println!("{}", serde_json::to_string(&json).context("a report is plain data")?);
         Ok(())
@@ -111,20 +111,20 @@ impl Outcome<'_> {
         }
     }
 
-    /// What is told besides the plan itself, with titles.
+    /// Additional sections with titles.
     fn notes(&self) -> Vec<(String, String)> {
         let mut notes =
-            vec![("what limits it".to_string(), list(&limit(self.shown, self.cluster)))];
+            vec![("bottlenecks".to_string(), list(&bottlenecks(self.shown, self.cluster)))];
         if let (Some(search), [best, ..]) = (self.search, self.found) {
-            let looked = search.looked();
+            let stats = search.stats();
             let title = format!(
-                "the best {} of all layouts ({} groups, {} never fit; {} layouts opened, {} too large, {} estimated)",
+                "best {} layouts (searched {} groups, {} of them infeasible; {} layouts: {} do not fit, {} estimated)",
                 self.found.len(),
-                looked.groups,
-                looked.infeasible,
-                looked.layouts,
-                looked.too_large,
-                looked.estimated
+                stats.groups,
+                stats.infeasible,
+                stats.layouts,
+                stats.too_large,
+                stats.estimated
             );
             let mut table = report::proposals_text(self.found);
             if self.by == Objective::Cost {
@@ -133,28 +133,28 @@ impl Outcome<'_> {
             notes.push((title, table));
             let why = reasons(search, best, self.by);
             notes.push((
-                "why: one turn of each knob; when it is a degree, with the others half to twice as large".into(),
+                "alternatives: one setting changed at a time (for a degree, other degrees may change by up to 2×)".into(),
                 report::reasons_text(&why),
             ));
         }
         if let Some(search) = self.search.filter(|_| self.advice) {
-            let rungs = ladder(search, self.cluster);
-            let title = "the ladder: each means only where the ones before leave something to gain";
-            notes.push((title.into(), report::ladder_text(&rungs)));
+            let steps = ladder(search, self.cluster);
+            let title = "advice: techniques in order, each taken (✓) only if it gains at least 3%";
+            notes.push((title.into(), report::ladder_text(&steps)));
         }
         if self.search.is_some() {
-            notes.extend(self.batch().map(|lines| ("on the global batch".to_string(), lines)));
+            notes.extend(self.batch().map(|lines| ("global batch".to_string(), lines)));
         }
         notes
     }
 
-    /// Rank-hours and money for a billion tokens.
+    /// Rank-hours and price of a billion tokens.
     fn costs(&self) -> String {
         let mut text = String::new();
         for proposal in self.found {
             let hours = proposal.plan.ranks as f64 / proposal.estimate.tokens_per_s * 1e9 / 3600.0;
             text += &format!(
-                "  {} ranks: {hours:.1} rank-hours for 1e9 tokens, {:.0} dollars at {} an hour\n",
+                "  {} ranks: {hours:.1} rank-hours per 1e9 tokens, ${:.0} at ${} per rank-hour\n",
                 proposal.plan.ranks,
                 hours * self.price,
                 self.price
@@ -163,7 +163,8 @@ impl Outcome<'_> {
         text
     }
 
-    /// Where stages wait for want of micro-batches, a batch twice as large halves that; what it asks for.
+    /// Remarks on the batch size. If the pipeline has too few micro-batches, a batch twice as large is considered, which
+    /// halves the bubble.
     fn batch(&self) -> Option<String> {
         let Proposal { plan, estimate } = self.shown;
         let starved = estimate.time.bubble > 0.1 * estimate.step_s

@@ -1,13 +1,13 @@
-//! What to think of when the global batch grows: learning rate and warm-up. Rules of thumb, each with its source; no
-//! rule replaces a short sweep.
+//! Learning rate and warm-up for a larger global batch. Rules of thumb with their sources; they do not replace a short
+//! sweep.
 
 use lockstep_plan::Plan;
 
-/// Tokens of a step above which more of them stop to save steps in proportion: the critical batch of language models of
-/// usual losses, a few million (McCandlish et al. 2018, Kaplan et al. 2020).
+/// Critical batch size in tokens: above it, larger batches no longer save steps in proportion. A few million for
+/// language models at typical losses (McCandlish et al. 2018, Kaplan et al. 2020).
 const CRITICAL: f64 = 4e6;
 
-/// The batch that would fill a cluster, and what it asks for.
+/// A batch size and the hyperparameters that go with it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct BatchRemarks {
     pub global_batch: usize,
@@ -16,11 +16,11 @@ pub struct BatchRemarks {
     pub lines: Vec<String>,
 }
 
-/// What a run with `global_batch` sequences per step should change, if that is more than it has now.
+/// Recommended changes for a run with `global_batch` sequences per step.
 ///
-/// Adam's step does not grow with the gradient, so its noise is what a larger batch takes away: the learning rate goes
-/// with the square root of the batch (Malladi et al. 2022). Warm-up counts tokens, so that it takes fewer steps, but not
-/// fewer than some hundred, in which the moments settle.
+/// Adam's step size does not depend on the scale of the gradient, so a larger batch only reduces noise: the learning rate
+/// scales with the square root of the batch (Malladi et al. 2022). Warm-up covers the same number of tokens, so it takes
+/// fewer steps, but at least 100, in which the moments settle.
 pub fn batch_remarks(plan: &Plan, global_batch: usize) -> Option<BatchRemarks> {
     let times = global_batch as f64 / plan.train.global_batch as f64;
     let tokens = (global_batch * plan.data.seq) as f64;
@@ -30,11 +30,11 @@ pub fn batch_remarks(plan: &Plan, global_batch: usize) -> Option<BatchRemarks> {
     let lr = plan.train.lr.peak * times.sqrt();
     if times > 1.0 {
         lines.push(format!(
-            "a global batch of {global_batch} instead of {}: lr {:.2e} instead of {:.2e} (by the square root, for Adam)",
+            "global batch {global_batch} instead of {}: use lr {:.2e} instead of {:.2e} (square-root scaling for Adam)",
             plan.train.global_batch, lr, plan.train.lr.peak
         ));
         lines.push(format!(
-            "warm-up over the same tokens: {warmup} steps instead of {}; steps: {} instead of {}",
+            "for the same number of tokens, use {warmup} warm-up steps instead of {}, and {} steps instead of {}",
             plan.train.lr.warmup,
             (plan.train.steps as f64 / times).ceil(),
             plan.train.steps
@@ -42,11 +42,12 @@ pub fn batch_remarks(plan: &Plan, global_batch: usize) -> Option<BatchRemarks> {
     }
     if tokens > CRITICAL {
         lines.push(format!(
-            "{:.1}M tokens per step are above the few million at which larger batches stop to save steps;",
+            "{:.1}M tokens per step is above the critical batch size of a few million tokens;",
             tokens / 1e6
         ));
         lines.push(
-            "grow it during training, or expect to need more tokens for the same loss".into(),
+            "increase the batch during training, or expect to need more tokens for the same loss"
+                .into(),
         );
     }
     (!lines.is_empty()).then_some(BatchRemarks { global_batch, lr, warmup, lines })

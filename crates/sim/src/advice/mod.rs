@@ -1,29 +1,29 @@
-//! The ladder of a careful engineer: plain data parallel first, then one means after the other, each only where the
-//! one before leaves something to gain. Every rung is the best layout that its means allow, as the search finds it.
+//! Step-by-step advice: start with plain data parallelism and add one technique at a time, only if it gains something.
+//! Every step is the best layout that the search finds with the techniques so far.
 
 mod batch;
 
 pub use batch::{BatchRemarks, batch_remarks};
 
-use crate::search::{Knob, Limits, Objective, Proposal, Search, limit, parts};
+use crate::search::{Knob, Limits, Objective, Proposal, Search, bottlenecks, time_breakdown};
 use crate::{Cluster, Estimate};
 
-/// A means, and what it brings.
+/// A technique and its benefit.
 #[derive(Clone, PartialEq, Debug)]
 pub struct LadderStep {
     /// `recompute`, `ZeRO`, ….
-    pub means: &'static str,
-    /// The best layout with all means that were taken before and this one, where one fits.
+    pub technique: &'static str,
+    /// The best layout with this technique and all that were taken before. None: no layout fits.
     pub proposal: Option<Proposal>,
     pub taken: bool,
     pub why: String,
 }
 
-/// What a means must gain to be worth its trouble.
-const WORTH: f64 = 0.03;
+/// Minimum gain for a technique to be taken.
+const MIN_GAIN: f64 = 0.03;
 
-/// All means, in the order in which they are tried.
-const MEANS: [(&str, &[Knob]); 7] = [
+/// All techniques with their knobs, in the order in which they are tried.
+const TECHNIQUES: [(&str, &[Knob]); 7] = [
     ("data parallel", &[Knob::Data, Knob::MicroBatch]),
     ("recompute", &[Knob::Recompute]),
     ("ZeRO", &[Knob::Zero, Knob::Shard]),
@@ -33,69 +33,71 @@ const MEANS: [(&str, &[Knob]); 7] = [
     ("expert parallel", &[Knob::Expert]),
 ];
 
-/// The rungs from the first to the last that the model knows.
+/// The steps for all techniques that apply to the model.
 pub fn ladder(search: &Search, cluster: &Cluster) -> Vec<LadderStep> {
     let mut allowed: Vec<Knob> = Vec::new();
-    let mut rungs: Vec<LadderStep> = Vec::new();
-    let mut standing: Option<Proposal> = None;
-    for (means, knobs) in MEANS {
-        // A model without experts has no such axis.
-        if rungs.len() > 1 && knobs.iter().all(|knob| search.answers(*knob).len() < 2) {
+    let mut steps: Vec<LadderStep> = Vec::new();
+    let mut current: Option<Proposal> = None;
+    for (technique, knobs) in TECHNIQUES {
+        // Skip techniques without alternatives: a dense model has no expert axis.
+        if steps.len() > 1 && knobs.iter().all(|knob| search.values(*knob).len() < 2) {
             continue;
         }
         let with: Vec<Knob> = allowed.iter().chain(knobs).copied().collect();
         let proposal = search.best(Objective::Time, 1, &without(&with)).pop();
-        let (taken, why) =
-            judge(search, cluster, standing.as_ref(), proposal.as_ref(), &with, rungs.is_empty());
-        // What fits nothing may yet be needed by what comes after: it stays in hand.
+        let (taken, why) = match &proposal {
+            None => (false, why_none_fits(search, &with)),
+            Some(now) => judge(cluster, current.as_ref(), now, steps.is_empty()),
+        };
+        // If nothing fits yet, the technique stays allowed, because later steps may need it.
         if taken || proposal.is_none() {
             allowed = with;
         }
         if taken {
-            standing = proposal.clone();
+            current = proposal.clone();
         }
-        rungs.push(LadderStep { means, proposal, taken, why });
+        steps.push(LadderStep { technique, proposal, taken, why });
     }
-    rungs
+    steps
 }
 
-/// Every knob that is not named stands as it does where nobody has touched it.
+/// Limits that keep every knob that is not named at its default.
 fn without(named: &[Knob]) -> Limits {
     let usual = |knob: &Knob| match knob {
         Knob::Zero | Knob::Recompute | Knob::Sequence | Knob::ContextKind => 0..=0,
         _ => 1..=1,
     };
-    let all = MEANS.iter().flat_map(|(_, knobs)| knobs.iter());
-    // Where there is no pipeline, schedules and chunks are as they are.
+    let all = TECHNIQUES.iter().flat_map(|(_, knobs)| knobs.iter());
+    // Without a pipeline, the schedule has no effect.
     let limited =
         all.filter(|knob| !named.contains(knob) && !matches!(knob, Knob::Schedule | Knob::Shard));
     Limits(limited.map(|knob| (*knob, usual(knob))).collect())
 }
 
+fn why_none_fits(search: &Search, with: &[Knob]) -> String {
+    match search.smallest(&without(with)) {
+        Some(smallest) => {
+            let over = smallest.over() / (1u64 << 30) as f64;
+            format!("does not fit: exceeds the memory by at least {over:.1} GiB")
+        }
+        None => "no valid layout: the ranks do not divide the batch or the model".into(),
+    }
+}
+
+/// Whether to take a technique that gives the proposal `now`, and why.
 fn judge(
-    search: &Search,
     cluster: &Cluster,
     before: Option<&Proposal>,
-    now: Option<&Proposal>,
-    with: &[Knob],
+    now: &Proposal,
     first: bool,
 ) -> (bool, String) {
-    let Some(now) = now else {
-        return (false, match search.smallest(&without(with)) {
-            Some(smallest) => {
-                let over = smallest.over() / (1u64 << 30) as f64;
-                format!("does not fit: at least {over:.1} GiB over")
-            }
-            None => "no such layout: the batch or the model cannot be cut into as many pieces as there are ranks".into(),
-        });
-    };
-    let bottleneck = || limit(now, cluster).get(1).cloned().unwrap_or_default();
+    let bottleneck = || bottlenecks(now, cluster).get(1).cloned().unwrap_or_default();
     match before {
         None if first => (true, format!("fits; {}", bottleneck())),
-        None => (true, format!("now it fits; {}", bottleneck())),
+        None => (true, format!("fits now; {}", bottleneck())),
         Some(before) => {
             let gain = 1.0 - now.estimate.step_s / before.estimate.step_s;
-            match gain >= WORTH {
+            match gain >= MIN_GAIN {
                 true => (
                     true,
                     format!(
@@ -105,16 +107,16 @@ fn judge(
                     ),
                 ),
                 false => {
-                    (false, format!("not needed: it would gain {:.1}%", 100.0 * gain.max(0.0)))
+                    (false, format!("not needed: would gain only {:.1}%", 100.0 * gain.max(0.0)))
                 }
             }
         }
     }
 }
 
-/// What of a step became less.
+/// The part of the step that shrank the most.
 fn shrunk(before: &Estimate, now: &Estimate) -> String {
-    let (old, new) = (parts(before), parts(now));
+    let (old, new) = (time_breakdown(before), time_breakdown(now));
     let less = |index: &usize| old[*index].1 - new[*index].1;
     let most = (0..old.len()).max_by(|a, b| less(a).total_cmp(&less(b))).unwrap_or(0);
     format!("{} {:.3} s instead of {:.3} s", old[most].0, new[most].1, old[most].1)

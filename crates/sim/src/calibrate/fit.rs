@@ -1,6 +1,5 @@
-//! A machine whose cores compute, from single multiplies and whole steps that were measured on it. A step is a sum of
-//! kinds of work, each of which was seen by itself: every kind gets the pace at which what it has to do takes as long
-//! as it did. What makes no physical sense is refused.
+//! Fits the description of a CPU machine to measured matmuls and training steps. Steps are measured by operation class,
+//! and each class gets the efficiency that reproduces its time. Implausible values are rejected.
 
 use lockstep_plan::model::Family;
 use lockstep_plan::{Dtype, Plan};
@@ -12,51 +11,51 @@ use crate::cluster::{Cluster, Curve, Efficiency, MatmulOverhead, MatmulOverheads
 use crate::compute::{ByClass, OpClass, same_in_all_families};
 use crate::estimate::{Options, estimate};
 
-/// A multiply of (m, k) by (k, n), by itself.
+/// An isolated matmul of (m, k) by (k, n).
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct MeasuredMatmul {
     pub dims: [usize; 3],
     pub compute: Dtype,
-    /// Added to what is there in f32: the gradient of a weight.
+    /// Whether the result is accumulated into an f32 buffer: a weight gradient.
     pub sums: bool,
     pub seconds: f64,
 }
 
-/// What a step of a plan spent, in seconds: means over the ranks, medians over steps.
+/// Measured times of a step in seconds: means over ranks, medians over steps.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MeasuredStep {
     pub plan: Plan,
     pub step: f64,
     pub by: ByClass,
-    /// Exchanges of the rank that waited the least, and what the others waited more.
-    pub exchange: f64,
+    /// Communication of the rank that waited the least, and the additional waiting of the others.
+    pub comm: f64,
     pub waiting: f64,
-    /// What is neither computing nor exchanging, taken step by step: medians of parts do not add up to that of the whole.
+    /// Neither compute nor communication. Measured per step, because medians of parts do not add up.
     pub rest: f64,
 }
 
-/// What ranks computed of many steps together, in seconds: the mean of them, and how much more the slowest did.
+/// Compute time of many steps together, in seconds: mean over ranks, and the excess of the slowest rank.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct RankSkew {
     pub computing: f64,
     pub waiting: f64,
 }
 
-/// A machine as it was measured, and how well that went.
+/// A fitted machine and the quality of the fit.
 #[derive(Clone, Debug)]
 pub struct Fitted {
     pub cluster: Cluster,
-    /// By how much multiplies are off, on average.
-    pub multiplies: f64,
-    /// Predicted over measured, of every step that was measured; and the same by a machine that has not seen that step.
+    /// Mean relative error of the matmuls.
+    pub matmul_error: f64,
+    /// Predicted over measured time of every step: with the full fit, and with a fit that leaves this step out.
     pub steps: Vec<(f64, f64)>,
 }
 
-/// The machine with which multiplies and steps take as long as they did. `cluster` has its memory, bandwidth, cores and
-/// number of ranks; the rest of it is found. `together`: of steps as if they were one long one.
+/// Fits a machine to measurements. `cluster` provides memory, bandwidth, cores and number of ranks; everything else is
+/// fitted. `together` is the skew of all steps taken as one long step.
 pub fn fit(
     cluster: &Cluster,
-    multiplies: &[MeasuredMatmul],
+    matmuls: &[MeasuredMatmul],
     steps: &[MeasuredStep],
     together: RankSkew,
 ) -> Result<Fitted, String> {
@@ -66,42 +65,49 @@ pub fn fit(
     let device = &mut neutral.accelerator;
     (device.efficiency, device.kernel_gap_us, device.launch_us) = (None, 0.0, 0.0);
     device.attention = [(1.0, 0.0); 2];
-    let off = fit_multiplies(&mut neutral, &first.plan, multiplies)?;
-    let seen: Vec<Seen> = steps.iter().map(|spent| Seen::of(&neutral, spent)).collect();
-    let paced = |but: Option<usize>| {
-        let steps = seen.iter().enumerate().filter(|(number, _)| Some(*number) != but);
-        paced(&neutral, &steps.map(|(_, seen)| seen).collect::<Vec<_>>(), together)
+    let matmul_error = fit_matmuls(&mut neutral, &first.plan, matmuls)?;
+    let models: Vec<StepModel> =
+        steps.iter().map(|measured| StepModel::of(&neutral, measured)).collect();
+    let with_efficiency = |but: Option<usize>| {
+        let steps = models.iter().enumerate().filter(|(number, _)| Some(*number) != but);
+        with_efficiency(&neutral, &steps.map(|(_, model)| model).collect::<Vec<_>>(), together)
     };
-    let predicted = |cluster: &Cluster, spent: &MeasuredStep| {
-        estimate(&spent.plan, cluster, &Options::default()).step_s / spent.step
+    let predicted = |cluster: &Cluster, measured: &MeasuredStep| {
+        estimate(&measured.plan, cluster, &Options::default()).step_s / measured.step
     };
-    let cluster = paced(None)?;
+    let cluster = with_efficiency(None)?;
     let mut quality = Vec::new();
-    for (number, spent) in steps.iter().enumerate() {
-        quality.push((predicted(&cluster, spent), predicted(&paced(Some(number))?, spent)));
+    for (number, measured) in steps.iter().enumerate() {
+        quality.push((
+            predicted(&cluster, measured),
+            predicted(&with_efficiency(Some(number))?, measured),
+        ));
     }
-    Ok(Fitted { cluster, multiplies: off, steps: quality })
+    Ok(Fitted { cluster, matmul_error, steps: quality })
 }
 
-/// Rates, starts and passes of multiplies in either type; by how much they are off on average.
-fn fit_multiplies(
+/// Fits rate, start time and memory speed of matmuls for both types. Returns the mean relative error.
+fn fit_matmuls(
     cluster: &mut Cluster,
     plan: &Plan,
-    multiplies: &[MeasuredMatmul],
+    matmuls: &[MeasuredMatmul],
 ) -> Result<f64, String> {
     let stream = cluster.shared(plan.ranks, plan.train.threads).accelerator.stream_rate();
     let share = cluster.share(plan.ranks, plan.train.threads);
     let (mut off, mut parts) = (0.0, Vec::new());
     for compute in [Dtype::F32, Dtype::Bf16] {
-        let of_type = multiplies.iter().filter(|multiply| multiply.compute == compute);
+        let of_type = matmuls.iter().filter(|multiply| multiply.compute == compute);
         let rows: Vec<([f64; 4], f64)> =
             of_type.map(|multiply| (multiply.work(stream), multiply.seconds)).collect();
         let found = least::weights(&rows);
         let [plain, sums, passing, start] = found;
-        within("operations per second of a multiply", 1.0 / plain, [1e8, 1e16])?;
-        within("speed of weight gradients, of other multiplies,", plain / sums, [0.3, 3.0])?;
-        let told = |work: &[f64; 4]| work.iter().zip(found).map(|(x, w)| x * w).sum::<f64>();
-        off += rows.iter().map(|(work, measured)| (told(work) / measured - 1.0).abs()).sum::<f64>();
+        within("FLOP/s of matmuls", 1.0 / plain, [1e8, 1e16])?;
+        within("relative speed of weight gradients", plain / sums, [0.3, 3.0])?;
+        let predicted = |work: &[f64; 4]| work.iter().zip(found).map(|(x, w)| x * w).sum::<f64>();
+        off += rows
+            .iter()
+            .map(|(work, measured)| (predicted(work) / measured - 1.0).abs())
+            .sum::<f64>();
         let peak = match compute {
             Dtype::F32 => &mut cluster.accelerator.peak.f32,
             _ => &mut cluster.accelerator.peak.bf16,
@@ -114,11 +120,11 @@ fn fit_multiplies(
     (shape.best, shape.accumulate, shape.ramp) = (1.0, 1.0, 0.0);
     shape.curve.clear();
     shape.overheads = Some(MatmulOverheads { f32: parts[0], bf16: parts[1] });
-    Ok(off / multiplies.len() as f64)
+    Ok(off / matmuls.len() as f64)
 }
 
 impl MeasuredMatmul {
-    /// What it does: operations, those that add to what is there, seconds of passing memory, and beginning once.
+    /// Parts of its time: plain FLOPs, accumulating FLOPs, seconds of memory traffic, one start.
     fn work(&self, stream: f64) -> [f64; 4] {
         let [m, k, n] = self.dims.map(|dim| dim as f64);
         let flops = 2.0 * m * k * n;
@@ -130,20 +136,20 @@ impl MeasuredMatmul {
     }
 }
 
-/// A step that was measured, beside what it would be where nothing was lost.
-struct Seen<'a> {
-    spent: &'a MeasuredStep,
+/// A measured step next to its ideal time without losses.
+struct StepModel<'a> {
+    measured: &'a MeasuredStep,
     sizes: ByClass,
     ideal: ByClass,
-    /// Kernels, and pieces in which gradients go.
+    /// Kernel launches.
     kernels: f64,
-    /// Seconds of exchanges at 1 GB/s without latency, and at no time for bytes with a second for each hop.
-    exchange: [f64; 2],
+    /// Seconds of communication at 1 GB/s without latency, and with one second per hop at infinite bandwidth.
+    comm: [f64; 2],
 }
 
-impl Seen<'_> {
-    fn of<'a>(neutral: &Cluster, spent: &'a MeasuredStep) -> Seen<'a> {
-        let plan = &spent.plan;
+impl StepModel<'_> {
+    fn of<'a>(neutral: &Cluster, measured: &'a MeasuredStep) -> StepModel<'a> {
+        let plan = &measured.plan;
         let mut cluster = neutral.clone();
         cluster.accelerator.kernel_gap_us = 1e6;
         let mut priced = |hop_us: f64, gbs: f64| {
@@ -151,44 +157,44 @@ impl Seen<'_> {
             estimate(plan, &cluster, &Options::default())
         };
         let bytes = priced(0.0, 1.0);
-        let exchange = [bytes.time.data, priced(1e6, 1e30).time.data];
+        let comm = [bytes.time.data, priced(1e6, 1e30).time.data];
         let mut ideal = ByClass::default();
         bytes.computing.iter().for_each(|(kind, seconds)| ideal[*kind as usize] = *seconds);
         let shared = neutral.shared(plan.ranks, plan.train.threads);
         let options = Options::default();
         let case = Case::new(plan, &shared, &options);
         let sizes = OpClass::ALL.map(|kind| case.size(kind));
-        Seen { spent, sizes, ideal, kernels: bytes.time.host, exchange }
+        StepModel { measured, sizes, ideal, kernels: bytes.time.host, comm }
     }
 
     fn computing(&self) -> f64 {
-        self.spent.by.iter().sum()
+        self.measured.by.iter().sum()
     }
 
-    /// What it reached of the ideal in a kind of work, if it did enough of it.
+    /// Efficiency reached in an operation class, if the step spent enough time in it.
     fn reached(&self, kind: OpClass) -> Result<Option<Reached>, String> {
-        let plan = &self.spent.plan;
-        let (ideal, spent) = (self.ideal[kind as usize], self.spent.by[kind as usize]);
-        // What is too short for a clock is too short to matter, and gets no pace of its own.
-        if ideal <= 0.0 || spent <= 1e-5 * self.spent.step {
+        let plan = &self.measured.plan;
+        let (ideal, measured) = (self.ideal[kind as usize], self.measured.by[kind as usize]);
+        // Too short to measure, and too short to matter.
+        if ideal <= 0.0 || measured <= 1e-5 * self.measured.step {
             return Ok(None);
         }
         let what = format!("{} of {}", kind.name(), plan.name);
-        within(&what, ideal / spent, bounds(kind))?;
+        within(&what, ideal / measured, bounds(kind))?;
         let (family, size) = (plan.model.family, self.sizes[kind as usize]);
-        Ok(Some(Reached { family, size, pace: ideal / spent }))
+        Ok(Some(Reached { family, size, efficiency: ideal / measured }))
     }
 }
 
-/// The pace of a kind of work in one step.
+/// Efficiency of an operation class in one step.
 #[derive(Clone, Copy)]
 struct Reached {
     family: Family,
     size: f64,
-    pace: f64,
+    efficiency: f64,
 }
 
-/// Efficiency by size. Those of about one size are one point, so that chance counts less.
+/// Efficiency by size. Points of about the same size are averaged to reduce noise.
 fn joined(mut all: Vec<Reached>) -> Curve {
     all.sort_by(|a, b| a.size.total_cmp(&b.size));
     let near = |a: &Reached, b: &Reached| b.size < SAME_SIZE * a.size;
@@ -196,23 +202,28 @@ fn joined(mut all: Vec<Reached>) -> Curve {
         let mean = |of: fn(&Reached) -> f64| {
             (run.iter().map(|reached| of(reached).ln()).sum::<f64>() / run.len() as f64).exp()
         };
-        (mean(|reached| reached.size), mean(|reached| reached.pace))
+        (mean(|reached| reached.size), mean(|reached| reached.efficiency))
     };
     Curve(all.chunk_by(near).map(point).collect())
 }
 
-/// Up to which factor sizes are about the same.
+/// Sizes within this factor count as the same.
 const SAME_SIZE: f64 = 1.5;
 
-/// The neutral machine with the paces of these steps.
-fn paced(neutral: &Cluster, steps: &[&Seen], together: RankSkew) -> Result<Cluster, String> {
+/// The neutral machine with the efficiencies of these steps.
+fn with_efficiency(
+    neutral: &Cluster,
+    steps: &[&StepModel],
+    together: RankSkew,
+) -> Result<Cluster, String> {
     let mut cluster = neutral.clone();
     let mut efficiency = Efficiency::default();
     for compute in [Dtype::F32, Dtype::Bf16] {
         for kind in OpClass::ALL {
             let mut reached = Vec::new();
-            for seen in steps.iter().filter(|seen| seen.spent.plan.precision.compute == compute) {
-                reached.extend(seen.reached(kind)?);
+            for step in steps.iter().filter(|step| step.measured.plan.precision.compute == compute)
+            {
+                reached.extend(step.reached(kind)?);
             }
             for family in [Family::Gpt2, Family::Llama] {
                 let own = |of: &&Reached| same_in_all_families(kind) || of.family == family;
@@ -222,25 +233,26 @@ fn paced(neutral: &Cluster, steps: &[&Seen], together: RankSkew) -> Result<Clust
         }
     }
     cluster.accelerator.efficiency = Some(efficiency);
-    let of_steps = |of: &dyn Fn(&Seen) -> f64| median(steps.iter().map(|seen| of(seen)).collect());
-    cluster.accelerator.kernel_gap_us = 1e6 * of_steps(&|seen| seen.spent.rest / seen.kernels);
-    within("µs between two operations", cluster.accelerator.kernel_gap_us, [0.0, 1e4])?;
-    if steps[0].spent.plan.ranks > 1 {
+    let of_steps =
+        |of: &dyn Fn(&StepModel) -> f64| median(steps.iter().map(|step| of(step)).collect());
+    cluster.accelerator.kernel_gap_us = 1e6 * of_steps(&|step| step.measured.rest / step.kernels);
+    within("kernel gap in µs", cluster.accelerator.kernel_gap_us, [0.0, 1e4])?;
+    if steps[0].measured.plan.ranks > 1 {
         cluster.skew = skew(steps, together)?;
         let rows: Vec<([f64; 2], f64)> =
-            steps.iter().map(|seen| (seen.exchange, seen.spent.exchange)).collect();
+            steps.iter().map(|step| (step.comm, step.measured.comm)).collect();
         let [per_gbs, hops] = least::weights(&rows);
         let link = &mut cluster.links[0];
         (link.bandwidth_gbs, link.hop_us) = (1.0 / per_gbs, 1e6 * hops);
-        within("GB/s of sums between ranks", link.bandwidth_gbs, [1e-3, 1e4])?;
+        within("GB/s of reductions between ranks", link.bandwidth_gbs, [1e-3, 1e4])?;
     }
     Ok(cluster)
 }
 
-/// How much longer the slowest took, of steps that are about as long, and of all together. Where nobody was slower, next
-/// to nothing.
-fn skew(steps: &[&Seen], together: RankSkew) -> Result<Curve, String> {
-    let of_step = |seen: &&Seen| (seen.computing(), seen.spent.waiting / seen.computing());
+/// Relative excess of the slowest rank by compute time: averaged over steps of similar length, and over all steps
+/// together. At least 1e-6.
+fn skew(steps: &[&StepModel], together: RankSkew) -> Result<Curve, String> {
+    let of_step = |step: &&StepModel| (step.computing(), step.measured.waiting / step.computing());
     let mut all: Vec<(f64, f64)> = steps.iter().map(of_step).collect();
     if together.computing > 0.0 {
         all.push((together.computing, together.waiting / together.computing));
@@ -252,14 +264,14 @@ fn skew(steps: &[&Seen], together: RankSkew) -> Result<Curve, String> {
             alike.iter().map(of).sum::<f64>() / alike.len() as f64
         };
         let share = mean(&|(_, share)| *share);
-        within("waiting for slower ranks, of the computing,", share, [0.0, 3.0])?;
+        within("waiting for slower ranks relative to compute", share, [0.0, 3.0])?;
         curve.add(mean(&|(seconds, _)| seconds.ln()).exp(), share.max(1e-6));
     }
     Ok(curve)
 }
 
-/// Between which a kind's pace can be: multiplies among others are about as fast as by themselves, attention is no
-/// faster than the peak, and passes over memory may be in a cache that is a hundred times faster.
+/// Plausible efficiencies. Matmuls are about as fast as in isolation, attention is not faster than the peak, and
+/// memory-bound operations may run in caches that are a hundred times faster.
 fn bounds(kind: OpClass) -> [f64; 2] {
     match kind {
         OpClass::Matmul => [0.2, 2.0],
@@ -271,9 +283,9 @@ fn bounds(kind: OpClass) -> [f64; 2] {
 fn within(what: &str, found: f64, [least, most]: [f64; 2]) -> Result<(), String> {
     match (least..=most).contains(&found) {
         true => Ok(()),
-        false => {
-            Err(format!("{what} came to {found:.3e}, which is not between {least} and {most}"))
-        }
+        false => Err(format!(
+            "{what} is {found:.3e}, expected a value between {least} and {most}; measure again on an idle machine"
+        )),
     }
 }
 

@@ -1,10 +1,9 @@
-//! Least squares of relative errors with weights that are not negative: time is a sum of parts, and no part gives any
-//! back.
+//! Non-negative least squares of relative errors: time is a sum of parts, and no part is negative.
 
-/// The weights with which the sums of `parts` come closest to what was measured: (parts, measured). With so few parts,
-/// every choice of those that count is tried.
+/// The non-negative weights for which the weighted sums of parts are closest to the measurements; each row is (parts,
+/// measured). There are few parts, so every subset of nonzero weights is tried.
 pub fn weights<const N: usize>(rows: &[([f64; N], f64)]) -> [f64; N] {
-    // Parts are of very different sizes, and are told in their largest first.
+    // Parts differ by orders of magnitude, so each is scaled by its maximum.
     let relative = |(parts, measured): &([f64; N], f64)| parts.map(|part| part / measured);
     let rows: Vec<[f64; N]> = rows.iter().map(relative).collect();
     let largest: [f64; N] =
@@ -25,7 +24,7 @@ pub fn weights<const N: usize>(rows: &[([f64; N], f64)]) -> [f64; N] {
     std::array::from_fn(|at| best[at] / largest[at])
 }
 
-/// The weights of the chosen parts, by the normal equations; the others are nought.
+/// Weights of the chosen parts by the normal equations; the others are zero.
 fn solved<const N: usize>(rows: &[[f64; N]], chosen: u32) -> [f64; N] {
     let on = |at: usize| chosen >> at & 1 == 1;
     let mut matrix = [[0.0; N]; N];
@@ -40,8 +39,7 @@ fn solved<const N: usize>(rows: &[[f64; N]], chosen: u32) -> [f64; N] {
             matrix[i][j] = rows.iter().map(|row| row[i] * row[j]).sum();
         }
     }
-    // Gauss and Jordan. A part that cannot be told from the others makes a weight that is no number, which no choice
-    // takes.
+    // Gauss-Jordan elimination. Linearly dependent parts give a NaN weight, which is never chosen.
     for i in 0..N {
         let pivot = (i..N).max_by(|a, b| matrix[*a][i].abs().total_cmp(&matrix[*b][i].abs()));
         let pivot = pivot.unwrap_or(i);
@@ -65,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_come_apart_into_their_parts() {
+    fn weights_are_recovered() {
         let of = |a: f64, b: f64| ([a, b, 1.0], 2.0 * a + 3e-6 * b + 0.5);
         let found = weights(&[of(1.0, 1e6), of(5.0, 1e5), of(2.0, 3e7), of(0.1, 1e3)]);
         for (found, wanted) in found.into_iter().zip([2.0, 3e-6, 0.5]) {
@@ -74,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_that_would_give_time_back_is_nought() {
+    fn a_negative_weight_becomes_zero() {
         let of = |a: f64, b: f64| ([a, b], 2.0 * a - 0.1 * b);
         let found = weights(&[of(1.0, 1.0), of(2.0, 1.0), of(4.0, 3.0)]);
         assert_eq!(found[1], 0.0);

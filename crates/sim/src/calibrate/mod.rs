@@ -1,4 +1,4 @@
-//! From what was measured to a described machine. Measures nothing itself.
+//! Fits a cluster description to measurements. Measures nothing itself.
 
 mod fit;
 mod least;

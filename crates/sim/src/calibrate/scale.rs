@@ -1,14 +1,14 @@
-//! A cluster as fast as measured steps say. Changes what an accelerator reaches of its data sheet, nothing else.
+//! Scales the efficiency of a cluster's accelerator to match measured step times.
 
 use lockstep_plan::Plan;
 
 use crate::cluster::{Accelerator, Cluster};
 use crate::estimate::{Options, estimate};
 
-/// The cluster with one factor on all that its accelerator reaches, by which the steps that were measured, in
-/// seconds, are predicted right on average.
+/// Multiplies all efficiencies of the accelerator by one factor, so that the measured steps (in seconds) are predicted
+/// correctly on average.
 pub fn calibrate(cluster: &Cluster, options: &Options, measured: &[(&Plan, f64)]) -> Cluster {
-    // Predicted over measured, on average of the logarithms: falls as the factor grows.
+    // Mean logarithm of predicted over measured time, which falls as the factor grows.
     let too_slow = |factor: f64| {
         let scaled = scaled(cluster, factor);
         let ratio = |(plan, seconds): &(&Plan, f64)| {

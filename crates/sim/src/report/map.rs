@@ -1,21 +1,21 @@
-//! Who sends how much to whom: a step's traffic between ranks, neighbours put together where there are many.
+//! The communication matrix of a step. Consecutive ranks are merged if there are many.
 
 use lockstep_plan::{Collective, Coord, GroupKind, Mesh};
 
 use crate::Flow;
 use crate::search::Proposal;
 
-/// Bytes of a step from one to another.
+/// Bytes per step between (groups of) ranks.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Cells {
-    /// Ranks that one row and one column stand for.
+    /// Ranks per row and column.
     pub each: usize,
     pub side: usize,
     pub bytes: Vec<f64>, // (side, side): from row to column
 }
 
-/// The matrix of a step's traffic, `most` rows at most. What goes around a ring goes to the next; an all-to-all goes to
-/// everybody alike.
+/// The communication matrix with at most `most` rows. Ring traffic goes to the next member; an all-to-all goes to all
+/// members equally.
 pub fn matrix(proposal: &Proposal, most: usize) -> Cells {
     let mesh = proposal.plan.mesh();
     let ranks = mesh.ranks();
@@ -33,7 +33,7 @@ pub fn matrix(proposal: &Proposal, most: usize) -> Cells {
     Cells { each, side, bytes }
 }
 
-/// To whom a rank sends what it sends of a flow.
+/// The ranks to which a rank sends its data of a flow.
 fn targets(mesh: &Mesh, flow: &Flow, rank: usize) -> Vec<usize> {
     let Some(of_flow) = flow.kind else { return vec![(rank + 1) % mesh.ranks()] };
     let kind = members(mesh, of_flow, rank);
@@ -44,7 +44,7 @@ fn targets(mesh: &Mesh, flow: &Flow, rank: usize) -> Vec<usize> {
         Collective::AllToAll | Collective::AllToAllV => {
             kind.iter().copied().filter(|member| *member != rank).collect()
         }
-        // A stage gives forward to the next and backward to the one before; its ends give to nobody.
+        // Forward to the next stage, backward to the previous one.
         Collective::SendRecv if of_flow == GroupKind::Pipe => {
             let next = match flow.phase {
                 lockstep_plan::Phase::Forward => at.checked_add(1),
@@ -56,7 +56,7 @@ fn targets(mesh: &Mesh, flow: &Flow, rank: usize) -> Vec<usize> {
     }
 }
 
-/// Who is in a rank's group, found from its place, without asking every rank of the mesh.
+/// Members of a rank's group, computed from its coordinates. `Mesh::members` visits every rank and is slower.
 fn members(mesh: &Mesh, kind: GroupKind, rank: usize) -> Vec<usize> {
     let own = mesh.coord(rank);
     let replica = mesh.replica(own);
@@ -90,7 +90,7 @@ fn members(mesh: &Mesh, kind: GroupKind, rank: usize) -> Vec<usize> {
         }
         GroupKind::Replicas => of_replicas((0..mesh.replicas()).collect()),
         GroupKind::Shard | GroupKind::Gather => of_replicas(run(mesh.shard)),
-        // Without ZeRO all replicas are copies of each other.
+        // Without ZeRO, all replicas are copies.
         GroupKind::Copies => of_replicas(every(mesh.shard)),
         GroupKind::Expert => of_replicas(run(mesh.expert)),
         GroupKind::ExpertShard | GroupKind::ExpertGather | GroupKind::ExpertCopies => {

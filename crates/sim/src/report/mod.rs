@@ -1,5 +1,4 @@
-//! A plan and its estimate as people and programs read it: one value, which is JSON, tables in text, or a page. Computes
-//! nothing that the estimate has not.
+//! Reports a plan and its estimate as JSON, as text tables or as an HTML page. Computes nothing beyond the estimate.
 
 mod html;
 mod map;
@@ -17,14 +16,14 @@ use serde::Serialize;
 use crate::search::{Proposal, layout_words};
 use crate::{Cluster, Flow, MemoryEstimate, OpClass, Time};
 
-/// What `lockstep plan --json` prints.
+/// The JSON object of `lockstep plan --json`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Report {
     pub name: String,
     pub cluster: String,
     pub accelerator: String,
     pub ranks: usize,
-    /// In the words of a run file.
+    /// In the syntax of a run file.
     pub layout: String,
     pub parameters: usize,
     pub global_batch: usize,
@@ -32,23 +31,23 @@ pub struct Report {
     pub accumulation: usize,
     pub seq: usize,
     pub fits: bool,
-    /// Of the fullest rank: bytes too many, or below zero bytes left.
+    /// Bytes by which the fullest rank exceeds its memory; negative if memory is left.
     pub over_bytes: f64,
     pub step_s: f64,
     pub tokens_per_s: f64,
     pub mfu: f64,
     pub mfu_causal: f64,
     pub hfu: f64,
-    /// Where the step goes, in seconds.
+    /// Time breakdown of the step, in seconds.
     pub time: Time,
-    /// Of the computing, each kind, as `bench step` counts it.
+    /// Compute seconds by operation class, as `bench step` measures them.
     pub computing: Vec<(OpClass, f64)>,
     /// By stage.
     pub memory: Vec<StageMemory>,
     pub traffic: Vec<Traffic>,
 }
 
-/// Bytes of a rank of one stage.
+/// Memory of a rank of one pipeline stage.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct StageMemory {
     pub stage: usize,
@@ -56,11 +55,11 @@ pub struct StageMemory {
     pub bytes: MemoryEstimate,
     pub total: f64,
     pub available: f64,
-    /// Seconds of a step in which it works.
+    /// Seconds of a step in which the rank is not idle.
     pub busy_s: f64,
 }
 
-/// Exchanges of one kind, in a step of one rank.
+/// Repeated collective of one rank in a step.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Traffic {
     /// None: all ranks.
@@ -70,11 +69,11 @@ pub struct Traffic {
     pub phase: Phase,
     pub link: String,
     pub times: f64,
-    /// Of one.
+    /// Bytes per call.
     pub bytes: f64,
-    /// That a rank sends in a step.
+    /// Bytes that a rank sends per step.
     pub sent: f64,
-    /// All of a step, when nothing else is on the links.
+    /// Seconds per step, without other traffic on the links.
     pub seconds: f64,
 }
 
@@ -135,7 +134,7 @@ impl Traffic {
     }
 }
 
-/// What memory is for, with the letter and the name under which it is shown.
+/// Purposes of memory with their names.
 pub(crate) fn lines(memory: &MemoryEstimate) -> [(&'static str, f64); 10] {
     [
         ("parameters", memory.parameters),
@@ -181,7 +180,7 @@ pub(crate) fn time_text(seconds: f64) -> String {
     }
 }
 
-/// A plan in one line.
+/// One-line summary of a plan.
 pub(crate) fn headline(plan: &Plan) -> String {
     let params = plan.model.param_count() as f64;
     let size = if params >= 1e9 {

@@ -1,17 +1,17 @@
-//! Tables of aligned columns, no wider than a terminal.
+//! Text tables for a terminal.
 
 use std::fmt::Write;
 
 use super::{bytes_text, group_name, headline, lines, phase_name, time_text, timeline};
 use crate::advice::LadderStep;
 use crate::cluster::GIB;
-use crate::search::{Proposal, Reason, layout_words, parts};
+use crate::search::{Proposal, Reason, layout_words, time_breakdown};
 use crate::{Cluster, Flow, MemoryEstimate};
 
-/// Columns that are not exceeded.
+/// Maximum width in columns.
 const WIDTH: usize = 118;
 
-/// A plan on a cluster: memory by stage, traffic by axis and link, the step in time, and whether it fits.
+/// Memory per stage, traffic per axis and link, time breakdown, and whether the plan fits.
 pub fn text(proposal: &Proposal, cluster: &Cluster) -> String {
     let (plan, estimate) = (&proposal.plan, &proposal.estimate);
     let mut out = String::new();
@@ -33,7 +33,7 @@ pub fn text(proposal: &Proposal, cluster: &Cluster) -> String {
     say(&step_bars(proposal));
     say(&pipeline_text(proposal));
     say(&format!(
-        "step {}, {:.0} tokens/s, mfu {:.1}% (causal {:.1}%), hardware {:.1}%",
+        "step {}, {:.0} tokens/s, MFU {:.1}% (causal {:.1}%), HFU {:.1}%",
         time_text(estimate.step_s),
         estimate.tokens_per_s,
         100.0 * estimate.mfu,
@@ -43,12 +43,14 @@ pub fn text(proposal: &Proposal, cluster: &Cluster) -> String {
     let over = proposal.over();
     out.push_str(&match estimate.fits {
         true => format!("fits: {} left on the fullest rank\n", bytes_text(-over)),
-        false => format!("does not fit: {} too many on the fullest rank\n", bytes_text(over)),
+        false => {
+            format!("does not fit: the fullest rank exceeds its memory by {}\n", bytes_text(over))
+        }
     });
     out
 }
 
-/// A row per stage; many alike are left out.
+/// One row per stage; the middle of a long pipeline is left out.
 fn memory_table(proposal: &Proposal) -> String {
     let stages = &proposal.estimate.stages;
     let shown = lines(&MemoryEstimate::default()).map(|(name, _)| name);
@@ -76,13 +78,13 @@ fn memory_table(proposal: &Proposal) -> String {
             );
         }
         let (total, available) = (stage.memory.total() / GIB, stage.available / GIB);
-        let much = if total > available { "  too much" } else { "" };
+        let much = if total > available { "  exceeds" } else { "" };
         let _ = writeln!(table, " {total:>8.*} {available:>6.1}{much}", digits(stage.available));
     }
     table
 }
 
-/// Small devices are told more finely.
+/// Small devices get more decimals.
 fn digits(available: f64) -> usize {
     if available < 32.0 * GIB { 3 } else { 2 }
 }
@@ -104,8 +106,8 @@ fn traffic_table(proposal: &Proposal, cluster: &Cluster) -> String {
         return "traffic: none\n".into();
     }
     let mut table = format!(
-        "traffic of a rank in a step\n  {:<13} {:>5} {:<15} {:<14} {:<9} {:>8} {:>11} {:>11} {:>11}\n",
-        "axis", "ranks", "link", "collective", "phase", "times", "each", "sent", "takes"
+        "traffic per rank and step\n  {:<13} {:>5} {:<15} {:<14} {:<9} {:>8} {:>11} {:>11} {:>11}\n",
+        "group", "ranks", "link", "collective", "phase", "calls", "size", "sent", "time"
     );
     for flow in flows {
         let _ = writeln!(
@@ -125,11 +127,11 @@ fn traffic_table(proposal: &Proposal, cluster: &Cluster) -> String {
     table
 }
 
-/// Where the time of the slowest rank goes.
+/// Time breakdown of the slowest rank.
 fn step_bars(proposal: &Proposal) -> String {
     let step = proposal.estimate.step_s;
-    let mut bars = String::from("where the step goes\n");
-    for (name, seconds) in parts(&proposal.estimate) {
+    let mut bars = String::from("time breakdown\n");
+    for (name, seconds) in time_breakdown(&proposal.estimate) {
         let share = seconds / step;
         if share >= 5e-4 {
             let bar = "█".repeat((50.0 * share).round() as usize);
@@ -144,7 +146,7 @@ fn step_bars(proposal: &Proposal) -> String {
     bars
 }
 
-/// The first micro-batches through the pipeline, where there is one that fits on a page.
+/// The first micro-batches of the pipeline, if it has at most 16 ranks.
 fn pipeline_text(proposal: &Proposal) -> String {
     let layout = &proposal.plan.layout;
     if layout.pipe == 1 || layout.pipe > 16 {
@@ -158,12 +160,12 @@ fn pipeline_text(proposal: &Proposal) -> String {
         .flatten()
         .map(|span| span.end - span.start)
         .fold(f64::INFINITY, f64::min);
-    let mut title = String::from("the pipeline in time");
+    let mut title = String::from("pipeline timeline");
     let micros = timeline.ranks[0].iter().map(|span| span.action.micro + 1).max().unwrap_or(0);
     if micros < whole {
-        let _ = write!(title, ", as if a step had {micros} of its {whole} micro-batches");
+        let _ = write!(title, " (with {micros} instead of {whole} micro-batches)");
     }
-    // As fine as the width allows, but never so that an action has no cell.
+    // As fine as the width allows, with at least one cell per action.
     let mut unit = shortest.max(timeline.makespan() / 40.0);
     let mut drawn = timeline.draw(unit);
     while drawn.lines().any(|line| line.chars().count() > WIDTH) && unit < timeline.makespan() {
@@ -173,7 +175,7 @@ fn pipeline_text(proposal: &Proposal) -> String {
     format!("{title}\n{drawn}")
 }
 
-/// Proposals as a table, the best first.
+/// Table of proposals, best first.
 pub fn proposals_text(proposals: &[Proposal]) -> String {
     let mut table =
         format!("  {:>10} {:>6} {:>9} {:>6}  layout\n", "step", "mfu", "memory", "micro");
@@ -192,32 +194,32 @@ pub fn proposals_text(proposals: &[Proposal]) -> String {
     table
 }
 
-/// Why each knob stands as it does.
+/// Alternatives of each knob.
 pub fn reasons_text(reasons: &[Reason]) -> String {
     let mut text = String::new();
     for reason in reasons {
-        let _ = writeln!(text, "  {}", reason.typed);
-        for turn in &reason.turns {
-            let by = turn
-                .times
-                .map_or("  –".to_string(), |times| format!("{:+.1}%", 100.0 * (times - 1.0)));
-            let _ = writeln!(text, "    {:<22} {by:>8}  {}", turn.typed, turn.why);
+        let _ = writeln!(text, "  {}", reason.setting);
+        for other in &reason.alternatives {
+            let change = other
+                .ratio
+                .map_or("  –".to_string(), |ratio| format!("{:+.1}%", 100.0 * (ratio - 1.0)));
+            let _ = writeln!(text, "    {:<22} {change:>8}  {}", other.setting, other.why);
         }
     }
     text
 }
 
-/// The ladder, rung by rung.
-pub fn ladder_text(rungs: &[LadderStep]) -> String {
+/// Step-by-step advice.
+pub fn ladder_text(steps: &[LadderStep]) -> String {
     let mut text = String::new();
-    for rung in rungs {
-        let mark = if rung.taken { "✓" } else { "·" };
-        let step = rung
+    for step in steps {
+        let mark = if step.taken { "✓" } else { "·" };
+        let seconds = step
             .proposal
             .as_ref()
             .map_or("–".into(), |proposal| time_text(proposal.estimate.step_s));
-        let _ = writeln!(text, "  {mark} {:<17} {step:>10}  {}", rung.means, rung.why);
-        if let Some(proposal) = rung.proposal.as_ref().filter(|_| rung.taken) {
+        let _ = writeln!(text, "  {mark} {:<17} {seconds:>10}  {}", step.technique, step.why);
+        if let Some(proposal) = step.proposal.as_ref().filter(|_| step.taken) {
             let micro_batch = proposal.plan.train.micro_batch;
             let _ = writeln!(
                 text,

@@ -1,14 +1,14 @@
-//! The pipeline in simulated time, drawn from the estimate's stages: short enough to be looked at.
+//! A pipeline timeline, short enough to be drawn.
 
 use lockstep_plan::schedule::{Act, Action, Schedule, Timeline, clock_with};
 
 use crate::search::Proposal;
 
-/// What the stages of a proposal do in a step of at most `most` micro-batches, of which a longer step has more.
+/// Timeline of a step, truncated to about `most` micro-batches.
 pub fn timeline(proposal: &Proposal, most: usize) -> Option<Timeline> {
     let (plan, stages) = (&proposal.plan, &proposal.estimate.stages);
     let whole = plan.schedule();
-    // Interleaved schedules go in rounds of as many micro-batches as there are ranks.
+    // Interleaved schedules need a multiple of the ranks.
     let micros = whole.micros.min(most.max(whole.ranks).next_multiple_of(whole.ranks));
     let schedule = Schedule::new(whole.kind, whole.ranks, whole.chunks, micros).ok()?;
     let chunks = whole.chunks as f64;

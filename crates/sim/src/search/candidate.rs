@@ -1,10 +1,10 @@
-//! A layout to try, and the questions that it answers.
+//! A candidate layout and its knobs.
 
 use lockstep_plan::context::ContextKind;
 use lockstep_plan::schedule::ScheduleKind;
 use lockstep_plan::{Axis, Config, Layout, Mesh, Plan, Recompute};
 
-/// Everything that a search may choose.
+/// Everything that the search may choose.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Candidate {
     pub ranks: usize,
@@ -12,7 +12,7 @@ pub struct Candidate {
     pub layout: Layout,
 }
 
-/// A question of a layout. Answers are numbers: of a choice by words, which one.
+/// A setting of a layout. Values are numbers; for settings with named choices, the index of the choice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Knob {
     Ranks,
@@ -32,8 +32,8 @@ pub enum Knob {
 }
 
 impl Knob {
-    /// Those that a person turns one at a time, in the order in which they are told.
-    pub const TOLD: [Knob; 10] = [
+    /// Knobs that are explained to the user, in this order.
+    pub const REPORTED: [Knob; 10] = [
         Knob::Tensor,
         Knob::Pipe,
         Knob::Data,
@@ -46,8 +46,8 @@ impl Knob {
         Knob::Sequence,
     ];
 
-    /// Whether it is answered before ZeRO and the schedule are.
-    pub(super) fn early(self) -> bool {
+    /// Whether the knob is fixed for a group of candidates, before ZeRO level and schedule are chosen.
+    pub(super) fn fixed_in_group(self) -> bool {
         !matches!(self, Knob::Zero | Knob::Shard | Knob::Schedule | Knob::Chunks)
     }
 
@@ -72,10 +72,10 @@ impl Knob {
 
     pub fn of(self, plan: &Plan) -> usize {
         let (micro_batch, layout) = (plan.train.micro_batch, plan.layout.clone());
-        self.answer(&Candidate { ranks: plan.ranks, micro_batch, layout })
+        self.value(&Candidate { ranks: plan.ranks, micro_batch, layout })
     }
 
-    pub(super) fn answer(self, candidate: &Candidate) -> usize {
+    pub(super) fn value(self, candidate: &Candidate) -> usize {
         let layout = &candidate.layout;
         match self {
             Knob::Ranks => candidate.ranks,
@@ -102,13 +102,13 @@ impl Knob {
     }
 
     /// `tensor=8`, `recompute=full`.
-    pub fn typed(self, answer: usize) -> String {
+    pub fn setting(self, value: usize) -> String {
         let word = match self {
-            Knob::Sequence => (answer == 1).to_string(),
-            Knob::ContextKind => kind_word(KINDS[answer]).into(),
-            Knob::Recompute => recompute_word(RECOMPUTES[answer]).into(),
-            Knob::Schedule => ScheduleKind::ALL[answer].to_string(),
-            _ => answer.to_string(),
+            Knob::Sequence => (value == 1).to_string(),
+            Knob::ContextKind => kind_word(KINDS[value]).into(),
+            Knob::Recompute => recompute_word(RECOMPUTES[value]).into(),
+            Knob::Schedule => ScheduleKind::ALL[value].to_string(),
+            _ => value.to_string(),
         };
         format!("{}={word}", self.name())
     }
@@ -135,7 +135,7 @@ fn recompute_word(how: Recompute) -> &'static str {
     }
 }
 
-/// A layout in the words of a run file, without those that say what is usual:
+/// A layout in the syntax of a run file, without defaults:
 /// `data=8 zero=1 tensor=8 sequence=true pipe=6`.
 pub fn layout_words(plan: &Plan) -> String {
     let layout = &plan.layout;
@@ -158,7 +158,7 @@ pub fn layout_words(plan: &Plan) -> String {
     say(layout.expert > 1, format!("expert={}", layout.expert));
     let how = recompute_word(layout.recompute);
     say(layout.recompute != Recompute::None, format!("recompute={how}"));
-    // Only where it tells: axes of one rank may stand anywhere.
+    // Shown only if it matters: the position of an axis of size 1 does not.
     let mesh = plan.mesh();
     let long = |order: [Axis; 4]| {
         order.into_iter().filter(|axis| mesh.size(*axis) > 1).collect::<Vec<_>>()
@@ -170,7 +170,7 @@ pub fn layout_words(plan: &Plan) -> String {
 }
 
 impl Candidate {
-    /// The run with this layout in the place of the typed one.
+    /// The config with this layout.
     pub(super) fn typed(&self, config: &Config) -> Config {
         let layout = &self.layout;
         let order: Vec<&str> = layout.order.iter().map(|axis| axis.name()).collect();
@@ -195,8 +195,8 @@ impl Candidate {
         config
     }
 
-    /// Into a plan that serves as paper: only what bounds look at.
-    pub(super) fn onto(&self, plan: &mut Plan) {
+    /// Writes the layout into a scratch plan; sets only what the bounds read.
+    pub(super) fn write_to(&self, plan: &mut Plan) {
         plan.ranks = self.ranks;
         plan.layout = self.layout.clone();
         plan.train.micro_batch = self.micro_batch;

@@ -1,29 +1,31 @@
-//! Limits of a search: knobs that may be turned only so far.
+//! Limits of a search: allowed ranges of knobs.
 
 use std::ops::RangeInclusive;
 
 use super::candidate::{Candidate, Knob};
 
-/// A knob between two answers.
-pub type Turn = (Knob, RangeInclusive<usize>);
+/// A knob and its allowed values.
+pub type KnobRange = (Knob, RangeInclusive<usize>);
 
-/// Which answers are allowed; of a knob that is not named, all.
+/// Allowed values of knobs; knobs that are not listed are free.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Limits(pub Vec<Turn>);
+pub struct Limits(pub Vec<KnobRange>);
 
 impl Limits {
-    pub fn with(&self, knob: Knob, answers: RangeInclusive<usize>) -> Limits {
-        let mut turns = self.0.clone();
-        turns.push((knob, answers));
-        Limits(turns)
+    pub fn with(&self, knob: Knob, values: RangeInclusive<usize>) -> Limits {
+        let mut ranges = self.0.clone();
+        ranges.push((knob, values));
+        Limits(ranges)
     }
 
-    /// Whether a group has layouts that are allowed.
+    /// Whether a group may contain allowed layouts.
     pub(super) fn allow_group(&self, group: &Candidate) -> bool {
-        self.0.iter().all(|(knob, answers)| !knob.early() || answers.contains(&knob.answer(group)))
+        self.0
+            .iter()
+            .all(|(knob, values)| !knob.fixed_in_group() || values.contains(&knob.value(group)))
     }
 
     pub(super) fn allow(&self, leaf: &Candidate) -> bool {
-        self.0.iter().all(|(knob, answers)| answers.contains(&knob.answer(leaf)))
+        self.0.iter().all(|(knob, values)| values.contains(&knob.value(leaf)))
     }
 }

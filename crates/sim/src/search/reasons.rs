@@ -1,5 +1,5 @@
-//! Why the best layout is as it is: what limits it, and for each knob what one turn to either side would cost. Words with
-//! numbers, from estimates; judges nothing that was not estimated.
+//! Explains the best layout: its bottlenecks, and for each knob the cost of the neighbouring values. All numbers come
+//! from estimates.
 
 use lockstep_plan::{GroupKind, Layout, Plan};
 
@@ -8,46 +8,47 @@ use super::{Limits, Objective, Proposal, Search, value};
 use crate::cluster::GIB;
 use crate::{Cluster, Estimate, Flow, estimate};
 
-/// A knob, and what happens when it is turned.
+/// A knob and the alternatives to its value.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Reason {
     pub knob: Knob,
-    /// As it stands: `tensor=8`.
-    pub typed: String,
-    pub turns: Vec<Alternative>,
+    /// Current setting: `tensor=8`.
+    pub setting: String,
+    pub alternatives: Vec<Alternative>,
 }
 
-/// One turn of a knob.
+/// Another value of a knob.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Alternative {
     /// `tensor=16`.
-    pub typed: String,
-    /// The best layout near by with this answer, as a share of the best one's value: 1.38. None: none fits.
-    pub times: Option<f64>,
+    pub setting: String,
+    /// Objective of the best nearby layout with this setting, relative to the best layout: 1.38. None: none fits.
+    pub ratio: Option<f64>,
     pub why: String,
 }
 
-/// How far from the best layout others are looked for when a degree is turned: each other half to twice its own.
+/// When a degree changes, the other degrees may vary by this factor.
 const NEAR: usize = 2;
 
-/// For every knob that could be turned, one turn down and one up.
+/// The next smaller and larger value of every knob that has several.
 pub fn reasons(search: &Search, best: &Proposal, by: Objective) -> Vec<Reason> {
-    let told = Knob::TOLD.into_iter().filter(|knob| search.answers(*knob).len() > 1);
+    let knobs = Knob::REPORTED.into_iter().filter(|knob| search.values(*knob).len() > 1);
     let reason = |knob: Knob| {
-        let here = knob.of(&best.plan);
-        let turns = neighbours(search, knob, &best.plan);
-        let turns = turns.into_iter().map(|answer| turned(search, best, by, knob, answer));
-        Reason { knob, typed: knob.typed(here), turns: turns.collect() }
+        let setting = knob.setting(knob.of(&best.plan));
+        let values = neighbours(search, knob, &best.plan);
+        let alternatives =
+            values.into_iter().map(|value| alternative(search, best, by, knob, value)).collect();
+        Reason { knob, setting, alternatives }
     };
-    told.map(reason).filter(|reason| !reason.turns.is_empty()).collect()
+    knobs.map(reason).filter(|reason| !reason.alternatives.is_empty()).collect()
 }
 
-/// The next answers below and above; of schedules, which have no order, all others.
+/// The next values below and above; all other values for schedules, which have no order.
 fn neighbours(search: &Search, knob: Knob, plan: &Plan) -> Vec<usize> {
-    let here = knob.of(plan);
-    let answers = search.answers(knob);
+    let current = knob.of(plan);
+    let values = search.values(knob);
     if knob == Knob::Schedule {
-        let others = answers.into_iter().filter(|answer| *answer != here && plan.layout.pipe > 1);
+        let others = values.into_iter().filter(|value| *value != current && plan.layout.pipe > 1);
         return others.collect();
     }
     if (knob == Knob::Sequence && plan.layout.tensor == 1)
@@ -55,70 +56,76 @@ fn neighbours(search: &Search, knob: Knob, plan: &Plan) -> Vec<usize> {
     {
         return Vec::new();
     }
-    let below = answers.iter().copied().filter(|answer| *answer < here).max();
-    let above = answers.iter().copied().filter(|answer| *answer > here).min();
+    let below = values.iter().copied().filter(|value| *value < current).max();
+    let above = values.iter().copied().filter(|value| *value > current).min();
     [below, above].into_iter().flatten().collect()
 }
 
-fn turned(
+fn alternative(
     search: &Search,
     best: &Proposal,
     by: Objective,
     knob: Knob,
-    answer: usize,
+    value: usize,
 ) -> Alternative {
-    let cluster = search.wanted.cluster;
-    let typed = knob.typed(answer);
-    let limits = near(&best.plan, knob).with(knob, answer..=answer);
+    let cluster = search.request.cluster;
+    let setting = knob.setting(value);
+    let limits = near(&best.plan, knob).with(knob, value..=value);
     let Some(other) = search.best(by, 1, &limits).pop() else {
         let why = match search.smallest(&limits) {
             Some(smallest) => {
-                format!("nothing near fits: the smallest is {} over", gib(smallest.over()))
+                format!(
+                    "no similar layout fits: the smallest exceeds the memory by {}",
+                    gib(smallest.over())
+                )
             }
-            None => "the model or the batch does not allow it here".to_string(),
+            None => "not divisible: the model or the batch does not allow it".to_string(),
         };
-        return Alternative { typed, times: None, why };
+        return Alternative { setting, ratio: None, why };
     };
-    let times = other.value(by) / best.value(by);
+    let ratio = other.value(by) / best.value(by);
     let mut why = match by {
         Objective::Memory => {
-            format!("{} and not {} on the fullest rank", gib(other.bytes()), gib(best.bytes()))
+            format!("{} instead of {} on the fullest rank", gib(other.bytes()), gib(best.bytes()))
         }
         _ => difference(cluster, &best.estimate, &other.estimate),
     };
-    // What the knob as it stands is there for.
-    if let Some(twin) = twin(search, best, knob, answer).filter(|twin| twin.over() > 0.0) {
-        why = format!("by itself {} over; at best {why}", gib(twin.over()));
+    // The current value may be needed for memory: say so if changing only this knob does not fit.
+    if let Some(changed) = with_knob(search, best, knob, value).filter(|plan| plan.over() > 0.0) {
+        why = format!(
+            "alone it exceeds the memory by {}; with other changes {why}",
+            gib(changed.over())
+        );
     }
-    Alternative { typed, times: Some(times), why }
+    Alternative { setting, ratio: Some(ratio), why }
 }
 
-/// Around a plan, in all directions but one.
+/// Limits around a plan, with one knob free.
 fn near(plan: &Plan, free: Knob) -> Limits {
     let knobs = [Knob::Tensor, Knob::Context, Knob::Pipe, Knob::MicroBatch];
-    // A choice of other kinds is made for the degrees as they are.
+    // Knobs that are not degrees are compared with fixed degrees.
     let degree =
         matches!(free, Knob::Tensor | Knob::Context | Knob::Pipe | Knob::Data | Knob::Expert);
-    let around = |knob: Knob| {
-        let here = knob.of(plan);
+    let nearby = |knob: Knob| {
+        let current = knob.of(plan);
         let near = if degree || knob == Knob::MicroBatch { NEAR } else { 1 };
-        (knob, here.div_ceil(near)..=here * near)
+        (knob, current.div_ceil(near)..=current * near)
     };
     let ranks = (Knob::Ranks, plan.ranks..=plan.ranks);
-    Limits(knobs.into_iter().filter(|knob| *knob != free).map(around).chain([ranks]).collect())
+    Limits(knobs.into_iter().filter(|knob| *knob != free).map(nearby).chain([ranks]).collect())
 }
 
-/// The same layout with one knob turned, and as many replicas as that leaves room for.
-fn twin(search: &Search, best: &Proposal, knob: Knob, answer: usize) -> Option<Proposal> {
-    let cluster = search.wanted.cluster;
+/// The same layout with one knob changed and the number of replicas adapted.
+fn with_knob(search: &Search, best: &Proposal, knob: Knob, value: usize) -> Option<Proposal> {
+    let cluster = search.request.cluster;
     let mut layout = best.plan.layout.clone();
     match knob {
-        Knob::Tensor => layout.tensor = answer,
-        Knob::Pipe => layout.pipe = answer,
-        Knob::Context => layout.context = answer,
-        Knob::Expert => layout.expert = answer,
-        Knob::Zero => layout.zero = answer as u8,
-        Knob::Recompute => layout.recompute = super::candidate::RECOMPUTES[answer],
+        Knob::Tensor => layout.tensor = value,
+        Knob::Pipe => layout.pipe = value,
+        Knob::Context => layout.context = value,
+        Knob::Expert => layout.expert = value,
+        Knob::Zero => layout.zero = value as u8,
+        Knob::Recompute => layout.recompute = super::candidate::RECOMPUTES[value],
         _ => return None,
     }
     let others = layout.tensor * layout.pipe * layout.context;
@@ -139,37 +146,37 @@ fn twin(search: &Search, best: &Proposal, knob: Knob, answer: usize) -> Option<P
     Some(Proposal { plan, estimate })
 }
 
-/// What most of the difference in time between two estimates is.
+/// The largest contribution to the time difference between two estimates.
 fn difference(cluster: &Cluster, best: &Estimate, other: &Estimate) -> String {
-    let (ours, theirs) = (parts(best), parts(other));
+    let (ours, theirs) = (time_breakdown(best), time_breakdown(other));
     let grown = |index: &usize| theirs[*index].1 - ours[*index].1;
     let most = (0..ours.len()).max_by(|a, b| grown(a).total_cmp(&grown(b))).unwrap_or(0);
     let (name, seconds) = (theirs[most].0, grown(&most));
     if seconds < 0.002 * best.step_s {
-        return "as fast".into();
+        return "equally fast".into();
     }
     let over = link_of(cluster, other, name);
     let far = over.map_or(String::new(), |link| format!(" over {link}"));
     format!("{name}{far} {} more", time(seconds))
 }
 
-/// Where the time of a step goes, in seconds.
-pub fn parts(estimate: &Estimate) -> [(&'static str, f64); 9] {
+/// Time breakdown of a step, in seconds.
+pub fn time_breakdown(estimate: &Estimate) -> [(&'static str, f64); 9] {
     let time = &estimate.time;
     [
-        ("computing", time.compute),
-        ("waiting for the host", time.host),
-        ("tensor exchanges", time.tensor),
-        ("context exchanges", time.context),
-        ("expert exchanges", time.expert),
-        ("data exchanges", time.data),
-        ("waiting for other stages", time.bubble),
-        ("the optimizer", time.optimizer),
+        ("compute", time.compute),
+        ("kernel launches", time.host),
+        ("tensor communication", time.tensor),
+        ("context communication", time.context),
+        ("expert communication", time.expert),
+        ("data communication", time.data),
+        ("pipeline bubble", time.bubble),
+        ("optimizer", time.optimizer),
         ("waiting for slower ranks", time.straggling),
     ]
 }
 
-/// The link on which the exchanges of that name spend most of their time.
+/// The link on which communication of that name takes the most time.
 fn link_of<'a>(cluster: &'a Cluster, estimate: &Estimate, name: &str) -> Option<&'a str> {
     let own = |flow: &&Flow| axis_of(flow.kind) == name;
     let most = estimate.flows.iter().filter(own).max_by(|a, b| a.total().total_cmp(&b.total()));
@@ -178,40 +185,36 @@ fn link_of<'a>(cluster: &'a Cluster, estimate: &Estimate, name: &str) -> Option<
 
 fn axis_of(kind: Option<GroupKind>) -> &'static str {
     match kind {
-        Some(GroupKind::Tensor | GroupKind::Keys) => "tensor exchanges",
-        Some(GroupKind::Context) => "context exchanges",
-        Some(GroupKind::Expert) => "expert exchanges",
-        Some(GroupKind::Pipe) => "waiting for other stages",
-        _ => "data exchanges",
+        Some(GroupKind::Tensor | GroupKind::Keys) => "tensor communication",
+        Some(GroupKind::Context) => "context communication",
+        Some(GroupKind::Expert) => "expert communication",
+        Some(GroupKind::Pipe) => "pipeline bubble",
+        _ => "data communication",
     }
 }
 
-/// What limits a layout: where the time goes besides computing, the largest first, and how full the memory is.
-pub fn limit(proposal: &Proposal, cluster: &Cluster) -> Vec<String> {
+/// Bottlenecks of a layout: the parts of the step besides compute, the largest first, and the free memory.
+pub fn bottlenecks(proposal: &Proposal, cluster: &Cluster) -> Vec<String> {
     let estimate = &proposal.estimate;
     let share = |seconds: f64| 100.0 * seconds / estimate.step_s;
     let compute = estimate.time.compute;
     let reached = 100.0 * estimate.hfu * estimate.step_s / compute.max(f64::MIN_POSITIVE);
     let mut lines = vec![format!(
-        "computing takes {:.0}% of the step, at {reached:.0}% of the peak",
+        "compute takes {:.0}% of the step, at {reached:.0}% of the peak FLOP/s",
         share(compute)
     )];
-    let mut rest: Vec<(&str, f64)> = parts(estimate).into_iter().skip(1).collect();
+    let mut rest: Vec<(&str, f64)> = time_breakdown(estimate).into_iter().skip(1).collect();
     rest.sort_by(|a, b| b.1.total_cmp(&a.1));
     for (name, seconds) in rest.into_iter().filter(|(_, seconds)| share(*seconds) >= 0.5) {
         let over =
             link_of(cluster, estimate, name).map_or(String::new(), |link| format!(" over {link}"));
-        let how = if name.ends_with("exchanges") {
-            format!("{over} that nothing hides")
-        } else {
-            String::new()
-        };
-        lines.push(format!("{name}{how}: {} ({:.1}%)", time(seconds), share(seconds)));
+        let exposed = if name.ends_with("communication") { "exposed " } else { "" };
+        lines.push(format!("{exposed}{name}{over}: {} ({:.1}%)", time(seconds), share(seconds)));
     }
     let left = -proposal.over();
     lines.push(match left >= 0.0 {
-        true => format!("the fullest rank has {} left", gib(left)),
-        false => format!("the fullest rank is {} over", gib(-left)),
+        true => format!("the fullest rank has {} of memory left", gib(left)),
+        false => format!("the fullest rank exceeds its memory by {}", gib(-left)),
     });
     lines
 }
@@ -230,34 +233,36 @@ fn time(seconds: f64) -> String {
 impl Reason {
     /// One line: `tensor=8: tensor=4 +12% (…); tensor=16 +38% (…)`.
     pub fn line(&self) -> String {
-        let turns = self.turns.iter().map(|turn| match turn.times {
-            None => format!("{}: {}", turn.typed, turn.why),
-            Some(times) => format!("{} {:+.1}% ({})", turn.typed, 100.0 * (times - 1.0), turn.why),
+        let alternatives = self.alternatives.iter().map(|other| match other.ratio {
+            None => format!("{}: {}", other.setting, other.why),
+            Some(ratio) => {
+                format!("{} {:+.1}% ({})", other.setting, 100.0 * (ratio - 1.0), other.why)
+            }
         });
-        format!("{}: {}", self.typed, turns.collect::<Vec<_>>().join("; "))
+        format!("{}: {}", self.setting, alternatives.collect::<Vec<_>>().join("; "))
     }
 }
 
 impl Search<'_> {
-    /// All answers to a knob that groups, or their layouts, have.
-    pub fn answers(&self, knob: Knob) -> Vec<usize> {
-        let mut answers: Vec<usize> = match knob {
+    /// All values of a knob in the search space.
+    pub fn values(&self, knob: Knob) -> Vec<usize> {
+        let mut values: Vec<usize> = match knob {
             Knob::Zero => vec![0, 1, 2, 3],
             Knob::Schedule => (0..lockstep_plan::schedule::ScheduleKind::ALL.len()).collect(),
             Knob::Chunks => (1..=super::MOST_CHUNKS).collect(),
             Knob::Shard => {
-                super::space::divisors(self.wanted.ranks.iter().copied().max().unwrap_or(1))
+                super::space::divisors(self.request.ranks.iter().copied().max().unwrap_or(1))
             }
-            _ => self.groups.iter().map(|group| knob.answer(&group.candidate)).collect(),
+            _ => self.groups.iter().map(|group| knob.value(&group.candidate)).collect(),
         };
-        answers.sort_unstable();
-        answers.dedup();
-        answers
+        values.sort_unstable();
+        values.dedup();
+        values
     }
 }
 
 impl Proposal {
-    /// Its value, as a search by this compares it.
+    /// The value of an objective.
     pub fn value(&self, by: Objective) -> f64 {
         value(by, self.plan.ranks, self.estimate.step_s, self.bytes())
     }

@@ -1,5 +1,5 @@
-//! All layouts that a model, its batch and a number of ranks allow: cheap rules first. What slips through them,
-//! `Plan::resolve` refuses; what it would take, none of them leaves out.
+//! The search space: all layouts that a model, its batch and a number of ranks allow. The rules here are cheap and
+//! necessary; `Plan::resolve` rejects the invalid layouts that remain.
 
 use lockstep_plan::context::{self, ContextKind};
 use lockstep_plan::model::Shape;
@@ -10,7 +10,7 @@ use lockstep_plan::{Axis, Layout, Mesh, Plan};
 use super::candidate::{Candidate, KINDS, RECOMPUTES};
 use crate::Cluster;
 
-/// Stages per rank that are tried, at most.
+/// Maximum number of pipeline stages per rank.
 pub const MOST_CHUNKS: usize = 8;
 
 pub(super) fn divisors(whole: usize) -> Vec<usize> {
@@ -21,20 +21,21 @@ pub(super) fn divisors(whole: usize) -> Vec<usize> {
     all
 }
 
-/// Degrees, micro-batches and what is kept for the backward pass; ZeRO, schedule and placement are still usual.
+/// All combinations of degrees, micro-batch and recomputation, with default ZeRO level, schedule and placement.
 pub(super) fn groups(plan: &Plan, ranks: usize) -> Vec<Candidate> {
     let shape = &plan.model;
     let mut all = Vec::new();
-    for tensor in divisors(ranks).into_iter().filter(|tensor| cuts(shape, *tensor)) {
+    for tensor in divisors(ranks).into_iter().filter(|tensor| divides(shape, *tensor)) {
         for context in divisors(ranks / tensor) {
-            let kinds = kinds(shape, tensor, context, plan.data.seq);
+            let kinds = context_kinds(shape, tensor, context, plan.data.seq);
             for pipe in divisors(ranks / tensor / context) {
                 let data = ranks / tensor / context / pipe;
                 if pipe > shape.layers || !plan.train.global_batch.is_multiple_of(data) {
                     continue;
                 }
                 for &context_kind in &kinds {
-                    let degrees = Layout { data, tensor, context, context_kind, pipe, ..usual() };
+                    let degrees =
+                        Layout { data, tensor, context, context_kind, pipe, ..default_layout() };
                     all.extend(with_batches(plan, ranks, degrees));
                 }
             }
@@ -62,7 +63,7 @@ fn with_batches(plan: &Plan, ranks: usize, degrees: Layout) -> Vec<Candidate> {
     all
 }
 
-fn usual() -> Layout {
+fn default_layout() -> Layout {
     Layout {
         data: 1,
         zero: 0,
@@ -81,14 +82,14 @@ fn usual() -> Layout {
     }
 }
 
-fn cuts(shape: &Shape, tensor: usize) -> bool {
+fn divides(shape: &Shape, tensor: usize) -> bool {
     let keys = shape.kv_heads.is_multiple_of(tensor) || tensor.is_multiple_of(shape.kv_heads);
     let matrices = shape.heads.is_multiple_of(tensor) && shape.ffn.is_multiple_of(tensor);
     let lead = shape.lead.is_none_or(|lead| lead.ffn.is_multiple_of(tensor));
     keys && matrices && lead && tensor <= shape.vocab
 }
 
-fn kinds(shape: &Shape, tensor: usize, context: usize, seq: usize) -> Vec<ContextKind> {
+fn context_kinds(shape: &Shape, tensor: usize, context: usize, seq: usize) -> Vec<ContextKind> {
     if context == 1 {
         return vec![ContextKind::Ring];
     }
@@ -98,7 +99,7 @@ fn kinds(shape: &Shape, tensor: usize, context: usize, seq: usize) -> Vec<Contex
     let here = |heads: usize| (heads / tensor).max(1);
     let (heads, keys) = (here(shape.heads), here(shape.kv_heads));
     let fits = |kind: &ContextKind| {
-        // Where heads or ranks leave only one of the two, that one is there already.
+        // If `both` reduces to one of the two, that one is already in the list.
         let (ulysses, ring) = context::degrees(*kind, context, heads, keys);
         let both = *kind != ContextKind::Both || (ulysses > 1 && ring > 1);
         both && context::check(*kind, context, seq, heads, keys).is_ok()
@@ -117,7 +118,7 @@ fn experts(shape: &Shape, replicas: usize) -> Vec<usize> {
     }
 }
 
-/// A group with every schedule.
+/// A group with each schedule.
 pub(super) fn scheduled(group: &Candidate, layers: usize, micros: usize) -> Vec<Candidate> {
     let with = |(schedule, chunks)| {
         let layout = Layout { schedule, chunks, ..group.layout.clone() };
@@ -126,7 +127,7 @@ pub(super) fn scheduled(group: &Candidate, layers: usize, micros: usize) -> Vec<
     schedules(group.layout.pipe, layers, micros).into_iter().map(with).collect()
 }
 
-/// A group with a schedule, at every ZeRO stage.
+/// A scheduled group with each ZeRO level.
 pub(super) fn leaves(group: &Candidate) -> Vec<Candidate> {
     let with = |(zero, shard, keep_gathered)| {
         let layout = Layout { zero, shard, keep_gathered, ..group.layout.clone() };
@@ -152,7 +153,7 @@ fn schedules(pipe: usize, layers: usize, micros: usize) -> Vec<(ScheduleKind, us
     all
 }
 
-/// Stage, ranks among which states are cut, and whether gathered blocks stay.
+/// ZeRO level, shard degree, and keep_gathered.
 fn zeros(replicas: usize) -> Vec<(u8, usize, bool)> {
     let mut all = vec![(0, 1, false)];
     for shard in divisors(replicas).into_iter().rev().filter(|shard| *shard > 1) {
@@ -161,7 +162,7 @@ fn zeros(replicas: usize) -> Vec<(u8, usize, bool)> {
     all
 }
 
-/// The orders of the axes that differ in who reaches whom over which link, the usual one first.
+/// The axis orders that differ in cost, the default first.
 pub(super) fn orders(mesh: &Mesh, cluster: &Cluster) -> Vec<[Axis; 4]> {
     let mut seen: Vec<Vec<usize>> = Vec::new();
     let mut all = Vec::new();
@@ -176,8 +177,8 @@ pub(super) fn orders(mesh: &Mesh, cluster: &Cluster) -> Vec<[Axis; 4]> {
     all
 }
 
-/// What costs depend on of an order: for every axis, how many of its ranks each link joins. Where ranks differ, and
-/// where formulas ask for hosts, how far apart its ranks are.
+/// The properties of an order that costs depend on: for every axis, how many of its ranks each link connects. If ranks
+/// differ, or if the cost formulas use hosts, the distance between its ranks.
 fn distances(mesh: &Mesh, cluster: &Cluster) -> Vec<usize> {
     let exact = !cluster.even() || cluster.engine == crate::Engine::Lockstep;
     let mut far = Vec::new();
@@ -194,7 +195,7 @@ fn distances(mesh: &Mesh, cluster: &Cluster) -> Vec<usize> {
         }
         stride *= size;
     }
-    // By axis, not by place.
+    // Sorted by axis.
     let each =
         1 + if exact { 1 } else { cluster.links.iter().filter(|link| link.span.is_some()).count() };
     let mut by_axis: Vec<&[usize]> = far.chunks(each).collect();

@@ -1,4 +1,4 @@
-//! A machine from what was measured on it: one that is made up is found again, and what no machine does is refused.
+//! Calibration recovers a synthetic machine and rejects implausible measurements.
 
 use crate::tables::plan;
 use lockstep_plan::model::Family;
@@ -8,12 +8,12 @@ use lockstep_sim::{
     MeasuredStep, OpClass, OpCurves, Options, RankSkew, estimate, fit, matmul,
 };
 
-/// Two cores that four ranks share, with paces that no rule would give.
+/// Two cores shared by four ranks, with arbitrary efficiencies.
 fn made_up(ranks: usize) -> Cluster {
     let mut cluster = Cluster::built_in("cpu").unwrap();
     (cluster.per_host, cluster.ranks) = (ranks, Some(ranks));
     if ranks > 1 {
-        // As much of every step that is measured, and less of long ones.
+        // The same for all measured steps, and less for long ones.
         cluster.skew = Curve(vec![(1.0, 0.07), (100.0, 0.007)]);
     }
     cluster.links[0].bandwidth_gbs = 2.5;
@@ -60,7 +60,7 @@ fn model(family: &str, dim: usize, compute: &str, ranks: usize) -> Plan {
     plan(&text, ranks)
 }
 
-/// What would be measured of it.
+/// Simulated measurements of the machine.
 fn steps(cluster: &Cluster, ranks: usize) -> Vec<MeasuredStep> {
     let mut steps = Vec::new();
     for dim in [96, 256, 640] {
@@ -70,19 +70,18 @@ fn steps(cluster: &Cluster, ranks: usize) -> Vec<MeasuredStep> {
                 let told = estimate(&plan, cluster, &Options::default());
                 let mut by = [0.0; OpClass::ALL.len()];
                 told.computing.iter().for_each(|(kind, seconds)| by[*kind as usize] = *seconds);
-                let (exchange, waiting, rest) =
-                    (told.time.data, told.time.straggling, told.time.host);
-                steps.push(MeasuredStep { plan, step: told.step_s, by, exchange, waiting, rest });
+                let (comm, waiting, rest) = (told.time.data, told.time.straggling, told.time.host);
+                steps.push(MeasuredStep { plan, step: told.step_s, by, comm, waiting, rest });
             }
         }
     }
     steps
 }
 
-fn multiplies(cluster: &Cluster, ranks: usize) -> Vec<MeasuredMatmul> {
+fn matmuls(cluster: &Cluster, ranks: usize) -> Vec<MeasuredMatmul> {
     let mut all = Vec::new();
     let mut device = cluster.accelerator.clone();
-    // A rank's share of the two cores.
+    // Share of the two cores that a rank gets.
     device.bandwidth_gbs /= ranks as f64;
     let share = 1.0 / ranks as f64;
     for dims in [[512, 64, 192], [1024, 128, 128], [512, 512, 512], [256, 2048, 512]] {
@@ -103,7 +102,7 @@ fn multiplies(cluster: &Cluster, ranks: usize) -> Vec<MeasuredMatmul> {
 }
 
 #[test]
-fn a_made_up_machine_is_found_again() {
+fn a_synthetic_machine_is_recovered() {
     for ranks in [1, 2, 4] {
         let machine = made_up(ranks);
         let mut unknown = Cluster::built_in("cpu").unwrap();
@@ -111,8 +110,8 @@ fn a_made_up_machine_is_found_again() {
         (unknown.accelerator.bandwidth_gbs, unknown.accelerator.stream) = (12.0, 1.0);
         let steps = steps(&machine, ranks);
         let long = RankSkew { computing: 100.0, waiting: 0.7 };
-        let found = fit(&unknown, &multiplies(&machine, ranks), &steps, long).unwrap();
-        assert!(found.multiplies < 1e-6, "{}", found.multiplies);
+        let found = fit(&unknown, &matmuls(&machine, ranks), &steps, long).unwrap();
+        assert!(found.matmul_error < 1e-6, "{}", found.matmul_error);
         for (step, (with, _)) in steps.iter().zip(&found.steps) {
             assert!((with - 1.0).abs() < 0.02, "{ranks} ranks, {:?}: {with}", step.plan.model);
         }
@@ -121,7 +120,7 @@ fn a_made_up_machine_is_found_again() {
             assert!((skew(0.1) / 0.07 - 1.0).abs() < 0.02, "{ranks} ranks: {}", skew(0.1));
             assert!((skew(1e3) / 0.007 - 1.0).abs() < 1e-6, "{ranks} ranks: {}", skew(1e3));
         }
-        // Models that it has not seen, between those that it has.
+        // Models between the measured ones.
         for (family, dim, compute) in
             [("gpt2", 512, "f32"), ("llama", 128, "f32"), ("llama", 384, "bf16")]
         {
@@ -134,14 +133,14 @@ fn a_made_up_machine_is_found_again() {
 }
 
 #[test]
-fn what_all_families_do_alike_has_one_pace() {
+fn shared_classes_have_one_efficiency() {
     let machine = made_up(1);
     let mut disturbed = steps(&machine, 1);
     for spent in &mut disturbed {
         let factor = if spent.plan.model.family == Family::Gpt2 { 1.25 } else { 0.8 };
         spent.by[OpClass::Matmul as usize] *= factor;
     }
-    let found = fit(&machine, &multiplies(&machine, 1), &disturbed, RankSkew::default()).unwrap();
+    let found = fit(&machine, &matmuls(&machine, 1), &disturbed, RankSkew::default()).unwrap();
     for family in ["gpt2", "llama"] {
         let plan = model(family, 384, "f32", 1);
         let step = |cluster: &Cluster| estimate(&plan, cluster, &Options::default()).step_s;
@@ -150,19 +149,19 @@ fn what_all_families_do_alike_has_one_pace() {
     }
 }
 
-/// A clock that stood still made 10,000 GB/s of nothing, once.
+/// A clock that stood still once gave 10,000 GB/s.
 #[test]
-fn what_no_machine_does_is_refused() {
+fn implausible_measurements_are_rejected() {
     let machine = made_up(1);
-    let (multiplies, steps) = (multiplies(&machine, 1), steps(&machine, 1));
+    let (matmuls, steps) = (matmuls(&machine, 1), steps(&machine, 1));
     let mut faster = steps.clone();
     faster[3].by[OpClass::Norm as usize] *= 1e-4;
     faster[3].step *= 0.1;
-    let why = fit(&machine, &multiplies, &faster, RankSkew::default()).unwrap_err();
+    let why = fit(&machine, &matmuls, &faster, RankSkew::default()).unwrap_err();
     assert!(why.starts_with("norm of ") && why.contains("not between"), "{why}");
-    let mut still = multiplies.clone();
+    let mut still = matmuls.clone();
     still.iter_mut().for_each(|multiply| multiply.seconds = 1e-12);
     let why = fit(&machine, &still, &steps, RankSkew::default()).unwrap_err();
     assert!(why.contains("operations per second of a multiply"), "{why}");
-    assert!(fit(&machine, &multiplies, &[], RankSkew::default()).is_err());
+    assert!(fit(&machine, &matmuls, &[], RankSkew::default()).is_err());
 }

@@ -1,10 +1,10 @@
-//! The dense clock against the plan's, and against the bubble rates that the zero-bubble paper prints.
+//! The fast clock compared with the clock of `plan` and with the bubble rates of the zero-bubble paper.
 
 use crate::tables::read;
 use lockstep_plan::schedule::{Act, Action, Schedule, ScheduleKind, clock_with};
 use lockstep_sim::clock::{PassTimes, finish_times, walk};
 
-/// Stages that all differ.
+/// Stages with different durations.
 fn uneven(stages: usize, send: f64) -> PassTimes {
     let length = |stage: usize, scale: f64| scale * (1.0 + 0.1 * ((7 * stage + 3) % 5) as f64);
     PassTimes {
@@ -26,7 +26,7 @@ fn kinds() -> [(ScheduleKind, usize); 5] {
 }
 
 #[test]
-fn every_schedule_ends_when_the_plan_says() {
+fn every_schedule_matches_the_clock_of_plan() {
     for (kind, chunks) in kinds() {
         for ranks in 1..=5 {
             for rounds in 1..=4 {
@@ -53,10 +53,10 @@ fn every_schedule_ends_when_the_plan_says() {
     }
 }
 
-/// What is not walked goes on at the pace of what was: the ends are those of the whole walk. Where stages are alike
-/// that is so at once, where all differ by up to two fifths it takes longer to come to it.
+/// Extrapolated finish times equal those of the full simulation. With equal stages this holds at once; with stages that
+/// differ by up to 40% it takes more rounds.
 #[test]
-fn long_steps_repeat() {
+fn long_steps_are_extrapolated() {
     for (kind, chunks) in kinds() {
         for ranks in [1, 2, 3, 4, 8, 16] {
             for send in [0.0, 0.4] {

@@ -1,4 +1,4 @@
-//! Descriptions of clusters, and what collectives cost on them.
+//! Cluster descriptions and the cost of collectives.
 
 use crate::errors::mean_error;
 use crate::tables::{plan, read};
@@ -11,7 +11,7 @@ use lockstep_sim::{
 };
 
 #[test]
-fn all_built_in_clusters_are_sound() {
+fn built_in_clusters_are_valid() {
     for name in Cluster::names() {
         let cluster = Cluster::built_in(&name).unwrap();
         assert_eq!(cluster.check(), Ok(()), "{name}");
@@ -22,7 +22,7 @@ fn all_built_in_clusters_are_sound() {
 }
 
 #[test]
-fn the_cluster_of_the_readme_can_be_read() {
+fn the_cluster_of_the_readme_parses() {
     let readme = include_str!("../../README.md");
     let (_, rest) = readme.split_once("```toml\n").unwrap();
     let cluster = Cluster::parse(rest.split_once("```").unwrap().0).unwrap();
@@ -30,7 +30,7 @@ fn the_cluster_of_the_readme_can_be_read() {
 }
 
 #[test]
-fn what_is_wrong_is_told_with_the_way_out() {
+fn errors_suggest_a_fix() {
     let with = |links: &str| {
         Cluster::parse(&format!("name = \"x\"\naccelerator = \"h100\"\nper_host = 8\n{links}"))
     };
@@ -38,13 +38,13 @@ fn what_is_wrong_is_told_with_the_way_out() {
     let wrong = with(&format!("[[links]]\nname = \"wire\"\nspan = 8\nbandwidth_gbs = 1.0\n{link}"));
     assert_eq!(
         wrong.unwrap_err(),
-        "the last link, wire, ends at span=8; leave its span out, so that it reaches every rank"
+        "the last link, wire, has span=8; remove its span so that it connects all ranks"
     );
     let wrong = with(&format!("[[links]]\nname = \"wire\"\nbandwidth_gbs = 0.0\n{link}"));
-    assert_eq!(wrong.unwrap_err(), "the link wire has bandwidth_gbs=0; it must be positive");
+    assert_eq!(wrong.unwrap_err(), "link wire: bandwidth_gbs must be positive (got 0)");
     let unknown = Cluster::parse("name = \"x\"\naccelerator = \"h10\"\nper_host = 8\nlinks = []\n")
         .unwrap_err();
-    assert!(unknown.contains("no accelerator is called `h10`"), "{unknown}");
+    assert!(unknown.contains("unknown accelerator `h10`"), "{unknown}");
 }
 
 /// NCCL's all-reduce inside a node of A100s, from 1 MB to 1 GB, as vTrain's authors measured it.
@@ -72,9 +72,9 @@ fn all_reduces_of_a_node() {
     assert!(mean_error("all-reduce on A100s, µs", &rows) < 0.03);
 }
 
-/// On links that `comm` carries, its own formulas are the price.
+/// With the Lockstep engine, costs are those of `comm`.
 #[test]
-fn lockstep_engines_cost_what_comm_says() {
+fn lockstep_engine_uses_the_formulas_of_comm() {
     let cluster = Cluster::built_in("ethernet").unwrap();
     let constants = LinkCosts {
         local: LinkCost { latency: 1e-6, bandwidth: 8e9 },
@@ -110,9 +110,9 @@ fn lockstep_engines_cost_what_comm_says() {
     }
 }
 
-/// What a flow is said to send, `comm`'s rings do.
+/// `Flow::sent` equals the bytes sent by the rings of `comm`.
 #[test]
-fn flows_send_what_rings_send() {
+fn flows_match_ring_traffic() {
     let hosts: Vec<usize> = (0..8).collect();
     for (collective, kind) in [
         (Collective::AllReduce, Collective::AllReduce),
@@ -138,7 +138,7 @@ fn flows_send_what_rings_send() {
     }
 }
 
-/// Ranks that compute on the cores of one host share them: four do not train faster than one with all threads.
+/// Ranks on one host share its cores: four ranks are not faster than one rank with all threads.
 #[test]
 fn ranks_share_cores() {
     let cluster = Cluster::built_in("cpu").unwrap();
@@ -165,7 +165,7 @@ fn a_measured_step_calibrates() {
     }
 }
 
-/// Hosts share their cards: two ranks of a host with one rail have half of it each.
+/// Ranks share the network cards of a host: two ranks with one rail get half of it each.
 #[test]
 fn ranks_share_rails_and_up_links() {
     let text = |rails: usize, over: f64| {

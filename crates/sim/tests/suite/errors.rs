@@ -1,6 +1,6 @@
-//! How far predictions are from what was measured.
+//! Prediction errors relative to measurements.
 
-/// Relative errors of (name, predicted, measured), printed as a table, and their mean without sign.
+/// Prints the relative errors of (name, predicted, measured) as a table and returns their mean absolute value.
 pub fn mean_error(title: &str, rows: &[(String, f64, f64)]) -> f64 {
     println!("{title}");
     for (name, predicted, measured) in rows {
@@ -21,14 +21,14 @@ pub fn mean_error(title: &str, rows: &[(String, f64, f64)]) -> f64 {
     mean
 }
 
-/// The largest.
+/// Largest absolute relative error.
 pub fn worst_error(rows: &[(String, f64, f64)]) -> f64 {
     rows.iter()
         .map(|(_, predicted, measured)| (predicted / measured - 1.0).abs())
         .fold(0.0, f64::max)
 }
 
-/// Spearman's: how alike two lists order the same things. Equal values share their ranks.
+/// Spearman's rank correlation, with averaged ranks for ties.
 pub fn rank_correlation(pairs: &[(f64, f64)]) -> f64 {
     let first: Vec<f64> = pairs.iter().map(|pair| pair.0).collect();
     let second: Vec<f64> = pairs.iter().map(|pair| pair.1).collect();
@@ -51,7 +51,7 @@ fn ranks(values: &[f64]) -> Vec<f64> {
 }
 
 #[test]
-fn orders_agree_or_not() {
+fn rank_correlation_of_small_lists() {
     assert_eq!(rank_correlation(&[(1.0, 10.0), (2.0, 20.0), (3.0, 30.0)]), 1.0);
     assert_eq!(rank_correlation(&[(1.0, 30.0), (2.0, 20.0), (3.0, 10.0)]), -1.0);
 }

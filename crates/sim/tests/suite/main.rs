@@ -1,4 +1,4 @@
-//! Predictions against published measurements, formulas against walks, and the vocabulary.
+//! Predictions compared with published measurements, and formulas with simulations.
 
 mod calibrations;
 mod clocks;

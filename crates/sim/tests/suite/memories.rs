@@ -1,4 +1,4 @@
-//! Memory against tables.
+//! Predicted memory compared with published tables.
 
 use crate::errors::{mean_error, worst_error};
 use crate::tables::{
@@ -7,7 +7,7 @@ use crate::tables::{
 };
 use lockstep_sim::{MemoryEstimate, Software, states};
 
-/// What the fullest rank has, by some count.
+/// Maximum over all ranks.
 fn most(row: &Row, of: fn(&MemoryEstimate) -> f64) -> f64 {
     row.estimate().stages.iter().map(|stage| of(&stage.memory)).fold(0.0, f64::max)
 }
@@ -42,7 +42,7 @@ fn zero_table_1() {
             let printed = row.text(column);
             let decimals = printed.split_once('.').map_or(0, |(_, decimals)| decimals.len());
             let unit = 10f64.powi(-(decimals as i32));
-            // The paper cuts where it should round, in places.
+            // The paper truncates some values instead of rounding.
             let off = (gigabytes - row.number(column).unwrap()).abs();
             assert!(off < unit, "{params} on {}: {gigabytes} and not {printed}", row.text("dp"));
         }
@@ -77,9 +77,9 @@ fn allocated_by_nanotron() {
     assert!(mean_error("nanotron, GiB", &allocated(&nanotron())) < 0.10);
 }
 
-/// What ran out of memory is predicted to, and what ran is not.
+/// Runs that failed with out-of-memory are predicted not to fit, all others to fit.
 #[test]
-fn what_fits_in_the_bigscience_sweep() {
+fn bigscience_out_of_memory() {
     let rows = bigscience();
     let known = rows.iter().filter_map(|row| row.bytes.map(|bytes| (row, bytes)));
     let all = known
@@ -93,9 +93,9 @@ fn what_fits_in_the_bigscience_sweep() {
     assert_eq!(rows.iter().filter(|row| row.failed).count(), 3);
 }
 
-/// Whatever was measured had memory enough.
+/// All measured runs fit.
 #[test]
-fn what_ran_fits() {
+fn measured_runs_fit() {
     for rows in
         [korthikanti(), sc21(), torchtitan(), nanotron(), nemo(), b200(), b200_others(), vtrain()]
     {

@@ -1,4 +1,4 @@
-//! Single operations against measurements: matrix multiplies and attention by shape, and a layer.
+//! Single operations compared with measurements: matmuls and attention by shape, and a whole layer.
 
 use crate::errors::mean_error;
 use crate::tables::{Cells, korthikanti, read};
@@ -14,13 +14,13 @@ fn size(row: &Cells, name: &str) -> Option<f64> {
     sizes.into_iter().find(|(key, _)| *key == name)?.1.parse().ok()
 }
 
-/// Of the peak, what every measured multiply reaches, predicted and measured.
-fn multiplies(device: &str, file: &str) -> Vec<(String, f64, f64)> {
+/// Predicted and measured fraction of the peak of every matmul.
+fn matmuls(device: &str, file: &str) -> Vec<(String, f64, f64)> {
     let device = Accelerator::built_in(device).unwrap();
     let rate = device.peak.bf16 * 1e12;
     let rows = read(file);
-    let multiplies = rows.iter().filter(|row| row.text("op") == "matmul");
-    multiplies
+    let matmuls = rows.iter().filter(|row| row.text("op") == "matmul");
+    matmuls
         .map(|row| {
             let [m, k, n] = ["m", "k", "n"].map(|name| size(row, name).unwrap());
             let sums = row.text("shape").contains("accumulate=True");
@@ -35,13 +35,13 @@ fn multiplies(device: &str, file: &str) -> Vec<(String, f64, f64)> {
 }
 
 #[test]
-fn matrix_multiplies_by_shape() {
-    let a100 = multiplies("a100-80", A100);
+fn matmuls_by_shape() {
+    let a100 = matmuls("a100-80", A100);
     assert_eq!(a100.len(), 183);
-    assert!(mean_error("multiplies on an A100, of the peak", &a100) < 0.05);
-    let b200 = multiplies("b200", B200);
+    assert!(mean_error("matmuls on an A100, of the peak", &a100) < 0.05);
+    let b200 = matmuls("b200", B200);
     assert_eq!(b200.len(), 514);
-    assert!(mean_error("multiplies on a B200, of the peak", &b200) < 0.12);
+    assert!(mean_error("matmuls on a B200, of the peak", &b200) < 0.12);
 }
 
 /// "Reducing Activation Recomputation", Table 4: a layer of the 22-billion model, in milliseconds. No constant was
@@ -64,7 +64,7 @@ fn layers_of_korthikanti_table_4() {
             with if with.contains("with recompute") => Recompute::Full,
             _ => Recompute::None,
         };
-        // One layer more or less is one layer's time.
+        // The time of a layer is the difference between two models that differ by one layer.
         let more = passes(&plan);
         plan.model.layers -= 1;
         let less = passes(&plan);
@@ -76,13 +76,13 @@ fn layers_of_korthikanti_table_4() {
     assert!(mean_error("layers of the 22B model, ms", &compared) < 0.05);
 }
 
-/// Multiplies of many experts at once: M rows each, forward, of the input's gradient and of the weights'.
+/// Grouped matmuls of experts with M rows each: forward, input gradient and weight gradient.
 #[test]
-fn grouped_multiplies_by_shape() {
+fn grouped_matmuls_by_shape() {
     let device = Accelerator::built_in("b200").unwrap();
     let rate = device.peak.bf16 * 1e12;
     let rows = read(B200);
-    // Gradients of weights are added up in f32; those that were not are left out.
+    // Only weight gradients that accumulate in f32 are compared.
     let wanted = |row: &&Cells| {
         row.text("op") == "group_matmul" && row.text("shape").contains("main_grad_dtype=fp32")
     };
@@ -100,7 +100,7 @@ fn grouped_multiplies_by_shape() {
             };
             let sums = stage == Some("bwd_grad_w");
             let device_s = grouped(&device, &MatmulCall { dims, count, width: 2.0, rate, sums });
-            // Few rows: the host that starts the kernels is what takes long.
+            // With few rows, kernel launches dominate.
             let seconds = device_s.max(2.0 * count * device.launch_us * 1e-6);
             let reached = 2.0 * count * m * k * n / seconds / rate;
             let name = format!("{count} of {m} {k} {n} {}", stage.unwrap_or("fwd"));
@@ -108,5 +108,5 @@ fn grouped_multiplies_by_shape() {
         })
         .collect();
     assert_eq!(compared.len(), 60);
-    assert!(mean_error("grouped multiplies on a B200, of the peak", &compared) < 0.20);
+    assert!(mean_error("grouped matmuls on a B200, of the peak", &compared) < 0.20);
 }

@@ -1,4 +1,4 @@
-//! Estimates of plans: what they are made of, and that they are cheap.
+//! Consistency and cost of estimates.
 
 use crate::tables::plan;
 use lockstep_plan::schedule::Schedule;
@@ -26,7 +26,7 @@ fn some_plans() -> Vec<lockstep_plan::Plan> {
 }
 
 #[test]
-fn the_parts_of_the_time_make_the_step() {
+fn time_breakdown_adds_up() {
     let cluster = Cluster::built_in("h100").unwrap();
     for plan in some_plans() {
         let estimate = estimate(&plan, &cluster, &Options::default());
@@ -41,9 +41,9 @@ fn the_parts_of_the_time_make_the_step() {
     }
 }
 
-/// Parameters by formula, and those that a rank really holds.
+/// Parameters by formula equal those that a rank holds.
 #[test]
-fn parameters_are_the_parts() {
+fn parameters_match_the_parts() {
     let cluster = Cluster::built_in("h100").unwrap();
     let options = Options::default();
     let moe = plan(
@@ -73,9 +73,9 @@ fn parameters_are_the_parts() {
     }
 }
 
-/// By formula and block by block: the same states, and nearly the same activations.
+/// Formula and ledger agree: the same states, and nearly the same activations.
 #[test]
-fn memory_by_formula_is_that_of_the_ledger() {
+fn memory_formula_matches_the_ledger() {
     let cluster = Cluster::built_in("h100").unwrap();
     let (quick, exact) = (Options::default(), Options { exact: true, ..Options::default() });
     for plan in some_plans() {
@@ -97,14 +97,14 @@ fn memory_by_formula_is_that_of_the_ledger() {
     }
 }
 
-/// The exchanges by formula carry the bytes of those that the plan counts.
+/// The communication formulas send the bytes that the plan counts.
 #[test]
-fn traffic_by_formula_is_that_of_the_plan() {
+fn traffic_formula_matches_the_plan() {
     let cluster = Cluster::built_in("h100").unwrap();
     for plan in some_plans() {
         let sent = |flows: &[Flow], wanted: fn(GroupKind) -> bool| -> f64 {
-            let of_circle = flows.iter().filter(|flow| flow.kind.is_some_and(wanted));
-            of_circle.map(Flow::sent).sum()
+            let of_group = flows.iter().filter(|flow| flow.kind.is_some_and(wanted));
+            of_group.map(Flow::sent).sum()
         };
         let quick = estimate(&plan, &cluster, &Options::default()).flows;
         let exact = traffic(&plan, &cluster, 0);
@@ -128,9 +128,9 @@ fn traffic_by_formula_is_that_of_the_plan() {
     }
 }
 
-/// Every axis and choice, of every family: nothing panics, all is finite, and the ledger is the plan's.
+/// Every axis, option and family gives a finite estimate.
 #[test]
-fn any_layout_has_a_price() {
+fn every_layout_has_an_estimate() {
     let clusters = ["cpu", "a100-ethernet"].map(|name| Cluster::built_in(name).unwrap());
     for preset in ["gpt2-test", "llama-test", "moe-test"] {
         let text =
@@ -160,7 +160,7 @@ fn any_layout_has_a_price() {
     }
 }
 
-/// One slow rank holds up the step, and it does not matter in which replica.
+/// One slow rank slows the whole step, in whichever replica it is.
 #[test]
 fn a_slow_rank_slows_all() {
     let even = Cluster::built_in("h100").unwrap();
@@ -191,21 +191,20 @@ fn a_slow_rank_slows_all() {
 }
 
 #[test]
-fn passes_in_flight_are_those_of_the_schedule() {
+fn micro_batches_in_flight_match_the_schedule() {
     let cluster = Cluster::built_in("h100").unwrap();
     for layout in ["pipe = 4", "pipe = 4\nschedule = \"gpipe\"", "pipe = 4\nchunks = 2"] {
         let plan = llama(layout, 4);
         let schedule: Schedule = plan.schedule();
         let estimate = estimate(&plan, &cluster, &Options::default());
-        // Stages between the ends are alike but for what is in flight.
+        // Middle stages differ only in the micro-batches in flight.
         let bytes = |rank: usize| estimate.stages[rank].memory.activations;
         let passes = |rank: usize| schedule.in_flight(rank).until_weights as f64;
         assert!((bytes(1) / bytes(2) - passes(1) / passes(2)).abs() < 1e-9, "{layout}");
     }
 }
 
-/// A plan for the largest cluster is priced in far less than the time it takes to type it: nothing here is
-/// walked rank by rank or micro-batch by micro-batch.
+/// The cost of an estimate does not grow with the number of ranks or micro-batches.
 #[test]
 fn sixteen_thousand_ranks() {
     let cluster = Cluster::built_in("h100").unwrap();

@@ -1,4 +1,4 @@
-//! Tables, JSON and the page.
+//! Text tables, JSON and HTML.
 
 use crate::tables::plan;
 use lockstep_sim::report::{Report, html, matrix, text};
@@ -15,7 +15,7 @@ fn proposal() -> (Proposal, Cluster) {
 }
 
 #[test]
-fn tables_are_no_wider_than_a_terminal() {
+fn tables_fit_a_terminal() {
     let (proposal, cluster) = proposal();
     let text = text(&proposal, &cluster);
     for line in text.lines() {
@@ -43,7 +43,7 @@ fn a_report_has_every_stage_and_flow() {
     assert_eq!(most, report.over_bytes);
 }
 
-/// All that ranks send is in the matrix, whether it is drawn rank by rank or not; stages at an end give to one side.
+/// The matrix contains all traffic, with or without merged ranks.
 #[test]
 fn the_matrix_has_all_traffic() {
     let (proposal, _) = proposal();
@@ -55,14 +55,14 @@ fn the_matrix_has_all_traffic() {
         (0..32).all(|rank| fine.bytes[rank * 32 + rank] == 0.0),
         "a rank sends nothing to itself"
     );
-    // Neighbours of the tensor axis, the innermost, say the most to each other.
+    // Tensor neighbours (innermost axis) exchange the most bytes.
     let row = &fine.bytes[..32];
     let loudest = (0..32).max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap();
     assert_eq!(loudest, 1);
 }
 
 #[test]
-fn the_page_needs_nothing_else() {
+fn the_page_is_self_contained() {
     let (proposal, cluster) = proposal();
     let page = html(&proposal, &cluster, &[("notes", "a < b & c".into())]);
     assert!(

@@ -1,10 +1,10 @@
-//! The search against an estimate of everything, and what its words say.
+//! The search compared with an estimate of every layout, and its explanations.
 
 use lockstep_plan::schedule::ScheduleKind;
 use lockstep_plan::{Config, Environment, Plan};
 use lockstep_sim::advice::{batch_remarks, ladder};
 use lockstep_sim::search::{
-    Knob, Limits, Objective, Proposal, Search, SearchRequest, layout_words, limit, reasons,
+    Knob, Limits, Objective, Proposal, Search, SearchRequest, bottlenecks, layout_words, reasons,
 };
 use lockstep_sim::{Cluster, Options, estimate};
 
@@ -20,7 +20,7 @@ const EXPERTS: &str = "family = \"moe\"\ndim = 256\nlayers = 4\nheads = 4\nseq =
 
 const LATENT: &str = "family = \"moe\"\ndim = 256\nlayers = 4\nheads = 4\nseq = 128\nvocab = 1000\nffn = 128\nexperts = 2\ntop_k = 1\nshared_experts = 1\ndense_layers = 1\ndense_ffn = 512\nkv_lora_rank = 64\nq_lora_rank = 96\nnope_head_dim = 64\nrope_head_dim = 32\nv_head_dim = 64";
 
-/// Two hosts of four: a fast link inside, a slow one between.
+/// Two hosts of four ranks, with fast links inside and a slow link between them.
 fn cluster(memory_gib: f64) -> Cluster {
     let text = "name = \"two\"\naccelerator = \"a100-40\"\nper_host = 4\nranks = 8\n\
         [[links]]\nname = \"inside\"\nspan = 4\nstart_us = 5.0\nhop_us = 1.0\nbandwidth_gbs = 200.0\n\
@@ -31,7 +31,7 @@ fn cluster(memory_gib: f64) -> Cluster {
     cluster
 }
 
-/// A search among all layouts of a run on so many ranks.
+/// Runs a search over all layouts of a run.
 fn searched<T>(
     config: &Config,
     cluster: &Cluster,
@@ -39,13 +39,13 @@ fn searched<T>(
     then: impl FnOnce(&Search) -> T,
 ) -> T {
     let options = Options::default();
-    let wanted =
+    let request =
         SearchRequest { config, vocab: None, cluster, options: &options, ranks: vec![ranks] };
-    then(&Search::new(&wanted).unwrap())
+    then(&Search::new(&request).unwrap())
 }
 
-/// Every layout that `Plan::resolve` takes, written out without the search's rules, with its estimate. Only what says
-/// nothing is not said: schedules of one stage, placements of axes of one.
+/// Every layout that `Plan::resolve` accepts, enumerated without the rules of the search, with its estimate. Options
+/// without effect are skipped: schedules of one stage, placements of axes of size 1.
 fn everything(config: &Config, cluster: &Cluster, ranks: usize) -> Vec<Proposal> {
     let mut all = Vec::new();
     for tensor in 1..=ranks {
@@ -95,7 +95,7 @@ fn choices([data, tensor, context, pipe]: [usize; 4], experts: usize) -> Vec<Str
     })
 }
 
-/// A layout with every micro-batch and every placement.
+/// A layout with each micro-batch and each placement.
 fn estimates(
     config: &Config,
     cluster: &Cluster,
@@ -119,7 +119,7 @@ fn estimates(
     all
 }
 
-/// All orders in which the axes of more than one rank differ.
+/// All orders that differ in axes of more than one rank.
 fn orders([data, tensor, context, pipe]: [usize; 4]) -> Vec<String> {
     let axes = [("data", data), ("tensor", tensor), ("context", context), ("pipe", pipe)];
     let short: Vec<&str> =
@@ -138,7 +138,7 @@ fn orders([data, tensor, context, pipe]: [usize; 4]) -> Vec<String> {
     all.into_iter().map(|order| order.join(",")).collect()
 }
 
-/// The values of some layouts, each once, the best first.
+/// The distinct objective values of some layouts, best first.
 fn values<'a>(all: impl Iterator<Item = &'a Proposal>, by: Objective) -> Vec<f64> {
     let mut values: Vec<f64> = all.map(|proposal| proposal.value(by)).collect();
     values.sort_by(f64::total_cmp);
@@ -146,16 +146,15 @@ fn values<'a>(all: impl Iterator<Item = &'a Proposal>, by: Objective) -> Vec<f64
     values
 }
 
-/// Nothing among the best is missed, by any measure, with little memory and with much: the search finds what an
-/// estimate of everything does.
+/// For every objective and with little or much memory, the search finds the same as an estimate of every layout.
 #[test]
-fn nothing_better_is_missed() {
+fn search_finds_the_optimum() {
     for (model, batch, ranks) in [(SMALL, 4, 4), (EXPERTS, 2, 4), (LATENT, 2, 4), (SMALL, 6, 2)] {
         let config = config(model, batch);
         let all = everything(&config, &cluster(40.0), ranks);
         let mut needs: Vec<f64> = all.iter().map(Proposal::bytes).collect();
         needs.sort_by(f64::total_cmp);
-        // So much that a few fit, half of them, all.
+        // Memory for which a few layouts fit, half of them, all.
         for memory in [needs[needs.len() / 50], needs[needs.len() / 2], needs[needs.len() - 1]] {
             let cluster = cluster(memory / (1u64 << 30) as f64);
             let room = cluster.accelerator.memory();
@@ -178,7 +177,7 @@ fn nothing_better_is_missed() {
 }
 
 #[test]
-fn the_same_search_finds_the_same() {
+fn search_is_deterministic() {
     let (cluster, config) = (cluster(0.6), config(SMALL, 8));
     let find = || {
         searched(&config, &cluster, 8, |search| {
@@ -191,23 +190,23 @@ fn the_same_search_finds_the_same() {
     assert_eq!(found, find());
 }
 
-/// What is known from one question changes no answer to the next.
+/// The cache does not change results.
 #[test]
-fn what_was_found_before_changes_nothing() {
+fn cached_estimates_do_not_change_results() {
     let (cluster, config) = (cluster(0.3), config(SMALL, 8));
     let limits = Limits::default();
     let fresh = searched(&config, &cluster, 8, |search| search.best(Objective::Memory, 5, &limits));
     searched(&config, &cluster, 8, |search| {
         let best = search.best(Objective::Time, 5, &limits).remove(0);
-        let (why, looked) = (reasons(search, &best, Objective::Time), search.looked());
+        let (why, stats) = (reasons(search, &best, Objective::Time), search.stats());
         assert_eq!(why, reasons(search, &best, Objective::Time));
-        assert_eq!(search.looked().estimated, looked.estimated, "it was all known");
+        assert_eq!(search.stats().estimated, stats.estimated, "everything was cached");
         assert_eq!(search.best(Objective::Memory, 5, &limits), fresh);
     });
 }
 
 #[test]
-fn limits_are_kept() {
+fn limits_are_respected() {
     let (cluster, config) = (cluster(40.0), config(SMALL, 8));
     let limits =
         Limits::default().with(Knob::Tensor, 2..=4).with(Knob::Zero, 1..=1).with(Knob::Pipe, 2..=8);
@@ -220,15 +219,15 @@ fn limits_are_kept() {
             layout_words(&proposal.plan)
         );
     }
-    // What is in words is what is typed.
+    // The text of a layout parses back to the same layout.
     let best = &found[0];
     let typed = config.with_layout(&layout_words(&best.plan).replace('"', ""));
     assert_eq!(typed.layout.tensor.unwrap_or(1), best.plan.layout.tensor);
 }
 
-/// Much memory and a slow network: tensor stays inside a host, and leaving it is told with the link.
+/// With much memory and a slow network, tensor stays inside a host, and the reason names the slow link.
 #[test]
-fn what_crosses_the_slow_link_is_told() {
+fn reasons_name_the_slow_link() {
     let (cluster, config) = (cluster(40.0), config(SMALL, 8));
     let inside = Limits::default().with(Knob::Tensor, 4..=4).with(Knob::Zero, 0..=0);
     let (best, why) = searched(&config, &cluster, 8, |search| {
@@ -238,26 +237,26 @@ fn what_crosses_the_slow_link_is_told() {
     });
     let tensor = why.iter().find(|reason| reason.knob == Knob::Tensor).unwrap();
     let wider = tensor
-        .turns
+        .alternatives
         .iter()
-        .find(|turn| turn.typed == "tensor=8")
+        .find(|other| other.setting == "tensor=8")
         .unwrap_or_else(|| panic!("{tensor:?}"));
     assert!(
-        wider.times.unwrap() > 1.05 && wider.why.contains("tensor exchanges over between"),
+        wider.ratio.unwrap() > 1.05 && wider.why.contains("tensor communication over between"),
         "{wider:?}"
     );
-    assert!(!limit(&best, &cluster).is_empty());
+    assert!(!bottlenecks(&best, &cluster).is_empty());
 }
 
-/// Little memory: what keeps it inside says so.
+/// With little memory, the reasons name the settings that are needed to fit.
 #[test]
-fn what_would_not_fit_is_told() {
+fn reasons_name_what_does_not_fit() {
     let (cluster, config) = (cluster(0.25), config(SMALL, 8));
     searched(&config, &cluster, 8, |search| {
         let best = search.best(Objective::Time, 1, &Limits::default()).remove(0);
         let told: String =
             reasons(search, &best, Objective::Time).iter().map(|reason| reason.line()).collect();
-        assert!(told.contains("over"), "{told}");
+        assert!(told.contains("exceeds the memory"), "{told}");
         let smallest = search.smallest(&Limits::default()).unwrap();
         let least = search.best(Objective::Memory, 1, &Limits::default()).remove(0);
         assert!((smallest.bytes() / least.bytes() - 1.0).abs() < 1e-9);
@@ -265,21 +264,21 @@ fn what_would_not_fit_is_told() {
 }
 
 #[test]
-fn the_ladder_goes_no_higher_than_needed() {
+fn advice_takes_only_needed_techniques() {
     let config = config(SMALL, 8);
     let climb = |memory_gib: f64| {
         let cluster = cluster(memory_gib);
         searched(&config, &cluster, 8, |search| ladder(search, &cluster))
     };
     let roomy = climb(40.0);
-    assert!(roomy[0].means == "data parallel" && roomy[0].taken, "{:?}", roomy[0].why);
-    assert!(roomy.iter().all(|rung| rung.means != "expert parallel"));
-    // What plain data parallel needs is too much: the first rung fails, a later one fits.
+    assert!(roomy[0].technique == "data parallel" && roomy[0].taken, "{:?}", roomy[0].why);
+    assert!(roomy.iter().all(|step| step.technique != "expert parallel"));
+    // Plain data parallelism does not fit, a later technique does.
     let tight = climb(0.25);
-    assert!(!tight[0].taken && tight[0].why.contains("over"), "{}", tight[0].why);
-    assert!(tight.iter().any(|rung| rung.taken && rung.why.starts_with("now it fits")));
-    for rung in roomy.iter().chain(&tight).filter(|rung| rung.taken) {
-        assert!(rung.proposal.as_ref().unwrap().estimate.fits);
+    assert!(!tight[0].taken && tight[0].why.contains("exceeds the memory"), "{}", tight[0].why);
+    assert!(tight.iter().any(|step| step.taken && step.why.starts_with("now it fits")));
+    for step in roomy.iter().chain(&tight).filter(|step| step.taken) {
+        assert!(step.proposal.as_ref().unwrap().estimate.fits);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Step times against tables, with one set of constants for each machine.
+//! Step times compared with published tables, with one set of constants per machine.
 
 use std::collections::BTreeMap;
 
@@ -51,8 +51,8 @@ fn llama_3_on_thousands_of_h100s() {
     assert!(worst_error(&rows) < 0.12);
 }
 
-/// Two rows are far off: one cuts parameters among all ranks and hides more of it than is predicted, the other is much
-/// slower than its neighbours.
+/// Two rows are outliers: one shards parameters across all ranks and overlaps more than predicted, the other is much
+/// slower than similar rows.
 #[test]
 fn qwen_3_with_experts_across_hosts() {
     let rows = seconds(&qwen3());
@@ -70,8 +70,8 @@ fn the_bigscience_sweep() {
     assert!(alike > 0.85);
 }
 
-/// 720 layouts of small models on one node. Within each model and number of ranks the order counts; and of those, the
-/// layout with the most tokens per second that would be chosen is hardly slower than the best that was measured.
+/// 720 layouts of small models on one node. Checks the order within each model and number of ranks, and that the predicted
+/// best layout is nearly as fast as the measured best.
 #[test]
 fn vtrain_on_one_node() {
     let rows = vtrain();
@@ -105,7 +105,7 @@ fn vtrain_on_one_node() {
     for (name, slower) in of_batches.iter().filter(|(_, slower)| *slower > 0.02) {
         println!("  {name} is {:.1}% slower than the best", 100.0 * slower);
     }
-    // What is reached: one choice in six misses by more, up to two fifths.
+    // Current accuracy: one choice in six is off by more, up to 40%.
     assert!(exact >= 115 && mean < 0.03);
     for (order, group) in orders {
         assert!(order >= 0.9, "{group}: {order}");
@@ -123,8 +123,7 @@ fn grouped(rows: &[Row], key: impl Fn(&Row) -> String) -> BTreeMap<String, Vec<u
     groups
 }
 
-/// Of some rows, the one that is predicted to train the most sequences per second, and by how much it is slower than
-/// the one that does.
+/// The row with the highest predicted throughput, and how much slower it is than the measured best.
 fn chosen(rows: &[Row], times: &[(String, f64, f64)], members: &[usize]) -> (String, f64) {
     let per_sequence =
         |number: usize, seconds: f64| seconds / rows[number].plan.train.global_batch as f64;

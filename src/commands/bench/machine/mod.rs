@@ -186,7 +186,7 @@ fn tell(ranks: usize, watched: &Watched, fitted: &Fitted) {
     };
     print_line!(
         "  fits multiplies within {:.1}% on average, and every reference step within {:.1}%; {:.1}% when left out",
-        100.0 * fitted.multiplies,
+        100.0 * fitted.matmul_error,
         100.0 * worst(|(with, _)| *with),
         100.0 * worst(|(_, without)| *without),
     );

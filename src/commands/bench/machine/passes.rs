@@ -51,7 +51,14 @@ impl Passes {
                 counted.iter().flat_map(|pass| &pass.steps[number]).copied().collect();
             let at = |place: usize| mean(rows.iter().map(|row| row.numbers()[place]));
             let Row { step, exchange, waiting, rest, by } = Row::of(std::array::from_fn(at));
-            steps.push(MeasuredStep { plan: reference.plan, step, by, exchange, waiting, rest });
+            steps.push(MeasuredStep {
+                plan: reference.plan,
+                step,
+                by,
+                comm: exchange,
+                waiting,
+                rest,
+            });
         }
         Ok(Watched {
             copied: [gbs(COPIED[0], cached), gbs(COPIED[1], streamed)],

@@ -1,4 +1,4 @@
-//! Memory of the stages as bars, one part beside the other, against what the device has.
+//! Memory of the stages as stacked bars, compared with the memory of the device.
 
 use std::fmt::Write;
 
@@ -6,7 +6,7 @@ use super::super::{bytes_text, lines};
 use crate::MemoryEstimate;
 use crate::search::Proposal;
 
-/// Stages that are drawn; of more, the first and the last.
+/// Maximum number of stages drawn; the middle of a longer pipeline is left out.
 const MOST: usize = 24;
 const ROW: usize = 22;
 const LEFT: f64 = 70.0;
@@ -59,11 +59,11 @@ pub(super) fn memory(proposal: &Proposal) -> String {
         names.map(|(index, (name, _))| format!("<li><i class=\"c{index}\"></i>{name}</li>"));
     let note = match stages.len() - shown.len() {
         0 => String::new(),
-        hidden => format!("<p>{hidden} stages between them are left out.</p>"),
+        hidden => format!("<p>{hidden} stages in the middle are not shown.</p>"),
     };
     let available = stages.iter().map(|stage| stage.available).fold(f64::INFINITY, f64::min);
     format!(
-        "{svg}<ul class=\"legend\">{}<li>┊ what a device has: {}</li></ul>{note}",
+        "{svg}<ul class=\"legend\">{}<li>┊ device memory: {}</li></ul>{note}",
         legend.collect::<String>(),
         bytes_text(available)
     )

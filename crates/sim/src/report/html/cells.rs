@@ -1,4 +1,4 @@
-//! Ranks as squares: who sends how much to whom, and who stands where.
+//! Communication matrix and rank map.
 
 use std::fmt::Write;
 
@@ -6,11 +6,11 @@ use super::super::{bytes_text, map};
 use crate::Cluster;
 use crate::search::Proposal;
 
-/// Rows of the matrix, and ranks of the map.
+/// Maximum rows of the matrix and ranks of the map.
 const MOST_ROWS: usize = 64;
 const MOST_RANKS: usize = 128;
 
-/// The communication matrix, where ranks say anything.
+/// The communication matrix; empty without communication.
 pub(super) fn matrix(proposal: &Proposal) -> String {
     match proposal.estimate.flows.is_empty() {
         true => String::new(),
@@ -18,7 +18,7 @@ pub(super) fn matrix(proposal: &Proposal) -> String {
     }
 }
 
-/// The darker, the more.
+/// Darker cells carry more bytes.
 fn squares(proposal: &Proposal) -> String {
     let cells = map::matrix(proposal, MOST_ROWS);
     let size = 640.0 / cells.side as f64;
@@ -32,7 +32,7 @@ fn squares(proposal: &Proposal) -> String {
             if bytes <= 0.0 {
                 continue;
             }
-            // By the logarithm: what is a thousandth of the most can still be seen.
+            // Logarithmic, so that a thousandth of the maximum is still visible.
             let shade = (1.0 + (bytes / most).log10() / 4.0).clamp(0.08, 1.0);
             let name = |at: usize| match cells.each {
                 1 => format!("rank {at}"),
@@ -51,14 +51,14 @@ fn squares(proposal: &Proposal) -> String {
     }
     svg.push_str("</svg>");
     let each =
-        if cells.each > 1 { format!("A square is {} ranks. ", cells.each) } else { String::new() };
+        if cells.each > 1 { format!("A cell is {} ranks. ", cells.each) } else { String::new() };
     format!(
-        "{svg}<p>From the row to the column, in one step. {each}The most: {}.</p>",
+        "{svg}<p>Bytes sent from row to column in one step. {each}Maximum: {}.</p>",
         bytes_text(most)
     )
 }
 
-/// Hosts as rows, ranks as boxes: coloured by stage, with their place on the axes.
+/// Hosts as rows and ranks as boxes, coloured by stage and labelled with coordinates.
 pub(super) fn rank_map(proposal: &Proposal, cluster: &Cluster) -> String {
     let (plan, mesh) = (&proposal.plan, proposal.plan.mesh());
     let per_host = cluster.per_host.min(plan.ranks);
@@ -98,9 +98,9 @@ pub(super) fn rank_map(proposal: &Proposal, cluster: &Cluster) -> String {
     svg.push_str("</svg>");
     let rest = match plan.ranks - shown {
         0 => String::new(),
-        rest => format!(" The other {rest} ranks go on in the same way."),
+        rest => format!(" The other {rest} ranks continue in the same way."),
     };
     format!(
-        "{svg}<p>p: stage (and colour), d: replica, c: piece of the sequence, t: piece of the matrices.{rest}</p>"
+        "{svg}<p>p: pipeline stage (and colour), d: data, c: context, t: tensor coordinate.{rest}</p>"
     )
 }

@@ -1,4 +1,4 @@
-//! The plan as one page that needs nothing else: no scripts, no fonts, no links. Light or dark as its reader likes it.
+//! The plan as a self-contained HTML page, without scripts, fonts or links. Follows the reader's light or dark theme.
 
 mod bars;
 mod cells;
@@ -7,13 +7,13 @@ mod pipeline;
 use std::fmt::Write;
 
 use super::{bytes_text, group_name, headline, phase_name, time_text};
-use crate::search::{Proposal, layout_words, limit, parts};
+use crate::search::{Proposal, bottlenecks, layout_words, time_breakdown};
 use crate::{Cluster, Flow};
 
 const STYLE: &str = include_str!("style.css");
 
-/// A whole page: what the plan is, whether it fits, memory bars, pipeline timeline, communication matrix, rank map.
-/// `notes` are sections of text that go with it: reasons, advice.
+/// The page: summary, memory bars, pipeline timeline, communication matrix, rank map. `notes` are additional text
+/// sections.
 pub fn html(proposal: &Proposal, cluster: &Cluster, notes: &[(&str, String)]) -> String {
     let plan = &proposal.plan;
     let mut page = format!(
@@ -26,11 +26,11 @@ pub fn html(proposal: &Proposal, cluster: &Cluster, notes: &[(&str, String)]) ->
     );
     page.push_str(&figures(proposal, cluster));
     section(&mut page, "Memory by stage", &bars::memory(proposal));
-    section(&mut page, "Where the step goes", &step(proposal, cluster));
-    section(&mut page, "The pipeline in time", &pipeline::pipeline(proposal));
-    section(&mut page, "Traffic of a rank in a step", &traffic(proposal, cluster));
-    section(&mut page, "Who sends to whom", &cells::matrix(proposal));
-    section(&mut page, "Where ranks stand", &cells::rank_map(proposal, cluster));
+    section(&mut page, "Time breakdown", &step(proposal, cluster));
+    section(&mut page, "Pipeline timeline", &pipeline::pipeline(proposal));
+    section(&mut page, "Traffic per rank and step", &traffic(proposal, cluster));
+    section(&mut page, "Communication matrix", &cells::matrix(proposal));
+    section(&mut page, "Rank map", &cells::rank_map(proposal, cluster));
     for (title, text) in notes {
         section(&mut page, title, &format!("<pre>{}</pre>", escape(text)));
     }
@@ -44,7 +44,7 @@ fn section(page: &mut String, title: &str, body: &str) {
     }
 }
 
-/// The numbers that are looked for first.
+/// The key figures.
 fn figures(proposal: &Proposal, cluster: &Cluster) -> String {
     let (plan, estimate) = (&proposal.plan, &proposal.estimate);
     let over = proposal.over();
@@ -63,15 +63,15 @@ fn figures(proposal: &Proposal, cluster: &Cluster) -> String {
         tile("ranks", &ranks, ""),
         tile("step", &time_text(estimate.step_s), ""),
         tile("tokens per second", &thousands(estimate.tokens_per_s), ""),
-        tile("mfu", &format!("{:.1}%", 100.0 * estimate.mfu), ""),
+        tile("MFU", &format!("{:.1}%", 100.0 * estimate.mfu), ""),
         tile(if estimate.fits { "fits" } else { "does not fit" }, &room, class),
     )
 }
 
-/// One bar of the whole step, and its parts in words.
+/// Time breakdown as a bar, with the bottlenecks below.
 fn step(proposal: &Proposal, cluster: &Cluster) -> String {
     let whole = proposal.estimate.step_s;
-    let shown: Vec<(usize, &str, f64)> = parts(&proposal.estimate)
+    let shown: Vec<(usize, &str, f64)> = time_breakdown(&proposal.estimate)
         .into_iter()
         .enumerate()
         .map(|(index, (name, seconds))| (index, name, seconds / whole))
@@ -96,7 +96,7 @@ fn step(proposal: &Proposal, cluster: &Cluster) -> String {
             100.0 * share
         )
     });
-    let words = limit(proposal, cluster)
+    let words = bottlenecks(proposal, cluster)
         .iter()
         .map(|line| format!("<li>{}</li>", escape(line)))
         .collect::<String>();
@@ -123,8 +123,8 @@ fn traffic(proposal: &Proposal, cluster: &Cluster) -> String {
             time_text(flow.total())
         )
     });
-    let head = "<tr><th>axis</th><th>ranks</th><th>link</th><th>collective</th><th>phase</th><th>times</th><th>each</th>\
-                <th>sent</th><th>takes</th></tr>";
+    let head = "<tr><th>group</th><th>ranks</th><th>link</th><th>collective</th><th>phase</th><th>calls</th><th>size</th>\
+                <th>sent</th><th>time</th></tr>";
     format!("<table>{head}{}</table>", rows.collect::<String>())
 }
 

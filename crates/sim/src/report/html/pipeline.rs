@@ -1,4 +1,4 @@
-//! The schedule as it runs: a row per stage, a box per pass.
+//! Pipeline timeline: one row per stage, one box per pass.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use lockstep_plan::schedule::Act;
 use super::super::{time_text, timeline};
 use crate::search::Proposal;
 
-/// Rows, and micro-batches, that can still be told apart.
+/// Maximum rows and micro-batches that remain readable.
 const MOST_ROWS: usize = 32;
 const MOST_MICROS: usize = 16;
 const ROW: usize = 20;
@@ -17,7 +17,7 @@ const WIDE: f64 = 925.0;
 pub(super) fn pipeline(proposal: &Proposal) -> String {
     let plan = &proposal.plan;
     if plan.layout.pipe == 1 {
-        return "<p>One stage: passes follow each other without a gap.</p>".into();
+        return "<p>One stage: no pipeline bubble.</p>".into();
     }
     let Some(timeline) = timeline(proposal, MOST_MICROS) else { return String::new() };
     let (makespan, rows) = (timeline.makespan(), timeline.ranks.len().min(MOST_ROWS));
@@ -47,17 +47,14 @@ pub(super) fn pipeline(proposal: &Proposal) -> String {
     let micros = timeline.ranks[0].iter().map(|span| span.action.micro + 1).max().unwrap_or(0);
     let mut note = format!("{}, ", plan.layout.schedule);
     note += &match micros < plan.train.accumulation {
-        true => format!(
-            "drawn as if a step had {micros} of its {} micro-batches",
-            plan.train.accumulation
-        ),
+        true => format!("drawn with {micros} instead of {} micro-batches", plan.train.accumulation),
         false => format!("{micros} micro-batches"),
     };
     if timeline.ranks.len() > rows {
         let _ = write!(note, "; the first {rows} of {} stages", timeline.ranks.len());
     }
     let split = if plan.layout.schedule.splits() {
-        "<li><i class=\"c6\"></i>gradient of the weights</li>"
+        "<li><i class=\"c6\"></i>weight gradient</li>"
     } else {
         ""
     };

@@ -1,12 +1,15 @@
 //! The sizes that all cost formulas use: a plan on a cluster, seen from one rank.
 
-use lockstep_plan::model::{Family, Latent, Moe, Shape};
-use lockstep_plan::{Axis, Dtype, Layout, Mesh, Plan};
+mod groups;
+mod params;
 
+use lockstep_plan::model::{Family, Latent, Moe, Shape};
+use lockstep_plan::{Dtype, Layout, Mesh, Plan};
+
+use crate::Cluster;
 use crate::compute::OpClass;
 use crate::estimate::Options;
 use crate::software::Software;
-use crate::{Cluster, GroupPlacement};
 
 /// A plan on a cluster. Sizes are per rank and micro-batch. Layer sizes are those of the majority of layers; see
 /// [`Case::lead`] for the others.
@@ -196,162 +199,6 @@ impl<'a> Case<'a> {
         let before = layers_before(all, self.stages(), stage);
         let first = lead.layers.saturating_sub(before).min(layers);
         [layers - first, first]
-    }
-
-    /// Distance in ranks between neighbours along an axis.
-    fn stride(&self, axis: Axis) -> usize {
-        let order = self.mesh.order;
-        let at = order.iter().position(|other| *other == axis).unwrap_or(0);
-        order[at + 1..].iter().map(|inner| self.mesh.size(*inner)).product()
-    }
-
-    pub fn tensor(&self) -> GroupPlacement {
-        GroupPlacement { members: self.mesh.tensor, stride: self.stride(Axis::Tensor) }
-    }
-
-    pub fn context(&self) -> GroupPlacement {
-        GroupPlacement { members: self.mesh.context, stride: self.stride(Axis::Context) }
-    }
-
-    pub fn pipeline(&self) -> GroupPlacement {
-        GroupPlacement { members: self.mesh.pipe, stride: self.stride(Axis::Pipe) }
-    }
-
-    /// Ranks with the same dense parameters.
-    pub fn replicas(&self) -> GroupPlacement {
-        let [data, context] = [Axis::Data, Axis::Context].map(|axis| self.stride(axis));
-        let closest = match (self.mesh.data, self.mesh.context) {
-            (_, 1) => data,
-            (1, _) => context,
-            _ => self.mixed(data, context),
-        };
-        GroupPlacement { members: self.mesh.replicas(), stride: closest }
-    }
-
-    /// Equivalent stride of replicas that extend over two axes with strides `data` and `context`: it puts as many of
-    /// them on one closest link as there really are.
-    fn mixed(&self, data: usize, context: usize) -> usize {
-        let span = self.cluster.links[0].span.unwrap_or(self.mesh.ranks());
-        let near = |stride: usize, size: usize| (span / stride).clamp(1, size);
-        let together = near(data, self.mesh.data) * near(context, self.mesh.context);
-        (span / together).max(data.min(context))
-    }
-
-    /// Replicas that shard states among themselves.
-    pub fn shard(&self) -> GroupPlacement {
-        GroupPlacement { members: self.mesh.shard, ..self.replicas() }
-    }
-
-    /// Replicas that hold the same shard.
-    pub fn copies(&self) -> GroupPlacement {
-        let all = self.replicas();
-        GroupPlacement {
-            members: all.members / self.mesh.shard,
-            stride: all.stride * self.mesh.shard,
-        }
-    }
-
-    /// Ranks that exchange tokens with each other's experts.
-    pub fn experts(&self) -> GroupPlacement {
-        let replicas = self.replicas();
-        let members = self.mesh.expert * self.dealt as usize;
-        let inside = self.tensor().stride.min(replicas.stride);
-        GroupPlacement { members, stride: if self.dealt > 1.0 { inside } else { replicas.stride } }
-    }
-
-    /// Ranks with the same experts.
-    pub fn same_experts(&self) -> GroupPlacement {
-        let all = self.replicas();
-        GroupPlacement {
-            members: all.members / self.mesh.expert,
-            stride: all.stride * self.mesh.expert,
-        }
-    }
-
-    /// Parameters of a layer on this rank: dense ones, and those of experts.
-    pub fn layer_params(&self) -> [f64; 2] {
-        let (dim, heads) = (self.dim, self.queries + self.keys + self.values);
-        let attention = self.attention_params();
-        let two = self.feed_forward_params();
-        match (self.moe, self.gpt2()) {
-            (Some(moe), _) => {
-                let here = self.experts_here();
-                let shared = moe.shared as f64 * two / self.dealt;
-                [attention + 2.0 * dim + dim * moe.experts as f64 + shared, here * two]
-            }
-            // Two norms with biases, and the biases of four matrices.
-            (None, true) => [attention + two + 4.0 * dim + heads + dim + self.inner + dim, 0.0],
-            (None, false) => [attention + two + 2.0 * dim, 0.0],
-        }
-    }
-
-    /// Attention parameters of a layer, without biases.
-    pub fn attention_params(&self) -> f64 {
-        let (dim, out) = (self.dim, self.attended * self.dim);
-        let Some(latent) = self.latent else {
-            return dim * (self.queries + self.keys + self.values) + out;
-        };
-        let [narrow, kv] = [latent.replicated_columns(), latent.kv_rank].map(|size| size as f64);
-        let norms = kv + latent.q_rank.unwrap_or(0) as f64;
-        dim * narrow + norms + self.from() * self.queries + kv * self.unfolded() + out
-    }
-
-    /// Input width of the query projection: the query latent, or the stream.
-    pub fn from(&self) -> f64 {
-        self.latent.and_then(|latent| latent.q_rank).map_or(self.dim, |rank| rank as f64)
-    }
-
-    /// Output columns of the up-projection of the KV latent; the rotary part of keys does not come from it.
-    pub fn unfolded(&self) -> f64 {
-        let rope = self.latent.map_or(0.0, |latent| latent.rope as f64);
-        self.keys + self.values - self.keys / self.head_dim * rope
-    }
-
-    /// Columns that tensor ranks gather before attention: the stream, or the latents.
-    pub fn entering(&self) -> f64 {
-        let stream = |latent: Latent| if latent.q_rank.is_some() { 0.0 } else { self.dim };
-        self.latent.map_or(self.dim, |latent| latent.replicated_columns() as f64 + stream(latent))
-    }
-
-    /// Parameters of one feed-forward or of one expert.
-    pub fn feed_forward_params(&self) -> f64 {
-        self.dim * self.inner + self.ffn * self.dim
-    }
-
-    /// Experts of a layer on this rank.
-    pub fn experts_here(&self) -> f64 {
-        self.moe.map_or(0.0, |moe| moe.experts as f64) / self.mesh.expert as f64 / self.dealt
-    }
-
-    /// Feed-forward rows per token: routed rows and rows of shared experts. A dense layer has one.
-    pub fn slots(&self) -> [f64; 2] {
-        self.moe.map_or([1.0, 0.0], |moe| {
-            [moe.top_k as f64 / self.dealt, moe.shared as f64 / self.dealt]
-        })
-    }
-
-    /// Parameters of embedding and head on a stage.
-    pub fn end_params(&self, stage: usize) -> f64 {
-        let (first, last) = (stage == 0, stage + 1 == self.stages());
-        let table = self.vocab * self.dim;
-        let positions = if self.gpt2() { self.shape().seq as f64 * self.dim } else { 0.0 };
-        let norm = if self.gpt2() { 2.0 * self.dim } else { self.dim };
-        let own_table = !self.shape().tied || self.pipe() > 1;
-        let embed = if first { table + positions } else { 0.0 };
-        let head = if last { norm + if own_table { table } else { 0.0 } } else { 0.0 };
-        embed + head
-    }
-
-    /// Parameters of a pipeline rank: dense ones, and those of experts.
-    pub fn rank_params(&self, pipe: usize) -> [f64; 2] {
-        let [dense, expert] = self.layer_params();
-        let lead = self.lead().map_or(0.0, |lead| lead.layer_params()[0]);
-        let stages = (0..self.layout().chunks).map(|chunk| chunk * self.pipe() + pipe);
-        stages.fold([0.0, 0.0], |[all, experts], stage| {
-            let [layers, first] = self.kinds(stage).map(|layers| layers as f64);
-            let own = layers * dense + first * lead + self.end_params(stage);
-            [all + own, experts + layers * expert]
-        })
     }
 }
 
