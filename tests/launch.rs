@@ -1,4 +1,4 @@
-//! `lockstep launch` as its users meet it: the real program, with shell scripts for ranks.
+//! `lockstep launch`: the real binary, with shell scripts as ranks.
 
 mod launcher;
 
@@ -7,10 +7,12 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use launcher::{Ran, are_gone, free_port, launch, launch_in, launch_program, pids, read, signal};
+use launcher::{
+    LaunchResult, free_port, launch, launch_in, launch_program, pids, read, signal, wait_until_gone,
+};
 
 #[test]
-fn two_nodes_of_three_know_who_they_are() {
+fn ranks_of_two_nodes_get_their_identity() {
     let script = r#"echo "$RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $NODE_RANK $GROUP_RANK \
 $MASTER_ADDR:$MASTER_PORT $LOCKSTEP_GENERATION $LOCKSTEP_TOKEN ${LOCKSTEP_TOKEN_FILE:-nofile} \
 ${LOCKSTEP_LISTEN_FD:+fd} $LOCKSTEP_BIND" > seen-$RANK"#;
@@ -24,14 +26,15 @@ ${LOCKSTEP_LISTEN_FD:+fd} $LOCKSTEP_BIND" > seen-$RANK"#;
         let launch = match node {
             0 => launch("two-nodes", &options, script).env("LOCKSTEP_TOKEN", &token),
             _ => {
-                fs::write(dir.join("token"), format!("{token}\n")).expect("the test's folder");
+                fs::write(dir.join("token"), format!("{token}\n"))
+                    .expect("the test's directory is writable");
                 let options = format!("{options} --token-file token");
                 launch_in(&dir, &options, &["sh", "-c", script])
             }
         };
-        // Left over from a launcher around this one.
+        // Variables of a launcher around this one are replaced.
         let ran = launch.env("RANK", "9").env("LOCKSTEP_LISTEN_FD", "77").run();
-        ran.exits(0);
+        ran.assert_exits(0);
         assert!(!ran.err.contains(&token));
         dir = ran.dir;
     }
@@ -48,7 +51,7 @@ ${LOCKSTEP_LISTEN_FD:+fd} $LOCKSTEP_BIND" > seen-$RANK"#;
 }
 
 #[test]
-fn rank_0_alone_inherits_a_socket_that_listens() {
+fn only_rank_0_inherits_the_listening_socket() {
     let script = r#"
         if [ $RANK = 0 ]; then
             readlink /proc/$$/fd/$LOCKSTEP_LISTEN_FD > socket.new; mv socket.new socket
@@ -60,62 +63,50 @@ fn rank_0_alone_inherits_a_socket_that_listens() {
             touch connected
         fi"#;
     let ran = launch("listener", "--nproc-per-node 2", script).run();
-    ran.exits(0);
+    ran.assert_exits(0);
     let socket = ran.file("socket");
     assert!(socket.starts_with("socket:["), "{socket}");
     assert!(!ran.file("open-in-1").contains(socket.trim()));
 }
 
 #[test]
-fn the_first_failure_is_named_with_its_last_lines() {
+fn the_first_failure_is_reported_with_its_last_lines() {
     let script = r#"
         [ $RANK = 1 ] || exec sleep 1000
         for i in $(seq 30); do echo "line $i."; done
         echo oops >&2
         exit 7"#;
     let ran = launch("first", "--nproc-per-node 3 --log-dir logs", script).run();
-    ran.exits(7);
-    ran.says("rank 1 failed first: it exited with code 7 (generation 0); logs/rank-1.log ends with:\n  | line 12.");
-    ran.says("line 30.\n");
-    ran.says("| oops\n");
+    ran.assert_exits(7);
+    ran.assert_prints("rank 1 failed first: it exited with code 7 (generation 0); logs/rank-1.log ends with:\n  | line 12.");
+    ran.assert_prints("line 30.\n");
+    ran.assert_prints("| oops\n");
     assert!(!ran.err.contains("line 11."), "{}", ran.err);
 }
 
 #[test]
-fn a_killed_rank_is_named_with_its_signal() {
+fn a_killed_rank_is_reported_with_its_signal() {
     for (name, code) in [("SEGV", 139), ("KILL", 137)] {
         let script = format!("[ $RANK = 1 ] || exec sleep 1000; kill -{name} $$");
         let ran = launch(&format!("killed-{name}"), "--nproc-per-node 2", &script).run();
-        ran.exits(code);
-        ran.says(&format!("rank 1 failed first: it was killed by SIG{name}"));
+        ran.assert_exits(code);
+        ran.assert_prints(&format!("rank 1 failed first: it was killed by SIG{name}"));
     }
 }
 
 #[test]
-fn survivors_may_report_before_they_are_ended() {
-    let script = r#"
-        [ $RANK = 1 ] && exit 6
-        trap 'touch was-ended' TERM
-        sleep 0.1; echo "rank 1 is gone" >&2; exit 1"#;
-    let ran = launch("survivors", "--nproc-per-node 2", script).run();
-    ran.exits(6);
-    ran.says("rank 1 is gone");
-    assert!(!ran.dir.join("was-ended").exists());
-}
-
-#[test]
-fn who_ignores_sigterm_or_is_stopped_is_ended_too() {
+fn ranks_that_ignore_sigterm_or_are_stopped_are_killed() {
     let script = r#"
         echo $$ > pid-$RANK
         case $RANK in
-        0) trap '' TERM; touch deaf; while :; do sleep 0.1; done;;
+        0) trap '' TERM; touch ignoring; while :; do sleep 0.1; done;;
         1) kill -STOP $$; sleep 1000;;
-        *) until [ -e deaf ] && grep -q '^State:.*T' /proc/$(cat pid-1)/status; do sleep 0.05; done
+        *) until [ -e ignoring ] && grep -q '^State:.*T' /proc/$(cat pid-1)/status; do sleep 0.05; done
            exit 3;;
         esac"#;
     let ran = launch("stubborn", "--nproc-per-node 3 --grace 1", script).run();
-    ran.exits(3);
-    are_gone(&pids(&ran.dir, 3));
+    ran.assert_exits(3);
+    wait_until_gone(&pids(&ran.dir, 3));
 }
 
 #[test]
@@ -123,11 +114,13 @@ fn restarts_count_generations_with_new_tokens() {
     let script = r#"
         echo "$LOCKSTEP_GENERATION $LOCKSTEP_TOKEN" >> seen-$RANK
         echo "this is $LOCKSTEP_GENERATION"
+        # A rank that fails stops the other, so both wait until the other is done.
+        until grep -qs "^$LOCKSTEP_GENERATION " seen-$((1 - RANK)); do sleep 0.05; done
         [ $LOCKSTEP_GENERATION = 2 ] || exit 4"#;
     for (restarts, code, generations) in [(0, 4, 1), (1, 4, 2), (2, 0, 3), (5, 0, 3)] {
         let options = format!("--nproc-per-node 2 --max-restarts {restarts} --log-dir logs");
         let ran = launch(&format!("restart-{restarts}"), &options, script).run();
-        ran.exits(code);
+        ran.assert_exits(code);
         let (mine, other) = (ran.file("seen-0"), ran.file("seen-1"));
         assert_eq!(mine, other, "ranks share a token");
         let mut tokens: Vec<&str> = Vec::new();
@@ -135,7 +128,7 @@ fn restarts_count_generations_with_new_tokens() {
             let (number, token) = line.split_once(' ').expect("two words");
             assert_eq!(number, generation.to_string());
             assert_eq!(token.len(), 64);
-            assert!(!tokens.contains(&token), "a token came twice");
+            assert!(!tokens.contains(&token), "a token is used twice");
             assert!(!ran.err.contains(token) && !ran.out.contains(token));
             tokens.push(token);
         }
@@ -150,35 +143,35 @@ fn restarts_count_generations_with_new_tokens() {
 #[test]
 fn ranks_die_with_a_killed_launcher() {
     let script = "mkfifo f-$RANK; trap '' TERM HUP INT; echo $$ > pid-$RANK; read x < f-$RANK";
-    // It waits without another program: what a rank started is not killed with it.
+    // The shell waits without starting a program, which would not be killed with it.
     let (dir, mut child) = launch("orphans", "--nproc-per-node 3", script).start();
     let ranks = pids(&dir, 3);
-    child.kill().expect("the launcher is ours");
-    child.wait().expect("the launcher is ours");
-    are_gone(&ranks);
+    child.kill().expect("the launcher is a child");
+    child.wait().expect("the launcher is a child");
+    wait_until_gone(&ranks);
 }
 
 #[test]
-fn a_signalled_launcher_ends_its_ranks_first() {
+fn a_signalled_launcher_stops_its_ranks_first() {
     for (name, code) in [("-TERM", 143), ("-INT", 130)] {
         let script = r#"
-            trap 'touch ended-$RANK; exit 0' TERM
+            trap 'touch stopped-$RANK; exit 0' TERM
             echo $$ > pid-$RANK
             while :; do sleep 0.05; done"#;
-        // No restart: who says stop means it.
-        let options = "--nproc-per-node 2 --max-restarts 3";
+        // A signal does not cause a restart.
+        let options = "--nproc-per-node 2 --max-restarts 3 --grace 600";
         let (dir, child) = launch(&format!("signalled{name}"), options, script).start();
         let ranks = pids(&dir, 2);
         signal(child.id(), name);
-        let output = child.wait_with_output().expect("the launcher is ours");
-        Ran::new(dir.clone(), output).exits(code);
-        are_gone(&ranks);
-        assert!(dir.join("ended-0").exists() && dir.join("ended-1").exists());
+        let output = child.wait_with_output().expect("the launcher is a child");
+        LaunchResult::new(dir.clone(), output).assert_exits(code);
+        wait_until_gone(&ranks);
+        assert!(dir.join("stopped-0").exists() && dir.join("stopped-1").exists());
     }
 }
 
 #[test]
-fn under_nohup_a_hangup_means_nothing() {
+fn a_hangup_is_ignored_under_nohup() {
     let script = "echo $$ > pid-$RANK; while :; do sleep 0.05; done";
     let mut launch = launch("nohup", "", script);
     let mut shell = Command::new("sh");
@@ -189,46 +182,48 @@ fn under_nohup_a_hangup_means_nothing() {
     launch.command = shell;
     let (dir, child) = launch.start();
     let ranks = pids(&dir, 1);
-    // Were the first one heard, it would be heard first.
+    // If the first were not ignored, it would be handled first.
     signal(child.id(), "-HUP");
     signal(child.id(), "-TERM");
-    let output = child.wait_with_output().expect("the launcher is ours");
-    Ran::new(dir, output).exits(143);
-    are_gone(&ranks);
+    let output = child.wait_with_output().expect("the launcher is a child");
+    LaunchResult::new(dir, output).assert_exits(143);
+    wait_until_gone(&ranks);
 }
 
 #[test]
-fn asking_twice_does_not_wait_for_the_grace() {
+fn a_second_signal_ends_the_grace_period() {
     let script = "trap '' TERM; echo $$ > pid-$RANK; while :; do sleep 0.05; done";
     let options = "--nproc-per-node 2 --grace 80000";
     let (dir, child) = launch("twice", options, script).start();
     let ranks = pids(&dir, 2);
     signal(child.id(), "-TERM");
-    // Two pending signals of one kind are one, so the second is another.
+    // Two pending signals of the same kind are merged, so the second is of another kind.
     signal(child.id(), "-INT");
-    let output = child.wait_with_output().expect("the launcher is ours");
-    are_gone(&ranks);
+    let output = child.wait_with_output().expect("the launcher is a child");
+    wait_until_gone(&ranks);
     assert!(matches!(output.status.code(), Some(143 | 130)));
 }
 
 #[test]
-fn grandchildren_do_not_stay() {
+fn descendants_of_ranks_are_killed() {
     for (name, end, code) in [("success", "exit 0", 0), ("failure", "exit 5", 5)] {
         let script = format!(
-            "(trap '' TERM; exec sleep 1000) & echo $! > pid-$RANK; [ $RANK = 0 ] && {end}; exit 0"
+            "(trap '' TERM; exec sleep 1000) & echo $! > pid.new-$RANK; mv pid.new-$RANK pid-$RANK
+            until [ -e pid-0 ] && [ -e pid-1 ]; do sleep 0.05; done
+            [ $RANK = 0 ] && {end}; exit 0"
         );
         let ran = launch(&format!("grandchildren-{name}"), "--nproc-per-node 2", &script).run();
-        ran.exits(code);
-        are_gone(&pids(&ran.dir, 2));
+        ran.assert_exits(code);
+        wait_until_gone(&pids(&ran.dir, 2));
     }
 }
 
 const TALK: &str = r#"printf "out $RANK "; echo end; echo "err $RANK" >&2; printf "no newline""#;
 
 #[test]
-fn rank_0_is_shown_as_it_is_and_all_are_logged() {
+fn rank_0_is_shown_unchanged_and_all_ranks_are_logged() {
     let ran = launch("shown", "--nproc-per-node 2 --log-dir a/b", TALK).run();
-    ran.exits(0);
+    ran.assert_exits(0);
     assert_eq!(ran.out, "out 0 end\nno newline");
     assert_eq!(ran.err, "err 0\n");
     for rank in 0..2 {
@@ -241,21 +236,21 @@ fn rank_0_is_shown_as_it_is_and_all_are_logged() {
 }
 
 #[test]
-fn logs_have_a_place_by_default() {
+fn default_log_directory() {
     let ran = launch("default-logs", "", "echo here").run();
-    let runs = fs::read_dir(ran.dir.join("runs")).expect("the runs folder");
+    let runs = fs::read_dir(ran.dir.join("runs")).expect("the runs directory");
     let run = runs.flatten().next().expect("one run").path();
     assert!(run.file_name().is_some_and(|name| name.to_string_lossy().starts_with("launch-")));
     assert_eq!(read(&run.join("logs/rank-0.log")), "--- generation 0 ---\nhere\n");
 }
 
 #[test]
-fn tee_shows_whole_lines_behind_their_rank() {
+fn tee_shows_whole_lines_with_their_rank() {
     let script = r#"
         for i in $(seq 200); do printf "part one of $i, "; printf "part two\n"; done
         echo "err $RANK" >&2; printf "no newline""#;
     let ran = launch("tee", "--nproc-per-node 3 --tee", script).run();
-    ran.exits(0);
+    ran.assert_exits(0);
     for rank in 0..3 {
         let prefix = format!("[{rank}] ");
         let mine: Vec<&str> =
@@ -270,17 +265,17 @@ fn tee_shows_whole_lines_behind_their_rank() {
 }
 
 #[test]
-fn a_port_in_use_is_said_before_any_rank_starts() {
-    let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let port = taken.local_addr().expect("its number").port();
+fn a_port_in_use_is_reported_before_any_rank_starts() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = listener.local_addr().expect("its number").port();
     let ran = launch("port", &format!("--master-port {port}"), "touch started").run();
-    ran.exits(1);
-    ran.says(&format!("port {port} is in use on 127.0.0.1; choose another --master-port"));
+    ran.assert_exits(1);
+    ran.assert_prints(&format!("port {port} is in use on 127.0.0.1; choose another --master-port"));
     assert!(!ran.dir.join("started").exists());
 }
 
 #[test]
-fn mistakes_are_told_with_the_way_out() {
+fn errors_suggest_a_fix() {
     let short = "abc";
     for (name, options, token, parts) in [
         (
@@ -302,33 +297,33 @@ fn mistakes_are_told_with_the_way_out() {
             ][..],
         ),
     ] {
-        let launch = launch(&format!("mistake-{name}"), options, "touch started");
+        let launch = launch(&format!("errors-{name}"), options, "touch started");
         let ran = launch.env("LOCKSTEP_TOKEN", token).run();
-        ran.exits(1);
-        parts.iter().for_each(|part| ran.says(part));
+        ran.assert_exits(1);
+        parts.iter().for_each(|part| ran.assert_prints(part));
         assert!(!ran.dir.join("started").exists());
     }
 }
 
 #[test]
-fn a_command_that_does_not_exist_is_named() {
+fn a_missing_command_is_reported() {
     let options = "--nproc-per-node 2";
-    let ran = launch_program("nowhere", options, &["no-such-program"]).run();
-    ran.exits(1);
-    ran.says("error: cannot start no-such-program as rank 0: No such file");
+    let ran = launch_program("missing-command", options, &["no-such-program"]).run();
+    ran.assert_exits(1);
+    ran.assert_prints("error: cannot start no-such-program as rank 0: No such file");
 }
 
 #[test]
-fn ranks_start_with_no_signal_blocked() {
-    // Not through a shell, which would clear its mask itself.
+fn ranks_start_without_blocked_signals() {
+    // Not through a shell, which would clear its signal mask.
     let program = ["grep", "SigBlk", "/proc/self/status"];
     let ran = launch_program("mask", "", &program).run();
-    ran.exits(0);
+    ran.assert_exits(0);
     assert_eq!(ran.out, "SigBlk:\t0000000000000000\n");
 }
 
 #[test]
-fn kubeflow_describes_the_node() {
+fn kubeflow_variables_set_the_options() {
     let ran = launch(
         "kubeflow",
         "",
@@ -341,7 +336,7 @@ fn kubeflow_describes_the_node() {
     .env("PET_MASTER_PORT", "23456")
     .env("LOCKSTEP_TOKEN", &"ab".repeat(32))
     .run();
-    ran.exits(0);
+    ran.assert_exits(0);
     for local in 0..2 {
         let seen = ran.file(&format!("seen-{local}"));
         assert_eq!(seen, format!("{} of 4 at job-master-0:23456\n", 2 + local));

@@ -1,4 +1,4 @@
-//! Running `lockstep launch` in a test: an empty folder, the real program, what came of it.
+//! Runs `lockstep launch` in a test, in an empty directory, and collects the result.
 
 use std::fs;
 use std::net::TcpListener;
@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// A launcher about to run `script` in every rank, inside an empty folder `name` of its own.
+/// A launcher that will run a command on every rank, in its own directory.
 pub struct Launch {
     pub dir: PathBuf,
     pub command: Command,
 }
 
+/// Launches a shell script in the empty directory `name`.
 pub fn launch(name: &str, options: &str, script: &str) -> Launch {
     launch_program(name, options, &["sh", "-c", script])
 }
@@ -19,7 +20,7 @@ pub fn launch(name: &str, options: &str, script: &str) -> Launch {
 pub fn launch_program(name: &str, options: &str, program: &[&str]) -> Launch {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = fs::remove_dir_all(&dir);
-    fs::create_dir_all(&dir).expect("the target folder can be written");
+    fs::create_dir_all(&dir).expect("the target directory is writable");
     launch_in(&dir, options, program)
 }
 
@@ -44,9 +45,9 @@ impl Launch {
         self
     }
 
-    pub fn run(mut self) -> Ran {
+    pub fn run(mut self) -> LaunchResult {
         let output = self.command.output().expect("lockstep starts");
-        Ran::new(self.dir, output)
+        LaunchResult::new(self.dir, output)
     }
 
     pub fn start(mut self) -> (PathBuf, Child) {
@@ -55,16 +56,16 @@ impl Launch {
     }
 }
 
-pub struct Ran {
+pub struct LaunchResult {
     pub dir: PathBuf,
     pub code: Option<i32>,
     pub out: String,
     pub err: String,
 }
 
-impl Ran {
-    pub fn new(dir: PathBuf, output: Output) -> Ran {
-        Ran {
+impl LaunchResult {
+    pub fn new(dir: PathBuf, output: Output) -> LaunchResult {
+        LaunchResult {
             dir,
             code: output.status.code(),
             out: String::from_utf8_lossy(&output.stdout).into_owned(),
@@ -77,12 +78,12 @@ impl Ran {
     }
 
     #[track_caller]
-    pub fn says(&self, part: &str) {
+    pub fn assert_prints(&self, part: &str) {
         assert!(self.err.contains(part), "no {part:?} in:\n{}", self.err);
     }
 
     #[track_caller]
-    pub fn exits(&self, code: i32) {
+    pub fn assert_exits(&self, code: i32) {
         assert_eq!(self.code, Some(code), "{}", self.err);
     }
 }
@@ -91,39 +92,39 @@ pub fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Waits for something that is about to be true; the limit only keeps a broken test from hanging.
+/// Waits for a condition. The limit only keeps a broken test from hanging.
 #[track_caller]
 fn eventually(what: &str, mut check: impl FnMut() -> bool) {
-    let limit = Instant::now() + Duration::from_secs(20);
+    let limit = Instant::now() + Duration::from_secs(600);
     while !check() {
-        assert!(Instant::now() < limit, "never happened: {what}");
+        assert!(Instant::now() < limit, "timed out: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// The process numbers that scripts wrote to `pid-*`, once there are `count`.
+/// The process ids that scripts wrote to `pid-*`, once there are `count`.
 #[track_caller]
 pub fn pids(dir: &Path, count: usize) -> Vec<u32> {
     let find = || -> Vec<u32> {
-        let entries = fs::read_dir(dir).expect("the test's folder").flatten();
+        let entries = fs::read_dir(dir).expect("the test's directory").flatten();
         entries
             .filter(|entry| entry.file_name().to_string_lossy().starts_with("pid-"))
             .filter_map(|entry| read(&entry.path()).trim().parse().ok())
             .collect()
     };
-    eventually("all pids written", || find().len() == count);
+    eventually("all ranks write their pids", || find().len() == count);
     find()
 }
 
-/// A zombie counts as gone: it runs no more and waits for whoever adopted it.
+/// Waits until the processes have exited. Zombies count as exited.
 #[track_caller]
-pub fn are_gone(pids: &[u32]) {
+pub fn wait_until_gone(pids: &[u32]) {
     let runs = |pid: &u32| {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
         let state = status.lines().find_map(|line| line.strip_prefix("State:"));
         state.is_some_and(|state| !state.trim_start().starts_with(['Z', 'X']))
     };
-    eventually(&format!("{pids:?} gone"), || !pids.iter().any(runs));
+    eventually(&format!("processes {pids:?} exit"), || !pids.iter().any(runs));
 }
 
 pub fn signal(pid: u32, name: &str) {

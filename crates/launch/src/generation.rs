@@ -144,9 +144,8 @@ impl Generation<'_> {
         if self.phase != Phase::Running || exit.is_graceful() {
             return self.phase;
         }
-        let others = self.ranks.len() - self.exits.len();
-        if others > 0 {
-            output::report(&format!("rank {rank} {exit}; stopping the other {others}"));
+        if self.exits.len() < self.ranks.len() {
+            output::report(&format!("rank {rank} {exit}; stopping the other ranks"));
         }
         self.reporting()
     }
