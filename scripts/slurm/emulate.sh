@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Two Slurm nodes on one machine: scripts/slurm/job.sh runs on both, one of them is lost, Slurm puts the job back into
-# the queue, the node returns, and the job finishes with the weights of a run that nobody disturbed. Then the same with
-# a preemption: the job is signalled, saves, requeues itself, and finishes.
+# Emulates two Slurm nodes on one machine. scripts/slurm/job.sh runs on both, one of them is lost, Slurm requeues the
+# job, the node returns, and the job finishes with the weights of an undisturbed run. Then the same with a preemption:
+# the job is signalled, saves, requeues itself, and finishes.
 #
-# Needs root, and Debian's slurm-wlm and munge (it installs them if it can). Everything else lies in a temporary folder
-# and is gone afterwards.
+# Needs root and Debian's slurm-wlm and munge, which it tries to install. All files are in a temporary directory that is
+# removed at the end.
 #
 #     scripts/slurm/emulate.sh [--binary target/release/lockstep]
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 binary=$root/target/release/lockstep
 [ "${1:-}" = --binary ] && binary=$(realpath "$2")
-[ "$(id -u)" = 0 ] || { echo "two slurmd on one machine need root" >&2; exit 1; }
+[ "$(id -u)" = 0 ] || { echo "running two slurmd on one machine needs root" >&2; exit 1; }
 command -v slurmd slurmctld sbatch munged >/dev/null || apt-get install -y --no-install-recommends slurm-wlm munge
 
 dir=$(mktemp -d /tmp/lockstep-slurm-XXXXXX)
@@ -26,7 +26,7 @@ cleanup() {
 }
 trap cleanup EXIT
 
-# Munge, with a key and a socket of our own.
+# Munge with its own key and socket.
 mkdir -m 755 "$dir/munge"
 head -c 1024 /dev/urandom >"$dir/munge/key"
 chmod 400 "$dir/munge/key"
@@ -85,7 +85,7 @@ wait_for() {
     shift 2
     until "$@"; do
         if [ $SECONDS -ge $until ]; then
-            echo "never happened: $what" >&2
+            echo "timed out: $what" >&2
             tail -n 40 "$dir"/*.out "$dir"/*.log "$dir"/job-*.txt >&2 || true
             exit 1
         fi
@@ -99,8 +99,8 @@ restarts() { scontrol show job "$1" | sed -n 's/.* Restarts=\([0-9]*\).*/\1/p'; 
 requeued() { [ "$(restarts "$1")" -ge "$2" ]; }
 step() { cat "$dir/runs/$1/metrics.jsonl" 2>/dev/null | grep -c '"loss"' || true; }
 past() { [ "$(step "$1")" -ge "$2" ]; }
-# Slurm lets a requeued job wait; here nobody else is to be considered.
-at_once() { scontrol update JobId="$1" StartTime=now 2>/dev/null || true; is "$1" RUNNING; }
+# Slurm delays requeued jobs; here there are no other jobs to consider.
+start_now() { scontrol update JobId="$1" StartTime=now 2>/dev/null || true; is "$1" RUNNING; }
 weights() {
     "$binary" export "$dir/runs/$1" --to "$dir/$1.exported" >/dev/null
     cat "$dir/$1.exported"/*.safetensors | sha256sum | cut -d' ' -f1
@@ -115,45 +115,45 @@ words=(--set layout.data=2 --set train.steps=200)
 expected=$(weights whole)
 
 submit() {
-    # Both nodes are this machine, whose name is not theirs.
+    # Both nodes are this machine, so their names do not resolve.
     (cd "$dir" && LOCKSTEP=$binary MASTER_ADDR=127.0.0.1 sbatch --parsable --nodes=2 --output="$dir/job-%j.txt" \
         "$root/scripts/slurm/job.sh" "$run" "${words[@]}" --set name="$1")
 }
 finish() {
-    wait_for 120 "job $2 runs again" at_once "$2"
+    wait_for 120 "job $2 runs again" start_now "$2"
     wait_for 120 "job $2 finishes" is "$2" COMPLETED
-    [ "$(weights "$1")" = "$expected" ] || { echo "$1: other weights" >&2; exit 1; }
-    say "$1: finished after $(restarts "$2") requeue(s), with the weights of the undisturbed run"
+    [ "$(weights "$1")" = "$expected" ] || { echo "$1: the weights differ from the undisturbed run" >&2; exit 1; }
+    say "$1: finished after $(restarts "$2") requeue(s) with the weights of the undisturbed run"
 }
 
 job=$(submit lost-node)
 wait_for 60 "step 30 of job $job" past lost-node 30
-# The node is gone: its daemon, and everything that it had started.
+# Lose the node: kill its daemon and everything that the daemon started.
 of_node1=()
 for proc in /proc/[0-9]*; do
     if { tr '\0' '\n' <"$proc/environ" | grep -qx 'SLURM_NODEID=1'; } 2>/dev/null; then
-        # The launcher, its ranks, and the daemon above them.
+        # The launcher, its ranks, and their parents.
         of_node1+=("${proc#/proc/}" "$(sed -n 's/^PPid:\t//p' "$proc/status" 2>/dev/null || true)")
     fi
 done
 kill -9 "$node1" 2>/dev/null || true
 for pid in "${of_node1[@]}"; do
-    # Above the launcher is slurmstepd; nothing else is struck.
+    # The launcher's parent is slurmstepd; other processes are not killed.
     case $(cat "/proc/$pid/comm" 2>/dev/null) in
     lockstep | slurmstepd) kill -9 "$pid" 2>/dev/null || true ;;
     esac
 done
-say "node1 is lost at step $(step lost-node)"
+say "killed node1 at step $(step lost-node)"
 wait_for 60 "Slurm requeues job $job" requeued "$job" 1
 start_node node1
-say "node1 is back"
+say "restarted node1"
 finish lost-node "$job"
 
 job=$(submit preempted)
 wait_for 60 "step 30 of job $job" past preempted 30
-# What preemption does: SIGTERM to the steps of the job, and time to save.
+# Like a preemption: SIGTERM to the steps of the job, and time to save.
 scancel --signal=TERM "$job"
 say "preempted at step $(step preempted)"
 wait_for 60 "job $job requeues itself" requeued "$job" 1
-grep -q "stopped and saved; back into the queue" "$dir/job-$job.txt"
+grep -q "stopped and saved; requeueing" "$dir/job-$job.txt"
 finish preempted "$job"

@@ -42,7 +42,6 @@ pub use memory::heap::SharedHeap;
 pub use memory::symmetric::Symmetric;
 pub use world::World;
 pub use world::identity::{Identity, Launcher};
-pub use world::inherited::inherited_listener;
 pub use world::options::{LocalLinks, Options};
 pub use world::threads::{on_threads, on_threads_with, single_rank};
 pub use world::token::{self, TokenError, TokenSource};

@@ -65,7 +65,7 @@ pub fn from_process_env() -> Result<Identity, IdentityError> {
 }
 
 /// The variables from which [`from_env`] reads this identity back.
-pub fn to_env(identity: &Identity) -> Vec<(String, String)> {
+pub(crate) fn to_env(identity: &Identity) -> Vec<(String, String)> {
     let mut env = vec![
         ("RANK", identity.rank.to_string()),
         ("WORLD_SIZE", identity.size.to_string()),

@@ -2,9 +2,11 @@
 //! ranks.
 
 use std::fs;
+use std::net::TcpListener;
+use std::os::fd::FromRawFd;
 use std::path::Path;
 
-use lockstep_comm::{Identity, Launcher, inherited_listener};
+use lockstep_comm::{Identity, Launcher};
 use lockstep_launch::{identity, launch, this_program};
 
 const DIR: &str = "RESPAWN_TEST_DIR";
@@ -37,7 +39,8 @@ fn run_rank(identity: &Identity, dir: &Path) {
     assert_eq!(identity.launcher, Launcher::Explicit);
     assert_eq!(identity.listener_fd.is_some(), identity.rank == 0);
     if let Some(fd) = identity.listener_fd {
-        let listener = inherited_listener(fd).expect("rank 0 inherits a listener");
+        // SAFETY: rank 0 inherits the descriptor from its launcher and owns it.
+        let listener = unsafe { TcpListener::from_raw_fd(fd) };
         let port = listener.local_addr().expect("it is bound").port();
         assert_eq!(port, identity.master_port);
     }

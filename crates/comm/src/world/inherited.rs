@@ -6,7 +6,7 @@ use std::os::fd::{FromRawFd, RawFd};
 
 /// Takes ownership of an inherited listening socket (`LOCKSTEP_LISTEN_FD`) and marks it close-on-exec. Call once per
 /// process.
-pub fn inherited_listener(fd: RawFd) -> io::Result<TcpListener> {
+pub(crate) fn inherited_listener(fd: RawFd) -> io::Result<TcpListener> {
     let mut listening: libc::c_int = 0;
     let mut length = size_of::<libc::c_int>() as libc::socklen_t;
     let value = (&raw mut listening).cast();

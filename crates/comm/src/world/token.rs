@@ -1,5 +1,5 @@
-//! The secret that the ranks of one job share: 32 random bytes as 64 hex digits. Never printed, not
-//! even in a debug view, and never put on a command line.
+//! The token shared by the processes of a job: 32 random bytes as 64 hex digits. Never printed, not even by `Debug`, and
+//! never put on a command line.
 
 use std::fmt::{self, Write as _};
 use std::fs::File;
@@ -9,25 +9,25 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-pub const HEX_DIGITS: usize = 64;
+const HEX_DIGITS: usize = 64;
 
-/// How to make a token, for the messages of those who miss one.
+/// Instructions for error messages about a missing token.
 pub const HOW_TO_MAKE: &str = "make one with `openssl rand -hex 32 > FILE` (or `head -c 32 \
      /dev/urandom | xxd -p -c 64 > FILE`), `chmod 600 FILE`, and give every node the same file";
 
-/// Where a process finds its job's token.
+/// Where a process reads its job's token.
 #[derive(Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum TokenSource {
     /// The hex digits themselves, from `LOCKSTEP_TOKEN`.
     Env(String),
-    /// A file that holds them, from `LOCKSTEP_TOKEN_FILE`.
+    /// A file with the hex digits, from `LOCKSTEP_TOKEN_FILE`.
     File(PathBuf),
     #[default]
     None,
 }
 
 impl TokenSource {
-    /// The hex digits in lower case, if there are any to be found.
+    /// The hex digits in lower case; `None` without a token.
     pub fn load(&self) -> Result<Option<String>, TokenError> {
         match self {
             TokenSource::Env(hex) => checked(hex, "LOCKSTEP_TOKEN").map(Some),
@@ -49,7 +49,7 @@ impl fmt::Debug for TokenSource {
 
 #[derive(Debug)]
 pub enum TokenError {
-    /// It is not 64 hex digits; what it is stays unsaid.
+    /// Not 64 hex digits. The text itself is not reported.
     Malformed {
         place: String,
         characters: usize,
@@ -83,7 +83,7 @@ impl std::error::Error for TokenError {
     }
 }
 
-/// A new token from the kernel's random source.
+/// A new random token.
 pub fn random() -> io::Result<String> {
     let mut bytes = [0u8; HEX_DIGITS / 2];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;
@@ -100,7 +100,7 @@ fn read(path: &Path) -> Result<String, TokenError> {
     let mut file = File::open(path).map_err(unreadable)?;
     let mode = file.metadata().map_err(unreadable)?.permissions().mode();
     if mode & 0o077 != 0 {
-        tracing::warn!("others may read the token file {}; chmod 600 it", path.display());
+        tracing::warn!("the token file {} is readable by others; run chmod 600", path.display());
     }
     let mut text = String::new();
     file.read_to_string(&mut text).map_err(unreadable)?;
@@ -120,14 +120,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn random_tokens_are_well_formed_and_differ() {
+    fn random_tokens_are_valid_and_distinct() {
         let (first, second) = (random().unwrap(), random().unwrap());
         assert_eq!(checked(&first, "test").unwrap(), first);
         assert_ne!(first, second);
     }
 
     #[test]
-    fn only_64_hex_digits_are_a_token() {
+    fn a_token_has_64_hex_digits() {
         let good = "0F".repeat(32);
         for (text, ok) in [
             (good.clone(), true),
