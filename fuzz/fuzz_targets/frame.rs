@@ -1,4 +1,4 @@
-//! Any bytes as frames: every one is read or refused, and what is read writes back as it came.
+//! Arbitrary bytes as frames: each is read or rejected, and frames that are read encode to the same bytes.
 #![no_main]
 
 use std::io::Cursor;
@@ -6,7 +6,7 @@ use std::io::Cursor;
 use libfuzzer_sys::fuzz_target;
 use lockstep_comm::wire::{read_frame, write_frame};
 
-/// Small, so that the fuzzer finds both sides of it.
+/// Small, so that the fuzzer finds lengths on both sides of it.
 const LIMIT: u64 = 4096;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -14,7 +14,7 @@ fuzz_target!(|bytes: &[u8]| {
     let mut written = Vec::new();
     while let Ok((header, payload)) = read_frame(&mut stream, LIMIT) {
         assert!(header.len <= LIMIT);
-        write_frame(&mut written, &header, &payload).expect("a vector takes all");
+        write_frame(&mut written, &header, &payload).expect("writing to a vector succeeds");
     }
     assert!(bytes.starts_with(&written));
 });

@@ -1,5 +1,5 @@
-//! Any bytes as a peer: to each parser, to an acceptor and to a dialer, whole and with the magic
-//! already right so that the fuzzer gets past it. Nobody without the secret gets in.
+//! Arbitrary bytes as a peer: for each parser, an acceptor and a dialer, as they are and with the right
+//! magic prepended. No peer without the secret is accepted.
 #![no_main]
 
 use std::io::{self, Read, Write};
@@ -13,12 +13,12 @@ fuzz_target!(|bytes: &[u8]| {
     let secret = Secret::from_hex(&"42".repeat(32)).expect("64 digits");
     let opened = [b"lockstep", bytes].concat();
     let challenged = [b"LSch", bytes].concat();
-    for said in [bytes, &opened, &challenged] {
+    for sent in [bytes, &opened, &challenged] {
         let (expect, hello) = (expect(), hello());
-        let mut peer = Peer::new(said);
+        let mut peer = Peer::new(sent);
         assert!(accept(&mut peer, &expect, &secret).is_err());
-        assert!(peer.heard == 0 || peer.heard == CHALLENGE_LEN);
-        assert!(dial(&mut Peer::new(said), &hello, &secret).is_err());
+        assert!(peer.received == 0 || peer.received == CHALLENGE_LEN);
+        assert!(dial(&mut Peer::new(sent), &hello, &secret).is_err());
     }
 });
 
@@ -60,27 +60,27 @@ fn expect() -> Expect {
     }
 }
 
-/// A peer that says what the fuzzer thought of, and only counts what it is told.
+/// A peer that sends the fuzzer's bytes and counts received bytes.
 struct Peer<'a> {
-    says: &'a [u8],
-    heard: usize,
+    sends: &'a [u8],
+    received: usize,
 }
 
 impl<'a> Peer<'a> {
-    fn new(says: &'a [u8]) -> Peer<'a> {
-        Peer { says, heard: 0 }
+    fn new(sends: &'a [u8]) -> Peer<'a> {
+        Peer { sends, received: 0 }
     }
 }
 
 impl Read for Peer<'_> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        self.says.read(bytes)
+        self.sends.read(bytes)
     }
 }
 
 impl Write for Peer<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.heard += bytes.len();
+        self.received += bytes.len();
         Ok(bytes.len())
     }
 

@@ -1,7 +1,7 @@
-//! The driver of a chaos run: starts ranks, strikes one of them down, and holds the survivors'
-//! verdicts against what it knows.
+//! The driver of a chaos run: starts ranks, kills or stops one of them, and checks the reports of the
+//! survivors.
 
-use crate::rank::{ENGINE, HEARTBEAT_MS, IDENTITY, JOINED, VERDICT, Verdict};
+use crate::rank::{ENGINE, HEARTBEAT_MS, IDENTITY, JOINED, REPORTED, Report};
 use lockstep_comm::{Identity, Launcher, TokenSource, token};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -21,7 +21,7 @@ impl Plan {
         let mut plan =
             Plan { kills: 100, stops: 20, ranks: 4, engine: "shm".into(), heartbeat_ms: 2000 };
         for pair in arguments.chunks(2) {
-            let [name, value] = pair else { return Err(format!("{} lacks a value", pair[0])) };
+            let [name, value] = pair else { return Err(format!("{} needs a value", pair[0])) };
             let number = || value.parse::<usize>().map_err(|e| format!("{name} {value}: {e}"));
             match name.as_str() {
                 "--kills" => plan.kills = number()?,
@@ -31,7 +31,7 @@ impl Plan {
                 "--engine" if ["shm", "tcp"].contains(&value.as_str()) => {
                     plan.engine.clone_from(value);
                 }
-                _ => return Err(format!("{name} {value} is not understood")),
+                _ => return Err(format!("unknown option {name} {value}")),
             }
         }
         Ok(plan)
@@ -39,29 +39,29 @@ impl Plan {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Blow {
+enum Fault {
     Kill,
     Stop,
 }
 
-impl Blow {
+impl Fault {
     fn signal(self) -> i32 {
         match self {
-            Blow::Kill => libc::SIGKILL,
-            Blow::Stop => libc::SIGSTOP,
+            Fault::Kill => libc::SIGKILL,
+            Fault::Stop => libc::SIGSTOP,
         }
     }
 
-    /// How long the survivors may take to know.
+    /// How long the survivors may take to report it.
     fn limit(self, plan: &Plan) -> Duration {
         match self {
-            Blow::Kill => Duration::from_secs(1),
-            Blow::Stop => Duration::from_millis(plan.heartbeat_ms + 1000),
+            Fault::Kill => Duration::from_secs(1),
+            Fault::Stop => Duration::from_millis(plan.heartbeat_ms + 1000),
         }
     }
 }
 
-/// Runs the plan; gives the exit code.
+/// Runs the plan; returns the exit code.
 pub fn run(plan: &Plan) -> i32 {
     println!(
         "chaos: {} ranks over {}, {} kills (limit 1 s), {} stops (heartbeat {} ms, limit +1 s)",
@@ -70,13 +70,15 @@ pub fn run(plan: &Plan) -> i32 {
     let mut missed = 0;
     println!(
         "{:<6} {:>6} {:>10} {:>10} {:>10} {:>8}",
-        "blow", "runs", "median", "p95", "max", "misses"
+        "fault", "runs", "median", "p95", "max", "misses"
     );
-    for (name, blow, runs) in [("kill", Blow::Kill, plan.kills), ("stop", Blow::Stop, plan.stops)] {
+    for (name, fault, runs) in
+        [("kill", Fault::Kill, plan.kills), ("stop", Fault::Stop, plan.stops)]
+    {
         let mut times = Vec::new();
         let mut misses = 0;
         for number in 0..runs {
-            match strike(plan, blow, number) {
+            match inject(plan, fault, number) {
                 Ok(seen) => times.extend(seen),
                 Err(what) => {
                     eprintln!("{name} {number}: {what}");
@@ -100,8 +102,8 @@ pub fn run(plan: &Plan) -> i32 {
     i32::from(missed > 0)
 }
 
-/// One world, one blow. Gives each survivor's time, or what went wrong.
-fn strike(plan: &Plan, blow: Blow, number: usize) -> Result<Vec<Duration>, String> {
+/// Runs one world with one fault. Returns the time of each survivor, or the errors.
+fn inject(plan: &Plan, fault: Fault, number: usize) -> Result<Vec<Duration>, String> {
     let files = shared_files();
     let mut ranks = Ranks::start(plan);
     for rank in 0..plan.ranks {
@@ -113,23 +115,23 @@ fn strike(plan: &Plan, blow: Blow, number: usize) -> Result<Vec<Duration>, Strin
     let victim = random() as usize % plan.ranks;
     std::thread::sleep(Duration::from_micros(random() % 300_000));
     let since = Instant::now();
-    ranks.signal(victim, blow.signal());
+    ranks.signal(victim, fault.signal());
 
-    let limit = blow.limit(plan);
+    let limit = fault.limit(plan);
     let mut times = Vec::new();
     let mut wrong = Vec::new();
     for rank in (0..plan.ranks).filter(|r| *r != victim) {
-        // Longer than allowed, to learn how late a late one is.
-        match ranks.verdict(rank, since, limit + Duration::from_secs(35)) {
+        // Longer than allowed, to report how late a survivor is.
+        match ranks.report(rank, since, limit + Duration::from_secs(35)) {
             Err(what) => wrong.push(what),
-            Ok((verdict, after)) if verdict.guilty != Some(victim) => {
+            Ok((report, after)) if report.culprit != Some(victim) => {
                 wrong.push(format!(
                     "rank {rank} blames {:?} after {after:?}: {}",
-                    verdict.guilty, verdict.error
+                    report.culprit, report.error
                 ));
             }
-            Ok((verdict, after)) if after > limit => {
-                wrong.push(format!("rank {rank} took {after:?}: {}", verdict.error));
+            Ok((report, after)) if after > limit => {
+                wrong.push(format!("rank {rank} took {after:?}: {}", report.error));
             }
             Ok((_, after)) => times.push(after),
         }
@@ -137,11 +139,11 @@ fn strike(plan: &Plan, blow: Blow, number: usize) -> Result<Vec<Duration>, Strin
     ranks.all_end(victim, &mut wrong);
     drop(ranks);
     if shared_files() != files {
-        wrong.push("files were left in /dev/shm".into());
+        wrong.push("files are left in /dev/shm".into());
     }
     match wrong.is_empty() {
         true => Ok(times),
-        false => Err(format!("run {number}, rank {victim} was struck: {}", wrong.join("; "))),
+        false => Err(format!("run {number}, fault in rank {victim}: {}", wrong.join("; "))),
     }
 }
 
@@ -177,7 +179,7 @@ impl Ranks {
             let mut child = command.spawn().expect("this program can be started");
             let output = BufReader::new(child.stdout.take().expect("it is piped"));
             let (sender, lines) = channel();
-            // Read at once, so that the time of a line is when it was said.
+            // Read immediately, so that the time of a line is correct.
             std::thread::spawn(move || {
                 for line in output.lines().map_while(Result::ok) {
                     if sender.send((Instant::now(), line)).is_err() {
@@ -192,7 +194,7 @@ impl Ranks {
     }
 
     fn signal(&self, rank: usize, signal: i32) {
-        // SAFETY: a plain call; the child is ours and not yet waited for.
+        // SAFETY: the child has not been waited for, so its process id is valid.
         unsafe { libc::kill(self.children[rank].id() as i32, signal) };
     }
 
@@ -202,30 +204,30 @@ impl Ranks {
 
     fn timed_line(&self, rank: usize, limit: Duration) -> Result<(Instant, String), String> {
         self.lines[rank].recv_timeout(limit).map_err(|e| match e {
-            RecvTimeoutError::Timeout => format!("rank {rank} said nothing for {limit:?}"),
-            RecvTimeoutError::Disconnected => format!("rank {rank} ended without a verdict"),
+            RecvTimeoutError::Timeout => format!("no output of rank {rank} for {limit:?}"),
+            RecvTimeoutError::Disconnected => format!("rank {rank} ended without a report"),
         })
     }
 
-    fn verdict(
+    fn report(
         &self,
         rank: usize,
         since: Instant,
         limit: Duration,
-    ) -> Result<(Verdict, Duration), String> {
+    ) -> Result<(Report, Duration), String> {
         let (at, line) = self.timed_line(rank, limit)?;
-        let verdict =
-            serde_json::from_str(&line).map_err(|e| format!("rank {rank} said {line}: {e}"))?;
-        Ok((verdict, at.saturating_duration_since(since)))
+        let report = serde_json::from_str(&line)
+            .map_err(|e| format!("invalid report of rank {rank}: {line}: {e}"))?;
+        Ok((report, at.saturating_duration_since(since)))
     }
 
-    /// Every survivor ends soon after its verdict, with the code that says so.
+    /// Checks that every survivor ends soon after its report, with the right exit code.
     fn all_end(&mut self, victim: usize, wrong: &mut Vec<String>) {
         let limit = Instant::now() + Duration::from_secs(3);
         for (rank, child) in self.children.iter_mut().enumerate().filter(|(r, _)| *r != victim) {
             loop {
                 match child.try_wait() {
-                    Ok(Some(end)) if end.code() == Some(VERDICT) => break,
+                    Ok(Some(end)) if end.code() == Some(REPORTED) => break,
                     Ok(Some(end)) => {
                         wrong.push(format!("rank {rank} ended with {end}"));
                         break;
@@ -244,14 +246,14 @@ impl Ranks {
 impl Drop for Ranks {
     fn drop(&mut self) {
         for child in &mut self.children {
-            // Those that have ended are past caring.
+            // Fails for ranks that have ended.
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 }
 
-/// Files of ours among the shared memory that has names; others of this machine may have theirs.
+/// Named shared memory of Lockstep on this machine.
 fn shared_files() -> Vec<std::ffi::OsString> {
     let Ok(folder) = std::fs::read_dir("/dev/shm") else { return vec![] };
     let mut names: Vec<_> = folder.flatten().map(|entry| entry.file_name()).collect();
@@ -260,13 +262,13 @@ fn shared_files() -> Vec<std::ffi::OsString> {
     names
 }
 
-/// Nobody needs to be able to repeat a run, so the hasher's own randomness will do.
+/// Runs need not be reproducible, so the randomness of the standard hasher suffices.
 fn random() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     std::collections::hash_map::RandomState::new().build_hasher().finish()
 }
 
-/// Below the ports that the system hands out to dialers, so nobody else comes by it.
+/// A free port below the ephemeral range.
 fn free_port() -> u16 {
     loop {
         let port = 10_000 + (random() % 20_000) as u16;

@@ -1,13 +1,13 @@
-//! Chaos: ranks that call mixed collectives while a driver kills or stops one of them at random, and
-//! checks that every survivor names the right rank, in time, and that nothing is left behind.
+//! Chaos test: ranks call random collectives while a driver kills or stops one of them at a random time, and
+//! checks that every survivor blames the right rank in time and that no files are left.
 //!
-//! `chaos drive --kills 100 --stops 20 --ranks 4 --engine shm` runs it; without arguments the program
-//! is one of the ranks, started by the driver.
+//! Run `chaos drive --kills 100 --stops 20 --ranks 4 --engine shm`. Without arguments the program is one of
+//! the ranks, started by the driver.
 
 mod drive;
 mod rank;
 
-/// As in the program itself: large buffers are reached in place.
+/// As in the `lockstep` binary: large buffers are accessed in place.
 #[global_allocator]
 static HEAP: lockstep_comm::SharedHeap = lockstep_comm::SharedHeap;
 
@@ -15,17 +15,17 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let code = match arguments.split_first() {
         None => rank::run(),
-        Some((word, rest)) if word == "drive" => match drive::Plan::parse(rest) {
+        Some((command, rest)) if command == "drive" => match drive::Plan::parse(rest) {
             Ok(plan) => drive::run(&plan),
-            Err(mistake) => usage(&mistake),
+            Err(error) => usage(&error),
         },
-        Some((word, _)) => usage(&format!("{word} is no command")),
+        Some((command, _)) => usage(&format!("unknown command {command}")),
     };
     std::process::exit(code);
 }
 
-fn usage(mistake: &str) -> i32 {
-    eprintln!("{mistake}");
+fn usage(error: &str) -> i32 {
+    eprintln!("{error}");
     eprintln!(
         "chaos drive [--kills N] [--stops N] [--ranks N] [--engine shm|tcp] [--heartbeat-ms N]"
     );

@@ -1,26 +1,25 @@
-//! One rank of a chaos run: calls of random kinds, lengths and groups, every result checked, until
-//! one fails; then one line of JSON that says whom this rank holds guilty.
+//! One rank of a chaos run: makes random calls and checks every result until one fails; then prints one line
+//! of JSON with the rank that it blames.
 
 use lockstep_comm::{Error, Group, Identity, LinkCosts, LocalLinks, Op, Options, World};
 use std::time::Duration;
 
-/// How the driver tells its ranks what it tells nobody else.
 /// The identity of the rank, as JSON.
 pub const IDENTITY: &str = "CHAOS_IDENTITY";
 pub const ENGINE: &str = "CHAOS_ENGINE";
 pub const HEARTBEAT_MS: &str = "CHAOS_HEARTBEAT_MS";
-/// Printed once the world stands.
+/// Printed when the world has started.
 pub const JOINED: &str = "joined";
-/// The exit code of a rank that has given its verdict.
-pub const VERDICT: i32 = 3;
+/// Exit code of a rank that has printed its report.
+pub const REPORTED: i32 = 3;
 
-/// The line of a rank whose world broke.
+/// Report of a rank whose world broke.
 #[derive(serde::Serialize, serde::Deserialize)]
-pub struct Verdict {
+pub struct Report {
     pub rank: usize,
-    pub guilty: Option<usize>,
+    pub culprit: Option<usize>,
     pub cause: Option<lockstep_comm::Cause>,
-    /// Since the rank joined.
+    /// Time since the rank joined.
     pub after_ms: u64,
     pub error: String,
 }
@@ -39,15 +38,15 @@ pub fn run() -> i32 {
         },
         Err(error) => (error, std::time::Instant::now()),
     };
-    let verdict = Verdict {
+    let report = Report {
         rank: identity.rank,
-        guilty: error.culprit(),
+        culprit: error.culprit(),
         cause: error.cause(),
         after_ms: since.elapsed().as_millis() as u64,
         error: error.to_string(),
     };
-    println!("{}", serde_json::to_string(&verdict).expect("plain data"));
-    VERDICT
+    println!("{}", serde_json::to_string(&report).expect("plain data"));
+    REPORTED
 }
 
 fn options() -> Options {
@@ -65,11 +64,11 @@ fn options() -> Options {
     }
 }
 
-/// The same on all ranks, so that they make the same calls.
-struct Dice(u64);
+/// Equal on all ranks, so that they make the same calls.
+struct Random(u64);
 
-impl Dice {
-    fn roll(&mut self, below: u64) -> u64 {
+impl Random {
+    fn below(&mut self, below: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         (self.0 >> 33) % below
     }
@@ -78,33 +77,33 @@ impl Dice {
 enum Never {}
 
 fn call_at_random(world: &World) -> Result<Never, Error> {
-    let mut dice = Dice(7);
-    let mut halves = split(world, &mut dice)?;
+    let mut random = Random(7);
+    let mut halves = split(world, &mut random)?;
     loop {
-        // Members of different halves roll the same dice, so they stay in step.
-        let len = [0, 1, 100, 5_000, 60_000][dice.roll(5) as usize] + dice.roll(7) as usize;
-        let root = dice.roll(world.size() as u64) as usize;
-        let group = if dice.roll(3) == 0 { &halves } else { world.group() };
+        // Members of different halves draw the same numbers, so they make the same calls.
+        let len = [0, 1, 100, 5_000, 60_000][random.below(5) as usize] + random.below(7) as usize;
+        let root = random.below(world.size() as u64) as usize;
+        let group = if random.below(3) == 0 { &halves } else { world.group() };
         let root = root % group.size();
-        match dice.roll(8) {
+        match random.below(8) {
             0 => all_reduce(group, len)?,
             1 => broadcast(group, len, root)?,
             2 => exchange(group, len / 10)?,
             3 => started(world, &halves, len)?,
-            4 => pass_on(group, len)?,
-            5 => collect(group, len, root)?,
+            4 => send_to_next(group, len)?,
+            5 => gather(group, len, root)?,
             6 => group.barrier()?,
-            _ if dice.roll(10) == 0 => halves = split(world, &mut dice)?,
+            _ if random.below(10) == 0 => halves = split(world, &mut random)?,
             _ => {}
         }
     }
 }
 
-/// Two groups, drawn anew each time.
-fn split(world: &World, dice: &mut Dice) -> Result<Group, Error> {
-    let first = 1 + dice.roll(world.size() as u64 - 1) as usize;
-    let colour = i64::from(world.rank() < first);
-    Ok(world.split(Some(colour), 0, "half")?.expect("everybody has a colour"))
+/// Splits the world into two groups at a random rank.
+fn split(world: &World, random: &mut Random) -> Result<Group, Error> {
+    let first = 1 + random.below(world.size() as u64 - 1) as usize;
+    let color = i64::from(world.rank() < first);
+    Ok(world.split(Some(color), 0, "half")?.expect("all ranks have a color"))
 }
 
 fn all_reduce(group: &Group, len: usize) -> Result<(), Error> {
@@ -131,7 +130,7 @@ fn exchange(group: &Group, len: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Calls of two groups under way at the same time.
+/// Concurrent calls of two groups.
 fn started(world: &World, halves: &Group, len: usize) -> Result<(), Error> {
     let a = world.start_all_reduce(vec![world.rank() as f32; len], Op::Sum);
     let b = halves.start_all_reduce(vec![halves.rank() as f32; len], Op::Sum);
@@ -140,8 +139,8 @@ fn started(world: &World, halves: &Group, len: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// A message to the next member, one from the member before.
-fn pass_on(group: &Group, len: usize) -> Result<(), Error> {
+/// A message to the next member and one from the previous.
+fn send_to_next(group: &Group, len: usize) -> Result<(), Error> {
     let (me, n) = (group.rank(), group.size());
     let sent = group.start_send(vec![me as f32; len], (me + 1) % n);
     let mut buffer = vec![-1.0f32; len];
@@ -151,7 +150,7 @@ fn pass_on(group: &Group, len: usize) -> Result<(), Error> {
     Ok(())
 }
 
-fn collect(group: &Group, len: usize, root: usize) -> Result<(), Error> {
+fn gather(group: &Group, len: usize, root: usize) -> Result<(), Error> {
     let mut output = vec![-1.0f32; if group.rank() == root { len * group.size() } else { 0 }];
     group.gather(&vec![group.rank() as f32; len], &mut output, root)?;
     for (from, piece) in output.chunks(len.max(1)).enumerate() {
@@ -164,7 +163,7 @@ fn sum_of_ranks(group: &Group) -> f32 {
     (group.size() * (group.size() - 1) / 2) as f32
 }
 
-/// Data that is wrong ends the rank, and with it the run, with another code than a verdict.
+/// Wrong data ends the rank with a different exit code than a report.
 fn check(buffer: &[f32], want: f32) {
-    assert!(buffer.iter().all(|x| *x == want), "corrupt data: {want} was expected everywhere");
+    assert!(buffer.iter().all(|x| *x == want), "corrupt data: expected {want} everywhere");
 }

@@ -158,7 +158,12 @@ impl Group {
     /// to be reported; if it is not, this error breaks the world instead.
     fn sharing_failed<T>(&self, what: &str, error: std::io::Error) -> Result<T> {
         let Context { rank, board, .. } = &*self.inner.context;
-        if board.wait_for_alarm(Duration::from_secs(1)).is_none() {
+        let limit = match error.kind() {
+            // The owner exists, but its memory has another size.
+            std::io::ErrorKind::InvalidData => Duration::ZERO,
+            _ => Duration::from_secs(5),
+        };
+        if board.wait_for_alarm(limit).is_none() {
             let text = format!("rank {rank} cannot share memory for {what}: {error}");
             let failure = Failure { culprit: *rank, cause: Cause::Failed, text };
             board.raise_and_forward(*rank, &failure);

@@ -206,7 +206,7 @@ impl Board {
     pub(crate) fn raise_and_forward(&self, rank: usize, failure: &Failure) -> Failure {
         let raised = self.raise(failure);
         let has_heartbeat = self.entry(rank).heartbeat_ms.load(Ordering::Relaxed) != 0;
-        let until = Instant::now() + Duration::from_millis(300);
+        let until = Instant::now() + Duration::from_secs(5);
         while has_heartbeat
             && raised == *failure
             && !self.alarm_forwarded(rank)

@@ -19,7 +19,7 @@ pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
 /// How long the notice of a failure, or data from a rank that has left, may take to arrive before we
 /// decide without it.
-const GRACE: Duration = Duration::from_millis(1000);
+const GRACE: Duration = Duration::from_secs(3);
 
 /// How a waiting thread polls before it sleeps in the kernel.
 #[derive(Clone, Copy, Debug)]

@@ -1,27 +1,27 @@
-//! The atomics and the sleep that shared-memory waiting is made of, exchanged for loom's under
-//! `--cfg loom` so that the protocols on top can be checked in every interleaving.
+//! Atomics and futex waits of the shared-memory protocols; replaced by loom's under `--cfg loom`, so that the
+//! protocols can be checked in every interleaving.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
-/// Sleeps until `word` is woken, unless it no longer holds `seen`; at most `limit`.
-/// May wake for no reason.
+/// Sleeps until `word` is woken, for at most `limit`, unless it no longer equals `seen`. May wake
+/// spuriously.
 #[cfg(not(loom))]
 pub(crate) fn futex_wait(word: &AtomicU32, seen: u32, limit: std::time::Duration) {
     let timeout = libc::timespec {
         tv_sec: limit.as_secs() as libc::time_t,
         tv_nsec: libc::c_long::from(limit.subsec_nanos() as i32),
     };
-    // SAFETY: the word outlives the call, and the kernel only reads it and the timeout. Not PRIVATE,
-    // because the waker may be another process that has the same memory mapped.
+    // SAFETY: the word outlives the call, and the kernel only reads it and the timeout. Not PRIVATE, because
+    // the waker may be another process.
     unsafe {
         libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, seen, &raw const timeout);
     }
 }
 
-/// Wakes whoever sleeps on `word`.
+/// Wakes all sleepers on `word`.
 #[cfg(not(loom))]
 pub(crate) fn futex_wake(word: &AtomicU32) {
     // SAFETY: the kernel uses the address only as a key.
@@ -30,7 +30,7 @@ pub(crate) fn futex_wake(word: &AtomicU32) {
     }
 }
 
-/// Waits a moment for what another rank is about to finish.
+/// Waits briefly for another rank.
 #[cfg(not(loom))]
 pub(crate) fn pause() {
     std::thread::sleep(std::time::Duration::from_micros(100));

@@ -50,7 +50,10 @@ pub fn connect(
             return Err(ConnectError::Permanent { to, addr, cause });
         }
         tracing::debug!(to = hello.to, %addr, attempts, "no connection yet: {cause}");
-        last = Some(cause);
+        // A timeout of our own deadline says less than the previous error.
+        if last.is_none() || !(is_timeout(&cause) && Instant::now() >= deadline) {
+            last = Some(cause);
+        }
         thread::sleep(pause.min(deadline.saturating_duration_since(Instant::now())));
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
@@ -82,6 +85,13 @@ fn reject_self_connection(stream: &TcpStream) -> io::Result<()> {
     match stream.local_addr()? == stream.peer_addr()? {
         true => Err(io::ErrorKind::ConnectionRefused.into()),
         false => Ok(()),
+    }
+}
+
+fn is_timeout(cause: &AttemptError) -> bool {
+    match cause {
+        AttemptError::Connect(error) => error.kind() == io::ErrorKind::TimedOut,
+        AttemptError::Handshake(error) => matches!(error, HandshakeError::TimedOut),
     }
 }
 

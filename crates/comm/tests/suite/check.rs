@@ -1,4 +1,4 @@
-//! Checks every collective on a group, whatever kind of world it belongs to.
+//! Checks every collective on a group of any world.
 
 use crate::reference::{Number, combined, inputs};
 use half::{bf16, f16};
@@ -9,22 +9,22 @@ pub fn check<T: Number>(group: &Group, len: usize, algo: Algo) {
     let (me, n) = (group.rank(), group.size());
     let group = group.with_algo(Some(algo));
     let root = len % n;
-    let doing = |kind: Collective| algo == Algo::Engine || Algo::of(kind).contains(&algo);
+    let supports = |kind: Collective| algo == Algo::Engine || Algo::of(kind).contains(&algo);
     let at = format!("{} members, {len} × {:?}, {algo:?}", n, T::DTYPE);
 
     for op in Op::ALL {
-        if doing(Collective::AllReduce) {
+        if supports(Collective::AllReduce) {
             let mut buffer = inputs::<T>(me, len, op);
             group.all_reduce(&mut buffer, op).unwrap();
             assert_eq!(buffer, combined::<T>(n, len, op), "all_reduce {op:?}, {at}");
         }
-        if doing(Collective::Reduce) {
+        if supports(Collective::Reduce) {
             let mut buffer = inputs::<T>(me, len, op);
             group.reduce(&mut buffer, op, root).unwrap();
             let want = if me == root { combined(n, len, op) } else { inputs(me, len, op) };
             assert_eq!(buffer, want, "reduce {op:?}, {at}");
         }
-        if doing(Collective::ReduceScatter) {
+        if supports(Collective::ReduceScatter) {
             let own = shard_range(len, n, me);
             let mut output = vec![T::default(); own.len()];
             group.reduce_scatter(&inputs::<T>(me, len, op), &mut output, op).unwrap();
@@ -33,30 +33,30 @@ pub fn check<T: Number>(group: &Group, len: usize, algo: Algo) {
     }
 
     let whole = inputs::<T>(77, len, Op::Sum);
-    if doing(Collective::AllGather) {
+    if supports(Collective::AllGather) {
         let mut output = vec![T::default(); len];
         group.all_gather(&whole[shard_range(len, n, me)], &mut output).unwrap();
         assert_eq!(output, whole, "all_gather, {at}");
     }
-    if doing(Collective::Broadcast) {
+    if supports(Collective::Broadcast) {
         let mut buffer = if me == root { whole.clone() } else { vec![T::default(); len] };
         group.broadcast(&mut buffer, root).unwrap();
         assert_eq!(buffer, whole, "broadcast, {at}");
     }
     let all: Vec<T> = (0..n).flat_map(|r| inputs::<T>(r, len, Op::Sum)).collect();
-    if doing(Collective::Gather) {
+    if supports(Collective::Gather) {
         let mut output = vec![T::default(); if me == root { len * n } else { 0 }];
         group.gather(&inputs::<T>(me, len, Op::Sum), &mut output, root).unwrap();
         assert_eq!(output, if me == root { all.clone() } else { vec![] }, "gather, {at}");
     }
-    if doing(Collective::Scatter) {
+    if supports(Collective::Scatter) {
         let mut output = vec![T::default(); len];
         let input = if me == root { &all[..] } else { &[] };
         group.scatter(input, &mut output, root).unwrap();
         assert_eq!(output, inputs::<T>(me, len, Op::Sum), "scatter, {at}");
     }
-    if doing(Collective::AllToAll) {
-        // The piece from p to q is what rank p * n + q would bring.
+    if supports(Collective::AllToAll) {
+        // The piece from p to q is the input of a rank p * n + q.
         let piece = |p: usize, q: usize| inputs::<T>(p * n + q, len / n, Op::Sum);
         let input: Vec<T> = (0..n).flat_map(|q| piece(me, q)).collect();
         let want: Vec<T> = (0..n).flat_map(|p| piece(p, me)).collect();
@@ -64,8 +64,8 @@ pub fn check<T: Number>(group: &Group, len: usize, algo: Algo) {
         group.all_to_all(&input, &mut output).unwrap();
         assert_eq!(output, want, "all_to_all, {at}");
     }
-    if doing(Collective::AllToAllV) {
-        // From p to q, a length that depends on both and is sometimes nothing.
+    if supports(Collective::AllToAllV) {
+        // The length depends on sender and receiver and is sometimes zero.
         let count = |p: usize, q: usize| if (p + q) % 3 == 2 { 0 } else { len / n + 5 * p + q };
         let piece = |p: usize, q: usize| inputs::<T>(p * n + q, count(p, q), Op::Sum);
         let sent: Vec<usize> = (0..n).map(|q| count(me, q)).collect();
@@ -76,11 +76,11 @@ pub fn check<T: Number>(group: &Group, len: usize, algo: Algo) {
         group.all_to_all_v(&input, &sent, &mut output, &received).unwrap();
         assert_eq!(output, want, "all_to_all_v, {at}");
     }
-    if doing(Collective::Barrier) {
+    if supports(Collective::Barrier) {
         group.barrier().unwrap();
     }
     if n > 1 {
-        // Everybody sends to the next and receives from the one before.
+        // Every member sends to the next and receives from the previous.
         let pending = group.start_send(inputs::<T>(me, len, Op::Sum), (me + 1) % n);
         let mut buffer = vec![T::default(); len];
         group.receive(&mut buffer, (me + n - 1) % n).unwrap();

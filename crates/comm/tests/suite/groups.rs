@@ -1,35 +1,34 @@
-//! Groups made of groups: who is in them and in which order, mistakes in making them, and many of
-//! them in use at the same time.
+//! Subgroups: their members and order, invalid arguments, and concurrent use of many groups.
 
-use crate::dice::Dice;
-use crate::processes::{Spread, hosts, on_processes, shared_memory, tcp};
+use crate::processes::{Topology, hosts, on_processes, shared_memory, tcp};
+use crate::random::Random;
 use lockstep_comm::{Algo, Collective, CollectiveShape, Error, Group, Op, candidates, on_threads};
 
-/// The world ranks of a group's members, as they themselves tell.
-fn told(group: &Group, world_rank: usize) -> Vec<usize> {
+/// All-gathers the world ranks of a group's members.
+fn gathered_ranks(group: &Group, world_rank: usize) -> Vec<usize> {
     let mut all = vec![0i64; group.size()];
     group.all_gather(&[world_rank as i64], &mut all).unwrap();
     all.into_iter().map(|r| r as usize).collect()
 }
 
-fn split_by_colour_and_key(world: &Group) {
+fn split_by_color_and_key(world: &Group) {
     let me = world.rank();
-    // Rank 5 belongs nowhere; the keys turn the order around, and colours may be negative.
-    let colour = (me != 5).then_some(if me.is_multiple_of(2) { -7 } else { 1 << 40 });
-    let group = world.split(colour, -(me as i64), "turned").unwrap();
+    // Rank 5 is in no group; the keys reverse the order, and colors may be negative.
+    let color = (me != 5).then_some(if me.is_multiple_of(2) { -7 } else { 1 << 40 });
+    let group = world.split(color, -(me as i64), "reversed").unwrap();
     let want: &[usize] = if me.is_multiple_of(2) { &[4, 2, 0] } else { &[3, 1] };
     match group {
         None => assert_eq!(me, 5),
         Some(group) => {
             assert_eq!(group.members(), want);
             assert_eq!(group.members()[group.rank()], me);
-            assert_eq!(told(&group, me), want);
+            assert_eq!(gathered_ranks(&group, me), want);
         }
     }
-    // Equal keys keep the order; some keys differ.
+    // Equal keys keep the order.
     let key = i64::from(me == 0);
-    let all = world.split(Some(3), key, "first goes last").unwrap().unwrap();
-    assert_eq!(told(&all, me), [1, 2, 3, 4, 5, 0]);
+    let all = world.split(Some(3), key, "rank 0 last").unwrap().unwrap();
+    assert_eq!(gathered_ranks(&all, me), [1, 2, 3, 4, 5, 0]);
     assert!(world.split(None, 0, "nobody").unwrap().is_none());
 }
 
@@ -42,29 +41,29 @@ fn lists(world: &Group) {
     };
     match world.subgroup(list, "listed").unwrap() {
         None => assert_eq!(me, 5),
-        Some(group) => assert_eq!(told(&group, me), list),
+        Some(group) => assert_eq!(gathered_ranks(&group, me), list),
     }
 }
 
-/// All members hear of the mistake, whoever made it, and the world goes on.
-fn wrong_lists(world: &Group) {
+/// An invalid list of one member is an error on all members; the world stays usable.
+fn invalid_lists(world: &Group) {
     let me = world.rank();
-    let given: [(&str, &[&[usize]; 6]); 5] = [
-        ("does not name its own caller 1", &[&[], &[2, 3], &[], &[], &[], &[]]),
-        ("member 1 did not give the list", &[&[0, 1], &[], &[], &[], &[], &[]]),
-        ("member 1 did not give the list", &[&[0, 1], &[1, 0], &[], &[], &[], &[]]),
-        ("member 9 did not give the list", &[&[], &[], &[2, 9], &[], &[], &[]]),
-        ("names member 3 twice", &[&[], &[], &[], &[3, 3], &[], &[]]),
+    let cases: [(&str, &[&[usize]; 6]); 5] = [
+        ("of rank 1 does not contain that rank", &[&[], &[2, 3], &[], &[], &[], &[]]),
+        ("rank 1 did not pass the list", &[&[0, 1], &[], &[], &[], &[], &[]]),
+        ("rank 1 did not pass the list", &[&[0, 1], &[1, 0], &[], &[], &[], &[]]),
+        ("rank 9 did not pass the list", &[&[], &[], &[2, 9], &[], &[], &[]]),
+        ("contains rank 3 twice", &[&[], &[], &[], &[3, 3], &[], &[]]),
     ];
-    for (complaint, lists) in given {
+    for (expected, lists) in cases {
         match world.subgroup(lists[me], "wrong") {
             Err(Error::Misuse { rank, what }) => {
                 assert_eq!(rank, me);
-                assert!(what.contains(complaint), "{what}");
+                assert!(what.contains(expected), "{what}");
             }
-            other => panic!("{complaint}: {:?}", other.map(|g| g.is_some())),
+            other => panic!("{expected}: {:?}", other.map(|g| g.is_some())),
         }
-        assert_eq!(told(world, me), (0..6).collect::<Vec<_>>());
+        assert_eq!(gathered_ranks(world, me), (0..6).collect::<Vec<_>>());
     }
 }
 
@@ -83,9 +82,9 @@ fn groups_of_groups(world: &Group) {
 #[test]
 fn groups_on_threads() {
     on_threads(6, |world| {
-        split_by_colour_and_key(&world);
+        split_by_color_and_key(&world);
         lists(&world);
-        wrong_lists(&world);
+        invalid_lists(&world);
         groups_of_groups(&world);
     });
     on_threads(8, |world| groups_of_groups(&world));
@@ -93,21 +92,23 @@ fn groups_on_threads() {
 
 #[test]
 fn groups_on_processes() {
-    for (world, spread) in [("shared", shared_memory(6)), ("tcp", tcp(6)), ("hosts", hosts(3, 2))] {
-        on_processes("groups::groups_on_processes", world, spread, |world| {
-            split_by_colour_and_key(&world);
+    for (world, topology) in [("shared", shared_memory(6)), ("tcp", tcp(6)), ("hosts", hosts(3, 2))]
+    {
+        on_processes("groups::groups_on_processes", world, topology, |world| {
+            split_by_color_and_key(&world);
             lists(&world);
-            wrong_lists(&world);
+            invalid_lists(&world);
             groups_of_groups(&world);
         });
     }
 }
 
 #[test]
-fn groups_come_and_go() {
+fn many_groups_created_and_dropped() {
     on_threads(3, |world| {
         for i in 0..60 {
-            let group = world.split(Some(i), i * world.rank() as i64, "passing").unwrap().unwrap();
+            let group =
+                world.split(Some(i), i * world.rank() as i64, "temporary").unwrap().unwrap();
             let mut sum = vec![1i32; 10_000];
             group.all_reduce(&mut sum, Op::Sum).unwrap();
             assert!(sum.iter().all(|x| *x == 3));
@@ -116,20 +117,20 @@ fn groups_come_and_go() {
 }
 
 /// Random collectives of random sizes, the same on all members.
-fn keep_busy(group: &Group, seed: u64, calls: usize) {
-    let mut dice = Dice(seed);
+fn random_calls(group: &Group, seed: u64, calls: usize) {
+    let mut random = Random(seed);
     let (me, n) = (group.rank(), group.size());
     let sum = (n * (n + 1) / 2) as i32;
     for call in 0..calls {
-        // Mostly small, sometimes many pieces long.
-        let len = if dice.below(10) == 0 { dice.below(100_000) } else { dice.below(2000) };
+        // Mostly small, sometimes several pieces long.
+        let len = if random.below(10) == 0 { random.below(100_000) } else { random.below(2000) };
         let kinds =
             [Collective::AllReduce, Collective::Broadcast, Collective::Gather, Collective::Barrier];
-        let kind = kinds[dice.below(kinds.len())];
-        let root = dice.below(n);
+        let kind = kinds[random.below(kinds.len())];
+        let root = random.below(n);
         let shape = CollectiveShape { kind, count: len, width: 4, root, hosts: group.hosts() };
         let algos = candidates(&shape);
-        let group = group.with_algo(Some(algos[dice.below(algos.len())]));
+        let group = group.with_algo(Some(algos[random.below(algos.len())]));
         let mut buffer = vec![me as i32 + 1; len];
         match kind {
             Collective::AllReduce => {
@@ -151,42 +152,42 @@ fn keep_busy(group: &Group, seed: u64, calls: usize) {
     }
 }
 
-/// Four ranks in two rows and two columns; each rank has a thread for its row, one for its column and
-/// one for the world, and nobody cares who is first.
+/// Four ranks in two rows and two columns; each rank uses its row, its column and the world from separate
+/// threads.
 fn a_thread_per_group(world: &Group) {
     let (row, column) = (world.rank() / 2, world.rank() % 2);
     let rows = world.split(Some(row as i64), 0, "row").unwrap().unwrap();
     let columns = world.split(Some(column as i64), 0, "column").unwrap().unwrap();
     std::thread::scope(|scope| {
-        scope.spawn(|| keep_busy(&rows, 100 + row as u64, 200));
-        scope.spawn(|| keep_busy(&columns, 200 + column as u64, 200));
-        keep_busy(world, 300, 200);
+        scope.spawn(|| random_calls(&rows, 100 + row as u64, 200));
+        scope.spawn(|| random_calls(&columns, 200 + column as u64, 200));
+        random_calls(world, 300, 200);
     });
     world.barrier().unwrap();
 }
 
 #[test]
-fn many_groups_at_a_time_on_threads() {
+fn concurrent_groups_on_threads() {
     on_threads(4, |world| a_thread_per_group(&world));
 }
 
 #[test]
-fn many_groups_at_a_time_on_processes() {
-    let spreads: [(&str, Spread); 3] =
+fn concurrent_groups_on_processes() {
+    let topologies: [(&str, Topology); 3] =
         [("shared", shared_memory(4)), ("tcp", tcp(4)), ("hosts", hosts(2, 2))];
-    for (world, spread) in spreads {
-        on_processes("groups::many_groups_at_a_time_on_processes", world, spread, |world| {
+    for (world, topology) in topologies {
+        on_processes("groups::concurrent_groups_on_processes", world, topology, |world| {
             a_thread_per_group(&world);
         });
     }
 }
 
-/// Fixing an algorithm that the group cannot use is a mistake that says what can be used.
+/// Fixing an unsupported algorithm is an error that lists the supported ones.
 #[test]
-fn an_algorithm_that_cannot_do_it_is_refused() {
+fn an_unsupported_algorithm_is_rejected() {
     on_threads(2, |world| {
-        let refused = world.with_algo(Some(Algo::Flat)).all_reduce(&mut [1f32], Op::Sum);
-        let what = refused.unwrap_err().to_string();
+        let rejected = world.with_algo(Some(Algo::Flat)).all_reduce(&mut [1f32], Op::Sum);
+        let what = rejected.unwrap_err().to_string();
         assert!(
             what.contains("algorithm flat does not support all_reduce") && what.contains("ring"),
             "{what}"

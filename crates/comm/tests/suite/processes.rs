@@ -1,53 +1,52 @@
-//! Running a test's closure as ranks that are processes: the test starts this very binary once per
-//! rank, with itself as the only test, and each copy joins the world and runs the closure.
+//! Runs a test's closure on ranks that are processes: the test starts this binary once per rank, with
+//! itself as the only test, and each copy joins the world and runs the closure.
 
 use crate::ranks::{Ranks, own_identity};
 use lockstep_comm::{LocalLinks, Options, World};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// How the ranks of a test are spread and linked.
+/// Placement and links of the ranks of a test.
 #[derive(Clone, Copy, Debug)]
-pub struct Spread {
+pub struct Topology {
     pub nodes: usize,
     pub per_node: usize,
     pub links: LocalLinks,
 }
 
-pub fn shared_memory(ranks: usize) -> Spread {
-    Spread { nodes: 1, per_node: ranks, links: LocalLinks::SharedMemory }
+pub fn shared_memory(ranks: usize) -> Topology {
+    Topology { nodes: 1, per_node: ranks, links: LocalLinks::SharedMemory }
 }
 
-pub fn tcp(ranks: usize) -> Spread {
-    Spread { nodes: 1, per_node: ranks, links: LocalLinks::Tcp }
+pub fn tcp(ranks: usize) -> Topology {
+    Topology { nodes: 1, per_node: ranks, links: LocalLinks::Tcp }
 }
 
-/// Several hosts, played by one.
-pub fn hosts(nodes: usize, per_node: usize) -> Spread {
-    Spread { nodes, per_node, links: LocalLinks::SharedMemory }
+/// Several simulated hosts.
+pub fn hosts(nodes: usize, per_node: usize) -> Topology {
+    Topology { nodes, per_node, links: LocalLinks::SharedMemory }
 }
 
-/// Which of several worlds of one test a process belongs to.
+/// Environment variable: the world that a process belongs to, if a test has several.
 pub const WORLD: &str = "LOCKSTEP_TEST_WORLD";
 
-/// Runs `rank` on processes. `test` is the path of the calling test, `world` tells several calls in
-/// one test apart.
-pub fn on_processes(test: &str, world: &str, spread: Spread, rank: impl Fn(World)) {
+/// Runs `rank` on processes. `test` is the path of the calling test; `world` distinguishes several calls
+/// in one test.
+pub fn on_processes(test: &str, world: &str, topology: Topology, rank: impl Fn(World)) {
     match std::env::var(WORLD) {
-        Ok(name) if name == world => run_rank(spread, rank),
-        // A rank of another world of the same test.
+        Ok(name) if name == world => run_rank(topology, rank),
+        // This process is a rank of another world of the test.
         Ok(_) => {}
-        Err(_) => Ranks::start(test, world, spread).end_well(),
+        Err(_) => Ranks::start(test, world, topology).expect_success(),
     }
 }
 
-fn run_rank(spread: Spread, rank: impl Fn(World)) {
-    let options = Options { local: spread.links, ..Options::default() };
-    rank(World::join(&own_identity(), &options).expect("the world forms"));
+fn run_rank(topology: Topology, rank: impl Fn(World)) {
+    let options = Options { local: topology.links, ..Options::default() };
+    rank(World::join(&own_identity(), &options).expect("the world starts"));
     std::process::exit(0);
 }
 
-/// A port that nobody listens on, and below those that the system hands out to dialers: between this
-/// and its use nobody else comes by it.
+/// A free port below the ephemeral range, so that no outgoing connection takes it before it is used.
 pub fn free_port() -> u16 {
     static TRIED: AtomicU32 = AtomicU32::new(0);
     loop {

@@ -1,10 +1,9 @@
-//! What each collective should give, computed plainly from everybody's inputs; and the small numbers
-//! that every element type holds exactly.
+//! Expected results of collectives, and inputs that every element type represents exactly.
 
 use half::{bf16, f16};
 use lockstep_comm::{Element, Op};
 
-/// A number type that the tests can make and combine.
+/// A number type of the tests.
 pub trait Number: Element {
     fn of(n: u32) -> Self;
     fn combine(values: &[Self], op: Op) -> Self;
@@ -68,25 +67,25 @@ numbers!(
     u8, |n| n as u8, i128::from, i128;
 );
 
-/// The input of a rank at an index: small, different from rank to rank, and such that any operation
-/// over eight ranks is exact in every type (products of ones and at most three twos).
+/// Input of a rank at an index: small, different for each rank, and such that every operator over eight
+/// ranks is exact in every type (products of ones and at most three twos).
 pub fn input<T: Number>(rank: usize, index: usize, op: Op) -> T {
     match op {
         Op::Product => T::of(if (index + rank).is_multiple_of(3) && rank < 5 { 2 } else { 1 }),
-        // A mean must come out even in integers as well: everybody the same, up to a common offset.
+        // A mean must be exact in integers too: equal on all ranks.
         Op::Mean => T::of((index % 7) as u32),
         _ => T::of(((rank * 3 + index) % 9) as u32),
     }
 }
 
-/// A multiple of the periods of all inputs, and odd: what goes astray by whole pages or blocks shows.
+/// A multiple of the periods of all inputs, and odd, so that data misplaced by whole pages is detected.
 const PERIOD: usize = 63;
 
 pub fn inputs<T: Number>(rank: usize, len: usize, op: Op) -> Vec<T> {
     repeated(len, |i| input(rank, i, op))
 }
 
-/// Everybody's inputs combined.
+/// The combined inputs of all ranks.
 pub fn combined<T: Number>(ranks: usize, len: usize, op: Op) -> Vec<T> {
     repeated(len, |i| {
         let values: Vec<T> = (0..ranks).map(|r| input(r, i, op)).collect();
@@ -94,7 +93,7 @@ pub fn combined<T: Number>(ranks: usize, len: usize, op: Op) -> Vec<T> {
     })
 }
 
-/// Computed for one period and repeated, so that large buffers are checked as quickly as they move.
+/// Computed for one period and repeated, so that large buffers are checked quickly.
 fn repeated<T: Number>(len: usize, value: impl Fn(usize) -> T) -> Vec<T> {
     let period: Vec<T> = (0..PERIOD.min(len)).map(value).collect();
     let mut values = period.repeat(len.div_ceil(PERIOD));

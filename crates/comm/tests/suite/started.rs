@@ -1,14 +1,14 @@
-//! Operations in the background: many at a time, beside blocking ones, in both directions, and
-//! without help from the thread that started them.
+//! Started calls: many in flight, mixed with blocking calls, messages in both directions, and progress
+//! without help of the thread that started them.
 
 use crate::processes::{hosts, on_processes, shared_memory, tcp};
 use lockstep_comm::{Group, Op, Pending, on_threads};
 use std::time::{Duration, Instant};
 
-/// Far more than any link holds.
+/// More elements than any link buffers.
 const LARGE: usize = 1 << 19;
 
-fn waited_for_in_reverse(world: &Group) {
+fn wait_in_reverse_order(world: &Group) {
     let n = world.size() as i32;
     let started: Vec<Pending<_>> = (0..100)
         .map(|i| {
@@ -21,8 +21,8 @@ fn waited_for_in_reverse(world: &Group) {
     }
 }
 
-/// Started calls and blocking ones are carried out in the order in which they were made.
-fn beside_blocking_ones(world: &Group) {
+/// Started and blocking calls are executed in the order in which they were made.
+fn mixed_with_blocking_calls(world: &Group) {
     let n = world.size() as i64;
     let mut pending = Vec::new();
     for i in 0..30i64 {
@@ -40,14 +40,14 @@ fn beside_blocking_ones(world: &Group) {
     }
 }
 
-/// Everybody sends to everybody, itself too, before anybody receives.
-fn messages_both_ways(world: &Group) {
+/// All ranks send to all ranks, including themselves, before any of them receives.
+fn messages_in_both_directions(world: &Group) {
     let (me, n) = (world.rank(), world.size());
     let sent: Vec<Pending<_>> =
         (0..n).map(|to| world.start_send(vec![(me * n + to) as i32; LARGE], to)).collect();
     let received: Vec<Pending<_>> =
         (0..n).rev().map(|from| world.start_receive(vec![0i32; LARGE], from)).collect();
-    // Beside it, a collective and a second message each way that waits behind the first.
+    // Concurrently a collective, and a second message that queues behind the first.
     let second = world.start_send(vec![7u8], (me + 1) % n);
     let mut sum = vec![1f32; 10_000];
     world.all_reduce(&mut sum, Op::Sum).unwrap();
@@ -65,22 +65,22 @@ fn messages_both_ways(world: &Group) {
     }
 }
 
-/// Every rank starts its all-reduce and then only looks.
-fn nobody_needs_to_help(world: &Group) {
+/// Every rank starts an all-reduce and then only polls.
+fn progress_without_waiting(world: &Group) {
     let pending = world.start_all_reduce(vec![1f32; LARGE], Op::Sum);
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + Duration::from_secs(120);
     while !pending.is_done() {
-        assert!(Instant::now() < until, "it does not get on by itself");
+        assert!(Instant::now() < until, "no progress in the background");
         std::thread::sleep(Duration::from_millis(1));
     }
     assert!(pending.wait().unwrap().iter().all(|x| *x == world.size() as f32));
 }
 
 fn all(world: &Group) {
-    waited_for_in_reverse(world);
-    beside_blocking_ones(world);
-    messages_both_ways(world);
-    nobody_needs_to_help(world);
+    wait_in_reverse_order(world);
+    mixed_with_blocking_calls(world);
+    messages_in_both_directions(world);
+    progress_without_waiting(world);
 }
 
 #[test]
@@ -92,14 +92,15 @@ fn started_on_threads() {
 
 #[test]
 fn started_on_processes() {
-    for (world, spread) in [("shared", shared_memory(3)), ("tcp", tcp(3)), ("hosts", hosts(2, 2))] {
-        on_processes("started::started_on_processes", world, spread, |world| all(&world));
+    for (world, topology) in [("shared", shared_memory(3)), ("tcp", tcp(3)), ("hosts", hosts(2, 2))]
+    {
+        on_processes("started::started_on_processes", world, topology, |world| all(&world));
     }
 }
 
-/// A mistake comes back from `wait`, and what was started after it is carried out.
+/// An invalid argument is returned by `wait`, and later calls are executed.
 #[test]
-fn a_mistake_comes_back_from_wait() {
+fn an_invalid_argument_is_returned_by_wait() {
     on_threads(2, |world| {
         let wrong = world.start_reduce(vec![1f32; 4], Op::Sum, 9);
         let right = world.start_all_reduce(vec![1f32; 4], Op::Sum);

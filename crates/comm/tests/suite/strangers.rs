@@ -1,8 +1,8 @@
-//! Strangers at the ports of a running job: garbage, floods, wrong secrets, replays and idlers come
-//! and go while the ranks compute, and the job does not notice.
+//! Unrelated clients on the ports of a running job: garbage, wrong secrets, replays and idle connections
+//! do not disturb the ranks.
 
 use crate::processes::tcp;
-use crate::ranks::{Ranks, Seat, impatient, spawn};
+use crate::ranks::{Ranks, TestRank, options, spawn};
 use lockstep_comm::TokenSource;
 use lockstep_comm::wire::{self, Hello, PROTOCOL, Purpose, Secret};
 use lockstep_comm::{Error, Op};
@@ -13,77 +13,83 @@ use std::time::{Duration, Instant};
 
 const RANKS: usize = 3;
 
-/// Computes until the test says stop, in step, with every result checked.
-fn compute(seat: &Seat) -> Result<(), Error> {
-    let world = seat.join()?;
-    seat.mark("joined");
+/// Calls collectives until the test stops it, and checks every result.
+fn compute(rank: &TestRank) -> Result<(), Error> {
+    let world = rank.join()?;
+    rank.mark("joined");
     let mut rounds = 0u64;
     loop {
         let mut buffer = vec![world.rank() as f32; 3000];
         world.all_reduce(&mut buffer, Op::Sum)?;
         assert!(buffer.iter().all(|x| *x == 3.0), "corrupt data in round {rounds}");
-        // New groups take new links while the strangers are at the door.
-        let pair = world.split(Some((world.rank() / 2) as i64), 0, "pair")?.expect("a colour");
+        // New groups open new links during the attack.
+        let pair = world.split(Some((world.rank() / 2) as i64), 0, "pair")?.expect("a color");
         pair.barrier()?;
         rounds += 1;
-        let mut stop = [u8::from(seat.folder.join("stop").exists())];
+        if rounds == 5 {
+            rank.mark("fifth-round");
+        }
+        let mut stop = [u8::from(rank.folder.join("stop").exists())];
         world.broadcast(&mut stop, 0)?;
         if stop[0] == 1 {
-            assert!(rounds > 3, "the job hardly ran: {rounds} rounds");
             return Ok(());
         }
     }
 }
 
 #[test]
-fn strangers_do_not_disturb_a_running_job() {
-    let test = "strangers::strangers_do_not_disturb_a_running_job";
-    let Some(mut ranks) = spawn(test, "tcp", tcp(RANKS), impatient(), compute) else { return };
-    ranks.await_mark("joined", 0..RANKS);
+fn unrelated_clients_do_not_disturb_a_running_job() {
+    let test = "strangers::unrelated_clients_do_not_disturb_a_running_job";
+    let Some(mut ranks) = spawn(test, "tcp", tcp(RANKS), options(), compute) else { return };
+    ranks.wait_for_mark("joined", 0..RANKS);
     let control = SocketAddr::from(([127, 0, 0, 1], ranks.identities[0].master_port));
     let ports: Vec<SocketAddr> = (0..RANKS).flat_map(|r| listening(ranks.pid(r))).collect();
     assert!(ports.contains(&control), "{ports:?}");
-    assert_eq!(ports.len(), RANKS + 1, "a link port each and the control port: {ports:?}");
+    assert_eq!(
+        ports.len(),
+        RANKS + 1,
+        "one port for links per rank and the control port: {ports:?}"
+    );
 
-    let mut idlers: Vec<TcpStream> = Vec::new();
+    let mut idle: Vec<TcpStream> = Vec::new();
     for &port in &ports {
-        speak(port, b"GET / HTTP/1.1\r\nHost: lockstep\r\n\r\n");
-        speak(port, &[0xff; 100_000]);
-        speak(port, b"");
+        send_and_read(port, b"GET / HTTP/1.1\r\nHost: lockstep\r\n\r\n");
+        send_and_read(port, &[0xff; 100_000]);
+        send_and_read(port, b"");
         oversize(port);
-        refused(port, &ranks);
-        replayed(port, &ranks);
-        idlers.extend((0..60).filter_map(|_| TcpStream::connect(port).ok()));
+        connect_with_wrong_credentials(port, &ranks);
+        replay(port, &ranks);
+        idle.extend((0..60).filter_map(|_| TcpStream::connect(port).ok()));
     }
-    std::thread::sleep(Duration::from_millis(300));
-    std::fs::write(ranks.folder.join("stop"), "").expect("the folder is there");
-    ranks.end_well();
-    drop(idlers);
+    ranks.wait_for_mark("fifth-round", 0..RANKS);
+    std::fs::write(ranks.folder.join("stop"), "").expect("the folder exists");
+    ranks.expect_success();
+    drop(idle);
 }
 
-/// Says something and hangs up once it is hung up on, or soon.
-fn speak(port: SocketAddr, words: &[u8]) -> Vec<u8> {
+/// Sends bytes and reads until the port closes the connection, or for a short time.
+fn send_and_read(port: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(port).expect("the port is open");
     let _ = stream.set_read_timeout(Some(Duration::from_millis(200)));
-    // A refusal may come before all is said.
-    let _ = stream.write_all(words);
+    // The connection may be closed before everything is sent.
+    let _ = stream.write_all(bytes);
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer);
     answer
 }
 
-/// A frame that claims to be as long as can be.
+/// A frame with the maximum length.
 fn oversize(port: SocketAddr) {
     let mut frame = b"LKST".to_vec();
     frame.extend([0xff; 60]);
-    speak(port, &frame);
+    send_and_read(port, &frame);
 }
 
 fn hello(ranks: &Ranks) -> Hello {
     Hello {
         version: PROTOCOL,
         generation: ranks.identities[0].generation,
-        config: impatient().config,
+        config: options().config,
         from: 1,
         to: 0,
         purpose: Purpose::Control,
@@ -91,12 +97,12 @@ fn hello(ranks: &Ranks) -> Hello {
 }
 
 fn secret(ranks: &Ranks) -> Secret {
-    let TokenSource::Env(hex) = &ranks.identities[0].token else { panic!("the test made one") };
-    Secret::from_hex(hex).expect("as made")
+    let TokenSource::Env(hex) = &ranks.identities[0].token else { panic!("the test sets a token") };
+    Secret::from_hex(hex).expect("a valid token")
 }
 
-/// Dialers with another secret, another configuration and of another generation.
-fn refused(port: SocketAddr, ranks: &Ranks) {
+/// Dialers with a wrong secret, configuration or generation.
+fn connect_with_wrong_credentials(port: SocketAddr, ranks: &Ranks) {
     let soon = || Instant::now() + Duration::from_millis(300);
     let good = hello(ranks);
     let other = Secret::random().expect("random bytes");
@@ -105,38 +111,38 @@ fn refused(port: SocketAddr, ranks: &Ranks) {
     assert!(wire::connect(port, &configured, &secret(ranks), soon()).is_err());
     let newer = Hello { generation: 8, ..good };
     assert!(wire::connect(port, &newer, &secret(ranks), soon()).is_err());
-    // One that belongs to the job but comes too late, or for a link that nobody wants.
+    // A process of the job that is late, or opens a link that nobody uses.
     let _ = wire::connect(port, &good, &secret(ranks), soon());
     let link = Hello { purpose: Purpose::Link { group: 77, lane: 0 }, ..good };
     let _ = wire::connect(port, &link, &secret(ranks), soon());
 }
 
-/// What an honest dialer said once, said again.
-fn replayed(port: SocketAddr, ranks: &Ranks) {
+/// Replays the recorded messages of a valid dialer.
+fn replay(port: SocketAddr, ranks: &Ranks) {
     let stream = TcpStream::connect(port).expect("the port is open");
     let _ = stream.set_read_timeout(Some(Duration::from_millis(500)));
-    let mut tap = Tap { stream, said: Vec::new() };
-    let _ = wire::dial(&mut tap, &hello(ranks), &secret(ranks));
-    assert!(!tap.said.is_empty());
-    speak(port, &tap.said);
+    let mut stream = RecordingStream { stream, sent: Vec::new() };
+    let _ = wire::dial(&mut stream, &hello(ranks), &secret(ranks));
+    assert!(!stream.sent.is_empty());
+    send_and_read(port, &stream.sent);
 }
 
-/// A stream that remembers what was said on it.
-struct Tap {
+/// A stream that records the written bytes.
+struct RecordingStream {
     stream: TcpStream,
-    said: Vec<u8>,
+    sent: Vec<u8>,
 }
 
-impl Read for Tap {
+impl Read for RecordingStream {
     fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
         self.stream.read(bytes)
     }
 }
 
-impl Write for Tap {
+impl Write for RecordingStream {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         let n = self.stream.write(bytes)?;
-        self.said.extend(&bytes[..n]);
+        self.sent.extend(&bytes[..n]);
         Ok(n)
     }
 

@@ -1,5 +1,5 @@
-//! Symmetric buffers: whole, in slices at any offset, mixed with ordinary memory, dropped and made
-//! anew. The results are those of ordinary buffers, and in place nothing is sent.
+//! Symmetric buffers: whole, in slices, mixed with ordinary memory, dropped and recreated. Results equal
+//! those of ordinary buffers, and in-place collectives send nothing.
 
 use crate::processes::{hosts, on_processes, shared_memory, tcp};
 use crate::reference::{combined, inputs};
@@ -18,7 +18,7 @@ fn whole_and_in_slices(world: &Group) {
     assert!(buffer.iter().all(|x| *x == 0.0));
 
     let before = world.traffic();
-    // The same offset everywhere, then another one on every rank.
+    // The same offset on all ranks, then a different one on each.
     for offset in [0, LEN + 13, (me * 1001) % LEN] {
         let slice = &mut buffer[offset..offset + LEN];
         filled(slice, world);
@@ -27,7 +27,7 @@ fn whole_and_in_slices(world: &Group) {
     }
     let one_host = world.hosts().iter().all(|h| *h == 0);
     if one_host {
-        assert_eq!(world.traffic(), before, "in place nothing is sent");
+        assert_eq!(world.traffic(), before, "in-place calls send nothing");
     }
 
     // Input and output in one allocation.
@@ -48,7 +48,7 @@ fn whole_and_in_slices(world: &Group) {
     assert!(part[..each].iter().enumerate().all(|(i, x)| *x == (i / (each / n)) as f32));
 }
 
-/// Who can be reached in place depends on everybody: one ordinary buffer, and all take the other way.
+/// If one rank passes an ordinary buffer, all ranks use another access method.
 fn mixed_with_ordinary_memory(world: &Group) {
     let sums = combined::<f32>(world.size(), LEN, Op::Sum);
     for ordinary_rank in 0..world.size() {
@@ -67,7 +67,7 @@ fn mixed_with_ordinary_memory(world: &Group) {
             assert_eq!(buffer, inputs::<f32>(world.rank(), LEN, Op::Sum));
         }
     }
-    // Two allocations that are not the same one on all ranks.
+    // Different allocations on different ranks.
     let mut two = [world.symmetric::<f32>(LEN).unwrap(), world.symmetric::<f32>(LEN).unwrap()];
     let buffer = &mut two[world.rank() % 2];
     filled(buffer, world);
@@ -75,18 +75,18 @@ fn mixed_with_ordinary_memory(world: &Group) {
     assert_eq!(buffer[..], sums);
 }
 
-fn dropped_and_made_anew(world: &Group) {
+fn dropped_and_recreated(world: &Group) {
     let n = world.size() as f32;
     for i in 0..20 {
         let mut buffer: Symmetric<f32> = world.symmetric(LEN + i).unwrap();
-        assert!(buffer.iter().all(|x| *x == 0.0), "fresh memory is zero");
+        assert!(buffer.iter().all(|x| *x == 0.0), "new memory is zero");
         buffer.fill(1.0);
-        // Handed over to a started call and back.
+        // Moved into a started call and back.
         let mut buffer = world.start_all_reduce(buffer, Op::Sum).wait().unwrap();
         assert!(buffer.iter().all(|x| *x == n));
         if i % 4 == world.rank() % 4 {
             drop(buffer);
-            // Others still have theirs; ours is ordinary memory now.
+            // The other ranks still have symmetric buffers; ours is ordinary memory.
             let mut plain = vec![2f32; LEN + i];
             world.all_reduce(&mut plain, Op::Sum).unwrap();
             assert!(plain.iter().all(|x| *x == 2.0 * n));
@@ -99,7 +99,7 @@ fn dropped_and_made_anew(world: &Group) {
     assert_eq!(world.symmetric::<f32>(0).unwrap().len(), 0);
 }
 
-/// A buffer of the world in a group of it, which does not know it, and one of the group's own.
+/// A buffer of the world, which is ordinary memory for a subgroup, and one of the subgroup.
 fn in_a_group(world: &Group) {
     let group = world.split(Some(world.rank() as i64 % 2), 0, "half").unwrap().unwrap();
     let sums = combined::<f32>(group.size(), LEN, Op::Sum);
@@ -115,7 +115,7 @@ fn in_a_group(world: &Group) {
 fn all(world: &Group) {
     whole_and_in_slices(world);
     mixed_with_ordinary_memory(world);
-    dropped_and_made_anew(world);
+    dropped_and_recreated(world);
     in_a_group(world);
 }
 
@@ -128,7 +128,8 @@ fn symmetric_on_threads() {
 
 #[test]
 fn symmetric_on_processes() {
-    for (world, spread) in [("shared", shared_memory(4)), ("tcp", tcp(2)), ("hosts", hosts(2, 2))] {
-        on_processes("symmetric::symmetric_on_processes", world, spread, |world| all(&world));
+    for (world, topology) in [("shared", shared_memory(4)), ("tcp", tcp(2)), ("hosts", hosts(2, 2))]
+    {
+        on_processes("symmetric::symmetric_on_processes", world, topology, |world| all(&world));
     }
 }

@@ -1,4 +1,4 @@
-//! Dialing: what is worth waiting for is waited for, the rest is told at once.
+//! Connecting: retryable errors are retried, permanent ones are returned immediately.
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
@@ -9,8 +9,8 @@ use lockstep_comm::wire::{HandshakeError::*, *};
 
 use crate::support::*;
 
-/// The cause that waiting could not mend.
-fn final_cause(result: Result<std::net::TcpStream, ConnectError>) -> HandshakeError {
+/// The cause of a permanent error.
+fn permanent_cause(result: Result<std::net::TcpStream, ConnectError>) -> HandshakeError {
     match result {
         Err(ConnectError::Permanent { cause: AttemptError::Handshake(cause), .. }) => cause,
         other => panic!("{other:?}"),
@@ -23,35 +23,35 @@ fn free_port() -> SocketAddr {
 }
 
 #[test]
-fn a_listener_that_comes_late_is_waited_for() {
+fn a_late_listener_is_waited_for() {
     let addr = free_port();
-    let dialing = thread::spawn(move || connect(addr, &hello(), &secret(), patience()));
+    let dialing = thread::spawn(move || connect(addr, &hello(), &secret(), far_deadline()));
     thread::sleep(Duration::from_millis(50));
-    let (_handle, arrived) = listen_at(addr, short(), expect());
+    let (_handle, arrived) = listen_at(addr, long(), expect());
     dialing.join().unwrap().unwrap();
     assert_eq!(arrived.recv().unwrap(), hello());
 }
 
 #[test]
-fn nobody_there_is_told_at_the_deadline() {
+fn no_listener_is_reported_at_the_deadline() {
     let addr = free_port();
-    let error = connect(addr, &hello(), &secret(), soon(100)).unwrap_err();
+    let error = connect(addr, &hello(), &secret(), soon(2000)).unwrap_err();
     let text = error.to_string();
     assert!(matches!(error, ConnectError::Deadline { attempts: 2.., .. }), "{text}");
     assert!(text.contains("rank 0") && text.contains(&addr.to_string()), "{text}");
-    // One that has passed already is no reason to try.
+    // No attempt is made after the deadline.
     let late = connect(addr, &hello(), &secret(), soon(0)).unwrap_err();
     assert!(matches!(late, ConnectError::Deadline { attempts: 0, .. }), "{late:?}");
 }
 
 #[test]
-fn an_older_listener_is_waited_out() {
-    let (old, _) = listen(short());
+fn a_listener_of_an_older_generation_is_retried() {
+    let (old, _) = listen(long());
     let addr = old.local_addr();
     let newer = Hello { generation: 4, ..hello() };
 
-    // It stays, and the deadline passes.
-    let error = connect(addr, &newer, &secret(), soon(100)).unwrap_err();
+    // It keeps running, and the deadline passes.
+    let error = connect(addr, &newer, &secret(), soon(2000)).unwrap_err();
     assert!(
         matches!(
             error,
@@ -63,21 +63,21 @@ fn an_older_listener_is_waited_out() {
         "{error}"
     );
 
-    // It goes, and its successor takes the port.
-    let dialing = thread::spawn(move || connect(addr, &newer, &secret(), patience()));
+    // It ends, and its successor uses the port.
+    let dialing = thread::spawn(move || connect(addr, &newer, &secret(), far_deadline()));
     let before = old.rejected();
-    eventually("dialed the old one", || old.rejected() > before);
+    eventually("connected to the old listener", || old.rejected() > before);
     drop(old);
-    let (_new, arrived) = listen_at(addr, short(), Expect { generation: 4, ..expect() });
+    let (_new, arrived) = listen_at(addr, long(), Expect { generation: 4, ..expect() });
     dialing.join().unwrap().unwrap();
     assert_eq!(arrived.recv().unwrap(), newer);
 }
 
 #[test]
-fn what_waiting_cannot_mend_is_told_at_once() {
-    let (handle, arrived) = listen(short());
+fn permanent_errors_are_returned_immediately() {
+    let (handle, arrived) = listen(long());
     let dial = |hello: Hello, secret: Secret| {
-        final_cause(connect(handle.local_addr(), &hello, &secret, patience()))
+        permanent_cause(connect(handle.local_addr(), &hello, &secret, far_deadline()))
     };
     let old = dial(Hello { generation: 2, ..hello() }, secret());
     assert!(matches!(old, PeerIsNewer { ours: 2, theirs: 3 }), "{old:?}");
@@ -88,12 +88,12 @@ fn what_waiting_cannot_mend_is_told_at_once() {
     let token = dial(hello(), other_secret());
     assert!(matches!(token, ClosedAfterProof), "{token:?}");
 
-    assert!(arrived.try_recv().is_err(), "none of them got in");
-    eventually("all counted", || handle.rejected() == 3 + 5);
+    assert!(arrived.try_recv().is_err(), "none of them is accepted");
+    eventually("all are counted", || handle.rejected() == 3 + 5);
 }
 
 #[test]
-fn a_port_of_something_else_is_told_at_once() {
+fn a_port_of_another_program_is_reported_immediately() {
     let other = TcpListener::bind(loopback()).unwrap();
     let addr = other.local_addr().unwrap();
     let serving = thread::spawn(move || {
@@ -101,7 +101,7 @@ fn a_port_of_something_else_is_told_at_once() {
         stream.write_all(&b"HTTP/1.1 400 Bad Request\r\n".repeat(4)).unwrap();
         stream
     });
-    let error = final_cause(connect(addr, &hello(), &secret(), patience()));
+    let error = permanent_cause(connect(addr, &hello(), &secret(), far_deadline()));
     assert!(matches!(error, NotLockstep), "{error:?}");
     drop(serving.join());
 }

@@ -1,4 +1,4 @@
-//! Frames: what is written is read, and what is not a frame is said so.
+//! Frames round-trip, and invalid data is rejected.
 
 use std::io::{self, Cursor, Write};
 
@@ -9,10 +9,10 @@ fn header(len: u64) -> FrameHeader {
     FrameHeader { kind: FrameKind::Message, group: 1, sequence: 2, digest: 3, len }
 }
 
-/// Takes a few bytes at a time, as a socket under load does.
-struct Sips(Vec<u8>);
+/// Accepts a few bytes per write, like a socket under load.
+struct SlowWriter(Vec<u8>);
 
-impl Write for Sips {
+impl Write for SlowWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let taken = bytes.len().min(5);
         self.0.extend(&bytes[..taken]);
@@ -25,8 +25,8 @@ impl Write for Sips {
 }
 
 #[test]
-fn frames_of_every_kind_and_length_arrive_whole_and_in_order() {
-    let mut stream = Sips(Vec::new());
+fn frames_of_all_kinds_and_lengths_round_trip() {
+    let mut stream = SlowWriter(Vec::new());
     let mut sent = Vec::new();
     for kind in FrameKind::ALL {
         for len in [0, 1, 37, 4096, 65_537] {
@@ -44,7 +44,7 @@ fn frames_of_every_kind_and_length_arrive_whole_and_in_order() {
 }
 
 #[test]
-fn a_length_over_the_limit_is_refused_before_it_is_believed() {
+fn a_length_over_the_limit_is_rejected() {
     for (len, limit) in [(CONTROL_LIMIT + 1, CONTROL_LIMIT), (u64::MAX, 0), (u64::MAX, 1 << 40)] {
         let mut stream = Cursor::new(header(len).encode());
         match read_frame(&mut stream, limit) {
@@ -58,7 +58,7 @@ fn a_length_over_the_limit_is_refused_before_it_is_believed() {
 }
 
 #[test]
-fn what_is_not_a_frame_is_said_so() {
+fn invalid_frames_are_rejected() {
     let mut bytes = header(0).encode();
     bytes[3] = 77;
     let unknown = FrameHeader::parse(&bytes, 0);
@@ -69,7 +69,7 @@ fn what_is_not_a_frame_is_said_so() {
 }
 
 #[test]
-fn an_end_inside_a_frame_is_not_a_clean_one() {
+fn the_end_of_the_stream_inside_a_frame_is_an_error() {
     let whole = [&header(4).encode()[..], b"four"].concat();
     for cut in 1..whole.len() {
         match read_frame(&mut Cursor::new(&whole[..cut]), 4) {

@@ -1,4 +1,4 @@
-//! The proof itself: who gets in, who is told why not, and who is told nothing.
+//! The handshake: which peers are accepted, rejected with a reason, or rejected without an answer.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -11,86 +11,90 @@ use sha2::Sha256;
 
 use crate::support::*;
 
-fn shake_clean(hello: Hello, expect: Expect) -> Shaken {
-    shake(Tap::pair(None, None), (hello, secret()), (expect, secret()))
+fn handrun_handshake(hello: Hello, expect: Expect) -> Outcome {
+    run_handshake(RecordingStream::pair(None, None), (hello, secret()), (expect, secret()))
 }
 
 #[test]
-fn both_sides_that_know_the_secret_agree() {
+fn both_sides_with_the_secret_accept() {
     for purpose in [Purpose::Control, Purpose::Link { group: u64::MAX, lane: 9 }] {
         let hello = Hello { purpose, ..hello() };
-        let done = shake_clean(hello, expect());
+        let done = handrun_handshake(hello, expect());
         done.dialer.unwrap();
         assert_eq!(done.acceptor.unwrap(), hello);
-        assert_eq!(done.dialer_wrote.len(), OPENING_LEN + PROOF_LEN);
-        assert_eq!(done.acceptor_wrote.len(), CHALLENGE_LEN + VERDICT_LEN);
+        assert_eq!(done.dialer_written.len(), OPENING_LEN + PROOF_LEN);
+        assert_eq!(done.acceptor_written.len(), CHALLENGE_LEN + VERDICT_LEN);
     }
 }
 
 #[test]
-fn a_stranger_is_hung_up_on_and_told_nothing() {
-    // Even where it would also be refused for what it says.
+fn a_peer_without_the_secret_gets_no_answer() {
+    // Even if its generation would be rejected as well.
     let hello = Hello { generation: 1, ..hello() };
-    let done = shake(Tap::pair(None, None), (hello, other_secret()), (expect(), secret()));
+    let done = run_handshake(
+        RecordingStream::pair(None, None),
+        (hello, other_secret()),
+        (expect(), secret()),
+    );
     assert!(matches!(done.dialer, Err(ClosedAfterProof)), "{:?}", done.dialer);
     assert!(matches!(done.acceptor, Err(WrongSecret)), "{:?}", done.acceptor);
-    assert_eq!(done.acceptor_wrote.len(), CHALLENGE_LEN);
+    assert_eq!(done.acceptor_written.len(), CHALLENGE_LEN);
     assert!(done.dialer.unwrap_err().to_string().contains("LOCKSTEP_TOKEN"));
 }
 
 #[test]
-fn refusals_name_both_sides_numbers() {
-    let refused = |hello, expect| {
-        let done = shake_clean(hello, expect);
+fn rejections_contain_the_values_of_both_sides() {
+    let rejected = |hello, expect| {
+        let done = handrun_handshake(hello, expect);
         (done.dialer.unwrap_err(), done.acceptor.unwrap_err())
     };
     let newer = Expect { generation: 4, ..expect() };
-    let (dialer, acceptor) = refused(hello(), newer);
+    let (dialer, acceptor) = rejected(hello(), newer);
     assert!(matches!(dialer, PeerIsNewer { ours: 3, theirs: 4 }), "{dialer:?}");
     assert!(matches!(acceptor, PeerIsOlder { ours: 4, theirs: 3 }), "{acceptor:?}");
 
     let older = Expect { generation: 2, ..expect() };
-    let (dialer, acceptor) = refused(hello(), older);
+    let (dialer, acceptor) = rejected(hello(), older);
     assert!(matches!(dialer, PeerIsOlder { ours: 3, theirs: 2 }), "{dialer:?}");
     assert!(matches!(acceptor, PeerIsNewer { ours: 2, theirs: 3 }), "{acceptor:?}");
 
     let mut config = [7; 32];
     config[7] = 8;
-    let (dialer, acceptor) = refused(hello(), Expect { config, ..expect() });
+    let (dialer, acceptor) = rejected(hello(), Expect { config, ..expect() });
     let (a, b) = (0x0707_0707_0707_0707, 0x0707_0707_0707_0708);
     assert!(matches!(dialer, ConfigDiffers { ours, theirs } if (ours, theirs) == (a, b)));
     assert!(matches!(acceptor, ConfigDiffers { ours, theirs } if (ours, theirs) == (b, a)));
 
-    let (dialer, acceptor) = refused(hello(), Expect { rank: 5, ..expect() });
+    let (dialer, acceptor) = rejected(hello(), Expect { rank: 5, ..expect() });
     assert!(matches!(dialer, WrongRank { dialed: 0, answered: 5 }), "{dialer:?}");
     assert!(matches!(acceptor, WrongRank { dialed: 0, answered: 5 }), "{acceptor:?}");
 
-    let (dialer, acceptor) = refused(Hello { version: 99, ..hello() }, expect());
+    let (dialer, acceptor) = rejected(Hello { version: 99, ..hello() }, expect());
     assert!(matches!(dialer, Version { ours: 99, theirs: PROTOCOL }), "{dialer:?}");
     assert!(matches!(acceptor, Version { ours: PROTOCOL, theirs: 99 }), "{acceptor:?}");
 }
 
 #[test]
-fn a_leftover_generation_is_told_so_before_anything_else() {
-    let elsewhere = Expect { generation: 4, config: [9; 32], rank: 6, ..expect() };
-    let done = shake_clean(hello(), elsewhere);
+fn an_old_generation_is_reported_first() {
+    let other = Expect { generation: 4, config: [9; 32], rank: 6, ..expect() };
+    let done = handrun_handshake(hello(), other);
     assert!(matches!(done.dialer, Err(PeerIsNewer { .. })), "{:?}", done.dialer);
 }
 
 #[test]
-fn a_recorded_dialer_does_not_get_in_again() {
-    let recorded = shake_clean(hello(), expect()).dialer_wrote;
+fn a_replayed_dialer_is_rejected() {
+    let recorded = handrun_handshake(hello(), expect()).dialer_written;
     let (mut replayed, acceptor) = UnixStream::pair().unwrap();
     replayed.write_all(&recorded).unwrap();
-    let mut acceptor = Tap::new(acceptor, None);
+    let mut acceptor = RecordingStream::new(acceptor, None);
     let result = accept(&mut acceptor, &expect(), &secret());
     assert!(matches!(result, Err(WrongSecret)), "{result:?}");
-    assert_eq!(acceptor.wrote.len(), CHALLENGE_LEN);
+    assert_eq!(acceptor.written.len(), CHALLENGE_LEN);
 }
 
 #[test]
-fn a_recorded_acceptor_does_not_convince_a_dialer() {
-    let recorded = shake_clean(hello(), expect()).acceptor_wrote;
+fn a_replayed_acceptor_is_rejected() {
+    let recorded = handrun_handshake(hello(), expect()).acceptor_written;
     let (mut dialer, mut replayed) = UnixStream::pair().unwrap();
     replayed.write_all(&recorded).unwrap();
     let result = dial(&mut dialer, &hello(), &secret());
@@ -98,19 +102,19 @@ fn a_recorded_acceptor_does_not_convince_a_dialer() {
 }
 
 #[test]
-fn a_dialer_does_not_accept_its_own_words_back() {
+fn a_mirrored_dialer_is_rejected() {
     let (mut dialer, mut mirror) = UnixStream::pair().unwrap();
     let mirroring = thread::spawn(move || {
-        let mut heard = [0; OPENING_LEN];
-        mirror.read_exact(&mut heard).unwrap();
-        mirror.write_all(&heard).unwrap();
+        let mut received = [0; OPENING_LEN];
+        mirror.read_exact(&mut received).unwrap();
+        mirror.write_all(&received).unwrap();
     });
     let result = dial(&mut dialer, &hello(), &secret());
     assert!(matches!(result, Err(NotLockstep)), "{result:?}");
     mirroring.join().unwrap();
 }
 
-/// A dialer that holds only `key`, and says whatever `hello` says.
+/// A dialer that has only `key` and sends `hello`.
 fn dial_with_key(hello: Hello, key: &Secret) -> Result<Hello, HandshakeError> {
     let (mut dialer, mut acceptor) = UnixStream::pair().unwrap();
     let accepting = thread::spawn(move || accept(&mut acceptor, &expect(), &secret()));
@@ -133,9 +137,9 @@ fn dial_with_key(hello: Hello, key: &Secret) -> Result<Hello, HandshakeError> {
 }
 
 #[test]
-fn the_key_of_one_generation_fits_no_other() {
+fn the_key_of_one_generation_is_invalid_for_others() {
     let key = |generation| secret().for_generation(generation);
-    // The hand-made dialer is a good one: with the right key it gets in.
+    // With the right key this dialer is accepted.
     assert_eq!(dial_with_key(hello(), &key(3)).unwrap(), hello());
 
     let result = dial_with_key(hello(), &key(2));
@@ -148,35 +152,47 @@ fn the_key_of_one_generation_fits_no_other() {
 }
 
 #[test]
-fn every_flipped_bit_of_the_dialer_fails_both_sides() {
+fn any_flipped_bit_of_the_dialer_fails_both_sides() {
     for bit in 0..8 * (OPENING_LEN + PROOF_LEN) {
-        let done = shake(Tap::pair(Some(bit), None), (hello(), secret()), (expect(), secret()));
+        let done = run_handshake(
+            RecordingStream::pair(Some(bit), None),
+            (hello(), secret()),
+            (expect(), secret()),
+        );
         assert!(done.dialer.is_err() && done.acceptor.is_err(), "bit {bit}");
     }
 }
 
 #[test]
-fn every_flipped_bit_of_the_acceptor_fails_the_dialer() {
+fn any_flipped_bit_of_the_acceptor_fails_the_dialer() {
     for bit in 0..8 * (CHALLENGE_LEN + VERDICT_LEN) {
-        let done = shake(Tap::pair(None, Some(bit)), (hello(), secret()), (expect(), secret()));
+        let done = run_handshake(
+            RecordingStream::pair(None, Some(bit)),
+            (hello(), secret()),
+            (expect(), secret()),
+        );
         assert!(done.dialer.is_err(), "bit {bit}");
-        // Its verdict is the last word; the acceptor cannot know how it arrived.
+        // The verdict is the last message, so the acceptor cannot know how it arrived.
         assert_eq!(done.acceptor.is_err(), bit < 8 * CHALLENGE_LEN, "bit {bit}");
     }
 }
 
 #[test]
-fn every_flipped_bit_of_a_refusal_is_noticed() {
+fn any_flipped_bit_of_a_rejection_is_detected() {
     let newer = Expect { generation: 4, ..expect() };
     for bit in 8 * CHALLENGE_LEN..8 * (CHALLENGE_LEN + VERDICT_LEN) {
-        let done = shake(Tap::pair(None, Some(bit)), (hello(), secret()), (newer, secret()));
-        let noticed = matches!(done.dialer, Err(UnauthenticatedPeer | NotLockstep | Malformed(_)));
-        assert!(noticed, "bit {bit}: {:?}", done.dialer);
+        let done = run_handshake(
+            RecordingStream::pair(None, Some(bit)),
+            (hello(), secret()),
+            (newer, secret()),
+        );
+        let detected = matches!(done.dialer, Err(UnauthenticatedPeer | NotLockstep | Malformed(_)));
+        assert!(detected, "bit {bit}: {:?}", done.dialer);
     }
 }
 
 #[test]
-fn secrets_are_read_written_and_hidden() {
+fn secrets_round_trip_and_are_not_printed() {
     let random = Secret::random().unwrap();
     assert_eq!(Secret::from_hex(&random.to_hex()).unwrap().to_hex(), random.to_hex());
     assert_ne!(Secret::random().unwrap().to_hex(), random.to_hex());

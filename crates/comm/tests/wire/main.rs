@@ -1,4 +1,4 @@
-//! The authenticated connections between ranks, over socket pairs and loopback.
+//! Authenticated connections between ranks, over socket pairs and loopback.
 
 mod connect;
 mod frames;

@@ -1,4 +1,4 @@
-//! Parsers: any bytes get an answer, and every value survives the way there and back.
+//! Parsers accept or reject any bytes without panicking, and all values round-trip.
 
 use lockstep_comm::wire::frame::HEADER_LEN;
 use lockstep_comm::wire::message::*;
@@ -50,32 +50,32 @@ proptest! {
         let _ = parse_verdict(&bytes);
     }
 
-    /// Bytes that are almost a message reach further into a parser than noise does.
+    /// Corrupted messages reach further into a parser than random bytes.
     #[test]
-    fn no_parser_panics_on_damage(
+    fn no_parser_panics_on_corrupted_messages(
         hello in hellos(),
         verdict in verdicts(),
         fixed in any::<[u8; 32]>(),
         (at, to) in any::<(prop::sample::Index, u8)>(),
     ) {
-        let damaged = |mut bytes: Vec<u8>| {
+        let corrupted = |mut bytes: Vec<u8>| {
             let at = at.index(bytes.len());
             bytes[at] = to;
             bytes
         };
-        // What is parsed has one encoding, so it must be what was damaged.
-        let opening = damaged(encode_opening(&hello, &fixed).to_vec());
+        // Every value has one encoding, so parsing and encoding must return the same bytes.
+        let opening = corrupted(encode_opening(&hello, &fixed).to_vec());
         if let Ok((hello, nonce)) = parse_opening(&opening) {
             prop_assert_eq!(encode_opening(&hello, &nonce).to_vec(), opening);
         }
-        let answer = damaged(encode_verdict(&verdict, &fixed).to_vec());
+        let answer = corrupted(encode_verdict(&verdict, &fixed).to_vec());
         if let Ok((verdict, tag)) = parse_verdict(&answer) {
             prop_assert_eq!(encode_verdict(&verdict, &tag).to_vec(), answer);
         }
     }
 
     #[test]
-    fn messages_survive_the_way(hello in hellos(), verdict in verdicts(), fixed in any::<[u8; 32]>()) {
+    fn messages_round_trip(hello in hellos(), verdict in verdicts(), fixed in any::<[u8; 32]>()) {
         prop_assert_eq!(parse_hello(&hello.encode()).unwrap(), hello);
         prop_assert_eq!(parse_opening(&encode_opening(&hello, &fixed)).unwrap(), (hello, fixed));
         prop_assert_eq!(parse_challenge(&encode_challenge(&fixed)).unwrap(), fixed);
@@ -84,7 +84,7 @@ proptest! {
     }
 
     #[test]
-    fn headers_survive_the_way(
+    fn headers_round_trip(
         kind in 0..FrameKind::ALL.len(),
         [group, sequence, digest, len] in any::<[u64; 4]>(),
     ) {
@@ -96,7 +96,7 @@ proptest! {
     }
 
     #[test]
-    fn any_header_gets_an_answer(bytes in vec(any::<u8>(), HEADER_LEN), limit in any::<u64>(), kind in 0u8..8) {
+    fn any_header_is_accepted_or_rejected(bytes in vec(any::<u8>(), HEADER_LEN), limit in any::<u64>(), kind in 0u8..8) {
         let mut bytes: [u8; HEADER_LEN] = bytes.try_into().unwrap();
         let _ = FrameHeader::parse(&bytes, limit);
         bytes[..4].copy_from_slice(&[b'L', b'S', b'f', kind]);

@@ -1,4 +1,4 @@
-//! What the tests share: one job, its secret, and streams that record and damage what is written.
+//! Helpers: a job with its secret, and streams that record and corrupt written bytes.
 
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ pub fn other_secret() -> Secret {
     Secret::from_hex(&"43".repeat(32)).unwrap()
 }
 
-/// Rank 1 of generation 3 calls rank 0.
+/// Rank 1 of generation 3 connects to rank 0.
 pub fn hello() -> Hello {
     Hello {
         version: PROTOCOL,
@@ -30,47 +30,50 @@ pub fn hello() -> Hello {
     }
 }
 
-/// Rank 0 of generation 3, which [`hello`] suits.
+/// Rank 0 of generation 3, which accepts [`hello`].
 pub fn expect() -> Expect {
     Expect { version: PROTOCOL, generation: 3, config: [7; 32], rank: 0 }
 }
 
-/// A stream that keeps what was written to it, and flips one bit of it on the way.
-pub struct Tap {
+/// A stream that records written bytes and optionally flips one bit of them.
+pub struct RecordingStream {
     pub inner: UnixStream,
-    pub wrote: Vec<u8>,
+    pub written: Vec<u8>,
     pub flip: Option<usize>,
 }
 
-impl Tap {
-    pub fn pair(flip_dialer: Option<usize>, flip_acceptor: Option<usize>) -> (Tap, Tap) {
+impl RecordingStream {
+    pub fn pair(
+        flip_dialer: Option<usize>,
+        flip_acceptor: Option<usize>,
+    ) -> (RecordingStream, RecordingStream) {
         let (dialer, acceptor) = UnixStream::pair().unwrap();
-        (Tap::new(dialer, flip_dialer), Tap::new(acceptor, flip_acceptor))
+        (RecordingStream::new(dialer, flip_dialer), RecordingStream::new(acceptor, flip_acceptor))
     }
 
-    pub fn new(inner: UnixStream, flip: Option<usize>) -> Tap {
-        let wrote = Vec::new();
-        Tap { inner, wrote, flip }
+    pub fn new(inner: UnixStream, flip: Option<usize>) -> RecordingStream {
+        let written = Vec::new();
+        RecordingStream { inner, written, flip }
     }
 }
 
-impl Read for Tap {
+impl Read for RecordingStream {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         self.inner.read(bytes)
     }
 }
 
-impl Write for Tap {
+impl Write for RecordingStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut sent = bytes.to_vec();
-        let before = self.wrote.len();
+        let before = self.written.len();
         if let Some(bit) = self.flip
             && let Some(byte) = (bit / 8).checked_sub(before).and_then(|at| sent.get_mut(at))
         {
             *byte ^= 1 << (bit % 8);
         }
         self.inner.write_all(&sent)?;
-        self.wrote.extend(sent);
+        self.written.extend(sent);
         Ok(bytes.len())
     }
 
@@ -79,44 +82,49 @@ impl Write for Tap {
     }
 }
 
-/// How a handshake ended on both sides, and what each wrote.
-pub struct Shaken {
+/// Results and written bytes of both sides of a handshake.
+pub struct Outcome {
     pub dialer: Result<(), HandshakeError>,
     pub acceptor: Result<Hello, HandshakeError>,
-    pub dialer_wrote: Vec<u8>,
-    pub acceptor_wrote: Vec<u8>,
+    pub dialer_written: Vec<u8>,
+    pub acceptor_written: Vec<u8>,
 }
 
-/// One handshake over a socket pair; each side hangs up when it is done.
-pub fn shake(
-    (dialer, acceptor): (Tap, Tap),
+/// One handshake over a socket pair; each side closes it when it is done.
+pub fn run_handshake(
+    (dialer, acceptor): (RecordingStream, RecordingStream),
     (hello, hello_secret): (Hello, Secret),
     (expect, expect_secret): (Expect, Secret),
-) -> Shaken {
+) -> Outcome {
     let accepting = thread::spawn(move || {
         let mut tap = acceptor;
-        (accept(&mut tap, &expect, &expect_secret), tap.wrote)
+        (accept(&mut tap, &expect, &expect_secret), tap.written)
     });
     let mut tap = dialer;
     let dialer = dial(&mut tap, &hello, &hello_secret);
-    let dialer_wrote = std::mem::take(&mut tap.wrote);
+    let dialer_written = std::mem::take(&mut tap.written);
     drop(tap);
-    let (acceptor, acceptor_wrote) = accepting.join().unwrap();
-    Shaken { dialer, acceptor, dialer_wrote, acceptor_wrote }
+    let (acceptor, acceptor_written) = accepting.join().unwrap();
+    Outcome { dialer, acceptor, dialer_written, acceptor_written }
 }
 
-/// A loopback address that no other test uses, so that a port given back stays free.
+/// A loopback address that no other test uses, so that a released port stays free.
 pub fn loopback() -> SocketAddr {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     let host = NEXT.fetch_add(1, Ordering::Relaxed);
     ([127, 1, 0, host], 0).into()
 }
 
+pub fn long() -> Limits {
+    Limits { handshake: Duration::from_secs(60), ..Limits::default() }
+}
+
+/// For tests that wait for the timeout of a handshake.
 pub fn short() -> Limits {
     Limits { handshake: Duration::from_millis(200), ..Limits::default() }
 }
 
-/// A listener on a port of the system's choice, and the peers it lets in.
+/// A listener on a free port, and the peers that it accepts.
 pub fn listen(limits: Limits) -> (ListenerHandle, Receiver<Hello>) {
     listen_at(loopback(), limits, expect())
 }
@@ -136,20 +144,20 @@ pub fn listen_at(
     (handle, arrived)
 }
 
-/// Far enough away that only a hang reaches it.
-pub fn patience() -> Instant {
-    Instant::now() + Duration::from_secs(20)
+/// A deadline that only a hang reaches.
+pub fn far_deadline() -> Instant {
+    Instant::now() + Duration::from_secs(120)
 }
 
 pub fn soon(milliseconds: u64) -> Instant {
     Instant::now() + Duration::from_millis(milliseconds)
 }
 
-/// Waits for what another thread is about to do.
+/// Waits for a condition that another thread makes true.
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let limit = patience();
+    let limit = far_deadline();
     while !holds() {
-        assert!(Instant::now() < limit, "never came true: {what}");
+        assert!(Instant::now() < limit, "timed out: {what}");
         thread::sleep(Duration::from_millis(2));
     }
 }

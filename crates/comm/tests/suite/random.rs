@@ -1,12 +1,12 @@
-//! Numbers that look random and are the same on every rank and in every run.
+//! Pseudo-random numbers that are equal on every rank and in every run.
 
 use half::{bf16, f16};
 use lockstep_comm::{Element, bytes_of};
 
-/// A generator by its seed (SplitMix64).
-pub struct Dice(pub u64);
+/// SplitMix64 with a seed.
+pub struct Random(pub u64);
 
-impl Dice {
+impl Random {
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -19,7 +19,7 @@ impl Dice {
         (self.next() % n as u64) as usize
     }
 
-    /// From -1 to 1, with all bits in use.
+    /// Uniform in [-1, 1], with all mantissa bits used.
     pub fn unit(&mut self) -> f64 {
         self.next() as f64 / (u64::MAX / 2) as f64 - 1.0
     }
@@ -54,10 +54,10 @@ floats!(
     bf16, 3.91e-3, bf16::from_f64, bf16::to_f64;
 );
 
-/// What a rank brings.
-pub fn rolled<T: Float>(seed: u64, rank: usize, len: usize) -> Vec<T> {
-    let mut dice = Dice(seed ^ (rank as u64) << 32);
-    (0..len).map(|_| T::round(dice.unit())).collect()
+/// Input of a rank.
+pub fn random_inputs<T: Float>(seed: u64, rank: usize, len: usize) -> Vec<T> {
+    let mut random = Random(seed ^ (rank as u64) << 32);
+    (0..len).map(|_| T::round(random.unit())).collect()
 }
 
 /// A hash of the raw bytes (FNV-1a).
