@@ -26,6 +26,7 @@ mod passes;
 pub mod placement;
 mod plan;
 pub mod presets;
+pub mod reduction;
 mod refit;
 mod resolve;
 pub mod schedule;

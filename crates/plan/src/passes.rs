@@ -1,137 +1,80 @@
-//! What a rank does in one optimizer step, block by block and in order: its list of the schedule, walked through
-//! its blocks as `model` walks it. Memory and traffic are read off it; nothing is computed here.
+//! The passes of one rank in an optimizer step, block by block and in order: its list of the schedule, with the blocks
+//! of each stage in the order of `model`. Memory and traffic are derived from it; nothing is computed here.
+
+use std::ops::Range;
 
 use crate::model::Part;
 use crate::plan::Plan;
-use crate::schedule::{Act, Action, Schedule};
+use crate::schedule::Act;
 
-/// Something that happens to a block, or between stages. Blocks are numbered as on the rank.
+/// A pass over a block, or a message between stages. Blocks are numbered as on the rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Moment {
-    /// A message of another stage has come, maybe before it is wanted: an activation, or a gradient.
+pub(crate) enum PassEvent {
+    /// A message of another stage, an activation or a gradient, has arrived; perhaps before it is used.
     Received { forward: bool },
-    /// Token ids become the stream.
+    /// The embedding's forward pass.
     Embed { block: usize },
     /// A layer's forward pass.
     Forward { block: usize },
-    /// The head's, where forward becomes backward. `table` is the block whose token table is its projection,
-    /// when that is not its own.
-    Turn { block: usize, table: Option<usize> },
-    /// A layer's backward pass. Its weight gradients come with it, or `later`.
-    Backward { block: usize, later: bool },
-    /// Weight gradients of a layer that were put off.
+    /// The head's fused pass. `table` is the block whose token table is the output projection, if that is another one.
+    LossAndBackward { block: usize, table: Option<usize> },
+    /// A layer's backward pass, with its weight gradients unless they are `deferred`.
+    Backward { block: usize, deferred: bool },
+    /// A layer's deferred weight gradients.
     Weights { block: usize },
-    /// The end of the backward pass.
+    /// The embedding's backward pass.
     EmbedBackward { block: usize },
-    /// The stream, or its gradient, is on its way to another stage.
-    Passed { forward: bool },
+    /// The residual stream or its gradient is sent to another stage.
+    Sent { forward: bool },
 }
 
-/// The moments of a step of the rank that has this part.
-pub(crate) fn moments(plan: &Plan, part: &Part) -> Vec<Moment> {
+/// The passes of the rank that holds this part, each with its micro-batch.
+pub(crate) fn passes(plan: &Plan, part: &Part) -> Vec<(usize, PassEvent)> {
     let schedule = plan.schedule();
-    let me = part.coord.pipe;
-    let mut walk = Walk { part, mail: Mail::new(&schedule, me), moments: Vec::new() };
-    for action in &schedule.actions[me] {
-        walk.action(&schedule, *action);
-    }
-    walk.moments
-}
-
-struct Walk<'a> {
-    part: &'a Part,
-    mail: Mail,
-    moments: Vec<Moment>,
-}
-
-impl Walk<'_> {
-    fn action(&mut self, schedule: &Schedule, action: Action) {
-        let stages = schedule.stages();
-        if let Some(from) = action.takes_from(stages) {
-            let come = self.mail.receive(schedule.rank_of(from.stage), from);
-            self.moments.extend(come.into_iter().map(|forward| Moment::Received { forward }));
+    let mut events = Vec::new();
+    for step in schedule.steps(part.coord.pipe) {
+        let (action, micro) = (step.action, step.action.micro);
+        let mut add = |event| events.push((micro, event));
+        for message in &step.receives {
+            add(PassEvent::Received { forward: message.is_activation() });
         }
-        let chunk = action.stage / schedule.ranks;
+        let stage = part.stages[action.stage / schedule.ranks].clone();
         match action.act {
-            Act::Forward => self.forward(chunk),
-            Act::Backward => self.backward(chunk, false),
-            Act::Input => self.backward(chunk, true),
+            Act::Forward => forward(part, stage, &mut add),
+            Act::Backward => backward(part, stage, false, &mut add),
+            Act::Input => backward(part, stage, true, &mut add),
             Act::Weights => {
-                let layers = self.layers(chunk).rev();
-                self.moments.extend(layers.map(|block| Moment::Weights { block }));
+                layers(part, stage).rev().for_each(|block| add(PassEvent::Weights { block }));
             }
         }
-        if action.gives_to(stages).is_some() {
-            self.moments.push(Moment::Passed { forward: action.act == Act::Forward });
+        if step.sends_to.is_some() {
+            add(PassEvent::Sent { forward: action.act == Act::Forward });
         }
     }
+    events
+}
 
-    fn forward(&mut self, chunk: usize) {
-        let first = self.part.stages[chunk].start;
-        if self.part.is_first(first) {
-            self.moments.push(Moment::Embed { block: first });
-        }
-        let layers = self.layers(chunk);
-        self.moments.extend(layers.map(|block| Moment::Forward { block }));
+fn forward(part: &Part, stage: Range<usize>, add: &mut impl FnMut(PassEvent)) {
+    if part.is_first(stage.start) {
+        add(PassEvent::Embed { block: stage.start });
     }
+    layers(part, stage).for_each(|block| add(PassEvent::Forward { block }));
+}
 
-    fn backward(&mut self, chunk: usize, later: bool) {
-        let stage = &self.part.stages[chunk];
-        let (first, last) = (stage.start, stage.end - 1);
-        if self.part.is_last(last) {
-            let table = self.part.shared[last].as_ref().map(|shared| shared.block);
-            self.moments.push(Moment::Turn { block: last, table });
-        }
-        let layers = self.layers(chunk).rev();
-        self.moments.extend(layers.map(|block| Moment::Backward { block, later }));
-        if self.part.is_first(first) {
-            self.moments.push(Moment::EmbedBackward { block: first });
-        }
+fn backward(part: &Part, stage: Range<usize>, deferred: bool, add: &mut impl FnMut(PassEvent)) {
+    let (first, last) = (stage.start, stage.end - 1);
+    if part.is_last(last) {
+        let table = part.shared[last].as_ref().map(|shared| shared.block);
+        add(PassEvent::LossAndBackward { block: last, table });
     }
-
-    /// A stage's layers.
-    fn layers(&self, chunk: usize) -> std::ops::Range<usize> {
-        let stage = &self.part.stages[chunk];
-        let first = stage.start + usize::from(self.part.is_first(stage.start));
-        first..stage.end - usize::from(self.part.is_last(stage.end - 1))
+    layers(part, stage).rev().for_each(|block| add(PassEvent::Backward { block, deferred }));
+    if part.is_first(first) {
+        add(PassEvent::EmbedBackward { block: first });
     }
 }
 
-/// Messages for a rank: between two ranks they come in the order of the sender's list, so that some come before
-/// they are wanted.
-struct Mail {
-    /// From each rank, what it sends here, and how much of it has come.
-    incoming: Vec<(Vec<Action>, usize)>,
-    early: Vec<Action>,
-}
-
-impl Mail {
-    fn new(schedule: &Schedule, me: usize) -> Mail {
-        let stages = schedule.stages();
-        let for_me = |action: &&Action| {
-            action.gives_to(stages).is_some_and(|taker| schedule.rank_of(taker.stage) == me)
-        };
-        let lists = schedule.actions.iter();
-        let incoming = lists.map(|list| (list.iter().filter(for_me).copied().collect(), 0));
-        Mail { incoming: incoming.collect(), early: Vec::new() }
-    }
-
-    /// Of each message that is taken until the wanted one is there, whether it is an activation.
-    fn receive(&mut self, rank: usize, wanted: Action) -> Vec<bool> {
-        if let Some(at) = self.early.iter().position(|early| *early == wanted) {
-            self.early.swap_remove(at);
-            return Vec::new();
-        }
-        let mut come = Vec::new();
-        loop {
-            let (list, taken) = &mut self.incoming[rank];
-            let next = list[*taken];
-            *taken += 1;
-            come.push(next.act == Act::Forward);
-            if next == wanted {
-                return come;
-            }
-            self.early.push(next);
-        }
-    }
+/// The layers of a stage: its blocks without embedding and head.
+fn layers(part: &Part, stage: Range<usize>) -> Range<usize> {
+    let first = stage.start + usize::from(part.is_first(stage.start));
+    first..stage.end - usize::from(part.is_last(stage.end - 1))
 }

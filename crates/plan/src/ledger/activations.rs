@@ -1,91 +1,95 @@
-//! What blocks keep for their backward passes: taken and given back moment by moment, in the order of `model`.
+//! Activations that blocks save for their backward passes, allocated and freed in the order of `model`.
 
 use super::Usage;
 use crate::config::Recompute;
 use crate::model::{Balance, Family, Moe, Part, Shape};
-use crate::passes::Moment;
+use crate::passes::PassEvent;
 use crate::plan::Plan;
 
-/// Bytes of activations at most.
-pub(super) fn peak(plan: &Plan, part: &Part, moments: &[Moment]) -> usize {
-    let (kept, recompute) = (Kept::of(plan, part), plan.layout.recompute);
+/// Peak bytes of activations.
+pub(super) fn peak(plan: &Plan, part: &Part, passes: impl Iterator<Item = PassEvent>) -> usize {
+    let (saved, recompute) = (LayerActivations::of(plan, part), plan.layout.recompute);
     let mut usage = Usage::default();
-    for moment in moments {
-        match moment {
-            Moment::Received { forward: true } | Moment::Embed { .. } => usage.take(kept.stream),
-            // Sent, it lives as long as the sending takes, which is no matter of blocks.
-            Moment::Passed { forward: true } => usage.give(kept.stream),
-            Moment::Forward { .. } => {
-                let inside = kept.inside(recompute == Recompute::None);
-                usage.take(inside + kept.stream);
+    for pass in passes {
+        match pass {
+            PassEvent::Received { forward: true } | PassEvent::Embed { .. } => {
+                usage.take(saved.stream)
+            }
+            // A sent message lives until it is received, which does not depend on this rank's passes.
+            PassEvent::Sent { forward: true } => usage.give(saved.stream),
+            PassEvent::Forward { .. } => {
+                let inside = saved.inside(recompute == Recompute::None);
+                usage.take(inside + saved.stream);
                 if recompute == Recompute::Full {
                     usage.give(inside);
                 }
             }
             // The head's input.
-            Moment::Turn { .. } => usage.give(kept.stream),
-            Moment::Backward { later, .. } => {
+            PassEvent::LossAndBackward { .. } => usage.give(saved.stream),
+            PassEvent::Backward { deferred, .. } => {
                 if recompute == Recompute::Full {
-                    usage.take(kept.inside(true));
+                    usage.take(saved.inside(true));
                 }
-                kept.backward(&mut usage, recompute != Recompute::Selective, *later);
+                saved.backward(&mut usage, recompute != Recompute::Selective, deferred);
             }
-            Moment::Weights { .. } => usage.give(kept.out + kept.put_off()),
-            Moment::Received { .. } | Moment::Passed { .. } | Moment::EmbedBackward { .. } => {}
+            PassEvent::Weights { .. } => usage.give(saved.out + saved.deferred()),
+            PassEvent::Received { .. } | PassEvent::Sent { .. } | PassEvent::EmbedBackward { .. } => {
+            }
         }
     }
     usage.peak
 }
 
-/// Bytes that a layer keeps of one micro-batch.
-struct Kept {
-    /// (rows, dim): the layer's input, and the stream between its halves.
+/// Bytes that a layer saves for one micro-batch.
+struct LayerActivations {
+    /// (rows, dim): the layer's input; the residual stream between its halves has the same size.
     stream: usize,
-    /// Of one norm.
+    /// Statistics of one norm.
     stats: usize,
     /// q, k, v and the log-sum-exp.
     attention: usize,
     /// The heads' output.
     out: usize,
-    /// What a router decided.
+    /// The router's output.
     routed: usize,
-    /// The wide part before its activation, and rows that came to experts from elsewhere.
+    /// Input of the feed-forward's activation function, and rows that experts received from other ranks.
     inner: usize,
-    /// The wide part of shared experts.
+    /// Input of the shared experts' activation function.
     shared: usize,
-    /// What weight gradients that are put off need beside `out`, in the order of the backward pass.
-    later: Later,
+    /// Saved for deferred weight gradients, in addition to `out`.
+    later: Deferred,
 }
 
-/// All of it in the compute type, but for the router's.
-struct Later {
-    /// The gradient of the feed-forward's output and its activation; those of experts with rows of their own.
+/// Bytes that deferred weight gradients need, in the order of the backward pass. All in the compute type except the
+/// router's.
+struct Deferred {
+    /// Gradient of the feed-forward's output, and its activation.
     down: usize,
-    /// The gradient before the activation, and the input. Of experts less what `inner` had of it.
+    /// Gradient before the activation function, and the input.
     up: usize,
-    /// The router's, with the input of all tokens.
+    /// Gradient of the router's logits, and the input of all tokens.
     router: usize,
-    /// As `down` and `up`, of shared experts: their input is the router's.
+    /// As `down` and `up`, for shared experts. Their input is the router's.
     shared: [usize; 2],
-    /// The gradient of the attention's output.
+    /// Gradient of the attention's output.
     out: usize,
-    /// Those of q, k and v, and the input.
+    /// Gradients of q, k and v, and the input.
     qkv: usize,
 }
 
-impl Kept {
-    fn of(plan: &Plan, part: &Part) -> Kept {
+impl LayerActivations {
+    fn of(plan: &Plan, part: &Part) -> LayerActivations {
         let (shape, layout) = (&plan.model.on_rank(&part.mesh, part.coord), &plan.layout);
         let bytes = plan.precision.compute.bytes();
         let tokens = plan.train.micro_batch * plan.data.seq / layout.context;
         let rows = if layout.sequence { tokens / layout.tensor } else { tokens };
         let norm = if shape.family == Family::Gpt2 { 2 } else { 1 };
-        // Neighbours deal out heads; key heads that are too few go to several.
+        // Ulysses distributes heads; if there are too few key heads, several ranks get the same one.
         let ulysses = part.mesh.ulysses;
         let key_heads = (shape.kv_heads / ulysses).max(1) * ulysses;
         let qkv = (shape.heads + 2 * key_heads) * shape.head_dim;
         let of_tokens = |cols: usize| bytes * tokens * cols;
-        let dense = Kept {
+        let dense = LayerActivations {
             stream: bytes * rows * shape.dim,
             stats: 4 * rows * norm,
             attention: of_tokens(qkv) + 4 * tokens * shape.heads,
@@ -93,7 +97,7 @@ impl Kept {
             routed: 0,
             inner: of_tokens(before(shape)),
             shared: 0,
-            later: Later {
+            later: Deferred {
                 down: of_tokens(shape.dim + shape.ffn),
                 up: of_tokens(before(shape) + shape.dim),
                 router: 0,
@@ -110,21 +114,21 @@ impl Kept {
         }
     }
 
-    /// Beside the input.
+    /// Everything but the layer's input.
     fn inside(&self, inner: bool) -> usize {
         let halves = 2 * self.stats + self.attention + self.out + self.stream + self.routed;
         halves + if inner { self.inner + self.shared } else { 0 }
     }
 
-    /// What weight gradients that were put off hold.
-    fn put_off(&self) -> usize {
-        let Later { down, up, router, shared, out, qkv } = self.later;
+    /// Everything that deferred weight gradients hold.
+    fn deferred(&self) -> usize {
+        let Deferred { down, up, router, shared, out, qkv } = self.later;
         down + up + router + shared[0] + shared[1] + out + qkv
     }
 
-    /// From the layer's output to its input; `inner` tells whether it has the wide part.
-    fn backward(&self, usage: &mut Usage, inner: bool, later: bool) {
-        if !later {
+    /// The backward pass of a layer; `inner` says whether the input of its activation function was saved.
+    fn backward(&self, usage: &mut Usage, inner: bool, deferred: bool) {
+        if !deferred {
             return usage.give(self.inside(inner) + self.stream);
         }
         let of_inner = |bytes: usize| if inner { bytes } else { 0 };
@@ -135,7 +139,7 @@ impl Kept {
         usage.take(self.later.shared[0]);
         usage.give(of_inner(self.shared));
         usage.take(self.later.shared[1]);
-        // The norm's statistics, and the stream between the halves.
+        // The norm's statistics, and the residual stream between the halves.
         usage.give(self.routed + self.stats + self.stream);
         usage.take(self.later.out);
         usage.give(self.attention);
@@ -144,38 +148,38 @@ impl Kept {
     }
 }
 
-/// Columns of the wide part before its activation.
+/// Columns of the activation function's input.
 fn before(shape: &Shape) -> usize {
     if shape.family == Family::Gpt2 { shape.ffn } else { 2 * shape.ffn }
 }
 
-/// Experts in the place of the wide part.
+/// A mixture of experts in place of the feed-forward.
 struct Mixture<'a> {
     plan: &'a Plan,
     shape: &'a Shape,
     moe: Moe,
-    /// Among which they are dealt out.
+    /// Ranks among which the experts are distributed.
     ranks: usize,
     tokens: usize,
     bytes: usize,
 }
 
 impl Mixture<'_> {
-    /// What is kept where a dense layer would keep `dense`.
-    fn of(&self, dense: Kept) -> Kept {
+    /// The activations of a layer whose dense equivalent saves `dense`.
+    fn of(&self, dense: LayerActivations) -> LayerActivations {
         let Mixture { moe, tokens, bytes, .. } = *self;
         let (dim, ffn) = (self.shape.dim, self.shape.ffn);
         let of_tokens = |cols: usize| bytes * tokens * cols;
         let of_rows = |cols: usize| bytes * self.rows() * cols;
-        // What has come from elsewhere is kept; what is here can be gathered again.
+        // Rows from other ranks are saved; local rows can be gathered again.
         let input = if self.ranks > 1 { of_rows(dim) } else { 0 };
         let shared = moe.shared * ffn;
         let of_shared = if shared > 0 { of_tokens(dim + shared) } else { 0 };
-        Kept {
+        LayerActivations {
             routed: self.routed(),
             inner: of_rows(2 * ffn) + input,
             shared: of_tokens(2 * shared),
-            later: Later {
+            later: Deferred {
                 down: of_rows(dim + ffn),
                 up: of_rows(2 * ffn + dim),
                 router: 4 * tokens * moe.experts + of_tokens(dim),
@@ -186,7 +190,7 @@ impl Mixture<'_> {
         }
     }
 
-    /// Rows that come to the experts here: as many as are sent, when they are evenly used.
+    /// Rows that this rank's experts receive if all experts are used evenly.
     fn rows(&self) -> usize {
         let Mixture { moe, plan, .. } = *self;
         let slots = self.tokens * moe.top_k;
@@ -195,8 +199,8 @@ impl Mixture<'_> {
         slots.min(plan.train.micro_batch * moe.experts * (of_sequence as usize).max(1))
     }
 
-    /// Probabilities and their log-sum; choice, weight, order and place of each slot; where experts begin, and
-    /// those that are here; the slope of their balance loss.
+    /// Probabilities and their log-sum; choice, weight, order and position of each slot; offsets of all experts and of
+    /// the local ones; slopes of the balance loss.
     fn routed(&self) -> usize {
         let Moe { experts, top_k, .. } = self.moe;
         let scopes = match self.moe.balance {

@@ -1,35 +1,29 @@
-//! Blocks that ZeRO-3 has gathered at once.
+//! Parameters that ZeRO-3 has gathered at once.
 
-use super::overlaps;
+use super::Usage;
 use crate::model::Part;
-use crate::passes::Moment;
 use crate::plan::Plan;
+use crate::reduction::{Event, RankReductions, StateOp};
 
-/// Bytes of gathered parameters at most.
-pub(super) fn peak(plan: &Plan, part: &Part, moments: &[Moment]) -> usize {
-    if plan.layout.zero < 3 {
+/// Peak bytes of gathered parameters, including those gathered ahead.
+pub(super) fn peak(
+    plan: &Plan,
+    part: &Part,
+    reductions: &RankReductions,
+    events: &[Event],
+) -> usize {
+    if !reductions.policy.gather.shards_parameters() {
         return 0;
     }
-    let bytes = plan.precision.compute.bytes();
-    let size = |block: usize| bytes * part.blocks[block].len();
-    if plan.layout.keep_gathered {
-        return (0..part.blocks.len()).map(size).sum();
-    }
-    let ahead = |block: usize, next: Option<usize>| {
-        let stage = part.stages.iter().find(|stage| stage.contains(&block));
-        let there = |next: &usize| stage.is_some_and(|stage| stage.contains(next));
-        next.filter(|_| overlaps(plan)).filter(there).map_or(0, size)
-    };
-    let at = |moment: &Moment| match *moment {
-        Moment::Embed { block } | Moment::Forward { block } => {
-            size(block) + ahead(block, Some(block + 1))
+    let size = |block: usize| plan.precision.compute.bytes() * part.blocks[block].len();
+    let mut usage = Usage::default();
+    for event in events {
+        let Event::State(call) = event else { continue };
+        match call.op {
+            StateOp::Gather { block } => usage.take(size(block)),
+            StateOp::Release { block } => usage.give(size(block)),
+            StateOp::Reduce { .. } | StateOp::Sum(_) => {}
         }
-        Moment::Turn { block, table } => size(block) + table.map_or(0, size),
-        Moment::Backward { block, .. } => size(block) + ahead(block, block.checked_sub(1)),
-        _ => 0,
-    };
-    // What was gathered ahead for the head waits for it, in a pipeline while other passes go on.
-    let waits = overlaps(plan) && part.has_head() && plan.layout.pipe > 1;
-    let head = if waits { size(part.blocks.len() - 1) } else { 0 };
-    moments.iter().map(at).max().unwrap_or(0) + head
+    }
+    usage.peak
 }

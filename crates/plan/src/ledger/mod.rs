@@ -1,42 +1,41 @@
-//! How much memory a rank needs, by what it is for, before anything is allocated. What each line counts is
-//! walked through moment by moment, as a step does it. Counts only what outlives an operation: working
-//! buffers are not in it, but for the blocks that ZeRO-3 gathers.
+//! The memory of a rank by what it is for, before anything is allocated. Each line follows the passes and the reduction
+//! policy through a step and reports the peak. Only memory that outlives an operation is counted: working buffers are
+//! not, except for the blocks that ZeRO-3 gathers.
 //!
 //! | line | exact | otherwise |
 //! |---|---|---|
 //! | parameters, optimizer | always | |
-//! | gradients | where sums are waited for | the most, where they go on beside the computing |
-//! | activations | dense models; experts without capacity that are all here | experts evenly used, none dropped but for want of room |
-//! | gathered | | the most |
+//! | gradients | without overlap | upper bound |
+//! | activations | dense models; experts without capacity that are all on this rank | experts evenly used, tokens dropped only for lack of capacity |
+//! | gathered | always | |
 
 mod activations;
 mod gathered;
 mod gradients;
 
 use crate::model::Part;
-use crate::passes::moments;
 use crate::plan::Plan;
+use crate::reduction::{Event, Gather, RankReductions, events};
 use lockstep_types::Dtype;
 use serde::{Deserialize, Serialize};
 
-/// Bytes on one rank, each line at its largest.
+/// Bytes on one rank, each line at its peak.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Ledger {
-    /// f32 masters, and what is computed with where that is something else: whole below ZeRO-3.
+    /// f32 masters, and a copy in the compute type if that is another one; whole below ZeRO-3.
     pub parameters: usize,
-    /// Of blocks whose sum is still to come all of it, of the others what this rank keeps.
+    /// Gradients that are not reduced yet, and this rank's shards of the others.
     pub gradients: usize,
-    /// Two f32 moments of what this rank steps.
+    /// Two f32 moments for each parameter that this rank updates.
     pub optimizer: usize,
-    /// What blocks keep for their backward passes, of all micro-batches that are under way.
+    /// Saved for the backward passes of all micro-batches in flight.
     pub activations: usize,
-    /// Blocks that ZeRO-3 has together for the moment: one, or where it gathers ahead two neighbours.
+    /// Blocks that ZeRO-3 has gathered at the same time.
     pub gathered: usize,
 }
 
 impl Ledger {
-    /// Of one of a plan's ranks. Where the plan does not say whether exchanges go on beside the computing, as
-    /// where they do not: on one host.
+    /// The ledger of one rank of a plan.
     ///
     /// ```
     /// use lockstep_plan::{Config, Ledger, Plan, Environment};
@@ -48,43 +47,48 @@ impl Ledger {
     /// ```
     pub fn of(plan: &Plan, rank: usize) -> Ledger {
         let part = plan.part(rank);
-        let moments = moments(plan, &part);
-        let (all, own) = (part.len(), own(&part));
+        let reductions = RankReductions::of(plan, &part);
+        let events = events(plan, &part, &reductions, false);
+        let passes = || {
+            events.iter().filter_map(|event| match event {
+                Event::Pass(pass) => Some(*pass),
+                Event::State(_) => None,
+            })
+        };
+        let (all, own) = (part.len(), owned(&part));
         Ledger {
-            parameters: parameters(plan, all, own),
-            gradients: gradients::peak(plan, &part, &moments),
+            parameters: parameters(plan, reductions.policy.gather, all, own),
+            gradients: gradients::peak(plan, &reductions, &events),
             optimizer: 8 * own,
-            activations: activations::peak(plan, &part, &moments),
-            gathered: gathered::peak(plan, &part, &moments),
+            activations: activations::peak(plan, &part, passes()),
+            gathered: gathered::peak(plan, &part, &reductions, &events),
         }
     }
 
-    /// All of it, as if everything were at its largest at once.
+    /// The sum of all lines, as if they peaked at the same time.
     pub fn total(&self) -> usize {
         let Ledger { parameters, gradients, optimizer, activations, gathered } = self;
         parameters + gradients + optimizer + activations + gathered
     }
 }
 
-/// Of `all` parameters on a rank, of which it steps its `own`.
-fn parameters(plan: &Plan, all: usize, own: usize) -> usize {
-    let wide = plan.precision.compute == Dtype::F32;
+/// Bytes of `all` parameters on a rank that updates its `own`.
+fn parameters(plan: &Plan, gather: Gather, all: usize, own: usize) -> usize {
     let bytes = plan.precision.compute.bytes();
-    match (plan.layout.zero, wide) {
-        // The masters are what is computed with.
-        (0..3, true) => 4 * all,
-        (0..3, false) => bytes * all + 4 * own,
-        (_, true) => 4 * own,
-        (_, false) => (bytes + 4) * own,
+    let copied = if gather.shards_parameters() { own } else { all };
+    match plan.precision.compute {
+        // The masters are also the copy that is computed with.
+        Dtype::F32 => 4 * copied,
+        _ => bytes * copied + 4 * own,
     }
 }
 
-/// Parameters that a rank steps.
-fn own(part: &Part) -> usize {
+/// Parameters that a rank updates.
+fn owned(part: &Part) -> usize {
     part.shards.iter().flatten().map(|shard| shard.own.len()).sum()
 }
 
-/// Bytes held now, and at most.
+/// Bytes in use now, and their peak.
 #[derive(Default)]
 struct Usage {
     now: usize,
@@ -98,12 +102,7 @@ impl Usage {
     }
 
     fn give(&mut self, bytes: usize) {
-        assert!(bytes <= self.now, "{bytes} bytes are given back of {}", self.now);
+        assert!(bytes <= self.now, "{bytes} bytes are freed, but only {} are in use", self.now);
         self.now -= bytes;
     }
-}
-
-/// Whether exchanges of gradients and parameters go on beside the computing.
-fn overlaps(plan: &Plan) -> bool {
-    plan.comm.overlap.data && plan.mesh().replicas() > 1
 }

@@ -32,6 +32,7 @@ mod gpipe;
 mod in_flight;
 mod interleaved;
 mod kind;
+mod messages;
 mod one_forward_one_backward;
 mod replay;
 mod text;
@@ -41,6 +42,7 @@ pub use action::{Act, Action};
 pub use clock::{Span, Timeline, Times, clock, clock_with};
 pub use in_flight::InFlight;
 pub use kind::ScheduleKind;
+pub use messages::{Message, PipelineStep};
 pub use replay::{Deadlock, Wait, replay};
 
 use crate::resolve::near::multiples;

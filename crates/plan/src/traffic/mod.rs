@@ -1,19 +1,18 @@
-//! What a rank exchanges in one optimizer step, before any rank is started: every collective and every message,
-//! in the order of `parallel` and `model`, alike ones counted together. How many bytes each comes to on a wire
-//! is the algorithm's to say, in `comm`; nothing is sent here.
+//! The communication of a rank in one optimizer step, before any rank is started: every collective and every message,
+//! equal ones counted together. The bytes that each sends depend on the algorithm, which is chosen in `comm`.
 //!
 //! | group | forward | backward | optimizer |
 //! |---|---|---|---|
-//! | tensor | sums of halves; with sequence parallelism gathers and scatters, or rows from rank to rank | the same, logits' maxima and sums | norms, with sequence parallelism |
-//! | keys, ends | | | gradients that several have parts of |
-//! | context | keys round a ring, heads to neighbours, loads of experts | once more, and their gradients | |
+//! | tensor | sums of halves; with sequence parallelism gathers and scatters, or rows from rank to rank | the same, maxima and sums of logits | norms, with sequence parallelism |
+//! | keys, ends | | | gradients of which several ranks have a part |
+//! | context | keys around a ring, heads to neighbours, loads of experts | once more, and their gradients | |
 //! | expert | counts, rows and back | rows, weights and back | |
-//! | pipe | the stream | its gradient | |
-//! | gather | blocks (ZeRO-3) | blocks (ZeRO-3) | what was stepped (ZeRO-1, 2) |
-//! | shard, copies | | sums of gradients | |
+//! | pipe | the residual stream | its gradient | |
+//! | gather | blocks (ZeRO-3) | blocks (ZeRO-3) | updated parameters (ZeRO-1, 2) |
+//! | shard, copies | | gradient reductions | |
 //! | all ranks | | | loss and norm |
 //!
-//! What is recomputed is exchanged again, and counts as backward.
+//! Communication of recomputed passes counts as backward.
 
 mod passes;
 mod states;
@@ -22,26 +21,27 @@ pub use lockstep_types::Collective;
 pub use passes::FEW_ROWS;
 
 use crate::mesh::{GroupKind, Mesh};
-use crate::passes::{Moment, moments};
+use crate::passes::PassEvent;
 use crate::plan::Plan;
+use crate::reduction::{Event, RankReductions, events};
 use passes::Passes;
 use serde::{Deserialize, Serialize};
 use states::States;
 
-/// Something that a rank takes part in.
+/// A collective or message that a rank takes part in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Exchange {
-    /// None: all ranks.
+    /// The group; none is all ranks.
     pub kind: Option<GroupKind>,
-    /// Who takes part: of the context, runs of so many neighbours, or as many that are as far apart.
+    /// Ranks that take part. In the context group these may be a part of it: neighbours that exchange heads, or a ring.
     pub members: usize,
     pub collective: Collective,
-    /// Elements: of an all-reduce what everybody has, of the others what would be together without a cut.
+    /// Elements before they are cut: those of an all-reduce on one rank, otherwise those of all ranks together.
     pub count: usize,
-    /// Bytes of an element.
+    /// Bytes per element.
     pub width: usize,
     pub phase: Phase,
-    /// In one optimizer step.
+    /// Calls in one optimizer step.
     pub times: usize,
 }
 
@@ -53,8 +53,7 @@ pub enum Phase {
     Optimizer,
 }
 
-/// All that a rank exchanges in one optimizer step, when a run is past its warm-ups. Gradients are counted in one bucket where the plan leaves
-/// the size of buckets to the ranks.
+/// The communication of a rank in one optimizer step after the compression warm-up.
 ///
 /// ```
 /// use lockstep_plan::{GroupKind, Collective, Config, Plan, Environment, traffic};
@@ -72,42 +71,42 @@ pub fn traffic(plan: &Plan, rank: usize) -> Vec<Exchange> {
     traffic_of_step(plan, rank, usize::MAX)
 }
 
-/// The same of one step, counted from 1: gradients that are compressed may travel whole in the first.
+/// The communication of a rank in one step, counted from 1: during the compression warm-up gradients are sent
+/// uncompressed.
 pub fn traffic_of_step(plan: &Plan, rank: usize, step: usize) -> Vec<Exchange> {
     let part = plan.part(rank);
+    let reductions = RankReductions::of(plan, &part);
+    let compression = plan.compression(step);
     let mut list = List::new(&part.mesh, rank);
     let passes = Passes::new(plan, &part);
-    let mut states = States::new(plan, &part, plan.compression(step));
-    for moment in moments(plan, &part) {
-        let forward = matches!(
-            moment,
-            Moment::Embed { .. } | Moment::Forward { .. } | Moment::Passed { forward: true }
-        );
-        list.phase = if forward { Phase::Forward } else { Phase::Backward };
-        states.gather(&mut list, moment);
-        match moment {
-            Moment::Embed { .. } => passes.embed(&mut list),
-            Moment::Forward { .. } => passes.forward(&mut list),
-            Moment::Turn { .. } => passes.turn(&mut list),
-            Moment::Backward { .. } => passes.backward(&mut list),
-            Moment::EmbedBackward { .. } => passes.embed_backward(&mut list),
-            Moment::Passed { .. } => passes.pass_on(&mut list),
-            Moment::Received { .. } | Moment::Weights { .. } => {}
+    let states = States::new(plan, &part, &reductions, compression);
+    for event in events(plan, &part, &reductions, compression.goes_by_neighbours()) {
+        match event {
+            Event::State(call) => states.add(&mut list, &call),
+            Event::Pass(pass) => {
+                list.phase = phase(pass);
+                passes.add(&mut list, pass);
+            }
         }
     }
-    list.phase = Phase::Backward;
-    states.sums(&mut list);
     list.phase = Phase::Optimizer;
-    states.parts(&mut list);
-    // Loss, auxiliary loss, squares of the gradient and three counts of damaged samples, in f64.
+    // Loss, auxiliary loss, squares of the gradient and three counts of corrupt samples, in f64.
     list.add_among(None, plan.ranks, Collective::AllReduce, 6, 8);
-    states.spread(&mut list);
     list.exchanges
 }
 
-/// Exchanges so far.
+fn phase(pass: PassEvent) -> Phase {
+    match pass {
+        PassEvent::Embed { .. } | PassEvent::Forward { .. } | PassEvent::Sent { forward: true } => {
+            Phase::Forward
+        }
+        _ => Phase::Backward,
+    }
+}
+
+/// Communication so far.
 struct List {
-    /// Of the rank's groups.
+    /// Sizes of the rank's groups.
     sizes: [usize; GroupKind::ALL.len()],
     phase: Phase,
     exchanges: Vec<Exchange>,
@@ -127,7 +126,7 @@ impl List {
         self.add_among(Some(kind), self.size(kind), collective, count, width);
     }
 
-    /// A group of one exchanges nothing.
+    /// A group of one does not communicate.
     fn add_among(
         &mut self,
         kind: Option<GroupKind>,
@@ -141,8 +140,8 @@ impl List {
         }
         let phase = self.phase;
         let new = Exchange { kind, members, collective, count, width, phase, times: 1 };
-        let alike = |old: &&mut Exchange| Exchange { times: 1, ..**old } == new;
-        match self.exchanges.iter_mut().find(alike) {
+        let is_equal = |old: &&mut Exchange| Exchange { times: 1, ..**old } == new;
+        match self.exchanges.iter_mut().find(is_equal) {
             Some(old) => old.times += 1,
             None => self.exchanges.push(new),
         }

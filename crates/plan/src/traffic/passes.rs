@@ -1,12 +1,14 @@
-//! What blocks exchange while micro-batches pass through them, and stages between them.
+//! Communication inside the passes of blocks, and between pipeline stages.
 
 use super::{Collective, List};
 use crate::config::Recompute;
 use crate::mesh::GroupKind;
 use crate::model::{Balance, Family, Moe, Part, Shape, loss_chunk};
+use crate::passes::PassEvent;
 use crate::plan::{Layout, Plan};
 
-/// So few rows of the stream do not travel by themselves: multiplied by themselves they would be other sums.
+/// Up to so many rows of the residual stream are not sent on their own: a product of so few rows would be computed by
+/// another kernel, with other rounding.
 pub const FEW_ROWS: usize = 8;
 
 pub(super) struct Passes<'a> {
@@ -14,9 +16,9 @@ pub(super) struct Passes<'a> {
     part: &'a Part,
     /// Sizes on this rank.
     shape: Shape,
-    /// Of a micro-batch, on this rank.
+    /// Tokens of a micro-batch on this rank.
     tokens: usize,
-    /// Of a number in the compute type.
+    /// Bytes of a number in the compute type.
     bytes: usize,
     moe: Option<Moe>,
 }
@@ -34,25 +36,34 @@ impl<'a> Passes<'a> {
         }
     }
 
-    pub fn embed(&self, list: &mut List) {
-        self.sum(list);
+    /// Adds the communication of one pass.
+    pub fn add(&self, list: &mut List, pass: PassEvent) {
+        match pass {
+            PassEvent::Embed { .. } => self.reduce_output(list),
+            PassEvent::Forward { .. } => self.forward(list),
+            PassEvent::LossAndBackward { .. } => self.loss_and_backward(list),
+            PassEvent::Backward { .. } => self.backward(list),
+            PassEvent::EmbedBackward { .. } => self.gather_sequence(list),
+            PassEvent::Sent { .. } => self.send(list),
+            PassEvent::Received { .. } | PassEvent::Weights { .. } => {}
+        }
     }
 
-    pub fn forward(&self, list: &mut List) {
+    fn forward(&self, list: &mut List) {
         self.attention(list);
-        self.inside(list);
+        self.feed_forward(list);
         match self.moe {
             Some(moe) => {
                 self.rows(list, moe, self.shape.dim, self.bytes);
-                self.sum(list);
+                self.reduce_output(list);
             }
-            None => self.leave_matrix(list),
+            None => self.matmul_output(list),
         }
     }
 
     /// The head: two all-reduces for each chunk of logits.
-    pub fn turn(&self, list: &mut List) {
-        self.enter(list);
+    fn loss_and_backward(&self, list: &mut List) {
+        self.gather_sequence(list);
         let ranks = list.size(GroupKind::Tensor);
         let chunk = loss_chunk(self.tokens, self.plan.model.vocab.div_ceil(ranks));
         for start in (0..self.tokens).step_by(chunk) {
@@ -60,60 +71,56 @@ impl<'a> Passes<'a> {
             list.add(GroupKind::Tensor, Collective::AllReduce, rows, 4);
             list.add(GroupKind::Tensor, Collective::AllReduce, 2 * rows, 4);
         }
-        self.sum(list);
+        self.reduce_output(list);
     }
 
-    pub fn backward(&self, list: &mut List) {
+    fn backward(&self, list: &mut List) {
         let recompute = self.plan.layout.recompute;
         if recompute == Recompute::Full {
             self.attention(list);
-            self.inside(list);
+            self.feed_forward(list);
         }
-        // The second half: its gradient, its input once more, and where its wide part is computed again, again.
+        // The feed-forward: the gradient of its output, its input once more, and again if it is recomputed.
         match self.moe {
             Some(moe) => {
-                self.enter(list);
-                self.enter(list);
+                self.gather_sequence(list);
+                self.gather_sequence(list);
                 self.mixture_backward(list, moe, recompute);
-                self.sum(list);
+                self.reduce_output(list);
             }
             None => {
                 let again = if recompute == Recompute::Selective { 3 } else { 2 };
-                (0..again).for_each(|_| self.enter_matrix(list));
-                self.leave_matrix(list);
+                (0..again).for_each(|_| self.matmul_input(list));
+                self.matmul_output(list);
             }
         }
-        // The first half.
-        self.enter_matrix(list);
+        // Attention.
+        self.matmul_input(list);
         self.attend_backward(list);
-        self.enter_matrix(list);
-        self.leave_matrix(list);
+        self.matmul_input(list);
+        self.matmul_output(list);
     }
 
-    pub fn embed_backward(&self, list: &mut List) {
-        self.enter(list);
-    }
-
-    /// A message to the next stage or the one before.
-    pub fn pass_on(&self, list: &mut List) {
+    /// A message to the next stage or the previous one.
+    fn send(&self, list: &mut List) {
         let cut = if self.plan.layout.sequence { self.plan.layout.tensor } else { 1 };
         list.add(GroupKind::Pipe, Collective::SendRecv, self.stream() / cut, self.bytes);
     }
 
-    /// The stream of all tokens.
+    /// Elements of the residual stream of all tokens.
     fn stream(&self) -> usize {
         self.tokens * self.shape.dim
     }
 
-    /// From a rank's rows of the stream to all.
-    fn enter(&self, list: &mut List) {
+    /// With sequence parallelism, gathers the rows of all tensor ranks.
+    fn gather_sequence(&self, list: &mut List) {
         if self.plan.layout.sequence {
             list.add(GroupKind::Tensor, Collective::AllGather, self.stream(), self.bytes);
         }
     }
 
-    /// Ranks' parts of a sum become the whole.
-    fn sum(&self, list: &mut List) {
+    /// Sums the partial outputs of the tensor ranks.
+    fn reduce_output(&self, list: &mut List) {
         let collective = match self.plan.layout.sequence {
             true => Collective::ReduceScatter,
             false => Collective::AllReduce,
@@ -121,24 +128,24 @@ impl<'a> Passes<'a> {
         list.add(GroupKind::Tensor, collective, self.stream(), self.bytes);
     }
 
-    /// The same into a matrix, whose product may begin with the rows that are here.
-    fn enter_matrix(&self, list: &mut List) {
-        if self.by_rows() { self.pass_rows(list) } else { self.enter(list) }
+    /// Gathers the input of a matmul, which may begin with the local rows.
+    fn matmul_input(&self, list: &mut List) {
+        if self.by_rows() { self.send_rows(list) } else { self.gather_sequence(list) }
     }
 
-    /// The same out of a matrix: its product may go on its way rank by rank.
-    fn leave_matrix(&self, list: &mut List) {
-        if self.by_rows() { self.pass_rows(list) } else { self.sum(list) }
+    /// Sums the output of a matmul, which may be sent rank by rank.
+    fn matmul_output(&self, list: &mut List) {
+        if self.by_rows() { self.send_rows(list) } else { self.reduce_output(list) }
     }
 
-    /// Whether rows of the stream travel while others are multiplied.
+    /// Whether rows of the stream are sent while others are multiplied.
     fn by_rows(&self) -> bool {
         let Layout { sequence, tensor, .. } = self.plan.layout;
         sequence && self.plan.comm.overlap.tensor && self.tokens / tensor > FEW_ROWS
     }
 
-    /// A rank's rows to each of the others.
-    fn pass_rows(&self, list: &mut List) {
+    /// Sends this rank's rows to each of the others.
+    fn send_rows(&self, list: &mut List) {
         let ranks = list.size(GroupKind::Tensor);
         for _ in 1..ranks {
             list.add(GroupKind::Tensor, Collective::SendRecv, self.stream() / ranks, self.bytes);
@@ -146,15 +153,15 @@ impl<'a> Passes<'a> {
     }
 
     fn attention(&self, list: &mut List) {
-        self.enter_matrix(list);
+        self.matmul_input(list);
         self.attend(list);
-        self.leave_matrix(list);
+        self.matmul_output(list);
     }
 
-    /// The second half up to its last projection.
-    fn inside(&self, list: &mut List) {
-        let Some(moe) = self.moe else { return self.enter_matrix(list) };
-        self.enter(list);
+    /// The feed-forward up to its last projection.
+    fn feed_forward(&self, list: &mut List) {
+        let Some(moe) = self.moe else { return self.matmul_input(list) };
+        self.gather_sequence(list);
         if moe.aux_loss > 0.0 {
             let (scopes, kind) = match moe.balance {
                 Balance::Sequence => (self.plan.train.micro_batch, GroupKind::Context),
@@ -166,7 +173,7 @@ impl<'a> Passes<'a> {
         self.rows(list, moe, self.shape.dim, self.bytes);
     }
 
-    /// Rows to their experts, or back.
+    /// Sends rows to their experts, or back.
     fn rows(&self, list: &mut List, moe: Moe, cols: usize, width: usize) {
         let count = self.tokens * moe.top_k * cols;
         list.add(GroupKind::Expert, Collective::AllToAllV, count, width);
@@ -177,7 +184,7 @@ impl<'a> Passes<'a> {
         if recompute == Recompute::Selective {
             self.rows(list, moe, dim, self.bytes);
         }
-        // The output's gradient there, the weights' gradient back, the weights there, the input's gradient back.
+        // The output's gradient to the experts, the weights' gradient back, the weights to them, the input's gradient back.
         self.rows(list, moe, dim, self.bytes);
         self.rows(list, moe, 1, 4);
         list.add(GroupKind::Tensor, Collective::AllReduce, self.tokens * moe.top_k, 4);
@@ -185,39 +192,39 @@ impl<'a> Passes<'a> {
         self.rows(list, moe, dim, self.bytes);
     }
 
-    /// Heads of queries, and of keys or values, that a rank attends with when neighbours have dealt out theirs.
-    fn dealt(&self) -> (usize, usize) {
+    /// Query heads, and key or value heads, of a rank after Ulysses has distributed them.
+    fn ulysses_heads(&self) -> (usize, usize) {
         let (shape, ulysses) = (&self.shape, self.part.mesh.ulysses);
         (shape.heads / ulysses, (shape.kv_heads / ulysses).max(1))
     }
 
     fn attend(&self, list: &mut List) {
-        let (heads, keys) = self.dealt();
-        self.deal(list, (heads + 2 * keys) * self.shape.head_dim, self.bytes);
-        self.round(list, self.bytes);
-        self.deal(list, heads * self.shape.head_dim, self.bytes);
+        let (heads, keys) = self.ulysses_heads();
+        self.exchange_heads(list, (heads + 2 * keys) * self.shape.head_dim, self.bytes);
+        self.ring(list, self.bytes);
+        self.exchange_heads(list, heads * self.shape.head_dim, self.bytes);
     }
 
     fn attend_backward(&self, list: &mut List) {
-        let (heads, keys) = self.dealt();
-        self.deal(list, heads, 4);
-        self.deal(list, heads * self.shape.head_dim, self.bytes);
-        self.round(list, self.bytes);
-        self.round(list, 4);
-        self.deal(list, (heads + 2 * keys) * self.shape.head_dim, self.bytes);
+        let (heads, keys) = self.ulysses_heads();
+        self.exchange_heads(list, heads, 4);
+        self.exchange_heads(list, heads * self.shape.head_dim, self.bytes);
+        self.ring(list, self.bytes);
+        self.ring(list, 4);
+        self.exchange_heads(list, (heads + 2 * keys) * self.shape.head_dim, self.bytes);
     }
 
-    /// An all-to-all among neighbours: all tokens' columns of some heads.
-    fn deal(&self, list: &mut List, cols: usize, width: usize) {
+    /// Ulysses' all-to-all: the columns of some heads for all tokens.
+    fn exchange_heads(&self, list: &mut List, cols: usize, width: usize) {
         let ulysses = self.part.mesh.ulysses;
         let count = ulysses * self.tokens * cols;
         list.add_among(Some(GroupKind::Context), ulysses, Collective::AllToAll, count, width);
     }
 
-    /// Keys and values, or their gradients, pass once round the ring.
-    fn round(&self, list: &mut List, width: usize) {
+    /// Sends keys and values, or their gradients, once around the ring.
+    fn ring(&self, list: &mut List, width: usize) {
         let (ulysses, context) = (self.part.mesh.ulysses, self.part.mesh.context);
-        let (ring, (_, keys)) = (context / ulysses, self.dealt());
+        let (ring, (_, keys)) = (context / ulysses, self.ulysses_heads());
         let count = ulysses * self.tokens * 2 * keys * self.shape.head_dim;
         for _ in 1..ring {
             list.add_among(Some(GroupKind::Context), ring, Collective::SendRecv, count, width);
