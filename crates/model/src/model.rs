@@ -7,6 +7,7 @@ use lockstep_kernels::{Device, Dtype, Tensor, View};
 use lockstep_parallel::{Gradients, Groups, Store, Weights};
 use lockstep_plan::Recompute;
 use lockstep_plan::model::{Part, Shape};
+use lockstep_plan::reduction::PassKind;
 
 use crate::activations::DeferredBlock;
 use crate::{
@@ -120,12 +121,11 @@ impl Model {
                 activations.last_input = Some(x);
                 return None;
             }
-            let next = Some(block + 1).filter(|next| stage.contains(next));
-            self.gather(at.pass, weights, block, next);
+            self.gather(at.pass, weights, block, PassKind::Forward);
             let cx = self.ctx(at, Some(&activations.auxiliary), weights, block);
             let saved = &mut activations.saved[block - stage.start];
             x = self.blocks[block].forward(&cx, x, saved);
-            self.release(weights, block, true);
+            self.release(weights, block, PassKind::Forward);
         }
         Some(x)
     }
@@ -145,9 +145,9 @@ impl Model {
         let (mut dx, mut losses, mut written) = (dy, None, None);
         for block in stage.clone().rev() {
             let code = &self.blocks[block];
+            let kind = if self.part.is_last(block) { PassKind::Loss } else { PassKind::Backward };
             if code.backward_reads_weights() {
-                let next = self.gathered_next(&stage, block);
-                self.gather(at.pass, &mut store.weights, block, next);
+                self.gather(at.pass, &mut store.weights, block, kind);
             }
             let mut work = Vec::new();
             let mut grads = self.weight_grads(device, &mut store.gradients, block, &mut written);
@@ -164,7 +164,7 @@ impl Model {
                 let dy = dx.take().expect("the next block returned the gradient of its input");
                 code.backward(&cx, &mut saved[block - stage.start], dy, &mut grads)
             };
-            self.release(&mut store.weights, block, false);
+            self.release(&mut store.weights, block, kind);
             match work.is_empty() {
                 true => store.complete(device, groups, block),
                 false => deferred.push(DeferredBlock { block, work }),
@@ -206,12 +206,11 @@ impl Model {
         let mut x = self.stage_input(at, x);
         let mut saved = Slot::default();
         for block in stage.clone() {
-            let next = Some(block + 1).filter(|next| stage.contains(next));
-            self.gather(pass, weights, block, next);
+            self.gather(pass, weights, block, PassKind::Inference);
             let cx = self.ctx(at, None, weights, block);
             x = self.blocks[block].forward(&cx, x, &mut saved);
             saved.clear();
-            self.release(weights, block, false);
+            self.release(weights, block, PassKind::Inference);
             if !self.part.is_last(block) {
                 observe(block, &x);
             }
@@ -232,26 +231,19 @@ impl Model {
         }
     }
 
-    /// The block to gather ahead during a block's backward pass. None for the last block: the logits and the output
-    /// projection already make it the peak of memory.
-    fn gathered_next(&self, stage: &Range<usize>, block: usize) -> Option<usize> {
-        let before = block.checked_sub(1).filter(|before| stage.contains(before))?;
-        let reads = self.blocks[before].backward_reads_weights();
-        (reads && !self.part.is_last(block)).then_some(before)
-    }
-
-    /// Gathers the parameters of a block and the one that it shares, and starts to gather those of `next`.
-    fn gather(&self, pass: &Pass<'_>, weights: &mut Weights, block: usize, next: Option<usize>) {
-        weights.gather(pass.device, pass.groups, block, next);
+    /// Gathers the parameters of a block and the one that it shares.
+    fn gather(&self, pass: &Pass<'_>, weights: &mut Weights, block: usize, kind: PassKind) {
+        weights.gather(pass.device, pass.groups, block, kind);
         if let Some(shared) = &self.part.shared[block] {
-            weights.gather(pass.device, pass.groups, shared.block, None);
+            // The block that owns it prefetches for its own passes only.
+            weights.gather(pass.device, pass.groups, shared.block, PassKind::Loss);
         }
     }
 
-    fn release(&self, weights: &mut Weights, block: usize, forward: bool) {
-        weights.release(block, forward);
+    fn release(&self, weights: &mut Weights, block: usize, kind: PassKind) {
+        weights.release(block, kind);
         if let Some(shared) = &self.part.shared[block] {
-            weights.release(shared.block, forward);
+            weights.release(shared.block, kind);
         }
     }
 

@@ -2,9 +2,8 @@
 
 use lockstep_comm::{Group, Result};
 use lockstep_kernels::{Device, Dtype, Tag, Tensor};
-use lockstep_plan::GroupKind;
+use lockstep_plan::reduction::Bucket;
 
-use crate::bucket_runs::joined_units;
 use crate::compress::Compressor;
 use crate::{Gradients, Groups, floats};
 
@@ -24,25 +23,24 @@ pub(crate) enum Sum {
     Shards(Vec<Tensor>),
 }
 
-/// ZeRO-0: all-reduces the whole bucket.
+/// All-reduces a whole bucket. `buffer` holds its gradients.
 pub(crate) fn all_reduce(
-    device: &Device,
     groups: &Groups,
-    gradients: &mut Gradients,
-    bucket: usize,
+    bucket: &Bucket,
+    mut buffer: Tensor,
     mut compressors: Vec<Compressor>,
 ) -> Job {
-    let mut buffer = take_buffer(device, gradients, bucket);
-    let runs: Vec<_> = joined_units(gradients, bucket)
-        .into_iter()
-        .map(|(range, expert)| (range, copies(groups, expert).clone()))
+    let runs: Vec<_> = bucket
+        .runs
+        .iter()
+        .map(|run| (run.range.clone(), groups.group(run.group).clone()))
         .collect();
     Box::new(move || {
         for ((range, group), compressor) in runs.into_iter().zip(&mut compressors) {
             let run = buffer.view_mut().part(range);
             match run.dtype() {
                 Dtype::F32 => compressor.all_reduce(&group, run.host())?,
-                // bf16 gradients travel in two bytes as they are.
+                // bf16 gradients are sent as they are.
                 _ => floats::all_reduce(&group, run)?,
             }
             // The next call on this group comes in the next step.
@@ -52,57 +50,66 @@ pub(crate) fn all_reduce(
     })
 }
 
-/// ZeRO-1 to 3: reduce-scatters each unit and adds this rank's shard to that of earlier micro-batches. After the last
+/// One unit of a bucket on its way to a shard.
+struct ShardReduction {
+    range: std::ops::Range<usize>,
+    group: Group,
+    shard: Tensor,
+    /// The shard of earlier micro-batches.
+    earlier: Option<Tensor>,
+    /// After the last micro-batch, the group of the shard's copies.
+    copies: Option<Group>,
+}
+
+/// Reduce-scatters each unit of a bucket and adds this rank's shard to that of earlier micro-batches. After the last
 /// micro-batch the shard is all-reduced across the copies of hybrid sharding.
 pub(crate) fn reduce_scatter(
     device: &Device,
     groups: &Groups,
     gradients: &mut Gradients,
-    bucket: usize,
+    bucket: &Bucket,
+    (buffer, last): (Tensor, bool),
     mut compressors: Vec<Compressor>,
-    last: bool,
 ) -> Job {
-    let [block] = gradients.buckets[bucket].blocks[..] else {
-        panic!("with ZeRO a bucket is one block")
-    };
-    let buffer = take_buffer(device, gradients, bucket);
-    let units: Vec<_> = gradients.shards[block]
-        .iter()
-        .map(|piece| {
-            let shard = device.empty(1, piece.own.len(), gradients.dtype, Tag::Gradients);
-            let expert = piece.unit.expert;
-            let (sharded, copies) = (sharded(groups, expert), copies(groups, expert));
-            (piece.unit.range.clone(), shard, sharded.clone(), copies.clone())
-        })
-        .collect();
-    let earlier: Vec<_> = gradients.shares[block].iter_mut().map(Option::take).collect();
+    let [block] = bucket.blocks[..] else { panic!("a bucket of sharded gradients is one block") };
+    let mut units = Vec::with_capacity(bucket.runs.len());
+    for (unit, run) in bucket.runs.iter().enumerate() {
+        let (own, copies) = run.shard.as_ref().expect("runs of sharded gradients have a shard");
+        let copies = groups.group(*copies);
+        units.push(ShardReduction {
+            range: run.range.clone(),
+            group: groups.group(run.group).clone(),
+            shard: device.empty(1, own.len(), gradients.dtype, Tag::Gradients),
+            earlier: gradients.reduced[block][unit].take(),
+            copies: (last && copies.size() > 1).then(|| copies.clone()),
+        });
+    }
     Box::new(move || {
         let mut shards = Vec::with_capacity(units.len());
-        for (((range, mut shard, sharded, copies), earlier), compressor) in
-            units.into_iter().zip(earlier).zip(&mut compressors)
-        {
+        for (unit, compressor) in units.into_iter().zip(&mut compressors) {
+            let ShardReduction { range, group, mut shard, earlier, copies } = unit;
             let whole = buffer.view().part(range);
             match whole.dtype() {
                 Dtype::F32 => {
-                    compressor.reduce_scatter(&sharded, whole.host(), shard.view_mut().host())?
+                    compressor.reduce_scatter(&group, whole.host(), shard.view_mut().host())?
                 }
-                _ => floats::reduce_scatter(&sharded, whole, shard.view_mut())?,
+                _ => floats::reduce_scatter(&group, whole, shard.view_mut())?,
             }
             if let Some(earlier) = earlier {
                 floats::add(shard.view_mut(), earlier.view());
             }
-            if last && copies.size() > 1 {
+            if let Some(copies) = copies {
                 floats::all_reduce(&copies, shard.view_mut())?;
             }
-            sharded.release_peer_pages();
+            group.let_go();
             shards.push(shard);
         }
         Ok(Reduced { gradients: Sum::Shards(shards), compressors })
     })
 }
 
-/// A bucket's buffer, out of `gradients`. Blocks that got no gradient are zero.
-fn take_buffer(device: &Device, gradients: &mut Gradients, bucket: usize) -> Tensor {
+/// Takes a bucket's buffer out of `gradients`. Blocks that got no gradient are zero.
+pub(crate) fn take_buffer(device: &Device, gradients: &mut Gradients, bucket: usize) -> Tensor {
     for index in 0..gradients.buckets[bucket].blocks.len() {
         let block = gradients.buckets[bucket].blocks[index];
         let (place, filled) = gradients.block(device, block);
@@ -110,13 +117,5 @@ fn take_buffer(device: &Device, gradients: &mut Gradients, bucket: usize) -> Ten
             device.fill(place, 0.0);
         }
     }
-    gradients.take(bucket).expect("just seen")
-}
-
-pub(crate) fn sharded(groups: &Groups, expert: bool) -> &Group {
-    groups.group(if expert { GroupKind::ExpertShard } else { GroupKind::Shard })
-}
-
-pub(crate) fn copies(groups: &Groups, expert: bool) -> &Group {
-    groups.group(if expert { GroupKind::ExpertCopies } else { GroupKind::Copies })
+    gradients.take(bucket).expect("just allocated")
 }

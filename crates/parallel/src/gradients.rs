@@ -1,93 +1,92 @@
-//! Gradients of the parameters on a rank: where a backward pass puts them, and what is left of them once they
-//! are summed over the ranks.
+//! Gradient buffers of a rank: where backward passes write, and this rank's shards once they are reduced.
 //!
-//! A buffer exists from its block's backward pass until it is summed or cleared, so that in one pass
-//! gradients take the place of the activations that made them. Neighbouring blocks share a buffer, a
-//! *bucket*, as long as it is smaller than what is worth sending alone.
+//! A buffer exists from the first backward pass of its bucket until it is reduced or cleared, so that within a pass
+//! gradients take the place of the activations that produced them.
 
 use lockstep_kernels::{Device, Dtype, Tag, Tensor, View, ViewMut};
 use lockstep_plan::model::{Part, Shard};
+use lockstep_plan::reduction;
 
-/// Gradients, block by block.
+/// Gradients by block.
 pub struct Gradients {
     pub(crate) buckets: Vec<Bucket>,
     places: Vec<Place>,
     pub(crate) shards: Vec<Vec<Shard>>,
-    /// Summed over the ranks: this rank's run of each unit, where it is less than the whole.
-    pub(crate) shares: Vec<Vec<Option<Tensor>>>,
-    /// ZeRO's.
-    pub(crate) stage: u8,
-    /// In which they are kept and summed.
+    /// By block and unit, this rank's shard of the reduced gradient.
+    pub(crate) reduced: Vec<Vec<Option<Tensor>>>,
     pub(crate) dtype: Dtype,
 }
 
-/// Blocks that lie in one buffer, the last of them first.
+/// The buffer of a [`reduction::Bucket`].
 pub(crate) struct Bucket {
     pub buffer: Option<Tensor>,
     pub len: usize,
-    /// In the order of the backward pass.
     pub blocks: Vec<usize>,
-    /// How many of them have their gradient.
+    /// Blocks whose gradient is complete.
     pub complete: usize,
 }
 
+/// A block's range in its bucket.
 #[derive(Clone)]
 struct Place {
     bucket: usize,
     start: usize,
     len: usize,
-    /// Whether something was written there since it was cleared.
+    /// Whether it holds a gradient.
     filled: bool,
 }
 
 impl Gradients {
-    /// For what a rank holds; ZeRO's shares are exchanged block by block, others in buckets of at least
-    /// `bucket_bytes`.
-    pub fn new(part: &Part, stage: u8, bucket_bytes: usize, dtype: Dtype) -> Gradients {
-        let least = if stage == 0 { bucket_bytes / dtype.bytes() } else { 0 };
-        let mut buckets: Vec<Bucket> = Vec::new();
-        let mut places =
-            vec![Place { bucket: 0, start: 0, len: 0, filled: false }; part.blocks.len()];
-        for (block, layout) in part.blocks.iter().enumerate().rev() {
-            if buckets.last().is_none_or(|bucket| bucket.len >= least) {
-                buckets.push(Bucket { buffer: None, len: 0, blocks: vec![], complete: 0 });
+    pub fn new(part: &Part, buckets: &[reduction::Bucket], dtype: Dtype) -> Gradients {
+        let empty = Place { bucket: 0, start: 0, len: 0, filled: false };
+        let mut places = vec![empty; part.blocks.len()];
+        for (number, bucket) in buckets.iter().enumerate() {
+            let mut start = 0;
+            for &block in &bucket.blocks {
+                let len = part.blocks[block].len();
+                places[block] = Place { bucket: number, start, len, filled: false };
+                start += len;
             }
-            let number = buckets.len() - 1;
-            let bucket = &mut buckets[number];
-            let len = layout.len();
-            places[block] = Place { bucket: number, start: bucket.len, len, filled: false };
-            bucket.len += len;
-            bucket.blocks.push(block);
         }
-        let shares =
-            part.shards.iter().map(|shards| shards.iter().map(|_| None).collect()).collect();
-        Gradients { buckets, places, shards: part.shards.clone(), shares, stage, dtype }
+        let bucket = |bucket: &reduction::Bucket| Bucket {
+            buffer: None,
+            len: bucket.len,
+            blocks: bucket.blocks.clone(),
+            complete: 0,
+        };
+        let reduced = part.shards.iter().map(|shards| shards.iter().map(|_| None).collect());
+        Gradients {
+            buckets: buckets.iter().map(bucket).collect(),
+            places,
+            shards: part.shards.clone(),
+            reduced: reduced.collect(),
+            dtype,
+        }
     }
 
-    /// Where a backward pass writes the gradient of a block, and whether it already holds something to add
-    /// to.
+    /// The buffer for a block's gradient, and whether it already holds one to add to.
     pub fn block(&mut self, device: &Device, block: usize) -> (ViewMut<'_>, bool) {
-        self.exists(device, block);
+        self.allocate(device, block);
         let Place { bucket, start, len, filled } = &mut self.places[block];
         let before = std::mem::replace(filled, true);
-        let buffer = self.buckets[*bucket].buffer.as_mut().expect("just made");
+        let buffer = self.buckets[*bucket].buffer.as_mut().expect("just allocated");
         (buffer.view_mut().part(*start..*start + *len), before)
     }
 
-    /// The same of two blocks together.
+    /// [`Gradients::block`] for two different blocks at once.
     pub fn two(
         &mut self,
         device: &Device,
         one: usize,
         other: usize,
     ) -> ((ViewMut<'_>, bool), (ViewMut<'_>, bool)) {
-        self.exists(device, one);
-        self.exists(device, other);
+        self.allocate(device, one);
+        self.allocate(device, other);
         let before =
             [one, other].map(|block| std::mem::replace(&mut self.places[block].filled, true));
         let (a, b) = (self.places[one].clone(), self.places[other].clone());
         let (one, other) = if a.bucket == b.bucket {
-            let buffer = self.buckets[a.bucket].buffer.as_mut().expect("just made").view_mut();
+            let buffer = self.buckets[a.bucket].buffer.as_mut().expect("just allocated").view_mut();
             let at = a.start.max(b.start);
             let (low, high) = buffer.split_at(at);
             if a.start < b.start {
@@ -97,52 +96,52 @@ impl Gradients {
             }
         } else {
             let both = self.buckets.get_disjoint_mut([a.bucket, b.bucket]);
-            let [first, second] = both.expect("two different buckets that are there");
-            let [first, second] =
-                [first, second].map(|bucket| bucket.buffer.as_mut().expect("just made").view_mut());
+            let [first, second] = both
+                .expect("two different buckets")
+                .map(|bucket| bucket.buffer.as_mut().expect("just allocated").view_mut());
             (first.part(a.start..a.start + a.len), second.part(b.start..b.start + b.len))
         };
         ((one, before[0]), (other, before[1]))
     }
 
-    fn exists(&mut self, device: &Device, block: usize) {
+    fn allocate(&mut self, device: &Device, block: usize) {
         let bucket = &mut self.buckets[self.places[block].bucket];
         let (len, dtype) = (bucket.len, self.dtype);
         bucket.buffer.get_or_insert_with(|| device.empty(1, len, dtype, Tag::Gradients));
     }
 
-    /// Whether a backward pass has been at a block since its gradient was cleared.
+    /// Whether a block's buffer holds a gradient.
     pub fn filled(&self, block: usize) -> bool {
         self.places[block].filled
     }
 
-    /// The gradient of a block before it is summed over the ranks.
+    /// The gradient of a block before it is reduced.
     pub fn get(&self, block: usize) -> Option<View<'_>> {
         let Place { bucket, start, len, filled } = &self.places[block];
         let buffer = self.buckets[*bucket].buffer.as_ref().filter(|_| *filled)?;
         Some(buffer.view().part(*start..*start + *len))
     }
 
-    /// The summed gradient of this rank's run of a unit.
+    /// The reduced gradient of this rank's shard of a unit.
     pub fn own(&self, block: usize, unit: usize) -> Option<View<'_>> {
-        match &self.shares[block][unit] {
-            Some(share) => Some(share.view()),
+        match &self.reduced[block][unit] {
+            Some(shard) => Some(shard.view()),
             None => Some(self.get(block)?.part(self.shards[block][unit].own.clone())),
         }
     }
 
-    /// The same, to be changed in place.
+    /// [`Gradients::own`], to be changed in place.
     pub fn own_mut(&mut self, block: usize, unit: usize) -> Option<ViewMut<'_>> {
         let own = self.shards[block][unit].own.clone();
-        if let Some(share) = &mut self.shares[block][unit] {
-            return Some(share.view_mut());
+        if let Some(shard) = &mut self.reduced[block][unit] {
+            return Some(shard.view_mut());
         }
         let Place { bucket, start, filled, .. } = self.places[block].clone();
         let buffer = self.buckets[bucket].buffer.as_mut().filter(|_| filled)?;
         Some(buffer.view_mut().part(start + own.start..start + own.end))
     }
 
-    /// Gives the buffer of a bucket up: the next backward pass starts it anew.
+    /// Takes a bucket's buffer out; the next backward pass allocates a new one.
     pub(crate) fn take(&mut self, bucket: usize) -> Option<Tensor> {
         let Bucket { buffer, blocks, complete, .. } = &mut self.buckets[bucket];
         for block in blocks {
@@ -152,7 +151,7 @@ impl Gradients {
         buffer.take()
     }
 
-    /// Puts a bucket's buffer back, with something in it.
+    /// Puts a filled buffer back into its bucket.
     pub(crate) fn put(&mut self, bucket: usize, buffer: Tensor) {
         self.buckets[bucket].buffer = Some(buffer);
         for &block in &self.buckets[bucket].blocks {
@@ -164,28 +163,14 @@ impl Gradients {
         self.places[block].bucket
     }
 
-    pub(crate) fn len_of(&self, block: usize) -> usize {
-        self.places[block].len
-    }
-
-    /// Where a block lies in its bucket.
-    pub(crate) fn start_of(&self, block: usize) -> usize {
-        self.places[block].start
-    }
-
-    /// Gives all memory back: the next pass starts anew.
+    /// Frees all gradients.
     pub fn clear(&mut self) {
         (0..self.buckets.len()).for_each(|bucket| drop(self.take(bucket)));
-        self.shares.iter_mut().flatten().for_each(|share| *share = None);
+        self.reduced.iter_mut().flatten().for_each(|shard| *shard = None);
     }
 
-    /// Blocks on this rank.
+    /// The number of blocks on this rank.
     pub fn blocks(&self) -> usize {
         self.places.len()
-    }
-
-    /// How many units a block has.
-    pub fn units(&self, block: usize) -> usize {
-        self.shards[block].len()
     }
 }

@@ -23,7 +23,6 @@
 //! ```
 
 mod bucket_job;
-mod bucket_runs;
 pub mod compress;
 pub mod context;
 mod courier;
@@ -48,5 +47,5 @@ pub use groups::Groups;
 pub use pipeline::{Pipeline, Stream};
 pub use reduction::{Reduction, sum};
 pub use rows::{Entering, Leaving};
-pub use store::Store;
+pub use store::{StateLog, Store, StoreOptions};
 pub use weights::Weights;

@@ -1,87 +1,94 @@
-//! Reduces gradients across the replicas of the data axis. Ranks scale their gradients by the tokens of the *global*
-//! batch, so the sum is the gradient of its mean.
+//! Executes the reduction policy of a rank: reduces its gradients across the replicas of the data axis, when and how
+//! `plan` says. Ranks scale their gradients by the tokens of the *global* batch, so the sum is the gradient of its mean.
 //!
-//! | ZeRO | when | collective | sent per rank with a ring |
-//! |---|---|---|---|
-//! | 0 | last micro-batch, bucket by bucket | all-reduce | 2(P-1)/P of all gradients |
-//! | 1 | last micro-batch, block by block | reduce-scatter | (P-1)/P |
-//! | 2, 3 | every micro-batch, block by block | reduce-scatter | (P-1)/P each |
-//!
-//! With overlap, a communication thread reduces buckets during the backward pass. Without it, ZeRO-2 and ZeRO-3 reduce
-//! each block immediately, which frees its gradient; ZeRO-0 and ZeRO-1 keep whole gradients anyway and reduce once at
-//! the end. With hybrid sharding, each shard is then all-reduced across its copies.
+//! Sent per rank with a ring of P: an all-reduce 2(P-1)/P of a bucket, a reduce-scatter (P-1)/P.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use lockstep_comm::{Group, Op, Result};
 use lockstep_kernels::Device;
 use lockstep_plan::Compression;
-use lockstep_plan::model::BlockParams;
+use lockstep_plan::model::Part;
+use lockstep_plan::reduction::{RankReductions, ReductionPolicy, SharedSum, StateOp};
 
-use crate::bucket_job::{self, Job, Reduced, Sum, copies, sharded};
-use crate::bucket_runs::joined_units;
+use crate::bucket_job::{self, Job, Reduced, Sum};
 use crate::compress::Compressor;
 use crate::courier::{Courier, Task};
-use crate::shared_gradients::sum_over_other_axes;
+use crate::shared_gradients::SharedGradients;
+use crate::store::{StateLog, record};
 use crate::{Gradients, Groups};
 
 /// Executes the reductions of one rank's gradients.
 pub struct Reduction {
+    reductions: RankReductions,
+    /// By bucket and collective, the blocks that it covers and their ranges.
+    pub(crate) block_ranges: Vec<Vec<Vec<(usize, Range<usize>)>>>,
+    shared: Vec<SharedGradients>,
     /// The communication thread, with overlap.
     courier: Option<Courier>,
     tasks: Vec<(usize, Task<Result<Reduced>>)>,
     /// Complete buckets that are reduced at the end of the passes.
     waiting: Vec<usize>,
-    /// One compressor for each collective of each bucket.
+    /// By bucket and collective.
     pub(crate) compressors: Vec<Vec<Compressor>>,
     compression: Compression,
-    /// Whether this step's gradients are sent uncompressed.
+    /// This step's gradients are sent uncompressed.
     uncompressed: bool,
+    pub(crate) log: Option<StateLog>,
     /// Exposed communication: time spent in reductions that was not overlapped with compute.
     pub exposed: Duration,
 }
 
 impl Reduction {
-    /// `overlap` starts a communication thread.
-    pub fn new(overlap: bool, compression: Compression) -> Reduction {
+    pub fn new(
+        part: &Part,
+        sequence: bool,
+        reductions: RankReductions,
+        compression: Compression,
+    ) -> Reduction {
+        let ranges = |bucket: &lockstep_plan::reduction::Bucket| {
+            bucket.runs.iter().map(|run| bucket.blocks_of(run, part)).collect()
+        };
+        let shared = |sum: &SharedSum| SharedGradients::new(*sum, part, sequence);
+        let overlap = reductions.policy.overlap && reductions.policy.reduce.is_some();
         Reduction {
+            block_ranges: reductions.buckets.iter().map(ranges).collect(),
+            shared: reductions.shared.iter().map(shared).collect(),
+            reductions,
             courier: overlap.then(|| Courier::new("reduce")),
             tasks: vec![],
             waiting: vec![],
             compressors: vec![],
             compression,
             uncompressed: false,
+            log: None,
             exposed: Duration::ZERO,
         }
     }
 
-    /// Allocates the compressors before the first step, so that long-lived buffers do not fragment the pool.
-    pub fn prepare(&mut self, device: &Device, groups: &Groups, gradients: &Gradients) {
-        if groups.mesh.replicas() == 1 || !self.compressors.is_empty() {
-            return;
-        }
-        let of_bucket = |bucket| self.new_compressors(device, groups, gradients, bucket);
-        self.compressors = (0..gradients.buckets.len()).map(of_bucket).collect();
+    pub fn policy(&self) -> &ReductionPolicy {
+        &self.reductions.policy
     }
 
-    fn new_compressors(
-        &self,
-        device: &Device,
-        groups: &Groups,
-        gradients: &Gradients,
-        bucket: usize,
-    ) -> Vec<Compressor> {
+    /// Allocates the compressors before the first step, so that long-lived buffers do not fragment the pool.
+    pub(crate) fn prepare(&mut self, device: &Device, groups: &Groups) {
+        if self.policy().reduce.is_some() {
+            let buckets = 0..self.reductions.buckets.len();
+            self.compressors =
+                buckets.map(|bucket| self.new_compressors(device, groups, bucket)).collect();
+        }
+    }
+
+    fn new_compressors(&self, device: &Device, groups: &Groups, bucket: usize) -> Vec<Compressor> {
         // A communication thread computes on a device of its own.
         let device = if self.courier.is_some() { Device::cpu(1) } else { device.clone() };
-        let new = |len: usize, group: &Group| {
-            Compressor::new(&device, self.compression, len, group.size())
-        };
-        if gradients.stage == 0 {
-            let runs = joined_units(gradients, bucket).into_iter();
-            return runs.map(|(run, expert)| new(run.len(), copies(groups, expert))).collect();
-        }
-        let units = gradients.shards[gradients.buckets[bucket].blocks[0]].iter();
-        units.map(|piece| new(piece.unit.range.len(), sharded(groups, piece.unit.expert))).collect()
+        let runs = self.reductions.buckets[bucket].runs.iter();
+        runs.map(|run| {
+            let ranks = groups.group(run.group).size();
+            Compressor::new(&device, self.compression, run.range.len(), ranks)
+        })
+        .collect()
     }
 
     /// Begins a step: whether its gradients are sent uncompressed.
@@ -98,7 +105,7 @@ impl Reduction {
         block: usize,
         last: bool,
     ) {
-        if groups.mesh.replicas() == 1 || (!last && gradients.stage < 2) {
+        if !self.policy().reduces(last) {
             return;
         }
         let number = gradients.bucket_of(block);
@@ -107,9 +114,7 @@ impl Reduction {
         if bucket.complete < bucket.blocks.len() {
             return;
         }
-        // Without a communication thread, whole gradients wait for the end of the passes: ranks that meet once wait
-        // for the slowest once, ranks that meet at every bucket wait for the slowest at each.
-        if self.courier.is_none() && gradients.stage < 2 {
+        if self.policy().reduces_at_end() {
             return self.waiting.push(number);
         }
         let begun = Instant::now();
@@ -123,45 +128,46 @@ impl Reduction {
         device: &Device,
         groups: &Groups,
         gradients: &mut Gradients,
-        bucket: usize,
+        number: usize,
         last: bool,
     ) {
+        record(&self.log, StateOp::Reduce { bucket: number, last });
         // The shard of an earlier micro-batch must have arrived before it is added to.
-        self.collect(groups, gradients, Some(bucket));
-        self.prepare(device, groups, gradients);
-        let mut compressors = std::mem::take(&mut self.compressors[bucket]);
+        self.collect(groups, gradients, Some(number));
+        let mut compressors = std::mem::take(&mut self.compressors[number]);
         if compressors.is_empty() {
             // Lost with a reduction that failed.
-            compressors = self.new_compressors(device, groups, gradients, bucket);
+            compressors = self.new_compressors(device, groups, number);
         }
         compressors.iter_mut().for_each(|one| one.whole_for_now(self.uncompressed));
-        let job: Job = match gradients.stage {
-            0 => bucket_job::all_reduce(device, groups, gradients, bucket, compressors),
-            _ => bucket_job::reduce_scatter(device, groups, gradients, bucket, compressors, last),
+        let buffer = bucket_job::take_buffer(device, gradients, number);
+        let bucket = &self.reductions.buckets[number];
+        let job: Job = match self.policy().shards_gradients() {
+            false => bucket_job::all_reduce(groups, bucket, buffer, compressors),
+            true => {
+                let buffer = (buffer, last);
+                bucket_job::reduce_scatter(device, groups, gradients, bucket, buffer, compressors)
+            }
         };
         match &self.courier {
-            Some(courier) => self.tasks.push((bucket, courier.start(job))),
-            None => self.arrived(groups, gradients, bucket, job()),
+            Some(courier) => self.tasks.push((number, courier.start(job))),
+            None => self.arrived(groups, gradients, number, job()),
         }
     }
 
     /// Finishes a step: reduces the buckets that waited, waits for those in flight, then sums over the other axes.
-    pub fn finish(
-        &mut self,
-        device: &Device,
-        groups: &Groups,
-        layout: &[BlockParams],
-        gradients: &mut Gradients,
-    ) {
+    pub fn finish(&mut self, device: &Device, groups: &Groups, gradients: &mut Gradients) {
         let begun = Instant::now();
         for bucket in std::mem::take(&mut self.waiting) {
             self.reduce(device, groups, gradients, bucket, true);
         }
         self.collect(groups, gradients, None);
-        let compressed = groups.mesh.replicas() > 1
-            && !self.uncompressed
-            && self.compression.depends_on_neighbours();
-        sum_over_other_axes(device, groups, layout, gradients, compressed);
+        for shared in &self.shared {
+            if shared.sum != SharedSum::Compressed || !self.uncompressed {
+                record(&self.log, StateOp::Sum(shared.sum));
+                groups.note(shared.all_reduce(device, groups, gradients));
+            }
+        }
         self.exposed += begun.elapsed();
     }
 
@@ -201,7 +207,7 @@ impl Reduction {
                     Sum::Whole(buffer) => gradients.put(bucket, buffer),
                     Sum::Shards(shards) => {
                         let block = gradients.buckets[bucket].blocks[0];
-                        gradients.shares[block] = shards.into_iter().map(Some).collect();
+                        gradients.reduced[block] = shards.into_iter().map(Some).collect();
                     }
                 }
             }

@@ -1,80 +1,117 @@
-//! What a rank keeps of a model from step to step: its parameters, and their gradients on the way.
+//! The parameters and gradients of a rank, and the executor of its reduction policy.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lockstep_comm::Result;
 use lockstep_kernels::{Device, Dtype};
 use lockstep_plan::Compression;
 use lockstep_plan::model::Part;
+use lockstep_plan::reduction::{
+    Gather, PolicyInputs, RankReductions, ReductionPolicy, StateOp,
+};
 
 use crate::{Gradients, Groups, Reduction, Weights};
 
-/// Parameters, gradients, and how these are summed.
+/// Parameters, gradients, and the reductions between them.
 pub struct Store {
     pub weights: Weights,
     pub gradients: Gradients,
     pub reduction: Reduction,
-    /// Micro-batches of a step.
-    micros: usize,
-    /// Of each block, how many micro-batches' gradients are in.
+    /// By block, micro-batches whose gradient is complete.
     counts: Vec<usize>,
-    /// Whether parts of several micro-batches may lie in one buffer, which then must not be given up before
-    /// the last.
-    mixed: bool,
-    /// Whether gradients stay this rank's own.
+    /// Gradients stay local: nothing is reduced.
     pub unsummed: bool,
 }
 
+/// How a [`Store`] keeps and reduces gradients.
+pub struct StoreOptions {
+    pub reductions: RankReductions,
+    /// Element type of the gradients.
+    pub gradients: Dtype,
+    pub compression: Compression,
+}
+
+/// The gathers, releases and reductions that a store has started, in order.
+pub type StateLog = Arc<Mutex<Vec<StateOp>>>;
+
 impl Store {
     pub fn new(
-        weights: Weights,
-        gradients: Gradients,
-        reduction: Reduction,
-        micros: usize,
+        device: &Device,
+        groups: &Groups,
+        part: &Part,
+        mut weights: Weights,
+        options: StoreOptions,
     ) -> Store {
+        let StoreOptions { reductions, compression, .. } = options;
+        weights.follow(&reductions);
+        let gradients = Gradients::new(part, &reductions.buckets, options.gradients);
+        let mut reduction = Reduction::new(part, groups.sequence, reductions, compression);
+        reduction.prepare(device, groups);
         let counts = vec![0; weights.blocks()];
-        Store { weights, gradients, reduction, micros, counts, mixed: false, unsummed: false }
+        Store { weights, gradients, reduction, counts, unsummed: false }
     }
 
-    /// A whole model with random parameters, to train without peers.
+    /// A whole model with random parameters on one rank.
     pub fn alone(device: &Device, part: &Part, dtype: Dtype, seed: u64) -> Store {
-        let weights = Weights::init(device, part, dtype, 0, seed);
-        let gradients = Gradients::new(part, 0, 0, Dtype::F32);
-        Store::new(weights, gradients, Reduction::new(false, Compression::None), 1)
+        let weights = Weights::init(device, part, dtype, Gather::Never, seed);
+        Store::on_one_rank(device, part, weights)
     }
 
-    /// For schedules that put gradients of weights off, so that those of several micro-batches are begun at
-    /// once.
-    pub fn mixed(mut self, yes: bool) -> Store {
-        self.mixed = yes;
-        self
+    /// A whole model on one rank, with f32 gradients of one micro-batch at a time.
+    pub fn on_one_rank(device: &Device, part: &Part, weights: Weights) -> Store {
+        let policy = ReductionPolicy::new(PolicyInputs::ONE_RANK);
+        let options = StoreOptions {
+            reductions: RankReductions::new(policy, part, 0),
+            gradients: Dtype::F32,
+            compression: Compression::None,
+        };
+        Store::new(device, &Groups::alone(), part, weights, options)
+    }
+
+    /// Records all gathers, releases and reductions from now on.
+    pub fn record(&mut self) -> StateLog {
+        let log = StateLog::default();
+        self.weights.log = Some(log.clone());
+        self.reduction.log = Some(log.clone());
+        log
     }
 
     /// One micro-batch's gradient of a block is complete.
     pub fn complete(&mut self, device: &Device, groups: &Groups, block: usize) {
         self.counts[block] += 1;
-        let last = self.counts[block] == self.micros;
-        if (last || !self.mixed) && !self.unsummed {
+        let last = self.counts[block] == self.reduction.policy().micro_batches;
+        if !self.unsummed {
             self.reduction.complete(device, groups, &mut self.gradients, block, last);
         }
     }
 
-    /// All micro-batches are through: gradients are summed over all ranks that have parts of them.
+    /// Ends the passes of a step: gathered parameters are released, and gradients reduced over all ranks that have a
+    /// part of them.
     pub fn finish(&mut self, device: &Device, groups: &Groups) -> Result<()> {
-        self.reduction.finish(device, groups, &self.weights.layout, &mut self.gradients);
+        self.weights.release_all();
+        self.reduction.finish(device, groups, &mut self.gradients);
         self.counts.fill(0);
         groups.check()
     }
 
-    /// Forgets the gradients.
+    /// Frees gradients and gathered parameters.
     pub fn clear(&mut self) {
         self.reduction.abandon();
         self.gradients.clear();
+        self.weights.release_all();
         self.counts.fill(0);
     }
 
-    /// Time spent on exchanging gradients instead of computing, since it was last asked.
+    /// Exposed communication of reductions since the last call.
     pub fn take_exposed(&mut self) -> Duration {
         std::mem::take(&mut self.reduction.exposed)
+    }
+}
+
+/// Appends to a log if there is one.
+pub(crate) fn record(log: &Option<StateLog>, op: StateOp) {
+    if let Some(log) = log {
+        log.lock().expect("no thread panics while it holds the log").push(op);
     }
 }

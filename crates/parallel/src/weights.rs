@@ -1,59 +1,58 @@
-//! The parameters on a rank: one flat buffer per block, in the type that is computed with, and what the
-//! optimizer keeps of it. ZeRO decides how much of that is here.
+//! The parameters of a rank: one flat buffer per block in the compute type, and f32 masters for the optimizer.
 //!
-//! | stage | computed with | masters (f32) |
+//! | ZeRO | compute copy | masters (f32) |
 //! |---|---|---|
 //! | 0 | whole | whole |
-//! | 1, 2 | whole | this rank's run |
-//! | 3 | gathered block by block, and freed | this rank's run |
+//! | 1, 2 | whole | this rank's shard |
+//! | 3 | gathered block by block, and released | this rank's shard |
 //!
-//! Where f32 is computed with, the master is the buffer itself, or this rank's run of it.
+//! If the compute type is f32, the master is the compute copy itself, or this rank's shard of it.
 
 use std::ops::Range;
 
 use lockstep_comm::Result;
 use lockstep_kernels::{Device, Dtype, Tag, Tensor, View, ViewMut};
-use lockstep_plan::GroupKind;
 use lockstep_plan::model::{BlockParams, Init, Param, Part, Runs, Shard};
+use lockstep_plan::reduction::{Gather, PassKind, RankReductions, StateOp, gather_group};
 
 use crate::courier::{Courier, Task};
+use crate::store::{StateLog, record};
 use crate::{Groups, floats};
 
-/// All parameters of a rank, block by block.
+/// Parameters by block.
 pub struct Weights {
-    /// What each block holds, and in which order.
+    /// The parameters of each block, in the order of its flat buffer.
     pub layout: Vec<BlockParams>,
     blocks: Vec<Block>,
     dtype: Dtype,
-    /// ZeRO's.
-    stage: u8,
-    /// Whether what was gathered for the forward pass stays for the backward pass.
-    keep: bool,
-    courier: Option<Courier>,
+    gather: Gather,
+    /// Blocks to gather ahead, and the thread that does it.
+    prefetch: Option<(RankReductions, Courier)>,
+    pub(crate) log: Option<StateLog>,
 }
 
 struct Block {
-    /// The whole buffer, when it is here.
+    /// The whole buffer; with ZeRO-3 only while it is gathered.
     full: Option<Tensor>,
-    /// It is on its way.
-    coming: Option<Task<Result<Tensor>>>,
-    pieces: Vec<Piece>,
+    /// A gather in flight.
+    incoming: Option<Task<Result<Tensor>>>,
+    units: Vec<UnitState>,
 }
 
-/// What this rank keeps of a unit.
-struct Piece {
+/// This rank's state of a unit.
+struct UnitState {
     shard: Shard,
-    /// f32; none where the whole buffer is the master.
+    /// f32 master of the shard; none if the whole buffer is the master.
     master: Option<Tensor>,
-    /// In the type that is computed with, when that is not f32 and the whole buffer comes and goes.
+    /// The shard in the compute type, if that is not f32 and the whole buffer is not permanent.
     copy: Option<Tensor>,
 }
 
 impl Weights {
-    /// Random ones. Each element is a function of (seed, its tensor, its place in the whole tensor), so that
-    /// any layout starts alike.
-    pub fn init(device: &Device, part: &Part, dtype: Dtype, stage: u8, seed: u64) -> Weights {
-        Weights::new(device, part, dtype, stage, |block, _, mut buffer| {
+    /// Random parameters. Each element is a function of (seed, tensor, index in the whole tensor), so that all layouts
+    /// start with the same values.
+    pub fn init(device: &Device, part: &Part, dtype: Dtype, gather: Gather, seed: u64) -> Weights {
+        Weights::new(device, part, dtype, gather, |block, _, mut buffer| {
             for (start, param) in block.placed() {
                 let mut place = buffer.reborrow().part(start..start + param.len());
                 match param.init {
@@ -68,16 +67,16 @@ impl Weights {
         })
     }
 
-    /// From elsewhere: `read` is called with a tensor, which elements of it are needed here, and room for them.
+    /// Loads parameters: `read` is called with a tensor, the elements that this rank needs, and a buffer for them.
     pub fn load(
         device: &Device,
         part: &Part,
         dtype: Dtype,
-        stage: u8,
+        gather: Gather,
         mut read: impl FnMut(&Param, &[Runs], &mut [f32]),
     ) -> Weights {
         let mut values = Vec::new();
-        Weights::new(device, part, dtype, stage, |block, needed, mut buffer| {
+        Weights::new(device, part, dtype, gather, |block, needed, mut buffer| {
             for (start, param) in block.placed() {
                 for range in needed {
                     let (from, to) = (start.max(range.start), (start + param.len()).min(range.end));
@@ -92,27 +91,27 @@ impl Weights {
         })
     }
 
-    /// `fill` gives each block its f32 values, in the ranges that are needed here.
+    /// `fill` writes each block's f32 values in the ranges that this rank needs.
     fn new(
         device: &Device,
         part: &Part,
         dtype: Dtype,
-        stage: u8,
+        gather: Gather,
         mut fill: impl FnMut(&BlockParams, &[Range<usize>], ViewMut<'_>),
     ) -> Weights {
         let blocks = part.blocks.iter().zip(&part.shards).map(|(layout, shards)| {
-            let whole_stays = stage < 3;
-            let tag =
-                if whole_stays && dtype == Dtype::F32 { Tag::Parameters } else { Tag::Buffers };
+            let permanent = !gather.shards_parameters();
+            let is_copy = permanent && dtype == Dtype::F32;
+            let tag = if is_copy { Tag::Parameters } else { Tag::Buffers };
             let mut values = device.empty(1, layout.len(), Dtype::F32, tag);
-            let needed: Vec<Range<usize>> = match whole_stays {
+            let needed: Vec<Range<usize>> = match permanent {
                 true => std::iter::once(0..layout.len()).collect(),
                 false => shards.iter().map(|shard| shard.own.clone()).collect(),
             };
             fill(layout, &needed, values.view_mut());
-            let pieces = shards.iter().map(|shard| Piece::of(device, shard, &values, dtype, stage));
-            let pieces = pieces.collect();
-            let full = whole_stays.then(|| {
+            let unit = |shard| UnitState::new(device, shard, &values, dtype, permanent);
+            let units = shards.iter().map(unit).collect();
+            let full = permanent.then(|| {
                 if dtype == Dtype::F32 {
                     return values;
                 }
@@ -120,65 +119,74 @@ impl Weights {
                 device.cast(values.view(), copy.view_mut());
                 copy
             });
-            Block { full, coming: None, pieces }
+            Block { full, incoming: None, units }
         });
         let blocks = blocks.collect();
-        Weights { layout: part.blocks.clone(), blocks, dtype, stage, keep: false, courier: None }
+        let layout = part.blocks.clone();
+        Weights { layout, blocks, dtype, gather, prefetch: None, log: None }
     }
 
-    /// Lets parameters be gathered ahead, by a thread of their own: where the wire does the work.
-    pub fn ahead(mut self, yes: bool) -> Weights {
-        self.courier = (yes && self.stage == 3).then(|| Courier::new("gather"));
-        self
+    /// Follows a policy: blocks are gathered ahead if it says so.
+    pub(crate) fn follow(&mut self, reductions: &RankReductions) {
+        assert_eq!(self.gather, reductions.policy.gather, "parameters are stored as the policy says");
+        let prefetches = reductions.policy.prefetches();
+        self.prefetch = prefetches.then(|| (reductions.clone(), Courier::new("gather")));
     }
 
-    /// Lets what was gathered for the forward pass stay for the backward pass.
-    pub fn keep_gathered(mut self, yes: bool) -> Weights {
-        self.keep = yes;
-        self
-    }
-
-    /// Sees to it that a block's buffer is here, and that `next` comes while this one is worked on.
+    /// Gathers a block for a pass, unless it is gathered, and starts to gather the next one if the policy prefetches.
     ///
     /// ZeRO-3: an all-gather, (P-1)/P of the block per rank. Otherwise nothing.
-    pub fn gather(&mut self, device: &Device, groups: &Groups, block: usize, next: Option<usize>) {
-        if self.stage < 3 {
+    pub fn gather(&mut self, device: &Device, groups: &Groups, block: usize, pass: PassKind) {
+        if !self.gather.shards_parameters() {
             return;
         }
         if self.blocks[block].full.is_none() {
-            let coming = self.blocks[block].coming.take();
-            let gathered = groups.exchanged(|| match coming {
+            let incoming = self.blocks[block].incoming.take();
+            let gathered = groups.exchanged(|| match incoming {
                 Some(task) => task.wait(),
-                None => self.gather_block(device, groups, block)(),
-            });
-            match gathered {
-                Ok(full) => self.blocks[block].full = Some(full),
-                Err(error) => {
-                    // The pass goes on with what is there; the step is refused at its end.
-                    groups.note(Err(error));
-                    let len = self.layout[block].len();
-                    let empty = device.zeros(1, len, self.dtype, Tag::Buffers);
-                    self.blocks[block].full = Some(empty);
+                None => {
+                    record(&self.log, StateOp::Gather { block });
+                    self.gather_block(device, groups, block)()
                 }
-            }
+            });
+            let full = gathered.unwrap_or_else(|error| {
+                // The pass goes on with zeros; the step fails at its end.
+                groups.note(Err(error));
+                device.zeros(1, self.layout[block].len(), self.dtype, Tag::Buffers)
+            });
+            self.blocks[block].full = Some(full);
         }
-        if let (Some(next), Some(courier)) = (next, &self.courier) {
-            let there = &self.blocks[next];
-            if there.full.is_none() && there.coming.is_none() {
-                let task = courier.start(self.gather_block(device, groups, next));
-                self.blocks[next].coming = Some(task);
+        let Some((reductions, courier)) = &self.prefetch else { return };
+        let Some(next) = reductions.prefetch(block, pass) else { return };
+        if self.blocks[next].full.is_none() && self.blocks[next].incoming.is_none() {
+            record(&self.log, StateOp::Gather { block: next });
+            let task = courier.start(self.gather_block(device, groups, next));
+            self.blocks[next].incoming = Some(task);
+        }
+    }
+
+    /// Ends a pass over a block: frees it if the policy says so.
+    pub fn release(&mut self, block: usize, pass: PassKind) {
+        if self.gather.releases_after(pass) && self.blocks[block].full.take().is_some() {
+            record(&self.log, StateOp::Release { block });
+        }
+    }
+
+    /// Frees all gathered blocks.
+    pub fn release_all(&mut self) {
+        if !self.gather.shards_parameters() {
+            return;
+        }
+        for (number, block) in self.blocks.iter_mut().enumerate() {
+            // A gather in flight may hold values from before the optimizer step.
+            let incoming = block.incoming.take().and_then(|task| task.wait().ok());
+            if block.full.take().or(incoming).is_some() {
+                record(&self.log, StateOp::Release { block: number });
             }
         }
     }
 
-    /// The block is not needed for now: in the forward pass, or until the next step.
-    pub fn release(&mut self, block: usize, forward: bool) {
-        if self.stage == 3 && !(forward && self.keep) {
-            self.blocks[block].full = None;
-        }
-    }
-
-    /// How to gather a block: its pieces from all that share them.
+    /// The all-gathers of a block, ready to run.
     fn gather_block(
         &self,
         device: &Device,
@@ -186,22 +194,18 @@ impl Weights {
         block: usize,
     ) -> impl FnOnce() -> Result<Tensor> + Send + 'static + use<> {
         let mut full = device.empty(1, self.layout[block].len(), self.dtype, Tag::Buffers);
-        let pieces: Vec<_> = self.blocks[block]
-            .pieces
+        let units: Vec<_> = self.blocks[block]
+            .units
             .iter()
-            .map(|piece| {
-                let kind = if piece.shard.unit.expert {
-                    GroupKind::ExpertGather
-                } else {
-                    GroupKind::Gather
-                };
-                let own = piece.copy.as_ref().or(piece.master.as_ref());
-                let own = own.expect("at stage 3 a rank has its own run").clone();
-                (groups.group(kind).clone(), own, piece.shard.unit.range.clone())
+            .map(|unit| {
+                let group = groups.group(gather_group(&unit.shard.unit)).clone();
+                let own = unit.copy.as_ref().or(unit.master.as_ref());
+                let own = own.expect("a rank has its shard").clone();
+                (group, own, unit.shard.unit.range.clone())
             })
             .collect();
         move || {
-            for (group, own, range) in pieces {
+            for (group, own, range) in units {
                 floats::all_gather(&group, own.view(), full.view_mut().part(range))?;
                 group.release_peer_pages();
             }
@@ -209,10 +213,10 @@ impl Weights {
         }
     }
 
-    /// What a block computes with.
+    /// A block's parameters in the compute type.
     ///
     /// # Panics
-    /// When it was not asked for by `gather`.
+    /// If the block is not gathered.
     pub fn block(&self, block: usize) -> View<'_> {
         self.get(block).expect("a block is gathered before it is used")
     }
@@ -222,48 +226,50 @@ impl Weights {
         self.blocks[block].full.as_ref().map(Tensor::view)
     }
 
-    /// What a step of the optimizer changes of a unit: this rank's run of the masters in f32, and of the
-    /// copies that must follow them.
+    /// This rank's shard of a unit, to be updated by the optimizer: the f32 masters, and the copy that must follow them.
     pub fn own_mut(&mut self, block: usize, unit: usize) -> (ViewMut<'_>, Option<ViewMut<'_>>) {
-        let Block { full, pieces, .. } = &mut self.blocks[block];
-        let Piece { shard, master, copy } = &mut pieces[unit];
-        let narrow = self.dtype != Dtype::F32;
+        let Block { full, units, .. } = &mut self.blocks[block];
+        let UnitState { shard, master, copy } = &mut units[unit];
         let of_full = full.as_mut().map(|full| full.view_mut().part(shard.own.clone()));
         match (master, copy) {
-            (None, _) => (of_full.expect("without masters the whole buffer is here"), None),
+            (None, _) => (of_full.expect("without masters the whole buffer is permanent"), None),
             (Some(master), Some(copy)) => (master.view_mut(), Some(copy.view_mut())),
-            (Some(master), None) => (master.view_mut(), of_full.filter(|_| narrow)),
+            (Some(master), None) => {
+                (master.view_mut(), of_full.filter(|_| self.dtype != Dtype::F32))
+            }
         }
     }
 
-    /// This rank's run of a unit's masters.
+    /// This rank's shard of a unit's masters.
     pub fn own(&self, block: usize, unit: usize) -> View<'_> {
-        let Block { full, pieces, .. } = &self.blocks[block];
-        let Piece { shard, master, .. } = &pieces[unit];
+        let Block { full, units, .. } = &self.blocks[block];
+        let UnitState { shard, master, .. } = &units[unit];
         match master {
             Some(master) => master.view(),
             None => {
-                let full = full.as_ref().expect("without masters the whole buffer is here");
+                let full = full.as_ref().expect("without masters the whole buffer is permanent");
                 full.view().part(shard.own.clone())
             }
         }
     }
 
-    /// Each block's units and the runs of them that this rank keeps.
+    /// The units of a block and this rank's shard of each.
     pub fn shards(&self, block: usize) -> impl Iterator<Item = &Shard> {
-        self.blocks[block].pieces.iter().map(|piece| &piece.shard)
+        self.blocks[block].units.iter().map(|unit| &unit.shard)
     }
 
-    /// After the optimizer: every rank's new run reaches those that compute with it.
+    /// After the optimizer step, all-gathers the updated shards.
     ///
-    /// ZeRO-1 and 2: an all-gather, (P-1)/P of all parameters per rank. Otherwise nothing.
+    /// ZeRO-1 and 2: (P-1)/P of all parameters per rank. Otherwise nothing.
     pub fn all_gather(&mut self, device: &Device, groups: &Groups) -> Result<()> {
-        for Block { full, pieces, .. } in &mut self.blocks {
-            let Some(full) = full.as_mut().filter(|_| self.stage > 0) else { continue };
-            for Piece { shard, .. } in pieces {
-                let kind =
-                    if shard.unit.expert { GroupKind::ExpertGather } else { GroupKind::Gather };
-                let group = groups.group(kind);
+        if self.gather != Gather::AfterOptimizer {
+            return Ok(());
+        }
+        for (number, Block { full, units, .. }) in self.blocks.iter_mut().enumerate() {
+            record(&self.log, StateOp::Gather { block: number });
+            let full = full.as_mut().expect("whole parameters are permanent");
+            for UnitState { shard, .. } in units {
+                let group = groups.group(gather_group(&shard.unit));
                 if group.size() == 1 {
                     continue;
                 }
@@ -276,38 +282,39 @@ impl Weights {
         Ok(())
     }
 
-    /// Flat buffers on this rank.
+    /// The number of blocks on this rank.
     pub fn blocks(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Of what is computed with.
+    /// The compute type.
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }
-
-    /// ZeRO's.
-    pub fn stage(&self) -> u8 {
-        self.stage
-    }
 }
 
-impl Piece {
-    fn of(device: &Device, shard: &Shard, values: &Tensor, dtype: Dtype, stage: u8) -> Piece {
+impl UnitState {
+    fn new(
+        device: &Device,
+        shard: &Shard,
+        values: &Tensor,
+        dtype: Dtype,
+        permanent: bool,
+    ) -> UnitState {
         let own = values.view().part(shard.own.clone());
-        let kept = |dtype: Dtype| {
-            let mut kept = device.empty(1, own.len(), dtype, Tag::Parameters);
+        let stored = |dtype: Dtype| {
+            let mut stored = device.empty(1, own.len(), dtype, Tag::Parameters);
             match dtype {
-                Dtype::F32 => device.copy(own, kept.view_mut()),
-                _ => device.cast(own, kept.view_mut()),
+                Dtype::F32 => device.copy(own, stored.view_mut()),
+                _ => device.cast(own, stored.view_mut()),
             }
-            kept
+            stored
         };
-        let wide = dtype == Dtype::F32;
-        Piece {
+        let is_f32 = dtype == Dtype::F32;
+        UnitState {
             shard: shard.clone(),
-            master: (stage == 3 || !wide).then(|| kept(Dtype::F32)),
-            copy: (stage == 3 && !wide).then(|| kept(dtype)),
+            master: (!permanent || !is_f32).then(|| stored(Dtype::F32)),
+            copy: (!permanent && !is_f32).then(|| stored(dtype)),
         }
     }
 }

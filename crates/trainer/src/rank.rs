@@ -10,7 +10,8 @@ use lockstep_kernels::{AdamW, Device, Dtype};
 use lockstep_model::{
     Activations, Batch, Dropout, Groups, Loss, Model, Pass, StagePass, Store, Weights,
 };
-use lockstep_parallel::{Gradients, Pipeline, Reduction, Stream, sum};
+use lockstep_parallel::{Pipeline, StoreOptions, Stream, sum};
+use lockstep_plan::reduction::{RankReductions, ReductionPolicy};
 use lockstep_plan::schedule::{Act, Action};
 use lockstep_plan::{Compression, Plan};
 
@@ -78,8 +79,8 @@ impl<'a> Rank<'a> {
     /// With random parameters, alike on all layouts. All ranks of the group call it.
     pub fn new(plan: &'a Plan, group: &'a Group, device: Device) -> Result<Rank<'a>, Error> {
         let part = plan.part(group.rank());
-        let (zero, seed) = (plan.layout.zero, plan.train.seed);
-        let weights = Weights::init(&device, &part, dtype(plan), zero, seed);
+        let gather = ReductionPolicy::of(plan).gather;
+        let weights = Weights::init(&device, &part, dtype(plan), gather, plan.train.seed);
         Rank::with_weights(plan, group, device, weights)
     }
 
@@ -94,16 +95,12 @@ impl<'a> Rank<'a> {
             .with_context(plan.layout.context_kind, plan.data.seq)?
             .beside(plan.comm.overlap.tensor);
         let model = Model::new(&plan.model, &plan.part(group.rank()));
-        let micros = plan.train.accumulation;
-        let overlap = plan.comm.overlap.data && groups.mesh.replicas() > 1;
-        let weights = weights.ahead(overlap).keep_gathered(plan.layout.keep_gathered);
-        let bucket_bytes = plan.comm.bucket_bytes;
-        let gradient_dtype = plan.precision.gradients;
-        let gradients = Gradients::new(&model.part, plan.layout.zero, bucket_bytes, gradient_dtype);
-        let mixed = plan.layout.pipe > 1 && plan.layout.schedule.splits();
-        let mut reduction = Reduction::new(overlap, plan.comm.compression);
-        reduction.prepare(&device, &groups, &gradients);
-        let store = Store::new(weights, gradients, reduction, micros).mixed(mixed);
+        let options = StoreOptions {
+            reductions: RankReductions::of(plan, &model.part),
+            gradients: plan.precision.gradients,
+            compression: plan.comm.compression,
+        };
+        let store = Store::new(&device, &groups, &model.part, weights, options);
         let in_flight = InFlight::new(plan, &device, group.rank(), &model);
         let rows = groups.stream_rows(in_flight.batches[0].tokens()).len();
         let stream = Stream { rows, cols: plan.model.dim, dtype: dtype(plan) };
@@ -132,8 +129,8 @@ impl<'a> Rank<'a> {
         device: Device,
         checkpoint: &Checkpoint,
     ) -> Result<Rank<'a>, Error> {
-        let (part, zero) = (plan.part(group.rank()), plan.layout.zero);
-        let weights = load_weights(&device, &part, dtype(plan), zero, &checkpoint.params())?;
+        let (part, gather) = (plan.part(group.rank()), ReductionPolicy::of(plan).gather);
+        let weights = load_weights(&device, &part, dtype(plan), gather, &checkpoint.params())?;
         let mut rank = Rank::with_weights(plan, group, device, weights)?;
         rank.load_states(checkpoint)?;
         rank.extra = checkpoint.head().extra.clone();

@@ -8,6 +8,7 @@ use lockstep_comm::Group;
 use lockstep_data::Source;
 use lockstep_kernels::Device;
 use lockstep_plan::Plan;
+use lockstep_plan::reduction::ReductionPolicy;
 use lockstep_plan::model::{Balance, Moe, Shape};
 use serde_json::Value;
 
@@ -83,8 +84,8 @@ fn attempt<'a>(
         same_model(checkpoint, plan)?;
     }
     let loaded = opened.map_err(Error::from).and_then(|checkpoint| {
-        let (part, zero) = (plan.part(group.rank()), plan.layout.zero);
-        let weights = load_weights(device, &part, dtype(plan), zero, &checkpoint.params())?;
+        let (part, gather) = (plan.part(group.rank()), ReductionPolicy::of(plan).gather);
+        let weights = load_weights(device, &part, dtype(plan), gather, &checkpoint.params())?;
         Ok((checkpoint, weights))
     });
     let trouble = loaded.as_ref().err().map(Error::to_string);

@@ -6,9 +6,10 @@ use std::ops::Range;
 
 use lockstep_ckpt::{Checkpoint, Named, Piece, TensorKind, Tensors, params_of};
 use lockstep_kernels::{Device, Dtype, View};
-use lockstep_model::{Store, Weights};
+use lockstep_model::Weights;
 use lockstep_parallel::compress::Memory;
 use lockstep_plan::model::{Part, Shape, Slice};
+use lockstep_plan::reduction::Gather;
 use lockstep_plan::{Compression, Plan};
 
 use crate::{Error, Rank};
@@ -112,9 +113,8 @@ impl Rank<'_> {
 
     /// What this rank remembers of its own of its gradients, tensor by tensor.
     fn own(&self, (kind, what): (TensorKind, Memory)) -> Vec<(Piece, &[f32])> {
-        let Store { reduction, gradients, .. } = &self.store;
         let mut all = Vec::new();
-        for (block, run, values) in reduction.remembered(gradients, what) {
+        for (block, run, values) in self.store.reduction.remembered(what) {
             for (start, param) in self.model.part.blocks[block].placed() {
                 let Some(common) = common(&run, start..start + param.len()) else { continue };
                 let piece = Piece {
@@ -205,9 +205,8 @@ impl Rank<'_> {
             before.layout == self.plan.layout && before.ranks == self.plan.ranks
         });
         let (rank, sequence, part) = (self.group.rank(), self.groups.sequence, &self.model.part);
-        let Store { reduction, gradients, .. } = &mut self.store;
         let mut failed = None;
-        reduction.remember(&self.device, &self.groups, gradients, what, |block, run, to| {
+        self.store.reduction.remember(what, |block, run, to| {
             to.fill(0.0);
             for (start, param) in part.blocks[block].placed() {
                 let Some(common) = common(&run, start..start + param.len()) else { continue };
@@ -274,11 +273,11 @@ pub fn load_weights(
     device: &Device,
     part: &Part,
     dtype: Dtype,
-    zero: u8,
+    gather: Gather,
     from: &dyn Tensors,
 ) -> Result<Weights, Error> {
     let mut failed = None;
-    let weights = Weights::load(device, part, dtype, zero, |param, runs, out| {
+    let weights = Weights::load(device, part, dtype, gather, |param, runs, out| {
         if failed.is_none() {
             failed = from.read_runs(&param.whole.name, runs, out).err();
         }
@@ -293,5 +292,5 @@ pub fn load_whole(
     dtype: Dtype,
     from: &dyn Tensors,
 ) -> Result<Weights, Error> {
-    load_weights(device, &Part::whole(shape.blocks()), dtype, 0, from)
+    load_weights(device, &Part::whole(shape.blocks()), dtype, Gather::Never, from)
 }

@@ -8,8 +8,9 @@ use lockstep_kernels::{Device, Dtype};
 use lockstep_model::{
     Activations, Batch, Groups, Model, Pass, Recompute, StagePass, Store, Weights,
 };
-use lockstep_parallel::{Gradients, Reduction};
+use lockstep_parallel::StoreOptions;
 use lockstep_plan::model::{Balance, Family, Moe, Param, Part, Runs, Shape};
+use lockstep_plan::reduction::{Gather, PolicyInputs, RankReductions, ReductionPolicy};
 use lockstep_plan::{Compression, Mesh, Recompute::Full, Recompute::Selective};
 
 const SEQ: usize = 12;
@@ -115,19 +116,27 @@ fn step(
     let groups = Groups::new(&world, &mesh, sequence).unwrap();
     let part = Part::new(&mesh, groups.coord, 1, shape.blocks());
     let model = Model::new(shape, &part);
+    let policy = ReductionPolicy::new(PolicyInputs {
+        zero,
+        replicas: mesh.replicas(),
+        micro_batches: micros,
+        ..PolicyInputs::ONE_RANK
+    });
     let weights = Weights::load(
         &device,
         &part,
         dtype,
-        zero,
+        policy.gather,
         out_of_whole(|param, values| {
             fill(param, values);
             moved(param, values);
         }),
     );
-    let gradients = Gradients::new(&part, zero, 0, Dtype::F32);
-    let mut store =
-        Store::new(weights, gradients, Reduction::new(false, Compression::None), micros);
+    let compression = Compression::None;
+    let reductions =
+        RankReductions::new(policy, &part, 0).with_shared_sums(&part, sequence, compression);
+    let options = StoreOptions { reductions, gradients: Dtype::F32, compression };
+    let mut store = Store::new(&device, &groups, &part, weights, options);
     let pass = &Pass {
         device: &device,
         groups: &groups,
@@ -307,9 +316,8 @@ fn auxiliary_losses_of_stages_add_up() {
     let (device, groups) = (Device::cpu(1), Groups::alone());
     let part = Part::new(&Mesh::ONE, groups.coord, 2, shape.blocks());
     let model = Model::new(&shape, &part);
-    let weights = Weights::load(&device, &part, Dtype::F32, 0, out_of_whole(fill));
-    let gradients = Gradients::new(&part, 0, 0, Dtype::F32);
-    let mut store = Store::new(weights, gradients, Reduction::new(false, Compression::None), 1);
+    let weights = Weights::load(&device, &part, Dtype::F32, Gather::Never, out_of_whole(fill));
+    let mut store = Store::on_one_rank(&device, &part, weights);
     let How { recompute, dtype, defer_weight_grads, .. } = ALONE;
     let global_tokens = SAMPLES * SEQ;
     let (device, groups) = (&device, &groups);

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::ReductionPolicy;
 use crate::mesh::GroupKind;
-use crate::model::Part;
+use crate::model::{Part, Unit};
 
 /// Blocks whose gradients are stored in one buffer and reduced together.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -91,6 +91,6 @@ fn shard_groups(expert: bool) -> (GroupKind, GroupKind) {
 
 /// The group that all-gathers a unit's parameters: the ranks of its shard group, in a group of its own so that gathers
 /// do not wait for reductions.
-pub(super) fn gather_group(expert: bool) -> GroupKind {
-    if expert { GroupKind::ExpertGather } else { GroupKind::Gather }
+pub fn gather_group(unit: &Unit) -> GroupKind {
+    if unit.expert { GroupKind::ExpertGather } else { GroupKind::Gather }
 }

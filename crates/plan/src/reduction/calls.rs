@@ -7,7 +7,7 @@ use crate::mesh::GroupKind;
 use crate::model::Part;
 use crate::passes::{PassEvent, passes};
 use crate::plan::Plan;
-use crate::traffic::Collective;
+use lockstep_types::Collective;
 
 /// A gather, release or reduction of one rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -110,7 +110,7 @@ impl RankReductions {
                 .iter()
                 .map(|shard| StateCollective {
                     collective: Collective::AllGather,
-                    group: gather_group(shard.unit.expert),
+                    group: gather_group(&shard.unit),
                     len: shard.unit.range.len(),
                 })
                 .collect(),
@@ -183,10 +183,10 @@ impl Walk<'_> {
                 self.block_complete(after, block);
             }
             PassEvent::Backward { deferred, .. } => {
+                self.release(after, pass, block);
                 if !deferred {
                     self.block_complete(after, block);
                 }
-                self.release(after, pass, block);
             }
             PassEvent::EmbedBackward { .. } => {
                 self.release(after, pass, block);

@@ -34,14 +34,15 @@ mod calls;
 mod shared;
 mod text;
 
-pub use buckets::{Bucket, BucketRun};
+pub use buckets::{Bucket, BucketRun, gather_group};
 pub use calls::{PassKind, Point, StateCall, StateCollective, StateOp};
 pub(crate) use calls::{Event, events};
 pub use shared::SharedSum;
 
+use crate::config::Compression;
 use crate::model::Part;
 use crate::plan::Plan;
-use crate::traffic::Collective;
+use lockstep_types::Collective;
 
 /// When one step gathers parameters and reduces gradients. The same for all ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -250,11 +251,11 @@ impl RankReductions {
     /// The reductions of one rank of a plan.
     pub fn of(plan: &Plan, part: &Part) -> RankReductions {
         let min_bucket = plan.comm.bucket_bytes / plan.precision.gradients.bytes();
-        let policy = ReductionPolicy::of(plan);
-        RankReductions {
-            shared: shared::sums(part, plan.layout.sequence, plan.comm.compression),
-            ..RankReductions::new(policy, part, min_bucket)
-        }
+        RankReductions::new(ReductionPolicy::of(plan), part, min_bucket).with_shared_sums(
+            part,
+            plan.layout.sequence,
+            plan.comm.compression,
+        )
     }
 
     /// Buckets have at least `min_bucket` elements where gradients are kept whole. Without sums over other axes.
@@ -262,6 +263,16 @@ impl RankReductions {
         let prefetch = if policy.prefetches() { prefetch(part) } else { Vec::new() };
         let buckets = buckets::buckets(&policy, part, min_bucket);
         RankReductions { policy, buckets, prefetch, shared: Vec::new() }
+    }
+
+    /// Adds the sums over other axes.
+    pub fn with_shared_sums(
+        self,
+        part: &Part,
+        sequence: bool,
+        compression: Compression,
+    ) -> RankReductions {
+        RankReductions { shared: shared::sums(part, sequence, compression), ..self }
     }
 
     /// The block to gather ahead during a pass.

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{Gather, PassKind, Point, Reduce, ReducePoint, ReductionPolicy, StateCall, StateOp};
-use crate::traffic::Collective;
+use lockstep_types::Collective;
 
 /// `parameters gathered every pass; gradients reduce-scattered every micro-batch; overlapped`
 impl fmt::Display for ReductionPolicy {

@@ -9,8 +9,6 @@ use lockstep_kernels::{AdamW, Device, Dtype, Tensor};
 use lockstep_model::{
     Activations, Batch, Groups, Model, Pass, Recompute, StagePass, Store, Weights,
 };
-use lockstep_parallel::{Gradients, Reduction};
-use lockstep_plan::Compression;
 use lockstep_plan::model::{Part, Shape};
 use lockstep_trainer::{Optimizer, load_whole};
 
@@ -47,8 +45,7 @@ impl Case {
     }
 
     fn store(&self, part: &Part) -> Store {
-        let gradients = Gradients::new(part, 0, 0, Dtype::F32);
-        Store::new(self.weights(Dtype::F32), gradients, Reduction::new(false, Compression::None), 1)
+        Store::on_one_rank(&self.device, part, self.weights(Dtype::F32))
     }
 
     fn pass(&self, dtype: Dtype) -> Pass<'_> {

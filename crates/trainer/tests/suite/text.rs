@@ -3,6 +3,7 @@
 use lockstep_kernels::{Device, Dtype};
 use lockstep_model::{Cache, Model, Sampling, Weights, sample};
 use lockstep_plan::presets;
+use lockstep_plan::reduction::Gather;
 use lockstep_trainer::{Wanted, generate};
 
 use crate::plans::source;
@@ -14,7 +15,7 @@ fn model(device: &Device) -> (Model, Weights) {
     let mut shape = presets::shape("gpt2-test", Some(source().vocab())).unwrap();
     shape.seq = 10;
     let model = Model::whole(&shape);
-    let mut weights = Weights::init(device, &model.part, Dtype::F32, 0, 3);
+    let mut weights = Weights::init(device, &model.part, Dtype::F32, Gather::Never, 3);
     for block in 0..weights.blocks() {
         for unit in 0..weights.shards(block).count() {
             let (master, _) = weights.own_mut(block, unit);
