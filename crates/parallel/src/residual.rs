@@ -8,10 +8,7 @@ use crate::compress::Memory;
 
 impl Reduction {
     /// The compressors' state: block, range of its flat buffer, and values.
-    pub fn remembered(
-        &self,
-        what: Memory,
-    ) -> impl Iterator<Item = (usize, Range<usize>, &[f32])> {
+    pub fn remembered(&self, what: Memory) -> impl Iterator<Item = (usize, Range<usize>, &[f32])> {
         let compressors = self.compressors.iter().flatten();
         self.block_ranges.iter().flatten().zip(compressors).flat_map(move |(ranges, compressor)| {
             let values = compressor.remembered(what);
@@ -25,7 +22,11 @@ impl Reduction {
     }
 
     /// Loads the compressors' state: `fill` is called for each block range that has some.
-    pub fn remember(&mut self, what: Memory, mut fill: impl FnMut(usize, Range<usize>, &mut [f32])) {
+    pub fn remember(
+        &mut self,
+        what: Memory,
+        mut fill: impl FnMut(usize, Range<usize>, &mut [f32]),
+    ) {
         let compressors = self.compressors.iter_mut().flatten();
         for (ranges, compressor) in self.block_ranges.iter().flatten().zip(compressors) {
             let mut rest = compressor.remembered_mut(what);

@@ -7,9 +7,7 @@ use lockstep_comm::Result;
 use lockstep_kernels::{Device, Dtype};
 use lockstep_plan::Compression;
 use lockstep_plan::model::Part;
-use lockstep_plan::reduction::{
-    Gather, PolicyInputs, RankReductions, ReductionPolicy, StateOp,
-};
+use lockstep_plan::reduction::{Gather, PolicyInputs, RankReductions, ReductionPolicy, StateOp};
 
 use crate::{Gradients, Groups, Reduction, Weights};
 

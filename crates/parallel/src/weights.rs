@@ -128,7 +128,10 @@ impl Weights {
 
     /// Follows a policy: blocks are gathered ahead if it says so.
     pub(crate) fn follow(&mut self, reductions: &RankReductions) {
-        assert_eq!(self.gather, reductions.policy.gather, "parameters are stored as the policy says");
+        assert_eq!(
+            self.gather, reductions.policy.gather,
+            "parameters are stored as the policy says"
+        );
         let prefetches = reductions.policy.prefetches();
         self.prefetch = prefetches.then(|| (reductions.clone(), Courier::new("gather")));
     }

@@ -1,6 +1,7 @@
 //! Properties of training programs that affect memory and time: which activations they save, which kernels they fuse,
 //! what they overlap. They hold for every model and layout. README.md states which of them were fitted, and on what.
 
+use lockstep_plan::reduction::Program;
 use serde::{Deserialize, Serialize};
 
 /// A training program.
@@ -35,6 +36,9 @@ pub struct Software {
     pub data_overlap: bool,
     /// ZeRO-1 uses reduce-scatter; otherwise all-reduce.
     pub scatters: bool,
+    /// With keep_gathered, gradients are accumulated unsharded and reduced once per step.
+    #[serde(default)]
+    pub accumulates_unsharded: bool,
     /// Messages between pipeline stages overlap with the passes.
     pub pipe_overlap: bool,
     /// Each tensor rank sends its part of a message between stages (Megatron's scatter/gather optimization).
@@ -83,6 +87,15 @@ const SAVE_ALL: SavedActivations =
     SavedActivations { norms: true, activations: true, dim: 0.0, ffn: 0.0 };
 
 impl Software {
+    /// The inputs of the reduction policy that depend on the program.
+    pub(crate) fn program(&self) -> Program {
+        Program {
+            overlaps: self.data_overlap,
+            reduce_scatters: self.scatters,
+            accumulates_unsharded: self.accumulates_unsharded,
+        }
+    }
+
     /// Base of the descriptions below: 16-bit training with f32 master weights, fused kernels, no overlap.
     fn plain(name: &str) -> Software {
         Software {
@@ -102,6 +115,7 @@ impl Software {
             tensor_overlap: false,
             data_overlap: false,
             scatters: true,
+            accumulates_unsharded: false,
             pipe_overlap: false,
             pipe_cut: false,
             attention: 1.0,
@@ -195,6 +209,7 @@ impl Software {
             unfused: 2.5,
             kernels: [40.0, 70.0],
             data_overlap: true,
+            accumulates_unsharded: true,
             pipe_overlap: true,
             slack: 0.05,
             ..Software::plain("torchtitan")

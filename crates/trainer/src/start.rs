@@ -8,8 +8,8 @@ use lockstep_comm::Group;
 use lockstep_data::Source;
 use lockstep_kernels::Device;
 use lockstep_plan::Plan;
-use lockstep_plan::reduction::ReductionPolicy;
 use lockstep_plan::model::{Balance, Moe, Shape};
+use lockstep_plan::reduction::ReductionPolicy;
 use serde_json::Value;
 
 use crate::accord::first_trouble;

@@ -33,8 +33,9 @@ pub(super) fn peak(plan: &Plan, part: &Part, passes: impl Iterator<Item = PassEv
                 saved.backward(&mut usage, recompute != Recompute::Selective, deferred);
             }
             PassEvent::Weights { .. } => usage.give(saved.out + saved.deferred()),
-            PassEvent::Received { .. } | PassEvent::Sent { .. } | PassEvent::EmbedBackward { .. } => {
-            }
+            PassEvent::Received { .. }
+            | PassEvent::Sent { .. }
+            | PassEvent::EmbedBackward { .. } => {}
         }
     }
     usage.peak

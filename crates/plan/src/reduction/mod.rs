@@ -35,8 +35,8 @@ mod shared;
 mod text;
 
 pub use buckets::{Bucket, BucketRun, gather_group};
-pub use calls::{PassKind, Point, StateCall, StateCollective, StateOp};
 pub(crate) use calls::{Event, events};
+pub use calls::{PassKind, Point, StateCall, StateCollective, StateOp};
 pub use shared::SharedSum;
 
 use crate::config::Compression;
@@ -174,7 +174,8 @@ impl ReductionPolicy {
         };
         let scatters = zero > 0 && program.reduce_scatters;
         let collective = if scatters { Collective::ReduceScatter } else { Collective::AllReduce };
-        let reduce = (inputs.replicas > 1).then_some(Reduce { collective, shards: zero > 0, point });
+        let reduce =
+            (inputs.replicas > 1).then_some(Reduce { collective, shards: zero > 0, point });
         ReductionPolicy { micro_batches: inputs.micro_batches, gather, reduce, overlap }
     }
 

@@ -35,9 +35,12 @@ impl<'a> States<'a> {
             let is_copies = one.collective == Collective::AllReduce
                 && self.reductions.policy.shards_gradients();
             match call.op {
-                StateOp::Gather { .. } => {
-                    list.add(one.group, one.collective, one.len, self.plan.precision.compute.bytes())
-                }
+                StateOp::Gather { .. } => list.add(
+                    one.group,
+                    one.collective,
+                    one.len,
+                    self.plan.precision.compute.bytes(),
+                ),
                 // The all-reduce across copies of a shard is never compressed.
                 _ if is_reduction && !is_copies => {
                     self.reduce(list, one.collective, one.group, one.len)

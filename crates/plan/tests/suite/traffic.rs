@@ -108,7 +108,9 @@ fn sequences_travel_as_the_context_says() {
 /// with its place.
 #[test]
 fn the_largest_travel_after_a_warm_up() {
-    let plan = plan(4, &["layout.data=4", "comm.compression=topk:0.01", "train.steps=200"]);
+    let sets =
+        ["layout.data=4", "comm.compression=topk:0.01", "train.steps=200", "comm.bucket_mb=100"];
+    let plan = plan(4, &sets);
     let n = plan.model.param_count();
     let sums = |step| -> Vec<_> {
         let list = traffic_of_step(&plan, 0, step).into_iter();

@@ -4,6 +4,7 @@ mod groups;
 mod params;
 
 use lockstep_plan::model::{Family, Latent, Moe, Shape};
+use lockstep_plan::reduction::{PolicyInputs, ReductionPolicy};
 use lockstep_plan::{Dtype, Layout, Mesh, Plan};
 
 use crate::Cluster;
@@ -19,6 +20,8 @@ pub(crate) struct Case<'a> {
     pub cluster: &'a Cluster,
     pub options: &'a Options,
     pub mesh: Mesh,
+    /// When parameters are gathered and gradients reduced.
+    pub policy: ReductionPolicy,
     /// Sequences of the micro-batch.
     pub batch: f64,
     /// Length of a whole sequence.
@@ -65,6 +68,7 @@ impl<'a> Case<'a> {
             cluster,
             options,
             mesh: plan.mesh(),
+            policy: ReductionPolicy::new(PolicyInputs::of(plan, options.software.program())),
             batch: plan.train.micro_batch as f64,
             seq: plan.data.seq as f64,
             tokens,
@@ -138,11 +142,6 @@ impl<'a> Case<'a> {
     pub fn matmul_rate(&self) -> f64 {
         let fp8 = self.rate() > self.bf16_rate();
         self.rate() * if fp8 { self.cluster.accelerator.matmul.fp8 } else { 1.0 }
-    }
-
-    /// Whether gradient reductions overlap with the backward pass.
-    pub fn data_overlap(&self) -> bool {
-        self.software().data_overlap && self.plan.comm.overlap.data
     }
 
     /// Measured efficiency of an operation class at a size, if there is one.

@@ -1,5 +1,7 @@
 //! Parameters, gradients and optimizer state of a rank, by ZeRO level.
 
+use lockstep_plan::reduction::Gather;
+
 use super::MemoryEstimate;
 use crate::case::Case;
 use crate::software::Software;
@@ -44,17 +46,18 @@ pub(super) fn states_of_rank(case: &Case, pipe: usize) -> MemoryEstimate {
     let table = case.vocab * case.dim;
     let ends = pipe == 0 || pipe + 1 == case.pipe();
     let largest = if ends { layer.max(table) } else { layer };
-    let gathered = match (zero, case.layout().keep_gathered) {
-        (3, false) => (layer + largest) * case.width,
-        (3, true) => (dense + expert) * case.width,
-        _ => 0.0,
+    let gathered = match case.policy.gather {
+        Gather::EveryPass => (layer + largest) * case.width,
+        Gather::EveryStep => (dense + expert) * case.width,
+        Gather::Never | Gather::AfterOptimizer => 0.0,
     };
-    // With ZeRO-2 and ZeRO-3 the full gradient of a block exists until it is reduced. With keep_gathered and several
-    // micro-batches, those of all blocks do.
-    let whole = match (zero, case.layout().keep_gathered && case.micros() > 1) {
+    // Gradients that are sharded from ZeRO-2 on exist whole until they are reduced: those of one block, or of all
+    // blocks if several micro-batches are accumulated first.
+    let accumulated = case.micros() > 1 && !case.policy.reduces_every_micro_batch();
+    let whole = match (zero, accumulated) {
         (0 | 1, _) => 0.0,
-        (3, true) => (dense + expert) * software.gradients,
-        _ => largest * software.gradients,
+        (_, true) => (dense + expert) * software.gradients,
+        (_, false) => largest * software.gradients,
     };
     // One buffer per matrix shape, and one for the table on the last stage.
     let spare = match software.spare_gradients {

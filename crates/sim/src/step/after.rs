@@ -1,72 +1,75 @@
-//! What comes after the last backward pass: sums of gradients, the optimizer, and telling others what was stepped.
+//! Communication and compute after the last backward pass: gradient reductions, the optimizer, and the all-gather of
+//! updated parameters.
 
+use lockstep_plan::reduction::Gather;
 use lockstep_plan::{Collective, GroupKind, Phase};
 
-use super::inside::{BESIDE, sums_each};
+use super::inside::{OVERLAP_COST, reduces_inside};
 use crate::case::Case;
 use crate::cluster::Engine;
 use crate::comm::Flows;
 use crate::compute::optimizer;
 
-/// By rank of the pipeline, in seconds.
+/// Seconds by rank of the pipeline.
 pub(super) struct After {
-    /// Sums over replicas.
-    sums: Vec<f64>,
-    /// Of a token table that both ends hold.
+    /// Gradient reductions over replicas.
+    reductions: Vec<f64>,
+    /// The sum of a token table that both ends hold.
     tied: f64,
     step: Vec<f64>,
-    spread: Vec<f64>,
+    gather: Vec<f64>,
 }
 
 impl After {
     pub fn new<'a>(case: &Case<'a>, flows: &mut Flows<'a>) -> After {
-        let (mut sums, mut step, mut spread) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut reductions, mut step, mut gather) = (Vec::new(), Vec::new(), Vec::new());
         let mut unseen = Flows::new(case.cluster);
         let mut before = None;
         for rank in 0..case.pipe() {
             let params = case.rank_params(rank);
-            // Of all ranks, the exchanges of the first are shown; the same again costs the same.
+            // Only the communication of the first rank is listed. Equal ranks cost the same.
             let list = if rank == 0 { &mut *flows } else { &mut unseen };
             let costs = match before {
                 Some((same, costs)) if same == params => costs,
                 _ => (
-                    summed(case, params, list),
-                    spread_out(case, params, list),
-                    stepped(case, params),
+                    reduce(case, params, list),
+                    gather_updated(case, params, list),
+                    optimizer_step(case, params),
                 ),
             };
             before = Some((params, costs));
-            sums.push(costs.0);
-            spread.push(costs.1);
+            reductions.push(costs.0);
+            gather.push(costs.1);
             step.push(costs.2);
         }
-        After { sums, tied: tied(case, flows), step, spread }
+        After { reductions, tied: tied(case, flows), step, gather }
     }
 
-    /// Of the pipeline's first rank alone.
+    /// The pipeline's first rank alone.
     pub fn first<'a>(case: &Case<'a>, flows: &mut Flows<'a>) -> After {
         let params = case.rank_params(0);
         After {
-            sums: vec![summed(case, params, flows)],
+            reductions: vec![reduce(case, params, flows)],
             tied: tied(case, flows),
-            step: vec![stepped(case, params)],
-            spread: vec![spread_out(case, params, flows)],
+            step: vec![optimizer_step(case, params)],
+            gather: vec![gather_updated(case, params, flows)],
         }
     }
 
-    /// Of the sums, what a last backward pass of `backward` seconds does not hide, in which a message of `send`
-    /// seconds may be on the same link. The bucket that is complete last has nothing to hide behind.
+    /// Reductions that are not overlapped by the last backward pass of `backward` seconds, in which a message of `send`
+    /// seconds may use the same link. Nothing overlaps with the last bucket.
     pub fn exposed(&self, case: &Case, rank: usize, backward: f64, send: f64) -> f64 {
-        let sums = self.sums[rank];
+        let reductions = self.reductions[rank];
         let shared = case.pipeline().link(case.cluster) == case.replicas().link(case.cluster);
         let backward = if shared { (backward - send).max(0.0) } else { backward };
         let tied = if rank == 0 || rank + 1 == case.pipe() { self.tied } else { 0.0 };
         let stages = (case.layout().chunks * case.layers(rank)).max(1) as f64;
-        match case.data_overlap() {
+        match case.policy.overlap {
             true => {
-                (sums - backward).max(sums / (stages + 1.0)) + BESIDE * sums.min(backward) + tied
+                let exposed = (reductions - backward).max(reductions / (stages + 1.0));
+                exposed + OVERLAP_COST * reductions.min(backward) + tied
             }
-            false => sums + tied,
+            false => reductions + tied,
         }
     }
 
@@ -74,14 +77,16 @@ impl After {
         self.step[rank]
     }
 
-    pub fn spread(&self, rank: usize) -> f64 {
-        self.spread[rank]
+    /// The all-gather of updated parameters.
+    pub fn gather(&self, rank: usize) -> f64 {
+        self.gather[rank]
     }
 }
 
-/// Gradients over the replicas: all of them, or to those who step them.
-fn summed(case: &Case, params: [f64; 2], flows: &mut Flows) -> f64 {
-    let (wire, zero) = (case.software().wire, case.layout().zero);
+/// Gradient reductions over the replicas, without those inside the passes.
+fn reduce(case: &Case, params: [f64; 2], flows: &mut Flows) -> f64 {
+    let Some(reduce) = case.policy.reduce else { return 0.0 };
+    let wire = case.software().wire;
     let groups = [
         ((GroupKind::Shard, case.shard()), (GroupKind::Copies, case.copies())),
         (
@@ -92,24 +97,19 @@ fn summed(case: &Case, params: [f64; 2], flows: &mut Flows) -> f64 {
     let mut seconds = 0.0;
     for ((shard, copies), params) in groups.into_iter().zip(params) {
         let bytes = params * wire;
-        if zero == 0 {
+        if !reduce.shards {
             let all = if shard.0 == GroupKind::Shard {
                 (GroupKind::Copies, case.replicas())
             } else {
                 shard
             };
-            let times = pieces(case);
+            let times = buckets(case, bytes);
             let each = bytes / times;
             seconds += times * flows.add(all, Collective::AllReduce, Phase::Backward, each, times);
             continue;
         }
-        let sum = if case.software().scatters {
-            Collective::ReduceScatter
-        } else {
-            Collective::AllReduce
-        };
-        if zero < 3 && !sums_each(case) {
-            seconds += flows.add(shard, sum, Phase::Backward, bytes, 1.0);
+        if !reduces_inside(case) {
+            seconds += flows.add(shard, reduce.collective, Phase::Backward, bytes, 1.0);
         }
         let own = bytes / case.mesh.shard as f64;
         seconds += flows.add(copies, Collective::AllReduce, Phase::Backward, own, 1.0);
@@ -117,18 +117,19 @@ fn summed(case: &Case, params: [f64; 2], flows: &mut Flows) -> f64 {
     seconds
 }
 
-/// In how many pieces gradients go: this program sums block by block, and the norm after them. Where others do so it is
-/// in what their links reach.
-fn pieces(case: &Case) -> f64 {
+/// The number of buckets of whole gradients: at most one per block. The overhead of other programs' buckets is part of
+/// the bandwidth that their links reach.
+fn buckets(case: &Case, bytes: f64) -> f64 {
+    let blocks = (case.layout().chunks * case.layers(0) + 2) as f64;
     match case.cluster.engine {
         Engine::Nccl => 1.0,
-        Engine::Lockstep => (case.layout().chunks * case.layers(0) + 2) as f64,
+        Engine::Lockstep => (bytes / case.plan.comm.bucket_bytes as f64).ceil().clamp(1.0, blocks),
     }
 }
 
-/// ZeRO-1 and 2: what one rank stepped reaches the others.
-fn spread_out(case: &Case, params: [f64; 2], flows: &mut Flows) -> f64 {
-    if !matches!(case.layout().zero, 1 | 2) {
+/// The all-gather of updated parameters.
+fn gather_updated(case: &Case, params: [f64; 2], flows: &mut Flows) -> f64 {
+    if case.policy.gather != Gather::AfterOptimizer {
         return 0.0;
     }
     let groups =
@@ -139,12 +140,13 @@ fn spread_out(case: &Case, params: [f64; 2], flows: &mut Flows) -> f64 {
     groups.into_iter().zip(params).map(gather).sum()
 }
 
-fn stepped(case: &Case, [dense, expert]: [f64; 2]) -> f64 {
-    let cut = |ranks: usize| if case.layout().zero > 0 { ranks as f64 } else { 1.0 };
+fn optimizer_step(case: &Case, [dense, expert]: [f64; 2]) -> f64 {
+    let sharded = case.policy.gather.shards_optimizer();
+    let cut = |ranks: usize| if sharded { ranks as f64 } else { 1.0 };
     optimizer(case, dense / cut(case.mesh.shard) + expert / cut(case.mesh.expert_shard()))
 }
 
-/// The first and the last stage add up the gradients of their table.
+/// The first and the last stage sum the gradients of a tied token table.
 fn tied(case: &Case, flows: &mut Flows) -> f64 {
     if !case.shape().tied || case.pipe() == 1 {
         return 0.0;

@@ -1,5 +1,5 @@
-//! What a step takes at least, without walking its schedule: for the search, which asks a million times and walks
-//! only what may be among the best.
+//! Lower bounds of the step time without walking the schedule, for the search: it evaluates a million candidates and
+//! walks only those that may be among the best.
 
 use super::after::After;
 use super::inside::Inside;
@@ -8,14 +8,14 @@ use crate::case::Case;
 use crate::comm::Flows;
 use crate::compute::{Passes, embed, head, layer};
 
-/// The pace of a walk that is not walked to its end is a guess, which may be this much too fast.
-const GUESSED: f64 = 0.99;
+/// A long step is extrapolated from its first micro-batches, which may be up to 1% too fast.
+const EXTRAPOLATED: f64 = 0.99;
 
-/// What the parts of a model cost for a micro-batch: the same for every number of stages, schedule and placement.
+/// Cost of each kind of block for one micro-batch: the same for every number of stages, schedule and placement.
 #[derive(Clone, Copy)]
 pub(crate) struct Blocks {
     layer: Passes,
-    /// Of a mixture's first layers.
+    /// The dense layers at the start of a mixture of experts.
     lead: Passes,
     embed: Passes,
     head: Passes,
@@ -40,32 +40,32 @@ impl Blocks {
     }
 }
 
-/// Seconds below which no step of this case is: of every rank, what must come before its first pass, its passes, and
-/// what must come after the last. Of what follows the passes, the first rank's.
+/// A lower bound of the step time in seconds: for every rank, the passes before its first one, its own, and those after
+/// its last; then the reductions and the optimizer step of the first rank.
 pub(crate) fn bound(case: &Case, blocks: &Blocks) -> f64 {
     let after = After::first(case, &mut Flows::new(case.cluster));
     let exposed = |backward: f64| after.exposed(case, 0, backward, 0.0);
-    GUESSED * (until_summed(case, blocks, exposed) + after.step(0) + after.spread(0))
+    EXTRAPOLATED * (until_reduced(case, blocks, exposed) + after.step(0) + after.gather(0))
 }
 
-/// The same without what follows the passes: seconds below which no step is, whatever ZeRO's stage.
+/// The bound without what follows the passes, valid for every ZeRO level.
 pub(crate) fn passes_bound(case: &Case, blocks: &Blocks) -> f64 {
-    debug_assert_eq!(case.layout().zero, 0, "ZeRO is not decided yet");
-    GUESSED * until_summed(case, blocks, |_| 0.0)
+    debug_assert_eq!(case.layout().zero, 0, "the ZeRO level is chosen later");
+    EXTRAPOLATED * until_reduced(case, blocks, |_| 0.0)
 }
 
-/// Until gradients are summed, of which `exposed` follows a backward pass of the first rank.
-fn until_summed(case: &Case, blocks: &Blocks, exposed: impl Fn(f64) -> f64) -> f64 {
+/// Seconds until gradients are reduced. `exposed` is the part of the reductions that follows a backward pass of the
+/// first rank.
+fn until_reduced(case: &Case, blocks: &Blocks, exposed: impl Fn(f64) -> f64) -> f64 {
     let mut flows = Flows::new(case.cluster);
     let inside = Inside::new(case, &mut flows);
     let send = send(case, &mut flows);
     let (pipe, micros) = (case.pipe(), case.micros() as f64);
-    // Where the gradient of the weights comes later, nobody waits for it, and a rank may end with it when the stages
-    // before it are done.
+    // No other stage waits for deferred weight gradients, so a rank may end with them.
     let splits = pipe > 1 && case.layout().schedule.splits();
     let mut busy = vec![0.0; pipe];
     let mut first = vec![(0.0, 0.0); pipe]; // the first chunk's forward and backward pass
-    let mut backward = 0.0; // of the first rank
+    let mut backward = 0.0; // the first rank's
     for stage in 0..case.stages() {
         let passes = blocks.stage(case, stage);
         let waits = inside.waits(case, &passes, stage);
@@ -91,10 +91,9 @@ fn until_summed(case: &Case, blocks: &Blocks, exposed: impl Fn(f64) -> f64) -> f
     until
 }
 
-/// Seconds below which no step is, whatever the schedule, the chunks and ZeRO's stage: all passes of all stages,
-/// dealt out evenly.
+/// A lower bound for every schedule, number of chunks and ZeRO level: all passes of all stages, distributed evenly.
 pub(crate) fn compute_bound(case: &Case, blocks: &Blocks) -> f64 {
-    debug_assert_eq!(case.layout().zero, 0, "ZeRO is not decided yet");
+    debug_assert_eq!(case.layout().zero, 0, "the ZeRO level is chosen later");
     let inside = Inside::new(case, &mut Flows::new(case.cluster));
     let leading = case.shape().lead.map_or(0, |lead| lead.layers);
     let kinds = [case.shape().layers - leading, leading];
@@ -104,5 +103,5 @@ pub(crate) fn compute_bound(case: &Case, blocks: &Blocks) -> f64 {
     let seconds = pass(case, whole.forward, waits.forward, 1.0).seconds
         + pass(case, whole.again + whole.input, waits.input, 1.0).seconds
         + pass(case, whole.weights, 0.0, 1.0).seconds;
-    GUESSED * seconds * case.micros() as f64 / case.pipe() as f64
+    EXTRAPOLATED * seconds * case.micros() as f64 / case.pipe() as f64
 }

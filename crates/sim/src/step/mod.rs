@@ -1,5 +1,5 @@
-//! One optimizer step in time: passes of stages, walked through the schedule, then sums, norm and optimizer.
-//! Replicas that are alike are walked once.
+//! The time of one optimizer step: passes of stages in the order of the schedule, then reductions, norm and optimizer.
+//! Equal replicas are walked once.
 
 mod after;
 mod bound;
@@ -19,7 +19,7 @@ pub(crate) use bound::{Blocks, bound, compute_bound, passes_bound};
 use inside::Inside;
 use replicas::{Speed, speeds};
 
-/// A step, and by rank of the pipeline what a micro-batch takes there.
+/// The time of a step, and of a micro-batch by rank of the pipeline.
 pub(crate) struct Step {
     pub seconds: f64,
     pub time: Time,
@@ -28,9 +28,9 @@ pub(crate) struct Step {
     pub weights: Vec<f64>,
     pub busy: Vec<f64>,
     pub flows: Vec<Flow>,
-    /// Operations of all ranks.
+    /// FLOPs of all ranks.
     pub flops: f64,
-    /// Of the slowest rank's computing, seconds of each kind.
+    /// Compute seconds of the slowest rank by class of operation.
     pub by: ByClass,
 }
 
@@ -41,7 +41,7 @@ pub(crate) fn step(case: &Case) -> Step {
     let stages: Vec<Passes> = (0..case.stages()).map(|stage| blocks.stage(case, stage)).collect();
     let send = send(case, &mut flows);
     let after = After::new(case, &mut flows);
-    // The slowest of the replicas that differ; of equals the first, which is whole.
+    // The slowest replica, starting with one at full speed.
     let mut slowest = walk(case, &stages, &inside, &after, send, &Speed::whole(case.pipe()));
     if !case.cluster.even() {
         let (even, seconds) = (slowest.time, slowest.seconds);
@@ -73,11 +73,11 @@ fn send(case: &Case, flows: &mut Flows) -> f64 {
     let bytes = rows * case.dim * case.width;
     let times = (case.micros() * case.layout().chunks) as f64;
     let kind = (GroupKind::Pipe, case.pipeline());
-    // The first rank has nobody to give its first stage's gradient to.
+    // The first stage sends no gradient.
     let message = flows.add(kind, Collective::SendRecv, Phase::Forward, bytes, times);
     let back = times - case.micros() as f64;
     flows.add(kind, Collective::SendRecv, Phase::Backward, bytes, back);
-    // What was cut for the way is put together behind it, unless it stays cut.
+    // Messages that are cut among tensor ranks are gathered by the receivers, except with sequence parallelism.
     let together = case.software().pipe_cut && !case.layout().sequence;
     let whole = if together { bytes * case.mesh.tensor as f64 } else { 0.0 };
     let kind = (GroupKind::Tensor, case.tensor());
@@ -94,7 +94,7 @@ struct Walked {
     by: ByClass,
 }
 
-/// One pass of one stage: what it takes, and of what.
+/// The time of one pass of one stage, and its parts.
 #[derive(Clone, Copy, Default)]
 struct Pass {
     seconds: f64,
@@ -102,9 +102,9 @@ struct Pass {
     host: f64,
 }
 
-/// A pass of `cost` with `waits` seconds of exchanges in its way: the device, or the host that feeds it. Starting an
-/// exchange takes the host about as long as a small one takes, so that none hides behind the other. Where the device is
-/// the host, what lies between kernels is added to both.
+/// A pass with `waits` seconds of exposed communication, limited by the device or by the host that launches its kernels.
+/// Launching a collective takes the host about as long as a small one takes, so neither overlaps with the other. On CPUs
+/// the gap between kernels is added to both.
 fn pass(case: &Case, cost: Cost, waits: f64, speed: f64) -> Pass {
     let device = &case.cluster.accelerator;
     let compute = cost.seconds / speed;
@@ -113,7 +113,7 @@ fn pass(case: &Case, cost: Cost, waits: f64, speed: f64) -> Pass {
     Pass { seconds: compute + waits + host, compute, host }
 }
 
-/// A replica through its step.
+/// Walks one replica through a step.
 fn walk(
     case: &Case,
     stages: &[Passes],
@@ -126,7 +126,7 @@ fn walk(
     let mut sums = vec![Time::default(); pipe];
     let mut kinds = vec![ByClass::default(); pipe];
     let (mut forward, mut input, mut weights) = (vec![0.0; pipe], vec![0.0; pipe], vec![0.0; pipe]);
-    // Ranks that hold their messages in hand are busy with them until they have arrived.
+    // Without overlap ranks are busy with a message until it has arrived.
     let (hand, send) = if case.software().pipe_overlap { (0.0, send) } else { (send, 0.0) };
     let mut lasts = PassTimes { send, ..PassTimes::default() };
     for (stage, passes) in stages.iter().enumerate() {
@@ -155,7 +155,7 @@ fn walk(
     }
     let kind = if pipe == 1 { ScheduleKind::OneForwardOneBackward } else { case.layout().schedule };
     let ends = finish_times(kind, pipe, case.micros(), &lasts);
-    // Sums of gradients, then all ranks wait for the norm; then each steps what it has.
+    // Reductions, then all ranks wait for the norm, then each updates its parameters.
     let slow = speed.slowest_link;
     let summed = |rank: usize| {
         ends.last[rank] + after.exposed(case, rank, input[rank] + weights[rank], send) / slow
@@ -167,14 +167,14 @@ fn walk(
         }
     }
     let stepped = (0..pipe).map(|rank| after.step(rank) / speed.compute[rank]).fold(0.0, f64::max);
-    let spread = (0..pipe).map(|rank| after.spread(rank) / slow).fold(0.0, f64::max);
-    // Ranks that share their cores do not come to a meeting at once.
+    let gather = (0..pipe).map(|rank| after.gather(rank) / slow).fold(0.0, f64::max);
+    // Ranks that share cores do not arrive at a collective at the same time.
     let mut time = sums[last];
     let busy = time.compute + time.host + stepped;
     let late = busy * case.cluster.skew.at(busy).unwrap_or(0.0);
     time.straggling = if case.plan.ranks > 1 { late } else { 0.0 };
-    let seconds = until + stepped + spread + time.straggling;
-    time.data += until - ends.last[last] + spread;
+    let seconds = until + stepped + gather + time.straggling;
+    time.data += until - ends.last[last] + gather;
     time.optimizer = stepped;
     time.bubble = seconds - time.total();
     let mut by = kinds[last];

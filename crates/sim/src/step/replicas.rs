@@ -1,14 +1,13 @@
-//! Replicas that are not as the others: those with a rank that is slower, or whose links are.
+//! Replicas with a slower rank or slower links.
 
 use crate::case::Case;
 
-/// How fast the stages of one replica are, of what the cluster's accelerator and links do. Ranks of a stage wait
-/// for the slowest among them.
+/// Relative speed of the stages of one replica. The ranks of a stage wait for the slowest among them.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Speed {
     pub compute: Vec<f64>, // (ranks of the pipeline)
     pub link: Vec<f64>,
-    /// Of all replicas, for what they exchange with each other.
+    /// The slowest link of all replicas, for communication between them.
     pub slowest_link: f64,
 }
 
@@ -18,7 +17,7 @@ impl Speed {
     }
 }
 
-/// The speeds of all replicas that have a rank which differs, equal ones once.
+/// The distinct speeds of all replicas that have a differing rank.
 pub(super) fn speeds(case: &Case) -> Vec<Speed> {
     let mut replicas: Vec<(usize, Speed)> = Vec::new();
     let mut slowest: f64 = 1.0;
@@ -26,7 +25,7 @@ pub(super) fn speeds(case: &Case) -> Vec<Speed> {
         let (compute, link, _) = case.cluster.of_rank(rank);
         slowest = slowest.min(link);
         let coord = case.mesh.coord(rank);
-        // Ranks of the context axis work on the same sequences, and wait for each other.
+        // Ranks of the context axis work on the same sequences and wait for each other.
         let at = match replicas.iter().position(|(data, _)| *data == coord.data) {
             Some(at) => at,
             None => {

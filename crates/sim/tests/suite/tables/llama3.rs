@@ -36,7 +36,8 @@ fn with_chunks(row: &Cells, chunks: usize) -> Row {
         seconds: Some(plan.tokens_per_step() as f64 * flops / rate),
         plan,
         cluster: Cluster::built_in("h100").unwrap(),
-        options: options(Software::megatron_2025()),
+        // Parameters are not resharded after the forward pass, and gradients are reduced once per step.
+        options: options(Software { accumulates_unsharded: true, ..Software::megatron_2025() }),
         bytes: None,
         failed: false,
     }
