@@ -101,7 +101,7 @@ pub(crate) fn reduce_scatter(
             if let Some(copies) = copies {
                 floats::all_reduce(&copies, shard.view_mut())?;
             }
-            group.let_go();
+            group.release_peer_pages();
             shards.push(shard);
         }
         Ok(Reduced { gradients: Sum::Shards(shards), compressors })

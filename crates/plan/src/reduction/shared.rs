@@ -63,7 +63,7 @@ pub(super) fn sums(part: &Part, sequence: bool, compression: Compression) -> Vec
     let mesh = &part.mesh;
     let applies = |sum: &SharedSum| match sum {
         SharedSum::Compressed => {
-            mesh.tensor > 1 && mesh.replicas() > 1 && compression.goes_by_neighbours()
+            mesh.tensor > 1 && mesh.replicas() > 1 && compression.depends_on_neighbours()
         }
         SharedSum::Norms => mesh.tensor > 1 && sequence,
         SharedSum::Keys => mesh.keys > 1,

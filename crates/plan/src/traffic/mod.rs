@@ -80,7 +80,7 @@ pub fn traffic_of_step(plan: &Plan, rank: usize, step: usize) -> Vec<Exchange> {
     let mut list = List::new(&part.mesh, rank);
     let passes = Passes::new(plan, &part);
     let states = States::new(plan, &part, &reductions, compression);
-    for event in events(plan, &part, &reductions, compression.goes_by_neighbours()) {
+    for event in events(plan, &part, &reductions, compression.depends_on_neighbours()) {
         match event {
             Event::State(call) => states.add(&mut list, &call),
             Event::Pass(pass) => {

@@ -14,6 +14,7 @@ mod not_finite;
 mod plans;
 mod pytorch;
 mod ranks;
+mod reductions;
 mod replays;
 mod reshard;
 mod resume;
