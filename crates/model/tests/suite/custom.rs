@@ -6,8 +6,9 @@ use lockstep_model::{
     Activations, Batch, Block, Ctx, Groups, Model, Slot, StagePass, Store, Transformer,
     WeightGrads, Weights,
 };
-use lockstep_parallel::{Gradients, Reduction};
+use lockstep_parallel::StoreOptions;
 use lockstep_plan::model::{BlockParams, Family, Init, Param, Part, Shape, Split};
+use lockstep_plan::reduction::{PolicyInputs, RankReductions, ReductionPolicy};
 use lockstep_plan::{Compression, Mesh};
 
 use crate::gradients::{moved, slope};
@@ -185,10 +186,15 @@ fn a_custom_block_is_sharded() {
         let groups = Groups::new(&world, &mesh, false).unwrap();
         let part = Part::new(&mesh, groups.coord, 1, lists(shape));
         let model = model(shape, part);
-        let weights = Weights::init(&device, &model.part, Dtype::F32, 3, 7);
-        let gradients = Gradients::new(&model.part, 3, 0, Dtype::F32);
-        let reduction = Reduction::new(false, Compression::None);
-        let mut store = Store::new(weights, gradients, reduction, 1);
+        let policy =
+            ReductionPolicy::new(PolicyInputs { zero: 3, replicas: 2, ..PolicyInputs::ONE_RANK });
+        let weights = Weights::init(&device, &model.part, Dtype::F32, policy.gather, 7);
+        let options = StoreOptions {
+            reductions: RankReductions::new(policy, &model.part, 0),
+            gradients: Dtype::F32,
+            compression: Compression::None,
+        };
+        let mut store = Store::new(&device, &groups, &model.part, weights, options);
         let batch: Batch = batch(&device);
         let mut pass = PLAIN.pass(&device, &groups);
         // Both ranks train on the same samples.
