@@ -3,7 +3,7 @@
 use super::{Cells, Row, options, plan, read};
 use lockstep_sim::{Cluster, Software};
 
-/// The rows that constants were looked at with.
+/// Rows that were used to choose constants.
 pub fn b200() -> Vec<Row> {
     rows(include_str!("../../measured/simumax_b200_measured.csv"))
 }
@@ -41,7 +41,7 @@ fn row(row: &Cells) -> Row {
     }
 }
 
-/// Experts took as many tokens as evenly used ones do (capacity 1), and one layer had none, also of DeepSeek-V3's.
+/// Experts were balanced (capacity 1), and one layer was dense, also for DeepSeek-V3.
 fn model(name: &str) -> &'static str {
     match name {
         "llama3_70b" => "preset = \"llama3-70b\"",

@@ -3,7 +3,7 @@
 use super::{Cells, Gpt, Row, options, plan, read};
 use lockstep_sim::{Cluster, Software};
 
-/// All rows with a time, or that failed, but for one whose columns its note calls swapped.
+/// All rows with a time or a failure, except one whose note says that its columns are swapped.
 pub fn bigscience() -> Vec<Row> {
     let rows = read(include_str!("../../measured/bigscience_a100_384_layout_sweep.csv"));
     rows.iter().filter(|row| understood(row)).map(parsed).collect()
@@ -31,7 +31,7 @@ fn layers(row: &Cells) -> usize {
 
 fn parsed(row: &Cells) -> Row {
     let [gpus, tp, pp, mbs] = ["gpus", "tp", "pp", "mbs"].map(|name| row.count(name));
-    // The ranks tell the replicas, also where another number is printed.
+    // Replicas follow from the ranks, even if another number is printed.
     let dp = gpus / tp / pp;
     let gbs = if row.text("note").contains("use 512") { 512 } else { row.count("gbs") };
     let model = Gpt {
@@ -50,7 +50,7 @@ fn parsed(row: &Cells) -> Row {
     );
     let mut software = Software::megatron_deepspeed();
     if row.text("note").contains("+4B/param") {
-        // Sums of gradients in f32, beside those in 16 bits.
+        // f32 gradient accumulation in addition to 16-bit gradients.
         software.gradients += 4.0;
     }
     Row {

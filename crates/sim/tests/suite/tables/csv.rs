@@ -1,6 +1,6 @@
-//! Files with commas.
+//! CSV files.
 
-/// A row's cells by the names in the first line.
+/// Cells of a row by column name.
 pub struct Cells {
     names: Vec<String>,
     cells: Vec<String>,
@@ -28,7 +28,7 @@ pub fn read(text: &str) -> Vec<Cells> {
     lines.map(|cells| Cells { names: names.clone(), cells }).collect()
 }
 
-/// Quoted cells may have commas in them.
+/// Splits a line; quoted cells may contain commas.
 fn split(line: &str) -> Vec<String> {
     let (mut cells, mut quoted) = (vec![String::new()], false);
     for letter in line.chars() {

@@ -1,11 +1,11 @@
 //! Llama 3 405B as it was trained on up to 16,384 H100s (Table 4 of its paper): tensor inside a host, interleaved
-//! pipelines, states cut among replicas, blocks that stay gathered.
+//! pipelines, sharded states, blocks that stay gathered.
 
 use super::{Cells, Row, options, plan, read};
 use lockstep_sim::{Cluster, Software};
 
-/// The paper does not tell how many stages each rank had: of those with which stages are even, the fastest are taken.
-/// Rates are taken to count attention as a causal mask leaves it; at 8 thousand tokens that hardly matters.
+/// The paper does not state the number of stages per rank: the fastest even split is used. The printed rates are assumed to
+/// count causal attention; at 8 thousand tokens this hardly matters.
 pub fn llama3() -> Vec<Row> {
     read(include_str!("../../measured/llama3_table4.csv")).iter().map(fastest).collect()
 }

@@ -15,7 +15,7 @@ fn gpt(row: &super::Cells) -> Gpt {
 }
 
 /// Table 1 of "Efficient Large-Scale Language Model Training on GPU Clusters". Micro-batches and chunks are not
-/// printed, but were chosen for speed: the fastest that fit are taken.
+/// printed, but were chosen for speed: the fastest that fit are used.
 pub fn sc21() -> Vec<Row> {
     let rows = read(include_str!("../../measured/megatron_sc21_table1.csv"));
     rows.iter()
@@ -24,7 +24,7 @@ pub fn sc21() -> Vec<Row> {
             let dp = gpus / tp / pp;
             let model = gpt(row);
             let (cluster, options) = (Cluster::built_in("a100-80").unwrap(), options(Software::megatron_2021()));
-            // The operations of the paper's formula (2), which the printed rate is of.
+            // FLOPs by the paper's formula (2), on which the printed rate is based.
             let (b, s, l, h, v) =
                 (gbs as f64, model.seq as f64, model.layers as f64, model.dim as f64, model.vocab as f64);
             let flops = 96.0 * b * s * l * h * h * (1.0 + s / (6.0 * h) + v / (16.0 * l * h));

@@ -1,5 +1,5 @@
-//! Published measurements as plans: each row of a table becomes a plan, a cluster and a training program, and
-//! what was measured. Only what a row's source says differs from row to row; no constant does.
+//! Published measurements as plans: each row of a table becomes a plan, a cluster, a training program and the measured
+//! values. Rows differ only in what their source states, never in constants.
 
 #![allow(unused_imports)]
 
@@ -28,18 +28,18 @@ pub use vtrain::vtrain;
 use lockstep_plan::{Config, Environment, Plan};
 use lockstep_sim::{Cluster, Estimate, Options, Software, estimate};
 
-/// A row, as a plan and as it was measured.
+/// A plan with its measurements.
 pub struct Row {
     pub name: String,
-    /// Rows that are compared with each other.
+    /// Rows of a group are compared with each other.
     pub group: String,
     pub plan: Plan,
     pub cluster: Cluster,
     pub options: Options,
     pub seconds: Option<f64>,
-    /// Bytes that frameworks report.
+    /// Allocated bytes as reported by the framework.
     pub bytes: Option<f64>,
-    /// It ran out of memory.
+    /// Whether the run failed with out-of-memory.
     pub failed: bool,
 }
 
@@ -49,7 +49,7 @@ impl Row {
     }
 }
 
-/// A plan on a cluster of hosts of eight; panics with the mistakes, for rows are to be understood.
+/// A plan on hosts of eight ranks; panics with the config errors.
 pub fn plan(text: &str, ranks: usize) -> Plan {
     let env = Environment {
         ranks,
@@ -67,7 +67,7 @@ pub fn plan(text: &str, ranks: usize) -> Plan {
     }
 }
 
-/// A model in the form of GPT-2 and how it was trained, as a run file.
+/// A GPT-2 style model and its training settings.
 pub struct Gpt {
     pub dim: usize,
     pub heads: usize,

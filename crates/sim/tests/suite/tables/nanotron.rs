@@ -21,7 +21,7 @@ pub fn nanotron() -> Vec<Row> {
                 tp > 1,
             );
             let plan = plan(&text, gpus);
-            // nanotron's share of the peak: 6 per parameter and the whole square.
+            // nanotron's MFU: 6 FLOPs per parameter plus the full square of attention.
             let flops = lockstep_plan::model::flops_per_token(&plan.model, seq);
             let per_step = plan.tokens_per_step() as f64 * (flops.weights + 2.0 * flops.attention);
             let seconds = per_step / (row.number("mfu_pct").unwrap() / 100.0 * 989e12 * gpus as f64);

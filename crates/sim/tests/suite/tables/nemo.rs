@@ -1,5 +1,5 @@
 //! NeMo with long sequences on H100s, in 8 bits: Llama 2 7B from 4 thousand to a million tokens. The rows on B200s
-//! print replicas that do not multiply to their ranks, and are left out.
+//! print replicas that do not multiply to their ranks, and are skipped.
 
 use super::{Row, options, plan, read};
 use lockstep_sim::{Cluster, Options, Software};
@@ -19,7 +19,7 @@ pub fn nemo() -> Vec<Row> {
                 tp > 1,
             );
             let plan = plan(&text, gpus);
-            // The printed rate counts the whole square of attention.
+            // The printed rate counts the full square of attention.
             let flops = lockstep_plan::model::flops_per_token(&plan.model, seq);
             let all = plan.tokens_per_step() as f64 * (flops.weights + 2.0 * flops.attention);
             let rate = row.number("tflops_with_cp").unwrap() * 1e12 * gpus as f64;

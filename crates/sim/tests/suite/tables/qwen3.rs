@@ -4,8 +4,8 @@ use super::{Cells, Row, options, plan, read};
 use lockstep_plan::model::flops_per_token;
 use lockstep_sim::{Cluster, Selective, Software};
 
-/// Rows in 16 bits, without those whose exchanges of experts go on beside other micro-batches' passes, which nobody here
-/// does, and without Qwen3-Next, whose attention is not one of the plan's.
+/// The bf16 rows, without those that overlap expert communication with other micro-batches, which is not modelled, and
+/// without Qwen3-Next, whose attention is not supported.
 pub fn qwen3() -> Vec<Row> {
     let rows = read(include_str!("../../measured/megatron_moe_qwen3.csv"));
     let understood = |row: &&Cells| {
@@ -20,16 +20,16 @@ fn parsed(row: &Cells) -> Row {
     let [gpus, tp, cp, ep, pp, seq, gbs] =
         ["gpus", "tp", "cp", "ep", "pp", "seq_len", "gbs"].map(|name| row.count(name));
     let (dp, mbs) = (gpus / tp / cp / pp, row.number("mbs").unwrap_or(1.0) as usize);
-    // 94 layers are on 96 stages where the ends count as layers.
+    // 94 layers on 96 stages: embedding and head count as layers.
     let chunks = row.count("vpp").min(94 / pp);
     let kind = if chunks > 1 && pp > 1 { "interleaved" } else { "1f1b" };
     let recompute = match row.text("recompute") {
         "full" => "full",
-        // Norms and activations, which cost nothing to do again.
+        // Recomputes norms and activations, which is nearly free.
         "" | "norm,act" => "none",
         _ => "selective",
     };
-    // The tensor axis deals out experts there, so that experts are on `tp` times as many ranks.
+    // The tensor axis distributes whole experts, so experts are on `tp` times as many ranks.
     let text = format!(
         "[model]\nfamily = \"moe\"\ndim = 4096\nheads = 64\nkv_heads = 4\nhead_dim = 128\nffn = 1536\nlayers = 94\n\
          vocab = 151936\nseq = {seq}\nexperts = 128\ntop_k = 8\n[train]\nglobal_batch = {gbs}\nmicro_batch = {mbs}\n\

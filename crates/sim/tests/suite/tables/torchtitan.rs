@@ -15,7 +15,7 @@ pub fn torchtitan() -> Vec<Row> {
                 _ => "llama3-405b",
             };
             let interleaved = row.text("pp_schedule").starts_with("Interleaved");
-            // A pipeline's batch goes through in as many micro-batches as it has ranks, unless something else is said.
+            // By default a pipeline has as many micro-batches as ranks.
             let mbs = local / pp;
             let (kind, chunks) = if interleaved { ("interleaved", 2) } else { ("1f1b", 1) };
             let text = format!(

@@ -1,6 +1,6 @@
 //! One node of A100s with small models: 720 layouts, from vTrain's repository. Megatron-DeepSpeed, f16, everything
 //! recomputed. The file calls its times measured, but within a layout they grow with the micro-batches in equal steps
-//! to the last digit: they were put together from measured parts, and have no noise of runs.
+//! to the last digit: they were composed from measured parts and have no run-to-run noise.
 
 use super::{Gpt, Row, options, plan, read};
 use lockstep_sim::{Cluster, Software};
