@@ -2,8 +2,9 @@
 //! writes to its slots or, with `cross_memory`, the copies that it makes from or to a peer's memory.
 //! In-place accesses and barriers are not counted.
 
+use super::cross_memory as copies;
+use super::pieces::{CROSS_MEMORY_MIN, ONE_ROUND, slices_pay};
 use super::through_slots::{RoundLayout, broadcast_rounds};
-use super::{CROSS_MEMORY_MIN, ONE_ROUND, cross_memory as copies, slices_pay};
 use crate::call::partition::longest;
 use crate::call::traffic::Traffic;
 use std::ops::Range;

@@ -4,7 +4,7 @@
 //! A cache line that another core has written is expensive to read. Pulling a slice and pushing the
 //! result back touches each line of a peer's buffer once in each direction, from one core.
 
-use super::{SliceReduction, count};
+use super::pieces::{SliceReduction, count};
 use crate::call::error::Result;
 use crate::call::fold::Fold;
 use crate::lane::Lane;

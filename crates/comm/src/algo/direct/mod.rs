@@ -19,7 +19,10 @@
 
 pub(crate) mod cost;
 mod cross_memory;
+mod pieces;
 mod through_slots;
+
+pub(crate) use pieces::Routes;
 
 use crate::call::error::Result;
 use crate::call::fold::Fold;
@@ -28,14 +31,8 @@ use crate::lane::Lane;
 use crate::memory::copy::{copy, copy_slice};
 use crate::memory::cross_process::RemoteAddress;
 use crate::memory::member::{Bank, SLOT_BYTES};
+use pieces::{CROSS_MEMORY_MIN, ONE_ROUND, SliceReduction, count, slices_pay};
 use std::ops::Range;
-
-/// Up to this size, an all-reduce is one round in which all members read all inputs.
-const ONE_ROUND: usize = 16 << 10;
-/// From this many bytes per member on, a system call costs less than a second copy.
-const CROSS_MEMORY_MIN: usize = 16 << 10;
-/// Up to this many members, pulling slices from each costs less than passing them through slots.
-const CROSS_MEMORY_MEMBERS: usize = 3;
 
 /// How the members access each other's buffers in one call.
 enum Access {
@@ -44,22 +41,6 @@ enum Access {
     /// Addresses in the members' processes.
     CrossMemory(Vec<RemoteAddress>),
     Slots,
-}
-
-/// A reduction in which each member combines its slice of all buffers.
-struct SliceReduction<'a> {
-    /// Our buffer.
-    data: *mut u8,
-    partition: Partition,
-    fold: &'a Fold,
-    /// The only member that receives the result; all of them if `None`.
-    root: Option<usize>,
-}
-
-impl SliceReduction<'_> {
-    fn receives(&self, member: usize) -> bool {
-        self.root.is_none_or(|root| root == member)
-    }
 }
 
 /// Announces our call and buffer, waits for all members, compares the calls and chooses an access
@@ -94,11 +75,6 @@ fn choose_access(lane: &mut Lane, pays: bool) -> Result<Access> {
         return begin_access(lane).map(|()| Access::CrossMemory(remotes));
     }
     Ok(Access::Slots)
-}
-
-/// Whether pulling slices of this length from every peer is cheaper than passing them through slots.
-fn slices_pay(members: usize, longest: usize) -> bool {
-    longest >= CROSS_MEMORY_MIN && members <= CROSS_MEMORY_MEMBERS
 }
 
 /// Begins to access the peers' memory, unless the world is broken and they may release it.
@@ -220,18 +196,6 @@ pub(crate) fn reduce_scatter(
         }
         Access::Slots => through_slots::reduce_scatter(lane, input, output, slices, fold),
     }
-}
-
-/// Locations of the pieces of an all-to-all.
-pub(crate) struct Routes<'a> {
-    /// Pieces of our input, by receiver.
-    pub outgoing: &'a [Range<usize>],
-    /// Pieces of our output, by sender.
-    pub incoming: &'a [Range<usize>],
-    /// Our piece in the input of each member.
-    pub theirs: &'a [Range<usize>],
-    /// Length of the longest piece of all members.
-    pub longest: usize,
 }
 
 pub(crate) fn all_to_all(
@@ -387,12 +351,4 @@ pub(crate) fn exchange_words(lane: &mut Lane, words: &[u64]) -> Result<Vec<Vec<u
     slots.drain(Bank::Inputs, round);
     count(lane, 1, 8 * words.len());
     Ok(rows)
-}
-
-/// Counts bytes written to our slots and copied from or to peers' processes, see `cost`.
-fn count(lane: &mut Lane, rounds: usize, bytes: usize) {
-    if lane.slots.members() > 1 {
-        lane.traffic.messages += rounds as u64;
-        lane.traffic.bytes += bytes as u64;
-    }
 }

@@ -1,7 +1,7 @@
 //! Direct collectives through the slots of the arena: each member copies its data for others into its
 //! slots in rounds, and the others read it there. Needs nothing but memory that all members have mapped.
 
-use super::{Routes, SliceReduction, count};
+use super::pieces::{Routes, SliceReduction, count};
 use crate::call::error::Result;
 use crate::call::fold::Fold;
 use crate::call::partition::longest;

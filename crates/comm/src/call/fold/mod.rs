@@ -5,7 +5,7 @@ mod number;
 
 use half::{bf16, f16};
 use lockstep_types::Dtype;
-use number::{Add, Arithmetic, Binary, Greatest, Least, Number, Times};
+use number::{Add, Arithmetic, Binary, Greatest, Job, Least, Number, Times};
 
 /// Reduction operator. Integers wrap around; `Mean` of integers truncates; a NaN in any contribution
 /// of `Min` or `Max` gives NaN.
@@ -98,13 +98,6 @@ impl Fold {
             }
         }
     }
-}
-
-struct Job<'a> {
-    sources: &'a [*const u8],
-    destinations: &'a [*mut u8],
-    bytes: usize,
-    divisor: usize,
 }
 
 impl Job<'_> {

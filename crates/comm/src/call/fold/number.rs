@@ -1,9 +1,16 @@
 //! Arithmetic of each element type: its accumulator type and the loops over two sources.
 
-use super::Job;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use lockstep_types::Element;
+
+/// One reduction over raw buffers.
+pub(super) struct Job<'a> {
+    pub sources: &'a [*const u8],
+    pub destinations: &'a [*mut u8],
+    pub bytes: usize,
+    pub divisor: usize,
+}
 
 /// An element type and its accumulator type: half precisions are accumulated in f32 and rounded once
 /// per fold.
