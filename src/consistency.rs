@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Context;
 use lockstep_comm::World;
 use lockstep_plan::Plan;
-use lockstep_trainer::{check_alike, traits};
+use lockstep_trainer::{check_consistency, settings};
 
 use crate::run_file::RunFile;
 
@@ -19,9 +19,9 @@ pub fn check(world: &World, plan: &Plan, file: &RunFile) -> anyhow::Result<()> {
         ("program".to_string(), program_hash()?),
         ("data".to_string(), file.source.identity()),
     ];
-    mine.extend(traits(plan));
+    mine.extend(settings(plan));
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    check_alike(world, host.trim(), &mine)?;
+    check_consistency(world, host.trim(), &mine)?;
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use lockstep_data::{Options, Source};
 use lockstep_kernels::{Device, Dtype};
 use lockstep_model::{Model, Sampling};
 use lockstep_plan::Plan;
-use lockstep_trainer::{Wanted, dtype, generate, load_whole};
+use lockstep_trainer::{Prompt, dtype, generate, load_whole};
 
 /// Sample text from a trained model
 #[derive(clap::Args)]
@@ -78,7 +78,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let model = Model::whole(&head.shape);
     let weights = load_whole(&device, &head.shape, dtype, &checkpoint.params())?;
     let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p };
-    let wanted = Wanted { prompt: &args.prompt, tokens: args.tokens, sampling, seed: args.seed };
+    let wanted = Prompt { prompt: &args.prompt, tokens: args.tokens, sampling, seed: args.seed };
 
     let mut text = String::new();
     let begun = Instant::now();

@@ -6,7 +6,7 @@ use anyhow::bail;
 use lockstep_comm::World;
 use lockstep_data::{SampleId, Source, Split};
 use lockstep_plan::Plan;
-use lockstep_trainer::{Outcome, Parting, Replayed, Run, Start, failed, replay};
+use lockstep_trainer::{Divergence, Outcome, Replayed, Run, Start, failed, replay};
 
 use crate::print::print_line;
 
@@ -72,7 +72,7 @@ fn recorded(folder: &Path, step: u64) -> Option<f64> {
 
 fn verdict(step: u64, replayed: &Replayed, kept: bool, recorded: Option<f64>) -> String {
     let Replayed { outcome, parting, samples } = replayed;
-    if let Some(Parting { ranks, place }) = parting {
+    if let Some(Divergence { ranks, place }) = parting {
         let ranks: Vec<String> = ranks.iter().map(usize::to_string).collect();
         let who = match &ranks[..] {
             [one] => format!("rank {one}"),
@@ -166,13 +166,13 @@ fn quoted(word: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lockstep_trainer::Stepped;
+    use lockstep_trainer::StepResult;
     use std::time::Duration;
 
     #[test]
     fn what_is_said_of_it() {
         let none = Duration::ZERO;
-        let stepped = Stepped {
+        let stepped = StepResult {
             loss: 2.5,
             auxiliary: 0.0,
             grad_norm: 1.0,
@@ -185,7 +185,7 @@ mod tests {
         let finite = || Outcome::Finite(stepped);
         let bad = || Outcome::NotFinite { rank: 1, place: "layers.1 (its output)".into() };
         let parting = |ranks: &[usize]| {
-            Some(Parting { ranks: ranks.to_vec(), place: "head (its gradient)".into() })
+            Some(Divergence { ranks: ranks.to_vec(), place: "head (its gradient)".into() })
         };
         for (outcome, parting, samples, kept, recorded, said) in [
             (

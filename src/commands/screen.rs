@@ -4,7 +4,7 @@ use std::io::Write as _;
 
 use lockstep_events::StepReport;
 use lockstep_plan::Plan;
-use lockstep_trainer::{Event, Saved};
+use lockstep_trainer::{Event, SavedCheckpoint};
 
 use crate::commands::predicted::Measured;
 use crate::print::{print_error, print_line};
@@ -69,7 +69,7 @@ impl Screen {
                 "warning: the checkpoint of step {step} was not saved: rank {rank}: {what}; the one before stands, \
                  and the training goes on"
             ),
-            Event::PassedOver { path, rank, what } => print_error!(
+            Event::SkippedCheckpoint { path, rank, what } => print_error!(
                 "warning: skipped {}: rank {rank}: {what}; trying an older checkpoint",
                 path.display()
             ),
@@ -100,7 +100,7 @@ impl Screen {
 }
 
 /// Where, how much, how fast, and what it cost the training.
-fn saved_line(saved: &Saved) -> String {
+fn saved_line(saved: &SavedCheckpoint) -> String {
     let (mib, seconds) = (saved.bytes as f64 / (1 << 20) as f64, saved.time.as_secs_f64());
     format!(
         "saved {} | {mib:.1} MiB in {seconds:.2} s | stalled {:.1} ms",

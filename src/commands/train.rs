@@ -11,7 +11,7 @@ use lockstep_kernels::Tag;
 use lockstep_launch::{EXIT_PERMANENT, EXIT_STOPPED};
 use lockstep_model::{Model, Sampling};
 use lockstep_plan::{Ledger, Plan};
-use lockstep_trainer::{self as trainer, Rank, Run, Wanted, Whole, dtype, load_whole};
+use lockstep_trainer::{self as trainer, Prompt, Rank, Run, Whole, dtype, load_whole};
 
 use crate::commands::predicted::{self, Predicted};
 use crate::commands::replay;
@@ -269,7 +269,7 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     // Text is made by rank 0, which is given all parameters for it.
     let params = if plan.train.sample.is_some() { trained.params()? } else { None };
     let compare = || predicted.compare(plan, &screen.measured);
-    trainer::alone(world, || conclude(&trained, params, file, &folder, compare))?;
+    trainer::on_rank_zero(world, || conclude(&trained, params, file, &folder, compare))?;
     // Ranks leave together: nobody takes the end of another for a failure.
     world.barrier()?;
     Ok(false)
@@ -341,7 +341,7 @@ fn conclude(
     if let (Some(wanted), Some(params)) = (&plan.train.sample, params) {
         print_part!("\n{}", wanted.prompt);
         let sampling = Sampling { temperature: 0.8, top_k: None, top_p: Some(0.95) };
-        let wanted = Wanted {
+        let wanted = Prompt {
             prompt: &wanted.prompt,
             tokens: wanted.tokens,
             sampling,

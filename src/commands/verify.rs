@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use lockstep_comm::World;
 use lockstep_plan::{Plan, layouts};
-use lockstep_trainer::{Course, Difference, Tolerance, course_among};
+use lockstep_trainer::{Difference, Tolerance, Trajectory, train_on_first_ranks};
 
 use crate::commands::predicted;
 use crate::print::print_line;
@@ -129,9 +129,9 @@ fn rank(tasks: &Tasks, file: &RunFile, world: &World) -> anyhow::Result<()> {
     let screen = Screen::new(tasks, world.rank() == 0);
     let trained = |number: usize, words: &str, plan: &Plan| {
         let mut told = |step| screen.draw(number, words, step);
-        let course = course_among(plan, world, &file.source, *steps, &mut told);
+        let trajectory = train_on_first_ranks(plan, world, &file.source, *steps, &mut told);
         screen.clear();
-        course.with_context(|| format!("on {words}"))
+        trajectory.with_context(|| format!("on {words}"))
     };
     let reference = trained(0, "one rank", one)?;
     if reference.is_some() {
@@ -139,10 +139,10 @@ fn rank(tasks: &Tasks, file: &RunFile, world: &World) -> anyhow::Result<()> {
     }
     let mut differ = 0;
     for (number, (words, plan)) in layouts.iter().enumerate() {
-        let course: Option<Course> = trained(number + 1, words, plan)?;
-        if let (Some(one), Some(course)) = (&reference, &course) {
+        let trajectory: Option<Trajectory> = trained(number + 1, words, plan)?;
+        if let (Some(one), Some(trajectory)) = (&reference, &trajectory) {
             let tolerance = tasks.tolerance(plan);
-            let difference = one.difference(course, &tolerance);
+            let difference = one.difference(trajectory, &tolerance);
             differ += usize::from(!difference.within(&tolerance));
             row(tasks, words, plan, &difference);
         }

@@ -27,43 +27,45 @@
 //! [`run()`] is the whole loop with its evaluations, checkpoints and reports; [`Rank`] is one rank's state and
 //! its steps, for loops of one's own.
 
-mod accord;
-mod alike;
-mod alone;
+mod agree;
+mod consistency;
 mod error;
 mod evaluate;
 mod find_nan;
-mod left_out;
+mod gather_texts;
 pub mod links;
-mod lookout;
 mod optimizer;
-pub mod pace;
 mod peak;
 mod rank;
+mod rank_zero;
 mod replay;
 mod run;
 mod saver;
-mod spoken;
+mod skipped_samples;
+mod snapshot;
 mod start;
-mod stored;
+mod step_checksums;
+pub mod straggler;
+mod straggler_monitor;
 mod text;
-mod texts;
-mod trace;
+mod text_stream;
 mod verify;
 
-pub use accord::{Word, agree, first_trouble};
-pub use alike::{Trait, check_alike, traits};
-pub use alone::alone;
+pub use agree::{Flags, agree, first_error};
+pub use consistency::{Setting, check_consistency, settings};
 pub use error::Error;
-pub use lookout::{Lookout, Slow, View};
 pub use optimizer::Optimizer;
 pub use peak::measure_peak;
-pub use rank::{Rank, Stepped, dtype};
+pub use rank::{Rank, StepResult, dtype};
+pub use rank_zero::on_rank_zero;
 pub use replay::{Outcome, Replayed, replay};
 pub use run::{Event, Finished, Run, failed, run};
-pub use saver::{Ended, Saved, Saver};
+pub use saver::{SaveOutcome, SavedCheckpoint, Saver};
+pub use snapshot::{Snapshot, Whole, load_weights, load_whole};
 pub use start::{Start, build};
-pub use stored::{Snapshot, Whole, load_weights, load_whole};
-pub use text::{Wanted, generate};
-pub use trace::Parting;
-pub use verify::{Course, Difference, Tolerance, course, course_among, course_on_threads};
+pub use step_checksums::Divergence;
+pub use straggler_monitor::{ReportTimes, Slow, StragglerMonitor};
+pub use text::{Prompt, generate};
+pub use verify::{
+    Difference, Tolerance, Trajectory, train, train_on_first_ranks, train_on_threads,
+};

@@ -15,8 +15,8 @@ use lockstep_plan::reduction::{RankReductions, ReductionPolicy};
 use lockstep_plan::schedule::{Act, Action};
 use lockstep_plan::{Compression, Plan};
 
-use crate::left_out::LeftOut;
-use crate::stored::load_weights;
+use crate::skipped_samples::SkippedSamples;
+use crate::snapshot::load_weights;
 use crate::{Error, Optimizer};
 
 /// What one rank holds: its device, its piece of the model with its parameters and moments, and room for
@@ -51,14 +51,14 @@ pub(crate) struct InFlight {
     /// Ready to be used again.
     spare: Vec<Activations>,
     /// Of the samples of this step.
-    pub left_out: LeftOut,
+    pub skipped: SkippedSamples,
     /// Time spent on reading samples, since it was last asked.
     pub reading: Duration,
 }
 
 /// What a step did: the same on every rank, but for the times.
 #[derive(Clone, Copy, Debug)]
-pub struct Stepped {
+pub struct StepResult {
     /// Cross-entropy, mean over the tokens of the global batch.
     pub loss: f64,
     /// Routers' losses, as they enter the objective.
@@ -138,11 +138,11 @@ impl<'a> Rank<'a> {
     }
 
     /// Step `step` (the first is 1) on its global batch. On an error nothing has changed.
-    pub fn step(&mut self, source: &Source, step: u64) -> Result<Stepped, Error> {
+    pub fn step(&mut self, source: &Source, step: u64) -> Result<StepResult, Error> {
         let start = Instant::now();
         // A step that ended in an error leaves gradients behind.
         self.store.clear();
-        self.in_flight.left_out.clear();
+        self.in_flight.skipped.clear();
         self.in_flight.reading = Duration::ZERO;
         self.store.reduction.begin(self.plan.compression(step as usize) == Compression::None);
         self.groups.take_exposed();
@@ -151,13 +151,13 @@ impl<'a> Rank<'a> {
 
         self.store.finish(&self.device, &self.groups)?;
         let mut exchange = self.store.take_exposed() + self.groups.take_exposed();
-        let [count, marks, first] = self.left_out_sums();
+        let [count, marks, first] = self.skipped_sums();
         let mut sums = [loss.sum, loss.auxiliary, self.squares(), count, marks, first];
         let meeting = Instant::now();
         sum(self.group, &mut sums)?;
         exchange += meeting.elapsed();
-        let [loss, auxiliary, squares, left_out @ ..] = sums;
-        self.note_left_out(step, left_out)?;
+        let [loss, auxiliary, squares, skipped @ ..] = sums;
+        self.note_skipped(step, skipped)?;
         let grad_norm = squares.sqrt();
         let loss = loss / self.plan.tokens_per_step() as f64;
         if !grad_norm.is_finite() || !loss.is_finite() {
@@ -187,7 +187,7 @@ impl<'a> Rank<'a> {
         if !std::mem::replace(&mut self.warm, true) {
             SharedHeap::use_huge_pages();
         }
-        Ok(Stepped { loss, auxiliary, grad_norm, lr, time, exchange, reading, sent })
+        Ok(StepResult { loss, auxiliary, grad_norm, lr, time, exchange, reading, sent })
     }
 
     /// Forward and backward of this rank's micro-batches: its part of the losses, and of the gradients.
@@ -277,7 +277,7 @@ impl InFlight {
             samples: vec![0; micro_batch * (seq + 1)],
             activations: (0..micros * model.part.stages.len()).map(|_| None).collect(),
             spare: Vec::new(),
-            left_out: LeftOut::default(),
+            skipped: SkippedSamples::default(),
             reading: Duration::ZERO,
         }
     }
@@ -299,7 +299,7 @@ impl InFlight {
         micro: usize,
         first: usize,
     ) {
-        let InFlight { batches, samples, left_out, reading, .. } = self;
+        let InFlight { batches, samples, skipped, reading, .. } = self;
         let begun = Instant::now();
         for (row, sample) in samples.chunks_exact_mut(plan.data.seq + 1).enumerate() {
             let (seed, global) = (plan.train.seed, plan.train.global_batch);
@@ -309,7 +309,7 @@ impl InFlight {
             );
             // What is held out is looked at again and again; it counts for nothing.
             if split == Split::Train && !damage.is_empty() {
-                left_out.add(first + row, damage);
+                skipped.add(first + row, damage);
             }
         }
         *reading += begun.elapsed();

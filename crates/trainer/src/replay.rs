@@ -3,7 +3,7 @@
 
 use lockstep_kernels::Device;
 
-use crate::{Error, Parting, Run, Stepped, build};
+use crate::{Divergence, Error, Run, StepResult, build};
 
 /// What came of it: the same on all ranks, but for the times of a step.
 #[derive(Clone, Debug)]
@@ -11,14 +11,14 @@ pub struct Replayed {
     /// The step, or where it went wrong.
     pub outcome: Outcome,
     /// Where the second time differed from the first.
-    pub parting: Option<Parting>,
+    pub parting: Option<Divergence>,
     /// Samples of the global batch whose loss is not finite.
     pub samples: Vec<usize>,
 }
 
 #[derive(Clone, Debug)]
 pub enum Outcome {
-    Finite(Stepped),
+    Finite(StepResult),
     /// On which rank, and in which layer, it began.
     NotFinite {
         rank: usize,

@@ -13,12 +13,13 @@ use lockstep_plan::model::flops_per_token;
 use lockstep_plan::{Ledger, Plan};
 use serde_json::Value;
 
-use crate::lookout::{Lookout, View};
-use crate::pace::{Times, median};
 use crate::rank::dtype;
 use crate::start::{build, position};
+use crate::straggler::{Times, median};
+use crate::straggler_monitor::{ReportTimes, StragglerMonitor};
 use crate::{
-    Ended, Error, Rank, Saved, Saver, Slow, Start, Stepped, Word, agree, alone, measure_peak,
+    Error, Flags, Rank, SaveOutcome, SavedCheckpoint, Saver, Slow, Start, StepResult, agree,
+    measure_peak, on_rank_zero,
 };
 
 /// What happens during a run, for whoever shows it. Only rank 0 tells.
@@ -28,11 +29,11 @@ pub enum Event<'a> {
     /// The loss on held-out data.
     Evaluated(&'a StepReport),
     /// A checkpoint is there.
-    Saved(&'a Saved),
+    Saved(&'a SavedCheckpoint),
     /// A checkpoint could not be written, for what reason on which rank. The training goes on.
     SaveFailed { step: u64, rank: usize, what: &'a str },
     /// A checkpoint to start from was found broken by a rank; an older one is tried.
-    PassedOver { path: &'a Path, rank: usize, what: &'a str },
+    SkippedCheckpoint { path: &'a Path, rank: usize, what: &'a str },
     /// A rank or a link that holds the others up: told when it is first seen, and rarely again.
     Slow(&'a Slow),
 }
@@ -66,7 +67,7 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Finishe
     let Run { plan, group, source, folder, .. } = *run;
     let device = Device::cpu(plan.train.threads);
     let peak = measure_peak(&device, dtype(plan));
-    let generation = alone(group, || {
+    let generation = on_rank_zero(group, || {
         // Whoever trained this run before may not commit from here on.
         let generation = match run.generation {
             Some(own) => lockstep_ckpt::claim(folder, own).map(|()| own)?,
@@ -77,16 +78,16 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Finishe
     })?;
     let generation = told(group, generation)?;
     let (mut rank, done) = build(run, device, tell)?;
-    let mut log = alone(group, || Log::open(folder, done))?;
+    let mut log = on_rank_zero(group, || Log::open(folder, done))?;
     let mut saver = Saver::new(plan, group, folder, generation, Disk::default());
     if plan.checkpoint.every > 0 {
         saver.make_room(&rank);
     }
     let mut clock = Clock::new(plan, group.rank(), peak, done);
-    let mut lookout = Lookout::new(plan, group)?;
+    let mut lookout = StragglerMonitor::new(plan, group)?;
 
     // Asked while it was being built: everything is as it was.
-    if agree(group, Word { stop: (run.stop)(), ..Word::default() })?.stop {
+    if agree(group, Flags { stop: (run.stop)(), ..Flags::default() })?.stop {
         return Ok(Finished { rank, stopped: Some(done) });
     }
     for step in done + 1..=plan.train.steps as u64 {
@@ -128,7 +129,7 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Finishe
                 tell(Event::Evaluated(&report));
             }
         }
-        let word = agree(group, Word { stop: (run.stop)(), ..saver.word() })?;
+        let word = agree(group, Flags { stop: (run.stop)(), ..saver.word() })?;
         let ended = saver.heard(word)?;
         unfenced(ended.as_ref(), folder, generation)?;
         conclude(ended, step, plan, log.as_mut(), tell);
@@ -150,7 +151,7 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Finishe
 
 /// Tells how a save ended, at the first rank.
 fn conclude(
-    ended: Option<Ended>,
+    ended: Option<SaveOutcome>,
     now: u64,
     plan: &Plan,
     log: Option<&mut Log>,
@@ -158,7 +159,7 @@ fn conclude(
 ) {
     let (Some(ended), Some(log)) = (ended, log) else { return };
     let more: BTreeMap<String, Value> = match &ended {
-        Ended::Saved(saved) => [
+        SaveOutcome::Saved(saved) => [
             ("saved_step", saved.step.into()),
             ("save_bytes", saved.bytes.into()),
             ("save_s", saved.time.as_secs_f64().into()),
@@ -166,7 +167,7 @@ fn conclude(
         ]
         .map(|(key, value)| (key.to_string(), value))
         .into(),
-        Ended::Failed { step, rank, what } => [
+        SaveOutcome::Failed { step, rank, what } => [
             ("save_failed_step", (*step).into()),
             ("save_failed", format!("rank {rank}: {what}").into()),
         ]
@@ -175,16 +176,16 @@ fn conclude(
     };
     log.write(&StepReport { more, ..StepReport::of(now as usize, plan.train.steps) });
     match &ended {
-        Ended::Saved(saved) => tell(Event::Saved(saved)),
-        Ended::Failed { step, rank, what } => {
+        SaveOutcome::Saved(saved) => tell(Event::Saved(saved)),
+        SaveOutcome::Failed { step, rank, what } => {
             tell(Event::SaveFailed { step: *step, rank: *rank, what })
         }
     }
 }
 
 /// A save that failed because others train this run by now ends these ranks: they came back from the dead.
-fn unfenced(ended: Option<&Ended>, folder: &Path, generation: u64) -> Result<(), Error> {
-    if let Some(Ended::Failed { .. }) = ended {
+fn unfenced(ended: Option<&SaveOutcome>, folder: &Path, generation: u64) -> Result<(), Error> {
+    if let Some(SaveOutcome::Failed { .. }) = ended {
         let newest = lockstep_ckpt::newest(folder)?;
         if newest > generation {
             let run = folder.to_path_buf();
@@ -195,10 +196,14 @@ fn unfenced(ended: Option<&Ended>, folder: &Path, generation: u64) -> Result<(),
 }
 
 /// Whoever is told that a run stopped or is done may rely on what was saved: a last save that failed is an error.
-fn last_save(ended: Option<Ended>, folder: &Path, generation: u64) -> Result<Option<Ended>, Error> {
+fn last_save(
+    ended: Option<SaveOutcome>,
+    folder: &Path,
+    generation: u64,
+) -> Result<Option<SaveOutcome>, Error> {
     unfenced(ended.as_ref(), folder, generation)?;
     match ended {
-        Some(Ended::Failed { rank, what, .. }) => Err(Error::Elsewhere { rank, what }),
+        Some(SaveOutcome::Failed { rank, what, .. }) => Err(Error::Elsewhere { rank, what }),
         ended => Ok(ended),
     }
 }
@@ -217,13 +222,13 @@ fn keep_failed(rank: &Rank<'_>, run: &Run<'_>, step: u64) -> Result<(), Error> {
     let Run { plan, group, source, .. } = *run;
     let failed = failed(run.folder);
     // One is enough: that of an earlier failure goes.
-    alone(group, || {
+    on_rank_zero(group, || {
         let gone = if failed.exists() { std::fs::remove_dir_all(&failed) } else { Ok(()) };
         gone.map_err(|cause| Error::Folder { path: failed.clone(), cause })
     })?;
     let mut saver = Saver::new(plan, group, &failed, 0, Disk::default());
     saver.begin(rank, step - 1, position(plan, source, step - 1))?;
-    if let Some(Ended::Failed { rank, what, .. }) = saver.finish()? {
+    if let Some(SaveOutcome::Failed { rank, what, .. }) = saver.finish()? {
         tracing::warn!("the state before step {step} could not be saved: rank {rank}: {what}");
     }
     Ok(())
@@ -303,7 +308,7 @@ impl<'a> Clock<'a> {
         }
     }
 
-    fn add(&mut self, stepped: &Stepped) {
+    fn add(&mut self, stepped: &StepResult) {
         self.steps += 1;
         self.done += 1;
         self.time += stepped.time;
@@ -321,7 +326,13 @@ impl<'a> Clock<'a> {
         }
     }
 
-    fn report(&mut self, step: u64, stepped: &Stepped, view: &View, left_out: u64) -> StepReport {
+    fn report(
+        &mut self,
+        step: u64,
+        stepped: &StepResult,
+        view: &ReportTimes,
+        skipped: u64,
+    ) -> StepReport {
         let (plan, seconds) = (self.plan, self.time.as_secs_f64());
         let tokens_per_s = (self.steps as usize * plan.tokens_per_step()) as f64 / seconds;
         let flops = flops_per_token(&plan.model, plan.data.seq).total();
@@ -334,7 +345,7 @@ impl<'a> Clock<'a> {
             tokens_per_s: Some(tokens_per_s),
             mfu: Some(tokens_per_s * flops / self.peak),
             comm_exposed: Some(self.exchange.as_secs_f64() / seconds),
-            more: more(stepped, view, left_out),
+            more: more(stepped, view, skipped),
             mem_bytes: Some(view.memory),
             mem_planned_bytes: Some(self.planned),
             tokens: Some((self.before + self.done) * plan.tokens_per_step() as u64),
@@ -349,13 +360,13 @@ impl<'a> Clock<'a> {
 }
 
 /// What programs may want to know of a report beside its line.
-fn more(stepped: &Stepped, view: &View, left_out: u64) -> BTreeMap<String, Value> {
+fn more(stepped: &StepResult, view: &ReportTimes, skipped: u64) -> BTreeMap<String, Value> {
     let computing = || view.times.iter().map(|times| times.computing);
     let mut more = vec![
         ("comm_bytes", stepped.sent.into()),
         ("compute_s", median(computing()).into()),
         ("compute_s_most", computing().fold(0.0, f64::max).into()),
-        ("corrupt_samples", left_out.into()),
+        ("corrupt_samples", skipped.into()),
     ];
     more.extend(view.slow.as_ref().map(Slow::metric));
     more.into_iter().map(|(key, value)| (key.to_string(), value)).collect()

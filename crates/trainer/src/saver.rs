@@ -20,7 +20,7 @@ use lockstep_comm::Group;
 use lockstep_plan::Plan;
 use serde_json::Value;
 
-use crate::accord::{Word, agree, first_trouble};
+use crate::agree::{Flags, agree, first_error};
 use crate::{Error, Rank, Snapshot};
 
 /// A rank's part in the checkpoints of a run.
@@ -32,7 +32,7 @@ pub struct Saver<'a> {
     disk: Disk,
     pending: Option<(Pending, Phase)>,
     /// Memory of the last snapshot, for the next; before the first, what makes it.
-    spare: Work<Snapshot>,
+    spare: BackgroundJob<Snapshot>,
 }
 
 /// A save under way.
@@ -46,24 +46,24 @@ struct Pending {
 
 /// How far it is: the same on all ranks.
 enum Phase {
-    Writing(Work<(Result<Written, String>, Snapshot, Duration)>),
+    Writing(BackgroundJob<(Result<Written, String>, Snapshot, Duration)>),
     /// Nothing to do here but at the first rank.
-    Committing(Work<Committed>),
+    Committing(BackgroundJob<Committed>),
 }
 
 /// Where a checkpoint is, and what the commit took; or why it is not.
 type Committed = Result<(PathBuf, Duration), String>;
 
 /// What a thread does, and what came of it.
-struct Work<T> {
+struct BackgroundJob<T> {
     thread: Option<JoinHandle<T>>,
     result: Option<T>,
 }
 
 /// How a save came to its end.
 #[derive(Debug)]
-pub enum Ended {
-    Saved(Saved),
+pub enum SaveOutcome {
+    Saved(SavedCheckpoint),
     /// The training goes on, and the checkpoint before stands.
     Failed {
         step: u64,
@@ -75,7 +75,7 @@ pub enum Ended {
 
 /// A checkpoint that is there.
 #[derive(Clone, Debug)]
-pub struct Saved {
+pub struct SavedCheckpoint {
     pub step: u64,
     /// At the first rank: where.
     pub path: PathBuf,
@@ -96,7 +96,7 @@ impl<'a> Saver<'a> {
         generation: u64,
         disk: Disk,
     ) -> Saver<'a> {
-        let spare = Work::none(Snapshot::default());
+        let spare = BackgroundJob::none(Snapshot::default());
         Saver { plan, group, folder: folder.to_path_buf(), generation, disk, pending: None, spare }
     }
 
@@ -114,10 +114,10 @@ impl<'a> Saver<'a> {
         rank: &Rank<'_>,
         step: u64,
         position: Position,
-    ) -> Result<Option<Ended>, Error> {
+    ) -> Result<Option<SaveOutcome>, Error> {
         let begun = Instant::now();
         let before = self.finish()?;
-        let spare = std::mem::replace(&mut self.spare, Work::none(Snapshot::default()));
+        let spare = std::mem::replace(&mut self.spare, BackgroundJob::none(Snapshot::default()));
         let snapshot = rank.snapshot(spare.done());
         let head = Head {
             step,
@@ -144,7 +144,7 @@ impl<'a> Saver<'a> {
     }
 
     /// What this rank has to say after a step.
-    pub fn word(&mut self) -> Word {
+    pub fn word(&mut self) -> Flags {
         let (writing, failed) = match self.pending.as_mut().map(|(_, phase)| phase) {
             None => (false, false),
             Some(Phase::Writing(work)) => match work.look() {
@@ -156,11 +156,11 @@ impl<'a> Saver<'a> {
                 Some(committed) => (false, committed.is_err()),
             },
         };
-        Word { writing, failed, ..Word::default() }
+        Flags { writing, failed, ..Flags::default() }
     }
 
     /// Does what follows from the word of all ranks. How the save ended, if it did.
-    pub fn heard(&mut self, word: Word) -> Result<Option<Ended>, Error> {
+    pub fn heard(&mut self, word: Flags) -> Result<Option<SaveOutcome>, Error> {
         if word.writing {
             return Ok(None);
         }
@@ -169,7 +169,7 @@ impl<'a> Saver<'a> {
         let phase = match phase {
             Phase::Writing(work) => {
                 let (written, snapshot, writing) = work.done();
-                self.spare = Work::none(snapshot);
+                self.spare = BackgroundJob::none(snapshot);
                 pending.writing = writing;
                 if word.failed {
                     return self.failed(pending.head.step, written.err()).map(Some);
@@ -186,7 +186,13 @@ impl<'a> Saver<'a> {
                 let (path, committing) = committed.expect("nobody has failed");
                 let Pending { head, writing, stall, bytes } = pending;
                 let time = writing + committing;
-                return Ok(Some(Ended::Saved(Saved { step: head.step, path, bytes, time, stall })));
+                return Ok(Some(SaveOutcome::Saved(SavedCheckpoint {
+                    step: head.step,
+                    path,
+                    bytes,
+                    time,
+                    stall,
+                })));
             }
         };
         pending.stall += begun.elapsed();
@@ -195,7 +201,7 @@ impl<'a> Saver<'a> {
     }
 
     /// Waits for a save that is under way, however long: how it ended. All ranks call it.
-    pub fn finish(&mut self) -> Result<Option<Ended>, Error> {
+    pub fn finish(&mut self) -> Result<Option<SaveOutcome>, Error> {
         // Nobody waits in one long call, which would have a deadline: they meet again and again.
         let pause = Duration::from_millis(2).min(self.group.timeout() / 4);
         while self.pending.is_some() {
@@ -238,10 +244,10 @@ impl<'a> Saver<'a> {
         Ok(parts)
     }
 
-    fn commit(&self, head: &Head, parts: Vec<Written>) -> Work<Committed> {
+    fn commit(&self, head: &Head, parts: Vec<Written>) -> BackgroundJob<Committed> {
         if self.group.rank() != 0 {
             let path = lockstep_ckpt::folder(&self.folder, head.step);
-            return Work::none(Ok((path, Duration::ZERO)));
+            return BackgroundJob::none(Ok((path, Duration::ZERO)));
         }
         let (disk, folder, head) = (self.disk.clone(), self.folder.clone(), head.clone());
         let checkpoint = &self.plan.checkpoint;
@@ -261,14 +267,14 @@ impl<'a> Saver<'a> {
     }
 
     /// All ranks know why; the first one clears away what was written.
-    fn failed(&self, step: u64, mine: Option<String>) -> Result<Ended, Error> {
-        let trouble = first_trouble(self.group, mine)?;
+    fn failed(&self, step: u64, mine: Option<String>) -> Result<SaveOutcome, Error> {
+        let trouble = first_error(self.group, mine)?;
         let (rank, what) = trouble.expect("a rank has said that it failed");
         if self.group.rank() == 0 {
             let (disk, folder, generation) = (&self.disk, &self.folder, self.generation);
             lockstep_ckpt::abandon(disk, folder, step, generation);
         }
-        Ok(Ended::Failed { step, rank, what })
+        Ok(SaveOutcome::Failed { step, rank, what })
     }
 }
 
@@ -287,10 +293,10 @@ fn write(
     })
 }
 
-impl<T> Work<T> {
+impl<T> BackgroundJob<T> {
     /// Nothing had to be done.
-    fn none(result: T) -> Work<T> {
-        Work { thread: None, result: Some(result) }
+    fn none(result: T) -> BackgroundJob<T> {
+        BackgroundJob { thread: None, result: Some(result) }
     }
 
     /// What came of it, if it is done.
@@ -316,9 +322,11 @@ fn spawn<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
     without: impl FnOnce(String) -> T,
-) -> Work<T> {
+) -> BackgroundJob<T> {
     match std::thread::Builder::new().name(name.into()).spawn(work) {
-        Ok(thread) => Work { thread: Some(thread), result: None },
-        Err(error) => Work::none(without(format!("there is no thread to save with: {error}"))),
+        Ok(thread) => BackgroundJob { thread: Some(thread), result: None },
+        Err(error) => {
+            BackgroundJob::none(without(format!("there is no thread to save with: {error}")))
+        }
     }
 }

@@ -12,10 +12,10 @@ use lockstep_plan::model::{Balance, Moe, Shape};
 use lockstep_plan::reduction::ReductionPolicy;
 use serde_json::Value;
 
-use crate::accord::first_trouble;
+use crate::agree::first_error;
 use crate::rank::dtype;
 use crate::run::{Event, Run};
-use crate::stored::load_weights;
+use crate::snapshot::load_weights;
 use crate::{Error, Rank};
 
 /// Where a run starts when not at random.
@@ -41,7 +41,7 @@ pub fn build<'a>(
             Ok(built) => return Ok(built),
             Err((rank, what)) => {
                 if run.group.rank() == 0 {
-                    tell(Event::PassedOver { path: &dir, rank, what: &what });
+                    tell(Event::SkippedCheckpoint { path: &dir, rank, what: &what });
                 }
                 newest.get_or_insert(Error::Elsewhere { rank, what });
             }
@@ -89,7 +89,7 @@ fn attempt<'a>(
         Ok((checkpoint, weights))
     });
     let trouble = loaded.as_ref().err().map(Error::to_string);
-    let (checkpoint, weights) = match (loaded, first_trouble(group, trouble)?) {
+    let (checkpoint, weights) = match (loaded, first_error(group, trouble)?) {
         (Ok(loaded), None) => loaded,
         (Err(error), None) => return Err(error),
         (_, Some(trouble)) => return Ok(Err(trouble)),
@@ -99,7 +99,7 @@ fn attempt<'a>(
         return Ok(Ok((rank, 0)));
     }
     let loaded = rank.load_states(&checkpoint);
-    if let Some(trouble) = first_trouble(group, loaded.err().map(|error| error.to_string()))? {
+    if let Some(trouble) = first_error(group, loaded.err().map(|error| error.to_string()))? {
         return Ok(Err(trouble));
     }
     rank.extra = checkpoint.head().extra.clone();

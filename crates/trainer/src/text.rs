@@ -6,11 +6,11 @@ use lockstep_kernels::{Device, Dtype};
 use lockstep_model::{Cache, Model, Sampling, Weights, sample};
 
 use crate::Error;
-use crate::spoken::Spoken;
+use crate::text_stream::TextStream;
 
 /// What is asked for.
 #[derive(Clone, Debug)]
-pub struct Wanted<'a> {
+pub struct Prompt<'a> {
     pub prompt: &'a str,
     pub tokens: usize,
     pub sampling: Sampling,
@@ -24,11 +24,11 @@ pub fn generate(
     weights: &Weights,
     dtype: Dtype,
     source: &Source,
-    wanted: &Wanted<'_>,
+    wanted: &Prompt<'_>,
     mut say: impl FnMut(&str),
 ) -> Result<(), Error> {
     let mut ids = source.encode(wanted.prompt)?;
-    let mut text = Spoken::after(ids.clone());
+    let mut text = TextStream::after(ids.clone());
     if ids.is_empty() {
         // Something must be followed: the end of a document, or the end of a sentence.
         ids.push(source.end().unwrap_or(b'\n' as u32));

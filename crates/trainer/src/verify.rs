@@ -5,10 +5,10 @@ use lockstep_data::Source;
 use lockstep_kernels::Device;
 use lockstep_plan::{Compression, Dtype, Plan, Precision};
 
-use crate::{Error, Rank, Whole, alone};
+use crate::{Error, Rank, Whole, on_rank_zero};
 
 /// A few steps of a run.
-pub struct Course {
+pub struct Trajectory {
     /// Of each step.
     pub losses: Vec<f64>,
     pub grad_norms: Vec<f64>,
@@ -60,13 +60,13 @@ impl Tolerance {
 
 /// Trains `steps` steps as one of the ranks of a group; gives what came of it at the first. `told` hears of each
 /// step that is done.
-pub fn course(
+pub fn train(
     plan: &Plan,
     group: &Group,
     source: &Source,
     steps: u64,
     told: &mut dyn FnMut(u64),
-) -> Result<Option<Course>, Error> {
+) -> Result<Option<Trajectory>, Error> {
     let mut rank = Rank::new(plan, group, Device::cpu(plan.train.threads))?;
     let (mut losses, mut grad_norms) = (Vec::new(), Vec::new());
     for step in 1..=steps {
@@ -76,18 +76,18 @@ pub fn course(
         told(step);
     }
     let params = rank.params()?;
-    Ok(params.map(|params| Course { losses, grad_norms, params }))
+    Ok(params.map(|params| Trajectory { losses, grad_norms, params }))
 }
 
 /// The same on the first ranks of a group, as many as the plan takes; the others wait, however long that is. All
 /// ranks call it.
-pub fn course_among(
+pub fn train_on_first_ranks(
     plan: &Plan,
     group: &Group,
     source: &Source,
     steps: u64,
     told: &mut dyn FnMut(u64),
-) -> Result<Option<Course>, Error> {
+) -> Result<Option<Trajectory>, Error> {
     let works = group.rank() < plan.ranks;
     let workers: Vec<usize> = (0..plan.ranks).collect();
     let workers = group.subgroup(if works { &workers } else { &[] }, "workers")?;
@@ -96,23 +96,23 @@ pub fn course_among(
     let waits = idle.contains(&group.rank());
     let idle = group.subgroup(if waits { &idle } else { &[] }, "idle")?;
     let mut work = || match &workers {
-        Some(workers) => course(plan, workers, source, steps, told),
+        Some(workers) => train(plan, workers, source, steps, told),
         None => Ok(None),
     };
     match &idle {
-        Some(idle) => Ok(alone(idle, work)?.flatten()),
+        Some(idle) => Ok(on_rank_zero(idle, work)?.flatten()),
         None => work(),
     }
 }
 
 /// The same with all ranks as threads of this process.
-pub fn course_on_threads(
+pub fn train_on_threads(
     plan: &Plan,
     options: &Options,
     source: &Source,
     steps: u64,
-) -> Result<Course, Error> {
-    let rank = |world: &Group| course(plan, world, source, steps, &mut |_| {});
+) -> Result<Trajectory, Error> {
+    let rank = |world: &Group| train(plan, world, source, steps, &mut |_| {});
     let ranks = on_threads_with(options, plan.ranks, |world| rank(&world));
     let mut first = None;
     for rank in ranks {
@@ -121,9 +121,9 @@ pub fn course_on_threads(
     Ok(first.expect("the first rank tells"))
 }
 
-impl Course {
+impl Trajectory {
     /// How far `other` is from this one.
-    pub fn difference(&self, other: &Course, tolerance: &Tolerance) -> Difference {
+    pub fn difference(&self, other: &Trajectory, tolerance: &Tolerance) -> Difference {
         let relative = |a: &[f64], b: &[f64]| {
             let apart = |(a, b): (&f64, &f64)| (a - b).abs() / a.abs().max(f64::MIN_POSITIVE);
             a.iter().zip(b).map(apart).fold(0.0, larger)

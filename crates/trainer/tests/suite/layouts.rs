@@ -3,7 +3,7 @@
 
 use lockstep_comm::Options;
 use lockstep_plan::{Config, Environment, Plan};
-use lockstep_trainer::{Course, Tolerance, course_on_threads};
+use lockstep_trainer::{Tolerance, Trajectory, train_on_threads};
 
 use crate::plans::source;
 
@@ -31,20 +31,20 @@ fn plan(model: &str, words: &str) -> Plan {
     })
 }
 
-fn course(model: &str, words: &str) -> Course {
-    course_on_threads(&plan(model, words), &Options::default(), &source(), STEPS)
+fn trajectory(model: &str, words: &str) -> Trajectory {
+    train_on_threads(&plan(model, words), &Options::default(), &source(), STEPS)
         .unwrap_or_else(|error| panic!("{words}: {error}"))
 }
 
 /// Holds each layout to one rank, both with `also`; says which differ, all at once.
 #[track_caller]
 fn alike(model: &str, also: &str, layouts: &[impl AsRef<str>], tolerance: Tolerance) {
-    let one = course(model, also);
+    let one = trajectory(model, also);
     assert!(one.losses[STEPS as usize - 1] < one.losses[0], "it learns: {:?}", one.losses);
     let mut differ = Vec::new();
     for words in layouts {
         let words = format!("{} {also}", words.as_ref());
-        let difference = one.difference(&course(model, &words), &tolerance);
+        let difference = one.difference(&trajectory(model, &words), &tolerance);
         if !difference.within(&tolerance) {
             differ.push(format!("{words}: {difference:?}"));
         }
@@ -252,7 +252,7 @@ fn a_layout_repeats_to_the_bit() {
         (LLAMA, "context=2 pipe=2 schedule=zb-h1"),
         (MOE, "data=2 expert=2 zero=3"),
     ] {
-        let (first, again) = (course(model, words), course(model, words));
+        let (first, again) = (trajectory(model, words), trajectory(model, words));
         assert_eq!(first.losses, again.losses, "{words}");
         assert_eq!(first.grad_norms, again.grad_norms, "{words}");
         for tensor in first.params.names() {

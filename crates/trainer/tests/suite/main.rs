@@ -2,7 +2,6 @@
 //! planned memory, and when numbers, data, machines or links go wrong.
 
 mod allocations;
-mod alone;
 mod compressed;
 mod corrupt;
 mod cuts;
@@ -13,6 +12,7 @@ mod memory;
 mod not_finite;
 mod plans;
 mod pytorch;
+mod rank_zero;
 mod ranks;
 mod reductions;
 mod replays;

@@ -3,12 +3,12 @@
 use lockstep_comm::{World, on_threads};
 use lockstep_kernels::Device;
 use lockstep_plan::Plan;
-use lockstep_trainer::{Error, Rank, Stepped};
+use lockstep_trainer::{Error, Rank, StepResult};
 
 use crate::plans::{masters, plan, source};
 
 /// Each rank's steps and final parameters.
-fn trained(plan: &Plan, threads: usize) -> Vec<(Vec<Stepped>, Vec<f32>)> {
+fn trained(plan: &Plan, threads: usize) -> Vec<(Vec<StepResult>, Vec<f32>)> {
     let source = source();
     on_threads(plan.ranks, |world| {
         let mut rank = Rank::new(plan, &world, Device::cpu(threads)).unwrap();
@@ -17,7 +17,7 @@ fn trained(plan: &Plan, threads: usize) -> Vec<(Vec<Stepped>, Vec<f32>)> {
     })
 }
 
-fn losses(steps: &[Stepped]) -> Vec<f64> {
+fn losses(steps: &[StepResult]) -> Vec<f64> {
     steps.iter().map(|step| step.loss).collect()
 }
 

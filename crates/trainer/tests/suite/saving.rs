@@ -30,7 +30,7 @@ fn train(plan: &Plan, folder: &Path, resume: bool) -> (Vec<f32>, Vec<String>) {
             Event::SaveFailed { step, rank, what } => {
                 told.push(format!("failed {step}, rank {rank}: {what}"))
             }
-            Event::PassedOver { path, rank, what } => {
+            Event::SkippedCheckpoint { path, rank, what } => {
                 told.push(format!("passed over {}, rank {rank}: {what}", path.display()))
             }
             Event::Step(_) | Event::Evaluated(_) | Event::Slow(_) => {}

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use lockstep_comm::on_threads;
 use lockstep_kernels::Device;
-use lockstep_trainer::pace::{Times, work};
-use lockstep_trainer::{Lookout, Rank, Slow};
+use lockstep_trainer::straggler::{Times, work};
+use lockstep_trainer::{Rank, Slow, StragglerMonitor};
 
 use crate::plans::{plan, source};
 
@@ -19,7 +19,7 @@ fn named(
     let (plan, source) = (plan(ranks, sets), source());
     on_threads(ranks, |world| {
         let mut rank = Rank::new(&plan, &world, Device::cpu(1)).unwrap();
-        let mut lookout = Lookout::new(&plan, &world).unwrap();
+        let mut lookout = StragglerMonitor::new(&plan, &world).unwrap();
         let look = |step: u64| {
             let begun = Instant::now();
             if world.rank() == slow && sleeps(step) {

@@ -4,7 +4,7 @@ use lockstep_kernels::{Device, Dtype};
 use lockstep_model::{Cache, Model, Sampling, Weights, sample};
 use lockstep_plan::presets;
 use lockstep_plan::reduction::Gather;
-use lockstep_trainer::{Wanted, generate};
+use lockstep_trainer::{Prompt, generate};
 
 use crate::plans::source;
 
@@ -46,7 +46,7 @@ fn text_goes_on_when_the_context_is_full() {
         }
         let expected = source.decode(&ids[prompt.len()..]).unwrap();
 
-        let wanted = Wanted { prompt, tokens, sampling: LIKELIEST, seed: 0 };
+        let wanted = Prompt { prompt, tokens, sampling: LIKELIEST, seed: 0 };
         let mut text = String::new();
         let say = |piece: &str| text.push_str(piece);
         generate(&device, &model, &weights, Dtype::F32, &source, &wanted, say).unwrap();

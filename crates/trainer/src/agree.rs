@@ -7,7 +7,7 @@ use crate::Error;
 
 /// What a rank says; what any rank says, all ranks hear. A new thing to say is one more field.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Word {
+pub struct Flags {
     /// Some rank is still at work on a checkpoint's files.
     pub writing: bool,
     /// Some rank's work on the checkpoint has failed.
@@ -16,33 +16,30 @@ pub struct Word {
     pub stop: bool,
 }
 
-impl Word {
+impl Flags {
     fn flags(self) -> [i64; 3] {
         [self.writing, self.failed, self.stop].map(i64::from)
     }
 
-    fn of(flags: [i64; 3]) -> Word {
+    fn of(flags: [i64; 3]) -> Flags {
         let [writing, failed, stop] = flags.map(|flag| flag > 0);
-        Word { writing, failed, stop }
+        Flags { writing, failed, stop }
     }
 }
 
 /// The word of all ranks together. All of them call it, after the same step.
 ///
 /// One all-reduce of a few bytes.
-pub fn agree(group: &Group, mine: Word) -> Result<Word, Error> {
+pub fn agree(group: &Group, mine: Flags) -> Result<Flags, Error> {
     let mut flags = mine.flags();
     group.all_reduce(&mut flags, Op::Max)?;
-    Ok(Word::of(flags))
+    Ok(Flags::of(flags))
 }
 
 /// The trouble of the lowest rank that has any, told to all: which rank, and what. All ranks call it.
 ///
 /// An all-gather of a number, and a broadcast of the text where there is one.
-pub fn first_trouble(
-    group: &Group,
-    mine: Option<String>,
-) -> Result<Option<(usize, String)>, Error> {
+pub fn first_error(group: &Group, mine: Option<String>) -> Result<Option<(usize, String)>, Error> {
     let mine = mine.map(String::into_bytes);
     // A text without words is trouble too.
     let said = mine.as_ref().map_or(0, |text| text.len() as i64 + 1);
@@ -59,17 +56,17 @@ pub fn first_trouble(
 
 #[cfg(test)]
 mod tests {
-    use super::{Word, agree, first_trouble};
+    use super::{Flags, agree, first_error};
     use lockstep_comm::on_threads;
 
     #[test]
     fn what_one_says_all_hear() {
-        let none = Word::default();
+        let none = Flags::default();
         for (said, word) in [
             (none, none),
-            (Word { writing: true, ..none }, Word { writing: true, ..none }),
-            (Word { failed: true, ..none }, Word { failed: true, ..none }),
-            (Word { stop: true, ..none }, Word { stop: true, ..none }),
+            (Flags { writing: true, ..none }, Flags { writing: true, ..none }),
+            (Flags { failed: true, ..none }, Flags { failed: true, ..none }),
+            (Flags { stop: true, ..none }, Flags { stop: true, ..none }),
         ] {
             let heard = on_threads(3, |world| {
                 agree(&world, if world.rank() == 1 { said } else { none }).unwrap()
@@ -84,7 +81,7 @@ mod tests {
             on_threads(3, |world| {
                 let rank = world.rank();
                 let mine = troubled.contains(&rank).then(|| format!("of {rank}"));
-                first_trouble(&world, mine).unwrap()
+                first_error(&world, mine).unwrap()
             })
         };
         assert_eq!(told(&[]), [None, None, None]);

@@ -7,7 +7,7 @@ use lockstep_data::{Source, Split};
 use lockstep_kernels::{Dtype, View};
 use lockstep_plan::model::Part;
 
-use crate::texts::texts;
+use crate::gather_texts::gather_texts;
 use crate::{Error, Rank};
 
 /// One rank's way through a step.
@@ -26,7 +26,7 @@ struct Seen {
 
 /// Where the ranks' two traces part.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Parting {
+pub struct Divergence {
     /// Those that differ first; several where they compute it together, or exchange it.
     pub ranks: Vec<usize>,
     pub place: String,
@@ -79,19 +79,19 @@ impl Rank<'_> {
     }
 
     /// Where two traces of the same step part, on whichever rank they do first. All ranks call it.
-    pub(crate) fn parting(&self, one: &Trace, other: &Trace) -> Result<Option<Parting>, Error> {
+    pub(crate) fn parting(&self, one: &Trace, other: &Trace) -> Result<Option<Divergence>, Error> {
         let mut pairs = one.seen.iter().zip(&other.seen);
         let mine = pairs.find(|(one, other)| one.checksum != other.checksum).map(|(one, _)| one);
         let mut orders = vec![0; self.group.size()];
         self.group.all_gather(&[mine.map_or(i64::MAX, |seen| seen.order)], &mut orders)?;
-        let said = texts(self.group, mine.map_or("", |seen| &seen.what))?;
+        let said = gather_texts(self.group, mine.map_or("", |seen| &seen.what))?;
         Ok(first_of(&orders, &said))
     }
 
     /// The samples of all ranks whose loss is not finite, in order. All ranks call it.
     pub(crate) fn bad_samples(&self, trace: &Trace) -> Result<Vec<usize>, Error> {
         let mine: Vec<String> = trace.bad.iter().map(|sample| sample.to_string()).collect();
-        let said = texts(self.group, &mine.join(" "))?;
+        let said = gather_texts(self.group, &mine.join(" "))?;
         let mut all: Vec<usize> = said
             .iter()
             .flat_map(|text| text.split(' ').filter_map(|sample| sample.parse().ok()))
@@ -105,11 +105,11 @@ impl Rank<'_> {
 /// More than a model has blocks.
 const STEP: i64 = 1 << 24;
 
-fn first_of(orders: &[i64], said: &[String]) -> Option<Parting> {
+fn first_of(orders: &[i64], said: &[String]) -> Option<Divergence> {
     let first = *orders.iter().min().filter(|first| **first < i64::MAX)?;
     let ranks: Vec<usize> = (0..orders.len()).filter(|rank| orders[*rank] == first).collect();
     let place = said[ranks[0]].clone();
-    Some(Parting { ranks, place })
+    Some(Divergence { ranks, place })
 }
 
 /// A checksum in which every bit counts.
@@ -125,7 +125,7 @@ fn sum(values: View<'_>) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Parting, first_of};
+    use super::{Divergence, first_of};
     use crate::Rank;
     use lockstep_comm::on_threads;
     use lockstep_data::{Options, Source};
@@ -133,7 +133,7 @@ mod tests {
     use lockstep_plan::{Config, Environment, Plan};
 
     /// Where two traces part between which a bit of one rank's memory has turned over.
-    fn parting(layout: &str, guilty: usize, block: usize) -> Parting {
+    fn parting(layout: &str, guilty: usize, block: usize) -> Divergence {
         let source = Source::open("builtin:grammar", &Options::default()).unwrap();
         let text = format!(
             "[model]\npreset = \"gpt2-test\"\n[train]\nglobal_batch = 4\nmicro_batch = 1\n[layout]\n{layout}"
@@ -168,7 +168,7 @@ mod tests {
             ("tensor = 2", 1, 2, vec![0, 1], "layers.1 (its output)"),
         ] {
             let place = format!("{place}, micro-batch 0");
-            assert_eq!(parting(layout, guilty, block), Parting { ranks, place }, "{layout}");
+            assert_eq!(parting(layout, guilty, block), Divergence { ranks, place }, "{layout}");
         }
     }
 
@@ -179,8 +179,11 @@ mod tests {
         let named = |orders| first_of(orders, &said).unwrap();
         assert_eq!(
             named(&[i64::MAX, 7, 7, 9]),
-            Parting { ranks: vec![1, 2], place: "layers.1".into() }
+            Divergence { ranks: vec![1, 2], place: "layers.1".into() }
         );
-        assert_eq!(named(&[i64::MAX, 8, 7, 3]), Parting { ranks: vec![3], place: "head".into() });
+        assert_eq!(
+            named(&[i64::MAX, 8, 7, 3]),
+            Divergence { ranks: vec![3], place: "head".into() }
+        );
     }
 }

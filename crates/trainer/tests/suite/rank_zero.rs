@@ -5,7 +5,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use lockstep_comm::{Options, World, on_threads_with};
-use lockstep_trainer::{Error, alone};
+use lockstep_trainer::{Error, on_rank_zero};
 
 /// Ranks that give up on each other after a second.
 fn impatient<R: Send>(ranks: usize, rank: impl Fn(World) -> R + Sync) -> Vec<R> {
@@ -21,7 +21,7 @@ fn work_longer_than_the_deadline_is_waited_for() {
                 sleep(Duration::from_secs(3));
                 Ok::<_, Error>("saved")
             };
-            let end = alone(&world, work).unwrap();
+            let end = on_rank_zero(&world, work).unwrap();
             world.barrier().unwrap();
             end
         });
@@ -38,7 +38,7 @@ fn the_error_of_the_work_reaches_every_rank() {
                 sleep(Duration::from_secs(pause));
                 Err::<(), _>(Error::Mistake("no space for step 7".into()))
             };
-            let error = alone(&world, work).unwrap_err();
+            let error = on_rank_zero(&world, work).unwrap_err();
             // The ranks are still a world.
             world.barrier().unwrap();
             error
@@ -56,7 +56,7 @@ fn a_rank_that_panics_alone_ends_the_waiting() {
         let rank = world.rank();
         // Taken along, so that the panic leaves the world as the end of a rank would.
         let end = catch_unwind(AssertUnwindSafe(move || {
-            alone(&world, || -> Result<(), Error> { panic!("struck down") })
+            on_rank_zero(&world, || -> Result<(), Error> { panic!("struck down") })
         }));
         (rank, end.map_err(|_| ()))
     });
@@ -67,7 +67,7 @@ fn a_rank_that_panics_alone_ends_the_waiting() {
 #[test]
 fn a_rank_that_leaves_meanwhile_is_noticed() {
     let ends = impatient(2, |world| match world.rank() {
-        0 => Some(alone(&world, || {
+        0 => Some(on_rank_zero(&world, || {
             sleep(Duration::from_secs(2));
             Ok::<_, Error>(())
         })),

@@ -51,7 +51,7 @@ pub struct Straggler {
 
 /// How much work each rank has, in units of its own.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Work {
+pub struct ExpectedWork {
     /// Ranks of equal kind do the same.
     pub kind: usize,
     /// Operations per token of its samples.
@@ -59,7 +59,7 @@ pub struct Work {
 }
 
 /// The work of each rank of a plan: that of its stages.
-pub fn work(plan: &Plan) -> Vec<Work> {
+pub fn expected_work(plan: &Plan) -> Vec<ExpectedWork> {
     let (mesh, shape) = (plan.mesh(), &plan.model);
     let head = 6.0 * (shape.vocab * shape.dim) as f64;
     let layer = (flops_per_token(shape, plan.data.seq).total() - head) / shape.layers as f64;
@@ -67,13 +67,13 @@ pub fn work(plan: &Plan) -> Vec<Work> {
         let part = plan.part(rank);
         let layers = part.blocks.iter().filter(|block| block.name.starts_with("layers.")).count();
         let head = if part.has_head() { head } else { 0.0 };
-        Work { kind: mesh.coord(rank).pipe, flops: layers as f64 * layer + head }
+        ExpectedWork { kind: mesh.coord(rank).pipe, flops: layers as f64 * layer + head }
     };
     (0..plan.ranks).map(of).collect()
 }
 
 /// Whom, if anybody, the ranks wait for, in these reports: each has the times of every rank.
-pub fn straggler(reports: &VecDeque<Vec<Times>>, work: &[Work]) -> Option<Straggler> {
+pub fn straggler(reports: &VecDeque<Vec<Times>>, work: &[ExpectedWork]) -> Option<Straggler> {
     if reports.len() < LEAST || work.len() < 2 {
         return None;
     }
@@ -164,10 +164,10 @@ mod tests {
 
     /// Reports in milliseconds of computing, a row each; all steps end when the slowest rank is ready.
     fn named(kinds: &[usize], flops: &[f64], reports: &[&[f64]]) -> Option<Straggler> {
-        let work: Vec<Work> = kinds
+        let work: Vec<ExpectedWork> = kinds
             .iter()
             .zip(flops)
-            .map(|(kind, flops)| Work { kind: *kind, flops: *flops })
+            .map(|(kind, flops)| ExpectedWork { kind: *kind, flops: *flops })
             .collect();
         let report = |row: &&[f64]| {
             let step = row.iter().copied().fold(0.0, f64::max) + 5.0;

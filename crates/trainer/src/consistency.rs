@@ -8,10 +8,10 @@ use serde_json::Value;
 use crate::Error;
 
 /// What a rank has in common with all others: what it is, and its value.
-pub type Trait = (String, String);
+pub type Setting = (String, String);
 
 /// What a plan says, a line for each key. How many threads a rank has is its own affair: it changes no result.
-pub fn traits(plan: &Plan) -> Vec<Trait> {
+pub fn settings(plan: &Plan) -> Vec<Setting> {
     let mut all = Vec::new();
     let value = serde_json::to_value(plan).unwrap_or(Value::Null);
     flatten("", &value, &mut all);
@@ -22,7 +22,7 @@ pub fn traits(plan: &Plan) -> Vec<Trait> {
 /// Ends with the first difference between any rank and rank 0, and the same words on every rank. All ranks call it.
 ///
 /// One all-gather of 32 bytes; texts only where there is a difference to tell.
-pub fn check_alike(group: &Group, host: &str, mine: &[Trait]) -> Result<(), Error> {
+pub fn check_consistency(group: &Group, host: &str, mine: &[Setting]) -> Result<(), Error> {
     let digest = digest(mine);
     let mut digests = vec![0u8; 32 * group.size()];
     group.all_gather(&digest, &mut digests)?;
@@ -30,12 +30,12 @@ pub fn check_alike(group: &Group, host: &str, mine: &[Trait]) -> Result<(), Erro
     let Some(other) = other else { return Ok(()) };
 
     let text = text(host, mine);
-    let first = told_by(group, 0, &text)?;
-    let theirs = told_by(group, other, &text)?;
+    let first = broadcast_text(group, 0, &text)?;
+    let theirs = broadcast_text(group, other, &text)?;
     Err(Error::Mistake(difference(&first, other, &theirs)))
 }
 
-fn flatten(prefix: &str, value: &Value, out: &mut Vec<Trait>) {
+fn flatten(prefix: &str, value: &Value, out: &mut Vec<Setting>) {
     match value {
         Value::Object(fields) => {
             for (key, value) in fields {
@@ -48,17 +48,17 @@ fn flatten(prefix: &str, value: &Value, out: &mut Vec<Trait>) {
 }
 
 /// The host, and then a line for each trait.
-fn text(host: &str, traits: &[Trait]) -> String {
+fn text(host: &str, traits: &[Setting]) -> String {
     let line = |text: &str| text.replace('\n', " ");
     let lines = traits.iter().map(|(key, value)| format!("\n{}\t{}", line(key), line(value)));
     std::iter::once(line(host)).chain(lines).collect()
 }
 
-fn digest(traits: &[Trait]) -> [u8; 32] {
+fn digest(traits: &[Setting]) -> [u8; 32] {
     blake3::hash(text("", traits).as_bytes()).into()
 }
 
-fn told_by(group: &Group, rank: usize, mine: &str) -> Result<String, Error> {
+fn broadcast_text(group: &Group, rank: usize, mine: &str) -> Result<String, Error> {
     let mut len = [mine.len() as i64];
     group.broadcast(&mut len, rank)?;
     let mut bytes = mine.as_bytes().to_vec();
@@ -68,14 +68,14 @@ fn told_by(group: &Group, rank: usize, mine: &str) -> Result<String, Error> {
 }
 
 fn difference(first: &str, other: usize, theirs: &str) -> String {
-    let parts = |text: &str| -> (String, Vec<Trait>) {
+    let parts = |text: &str| -> (String, Vec<Setting>) {
         let mut lines = text.lines();
         let host = lines.next().unwrap_or_default().to_string();
         let split = |line: &str| line.split_once('\t').map(|(k, v)| (k.into(), v.into()));
         (host, lines.filter_map(split).collect())
     };
     let ((host, ours), (other_host, theirs)) = (parts(first), parts(theirs));
-    let value = |of: &[Trait], key: &str| {
+    let value = |of: &[Setting], key: &str| {
         of.iter().find(|(name, _)| name == key).map_or("not there", |(_, value)| value).to_string()
     };
     let keys = ours.iter().chain(&theirs).map(|(key, _)| key);
@@ -106,7 +106,7 @@ mod tests {
             };
             let mine = [own("program", "blake3 12ab"), own("train.lr", "0.001"), own("name", "x")];
             let host = format!("host{}", world.rank());
-            check_alike(&world, &host, &mine).map_err(|error| error.to_string())
+            check_consistency(&world, &host, &mine).map_err(|error| error.to_string())
         })
     }
 

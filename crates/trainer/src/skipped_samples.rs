@@ -5,12 +5,12 @@
 use lockstep_data::{Damage, Source};
 use lockstep_plan::Coord;
 
-use crate::texts::texts;
+use crate::gather_texts::gather_texts;
 use crate::{Error, Rank};
 
 /// What a rank has found damaged among the samples of a step.
 #[derive(Default)]
-pub(crate) struct LeftOut {
+pub(crate) struct SkippedSamples {
     /// Samples of the global batch, and what of them is damaged.
     found: Vec<(usize, Damage)>,
     count: f64,
@@ -18,7 +18,7 @@ pub(crate) struct LeftOut {
     marks: f64,
 }
 
-impl LeftOut {
+impl SkippedSamples {
     /// Takes note of what was passed over to fill a sample.
     pub fn add(&mut self, index: usize, damage: Vec<Damage>) {
         // Endlessly many: no limit is as large, and nothing is learned from end tokens.
@@ -31,14 +31,14 @@ impl LeftOut {
     }
 
     pub fn clear(&mut self) {
-        *self = LeftOut::default();
+        *self = SkippedSamples::default();
     }
 }
 
 impl Rank<'_> {
     /// What this rank adds to the sums of a step: what it counts, its marks, and those of who counts.
-    pub(crate) fn left_out_sums(&self) -> [f64; 3] {
-        let LeftOut { count, marks, .. } = self.in_flight.left_out;
+    pub(crate) fn skipped_sums(&self) -> [f64; 3] {
+        let SkippedSamples { count, marks, .. } = self.in_flight.skipped;
         // Of all that read the same samples, one counts them.
         let counts = if is_first(self.groups.coord) { 1.0 } else { 0.0 };
         match count {
@@ -49,7 +49,7 @@ impl Rank<'_> {
 
     /// Takes note of what all ranks left out of a step: an error when it is too much, or when those that read the
     /// same samples do not agree. Nothing has been changed by the step yet.
-    pub(crate) fn note_left_out(&mut self, step: u64, sums: [f64; 3]) -> Result<(), Error> {
+    pub(crate) fn note_skipped(&mut self, step: u64, sums: [f64; 3]) -> Result<(), Error> {
         let [count, marks, first] = sums;
         if marks != first * self.readers() as f64 {
             return Err(self.disagreement(step));
@@ -70,12 +70,12 @@ impl Rank<'_> {
     }
 
     fn too_many(&self, step: u64, count: f64, limit: usize) -> Error {
-        let first = self.in_flight.left_out.found.first();
+        let first = self.in_flight.skipped.found.first();
         let mine = first.map_or(String::new(), |(index, damage)| {
             format!("sample {index} of step {step}: {damage}")
         });
         let count = count.is_finite().then_some(count as u64);
-        match texts(self.group, &mine) {
+        match gather_texts(self.group, &mine) {
             Ok(all) => {
                 let what = all.into_iter().find(|text| !text.is_empty()).unwrap_or_default();
                 Error::Corrupt { step, count, limit, what }
@@ -85,9 +85,9 @@ impl Rank<'_> {
     }
 
     fn disagreement(&self, step: u64) -> Error {
-        let found = self.in_flight.left_out.found.iter();
+        let found = self.in_flight.skipped.found.iter();
         let samples: Vec<String> = found.map(|(index, _)| index.to_string()).collect();
-        match texts(self.group, &samples.join(", ")) {
+        match gather_texts(self.group, &samples.join(", ")) {
             Ok(all) => Error::Mistake(other_copies(step, &all, &|rank| {
                 let coord = self.groups.mesh.coord(rank);
                 let reads = coord.pipe == 0 || coord.pipe + 1 == self.groups.mesh.pipe;

@@ -15,7 +15,7 @@ use crate::Error;
 /// is done. An error comes to all ranks: the first has its own, the others its text.
 ///
 /// The work makes no calls on the group, which is busy meanwhile.
-pub fn alone<R, E: Display + From<Error>>(
+pub fn on_rank_zero<R, E: Display + From<Error>>(
     group: &Group,
     work: impl FnOnce() -> Result<R, E>,
 ) -> Result<Option<R>, E> {

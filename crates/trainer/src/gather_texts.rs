@@ -7,7 +7,7 @@ use crate::Error;
 /// What each rank says, in the order of the ranks. All of them call it.
 ///
 /// Two all-gathers: of the lengths, and of texts as long as the longest.
-pub(crate) fn texts(group: &Group, mine: &str) -> Result<Vec<String>, Error> {
+pub(crate) fn gather_texts(group: &Group, mine: &str) -> Result<Vec<String>, Error> {
     let mut lengths = vec![0; group.size()];
     group.all_gather(&[mine.len() as i64], &mut lengths)?;
     let longest = lengths.iter().copied().max().unwrap_or(0) as usize;
@@ -24,13 +24,13 @@ pub(crate) fn texts(group: &Group, mine: &str) -> Result<Vec<String>, Error> {
 
 #[cfg(test)]
 mod tests {
-    use super::texts;
+    use super::gather_texts;
     use lockstep_comm::on_threads;
 
     #[test]
     fn everybody_hears_everybody() {
         for said in [["", "", ""], ["", "ü", ""], ["one", "", "three, at length"]] {
-            let heard = on_threads(3, |world| texts(&world, said[world.rank()]).unwrap());
+            let heard = on_threads(3, |world| gather_texts(&world, said[world.rank()]).unwrap());
             assert_eq!(heard, [said, said, said]);
         }
     }

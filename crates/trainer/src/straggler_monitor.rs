@@ -9,9 +9,9 @@ use lockstep_comm::Group;
 use lockstep_plan::Plan;
 use serde_json::{Value, json};
 
+use crate::gather_texts::gather_texts;
 use crate::links::{self, SlowLink};
-use crate::pace::{self, REPORTS, Straggler, Times, Work, median, straggler};
-use crate::texts::texts;
+use crate::straggler::{self, ExpectedWork, REPORTS, Straggler, Times, median, straggler};
 use crate::{Error, Rank};
 
 /// Links are measured when ranks wait for this share of their steps, and nobody is slow.
@@ -30,7 +30,7 @@ pub enum Slow {
 }
 
 /// What all ranks know of a report.
-pub struct View {
+pub struct ReportTimes {
     /// Of each rank.
     pub times: Vec<Times>,
     /// The most memory of any rank.
@@ -41,8 +41,8 @@ pub struct View {
 }
 
 /// Watches the pace of a run, on every rank of it.
-pub struct Lookout {
-    work: Vec<Work>,
+pub struct StragglerMonitor {
+    work: Vec<ExpectedWork>,
     /// Names of hosts, by rank; none where there is only one.
     hosts: Vec<String>,
     reports: VecDeque<Vec<Times>>,
@@ -62,13 +62,13 @@ enum Told {
     Link((usize, usize)),
 }
 
-impl Lookout {
+impl StragglerMonitor {
     /// All ranks call it.
-    pub fn new(plan: &Plan, group: &Group) -> Result<Lookout, Error> {
+    pub fn new(plan: &Plan, group: &Group) -> Result<StragglerMonitor, Error> {
         let several = group.hosts().iter().any(|host| *host != 0);
-        let hosts = if several { texts(group, &host_name())? } else { vec![] };
-        Ok(Lookout {
-            work: pace::work(plan),
+        let hosts = if several { gather_texts(group, &host_name())? } else { vec![] };
+        Ok(StragglerMonitor {
+            work: straggler::expected_work(plan),
             hosts,
             reports: VecDeque::new(),
             lost: 0.0,
@@ -81,7 +81,7 @@ impl Lookout {
 
     /// Takes in what this rank did in the `steps` since the last report; none of the first steps of a run, which
     /// fill caches and pools. All ranks call it.
-    pub fn look(&mut self, rank: &Rank<'_>, mine: Times, steps: u64) -> Result<View, Error> {
+    pub fn look(&mut self, rank: &Rank<'_>, mine: Times, steps: u64) -> Result<ReportTimes, Error> {
         let memory = rank.device.memory().total.peak as f64;
         let mine = [mine.computing, mine.waiting, mine.reading, memory];
         let mut all = vec![0.0; mine.len() * rank.group.size()];
@@ -97,7 +97,7 @@ impl Lookout {
             .collect();
         let memory = all.iter().map(|[.., memory]| *memory as u64).max().unwrap_or(0);
         if steps == 0 {
-            return Ok(View { times, memory, slow: None, tell: false });
+            return Ok(ReportTimes { times, memory, slow: None, tell: false });
         }
         if self.reports.len() == REPORTS {
             self.reports.pop_front();
@@ -114,7 +114,7 @@ impl Lookout {
             None => self.slow_link(rank)?.map(Slow::Link),
         };
         let tell = self.lost >= LOST && self.is_news(slow.as_ref());
-        Ok(View { times, memory, slow, tell })
+        Ok(ReportTimes { times, memory, slow, tell })
     }
 
     /// The link that is slow, as far as they have been measured.

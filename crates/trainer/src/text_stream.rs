@@ -2,7 +2,7 @@
 //! on the one before it. Never takes back what it has told.
 
 /// Tokens so far, and how much of them has been told as text.
-pub(crate) struct Spoken {
+pub(crate) struct TextStream {
     ids: Vec<u32>,
     /// Tokens from here on are decoded, together with those that are new. What was told last is among them: some
     /// tokenizers write a space before a token only where another one stands in front of it.
@@ -13,10 +13,10 @@ pub(crate) struct Spoken {
 /// No character is longer than four bytes, so no more tokens than that; what is still broken then stays so.
 const LONGEST: usize = 4;
 
-impl Spoken {
+impl TextStream {
     /// What follows `ids`, which are not told.
-    pub fn after(ids: Vec<u32>) -> Spoken {
-        Spoken { from: 0, told: ids.len(), ids }
+    pub fn after(ids: Vec<u32>) -> TextStream {
+        TextStream { from: 0, told: ids.len(), ids }
     }
 
     /// What can be told now that this token has come.
@@ -64,7 +64,7 @@ mod tests {
     }
 
     fn pieces(prompt: &[u32], ids: &[u32], decode: fn(&[u32]) -> Decoded) -> Vec<String> {
-        let mut spoken = Spoken::after(prompt.to_vec());
+        let mut spoken = TextStream::after(prompt.to_vec());
         let mut pieces: Vec<String> =
             ids.iter().map(|&id| spoken.hear(id, decode).unwrap_or_else(|e| match e {})).collect();
         pieces.push(spoken.untold(decode).unwrap_or_else(|e| match e {}));
