@@ -7,7 +7,7 @@ use lockstep_ckpt::{Disk, Position, Runs, TensorKind};
 use lockstep_comm::on_threads;
 use lockstep_kernels::Device;
 use lockstep_plan::Plan;
-use lockstep_trainer::{Ended, Rank, Run, Saver, Snapshot, Start, build};
+use lockstep_trainer::{SaveOutcome, Rank, Run, Saver, Snapshot, Start, build};
 
 use crate::cuts;
 use crate::plans::source;
@@ -93,7 +93,7 @@ fn trained(plan: &Plan, folder: &Path) -> Vec<Snapshot> {
         let position = Position { samples, seed: plan.train.seed, data: source.identity() };
         assert!(saver.begin(&rank, STEPS, position).unwrap().is_none());
         let ended = saver.finish().unwrap();
-        assert!(matches!(ended, Some(Ended::Saved(_))), "{ended:?}");
+        assert!(matches!(ended, Some(SaveOutcome::Saved(_))), "{ended:?}");
         rank.snapshot(Snapshot::default())
     })
 }

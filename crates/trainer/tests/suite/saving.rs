@@ -9,7 +9,7 @@ use lockstep_ckpt::{Disk, DiskOp, Position, claim, steps};
 use lockstep_comm::on_threads;
 use lockstep_kernels::Device;
 use lockstep_plan::Plan;
-use lockstep_trainer::{Ended, Event, Rank, Run, Saver, Start, agree, build, run};
+use lockstep_trainer::{SaveOutcome, Event, Rank, Run, Saver, Start, agree, build, run};
 
 use crate::plans::{masters, plan, source};
 use crate::reshard::folder;
@@ -45,7 +45,7 @@ fn train(plan: &Plan, folder: &Path, resume: bool) -> (Vec<f32>, Vec<String>) {
 
 /// Goes on from the newest checkpoint to step `to` and saves there, on a disk that is watched. What the training
 /// has become, and how the save ended.
-fn save_on(disk: &Disk, plan: &Plan, folder: &Path, to: u64) -> (Vec<f32>, Option<Ended>) {
+fn save_on(disk: &Disk, plan: &Plan, folder: &Path, to: u64) -> (Vec<f32>, Option<SaveOutcome>) {
     let source = source();
     on_threads(plan.ranks, |world| {
         let start = Some(Start { checkpoint: folder.to_path_buf(), resume: true });
@@ -105,7 +105,7 @@ fn a_training_resumes_from_whatever_a_crash_leaves() {
     let place = folder("crash-all");
     copied(&base, &place);
     let (_, ended) = save_on(&disk, &plan, &place, 4);
-    assert!(matches!(ended, Some(Ended::Saved(_))), "{ended:?}");
+    assert!(matches!(ended, Some(SaveOutcome::Saved(_))), "{ended:?}");
     let acts = count.load(Ordering::SeqCst);
     assert!(acts > 20, "{acts}");
 
@@ -117,7 +117,7 @@ fn a_training_resumes_from_whatever_a_crash_leaves() {
         copied(&base, &place);
         let (_, ended) = save_on(&dying(after).0, &plan, &place, 4);
         if after < acts - 1 {
-            assert!(matches!(ended, Some(Ended::Failed { .. })), "{after} of {acts}: {ended:?}");
+            assert!(matches!(ended, Some(SaveOutcome::Failed { .. })), "{after} of {acts}: {ended:?}");
         }
         let newest = steps(&place)[0];
         from[usize::from(newest == 4)] += 1;
@@ -145,7 +145,7 @@ fn a_full_disk_fails_a_save_alone() {
         _ => Ok(()),
     });
     let (went_on, ended) = save_on(&disk, &plan, &place, 4);
-    let Some(Ended::Failed { step: 4, rank: 1, what }) = ended else { panic!("{ended:?}") };
+    let Some(SaveOutcome::Failed { step: 4, rank: 1, what }) = ended else { panic!("{ended:?}") };
     assert!(what.contains("rank-00001.safetensors") && what.contains("no storage space"), "{what}");
     assert!(went_on == five, "the training went on as if nothing had been saved");
     assert_eq!(steps(&place), [2], "the checkpoint before stands");
@@ -193,7 +193,7 @@ fn a_rank_that_was_given_up_commits_nothing() {
         Ok(())
     });
     let (_, ended) = save_on(&disk, &plan, &place, 4);
-    let Some(Ended::Failed { rank: 0, what, .. }) = ended else { panic!("{ended:?}") };
+    let Some(SaveOutcome::Failed { rank: 0, what, .. }) = ended else { panic!("{ended:?}") };
     assert!(what.contains("generation 99 trains this run now"), "{what}");
     assert_eq!(steps(&place), [2]);
 }

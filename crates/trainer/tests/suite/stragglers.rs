@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use lockstep_comm::on_threads;
 use lockstep_kernels::Device;
-use lockstep_trainer::straggler::{Times, work};
+use lockstep_trainer::straggler::{Times, expected_work};
 use lockstep_trainer::{Rank, Slow, StragglerMonitor};
 
 use crate::plans::{plan, source};
@@ -71,9 +71,9 @@ fn one_bad_step_is_no_straggler() {
 /// The last stage has the head to compute: more work, and so more time.
 #[test]
 fn stages_are_compared_by_their_work() {
-    let all = work(&plan(4, &["layout.data=2", "layout.pipe=2"]));
+    let all = expected_work(&plan(4, &["layout.data=2", "layout.pipe=2"]));
     assert_eq!(all.iter().map(|work| work.kind).collect::<Vec<_>>(), [0, 0, 1, 1]);
     assert!(all[0].flops < all[2].flops && all[2].flops == all[3].flops);
-    let whole = work(&plan(1, &[]))[0].flops;
+    let whole = expected_work(&plan(1, &[]))[0].flops;
     assert!(((all[0].flops + all[2].flops) / whole - 1.0).abs() < 1e-9);
 }
