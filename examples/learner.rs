@@ -20,7 +20,7 @@ use lockstep_kernels::{AdamW, Device, Dtype};
 use lockstep_model::{Activations, Batch, Cache, Model, Pass, Recompute, Sampling, sample};
 use lockstep_plan::model::Shape;
 use lockstep_plan::{Config, Environment, Plan};
-use lockstep_trainer::{SaveOutcome, Rank, Saver, Whole, load_whole};
+use lockstep_trainer::{Rank, SaveOutcome, Saver, Whole, load_whole};
 
 const SYMBOLS: usize = 16;
 const SEQ: usize = 16; // a rollout is one more
@@ -186,7 +186,9 @@ impl Learner<'_> {
         saver.begin(rank, ledger.policy_version(), Position::default())?;
         // Files are written beside the learning; here it waits, so that what is told to producers stands.
         match saver.finish()? {
-            Some(SaveOutcome::Failed { rank, what, .. }) => bail!("rank {rank} could not save: {what}"),
+            Some(SaveOutcome::Failed { rank, what, .. }) => {
+                bail!("rank {rank} could not save: {what}")
+            }
             _ if rank.group.rank() == 0 => self.tell(|| News::Saved(ledger.clone())),
             _ => {}
         }

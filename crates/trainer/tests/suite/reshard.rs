@@ -7,7 +7,7 @@ use lockstep_ckpt::{Disk, Position, Runs, TensorKind};
 use lockstep_comm::on_threads;
 use lockstep_kernels::Device;
 use lockstep_plan::Plan;
-use lockstep_trainer::{SaveOutcome, Rank, Run, Saver, Snapshot, Start, build};
+use lockstep_trainer::{Rank, Run, SaveOutcome, Saver, Snapshot, Start, build};
 
 use crate::cuts;
 use crate::plans::source;

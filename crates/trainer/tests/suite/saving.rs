@@ -9,7 +9,7 @@ use lockstep_ckpt::{Disk, DiskOp, Position, claim, steps};
 use lockstep_comm::on_threads;
 use lockstep_kernels::Device;
 use lockstep_plan::Plan;
-use lockstep_trainer::{SaveOutcome, Event, Rank, Run, Saver, Start, agree, build, run};
+use lockstep_trainer::{Event, Rank, Run, SaveOutcome, Saver, Start, agree, build, run};
 
 use crate::plans::{masters, plan, source};
 use crate::reshard::folder;
@@ -117,7 +117,10 @@ fn a_training_resumes_from_whatever_a_crash_leaves() {
         copied(&base, &place);
         let (_, ended) = save_on(&dying(after).0, &plan, &place, 4);
         if after < acts - 1 {
-            assert!(matches!(ended, Some(SaveOutcome::Failed { .. })), "{after} of {acts}: {ended:?}");
+            assert!(
+                matches!(ended, Some(SaveOutcome::Failed { .. })),
+                "{after} of {acts}: {ended:?}"
+            );
         }
         let newest = steps(&place)[0];
         from[usize::from(newest == 4)] += 1;
