@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use lockstep_kernels::{Attention, RopeTable, Tensor, View, ViewMut};
-use lockstep_parallel::context::{Heads, Saved};
+use lockstep_parallel::context::{AttentionBackward, Heads, SavedQkv};
 use lockstep_plan::context::Run;
 use lockstep_plan::model::{BlockParams, Shape};
 
@@ -32,7 +32,7 @@ pub(crate) struct SavedAttention {
     stats: Tensor, // (tokens, 1 or 2), f32
     out: Tensor,   // (tokens, heads * head_dim)
     /// None if communication failed: the pass runs to its end on undefined values and the step is discarded.
-    inside: Option<Saved>,
+    inside: Option<SavedQkv>,
 }
 
 /// Keys and values of the tokens so far, each (seq, kv_heads * head_dim).
@@ -68,7 +68,7 @@ impl AttentionPart {
         {
             let mut normed = cx.scratch(x.rows(), x.cols());
             self.norm.forward(cx, x.view(), normed.view_mut(), stats.view_mut());
-            cx.groups.start_enter(device, normed).each(|rows, normed| {
+            cx.groups.start_gather_sequence(device, normed).for_each(|rows, normed| {
                 let to = qkv.view_mut().rows_of(rows);
                 device.matmul(self.qkv.forward(cx, normed, to));
             });
@@ -85,21 +85,21 @@ impl AttentionPart {
     }
 
     /// Attention over the tokens of this rank, or with those of the context axis.
-    fn attend(&self, cx: &Ctx<'_>, qkv: Tensor, out: ViewMut<'_>) -> Option<Saved> {
+    fn attend(&self, cx: &Ctx<'_>, qkv: Tensor, out: ViewMut<'_>) -> Option<SavedQkv> {
         let Some(context) = cx.groups.context() else {
             let mut lse = cx.saved_f32(cx.batch * self.heads, cx.seq());
             cx.device.attention(&self.square(cx), qkv.view(), out, lse.view_mut());
-            return Some(Saved { qkv, lse });
+            return Some(SavedQkv { qkv, lse });
         };
         let saved = context.forward(cx.device, &self.heads(cx), qkv, out);
-        saved.map_err(|error| cx.groups.note(Err(error))).ok()
+        saved.map_err(|error| cx.groups.record(Err(error))).ok()
     }
 
     /// The gradient of q, k and v.
     fn attend_backward(
         &self,
         cx: &Ctx<'_>,
-        inside: Option<Saved>,
+        inside: Option<SavedQkv>,
         out: View<'_>,
         dout: View<'_>,
     ) -> Tensor {
@@ -112,7 +112,8 @@ impl AttentionPart {
             }
             (Some(saved), Some(context)) => {
                 let (heads, dqkv) = (self.heads(cx), dqkv.view_mut());
-                cx.groups.note(context.backward(cx.device, &heads, saved, out, dout, dqkv));
+                let backward = AttentionBackward { saved, out, dout, dqkv };
+                cx.groups.record(context.backward(cx.device, &heads, backward));
             }
         }
         dqkv
@@ -133,7 +134,7 @@ impl AttentionPart {
         let mut dout = cx.scratch(cx.tokens(), out.cols());
         {
             let coming = projection_gradient(cx, self.site, &dy);
-            let dprojected = coming.each_of_all(|rows, dprojected| {
+            let dprojected = coming.for_each_and_gather(|rows, dprojected| {
                 self.out.input_gradient(cx, dprojected, dout.view_mut().rows_of(rows));
             });
             self.out.weight_gradient(&dprojected, &out, grads);
@@ -147,7 +148,7 @@ impl AttentionPart {
         }
 
         // Through q, k, v and the norm; the residual adds its gradient.
-        let normed = cx.groups.start_enter(device, self.norm.recompute(cx, &x, &stats));
+        let normed = cx.groups.start_gather_sequence(device, self.norm.recompute(cx, &x, &stats));
         let dnormed = self.qkv.backward(cx, normed, dqkv, grads);
         let mut dx = cx.writable(dy);
         let (dy, of_x) = (dnormed.view(), dx.view_mut());

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use lockstep_kernels::{Device, Dtype, Tag, Tensor, View};
-use lockstep_parallel::{Groups, Leaving};
+use lockstep_parallel::{Groups, PartialOutput};
 use lockstep_plan::Recompute;
 use lockstep_plan::context::Run;
 
@@ -102,8 +102,8 @@ impl Ctx<'_> {
     }
 
     /// The output of all tokens that is a sum over the ranks of the tensor axis.
-    pub(crate) fn leaving(&self, cols: usize, tag: Tag) -> Leaving {
-        Leaving { rows: self.tokens(), cols, dtype: self.dtype, tag }
+    pub(crate) fn partial_output(&self, cols: usize, tag: Tag) -> PartialOutput {
+        PartialOutput { rows: self.tokens(), cols, dtype: self.dtype, tag }
     }
 
     /// The tensor, or a copy if other handles to it exist, so that it can be written.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use lockstep_kernels::{Matmul, Tensor, View};
-use lockstep_parallel::Entering;
+use lockstep_parallel::SequenceGather;
 use lockstep_plan::model::BlockParams;
 
 use crate::linear::Linear;
@@ -48,13 +48,18 @@ impl Dense {
     }
 
     /// The hidden values after the activation (tokens, width), and if `save`, those before it.
-    pub fn hidden(&self, cx: &Ctx<'_>, x: Entering<'_>, save: bool) -> (Tensor, Option<Tensor>) {
+    pub fn hidden(
+        &self,
+        cx: &Ctx<'_>,
+        x: SequenceGather<'_>,
+        save: bool,
+    ) -> (Tensor, Option<Tensor>) {
         let (tokens, cols) = (cx.tokens(), self.up.rows());
         let mut before = if save { cx.saved(tokens, cols) } else { cx.scratch(tokens, cols) };
         let mut hidden = cx.scratch(tokens, self.width());
         match self.activation {
             // The multiply applies GELU in its epilogue.
-            Activation::Gelu => x.each(|rows, x| {
+            Activation::Gelu => x.for_each(|rows, x| {
                 let up = self.up.forward(cx, x, hidden.view_mut().rows_of(rows.clone()));
                 let before = before.view_mut().rows_of(rows);
                 cx.device.matmul(Matmul { gelu: Some(before), ..up });
@@ -68,14 +73,14 @@ impl Dense {
     }
 
     /// The values before the activation, recomputed.
-    pub fn recompute(&self, cx: &Ctx<'_>, x: Entering<'_>) -> Tensor {
+    pub fn recompute(&self, cx: &Ctx<'_>, x: SequenceGather<'_>) -> Tensor {
         let mut before = cx.scratch(cx.tokens(), self.up.rows());
         self.project_up(cx, x, &mut before);
         before
     }
 
-    fn project_up(&self, cx: &Ctx<'_>, x: Entering<'_>, before: &mut Tensor) {
-        x.each(|rows, x| {
+    fn project_up(&self, cx: &Ctx<'_>, x: SequenceGather<'_>, before: &mut Tensor) {
+        x.for_each(|rows, x| {
             let to = before.view_mut().rows_of(rows);
             cx.device.matmul(self.up.forward(cx, x, to));
         });
@@ -86,7 +91,7 @@ impl Dense {
         &self,
         cx: &Ctx<'_>,
         before: Tensor,
-        dy: Entering<'_>,
+        dy: SequenceGather<'_>,
         grads: &mut WeightGrads<'_>,
     ) -> Tensor {
         let device = cx.device;
@@ -100,13 +105,13 @@ impl Dense {
             self.down.input_gradient(cx, dy, dhidden.view_mut().rows_of(rows));
         };
         let mut dhidden = None;
-        let dy = match dy.travels() {
+        let dy = match dy.in_flight() {
             // Rows are multiplied as they arrive. Otherwise `hidden` is freed before `dhidden` is allocated.
             true => {
                 let dhidden = dhidden.insert(cx.scratch(cx.tokens(), self.width()));
-                dy.each_of_all(|rows, dy| input_gradient(dhidden, rows, dy))
+                dy.for_each_and_gather(|rows, dy| input_gradient(dhidden, rows, dy))
             }
-            false => dy.all(),
+            false => dy.wait(),
         };
         self.down.weight_gradient(&dy, &hidden, grads);
         drop(hidden);

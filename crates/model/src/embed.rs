@@ -52,14 +52,14 @@ impl Block for Embed {
             true => cx.scratch(cx.tokens(), self.dim),
             false => cx.saved(cx.tokens(), self.dim),
         };
-        let positions = self.positions.clone().filter(|_| groups.adds());
+        let positions = self.positions.clone().filter(|_| groups.is_tensor_root());
         let positions = positions.map(|range| cx.weights.part(range));
         for (run, rows) in cx.placed_runs() {
             let (ids, out) = (ids.view().part(rows.clone()), x.view_mut().rows_of(rows));
             let table = self.table(cx);
             device.embed(ids, table, self.vocabulary, positions, run.start, run.len, out);
         }
-        let mut x = groups.leave(device, x);
+        let mut x = groups.reduce_output(device, x);
         cx.drop_out(SITE, &mut x);
         x
     }
@@ -74,7 +74,7 @@ impl Block for Embed {
         let device = cx.device;
         let mut dy = cx.writable(dy);
         cx.drop_out(SITE, &mut dy);
-        let dy = cx.groups.leave_backward(device, dy);
+        let dy = cx.groups.reduce_output_backward(device, dy);
         if let Some(positions) = &self.positions {
             grads.in_f32(positions.clone(), |mut place, accumulate| {
                 for (index, (run, rows)) in cx.placed_runs().enumerate() {

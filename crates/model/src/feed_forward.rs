@@ -79,12 +79,12 @@ impl FeedForward {
         self.norm.forward(cx, x.view(), normed.view_mut(), stats.view_mut());
         let (hidden, inner) = match &self.inner {
             Inner::Dense(dense) => {
-                let normed = cx.groups.start_enter(cx.device, normed);
+                let normed = cx.groups.start_gather_sequence(cx.device, normed);
                 let (hidden, before) = dense.hidden(cx, normed, save_hidden);
                 (Hidden::Dense(hidden), SavedInner::Dense(before))
             }
             Inner::Experts(experts) => {
-                let normed = cx.groups.enter(cx.device, normed);
+                let normed = cx.groups.gather_sequence(cx.device, normed);
                 let (hidden, saved) = experts.hidden(cx, &normed, save_hidden);
                 (Hidden::Experts(hidden), SavedInner::Experts(saved))
             }
@@ -105,17 +105,17 @@ impl FeedForward {
         let dnormed = match (&self.inner, inner) {
             (Inner::Dense(dense), SavedInner::Dense(before)) => {
                 let dprojected = projection_gradient(cx, self.site, &dy);
-                let normed = || cx.groups.start_enter(cx.device, normed());
+                let normed = || cx.groups.start_gather_sequence(cx.device, normed());
                 let before = before.unwrap_or_else(|| dense.recompute(cx, normed()));
                 let dbefore = dense.backward(cx, before, dprojected, grads);
                 dense.up.backward(cx, normed(), dbefore, grads)
             }
             (Inner::Experts(experts), SavedInner::Experts(saved)) => {
-                let dprojected = cx.groups.leave_backward(cx.device, dy.clone());
-                let normed = cx.groups.enter(cx.device, normed());
+                let dprojected = cx.groups.reduce_output_backward(cx.device, dy.clone());
+                let normed = cx.groups.gather_sequence(cx.device, normed());
                 let of = ExpertsBackward { normed: &normed, dy: &dprojected };
                 let dnormed = experts.backward(cx, saved, of, grads);
-                cx.groups.enter_backward(cx.device, dnormed)
+                cx.groups.gather_sequence_backward(cx.device, dnormed)
             }
             _ => unreachable!("a feed-forward saves activations of its own kind"),
         };

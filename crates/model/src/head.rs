@@ -73,7 +73,7 @@ impl Head {
 
     /// The loss of each token (1, tokens), f32.
     fn losses(&self, cx: &Ctx<'_>, x: &Tensor, targets: View<'_>) -> Tensor {
-        let normed = cx.groups.enter(cx.device, self.normed(cx, x).0);
+        let normed = cx.groups.gather_sequence(cx.device, self.normed(cx, x).0);
         let mut losses = cx.scratch_f32(1, cx.tokens());
         self.for_each_chunk(cx, |range, mut logits| {
             let rows = normed.view().rows_of(range.clone());
@@ -104,7 +104,7 @@ impl Head {
             LossGradient::PerToken(_) => 1.0,
         };
         let (normed, stats) = self.normed(cx, x);
-        let normed = cx.groups.enter(device, normed);
+        let normed = cx.groups.gather_sequence(device, normed);
         let mut losses = cx.scratch_f32(1, cx.tokens());
         let mut dnormed = cx.scratch(cx.tokens(), x.cols());
         self.for_each_chunk(cx, |range, mut logits| {
@@ -139,7 +139,7 @@ impl Head {
             });
         });
         drop(normed);
-        let dnormed = cx.groups.enter_backward(device, dnormed);
+        let dnormed = cx.groups.gather_sequence_backward(device, dnormed);
         let mut dx = cx.scratch(x.rows(), x.cols());
         device.fill(dx.view_mut(), 0.0);
         let (dy, of_x) = (dnormed.view(), dx.view_mut());

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use lockstep_kernels::{Matmul, Tag, Tensor, View, ViewMut};
-use lockstep_parallel::Entering;
+use lockstep_parallel::SequenceGather;
 use lockstep_plan::model::BlockParams;
 
 use crate::{Ctx, WeightGrads};
@@ -80,19 +80,23 @@ impl Linear {
     pub fn backward(
         &self,
         cx: &Ctx<'_>,
-        x: Entering<'_>,
+        x: SequenceGather<'_>,
         dy: Tensor,
         grads: &mut WeightGrads<'_>,
     ) -> Tensor {
-        let mut weight_gradient = |x: Entering<'_>| self.weight_gradient(&dy, &x.all(), grads);
+        let mut weight_gradient =
+            |x: SequenceGather<'_>| self.weight_gradient(&dy, &x.wait(), grads);
         let mut waiting = Some(x);
-        if let Some(x) = waiting.take_if(|x| !x.travels()) {
+        if let Some(x) = waiting.take_if(|x| !x.in_flight()) {
             weight_gradient(x);
         }
-        let dx =
-            cx.groups.leave_with(cx.device, cx.leaving(self.cols, Tag::Buffers), |rows, dx| {
+        let dx = cx.groups.reduce_output_with(
+            cx.device,
+            cx.partial_output(self.cols, Tag::Buffers),
+            |rows, dx| {
                 self.input_gradient(cx, dy.view().rows_of(rows), dx);
-            });
+            },
+        );
         if let Some(x) = waiting {
             weight_gradient(x);
         }

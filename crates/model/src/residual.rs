@@ -1,7 +1,7 @@
 //! The residual stream: how attention and feed-forward add their outputs to it.
 
 use lockstep_kernels::{Matmul, Tag, Tensor, View};
-use lockstep_parallel::Entering;
+use lockstep_parallel::SequenceGather;
 
 use crate::Ctx;
 use crate::linear::Linear;
@@ -17,12 +17,12 @@ pub(crate) fn add_projection(
     let (device, groups) = (cx.device, cx.groups);
     // The multiply adds the residual in its epilogue if this rank holds the whole stream.
     let fused = cx.dropout.is_none() && !groups.sequence;
-    let leaving = cx.leaving(x.cols(), Tag::Activations);
-    let mut y = groups.leave_with(device, leaving, |rows, y| {
+    let output = cx.partial_output(x.cols(), Tag::Activations);
+    let mut y = groups.reduce_output_with(device, output, |rows, y| {
         let project = linear.forward(cx, input.rows_of(rows), y);
         device.matmul(Matmul {
-            bias: project.bias.filter(|_| groups.adds()),
-            residual: (fused && groups.adds()).then(|| x.view()),
+            bias: project.bias.filter(|_| groups.is_tensor_root()),
+            residual: (fused && groups.is_tensor_root()).then(|| x.view()),
             ..project
         });
     });
@@ -35,7 +35,7 @@ pub(crate) fn add_projection(
 
 /// The gradient of the projection for all tokens, given that of the stream. It uses the same memory unless there is
 /// dropout or the rows are on several ranks.
-pub(crate) fn projection_gradient<'p>(cx: &Ctx<'p>, site: u64, dy: &Tensor) -> Entering<'p> {
+pub(crate) fn projection_gradient<'p>(cx: &Ctx<'p>, site: u64, dy: &Tensor) -> SequenceGather<'p> {
     let shared = dy.clone();
     let own = match cx.dropout {
         None => shared,
@@ -45,5 +45,5 @@ pub(crate) fn projection_gradient<'p>(cx: &Ctx<'p>, site: u64, dy: &Tensor) -> E
             own
         }
     };
-    cx.groups.start_enter(cx.device, own)
+    cx.groups.start_gather_sequence(cx.device, own)
 }

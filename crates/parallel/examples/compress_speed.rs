@@ -1,15 +1,15 @@
-//! How long a sum of 8 MiB takes on two ranks, in every form, and what of it is sent.
+//! Time and sent bytes of an all-reduce of 8 MiB on two ranks, for every compression.
 //!
 //! `compress_speed [MiB] [threads]` starts two processes of itself, first over shared memory and then over TCP.
 
 use lockstep_comm::{LocalLinks, Options, World, human_bytes};
-use lockstep_kernels::Device;
+use lockstep_kernels::{Device, ViewMut};
 use lockstep_launch::{LaunchSpec, identity, launch};
 use lockstep_parallel::compress::Compressor;
 use lockstep_plan::Compression;
 use std::time::{Duration, Instant};
 
-/// As in the program itself: large buffers are reached in place.
+/// As in the `lockstep` binary: large buffers are accessed in place.
 #[global_allocator]
 static HEAP: lockstep_comm::SharedHeap = lockstep_comm::SharedHeap;
 
@@ -59,7 +59,7 @@ fn rank(links: &str, len: usize, threads: usize) {
     }
 }
 
-/// (median, fastest, bytes that this rank sends) of thirty steps, after three that warm up.
+/// (median, minimum, bytes that this rank sends) of thirty steps, after three warm-up steps.
 fn measure(
     world: &World,
     device: &Device,
@@ -75,9 +75,9 @@ fn measure(
     let steps = 33;
     for _ in 0..steps {
         buffer.copy_from_slice(&gradient);
-        world.barrier().expect("the ranks meet");
+        world.barrier().expect("no rank fails");
         let begin = Instant::now();
-        compressor.all_reduce(world, &mut buffer).expect("the ranks sum");
+        compressor.all_reduce(world, ViewMut::of(&mut buffer)).expect("no rank fails");
         times.push(begin.elapsed());
     }
     let sent = (world.traffic().bytes - before) / steps;

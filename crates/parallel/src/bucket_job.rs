@@ -1,14 +1,15 @@
 //! The reduction of one bucket as a job that any thread can run.
 
-use lockstep_comm::{Group, Result};
-use lockstep_kernels::{Device, Dtype, Tag, Tensor};
+use lockstep_comm::{Group, Op, Result};
+use lockstep_kernels::{Device, Tag, Tensor};
+use lockstep_plan::GroupKind;
 use lockstep_plan::reduction::Bucket;
 
 use crate::compress::Compressor;
-use crate::{Gradients, Groups, floats};
+use crate::{Gradients, Groups, collectives};
 
-/// A bucket's reduction, ready to run.
-pub(crate) type Job = Box<dyn FnOnce() -> Result<Reduced> + Send>;
+/// A bucket's reduction, ready to run with the device of the thread that runs it.
+pub(crate) type Job = Box<dyn FnOnce(&Device) -> Result<Reduced> + Send>;
 
 /// A reduced bucket, and the compressors that reduced it.
 pub(crate) struct Reduced {
@@ -35,14 +36,9 @@ pub(crate) fn all_reduce(
         .iter()
         .map(|run| (run.range.clone(), groups.group(run.group).clone()))
         .collect();
-    Box::new(move || {
+    Box::new(move |_| {
         for ((range, group), compressor) in runs.into_iter().zip(&mut compressors) {
-            let run = buffer.view_mut().part(range);
-            match run.dtype() {
-                Dtype::F32 => compressor.all_reduce(&group, run.host())?,
-                // bf16 gradients are sent as they are.
-                _ => floats::all_reduce(&group, run)?,
-            }
+            compressor.all_reduce(&group, buffer.view_mut().part(range))?;
             // The next call on this group comes in the next step.
             group.release_peer_pages();
         }
@@ -84,22 +80,16 @@ pub(crate) fn reduce_scatter(
             copies: (last && copies.size() > 1).then(|| copies.clone()),
         });
     }
-    Box::new(move || {
+    Box::new(move |device| {
         let mut shards = Vec::with_capacity(units.len());
         for (unit, compressor) in units.into_iter().zip(&mut compressors) {
             let ShardReduction { range, group, mut shard, earlier, copies } = unit;
-            let whole = buffer.view().part(range);
-            match whole.dtype() {
-                Dtype::F32 => {
-                    compressor.reduce_scatter(&group, whole.host(), shard.view_mut().host())?
-                }
-                _ => floats::reduce_scatter(&group, whole, shard.view_mut())?,
-            }
+            compressor.reduce_scatter(&group, buffer.view().part(range), shard.view_mut())?;
             if let Some(earlier) = earlier {
-                floats::add(shard.view_mut(), earlier.view());
+                device.add(shard.view_mut(), earlier.view());
             }
             if let Some(copies) = copies {
-                floats::all_reduce(&copies, shard.view_mut())?;
+                collectives::all_reduce(&copies, shard.view_mut(), Op::Sum)?;
             }
             group.release_peer_pages();
             shards.push(shard);
@@ -118,4 +108,10 @@ pub(crate) fn take_buffer(device: &Device, gradients: &mut Gradients, bucket: us
         }
     }
     gradients.take(bucket).expect("just allocated")
+}
+
+/// The group on whose communication thread reductions run. It has more than one rank, and only reductions use it.
+pub(crate) fn home(groups: &Groups) -> &Group {
+    let shard = groups.group(GroupKind::Shard);
+    if shard.size() > 1 { shard } else { groups.group(GroupKind::Copies) }
 }

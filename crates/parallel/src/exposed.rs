@@ -1,4 +1,4 @@
-//! Time that a rank spends on exchanges that nothing hides.
+//! A clock for exposed communication: time that a rank waits for collectives instead of computing.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 pub(crate) struct Exposed(Cell<Duration>);
 
 impl Exposed {
-    /// Does something that the rank waits for, on the clock.
-    pub fn timed<R>(&self, exchange: impl FnOnce() -> R) -> R {
-        let begun = Instant::now();
-        let result = exchange();
-        self.0.set(self.0.get() + begun.elapsed());
+    /// Counts the time of `communication`.
+    pub fn timed<R>(&self, communication: impl FnOnce() -> R) -> R {
+        let begin = Instant::now();
+        let result = communication();
+        self.0.set(self.0.get() + begin.elapsed());
         result
     }
 
-    /// Since it was last asked.
+    /// The time since the last call.
     pub fn take(&self) -> Duration {
         self.0.take()
     }

@@ -1,4 +1,4 @@
-//! The ranks that a rank exchanges with, by what they share; and the first exchange that failed.
+//! The process groups of a rank, one for each kind, and the first collective in them that failed.
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -10,75 +10,68 @@ use lockstep_plan::{Coord, GroupKind, Mesh};
 use crate::context::Context;
 use crate::exposed::Exposed;
 
-/// A rank's groups of peers.
+/// A rank's process groups.
 ///
-/// Exchanges inside a block do not return errors: like operations of a device that runs behind, they go on
-/// with whatever is in the buffers, every later one fails at once in the broken world, and `check` tells what
-/// happened when the pass is over.
+/// Collectives inside a block do not return errors: like operations of an asynchronous device, they continue with
+/// whatever is in the buffers, every later one fails immediately in the broken world, and [`Groups::check`] returns
+/// the first error after the pass.
 pub struct Groups {
     pub mesh: Mesh,
     pub coord: Coord,
-    /// Norms and residuals are cut among the ranks of the tensor axis, by tokens.
+    /// Sequence parallelism: each tensor rank holds its own tokens of the residual stream.
     pub sequence: bool,
-    /// Whether rows of the stream travel while others are multiplied.
-    pub(crate) beside: bool,
-    /// None where sequences are whole.
+    /// Whether rows of the residual stream are sent while others are multiplied.
+    pub(crate) overlap: bool,
+    /// None without context parallelism.
     context: Option<Context>,
     groups: Vec<Group>,
     failed: RefCell<Option<Error>>,
-    /// Time that the rank spent on exchanges inside blocks and between stages.
+    /// Exposed communication inside blocks and between stages.
     exposed: Exposed,
-    /// The world of one that groups of one belong to.
+    /// The world that groups of one rank belong to.
     _alone: World,
 }
 
 impl Groups {
-    /// All ranks of the world call it.
+    /// Creates the groups. All ranks of the world call it.
     pub fn new(world: &Group, mesh: &Mesh, sequence: bool) -> Result<Groups> {
-        assert_eq!(world.size(), mesh.ranks(), "the mesh has a place for every rank");
+        let (size, ranks) = (world.size(), mesh.ranks());
+        assert_eq!(size, ranks, "the world has {size} ranks and the mesh {ranks}");
         let alone = lockstep_comm::single_rank();
         let mut groups = Vec::with_capacity(GroupKind::ALL.len());
         for kind in GroupKind::ALL {
             let members = mesh.members(kind, world.rank());
-            let some = (0..mesh.ranks()).any(|rank| mesh.members(kind, rank).len() > 1);
-            // A group that is one rank everywhere is not worth making.
-            let group = if some { world.subgroup(&members, kind.name())? } else { None };
+            // A kind whose groups all have one rank needs no group of its own.
+            let needed = (0..ranks).any(|rank| mesh.members(kind, rank).len() > 1);
+            let group = if needed { world.subgroup(&members, kind.name())? } else { None };
             groups.push(group.unwrap_or_else(|| alone.group().clone()));
         }
-        let coord = mesh.coord(world.rank());
-        Ok(Groups {
-            mesh: *mesh,
+        let sequence = sequence && mesh.tensor > 1;
+        Ok(Groups { sequence, ..Groups::over(*mesh, mesh.coord(world.rank()), groups, alone) })
+    }
+
+    /// The groups of a rank that trains by itself.
+    pub fn alone() -> Groups {
+        let alone = lockstep_comm::single_rank();
+        let groups = GroupKind::ALL.map(|_| alone.group().clone()).into();
+        Groups::over(Mesh::ONE, Mesh::ONE.coord(0), groups, alone)
+    }
+
+    fn over(mesh: Mesh, coord: Coord, groups: Vec<Group>, alone: World) -> Groups {
+        Groups {
+            mesh,
             coord,
-            sequence: sequence && mesh.tensor > 1,
-            beside: false,
+            sequence: false,
+            overlap: false,
             context: None,
             groups,
             failed: RefCell::new(None),
             exposed: Exposed::default(),
             _alone: alone,
-        })
-    }
-
-    /// Of a rank that trains by itself.
-    pub fn alone() -> Groups {
-        let alone = lockstep_comm::single_rank();
-        let groups = GroupKind::ALL.map(|_| alone.group().clone()).into();
-        let (mesh, coord) = (Mesh::ONE, Mesh::ONE.coord(0));
-        let (failed, exposed) = (RefCell::new(None), Exposed::default());
-        Groups {
-            mesh,
-            coord,
-            sequence: false,
-            beside: false,
-            context: None,
-            groups,
-            failed,
-            exposed,
-            _alone: alone,
         }
     }
 
-    /// The same with sequences of `seq` cut along the context axis. All ranks call it.
+    /// Splits sequences of `seq` tokens along the context axis. All ranks call it.
     pub fn with_context(mut self, kind: ContextKind, seq: usize) -> Result<Groups> {
         if self.mesh.context > 1 {
             let degrees = (self.mesh.ulysses, self.mesh.context / self.mesh.ulysses);
@@ -87,23 +80,23 @@ impl Groups {
         Ok(self)
     }
 
-    /// Whether rows of the residual stream travel while others are multiplied; the same on all ranks.
-    pub fn beside(mut self, yes: bool) -> Groups {
-        self.beside = yes;
+    /// Sends rows of the residual stream while others are multiplied (`rows.rs`). The same on all ranks.
+    pub fn with_overlap(mut self, yes: bool) -> Groups {
+        self.overlap = yes;
         self
     }
 
-    /// Those that have other positions of the same sequences, if there are any.
+    /// The context axis, if sequences are split along it.
     pub fn context(&self) -> Option<&Context> {
         self.context.as_ref()
     }
 
-    /// What this rank has sent so far, group by group.
+    /// Messages and bytes that this rank has sent so far, by group.
     pub fn traffic(&self) -> impl Iterator<Item = (GroupKind, Traffic)> {
         GroupKind::ALL.into_iter().map(|kind| {
             let traffic = self.group(kind).traffic();
             match (kind, &self.context) {
-                // A ring or neighbours alone are the group itself.
+                // With a ring or Ulysses alone, the context uses the group itself.
                 (GroupKind::Context, Some(context)) => match context.degrees() {
                     (1, _) | (_, 1) => (kind, traffic),
                     _ => (kind, traffic + context.traffic()),
@@ -122,25 +115,30 @@ impl Groups {
         &self.groups[kind as usize]
     }
 
-    /// Does an exchange that the rank waits for, on the clock.
-    pub fn exchanged<R>(&self, exchange: impl FnOnce() -> R) -> R {
-        self.exposed.timed(exchange)
+    /// Counts the time of `communication` as exposed.
+    pub fn timed<R>(&self, communication: impl FnOnce() -> R) -> R {
+        self.exposed.timed(communication)
     }
 
-    /// Time spent on exchanges, since it was last asked.
+    /// Exposed communication since the last call.
     pub fn take_exposed(&self) -> Duration {
         let inside = self.context.as_ref().map_or(Duration::ZERO, Context::take_exposed);
         self.exposed.take() + inside
     }
 
-    /// Remembers the first failure.
-    pub fn note(&self, result: Result<()>) {
+    /// Runs a collective inside a block: counts its time as exposed and records its error.
+    pub(crate) fn collective(&self, call: impl FnOnce() -> Result<()>) {
+        self.record(self.timed(call));
+    }
+
+    /// Records an error, if it is the first.
+    pub fn record(&self, result: Result<()>) {
         if let Err(error) = result {
             self.failed.borrow_mut().get_or_insert(error);
         }
     }
 
-    /// What failed since it was last asked for.
+    /// The first error since the last call.
     pub fn check(&self) -> Result<()> {
         self.failed.borrow_mut().take().map_or(Ok(()), Err)
     }

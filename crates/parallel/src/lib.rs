@@ -1,5 +1,5 @@
-//! One file per axis of the mesh: what ranks exchange so that all train one model. Acts on buffers and
-//! groups; knows no layer names.
+//! Parallelism, one file per axis of the mesh: the collectives and messages with which ranks train one model. Works on
+//! buffers and groups; knows no layer names. Only `collectives.rs` sees the memory of a tensor.
 //!
 //! ```
 //! use lockstep_comm::on_threads;
@@ -7,28 +7,27 @@
 //! use lockstep_parallel::Groups;
 //! use lockstep_plan::Mesh;
 //!
-//! // Each of two ranks has a part of a sum; afterwards both have the whole.
+//! // Each of two ranks has a partial output; afterwards both have the sum.
 //! let mesh = Mesh { tensor: 2, ..Mesh::ONE };
-//! let summed = on_threads(2, |world| {
-//!     let (device, peers) = (Device::cpu(1), Groups::new(&world, &mesh, false).unwrap());
+//! let sums = on_threads(2, |world| {
+//!     let (device, groups) = (Device::cpu(1), Groups::new(&world, &mesh, false).unwrap());
 //!     let mut part = device.empty(1, 2, Dtype::F32, Tag::Buffers);
 //!     device.write(part.view_mut(), &[1.0f32, world.rank() as f32]);
-//!     let whole = peers.leave(&device, part);
-//!     peers.check().unwrap();
+//!     let sum = groups.reduce_output(&device, part);
+//!     groups.check().unwrap();
 //!     let mut host = [0.0f32; 2];
-//!     device.read(whole.view(), &mut host);
+//!     device.read(sum.view(), &mut host);
 //!     host
 //! });
-//! assert_eq!(summed, [[2.0, 1.0]; 2]);
+//! assert_eq!(sums, [[2.0, 1.0]; 2]);
 //! ```
 
 mod bucket_job;
+mod collectives;
 pub mod compress;
 pub mod context;
-mod courier;
 mod expert;
 mod exposed;
-mod floats;
 mod gradients;
 mod groups;
 mod pipeline;
@@ -44,8 +43,8 @@ mod weights;
 pub use expert::Dispatch;
 pub use gradients::Gradients;
 pub use groups::Groups;
-pub use pipeline::{Pipeline, Stream};
+pub use pipeline::{MessageShape, Pipeline};
 pub use reduction::{Reduction, sum};
-pub use rows::{Entering, Leaving};
+pub use rows::{PartialOutput, SequenceGather};
 pub use store::{StateLog, Store, StoreOptions};
 pub use weights::Weights;

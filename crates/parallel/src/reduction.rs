@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use lockstep_comm::{Group, Op, Result};
+use lockstep_comm::{Group, Op, Pending, Result};
 use lockstep_kernels::Device;
 use lockstep_plan::Compression;
 use lockstep_plan::model::Part;
@@ -14,7 +14,6 @@ use lockstep_plan::reduction::{RankReductions, ReductionPolicy, SharedSum, State
 
 use crate::bucket_job::{self, Job, Reduced, Sum};
 use crate::compress::Compressor;
-use crate::courier::{Courier, Task};
 use crate::shared_gradients::SharedGradients;
 use crate::store::{StateLog, record};
 use crate::{Gradients, Groups};
@@ -25,9 +24,10 @@ pub struct Reduction {
     /// By bucket and collective, the blocks that it covers and their ranges.
     pub(crate) block_ranges: Vec<Vec<Vec<(usize, Range<usize>)>>>,
     shared: Vec<SharedGradients>,
-    /// The communication thread, with overlap.
-    courier: Option<Courier>,
-    tasks: Vec<(usize, Task<Result<Reduced>>)>,
+    /// With overlap: the device of the communication thread.
+    background: Option<Device>,
+    /// Buckets whose reductions are in flight.
+    in_flight: Vec<(usize, Pending<Result<Reduced>>)>,
     /// Complete buckets that are reduced at the end of the passes.
     waiting: Vec<usize>,
     /// By bucket and collective.
@@ -56,8 +56,8 @@ impl Reduction {
             block_ranges: reductions.buckets.iter().map(ranges).collect(),
             shared: reductions.shared.iter().map(shared).collect(),
             reductions,
-            courier: overlap.then(|| Courier::new("reduce")),
-            tasks: vec![],
+            background: overlap.then(|| Device::cpu(1)),
+            in_flight: vec![],
             waiting: vec![],
             compressors: vec![],
             compression,
@@ -81,12 +81,11 @@ impl Reduction {
     }
 
     fn new_compressors(&self, device: &Device, groups: &Groups, bucket: usize) -> Vec<Compressor> {
-        // A communication thread computes on a device of its own.
-        let device = if self.courier.is_some() { Device::cpu(1) } else { device.clone() };
+        let device = self.background.as_ref().unwrap_or(device);
         let runs = self.reductions.buckets[bucket].runs.iter();
         runs.map(|run| {
             let ranks = groups.group(run.group).size();
-            Compressor::new(&device, self.compression, run.range.len(), ranks)
+            Compressor::new(device, self.compression, run.range.len(), ranks)
         })
         .collect()
     }
@@ -139,7 +138,7 @@ impl Reduction {
             // Lost with a reduction that failed.
             compressors = self.new_compressors(device, groups, number);
         }
-        compressors.iter_mut().for_each(|one| one.whole_for_now(self.uncompressed));
+        compressors.iter_mut().for_each(|one| one.bypass(self.uncompressed));
         let buffer = bucket_job::take_buffer(device, gradients, number);
         let bucket = &self.reductions.buckets[number];
         let job: Job = match self.policy().shards_gradients() {
@@ -149,9 +148,11 @@ impl Reduction {
                 bucket_job::reduce_scatter(device, groups, gradients, bucket, buffer, compressors)
             }
         };
-        match &self.courier {
-            Some(courier) => self.tasks.push((number, courier.start(job))),
-            None => self.arrived(groups, gradients, number, job()),
+        match self.background.clone() {
+            Some(device) => {
+                self.in_flight.push((number, bucket_job::home(groups).start(move |_| job(&device))))
+            }
+            None => self.arrived(groups, gradients, number, job(device)),
         }
     }
 
@@ -165,7 +166,7 @@ impl Reduction {
         for shared in &self.shared {
             if shared.sum != SharedSum::Compressed || !self.uncompressed {
                 record(&self.log, StateOp::Sum(shared.sum));
-                groups.note(shared.all_reduce(device, groups, gradients));
+                groups.record(shared.all_reduce(device, groups, gradients));
             }
         }
         self.exposed += begun.elapsed();
@@ -174,9 +175,9 @@ impl Reduction {
     /// Waits for reductions in flight and drops their results, after a failed step.
     pub fn abandon(&mut self) {
         self.waiting.clear();
-        for (bucket, task) in std::mem::take(&mut self.tasks) {
+        for (bucket, pending) in std::mem::take(&mut self.in_flight) {
             // A failed reduction loses its residuals; the run ends with it.
-            if let Ok(reduced) = task.wait() {
+            if let Ok(reduced) = pending.wait() {
                 self.compressors[bucket] = reduced.compressors;
             }
         }
@@ -184,11 +185,11 @@ impl Reduction {
 
     /// Waits for one bucket's reduction, or for all.
     fn collect(&mut self, groups: &Groups, gradients: &mut Gradients, only: Option<usize>) {
-        for (bucket, task) in std::mem::take(&mut self.tasks) {
+        for (bucket, pending) in std::mem::take(&mut self.in_flight) {
             if only.is_none_or(|only| only == bucket) {
-                self.arrived(groups, gradients, bucket, task.wait());
+                self.arrived(groups, gradients, bucket, pending.wait());
             } else {
-                self.tasks.push((bucket, task));
+                self.in_flight.push((bucket, pending));
             }
         }
     }
@@ -211,7 +212,7 @@ impl Reduction {
                     }
                 }
             }
-            Err(error) => groups.note(Err(error)),
+            Err(error) => groups.record(Err(error)),
         }
     }
 }

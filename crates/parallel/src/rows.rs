@@ -1,198 +1,197 @@
-//! The tensor axis where the wire does the work: with sequence parallelism, what is gathered is multiplied rank by
-//! rank as it comes, and what is to be summed goes to its owner as soon as it is computed. So one rank's rows travel
-//! while another's are worked on (as in Wang et al., Overlap Communication with Dependent Computation).
-//! Decides nothing about what is computed: it is told what to do with some rows.
+//! Overlap on the tensor axis: with sequence parallelism, gathered rows are multiplied rank by rank as they arrive, and
+//! partial sums are sent to their owner as soon as they are computed. The rows of one rank are in flight while those of
+//! another are computed (as in Wang et al., Overlap Communication with Dependent Computation).
+//! Decides nothing about the computation: the caller passes it in.
 //!
 //! ```text
-//! enter  rank 1 of 3:  multiply own rows │ rows of 0      │ rows of 2          own rows go to 2, then to 0
-//! leave                make rows of 2    │ rows of 0      │ own rows           each goes to its owner, own rows stay
+//! gather_sequence  rank 1 of 3:  multiply own rows │ rows of 0 │ rows of 2   own rows go to 2, then to 0
+//! reduce_output                  compute rows of 2 │ rows of 0 │ own rows    each goes to its owner
 //! ```
 //!
-//! A row of a product is the same bits whichever others are computed with it, but where these are so few that another
-//! kernel does them, which are waited for; and sums are made by the owner of the rows, in the order of the ranks and in
-//! f32, as `lockstep_comm` makes them on one host. So it is the same training to the bit.
+//! A row of a product has the same bits whichever other rows are computed with it, unless there are so few that another
+//! kernel is used; those are not overlapped. The owner of the rows sums in rank order and in f32, as `lockstep_comm`
+//! does on one host. So the result is the same to the bit.
 
-use lockstep_comm::{Group, Pending, Result, bytes_of, bytes_of_mut};
+use lockstep_comm::{Group, Result};
 use lockstep_kernels::{Device, Dtype, Tag, Tensor, View, ViewMut};
 use lockstep_plan::FEW_ROWS;
 use std::ops::Range;
 
 use crate::Groups;
+use crate::collectives::{Transfer, start_receive, start_send};
 
-/// The stream's rows of all tokens, here or on their way.
-pub struct Entering<'p> {
+/// The residual stream's rows of all tokens, local or in flight.
+pub struct SequenceGather<'p> {
     groups: &'p Groups,
     device: &'p Device,
     rows: Rows,
 }
 
 enum Rows {
-    /// All of them.
-    Here(Tensor),
-    /// This rank's own; the others are asked for when they are wanted.
+    /// All rows.
+    Gathered(Tensor),
+    /// This rank's rows; an all-gather fetches the others when they are needed.
     Own(Tensor),
-    /// This rank's own, while the first of the others' come.
-    Travelling(Tensor, Passing),
+    /// This rank's rows, while those of the first peer are in flight.
+    InFlight(Tensor, Exchange),
 }
 
-/// Sums for all tokens that are to be made of ranks' parts of them.
+/// Shape of an output for all tokens that is summed over the tensor ranks.
 #[derive(Clone, Copy)]
-pub struct Leaving {
+pub struct PartialOutput {
     /// All tokens.
     pub rows: usize,
     pub cols: usize,
     pub dtype: Dtype,
-    /// Of the sum.
+    /// The tag of the sum.
     pub tag: Tag,
 }
 
-/// In a step, rows go to one rank and come from another.
-struct Passing {
-    sent: Pending<Result<Bytes>>,
-    coming: Pending<Result<Bytes>>,
+/// One step: rows go to one rank and come from another.
+struct Exchange {
+    send: Transfer,
+    receive: Transfer,
 }
 
-/// A tensor as a started call takes it. What is sent may have other handles, to read it in the meantime; what is
-/// received must not.
-struct Bytes(Tensor);
-
 impl Groups {
-    /// Begins to bring this rank's rows of the stream together with those of its peers, for all tokens.
-    pub fn start_enter<'p>(&'p self, device: &'p Device, own: Tensor) -> Entering<'p> {
-        let rows = match self.by_rows(own.rows()) {
+    /// Starts `gather_sequence`.
+    pub fn start_gather_sequence<'p>(
+        &'p self,
+        device: &'p Device,
+        own: Tensor,
+    ) -> SequenceGather<'p> {
+        let rows = match self.overlaps(own.rows()) {
             true => {
-                let passing = self.pass(device, 1, &own);
-                Rows::Travelling(own, passing)
+                let exchange = self.exchange_rows(device, 1, &own);
+                Rows::InFlight(own, exchange)
             }
             false => Rows::Own(own),
         };
-        Entering { groups: self, device, rows }
+        SequenceGather { groups: self, device, rows }
     }
 
-    /// Rows that have all entered.
-    pub fn entered<'p>(&'p self, device: &'p Device, all: Tensor) -> Entering<'p> {
-        Entering { groups: self, device, rows: Rows::Here(all) }
+    /// A gather that is complete.
+    pub fn gathered_sequence<'p>(&'p self, device: &'p Device, all: Tensor) -> SequenceGather<'p> {
+        SequenceGather { groups: self, device, rows: Rows::Gathered(all) }
     }
 
-    /// As `leave` and `enter_backward`, for what is yet to be computed: `make` is called with runs of rows and room for this
-    /// rank's parts of them, at once or rank by rank.
+    /// Computes an output and reduces it, as `reduce_output` and `gather_sequence_backward` do: `compute` is called
+    /// with ranges of rows and a buffer for this rank's partial sums of them, once or rank by rank.
     ///
-    /// P-1 messages of 1/P of the rows; otherwise one reduce-scatter or all-reduce of all.
-    pub fn leave_with(
+    /// P-1 messages of 1/P of the rows; without overlap, one reduce-scatter or all-reduce of all.
+    pub fn reduce_output_with(
         &self,
         device: &Device,
-        leaving: Leaving,
-        mut make: impl FnMut(Range<usize>, ViewMut<'_>),
+        output: PartialOutput,
+        mut compute: impl FnMut(Range<usize>, ViewMut<'_>),
     ) -> Tensor {
-        let Leaving { rows, cols, dtype, tag } = leaving;
-        if !self.by_rows(rows / self.mesh.tensor) {
-            let at_once = if self.sequence { Tag::Buffers } else { tag };
-            let mut y = device.empty(rows, cols, dtype, at_once);
-            make(0..rows, y.view_mut());
-            return self.summed(device, y, tag);
+        let PartialOutput { rows, cols, dtype, tag } = output;
+        let each = rows / self.mesh.tensor;
+        if !self.overlaps(each) {
+            let partial_tag = if self.sequence { Tag::Buffers } else { tag };
+            let mut y = device.empty(rows, cols, dtype, partial_tag);
+            compute(0..rows, y.view_mut());
+            return self.reduce_partial(device, y, tag);
         }
-        let (group, each) = (self.tensor(), rows / self.mesh.tensor);
+        let group = self.tensor();
         let (me, ranks) = (group.rank(), group.size());
-        let mut part = |owner: usize| {
-            let mut part = device.empty(each, cols, dtype, Tag::Buffers);
-            make(owner * each..(owner + 1) * each, part.view_mut());
-            part
+        let mut partial = |owner: usize| {
+            let mut partial = device.empty(each, cols, dtype, Tag::Buffers);
+            compute(owner * each..(owner + 1) * each, partial.view_mut());
+            partial
         };
-        let under_way: Vec<Passing> = (1..ranks)
+        let in_flight: Vec<Exchange> = (1..ranks)
             .map(|step| {
-                let part = part((me + step) % ranks);
-                let room = device.empty(each, cols, dtype, Tag::Buffers);
-                Passing::start(group, step, part, room)
+                let partial = partial((me + step) % ranks);
+                let buffer = device.empty(each, cols, dtype, Tag::Buffers);
+                Exchange::start(group, step, partial, buffer)
             })
             .collect();
-        let own = part(me);
-        // In the order of the ranks; the step in which each one's part came follows from it.
-        let mut parts: Vec<Option<Tensor>> = (0..ranks).map(|_| None).collect();
-        parts[me] = Some(own);
-        for (step, passing) in under_way.into_iter().enumerate() {
+        let own = partial(me);
+        let mut partials: Vec<Option<Tensor>> = (0..ranks).map(|_| None).collect();
+        partials[me] = Some(own);
+        for (step, exchange) in in_flight.into_iter().enumerate() {
             let from = (me + ranks - step - 1) % ranks;
-            parts[from] = self.arrived(passing);
+            partials[from] = self.wait_for_rows(exchange);
         }
-        sum(device, &leaving, each, parts.iter().flatten())
+        sum(device, &output, each, partials.iter().flatten())
     }
 
-    /// Whether rows, so many of each rank, travel while others are multiplied.
-    fn by_rows(&self, each: usize) -> bool {
-        self.sequence && self.beside && each > FEW_ROWS
+    /// Whether communication is overlapped, for `each` rows per rank.
+    fn overlaps(&self, each: usize) -> bool {
+        self.sequence && self.overlap && each > FEW_ROWS
     }
 
-    /// The step-th exchange: own rows go to the rank so far after, and those of the rank as far before come.
-    fn pass(&self, device: &Device, step: usize, own: &Tensor) -> Passing {
-        let room = device.empty(own.rows(), own.cols(), own.dtype(), Tag::Buffers);
-        Passing::start(self.tensor(), step, own.clone(), room)
+    /// Sends the own rows to the rank `step` after this one, and receives those of the rank `step` before.
+    fn exchange_rows(&self, device: &Device, step: usize, own: &Tensor) -> Exchange {
+        let buffer = device.empty(own.rows(), own.cols(), own.dtype(), Tag::Buffers);
+        Exchange::start(self.tensor(), step, own.clone(), buffer)
     }
 
-    /// Every rank's rows, this rank's own first and then as they come.
-    fn travel(
+    /// Calls `work` with the rows of every rank: its own first, then the others as they arrive.
+    fn for_each_rank(
         &self,
         device: &Device,
         own: Tensor,
-        first: Passing,
+        first: Exchange,
         work: &mut dyn FnMut(Range<usize>, View<'_>),
     ) {
         let (group, each) = (self.tensor(), own.rows());
         let (me, ranks) = (group.rank(), group.size());
-        let place = |rank: usize| rank * each..(rank + 1) * each;
-        work(place(me), own.view());
-        let mut passing = Some(first);
+        let range = |rank: usize| rank * each..(rank + 1) * each;
+        work(range(me), own.view());
+        let mut exchange = Some(first);
         for step in 1..ranks {
-            let came = passing.take().and_then(|passing| self.arrived(passing));
-            // The next are under way before these are worked on.
-            passing = (step + 1 < ranks).then(|| self.pass(device, step + 1, &own));
-            if let Some(rows) = came {
-                work(place((me + ranks - step) % ranks), rows.view());
+            let arrived = exchange.take().and_then(|exchange| self.wait_for_rows(exchange));
+            // The next rows are in flight while these are computed.
+            exchange = (step + 1 < ranks).then(|| self.exchange_rows(device, step + 1, &own));
+            if let Some(rows) = arrived {
+                work(range((me + ranks - step) % ranks), rows.view());
             }
         }
     }
 
-    /// What came; none after a failure, which is noted: the pass goes on without, and is refused at its end.
-    fn arrived(&self, passing: Passing) -> Option<Tensor> {
-        let came = self.exchanged(|| {
-            passing.sent.wait()?;
-            passing.coming.wait()
-        });
-        came.map_err(|error| self.note(Err(error))).ok().map(|Bytes(rows)| rows)
+    /// The received rows; none after a failure, which is recorded.
+    fn wait_for_rows(&self, exchange: Exchange) -> Option<Tensor> {
+        self.timed(|| exchange.wait()).map_err(|error| self.record(Err(error))).ok()
     }
 }
 
-impl Entering<'_> {
-    /// Does `work` on all rows: at once, or rank by rank, on this rank's own first.
+impl SequenceGather<'_> {
+    /// Calls `work` with all rows: once, or rank by rank, starting with this rank's own.
     ///
-    /// P-1 messages of this rank's rows; otherwise one all-gather, or nothing where they are all here.
-    pub fn each(self, mut work: impl FnMut(Range<usize>, View<'_>)) {
+    /// P-1 messages of this rank's rows; without overlap, one all-gather, or nothing if all rows are here.
+    pub fn for_each(self, mut work: impl FnMut(Range<usize>, View<'_>)) {
         match self.rows {
-            Rows::Travelling(own, first) => self.groups.travel(self.device, own, first, &mut work),
+            Rows::InFlight(own, first) => {
+                self.groups.for_each_rank(self.device, own, first, &mut work)
+            }
             _ => {
-                let all = self.all();
+                let all = self.wait();
                 work(0..all.rows(), all.view());
             }
         }
     }
 
-    /// The same, and gives all rows.
-    pub fn each_of_all(self, mut work: impl FnMut(Range<usize>, View<'_>)) -> Tensor {
-        let Entering { groups, device, rows } = self;
+    /// Calls `work` like `for_each`, and returns all rows.
+    pub fn for_each_and_gather(self, mut work: impl FnMut(Range<usize>, View<'_>)) -> Tensor {
+        let SequenceGather { groups, device, rows } = self;
         match rows {
-            Rows::Travelling(own, first) => {
+            Rows::InFlight(own, first) => {
                 let rows = own.rows() * groups.mesh.tensor;
                 let mut all = device.empty(rows, own.cols(), own.dtype(), Tag::Buffers);
-                groups.travel(device, own, first, &mut |place, rows| {
-                    work(place.clone(), rows);
-                    device.copy(rows, all.view_mut().rows_of(place));
+                groups.for_each_rank(device, own, first, &mut |range, rows| {
+                    work(range.clone(), rows);
+                    device.copy(rows, all.view_mut().rows_of(range));
                 });
                 all
             }
-            Rows::Here(all) => {
+            Rows::Gathered(all) => {
                 work(0..all.rows(), all.view());
                 all
             }
             Rows::Own(own) => {
-                let all = groups.enter(device, own);
+                let all = groups.gather_sequence(device, own);
                 work(0..all.rows(), all.view());
                 all
             }
@@ -200,61 +199,48 @@ impl Entering<'_> {
     }
 
     /// All rows.
-    pub fn all(self) -> Tensor {
-        self.each_of_all(|_, _| {})
+    pub fn wait(self) -> Tensor {
+        self.for_each_and_gather(|_, _| {})
     }
 
-    /// Whether rows are on their way, so that there is time for something else.
-    pub fn travels(&self) -> bool {
-        matches!(self.rows, Rows::Travelling(..))
+    /// Whether rows are in flight, so that the caller may compute something else first.
+    pub fn in_flight(&self) -> bool {
+        matches!(self.rows, Rows::InFlight(..))
     }
 }
 
-impl Passing {
-    fn start(group: &Group, step: usize, rows: Tensor, room: Tensor) -> Passing {
+impl Exchange {
+    fn start(group: &Group, step: usize, rows: Tensor, buffer: Tensor) -> Exchange {
         let (me, ranks) = (group.rank(), group.size());
-        Passing {
-            sent: group.start_send::<u8, _>(Bytes(rows), (me + step) % ranks),
-            coming: group.start_receive::<u8, _>(Bytes(room), (me + ranks - step) % ranks),
+        Exchange {
+            send: start_send(group, rows, (me + step) % ranks),
+            receive: start_receive(group, buffer, (me + ranks - step) % ranks),
         }
     }
+
+    fn wait(self) -> Result<Tensor> {
+        self.send.wait()?;
+        self.receive.wait()
+    }
 }
 
-/// The sum of ranks' parts of some rows.
+/// Sums the partial rows of all ranks, in rank order.
 fn sum<'a>(
     device: &Device,
-    leaving: &Leaving,
+    output: &PartialOutput,
     rows: usize,
-    mut parts: impl Iterator<Item = &'a Tensor>,
+    mut partials: impl Iterator<Item = &'a Tensor>,
 ) -> Tensor {
-    let Leaving { cols, dtype, tag, .. } = *leaving;
-    let narrow = dtype != Dtype::F32;
-    let mut whole = device.empty(rows, cols, Dtype::F32, if narrow { Tag::Buffers } else { tag });
-    let first = parts.next().expect("this rank has a part");
-    device.cast(first.view(), whole.view_mut());
-    parts.for_each(|part| device.add_columns(part.view(), 0..cols, whole.view_mut(), 0));
-    if !narrow {
-        return whole;
+    let PartialOutput { cols, dtype, tag, .. } = *output;
+    let is_f32 = dtype == Dtype::F32;
+    let mut sum = device.empty(rows, cols, Dtype::F32, if is_f32 { tag } else { Tag::Buffers });
+    let first = partials.next().expect("this rank has its own partial sum");
+    device.cast(first.view(), sum.view_mut());
+    partials.for_each(|partial| device.add_columns(partial.view(), 0..cols, sum.view_mut(), 0));
+    if is_f32 {
+        return sum;
     }
     let mut rounded = device.empty(rows, cols, dtype, tag);
-    device.cast(whole.view(), rounded.view_mut());
+    device.cast(sum.view(), rounded.view_mut());
     rounded
-}
-
-impl AsRef<[u8]> for Bytes {
-    fn as_ref(&self) -> &[u8] {
-        match self.0.dtype() {
-            Dtype::Bf16 => bytes_of(self.0.view().host::<half::bf16>()),
-            _ => bytes_of(self.0.view().host::<f32>()),
-        }
-    }
-}
-
-impl AsMut<[u8]> for Bytes {
-    fn as_mut(&mut self) -> &mut [u8] {
-        match self.0.dtype() {
-            Dtype::Bf16 => bytes_of_mut(self.0.view_mut().host::<half::bf16>()),
-            _ => bytes_of_mut(self.0.view_mut().host::<f32>()),
-        }
-    }
 }

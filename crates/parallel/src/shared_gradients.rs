@@ -3,12 +3,12 @@
 
 use std::ops::Range;
 
-use lockstep_comm::Result;
+use lockstep_comm::{Op, Result};
 use lockstep_kernels::{Device, Tag};
 use lockstep_plan::model::Part;
 use lockstep_plan::reduction::SharedSum;
 
-use crate::{Gradients, Groups, floats};
+use crate::{Gradients, Groups, collectives};
 
 /// A sum over another axis, and the gradients that take part.
 pub(crate) struct SharedGradients {
@@ -42,7 +42,7 @@ impl SharedGradients {
             }
             at += run.len();
         }
-        floats::all_reduce(group, all.view_mut())?;
+        collectives::all_reduce(group, all.view_mut(), Op::Sum)?;
         let mut at = 0;
         for (block, unit, run) in &self.runs {
             if let Some(own) = gradients.own_mut(*block, *unit) {

@@ -1,82 +1,81 @@
-//! The tensor axis: between `enter` and `leave` a rank works on its columns or rows of the matrices and on
-//! all tokens; outside, all ranks hold the same residual stream, or, under sequence parallelism, each its own
-//! run of its tokens (Megatron-LM; Korthikanti et al.).
+//! The tensor axis. Between `gather_sequence` and `reduce_output` a rank works on its columns or rows of the matrices
+//! and on all tokens; outside, all ranks hold the same residual stream, or, with sequence parallelism, each rank holds
+//! its own tokens of it (Megatron-LM; Korthikanti et al.).
 //!
 //! ```text
-//!          stream ── enter ──▶ column-cut ── row-cut ──▶ leave ── stream
-//! plain    same       –                                  all-reduce
-//! sequence own rows   all-gather                         reduce-scatter
-//! backward: the same from right to left, each with its counterpart.
+//!          stream ── gather_sequence ──▶ column-parallel ── row-parallel ──▶ reduce_output ── stream
+//! tensor   replicated      –                                                 all-reduce
+//! sequence own tokens      all-gather                                        reduce-scatter
+//! backward: from right to left; all-gather and reduce-scatter change places.
 //! ```
 //!
-//! `rows.rs` does the same where the wire does the work, while the matrices are multiplied.
+//! `rows.rs` overlaps these collectives with the matrix multiplies.
 
-use lockstep_comm::Group;
+use lockstep_comm::{Group, Op};
 use lockstep_kernels::{Device, Tag, Tensor};
 use lockstep_plan::{GroupKind, cut};
 use std::ops::Range;
 
-use crate::{Groups, floats};
+use crate::{Groups, collectives};
 
 impl Groups {
-    /// The tokens of the stream, of `tokens`, that this rank holds.
+    /// The tokens of the residual stream that this rank holds, out of `tokens`.
     pub fn stream_rows(&self, tokens: usize) -> Range<usize> {
         if self.sequence { cut(tokens, self.mesh.tensor, self.coord.tensor) } else { 0..tokens }
     }
 
-    /// From this rank's rows of the stream to all tokens.
+    /// Gathers the rows of all tokens from the tensor ranks.
     ///
-    /// Sequence parallel: one all-gather, (P-1)/P of all rows per rank. Otherwise nothing.
-    pub fn enter(&self, device: &Device, x: Tensor) -> Tensor {
+    /// Sequence parallel: one all-gather, (P-1)/P of all rows per rank. Otherwise the identity.
+    pub fn gather_sequence(&self, device: &Device, x: Tensor) -> Tensor {
         if !self.sequence {
             return x;
         }
         let mut all = device.empty(x.rows() * self.mesh.tensor, x.cols(), x.dtype(), Tag::Buffers);
-        self.note(self.exchanged(|| floats::all_gather(self.tensor(), x.view(), all.view_mut())));
+        self.collective(|| collectives::all_gather(self.tensor(), x.view(), all.view_mut()));
         all
     }
 
-    /// The gradient on its way back: ranks' parts of it, for all tokens, become the whole, for the stream's
-    /// rows of this rank.
+    /// Backward of `gather_sequence`: sums the gradients of all tokens over the tensor ranks; returns the rows of this
+    /// rank's tokens.
     ///
     /// One reduce-scatter or all-reduce of all rows.
-    pub fn enter_backward(&self, device: &Device, dx: Tensor) -> Tensor {
-        self.summed(device, dx, Tag::Buffers)
+    pub fn gather_sequence_backward(&self, device: &Device, dx: Tensor) -> Tensor {
+        self.reduce_partial(device, dx, Tag::Buffers)
     }
 
-    /// Ranks' parts of a sum, for all tokens, become the whole, for the stream's rows of this rank.
+    /// Sums the partial outputs of all tokens over the tensor ranks; returns the rows of this rank's tokens.
     ///
     /// One reduce-scatter or all-reduce of all rows.
-    pub fn leave(&self, device: &Device, y: Tensor) -> Tensor {
-        self.summed(device, y, Tag::Activations)
+    pub fn reduce_output(&self, device: &Device, y: Tensor) -> Tensor {
+        self.reduce_partial(device, y, Tag::Activations)
     }
 
-    /// The gradient on its way back, of all tokens.
-    pub fn leave_backward(&self, device: &Device, dy: Tensor) -> Tensor {
-        self.enter(device, dy)
+    /// Backward of `reduce_output`: the gradient of all tokens.
+    pub fn reduce_output_backward(&self, device: &Device, dy: Tensor) -> Tensor {
+        self.gather_sequence(device, dy)
     }
 
-    /// Sums small numbers that every rank has a part of, in place.
-    pub fn sum_over_tensor(&self, x: &mut Tensor) {
-        if self.mesh.tensor > 1 {
-            self.note(self.exchanged(|| floats::all_reduce(self.tensor(), x.view_mut())));
+    /// Sums a tensor over a group, in place.
+    pub fn all_reduce(&self, kind: GroupKind, x: &mut Tensor) {
+        let group = self.group(kind);
+        if group.size() > 1 {
+            self.collective(|| collectives::all_reduce(group, x.view_mut(), Op::Sum));
         }
     }
 
-    /// Whether this rank adds what must be added once: biases, residuals, positions.
-    pub fn adds(&self) -> bool {
+    /// Whether this rank contributes terms that must be added once per tensor group: biases, residuals, positions.
+    pub fn is_tensor_root(&self) -> bool {
         self.coord.tensor == 0
     }
 
-    pub(crate) fn summed(&self, device: &Device, mut x: Tensor, tag: Tag) -> Tensor {
+    pub(crate) fn reduce_partial(&self, device: &Device, mut x: Tensor, tag: Tag) -> Tensor {
         if !self.sequence {
-            self.sum_over_tensor(&mut x);
+            self.all_reduce(GroupKind::Tensor, &mut x);
             return x;
         }
         let mut own = device.empty(x.rows() / self.mesh.tensor, x.cols(), x.dtype(), tag);
-        self.note(
-            self.exchanged(|| floats::reduce_scatter(self.tensor(), x.view(), own.view_mut())),
-        );
+        self.collective(|| collectives::reduce_scatter(self.tensor(), x.view(), own.view_mut()));
         own
     }
 

@@ -10,14 +10,13 @@
 
 use std::ops::Range;
 
-use lockstep_comm::Result;
+use lockstep_comm::{Pending, Result};
 use lockstep_kernels::{Device, Dtype, Tag, Tensor, View, ViewMut};
 use lockstep_plan::model::{BlockParams, Init, Param, Part, Runs, Shard};
 use lockstep_plan::reduction::{Gather, PassKind, RankReductions, StateOp, gather_group};
 
-use crate::courier::{Courier, Task};
 use crate::store::{StateLog, record};
-use crate::{Groups, floats};
+use crate::{Groups, collectives};
 
 /// Parameters by block.
 pub struct Weights {
@@ -26,8 +25,8 @@ pub struct Weights {
     blocks: Vec<Block>,
     dtype: Dtype,
     gather: Gather,
-    /// Blocks to gather ahead, and the thread that does it.
-    prefetch: Option<(RankReductions, Courier)>,
+    /// The policy that says which blocks to gather ahead, if any.
+    prefetch: Option<RankReductions>,
     pub(crate) log: Option<StateLog>,
 }
 
@@ -35,7 +34,7 @@ struct Block {
     /// The whole buffer; with ZeRO-3 only while it is gathered.
     full: Option<Tensor>,
     /// A gather in flight.
-    incoming: Option<Task<Result<Tensor>>>,
+    incoming: Option<Pending<Result<Tensor>>>,
     units: Vec<UnitState>,
 }
 
@@ -133,7 +132,7 @@ impl Weights {
             "parameters are stored as the policy says"
         );
         let prefetches = reductions.policy.prefetches();
-        self.prefetch = prefetches.then(|| (reductions.clone(), Courier::new("gather")));
+        self.prefetch = prefetches.then(|| reductions.clone());
     }
 
     /// Gathers a block for a pass, unless it is gathered, and starts to gather the next one if the policy prefetches.
@@ -145,7 +144,7 @@ impl Weights {
         }
         if self.blocks[block].full.is_none() {
             let incoming = self.blocks[block].incoming.take();
-            let gathered = groups.exchanged(|| match incoming {
+            let gathered = groups.timed(|| match incoming {
                 Some(task) => task.wait(),
                 None => {
                     record(&self.log, StateOp::Gather { block });
@@ -154,17 +153,18 @@ impl Weights {
             });
             let full = gathered.unwrap_or_else(|error| {
                 // The pass goes on with zeros; the step fails at its end.
-                groups.note(Err(error));
+                groups.record(Err(error));
                 device.zeros(1, self.layout[block].len(), self.dtype, Tag::Buffers)
             });
             self.blocks[block].full = Some(full);
         }
-        let Some((reductions, courier)) = &self.prefetch else { return };
+        let Some(reductions) = &self.prefetch else { return };
         let Some(next) = reductions.prefetch(block, pass) else { return };
         if self.blocks[next].full.is_none() && self.blocks[next].incoming.is_none() {
             record(&self.log, StateOp::Gather { block: next });
-            let task = courier.start(self.gather_block(device, groups, next));
-            self.blocks[next].incoming = Some(task);
+            let gather = self.gather_block(device, groups, next);
+            let pending = groups.group(gather_group(false)).start(|_| gather());
+            self.blocks[next].incoming = Some(pending);
         }
     }
 
@@ -209,7 +209,7 @@ impl Weights {
             .collect();
         move || {
             for (group, own, range) in units {
-                floats::all_gather(&group, own.view(), full.view_mut().part(range))?;
+                collectives::all_gather(&group, own.view(), full.view_mut().part(range))?;
                 group.release_peer_pages();
             }
             Ok(full)
@@ -279,7 +279,7 @@ impl Weights {
                 let mut own = device.empty(1, shard.own.len(), full.dtype(), Tag::Buffers);
                 device.copy(full.view().part(shard.own.clone()), own.view_mut());
                 let whole = full.view_mut().part(shard.unit.range.clone());
-                floats::all_gather(group, own.view(), whole)?;
+                collectives::all_gather(group, own.view(), whole)?;
             }
         }
         Ok(())

@@ -17,7 +17,7 @@ impl Rank<'_> {
             for micro in 0..self.plan.train.accumulation {
                 let losses =
                     self.infer(source, Split::HeldOut, batch as u64, micro, |_, _, _| {})?;
-                if let Some(losses) = losses.filter(|_| self.groups.adds()) {
+                if let Some(losses) = losses.filter(|_| self.groups.is_tensor_root()) {
                     let loss = Loss::read(&self.device, &losses);
                     sums[0] += loss.sum;
                     sums[1] += loss.tokens as f64;

@@ -10,7 +10,7 @@ use lockstep_kernels::{AdamW, Device, Dtype};
 use lockstep_model::{
     Activations, Batch, Dropout, Groups, Loss, Model, Pass, StagePass, Store, Weights,
 };
-use lockstep_parallel::{Pipeline, StoreOptions, Stream, sum};
+use lockstep_parallel::{MessageShape, Pipeline, StoreOptions, sum};
 use lockstep_plan::reduction::{RankReductions, ReductionPolicy};
 use lockstep_plan::schedule::{Act, Action};
 use lockstep_plan::{Compression, Plan};
@@ -93,7 +93,7 @@ impl<'a> Rank<'a> {
     ) -> Result<Rank<'a>, Error> {
         let groups = Groups::new(group, &plan.mesh(), plan.layout.sequence)?
             .with_context(plan.layout.context_kind, plan.data.seq)?
-            .beside(plan.comm.overlap.tensor);
+            .with_overlap(plan.comm.overlap.tensor);
         let model = Model::new(&plan.model, &plan.part(group.rank()));
         let options = StoreOptions {
             reductions: RankReductions::of(plan, &model.part),
@@ -103,10 +103,10 @@ impl<'a> Rank<'a> {
         let store = Store::new(&device, &groups, &model.part, weights, options);
         let in_flight = InFlight::new(plan, &device, group.rank(), &model);
         let rows = groups.stream_rows(in_flight.batches[0].tokens()).len();
-        let stream = Stream { rows, cols: plan.model.dim, dtype: dtype(plan) };
+        let message = MessageShape { rows, cols: plan.model.dim, dtype: dtype(plan) };
         let rank = Rank {
             optimizer: Optimizer::new(&device, &model.part),
-            pipeline: Some(Pipeline::new(plan.schedule(), &groups, stream)),
+            pipeline: Some(Pipeline::new(plan.schedule(), &groups, message)),
             counted: counted(&model),
             extra: ExtraState::default(),
             warm: false,
@@ -199,8 +199,8 @@ impl<'a> Rank<'a> {
             (&self.model, &mut self.store, &mut self.in_flight, self.plan);
         let ends = model.part.has_head() || model.part.coord.pipe == 0;
         // All ranks of the tensor axis know the loss; one tells it.
-        let tells = groups.adds();
-        let walked = pipeline.walk(device, groups, |Action { stage, act, micro }, input| {
+        let tells = groups.is_tensor_root();
+        let walked = pipeline.run(device, groups, |Action { stage, act, micro }, input| {
             let first = first_sample(plan, groups, micro);
             let pass = pass(plan, device, groups, step, first);
             let chunk = stage / plan.layout.pipe;

@@ -7,7 +7,7 @@ use std::ops::Range;
 use lockstep_ckpt::{Checkpoint, Named, Piece, TensorKind, Tensors, params_of};
 use lockstep_kernels::{Device, Dtype, View};
 use lockstep_model::Weights;
-use lockstep_parallel::compress::Memory;
+use lockstep_parallel::compress::CompressorState;
 use lockstep_plan::model::{Part, Shape, Slice};
 use lockstep_plan::reduction::Gather;
 use lockstep_plan::{Compression, Plan};
@@ -44,8 +44,10 @@ impl Whole {
 }
 
 /// What each rank has of its own, where gradients are compressed.
-const OWN: [(TensorKind, Memory); 2] =
-    [(TensorKind::Residual, Memory::Owed), (TensorKind::Magnitude, Memory::Usual)];
+const OWN: [(TensorKind, CompressorState); 2] = [
+    (TensorKind::Residual, CompressorState::Residual),
+    (TensorKind::Magnitude, CompressorState::MeanSquares),
+];
 
 /// What a rank writes into a checkpoint, in host memory: the training may go on.
 #[derive(Default)]
@@ -80,7 +82,7 @@ impl Rank<'_> {
         for kind in [TensorKind::Param, TensorKind::First, TensorKind::Second] {
             pieces.extend(written.iter().map(|slice| piece(kind, slice)));
         }
-        let own: Vec<(Piece, &[f32])> = OWN.into_iter().flat_map(|own| self.own(own)).collect();
+        let own: Vec<(Piece, View<'_>)> = OWN.into_iter().flat_map(|own| self.own(own)).collect();
         pieces.extend(own.iter().map(|(piece, _)| piece.clone()));
         values.resize(pieces.iter().map(Piece::len).sum(), 0.0);
 
@@ -95,7 +97,7 @@ impl Rank<'_> {
         }
         for (_, own) in own {
             let (to, later) = rest.split_at_mut(own.len());
-            to.copy_from_slice(own);
+            self.device.read(own, to);
             rest = later;
         }
         Snapshot { pieces, values }
@@ -112,9 +114,9 @@ impl Rank<'_> {
     }
 
     /// What this rank remembers of its own of its gradients, tensor by tensor.
-    fn own(&self, (kind, what): (TensorKind, Memory)) -> Vec<(Piece, &[f32])> {
+    fn own(&self, (kind, what): (TensorKind, CompressorState)) -> Vec<(Piece, View<'_>)> {
         let mut all = Vec::new();
-        for (block, run, values) in self.store.reduction.remembered(what) {
+        for (block, run, values) in self.store.reduction.compressor_state(what) {
             for (start, param) in self.model.part.blocks[block].placed() {
                 let Some(common) = common(&run, start..start + param.len()) else { continue };
                 let piece = Piece {
@@ -123,7 +125,7 @@ impl Rank<'_> {
                     runs: param.place().part(common.start - start..common.end - start),
                     counts: self.model.part.counts_residual(param, self.groups.sequence),
                 };
-                all.push((piece, &values[common.start - run.start..common.end - run.start]));
+                all.push((piece, values.part(common.start - run.start..common.end - run.start)));
             }
         }
         all
@@ -187,14 +189,14 @@ impl Rank<'_> {
     fn load_own(
         &mut self,
         checkpoint: &Checkpoint,
-        (kind, what): (TensorKind, Memory),
+        (kind, what): (TensorKind, CompressorState),
     ) -> Result<(), Error> {
         if checkpoint.tensors(kind).is_none() {
             return Ok(());
         }
         let compresses = self.plan.comm.compression != Compression::None;
         let dropped = !compresses || self.groups.mesh.replicas() == 1;
-        if dropped && what == Memory::Owed && self.group.rank() == 0 {
+        if dropped && what == CompressorState::Residual && self.group.rank() == 0 {
             tracing::warn!(
                 "gradients are not compressed any more: what the checkpoint's ranks had not sent of them is left \
                  out, one step's rounding or selection"
@@ -206,7 +208,7 @@ impl Rank<'_> {
         });
         let (rank, sequence, part) = (self.group.rank(), self.groups.sequence, &self.model.part);
         let mut failed = None;
-        self.store.reduction.remember(what, |block, run, to| {
+        self.store.reduction.load_compressor_state(&self.device, what, |block, run, to| {
             to.fill(0.0);
             for (start, param) in part.blocks[block].placed() {
                 let Some(common) = common(&run, start..start + param.len()) else { continue };
@@ -215,7 +217,10 @@ impl Rank<'_> {
                 let name = &param.whole.name;
                 let read = match same {
                     true => checkpoint.read_of_rank(kind, rank, name, &runs, to).map(drop),
-                    false if what == Memory::Usual || part.takes_residual(param, sequence) => {
+                    false
+                        if what == CompressorState::MeanSquares
+                            || part.takes_residual(param, sequence) =>
+                    {
                         checkpoint.sum_over_ranks(kind, name, &runs, to)
                     }
                     false => Ok(()),
@@ -228,13 +233,15 @@ impl Rank<'_> {
 
     /// Whether all that hold the same parameters hold the same bits.
     pub(crate) fn check_equal(&self) -> Result<(), Error> {
-        let mut hashes = [0u64; 2];
+        let (mut hashes, mut values) = ([0u64; 2], Vec::new());
         let part = &self.model.part;
         for (block, units) in part.shards.iter().enumerate() {
             for (unit, shard) in units.iter().enumerate() {
                 let hash = &mut hashes[usize::from(shard.unit.expert)];
                 let own = self.store.weights.own(block, unit);
-                *hash = own.host::<f32>().iter().fold(*hash, |hash, value| {
+                values.resize(own.len(), 0.0f32);
+                self.device.read(own, &mut values);
+                *hash = values.iter().fold(*hash, |hash, value| {
                     (hash ^ u64::from(value.to_bits())).wrapping_mul(0x0100_0000_01b3)
                 });
             }

@@ -4,7 +4,7 @@
 
 use half::bf16;
 use lockstep_data::{Source, Split};
-use lockstep_kernels::{Dtype, View};
+use lockstep_kernels::{Device, Dtype, Element, View};
 use lockstep_plan::model::Part;
 
 use crate::gather_texts::gather_texts;
@@ -40,19 +40,25 @@ impl Rank<'_> {
         let place = |name: &str| whole.blocks.iter().position(|block| block.name == name);
         let places: Vec<i64> =
             names.iter().map(|name| place(name).expect("a block of this model") as i64).collect();
-        let (mut seen, mut bad) = (Vec::new(), Vec::new());
+        let (device, mut seen, mut bad) = (self.device.clone(), Vec::new(), Vec::new());
 
         for micro in 0..self.plan.train.accumulation {
             let order = |place: i64| (micro as i64 + 1) * STEP + place;
             let told = |what: &str| format!("{what}, micro-batch {micro}");
             let losses = self.infer(source, Split::Train, step, micro, |_, block, x| {
                 let what = told(&format!("{} (its output)", names[block]));
-                seen.push(Seen { order: order(places[block]), what, checksum: sum(x.view()) });
+                seen.push(Seen {
+                    order: order(places[block]),
+                    what,
+                    checksum: checksum(&device, x.view()),
+                });
             })?;
             let Some(losses) = losses else { continue };
-            let (what, checksum) = (told("the loss"), sum(losses.view()));
+            let (what, checksum) = (told("the loss"), checksum(&device, losses.view()));
             seen.push(Seen { order: order(whole.blocks.len() as i64), what, checksum });
-            let (first, mut values) = (self.first_sample(micro), losses.view().host::<f32>());
+            let first = self.first_sample(micro);
+            let losses = read::<f32>(&device, losses.view());
+            let mut values = &losses[..];
             // Run after run of positions, and in each all sequences of the micro-batch.
             for run in self.plan.runs(self.group.rank()) {
                 for row in 0..self.plan.train.micro_batch {
@@ -72,7 +78,11 @@ impl Rank<'_> {
         for (block, name) in names.iter().enumerate().rev() {
             let Some(gradient) = self.store.gradients.get(block) else { continue };
             let what = format!("{name} (its gradient)");
-            seen.push(Seen { order: last - places[block], what, checksum: sum(gradient) });
+            seen.push(Seen {
+                order: last - places[block],
+                what,
+                checksum: checksum(&device, gradient),
+            });
         }
         self.store.clear();
         Ok(Trace { seen, bad })
@@ -112,15 +122,25 @@ fn first_of(orders: &[i64], said: &[String]) -> Option<Divergence> {
     Some(Divergence { ranks, place })
 }
 
-/// A checksum in which every bit counts.
-fn sum(values: View<'_>) -> u64 {
+/// A checksum that depends on every bit.
+fn checksum(device: &Device, values: View<'_>) -> u64 {
     let mix = |sum: u64, bits: u64| (sum.rotate_left(5) ^ bits).wrapping_mul(0x517c_c1b7_2722_0a95);
     match values.dtype() {
         Dtype::Bf16 => {
-            values.host::<bf16>().iter().fold(0, |sum, value| mix(sum, value.to_bits().into()))
+            let values = read::<bf16>(device, values);
+            values.iter().fold(0, |sum, value| mix(sum, value.to_bits().into()))
         }
-        _ => values.host::<f32>().iter().fold(0, |sum, value| mix(sum, value.to_bits().into())),
+        _ => {
+            let values = read::<f32>(device, values);
+            values.iter().fold(0, |sum, value| mix(sum, value.to_bits().into()))
+        }
     }
+}
+
+fn read<E: Element>(device: &Device, view: View<'_>) -> Vec<E> {
+    let mut values = vec![E::default(); view.len()];
+    device.read(view, &mut values);
+    values
 }
 
 #[cfg(test)]
@@ -145,9 +165,11 @@ mod tests {
             let [one, same] = [(); 2].map(|()| rank.trace(&source, 1).unwrap());
             assert_eq!(rank.parting(&one, &same).unwrap(), None, "{layout}");
             if world.rank() == guilty {
+                let mut value = [0.0f32];
+                rank.device.read(rank.store.weights.own(block, 0).part(5..6), &mut value);
+                let flipped = f32::from_bits(value[0].to_bits() ^ (1 << 20));
                 let (master, _) = rank.store.weights.own_mut(block, 0);
-                let value = &mut master.host::<f32>()[5];
-                *value = f32::from_bits(value.to_bits() ^ (1 << 20));
+                rank.device.write(master.part(5..6), &[flipped]);
             }
             let other = rank.trace(&source, 1).unwrap();
             rank.parting(&one, &other).unwrap().expect("they differ")

@@ -80,6 +80,24 @@ pub fn follow(cpu: &Cpu, x: &[f32], squares: &mut [f32]) {
     });
 }
 
+/// Adds pairs to a buffer whose first element has the index `first`.
+pub fn add_pairs(pairs: &[u8], first: usize, out: &mut [f32]) {
+    for pair in pairs.as_chunks::<PAIR>().0 {
+        let (index, value) = read(*pair);
+        out[index - first] += value;
+    }
+}
+
+/// The number of pairs whose index is below `index`; they are in the order of their indices.
+pub fn pairs_below(pairs: &[u8], index: usize) -> usize {
+    pairs.as_chunks::<PAIR>().0.partition_point(|pair| read(*pair).0 < index)
+}
+
+fn read(pair: [u8; PAIR]) -> (usize, f32) {
+    let word = u64::from_le_bytes(pair);
+    (word as u32 as usize, f32::from_bits((word >> 32) as u32))
+}
+
 /// What a number adds to a mean of squares; nothing where it is none.
 fn share(x: f32) -> f32 {
     let share = x * x * (1.0 - KEEP);

@@ -1,6 +1,7 @@
 //! The backward pass of a mixture of experts.
 
 use lockstep_kernels::{Router, Tensor};
+use lockstep_plan::GroupKind;
 
 use super::{Experts, Inner, Routing, SavedExperts};
 use crate::{Ctx, WeightGrads};
@@ -79,7 +80,7 @@ impl Experts {
         drop(dinput);
         if let Some(dense) = &self.shared {
             // All tokens are here, and the input's gradient stays a part of the sum over the tensor axis.
-            let here = |x: &Tensor| groups.entered(device, x.clone());
+            let here = |x: &Tensor| groups.gathered_sequence(device, x.clone());
             let before = shared.unwrap_or_else(|| dense.recompute(cx, here(normed)));
             let dbefore = dense.backward(cx, before, here(dy), grads);
             dense.up.weight_gradient(&dbefore, normed, grads);
@@ -115,7 +116,7 @@ impl Experts {
         let mut dweights = cx.scratch_f32(routed.weights.len(), 1);
         let place = routed.place.view();
         device.combine(dots.view(), &self.single_slots(), place, None, dweights.view_mut(), false);
-        cx.groups.sum_over_tensor(&mut dweights);
+        cx.groups.all_reduce(GroupKind::Tensor, &mut dweights);
         dweights.shaped(routed.weights.rows(), routed.weights.cols())
     }
 

@@ -103,10 +103,10 @@ impl Experts {
         let dispatch = cx.groups.dispatch(cx.device, &routed.starts, routed.places);
         let routing = Routing { routed, dispatch };
         let Inner { input, gate_up, hidden } = self.inner(cx, normed, &routing, save);
-        let entered = || cx.groups.entered(cx.device, normed.clone());
+        let gathered = || cx.groups.gathered_sequence(cx.device, normed.clone());
         let (shared, before) = match &self.shared {
             Some(dense) => {
-                let (shared, before) = dense.hidden(cx, entered(), save);
+                let (shared, before) = dense.hidden(cx, gathered(), save);
                 (Some(shared), before)
             }
             None => (None, None),
@@ -142,7 +142,7 @@ impl Experts {
             true => cx.scratch(cx.tokens(), x.cols()),
             false => cx.saved(cx.tokens(), x.cols()),
         };
-        let residual = (groups.adds() && !groups.sequence).then(|| x.view());
+        let residual = (groups.is_tensor_root() && !groups.sequence).then(|| x.view());
         match (&self.shared, &hidden.shared, residual) {
             (Some(shared), Some(hidden), residual) => {
                 let project = shared.down.forward(cx, hidden.view(), y.view_mut());
@@ -159,7 +159,7 @@ impl Experts {
             y.view_mut(),
             true,
         );
-        let mut y = groups.leave(device, y);
+        let mut y = groups.reduce_output(device, y);
         if groups.sequence {
             device.add(y.view_mut(), x.view());
         }
@@ -179,7 +179,7 @@ impl Experts {
         let mut hidden = cx.scratch(dispatch.rows, self.width);
         device.swiglu(gate_up.view(), hidden.view_mut());
         // Rows of this rank can be gathered again and are not saved.
-        let input = dispatch.travels().then_some(input);
+        let input = dispatch.crosses_ranks().then_some(input);
         if let Some(input) = &input {
             input.retag(tag);
         }

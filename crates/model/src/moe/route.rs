@@ -114,7 +114,7 @@ impl Gate {
     ) -> Tensor {
         self.linear.weight_gradient(dlogits, normed, grads);
         let mut dnormed = cx.scratch(cx.tokens(), normed.cols());
-        match cx.groups.adds() {
+        match cx.groups.is_tensor_root() {
             true => self.linear.input_gradient(cx, dlogits.view(), dnormed.view_mut()),
             false => cx.device.fill(dnormed.view_mut(), 0.0),
         }
@@ -166,7 +166,7 @@ impl Gate {
             let (counts, sums) = loads.view_mut().split_at(half);
             device.expert_loads(&self.router, chosen, probs, counts, sums);
         }
-        cx.groups.sum_over(kind, &mut loads);
+        cx.groups.all_reduce(kind, &mut loads);
 
         // A scope's loss is weighted by its tokens on all ranks, as cross-entropy is.
         let weight = self.moe.aux_loss as f32 * self.token_weight(cx);

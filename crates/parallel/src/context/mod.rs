@@ -1,9 +1,9 @@
-//! The context axis: every rank holds some positions of every sequence, and attention reaches the keys and
-//! values that other ranks hold. Acts on rows of queries, keys and values; knows no layers.
+//! The context axis: every rank holds some positions of every sequence, and attention spans the keys and values of all
+//! ranks. Works on rows of queries, keys and values; knows no layers.
 //!
 //! Rows are *run-major*: for each run of the rank (see [`lockstep_plan::context`]), for each sequence of the
-//! micro-batch, its `len` tokens. So a run is a range of rows that looks like (batch, len) from one position on,
-//! and all that takes positions takes it as it lies: [`Context::rows`] and [`Heads::over`] say where.
+//! micro-batch, its `len` tokens. A run is therefore a range of rows of shape (batch, len) that starts at one position,
+//! which is what operations on positions take: see [`Context::rows`] and [`Heads::over`].
 //!
 //! ```
 //! use lockstep_comm::on_threads;
@@ -11,7 +11,7 @@
 //! use lockstep_parallel::context::{Context, Heads};
 //! use lockstep_plan::context::ContextKind;
 //!
-//! // Two ranks share one sequence of 8; with keys of zeros, a query's output is the mean of the values it sees.
+//! // Two ranks share one sequence of 8. With zero keys, a query's output is the mean of the values it sees.
 //! let outputs = on_threads(2, |world| {
 //!     let device = Device::cpu(1);
 //!     let context = Context::new(&world, ContextKind::Ring, 8, (1, 2)).unwrap();
@@ -32,10 +32,9 @@
 //! }
 //! ```
 
-mod held;
+mod layout;
 mod ring;
 mod ulysses;
-mod wire;
 
 use std::ops::Range;
 use std::time::Duration;
@@ -48,56 +47,64 @@ pub use lockstep_plan::context::{AttentionShard, Sent, ring_sent, sent, ulysses_
 
 use crate::exposed::Exposed;
 use ring::Ring;
-use ulysses::{Block, Deal};
+use ulysses::{HeadColumns, HeadExchange};
 
-/// A rank's place on the context axis. One rank alone is the identity: it attends as if there were no context,
-/// to the bit, without a copy and in no other memory.
+/// A rank's position on the context axis. A context of one rank is plain attention: the same bits, without copies or
+/// additional memory.
 pub struct Context {
     kind: ContextKind,
     seq: usize,
     runs: Vec<Run>,
-    /// None for a rank alone.
-    others: Option<Others>,
+    /// None for a context of one rank.
+    groups: Option<ContextGroups>,
     exposed: Exposed,
 }
 
-/// Those with whom a rank shares its sequences.
-struct Others {
-    /// Neighbours, among whom heads are dealt out.
+struct ContextGroups {
+    /// Adjacent ranks, which exchange heads.
     ulysses: Group,
-    /// Ranks of one place in their neighbourhoods, round which keys and values travel.
+    /// Ranks with the same index in their Ulysses groups, which pass keys and values around.
     ring: Group,
 }
 
-/// What attention is made of, on this rank: the tensor axis has already cut it.
+/// Shape of the attention on this rank, after the split along the tensor axis.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Heads {
     /// Sequences in the micro-batch.
     pub batch: usize,
     pub heads: usize,
-    /// A divisor of `heads`: as many of them in a row share a key head.
+    /// A divisor of `heads`: each key head serves `heads / kv_heads` consecutive query heads.
     pub kv_heads: usize,
     pub head_dim: usize,
-    /// What scores are multiplied with, usually 1 / sqrt(head_dim).
+    /// Factor of the scores, usually 1 / sqrt(head_dim).
     pub scale: f32,
 }
 
-/// What the backward pass needs beside the output.
-pub struct Saved {
-    /// Of the tokens and heads that this rank attended with: its own, or what its neighbours dealt to it.
+/// Tensors that the backward pass needs besides the output.
+pub struct SavedQkv {
+    /// The tokens and heads that this rank attended with: its own, or those of its Ulysses group.
     pub qkv: Tensor, // (tokens, (heads + 2 kv_heads) * head_dim)
-    /// Run by run.
+    /// Log-sum-exp, run by run.
     pub lse: Tensor, // (batch, heads, len), f32
 }
 
+/// Arguments of [`Context::backward`].
+pub struct AttentionBackward<'a> {
+    pub saved: SavedQkv,
+    /// The output of `forward`.
+    pub out: View<'a>, // (tokens, heads * head_dim)
+    pub dout: View<'a>,    // as out
+    pub dqkv: ViewMut<'a>, // (tokens, (heads + 2 kv_heads) * head_dim)
+}
+
 impl Heads {
-    /// The rows of a run that look at themselves: what `Device::rope` wants to know of them.
+    /// Attention of a run to itself; also describes the run's positions to `Device::rope`.
     pub fn over(&self, run: Run) -> Attention {
-        self.meeting(run, run)
+        self.cross(run, run)
     }
 
-    /// The rows of a run that look at those of another.
-    fn meeting(&self, queries: Run, keys: Run) -> Attention {
+    /// Attention of one run to another.
+    fn cross(&self, queries: Run, keys: Run) -> Attention {
         Attention {
             batch: self.batch,
             heads: self.heads,
@@ -118,14 +125,14 @@ impl Heads {
 }
 
 impl Context {
-    /// One rank that holds whole sequences.
+    /// A context of one rank, which holds whole sequences.
     pub fn alone(seq: usize) -> Context {
         let runs = vec![Run { start: 0, len: seq }];
-        Context { kind: ContextKind::Ring, seq, runs, others: None, exposed: Exposed::default() }
+        Context { kind: ContextKind::Ring, seq, runs, groups: None, exposed: Exposed::default() }
     }
 
-    /// All ranks of the group call it, with the degrees (ulysses, ring) of [`lockstep_plan::context::degrees`].
-    /// The rank at `index` of the group is at `index % ulysses` among its neighbours.
+    /// Splits sequences of `seq` tokens with the degrees (ulysses, ring) of [`lockstep_plan::context::degrees`]. All
+    /// ranks of the group call it. Rank `index` of the group has the index `index % ulysses` in its Ulysses group.
     pub fn new(
         group: &Group,
         kind: ContextKind,
@@ -136,40 +143,43 @@ impl Context {
         let wrong = |what| Err(Error::Misuse { rank: group.members()[index], what });
         if ulysses * ring != group.size() {
             let ranks = group.size();
-            return wrong(format!("{ranks} ranks are no context of {ulysses} · {ring}"));
+            return wrong(format!(
+                "a group of {ranks} ranks cannot be split into ulysses={ulysses} × ring={ring}"
+            ));
         }
         let step = multiple(degrees);
         if !seq.is_multiple_of(step) {
-            let what = format!("seq={seq} is no multiple of {step}, which a context of");
-            return wrong(format!("{what} {ulysses} · {ring} cuts it by"));
+            return wrong(format!(
+                "seq={seq} is not a multiple of {step}, as ulysses={ulysses} × ring={ring} requires"
+            ));
         }
         if group.size() == 1 {
             return Ok(Context { kind, ..Context::alone(seq) });
         }
-        let part = |size: usize, colour: usize, name: &str| match size == group.size() {
+        let part = |size: usize, color: usize, name: &str| match size == group.size() {
             true => Ok(group.clone()),
-            false => Ok(group.split(Some(colour as i64), 0, name)?.expect("we gave a colour")),
+            false => Ok(group.split(Some(color as i64), 0, name)?.expect("the rank has a color")),
         };
-        let others = Others {
+        let groups = ContextGroups {
             ulysses: part(ulysses, index / ulysses, "ulysses")?,
             ring: part(ring, index % ulysses, "ring")?,
         };
         let runs = runs(kind, seq, degrees, index);
-        Ok(Context { kind, seq, runs, others: Some(others), exposed: Exposed::default() })
+        Ok(Context { kind, seq, runs, groups: Some(groups), exposed: Exposed::default() })
     }
 
     pub fn kind(&self) -> ContextKind {
         self.kind
     }
 
-    /// Of whole sequences.
+    /// Length of whole sequences.
     pub fn seq(&self) -> usize {
         self.seq
     }
 
     /// (ulysses, ring)
     pub fn degrees(&self) -> (usize, usize) {
-        self.others.as_ref().map_or((1, 1), Others::degrees)
+        self.groups.as_ref().map_or((1, 1), ContextGroups::degrees)
     }
 
     /// The positions of every sequence that this rank holds, in order.
@@ -177,131 +187,138 @@ impl Context {
         &self.runs
     }
 
-    /// Each run, and its rows among this rank's.
+    /// Each run, and its range of this rank's rows.
     pub fn rows(&self, batch: usize) -> impl Iterator<Item = (Run, Range<usize>)> + use<'_> {
-        held::rows(&self.runs, batch)
+        layout::rows(&self.runs, batch)
     }
 
-    /// What this rank has sent so far in the groups of its context.
+    /// Messages and bytes that this rank has sent in the groups of the context.
     pub fn traffic(&self) -> Traffic {
-        let all = self.others.as_ref().map(|o| o.ulysses.traffic() + o.ring.traffic());
+        let all = self.groups.as_ref().map(|g| g.ulysses.traffic() + g.ring.traffic());
         all.unwrap_or_default()
     }
 
-    /// Time spent on waiting for other ranks, since it was last asked.
+    /// Exposed communication since the last call.
     pub fn take_exposed(&self) -> Duration {
         self.exposed.take()
     }
 
-    fn ring<'a>(&'a self, others: &'a Others, device: &'a Device, heads: &Heads) -> Ring<'a> {
-        let (group, exposed) = (&others.ring, &self.exposed);
+    fn ring<'a>(
+        &'a self,
+        groups: &'a ContextGroups,
+        device: &'a Device,
+        heads: &Heads,
+    ) -> Ring<'a> {
+        let (group, exposed) = (&groups.ring, &self.exposed);
         Ring { group, device, heads: *heads, seq: self.seq, exposed }
     }
 
-    /// Causal attention over whole sequences, for the queries of this rank. Queries and keys are rotated
-    /// already. What is sent: [`sent`].
+    /// Causal attention of this rank's queries over whole sequences. Queries and keys are already rotated. Bytes:
+    /// [`sent`].
     pub fn forward(
         &self,
         device: &Device,
         heads: &Heads,
         qkv: Tensor,      // (tokens, (heads + 2 kv_heads) * head_dim)
         out: ViewMut<'_>, // (tokens, heads * head_dim)
-    ) -> Result<Saved> {
-        let Some(others) = &self.others else {
+    ) -> Result<SavedQkv> {
+        let Some(groups) = &self.groups else {
             let lse = attend(device, heads, &qkv, out);
-            return Ok(Saved { qkv, lse });
+            return Ok(SavedQkv { qkv, lse });
         };
         self.check(heads, qkv.rows());
-        let ring = self.ring(others, device, heads);
-        if others.ulysses.size() == 1 {
-            let lse = ring.attend(&qkv, out)?;
-            return Ok(Saved { qkv, lse });
+        let ring = self.ring(groups, device, heads);
+        if groups.ulysses.size() == 1 {
+            let lse = ring.forward(qkv.view(), out)?;
+            return Ok(SavedQkv { qkv, lse });
         }
-        let deal = self.deal(others, device, heads);
-        let packed = deal.packed(qkv.view(), &Block::qkv(heads));
+        let exchange = self.head_exchange(groups, device, heads);
+        let packed = exchange.pack(qkv.view(), &HeadColumns::qkv(heads));
         drop(qkv);
-        let qkv = deal.to_heads(packed, Tag::Activations)?;
-        let dealt = deal.dealt();
-        let (width, _) = dealt.widths();
+        let qkv = exchange.to_heads(packed, Tag::Activations)?;
+        let local = exchange.local_heads();
+        let (width, _) = local.widths();
         let mut attended = device.empty(qkv.rows(), width, qkv.dtype(), Tag::Buffers);
-        let lse = match others.ring.size() {
-            1 => attend(device, &dealt, &qkv, attended.view_mut()),
-            _ => Ring { heads: dealt, ..ring }.attend(&qkv, attended.view_mut())?,
+        let lse = match groups.ring.size() {
+            1 => attend(device, &local, &qkv, attended.view_mut()),
+            _ => Ring { heads: local, ..ring }.forward(qkv.view(), attended.view_mut())?,
         };
-        deal.to_tokens(attended, &Block::out(heads), out)?;
-        Ok(Saved { qkv, lse })
+        exchange.to_tokens(attended, &HeadColumns::out(heads), out)?;
+        Ok(SavedQkv { qkv, lse })
     }
 
-    /// From the gradient of the output to that of queries, keys and values. `out` is what `forward` gave.
+    /// Computes the gradient of queries, keys and values from that of the output.
     pub fn backward(
         &self,
         device: &Device,
         heads: &Heads,
-        saved: Saved,
-        out: View<'_>,     // (tokens, heads * head_dim)
-        dout: View<'_>,    // as out
-        dqkv: ViewMut<'_>, // (tokens, (heads + 2 kv_heads) * head_dim)
+        backward: AttentionBackward<'_>,
     ) -> Result<()> {
-        let Saved { qkv, lse } = saved;
-        let Some(others) = &self.others else {
+        let AttentionBackward { saved, out, dout, dqkv } = backward;
+        let SavedQkv { qkv, lse } = saved;
+        let Some(groups) = &self.groups else {
             let shape = heads.over(Run { start: 0, len: qkv.rows() / heads.batch });
             device.attention_backward(&shape, qkv.view(), out, dout, lse.view(), dqkv);
             return Ok(());
         };
         self.check(heads, out.rows());
-        // A number per head and token is all that the pass wants of the output, which stays where it is.
+        // The pass needs only one number per head and token of the output, so the output itself is not exchanged.
         let mut delta = device.empty(out.rows(), heads.heads, Dtype::F32, Tag::Buffers);
         device.attention_delta(out, dout, delta.view_mut());
-        let ring = self.ring(others, device, heads);
-        if others.ulysses.size() == 1 {
+        let ring = self.ring(groups, device, heads);
+        if groups.ulysses.size() == 1 {
             let known = AttentionKnown { dout, lse: lse.view(), delta: delta.view() };
-            return ring.attend_backward(&qkv, known, dqkv);
+            return ring.backward(qkv.view(), known, dqkv);
         }
-        let deal = self.deal(others, device, heads);
-        let delta = deal.to_heads(deal.packed(delta.view(), &Block::delta(heads)), Tag::Buffers)?;
-        let dout = deal.to_heads(deal.packed(dout, &Block::out(heads)), Tag::Buffers)?;
+        let exchange = self.head_exchange(groups, device, heads);
+        let to_heads = |x: View<'_>, columns: &[HeadColumns]| {
+            exchange.to_heads(exchange.pack(x, columns), Tag::Buffers)
+        };
+        let delta = to_heads(delta.view(), &HeadColumns::delta(heads))?;
+        let dout = to_heads(dout, &HeadColumns::out(heads))?;
         let mut gradient = device.empty(qkv.rows(), qkv.cols(), qkv.dtype(), Tag::Buffers);
         let known = AttentionKnown { dout: dout.view(), lse: lse.view(), delta: delta.view() };
-        let (dealt, to) = (deal.dealt(), gradient.view_mut());
-        match others.ring.size() {
+        let (local, to) = (exchange.local_heads(), gradient.view_mut());
+        match groups.ring.size() {
             1 => {
-                let shape = dealt.over(Run { start: 0, len: self.seq });
+                let shape = local.over(Run { start: 0, len: self.seq });
                 device.attention_backward_known(&shape, qkv.view(), known, to);
             }
-            _ => Ring { heads: dealt, ..ring }.attend_backward(&qkv, known, to)?,
+            _ => Ring { heads: local, ..ring }.backward(qkv.view(), known, to)?,
         }
         drop((qkv, lse, delta, dout));
-        deal.to_tokens(gradient, &Block::qkv(heads), dqkv)
+        exchange.to_tokens(gradient, &HeadColumns::qkv(heads), dqkv)
     }
 
-    fn deal<'a>(&'a self, others: &'a Others, device: &'a Device, heads: &Heads) -> Deal<'a> {
-        let (degrees, rank) = (others.degrees(), others.ring.rank());
-        let neighbours = rank * degrees.0..(rank + 1) * degrees.0;
+    fn head_exchange<'a>(
+        &'a self,
+        groups: &'a ContextGroups,
+        device: &'a Device,
+        heads: &Heads,
+    ) -> HeadExchange<'a> {
+        let (degrees, rank) = (groups.degrees(), groups.ring.rank());
+        let indices = rank * degrees.0..(rank + 1) * degrees.0;
         let parts: Vec<Vec<Run>> =
-            neighbours.map(|index| runs(self.kind, self.seq, degrees, index)).collect();
-        let spans = held::spans(&parts, &ring_shard(self.seq, degrees.1, rank), heads.batch);
-        let (group, exposed) = (&others.ulysses, &self.exposed);
-        Deal { group, device, heads: *heads, spans, exposed }
+            indices.map(|index| runs(self.kind, self.seq, degrees, index)).collect();
+        let spans = layout::spans(&parts, &ring_shard(self.seq, degrees.1, rank), heads.batch);
+        let (group, exposed) = (&groups.ulysses, &self.exposed);
+        HeadExchange { group, device, heads: *heads, spans, exposed }
     }
 
     fn check(&self, heads: &Heads, rows: usize) {
-        let held: usize = self.runs.iter().map(|run| run.len).sum();
-        assert_eq!(
-            rows,
-            heads.batch * held,
-            "{} sequences have {held} tokens each on this rank",
-            heads.batch
-        );
+        let tokens: usize = self.runs.iter().map(|run| run.len).sum();
+        let batch = heads.batch;
+        assert_eq!(rows, batch * tokens, "{batch} sequences with {tokens} tokens on this rank");
     }
 }
 
-impl Others {
+impl ContextGroups {
     fn degrees(&self) -> (usize, usize) {
         (self.ulysses.size(), self.ring.size())
     }
 }
 
-/// Over whole sequences, all of which are here. Gives the log-sum-exp.
+/// Attention over whole local sequences. Returns the log-sum-exp.
 fn attend(device: &Device, heads: &Heads, qkv: &Tensor, out: ViewMut<'_>) -> Tensor {
     let len = qkv.rows() / heads.batch;
     let mut lse = device.empty(heads.batch * heads.heads, len, Dtype::F32, Tag::Activations);

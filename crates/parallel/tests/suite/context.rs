@@ -1,9 +1,9 @@
-//! Attention over sequences that are cut across ranks is attention over whole sequences.
+//! Attention over sequences that are split across ranks equals attention over whole sequences.
 
 use half::bf16;
 use lockstep_comm::{Cause, Error, Options, on_threads, on_threads_with};
 use lockstep_kernels::{Attention, Device, Dtype, Float, Tag, Tensor};
-use lockstep_parallel::context::{AttentionShard, Context, Heads, Sent, sent};
+use lockstep_parallel::context::{AttentionBackward, AttentionShard, Context, Heads, Sent, sent};
 use lockstep_plan::context::{ContextKind, check, degrees, multiple, runs};
 
 /// Whole sequences.
@@ -22,7 +22,7 @@ struct Cut {
     ranks: usize,
 }
 
-/// Of the whole sequences, sequence by sequence.
+/// Results for whole sequences, sequence by sequence.
 #[derive(Clone, PartialEq, Debug)]
 struct Answer {
     out: Vec<f32>,
@@ -72,7 +72,7 @@ impl Problem {
         Answer { out: values::<E>(&out), dqkv: values::<E>(&dqkv) }
     }
 
-    /// On the ranks of a context, put together again.
+    /// On the ranks of a context, reassembled.
     fn sharded<E: Float>(&self, cut: Cut, threads: usize) -> Answer {
         let parts = on_threads(cut.ranks, |world| {
             let context = Context::new(&world, cut.kind, self.seq, self.degrees(cut)).unwrap();
@@ -94,11 +94,11 @@ impl Problem {
         }
     }
 
-    /// Of a rank's rows, the rows in whole sequences.
+    /// The positions of a rank's rows in the whole sequences.
     fn places(&self, cut: Cut, index: usize) -> Vec<usize> {
-        let held = runs(cut.kind, self.seq, self.degrees(cut), index);
+        let runs = runs(cut.kind, self.seq, self.degrees(cut), index);
         let mut places = Vec::new();
-        for run in held {
+        for run in runs {
             for sequence in 0..self.batch {
                 places.extend((run.start..run.end()).map(|at| sequence * self.seq + at));
             }
@@ -124,11 +124,13 @@ impl Problem {
         let saved = context.forward(device, &self.heads(), qkv, out.view_mut())?;
         let mut dqkv = device.empty(places.len(), self.columns(), E::DTYPE, Tag::Activations);
         let (out_view, dqkv_view) = (out.view(), dqkv.view_mut());
-        context.backward(device, &self.heads(), saved, out_view, dout.view(), dqkv_view)?;
+        let backward =
+            AttentionBackward { saved, out: out_view, dout: dout.view(), dqkv: dqkv_view };
+        context.backward(device, &self.heads(), backward)?;
         Ok(Answer { out: values::<E>(&out), dqkv: values::<E>(&dqkv) })
     }
 
-    /// Every kind of context that fits, of these sizes.
+    /// Every valid kind of context with these sizes.
     fn cuts(&self) -> Vec<Cut> {
         use ContextKind::*;
         let all = [1, 2, 3, 4, 6]
@@ -140,7 +142,7 @@ impl Problem {
     }
 }
 
-/// Numbers in -size..size that are the same in every run.
+/// Reproducible numbers in -size..size.
 fn numbers(len: usize, seed: u64, size: f32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let next = |_| {
@@ -154,17 +156,19 @@ fn numbers(len: usize, seed: u64, size: f32) -> Vec<f32> {
 
 fn tensor<E: Float>(device: &Device, rows: usize, values: &[f32]) -> Tensor {
     let mut tensor = device.empty(rows, values.len() / rows, E::DTYPE, Tag::Buffers);
-    let narrow: Vec<E> = values.iter().map(|x| E::round_from(*x)).collect();
-    device.write(tensor.view_mut(), &narrow);
+    let elements: Vec<E> = values.iter().map(|x| E::round_from(*x)).collect();
+    device.write(tensor.view_mut(), &elements);
     tensor
 }
 
 fn values<E: Float>(tensor: &Tensor) -> Vec<f32> {
-    tensor.view().host::<E>().iter().map(|x| x.as_f32()).collect()
+    let mut elements = vec![E::default(); tensor.len()];
+    Device::cpu(1).read(tensor.view(), &mut elements);
+    elements.iter().map(|x| x.as_f32()).collect()
 }
 
-/// How far the columns of two matrices are apart, as a part of the largest number in them.
-fn apart(ours: &[f32], theirs: &[f32], stride: usize, columns: std::ops::Range<usize>) -> f32 {
+/// Maximum difference between columns of two matrices, relative to the largest element.
+fn difference(ours: &[f32], theirs: &[f32], stride: usize, columns: std::ops::Range<usize>) -> f32 {
     assert_eq!(ours.len(), theirs.len());
     let of = |x: &[f32]| -> Vec<f32> {
         x.chunks(stride).flat_map(|row| row[columns.clone()].to_vec()).collect()
@@ -172,20 +176,23 @@ fn apart(ours: &[f32], theirs: &[f32], stride: usize, columns: std::ops::Range<u
     let (ours, theirs) = (of(ours), of(theirs));
     let size = theirs.iter().fold(0f32, |a, x| a.max(x.abs()));
     let worst = |a: f32, (x, y): (&f32, &f32)| {
-        let apart = (x - y).abs() / size;
-        if apart.is_nan() { f32::NAN } else { a.max(apart) }
+        let difference = (x - y).abs() / size;
+        if difference.is_nan() { f32::NAN } else { a.max(difference) }
     };
     ours.iter().zip(&theirs).fold(0.0, worst)
 }
 
-fn near(problem: &Problem, cut: Cut, ours: &Answer, whole: &Answer, tolerance: f32) {
+fn assert_close(problem: &Problem, cut: Cut, ours: &Answer, whole: &Answer, tolerance: f32) {
     let (width, columns) = (problem.width(), problem.columns());
     let kv = problem.kv_heads * problem.head_dim;
     let [dq, dk, dv] = [0..width, width..width + kv, width + kv..columns]
-        .map(|part| apart(&ours.dqkv, &whole.dqkv, columns, part));
-    let out = apart(&ours.out, &whole.out, width, 0..width);
-    for (name, apart) in [("out", out), ("dq", dq), ("dk", dk), ("dv", dv)] {
-        assert!(apart <= tolerance, "{name} {apart:.1e} apart: {cut:?} of {problem:?}");
+        .map(|part| difference(&ours.dqkv, &whole.dqkv, columns, part));
+    let out = difference(&ours.out, &whole.out, width, 0..width);
+    for (name, difference) in [("out", out), ("dq", dq), ("dk", dk), ("dv", dv)] {
+        assert!(
+            difference <= tolerance,
+            "{name} differs by {difference:.1e}: {cut:?} of {problem:?}"
+        );
     }
 }
 
@@ -198,7 +205,7 @@ const PROBLEMS: [[usize; 5]; 8] = [
     [1, 96, 12, 4, 24],
     [2, 144, 4, 2, 32],
     [1, 600, 6, 2, 16],
-    // Not for all: a ring of three and pairs of neighbours, an odd number of neighbours.
+    // Ring of three with Ulysses pairs, and an odd Ulysses degree.
     [2, 36, 3, 1, 8],
 ];
 
@@ -218,9 +225,9 @@ fn sharded_equals_whole<E: Float>(tolerance: f32) {
         let whole = problem.whole::<E>();
         for cut in problem.cuts() {
             let ours = problem.sharded::<E>(cut, 1);
-            near(&problem, cut, &ours, &whole, tolerance);
+            assert_close(&problem, cut, &ours, &whole, tolerance);
             if cut.ranks == 1 {
-                assert!(ours == whole, "one rank is the identity, to the bit");
+                assert!(ours == whole, "one rank must give the same bits");
             }
             seen.push((cut.ranks, problem.degrees(cut)));
         }
@@ -228,7 +235,7 @@ fn sharded_equals_whole<E: Float>(tolerance: f32) {
     for wanted in
         [(1, 2), (2, 1), (1, 3), (3, 1), (1, 4), (2, 2), (4, 1), (1, 6), (6, 1), (2, 3), (3, 2)]
     {
-        assert!(seen.iter().any(|(_, degrees)| *degrees == wanted), "{wanted:?} was never tried");
+        assert!(seen.iter().any(|(_, degrees)| *degrees == wanted), "{wanted:?} was not tested");
     }
 }
 
@@ -243,26 +250,29 @@ fn sharded_equals_whole_in_bf16() {
 }
 
 #[test]
-fn the_same_bits_every_time_and_on_any_number_of_threads() {
+fn bits_do_not_depend_on_timing_or_threads() {
     let problem = Problem { batch: 2, seq: 144, heads: 6, kv_heads: 2, head_dim: 16 };
     for cut in problem.cuts() {
-        let (wide, narrow) = (problem.sharded::<f32>(cut, 1), problem.sharded::<bf16>(cut, 1));
+        let (in_f32, in_bf16) = (problem.sharded::<f32>(cut, 1), problem.sharded::<bf16>(cut, 1));
         for threads in [1, 1, 2] {
-            assert!(problem.sharded::<f32>(cut, threads) == wide, "{cut:?} f32, {threads} threads");
-            let again = problem.sharded::<bf16>(cut, threads);
-            assert!(again == narrow, "{cut:?} bf16, {threads} threads");
+            assert!(
+                problem.sharded::<f32>(cut, threads) == in_f32,
+                "{cut:?} f32, {threads} threads"
+            );
+            let repeated = problem.sharded::<bf16>(cut, threads);
+            assert!(repeated == in_bf16, "{cut:?} bf16, {threads} threads");
         }
     }
 }
 
 #[test]
-fn what_is_sent_is_what_the_formulas_say() {
-    sent_as_said::<f32>();
-    sent_as_said::<bf16>();
+fn sent_bytes_equal_the_formulas() {
+    check_sent_bytes::<f32>();
+    check_sent_bytes::<bf16>();
 }
 
-fn sent_as_said<E: Float>() {
-    // In place nothing would be counted.
+fn check_sent_bytes<E: Float>() {
+    // In-place access is not counted as traffic.
     let options = Options { direct_access: false, ..Options::default() };
     for problem in problems() {
         for cut in problem.cuts() {
@@ -280,22 +290,23 @@ fn sent_as_said<E: Float>() {
                 }
                 let start = counted();
                 let saved = context.forward(&device, &heads, qkv, out.view_mut()).unwrap();
-                let turn = counted();
+                let forward_end = counted();
                 let (out, dqkv) = (out.view(), dqkv.view_mut());
-                context.backward(&device, &heads, saved, out, dout.view(), dqkv).unwrap();
-                let really = Sent { forward: turn - start, backward: counted() - turn };
+                let backward = AttentionBackward { saved, out, dout: dout.view(), dqkv };
+                context.backward(&device, &heads, backward).unwrap();
+                let measured =
+                    Sent { forward: forward_end - start, backward: counted() - forward_end };
                 let Heads { heads, kv_heads, head_dim, .. } = heads;
                 let bytes = E::DTYPE.bytes();
-                let brought = AttentionShard { tokens, heads, kv_heads, head_dim, bytes };
-                assert_eq!(really, sent(degrees, &brought), "{cut:?} of {problem:?}");
+                let shard = AttentionShard { tokens, heads, kv_heads, head_dim, bytes };
+                assert_eq!(measured, sent(degrees, &shard), "{cut:?} of {problem:?}");
             });
         }
     }
 }
 
-/// Nothing but the log-sum-exp is taken, whose bytes are those of a model without a context.
 #[test]
-fn one_rank_alone_takes_no_memory_of_its_own() {
+fn one_rank_allocates_only_the_log_sum_exp() {
     let problem = Problem { batch: 2, seq: 40, heads: 4, kv_heads: 2, head_dim: 16 };
     let (device, heads) = (Device::cpu(1), problem.heads());
     let context = Context::alone(problem.seq);
@@ -308,14 +319,14 @@ fn one_rank_alone_takes_no_memory_of_its_own() {
     device.reset_peaks();
     let saved = context.forward(&device, &heads, qkv, out.view_mut()).unwrap();
     let (out, dqkv) = (out.view(), dqkv.view_mut());
-    context.backward(&device, &heads, saved, out, dout.view(), dqkv).unwrap();
+    let backward = AttentionBackward { saved, out, dout: dout.view(), dqkv };
+    context.backward(&device, &heads, backward).unwrap();
     let lse = tokens * problem.heads * 4;
     assert_eq!(device.memory().total.peak, before.total.now + lse);
 }
 
-/// What a pass takes for itself it gives back, whatever the kind.
 #[test]
-fn buffers_are_given_back() {
+fn buffers_are_freed() {
     let problem = Problem { batch: 2, seq: 48, heads: 6, kv_heads: 3, head_dim: 16 };
     for cut in problem.cuts() {
         on_threads(cut.ranks, |world| {
@@ -328,9 +339,9 @@ fn buffers_are_given_back() {
     }
 }
 
-/// On all others, as everybody's output waits for something of everybody.
+/// All other ranks fail, since every output depends on every rank.
 #[test]
-fn a_peer_that_fails_is_an_error() {
+fn a_failed_rank_is_an_error_on_all_others() {
     let problem = Problem { batch: 1, seq: 48, heads: 4, kv_heads: 4, head_dim: 8 };
     for cut in problem.cuts().into_iter().filter(|cut| cut.ranks > 1) {
         for cause in [Cause::Failed, Cause::Left] {
@@ -349,7 +360,7 @@ fn a_peer_that_fails_is_an_error() {
                 None
             });
             for (rank, error) in errors.into_iter().enumerate().filter(|(rank, _)| *rank != 1) {
-                let error = error.unwrap_or_else(|| panic!("rank {rank} of {cut:?} saw nothing"));
+                let error = error.unwrap_or_else(|| panic!("rank {rank} of {cut:?} saw no error"));
                 let blame = (error.culprit(), error.cause());
                 assert_eq!(blame, (Some(1), Some(cause)), "{cut:?}: {error}");
             }
@@ -358,15 +369,16 @@ fn a_peer_that_fails_is_an_error() {
 }
 
 #[test]
-fn degrees_and_lengths_that_do_not_fit_are_refused() {
-    let complaints = on_threads(4, |world| {
+fn invalid_degrees_and_lengths_are_errors() {
+    let errors = on_threads(4, |world| {
         let refused = |seq, degrees| {
             Context::new(&world, ContextKind::Ring, seq, degrees).err().unwrap().to_string()
         };
         (refused(16, (1, 3)), refused(multiple((1, 4)) + 1, (1, 4)))
     });
-    for (rank, (ranks, seq)) in complaints.into_iter().enumerate() {
-        assert_eq!(ranks, format!("rank {rank}: 4 ranks are no context of 1 · 3"));
-        assert!(seq.contains("seq=9 is no multiple of 8"), "{seq}");
+    for (rank, (ranks, seq)) in errors.into_iter().enumerate() {
+        let expected = "a group of 4 ranks cannot be split into ulysses=1 × ring=3";
+        assert_eq!(ranks, format!("rank {rank}: {expected}"));
+        assert!(seq.contains("seq=9 is not a multiple of 8"), "{seq}");
     }
 }

@@ -1,4 +1,4 @@
-//! The axes against one rank, on every size of group. One binary, to link once.
+//! Sharded results against one rank, for every group size. One binary, to link once.
 
 mod compress;
 mod context;

@@ -1,11 +1,11 @@
-//! One step: what comes out, and that it is the same everywhere.
+//! One step: the result, and that it is equal on all ranks.
 
 use super::*;
 use lockstep_comm::on_threads;
 use lockstep_kernels::Tag;
 use lockstep_kernels::reference::largest;
 
-/// How far a sum of `ranks` numbers, each at most 1, may be off after at most two roundings.
+/// Maximum error of a sum of `ranks` numbers, each at most 1, after at most two roundings.
 fn tolerance(how: Compression, ranks: usize) -> f64 {
     let half_step = match how {
         Compression::Bf16 => 2f64.powi(-9),
@@ -13,14 +13,14 @@ fn tolerance(how: Compression, ranks: usize) -> f64 {
         Compression::Int8 => 1.0 / 254.0,
         _ => 0.0,
     };
-    // Each number by half a step of one, and the sum by half a step of itself.
+    // Half a unit per number, and half a unit of the sum.
     2.0 * ranks as f64 * half_step + ranks as f64 * 1e-7
 }
 
 #[test]
-fn all_ranks_come_to_the_same_bits_near_the_sum() {
-    let rounded = LOSSY.into_iter().filter(|how| *how != Compression::TopK(0.01));
-    for (how, ranks) in rounded.flat_map(|how| (1..=5).map(move |ranks| (how, ranks))) {
+fn all_ranks_get_the_same_bits_close_to_the_sum() {
+    let quantized = LOSSY.into_iter().filter(|how| *how != Compression::TopK(0.01));
+    for (how, ranks) in quantized.flat_map(|how| (1..=5).map(move |ranks| (how, ranks))) {
         for (len, reduce) in LENGTHS.into_iter().flat_map(|len| WAYS.map(|way| (len, way))) {
             let sums = on_threads(ranks, |world| {
                 let mut compressor = compressor(how, len, &world);
@@ -37,28 +37,29 @@ fn all_ranks_come_to_the_same_bits_near_the_sum() {
 }
 
 #[test]
-fn the_largest_of_every_rank_are_summed_and_no_others() {
+fn only_the_top_k_of_every_rank_are_summed() {
     for (ranks, len) in (2..=5).flat_map(|ranks| LENGTHS.map(|len| (ranks, len))) {
         let k = (len as f64 * 0.01).ceil() as usize;
-        let mut right = vec![0f32; len];
+        let mut expected = vec![0f32; len];
         for rank in 0..ranks {
             let gradient = gradient(len, rank, 0);
-            let wide: Vec<f64> = gradient.iter().map(|x| *x as f64).collect();
-            largest::places(&wide, k).iter().for_each(|place| right[*place] += gradient[*place]);
+            let in_f64: Vec<f64> = gradient.iter().map(|x| *x as f64).collect();
+            let places = largest::places(&in_f64, k);
+            places.iter().for_each(|place| expected[*place] += gradient[*place]);
         }
         for reduce in WAYS {
             let sums = on_threads(ranks, |world| {
                 let mut compressor = compressor(Compression::TopK(0.01), len, &world);
                 reduce(&world, &mut compressor, &gradient(len, world.rank(), 0))
             });
-            let same = sums.iter().all(|sum| bits(sum) == bits(&right));
+            let same = sums.iter().all(|sum| bits(sum) == bits(&expected));
             assert!(same, "{len} on {ranks}");
         }
     }
 }
 
 #[test]
-fn alone_a_sum_is_what_it_was() {
+fn one_rank_keeps_its_gradient() {
     on_threads(1, |world| {
         for (how, reduce) in LOSSY.into_iter().flat_map(|how| WAYS.map(|way| (how, way))) {
             let mut compressor = compressor(how, 7, &world);
@@ -66,14 +67,13 @@ fn alone_a_sum_is_what_it_was() {
             (gradient[1], gradient[2]) = (-0.0, f32::NAN);
             let sum = reduce(&world, &mut compressor, &gradient);
             assert_eq!(bits(&sum), bits(&gradient), "{how}");
-            assert!(compressor.error().is_empty());
+            assert!(residual(&compressor).is_empty());
         }
     });
 }
 
-/// Bad numbers of one rank are seen by all, wherever they stand, and are gone with the next gradient.
 #[test]
-fn what_is_no_number_is_seen_by_all_and_not_kept() {
+fn nan_and_infinity_reach_all_ranks_and_leave_no_residual() {
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         for (how, reduce) in LOSSY.into_iter().flat_map(|how| WAYS.map(|way| (how, way))) {
             for place in [0, 500, 998] {
@@ -86,13 +86,11 @@ fn what_is_no_number_is_seen_by_all_and_not_kept() {
                     let sum = reduce(&world, &mut compressor, &gradient);
                     let at = format!("{how} at {place}");
                     assert!(!sum[place].is_finite(), "{at}: {bad} became {}", sum[place]);
-                    assert!(
-                        compressor.error().iter().all(|x| x.is_finite()),
-                        "{at}: {bad} is kept"
-                    );
+                    let residual = residual(&compressor);
+                    assert!(residual.iter().all(|x| x.is_finite()), "{at}: {bad} in the residual");
                     gradient[place] = 0.0;
                     let sum = reduce(&world, &mut compressor, &gradient);
-                    assert!(sum.iter().all(|x| x.is_finite()), "{at}: {bad} comes again");
+                    assert!(sum.iter().all(|x| x.is_finite()), "{at}: {bad} appears again");
                 });
             }
         }
@@ -100,7 +98,7 @@ fn what_is_no_number_is_seen_by_all_and_not_kept() {
 }
 
 #[test]
-fn between_steps_only_the_error_is_held_and_what_is_usual() {
+fn between_steps_only_the_state_is_allocated() {
     for (how, reduce) in LOSSY.into_iter().flat_map(|how| WAYS.map(|way| (how, way))) {
         on_threads(2, |world| {
             let device = Device::cpu(2);

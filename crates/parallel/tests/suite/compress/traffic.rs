@@ -1,6 +1,7 @@
-//! What is sent is what the price says: through shared memory by the formulas of the collectives, and between
-//! hosts (played by processes over TCP) in the closed form.
+//! Sent bytes equal the cost formulas: through shared memory those of the collectives, and between hosts (processes
+//! connected by TCP) the closed form.
 
+use super::cost::{CollectiveCall, collective_calls, sent};
 use super::*;
 use lockstep_comm::{
     Algo, Collective, CollectiveShape, Group, LocalLinks, Options, choose, on_threads_with,
@@ -8,7 +9,6 @@ use lockstep_comm::{
 };
 use lockstep_kernels::reference::largest;
 use lockstep_launch::{LaunchSpec, OutputMode, identity, launch};
-use lockstep_parallel::compress::{exchanges, sent};
 
 const KINDS: [Collective; 2] = [Collective::AllReduce, Collective::ReduceScatter];
 
@@ -21,33 +21,33 @@ const ALL: [Compression; 5] = [
 ];
 
 /// Bytes that this rank sends in one step.
-fn really_sent(world: &World, how: Compression, kind: Collective, len: usize) -> u64 {
+fn measured(world: &World, how: Compression, kind: Collective, len: usize) -> u64 {
     let mut compressor = compressor(how, len, world);
     let mut gradient = gradient(len, world.rank(), 0);
     let mut output = vec![0f32; shard_range(len, world.size(), world.rank()).len()];
     let before = world.traffic().bytes;
     match kind {
-        Collective::AllReduce => compressor.all_reduce(world, &mut gradient),
-        _ => compressor.reduce_scatter(world, &gradient, &mut output),
+        Collective::AllReduce => compressor.all_reduce(world, ViewMut::of(&mut gradient)),
+        _ => compressor.reduce_scatter(world, View::of(&gradient), ViewMut::of(&mut output)),
     }
     .unwrap();
     world.traffic().bytes - before
 }
 
-/// What the collectives of a step should send, each as the group would choose it.
-fn by_exchange(group: &Group, how: Compression, kind: Collective, len: usize) -> Option<u64> {
-    let of = |exchange: lockstep_parallel::compress::Exchange| {
-        let (kind, count, width) = (exchange.kind, exchange.count, exchange.width);
+/// Bytes of the collectives of a step, with the algorithms that the group chooses.
+fn predicted(group: &Group, how: Compression, kind: Collective, len: usize) -> Option<u64> {
+    let bytes = |call: CollectiveCall| {
+        let CollectiveCall { kind, count, width } = call;
         let shape = CollectiveShape { kind, count, width, root: 0, hosts: group.hosts() };
         let one_host = group.hosts().iter().all(|host| *host == 0);
         let algo = if one_host { Algo::Direct } else { choose(&shape, &group.link_costs()) };
         predict_traffic_with(&shape, algo, group.rank(), group.uses_cross_memory())
             .map(|traffic| traffic.bytes)
     };
-    exchanges(how, kind, len, group.size()).into_iter().map(of).sum()
+    collective_calls(how, kind, len, group.size()).into_iter().map(bytes).sum()
 }
 
-/// Of the largest, those that lie in the shares of others.
+/// Bytes of the top-k pairs in the shards of other ranks.
 fn sent_to_others(world: &World, len: usize) -> u64 {
     let gradient: Vec<f64> = gradient(len, world.rank(), 0).iter().map(|x| *x as f64).collect();
     let own = shard_range(len, world.size(), world.rank());
@@ -56,16 +56,16 @@ fn sent_to_others(world: &World, len: usize) -> u64 {
 }
 
 #[test]
-fn slots_are_filled_as_priced() {
+fn shared_memory_traffic_equals_the_formula() {
     let options = Options { direct_access: false, ..Options::default() };
     for ranks in 1..=5 {
         on_threads_with(&options, ranks, |world| {
             for (len, how) in LENGTHS.into_iter().flat_map(|len| ALL.map(|how| (len, how))) {
                 for kind in KINDS {
-                    // An all-to-all-v depends on the numbers; it is held below.
-                    if let Some(priced) = by_exchange(&world, how, kind, len) {
-                        let sent = really_sent(&world, how, kind, len);
-                        assert_eq!(sent, priced, "{how} {kind:?} of {len} on {ranks}");
+                    // An all-to-all-v depends on the data; it is tested below.
+                    if let Some(predicted) = predicted(&world, how, kind, len) {
+                        let sent = measured(&world, how, kind, len);
+                        assert_eq!(sent, predicted, "{how} {kind:?} of {len} on {ranks}");
                     }
                 }
             }
@@ -75,7 +75,7 @@ fn slots_are_filled_as_priced() {
 
 const WORLD: &str = "LOCKSTEP_TEST_WORLD";
 
-/// Runs `rank` as processes that reach each other over TCP, by starting this very test once per rank.
+/// Runs `rank` in processes connected by TCP, by starting this test once per rank.
 fn on_hosts(test: &str, ranks: usize, rank: impl Fn(World)) {
     if let Ok(wanted) = std::env::var(WORLD) {
         if wanted != ranks.to_string() {
@@ -100,25 +100,25 @@ fn on_hosts(test: &str, ranks: usize, rank: impl Fn(World)) {
 }
 
 #[test]
-fn hosts_send_as_priced() {
+fn traffic_between_hosts_equals_the_formula() {
     for ranks in [2, 3, 4] {
-        on_hosts("compress::traffic::hosts_send_as_priced", ranks, |world| {
+        on_hosts("compress::traffic::traffic_between_hosts_equals_the_formula", ranks, |world| {
             for (len, how) in LENGTHS.into_iter().flat_map(|len| ALL.map(|how| (len, how))) {
                 for kind in KINDS {
-                    let really = really_sent(&world, how, kind, len);
+                    let bytes = measured(&world, how, kind, len);
                     let at = format!("{how} {kind:?} of {len} on {ranks}");
-                    match (by_exchange(&world, how, kind, len), how) {
-                        (Some(priced), _) => assert_eq!(really, priced, "{at}"),
-                        // Counts, and the pairs of others.
+                    match (predicted(&world, how, kind, len), how) {
+                        (Some(predicted), _) => assert_eq!(bytes, predicted, "{at}"),
+                        // Counts, and the pairs for other ranks.
                         (None, _) => {
                             let counts = 8 * (ranks as u64 - 1);
-                            assert_eq!(really, counts + sent_to_others(&world, len), "{at}");
-                            assert!(really <= sent(how, kind, len, ranks, world.rank()), "{at}");
+                            assert_eq!(bytes, counts + sent_to_others(&world, len), "{at}");
+                            assert!(bytes <= sent(how, kind, len, ranks, world.rank()), "{at}");
                         }
                     }
-                    // Two hosts have nobody to pass things on to: every algorithm sends the same.
+                    // With two hosts every algorithm sends the same.
                     if ranks == 2 && how != Compression::None && kind == Collective::AllReduce {
-                        assert_eq!(really, sent(how, kind, len, ranks, world.rank()), "{at}");
+                        assert_eq!(bytes, sent(how, kind, len, ranks, world.rank()), "{at}");
                     }
                 }
             }
@@ -127,7 +127,7 @@ fn hosts_send_as_priced() {
 }
 
 #[test]
-fn the_price_is_the_closed_form() {
+fn cost_equals_the_closed_form() {
     for p in 1..=16usize {
         for len in [0usize, 1, 7, 4099, 300_000] {
             let n = len.div_ceil(p);

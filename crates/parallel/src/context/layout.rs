@@ -1,45 +1,46 @@
-//! Where tokens lie: rows of runs, and how the rows of several ranks make up those of their runs together.
-//! Moves nothing.
+//! Order of tokens: rows by run, and how the rows of several ranks form those of their combined runs. Moves no data.
 
 use std::ops::Range;
 
 use lockstep_plan::context::Run;
 
-/// Each run, and its rows in run-major order.
+/// Each run and its rows, in run-major order.
 pub(super) fn rows(
     runs: &[Run],
     batch: usize,
 ) -> impl Iterator<Item = (Run, Range<usize>)> + use<'_> {
-    runs.iter().scan(0, move |at, run| {
-        let first = *at;
-        *at += batch * run.len;
-        Some((*run, first..*at))
+    runs.iter().scan(0, move |start, run| {
+        let first = *start;
+        *start += batch * run.len;
+        Some((*run, first..*start))
     })
 }
 
-/// Rows that lie side by side both among the ranks' rows, rank after rank, and in what they hold together.
+/// Rows that are contiguous both in the concatenation of the ranks' rows and in the rows of their combined runs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Span {
-    pub apart: Range<usize>,
-    pub together: Range<usize>,
+    pub by_rank: Range<usize>,
+    pub combined: Range<usize>,
 }
 
-/// How the rows of ranks that hold `parts` make up the rows of `whole`.
+/// The spans from the rows of ranks that hold `parts` to the rows of `whole`.
 pub(super) fn spans(parts: &[Vec<Run>], whole: &[Run], batch: usize) -> Vec<Span> {
     let mut spans: Vec<Span> = Vec::new();
-    let mut apart = 0;
+    let mut by_rank = 0;
     for run in parts.iter().flatten() {
-        let around =
+        let contains =
             |(whole, _): &(Run, Range<usize>)| whole.start <= run.start && run.end() <= whole.end();
-        let (outer, rows) = rows(whole, batch).find(around).expect("parts make up the whole");
+        let (outer, rows) = rows(whole, batch).find(contains).expect("the parts form the whole");
         for sequence in 0..batch {
-            let together = rows.start + sequence * outer.len + run.start - outer.start;
-            let span =
-                Span { apart: apart..apart + run.len, together: together..together + run.len };
-            apart += run.len;
-            match spans.last_mut().filter(|last| last.together.end == together) {
+            let combined = rows.start + sequence * outer.len + run.start - outer.start;
+            let span = Span {
+                by_rank: by_rank..by_rank + run.len,
+                combined: combined..combined + run.len,
+            };
+            by_rank += run.len;
+            match spans.last_mut().filter(|last| last.combined.end == combined) {
                 Some(last) => {
-                    (last.apart.end, last.together.end) = (span.apart.end, span.together.end)
+                    (last.by_rank.end, last.combined.end) = (span.by_rank.end, span.combined.end)
                 }
                 None => spans.push(span),
             }
@@ -54,7 +55,7 @@ mod tests {
     use lockstep_plan::context::{ContextKind, ring_shard, runs};
 
     #[test]
-    fn rows_of_neighbours_find_their_places() {
+    fn spans_map_every_row_to_its_position() {
         for (ulysses, ring) in [(2, 1), (3, 1), (2, 2), (3, 2), (4, 3)] {
             let seq = 24 * ring;
             for (rank, batch) in (0..ring).flat_map(|rank| [1, 2].map(|batch| (rank, batch))) {
@@ -70,21 +71,21 @@ mod tests {
                     };
                     runs.iter().flat_map(of).collect()
                 };
-                let apart: Vec<_> = parts.iter().flat_map(|part| tokens(part)).collect();
-                let together = tokens(&whole);
+                let by_rank: Vec<_> = parts.iter().flat_map(|part| tokens(part)).collect();
+                let combined = tokens(&whole);
                 let spans = spans(&parts, &whole, batch);
-                assert_eq!(spans.iter().map(|s| s.apart.len()).sum::<usize>(), together.len());
-                for Span { apart: from, together: to } in spans {
-                    assert_eq!(apart[from], together[to], "{ulysses} {ring} {rank} {batch}");
+                assert_eq!(spans.iter().map(|s| s.by_rank.len()).sum::<usize>(), combined.len());
+                for Span { by_rank: from, combined: to } in spans {
+                    assert_eq!(by_rank[from], combined[to], "{ulysses} {ring} {rank} {batch}");
                 }
             }
         }
     }
 
     #[test]
-    fn one_sequence_needs_no_moving() {
+    fn one_sequence_is_one_span() {
         let of = |p| runs(ContextKind::Ulysses, 12, (3, 1), p);
         let spans = spans(&[of(0), of(1), of(2)], &ring_shard(12, 1, 0), 1);
-        assert_eq!(spans, [Span { apart: 0..12, together: 0..12 }]);
+        assert_eq!(spans, [Span { by_rank: 0..12, combined: 0..12 }]);
     }
 }
