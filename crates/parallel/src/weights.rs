@@ -12,6 +12,7 @@ use std::ops::Range;
 
 use lockstep_comm::{Pending, Result};
 use lockstep_kernels::{Device, Dtype, Tag, Tensor, View, ViewMut};
+use lockstep_plan::GroupKind;
 use lockstep_plan::model::{BlockParams, Init, Param, Part, Runs, Shard};
 use lockstep_plan::reduction::{Gather, PassKind, RankReductions, StateOp, gather_group};
 
@@ -163,7 +164,7 @@ impl Weights {
         if self.blocks[next].full.is_none() && self.blocks[next].incoming.is_none() {
             record(&self.log, StateOp::Gather { block: next });
             let gather = self.gather_block(device, groups, next);
-            let pending = groups.group(gather_group(false)).start(|_| gather());
+            let pending = groups.group(GroupKind::Gather).start(|_| gather());
             self.blocks[next].incoming = Some(pending);
         }
     }
