@@ -1,4 +1,4 @@
-//! What a stage's passes leave behind for one micro-batch: saved activations, and the loss.
+//! Results of a stage's passes for one micro-batch: saved activations, and the loss.
 
 use std::cell::RefCell;
 

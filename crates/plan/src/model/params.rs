@@ -82,7 +82,8 @@ pub struct BlockParams {
 
 /// A parameter that a block shares with an earlier one, such as an output projection that is the token embedding.
 ///
-/// With several pipeline stages, the earlier block is the model's first and this block its last; each gets a copy.
+/// If there are several pipeline stages, the earlier block is the model's first, this block its last, and each gets a
+/// copy.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tied {
     /// Name of the copy in this block, where it has one.
