@@ -15,7 +15,7 @@ use anyhow::bail;
 use lockstep_ckpt::rollouts::{Ledger, Rollout, Verdict};
 use lockstep_ckpt::{Disk, Position};
 use lockstep_comm::{World, on_threads};
-use lockstep_kernels::cpu::random::Key;
+use lockstep_kernels::RandomKey;
 use lockstep_kernels::{AdamW, Device, Dtype};
 use lockstep_model::{Activations, Batch, Cache, Model, Pass, Recompute, Sampling, sample};
 use lockstep_plan::model::Shape;
@@ -263,7 +263,7 @@ fn update(
     model.train(&pass, batch, store, kept);
     store.finish(device, groups)?;
     let gradients = (0..store.gradients.blocks()).filter_map(|block| store.gradients.get(block));
-    let norm = gradients.map(|gradient| device.sum_of_squares(gradient)).sum::<f64>().sqrt();
+    let norm = device.sum_of_squares(gradients).get().sqrt();
     let numbers = AdamW {
         lr: 1e-2,
         beta1: 0.9,
@@ -314,7 +314,7 @@ fn produce(name: &str, seed: u64, shape: &Shape, news: &Receiver<News>, play: &S
             }
         }
         let Some((version, weights)) = &policy else { continue };
-        let key = Key { seed, stream: sequence };
+        let key = RandomKey { seed, stream: sequence };
         let uniform = |index: usize| (f64::from(key.word(index as u64)) + 0.5) / 2f64.powi(32);
         let mut symbols = vec![(uniform(SEQ) * SYMBOLS as f64) as u32];
         cache.clear();

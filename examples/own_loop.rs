@@ -52,7 +52,7 @@ fn main() -> anyhow::Result<()> {
         store.finish(&device, groups)?;
         let gradients =
             (0..store.gradients.blocks()).filter_map(|block| store.gradients.get(block));
-        let squares: f64 = gradients.map(|gradient| device.sum_of_squares(gradient)).sum();
+        let squares = device.sum_of_squares(gradients).get();
         let (norm, warmup) = (squares.sqrt(), (step as f64 / 20.0).min(1.0));
         let adamw = AdamW {
             lr: 3e-3 * warmup * (1.0 - step as f64 / (STEPS + 1) as f64),

@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::bail;
 use lockstep_comm::World;
 use lockstep_data::{SampleId, Source, Split};
+use lockstep_kernels::Device;
 use lockstep_plan::Plan;
 use lockstep_trainer::{Divergence, Outcome, Replayed, Run, Start, failed, replay};
 
@@ -35,7 +36,17 @@ pub fn rank(
         print_line!("{}: step {step} once more, from {whence}", plan.name);
     }
     let kept = start.as_ref().is_some_and(|start| start.checkpoint.starts_with(failed(folder)));
-    let run = Run { plan, group: world, source, folder, start, generation: None, stop: &|| false };
+    let device = Device::cpu(plan.train.threads);
+    let run = Run {
+        plan,
+        device,
+        group: world,
+        source,
+        folder,
+        start,
+        generation: None,
+        stop: &|| false,
+    };
     let replayed = replay(&run, step, |at| {
         if first && at < step && at.is_multiple_of(plan.train.log_every.max(1) as u64) {
             print_line!("on the way: step {at}");

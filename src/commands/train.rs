@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use lockstep_comm::World;
+use lockstep_kernels::Device;
 use lockstep_kernels::Tag;
 use lockstep_launch::{EXIT_PERMANENT, EXIT_STOPPED};
 use lockstep_model::{Model, Sampling};
@@ -249,8 +250,9 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     let mut screen = Screen::new(world::on_terminal(), floor);
     let source = &file.source;
     let generation = supervise::is_supervised().then(|| u64::from(world::generation()));
+    let device = Device::cpu(plan.train.threads);
     let stop = &stop::requested;
-    let run = Run { plan, group: world, source, folder: &folder, start, generation, stop };
+    let run = Run { plan, device, group: world, source, folder: &folder, start, generation, stop };
     let finished = trainer::run(&run, &mut |event| screen.show(&event));
     screen.clear();
     let trainer::Finished { rank: trained, stopped } =

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use lockstep_comm::World;
+use lockstep_kernels::Device;
 use lockstep_plan::{Plan, layouts};
-use lockstep_trainer::{Difference, Tolerance, Trajectory, train_on_first_ranks};
+use lockstep_trainer::{Difference, Tolerance, Trajectory, Trial, train_on_first_ranks};
 
 use crate::commands::predicted;
 use crate::print::print_line;
@@ -129,7 +130,9 @@ fn rank(tasks: &Tasks, file: &RunFile, world: &World) -> anyhow::Result<()> {
     let screen = Screen::new(tasks, world.rank() == 0);
     let trained = |number: usize, words: &str, plan: &Plan| {
         let mut told = |step| screen.draw(number, words, step);
-        let trajectory = train_on_first_ranks(plan, world, &file.source, *steps, &mut told);
+        let device = || Device::cpu(plan.train.threads);
+        let trial = Trial { plan, source: &file.source, steps: *steps, device: &device };
+        let trajectory = train_on_first_ranks(trial, world, &mut told);
         screen.clear();
         trajectory.with_context(|| format!("on {words}"))
     };

@@ -3,9 +3,10 @@
 //! ten backward, and nothing for what is computed again.
 
 use half::bf16;
+use lockstep_kernels::AttentionShape;
 use lockstep_kernels::Float;
 use lockstep_kernels::cpu::Cpu;
-use lockstep_kernels::cpu::attention::{self, Rows, RowsMut, Shape};
+use lockstep_kernels::cpu::attention::{self, Rows, RowsMut};
 use std::time::Instant;
 
 /// name, batch, heads, kv_heads, head_dim, tokens
@@ -37,7 +38,7 @@ fn measure<E: Float>(
     seconds: f64,
 ) {
     let scale = 1.0 / (head_dim as f32).sqrt();
-    let shape = Shape {
+    let shape = AttentionShape {
         batch,
         heads,
         kv_heads,

@@ -4,18 +4,16 @@
 //!     cargo run --release -p lockstep-kernels --example ops_speed [threads] [portable|avx2|avx512] [only]
 
 use half::bf16;
-use lockstep_kernels::cpu::adamw::{self, AdamW};
 use lockstep_kernels::cpu::cross_entropy::{self, Loss};
-use lockstep_kernels::cpu::dropout::{self, Dropout};
-use lockstep_kernels::cpu::embedding::{self, Held};
 use lockstep_kernels::cpu::largest::{PAIR, take_largest};
 use lockstep_kernels::cpu::norm::{self, Backward};
-use lockstep_kernels::cpu::random::{self, Key};
-use lockstep_kernels::cpu::{Cpu, Level, elementwise, gelu, pack, reduce, swiglu};
-use lockstep_kernels::{Code, Float};
+use lockstep_kernels::cpu::{
+    Cpu, Level, adamw, dropout, elementwise, embedding, gelu, pack, random, reduce, swiglu,
+};
+use lockstep_kernels::{AdamW, Code, DropoutMask, Float, RandomKey, VocabShard};
 use std::time::Instant;
 
-const KEY: Key = Key { seed: 1, stream: 1 };
+const KEY: RandomKey = RandomKey { seed: 1, stream: 1 };
 
 fn main() {
     let mut words = std::env::args().skip(1);
@@ -101,16 +99,16 @@ fn shape<E: Float>(cpu: &Cpu, rows: usize, dim: usize) {
     time(&name("sum"), 3 * n * size, || elementwise::sum(cpu, &x, &dy, &mut out));
     time(&name("column sums"), n * size, || reduce::column_sums(cpu, &x, &mut dbias, true));
     time(&name("dropout"), 2 * n * size, || {
-        dropout::apply(cpu, &Dropout::run(KEY, 0.1, 0, n), &mut out)
+        dropout::apply(cpu, &DropoutMask { key: KEY, p: 0.1, first: 0 }, &mut out)
     });
     let ids: Vec<u32> = (0..rows as u64).map(|i| KEY.word(i) % 8192).collect();
     let table: Vec<E> = normal(cpu, 8192 * dim);
     time(&name("embedding forward"), 2 * n * size, || {
-        embedding::forward(cpu, &ids, &table, Held::all(8192), None, &mut out);
+        embedding::forward(cpu, &ids, &table, VocabShard::all(8192), None, &mut out);
     });
     let mut dtable = vec![0.0; 8192 * dim];
     time(&name("embedding backward"), n * (size + 8), || {
-        embedding::backward(cpu, &ids, &dy, Held::all(8192), &mut dtable, true);
+        embedding::backward(cpu, &ids, &dy, VocabShard::all(8192), &mut dtable, true);
     });
 }
 

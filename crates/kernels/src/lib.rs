@@ -1,5 +1,5 @@
-//! Contiguous tensors on a device and the operations on them, forward and backward. Knows nothing of ranks,
-//! and allocates nothing in the hot path.
+//! Contiguous tensors on a device and operations on them, forward and backward. Knows nothing about ranks, and
+//! allocates nothing in the hot path.
 //!
 //! ```
 //! use lockstep_kernels::{Device, Dtype, Matmul, Tag};
@@ -10,7 +10,7 @@
 //! device.write(x.view_mut(), &[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0]);
 //! device.write(weight.view_mut(), &[1.0f32, 0.0, 0.0, 0.0, 1.0, 1.0]);
 //!
-//! // A linear layer, and the gradient of its weight: dyᵀ · x.
+//! // A linear layer, and the gradient of its weight, dyᵀ · x.
 //! let mut y = device.empty(2, 2, Dtype::F32, Tag::Activations);
 //! device.matmul(Matmul::linear(x.view(), weight.view(), y.view_mut()));
 //! let mut dw = device.empty(2, 3, Dtype::F32, Tag::Gradients);
@@ -19,15 +19,15 @@
 //! let mut host = [0.0f32; 4];
 //! device.read(y.view(), &mut host);
 //! assert_eq!(host, [1.0, 5.0, 4.0, 11.0]);
-//! // What is held is known to the byte, by what it is for.
+//! // Memory is counted exactly, by purpose.
 //! assert_eq!(device.memory().of(Tag::Activations).now, (2 * 3 + 2 * 2) * 4);
 //! drop(y);
 //! assert_eq!(device.memory().of(Tag::Activations).now, 2 * 3 * 4);
 //! ```
 //!
-//! [`Device`] is what models see. Below it lie [`cpu`], functions over slices with vectors and threads, and
-//! [`reference`](mod@reference), the same operations in plain f64 loops: what each of them means, and what every fast one is
-//! tested against.
+//! Models use [`Device`]. Below it are [`cpu`], vectorized and multithreaded functions over slices, and
+//! [`reference`](mod@reference), the same operations as plain f64 loops, which define the results that the fast
+//! versions are tested against.
 
 pub mod cpu;
 mod device;
@@ -36,12 +36,12 @@ mod memory;
 pub mod reference;
 mod team;
 
-pub use cpu::pack::Code;
-pub use cpu::rope::{Llama3 as RopeScaling, Table as RopeTable};
 pub use device::{
-    AdamW, Attention, AttentionKnown, Capacity, CrossEntropy, Device, Found, Gradient, Matmul,
-    Meter, OpClass, Router, Stepped, Vocabulary,
+    AdamW, AttentionDelta, AttentionOutput, AttentionShape, Capacity, Code, Combine, CrossEntropy,
+    DROPPED, Device, DropoutMask, Event, IGNORED, LogitGradient, LogitShard, Matmul, Meter,
+    NormGradients, NormParams, OpClass, OptimizerState, PositionRange, RandomKey, RopeScaling,
+    RopeTable, Router, RouterOutput, RouterSaved, Scalar, SoftmaxStats, VocabShard,
 };
 pub use dtype::{Dtype, Element, Float};
-pub use memory::{Memory, Pool, Tag, Tensor, Usage, View, ViewMut};
+pub use memory::{Location, MemoryUsage, Tag, Tensor, Usage, View, ViewMut};
 pub use team::Team;

@@ -1,14 +1,14 @@
-//! The threads of one rank: a fork-join team that runs one piece of work at a time and allocates nothing
-//! while it does. Knows nothing of tensors.
+//! The threads of one rank: a fork-join team that runs one task at a time, without allocating. Knows nothing about
+//! tensors.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle, Thread};
 
-/// A piece of work: called once per member, with the member's number and how many there are.
-type Work<'a> = &'a (dyn Fn(usize, usize) + Sync);
+/// A task, called once per member with the member's index and the team size.
+type Task<'a> = &'a (dyn Fn(usize, usize) + Sync);
 
-/// A caller and `size - 1` helpers that wait for work.
+/// A team of the caller and `size - 1` helper threads.
 ///
 /// ```
 /// use lockstep_kernels::Team;
@@ -25,43 +25,43 @@ type Work<'a> = &'a (dyn Fn(usize, usize) + Sync);
 pub struct Team {
     shared: Arc<Shared>,
     helpers: Vec<JoinHandle<()>>,
-    /// Held during `run`: two callers take turns.
-    turn: Mutex<()>,
+    /// Held during `run`, so that concurrent callers run one after the other.
+    running: Mutex<()>,
 }
 
 struct Shared {
     size: usize,
-    /// The work of the present round; only valid between a round's start and its end.
-    work: WorkCell,
-    /// Counts rounds. Helpers wait for it to change.
+    /// The task of the current round; only valid between the start and the end of the round.
+    task: TaskCell,
+    /// Number of the current round. Helpers wait for it to change.
     round: AtomicUsize,
-    /// Helpers that have not finished the present round.
+    /// Helpers that have not finished the current round.
     busy: AtomicUsize,
     failed: AtomicBool,
     closing: AtomicBool,
     caller: Mutex<Option<Thread>>,
 }
 
-/// The one pointer that crosses threads, with its lifetime taken off; see `run`.
-struct WorkCell(std::cell::UnsafeCell<Option<Work<'static>>>);
+/// The task of the current round with its lifetime erased; see `run`.
+struct TaskCell(std::cell::UnsafeCell<Option<Task<'static>>>);
 
-// SAFETY: the caller writes the cell before it publishes a new round (Release) and helpers read it only
-// after they have seen that round (Acquire); nobody writes it again before every helper has finished.
-unsafe impl Sync for WorkCell {}
-// SAFETY: the pointee is Sync, so a reference to it may go to another thread.
-unsafe impl Send for WorkCell {}
+// SAFETY: the caller writes the cell before it publishes a new round (Release), and helpers read it only after they
+// have seen that round (Acquire). It is not written again before all helpers have finished.
+unsafe impl Sync for TaskCell {}
+// SAFETY: the task is Sync, so a reference to it may be sent to another thread.
+unsafe impl Send for TaskCell {}
 
-/// How often a wait looks again before it lets the kernel have the core. About 20 µs: longer than the gap
-/// between two operations of a step, short beside a time slice.
+/// Iterations that a wait spins before it parks the thread. About 20 µs: longer than the gap between two operations
+/// of a step, but much shorter than a time slice.
 const SPINS: usize = 2_000;
 
 impl Team {
-    /// A team of `size` members, the caller among them.
+    /// A team of `size` members, including the caller.
     pub fn new(size: usize) -> Team {
-        assert!(size > 0, "a team has at least its caller");
+        assert!(size > 0, "a team needs at least one member");
         let shared = Arc::new(Shared {
             size,
-            work: WorkCell(None.into()),
+            task: TaskCell(None.into()),
             round: AtomicUsize::new(0),
             busy: AtomicUsize::new(0),
             failed: AtomicBool::new(false),
@@ -74,63 +74,62 @@ impl Team {
                 thread::Builder::new()
                     .name(format!("team-{member}"))
                     .spawn(move || shared.help(member))
-                    .expect("the system has no thread left for the team")
+                    .expect("cannot start a team thread")
             })
             .collect();
-        Team { shared, helpers, turn: Mutex::new(()) }
+        Team { shared, helpers, running: Mutex::new(()) }
     }
 
-    /// The caller and its helpers.
+    /// Number of members, including the caller.
     pub fn size(&self) -> usize {
         self.shared.size
     }
 
-    /// Runs `work` once on every member and returns when all are done. Work must not call `run` on the
-    /// same team.
+    /// Runs `task` once on every member and returns when all are done. The task must not call `run` on the same team.
     ///
     /// # Panics
-    /// When the work panicked on any member.
-    pub fn run(&self, work: &(dyn Fn(usize, usize) + Sync)) {
+    /// If the task panicked on any member.
+    pub fn run(&self, task: &(dyn Fn(usize, usize) + Sync)) {
         let size = self.shared.size;
         if size == 1 {
-            return work(0, 1);
+            return task(0, 1);
         }
-        let _turn = self.turn.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let _running = self.running.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let shared = &*self.shared;
         *shared.caller.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) =
             Some(thread::current());
-        // SAFETY: only the lifetime is changed. The reference is dead to helpers before `run` returns: each
-        // lets go of it before it leaves `busy`, and `run` waits for `busy` to be zero, even when it panics.
-        let forever = unsafe { std::mem::transmute::<Work<'_>, Work<'static>>(work) };
-        // SAFETY: no round is open (`busy` is zero and we hold the turn), so no helper reads the cell.
-        unsafe { *shared.work.0.get() = Some(forever) };
+        // SAFETY: only the lifetime changes. Helpers do not use the reference after `run` returns: each finishes the
+        // task before it decrements `busy`, and `run` waits for `busy` to be zero, even if the task panics.
+        let erased = unsafe { std::mem::transmute::<Task<'_>, Task<'static>>(task) };
+        // SAFETY: no round is in progress (`busy` is zero and we hold `running`), so no helper reads the cell.
+        unsafe { *shared.task.0.get() = Some(erased) };
         shared.busy.store(size - 1, Ordering::Relaxed);
         shared.round.fetch_add(1, Ordering::Release);
         for helper in &self.helpers {
             helper.thread().unpark();
         }
-        let mine = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(0, size)));
+        let mine = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| task(0, size)));
         wait_until(|| shared.busy.load(Ordering::Acquire) == 0);
         let failed = shared.failed.swap(false, Ordering::Relaxed);
         if let Err(panic) = mine {
             std::panic::resume_unwind(panic);
         }
-        assert!(!failed, "a member of the team panicked; its message stands above");
+        assert!(!failed, "a team thread panicked; its message is printed above");
     }
 
-    /// Cuts `0..len` into one run of whole `grain`s per member and calls `work` with each that is not empty.
-    pub fn split(&self, len: usize, grain: usize, work: &(dyn Fn(std::ops::Range<usize>) + Sync)) {
+    /// Splits `0..len` into one range per member, at multiples of `grain`, and calls `task` with each non-empty range.
+    pub fn split(&self, len: usize, grain: usize, task: &(dyn Fn(std::ops::Range<usize>) + Sync)) {
         let grains = len.div_ceil(grain.max(1));
         if self.size() == 1 || grains <= 1 {
             return if len > 0 {
-                work(0..len)
+                task(0..len)
             };
         }
         self.run(&|member, size| {
             let from = grains * member / size * grain;
             let to = (grains * (member + 1) / size * grain).min(len);
             if from < to {
-                work(from..to);
+                task(from..to);
             }
         });
     }
@@ -142,7 +141,7 @@ impl Drop for Team {
         self.shared.round.fetch_add(1, Ordering::Release);
         for helper in self.helpers.drain(..) {
             helper.thread().unpark();
-            // A helper catches the panics of its work, so it has none of its own.
+            // Helpers catch the panics of their tasks, so joining cannot fail.
             let _ = helper.join();
         }
     }
@@ -157,14 +156,14 @@ impl Shared {
             if self.closing.load(Ordering::Relaxed) {
                 return;
             }
-            // SAFETY: this round was published after the cell was written, and the caller waits for us.
-            let work = unsafe { *self.work.0.get() }.expect("a round has work");
+            // SAFETY: this round was published after the cell was written, and the caller waits for this helper.
+            let task = unsafe { *self.task.0.get() }.expect("a round has a task");
             let outcome =
-                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(member, self.size)));
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| task(member, self.size)));
             if outcome.is_err() {
                 self.failed.store(true, Ordering::Relaxed);
             }
-            // The caller may return as soon as `busy` is zero, so its handle is taken before.
+            // The caller may return as soon as `busy` is zero, so its handle is cloned first.
             let caller =
                 self.caller.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
             if self.busy.fetch_sub(1, Ordering::Release) == 1
@@ -176,7 +175,7 @@ impl Shared {
     }
 }
 
-/// Spins for a moment, then sleeps between looks; whoever makes `ready` true unparks this thread after.
+/// Waits until `ready` is true: spins first, then parks. The thread that makes `ready` true unparks this one.
 fn wait_until(ready: impl Fn() -> bool) {
     for _ in 0..SPINS {
         if ready() {
@@ -213,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn many_rounds_follow_each_other() {
+    fn consecutive_rounds_run_on_all_members() {
         let team = Team::new(3);
         let total = AtomicUsize::new(0);
         for _ in 0..10_000 {
@@ -225,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_of_a_helper_reaches_the_caller_and_the_team_goes_on() {
+    fn a_panic_of_a_helper_reaches_the_caller_and_the_team_stays_usable() {
         let team = Team::new(2);
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             team.run(&|member, _| assert_ne!(member, 1, "on purpose"));

@@ -28,7 +28,7 @@ pub(crate) struct DeferredBlock {
 impl Activations {
     /// Prepares for a new micro-batch of a stage with this many blocks.
     pub(crate) fn begin(&mut self, blocks: usize) {
-        *self.auxiliary.get_mut() = Auxiliary::default();
+        self.auxiliary.get_mut().clear();
         if self.saved.len() < blocks {
             self.saved.resize_with(blocks, Slot::default);
         }
@@ -48,16 +48,8 @@ pub struct Loss {
 }
 
 impl Loss {
-    /// Sums the losses of tokens on the host, in f64 and in order.
+    /// Sums the losses of tokens in f64 and in order. Waits for the device.
     pub fn read(device: &Device, losses: &Tensor) -> Loss {
-        // In pieces of 1,024, so that nothing is allocated.
-        let mut host = [0f32; 1024];
-        let mut sum = 0.0f64;
-        for start in (0..losses.len()).step_by(host.len()) {
-            let some = &mut host[..(losses.len() - start).min(1024)];
-            device.read(losses.view().part(start..start + some.len()), some);
-            some.iter().for_each(|&loss| sum += loss as f64);
-        }
-        Loss { sum, tokens: losses.len(), auxiliary: 0.0 }
+        Loss { sum: device.sum(losses.view()).get(), tokens: losses.len(), auxiliary: 0.0 }
     }
 }

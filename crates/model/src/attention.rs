@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lockstep_kernels::{Attention, RopeTable, Tensor, View, ViewMut};
+use lockstep_kernels::{AttentionOutput, AttentionShape, RopeTable, Tensor, View, ViewMut};
 use lockstep_parallel::context::{AttentionBackward, Heads, SavedQkv};
 use lockstep_plan::context::Run;
 use lockstep_plan::model::{BlockParams, Shape};
@@ -107,8 +107,9 @@ impl AttentionPart {
         match (inside, cx.groups.context()) {
             (None, _) => cx.device.fill(dqkv.view_mut(), 0.0),
             (Some(saved), None) => {
-                let (shape, qkv, lse) = (self.square(cx), saved.qkv.view(), saved.lse.view());
-                cx.device.attention_backward(&shape, qkv, out, dout, lse, dqkv.view_mut())
+                let output = AttentionOutput { out, lse: saved.lse.view(), dout };
+                let (shape, qkv) = (self.square(cx), saved.qkv.view());
+                cx.device.attention_backward(&shape, qkv, output, dqkv.view_mut())
             }
             (Some(saved), Some(context)) => {
                 let (heads, dqkv) = (self.heads(cx), dqkv.view_mut());
@@ -167,7 +168,7 @@ impl AttentionPart {
 
         let start = cx.runs[0].start;
         let end = start + cx.seq();
-        let new = Attention { q_start: start, k_start: start, ..self.square(cx) };
+        let new = AttentionShape { q_start: start, k_start: start, ..self.square(cx) };
         if let Some(rope) = &self.rope {
             device.rope(rope, &new, qkv.view_mut());
         }
@@ -179,24 +180,25 @@ impl AttentionPart {
         device.copy_columns(qkv.view(), q, keys.view_mut().rows_of(start..end));
         device.copy_columns(qkv.view(), q + kv, values.view_mut().rows_of(start..end));
 
-        let all = Attention { k_len: end, k_start: 0, ..new };
+        let all = AttentionShape { k_len: end, k_start: 0, ..new };
         let (mut out, mut lse) = (cx.scratch(x.rows(), q), cx.scratch_f32(self.heads, cx.seq()));
         let (keys, values) = (keys.view().rows_of(0..end), values.view().rows_of(0..end));
-        device.attention_over(&all, qkv.view(), keys, values, out.view_mut(), lse.view_mut());
+        let inputs = [qkv.view(), keys, values];
+        device.attention_block(&all, inputs, out.view_mut(), lse.view_mut());
         add_projection(cx, self.site, &self.out, out.view(), x)
     }
 
-    fn square(&self, cx: &Ctx<'_>) -> Attention {
-        Attention::square(cx.batch, cx.seq(), self.heads, self.kv_heads, self.head_dim)
+    fn square(&self, cx: &Ctx<'_>) -> AttentionShape {
+        AttentionShape::square(cx.batch, cx.seq(), self.heads, self.kv_heads, self.head_dim)
     }
 
     fn heads(&self, cx: &Ctx<'_>) -> Heads {
-        let Attention { batch, heads, kv_heads, head_dim, scale, .. } = self.square(cx);
+        let AttentionShape { batch, heads, kv_heads, head_dim, scale, .. } = self.square(cx);
         Heads { batch, heads, kv_heads, head_dim, scale }
     }
 
     /// The tokens of one run, at their positions.
-    fn run(&self, cx: &Ctx<'_>, run: Run) -> Attention {
-        Attention { q_start: run.start, q_len: run.len, ..self.square(cx) }
+    fn run(&self, cx: &Ctx<'_>, run: Run) -> AttentionShape {
+        AttentionShape { q_start: run.start, q_len: run.len, ..self.square(cx) }
     }
 }

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use lockstep_kernels::{Device, Dtype, Tag, Tensor, View};
+use lockstep_kernels::{Device, DropoutMask, Dtype, RandomKey, Tag, Tensor, View};
 use lockstep_parallel::{Groups, PartialOutput};
 use lockstep_plan::Recompute;
 use lockstep_plan::context::Run;
@@ -131,13 +131,11 @@ impl Ctx<'_> {
                 }
                 let sample = dropout.first_sample + sequence as u64;
                 let token = sample * dropout.seq + (run.start + from - start) as u64;
-                self.device.dropout(
-                    tensor.view_mut().rows_of(from - rows.start..to - rows.start),
-                    dropout.probability,
-                    dropout.seed,
-                    dropout.step << 16 | site,
-                    token * cols as u64,
-                );
+                let key = RandomKey { seed: dropout.seed, stream: dropout.step << 16 | site };
+                let first = token * cols as u64;
+                let mask = DropoutMask { key, p: dropout.probability, first };
+                let rows = tensor.view_mut().rows_of(from - rows.start..to - rows.start);
+                self.device.dropout(rows, &mask);
             }
         }
     }

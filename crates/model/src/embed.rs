@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use lockstep_kernels::{Tensor, View, Vocabulary};
+use lockstep_kernels::{PositionRange, Tensor, View, VocabShard};
 use lockstep_plan::model::BlockParams;
 
 use crate::{Block, Ctx, Slot, WeightGrads};
@@ -14,7 +14,7 @@ pub(crate) struct Embed {
     /// (seq, dim), learned
     positions: Option<Range<usize>>,
     rows: usize,
-    vocabulary: Vocabulary,
+    shard: VocabShard,
     dim: usize,
 }
 
@@ -22,14 +22,14 @@ pub(crate) struct Embed {
 const SITE: u64 = 0;
 
 impl Embed {
-    pub fn new(params: BlockParams, vocabulary: Vocabulary) -> Embed {
+    pub fn new(params: BlockParams, shard: VocabShard) -> Embed {
         let table = params.get("tokens").expect("an embedding has a token table");
         let (rows, dim) = (table.dims[0], table.dims[1]);
         Embed {
             tokens: params.range("tokens"),
             positions: params.get("positions").map(|_| params.range("positions")),
             rows,
-            vocabulary,
+            shard,
             dim,
             params,
         }
@@ -56,8 +56,9 @@ impl Block for Embed {
         let positions = positions.map(|range| cx.weights.part(range));
         for (run, rows) in cx.placed_runs() {
             let (ids, out) = (ids.view().part(rows.clone()), x.view_mut().rows_of(rows));
-            let table = self.table(cx);
-            device.embed(ids, table, self.vocabulary, positions, run.start, run.len, out);
+            let range = PositionRange { start: run.start, len: run.len };
+            let positions = positions.map(|table| (table, range));
+            device.embed(ids, self.table(cx), self.shard, positions, out);
         }
         let mut x = groups.reduce_output(device, x);
         cx.drop_out(SITE, &mut x);
@@ -79,14 +80,14 @@ impl Block for Embed {
             grads.in_f32(positions.clone(), |mut place, accumulate| {
                 for (index, (run, rows)) in cx.placed_runs().enumerate() {
                     let (dy, add) = (dy.view().rows_of(rows), accumulate || index > 0);
-                    let place = place.reborrow();
-                    device.embed_positions_backward(dy, run.start, run.len, place, add);
+                    let range = PositionRange { start: run.start, len: run.len };
+                    device.embed_positions_backward(dy, range, place.reborrow(), add);
                 }
             });
         }
         grads.in_f32(self.tokens.clone(), |place, accumulate| {
             let table = place.shaped(self.rows, self.dim);
-            device.embed_backward(cx.inputs, dy.view(), self.vocabulary, table, accumulate);
+            device.embed_backward(cx.inputs, dy.view(), self.shard, table, accumulate);
         });
         None
     }

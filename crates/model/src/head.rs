@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use lockstep_kernels::{CrossEntropy, Dtype, Gradient, Matmul, Tag, Tensor, View, ViewMut};
+use lockstep_kernels::{CrossEntropy, Dtype, LogitGradient, Matmul, Tag, Tensor, View, ViewMut};
 use lockstep_plan::model::{BlockParams, loss_chunk};
 
 use crate::norm::{Norm, NormBackward};
@@ -82,7 +82,7 @@ impl Head {
                 logits,
                 targets: targets.part(range.clone()),
                 losses: losses.view_mut().part(range),
-                gradient: Gradient::None,
+                gradient: LogitGradient::None,
             };
             cx.groups.cross_entropy(cx.device, work, self.vocab.range.start);
         });
@@ -119,8 +119,8 @@ impl Head {
                 targets: targets.part(range.clone()),
                 losses: losses.view_mut().part(range.clone()),
                 gradient: match &mut converted {
-                    Some(converted) => Gradient::Into(converted.view_mut(), scale),
-                    None => Gradient::InPlace(scale),
+                    Some(converted) => LogitGradient::Into(converted.view_mut(), scale),
+                    None => LogitGradient::InPlace(scale),
                 },
             };
             cx.groups.cross_entropy(device, work, self.vocab.range.start);

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use lockstep_kernels::{Tensor, View, ViewMut};
+use lockstep_kernels::{NormGradients, NormParams, Tensor, View, ViewMut};
 use lockstep_plan::model::BlockParams;
 
 use crate::{Ctx, WeightGrads};
@@ -38,46 +38,38 @@ impl Norm {
     }
 
     pub fn forward(&self, cx: &Ctx<'_>, x: View<'_>, out: ViewMut<'_>, stats: ViewMut<'_>) {
-        let gain = cx.weights.part(self.gain.clone());
-        match &self.bias {
-            Some(bias) => {
-                let bias = cx.weights.part(bias.clone());
-                cx.device.layer_norm(x, gain, bias, self.eps, out, stats)
-            }
-            None => cx.device.rms_norm(x, gain, self.eps, out, stats),
-        }
+        cx.device.norm(self.params(cx), x, self.eps, out, stats);
     }
 
     /// The output, recomputed from the saved statistics.
     pub fn recompute(&self, cx: &Ctx<'_>, x: &Tensor, stats: &Tensor) -> Tensor {
         let mut out = cx.scratch(x.rows(), x.cols());
-        let gain = cx.weights.part(self.gain.clone());
-        let (x, stats) = (x.view(), stats.view());
-        match &self.bias {
-            Some(bias) => {
-                let bias = cx.weights.part(bias.clone());
-                cx.device.layer_norm_again(x, gain, bias, stats, out.view_mut())
-            }
-            None => cx.device.rms_norm_again(x, gain, stats, out.view_mut()),
-        }
+        cx.device.norm_recompute(self.params(cx), x.view(), stats.view(), out.view_mut());
         out
     }
 
     pub fn backward(&self, cx: &Ctx<'_>, of: NormBackward<'_>, grads: &mut WeightGrads<'_>) {
         let NormBackward { x, stats, dy, dx } = of;
-        let gain = cx.weights.part(self.gain.clone());
-        let (x, stats) = (x.view(), stats.view());
-        match &self.bias {
+        let inputs = [x.view(), cx.weights.part(self.gain.clone()), stats.view()];
+        let range = match &self.bias {
             Some(bias) => {
                 assert_eq!(self.gain.end, bias.start, "gain and bias are adjacent");
-                grads.in_f32(self.gain.start..bias.end, |place, add| {
-                    let (dgain, dbias) = place.split_at(self.gain.len());
-                    cx.device.layer_norm_backward(x, gain, stats, dy, dx, dgain, dbias, add);
-                });
+                self.gain.start..bias.end
             }
-            None => grads.in_f32(self.gain.clone(), |dgain, add| {
-                cx.device.rms_norm_backward(x, gain, stats, dy, dx, dgain, add);
-            }),
+            None => self.gain.clone(),
+        };
+        grads.in_f32(range, |place, accumulate| {
+            let (gain, bias) = place.split_at(self.gain.len());
+            let bias = self.bias.is_some().then_some(bias);
+            cx.device.norm_backward(inputs, dy, dx, NormGradients { gain, bias, accumulate });
+        });
+    }
+
+    fn params<'a>(&self, cx: &Ctx<'a>) -> NormParams<'a> {
+        let gain = cx.weights.part(self.gain.clone());
+        match &self.bias {
+            Some(bias) => NormParams::Layer { gain, bias: cx.weights.part(bias.clone()) },
+            None => NormParams::Rms { gain },
         }
     }
 }

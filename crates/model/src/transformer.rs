@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use lockstep_kernels::{RopeScaling, RopeTable, Vocabulary};
+use lockstep_kernels::{RopeScaling, RopeTable, VocabShard};
 use lockstep_plan::model::{BlockParams, Family, Part, Shape};
 
 use crate::Block;
@@ -48,8 +48,8 @@ impl Transformer {
         let params = params.clone();
         match params.name.as_str() {
             "embed" => {
-                let vocabulary = Vocabulary { first: self.vocab_range.start, vocab: self.vocab };
-                Box::new(Embed::new(params, vocabulary))
+                let shard = VocabShard { first: self.vocab_range.start, vocab: self.vocab };
+                Box::new(Embed::new(params, shard))
             }
             "head" => {
                 let (range, longest) = (self.vocab_range.clone(), self.longest_range);

@@ -4,7 +4,7 @@
 
 use half::bf16;
 use lockstep_comm::{Op, World, on_threads};
-use lockstep_kernels::{Device, Float, Tag};
+use lockstep_kernels::{Device, Float, RandomKey, Tag};
 use lockstep_parallel::context::{AttentionBackward, Context, Heads};
 use lockstep_plan::context::{ContextKind, check, degrees};
 use std::time::Instant;
@@ -61,7 +61,8 @@ fn one_call<E: Float>(world: &World, context: &Context, device: &Device, call: u
     let tokens = context.runs().iter().map(|run| run.len).sum();
     let make = |cols: usize, stream: u64| {
         let mut tensor = device.empty(tokens, cols, E::DTYPE, Tag::Activations);
-        device.normal(tensor.view_mut(), call as u64, stream, 0, 1.0);
+        let key = RandomKey { seed: call as u64, stream };
+        device.normal(tensor.view_mut(), key, 0, 1.0);
         tensor
     };
     let (width, columns) = (HEADS.heads * 64, (HEADS.heads + 2 * HEADS.kv_heads) * 64);

@@ -72,7 +72,7 @@ impl Groups {
             Some(*end as u32)
         });
         let bounds: Vec<u32> = std::iter::once(0).chain(ends).collect();
-        let mut starts = device.empty(1, local + 1, Dtype::U32, Tag::Activations);
+        let mut starts = device.empty_host(1, local + 1, Dtype::U32, Tag::Activations);
         device.write(starts.view_mut(), &bounds);
         Dispatch { rows: exchange.received.iter().sum(), starts, exchange: Some(exchange) }
     }

@@ -1,7 +1,7 @@
 //! Cross-entropy over logits whose columns are split across the tensor ranks. Shards may have different sizes.
 
 use lockstep_comm::Op;
-use lockstep_kernels::{CrossEntropy, Device, Dtype, Found, Tag};
+use lockstep_kernels::{CrossEntropy, Device, Dtype, LogitShard, SoftmaxStats, Tag};
 
 use crate::{Groups, collectives};
 
@@ -21,10 +21,11 @@ impl Groups {
 
         let mut both = device.empty(2, rows, Dtype::F32, Tag::Buffers);
         let (sum, target) = both.view_mut().split_at(rows);
-        device.logit_sums(work.logits.as_view(), work.targets, first, max.view(), sum, target);
+        let shard = LogitShard { logits: work.logits.as_view(), targets: work.targets, first };
+        device.logit_sums(shard, max.view(), sum, target);
         self.collective(|| collectives::all_reduce(self.tensor(), both.view_mut(), Op::Sum));
 
         let (sum, target) = (both.view().part(0..rows), both.view().part(rows..2 * rows));
-        device.cross_entropy_share(work, first, Found { max: max.view(), sum, target });
+        device.cross_entropy_shard(work, first, SoftmaxStats { max: max.view(), sum, target });
     }
 }

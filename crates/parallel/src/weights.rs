@@ -11,7 +11,7 @@
 use std::ops::Range;
 
 use lockstep_comm::{Pending, Result};
-use lockstep_kernels::{Device, Dtype, Tag, Tensor, View, ViewMut};
+use lockstep_kernels::{Device, Dtype, RandomKey, Tag, Tensor, View, ViewMut};
 use lockstep_plan::GroupKind;
 use lockstep_plan::model::{BlockParams, Init, Param, Part, Runs, Shard};
 use lockstep_plan::reduction::{Gather, PassKind, RankReductions, StateOp, gather_group};
@@ -60,7 +60,8 @@ impl Weights {
                     Init::Ones => device.fill(place, 1.0),
                     Init::Normal(std) => param.runs().for_each(|(first, run)| {
                         let to = place.reborrow().part(run);
-                        device.normal(to, seed, param.whole.number, first as u64, std);
+                        let key = RandomKey { seed, stream: param.whole.number };
+                        device.normal(to, key, first as u64, std);
                     }),
                 }
             }

@@ -48,7 +48,7 @@ impl Rank<'_> {
                 let own = self.store.weights.own(block, unit);
                 for (start, param) in params.placed() {
                     let Some(run) = shard.within(start..start + param.len()) else { continue };
-                    if self.device.count_not_finite(own.part(run)) > 0 {
+                    if self.device.count_non_finite(own.part(run)) > 0 {
                         return Some(format!("{} (the parameter itself)", param.whole.name));
                     }
                 }
@@ -66,13 +66,13 @@ impl Rank<'_> {
     ) -> Result<Option<String>, Error> {
         let mut found = None;
         let losses = self.infer(source, Split::Train, step, micro, |device, block, x| {
-            if found.is_none() && device.count_not_finite(x.view()) > 0 {
+            if found.is_none() && device.count_non_finite(x.view()) > 0 {
                 found = Some(block);
             }
         })?;
         let blocks = &self.model.part.blocks;
         if let Some(losses) = losses.filter(|_| found.is_none()) {
-            found = (self.device.count_not_finite(losses.view()) > 0).then_some(blocks.len() - 1);
+            found = (self.device.count_non_finite(losses.view()) > 0).then_some(blocks.len() - 1);
         }
         Ok(found.map(|block| format!("{} (its output)", blocks[block].name)))
     }
@@ -81,7 +81,7 @@ impl Rank<'_> {
     fn first_bad_gradient(&self) -> Option<String> {
         let gradients = &self.store.gradients;
         let bad = |block: &usize| {
-            gradients.get(*block).is_some_and(|own| self.device.count_not_finite(own) > 0)
+            gradients.get(*block).is_some_and(|own| self.device.count_non_finite(own) > 0)
         };
         let block = (0..gradients.blocks()).rev().find(bad)?;
         Some(format!("{} (its gradient)", self.model.part.blocks[block].name))

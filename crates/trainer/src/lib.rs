@@ -67,5 +67,5 @@ pub use step_checksums::Divergence;
 pub use straggler_monitor::{ReportTimes, Slow, StragglerMonitor};
 pub use text::{Prompt, generate};
 pub use verify::{
-    Difference, Tolerance, Trajectory, train, train_on_first_ranks, train_on_threads,
+    Difference, Tolerance, Trajectory, Trial, train, train_on_first_ranks, train_on_threads,
 };

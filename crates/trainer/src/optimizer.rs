@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use lockstep_kernels::{AdamW, Device, Dtype, Stepped, Tag, Tensor, View};
+use lockstep_kernels::{AdamW, Device, Dtype, OptimizerState, Tag, Tensor, View};
 use lockstep_model::Store;
 use lockstep_plan::model::{BlockParams, Part, Shard};
 
@@ -46,11 +46,11 @@ impl Optimizer {
                         weight_decay: if *decays { numbers.weight_decay } else { 0.0 },
                         ..*numbers
                     };
-                    let state = Stepped {
+                    let state = OptimizerState {
                         parameters: master.reborrow().part(run.clone()),
-                        copy: copy.as_mut().map(|copy| copy.reborrow().part(run.clone())),
-                        first: first.view_mut().part(run.clone()),
-                        second: second.view_mut().part(run.clone()),
+                        bf16_copy: copy.as_mut().map(|copy| copy.reborrow().part(run.clone())),
+                        first_moment: first.view_mut().part(run.clone()),
+                        second_moment: second.view_mut().part(run.clone()),
                     };
                     device.adamw(&numbers, state, gradient.part(run.clone()));
                 }

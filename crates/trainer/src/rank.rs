@@ -254,10 +254,9 @@ impl<'a> Rank<'a> {
     /// The squares of what this rank counts of the summed gradients.
     fn squares(&self) -> f64 {
         let own = |(block, unit, range): &(usize, usize, Range<usize>)| {
-            let own = self.store.gradients.own(*block, *unit);
-            own.map_or(0.0, |own| self.device.sum_of_squares(own.part(range.clone())))
+            self.store.gradients.own(*block, *unit).map(|own| own.part(range.clone()))
         };
-        self.counted.iter().map(own).sum()
+        self.device.sum_of_squares(self.counted.iter().filter_map(own)).get()
     }
 
     /// The first sample, of a step's global batch, of one of this rank's micro-batches.

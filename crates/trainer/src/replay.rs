@@ -1,8 +1,6 @@
 //! One step of a run once more, to tell data from machines: a step is a function of its state and its samples, so
 //! what comes out twice the same is in one of these, and what does not is in a machine. Writes nothing.
 
-use lockstep_kernels::Device;
-
 use crate::{Divergence, Error, Run, StepResult, build};
 
 /// What came of it: the same on all ranks, but for the times of a step.
@@ -29,7 +27,7 @@ pub enum Outcome {
 /// Goes from where `run` starts to the state before `step` and does the step's passes twice, then the step. `tell`
 /// hears of the steps on the way. All ranks call it.
 pub fn replay(run: &Run<'_>, step: u64, mut tell: impl FnMut(u64)) -> Result<Replayed, Error> {
-    let (mut rank, done) = build(run, Device::cpu(run.plan.train.threads), &mut |_| {})?;
+    let (mut rank, done) = build(run, &mut |_| {})?;
     if step <= done {
         return Err(Error::Mistake(format!(
             "step {step} cannot be replayed from a state after step {done}"

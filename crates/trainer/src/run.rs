@@ -41,6 +41,8 @@ pub enum Event<'a> {
 /// What a run needs beside its plan.
 pub struct Run<'a> {
     pub plan: &'a Plan,
+    /// The device of this rank.
+    pub device: Device,
     pub group: &'a Group,
     pub source: &'a Source,
     /// `runs/NAME`, which exists.
@@ -65,8 +67,7 @@ pub struct Finished<'a> {
 /// Trains to the plan's last step, or until it is asked to stop.
 pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Finished<'a>, Error> {
     let Run { plan, group, source, folder, .. } = *run;
-    let device = Device::cpu(plan.train.threads);
-    let peak = measure_peak(&device, dtype(plan));
+    let peak = measure_peak(&run.device, dtype(plan));
     let generation = on_rank_zero(group, || {
         // Whoever trained this run before may not commit from here on.
         let generation = match run.generation {
@@ -77,7 +78,7 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Finishe
         Ok::<_, Error>(generation)
     })?;
     let generation = told(group, generation)?;
-    let (mut rank, done) = build(run, device, tell)?;
+    let (mut rank, done) = build(run, tell)?;
     let mut log = on_rank_zero(group, || Log::open(folder, done))?;
     let mut saver = Saver::new(plan, group, folder, generation, Disk::default());
     if plan.checkpoint.every > 0 {

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use lockstep_ckpt::Checkpoint;
 use lockstep_comm::Group;
 use lockstep_data::Source;
-use lockstep_kernels::Device;
 use lockstep_plan::Plan;
 use lockstep_plan::model::{Balance, Moe, Shape};
 use lockstep_plan::reduction::ReductionPolicy;
@@ -28,16 +27,14 @@ pub struct Start {
 }
 
 /// The rank's state before its first step, and how many steps are done. All ranks call it.
-pub fn build<'a>(
-    run: &Run<'a>,
-    device: Device,
-    tell: &mut dyn FnMut(Event<'_>),
-) -> Result<(Rank<'a>, u64), Error> {
-    let Some(start) = &run.start else { return Ok((Rank::new(run.plan, run.group, device)?, 0)) };
+pub fn build<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<(Rank<'a>, u64), Error> {
+    let Some(start) = &run.start else {
+        return Ok((Rank::new(run.plan, run.group, run.device.clone())?, 0));
+    };
     let candidates = candidates(run.group, &start.checkpoint)?;
     let mut newest = None;
     for dir in candidates {
-        match attempt(run, &device, &dir, start.resume)? {
+        match attempt(run, &dir, start.resume)? {
             Ok(built) => return Ok(built),
             Err((rank, what)) => {
                 if run.group.rank() == 0 {
@@ -72,13 +69,8 @@ fn candidates(group: &Group, path: &Path) -> Result<Vec<PathBuf>, Error> {
 /// A rank with the state of one checkpoint, and its step; or which rank found what to be wrong with it.
 type Attempt<'a> = Result<(Rank<'a>, u64), (usize, String)>;
 
-fn attempt<'a>(
-    run: &Run<'a>,
-    device: &Device,
-    dir: &Path,
-    resume: bool,
-) -> Result<Attempt<'a>, Error> {
-    let (plan, group) = (run.plan, run.group);
+fn attempt<'a>(run: &Run<'a>, dir: &Path, resume: bool) -> Result<Attempt<'a>, Error> {
+    let (plan, group, device) = (run.plan, run.group, &run.device);
     let opened = lockstep_ckpt::load(dir);
     if let Ok(checkpoint) = &opened {
         same_model(checkpoint, plan)?;

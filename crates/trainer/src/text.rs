@@ -1,8 +1,7 @@
 //! Text from a model in training or from a checkpoint.
 
 use lockstep_data::Source;
-use lockstep_kernels::cpu::random::Key;
-use lockstep_kernels::{Device, Dtype};
+use lockstep_kernels::{Device, Dtype, RandomKey};
 use lockstep_model::{Cache, Model, Sampling, Weights, sample};
 
 use crate::Error;
@@ -39,7 +38,7 @@ pub fn generate(
             model.vocab
         )));
     }
-    let key = Key { seed: wanted.seed, stream: STREAM };
+    let key = RandomKey { seed: wanted.seed, stream: STREAM };
     let mut cache = Cache::new(model, dtype);
     let (seq, decode) = (model.seq, |ids: &[u32]| source.decode(ids));
     for index in 0..wanted.tokens {

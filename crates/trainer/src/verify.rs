@@ -58,16 +58,25 @@ impl Tolerance {
     }
 }
 
+/// A short training to compare.
+#[derive(Clone, Copy)]
+pub struct Trial<'a> {
+    pub plan: &'a Plan,
+    pub source: &'a Source,
+    pub steps: u64,
+    /// Creates the device of a rank.
+    pub device: &'a (dyn Fn() -> Device + Sync),
+}
+
 /// Trains `steps` steps as one of the ranks of a group; gives what came of it at the first. `told` hears of each
 /// step that is done.
 pub fn train(
-    plan: &Plan,
+    trial: Trial<'_>,
     group: &Group,
-    source: &Source,
-    steps: u64,
     told: &mut dyn FnMut(u64),
 ) -> Result<Option<Trajectory>, Error> {
-    let mut rank = Rank::new(plan, group, Device::cpu(plan.train.threads))?;
+    let Trial { plan, source, steps, device } = trial;
+    let mut rank = Rank::new(plan, group, device())?;
     let (mut losses, mut grad_norms) = (Vec::new(), Vec::new());
     for step in 1..=steps {
         let stepped = rank.step(source, step)?;
@@ -82,12 +91,11 @@ pub fn train(
 /// The same on the first ranks of a group, as many as the plan takes; the others wait, however long that is. All
 /// ranks call it.
 pub fn train_on_first_ranks(
-    plan: &Plan,
+    trial: Trial<'_>,
     group: &Group,
-    source: &Source,
-    steps: u64,
     told: &mut dyn FnMut(u64),
 ) -> Result<Option<Trajectory>, Error> {
+    let plan = trial.plan;
     let works = group.rank() < plan.ranks;
     let workers: Vec<usize> = (0..plan.ranks).collect();
     let workers = group.subgroup(if works { &workers } else { &[] }, "workers")?;
@@ -96,7 +104,7 @@ pub fn train_on_first_ranks(
     let waits = idle.contains(&group.rank());
     let idle = group.subgroup(if waits { &idle } else { &[] }, "idle")?;
     let mut work = || match &workers {
-        Some(workers) => train(plan, workers, source, steps, told),
+        Some(workers) => train(trial, workers, told),
         None => Ok(None),
     };
     match &idle {
@@ -106,14 +114,9 @@ pub fn train_on_first_ranks(
 }
 
 /// The same with all ranks as threads of this process.
-pub fn train_on_threads(
-    plan: &Plan,
-    options: &Options,
-    source: &Source,
-    steps: u64,
-) -> Result<Trajectory, Error> {
-    let rank = |world: &Group| train(plan, world, source, steps, &mut |_| {});
-    let ranks = on_threads_with(options, plan.ranks, |world| rank(&world));
+pub fn train_on_threads(trial: Trial<'_>, options: &Options) -> Result<Trajectory, Error> {
+    let ranks =
+        on_threads_with(options, trial.plan.ranks, |world| train(trial, &world, &mut |_| {}));
     let mut first = None;
     for rank in ranks {
         first = first.or(rank?);

@@ -4,38 +4,10 @@
 use super::Cpu;
 use super::cut::{WORTH, cut, split};
 use super::simd::leveled;
-use crate::Float;
+use crate::{AdamW, Float};
 use half::bf16;
 
-/// One step's numbers. Ranges of parameters with other numbers (no decay on gains and biases) are other calls.
-#[derive(Clone, Copy, Debug)]
-pub struct AdamW {
-    pub lr: f64,
-    pub beta1: f64,
-    pub beta2: f64,
-    pub eps: f64,
-    pub weight_decay: f64,
-    /// The step's number; the first is 1.
-    pub step: u64,
-    /// What gradients are multiplied by on the way in: clipping, the mean over micro-batches.
-    pub scale: f64,
-}
-
-impl Default for AdamW {
-    fn default() -> AdamW {
-        AdamW {
-            lr: 1e-3,
-            beta1: 0.9,
-            beta2: 0.999,
-            eps: 1e-8,
-            weight_decay: 0.01,
-            step: 1,
-            scale: 1.0,
-        }
-    }
-}
-
-/// The same, ready for the loop.
+/// `AdamW` in f32, ready for the loop.
 #[derive(Clone, Copy)]
 struct Factors {
     keep: f32,

@@ -5,10 +5,7 @@ use super::Cpu;
 use super::cut::{cut, split, worth};
 use super::math::exp;
 use super::simd::{LANES, lane_sums, leveled};
-use crate::Float;
-
-/// A target that counts for nothing: loss 0 and gradient 0.
-pub const IGNORED: u32 = u32::MAX;
+use crate::{Float, IGNORED};
 
 /// How a loss becomes a gradient.
 #[derive(Clone, Copy, Debug)]

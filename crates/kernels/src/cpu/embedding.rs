@@ -4,23 +4,10 @@
 use super::Cpu;
 use super::cut::{cut, split, worth};
 use super::simd::leveled;
-use crate::Float;
+use crate::{Float, PositionRange, VocabShard};
 use std::ops::Range;
 
-/// Which rows of a vocabulary a table holds: all of them, or one rank's run of them.
-#[derive(Clone, Copy, Debug)]
-pub struct Held {
-    /// The id of the table's first row.
-    pub first: usize,
-    /// How many ids there are in all; one beyond is a mistake.
-    pub vocab: usize,
-}
-
-impl Held {
-    pub fn all(vocab: usize) -> Held {
-        Held { first: 0, vocab }
-    }
-
+impl VocabShard {
     /// The table's row for `id`; none when another rank holds it.
     fn row(self, id: u32, rows: usize) -> Option<usize> {
         assert!(
@@ -32,14 +19,7 @@ impl Held {
     }
 }
 
-/// Learned positions: row r of the output stands at position `start + r % len`.
-#[derive(Clone, Copy, Debug)]
-pub struct Place {
-    pub start: usize,
-    pub len: usize,
-}
-
-impl Place {
+impl PositionRange {
     fn of(self, row: usize) -> usize {
         self.start + row % self.len
     }
@@ -54,8 +34,8 @@ pub fn forward<E: Float>(
     cpu: &Cpu,
     ids: &[u32],
     table: &[E],
-    held: Held,
-    positions: Option<(&[E], Place)>,
+    held: VocabShard,
+    positions: Option<(&[E], PositionRange)>,
     out: &mut [E],
 ) {
     let Some(dim) = out.len().checked_div(ids.len()) else { return };
@@ -89,7 +69,7 @@ pub fn backward<E: Float>(
     cpu: &Cpu,
     ids: &[u32],
     dy: &[E],
-    held: Held,
+    held: VocabShard,
     dtable: &mut [f32],
     accumulate: bool,
 ) {
@@ -118,7 +98,7 @@ pub fn positions_backward<E: Float>(
     cpu: &Cpu,
     dy: &[E],
     dim: usize,
-    place: Place,
+    place: PositionRange,
     dpositions: &mut [f32],
     accumulate: bool,
 ) {

@@ -7,45 +7,14 @@
 use super::Cpu;
 use super::cut::{WORTH, cut, cut_blocks, split};
 use super::simd::leveled;
-use crate::Float;
+use crate::device::SCALE_CHUNK as CHUNK;
+use crate::{Code, Float};
 use half::bf16;
-
-/// Elements that share a scale: a kilobyte of f32, which stays in the nearest cache between the two looks at it.
-pub const CHUNK: usize = 256;
 
 // Threads are dealt whole chunks.
 const _: () = assert!(WORTH.is_multiple_of(CHUNK));
 
-/// What an f32 becomes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Code {
-    Bf16,
-    /// f16, times a power of two per chunk: what is small for a gradient need not be small for f16's exponent.
-    F16,
-    /// -127 to 127, times a scale per chunk: max|x| / 127.
-    Int8,
-}
-
 impl Code {
-    /// Of `n` numbers, packed: the scales of their chunks, then the codes.
-    pub const fn bytes(self, n: usize) -> usize {
-        self.scale_bytes() * n.div_ceil(CHUNK) + self.code_bytes() * n
-    }
-
-    const fn scale_bytes(self) -> usize {
-        match self {
-            Code::Bf16 => 0,
-            Code::F16 | Code::Int8 => 4,
-        }
-    }
-
-    const fn code_bytes(self) -> usize {
-        match self {
-            Code::Bf16 | Code::F16 => 2,
-            Code::Int8 => 1,
-        }
-    }
-
     /// Rows to a scale, as `cut_blocks` counts them.
     const fn per_scale(self) -> usize {
         if self.scale_bytes() == 0 { 1 } else { CHUNK }

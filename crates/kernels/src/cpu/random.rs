@@ -6,15 +6,8 @@ use super::Cpu;
 use super::cut::{WORTH, cut, split};
 use super::math::log;
 use super::simd::{Isa, Plain, leveled};
-use crate::Float;
+use crate::{Float, RandomKey};
 use std::ops::Range;
-
-/// Which sequence of numbers: the run's seed, and what they are for (a parameter, a dropout in a step).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Key {
-    pub seed: u64,
-    pub stream: u64,
-}
 
 /// Counters computed side by side; each gives four words.
 const SIDE: usize = 64;
@@ -22,7 +15,7 @@ const SIDE: usize = 64;
 /// Indices that share their counters: word w of counter c is index `w * SIDE + c` of the group.
 pub(crate) const GROUP: usize = 4 * SIDE;
 
-impl Key {
+impl RandomKey {
     /// The 32 random bits of one index.
     pub fn word(self, index: u64) -> u32 {
         let within = (index % GROUP as u64) as usize;
@@ -31,7 +24,7 @@ impl Key {
 }
 
 /// The bits of indices `first..first + out.len()`.
-pub fn words(cpu: &Cpu, key: Key, first: u64, out: &mut [u32]) {
+pub fn words(cpu: &Cpu, key: RandomKey, first: u64, out: &mut [u32]) {
     split(&cpu.team, out.len(), WORTH, cut(out, 1), |range, out| {
         by_group(first + range.start as u64, range.len(), |at, skip, part| {
             words_group(cpu.level, key, at, skip, &mut out[part]);
@@ -40,7 +33,7 @@ pub fn words(cpu: &Cpu, key: Key, first: u64, out: &mut [u32]) {
 }
 
 /// Uniform numbers in [0, 1), multiples of 2^-24.
-pub fn uniform<E: Float>(cpu: &Cpu, key: Key, first: u64, out: &mut [E]) {
+pub fn uniform<E: Float>(cpu: &Cpu, key: RandomKey, first: u64, out: &mut [E]) {
     split(&cpu.team, out.len(), WORTH, cut(out, 1), |range, out| {
         by_group(first + range.start as u64, range.len(), |at, skip, part| {
             uniform_group(cpu.level, key, at, skip, &mut out[part]);
@@ -49,7 +42,7 @@ pub fn uniform<E: Float>(cpu: &Cpu, key: Key, first: u64, out: &mut [E]) {
 }
 
 /// Normal numbers of mean 0 and standard deviation `std` (Box and Muller's way). The same bits at every level.
-pub fn normal<E: Float>(cpu: &Cpu, key: Key, first: u64, out: &mut [E], std: f32) {
+pub fn normal<E: Float>(cpu: &Cpu, key: RandomKey, first: u64, out: &mut [E], std: f32) {
     split(&cpu.team, out.len(), WORTH, cut(out, 1), |range, out| {
         by_group(first + range.start as u64, range.len(), |at, skip, part| {
             normal_group(cpu.level, key, at, skip, &mut out[part], std);
@@ -59,7 +52,7 @@ pub fn normal<E: Float>(cpu: &Cpu, key: Key, first: u64, out: &mut [E], std: f32
 
 /// Ten rounds of Philox on the counter (count, stream) under the key (seed).
 #[inline(always)]
-fn philox(key: Key, count: u64) -> [u32; 4] {
+fn philox(key: RandomKey, count: u64) -> [u32; 4] {
     rounds(
         [count as u32, (count >> 32) as u32, key.stream as u32, (key.stream >> 32) as u32],
         key.seed,
@@ -81,7 +74,7 @@ fn rounds([mut a, mut b, mut c, mut d]: [u32; 4], key: u64) -> [u32; 4] {
 
 /// All words of one group, in the order of their indices.
 #[inline(always)]
-pub(crate) fn group(key: Key, group: u64) -> [u32; GROUP] {
+pub(crate) fn group(key: RandomKey, group: u64) -> [u32; GROUP] {
     let mut words = [0; GROUP];
     let (a, rest) = words.split_at_mut(SIDE);
     let (b, rest) = rest.split_at_mut(SIDE);
@@ -142,11 +135,11 @@ fn along([a, b, c, d, e, f]: [f32; 6], s: f32) -> f32 {
 }
 
 leveled! {
-    fn words_group<I>(key: Key, at: u64, skip: usize, out: &mut [u32]) {
+    fn words_group<I>(key: RandomKey, at: u64, skip: usize, out: &mut [u32]) {
         out.copy_from_slice(&group(key, at)[skip..][..out.len()]);
     }
 
-    fn uniform_group<I, E: Float>(key: Key, at: u64, skip: usize, out: &mut [E]) {
+    fn uniform_group<I, E: Float>(key: RandomKey, at: u64, skip: usize, out: &mut [E]) {
         let words = group(key, at);
         let words = &words[skip..][..out.len()];
         for i in 0..out.len() {
@@ -154,7 +147,7 @@ leveled! {
         }
     }
 
-    fn normal_group<I, E: Float>(key: Key, at: u64, skip: usize, out: &mut [E], std: f32) {
+    fn normal_group<I, E: Float>(key: RandomKey, at: u64, skip: usize, out: &mut [E], std: f32) {
         let normals = normals(&group(key, at), std);
         let normals = &normals[skip..][..out.len()];
         for i in 0..out.len() {

@@ -3,29 +3,7 @@
 
 use super::vector::{Job, Vector, run};
 use super::{Cpu, Level};
-use crate::Float;
-
-/// Cosines and sines of every position, computed once, in f64.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Table {
-    head_dim: usize,
-    positions: usize,
-    cos: Vec<f32>, // (positions, head_dim / 2)
-    sin: Vec<f32>, // (positions, head_dim / 2)
-}
-
-/// How Llama 3.1 and later stretch the slow rotations to longer texts than they were first trained on.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Llama3 {
-    /// How much slower the slowest rotations become.
-    pub factor: f64,
-    /// Rotations with fewer turns than this in the first context are slowed by the whole factor,
-    pub low_freq_factor: f64,
-    /// and those with more than this are left as they are.
-    pub high_freq_factor: f64,
-    /// The first context, in tokens.
-    pub original_positions: usize,
-}
+use crate::{Float, RopeTable};
 
 /// The position of each row.
 #[derive(Clone, Copy, Debug)]
@@ -40,53 +18,12 @@ pub enum Positions<'a> {
 /// each other are one call with the heads of both.
 #[derive(Clone, Copy, Debug)]
 pub struct Rope<'a> {
-    pub table: &'a Table,
+    pub table: &'a RopeTable,
     pub rows: usize,
     pub heads: usize,
     pub offset: usize,
     pub stride: usize,
     pub positions: Positions<'a>,
-}
-
-impl Table {
-    /// # Panics
-    /// When `head_dim` is odd.
-    pub fn new(head_dim: usize, positions: usize, theta: f64, scaling: Option<Llama3>) -> Table {
-        assert!(head_dim.is_multiple_of(2), "head_dim={head_dim} does not fall into pairs");
-        let speeds: Vec<f64> = (0..head_dim / 2)
-            .map(|i| theta.powf(-2.0 * i as f64 / head_dim as f64))
-            .map(|speed| scaling.map_or(speed, |scaling| scaling.slowed(speed)))
-            .collect();
-        let angles =
-            (0..positions).flat_map(|at| speeds.iter().map(move |speed| at as f64 * speed));
-        let (cos, sin) = angles.map(|angle| (angle.cos() as f32, angle.sin() as f32)).unzip();
-        Table { head_dim, positions, cos, sin }
-    }
-
-    pub fn head_dim(&self) -> usize {
-        self.head_dim
-    }
-
-    /// How many positions it has: 0 to one less.
-    pub fn positions(&self) -> usize {
-        self.positions
-    }
-
-    /// Cosines and sines of one position. (head_dim / 2) each
-    pub fn at(&self, position: usize) -> (&[f32], &[f32]) {
-        let half = self.head_dim / 2;
-        let range = position * half..(position + 1) * half;
-        (&self.cos[range.clone()], &self.sin[range])
-    }
-}
-
-impl Llama3 {
-    fn slowed(&self, speed: f64) -> f64 {
-        let turns = self.original_positions as f64 * speed / std::f64::consts::TAU;
-        let kept = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor);
-        let kept = kept.clamp(0.0, 1.0);
-        speed * kept + speed / self.factor * (1.0 - kept)
-    }
 }
 
 impl Positions<'_> {
@@ -127,7 +64,7 @@ pub fn backward<E: Float>(cpu: &Cpu, data: &mut [E], rope: &Rope<'_>) {
 
 fn turn<E: Float>(cpu: &Cpu, data: &mut [E], rope: &Rope<'_>, sign: f32) {
     let Rope { table, rows, heads, offset, stride, positions } = *rope;
-    let width = offset + heads * table.head_dim;
+    let width = offset + heads * table.head_dim();
     let needed = if rows == 0 { 0 } else { (rows - 1) * stride + width };
     assert!(
         width <= stride && needed <= data.len(),
@@ -136,13 +73,13 @@ fn turn<E: Float>(cpu: &Cpu, data: &mut [E], rope: &Rope<'_>, sign: f32) {
     );
     let end = positions.end(rows);
     assert!(
-        end <= table.positions,
+        end <= table.positions(),
         "position {} is beyond the table's {}; make it with more",
         end - 1,
-        table.positions
+        table.positions()
     );
     let start = Start(data.as_mut_ptr());
-    let grain = (4096 / (heads * table.head_dim).max(1)).max(1);
+    let grain = (4096 / (heads * table.head_dim()).max(1)).max(1);
     cpu.team.split(rows, grain, &|mine| {
         for row in mine {
             // SAFETY: rows are apart, each is one member's, and the last ends inside the matrix.

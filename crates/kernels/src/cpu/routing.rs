@@ -8,19 +8,7 @@ use super::Cpu;
 use super::cut::{cut, split, worth};
 use super::math::exp;
 use super::simd::{lane_sums, leveled};
-use crate::Float;
-
-/// In `place`: a slot that its expert had no room for.
-pub const DROPPED: u32 = u32::MAX;
-
-/// How a router chooses.
-#[derive(Clone, Copy, Debug)]
-pub struct Router {
-    pub experts: usize,
-    pub top_k: usize,
-    /// Whether the chosen weights are scaled to sum to 1 (Mixtral); else they stay probabilities (Switch).
-    pub renormalise: bool,
-}
+use crate::{Capacity, DROPPED, Float, Router};
 
 /// What the router decided, one row per token.
 pub struct Choice<'a> {
@@ -52,7 +40,7 @@ pub fn choose(cpu: &Cpu, router: Router, logits: &[f32], choice: Choice) {
                 let (chosen, weights) =
                     (&mut chosen[row * top_k..][..top_k], &mut weights[row * top_k..][..top_k]);
                 take_likeliest(probs, chosen, weights);
-                if router.renormalise {
+                if router.renormalize {
                     let all: f32 = weights.iter().sum();
                     weights.iter_mut().for_each(|weight| *weight /= all);
                 }
@@ -118,7 +106,7 @@ pub fn choose_backward(cpu: &Cpu, router: Router, from: &ChoiceBackward, dlogits
             let along: f32 = weights.iter().zip(dweights).map(|(w, dw)| w * dw).sum();
             let all: f32 = from.chosen[slots.clone()].iter().map(|&e| probs[e as usize]).sum();
             for (&e, dw) in from.chosen[slots].iter().zip(dweights) {
-                d[e as usize] += if router.renormalise { (dw - along) / all } else { *dw };
+                d[e as usize] += if router.renormalize { (dw - along) / all } else { *dw };
             }
             // … then through the softmax; the z-loss pulls on all of it: d(lse²) = 2 lse p.
             let mean: f32 = probs.iter().zip(&*d).map(|(p, d)| p * d).sum();
@@ -136,15 +124,6 @@ pub(super) fn rows_per_scope(rows: usize, len: usize, experts: usize) -> usize {
     let scopes = (len / experts).max(1);
     assert!(rows.is_multiple_of(scopes), "{rows} tokens are no {scopes} scopes");
     (rows / scopes).max(1)
-}
-
-/// An expert's room.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Capacity {
-    /// Slots that it takes of each scope, the first ones.
-    pub slots: usize,
-    /// Equal runs of tokens for which this is counted anew.
-    pub scopes: usize,
 }
 
 /// Groups slots by expert, in the order of tokens: a stable counting sort. An expert takes what it has room

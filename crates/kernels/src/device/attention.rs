@@ -1,24 +1,36 @@
-//! Causal attention with grouped keys, and the rotary embedding of its queries and keys.
+//! Causal attention with grouped key heads.
 
-use super::{Device, OpClass, with_float};
+use super::{Backend, Device, OpClass, with_float};
 use crate::cpu::attention::{self, Rows, RowsMut};
-use crate::cpu::rope::{self, Positions, Rope, Table};
-use crate::{Element, Float, View, ViewMut};
+use crate::{Element, View, ViewMut};
 
-/// Sizes, and where queries and keys stand. Key j is seen by query i if `k_start + j <= q_start + i`.
-pub use crate::cpu::attention::Shape as Attention;
+/// Sizes of an attention, and the positions of its queries and keys. Query i attends to key j if
+/// `k_start + j <= q_start + i`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionShape {
+    pub batch: usize,
+    pub heads: usize,
+    /// Number of key and value heads, a divisor of `heads`. Consecutive query heads share one.
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub q_len: usize,
+    pub k_len: usize,
+    pub q_start: usize,
+    pub k_start: usize,
+    /// Factor of the scores, usually 1 / sqrt(head_dim).
+    pub scale: f32,
+}
 
-impl Attention {
-    /// Sequences that look at themselves, from their beginning.
+impl AttentionShape {
+    /// Self-attention of whole sequences.
     pub fn square(
         batch: usize,
         seq: usize,
         heads: usize,
         kv_heads: usize,
         head_dim: usize,
-    ) -> Attention {
-        let scale = 1.0 / (head_dim as f32).sqrt();
-        Attention {
+    ) -> AttentionShape {
+        AttentionShape {
             batch,
             heads,
             kv_heads,
@@ -27,175 +39,178 @@ impl Attention {
             k_len: seq,
             q_start: 0,
             k_start: 0,
-            scale,
+            scale: 1.0 / (head_dim as f32).sqrt(),
         }
     }
 
-    /// Columns of queries, and of keys or values.
+    /// Query heads per key head.
+    pub fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// Columns of queries, and columns of keys or values.
     fn widths(&self) -> (usize, usize) {
         (self.heads * self.head_dim, self.kv_heads * self.head_dim)
     }
 }
 
-impl Device {
-    /// Queries, keys and values lie side by side in the rows of `qkv`. `lse` (batch * heads, seq) receives
-    /// what the backward pass needs.
-    pub fn attention(&self, shape: &Attention, qkv: View<'_>, out: ViewMut<'_>, lse: ViewMut<'_>) {
-        let (q, kv) = shape.widths();
-        with_float!(qkv.dtype(), E => self.on_cpu(OpClass::Attention, |cpu| {
-            let (data, stride) = (qkv.host::<E>(), qkv.cols());
-            let at = |offset| Rows { data, offset, stride };
-            let out = out.host::<E>();
-            attention::forward(cpu, shape, at(0), at(q), at(q + kv), out, lse.host())
-        }))
-    }
+/// Results of the forward pass and the gradient of its output.
+#[derive(Clone, Copy)]
+pub struct AttentionOutput<'a> {
+    pub out: View<'a>,  // (tokens, heads * head_dim)
+    pub lse: View<'a>,  // (batch * heads, q_len), f32
+    pub dout: View<'a>, // as out
+}
 
-    /// Queries in the first columns of `q`'s rows; keys and values each in rows of their own. `out` may be f32
-    /// whatever they are.
-    pub fn attention_over(
+/// Inputs of a backward pass over blocks of keys. All of them cover all blocks.
+#[derive(Clone, Copy)]
+pub struct AttentionDelta<'a> {
+    pub dout: View<'a>, // (tokens, heads * head_dim)
+    pub lse: View<'a>,  // (batch * heads, q_len), f32
+    /// See [`Device::attention_delta`].
+    pub delta: View<'a>, // (tokens, heads), f32
+}
+
+impl Device {
+    /// Attention of `qkv` (tokens, (heads + 2 kv_heads) * head_dim). `lse` (batch * heads, q_len) receives the
+    /// log-sum-exp of the scores for the backward pass.
+    pub fn attention(
         &self,
-        shape: &Attention,
-        q: View<'_>,
-        k: View<'_>,
-        v: View<'_>,
+        shape: &AttentionShape,
+        qkv: View<'_>,
         out: ViewMut<'_>,
         lse: ViewMut<'_>,
     ) {
-        with_float!(q.dtype(), E => match out.dtype() == q.dtype() {
-            true => self.attention_into::<E, E>(shape, [q, k, v], out, lse),
-            false => self.attention_into::<E, f32>(shape, [q, k, v], out, lse),
+        let (q, kv) = shape.widths();
+        self.execute(OpClass::Attention, |backend| match backend {
+            Backend::Cpu(cpu) => with_float!(qkv.dtype(), E => {
+                let (data, stride) = (qkv.host::<E>(), qkv.cols());
+                let at = |offset| Rows { data, offset, stride };
+                let out = out.host::<E>();
+                attention::forward(cpu, shape, at(0), at(q), at(q + kv), out, lse.host())
+            }),
         })
     }
 
-    fn attention_into<E: Float, O: Float>(
+    /// Attention over one block of keys. The queries are the first columns of `q`; `out` has the same dtype or f32.
+    pub fn attention_block(
         &self,
-        shape: &Attention,
+        shape: &AttentionShape,
         [q, k, v]: [View<'_>; 3],
         out: ViewMut<'_>,
         lse: ViewMut<'_>,
     ) {
-        self.on_cpu(OpClass::Attention, |cpu| {
-            let (q, k, v) = (rows::<E>(q), rows::<E>(k), rows::<E>(v));
-            attention::forward(cpu, shape, q, k, v, out.host::<O>(), lse.host())
+        self.execute(OpClass::Attention, |backend| match backend {
+            Backend::Cpu(cpu) => with_float!(q.dtype(), E => {
+                let (same, lse) = (out.dtype() == q.dtype(), lse.host());
+                let (q, k, v) = (rows::<E>(q), rows::<E>(k), rows::<E>(v));
+                match same {
+                    true => attention::forward(cpu, shape, q, k, v, out.host::<E>(), lse),
+                    false => attention::forward(cpu, shape, q, k, v, out.host::<f32>(), lse),
+                }
+            }),
         })
     }
 
-    /// Takes what came of another block of keys into `out` and `lse`: afterwards they are those of both. In f32.
+    /// Merges the output of another block of keys into `out` and `lse`, all f32.
     pub fn attention_merge(
         &self,
-        shape: &Attention,
+        shape: &AttentionShape,
         out: ViewMut<'_>,
         lse: ViewMut<'_>,
         other_out: View<'_>,
         other_lse: View<'_>,
     ) {
-        self.on_cpu(OpClass::Attention, |cpu| {
-            let (out, lse) = (out.host::<f32>(), lse.host());
-            attention::merge(cpu, shape, out, lse, other_out.host(), other_lse.host())
+        self.execute(OpClass::Attention, |backend| match backend {
+            Backend::Cpu(cpu) => {
+                let (out, lse) = (out.host::<f32>(), lse.host());
+                attention::merge(cpu, shape, out, lse, other_out.host(), other_lse.host())
+            }
         })
     }
 
-    /// The sum of dout out over each head of each token: all that a backward pass over blocks of keys wants of
-    /// the output. `delta` is (tokens, heads), f32.
+    /// Sum of `dout * out` over each head of each token, (tokens, heads), f32. A backward pass over blocks of keys
+    /// needs nothing else of the output.
     pub fn attention_delta(&self, out: View<'_>, dout: View<'_>, delta: ViewMut<'_>) {
         let head_dim = out.cols() / delta.cols();
-        with_float!(out.dtype(), E => self.on_cpu(OpClass::Attention, |cpu| {
-            attention::delta::<E>(cpu, head_dim, out.host(), dout.host(), delta.host())
-        }))
+        self.execute(OpClass::Attention, |backend| match backend {
+            Backend::Cpu(cpu) => with_float!(out.dtype(), E => {
+                attention::delta::<E>(cpu, head_dim, out.host(), dout.host(), delta.host())
+            }),
+        })
     }
 
-    /// Turns queries and keys, side by side in the rows of `qkv`, by their positions.
-    pub fn rope(&self, table: &Table, shape: &Attention, qkv: ViewMut<'_>) {
-        let rope = turned(table, shape, &qkv);
-        with_float!(qkv.dtype(), E => self.on_cpu(OpClass::Rope, |cpu| {
-            rope::forward::<E>(cpu, qkv.host(), &rope)
-        }))
-    }
-
-    /// Turns their gradients back.
-    pub fn rope_backward(&self, table: &Table, shape: &Attention, dqkv: ViewMut<'_>) {
-        let rope = turned(table, shape, &dqkv);
-        with_float!(dqkv.dtype(), E => self.on_cpu(OpClass::Rope, |cpu| {
-            rope::backward::<E>(cpu, dqkv.host(), &rope)
-        }))
-    }
-
-    /// From the gradient of the output to that of queries, keys and values, side by side.
+    /// Gradient of `qkv`.
     pub fn attention_backward(
         &self,
-        shape: &Attention,
+        shape: &AttentionShape,
         qkv: View<'_>,
-        out: View<'_>,
-        dout: View<'_>,
-        lse: View<'_>,
+        output: AttentionOutput<'_>,
         dqkv: ViewMut<'_>,
     ) {
+        let AttentionOutput { out, lse, dout } = output;
         let (q, kv) = shape.widths();
-        with_float!(qkv.dtype(), E => self.on_cpu(OpClass::Attention, |cpu| {
-            let (data, stride) = (qkv.host::<E>(), qkv.cols());
-            let at = |offset| Rows { data, offset, stride };
-            let parts = [0..q, q..q + kv, q + kv..q + 2 * kv];
-            let [dq, dk, dv] = RowsMut::columns(dqkv.host::<E>(), stride, parts);
-            let (out, dout, lse) = (out.host(), dout.host(), lse.host());
-            attention::backward(cpu, shape, at(0), at(q), at(q + kv), out, dout, lse, dq, dk, dv)
-        }))
+        self.execute(OpClass::Attention, |backend| match backend {
+            Backend::Cpu(cpu) => with_float!(qkv.dtype(), E => {
+                let (data, stride) = (qkv.host::<E>(), qkv.cols());
+                let at = |offset| Rows { data, offset, stride };
+                let parts = [0..q, q..q + kv, q + kv..q + 2 * kv];
+                let [dq, dk, dv] = RowsMut::columns(dqkv.host::<E>(), stride, parts);
+                let (out, dout, lse) = (out.host(), dout.host(), lse.host());
+                attention::backward(cpu, shape, at(0), at(q), at(q + kv), out, dout, lse, dq, dk, dv)
+            }),
+        })
     }
 
-    /// A block of keys' share of the gradients, added to those in f32 of all blocks: `dq` in the first columns
-    /// of its rows, like `q`; `dk` and `dv` in rows of their own.
-    pub fn attention_backward_over(
+    /// Gradient of `qkv`, from `delta` instead of the output.
+    pub fn attention_backward_delta(
         &self,
-        shape: &Attention,
+        shape: &AttentionShape,
+        qkv: View<'_>,
+        given: AttentionDelta<'_>,
+        dqkv: ViewMut<'_>,
+    ) {
+        let AttentionDelta { dout, lse, delta } = given;
+        let (q, kv) = shape.widths();
+        self.execute(OpClass::Attention, |backend| match backend {
+            Backend::Cpu(cpu) => with_float!(qkv.dtype(), E => {
+                let (data, stride) = (qkv.host::<E>(), qkv.cols());
+                let at = |offset| Rows { data, offset, stride };
+                let parts = [0..q, q..q + kv, q + kv..q + 2 * kv];
+                let [dq, dk, dv] = RowsMut::columns(dqkv.host::<E>(), stride, parts);
+                let (q, k, v) = (at(0), at(q), at(q + kv));
+                let (delta, dout, lse) = (delta.host(), dout.host(), lse.host());
+                attention::backward_block(cpu, shape, q, k, v, delta, dout, lse, dq, dk, dv, false)
+            }),
+        })
+    }
+
+    /// Adds one block's part of the gradients to `dq`, `dk` and `dv`, all f32. `q` and `dq` are the first columns of
+    /// their rows.
+    pub fn attention_block_backward(
+        &self,
+        shape: &AttentionShape,
         [q, k, v]: [View<'_>; 3],
-        known: AttentionKnown<'_>,
+        given: AttentionDelta<'_>,
         [dq, dk, dv]: [ViewMut<'_>; 3],
     ) {
-        let AttentionKnown { dout, lse, delta } = known;
+        let AttentionDelta { dout, lse, delta } = given;
         let (width, kv_width) = shape.widths();
-        with_float!(q.dtype(), E => self.on_cpu(OpClass::Attention, |cpu| {
-            let (q, k, v) = (rows::<E>(q), rows::<E>(k), rows::<E>(v));
-            let (dq, dk, dv) = (first_columns(dq, width), first_columns(dk, kv_width), first_columns(dv, kv_width));
-            let (delta, dout, lse) = (delta.host(), dout.host(), lse.host());
-            attention::backward_block::<E, f32>(cpu, shape, q, k, v, delta, dout, lse, dq, dk, dv, true)
-        }))
+        self.execute(OpClass::Attention, |backend| match backend {
+            Backend::Cpu(cpu) => with_float!(q.dtype(), E => {
+                let (q, k, v) = (rows::<E>(q), rows::<E>(k), rows::<E>(v));
+                let dq = first_columns(dq, width);
+                let (dk, dv) = (first_columns(dk, kv_width), first_columns(dv, kv_width));
+                let (delta, dout, lse) = (delta.host(), dout.host(), lse.host());
+                attention::backward_block::<E, f32>(cpu, shape, q, k, v, delta, dout, lse, dq, dk, dv, true)
+            }),
+        })
     }
-
-    /// As `attention_backward`, with `delta` in the place of the output.
-    pub fn attention_backward_known(
-        &self,
-        shape: &Attention,
-        qkv: View<'_>,
-        known: AttentionKnown<'_>,
-        dqkv: ViewMut<'_>,
-    ) {
-        let AttentionKnown { dout, lse, delta } = known;
-        let (q, kv) = shape.widths();
-        with_float!(qkv.dtype(), E => self.on_cpu(OpClass::Attention, |cpu| {
-            let (data, stride) = (qkv.host::<E>(), qkv.cols());
-            let at = |offset| Rows { data, offset, stride };
-            let parts = [0..q, q..q + kv, q + kv..q + 2 * kv];
-            let [dq, dk, dv] = RowsMut::columns(dqkv.host::<E>(), stride, parts);
-            let (q, k, v) = (at(0), at(q), at(q + kv));
-            let (delta, dout, lse) = (delta.host(), dout.host(), lse.host());
-            attention::backward_block(cpu, shape, q, k, v, delta, dout, lse, dq, dk, dv, false)
-        }))
-    }
-}
-
-/// What a backward pass over blocks of keys knows of its queries, from all blocks together.
-#[derive(Clone, Copy)]
-pub struct AttentionKnown<'a> {
-    /// The gradient of the output. (tokens, heads * head_dim)
-    pub dout: View<'a>,
-    /// (batch, heads, q_len), f32
-    pub lse: View<'a>,
-    /// See [`Device::attention_delta`]. (tokens, heads), f32
-    pub delta: View<'a>,
 }
 
 fn first_columns(view: ViewMut<'_>, width: usize) -> RowsMut<'_, f32> {
     let stride = view.cols();
-    #[allow(clippy::single_range_in_vec_init)] // one part, of the first columns
+    #[allow(clippy::single_range_in_vec_init)] // one range of columns, not a list of numbers
     let [first] = RowsMut::columns(view.host(), stride, [0..width]);
     first
 }
@@ -203,11 +218,4 @@ fn first_columns(view: ViewMut<'_>, width: usize) -> RowsMut<'_, f32> {
 /// All columns of a view.
 fn rows<E: Element>(view: View<'_>) -> Rows<'_, E> {
     Rows { data: view.host(), offset: 0, stride: view.cols() }
-}
-
-/// The heads of queries and keys in rows that also hold values.
-fn turned<'a>(table: &'a Table, shape: &Attention, qkv: &ViewMut<'_>) -> Rope<'a> {
-    let positions = Positions::From { start: shape.q_start, len: shape.q_len };
-    let (rows, heads) = (qkv.rows(), shape.heads + shape.kv_heads);
-    Rope { table, rows, heads, offset: 0, stride: qkv.cols(), positions }
 }

@@ -1,58 +1,82 @@
-//! Rows of a table by token id.
+//! Token and position embeddings.
 
-use super::{Device, OpClass, with_float};
-use crate::cpu::embedding::{self, Place};
+use super::{Backend, Device, OpClass, with_float};
+use crate::cpu::embedding;
 use crate::{View, ViewMut};
 
-/// Which rows of a vocabulary a table holds.
-pub use crate::cpu::embedding::Held as Vocabulary;
+/// The range of token ids whose rows a table holds: the whole vocabulary, or one rank's shard.
+#[derive(Clone, Copy, Debug)]
+pub struct VocabShard {
+    /// Token id of the table's first row.
+    pub first: usize,
+    /// Size of the whole vocabulary. A larger id is an error.
+    pub vocab: usize,
+}
+
+impl VocabShard {
+    /// The whole vocabulary.
+    pub fn all(vocab: usize) -> VocabShard {
+        VocabShard { first: 0, vocab }
+    }
+}
+
+/// Positions of rows: row r is at position `start + r % len`.
+#[derive(Clone, Copy, Debug)]
+pub struct PositionRange {
+    pub start: usize,
+    pub len: usize,
+}
 
 impl Device {
-    /// The table's row of each id (tokens, dim), or zeros where another rank holds it, plus that of its
-    /// position: `start + row % len`.
-    #[allow(clippy::too_many_arguments)] // the table, the positions, and where each begins
+    /// `out[r] = table[ids[r]] + positions[position of r]`, (tokens, dim). Rows of ids in another shard are zero
+    /// before the position is added.
     pub fn embed(
         &self,
         ids: View<'_>,
         table: View<'_>,
-        held: Vocabulary,
-        positions: Option<View<'_>>,
-        start: usize,
-        len: usize,
+        shard: VocabShard,
+        positions: Option<(View<'_>, PositionRange)>,
         out: ViewMut<'_>,
     ) {
-        with_float!(table.dtype(), E => self.on_cpu(OpClass::Embedding, |cpu| {
-            let positions = positions.map(|positions| (positions.host::<E>(), Place { start, len }));
-            embedding::forward::<E>(cpu, ids.host(), table.host(), held, positions, out.host())
-        }))
+        self.execute(OpClass::Embedding, |backend| match backend {
+            Backend::Cpu(cpu) => with_float!(table.dtype(), E => {
+                let positions = positions.map(|(table, range)| (table.host::<E>(), range));
+                embedding::forward(cpu, ids.host(), table.host(), shard, positions, out.host())
+            }),
+        })
     }
 
-    /// Adds each row of `dy` to the row of its id; the table's gradient is cleared before, unless `accumulate`.
+    /// Adds each row of `dy` to the row of its id in the table's gradient, which is cleared first unless `accumulate`.
     pub fn embed_backward(
         &self,
         ids: View<'_>,
         dy: View<'_>,
-        held: Vocabulary,
+        shard: VocabShard,
         dtable: ViewMut<'_>,
         accumulate: bool,
     ) {
-        with_float!(dy.dtype(), E => self.on_cpu(OpClass::Embedding, |cpu| {
-            embedding::backward::<E>(cpu, ids.host(), dy.host(), held, dtable.host(), accumulate)
-        }))
+        self.execute(OpClass::Embedding, |backend| match backend {
+            Backend::Cpu(cpu) => with_float!(dy.dtype(), E => {
+                let (dy, dtable) = (dy.host::<E>(), dtable.host());
+                embedding::backward(cpu, ids.host(), dy, shard, dtable, accumulate)
+            }),
+        })
     }
 
-    /// The gradient of the positions `start..` of sequences of `len`.
+    /// Gradient of the position table.
     pub fn embed_positions_backward(
         &self,
         dy: View<'_>,
-        start: usize,
-        len: usize,
+        range: PositionRange,
         dpositions: ViewMut<'_>,
         accumulate: bool,
     ) {
-        let (dim, place) = (dy.cols(), Place { start, len });
-        with_float!(dy.dtype(), E => self.on_cpu(OpClass::Embedding, |cpu| {
-            embedding::positions_backward::<E>(cpu, dy.host(), dim, place, dpositions.host(), accumulate)
-        }))
+        let dim = dy.cols();
+        self.execute(OpClass::Embedding, |backend| match backend {
+            Backend::Cpu(cpu) => with_float!(dy.dtype(), E => {
+                let (dy, dpositions) = (dy.host::<E>(), dpositions.host());
+                embedding::positions_backward(cpu, dy, dim, range, dpositions, accumulate)
+            }),
+        })
     }
 }

@@ -1,127 +1,137 @@
-//! Cross-entropy of logits against targets.
+//! Cross-entropy of logits against targets, for a whole vocabulary or for shards of it.
 
-use half::bf16;
-
-use super::{Device, OpClass, with_float};
+use super::{Backend, Device, OpClass, with_float};
 use crate::cpu::cross_entropy::{self, Loss};
-use crate::{Dtype, View, ViewMut};
+use crate::{View, ViewMut};
 
-/// One chunk of tokens.
+/// A target that is ignored: its loss and its gradient are zero.
+pub const IGNORED: u32 = u32::MAX;
+
+/// The loss of a chunk of tokens.
 pub struct CrossEntropy<'a> {
-    /// (rows, vocab), f32
-    pub logits: ViewMut<'a>,
-    /// (rows), u32; u32::MAX counts for nothing
-    pub targets: View<'a>,
-    /// (rows), f32: receives each row's loss
-    pub losses: ViewMut<'a>,
-    pub gradient: Gradient<'a>,
+    pub logits: ViewMut<'a>, // (rows, vocab), f32
+    /// May contain `IGNORED`.
+    pub targets: View<'a>, // (rows), u32
+    /// Receives the loss of each row.
+    pub losses: ViewMut<'a>, // (rows), f32
+    pub gradient: LogitGradient<'a>,
 }
 
-/// Where the gradient of the logits goes, times a factor.
-pub enum Gradient<'a> {
-    /// It is not wanted.
+/// Where the gradient of the logits is written, and its factor.
+pub enum LogitGradient<'a> {
+    /// No gradient: evaluation.
     None,
     /// Over the logits.
     InPlace(f32),
-    /// Elsewhere, rounded to that place's type.
+    /// Into another tensor, rounded to its dtype.
     Into(ViewMut<'a>, f32),
 }
 
-impl Device {
-    /// The loss of each row, and the gradient of its logits where it is wanted.
-    pub fn cross_entropy(&self, work: CrossEntropy<'_>) {
-        let CrossEntropy { logits, targets, losses, gradient } = work;
-        let how = |scale| Loss { scale, z_loss: 0.0 };
-        let (targets, losses) = (targets.host(), losses.host());
-        self.on_cpu(OpClass::Loss, |cpu| match gradient {
-            Gradient::None => {
-                cross_entropy::losses(cpu, logits.as_view().host(), targets, how(0.0), losses)
-            }
-            Gradient::InPlace(scale) => {
-                cross_entropy::in_place(cpu, logits.host(), targets, how(scale), losses)
-            }
-            Gradient::Into(place, scale) => {
-                let logits = logits.as_view().host();
-                match place.dtype() {
-                    Dtype::Bf16 => cross_entropy::into::<bf16>(
-                        cpu,
-                        logits,
-                        targets,
-                        how(scale),
-                        losses,
-                        place.host(),
-                    ),
-                    _ => cross_entropy::into::<f32>(
-                        cpu,
-                        logits,
-                        targets,
-                        how(scale),
-                        losses,
-                        place.host(),
-                    ),
-                }
-            }
-        })
-    }
+/// The logits of one shard of the vocabulary.
+#[derive(Clone, Copy)]
+pub struct LogitShard<'a> {
+    pub logits: View<'a>,  // (rows, shard), f32
+    pub targets: View<'a>, // (rows), u32, ids of the whole vocabulary
+    /// Token id of the shard's first logit.
+    pub first: usize,
 }
 
-/// What the ranks of a vocabulary have found together, each (rows), f32.
+/// Softmax statistics of each row over the whole vocabulary, each (rows), f32.
 #[derive(Clone, Copy)]
-pub struct Found<'a> {
+pub struct SoftmaxStats<'a> {
     /// The largest logit.
     pub max: View<'a>,
-    /// The sum of e^(logit - max).
+    /// The sum of `exp(logit - max)`.
     pub sum: View<'a>,
     /// The target's logit.
     pub target: View<'a>,
 }
 
 impl Device {
-    /// Each row's largest logit of this share of the vocabulary.
-    pub fn largest_logits(&self, logits: View<'_>, max: ViewMut<'_>) {
-        self.on_cpu(OpClass::Loss, |cpu| cross_entropy::row_max(cpu, logits.host(), max.host()))
+    /// Loss of each row, and the gradient of its logits.
+    pub fn cross_entropy(&self, work: CrossEntropy<'_>) {
+        let CrossEntropy { logits, targets, losses, gradient } = work;
+        self.execute(OpClass::Loss, |backend| match backend {
+            Backend::Cpu(cpu) => {
+                let (targets, losses) = (targets.host(), losses.host());
+                match gradient {
+                    LogitGradient::None => {
+                        let logits = logits.as_view().host();
+                        cross_entropy::losses(cpu, logits, targets, scaled(0.0), losses)
+                    }
+                    LogitGradient::InPlace(scale) => {
+                        let logits = logits.host();
+                        cross_entropy::in_place(cpu, logits, targets, scaled(scale), losses)
+                    }
+                    LogitGradient::Into(to, scale) => with_float!(to.dtype(), E => {
+                        let (logits, to) = (logits.as_view().host(), to.host::<E>());
+                        cross_entropy::into(cpu, logits, targets, scaled(scale), losses, to)
+                    }),
+                }
+            }
+        })
     }
 
-    /// This share's part of each row's sum of e^(logit - max), and the target's logit where it is here,
-    /// otherwise zero. The share's first logit is of token `first`.
+    /// The largest logit of each row of a vocabulary shard.
+    pub fn largest_logits(&self, logits: View<'_>, max: ViewMut<'_>) {
+        self.execute(OpClass::Loss, |backend| match backend {
+            Backend::Cpu(cpu) => cross_entropy::row_max(cpu, logits.host(), max.host()),
+        })
+    }
+
+    /// This shard's part of each row's sum of `exp(logit - max)`, and the target's logit, or zero if the target is in
+    /// another shard.
     pub fn logit_sums(
         &self,
-        logits: View<'_>,
-        targets: View<'_>,
-        first: usize,
+        shard: LogitShard<'_>,
         max: View<'_>,
         sum: ViewMut<'_>,
         target: ViewMut<'_>,
     ) {
-        self.on_cpu(OpClass::Loss, |cpu| {
-            cross_entropy::row_sum(cpu, logits.host(), max.host(), sum.host());
-            cross_entropy::target_logit(logits.host(), targets.host(), first, target.host());
-        })
-    }
-
-    /// As `cross_entropy` for a share of the vocabulary, given what all shares have found.
-    pub fn cross_entropy_share(&self, work: CrossEntropy<'_>, first: usize, found: Found<'_>) {
-        let CrossEntropy { logits, targets, losses, gradient } = work;
-        let found = cross_entropy::Found {
-            max: found.max.host(),
-            sum: found.sum.host(),
-            target: found.target.host(),
-        };
-        let how = |scale| Loss { scale, z_loss: 0.0 };
-        let targets = targets.host();
-        self.on_cpu(OpClass::Loss, |cpu| {
-            cross_entropy::finish_losses(&found, targets, how(0.0), losses.host());
-            match gradient {
-                Gradient::None => {}
-                Gradient::InPlace(scale) => {
-                    let logits = logits.host();
-                    cross_entropy::finish_in_place(cpu, logits, &found, targets, first, how(scale));
-                }
-                Gradient::Into(place, scale) => with_float!(place.dtype(), E => {
-                    let (logits, place) = (logits.as_view().host(), place.host::<E>());
-                    cross_entropy::finish_into(cpu, logits, &found, targets, first, how(scale), place);
-                }),
+        let LogitShard { logits, targets, first } = shard;
+        self.execute(OpClass::Loss, |backend| match backend {
+            Backend::Cpu(cpu) => {
+                cross_entropy::row_sum(cpu, logits.host(), max.host(), sum.host());
+                cross_entropy::target_logit(logits.host(), targets.host(), first, target.host());
             }
         })
     }
+
+    /// `cross_entropy` for a vocabulary shard that starts at token id `first`, given the statistics of all shards.
+    pub fn cross_entropy_shard(
+        &self,
+        work: CrossEntropy<'_>,
+        first: usize,
+        stats: SoftmaxStats<'_>,
+    ) {
+        let CrossEntropy { logits, targets, losses, gradient } = work;
+        self.execute(OpClass::Loss, |backend| match backend {
+            Backend::Cpu(cpu) => {
+                let stats = cross_entropy::Found {
+                    max: stats.max.host(),
+                    sum: stats.sum.host(),
+                    target: stats.target.host(),
+                };
+                let targets = targets.host();
+                cross_entropy::finish_losses(&stats, targets, scaled(0.0), losses.host());
+                match gradient {
+                    LogitGradient::None => {}
+                    LogitGradient::InPlace(scale) => {
+                        let (logits, how) = (logits.host(), scaled(scale));
+                        cross_entropy::finish_in_place(cpu, logits, &stats, targets, first, how);
+                    }
+                    LogitGradient::Into(to, scale) => with_float!(to.dtype(), E => {
+                        let (logits, to) = (logits.as_view().host(), to.host::<E>());
+                        let how = scaled(scale);
+                        cross_entropy::finish_into(cpu, logits, &stats, targets, first, how, to);
+                    }),
+                }
+            }
+        })
+    }
+}
+
+/// A loss without z-loss.
+fn scaled(scale: f32) -> Loss {
+    Loss { scale, z_loss: 0.0 }
 }

@@ -1,10 +1,10 @@
-//! Where the time of a step goes, operation by operation. Off, it costs one load per operation.
+//! Time per class of operation. While it is off, the meter costs one load per operation.
 
 use lockstep_types::OpClass;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// Time by operation, while it is switched on.
+/// Time spent per class of operation, measured while the meter is on.
 pub struct Meter {
     on: AtomicBool,
     nanos: [AtomicU64; OpClass::ALL.len()],
@@ -15,7 +15,7 @@ impl Meter {
         Meter { on: AtomicBool::new(false), nanos: Default::default() }
     }
 
-    /// Starts from zero, or stops.
+    /// Turns the meter on, from zero, or off.
     pub fn switch(&self, on: bool) {
         if on {
             self.nanos.iter().for_each(|nanos| nanos.store(0, Relaxed));
@@ -23,18 +23,16 @@ impl Meter {
         self.on.store(on, Relaxed);
     }
 
-    /// What an operation took since the meter was switched on.
+    /// Time spent in a class of operations since the meter was turned on.
     pub fn spent(&self, operation: OpClass) -> Duration {
         Duration::from_nanos(self.nanos[operation as usize].load(Relaxed))
     }
 
-    pub(super) fn time<R>(&self, operation: OpClass, work: impl FnOnce() -> R) -> R {
-        if !self.on.load(Relaxed) {
-            return work();
-        }
-        let start = Instant::now();
-        let result = work();
-        self.nanos[operation as usize].fetch_add(start.elapsed().as_nanos() as u64, Relaxed);
-        result
+    pub(super) fn is_on(&self) -> bool {
+        self.on.load(Relaxed)
+    }
+
+    pub(super) fn add(&self, operation: OpClass, time: Duration) {
+        self.nanos[operation as usize].fetch_add(time.as_nanos() as u64, Relaxed);
     }
 }

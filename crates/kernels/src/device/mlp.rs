@@ -1,37 +1,45 @@
-//! Activation functions of the feed-forward part.
+//! Activation functions of the MLP.
 
-use super::{Device, OpClass, with_float};
+use super::{Backend, Device, OpClass, with_float};
 use crate::cpu::{gelu, swiglu};
 use crate::{View, ViewMut};
 
 impl Device {
-    /// GELU in its tanh form, as GPT-2 has it.
+    /// GELU in the tanh approximation of GPT-2.
     pub fn gelu(&self, x: View<'_>, out: ViewMut<'_>) {
-        with_float!(x.dtype(), E => self.on_cpu(OpClass::Activation, |cpu| {
-            gelu::forward::<E>(cpu, x.host(), out.host())
-        }))
+        self.execute(OpClass::Activation, |backend| match backend {
+            Backend::Cpu(cpu) => {
+                with_float!(x.dtype(), E => gelu::forward::<E>(cpu, x.host(), out.host()))
+            }
+        })
     }
 
-    /// Turns the gradient of GELU's output into that of its input `x`, in place.
+    /// Replaces the gradient `d` of GELU's output by the gradient of its input `x`.
     pub fn gelu_backward(&self, x: View<'_>, d: ViewMut<'_>) {
-        with_float!(x.dtype(), E => self.on_cpu(OpClass::Activation, |cpu| {
-            gelu::backward_in_place::<E>(cpu, x.host(), d.host())
-        }))
+        self.execute(OpClass::Activation, |backend| match backend {
+            Backend::Cpu(cpu) => {
+                with_float!(x.dtype(), E => gelu::backward_in_place::<E>(cpu, x.host(), d.host()))
+            }
+        })
     }
 
-    /// silu(gate) * up, of rows that hold gate and up side by side.
+    /// `silu(gate) * up`, where each row of `gate_up` holds gate, then up.
     pub fn swiglu(&self, gate_up: View<'_>, out: ViewMut<'_>) {
         let width = out.cols();
-        with_float!(gate_up.dtype(), E => self.on_cpu(OpClass::Activation, |cpu| {
-            swiglu::forward::<E>(cpu, gate_up.host(), width, out.host())
-        }))
+        self.execute(OpClass::Activation, |backend| match backend {
+            Backend::Cpu(cpu) => with_float!(gate_up.dtype(), E => {
+                swiglu::forward::<E>(cpu, gate_up.host(), width, out.host())
+            }),
+        })
     }
 
-    /// From the gradient of the output to that of gate and up, side by side.
+    /// Gradient of `gate_up`.
     pub fn swiglu_backward(&self, gate_up: View<'_>, dout: View<'_>, dgate_up: ViewMut<'_>) {
         let width = dout.cols();
-        with_float!(gate_up.dtype(), E => self.on_cpu(OpClass::Activation, |cpu| {
-            swiglu::backward::<E>(cpu, gate_up.host(), width, dout.host(), dgate_up.host())
-        }))
+        self.execute(OpClass::Activation, |backend| match backend {
+            Backend::Cpu(cpu) => with_float!(gate_up.dtype(), E => {
+                swiglu::backward::<E>(cpu, gate_up.host(), width, dout.host(), dgate_up.host())
+            }),
+        })
     }
 }

@@ -1,11 +1,14 @@
-//! The seam between models and machines: a device makes tensors and carries out operations on them, in
-//! order. Models know only this; which machine it is, is chosen at run time.
+//! The boundary between models and hardware. A device allocates tensors and executes operations on them in order;
+//! models see nothing below it. Every operation matches on the backend, so a new backend compiles only when each
+//! operation has an arm for it.
 //!
-//! Operations may run behind the caller; only reading a value waits. The CPU does them at once.
+//! Operations may run asynchronously. Only [`Device::read`], [`Scalar::get`], [`Device::synchronize`] and
+//! [`Event::wait`] wait for results. The CPU backend completes every operation before it returns.
 
 mod attention;
 mod elementwise;
 mod embedding;
+mod event;
 mod loss;
 mod matmul;
 mod meter;
@@ -13,23 +16,34 @@ mod mlp;
 mod norm;
 mod optimizer;
 mod pack;
+mod random;
+mod rope;
 mod routing;
+mod scalar;
 
 use std::sync::Arc;
 
-pub use attention::{Attention, AttentionKnown};
-pub use embedding::Vocabulary;
+pub use attention::{AttentionDelta, AttentionOutput, AttentionShape};
+pub use embedding::{PositionRange, VocabShard};
+pub use event::Event;
 pub use lockstep_types::OpClass;
-pub use loss::{CrossEntropy, Found, Gradient};
+pub use loss::{CrossEntropy, IGNORED, LogitGradient, LogitShard, SoftmaxStats};
 pub use matmul::Matmul;
 pub use meter::Meter;
-pub use optimizer::{AdamW, Stepped};
-pub use routing::{Capacity, Router};
+pub use norm::{NormGradients, NormParams};
+pub use optimizer::{AdamW, OptimizerState};
+pub use pack::Code;
+pub(crate) use pack::SCALE_CHUNK;
+pub use random::{DropoutMask, RandomKey};
+pub use rope::{RopeScaling, RopeTable};
+pub use routing::{Capacity, Combine, DROPPED, Router, RouterOutput, RouterSaved};
+pub use scalar::Scalar;
 
 use crate::cpu::Cpu;
-use crate::{Dtype, Element, Memory, Pool, Tag, Tensor, View, ViewMut};
+use crate::memory::Pool;
+use crate::{Dtype, Element, MemoryUsage, Tag, Tensor, View, ViewMut};
 
-/// A machine that tensors live on. Clones are the same machine.
+/// A device that holds tensors and computes on them. Clones refer to the same device.
 #[derive(Clone)]
 pub struct Device(Arc<Inner>);
 
@@ -39,27 +53,22 @@ struct Inner {
     meter: Meter,
 }
 
-/// What varies from machine to machine; each operation matches on it once.
+/// The hardware behind a device.
 enum Backend {
     Cpu(Cpu),
 }
 
 impl Device {
-    /// This machine's processor, with `threads` of it.
+    /// The CPU, with `threads` threads.
     pub fn cpu(threads: usize) -> Device {
-        Device::on(Cpu::new(threads))
-    }
-
-    /// A processor as it was made: with fewer instructions than it has, say.
-    pub fn on(cpu: Cpu) -> Device {
         Device(Arc::new(Inner {
-            backend: Backend::Cpu(cpu),
-            pool: Arc::new(Pool::new()),
+            backend: Backend::Cpu(Cpu::new(threads)),
+            pool: Arc::new(Pool::host()),
             meter: Meter::new(),
         }))
     }
 
-    /// A tensor with whatever was last written in its memory.
+    /// A tensor with unspecified contents.
     pub fn empty(&self, rows: usize, cols: usize, dtype: Dtype, tag: Tag) -> Tensor {
         Tensor::new(&self.0.pool, rows, cols, dtype, tag)
     }
@@ -71,50 +80,70 @@ impl Device {
         tensor
     }
 
-    /// Copies from the host.
+    /// A tensor in host memory, with unspecified contents. Reading it never waits for the device.
+    pub fn empty_host(&self, rows: usize, cols: usize, dtype: Dtype, tag: Tag) -> Tensor {
+        match &self.0.backend {
+            Backend::Cpu(_) => self.empty(rows, cols, dtype, tag),
+        }
+    }
+
+    /// Moves a tensor to host memory. Waits for all operations issued before.
+    pub fn to_host(&self, tensor: Tensor) -> Tensor {
+        match &self.0.backend {
+            Backend::Cpu(_) => tensor,
+        }
+    }
+
+    /// Copies from the host to the device.
     pub fn write<E: Element>(&self, to: ViewMut<'_>, from: &[E]) {
         match &self.0.backend {
             Backend::Cpu(_) => to.host::<E>().copy_from_slice(from),
         }
     }
 
-    /// Copies to the host, after everything before it is done.
+    /// Copies to the host. Waits for all operations issued before, unless `from` is in host memory.
     pub fn read<E: Element>(&self, from: View<'_>, to: &mut [E]) {
         match &self.0.backend {
             Backend::Cpu(_) => to.copy_from_slice(from.host::<E>()),
         }
     }
 
-    /// What tensors hold.
-    pub fn memory(&self) -> Memory {
-        self.0.pool.memory()
+    /// Waits until all operations issued so far are complete.
+    pub fn synchronize(&self) {
+        match &self.0.backend {
+            Backend::Cpu(_) => {}
+        }
     }
 
-    /// Lets the peaks of `memory` start again from what is held now.
+    /// Memory that tensors occupy on this device.
+    pub fn memory(&self) -> MemoryUsage {
+        self.0.pool.usage()
+    }
+
+    /// Resets the peaks of `memory` to the current usage.
     pub fn reset_peaks(&self) {
         self.0.pool.reset_peaks();
     }
 
-    /// Where the time of the operations goes.
+    /// Time per class of operation.
     pub fn meter(&self) -> &Meter {
         &self.0.meter
     }
 
-    /// That share each operation.
-    pub fn threads(&self) -> usize {
-        match &self.0.backend {
-            Backend::Cpu(cpu) => cpu.team.size(),
+    /// Executes an operation on the backend, and measures it while the meter is on.
+    fn execute<R>(&self, operation: OpClass, work: impl FnOnce(&Backend) -> R) -> R {
+        let Inner { backend, meter, .. } = &*self.0;
+        if !meter.is_on() {
+            return work(backend);
         }
-    }
-
-    /// Carries out an operation on the processor, on the clock if one is wanted.
-    fn on_cpu<R>(&self, operation: OpClass, work: impl FnOnce(&Cpu) -> R) -> R {
-        let Backend::Cpu(cpu) = &self.0.backend;
-        self.0.meter.time(operation, || work(cpu))
+        let start = self.record();
+        let result = work(backend);
+        meter.add(operation, self.record().elapsed_since(&start));
+        result
     }
 }
 
-/// Runs a block with `$E` as the element type of a float dtype.
+/// Evaluates `$body` with `$E` as the Rust type of a floating-point dtype.
 macro_rules! with_float {
     ($dtype:expr, $E:ident => $body:expr) => {
         match $dtype {
@@ -126,7 +155,7 @@ macro_rules! with_float {
                 type $E = half::bf16;
                 $body
             }
-            dtype => panic!("kernels compute in f32 or bf16, not in {dtype}"),
+            dtype => panic!("this operation takes f32 or bf16, not {dtype}"),
         }
     };
 }

@@ -1,96 +1,92 @@
 //! LayerNorm and RMSNorm.
 
-use super::{Device, OpClass, with_float};
+use super::{Backend, Device, OpClass, with_float};
 use crate::cpu::norm::{self, Backward};
 use crate::{View, ViewMut};
 
+/// A normalization of rows, with its parameters.
+#[derive(Clone, Copy)]
+pub enum NormParams<'a> {
+    /// `(x - mean) / sqrt(variance + eps) * gain + bias`. Its statistics are (rows, 2).
+    Layer { gain: View<'a>, bias: View<'a> },
+    /// `x / sqrt(mean of squares + eps) * gain`. Its statistics are (rows, 1).
+    Rms { gain: View<'a> },
+}
+
+/// Gradients of a norm's parameters.
+pub struct NormGradients<'a> {
+    pub gain: ViewMut<'a>,
+    /// For LayerNorm only.
+    pub bias: Option<ViewMut<'a>>,
+    /// Add to the gradients instead of overwriting them.
+    pub accumulate: bool,
+}
+
 impl Device {
-    /// Normalises each row of `x` to mean 0 and variance 1, times `gain`, plus `bias`. `stats` (rows, 2)
-    /// receives what the backward pass needs.
-    pub fn layer_norm(
+    /// Normalizes each row of `x`. `stats`, f32, receives the statistics for the backward pass.
+    pub fn norm(
         &self,
+        params: NormParams<'_>,
         x: View<'_>,
-        gain: View<'_>,
-        bias: View<'_>,
         eps: f32,
         out: ViewMut<'_>,
         stats: ViewMut<'_>,
     ) {
-        with_float!(x.dtype(), E => self.on_cpu(OpClass::Norm, |cpu| {
-            norm::layer_forward::<E>(cpu, x.host(), gain.host(), bias.host(), eps, out.host(), Some(stats.host()))
-        }))
+        self.execute(OpClass::Norm, |backend| match backend {
+            Backend::Cpu(cpu) => with_float!(x.dtype(), E => {
+                let (x, out, stats) = (x.host::<E>(), out.host(), Some(stats.host()));
+                match params {
+                    NormParams::Layer { gain, bias } => {
+                        norm::layer_forward(cpu, x, gain.host(), bias.host(), eps, out, stats)
+                    }
+                    NormParams::Rms { gain } => norm::rms_forward(cpu, x, gain.host(), eps, out, stats),
+                }
+            }),
+        })
     }
 
-    /// The forward's output once more, bit for bit.
-    pub fn layer_norm_again(
+    /// Recomputes the output of the forward pass from its statistics, with identical bits.
+    pub fn norm_recompute(
         &self,
+        params: NormParams<'_>,
         x: View<'_>,
-        gain: View<'_>,
-        bias: View<'_>,
         stats: View<'_>,
         out: ViewMut<'_>,
     ) {
-        with_float!(x.dtype(), E => self.on_cpu(OpClass::Norm, |cpu| {
-            norm::layer_again::<E>(cpu, x.host(), gain.host(), bias.host(), stats.host(), out.host())
-        }))
+        self.execute(OpClass::Norm, |backend| match backend {
+            Backend::Cpu(cpu) => with_float!(x.dtype(), E => {
+                let (x, stats, out) = (x.host::<E>(), stats.host(), out.host());
+                match params {
+                    NormParams::Layer { gain, bias } => {
+                        norm::layer_again(cpu, x, gain.host(), bias.host(), stats, out)
+                    }
+                    NormParams::Rms { gain } => norm::rms_again(cpu, x, gain.host(), stats, out),
+                }
+            }),
+        })
     }
 
-    /// Adds the input's gradient to `dx`; the parameters' are written, or added with `accumulate`.
-    #[allow(clippy::too_many_arguments)] // what came in, what came out, and a gradient for each
-    pub fn layer_norm_backward(
+    /// Adds the gradient of the input to `dx` and computes the gradients of the parameters. A LayerNorm is one whose
+    /// gradients have a bias.
+    pub fn norm_backward(
         &self,
-        x: View<'_>,
-        gain: View<'_>,
-        stats: View<'_>,
+        [x, gain, stats]: [View<'_>; 3],
         dy: View<'_>,
         dx: ViewMut<'_>,
-        dgain: ViewMut<'_>,
-        dbias: ViewMut<'_>,
-        accumulate: bool,
+        gradients: NormGradients<'_>,
     ) {
-        with_float!(x.dtype(), E => self.on_cpu(OpClass::Norm, |cpu| {
-            let from = Backward::<E> { x: x.host(), gain: gain.host(), stats: stats.host(), dy: dy.host() };
-            norm::layer_backward(cpu, &from, dx.host(), true, dgain.host(), dbias.host(), accumulate)
-        }))
-    }
-
-    /// Normalises each row of `x` to a mean square of 1, times `gain`. `stats` (rows, 1) receives what the
-    /// backward pass needs.
-    pub fn rms_norm(
-        &self,
-        x: View<'_>,
-        gain: View<'_>,
-        eps: f32,
-        out: ViewMut<'_>,
-        stats: ViewMut<'_>,
-    ) {
-        with_float!(x.dtype(), E => self.on_cpu(OpClass::Norm, |cpu| {
-            norm::rms_forward::<E>(cpu, x.host(), gain.host(), eps, out.host(), Some(stats.host()))
-        }))
-    }
-
-    /// The forward's output once more, bit for bit.
-    pub fn rms_norm_again(&self, x: View<'_>, gain: View<'_>, stats: View<'_>, out: ViewMut<'_>) {
-        with_float!(x.dtype(), E => self.on_cpu(OpClass::Norm, |cpu| {
-            norm::rms_again::<E>(cpu, x.host(), gain.host(), stats.host(), out.host())
-        }))
-    }
-
-    /// Adds the input's gradient to `dx`; the gain's is written, or added with `accumulate`.
-    #[allow(clippy::too_many_arguments)] // as above
-    pub fn rms_norm_backward(
-        &self,
-        x: View<'_>,
-        gain: View<'_>,
-        stats: View<'_>,
-        dy: View<'_>,
-        dx: ViewMut<'_>,
-        dgain: ViewMut<'_>,
-        accumulate: bool,
-    ) {
-        with_float!(x.dtype(), E => self.on_cpu(OpClass::Norm, |cpu| {
-            let from = Backward::<E> { x: x.host(), gain: gain.host(), stats: stats.host(), dy: dy.host() };
-            norm::rms_backward(cpu, &from, dx.host(), true, dgain.host(), accumulate)
-        }))
+        let NormGradients { gain: dgain, bias: dbias, accumulate } = gradients;
+        self.execute(OpClass::Norm, |backend| match backend {
+            Backend::Cpu(cpu) => with_float!(x.dtype(), E => {
+                let (x, gain, stats, dy) = (x.host::<E>(), gain.host(), stats.host(), dy.host());
+                let (from, dx, dgain) = (Backward { x, gain, stats, dy }, dx.host(), dgain.host());
+                match dbias {
+                    Some(dbias) => {
+                        norm::layer_backward(cpu, &from, dx, true, dgain, dbias.host(), accumulate)
+                    }
+                    None => norm::rms_backward(cpu, &from, dx, true, dgain, accumulate),
+                }
+            }),
+        })
     }
 }

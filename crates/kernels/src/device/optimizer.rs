@@ -1,44 +1,59 @@
-//! The optimizer's step, and what is asked of gradients before it.
+//! The optimizer step.
 
 use half::bf16;
 
-use super::{Device, OpClass, with_float};
+use super::{Backend, Device, OpClass, with_float};
 use crate::cpu::adamw;
-use crate::cpu::reduce;
 use crate::{View, ViewMut};
 
-pub use crate::cpu::adamw::AdamW;
+/// Hyperparameters of one AdamW step. Parameters with other hyperparameters, such as gains and biases without decay,
+/// are separate calls.
+#[derive(Clone, Copy, Debug)]
+pub struct AdamW {
+    pub lr: f64,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub eps: f64,
+    pub weight_decay: f64,
+    /// Number of the step; the first is 1.
+    pub step: u64,
+    /// Factor of the gradients, for clipping.
+    pub scale: f64,
+}
 
-/// What a step changes: flat, f32, of one length.
-pub struct Stepped<'a> {
+impl Default for AdamW {
+    fn default() -> AdamW {
+        AdamW {
+            lr: 1e-3,
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: 0.01,
+            step: 1,
+            scale: 1.0,
+        }
+    }
+}
+
+/// Parameters and moments that a step updates: flat, f32, of equal length.
+pub struct OptimizerState<'a> {
     pub parameters: ViewMut<'a>,
-    /// Receives the new parameters in bf16.
-    pub copy: Option<ViewMut<'a>>,
-    pub first: ViewMut<'a>,
-    pub second: ViewMut<'a>,
+    /// Receives the updated parameters in bf16.
+    pub bf16_copy: Option<ViewMut<'a>>,
+    pub first_moment: ViewMut<'a>,
+    pub second_moment: ViewMut<'a>,
 }
 
 impl Device {
-    /// One step of AdamW: parameters and moments follow the gradient.
-    pub fn adamw(&self, numbers: &AdamW, state: Stepped<'_>, gradient: View<'_>) {
-        let Stepped { parameters, copy, first, second } = state;
-        with_float!(gradient.dtype(), G => self.on_cpu(OpClass::Optimizer, |cpu| {
-            let copy = copy.map(|copy| copy.host::<bf16>());
-            adamw::step::<G>(cpu, numbers, parameters.host(), first.host(), second.host(), gradient.host(), copy)
-        }))
-    }
-
-    /// Waits for it.
-    pub fn sum_of_squares(&self, x: View<'_>) -> f64 {
-        with_float!(x.dtype(), E => {
-            self.on_cpu(OpClass::Optimizer, |cpu| reduce::sum_of_squares::<E>(cpu, x.host()))
-        })
-    }
-
-    /// How many elements are infinite or no numbers; waits for it.
-    pub fn count_not_finite(&self, x: View<'_>) -> u64 {
-        with_float!(x.dtype(), E => {
-            self.on_cpu(OpClass::Elementwise, |cpu| reduce::count_non_finite::<E>(cpu, x.host()))
+    /// One AdamW step.
+    pub fn adamw(&self, settings: &AdamW, state: OptimizerState<'_>, gradient: View<'_>) {
+        let OptimizerState { parameters, bf16_copy, first_moment, second_moment } = state;
+        self.execute(OpClass::Optimizer, |backend| match backend {
+            Backend::Cpu(cpu) => with_float!(gradient.dtype(), G => {
+                let (p, m, v) = (parameters.host(), first_moment.host(), second_moment.host());
+                let copy = bf16_copy.map(|copy| copy.host::<bf16>());
+                adamw::step::<G>(cpu, settings, p, m, v, gradient.host(), copy)
+            }),
         })
     }
 }

@@ -1,10 +1,43 @@
-//! Compression of gradients on their way to other ranks: quantized codes, and the top-k elements as pairs of
-//! index (u32) and value (f32).
+//! Compression of gradients on their way to other ranks: quantized codes, and the top-k elements as pairs of index
+//! (u32) and value (f32).
 
-use super::{Device, OpClass};
-use crate::cpu::pack::{self, Code};
-use crate::cpu::{elementwise, largest};
+use super::{Backend, Device, OpClass};
+use crate::cpu::{elementwise, largest, pack};
 use crate::{Dtype, Tag, View, ViewMut};
+
+/// Elements that share a scale: 1 KiB of f32, which stays in the L1 cache between the two passes over it.
+pub(crate) const SCALE_CHUNK: usize = 256;
+
+/// Format of quantized numbers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Code {
+    Bf16,
+    /// f16 times a power of two per chunk, because gradients are often too small for the exponent of f16.
+    F16,
+    /// -127 to 127, times a scale per chunk: max|x| / 127.
+    Int8,
+}
+
+impl Code {
+    /// Bytes of `n` packed numbers: the scales of their chunks, then the codes.
+    pub const fn bytes(self, n: usize) -> usize {
+        self.scale_bytes() * n.div_ceil(SCALE_CHUNK) + self.code_bytes() * n
+    }
+
+    pub(crate) const fn scale_bytes(self) -> usize {
+        match self {
+            Code::Bf16 => 0,
+            Code::F16 | Code::Int8 => 4,
+        }
+    }
+
+    pub(crate) const fn code_bytes(self) -> usize {
+        match self {
+            Code::Bf16 | Code::F16 => 2,
+            Code::Int8 => 1,
+        }
+    }
+}
 
 impl Device {
     /// Packs `x + error`; `error` becomes the rounding error.
@@ -15,20 +48,22 @@ impl Device {
         error: ViewMut<'_>,
         packed: ViewMut<'_>, // (code.bytes(len)), u8
     ) {
-        self.on_cpu(OpClass::Elementwise, |cpu| {
-            pack::pack(cpu, code, x.host(), error.host(), packed.host())
+        self.execute(OpClass::Elementwise, |backend| match backend {
+            Backend::Cpu(cpu) => pack::pack(cpu, code, x.host(), error.host(), packed.host()),
         })
     }
 
     /// `out =` the unpacked numbers.
     pub fn unpack(&self, code: Code, packed: View<'_>, out: ViewMut<'_>) {
-        self.on_cpu(OpClass::Elementwise, |cpu| pack::unpack(cpu, code, packed.host(), out.host()))
+        self.execute(OpClass::Elementwise, |backend| match backend {
+            Backend::Cpu(cpu) => pack::unpack(cpu, code, packed.host(), out.host()),
+        })
     }
 
     /// `out +=` the unpacked numbers.
     pub fn add_unpacked(&self, code: Code, packed: View<'_>, out: ViewMut<'_>) {
-        self.on_cpu(OpClass::Elementwise, |cpu| {
-            pack::add_unpacked(cpu, code, packed.host(), out.host())
+        self.execute(OpClass::Elementwise, |backend| match backend {
+            Backend::Cpu(cpu) => pack::add_unpacked(cpu, code, packed.host(), out.host()),
         })
     }
 
@@ -42,26 +77,33 @@ impl Device {
         pairs: ViewMut<'_>, // (k * PAIR), u8
     ) {
         let mut ratios = self.empty(1, x.len(), Dtype::F32, Tag::Buffers);
-        self.on_cpu(OpClass::Elementwise, |cpu| {
-            elementwise::add::<f32, f32>(cpu, residual.reborrow().host(), x.host());
-            let ratios = ratios.view_mut().host();
-            largest::take_unusual(cpu, residual.host(), squares.host(), ratios, pairs.host());
+        self.execute(OpClass::Elementwise, |backend| match backend {
+            Backend::Cpu(cpu) => {
+                elementwise::add::<f32, f32>(cpu, residual.reborrow().host(), x.host());
+                let ratios = ratios.view_mut().host();
+                largest::take_unusual(cpu, residual.host(), squares.host(), ratios, pairs.host());
+            }
         })
     }
 
     /// Updates the means of squares with `x`, all of which was sent.
     pub fn follow_squares(&self, x: View<'_>, squares: ViewMut<'_>) {
-        self.on_cpu(OpClass::Elementwise, |cpu| largest::follow(cpu, x.host(), squares.host()))
+        self.execute(OpClass::Elementwise, |backend| match backend {
+            Backend::Cpu(cpu) => largest::follow(cpu, x.host(), squares.host()),
+        })
     }
 
     /// Adds pairs to `out`, whose first element has the index `first`.
     pub fn add_pairs(&self, pairs: View<'_>, first: usize, out: ViewMut<'_>) {
-        self.on_cpu(OpClass::Elementwise, |_| largest::add_pairs(pairs.host(), first, out.host()))
+        self.execute(OpClass::Elementwise, |backend| match backend {
+            Backend::Cpu(_) => largest::add_pairs(pairs.host(), first, out.host()),
+        })
     }
 
-    /// The number of pairs whose index is below `index`, after everything before it is done. Pairs are in the
-    /// order of their indices.
+    /// Number of pairs whose index is below `index`. Pairs are sorted by index. Waits for the result.
     pub fn pairs_below(&self, pairs: View<'_>, index: usize) -> usize {
-        self.on_cpu(OpClass::Elementwise, |_| largest::pairs_below(pairs.host(), index))
+        self.execute(OpClass::Elementwise, |backend| match backend {
+            Backend::Cpu(_) => largest::pairs_below(pairs.host(), index),
+        })
     }
 }

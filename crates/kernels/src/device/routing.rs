@@ -1,58 +1,101 @@
-//! Mixture of experts: choosing, keeping experts evenly used, moving tokens to experts and back.
+//! Mixture of experts: routing, load balancing, and moving tokens to experts and back.
+//!
+//! A token has `top_k` *slots*, one for each expert it is routed to. Slots are sorted by expert into *places*.
 
-use super::{Device, OpClass, with_float};
+use super::{Backend, Device, OpClass, Scalar, with_float};
 use crate::cpu::routing::{self, Choice, ChoiceBackward};
 use crate::{View, ViewMut, cpu::balance};
 
-pub use crate::cpu::routing::{Capacity, Router};
+/// Marks a slot that exceeded its expert's capacity.
+pub const DROPPED: u32 = u32::MAX;
+
+/// Configuration of a router.
+#[derive(Clone, Copy, Debug)]
+pub struct Router {
+    pub experts: usize,
+    pub top_k: usize,
+    /// Scale the weights of the selected experts to sum to 1 (Mixtral) instead of using the probabilities (Switch).
+    pub renormalize: bool,
+}
+
+/// Capacity of each expert.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Capacity {
+    /// Maximum number of slots per expert and scope. Later slots are dropped.
+    pub slots: usize,
+    /// Number of equal runs of tokens, each with its own capacity.
+    pub scopes: usize,
+}
+
+/// Results of a router, all of them needed by the backward pass.
+pub struct RouterOutput<'a> {
+    /// Softmax of the logits.
+    pub probs: ViewMut<'a>, // (tokens, experts), f32
+    /// Log-sum-exp of the logits, for the z-loss.
+    pub log_sum: ViewMut<'a>, // (tokens), f32
+    /// Selected experts, most probable first.
+    pub chosen: ViewMut<'a>, // (tokens, top_k), u32
+    pub weights: ViewMut<'a>, // (tokens, top_k), f32
+}
+
+/// Inputs of a router's backward pass: its results, and the gradients of its weights and auxiliary losses.
+#[derive(Clone, Copy)]
+pub struct RouterSaved<'a> {
+    pub probs: View<'a>,    // (tokens, experts), f32
+    pub log_sum: View<'a>,  // (tokens), f32
+    pub chosen: View<'a>,   // (tokens, top_k), u32
+    pub weights: View<'a>,  // (tokens, top_k), f32
+    pub dweights: View<'a>, // (tokens, top_k), f32
+    /// Gradient of the balance loss by the probabilities of each scope; empty without that loss.
+    pub balance: View<'a>, // (scopes, experts), f32
+    /// Weight of the z-loss divided by the number of tokens it is averaged over.
+    pub z_loss: f32,
+}
+
+/// Where to find the expert outputs of each token.
+#[derive(Clone, Copy)]
+pub struct Combine<'a> {
+    /// Place of each slot, or `DROPPED`.
+    pub place: View<'a>, // (tokens, top_k), u32
+    /// Weight of each slot; 1 if none.
+    pub weights: Option<View<'a>>, // (tokens, top_k), f32
+    pub top_k: usize,
+}
 
 impl Device {
-    /// Probabilities of all experts for each token, the `top_k` likeliest and their weights.
-    pub fn route(
-        &self,
-        router: &Router,
-        logits: View<'_>,
-        probs: ViewMut<'_>,
-        log_sum: ViewMut<'_>,
-        chosen: ViewMut<'_>,
-        weights: ViewMut<'_>,
-    ) {
-        let (probs, log_sum) = (probs.host(), log_sum.host());
-        let choice = Choice { probs, log_sum, chosen: chosen.host(), weights: weights.host() };
-        self.on_cpu(OpClass::Routing, |cpu| routing::choose(cpu, *router, logits.host(), choice))
-    }
-
-    /// The gradient of the logits: of the weights, of the balance loss (`balance` (scopes, experts), for equal
-    /// runs of the rows) and of the z-loss.
-    #[allow(clippy::too_many_arguments)] // all that `route` gave, and a gradient for each
-    pub fn route_backward(
-        &self,
-        router: &Router,
-        probs: View<'_>,
-        log_sum: View<'_>,
-        chosen: View<'_>,
-        weights: View<'_>,
-        dweights: View<'_>,
-        balance: View<'_>,
-        z_loss: f32,
-        dlogits: ViewMut<'_>,
-    ) {
-        let from = ChoiceBackward {
-            probs: probs.host(),
-            log_sum: log_sum.host(),
-            chosen: chosen.host(),
-            weights: weights.host(),
-            dweights: dweights.host(),
-            balance: balance.host(),
-            z_loss,
-        };
-        self.on_cpu(OpClass::Routing, |cpu| {
-            routing::choose_backward(cpu, *router, &from, dlogits.host())
+    /// Selects the `top_k` most probable experts of each token; ties go to the lower index.
+    pub fn route(&self, router: &Router, logits: View<'_>, output: RouterOutput<'_>) {
+        let RouterOutput { probs, log_sum, chosen, weights } = output;
+        self.execute(OpClass::Routing, |backend| match backend {
+            Backend::Cpu(cpu) => {
+                let (probs, log_sum) = (probs.host(), log_sum.host());
+                let (chosen, weights) = (chosen.host(), weights.host());
+                let choice = Choice { probs, log_sum, chosen, weights };
+                routing::choose(cpu, *router, logits.host(), choice)
+            }
         })
     }
 
-    /// Puts each expert's slots side by side: `order`, where each expert's begin (`starts`), and the way back
-    /// (`place`). Waits, and tells how many places are taken.
+    /// Gradient of the logits, from the weights, the balance loss and the z-loss.
+    pub fn route_backward(&self, router: &Router, saved: RouterSaved<'_>, dlogits: ViewMut<'_>) {
+        self.execute(OpClass::Routing, |backend| match backend {
+            Backend::Cpu(cpu) => {
+                let from = ChoiceBackward {
+                    probs: saved.probs.host(),
+                    log_sum: saved.log_sum.host(),
+                    chosen: saved.chosen.host(),
+                    weights: saved.weights.host(),
+                    dweights: saved.dweights.host(),
+                    balance: saved.balance.host(),
+                    z_loss: saved.z_loss,
+                };
+                routing::choose_backward(cpu, *router, &from, dlogits.host())
+            }
+        })
+    }
+
+    /// Sorts slots by expert: `order[place]` is the slot in a place, `place[slot]` the place of a slot, and
+    /// `starts` (experts + 1) the first place of each expert. The last start is the number of places.
     pub fn group_slots(
         &self,
         chosen: View<'_>,
@@ -60,14 +103,17 @@ impl Device {
         order: ViewMut<'_>,
         starts: ViewMut<'_>,
         place: ViewMut<'_>,
-    ) -> usize {
-        self.on_cpu(OpClass::Routing, |cpu| {
-            routing::group(cpu, chosen.host(), capacity, order.host(), starts.host(), place.host())
+    ) {
+        self.execute(OpClass::Routing, |backend| match backend {
+            Backend::Cpu(cpu) => {
+                let (order, starts, place) = (order.host(), starts.host(), place.host());
+                routing::group(cpu, chosen.host(), capacity, order, starts, place);
+            }
         })
     }
 
-    /// Adds to `counts` the slots that chose each expert and to `sums` the probabilities of each, both
-    /// (scopes, experts) for equal runs of the tokens.
+    /// Adds the number of slots of each expert to `counts` and the sum of its probabilities to `sums`, both
+    /// (scopes, experts) for equal runs of tokens.
     pub fn expert_loads(
         &self,
         router: &Router,
@@ -76,14 +122,16 @@ impl Device {
         counts: ViewMut<'_>,
         sums: ViewMut<'_>,
     ) {
-        let (chosen, probs) = (chosen.host(), probs.host());
-        self.on_cpu(OpClass::Routing, |cpu| {
-            balance::loads(cpu, router.experts, chosen, probs, counts.host(), sums.host())
+        self.execute(OpClass::Routing, |backend| match backend {
+            Backend::Cpu(cpu) => {
+                let (chosen, probs) = (chosen.host(), probs.host());
+                balance::loads(cpu, router.experts, chosen, probs, counts.host(), sums.host())
+            }
         })
     }
 
-    /// The mean of the scopes' balance losses, and `weight` times the slope of each scope's loss summed over
-    /// its tokens, by the probability of each expert, (scopes, experts). Waits.
+    /// Mean of the scopes' balance losses. `gradient` (scopes, experts) receives `weight` times the derivative of
+    /// each scope's loss, summed over its tokens, by the probability of each expert.
     pub fn balance(
         &self,
         router: &Router,
@@ -91,58 +139,62 @@ impl Device {
         sums: View<'_>,
         weight: f32,
         gradient: ViewMut<'_>,
-    ) -> f64 {
+    ) -> Scalar {
         let Router { experts, top_k, .. } = *router;
         let scopes = (counts.len() / experts) as f64;
-        self.on_cpu(OpClass::Routing, |_| {
-            let counts = counts.host::<f32>().chunks_exact(experts);
-            let gradient = gradient.host::<f32>().chunks_exact_mut(experts);
-            for (counts, gradient) in counts.clone().zip(gradient) {
-                balance::gradient(counts, top_k, weight, gradient);
+        self.execute(OpClass::Routing, |backend| match backend {
+            Backend::Cpu(_) => {
+                let counts = counts.host::<f32>().chunks_exact(experts);
+                let gradient = gradient.host::<f32>().chunks_exact_mut(experts);
+                for (counts, gradient) in counts.clone().zip(gradient) {
+                    balance::gradient(counts, top_k, weight, gradient);
+                }
+                let sums = sums.host::<f32>().chunks_exact(experts);
+                let losses = counts.zip(sums).map(|(n, sums)| balance::loss(n, sums, top_k));
+                Scalar::from(losses.sum::<f64>() / scopes)
             }
-            let sums = sums.host::<f32>().chunks_exact(experts);
-            counts.zip(sums).map(|(counts, sums)| balance::loss(counts, sums, top_k)).sum::<f64>()
-                / scopes
         })
     }
 
-    /// Each token's row at the places of its slots.
-    pub fn gather(&self, x: View<'_>, router: &Router, order: View<'_>, out: ViewMut<'_>) {
+    /// Copies the row of each slot's token to the slot's place.
+    pub fn gather(&self, x: View<'_>, top_k: usize, order: View<'_>, out: ViewMut<'_>) {
         let dim = x.cols();
-        with_float!(x.dtype(), E => self.on_cpu(OpClass::Routing, |cpu| {
-            routing::gather::<E>(cpu, x.host(), dim, router.top_k, order.host(), out.host())
-        }))
+        self.execute(OpClass::Routing, |backend| match backend {
+            Backend::Cpu(cpu) => with_float!(x.dtype(), E => {
+                routing::gather::<E>(cpu, x.host(), dim, top_k, order.host(), out.host())
+            }),
+        })
     }
 
-    /// The weighted sum of each token's slots; without weights the plain one. Dropped slots give nothing.
-    pub fn combine(
-        &self,
-        rows: View<'_>,
-        router: &Router,
-        place: View<'_>,
-        weights: Option<View<'_>>,
-        out: ViewMut<'_>,
-        add: bool,
-    ) {
-        let weights = weights.map(|weights| weights.host::<f32>());
-        with_float!(rows.dtype(), E => self.on_cpu(OpClass::Routing, |cpu| {
-            routing::combine::<E>(cpu, rows.host(), router.top_k, place.host(), weights, out.host(), add)
-        }))
+    /// The weighted sum of each token's slots, without dropped ones. Adds to `out` if `accumulate`.
+    pub fn combine(&self, rows: View<'_>, from: Combine<'_>, out: ViewMut<'_>, accumulate: bool) {
+        let Combine { place, weights, top_k } = from;
+        self.execute(OpClass::Routing, |backend| match backend {
+            Backend::Cpu(cpu) => with_float!(rows.dtype(), E => {
+                let (rows, place, out) = (rows.host::<E>(), place.host(), out.host());
+                let weights = weights.map(|weights| weights.host::<f32>());
+                routing::combine(cpu, rows, top_k, place, weights, out, accumulate)
+            }),
+        })
     }
 
-    /// The dot product of each row of `a` with that of `b`.
+    /// Dot product of each row of `a` with the same row of `b`.
     pub fn row_dots(&self, a: View<'_>, b: View<'_>, out: ViewMut<'_>) {
         let dim = a.cols();
-        with_float!(a.dtype(), E => self.on_cpu(OpClass::Routing, |cpu| {
-            routing::row_dots::<E>(cpu, a.host(), b.host(), dim, out.host())
-        }))
+        self.execute(OpClass::Routing, |backend| match backend {
+            Backend::Cpu(cpu) => with_float!(a.dtype(), E => {
+                routing::row_dots::<E>(cpu, a.host(), b.host(), dim, out.host())
+            }),
+        })
     }
 
     /// Multiplies each row by its factor.
     pub fn scale_rows(&self, rows: ViewMut<'_>, factors: View<'_>) {
         let dim = rows.cols();
-        with_float!(rows.dtype(), E => self.on_cpu(OpClass::Routing, |cpu| {
-            routing::scale_rows::<E>(cpu, rows.host(), dim, factors.host())
-        }))
+        self.execute(OpClass::Routing, |backend| match backend {
+            Backend::Cpu(cpu) => with_float!(rows.dtype(), E => {
+                routing::scale_rows::<E>(cpu, rows.host(), dim, factors.host())
+            }),
+        })
     }
 }

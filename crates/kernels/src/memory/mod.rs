@@ -1,12 +1,14 @@
-//! Device memory: who holds how much of it and why, a pool that hands it out without allocating in the
-//! steady state, tensors that own a piece of it and views that borrow one. Knows no operations.
+//! Device memory: a pool that allocates nothing in the steady state, tensors that own a piece of it, views that
+//! borrow one, and counters by purpose. Knows no operations.
 
-mod count;
+mod location;
 mod pool;
 mod tensor;
+mod usage;
 mod view;
 
-pub use count::{Memory, Tag, Usage};
-pub use pool::Pool;
+pub use location::Location;
+pub(crate) use pool::Pool;
 pub use tensor::Tensor;
+pub use usage::{MemoryUsage, Tag, Usage};
 pub use view::{View, ViewMut};

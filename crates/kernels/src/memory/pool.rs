@@ -1,31 +1,33 @@
-//! Where tensors live: large chunks of memory, cut to size and joined again when pieces come back, so that
-//! what was an activation in the forward pass is a gradient in the backward pass. Once chunks and lists have
-//! grown to what a step needs, nothing is allocated.
+//! The memory pool of a device: large chunks, from which pieces are cut and to which they return. Activations of
+//! the forward pass become gradients of the backward pass. Once the chunks and lists have grown to what a step
+//! needs, nothing is allocated.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::sync::Mutex;
 
-use super::{Memory, Tag};
+use super::{Location, MemoryUsage, Tag};
 
-/// Pieces start on cache-line pairs, so that no two tensors share one.
+/// Alignment of pieces: two cache lines, so that no two tensors share one.
 const ALIGN: usize = 128;
 
-/// The least that is asked of the system at once. Pages that nobody touches cost nothing.
+/// Minimum chunk size. Untouched pages cost nothing.
 const CHUNK: usize = 64 << 20;
 
 /// The memory of a device.
-pub struct Pool(Mutex<Inner>);
+pub(crate) struct Pool {
+    location: Location,
+    inner: Mutex<Inner>,
+}
 
 #[derive(Default)]
 struct Inner {
     chunks: Vec<Chunk>,
-    /// Free pieces in the order of their addresses; neighbours of one chunk are always joined.
+    /// Free pieces, sorted by address. Adjacent pieces of one chunk are always merged.
     free: Vec<Piece>,
-    /// Who holds what, and how many handles there are to it.
-    held: Vec<Held>,
-    /// Entries of `held` that nobody uses.
+    allocations: Vec<Allocation>,
+    /// Unused entries of `allocations`.
     vacant: Vec<u32>,
-    memory: Memory,
+    usage: MemoryUsage,
 }
 
 struct Chunk {
@@ -33,7 +35,7 @@ struct Chunk {
     bytes: usize,
 }
 
-// SAFETY: a chunk is plain memory that the pool alone hands out; moving the pool moves the right to it.
+// SAFETY: a chunk is plain memory that only the pool hands out.
 unsafe impl Send for Chunk {}
 
 #[derive(Clone, Copy)]
@@ -43,94 +45,96 @@ struct Piece {
 }
 
 #[derive(Clone, Copy)]
-struct Held {
+struct Allocation {
     piece: Piece,
-    asked: usize,
+    /// Bytes requested, before rounding up to `ALIGN`.
+    requested: usize,
     tag: Tag,
+    /// Number of tensors that share this allocation.
     handles: usize,
 }
 
 impl Pool {
-    pub(crate) fn new() -> Pool {
-        Pool(Mutex::default())
+    /// A pool of pageable host memory.
+    pub fn host() -> Pool {
+        Pool { location: Location::Host, inner: Mutex::default() }
     }
 
-    /// What is held now, and was at most.
-    pub fn memory(&self) -> Memory {
-        self.lock().memory
+    pub fn location(&self) -> Location {
+        self.location
     }
 
-    /// Lets the peaks start again from what is held now.
+    pub fn usage(&self) -> MemoryUsage {
+        self.lock().usage
+    }
+
+    /// Resets the peaks to the current usage.
     pub fn reset_peaks(&self) {
-        let memory = &mut self.lock().memory;
-        memory
-            .by_tag
-            .iter_mut()
-            .chain([&mut memory.total])
-            .for_each(|usage| usage.peak = usage.now);
+        let usage = &mut self.lock().usage;
+        usage.by_tag.iter_mut().chain([&mut usage.total]).for_each(|usage| usage.peak = usage.now);
     }
 
-    /// A piece of `bytes` with whatever was last written there: its holder's number and its address.
-    pub(super) fn take(&self, bytes: usize, tag: Tag) -> (u32, *mut u8) {
+    /// Allocates `bytes` with unspecified contents. Returns the allocation's index and address.
+    pub(super) fn allocate(&self, bytes: usize, tag: Tag) -> (u32, *mut u8) {
         let mut inner = self.lock();
         let piece = inner.cut(bytes.max(1).next_multiple_of(ALIGN));
-        inner.memory.take(tag, bytes);
-        let held = Held { piece, asked: bytes, tag, handles: 1 };
-        let holder = match inner.vacant.pop() {
-            Some(holder) => {
-                inner.held[holder as usize] = held;
-                holder
+        inner.usage.add(tag, bytes);
+        let allocation = Allocation { piece, requested: bytes, tag, handles: 1 };
+        let index = match inner.vacant.pop() {
+            Some(index) => {
+                inner.allocations[index as usize] = allocation;
+                index
             }
             None => {
-                inner.held.push(held);
-                // The day every holder leaves, all of them are on this list.
-                let holders = inner.held.len();
-                inner.vacant.reserve(holders);
-                (holders - 1) as u32
+                inner.allocations.push(allocation);
+                // When all allocations are freed, all of them are on this list; freeing must not allocate.
+                let count = inner.allocations.len();
+                inner.vacant.reserve(count);
+                (count - 1) as u32
             }
         };
-        (holder, piece.start as *mut u8)
+        (index, piece.start as *mut u8)
     }
 
-    /// One more handle to the same piece.
-    pub(super) fn share(&self, holder: u32) {
-        self.lock().held[holder as usize].handles += 1;
+    /// Adds a handle to an allocation.
+    pub(super) fn share(&self, index: u32) {
+        self.lock().allocations[index as usize].handles += 1;
     }
 
-    pub(super) fn handles(&self, holder: u32) -> usize {
-        self.lock().held[holder as usize].handles
+    pub(super) fn handles(&self, index: u32) -> usize {
+        self.lock().allocations[index as usize].handles
     }
 
-    /// The piece counts as `tag` from now on.
-    pub(super) fn retag(&self, holder: u32, tag: Tag) {
+    /// Counts the allocation under `tag` from now on.
+    pub(super) fn retag(&self, index: u32, tag: Tag) {
         let mut inner = self.lock();
-        let held = inner.held[holder as usize];
-        inner.memory.give(held.tag, held.asked);
-        inner.memory.take(tag, held.asked);
-        inner.held[holder as usize].tag = tag;
+        let Allocation { tag: before, requested, .. } = inner.allocations[index as usize];
+        inner.usage.remove(before, requested);
+        inner.usage.add(tag, requested);
+        inner.allocations[index as usize].tag = tag;
     }
 
-    /// A handle is gone; with the last one the piece is free again.
-    pub(super) fn drop_handle(&self, holder: u32) {
+    /// Removes a handle. The last one frees the allocation.
+    pub(super) fn drop_handle(&self, index: u32) {
         let mut inner = self.lock();
-        let held = &mut inner.held[holder as usize];
-        held.handles -= 1;
-        if held.handles == 0 {
-            let held = *held;
-            inner.memory.give(held.tag, held.asked);
-            inner.vacant.push(holder);
-            inner.join(held.piece);
+        let allocation = &mut inner.allocations[index as usize];
+        allocation.handles -= 1;
+        if allocation.handles == 0 {
+            let Allocation { piece, requested, tag, .. } = *allocation;
+            inner.usage.remove(tag, requested);
+            inner.vacant.push(index);
+            inner.free(piece);
         }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
-        // Nothing in here panics halfway through a change.
-        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        // No code in here panics in the middle of a change, so a poisoned pool is consistent.
+        self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
 impl Inner {
-    /// Takes the smallest free piece that is large enough, from its front.
+    /// Cuts `bytes` from the front of the smallest free piece that is large enough.
     fn cut(&mut self, bytes: usize) -> Piece {
         let fits = |(index, piece): (usize, &Piece)| {
             (piece.bytes >= bytes).then_some((piece.bytes, index))
@@ -148,23 +152,23 @@ impl Inner {
         cut
     }
 
-    /// A new chunk, as one free piece: its place in the list.
+    /// Allocates a new chunk as one free piece. Returns its index in the free list.
     fn grow(&mut self, bytes: usize) -> usize {
         let bytes = bytes.max(CHUNK);
         let chunk = Chunk::new(bytes + ALIGN);
         let piece = Piece { start: (chunk.start as usize).next_multiple_of(ALIGN), bytes };
         self.chunks.push(chunk);
-        self.memory.reserved += bytes;
+        self.usage.reserved += bytes;
         let index = self.free.partition_point(|other| other.start < piece.start);
         self.free.insert(index, piece);
         index
     }
 
-    /// Puts a piece back, joined with its free neighbours of the same chunk.
-    fn join(&mut self, piece: Piece) {
+    /// Returns a piece and merges it with its free neighbors.
+    fn free(&mut self, piece: Piece) {
         let index = self.free.partition_point(|other| other.start < piece.start);
-        let touches_before = index > 0 && touch(self.free[index - 1], piece);
-        let touches_after = index < self.free.len() && touch(piece, self.free[index]);
+        let touches_before = index > 0 && adjacent(self.free[index - 1], piece);
+        let touches_after = index < self.free.len() && adjacent(piece, self.free[index]);
         match (touches_before, touches_after) {
             (true, true) => {
                 self.free[index - 1].bytes += piece.bytes + self.free[index].bytes;
@@ -180,15 +184,15 @@ impl Inner {
     }
 }
 
-/// Whether `after` begins where `before` ends. Pieces of two chunks never do: a chunk is larger than the
-/// pieces in it.
-fn touch(before: Piece, after: Piece) -> bool {
+/// Whether `after` starts where `before` ends. Pieces of different chunks are never adjacent, because each chunk is
+/// larger than its pieces.
+fn adjacent(before: Piece, after: Piece) -> bool {
     before.start + before.bytes == after.start
 }
 
 impl Chunk {
-    /// Zeroed memory: what nobody has touched yet costs no page. An alignment beyond the allocator's own
-    /// would make it write the zeros, so pieces are aligned by their pool.
+    /// Allocates zeroed memory, of which untouched pages cost nothing. With an alignment above the allocator's own
+    /// it would write the zeros, so the pool aligns the pieces instead.
     fn new(bytes: usize) -> Chunk {
         let layout = Chunk::layout(bytes);
         // SAFETY: the layout is not empty.
@@ -206,65 +210,63 @@ impl Chunk {
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        // SAFETY: it came from `alloc_zeroed` with this layout; tensors keep the pool alive, so none is left.
+        // SAFETY: allocated by `alloc_zeroed` with this layout. Tensors keep the pool alive, so none is left.
         unsafe { dealloc(self.start, Chunk::layout(self.bytes)) };
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::Usage;
     use super::*;
 
     #[test]
-    fn pieces_never_overlap_and_join_again() {
-        let pool = Pool::new();
+    fn pieces_never_overlap_and_merge_when_freed() {
+        let pool = Pool::host();
         let mut live: Vec<(u32, usize, usize)> = Vec::new();
         let mut random = 7u64;
         for _ in 0..5_000 {
             random = random
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1_442_695_040_888_963_407);
-            let roll = (random >> 33) as usize;
-            if roll % 5 < 3 && live.len() < 60 {
-                let bytes = roll % 300_000;
-                let (holder, start) = pool.take(bytes, Tag::Activations);
+            let draw = (random >> 33) as usize;
+            if draw % 5 < 3 && live.len() < 60 {
+                let bytes = draw % 300_000;
+                let (index, start) = pool.allocate(bytes, Tag::Activations);
                 let (start, end) = (start as usize, start as usize + bytes);
                 assert!(
                     live.iter().all(|&(_, from, to)| end <= from || to <= start),
                     "pieces overlap"
                 );
-                live.push((holder, start, end));
+                live.push((index, start, end));
             } else if !live.is_empty() {
-                pool.drop_handle(live.swap_remove(roll % live.len()).0);
+                pool.drop_handle(live.swap_remove(draw % live.len()).0);
             }
             assert_eq!(
-                pool.memory().total.now,
+                pool.usage().total.now,
                 live.iter().map(|(_, from, to)| to - from).sum::<usize>()
             );
         }
-        live.into_iter().for_each(|(holder, ..)| pool.drop_handle(holder));
+        live.into_iter().for_each(|(index, ..)| pool.drop_handle(index));
         let inner = pool.lock();
-        assert_eq!(inner.free.len(), inner.chunks.len(), "all is joined again");
-        assert_eq!(
-            inner.free.iter().map(|piece| piece.bytes).sum::<usize>(),
-            inner.memory.reserved
-        );
+        assert_eq!(inner.free.len(), inner.chunks.len(), "one free piece per chunk");
+        assert_eq!(inner.free.iter().map(|piece| piece.bytes).sum::<usize>(), inner.usage.reserved);
     }
 
     #[test]
-    fn peaks_and_tags_are_counted_to_the_byte() {
-        let pool = Pool::new();
-        let (a, _) = pool.take(100, Tag::Parameters);
-        let (b, _) = pool.take(11, Tag::Activations);
+    fn usage_and_peaks_are_exact() {
+        let pool = Pool::host();
+        let (a, _) = pool.allocate(100, Tag::Parameters);
+        let (b, _) = pool.allocate(11, Tag::Activations);
         pool.drop_handle(b);
-        let (c, _) = pool.take(5, Tag::Activations);
-        let memory = pool.memory();
-        assert_eq!(memory.of(Tag::Activations), super::super::Usage { now: 5, peak: 11 });
-        assert_eq!(memory.total, super::super::Usage { now: 105, peak: 111 });
+        let (c, _) = pool.allocate(5, Tag::Activations);
+        let usage = pool.usage();
+        assert_eq!(usage.of(Tag::Activations), Usage { now: 5, peak: 11 });
+        assert_eq!(usage.total, Usage { now: 105, peak: 111 });
         pool.retag(c, Tag::Gradients);
-        assert_eq!(pool.memory().of(Tag::Gradients).now, 5);
+        assert_eq!(pool.usage().of(Tag::Gradients).now, 5);
         pool.drop_handle(a);
         pool.drop_handle(c);
-        assert_eq!(pool.memory().total.now, 0);
+        assert_eq!(pool.usage().total.now, 0);
     }
 }

@@ -1,30 +1,29 @@
-//! A tensor owns a piece of a device's memory and gives it back when it is dropped.
+//! A tensor owns a piece of a pool and returns it when it is dropped.
 
 use std::sync::Arc;
 
-use super::{Pool, Tag, View, ViewMut};
+use super::view::Extent;
+use super::{Location, Pool, Tag, View, ViewMut};
 use crate::Dtype;
 
-/// A (rows, cols) matrix in device memory, row by row without gaps.
+/// A contiguous, row-major (rows, cols) matrix in device memory.
 ///
-/// A clone is a second handle to the same memory, which both may then only read: this is how what a backward
-/// pass still needs is kept without a copy.
+/// A clone is a second handle to the same memory. While there are several handles, all of them are read-only; the
+/// backward pass keeps activations this way without copying them.
 pub struct Tensor {
     pool: Arc<Pool>,
-    holder: u32,
+    allocation: u32,
     start: *mut u8,
-    rows: usize,
-    cols: usize,
-    dtype: Dtype,
+    extent: Extent,
 }
 
-// SAFETY: a tensor is the right to a piece of plain memory; the pool behind it is locked.
+// SAFETY: a tensor owns a piece of plain memory; the pool behind it is locked.
 unsafe impl Send for Tensor {}
-// SAFETY: through a shared reference a tensor can only be read.
+// SAFETY: a shared reference to a tensor allows reading only.
 unsafe impl Sync for Tensor {}
 
 impl Tensor {
-    /// Memory with whatever was last written there, or zeros: to be written before it is read.
+    /// A tensor with unspecified contents: zeros, or data of an earlier tensor.
     pub(crate) fn new(
         pool: &Arc<Pool>,
         rows: usize,
@@ -32,20 +31,21 @@ impl Tensor {
         dtype: Dtype,
         tag: Tag,
     ) -> Tensor {
-        let (holder, start) = pool.take(rows * cols * dtype.bytes(), tag);
-        Tensor { pool: pool.clone(), holder, start, rows, cols, dtype }
+        let (allocation, start) = pool.allocate(rows * cols * dtype.bytes(), tag);
+        let extent = Extent { rows, cols, dtype, location: pool.location() };
+        Tensor { pool: pool.clone(), allocation, start, extent }
     }
 
     pub fn rows(&self) -> usize {
-        self.rows
+        self.extent.rows
     }
 
     pub fn cols(&self) -> usize {
-        self.cols
+        self.extent.cols
     }
 
     pub fn len(&self) -> usize {
-        self.rows * self.cols
+        self.extent.len()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -53,63 +53,59 @@ impl Tensor {
     }
 
     pub fn dtype(&self) -> Dtype {
-        self.dtype
+        self.extent.dtype
     }
 
-    /// To read.
+    pub fn location(&self) -> Location {
+        self.extent.location
+    }
+
     pub fn view(&self) -> View<'_> {
-        // SAFETY: the piece is this tensor's, and nobody writes it while it is borrowed: `view_mut` needs
-        // the only handle, mutably.
-        unsafe { View::new(self.start, self.rows, self.cols, self.dtype) }
+        // SAFETY: the memory belongs to this tensor and is not written while it is borrowed: `view_mut` needs the
+        // only handle, mutably.
+        unsafe { View::new(self.start, self.extent) }
     }
 
     /// # Panics
-    /// When there are other handles to this memory.
+    /// If there are other handles to this memory.
     pub fn view_mut(&mut self) -> ViewMut<'_> {
-        assert!(!self.is_shared(), "a tensor that others still read cannot be written");
-        // SAFETY: this is the only handle to the piece, and it is borrowed mutably.
-        unsafe { ViewMut::new(self.start, self.rows, self.cols, self.dtype) }
+        assert!(!self.is_shared(), "{self:?} has other handles, so it is read-only");
+        // SAFETY: this is the only handle to the memory, and it is borrowed mutably.
+        unsafe { ViewMut::new(self.start, self.extent) }
     }
 
     /// Whether there are other handles to this memory.
     pub fn is_shared(&self) -> bool {
-        self.pool.handles(self.holder) > 1
+        self.pool.handles(self.allocation) > 1
     }
 
-    /// The same elements in other rows.
+    /// The same elements with another shape.
     pub fn shaped(mut self, rows: usize, cols: usize) -> Tensor {
-        assert_eq!(
-            self.len(),
-            rows * cols,
-            "{}×{} elements cannot be {rows}×{cols}",
-            self.rows,
-            self.cols
-        );
-        (self.rows, self.cols) = (rows, cols);
+        self.extent = self.extent.shaped(rows, cols);
         self
     }
 
     /// Counts the memory under another tag from now on.
     pub fn retag(&self, tag: Tag) {
-        self.pool.retag(self.holder, tag);
+        self.pool.retag(self.allocation, tag);
     }
 }
 
 impl Clone for Tensor {
     fn clone(&self) -> Tensor {
-        self.pool.share(self.holder);
+        self.pool.share(self.allocation);
         Tensor { pool: self.pool.clone(), ..*self }
     }
 }
 
 impl Drop for Tensor {
     fn drop(&mut self) {
-        self.pool.drop_handle(self.holder);
+        self.pool.drop_handle(self.allocation);
     }
 }
 
 impl std::fmt::Debug for Tensor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}[{}×{}]", self.dtype, self.rows, self.cols)
+        write!(f, "{}", self.extent)
     }
 }

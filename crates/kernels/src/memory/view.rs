@@ -1,28 +1,73 @@
-//! Borrowed pieces of tensors: what operations take. A view is a (rows, cols) matrix of one element type,
-//! row by row without gaps; whether its address is one of the host or of a device, it does not know.
+//! Borrowed parts of tensors, which operations take. A view is a contiguous, row-major (rows, cols) matrix that
+//! knows its element type and which memory it is in.
 
+use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use super::Location;
 use crate::{Dtype, Element};
 
-/// A borrowed matrix to read.
+/// A borrowed matrix, read-only.
 #[derive(Clone, Copy)]
 pub struct View<'a> {
     start: *const u8,
-    rows: usize,
-    cols: usize,
-    dtype: Dtype,
-    life: PhantomData<&'a [u8]>,
+    extent: Extent,
+    lifetime: PhantomData<&'a [u8]>,
 }
 
-/// A borrowed matrix to write.
+/// A borrowed matrix, writable.
 pub struct ViewMut<'a> {
     start: *mut u8,
-    rows: usize,
-    cols: usize,
-    dtype: Dtype,
-    life: PhantomData<&'a mut [u8]>,
+    extent: Extent,
+    lifetime: PhantomData<&'a mut [u8]>,
+}
+
+/// Shape, element type and memory of a tensor or view.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Extent {
+    pub rows: usize,
+    pub cols: usize,
+    pub dtype: Dtype,
+    pub location: Location,
+}
+
+impl Extent {
+    pub fn len(&self) -> usize {
+        self.rows * self.cols
+    }
+
+    pub fn shaped(self, rows: usize, cols: usize) -> Extent {
+        assert_eq!(self.len(), rows * cols, "{self} cannot be reshaped to [{rows}×{cols}]");
+        Extent { rows, cols, ..self }
+    }
+
+    /// One row of `len` elements.
+    fn row(self, len: usize) -> Extent {
+        Extent { rows: 1, cols: len, ..self }
+    }
+
+    /// A range of elements as one row, and the byte offset where it starts.
+    fn part(self, range: &Range<usize>) -> (usize, Extent) {
+        let Range { start, end } = *range;
+        assert!(start <= end && end <= self.len(), "elements {start}..{end} of {self}");
+        (start * self.dtype.bytes(), self.row(end - start))
+    }
+
+    fn check_host<E: Element>(&self) {
+        assert_eq!(self.dtype, E::DTYPE, "{self} accessed as {}", E::DTYPE);
+        assert!(
+            self.location.is_host_accessible(),
+            "{self} is in {} memory, which the host cannot address; use Device::read or Device::write",
+            self.location
+        );
+    }
+}
+
+impl fmt::Display for Extent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}[{}×{}]", self.dtype, self.rows, self.cols)
+    }
 }
 
 // SAFETY: a view is a shared borrow of plain numbers.
@@ -34,27 +79,27 @@ unsafe impl Send for ViewMut<'_> {}
 
 impl<'a> View<'a> {
     /// # Safety
-    /// `start` must point to that many initialised elements, unchanged for `'a`.
-    pub(crate) unsafe fn new(start: *const u8, rows: usize, cols: usize, dtype: Dtype) -> View<'a> {
-        View { start, rows, cols, dtype, life: PhantomData }
+    /// `start` must point to `extent.len()` initialized elements in `extent.location`, unchanged during `'a`.
+    pub(crate) unsafe fn new(start: *const u8, extent: Extent) -> View<'a> {
+        View { start, extent, lifetime: PhantomData }
     }
 
-    /// A slice of the host's as a view of one row.
+    /// A host slice as a view of one row.
     pub fn of<E: Element>(slice: &'a [E]) -> View<'a> {
-        // SAFETY: the slice is what it says, for as long as it is borrowed.
-        unsafe { View::new(slice.as_ptr().cast(), 1, slice.len(), E::DTYPE) }
+        // SAFETY: the slice has `len` elements of this type, and is borrowed for `'a`.
+        unsafe { View::new(slice.as_ptr().cast(), host_row::<E>(slice.len())) }
     }
 
     pub fn rows(&self) -> usize {
-        self.rows
+        self.extent.rows
     }
 
     pub fn cols(&self) -> usize {
-        self.cols
+        self.extent.cols
     }
 
     pub fn len(&self) -> usize {
-        self.rows * self.cols
+        self.extent.len()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -62,79 +107,65 @@ impl<'a> View<'a> {
     }
 
     pub fn dtype(&self) -> Dtype {
-        self.dtype
+        self.extent.dtype
     }
 
-    /// A run of elements, as one row.
+    pub fn location(&self) -> Location {
+        self.extent.location
+    }
+
+    /// A range of elements as one row.
     pub fn part(self, range: Range<usize>) -> View<'a> {
-        assert!(
-            range.start <= range.end && range.end <= self.len(),
-            "{range:?} of {} elements",
-            self.len()
-        );
-        // SAFETY: inside what this view borrows.
-        unsafe {
-            View::new(self.start.add(range.start * self.dtype.bytes()), 1, range.len(), self.dtype)
-        }
+        let (offset, extent) = self.extent.part(&range);
+        // SAFETY: inside the memory that this view borrows.
+        unsafe { View::new(self.start.add(offset), extent) }
     }
 
-    /// A run of rows.
+    /// A range of rows.
     pub fn rows_of(self, range: Range<usize>) -> View<'a> {
-        let (rows, cols) = (range.len(), self.cols);
+        let (rows, cols) = (range.len(), self.cols());
         self.part(range.start * cols..range.end * cols).shaped(rows, cols)
     }
 
-    /// The same elements in other rows.
+    /// The same elements with another shape.
     pub fn shaped(self, rows: usize, cols: usize) -> View<'a> {
-        assert_eq!(
-            self.len(),
-            rows * cols,
-            "{}×{} elements cannot be {rows}×{cols}",
-            self.rows,
-            self.cols
-        );
-        View { rows, cols, ..self }
+        View { extent: self.extent.shaped(rows, cols), ..self }
     }
 
-    /// The elements, for a view of memory that the host can read.
+    /// The elements as a host slice.
     ///
     /// # Panics
-    /// When the view holds another type.
+    /// If the view has another element type, or is in memory that the host cannot address.
     pub fn host<E: Element>(self) -> &'a [E] {
-        assert_eq!(self.dtype, E::DTYPE, "the view holds another type");
-        // SAFETY: `start` holds `len` elements of this type for `'a`; every pattern is a value of it.
+        self.extent.check_host::<E>();
+        // SAFETY: `start` points to `len` elements of this type in host memory, borrowed for `'a`.
         unsafe { std::slice::from_raw_parts(self.start.cast(), self.len()) }
     }
 }
 
 impl<'a> ViewMut<'a> {
     /// # Safety
-    /// `start` must point to that many elements, which nobody else touches for `'a`.
-    pub(crate) unsafe fn new(
-        start: *mut u8,
-        rows: usize,
-        cols: usize,
-        dtype: Dtype,
-    ) -> ViewMut<'a> {
-        ViewMut { start, rows, cols, dtype, life: PhantomData }
+    /// `start` must point to `extent.len()` elements in `extent.location`, not accessed by others during `'a`.
+    pub(crate) unsafe fn new(start: *mut u8, extent: Extent) -> ViewMut<'a> {
+        ViewMut { start, extent, lifetime: PhantomData }
     }
 
-    /// A slice of the host's as a view of one row.
+    /// A host slice as a view of one row.
     pub fn of<E: Element>(slice: &'a mut [E]) -> ViewMut<'a> {
-        // SAFETY: the slice is what it says, and ours alone for as long as it is borrowed.
-        unsafe { ViewMut::new(slice.as_mut_ptr().cast(), 1, slice.len(), E::DTYPE) }
+        // SAFETY: the slice has `len` elements of this type, and is borrowed mutably for `'a`.
+        unsafe { ViewMut::new(slice.as_mut_ptr().cast(), host_row::<E>(slice.len())) }
     }
 
     pub fn rows(&self) -> usize {
-        self.rows
+        self.extent.rows
     }
 
     pub fn cols(&self) -> usize {
-        self.cols
+        self.extent.cols
     }
 
     pub fn len(&self) -> usize {
-        self.rows * self.cols
+        self.extent.len()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -142,73 +173,110 @@ impl<'a> ViewMut<'a> {
     }
 
     pub fn dtype(&self) -> Dtype {
-        self.dtype
+        self.extent.dtype
     }
 
-    /// The same for a shorter time, leaving this one for later.
+    pub fn location(&self) -> Location {
+        self.extent.location
+    }
+
+    /// The same view for a shorter lifetime.
     pub fn reborrow(&mut self) -> ViewMut<'_> {
-        ViewMut { life: PhantomData, ..*self }
+        ViewMut { lifetime: PhantomData, ..*self }
     }
 
     pub fn as_view(&self) -> View<'_> {
-        // SAFETY: this view is borrowed for as long as the other lives.
-        unsafe { View::new(self.start, self.rows, self.cols, self.dtype) }
+        // SAFETY: this view stays borrowed as long as the other one lives.
+        unsafe { View::new(self.start, self.extent) }
     }
 
-    /// A run of elements, as one row.
+    /// A range of elements as one row.
     pub fn part(self, range: Range<usize>) -> ViewMut<'a> {
-        assert!(
-            range.start <= range.end && range.end <= self.len(),
-            "{range:?} of {} elements",
-            self.len()
-        );
-        // SAFETY: inside what this view borrows, which is given up for it.
-        unsafe {
-            ViewMut::new(
-                self.start.add(range.start * self.dtype.bytes()),
-                1,
-                range.len(),
-                self.dtype,
-            )
-        }
+        let (offset, extent) = self.extent.part(&range);
+        // SAFETY: inside the memory that this view borrows, and this view is consumed.
+        unsafe { ViewMut::new(self.start.add(offset), extent) }
     }
 
-    /// A run of rows.
+    /// A range of rows.
     pub fn rows_of(self, range: Range<usize>) -> ViewMut<'a> {
-        let (rows, cols) = (range.len(), self.cols);
+        let (rows, cols) = (range.len(), self.cols());
         self.part(range.start * cols..range.end * cols).shaped(rows, cols)
     }
 
-    /// The elements before `at` and those from there, each as one row.
+    /// The elements before `at` and the elements from `at` on, each as one row.
     pub fn split_at(self, at: usize) -> (ViewMut<'a>, ViewMut<'a>) {
-        let (start, len, dtype) = (self.start, self.len(), self.dtype);
-        assert!(at <= len, "{at} of {len} elements");
-        // SAFETY: two halves of what this view borrows, which is given up for them.
-        unsafe {
-            let tail = start.add(at * dtype.bytes());
-            (ViewMut::new(start, 1, at, dtype), ViewMut::new(tail, 1, len - at, dtype))
-        }
+        let len = self.len();
+        let (offset, tail) = self.extent.part(&(at..len));
+        let head = self.extent.row(at);
+        // SAFETY: two disjoint parts of the memory that this view borrows, and this view is consumed.
+        unsafe { (ViewMut::new(self.start, head), ViewMut::new(self.start.add(offset), tail)) }
     }
 
-    /// The same elements in other rows.
+    /// The same elements with another shape.
     pub fn shaped(self, rows: usize, cols: usize) -> ViewMut<'a> {
-        assert_eq!(
-            self.len(),
-            rows * cols,
-            "{}×{} elements cannot be {rows}×{cols}",
-            self.rows,
-            self.cols
-        );
-        ViewMut { rows, cols, ..self }
+        ViewMut { extent: self.extent.shaped(rows, cols), ..self }
     }
 
-    /// The elements, for a view of memory that the host can write.
+    /// The elements as a host slice.
     ///
     /// # Panics
-    /// When the view holds another type.
+    /// If the view has another element type, or is in memory that the host cannot address.
     pub fn host<E: Element>(self) -> &'a mut [E] {
-        assert_eq!(self.dtype, E::DTYPE, "the view holds another type");
-        // SAFETY: `start` holds `len` elements of this type, ours alone for `'a`.
+        self.extent.check_host::<E>();
+        // SAFETY: `start` points to `len` elements of this type in host memory, borrowed mutably for `'a`.
         unsafe { std::slice::from_raw_parts_mut(self.start.cast(), self.len()) }
+    }
+}
+
+fn host_row<E: Element>(len: usize) -> Extent {
+    Extent { rows: 1, cols: len, dtype: E::DTYPE, location: Location::Host }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ptr::{NonNull, without_provenance};
+
+    /// A view of memory that the host cannot address. Nothing may dereference it.
+    fn on_device() -> View<'static> {
+        let extent = Extent { rows: 3, cols: 4, dtype: Dtype::F32, location: Location::Device };
+        // SAFETY: not dereferenced, as the tests show.
+        unsafe { View::new(without_provenance(0x1000), extent) }
+    }
+
+    #[test]
+    fn parts_keep_the_location() {
+        let views = [on_device().part(2..7), on_device().rows_of(1..3), on_device().shaped(2, 6)];
+        assert!(views.iter().all(|view| view.location() == Location::Device));
+        assert_eq!(View::of(&[1.0f32]).location(), Location::Host);
+    }
+
+    #[test]
+    #[should_panic(expected = "f32[3×4] is in device memory, which the host cannot address")]
+    fn host_access_to_device_memory_panics() {
+        on_device().host::<f32>();
+    }
+
+    #[test]
+    #[should_panic(expected = "f32[1×2] is in device memory, which the host cannot address")]
+    fn mutable_host_access_to_device_memory_panics() {
+        let extent = Extent { rows: 1, cols: 2, dtype: Dtype::F32, location: Location::Device };
+        // SAFETY: not dereferenced, as the test shows.
+        unsafe { ViewMut::new(NonNull::dangling().as_ptr(), extent) }.host::<f32>();
+    }
+
+    #[test]
+    fn pinned_memory_is_host_accessible() {
+        let values = [1.0f32, 2.0];
+        let extent = Extent { location: Location::Pinned, ..host_row::<f32>(2) };
+        // SAFETY: the array outlives the view.
+        let view = unsafe { View::new(values.as_ptr().cast(), extent) };
+        assert_eq!(view.host::<f32>(), values);
+    }
+
+    #[test]
+    #[should_panic(expected = "u32[1×1] accessed as f32")]
+    fn host_access_as_another_type_panics() {
+        View::of(&[1u32]).host::<f32>();
     }
 }

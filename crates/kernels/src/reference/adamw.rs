@@ -1,6 +1,6 @@
 //! AdamW, one element at a time.
 
-use crate::cpu::adamw::AdamW;
+use crate::AdamW;
 
 /// The new (p, m, v).
 pub fn step(numbers: &AdamW, p: f64, m: f64, v: f64, g: f64) -> (f64, f64, f64) {

@@ -1,6 +1,6 @@
 //! Causal attention with the whole matrix of scores, one head at a time.
 
-use crate::cpu::attention::Shape;
+use crate::AttentionShape;
 
 /// q (batch, q_len, heads, head_dim), k and v (batch, k_len, kv_heads, head_dim).
 pub struct Inputs {
@@ -15,8 +15,8 @@ pub struct Outputs {
     pub lse: Vec<f64>,
 }
 
-pub fn forward(shape: &Shape, inputs: &Inputs) -> Outputs {
-    let Shape { batch, heads, head_dim, q_len, k_len, .. } = *shape;
+pub fn forward(shape: &AttentionShape, inputs: &Inputs) -> Outputs {
+    let AttentionShape { batch, heads, head_dim, q_len, k_len, .. } = *shape;
     let mut out = vec![0.0; batch * q_len * heads * head_dim];
     let mut lse = vec![f64::NEG_INFINITY; batch * heads * q_len];
     for_each_head(shape, |b, h| {
@@ -40,8 +40,13 @@ pub fn forward(shape: &Shape, inputs: &Inputs) -> Outputs {
 }
 
 /// dq, dk and dv, laid out as q, k and v.
-pub fn backward(shape: &Shape, inputs: &Inputs, outputs: &Outputs, dout: &[f64]) -> Inputs {
-    let Shape { heads, head_dim, q_len, k_len, scale, .. } = *shape;
+pub fn backward(
+    shape: &AttentionShape,
+    inputs: &Inputs,
+    outputs: &Outputs,
+    dout: &[f64],
+) -> Inputs {
+    let AttentionShape { heads, head_dim, q_len, k_len, scale, .. } = *shape;
     let zeros = |like: &Vec<f64>| vec![0.0; like.len()];
     let mut grads = Inputs { q: zeros(&inputs.q), k: zeros(&inputs.k), v: zeros(&inputs.v) };
     for_each_head(shape, |b, h| {
@@ -67,7 +72,7 @@ pub fn backward(shape: &Shape, inputs: &Inputs, outputs: &Outputs, dout: &[f64])
 }
 
 /// One query's scores; -inf for a key that it does not see.
-fn scores(shape: &Shape, inputs: &Inputs, b: usize, h: usize, i: usize) -> Vec<f64> {
+fn scores(shape: &AttentionShape, inputs: &Inputs, b: usize, h: usize, i: usize) -> Vec<f64> {
     let at = query(shape, b, i, h);
     let score = |j| {
         if shape.k_start + j > shape.q_start + i {
@@ -80,7 +85,7 @@ fn scores(shape: &Shape, inputs: &Inputs, b: usize, h: usize, i: usize) -> Vec<f
     (0..shape.k_len).map(score).collect()
 }
 
-fn for_each_head(shape: &Shape, mut work: impl FnMut(usize, usize)) {
+fn for_each_head(shape: &AttentionShape, mut work: impl FnMut(usize, usize)) {
     for b in 0..shape.batch {
         for h in 0..shape.heads {
             work(b, h);
@@ -88,10 +93,10 @@ fn for_each_head(shape: &Shape, mut work: impl FnMut(usize, usize)) {
     }
 }
 
-fn query(shape: &Shape, b: usize, i: usize, h: usize) -> usize {
+fn query(shape: &AttentionShape, b: usize, i: usize, h: usize) -> usize {
     ((b * shape.q_len + i) * shape.heads + h) * shape.head_dim
 }
 
-fn key(shape: &Shape, b: usize, j: usize, h: usize) -> usize {
+fn key(shape: &AttentionShape, b: usize, j: usize, h: usize) -> usize {
     ((b * shape.k_len + j) * shape.kv_heads + h / shape.group()) * shape.head_dim
 }

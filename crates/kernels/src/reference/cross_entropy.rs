@@ -1,6 +1,6 @@
 //! The loss of rows of logits against their targets.
 
-use crate::cpu::cross_entropy::IGNORED;
+use crate::IGNORED;
 
 /// Each row's `ln Σ e^logit - target's logit + z ln² Σ e^logit`.
 pub fn losses(logits: &[f64], targets: &[u32], z_loss: f64) -> Vec<f64> {

@@ -1,13 +1,13 @@
 //! Rows of a table by token id.
 
-use crate::cpu::embedding::{Held, Place};
+use crate::{PositionRange, VocabShard};
 
 pub fn forward(
     ids: &[u32],
     table: &[f64],
     dim: usize,
-    held: Held,
-    positions: Option<(&[f64], Place)>,
+    held: VocabShard,
+    positions: Option<(&[f64], PositionRange)>,
 ) -> Vec<f64> {
     let mut out = vec![];
     for (r, &id) in ids.iter().enumerate() {
@@ -25,7 +25,7 @@ pub fn forward(
 }
 
 /// The gradient of a table of `rows`.
-pub fn backward(ids: &[u32], dy: &[f64], dim: usize, held: Held, rows: usize) -> Vec<f64> {
+pub fn backward(ids: &[u32], dy: &[f64], dim: usize, held: VocabShard, rows: usize) -> Vec<f64> {
     let mut dtable = vec![0.0; rows * dim];
     for (r, &id) in ids.iter().enumerate() {
         if let Some(row) = (id as usize).checked_sub(held.first).filter(|row| *row < rows) {
@@ -36,7 +36,7 @@ pub fn backward(ids: &[u32], dy: &[f64], dim: usize, held: Held, rows: usize) ->
 }
 
 /// The gradient of a table of `rows` positions.
-pub fn positions_backward(dy: &[f64], dim: usize, place: Place, rows: usize) -> Vec<f64> {
+pub fn positions_backward(dy: &[f64], dim: usize, place: PositionRange, rows: usize) -> Vec<f64> {
     let mut dpositions = vec![0.0; rows * dim];
     for (i, dy) in dy.iter().enumerate() {
         dpositions[(place.start + i / dim % place.len) * dim + i % dim] += dy;

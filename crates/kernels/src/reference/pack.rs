@@ -1,7 +1,8 @@
 //! What packed numbers are worth to their receiver. The numbers are f32's, in f64: halves are rounded from f32, as
 //! the half crate's way from f64 looks at its upper bits only.
 
-use crate::cpu::pack::{CHUNK, Code};
+use crate::Code;
+use crate::device::SCALE_CHUNK as CHUNK;
 
 /// `x` after packing and unpacking.
 pub fn round_trip(code: Code, x: &[f64]) -> Vec<f64> {

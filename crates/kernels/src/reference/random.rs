@@ -1,14 +1,14 @@
 //! Random numbers by position, one index at a time.
 
-use crate::cpu::random::Key;
+use crate::RandomKey;
 
 /// In [0, 1).
-pub fn uniform(key: Key, index: u64) -> f64 {
+pub fn uniform(key: RandomKey, index: u64) -> f64 {
     (key.word(index) >> 8) as f64 / 2f64.powi(24)
 }
 
 /// Standard normal: indices 64 apart make a pair, the first's word the distance and the second's the direction.
-pub fn normal(key: Key, index: u64) -> f64 {
+pub fn normal(key: RandomKey, index: u64) -> f64 {
     let second = index / 64 % 2 == 1;
     let first = if second { index - 64 } else { index };
     // Rounded to f32 by definition: near 1, where its logarithm is almost 0, that is felt.

@@ -1,6 +1,6 @@
 //! Mixture of experts: choosing, moving rows, and the auxiliary losses.
 
-use crate::cpu::routing::{Capacity, DROPPED, Router};
+use crate::{Capacity, DROPPED, Router};
 
 /// A router's decision: (probs, chosen, weights).
 pub fn choose(router: Router, logits: &[f64]) -> (Vec<f64>, Vec<u32>, Vec<f64>) {
@@ -10,7 +10,7 @@ pub fn choose(router: Router, logits: &[f64]) -> (Vec<f64>, Vec<u32>, Vec<f64>) 
         let mut by_likelihood: Vec<usize> = (0..router.experts).collect();
         by_likelihood.sort_by(|&a, &b| p[b].total_cmp(&p[a]).then(a.cmp(&b)));
         let taken = &by_likelihood[..router.top_k];
-        let all: f64 = if router.renormalise { taken.iter().map(|&e| p[e]).sum() } else { 1.0 };
+        let all: f64 = if router.renormalize { taken.iter().map(|&e| p[e]).sum() } else { 1.0 };
         chosen.extend(taken.iter().map(|&e| e as u32));
         weights.extend(taken.iter().map(|&e| p[e] / all));
         probs.extend(p);
@@ -24,7 +24,7 @@ pub fn weights_of(router: Router, logits: &[f64], chosen: &[u32]) -> Vec<f64> {
     rows.flat_map(|(row, chosen)| {
         let p = softmax(row);
         let all: f64 =
-            if router.renormalise { chosen.iter().map(|&e| p[e as usize]).sum() } else { 1.0 };
+            if router.renormalize { chosen.iter().map(|&e| p[e as usize]).sum() } else { 1.0 };
         chosen.iter().map(move |&e| p[e as usize] / all).collect::<Vec<_>>()
     })
     .collect()
@@ -37,7 +37,7 @@ pub fn weights_backward(
     chosen: &[u32],
     dweights: &[f64],
 ) -> Vec<f64> {
-    let Router { experts, top_k, renormalise } = router;
+    let Router { experts, top_k, renormalize } = router;
     let mut dlogits = vec![];
     for (token, row) in logits.chunks_exact(experts).enumerate() {
         let p = softmax(row);
@@ -49,7 +49,7 @@ pub fn weights_backward(
                 // w_j = p_j / all: dw_j/dp_i = [i = j] / all - p_j / all².
                 let same = if i == j { 1.0 } else { 0.0 };
                 let slope =
-                    if renormalise { same / all - p[other as usize] / (all * all) } else { same };
+                    if renormalize { same / all - p[other as usize] / (all * all) } else { same };
                 dp[e as usize] += dw[j] * slope;
             }
         }

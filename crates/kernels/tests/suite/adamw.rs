@@ -1,7 +1,8 @@
 use crate::check::*;
 use half::bf16;
+use lockstep_kernels::AdamW;
 use lockstep_kernels::Float;
-use lockstep_kernels::cpu::adamw::{self, AdamW};
+use lockstep_kernels::cpu::adamw;
 use lockstep_kernels::cpu::{Cpu, elementwise};
 use lockstep_kernels::reference::adamw as reference;
 

@@ -1,8 +1,9 @@
 //! Attention against the reference: dims, lengths, groups, starts, types, threads, and key blocks merged.
 
 use half::bf16;
+use lockstep_kernels::AttentionShape;
 use lockstep_kernels::Float;
-use lockstep_kernels::cpu::attention::{self, Rows, RowsMut, Shape};
+use lockstep_kernels::cpu::attention::{self, Rows, RowsMut};
 use lockstep_kernels::cpu::{Cpu, Level};
 use lockstep_kernels::reference::attention as reference;
 
@@ -35,10 +36,20 @@ const CASES: [Case; 19] = [
 
 const BATCH: usize = 2;
 
-fn shape_of(case: Case) -> Shape {
+fn shape_of(case: Case) -> AttentionShape {
     let [heads, kv_heads, head_dim, q_len, k_len, q_start, k_start] = case;
     let scale = 1.0 / (head_dim as f32).sqrt();
-    Shape { batch: BATCH, heads, kv_heads, head_dim, q_len, k_len, q_start, k_start, scale }
+    AttentionShape {
+        batch: BATCH,
+        heads,
+        kv_heads,
+        head_dim,
+        q_len,
+        k_len,
+        q_start,
+        k_start,
+        scale,
+    }
 }
 
 /// Numbers in -1..1 that are the same in every run.
@@ -55,7 +66,7 @@ fn numbers(len: usize, seed: u64) -> Vec<f32> {
 
 /// One problem: q in a matrix of its own, k and v in another, each with columns that are not theirs.
 struct Problem<E> {
-    shape: Shape,
+    shape: AttentionShape,
     q: Vec<E>,    // (tokens, 3 + heads * head_dim + 5)
     kv: Vec<E>,   // (tokens, 1 + 2 * kv_heads * head_dim + 2)
     dout: Vec<E>, // (tokens, heads * head_dim)
@@ -70,7 +81,7 @@ struct Answer<E> {
 }
 
 impl<E: Float> Problem<E> {
-    fn new(shape: Shape) -> Problem<E> {
+    fn new(shape: AttentionShape) -> Problem<E> {
         let tokens = shape.batch * shape.q_len;
         let make = |len, seed, size: f32| {
             numbers(len, seed).iter().map(|x| E::round_from(x * size)).collect()
@@ -84,7 +95,7 @@ impl<E: Float> Problem<E> {
     }
 
     fn rows(&self) -> [Rows<'_, E>; 3] {
-        let Shape { kv_heads, head_dim, .. } = self.shape;
+        let AttentionShape { kv_heads, head_dim, .. } = self.shape;
         let stride = kv_stride(&self.shape);
         [
             Rows { data: &self.q, offset: 3, stride: q_stride(&self.shape) },
@@ -94,7 +105,7 @@ impl<E: Float> Problem<E> {
     }
 
     fn forward(&self, cpu: &Cpu) -> (Vec<E>, Vec<f32>) {
-        let Shape { batch, heads, head_dim, q_len, .. } = self.shape;
+        let AttentionShape { batch, heads, head_dim, q_len, .. } = self.shape;
         // What was there before must not matter.
         let mut out = vec![E::round_from(f32::NAN); batch * q_len * heads * head_dim];
         let mut lse = vec![f32::NAN; batch * heads * q_len];
@@ -104,7 +115,7 @@ impl<E: Float> Problem<E> {
     }
 
     fn backward(&self, cpu: &Cpu, out: &[E], lse: &[f32]) -> (Vec<E>, Vec<E>) {
-        let Shape { heads, kv_heads, head_dim, .. } = self.shape;
+        let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
         let mut dq = vec![E::round_from(7.0); self.q.len()];
         let mut dkv = vec![E::round_from(7.0); self.kv.len()];
         let (width, kv_width) = (heads * head_dim, kv_heads * head_dim);
@@ -125,7 +136,7 @@ impl<E: Float> Problem<E> {
 
     /// The columns that the reference knows, in f64.
     fn inputs(&self) -> reference::Inputs {
-        let Shape { heads, kv_heads, head_dim, .. } = self.shape;
+        let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
         let (width, kv_width) = (heads * head_dim, kv_heads * head_dim);
         let stride = kv_stride(&self.shape);
         reference::Inputs {
@@ -136,11 +147,11 @@ impl<E: Float> Problem<E> {
     }
 }
 
-fn q_stride(shape: &Shape) -> usize {
+fn q_stride(shape: &AttentionShape) -> usize {
     3 + shape.heads * shape.head_dim + 5
 }
 
-fn kv_stride(shape: &Shape) -> usize {
+fn kv_stride(shape: &AttentionShape) -> usize {
     1 + 2 * shape.kv_heads * shape.head_dim + 2
 }
 
@@ -179,7 +190,7 @@ fn fast_equals_reference<E: Float>(cpu: &Cpu, case: Case, tolerance: f64) {
     let expected = reference::forward(&problem.shape, &inputs);
     let grads = reference::backward(&problem.shape, &inputs, &expected, &dout);
     let answer = problem.solve(cpu);
-    let Shape { heads, kv_heads, head_dim, .. } = problem.shape;
+    let AttentionShape { heads, kv_heads, head_dim, .. } = problem.shape;
     let (width, kv_width) = (heads * head_dim, kv_heads * head_dim);
     let (stride, kv_stride) = (q_stride(&problem.shape), kv_stride(&problem.shape));
     assert_near(&to_f64(&answer.out), &expected.out, tolerance, &name("out"));
@@ -261,8 +272,10 @@ fn threads_do_not_change_a_bit() {
 #[test]
 fn large_scores_neither_overflow_nor_vanish() {
     for cpu in levels().map(|level| Cpu::at(level, 1)) {
-        let mut problem =
-            Problem::<f32>::new(Shape { scale: 30.0, ..shape_of([2, 1, 32, 70, 70, 0, 0]) });
+        let mut problem = Problem::<f32>::new(AttentionShape {
+            scale: 30.0,
+            ..shape_of([2, 1, 32, 70, 70, 0, 0])
+        });
         problem.q.iter_mut().for_each(|x| *x *= 4.0);
         let (out, lse) = problem.forward(&cpu);
         let expected = reference::forward(&problem.shape, &problem.inputs());
@@ -276,8 +289,10 @@ fn large_scores_neither_overflow_nor_vanish() {
 fn a_nan_is_not_hidden() {
     for cpu in levels().map(|level| Cpu::at(level, 1)) {
         for key in [0, 5, 66] {
-            let mut problem =
-                Problem::<f32>::new(Shape { batch: 1, ..shape_of([1, 1, 16, 70, 70, 0, 0]) });
+            let mut problem = Problem::<f32>::new(AttentionShape {
+                batch: 1,
+                ..shape_of([1, 1, 16, 70, 70, 0, 0])
+            });
             problem.kv[key * kv_stride(&problem.shape) + 1] = f32::NAN;
             let (out, lse) = problem.forward(&cpu);
             for (i, (row, lse)) in out.chunks(16).zip(lse).enumerate() {
@@ -309,11 +324,12 @@ fn key_blocks_merged_equal_the_whole() {
 /// Queries at 40..110 meet keys 0..30, 30..100 and 100..130, as they would come round a ring, and the
 /// gradients of the three meetings sum up to that of the one.
 fn merged_equals_whole<E: Float>(cpu: &Cpu, tolerance: f64) {
-    let whole = Problem::<E>::new(Shape { batch: 1, ..shape_of([4, 2, 32, 70, 130, 40, 0]) });
+    let whole =
+        Problem::<E>::new(AttentionShape { batch: 1, ..shape_of([4, 2, 32, 70, 130, 40, 0]) });
     let answer = whole.solve(cpu);
     let stride = kv_stride(&whole.shape);
     let blocks = [0..30, 30..100, 100..130].map(|keys: std::ops::Range<usize>| Problem::<E> {
-        shape: Shape { k_start: keys.start, k_len: keys.len(), ..whole.shape },
+        shape: AttentionShape { k_start: keys.start, k_len: keys.len(), ..whole.shape },
         q: whole.q.clone(),
         kv: whole.kv[keys.start * stride..keys.end * stride].to_vec(),
         dout: whole.dout.clone(),
@@ -348,8 +364,8 @@ fn key_blocks_summed_in_f32_equal_the_whole() {
 }
 
 fn summed_equals_whole<E: Float>(cpu: &Cpu, tolerance: f64) {
-    let shape = Shape { batch: 1, ..shape_of([4, 2, 32, 70, 130, 40, 0]) };
-    let Shape { heads, kv_heads, head_dim, q_len, k_len, .. } = shape;
+    let shape = AttentionShape { batch: 1, ..shape_of([4, 2, 32, 70, 130, 40, 0]) };
+    let AttentionShape { heads, kv_heads, head_dim, q_len, k_len, .. } = shape;
     let (width, kv_width) = (heads * head_dim, kv_heads * head_dim);
     let (stride, kv_stride) = (q_stride(&shape), kv_stride(&shape));
     let whole = Problem::<E>::new(shape);
@@ -360,8 +376,11 @@ fn summed_equals_whole<E: Float>(cpu: &Cpu, tolerance: f64) {
         data: &whole.kv[keys.start * kv_stride..keys.end * kv_stride],
         ..rows
     };
-    let cut =
-        |keys: &std::ops::Range<usize>| Shape { k_start: keys.start, k_len: keys.len(), ..shape };
+    let cut = |keys: &std::ops::Range<usize>| AttentionShape {
+        k_start: keys.start,
+        k_len: keys.len(),
+        ..shape
+    };
 
     let mut out = vec![0f32; q_len * width];
     let mut lse = vec![f32::NEG_INFINITY; q_len * heads];
@@ -408,7 +427,7 @@ fn delta_stands_for_the_output() {
 
 fn delta_for_output<E: Float + PartialEq>(cpu: &Cpu) {
     let problem = Problem::<E>::new(shape_of([6, 2, 40, 70, 70, 0, 0]));
-    let Shape { heads, kv_heads, head_dim, .. } = problem.shape;
+    let AttentionShape { heads, kv_heads, head_dim, .. } = problem.shape;
     let (width, kv_width) = (heads * head_dim, kv_heads * head_dim);
     let answer = problem.solve(cpu);
     let mut delta = vec![f32::NAN; answer.lse.len()];
@@ -471,7 +490,7 @@ fn columns_that_overlap_are_refused() {
 #[test]
 #[should_panic(expected = "k: 4 rows of 8 at offset 8 and stride 16 need 64 elements, not 60")]
 fn short_slices_are_refused() {
-    let shape = Shape { batch: 1, q_len: 4, k_len: 4, ..shape_of([1, 1, 8, 4, 4, 0, 0]) };
+    let shape = AttentionShape { batch: 1, q_len: 4, k_len: 4, ..shape_of([1, 1, 8, 4, 4, 0, 0]) };
     let (whole, short) = (vec![0f32; 64], vec![0f32; 60]);
     let rows = |data| Rows { data, offset: 8, stride: 16 };
     attention::forward(

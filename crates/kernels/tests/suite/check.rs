@@ -1,7 +1,8 @@
 //! What every test does: run an operation everywhere and compare it with what it means.
 
 use lockstep_kernels::Float;
-use lockstep_kernels::cpu::random::{self, Key};
+use lockstep_kernels::RandomKey;
+use lockstep_kernels::cpu::random;
 use lockstep_kernels::cpu::{Cpu, Level};
 
 /// Lengths that leave every kind of remainder, and one that is worth several threads.
@@ -14,13 +15,13 @@ pub const SHAPES: [(usize, usize); 7] =
 /// `n` normal numbers, as they are after rounding to `E`.
 pub fn numbers<E: Float>(n: usize, stream: u64) -> Vec<E> {
     let mut out = vec![E::default(); n];
-    random::normal(&Cpu::at(Level::Portable, 1), Key { seed: 7, stream }, 0, &mut out, 1.0);
+    random::normal(&Cpu::at(Level::Portable, 1), RandomKey { seed: 7, stream }, 0, &mut out, 1.0);
     out
 }
 
 /// `n` whole numbers below `bound`.
 pub fn whole(n: usize, bound: usize, stream: u64) -> Vec<u32> {
-    let key = Key { seed: 11, stream };
+    let key = RandomKey { seed: 11, stream };
     (0..n as u64).map(|i| key.word(i) % bound.max(1) as u32).collect()
 }
 

@@ -1,6 +1,7 @@
 use crate::check::*;
 use lockstep_kernels::Float;
-use lockstep_kernels::cpu::cross_entropy::{self as loss, Found, IGNORED, Loss};
+use lockstep_kernels::IGNORED;
+use lockstep_kernels::cpu::cross_entropy::{self as loss, Found, Loss};
 use lockstep_kernels::cpu::{Cpu, elementwise, reduce};
 use lockstep_kernels::reference::cross_entropy as reference;
 

@@ -1,18 +1,20 @@
 use crate::check::*;
 use lockstep_kernels::Float;
 use lockstep_kernels::cpu::Cpu;
-use lockstep_kernels::cpu::embedding::{self, Held, Place};
+use lockstep_kernels::cpu::embedding;
 use lockstep_kernels::reference::embedding as reference;
+use lockstep_kernels::{PositionRange, VocabShard};
 
 crate::both_types!(equals_its_reference);
 
 fn equals_its_reference<E: Float>() {
     for (n, dim) in [(0, 4), (1, 1), (7, 17), (1000, 33), (200, 128)] {
         // A whole vocabulary, and the second of three shares of it.
-        for (held, rows) in [(Held::all(50), 50), (Held { first: 17, vocab: 50 }, 17)] {
+        for (held, rows) in [(VocabShard::all(50), 50), (VocabShard { first: 17, vocab: 50 }, 17)] {
             let (ids, table, dy) =
                 (whole(n, 50, 1), numbers::<E>(rows * dim, 2), numbers::<E>(n * dim, 3));
-            let (positions, place) = (numbers::<E>(12 * dim, 4), Place { start: 3, len: 9 });
+            let (positions, place) =
+                (numbers::<E>(12 * dim, 4), PositionRange { start: 3, len: 9 });
             let out = reference::forward(&ids, &to_f64(&table), dim, held, None);
             let placed = reference::forward(
                 &ids,
@@ -61,11 +63,11 @@ fn equals_its_reference<E: Float>() {
 
 #[test]
 fn the_references_backward_is_its_slope() {
-    let (ids, dim, place) = ([3, 1, 3, 0, 2], 4, Place { start: 1, len: 3 });
+    let (ids, dim, place) = ([3, 1, 3, 0, 2], 4, PositionRange { start: 1, len: 3 });
     let (table, positions, dy) =
         (numbers::<f32>(16, 1), numbers::<f32>(16, 2), numbers::<f32>(20, 3));
     let (table, positions, dy, held) =
-        (to_f64(&table), to_f64(&positions), to_f64(&dy), Held::all(4));
+        (to_f64(&table), to_f64(&positions), to_f64(&dy), VocabShard::all(4));
     let loss = |table: &[f64], positions: &[f64]| {
         dot(&reference::forward(&ids, table, dim, held, Some((positions, place))), &dy)
     };
@@ -78,18 +80,25 @@ fn the_references_backward_is_its_slope() {
 #[test]
 #[should_panic(expected = "token id 50 is beyond the vocabulary of 50")]
 fn an_id_beyond_the_vocabulary_is_named() {
-    embedding::forward(&Cpu::new(1), &[3, 50], &[0f32; 100], Held::all(50), None, &mut [0.0; 4]);
+    embedding::forward(
+        &Cpu::new(1),
+        &[3, 50],
+        &[0f32; 100],
+        VocabShard::all(50),
+        None,
+        &mut [0.0; 4],
+    );
 }
 
 #[test]
 #[should_panic(expected = "position 4 is beyond the table's 4")]
 fn a_position_beyond_the_table_is_named() {
-    let place = Place { start: 3, len: 2 };
+    let place = PositionRange { start: 3, len: 2 };
     embedding::forward(
         &Cpu::new(1),
         &[3, 0],
         &[0f32; 100],
-        Held::all(50),
+        VocabShard::all(50),
         Some((&[0.0; 8], place)),
         &mut [0.0; 4],
     );

@@ -1,6 +1,9 @@
 use crate::check::*;
 use lockstep_kernels::Code;
-use lockstep_kernels::cpu::pack::{self, CHUNK};
+use lockstep_kernels::cpu::pack;
+
+/// Elements that share a scale.
+const CHUNK: usize = 256;
 use lockstep_kernels::cpu::{Cpu, Level};
 use lockstep_kernels::reference::pack as reference;
 

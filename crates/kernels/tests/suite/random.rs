@@ -1,10 +1,11 @@
 use crate::check::*;
 use lockstep_kernels::Float;
-use lockstep_kernels::cpu::random::{self, Key};
+use lockstep_kernels::RandomKey;
+use lockstep_kernels::cpu::random;
 use lockstep_kernels::cpu::{Cpu, Level};
 use lockstep_kernels::reference::random as reference;
 
-const KEY: Key = Key { seed: 0x1234_5678_9abc_def0, stream: 42 };
+const KEY: RandomKey = RandomKey { seed: 0x1234_5678_9abc_def0, stream: 42 };
 
 crate::both_types!(equals_its_reference);
 
@@ -12,7 +13,7 @@ fn equals_its_reference<E: Float>() {
     for (n, first) in
         LENGTHS.into_iter().flat_map(|n| [0, 5, 1 << 40, 1_000_003].map(|first| (n, first)))
     {
-        let at = |one: fn(Key, u64) -> f64| {
+        let at = |one: fn(RandomKey, u64) -> f64| {
             (first..first + n as u64).map(|i| one(KEY, i)).collect::<Vec<_>>()
         };
         let right = [
@@ -61,7 +62,7 @@ fn the_numbers_are_spread_as_they_should_be() {
     assert!((mean(&normal, |x| (x.abs() > 1.96) as u8 as f64) - 0.05).abs() < 5.0 * 0.218 / 1024.0);
     // Neighbours, pairs and streams have nothing to do with each other.
     let mut other = vec![0f32; n];
-    random::normal(&Cpu::new(2), Key { stream: 43, ..KEY }, 0, &mut other, 1.0);
+    random::normal(&Cpu::new(2), RandomKey { stream: 43, ..KEY }, 0, &mut other, 1.0);
     for (what, shift, other) in [("next", 1, &normal), ("pair", 64, &normal), ("stream", 0, &other)]
     {
         let together: f64 = normal.iter().zip(&other[shift..]).map(|(a, b)| (a * b) as f64).sum();

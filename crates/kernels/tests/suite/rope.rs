@@ -2,9 +2,10 @@
 
 use half::bf16;
 use lockstep_kernels::Float;
-use lockstep_kernels::cpu::rope::{self, Llama3, Positions, Rope, Table};
+use lockstep_kernels::cpu::rope::{self, Positions, Rope};
 use lockstep_kernels::cpu::{Cpu, Level};
 use lockstep_kernels::reference::rope as reference;
+use lockstep_kernels::{RopeScaling, RopeTable};
 
 const THETA: f64 = 10_000.0;
 
@@ -28,7 +29,7 @@ fn fast_equals_reference<E: Float>(
     tolerance: f64,
 ) {
     let stride = before + heads * head_dim + after;
-    let table = Table::new(head_dim, 200, THETA, None);
+    let table = RopeTable::new(head_dim, 200, THETA, None);
     let list: Vec<u32> = (0..rows as u32).map(|r| (r * 37 + 11) % 200).collect();
     let ways = [
         Positions::From { start: 0, len: rows },
@@ -81,7 +82,7 @@ fn fast_equals_reference_at_every_level() {
 /// <R(a) q, R(b) k> depends on a - b only.
 #[test]
 fn only_distances_count() {
-    let (cpu, table) = (Cpu::new(1), Table::new(64, 1000, THETA, None));
+    let (cpu, table) = (Cpu::new(1), RopeTable::new(64, 1000, THETA, None));
     let product = |a: usize, b: usize| -> f64 {
         let turned = |x: &[f32], start| {
             let mut x = x.to_vec();
@@ -103,7 +104,7 @@ fn only_distances_count() {
 
 #[test]
 fn back_undoes_forth() {
-    let (cpu, table) = (Cpu::new(2), Table::new(16, 50, THETA, None));
+    let (cpu, table) = (Cpu::new(2), RopeTable::new(16, 50, THETA, None));
     let was: Vec<f32> = numbers(100 * 48);
     let positions = Positions::From { start: 0, len: 50 };
     let rope = Rope { table: &table, rows: 100, heads: 3, offset: 0, stride: 48, positions };
@@ -117,14 +118,14 @@ fn back_undoes_forth() {
 /// With Llama 3.1's own numbers: fast rotations stay, slow ones slow down eightfold, some lie between.
 #[test]
 fn llama3_slows_the_slow_rotations() {
-    let scaling = Llama3 {
+    let scaling = RopeScaling {
         factor: 8.0,
         low_freq_factor: 1.0,
         high_freq_factor: 4.0,
         original_positions: 8192,
     };
-    let plain = Table::new(128, 2, 500_000.0, None);
-    let slowed = Table::new(128, 2, 500_000.0, Some(scaling));
+    let plain = RopeTable::new(128, 2, 500_000.0, None);
+    let slowed = RopeTable::new(128, 2, 500_000.0, Some(scaling));
     // At position 1 the sine of a slow rotation is its speed.
     let ratio = |i: usize| f64::from(plain.at(1).1[i]) / f64::from(slowed.at(1).1[i]);
     assert!((0..=28).all(|i| ratio(i) == 1.0));
@@ -142,7 +143,7 @@ fn llama3_slows_the_slow_rotations() {
 #[test]
 #[should_panic(expected = "position 12 is beyond the table's 12")]
 fn positions_beyond_the_table_are_refused() {
-    let table = Table::new(4, 12, THETA, None);
+    let table = RopeTable::new(4, 12, THETA, None);
     let positions = Positions::From { start: 9, len: 4 };
     let rope = Rope { table: &table, rows: 8, heads: 1, offset: 0, stride: 4, positions };
     rope::forward(&Cpu::new(1), &mut [0f32; 32], &rope);

@@ -1,16 +1,17 @@
 use crate::check::*;
 use lockstep_kernels::Float;
-use lockstep_kernels::cpu::routing::{self, Capacity, Choice, ChoiceBackward, DROPPED, Router};
+use lockstep_kernels::cpu::routing::{self, Choice, ChoiceBackward};
 use lockstep_kernels::cpu::{Cpu, balance, reduce};
 use lockstep_kernels::reference::routing as reference;
+use lockstep_kernels::{Capacity, DROPPED, Router};
 
 crate::both_types!(rows_move_as_in_the_reference);
 
 const ROUTERS: [Router; 4] = [
-    Router { experts: 1, top_k: 1, renormalise: true },
-    Router { experts: 8, top_k: 2, renormalise: true },
-    Router { experts: 7, top_k: 1, renormalise: false },
-    Router { experts: 100, top_k: 6, renormalise: false },
+    Router { experts: 1, top_k: 1, renormalize: true },
+    Router { experts: 8, top_k: 2, renormalize: true },
+    Router { experts: 7, top_k: 1, renormalize: false },
+    Router { experts: 100, top_k: 6, renormalize: false },
 ];
 
 struct Chosen {
@@ -103,7 +104,7 @@ fn choices_and_their_backward_equal_the_reference() {
 
 #[test]
 fn of_equals_the_lower_index_is_chosen() {
-    let router = Router { experts: 4, top_k: 2, renormalise: true };
+    let router = Router { experts: 4, top_k: 2, renormalize: true };
     let got = choose(&Cpu::new(1), router, &[0.0, 1.0, 1.0, 1.0, 2.0, 0.0, 0.0, 0.0]);
     assert_eq!(got.chosen, [1, 2, 0, 1]);
 }

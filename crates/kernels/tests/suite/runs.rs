@@ -1,8 +1,11 @@
-//! A rank of a context holds runs of positions of every sequence, each run as rows (batch, len). What takes
-//! positions gives those rows what the whole sequences would have got.
+//! With context parallelism a rank holds runs of positions of every sequence, each run as rows (batch, len).
+//! Operations that depend on positions give a run the same results as the whole sequences.
 
 use crate::check::numbers;
-use lockstep_kernels::{Attention, Device, Dtype, RopeTable, Tag, Tensor, Vocabulary};
+use lockstep_kernels::{
+    AttentionShape, Device, DropoutMask, Dtype, PositionRange, RandomKey, RopeTable, Tag, Tensor,
+    VocabShard,
+};
 
 const BATCH: usize = 3;
 const SEQ: usize = 24;
@@ -19,23 +22,23 @@ fn values(tensor: &Tensor) -> Vec<f32> {
     tensor.view().host().to_vec()
 }
 
-/// A run's rows of whole sequences.
+/// The rows of one run, from whole sequences.
 fn rows_of(whole: &[f32], cols: usize, (start, len): (usize, usize)) -> Vec<f32> {
     let sequence = |b: usize| &whole[(b * SEQ + start) * cols..(b * SEQ + start + len) * cols];
     (0..BATCH).flat_map(sequence).copied().collect()
 }
 
 #[test]
-fn rope_turns_a_run_by_its_positions() {
+fn rope_uses_the_positions_of_a_run() {
     let (device, table) = (Device::cpu(2), RopeTable::new(8, SEQ, 10_000.0, None));
-    let (cols, square) = ((4 + 2 * 2) * 8, Attention::square(BATCH, SEQ, 4, 2, 8));
+    let (cols, square) = ((4 + 2 * 2) * 8, AttentionShape::square(BATCH, SEQ, 4, 2, 8));
     let was = numbers::<f32>(BATCH * SEQ * cols, 1);
     let mut whole = tensor(&device, BATCH * SEQ, &was);
     device.rope(&table, &square, whole.view_mut());
     let whole = values(&whole);
     for run in RUNS {
         let mut part = tensor(&device, BATCH * run.1, &rows_of(&was, cols, run));
-        let shape = Attention { q_start: run.0, q_len: run.1, ..square };
+        let shape = AttentionShape { q_start: run.0, q_len: run.1, ..square };
         device.rope(&table, &shape, part.view_mut());
         assert_eq!(values(&part), rows_of(&whole, cols, run), "{run:?}");
         device.rope_backward(&table, &shape, part.view_mut());
@@ -45,7 +48,7 @@ fn rope_turns_a_run_by_its_positions() {
 }
 
 #[test]
-fn a_run_is_embedded_and_its_gradient_goes_back_to_its_positions() {
+fn embedding_and_its_gradient_use_the_positions_of_a_run() {
     let (device, dim, vocab) = (Device::cpu(2), 6, 10);
     let (table, positions) = (numbers::<f32>(vocab * dim, 1), numbers::<f32>(SEQ * dim, 2));
     let (table, positions) = (tensor(&device, vocab, &table), tensor(&device, SEQ, &positions));
@@ -54,39 +57,44 @@ fn a_run_is_embedded_and_its_gradient_goes_back_to_its_positions() {
         let mut tokens = device.empty(1, ids.len(), Dtype::U32, Tag::Buffers);
         device.write(tokens.view_mut(), ids);
         let mut out = device.empty(ids.len(), dim, Dtype::F32, Tag::Buffers);
-        let positions = Some(positions.view());
-        let held = Vocabulary::all(table.rows());
-        device.embed(tokens.view(), table.view(), held, positions, start, len, out.view_mut());
+        let positions = Some((positions.view(), PositionRange { start, len }));
+        let shard = VocabShard::all(table.rows());
+        device.embed(tokens.view(), table.view(), shard, positions, out.view_mut());
         values(&out)
     };
     let whole = embedded(&ids, (0, SEQ));
     let dy = numbers::<f32>(BATCH * SEQ * dim, 3);
     let mut expected = device.zeros(SEQ, dim, Dtype::F32, Tag::Gradients);
     let rows = tensor(&device, BATCH * SEQ, &dy);
-    device.embed_positions_backward(rows.view(), 0, SEQ, expected.view_mut(), false);
+    let range = |len| PositionRange { start: 0, len };
+    device.embed_positions_backward(rows.view(), range(SEQ), expected.view_mut(), false);
     for (start, len) in RUNS {
         let of_run = |b: usize| &ids[b * SEQ + start..b * SEQ + start + len];
         let ids: Vec<u32> = (0..BATCH).flat_map(of_run).copied().collect();
         assert_eq!(embedded(&ids, (start, len)), rows_of(&whole, dim, (start, len)));
         let mut part = device.empty(len, dim, Dtype::F32, Tag::Gradients);
         let rows = tensor(&device, BATCH * len, &rows_of(&dy, dim, (start, len)));
-        device.embed_positions_backward(rows.view(), 0, len, part.view_mut(), false);
+        device.embed_positions_backward(rows.view(), range(len), part.view_mut(), false);
         let expected = expected.view().rows_of(start..start + len).host::<f32>();
         assert_eq!(part.view().host::<f32>(), expected, "{start} {len}");
     }
 }
 
 #[test]
-fn a_run_drops_what_the_whole_would() {
+fn dropout_uses_the_global_indices_of_a_run() {
     let (device, dim, first) = (Device::cpu(2), 10, 1_000);
     let was = numbers::<f32>(BATCH * SEQ * dim, 1);
+    let key = RandomKey { seed: 7, stream: 3 };
     let mut whole = tensor(&device, BATCH * SEQ, &was);
-    device.dropout(whole.view_mut(), 0.4, 7, 3, first);
+    device.dropout(whole.view_mut(), &DropoutMask { key, p: 0.4, first });
     let whole = values(&whole);
     for (start, len) in RUNS {
         let mut part = tensor(&device, BATCH, &rows_of(&was, dim, (start, len)));
-        let (first, stride) = (first + (start * dim) as u64, (SEQ * dim) as u64);
-        device.dropout_rows(part.view_mut(), 0.4, (7, 3), first, stride);
+        for sequence in 0..BATCH {
+            let first = first + ((sequence * SEQ + start) * dim) as u64;
+            let rows = part.view_mut().rows_of(sequence..sequence + 1);
+            device.dropout(rows, &DropoutMask { key, p: 0.4, first });
+        }
         assert_eq!(values(&part), rows_of(&whole, dim, (start, len)), "{start} {len}");
     }
 }

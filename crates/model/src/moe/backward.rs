@@ -1,6 +1,6 @@
 //! The backward pass of a mixture of experts.
 
-use lockstep_kernels::{Router, Tensor};
+use lockstep_kernels::{Combine, Tensor};
 use lockstep_plan::GroupKind;
 
 use super::{Experts, Inner, Routing, SavedExperts};
@@ -75,8 +75,8 @@ impl Experts {
             let dlogits = self.gate.logits_gradient(cx, &routing.routed, &dweights);
             self.gate.backward(cx, normed, &dlogits, grads)
         };
-        let place = routing.routed.place.view();
-        device.combine(dinput.view(), &self.gate.router, place, None, dnormed.view_mut(), true);
+        let slots = self.slots(&routing.routed, None);
+        device.combine(dinput.view(), slots, dnormed.view_mut(), true);
         drop(dinput);
         if let Some(dense) = &self.shared {
             // All tokens are here, and the input's gradient stays a part of the sum over the tensor axis.
@@ -97,7 +97,7 @@ impl Experts {
         let Routing { routed, dispatch } = routing;
         let mut places = cx.scratch_f32(routed.places, 1);
         let slots = routed.weights.view().shaped(routed.weights.len(), 1);
-        cx.device.gather(slots, &self.single_slots(), routed.order(), places.view_mut());
+        cx.device.gather(slots, 1, routed.order(), places.view_mut());
         cx.groups.to_experts(cx.device, dispatch, places)
     }
 
@@ -114,14 +114,10 @@ impl Experts {
         device.row_dots(dhidden.view(), hidden.view(), dots.view_mut());
         let dots = cx.groups.from_experts(device, dispatch, dots);
         let mut dweights = cx.scratch_f32(routed.weights.len(), 1);
-        let place = routed.place.view();
-        device.combine(dots.view(), &self.single_slots(), place, None, dweights.view_mut(), false);
+        // One row per slot instead of one per token.
+        let slots = Combine { top_k: 1, ..self.slots(routed, None) };
+        device.combine(dots.view(), slots, dweights.view_mut(), false);
         cx.groups.all_reduce(GroupKind::Tensor, &mut dweights);
         dweights.shaped(routed.weights.rows(), routed.weights.cols())
-    }
-
-    /// A router whose tokens are slots, each in one place.
-    fn single_slots(&self) -> Router {
-        Router { top_k: 1, ..self.gate.router }
     }
 }

@@ -20,7 +20,7 @@ mod tests;
 
 use std::ops::Range;
 
-use lockstep_kernels::{Device, Matmul, Tag, Tensor};
+use lockstep_kernels::{Combine, Device, Matmul, Tag, Tensor, View};
 use lockstep_parallel::Dispatch;
 use lockstep_plan::model::{BlockParams, Moe, Shape};
 
@@ -151,14 +151,8 @@ impl Experts {
             (_, _, Some(residual)) => device.copy(residual, y.view_mut()),
             (_, _, None) => device.fill(y.view_mut(), 0.0),
         }
-        device.combine(
-            rows.view(),
-            &self.gate.router,
-            routed.place.view(),
-            Some(routed.weights.view()),
-            y.view_mut(),
-            true,
-        );
+        let weights = Some(routed.weights.view());
+        device.combine(rows.view(), self.slots(routed, weights), y.view_mut(), true);
         let mut y = groups.reduce_output(device, y);
         if groups.sequence {
             device.add(y.view_mut(), x.view());
@@ -190,8 +184,13 @@ impl Experts {
     fn rows_at_experts(&self, cx: &Ctx<'_>, routing: &Routing, tokens: &Tensor) -> Tensor {
         let Routing { routed, dispatch } = routing;
         let mut rows = cx.scratch(routed.places, tokens.cols());
-        cx.device.gather(tokens.view(), &self.gate.router, routed.order(), rows.view_mut());
+        cx.device.gather(tokens.view(), self.gate.router.top_k, routed.order(), rows.view_mut());
         cx.groups.to_experts(cx.device, dispatch, rows)
+    }
+
+    /// Places of each token's slots.
+    fn slots<'a>(&self, routed: &'a Routed, weights: Option<View<'a>>) -> Combine<'a> {
+        Combine { place: routed.place.view(), weights, top_k: self.gate.router.top_k }
     }
 
     /// Calls `work` with each expert on this rank and its rows, also with an expert that has none: its gradient is

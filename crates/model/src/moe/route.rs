@@ -5,10 +5,13 @@
 //! *scope*: each sequence, or a micro-batch on all replicas. If several ranks hold parts of a scope, they sum their
 //! counts in the forward pass, a few numbers per expert; the gradient is saved for the backward pass.
 
-use lockstep_kernels::{Capacity, Dtype, Router, Tag, Tensor, View};
+use lockstep_kernels::{
+    Capacity, Dtype, Router, RouterOutput, RouterSaved, Scalar, Tag, Tensor, View,
+};
 use lockstep_plan::GroupKind;
 use lockstep_plan::model::{Balance, BlockParams, Moe, Shape};
 
+use super::auxiliary::LayerLosses;
 use crate::linear::Linear;
 use crate::{Ctx, WeightGrads};
 
@@ -29,7 +32,7 @@ pub(super) struct Routed {
     pub weights: Tensor, // (tokens, top_k), f32
     order: Tensor,       // (1, tokens * top_k), u32, of which `places` are used
     pub place: Tensor,   // (tokens, top_k), u32
-    pub starts: Tensor,  // (1, experts + 1), u32
+    pub starts: Tensor,  // (1, experts + 1), u32, in host memory
     pub places: usize,
     /// Gradient of the balance loss by the probabilities of each scope, (scopes, experts), f32; none if its weight is
     /// zero.
@@ -40,7 +43,7 @@ impl Gate {
     pub fn new(shape: &Shape, moe: Moe, params: &BlockParams) -> Gate {
         Gate {
             linear: Linear::new(params, "router"),
-            router: Router { experts: moe.experts, top_k: moe.top_k, renormalise: true },
+            router: Router { experts: moe.experts, top_k: moe.top_k, renormalize: true },
             moe,
             layers: shape.layers,
         }
@@ -64,21 +67,25 @@ impl Gate {
             places: 0,
             balance: None,
         };
-        device.route(
-            &self.router,
-            logits.view(),
-            routed.probs.view_mut(),
-            routed.log_sum.view_mut(),
-            routed.chosen.view_mut(),
-            routed.weights.view_mut(),
-        );
-        routed.places = device.group_slots(
+        let output = RouterOutput {
+            probs: routed.probs.view_mut(),
+            log_sum: routed.log_sum.view_mut(),
+            chosen: routed.chosen.view_mut(),
+            weights: routed.weights.view_mut(),
+        };
+        device.route(&self.router, logits.view(), output);
+        device.group_slots(
             routed.chosen.view(),
             self.capacity(cx),
             routed.order.view_mut(),
             routed.starts.view_mut(),
             routed.place.view_mut(),
         );
+        // The only wait of the layer: the number of rows of each expert decides the shapes that follow.
+        routed.starts = device.to_host(routed.starts);
+        let mut places = [0u32];
+        device.read(routed.starts.view().part(experts..experts + 1), &mut places);
+        routed.places = places[0] as usize;
         self.add_losses(cx, &mut routed);
         routed
     }
@@ -88,18 +95,16 @@ impl Gate {
         let mut dlogits = cx.scratch_f32(cx.tokens(), self.moe.experts);
         let z_loss = cx.auxiliary.map_or(0.0, |_| self.moe.z_loss as f32 * self.token_weight(cx));
         for (_, rows) in cx.placed_runs() {
-            let run = rows.clone();
-            cx.device.route_backward(
-                &self.router,
-                routed.probs.view().rows_of(run.clone()),
-                routed.log_sum.view().rows_of(run.clone()),
-                routed.chosen.view().rows_of(run.clone()),
-                routed.weights.view().rows_of(run.clone()),
-                dweights.view().rows_of(run),
-                routed.balance.as_ref().map_or(View::of::<f32>(&[]), Tensor::view),
+            let saved = RouterSaved {
+                probs: routed.probs.view().rows_of(rows.clone()),
+                log_sum: routed.log_sum.view().rows_of(rows.clone()),
+                chosen: routed.chosen.view().rows_of(rows.clone()),
+                weights: routed.weights.view().rows_of(rows.clone()),
+                dweights: dweights.view().rows_of(rows.clone()),
+                balance: routed.balance.as_ref().map_or(View::of::<f32>(&[]), Tensor::view),
                 z_loss,
-                dlogits.view_mut().rows_of(rows),
-            );
+            };
+            cx.device.route_backward(&self.router, saved, dlogits.view_mut().rows_of(rows));
         }
         dlogits
     }
@@ -137,22 +142,24 @@ impl Gate {
     /// Adds the auxiliary losses, and saves the gradient of the balance loss.
     fn add_losses(&self, cx: &Ctx<'_>, routed: &mut Routed) {
         let Some(auxiliary) = cx.auxiliary else { return };
-        let mut loss = 0.0;
-        if self.moe.aux_loss > 0.0 {
-            loss += self.moe.aux_loss * self.balance(cx, routed);
-        }
+        let balance = (self.moe.aux_loss > 0.0).then(|| self.balance(cx, routed));
         if !cx.recomputing {
-            let z = cx.device.sum_of_squares(routed.log_sum.view()) / cx.tokens().max(1) as f64;
-            loss += self.moe.z_loss * z;
+            let losses = LayerLosses {
+                balance: balance.map(|loss| (self.moe.aux_loss, loss)),
+                z_loss: self.moe.z_loss,
+                log_sum_squares: cx.device.sum_of_squares([routed.log_sum.view()]),
+                tokens: cx.tokens(),
+                layers: self.layers,
+            };
             let dropped = routed.chosen.len() - routed.places;
-            auxiliary.borrow_mut().add(loss / self.layers as f64, dropped);
+            auxiliary.borrow_mut().add(losses, dropped);
         }
     }
 
     /// The mean of the scopes' balance losses; saves its gradient.
     ///
     /// One all-reduce of 2 numbers per scope and expert if several ranks hold parts of a scope.
-    fn balance(&self, cx: &Ctx<'_>, routed: &mut Routed) -> f64 {
+    fn balance(&self, cx: &Ctx<'_>, routed: &mut Routed) -> Scalar {
         let (device, experts) = (cx.device, self.moe.experts);
         let (scopes, kind) = match self.moe.balance {
             Balance::Sequence => (cx.batch, GroupKind::Context),

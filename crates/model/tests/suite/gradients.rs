@@ -1,6 +1,6 @@
 //! Gradients of whole models, compared with finite differences and between modes of the passes.
 
-use lockstep_kernels::{Device, Dtype, Tag, Tensor};
+use lockstep_kernels::{Device, Dtype, RandomKey, Tag, Tensor};
 use lockstep_model::{
     Activations, Ctx, Dropout, Loss, Recompute, Slot, StagePass, Transformer, WeightGrads,
 };
@@ -233,7 +233,7 @@ fn deferred_weight_gradients_of_a_layer_are_the_same() {
 
 fn random(device: &Device, dim: usize, stream: u64) -> Tensor {
     let mut x = device.empty(BATCH * SEQ, dim, Dtype::F32, Tag::Buffers);
-    device.normal(x.view_mut(), 1, stream, 0, 1.0);
+    device.normal(x.view_mut(), RandomKey { seed: 1, stream }, 0, 1.0);
     x
 }
 

@@ -40,7 +40,9 @@ use std::ops::Range;
 use std::time::Duration;
 
 use lockstep_comm::{Error, Group, Result, Traffic};
-use lockstep_kernels::{Attention, AttentionKnown, Device, Dtype, Tag, Tensor, View, ViewMut};
+use lockstep_kernels::{
+    AttentionDelta, AttentionOutput, AttentionShape, Device, Dtype, Tag, Tensor, View, ViewMut,
+};
 use lockstep_plan::context::{ContextKind, Run, multiple, ring_shard, runs};
 
 pub use lockstep_plan::context::{AttentionShard, Sent, ring_sent, sent, ulysses_sent};
@@ -99,13 +101,13 @@ pub struct AttentionBackward<'a> {
 
 impl Heads {
     /// Attention of a run to itself; also describes the run's positions to `Device::rope`.
-    pub fn over(&self, run: Run) -> Attention {
+    pub fn over(&self, run: Run) -> AttentionShape {
         self.cross(run, run)
     }
 
     /// Attention of one run to another.
-    fn cross(&self, queries: Run, keys: Run) -> Attention {
-        Attention {
+    fn cross(&self, queries: Run, keys: Run) -> AttentionShape {
+        AttentionShape {
             batch: self.batch,
             heads: self.heads,
             kv_heads: self.kv_heads,
@@ -258,7 +260,8 @@ impl Context {
         let SavedQkv { qkv, lse } = saved;
         let Some(groups) = &self.groups else {
             let shape = heads.over(Run { start: 0, len: qkv.rows() / heads.batch });
-            device.attention_backward(&shape, qkv.view(), out, dout, lse.view(), dqkv);
+            let output = AttentionOutput { out, lse: lse.view(), dout };
+            device.attention_backward(&shape, qkv.view(), output, dqkv);
             return Ok(());
         };
         self.check(heads, out.rows());
@@ -267,7 +270,7 @@ impl Context {
         device.attention_delta(out, dout, delta.view_mut());
         let ring = self.ring(groups, device, heads);
         if groups.ulysses.size() == 1 {
-            let known = AttentionKnown { dout, lse: lse.view(), delta: delta.view() };
+            let known = AttentionDelta { dout, lse: lse.view(), delta: delta.view() };
             return ring.backward(qkv.view(), known, dqkv);
         }
         let exchange = self.head_exchange(groups, device, heads);
@@ -277,12 +280,12 @@ impl Context {
         let delta = to_heads(delta.view(), &HeadColumns::delta(heads))?;
         let dout = to_heads(dout, &HeadColumns::out(heads))?;
         let mut gradient = device.empty(qkv.rows(), qkv.cols(), qkv.dtype(), Tag::Buffers);
-        let known = AttentionKnown { dout: dout.view(), lse: lse.view(), delta: delta.view() };
+        let known = AttentionDelta { dout: dout.view(), lse: lse.view(), delta: delta.view() };
         let (local, to) = (exchange.local_heads(), gradient.view_mut());
         match groups.ring.size() {
             1 => {
                 let shape = local.over(Run { start: 0, len: self.seq });
-                device.attention_backward_known(&shape, qkv.view(), known, to);
+                device.attention_backward_delta(&shape, qkv.view(), known, to);
             }
             _ => Ring { heads: local, ..ring }.backward(qkv.view(), known, to)?,
         }

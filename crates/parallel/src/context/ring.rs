@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use lockstep_comm::{Group, Result};
-use lockstep_kernels::{Attention, AttentionKnown, Device, Dtype, Tag, Tensor, View, ViewMut};
+use lockstep_kernels::{AttentionDelta, AttentionShape, Device, Dtype, Tag, Tensor, View, ViewMut};
 use lockstep_plan::context::ring_shard;
 
 use super::Heads;
@@ -26,7 +26,7 @@ pub(super) struct Ring<'a> {
 
 /// A run of this rank's queries and a run of keys, at least one of which they see.
 struct RunPair {
-    shape: Attention,
+    shape: AttentionShape,
     /// Rows among this rank's tokens.
     queries: Range<usize>,
     /// Rows among the tokens of the keys' owner.
@@ -76,12 +76,12 @@ impl Ring<'_> {
                 let (sums, lse_range) = (sums.rows_of(queries.clone()), self.lse_range(&queries));
                 let lse = lse.view_mut().part(lse_range.clone());
                 if first {
-                    self.device.attention_over(&shape, q, k, v, sums, lse);
+                    self.device.attention_block(&shape, [q, k, v], sums, lse);
                     continue;
                 }
                 let to = part.view_mut().rows_of(queries.clone());
                 let to_lse = part_lse.view_mut().part(lse_range.clone());
-                self.device.attention_over(&shape, q, k, v, to, to_lse);
+                self.device.attention_block(&shape, [q, k, v], to, to_lse);
                 let (part, part_lse) =
                     (part.view().rows_of(queries), part_lse.view().part(lse_range));
                 self.device.attention_merge(&shape, sums, lse, part, part_lse);
@@ -103,7 +103,7 @@ impl Ring<'_> {
     pub fn backward(
         &self,
         qkv: View<'_>, // (tokens, (heads + 2 kv_heads) * head_dim)
-        known: AttentionKnown<'_>,
+        known: AttentionDelta<'_>,
         mut dqkv: ViewMut<'_>, // as qkv
     ) -> Result<()> {
         let (size, (width, kv_width)) = (self.group.size(), self.heads.widths());
@@ -115,7 +115,7 @@ impl Ring<'_> {
             for RunPair { shape, queries, keys, .. } in self.pairs(step) {
                 let dq = dq.as_mut().map_or_else(|| dqkv.reborrow(), Tensor::view_mut);
                 let (q, [k, v]) = (qkv.rows_of(queries.clone()), keys_and_values(kv, &keys));
-                let known = AttentionKnown {
+                let known = AttentionDelta {
                     dout: known.dout.rows_of(queries.clone()),
                     lse: known.lse.part(self.lse_range(&queries)),
                     delta: known.delta.rows_of(queries.clone()),
@@ -124,7 +124,7 @@ impl Ring<'_> {
                 let (dk, dv) = dkv.view_mut().split_at(tokens * cols);
                 let [dk, dv] = [dk, dv].map(|half| half.shaped(tokens, cols).rows_of(keys.clone()));
                 let gradients = [dq.rows_of(queries), dk, dv];
-                self.device.attention_backward_over(&shape, [q, k, v], known, gradients);
+                self.device.attention_block_backward(&shape, [q, k, v], known, gradients);
             }
         };
 

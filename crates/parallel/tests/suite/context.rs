@@ -2,7 +2,7 @@
 
 use half::bf16;
 use lockstep_comm::{Cause, Error, Options, on_threads, on_threads_with};
-use lockstep_kernels::{Attention, Device, Dtype, Float, Tag, Tensor};
+use lockstep_kernels::{AttentionOutput, AttentionShape, Device, Dtype, Float, Tag, Tensor};
 use lockstep_parallel::context::{AttentionBackward, AttentionShard, Context, Heads, Sent, sent};
 use lockstep_plan::context::{ContextKind, check, degrees, multiple, runs};
 
@@ -60,15 +60,15 @@ impl Problem {
         let device = Device::cpu(1);
         let (tokens, rows) = (self.batch * self.seq, self.batch * self.heads);
         let shape =
-            Attention::square(self.batch, self.seq, self.heads, self.kv_heads, self.head_dim);
+            AttentionShape::square(self.batch, self.seq, self.heads, self.kv_heads, self.head_dim);
         let qkv = tensor::<E>(&device, tokens, &self.qkv());
         let dout = tensor::<E>(&device, tokens, &self.dout());
         let mut out = device.empty(tokens, self.width(), E::DTYPE, Tag::Activations);
         let mut lse = device.empty(rows, self.seq, Dtype::F32, Tag::Activations);
         device.attention(&shape, qkv.view(), out.view_mut(), lse.view_mut());
         let mut dqkv = device.empty(tokens, self.columns(), E::DTYPE, Tag::Buffers);
-        let (out_view, dqkv_view) = (out.view(), dqkv.view_mut());
-        device.attention_backward(&shape, qkv.view(), out_view, dout.view(), lse.view(), dqkv_view);
+        let output = AttentionOutput { out: out.view(), lse: lse.view(), dout: dout.view() };
+        device.attention_backward(&shape, qkv.view(), output, dqkv.view_mut());
         Answer { out: values::<E>(&out), dqkv: values::<E>(&dqkv) }
     }
 

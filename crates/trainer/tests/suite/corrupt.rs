@@ -121,6 +121,7 @@ fn a_resumed_run_goes_on_counting() {
             let (group, folder) = (world.group(), folder.as_path());
             let run_of = Run {
                 plan: &plan,
+                device: Device::cpu(plan.train.threads),
                 group,
                 source: &source,
                 folder,

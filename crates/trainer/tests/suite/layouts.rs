@@ -2,8 +2,9 @@
 //! weights of one rank.
 
 use lockstep_comm::Options;
+use lockstep_kernels::Device;
 use lockstep_plan::{Config, Environment, Plan};
-use lockstep_trainer::{Tolerance, Trajectory, train_on_threads};
+use lockstep_trainer::{Tolerance, Trajectory, Trial, train_on_threads};
 
 use crate::plans::source;
 
@@ -32,8 +33,10 @@ fn plan(model: &str, words: &str) -> Plan {
 }
 
 fn trajectory(model: &str, words: &str) -> Trajectory {
-    train_on_threads(&plan(model, words), &Options::default(), &source(), STEPS)
-        .unwrap_or_else(|error| panic!("{words}: {error}"))
+    let (plan, source) = (plan(model, words), source());
+    let device = || Device::cpu(plan.train.threads);
+    let trial = Trial { plan: &plan, source: &source, steps: STEPS, device: &device };
+    train_on_threads(trial, &Options::default()).unwrap_or_else(|error| panic!("{words}: {error}"))
 }
 
 /// Holds each layout to one rank, both with `also`; says which differ, all at once.

@@ -1,7 +1,7 @@
 //! Memory as measured is memory as planned, tag by tag on every rank.
 
 use lockstep_comm::on_threads;
-use lockstep_kernels::{Device, Memory, Tag};
+use lockstep_kernels::{Device, MemoryUsage, Tag};
 use lockstep_plan::{Ledger, Plan};
 use lockstep_trainer::Rank;
 
@@ -9,7 +9,7 @@ use crate::cuts::plan;
 use crate::plans::source;
 
 /// Each rank's memory in two steps.
-fn measured(plan: &Plan) -> Vec<Memory> {
+fn measured(plan: &Plan) -> Vec<MemoryUsage> {
     let source = source();
     on_threads(plan.ranks, |world| {
         let mut rank = Rank::new(plan, &world, Device::cpu(1)).unwrap();

@@ -174,7 +174,7 @@ fn twenty_steps_are_pytorchs() {
             let objective = loss.sum / loss.tokens as f64 + loss.auxiliary;
             let gradients =
                 (0..store.gradients.blocks()).map(|block| store.gradients.get(block).unwrap());
-            let squares: f64 = gradients.map(|own| case.device.sum_of_squares(own)).sum();
+            let squares = case.device.sum_of_squares(gradients).get();
             let norm = squares.sqrt();
             let (loss_error, norm_error) = (
                 (objective / losses[step] as f64 - 1.0).abs(),

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use lockstep_comm::on_threads;
+use lockstep_kernels::Device;
 use lockstep_plan::Plan;
 use lockstep_trainer::{Error, Outcome, Replayed, Run, Start, failed, replay, run};
 
@@ -33,6 +34,7 @@ fn train(plan: &Plan, folder: &Path) -> Vec<Option<Error>> {
     on_threads(plan.ranks, |world| {
         let run_of = Run {
             plan,
+            device: Device::cpu(plan.train.threads),
             group: &world,
             source: &source,
             folder,
@@ -50,6 +52,7 @@ fn replayed(plan: &Plan, folder: &Path, start: Option<PathBuf>, step: u64) -> Ve
         let start = start.clone().map(|checkpoint| Start { checkpoint, resume: true });
         let run_of = Run {
             plan,
+            device: Device::cpu(plan.train.threads),
             group: &world,
             source: &source,
             folder,

@@ -104,8 +104,10 @@ fn loaded(plan: &Plan, folder: &Path) -> Vec<Snapshot> {
     on_threads(plan.ranks, |world| {
         let start = Some(Start { checkpoint: folder.to_path_buf(), resume: true });
         let (source, stop) = (&source, &|| false);
-        let run = Run { plan, group: &world, source, folder, start, generation: None, stop };
-        let (rank, done) = build(&run, Device::cpu(1), &mut |_| {}).unwrap();
+        let device = Device::cpu(plan.train.threads);
+        let run =
+            Run { plan, device, group: &world, source, folder, start, generation: None, stop };
+        let (rank, done) = build(&run, &mut |_| {}).unwrap();
         assert_eq!(done, STEPS);
         rank.snapshot(Snapshot::default())
     })

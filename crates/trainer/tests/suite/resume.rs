@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use lockstep_comm::on_threads;
 use lockstep_events::read;
+use lockstep_kernels::Device;
 use lockstep_trainer::{Run, Start, run};
 
 use crate::plans::{masters, plan, source};
@@ -27,7 +28,9 @@ fn train_until(
         world.barrier().unwrap();
         let stop = &|| stop(world.rank());
         let (plan, source) = (&plan, &source);
-        let run_of = Run { plan, group: &world, source, folder, start, generation: None, stop };
+        let device = Device::cpu(plan.train.threads);
+        let run_of =
+            Run { plan, device, group: &world, source, folder, start, generation: None, stop };
         let finished = run(&run_of, &mut |_| {}).unwrap();
         (masters(&finished.rank), finished.stopped)
     })

@@ -36,7 +36,9 @@ fn train(plan: &Plan, folder: &Path, resume: bool) -> (Vec<f32>, Vec<String>) {
             Event::Step(_) | Event::Evaluated(_) | Event::Slow(_) => {}
         };
         let (source, stop) = (&source, &|| false);
-        let run_of = Run { plan, group: &world, source, folder, start, generation: None, stop };
+        let device = Device::cpu(plan.train.threads);
+        let run_of =
+            Run { plan, device, group: &world, source, folder, start, generation: None, stop };
         let masters = masters(&run(&run_of, tell).unwrap().rank);
         (masters, told)
     })
@@ -50,8 +52,10 @@ fn save_on(disk: &Disk, plan: &Plan, folder: &Path, to: u64) -> (Vec<f32>, Optio
     on_threads(plan.ranks, |world| {
         let start = Some(Start { checkpoint: folder.to_path_buf(), resume: true });
         let (source, stop) = (&source, &|| false);
-        let run = Run { plan, group: &world, source, folder, start, generation: None, stop };
-        let (mut rank, done) = build(&run, Device::cpu(1), &mut |_| {}).unwrap();
+        let device = Device::cpu(plan.train.threads);
+        let run =
+            Run { plan, device, group: &world, source, folder, start, generation: None, stop };
+        let (mut rank, done) = build(&run, &mut |_| {}).unwrap();
         let generation = lockstep_ckpt::newest(folder).unwrap();
         let mut saver = Saver::new(plan, &world, folder, generation, disk.clone());
         for step in done + 1..=to {

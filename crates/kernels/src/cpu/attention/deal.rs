@@ -1,6 +1,6 @@
 //! Who does what: the work of a pass is dealt out to a team so that results do not depend on its size.
 
-use super::Shape;
+use super::AttentionShape;
 use super::unit::Unit;
 use std::ops::Range;
 
@@ -33,7 +33,7 @@ pub(super) struct Want {
 /// Calls `work` with a member's share of the blocks of all units, and whether it is the first of its unit.
 /// Every block is computed by itself, so any share will do.
 pub(super) fn forward(
-    shape: &Shape,
+    shape: &AttentionShape,
     grain: Grain,
     me: Member,
     mut work: impl FnMut(&Unit<'_>, Range<usize>, bool),
@@ -60,7 +60,7 @@ pub(super) fn forward(
 /// as many. What remains is cut: each member takes tiles of keys for dk and dv, and then blocks of queries
 /// for dq. That computes the tiles twice, seven products instead of five, and gives the same bits.
 pub(super) fn backward(
-    shape: &Shape,
+    shape: &AttentionShape,
     grain: Grain,
     me: Member,
     mut work: impl FnMut(&Unit<'_>, Want),

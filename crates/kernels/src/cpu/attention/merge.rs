@@ -1,7 +1,7 @@
 //! Attention over two sets of keys from the attention over each: what a ring of key blocks sums up.
 
 use super::rows::Reach;
-use super::{Rows, RowsMut, Shape};
+use super::{AttentionShape, Rows, RowsMut};
 use crate::Float;
 use crate::cpu::Cpu;
 
@@ -9,13 +9,13 @@ use crate::cpu::Cpu;
 /// keys gives. A query that saw no key on one side keeps the other side's result.
 pub fn merge<E: Float>(
     cpu: &Cpu,
-    shape: &Shape,
+    shape: &AttentionShape,
     out: &mut [E],     // (batch * q_len, heads * head_dim)
     lse: &mut [f32],   // (batch, heads, q_len)
     other_out: &[E],   // as out
     other_lse: &[f32], // as lse
 ) {
-    let Shape { batch, heads, head_dim, q_len, .. } = *shape;
+    let AttentionShape { batch, heads, head_dim, q_len, .. } = *shape;
     let (rows, width) = (batch * q_len, heads * head_dim);
     assert_eq!(
         (lse.len(), other_lse.len()),

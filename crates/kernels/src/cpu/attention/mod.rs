@@ -24,34 +24,13 @@ pub use merge::merge;
 pub use rows::{Rows, RowsMut};
 
 use super::{Cpu, Level, Scratch};
-use crate::{Dtype, Float};
+use crate::{AttentionShape, Dtype, Float};
 use deal::Member;
 use rows::Reach;
 
-/// Sizes, and where queries and keys stand. Key j is seen by query i if `k_start + j <= q_start + i`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Shape {
-    pub batch: usize,
-    pub heads: usize,
-    /// A divisor of `heads`: as many of them in a row share a key head.
-    pub kv_heads: usize,
-    pub head_dim: usize,
-    pub q_len: usize,
-    pub k_len: usize,
-    pub q_start: usize,
-    pub k_start: usize,
-    /// What scores are multiplied with, usually 1 / sqrt(head_dim).
-    pub scale: f32,
-}
-
-impl Shape {
-    /// Query heads to a key head.
-    pub fn group(&self) -> usize {
-        self.heads / self.kv_heads
-    }
-
+impl AttentionShape {
     fn check(&self) {
-        let Shape { heads, kv_heads, head_dim, k_len, scale, .. } = *self;
+        let AttentionShape { heads, kv_heads, head_dim, k_len, scale, .. } = *self;
         assert!(
             kv_heads > 0 && heads.is_multiple_of(kv_heads),
             "kv_heads={kv_heads} does not divide heads={heads}"
@@ -67,7 +46,7 @@ impl Shape {
 
 /// What the team's members share in a forward pass.
 struct Forward<'a, E, O> {
-    shape: &'a Shape,
+    shape: &'a AttentionShape,
     q: Reach<E>,
     k: Reach<E>,
     v: Reach<E>,
@@ -77,7 +56,7 @@ struct Forward<'a, E, O> {
 
 /// What the team's members share in a backward pass.
 struct Backward<'a, E, G> {
-    shape: &'a Shape,
+    shape: &'a AttentionShape,
     q: Reach<E>,
     k: Reach<E>,
     v: Reach<E>,
@@ -109,7 +88,7 @@ enum Delta<E> {
 /// When a slice is shorter than the shape says.
 pub fn forward<E: Float, O: Float>(
     cpu: &Cpu,
-    shape: &Shape,
+    shape: &AttentionShape,
     q: Rows<'_, E>,
     k: Rows<'_, E>,
     v: Rows<'_, E>,
@@ -117,7 +96,7 @@ pub fn forward<E: Float, O: Float>(
     lse: &mut [f32], // (batch, heads, q_len)
 ) {
     shape.check();
-    let Shape { batch, heads, kv_heads, head_dim, q_len, k_len, .. } = *shape;
+    let AttentionShape { batch, heads, kv_heads, head_dim, q_len, k_len, .. } = *shape;
     let (queries, keys) = (batch * q_len, batch * k_len);
     let (width, kv_width) = (heads * head_dim, kv_heads * head_dim);
     let job = Forward {
@@ -146,7 +125,7 @@ pub fn forward<E: Float, O: Float>(
 #[allow(clippy::too_many_arguments)] // three inputs, what came out of them, and a gradient for each
 pub fn backward<E: Float>(
     cpu: &Cpu,
-    shape: &Shape,
+    shape: &AttentionShape,
     q: Rows<'_, E>,
     k: Rows<'_, E>,
     v: Rows<'_, E>,
@@ -168,7 +147,7 @@ pub fn backward<E: Float>(
 #[allow(clippy::too_many_arguments)] // as above
 pub fn backward_block<E: Float, G: Float>(
     cpu: &Cpu,
-    shape: &Shape,
+    shape: &AttentionShape,
     q: Rows<'_, E>,
     k: Rows<'_, E>,
     v: Rows<'_, E>,
@@ -189,7 +168,7 @@ pub fn backward_block<E: Float, G: Float>(
 #[allow(clippy::too_many_arguments)] // as above
 fn run_backward<E: Float, G: Float>(
     cpu: &Cpu,
-    shape: &Shape,
+    shape: &AttentionShape,
     [q, k, v]: [Rows<'_, E>; 3],
     delta: Delta<E>,
     dout: &[E],
@@ -198,7 +177,7 @@ fn run_backward<E: Float, G: Float>(
     add: bool,
 ) {
     shape.check();
-    let Shape { batch, heads, kv_heads, head_dim, q_len, k_len, .. } = *shape;
+    let AttentionShape { batch, heads, kv_heads, head_dim, q_len, k_len, .. } = *shape;
     let (queries, keys) = (batch * q_len, batch * k_len);
     let (width, kv_width) = (heads * head_dim, kv_heads * head_dim);
     let job = Backward {

@@ -2,12 +2,12 @@
 //! of a group are taken as rows of one matrix, position by position and head by head, so that grouped keys
 //! are no special case: a row is a query, whatever its head.
 
-use super::Shape;
+use super::AttentionShape;
 use std::ops::Range;
 
 #[derive(Clone, Copy)]
 pub(super) struct Unit<'a> {
-    pub shape: &'a Shape,
+    pub shape: &'a AttentionShape,
     pub batch: usize,
     pub kv_head: usize,
 }
@@ -24,7 +24,7 @@ pub(super) struct Place {
 }
 
 impl<'a> Unit<'a> {
-    pub fn nth(shape: &'a Shape, number: usize) -> Unit<'a> {
+    pub fn nth(shape: &'a AttentionShape, number: usize) -> Unit<'a> {
         Unit { shape, batch: number / shape.kv_heads, kv_head: number % shape.kv_heads }
     }
 
@@ -33,7 +33,7 @@ impl<'a> Unit<'a> {
     }
 
     pub fn place(&self, row: usize) -> Place {
-        let Shape { heads, head_dim, q_len, .. } = *self.shape;
+        let AttentionShape { heads, head_dim, q_len, .. } = *self.shape;
         let (at, member) = (row / self.shape.group(), row % self.shape.group());
         let head = self.kv_head * self.shape.group() + member;
         Place {
@@ -45,13 +45,13 @@ impl<'a> Unit<'a> {
 
     /// How many keys a row sees; it sees the first ones.
     pub fn seen(&self, row: usize) -> usize {
-        let Shape { k_len, q_start, k_start, .. } = *self.shape;
+        let AttentionShape { k_len, q_start, k_start, .. } = *self.shape;
         (q_start + row / self.shape.group() + 1).saturating_sub(k_start).min(k_len)
     }
 
     /// The first row that sees a key.
     pub fn first_to_see(&self, key: usize) -> usize {
-        let Shape { q_start, k_start, .. } = *self.shape;
+        let AttentionShape { q_start, k_start, .. } = *self.shape;
         ((k_start + key).saturating_sub(q_start) * self.shape.group()).min(self.rows())
     }
 

@@ -7,8 +7,7 @@ mod sums;
 mod traffic;
 
 use lockstep_comm::{World, shard_range};
-use lockstep_kernels::cpu::random::Key;
-use lockstep_kernels::{Device, View, ViewMut};
+use lockstep_kernels::{Device, RandomKey, View, ViewMut};
 use lockstep_parallel::compress::{Compressor, CompressorState};
 use lockstep_plan::Compression;
 
@@ -28,7 +27,7 @@ pub fn compressor(how: Compression, len: usize, world: &World) -> Compressor {
 
 /// A rank's gradient in a step: numbers from -1 to 1 times powers of two from 1 to 2^-15.
 pub fn gradient(len: usize, rank: usize, step: usize) -> Vec<f32> {
-    let key = Key { seed: rank as u64, stream: step as u64 };
+    let key = RandomKey { seed: rank as u64, stream: step as u64 };
     let number = |word: u32| (word >> 8) as f32 / (1 << 23) as f32 - 1.0;
     let at = |i: u64| number(key.word(2 * i)) * 0.5f32.powi(key.word(2 * i + 1) as i32 & 15);
     (0..len as u64).map(at).collect()

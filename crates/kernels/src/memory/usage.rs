@@ -1,13 +1,13 @@
-//! How much memory is held, by what it is for.
+//! Memory counters, by purpose.
 
-/// What a piece of memory is for.
+/// Purpose of an allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
 pub enum Tag {
     Parameters,
     Gradients,
     Optimizer,
     Activations,
-    /// Everything that lives for an operation: working buffers, inputs, what is sent and received.
+    /// Data that lives for one operation: workspaces, inputs, messages sent and received.
     Buffers,
 }
 
@@ -26,7 +26,7 @@ impl Tag {
     }
 }
 
-/// Bytes held now, and the most that were held at once.
+/// Bytes allocated now, and the peak.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Usage {
     pub now: usize,
@@ -34,39 +34,39 @@ pub struct Usage {
 }
 
 impl Usage {
-    pub(super) fn take(&mut self, bytes: usize) {
+    pub(super) fn add(&mut self, bytes: usize) {
         self.now += bytes;
         self.peak = self.peak.max(self.now);
     }
 
-    pub(super) fn give(&mut self, bytes: usize) {
+    pub(super) fn remove(&mut self, bytes: usize) {
         self.now -= bytes;
     }
 }
 
-/// What tensors hold of a device, to the byte: what was asked for, without the pool's rounding.
+/// Bytes that tensors occupy on a device, exactly as requested (without the pool's rounding).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Memory {
+pub struct MemoryUsage {
     pub(super) by_tag: [Usage; Tag::ALL.len()],
-    /// All tags together. Its peak is less than the sum of peaks: they come at different moments.
+    /// All tags together. Its peak is at most the sum of the tags' peaks, which occur at different times.
     pub total: Usage,
-    /// What the pool has taken from the system.
+    /// Bytes that the pool has allocated from the system.
     pub reserved: usize,
 }
 
-impl Memory {
-    /// What is held for one purpose.
+impl MemoryUsage {
+    /// Usage of one purpose.
     pub fn of(&self, tag: Tag) -> Usage {
         self.by_tag[tag as usize]
     }
 
-    pub(super) fn take(&mut self, tag: Tag, bytes: usize) {
-        self.by_tag[tag as usize].take(bytes);
-        self.total.take(bytes);
+    pub(super) fn add(&mut self, tag: Tag, bytes: usize) {
+        self.by_tag[tag as usize].add(bytes);
+        self.total.add(bytes);
     }
 
-    pub(super) fn give(&mut self, tag: Tag, bytes: usize) {
-        self.by_tag[tag as usize].give(bytes);
-        self.total.give(bytes);
+    pub(super) fn remove(&mut self, tag: Tag, bytes: usize) {
+        self.by_tag[tag as usize].remove(bytes);
+        self.total.remove(bytes);
     }
 }
