@@ -18,7 +18,7 @@ fn main() {
 fn many(title: &str, text: &str, ranks: usize, cluster: &str) {
     // Resolved once on one rank; the layouts are variations of it.
     let plan = Plan::resolve(&Config::parse(text, &[]), &Environment::one_host(1, 8));
-    let mut base = plan.unwrap_or_else(|mistakes| panic!("{mistakes:?}"));
+    let mut base = plan.unwrap_or_else(|errors| panic!("{errors:?}"));
     base.ranks = ranks;
     let cluster = Cluster::built_in(cluster).expect("it is built in");
     let batch = base.train.global_batch;

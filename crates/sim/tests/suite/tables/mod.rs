@@ -60,8 +60,8 @@ pub fn plan(text: &str, ranks: usize) -> Plan {
     };
     match Plan::resolve(&Config::parse(text, &[]), &env) {
         Ok(plan) => plan,
-        Err(mistakes) => {
-            let all: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
+        Err(errors) => {
+            let all: Vec<String> = errors.iter().map(ToString::to_string).collect();
             panic!("{}\n{text}", all.join("\n"));
         }
     }
