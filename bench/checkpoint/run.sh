@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What saving costs a training of 124M parameters, and how fast checkpoints are written and read beside dd on the same
+# The cost of checkpoints for a model of 124M parameters, and the speed of writing and reading compared with dd on the same
 # disk. README.md tells what is measured.
 #
 # usage: bench/checkpoint/run.sh [FOLDER on the disk to measure] [rounds]          LOCKSTEP may name the program

@@ -1,4 +1,4 @@
-"""Prints what run.sh trained: the last evaluation of each run beside the first's, and what was sent per step."""
+"""Prints what run.sh trained: the last evaluation of each run compared with the first run, and bytes sent per step."""
 
 import json
 import sys

@@ -10,11 +10,11 @@ BAR = 0.60
 
 def main(folder):
     runs = {name: medians(Path(folder, f"{name}.jsonl")) for name in ("overlap", "end", "none")}
-    told = {"overlap": "buckets, overlapped", "end": "one sum at the end", "none": "no communication"}
+    labels = {"overlap": "buckets, overlapped", "end": "one sum at the end", "none": "no communication"}
     print(f"{'':<22}{'step ms':>10}{'exchange ms':>13}{'at least ms':>13}{'beyond alone ms':>17}")
     for name, run in runs.items():
         run["beyond"] = run["step"] - runs["none"]["step"]
-        print(f"{told[name]:<22}{run['step']:>10,.0f}{run['exchange']:>13,.0f}{run['least']:>13,.0f}{run['beyond']:>17,.0f}")
+        print(f"{labels[name]:<22}{run['step']:>10,.0f}{run['exchange']:>13,.0f}{run['least']:>13,.0f}{run['beyond']:>17,.0f}")
     for what, words in [("exchange", "exchange"), ("least", "exchange without waiting for the slower rank"), ("beyond", "step time beyond alone")]:
         less = 1 - runs["overlap"][what] / runs["end"][what]
         print(f"{words}: {less:.0%} less: {'met' if less >= BAR else 'NOT MET'}, at least {BAR:.0%}")

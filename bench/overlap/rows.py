@@ -7,12 +7,12 @@ from report import medians
 
 
 def main(folder):
-    told = {"beside": "rows beside multiplies", "waited": "rows waited for"}
-    runs = {name: medians(Path(folder, f"{name}.jsonl")) for name in told}
+    labels = {"overlapped": "rows overlapped", "waited": "rows waited for"}
+    runs = {name: medians(Path(folder, f"{name}.jsonl")) for name in labels}
     print(f"{'':<24}{'step ms':>10}{'exchange ms':>13}")
     for name, run in runs.items():
-        print(f"{told[name]:<24}{run['step']:>10,.0f}{run['exchange']:>13,.0f}")
-    less = {key: 1 - runs["beside"][key] / runs["waited"][key] for key in ("exchange", "step")}
+        print(f"{labels[name]:<24}{run['step']:>10,.0f}{run['exchange']:>13,.0f}")
+    less = {key: 1 - runs["overlapped"][key] / runs["waited"][key] for key in ("exchange", "step")}
     print(f"waiting is less by {less['exchange']:.0%}, a step by {less['step']:.0%}")
 
 

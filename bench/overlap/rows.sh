@@ -14,7 +14,7 @@ rounds=${1:-5} steps=${2:-5}
 bench=("$lockstep" bench step --config "$here/rows.toml" --steps "$steps" --threads 1 --json)
 for ((round = 1; round <= rounds; round++)); do
     echo "round $round of $rounds" >&2
-    together beside
+    together overlapped
     together waited --set comm.overlap=false
 done
 python3 "$here/rows.py" "$work"

@@ -60,7 +60,7 @@ def quietly(tries, binary, *words):
     tried = []
     while len(tried) < tries and (not tried or tried[-1][1] > TOLERATED):
         tried.append(run(binary, *words))
-    return min(tried, key=lambda told: told[1])
+    return min(tried, key=lambda attempt: attempt[1])
 
 
 def cases(folder, ranks):
@@ -90,8 +90,8 @@ class Case:
     def measure(self, binary, threads, steps, tries):
         words = ("bench", "step", "--config", self.path, "--ranks", str(self.ranks), "--json", *self.typed)
         how = ("--threads", str(threads), "--steps", str(steps))
-        told, others = quietly(tries, binary, *words, *how)
-        self.steps.append(json.loads(told.splitlines()[-1]))
+        printed, others = quietly(tries, binary, *words, *how)
+        self.steps.append(json.loads(printed.splitlines()[-1]))
         self.others.append(others)
 
     def predicted(self):
@@ -103,7 +103,7 @@ class Case:
         return [step["mean_ms"] for step in self.steps]
 
     def errors(self):
-        return [100 * (told / came - 1) for told, came in zip(self.predicted(), self.measured())]
+        return [100 * (predicted / measured - 1) for predicted, measured in zip(self.predicted(), self.measured())]
 
     def states(self):
         """Whether they take what was predicted."""
@@ -112,18 +112,18 @@ class Case:
         return all(plan[tag] == each[tag] for each in held for tag in tags)
 
     def row(self):
-        told, came, errors, busy = self.predicted(), self.measured(), self.errors(), max(self.others)
+        predicted, measured, errors, busy = self.predicted(), self.measured(), self.errors(), max(self.others)
         return (
-            f"{self.name:<8} {self.ranks:>5} {statistics.median(told):>9.1f}ms {statistics.median(came):>9.1f}ms"
-            f" {min(came):>8.1f}–{max(came):<8.1f} {statistics.median(errors):>+6.1f}%"
+            f"{self.name:<8} {self.ranks:>5} {statistics.median(predicted):>9.1f}ms {statistics.median(measured):>9.1f}ms"
+            f" {min(measured):>8.1f}–{max(measured):<8.1f} {statistics.median(errors):>+6.1f}%"
             f" {min(errors):>+6.1f} to {max(errors):<+6.1f} {'to the byte' if self.states() else 'differ'}"
             + (f"  (others took {100 * busy:.0f}% of the cores)" if busy > TOLERATED else "")
         )
 
     def parts(self):
-        told, came = [predicted_parts(plan) for plan in self.plans], [measured_parts(step) for step in self.steps]
-        for kind in sorted({kind for parts in told + came for kind in parts}):
-            both = [statistics.median(parts.get(kind, 0.0) for parts in each) for each in (told, came)]
+        predicted, measured = [predicted_parts(plan) for plan in self.plans], [measured_parts(step) for step in self.steps]
+        for kind in sorted({kind for parts in predicted + measured for kind in parts}):
+            both = [statistics.median(parts.get(kind, 0.0) for parts in each) for each in (predicted, measured)]
             if max(both) > 0:
                 print(f"    {kind:<12} {both[0]:>9.2f}ms {both[1]:>9.2f}ms")
 
@@ -160,9 +160,9 @@ def main():
             done += [case for case, _ in here]
             for number in range(asked.rounds + 1):
                 words = ("bench", "machine", "--out", machine, "--ranks", str(ranks), "--rounds", "1")
-                told = run(asked.binary, *words)[0]
-                print(told.rsplit("written", 1)[0], end="", flush=True)
-                busy = re.search(r"other programs took (\d+)%", told)
+                printed = run(asked.binary, *words)[0]
+                print(printed.rsplit("written", 1)[0], end="", flush=True)
+                busy = re.search(r"other programs took (\d+)%", printed)
                 for case, _ in here:
                     case.predict(asked.binary, machine, int(busy[1]) / 100 if busy else 0.0)
                 if number < asked.rounds:

@@ -36,9 +36,9 @@ def main():
         times = measure(args, folder, chance)
     times.sort()
     at = lambda share: times[min(len(times) - 1, int(share * len(times)))]
-    told = {"kills": len(times), "p50_s": at(0.5), "p95_s": at(0.95), "max_s": times[-1]}
+    summary = {"kills": len(times), "p50_s": at(0.5), "p95_s": at(0.95), "max_s": times[-1]}
     if args.json:
-        print(json.dumps({**told, "times_s": times}))
+        print(json.dumps({**summary, "times_s": times}))
         return
     print(f"{len(times)} kills: median {at(0.5):.2f} s, 95th percentile {at(0.95):.2f} s, longest {times[-1]:.2f} s")
     for start in range(0, int(times[-1] * 4) + 1):

@@ -69,7 +69,7 @@ def bars(ranks, sizes, records):
         found = [(value, size) for value, size in found if value]
         if bar.ranks == ranks and found:
             lines.append(bar_line(bar, *min(found)))
-    return "bars\n" + ("\n".join(lines) or "  none: nothing of ours was measured beside a peer")
+    return "bars\n" + ("\n".join(lines) or "  none: no peer was measured")
 
 
 def bar_line(bar, worst, size):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Lockstep's collectives beside Gloo, Open MPI and the in-place bound, interleaved in one run.
+"""Collectives of Lockstep, Gloo, Open MPI and the in-place bound, interleaved in one run.
 
 Each round starts every engine once on one op; the table holds medians over rounds. README.md tells
 what is measured and how to read it.
@@ -38,7 +38,7 @@ def main():
 
 def measure(job, names, rounds):
     """All rounds of one op. Each round begins with another engine, so that none always follows the
-    same neighbour. An engine that fails is told of and left out of the op's later rounds."""
+    same neighbour. An engine that fails is reported and skipped in later rounds of the op."""
     records, failed = [], set()
     for turn in range(rounds):
         first = turn % max(1, len(names))

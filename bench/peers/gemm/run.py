@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Lockstep's matrix multiplies beside PyTorch's, interleaved in one run.
+"""Matrix multiplies of Lockstep and PyTorch, interleaved in one run.
 
 Each round times every multiply in both, one right after the other; the table holds medians over rounds.
 README.md tells what is measured and how to read it.

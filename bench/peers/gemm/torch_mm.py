@@ -17,7 +17,7 @@ def main():
 def measure(order, m, n, k, dtype, threads, clock, seconds):
     torch.set_num_threads(threads)
     kind = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
-    # What is transposed lies the other way round and is handed over as a view.
+    # A transposed operand is stored transposed and passed as a view.
     a = torch.rand(k, m).to(kind).t() if order == "tn" else torch.rand(m, k).to(kind)
     b = torch.rand(n, k).to(kind).t() if order == "nt" else torch.rand(k, n).to(kind)
     out = torch.empty(m, n, dtype=kind)

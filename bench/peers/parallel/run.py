@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Ranks that share a training step: Lockstep beside PyTorch's DDP and FSDP2, and beside itself alone.
+"""Data parallel training: Lockstep compared with PyTorch DDP and FSDP2, and with independent runs.
 
 Each round starts every program once on one configuration; the table holds medians over rounds. README.md tells what
 is measured and how to read it.
@@ -31,7 +31,7 @@ DATA, ZERO1, ZERO3 = "lockstep data", "lockstep zero=1", "lockstep zero=3"
 DDP, FSDP2, ALONE, PAIR = "torch ddp", "torch fsdp2", "lockstep alone", "two alone"
 PROGRAMS = [DATA, DDP, ZERO3, FSDP2, ZERO1, ALONE, PAIR]
 
-# Ours, beside which, in what, and how large (speed) or small (memory) the ratio is to be.
+# Our program, the peer, the quantity, and the target ratio: at least (speed) or at most (memory).
 BARS = [
     (DATA, DDP, "speed", {"f32": 1.3, "bf16": 2.0}),
     (DATA, DDP, "memory", {"f32": 0.4, "bf16": 0.4}),
@@ -59,7 +59,7 @@ def main():
 
 
 def prepare(args):
-    """The programs that can run; the others are told of."""
+    """The programs that can run; the others are reported."""
     if args.lockstep is None:
         subprocess.run(["cargo", "build", "--release"], cwd=ROOT)
         args.lockstep = ROOT / "target" / "release" / "lockstep"
@@ -73,7 +73,7 @@ def prepare(args):
 
 def measure(args, config, dtype, programs):
     """All rounds of one configuration. Each round begins with another program, so that none always follows the
-    same neighbour. A program that fails is told of and left out of the later rounds."""
+    same neighbour. A program that fails is reported and skipped in later rounds."""
     records, failed = [], set()
     for turn in range(args.rounds):
         first = turn % max(1, len(programs))
@@ -110,7 +110,7 @@ def commands(args, program, config, dtype):
 
 
 def start(processes, threads):
-    """Runs processes beside each other to their end: what they printed, as one. Independent ones add up."""
+    """Runs processes at the same time and merges their output. Independent runs are added up."""
     many = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     with tempfile.TemporaryDirectory() as folder:
         running = []
@@ -167,7 +167,7 @@ def free_port():
 
 
 def table(config, dtype, threads, programs, records):
-    """Median tokens/s and peak memory per rank of each program, then the ratios beside their bars."""
+    """Median tokens/s and peak memory per rank of each program, then the ratios and their targets."""
     c = CONFIGS[config]
     model = f"vocab {c.vocab}, dim {c.dim}, {c.layers} layers, {c.heads} heads, seq {c.seq}, batch {c.batch} per rank"
     lines = [f"{config}, {dtype}, {RANKS} ranks of {threads} thread{'s' * (threads > 1)}: {model}"]
@@ -188,12 +188,12 @@ def table(config, dtype, threads, programs, records):
 def verdict(ours, other, what, bar, medians):
     at = 0 if what == "speed" else 3
     ratio = medians[ours][at] / medians[other][at]
-    told = f"{ours} is {ratio:.2f}x the {what} of {other}"
+    text = f"{ours} is {ratio:.2f}x the {what} of {other}"
     if bar is None:
-        return told
+        return text
     if what == "speed":
-        return f"{told}: {'met' if ratio >= bar else 'NOT MET'}, at least {bar:.2f}"
-    return f"{told}: {'met' if ratio <= bar else 'NOT MET'}, at most {bar:.2f}"
+        return f"{text}: {'met' if ratio >= bar else 'NOT MET'}, at least {bar:.2f}"
+    return f"{text}: {'met' if ratio <= bar else 'NOT MET'}, at most {bar:.2f}"
 
 
 def row(program, config, dtype, records):

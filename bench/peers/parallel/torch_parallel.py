@@ -62,7 +62,7 @@ def main():
 
 
 def ddp(model, bf16):
-    """Replicas, whose gradients lie in the buckets that are sent. Autocast is left to do bf16."""
+    """DDP with gradients as bucket views; bf16 by autocast."""
     return DistributedDataParallel(model, gradient_as_bucket_view=True), bf16
 
 

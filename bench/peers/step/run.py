@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A training step of Lockstep beside PyTorch's, eager and compiled, interleaved in one run.
+"""A training step of Lockstep compared with PyTorch, eager and compiled, interleaved in one run.
 
 Each round starts every program once on one configuration, each in a process of its own; the table holds medians
 over rounds. README.md tells what is measured and how to read it.
@@ -62,7 +62,7 @@ def prepare(args):
 
 def measure(args, config, dtype, programs):
     """All rounds of one configuration. Each round begins with another program, so that none always follows the
-    same neighbour. A program that fails is told of and left out of the later rounds."""
+    same neighbour. A program that fails is reported and skipped in later rounds."""
     records, failed = [], set()
     for turn in range(args.rounds):
         first = turn % max(1, len(programs))
@@ -104,8 +104,8 @@ def start(words, threads):
     found = [json.loads(line) for line in lines if line.startswith("{")]
     if not found:
         raise Failed("it printed no measurement")
-    # One instrument for all: what each says of itself is kept beside.
-    return found[-1] | {"peak_bytes": usage.ru_maxrss * 1024, "peak_bytes_told": found[-1].get("peak_bytes")}
+    # The same measurement for all; the program's own figure is kept as well.
+    return found[-1] | {"peak_bytes": usage.ru_maxrss * 1024, "peak_bytes_reported": found[-1].get("peak_bytes")}
 
 
 def wait(process):
