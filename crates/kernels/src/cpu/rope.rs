@@ -1,7 +1,7 @@
 //! Rotary position embedding (RoFormer, Su et al. 2021), in place on the heads of a matrix of tokens. Pairs
 //! are (i, i + head_dim / 2), as in the Llama models of Hugging Face. Knows nothing of attention.
 
-use super::vector::{Job, Vector, run};
+use super::vector::{Vector, WithSimd, dispatch};
 use super::{Cpu, Level};
 use crate::{Float, RopeTable};
 
@@ -103,7 +103,7 @@ impl<E> Start<E> {
 unsafe fn turn_row<E: Float>(level: Level, row: *mut E, rope: &Rope<'_>, number: usize, sign: f32) {
     let (cos, sin) = rope.table.at(rope.positions.of(number));
     // SAFETY: handed on.
-    unsafe { run(level, Turn { row, heads: rope.heads, cos, sin, sign }) };
+    unsafe { dispatch(level, Turn { row, heads: rope.heads, cos, sin, sign }) };
 }
 
 struct Turn<'a, E> {
@@ -114,11 +114,11 @@ struct Turn<'a, E> {
     sign: f32,
 }
 
-impl<E: Float> Job for Turn<'_, E> {
+impl<E: Float> WithSimd for Turn<'_, E> {
     /// # Safety
     /// The row is there and nobody else's.
     #[inline(always)]
-    unsafe fn on<V: Vector>(self) {
+    unsafe fn with_simd<V: Vector>(self) {
         let half = self.cos.len();
         for head in 0..self.heads {
             // SAFETY: as above; the two halves are apart.

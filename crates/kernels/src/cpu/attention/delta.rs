@@ -1,14 +1,13 @@
-//! What a backward pass must know of its queries beside their log-sum-exp, computed once where they meet their
-//! keys in several blocks.
+//! D = Σ dout · out of each query, for backward passes over several blocks of keys.
 
-use super::known::dot;
+use super::query_stats::dot;
 use crate::Float;
 use crate::cpu::Cpu;
 use crate::cpu::cut::{cut, split, worth};
-use crate::cpu::vector::{Job, Vector, run};
+use crate::cpu::vector::{Vector, WithSimd, dispatch};
 
-/// D = the sum of dout out over each head of each token (FlashAttention-2, Dao 2023). `out` is what came of
-/// all blocks together.
+/// Computes D = Σ dout · out over each head of each token (FlashAttention-2, Dao 2023). `out` is the merged output of
+/// all blocks.
 pub fn delta<E: Float>(
     cpu: &Cpu,
     head_dim: usize,
@@ -26,8 +25,8 @@ pub fn delta<E: Float>(
     split(&cpu.team, delta.len(), worth(head_dim), cut(delta, 1), |heads, delta| {
         let part = heads.start * head_dim..heads.end * head_dim;
         let job = Dots { head_dim, out: &out[part.clone()], dout: &dout[part], delta };
-        // SAFETY: the slices are as long as the job says.
-        unsafe { run(cpu.level, job) };
+        // SAFETY: the slices have matching lengths.
+        unsafe { dispatch(cpu.level, job) };
     });
 }
 
@@ -38,11 +37,11 @@ struct Dots<'a, E> {
     delta: &'a mut [f32],
 }
 
-impl<E: Float> Job for Dots<'_, E> {
+impl<E: Float> WithSimd for Dots<'_, E> {
     /// # Safety
-    /// None of its own.
+    /// See `WithSimd`.
     #[inline(always)]
-    unsafe fn on<V: Vector>(self) {
+    unsafe fn with_simd<V: Vector>(self) {
         let rows = self.out.chunks_exact(self.head_dim).zip(self.dout.chunks_exact(self.head_dim));
         for (delta, (out, dout)) in self.delta.iter_mut().zip(rows) {
             *delta = dot(out, dout);

@@ -1,62 +1,60 @@
-//! The forward pass in f32: a block of queries meets the keys it sees tile by tile, with the online softmax
-//! in between (FlashAttention-2, Dao 2023). Scores never leave the caches.
+//! The forward pass in f32: a block of queries is multiplied with its visible keys tile by tile, with the online
+//! softmax in between (FlashAttention-2, Dao 2023). Scores never leave the caches.
 
 use super::Forward;
-use super::deal::{self, Grain, Member};
+use super::head_group::{HeadGroup, SubTile};
 use super::pack::{self, padded};
-use super::product::{Product, Start};
-use super::room;
-use super::running::{Finish, Running};
-use super::softmax::{Mask, Online};
-use super::unit::{Strip, Unit};
+use super::partition::{self, BlockSizes, Worker};
+use super::product::{Init, Product};
+use super::scratch_arrays;
+use super::softmax::{Mask, OnlineSoftmax};
+use super::softmax_state::{SoftmaxState, StoreOutput};
 use crate::Float;
-use crate::cpu::vector::run;
+use crate::cpu::vector::dispatch;
 use crate::cpu::{Level, Scratch};
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
 const QUERIES: usize = 64;
 const KEYS: usize = 64;
-const GRAIN: Grain = Grain { queries: QUERIES, keys: KEYS };
+const BLOCK_SIZES: BlockSizes = BlockSizes { queries: QUERIES, keys: KEYS };
 
-/// What is kept of a unit and of a block.
-struct Arrays {
-    keys: *mut f32,     // (k_len, dim)
-    values: *mut f32,   // (k_len, dim)
-    straight: *mut f32, // (rows, dim)
-    turned: *mut f32,   // (dim, rows)
-    scores: *mut f32,   // (keys, rows)
-    out: *mut f32,      // (rows, dim)
-    running: Running,
+/// Buffers of one head group and one block of queries.
+struct Buffers {
+    keys: *mut f32,       // (k_len, dim)
+    values: *mut f32,     // (k_len, dim)
+    row_major: *mut f32,  // (rows, dim)
+    transposed: *mut f32, // (dim, rows)
+    scores: *mut f32,     // (keys, rows)
+    out: *mut f32,        // (rows, dim)
+    state: SoftmaxState,
 }
 
-/// A member's share of the blocks.
-pub(super) fn member<E: Float, O: Float>(
+/// Computes the blocks of one worker.
+pub(super) fn run_worker<E: Float, O: Float>(
     job: &Forward<'_, E, O>,
     level: Level,
     scratch: &Scratch,
-    me: Member,
+    worker: Worker,
 ) {
     let shape = job.shape;
     let dim = padded(shape.head_dim);
-    let (unit_rows, block_rows) = (shape.k_len * dim, QUERIES * dim);
-    let lens = [unit_rows, unit_rows, block_rows, block_rows, KEYS * QUERIES, block_rows];
-    let [keys, values, straight, turned, scores, out] = lens;
-    let lens = [keys, values, straight, turned, scores, out, QUERIES, QUERIES, QUERIES, QUERIES];
-    room::with(
+    let (keys, block, tile) = (shape.k_len * dim, QUERIES * dim, KEYS * QUERIES);
+    let lens = [keys, keys, block, block, tile, block, QUERIES, QUERIES, QUERIES, QUERIES];
+    scratch_arrays::with(
         scratch,
         lens,
-        |[keys, values, straight, turned, scores, out, last, top, sum, shrink]| {
-            let running = Running { last, top, sum, shrink };
-            let arrays = Arrays { keys, values, straight, turned, scores, out, running };
-            deal::forward(shape, GRAIN, me, |unit, block, first| {
-                // SAFETY: the arrays have room for any unit and block, and the block's rows of out and lse are
-                // dealt to nobody else.
+        |[keys, values, row_major, transposed, scores, out, last_key, max, sum, rescale]| {
+            let state = SoftmaxState { last_key, max, sum, rescale };
+            let buffers = Buffers { keys, values, row_major, transposed, scores, out, state };
+            partition::forward(shape, BLOCK_SIZES, worker, |group, block, first_of_group| {
+                // SAFETY: the buffers can hold any head group and block, and no other thread writes the
+                // block's rows of out and lse.
                 unsafe {
-                    if first {
-                        pack_keys(job, level, unit, &arrays);
+                    if first_of_group {
+                        pack_keys(job, level, group, &buffers);
                     }
-                    one_block(job, level, unit, block, &arrays);
+                    query_block(job, level, group, block, &buffers);
                 }
             });
         },
@@ -66,90 +64,100 @@ pub(super) fn member<E: Float, O: Float>(
 unsafe fn pack_keys<E: Float, O: Float>(
     job: &Forward<'_, E, O>,
     level: Level,
-    unit: &Unit<'_>,
-    arrays: &Arrays,
+    group: &HeadGroup<'_>,
+    buffers: &Buffers,
 ) {
-    let k_len = unit.shape.k_len;
-    let dim = unit.shape.head_dim;
-    for (from, to) in [(job.k, arrays.keys), (job.v, arrays.values)] {
-        let tokens = unit.batch * k_len..(unit.batch + 1) * k_len;
+    let k_len = group.shape.k_len;
+    let dim = group.shape.head_dim;
+    for (from, to) in [(job.k, buffers.keys), (job.v, buffers.values)] {
+        let tokens = group.batch * k_len..(group.batch + 1) * k_len;
         // SAFETY: k and v were checked for all batches and heads.
-        unsafe { run(level, pack::Keys { from, tokens, column: unit.kv_head * dim, dim, to }) };
+        unsafe {
+            dispatch(level, pack::PackKeys { from, tokens, column: group.kv_head * dim, dim, to })
+        };
     }
 }
 
-unsafe fn one_block<E: Float, O: Float>(
+unsafe fn query_block<E: Float, O: Float>(
     job: &Forward<'_, E, O>,
     level: Level,
-    unit: &Unit<'_>,
+    group: &HeadGroup<'_>,
     rows: Range<usize>,
-    arrays: &Arrays,
+    buffers: &Buffers,
 ) {
-    let head_dim = unit.shape.head_dim;
-    let (dim, wide) = (padded(head_dim), padded(rows.len()));
-    let factor = unit.shape.scale * LOG2_E;
-    // SAFETY: blocks are within the arrays' sizes, and all reads and writes within what was checked.
+    let head_dim = group.shape.head_dim;
+    let (dim, width) = (padded(head_dim), padded(rows.len()));
+    let factor = group.shape.scale * LOG2_E;
+    // SAFETY: the buffers can hold any block; all reads and writes are within the checked range.
     unsafe {
-        let (straight, turned) = (arrays.straight, arrays.turned);
-        run(
+        let (row_major, transposed) = (buffers.row_major, buffers.transposed);
+        dispatch(
             level,
-            pack::Queries {
-                unit: *unit,
+            pack::PackQueries {
+                group: *group,
                 from: job.q,
                 rows: rows.clone(),
-                straight,
-                turned,
+                row_major,
+                transposed,
                 factor,
             },
         );
-        let running = arrays.running;
-        running.begin(unit, &rows, wide);
-        let most = unit.seen(rows.end - 1);
-        for first_key in (0..most).step_by(KEYS) {
-            let tile = first_key..(first_key + KEYS).min(most);
-            for strip in unit.strips(&rows, tile, 1) {
-                one_strip(level, arrays, (head_dim, wide), strip);
+        let state = buffers.state;
+        state.init(group, &rows, width);
+        let visible = group.visible_keys(rows.end - 1);
+        for first_key in (0..visible).step_by(KEYS) {
+            let tile = first_key..(first_key + KEYS).min(visible);
+            for sub_tile in group.sub_tiles(&rows, tile, 1) {
+                multiply_sub_tile(level, buffers, (head_dim, width), sub_tile);
             }
         }
-        run(level, Finish { job, unit: *unit, rows, running, sums: arrays.out, step: dim });
+        dispatch(
+            level,
+            StoreOutput { job, group: *group, rows, state, sums: buffers.out, row_stride: dim },
+        );
     }
 }
 
-unsafe fn one_strip(level: Level, arrays: &Arrays, (head_dim, wide): (usize, usize), strip: Strip) {
-    let Strip { lanes, first_key, keys, cuts } = strip;
+unsafe fn multiply_sub_tile(
+    level: Level,
+    buffers: &Buffers,
+    (head_dim, width): (usize, usize),
+    sub_tile: SubTile,
+) {
+    let SubTile { lanes, first_key, keys, masked } = sub_tile;
     let (dim, across) = (padded(head_dim), padded(lanes.len()));
-    let running = arrays.running;
-    // SAFETY: lanes and keys are inside the tile, and the tile inside the arrays.
+    let state = buffers.state;
+    // SAFETY: lanes and keys are within the tile, and the tile within the buffers.
     unsafe {
         let scores = Product {
             m: keys,
             n: across,
             k: head_dim,
-            a: arrays.keys.add(first_key * dim),
-            a_steps: (dim, 1),
-            b: arrays.turned.add(lanes.start),
-            b_step: wide,
-            c: arrays.scores.add(lanes.start),
-            c_step: wide,
-            start: Start::Fresh,
+            a: buffers.keys.add(first_key * dim),
+            a_strides: (dim, 1),
+            b: buffers.transposed.add(lanes.start),
+            b_stride: width,
+            c: buffers.scores.add(lanes.start),
+            c_stride: width,
+            init: Init::Zero,
         };
-        run(level, scores);
-        let mask = Mask { last: running.last, first_key, cuts };
-        let (scores, across) = (arrays.scores, lanes.start..lanes.start + across);
-        run(level, Online { keys, lanes: across, wide, scores, mask, running });
-        let shrink = Start::Scale(running.shrink.add(lanes.start));
+        dispatch(level, scores);
+        let mask = Mask { last_key: state.last_key, first_key, masked };
+        let (scores, across) = (buffers.scores, lanes.start..lanes.start + across);
+        dispatch(level, OnlineSoftmax { keys, lanes: across, width, scores, mask, state });
+        let rescale = Init::Rescale(state.rescale.add(lanes.start));
         let out = Product {
             m: lanes.len(),
             n: dim,
             k: keys,
             a: scores.add(lanes.start),
-            a_steps: (1, wide),
-            b: arrays.values.add(first_key * dim),
-            b_step: dim,
-            c: arrays.out.add(lanes.start * dim),
-            c_step: dim,
-            start: if first_key == 0 { Start::Fresh } else { shrink },
+            a_strides: (1, width),
+            b: buffers.values.add(first_key * dim),
+            b_stride: dim,
+            c: buffers.out.add(lanes.start * dim),
+            c_stride: dim,
+            init: if first_key == 0 { Init::Zero } else { rescale },
         };
-        run(level, out);
+        dispatch(level, out);
     }
 }

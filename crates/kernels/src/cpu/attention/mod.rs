@@ -1,23 +1,22 @@
-//! Causal attention with grouped keys, tile by tile: no matrix of all queries by all keys is ever in memory.
-//! Knows nothing of caches of keys or of context parallelism; both come in through where queries and keys
-//! start.
+//! Causal grouped-query attention, tile by tile: the matrix of all scores is never stored. Knows nothing about KV caches
+//! or context parallelism; both are expressed by the start positions of queries and keys.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod backward;
-mod deal;
 mod delta;
 mod forward;
-mod known;
+mod head_group;
 mod merge;
 mod pack;
+mod partition;
 mod product;
-mod room;
+mod query_stats;
 mod rows;
-mod running;
+mod scratch_arrays;
 mod softmax;
-mod unit;
-mod write;
+mod softmax_state;
+mod store_grads;
 
 pub use delta::delta;
 pub use merge::merge;
@@ -25,8 +24,8 @@ pub use rows::{Rows, RowsMut};
 
 use super::{Cpu, Level, Scratch};
 use crate::{AttentionShape, Dtype, Float};
-use deal::Member;
-use rows::Reach;
+use partition::Worker;
+use rows::RawRows;
 
 impl AttentionShape {
     fn check(&self) {
@@ -35,57 +34,55 @@ impl AttentionShape {
             kv_heads > 0 && heads.is_multiple_of(kv_heads),
             "kv_heads={kv_heads} does not divide heads={heads}"
         );
-        assert!(head_dim > 0, "head_dim is nought");
+        assert!(head_dim > 0, "head_dim must be positive");
         assert!(
             k_len < 1 << 24,
-            "k_len={k_len}: keys are numbered in f32, which is exact below 2^24"
+            "k_len={k_len} is too large: key indices are f32, which is exact below 2^24"
         );
-        assert!(scale.is_finite(), "scale is {scale}");
+        assert!(scale.is_finite(), "scale={scale} is not finite");
     }
 }
 
-/// What the team's members share in a forward pass.
+/// Operands of a forward pass, shared by all threads.
 struct Forward<'a, E, O> {
     shape: &'a AttentionShape,
-    q: Reach<E>,
-    k: Reach<E>,
-    v: Reach<E>,
-    out: Reach<O>,
-    lse: Reach<f32>,
+    q: RawRows<E>,
+    k: RawRows<E>,
+    v: RawRows<E>,
+    out: RawRows<O>,
+    lse: RawRows<f32>,
 }
 
-/// What the team's members share in a backward pass.
+/// Operands of a backward pass, shared by all threads.
 struct Backward<'a, E, G> {
     shape: &'a AttentionShape,
-    q: Reach<E>,
-    k: Reach<E>,
-    v: Reach<E>,
+    q: RawRows<E>,
+    k: RawRows<E>,
+    v: RawRows<E>,
     delta: Delta<E>,
-    dout: Reach<E>,
-    lse: Reach<f32>,
-    dq: Reach<G>,
-    dk: Reach<G>,
-    dv: Reach<G>,
-    /// Whether gradients are added to what is there.
-    add: bool,
+    dout: RawRows<E>,
+    lse: RawRows<f32>,
+    dq: RawRows<G>,
+    dk: RawRows<G>,
+    dv: RawRows<G>,
+    /// Add to the stored gradients.
+    accumulate: bool,
 }
 
-/// Where a backward pass has D = sum of dout out of each query from.
+/// Source of D = Σ dout · out of each query.
 #[derive(Clone, Copy)]
 enum Delta<E> {
-    From {
-        out: Reach<E>,
-    },
+    /// Computed from the output.
+    Output(RawRows<E>),
     /// (tokens, heads)
-    Known(Reach<f32>),
+    Known(RawRows<f32>),
 }
 
-/// `out` = softmax(`scale` q kᵀ, of the keys seen) v, and the log-sum-exp of the scores. A query that sees no
-/// key gets nought, and a log-sum-exp of -inf. What comes out may be stored wider than what went in, for a
-/// `merge` that rounds only once.
+/// Computes `out` = softmax(`scale` q kᵀ over the visible keys) v, and the log-sum-exp of the scores. A query without
+/// visible keys gets zero, and a log-sum-exp of -inf. `out` may be f32 for bf16 inputs, so that `merge` rounds only once.
 ///
 /// # Panics
-/// When a slice is shorter than the shape says.
+/// If a slice is too short for the shape.
 pub fn forward<E: Float, O: Float>(
     cpu: &Cpu,
     shape: &AttentionShape,
@@ -101,15 +98,15 @@ pub fn forward<E: Float, O: Float>(
     let (width, kv_width) = (heads * head_dim, kv_heads * head_dim);
     let job = Forward {
         shape,
-        q: Reach::read(&q, queries, width, "q"),
-        k: Reach::read(&k, keys, kv_width, "k"),
-        v: Reach::read(&v, keys, kv_width, "v"),
-        out: Reach::write(&RowsMut::whole(out, width), queries, width, "out"),
-        lse: Reach::write(&RowsMut::whole(lse, queries * heads), 1, queries * heads, "lse"),
+        q: RawRows::new(&q, queries, width, "q"),
+        k: RawRows::new(&k, keys, kv_width, "k"),
+        v: RawRows::new(&v, keys, kv_width, "v"),
+        out: RawRows::new_mut(&RowsMut::whole(out, width), queries, width, "out"),
+        lse: RawRows::new_mut(&RowsMut::whole(lse, queries * heads), 1, queries * heads, "lse"),
     };
     if queries > 0 {
-        cpu.team.run(&|number, size| {
-            job.share(cpu.level, &cpu.scratch[number], Member { number, size })
+        cpu.team.run(&|index, count| {
+            job.run_worker(cpu.level, &cpu.scratch[index], Worker { index, count })
         });
     }
 }
@@ -137,8 +134,8 @@ pub fn backward<E: Float>(
     dv: RowsMut<'_, E>,
 ) {
     let (queries, width) = (shape.batch * shape.q_len, shape.heads * shape.head_dim);
-    let out = Reach::read(&Rows { data: out, offset: 0, stride: width }, queries, width, "out");
-    run_backward(cpu, shape, [q, k, v], Delta::From { out }, dout, lse, [dq, dk, dv], false);
+    let out = RawRows::new(&Rows { data: out, offset: 0, stride: width }, queries, width, "out");
+    run_backward(cpu, shape, [q, k, v], Delta::Output(out), dout, lse, [dq, dk, dv], false);
 }
 
 /// The same where `out` is not at hand, or would be read for every block again: `delta` is all that a backward
@@ -161,7 +158,7 @@ pub fn backward_block<E: Float, G: Float>(
 ) {
     let (queries, heads) = (shape.batch * shape.q_len, shape.heads);
     let rows = Rows { data: delta, offset: 0, stride: heads };
-    let delta = Delta::Known(Reach::read(&rows, queries, heads, "delta"));
+    let delta = Delta::Known(RawRows::new(&rows, queries, heads, "delta"));
     run_backward(cpu, shape, [q, k, v], delta, dout, lse, [dq, dk, dv], add);
 }
 
@@ -182,44 +179,45 @@ fn run_backward<E: Float, G: Float>(
     let (width, kv_width) = (heads * head_dim, kv_heads * head_dim);
     let job = Backward {
         shape,
-        q: Reach::read(&q, queries, width, "q"),
-        k: Reach::read(&k, keys, kv_width, "k"),
-        v: Reach::read(&v, keys, kv_width, "v"),
+        q: RawRows::new(&q, queries, width, "q"),
+        k: RawRows::new(&k, keys, kv_width, "k"),
+        v: RawRows::new(&v, keys, kv_width, "v"),
         delta,
-        dout: Reach::read(&Rows { data: dout, offset: 0, stride: width }, queries, width, "dout"),
-        lse: Reach::read(
+        dout: RawRows::new(&Rows { data: dout, offset: 0, stride: width }, queries, width, "dout"),
+        lse: RawRows::new(
             &Rows { data: lse, offset: 0, stride: queries * heads },
             1,
             queries * heads,
             "lse",
         ),
-        dq: Reach::write(&dq, queries, width, "dq"),
-        dk: Reach::write(&dk, keys, kv_width, "dk"),
-        dv: Reach::write(&dv, keys, kv_width, "dv"),
-        add,
+        dq: RawRows::new_mut(&dq, queries, width, "dq"),
+        dk: RawRows::new_mut(&dk, keys, kv_width, "dk"),
+        dv: RawRows::new_mut(&dv, keys, kv_width, "dv"),
+        accumulate: add,
     };
-    cpu.team
-        .run(&|number, size| job.share(cpu.level, &cpu.scratch[number], Member { number, size }));
+    cpu.team.run(&|index, count| {
+        job.run_worker(cpu.level, &cpu.scratch[index], Worker { index, count })
+    });
 }
 
 impl<E: Float, O: Float> Forward<'_, E, O> {
-    fn share(&self, level: Level, scratch: &Scratch, me: Member) {
+    fn run_worker(&self, level: Level, scratch: &Scratch, worker: Worker) {
         #[cfg(target_arch = "x86_64")]
         if level == Level::Amx && E::DTYPE == Dtype::Bf16 {
-            // SAFETY: just seen.
-            return unsafe { amx::forward::member(self, scratch, me) };
+            // SAFETY: just checked.
+            return unsafe { amx::forward::run_worker(self, scratch, worker) };
         }
-        forward::member(self, level, scratch, me);
+        forward::run_worker(self, level, scratch, worker);
     }
 }
 
 impl<E: Float, G: Float> Backward<'_, E, G> {
-    fn share(&self, level: Level, scratch: &Scratch, me: Member) {
+    fn run_worker(&self, level: Level, scratch: &Scratch, worker: Worker) {
         #[cfg(target_arch = "x86_64")]
         if level == Level::Amx && E::DTYPE == Dtype::Bf16 {
-            // SAFETY: just seen.
-            return unsafe { amx::backward::member(self, scratch, me) };
+            // SAFETY: just checked.
+            return unsafe { amx::backward::run_worker(self, scratch, worker) };
         }
-        backward::member(self, level, scratch, me);
+        backward::run_worker(self, level, scratch, worker);
     }
 }

@@ -1,46 +1,46 @@
-//! The product of two tiles, kept in registers while it grows. Everything is f32 and in the caches already.
+//! Products of f32 tiles in cache, with accumulators in registers.
 
-#![allow(clippy::needless_range_loop)] // rows and columns of registers read best by number
+#![allow(clippy::needless_range_loop)] // loops over arrays of registers are clearer with indices
 
-use crate::cpu::vector::{Job, Vector};
+use crate::cpu::vector::{Vector, WithSimd};
 
-/// What C held before.
+/// Initial value of C.
 #[derive(Clone, Copy)]
-pub(super) enum Start {
+pub(super) enum Init {
     /// C = A B
-    Fresh,
+    Zero,
     /// C += A B
-    Add,
-    /// Row i of C is first multiplied with the i-th of these: C = diag(f) C + A B
-    Scale(*const f32),
+    Accumulate,
+    /// C = diag(f) C + A B, with one factor per row.
+    Rescale(*const f32),
 }
 
-/// C (m, n) from A (m, k) and B (k, n). B and C have their columns side by side; A may lie either way.
+/// C (m, n) from A (m, k) and B (k, n). B and C are row-major; A may have any strides.
 pub(super) struct Product {
     pub m: usize,
     /// A multiple of 16.
     pub n: usize,
     pub k: usize,
     pub a: *const f32,
-    /// From a row of A to the next, and from a column to the next.
-    pub a_steps: (usize, usize),
+    /// Elements between rows of A, and between columns.
+    pub a_strides: (usize, usize),
     pub b: *const f32,
-    pub b_step: usize,
+    pub b_stride: usize,
     pub c: *mut f32,
-    pub c_step: usize,
-    pub start: Start,
+    pub c_stride: usize,
+    pub init: Init,
 }
 
-impl Job for Product {
+impl WithSimd for Product {
     /// # Safety
-    /// The pointers reach as many elements as the sizes say, and C overlaps neither A nor B.
+    /// The pointers are valid for the given sizes, and C overlaps neither A nor B.
     #[inline(always)]
-    unsafe fn on<V: Vector>(self) {
-        let most = V::TALL.iter().rposition(|&tall| tall > 0).unwrap_or(1);
+    unsafe fn with_simd<V: Vector>(self) {
+        let max_across = V::MAX_ROWS.iter().rposition(|&rows| rows > 0).unwrap_or(1);
         let mut column = 0;
         while column < self.n {
-            let across = ((self.n - column) / V::LANES).min(most);
-            // SAFETY: the columns from `column` on for `across` vectors are inside B and C.
+            let across = ((self.n - column) / V::LANES).min(max_across);
+            // SAFETY: `across` vectors of columns from `column` on are within B and C.
             unsafe {
                 match across {
                     4 => self.columns::<V, 4>(column),
@@ -55,16 +55,16 @@ impl Job for Product {
 }
 
 impl Product {
-    /// N vectors of columns, from `column` on.
+    /// Computes N vectors of columns, from `column` on.
     #[inline(always)]
     unsafe fn columns<V: Vector, const N: usize>(&self, column: usize) {
-        if N > 2 && V::TALL[N] == 0 {
-            return; // not taken at this level, so not compiled either
+        if N > 2 && V::MAX_ROWS[N] == 0 {
+            return; // never called at this level, so not compiled
         }
         let mut row = 0;
-        // SAFETY: `row` plus the rows taken never pass `m`.
+        // SAFETY: `row` plus the rows of a block never exceeds `m`.
         unsafe {
-            match V::TALL[N] {
+            match V::MAX_ROWS[N] {
                 8 => row = self.rows::<V, 8, N>(row, column),
                 6 => row = self.rows::<V, 6, N>(row, column),
                 _ => {}
@@ -75,7 +75,7 @@ impl Product {
         }
     }
 
-    /// Blocks of M rows from `row` on, as long as there are enough; tells where it stopped.
+    /// Computes blocks of M rows from `row` on while enough rows are left; returns the next row.
     #[inline(always)]
     unsafe fn rows<V: Vector, const M: usize, const N: usize>(
         &self,
@@ -83,28 +83,28 @@ impl Product {
         column: usize,
     ) -> usize {
         while row + M <= self.m {
-            // SAFETY: the block lies inside A, B and C.
+            // SAFETY: the block is within A, B and C.
             unsafe { self.block::<V, M, N>(row, column) };
             row += M;
         }
         row
     }
 
-    /// M rows and N vectors of C in registers, through all of k.
+    /// Computes M rows and N vectors of C in registers.
     #[inline(always)]
     unsafe fn block<V: Vector, const M: usize, const N: usize>(&self, row: usize, column: usize) {
-        // SAFETY: all that is read and written lies inside A, B and C, by the caller's word.
+        // SAFETY: the caller guarantees that the block is within A, B and C.
         unsafe {
-            let c = self.c.add(row * self.c_step + column);
+            let c = self.c.add(row * self.c_stride + column);
             let mut sums = [[V::splat(0.0); N]; M];
-            if !matches!(self.start, Start::Fresh) {
+            if !matches!(self.init, Init::Zero) {
                 for i in 0..M {
                     for j in 0..N {
-                        sums[i][j] = V::load(c.add(i * self.c_step + j * V::LANES));
+                        sums[i][j] = V::load(c.add(i * self.c_stride + j * V::LANES));
                     }
                 }
             }
-            if let Start::Scale(factors) = self.start {
+            if let Init::Rescale(factors) = self.init {
                 for i in 0..M {
                     let factor = V::splat(*factors.add(row + i));
                     for j in 0..N {
@@ -112,8 +112,8 @@ impl Product {
                     }
                 }
             }
-            let (row_step, k_step) = self.a_steps;
-            let mut a = self.a.add(row * row_step);
+            let (row_stride, k_stride) = self.a_strides;
+            let mut a = self.a.add(row * row_stride);
             let mut b = self.b.add(column);
             for _ in 0..self.k {
                 let mut across = [V::splat(0.0); N];
@@ -121,17 +121,17 @@ impl Product {
                     across[j] = V::load(b.add(j * V::LANES));
                 }
                 for i in 0..M {
-                    let down = V::splat(*a.add(i * row_step));
+                    let down = V::splat(*a.add(i * row_stride));
                     for j in 0..N {
                         sums[i][j] = down.mul_add(across[j], sums[i][j]);
                     }
                 }
-                a = a.add(k_step);
-                b = b.add(self.b_step);
+                a = a.add(k_stride);
+                b = b.add(self.b_stride);
             }
             for i in 0..M {
                 for j in 0..N {
-                    sums[i][j].store(c.add(i * self.c_step + j * V::LANES));
+                    sums[i][j].store(c.add(i * self.c_stride + j * V::LANES));
                 }
             }
         }

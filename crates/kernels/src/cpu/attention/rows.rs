@@ -1,10 +1,9 @@
-//! Where queries, keys and values lie: columns of a matrix, usually of one that holds all three.
+//! Queries, keys and values as columns of a matrix, usually of one that holds all three.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Where the rows of one of q, k, v lie: row r of batch b starts at `data[(b * len + r) * stride + offset]`,
-/// head h at `+ h * head_dim`.
+/// Rows of q, k or v: row r of batch b starts at `data[(b * len + r) * stride + offset]`, head h at `+ h * head_dim`.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows<'a, E> {
     pub data: &'a [E],
@@ -12,12 +11,12 @@ pub struct Rows<'a, E> {
     pub stride: usize,
 }
 
-/// The same, to write to. Several may share one matrix, each with columns of its own.
+/// Mutable `Rows`. Several may share one matrix, with disjoint columns.
 ///
 /// ```
 /// use lockstep_kernels::cpu::attention::RowsMut;
 ///
-/// // Two tokens; a query of two heads of four, a key and a value of one.
+/// // Two tokens with a query of two heads of dim 4, and a key and a value of one head.
 /// let mut qkv = vec![0f32; 2 * 16];
 /// let [q, k, v] = RowsMut::columns(&mut qkv, 16, [0..8, 8..12, 12..16]);
 /// assert_eq!((q.width(), k.width(), v.width()), (8, 4, 4));
@@ -31,21 +30,21 @@ pub struct RowsMut<'a, E> {
     matrix: PhantomData<&'a mut [E]>,
 }
 
-// SAFETY: it stands for a mutable borrow of its columns, which no other value reaches.
+// SAFETY: it represents a mutable borrow of its columns, which no other value can access.
 unsafe impl<E: Send> Send for RowsMut<'_, E> {}
 
 impl<'a, E> RowsMut<'a, E> {
     /// All columns of a matrix of `stride` columns.
     pub fn whole(data: &'a mut [E], stride: usize) -> RowsMut<'a, E> {
-        #[allow(clippy::single_range_in_vec_init)] // one part, of all columns
+        #[allow(clippy::single_range_in_vec_init)] // one part of all columns
         let [all] = RowsMut::columns(data, stride, [0..stride]);
         all
     }
 
-    /// Parts of a matrix of `stride` columns.
+    /// Disjoint column ranges of a matrix of `stride` columns.
     ///
     /// # Panics
-    /// When two of the parts share a column, or one goes past the last.
+    /// If two ranges overlap, or one exceeds the matrix.
     pub fn columns<const N: usize>(
         data: &'a mut [E],
         stride: usize,
@@ -54,11 +53,11 @@ impl<'a, E> RowsMut<'a, E> {
         for (i, part) in parts.iter().enumerate() {
             assert!(
                 part.start <= part.end && part.end <= stride,
-                "columns {part:?} of a matrix that has {stride}"
+                "columns {part:?} are out of range: the matrix has {stride}"
             );
             for other in &parts[..i] {
-                let apart = part.end <= other.start || other.end <= part.start;
-                assert!(apart, "columns {part:?} and {other:?} overlap");
+                let disjoint = part.end <= other.start || other.end <= part.start;
+                assert!(disjoint, "columns {part:?} and {other:?} overlap");
             }
         }
         let (start, len) = (data.as_mut_ptr(), data.len());
@@ -72,61 +71,57 @@ impl<'a, E> RowsMut<'a, E> {
         })
     }
 
-    /// How many columns it may write.
+    /// Number of columns.
     pub fn width(&self) -> usize {
         self.width
     }
 }
 
-/// Rows as the tiles see them: checked once against their shape, then reached by row and column.
+/// Unchecked access to rows by row and column, after one check of the shape.
 #[derive(Clone, Copy)]
-pub(super) struct Reach<E> {
+pub(super) struct RawRows<E> {
     start: *mut E,
     stride: usize,
 }
 
-// SAFETY: a `Reach` is made from a borrow that outlives the call which shares it among the team, and the
-// team's members write to rows or columns that no other member touches.
-unsafe impl<E: Send> Send for Reach<E> {}
+// SAFETY: a `RawRows` comes from a borrow that outlives the call that shares it among threads, and threads write
+// disjoint rows or columns.
+unsafe impl<E: Send> Send for RawRows<E> {}
 // SAFETY: as above.
-unsafe impl<E: Sync> Sync for Reach<E> {}
+unsafe impl<E: Sync> Sync for RawRows<E> {}
 
-impl<E> Reach<E> {
+impl<E> RawRows<E> {
     /// # Panics
-    /// When `rows` rows of `width` columns are more than what is there.
-    pub fn read(from: &Rows<'_, E>, rows: usize, width: usize, name: &str) -> Reach<E> {
-        check(from.data.len(), from.offset, from.stride, rows, width, name);
-        // `wrapping_add`, as an offset may point past the end when there are no rows.
-        Reach {
+    /// If the matrix is smaller than `rows` rows of `width` columns.
+    pub fn new(from: &Rows<'_, E>, rows: usize, width: usize, name: &str) -> RawRows<E> {
+        check(from.data.len(), from.offset, from.stride, (rows, width), name);
+        // `wrapping_add`, because the offset may be past the end if there are no rows.
+        RawRows {
             start: from.data.as_ptr().cast_mut().wrapping_add(from.offset),
             stride: from.stride,
         }
     }
 
-    pub fn write(to: &RowsMut<'_, E>, rows: usize, width: usize, name: &str) -> Reach<E> {
-        assert!(
-            width <= to.width,
-            "{name}: {width} columns to write, {} to write them to",
-            to.width
-        );
-        check(to.len, to.offset, to.stride, rows, width, name);
-        Reach { start: to.start.wrapping_add(to.offset), stride: to.stride }
+    pub fn new_mut(to: &RowsMut<'_, E>, rows: usize, width: usize, name: &str) -> RawRows<E> {
+        assert!(width <= to.width, "{name}: {width} columns do not fit in a range of {}", to.width);
+        check(to.len, to.offset, to.stride, (rows, width), name);
+        RawRows { start: to.start.wrapping_add(to.offset), stride: to.stride }
     }
 
-    /// The same elements as bits. They must be bf16.
-    pub fn halves(&self) -> Reach<u16> {
+    /// The elements as bits. They must be bf16.
+    pub fn as_bits(&self) -> RawRows<u16> {
         debug_assert_eq!(size_of::<E>(), size_of::<u16>());
-        Reach { start: self.start.cast(), stride: self.stride }
+        RawRows { start: self.start.cast(), stride: self.stride }
     }
 
-    /// Where a row's `column` lies; inside the matrix when both are inside what was checked.
+    /// Address of an element; within the matrix if row and column are within the checked range.
     #[inline(always)]
     pub fn at(&self, row: usize, column: usize) -> *mut E {
         self.start.wrapping_add(row * self.stride + column)
     }
 }
 
-fn check(len: usize, offset: usize, stride: usize, rows: usize, width: usize, name: &str) {
+fn check(len: usize, offset: usize, stride: usize, (rows, width): (usize, usize), name: &str) {
     let needed = if rows == 0 { 0 } else { (rows - 1) * stride + offset + width };
     assert!(
         needed <= len && (rows <= 1 || width <= stride),

@@ -1,122 +1,122 @@
-//! Between the products of a tile: scores become probabilities. Tiles lie keys down and queries across, so
-//! that every query is a lane and nothing is ever summed across lanes.
+//! Softmax of a tile of scores, forward and backward. Rows of a tile are keys and columns are queries, so that every
+//! query is a lane and nothing is summed across lanes.
 
-use super::running::Running;
-use crate::cpu::vector::{Job, Vector};
+use super::softmax_state::SoftmaxState;
+use crate::cpu::vector::{Vector, WithSimd};
 use std::ops::Range;
 
-/// The causal bound of one tile.
+/// Causal mask of one tile.
 #[derive(Clone, Copy)]
 pub(super) struct Mask {
-    /// The number of the last key that each query sees, -1 if none. (wide)
-    pub last: *const f32,
-    /// The number of the tile's first key.
+    /// Index of the last visible key of each query, -1 if none. (width)
+    pub last_key: *const f32,
+    /// Index of the tile's first key.
     pub first_key: usize,
-    /// Whether any query of the tile misses any of its keys.
-    pub cuts: bool,
+    /// Whether any key of the tile is hidden from any of its queries.
+    pub masked: bool,
 }
 
 /// One step of the online softmax (Milakov & Gimelshein 2018), in powers of two.
-pub(super) struct Online {
+pub(super) struct OnlineSoftmax {
     pub keys: usize,
-    /// Which of the queries, in whole vectors.
+    /// Range of queries, in whole vectors.
     pub lanes: Range<usize>,
-    /// How many there are in all.
-    pub wide: usize,
-    /// In: scores times log2(e). Out: 2^(score - top). (keys, wide)
+    /// Number of queries in a row of the tile.
+    pub width: usize,
+    /// In: scores times log2(e). Out: 2^(score - max). (keys, width)
     pub scores: *mut f32,
     pub mask: Mask,
-    pub running: Running,
+    pub state: SoftmaxState,
 }
 
-impl Job for Online {
+impl WithSimd for OnlineSoftmax {
     /// # Safety
-    /// The pointers reach as many elements as the shapes say.
+    /// The pointers are valid for the shapes given at the fields.
     #[inline(always)]
-    unsafe fn on<V: Vector>(self) {
+    unsafe fn with_simd<V: Vector>(self) {
         for lane in self.lanes.clone().step_by(V::LANES) {
-            // SAFETY: `lane` and the vector's width stay below `wide`.
+            // SAFETY: `lane` and the vector's width stay below `width`.
             unsafe {
                 let scores = self.scores.add(lane);
-                // Two at a time: one chain of maxima would wait for itself.
-                let before = V::load(self.running.top.add(lane));
-                let mut tops = [before; 2];
-                if self.mask.cuts {
-                    let last = V::load(self.mask.last.add(lane));
+                // Two maxima at a time hide the latency of a single chain.
+                let before = V::load(self.state.max.add(lane));
+                let mut maxima = [before; 2];
+                if self.mask.masked {
+                    let last = V::load(self.mask.last_key.add(lane));
                     for key in 0..self.keys {
-                        let at = scores.add(key * self.wide);
-                        let number = (self.mask.first_key + key) as f32;
+                        let at = scores.add(key * self.width);
+                        let index = (self.mask.first_key + key) as f32;
                         let hidden = V::splat(f32::NEG_INFINITY);
-                        let score = last.where_at_least(number, V::load(at), hidden);
+                        let score = last.select_ge(index, V::load(at), hidden);
                         score.store(at);
-                        tops[0] = score.max(tops[0]);
+                        maxima[0] = score.max(maxima[0]);
                     }
                 } else {
                     for key in (1..self.keys).step_by(2) {
-                        tops[0] = V::load(scores.add((key - 1) * self.wide)).max(tops[0]);
-                        tops[1] = V::load(scores.add(key * self.wide)).max(tops[1]);
+                        maxima[0] = V::load(scores.add((key - 1) * self.width)).max(maxima[0]);
+                        maxima[1] = V::load(scores.add(key * self.width)).max(maxima[1]);
                     }
-                    let last = scores.add((self.keys - 1) * self.wide);
-                    tops[0] = V::load(last).max(tops[0]);
+                    let last = scores.add((self.keys - 1) * self.width);
+                    maxima[0] = V::load(last).max(maxima[0]);
                 }
-                let top = tops[0].max(tops[1]);
-                let shrink = before.sub(top).exp2();
+                let max = maxima[0].max(maxima[1]);
+                let rescale = before.sub(max).exp2();
                 let mut sum = V::splat(0.0);
                 for key in 0..self.keys {
-                    let at = scores.add(key * self.wide);
-                    let share = V::load(at).sub(top).exp2();
-                    sum = sum.add(share);
-                    share.store(at);
+                    let at = scores.add(key * self.width);
+                    let prob = V::load(at).sub(max).exp2();
+                    sum = sum.add(prob);
+                    prob.store(at);
                 }
-                V::load(self.running.sum.add(lane))
-                    .mul_add(shrink, sum)
-                    .store(self.running.sum.add(lane));
-                top.store(self.running.top.add(lane));
-                shrink.store(self.running.shrink.add(lane));
+                V::load(self.state.sum.add(lane))
+                    .mul_add(rescale, sum)
+                    .store(self.state.sum.add(lane));
+                max.store(self.state.max.add(lane));
+                rescale.store(self.state.rescale.add(lane));
             }
         }
     }
 }
 
-/// The probabilities again, from the log-sum-exp, and the gradient of the scores.
-pub(super) struct Gradient {
+/// Recomputes the probabilities from the log-sum-exp, and computes the gradient of the scores.
+pub(super) struct SoftmaxBackward {
     pub keys: usize,
-    /// Which of the queries, in whole vectors.
+    /// Range of queries, in whole vectors.
     pub lanes: Range<usize>,
-    /// How many there are in all.
-    pub wide: usize,
-    /// In: scores times log2(e). Out: probabilities P. (keys, wide)
+    /// Number of queries in a row of the tile.
+    pub width: usize,
+    /// In: scores times log2(e). Out: probabilities P. (keys, width)
     pub scores: *mut f32,
-    /// In: gradients of P. Out: gradients of the scores, P (dP - D). (keys, wide)
-    pub slopes: *mut f32,
+    /// In: gradients of P. Out: gradients of the scores, P (dP - D). (keys, width)
+    pub dprobs: *mut f32,
     pub mask: Mask,
-    /// Log-sum-exp times log2(e); inf for a query that saw nothing. (wide)
+    /// Log-sum-exp times log2(e); inf for a query without visible keys. (width)
     pub lse: *const f32,
-    /// D = sum of dout out. (wide)
+    /// D = Σ dout · out. (width)
     pub delta: *const f32,
 }
 
-impl Job for Gradient {
+impl WithSimd for SoftmaxBackward {
     /// # Safety
-    /// The pointers reach as many elements as the shapes say.
+    /// The pointers are valid for the shapes given at the fields.
     #[inline(always)]
-    unsafe fn on<V: Vector>(self) {
+    unsafe fn with_simd<V: Vector>(self) {
         for lane in self.lanes.clone().step_by(V::LANES) {
-            // SAFETY: `lane` and the vector's width stay below `wide`.
+            // SAFETY: `lane` and the vector's width stay below `width`.
             unsafe {
-                let last = V::load(self.mask.last.add(lane));
+                let last = V::load(self.mask.last_key.add(lane));
                 let lse = V::load(self.lse.add(lane));
                 let delta = V::load(self.delta.add(lane));
                 for key in 0..self.keys {
-                    let at = key * self.wide + lane;
-                    let mut share = V::load(self.scores.add(at)).sub(lse).exp2();
-                    if self.mask.cuts {
-                        let number = (self.mask.first_key + key) as f32;
-                        share = last.where_at_least(number, share, V::splat(0.0));
+                    let at = key * self.width + lane;
+                    let mut prob = V::load(self.scores.add(at)).sub(lse).exp2();
+                    if self.mask.masked {
+                        let index = (self.mask.first_key + key) as f32;
+                        prob = last.select_ge(index, prob, V::splat(0.0));
                     }
-                    share.store(self.scores.add(at));
-                    let slope = V::load(self.slopes.add(at)).sub(delta).mul(share);
-                    slope.store(self.slopes.add(at));
+                    prob.store(self.scores.add(at));
+                    let dscore = V::load(self.dprobs.add(at)).sub(delta).mul(prob);
+                    dscore.store(self.dprobs.add(at));
                 }
             }
         }

@@ -1,11 +1,11 @@
-//! The same passes in bf16 on the matrix unit: sums in f32, and what goes into a product rounded to bf16, as
-//! it is where it comes from. Everything stands keys down and queries across, so that probabilities come out
-//! of one product in the order in which the next one takes them: nothing is turned between products.
+//! The forward and backward pass in bf16 on AMX: operands of products are bf16, sums are f32. Rows of a tile are keys
+//! and columns are queries, so that one product leaves the probabilities in the layout that the next one needs, and
+//! nothing is transposed between them.
 //!
-//! Sums over queries' outputs grow turned, (dim, rows), and are turned back once per block.
+//! Outputs and gradients of queries are accumulated transposed, (dim, rows), and transposed back once per block.
 
 pub(super) mod backward;
 pub(super) mod forward;
 mod pack;
+mod product;
 mod softmax;
-mod tiles;

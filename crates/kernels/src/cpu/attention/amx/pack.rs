@@ -1,54 +1,58 @@
-//! bf16 tiles as the matrix unit wants them: sizes padded with noughts to whole registers, and the right-hand
-//! side of a product in pairs of rows.
+//! Packs queries, keys and values as bf16 tiles for AMX: sizes are padded with zeros to whole registers, and the
+//! right-hand side of a product is stored in pairs of rows.
 
-use super::tiles::GRAIN;
-use crate::cpu::attention::rows::Reach;
-use crate::cpu::attention::unit::Unit;
-use crate::cpu::vector::{AHEAD, Job, Vector, soon};
+use super::product::TILE;
+use crate::cpu::attention::head_group::HeadGroup;
+use crate::cpu::attention::rows::RawRows;
+use crate::cpu::vector::{PREFETCH_ROWS, Vector, WithSimd, prefetch};
 use std::ops::Range;
 
 pub(super) fn padded(len: usize) -> usize {
-    len.next_multiple_of(GRAIN)
+    len.next_multiple_of(TILE)
 }
 
-/// One head's rows of keys or values.
-pub(super) struct Keys {
-    pub from: Reach<u16>,
+/// Packs one head's rows of keys or values.
+pub(super) struct PackKeys {
+    pub from: RawRows<u16>,
     pub tokens: Range<usize>,
     pub column: usize,
     pub dim: usize,
-    /// How many keys a tile has.
+    /// Keys per tile.
     pub tile: usize,
-    /// With noughts up to a whole tile. (keys, padded(dim))
-    pub straight: *mut u16,
-    /// The same turned, tile by tile, if it is wanted: (tiles, padded(dim), tile). And room to do it in:
-    /// (tile / 2, padded(dim)).
-    pub turned: Option<(*mut u16, *mut u32)>,
+    /// Padded with zeros to a whole tile. (keys, padded(dim))
+    pub row_major: *mut u16,
+    /// If needed, the transpose of each tile, (tiles, padded(dim), tile), and a work buffer, (tile / 2, padded(dim)).
+    pub transposed: Option<(*mut u16, *mut u32)>,
 }
 
-impl Job for Keys {
+impl WithSimd for PackKeys {
     /// # Safety
-    /// The rows are inside what `from` was checked for, and there is room for whole tiles.
+    /// The rows are within the checked range of `from`, and the buffers can hold whole tiles.
     #[inline(always)]
-    unsafe fn on<V: Vector>(self) {
-        let (count, deep) = (self.tokens.len(), padded(self.dim));
+    unsafe fn with_simd<V: Vector>(self) {
+        let (count, padded_dim) = (self.tokens.len(), padded(self.dim));
         // SAFETY: as above.
         unsafe {
             for (i, token) in self.tokens.enumerate() {
-                soon(self.from.at(token + AHEAD, self.column), self.dim);
-                copy(self.from.at(token, self.column), self.dim, self.straight.add(i * deep));
+                prefetch(self.from.at(token + PREFETCH_ROWS, self.column), self.dim);
+                copy(
+                    self.from.at(token, self.column),
+                    self.dim,
+                    self.row_major.add(i * padded_dim),
+                );
             }
             let whole = count.next_multiple_of(self.tile);
-            self.straight.add(count * deep).write_bytes(0, (whole - count) * deep);
-            let Some((turned, paired)) = self.turned else { return };
+            self.row_major.add(count * padded_dim).write_bytes(0, (whole - count) * padded_dim);
+            let Some((transposed, pairs)) = self.transposed else { return };
             for first in (0..whole).step_by(self.tile) {
-                // Two keys in a pair are one element of four bytes, which is turned as a number would be.
-                pair(self.straight.add(first * deep), self.tile, deep, paired);
-                let (from, to) = (paired.cast::<f32>(), turned.add(first * deep).cast::<f32>());
+                // A pair of keys is transposed like one 4-byte element.
+                pair_rows(self.row_major.add(first * padded_dim), self.tile, padded_dim, pairs);
+                let (from, to) =
+                    (pairs.cast::<f32>(), transposed.add(first * padded_dim).cast::<f32>());
                 for key in (0..self.tile / 2).step_by(V::LANES) {
-                    for i in (0..deep).step_by(V::LANES) {
+                    for i in (0..padded_dim).step_by(V::LANES) {
                         let to = to.add(i * self.tile / 2 + key);
-                        V::turn(from.add(key * deep + i), deep, to, self.tile / 2);
+                        V::transpose(from.add(key * padded_dim + i), padded_dim, to, self.tile / 2);
                     }
                 }
             }
@@ -56,71 +60,80 @@ impl Job for Keys {
     }
 }
 
-/// A block of a unit's queries (or of their gradients), in the three ways that products take them.
-pub(super) struct Queries<'a> {
-    pub unit: Unit<'a>,
-    pub from: Reach<u16>,
+/// Packs a block of queries, or of gradients of the output, in the three layouts that products need.
+pub(super) struct PackQueries<'a> {
+    pub group: HeadGroup<'a>,
+    pub from: RawRows<u16>,
     pub rows: Range<usize>,
-    /// With noughts beyond the last row. (padded(rows), padded(dim))
-    pub straight: *mut u16,
+    /// Padded with zero rows. (padded(rows), padded(dim))
+    pub row_major: *mut u16,
     /// Right-hand side of a sum over dims. (padded(dim) / 2, padded(rows))
-    pub turned: *mut u32,
-    /// Right-hand side of a sum over rows, if it is wanted. (padded(rows) / 2, padded(dim))
-    pub paired: Option<*mut u32>,
+    pub transposed: *mut u32,
+    /// Right-hand side of a sum over rows, if needed. (padded(rows) / 2, padded(dim))
+    pub pairs: Option<*mut u32>,
 }
 
-impl Job for Queries<'_> {
+impl WithSimd for PackQueries<'_> {
     /// # Safety
-    /// The rows are inside what `from` was checked for, and there is room.
+    /// The rows are within the checked range of `from`, and the buffers can hold them.
     #[inline(always)]
-    unsafe fn on<V: Vector>(self) {
-        let dim = self.unit.shape.head_dim;
-        let (count, deep, wide) = (self.rows.len(), padded(dim), padded(self.rows.len()));
+    unsafe fn with_simd<V: Vector>(self) {
+        let dim = self.group.shape.head_dim;
+        let (count, padded_dim, width) = (self.rows.len(), padded(dim), padded(self.rows.len()));
         // SAFETY: as above.
         unsafe {
             for (lane, row) in self.rows.enumerate() {
-                let (place, next) = (self.unit.place(row), self.unit.place(row + AHEAD));
-                soon(self.from.at(next.token, next.column), dim);
-                copy(self.from.at(place.token, place.column), dim, self.straight.add(lane * deep));
+                let (place, next) = (self.group.place(row), self.group.place(row + PREFETCH_ROWS));
+                prefetch(self.from.at(next.token, next.column), dim);
+                copy(
+                    self.from.at(place.token, place.column),
+                    dim,
+                    self.row_major.add(lane * padded_dim),
+                );
             }
-            self.straight.add(count * deep).write_bytes(0, (wide - count) * deep);
-            // Two dims beside each other are one element of four bytes, which is turned as a number would be.
-            let (from, to) = (self.straight.cast::<f32>(), self.turned.cast::<f32>());
-            for lane in (0..wide).step_by(V::LANES) {
-                for i in (0..deep / 2).step_by(V::LANES) {
-                    V::turn(from.add(lane * deep / 2 + i), deep / 2, to.add(i * wide + lane), wide);
+            self.row_major.add(count * padded_dim).write_bytes(0, (width - count) * padded_dim);
+            // A pair of dims is transposed like one 4-byte element.
+            let (from, to) = (self.row_major.cast::<f32>(), self.transposed.cast::<f32>());
+            for lane in (0..width).step_by(V::LANES) {
+                for i in (0..padded_dim / 2).step_by(V::LANES) {
+                    V::transpose(
+                        from.add(lane * padded_dim / 2 + i),
+                        padded_dim / 2,
+                        to.add(i * width + lane),
+                        width,
+                    );
                 }
             }
-            if let Some(paired) = self.paired {
-                pair(self.straight, wide, deep, paired);
+            if let Some(pairs) = self.pairs {
+                pair_rows(self.row_major, width, padded_dim, pairs);
             }
         }
     }
 }
 
-/// A square of f32 sums turned back into rows. (dim, rows) → (rows, dim), both padded
-pub(super) struct Back {
+/// Transposes f32 sums (dim, rows) → (rows, dim), both padded.
+pub(super) struct TransposeBack {
     pub dim: usize,
     pub rows: usize,
     pub from: *const f32,
     pub to: *mut f32,
 }
 
-impl Job for Back {
+impl WithSimd for TransposeBack {
     /// # Safety
-    /// The pointers reach as many elements as the sizes say.
+    /// The pointers are valid for the given sizes.
     #[inline(always)]
-    unsafe fn on<V: Vector>(self) {
-        let (deep, wide) = (padded(self.dim), padded(self.rows));
-        for i in (0..deep).step_by(V::LANES) {
-            for lane in (0..wide).step_by(V::LANES) {
+    unsafe fn with_simd<V: Vector>(self) {
+        let (padded_dim, width) = (padded(self.dim), padded(self.rows));
+        for i in (0..padded_dim).step_by(V::LANES) {
+            for lane in (0..width).step_by(V::LANES) {
                 // SAFETY: as above.
                 unsafe {
-                    V::turn(
-                        self.from.add(i * wide + lane),
-                        wide,
-                        self.to.add(lane * deep + i),
-                        deep,
+                    V::transpose(
+                        self.from.add(i * width + lane),
+                        width,
+                        self.to.add(lane * padded_dim + i),
+                        padded_dim,
                     )
                 };
             }
@@ -130,18 +143,18 @@ impl Job for Back {
 
 #[inline(always)]
 unsafe fn copy(from: *const u16, dim: usize, to: *mut u16) {
-    // SAFETY: the caller vouches for `dim` elements in `from`, and for as many padded in `to`.
+    // SAFETY: the caller guarantees `dim` elements in `from` and `padded(dim)` in `to`.
     unsafe {
         to.copy_from_nonoverlapping(from, dim);
         to.add(dim).write_bytes(0, padded(dim) - dim);
     }
 }
 
-/// (rows, columns) → (rows / 2, columns) of two rows' elements each
+/// Interleaves pairs of rows: (rows, columns) → (rows / 2, columns) of two elements each.
 #[inline(always)]
-unsafe fn pair(from: *const u16, rows: usize, columns: usize, to: *mut u32) {
+unsafe fn pair_rows(from: *const u16, rows: usize, columns: usize, to: *mut u32) {
     for row in (0..rows).step_by(2) {
-        // SAFETY: the caller vouches for the sizes, and that `to` is elsewhere.
+        // SAFETY: the caller guarantees the sizes, and that `to` does not overlap `from`.
         let (low, high, to) = unsafe {
             (
                 std::slice::from_raw_parts(from.add(row * columns), columns),

@@ -1,99 +1,99 @@
-//! Between the products of a strip: scores in f32 come in, probabilities in bf16 go out, in the order in which
-//! the matrix unit takes them.
+//! Softmax of a sub-tile, forward and backward: scores in f32, probabilities in bf16 in the layout that the matrix
+//! unit needs.
 
-#![allow(clippy::needless_range_loop)] // rows and columns of registers read best by number
+#![allow(clippy::needless_range_loop)] // loops over arrays of registers are clearer with indices
 
-use crate::cpu::attention::running::Running;
 use crate::cpu::attention::softmax::Mask;
-use crate::cpu::vector::{Job, Vector};
+use crate::cpu::attention::softmax_state::SoftmaxState;
+use crate::cpu::vector::{Vector, WithSimd};
 use std::ops::Range;
 
 /// One step of the online softmax.
-pub(super) struct Online {
+pub(super) struct OnlineSoftmax {
     /// Even.
     pub keys: usize,
-    /// Which of the queries; a multiple of 32.
+    /// Range of queries; its length is a multiple of 32.
     pub lanes: Range<usize>,
-    /// How many there are in all.
-    pub wide: usize,
-    /// Scores, overwritten. (keys, wide)
+    /// Number of queries in a row of the tile.
+    pub width: usize,
+    /// Scores, overwritten. (keys, width)
     pub scores: *mut f32,
-    /// What makes them powers of two.
+    /// Factor of the scores: the softmax scale times log2(e).
     pub factor: f32,
     pub mask: Mask,
-    pub running: Running,
-    /// Out: 2^(score - top), in pairs of keys. (keys / 2, wide)
-    pub shares: *mut u32,
+    pub state: SoftmaxState,
+    /// Out: 2^(score - max), in pairs of keys. (keys / 2, width)
+    pub probs: *mut u32,
 }
 
-impl Job for Online {
+impl WithSimd for OnlineSoftmax {
     /// # Safety
-    /// The pointers reach as many elements as the shapes say.
+    /// The pointers are valid for the shapes given at the fields.
     #[inline(always)]
-    unsafe fn on<V: Vector>(self) {
+    unsafe fn with_simd<V: Vector>(self) {
         for lane in self.lanes.clone().step_by(V::LANES) {
             // SAFETY: as above.
             unsafe {
-                let at = |key: usize| self.scores.add(key * self.wide + lane);
-                let before = V::load(self.running.top.add(lane));
-                let mut tops = [before; 2];
+                let at = |key: usize| self.scores.add(key * self.width + lane);
+                let before = V::load(self.state.max.add(lane));
+                let mut maxima = [before; 2];
                 let mut factor = V::splat(self.factor);
-                if self.mask.cuts {
-                    let last = V::load(self.mask.last.add(lane));
+                if self.mask.masked {
+                    let last = V::load(self.mask.last_key.add(lane));
                     for key in 0..self.keys {
-                        let number = (self.mask.first_key + key) as f32;
+                        let index = (self.mask.first_key + key) as f32;
                         let hidden = V::splat(f32::NEG_INFINITY);
-                        let score =
-                            last.where_at_least(number, V::load(at(key)).mul(factor), hidden);
+                        let score = last.select_ge(index, V::load(at(key)).mul(factor), hidden);
                         score.store(at(key));
-                        tops[0] = score.max(tops[0]);
+                        maxima[0] = score.max(maxima[0]);
                     }
                     factor = V::splat(1.0);
                 } else {
                     for key in (0..self.keys).step_by(2) {
-                        tops[0] = V::load(at(key)).mul(factor).max(tops[0]);
-                        tops[1] = V::load(at(key + 1)).mul(factor).max(tops[1]);
+                        maxima[0] = V::load(at(key)).mul(factor).max(maxima[0]);
+                        maxima[1] = V::load(at(key + 1)).mul(factor).max(maxima[1]);
                     }
                 }
-                let top = tops[0].max(tops[1]);
-                let shrink = before.sub(top).exp2();
-                let down = V::splat(0.0).sub(top);
+                let max = maxima[0].max(maxima[1]);
+                let rescale = before.sub(max).exp2();
+                let negative_max = V::splat(0.0).sub(max);
                 let mut sums = [V::splat(0.0); 2];
                 for key in (0..self.keys).step_by(2) {
-                    let low = V::load(at(key)).mul_add(factor, down).exp2();
-                    let high = V::load(at(key + 1)).mul_add(factor, down).exp2();
+                    let low = V::load(at(key)).mul_add(factor, negative_max).exp2();
+                    let high = V::load(at(key + 1)).mul_add(factor, negative_max).exp2();
                     sums = [sums[0].add(low), sums[1].add(high)];
-                    V::pair(low, high).store(self.shares.add(key / 2 * self.wide + lane).cast());
+                    V::bf16_pair(low, high)
+                        .store(self.probs.add(key / 2 * self.width + lane).cast());
                 }
-                let sum = V::load(self.running.sum.add(lane)).mul_add(shrink, sums[0].add(sums[1]));
-                sum.store(self.running.sum.add(lane));
-                top.store(self.running.top.add(lane));
-                shrink.store(self.running.shrink.add(lane));
+                let sum = V::load(self.state.sum.add(lane)).mul_add(rescale, sums[0].add(sums[1]));
+                sum.store(self.state.sum.add(lane));
+                max.store(self.state.max.add(lane));
+                rescale.store(self.state.rescale.add(lane));
             }
         }
     }
 }
 
-/// Multiplies sums with what `top` has risen by. (dim, wide), some lanes
-pub(super) struct Shrink {
+/// Rescales sums (dim, width) after the maximum has risen.
+pub(super) struct Rescale {
     pub dim: usize,
     pub lanes: Range<usize>,
-    pub wide: usize,
+    pub width: usize,
     pub sums: *mut f32,
     pub by: *const f32,
 }
 
-impl Job for Shrink {
+impl WithSimd for Rescale {
     /// # Safety
-    /// The pointers reach as many elements as the shapes say.
+    /// The pointers are valid for the shapes given at the fields.
     #[inline(always)]
-    unsafe fn on<V: Vector>(self) {
+    unsafe fn with_simd<V: Vector>(self) {
         for lane in self.lanes.clone().step_by(V::LANES) {
             // SAFETY: as above.
             unsafe {
                 let by = V::load(self.by.add(lane));
                 for i in 0..self.dim {
-                    let at = self.sums.add(i * self.wide + lane);
+                    let at = self.sums.add(i * self.width + lane);
                     V::load(at).mul(by).store(at);
                 }
             }
@@ -101,69 +101,71 @@ impl Job for Shrink {
     }
 }
 
-/// The probabilities again, from the log-sum-exp, and the gradient of the scores.
-pub(super) struct Gradient {
+/// Recomputes the probabilities from the log-sum-exp, and computes the gradient of the scores.
+pub(super) struct SoftmaxBackward {
     /// Even.
     pub keys: usize,
-    /// Which of the queries; a multiple of 32.
+    /// Range of queries; its length is a multiple of 32.
     pub lanes: Range<usize>,
-    /// How many there are in all.
-    pub wide: usize,
-    /// Scores. (keys, wide)
+    /// Number of queries in a row of the tile.
+    pub width: usize,
+    /// Scores. (keys, width)
     pub scores: *const f32,
-    /// What makes them powers of two.
+    /// Factor of the scores: the softmax scale times log2(e).
     pub factor: f32,
-    /// Gradients of the probabilities. (keys, wide)
-    pub slopes: *const f32,
+    /// Gradients of the probabilities. (keys, width)
+    pub dprobs: *const f32,
     pub mask: Mask,
-    /// Log-sum-exp times log2(e); inf for a query that saw nothing. (wide)
+    /// Log-sum-exp times log2(e); inf for a query without visible keys. (width)
     pub lse: *const f32,
-    /// D = sum of dout out. (wide)
+    /// D = Σ dout · out. (width)
     pub delta: *const f32,
-    /// Out: probabilities P. (keys, wide)
-    pub shares: *mut u16,
-    /// Out: gradients of the scores, P (dP - D). (keys, wide)
+    /// Out: probabilities P. (keys, width)
+    pub probs: *mut u16,
+    /// Out: gradients of the scores, P (dP - D). (keys, width)
     pub dscores: *mut u16,
-    /// Out: the same in pairs of keys. (keys / 2, wide)
-    pub paired: *mut u32,
+    /// Out: the same in pairs of keys. (keys / 2, width)
+    pub dscore_pairs: *mut u32,
 }
 
-impl Job for Gradient {
+impl WithSimd for SoftmaxBackward {
     /// # Safety
-    /// The pointers reach as many elements as the shapes say.
+    /// The pointers are valid for the shapes given at the fields.
     #[inline(always)]
-    unsafe fn on<V: Vector>(self) {
+    unsafe fn with_simd<V: Vector>(self) {
         for lane in self.lanes.clone().step_by(2 * V::LANES) {
             // SAFETY: as above.
             unsafe {
                 let pair = |from: *const f32| {
                     [V::load(from.add(lane)), V::load(from.add(lane + V::LANES))]
                 };
-                let (last, lse, delta) = (pair(self.mask.last), pair(self.lse), pair(self.delta));
+                let (last, lse, delta) =
+                    (pair(self.mask.last_key), pair(self.lse), pair(self.delta));
                 let factor = V::splat(self.factor);
                 for key in (0..self.keys).step_by(2) {
                     let mut dscores = [[V::splat(0.0); 2]; 2];
-                    for down in 0..2 {
-                        let row = (key + down) * self.wide + lane;
-                        let number = (self.mask.first_key + key + down) as f32;
-                        let mut shares = [V::splat(0.0); 2];
+                    for row in 0..2 {
+                        let start = (key + row) * self.width + lane;
+                        let index = (self.mask.first_key + key + row) as f32;
+                        let mut probs = [V::splat(0.0); 2];
                         for across in 0..2 {
-                            let at = row + across * V::LANES;
+                            let at = start + across * V::LANES;
                             let score = V::load(self.scores.add(at)).mul(factor);
-                            let mut share = score.sub(lse[across]).exp2();
-                            if self.mask.cuts {
-                                share = last[across].where_at_least(number, share, V::splat(0.0));
+                            let mut prob = score.sub(lse[across]).exp2();
+                            if self.mask.masked {
+                                prob = last[across].select_ge(index, prob, V::splat(0.0));
                             }
-                            let slope = V::load(self.slopes.add(at)).sub(delta[across]);
-                            shares[across] = share;
-                            dscores[down][across] = slope.mul(share);
+                            let dscore = V::load(self.dprobs.add(at)).sub(delta[across]);
+                            probs[across] = prob;
+                            dscores[row][across] = dscore.mul(prob);
                         }
-                        V::store_halves(shares[0], shares[1], self.shares.add(row));
-                        V::store_halves(dscores[down][0], dscores[down][1], self.dscores.add(row));
+                        V::store_bf16(probs[0], probs[1], self.probs.add(start));
+                        V::store_bf16(dscores[row][0], dscores[row][1], self.dscores.add(start));
                     }
                     for across in 0..2 {
-                        let to = self.paired.add(key / 2 * self.wide + lane + across * V::LANES);
-                        V::pair(dscores[0][across], dscores[1][across]).store(to.cast());
+                        let to =
+                            self.dscore_pairs.add(key / 2 * self.width + lane + across * V::LANES);
+                        V::bf16_pair(dscores[0][across], dscores[1][across]).store(to.cast());
                     }
                 }
             }
