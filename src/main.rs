@@ -52,7 +52,7 @@ fn main() -> ExitCode {
     if command.only_prints() {
         end_with_reader();
     }
-    let known = lockstep_kernels::cpu::Level::asked().map_err(anyhow::Error::msg);
+    let known = lockstep_kernels::cpu::Level::from_env().map_err(anyhow::Error::msg);
     known.and_then(|_| command.run()).unwrap_or_else(|error| {
         // With its causes, but without a backtrace: most are a user's mistakes.
         print::print_error!("error: {error:#}");

@@ -3,7 +3,7 @@
 
 use super::Cpu;
 use super::cut::{WORTH, cut, split};
-use super::simd::leveled;
+use super::simd::multiversion;
 use crate::{AdamW, Float};
 use half::bf16;
 
@@ -82,7 +82,7 @@ fn one<I: super::simd::Isa>(f: Factors, p: f32, m: f32, v: f32, g: f32) -> (f32,
     (I::fma(-f.rate, m / spread, p * f.keep), m, v)
 }
 
-leveled! {
+multiversion! {
     fn step_part<I, G: Float>(f: Factors, p: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[G]) {
         let n = p.len();
         let (m, v, g) = (&mut m[..n], &mut v[..n], &g[..n]);

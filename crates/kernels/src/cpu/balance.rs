@@ -1,12 +1,12 @@
-//! What keeps experts evenly used: how much each got, and the loss that grows where one got more. Counted scope by
-//! scope; numbers of the same scope may be summed over ranks before they are used.
+//! Load balancing of experts: load statistics and the auxiliary loss. They are computed per scope; statistics of the same
+//! scope may be summed over ranks before they are used.
 
 use super::Cpu;
 use super::reduce::column_sums;
 use super::routing::rows_per_scope;
 
-/// Adds, for each scope of the tokens, how many slots chose each expert (dropped ones too) and the sum of its
-/// probabilities to `counts` and `sums`, both (scopes, experts).
+/// Adds the number of slots of each expert, including dropped ones, to `counts`, and the sum of its probabilities to
+/// `sums`, both (scopes, experts).
 pub fn loads(
     cpu: &Cpu,
     experts: usize,
@@ -18,7 +18,7 @@ pub fn loads(
     let tokens = probs.len() / experts;
     let scope = rows_per_scope(tokens, counts.len(), experts);
     let slots = scope * chosen.len().checked_div(tokens).unwrap_or(1);
-    assert_eq!(counts.len(), sums.len(), "a count and a sum for each expert");
+    assert_eq!(counts.len(), sums.len(), "counts and sums must have the same length");
     for (chosen, counts) in chosen.chunks(slots).zip(counts.chunks_exact_mut(experts)) {
         chosen.iter().for_each(|&expert| counts[expert as usize] += 1.0);
     }
@@ -27,8 +27,8 @@ pub fn loads(
     }
 }
 
-/// The load-balancing loss of one scope (Switch, Mixtral): `experts * Σ_e fraction_e * mean_prob_e`, where an
-/// expert's fraction is its slots over the tokens. Evenly used experts give `top_k`.
+/// Load-balancing loss of one scope (Switch, Mixtral): `experts * Σ_e fraction_e * mean_prob_e`, where the fraction of an
+/// expert is its number of slots divided by the number of tokens. It is `top_k` if experts are used evenly.
 pub fn loss(counts: &[f32], sums: &[f32], top_k: usize) -> f64 {
     let Some(tokens) = tokens(counts, top_k) else { return 0.0 };
     let both = counts.iter().zip(sums);
@@ -36,8 +36,8 @@ pub fn loss(counts: &[f32], sums: &[f32], top_k: usize) -> f64 {
     counts.len() as f64 * both.sum::<f64>()
 }
 
-/// `weight` times the slope of `loss * tokens`, the same for the probability of an expert in all tokens of the
-/// scope: `weight * experts * fraction_e`.
+/// Gradient of `weight * loss * tokens` with respect to the probability of an expert, which is the same for all tokens
+/// of the scope: `weight * experts * fraction_e`.
 pub fn gradient(counts: &[f32], top_k: usize, weight: f32, gradient: &mut [f32]) {
     let factor = tokens(counts, top_k).map_or(0.0, |tokens| counts.len() as f64 / tokens);
     for (&count, gradient) in counts.iter().zip(gradient) {
@@ -45,7 +45,7 @@ pub fn gradient(counts: &[f32], top_k: usize, weight: f32, gradient: &mut [f32])
     }
 }
 
-/// Each has `top_k` slots; none where there are none.
+/// Number of tokens, which have `top_k` slots each; `None` if there are no slots.
 fn tokens(counts: &[f32], top_k: usize) -> Option<f64> {
     let slots: f64 = counts.iter().map(|&count| count as f64).sum();
     (slots > 0.0).then_some(slots / top_k as f64)

@@ -4,7 +4,7 @@
 use super::Cpu;
 use super::cut::{cut, split, worth};
 use super::math::exp;
-use super::simd::{LANES, lane_sums, leveled};
+use super::simd::{LANES, lane_sums, multiversion};
 use crate::{Float, IGNORED};
 
 /// How a loss becomes a gradient.
@@ -256,10 +256,10 @@ fn row_into<E: Float>(
 
 /// One exponential, as the loops compute it.
 fn exp_of(x: f32) -> f32 {
-    exp::<super::simd::Plain>(x)
+    exp::<super::simd::Portable>(x)
 }
 
-leveled! {
+multiversion! {
     fn largest<I>(x: &[f32]) -> f32 {
         let (whole, rest) = x.as_chunks::<LANES>();
         let mut most = [f32::NEG_INFINITY; LANES];
@@ -290,7 +290,7 @@ leveled! {
                 sums[l] += x[l];
             }
         }
-        let mut sum = I::total(&sums);
+        let mut sum = I::sum_lanes(&sums);
         for x in rest {
             *x = exp::<I>(*x - max);
             sum += *x;

@@ -5,7 +5,7 @@
 use super::Cpu;
 use super::cut::{cut, split, worth};
 use super::random::{by_group, group};
-use super::simd::leveled;
+use super::simd::multiversion;
 use crate::{DropoutMask, Float, RandomKey};
 
 impl DropoutMask {
@@ -30,7 +30,7 @@ pub fn apply<E: Float>(cpu: &Cpu, drop: &DropoutMask, x: &mut [E]) {
     });
 }
 
-leveled! {
+multiversion! {
     fn apply_group<I, E: Float>(key: RandomKey, at: u64, skip: usize, threshold: u32, scale: f32, x: &mut [E]) {
         let words = group(key, at);
         let n = x.len();

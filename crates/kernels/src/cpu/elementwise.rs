@@ -1,11 +1,11 @@
-//! Element by element: casts, sums, scaling. Every function walks memory once.
+//! Element-wise casts, sums and scaling, each in one pass over memory.
 
 use super::Cpu;
 use super::cut::{WORTH, cut, split};
-use super::simd::leveled;
+use super::simd::multiversion;
 use crate::{Element, Float};
 
-/// `to = from`, rounded to nearest where the type is narrower.
+/// `to = from`, rounded to nearest if the type is smaller.
 pub fn cast<A: Float, B: Float>(cpu: &Cpu, from: &[A], to: &mut [B]) {
     assert_eq!(from.len(), to.len());
     split(&cpu.team, to.len(), WORTH, cut(to, 1), |range, to| {
@@ -36,27 +36,27 @@ pub fn sum<E: Float>(cpu: &Cpu, a: &[E], b: &[E], out: &mut [E]) {
     });
 }
 
-/// Where some columns of a matrix go in another with as many rows.
+/// Source and destination columns of a copy between matrices with equal numbers of rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Columns {
-    /// Columns of the matrix that is read, and the first that is.
+    /// Row stride of the source, and the first column to read.
     pub from_stride: usize,
     pub from: usize,
-    /// Columns of the matrix that is written, and the first that is.
+    /// Row stride of the destination, and the first column to write.
     pub to_stride: usize,
     pub to: usize,
     pub width: usize,
 }
 
-/// Columns of one matrix over those of another, rounded to its type.
+/// Copies columns of one matrix to another, rounded to its type.
 ///
 /// # Panics
-/// When the matrices differ in rows, or lack the columns.
+/// If the numbers of rows differ, or columns are out of range.
 pub fn copy_columns<A: Float, B: Float>(cpu: &Cpu, from: &[A], to: &mut [B], columns: &Columns) {
     by_row(cpu, from, to, columns, |from, to| cast_part(cpu.level, from, to));
 }
 
-/// The same, added to what is there.
+/// Adds columns of one matrix to those of another.
 ///
 /// # Panics
 /// As `copy_columns`.
@@ -103,7 +103,7 @@ pub fn add_scaled<A: Float, B: Float>(cpu: &Cpu, a: &mut [A], b: &[B], factor: f
 /// Adds `bias` (n) to every row of (rows, n).
 pub fn add_bias<E: Float>(cpu: &Cpu, a: &mut [E], bias: &[E]) {
     let n = bias.len();
-    assert!(n > 0 && a.len().is_multiple_of(n), "{} elements are no rows of {n}", a.len());
+    assert!(n > 0 && a.len().is_multiple_of(n), "{} elements are not a multiple of n={n}", a.len());
     split(&cpu.team, a.len() / n, super::cut::worth(n), cut(a, n), |_, a| {
         for row in a.chunks_exact_mut(n) {
             add_part(cpu.level, row, bias);
@@ -111,7 +111,7 @@ pub fn add_bias<E: Float>(cpu: &Cpu, a: &mut [E], bias: &[E]) {
     });
 }
 
-leveled! {
+multiversion! {
     fn cast_part<I, A: Float, B: Float>(from: &[A], to: &mut [B]) {
         let n = to.len();
         let from = &from[..n];

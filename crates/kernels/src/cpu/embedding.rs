@@ -3,7 +3,7 @@
 
 use super::Cpu;
 use super::cut::{cut, split, worth};
-use super::simd::leveled;
+use super::simd::multiversion;
 use crate::{Float, PositionRange, VocabShard};
 use std::ops::Range;
 
@@ -149,7 +149,7 @@ fn by_columns(
     cpu.team.split(dim, 16, &|columns| work(&table, columns));
 }
 
-leveled! {
+multiversion! {
     fn add_row<I, E: Float>(from: &[E], to: &mut [E]) {
         let n = to.len();
         let from = &from[..n];

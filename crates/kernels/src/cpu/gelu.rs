@@ -1,13 +1,13 @@
-//! GELU in the tanh form that GPT-2 was trained with, `x/2 (1 + tanh(√(2/π) (x + 0.044715 x³)))`, written as
-//! `x σ(2u)`, which is the same function.
+//! GELU in its tanh form, as in GPT-2: `x/2 (1 + tanh(√(2/π) (x + 0.044715 x³)))`, computed as `x σ(2u)`, which is the
+//! same function.
 
 use super::Cpu;
 use super::cut::{WORTH, cut, split};
-use super::math::{sigmoid, within};
-use super::simd::{Isa, leveled};
+use super::math::{clamp, sigmoid};
+use super::simd::{Isa, multiversion};
 use crate::Float;
 
-/// 2√(2/π): what the sigmoid's argument is scaled by.
+/// 2√(2/π): scale of the sigmoid's argument.
 const SCALE: f32 = 1.595_769;
 const CUBE: f32 = 0.044_715;
 
@@ -18,7 +18,7 @@ pub fn forward<E: Float>(cpu: &Cpu, x: &[E], out: &mut [E]) {
     });
 }
 
-/// `dx = dy gelu'(x)`, from the value before.
+/// `dx = dy gelu'(x)`; `x` is the input of the forward pass.
 pub fn backward<E: Float>(cpu: &Cpu, x: &[E], dy: &[E], dx: &mut [E]) {
     assert!(x.len() == dy.len() && x.len() == dx.len(), "{} {} {}", x.len(), dy.len(), dx.len());
     split(&cpu.team, x.len(), WORTH, cut(dx, 1), |range, dx| {
@@ -26,18 +26,18 @@ pub fn backward<E: Float>(cpu: &Cpu, x: &[E], dy: &[E], dx: &mut [E]) {
     });
 }
 
-/// The same where `dx` overwrites `dy`.
+/// `backward`, with `dx` overwriting `dy`.
 pub fn backward_in_place<E: Float>(cpu: &Cpu, x: &[E], d: &mut [E]) {
     assert_eq!(x.len(), d.len());
     split(&cpu.team, x.len(), WORTH, cut(d, 1), |range, d| in_place_part(cpu.level, &x[range], d));
 }
 
-/// The same, and `out = gelu(x)` once more: what the weight gradient behind it needs when the forward's
-/// output was not kept.
-pub fn backward_again<E: Float>(cpu: &Cpu, x: &[E], d: &mut [E], out: &mut [E]) {
+/// `backward_in_place` that also recomputes `out = gelu(x)`: the weight gradient of the next layer needs it if the output
+/// was not saved.
+pub fn backward_recompute<E: Float>(cpu: &Cpu, x: &[E], d: &mut [E], out: &mut [E]) {
     assert!(x.len() == d.len() && x.len() == out.len(), "{} {} {}", x.len(), d.len(), out.len());
     split(&cpu.team, x.len(), WORTH, (cut(d, 1), cut(out, 1)), |range, (d, out)| {
-        again_part(cpu.level, &x[range], d, out);
+        recompute_part(cpu.level, &x[range], d, out);
     });
 }
 
@@ -51,17 +51,17 @@ fn sigmoid_of<I: Isa>(x: f32) -> f32 {
     sigmoid::<I>(x * I::fma(x * x, SCALE * CUBE, SCALE))
 }
 
-/// (gelu, its derivative): σ + x σ (1 - σ) d(2u)/dx.
+/// GELU and its derivative σ + x σ (1 - σ) d(2u)/dx.
 #[inline(always)]
 fn value_and_slope<I: Isa>(x: f32) -> (f32, f32) {
-    // Beyond 12 the slope is 0 or 1; so x² cannot overflow and make it NaN.
-    let near = within(x, -12.0, 12.0);
+    // Beyond ±12 the slope is 0 or 1; clamping keeps x² from overflowing.
+    let near = clamp(x, -12.0, 12.0);
     let s = sigmoid_of::<I>(near);
     let inner = I::fma(near * near, 3.0 * SCALE * CUBE, SCALE);
     (x * s, I::fma(near * s * (1.0 - s), inner, s))
 }
 
-leveled! {
+multiversion! {
     fn forward_part<I, E: Float>(x: &[E], out: &mut [E]) {
         let n = out.len();
         let x = &x[..n];
@@ -86,7 +86,7 @@ leveled! {
         }
     }
 
-    fn again_part<I, E: Float>(x: &[E], d: &mut [E], out: &mut [E]) {
+    fn recompute_part<I, E: Float>(x: &[E], d: &mut [E], out: &mut [E]) {
         let n = d.len();
         let (x, out) = (&x[..n], &mut out[..n]);
         for i in 0..n {

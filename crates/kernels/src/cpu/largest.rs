@@ -3,7 +3,7 @@
 
 use super::Cpu;
 use super::cut::{WORTH, cut, cut_blocks, split};
-use super::simd::leveled;
+use super::simd::multiversion;
 
 /// Bytes of a place (u32) and the number there (f32).
 pub const PAIR: usize = 8;
@@ -132,7 +132,7 @@ fn with_counts(
     // Two tables for each thread, filled from its own run of elements.
     let run = x.len().div_ceil(cpu.team.size()).max(WORTH);
     let size = 1 << width;
-    cpu.scratch[0].with_fresh(x.len().div_ceil(run) * 2 * size, |tables: &mut [u32]| {
+    cpu.scratch[0].with_default(x.len().div_ceil(run) * 2 * size, |tables: &mut [u32]| {
         split(&cpu.team, x.len(), run, cut_blocks(tables, 2 * size, run), |range, tables| {
             for (x, tables) in x[range].chunks(run).zip(tables.chunks_exact_mut(2 * size)) {
                 match tables.as_chunks_mut::<FIRST>().0 {
@@ -145,7 +145,7 @@ fn with_counts(
     });
 }
 
-leveled! {
+multiversion! {
     /// Each element by what is usual in its place, a step later.
     fn divide<I>(x: &[f32], squares: &mut [f32], ratios: &mut [f32]) {
         for ((x, square), ratio) in x.iter().zip(squares).zip(ratios) {

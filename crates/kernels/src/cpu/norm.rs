@@ -1,36 +1,35 @@
-//! LayerNorm and RMSNorm over the rows of (rows, dim): each forward with its backward, and the backward in
-//! one pass or in two halves, for the input and for the parameters.
+//! LayerNorm and RMSNorm over the rows of (rows, dim), forward and backward. The backward pass runs in one pass, or
+//! separately for the input and for the parameters.
 
 use super::Cpu;
 use super::cut::{cut, split, worth};
 use super::reduce::over_rows;
-use super::simd::{lane_sums, leveled};
+use super::simd::{lane_sums, multiversion};
 use crate::Float;
 
-/// What a backward reads.
+/// Inputs of a backward pass.
 pub struct Backward<'a, E> {
     pub x: &'a [E],       // (rows, dim)
     pub gain: &'a [E],    // (dim)
-    pub stats: &'a [f32], // as the forward wrote them
+    pub stats: &'a [f32], // as written by the forward pass
     pub dy: &'a [E],      // (rows, dim)
 }
 
-/// Rows whose sums are under way at once: enough to hide the latency of adding up lanes, few enough to stay
-/// in the first-level cache.
+/// Rows whose sums are computed together: enough to hide the latency of summing lanes, few enough to stay in L1.
 const BATCH: usize = 4;
 
-/// Which of the two it is.
+/// LayerNorm or RMSNorm.
 trait Norm {
-    /// Numbers kept per row.
+    /// Saved statistics per row.
     const STATS: usize;
-    /// Whether the mean is taken off, and a bias added.
+    /// Whether the mean is subtracted and a bias added.
     const CENTERED: bool;
 }
 
-/// `(x - mean) * rstd * gain + bias`; keeps (mean, rstd).
+/// `(x - mean) * rstd * gain + bias`; saves (mean, rstd).
 struct Layer;
 
-/// `x * rstd * gain`; keeps rstd.
+/// `x * rstd * gain`; saves rstd.
 struct Rms;
 
 impl Norm for Layer {
@@ -43,7 +42,7 @@ impl Norm for Rms {
     const CENTERED: bool = false;
 }
 
-/// `stats` (rows, 2) receives each row's mean and 1 / standard deviation, where they are wanted.
+/// `stats` (rows, 2) receives the mean and 1 / standard deviation of each row, if needed.
 pub fn layer_forward<E: Float>(
     cpu: &Cpu,
     x: &[E],
@@ -56,7 +55,7 @@ pub fn layer_forward<E: Float>(
     forward::<E, Layer>(cpu, x, [gain, bias], eps, out, stats);
 }
 
-/// `stats` (rows) receives each row's 1 / root mean square, where they are wanted.
+/// `stats` (rows) receives 1 / root mean square of each row, if needed.
 pub fn rms_forward<E: Float>(
     cpu: &Cpu,
     x: &[E],
@@ -68,8 +67,8 @@ pub fn rms_forward<E: Float>(
     forward::<E, Rms>(cpu, x, [gain, &[]], eps, out, stats);
 }
 
-/// The forward's output once more, from the statistics that it left: the same bits.
-pub fn layer_again<E: Float>(
+/// Recomputes the output from the saved statistics, bit for bit.
+pub fn layer_recompute<E: Float>(
     cpu: &Cpu,
     x: &[E],
     gain: &[E],
@@ -77,12 +76,12 @@ pub fn layer_again<E: Float>(
     stats: &[f32],
     out: &mut [E],
 ) {
-    again::<E, Layer>(cpu, x, [gain, bias], stats, out);
+    recompute::<E, Layer>(cpu, x, [gain, bias], stats, out);
 }
 
-/// The forward's output once more, from the statistics that it left: the same bits.
-pub fn rms_again<E: Float>(cpu: &Cpu, x: &[E], gain: &[E], stats: &[f32], out: &mut [E]) {
-    again::<E, Rms>(cpu, x, [gain, &[]], stats, out);
+/// Recomputes the output from the saved statistics, bit for bit.
+pub fn rms_recompute<E: Float>(cpu: &Cpu, x: &[E], gain: &[E], stats: &[f32], out: &mut [E]) {
+    recompute::<E, Rms>(cpu, x, [gain, &[]], stats, out);
 }
 
 /// Writes `dx`, or adds to it (`add`); writes `dgain` and `dbias`, or adds to them (`accumulate`).
@@ -110,17 +109,17 @@ pub fn rms_backward<E: Float>(
     backward::<E, Rms, 1>(cpu, from, dx, add, [dgain], accumulate);
 }
 
-/// The half of `layer_backward` that the block below waits for: only `dx`.
+/// Only `dx` of `layer_backward`, which the previous block waits for.
 pub fn layer_backward_input<E: Float>(cpu: &Cpu, from: &Backward<E>, dx: &mut [E], add: bool) {
     backward_input::<E, Layer>(cpu, from, dx, add);
 }
 
-/// The half of `rms_backward` that the block below waits for: only `dx`.
+/// Only `dx` of `rms_backward`, which the previous block waits for.
 pub fn rms_backward_input<E: Float>(cpu: &Cpu, from: &Backward<E>, dx: &mut [E], add: bool) {
     backward_input::<E, Rms>(cpu, from, dx, add);
 }
 
-/// The half of `layer_backward` that can wait: only `dgain` and `dbias`. The same bits as the whole gives.
+/// Only `dgain` and `dbias` of `layer_backward`, which can be deferred; the same bits.
 pub fn layer_backward_weight<E: Float>(
     cpu: &Cpu,
     from: &Backward<E>,
@@ -131,7 +130,7 @@ pub fn layer_backward_weight<E: Float>(
     backward::<E, Layer, 2>(cpu, from, &mut [], false, [dgain, dbias], accumulate);
 }
 
-/// The half of `rms_backward` that can wait: only `dgain`. The same bits as the whole gives.
+/// Only `dgain` of `rms_backward`, which can be deferred; the same bits.
 pub fn rms_backward_weight<E: Float>(
     cpu: &Cpu,
     from: &Backward<E>,
@@ -141,10 +140,14 @@ pub fn rms_backward_weight<E: Float>(
     backward::<E, Rms, 1>(cpu, from, &mut [], false, [dgain], accumulate);
 }
 
-/// Rows of `x`, after the shapes are found to agree.
+/// Checks the shapes and returns the number of rows.
 fn rows<E, N: Norm>(x: &[E], gain: &[E], others: &[usize], stats: Option<usize>) -> usize {
     let dim = gain.len();
-    assert!(dim > 0 && x.len().is_multiple_of(dim), "{} elements are no rows of {dim}", x.len());
+    assert!(
+        dim > 0 && x.len().is_multiple_of(dim),
+        "{} elements are not a multiple of dim={dim}",
+        x.len()
+    );
     let rows = x.len() / dim;
     assert!(
         others.iter().all(|&len| len == x.len()),
@@ -182,7 +185,7 @@ fn forward<E: Float, N: Norm>(
     });
 }
 
-fn again<E: Float, N: Norm>(
+fn recompute<E: Float, N: Norm>(
     cpu: &Cpu,
     x: &[E],
     [gain, bias]: [&[E]; 2],
@@ -193,7 +196,7 @@ fn again<E: Float, N: Norm>(
     let rows = rows::<E, N>(x, gain, &[out.len()], Some(stats.len()));
     split(&cpu.team, rows, worth(dim), cut(out, dim), |rows, out| {
         let (x, stats) = (&x[rows.start * dim..], &stats[rows.start * N::STATS..]);
-        again_rows::<E, N>(cpu.level, x, gain, bias, stats, out);
+        recompute_rows::<E, N>(cpu.level, x, gain, bias, stats, out);
     });
 }
 
@@ -201,12 +204,12 @@ fn backward_input<E: Float, N: Norm>(cpu: &Cpu, from: &Backward<E>, dx: &mut [E]
     let dim = from.gain.len();
     let rows = rows::<E, N>(from.x, from.gain, &[from.dy.len(), dx.len()], Some(from.stats.len()));
     split(&cpu.team, rows, worth(dim), cut(dx, dim), |rows, dx| {
-        let from = share::<E, N>(from, rows);
+        let from = slice_rows::<E, N>(from, rows);
         input_rows::<E, N>(cpu.level, from.x, from.gain, from.stats, from.dy, add, dx);
     });
 }
 
-/// An empty `dx` is not wanted.
+/// `dx` is empty if only the parameter gradients are needed.
 fn backward<E: Float, N: Norm, const P: usize>(
     cpu: &Cpu,
     from: &Backward<E>,
@@ -217,7 +220,10 @@ fn backward<E: Float, N: Norm, const P: usize>(
 ) {
     let dim = from.gain.len();
     let rows = rows::<E, N>(from.x, from.gain, &[from.dy.len()], Some(from.stats.len()));
-    assert!(parameters.iter().all(|gradient| gradient.len() == dim), "parameters of {dim}");
+    assert!(
+        parameters.iter().all(|gradient| gradient.len() == dim),
+        "gradients of parameters have {dim} elements"
+    );
     let width = if dx.is_empty() { 0 } else { dim };
     assert!(
         width == 0 || dx.len() == from.x.len(),
@@ -226,25 +232,28 @@ fn backward<E: Float, N: Norm, const P: usize>(
         from.x.len()
     );
     over_rows(cpu, rows, parameters, accumulate, cut(dx, width), |rows, parameters, dx| {
-        let from = share::<E, N>(from, rows);
+        let from = slice_rows::<E, N>(from, rows);
         let mut parameters = parameters.into_iter();
         let (dgain, dbias) =
             (parameters.next().unwrap_or_default(), parameters.next().unwrap_or_default());
         if dx.is_empty() {
             return weight_rows::<E, N>(cpu.level, from.x, from.stats, from.dy, dgain, dbias);
         }
-        // A few rows at a time for both, while they are in the cache.
+        // Both gradients for a few rows at a time, while they are in cache.
         for (first, dx) in dx.chunks_mut(4 * BATCH * dim).enumerate() {
             let rows = first * 4 * BATCH..first * 4 * BATCH + dx.len() / dim;
-            let from = share::<E, N>(&from, rows);
+            let from = slice_rows::<E, N>(&from, rows);
             weight_rows::<E, N>(cpu.level, from.x, from.stats, from.dy, dgain, dbias);
             input_rows::<E, N>(cpu.level, from.x, from.gain, from.stats, from.dy, add, dx);
         }
     });
 }
 
-/// A member's rows of all that is read.
-fn share<'a, E, N: Norm>(from: &Backward<'a, E>, rows: std::ops::Range<usize>) -> Backward<'a, E> {
+/// The inputs of some rows.
+fn slice_rows<'a, E, N: Norm>(
+    from: &Backward<'a, E>,
+    rows: std::ops::Range<usize>,
+) -> Backward<'a, E> {
     let elements = rows.start * from.gain.len()..rows.end * from.gain.len();
     Backward {
         x: &from.x[elements.clone()],
@@ -254,13 +263,13 @@ fn share<'a, E, N: Norm>(from: &Backward<'a, E>, rows: std::ops::Range<usize>) -
     }
 }
 
-/// A row's (mean, rstd), from what is kept.
+/// The saved (mean, rstd) of a row.
 #[inline(always)]
-fn kept<N: Norm>(stats: &[f32], row: usize) -> (f32, f32) {
+fn row_stats<N: Norm>(stats: &[f32], row: usize) -> (f32, f32) {
     if N::CENTERED { (stats[row * 2], stats[row * 2 + 1]) } else { (0.0, stats[row]) }
 }
 
-/// One row of the output.
+/// Writes one row of the output.
 #[inline(always)]
 fn write_row<I: super::simd::Isa, E: Float, N: Norm>(
     x: &[E],
@@ -286,14 +295,14 @@ fn write_row<I: super::simd::Isa, E: Float, N: Norm>(
     }
 }
 
-leveled! {
+multiversion! {
     fn forward_rows<I, E: Float, N: Norm>(
         x: &[E], gain: &[E], bias: &[E], eps: f32, out: &mut [E], stats: &mut [f32],
     ) {
         let dim = gain.len();
         let (per_element, batch) = (1.0 / dim as f32, BATCH * dim);
         for (first, (x, out)) in x.chunks(batch).zip(out.chunks_mut(batch)).enumerate() {
-            // Each step for all rows of a batch: a row's sums wait for each other, those of others need not.
+            // Each step runs for all rows of a batch: the sums of different rows are independent.
             let (mut means, mut rstds) = ([0f32; BATCH], [0f32; BATCH]);
             if N::CENTERED {
                 for (row, x) in x.chunks_exact(dim).enumerate() {
@@ -311,18 +320,18 @@ leveled! {
                 let (mean, rstd) = (means[row % BATCH], rstds[row % BATCH]);
                 write_row::<I, E, N>(x, (gain, bias), (mean, rstd), out);
                 if !stats.is_empty() {
-                    let kept = &mut stats[(first * BATCH + row) * N::STATS..][..N::STATS];
-                    kept[0] = mean;
-                    kept[N::STATS - 1] = rstd;
+                    let saved = &mut stats[(first * BATCH + row) * N::STATS..][..N::STATS];
+                    saved[0] = mean;
+                    saved[N::STATS - 1] = rstd;
                 }
             }
         }
     }
 
-    fn again_rows<I, E: Float, N: Norm>(x: &[E], gain: &[E], bias: &[E], stats: &[f32], out: &mut [E]) {
+    fn recompute_rows<I, E: Float, N: Norm>(x: &[E], gain: &[E], bias: &[E], stats: &[f32], out: &mut [E]) {
         let dim = gain.len();
         for (row, (x, out)) in x.chunks_exact(dim).zip(out.chunks_exact_mut(dim)).enumerate() {
-            write_row::<I, E, N>(x, (gain, bias), kept::<N>(stats, row), out);
+            write_row::<I, E, N>(x, (gain, bias), row_stats::<N>(stats, row), out);
         }
     }
 
@@ -338,7 +347,7 @@ leveled! {
             // dx = g rstd - (x - mean) slope - shift
             let (mut slopes, mut shifts) = ([0f32; BATCH], [0f32; BATCH]);
             for (row, (x, dy)) in x.chunks_exact(dim).zip(dy.chunks_exact(dim)).enumerate() {
-                let (mean, rstd) = kept::<N>(stats, row);
+                let (mean, rstd) = row_stats::<N>(stats, row);
                 let (direct, along) = lane_sums!(I, (x in x, dy in dy, gain in gain)
                     direct = I::fma(dy, gain, direct), along = I::fma(dy * gain, x - mean, along));
                 shifts[row % BATCH] = if N::CENTERED { direct * per_element * rstd } else { 0.0 };
@@ -346,20 +355,20 @@ leveled! {
             }
             let rows = x.chunks_exact(dim).zip(dy.chunks_exact(dim)).zip(dx.chunks_exact_mut(dim));
             for (row, ((x, dy), dx)) in rows.enumerate() {
-                let (mean, rstd) = kept::<N>(stats, row);
+                let (mean, rstd) = row_stats::<N>(stats, row);
                 let (slope, shift) = (slopes[row % BATCH], shifts[row % BATCH]);
-                // All of one length, in plain sight: else each element is checked, and the last ones walk.
+                // Equal lengths, visible to the compiler: otherwise each element is bounds-checked and the tail is scalar.
                 let (x, dy, gain, dx) = (&x[..dim], &dy[..dim], &gain[..dim], &mut dx[..dim]);
                 if add {
                     for j in 0..dim {
-                        let own = I::fma(mean - x[j].as_f32(), slope, -shift);
-                        let own = I::fma(dy[j].as_f32() * gain[j].as_f32(), rstd, own);
-                        dx[j] = E::round_from(dx[j].as_f32() + own);
+                        let grad = I::fma(mean - x[j].as_f32(), slope, -shift);
+                        let grad = I::fma(dy[j].as_f32() * gain[j].as_f32(), rstd, grad);
+                        dx[j] = E::round_from(dx[j].as_f32() + grad);
                     }
                 } else {
                     for j in 0..dim {
-                        let own = I::fma(mean - x[j].as_f32(), slope, -shift);
-                        dx[j] = E::round_from(I::fma(dy[j].as_f32() * gain[j].as_f32(), rstd, own));
+                        let grad = I::fma(mean - x[j].as_f32(), slope, -shift);
+                        dx[j] = E::round_from(I::fma(dy[j].as_f32() * gain[j].as_f32(), rstd, grad));
                     }
                 }
             }
@@ -372,7 +381,7 @@ leveled! {
     ) {
         let dim = dgain.len();
         for (row, (x, dy)) in x.chunks_exact(dim).zip(dy.chunks_exact(dim)).enumerate() {
-            let (mean, rstd) = kept::<N>(stats, row);
+            let (mean, rstd) = row_stats::<N>(stats, row);
             let (x, dy, dgain) = (&x[..dim], &dy[..dim], &mut dgain[..dim]);
             if N::CENTERED {
                 let dbias = &mut dbias[..dim];

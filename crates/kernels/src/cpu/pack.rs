@@ -6,7 +6,7 @@
 
 use super::Cpu;
 use super::cut::{WORTH, cut, cut_blocks, split};
-use super::simd::leveled;
+use super::simd::multiversion;
 use crate::device::SCALE_CHUNK as CHUNK;
 use crate::{Code, Float};
 use half::bf16;
@@ -73,7 +73,7 @@ fn unpack_onto(cpu: &Cpu, code: Code, packed: &[u8], out: &mut [f32], add: bool)
     });
 }
 
-leveled! {
+multiversion! {
     fn pack_bf16<I>(x: &[f32], error: &mut [f32], codes: &mut [u8]) {
         let n = error.len();
         let (x, codes) = (&x[..n], &mut codes.as_chunks_mut::<2>().0[..n]);

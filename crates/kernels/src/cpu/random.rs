@@ -5,7 +5,7 @@
 use super::Cpu;
 use super::cut::{WORTH, cut, split};
 use super::math::log;
-use super::simd::{Isa, Plain, leveled};
+use super::simd::{Isa, Portable, multiversion};
 use crate::{Float, RandomKey};
 use std::ops::Range;
 
@@ -107,7 +107,7 @@ fn normals(words: &[u32; GROUP], std: f32) -> [f32; GROUP] {
         for i in 0..SIDE {
             // From 2^-33 to 1, never 0.
             let far = far[i] as f32 * 2f32.powi(-32) + 2f32.powi(-33);
-            let distance = (-2.0 * log::<Plain>(far)).sqrt() * std;
+            let distance = (-2.0 * log::<Portable>(far)).sqrt() * std;
             let (sin, cos) = sin_cos(turn[i] as i32 as f32 * 2f32.powi(-32));
             (x[i], y[i]) = (distance * cos, distance * sin);
         }
@@ -131,10 +131,14 @@ fn sin_cos(turn: f32) -> (f32, f32) {
 /// A polynomial of `s`, the highest power's factor first.
 #[inline(always)]
 fn along([a, b, c, d, e, f]: [f32; 6], s: f32) -> f32 {
-    Plain::fma(Plain::fma(Plain::fma(Plain::fma(Plain::fma(a, s, b), s, c), s, d), s, e), s, f)
+    Portable::fma(
+        Portable::fma(Portable::fma(Portable::fma(Portable::fma(a, s, b), s, c), s, d), s, e),
+        s,
+        f,
+    )
 }
 
-leveled! {
+multiversion! {
     fn words_group<I>(key: RandomKey, at: u64, skip: usize, out: &mut [u32]) {
         out.copy_from_slice(&group(key, at)[skip..][..out.len()]);
     }

@@ -1,31 +1,31 @@
-//! Sums over whole tensors and over rows. Every sum is cut into blocks that depend on the shape alone and
-//! added up in the order of the blocks, so the result is the same bits for any number of threads.
+//! Reductions over whole tensors and over rows. Every sum is divided into blocks that depend only on the shape and are
+//! added in order, so the bits do not depend on the number of threads.
 
 use super::Cpu;
 use super::cut::{Cuts, cut, cut_blocks, split, worth};
-use super::simd::{lane_sums, leveled};
+use super::simd::{lane_sums, multiversion};
 use crate::Float;
 use std::ops::Range;
 
-/// Elements whose squares are added in f32 before they join the f64 sum: each lane adds 64 numbers.
+/// Elements that are summed in f32 before they are added to the f64 sum: 64 per lane.
 const BLOCK: usize = 4096;
 
-/// Σ x², the additions beyond a block of 4096 in f64.
+/// Σ x², accumulated in f64 beyond blocks of 4096.
 pub fn sum_of_squares<E: Float>(cpu: &Cpu, x: &[E]) -> f64 {
-    by_blocks(cpu, x, squares)
+    sum_blocks(cpu, x, squares)
 }
 
-/// How many elements are infinite or NaN.
+/// Number of infinite or NaN elements.
 pub fn count_non_finite<E: Float>(cpu: &Cpu, x: &[E]) -> u64 {
-    by_blocks(cpu, x, |level, x| non_finite(level, x) as f64) as u64
+    sum_blocks(cpu, x, |level, x| non_finite(level, x) as f64) as u64
 }
 
-/// The largest magnitude; zero of nothing, NaN when one is among them.
+/// Largest magnitude; zero if there are no elements, NaN if any is NaN.
 pub fn max_abs<E: Float>(cpu: &Cpu, x: &[E]) -> f32 {
-    cpu.scratch[0].with_fresh(x.len().div_ceil(BLOCK), |found: &mut [f32]| {
+    cpu.scratch[0].with_default(x.len().div_ceil(BLOCK), |found: &mut [f32]| {
         split(&cpu.team, x.len(), BLOCK * 4, cut_blocks(found, 1, BLOCK), |range, found| {
             for (x, found) in x[range].chunks(BLOCK).zip(found) {
-                *found = greatest(cpu.level, x);
+                *found = max_magnitude(cpu.level, x);
             }
         });
         found
@@ -34,33 +34,36 @@ pub fn max_abs<E: Float>(cpu: &Cpu, x: &[E]) -> f32 {
     })
 }
 
-/// Σ over the rows of (rows, n) into `out` (n): a bias's gradient. Adds to `out`, or overwrites it.
+/// Sums the rows of (rows, n) into `out` (n), e.g. the gradient of a bias. Adds to `out` or overwrites it.
 pub fn column_sums<E: Float>(cpu: &Cpu, x: &[E], out: &mut [f32], accumulate: bool) {
     let n = out.len();
     if n == 0 {
         return;
     }
-    assert!(x.len().is_multiple_of(n), "{} elements are no rows of {n}", x.len());
+    assert!(x.len().is_multiple_of(n), "{} elements are not a multiple of n={n}", x.len());
     over_rows(cpu, x.len() / n, [out], accumulate, cut(&mut [0u8; 0], 0), |rows, [sums], _| {
         add_rows(cpu.level, &x[rows.start * n..rows.end * n], sums);
     });
 }
 
-/// Calls `one` on every block and adds up what it returns.
-fn by_blocks<E: Float>(cpu: &Cpu, x: &[E], one: impl Fn(super::Level, &[E]) -> f64 + Sync) -> f64 {
-    cpu.scratch[0].with_fresh(x.len().div_ceil(BLOCK), |sums: &mut [f64]| {
+/// Calls `block_sum` on every block and adds the results in order.
+fn sum_blocks<E: Float>(
+    cpu: &Cpu,
+    x: &[E],
+    block_sum: impl Fn(super::Level, &[E]) -> f64 + Sync,
+) -> f64 {
+    cpu.scratch[0].with_default(x.len().div_ceil(BLOCK), |sums: &mut [f64]| {
         split(&cpu.team, x.len(), BLOCK * 4, cut_blocks(sums, 1, BLOCK), |range, sums| {
             for (x, sum) in x[range].chunks(BLOCK).zip(sums) {
-                *sum = one(cpu.level, x);
+                *sum = block_sum(cpu.level, x);
             }
         });
         sums.iter().sum()
     })
 }
 
-/// Sums over rows into `N` vectors of equal length. `work` is given a block of rows, the block's own sums
-/// (zeros at first) to add its rows into, and the rows of any other outputs; the blocks' sums are then
-/// added in order.
+/// Sums rows into `N` vectors of equal length. `work` gets a block of rows, the block's sums (initially zero) to add
+/// them to, and the block's rows of other outputs. The sums of the blocks are then added in order.
 pub(crate) fn over_rows<C: Cuts, const N: usize>(
     cpu: &Cpu,
     rows: usize,
@@ -69,19 +72,19 @@ pub(crate) fn over_rows<C: Cuts, const N: usize>(
     others: C,
     work: impl Fn(Range<usize>, [&mut [f32]; N], C::Parts) + Sync,
 ) {
-    // At most 32 blocks, so that adding them up is little beside making them.
+    // At most 32 blocks, so that adding them is cheap compared with computing them.
     let block = rows.div_ceil(32).max(16);
     let n = out[0].len();
-    cpu.scratch[0].with_fresh(rows.div_ceil(block) * N * n, |sums: &mut [f32]| {
-        // A member's share is walked block by block; `others` is dealt out again for each.
-        let dealt = cut_blocks(sums, N * n, block);
+    cpu.scratch[0].with_default(rows.div_ceil(block) * N * n, |sums: &mut [f32]| {
+        // Each thread processes its rows block by block.
+        let blocks = cut_blocks(sums, N * n, block);
         let grain = worth(N * n).next_multiple_of(block);
         cpu.team.split(rows, grain, &|range: Range<usize>| {
             for from in range.clone().step_by(block) {
                 let rows = from..(from + block).min(range.end);
-                // SAFETY: members' ranges are disjoint, and so are one member's blocks.
+                // SAFETY: the ranges of threads are disjoint, and so are the blocks of one thread.
                 let (sums, others) =
-                    unsafe { (dealt.parts(rows.clone()), others.parts(rows.clone())) };
+                    unsafe { (blocks.parts(rows.clone()), others.parts(rows.clone())) };
                 let mut sums = sums.chunks_exact_mut(n.max(1));
                 let sums = std::array::from_fn(|_| sums.next().unwrap_or_default());
                 work(rows, sums, others);
@@ -96,7 +99,7 @@ pub(crate) fn over_rows<C: Cuts, const N: usize>(
     });
 }
 
-leveled! {
+multiversion! {
     fn squares<I, E: Float>(x: &[E]) -> f64 {
         lane_sums!(I, (x in x) sum = I::fma(x, x, sum)) as f64
     }
@@ -109,8 +112,8 @@ leveled! {
         count
     }
 
-    fn greatest<I, E: Float>(x: &[E]) -> f32 {
-        // Magnitudes as integers order as the numbers do, and a NaN is above infinity.
+    fn max_magnitude<I, E: Float>(x: &[E]) -> f32 {
+        // Magnitudes compare like integers, and NaN is above infinity.
         let mut most = 0;
         for x in x {
             most = most.max(x.as_f32().to_bits() & 0x7fff_ffff);
@@ -120,7 +123,7 @@ leveled! {
 
     fn add_rows<I, E: Float>(x: &[E], sums: &mut [f32]) {
         let n = sums.len();
-        // Four rows at a time, as the sums are read and written for each.
+        // Four rows at a time: the sums are read and written once for all four.
         let mut fours = x.chunks_exact(4 * n);
         for four in &mut fours {
             let (a, b, c, d) = (&four[..n], &four[n..][..n], &four[2 * n..][..n], &four[3 * n..][..n]);
@@ -136,7 +139,7 @@ leveled! {
         }
     }
 
-    /// Column `first + j` of rows of `stride`, summed into `out[j]`.
+    /// Sums column `first + j` of rows of `stride` elements into `out[j]`.
     fn add_partials<I>(sums: &[f32], first: usize, stride: usize, accumulate: bool, out: &mut [f32]) {
         if !accumulate {
             out.fill(0.0);

@@ -7,7 +7,7 @@
 use super::Cpu;
 use super::cut::{cut, split, worth};
 use super::math::exp;
-use super::simd::{lane_sums, leveled};
+use super::simd::{lane_sums, multiversion};
 use crate::{Capacity, DROPPED, Float, Router};
 
 /// What the router decided, one row per token.
@@ -151,7 +151,7 @@ pub fn group(
 
     // A slot's place within its expert, counted in starts[expert + 1] …
     starts.fill(0);
-    cpu.scratch[0].with_fresh(starts.len() - 1, |taken: &mut [u32]| {
+    cpu.scratch[0].with_default(starts.len() - 1, |taken: &mut [u32]| {
         for (chosen, place) in chosen.chunks(scope).zip(place.chunks_mut(scope)) {
             taken.fill(0);
             for (&expert, place) in chosen.iter().zip(place) {
@@ -236,7 +236,7 @@ pub fn scale_rows<E: Float>(cpu: &Cpu, rows: &mut [E], dim: usize, factors: &[f3
     });
 }
 
-leveled! {
+multiversion! {
     /// One token's probabilities; returns ln Σ e^logit.
     fn softmax<I>(logits: &[f32], probs: &mut [f32]) -> f32 {
         let n = logits.len();

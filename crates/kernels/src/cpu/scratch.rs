@@ -1,70 +1,70 @@
-//! Working memory of one team member: grows to the largest request and stays.
+//! Scratch memory of one thread. It grows to the largest request and is kept.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::sync::Mutex;
 
-/// Memory for panels and tiles, aligned to a page's worth of cache lines.
-pub struct Scratch(Mutex<Grown>);
+/// Scratch memory, aligned to 4 KiB.
+pub struct Scratch(Mutex<Allocation>);
 
-struct Grown {
+struct Allocation {
     start: *mut u8,
     bytes: usize,
 }
 
-// SAFETY: `Grown` owns its memory alone, and the mutex hands it to one thread at a time.
-unsafe impl Send for Grown {}
+// SAFETY: an `Allocation` owns its memory, and the mutex gives access to one thread at a time.
+unsafe impl Send for Allocation {}
 
 const ALIGN: usize = 4096;
 
 impl Scratch {
     pub(crate) fn new() -> Scratch {
-        Scratch(Mutex::new(Grown { start: std::ptr::null_mut(), bytes: 0 }))
+        Scratch(Mutex::new(Allocation { start: std::ptr::null_mut(), bytes: 0 }))
     }
 
-    /// Lends `bytes` of memory, aligned to 4 KiB, with whatever was last written there.
+    /// Calls `work` with at least `bytes` of memory, with the contents of its last use.
     ///
     /// # Panics
-    /// When it is asked for again while it is lent out.
+    /// If it is already in use.
     pub fn with<R>(&self, bytes: usize, work: impl FnOnce(*mut u8) -> R) -> R {
-        let mut grown =
-            self.0.try_lock().expect("a member's scratch is used by one kernel at a time");
-        grown.reserve(bytes);
-        work(grown.start)
+        let mut memory =
+            self.0.try_lock().expect("a thread's scratch is used by one kernel at a time");
+        memory.reserve(bytes);
+        work(memory.start)
     }
 
-    /// Lends room for `len` values, all set to their default.
-    pub(crate) fn with_fresh<T: Copy + Default, R>(
+    /// Calls `work` with `len` values, set to their default.
+    pub(crate) fn with_default<T: Copy + Default, R>(
         &self,
         len: usize,
         work: impl FnOnce(&mut [T]) -> R,
     ) -> R {
-        // An empty request still has an address.
+        // The pointer of an empty request must not be null.
         self.with((len * size_of::<T>()).max(1), |start| {
             let start = start.cast::<T>();
             for i in 0..len {
-                // SAFETY: `with` lends at least this many bytes, aligned to more than T needs.
+                // SAFETY: `with` provides at least this many bytes, with sufficient alignment.
                 unsafe { start.add(i).write(T::default()) };
             }
-            // SAFETY: written above, and lent to us alone until `work` returns.
+            // SAFETY: initialized above, and exclusively borrowed until `work` returns.
             work(unsafe { std::slice::from_raw_parts_mut(start, len) })
         })
     }
 
-    /// How much it has grown to.
+    /// Bytes allocated.
     pub fn bytes(&self) -> usize {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).bytes
     }
 }
 
-impl Grown {
+impl Allocation {
     fn reserve(&mut self, bytes: usize) {
         if bytes <= self.bytes {
             return;
         }
         self.release();
-        let layout =
-            Layout::from_size_align(bytes, ALIGN).expect("a scratch fits in the address space");
-        // SAFETY: the layout is not empty, as it is larger than what is there.
+        let layout = Layout::from_size_align(bytes, ALIGN)
+            .expect("the size of a scratch buffer fits in the address space");
+        // SAFETY: the layout is not empty, because it is larger than the current allocation.
         self.start = unsafe { alloc(layout) };
         if self.start.is_null() {
             std::alloc::handle_alloc_error(layout);
@@ -74,15 +74,16 @@ impl Grown {
 
     fn release(&mut self) {
         if self.bytes > 0 {
-            let layout = Layout::from_size_align(self.bytes, ALIGN).expect("as it was allocated");
-            // SAFETY: `start` came from `alloc` with this layout, and is forgotten here.
+            let layout = Layout::from_size_align(self.bytes, ALIGN)
+                .expect("the layout was valid when it was allocated");
+            // SAFETY: `start` came from `alloc` with this layout, and is not used again.
             unsafe { dealloc(self.start, layout) };
             self.bytes = 0;
         }
     }
 }
 
-impl Drop for Grown {
+impl Drop for Allocation {
     fn drop(&mut self) {
         self.release();
     }

@@ -1,24 +1,22 @@
-//! One body, compiled for every level: kernels are written as plain loops in generic functions, and LLVM
-//! turns them into the vectors of each instruction set. Holds no arithmetic of its own.
+//! Function multiversioning: kernels are plain loops in generic functions, which LLVM vectorizes for each instruction
+//! set. Contains no arithmetic of its own.
 
-/// Sums are kept in this many lanes, in every level's version, so that the order of additions is written in
-/// the program and not chosen by the compiler: four registers of AVX-512, enough to hide an addition's
-/// latency.
+/// Partial sums of a reduction, at every level, so that the order of additions is fixed by the program and not by the
+/// compiler: four registers of AVX-512, enough to hide the latency of an addition.
 pub(crate) const LANES: usize = 64;
 
-/// What a body may ask of the instruction set it is compiled for.
+/// Operations that depend on the instruction set.
 pub(crate) trait Isa {
-    /// `a * b + c`: rounded once where the processor does so in one instruction, else twice. (A processor
-    /// without it would call a function for each element.)
+    /// `a * b + c`, fused if the instruction set has fused multiply-add. (Otherwise `mul_add` would be a library call.)
     fn fma(a: f32, b: f32, c: f32) -> f32;
 
-    /// Adds up the lanes of a sum: quarters, then halves of what is left.
-    fn total(lanes: &[f32; LANES]) -> f32;
+    /// Sum of all lanes: of the four quarters, then by repeated halving.
+    fn sum_lanes(lanes: &[f32; LANES]) -> f32;
 }
 
 pub(crate) struct Avx512;
 pub(crate) struct Avx2;
-pub(crate) struct Plain;
+pub(crate) struct Portable;
 
 #[cfg(target_arch = "x86_64")]
 impl Isa for Avx512 {
@@ -27,12 +25,12 @@ impl Isa for Avx512 {
         a.mul_add(b, c)
     }
 
-    /// By hand: left to itself LLVM takes the registers apart two lanes at a time.
+    /// Written with intrinsics: LLVM would extract two lanes at a time.
     #[inline(always)]
-    fn total(lanes: &[f32; LANES]) -> f32 {
+    fn sum_lanes(lanes: &[f32; LANES]) -> f32 {
         use std::arch::x86_64::*;
-        // SAFETY: the four loads lie inside the array, and `leveled!` compiles this for processors with
-        // AVX-512 F and DQ only.
+        // SAFETY: the four loads are within the array, and `multiversion!` uses this only on processors with
+        // AVX-512 F and DQ.
         unsafe {
             let [a, b, c, d] = [0, 16, 32, 48].map(|l| _mm512_loadu_ps(lanes.as_ptr().add(l)));
             let one = _mm512_add_ps(_mm512_add_ps(a, b), _mm512_add_ps(c, d));
@@ -49,10 +47,9 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
-    fn total(lanes: &[f32; LANES]) -> f32 {
+    fn sum_lanes(lanes: &[f32; LANES]) -> f32 {
         use std::arch::x86_64::*;
-        // SAFETY: the eight loads lie inside the array, and `leveled!` compiles this for processors with AVX2
-        // only.
+        // SAFETY: the eight loads are within the array, and `multiversion!` uses this only on processors with AVX2.
         unsafe {
             let [a, b, c, d] = [0, 16, 32, 48].map(|l| _mm256_loadu_ps(lanes.as_ptr().add(l)));
             let [e, f, g, h] = [8, 24, 40, 56].map(|l| _mm256_loadu_ps(lanes.as_ptr().add(l)));
@@ -62,7 +59,7 @@ impl Isa for Avx2 {
     }
 }
 
-/// Adds up eight lanes.
+/// Sum of eight lanes.
 ///
 /// # Safety
 /// The processor must have AVX.
@@ -78,43 +75,43 @@ unsafe fn halves(eight: std::arch::x86_64::__m256) -> f32 {
     }
 }
 
-impl Isa for Plain {
+impl Isa for Portable {
     #[inline(always)]
     fn fma(a: f32, b: f32, c: f32) -> f32 {
         a * b + c
     }
 
     #[inline(always)]
-    fn total(lanes: &[f32; LANES]) -> f32 {
-        let mut one = [0f32; 16];
+    fn sum_lanes(lanes: &[f32; LANES]) -> f32 {
+        let mut sums = [0f32; 16];
         for l in 0..16 {
-            one[l] = (lanes[l] + lanes[l + 16]) + (lanes[l + 32] + lanes[l + 48]);
+            sums[l] = (lanes[l] + lanes[l + 16]) + (lanes[l + 32] + lanes[l + 48]);
         }
         let mut width = 8;
         while width > 0 {
             for l in 0..width {
-                one[l] += one[l + width];
+                sums[l] += sums[l + width];
             }
             width /= 2;
         }
-        one[0]
+        sums[0]
     }
 }
 
-/// Compiles a function for each level and picks one by its first argument. The first type parameter stands
-/// for the instruction set:
+/// Compiles a function for each level and selects one by its first argument. The first type parameter is the
+/// instruction set:
 ///
 /// ```text
-/// leveled! {
+/// multiversion! {
 ///     fn add<I, E: Float>(a: &mut [E], b: &[E]) { … }
 /// }
 /// add(cpu.level, a, b);
 /// ```
 ///
-/// What the body calls must be `#[inline(always)]`, and closures have no place in it: a function that is
-/// not inlined is compiled without the level's instructions. Slices are cut to one length before a loop over
-/// their indices (`let x = &x[..n]`): a check that is left in it makes the last elements go one by one.
-macro_rules! leveled {
+/// Everything that the body calls must be `#[inline(always)]`, and it must not use closures: a function that is not
+/// inlined is compiled without the level's instructions. Slices are cut to one length before a loop over their indices
+/// (`let x = &x[..n]`): a remaining bounds check makes the tail of the loop scalar.
+macro_rules! multiversion {
     ($($(#[$doc:meta])* $vis:vis fn $name:ident<$isa:ident $(, $g:ident: $bound:path)*>
         ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block)*) => {$(
         $(#[$doc])*
@@ -140,20 +137,20 @@ macro_rules! leveled {
 
             use $crate::cpu::Level;
             match level {
-                // SAFETY: a `Cpu` is only made of a level that its processor reaches.
+                // SAFETY: a `Cpu` is only created with a level that the processor supports.
                 #[cfg(target_arch = "x86_64")]
                 Level::Avx512 | Level::Amx => unsafe { avx512::<$($g),*>($($arg),*) },
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
                 Level::Avx2 => unsafe { avx2::<$($g),*>($($arg),*) },
-                _ => body::<$crate::cpu::simd::Plain, $($g),*>($($arg),*),
+                _ => body::<$crate::cpu::simd::Portable, $($g),*>($($arg),*),
             }
         }
     )*};
 }
 
-/// Sums over slices of one length, in `LANES` lanes. Inside, each slice's name stands for its element, in
-/// f32, and each sum's name for its value so far:
+/// Sums over slices of equal length, with `LANES` partial sums. In the expressions, a slice's name is its element as
+/// f32, and a sum's name is its current value:
 ///
 /// ```text
 /// let (dot, norm) = lane_sums!(I, (x in xs, y in ys) dot = I::fma(x, y, dot), norm = I::fma(x, x, norm));
@@ -175,8 +172,7 @@ macro_rules! lane_sums {
             }
             at += LANES;
         }
-        // What is left, sixteen at a time and then one by one; always the same lanes, so that the sums stay
-        // in registers.
+        // The rest, sixteen at a time and then one by one; always in the same lanes, so that the sums stay in registers.
         while at + 16 <= len {
             $(let $v = &$v[at..][..16];)+
             for l in 0..16 {
@@ -185,7 +181,7 @@ macro_rules! lane_sums {
             }
             at += 16;
         }
-        $(let mut $sum = $isa::total(&$sum);)+
+        $(let mut $sum = $isa::sum_lanes(&$sum);)+
         while at < len {
             $(let $v = $crate::Float::as_f32($v[at]);)+
             $($sum = $next;)+
@@ -194,8 +190,8 @@ macro_rules! lane_sums {
         ($($sum),+)
     }};
     (@same $first:ident $($other:ident)*) => {
-        $(assert_eq!($first.len(), $other.len(), "a sum runs over slices of one length");)*
+        $(assert_eq!($first.len(), $other.len(), "slices of a sum must have equal length");)*
     };
 }
 
-pub(crate) use {lane_sums, leveled};
+pub(crate) use {lane_sums, multiversion};

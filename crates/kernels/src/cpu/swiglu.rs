@@ -1,12 +1,12 @@
-//! SwiGLU (Shazeer 2020): rows of (gate, up) side by side, (rows, 2f), to `silu(gate) * up` (rows, f).
+//! SwiGLU (Shazeer 2020): rows of gate and up, (rows, 2f), become `silu(gate) * up`, (rows, f).
 
 use super::Cpu;
 use super::cut::{cut, split, worth};
 use super::math::sigmoid;
-use super::simd::leveled;
+use super::simd::multiversion;
 use crate::Float;
 
-/// `gate_up` (rows, 2f): a row's gates first, then its ups. `out` (rows, f).
+/// `gate_up` (rows, 2f): each row has its gates first, then its ups. `out` is (rows, f).
 pub fn forward<E: Float>(cpu: &Cpu, gate_up: &[E], f: usize, out: &mut [E]) {
     let rows = rows(gate_up, f, out.len());
     split(&cpu.team, rows, worth(f), cut(out, f), |rows, out| {
@@ -29,7 +29,7 @@ pub fn backward<E: Float>(cpu: &Cpu, gate_up: &[E], f: usize, dy: &[E], d_gate_u
     });
 }
 
-/// The same where the gradient overwrites `gate_up`.
+/// `backward`, with the gradient overwriting `gate_up`.
 pub fn backward_in_place<E: Float>(cpu: &Cpu, gate_up: &mut [E], f: usize, dy: &[E]) {
     let rows = rows(gate_up, f, dy.len());
     split(&cpu.team, rows, worth(f), cut(gate_up, 2 * f), |rows, gate_up| {
@@ -37,9 +37,9 @@ pub fn backward_in_place<E: Float>(cpu: &Cpu, gate_up: &mut [E], f: usize, dy: &
     });
 }
 
-/// `backward`, and the forward's output once more, overwriting `dy`: what the weight gradient behind it
-/// needs when the output was not kept.
-pub fn backward_again<E: Float>(
+/// `backward` that also recomputes the output, overwriting `dy`: the weight gradient of the next layer needs it if the
+/// output was not saved.
+pub fn backward_recompute<E: Float>(
     cpu: &Cpu,
     gate_up: &[E],
     f: usize,
@@ -54,25 +54,29 @@ pub fn backward_again<E: Float>(
         worth(f),
         (cut(d_gate_up, 2 * f), cut(dy_to_out, f)),
         |rows, (d_gate_up, out)| {
-            again_rows(cpu.level, &gate_up[rows.start * 2 * f..], f, out, d_gate_up);
+            recompute_rows(cpu.level, &gate_up[rows.start * 2 * f..], f, out, d_gate_up);
         },
     );
 }
 
-fn rows<E>(gate_up: &[E], f: usize, halves: usize) -> usize {
-    assert!(f > 0 && halves.is_multiple_of(f), "{halves} elements are no rows of {f}");
-    assert_eq!(gate_up.len(), 2 * halves, "a gate and an up for each of {halves}");
-    halves / f
+fn rows<E>(gate_up: &[E], f: usize, elements: usize) -> usize {
+    assert!(f > 0 && elements.is_multiple_of(f), "{elements} elements are not a multiple of f={f}");
+    assert_eq!(
+        gate_up.len(),
+        2 * elements,
+        "gate_up must have two elements for each of {elements}"
+    );
+    elements / f
 }
 
-/// (silu(gate), its derivative times up): σ and σ (1 + gate (1 - σ)).
+/// `silu(gate)`, and its derivative σ (1 + gate (1 - σ)) times up.
 #[inline(always)]
-fn parts<I: super::simd::Isa>(gate: f32, up: f32) -> (f32, f32) {
+fn silu_and_slope<I: super::simd::Isa>(gate: f32, up: f32) -> (f32, f32) {
     let s = sigmoid::<I>(gate);
     (gate * s, I::fma(gate * s, 1.0 - s, s) * up)
 }
 
-leveled! {
+multiversion! {
     fn forward_rows<I, E: Float>(gate_up: &[E], f: usize, out: &mut [E]) {
         for (gate_up, out) in gate_up.chunks_exact(2 * f).zip(out.chunks_exact_mut(f)) {
             let (gate, up, out) = (&gate_up[..f], &gate_up[f..][..f], &mut out[..f]);
@@ -91,7 +95,7 @@ leveled! {
             let d_up = &mut d_up[..f];
             for j in 0..f {
                 let dy = dy[j].as_f32();
-                let (silu, slope) = parts::<I>(gate[j].as_f32(), up[j].as_f32());
+                let (silu, slope) = silu_and_slope::<I>(gate[j].as_f32(), up[j].as_f32());
                 d_gate[j] = E::round_from(dy * slope);
                 d_up[j] = E::round_from(dy * silu);
             }
@@ -104,14 +108,14 @@ leveled! {
             let (up, dy) = (&mut up[..f], &dy[..f]);
             for j in 0..f {
                 let dy = dy[j].as_f32();
-                let (silu, slope) = parts::<I>(gate[j].as_f32(), up[j].as_f32());
+                let (silu, slope) = silu_and_slope::<I>(gate[j].as_f32(), up[j].as_f32());
                 gate[j] = E::round_from(dy * slope);
                 up[j] = E::round_from(dy * silu);
             }
         }
     }
 
-    fn again_rows<I, E: Float>(gate_up: &[E], f: usize, dy_to_out: &mut [E], d_gate_up: &mut [E]) {
+    fn recompute_rows<I, E: Float>(gate_up: &[E], f: usize, dy_to_out: &mut [E], d_gate_up: &mut [E]) {
         let rows = gate_up.chunks_exact(2 * f).zip(dy_to_out.chunks_exact_mut(f)).zip(d_gate_up.chunks_exact_mut(2 * f));
         for ((gate_up, dy), d_gate_up) in rows {
             let (gate, up, dy) = (&gate_up[..f], &gate_up[f..][..f], &mut dy[..f]);
@@ -119,7 +123,7 @@ leveled! {
             let d_up = &mut d_up[..f];
             for j in 0..f {
                 let d = dy[j].as_f32();
-                let (silu, slope) = parts::<I>(gate[j].as_f32(), up[j].as_f32());
+                let (silu, slope) = silu_and_slope::<I>(gate[j].as_f32(), up[j].as_f32());
                 d_gate[j] = E::round_from(d * slope);
                 d_up[j] = E::round_from(d * silu);
                 dy[j] = E::round_from(silu * up[j].as_f32());

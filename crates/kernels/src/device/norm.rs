@@ -58,9 +58,9 @@ impl Device {
                 let (x, stats, out) = (x.host::<E>(), stats.host(), out.host());
                 match params {
                     NormParams::Layer { gain, bias } => {
-                        norm::layer_again(cpu, x, gain.host(), bias.host(), stats, out)
+                        norm::layer_recompute(cpu, x, gain.host(), bias.host(), stats, out)
                     }
-                    NormParams::Rms { gain } => norm::rms_again(cpu, x, gain.host(), stats, out),
+                    NormParams::Rms { gain } => norm::rms_recompute(cpu, x, gain.host(), stats, out),
                 }
             }),
         })

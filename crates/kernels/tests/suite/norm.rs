@@ -28,7 +28,7 @@ fn layer_equals_its_reference<E: Float>() {
             norm::layer_forward(cpu, &x, &gain, &bias, EPS as f32, &mut out, Some(&mut stats));
             norm::layer_forward(cpu, &x, &gain, &bias, EPS as f32, &mut again, None);
             assert_eq!(to_f64(&out), to_f64(&again), "statistics change nothing");
-            norm::layer_again(cpu, &x, &gain, &bias, &stats, &mut again);
+            norm::layer_recompute(cpu, &x, &gain, &bias, &stats, &mut again);
             assert_eq!(to_f64(&out), to_f64(&again), "recomputed");
 
             let from = Backward { x: &x, gain: &gain, stats: &stats, dy: &dy };
@@ -75,7 +75,7 @@ fn rms_equals_its_reference<E: Float>() {
             let (mut out, mut again) =
                 (vec![E::default(); rows * dim], vec![E::default(); rows * dim]);
             norm::rms_forward(cpu, &x, &gain, EPS as f32, &mut out, Some(&mut stats));
-            norm::rms_again(cpu, &x, &gain, &stats, &mut again);
+            norm::rms_recompute(cpu, &x, &gain, &stats, &mut again);
             assert_eq!(to_f64(&out), to_f64(&again), "recomputed");
 
             let from = Backward { x: &x, gain: &gain, stats: &stats, dy: &dy };

@@ -19,7 +19,7 @@ fn equals_its_reference<E: Float>() {
             swiglu::backward_in_place(cpu, &mut d, f, &dy);
             assert_eq!(to_f64(&d), to_f64(&dx), "in place");
             let mut again = dy.clone();
-            swiglu::backward_again(cpu, &x, f, &mut again, &mut d);
+            swiglu::backward_recompute(cpu, &x, f, &mut again, &mut d);
             assert_eq!(
                 (to_f64(&d), to_f64(&again)),
                 (to_f64(&dx), to_f64(&out)),
