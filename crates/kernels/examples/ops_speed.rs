@@ -5,10 +5,10 @@
 
 use half::bf16;
 use lockstep_kernels::cpu::cross_entropy::{self, Loss};
-use lockstep_kernels::cpu::largest::{PAIR, take_largest};
 use lockstep_kernels::cpu::norm::{self, Backward};
+use lockstep_kernels::cpu::top_k::{PAIR_BYTES, take_top_k};
 use lockstep_kernels::cpu::{
-    Cpu, Level, adamw, dropout, elementwise, embedding, gelu, pack, random, reduce, swiglu,
+    Cpu, Level, adamw, dropout, elementwise, embedding, gelu, quantize, random, reduce, swiglu,
 };
 use lockstep_kernels::{AdamW, Code, DropoutMask, Float, RandomKey, VocabShard};
 use std::time::Instant;
@@ -162,16 +162,16 @@ fn packed(cpu: &Cpu, n: usize) {
         let mut packed = vec![0; code.bytes(n)];
         let bytes = packed.len();
         time(&format!("pack into {code:?}, {n}"), 12 * n + bytes, || {
-            pack::pack(cpu, code, &x, &mut error, &mut packed)
+            quantize::quantize(cpu, code, &x, &mut error, &mut packed)
         });
         time(&format!("add unpacked {code:?}, {n}"), 8 * n + bytes, || {
-            pack::add_unpacked(cpu, code, &packed, &mut error)
+            quantize::dequantize_add(cpu, code, &packed, &mut error)
         });
     }
-    let mut pairs = vec![0; n / 100 * PAIR];
+    let mut pairs = vec![0; n / 100 * PAIR_BYTES];
     // With the copy that brings back what was taken.
     time(&format!("take the largest of {n}, one in 100"), 24 * n, || {
         elementwise::copy(cpu, &x, &mut error);
-        take_largest(cpu, &mut error, &mut pairs);
+        take_top_k(cpu, &mut error, &mut pairs);
     });
 }

@@ -2,7 +2,7 @@
 //! eps outside the root. One walk over memory: gradient, parameter and both moments once each.
 
 use super::Cpu;
-use super::cut::{WORTH, cut, split};
+use super::partition::{GRAIN_SIZE, by_rows, parallel_for};
 use super::simd::multiversion;
 use crate::{AdamW, Float};
 use half::bf16;
@@ -54,21 +54,25 @@ pub fn step<G: Float>(
     let factors = numbers.factors();
     match copy {
         Some(copy) => {
-            split(
+            parallel_for(
                 &cpu.team,
                 n,
-                WORTH,
-                (cut(p, 1), cut(m, 1), cut(v, 1), cut(copy, 1)),
+                GRAIN_SIZE,
+                (by_rows(p, 1), by_rows(m, 1), by_rows(v, 1), by_rows(copy, 1)),
                 |range, (p, m, v, copy)| {
                     step_and_copy(cpu.level, factors, p, m, v, &g[range], copy);
                 },
             );
         }
-        None => {
-            split(&cpu.team, n, WORTH, (cut(p, 1), cut(m, 1), cut(v, 1)), |range, (p, m, v)| {
+        None => parallel_for(
+            &cpu.team,
+            n,
+            GRAIN_SIZE,
+            (by_rows(p, 1), by_rows(m, 1), by_rows(v, 1)),
+            |range, (p, m, v)| {
                 step_part(cpu.level, factors, p, m, v, &g[range]);
-            })
-        }
+            },
+        ),
     }
 }
 

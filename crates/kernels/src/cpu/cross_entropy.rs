@@ -2,8 +2,8 @@
 //! vocabulary spread over ranks needs. Knows nothing of ranks: the caller reduces between the pieces.
 
 use super::Cpu;
-use super::cut::{cut, split, worth};
 use super::math::exp;
+use super::partition::{by_rows, grain_rows, parallel_for};
 use super::simd::{LANES, lane_sums, multiversion};
 use crate::{Float, IGNORED};
 
@@ -27,11 +27,11 @@ pub struct Found<'a> {
 pub fn in_place(cpu: &Cpu, logits: &mut [f32], targets: &[u32], how: Loss, losses: &mut [f32]) {
     let vocab = width(logits.len(), targets.len(), losses.len());
     check(targets, vocab);
-    split(
+    parallel_for(
         &cpu.team,
         targets.len(),
-        worth(vocab),
-        (cut(logits, vocab), cut(losses, 1)),
+        grain_rows(vocab),
+        (by_rows(logits, vocab), by_rows(losses, 1)),
         |rows, (logits, losses)| {
             for ((logits, &target), loss) in
                 logits.chunks_exact_mut(vocab).zip(&targets[rows]).zip(losses)
@@ -54,11 +54,11 @@ pub fn into<E: Float>(
     let vocab = width(logits.len(), targets.len(), losses.len());
     check(targets, vocab);
     assert_eq!(dlogits.len(), logits.len());
-    split(
+    parallel_for(
         &cpu.team,
         targets.len(),
-        worth(vocab),
-        (cut(dlogits, vocab), cut(losses, 1)),
+        grain_rows(vocab),
+        (by_rows(dlogits, vocab), by_rows(losses, 1)),
         |rows, (dlogits, losses)| {
             let logits = logits[rows.start * vocab..].chunks_exact(vocab);
             let rows =
@@ -74,23 +74,29 @@ pub fn into<E: Float>(
 pub fn losses(cpu: &Cpu, logits: &[f32], targets: &[u32], how: Loss, losses: &mut [f32]) {
     let vocab = width(logits.len(), targets.len(), losses.len());
     check(targets, vocab);
-    split(&cpu.team, targets.len(), worth(vocab), cut(losses, 1), |rows, losses| {
-        let logits = logits[rows.start * vocab..].chunks_exact(vocab.max(1));
-        for ((logits, &target), loss) in logits.zip(&targets[rows]).zip(losses) {
-            *loss = if target == IGNORED {
-                0.0
-            } else {
-                let most = largest(cpu.level, logits);
-                value(how, most, exp_sum(cpu.level, logits, most), logits[target as usize])
-            };
-        }
-    });
+    parallel_for(
+        &cpu.team,
+        targets.len(),
+        grain_rows(vocab),
+        by_rows(losses, 1),
+        |rows, losses| {
+            let logits = logits[rows.start * vocab..].chunks_exact(vocab.max(1));
+            for ((logits, &target), loss) in logits.zip(&targets[rows]).zip(losses) {
+                *loss = if target == IGNORED {
+                    0.0
+                } else {
+                    let most = largest(cpu.level, logits);
+                    value(how, most, exp_sum(cpu.level, logits, most), logits[target as usize])
+                };
+            }
+        },
+    );
 }
 
 /// Each row's largest logit of this share of the vocabulary.
 pub fn row_max(cpu: &Cpu, logits: &[f32], max: &mut [f32]) {
     let share = width(logits.len(), max.len(), max.len());
-    split(&cpu.team, max.len(), worth(share), cut(max, 1), |rows, max| {
+    parallel_for(&cpu.team, max.len(), grain_rows(share), by_rows(max, 1), |rows, max| {
         for (row, max) in rows.zip(max) {
             *max = largest(cpu.level, &logits[row * share..][..share]);
         }
@@ -100,7 +106,7 @@ pub fn row_max(cpu: &Cpu, logits: &[f32], max: &mut [f32]) {
 /// Each row's `Σ e^(logit - max)` over this share, given the maximum over all shares.
 pub fn row_sum(cpu: &Cpu, logits: &[f32], max: &[f32], sum: &mut [f32]) {
     let share = width(logits.len(), sum.len(), max.len());
-    split(&cpu.team, sum.len(), worth(share), cut(sum, 1), |rows, sum| {
+    parallel_for(&cpu.team, sum.len(), grain_rows(share), by_rows(sum, 1), |rows, sum| {
         for (row, sum) in rows.zip(sum) {
             *sum = exp_sum(cpu.level, &logits[row * share..][..share], max[row]);
         }
@@ -134,15 +140,21 @@ pub fn finish_in_place(
     how: Loss,
 ) {
     let share = width(logits.len(), targets.len(), found.sum.len());
-    split(&cpu.team, targets.len(), worth(share), cut(logits, share), |rows, logits| {
-        for (row, logits) in rows.zip(logits.chunks_exact_mut(share.max(1))) {
-            let pull = Pull::new(how, found.max[row], found.sum[row], targets[row]);
-            softmax_in_place(cpu.level, logits, found.max[row], pull.factor);
-            if let Some(column) = column(targets[row], first, share) {
-                logits[column] -= pull.own;
+    parallel_for(
+        &cpu.team,
+        targets.len(),
+        grain_rows(share),
+        by_rows(logits, share),
+        |rows, logits| {
+            for (row, logits) in rows.zip(logits.chunks_exact_mut(share.max(1))) {
+                let pull = Pull::new(how, found.max[row], found.sum[row], targets[row]);
+                softmax_in_place(cpu.level, logits, found.max[row], pull.factor);
+                if let Some(column) = column(targets[row], first, share) {
+                    logits[column] -= pull.own;
+                }
             }
-        }
-    });
+        },
+    );
 }
 
 /// The same with the gradient elsewhere, rounded to its type.
@@ -157,17 +169,24 @@ pub fn finish_into<E: Float>(
 ) {
     let share = width(logits.len(), targets.len(), found.sum.len());
     assert_eq!(dlogits.len(), logits.len());
-    split(&cpu.team, targets.len(), worth(share), cut(dlogits, share), |rows, dlogits| {
-        for (row, dlogits) in rows.zip(dlogits.chunks_exact_mut(share.max(1))) {
-            let logits = &logits[row * share..][..share];
-            let pull = Pull::new(how, found.max[row], found.sum[row], targets[row]);
-            softmax_into(cpu.level, logits, found.max[row], pull.factor, dlogits);
-            if let Some(column) = column(targets[row], first, share) {
-                dlogits[column] =
-                    E::round_from(exp_of(logits[column] - found.max[row]) * pull.factor - pull.own);
+    parallel_for(
+        &cpu.team,
+        targets.len(),
+        grain_rows(share),
+        by_rows(dlogits, share),
+        |rows, dlogits| {
+            for (row, dlogits) in rows.zip(dlogits.chunks_exact_mut(share.max(1))) {
+                let logits = &logits[row * share..][..share];
+                let pull = Pull::new(how, found.max[row], found.sum[row], targets[row]);
+                softmax_into(cpu.level, logits, found.max[row], pull.factor, dlogits);
+                if let Some(column) = column(targets[row], first, share) {
+                    dlogits[column] = E::round_from(
+                        exp_of(logits[column] - found.max[row]) * pull.factor - pull.own,
+                    );
+                }
             }
-        }
-    });
+        },
+    );
 }
 
 /// The vocabulary (or this rank's share of it): the width of a row.

@@ -3,7 +3,7 @@
 //! gradient.
 
 use super::Cpu;
-use super::cut::{cut, split, worth};
+use super::partition::{by_rows, grain_rows, parallel_for};
 use super::random::{by_group, group};
 use super::simd::multiversion;
 use crate::{DropoutMask, Float, RandomKey};
@@ -23,7 +23,7 @@ impl DropoutMask {
 /// Drops and scales in place; of an activation in the forward, of its gradient in the backward.
 pub fn apply<E: Float>(cpu: &Cpu, drop: &DropoutMask, x: &mut [E]) {
     let (threshold, scale) = (drop.threshold(), drop.scale());
-    split(&cpu.team, x.len(), worth(1), cut(x, 1), |range, x| {
+    parallel_for(&cpu.team, x.len(), grain_rows(1), by_rows(x, 1), |range, x| {
         by_group(drop.first + range.start as u64, range.len(), |at, skip, part| {
             apply_group(cpu.level, drop.key, at, skip, threshold, scale, &mut x[part]);
         });

@@ -1,37 +1,41 @@
 //! Element-wise casts, sums and scaling, each in one pass over memory.
 
 use super::Cpu;
-use super::cut::{WORTH, cut, split};
+use super::partition::{GRAIN_SIZE, by_rows, parallel_for};
 use super::simd::multiversion;
 use crate::{Element, Float};
 
 /// `to = from`, rounded to nearest if the type is smaller.
 pub fn cast<A: Float, B: Float>(cpu: &Cpu, from: &[A], to: &mut [B]) {
     assert_eq!(from.len(), to.len());
-    split(&cpu.team, to.len(), WORTH, cut(to, 1), |range, to| {
+    parallel_for(&cpu.team, to.len(), GRAIN_SIZE, by_rows(to, 1), |range, to| {
         cast_part(cpu.level, &from[range], to)
     });
 }
 
 pub fn copy<E: Element>(cpu: &Cpu, from: &[E], to: &mut [E]) {
     assert_eq!(from.len(), to.len());
-    split(&cpu.team, to.len(), WORTH, cut(to, 1), |range, to| to.copy_from_slice(&from[range]));
+    parallel_for(&cpu.team, to.len(), GRAIN_SIZE, by_rows(to, 1), |range, to| {
+        to.copy_from_slice(&from[range])
+    });
 }
 
 pub fn fill<E: Element>(cpu: &Cpu, to: &mut [E], value: E) {
-    split(&cpu.team, to.len(), WORTH, cut(to, 1), |_, to| to.fill(value));
+    parallel_for(&cpu.team, to.len(), GRAIN_SIZE, by_rows(to, 1), |_, to| to.fill(value));
 }
 
 /// `a += b`.
 pub fn add<A: Float, B: Float>(cpu: &Cpu, a: &mut [A], b: &[B]) {
     assert_eq!(a.len(), b.len());
-    split(&cpu.team, b.len(), WORTH, cut(a, 1), |range, a| add_part(cpu.level, a, &b[range]));
+    parallel_for(&cpu.team, b.len(), GRAIN_SIZE, by_rows(a, 1), |range, a| {
+        add_part(cpu.level, a, &b[range])
+    });
 }
 
 /// `out = a + b`.
 pub fn sum<E: Float>(cpu: &Cpu, a: &[E], b: &[E], out: &mut [E]) {
     assert!(a.len() == b.len() && a.len() == out.len(), "{} {} {}", a.len(), b.len(), out.len());
-    split(&cpu.team, a.len(), WORTH, cut(out, 1), |range, out| {
+    parallel_for(&cpu.team, a.len(), GRAIN_SIZE, by_rows(out, 1), |range, out| {
         sum_part(cpu.level, &a[range.clone()], &b[range], out);
     });
 }
@@ -78,24 +82,32 @@ fn by_row<A: Float, B: Float>(
     );
     let rows = to.len() / to_stride;
     assert_eq!((from.len(), to.len()), (rows * from_stride, rows * to_stride), "rows differ");
-    split(&cpu.team, rows, super::cut::worth(width), cut(to, to_stride), |range, to| {
-        let from =
-            from[range.start * from_stride..range.end * from_stride].chunks_exact(from_stride);
-        for (from, to) in from.zip(to.chunks_exact_mut(to_stride)) {
-            work(&from[first..first + width], &mut to[at..at + width]);
-        }
-    });
+    parallel_for(
+        &cpu.team,
+        rows,
+        super::partition::grain_rows(width),
+        by_rows(to, to_stride),
+        |range, to| {
+            let from =
+                from[range.start * from_stride..range.end * from_stride].chunks_exact(from_stride);
+            for (from, to) in from.zip(to.chunks_exact_mut(to_stride)) {
+                work(&from[first..first + width], &mut to[at..at + width]);
+            }
+        },
+    );
 }
 
 /// `a *= factor`.
 pub fn scale<E: Float>(cpu: &Cpu, a: &mut [E], factor: f32) {
-    split(&cpu.team, a.len(), WORTH, cut(a, 1), |_, a| scale_part(cpu.level, a, factor));
+    parallel_for(&cpu.team, a.len(), GRAIN_SIZE, by_rows(a, 1), |_, a| {
+        scale_part(cpu.level, a, factor)
+    });
 }
 
 /// `a += factor * b`.
 pub fn add_scaled<A: Float, B: Float>(cpu: &Cpu, a: &mut [A], b: &[B], factor: f32) {
     assert_eq!(a.len(), b.len());
-    split(&cpu.team, b.len(), WORTH, cut(a, 1), |range, a| {
+    parallel_for(&cpu.team, b.len(), GRAIN_SIZE, by_rows(a, 1), |range, a| {
         add_scaled_part(cpu.level, a, &b[range], factor)
     });
 }
@@ -104,7 +116,7 @@ pub fn add_scaled<A: Float, B: Float>(cpu: &Cpu, a: &mut [A], b: &[B], factor: f
 pub fn add_bias<E: Float>(cpu: &Cpu, a: &mut [E], bias: &[E]) {
     let n = bias.len();
     assert!(n > 0 && a.len().is_multiple_of(n), "{} elements are not a multiple of n={n}", a.len());
-    split(&cpu.team, a.len() / n, super::cut::worth(n), cut(a, n), |_, a| {
+    parallel_for(&cpu.team, a.len() / n, super::partition::grain_rows(n), by_rows(a, n), |_, a| {
         for row in a.chunks_exact_mut(n) {
             add_part(cpu.level, row, bias);
         }

@@ -2,7 +2,7 @@
 //! into the table's gradient in the order of the tokens.
 
 use super::Cpu;
-use super::cut::{cut, split, worth};
+use super::partition::{by_rows, grain_rows, parallel_for};
 use super::simd::multiversion;
 use crate::{Float, PositionRange, VocabShard};
 use std::ops::Range;
@@ -50,7 +50,7 @@ pub fn forward<E: Float>(
         "a table of {} elements has no rows of {dim}",
         table.len()
     );
-    split(&cpu.team, ids.len(), worth(dim), cut(out, dim), |tokens, out| {
+    parallel_for(&cpu.team, ids.len(), grain_rows(dim), by_rows(out, dim), |tokens, out| {
         for (r, out) in tokens.zip(out.chunks_exact_mut(dim)) {
             match held.row(ids[r], table.len() / dim) {
                 Some(row) => out.copy_from_slice(&table[row * dim..][..dim]),

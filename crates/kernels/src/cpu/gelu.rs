@@ -2,8 +2,8 @@
 //! same function.
 
 use super::Cpu;
-use super::cut::{WORTH, cut, split};
 use super::math::{clamp, sigmoid};
+use super::partition::{GRAIN_SIZE, by_rows, parallel_for};
 use super::simd::{Isa, multiversion};
 use crate::Float;
 
@@ -13,7 +13,7 @@ const CUBE: f32 = 0.044_715;
 
 pub fn forward<E: Float>(cpu: &Cpu, x: &[E], out: &mut [E]) {
     assert_eq!(x.len(), out.len());
-    split(&cpu.team, x.len(), WORTH, cut(out, 1), |range, out| {
+    parallel_for(&cpu.team, x.len(), GRAIN_SIZE, by_rows(out, 1), |range, out| {
         forward_part(cpu.level, &x[range], out)
     });
 }
@@ -21,7 +21,7 @@ pub fn forward<E: Float>(cpu: &Cpu, x: &[E], out: &mut [E]) {
 /// `dx = dy gelu'(x)`; `x` is the input of the forward pass.
 pub fn backward<E: Float>(cpu: &Cpu, x: &[E], dy: &[E], dx: &mut [E]) {
     assert!(x.len() == dy.len() && x.len() == dx.len(), "{} {} {}", x.len(), dy.len(), dx.len());
-    split(&cpu.team, x.len(), WORTH, cut(dx, 1), |range, dx| {
+    parallel_for(&cpu.team, x.len(), GRAIN_SIZE, by_rows(dx, 1), |range, dx| {
         backward_part(cpu.level, &x[range.clone()], &dy[range], dx);
     });
 }
@@ -29,16 +29,24 @@ pub fn backward<E: Float>(cpu: &Cpu, x: &[E], dy: &[E], dx: &mut [E]) {
 /// `backward`, with `dx` overwriting `dy`.
 pub fn backward_in_place<E: Float>(cpu: &Cpu, x: &[E], d: &mut [E]) {
     assert_eq!(x.len(), d.len());
-    split(&cpu.team, x.len(), WORTH, cut(d, 1), |range, d| in_place_part(cpu.level, &x[range], d));
+    parallel_for(&cpu.team, x.len(), GRAIN_SIZE, by_rows(d, 1), |range, d| {
+        in_place_part(cpu.level, &x[range], d)
+    });
 }
 
 /// `backward_in_place` that also recomputes `out = gelu(x)`: the weight gradient of the next layer needs it if the output
 /// was not saved.
 pub fn backward_recompute<E: Float>(cpu: &Cpu, x: &[E], d: &mut [E], out: &mut [E]) {
     assert!(x.len() == d.len() && x.len() == out.len(), "{} {} {}", x.len(), d.len(), out.len());
-    split(&cpu.team, x.len(), WORTH, (cut(d, 1), cut(out, 1)), |range, (d, out)| {
-        recompute_part(cpu.level, &x[range], d, out);
-    });
+    parallel_for(
+        &cpu.team,
+        x.len(),
+        GRAIN_SIZE,
+        (by_rows(d, 1), by_rows(out, 1)),
+        |range, (d, out)| {
+            recompute_part(cpu.level, &x[range], d, out);
+        },
+    );
 }
 
 #[inline(always)]

@@ -2,7 +2,7 @@
 //! separately for the input and for the parameters.
 
 use super::Cpu;
-use super::cut::{cut, split, worth};
+use super::partition::{by_rows, grain_rows, parallel_for};
 use super::reduce::over_rows;
 use super::simd::{lane_sums, multiversion};
 use crate::Float;
@@ -171,8 +171,8 @@ fn forward<E: Float, N: Norm>(
     let dim = gain.len();
     let rows = rows::<E, N>(x, gain, &[out.len()], stats.as_ref().map(|stats| stats.len()));
     let width = if stats.is_some() { N::STATS } else { 0 };
-    let outputs = (cut(out, dim), cut(stats.unwrap_or_default(), width));
-    split(&cpu.team, rows, worth(dim), outputs, |rows, (out, stats)| {
+    let outputs = (by_rows(out, dim), by_rows(stats.unwrap_or_default(), width));
+    parallel_for(&cpu.team, rows, grain_rows(dim), outputs, |rows, (out, stats)| {
         forward_rows::<E, N>(
             cpu.level,
             &x[rows.start * dim..rows.end * dim],
@@ -194,7 +194,7 @@ fn recompute<E: Float, N: Norm>(
 ) {
     let dim = gain.len();
     let rows = rows::<E, N>(x, gain, &[out.len()], Some(stats.len()));
-    split(&cpu.team, rows, worth(dim), cut(out, dim), |rows, out| {
+    parallel_for(&cpu.team, rows, grain_rows(dim), by_rows(out, dim), |rows, out| {
         let (x, stats) = (&x[rows.start * dim..], &stats[rows.start * N::STATS..]);
         recompute_rows::<E, N>(cpu.level, x, gain, bias, stats, out);
     });
@@ -203,7 +203,7 @@ fn recompute<E: Float, N: Norm>(
 fn backward_input<E: Float, N: Norm>(cpu: &Cpu, from: &Backward<E>, dx: &mut [E], add: bool) {
     let dim = from.gain.len();
     let rows = rows::<E, N>(from.x, from.gain, &[from.dy.len(), dx.len()], Some(from.stats.len()));
-    split(&cpu.team, rows, worth(dim), cut(dx, dim), |rows, dx| {
+    parallel_for(&cpu.team, rows, grain_rows(dim), by_rows(dx, dim), |rows, dx| {
         let from = slice_rows::<E, N>(from, rows);
         input_rows::<E, N>(cpu.level, from.x, from.gain, from.stats, from.dy, add, dx);
     });
@@ -231,7 +231,7 @@ fn backward<E: Float, N: Norm, const P: usize>(
         dx.len(),
         from.x.len()
     );
-    over_rows(cpu, rows, parameters, accumulate, cut(dx, width), |rows, parameters, dx| {
+    over_rows(cpu, rows, parameters, accumulate, by_rows(dx, width), |rows, parameters, dx| {
         let from = slice_rows::<E, N>(from, rows);
         let mut parameters = parameters.into_iter();
         let (dgain, dbias) =

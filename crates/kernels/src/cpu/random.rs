@@ -3,8 +3,8 @@
 //! any layout and any number of threads.
 
 use super::Cpu;
-use super::cut::{WORTH, cut, split};
 use super::math::log;
+use super::partition::{GRAIN_SIZE, by_rows, parallel_for};
 use super::simd::{Isa, Portable, multiversion};
 use crate::{Float, RandomKey};
 use std::ops::Range;
@@ -25,7 +25,7 @@ impl RandomKey {
 
 /// The bits of indices `first..first + out.len()`.
 pub fn words(cpu: &Cpu, key: RandomKey, first: u64, out: &mut [u32]) {
-    split(&cpu.team, out.len(), WORTH, cut(out, 1), |range, out| {
+    parallel_for(&cpu.team, out.len(), GRAIN_SIZE, by_rows(out, 1), |range, out| {
         by_group(first + range.start as u64, range.len(), |at, skip, part| {
             words_group(cpu.level, key, at, skip, &mut out[part]);
         });
@@ -34,7 +34,7 @@ pub fn words(cpu: &Cpu, key: RandomKey, first: u64, out: &mut [u32]) {
 
 /// Uniform numbers in [0, 1), multiples of 2^-24.
 pub fn uniform<E: Float>(cpu: &Cpu, key: RandomKey, first: u64, out: &mut [E]) {
-    split(&cpu.team, out.len(), WORTH, cut(out, 1), |range, out| {
+    parallel_for(&cpu.team, out.len(), GRAIN_SIZE, by_rows(out, 1), |range, out| {
         by_group(first + range.start as u64, range.len(), |at, skip, part| {
             uniform_group(cpu.level, key, at, skip, &mut out[part]);
         });
@@ -43,7 +43,7 @@ pub fn uniform<E: Float>(cpu: &Cpu, key: RandomKey, first: u64, out: &mut [E]) {
 
 /// Normal numbers of mean 0 and standard deviation `std` (Box and Muller's way). The same bits at every level.
 pub fn normal<E: Float>(cpu: &Cpu, key: RandomKey, first: u64, out: &mut [E], std: f32) {
-    split(&cpu.team, out.len(), WORTH, cut(out, 1), |range, out| {
+    parallel_for(&cpu.team, out.len(), GRAIN_SIZE, by_rows(out, 1), |range, out| {
         by_group(first + range.start as u64, range.len(), |at, skip, part| {
             normal_group(cpu.level, key, at, skip, &mut out[part], std);
         });
@@ -85,7 +85,7 @@ pub(crate) fn group(key: RandomKey, group: u64) -> [u32; GROUP] {
     words
 }
 
-/// Cuts `len` indices from `first` on where groups begin: (group, where in the group, which of them) for each.
+/// Outputs `len` indices from `first` on where groups begin: (group, where in the group, which of them) for each.
 pub(crate) fn by_group(first: u64, len: usize, mut work: impl FnMut(u64, usize, Range<usize>)) {
     let mut from = 0;
     while from < len {

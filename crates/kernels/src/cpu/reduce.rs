@@ -2,7 +2,7 @@
 //! added in order, so the bits do not depend on the number of threads.
 
 use super::Cpu;
-use super::cut::{Cuts, cut, cut_blocks, split, worth};
+use super::partition::{Outputs, by_blocks, by_rows, grain_rows, parallel_for};
 use super::simd::{lane_sums, multiversion};
 use crate::Float;
 use std::ops::Range;
@@ -23,7 +23,7 @@ pub fn count_non_finite<E: Float>(cpu: &Cpu, x: &[E]) -> u64 {
 /// Largest magnitude; zero if there are no elements, NaN if any is NaN.
 pub fn max_abs<E: Float>(cpu: &Cpu, x: &[E]) -> f32 {
     cpu.scratch[0].with_default(x.len().div_ceil(BLOCK), |found: &mut [f32]| {
-        split(&cpu.team, x.len(), BLOCK * 4, cut_blocks(found, 1, BLOCK), |range, found| {
+        parallel_for(&cpu.team, x.len(), BLOCK * 4, by_blocks(found, 1, BLOCK), |range, found| {
             for (x, found) in x[range].chunks(BLOCK).zip(found) {
                 *found = max_magnitude(cpu.level, x);
             }
@@ -41,7 +41,7 @@ pub fn column_sums<E: Float>(cpu: &Cpu, x: &[E], out: &mut [f32], accumulate: bo
         return;
     }
     assert!(x.len().is_multiple_of(n), "{} elements are not a multiple of n={n}", x.len());
-    over_rows(cpu, x.len() / n, [out], accumulate, cut(&mut [0u8; 0], 0), |rows, [sums], _| {
+    over_rows(cpu, x.len() / n, [out], accumulate, by_rows(&mut [0u8; 0], 0), |rows, [sums], _| {
         add_rows(cpu.level, &x[rows.start * n..rows.end * n], sums);
     });
 }
@@ -53,7 +53,7 @@ fn sum_blocks<E: Float>(
     block_sum: impl Fn(super::Level, &[E]) -> f64 + Sync,
 ) -> f64 {
     cpu.scratch[0].with_default(x.len().div_ceil(BLOCK), |sums: &mut [f64]| {
-        split(&cpu.team, x.len(), BLOCK * 4, cut_blocks(sums, 1, BLOCK), |range, sums| {
+        parallel_for(&cpu.team, x.len(), BLOCK * 4, by_blocks(sums, 1, BLOCK), |range, sums| {
             for (x, sum) in x[range].chunks(BLOCK).zip(sums) {
                 *sum = block_sum(cpu.level, x);
             }
@@ -64,34 +64,34 @@ fn sum_blocks<E: Float>(
 
 /// Sums rows into `N` vectors of equal length. `work` gets a block of rows, the block's sums (initially zero) to add
 /// them to, and the block's rows of other outputs. The sums of the blocks are then added in order.
-pub(crate) fn over_rows<C: Cuts, const N: usize>(
+pub(crate) fn over_rows<C: Outputs, const N: usize>(
     cpu: &Cpu,
     rows: usize,
     out: [&mut [f32]; N],
     accumulate: bool,
     others: C,
-    work: impl Fn(Range<usize>, [&mut [f32]; N], C::Parts) + Sync,
+    work: impl Fn(Range<usize>, [&mut [f32]; N], C::Part) + Sync,
 ) {
     // At most 32 blocks, so that adding them is cheap compared with computing them.
     let block = rows.div_ceil(32).max(16);
     let n = out[0].len();
     cpu.scratch[0].with_default(rows.div_ceil(block) * N * n, |sums: &mut [f32]| {
         // Each thread processes its rows block by block.
-        let blocks = cut_blocks(sums, N * n, block);
-        let grain = worth(N * n).next_multiple_of(block);
+        let blocks = by_blocks(sums, N * n, block);
+        let grain = grain_rows(N * n).next_multiple_of(block);
         cpu.team.split(rows, grain, &|range: Range<usize>| {
             for from in range.clone().step_by(block) {
                 let rows = from..(from + block).min(range.end);
                 // SAFETY: the ranges of threads are disjoint, and so are the blocks of one thread.
                 let (sums, others) =
-                    unsafe { (blocks.parts(rows.clone()), others.parts(rows.clone())) };
+                    unsafe { (blocks.part(rows.clone()), others.part(rows.clone())) };
                 let mut sums = sums.chunks_exact_mut(n.max(1));
                 let sums = std::array::from_fn(|_| sums.next().unwrap_or_default());
                 work(rows, sums, others);
             }
         });
         for (which, out) in out.into_iter().enumerate() {
-            split(&cpu.team, n, worth(8), cut(out, 1), |columns, out| {
+            parallel_for(&cpu.team, n, grain_rows(8), by_rows(out, 1), |columns, out| {
                 let first = which * n + columns.start;
                 add_partials(cpu.level, sums, first, N * n, accumulate, out);
             });

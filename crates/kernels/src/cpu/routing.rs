@@ -5,8 +5,8 @@
 //! equally many that are counted by themselves: sequences, say.
 
 use super::Cpu;
-use super::cut::{cut, split, worth};
 use super::math::exp;
+use super::partition::{by_rows, grain_rows, parallel_for};
 use super::simd::{lane_sums, multiversion};
 use crate::{Capacity, DROPPED, Float, Router};
 
@@ -23,15 +23,15 @@ pub fn choose(cpu: &Cpu, router: Router, logits: &[f32], choice: Choice) {
     let (experts, top_k) = (router.experts, router.top_k);
     let tokens = router.tokens(logits.len());
     let outputs = (
-        cut(choice.probs, experts),
-        cut(choice.log_sum, 1),
-        cut(choice.chosen, top_k),
-        cut(choice.weights, top_k),
+        by_rows(choice.probs, experts),
+        by_rows(choice.log_sum, 1),
+        by_rows(choice.chosen, top_k),
+        by_rows(choice.weights, top_k),
     );
-    split(
+    parallel_for(
         &cpu.team,
         tokens,
-        worth(experts * 8),
+        grain_rows(experts * 8),
         outputs,
         |range, (probs, log_sum, chosen, weights)| {
             for (row, token) in range.enumerate() {
@@ -92,30 +92,37 @@ pub fn choose_backward(cpu: &Cpu, router: Router, from: &ChoiceBackward, dlogits
     let (experts, top_k) = (router.experts, router.top_k);
     let tokens = router.tokens(dlogits.len());
     let scope = rows_per_scope(tokens, from.balance.len(), experts);
-    split(&cpu.team, tokens, worth(experts * 8), cut(dlogits, experts), |range, dlogits| {
-        for (token, d) in range.zip(dlogits.chunks_exact_mut(experts)) {
-            let probs = &from.probs[token * experts..][..experts];
-            let slots = token * top_k..(token + 1) * top_k;
-            // First the probabilities' gradient …
-            if from.balance.is_empty() {
-                d.fill(0.0);
-            } else {
-                d.copy_from_slice(&from.balance[token / scope * experts..][..experts]);
+    parallel_for(
+        &cpu.team,
+        tokens,
+        grain_rows(experts * 8),
+        by_rows(dlogits, experts),
+        |range, dlogits| {
+            for (token, d) in range.zip(dlogits.chunks_exact_mut(experts)) {
+                let probs = &from.probs[token * experts..][..experts];
+                let slots = token * top_k..(token + 1) * top_k;
+                // First the probabilities' gradient …
+                if from.balance.is_empty() {
+                    d.fill(0.0);
+                } else {
+                    d.copy_from_slice(&from.balance[token / scope * experts..][..experts]);
+                }
+                let (weights, dweights) =
+                    (&from.weights[slots.clone()], &from.dweights[slots.clone()]);
+                let along: f32 = weights.iter().zip(dweights).map(|(w, dw)| w * dw).sum();
+                let all: f32 = from.chosen[slots.clone()].iter().map(|&e| probs[e as usize]).sum();
+                for (&e, dw) in from.chosen[slots].iter().zip(dweights) {
+                    d[e as usize] += if router.renormalize { (dw - along) / all } else { *dw };
+                }
+                // … then through the softmax; the z-loss pulls on all of it: d(lse²) = 2 lse p.
+                let mean: f32 = probs.iter().zip(&*d).map(|(p, d)| p * d).sum();
+                let pull = 2.0 * from.z_loss * from.log_sum[token] - mean;
+                for (d, p) in d.iter_mut().zip(probs) {
+                    *d = p * (*d + pull);
+                }
             }
-            let (weights, dweights) = (&from.weights[slots.clone()], &from.dweights[slots.clone()]);
-            let along: f32 = weights.iter().zip(dweights).map(|(w, dw)| w * dw).sum();
-            let all: f32 = from.chosen[slots.clone()].iter().map(|&e| probs[e as usize]).sum();
-            for (&e, dw) in from.chosen[slots].iter().zip(dweights) {
-                d[e as usize] += if router.renormalize { (dw - along) / all } else { *dw };
-            }
-            // … then through the softmax; the z-loss pulls on all of it: d(lse²) = 2 lse p.
-            let mean: f32 = probs.iter().zip(&*d).map(|(p, d)| p * d).sum();
-            let pull = 2.0 * from.z_loss * from.log_sum[token] - mean;
-            for (d, p) in d.iter_mut().zip(probs) {
-                *d = p * (*d + pull);
-            }
-        }
-    });
+        },
+    );
 }
 
 /// How many of `rows` are a scope, when something of `len` numbers has `experts` for each scope.
@@ -187,7 +194,7 @@ pub fn gather<E: Float>(
     out: &mut [E],
 ) {
     assert_eq!(out.len(), order.len() * dim, "a row of {dim} for each place");
-    split(&cpu.team, order.len(), worth(dim), cut(out, dim), |places, out| {
+    parallel_for(&cpu.team, order.len(), grain_rows(dim), by_rows(out, dim), |places, out| {
         for (&slot, out) in order[places].iter().zip(out.chunks_exact_mut(dim)) {
             out.copy_from_slice(&x[slot as usize / top_k * dim..][..dim]);
         }
@@ -207,18 +214,24 @@ pub fn combine<E: Float>(
 ) {
     let Some(dim) = out.len().checked_div(place.len() / top_k) else { return };
     assert_eq!(out.len() * top_k, place.len() * dim, "{} slots of rows of {dim}", place.len());
-    split(&cpu.team, place.len() / top_k, worth(dim * top_k), cut(out, dim), |tokens, out| {
-        let slots = tokens.start * top_k..tokens.end * top_k;
-        let weights = weights.map_or(&[][..], |weights| &weights[slots.clone()]);
-        combine_tokens(cpu.level, rows, dim, top_k, &place[slots], weights, add, out);
-    });
+    parallel_for(
+        &cpu.team,
+        place.len() / top_k,
+        grain_rows(dim * top_k),
+        by_rows(out, dim),
+        |tokens, out| {
+            let slots = tokens.start * top_k..tokens.end * top_k;
+            let weights = weights.map_or(&[][..], |weights| &weights[slots.clone()]);
+            combine_tokens(cpu.level, rows, dim, top_k, &place[slots], weights, add, out);
+        },
+    );
 }
 
 /// `out[i] = a[i] · b[i]` of rows of `dim`. The gradient of a slot's weight, from both sides of any linear map
 /// that stands between the weight and the rows.
 pub fn row_dots<E: Float>(cpu: &Cpu, a: &[E], b: &[E], dim: usize, out: &mut [f32]) {
     assert!(a.len() == b.len() && a.len() == out.len() * dim, "a number for each row of {dim}");
-    split(&cpu.team, out.len(), worth(dim), cut(out, 1), |rows, out| {
+    parallel_for(&cpu.team, out.len(), grain_rows(dim), by_rows(out, 1), |rows, out| {
         for (row, out) in rows.zip(out) {
             let row = row * dim..(row + 1) * dim;
             *out = dot(cpu.level, &a[row.clone()], &b[row]);
@@ -229,7 +242,7 @@ pub fn row_dots<E: Float>(cpu: &Cpu, a: &[E], b: &[E], dim: usize, out: &mut [f3
 /// `rows[i] *= factors[i]`: with `gather`, the backward of `combine` for its rows.
 pub fn scale_rows<E: Float>(cpu: &Cpu, rows: &mut [E], dim: usize, factors: &[f32]) {
     assert_eq!(rows.len(), factors.len() * dim, "a factor for each row of {dim}");
-    split(&cpu.team, factors.len(), worth(dim), cut(rows, dim), |range, rows| {
+    parallel_for(&cpu.team, factors.len(), grain_rows(dim), by_rows(rows, dim), |range, rows| {
         for (&factor, row) in factors[range].iter().zip(rows.chunks_exact_mut(dim)) {
             scale_row(cpu.level, row, factor);
         }

@@ -1,15 +1,15 @@
 //! SwiGLU (Shazeer 2020): rows of gate and up, (rows, 2f), become `silu(gate) * up`, (rows, f).
 
 use super::Cpu;
-use super::cut::{cut, split, worth};
 use super::math::sigmoid;
+use super::partition::{by_rows, grain_rows, parallel_for};
 use super::simd::multiversion;
 use crate::Float;
 
 /// `gate_up` (rows, 2f): each row has its gates first, then its ups. `out` is (rows, f).
 pub fn forward<E: Float>(cpu: &Cpu, gate_up: &[E], f: usize, out: &mut [E]) {
     let rows = rows(gate_up, f, out.len());
-    split(&cpu.team, rows, worth(f), cut(out, f), |rows, out| {
+    parallel_for(&cpu.team, rows, grain_rows(f), by_rows(out, f), |rows, out| {
         forward_rows(cpu.level, &gate_up[rows.start * 2 * f..], f, out);
     });
 }
@@ -18,7 +18,7 @@ pub fn forward<E: Float>(cpu: &Cpu, gate_up: &[E], f: usize, out: &mut [E]) {
 pub fn backward<E: Float>(cpu: &Cpu, gate_up: &[E], f: usize, dy: &[E], d_gate_up: &mut [E]) {
     let rows = rows(gate_up, f, dy.len());
     assert_eq!(d_gate_up.len(), gate_up.len());
-    split(&cpu.team, rows, worth(f), cut(d_gate_up, 2 * f), |rows, d_gate_up| {
+    parallel_for(&cpu.team, rows, grain_rows(f), by_rows(d_gate_up, 2 * f), |rows, d_gate_up| {
         backward_rows(
             cpu.level,
             &gate_up[rows.start * 2 * f..],
@@ -32,7 +32,7 @@ pub fn backward<E: Float>(cpu: &Cpu, gate_up: &[E], f: usize, dy: &[E], d_gate_u
 /// `backward`, with the gradient overwriting `gate_up`.
 pub fn backward_in_place<E: Float>(cpu: &Cpu, gate_up: &mut [E], f: usize, dy: &[E]) {
     let rows = rows(gate_up, f, dy.len());
-    split(&cpu.team, rows, worth(f), cut(gate_up, 2 * f), |rows, gate_up| {
+    parallel_for(&cpu.team, rows, grain_rows(f), by_rows(gate_up, 2 * f), |rows, gate_up| {
         in_place_rows(cpu.level, gate_up, f, &dy[rows.start * f..]);
     });
 }
@@ -48,11 +48,11 @@ pub fn backward_recompute<E: Float>(
 ) {
     let rows = rows(gate_up, f, dy_to_out.len());
     assert_eq!(d_gate_up.len(), gate_up.len());
-    split(
+    parallel_for(
         &cpu.team,
         rows,
-        worth(f),
-        (cut(d_gate_up, 2 * f), cut(dy_to_out, f)),
+        grain_rows(f),
+        (by_rows(d_gate_up, 2 * f), by_rows(dy_to_out, f)),
         |rows, (d_gate_up, out)| {
             recompute_rows(cpu.level, &gate_up[rows.start * 2 * f..], f, out, d_gate_up);
         },

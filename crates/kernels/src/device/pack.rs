@@ -2,7 +2,7 @@
 //! (u32) and value (f32).
 
 use super::{Backend, Device, OpClass};
-use crate::cpu::{elementwise, largest, pack};
+use crate::cpu::{elementwise, quantize, top_k};
 use crate::{Dtype, Tag, View, ViewMut};
 
 /// Elements that share a scale: 1 KiB of f32, which stays in the L1 cache between the two passes over it.
@@ -49,21 +49,23 @@ impl Device {
         packed: ViewMut<'_>, // (code.bytes(len)), u8
     ) {
         self.execute(OpClass::Elementwise, |backend| match backend {
-            Backend::Cpu(cpu) => pack::pack(cpu, code, x.host(), error.host(), packed.host()),
+            Backend::Cpu(cpu) => {
+                quantize::quantize(cpu, code, x.host(), error.host(), packed.host())
+            }
         })
     }
 
     /// `out =` the unpacked numbers.
     pub fn unpack(&self, code: Code, packed: View<'_>, out: ViewMut<'_>) {
         self.execute(OpClass::Elementwise, |backend| match backend {
-            Backend::Cpu(cpu) => pack::unpack(cpu, code, packed.host(), out.host()),
+            Backend::Cpu(cpu) => quantize::dequantize(cpu, code, packed.host(), out.host()),
         })
     }
 
     /// `out +=` the unpacked numbers.
     pub fn add_unpacked(&self, code: Code, packed: View<'_>, out: ViewMut<'_>) {
         self.execute(OpClass::Elementwise, |backend| match backend {
-            Backend::Cpu(cpu) => pack::add_unpacked(cpu, code, packed.host(), out.host()),
+            Backend::Cpu(cpu) => quantize::dequantize_add(cpu, code, packed.host(), out.host()),
         })
     }
 
@@ -74,14 +76,20 @@ impl Device {
         x: View<'_>,
         mut residual: ViewMut<'_>,
         squares: ViewMut<'_>,
-        pairs: ViewMut<'_>, // (k * PAIR), u8
+        pairs: ViewMut<'_>, // (k * PAIR_BYTES), u8
     ) {
         let mut ratios = self.empty(1, x.len(), Dtype::F32, Tag::Buffers);
         self.execute(OpClass::Elementwise, |backend| match backend {
             Backend::Cpu(cpu) => {
                 elementwise::add::<f32, f32>(cpu, residual.reborrow().host(), x.host());
                 let ratios = ratios.view_mut().host();
-                largest::take_unusual(cpu, residual.host(), squares.host(), ratios, pairs.host());
+                top_k::take_top_k_normalized(
+                    cpu,
+                    residual.host(),
+                    squares.host(),
+                    ratios,
+                    pairs.host(),
+                );
             }
         })
     }
@@ -89,21 +97,21 @@ impl Device {
     /// Updates the means of squares with `x`, all of which was sent.
     pub fn follow_squares(&self, x: View<'_>, squares: ViewMut<'_>) {
         self.execute(OpClass::Elementwise, |backend| match backend {
-            Backend::Cpu(cpu) => largest::follow(cpu, x.host(), squares.host()),
+            Backend::Cpu(cpu) => top_k::update_squares(cpu, x.host(), squares.host()),
         })
     }
 
     /// Adds pairs to `out`, whose first element has the index `first`.
     pub fn add_pairs(&self, pairs: View<'_>, first: usize, out: ViewMut<'_>) {
         self.execute(OpClass::Elementwise, |backend| match backend {
-            Backend::Cpu(_) => largest::add_pairs(pairs.host(), first, out.host()),
+            Backend::Cpu(_) => top_k::add_pairs(pairs.host(), first, out.host()),
         })
     }
 
     /// Number of pairs whose index is below `index`. Pairs are sorted by index. Waits for the result.
     pub fn pairs_below(&self, pairs: View<'_>, index: usize) -> usize {
         self.execute(OpClass::Elementwise, |backend| match backend {
-            Backend::Cpu(_) => largest::pairs_below(pairs.host(), index),
+            Backend::Cpu(_) => top_k::pairs_below(pairs.host(), index),
         })
     }
 }

@@ -4,7 +4,7 @@
 use super::bytes;
 use crate::collectives;
 use lockstep_comm::{Group, Result, shard_range};
-use lockstep_kernels::cpu::largest::PAIR;
+use lockstep_kernels::cpu::top_k::PAIR_BYTES;
 use lockstep_kernels::{Device, View, ViewMut};
 
 pub(super) struct TopK<'a> {
@@ -20,8 +20,8 @@ impl TopK<'_> {
     /// Sends the top-k elements of every rank to all ranks.
     pub fn all_reduce(self, mut buffer: ViewMut<'_>) -> Result<()> {
         let TopK { device, group, k, residual, squares } = self;
-        let mut own = bytes(device, k * PAIR);
-        let mut all = bytes(device, k * PAIR * group.size());
+        let mut own = bytes(device, k * PAIR_BYTES);
+        let mut all = bytes(device, k * PAIR_BYTES * group.size());
         device.take_topk(buffer.as_view(), residual, squares, own.view_mut());
         collectives::all_gather(group, own.view(), all.view_mut())?;
         device.fill(buffer.reborrow(), 0.0);
@@ -33,7 +33,7 @@ impl TopK<'_> {
     pub fn reduce_scatter(self, input: View<'_>, mut output: ViewMut<'_>) -> Result<()> {
         let TopK { device, group, k, residual, squares } = self;
         let (len, ranks) = (input.len(), group.size());
-        let mut own = bytes(device, k * PAIR);
+        let mut own = bytes(device, k * PAIR_BYTES);
         device.take_topk(input, residual, squares, own.view_mut());
 
         // Pairs are in the order of their indices, so those of one shard are contiguous.
@@ -49,9 +49,9 @@ impl TopK<'_> {
         let pairs = |counts: &[i64]| counts.iter().map(|count| *count as usize).collect::<Vec<_>>();
         let (sent, received) = (pairs(&sent), pairs(&received));
         let all = received.iter().sum::<usize>();
-        let mut arrived = bytes(device, all * PAIR);
-        let from = own.view().shaped(k, PAIR);
-        let to = arrived.view_mut().shaped(all, PAIR);
+        let mut arrived = bytes(device, all * PAIR_BYTES);
+        let from = own.view().shaped(k, PAIR_BYTES);
+        let to = arrived.view_mut().shaped(all, PAIR_BYTES);
         collectives::all_to_all_v(group, from, &sent, to, &received)?;
 
         device.fill(output.reborrow(), 0.0);

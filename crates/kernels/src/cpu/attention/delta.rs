@@ -3,7 +3,7 @@
 use super::query_stats::dot;
 use crate::Float;
 use crate::cpu::Cpu;
-use crate::cpu::cut::{cut, split, worth};
+use crate::cpu::partition::{by_rows, grain_rows, parallel_for};
 use crate::cpu::vector::{Vector, WithSimd, dispatch};
 
 /// Computes D = Σ dout · out over each head of each token (FlashAttention-2, Dao 2023). `out` is the merged output of
@@ -22,12 +22,18 @@ pub fn delta<E: Float>(
         "out and dout of {} heads of {head_dim}",
         delta.len()
     );
-    split(&cpu.team, delta.len(), worth(head_dim), cut(delta, 1), |heads, delta| {
-        let part = heads.start * head_dim..heads.end * head_dim;
-        let job = Dots { head_dim, out: &out[part.clone()], dout: &dout[part], delta };
-        // SAFETY: the slices have matching lengths.
-        unsafe { dispatch(cpu.level, job) };
-    });
+    parallel_for(
+        &cpu.team,
+        delta.len(),
+        grain_rows(head_dim),
+        by_rows(delta, 1),
+        |heads, delta| {
+            let part = heads.start * head_dim..heads.end * head_dim;
+            let job = Dots { head_dim, out: &out[part.clone()], dout: &dout[part], delta };
+            // SAFETY: the slices have matching lengths.
+            unsafe { dispatch(cpu.level, job) };
+        },
+    );
 }
 
 struct Dots<'a, E> {

@@ -3,7 +3,7 @@
 use super::*;
 use lockstep_comm::on_threads;
 use lockstep_kernels::Tag;
-use lockstep_kernels::reference::largest;
+use lockstep_kernels::reference::top_k;
 
 /// Maximum error of a sum of `ranks` numbers, each at most 1, after at most two roundings.
 fn tolerance(how: Compression, ranks: usize) -> f64 {
@@ -44,7 +44,7 @@ fn only_the_top_k_of_every_rank_are_summed() {
         for rank in 0..ranks {
             let gradient = gradient(len, rank, 0);
             let in_f64: Vec<f64> = gradient.iter().map(|x| *x as f64).collect();
-            let places = largest::places(&in_f64, k);
+            let places = top_k::places(&in_f64, k);
             places.iter().for_each(|place| expected[*place] += gradient[*place]);
         }
         for reduce in WAYS {

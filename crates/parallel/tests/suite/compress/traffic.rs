@@ -7,7 +7,7 @@ use lockstep_comm::{
     Algo, Collective, CollectiveShape, Group, LocalLinks, Options, choose, on_threads_with,
     predict_traffic_with, shard_range,
 };
-use lockstep_kernels::reference::largest;
+use lockstep_kernels::reference::top_k;
 use lockstep_launch::{LaunchSpec, OutputMode, identity, launch};
 
 const KINDS: [Collective; 2] = [Collective::AllReduce, Collective::ReduceScatter];
@@ -51,7 +51,7 @@ fn predicted(group: &Group, how: Compression, kind: Collective, len: usize) -> O
 fn sent_to_others(world: &World, len: usize) -> u64 {
     let gradient: Vec<f64> = gradient(len, world.rank(), 0).iter().map(|x| *x as f64).collect();
     let own = shard_range(len, world.size(), world.rank());
-    let places = largest::places(&gradient, (len as f64 * 0.01).ceil() as usize);
+    let places = top_k::places(&gradient, (len as f64 * 0.01).ceil() as usize);
     8 * places.iter().filter(|place| !own.contains(place)).count() as u64
 }
 

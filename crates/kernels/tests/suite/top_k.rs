@@ -1,20 +1,21 @@
 use crate::check::*;
-use lockstep_kernels::cpu::largest::{PAIR, follow, take_largest, take_unusual};
+use lockstep_kernels::cpu::top_k::{PAIR_BYTES, take_top_k, take_top_k_normalized, update_squares};
 use lockstep_kernels::cpu::{Cpu, Level};
-use lockstep_kernels::reference::largest as reference;
+use lockstep_kernels::reference::top_k as reference;
 
 /// Takes the `k` largest of `x` everywhere and holds them against a sort.
 fn hold(what: &str, x: &[f32], k: usize) {
     let right = reference::places(&to_f64(x), k);
     for level in Level::of_this_machine().and_below() {
         for threads in [1, 3] {
-            let (mut rest, mut pairs) = (x.to_vec(), vec![0; k * PAIR]);
-            take_largest(&Cpu::at(level, threads), &mut rest, &mut pairs);
+            let (mut rest, mut pairs) = (x.to_vec(), vec![0; k * PAIR_BYTES]);
+            take_top_k(&Cpu::at(level, threads), &mut rest, &mut pairs);
             let at = format!("{k} of {} {what}, {level:?}, {threads} threads", x.len());
             let word = |pair: &[u8]| u32::from_le_bytes(pair.try_into().unwrap());
-            let places: Vec<usize> = pairs.chunks(PAIR).map(|p| word(&p[..4]) as usize).collect();
+            let places: Vec<usize> =
+                pairs.chunks(PAIR_BYTES).map(|p| word(&p[..4]) as usize).collect();
             assert_eq!(places, right, "{at}");
-            for pair in pairs.chunks(PAIR) {
+            for pair in pairs.chunks(PAIR_BYTES) {
                 let place = word(&pair[..4]) as usize;
                 assert_eq!(word(&pair[4..]), x[place].to_bits(), "{at}");
                 rest[place] = if rest[place] == 0.0 { x[place] } else { f32::MAX };
@@ -62,9 +63,9 @@ fn the_unusual_are_taken() {
         for threads in [1, 3] {
             let cpu = Cpu::at(level, threads);
             let (mut kept, mut squares) = (vec![0f32; N], vec![0f32; N]);
-            let (mut ratios, mut pairs) = (vec![f32::NAN; N], vec![0; 50 * PAIR]);
+            let (mut ratios, mut pairs) = (vec![f32::NAN; N], vec![0; 50 * PAIR_BYTES]);
             let all: Vec<f32> = (0..N).map(|i| step(0)[i] * scale(i)).collect();
-            follow(&cpu, &all, &mut squares);
+            update_squares(&cpu, &all, &mut squares);
             let mut taken = [0; 5];
             for i in 1..4 {
                 kept.iter_mut().zip(step(i)).enumerate().for_each(|(i, (k, x))| *k += x * scale(i));
@@ -73,8 +74,8 @@ fn the_unusual_are_taken() {
                 let sizes = kept.iter().zip(&means).map(|(k, mean)| k / (mean.sqrt() + 1e-8));
                 let places = reference::places(&to_f64(&sizes.collect::<Vec<f32>>()), 50);
                 let before = kept.clone();
-                take_unusual(&cpu, &mut kept, &mut squares, &mut ratios, &mut pairs);
-                for (pair, place) in pairs.chunks(PAIR).zip(places) {
+                take_top_k_normalized(&cpu, &mut kept, &mut squares, &mut ratios, &mut pairs);
+                for (pair, place) in pairs.chunks(PAIR_BYTES).zip(places) {
                     let number = f32::from_le_bytes(pair[4..].try_into().unwrap());
                     assert_eq!(u32::from_le_bytes(pair[..4].try_into().unwrap()), place as u32);
                     assert_eq!((number, kept[place]), (before[place], 0.0), "{level:?}");

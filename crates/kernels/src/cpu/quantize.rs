@@ -5,17 +5,17 @@
 //! around it comes out as NaN.
 
 use super::Cpu;
-use super::cut::{WORTH, cut, cut_blocks, split};
+use super::partition::{GRAIN_SIZE, by_blocks, by_rows, parallel_for};
 use super::simd::multiversion;
 use crate::device::SCALE_CHUNK as CHUNK;
 use crate::{Code, Float};
 use half::bf16;
 
 // Threads are dealt whole chunks.
-const _: () = assert!(WORTH.is_multiple_of(CHUNK));
+const _: () = assert!(GRAIN_SIZE.is_multiple_of(CHUNK));
 
 impl Code {
-    /// Rows to a scale, as `cut_blocks` counts them.
+    /// Rows to a scale, as `by_blocks` counts them.
     const fn per_scale(self) -> usize {
         if self.scale_bytes() == 0 { 1 } else { CHUNK }
     }
@@ -30,51 +30,51 @@ impl Code {
 
 /// Packs `x + error`, rounded to nearest; `error` becomes what rounding lost. Where the sum is no number to go
 /// on with, nothing is kept: the receiver sees it.
-pub fn pack(cpu: &Cpu, code: Code, x: &[f32], error: &mut [f32], packed: &mut [u8]) {
+pub fn quantize(cpu: &Cpu, code: Code, x: &[f32], error: &mut [f32], packed: &mut [u8]) {
     let n = x.len();
     assert_eq!(n, error.len());
     let (scales, codes) = packed.split_at_mut(code.start(n, packed.len()));
-    let scales = cut_blocks(scales, code.scale_bytes(), code.per_scale());
-    let outputs = (cut(error, 1), scales, cut(codes, code.code_bytes()));
-    split(&cpu.team, n, WORTH, outputs, |range, (error, scales, codes)| {
+    let scales = by_blocks(scales, code.scale_bytes(), code.per_scale());
+    let outputs = (by_rows(error, 1), scales, by_rows(codes, code.code_bytes()));
+    parallel_for(&cpu.team, n, GRAIN_SIZE, outputs, |range, (error, scales, codes)| {
         let x = &x[range];
         match code {
-            Code::Bf16 => pack_bf16(cpu.level, x, error, codes),
-            Code::F16 => pack_f16(cpu.level, x, error, scales, codes),
-            Code::Int8 => pack_int8(cpu.level, x, error, scales, codes),
+            Code::Bf16 => quantize_bf16(cpu.level, x, error, codes),
+            Code::F16 => quantize_f16(cpu.level, x, error, scales, codes),
+            Code::Int8 => quantize_int8(cpu.level, x, error, scales, codes),
         }
     });
 }
 
 /// `out =` what was packed.
-pub fn unpack(cpu: &Cpu, code: Code, packed: &[u8], out: &mut [f32]) {
-    unpack_onto(cpu, code, packed, out, false);
+pub fn dequantize(cpu: &Cpu, code: Code, packed: &[u8], out: &mut [f32]) {
+    dequantize_to(cpu, code, packed, out, false);
 }
 
 /// `out +=` what was packed.
-pub fn add_unpacked(cpu: &Cpu, code: Code, packed: &[u8], out: &mut [f32]) {
-    unpack_onto(cpu, code, packed, out, true);
+pub fn dequantize_add(cpu: &Cpu, code: Code, packed: &[u8], out: &mut [f32]) {
+    dequantize_to(cpu, code, packed, out, true);
 }
 
-fn unpack_onto(cpu: &Cpu, code: Code, packed: &[u8], out: &mut [f32], add: bool) {
+fn dequantize_to(cpu: &Cpu, code: Code, packed: &[u8], out: &mut [f32], add: bool) {
     let n = out.len();
     let (scales, codes) = packed.split_at(code.start(n, packed.len()));
-    split(&cpu.team, n, WORTH, cut(out, 1), |range, out| {
+    parallel_for(&cpu.team, n, GRAIN_SIZE, by_rows(out, 1), |range, out| {
         let width = code.code_bytes();
         let codes = &codes[range.start * width..range.end * width];
         let per = code.per_scale();
         let scales = &scales
             [range.start / per * code.scale_bytes()..range.end.div_ceil(per) * code.scale_bytes()];
         match code {
-            Code::Bf16 => unpack_bf16(cpu.level, codes, out, add),
-            Code::F16 => unpack_f16(cpu.level, scales, codes, out, add),
-            Code::Int8 => unpack_int8(cpu.level, scales, codes, out, add),
+            Code::Bf16 => dequantize_bf16(cpu.level, codes, out, add),
+            Code::F16 => dequantize_f16(cpu.level, scales, codes, out, add),
+            Code::Int8 => dequantize_int8(cpu.level, scales, codes, out, add),
         }
     });
 }
 
 multiversion! {
-    fn pack_bf16<I>(x: &[f32], error: &mut [f32], codes: &mut [u8]) {
+    fn quantize_bf16<I>(x: &[f32], error: &mut [f32], codes: &mut [u8]) {
         let n = error.len();
         let (x, codes) = (&x[..n], &mut codes.as_chunks_mut::<2>().0[..n]);
         for i in 0..n {
@@ -85,7 +85,7 @@ multiversion! {
         }
     }
 
-    fn pack_f16<I>(x: &[f32], error: &mut [f32], scales: &mut [u8], codes: &mut [u8]) {
+    fn quantize_f16<I>(x: &[f32], error: &mut [f32], scales: &mut [u8], codes: &mut [u8]) {
         let chunks = x.chunks(CHUNK).zip(error.chunks_mut(CHUNK)).zip(codes.chunks_mut(2 * CHUNK));
         for (((x, sum), codes), scale_out) in chunks.zip(scales.as_chunks_mut::<4>().0) {
             let (scale, inverse) = power_of_two(add_and_measure(x, sum));
@@ -100,7 +100,7 @@ multiversion! {
         }
     }
 
-    fn pack_int8<I>(x: &[f32], error: &mut [f32], scales: &mut [u8], codes: &mut [u8]) {
+    fn quantize_int8<I>(x: &[f32], error: &mut [f32], scales: &mut [u8], codes: &mut [u8]) {
         let chunks = x.chunks(CHUNK).zip(error.chunks_mut(CHUNK)).zip(codes.chunks_mut(CHUNK));
         for (((x, sum), codes), scale_out) in chunks.zip(scales.as_chunks_mut::<4>().0) {
             let (scale, inverse) = to_127(add_and_measure(x, sum));
@@ -118,7 +118,7 @@ multiversion! {
         }
     }
 
-    fn unpack_bf16<I>(codes: &[u8], out: &mut [f32], add: bool) {
+    fn dequantize_bf16<I>(codes: &[u8], out: &mut [f32], add: bool) {
         let n = out.len();
         let codes = &codes.as_chunks::<2>().0[..n];
         if add {
@@ -132,7 +132,7 @@ multiversion! {
         }
     }
 
-    fn unpack_f16<I>(scales: &[u8], codes: &[u8], out: &mut [f32], add: bool) {
+    fn dequantize_f16<I>(scales: &[u8], codes: &[u8], out: &mut [f32], add: bool) {
         let chunks = codes.chunks(2 * CHUNK).zip(out.chunks_mut(CHUNK));
         for ((codes, out), scale) in chunks.zip(scales.as_chunks::<4>().0) {
             let (scale, n) = (f32::from_le_bytes(*scale), out.len());
@@ -149,7 +149,7 @@ multiversion! {
         }
     }
 
-    fn unpack_int8<I>(scales: &[u8], codes: &[u8], out: &mut [f32], add: bool) {
+    fn dequantize_int8<I>(scales: &[u8], codes: &[u8], out: &mut [f32], add: bool) {
         let chunks = codes.chunks(CHUNK).zip(out.chunks_mut(CHUNK));
         for ((codes, out), scale) in chunks.zip(scales.as_chunks::<4>().0) {
             let (scale, n) = (f32::from_le_bytes(*scale), out.len());

@@ -1,20 +1,20 @@
 use crate::check::*;
 use lockstep_kernels::Code;
-use lockstep_kernels::cpu::pack;
+use lockstep_kernels::cpu::quantize;
 
 /// Elements that share a scale.
 const CHUNK: usize = 256;
 use lockstep_kernels::cpu::{Cpu, Level};
-use lockstep_kernels::reference::pack as reference;
+use lockstep_kernels::reference::quantize as reference;
 
 const CODES: [Code; 3] = [Code::Bf16, Code::F16, Code::Int8];
 
 /// (what the receiver gets, what the sender keeps) of `x` and what it kept before.
 fn packed(cpu: &Cpu, code: Code, x: &[f32], kept: &[f32]) -> (Vec<f32>, Vec<f32>) {
     let (mut kept, mut packed) = (kept.to_vec(), vec![0; code.bytes(x.len())]);
-    pack::pack(cpu, code, x, &mut kept, &mut packed);
+    quantize::quantize(cpu, code, x, &mut kept, &mut packed);
     let mut out = vec![f32::NAN; x.len()];
-    pack::unpack(cpu, code, &packed, &mut out);
+    quantize::dequantize(cpu, code, &packed, &mut out);
     (out, kept)
 }
 
@@ -28,10 +28,10 @@ fn equals_its_reference() {
         let added = to_f64(&x).iter().zip(&right).map(|(x, right)| x + right).collect();
         everywhere(&format!("{code:?} of {n}"), 1e-6, [right, lost, added], |cpu| {
             let (mut kept, mut packed) = (kept.clone(), vec![0; code.bytes(n)]);
-            pack::pack(cpu, code, &x, &mut kept, &mut packed);
+            quantize::quantize(cpu, code, &x, &mut kept, &mut packed);
             let (mut out, mut added) = (vec![f32::NAN; n], x.clone());
-            pack::unpack(cpu, code, &packed, &mut out);
-            pack::add_unpacked(cpu, code, &packed, &mut added);
+            quantize::dequantize(cpu, code, &packed, &mut out);
+            quantize::dequantize_add(cpu, code, &packed, &mut added);
             [out, kept, added].map(|x| to_f64(&x))
         });
     }

@@ -2,11 +2,11 @@
 //! Of equal ones the first are taken, so the choice is the same on any number of threads.
 
 use super::Cpu;
-use super::cut::{WORTH, cut, cut_blocks, split};
+use super::partition::{GRAIN_SIZE, by_blocks, by_rows, parallel_for};
 use super::simd::multiversion;
 
 /// Bytes of a place (u32) and the number there (f32).
-pub const PAIR: usize = 8;
+pub const PAIR_BYTES: usize = 8;
 
 /// Elements that are looked at together before any of them is looked at alone.
 const LOOK: usize = 16;
@@ -18,11 +18,11 @@ const DIGITS: [(u32, u32); 3] = [(20, 11), (10, 10), (0, 10)];
 /// Values of the first digit.
 const FIRST: usize = 1 << DIGITS[0].1;
 
-/// Takes the elements with the `pairs.len() / PAIR` largest magnitudes out of `x`, leaving zeros. They come in the
+/// Takes the elements with the `pairs.len() / PAIR_BYTES` largest magnitudes out of `x`, leaving zeros. They come in the
 /// order of their places, each as place and number. NaN counts as larger than infinity: it is always among them.
-pub fn take_largest(cpu: &Cpu, x: &mut [f32], pairs: &mut [u8]) {
-    let k = pairs.len() / PAIR;
-    assert!(pairs.len().is_multiple_of(PAIR), "{} bytes are no pairs", pairs.len());
+pub fn take_top_k(cpu: &Cpu, x: &mut [f32], pairs: &mut [u8]) {
+    let k = pairs.len() / PAIR_BYTES;
+    assert!(pairs.len().is_multiple_of(PAIR_BYTES), "{} bytes are no pairs", pairs.len());
     assert!(k <= x.len(), "{k} of {} elements", x.len());
     assert!(x.len() <= u32::MAX as usize, "{} elements have no places in a u32", x.len());
     if k > 0 {
@@ -41,9 +41,9 @@ const LEAST: f32 = 1e-30;
 /// Added to what is divided by, as in Adam.
 const EPS: f32 = 1e-8;
 
-/// Takes elements out of `x` as [`take_largest`] does, but by their size beside what usually came from their places:
+/// Takes elements out of `x` as [`take_top_k`] does, but by their size beside what usually came from their places:
 /// `squares` are decaying means of the squares of what was taken there, and follow. `ratios` is room for as many.
-pub fn take_unusual(
+pub fn take_top_k_normalized(
     cpu: &Cpu,
     x: &mut [f32],
     squares: &mut [f32],
@@ -52,17 +52,17 @@ pub fn take_unusual(
 ) {
     let lens = [squares.len(), ratios.len()];
     assert!(lens.iter().all(|len| *len == x.len()), "{} elements, and {lens:?}", x.len());
-    split(
+    parallel_for(
         &cpu.team,
         x.len(),
-        WORTH,
-        (cut(squares, 1), cut(ratios, 1)),
+        GRAIN_SIZE,
+        (by_rows(squares, 1), by_rows(ratios, 1)),
         |range, (squares, ratios)| {
             divide(cpu.level, &x[range], squares, ratios);
         },
     );
-    take_largest(cpu, ratios, pairs);
-    for pair in pairs.as_chunks_mut::<PAIR>().0 {
+    take_top_k(cpu, ratios, pairs);
+    for pair in pairs.as_chunks_mut::<PAIR_BYTES>().0 {
         let place = u64::from_le_bytes(*pair) as u32 as usize;
         let number = std::mem::take(&mut x[place]);
         *pair = ((number.to_bits() as u64) << 32 | place as u64).to_le_bytes();
@@ -71,9 +71,9 @@ pub fn take_unusual(
 }
 
 /// The means of squares follow numbers that were all taken.
-pub fn follow(cpu: &Cpu, x: &[f32], squares: &mut [f32]) {
+pub fn update_squares(cpu: &Cpu, x: &[f32], squares: &mut [f32]) {
     assert_eq!(x.len(), squares.len(), "every element has its mean");
-    split(&cpu.team, x.len(), WORTH, cut(squares, 1), |range, squares| {
+    parallel_for(&cpu.team, x.len(), GRAIN_SIZE, by_rows(squares, 1), |range, squares| {
         for (square, x) in squares.iter_mut().zip(&x[range]) {
             *square = (*square * KEEP).max(LEAST) + share(*x);
         }
@@ -82,7 +82,7 @@ pub fn follow(cpu: &Cpu, x: &[f32], squares: &mut [f32]) {
 
 /// Adds pairs to a buffer whose first element has the index `first`.
 pub fn add_pairs(pairs: &[u8], first: usize, out: &mut [f32]) {
-    for pair in pairs.as_chunks::<PAIR>().0 {
+    for pair in pairs.as_chunks::<PAIR_BYTES>().0 {
         let (index, value) = read(*pair);
         out[index - first] += value;
     }
@@ -90,10 +90,10 @@ pub fn add_pairs(pairs: &[u8], first: usize, out: &mut [f32]) {
 
 /// The number of pairs whose index is below `index`; they are in the order of their indices.
 pub fn pairs_below(pairs: &[u8], index: usize) -> usize {
-    pairs.as_chunks::<PAIR>().0.partition_point(|pair| read(*pair).0 < index)
+    pairs.as_chunks::<PAIR_BYTES>().0.partition_point(|pair| read(*pair).0 < index)
 }
 
-fn read(pair: [u8; PAIR]) -> (usize, f32) {
+fn read(pair: [u8; PAIR_BYTES]) -> (usize, f32) {
     let word = u64::from_le_bytes(pair);
     (word as u32 as usize, f32::from_bits((word >> 32) as u32))
 }
@@ -130,10 +130,10 @@ fn with_counts(
     look: impl FnOnce(&dyn Fn(usize) -> usize),
 ) {
     // Two tables for each thread, filled from its own run of elements.
-    let run = x.len().div_ceil(cpu.team.size()).max(WORTH);
+    let run = x.len().div_ceil(cpu.team.size()).max(GRAIN_SIZE);
     let size = 1 << width;
     cpu.scratch[0].with_default(x.len().div_ceil(run) * 2 * size, |tables: &mut [u32]| {
-        split(&cpu.team, x.len(), run, cut_blocks(tables, 2 * size, run), |range, tables| {
+        parallel_for(&cpu.team, x.len(), run, by_blocks(tables, 2 * size, run), |range, tables| {
             for (x, tables) in x[range].chunks(run).zip(tables.chunks_exact_mut(2 * size)) {
                 match tables.as_chunks_mut::<FIRST>().0 {
                     [even, odd] if shift == DIGITS[0].0 => count_all(cpu.level, x, even, odd),
@@ -210,7 +210,7 @@ fn count_block(x: &[f32], high: u32, shift: u32, width: u32, counts: &mut [u32])
 
 /// What has been taken so far, and what may still be.
 struct Taken<'a> {
-    pairs: &'a mut [[u8; PAIR]],
+    pairs: &'a mut [[u8; PAIR_BYTES]],
     count: usize,
     least: u32,
     /// Of those that are equal to `least`.
