@@ -6,7 +6,7 @@ use half::bf16;
 use lockstep_kernels::AttentionShape;
 use lockstep_kernels::Float;
 use lockstep_kernels::cpu::Cpu;
-use lockstep_kernels::cpu::attention::{self, Rows, RowsMut};
+use lockstep_kernels::cpu::attention::{self, DeltaFrom, Gradients, Rows, RowsMut, Saved};
 use std::time::Instant;
 
 /// name, batch, heads, kv_heads, head_dim, tokens
@@ -62,12 +62,14 @@ fn measure<E: Float>(
     let begin = Instant::now();
     while begin.elapsed().as_secs_f64() < seconds {
         let start = Instant::now();
-        attention::forward(cpu, &shape, q, k, v, &mut out, &mut lse);
+        attention::forward(cpu, &shape, [q, k, v], &mut out, &mut lse);
         forward.push(start.elapsed().as_secs_f64());
         let parts = [0..width, width..width + kv_width, width + kv_width..stride];
         let [dq, dk, dv] = RowsMut::columns(&mut dqkv, stride, parts);
         let start = Instant::now();
-        attention::backward(cpu, &shape, q, k, v, &out, &dout, &lse, dq, dk, dv);
+        let saved = Saved { dout: &dout, lse: &lse, delta: DeltaFrom::Output(&out) };
+        let gradients = Gradients { dq, dk, dv, accumulate: false };
+        attention::backward(cpu, &shape, [q, k, v], saved, gradients);
         backward.push(start.elapsed().as_secs_f64());
     }
     let pairs = (batch * heads * len * (len + 1) / 2 * head_dim) as f64;

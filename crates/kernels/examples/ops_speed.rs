@@ -4,8 +4,9 @@
 //!     cargo run --release -p lockstep-kernels --example ops_speed [threads] [portable|avx2|avx512] [only]
 
 use half::bf16;
-use lockstep_kernels::cpu::cross_entropy::{self, Loss};
-use lockstep_kernels::cpu::norm::{self, Backward};
+use lockstep_kernels::cpu::cross_entropy::{self, Loss, Targets};
+use lockstep_kernels::cpu::embedding::{TableGradient, Tokens};
+use lockstep_kernels::cpu::norm::{self, Backward, Gradients, Params};
 use lockstep_kernels::cpu::top_k::{PAIR_BYTES, take_top_k};
 use lockstep_kernels::cpu::{
     Cpu, Level, adamw, dropout, elementwise, embedding, gelu, quantize, random, reduce, swiglu,
@@ -66,29 +67,27 @@ fn shape<E: Float>(cpu: &Cpu, rows: usize, dim: usize) {
     let (mut dgain, mut dbias) = (vec![0.0; dim], vec![0.0; dim]);
 
     time(&name("copy"), 2 * n * size, || elementwise::copy(cpu, &x, &mut out));
+    let layer = Params { gain: &gain, bias: Some(&gain), eps: 1e-5 };
     time(&name("layer forward"), 2 * n * size, || {
-        norm::layer_forward(cpu, &x, &gain, &gain, 1e-5, &mut out, Some(&mut stats));
+        norm::forward(cpu, layer, &x, &mut out, Some(&mut stats));
     });
     let from = Backward { x: &x, gain: &gain, stats: &stats, dy: &dy };
     time(&name("layer backward"), 3 * n * size, || {
-        norm::layer_backward(cpu, &from, &mut out, false, &mut dgain, &mut dbias, false);
-    });
-    time(&name("layer backward, input"), 3 * n * size, || {
-        norm::layer_backward_input(cpu, &from, &mut out, false);
-    });
-    time(&name("layer backward, weight"), 2 * n * size, || {
-        norm::layer_backward_weight(cpu, &from, &mut dgain, &mut dbias, false);
+        let (gain, bias) = (&mut dgain[..], Some(&mut dbias[..]));
+        let gradients = Gradients { gain, bias, accumulate: false };
+        norm::backward(cpu, &from, &mut out, false, gradients);
     });
     let mut rstd = vec![0.0; rows];
     time(&name("rms forward"), 2 * n * size, || {
-        norm::rms_forward(cpu, &x, &gain, 1e-5, &mut out, Some(&mut rstd));
+        norm::forward(cpu, Params { bias: None, ..layer }, &x, &mut out, Some(&mut rstd));
     });
     let from = Backward { stats: &rstd, ..from };
     time(&name("rms backward"), 3 * n * size, || {
-        norm::rms_backward(cpu, &from, &mut out, false, &mut dgain, false);
+        let gradients = Gradients { gain: &mut dgain, bias: None, accumulate: false };
+        norm::backward(cpu, &from, &mut out, false, gradients);
     });
     time(&name("gelu forward"), 2 * n * size, || gelu::forward(cpu, &x, &mut out));
-    time(&name("gelu backward"), 3 * n * size, || gelu::backward(cpu, &x, &dy, &mut out));
+    time(&name("gelu backward"), 3 * n * size, || gelu::backward_in_place(cpu, &x, &mut out));
     let half = n / 2;
     time(&name("swiglu forward"), (n + half) * size, || {
         swiglu::forward(cpu, &x, dim / 2, &mut out[..half])
@@ -96,19 +95,25 @@ fn shape<E: Float>(cpu: &Cpu, rows: usize, dim: usize) {
     time(&name("swiglu backward"), (2 * n + half) * size, || {
         swiglu::backward(cpu, &x, dim / 2, &dy[..half], &mut out);
     });
-    time(&name("sum"), 3 * n * size, || elementwise::sum(cpu, &x, &dy, &mut out));
+    time(&name("add"), 3 * n * size, || elementwise::add(cpu, &mut out, &x));
     time(&name("column sums"), n * size, || reduce::column_sums(cpu, &x, &mut dbias, true));
     time(&name("dropout"), 2 * n * size, || {
         dropout::apply(cpu, &DropoutMask { key: KEY, p: 0.1, first: 0 }, &mut out)
     });
     let ids: Vec<u32> = (0..rows as u64).map(|i| KEY.word(i) % 8192).collect();
     let table: Vec<E> = normal(cpu, 8192 * dim);
+    let tokens = Tokens { ids: &ids, shard: VocabShard::all(8192) };
     time(&name("embedding forward"), 2 * n * size, || {
-        embedding::forward(cpu, &ids, &table, VocabShard::all(8192), None, &mut out);
+        embedding::forward(cpu, tokens, &table, None, &mut out);
     });
     let mut dtable = vec![0.0; 8192 * dim];
     time(&name("embedding backward"), n * (size + 8), || {
-        embedding::backward(cpu, &ids, &dy, VocabShard::all(8192), &mut dtable, true);
+        embedding::backward(
+            cpu,
+            tokens,
+            &dy,
+            TableGradient { table: &mut dtable, accumulate: true },
+        );
     });
 }
 
@@ -124,7 +129,8 @@ fn loss(cpu: &Cpu, rows: usize, vocab: usize) {
         cross_entropy::in_place(cpu, &mut d, &targets, how, &mut losses);
     });
     time(&name("loss, f32 to bf16"), bytes + bytes / 2, || {
-        cross_entropy::into(cpu, &logits, &targets, how, &mut losses, &mut narrow);
+        let targets = Targets { ids: &targets, first: 0, how };
+        cross_entropy::into(cpu, &logits, targets, &mut losses, &mut narrow);
     });
     time(&name("losses alone"), bytes, || {
         cross_entropy::losses(cpu, &logits, &targets, how, &mut losses)
@@ -139,11 +145,13 @@ fn large<G: Float>(cpu: &Cpu, n: usize) {
     time(&name("copy f32"), n * 8, || elementwise::copy(cpu, &p, &mut m));
     time(&name("add to f32"), n * (8 + size_of::<G>()), || elementwise::add(cpu, &mut p, &g));
     time(&name("adamw"), n * (24 + size_of::<G>()), || {
-        adamw::step(cpu, &numbers, &mut p, &mut m, &mut v, &g, None);
+        let state = adamw::State { p: &mut p, m: &mut m, v: &mut v, bf16_copy: None };
+        adamw::step(cpu, &numbers, state, &g);
     });
     let mut copy = vec![bf16::ZERO; n];
     time(&name("adamw, bf16 copy"), n * (26 + size_of::<G>()), || {
-        adamw::step(cpu, &numbers, &mut p, &mut m, &mut v, &g, Some(&mut copy));
+        let bf16_copy = Some(&mut copy[..]);
+        adamw::step(cpu, &numbers, adamw::State { p: &mut p, m: &mut m, v: &mut v, bf16_copy }, &g);
     });
     time(&name("sum of squares"), n * size_of::<G>(), || {
         std::hint::black_box(reduce::sum_of_squares(cpu, &g));

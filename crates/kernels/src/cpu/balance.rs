@@ -5,15 +5,21 @@ use super::Cpu;
 use super::reduce::column_sums;
 use super::routing::rows_per_scope;
 
-/// Adds the number of slots of each expert, including dropped ones, to `counts`, and the sum of its probabilities to
-/// `sums`, both (scopes, experts).
+/// Load statistics, both (scopes, experts).
+pub struct Loads<'a> {
+    /// Number of slots of each expert, including dropped ones.
+    pub counts: &'a mut [f32],
+    /// Sum of its probabilities.
+    pub sums: &'a mut [f32],
+}
+
+/// Adds the statistics of some tokens.
 pub fn loads(
     cpu: &Cpu,
     experts: usize,
     chosen: &[u32], // (tokens, top_k)
     probs: &[f32],  // (tokens, experts)
-    counts: &mut [f32],
-    sums: &mut [f32],
+    Loads { counts, sums }: Loads<'_>,
 ) {
     let tokens = probs.len() / experts;
     let scope = rows_per_scope(tokens, counts.len(), experts);

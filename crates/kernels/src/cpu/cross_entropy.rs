@@ -1,5 +1,5 @@
-//! The loss of a row of logits against its target, and the logits' gradient; whole, or in the pieces that a
-//! vocabulary spread over ranks needs. Knows nothing of ranks: the caller reduces between the pieces.
+//! Cross-entropy loss and its gradient with respect to the logits, for a whole vocabulary or for shards of it. Knows
+//! nothing about ranks: the caller reduces the statistics of the shards.
 
 use super::Cpu;
 use super::math::exp;
@@ -7,17 +7,26 @@ use super::partition::{by_rows, grain_rows, parallel_for};
 use super::simd::{LANES, lane_sums, multiversion};
 use crate::{Float, IGNORED};
 
-/// How a loss becomes a gradient.
+/// Options of the loss.
 #[derive(Clone, Copy, Debug)]
 pub struct Loss {
-    /// What every gradient is multiplied by: 1 / tokens for a mean.
+    /// Factor of the gradient: 1 / tokens for a mean.
     pub scale: f32,
     /// Weight of the z-loss, `z * ln²(Σ e^logit)`, which keeps logits from drifting (PaLM); 0 for none.
     pub z_loss: f32,
 }
 
-/// What the ranks of a vocabulary have found together, one per row.
-pub struct Found<'a> {
+/// Targets of the rows of logits.
+#[derive(Clone, Copy)]
+pub struct Targets<'a> {
+    pub ids: &'a [u32], // (rows)
+    /// Token id of the first logit of a row; 0 for a whole vocabulary.
+    pub first: usize,
+    pub how: Loss,
+}
+
+/// Softmax statistics of each row over the whole vocabulary.
+pub struct SoftmaxStats<'a> {
     pub max: &'a [f32],    // (rows): the largest logit
     pub sum: &'a [f32],    // (rows): Σ e^(logit - max)
     pub target: &'a [f32], // (rows): the target's logit
@@ -42,15 +51,15 @@ pub fn in_place(cpu: &Cpu, logits: &mut [f32], targets: &[u32], how: Loss, losse
     );
 }
 
-/// The same with the gradient elsewhere, rounded to its type.
+/// Writes the gradient to `dlogits`, rounded to its type, and the loss of each row.
 pub fn into<E: Float>(
     cpu: &Cpu,
     logits: &[f32],
-    targets: &[u32],
-    how: Loss,
+    targets: Targets<'_>,
     losses: &mut [f32],
     dlogits: &mut [E],
 ) {
+    let Targets { ids: targets, how, .. } = targets;
     let vocab = width(logits.len(), targets.len(), losses.len());
     check(targets, vocab);
     assert_eq!(dlogits.len(), logits.len());
@@ -70,7 +79,7 @@ pub fn into<E: Float>(
     );
 }
 
-/// Only the losses: evaluation.
+/// Losses only, for evaluation.
 pub fn losses(cpu: &Cpu, logits: &[f32], targets: &[u32], how: Loss, losses: &mut [f32]) {
     let vocab = width(logits.len(), targets.len(), losses.len());
     check(targets, vocab);
@@ -85,103 +94,96 @@ pub fn losses(cpu: &Cpu, logits: &[f32], targets: &[u32], how: Loss, losses: &mu
                 *loss = if target == IGNORED {
                     0.0
                 } else {
-                    let most = largest(cpu.level, logits);
-                    value(how, most, exp_sum(cpu.level, logits, most), logits[target as usize])
+                    let max = largest(cpu.level, logits);
+                    value(how, max, exp_sum(cpu.level, logits, max), logits[target as usize])
                 };
             }
         },
     );
 }
 
-/// Each row's largest logit of this share of the vocabulary.
+/// The largest logit of each row of this shard.
 pub fn row_max(cpu: &Cpu, logits: &[f32], max: &mut [f32]) {
-    let share = width(logits.len(), max.len(), max.len());
-    parallel_for(&cpu.team, max.len(), grain_rows(share), by_rows(max, 1), |rows, max| {
+    let shard = width(logits.len(), max.len(), max.len());
+    parallel_for(&cpu.team, max.len(), grain_rows(shard), by_rows(max, 1), |rows, max| {
         for (row, max) in rows.zip(max) {
-            *max = largest(cpu.level, &logits[row * share..][..share]);
+            *max = largest(cpu.level, &logits[row * shard..][..shard]);
         }
     });
 }
 
-/// Each row's `Σ e^(logit - max)` over this share, given the maximum over all shares.
+/// `Σ e^(logit - max)` of each row over this shard, given the maximum over all shards.
 pub fn row_sum(cpu: &Cpu, logits: &[f32], max: &[f32], sum: &mut [f32]) {
-    let share = width(logits.len(), sum.len(), max.len());
-    parallel_for(&cpu.team, sum.len(), grain_rows(share), by_rows(sum, 1), |rows, sum| {
+    let shard = width(logits.len(), sum.len(), max.len());
+    parallel_for(&cpu.team, sum.len(), grain_rows(shard), by_rows(sum, 1), |rows, sum| {
         for (row, sum) in rows.zip(sum) {
-            *sum = exp_sum(cpu.level, &logits[row * share..][..share], max[row]);
+            *sum = exp_sum(cpu.level, &logits[row * shard..][..shard], max[row]);
         }
     });
 }
 
-/// Each target's logit where this share has it, else 0, so that the shares' answers add up. The share's
-/// first logit is of token `first`.
+/// The logit of each target, or 0 if it is in another shard, so that a sum over shards gives the result. `first` is the
+/// token id of the shard's first logit.
 pub fn target_logit(logits: &[f32], targets: &[u32], first: usize, out: &mut [f32]) {
-    let share = width(logits.len(), targets.len(), out.len());
+    let shard = width(logits.len(), targets.len(), out.len());
     for (row, (&target, out)) in targets.iter().zip(out).enumerate() {
-        *out = column(target, first, share).map_or(0.0, |column| logits[row * share + column]);
+        *out = column(target, first, shard).map_or(0.0, |column| logits[row * shard + column]);
     }
 }
 
-/// The losses, once all shares are in: the same on every rank.
-pub fn finish_losses(found: &Found, targets: &[u32], how: Loss, losses: &mut [f32]) {
+/// Losses from the statistics of all shards.
+pub fn finish_losses(stats: &SoftmaxStats, targets: &[u32], how: Loss, losses: &mut [f32]) {
     for (row, (&target, loss)) in targets.iter().zip(losses).enumerate() {
-        let all = value(how, found.max[row], found.sum[row], found.target[row]);
+        let all = value(how, stats.max[row], stats.sum[row], stats.target[row]);
         *loss = if target == IGNORED { 0.0 } else { all };
     }
 }
 
-/// This share's gradient, given what all shares have found. `logits` are replaced by it.
-pub fn finish_in_place(
-    cpu: &Cpu,
-    logits: &mut [f32],
-    found: &Found,
-    targets: &[u32],
-    first: usize,
-    how: Loss,
-) {
-    let share = width(logits.len(), targets.len(), found.sum.len());
+/// Replaces the logits of this shard by their gradient, given the statistics of all shards.
+pub fn finish_in_place(cpu: &Cpu, logits: &mut [f32], stats: &SoftmaxStats, targets: Targets<'_>) {
+    let Targets { ids: targets, first, how } = targets;
+    let shard = width(logits.len(), targets.len(), stats.sum.len());
     parallel_for(
         &cpu.team,
         targets.len(),
-        grain_rows(share),
-        by_rows(logits, share),
+        grain_rows(shard),
+        by_rows(logits, shard),
         |rows, logits| {
-            for (row, logits) in rows.zip(logits.chunks_exact_mut(share.max(1))) {
-                let pull = Pull::new(how, found.max[row], found.sum[row], targets[row]);
-                softmax_in_place(cpu.level, logits, found.max[row], pull.factor);
-                if let Some(column) = column(targets[row], first, share) {
-                    logits[column] -= pull.own;
+            for (row, logits) in rows.zip(logits.chunks_exact_mut(shard.max(1))) {
+                let gradient = RowGradient::new(how, stats.max[row], stats.sum[row], targets[row]);
+                softmax_in_place(cpu.level, logits, stats.max[row], gradient.factor);
+                if let Some(column) = column(targets[row], first, shard) {
+                    logits[column] -= gradient.target;
                 }
             }
         },
     );
 }
 
-/// The same with the gradient elsewhere, rounded to its type.
+/// Writes the gradient of this shard to `dlogits`, rounded to its type.
 pub fn finish_into<E: Float>(
     cpu: &Cpu,
     logits: &[f32],
-    found: &Found,
-    targets: &[u32],
-    first: usize,
-    how: Loss,
+    stats: &SoftmaxStats,
+    targets: Targets<'_>,
     dlogits: &mut [E],
 ) {
-    let share = width(logits.len(), targets.len(), found.sum.len());
+    let Targets { ids: targets, first, how } = targets;
+    let shard = width(logits.len(), targets.len(), stats.sum.len());
     assert_eq!(dlogits.len(), logits.len());
     parallel_for(
         &cpu.team,
         targets.len(),
-        grain_rows(share),
-        by_rows(dlogits, share),
+        grain_rows(shard),
+        by_rows(dlogits, shard),
         |rows, dlogits| {
-            for (row, dlogits) in rows.zip(dlogits.chunks_exact_mut(share.max(1))) {
-                let logits = &logits[row * share..][..share];
-                let pull = Pull::new(how, found.max[row], found.sum[row], targets[row]);
-                softmax_into(cpu.level, logits, found.max[row], pull.factor, dlogits);
-                if let Some(column) = column(targets[row], first, share) {
+            for (row, dlogits) in rows.zip(dlogits.chunks_exact_mut(shard.max(1))) {
+                let logits = &logits[row * shard..][..shard];
+                let gradient = RowGradient::new(how, stats.max[row], stats.sum[row], targets[row]);
+                softmax_into(cpu.level, logits, stats.max[row], gradient.factor, dlogits);
+                if let Some(column) = column(targets[row], first, shard) {
                     dlogits[column] = E::round_from(
-                        exp_of(logits[column] - found.max[row]) * pull.factor - pull.own,
+                        exp_of(logits[column] - stats.max[row]) * gradient.factor - gradient.target,
                     );
                 }
             }
@@ -189,10 +191,13 @@ pub fn finish_into<E: Float>(
     );
 }
 
-/// The vocabulary (or this rank's share of it): the width of a row.
+/// Checks the lengths and returns the number of logits per row.
 fn width(logits: usize, rows: usize, others: usize) -> usize {
-    assert_eq!(rows, others, "one target, one loss, one of everything per row");
-    assert!(logits.is_multiple_of(rows.max(1)), "{logits} logits are no {rows} rows");
+    assert_eq!(rows, others, "targets, losses and statistics must have one element per row");
+    assert!(
+        logits.is_multiple_of(rows.max(1)),
+        "{logits} logits are not a multiple of {rows} rows"
+    );
     logits.checked_div(rows).unwrap_or(0)
 }
 
@@ -200,58 +205,61 @@ fn check(targets: &[u32], vocab: usize) {
     if let Some(target) =
         targets.iter().find(|&&target| target != IGNORED && target as usize >= vocab)
     {
-        panic!("target {target} is beyond the vocabulary of {vocab}");
+        panic!("target {target} is out of range: the vocabulary has {vocab} tokens");
     }
 }
 
-/// Where `target` lies in a share of the vocabulary.
-fn column(target: u32, first: usize, share: usize) -> Option<usize> {
+/// Column of `target` in a shard of the vocabulary.
+fn column(target: u32, first: usize, shard: usize) -> Option<usize> {
     if target == IGNORED {
         None
     } else {
-        (target as usize).checked_sub(first).filter(|column| *column < share)
+        (target as usize).checked_sub(first).filter(|column| *column < shard)
     }
 }
 
 fn value(how: Loss, max: f32, sum: f32, target: f32) -> f32 {
     let log_sum = sum.ln() + max;
-    // Near the maximum first: the two large numbers cancel before the small one is added.
+    // The two large numbers cancel before the small one is added.
     (max - target) + sum.ln() + how.z_loss * log_sum * log_sum
 }
 
-/// A row's gradient is `e^(logit - max) * factor`, less `own` at the target.
+/// The gradient of a row is `e^(logit - max) * factor`, minus `target` at the target.
 #[derive(Clone, Copy)]
-struct Pull {
+struct RowGradient {
     factor: f32,
-    own: f32,
+    target: f32,
 }
 
-impl Pull {
-    fn new(how: Loss, max: f32, sum: f32, target: u32) -> Pull {
+impl RowGradient {
+    fn new(how: Loss, max: f32, sum: f32, target: u32) -> RowGradient {
         if target == IGNORED {
-            return Pull { factor: 0.0, own: 0.0 };
+            return RowGradient { factor: 0.0, target: 0.0 };
         }
         let log_sum = sum.ln() + max;
-        Pull { factor: how.scale * (1.0 + 2.0 * how.z_loss * log_sum) / sum, own: how.scale }
+        RowGradient {
+            factor: how.scale * (1.0 + 2.0 * how.z_loss * log_sum) / sum,
+            target: how.scale,
+        }
     }
 }
 
-/// Writes a row's gradient over its logits; the loss.
+/// Replaces the logits of a row by their gradient and returns the loss.
 fn row_in_place(level: super::Level, logits: &mut [f32], target: u32, how: Loss) -> f32 {
     if target == IGNORED {
         logits.fill(0.0);
         return 0.0;
     }
-    let own = logits[target as usize];
-    let most = largest(level, logits);
-    let sum = exps_in_place(level, logits, most);
-    let pull = Pull::new(how, most, sum, target);
-    scale_part(level, logits, pull.factor);
-    logits[target as usize] -= pull.own;
-    value(how, most, sum, own)
+    let target_logit = logits[target as usize];
+    let max = largest(level, logits);
+    let sum = exps_in_place(level, logits, max);
+    let gradient = RowGradient::new(how, max, sum, target);
+    scale_part(level, logits, gradient.factor);
+    logits[target as usize] -= gradient.target;
+    value(how, max, sum, target_logit)
 }
 
-/// Writes a row's gradient; the loss.
+/// Writes the gradient of a row and returns the loss.
 fn row_into<E: Float>(
     level: super::Level,
     logits: &[f32],
@@ -263,17 +271,18 @@ fn row_into<E: Float>(
         out.fill(E::default());
         return 0.0;
     }
-    let own = logits[target as usize];
-    let most = largest(level, logits);
-    let sum = exp_sum(level, logits, most);
-    let pull = Pull::new(how, most, sum, target);
-    softmax_into(level, logits, most, pull.factor, out);
-    // Rounded once, after the difference.
-    out[target as usize] = E::round_from(exp_of(own - most) * pull.factor - pull.own);
-    value(how, most, sum, own)
+    let target_logit = logits[target as usize];
+    let max = largest(level, logits);
+    let sum = exp_sum(level, logits, max);
+    let gradient = RowGradient::new(how, max, sum, target);
+    softmax_into(level, logits, max, gradient.factor, out);
+    // Rounded once, after the subtraction.
+    out[target as usize] =
+        E::round_from(exp_of(target_logit - max) * gradient.factor - gradient.target);
+    value(how, max, sum, target_logit)
 }
 
-/// One exponential, as the loops compute it.
+/// One exponential, as computed in the loops.
 fn exp_of(x: f32) -> f32 {
     exp::<super::simd::Portable>(x)
 }
@@ -299,7 +308,7 @@ multiversion! {
         lane_sums!(I, (x in x) sum = sum + exp::<I>(x - max))
     }
 
-    /// Leaves `e^(x - max)` and returns their sum.
+    /// Replaces x by `e^(x - max)` and returns the sum.
     fn exps_in_place<I>(x: &mut [f32], max: f32) -> f32 {
         let mut sums = [0f32; LANES];
         let (whole, rest) = x.as_chunks_mut::<LANES>();

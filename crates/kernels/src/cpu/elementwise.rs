@@ -32,14 +32,6 @@ pub fn add<A: Float, B: Float>(cpu: &Cpu, a: &mut [A], b: &[B]) {
     });
 }
 
-/// `out = a + b`.
-pub fn sum<E: Float>(cpu: &Cpu, a: &[E], b: &[E], out: &mut [E]) {
-    assert!(a.len() == b.len() && a.len() == out.len(), "{} {} {}", a.len(), b.len(), out.len());
-    parallel_for(&cpu.team, a.len(), GRAIN_SIZE, by_rows(out, 1), |range, out| {
-        sum_part(cpu.level, &a[range.clone()], &b[range], out);
-    });
-}
-
 /// Source and destination columns of a copy between matrices with equal numbers of rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Columns {
@@ -97,32 +89,6 @@ fn by_row<A: Float, B: Float>(
     );
 }
 
-/// `a *= factor`.
-pub fn scale<E: Float>(cpu: &Cpu, a: &mut [E], factor: f32) {
-    parallel_for(&cpu.team, a.len(), GRAIN_SIZE, by_rows(a, 1), |_, a| {
-        scale_part(cpu.level, a, factor)
-    });
-}
-
-/// `a += factor * b`.
-pub fn add_scaled<A: Float, B: Float>(cpu: &Cpu, a: &mut [A], b: &[B], factor: f32) {
-    assert_eq!(a.len(), b.len());
-    parallel_for(&cpu.team, b.len(), GRAIN_SIZE, by_rows(a, 1), |range, a| {
-        add_scaled_part(cpu.level, a, &b[range], factor)
-    });
-}
-
-/// Adds `bias` (n) to every row of (rows, n).
-pub fn add_bias<E: Float>(cpu: &Cpu, a: &mut [E], bias: &[E]) {
-    let n = bias.len();
-    assert!(n > 0 && a.len().is_multiple_of(n), "{} elements are not a multiple of n={n}", a.len());
-    parallel_for(&cpu.team, a.len() / n, super::partition::grain_rows(n), by_rows(a, n), |_, a| {
-        for row in a.chunks_exact_mut(n) {
-            add_part(cpu.level, row, bias);
-        }
-    });
-}
-
 multiversion! {
     fn cast_part<I, A: Float, B: Float>(from: &[A], to: &mut [B]) {
         let n = to.len();
@@ -137,28 +103,6 @@ multiversion! {
         let b = &b[..n];
         for i in 0..n {
             a[i] = A::round_from(a[i].as_f32() + b[i].as_f32());
-        }
-    }
-
-    fn sum_part<I, E: Float>(a: &[E], b: &[E], out: &mut [E]) {
-        let n = out.len();
-        let (a, b) = (&a[..n], &b[..n]);
-        for i in 0..n {
-            out[i] = E::round_from(a[i].as_f32() + b[i].as_f32());
-        }
-    }
-
-    fn scale_part<I, E: Float>(a: &mut [E], factor: f32) {
-        for a in a {
-            *a = E::round_from(a.as_f32() * factor);
-        }
-    }
-
-    fn add_scaled_part<I, A: Float, B: Float>(a: &mut [A], b: &[B], factor: f32) {
-        let n = a.len();
-        let b = &b[..n];
-        for i in 0..n {
-            a[i] = A::round_from(I::fma(b[i].as_f32(), factor, a[i].as_f32()));
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Rows of a table by token id, with learned positions added where a model has them; backward adds rows
-//! into the table's gradient in the order of the tokens.
+//! Token embeddings with optional learned positions. The backward pass adds rows to the gradient of the table in the
+//! order of the tokens.
 
 use super::Cpu;
 use super::partition::{by_rows, grain_rows, parallel_for};
@@ -8,11 +8,11 @@ use crate::{Float, PositionRange, VocabShard};
 use std::ops::Range;
 
 impl VocabShard {
-    /// The table's row for `id`; none when another rank holds it.
+    /// The table's row for `id`; `None` if it is in another shard.
     fn row(self, id: u32, rows: usize) -> Option<usize> {
         assert!(
             (id as usize) < self.vocab,
-            "token id {id} is beyond the vocabulary of {}",
+            "token id {id} is out of range: the vocabulary has {} tokens",
             self.vocab
         );
         (id as usize).checked_sub(self.first).filter(|row| *row < rows)
@@ -25,82 +25,97 @@ impl PositionRange {
     }
 }
 
-/// `out[r] = table[ids[r]]`, plus `positions[place of r]`: (n, dim). A row that this table does not hold is
-/// zero before its position, so that the ranks' outputs add up; give the positions to one of them.
+/// Token ids, and the shard of the vocabulary that the table holds.
+#[derive(Clone, Copy)]
+pub struct Tokens<'a> {
+    pub ids: &'a [u32],
+    pub shard: VocabShard,
+}
+
+/// Gradient of a table.
+pub struct TableGradient<'a> {
+    pub table: &'a mut [f32],
+    /// Add to the gradient instead of overwriting it.
+    pub accumulate: bool,
+}
+
+/// `out[r] = table[ids[r]] + positions[position of r]`, (tokens, dim). A row in another shard is zero before its position
+/// is added, so that the outputs of the shards can be summed; pass the positions to one of them.
 ///
 /// # Panics
-/// On an id beyond the vocabulary, or a position beyond the table.
+/// If an id exceeds the vocabulary, or a position exceeds its table.
 pub fn forward<E: Float>(
     cpu: &Cpu,
-    ids: &[u32],
+    Tokens { ids, shard }: Tokens<'_>,
     table: &[E],
-    held: VocabShard,
     positions: Option<(&[E], PositionRange)>,
     out: &mut [E],
 ) {
     let Some(dim) = out.len().checked_div(ids.len()) else { return };
     assert!(
         out.len() == ids.len() * dim && dim > 0,
-        "{} tokens, {} elements",
-        ids.len(),
-        out.len()
+        "{} elements are not a multiple of {} tokens",
+        out.len(),
+        ids.len()
     );
     assert!(
         table.len().is_multiple_of(dim),
-        "a table of {} elements has no rows of {dim}",
+        "a table of {} elements is not a multiple of dim={dim}",
         table.len()
     );
     parallel_for(&cpu.team, ids.len(), grain_rows(dim), by_rows(out, dim), |tokens, out| {
         for (r, out) in tokens.zip(out.chunks_exact_mut(dim)) {
-            match held.row(ids[r], table.len() / dim) {
+            match shard.row(ids[r], table.len() / dim) {
                 Some(row) => out.copy_from_slice(&table[row * dim..][..dim]),
                 None => out.fill(E::default()),
             }
-            if let Some((table, place)) = positions {
-                add_row(cpu.level, &table[position(table.len(), dim, place.of(r))], out);
+            if let Some((table, range)) = positions {
+                add_row(cpu.level, &table[position(table.len(), dim, range.of(r))], out);
             }
         }
     });
 }
 
-/// `dtable[ids[r]] += dy[r]` for every row the table holds; it is cleared before, unless `accumulate`.
-/// Members share the columns, so tokens of one id are added in the order of their rows.
+/// `dtable[ids[r]] += dy[r]` for every row of the shard; the gradient is cleared first unless `accumulate`. Threads divide
+/// the columns, so that tokens with the same id are added in order.
 pub fn backward<E: Float>(
     cpu: &Cpu,
-    ids: &[u32],
+    Tokens { ids, shard }: Tokens<'_>,
     dy: &[E],
-    held: VocabShard,
-    dtable: &mut [f32],
-    accumulate: bool,
+    TableGradient { table: dtable, accumulate }: TableGradient<'_>,
 ) {
     if !accumulate {
         super::elementwise::fill(cpu, dtable, 0.0);
     }
     let Some(dim) = dy.len().checked_div(ids.len()) else { return };
-    assert!(dy.len() == ids.len() * dim && dim > 0, "{} tokens, {} elements", ids.len(), dy.len());
+    assert!(
+        dy.len() == ids.len() * dim && dim > 0,
+        "{} elements are not a multiple of {} tokens",
+        dy.len(),
+        ids.len()
+    );
     assert!(
         dtable.len().is_multiple_of(dim),
-        "a table of {} elements has no rows of {dim}",
+        "a table of {} elements is not a multiple of dim={dim}",
         dtable.len()
     );
     let rows = dtable.len() / dim;
     by_columns(cpu, dim, dtable, |table, columns| {
         for (&id, dy) in ids.iter().zip(dy.chunks_exact(dim)) {
-            if let Some(row) = held.row(id, rows) {
-                add_wide(cpu.level, &dy[columns.clone()], table.part(row, dim, columns.clone()));
+            if let Some(row) = shard.row(id, rows) {
+                add_to_f32(cpu.level, &dy[columns.clone()], table.part(row, dim, columns.clone()));
             }
         }
     });
 }
 
-/// `dpositions[place of r] += dy[r]`, in the order of the rows; cleared before, unless `accumulate`.
+/// `dpositions[position of r] += dy[r]`, in the order of the rows; the gradient is cleared first unless `accumulate`.
 pub fn positions_backward<E: Float>(
     cpu: &Cpu,
     dy: &[E],
     dim: usize,
-    place: PositionRange,
-    dpositions: &mut [f32],
-    accumulate: bool,
+    range: PositionRange,
+    TableGradient { table: dpositions, accumulate }: TableGradient<'_>,
 ) {
     if !accumulate {
         super::elementwise::fill(cpu, dpositions, 0.0);
@@ -108,37 +123,37 @@ pub fn positions_backward<E: Float>(
     let len = dpositions.len();
     by_columns(cpu, dim, dpositions, |table, columns| {
         for (r, dy) in dy.chunks_exact(dim).enumerate() {
-            let at = place.of(r);
+            let at = range.of(r);
             position(len, dim, at);
-            add_wide(cpu.level, &dy[columns.clone()], table.part(at, dim, columns.clone()));
+            add_to_f32(cpu.level, &dy[columns.clone()], table.part(at, dim, columns.clone()));
         }
     });
 }
 
-/// Where a position's row lies in the table.
+/// Elements of the row of a position.
 fn position(len: usize, dim: usize, at: usize) -> Range<usize> {
-    assert!((at + 1) * dim <= len, "position {at} is beyond the table's {}", len / dim);
+    assert!((at + 1) * dim <= len, "position {at} is out of range: the table has {}", len / dim);
     at * dim..(at + 1) * dim
 }
 
-/// A table that members write at once, each its own columns.
+/// A table in which each thread writes its own columns.
 struct Columns(*mut f32);
 
-// SAFETY: members take disjoint columns through `part`.
+// SAFETY: threads access disjoint columns through `part`.
 unsafe impl Sync for Columns {}
 
 impl Columns {
     #[allow(clippy::mut_from_ref, reason = "the pointer is the table's; see by_columns")]
     fn part(&self, row: usize, dim: usize, columns: Range<usize>) -> &mut [f32] {
-        // SAFETY: `by_columns` gives each member columns of its own, callers have checked the row, and a
-        // member lets go of one part before it takes the next.
+        // SAFETY: `by_columns` gives each thread its own columns, callers check the row, and a thread drops one part
+        // before it takes the next.
         unsafe {
             std::slice::from_raw_parts_mut(self.0.add(row * dim + columns.start), columns.len())
         }
     }
 }
 
-/// Deals out a table's columns, a cache line's worth at the least.
+/// Divides the columns of a table among threads, in multiples of a cache line.
 fn by_columns(
     cpu: &Cpu,
     dim: usize,
@@ -158,7 +173,7 @@ multiversion! {
         }
     }
 
-    fn add_wide<I, E: Float>(from: &[E], to: &mut [f32]) {
+    fn add_to_f32<I, E: Float>(from: &[E], to: &mut [f32]) {
         let n = to.len();
         let from = &from[..n];
         for j in 0..n {

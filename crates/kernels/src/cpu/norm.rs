@@ -1,11 +1,29 @@
-//! LayerNorm and RMSNorm over the rows of (rows, dim), forward and backward. The backward pass runs in one pass, or
-//! separately for the input and for the parameters.
+//! LayerNorm and RMSNorm over the rows of (rows, dim), forward and backward.
 
 use super::Cpu;
 use super::partition::{by_rows, grain_rows, parallel_for};
-use super::reduce::over_rows;
+use super::reduce::{Sums, over_rows};
 use super::simd::{lane_sums, multiversion};
 use crate::Float;
+
+/// Parameters of a norm.
+#[derive(Clone, Copy)]
+pub struct Params<'a, E> {
+    pub gain: &'a [E], // (dim)
+    /// LayerNorm if given, RMSNorm otherwise.
+    pub bias: Option<&'a [E]>, // (dim)
+    /// Added to the variance in the forward pass.
+    pub eps: f32,
+}
+
+/// Gradients of the parameters.
+pub struct Gradients<'a> {
+    pub gain: &'a mut [f32], // (dim)
+    /// For LayerNorm only.
+    pub bias: Option<&'a mut [f32]>, // (dim)
+    /// Add to the gradients instead of overwriting them.
+    pub accumulate: bool,
+}
 
 /// Inputs of a backward pass.
 pub struct Backward<'a, E> {
@@ -42,102 +60,50 @@ impl Norm for Rms {
     const CENTERED: bool = false;
 }
 
-/// `stats` (rows, 2) receives the mean and 1 / standard deviation of each row, if needed.
-pub fn layer_forward<E: Float>(
+/// Normalizes each row of `x`. `stats` receives mean and 1 / standard deviation of each row (LayerNorm, (rows, 2)), or
+/// 1 / root mean square (RMSNorm, (rows)), if needed.
+pub fn forward<E: Float>(
     cpu: &Cpu,
+    params: Params<'_, E>,
     x: &[E],
-    gain: &[E],
-    bias: &[E],
-    eps: f32,
     out: &mut [E],
     stats: Option<&mut [f32]>,
 ) {
-    forward::<E, Layer>(cpu, x, [gain, bias], eps, out, stats);
-}
-
-/// `stats` (rows) receives 1 / root mean square of each row, if needed.
-pub fn rms_forward<E: Float>(
-    cpu: &Cpu,
-    x: &[E],
-    gain: &[E],
-    eps: f32,
-    out: &mut [E],
-    stats: Option<&mut [f32]>,
-) {
-    forward::<E, Rms>(cpu, x, [gain, &[]], eps, out, stats);
+    match params.bias {
+        Some(_) => forward_as::<E, Layer>(cpu, params, x, out, stats),
+        None => forward_as::<E, Rms>(cpu, params, x, out, stats),
+    }
 }
 
 /// Recomputes the output from the saved statistics, bit for bit.
-pub fn layer_recompute<E: Float>(
+pub fn recompute<E: Float>(
     cpu: &Cpu,
+    params: Params<'_, E>,
     x: &[E],
-    gain: &[E],
-    bias: &[E],
     stats: &[f32],
     out: &mut [E],
 ) {
-    recompute::<E, Layer>(cpu, x, [gain, bias], stats, out);
+    match params.bias {
+        Some(_) => recompute_as::<E, Layer>(cpu, params, x, stats, out),
+        None => recompute_as::<E, Rms>(cpu, params, x, stats, out),
+    }
 }
 
-/// Recomputes the output from the saved statistics, bit for bit.
-pub fn rms_recompute<E: Float>(cpu: &Cpu, x: &[E], gain: &[E], stats: &[f32], out: &mut [E]) {
-    recompute::<E, Rms>(cpu, x, [gain, &[]], stats, out);
-}
-
-/// Writes `dx`, or adds to it (`add`); writes `dgain` and `dbias`, or adds to them (`accumulate`).
-pub fn layer_backward<E: Float>(
+/// Writes `dx`, or adds to it (`add`), and computes the gradients of the parameters.
+pub fn backward<E: Float>(
     cpu: &Cpu,
-    from: &Backward<E>,
+    from: &Backward<'_, E>,
     dx: &mut [E],
     add: bool,
-    dgain: &mut [f32],
-    dbias: &mut [f32],
-    accumulate: bool,
+    gradients: Gradients<'_>,
 ) {
-    backward::<E, Layer, 2>(cpu, from, dx, add, [dgain, dbias], accumulate);
-}
-
-/// Writes `dx`, or adds to it (`add`); writes `dgain`, or adds to it (`accumulate`).
-pub fn rms_backward<E: Float>(
-    cpu: &Cpu,
-    from: &Backward<E>,
-    dx: &mut [E],
-    add: bool,
-    dgain: &mut [f32],
-    accumulate: bool,
-) {
-    backward::<E, Rms, 1>(cpu, from, dx, add, [dgain], accumulate);
-}
-
-/// Only `dx` of `layer_backward`, which the previous block waits for.
-pub fn layer_backward_input<E: Float>(cpu: &Cpu, from: &Backward<E>, dx: &mut [E], add: bool) {
-    backward_input::<E, Layer>(cpu, from, dx, add);
-}
-
-/// Only `dx` of `rms_backward`, which the previous block waits for.
-pub fn rms_backward_input<E: Float>(cpu: &Cpu, from: &Backward<E>, dx: &mut [E], add: bool) {
-    backward_input::<E, Rms>(cpu, from, dx, add);
-}
-
-/// Only `dgain` and `dbias` of `layer_backward`, which can be deferred; the same bits.
-pub fn layer_backward_weight<E: Float>(
-    cpu: &Cpu,
-    from: &Backward<E>,
-    dgain: &mut [f32],
-    dbias: &mut [f32],
-    accumulate: bool,
-) {
-    backward::<E, Layer, 2>(cpu, from, &mut [], false, [dgain, dbias], accumulate);
-}
-
-/// Only `dgain` of `rms_backward`, which can be deferred; the same bits.
-pub fn rms_backward_weight<E: Float>(
-    cpu: &Cpu,
-    from: &Backward<E>,
-    dgain: &mut [f32],
-    accumulate: bool,
-) {
-    backward::<E, Rms, 1>(cpu, from, &mut [], false, [dgain], accumulate);
+    let Gradients { gain, bias, accumulate } = gradients;
+    match bias {
+        Some(bias) => {
+            backward_as::<E, Layer, 2>(cpu, from, dx, add, Sums { out: [gain, bias], accumulate })
+        }
+        None => backward_as::<E, Rms, 1>(cpu, from, dx, add, Sums { out: [gain], accumulate }),
+    }
 }
 
 /// Checks the shapes and returns the number of rows.
@@ -160,91 +126,61 @@ fn rows<E, N: Norm>(x: &[E], gain: &[E], others: &[usize], stats: Option<usize>)
     rows
 }
 
-fn forward<E: Float, N: Norm>(
+fn forward_as<E: Float, N: Norm>(
     cpu: &Cpu,
+    params: Params<'_, E>,
     x: &[E],
-    [gain, bias]: [&[E]; 2],
-    eps: f32,
     out: &mut [E],
     stats: Option<&mut [f32]>,
 ) {
-    let dim = gain.len();
-    let rows = rows::<E, N>(x, gain, &[out.len()], stats.as_ref().map(|stats| stats.len()));
+    let dim = params.gain.len();
+    let rows = rows::<E, N>(x, params.gain, &[out.len()], stats.as_ref().map(|stats| stats.len()));
     let width = if stats.is_some() { N::STATS } else { 0 };
     let outputs = (by_rows(out, dim), by_rows(stats.unwrap_or_default(), width));
     parallel_for(&cpu.team, rows, grain_rows(dim), outputs, |rows, (out, stats)| {
-        forward_rows::<E, N>(
-            cpu.level,
-            &x[rows.start * dim..rows.end * dim],
-            gain,
-            bias,
-            eps,
-            out,
-            stats,
-        );
+        forward_rows::<E, N>(cpu.level, &x[rows.start * dim..rows.end * dim], params, out, stats);
     });
 }
 
-fn recompute<E: Float, N: Norm>(
+fn recompute_as<E: Float, N: Norm>(
     cpu: &Cpu,
+    params: Params<'_, E>,
     x: &[E],
-    [gain, bias]: [&[E]; 2],
     stats: &[f32],
     out: &mut [E],
 ) {
-    let dim = gain.len();
-    let rows = rows::<E, N>(x, gain, &[out.len()], Some(stats.len()));
+    let dim = params.gain.len();
+    let rows = rows::<E, N>(x, params.gain, &[out.len()], Some(stats.len()));
     parallel_for(&cpu.team, rows, grain_rows(dim), by_rows(out, dim), |rows, out| {
         let (x, stats) = (&x[rows.start * dim..], &stats[rows.start * N::STATS..]);
-        recompute_rows::<E, N>(cpu.level, x, gain, bias, stats, out);
+        recompute_rows::<E, N>(cpu.level, x, params, stats, out);
     });
 }
 
-fn backward_input<E: Float, N: Norm>(cpu: &Cpu, from: &Backward<E>, dx: &mut [E], add: bool) {
-    let dim = from.gain.len();
-    let rows = rows::<E, N>(from.x, from.gain, &[from.dy.len(), dx.len()], Some(from.stats.len()));
-    parallel_for(&cpu.team, rows, grain_rows(dim), by_rows(dx, dim), |rows, dx| {
-        let from = slice_rows::<E, N>(from, rows);
-        input_rows::<E, N>(cpu.level, from.x, from.gain, from.stats, from.dy, add, dx);
-    });
-}
-
-/// `dx` is empty if only the parameter gradients are needed.
-fn backward<E: Float, N: Norm, const P: usize>(
+fn backward_as<E: Float, N: Norm, const P: usize>(
     cpu: &Cpu,
-    from: &Backward<E>,
+    from: &Backward<'_, E>,
     dx: &mut [E],
     add: bool,
-    parameters: [&mut [f32]; P],
-    accumulate: bool,
+    parameters: Sums<'_, P>,
 ) {
     let dim = from.gain.len();
-    let rows = rows::<E, N>(from.x, from.gain, &[from.dy.len()], Some(from.stats.len()));
+    let rows = rows::<E, N>(from.x, from.gain, &[from.dy.len(), dx.len()], Some(from.stats.len()));
     assert!(
-        parameters.iter().all(|gradient| gradient.len() == dim),
+        parameters.out.iter().all(|gradient| gradient.len() == dim),
         "gradients of parameters have {dim} elements"
     );
-    let width = if dx.is_empty() { 0 } else { dim };
-    assert!(
-        width == 0 || dx.len() == from.x.len(),
-        "dx has {} of x's {} elements",
-        dx.len(),
-        from.x.len()
-    );
-    over_rows(cpu, rows, parameters, accumulate, by_rows(dx, width), |rows, parameters, dx| {
+    over_rows(cpu, rows, parameters, by_rows(dx, dim), |rows, parameters, dx| {
         let from = slice_rows::<E, N>(from, rows);
         let mut parameters = parameters.into_iter();
         let (dgain, dbias) =
             (parameters.next().unwrap_or_default(), parameters.next().unwrap_or_default());
-        if dx.is_empty() {
-            return weight_rows::<E, N>(cpu.level, from.x, from.stats, from.dy, dgain, dbias);
-        }
         // Both gradients for a few rows at a time, while they are in cache.
         for (first, dx) in dx.chunks_mut(4 * BATCH * dim).enumerate() {
             let rows = first * 4 * BATCH..first * 4 * BATCH + dx.len() / dim;
             let from = slice_rows::<E, N>(&from, rows);
             weight_rows::<E, N>(cpu.level, from.x, from.stats, from.dy, dgain, dbias);
-            input_rows::<E, N>(cpu.level, from.x, from.gain, from.stats, from.dy, add, dx);
+            input_rows::<E, N>(cpu.level, &from, add, dx);
         }
     });
 }
@@ -297,8 +233,9 @@ fn write_row<I: super::simd::Isa, E: Float, N: Norm>(
 
 multiversion! {
     fn forward_rows<I, E: Float, N: Norm>(
-        x: &[E], gain: &[E], bias: &[E], eps: f32, out: &mut [E], stats: &mut [f32],
+        x: &[E], params: Params<'_, E>, out: &mut [E], stats: &mut [f32],
     ) {
+        let (gain, bias, eps) = (params.gain, params.bias.unwrap_or_default(), params.eps);
         let dim = gain.len();
         let (per_element, batch) = (1.0 / dim as f32, BATCH * dim);
         for (first, (x, out)) in x.chunks(batch).zip(out.chunks_mut(batch)).enumerate() {
@@ -328,7 +265,8 @@ multiversion! {
         }
     }
 
-    fn recompute_rows<I, E: Float, N: Norm>(x: &[E], gain: &[E], bias: &[E], stats: &[f32], out: &mut [E]) {
+    fn recompute_rows<I, E: Float, N: Norm>(x: &[E], params: Params<'_, E>, stats: &[f32], out: &mut [E]) {
+        let (gain, bias) = (params.gain, params.bias.unwrap_or_default());
         let dim = gain.len();
         for (row, (x, out)) in x.chunks_exact(dim).zip(out.chunks_exact_mut(dim)).enumerate() {
             write_row::<I, E, N>(x, (gain, bias), row_stats::<N>(stats, row), out);
@@ -336,9 +274,8 @@ multiversion! {
     }
 
     /// With h = (x - mean) rstd and g = dy gain: dx = rstd (g - mean(g) - h mean(g h)).
-    fn input_rows<I, E: Float, N: Norm>(
-        x: &[E], gain: &[E], stats: &[f32], dy: &[E], add: bool, dx: &mut [E],
-    ) {
+    fn input_rows<I, E: Float, N: Norm>(from: &Backward<'_, E>, add: bool, dx: &mut [E]) {
+        let (x, gain, stats, dy) = (from.x, from.gain, from.stats, from.dy);
         let dim = gain.len();
         let (per_element, batch) = (1.0 / dim as f32, BATCH * dim);
         let batches = x.chunks(batch).zip(dy.chunks(batch)).zip(dx.chunks_mut(batch));

@@ -1,8 +1,6 @@
-//! Numbers on their way to another rank: f32 packed into two bytes or one, and what packing lost. Decides
-//! nothing about who sends what.
+//! Quantization of f32 to one or two bytes, with error feedback, for communication. Decides nothing about what is sent.
 //!
-//! A NaN or an infinity is never hidden. In bf16 it travels as itself; in the codes with a scale the whole chunk
-//! around it comes out as NaN.
+//! NaN and infinity are never hidden: bf16 preserves them, and in codes with a scale their whole chunk becomes NaN.
 
 use super::Cpu;
 use super::partition::{GRAIN_SIZE, by_blocks, by_rows, parallel_for};
@@ -11,7 +9,7 @@ use crate::device::SCALE_CHUNK as CHUNK;
 use crate::{Code, Float};
 use half::bf16;
 
-// Threads are dealt whole chunks.
+// Threads get whole chunks.
 const _: () = assert!(GRAIN_SIZE.is_multiple_of(CHUNK));
 
 impl Code {
@@ -28,8 +26,7 @@ impl Code {
     }
 }
 
-/// Packs `x + error`, rounded to nearest; `error` becomes what rounding lost. Where the sum is no number to go
-/// on with, nothing is kept: the receiver sees it.
+/// Quantizes `x + error`, rounded to nearest; `error` becomes the rounding error, or zero if the sum is not finite.
 pub fn quantize(cpu: &Cpu, code: Code, x: &[f32], error: &mut [f32], packed: &mut [u8]) {
     let n = x.len();
     assert_eq!(n, error.len());
@@ -46,12 +43,12 @@ pub fn quantize(cpu: &Cpu, code: Code, x: &[f32], error: &mut [f32], packed: &mu
     });
 }
 
-/// `out =` what was packed.
+/// `out =` the dequantized numbers.
 pub fn dequantize(cpu: &Cpu, code: Code, packed: &[u8], out: &mut [f32]) {
     dequantize_to(cpu, code, packed, out, false);
 }
 
-/// `out +=` what was packed.
+/// `out +=` the dequantized numbers.
 pub fn dequantize_add(cpu: &Cpu, code: Code, packed: &[u8], out: &mut [f32]) {
     dequantize_to(cpu, code, packed, out, true);
 }
@@ -81,21 +78,21 @@ multiversion! {
             let sum = x[i] + error[i];
             let code = <bf16 as Float>::round_from(sum);
             codes[i] = code.to_bits().to_le_bytes();
-            error[i] = lost(sum, code.as_f32());
+            error[i] = rounding_error(sum, code.as_f32());
         }
     }
 
     fn quantize_f16<I>(x: &[f32], error: &mut [f32], scales: &mut [u8], codes: &mut [u8]) {
         let chunks = x.chunks(CHUNK).zip(error.chunks_mut(CHUNK)).zip(codes.chunks_mut(2 * CHUNK));
         for (((x, sum), codes), scale_out) in chunks.zip(scales.as_chunks_mut::<4>().0) {
-            let (scale, inverse) = power_of_two(add_and_measure(x, sum));
+            let (scale, inverse) = power_of_two(add_and_max(x, sum));
             *scale_out = scale.to_le_bytes();
             let n = sum.len();
             let codes = &mut codes.as_chunks_mut::<2>().0[..n];
             for i in 0..n {
                 let code = to_f16(sum[i] * inverse);
                 codes[i] = code.to_le_bytes();
-                sum[i] = lost(sum[i], from_f16(code) * scale);
+                sum[i] = rounding_error(sum[i], from_f16(code) * scale);
             }
         }
     }
@@ -103,17 +100,17 @@ multiversion! {
     fn quantize_int8<I>(x: &[f32], error: &mut [f32], scales: &mut [u8], codes: &mut [u8]) {
         let chunks = x.chunks(CHUNK).zip(error.chunks_mut(CHUNK)).zip(codes.chunks_mut(CHUNK));
         for (((x, sum), codes), scale_out) in chunks.zip(scales.as_chunks_mut::<4>().0) {
-            let (scale, inverse) = to_127(add_and_measure(x, sum));
+            let (scale, inverse) = to_127(add_and_max(x, sum));
             *scale_out = scale.to_le_bytes();
             let n = sum.len();
             let codes = &mut codes[..n];
             for i in 0..n {
-                // With this added, the last place of an f32 is one: the addition rounds, ties to even, and the
-                // lowest byte is the code.
+                // With this added, the last place of an f32 is one: the addition rounds, ties to even, and the lowest byte
+                // is the code.
                 const ONES: f32 = 12_582_912.0; // 3 · 2²²
                 let shifted = sum[i] * inverse + ONES;
                 codes[i] = shifted.to_bits() as u8;
-                sum[i] = lost(sum[i], (shifted - ONES) * scale);
+                sum[i] = rounding_error(sum[i], (shifted - ONES) * scale);
             }
         }
     }
@@ -167,46 +164,46 @@ multiversion! {
     }
 }
 
-/// What `sent` leaves of `sum`; nothing of what is infinite or NaN, which would never leave again.
+/// Rounding error; zero if it is not finite, because NaN would persist in the residual.
 #[inline(always)]
-fn lost(sum: f32, sent: f32) -> f32 {
-    let lost = sum - sent;
-    if lost.is_finite() { lost } else { 0.0 }
+fn rounding_error(sum: f32, sent: f32) -> f32 {
+    let error = sum - sent;
+    if error.is_finite() { error } else { 0.0 }
 }
 
-/// `sum += x`, and the largest magnitude. As integers magnitudes order as the numbers do, with NaN above infinity.
+/// `sum += x`; returns the largest magnitude. Magnitudes compare like integers, with NaN above infinity.
 #[inline(always)]
-fn add_and_measure(x: &[f32], sum: &mut [f32]) -> f32 {
+fn add_and_max(x: &[f32], sum: &mut [f32]) -> f32 {
     let n = sum.len();
     let x = &x[..n];
-    let mut most = 0;
+    let mut max = 0;
     for i in 0..n {
         sum[i] += x[i];
-        most = most.max(sum[i].to_bits() & 0x7fff_ffff);
+        max = max.max(sum[i].to_bits() & 0x7fff_ffff);
     }
-    f32::from_bits(most)
+    f32::from_bits(max)
 }
 
-/// A scale and what to multiply by, so that `most` becomes 127.
+/// A scale and its inverse, such that `max` becomes 127.
 #[inline(always)]
-fn to_127(most: f32) -> (f32, f32) {
-    let inverse = 127.0 / most;
-    match (most.is_finite(), inverse.is_finite()) {
+fn to_127(max: f32) -> (f32, f32) {
+    let inverse = 127.0 / max;
+    match (max.is_finite(), inverse.is_finite()) {
         (false, _) => (f32::NAN, 0.0),
-        // Zeros, or next to it: all of it is kept for later.
+        // All (nearly) zero: everything stays in the residual.
         (true, false) => (0.0, 0.0),
-        (true, true) => (most / 127.0, inverse),
+        (true, true) => (max / 127.0, inverse),
     }
 }
 
-/// A power of two and its inverse, so that `most` comes to lie between 2¹⁴ and 2¹⁵: below f16's largest number,
-/// with 38 octaves below it.
+/// A power of two and its inverse, such that `max` is scaled to between 2¹⁴ and 2¹⁵: below the maximum of f16, with 38
+/// octaves below.
 #[inline(always)]
-fn power_of_two(most: f32) -> (f32, f32) {
-    let exponent = most.to_bits() >> 23;
+fn power_of_two(max: f32) -> (f32, f32) {
+    let exponent = max.to_bits() >> 23;
     let scale = exponent.saturating_sub(14).max(1);
     let inverse = f32::from_bits((254 - scale) << 23);
-    (if most.is_finite() { f32::from_bits(scale << 23) } else { f32::NAN }, inverse)
+    (if max.is_finite() { f32::from_bits(scale << 23) } else { f32::NAN }, inverse)
 }
 
 /// Rounds a number below 65504 to f16, ties to even, without branches.
@@ -214,12 +211,12 @@ fn power_of_two(most: f32) -> (f32, f32) {
 fn to_f16(x: f32) -> u16 {
     let sign = x.to_bits() >> 16 & 0x8000;
     let magnitude = x.to_bits() & 0x7fff_ffff;
-    // f16's exponent counts from 2^-14, f32's from 2^-126.
+    // Exponents of f16 start at 2^-14, those of f32 at 2^-126.
     let odd = magnitude >> 13 & 1;
     let normal = magnitude.wrapping_add(0xfff + odd).wrapping_sub(112 << 23) >> 13;
-    // Below, f16 counts in steps of 2^-24, which is the last place of an f32 at a half.
-    let few = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
-    (sign | if magnitude < 113 << 23 { few } else { normal }) as u16
+    // Subnormal f16 are multiples of 2^-24, the last place of an f32 near 0.5.
+    let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
+    (sign | if magnitude < 113 << 23 { subnormal } else { normal }) as u16
 }
 
 /// A finite f16, exactly.
@@ -227,10 +224,9 @@ fn to_f16(x: f32) -> u16 {
 fn from_f16(code: u16) -> f32 {
     let (sign, magnitude) = ((code as u32 & 0x8000) << 16, code as u32 & 0x7fff);
     let normal = (magnitude << 13) + (112 << 23);
-    // Steps of 2^-24. Counted, as a product with an f32 that is as small would take the processor a hundred times
-    // as long.
-    let few = (magnitude as i32 as f32 * 0.5f32.powi(24)).to_bits();
-    f32::from_bits(sign | if magnitude < 1 << 10 { few } else { normal })
+    // Multiples of 2^-24, converted from an integer: arithmetic on subnormal f32 is a hundred times slower.
+    let subnormal = (magnitude as i32 as f32 * 0.5f32.powi(24)).to_bits();
+    f32::from_bits(sign | if magnitude < 1 << 10 { subnormal } else { normal })
 }
 
 #[cfg(test)]
@@ -239,7 +235,7 @@ mod tests {
     use half::f16;
 
     #[test]
-    fn f16_is_as_the_half_crate_has_it() {
+    fn f16_conversions_match_the_half_crate() {
         for code in (0..=u16::MAX).filter(|code| f16::from_bits(*code).is_finite()) {
             let (ours, theirs) = (from_f16(code), f16::from_bits(code).to_f32());
             assert_eq!(ours.to_bits(), theirs.to_bits(), "{code:#x}");
@@ -248,7 +244,7 @@ mod tests {
         let mut bits = 0u32;
         for _ in 0..1_000_000 {
             bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            // Exponents from far below f16's to its end.
+            // Exponents from far below the range of f16 to its end.
             let x = f32::from_bits(bits & 0x807f_ffff | (97 + (bits >> 23) % 45) << 23);
             if x.abs() < 65504.0 {
                 assert_eq!(to_f16(x), f16::from_f32(x).to_bits(), "{x}");

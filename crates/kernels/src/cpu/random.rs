@@ -1,6 +1,6 @@
-//! Random numbers by position: Philox 4x32-10 (Salmon et al. 2011) keyed by (seed, stream) and counted by
-//! the element's index. No state: any slice of a tensor gets the numbers that the whole would give it, on
-//! any layout and any number of threads.
+//! Counter-based random numbers: Philox 4x32-10 (Salmon et al. 2011) with (seed, stream) as the key and the index of the
+//! element as the counter. Stateless: any slice of a tensor gets the numbers of the whole tensor, on any layout and any
+//! number of threads.
 
 use super::Cpu;
 use super::math::log;
@@ -9,10 +9,10 @@ use super::simd::{Isa, Portable, multiversion};
 use crate::{Float, RandomKey};
 use std::ops::Range;
 
-/// Counters computed side by side; each gives four words.
+/// Counters that are computed together; each gives four words.
 const SIDE: usize = 64;
 
-/// Indices that share their counters: word w of counter c is index `w * SIDE + c` of the group.
+/// Indices of a group of counters: word w of counter c is index `w * SIDE + c` of the group.
 pub(crate) const GROUP: usize = 4 * SIDE;
 
 impl RandomKey {
@@ -23,25 +23,7 @@ impl RandomKey {
     }
 }
 
-/// The bits of indices `first..first + out.len()`.
-pub fn words(cpu: &Cpu, key: RandomKey, first: u64, out: &mut [u32]) {
-    parallel_for(&cpu.team, out.len(), GRAIN_SIZE, by_rows(out, 1), |range, out| {
-        by_group(first + range.start as u64, range.len(), |at, skip, part| {
-            words_group(cpu.level, key, at, skip, &mut out[part]);
-        });
-    });
-}
-
-/// Uniform numbers in [0, 1), multiples of 2^-24.
-pub fn uniform<E: Float>(cpu: &Cpu, key: RandomKey, first: u64, out: &mut [E]) {
-    parallel_for(&cpu.team, out.len(), GRAIN_SIZE, by_rows(out, 1), |range, out| {
-        by_group(first + range.start as u64, range.len(), |at, skip, part| {
-            uniform_group(cpu.level, key, at, skip, &mut out[part]);
-        });
-    });
-}
-
-/// Normal numbers of mean 0 and standard deviation `std` (Box and Muller's way). The same bits at every level.
+/// Normal numbers with mean 0 and standard deviation `std` (Box–Muller), with the same bits at every level.
 pub fn normal<E: Float>(cpu: &Cpu, key: RandomKey, first: u64, out: &mut [E], std: f32) {
     parallel_for(&cpu.team, out.len(), GRAIN_SIZE, by_rows(out, 1), |range, out| {
         by_group(first + range.start as u64, range.len(), |at, skip, part| {
@@ -85,7 +67,7 @@ pub(crate) fn group(key: RandomKey, group: u64) -> [u32; GROUP] {
     words
 }
 
-/// Outputs `len` indices from `first` on where groups begin: (group, where in the group, which of them) for each.
+/// Divides `len` indices from `first` on into groups: calls `work` with the group, the offset in it, and the range.
 pub(crate) fn by_group(first: u64, len: usize, mut work: impl FnMut(u64, usize, Range<usize>)) {
     let mut from = 0;
     while from < len {
@@ -97,40 +79,40 @@ pub(crate) fn by_group(first: u64, len: usize, mut work: impl FnMut(u64, usize, 
     }
 }
 
-/// The normal numbers of a group: words of the first and second quarter make pairs, and of the third and
-/// fourth. The first of a pair gives the distance, the second the direction.
+/// Normal numbers of a group. Words of the first and second quarter form pairs, and those of the third and fourth; the
+/// first of a pair gives the radius, the second the angle.
 #[inline(always)]
 fn normals(words: &[u32; GROUP], std: f32) -> [f32; GROUP] {
     let mut out = [0.0; GROUP];
     for (words, out) in words.chunks_exact(2 * SIDE).zip(out.chunks_exact_mut(2 * SIDE)) {
-        let ((far, turn), (x, y)) = (words.split_at(SIDE), out.split_at_mut(SIDE));
+        let ((radii, turns), (x, y)) = (words.split_at(SIDE), out.split_at_mut(SIDE));
         for i in 0..SIDE {
-            // From 2^-33 to 1, never 0.
-            let far = far[i] as f32 * 2f32.powi(-32) + 2f32.powi(-33);
-            let distance = (-2.0 * log::<Portable>(far)).sqrt() * std;
-            let (sin, cos) = sin_cos(turn[i] as i32 as f32 * 2f32.powi(-32));
-            (x[i], y[i]) = (distance * cos, distance * sin);
+            // In 2^-33 to 1, never 0.
+            let u = radii[i] as f32 * 2f32.powi(-32) + 2f32.powi(-33);
+            let radius = (-2.0 * log::<Portable>(u)).sqrt() * std;
+            let (sin, cos) = sin_cos(turns[i] as i32 as f32 * 2f32.powi(-32));
+            (x[i], y[i]) = (radius * cos, radius * sin);
         }
     }
     out
 }
 
-/// Sine and cosine of a part of a full turn, from -1/2 to 1/2, to 2e-7.
+/// Sine and cosine of a fraction of a turn, from -1/2 to 1/2, with an error of 2e-7.
 #[inline(always)]
 fn sin_cos(turn: f32) -> (f32, f32) {
-    // Beyond a quarter, mirrored: the sine is the same and the cosine its opposite.
+    // Beyond a quarter turn, mirror: the sine is the same and the cosine changes its sign.
     let mirrored = turn.abs() > 0.25;
     let t = if mirrored { 0.5f32.copysign(turn) - turn } else { turn };
     let s = t * t;
     let sin = [-14.393_966, 42.009_78, -76.704_28, 81.605_225, -41.341_7, std::f32::consts::TAU];
     let cos = [-24.981_435, 60.143_89, -85.453_57, 64.939_35, -19.739_208, 1.0];
-    let cos = along(cos, s);
-    (along(sin, s) * t, if mirrored { -cos } else { cos })
+    let cos = polynomial(cos, s);
+    (polynomial(sin, s) * t, if mirrored { -cos } else { cos })
 }
 
-/// A polynomial of `s`, the highest power's factor first.
+/// A polynomial of `s`, highest power first.
 #[inline(always)]
-fn along([a, b, c, d, e, f]: [f32; 6], s: f32) -> f32 {
+fn polynomial([a, b, c, d, e, f]: [f32; 6], s: f32) -> f32 {
     Portable::fma(
         Portable::fma(Portable::fma(Portable::fma(Portable::fma(a, s, b), s, c), s, d), s, e),
         s,
@@ -139,18 +121,6 @@ fn along([a, b, c, d, e, f]: [f32; 6], s: f32) -> f32 {
 }
 
 multiversion! {
-    fn words_group<I>(key: RandomKey, at: u64, skip: usize, out: &mut [u32]) {
-        out.copy_from_slice(&group(key, at)[skip..][..out.len()]);
-    }
-
-    fn uniform_group<I, E: Float>(key: RandomKey, at: u64, skip: usize, out: &mut [E]) {
-        let words = group(key, at);
-        let words = &words[skip..][..out.len()];
-        for i in 0..out.len() {
-            out[i] = E::round_from((words[i] >> 8) as f32 * 2f32.powi(-24));
-        }
-    }
-
     fn normal_group<I, E: Float>(key: RandomKey, at: u64, skip: usize, out: &mut [E], std: f32) {
         let normals = normals(&group(key, at), std);
         let normals = &normals[skip..][..out.len()];
@@ -164,7 +134,7 @@ multiversion! {
 mod tests {
     use super::*;
 
-    /// The known answers that Random123 publishes for philox4x32-10.
+    /// The known-answer tests of Random123 for philox4x32-10.
     #[test]
     fn philox_gives_the_published_words() {
         let digits = [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344];

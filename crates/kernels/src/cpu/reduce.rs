@@ -20,20 +20,6 @@ pub fn count_non_finite<E: Float>(cpu: &Cpu, x: &[E]) -> u64 {
     sum_blocks(cpu, x, |level, x| non_finite(level, x) as f64) as u64
 }
 
-/// Largest magnitude; zero if there are no elements, NaN if any is NaN.
-pub fn max_abs<E: Float>(cpu: &Cpu, x: &[E]) -> f32 {
-    cpu.scratch[0].with_default(x.len().div_ceil(BLOCK), |found: &mut [f32]| {
-        parallel_for(&cpu.team, x.len(), BLOCK * 4, by_blocks(found, 1, BLOCK), |range, found| {
-            for (x, found) in x[range].chunks(BLOCK).zip(found) {
-                *found = max_magnitude(cpu.level, x);
-            }
-        });
-        found
-            .iter()
-            .fold(0.0, |most: f32, &one| if one > most || one.is_nan() { one } else { most })
-    })
-}
-
 /// Sums the rows of (rows, n) into `out` (n), e.g. the gradient of a bias. Adds to `out` or overwrites it.
 pub fn column_sums<E: Float>(cpu: &Cpu, x: &[E], out: &mut [f32], accumulate: bool) {
     let n = out.len();
@@ -41,7 +27,8 @@ pub fn column_sums<E: Float>(cpu: &Cpu, x: &[E], out: &mut [f32], accumulate: bo
         return;
     }
     assert!(x.len().is_multiple_of(n), "{} elements are not a multiple of n={n}", x.len());
-    over_rows(cpu, x.len() / n, [out], accumulate, by_rows(&mut [0u8; 0], 0), |rows, [sums], _| {
+    let sums = Sums { out: [out], accumulate };
+    over_rows(cpu, x.len() / n, sums, by_rows(&mut [0u8; 0], 0), |rows, [sums], _| {
         add_rows(cpu.level, &x[rows.start * n..rows.end * n], sums);
     });
 }
@@ -62,13 +49,18 @@ fn sum_blocks<E: Float>(
     })
 }
 
+/// `N` vectors of equal length that receive sums, or to which they are added.
+pub(crate) struct Sums<'a, const N: usize> {
+    pub out: [&'a mut [f32]; N],
+    pub accumulate: bool,
+}
+
 /// Sums rows into `N` vectors of equal length. `work` gets a block of rows, the block's sums (initially zero) to add
 /// them to, and the block's rows of other outputs. The sums of the blocks are then added in order.
 pub(crate) fn over_rows<C: Outputs, const N: usize>(
     cpu: &Cpu,
     rows: usize,
-    out: [&mut [f32]; N],
-    accumulate: bool,
+    Sums { out, accumulate }: Sums<'_, N>,
     others: C,
     work: impl Fn(Range<usize>, [&mut [f32]; N], C::Part) + Sync,
 ) {
@@ -110,15 +102,6 @@ multiversion! {
             count += !x.as_f32().is_finite() as u32;
         }
         count
-    }
-
-    fn max_magnitude<I, E: Float>(x: &[E]) -> f32 {
-        // Magnitudes compare like integers, and NaN is above infinity.
-        let mut most = 0;
-        for x in x {
-            most = most.max(x.as_f32().to_bits() & 0x7fff_ffff);
-        }
-        f32::from_bits(most)
     }
 
     fn add_rows<I, E: Float>(x: &[E], sums: &mut [f32]) {

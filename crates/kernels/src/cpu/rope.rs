@@ -1,5 +1,5 @@
-//! Rotary position embedding (RoFormer, Su et al. 2021), in place on the heads of a matrix of tokens. Pairs
-//! are (i, i + head_dim / 2), as in the Llama models of Hugging Face. Knows nothing of attention.
+//! Rotary position embedding (RoFormer, Su et al. 2021), in place on the heads of a matrix of tokens. Pairs are
+//! (i, i + head_dim / 2), as in the Llama models of Hugging Face. Knows nothing about attention.
 
 use super::vector::{Vector, WithSimd, dispatch};
 use super::{Cpu, Level};
@@ -8,14 +8,13 @@ use crate::{Float, RopeTable};
 /// The position of each row.
 #[derive(Clone, Copy, Debug)]
 pub enum Positions<'a> {
-    /// Sequences of `len` rows: row r stands at `start + r % len`.
+    /// Sequences of `len` rows: row r is at position `start + r % len`.
     From { start: usize, len: usize },
-    /// Sequences of as many rows as there are positions here: row r stands at `list[r % list.len()]`.
+    /// Sequences with listed positions: row r is at position `list[r % list.len()]`.
     List(&'a [u32]),
 }
 
-/// What to turn: in each row, `heads` heads side by side from `offset` on. Queries and keys that lie beside
-/// each other are one call with the heads of both.
+/// The heads to rotate: `heads` adjacent heads from column `offset` on. Adjacent queries and keys are rotated in one call.
 #[derive(Clone, Copy, Debug)]
 pub struct Rope<'a> {
     pub table: &'a RopeTable,
@@ -34,7 +33,7 @@ impl Positions<'_> {
         }
     }
 
-    /// One more than the last that any row has.
+    /// One more than the largest position of any row.
     fn end(&self, rows: usize) -> usize {
         match self {
             _ if rows == 0 => 0,
@@ -46,23 +45,23 @@ impl Positions<'_> {
     }
 }
 
-/// Turns every pair by its position's angle.
+/// Rotates every pair by the angle of its position.
 ///
 /// # Panics
-/// When the matrix is smaller than `rope` says, or a position is beyond the table.
+/// If the matrix is too small, or a position exceeds the table.
 pub fn forward<E: Float>(cpu: &Cpu, data: &mut [E], rope: &Rope<'_>) {
-    turn(cpu, data, rope, 1.0);
+    rotate(cpu, data, rope, 1.0);
 }
 
-/// Turns gradients back by the same angles: a rotation's transpose is its inverse.
+/// Rotates gradients back by the same angles: the transpose of a rotation is its inverse.
 ///
 /// # Panics
 /// As `forward`.
 pub fn backward<E: Float>(cpu: &Cpu, data: &mut [E], rope: &Rope<'_>) {
-    turn(cpu, data, rope, -1.0);
+    rotate(cpu, data, rope, -1.0);
 }
 
-fn turn<E: Float>(cpu: &Cpu, data: &mut [E], rope: &Rope<'_>, sign: f32) {
+fn rotate<E: Float>(cpu: &Cpu, data: &mut [E], rope: &Rope<'_>, sign: f32) {
     let Rope { table, rows, heads, offset, stride, positions } = *rope;
     let width = offset + heads * table.head_dim();
     let needed = if rows == 0 { 0 } else { (rows - 1) * stride + width };
@@ -74,24 +73,24 @@ fn turn<E: Float>(cpu: &Cpu, data: &mut [E], rope: &Rope<'_>, sign: f32) {
     let end = positions.end(rows);
     assert!(
         end <= table.positions(),
-        "position {} is beyond the table's {}; make it with more",
+        "position {} is out of range: the table has {} positions",
         end - 1,
         table.positions()
     );
     let start = Start(data.as_mut_ptr());
     let grain = (4096 / (heads * table.head_dim()).max(1)).max(1);
-    cpu.team.split(rows, grain, &|mine| {
-        for row in mine {
-            // SAFETY: rows are apart, each is one member's, and the last ends inside the matrix.
-            unsafe { turn_row(cpu.level, start.row(row * stride + offset), rope, row, sign) };
+    cpu.team.split(rows, grain, &|range| {
+        for row in range {
+            // SAFETY: rows are disjoint, each belongs to one thread, and the last is within the matrix.
+            unsafe { rotate_row(cpu.level, start.row(row * stride + offset), rope, row, sign) };
         }
     });
 }
 
-/// Where the matrix starts, for all members.
+/// Start of the matrix, shared by all threads.
 struct Start<E>(*mut E);
 
-// SAFETY: the members reach rows of their own only.
+// SAFETY: threads access only their own rows.
 unsafe impl<E: Send> Sync for Start<E> {}
 
 impl<E> Start<E> {
@@ -100,13 +99,19 @@ impl<E> Start<E> {
     }
 }
 
-unsafe fn turn_row<E: Float>(level: Level, row: *mut E, rope: &Rope<'_>, number: usize, sign: f32) {
+unsafe fn rotate_row<E: Float>(
+    level: Level,
+    row: *mut E,
+    rope: &Rope<'_>,
+    number: usize,
+    sign: f32,
+) {
     let (cos, sin) = rope.table.at(rope.positions.of(number));
-    // SAFETY: handed on.
-    unsafe { dispatch(level, Turn { row, heads: rope.heads, cos, sin, sign }) };
+    // SAFETY: the caller's promise.
+    unsafe { dispatch(level, Rotate { row, heads: rope.heads, cos, sin, sign }) };
 }
 
-struct Turn<'a, E> {
+struct Rotate<'a, E> {
     row: *mut E, // (heads, head_dim)
     heads: usize,
     cos: &'a [f32], // (head_dim / 2)
@@ -114,14 +119,14 @@ struct Turn<'a, E> {
     sign: f32,
 }
 
-impl<E: Float> WithSimd for Turn<'_, E> {
+impl<E: Float> WithSimd for Rotate<'_, E> {
     /// # Safety
-    /// The row is there and nobody else's.
+    /// The row is valid, and no other thread accesses it.
     #[inline(always)]
     unsafe fn with_simd<V: Vector>(self) {
         let half = self.cos.len();
         for head in 0..self.heads {
-            // SAFETY: as above; the two halves are apart.
+            // SAFETY: as above; the two halves are disjoint.
             let (low, high) = unsafe {
                 let low = self.row.add(head * 2 * half);
                 let high = low.add(half);

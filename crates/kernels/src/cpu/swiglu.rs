@@ -29,36 +29,6 @@ pub fn backward<E: Float>(cpu: &Cpu, gate_up: &[E], f: usize, dy: &[E], d_gate_u
     });
 }
 
-/// `backward`, with the gradient overwriting `gate_up`.
-pub fn backward_in_place<E: Float>(cpu: &Cpu, gate_up: &mut [E], f: usize, dy: &[E]) {
-    let rows = rows(gate_up, f, dy.len());
-    parallel_for(&cpu.team, rows, grain_rows(f), by_rows(gate_up, 2 * f), |rows, gate_up| {
-        in_place_rows(cpu.level, gate_up, f, &dy[rows.start * f..]);
-    });
-}
-
-/// `backward` that also recomputes the output, overwriting `dy`: the weight gradient of the next layer needs it if the
-/// output was not saved.
-pub fn backward_recompute<E: Float>(
-    cpu: &Cpu,
-    gate_up: &[E],
-    f: usize,
-    dy_to_out: &mut [E],
-    d_gate_up: &mut [E],
-) {
-    let rows = rows(gate_up, f, dy_to_out.len());
-    assert_eq!(d_gate_up.len(), gate_up.len());
-    parallel_for(
-        &cpu.team,
-        rows,
-        grain_rows(f),
-        (by_rows(d_gate_up, 2 * f), by_rows(dy_to_out, f)),
-        |rows, (d_gate_up, out)| {
-            recompute_rows(cpu.level, &gate_up[rows.start * 2 * f..], f, out, d_gate_up);
-        },
-    );
-}
-
 fn rows<E>(gate_up: &[E], f: usize, elements: usize) -> usize {
     assert!(f > 0 && elements.is_multiple_of(f), "{elements} elements are not a multiple of f={f}");
     assert_eq!(
@@ -98,35 +68,6 @@ multiversion! {
                 let (silu, slope) = silu_and_slope::<I>(gate[j].as_f32(), up[j].as_f32());
                 d_gate[j] = E::round_from(dy * slope);
                 d_up[j] = E::round_from(dy * silu);
-            }
-        }
-    }
-
-    fn in_place_rows<I, E: Float>(gate_up: &mut [E], f: usize, dy: &[E]) {
-        for (gate_up, dy) in gate_up.chunks_exact_mut(2 * f).zip(dy.chunks_exact(f)) {
-            let (gate, up) = gate_up.split_at_mut(f);
-            let (up, dy) = (&mut up[..f], &dy[..f]);
-            for j in 0..f {
-                let dy = dy[j].as_f32();
-                let (silu, slope) = silu_and_slope::<I>(gate[j].as_f32(), up[j].as_f32());
-                gate[j] = E::round_from(dy * slope);
-                up[j] = E::round_from(dy * silu);
-            }
-        }
-    }
-
-    fn recompute_rows<I, E: Float>(gate_up: &[E], f: usize, dy_to_out: &mut [E], d_gate_up: &mut [E]) {
-        let rows = gate_up.chunks_exact(2 * f).zip(dy_to_out.chunks_exact_mut(f)).zip(d_gate_up.chunks_exact_mut(2 * f));
-        for ((gate_up, dy), d_gate_up) in rows {
-            let (gate, up, dy) = (&gate_up[..f], &gate_up[f..][..f], &mut dy[..f]);
-            let (d_gate, d_up) = d_gate_up.split_at_mut(f);
-            let d_up = &mut d_up[..f];
-            for j in 0..f {
-                let d = dy[j].as_f32();
-                let (silu, slope) = silu_and_slope::<I>(gate[j].as_f32(), up[j].as_f32());
-                d_gate[j] = E::round_from(d * slope);
-                d_up[j] = E::round_from(d * silu);
-                dy[j] = E::round_from(silu * up[j].as_f32());
             }
         }
     }

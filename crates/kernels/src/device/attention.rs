@@ -1,7 +1,7 @@
 //! Causal attention with grouped key heads.
 
 use super::{Backend, Device, OpClass, with_float};
-use crate::cpu::attention::{self, Rows, RowsMut};
+use crate::cpu::attention::{self, DeltaFrom, Gradients, Rows, RowsMut, Saved};
 use crate::{Element, View, ViewMut};
 
 /// Sizes of an attention, and the positions of its queries and keys. Query i attends to key j if
@@ -87,7 +87,7 @@ impl Device {
                 let (data, stride) = (qkv.host::<E>(), qkv.cols());
                 let at = |offset| Rows { data, offset, stride };
                 let out = out.host::<E>();
-                attention::forward(cpu, shape, at(0), at(q), at(q + kv), out, lse.host())
+                attention::forward(cpu, shape, [at(0), at(q), at(q + kv)], out, lse.host())
             }),
         })
     }
@@ -103,10 +103,10 @@ impl Device {
         self.execute(OpClass::Attention, |backend| match backend {
             Backend::Cpu(cpu) => with_float!(q.dtype(), E => {
                 let (same, lse) = (out.dtype() == q.dtype(), lse.host());
-                let (q, k, v) = (rows::<E>(q), rows::<E>(k), rows::<E>(v));
+                let qkv = [rows::<E>(q), rows::<E>(k), rows::<E>(v)];
                 match same {
-                    true => attention::forward(cpu, shape, q, k, v, out.host::<E>(), lse),
-                    false => attention::forward(cpu, shape, q, k, v, out.host::<f32>(), lse),
+                    true => attention::forward(cpu, shape, qkv, out.host::<E>(), lse),
+                    false => attention::forward(cpu, shape, qkv, out.host::<f32>(), lse),
                 }
             }),
         })
@@ -124,7 +124,7 @@ impl Device {
         self.execute(OpClass::Attention, |backend| match backend {
             Backend::Cpu(cpu) => {
                 let (out, lse) = (out.host::<f32>(), lse.host());
-                attention::merge(cpu, shape, out, lse, other_out.host(), other_lse.host())
+                attention::merge(cpu, shape, out, lse, (other_out.host(), other_lse.host()))
             }
         })
     }
@@ -156,8 +156,10 @@ impl Device {
                 let at = |offset| Rows { data, offset, stride };
                 let parts = [0..q, q..q + kv, q + kv..q + 2 * kv];
                 let [dq, dk, dv] = RowsMut::columns(dqkv.host::<E>(), stride, parts);
-                let (out, dout, lse) = (out.host(), dout.host(), lse.host());
-                attention::backward(cpu, shape, at(0), at(q), at(q + kv), out, dout, lse, dq, dk, dv)
+                let delta = DeltaFrom::Output(out.host());
+                let saved = Saved { dout: dout.host(), lse: lse.host(), delta };
+                let gradients = Gradients { dq, dk, dv, accumulate: false };
+                attention::backward(cpu, shape, [at(0), at(q), at(q + kv)], saved, gradients)
             }),
         })
     }
@@ -178,9 +180,10 @@ impl Device {
                 let at = |offset| Rows { data, offset, stride };
                 let parts = [0..q, q..q + kv, q + kv..q + 2 * kv];
                 let [dq, dk, dv] = RowsMut::columns(dqkv.host::<E>(), stride, parts);
-                let (q, k, v) = (at(0), at(q), at(q + kv));
-                let (delta, dout, lse) = (delta.host(), dout.host(), lse.host());
-                attention::backward_block(cpu, shape, q, k, v, delta, dout, lse, dq, dk, dv, false)
+                let delta = DeltaFrom::Delta(delta.host());
+                let saved = Saved { dout: dout.host(), lse: lse.host(), delta };
+                let gradients = Gradients { dq, dk, dv, accumulate: false };
+                attention::backward(cpu, shape, [at(0), at(q), at(q + kv)], saved, gradients)
             }),
         })
     }
@@ -198,11 +201,12 @@ impl Device {
         let (width, kv_width) = shape.widths();
         self.execute(OpClass::Attention, |backend| match backend {
             Backend::Cpu(cpu) => with_float!(q.dtype(), E => {
-                let (q, k, v) = (rows::<E>(q), rows::<E>(k), rows::<E>(v));
+                let qkv = [rows::<E>(q), rows::<E>(k), rows::<E>(v)];
                 let dq = first_columns(dq, width);
                 let (dk, dv) = (first_columns(dk, kv_width), first_columns(dv, kv_width));
-                let (delta, dout, lse) = (delta.host(), dout.host(), lse.host());
-                attention::backward_block::<E, f32>(cpu, shape, q, k, v, delta, dout, lse, dq, dk, dv, true)
+                let delta = DeltaFrom::Delta(delta.host());
+                let saved = Saved { dout: dout.host(), lse: lse.host(), delta };
+                attention::backward(cpu, shape, qkv, saved, Gradients { dq, dk, dv, accumulate: true })
             }),
         })
     }

@@ -1,7 +1,7 @@
 //! Token and position embeddings.
 
 use super::{Backend, Device, OpClass, with_float};
-use crate::cpu::embedding;
+use crate::cpu::embedding::{self, TableGradient, Tokens};
 use crate::{View, ViewMut};
 
 /// The range of token ids whose rows a table holds: the whole vocabulary, or one rank's shard.
@@ -41,7 +41,8 @@ impl Device {
         self.execute(OpClass::Embedding, |backend| match backend {
             Backend::Cpu(cpu) => with_float!(table.dtype(), E => {
                 let positions = positions.map(|(table, range)| (table.host::<E>(), range));
-                embedding::forward(cpu, ids.host(), table.host(), shard, positions, out.host())
+                let tokens = Tokens { ids: ids.host(), shard };
+                embedding::forward(cpu, tokens, table.host(), positions, out.host())
             }),
         })
     }
@@ -57,8 +58,9 @@ impl Device {
     ) {
         self.execute(OpClass::Embedding, |backend| match backend {
             Backend::Cpu(cpu) => with_float!(dy.dtype(), E => {
-                let (dy, dtable) = (dy.host::<E>(), dtable.host());
-                embedding::backward(cpu, ids.host(), dy, shard, dtable, accumulate)
+                let tokens = Tokens { ids: ids.host(), shard };
+                let gradient = TableGradient { table: dtable.host(), accumulate };
+                embedding::backward(cpu, tokens, dy.host::<E>(), gradient)
             }),
         })
     }
@@ -74,8 +76,8 @@ impl Device {
         let dim = dy.cols();
         self.execute(OpClass::Embedding, |backend| match backend {
             Backend::Cpu(cpu) => with_float!(dy.dtype(), E => {
-                let (dy, dpositions) = (dy.host::<E>(), dpositions.host());
-                embedding::positions_backward(cpu, dy, dim, range, dpositions, accumulate)
+                let gradient = TableGradient { table: dpositions.host(), accumulate };
+                embedding::positions_backward(cpu, dy.host::<E>(), dim, range, gradient)
             }),
         })
     }

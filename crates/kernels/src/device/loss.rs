@@ -1,7 +1,7 @@
 //! Cross-entropy of logits against targets, for a whole vocabulary or for shards of it.
 
 use super::{Backend, Device, OpClass, with_float};
-use crate::cpu::cross_entropy::{self, Loss};
+use crate::cpu::cross_entropy::{self, Loss, Targets};
 use crate::{View, ViewMut};
 
 /// A target that is ignored: its loss and its gradient are zero.
@@ -65,7 +65,8 @@ impl Device {
                     }
                     LogitGradient::Into(to, scale) => with_float!(to.dtype(), E => {
                         let (logits, to) = (logits.as_view().host(), to.host::<E>());
-                        cross_entropy::into(cpu, logits, targets, scaled(scale), losses, to)
+                        let targets = Targets { ids: targets, first: 0, how: scaled(scale) };
+                        cross_entropy::into(cpu, logits, targets, losses, to)
                     }),
                 }
             }
@@ -107,7 +108,7 @@ impl Device {
         let CrossEntropy { logits, targets, losses, gradient } = work;
         self.execute(OpClass::Loss, |backend| match backend {
             Backend::Cpu(cpu) => {
-                let stats = cross_entropy::Found {
+                let stats = cross_entropy::SoftmaxStats {
                     max: stats.max.host(),
                     sum: stats.sum.host(),
                     target: stats.target.host(),
@@ -117,13 +118,13 @@ impl Device {
                 match gradient {
                     LogitGradient::None => {}
                     LogitGradient::InPlace(scale) => {
-                        let (logits, how) = (logits.host(), scaled(scale));
-                        cross_entropy::finish_in_place(cpu, logits, &stats, targets, first, how);
+                        let targets = Targets { ids: targets, first, how: scaled(scale) };
+                        cross_entropy::finish_in_place(cpu, logits.host(), &stats, targets);
                     }
                     LogitGradient::Into(to, scale) => with_float!(to.dtype(), E => {
                         let (logits, to) = (logits.as_view().host(), to.host::<E>());
-                        let how = scaled(scale);
-                        cross_entropy::finish_into(cpu, logits, &stats, targets, first, how, to);
+                        let targets = Targets { ids: targets, first, how: scaled(scale) };
+                        cross_entropy::finish_into(cpu, logits, &stats, targets, to);
                     }),
                 }
             }

@@ -1,8 +1,8 @@
 //! LayerNorm and RMSNorm.
 
 use super::{Backend, Device, OpClass, with_float};
-use crate::cpu::norm::{self, Backward};
-use crate::{View, ViewMut};
+use crate::cpu::norm::{self, Backward, Gradients, Params};
+use crate::{Float, View, ViewMut};
 
 /// A normalization of rows, with its parameters.
 #[derive(Clone, Copy)]
@@ -35,12 +35,7 @@ impl Device {
         self.execute(OpClass::Norm, |backend| match backend {
             Backend::Cpu(cpu) => with_float!(x.dtype(), E => {
                 let (x, out, stats) = (x.host::<E>(), out.host(), Some(stats.host()));
-                match params {
-                    NormParams::Layer { gain, bias } => {
-                        norm::layer_forward(cpu, x, gain.host(), bias.host(), eps, out, stats)
-                    }
-                    NormParams::Rms { gain } => norm::rms_forward(cpu, x, gain.host(), eps, out, stats),
-                }
+                norm::forward(cpu, host_params(params, eps), x, out, stats)
             }),
         })
     }
@@ -56,12 +51,7 @@ impl Device {
         self.execute(OpClass::Norm, |backend| match backend {
             Backend::Cpu(cpu) => with_float!(x.dtype(), E => {
                 let (x, stats, out) = (x.host::<E>(), stats.host(), out.host());
-                match params {
-                    NormParams::Layer { gain, bias } => {
-                        norm::layer_recompute(cpu, x, gain.host(), bias.host(), stats, out)
-                    }
-                    NormParams::Rms { gain } => norm::rms_recompute(cpu, x, gain.host(), stats, out),
-                }
+                norm::recompute(cpu, host_params(params, 0.0), x, stats, out)
             }),
         })
     }
@@ -79,14 +69,19 @@ impl Device {
         self.execute(OpClass::Norm, |backend| match backend {
             Backend::Cpu(cpu) => with_float!(x.dtype(), E => {
                 let (x, gain, stats, dy) = (x.host::<E>(), gain.host(), stats.host(), dy.host());
-                let (from, dx, dgain) = (Backward { x, gain, stats, dy }, dx.host(), dgain.host());
-                match dbias {
-                    Some(dbias) => {
-                        norm::layer_backward(cpu, &from, dx, true, dgain, dbias.host(), accumulate)
-                    }
-                    None => norm::rms_backward(cpu, &from, dx, true, dgain, accumulate),
-                }
+                let from = Backward { x, gain, stats, dy };
+                let (gain, bias) = (dgain.host(), dbias.map(|dbias| dbias.host()));
+                norm::backward(cpu, &from, dx.host(), true, Gradients { gain, bias, accumulate })
             }),
         })
+    }
+}
+
+fn host_params<E: Float>(params: NormParams<'_>, eps: f32) -> Params<'_, E> {
+    match params {
+        NormParams::Layer { gain, bias } => {
+            Params { gain: gain.host(), bias: Some(bias.host()), eps }
+        }
+        NormParams::Rms { gain } => Params { gain: gain.host(), bias: None, eps },
     }
 }

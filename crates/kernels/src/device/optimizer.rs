@@ -51,8 +51,9 @@ impl Device {
         self.execute(OpClass::Optimizer, |backend| match backend {
             Backend::Cpu(cpu) => with_float!(gradient.dtype(), G => {
                 let (p, m, v) = (parameters.host(), first_moment.host(), second_moment.host());
-                let copy = bf16_copy.map(|copy| copy.host::<bf16>());
-                adamw::step::<G>(cpu, settings, p, m, v, gradient.host(), copy)
+                let bf16_copy = bf16_copy.map(|copy| copy.host::<bf16>());
+                let state = adamw::State { p, m, v, bf16_copy };
+                adamw::step::<G>(cpu, settings, state, gradient.host())
             }),
         })
     }

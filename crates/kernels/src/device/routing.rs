@@ -3,7 +3,7 @@
 //! A token has `top_k` *slots*, one for each expert it is routed to. Slots are sorted by expert into *places*.
 
 use super::{Backend, Device, OpClass, Scalar, with_float};
-use crate::cpu::routing::{self, Choice, ChoiceBackward};
+use crate::cpu::routing::{self, Choice, ChoiceBackward, Grouping, Slots};
 use crate::{View, ViewMut, cpu::balance};
 
 /// Marks a slot that exceeded its expert's capacity.
@@ -107,7 +107,7 @@ impl Device {
         self.execute(OpClass::Routing, |backend| match backend {
             Backend::Cpu(cpu) => {
                 let (order, starts, place) = (order.host(), starts.host(), place.host());
-                routing::group(cpu, chosen.host(), capacity, order, starts, place);
+                routing::group(cpu, chosen.host(), capacity, Grouping { order, starts, place });
             }
         })
     }
@@ -125,7 +125,8 @@ impl Device {
         self.execute(OpClass::Routing, |backend| match backend {
             Backend::Cpu(cpu) => {
                 let (chosen, probs) = (chosen.host(), probs.host());
-                balance::loads(cpu, router.experts, chosen, probs, counts.host(), sums.host())
+                let loads = balance::Loads { counts: counts.host(), sums: sums.host() };
+                balance::loads(cpu, router.experts, chosen, probs, loads)
             }
         })
     }
@@ -158,10 +159,9 @@ impl Device {
 
     /// Copies the row of each slot's token to the slot's place.
     pub fn gather(&self, x: View<'_>, top_k: usize, order: View<'_>, out: ViewMut<'_>) {
-        let dim = x.cols();
         self.execute(OpClass::Routing, |backend| match backend {
             Backend::Cpu(cpu) => with_float!(x.dtype(), E => {
-                routing::gather::<E>(cpu, x.host(), dim, top_k, order.host(), out.host())
+                routing::gather::<E>(cpu, x.host(), top_k, order.host(), out.host())
             }),
         })
     }
@@ -172,8 +172,8 @@ impl Device {
         self.execute(OpClass::Routing, |backend| match backend {
             Backend::Cpu(cpu) => with_float!(rows.dtype(), E => {
                 let (rows, place, out) = (rows.host::<E>(), place.host(), out.host());
-                let weights = weights.map(|weights| weights.host::<f32>());
-                routing::combine(cpu, rows, top_k, place, weights, out, accumulate)
+                let weights = weights.map_or(&[][..], |weights| weights.host::<f32>());
+                routing::combine(cpu, rows, Slots { top_k, place, weights }, out, accumulate)
             }),
         })
     }

@@ -8,10 +8,6 @@ pub fn count_non_finite(x: &[f64]) -> u64 {
     x.iter().filter(|x| !x.is_finite()).count() as u64
 }
 
-pub fn max_abs(x: &[f64]) -> f64 {
-    x.iter().fold(0.0, |most, x| x.abs().max(most))
-}
-
 pub fn column_sums(x: &[f64], n: usize) -> Vec<f64> {
     (0..n).map(|column| x.iter().skip(column).step_by(n).sum()).collect()
 }

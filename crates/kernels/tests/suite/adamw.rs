@@ -2,7 +2,7 @@ use crate::check::*;
 use half::bf16;
 use lockstep_kernels::AdamW;
 use lockstep_kernels::Float;
-use lockstep_kernels::cpu::adamw;
+use lockstep_kernels::cpu::adamw::{self, State};
 use lockstep_kernels::cpu::{Cpu, elementwise};
 use lockstep_kernels::reference::adamw as reference;
 
@@ -32,7 +32,8 @@ fn equals_its_reference<G: Float>() {
             for numbers_of in steps.clone() {
                 let g = numbers::<G>(n, numbers_of.step);
                 let copy = (numbers_of.step != 2).then_some(&mut copy[..]);
-                adamw::step(cpu, &numbers_of, &mut p, &mut m, &mut v, &g, copy);
+                let state = State { p: &mut p, m: &mut m, v: &mut v, bf16_copy: copy };
+                adamw::step(cpu, &numbers_of, state, &g);
             }
             let mut rounded = vec![bf16::ZERO; n];
             elementwise::cast(cpu, &p, &mut rounded);
@@ -48,6 +49,7 @@ fn equals_its_reference<G: Float>() {
 fn the_first_step_is_the_learning_rate() {
     let numbers = AdamW { lr: 0.1, ..AdamW::default() };
     let (mut p, mut m, mut v) = ([1.0], [0.0], [0.0]);
-    adamw::step(&Cpu::new(1), &numbers, &mut p, &mut m, &mut v, &[0.5f32], None);
+    let state = State { p: &mut p, m: &mut m, v: &mut v, bf16_copy: None };
+    adamw::step(&Cpu::new(1), &numbers, state, &[0.5f32]);
     close("p, m, v", 1e-7, &[0.899, 0.05, 0.00025], &to_f64(&[p[0], m[0], v[0]]));
 }

@@ -3,7 +3,7 @@
 use half::bf16;
 use lockstep_kernels::AttentionShape;
 use lockstep_kernels::Float;
-use lockstep_kernels::cpu::attention::{self, Rows, RowsMut};
+use lockstep_kernels::cpu::attention::{self, DeltaFrom, Gradients, Rows, RowsMut, Saved};
 use lockstep_kernels::cpu::{Cpu, Level};
 use lockstep_kernels::reference::attention as reference;
 
@@ -109,8 +109,7 @@ impl<E: Float> Problem<E> {
         // What was there before must not matter.
         let mut out = vec![E::round_from(f32::NAN); batch * q_len * heads * head_dim];
         let mut lse = vec![f32::NAN; batch * heads * q_len];
-        let [q, k, v] = self.rows();
-        attention::forward(cpu, &self.shape, q, k, v, &mut out, &mut lse);
+        attention::forward(cpu, &self.shape, self.rows(), &mut out, &mut lse);
         (out, lse)
     }
 
@@ -123,8 +122,9 @@ impl<E: Float> Problem<E> {
         let [_, to_q] = RowsMut::columns(&mut dq, stride, parts);
         let parts = [1..1 + kv_width, 1 + kv_width..1 + 2 * kv_width];
         let [to_k, to_v] = RowsMut::columns(&mut dkv, kv_stride(&self.shape), parts);
-        let [q, k, v] = self.rows();
-        attention::backward(cpu, &self.shape, q, k, v, out, &self.dout, lse, to_q, to_k, to_v);
+        let saved = Saved { dout: &self.dout, lse, delta: DeltaFrom::Output(out) };
+        let gradients = Gradients { dq: to_q, dk: to_k, dv: to_v, accumulate: false };
+        attention::backward(cpu, &self.shape, self.rows(), saved, gradients);
         (dq, dkv)
     }
 
@@ -337,7 +337,7 @@ fn merged_equals_whole<E: Float>(cpu: &Cpu, tolerance: f64) {
     let (mut out, mut lse) = blocks[2].forward(cpu);
     for block in [&blocks[0], &blocks[1]] {
         let (other_out, other_lse) = block.forward(cpu);
-        attention::merge(cpu, &whole.shape, &mut out, &mut lse, &other_out, &other_lse);
+        attention::merge(cpu, &whole.shape, &mut out, &mut lse, (&other_out, &other_lse));
     }
     assert_near(&to_f64(&out), &to_f64(&answer.out), tolerance, "merged out");
     assert_near(&to_f64(&lse), &to_f64(&answer.lse), tolerance, "merged lse");
@@ -387,8 +387,8 @@ fn summed_equals_whole<E: Float>(cpu: &Cpu, tolerance: f64) {
     for keys in &blocks {
         let (mut part, mut part_lse) = (vec![f32::NAN; out.len()], vec![f32::NAN; lse.len()]);
         let (k, v) = (of(k, keys), of(v, keys));
-        attention::forward(cpu, &cut(keys), q, k, v, &mut part, &mut part_lse);
-        attention::merge(cpu, &shape, &mut out, &mut lse, &part, &part_lse);
+        attention::forward(cpu, &cut(keys), [q, k, v], &mut part, &mut part_lse);
+        attention::merge(cpu, &shape, &mut out, &mut lse, (&part, &part_lse));
     }
     assert_near(&to_f64(&out), &to_f64(&answer.out), tolerance, "merged out");
     assert_near(&to_f64(&lse), &to_f64(&answer.lse), tolerance, "merged lse");
@@ -405,7 +405,9 @@ fn summed_equals_whole<E: Float>(cpu: &Cpu, tolerance: f64) {
         let to_k = RowsMut::whole(&mut dk[part.clone()], kv_width);
         let to_v = RowsMut::whole(&mut dv[part], kv_width);
         let shape = cut(keys);
-        attention::backward_block(cpu, &shape, q, k, v, &delta, dout, &lse, to_q, to_k, to_v, true);
+        let saved = Saved { dout, lse: &lse, delta: DeltaFrom::Delta(&delta) };
+        let gradients = Gradients { dq: to_q, dk: to_k, dv: to_v, accumulate: true };
+        attention::backward(cpu, &shape, [q, k, v], saved, gradients);
     }
     // They were added to what was there.
     let less = |x: &[f32], by: f64| to_f64(x).iter().map(|x| x - by).collect::<Vec<f64>>();
@@ -438,9 +440,10 @@ fn delta_for_output<E: Float + PartialEq>(cpu: &Cpu) {
     let [_, to_q] = RowsMut::columns(&mut dq, stride, parts);
     let parts = [1..1 + kv_width, 1 + kv_width..1 + 2 * kv_width];
     let [to_k, to_v] = RowsMut::columns(&mut dkv, kv_stride(&problem.shape), parts);
-    let [q, k, v] = problem.rows();
-    let (shape, dout, lse) = (&problem.shape, &problem.dout, &answer.lse);
-    attention::backward_block(cpu, shape, q, k, v, &delta, dout, lse, to_q, to_k, to_v, false);
+    let (dout, lse) = (&problem.dout[..], &answer.lse[..]);
+    let saved = Saved { dout, lse, delta: DeltaFrom::Delta(&delta) };
+    let gradients = Gradients { dq: to_q, dk: to_k, dv: to_v, accumulate: false };
+    attention::backward(cpu, &problem.shape, problem.rows(), saved, gradients);
     assert!((&dq, &dkv) == (&answer.dq, &answer.dkv), "{:?} in {}", cpu.level, E::DTYPE);
 }
 
@@ -496,9 +499,7 @@ fn short_slices_are_refused() {
     attention::forward(
         &Cpu::new(1),
         &shape,
-        rows(&whole),
-        rows(&short),
-        rows(&whole),
+        [rows(&whole), rows(&short), rows(&whole)],
         &mut [0.0; 32],
         &mut [0.0; 4],
     );

@@ -1,7 +1,7 @@
 use crate::check::*;
 use lockstep_kernels::Float;
 use lockstep_kernels::IGNORED;
-use lockstep_kernels::cpu::cross_entropy::{self as loss, Found, Loss};
+use lockstep_kernels::cpu::cross_entropy::{self as loss, Loss, SoftmaxStats, Targets};
 use lockstep_kernels::cpu::{Cpu, elementwise, reduce};
 use lockstep_kernels::reference::cross_entropy as reference;
 
@@ -29,7 +29,8 @@ fn equals_its_reference<E: Float>() {
                 (vec![9.0; n], logits.clone(), vec![E::default(); n * vocab]);
             loss::in_place(cpu, &mut d, &targets, how, &mut losses);
             let mut losses2 = vec![9.0; n];
-            loss::into(cpu, &logits, &targets, how, &mut losses2, &mut dlogits);
+            let all = Targets { ids: &targets, first: 0, how };
+            loss::into(cpu, &logits, all, &mut losses2, &mut dlogits);
             close("in place and elsewhere", tolerance::<E>(1e-6), &to_f64(&d), &to_f64(&dlogits));
             close("losses", 1e-6, &to_f64(&losses), &to_f64(&losses2));
             loss::losses(cpu, &logits, &targets, how, &mut losses2);
@@ -66,7 +67,7 @@ fn shares_of_the_vocabulary_equal_the_whole() {
             loss::target_logit(share, &targets, *first, &mut one);
             elementwise::add(&cpu, &mut target, &one);
         }
-        let found = Found { max: &max, sum: &sum, target: &target };
+        let found = SoftmaxStats { max: &max, sum: &sum, target: &target };
         let mut losses = vec![0.0; n];
         loss::finish_losses(&found, &targets, how, &mut losses);
         close(
@@ -82,9 +83,10 @@ fn shares_of_the_vocabulary_equal_the_whole() {
         for ((first, mut logits), cut) in shares.into_iter().zip(cuts.windows(2)) {
             let right = to_f64(&share(&right, vocab, cut[0], cut[1]));
             let mut elsewhere = logits.clone();
-            loss::finish_into(&cpu, &logits, &found, &targets, first, how, &mut elsewhere);
+            let targets = Targets { ids: &targets, first, how };
+            loss::finish_into(&cpu, &logits, &found, targets, &mut elsewhere);
             close("elsewhere", 2e-6, &right, &to_f64(&elsewhere));
-            loss::finish_in_place(&cpu, &mut logits, &found, &targets, first, how);
+            loss::finish_in_place(&cpu, &mut logits, &found, targets);
             close("in place", 2e-6, &right, &to_f64(&logits));
         }
     }
@@ -119,7 +121,7 @@ fn masked_logits_have_no_share() {
 }
 
 #[test]
-#[should_panic(expected = "target 9 is beyond the vocabulary of 9")]
+#[should_panic(expected = "target 9 is out of range: the vocabulary has 9 tokens")]
 fn a_target_beyond_the_vocabulary_is_named() {
     loss::in_place(&Cpu::new(1), &mut [0.0; 9], &[9], HOW[0], &mut [0.0]);
 }

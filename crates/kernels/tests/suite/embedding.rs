@@ -1,7 +1,7 @@
 use crate::check::*;
 use lockstep_kernels::Float;
 use lockstep_kernels::cpu::Cpu;
-use lockstep_kernels::cpu::embedding;
+use lockstep_kernels::cpu::embedding::{self, TableGradient, Tokens};
 use lockstep_kernels::reference::embedding as reference;
 use lockstep_kernels::{PositionRange, VocabShard};
 
@@ -34,20 +34,17 @@ fn equals_its_reference<E: Float>() {
                 |cpu| {
                     let (mut out, mut placed) =
                         (vec![E::default(); n * dim], vec![E::default(); n * dim]);
-                    embedding::forward(cpu, &ids, &table, held, None, &mut out);
-                    embedding::forward(
-                        cpu,
-                        &ids,
-                        &table,
-                        held,
-                        Some((&positions, place)),
-                        &mut placed,
-                    );
+                    let tokens = Tokens { ids: &ids, shard: held };
+                    embedding::forward(cpu, tokens, &table, None, &mut out);
+                    embedding::forward(cpu, tokens, &table, Some((&positions, place)), &mut placed);
                     let mut dtable = vec![1.0; rows * dim];
-                    embedding::backward(cpu, &ids, &dy, held, &mut dtable, false);
+                    let gradient = TableGradient { table: &mut dtable, accumulate: false };
+                    embedding::backward(cpu, tokens, &dy, gradient);
                     let (mut added, mut dpositions) = (vec![1.0; 12 * dim], vec![1.0; 12 * dim]);
-                    embedding::positions_backward(cpu, &dy, dim, place, &mut added, true);
-                    embedding::positions_backward(cpu, &dy, dim, place, &mut dpositions, false);
+                    let gradient = TableGradient { table: &mut added, accumulate: true };
+                    embedding::positions_backward(cpu, &dy, dim, place, gradient);
+                    let gradient = TableGradient { table: &mut dpositions, accumulate: false };
+                    embedding::positions_backward(cpu, &dy, dim, place, gradient);
                     [
                         to_f64(&out),
                         to_f64(&placed),
@@ -78,27 +75,25 @@ fn the_references_backward_is_its_slope() {
 }
 
 #[test]
-#[should_panic(expected = "token id 50 is beyond the vocabulary of 50")]
+#[should_panic(expected = "token id 50 is out of range: the vocabulary has 50 tokens")]
 fn an_id_beyond_the_vocabulary_is_named() {
     embedding::forward(
         &Cpu::new(1),
-        &[3, 50],
+        Tokens { ids: &[3, 50], shard: VocabShard::all(50) },
         &[0f32; 100],
-        VocabShard::all(50),
         None,
         &mut [0.0; 4],
     );
 }
 
 #[test]
-#[should_panic(expected = "position 4 is beyond the table's 4")]
+#[should_panic(expected = "position 4 is out of range: the table has 4")]
 fn a_position_beyond_the_table_is_named() {
     let place = PositionRange { start: 3, len: 2 };
     embedding::forward(
         &Cpu::new(1),
-        &[3, 0],
+        Tokens { ids: &[3, 0], shard: VocabShard::all(50) },
         &[0f32; 100],
-        VocabShard::all(50),
         Some((&[0.0; 8], place)),
         &mut [0.0; 4],
     );

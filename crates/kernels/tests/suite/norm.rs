@@ -1,6 +1,6 @@
 use crate::check::*;
 use lockstep_kernels::Float;
-use lockstep_kernels::cpu::norm::{self, Backward};
+use lockstep_kernels::cpu::norm::{self, Backward, Gradients, Params};
 use lockstep_kernels::reference::norm as reference;
 
 const EPS: f64 = 1e-5;
@@ -25,30 +25,24 @@ fn layer_equals_its_reference<E: Float>() {
             let mut stats = vec![0.0; rows * 2];
             let (mut out, mut again) =
                 (vec![E::default(); rows * dim], vec![E::default(); rows * dim]);
-            norm::layer_forward(cpu, &x, &gain, &bias, EPS as f32, &mut out, Some(&mut stats));
-            norm::layer_forward(cpu, &x, &gain, &bias, EPS as f32, &mut again, None);
+            let params = Params { gain: &gain, bias: Some(&bias), eps: EPS as f32 };
+            norm::forward(cpu, params, &x, &mut out, Some(&mut stats));
+            norm::forward(cpu, params, &x, &mut again, None);
             assert_eq!(to_f64(&out), to_f64(&again), "statistics change nothing");
-            norm::layer_recompute(cpu, &x, &gain, &bias, &stats, &mut again);
+            norm::recompute(cpu, params, &x, &stats, &mut again);
             assert_eq!(to_f64(&out), to_f64(&again), "recomputed");
 
             let from = Backward { x: &x, gain: &gain, stats: &stats, dy: &dy };
             let (mut dx, mut dgain, mut dbias) =
                 (vec![E::default(); rows * dim], vec![9.0; dim], vec![9.0; dim]);
-            norm::layer_backward(cpu, &from, &mut dx, false, &mut dgain, &mut dbias, false);
-            // In halves, added to what is there.
+            let (gain, bias) = (&mut dgain[..], Some(&mut dbias[..]));
+            let gradients = Gradients { gain, bias, accumulate: false };
+            norm::backward(cpu, &from, &mut dx, false, gradients);
             let (mut added, mut dgain2, mut dbias2) =
                 (before.clone(), vec![1.0; dim], vec![1.0; dim]);
-            norm::layer_backward_input(cpu, &from, &mut added, true);
-            norm::layer_backward_weight(cpu, &from, &mut dgain2, &mut dbias2, true);
-            let (mut whole, mut alone, mut alone2) =
-                (before.clone(), vec![0.0; dim], vec![0.0; dim]);
-            norm::layer_backward(cpu, &from, &mut whole, true, &mut alone, &mut alone2, false);
-            assert_eq!(to_f64(&whole), to_f64(&added), "dx of the whole and of its half");
-            assert_eq!(
-                (&alone, &alone2),
-                (&dgain, &dbias),
-                "gradients of the whole and of its half"
-            );
+            let (gain, bias) = (&mut dgain2[..], Some(&mut dbias2[..]));
+            let gradients = Gradients { gain, bias, accumulate: true };
+            norm::backward(cpu, &from, &mut added, true, gradients);
             [&out, &dx]
                 .map(|x| to_f64(x))
                 .into_iter()
@@ -74,16 +68,18 @@ fn rms_equals_its_reference<E: Float>() {
             let mut stats = vec![0.0; rows];
             let (mut out, mut again) =
                 (vec![E::default(); rows * dim], vec![E::default(); rows * dim]);
-            norm::rms_forward(cpu, &x, &gain, EPS as f32, &mut out, Some(&mut stats));
-            norm::rms_recompute(cpu, &x, &gain, &stats, &mut again);
+            let params = Params { gain: &gain, bias: None, eps: EPS as f32 };
+            norm::forward(cpu, params, &x, &mut out, Some(&mut stats));
+            norm::recompute(cpu, params, &x, &stats, &mut again);
             assert_eq!(to_f64(&out), to_f64(&again), "recomputed");
 
             let from = Backward { x: &x, gain: &gain, stats: &stats, dy: &dy };
             let (mut dx, mut dgain) = (vec![E::default(); rows * dim], vec![9.0; dim]);
-            norm::rms_backward(cpu, &from, &mut dx, false, &mut dgain, false);
+            let gradients = Gradients { gain: &mut dgain, bias: None, accumulate: false };
+            norm::backward(cpu, &from, &mut dx, false, gradients);
             let (mut added, mut dgain2) = (before.clone(), vec![1.0; dim]);
-            norm::rms_backward_input(cpu, &from, &mut added, true);
-            norm::rms_backward_weight(cpu, &from, &mut dgain2, true);
+            let gradients = Gradients { gain: &mut dgain2, bias: None, accumulate: true };
+            norm::backward(cpu, &from, &mut added, true, gradients);
             [to_f64(&out), to_f64(&dx), to_f64(&dgain), to_f64(&added), to_f64(&dgain2)]
         });
     }
@@ -116,7 +112,8 @@ fn a_large_mean_does_not_drown_the_spread() {
     let right = reference::layer_forward(&to_f64(&x), &to_f64(&gain), &to_f64(&bias), EPS);
     everywhere("mean of 1e4", 3e-3, [right], |cpu| {
         let mut out = vec![0.0; 512];
-        norm::layer_forward(cpu, &x, &gain, &bias, EPS as f32, &mut out, None);
+        let params = Params { gain: &gain, bias: Some(&bias), eps: EPS as f32 };
+        norm::forward(cpu, params, &x, &mut out, None);
         [to_f64(&out)]
     });
 }

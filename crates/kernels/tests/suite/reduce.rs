@@ -13,14 +13,12 @@ fn whole_sums_equal_their_reference<E: Float>() {
         broken.iter_mut().skip(8).step_by(1000).for_each(|x| *x = E::round_from(f32::NEG_INFINITY));
         let right = vec![
             reference::sum_of_squares(&to_f64(&x)),
-            reference::max_abs(&to_f64(&x)),
             0.0,
             reference::count_non_finite(&to_f64(&broken)) as f64,
         ];
         everywhere(&format!("reductions of {n}"), 1e-6, [right], |cpu| {
-            let max = reduce::max_abs(cpu, &x) as f64;
             let [none, some] = [&x, &broken].map(|x| reduce::count_non_finite(cpu, x) as f64);
-            [vec![reduce::sum_of_squares(cpu, &x), max, none, some]]
+            [vec![reduce::sum_of_squares(cpu, &x), none, some]]
         });
     }
 }
@@ -44,12 +42,4 @@ fn a_sum_of_millions_keeps_its_small_parts() {
     // In f32 alone this would stop growing at 2^24.
     let x = vec![1.0f32; 20_000_000];
     assert_eq!(reduce::sum_of_squares(&Cpu::new(2), &x), 2e7);
-}
-
-#[test]
-fn the_largest_of_a_nan_is_nan() {
-    let mut x = vec![1.0f32; 10_000];
-    assert_eq!(reduce::max_abs(&Cpu::new(1), &x), 1.0);
-    x[9_000] = f32::NAN;
-    assert!(reduce::max_abs(&Cpu::new(2), &x).is_nan());
 }

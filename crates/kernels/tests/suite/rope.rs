@@ -141,7 +141,7 @@ fn llama3_slows_the_slow_rotations() {
 }
 
 #[test]
-#[should_panic(expected = "position 12 is beyond the table's 12")]
+#[should_panic(expected = "position 12 is out of range: the table has 12 positions")]
 fn positions_beyond_the_table_are_refused() {
     let table = RopeTable::new(4, 12, THETA, None);
     let positions = Positions::From { start: 9, len: 4 };

@@ -1,6 +1,6 @@
 use crate::check::*;
 use lockstep_kernels::Float;
-use lockstep_kernels::cpu::routing::{self, Choice, ChoiceBackward};
+use lockstep_kernels::cpu::routing::{self, Choice, ChoiceBackward, Grouping, Slots};
 use lockstep_kernels::cpu::{Cpu, balance, reduce};
 use lockstep_kernels::reference::routing as reference;
 use lockstep_kernels::{Capacity, DROPPED, Router};
@@ -72,7 +72,8 @@ fn choices_and_their_backward_equal_the_reference() {
                 let got = choose(cpu, router, &logits);
                 let [mut counts, mut sums, mut slopes] =
                     [(); 3].map(|_| vec![0.0; scopes * experts]);
-                balance::loads(cpu, experts, &got.chosen, &got.probs, &mut counts, &mut sums);
+                let loads = balance::Loads { counts: &mut counts, sums: &mut sums };
+                balance::loads(cpu, experts, &got.chosen, &got.probs, loads);
                 let each = || counts.chunks(experts).zip(sums.chunks(experts));
                 for ((counts, _), slopes) in each().zip(slopes.chunks_mut(experts)) {
                     balance::gradient(counts, top_k, 0.5 / tokens as f32, slopes);
@@ -120,8 +121,12 @@ fn slots_are_grouped_as_in_the_reference() {
             let (mut order, mut starts, mut place) =
                 (vec![0; slots], vec![0; experts + 1], vec![0; slots]);
             let cpu = Cpu::new(1);
-            let filled =
-                routing::group(&cpu, &chosen, capacity, &mut order, &mut starts, &mut place);
+            let filled = routing::group(
+                &cpu,
+                &chosen,
+                capacity,
+                grouping(&mut order, &mut starts, &mut place),
+            );
             let right = reference::group(&chosen, experts, capacity);
             assert_eq!(
                 (&order[..filled], &starts, &place),
@@ -141,7 +146,7 @@ fn room_is_counted_scope_by_scope() {
         let (mut order, mut starts) = (vec![0; chosen.len()], vec![0; experts + 1]);
         let mut place = vec![0; chosen.len()];
         let capacity = Some(Capacity { slots: 2, scopes });
-        routing::group(&cpu, chosen, capacity, &mut order, &mut starts, &mut place);
+        routing::group(&cpu, chosen, capacity, grouping(&mut order, &mut starts, &mut place));
         place.iter().map(|&place| place == DROPPED).collect::<Vec<_>>()
     };
     let (one, other) = ([0, 0, 0, 1, 2, 0], [1, 1, 0, 1, 1, 0]);
@@ -187,18 +192,20 @@ fn rows_move_as_in_the_reference<E: Float>() {
         everywhere(&format!("{tokens} tokens, {capacity:?}"), tolerance::<E>(1e-5), right, |cpu| {
             let (mut gathered, mut drows) =
                 (vec![E::default(); rows.len()], vec![E::default(); rows.len()]);
-            routing::gather(cpu, &x, dim, top_k, &order, &mut gathered);
+            routing::gather(cpu, &x, top_k, &order, &mut gathered);
             let (mut combined, mut added) = (vec![E::round_from(7.0); x.len()], residual.clone());
-            routing::combine(cpu, &rows, top_k, &place, Some(&weights), &mut combined, false);
-            routing::combine(cpu, &rows, top_k, &place, None, &mut added, true);
+            let weighted = Slots { top_k, place: &place, weights: &weights };
+            routing::combine(cpu, &rows, weighted, &mut combined, false);
+            routing::combine(cpu, &rows, Slots { weights: &[], ..weighted }, &mut added, true);
             // The backward of `combine`: its rows' is dy gathered and scaled, its weights' is dy gathered
             // dotted with the rows, each put back from its place to its slot.
-            routing::gather(cpu, &dy, dim, top_k, &order, &mut drows);
+            routing::gather(cpu, &dy, top_k, &order, &mut drows);
             let (mut dots, mut dweights) = (vec![7.0; order.len()], vec![7.0; slots]);
             routing::row_dots(cpu, &rows, &drows, dim, &mut dots);
-            routing::combine(cpu, &dots, 1, &place, None, &mut dweights, false);
+            let unweighted = Slots { top_k: 1, place: &place, weights: &[] };
+            routing::combine(cpu, &dots, unweighted, &mut dweights, false);
             let mut factors = vec![7.0; order.len()];
-            routing::gather(cpu, &weights, 1, 1, &order, &mut factors);
+            routing::gather(cpu, &weights, 1, &order, &mut factors);
             routing::scale_rows(cpu, &mut drows, dim, &factors);
             [
                 to_f64(&gathered),
@@ -243,4 +250,8 @@ fn the_references_backward_is_their_slope() {
     };
     close("rows", 1e-8, &slopes(&rows, |rows| loss(rows, &weights)), &drows);
     close("weights", 1e-8, &slopes(&weights, |weights| loss(&rows, weights)), &dweights);
+}
+
+fn grouping<'a>(order: &'a mut [u32], starts: &'a mut [u32], place: &'a mut [u32]) -> Grouping<'a> {
+    Grouping { order, starts, place }
 }

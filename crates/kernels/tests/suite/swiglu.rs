@@ -15,16 +15,6 @@ fn equals_its_reference<E: Float>() {
                 (vec![E::default(); rows * f], vec![E::default(); rows * 2 * f]);
             swiglu::forward(cpu, &x, f, &mut out);
             swiglu::backward(cpu, &x, f, &dy, &mut dx);
-            let mut d = x.clone();
-            swiglu::backward_in_place(cpu, &mut d, f, &dy);
-            assert_eq!(to_f64(&d), to_f64(&dx), "in place");
-            let mut again = dy.clone();
-            swiglu::backward_recompute(cpu, &x, f, &mut again, &mut d);
-            assert_eq!(
-                (to_f64(&d), to_f64(&again)),
-                (to_f64(&dx), to_f64(&out)),
-                "with the output again"
-            );
             [to_f64(&out), to_f64(&dx)]
         });
     }

@@ -10,10 +10,9 @@ use crate::{AttentionShape, Float};
 pub fn merge<E: Float>(
     cpu: &Cpu,
     shape: &AttentionShape,
-    out: &mut [E],     // (batch * q_len, heads * head_dim)
-    lse: &mut [f32],   // (batch, heads, q_len)
-    other_out: &[E],   // as out
-    other_lse: &[f32], // as lse
+    out: &mut [E],   // (batch * q_len, heads * head_dim)
+    lse: &mut [f32], // (batch, heads, q_len)
+    (other_out, other_lse): (&[E], &[f32]),
 ) {
     let AttentionShape { batch, heads, head_dim, q_len, .. } = *shape;
     let (rows, width) = (batch * q_len, heads * head_dim);
@@ -23,8 +22,7 @@ pub fn merge<E: Float>(
         "lse is (batch, heads, q_len)"
     );
     let into = RawRows::new_mut(&RowsMut::whole(out, width), rows, width, "out");
-    let from =
-        RawRows::new(&Rows { data: other_out, offset: 0, stride: width }, rows, width, "other_out");
+    let from = RawRows::new(&Rows::whole(other_out, width), rows, width, "other_out");
     let into_lse = RawRows::new_mut(&RowsMut::whole(lse, rows * heads), 1, rows * heads, "lse");
     cpu.team.split(batch * heads, 1, &|range| {
         for (batch, head) in range.map(|number| (number / heads, number % heads)) {

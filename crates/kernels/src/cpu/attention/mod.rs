@@ -78,6 +78,32 @@ enum Delta<E> {
     Known(RawRows<f32>),
 }
 
+/// Results of the forward pass, and the gradient of its output.
+#[derive(Clone, Copy)]
+pub struct Saved<'a, E> {
+    pub dout: &'a [E],  // (batch * q_len, heads * head_dim)
+    pub lse: &'a [f32], // (batch, heads, q_len)
+    pub delta: DeltaFrom<'a, E>,
+}
+
+/// Source of D = Σ dout · out of each query.
+#[derive(Clone, Copy)]
+pub enum DeltaFrom<'a, E> {
+    /// The output of the forward pass. (batch * q_len, heads * head_dim)
+    Output(&'a [E]),
+    /// D itself, see `delta`. (batch * q_len, heads)
+    Delta(&'a [f32]),
+}
+
+/// Gradients of queries, keys and values. They may be f32 for bf16 inputs.
+pub struct Gradients<'a, G> {
+    pub dq: RowsMut<'a, G>,
+    pub dk: RowsMut<'a, G>,
+    pub dv: RowsMut<'a, G>,
+    /// Add to the gradients instead of overwriting them.
+    pub accumulate: bool,
+}
+
 /// Computes `out` = softmax(`scale` q kᵀ over the visible keys) v, and the log-sum-exp of the scores. A query without
 /// visible keys gets zero, and a log-sum-exp of -inf. `out` may be f32 for bf16 inputs, so that `merge` rounds only once.
 ///
@@ -86,9 +112,7 @@ enum Delta<E> {
 pub fn forward<E: Float, O: Float>(
     cpu: &Cpu,
     shape: &AttentionShape,
-    q: Rows<'_, E>,
-    k: Rows<'_, E>,
-    v: Rows<'_, E>,
+    [q, k, v]: [Rows<'_, E>; 3],
     out: &mut [O],   // (batch * q_len, heads * head_dim)
     lse: &mut [f32], // (batch, heads, q_len)
 ) {
@@ -111,67 +135,18 @@ pub fn forward<E: Float, O: Float>(
     }
 }
 
-/// The gradients of q, k and v from that of out; those of k and v summed over the heads of a group. They are
-/// overwritten, not added to. `out` and `lse` are the forward pass's; where keys are met in several blocks,
-/// those of all blocks together, and then the gradients are this block's share.
-///
-/// The same bits whatever the number of threads.
+/// Computes the gradients of q, k and v; those of k and v are summed over the heads of a group. For keys in several
+/// blocks, `saved` is that of all blocks together, and the gradients are the contribution of this block. The bits do not
+/// depend on the number of threads.
 ///
 /// # Panics
-/// When a slice is shorter than the shape says.
-#[allow(clippy::too_many_arguments)] // three inputs, what came out of them, and a gradient for each
-pub fn backward<E: Float>(
-    cpu: &Cpu,
-    shape: &AttentionShape,
-    q: Rows<'_, E>,
-    k: Rows<'_, E>,
-    v: Rows<'_, E>,
-    out: &[E],   // (batch * q_len, heads * head_dim)
-    dout: &[E],  // as out
-    lse: &[f32], // (batch, heads, q_len)
-    dq: RowsMut<'_, E>,
-    dk: RowsMut<'_, E>,
-    dv: RowsMut<'_, E>,
-) {
-    let (queries, width) = (shape.batch * shape.q_len, shape.heads * shape.head_dim);
-    let out = RawRows::new(&Rows { data: out, offset: 0, stride: width }, queries, width, "out");
-    run_backward(cpu, shape, [q, k, v], Delta::Output(out), dout, lse, [dq, dk, dv], false);
-}
-
-/// The same where `out` is not at hand, or would be read for every block again: `delta` is all that a backward
-/// pass wants of it. Gradients may be stored wider than what they are of, and are added to what is there when
-/// `add` says so.
-#[allow(clippy::too_many_arguments)] // as above
-pub fn backward_block<E: Float, G: Float>(
-    cpu: &Cpu,
-    shape: &AttentionShape,
-    q: Rows<'_, E>,
-    k: Rows<'_, E>,
-    v: Rows<'_, E>,
-    delta: &[f32], // (batch * q_len, heads), see `delta`
-    dout: &[E],    // (batch * q_len, heads * head_dim)
-    lse: &[f32],   // (batch, heads, q_len)
-    dq: RowsMut<'_, G>,
-    dk: RowsMut<'_, G>,
-    dv: RowsMut<'_, G>,
-    add: bool,
-) {
-    let (queries, heads) = (shape.batch * shape.q_len, shape.heads);
-    let rows = Rows { data: delta, offset: 0, stride: heads };
-    let delta = Delta::Known(RawRows::new(&rows, queries, heads, "delta"));
-    run_backward(cpu, shape, [q, k, v], delta, dout, lse, [dq, dk, dv], add);
-}
-
-#[allow(clippy::too_many_arguments)] // as above
-fn run_backward<E: Float, G: Float>(
+/// If a slice is too short for the shape.
+pub fn backward<E: Float, G: Float>(
     cpu: &Cpu,
     shape: &AttentionShape,
     [q, k, v]: [Rows<'_, E>; 3],
-    delta: Delta<E>,
-    dout: &[E],
-    lse: &[f32],
-    [dq, dk, dv]: [RowsMut<'_, G>; 3],
-    add: bool,
+    saved: Saved<'_, E>,
+    gradients: Gradients<'_, G>,
 ) {
     shape.check();
     let AttentionShape { batch, heads, kv_heads, head_dim, q_len, k_len, .. } = *shape;
@@ -182,18 +157,20 @@ fn run_backward<E: Float, G: Float>(
         q: RawRows::new(&q, queries, width, "q"),
         k: RawRows::new(&k, keys, kv_width, "k"),
         v: RawRows::new(&v, keys, kv_width, "v"),
-        delta,
-        dout: RawRows::new(&Rows { data: dout, offset: 0, stride: width }, queries, width, "dout"),
-        lse: RawRows::new(
-            &Rows { data: lse, offset: 0, stride: queries * heads },
-            1,
-            queries * heads,
-            "lse",
-        ),
-        dq: RawRows::new_mut(&dq, queries, width, "dq"),
-        dk: RawRows::new_mut(&dk, keys, kv_width, "dk"),
-        dv: RawRows::new_mut(&dv, keys, kv_width, "dv"),
-        accumulate: add,
+        delta: match saved.delta {
+            DeltaFrom::Output(out) => {
+                Delta::Output(RawRows::new(&Rows::whole(out, width), queries, width, "out"))
+            }
+            DeltaFrom::Delta(delta) => {
+                Delta::Known(RawRows::new(&Rows::whole(delta, heads), queries, heads, "delta"))
+            }
+        },
+        dout: RawRows::new(&Rows::whole(saved.dout, width), queries, width, "dout"),
+        lse: RawRows::new(&Rows::whole(saved.lse, queries * heads), 1, queries * heads, "lse"),
+        dq: RawRows::new_mut(&gradients.dq, queries, width, "dq"),
+        dk: RawRows::new_mut(&gradients.dk, keys, kv_width, "dk"),
+        dv: RawRows::new_mut(&gradients.dv, keys, kv_width, "dv"),
+        accumulate: gradients.accumulate,
     };
     cpu.team.run(&|index, count| {
         job.run_worker(cpu.level, &cpu.scratch[index], Worker { index, count })

@@ -11,6 +11,13 @@ pub struct Rows<'a, E> {
     pub stride: usize,
 }
 
+impl<'a, E> Rows<'a, E> {
+    /// All columns of a matrix of `stride` columns.
+    pub fn whole(data: &'a [E], stride: usize) -> Rows<'a, E> {
+        Rows { data, offset: 0, stride }
+    }
+}
+
 /// Mutable `Rows`. Several may share one matrix, with disjoint columns.
 ///
 /// ```
