@@ -273,7 +273,7 @@ multiversion! {
         }
     }
 
-    /// With h = (x - mean) rstd and g = dy gain: dx = rstd (g - mean(g) - h mean(g h)).
+    /// dx = rstd (g - mean(g) - h mean(g h)), where h = (x - mean) rstd and g = dy gain.
     fn input_rows<I, E: Float, N: Norm>(from: &Backward<'_, E>, add: bool, dx: &mut [E]) {
         let (x, gain, stats, dy) = (from.x, from.gain, from.stats, from.dy);
         let dim = gain.len();

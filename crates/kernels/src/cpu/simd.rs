@@ -115,20 +115,15 @@ macro_rules! multiversion {
     ($($(#[$doc:meta])* $vis:vis fn $name:ident<$isa:ident $(, $g:ident: $bound:path)*>
         ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block)*) => {$(
         $(#[$doc])*
-        #[allow(clippy::too_many_arguments, reason = "a kernel's body; its public face takes structs")]
         $vis fn $name<$($g: $bound),*>(level: $crate::cpu::Level, $($arg: $ty),*) $(-> $ret)? {
-            #[allow(clippy::too_many_arguments, clippy::extra_unused_type_parameters, reason = "as above")]
+            #[allow(clippy::extra_unused_type_parameters, reason = "not every body depends on the instruction set")]
             #[inline(always)]
             fn body<$isa: $crate::cpu::simd::Isa, $($g: $bound),*>($($arg: $ty),*) $(-> $ret)? $body
-
-            #[allow(clippy::too_many_arguments, reason = "as above")]
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma,avx2")]
             fn avx512<$($g: $bound),*>($($arg: $ty),*) $(-> $ret)? {
                 body::<$crate::cpu::simd::Avx512, $($g),*>($($arg),*)
             }
-
-            #[allow(clippy::too_many_arguments, reason = "as above")]
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "fma,avx2")]
             fn avx2<$($g: $bound),*>($($arg: $ty),*) $(-> $ret)? {

@@ -49,7 +49,7 @@ impl Blocking {
             len.next_multiple_of(multiple).min((most / multiple).max(1) * multiple)
         };
         let chunk = bounded(n, sizes.chunk_bytes / kernel.element_bytes / kc, kernel.nr);
-        // Of nearly equal width as well: each chunk costs a pass over `a`.
+        // Chunks have nearly equal width, because each one costs a pass over `a`.
         let chunk = n.div_ceil(n.div_ceil(chunk)).next_multiple_of(kernel.nr);
         // If k is not a multiple of `k_multiple`, all panels of the last block are packed; otherwise at most the
         // last, incomplete one.
