@@ -14,7 +14,7 @@
 
 use lockstep_comm::{Group, Result};
 use lockstep_kernels::{Device, Dtype, Tag, Tensor, View, ViewMut};
-use lockstep_plan::FEW_ROWS;
+use lockstep_plan::SMALL_GEMM_ROWS;
 use std::ops::Range;
 
 use crate::Groups;
@@ -119,7 +119,7 @@ impl Groups {
 
     /// Whether communication is overlapped, for `each` rows per rank.
     fn overlaps(&self, each: usize) -> bool {
-        self.sequence && self.overlap && each > FEW_ROWS
+        self.sequence && self.overlap && each > SMALL_GEMM_ROWS
     }
 
     /// Sends the own rows to the rank `step` after this one, and receives those of the rank `step` before.

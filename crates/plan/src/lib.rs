@@ -38,11 +38,11 @@ pub use error::{ConfigError, Place};
 pub use layouts::layouts;
 pub use learning_rate::LearningRate;
 pub use ledger::Ledger;
-pub use lockstep_types::Dtype;
+pub use lockstep_types::{Dtype, SMALL_GEMM_ROWS};
 pub use mesh::{Axis, Coord, GroupKind, Mesh};
 pub use plan::{
     Checkpoint, Comm, Data, Eval, Layout, Overlap, Plan, Precision, Sample, Source, Train,
 };
 pub use refit::refit;
 pub use resolve::Environment;
-pub use traffic::{Collective, Exchange, FEW_ROWS, Phase, traffic, traffic_of_step};
+pub use traffic::{Collective, Exchange, Phase, traffic, traffic_of_step};

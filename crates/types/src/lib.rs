@@ -1,4 +1,4 @@
-//! Enums that several crates of the bottom row share: element types, collectives and operation classes.
+//! Types and constants that several crates of the bottom row share: element types, collectives, operation classes.
 //! Contains no computation and no I/O.
 
 mod collective;
@@ -8,3 +8,7 @@ mod op_class;
 pub use collective::Collective;
 pub use dtype::{Dtype, Element, bytes_of, bytes_of_mut};
 pub use op_class::OpClass;
+
+/// Matrix products with at most this many rows use another kernel, which sums in another order. Splitting the rows of a
+/// product keeps its bits only if every part has more.
+pub const SMALL_GEMM_ROWS: usize = 8;

@@ -18,7 +18,6 @@ mod passes;
 mod states;
 
 pub use lockstep_types::Collective;
-pub use passes::FEW_ROWS;
 
 use crate::mesh::{GroupKind, Mesh};
 use crate::passes::PassEvent;

@@ -6,10 +6,7 @@ use crate::mesh::GroupKind;
 use crate::model::{Balance, Family, Moe, Part, Shape, loss_chunk};
 use crate::passes::PassEvent;
 use crate::plan::{Layout, Plan};
-
-/// Up to so many rows of the residual stream are not sent on their own: a product of so few rows would be computed by
-/// another kernel, with other rounding.
-pub const FEW_ROWS: usize = 8;
+use lockstep_types::SMALL_GEMM_ROWS;
 
 pub(super) struct Passes<'a> {
     plan: &'a Plan,
@@ -141,7 +138,7 @@ impl<'a> Passes<'a> {
     /// Whether rows of the stream are sent while others are multiplied.
     fn by_rows(&self) -> bool {
         let Layout { sequence, tensor, .. } = self.plan.layout;
-        sequence && self.plan.comm.overlap.tensor && self.tokens / tensor > FEW_ROWS
+        sequence && self.plan.comm.overlap.tensor && self.tokens / tensor > SMALL_GEMM_ROWS
     }
 
     /// Sends this rank's rows to each of the others.

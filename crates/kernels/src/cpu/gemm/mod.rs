@@ -36,6 +36,7 @@ pub use load_balance::LoadBalancer;
 
 use super::Cpu;
 use half::bf16;
+use lockstep_types::SMALL_GEMM_ROWS;
 
 /// Elements in f32 or bf16.
 #[derive(Clone, Copy, Debug)]
@@ -87,9 +88,6 @@ pub struct Epilogue<'a> {
     pub residual: Option<Data<'a>>,
 }
 
-/// Up to this many rows, `b` is read once without packing (`small_m.rs`), and sums are taken in another order.
-pub const SMALL_M: usize = 8;
-
 /// Multiplies.
 ///
 /// ```
@@ -114,7 +112,8 @@ pub fn run(cpu: &Cpu, gemm: Gemm<'_>) {
         return;
     }
     let product = Product::new(gemm);
-    if product.m <= SMALL_M {
+    // With few rows, reading `b` once is faster than packing it.
+    if product.m <= SMALL_GEMM_ROWS {
         return small_m::run(cpu, &product);
     }
     let kernel = kernel::MicroKernel::select(cpu.level, product.a.round_to_bf16);

@@ -1,14 +1,15 @@
-//! Products with at most `SMALL_M` rows, as in token-by-token generation: `b` is read once without packing, and `a`
+//! Products with at most `SMALL_GEMM_ROWS` rows, as in token-by-token generation: `b` is read once without packing, and `a`
 //! stays in L1.
 
 use super::epilogue::Tile;
 use super::masked_vector::MaskedVector;
 #[cfg(target_arch = "x86_64")]
 use super::masked_vector::Zmm;
-use super::{Data, Product, SMALL_M};
+use super::{Data, Product};
 use crate::Float;
 use crate::cpu::{Cpu, Level};
 use half::bf16;
+use lockstep_types::SMALL_GEMM_ROWS;
 
 /// Columns of the output that are computed at a time.
 const COLS: usize = 64;
@@ -122,7 +123,7 @@ unsafe fn by_type<V: MaskedVector>(columns: Columns<'_>) {
 /// The processor supports `V`.
 #[inline(always)]
 unsafe fn by_rows<V: MaskedVector, T: Float, const ROUND: bool>(mut columns: Columns<'_>, b: &[T]) {
-    const { assert!(SMALL_M == 8) };
+    const { assert!(SMALL_GEMM_ROWS == 8) };
     let mut row = 0;
     while row < columns.product.m {
         // SAFETY: the caller's promise.
