@@ -20,7 +20,7 @@ use lockstep_kernels::{AdamW, Device, Dtype};
 use lockstep_model::{Activations, Batch, Cache, Model, Pass, Recompute, Sampling, sample};
 use lockstep_plan::model::Shape;
 use lockstep_plan::{Config, Environment, Plan};
-use lockstep_trainer::{Rank, SaveOutcome, Saver, Whole, load_whole};
+use lockstep_trainer::{HostTensors, Rank, SaveOutcome, Saver, load_whole};
 
 const SYMBOLS: usize = 16;
 const SEQ: usize = 16; // a rollout is one more
@@ -43,7 +43,7 @@ struct Played {
 
 /// What a learner tells a producer.
 enum News {
-    Policy(u64, Arc<Whole>),
+    Policy(u64, Arc<HostTensors>),
     /// A checkpoint holds this ledger.
     Saved(Ledger),
     /// The learner has gone back to this ledger.

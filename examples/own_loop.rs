@@ -7,7 +7,7 @@ use lockstep_kernels::{AdamW, Device, Dtype, Tag};
 use lockstep_model::{Activations, Batch, Groups, Model, Pass, Recompute, Sampling, Store};
 use lockstep_plan::model::Shape;
 use lockstep_plan::presets;
-use lockstep_trainer::{Optimizer, Prompt, generate};
+use lockstep_trainer::{Generator, Optimizer, Prompt, generate};
 
 const STEPS: u64 = 400;
 const BATCH: usize = 8; // sequences per step
@@ -82,7 +82,9 @@ fn main() -> anyhow::Result<()> {
     let sampling = Sampling { temperature: 0.8, top_k: None, top_p: None };
     let request = Prompt { prompt: "the ", tokens: 200, sampling, seed: SEED };
     print!("\n{}", request.prompt);
-    generate(&device, &model, &store.weights, dtype, &source, &request, |text| print!("{text}"))?;
+    let (device, model, weights, source) = (&device, &model, &store.weights, &source);
+    let generator = Generator { device, model, weights, dtype, source };
+    generate(generator, &request, |text| print!("{text}"))?;
     println!();
     Ok(())
 }

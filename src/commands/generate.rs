@@ -10,7 +10,7 @@ use lockstep_data::{Options, Source};
 use lockstep_kernels::{Device, Dtype};
 use lockstep_model::{Model, Sampling};
 use lockstep_plan::Plan;
-use lockstep_trainer::{Prompt, dtype, generate, load_whole};
+use lockstep_trainer::{Generator, Prompt, dtype, generate, load_whole};
 
 /// Sample text from a trained model
 #[derive(clap::Args)]
@@ -85,7 +85,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if !args.json {
         print!("{}", args.prompt);
     }
-    generate(&device, &model, &weights, dtype, &source, &wanted, |piece| {
+    let (device, model, weights, source) = (&device, &model, &weights, &source);
+    generate(Generator { device, model, weights, dtype, source }, &wanted, |piece| {
         text.push_str(piece);
         if !args.json {
             print!("{piece}");

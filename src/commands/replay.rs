@@ -7,7 +7,7 @@ use lockstep_comm::World;
 use lockstep_data::{SampleId, Source, Split};
 use lockstep_kernels::Device;
 use lockstep_plan::Plan;
-use lockstep_trainer::{Divergence, Outcome, Replayed, Run, Start, failed, replay};
+use lockstep_trainer::{Divergence, Outcome, Replayed, Run, Start, failed_dir, replay};
 
 use crate::print::print_line;
 
@@ -35,7 +35,7 @@ pub fn rank(
         };
         print_line!("{}: step {step} once more, from {whence}", plan.name);
     }
-    let kept = start.as_ref().is_some_and(|start| start.checkpoint.starts_with(failed(folder)));
+    let kept = start.as_ref().is_some_and(|start| start.checkpoint.starts_with(failed_dir(folder)));
     let device = Device::cpu(plan.train.threads);
     let run = Run {
         plan,
@@ -66,7 +66,7 @@ pub fn rank(
 
 /// The state closest before a step: what a failure left, or the newest checkpoint that is older.
 fn before(folder: &Path, step: u64) -> anyhow::Result<Option<Start>> {
-    let kept = lockstep_ckpt::before(&failed(folder), step)?;
+    let kept = lockstep_ckpt::before(&failed_dir(folder), step)?;
     let kept = kept.filter(|(done, _)| *done + 1 == step);
     let found = match kept {
         Some(kept) => Some(kept),
@@ -82,8 +82,8 @@ fn recorded(folder: &Path, step: u64) -> Option<f64> {
 }
 
 fn verdict(step: u64, replayed: &Replayed, kept: bool, recorded: Option<f64>) -> String {
-    let Replayed { outcome, parting, samples } = replayed;
-    if let Some(Divergence { ranks, place }) = parting {
+    let Replayed { outcome, divergence, samples } = replayed;
+    if let Some(Divergence { ranks, place }) = divergence {
         let ranks: Vec<String> = ranks.iter().map(usize::to_string).collect();
         let who = match &ranks[..] {
             [one] => format!("rank {one}"),
@@ -189,16 +189,16 @@ mod tests {
             grad_norm: 1.0,
             lr: 1e-3,
             time: none,
-            exchange: none,
+            exposed_comm: none,
             reading: none,
             sent: 0,
         };
         let finite = || Outcome::Finite(stepped);
         let bad = || Outcome::NotFinite { rank: 1, place: "layers.1 (its output)".into() };
-        let parting = |ranks: &[usize]| {
+        let divergence = |ranks: &[usize]| {
             Some(Divergence { ranks: ranks.to_vec(), place: "head (its gradient)".into() })
         };
-        for (outcome, parting, samples, kept, recorded, said) in [
+        for (outcome, divergence, samples, kept, recorded, said) in [
             (
                 finite(),
                 None,
@@ -220,10 +220,17 @@ mod tests {
             ),
             (bad(), None, vec![3, 4], true, None, "the loss of 2 of its samples is not finite"),
             (bad(), None, vec![], true, None, "on the way back"),
-            (bad(), parting(&[2]), vec![3], true, None, "first on rank 2, in head (its gradient)"),
-            (finite(), parting(&[2, 3]), vec![], true, None, "first on ranks 2 and 3, in head"),
+            (
+                bad(),
+                divergence(&[2]),
+                vec![3],
+                true,
+                None,
+                "first on rank 2, in head (its gradient)",
+            ),
+            (finite(), divergence(&[2, 3]), vec![], true, None, "first on ranks 2 and 3, in head"),
         ] {
-            let told = verdict(7, &Replayed { outcome, parting, samples }, kept, recorded);
+            let told = verdict(7, &Replayed { outcome, divergence, samples }, kept, recorded);
             assert!(told.contains(said), "no {said:?} in: {told}");
         }
     }

@@ -12,7 +12,7 @@ use lockstep_kernels::Tag;
 use lockstep_launch::{EXIT_PERMANENT, EXIT_STOPPED};
 use lockstep_model::{Model, Sampling};
 use lockstep_plan::{Ledger, Plan};
-use lockstep_trainer::{self as trainer, Prompt, Rank, Run, Whole, dtype, load_whole};
+use lockstep_trainer::{self as trainer, HostTensors, Prompt, Rank, Run, dtype, load_whole};
 
 use crate::commands::predicted::{self, Predicted};
 use crate::commands::replay;
@@ -175,9 +175,9 @@ fn plan_of_rank(args: &Args, file: &RunFile, world: &World) -> anyhow::Result<Pl
 /// Whether another try would fail in the same way: what is wrong is what the ranks were told, or what they computed.
 /// Anything else may be a machine's.
 fn is_hopeless(error: &anyhow::Error) -> bool {
-    use trainer::Error::{Checkpoint, Comm, Elsewhere, Folder};
+    use trainer::Error::{Checkpoint, Comm, Folder, OtherRank};
     let machine = |error: &trainer::Error| {
-        matches!(error, Comm(_) | Checkpoint(_) | Folder { .. } | Elsewhere { .. })
+        matches!(error, Comm(_) | Checkpoint(_) | Folder { .. } | OtherRank { .. })
     };
     match error.downcast_ref::<trainer::Error>() {
         Some(Checkpoint(lockstep_ckpt::Error::Fenced { .. })) => true,
@@ -316,7 +316,7 @@ fn explained(args: &Args, error: trainer::Error) -> anyhow::Error {
 /// Memory as it was planned and as it came, and some text.
 fn conclude(
     rank: &Rank<'_>,
-    params: Option<Whole>,
+    params: Option<HostTensors>,
     file: &RunFile,
     folder: &Path,
     compare: impl Fn(),
@@ -352,9 +352,9 @@ fn conclude(
         let (device, model, dtype) = (&rank.device, Model::whole(&plan.model), dtype(plan));
         let weights = load_whole(device, &plan.model, dtype, &params)?;
         drop(params);
-        trainer::generate(device, &model, &weights, dtype, &file.source, &wanted, |text| {
-            print_part!("{text}")
-        })?;
+        let (model, weights, source) = (&model, &weights, &file.source);
+        let generator = trainer::Generator { device, model, weights, dtype, source };
+        trainer::generate(generator, &wanted, |text| print_part!("{text}"))?;
         print_line!("\n");
     }
     print_line!("everything is in {}", folder.display());

@@ -184,11 +184,15 @@ fn ranks_that_differ_are_reported_before_the_first_step() {
     for (script, hints) in [
         (
             format!("exec {program} train run.toml --set train.lr=0.0$((RANK+1))"),
-            ["rank 1 (on ", "runs with another train.lr.min than rank 0", ": 0.02 / 0.01"],
+            [
+                "rank 1 (on host ",
+                "has train.lr.min = 0.02, rank 0",
+                "has 0.01; use the same run file",
+            ],
         ),
         (
             format!("[ $RANK = 0 ] && exec {program} train run.toml; exec {other} train run.toml"),
-            ["rank 1 (on ", "runs another program than rank 0", ": blake3 "],
+            ["rank 1 (on host ", "has program = blake3 ", "; run the same build on every host"],
         ),
     ] {
         // Both ranks get time to report.

@@ -59,7 +59,7 @@ fn a_number_that_is_none_ends_the_run_and_is_named() {
     let desk = Desk::new("nan");
     let words =
         "train small.toml --ranks 2 --set train.lr=1e30 --set train.warmup=0 --set train.clip=0";
-    desk.refused(words, &["rank ", "is not a finite number; the step was not taken", "lower lr"]);
+    desk.refused(words, &["rank ", "is not finite; the step was not applied", "lower train.lr"]);
 }
 
 /// What a run that came out as no number tells to type does what it says.
@@ -124,7 +124,7 @@ fn a_rotten_spot_costs_samples_and_too_many_end_the_run() {
     desk.refused(
         &format!("{words} --set name=none --ranks 2 --set data.max_corrupt=0"),
         &[
-            "damaged samples, and data.max_corrupt allows 0",
+            "corrupt samples, but data.max_corrupt = 0",
             "words.tokens, document",
             "bytes 49344 to 65728",
         ],

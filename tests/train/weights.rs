@@ -84,7 +84,7 @@ fn weights_go_out_and_come_back_to_be_trained_on() {
     );
     let few = ["model.vocab (line 7): vocab=97 is less than the 256 of the data"];
     desk.refused("train theirs.toml --from runs/theirs --set name=tuned", &few);
-    let other = ["holds another model than the run file describes: vocab is 97 there and 256 here"];
+    let other = ["does not match the model of the run file: vocab is 97 in the checkpoint and 256"];
     desk.refused(
         "train theirs.toml --from runs/theirs --set name=tuned --set model.vocab=256",
         &other,

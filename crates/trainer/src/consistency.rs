@@ -1,5 +1,5 @@
-//! Whether all ranks run the same: looked at before the first step, because ranks that differ would train something
-//! that nobody described. Never guesses which of two is right: it names both.
+//! Consistency check before the first step: all ranks must use the same settings. Reports both values of a difference
+//! and does not guess which one is right.
 
 use lockstep_comm::Group;
 use lockstep_plan::Plan;
@@ -7,10 +7,10 @@ use serde_json::Value;
 
 use crate::Error;
 
-/// What a rank has in common with all others: what it is, and its value.
+/// Name and value of a setting that all ranks must share.
 pub type Setting = (String, String);
 
-/// What a plan says, a line for each key. How many threads a rank has is its own affair: it changes no result.
+/// All keys of a plan except `train.threads`, which may differ between ranks: it does not change the result.
 pub fn settings(plan: &Plan) -> Vec<Setting> {
     let mut all = Vec::new();
     let value = serde_json::to_value(plan).unwrap_or(Value::Null);
@@ -19,9 +19,9 @@ pub fn settings(plan: &Plan) -> Vec<Setting> {
     all
 }
 
-/// Ends with the first difference between any rank and rank 0, and the same words on every rank. All ranks call it.
+/// Fails with the first difference between rank 0 and any other rank, with the same message on every rank. Collective.
 ///
-/// One all-gather of 32 bytes; texts only where there is a difference to tell.
+/// One all-gather of 32 bytes per rank; the settings are broadcast only if they differ.
 pub fn check_consistency(group: &Group, host: &str, mine: &[Setting]) -> Result<(), Error> {
     let digest = digest(mine);
     let mut digests = vec![0u8; 32 * group.size()];
@@ -32,7 +32,7 @@ pub fn check_consistency(group: &Group, host: &str, mine: &[Setting]) -> Result<
     let text = text(host, mine);
     let first = broadcast_text(group, 0, &text)?;
     let theirs = broadcast_text(group, other, &text)?;
-    Err(Error::Mistake(difference(&first, other, &theirs)))
+    Err(Error::Invalid(difference(&first, other, &theirs)))
 }
 
 fn flatten(prefix: &str, value: &Value, out: &mut Vec<Setting>) {
@@ -47,15 +47,15 @@ fn flatten(prefix: &str, value: &Value, out: &mut Vec<Setting>) {
     }
 }
 
-/// The host, and then a line for each trait.
-fn text(host: &str, traits: &[Setting]) -> String {
+/// The host, then one line per setting.
+fn text(host: &str, settings: &[Setting]) -> String {
     let line = |text: &str| text.replace('\n', " ");
-    let lines = traits.iter().map(|(key, value)| format!("\n{}\t{}", line(key), line(value)));
+    let lines = settings.iter().map(|(key, value)| format!("\n{}\t{}", line(key), line(value)));
     std::iter::once(line(host)).chain(lines).collect()
 }
 
-fn digest(traits: &[Setting]) -> [u8; 32] {
-    blake3::hash(text("", traits).as_bytes()).into()
+fn digest(settings: &[Setting]) -> [u8; 32] {
+    blake3::hash(text("", settings).as_bytes()).into()
 }
 
 fn broadcast_text(group: &Group, rank: usize, mine: &str) -> Result<String, Error> {
@@ -75,20 +75,24 @@ fn difference(first: &str, other: usize, theirs: &str) -> String {
         (host, lines.filter_map(split).collect())
     };
     let ((host, ours), (other_host, theirs)) = (parts(first), parts(theirs));
-    let value = |of: &[Setting], key: &str| {
-        of.iter().find(|(name, _)| name == key).map_or("not there", |(_, value)| value).to_string()
+    let value = |settings: &[Setting], key: &str| {
+        let setting = settings.iter().find(|(name, _)| name == key);
+        setting.map_or("no value", |(_, value)| value).to_string()
     };
     let keys = ours.iter().chain(&theirs).map(|(key, _)| key);
     let key = keys.into_iter().find(|key| value(&ours, key) != value(&theirs, key));
-    let Some(key) = key else { return format!("rank {other} and rank 0 do not run the same") };
-    let (at, there) = (value(&ours, key), value(&theirs, key));
-    let (what, way_out) = match key.as_str() {
-        "program" => ("another program".to_string(), "run the same build on every host"),
-        "data" => ("other data".to_string(), "give every host the same files"),
-        key => (format!("with another {key}"), "give every rank the same run file and --set"),
+    let Some(key) = key else {
+        return format!("rank {other} and rank 0 have different settings");
+    };
+    let fix = match key.as_str() {
+        "program" => "run the same build on every host",
+        "data" => "use the same data files on every host",
+        _ => "use the same run file and --set on every rank",
     };
     format!(
-        "rank {other} (on {other_host}) runs {what} than rank 0 (on {host}): {there} / {at}; {way_out}"
+        "rank {other} (on host {other_host}) has {key} = {}, rank 0 (on host {host}) has {}; {fix}",
+        value(&theirs, key),
+        value(&ours, key)
     )
 }
 
@@ -97,41 +101,45 @@ mod tests {
     use super::*;
     use lockstep_comm::on_threads;
 
-    /// What each of three ranks is told, where one of them differs.
-    fn told(odd: usize, key: &str, value: &str) -> Vec<Result<(), String>> {
+    /// Results on three ranks if one of them has another value.
+    fn checked(odd: usize, key: &str, value: &str) -> Vec<Result<(), String>> {
         on_threads(3, |world| {
-            let own = |name: &str, usual: &str| {
+            let setting = |name: &str, usual: &str| {
                 let odd = world.rank() == odd && name == key;
                 (name.to_string(), if odd { value } else { usual }.to_string())
             };
-            let mine = [own("program", "blake3 12ab"), own("train.lr", "0.001"), own("name", "x")];
-            let host = format!("host{}", world.rank());
+            let mine = [
+                setting("program", "blake3 12ab"),
+                setting("train.lr", "0.001"),
+                setting("name", "x"),
+            ];
+            let host = format!("node{}", world.rank());
             check_consistency(&world, &host, &mine).map_err(|error| error.to_string())
         })
     }
 
     #[test]
-    fn a_difference_is_named_by_all_ranks_alike() {
-        assert_eq!(told(9, "", ""), [Ok(()), Ok(()), Ok(())]);
-        for (odd, key, value, words) in [
+    fn all_ranks_report_the_same_difference() {
+        assert_eq!(checked(9, "", ""), [Ok(()), Ok(()), Ok(())]);
+        for (odd, key, value, message) in [
             (
                 1,
                 "program",
                 "blake3 34cd",
-                "rank 1 (on host1) runs another program than rank 0 (on host0): blake3 34cd / blake3 12ab",
+                "rank 1 (on host node1) has program = blake3 34cd, rank 0 (on host node0) has blake3 12ab; run the same build",
             ),
-            (2, "train.lr", "0.002", "rank 2 (on host2) runs with another train.lr than rank 0"),
-            // When rank 0 is the odd one, it is compared with the first of the others.
+            (2, "train.lr", "0.002", "rank 2 (on host node2) has train.lr = 0.002, rank 0"),
+            // If rank 0 is the odd one, it is compared with rank 1.
             (
                 0,
                 "name",
                 "two\nlines",
-                "rank 1 (on host1) runs with another name than rank 0 (on host0): x / two lines",
+                "rank 1 (on host node1) has name = x, rank 0 (on host node0) has two lines",
             ),
         ] {
-            let all = told(odd, key, value);
+            let all = checked(odd, key, value);
             let first = all[0].clone().unwrap_err();
-            assert!(first.contains(words), "{first}");
+            assert!(first.contains(message), "{first}");
             assert!(all.iter().all(|one| one.as_ref() == Err(&first)), "{all:?}");
         }
     }

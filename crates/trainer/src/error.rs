@@ -1,26 +1,25 @@
-//! What can end a run.
+//! Errors that end a run.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// Why a run ended before its last step.
 #[derive(Debug)]
 pub enum Error {
-    /// Ranks could not reach each other, or one failed.
+    /// A collective failed or a rank was lost.
     Comm(lockstep_comm::Error),
-    /// A gradient is infinite or no number. Nothing was changed by the step.
+    /// A parameter, activation or gradient is NaN or infinite. The step was not applied.
     NotFinite {
         step: u64,
         rank: usize,
         place: String,
     },
-    /// More samples than allowed were damaged. Nothing was changed by the step.
+    /// More corrupt samples than `data.max_corrupt`. The step was not applied.
     Corrupt {
         step: u64,
-        /// Left out since the run's first step; none where there was no end of it.
+        /// Skipped since the first step of the run; `None` if no intact replacement was found for a sample.
         count: Option<u64>,
         limit: usize,
-        /// One of them: the sample, the file, the place.
+        /// One of them: sample, file and byte range.
         what: String,
     },
     Data(lockstep_data::Error),
@@ -30,12 +29,13 @@ pub enum Error {
         path: PathBuf,
         cause: std::io::Error,
     },
-    /// Another rank failed at what it did alone; its own error, in words.
-    Elsewhere {
+    /// Another rank failed; `what` is its error message.
+    OtherRank {
         rank: usize,
         what: String,
     },
-    Mistake(String),
+    /// Settings, data or requests that do not fit together.
+    Invalid(String),
 }
 
 impl fmt::Display for Error {
@@ -44,23 +44,28 @@ impl fmt::Display for Error {
             Error::Comm(cause) => cause.fmt(f),
             Error::NotFinite { step, rank, place } => write!(
                 f,
-                "step {step}: rank {rank}: {place} is not a finite number; the step was not taken. \
-                 Try a lower lr, a longer warmup, or a smaller clip"
+                "step {step}: rank {rank}: {place} is not finite; the step was not applied. \
+                 Try a lower train.lr, a longer train.warmup or a smaller train.clip"
             ),
             Error::Corrupt { step, count, limit, what } => {
-                let count = count.map_or("countless".to_string(), |count| count.to_string());
+                match count {
+                    Some(count) => write!(
+                        f,
+                        "step {step}: {count} corrupt samples, but data.max_corrupt = {limit}"
+                    )?,
+                    None => write!(f, "step {step}: no intact sample found")?,
+                }
                 write!(
                     f,
-                    "step {step}: {count} damaged samples, and data.max_corrupt allows {limit}; one is {what}. \
-                     `lockstep data inspect --check` tells how much of the file is damaged; prepare it anew, \
-                     or allow more"
+                    "; for example {what}. Run `lockstep data inspect --check` to see how much of the file is \
+                     corrupt, then prepare the file again or raise data.max_corrupt"
                 )
             }
             Error::Data(cause) => cause.fmt(f),
             Error::Checkpoint(cause) => cause.fmt(f),
             Error::Folder { path, cause } => write!(f, "{}: {cause}", path.display()),
-            Error::Elsewhere { rank, what } => write!(f, "rank {rank}: {what}"),
-            Error::Mistake(what) => f.write_str(what),
+            Error::OtherRank { rank, what } => write!(f, "rank {rank}: {what}"),
+            Error::Invalid(what) => f.write_str(what),
         }
     }
 }

@@ -1,16 +1,15 @@
-//! The loss on held-out data.
+//! Loss on held-out data, and forward passes without gradients.
 
 use lockstep_data::{Source, Split};
 use lockstep_kernels::Tensor;
 use lockstep_model::{Loss, StagePass};
 use lockstep_parallel::sum;
 
-use crate::rank::pass;
+use crate::rank::{MicroBatchSamples, pass};
 use crate::{Error, Rank};
 
 impl Rank<'_> {
-    /// The mean over `batches` global batches of held-out samples: always the same ones, so that two
-    /// evaluations can be compared.
+    /// Mean loss over `batches` global batches of held-out samples, which are the same in each evaluation. Collective.
     pub fn evaluate(&mut self, source: &Source, batches: usize) -> Result<f64, Error> {
         let mut sums = [0.0, 0.0];
         for batch in 0..batches {
@@ -29,18 +28,19 @@ impl Rank<'_> {
         Ok(sums[0] / sums[1])
     }
 
-    /// A micro-batch's way through all stages, without gradients: the loss of each token, on the last stage.
-    /// `look` sees the stream after each block of this rank.
+    /// Runs a micro-batch forward through all stages. Returns the loss of each token on the last stage. Calls `on_output`
+    /// with the output of each block of this rank.
     pub(crate) fn infer(
         &mut self,
         source: &Source,
         split: Split,
         step: u64,
         micro: usize,
-        mut look: impl FnMut(&lockstep_kernels::Device, usize, &Tensor),
+        mut on_output: impl FnMut(&lockstep_kernels::Device, usize, &Tensor),
     ) -> Result<Option<Tensor>, Error> {
         let first = self.first_sample(micro);
-        self.in_flight.load(self.plan, &self.device, source, split, step, micro, first);
+        let samples = MicroBatchSamples { split, step, micro, first };
+        self.in_flight.load(self.plan, &self.device, source, samples);
         let mut pipeline = self.pipeline.take().expect("a rank has its pipeline between passes");
         let (model, device) = (&self.model, &self.device);
         let pass = &pass(self.plan, device, &self.groups, step, first);
@@ -48,17 +48,17 @@ impl Rank<'_> {
         let weights = &mut self.store.weights;
         let mut losses = None;
         let last = model.part.stages.len() - 1;
-        let through = pipeline.forward(device, &self.groups, |chunk, input| {
-            let mut seen = |block: usize, x: &Tensor| look(device, block, x);
+        let result = pipeline.forward(device, &self.groups, |chunk, input| {
+            let mut on_block = |block: usize, x: &Tensor| on_output(device, block, x);
             let at = StagePass { stage: chunk, pass, batch, defer_weight_grads: false };
-            let output = model.infer(&at, input, weights, &mut seen);
+            let output = model.infer(&at, input, weights, &mut on_block);
             if chunk == last && model.part.has_head() {
                 losses = Some(output.clone());
             }
             output
         });
         self.pipeline = Some(pipeline);
-        through?;
+        result?;
         Ok(losses)
     }
 }

@@ -1,17 +1,17 @@
-//! A gradient came out infinite or as no number: on which rank, and in which layer, it began.
+//! Locates the first NaN or infinite value of a step: its rank and layer.
 
 use lockstep_data::{Source, Split};
 
 use crate::{Error, Rank};
 
-/// Room for a place's name when ranks tell each other.
-const NAME: usize = 120;
+/// Bytes of a place's name in the all-gather, with one byte for its kind.
+const NAME_BYTES: usize = 120;
 
 impl Rank<'_> {
-    /// Does the step's passes once more, looking; the parameters are still what they were. All ranks take
-    /// part, and all give the same answer.
+    /// Repeats forward and backward of the step and checks parameters, outputs and gradients. The parameters must not have
+    /// changed. Returns the same error on all ranks. Collective.
     pub(crate) fn find_nan(&mut self, source: &Source, step: u64) -> Error {
-        let found = self.look_for_nan(source, step);
+        let found = self.locate(source, step);
         self.store.clear();
         match found {
             Ok((rank, place)) => Error::NotFinite { step, rank, place },
@@ -19,26 +19,26 @@ impl Rank<'_> {
         }
     }
 
-    fn look_for_nan(&mut self, source: &Source, step: u64) -> Result<(usize, String), Error> {
-        let mut found = Found { place: self.first_bad_parameter(), how: Bad::Parameter };
+    fn locate(&mut self, source: &Source, step: u64) -> Result<(usize, String), Error> {
+        let mut found = Found { place: self.first_bad_parameter(), kind: ValueKind::Parameter };
         for micro in 0..self.plan.train.accumulation {
             let place = self.first_bad_output(source, step, micro)?;
-            found = found.or(place, Bad::Output);
+            found = found.or(place, ValueKind::Output);
         }
-        // Once more to the gradients, which stay each rank's own this time.
-        self.unsummed(source, step)?;
+        // Again with backward; gradients are not reduced, so that each rank sees only its own.
+        self.unreduced_passes(source, step)?;
         let place = self.first_bad_gradient();
-        self.agree(found.or(place, Bad::Gradient))
+        self.agree_on_first(found.or(place, ValueKind::Gradient))
     }
 
-    /// A step's passes, after which each rank has its own gradients.
-    pub(crate) fn unsummed(&mut self, source: &Source, step: u64) -> Result<(), Error> {
-        self.in_flight.land();
+    /// Runs forward and backward of a step without reducing gradients.
+    pub(crate) fn unreduced_passes(&mut self, source: &Source, step: u64) -> Result<(), Error> {
+        self.in_flight.drop_activations();
         self.store.clear();
         self.store.unsummed = true;
-        let passed = self.passes(source, step);
+        let result = self.passes(source, step);
         self.store.unsummed = false;
-        passed.map(drop)
+        result.map(drop)
     }
 
     fn first_bad_parameter(&self) -> Option<String> {
@@ -57,7 +57,7 @@ impl Rank<'_> {
         None
     }
 
-    /// The first block whose output is not finite in a micro-batch.
+    /// First block whose output or loss is not finite in a micro-batch.
     fn first_bad_output(
         &mut self,
         source: &Source,
@@ -77,7 +77,7 @@ impl Rank<'_> {
         Ok(found.map(|block| format!("{} (its output)", blocks[block].name)))
     }
 
-    /// Backward runs from the head: the last block that is bad is where it began.
+    /// Backward starts at the head, so the last block with a bad gradient is the origin.
     fn first_bad_gradient(&self) -> Option<String> {
         let gradients = &self.store.gradients;
         let bad = |block: &usize| {
@@ -87,31 +87,32 @@ impl Rank<'_> {
         Some(format!("{} (its gradient)", self.model.part.blocks[block].name))
     }
 
-    /// What is closest to the cause, on the lowest rank that found it: earlier stages have lower ranks.
-    fn agree(&self, found: Found) -> Result<(usize, String), Error> {
-        let mut mine = [0u8; NAME];
+    /// Finding closest to the cause, on the lowest rank that has it: earlier stages have lower ranks. Collective.
+    fn agree_on_first(&self, found: Found) -> Result<(usize, String), Error> {
+        let mut mine = [0u8; NAME_BYTES];
         let name = found.place.unwrap_or_default();
-        let len = name.len().min(NAME - 1);
-        mine[0] = if name.is_empty() { u8::MAX } else { found.how as u8 };
+        let len = name.len().min(NAME_BYTES - 1);
+        mine[0] = if name.is_empty() { u8::MAX } else { found.kind as u8 };
         mine[1..len + 1].copy_from_slice(&name.as_bytes()[..len]);
-        let mut all = vec![0u8; NAME * self.group.size()];
+        let mut all = vec![0u8; NAME_BYTES * self.group.size()];
         self.group.all_gather(&mine, &mut all)?;
-        let told = |name: &[u8]| {
+        let text = |name: &[u8]| {
             let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
             String::from_utf8_lossy(&name[..end]).into_owned()
         };
-        let best = all.chunks_exact(NAME).enumerate().min_by_key(|(rank, name)| (name[0], *rank));
+        let best =
+            all.chunks_exact(NAME_BYTES).enumerate().min_by_key(|(rank, name)| (name[0], *rank));
         Ok(match best {
-            Some((rank, name)) if name[0] != u8::MAX => (rank, told(&name[1..])),
-            // Finite everywhere, and not so summed.
+            Some((rank, name)) if name[0] != u8::MAX => (rank, text(&name[1..])),
+            // All values are finite, but their sum is not.
             _ => (self.group.rank(), "the sum of all ranks' gradients".into()),
         })
     }
 }
 
-/// What is not finite, from the cause to its consequences: peers of other axes see only these.
+/// Kind of a value that is not finite, in the order of cause and consequence.
 #[derive(Clone, Copy)]
-enum Bad {
+enum ValueKind {
     Parameter,
     Output,
     Gradient,
@@ -119,11 +120,11 @@ enum Bad {
 
 struct Found {
     place: Option<String>,
-    how: Bad,
+    kind: ValueKind,
 }
 
 impl Found {
-    fn or(self, place: Option<String>, how: Bad) -> Found {
-        if self.place.is_some() { self } else { Found { place, how } }
+    fn or(self, place: Option<String>, kind: ValueKind) -> Found {
+        if self.place.is_some() { self } else { Found { place, kind } }
     }
 }

@@ -1,12 +1,12 @@
-//! Words of all ranks, known to all.
+//! All-gather of texts of different lengths.
 
 use lockstep_comm::Group;
 
 use crate::Error;
 
-/// What each rank says, in the order of the ranks. All of them call it.
+/// Texts of all ranks, in rank order. Collective.
 ///
-/// Two all-gathers: of the lengths, and of texts as long as the longest.
+/// Two all-gathers: the lengths, then the texts padded to the longest.
 pub(crate) fn gather_texts(group: &Group, mine: &str) -> Result<Vec<String>, Error> {
     let mut lengths = vec![0; group.size()];
     group.all_gather(&[mine.len() as i64], &mut lengths)?;
@@ -28,10 +28,10 @@ mod tests {
     use lockstep_comm::on_threads;
 
     #[test]
-    fn everybody_hears_everybody() {
-        for said in [["", "", ""], ["", "ü", ""], ["one", "", "three, at length"]] {
-            let heard = on_threads(3, |world| gather_texts(&world, said[world.rank()]).unwrap());
-            assert_eq!(heard, [said, said, said]);
+    fn all_ranks_get_all_texts() {
+        for texts in [["", "", ""], ["", "ü", ""], ["one", "", "three, at length"]] {
+            let all = on_threads(3, |world| gather_texts(&world, texts[world.rank()]).unwrap());
+            assert_eq!(all, [texts; 3]);
         }
     }
 }

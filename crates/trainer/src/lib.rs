@@ -1,5 +1,5 @@
-//! Builds a rank's share of a run, does optimizer steps, and loops until the run is done. Knows nothing of
-//! the command line: whoever runs it is told what happens.
+//! The training loop: builds the state of a rank, takes optimizer steps, evaluates and saves checkpoints. Does not
+//! print; callers receive [`Event`]s.
 //!
 //! ```
 //! use lockstep_comm::on_threads;
@@ -9,23 +9,23 @@
 //! use lockstep_trainer::Rank;
 //!
 //! let source = Source::open("builtin:grammar", &Options::default()).unwrap();
-//! let typed = Config::parse("[model]\npreset = \"gpt2-test\"\n[train]\nglobal_batch = 4\nlr = 1e-2", &[]);
+//! let config = Config::parse("[model]\npreset = \"gpt2-test\"\n[train]\nglobal_batch = 4\nlr = 1e-2", &[]);
 //! let losses = |ranks| {
-//!     let around = Environment::one_host(ranks, 1).with_vocab(source.vocab());
-//!     let plan = Plan::resolve(&typed, &around).unwrap();
+//!     let environment = Environment::one_host(ranks, 1).with_vocab(source.vocab());
+//!     let plan = Plan::resolve(&config, &environment).unwrap();
 //!     on_threads(ranks, |world| {
 //!         let mut rank = Rank::new(&plan, &world, Device::cpu(1)).unwrap();
 //!         [1, 2, 3].map(|step| rank.step(&source, step).unwrap().loss)
 //!     })
 //! };
-//! // Two ranks know the same global loss, to the bit; and one rank comes to it as well, up to rounding.
+//! // Both ranks report the same bits. A single rank computes the same loss up to rounding.
 //! let (one, two) = (losses(1), losses(2));
 //! assert_eq!(two[0], two[1]);
 //! assert!((one[0][2] / two[0][2] - 1.0).abs() < 2e-5);
 //! ```
 //!
-//! [`run()`] is the whole loop with its evaluations, checkpoints and reports; [`Rank`] is one rank's state and
-//! its steps, for loops of one's own.
+//! [`run()`] is the complete loop with evaluations, checkpoints and reports. [`Rank`] is the state of one rank and its
+//! optimizer step, for custom loops.
 
 mod agree;
 mod consistency;
@@ -51,7 +51,7 @@ mod text;
 mod text_stream;
 mod verify;
 
-pub use agree::{Flags, agree, first_error};
+pub use agree::{Flags, agree};
 pub use consistency::{Setting, check_consistency, settings};
 pub use error::Error;
 pub use optimizer::Optimizer;
@@ -59,13 +59,11 @@ pub use peak::measure_peak;
 pub use rank::{Rank, StepResult, dtype};
 pub use rank_zero::on_rank_zero;
 pub use replay::{Outcome, Replayed, replay};
-pub use run::{Event, Finished, Run, failed, run};
+pub use run::{Event, Finished, Run, failed_dir, run};
 pub use saver::{SaveOutcome, SavedCheckpoint, Saver};
-pub use snapshot::{Snapshot, Whole, load_weights, load_whole};
+pub use snapshot::{HostTensors, Snapshot, load_whole};
 pub use start::{Start, build};
 pub use step_checksums::Divergence;
 pub use straggler_monitor::{ReportTimes, Slow, StragglerMonitor};
-pub use text::{Prompt, generate};
-pub use verify::{
-    Difference, Tolerance, Trajectory, Trial, train, train_on_first_ranks, train_on_threads,
-};
+pub use text::{Generator, Prompt, generate};
+pub use verify::{Difference, Tolerance, Trajectory, Trial, train, train_on_first_ranks};

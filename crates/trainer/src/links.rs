@@ -1,6 +1,6 @@
-//! Links between hosts, measured when ranks wait and none of them is slow: what each carries, and which of them
-//! carries much less than the others. A few megabytes per link, between steps. Inside a host a link is memory: when
-//! it is slow a core is, and the times of the ranks tell.
+//! Bandwidth of the links between hosts, measured between steps when ranks wait although none of them is slow. Sends a
+//! few MiB per link. Does not measure links within a host: these are memory copies, and a slow one shows up as a slow
+//! rank.
 
 use std::fmt;
 use std::time::Instant;
@@ -8,13 +8,16 @@ use std::time::Instant;
 use lockstep_comm::{Group, LinkCost, Result};
 use lockstep_plan::{GroupKind, Mesh};
 
-/// What two ranks send each other, whatever carries it.
-pub trait Carry {
+/// Point-to-point messages between two ranks, and the clock that times them.
+pub trait PointToPoint {
     fn send(&self, bytes: &[u8], to: usize) -> Result<()>;
     fn receive(&self, bytes: &mut [u8], from: usize) -> Result<()>;
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
 }
 
-impl Carry for Group {
+impl PointToPoint for Group {
     fn send(&self, bytes: &[u8], to: usize) -> Result<()> {
         Group::send(self, bytes, to)
     }
@@ -24,34 +27,37 @@ impl Carry for Group {
     }
 }
 
-const PIECE: usize = 1 << 20;
-const TIMES: usize = 4;
+/// Bytes of a timed message.
+const MESSAGE: usize = 1 << 20;
+const TRIES: usize = 4;
 
-/// A link is slow when it carries less than this share of what the others do.
-const SHARE: f64 = 1.0 / 3.0;
+/// A link is slow if its bandwidth is less than this fraction of the median of the others.
+const SLOW_FRACTION: f64 = 1.0 / 3.0;
 
-/// Two ranks, and the bytes per second from the first to the second and back.
+/// Bandwidth between two ranks, in bytes per second.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Link {
     pub ranks: (usize, usize),
-    pub forth: f64,
-    pub back: f64,
+    /// From the first rank to the second.
+    pub forward: f64,
+    /// From the second rank to the first.
+    pub reverse: f64,
 }
 
-/// A link that carries much less than the others.
+/// A link with much less bandwidth than expected.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct SlowLink {
     pub ranks: (usize, usize),
-    /// Bytes per second, in the slower direction.
-    pub carries: f64,
-    /// What the others carry; or, where it is the only one, what it carried when the run started.
+    /// Bytes per second in the slower direction.
+    pub bandwidth: f64,
+    /// Median bandwidth of the other links; of the only link, its bandwidth when the run started.
     pub expected: f64,
+    /// The run has no other link between hosts.
     pub only: bool,
 }
 
-/// Who exchanges something with whom on another host: neighbours in every group of the mesh. `hosts` has the host
-/// of each rank.
-pub fn neighbours(mesh: &Mesh, hosts: &[usize]) -> Vec<(usize, usize)> {
+/// Pairs of ranks on different hosts that are neighbors in a process group. `hosts` has the host of each rank.
+pub fn neighbors(mesh: &Mesh, hosts: &[usize]) -> Vec<(usize, usize)> {
     let mut pairs = Vec::new();
     for kind in GroupKind::ALL {
         for rank in 0..mesh.ranks() {
@@ -68,7 +74,8 @@ pub fn neighbours(mesh: &Mesh, hosts: &[usize]) -> Vec<(usize, usize)> {
     pairs
 }
 
-/// The same pairs in rounds, in each of which a rank has one partner at most: links are measured side by side.
+/// Splits pairs into rounds in which each rank has at most one partner, so that the links of a round are measured at the
+/// same time.
 pub fn rounds(pairs: &[(usize, usize)]) -> Vec<Vec<(usize, usize)>> {
     let mut rounds: Vec<Vec<(usize, usize)>> = Vec::new();
     for pair in pairs {
@@ -83,8 +90,12 @@ pub fn rounds(pairs: &[(usize, usize)]) -> Vec<Vec<(usize, usize)>> {
     rounds
 }
 
-/// Bytes per second from this rank to its partner in each round; 0 where it has none. All ranks call it.
-pub fn measure(carry: &impl Carry, me: usize, rounds: &[Vec<(usize, usize)>]) -> Result<Vec<f64>> {
+/// Bytes per second from this rank to its partner in each round; 0 if it has none. Collective.
+pub fn measure(
+    messages: &impl PointToPoint,
+    me: usize,
+    rounds: &[Vec<(usize, usize)>],
+) -> Result<Vec<f64>> {
     let mut rates = Vec::with_capacity(rounds.len());
     for round in rounds {
         let partner = |(one, other): &(usize, usize)| match (*one == me, *other == me) {
@@ -94,13 +105,13 @@ pub fn measure(carry: &impl Carry, me: usize, rounds: &[Vec<(usize, usize)>]) ->
         };
         let rate = match round.iter().find_map(partner) {
             Some(peer) if me < peer => {
-                let rate = timed(carry, peer)?;
-                answer(carry, peer)?;
+                let rate = send_rate(messages, peer)?;
+                answer(messages, peer)?;
                 rate
             }
             Some(peer) => {
-                answer(carry, peer)?;
-                timed(carry, peer)?
+                answer(messages, peer)?;
+                send_rate(messages, peer)?
             }
             None => 0.0,
         };
@@ -109,42 +120,43 @@ pub fn measure(carry: &impl Carry, me: usize, rounds: &[Vec<(usize, usize)>]) ->
     Ok(rates)
 }
 
-/// Sends pieces and waits for a word after each. The best counts: what the link can do, not what else happened.
-fn timed(carry: &impl Carry, peer: usize) -> Result<f64> {
-    let (piece, mut word) = (vec![0; PIECE], [0]);
+/// Times messages of 1 byte and of 1 MiB until the peer acknowledges them. Takes the fastest try of each, which other
+/// load disturbs least.
+fn send_rate(messages: &impl PointToPoint, peer: usize) -> Result<f64> {
+    let (message, mut acknowledgment) = (vec![0; MESSAGE], [0]);
     let mut best = [f64::INFINITY; 2];
-    for (len, best) in [1, PIECE].into_iter().zip(&mut best) {
-        for _ in 0..TIMES {
-            let begun = Instant::now();
-            carry.send(&piece[..len], peer)?;
-            carry.receive(&mut word, peer)?;
-            *best = best.min(begun.elapsed().as_secs_f64());
+    for (len, best) in [1, MESSAGE].into_iter().zip(&mut best) {
+        for _ in 0..TRIES {
+            let start = messages.now();
+            messages.send(&message[..len], peer)?;
+            messages.receive(&mut acknowledgment, peer)?;
+            *best = best.min((messages.now() - start).as_secs_f64());
         }
     }
-    let [there_and_back, whole] = best;
-    Ok(PIECE as f64 / (whole - there_and_back).max(whole / 10.0))
+    let [round_trip, total] = best;
+    Ok(MESSAGE as f64 / (total - round_trip).max(total / 10.0))
 }
 
-fn answer(carry: &impl Carry, peer: usize) -> Result<()> {
-    let mut piece = vec![0; PIECE];
-    for len in [1, PIECE] {
-        for _ in 0..TIMES {
-            carry.receive(&mut piece[..len], peer)?;
-            carry.send(&[0], peer)?;
+fn answer(messages: &impl PointToPoint, peer: usize) -> Result<()> {
+    let mut message = vec![0; MESSAGE];
+    for len in [1, MESSAGE] {
+        for _ in 0..TRIES {
+            messages.receive(&mut message[..len], peer)?;
+            messages.send(&[0], peer)?;
         }
     }
     Ok(())
 }
 
-/// All ranks' rates put together. All ranks call it.
+/// Links of all ranks, from the rates of each. Collective.
 pub fn links(group: &Group, rounds: &[Vec<(usize, usize)>], rates: &[f64]) -> Result<Vec<Link>> {
     let mut all = vec![0.0; rates.len() * group.size()];
     group.all_gather(rates, &mut all)?;
     let rate = |rank: usize, round: usize| all[rank * rates.len() + round];
     let link = |round: usize, (one, other): (usize, usize)| Link {
         ranks: (one, other),
-        forth: rate(one, round),
-        back: rate(other, round),
+        forward: rate(one, round),
+        reverse: rate(other, round),
     };
     let of = |(round, pairs): (usize, &Vec<(usize, usize)>)| -> Vec<Link> {
         pairs.iter().map(|pair| link(round, *pair)).collect()
@@ -152,36 +164,36 @@ pub fn links(group: &Group, rounds: &[Vec<(usize, usize)>], rates: &[f64]) -> Re
     Ok(rounds.iter().enumerate().flat_map(of).collect())
 }
 
-/// The link that carries least, if it carries much less than the others.
+/// Slowest link, if it has less than a third of the expected bandwidth.
 pub fn slow_link(links: &[Link], at_start: LinkCost) -> Option<SlowLink> {
-    let slower = |link: &Link| link.forth.min(link.back);
-    let judged = |link: &Link| {
+    let slower = |link: &Link| link.forward.min(link.reverse);
+    let slow = |link: &Link| {
         let others = links.iter().filter(|other| other.ranks != link.ranks);
         let mut rates: Vec<f64> = others.map(slower).collect();
         rates.sort_by(f64::total_cmp);
         let only = rates.is_empty();
         let expected = if only { at_start.bandwidth } else { rates[rates.len() / 2] };
-        let carries = slower(link);
-        let slow = SlowLink { ranks: link.ranks, carries, expected, only };
-        (carries < SHARE * expected).then_some(slow)
+        let bandwidth = slower(link);
+        let slow = SlowLink { ranks: link.ranks, bandwidth, expected, only };
+        (bandwidth < SLOW_FRACTION * expected).then_some(slow)
     };
-    let share = |slow: &SlowLink| slow.carries / slow.expected;
-    links.iter().filter_map(judged).min_by(|a, b| share(a).total_cmp(&share(b)))
+    let fraction = |slow: &SlowLink| slow.bandwidth / slow.expected;
+    links.iter().filter_map(slow).min_by(|a, b| fraction(a).total_cmp(&fraction(b)))
 }
 
 impl fmt::Display for SlowLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let SlowLink { ranks: (one, other), carries, expected, only } = *self;
-        let (carries, expected) = (gigabytes(carries), gigabytes(expected));
-        write!(f, "the link between rank {one} and rank {other} carries {carries} GB/s; ")?;
+        let SlowLink { ranks: (one, other), bandwidth, expected, only } = *self;
+        let (bandwidth, expected) = (gigabytes(bandwidth), gigabytes(expected));
+        write!(f, "the link between rank {one} and rank {other} has {bandwidth} GB/s; ")?;
         match only {
-            false => write!(f, "the others {expected}"),
-            true => write!(f, "it carried {expected} when the run started"),
+            false => write!(f, "the other links have {expected} GB/s"),
+            true => write!(f, "it had {expected} GB/s when the run started"),
         }
     }
 }
 
-/// Two digits that count: `0.11`, `1.2`, `12`.
+/// GB/s with two significant digits: `0.11`, `1.2`, `12`.
 fn gigabytes(rate: f64) -> String {
     let rate = rate / 1e9;
     let digits = if rate < 1.0 { 2 } else { usize::from(rate < 10.0) };
@@ -193,15 +205,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_pair_has_one_round_and_no_rank_two_partners() {
+    fn rounds_contain_each_pair_once_and_each_rank_at_most_once() {
         for mesh in [
             Mesh::ONE,
             Mesh { data: 2, shard: 2, ..Mesh::ONE },
             Mesh { data: 5, ..Mesh::ONE },
             Mesh { pipe: 2, data: 4, tensor: 2, shard: 4, ..Mesh::ONE },
         ] {
-            let apart: Vec<usize> = (0..mesh.ranks()).collect();
-            let pairs = neighbours(&mesh, &apart);
+            let one_per_host: Vec<usize> = (0..mesh.ranks()).collect();
+            let pairs = neighbors(&mesh, &one_per_host);
             assert_eq!(pairs.is_empty(), mesh.ranks() == 1);
             let rounds = rounds(&pairs);
             let mut all = rounds.concat();
@@ -217,21 +229,21 @@ mod tests {
             }
         }
         let ring = Mesh { data: 4, ..Mesh::ONE };
-        assert_eq!(neighbours(&ring, &[0, 1, 2, 3]), [(0, 1), (0, 3), (1, 2), (2, 3)]);
-        assert_eq!(neighbours(&ring, &[0, 0, 1, 1]), [(0, 3), (1, 2)]);
-        assert_eq!(neighbours(&ring, &[0; 4]), []);
+        assert_eq!(neighbors(&ring, &[0, 1, 2, 3]), [(0, 1), (0, 3), (1, 2), (2, 3)]);
+        assert_eq!(neighbors(&ring, &[0, 0, 1, 1]), [(0, 3), (1, 2)]);
+        assert_eq!(neighbors(&ring, &[0; 4]), []);
     }
 
     #[test]
-    fn which_link_is_slow() {
+    fn slow_link_is_found_and_described() {
         let at_start = LinkCost { latency: 1e-5, bandwidth: 1.2e9 };
-        let link = |one, other, forth, back| Link {
+        let link = |one, other, forward, reverse| Link {
             ranks: (one, other),
-            forth: forth * 1e9,
-            back: back * 1e9,
+            forward: forward * 1e9,
+            reverse: reverse * 1e9,
         };
         let cases = [
-            ("all alike", vec![link(0, 1, 8.0, 7.0), link(1, 2, 9.0, 8.0)], None),
+            ("equal links", vec![link(0, 1, 8.0, 7.0), link(1, 2, 9.0, 8.0)], None),
             (
                 "one direction of one link",
                 vec![
@@ -240,25 +252,27 @@ mod tests {
                     link(2, 3, 1.2, 0.11),
                     link(0, 3, 1.2, 1.2),
                 ],
-                Some("the link between rank 2 and rank 3 carries 0.11 GB/s; the others 1.2"),
+                Some(
+                    "the link between rank 2 and rank 3 has 0.11 GB/s; the other links have 1.2 GB/s",
+                ),
             ),
             (
-                "a half is no matter",
+                "half the bandwidth is not slow",
                 vec![link(0, 1, 8.0, 8.0), link(1, 2, 4.0, 8.0), link(0, 2, 8.0, 8.0)],
                 None,
             ),
-            ("the only one, as it was", vec![link(0, 1, 0.9, 1.0)], None),
+            ("the only link, unchanged", vec![link(0, 1, 0.9, 1.0)], None),
             (
-                "the only one, since the start",
+                "the only link, slower than at the start",
                 vec![link(0, 1, 0.2, 1.0)],
                 Some(
-                    "the link between rank 0 and rank 1 carries 0.20 GB/s; it carried 1.2 when the run started",
+                    "the link between rank 0 and rank 1 has 0.20 GB/s; it had 1.2 GB/s when the run started",
                 ),
             ),
         ];
-        for (what, links, expected) in cases {
-            let told = slow_link(&links, at_start).map(|slow| slow.to_string());
-            assert_eq!(told.as_deref(), expected, "{what}");
+        for (case, links, expected) in cases {
+            let message = slow_link(&links, at_start).map(|slow| slow.to_string());
+            assert_eq!(message.as_deref(), expected, "{case}");
         }
     }
 }

@@ -1,5 +1,4 @@
-//! AdamW over the runs of flat buffers whose states are on a rank: two moments for each parameter, and decay
-//! on matrices only.
+//! AdamW over this rank's shards of the flat parameters. Weight decay applies to matrices only.
 
 use std::ops::Range;
 
@@ -7,7 +6,7 @@ use lockstep_kernels::{AdamW, Device, Dtype, OptimizerState, Tag, Tensor, View};
 use lockstep_model::Store;
 use lockstep_plan::model::{BlockParams, Part, Shard};
 
-/// AdamW and its two moments for each parameter, block by block and unit by unit.
+/// First and second moments of this rank's shards, by block and unit.
 pub struct Optimizer {
     units: Vec<Vec<Moments>>,
 }
@@ -15,12 +14,12 @@ pub struct Optimizer {
 struct Moments {
     first: Tensor,
     second: Tensor,
-    /// Runs of parameters that decay alike.
+    /// Ranges of the shard, and whether weight decay applies to them.
     runs: Vec<(Range<usize>, bool)>,
 }
 
 impl Optimizer {
-    /// Moments of zero, for what a rank holds.
+    /// Zero moments for the shards of `part`.
     pub fn new(device: &Device, part: &Part) -> Optimizer {
         let moment = |len| device.zeros(1, len, Dtype::F32, Tag::Optimizer);
         let moments = |block: &BlockParams, shard: &Shard| Moments {
@@ -34,7 +33,7 @@ impl Optimizer {
         Optimizer { units: part.blocks.iter().zip(&part.shards).map(of_block).collect() }
     }
 
-    /// One step: parameters and moments follow the gradients. `numbers.weight_decay` acts on what decays.
+    /// Updates parameters and moments from the gradients.
     pub fn step(&mut self, device: &Device, numbers: &AdamW, store: &mut Store) {
         for (block, units) in self.units.iter_mut().enumerate() {
             for (unit, moments) in units.iter_mut().enumerate() {
@@ -58,21 +57,20 @@ impl Optimizer {
         }
     }
 
-    /// Both moments of this rank's run of a unit.
+    /// First and second moment of this rank's shard of a unit.
     pub fn moments(&self, block: usize, unit: usize) -> (View<'_>, View<'_>) {
         let Moments { first, second, .. } = &self.units[block][unit];
         (first.view(), second.view())
     }
 
-    /// The same, to be filled from a checkpoint.
     pub fn moments_mut(&mut self, block: usize, unit: usize) -> (&mut Tensor, &mut Tensor) {
         let Moments { first, second, .. } = &mut self.units[block][unit];
         (first, second)
     }
 }
 
-/// Neighbours that decay alike, joined: fewer, longer walks over memory. Counted within what the rank has of
-/// the unit.
+/// Ranges of the shard with the same weight decay. Adjacent parameters are merged, so that the kernel runs on fewer,
+/// longer ranges.
 fn runs(block: &BlockParams, shard: &Shard) -> Vec<(Range<usize>, bool)> {
     let mut runs: Vec<(Range<usize>, bool)> = Vec::new();
     for (start, param) in block.placed() {

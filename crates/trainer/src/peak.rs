@@ -1,20 +1,20 @@
-//! What this machine's matrix multiply reaches: the measure of a step's efficiency.
+//! Peak matrix multiply rate of this machine, the denominator of MFU.
 
 use std::time::{Duration, Instant};
 
 use lockstep_kernels::{Device, Dtype, Matmul, Tag};
 
-/// Operations per second of the best of a few multiplies of 1024³ on this device.
+/// FLOP/s of the fastest of up to 12 matrix multiplies of size 1024³.
 pub fn measure_peak(device: &Device, dtype: Dtype) -> f64 {
     const SIDE: usize = 1024;
-    // Enough that a busy neighbour does not sit on all of them; fewer where they are slow.
+    // Several tries, because other processes may slow down some of them; fewer on slow devices.
     const TRIES: usize = 12;
-    const PATIENCE: Duration = Duration::from_millis(250);
+    const TIME_LIMIT: Duration = Duration::from_millis(250);
     let operand = || device.zeros(SIDE, SIDE, dtype, Tag::Buffers);
     let (a, b, mut out) = (operand(), operand(), operand());
     let begun = Instant::now();
     let best = (0..TRIES)
-        .take_while(|tries| *tries < 2 || begun.elapsed() < PATIENCE)
+        .take_while(|tries| *tries < 2 || begun.elapsed() < TIME_LIMIT)
         .map(|_| {
             let start = Instant::now();
             device.matmul(Matmul::linear(a.view(), b.view(), out.view_mut()));

@@ -1,4 +1,4 @@
-//! One rank's share of a run, and one optimizer step of it.
+//! State of one rank, and its optimizer step.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -19,8 +19,7 @@ use crate::skipped_samples::SkippedSamples;
 use crate::snapshot::load_weights;
 use crate::{Error, Optimizer};
 
-/// What one rank holds: its device, its piece of the model with its parameters and moments, and room for
-/// micro-batches.
+/// State of one rank: its device, its shard of the model and optimizer, and buffers for micro-batches.
 pub struct Rank<'a> {
     pub plan: &'a Plan,
     /// All ranks.
@@ -32,51 +31,51 @@ pub struct Rank<'a> {
     pub optimizer: Optimizer,
     pub(crate) pipeline: Option<Pipeline>,
     pub(crate) in_flight: InFlight,
-    /// What goes into checkpoints beside tensors, and comes back from them: the same on all ranks.
+    /// Additional state saved in checkpoints; the same on all ranks.
     pub extra: ExtraState,
-    /// The runs of summed gradients that this rank counts in the norm: block, unit, where.
-    counted: Vec<(usize, usize, Range<usize>)>,
-    /// Whether a step has been taken, so that all is in place that steps need.
+    /// Ranges of the reduced gradients that this rank adds to the norm: block, unit, range.
+    norm_ranges: Vec<(usize, usize, Range<usize>)>,
+    /// A step has been taken, so all memory is allocated.
     warm: bool,
 }
 
-/// Micro-batches under way.
+/// Buffers of the micro-batches in flight.
 pub(crate) struct InFlight {
-    /// As many as may be under way at once.
+    /// As many as may be in flight at once.
     batches: Vec<Batch>,
-    /// A micro-batch's tokens on the host: (micro_batch, seq + 1).
+    /// Tokens of a micro-batch on the host: (micro_batch, seq + 1).
     samples: Vec<u32>,
-    /// What each stage of this rank keeps of each micro-batch: (chunks, micros).
+    /// Activations saved for backward: (chunks, micro-batches).
     activations: Vec<Option<Activations>>,
-    /// Ready to be used again.
+    /// Activations to reuse.
     spare: Vec<Activations>,
-    /// Of the samples of this step.
+    /// Corrupt samples of this step.
     pub skipped: SkippedSamples,
-    /// Time spent on reading samples, since it was last asked.
+    /// Time spent reading samples in this step.
     pub reading: Duration,
 }
 
-/// What a step did: the same on every rank, but for the times.
+/// Result of a step; the same on all ranks except for times and bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct StepResult {
-    /// Cross-entropy, mean over the tokens of the global batch.
+    /// Mean cross-entropy over the tokens of the global batch.
     pub loss: f64,
-    /// Routers' losses, as they enter the objective.
+    /// Auxiliary losses of the routers, weighted as in the objective.
     pub auxiliary: f64,
-    /// Of the whole gradient, before clipping.
+    /// Norm of the global gradient before clipping.
     pub grad_norm: f64,
     pub lr: f64,
     pub time: Duration,
-    /// What of it was spent in exchanges that nothing hid.
-    pub exchange: Duration,
-    /// What of it was spent on reading samples.
+    /// Exposed communication: time spent in collectives that was not overlapped with compute.
+    pub exposed_comm: Duration,
+    /// Time spent reading samples.
     pub reading: Duration,
-    /// Bytes that this rank sent.
+    /// Bytes sent by this rank.
     pub sent: u64,
 }
 
 impl<'a> Rank<'a> {
-    /// With random parameters, alike on all layouts. All ranks of the group call it.
+    /// A rank with random parameters, which do not depend on the layout. Collective.
     pub fn new(plan: &'a Plan, group: &'a Group, device: Device) -> Result<Rank<'a>, Error> {
         let part = plan.part(group.rank());
         let gather = ReductionPolicy::of(plan).gather;
@@ -84,7 +83,7 @@ impl<'a> Rank<'a> {
         Rank::with_weights(plan, group, device, weights)
     }
 
-    /// With parameters from elsewhere, and fresh moments.
+    /// A rank with the given parameters and zero moments. Collective.
     pub fn with_weights(
         plan: &'a Plan,
         group: &'a Group,
@@ -107,7 +106,7 @@ impl<'a> Rank<'a> {
         let rank = Rank {
             optimizer: Optimizer::new(&device, &model.part),
             pipeline: Some(Pipeline::new(plan.schedule(), &groups, message)),
-            counted: counted(&model),
+            norm_ranges: norm_ranges(&model),
             extra: ExtraState::default(),
             warm: false,
             plan,
@@ -118,11 +117,11 @@ impl<'a> Rank<'a> {
             store,
             in_flight,
         };
-        rank.check_equal()?;
+        rank.check_replicas_equal()?;
         Ok(rank)
     }
 
-    /// With the state of a checkpoint.
+    /// A rank with the state of a checkpoint. Collective.
     pub fn resume(
         plan: &'a Plan,
         group: &'a Group,
@@ -137,10 +136,10 @@ impl<'a> Rank<'a> {
         Ok(rank)
     }
 
-    /// Step `step` (the first is 1) on its global batch. On an error nothing has changed.
+    /// Takes step `step` (the first is 1) on its global batch. An error leaves the state unchanged. Collective.
     pub fn step(&mut self, source: &Source, step: u64) -> Result<StepResult, Error> {
         let start = Instant::now();
-        // A step that ended in an error leaves gradients behind.
+        // A failed step leaves gradients behind.
         self.store.clear();
         self.in_flight.skipped.clear();
         self.in_flight.reading = Duration::ZERO;
@@ -150,14 +149,15 @@ impl<'a> Rank<'a> {
         let loss = self.passes(source, step)?;
 
         self.store.finish(&self.device, &self.groups)?;
-        let mut exchange = self.store.take_exposed() + self.groups.take_exposed();
-        let [count, marks, first] = self.skipped_sums();
-        let mut sums = [loss.sum, loss.auxiliary, self.squares(), count, marks, first];
-        let meeting = Instant::now();
+        let mut exposed_comm = self.store.take_exposed() + self.groups.take_exposed();
+        let [count, checksum, counted_checksum] = self.skipped_sums();
+        let mut sums =
+            [loss.sum, loss.auxiliary, self.squares(), count, checksum, counted_checksum];
+        let reduction = Instant::now();
         sum(self.group, &mut sums)?;
-        exchange += meeting.elapsed();
+        exposed_comm += reduction.elapsed();
         let [loss, auxiliary, squares, skipped @ ..] = sums;
-        self.note_skipped(step, skipped)?;
+        self.count_skipped(step, skipped)?;
         let grad_norm = squares.sqrt();
         let loss = loss / self.plan.tokens_per_step() as f64;
         if !grad_norm.is_finite() || !loss.is_finite() {
@@ -179,35 +179,36 @@ impl<'a> Rank<'a> {
         };
         self.optimizer.step(&self.device, &numbers, &mut self.store);
         self.store.clear();
-        let spreading = Instant::now();
+        let gathering = Instant::now();
         self.store.weights.all_gather(&self.device, &self.groups)?;
-        exchange += spreading.elapsed();
+        exposed_comm += gathering.elapsed();
         let sent = self.groups.sent() - sent_before;
         let (time, reading) = (start.elapsed(), self.in_flight.reading);
         if !std::mem::replace(&mut self.warm, true) {
             SharedHeap::use_huge_pages();
         }
-        Ok(StepResult { loss, auxiliary, grad_norm, lr, time, exchange, reading, sent })
+        Ok(StepResult { loss, auxiliary, grad_norm, lr, time, exposed_comm, reading, sent })
     }
 
-    /// Forward and backward of this rank's micro-batches: its part of the losses, and of the gradients.
+    /// Forward and backward of this rank's micro-batches. Returns this rank's terms of the loss.
     pub(crate) fn passes(&mut self, source: &Source, step: u64) -> Result<Loss, Error> {
         let mut total = Loss::default();
         let mut pipeline = self.pipeline.take().expect("a rank has its pipeline between passes");
         let (device, groups) = (&self.device, &self.groups);
         let (model, store, in_flight, plan) =
             (&self.model, &mut self.store, &mut self.in_flight, self.plan);
-        let ends = model.part.has_head() || model.part.coord.pipe == 0;
-        // All ranks of the tensor axis know the loss; one tells it.
-        let tells = groups.is_tensor_root();
-        let walked = pipeline.run(device, groups, |Action { stage, act, micro }, input| {
+        let reads_samples = model.part.has_head() || model.part.coord.pipe == 0;
+        // All ranks of the tensor axis compute the loss; one of them counts it.
+        let counts_loss = groups.is_tensor_root();
+        let result = pipeline.run(device, groups, |Action { stage, act, micro }, input| {
             let first = first_sample(plan, groups, micro);
             let pass = pass(plan, device, groups, step, first);
             let chunk = stage / plan.layout.pipe;
             let slot = chunk * plan.train.accumulation + micro;
             if act == Act::Forward {
-                if chunk == 0 && ends {
-                    in_flight.load(plan, device, source, Split::Train, step, micro, first);
+                if chunk == 0 && reads_samples {
+                    let samples = MicroBatchSamples { split: Split::Train, step, micro, first };
+                    in_flight.load(plan, device, source, samples);
                 }
                 let mut activations = in_flight.spare.pop().unwrap_or_default();
                 let batch = in_flight.batch(micro);
@@ -217,16 +218,16 @@ impl<'a> Rank<'a> {
                 return y;
             }
             let mut activations =
-                in_flight.activations[slot].take().expect("a forward pass came before");
+                in_flight.activations[slot].take().expect("activations of the forward pass");
             let batch = in_flight.batch(micro);
-            let share = batch.tokens() as f64 / pass.global_tokens as f64;
+            let fraction = batch.tokens() as f64 / pass.global_tokens as f64;
             let backward = |activations: &mut Activations, defer_weight_grads| {
                 let at = StagePass { stage: chunk, pass: &pass, batch, defer_weight_grads };
                 let (dx, loss) = model.backward(&at, input, store, activations);
-                if tells {
+                if counts_loss {
                     total.sum += loss.sum;
-                    // A micro-batch's auxiliary loss counts by its share of the tokens.
-                    total.auxiliary += loss.auxiliary * share;
+                    // The auxiliary loss of a micro-batch is weighted by its fraction of the tokens.
+                    total.auxiliary += loss.auxiliary * fraction;
                 }
                 dx
             };
@@ -247,32 +248,40 @@ impl<'a> Rank<'a> {
             None
         });
         self.pipeline = Some(pipeline);
-        walked?;
+        result?;
         Ok(total)
     }
 
-    /// The squares of what this rank counts of the summed gradients.
+    /// Sum of squares of the reduced gradients that this rank adds to the norm.
     fn squares(&self) -> f64 {
         let own = |(block, unit, range): &(usize, usize, Range<usize>)| {
             self.store.gradients.own(*block, *unit).map(|own| own.part(range.clone()))
         };
-        self.device.sum_of_squares(self.counted.iter().filter_map(own)).get()
+        self.device.sum_of_squares(self.norm_ranges.iter().filter_map(own)).get()
     }
 
-    /// The first sample, of a step's global batch, of one of this rank's micro-batches.
+    /// Index in the global batch of the first sample of a micro-batch of this rank.
     pub(crate) fn first_sample(&self, micro: usize) -> usize {
         first_sample(self.plan, &self.groups, micro)
     }
+}
+
+/// The samples of a micro-batch: those from `first` on of the global batch of a step.
+pub(crate) struct MicroBatchSamples {
+    pub split: Split,
+    pub step: u64,
+    pub micro: usize,
+    pub first: usize,
 }
 
 impl InFlight {
     fn new(plan: &Plan, device: &Device, rank: usize, model: &Model) -> InFlight {
         let (micro_batch, seq) = (plan.train.micro_batch, plan.data.seq);
         let micros = plan.train.accumulation;
-        let at_once = if plan.layout.pipe == 1 { 1 } else { micros };
+        let in_flight = if plan.layout.pipe == 1 { 1 } else { micros };
         let batch = || Batch::of_runs(device, micro_batch, seq, plan.runs(rank));
         InFlight {
-            batches: (0..at_once).map(|_| batch()).collect(),
+            batches: (0..in_flight).map(|_| batch()).collect(),
             samples: vec![0; micro_batch * (seq + 1)],
             activations: (0..micros * model.part.stages.len()).map(|_| None).collect(),
             spare: Vec::new(),
@@ -281,43 +290,40 @@ impl InFlight {
         }
     }
 
-    /// Where a micro-batch lies.
+    /// Buffer of a micro-batch.
     pub fn batch(&self, micro: usize) -> &Batch {
         &self.batches[micro % self.batches.len()]
     }
 
-    /// Fills a micro-batch with samples `first..` of a step's global batch.
-    #[allow(clippy::too_many_arguments)] // which samples, from where, to where
+    /// Reads the samples of a micro-batch.
     pub fn load(
         &mut self,
         plan: &Plan,
         device: &Device,
         source: &Source,
-        split: Split,
-        step: u64,
-        micro: usize,
-        first: usize,
+        micro_batch: MicroBatchSamples,
     ) {
+        let MicroBatchSamples { split, step, micro, first } = micro_batch;
         let InFlight { batches, samples, skipped, reading, .. } = self;
-        let begun = Instant::now();
+        let start = Instant::now();
         for (row, sample) in samples.chunks_exact_mut(plan.data.seq + 1).enumerate() {
             let (seed, global) = (plan.train.seed, plan.train.global_batch);
             let damage = source.sample(
                 SampleId { split, seed, step, global_batch: global, index: first + row },
                 sample,
             );
-            // What is held out is looked at again and again; it counts for nothing.
+            // Held-out samples are read in each evaluation and are not counted.
             if split == Split::Train && !damage.is_empty() {
                 skipped.add(first + row, damage);
             }
         }
-        *reading += begun.elapsed();
+        *reading += start.elapsed();
         let count = batches.len();
         batches[micro % count].fill(device, samples);
     }
 
-    /// Forgets what a pass that ended in an error left.
-    pub fn land(&mut self) {
+    /// Drops the activations of a pass that failed.
+    pub fn drop_activations(&mut self) {
         self.activations.iter_mut().for_each(|activations| *activations = None);
     }
 }
@@ -349,8 +355,9 @@ pub(crate) fn pass<'p>(
     }
 }
 
-/// Of all that is on this rank, what it speaks for; neighbours joined.
-fn counted(model: &Model) -> Vec<(usize, usize, Range<usize>)> {
+/// Ranges of this rank's shards that it adds to the gradient norm: each parameter is counted by one rank. Adjacent ranges
+/// are merged.
+fn norm_ranges(model: &Model) -> Vec<(usize, usize, Range<usize>)> {
     let part = &model.part;
     let mut runs: Vec<(usize, usize, Range<usize>)> = Vec::new();
     for (block, (params, units)) in part.blocks.iter().zip(&part.shards).enumerate() {
@@ -369,7 +376,7 @@ fn counted(model: &Model) -> Vec<(usize, usize, Range<usize>)> {
     runs
 }
 
-/// What a plan computes with.
+/// Dtype of a plan's activations.
 pub fn dtype(plan: &Plan) -> Dtype {
     plan.precision.compute
 }

@@ -1,15 +1,14 @@
-//! One step of a run once more, to tell data from machines: a step is a function of its state and its samples, so
-//! what comes out twice the same is in one of these, and what does not is in a machine. Writes nothing.
+//! Replays one step of a run twice. A step is a deterministic function of its state and samples: if both replays fail in
+//! the same way, the state or the data is the cause; if they differ, a machine is. Writes nothing.
 
 use crate::{Divergence, Error, Run, StepResult, build};
 
-/// What came of it: the same on all ranks, but for the times of a step.
+/// Result of a replay; the same on all ranks except for the times of the step.
 #[derive(Clone, Debug)]
 pub struct Replayed {
-    /// The step, or where it went wrong.
     pub outcome: Outcome,
-    /// Where the second time differed from the first.
-    pub parting: Option<Divergence>,
+    /// First difference between the two replays.
+    pub divergence: Option<Divergence>,
     /// Samples of the global batch whose loss is not finite.
     pub samples: Vec<usize>,
 }
@@ -17,31 +16,32 @@ pub struct Replayed {
 #[derive(Clone, Debug)]
 pub enum Outcome {
     Finite(StepResult),
-    /// On which rank, and in which layer, it began.
+    /// Rank and layer of the first value that is not finite.
     NotFinite {
         rank: usize,
         place: String,
     },
 }
 
-/// Goes from where `run` starts to the state before `step` and does the step's passes twice, then the step. `tell`
-/// hears of the steps on the way. All ranks call it.
-pub fn replay(run: &Run<'_>, step: u64, mut tell: impl FnMut(u64)) -> Result<Replayed, Error> {
+/// Trains from the start of `run` to the state before `step`, runs forward and backward of `step` twice, then takes the
+/// step. Calls `on_step` before each step. Collective.
+pub fn replay(run: &Run<'_>, step: u64, mut on_step: impl FnMut(u64)) -> Result<Replayed, Error> {
     let (mut rank, done) = build(run, &mut |_| {})?;
     if step <= done {
-        return Err(Error::Mistake(format!(
-            "step {step} cannot be replayed from a state after step {done}"
+        return Err(Error::Invalid(format!(
+            "cannot replay step {step} from a checkpoint after step {done}; choose an earlier checkpoint"
         )));
     }
     for before in done + 1..step {
-        tell(before);
+        on_step(before);
         rank.step(run.source, before)?;
     }
-    tell(step);
-    let (one, other) = (rank.trace(run.source, step)?, rank.trace(run.source, step)?);
-    let parting = rank.parting(&one, &other)?;
-    let mut samples = rank.bad_samples(&one)?;
-    samples.extend(rank.bad_samples(&other)?);
+    on_step(step);
+    let first = rank.step_checksums(run.source, step)?;
+    let second = rank.step_checksums(run.source, step)?;
+    let divergence = rank.divergence(&first, &second)?;
+    let mut samples = rank.bad_samples(&first)?;
+    samples.extend(rank.bad_samples(&second)?);
     samples.sort_unstable();
     samples.dedup();
     let outcome = match rank.step(run.source, step) {
@@ -49,5 +49,5 @@ pub fn replay(run: &Run<'_>, step: u64, mut tell: impl FnMut(u64)) -> Result<Rep
         Err(Error::NotFinite { rank, place, .. }) => Outcome::NotFinite { rank, place },
         Err(error) => return Err(error),
     };
-    Ok(Replayed { outcome, parting, samples })
+    Ok(Replayed { outcome, divergence, samples })
 }

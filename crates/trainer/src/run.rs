@@ -1,4 +1,4 @@
-//! The loop: step after step, with evaluations, checkpoints and reports when they are due.
+//! The training loop with evaluations, checkpoints and reports.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,54 +22,52 @@ use crate::{
     measure_peak, on_rank_zero,
 };
 
-/// What happens during a run, for whoever shows it. Only rank 0 tells.
+/// Progress of a run, reported on rank 0 only.
 pub enum Event<'a> {
-    /// A step that is due to be shown.
+    /// Report of the steps since the last report.
     Step(&'a StepReport),
-    /// The loss on held-out data.
+    /// Loss on held-out data.
     Evaluated(&'a StepReport),
-    /// A checkpoint is there.
+    /// A checkpoint was committed.
     Saved(&'a SavedCheckpoint),
-    /// A checkpoint could not be written, for what reason on which rank. The training goes on.
+    /// `rank` could not write its part of a checkpoint. Training continues.
     SaveFailed { step: u64, rank: usize, what: &'a str },
-    /// A checkpoint to start from was found broken by a rank; an older one is tried.
+    /// `rank` could not load a checkpoint; the next older one is tried.
     SkippedCheckpoint { path: &'a Path, rank: usize, what: &'a str },
-    /// A rank or a link that holds the others up: told when it is first seen, and rarely again.
+    /// A rank or link slows down the run. Reported when first detected, then at growing intervals.
     Slow(&'a Slow),
 }
 
-/// What a run needs beside its plan.
+/// Inputs of a run.
 pub struct Run<'a> {
     pub plan: &'a Plan,
     /// The device of this rank.
     pub device: Device,
     pub group: &'a Group,
     pub source: &'a Source,
-    /// `runs/NAME`, which exists.
+    /// The existing folder `runs/NAME`.
     pub folder: &'a Path,
-    /// A checkpoint to start from, and whether to go on with its step and moments.
+    /// Checkpoint to start from; random parameters if `None`.
     pub start: Option<Start>,
-    /// The generation that the launcher has taken for these ranks in the run's folder; without one they take the next
-    /// themselves.
+    /// Generation that the launcher claimed for these ranks; if `None`, they claim the next one.
     pub generation: Option<u64>,
-    /// Whether this rank has been asked to stop. When any has, all save after the step at hand and stop.
+    /// Returns whether this rank was asked to stop. If any rank was, all ranks save after the current step and stop.
     pub stop: &'a dyn Fn() -> bool,
 }
 
-/// How a run ended.
+/// A run that reached its last step or was asked to stop.
 pub struct Finished<'a> {
-    /// The rank's state: a trained model.
     pub rank: Rank<'a>,
-    /// The step after which it stopped, when it was asked to; what was done until then is saved.
+    /// The step after which the run saved and stopped, if it was asked to.
     pub stopped: Option<u64>,
 }
 
-/// Trains to the plan's last step, or until it is asked to stop.
-pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Finished<'a>, Error> {
+/// Trains to the last step of the plan, or until a rank is asked to stop. Collective.
+pub fn run<'a>(run: &Run<'a>, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Finished<'a>, Error> {
     let Run { plan, group, source, folder, .. } = *run;
     let peak = measure_peak(&run.device, dtype(plan));
     let generation = on_rank_zero(group, || {
-        // Whoever trained this run before may not commit from here on.
+        // From here on, ranks of older generations can no longer commit checkpoints.
         let generation = match run.generation {
             Some(own) => lockstep_ckpt::claim(folder, own).map(|()| own)?,
             None => lockstep_ckpt::advance(folder)?,
@@ -77,27 +75,27 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Finishe
         lockstep_ckpt::sweep(folder)?;
         Ok::<_, Error>(generation)
     })?;
-    let generation = told(group, generation)?;
-    let (mut rank, done) = build(run, tell)?;
+    let generation = broadcast(group, generation)?;
+    let (mut rank, done) = build(run, on_event)?;
     let mut log = on_rank_zero(group, || Log::open(folder, done))?;
     let mut saver = Saver::new(plan, group, folder, generation, Disk::default());
     if plan.checkpoint.every > 0 {
-        saver.make_room(&rank);
+        saver.preallocate(&rank);
     }
     let mut clock = Clock::new(plan, group.rank(), peak, done);
-    let mut lookout = StragglerMonitor::new(plan, group)?;
+    let mut monitor = StragglerMonitor::new(plan, group)?;
 
-    // Asked while it was being built: everything is as it was.
+    // Asked to stop during the set-up: nothing has changed yet.
     if agree(group, Flags { stop: (run.stop)(), ..Flags::default() })?.stop {
         return Ok(Finished { rank, stopped: Some(done) });
     }
     for step in done + 1..=plan.train.steps as u64 {
         let stepped = match rank.step(source, step) {
-            // All ranks end here: what was saved before is worth waiting for, and the state too.
+            // All ranks get this error. Finish the pending checkpoint and save the state before the step.
             Err(error @ Error::NotFinite { .. }) => {
-                conclude(saver.finish()?, step, plan, log.as_mut(), tell);
-                if let Err(trouble) = keep_failed(&rank, run, step) {
-                    tracing::warn!("the state before step {step} could not be saved: {trouble}");
+                report_save(saver.finish()?, step, plan, log.as_mut(), on_event);
+                if let Err(error) = save_failed_state(&rank, run, step) {
+                    tracing::warn!("cannot save the state before step {step}: {error}");
                 }
                 return Err(error);
             }
@@ -108,14 +106,15 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Finishe
         let due = |every: usize| last || (every > 0 && step.is_multiple_of(every as u64));
 
         if due(plan.train.log_every) || step == done + 1 {
-            let counted = if step == done + 1 { 0 } else { clock.steps };
-            let view = lookout.look(&rank, clock.times(), counted)?;
-            let report = clock.report(step, &stepped, &view, rank.extra.skipped_samples);
+            // The first step fills caches and pools; its times do not count.
+            let timed_steps = if step == done + 1 { 0 } else { clock.steps };
+            let times = monitor.report(&rank, clock.times(), timed_steps)?;
+            let report = clock.report(step, &stepped, &times, rank.extra.skipped_samples);
             if let Some(log) = &mut log {
                 log.write(&report);
-                tell(Event::Step(&report));
-                if let Some(slow) = view.slow.as_ref().filter(|_| view.tell) {
-                    tell(Event::Slow(slow));
+                on_event(Event::Step(&report));
+                if let Some(slow) = times.slow.as_ref().filter(|_| times.warn) {
+                    on_event(Event::Slow(slow));
                 }
             }
         }
@@ -127,39 +126,39 @@ pub fn run<'a>(run: &Run<'a>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Finishe
             };
             if let Some(log) = &mut log {
                 log.write(&report);
-                tell(Event::Evaluated(&report));
+                on_event(Event::Evaluated(&report));
             }
         }
-        let word = agree(group, Flags { stop: (run.stop)(), ..saver.word() })?;
-        let ended = saver.heard(word)?;
-        unfenced(ended.as_ref(), folder, generation)?;
-        conclude(ended, step, plan, log.as_mut(), tell);
-        if word.stop || due(plan.checkpoint.every) {
-            let before = saver.begin(&rank, step, position(plan, source, step))?;
-            unfenced(before.as_ref(), folder, generation)?;
-            conclude(before, step, plan, log.as_mut(), tell);
+        let flags = agree(group, Flags { stop: (run.stop)(), ..saver.flags() })?;
+        let saved = saver.advance(flags)?;
+        check_fenced(saved.as_ref(), folder, generation)?;
+        report_save(saved, step, plan, log.as_mut(), on_event);
+        if flags.stop || due(plan.checkpoint.every) {
+            let previous = saver.begin(&rank, step, position(plan, source, step))?;
+            check_fenced(previous.as_ref(), folder, generation)?;
+            report_save(previous, step, plan, log.as_mut(), on_event);
         }
-        if word.stop && !last {
-            let saved = last_save(saver.finish()?, folder, generation)?;
-            conclude(saved, step, plan, log.as_mut(), tell);
+        if flags.stop && !last {
+            let saved = require_saved(saver.finish()?, folder, generation)?;
+            report_save(saved, step, plan, log.as_mut(), on_event);
             return Ok(Finished { rank, stopped: Some(step) });
         }
     }
-    let saved = last_save(saver.finish()?, folder, generation)?;
-    conclude(saved, plan.train.steps as u64, plan, log.as_mut(), tell);
+    let saved = require_saved(saver.finish()?, folder, generation)?;
+    report_save(saved, plan.train.steps as u64, plan, log.as_mut(), on_event);
     Ok(Finished { rank, stopped: None })
 }
 
-/// Tells how a save ended, at the first rank.
-fn conclude(
-    ended: Option<SaveOutcome>,
-    now: u64,
+/// Logs and reports the outcome of a checkpoint on rank 0.
+fn report_save(
+    outcome: Option<SaveOutcome>,
+    step: u64,
     plan: &Plan,
     log: Option<&mut Log>,
-    tell: &mut dyn FnMut(Event<'_>),
+    on_event: &mut dyn FnMut(Event<'_>),
 ) {
-    let (Some(ended), Some(log)) = (ended, log) else { return };
-    let more: BTreeMap<String, Value> = match &ended {
+    let (Some(outcome), Some(log)) = (outcome, log) else { return };
+    let more: BTreeMap<String, Value> = match &outcome {
         SaveOutcome::Saved(saved) => [
             ("saved_step", saved.step.into()),
             ("save_bytes", saved.bytes.into()),
@@ -175,18 +174,22 @@ fn conclude(
         .map(|(key, value)| (key.to_string(), value))
         .into(),
     };
-    log.write(&StepReport { more, ..StepReport::of(now as usize, plan.train.steps) });
-    match &ended {
-        SaveOutcome::Saved(saved) => tell(Event::Saved(saved)),
+    log.write(&StepReport { more, ..StepReport::of(step as usize, plan.train.steps) });
+    match &outcome {
+        SaveOutcome::Saved(saved) => on_event(Event::Saved(saved)),
         SaveOutcome::Failed { step, rank, what } => {
-            tell(Event::SaveFailed { step: *step, rank: *rank, what })
+            on_event(Event::SaveFailed { step: *step, rank: *rank, what })
         }
     }
 }
 
-/// A save that failed because others train this run by now ends these ranks: they came back from the dead.
-fn unfenced(ended: Option<&SaveOutcome>, folder: &Path, generation: u64) -> Result<(), Error> {
-    if let Some(SaveOutcome::Failed { .. }) = ended {
+/// Fails if a checkpoint could not be saved because a newer generation trains this run.
+fn check_fenced(
+    outcome: Option<&SaveOutcome>,
+    folder: &Path,
+    generation: u64,
+) -> Result<(), Error> {
+    if let Some(SaveOutcome::Failed { .. }) = outcome {
         let newest = lockstep_ckpt::newest(folder)?;
         if newest > generation {
             let run = folder.to_path_buf();
@@ -196,60 +199,59 @@ fn unfenced(ended: Option<&SaveOutcome>, folder: &Path, generation: u64) -> Resu
     Ok(())
 }
 
-/// Whoever is told that a run stopped or is done may rely on what was saved: a last save that failed is an error.
-fn last_save(
-    ended: Option<SaveOutcome>,
+/// Turns a failed checkpoint into an error. A run that has ended or stopped must have saved its last step.
+fn require_saved(
+    outcome: Option<SaveOutcome>,
     folder: &Path,
     generation: u64,
 ) -> Result<Option<SaveOutcome>, Error> {
-    unfenced(ended.as_ref(), folder, generation)?;
-    match ended {
-        Some(SaveOutcome::Failed { rank, what, .. }) => Err(Error::Elsewhere { rank, what }),
-        ended => Ok(ended),
+    check_fenced(outcome.as_ref(), folder, generation)?;
+    match outcome {
+        Some(SaveOutcome::Failed { rank, what, .. }) => Err(Error::OtherRank { rank, what }),
+        outcome => Ok(outcome),
     }
 }
 
-/// A number of the first rank's, told to all.
-fn told(group: &Group, number: Option<u64>) -> Result<u64, Error> {
+/// Broadcasts a number from rank 0.
+fn broadcast(group: &Group, number: Option<u64>) -> Result<u64, Error> {
     let mut number = [number.unwrap_or(0) as i64];
     group.broadcast(&mut number, 0)?;
     Ok(number[0] as u64)
 }
 
-/// Saves the state before a step that came out as no number, which is still what it was: so the step can be done
-/// again at once (see `replay`), and not only after all steps since the last checkpoint. It lies apart, in
-/// `RUN/failed`: nobody wants to go on from it unseen.
-fn keep_failed(rank: &Rank<'_>, run: &Run<'_>, step: u64) -> Result<(), Error> {
+/// Saves the state before a step that was not finite, so that `replay` can start from it instead of repeating all steps
+/// since the last checkpoint. It is stored in `RUN/failed`, so that a run does not resume from it by accident.
+fn save_failed_state(rank: &Rank<'_>, run: &Run<'_>, step: u64) -> Result<(), Error> {
     let Run { plan, group, source, .. } = *run;
-    let failed = failed(run.folder);
-    // One is enough: that of an earlier failure goes.
+    let failed = failed_dir(run.folder);
+    // Replaces the state of an earlier failure.
     on_rank_zero(group, || {
-        let gone = if failed.exists() { std::fs::remove_dir_all(&failed) } else { Ok(()) };
-        gone.map_err(|cause| Error::Folder { path: failed.clone(), cause })
+        let removed = if failed.exists() { std::fs::remove_dir_all(&failed) } else { Ok(()) };
+        removed.map_err(|cause| Error::Folder { path: failed.clone(), cause })
     })?;
     let mut saver = Saver::new(plan, group, &failed, 0, Disk::default());
     saver.begin(rank, step - 1, position(plan, source, step - 1))?;
     if let Some(SaveOutcome::Failed { rank, what, .. }) = saver.finish()? {
-        tracing::warn!("the state before step {step} could not be saved: rank {rank}: {what}");
+        tracing::warn!("cannot save the state before step {step}: rank {rank}: {what}");
     }
     Ok(())
 }
 
-/// Where the state before a step that failed lies, as in a run folder of its own.
-pub fn failed(run: &Path) -> PathBuf {
+/// Directory of the state before a failed step; has the layout of a run folder.
+pub fn failed_dir(run: &Path) -> PathBuf {
     run.join("failed")
 }
 
-/// The files that a run writes as it goes. What cannot be written there is told of, and ends no training.
+/// Metrics and TensorBoard files of a run. A write error is a warning and does not stop training.
 struct Log {
     metrics: Metrics,
     board: TensorBoard,
-    /// The last report found no room.
-    full: bool,
+    /// The last report could not be written.
+    write_failed: bool,
 }
 
 impl Log {
-    /// What is there of steps after `done` is dropped: they are taken again.
+    /// Opens the files and drops reports of steps after `done`, which are repeated.
     fn open(folder: &Path, done: u64) -> Result<Log, Error> {
         let board = folder.join("tensorboard");
         let failed = |path: &Path| {
@@ -261,35 +263,36 @@ impl Log {
         Ok(Log {
             metrics: Metrics::open_after(&metrics, done).map_err(failed(&metrics))?,
             board: TensorBoard::create_after(&board, done).map_err(failed(&board))?,
-            full: false,
+            write_failed: false,
         })
     }
 
     fn write(&mut self, report: &StepReport) {
         let written = self.metrics.write(report).and(self.board.write(report));
-        if let (Err(error), false) = (&written, self.full) {
+        if let (Err(error), false) = (&written, self.write_failed) {
             tracing::warn!(
-                "{error}; the training goes on, and reports are missing until there is room"
+                "{error}; training continues, but reports are lost until they can be written again"
             );
         }
-        self.full = written.is_err();
+        self.write_failed = written.is_err();
     }
 }
 
 /// Times of the steps since the last report.
 struct Clock<'a> {
     plan: &'a Plan,
-    /// Operations per second that all ranks together could do.
+    /// Peak FLOP/s of all ranks together.
     peak: f64,
-    planned: u64,
-    begun: Instant,
+    planned_memory: u64,
+    start: Instant,
     /// Since the last report.
     steps: u64,
     time: Duration,
-    exchange: Duration,
+    exposed_comm: Duration,
     reading: Duration,
-    /// Done when the run was started, and since.
+    /// Steps before the run was started or resumed.
     before: u64,
+    /// Steps since then.
     done: u64,
 }
 
@@ -298,11 +301,11 @@ impl<'a> Clock<'a> {
         Clock {
             plan,
             peak: peak * plan.ranks as f64,
-            planned: Ledger::of(plan, rank).total() as u64,
-            begun: Instant::now(),
+            planned_memory: Ledger::of(plan, rank).total() as u64,
+            start: Instant::now(),
             steps: 0,
             time: Duration::ZERO,
-            exchange: Duration::ZERO,
+            exposed_comm: Duration::ZERO,
             reading: Duration::ZERO,
             before,
             done: 0,
@@ -313,16 +316,16 @@ impl<'a> Clock<'a> {
         self.steps += 1;
         self.done += 1;
         self.time += stepped.time;
-        self.exchange += stepped.exchange;
+        self.exposed_comm += stepped.exposed_comm;
         self.reading += stepped.reading;
     }
 
-    /// Of this rank, per step.
+    /// Times of this rank, per step.
     fn times(&self) -> Times {
         let per_step = |time: Duration| time.as_secs_f64() / self.steps as f64;
         Times {
-            computing: per_step(self.time.saturating_sub(self.exchange)),
-            waiting: per_step(self.exchange),
+            computing: per_step(self.time.saturating_sub(self.exposed_comm)),
+            waiting: per_step(self.exposed_comm),
             reading: per_step(self.reading),
         }
     }
@@ -331,44 +334,48 @@ impl<'a> Clock<'a> {
         &mut self,
         step: u64,
         stepped: &StepResult,
-        view: &ReportTimes,
+        times: &ReportTimes,
         skipped: u64,
     ) -> StepReport {
         let (plan, seconds) = (self.plan, self.time.as_secs_f64());
         let tokens_per_s = (self.steps as usize * plan.tokens_per_step()) as f64 / seconds;
         let flops = flops_per_token(&plan.model, plan.data.seq).total();
         let left = (plan.train.steps as u64 - step) as f64;
-        let per_step = self.begun.elapsed().as_secs_f64() / self.done as f64;
+        let per_step = self.start.elapsed().as_secs_f64() / self.done as f64;
         let report = StepReport {
             loss: Some(stepped.loss),
             grad_norm: Some(stepped.grad_norm),
             lr: Some(stepped.lr),
             tokens_per_s: Some(tokens_per_s),
             mfu: Some(tokens_per_s * flops / self.peak),
-            comm_exposed: Some(self.exchange.as_secs_f64() / seconds),
-            more: more(stepped, view, skipped),
-            mem_bytes: Some(view.memory),
-            mem_planned_bytes: Some(self.planned),
+            comm_exposed: Some(self.exposed_comm.as_secs_f64() / seconds),
+            more: extra_metrics(stepped, times, skipped),
+            mem_bytes: Some(times.memory),
+            mem_planned_bytes: Some(self.planned_memory),
             tokens: Some((self.before + self.done) * plan.tokens_per_step() as u64),
-            elapsed_s: Some(self.begun.elapsed().as_secs_f64()),
+            elapsed_s: Some(self.start.elapsed().as_secs_f64()),
             eta: Some(Duration::from_secs_f64(left * per_step)),
             ..StepReport::of(step as usize, plan.train.steps)
         };
-        (self.time, self.exchange, self.reading) = Default::default();
+        (self.time, self.exposed_comm, self.reading) = Default::default();
         self.steps = 0;
         report
     }
 }
 
-/// What programs may want to know of a report beside its line.
-fn more(stepped: &StepResult, view: &ReportTimes, skipped: u64) -> BTreeMap<String, Value> {
-    let computing = || view.times.iter().map(|times| times.computing);
+/// Metrics that are written to metrics.jsonl but not printed.
+fn extra_metrics(
+    stepped: &StepResult,
+    times: &ReportTimes,
+    skipped: u64,
+) -> BTreeMap<String, Value> {
+    let computing = || times.times.iter().map(|times| times.computing);
     let mut more = vec![
         ("comm_bytes", stepped.sent.into()),
         ("compute_s", median(computing()).into()),
         ("compute_s_most", computing().fold(0.0, f64::max).into()),
         ("corrupt_samples", skipped.into()),
     ];
-    more.extend(view.slow.as_ref().map(Slow::metric));
+    more.extend(times.slow.as_ref().map(Slow::metric));
     more.into_iter().map(|(key, value)| (key.to_string(), value)).collect()
 }

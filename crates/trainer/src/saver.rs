@@ -1,12 +1,13 @@
-//! Checkpoints beside the training. A rank copies what it writes and goes on; a thread of its own writes the
-//! files; after each step all ranks say how far they are (`accord.rs`), and when all have written, the first one's
-//! thread commits. What fails, fails that save alone, on all ranks. Never exchanges anything from a thread.
+//! Asynchronous checkpoints. A rank copies its state and continues to train while a background thread writes the file.
+//! After each step the ranks agree on their progress (`agree.rs`); when all files are written, a thread of rank 0
+//! commits the checkpoint. An error fails this checkpoint on all ranks, not the run. Background threads never
+//! communicate.
 //!
 //! ```text
-//! step 100   snapshot        ─ the stall
-//! step 101   writing …       each rank: its file, synced
-//! step 102   all have written: their parts of the manifest go to rank 0
-//! step 103   committing …    rank 0: manifest, rename, sync; old checkpoints go
+//! step 100   snapshot        training stalls
+//! step 101   writing …       each rank writes and syncs its file
+//! step 102   all written     parts of the manifest are sent to rank 0
+//! step 103   committing …    rank 0: write manifest, rename, sync, prune old checkpoints
 //! step 104   saved
 //! ```
 
@@ -23,7 +24,7 @@ use serde_json::Value;
 use crate::agree::{Flags, agree, first_error};
 use crate::{Error, Rank, Snapshot};
 
-/// A rank's part in the checkpoints of a run.
+/// Saves the checkpoints of a run on one rank.
 pub struct Saver<'a> {
     plan: &'a Plan,
     group: &'a Group,
@@ -31,64 +32,64 @@ pub struct Saver<'a> {
     generation: u64,
     disk: Disk,
     pending: Option<(Pending, Phase)>,
-    /// Memory of the last snapshot, for the next; before the first, what makes it.
+    /// Memory for the next snapshot: that of the last one, or being allocated before the first.
     spare: BackgroundJob<Snapshot>,
 }
 
-/// A save under way.
+/// A checkpoint being saved.
 struct Pending {
     head: Head,
-    /// Of the slowest rank.
+    /// Time to write the files; that of the slowest rank once gathered.
     writing: Duration,
+    /// Time that training was blocked.
     stall: Duration,
     bytes: u64,
 }
 
-/// How far it is: the same on all ranks.
+/// Progress of the checkpoint; the same on all ranks.
 enum Phase {
     Writing(BackgroundJob<(Result<Written, String>, Snapshot, Duration)>),
-    /// Nothing to do here but at the first rank.
+    /// Only rank 0 has work to do.
     Committing(BackgroundJob<Committed>),
 }
 
-/// Where a checkpoint is, and what the commit took; or why it is not.
+/// Path of the checkpoint and time of the commit, or an error message.
 type Committed = Result<(PathBuf, Duration), String>;
 
-/// What a thread does, and what came of it.
+/// A background thread or its result.
 struct BackgroundJob<T> {
     thread: Option<JoinHandle<T>>,
     result: Option<T>,
 }
 
-/// How a save came to its end.
+/// Outcome of saving a checkpoint.
 #[derive(Debug)]
 pub enum SaveOutcome {
     Saved(SavedCheckpoint),
-    /// The training goes on, and the checkpoint before stands.
+    /// Training continues, and the previous checkpoint stays valid.
     Failed {
         step: u64,
-        /// Whose part failed.
+        /// The rank that failed.
         rank: usize,
         what: String,
     },
 }
 
-/// A checkpoint that is there.
+/// A committed checkpoint.
 #[derive(Clone, Debug)]
 pub struct SavedCheckpoint {
     pub step: u64,
-    /// At the first rank: where.
     pub path: PathBuf,
-    /// Of all ranks.
+    /// Bytes of all ranks.
     pub bytes: u64,
-    /// What the files took: the slowest rank's, and the commit.
+    /// Time to write the files, on the slowest rank, and to commit.
     pub time: Duration,
-    /// For how long the training stood still, on the rank where it was the longest.
+    /// Time that training was blocked, on the rank where it was longest.
     pub stall: Duration,
 }
 
 impl<'a> Saver<'a> {
-    /// For the run in `folder`, which this `generation` trains. All ranks make one.
+    /// A saver for the run in `folder`. `generation` is the one that trains it.
     pub fn new(
         plan: &'a Plan,
         group: &'a Group,
@@ -96,29 +97,29 @@ impl<'a> Saver<'a> {
         generation: u64,
         disk: Disk,
     ) -> Saver<'a> {
-        let spare = BackgroundJob::none(Snapshot::default());
+        let spare = BackgroundJob::ready(Snapshot::default());
         Saver { plan, group, folder: folder.to_path_buf(), generation, disk, pending: None, spare }
     }
 
-    /// Has the memory of snapshots made by a thread meanwhile, so that the first one finds it as later ones do.
-    pub fn make_room(&mut self, rank: &Rank<'_>) {
+    /// Allocates the memory of snapshots in the background, so that the first snapshot is as fast as later ones.
+    pub fn preallocate(&mut self, rank: &Rank<'_>) {
         let elements = rank.snapshot_len();
-        let make = move || Snapshot::with_room(elements);
-        self.spare = spawn("snapshot", make, |_| Snapshot::default());
+        let allocate = move || Snapshot::with_capacity(elements);
+        self.spare = spawn("snapshot", allocate, |_| Snapshot::default());
     }
 
-    /// Takes a snapshot of the state after `step` and has it written. All ranks call it after the same step. A save
-    /// that is still under way is waited for: how it ended.
+    /// Takes a snapshot of the state after `step` and starts to write it. Waits for a pending checkpoint first and
+    /// returns its outcome. Collective.
     pub fn begin(
         &mut self,
         rank: &Rank<'_>,
         step: u64,
         position: Position,
     ) -> Result<Option<SaveOutcome>, Error> {
-        let begun = Instant::now();
-        let before = self.finish()?;
-        let spare = std::mem::replace(&mut self.spare, BackgroundJob::none(Snapshot::default()));
-        let snapshot = rank.snapshot(spare.done());
+        let start = Instant::now();
+        let previous = self.finish()?;
+        let spare = std::mem::replace(&mut self.spare, BackgroundJob::ready(Snapshot::default()));
+        let snapshot = rank.snapshot(spare.wait());
         let head = Head {
             step,
             generation: self.generation,
@@ -129,29 +130,29 @@ impl<'a> Saver<'a> {
         };
         let (disk, folder, generation) = (self.disk.clone(), self.folder.clone(), self.generation);
         let writer = self.group.rank();
-        let work = move || {
-            let begun = Instant::now();
+        let job = move || {
+            let start = Instant::now();
             let written = lockstep_ckpt::begin(&disk, &folder, step, generation)
                 .and_then(|partial| write(&disk, &partial, writer, &snapshot));
-            (written.map_err(|error| error.to_string()), snapshot, begun.elapsed())
+            (written.map_err(|error| error.to_string()), snapshot, start.elapsed())
         };
-        let without = |error| (Err(error), Snapshot::default(), Duration::ZERO);
-        let work = spawn("checkpoint", work, without);
-        let stall = begun.elapsed();
+        let failed = |error| (Err(error), Snapshot::default(), Duration::ZERO);
+        let job = spawn("checkpoint", job, failed);
+        let stall = start.elapsed();
         let pending = Pending { head, writing: Duration::ZERO, stall, bytes: 0 };
-        self.pending = Some((pending, Phase::Writing(work)));
-        Ok(before)
+        self.pending = Some((pending, Phase::Writing(job)));
+        Ok(previous)
     }
 
-    /// What this rank has to say after a step.
-    pub fn word(&mut self) -> Flags {
+    /// Flags of this rank after a step.
+    pub fn flags(&mut self) -> Flags {
         let (writing, failed) = match self.pending.as_mut().map(|(_, phase)| phase) {
             None => (false, false),
-            Some(Phase::Writing(work)) => match work.look() {
+            Some(Phase::Writing(job)) => match job.poll() {
                 None => (true, false),
                 Some((written, ..)) => (false, written.is_err()),
             },
-            Some(Phase::Committing(work)) => match work.look() {
+            Some(Phase::Committing(job)) => match job.poll() {
                 None => (true, false),
                 Some(committed) => (false, committed.is_err()),
             },
@@ -159,31 +160,32 @@ impl<'a> Saver<'a> {
         Flags { writing, failed, ..Flags::default() }
     }
 
-    /// Does what follows from the word of all ranks. How the save ended, if it did.
-    pub fn heard(&mut self, word: Flags) -> Result<Option<SaveOutcome>, Error> {
-        if word.writing {
+    /// Advances the pending checkpoint to the next phase if all ranks have completed the current one. Returns its
+    /// outcome if it has ended. `flags` are those that all ranks agreed on. Collective.
+    pub fn advance(&mut self, flags: Flags) -> Result<Option<SaveOutcome>, Error> {
+        if flags.writing {
             return Ok(None);
         }
         let Some((mut pending, phase)) = self.pending.take() else { return Ok(None) };
-        let begun = Instant::now();
+        let start = Instant::now();
         let phase = match phase {
-            Phase::Writing(work) => {
-                let (written, snapshot, writing) = work.done();
-                self.spare = BackgroundJob::none(snapshot);
+            Phase::Writing(job) => {
+                let (written, snapshot, writing) = job.wait();
+                self.spare = BackgroundJob::ready(snapshot);
                 pending.writing = writing;
-                if word.failed {
+                if flags.failed {
                     return self.failed(pending.head.step, written.err()).map(Some);
                 }
-                let written = written.expect("nobody has failed");
+                let written = written.expect("no rank has failed");
                 let parts = self.gather(&mut pending, &written)?;
                 Phase::Committing(self.commit(&pending.head, parts))
             }
-            Phase::Committing(work) => {
-                let committed = work.done();
-                if word.failed {
+            Phase::Committing(job) => {
+                let committed = job.wait();
+                if flags.failed {
                     return self.failed(pending.head.step, committed.err()).map(Some);
                 }
-                let (path, committing) = committed.expect("nobody has failed");
+                let (path, committing) = committed.expect("no rank has failed");
                 let Pending { head, writing, stall, bytes } = pending;
                 let time = writing + committing;
                 return Ok(Some(SaveOutcome::Saved(SavedCheckpoint {
@@ -195,49 +197,49 @@ impl<'a> Saver<'a> {
                 })));
             }
         };
-        pending.stall += begun.elapsed();
+        pending.stall += start.elapsed();
         self.pending = Some((pending, phase));
         Ok(None)
     }
 
-    /// Waits for a save that is under way, however long: how it ended. All ranks call it.
+    /// Waits for the pending checkpoint and returns its outcome. Collective.
     pub fn finish(&mut self) -> Result<Option<SaveOutcome>, Error> {
-        // Nobody waits in one long call, which would have a deadline: they meet again and again.
+        // Repeated short collectives instead of one long wait, which would time out.
         let pause = Duration::from_millis(2).min(self.group.timeout() / 4);
         while self.pending.is_some() {
-            let word = agree(self.group, self.word())?;
-            if let Some(ended) = self.heard(word)? {
-                return Ok(Some(ended));
+            let flags = agree(self.group, self.flags())?;
+            if let Some(outcome) = self.advance(flags)? {
+                return Ok(Some(outcome));
             }
             std::thread::sleep(pause);
         }
         Ok(None)
     }
 
-    /// What all have written, at the first rank; the longest stall and all bytes, at all.
+    /// Gathers the parts of the manifest on rank 0. Sets the total bytes and the longest times on all ranks.
     fn gather(&self, pending: &mut Pending, mine: &Written) -> Result<Vec<Written>, Error> {
         let group = self.group;
         let text = serde_json::to_vec(mine).expect("maps with string keys become JSON");
         let micros = |time: Duration| time.as_micros() as i64;
         let (stall, writing) = (micros(pending.stall), micros(pending.writing));
-        let said = [text.len() as i64, mine.file.bytes as i64, stall, writing];
-        let mut all = vec![0; said.len() * group.size()];
-        group.all_gather(&said, &mut all)?;
-        let all: Vec<&[i64]> = all.chunks_exact(said.len()).collect();
-        let longest = |at: usize| all.iter().map(|said| said[at] as u64).max().unwrap_or(0);
+        let numbers = [text.len() as i64, mine.file.bytes as i64, stall, writing];
+        let mut all = vec![0; numbers.len() * group.size()];
+        group.all_gather(&numbers, &mut all)?;
+        let all: Vec<&[i64]> = all.chunks_exact(numbers.len()).collect();
+        let longest = |at: usize| all.iter().map(|numbers| numbers[at] as u64).max().unwrap_or(0);
         pending.stall = Duration::from_micros(longest(2));
         pending.writing = Duration::from_micros(longest(3));
-        pending.bytes = all.iter().map(|said| said[1] as u64).sum();
+        pending.bytes = all.iter().map(|numbers| numbers[1] as u64).sum();
         if group.rank() != 0 {
             group.send(&text, 0)?;
             return Ok(vec![]);
         }
         let mut parts = vec![mine.clone()];
-        for (rank, said) in all.iter().enumerate().skip(1) {
-            let mut theirs = vec![0u8; said[0] as usize];
+        for (rank, numbers) in all.iter().enumerate().skip(1) {
+            let mut theirs = vec![0u8; numbers[0] as usize];
             group.receive(&mut theirs, rank)?;
             let part = serde_json::from_slice(&theirs).map_err(|error| {
-                Error::Mistake(format!("rank {rank} does not say what it wrote: {error}"))
+                Error::Invalid(format!("rank {rank} sent an invalid manifest part: {error}"))
             })?;
             parts.push(part);
         }
@@ -247,29 +249,29 @@ impl<'a> Saver<'a> {
     fn commit(&self, head: &Head, parts: Vec<Written>) -> BackgroundJob<Committed> {
         if self.group.rank() != 0 {
             let path = lockstep_ckpt::folder(&self.folder, head.step);
-            return BackgroundJob::none(Ok((path, Duration::ZERO)));
+            return BackgroundJob::ready(Ok((path, Duration::ZERO)));
         }
         let (disk, folder, head) = (self.disk.clone(), self.folder.clone(), head.clone());
         let checkpoint = &self.plan.checkpoint;
         let keep = Keep { newest: checkpoint.keep, every: checkpoint.keep_every as u64 };
-        let work = move || {
-            let begun = Instant::now();
+        let job = move || {
+            let start = Instant::now();
             let manifest = Manifest::of(head, CHUNK, parts);
             let path = lockstep_ckpt::commit(&disk, &folder, &manifest);
             let path = path.map_err(|error| error.to_string())?;
-            // The checkpoint stands, whatever becomes of older ones.
+            // The checkpoint is committed even if older ones cannot be removed.
             if let Err(error) = lockstep_ckpt::prune(&disk, &folder, keep) {
                 tracing::warn!("{error}");
             }
-            Ok((path, begun.elapsed()))
+            Ok((path, start.elapsed()))
         };
-        spawn("commit", work, Err)
+        spawn("commit", job, Err)
     }
 
-    /// All ranks know why; the first one clears away what was written.
+    /// Shares the error with all ranks and removes the partial checkpoint. Collective.
     fn failed(&self, step: u64, mine: Option<String>) -> Result<SaveOutcome, Error> {
-        let trouble = first_error(self.group, mine)?;
-        let (rank, what) = trouble.expect("a rank has said that it failed");
+        let error = first_error(self.group, mine)?;
+        let (rank, what) = error.expect("a rank has failed");
         if self.group.rank() == 0 {
             let (disk, folder, generation) = (&self.disk, &self.folder, self.generation);
             lockstep_ckpt::abandon(disk, folder, step, generation);
@@ -287,46 +289,43 @@ fn write(
     let Snapshot { pieces, values } = snapshot;
     let mut rest = &values[..];
     lockstep_ckpt::write_pieces(disk, partial, writer, pieces, CHUNK, |number| {
-        let (now, later) = rest.split_at(pieces[number].len());
-        rest = later;
-        Ok(Cow::Borrowed(now))
+        let (piece, tail) = rest.split_at(pieces[number].len());
+        rest = tail;
+        Ok(Cow::Borrowed(piece))
     })
 }
 
 impl<T> BackgroundJob<T> {
-    /// Nothing had to be done.
-    fn none(result: T) -> BackgroundJob<T> {
+    fn ready(result: T) -> BackgroundJob<T> {
         BackgroundJob { thread: None, result: Some(result) }
     }
 
-    /// What came of it, if it is done.
-    fn look(&mut self) -> Option<&T> {
+    /// Result, if the job is done.
+    fn poll(&mut self) -> Option<&T> {
         if let Some(thread) = self.thread.take_if(|thread| thread.is_finished()) {
-            self.result = Some(joined(thread));
+            self.result = Some(join(thread));
         }
         self.result.as_ref()
     }
 
-    fn done(self) -> T {
-        let result = self.result.or_else(|| self.thread.map(joined));
-        result.expect("a thread, or what came of it")
+    fn wait(self) -> T {
+        let result = self.result.or_else(|| self.thread.map(join));
+        result.expect("a thread or its result")
     }
 }
 
-fn joined<T>(thread: JoinHandle<T>) -> T {
+fn join<T>(thread: JoinHandle<T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Where the system has no thread for it, that is what comes of it: a save fails alone.
+/// Runs `job` on a new thread. If the thread cannot be created, the result is `failed` of the error message.
 fn spawn<T: Send + 'static>(
     name: &str,
-    work: impl FnOnce() -> T + Send + 'static,
-    without: impl FnOnce(String) -> T,
+    job: impl FnOnce() -> T + Send + 'static,
+    failed: impl FnOnce(String) -> T,
 ) -> BackgroundJob<T> {
-    match std::thread::Builder::new().name(name.into()).spawn(work) {
+    match std::thread::Builder::new().name(name.into()).spawn(job) {
         Ok(thread) => BackgroundJob { thread: Some(thread), result: None },
-        Err(error) => {
-            BackgroundJob::none(without(format!("there is no thread to save with: {error}")))
-        }
+        Err(error) => BackgroundJob::ready(failed(format!("cannot start a thread: {error}"))),
     }
 }

@@ -1,6 +1,5 @@
-//! Damaged samples: `data` has put others in their place, alike wherever they are asked for; here they are counted,
-//! alike on all ranks, and end the run when they are too many. Adds no exchange to a step: the counts travel with
-//! the sums of the loss.
+//! Corrupt samples: `data` replaces them by others, on all ranks in the same way; here they are counted, and the run
+//! stops if there are too many. Adds no collective to a step: the counts are reduced together with the loss.
 
 use lockstep_data::{Damage, Source};
 use lockstep_plan::Coord;
@@ -8,25 +7,25 @@ use lockstep_plan::Coord;
 use crate::gather_texts::gather_texts;
 use crate::{Error, Rank};
 
-/// What a rank has found damaged among the samples of a step.
+/// Corrupt samples that a rank found in a step.
 #[derive(Default)]
 pub(crate) struct SkippedSamples {
-    /// Samples of the global batch, and what of them is damaged.
+    /// Index in the global batch, and the corrupt data.
     found: Vec<(usize, Damage)>,
     count: f64,
-    /// Adds up to the same for who has left out the same samples.
-    marks: f64,
+    /// Checksum of the skipped samples, to detect ranks that skipped different ones.
+    checksum: f64,
 }
 
 impl SkippedSamples {
-    /// Takes note of what was passed over to fill a sample.
+    /// Adds the corrupt candidates that were skipped to fill one sample.
     pub fn add(&mut self, index: usize, damage: Vec<Damage>) {
-        // Endlessly many: no limit is as large, and nothing is learned from end tokens.
-        let hopeless = damage.len() >= Source::MAX_SKIPPED;
-        self.count += if hopeless { f64::INFINITY } else { damage.len() as f64 };
-        // A whole number below 2^20, so that sums over ranks and samples are exact.
-        let mark = (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 44;
-        self.marks += mark as f64 * damage.len() as f64;
+        // No intact candidate: exceeds every limit, because the sample consists of end tokens only.
+        let exhausted = damage.len() >= Source::MAX_SKIPPED;
+        self.count += if exhausted { f64::INFINITY } else { damage.len() as f64 };
+        // An integer below 2^20, so that sums over ranks and samples are exact.
+        let hash = (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 44;
+        self.checksum += hash as f64 * damage.len() as f64;
         self.found.extend(damage.into_iter().map(|damage| (index, damage)));
     }
 
@@ -36,22 +35,22 @@ impl SkippedSamples {
 }
 
 impl Rank<'_> {
-    /// What this rank adds to the sums of a step: what it counts, its marks, and those of who counts.
+    /// This rank's terms of the reduction: its count, its checksum, and its checksum if it is the counting rank.
     pub(crate) fn skipped_sums(&self) -> [f64; 3] {
-        let SkippedSamples { count, marks, .. } = self.in_flight.skipped;
-        // Of all that read the same samples, one counts them.
+        let SkippedSamples { count, checksum, .. } = self.in_flight.skipped;
+        // One of the ranks that read the same samples counts them.
         let counts = if is_first(self.groups.coord) { 1.0 } else { 0.0 };
         match count {
             0.0 => [0.0; 3],
-            _ => [if counts > 0.0 { count } else { 0.0 }, marks, counts * marks],
+            _ => [if counts > 0.0 { count } else { 0.0 }, checksum, counts * checksum],
         }
     }
 
-    /// Takes note of what all ranks left out of a step: an error when it is too much, or when those that read the
-    /// same samples do not agree. Nothing has been changed by the step yet.
-    pub(crate) fn note_skipped(&mut self, step: u64, sums: [f64; 3]) -> Result<(), Error> {
-        let [count, marks, first] = sums;
-        if marks != first * self.readers() as f64 {
+    /// Counts the samples that all ranks skipped in a step. Fails if there are too many, or if ranks that read the same
+    /// samples skipped different ones. Called before the step changes any state.
+    pub(crate) fn count_skipped(&mut self, step: u64, sums: [f64; 3]) -> Result<(), Error> {
+        let [count, checksum, counted_checksum] = sums;
+        if checksum != counted_checksum * self.readers() as f64 {
             return Err(self.disagreement(step));
         }
         let (so_far, limit) =
@@ -63,7 +62,7 @@ impl Rank<'_> {
         Ok(())
     }
 
-    /// How many ranks read the same samples: the ends of a pipeline need them.
+    /// Number of ranks that read the same samples. In a pipeline, the first and the last stage read them.
     fn readers(&self) -> usize {
         let mesh = &self.groups.mesh;
         mesh.tensor * mesh.context * mesh.pipe.min(2)
@@ -88,7 +87,7 @@ impl Rank<'_> {
         let found = self.in_flight.skipped.found.iter();
         let samples: Vec<String> = found.map(|(index, _)| index.to_string()).collect();
         match gather_texts(self.group, &samples.join(", ")) {
-            Ok(all) => Error::Mistake(other_copies(step, &all, &|rank| {
+            Ok(all) => Error::Invalid(different_copies(step, &all, &|rank| {
                 let coord = self.groups.mesh.coord(rank);
                 let reads = coord.pipe == 0 || coord.pipe + 1 == self.groups.mesh.pipe;
                 reads.then_some(coord.data)
@@ -102,23 +101,28 @@ fn is_first(coord: Coord) -> bool {
     (coord.pipe, coord.tensor, coord.context) == (0, 0, 0)
 }
 
-/// Names the first two ranks that read the same samples and left out others. `part` is which samples a rank reads.
-fn other_copies(step: u64, said: &[String], part: &dyn Fn(usize) -> Option<usize>) -> String {
+/// Message with the first two ranks that read the same samples but skipped different ones. `skipped` has a list of
+/// samples per rank, `replica` the replica whose samples a rank reads.
+fn different_copies(
+    step: u64,
+    skipped: &[String],
+    replica: &dyn Fn(usize) -> Option<usize>,
+) -> String {
     let differ = |one: usize, other: usize| {
-        part(one).is_some() && part(one) == part(other) && said[one] != said[other]
+        replica(one).is_some() && replica(one) == replica(other) && skipped[one] != skipped[other]
     };
-    let pairs = (0..said.len()).flat_map(|other| (0..other).map(move |one| (one, other)));
+    let pairs = (0..skipped.len()).flat_map(|other| (0..other).map(move |one| (one, other)));
     let Some((one, other)) = pairs.into_iter().find(|(one, other)| differ(*one, *other)) else {
-        return format!("step {step}: ranks disagree on which samples are damaged");
+        return format!("step {step}: ranks disagree on which samples are corrupt");
     };
-    let words = |rank: usize| match said[rank].as_str() {
-        "" => "none".to_string(),
+    let found = |rank: usize| match skipped[rank].as_str() {
+        "" => "no samples".to_string(),
         samples => format!("samples {samples}"),
     };
     format!(
-        "step {step}: rank {other} finds {} damaged, rank {one} {} of the same: their copies of the data differ; \
-         compare them by `lockstep data inspect --check` on their hosts",
-        words(other),
-        words(one)
+        "step {step}: rank {other} found {} corrupt, rank {one} found {}; their copies of the data differ. \
+         Run `lockstep data inspect --check` on both hosts",
+        found(other),
+        found(one)
     )
 }

@@ -1,5 +1,5 @@
-//! A rank's state to and from a checkpoint: a snapshot of what this rank writes, and its slices of what others
-//! wrote, on whatever layout. Does no files itself.
+//! State of a rank as tensors of a checkpoint: takes snapshots, and loads shards from checkpoints of any layout. Does not
+//! write files.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -14,13 +14,13 @@ use lockstep_plan::{Compression, Plan};
 
 use crate::{Error, Rank};
 
-/// A whole model's tensors of one kind, in host memory.
-pub struct Whole {
+/// Unsharded tensors of a model in host memory.
+pub struct HostTensors {
     list: Vec<Named>,
     values: HashMap<String, Vec<f32>>,
 }
 
-impl Tensors for Whole {
+impl Tensors for HostTensors {
     fn list(&self) -> &[Named] {
         &self.list
     }
@@ -31,58 +31,58 @@ impl Tensors for Whole {
     }
 }
 
-impl Whole {
-    /// A tensor's values.
+impl HostTensors {
+    /// Values of a tensor. Panics if there is no such tensor.
     pub fn get(&self, name: &str) -> &[f32] {
         self.values.get(name).unwrap_or_else(|| panic!("no tensor {name}"))
     }
 
-    /// Their names and sizes, in the order of the forward pass.
+    /// Names and shapes, in the order of the forward pass.
     pub fn names(&self) -> &[Named] {
         &self.list
     }
 }
 
-/// What each rank has of its own, where gradients are compressed.
-const OWN: [(TensorKind, CompressorState); 2] = [
+/// State of gradient compression, which is different on each rank.
+const COMPRESSOR_STATE: [(TensorKind, CompressorState); 2] = [
     (TensorKind::Residual, CompressorState::Residual),
     (TensorKind::Magnitude, CompressorState::MeanSquares),
 ];
 
-/// What a rank writes into a checkpoint, in host memory: the training may go on.
+/// Copy of a rank's part of a checkpoint in host memory.
 #[derive(Default)]
 pub struct Snapshot {
     pub pieces: Vec<Piece>,
-    /// One piece after the other.
+    /// Values of all pieces, concatenated.
     pub values: Vec<f32>,
 }
 
 impl Snapshot {
-    /// Nothing yet, but with memory for so many elements that has been touched.
-    pub fn with_room(elements: usize) -> Snapshot {
+    /// An empty snapshot with memory for `elements` elements.
+    pub fn with_capacity(elements: usize) -> Snapshot {
         let mut values = vec![0.0; elements];
-        // Fresh memory is the system's until something is written there, page by page.
+        // Writes to each page, so that the system allocates it now.
         values.iter_mut().step_by(1024).for_each(|value| *value = std::hint::black_box(1.0));
         Snapshot { pieces: vec![], values }
     }
 }
 
 impl Rank<'_> {
-    /// Elements of a snapshot, before anything is owed.
+    /// Number of elements of a snapshot, without the state of gradient compression.
     pub fn snapshot_len(&self) -> usize {
         3 * self.model.part.written().iter().map(|slice| slice.here.len()).sum::<usize>()
     }
 
-    /// Copies what this rank writes into a checkpoint; into the memory of an earlier snapshot, so that only the
-    /// first one has to ask the system for it.
-    pub fn snapshot(&self, earlier: Snapshot) -> Snapshot {
-        let Snapshot { mut pieces, mut values } = earlier;
+    /// Copies this rank's part of a checkpoint. Reuses the memory of the previous snapshot.
+    pub fn snapshot(&self, previous: Snapshot) -> Snapshot {
+        let Snapshot { mut pieces, mut values } = previous;
         let written = self.model.part.written();
         pieces.clear();
         for kind in [TensorKind::Param, TensorKind::First, TensorKind::Second] {
             pieces.extend(written.iter().map(|slice| piece(kind, slice)));
         }
-        let own: Vec<(Piece, View<'_>)> = OWN.into_iter().flat_map(|own| self.own(own)).collect();
+        let own: Vec<(Piece, View<'_>)> =
+            COMPRESSOR_STATE.into_iter().flat_map(|state| self.compressor_pieces(state)).collect();
         pieces.extend(own.iter().map(|(piece, _)| piece.clone()));
         values.resize(pieces.iter().map(Piece::len).sum(), 0.0);
 
@@ -90,7 +90,7 @@ impl Rank<'_> {
         for kind in [TensorKind::Param, TensorKind::First, TensorKind::Second] {
             for slice in &written {
                 let (to, later) = rest.split_at_mut(slice.here.len());
-                let own = self.state(kind, slice.block, slice.unit);
+                let own = self.shard(kind, slice.block, slice.unit);
                 self.device.read(own.part(slice.here.clone()), to);
                 rest = later;
             }
@@ -103,22 +103,27 @@ impl Rank<'_> {
         Snapshot { pieces, values }
     }
 
-    /// This rank's run of a unit.
-    fn state(&self, kind: TensorKind, block: usize, unit: usize) -> View<'_> {
+    /// This rank's shard of a unit.
+    fn shard(&self, kind: TensorKind, block: usize, unit: usize) -> View<'_> {
         match kind {
             TensorKind::Param => self.store.weights.own(block, unit),
             TensorKind::First => self.optimizer.moments(block, unit).0,
             TensorKind::Second => self.optimizer.moments(block, unit).1,
-            TensorKind::Residual | TensorKind::Magnitude => panic!("{kind} is no state of a unit"),
+            TensorKind::Residual | TensorKind::Magnitude => {
+                panic!("{kind} is not sharded by units")
+            }
         }
     }
 
-    /// What this rank remembers of its own of its gradients, tensor by tensor.
-    fn own(&self, (kind, what): (TensorKind, CompressorState)) -> Vec<(Piece, View<'_>)> {
+    /// Compressor state of this rank, by tensor.
+    fn compressor_pieces(
+        &self,
+        (kind, what): (TensorKind, CompressorState),
+    ) -> Vec<(Piece, View<'_>)> {
         let mut all = Vec::new();
         for (block, run, values) in self.store.reduction.compressor_state(what) {
             for (start, param) in self.model.part.blocks[block].placed() {
-                let Some(common) = common(&run, start..start + param.len()) else { continue };
+                let Some(common) = intersect(&run, start..start + param.len()) else { continue };
                 let piece = Piece {
                     kind,
                     named: Named { name: param.whole.name.clone(), dims: param.whole.dims.clone() },
@@ -131,12 +136,12 @@ impl Rank<'_> {
         all
     }
 
-    /// All parameters, at the first rank; the others help. All ranks call it.
-    pub fn params(&self) -> Result<Option<Whole>, Error> {
-        // What this rank speaks for, slice after slice.
+    /// Gathers all parameters on rank 0; returns `None` on the others. Collective.
+    pub fn params(&self) -> Result<Option<HostTensors>, Error> {
+        // Slices that this rank writes to checkpoints, concatenated.
         let mut mine = Vec::new();
         for slice in self.model.part.written() {
-            let (own, start) = (self.state(TensorKind::Param, slice.block, slice.unit), mine.len());
+            let (own, start) = (self.shard(TensorKind::Param, slice.block, slice.unit), mine.len());
             mine.resize(start + slice.here.len(), 0.0);
             self.device.read(own.part(slice.here), &mut mine[start..]);
         }
@@ -155,18 +160,17 @@ impl Rank<'_> {
             }
             let mut at = 0;
             for slice in theirs {
-                let whole =
-                    values.get_mut(&slice.name).expect("every rank has this model's tensors");
+                let whole = values.get_mut(&slice.name).expect("a tensor of the model");
                 for run in slice.runs.iter().flat_map(|runs| runs.ranges()) {
                     whole[run.clone()].copy_from_slice(&mine[at..at + run.len()]);
                     at += run.len();
                 }
             }
         }
-        Ok(Some(Whole { list, values }))
+        Ok(Some(HostTensors { list, values }))
     }
 
-    /// Takes over the moments of a checkpoint, and what was not sent, if it has them.
+    /// Loads the optimizer state and the compressor state of a checkpoint, if it has them.
     pub(crate) fn load_states(&mut self, checkpoint: &Checkpoint) -> Result<(), Error> {
         let mut values = Vec::new();
         for kind in [TensorKind::First, TensorKind::Second] {
@@ -181,12 +185,14 @@ impl Rank<'_> {
                 self.device.write(to.view_mut().part(slice.here), &values);
             }
         }
-        OWN.into_iter().try_for_each(|own| self.load_own(checkpoint, own))
+        COMPRESSOR_STATE
+            .into_iter()
+            .try_for_each(|state| self.load_compressor_state(checkpoint, state))
     }
 
-    /// On the layout that wrote it each rank takes its own, to the bit. On another one the sum over all ranks is what
-    /// matters: of what is owed one of them takes it, of what is usual all do.
-    fn load_own(
+    /// On the layout that saved it, each rank loads its own state, bit for bit. On another layout the sum over all ranks
+    /// is loaded: residuals by one rank, mean squares by all.
+    fn load_compressor_state(
         &mut self,
         checkpoint: &Checkpoint,
         (kind, what): (TensorKind, CompressorState),
@@ -198,8 +204,8 @@ impl Rank<'_> {
         let dropped = !compresses || self.groups.mesh.replicas() == 1;
         if dropped && what == CompressorState::Residual && self.group.rank() == 0 {
             tracing::warn!(
-                "gradients are not compressed any more: what the checkpoint's ranks had not sent of them is left \
-                 out, one step's rounding or selection"
+                "gradients are no longer compressed: the residuals of the checkpoint are dropped, which loses the \
+                 compression error of one step"
             );
         }
         let before: Option<Plan> = serde_json::from_value(checkpoint.head().plan.clone()).ok();
@@ -211,7 +217,7 @@ impl Rank<'_> {
         self.store.reduction.load_compressor_state(&self.device, what, |block, run, to| {
             to.fill(0.0);
             for (start, param) in part.blocks[block].placed() {
-                let Some(common) = common(&run, start..start + param.len()) else { continue };
+                let Some(common) = intersect(&run, start..start + param.len()) else { continue };
                 let runs = param.place().part(common.start - start..common.end - start);
                 let to = &mut to[common.start - run.start..common.end - run.start];
                 let name = &param.whole.name;
@@ -231,8 +237,8 @@ impl Rank<'_> {
         failed.map_or(Ok(()), |error| Err(error.into()))
     }
 
-    /// Whether all that hold the same parameters hold the same bits.
-    pub(crate) fn check_equal(&self) -> Result<(), Error> {
+    /// Fails if ranks that hold the same shard have different parameters. Collective.
+    pub(crate) fn check_replicas_equal(&self) -> Result<(), Error> {
         let (mut hashes, mut values) = ([0u64; 2], Vec::new());
         let part = &self.model.part;
         for (block, units) in part.shards.iter().enumerate() {
@@ -252,9 +258,9 @@ impl Rank<'_> {
             let mut all = vec![0i64; group.size()];
             group.all_gather(&[hash as i64], &mut all)?;
             if let Some(other) = all.iter().position(|other| *other != all[0]) {
-                return Err(Error::Mistake(format!(
-                    "rank {} starts from other parameters than rank {}; give all ranks the same \
-                     run file, seed and checkpoint",
+                return Err(Error::Invalid(format!(
+                    "rank {} and rank {} start with different parameters; use the same run file, seed and \
+                     checkpoint on all ranks",
                     group.members()[other],
                     group.members()[0]
                 )));
@@ -269,13 +275,13 @@ fn piece(kind: TensorKind, slice: &Slice) -> Piece {
     Piece { kind, named, runs: slice.runs.clone(), counts: true }
 }
 
-/// What two ranges have in common.
-fn common(one: &Range<usize>, other: Range<usize>) -> Option<Range<usize>> {
+/// Intersection of two ranges.
+fn intersect(one: &Range<usize>, other: Range<usize>) -> Option<Range<usize>> {
     let (from, to) = (one.start.max(other.start), one.end.min(other.end));
     (from < to).then_some(from..to)
 }
 
-/// A rank's piece of the parameters of a checkpoint or of any other list of tensors.
+/// Loads a rank's shards of the parameters from a checkpoint or any other list of tensors.
 pub fn load_weights(
     device: &Device,
     part: &Part,
@@ -292,7 +298,7 @@ pub fn load_weights(
     failed.map_or(Ok(weights), |error| Err(error.into()))
 }
 
-/// The same of a whole model, for a rank by itself.
+/// Loads all parameters of a model on one rank.
 pub fn load_whole(
     device: &Device,
     shape: &Shape,

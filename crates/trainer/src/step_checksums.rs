@@ -1,6 +1,5 @@
-//! What a rank computed in a step, in checksums: two traces of one step differ where a machine computed something
-//! else the second time. Changes nothing, and sums nothing over the ranks, so that what is wrong on one of them
-//! stays there as long as it can.
+//! Checksums of the values that a rank computes in a step. If two replays of a step have different checksums, a machine
+//! computed a wrong result. Changes no state, and does not reduce gradients, so that an error stays on its rank.
 
 use half::bf16;
 use lockstep_data::{Source, Split};
@@ -10,99 +9,103 @@ use lockstep_plan::model::Part;
 use crate::gather_texts::gather_texts;
 use crate::{Error, Rank};
 
-/// One rank's way through a step.
-pub(crate) struct Trace {
-    seen: Vec<Seen>,
+/// Checksums of one rank in one step.
+pub(crate) struct StepChecksums {
+    values: Vec<Checksum>,
     /// Samples of the global batch with a loss that is not finite.
-    pub bad: Vec<usize>,
+    pub bad_samples: Vec<usize>,
 }
 
-struct Seen {
-    /// Which comes before which, whatever the rank.
+struct Checksum {
+    /// Position in the computation, comparable between ranks.
     order: i64,
-    what: String,
+    place: String,
     checksum: u64,
 }
 
-/// Where the ranks' two traces part.
+/// First difference between two replays of a step.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Divergence {
-    /// Those that differ first; several where they compute it together, or exchange it.
+    /// Ranks that differ first; several if they compute the value together.
     pub ranks: Vec<usize>,
     pub place: String,
 }
 
 impl Rank<'_> {
-    /// Does a step's passes and remembers what came out. All ranks call it.
-    pub(crate) fn trace(&mut self, source: &Source, step: u64) -> Result<Trace, Error> {
+    /// Runs forward and backward of a step and records checksums. Collective.
+    pub(crate) fn step_checksums(
+        &mut self,
+        source: &Source,
+        step: u64,
+    ) -> Result<StepChecksums, Error> {
         let whole = Part::whole(self.plan.model.blocks());
         let names: Vec<String> = self.model.part.blocks.iter().map(|b| b.name.clone()).collect();
-        let place = |name: &str| whole.blocks.iter().position(|block| block.name == name);
-        let places: Vec<i64> =
-            names.iter().map(|name| place(name).expect("a block of this model") as i64).collect();
-        let (device, mut seen, mut bad) = (self.device.clone(), Vec::new(), Vec::new());
+        let index = |name: &str| whole.blocks.iter().position(|block| block.name == name);
+        let indices: Vec<i64> =
+            names.iter().map(|name| index(name).expect("a block of this model") as i64).collect();
+        let device = self.device.clone();
+        let (mut values, mut bad_samples) = (Vec::new(), Vec::new());
 
         for micro in 0..self.plan.train.accumulation {
-            let order = |place: i64| (micro as i64 + 1) * STEP + place;
-            let told = |what: &str| format!("{what}, micro-batch {micro}");
+            let order = |index: i64| (micro as i64 + 1) * ORDER_STRIDE + index;
+            let in_micro_batch = |what: &str| format!("{what}, micro-batch {micro}");
             let losses = self.infer(source, Split::Train, step, micro, |_, block, x| {
-                let what = told(&format!("{} (its output)", names[block]));
-                seen.push(Seen {
-                    order: order(places[block]),
-                    what,
-                    checksum: checksum(&device, x.view()),
-                });
+                let place = in_micro_batch(&format!("{} (its output)", names[block]));
+                let checksum = checksum(&device, x.view());
+                values.push(Checksum { order: order(indices[block]), place, checksum });
             })?;
             let Some(losses) = losses else { continue };
-            let (what, checksum) = (told("the loss"), checksum(&device, losses.view()));
-            seen.push(Seen { order: order(whole.blocks.len() as i64), what, checksum });
+            let (place, checksum) = (in_micro_batch("the loss"), checksum(&device, losses.view()));
+            values.push(Checksum { order: order(whole.blocks.len() as i64), place, checksum });
             let first = self.first_sample(micro);
             let losses = read::<f32>(&device, losses.view());
-            let mut values = &losses[..];
-            // Run after run of positions, and in each all sequences of the micro-batch.
+            let mut rest = &losses[..];
+            // Layout: (runs of positions, sequences of the micro-batch, positions of the run).
             for run in self.plan.runs(self.group.rank()) {
                 for row in 0..self.plan.train.micro_batch {
-                    let (own, rest) = values.split_at(run.len);
-                    values = rest;
-                    if own.iter().any(|loss| !loss.is_finite()) {
-                        bad.push(first + row);
+                    let (losses, tail) = rest.split_at(run.len);
+                    rest = tail;
+                    if losses.iter().any(|loss| !loss.is_finite()) {
+                        bad_samples.push(first + row);
                     }
                 }
             }
         }
         self.groups.check()?;
 
-        // Once more to the gradients, which stay each rank's own.
-        self.unsummed(source, step)?;
-        let last = (self.plan.train.accumulation as i64 + 2) * STEP;
+        // Again with backward; gradients are not reduced.
+        self.unreduced_passes(source, step)?;
+        let last = (self.plan.train.accumulation as i64 + 2) * ORDER_STRIDE;
         for (block, name) in names.iter().enumerate().rev() {
             let Some(gradient) = self.store.gradients.get(block) else { continue };
-            let what = format!("{name} (its gradient)");
-            seen.push(Seen {
-                order: last - places[block],
-                what,
-                checksum: checksum(&device, gradient),
-            });
+            let place = format!("{name} (its gradient)");
+            let checksum = checksum(&device, gradient);
+            values.push(Checksum { order: last - indices[block], place, checksum });
         }
         self.store.clear();
-        Ok(Trace { seen, bad })
+        Ok(StepChecksums { values, bad_samples })
     }
 
-    /// Where two traces of the same step part, on whichever rank they do first. All ranks call it.
-    pub(crate) fn parting(&self, one: &Trace, other: &Trace) -> Result<Option<Divergence>, Error> {
-        let mut pairs = one.seen.iter().zip(&other.seen);
+    /// First difference between two replays on any rank. Collective.
+    pub(crate) fn divergence(
+        &self,
+        one: &StepChecksums,
+        other: &StepChecksums,
+    ) -> Result<Option<Divergence>, Error> {
+        let mut pairs = one.values.iter().zip(&other.values);
         let mine = pairs.find(|(one, other)| one.checksum != other.checksum).map(|(one, _)| one);
         let mut orders = vec![0; self.group.size()];
-        self.group.all_gather(&[mine.map_or(i64::MAX, |seen| seen.order)], &mut orders)?;
-        let said = gather_texts(self.group, mine.map_or("", |seen| &seen.what))?;
-        Ok(first_of(&orders, &said))
+        self.group.all_gather(&[mine.map_or(i64::MAX, |first| first.order)], &mut orders)?;
+        let places = gather_texts(self.group, mine.map_or("", |first| &first.place))?;
+        Ok(first_divergence(&orders, &places))
     }
 
-    /// The samples of all ranks whose loss is not finite, in order. All ranks call it.
-    pub(crate) fn bad_samples(&self, trace: &Trace) -> Result<Vec<usize>, Error> {
-        let mine: Vec<String> = trace.bad.iter().map(|sample| sample.to_string()).collect();
-        let said = gather_texts(self.group, &mine.join(" "))?;
-        let mut all: Vec<usize> = said
+    /// Sorted samples of all ranks whose loss is not finite. Collective.
+    pub(crate) fn bad_samples(&self, checksums: &StepChecksums) -> Result<Vec<usize>, Error> {
+        let mine = checksums.bad_samples.iter().map(|sample| sample.to_string());
+        let mine: Vec<String> = mine.collect();
+        let texts = gather_texts(self.group, &mine.join(" "))?;
+        let mut all: Vec<usize> = texts
             .iter()
             .flat_map(|text| text.split(' ').filter_map(|sample| sample.parse().ok()))
             .collect();
@@ -112,27 +115,28 @@ impl Rank<'_> {
     }
 }
 
-/// More than a model has blocks.
-const STEP: i64 = 1 << 24;
+/// Larger than the number of blocks of any model.
+const ORDER_STRIDE: i64 = 1 << 24;
 
-fn first_of(orders: &[i64], said: &[String]) -> Option<Divergence> {
+fn first_divergence(orders: &[i64], places: &[String]) -> Option<Divergence> {
     let first = *orders.iter().min().filter(|first| **first < i64::MAX)?;
     let ranks: Vec<usize> = (0..orders.len()).filter(|rank| orders[*rank] == first).collect();
-    let place = said[ranks[0]].clone();
+    let place = places[ranks[0]].clone();
     Some(Divergence { ranks, place })
 }
 
-/// A checksum that depends on every bit.
+/// Checksum over all bits of the values.
 fn checksum(device: &Device, values: View<'_>) -> u64 {
-    let mix = |sum: u64, bits: u64| (sum.rotate_left(5) ^ bits).wrapping_mul(0x517c_c1b7_2722_0a95);
+    let mix =
+        |hash: u64, bits: u64| (hash.rotate_left(5) ^ bits).wrapping_mul(0x517c_c1b7_2722_0a95);
     match values.dtype() {
         Dtype::Bf16 => {
             let values = read::<bf16>(device, values);
-            values.iter().fold(0, |sum, value| mix(sum, value.to_bits().into()))
+            values.iter().fold(0, |hash, value| mix(hash, value.to_bits().into()))
         }
         _ => {
             let values = read::<f32>(device, values);
-            values.iter().fold(0, |sum, value| mix(sum, value.to_bits().into()))
+            values.iter().fold(0, |hash, value| mix(hash, value.to_bits().into()))
         }
     }
 }
@@ -145,66 +149,66 @@ fn read<E: Element>(device: &Device, view: View<'_>) -> Vec<E> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Divergence, first_of};
+    use super::{Divergence, first_divergence};
     use crate::Rank;
     use lockstep_comm::on_threads;
     use lockstep_data::{Options, Source};
     use lockstep_kernels::Device;
     use lockstep_plan::{Config, Environment, Plan};
 
-    /// Where two traces part between which a bit of one rank's memory has turned over.
-    fn parting(layout: &str, guilty: usize, block: usize) -> Divergence {
+    /// Divergence of two replays between which one bit of a parameter is flipped on one rank.
+    fn flip_bit(layout: &str, faulty: usize, block: usize) -> Divergence {
         let source = Source::open("builtin:grammar", &Options::default()).unwrap();
         let text = format!(
             "[model]\npreset = \"gpt2-test\"\n[train]\nglobal_batch = 4\nmicro_batch = 1\n[layout]\n{layout}"
         );
-        let around = Environment::one_host(2, 1).with_vocab(source.vocab());
-        let plan = Plan::resolve(&Config::parse(&text, &[]), &around).unwrap();
-        let mut told = on_threads(2, |world| {
+        let environment = Environment::one_host(2, 1).with_vocab(source.vocab());
+        let plan = Plan::resolve(&Config::parse(&text, &[]), &environment).unwrap();
+        let mut divergences = on_threads(2, |world| {
             let mut rank = Rank::new(&plan, &world, Device::cpu(1)).unwrap();
-            let [one, same] = [(); 2].map(|()| rank.trace(&source, 1).unwrap());
-            assert_eq!(rank.parting(&one, &same).unwrap(), None, "{layout}");
-            if world.rank() == guilty {
+            let [one, same] = [(); 2].map(|()| rank.step_checksums(&source, 1).unwrap());
+            assert_eq!(rank.divergence(&one, &same).unwrap(), None, "{layout}");
+            if world.rank() == faulty {
                 let mut value = [0.0f32];
                 rank.device.read(rank.store.weights.own(block, 0).part(5..6), &mut value);
                 let flipped = f32::from_bits(value[0].to_bits() ^ (1 << 20));
                 let (master, _) = rank.store.weights.own_mut(block, 0);
                 rank.device.write(master.part(5..6), &[flipped]);
             }
-            let other = rank.trace(&source, 1).unwrap();
-            rank.parting(&one, &other).unwrap().expect("they differ")
+            let other = rank.step_checksums(&source, 1).unwrap();
+            rank.divergence(&one, &other).unwrap().expect("a difference")
         });
-        assert_eq!(told[0], told[1], "{layout}: all ranks say the same");
-        told.remove(0)
+        assert_eq!(divergences[0], divergences[1], "{layout}");
+        divergences.remove(0)
     }
 
     #[test]
-    fn a_bit_that_turned_over_names_rank_and_layer() {
-        for (layout, guilty, block, ranks, place) in [
+    fn a_flipped_bit_is_located_by_rank_and_layer() {
+        for (layout, faulty, block, ranks, place) in [
             ("data = 2", 1, 2, vec![1], "layers.1 (its output)"),
             ("data = 2", 0, 1, vec![0], "layers.0 (its output)"),
-            // What follows on later stages is no cause.
+            // Later stages differ, too, but only as a consequence.
             ("pipe = 2", 0, 1, vec![0], "layers.0 (its output)"),
             ("pipe = 2", 1, 0, vec![1], "layers.1 (its output)"),
-            // Both add to what both then have.
+            // The output is all-reduced, so both ranks differ.
             ("tensor = 2", 1, 2, vec![0, 1], "layers.1 (its output)"),
         ] {
             let place = format!("{place}, micro-batch 0");
-            assert_eq!(parting(layout, guilty, block), Divergence { ranks, place }, "{layout}");
+            assert_eq!(flip_bit(layout, faulty, block), Divergence { ranks, place }, "{layout}");
         }
     }
 
     #[test]
-    fn the_first_to_part_are_named() {
-        let said = ["", "layers.1", "layers.1", "head"].map(String::from);
-        assert_eq!(first_of(&[i64::MAX; 4], &said), None);
-        let named = |orders| first_of(orders, &said).unwrap();
+    fn the_ranks_with_the_lowest_order_are_reported() {
+        let places = ["", "layers.1", "layers.1", "head"].map(String::from);
+        assert_eq!(first_divergence(&[i64::MAX; 4], &places), None);
+        let first = |orders| first_divergence(orders, &places).unwrap();
         assert_eq!(
-            named(&[i64::MAX, 7, 7, 9]),
+            first(&[i64::MAX, 7, 7, 9]),
             Divergence { ranks: vec![1, 2], place: "layers.1".into() }
         );
         assert_eq!(
-            named(&[i64::MAX, 8, 7, 3]),
+            first(&[i64::MAX, 8, 7, 3]),
             Divergence { ranks: vec![3], place: "head".into() }
         );
     }

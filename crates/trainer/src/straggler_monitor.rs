@@ -1,6 +1,5 @@
-//! The run's own eye on its pace: at every report all ranks learn each other's times, and all come to the same view
-//! of who or what is slow. Takes one exchange of a few numbers per report, and now and then a measurement of the
-//! links; never slows a step.
+//! Straggler detection. At every report the ranks exchange their step times and agree on which rank or link is slow.
+//! Costs one small all-gather per report and, rarely, a measurement of the links; does not slow down steps.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -14,56 +13,55 @@ use crate::links::{self, SlowLink};
 use crate::straggler::{self, ExpectedWork, REPORTS, Straggler, Times, median, straggler};
 use crate::{Error, Rank};
 
-/// Links are measured when ranks wait for this share of their steps, and nobody is slow.
-const WAITING: f64 = 0.2;
-/// Nothing is said before the ranks have waited for so many seconds: less is not worth a word.
-const LOST: f64 = 2.0;
-/// After how many reports a warning is repeated, and links are measured again; each time after four times as many.
-const AGAIN: usize = 20;
+/// Links are measured if ranks wait for at least this fraction of a step and no rank is slow.
+const MIN_WAITING: f64 = 0.2;
+/// Minimum time lost to waiting, in seconds, before a straggler warning is printed.
+const MIN_LOST_SECONDS: f64 = 2.0;
+/// Reports until a warning or a measurement is repeated for the first time; the interval grows fourfold each time.
+const FIRST_INTERVAL: usize = 20;
 
-/// What holds the run up.
+/// Cause of a slow run.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Slow {
-    /// With the name of its host, where there are several.
+    /// A straggler, with its host name if there are several hosts.
     Rank(Straggler, Option<String>),
     Link(SlowLink),
 }
 
-/// What all ranks know of a report.
+/// Times and memory of all ranks at a report; the same on all ranks.
 pub struct ReportTimes {
-    /// Of each rank.
+    /// Times of each rank.
     pub times: Vec<Times>,
-    /// The most memory of any rank.
+    /// Peak memory of the rank that uses most.
     pub memory: u64,
     pub slow: Option<Slow>,
-    /// Whether it is time to say so.
-    pub tell: bool,
+    /// A warning about `slow` is due.
+    pub warn: bool,
 }
 
-/// Watches the pace of a run, on every rank of it.
+/// Detects stragglers and slow links. Every rank has one.
 pub struct StragglerMonitor {
     work: Vec<ExpectedWork>,
-    /// Names of hosts, by rank; none where there is only one.
+    /// Host name of each rank; empty if there is only one host.
     hosts: Vec<String>,
     reports: VecDeque<Vec<Times>>,
-    /// Seconds that a rank in the middle has waited.
+    /// Seconds that the median rank has waited.
     lost: f64,
     link: Option<SlowLink>,
-    /// Reports until links may be measured, and how many it will be after that.
-    measuring: Rarely,
-    telling: Rarely,
-    /// Who was told of last.
-    told: Option<Told>,
+    measuring: Backoff,
+    warning: Backoff,
+    /// Cause of the last warning.
+    last_cause: Option<Cause>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Told {
+enum Cause {
     Rank(usize),
     Link((usize, usize)),
 }
 
 impl StragglerMonitor {
-    /// All ranks call it.
+    /// Collective.
     pub fn new(plan: &Plan, group: &Group) -> Result<StragglerMonitor, Error> {
         let several = group.hosts().iter().any(|host| *host != 0);
         let hosts = if several { gather_texts(group, &host_name())? } else { vec![] };
@@ -73,15 +71,20 @@ impl StragglerMonitor {
             reports: VecDeque::new(),
             lost: 0.0,
             link: None,
-            measuring: Rarely::default(),
-            telling: Rarely::default(),
-            told: None,
+            measuring: Backoff::default(),
+            warning: Backoff::default(),
+            last_cause: None,
         })
     }
 
-    /// Takes in what this rank did in the `steps` since the last report; none of the first steps of a run, which
-    /// fill caches and pools. All ranks call it.
-    pub fn look(&mut self, rank: &Rank<'_>, mine: Times, steps: u64) -> Result<ReportTimes, Error> {
+    /// Adds the times of this rank over the last `steps` steps. With 0 steps, the times are shared but not used for
+    /// detection. Collective.
+    pub fn report(
+        &mut self,
+        rank: &Rank<'_>,
+        mine: Times,
+        steps: u64,
+    ) -> Result<ReportTimes, Error> {
         let memory = rank.device.memory().total.peak as f64;
         let mine = [mine.computing, mine.waiting, mine.reading, memory];
         let mut all = vec![0.0; mine.len() * rank.group.size()];
@@ -97,7 +100,7 @@ impl StragglerMonitor {
             .collect();
         let memory = all.iter().map(|[.., memory]| *memory as u64).max().unwrap_or(0);
         if steps == 0 {
-            return Ok(ReportTimes { times, memory, slow: None, tell: false });
+            return Ok(ReportTimes { times, memory, slow: None, warn: false });
         }
         if self.reports.len() == REPORTS {
             self.reports.pop_front();
@@ -105,7 +108,7 @@ impl StragglerMonitor {
         self.reports.push_back(times.clone());
         self.lost += steps as f64 * median(times.iter().map(|times| times.waiting));
 
-        // All ranks have the same numbers, so all take the same way from here.
+        // All ranks have the same numbers and take the same branches from here on.
         let slow = match straggler(&self.reports, &self.work) {
             Some(straggler) => {
                 let host = self.hosts.get(straggler.rank).cloned();
@@ -113,22 +116,22 @@ impl StragglerMonitor {
             }
             None => self.slow_link(rank)?.map(Slow::Link),
         };
-        let tell = self.lost >= LOST && self.is_news(slow.as_ref());
-        Ok(ReportTimes { times, memory, slow, tell })
+        let warn = self.lost >= MIN_LOST_SECONDS && self.is_warning_due(slow.as_ref());
+        Ok(ReportTimes { times, memory, slow, warn })
     }
 
-    /// The link that is slow, as far as they have been measured.
+    /// Slow link of the last measurement. Measures the links if ranks wait and a measurement is due.
     fn slow_link(&mut self, rank: &Rank<'_>) -> Result<Option<SlowLink>, Error> {
         let share = |times: &Times| times.waiting / (times.computing + times.waiting);
         let waiting = median(self.reports.iter().map(|times| median(times.iter().map(share))));
-        let worth = waiting >= WAITING && self.lost >= LOST;
-        if self.reports.len() < REPORTS || !worth {
+        let waits = waiting >= MIN_WAITING && self.lost >= MIN_LOST_SECONDS;
+        if self.reports.len() < REPORTS || !waits {
             self.link = None;
             return Ok(None);
         }
-        if self.measuring.now() {
+        if self.measuring.is_due() {
             let hosts = rank.group.hosts();
-            let rounds = links::rounds(&links::neighbours(&rank.groups.mesh, hosts));
+            let rounds = links::rounds(&links::neighbors(&rank.groups.mesh, hosts));
             let rates = links::measure(rank.group, rank.group.rank(), &rounds)?;
             let found = links::links(rank.group, &rounds, &rates)?;
             self.link = links::slow_link(&found, rank.group.link_costs().remote);
@@ -136,44 +139,44 @@ impl StragglerMonitor {
         Ok(self.link)
     }
 
-    /// At once when it is somebody else, and rarely when it is the same.
-    fn is_news(&mut self, slow: Option<&Slow>) -> bool {
-        let who = slow.map(|slow| match slow {
-            Slow::Rank(straggler, _) => Told::Rank(straggler.rank),
-            Slow::Link(link) => Told::Link(link.ranks),
+    /// A new cause is reported immediately, the same one at growing intervals.
+    fn is_warning_due(&mut self, slow: Option<&Slow>) -> bool {
+        let cause = slow.map(|slow| match slow {
+            Slow::Rank(straggler, _) => Cause::Rank(straggler.rank),
+            Slow::Link(link) => Cause::Link(link.ranks),
         });
-        if who.is_none() {
+        if cause.is_none() {
             return false;
         }
-        if who != self.told {
-            self.telling = Rarely::default();
+        if cause != self.last_cause {
+            self.warning = Backoff::default();
         }
-        self.told = who;
-        self.telling.now()
+        self.last_cause = cause;
+        self.warning.is_due()
     }
 }
 
-/// At once, and then after more and more reports.
+/// Due at the first call, then at growing intervals.
 #[derive(Default)]
-struct Rarely {
+struct Backoff {
     left: usize,
     times: u32,
 }
 
-impl Rarely {
-    fn now(&mut self) -> bool {
+impl Backoff {
+    fn is_due(&mut self) -> bool {
         if self.left > 0 {
             self.left -= 1;
             return false;
         }
-        self.left = AGAIN * 4usize.pow(self.times.min(8)) - 1;
+        self.left = FIRST_INTERVAL * 4usize.pow(self.times.min(8)) - 1;
         self.times += 1;
         true
     }
 }
 
 impl Slow {
-    /// Its name and figures in metrics.jsonl.
+    /// Key and value in metrics.jsonl.
     pub fn metric(&self) -> (&'static str, Value) {
         match self {
             Slow::Rank(straggler, host) => {
@@ -187,9 +190,9 @@ impl Slow {
                 }
                 ("straggler", value)
             }
-            Slow::Link(SlowLink { ranks: (one, other), carries, expected, .. }) => (
+            Slow::Link(SlowLink { ranks: (one, other), bandwidth, expected, .. }) => (
                 "slow_link",
-                json!({ "ranks": [one, other], "bytes_per_s": carries, "expected_bytes_per_s": expected }),
+                json!({ "ranks": [one, other], "bytes_per_s": bandwidth, "expected_bytes_per_s": expected }),
             ),
         }
     }
@@ -214,12 +217,12 @@ fn host_name() -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::Rarely;
+    use super::Backoff;
 
     #[test]
-    fn at_once_and_then_after_more_and_more() {
-        let mut rarely = Rarely::default();
-        let said: Vec<usize> = (0..500).filter(|_| rarely.now()).collect();
-        assert_eq!(said, [0, 20, 100, 420]);
+    fn intervals_grow_fourfold() {
+        let mut backoff = Backoff::default();
+        let due: Vec<usize> = (0..500).filter(|_| backoff.is_due()).collect();
+        assert_eq!(due, [0, 20, 100, 420]);
     }
 }

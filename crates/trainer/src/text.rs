@@ -1,4 +1,4 @@
-//! Text from a model in training or from a checkpoint.
+//! Text generation.
 
 use lockstep_data::Source;
 use lockstep_kernels::{Device, Dtype, RandomKey};
@@ -7,7 +7,7 @@ use lockstep_model::{Cache, Model, Sampling, Weights, sample};
 use crate::Error;
 use crate::text_stream::TextStream;
 
-/// What is asked for.
+/// A prompt, and how to continue it.
 #[derive(Clone, Debug)]
 pub struct Prompt<'a> {
     pub prompt: &'a str,
@@ -16,56 +16,65 @@ pub struct Prompt<'a> {
     pub seed: u64,
 }
 
-/// Tells `say` each piece of text as it comes, prompt not included.
+/// A model with its weights and tokenizer.
+#[derive(Clone, Copy)]
+pub struct Generator<'a> {
+    pub device: &'a Device,
+    pub model: &'a Model,
+    pub weights: &'a Weights,
+    pub dtype: Dtype,
+    /// Encodes the prompt and decodes the tokens.
+    pub source: &'a Source,
+}
+
+/// Passes each piece of generated text to `on_text`, without the prompt.
 pub fn generate(
-    device: &Device,
-    model: &Model,
-    weights: &Weights,
-    dtype: Dtype,
-    source: &Source,
-    wanted: &Prompt<'_>,
-    mut say: impl FnMut(&str),
+    generator: Generator<'_>,
+    prompt: &Prompt<'_>,
+    mut on_text: impl FnMut(&str),
 ) -> Result<(), Error> {
-    let mut ids = source.encode(wanted.prompt)?;
+    let Generator { device, model, weights, dtype, source } = generator;
+    let mut ids = source.encode(prompt.prompt)?;
     let mut text = TextStream::after(ids.clone());
     if ids.is_empty() {
-        // Something must be followed: the end of a document, or the end of a sentence.
+        // The model needs at least one token: the end of a document or of a line.
         ids.push(source.end().unwrap_or(b'\n' as u32));
     }
     if let Some(id) = ids.iter().find(|&&id| id as usize >= model.vocab) {
-        return Err(Error::Mistake(format!(
-            "the prompt has token {id}, the model a vocabulary of {}: it was trained on other data",
+        return Err(Error::Invalid(format!(
+            "token {id} of the prompt is out of range: the model has a vocabulary of {}; use the data it was trained on",
             model.vocab
         )));
     }
-    let key = RandomKey { seed: wanted.seed, stream: STREAM };
+    let key = RandomKey { seed: prompt.seed, stream: STREAM };
     let mut cache = Cache::new(model, dtype);
     let (seq, decode) = (model.seq, |ids: &[u32]| source.decode(ids));
-    for index in 0..wanted.tokens {
+    for index in 0..prompt.tokens {
         if cache.len() == seq {
             cache.clear();
         }
         let new = &ids[first_new(ids.len(), cache.len(), seq)..];
         let logits = model.extend(device, weights, &mut cache, new);
         let uniform = (key.word(index as u64) as f64 + 0.5) / 2f64.powi(32);
-        let id = sample(&logits, &wanted.sampling, uniform);
+        let id = sample(&logits, &prompt.sampling, uniform);
         if Some(id) == source.end() {
             break;
         }
         ids.push(id);
-        let piece = text.hear(id, decode)?;
+        let piece = text.push(id, decode)?;
         if !piece.is_empty() {
-            say(&piece);
+            on_text(&piece);
         }
     }
-    let rest = text.untold(decode)?;
+    let rest = text.rest(decode)?;
     if !rest.is_empty() {
-        say(&rest);
+        on_text(&rest);
     }
     Ok(())
 }
 
-/// Where what the cache has not seen begins. A context that became too long is gone on with from its second half.
+/// Index of the first token that is not in the cache. If the context is longer than `seq`, generation continues with
+/// the last half of it.
 fn first_new(ids: usize, cached: usize, seq: usize) -> usize {
     match cached {
         0 if ids > seq => ids - seq.div_ceil(2),
@@ -74,5 +83,5 @@ fn first_new(ids: usize, cached: usize, seq: usize) -> usize {
     }
 }
 
-/// Tells sampling's random numbers from those of training.
+/// Separates the random numbers of sampling from those of training.
 const STREAM: u64 = 1 << 62;

@@ -153,7 +153,7 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     for step in 3.. {
         let stepped = rank.step(&file.source, step)?;
         times.push(stepped.time.as_secs_f64());
-        exchanges.push(stepped.exchange.as_secs_f64());
+        exchanges.push(stepped.exposed_comm.as_secs_f64());
         // Ranks agree on when to stop.
         let mut done = [match args.seconds {
             Some(seconds) => times.len() >= 3 && times.iter().sum::<f64>() >= seconds,

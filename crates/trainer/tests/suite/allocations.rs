@@ -1,4 +1,4 @@
-//! A step in the steady state allocates nothing.
+//! A step in the steady state does not allocate memory.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -9,49 +9,49 @@ use lockstep_trainer::Rank;
 
 use crate::plans::{plan, source};
 
-/// Counts what the calling thread allocates, while it is watched.
-struct Counting;
+/// Counts the allocations of threads whose `COUNT` is set.
+struct CountingAllocator;
 
 thread_local! {
     static COUNT: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
 fn count() {
-    // A thread that is ending has no counter any more.
+    // Fails in a thread that is ending.
     let _ = COUNT.try_with(|count| count.set(count.get().map(|n| n + 1)));
 }
 
-// SAFETY: everything is passed on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
+// SAFETY: all calls are forwarded to the system allocator.
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count();
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`.
         unsafe { System.realloc(pointer, layout, size) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
 
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 #[test]
-fn a_steady_step_allocates_nothing() {
+fn a_step_in_the_steady_state_does_not_allocate() {
     for preset in ["gpt2-test", "llama-test", "moe-test"] {
         for more in ["precision.compute=f32", "precision.compute=bf16", "layout.recompute=full"] {
             let plan = plan(1, &[&format!("model.preset={preset}"), more]);
@@ -66,9 +66,9 @@ fn a_steady_step_allocates_nothing() {
                     })
                     .collect::<Vec<_>>()
             });
-            // A mixture's shapes vary with what its router decides, so lists may grow for some steps.
+            // Shapes of mixture-of-experts layers depend on the router, so buffers may grow during some steps.
             let last = *counts[0].last().unwrap();
-            assert_eq!(last, 0, "{preset} {more}: allocations step by step {:?}", counts[0]);
+            assert_eq!(last, 0, "{preset} {more}: allocations per step {:?}", counts[0]);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Damaged samples are left out alike by all ranks of all layouts, and end the run when they are too many.
+//! Corrupt samples are skipped on all ranks of all layouts in the same way, and stop the run if there are too many.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use crate::plans::{masters, plan_of};
 
 const STEPS: u64 = 6;
 
-/// A token file of some hundred thousand bytes, and a copy with a rotten spot.
+/// A token file of more than 200,000 bytes, and a copy with two corrupt chunks.
 struct Files(PathBuf);
 
 impl Files {
@@ -26,10 +26,10 @@ impl Files {
         prepare(&recipe, &|_| ()).unwrap();
         let mut bytes = std::fs::read(folder.join("good.tokens")).unwrap();
         assert!(bytes.len() > 200_000);
-        // In two of some fourteen chunks.
+        // Two of about fourteen chunks.
         bytes[50_000] ^= 1;
         bytes[100_000] ^= 1;
-        std::fs::write(folder.join("rotten.tokens"), bytes).unwrap();
+        std::fs::write(folder.join("corrupt.tokens"), bytes).unwrap();
         Files(folder)
     }
 
@@ -49,7 +49,7 @@ fn sets<'a>(layout: &[&'a str]) -> Vec<&'a str> {
     [&["train.lr=1e-2"], layout].concat()
 }
 
-/// What is left out up to each step, by asking for every sample.
+/// Number of samples skipped up to each step, counted by reading every sample.
 fn expected(source: &Source, sets: &[&str]) -> Vec<u64> {
     let plan = plan_of(source, 1, sets);
     let mut tokens = vec![0; plan.data.seq + 1];
@@ -71,12 +71,12 @@ fn expected(source: &Source, sets: &[&str]) -> Vec<u64> {
 }
 
 #[test]
-fn all_layouts_leave_out_the_same() {
-    let files = Files::new("alike");
-    let source = files.open("rotten.tokens");
+fn all_layouts_skip_the_same_samples() {
+    let files = Files::new("layouts");
+    let source = files.open("corrupt.tokens");
     let expected = expected(&source, &sets(&[]));
     assert!(expected[STEPS as usize - 1] > 3, "{expected:?}");
-    let mut alone: Option<Vec<f64>> = None;
+    let mut one_rank: Option<Vec<f64>> = None;
     for (ranks, layout) in [
         (1, vec![]),
         (3, vec![]),
@@ -94,8 +94,8 @@ fn all_layouts_leave_out_the_same() {
         for steps in all {
             let (losses, counts): (Vec<f64>, Vec<u64>) = steps.into_iter().unzip();
             assert_eq!(counts, expected, "{layout:?}");
-            let alone = alone.get_or_insert_with(|| losses.clone());
-            for (one, many) in alone.iter().zip(&losses) {
+            let one_rank = one_rank.get_or_insert_with(|| losses.clone());
+            for (one, many) in one_rank.iter().zip(&losses) {
                 assert!((one / many - 1.0).abs() < 2e-5, "{layout:?}: {many} against {one}");
             }
         }
@@ -103,23 +103,23 @@ fn all_layouts_leave_out_the_same() {
 }
 
 #[test]
-fn a_resumed_run_goes_on_counting() {
+fn a_resumed_run_continues_the_count() {
     let files = Files::new("resumed");
-    let source = files.open("rotten.tokens");
+    let source = files.open("corrupt.tokens");
     let expected = expected(&source, &sets(&[]));
     for (steps, resume) in [(3, false), (STEPS, true)] {
         let (steps, folder) = (format!("train.steps={steps}"), files.0.join("run"));
         std::fs::create_dir_all(&folder).unwrap();
         let sets = ["train.log_every=1", "train.schedule=constant", &steps];
         let mut plan = plan_of(&source, 2, &crate::corrupt::sets(&sets));
-        // Nothing is held out.
+        // There is no held-out data to evaluate on.
         plan.train.eval = None;
         on_threads(2, |world| {
             let newest = || lockstep_ckpt::find(&folder).unwrap();
             let start = resume.then(|| Start { checkpoint: newest(), resume: true });
             world.barrier().unwrap();
             let (group, folder) = (world.group(), folder.as_path());
-            let run_of = Run {
+            let inputs = Run {
                 plan: &plan,
                 device: Device::cpu(plan.train.threads),
                 group,
@@ -129,7 +129,7 @@ fn a_resumed_run_goes_on_counting() {
                 generation: None,
                 stop: &|| false,
             };
-            run(&run_of, &mut |_| {}).map(drop).unwrap();
+            run(&inputs, &mut |_| {}).map(drop).unwrap();
         });
     }
     let reports = lockstep_events::read(&files.0.join("run/metrics.jsonl")).unwrap();
@@ -139,9 +139,9 @@ fn a_resumed_run_goes_on_counting() {
 }
 
 #[test]
-fn one_more_than_allowed_ends_the_run_before_the_step() {
+fn exceeding_the_limit_stops_the_run_before_the_step() {
     let files = Files::new("limit");
-    let source = files.open("rotten.tokens");
+    let source = files.open("corrupt.tokens");
     let counts = expected(&source, &sets(&[]));
     let total = counts[STEPS as usize - 1];
     let last = counts.iter().position(|count| *count == total).unwrap() as u64 + 1;
@@ -150,14 +150,14 @@ fn one_more_than_allowed_ends_the_run_before_the_step() {
         let mut sets = sets(&[]);
         sets.extend([layout, limit.as_str()]);
         let plan = plan_of(&source, 2, &sets);
-        let told = on_threads(2, |world| {
+        let errors = on_threads(2, |world| {
             let mut rank = Rank::new(&plan, &world, Device::cpu(1)).unwrap();
             for step in 1..last {
                 rank.step(&source, step).unwrap();
             }
             let before = masters(&rank);
             let error = rank.step(&source, last).unwrap_err();
-            assert!(masters(&rank) == before, "no parameter was changed");
+            assert!(masters(&rank) == before, "a parameter has changed");
             match &error {
                 Error::Corrupt { step, count, limit, .. } => {
                     assert_eq!((*step, *count, *limit as u64), (last, Some(total), total - 1));
@@ -166,30 +166,30 @@ fn one_more_than_allowed_ends_the_run_before_the_step() {
             }
             error.to_string()
         });
-        assert_eq!(told[0], told[1], "{layout}: all ranks say the same");
-        for words in ["rotten.tokens, document 0: bytes ", "data.max_corrupt", "of step"] {
-            assert!(told[0].contains(words), "no {words:?} in {}", told[0]);
+        assert_eq!(errors[0], errors[1], "{layout}");
+        for words in ["corrupt.tokens, document 0: bytes ", "data.max_corrupt", "of step"] {
+            assert!(errors[0].contains(words), "no {words:?} in {}", errors[0]);
         }
     }
 }
 
 #[test]
-fn ranks_with_other_copies_of_the_data_are_told_apart() {
+fn different_copies_of_the_data_are_detected() {
     let files = Files::new("copies");
-    let (good, rotten) = (files.open("good.tokens"), files.open("rotten.tokens"));
+    let (good, corrupt) = (files.open("good.tokens"), files.open("corrupt.tokens"));
     for layout in ["layout.tensor=2", "layout.context=2", "layout.pipe=2"] {
         let plan = plan_of(&good, 2, &sets(&[layout]));
-        let told = on_threads(2, |world| {
+        let errors = on_threads(2, |world| {
             let mut rank = Rank::new(&plan, &world, Device::cpu(1)).unwrap();
-            let source = if world.rank() == 1 { &rotten } else { &good };
+            let source = if world.rank() == 1 { &corrupt } else { &good };
             let error = (1..=STEPS).find_map(|step| rank.step(source, step).err());
-            error.expect("a damaged sample comes before long").to_string()
+            error.expect("a corrupt sample within the first steps").to_string()
         });
-        assert_eq!(told[0], told[1]);
-        let words =
-            ["rank 1 finds samples", "rank 0 none of the same", "copies of the data differ"];
-        for words in words {
-            assert!(told[0].contains(words), "{layout}: no {words:?} in {}", told[0]);
+        assert_eq!(errors[0], errors[1]);
+        for words in
+            ["rank 1 found samples", "rank 0 found no samples", "copies of the data differ"]
+        {
+            assert!(errors[0].contains(words), "{layout}: no {words:?} in {}", errors[0]);
         }
     }
 }

@@ -1,11 +1,11 @@
-//! Small models on many layouts, a line of words each.
+//! Plans of small models, written as one line.
 
 use lockstep_plan::{Config, Environment, Plan};
 
 use crate::plans::source;
 
-/// `llama data=2 zero=3 train.micro_batch=2`: a family, then settings; those without a section are the
-/// layout's. Twelve heads and sequences of 24 can be cut by 2, 3 and 4.
+/// Parses e.g. `llama data=2 zero=3 train.micro_batch=2`: a model family, then settings. Keys without a section belong
+/// to `[layout]`. 12 heads and sequences of 24 tokens are divisible by 2, 3 and 4.
 pub fn plan(words: &str) -> Plan {
     let mut words = words.split_whitespace();
     let family = words.next().expect("a family");
@@ -15,7 +15,7 @@ pub fn plan(words: &str) -> Plan {
     text += match family {
         "gpt2" => "",
         "llama" => "kv_heads = 2\n",
-        // Every token goes to every expert: as evenly as can be.
+        // Every token goes to every expert, so that the load is balanced.
         _ => "kv_heads = 2\nexperts = 4\ntop_k = 4\naux_loss = 0.02\nz_loss = 0.01\n",
     };
     text += "[train]\nsteps = 20\nglobal_batch = 12\nmicro_batch = 1\nthreads = 1\n[layout]\ndata = 1\n";
@@ -25,8 +25,8 @@ pub fn plan(words: &str) -> Plan {
     };
     let sets: Vec<String> = words.map(set).collect();
     let config = Config::parse(&text, &sets);
-    let around = Environment::one_host(config.layout.ranks(), 1).with_vocab(source().vocab());
-    Plan::resolve(&config, &around).unwrap_or_else(|mistakes| {
-        panic!("{}", mistakes.iter().map(|m| format!("{m}\n")).collect::<String>())
+    let environment = Environment::one_host(config.layout.ranks(), 1).with_vocab(source().vocab());
+    Plan::resolve(&config, &environment).unwrap_or_else(|errors| {
+        panic!("{}", errors.iter().map(|error| format!("{error}\n")).collect::<String>())
     })
 }

@@ -1,5 +1,4 @@
-//! What ranks send in a step is what the plan says also where only TCP joins them: processes that are each a host of
-//! their own.
+//! Measured traffic equals the predicted traffic between processes that are connected by TCP, each acting as a host.
 
 use lockstep_comm::{
     CollectiveShape, LocalLinks, Options, Traffic, World, choose, predict_traffic,
@@ -11,7 +10,7 @@ use lockstep_plan::Exchange;
 use crate::cuts::plan;
 use crate::traffic::{compare, kind, measured};
 
-const TEST: &str = "hosts::hosts_send_as_planned";
+const TEST: &str = "hosts::traffic_between_hosts_matches_the_plan";
 const WORLD: &str = "LOCKSTEP_TEST_WORLD";
 
 const ON_TWO: &[&str] = &[
@@ -41,14 +40,14 @@ const ON_FOUR: &[&str] = &[
 ];
 
 #[test]
-fn hosts_send_as_planned() {
+fn traffic_between_hosts_matches_the_plan() {
     match std::env::var(WORLD) {
-        Ok(ranks) => be_a_host(if ranks == "2" { ON_TWO } else { ON_FOUR }),
+        Ok(ranks) => run_as_host(if ranks == "2" { ON_TWO } else { ON_FOUR }),
         Err(_) => [2, 4].into_iter().for_each(start),
     }
 }
 
-/// Starts this very test once per rank.
+/// Runs this test in one process per rank.
 fn start(ranks: usize) {
     let program = std::env::current_exe().expect("this binary has a path").into_os_string();
     let command = [program].into_iter().chain([TEST, "--exact", "--nocapture"].map(Into::into));
@@ -62,8 +61,8 @@ fn start(ranks: usize) {
     let _ = std::fs::remove_dir_all(logs);
 }
 
-fn be_a_host(layouts: &[&str]) {
-    let identity = identity::from_process_env().expect("the launcher set it");
+fn run_as_host(layouts: &[&str]) {
+    let identity = identity::from_process_env().expect("the launcher sets the environment");
     let options = Options { local: LocalLinks::Tcp, ..Options::default() };
     let world = World::join(&identity, &options).expect("the world forms");
     for words in layouts {
@@ -72,13 +71,13 @@ fn be_a_host(layouts: &[&str]) {
         let of = |exchange: &Exchange, me| between_hosts(&world, &groups, exchange, me);
         compare(words, world.rank(), &measured(&plan, &world), None, of);
     }
-    // Nobody takes the end of another for a failure.
+    // All ranks leave together, so that none reports another as lost.
     world.barrier().unwrap();
     drop(world);
     std::process::exit(0);
 }
 
-/// One exchange, by the algorithm that its members choose.
+/// Traffic of one collective, with the algorithm that its group chooses.
 fn between_hosts(world: &World, groups: &Groups, exchange: &Exchange, me: usize) -> Traffic {
     let Exchange { members, count, width, .. } = *exchange;
     let Some(kind) = kind(exchange.collective) else {
@@ -87,7 +86,10 @@ fn between_hosts(world: &World, groups: &Groups, exchange: &Exchange, me: usize)
     let group = exchange.kind.map_or(world.group(), |kind| groups.group(kind));
     assert_eq!(group.size(), members, "{exchange:?}");
     let shape = CollectiveShape { kind, count, width, root: 0, hosts: group.hosts() };
-    assert!(group.hosts().iter().any(|host| *host != group.hosts()[0]), "ranks are apart");
+    assert!(
+        group.hosts().iter().any(|host| *host != group.hosts()[0]),
+        "all ranks are on one host"
+    );
     let algo = choose(&shape, &group.link_costs());
-    predict_traffic(&shape, algo, me).expect("these have a formula")
+    predict_traffic(&shape, algo, me).expect("this collective has a traffic formula")
 }

@@ -1,22 +1,22 @@
-//! Every layout is the same training: each axis, their products and their options are held to the losses and the
-//! weights of one rank.
+//! The result does not depend on the layout: losses and weights of each axis, combination and option are compared with
+//! those of one rank.
 
-use lockstep_comm::Options;
+use lockstep_comm::on_threads;
 use lockstep_kernels::Device;
 use lockstep_plan::{Config, Environment, Plan};
-use lockstep_trainer::{Tolerance, Trajectory, Trial, train_on_threads};
+use lockstep_trainer::{Tolerance, Trajectory, Trial, train};
 
 use crate::plans::source;
 
 const STEPS: u64 = 20;
 
-/// Four layers that can be cut in two, three and four every way. Keys are shared where they are grouped.
+/// Four layers whose dimensions are divisible by 2, 3 and 4.
 const GPT2: &str = "family = \"gpt2\"\nkv_heads = 12";
 const LLAMA: &str = "family = \"llama\"\nkv_heads = 2";
 const MOE: &str =
     "family = \"moe\"\nkv_heads = 2\nexperts = 12\ntop_k = 2\naux_loss = 0.02\nz_loss = 0.01";
 
-/// A run of a model on a layout: words of `[layout]`, and among them dotted keys of other sections.
+/// A plan of a model. `words` are keys of `[layout]`, and dotted keys of other sections.
 fn plan(model: &str, words: &str) -> Plan {
     let text = format!(
         "name = \"test\"\n[model]\n{model}\ndim = 48\nlayers = 4\nheads = 12\nffn = 48\nseq = 24\n\
@@ -26,9 +26,10 @@ fn plan(model: &str, words: &str) -> Plan {
         words.split_whitespace().partition(|word| word.contains('.'));
     let sets: Vec<String> = sets.into_iter().map(String::from).collect();
     let config = Config::parse(&text, &sets).with_layout(&layout.join(" "));
-    let around = Environment::one_host(config.ranks(), 1).with_vocab(source().vocab());
-    Plan::resolve(&config, &around).unwrap_or_else(|mistakes| {
-        panic!("{words}: {}", mistakes.iter().map(|m| format!("{m}\n")).collect::<String>())
+    let environment = Environment::one_host(config.ranks(), 1).with_vocab(source().vocab());
+    Plan::resolve(&config, &environment).unwrap_or_else(|errors| {
+        let errors: String = errors.iter().map(|error| format!("{error}\n")).collect();
+        panic!("{words}: {errors}")
     })
 }
 
@@ -36,14 +37,16 @@ fn trajectory(model: &str, words: &str) -> Trajectory {
     let (plan, source) = (plan(model, words), source());
     let device = || Device::cpu(plan.train.threads);
     let trial = Trial { plan: &plan, source: &source, steps: STEPS, device: &device };
-    train_on_threads(trial, &Options::default()).unwrap_or_else(|error| panic!("{words}: {error}"))
+    let ranks = on_threads(plan.ranks, |world| train(trial, &world, &mut |_| {}));
+    let results = ranks.into_iter().map(|r| r.unwrap_or_else(|error| panic!("{words}: {error}")));
+    results.collect::<Vec<_>>().remove(0).expect("rank 0 returns the trajectory")
 }
 
-/// Holds each layout to one rank, both with `also`; says which differ, all at once.
+/// Compares each layout with one rank, both with the settings `also`, and reports all that differ.
 #[track_caller]
-fn alike(model: &str, also: &str, layouts: &[impl AsRef<str>], tolerance: Tolerance) {
+fn match_one_rank(model: &str, also: &str, layouts: &[impl AsRef<str>], tolerance: Tolerance) {
     let one = trajectory(model, also);
-    assert!(one.losses[STEPS as usize - 1] < one.losses[0], "it learns: {:?}", one.losses);
+    assert!(one.losses[STEPS as usize - 1] < one.losses[0], "no progress: {:?}", one.losses);
     let mut differ = Vec::new();
     for words in layouts {
         let words = format!("{} {also}", words.as_ref());
@@ -55,9 +58,9 @@ fn alike(model: &str, also: &str, layouts: &[impl AsRef<str>], tolerance: Tolera
     assert!(differ.is_empty(), "{} of {}:\n{}", differ.len(), layouts.len(), differ.join("\n"));
 }
 
-/// Every axis, schedule, stage and choice at least once.
+/// Every axis, schedule, ZeRO level and option at least once.
 #[test]
-fn layouts_of_gpt2_train_alike() {
+fn gpt2_layouts_match_one_rank() {
     let layouts = [
         "data=3",
         "tensor=3 sequence=true",
@@ -68,11 +71,11 @@ fn layouts_of_gpt2_train_alike() {
         "data=2 zero=1 pipe=2 schedule=gpipe recompute=selective",
         "data=2 zero=3 keep_gathered=true tensor=2 sequence=true pipe=2 schedule=zb-h1",
     ];
-    alike(GPT2, "", &layouts, Tolerance::F32);
+    match_one_rank(GPT2, "", &layouts, Tolerance::F32);
 }
 
 #[test]
-fn layouts_of_llama_train_alike() {
+fn llama_layouts_match_one_rank() {
     let layouts = [
         "data=2 zero=2 recompute=full train.micro_batch=3",
         "tensor=4",
@@ -82,11 +85,11 @@ fn layouts_of_llama_train_alike() {
         "tensor=2 context=2 context_kind=ulysses pipe=2",
         "data=2 zero=3 tensor=2 sequence=true context=2 pipe=2 schedule=zb-h1",
     ];
-    alike(LLAMA, "", &layouts, Tolerance::F32);
+    match_one_rank(LLAMA, "", &layouts, Tolerance::F32);
 }
 
 #[test]
-fn layouts_of_experts_train_alike() {
+fn expert_layouts_match_one_rank() {
     let layouts = [
         "data=2 expert=2",
         "data=4 expert=2 zero=3 shard=4",
@@ -94,15 +97,15 @@ fn layouts_of_experts_train_alike() {
         "data=2 expert=2 tensor=2 sequence=true",
         "data=2 expert=2 zero=2 pipe=2 schedule=zb-h1 recompute=full",
     ];
-    alike(MOE, "", &layouts, Tolerance::F32);
+    match_one_rank(MOE, "", &layouts, Tolerance::F32);
 }
 
-/// Products of everything that GPT-2 and Llama can be cut along.
+/// Combinations of all axes of GPT-2 and Llama.
 fn dense(model: &str) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     let mut add = |words: &str| all.push(words.into());
-    // Each axis alone. Two heads of keys are not shared by three ranks.
-    let thirds = if model == GPT2 { &[2, 3, 4][..] } else { &[2, 4] };
+    // Each axis by itself. Two key heads cannot be split over three ranks.
+    let head_degrees = if model == GPT2 { &[2, 3, 4][..] } else { &[2, 4] };
     for degree in [2, 3, 4] {
         add(&format!("data={degree}"));
         add(&format!("context={degree}"));
@@ -110,14 +113,14 @@ fn dense(model: &str) -> Vec<String> {
             add(&format!("pipe={degree} schedule={schedule}"));
         }
     }
-    for degree in thirds {
+    for degree in head_degrees {
         add(&format!("tensor={degree}"));
         add(&format!("tensor={degree} sequence=true"));
         add(&format!("context={degree} context_kind=ulysses"));
     }
     add("context=4 context_kind=both");
     add("pipe=2 schedule=interleaved");
-    // What ZeRO cuts, with each axis beside it.
+    // ZeRO levels with each other axis.
     for zero in 1..=3 {
         for axis in ["", "tensor=2 sequence=true", "context=2", "pipe=2", "pipe=2 schedule=zb-h1"] {
             add(&format!("data=2 zero={zero} {axis}"));
@@ -127,7 +130,7 @@ fn dense(model: &str) -> Vec<String> {
         add(&format!("data=2 context=2 zero={zero} shard=2 pipe=2"));
     }
     add("data=3 zero=3 keep_gathered=true recompute=full");
-    // Other micro-batches, and what is computed again.
+    // Micro-batch sizes and recomputation.
     for words in [
         "train.micro_batch=6",
         "recompute=selective",
@@ -172,7 +175,7 @@ fn dense(model: &str) -> Vec<String> {
     ] {
         add(words);
     }
-    // All four.
+    // All four axes.
     for words in [
         "data=2 tensor=2 context=2 pipe=2",
         "data=2 zero=3 tensor=2 sequence=true context=2 pipe=2 schedule=zb-h1",
@@ -183,7 +186,7 @@ fn dense(model: &str) -> Vec<String> {
     all
 }
 
-/// Experts dealt out beside every other axis.
+/// Expert parallelism with every other axis.
 fn experts() -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     let mut add = |words: &str| all.push(words.into());
@@ -232,24 +235,24 @@ fn experts() -> Vec<String> {
 
 #[test]
 #[ignore = "minutes; see CONTRIBUTING.md"]
-fn every_layout_of_gpt2_trains_alike() {
-    alike(GPT2, "", &dense(GPT2), Tolerance::F32);
+fn all_gpt2_layouts_match_one_rank() {
+    match_one_rank(GPT2, "", &dense(GPT2), Tolerance::F32);
 }
 
 #[test]
 #[ignore = "minutes; see CONTRIBUTING.md"]
-fn every_layout_of_llama_trains_alike() {
-    alike(LLAMA, "", &dense(LLAMA), Tolerance::F32);
+fn all_llama_layouts_match_one_rank() {
+    match_one_rank(LLAMA, "", &dense(LLAMA), Tolerance::F32);
 }
 
 #[test]
 #[ignore = "minutes; see CONTRIBUTING.md"]
-fn every_layout_of_experts_trains_alike() {
-    alike(MOE, "", &experts(), Tolerance::F32);
+fn all_expert_layouts_match_one_rank() {
+    match_one_rank(MOE, "", &experts(), Tolerance::F32);
 }
 
 #[test]
-fn a_layout_repeats_to_the_bit() {
+fn a_layout_is_bitwise_reproducible() {
     for (model, words) in [
         (GPT2, "data=2 zero=2 tensor=2 sequence=true"),
         (LLAMA, "context=2 pipe=2 schedule=zb-h1"),
@@ -266,16 +269,15 @@ fn a_layout_repeats_to_the_bit() {
 }
 
 #[test]
-fn layouts_train_alike_in_bf16() {
+fn layouts_match_one_rank_in_bf16() {
     let layouts = ["data=2 zero=3", "tensor=2 sequence=true", "context=2", "pipe=2 schedule=zb-h1"];
-    alike(GPT2, "precision.compute=bf16", &layouts, Tolerance::BF16);
-    alike(MOE, "precision.compute=bf16", &["data=2 expert=2 zero=1"], Tolerance::BF16);
+    match_one_rank(GPT2, "precision.compute=bf16", &layouts, Tolerance::BF16);
+    match_one_rank(MOE, "precision.compute=bf16", &["data=2 expert=2 zero=1"], Tolerance::BF16);
 }
 
-/// Where gradients are kept in bf16 they are rounded once for every micro-batch and once when ranks' are summed, in
-/// other places on every layout.
+/// bf16 gradients are rounded after each micro-batch and after each reduction, in different places on each layout.
 #[test]
-fn layouts_train_alike_with_gradients_in_bf16() {
+fn layouts_match_one_rank_with_bf16_gradients() {
     let layouts = [
         "data=2",
         "data=4 zero=1",
@@ -284,15 +286,15 @@ fn layouts_train_alike_with_gradients_in_bf16() {
         "tensor=2 sequence=true",
         "data=2 zero=2 pipe=2 schedule=zb-h1",
     ];
-    alike(GPT2, "precision.gradients=bf16", &layouts, Tolerance::BF16);
+    match_one_rank(GPT2, "precision.gradients=bf16", &layouts, Tolerance::BF16);
     let also = "precision.compute=bf16 precision.gradients=bf16";
-    alike(LLAMA, also, &["data=4 zero=3", "tensor=2 pipe=2"], Tolerance::BF16);
-    alike(MOE, also, &["data=2 expert=2 zero=1"], Tolerance::BF16);
+    match_one_rank(LLAMA, also, &["data=4 zero=3", "tensor=2 pipe=2"], Tolerance::BF16);
+    match_one_rank(MOE, also, &["data=2 expert=2 zero=1"], Tolerance::BF16);
 }
 
-/// Masks follow from what is dropped, not from who drops it.
+/// Dropout masks depend on the global position of an element, not on the rank.
 #[test]
-fn layouts_drop_out_the_same() {
+fn dropout_does_not_depend_on_the_layout() {
     let layouts = [
         "data=3",
         "data=2 zero=3 recompute=full",
@@ -302,5 +304,5 @@ fn layouts_drop_out_the_same() {
         "context=2 context_kind=ulysses",
         "pipe=2 schedule=zb-h1 train.micro_batch=2",
     ];
-    alike(GPT2, "model.dropout=0.1", &layouts, Tolerance::F32);
+    match_one_rank(GPT2, "model.dropout=0.1", &layouts, Tolerance::F32);
 }

@@ -1,5 +1,5 @@
-//! Training as a whole: against PyTorch, against itself on several ranks, without allocations, within the
-//! planned memory, and when numbers, data, machines or links go wrong.
+//! Tests of the training loop: against PyTorch, on many layouts, against the planned memory and traffic, and with corrupt
+//! data, values that are not finite, failing disks and slow ranks or links.
 
 mod allocations;
 mod compressed;

@@ -1,4 +1,4 @@
-//! A number that is none stops the run before the step, and is named.
+//! A value that is not finite stops the run before the step, and is located.
 
 use lockstep_comm::on_threads;
 use lockstep_kernels::Device;
@@ -7,14 +7,13 @@ use lockstep_trainer::{Error, Rank};
 use crate::plans::{plan, source};
 
 #[test]
-fn a_nan_names_step_rank_and_layer_and_changes_nothing() {
+fn a_nan_is_reported_with_step_rank_and_layer_and_changes_nothing() {
     let plan = plan(2, &[]);
     let source = source();
     on_threads(2, |world| {
         let mut rank = Rank::new(&plan, &world, Device::cpu(1)).unwrap();
         rank.step(&source, 1).unwrap();
-        let guilty = world.rank() == 1;
-        if guilty {
+        if world.rank() == 1 {
             let range = rank.model.part.blocks[2].range("mlp.up.weight");
             let (master, _) = rank.store.weights.own_mut(2, 0);
             master.host::<f32>()[range.start + 5] = f32::NAN;
@@ -27,6 +26,6 @@ fn a_nan_names_step_rank_and_layer_and_changes_nothing() {
             }
             other => panic!("{other}"),
         }
-        assert!(rank.store.weights.own(1, 0).host::<f32>() == before, "no parameter was changed");
+        assert!(rank.store.weights.own(1, 0).host::<f32>() == before, "a parameter has changed");
     });
 }

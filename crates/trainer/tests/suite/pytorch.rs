@@ -1,5 +1,5 @@
-//! Logits, every gradient and twenty optimizer steps of three tiny models, against what PyTorch computed from
-//! the same weights (fixtures/pytorch says how).
+//! Logits, all gradients and twenty optimizer steps of three tiny models, compared with PyTorch from the same weights
+//! (see fixtures/pytorch).
 
 use std::path::PathBuf;
 
@@ -31,7 +31,7 @@ impl Case {
     fn open(name: &str) -> Case {
         let folder = fixture(name);
         let mut shape = hf::Source::open(&folder).unwrap().shape().clone();
-        // What transformers adds to Mixtral's loss is in its configuration.
+        // The coefficient of the auxiliary loss that transformers adds to Mixtral's loss.
         if let Some(moe) = &mut shape.moe {
             moe.aux_loss = 0.05;
         }
@@ -84,27 +84,27 @@ impl Case {
 fn relative(ours: &[f32], theirs: &[f32]) -> f64 {
     assert_eq!(ours.len(), theirs.len());
     let largest = theirs.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-    let apart = ours.iter().zip(theirs).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
-    (apart / largest.max(1e-30)) as f64
+    let difference = ours.iter().zip(theirs).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
+    (difference / largest.max(1e-30)) as f64
 }
 
 #[test]
-fn logits_are_pytorchs() {
+fn logits_match_pytorch() {
     for name in ["gpt2", "llama", "mixtral", "llama-sharded"] {
         let case = Case::open(name);
         let model = Model::whole(&case.shape);
         let (pass, mut weights) = (case.pass(Dtype::F32), case.weights(Dtype::F32));
         let logits = case.logits(&model, &pass, &mut weights);
         let error = relative(logits.view().host::<f32>(), &case.floats("logits"));
-        println!("{name}: logits {error:.1e} apart");
+        println!("{name}: logits differ by {error:.1e}");
         assert!(error <= 1e-4, "{name}: {error}");
     }
 }
 
-/// bf16 keeps 8 bits: PyTorch's own bf16 logits are about 1% from its f32 ones, and ours may be no farther
-/// than twice that.
+/// bf16 has 8 bits of precision: PyTorch's bf16 logits differ from its f32 logits by about 1%. Ours may differ by at
+/// most twice as much.
 #[test]
-fn bf16_is_as_near_as_pytorchs_bf16() {
+fn bf16_is_about_as_accurate_as_pytorch() {
     for name in ["gpt2", "llama", "mixtral"] {
         let case = Case::open(name);
         let model = Model::whole(&case.shape);
@@ -115,13 +115,13 @@ fn bf16_is_as_near_as_pytorchs_bf16() {
             relative(logits.view().host::<f32>(), &exact),
             relative(&case.floats("bf16.logits"), &exact),
         );
-        println!("{name}: ours {ours:.1e} from f32, PyTorch's {theirs:.1e}");
+        println!("{name}: difference from f32: ours {ours:.1e}, PyTorch {theirs:.1e}");
         assert!(ours <= 2.0 * theirs, "{name}: {ours} against {theirs}");
     }
 }
 
 #[test]
-fn every_gradient_is_pytorchs() {
+fn gradients_match_pytorch() {
     for name in ["gpt2", "llama", "mixtral"] {
         let case = Case::open(name);
         let model = Model::whole(&case.shape);
@@ -134,7 +134,7 @@ fn every_gradient_is_pytorchs() {
             "{name}: loss {objective}, PyTorch {expected}"
         );
 
-        // The gradients in the fixture are named like the weights: read as a model of their own.
+        // Gradients have the names of the weights with a prefix.
         let file = case.folder.join("expected.safetensors");
         let theirs = hf::Source::open_with_prefix(&case.folder, &file, "grad.").unwrap();
         let mut worst = 0.0f64;
@@ -145,7 +145,7 @@ fn every_gradient_is_pytorchs() {
                 let mut expected = vec![0.0; len];
                 theirs.read(global, &mut expected).unwrap();
                 let ours = gradient.part(start..start + len).host::<f32>();
-                // In exact arithmetic the gradient of a key's bias is zero: what both have is rounding.
+                // In exact arithmetic the gradient of the key bias is zero; both values are rounding errors.
                 if global.ends_with("attention.k.bias") {
                     assert!(ours.iter().all(|g| g.abs() < 1e-5), "{name} {global}");
                     continue;
@@ -155,12 +155,12 @@ fn every_gradient_is_pytorchs() {
                 assert!(error <= 1e-4, "{name} {global}: {error}");
             }
         }
-        println!("{name}: gradients at most {worst:.1e} apart");
+        println!("{name}: gradients differ by at most {worst:.1e}");
     }
 }
 
 #[test]
-fn twenty_steps_are_pytorchs() {
+fn twenty_optimizer_steps_match_pytorch() {
     for name in ["gpt2", "llama", "mixtral"] {
         let case = Case::open(name);
         let model = Model::whole(&case.shape);
@@ -187,7 +187,7 @@ fn twenty_steps_are_pytorchs() {
             );
             assert!(norm_error < 5e-3, "{name} step {step}: norm {norm} against {}", norms[step]);
             if step == 19 {
-                println!("{name}: the 20th loss {loss_error:.1e} apart");
+                println!("{name}: the 20th loss differs by {loss_error:.1e}");
             }
             let numbers = AdamW {
                 lr: 1e-3,

@@ -1,4 +1,4 @@
-//! A rank gathers, releases and reduces what the reduction policy of its plan says, in that order.
+//! A rank executes the gathers, releases and reductions of its reduction policy, in order.
 
 use std::collections::BTreeMap;
 
@@ -71,7 +71,7 @@ const EXPERTS: [&str; 8] = [
     "moe data=2 expert=2 pipe=2 schedule=zb-h1 zero=2 precision.gradients=bf16",
 ];
 
-/// Groups on which only parameters and gradients travel.
+/// Groups that communicate only parameters and gradients.
 const GROUPS: [GroupKind; 8] = [
     GroupKind::Keys,
     GroupKind::Ends,
@@ -119,7 +119,7 @@ fn follows(words: &str) {
     }
 }
 
-/// What a rank starts in one step, and the collectives that the flight recorder has seen.
+/// Operations that a rank starts in one step, and the collectives in the flight recorder.
 fn recorded(plan: &Plan, world: World) -> (Vec<StateOp>, Calls) {
     let mut rank = Rank::new(plan, &world, Device::cpu(1)).unwrap();
     let log = rank.store.record();

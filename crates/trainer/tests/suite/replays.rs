@@ -1,11 +1,11 @@
-//! A step that came out as no number leaves its state, and can be done again.
+//! A step that is not finite leaves the state before it, and can be replayed.
 
 use std::path::{Path, PathBuf};
 
 use lockstep_comm::on_threads;
 use lockstep_kernels::Device;
 use lockstep_plan::Plan;
-use lockstep_trainer::{Error, Outcome, Replayed, Run, Start, failed, replay, run};
+use lockstep_trainer::{Error, Outcome, Replayed, Run, Start, failed_dir, replay, run};
 
 use crate::plans::{plan, source};
 
@@ -32,7 +32,7 @@ fn files(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
 fn train(plan: &Plan, folder: &Path) -> Vec<Option<Error>> {
     let source = source();
     on_threads(plan.ranks, |world| {
-        let run_of = Run {
+        let inputs = Run {
             plan,
             device: Device::cpu(plan.train.threads),
             group: &world,
@@ -42,7 +42,7 @@ fn train(plan: &Plan, folder: &Path) -> Vec<Option<Error>> {
             generation: None,
             stop: &|| false,
         };
-        run(&run_of, &mut |_| {}).err()
+        run(&inputs, &mut |_| {}).err()
     })
 }
 
@@ -50,7 +50,7 @@ fn replayed(plan: &Plan, folder: &Path, start: Option<PathBuf>, step: u64) -> Ve
     let source = source();
     on_threads(plan.ranks, |world| {
         let start = start.clone().map(|checkpoint| Start { checkpoint, resume: true });
-        let run_of = Run {
+        let inputs = Run {
             plan,
             device: Device::cpu(plan.train.threads),
             group: &world,
@@ -60,16 +60,16 @@ fn replayed(plan: &Plan, folder: &Path, start: Option<PathBuf>, step: u64) -> Ve
             generation: None,
             stop: &|| false,
         };
-        replay(&run_of, step, |_| {}).unwrap()
+        replay(&inputs, step, |_| {}).unwrap()
     })
 }
 
-/// A learning rate under which the second or third step is not finite.
-const WILD: [&str; 5] =
+/// Settings with which the second or third step is not finite.
+const DIVERGING: [&str; 5] =
     ["train.lr=1e30", "train.min_lr=0", "train.warmup=0", "train.clip=0", "train.weight_decay=0"];
 
 #[test]
-fn a_step_that_diverged_does_so_again() {
+fn a_step_that_is_not_finite_is_replayed_the_same() {
     for (ranks, layout) in [
         (1, vec![]),
         (2, vec!["layout.zero=3"]),
@@ -77,10 +77,10 @@ fn a_step_that_diverged_does_so_again() {
         (2, vec!["layout.pipe=2"]),
         (2, vec!["layout.context=2"]),
     ] {
-        let plan = plan(ranks, &[&WILD[..], &layout].concat());
+        let plan = plan(ranks, &[&DIVERGING[..], &layout].concat());
         let folder = folder(&format!("diverged-{ranks}-{}", layout.concat()));
-        let ended = train(&plan, &folder);
-        let steps: Vec<u64> = ended
+        let errors = train(&plan, &folder);
+        let steps: Vec<u64> = errors
             .iter()
             .map(|error| match error {
                 Some(Error::NotFinite { step, .. }) => *step,
@@ -90,15 +90,18 @@ fn a_step_that_diverged_does_so_again() {
         let step = steps[0];
         assert!(step > 1 && steps.iter().all(|other| *other == step), "{layout:?}: {steps:?}");
 
-        let (done, state) = lockstep_ckpt::before(&failed(&folder), step).unwrap().unwrap();
-        assert_eq!(done, step - 1, "the state before the step is kept");
-        assert!(lockstep_ckpt::latest(&folder).unwrap().is_none(), "but not to go on from");
+        let (done, state) = lockstep_ckpt::before(&failed_dir(&folder), step).unwrap().unwrap();
+        assert_eq!(done, step - 1, "the state before the step is saved");
+        assert!(
+            lockstep_ckpt::latest(&folder).unwrap().is_none(),
+            "but not as a checkpoint to resume from"
+        );
         let before = files(&folder);
         for start in [Some(state), None] {
-            for again in replayed(&plan, &folder, start, step) {
-                assert_eq!(again.parting, None, "{layout:?}");
-                assert!(matches!(again.outcome, Outcome::NotFinite { .. }), "{layout:?}");
-                assert!(!again.samples.is_empty(), "{layout:?}");
+            for replayed in replayed(&plan, &folder, start, step) {
+                assert_eq!(replayed.divergence, None, "{layout:?}");
+                assert!(matches!(replayed.outcome, Outcome::NotFinite { .. }), "{layout:?}");
+                assert!(!replayed.samples.is_empty(), "{layout:?}");
             }
         }
         assert!(files(&folder) == before, "nothing was written");
@@ -107,10 +110,10 @@ fn a_step_that_diverged_does_so_again() {
 }
 
 #[test]
-fn a_good_step_is_told_as_it_was() {
+fn a_finite_step_is_replayed_with_the_same_loss() {
     let plan =
         plan(2, &["train.steps=5", "train.log_every=1", "checkpoint.every=2", "checkpoint.keep=0"]);
-    let folder = folder("good");
+    let folder = folder("finite");
     assert!(train(&plan, &folder).iter().all(Option::is_none));
     let reports = lockstep_events::read(&folder.join("metrics.jsonl")).unwrap();
     for step in 1..=5u64 {
@@ -119,11 +122,11 @@ fn a_good_step_is_told_as_it_was() {
             start.as_ref().map(|(done, _)| *done),
             [None, None, Some(2), Some(2), Some(4)][step as usize - 1]
         );
-        for again in replayed(&plan, &folder, start.map(|(_, path)| path), step) {
-            let Outcome::Finite(stepped) = again.outcome else { panic!("step {step}") };
+        for replayed in replayed(&plan, &folder, start.map(|(_, path)| path), step) {
+            let Outcome::Finite(stepped) = replayed.outcome else { panic!("step {step}") };
             let loss = reports.iter().find(|line| line.step as u64 == step).unwrap().loss;
-            assert_eq!((again.parting, Some(stepped.loss)), (None, loss), "step {step}");
-            assert!(again.samples.is_empty());
+            assert_eq!((replayed.divergence, Some(stepped.loss)), (None, loss), "step {step}");
+            assert!(replayed.samples.is_empty());
         }
     }
     std::fs::remove_dir_all(&folder).unwrap();

@@ -1,4 +1,5 @@
-//! A checkpoint of any layout is read on any other: the same state to the bit, and the samples go on where they were.
+//! A checkpoint of any layout can be loaded on any other: the state is bit-identical, and training continues with the next
+//! sample.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use crate::plans::source;
 
 const STEPS: u64 = 2;
 
-/// Every axis, ZeRO's stages, splits of the pipeline, degrees of experts: each has ten others.
+/// All axes, ZeRO levels, pipeline schedules and expert degrees.
 const EXPERTS: [&str; 11] = [
     "moe",
     "moe data=3",
@@ -29,7 +30,7 @@ const EXPERTS: [&str; 11] = [
     "moe tensor=2 context=2 expert=2 pipe=2",
 ];
 
-/// The token table is tied: the first and the last stage have it both.
+/// Tied embeddings: the first and the last stage both hold the token table.
 const TIED: [&str; 11] = [
     "gpt2",
     "gpt2 data=3",
@@ -46,16 +47,16 @@ const TIED: [&str; 11] = [
 
 pub type State = BTreeMap<(TensorKind, String), Vec<f32>>;
 
-/// What the ranks have written, put together: each element once, and what they owe added up.
-pub fn together(snapshots: &[Snapshot]) -> State {
+/// Full state from the snapshots of all ranks. Each element occurs once; residuals of ranks are summed.
+pub fn assemble(snapshots: &[Snapshot]) -> State {
     let mut state = State::new();
     for Snapshot { pieces, values } in snapshots {
         let mut rest = &values[..];
         for piece in pieces {
-            let (mine, later) = rest.split_at(piece.len());
-            rest = later;
-            let owed = piece.kind.is_per_rank();
-            let start = if owed { 0.0 } else { f32::NAN };
+            let (values, tail) = rest.split_at(piece.len());
+            rest = tail;
+            let per_rank = piece.kind.is_per_rank();
+            let start = if per_rank { 0.0 } else { f32::NAN };
             let tensor = state
                 .entry((piece.kind, piece.named.name.clone()))
                 .or_insert_with(|| vec![start; piece.named.len()]);
@@ -63,13 +64,17 @@ pub fn together(snapshots: &[Snapshot]) -> State {
                 continue;
             }
             let elements = piece.runs.iter().flat_map(|runs| runs.ranges()).flatten();
-            for (element, value) in elements.zip(mine) {
-                assert!(owed || tensor[element].is_nan(), "{} twice", piece.named.name);
-                tensor[element] = if owed { tensor[element] + value } else { *value };
+            for (element, value) in elements.zip(values) {
+                let name = &piece.named.name;
+                assert!(
+                    per_rank || tensor[element].is_nan(),
+                    "{name}: {element} was written twice"
+                );
+                tensor[element] = if per_rank { tensor[element] + value } else { *value };
             }
         }
     }
-    assert!(state.values().flatten().all(|value| !value.is_nan()), "every element is there");
+    assert!(state.values().flatten().all(|value| !value.is_nan()), "an element is missing");
     state
 }
 
@@ -80,7 +85,7 @@ pub fn folder(name: &str) -> PathBuf {
     folder
 }
 
-/// Trains a few steps and saves: what each rank has written.
+/// Trains a few steps and saves a checkpoint. Returns the snapshot of each rank.
 fn trained(plan: &Plan, folder: &Path) -> Vec<Snapshot> {
     let source = source();
     on_threads(plan.ranks, |world| {
@@ -92,13 +97,13 @@ fn trained(plan: &Plan, folder: &Path) -> Vec<Snapshot> {
         let samples = STEPS * plan.train.global_batch as u64;
         let position = Position { samples, seed: plan.train.seed, data: source.identity() };
         assert!(saver.begin(&rank, STEPS, position).unwrap().is_none());
-        let ended = saver.finish().unwrap();
-        assert!(matches!(ended, Some(SaveOutcome::Saved(_))), "{ended:?}");
+        let outcome = saver.finish().unwrap();
+        assert!(matches!(outcome, Some(SaveOutcome::Saved(_))), "{outcome:?}");
         rank.snapshot(Snapshot::default())
     })
 }
 
-/// Starts from what is there: what each rank has.
+/// Resumes from the checkpoint in `folder`. Returns the snapshot of each rank.
 fn loaded(plan: &Plan, folder: &Path) -> Vec<Snapshot> {
     let source = source();
     on_threads(plan.ranks, |world| {
@@ -113,7 +118,7 @@ fn loaded(plan: &Plan, folder: &Path) -> Vec<Snapshot> {
     })
 }
 
-/// Numbers of the samples that the replicas of a layout work on in a step, in order.
+/// Sorted indices of the samples that all replicas read in a step.
 fn sample_ids(plan: &Plan, step: u64) -> Vec<u64> {
     let mut ids = Vec::new();
     for data in 0..plan.layout.data {
@@ -127,21 +132,21 @@ fn sample_ids(plan: &Plan, step: u64) -> Vec<u64> {
     ids
 }
 
-fn every_layout_reads_every_other(layouts: &[&str], name: &str) {
+fn all_pairs_reshard(layouts: &[&str], name: &str) {
     for (number, from) in layouts.iter().enumerate() {
         let (plan, folder) = (cuts::plan(from), folder(&format!("reshard-{name}-{number}")));
-        let before = together(&trained(&plan, &folder));
+        let before = assemble(&trained(&plan, &folder));
         assert_eq!(before.len(), 3 * lockstep_ckpt::params_of(&plan.model).len(), "{from}");
         let checkpoint = lockstep_ckpt::load(&lockstep_ckpt::find(&folder).unwrap()).unwrap();
         let used = checkpoint.head().position.samples;
         for to in layouts {
             let plan = cuts::plan(to);
-            let after = together(&loaded(&plan, &folder));
+            let after = assemble(&loaded(&plan, &folder));
             for (key, before) in &before {
                 let same = before.iter().zip(&after[key]).all(|(a, b)| a.to_bits() == b.to_bits());
                 assert!(same && before.len() == after[key].len(), "{from} to {to}: {key:?}");
             }
-            // Samples are counted from the first step's, whose number is 1.
+            // Steps start at 1, so the samples of the first step start at `batch`.
             let batch = plan.train.global_batch as u64;
             let next: Vec<u64> = (used + batch..used + 2 * batch).collect();
             assert_eq!(sample_ids(&plan, STEPS + 1), next, "{from} to {to}");
@@ -151,18 +156,18 @@ fn every_layout_reads_every_other(layouts: &[&str], name: &str) {
 }
 
 #[test]
-fn every_layout_of_experts_reads_every_other() {
-    every_layout_reads_every_other(&EXPERTS, "experts");
+fn experts_reshard_between_all_layouts() {
+    all_pairs_reshard(&EXPERTS, "experts");
 }
 
 #[test]
-fn every_layout_of_a_tied_model_reads_every_other() {
-    every_layout_reads_every_other(&TIED, "tied");
+fn tied_embeddings_reshard_between_all_layouts() {
+    all_pairs_reshard(&TIED, "tied");
 }
 
-/// What was not sent of the gradients comes back to the bit on the same layout; on another one its sum does.
+/// Residuals of compression are bit-identical on the same layout; on another layout their sum is.
 #[test]
-fn what_is_owed_reshards() {
+fn residuals_reshard() {
     let layouts = [
         "llama data=4 comm.compression=int8",
         "llama data=2 zero=2 comm.compression=int8",
@@ -171,10 +176,10 @@ fn what_is_owed_reshards() {
         "llama data=2 tensor=4 zero=1 pipe=2 comm.compression=bf16",
     ];
     for (number, from) in layouts.iter().enumerate() {
-        let (plan, folder) = (cuts::plan(from), folder(&format!("reshard-owed-{number}")));
+        let (plan, folder) = (cuts::plan(from), folder(&format!("reshard-residual-{number}")));
         let written = trained(&plan, &folder);
-        let before = together(&written);
-        let owed = |state: &State| -> State {
+        let before = assemble(&written);
+        let residuals = |state: &State| -> State {
             state
                 .iter()
                 .filter(|((kind, _), _)| *kind == TensorKind::Residual)
@@ -182,8 +187,8 @@ fn what_is_owed_reshards() {
                 .collect()
         };
         assert!(
-            owed(&before).values().flatten().any(|value| *value != 0.0),
-            "{from}: some is owed"
+            residuals(&before).values().flatten().any(|value| *value != 0.0),
+            "{from}: all residuals are zero"
         );
         let again = loaded(&plan, &folder);
         for (rank, (one, other)) in written.iter().zip(&again).enumerate() {
@@ -193,23 +198,24 @@ fn what_is_owed_reshards() {
             );
         }
         for to in layouts.iter().filter(|to| *to != from) {
-            let after = together(&loaded(&cuts::plan(to), &folder));
-            assert_eq!(owed(&before), owed(&after), "{from} to {to}");
+            let after = assemble(&loaded(&cuts::plan(to), &folder));
+            assert_eq!(residuals(&before), residuals(&after), "{from} to {to}");
         }
-        // Nobody can owe anything alone; the rest of the state is there.
-        let alone = together(&loaded(&cuts::plan("llama"), &folder));
-        assert!(owed(&alone).is_empty() && alone.iter().all(|(key, value)| &before[key] == value));
+        // A single rank has no residuals; the rest of the state is loaded.
+        let one_rank = assemble(&loaded(&cuts::plan("llama"), &folder));
+        assert!(residuals(&one_rank).is_empty());
+        assert!(one_rank.iter().all(|(key, value)| &before[key] == value));
         std::fs::remove_dir_all(folder).unwrap();
     }
 }
 
-/// A rank that needs little reads little: what it does not need may be damaged.
+/// Corrupt data that a rank does not need does not affect it.
 #[test]
-fn a_rank_reads_only_what_it_needs() {
-    let (plan, folder) = (cuts::plan("gpt2 pipe=2"), folder("reshard-little"));
+fn a_rank_reads_only_its_shards() {
+    let (plan, folder) = (cuts::plan("gpt2 pipe=2"), folder("reshard-partial"));
     trained(&plan, &folder);
     let dir = lockstep_ckpt::find(&folder).unwrap();
-    // The last stage's file.
+    // File of the last stage.
     let path = dir.join("rank-00001.safetensors");
     let mut bytes = std::fs::read(&path).unwrap();
     let middle = bytes.len() / 2;
@@ -222,11 +228,10 @@ fn a_rank_reads_only_what_it_needs() {
             let mut out = vec![0.0; slice.here.len()];
             checkpoint.read(TensorKind::First, &slice.name, &slice.runs, &mut out)
         });
-        // Tied, the token table is spread over the files of both.
-        let stage = if rank == 0 { read.by_ref().skip(1).all(|read| read.is_ok()) } else { true };
-        assert!(stage, "the first stage is whole");
-        if rank == 1 {
-            assert!(read.any(|read| read.is_err()), "the last is not");
+        // The tied token table, the first slice, is stored in the files of both stages.
+        match rank {
+            0 => assert!(read.skip(1).all(|read| read.is_ok()), "the first stage is intact"),
+            _ => assert!(read.any(|read| read.is_err()), "the last stage is corrupt"),
         }
     }
     let whole = [Runs::one(0..8)];

@@ -1,4 +1,4 @@
-//! Rows of the stream that travel while others are multiplied: the same bits as when they are waited for.
+//! Sequence parallelism with overlap: gathering rows during the matrix multiply does not change any bit.
 
 use lockstep_comm::on_threads;
 use lockstep_kernels::Device;
@@ -7,19 +7,20 @@ use lockstep_trainer::Rank;
 use crate::cuts::plan;
 use crate::plans::{masters, source};
 
-/// Losses, gradient norms and parameters of each rank after some steps, as bits.
+/// Losses and gradient norms of three steps, and the parameters of each rank after them, as bits.
 fn trained(words: &str) -> Vec<(Vec<u64>, Vec<u32>)> {
     let (plan, source) = (plan(words), source());
     on_threads(plan.ranks, |world| {
         let mut rank = Rank::new(&plan, &world, Device::cpu(1)).unwrap();
         let steps = (1..=3).map(|step| rank.step(&source, step).unwrap());
-        let told = steps.flat_map(|step| [step.loss.to_bits(), step.grad_norm.to_bits()]).collect();
-        (told, masters(&rank).iter().map(|number| number.to_bits()).collect())
+        let results =
+            steps.flat_map(|step| [step.loss.to_bits(), step.grad_norm.to_bits()]).collect();
+        (results, masters(&rank).iter().map(|number| number.to_bits()).collect())
     })
 }
 
 #[test]
-fn rows_that_travel_give_the_bits_of_those_that_are_waited_for() {
+fn overlapped_sequence_parallelism_is_bit_identical() {
     for words in [
         "gpt2 tensor=2 sequence=true",
         "gpt2 tensor=3 sequence=true model.dropout=0.1 train.micro_batch=2",
@@ -30,8 +31,8 @@ fn rows_that_travel_give_the_bits_of_those_that_are_waited_for() {
         "llama tensor=2 sequence=true pipe=2 schedule=zb-h1",
         "gpt2 tensor=2 sequence=true data=2 zero=3 context=2 train.micro_batch=2",
     ] {
-        let [waited, beside] =
+        let [blocking, overlapped] =
             ["false", "true"].map(|overlap| trained(&format!("{words} comm.overlap={overlap}")));
-        assert!(waited == beside, "{words}");
+        assert!(blocking == overlapped, "{words}");
     }
 }

@@ -1,16 +1,16 @@
-//! Text from a model.
+//! Text generation.
 
 use lockstep_kernels::{Device, Dtype};
 use lockstep_model::{Cache, Model, Sampling, Weights, sample};
 use lockstep_plan::presets;
 use lockstep_plan::reduction::Gather;
-use lockstep_trainer::{Prompt, generate};
+use lockstep_trainer::{Generator, Prompt, generate};
 
 use crate::plans::source;
 
-const LIKELIEST: Sampling = Sampling { temperature: 0.0, top_k: None, top_p: None };
+const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: None, top_p: None };
 
-/// A model whose next token depends on all that it sees.
+/// A model whose next token depends on its whole context: initial weights are scaled by 8.
 fn model(device: &Device) -> (Model, Weights) {
     let mut shape = presets::shape("gpt2-test", Some(source().vocab())).unwrap();
     shape.seq = 10;
@@ -25,10 +25,10 @@ fn model(device: &Device) -> (Model, Weights) {
     (model, weights)
 }
 
-/// The context grows to the model's length, and then goes on from its second half: each token as if all of its
-/// context was shown to the model anew.
+/// When the context is full, generation continues with its second half. Each token equals that of a model without
+/// cache.
 #[test]
-fn text_goes_on_when_the_context_is_full() {
+fn generation_continues_when_the_context_is_full() {
     let device = Device::cpu(1);
     let (source, (model, weights)) = (source(), model(&device));
     let seq = model.seq;
@@ -42,14 +42,15 @@ fn text_goes_on_when_the_context_is_full() {
             }
             let mut cache = Cache::new(&model, Dtype::F32);
             let logits = model.extend(&device, &weights, &mut cache, &ids[start..]);
-            ids.push(sample(&logits, &LIKELIEST, 0.0));
+            ids.push(sample(&logits, &GREEDY, 0.0));
         }
         let expected = source.decode(&ids[prompt.len()..]).unwrap();
 
-        let wanted = Prompt { prompt, tokens, sampling: LIKELIEST, seed: 0 };
+        let request = Prompt { prompt, tokens, sampling: GREEDY, seed: 0 };
         let mut text = String::new();
-        let say = |piece: &str| text.push_str(piece);
-        generate(&device, &model, &weights, Dtype::F32, &source, &wanted, say).unwrap();
+        let (device, model, weights, source) = (&device, &model, &weights, &source);
+        let generator = Generator { device, model, weights, dtype: Dtype::F32, source };
+        generate(generator, &request, |piece| text.push_str(piece)).unwrap();
         assert_eq!(text, expected, "after {prompt:?}");
     }
 }

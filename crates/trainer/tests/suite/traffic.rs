@@ -1,4 +1,4 @@
-//! What ranks send in a step is what the plan says that they send, group by group and byte by byte.
+//! Measured traffic equals the planned traffic, for each rank and process group.
 
 use std::collections::BTreeMap;
 
@@ -12,21 +12,21 @@ use lockstep_trainer::Rank;
 use crate::cuts::plan;
 use crate::plans::source;
 
-/// By group; none is the world.
+/// Traffic by group; `None` is the world.
 pub type Sent = BTreeMap<Option<GroupKind>, Traffic>;
 
 const STEPS: u64 = 3;
 
-/// What a rank sends in all steps but the first.
+/// Traffic of a rank in all steps except the first.
 pub fn measured(plan: &Plan, world: &Group) -> Sent {
     let source = source();
     let mut rank = Rank::new(plan, world, Device::cpu(1)).unwrap();
     rank.step(&source, 1).unwrap();
-    let so_far = |rank: &Rank<'_>| -> Sent {
+    let total = |rank: &Rank<'_>| -> Sent {
         let groups = rank.groups.traffic().map(|(kind, traffic)| (Some(kind), traffic));
         groups.chain([(None, rank.group.traffic())]).collect()
     };
-    let before = so_far(&rank);
+    let before = total(&rank);
     for step in 2..=STEPS {
         rank.step(&source, step).unwrap();
     }
@@ -35,10 +35,10 @@ pub fn measured(plan: &Plan, world: &Group) -> Sent {
         let messages = after.messages - before.messages;
         (kind, Traffic { messages, bytes: after.bytes - before.bytes })
     };
-    so_far(&rank).into_iter().map(since).collect()
+    total(&rank).into_iter().map(since).collect()
 }
 
-/// The same by formula: `of` says what each exchange comes to, by a rank's place among its members.
+/// Traffic according to the plan. `of` gives the traffic of a collective for a rank's index in the group.
 fn planned(plan: &Plan, rank: usize, of: impl Fn(&Exchange, usize) -> Traffic) -> Sent {
     let all = GroupKind::ALL.map(Some).into_iter().chain([None]);
     let mut sum: Sent = all.map(|kind| (kind, Traffic::default())).collect();
@@ -54,7 +54,7 @@ fn planned(plan: &Plan, rank: usize, of: impl Fn(&Exchange, usize) -> Traffic) -
     sum
 }
 
-/// What an exchange is in the terms of `comm`; none is a message to one other rank.
+/// The collective of `comm`; `None` is a point-to-point message.
 pub fn kind(collective: Collective) -> Option<Collective> {
     match collective {
         Collective::AllReduce => Some(Collective::AllReduce),
@@ -65,7 +65,7 @@ pub fn kind(collective: Collective) -> Option<Collective> {
     }
 }
 
-/// One exchange on one host.
+/// Traffic of one collective on one host.
 fn on_one_host(exchange: &Exchange, me: usize) -> Traffic {
     let Exchange { members, count, width, .. } = *exchange;
     let Some(kind) = kind(exchange.collective) else {
@@ -74,13 +74,13 @@ fn on_one_host(exchange: &Exchange, me: usize) -> Traffic {
     let shape = CollectiveShape { kind, count, width, root: 0, hosts: &vec![0; members] };
     let sent = predict_traffic(&shape, Algo::Direct, me).unwrap();
     match exchange.collective {
-        // Members first say how much.
+        // Ranks exchange the counts first.
         Collective::AllToAllV => sent + Traffic { messages: 1, bytes: 8 * members as u64 },
         _ => sent,
     }
 }
 
-/// Holds what a rank sent against the formulas. What is sent in one group may depend on the data.
+/// Compares the traffic of a rank with the plan, except in the group `open`, where it depends on the data.
 pub fn compare(
     words: &str,
     rank: usize,
@@ -95,16 +95,16 @@ pub fn compare(
         let name = kind.map_or("all ranks", GroupKind::name);
         let list: Vec<Exchange> =
             traffic(&plan, rank).into_iter().filter(|e| e.kind == *kind).collect();
-        assert_eq!(*measured, planned[kind], "{words}: rank {rank} among {name}: {list:#?}");
+        assert_eq!(*measured, planned[kind], "{words}: rank {rank}, group {name}: {list:#?}");
     }
 }
 
-fn hold(layouts: &[&str]) {
-    hold_but(None, layouts);
+fn matches_plan(layouts: &[&str]) {
+    matches_plan_except(None, layouts);
 }
 
-fn hold_but(open: Option<GroupKind>, layouts: &[&str]) {
-    // Through slots, which count what passes through them; what threads reach in place does not count.
+fn matches_plan_except(open: Option<GroupKind>, layouts: &[&str]) {
+    // Traffic is counted in the slots of shared memory; direct access between threads would bypass them.
     let options = Options { direct_access: false, ..Options::default() };
     for words in layouts {
         let plan = plan(words);
@@ -116,8 +116,8 @@ fn hold_but(open: Option<GroupKind>, layouts: &[&str]) {
 }
 
 #[test]
-fn replicas_send_as_planned() {
-    hold(&[
+fn data_parallel_traffic_matches_the_plan() {
+    matches_plan(&[
         "gpt2",
         "gpt2 data=2 comm.bucket_mb=0.05",
         "llama data=3 precision.compute=bf16 comm.bucket_mb=25",
@@ -139,8 +139,8 @@ fn replicas_send_as_planned() {
 }
 
 #[test]
-fn compressed_gradients_are_sent_as_planned() {
-    hold(&[
+fn compressed_traffic_matches_the_plan() {
+    matches_plan(&[
         "gpt2 data=2 comm.compression=bf16 comm.bucket_mb=0.05",
         "gpt2 data=3 comm.compression=f16 comm.bucket_mb=0.05",
         "llama data=2 comm.compression=int8 comm.bucket_mb=0.2",
@@ -154,7 +154,7 @@ fn compressed_gradients_are_sent_as_planned() {
 
 #[test]
 fn cut_matrices_are_sent_as_planned() {
-    hold(&[
+    matches_plan(&[
         "gpt2 tensor=2",
         "gpt2 tensor=3 precision.compute=bf16 recompute=selective",
         "llama tensor=4 recompute=full",
@@ -170,8 +170,8 @@ fn cut_matrices_are_sent_as_planned() {
 }
 
 #[test]
-fn cut_sequences_are_sent_as_planned() {
-    hold(&[
+fn context_parallel_traffic_matches_the_plan() {
+    matches_plan(&[
         "gpt2 context=2",
         "llama context=3 precision.compute=bf16",
         "gpt2 context=2 context_kind=ulysses",
@@ -184,8 +184,8 @@ fn cut_sequences_are_sent_as_planned() {
 }
 
 #[test]
-fn stages_send_as_planned() {
-    hold(&[
+fn pipeline_traffic_matches_the_plan() {
+    matches_plan(&[
         "gpt2 pipe=2",
         "llama pipe=3 schedule=gpipe precision.compute=bf16",
         "llama pipe=2 chunks=2 model.tied=true",
@@ -194,10 +194,10 @@ fn stages_send_as_planned() {
     ]);
 }
 
-/// Every token goes to every expert, so that what they exchange does not depend on the data.
+/// Every token goes to every expert, so that the traffic does not depend on the data.
 #[test]
-fn experts_send_as_planned() {
-    hold(&[
+fn expert_traffic_matches_the_plan() {
+    matches_plan(&[
         "moe data=2 expert=2",
         "moe data=4 expert=2 precision.compute=bf16 model.shared_experts=1",
         "moe data=4 expert=4 recompute=selective",
@@ -210,19 +210,22 @@ fn experts_send_as_planned() {
     ]);
 }
 
-/// Where routers decide how many rows go where, all other exchanges are still known.
+/// With a data-dependent router or top-k compression, the traffic of all other groups is still known.
 #[test]
-fn beside_what_routers_and_gradients_choose_all_is_planned() {
-    hold_but(
+fn traffic_of_other_groups_matches_the_plan_when_one_depends_on_the_data() {
+    matches_plan_except(
         Some(GroupKind::Expert),
         &["moe data=2 expert=2 model.top_k=1", "moe data=4 expert=2 model.top_k=2 zero=3"],
     );
-    hold_but(Some(GroupKind::Shard), &["llama data=2 tensor=2 zero=2 comm.compression=topk:0.1"]);
+    matches_plan_except(
+        Some(GroupKind::Shard),
+        &["llama data=2 tensor=2 zero=2 comm.compression=topk:0.1"],
+    );
 }
 
 #[test]
-fn axes_together_send_as_planned() {
-    hold(&[
+fn combined_axes_traffic_matches_the_plan() {
+    matches_plan(&[
         "llama data=2 tensor=2 zero=1",
         "gpt2 data=2 pipe=2 zero=2",
         "llama data=2 pipe=2 zero=3 precision.compute=bf16",

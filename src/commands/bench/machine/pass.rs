@@ -143,7 +143,7 @@ fn trained(
         device.meter().switch(true);
         let stepped = rank.step(&reference.file.source, number)?;
         device.meter().switch(false);
-        let (step, all) = (stepped.time.as_secs_f64(), stepped.exchange.as_secs_f64());
+        let (step, all) = (stepped.time.as_secs_f64(), stepped.exposed_comm.as_secs_f64());
         let by = OpClass::ALL.map(|operation| device.meter().spent(operation).as_secs_f64());
         let rest = (step - all - by.iter().sum::<f64>()).max(0.0);
         if number <= WARM {
