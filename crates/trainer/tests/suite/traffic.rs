@@ -153,7 +153,7 @@ fn compressed_traffic_matches_the_plan() {
 }
 
 #[test]
-fn cut_matrices_are_sent_as_planned() {
+fn tensor_parallel_traffic_matches_the_plan() {
     matches_plan(&[
         "gpt2 tensor=2",
         "gpt2 tensor=3 precision.compute=bf16 recompute=selective",
