@@ -15,11 +15,11 @@ use clap::{Parser, Subcommand};
 use commands::{bench, ckpt, data, export, generate, import, launch, plan, train, verify};
 use tracing_subscriber::filter::LevelFilter;
 
-/// Large buffers lie where the other ranks of the host can reach them.
+/// Allocates large buffers in memory that the other ranks of the host can map.
 #[global_allocator]
 static HEAP: lockstep_comm::SharedHeap = lockstep_comm::SharedHeap;
 
-/// Trains one model on many ranks.
+/// Distributed training of GPT-2, Llama and mixture-of-experts models
 #[derive(Parser)]
 #[command(version)]
 struct Cli {
@@ -34,27 +34,27 @@ enum Command {
     Verify(verify::Args),
     Generate(generate::Args),
     Launch(launch::Args),
-    /// Measure this machine
+    /// Measure collectives, matrix multiplications, training steps or this machine
     Bench(bench::Args),
     Import(import::Args),
     Export(export::Args),
-    /// Look into checkpoints, check and compare them
+    /// List, inspect, check and compare checkpoints
     Ckpt(ckpt::Args),
-    /// Make token files, and look inside them
+    /// Create and inspect token files
     Data(data::Args),
 }
 
 fn main() -> ExitCode {
     let log = tracing_subscriber::fmt().with_max_level(log_level()).with_writer(std::io::stderr);
-    // What it cannot write it would complain of to the same place, and panic there.
+    // Reporting a failed write to standard error would fail as well, and panic.
     log.log_internal_errors(false).init();
     let command = Cli::parse().command;
     if command.only_prints() {
-        end_with_reader();
+        exit_on_closed_pipe();
     }
-    let known = lockstep_kernels::cpu::Level::from_env().map_err(anyhow::Error::msg);
-    known.and_then(|_| command.run()).unwrap_or_else(|error| {
-        // With its causes, but without a backtrace: most are a user's mistakes.
+    let valid = lockstep_kernels::cpu::Level::from_env().map_err(anyhow::Error::msg);
+    valid.and_then(|_| command.run()).unwrap_or_else(|error| {
+        // Prints the chain of causes without a backtrace: most errors are user errors.
         print::print_error!("error: {error:#}");
         ExitCode::FAILURE
     })
@@ -76,7 +76,7 @@ impl Command {
         }
     }
 
-    /// Whether nothing is lost when it ends because nobody reads what it prints. Ranks are something to lose.
+    /// Whether the command may exit when its output is closed. Commands with ranks continue.
     fn only_prints(&self) -> bool {
         match self {
             Command::Train(_) | Command::Verify(_) | Command::Launch(_) => false,
@@ -91,15 +91,15 @@ impl Command {
     }
 }
 
-/// Has the system end this process, as it ends others, when it writes to a pipe that nobody reads:
-/// `lockstep data inspect … | head`. Rust's start ignores that signal, and printing would panic.
-fn end_with_reader() {
-    // SAFETY: the default action is no handler of ours, and no other thread has been started.
+/// Restores the default action of SIGPIPE, so that `lockstep data inspect … | head` exits quietly. The Rust runtime
+/// ignores SIGPIPE, and `println!` would panic.
+fn exit_on_closed_pipe() {
+    // SAFETY: SIG_DFL installs no handler, and no other thread has been started.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
-/// How much is told on standard error: LOCKSTEP_LOG=error, warn, info, debug or trace.
+/// Log level of standard error, from LOCKSTEP_LOG: error, warn (default), info, debug or trace.
 fn log_level() -> LevelFilter {
-    let typed = std::env::var("LOCKSTEP_LOG").ok();
-    typed.and_then(|level| level.parse().ok()).unwrap_or(LevelFilter::WARN)
+    let level = std::env::var("LOCKSTEP_LOG").ok();
+    level.and_then(|level| level.parse().ok()).unwrap_or(LevelFilter::WARN)
 }

@@ -1,4 +1,4 @@
-//! From a run file to a plan, and the folder of a run.
+//! Reads a run file, resolves its plan, and creates the run's folder.
 
 use std::path::{Path, PathBuf};
 
@@ -6,62 +6,53 @@ use anyhow::{Context, bail};
 use lockstep_data::{Options, Source};
 use lockstep_plan::{Config, ConfigError, Environment, Plan, refit};
 
-/// What was typed, and the data it names.
+/// A run's configuration and its opened data.
 pub struct RunFile {
     pub config: Config,
     pub source: Source,
 }
 
 impl RunFile {
-    /// Reads a run file, with `section.key=value` laid over it.
-    pub fn read(path: &Path, sets: &[String]) -> anyhow::Result<RunFile> {
-        let text = std::fs::read_to_string(path)
-            .with_context(|| format!("cannot read {}", path.display()))?;
-        let mut config = Config::parse(&text, sets);
-        if config.name.is_none() {
-            config.name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
-        }
-        RunFile::of(config).with_context(|| format!("{}", path.display()))
+    /// Reads a run file, applies the overrides (`section.key=value`) and opens the data.
+    pub fn read(path: &Path, overrides: &[String]) -> anyhow::Result<RunFile> {
+        let config = parse(path, overrides)?;
+        RunFile::open(config).with_context(|| format!("{}", path.display()))
     }
 
-    /// What was typed, and the vocabulary of its data where that is here: a plan can be made where the data is not.
-    pub fn typed(path: &Path, sets: &[String]) -> anyhow::Result<(Config, Option<usize>)> {
-        let text = std::fs::read_to_string(path)
-            .with_context(|| format!("cannot read {}", path.display()))?;
-        let mut config = Config::parse(&text, sets);
-        if config.name.is_none() {
-            config.name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
-        }
-        let options = Options { held_out: config.held_out() };
-        let vocab = Source::open(config.source(), &options).ok().map(|source| source.vocab());
+    /// Reads a run file whose data may be missing, and the data's vocabulary size if it is not: planning does not need
+    /// the data.
+    pub fn read_without_data(
+        path: &Path,
+        overrides: &[String],
+    ) -> anyhow::Result<(Config, Option<usize>)> {
+        let config = parse(path, overrides)?;
+        let vocab = open_source(&config).ok().map(|source| source.vocab());
         Ok((config, vocab))
     }
 
-    /// Opens the data.
-    pub fn of(config: Config) -> anyhow::Result<RunFile> {
-        let options = Options { held_out: config.held_out() };
-        match Source::open(config.source(), &options) {
+    /// Opens the data of a configuration. If that fails, reports it together with the errors of the configuration.
+    pub fn open(config: Config) -> anyhow::Result<RunFile> {
+        match open_source(&config) {
             Ok(source) => Ok(RunFile { config, source }),
             Err(error) => {
-                // What else is wrong is told too. Any model has a vocabulary of one: that the data's is not
-                // known is no second mistake.
-                let around = Environment::one_host(config.ranks(), 1).with_vocab(1);
-                let mut told = vec![format!("data.source={:?}: {error}", config.source())];
-                if let Err(mistakes) = Plan::resolve(&config, &around) {
-                    told.extend(mistakes.iter().map(ConfigError::to_string));
+                // A vocabulary of 1 fits every model, so the missing data adds no second error.
+                let environment = Environment::one_host(config.ranks(), 1).with_vocab(1);
+                let mut messages = vec![format!("data.source={:?}: {error}", config.source())];
+                if let Err(errors) = Plan::resolve(&config, &environment) {
+                    messages.extend(errors.iter().map(ConfigError::to_string));
                 }
-                bail!("{}", list(&told))
+                bail!("{}", join(&messages))
             }
         }
     }
 
-    /// What it means on that many ranks of this machine.
+    /// Resolves the plan for `ranks` ranks, at most `local_ranks` of them on one host.
     pub fn plan(&self, ranks: usize, local_ranks: usize) -> anyhow::Result<Plan> {
-        self.plan_of(&self.config, ranks, local_ranks)
+        self.resolve(&self.config, ranks, local_ranks)
     }
 
-    /// What a plan for so many ranks, that many of them on this machine, depends on besides.
-    pub fn around(&self, ranks: usize, local_ranks: usize) -> Environment {
+    /// The inputs of a plan that are not in the configuration.
+    pub fn environment(&self, ranks: usize, local_ranks: usize) -> Environment {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
         Environment {
             ranks,
@@ -72,51 +63,67 @@ impl RunFile {
         }
     }
 
-    /// What it means on that many ranks, with as much of its layout as they allow.
-    pub fn plan_within(&self, ranks: usize, local_ranks: usize) -> anyhow::Result<Plan> {
-        match refit(&self.config, &self.around(ranks, local_ranks)) {
-            Some(config) => self.plan_of(&config, config.ranks(), local_ranks),
-            // The typed layout's mistakes are what is to be told.
+    /// Resolves the plan with the best layout for at most `ranks` ranks.
+    pub fn refit_plan(&self, ranks: usize, local_ranks: usize) -> anyhow::Result<Plan> {
+        match refit(&self.config, &self.environment(ranks, local_ranks)) {
+            Some(config) => self.resolve(&config, config.ranks(), local_ranks),
+            // Reports the errors of the configured layout.
             None => self.plan(ranks, local_ranks),
         }
     }
 
-    /// What the same run means with another layout, as threads or processes of this machine.
-    pub fn plan_with(&self, layout: &str) -> anyhow::Result<Plan> {
+    /// Resolves the plan with another layout, all ranks on this host.
+    pub fn plan_with_layout(&self, layout: &str) -> anyhow::Result<Plan> {
         let config = self.config.with_layout(layout);
-        self.plan_of(&config, config.ranks(), config.ranks())
+        self.resolve(&config, config.ranks(), config.ranks())
     }
 
-    fn plan_of(&self, config: &Config, ranks: usize, local_ranks: usize) -> anyhow::Result<Plan> {
-        Plan::resolve(config, &self.around(ranks, local_ranks)).map_err(|mistakes| {
-            let told: Vec<String> = mistakes.iter().map(ConfigError::to_string).collect();
-            anyhow::anyhow!("{}", list(&told))
+    fn resolve(&self, config: &Config, ranks: usize, local_ranks: usize) -> anyhow::Result<Plan> {
+        Plan::resolve(config, &self.environment(ranks, local_ranks)).map_err(|errors| {
+            let messages: Vec<String> = errors.iter().map(ConfigError::to_string).collect();
+            anyhow::anyhow!("{}", join(&messages))
         })
     }
 }
 
-fn list(mistakes: &[String]) -> String {
-    match mistakes {
+fn parse(path: &Path, overrides: &[String]) -> anyhow::Result<Config> {
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let mut config = Config::parse(&text, overrides);
+    if config.name.is_none() {
+        config.name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+    }
+    Ok(config)
+}
+
+fn open_source(config: &Config) -> lockstep_data::Result<Source> {
+    Source::open(config.source(), &Options { held_out: config.held_out() })
+}
+
+fn join(messages: &[String]) -> String {
+    match messages {
         [one] => one.clone(),
         many => format!("{} errors:\n  {}", many.len(), many.join("\n  ")),
     }
 }
 
-/// `runs/NAME`, empty. A run that was there before is kept under another name: which.
-pub fn fresh_folder(root: &Path, name: &str) -> anyhow::Result<(PathBuf, Option<PathBuf>)> {
+/// Creates an empty folder `ROOT/NAME`. An existing run is renamed to `NAME.1`, `NAME.2`, …; its new path is returned
+/// as well.
+pub fn create_run_folder(root: &Path, name: &str) -> anyhow::Result<(PathBuf, Option<PathBuf>)> {
     let folder = root.join(name);
     let used = ["metrics.jsonl", "checkpoints"].iter().any(|part| folder.join(part).exists());
     let mut moved = None;
     if used {
-        let aside = (1..)
+        let target = (1..)
             .map(|number| root.join(format!("{name}.{number}")))
             .find(|path| !path.exists())
-            .context("no free name for the run that is there")?;
-        std::fs::rename(&folder, &aside)
-            .with_context(|| format!("cannot move {} aside", folder.display()))?;
-        moved = Some(aside);
+            .context("no free name for the existing run")?;
+        std::fs::rename(&folder, &target).with_context(|| {
+            format!("cannot rename {} to {}", folder.display(), target.display())
+        })?;
+        moved = Some(target);
     }
     std::fs::create_dir_all(&folder)
-        .with_context(|| format!("cannot make {}", folder.display()))?;
+        .with_context(|| format!("cannot create {}", folder.display()))?;
     Ok((folder, moved))
 }

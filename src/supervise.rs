@@ -146,7 +146,7 @@ fn job(args: &Supervision, file: &RunFile, ranks: usize, run: &Path) -> anyhow::
         bail!("--min-ranks {least} is larger than the maximum of {most} ranks");
     }
     let (config, environment, elastic) =
-        (file.config.clone(), file.around(most, most), args.elastic());
+        (file.config.clone(), file.environment(most, most), args.elastic());
     let fit = move |available: usize| {
         if !elastic {
             return (available >= ranks).then_some(ranks);

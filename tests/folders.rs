@@ -1,5 +1,4 @@
-//! `lockstep import` and `lockstep export` as their users run them, on folders that transformers wrote, and
-//! transformers on what comes out.
+//! Tests of the binary: `lockstep import` and `export` with folders written by transformers, and `lockstep ckpt`.
 
 use lockstep_ckpt::safetensors::File;
 use std::collections::BTreeMap;
@@ -14,40 +13,41 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/pytorch").join(name)
 }
 
-/// A folder of its own for a test, empty.
-fn fresh(name: &str) -> PathBuf {
+/// An empty directory for a test.
+fn empty_directory(name: &str) -> PathBuf {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = fs::remove_dir_all(&dir);
-    fs::create_dir_all(&dir).expect("the target folder can be written");
+    fs::create_dir_all(&dir).expect("the target directory is writable");
     dir
 }
 
-fn lockstep(dir: &Path, words: &[&str]) -> Output {
+fn lockstep(dir: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
-    command.args(words).current_dir(dir).output().expect("the binary runs")
+    command.args(args).current_dir(dir).output().expect("the binary runs")
 }
 
+/// Standard output of a command that must succeed.
 #[track_caller]
-fn done(dir: &Path, words: &[&str]) -> String {
-    let run = lockstep(dir, words);
-    assert!(run.status.success(), "{words:?}: {}", String::from_utf8_lossy(&run.stderr));
+fn output(dir: &Path, args: &[&str]) -> String {
+    let run = lockstep(dir, args);
+    assert!(run.status.success(), "{args:?}: {}", String::from_utf8_lossy(&run.stderr));
     String::from_utf8(run.stdout).expect("text")
 }
 
-/// The fixture, through a run, as `out` in a folder of its own; returns that.
-fn through_a_run(name: &str, dtype: &str, shard_bytes: &str) -> PathBuf {
-    let dir = fresh(&format!("folders-{name}-{shard_bytes}"));
+/// Imports a fixture to a run and exports the run. Returns the exported folder.
+fn import_and_export(name: &str, dtype: &str, shard_bytes: &str) -> PathBuf {
+    let dir = empty_directory(&format!("folders-{name}-{shard_bytes}"));
     let source = fixture(name);
-    let said = done(&dir, &["import", source.to_str().expect("UTF-8"), "--out", "run"]);
-    assert!(said.contains("parameters in run/checkpoints/step-00000000"), "{said}");
+    let printed = output(&dir, &["import", source.to_str().expect("UTF-8"), "--out", "run"]);
+    assert!(printed.contains("parameters to run/checkpoints/step-00000000"), "{printed}");
     let options = ["--dtype", dtype, "--shard-bytes", shard_bytes, "--json"];
-    let said = done(&dir, &[&["export", "run", "--to", "out"], options.as_slice()].concat());
-    let said: serde_json::Value = serde_json::from_str(&said).expect("one object");
-    assert_eq!((said["step"].as_u64(), said["folder"].as_str()), (Some(0), Some("out")));
+    let json = output(&dir, &[&["export", "run", "--to", "out"], options.as_slice()].concat());
+    let json: serde_json::Value = serde_json::from_str(&json).expect("one object");
+    assert_eq!((json["step"].as_u64(), json["folder"].as_str()), (Some(0), Some("out")));
     dir.join("out")
 }
 
-/// Types, shapes and bytes by name, over all files of a folder.
+/// Type, shape and bytes of each tensor in a folder.
 fn tensors(dir: &Path) -> BTreeMap<String, (String, Vec<usize>, Vec<u8>)> {
     let mut all = BTreeMap::new();
     for entry in fs::read_dir(dir).expect("a folder").flatten() {
@@ -56,9 +56,9 @@ fn tensors(dir: &Path) -> BTreeMap<String, (String, Vec<usize>, Vec<u8>)> {
             let file = File::open(&entry.path()).expect("a safetensors file");
             for name in file.names() {
                 let tensor = file.get(name).expect("listed");
-                let whole =
+                let content =
                     (tensor.dtype.name().into(), tensor.dims.to_vec(), tensor.bytes.to_vec());
-                all.insert(name.into(), whole);
+                all.insert(name.into(), content);
             }
         }
     }
@@ -66,17 +66,16 @@ fn tensors(dir: &Path) -> BTreeMap<String, (String, Vec<usize>, Vec<u8>)> {
 }
 
 #[test]
-fn a_model_comes_out_bit_for_bit_as_it_came_in() {
+fn import_and_export_preserve_every_bit() {
     for (name, dtype) in FIXTURES {
         for shard_bytes in ["5000000000", "20000"] {
-            let out = through_a_run(name, dtype, shard_bytes);
+            let out = import_and_export(name, dtype, shard_bytes);
             assert!(tensors(&out) == tensors(&fixture(name)), "{name} in shards of {shard_bytes}");
         }
     }
 }
 
-/// Loads the folder as any user would, and prints how far its logits are from those that the fixture's own
-/// folder gave.
+/// Loads exported folders with transformers and prints how much their logits differ from those of the fixtures.
 const COMPARE: &str = "
 import sys, torch
 from safetensors.torch import load_file
@@ -84,31 +83,34 @@ from transformers import AutoModelForCausalLM
 torch.set_num_threads(1)
 for fixture, out in zip(sys.argv[1::2], sys.argv[2::2]):
     expected = load_file(fixture + '/expected.safetensors')
-    model, told = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, output_loading_info=True)
-    assert not any(told[key] for key in ('missing_keys', 'unexpected_keys', 'mismatched_keys')), told
+    model, info = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, output_loading_info=True)
+    assert not any(info[key] for key in ('missing_keys', 'unexpected_keys', 'mismatched_keys')), info
     with torch.no_grad():
         logits = model(expected['ids'].long()).logits
-    print('off by', (logits - expected['logits']).abs().max().item())
+    print('max difference', (logits - expected['logits']).abs().max().item())
 ";
 
 #[test]
-fn transformers_loads_what_we_export() {
+fn transformers_loads_exported_folders() {
     let Some(python) = python() else { return };
-    let mut words = vec![PathBuf::from("-c"), COMPARE.into()];
+    let mut args = vec![PathBuf::from("-c"), COMPARE.into()];
     for (name, dtype) in FIXTURES {
-        words.extend([fixture(name), through_a_run(name, dtype, "30000")]);
+        args.extend([fixture(name), import_and_export(name, dtype, "30000")]);
     }
-    let run = Command::new(python).args(words).output().expect("python runs");
-    let (said, error) =
+    let run = Command::new(python).args(args).output().expect("python runs");
+    let (printed, error) =
         (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
-    assert!(run.status.success(), "{said}{error}");
-    let off: Vec<f32> =
-        said.lines().filter_map(|line| line.strip_prefix("off by ")?.parse().ok()).collect();
-    // The same weights by the same program; another way of attention may round otherwise.
-    assert!(off.len() == FIXTURES.len() && off.iter().all(|off| *off < 1e-4), "{said}");
+    assert!(run.status.success(), "{printed}{error}");
+    let differences: Vec<f32> = printed
+        .lines()
+        .filter_map(|line| line.strip_prefix("max difference ")?.parse().ok())
+        .collect();
+    // The weights are the same; another attention implementation may round differently.
+    let close = differences.iter().all(|difference| *difference < 1e-4);
+    assert!(differences.len() == FIXTURES.len() && close, "{printed}");
 }
 
-/// A Python that has transformers: `LOCKSTEP_TEST_PYTHON`, the peers' environment, or the system's.
+/// A Python with transformers: `LOCKSTEP_TEST_PYTHON`, the environment in bench/peers, or python3.
 fn python() -> Option<PathBuf> {
     let peers = Path::new(env!("CARGO_MANIFEST_DIR")).join("bench/peers/.venv/bin/python");
     let named = std::env::var_os("LOCKSTEP_TEST_PYTHON").map(PathBuf::from);
@@ -125,90 +127,89 @@ fn python() -> Option<PathBuf> {
 }
 
 #[test]
-fn mistakes_are_told_with_the_way_out() {
-    let dir = fresh("folders-mistakes");
+fn errors_suggest_a_fix() {
+    let dir = empty_directory("folders-errors");
     let llama = fixture("llama");
     let llama = llama.to_str().expect("UTF-8");
-    done(&dir, &["import", llama, "--out", "run"]);
-    done(&dir, &["export", "run/checkpoints/step-00000000", "--to", "out"]);
-    for (words, hint) in [
+    output(&dir, &["import", llama, "--out", "run"]);
+    output(&dir, &["export", "run/checkpoints/step-00000000", "--to", "out"]);
+    for (args, part) in [
         (vec!["import", "nowhere", "--out", "other"], "nowhere/config.json"),
         (
             vec!["import", llama, "--out", "run"],
             "already exists; remove it or choose another folder",
         ),
-        (vec!["export", "nowhere", "--to", "other"], "name a run folder or one of its checkpoints"),
+        (vec!["export", "nowhere", "--to", "other"], "pass a run folder or a checkpoint folder"),
         (vec!["export", "run", "--to", "out"], "already exists"),
         (vec!["export", "run", "--to", "other", "--dtype", "f8"], "possible values: f32, bf16"),
     ] {
-        let run = lockstep(&dir, &words);
+        let run = lockstep(&dir, &args);
         let error = String::from_utf8_lossy(&run.stderr);
-        assert!(!run.status.success() && error.contains(hint), "{words:?}: {error}");
+        assert!(!run.status.success() && error.contains(part), "{args:?}: {error}");
     }
-    assert!(!dir.join("other").exists(), "nothing is left of what failed");
+    assert!(!dir.join("other").exists(), "a failed export leaves no folder");
 }
 
-/// What people ask of checkpoints.
 #[test]
 fn checkpoints_are_listed_inspected_checked_and_compared() {
-    let dir = fresh("folders-ckpt");
+    let dir = empty_directory("folders-ckpt");
     let text = "name = \"small\"\n[model]\npreset = \"gpt2-test\"\n[train]\nsteps = 6\nglobal_batch = 4\n\
                 micro_batch = 2\nthreads = 1\n[checkpoint]\nevery = 2\nkeep = 0\n";
     fs::write(dir.join("small.toml"), text).expect("written");
-    let said = done(&dir, &["train", "small.toml", "--engine", "threads", "--ranks", "2"]);
-    assert!(said.contains("saved runs/small/checkpoints/step-00000004 | "), "{said}");
-    assert!(said.contains("| stalled "), "{said}");
+    let printed = output(&dir, &["train", "small.toml", "--engine", "threads", "--ranks", "2"]);
+    assert!(printed.contains("saved runs/small/checkpoints/step-00000004 | "), "{printed}");
+    assert!(printed.contains("| stalled "), "{printed}");
 
-    let listed = done(&dir, &["ckpt", "list", "runs/small", "--json"]);
+    let listed = output(&dir, &["ckpt", "list", "runs/small", "--json"]);
     let lines: Vec<serde_json::Value> =
         listed.lines().map(|line| serde_json::from_str(line).expect("an object")).collect();
     let steps: Vec<_> = lines.iter().map(|line| line["step"].as_u64().expect("a step")).collect();
     assert_eq!(steps, [6, 4, 2]);
     assert!(lines.iter().all(|line| line["ok"] == true && line["files"] == 2), "{listed}");
-    assert!(done(&dir, &["ckpt", "list", "runs/small"]).contains("step-00000004 "));
+    assert!(output(&dir, &["ckpt", "list", "runs/small"]).contains("step-00000004 "));
 
-    let words = ["ckpt", "inspect", "runs/small", "--tensor", "layers.0.mlp.down.weight"];
-    let said = done(&dir, &words);
+    let args = ["ckpt", "inspect", "runs/small", "--tensor", "layers.0.mlp.down.weight"];
+    let printed = output(&dir, &args);
     for part in
         ["step           6", "data=2", "24 samples", "param layers.0.mlp.down.weight", "at byte"]
     {
-        assert!(said.contains(part), "{part}: {said}");
+        assert!(printed.contains(part), "{part}: {printed}");
     }
-    let said = done(&dir, &["ckpt", "inspect", "runs/small", "--json"]);
-    let said: serde_json::Value = serde_json::from_str(&said).expect("one object");
-    assert_eq!((said["step"].as_u64(), said["plan"]["ranks"].as_u64()), (Some(6), Some(2)));
+    let json = output(&dir, &["ckpt", "inspect", "runs/small", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).expect("one object");
+    assert_eq!((json["step"].as_u64(), json["plan"]["ranks"].as_u64()), (Some(6), Some(2)));
 
-    assert!(done(&dir, &["ckpt", "check", "runs/small"]).matches("  ok").count() == 3);
-    assert!(done(&dir, &["ckpt", "diff", "runs/small", "runs/small"]).contains("the same"));
+    assert!(output(&dir, &["ckpt", "check", "runs/small"]).matches("  ok").count() == 3);
+    assert!(output(&dir, &["ckpt", "diff", "runs/small", "runs/small"]).contains("identical"));
     let other = ["ckpt", "diff", "runs/small", "runs/small/checkpoints/step-00000002", "--json"];
     let run = lockstep(&dir, &other);
-    let said: serde_json::Value = serde_json::from_slice(&run.stdout).expect("one object");
-    assert!(!run.status.success() && said["same"] == false, "{said}");
-    assert_eq!(said["steps"], serde_json::json!([6, 2]));
-    assert!(said["first"][0]["max_abs"].as_f64().expect("a number") > 0.0, "{said}");
+    let json: serde_json::Value = serde_json::from_slice(&run.stdout).expect("one object");
+    assert!(!run.status.success() && json["same"] == false, "{json}");
+    assert_eq!(json["steps"], serde_json::json!([6, 2]));
+    assert!(json["first"][0]["max_abs"].as_f64().expect("a number") > 0.0, "{json}");
 
-    // A folder of any step; and of one that is not there.
-    let said = done(&dir, &["export", "runs/small", "--step", "4", "--to", "out", "--json"]);
-    assert!(said.contains("\"step\":4"), "{said}");
+    // Exports of an existing and of a missing step.
+    let json = output(&dir, &["export", "runs/small", "--step", "4", "--to", "out", "--json"]);
+    assert!(json.contains("\"step\":4"), "{json}");
     let run = lockstep(&dir, &["export", "runs/small", "--step", "5", "--to", "other"]);
     let error = String::from_utf8_lossy(&run.stderr);
     assert!(!run.status.success() && error.contains("existing steps: 6, 4, 2"), "{error}");
 
-    // A flipped bit: the check names the file, a resumed run takes the one before and says so.
+    // After a bit flip, `check` names the file, and a resumed run reports that it uses the previous checkpoint.
     let path = dir.join("runs/small/checkpoints/step-00000006/rank-00001.safetensors");
     let mut bytes = fs::read(&path).expect("rank 1's file");
     let last = bytes.len() - 1;
     bytes[last] ^= 1;
     fs::write(&path, bytes).expect("written");
     let run = lockstep(&dir, &["ckpt", "check", "runs/small"]);
-    let said = String::from_utf8_lossy(&run.stdout);
+    let printed = String::from_utf8_lossy(&run.stdout);
     assert!(
-        !run.status.success() && said.contains("rank-00001.safetensors is corrupt at byte 0"),
-        "{said}"
+        !run.status.success() && printed.contains("rank-00001.safetensors is corrupt at byte 0"),
+        "{printed}"
     );
-    let words = ["train", "small.toml", "--engine", "threads", "--ranks", "1", "--resume"];
-    let run = lockstep(&dir, &words);
+    let args = ["train", "small.toml", "--engine", "threads", "--ranks", "1", "--resume"];
+    let run = lockstep(&dir, &args);
     let error = String::from_utf8_lossy(&run.stderr);
     assert!(run.status.success() && error.contains("skipped"), "{error}");
-    assert!(done(&dir, &["ckpt", "check", "runs/small"]).contains("step-00000006  ok"));
+    assert!(output(&dir, &["ckpt", "check", "runs/small"]).contains("step-00000006  ok"));
 }

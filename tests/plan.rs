@@ -1,10 +1,10 @@
-//! Drives the binary: `lockstep plan`, and how `lockstep train` uses a plan.
+//! Tests of the binary: `lockstep plan`, and how `lockstep train` uses a plan.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-fn lockstep(words: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_lockstep")).args(words).output().unwrap()
+fn lockstep(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_lockstep")).args(args).output().unwrap()
 }
 
 fn out(output: &Output) -> String {
@@ -25,12 +25,12 @@ const RUN: &str = "name = \"run\"\n[model]\npreset = \"llama3-8b\"\nseq = 4096\n
                    [layout]\ndata = 4\nzero = 1\ntensor = 4\nsequence = true\npipe = 4\n[precision]\ncompute = \"bf16\"\n";
 
 #[test]
-fn a_run_file_is_priced() {
-    let folder = folder("priced");
+fn predicts_the_cost_of_a_run_file() {
+    let folder = folder("run-file");
     let (run, page) = (folder.join("run.toml"), folder.join("page.html"));
     std::fs::write(&run, RUN).unwrap();
-    let words = ["plan", run.to_str().unwrap(), "--cluster", "examples/clusters/h100-64.toml"];
-    let text = lockstep(&[&words[..], &["--html", page.to_str().unwrap()]].concat());
+    let args = ["plan", run.to_str().unwrap(), "--cluster", "examples/clusters/h100-64.toml"];
+    let text = lockstep(&[&args[..], &["--html", page.to_str().unwrap()]].concat());
     assert!(text.status.success(), "{}", err(&text));
     let shown = out(&text);
     for part in ["memory per rank", "NVSwitch", "pipeline timeline", "MFU", "fits: "] {
@@ -39,7 +39,7 @@ fn a_run_file_is_priced() {
     let page = std::fs::read_to_string(page).unwrap();
     assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n"));
 
-    let json = lockstep(&[&words[..], &["--json"]].concat());
+    let json = lockstep(&[&args[..], &["--json"]].concat());
     let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
     assert_eq!(json["fits"], true);
     assert!(json["step_s"].as_f64().unwrap() > 0.0 && json["mfu"].as_f64().unwrap() < 1.0);
@@ -54,7 +54,7 @@ fn a_run_file_is_priced() {
 }
 
 #[test]
-fn presets_are_searched() {
+fn searches_layouts_for_a_preset() {
     let output =
         lockstep(&["plan", "--preset", "llama3-8b", "--cluster", "h100-16", "--advice", "--json"]);
     assert!(output.status.success(), "{}", err(&output));
@@ -80,11 +80,11 @@ fn errors_suggest_a_fix() {
             "16 ranks are more than cluster h100-8 has (8)",
         ),
     ];
-    for (words, told) in cases {
-        let output = lockstep(words);
+    for (args, part) in cases {
+        let output = lockstep(args);
         assert!(
-            !output.status.success() && err(&output).contains(told),
-            "{words:?}: {}",
+            !output.status.success() && err(&output).contains(part),
+            "{args:?}: {}",
             err(&output)
         );
     }
@@ -102,36 +102,35 @@ fn a_plan_that_does_not_fit_is_printed_and_fails() {
     std::fs::remove_dir_all(folder).unwrap();
 }
 
-/// What can only be planned is planned, and neither trained nor verified.
 #[test]
 fn latent_attention_is_for_planning_only() {
-    let priced = lockstep(&["plan", "--preset", "deepseek-v2-lite", "--cluster", "h100-64"]);
-    assert!(priced.status.success(), "{}", err(&priced));
-    assert!(out(&priced).contains("deepseek-v2-lite"), "{}", out(&priced));
+    let planned = lockstep(&["plan", "--preset", "deepseek-v2-lite", "--cluster", "h100-64"]);
+    assert!(planned.status.success(), "{}", err(&planned));
+    assert!(out(&planned).contains("deepseek-v2-lite"), "{}", out(&planned));
     let folder = folder("planned-only");
     let run = folder.join("run.toml");
     let small = "[model]\nfamily = \"moe\"\ndim = 64\nheads = 2\nlayers = 2\nexperts = 4\nkv_lora_rank = 16\n";
     std::fs::write(&run, small).unwrap();
     for command in ["train", "verify"] {
-        let refused = lockstep(&[command, run.to_str().unwrap()]);
-        assert!(!refused.status.success());
-        let told = err(&refused);
-        assert!(told.contains("kv_lora_rank") && told.contains("for planning only"), "{told}");
+        let output = lockstep(&[command, run.to_str().unwrap()]);
+        assert!(!output.status.success());
+        let error = err(&output);
+        assert!(error.contains("kv_lora_rank") && error.contains("for planning only"), "{error}");
     }
     std::fs::remove_dir_all(folder).unwrap();
 }
 
-/// A model that no machine of today has memory for is refused before a rank is started.
+/// A model that is too large for any machine is rejected before a rank starts.
 #[test]
 fn train_rejects_models_that_do_not_fit() {
-    let folder = folder("refused");
+    let folder = folder("too-large");
     let run = folder.join("run.toml");
     let huge = "[model]\nfamily = \"llama\"\ndim = 65536\nlayers = 200\nheads = 64\nseq = 64\n[train]\nglobal_batch = 1\n";
     std::fs::write(&run, huge).unwrap();
     let runs = folder.join("runs");
     let output = lockstep(&["train", run.to_str().unwrap(), "--runs", runs.to_str().unwrap()]);
     assert!(!output.status.success());
-    assert!(err(&output).contains("and this machine has"), "{}", err(&output));
-    assert!(!runs.exists(), "nothing was made");
+    assert!(err(&output).contains("but this machine has"), "{}", err(&output));
+    assert!(!runs.exists(), "no folder was created");
     std::fs::remove_dir_all(folder).unwrap();
 }

@@ -1,4 +1,4 @@
-//! `lockstep ckpt`: checkpoints for people to look at.
+//! `lockstep ckpt`: lists, inspects, checks and compares checkpoints.
 
 use super::progress;
 use anyhow::bail;
@@ -14,64 +14,66 @@ use std::time::{Duration, SystemTime};
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
-    act: Act,
+    command: Command,
 }
 
 #[derive(clap::Subcommand)]
-enum Act {
-    /// The checkpoints of a run: step, size, age, and whether files are missing (chunks are not read: see check)
+enum Command {
+    /// List the checkpoints of a run: step, size, age, and whether files are missing (`check` also reads the data)
     List {
-        /// A run folder
+        /// Run folder
         run: PathBuf,
-        /// One JSON object per checkpoint
+        /// Print one JSON object per checkpoint
         #[arg(long)]
         json: bool,
     },
-    /// What is in a checkpoint: plan, files, tensors and their slices
+    /// Show the contents of a checkpoint: plan, files, tensors and their slices
     Inspect {
-        /// A run folder (its newest checkpoint) or one checkpoint
+        /// Run folder (uses its newest checkpoint) or checkpoint
         checkpoint: PathBuf,
-        /// Only tensors whose name contains this
+        /// Show only tensors whose names contain TEXT, with their slices [default: all tensors]
         #[arg(long, value_name = "TEXT")]
         tensor: Option<String>,
-        /// The manifest as JSON
+        /// Print the manifest as JSON
         #[arg(long)]
         json: bool,
     },
-    /// Hold every byte against its checksum; fails when one is wrong
+    /// Verify the checksums of all data; exits with an error if a checkpoint is corrupt
     Check {
-        /// A run folder (all its checkpoints) or one checkpoint
+        /// Run folder (checks all its checkpoints) or checkpoint
         checkpoint: PathBuf,
-        /// One JSON object per checkpoint
+        /// Print one JSON object per checkpoint
         #[arg(long)]
         json: bool,
     },
-    /// Which tensors of two checkpoints differ, whatever their layouts; fails when any does
+    /// Compare the tensors of two checkpoints of any layout; exits with an error if they differ
     Diff {
-        /// A run folder or a checkpoint
+        /// First run folder or checkpoint
         one: PathBuf,
-        /// A run folder or a checkpoint
+        /// Second run folder or checkpoint
         other: PathBuf,
-        /// Tensors to show at most
-        #[arg(long, default_value_t = 10)]
-        most: usize,
-        /// One JSON object
+        /// Maximum number of differing tensors to show
+        #[arg(long, default_value_t = 10, value_name = "N")]
+        limit: usize,
+        /// Print one JSON object
         #[arg(long)]
         json: bool,
     },
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    match args.act {
-        Act::List { run, json } => list(&run, json),
-        Act::Inspect { checkpoint, tensor, json } => inspect(&checkpoint, tensor.as_deref(), json),
-        Act::Check { checkpoint, json } => check(&checkpoint, json),
-        Act::Diff { one, other, most, json } => compare(&one, &other, most, json),
+    match args.command {
+        Command::List { run, json } => list(&run, json),
+        Command::Inspect { checkpoint, tensor, json } => {
+            inspect(&checkpoint, tensor.as_deref(), json)
+        }
+        Command::Check { checkpoint, json } => check(&checkpoint, json),
+        Command::Diff { one, other, limit, json } => compare(&one, &other, limit, json),
     }
 }
 
-/// The named checkpoint, or all of a run, the newest first.
-fn all(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
+/// The given checkpoint, or all checkpoints of a run, newest first.
+fn checkpoints(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
     if is_checkpoint(path) {
         return Ok(vec![path.to_path_buf()]);
     }
@@ -83,7 +85,7 @@ fn all(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
 }
 
 fn list(run: &Path, json: bool) -> anyhow::Result<ExitCode> {
-    for dir in all(run)? {
+    for dir in checkpoints(run)? {
         let written = std::fs::metadata(&dir).and_then(|found| found.modified()).ok();
         let age = written.and_then(|written| SystemTime::now().duration_since(written).ok());
         let age_s = age.map(|age| age.as_secs());
@@ -96,7 +98,7 @@ fn list(run: &Path, json: bool) -> anyhow::Result<ExitCode> {
                         "age_s": age_s, "ok": true});
                     println!("{line}");
                 } else {
-                    let (size, age) = (mib(bytes), told(age));
+                    let (size, age) = (mib(bytes), format_age(age));
                     println!("{}  {size:>10}  {files:>3} file(s)  {age:>9} ago  ok", name(&dir));
                 }
             }
@@ -105,7 +107,7 @@ fn list(run: &Path, json: bool) -> anyhow::Result<ExitCode> {
                     json!({"path": dir, "age_s": age_s, "ok": false, "error": error.to_string()});
                 println!("{line}");
             }
-            Err(error) => println!("{}  broken: {error}", name(&dir)),
+            Err(error) => println!("{}  corrupt: {error}", name(&dir)),
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -125,7 +127,7 @@ fn inspect(path: &Path, tensor: Option<&str>, json: bool) -> anyhow::Result<Exit
     println!(
         "  position       {} samples of {}, seed {}",
         head.position.samples,
-        if head.position.data.is_empty() { "nothing" } else { &head.position.data },
+        if head.position.data.is_empty() { "no data" } else { &head.position.data },
         head.position.seed
     );
     println!("  model          {:?}, {} parameters", head.shape.family, head.shape.param_count());
@@ -169,10 +171,10 @@ fn inspect(path: &Path, tensor: Option<&str>, json: bool) -> anyhow::Result<Exit
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the plan says of how the ranks shared the work.
+/// The layout that the checkpoint was saved with.
 fn layout(manifest: &Manifest) -> String {
     let plan: Option<Plan> = serde_json::from_value(manifest.head.plan.clone()).ok();
-    let Some(plan) = plan else { return "none: weights from elsewhere".into() };
+    let Some(plan) = plan else { return "none (imported weights)".into() };
     let layout = &plan.layout;
     let mut words = vec![format!("{} rank(s)", plan.ranks)];
     for (name, degree) in [
@@ -193,8 +195,8 @@ fn layout(manifest: &Manifest) -> String {
 }
 
 fn check(path: &Path, json: bool) -> anyhow::Result<ExitCode> {
-    let mut good = true;
-    for dir in all(path)? {
+    let mut ok = true;
+    for dir in checkpoints(path)? {
         let errors: Vec<String> = match load(&dir) {
             Ok(checkpoint) => {
                 let bar = progress::bytes("check", Some(checkpoint.manifest().bytes()));
@@ -202,58 +204,58 @@ fn check(path: &Path, json: bool) -> anyhow::Result<ExitCode> {
             }
             Err(error) => vec![error.to_string()],
         };
-        good &= errors.is_empty();
+        ok &= errors.is_empty();
         if json {
             println!("{}", json!({"path": dir, "ok": errors.is_empty(), "errors": errors}));
         } else if errors.is_empty() {
             println!("{}  ok", dir.display());
         } else {
-            println!("{}  broken", dir.display());
+            println!("{}  corrupt", dir.display());
             errors.iter().for_each(|error| println!("  {error}"));
         }
     }
-    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn compare(one: &Path, other: &Path, most: usize, json: bool) -> anyhow::Result<ExitCode> {
+fn compare(one: &Path, other: &Path, limit: usize, json: bool) -> anyhow::Result<ExitCode> {
     let (a, b): (Checkpoint, Checkpoint) = (load(&find(one)?)?, load(&find(other)?)?);
     if a.head().shape.param_count() != b.head().shape.param_count() {
         bail!(
-            "{} has {} parameters and {} has {}: two models",
+            "the checkpoints are of different models: {} has {} parameters, {} has {}",
             a.dir().display(),
             a.head().shape.param_count(),
             b.dir().display(),
             b.head().shape.param_count()
         );
     }
-    let mut apart = Vec::new();
+    let mut shown = Vec::new();
     let mut count = 0;
     for found in diff(&a, &b) {
         let found = found?;
         count += 1;
-        if apart.len() < most {
-            apart.push(found);
+        if shown.len() < limit {
+            shown.push(found);
         }
     }
-    let lonely: Vec<&str> = [TensorKind::First, TensorKind::Second]
+    let only_in_one: Vec<&str> = [TensorKind::First, TensorKind::Second]
         .into_iter()
         .filter(|kind| a.tensors(*kind).is_some() != b.tensors(*kind).is_some())
         .map(TensorKind::name)
         .collect();
-    let same = count == 0 && lonely.is_empty();
+    let same = count == 0 && only_in_one.is_empty();
     if json {
         let steps = [a.head().step, b.head().step];
         println!(
             "{}",
-            json!({"steps": steps, "same": same, "differ": count, "only_in_one": lonely, "first": apart})
+            json!({"steps": steps, "same": same, "differ": count, "only_in_one": only_in_one, "first": shown})
         );
     } else if same {
-        println!("the same, to the bit");
+        println!("the checkpoints are identical");
     } else {
-        for found in &apart {
+        for found in &shown {
             let max = found.max_abs.map_or("not finite".into(), |max| format!("{max:.3e}"));
             println!(
-                "{} {}: {} of {} elements, at most {max} apart; the first is {}: {} and {}",
+                "{} {}: {} of {} elements differ by at most {max}; the first is element {}: {} and {}",
                 found.kind,
                 found.name,
                 found.elements,
@@ -263,10 +265,10 @@ fn compare(one: &Path, other: &Path, most: usize, json: bool) -> anyhow::Result<
                 found.first.2
             );
         }
-        if count > apart.len() {
-            println!("and {} more", count - apart.len());
+        if count > shown.len() {
+            println!("and {} more tensors", count - shown.len());
         }
-        lonely.iter().for_each(|kind| println!("only one of them has {kind}"));
+        only_in_one.iter().for_each(|kind| println!("only one checkpoint has {kind}"));
     }
     Ok(if same { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -279,7 +281,7 @@ fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)
 }
 
-fn told(age: Option<Duration>) -> String {
+fn format_age(age: Option<Duration>) -> String {
     match age.map(|age| age.as_secs()) {
         None => "?".into(),
         Some(seconds @ 0..120) => format!("{seconds} s"),

@@ -1,37 +1,37 @@
-//! `lockstep export`: a checkpoint becomes a Hugging Face folder.
+//! `lockstep export`: converts a checkpoint to a Hugging Face folder.
 
-use super::progress::Watched;
+use super::progress::WithProgress;
 use lockstep_ckpt::safetensors::Dtype;
 use lockstep_ckpt::{find, find_step, hf, load};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Make a Hugging Face folder of a run's newest checkpoint, of a step, or of the checkpoint that is named
+/// Export a checkpoint as a Hugging Face folder
 ///
-/// transformers loads it with AutoModelForCausalLM. A tokenizer is not written; copy its files beside.
+/// AutoModelForCausalLM.from_pretrained loads the folder. Tokenizer files are not written; copy them into the folder.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A run folder, or one of its checkpoints
+    /// Run folder or one of its checkpoints
     checkpoint: PathBuf,
-    /// The step whose checkpoint to take [default: the newest]
+    /// Step of the checkpoint to export [default: the newest]
     #[arg(long)]
     step: Option<u64>,
-    /// The folder to make
+    /// Folder to create
     #[arg(long, value_name = "DIR")]
     to: PathBuf,
-    /// How weights are stored
+    /// Type of the exported weights
     #[arg(long, default_value = "f32")]
-    dtype: Stored,
-    /// Bytes above which the weights are spread over several files
+    dtype: ExportDtype,
+    /// Maximum size of one safetensors file in bytes; larger models are split
     #[arg(long, default_value_t = hf::Export::default().shard_bytes)]
     shard_bytes: usize,
-    /// One JSON object instead of a sentence
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
-enum Stored {
+enum ExportDtype {
     F32,
     Bf16,
 }
@@ -43,12 +43,12 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     let checkpoint = load(&dir)?;
     let dtype = match args.dtype {
-        Stored::F32 => Dtype::F32,
-        Stored::Bf16 => Dtype::Bf16,
+        ExportDtype::F32 => Dtype::F32,
+        ExportDtype::Bf16 => Dtype::Bf16,
     };
-    let how = hf::Export { dtype, shard_bytes: args.shard_bytes };
+    let options = hf::Export { dtype, shard_bytes: args.shard_bytes };
     let (step, shape) = (checkpoint.head().step, &checkpoint.head().shape);
-    hf::export(shape, &Watched::new("export", &checkpoint.params()), &args.to, how)?;
+    hf::export(shape, &WithProgress::new("export", &checkpoint.params()), &args.to, options)?;
     let (params, to) = (shape.param_count(), &args.to);
     if args.json {
         println!(
@@ -56,7 +56,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             serde_json::json!({"folder": to, "step": step, "params": params, "shape": shape})
         );
     } else {
-        println!("step {step}, {params} parameters in {}", to.display());
+        println!("exported step {step} ({params} parameters) to {}", to.display());
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,4 +1,4 @@
-//! `lockstep generate`: text from a checkpoint.
+//! `lockstep generate`: samples text from a checkpoint.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -15,32 +15,33 @@ use lockstep_trainer::{Generator, Prompt, dtype, generate, load_whole};
 /// Sample text from a trained model
 #[derive(clap::Args)]
 pub struct Args {
-    /// A run folder (its newest checkpoint) or one checkpoint
+    /// Run folder (uses its newest checkpoint) or checkpoint
     run: PathBuf,
-    /// What the text begins with
+    /// Text to continue
     #[arg(long, default_value = "")]
     prompt: String,
-    /// Tokens to make at most
+    /// Maximum number of tokens to generate
     #[arg(long, default_value_t = 200)]
     tokens: usize,
-    /// Below 1 likelier, above 1 wilder; 0 always takes the likeliest
+    /// Sampling temperature; 0 always picks the most likely token
     #[arg(long, default_value_t = 0.8, allow_negative_numbers = true)]
     temperature: f32,
-    /// Draw only from this many of the likeliest
+    /// Sample from the K most likely tokens only [default: all]
     #[arg(long)]
     top_k: Option<usize>,
-    /// Draw only from the likeliest that together reach this probability
+    /// Sample from the most likely tokens with a total probability of P only [default: all]
     #[arg(long)]
     top_p: Option<f32>,
-    /// The same seed gives the same text
+    /// Seed of the sampler; the same seed gives the same text
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// The data whose tokenizer to use [default: what the model was trained on]
+    /// Data whose tokenizer to use [default: the training data]
     #[arg(long)]
     data: Option<String>,
-    #[arg(long, default_value_t = default_threads())]
+    /// Number of threads [default: one per core]
+    #[arg(long, default_value_t = default_threads(), hide_default_value = true)]
     threads: usize,
-    /// One JSON object instead of the text
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -51,13 +52,16 @@ fn default_threads() -> usize {
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.temperature < 0.0 || !args.temperature.is_finite() {
-        bail!("--temperature {}: 0 or more", args.temperature);
+        bail!("--temperature must be at least 0 (got {})", args.temperature);
     }
-    if args.top_p.is_some_and(|p| !(p > 0.0 && p <= 1.0)) {
-        bail!("--top-p {}: more than 0 and at most 1", args.top_p.unwrap_or_default());
+    if let Some(p) = args.top_p.filter(|p| !(*p > 0.0 && *p <= 1.0)) {
+        bail!("--top-p must be greater than 0 and at most 1 (got {p})");
     }
-    if args.top_k == Some(0) || args.threads == 0 {
-        bail!("--top-k and --threads are 1 at least");
+    if args.top_k == Some(0) {
+        bail!("--top-k must be at least 1 (got 0)");
+    }
+    if args.threads == 0 {
+        bail!("--threads must be at least 1 (got 0)");
     }
     let checkpoint = lockstep_ckpt::load(&lockstep_ckpt::find(&args.run)?)?;
     let head = checkpoint.head();
@@ -66,10 +70,13 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         (Some(spec), _) => spec.clone(),
         (None, Some(plan)) => plan.data.source.clone().into(),
         (None, None) => {
-            bail!("{} does not say what it was trained on; name it with --data", args.run.display())
+            bail!(
+                "{} does not name its training data; choose a tokenizer with --data",
+                args.run.display()
+            )
         }
     };
-    // Nothing is trained here, so nothing needs to be held out.
+    // Only the tokenizer is used, so no documents are held out.
     let source = Source::open(&spec, &Options { held_out: 0.0 })
         .context("opening the data for its tokenizer")?;
 
@@ -78,15 +85,15 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let model = Model::whole(&head.shape);
     let weights = load_whole(&device, &head.shape, dtype, &checkpoint.params())?;
     let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p };
-    let wanted = Prompt { prompt: &args.prompt, tokens: args.tokens, sampling, seed: args.seed };
+    let prompt = Prompt { prompt: &args.prompt, tokens: args.tokens, sampling, seed: args.seed };
 
     let mut text = String::new();
-    let begun = Instant::now();
+    let start = Instant::now();
     if !args.json {
         print!("{}", args.prompt);
     }
     let (device, model, weights, source) = (&device, &model, &weights, &source);
-    generate(Generator { device, model, weights, dtype, source }, &wanted, |piece| {
+    generate(Generator { device, model, weights, dtype, source }, &prompt, |piece| {
         text.push_str(piece);
         if !args.json {
             print!("{piece}");
@@ -94,7 +101,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
     })?;
     if args.json {
-        let seconds = begun.elapsed().as_secs_f64();
+        let seconds = start.elapsed().as_secs_f64();
         let (prompt, step) = (&args.prompt, head.step);
         println!(
             "{}",

@@ -1,21 +1,22 @@
-//! `lockstep import`: a Hugging Face folder becomes the first checkpoint of a run.
+//! `lockstep import`: converts a Hugging Face checkpoint to the first checkpoint of a run.
 
-use super::progress::Watched;
+use super::progress::WithProgress;
 use lockstep_ckpt::{hf, save};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Make a run of a Hugging Face folder: GPT-2, Llama or Mixtral, safetensors of f32, f16 or bf16
+/// Import a Hugging Face checkpoint (GPT-2, Llama or Mixtral) as a run
 ///
-/// Writes RUN/checkpoints/step-00000000 with the weights as f32. Tokenizer files are not copied.
+/// Reads config.json and safetensors files in f32, f16 or bf16. Writes the weights in f32 to
+/// RUN/checkpoints/step-00000000. Tokenizer files are not copied.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The folder with config.json and model.safetensors
+    /// Folder with config.json and model.safetensors
     folder: PathBuf,
-    /// The run folder to write into
+    /// Run folder to write
     #[arg(long, value_name = "RUN")]
     out: PathBuf,
-    /// One JSON object instead of a sentence
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -23,7 +24,7 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let model = hf::Source::open(&args.folder)?;
     let shape = model.shape();
-    let checkpoint = save(&args.out, shape, &Watched::new("import", &model))?;
+    let checkpoint = save(&args.out, shape, &WithProgress::new("import", &model))?;
     let params = shape.param_count();
     if args.json {
         println!(
@@ -31,7 +32,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             serde_json::json!({"checkpoint": checkpoint, "params": params, "shape": shape})
         );
     } else {
-        println!("{params} parameters in {}", checkpoint.display());
+        println!("imported {params} parameters to {}", checkpoint.display());
     }
     Ok(ExitCode::SUCCESS)
 }

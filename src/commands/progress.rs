@@ -1,34 +1,33 @@
-//! Bars for long work, on standard error while a terminal is there. Gone when the work is done: what came of it is
-//! for its command to say.
+//! Progress bars on standard error, if it is a terminal. They disappear when the work is done.
 
 use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 use lockstep_ckpt::{Named, Tensors};
 
-/// A bar that counts bytes; it knows the whole if the input does.
-pub fn bytes(act: &'static str, total: Option<u64>) -> ProgressBar {
-    let known = "{prefix} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} eta {eta}";
+/// A progress bar that counts bytes, or a spinner if the total is unknown.
+pub fn bytes(label: &'static str, total: Option<u64>) -> ProgressBar {
+    let with_total = "{prefix} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} eta {eta}";
     let (bar, template) = match total {
-        Some(total) => (ProgressBar::new(total), known),
+        Some(total) => (ProgressBar::new(total), with_total),
         None => (ProgressBar::no_length(), "{prefix} {spinner} {bytes} {bytes_per_sec}"),
     };
-    let style = ProgressStyle::with_template(template).expect("the template is a constant");
-    bar.with_style(style).with_prefix(act).with_finish(ProgressFinish::AndClear)
+    let style = ProgressStyle::with_template(template).expect("the template is valid");
+    bar.with_style(style).with_prefix(label).with_finish(ProgressFinish::AndClear)
 }
 
-/// Tensors that show how many of their bytes have been read.
-pub struct Watched<'a> {
+/// Tensors that advance a progress bar when they are read.
+pub struct WithProgress<'a> {
     tensors: &'a dyn Tensors,
     bar: ProgressBar,
 }
 
-impl<'a> Watched<'a> {
-    pub fn new(act: &'static str, tensors: &'a dyn Tensors) -> Watched<'a> {
+impl<'a> WithProgress<'a> {
+    pub fn new(label: &'static str, tensors: &'a dyn Tensors) -> WithProgress<'a> {
         let elements: usize = tensors.list().iter().map(Named::len).sum();
-        Watched { tensors, bar: bytes(act, Some(size_of::<f32>() as u64 * elements as u64)) }
+        WithProgress { tensors, bar: bytes(label, Some(size_of::<f32>() as u64 * elements as u64)) }
     }
 }
 
-impl Tensors for Watched<'_> {
+impl Tensors for WithProgress<'_> {
     fn list(&self) -> &[Named] {
         self.tensors.list()
     }

@@ -1,4 +1,4 @@
-//! `lockstep train --replay-step`: one step of a run once more, and what follows from how it comes out.
+//! `lockstep train --replay-step`: repeats one step and reports whether the data or a machine caused its failure.
 
 use std::path::Path;
 
@@ -11,31 +11,36 @@ use lockstep_trainer::{Divergence, Outcome, Replayed, Run, Start, failed_dir, re
 
 use crate::print::print_line;
 
-/// Texts of samples are shown this far.
-const SHOWN: usize = 160;
+/// Characters shown of each sample.
+const MAX_TEXT: usize = 160;
 
-/// Replays a step of the run in `folder` on the ranks of a world. `from` is where the run began, if not at random.
-pub fn rank(
-    plan: &Plan,
-    source: &Source,
-    folder: &Path,
-    from: Option<Start>,
-    step: u64,
-    world: &World,
-) -> anyhow::Result<()> {
+/// The step to replay, of the run in `folder`.
+pub struct ReplayRequest<'a> {
+    pub plan: &'a Plan,
+    pub source: &'a Source,
+    pub folder: &'a Path,
+    /// Checkpoint that the run started from. Default: random weights.
+    pub from: Option<Start>,
+    pub step: u64,
+}
+
+/// Replays the step. All ranks call this.
+pub fn run(request: ReplayRequest<'_>, world: &World) -> anyhow::Result<()> {
+    let ReplayRequest { plan, source, folder, from, step } = request;
     if step == 0 || step > plan.train.steps as u64 {
-        bail!("--replay-step {step}: the run has steps 1 to {}", plan.train.steps);
+        bail!("--replay-step {step} is out of range: the run has steps 1 to {}", plan.train.steps);
     }
     let first = world.rank() == 0;
-    let start = before(folder, step)?.or(from);
+    let start = state_before(folder, step)?.or(from);
     if first {
-        let whence = match &start {
+        let origin = match &start {
             Some(start) => start.checkpoint.display().to_string(),
-            None => "its beginning".to_string(),
+            None => "its initial weights".to_string(),
         };
-        print_line!("{}: step {step} once more, from {whence}", plan.name);
+        print_line!("{}: replaying step {step} from {origin}", plan.name);
     }
-    let kept = start.as_ref().is_some_and(|start| start.checkpoint.starts_with(failed_dir(folder)));
+    let from_failure =
+        start.as_ref().is_some_and(|start| start.checkpoint.starts_with(failed_dir(folder)));
     let device = Device::cpu(plan.train.threads);
     let run = Run {
         plan,
@@ -49,39 +54,39 @@ pub fn rank(
     };
     let replayed = replay(&run, step, |at| {
         if first && at < step && at.is_multiple_of(plan.train.log_every.max(1) as u64) {
-            print_line!("on the way: step {at}");
+            print_line!("repeating step {at}");
         }
     })?;
     if first {
         let recorded = recorded(folder, step);
-        print_line!("{}", verdict(step, &replayed, kept, recorded));
+        print_line!("{}", verdict(step, &replayed, from_failure, recorded));
         for sample in &replayed.samples {
-            print_line!("{}", origin(plan, source, step, *sample));
+            print_line!("{}", describe_sample(plan, source, step, *sample));
         }
     }
-    // Ranks leave together: nobody takes the end of another for a failure.
+    // A rank that exits before the others would look like a failure to them.
     world.barrier()?;
     Ok(())
 }
 
-/// The state closest before a step: what a failure left, or the newest checkpoint that is older.
-fn before(folder: &Path, step: u64) -> anyhow::Result<Option<Start>> {
-    let kept = lockstep_ckpt::before(&failed_dir(folder), step)?;
-    let kept = kept.filter(|(done, _)| *done + 1 == step);
-    let found = match kept {
-        Some(kept) => Some(kept),
+/// The state saved when the step failed, or else the newest checkpoint before the step.
+fn state_before(folder: &Path, step: u64) -> anyhow::Result<Option<Start>> {
+    let failed = lockstep_ckpt::before(&failed_dir(folder), step)?;
+    let failed = failed.filter(|(done, _)| *done + 1 == step);
+    let found = match failed {
+        Some(failed) => Some(failed),
         None => lockstep_ckpt::before(folder, step)?,
     };
     Ok(found.map(|(_, checkpoint)| Start { checkpoint, resume: true }))
 }
 
-/// The loss that the run wrote down.
+/// The step's loss in metrics.jsonl.
 fn recorded(folder: &Path, step: u64) -> Option<f64> {
     let reports = lockstep_events::read(&folder.join("metrics.jsonl")).ok()?;
     reports.iter().rev().find(|report| report.step as u64 == step && report.loss.is_some())?.loss
 }
 
-fn verdict(step: u64, replayed: &Replayed, kept: bool, recorded: Option<f64>) -> String {
+fn verdict(step: u64, replayed: &Replayed, from_failure: bool, recorded: Option<f64>) -> String {
     let Replayed { outcome, divergence, samples } = replayed;
     if let Some(Divergence { ranks, place }) = divergence {
         let ranks: Vec<String> = ranks.iter().map(usize::to_string).collect();
@@ -90,47 +95,48 @@ fn verdict(step: u64, replayed: &Replayed, kept: bool, recorded: Option<f64>) ->
             several => format!("ranks {}", several.join(" and ")),
         };
         return format!(
-            "step {step} came out differently the second time, first on {who}, in {place}: a machine computes \
-             wrongly there. Take it out of service, and go on with --resume"
+            "step {step} differs between the two replays, first on {who}, in {place}: the machine computes incorrect \
+             results. Remove it and continue with --resume"
         );
     }
     match outcome {
         Outcome::NotFinite { rank, place } => {
             let what = match samples.len() {
-                0 => "every sample's loss is finite, so it arises on the way back".to_string(),
+                0 => "the loss of every sample is finite, so the error is in the backward pass"
+                    .to_string(),
                 count => format!("the loss of {count} of its samples is not finite"),
             };
             format!(
-                "step {step} is not finite again, with the same bits twice: it lies in the data or in the arithmetic, \
-                 not in a machine. It begins on rank {rank}, in {place}; {what}. Try a lower lr, a longer warmup, \
-                 or a smaller clip"
+                "step {step} is not finite in both replays, bit for bit the same: the cause is the data or the \
+                 arithmetic, not a machine. It starts on rank {rank}, in {place}; {what}. Use a lower lr, a longer \
+                 warmup or a smaller clip"
             )
         }
         Outcome::Finite(stepped) => {
             let figures = format!(
-                "step {step} is finite, with the same bits twice: loss {:.6}, grad norm {:.4}",
+                "step {step} is finite in both replays, bit for bit the same: loss {:.6}, grad norm {:.4}",
                 stepped.loss, stepped.grad_norm
             );
-            let after = match (kept, recorded) {
+            let conclusion = match (from_failure, recorded) {
                 (true, _) => {
-                    "; what ended the run came neither from its data nor from its arithmetic: suspect the memory or \
-                     the processor of the rank that it named, and go on with --resume"
+                    "; neither the data nor the arithmetic caused the failure: check the memory and the processor of \
+                     the rank that it named, and continue with --resume"
                         .to_string()
                 }
-                (false, Some(loss)) if loss == stepped.loss => "; as the run wrote it down".to_string(),
+                (false, Some(loss)) if loss == stepped.loss => "; the same as in the run".to_string(),
                 (false, Some(loss)) => format!(
-                    "; the run wrote down a loss of {loss:.6}. On the same layout, processors and program that means a \
-                     machine computed wrongly, then or now"
+                    "; the loss of the run was {loss:.6}. If layout, processors and program are the same, a machine \
+                     computed an incorrect result, then or now"
                 ),
                 (false, None) => String::new(),
             };
-            figures + &after
+            figures + &conclusion
         }
     }
 }
 
-/// Where a sample comes from, and how it begins.
-fn origin(plan: &Plan, source: &Source, step: u64, index: usize) -> String {
+/// Origin and beginning of a sample.
+fn describe_sample(plan: &Plan, source: &Source, step: u64, index: usize) -> String {
     let (seed, global, seq) = (plan.train.seed, plan.train.global_batch, plan.data.seq);
     let mut tokens = vec![0; seq + 1];
     source.sample(
@@ -149,24 +155,23 @@ fn origin(plan: &Plan, source: &Source, step: u64, index: usize) -> String {
         })
         .collect();
     let from = match pieces.is_empty() {
-        true => "made by the built-in grammar".to_string(),
+        true => "generated by the built-in grammar".to_string(),
         false => pieces.join("; "),
     };
-    // What cannot be decoded is told by its place alone.
-    let text: String = source.decode(&tokens).unwrap_or_default().chars().take(SHOWN).collect();
+    // Tokens that cannot be decoded are shown as an empty text.
+    let text: String = source.decode(&tokens).unwrap_or_default().chars().take(MAX_TEXT).collect();
     format!("  sample {index}: {from}\n    {text:?}")
 }
 
-/// What to type to see a step of a training once more; `typed` is what it was started with.
-pub fn command(typed: &[String], step: u64) -> String {
-    let last = ["--replay-step".to_string(), step.to_string()];
-    let words = ["lockstep".to_string(), "train".to_string()];
-    let all = words.iter().chain(typed).chain(&last);
-    all.map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
+/// The shell command that replays a step of the run started with `run_args`.
+pub fn command(run_args: &[String], step: u64) -> String {
+    let replay = ["--replay-step".to_string(), step.to_string()];
+    let program = ["lockstep".to_string(), "train".to_string()];
+    let all = program.iter().chain(run_args).chain(&replay);
+    all.map(|word| shell_quote(word)).collect::<Vec<_>>().join(" ")
 }
 
-/// As a shell takes it for one word.
-fn quoted(word: &str) -> String {
+fn shell_quote(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
     match !word.is_empty() && word.chars().all(plain) {
         true => word.to_string(),
@@ -181,7 +186,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn what_is_said_of_it() {
+    fn verdicts() {
         let none = Duration::ZERO;
         let stepped = StepResult {
             loss: 2.5,
@@ -198,40 +203,34 @@ mod tests {
         let divergence = |ranks: &[usize]| {
             Some(Divergence { ranks: ranks.to_vec(), place: "head (its gradient)".into() })
         };
-        for (outcome, divergence, samples, kept, recorded, said) in [
+        for (outcome, divergence, samples, from_failure, recorded, expected) in [
             (
                 finite(),
                 None,
                 vec![],
                 false,
                 None,
-                "same bits twice: loss 2.500000, grad norm 1.0000",
+                "bit for bit the same: loss 2.500000, grad norm 1.0000",
             ),
-            (finite(), None, vec![], false, Some(2.5), "as the run wrote it down"),
-            (finite(), None, vec![], false, Some(2.6), "the run wrote down a loss of 2.600000"),
-            (finite(), None, vec![], true, None, "suspect the memory or the processor"),
+            (finite(), None, vec![], false, Some(2.5), "the same as in the run"),
+            (finite(), None, vec![], false, Some(2.6), "the loss of the run was 2.600000"),
+            (finite(), None, vec![], true, None, "check the memory and the processor"),
             (
                 bad(),
                 None,
                 vec![3, 4],
                 true,
                 None,
-                "not in a machine. It begins on rank 1, in layers.1",
+                "not a machine. It starts on rank 1, in layers.1",
             ),
             (bad(), None, vec![3, 4], true, None, "the loss of 2 of its samples is not finite"),
-            (bad(), None, vec![], true, None, "on the way back"),
-            (
-                bad(),
-                divergence(&[2]),
-                vec![3],
-                true,
-                None,
-                "first on rank 2, in head (its gradient)",
-            ),
+            (bad(), None, vec![], true, None, "in the backward pass"),
+            (bad(), divergence(&[2]), vec![3], true, None, "first on rank 2, in head (its gradient)"),
             (finite(), divergence(&[2, 3]), vec![], true, None, "first on ranks 2 and 3, in head"),
         ] {
-            let told = verdict(7, &Replayed { outcome, divergence, samples }, kept, recorded);
-            assert!(told.contains(said), "no {said:?} in: {told}");
+            let replayed = Replayed { outcome, divergence, samples };
+            let message = verdict(7, &replayed, from_failure, recorded);
+            assert!(message.contains(expected), "no {expected:?} in: {message}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `lockstep train`: a run file becomes a trained model.
+//! `lockstep train`: trains the model that a run file describes.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -14,55 +14,57 @@ use lockstep_model::{Model, Sampling};
 use lockstep_plan::{Ledger, Plan};
 use lockstep_trainer::{self as trainer, HostTensors, Prompt, Rank, Run, dtype, load_whole};
 
-use crate::commands::predicted::{self, Predicted};
-use crate::commands::replay;
-use crate::commands::screen::{self, Screen};
+use crate::commands::output::{self, Output};
+use crate::commands::prediction::{self, Prediction};
+use crate::commands::replay::{self, ReplayRequest};
 use crate::print::{print_error, print_line, print_part};
-use crate::run_file::{RunFile, fresh_folder};
+use crate::run_file::{RunFile, create_run_folder};
 use crate::supervise::{self, Supervision};
 use crate::world::{self, Engine};
 use crate::{consistency, stop};
 
-/// Train a model as a run file describes it
+/// Train the model that a run file describes
 ///
-/// Starts its own ranks on this machine, or joins those that a launcher started. Everything goes into
-/// RUNS/NAME: plan.json, metrics.jsonl, tensorboard/, logs/, checkpoints/. A run of that name that is already
-/// there is kept as NAME.1, NAME.2, …
+/// Starts the ranks on this machine, or joins the ranks that a launcher started. All output is written to RUNS/NAME:
+/// plan.json, metrics.jsonl, tensorboard/, logs/ and checkpoints/. An existing run with the same name is renamed to
+/// NAME.1, NAME.2, …
 ///
-/// When a rank fails, all are started anew from the newest checkpoint. SIGTERM and SIGINT have them save and stop.
+/// When a rank fails, all ranks restart from the newest checkpoint. On SIGTERM or SIGINT they save a checkpoint and
+/// stop.
 ///
-/// Ends with 0 when the training is done; 75 when it was asked to stop and has saved (the same command with
-/// --resume=if-any goes on); 128 + the signal when there was no time to save; another code when it failed.
+/// Exit codes: 0 when training is finished; 75 when it was stopped by a signal and saved (run the same command with
+/// --resume=if-any to continue); 128 + the signal when it was killed before it could save; other codes on failure.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The run file (TOML)
+    /// Run file (TOML)
     run: PathBuf,
-    /// Ranks to start [default: what the run file's layout asks for]
+    /// Number of ranks [default: the ranks of the layout in the run file]
     #[arg(long)]
     ranks: Option<usize>,
-    /// A value laid over the run file's: --set train.lr=1e-3
+    /// Override a key of the run file, e.g. --set train.lr=1e-3
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     sets: Vec<String>,
-    /// How ranks reach each other
+    /// How ranks run and communicate
     #[arg(long, value_enum, default_value = "shm")]
     engine: Engine,
-    /// Start from the weights of this checkpoint or run (see `lockstep import`)
+    /// Start from the weights of this run or checkpoint (see `lockstep import`) [default: random weights]
     #[arg(long, value_name = "RUN|CHECKPOINT", conflicts_with = "resume")]
     from: Option<PathBuf>,
-    /// Go on with the run of this name from its newest checkpoint; with =if-any, or begin if there is none
+    /// Resume from the newest checkpoint; with =if-any, start from scratch if there is none
     #[arg(long, value_enum, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "always")]
     resume: Option<Resume>,
-    /// Where runs lie
+    /// Directory that contains run folders
     #[arg(long, default_value = "runs")]
     runs: PathBuf,
-    /// Do step N of the run of this name once more, twice, from the state before it, and tell whether data or a
-    /// machine made it what it was; writes nothing
+    /// Replay step N twice from the saved state and report whether the data or a machine caused the failure; writes
+    /// nothing
     #[arg(long, value_name = "N", conflicts_with = "resume")]
     replay_step: Option<u64>,
-    /// What `bench machine` wrote, to predict the step time with [default: RUNS/machine.toml, where it is]
+    /// Machine description (from `bench machine`) used to predict the step time [default: RUNS/machine.toml if it
+    /// exists]
     #[arg(long, value_name = "FILE")]
     cluster: Option<String>,
-    /// Only read the run file, print the plan as JSON and stop
+    /// Print the resolved plan as JSON and exit
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
@@ -70,11 +72,11 @@ pub struct Args {
 }
 
 impl Args {
-    /// What was typed, as far as it says which run this is.
-    fn words(&self) -> Vec<String> {
+    /// The arguments that identify this run.
+    fn run_args(&self) -> Vec<String> {
         let path = |path: &Path| path.display().to_string();
-        let mut words = vec![path(&self.run)];
-        let mut add = |flag: &str, value: String| words.extend([flag.to_string(), value]);
+        let mut args = vec![path(&self.run)];
+        let mut add = |flag: &str, value: String| args.extend([flag.to_string(), value]);
         if let Some(ranks) = self.ranks {
             add("--ranks", ranks.to_string());
         }
@@ -88,16 +90,15 @@ impl Args {
         if self.runs != Path::new("runs") {
             add("--runs", path(&self.runs));
         }
-        words
+        args
     }
 }
 
-/// What there must be to go on with.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Resume {
-    /// A checkpoint
+    /// Fail if there is no checkpoint
     Always,
-    /// Whatever there is; so that the same command can be given again and again
+    /// Start from scratch if there is no checkpoint, so that the same command starts and resumes a run
     IfAny,
 }
 
@@ -111,12 +112,12 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     let parent = world::is_parent(&start, args.supervision.nnodes.is_some())?;
     if !parent && args.supervision.elastic() {
-        // As many as the launcher found.
+        // The launcher decides the number of ranks.
         start.ranks = None;
     }
-    // Every mistake is found before a rank is started.
+    // Report configuration errors before any rank starts.
     let size = match (world::size(&start)?, parent) {
-        // A batch system's tasks are counted otherwise.
+        // The tasks of a batch system are launchers, not ranks.
         (_, true) => args.ranks.unwrap_or(start.default_ranks),
         (size, false) => size,
     };
@@ -125,11 +126,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         print_line!("{}", serde_json::to_string_pretty(&plan)?);
         return Ok(ExitCode::SUCCESS);
     }
-    predicted::planned_only(&plan)?;
+    prediction::check_trainable(&plan)?;
     if world::starts_all(&start)? {
-        predicted::refuse(&plan)?;
+        prediction::check_memory(&plan)?;
     }
-    // To look at a step once more needs no supervision, and leaves the folder alone.
+    // A replay is not supervised and does not write to the run's folder.
     if parent && args.replay_step.is_none() {
         let folder = match args.supervision.is_first() {
             true => prepare(&args, &plan, false)?,
@@ -149,7 +150,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     });
     match ended {
         Ok(_) if stopped.into_inner() => Ok(ExitCode::from(EXIT_STOPPED as u8)),
-        Err(error) if world::is_launched() && is_hopeless(&error) => {
+        Err(error) if world::is_launched() && is_permanent(&error) => {
             print_error!("error: {error:#}");
             Ok(ExitCode::from(EXIT_PERMANENT as u8))
         }
@@ -159,7 +160,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 fn plan(args: &Args, file: &RunFile, ranks: usize, local: usize) -> anyhow::Result<Plan> {
     match args.supervision.elastic() {
-        true => file.plan_within(ranks, local),
+        true => file.refit_plan(ranks, local),
         false => file.plan(ranks, local),
     }
 }
@@ -167,63 +168,69 @@ fn plan(args: &Args, file: &RunFile, ranks: usize, local: usize) -> anyhow::Resu
 fn plan_of_rank(args: &Args, file: &RunFile, world: &World) -> anyhow::Result<Plan> {
     let plan = plan(args, file, world.size(), world::local_ranks(world))?;
     if plan.ranks != world.size() {
-        bail!("{} of {} ranks can work; start that many", plan.ranks, world.size());
+        bail!(
+            "the layout uses {} of the {} started ranks; start {} ranks",
+            plan.ranks,
+            world.size(),
+            plan.ranks
+        );
     }
     Ok(plan)
 }
 
-/// Whether another try would fail in the same way: what is wrong is what the ranks were told, or what they computed.
-/// Anything else may be a machine's.
-fn is_hopeless(error: &anyhow::Error) -> bool {
+/// Whether a restart would fail in the same way. Communication, checkpoint and I/O errors may be caused by a machine and
+/// are retryable; errors of the configuration or the arithmetic are permanent.
+fn is_permanent(error: &anyhow::Error) -> bool {
     use trainer::Error::{Checkpoint, Comm, Folder, OtherRank};
-    let machine = |error: &trainer::Error| {
+    let is_retryable = |error: &trainer::Error| {
         matches!(error, Comm(_) | Checkpoint(_) | Folder { .. } | OtherRank { .. })
     };
     match error.downcast_ref::<trainer::Error>() {
         Some(Checkpoint(lockstep_ckpt::Error::Fenced { .. })) => true,
-        Some(error) => !machine(error),
+        Some(error) => !is_retryable(error),
         None => !error
             .chain()
             .any(|cause| cause.is::<lockstep_comm::Error>() || cause.is::<std::io::Error>()),
     }
 }
 
-/// The run's folder, made by whoever comes first: the parent of our own ranks, or rank 0. `begun` says that this run
-/// has begun before, and goes on.
-fn prepare(args: &Args, plan: &Plan, begun: bool) -> anyhow::Result<PathBuf> {
-    if begun || args.resume.is_some() {
+/// Creates the run's folder, in the launcher or else on rank 0. `restarted`: an earlier generation has created it.
+fn prepare(args: &Args, plan: &Plan, restarted: bool) -> anyhow::Result<PathBuf> {
+    if restarted || args.resume.is_some() {
         let folder = args.runs.join(&plan.name);
         if args.resume == Some(Resume::Always) {
             lockstep_ckpt::find(&folder)?;
         }
         std::fs::create_dir_all(&folder)
-            .with_context(|| format!("cannot make {}", folder.display()))?;
+            .with_context(|| format!("cannot create {}", folder.display()))?;
         return Ok(folder);
     }
-    if let Some(from) = args.from.as_ref().filter(|from| lies_in(from, &args.runs.join(&plan.name)))
+    if let Some(from) =
+        args.from.as_ref().filter(|from| is_inside(from, &args.runs.join(&plan.name)))
     {
         let from = from.display();
-        bail!("--from {from} lies where this run will; give it another name with --set name=NAME");
+        bail!(
+            "--from {from} is in the folder of this run; choose another name with --set name=NAME"
+        );
     }
-    let (folder, moved) = fresh_folder(&args.runs, &plan.name)?;
+    let (folder, moved) = create_run_folder(&args.runs, &plan.name)?;
     if let Some(moved) = moved {
-        // Whatever may be left of the ranks that trained there has no place in the new run.
+        // Ranks of the old run that are still alive must not write to the new one.
         lockstep_ckpt::claim(&folder, lockstep_ckpt::newest(&moved)?)?;
-        print_error!("the run that was here before is now {}", moved.display());
+        print_error!("renamed the existing run to {}", moved.display());
     }
     Ok(folder)
 }
 
-/// Whether moving a folder aside would move this too.
-fn lies_in(path: &Path, folder: &Path) -> bool {
+/// Whether `path` is inside `folder`. False if either does not exist.
+fn is_inside(path: &Path, folder: &Path) -> bool {
     match (path.canonicalize(), folder.canonicalize()) {
         (Ok(path), Ok(folder)) => path.starts_with(folder),
-        // One of them is not there.
         _ => false,
     }
 }
 
-/// Trains as one of the ranks: whether it was stopped before the end.
+/// Trains on one rank. Returns whether training was stopped before its last step.
 fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Result<bool> {
     let first = world.rank() == 0;
     consistency::check(world, plan, file)?;
@@ -231,67 +238,68 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     if let Some(step) = args.replay_step {
         let from = args.from.as_ref().map(|from| lockstep_ckpt::find(from)).transpose()?;
         let from = from.map(|checkpoint| trainer::Start { checkpoint, resume: false });
-        replay::rank(plan, &file.source, &folder, from, step, world)?;
+        let request = ReplayRequest { plan, source: &file.source, folder: &folder, from, step };
+        replay::run(request, world)?;
         return Ok(false);
     }
-    // Ranks that are not of the first generation go on with what those before them have begun.
-    let begun = supervise::is_supervised() || world::generation() > 0;
-    let floor = file.source.entropy(plan.data.seq);
-    let predicted = Predicted::of(plan, args.cluster.as_deref(), &args.runs)?;
+    // Later generations continue the run of the first one.
+    let restarted = supervise::is_supervised() || world::generation() > 0;
+    let entropy = file.source.entropy(plan.data.seq);
+    let prediction = Prediction::new(plan, args.cluster.as_deref(), &args.runs)?;
     if first {
-        prepare(args, plan, begun)?;
+        prepare(args, plan, restarted)?;
         let path = folder.join("plan.json");
         std::fs::write(&path, serde_json::to_string_pretty(plan)?)
             .with_context(|| format!("cannot write {}", path.display()))?;
-        screen::introduce(plan, floor);
-        predicted.introduce(plan);
+        output::print_header(plan, entropy);
+        prediction.print(plan);
     }
-    let start = start(args, world, &folder, begun)?;
-    let mut screen = Screen::new(world::on_terminal(), floor);
+    let start = start(args, world, &folder, restarted)?;
+    let mut output = Output::new(world::on_terminal(), entropy);
     let source = &file.source;
     let generation = supervise::is_supervised().then(|| u64::from(world::generation()));
     let device = Device::cpu(plan.train.threads);
     let stop = &stop::requested;
     let run = Run { plan, device, group: world, source, folder: &folder, start, generation, stop };
-    let finished = trainer::run(&run, &mut |event| screen.show(&event));
-    screen.clear();
+    let finished = trainer::run(&run, &mut |event| output.show(&event));
+    output.clear();
     let trainer::Finished { rank: trained, stopped } =
-        finished.map_err(|error| explained(args, error))?;
+        finished.map_err(|error| with_replay_command(args, error))?;
     if let Some(step) = stopped {
         if first {
             print_line!(
-                "stopped after step {step} of {}, as asked; --resume goes on",
+                "stopped after step {step} of {}; continue with --resume",
                 plan.train.steps
             );
         }
-        // Nobody takes the end of another for a failure.
+        // A rank that exits before the others would look like a failure to them.
         world.barrier()?;
         return Ok(true);
     }
-    // Text is made by rank 0, which is given all parameters for it.
+    // Rank 0 generates the sample and needs all parameters.
     let params = if plan.train.sample.is_some() { trained.params()? } else { None };
-    let compare = || predicted.compare(plan, &screen.measured);
+    let compare = || prediction.compare(plan, &output.measured);
     trainer::on_rank_zero(world, || conclude(&trained, params, file, &folder, compare))?;
-    // Ranks leave together: nobody takes the end of another for a failure.
+    // A rank that exits before the others would look like a failure to them.
     world.barrier()?;
     Ok(false)
 }
 
-/// Where to begin: rank 0 looks whether there is something to go on with, for all of them.
+/// The checkpoint to start from. Rank 0 decides for all ranks whether the run resumes.
 fn start(
     args: &Args,
     world: &World,
     folder: &Path,
-    begun: bool,
+    restarted: bool,
 ) -> anyhow::Result<Option<trainer::Start>> {
-    let goes_on = match (begun, args.resume) {
+    let resume = match (restarted, args.resume) {
         (false, None) => false,
         (false, Some(Resume::Always)) => true,
         _ => !lockstep_ckpt::steps(folder).is_empty(),
     };
-    let mut goes_on = [i64::from(goes_on)];
-    world.broadcast(&mut goes_on, 0)?;
-    let (checkpoint, resume) = match (goes_on[0] > 0, &args.from) {
+    let mut resume = [i64::from(resume)];
+    world.broadcast(&mut resume, 0)?;
+    let (checkpoint, resume) = match (resume[0] > 0, &args.from) {
         (true, _) => (folder.to_path_buf(), true),
         (false, Some(from)) => (from.clone(), false),
         (false, None) => return Ok(None),
@@ -299,21 +307,21 @@ fn start(
     Ok(Some(trainer::Start { checkpoint, resume }))
 }
 
-/// An error with what to type next.
-fn explained(args: &Args, error: trainer::Error) -> anyhow::Error {
+/// Adds the command that replays the step to an error about a step that is not finite.
+fn with_replay_command(args: &Args, error: trainer::Error) -> anyhow::Error {
     match error {
         trainer::Error::NotFinite { step, .. } => {
-            let told = error.to_string();
+            let message = error.to_string();
             anyhow::anyhow!(
-                "{told}. To tell whether the data or a machine is to blame:\n  {}",
-                replay::command(&args.words(), step)
+                "{message}. To find out whether the data or a machine caused it, run:\n  {}",
+                replay::command(&args.run_args(), step)
             )
         }
         error => error.into(),
     }
 }
 
-/// Memory as it was planned and as it came, and some text.
+/// Prints planned and measured memory, and the sample text.
 fn conclude(
     rank: &Rank<'_>,
     params: Option<HostTensors>,
@@ -325,7 +333,7 @@ fn conclude(
     let planned = Ledger::of(plan, rank.group.rank());
     let memory = rank.device.memory();
     let mib = |bytes: usize| bytes as f64 / (1 << 20) as f64;
-    print_line!("memory per rank, planned and measured at its peak:");
+    print_line!("peak memory per rank, planned and measured:");
     for (tag, planned) in [
         (Tag::Parameters, planned.parameters),
         (Tag::Gradients, planned.gradients),
@@ -340,12 +348,12 @@ fn conclude(
         );
     }
     compare();
-    if let (Some(wanted), Some(params)) = (&plan.train.sample, params) {
-        print_part!("\n{}", wanted.prompt);
+    if let (Some(sample), Some(params)) = (&plan.train.sample, params) {
+        print_part!("\n{}", sample.prompt);
         let sampling = Sampling { temperature: 0.8, top_k: None, top_p: Some(0.95) };
-        let wanted = Prompt {
-            prompt: &wanted.prompt,
-            tokens: wanted.tokens,
+        let prompt = Prompt {
+            prompt: &sample.prompt,
+            tokens: sample.tokens,
             sampling,
             seed: plan.train.seed,
         };
@@ -354,9 +362,9 @@ fn conclude(
         drop(params);
         let (model, weights, source) = (&model, &weights, &file.source);
         let generator = trainer::Generator { device, model, weights, dtype, source };
-        trainer::generate(generator, &wanted, |text| print_part!("{text}"))?;
+        trainer::generate(generator, &prompt, |text| print_part!("{text}"))?;
         print_line!("\n");
     }
-    print_line!("everything is in {}", folder.display());
+    print_line!("run folder: {}", folder.display());
     Ok(())
 }

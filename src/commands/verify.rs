@@ -1,4 +1,4 @@
-//! `lockstep verify`: is a run the same training on every layout?
+//! `lockstep verify`: checks that a run gives the same result on every layout.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -11,146 +11,153 @@ use lockstep_kernels::Device;
 use lockstep_plan::{Plan, layouts};
 use lockstep_trainer::{Difference, Tolerance, Trajectory, Trial, train_on_first_ranks};
 
-use crate::commands::predicted;
+use crate::commands::prediction;
 use crate::print::print_line;
 use crate::run_file::RunFile;
 use crate::world::{self, Engine};
 
-/// Train a run file on one rank and on other layouts, and compare
+/// Check that a run gives the same result on every layout
 ///
-/// Takes the first steps of the run on one rank, without its layout section; then the same steps from the same
-/// seed on each layout, and compares every loss, every gradient norm and the weights at the end. Losses and
-/// weights must agree within the tolerance; the norm is told, and counts through the weights. Numbers are
-/// added up in another order on every layout, so a little is always there.
+/// Trains the first steps of the run on one rank (ignoring its layout section), then the same steps with the same seed
+/// on each layout, and compares losses, gradient norms and final weights. Losses and weights must agree within the
+/// tolerance; gradient norms are only shown. Small differences are normal, because each layout sums in a different
+/// order.
 ///
-/// Writes no run folder. Layouts run one after the other, on ranks that are threads of this process; --engine shm
-/// or tcp starts processes instead, as `lockstep train` does, and a launcher's ranks will do as well. Ends with an
-/// error when a layout differs, fails or cannot be.
+/// Layouts run one after the other. By default, ranks are threads of this process; --engine shm or tcp starts
+/// processes, and ranks started by a launcher work as well. No run folder is written. Exits with an error if a layout
+/// differs, fails or is invalid.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The run file (TOML)
+    /// Run file (TOML)
     run: PathBuf,
-    /// Words of the layout section, with ; between layouts: "data=2; tensor=2 sequence=true; pipe=2 schedule=zb-h1"
-    /// [default: some two dozen of up to 8 ranks that the model allows, with every axis and choice in them]
+    /// Layouts to check, separated by semicolons, e.g. "data=2; tensor=2 sequence=true; pipe=2 schedule=zb-h1"
+    /// [default: up to 24 valid layouts of up to 8 ranks that cover every axis and option]
     #[arg(long)]
     layouts: Option<String>,
-    /// Steps of each
+    /// Number of steps on each layout
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
     steps: u64,
-    /// A value laid over the run file's: --set precision.compute=bf16
+    /// Override a key of the run file, e.g. --set precision.compute=bf16
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     sets: Vec<String>,
-    /// How ranks reach each other
+    /// How ranks run and communicate
     #[arg(long, value_enum, default_value = "threads")]
     engine: Engine,
-    /// How far losses, and all weights together, may be from one rank's, relative
-    /// [default: 2e-5,1e-4 in f32; 2e-2,5e-2 where anything is rounded to bf16 or f16; 2e-2,0.1 where replicas
-    /// send gradients in int8, and 0.4,0.6 where they send the largest only]
+    /// Maximum relative difference of losses and weights from one rank
+    /// [default: 2e-5,1e-4 in f32; 2e-2,5e-2 with bf16 or f16; 2e-2,0.1 with int8 gradients; 0.4,0.6 with top-k
+    /// gradients]
     #[arg(long, value_name = "LOSS[,WEIGHTS]", value_delimiter = ',', num_args = 1)]
     tolerance: Option<Vec<f64>>,
-    /// One JSON object per layout instead of a table
+    /// Print one JSON object per layout instead of a table
     #[arg(long)]
     json: bool,
 }
 
-/// What is tried when nothing is said.
-const RANKS: usize = 8;
-const LAYOUTS: usize = 24;
+/// Limits of the default layouts.
+const MAX_RANKS: usize = 8;
+const MAX_LAYOUTS: usize = 24;
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(set) = args.sets.iter().find(|set| set.trim_start().starts_with("layout")) {
-        bail!("--set {set}: layouts are what is compared; name them with --layouts");
+        bail!("--set {set}: the run file's layout is ignored; choose layouts with --layouts");
     }
     let file = RunFile::read(&args.run, &args.sets)?;
     let tasks = Tasks::new(&args, &file)?;
-    let most = tasks.layouts.iter().map(|(_, plan)| plan.ranks).max().unwrap_or(1);
-    let start = world::Start { engine: args.engine, ranks: None, default_ranks: most, logs: None };
+    let max_ranks = tasks.layouts.iter().map(|(_, plan)| plan.ranks).max().unwrap_or(1);
+    let start =
+        world::Start { engine: args.engine, ranks: None, default_ranks: max_ranks, logs: None };
     let size = world::size(&start)?;
-    if size < most {
-        bail!("{size} ranks were started, and the layouts take up to {most}; start {most}");
+    if size < max_ranks {
+        bail!(
+            "{size} ranks were started, but the layouts need {max_ranks}; start {max_ranks} ranks"
+        );
     }
     let timeout = tasks.one.comm.timeout_s;
     let timeout = Duration::try_from_secs_f64(timeout).context("comm.timeout_s")?;
     world::run(&start, timeout, |world| rank(&tasks, &file, world))
 }
 
-/// What is to be done.
+/// The layouts to compare, and how.
 struct Tasks {
+    /// Plan of the reference on one rank.
     one: Plan,
     layouts: Vec<(String, Plan)>,
     steps: u64,
-    /// None: what is usual for the layout.
+    /// Default: depends on the layout.
     tolerance: Option<Tolerance>,
     json: bool,
 }
 
 impl Tasks {
-    /// Every mistake is found before a rank is started.
+    /// Resolves all plans, so that errors are reported before any rank starts.
     fn new(args: &Args, file: &RunFile) -> anyhow::Result<Tasks> {
-        let one = file.plan_with("").with_context(|| args.run.display().to_string())?;
-        predicted::planned_only(&one)?;
-        let listed: Vec<String> = match &args.layouts {
-            Some(typed) => typed.split(';').map(|words| words.trim().to_string()).collect(),
-            None => layouts(&file.config, file.source.vocab(), RANKS, LAYOUTS),
+        let one = file.plan_with_layout("").with_context(|| args.run.display().to_string())?;
+        prediction::check_trainable(&one)?;
+        let names: Vec<String> = match &args.layouts {
+            Some(list) => list.split(';').map(|name| name.trim().to_string()).collect(),
+            None => layouts(&file.config, file.source.vocab(), MAX_RANKS, MAX_LAYOUTS),
         };
-        let (mut layouts, mut refused) = (Vec::new(), Vec::new());
-        for words in listed.into_iter().filter(|words| !words.is_empty()) {
-            match file.plan_with(&words) {
-                Ok(plan) => layouts.push((words, plan)),
-                Err(why) => refused.push(format!("{words}: {why}").replace('\n', "\n  ")),
+        let (mut layouts, mut invalid) = (Vec::new(), Vec::new());
+        for name in names.into_iter().filter(|name| !name.is_empty()) {
+            match file.plan_with_layout(&name) {
+                Ok(plan) => layouts.push((name, plan)),
+                Err(why) => invalid.push(format!("{name}: {why}").replace('\n', "\n  ")),
             }
         }
-        if !refused.is_empty() {
-            bail!("layouts that cannot be:\n  {}", refused.join("\n  "));
+        if !invalid.is_empty() {
+            bail!("invalid layouts:\n  {}", invalid.join("\n  "));
         }
         if layouts.is_empty() && args.layouts.is_some() {
-            bail!("--layouts names none; write it as --layouts \"data=2; tensor=2 sequence=true\"");
+            bail!(
+                "--layouts is empty; list layouts as in --layouts \"data=2; tensor=2 sequence=true\""
+            );
         }
         if layouts.is_empty() {
-            bail!("this run cannot be cut on up to {RANKS} ranks: there is no layout to compare");
+            bail!(
+                "no layout of 2 to {MAX_RANKS} ranks is valid for this run, so there is nothing to compare"
+            );
         }
         let tolerance = match args.tolerance.as_deref() {
             None => None,
             Some([both]) => Some(Tolerance { loss: *both, weights: *both }),
             Some([loss, weights]) => Some(Tolerance { loss: *loss, weights: *weights }),
-            Some(_) => bail!("--tolerance: one number for losses, and one for weights"),
+            Some(_) => bail!("--tolerance takes one or two numbers: LOSS[,WEIGHTS]"),
         };
         Ok(Tasks { one, layouts, steps: args.steps, tolerance, json: args.json })
     }
 
-    /// How far a layout may be from one rank.
     fn tolerance(&self, plan: &Plan) -> Tolerance {
         self.tolerance.unwrap_or_else(|| Tolerance::of(plan, self.steps))
     }
 }
 
-/// What every rank does: its part of each layout that has a place for it. The first rank compares.
+/// Trains all layouts that use this rank. Rank 0 compares the results.
 fn rank(tasks: &Tasks, file: &RunFile, world: &World) -> anyhow::Result<()> {
     let Tasks { one, layouts, steps, .. } = tasks;
-    let screen = Screen::new(tasks, world.rank() == 0);
-    let trained = |number: usize, words: &str, plan: &Plan| {
-        let mut told = |step| screen.draw(number, words, step);
+    let progress = ProgressLine::new(tasks, world.rank() == 0);
+    let train = |number: usize, name: &str, plan: &Plan| {
+        let mut on_step = |step| progress.draw(number, name, step);
         let device = || Device::cpu(plan.train.threads);
         let trial = Trial { plan, source: &file.source, steps: *steps, device: &device };
-        let trajectory = train_on_first_ranks(trial, world, &mut told);
-        screen.clear();
-        trajectory.with_context(|| format!("on {words}"))
+        let trajectory = train_on_first_ranks(trial, world, &mut on_step);
+        progress.clear();
+        trajectory.with_context(|| format!("on {name}"))
     };
-    let reference = trained(0, "one rank", one)?;
+    let reference = train(0, "one rank", one)?;
     if reference.is_some() {
-        heading(tasks);
+        print_header(tasks);
     }
     let mut differ = 0;
-    for (number, (words, plan)) in layouts.iter().enumerate() {
-        let trajectory: Option<Trajectory> = trained(number + 1, words, plan)?;
+    for (number, (name, plan)) in layouts.iter().enumerate() {
+        let trajectory: Option<Trajectory> = train(number + 1, name, plan)?;
         if let (Some(one), Some(trajectory)) = (&reference, &trajectory) {
             let tolerance = tasks.tolerance(plan);
             let difference = one.difference(trajectory, &tolerance);
             differ += usize::from(!difference.within(&tolerance));
-            row(tasks, words, plan, &difference);
+            print_row(tasks, name, plan, &difference);
         }
     }
-    // Ranks leave together: nobody takes the end of another for a failure.
+    // A rank that exits before the others would look like a failure to them.
     world.barrier()?;
     if differ > 0 {
         bail!(
@@ -160,15 +167,15 @@ fn rank(tasks: &Tasks, file: &RunFile, world: &World) -> anyhow::Result<()> {
     }
     if world.rank() == 0 && !tasks.json {
         let count = layouts.len();
-        match lossy(tasks) {
-            None => print_line!("{count} of {count} layouts are the same training"),
-            Some(_) => print_line!("{count} of {count} layouts are within their tolerance"),
+        match lossy_tolerance(tasks) {
+            None => print_line!("{count} of {count} layouts agree with one rank"),
+            Some(_) => print_line!("{count} of {count} layouts agree within their tolerances"),
         }
     }
     Ok(())
 }
 
-fn heading(tasks: &Tasks) {
+fn print_header(tasks: &Tasks) {
     if tasks.json {
         return;
     }
@@ -184,13 +191,12 @@ fn heading(tasks: &Tasks) {
         tolerance.loss,
         tolerance.weights,
     );
-    if let Some(looser) = lossy(tasks) {
+    if let Some(lossy) = lossy_tolerance(tasks) {
         print_line!(
-            "replicas send their gradients as {}, which loses or delays some of them: there, losses within {:e}, \
-             weights within {:e}",
+            "with {} gradient compression: losses within {:e}, weights within {:e}",
             one.comm.compression,
-            looser.loss,
-            looser.weights,
+            lossy.loss,
+            lossy.weights,
         );
     }
     let width = width(tasks);
@@ -204,19 +210,19 @@ fn heading(tasks: &Tasks) {
     );
 }
 
-/// The tolerance of replicas that compress their gradients, where that is another than one rank's: it sums with nobody.
-fn lossy(tasks: &Tasks) -> Option<Tolerance> {
+/// The tolerance of layouts that compress gradients. One rank reduces nothing and compresses nothing.
+fn lossy_tolerance(tasks: &Tasks) -> Option<Tolerance> {
     let one = tasks.tolerance(&tasks.one);
-    let of_layouts = tasks.layouts.iter().map(|(_, plan)| tasks.tolerance(plan));
-    of_layouts.into_iter().find(|looser| *looser != one)
+    let mut tolerances = tasks.layouts.iter().map(|(_, plan)| tasks.tolerance(plan));
+    tolerances.find(|tolerance| *tolerance != one)
 }
 
-/// Of the longest layout.
+/// Width of the layout column.
 fn width(tasks: &Tasks) -> usize {
-    tasks.layouts.iter().map(|(words, _)| words.len()).fold("layout".len(), usize::max)
+    tasks.layouts.iter().map(|(name, _)| name.len()).fold("layout".len(), usize::max)
 }
 
-/// A layout's result, as programs read it. The errors are relative, and null where there is no number.
+/// JSON record of one layout. Errors are relative; an error that is not finite is null.
 #[derive(serde::Serialize)]
 struct Record<'a> {
     layout: &'a str,
@@ -225,14 +231,14 @@ struct Record<'a> {
     norm_rel_err: f64,
     weight_rel_err: f64,
     ok: bool,
-    /// The first in the order of the forward pass that is too far away, when the whole is.
+    /// If the layout differs: the first tensor that does, in the order of the forward pass.
     tensor: Option<&'a str>,
 }
 
-fn row(tasks: &Tasks, layout: &str, plan: &Plan, difference: &Difference) {
+fn print_row(tasks: &Tasks, layout: &str, plan: &Plan, difference: &Difference) {
     let Difference { loss, grad_norm, weights, .. } = *difference;
     let (ranks, ok) = (plan.ranks, difference.within(&tasks.tolerance(plan)));
-    // Some tensors are noise on any layout, as are biases of keys, whose true gradient is zero.
+    // Some tensors are noise on every layout, e.g. the biases of keys, whose true gradient is zero.
     let tensor = difference.tensor.as_ref().filter(|_| !ok);
     if tasks.json {
         let record = Record {
@@ -248,42 +254,40 @@ fn row(tasks: &Tasks, layout: &str, plan: &Plan, difference: &Difference) {
         return;
     }
     let width = width(tasks);
-    let what = match (ok, tensor) {
+    let verdict = match (ok, tensor) {
         (true, _) => "yes".into(),
-        (false, Some((name, far))) => format!("NO: {name} is {far:.1e} away"),
+        (false, Some((name, error))) => format!("NO: {name} differs by {error:.1e}"),
         (false, None) => "NO".to_string(),
     };
     print_line!(
-        "{layout:<width$} {ranks:>5} {loss:>9.1e} {grad_norm:>9.1e} {weights:>9.1e}  {what}"
+        "{layout:<width$} {ranks:>5} {loss:>9.1e} {grad_norm:>9.1e} {weights:>9.1e}  {verdict}"
     );
 }
 
-/// The first rank's line on a terminal while a layout is at work.
-struct Screen {
-    watched: bool,
+/// Progress of the current layout, shown by rank 0 on a terminal.
+struct ProgressLine {
+    visible: bool,
     layouts: usize,
     steps: u64,
 }
 
-impl Screen {
-    fn new(tasks: &Tasks, first: bool) -> Screen {
-        let watched = first && world::on_terminal();
-        Screen { watched, layouts: tasks.layouts.len(), steps: tasks.steps }
+impl ProgressLine {
+    fn new(tasks: &Tasks, first: bool) -> ProgressLine {
+        let visible = first && world::on_terminal();
+        ProgressLine { visible, layouts: tasks.layouts.len(), steps: tasks.steps }
     }
 
-    fn draw(&self, number: usize, words: &str, step: u64) {
-        if self.watched {
-            let Screen { layouts, steps, .. } = self;
-            // A terminal that went away is no reason to fail.
-            let _ = write!(
-                std::io::stderr(),
-                "\r\x1b[K{number}/{layouts} {words}: step {step}/{steps}"
-            );
+    fn draw(&self, number: usize, name: &str, step: u64) {
+        if self.visible {
+            let ProgressLine { layouts, steps, .. } = self;
+            // A closed terminal is not an error.
+            let _ =
+                write!(std::io::stderr(), "\r\x1b[K{number}/{layouts} {name}: step {step}/{steps}");
         }
     }
 
     fn clear(&self) {
-        if self.watched {
+        if self.visible {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
     }

@@ -1,7 +1,7 @@
-//! `lockstep train`, `generate` and `bench step` as their users run them: the real binary, small run files.
+//! Tests of the binary on small run files: `lockstep train`, `generate` and `bench step`.
 
-mod desk;
+mod bench_step;
+mod errors;
 mod runs;
-mod steps;
-mod troubles;
 mod weights;
+mod workspace;

@@ -11,7 +11,7 @@ use lockstep_plan::model::flops_per_token;
 use lockstep_plan::{Config, Ledger, Plan};
 use lockstep_trainer::{Rank, dtype, measure_peak};
 
-use crate::commands::predicted;
+use crate::commands::prediction;
 use crate::print::print_line;
 use crate::run_file::RunFile;
 use crate::world::{self, Engine};
@@ -64,7 +64,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let (file, start) = file(&args)?;
     let size = world::size(&start)?;
     let plan = file.plan(size, size)?;
-    predicted::planned_only(&plan)?;
+    prediction::check_trainable(&plan)?;
     let timeout = plan.comm.timeout_s;
     world::run(&start, Duration::try_from_secs_f64(timeout)?, |world| {
         let plan = file.plan(world.size(), world::local_ranks(world))?;
@@ -81,10 +81,13 @@ fn file(args: &Args) -> anyhow::Result<(RunFile, world::Start)> {
     let named = NAMED.iter().find(|(name, ..)| *name == args.config);
     let path = Path::new(&args.config);
     if named.is_none() && path.extension().is_none() {
-        bail!("--config {}: tiny, small, gpt2, or the path of a run file", args.config);
+        bail!(
+            "unknown configuration {}; use tiny, small, gpt2 or the path of a run file",
+            args.config
+        );
     }
     let read = |replicas: usize, sets: &[String]| match named {
-        Some((_, preset, seq, batch)) => RunFile::of(Config::parse(
+        Some((_, preset, seq, batch)) => RunFile::open(Config::parse(
             &format!(
                 "name = \"bench\"\n[model]\npreset = \"{preset}\"\n[data]\nseq = {seq}\n\
                  [train]\nmicro_batch = {batch}\nglobal_batch = {}\nsteps = 1000000",

@@ -1,4 +1,4 @@
-//! `lockstep data inspect`: what is inside a token file, or the built-in language.
+//! `lockstep data inspect`: shows the contents of a token file or of the built-in grammar.
 
 use crate::commands::progress;
 use anyhow::bail;
@@ -7,21 +7,21 @@ use lockstep_events::thousands;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Show what is inside a token file; with --check, compare all of it with its checksums.
+/// Show the contents of a token file
 ///
-/// `builtin:grammar` shows the built-in language: some of its sentences, and the lowest loss that a
-/// model can reach on it.
+/// For `builtin:grammar`, shows sentences of the built-in grammar and its entropy, the lowest loss that a model can
+/// reach.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A token file, or builtin:grammar
+    /// Token file, or builtin:grammar
     file: String,
-    /// Read everything and compare it with the checksums
+    /// Verify the checksums of all tokens
     #[arg(long)]
     check: bool,
-    /// Print this document, from 0
-    #[arg(long)]
+    /// Print document N, from 0
+    #[arg(long, value_name = "N")]
     document: Option<u64>,
-    /// Tokens per sample, for the lowest loss on the built-in language
+    /// Tokens per sample, for the entropy of the built-in grammar
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     seq: u32,
     /// Print one JSON object
@@ -38,11 +38,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 #[derive(serde::Serialize)]
-struct Inside<'a> {
+struct Contents<'a> {
     path: &'a Path,
     documents: u64,
     tokens: u64,
-    /// Tokens of the shortest, the mean and the longest document.
+    /// Length of documents in tokens.
     shortest: u64,
     mean: f64,
     longest: u64,
@@ -63,7 +63,7 @@ fn show_file(file: &TokenFile, args: &Args) -> anyhow::Result<()> {
         bar.finish_and_clear();
         checked?;
     }
-    let inside = Inside {
+    let contents = Contents {
         path: file.path(),
         documents: file.documents(),
         tokens: file.tokens(),
@@ -76,57 +76,57 @@ fn show_file(file: &TokenFile, args: &Args) -> anyhow::Result<()> {
         tokenizer: file.tokenizer_name(),
         digest: file.digest(),
         checked: args.check,
-        text: args.document.map(|document| text_of(file, document)).transpose()?,
+        text: args.document.map(|document| document_text(file, document)).transpose()?,
     };
     if args.json {
-        println!("{}", serde_json::to_string(&inside)?);
+        println!("{}", serde_json::to_string(&contents)?);
     } else {
-        print(&inside);
+        print(&contents);
     }
     Ok(())
 }
 
-fn text_of(file: &TokenFile, document: u64) -> anyhow::Result<String> {
+fn document_text(file: &TokenFile, document: u64) -> anyhow::Result<String> {
     if document >= file.documents() {
-        bail!("there is no document {document}; the last one is {}", file.documents() - 1);
+        bail!("document {document} is out of range: the file has {} documents", file.documents());
     }
     let mut tokens = vec![0; file.len_of(document) as usize];
     file.read(document, 0, &mut tokens).map_err(lockstep_data::Error::from)?;
     Ok(file.tokenizer()?.decode(&tokens)?)
 }
 
-fn print(inside: &Inside) {
-    if let Some(text) = &inside.text {
+fn print(contents: &Contents) {
+    if let Some(text) = &contents.text {
         println!("{text}");
         return;
     }
-    println!("{}", inside.path.display());
-    println!("  documents  {}", thousands(inside.documents as f64));
+    println!("{}", contents.path.display());
+    println!("  documents  {}", thousands(contents.documents as f64));
     println!(
         "  tokens     {}, {} bytes each",
-        thousands(inside.tokens as f64),
-        inside.bytes_per_token
+        thousands(contents.tokens as f64),
+        contents.bytes_per_token
     );
     println!(
-        "  a document has {} to {} tokens, {:.1} on average",
-        thousands(inside.shortest as f64),
-        thousands(inside.longest as f64),
-        inside.mean
+        "  {} to {} tokens per document, {:.1} on average",
+        thousands(contents.shortest as f64),
+        thousands(contents.longest as f64),
+        contents.mean
     );
-    println!("  vocabulary {}, end token {}", thousands(inside.vocab as f64), inside.end);
-    println!("  tokenizer  {}", inside.tokenizer);
-    println!("  digest     {}", &inside.digest[..16]);
-    match inside.checked {
-        true => println!("  checksums  of header, index, tokenizer and tokens are right"),
+    println!("  vocabulary {}, end token {}", thousands(contents.vocab as f64), contents.end);
+    println!("  tokenizer  {}", contents.tokenizer);
+    println!("  digest     {}", &contents.digest[..16]);
+    match contents.checked {
+        true => println!("  checksums  of header, index, tokenizer and tokens are valid"),
         false => println!(
-            "  checksums  of header, index and tokenizer are right; --check reads the tokens"
+            "  checksums  of header, index and tokenizer are valid; use --check to verify the tokens"
         ),
     }
 }
 
 fn show_grammar(args: &Args) -> anyhow::Result<()> {
     let source = Source::open(GRAMMAR, &Options::default())?;
-    let grammar = source.grammar().expect("it was opened by its name");
+    let grammar = source.grammar().expect("this source is the grammar");
     let seq = args.seq as usize;
     let mut tokens = vec![0; 400];
     source.sample(
@@ -135,18 +135,18 @@ fn show_grammar(args: &Args) -> anyhow::Result<()> {
     );
     let text = source.decode(&tokens)?;
     let sentences = text.rsplit_once('\n').map_or(text.as_str(), |(whole, _)| whole);
-    let floor = grammar.entropy(seq);
+    let entropy = grammar.entropy(seq);
     if args.json {
         let record = serde_json::json!({
-            "vocab": source.vocab(), "seq": seq, "floor": floor, "rate": grammar.rate(),
+            "vocab": source.vocab(), "seq": seq, "floor": entropy, "rate": grammar.rate(),
             "identity": source.identity(), "text": sentences,
         });
         println!("{record}");
     } else {
         println!("{sentences}\n");
         println!("  vocabulary {}: bytes", source.vocab());
-        println!("  the lowest mean loss on samples of {seq} tokens is {floor:.4} nats per token");
-        println!("  and {:.4} on endless text", grammar.rate());
+        println!("  entropy    {entropy:.4} nats per token in samples of {seq} tokens");
+        println!("             {:.4} nats per token in infinite text", grammar.rate());
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `lockstep data`: from text to token files, and what is inside them.
+//! `lockstep data`: creates and inspects token files.
 
 mod inspect;
 mod prepare;
@@ -8,18 +8,18 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
-    what: What,
+    command: Command,
 }
 
 #[derive(clap::Subcommand)]
-enum What {
+enum Command {
     Prepare(prepare::Args),
     Inspect(inspect::Args),
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    match args.what {
-        What::Prepare(args) => prepare::run(args),
-        What::Inspect(args) => inspect::run(args),
+    match args.command {
+        Command::Prepare(args) => prepare::run(args),
+        Command::Inspect(args) => inspect::run(args),
     }
 }

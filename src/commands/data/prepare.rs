@@ -1,4 +1,4 @@
-//! `lockstep data prepare`: what was typed, turned into a recipe, and what came of it.
+//! `lockstep data prepare`: converts text to token files.
 
 use crate::commands::progress;
 use lockstep_comm::human_bytes;
@@ -8,47 +8,47 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Make token files from text, jsonl or parquet.
+/// Convert text, jsonl or parquet files to token files
 ///
-/// Rows of jsonl and parquet are documents. A text file is cut into documents where --split-on says, or
-/// else at a blank line every 64 KiB. Documents are what is shuffled and held out, and in training an
-/// end token stands between them.
+/// Each row of a jsonl or parquet file is a document. A text file is split into documents at --split-on or, by
+/// default, at the first blank line after every 64 KiB. Training shuffles and holds out whole documents, and separates
+/// them with an end token.
 ///
-/// Rows that cannot be used are left out, counted and told. The output is the same whatever the number
-/// of threads, and gets its name only when it is whole.
+/// Invalid rows are skipped, counted and reported. The output does not depend on the number of threads. It appears
+/// under its name only when it is complete.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Files, folders (.txt .md .jsonl .json .parquet in them), or - for standard input
+    /// Files, folders (uses their .txt, .md, .jsonl, .json and .parquet files), or - for standard input
     #[arg(required = true)]
     inputs: Vec<PathBuf>,
-    /// The token file; or a folder (there already, or ending in /) for one token file per input
+    /// Token file to write; an existing folder or a path ending in / gets one token file per input
     #[arg(long, short)]
     out: PathBuf,
-    /// What the inputs are [default: by their names]
+    /// Format of the inputs [default: from the file names]
     #[arg(long)]
-    format: Option<Kind>,
-    /// The field of a jsonl row, or the column of a parquet file, with the text
+    format: Option<InputFormat>,
+    /// Field of a jsonl row or column of a parquet file that contains the text
     #[arg(long, default_value = "text")]
     field: String,
-    /// bytes (vocabulary 257), or a Hugging Face tokenizer.json, or the folder it lies in
+    /// Tokenizer: bytes (vocabulary of 257), a Hugging Face tokenizer.json, or the folder that contains it
     #[arg(long, default_value = "bytes")]
     tokenizer: String,
-    /// The token between documents, as <|endoftext|> [default: the usual one of the tokenizer]
+    /// Token between documents, e.g. <|endoftext|> [default: the tokenizer's end token]
     #[arg(long)]
     end: Option<String>,
-    /// In text: a document ends where this stands; \n is a line end
+    /// Text that separates documents in text files; \n is a newline [default: see --cut]
     #[arg(long)]
     split_on: Option<String>,
-    /// In text: bytes after which a document ends at the next blank line, as 64K; 0 is never
+    /// Size after which a document in a text file ends at the next blank line, e.g. 64K; 0 disables splitting
     #[arg(long, default_value = "64K", value_parser = size, conflicts_with = "split_on")]
     cut: usize,
-    /// Bad rows that are left out before it is given up
+    /// Maximum number of invalid rows to skip before failing
     #[arg(long, default_value_t = 100)]
     max_bad: u64,
-    /// Threads that encode [default: one per core]
+    /// Number of threads [default: one per core]
     #[arg(long)]
     threads: Option<usize>,
-    /// Replace files that exist
+    /// Overwrite existing files
     #[arg(long)]
     force: bool,
     /// Print one JSON object
@@ -57,7 +57,7 @@ pub struct Args {
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
-enum Kind {
+enum InputFormat {
     Text,
     Jsonl,
     Parquet,
@@ -82,10 +82,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 fn recipe(args: Args) -> anyhow::Result<Recipe> {
     let tokenizer = Tokenizer::open(&args.tokenizer, args.end.as_deref())?;
     let mut recipe = Recipe {
-        format: args.format.map(|kind| match kind {
-            Kind::Text => Format::Text,
-            Kind::Jsonl => Format::Jsonl,
-            Kind::Parquet => Format::Parquet,
+        format: args.format.map(|format| match format {
+            InputFormat::Text => Format::Text,
+            InputFormat::Jsonl => Format::Jsonl,
+            InputFormat::Parquet => Format::Parquet,
         }),
         field: args.field,
         tokenizer,
@@ -102,21 +102,21 @@ fn recipe(args: Args) -> anyhow::Result<Recipe> {
 }
 
 fn show(report: &Report, seconds: f64) {
-    for made in &report.files {
+    for file in &report.files {
         println!(
             "{}: {} tokens in {} documents",
-            made.path.display(),
-            thousands(made.tokens as f64),
-            thousands(made.documents as f64)
+            file.path.display(),
+            thousands(file.tokens as f64),
+            thousands(file.documents as f64)
         );
     }
     let rate = (report.text_bytes as f64 / seconds) as u64;
     println!("{} of text, {}/s", human_bytes(report.text_bytes), human_bytes(rate));
     if report.empty > 0 {
-        println!("{} rows without text were left out", thousands(report.empty as f64));
+        println!("skipped {} rows without text", thousands(report.empty as f64));
     }
     if report.bad > 0 {
-        println!("{} bad rows were left out; the first:", thousands(report.bad as f64));
+        println!("skipped {} invalid rows; the first:", thousands(report.bad as f64));
         report.first_bad.iter().for_each(|row| println!("  {row}"));
     }
 }
@@ -128,6 +128,8 @@ fn size(text: &str) -> Result<usize, String> {
         None => text.strip_suffix('M').map_or((text, 1), |digits| (digits, 1 << 20)),
     };
     let number = digits.parse::<usize>().ok().and_then(|number| number.checked_mul(unit));
-    // Larger documents are cut for the sake of memory, whatever is asked for.
-    number.filter(|n| *n <= 32 << 20).ok_or_else(|| "write 4096, 64K, or at most 32M".to_string())
+    // Documents above 32 MiB are always split, to bound the memory use.
+    number
+        .filter(|n| *n <= 32 << 20)
+        .ok_or_else(|| "use a size of at most 32M, e.g. 4096 or 64K".to_string())
 }

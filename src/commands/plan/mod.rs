@@ -148,14 +148,14 @@ fn read_input(args: &Args) -> anyhow::Result<Input> {
     let early = machine::cluster(&args.cluster, args.ranks);
     let (config, vocab, chosen) = match (&args.run, &args.preset) {
         (Some(path), _) => {
-            let (config, vocab) = RunFile::typed(path, &args.sets)?;
+            let (config, vocab) = RunFile::read_without_data(path, &args.sets)?;
             (config, vocab, None)
         }
         (None, Some(name)) => {
             let cluster = early.as_ref().ok().and_then(|cluster| cluster.ranks);
             let ranks = args.ranks.or(cluster).unwrap_or(8);
             let (config, chosen) = preset::run(name, ranks, &args.sets)?;
-            let vocab = RunFile::of(config.clone()).ok().map(|file| file.source.vocab());
+            let vocab = RunFile::open(config.clone()).ok().map(|file| file.source.vocab());
             (config, vocab, Some(chosen))
         }
         (None, None) => bail!("no run file; give a run file or --preset"),

@@ -28,7 +28,7 @@ pub fn all(ranks: usize) -> anyhow::Result<Vec<Reference>> {
                      [layout]\ndata = {ranks}\n[precision]\ncompute = \"{compute}\"\n",
                     sequences * ranks
                 );
-                let file = RunFile::of(Config::parse(&text, &[]))?;
+                let file = RunFile::open(Config::parse(&text, &[]))?;
                 let plan = file.plan(ranks, ranks).context("a reference model")?;
                 all.push(Reference { file, plan });
             }

@@ -1,4 +1,4 @@
-//! What rank 0 shows of a training as it goes: its lines, and a bar when somebody watches. Decides nothing.
+//! Output of rank 0 during training: a line per event, and a progress bar on a terminal.
 
 use std::io::Write as _;
 
@@ -6,11 +6,11 @@ use lockstep_events::StepReport;
 use lockstep_plan::Plan;
 use lockstep_trainer::{Event, SavedCheckpoint};
 
-use crate::commands::predicted::Measured;
+use crate::commands::prediction::Measured;
 use crate::print::{print_error, print_line};
 
-/// What is about to be trained, and the lowest loss that there is, where it is known.
-pub fn introduce(plan: &Plan, floor: Option<f64>) {
+/// Prints the model, the layout and the batch, and the entropy of the data if it is known.
+pub fn print_header(plan: &Plan, entropy: Option<f64>) {
     let (model, train) = (&plan.model, &plan.train);
     print_line!(
         "{}: {:?}, {:.2}M parameters, {} rank(s) × {} thread(s), {:?}, {} × {} tokens per step",
@@ -23,42 +23,40 @@ pub fn introduce(plan: &Plan, floor: Option<f64>) {
         train.global_batch,
         plan.data.seq,
     );
-    if let Some(floor) = floor {
-        print_line!(
-            "the true entropy of this data is {floor:.4} nats per token: no model's loss stays below it"
-        );
+    if let Some(entropy) = entropy {
+        print_line!("entropy of the data: {entropy:.4} nats per token (the lowest possible loss)");
     }
 }
 
-/// Rank 0's words, and its bar when somebody watches.
-pub struct Screen {
+/// Prints events, and a progress bar if standard error is a terminal.
+pub struct Output {
     terminal: bool,
-    floor: Option<f64>,
-    drawn: bool,
-    /// What the steps that were shown came to.
+    entropy: Option<f64>,
+    bar_drawn: bool,
+    /// Throughput and traffic of the printed steps.
     pub measured: Measured,
 }
 
-const BAR: usize = 24;
+/// Characters of the progress bar.
+const BAR_WIDTH: usize = 24;
 
-impl Screen {
-    /// `floor` is the entropy of the data.
-    pub fn new(terminal: bool, floor: Option<f64>) -> Screen {
-        Screen { terminal, floor, drawn: false, measured: Measured::default() }
+impl Output {
+    pub fn new(terminal: bool, entropy: Option<f64>) -> Output {
+        Output { terminal, entropy, bar_drawn: false, measured: Measured::default() }
     }
 
     pub fn show(&mut self, event: &Event<'_>) {
         self.clear();
         match event {
             Event::Step(report) => {
-                self.measured.take(report);
+                self.measured.add(report);
                 print_line!("{report}");
                 self.draw(report);
             }
             Event::Evaluated(report) => {
-                let above = match (self.floor, report.eval_loss) {
-                    (Some(floor), Some(loss)) => {
-                        format!(" | {:.1}% above the entropy", 100.0 * (loss / floor - 1.0))
+                let above = match (self.entropy, report.eval_loss) {
+                    (Some(entropy), Some(loss)) => {
+                        format!(" | {:.1}% above the entropy", 100.0 * (loss / entropy - 1.0))
                     }
                     _ => String::new(),
                 };
@@ -66,8 +64,8 @@ impl Screen {
             }
             Event::Saved(saved) => print_line!("{}", saved_line(saved)),
             Event::SaveFailed { step, rank, what } => print_error!(
-                "warning: the checkpoint of step {step} was not saved: rank {rank}: {what}; the one before stands, \
-                 and the training goes on"
+                "warning: the checkpoint of step {step} was not saved: rank {rank}: {what}; training continues, and \
+                 the previous checkpoint is kept"
             ),
             Event::SkippedCheckpoint { path, rank, what } => print_error!(
                 "warning: skipped {}: rank {rank}: {what}; trying an older checkpoint",
@@ -75,7 +73,7 @@ impl Screen {
             ),
             Event::Slow(slow) => print_error!("warning: {slow}"),
         }
-        // Standard output may be a pipe to the launcher, which shows what it gets.
+        // Standard output may be a pipe to the launcher, which forwards it.
         let _ = std::io::stdout().flush();
     }
 
@@ -83,23 +81,22 @@ impl Screen {
         if !self.terminal || report.step == report.steps {
             return;
         }
-        let filled = BAR * report.step / report.steps.max(1);
+        let filled = BAR_WIDTH * report.step / report.steps.max(1);
         let percent = 100 * report.step / report.steps.max(1);
-        let bar = format!("{}{}", "█".repeat(filled), "░".repeat(BAR - filled));
-        // A terminal that went away is no reason to fail.
+        let bar = format!("{}{}", "█".repeat(filled), "░".repeat(BAR_WIDTH - filled));
+        // A closed terminal is not an error.
         let _ = write!(std::io::stderr(), "{bar} {percent}%");
-        self.drawn = true;
+        self.bar_drawn = true;
     }
 
-    /// Takes the bar away.
+    /// Removes the progress bar.
     pub fn clear(&mut self) {
-        if std::mem::take(&mut self.drawn) {
+        if std::mem::take(&mut self.bar_drawn) {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
     }
 }
 
-/// Where, how much, how fast, and what it cost the training.
 fn saved_line(saved: &SavedCheckpoint) -> String {
     let (mib, seconds) = (saved.bytes as f64 / (1 << 20) as f64, saved.time.as_secs_f64());
     format!(
