@@ -1,5 +1,4 @@
-//! `lockstep bench comm` as its users run it: the real binary starts its own ranks, whose large
-//! buffers lie in the shared heap unless asked for elsewhere.
+//! Tests of the binary: `lockstep bench comm`. It starts its own ranks. Large buffers are in the shared heap by default.
 
 use std::process::{Command, Output};
 
@@ -9,8 +8,8 @@ fn bench(arguments: &[&str]) -> Output {
     command.output().expect("the binary runs")
 }
 
-/// Every operation at every size came back, and no value was wrong.
-fn all_right(arguments: &[&str], rows: usize) -> Vec<serde_json::Value> {
+/// Runs a benchmark and asserts that it prints `rows` rows without wrong results.
+fn assert_correct(arguments: &[&str], rows: usize) -> Vec<serde_json::Value> {
     let run = bench(&[arguments, &["--json", "--seconds", "0.01"]].concat());
     let error = String::from_utf8_lossy(&run.stderr);
     assert!(run.status.success(), "{arguments:?}: {error}");
@@ -28,57 +27,57 @@ fn all_right(arguments: &[&str], rows: usize) -> Vec<serde_json::Value> {
 }
 
 #[test]
-fn every_operation_is_right_on_every_engine() {
+fn all_collectives_are_correct_on_all_engines() {
     for engine in ["threads", "shm", "tcp"] {
         for ranks in ["1", "2", "3"] {
             let arguments =
                 ["--op", "all", "--sizes", "4K,300001,1M", "--engine", engine, "--ranks", ranks];
-            all_right(&arguments, 24);
+            assert_correct(&arguments, 24);
         }
     }
 }
 
 #[test]
-fn every_type_and_reduction_is_right() {
+fn all_types_and_reductions_are_correct() {
     for dtype in ["f64", "f16", "bf16", "i32", "i64", "u8"] {
         for reduce in ["sum", "mean", "min", "max", "product"] {
             let arguments = ["--ranks", "2", "--sizes", "1M", "--dtype", dtype, "--reduce", reduce];
-            all_right(&arguments, 1);
+            assert_correct(&arguments, 1);
         }
     }
 }
 
 #[test]
-fn every_operation_is_right_wherever_its_buffers_lie() {
+fn all_collectives_are_correct_with_all_buffers() {
     for buffers in ["private", "symmetric"] {
         for ranks in ["2", "3"] {
             let arguments =
                 ["--op", "all", "--ranks", ranks, "--sizes", "4K,300001,1M", "--buffers", buffers];
-            let records = all_right(&arguments, 24);
+            let records = assert_correct(&arguments, 24);
             assert!(records.iter().all(|record| record["buffers"] == buffers), "{records:?}");
         }
     }
 }
 
 #[test]
-fn algorithms_can_be_fixed() {
+fn algorithms_can_be_chosen() {
     for algo in ["ring", "tree", "halving", "two_level"] {
-        all_right(&["--ranks", "3", "--sizes", "1M", "--algo", algo], 1);
+        assert_correct(&["--ranks", "3", "--sizes", "1M", "--algo", algo], 1);
     }
 }
 
 #[test]
-fn mistakes_are_told_with_the_way_out() {
-    for (arguments, hint) in [
-        (vec!["--op", "all_reduc"], "one of all_reduce"),
-        (vec!["--sizes", "4X"], "write 4096, 4K, 16M or 1G"),
+fn errors_suggest_a_fix() {
+    for (arguments, part) in [
+        (vec!["--op", "all_reduc"], "unknown operation all_reduc; use all_reduce"),
+        (vec!["--sizes", "4X"], "use e.g. 4096, 4K, 16M or 1G"),
         (vec!["--dtype", "f8"], "one of f32"),
-        (vec!["--ranks", "0"], "at least one rank"),
+        (vec!["--ranks", "0"], "--ranks must be at least 1 (got 0)"),
         (vec!["--ranks", "2", "--op", "gather", "--algo", "ring"], "use direct, flat"),
     ] {
         let run = bench(&arguments);
         let error = String::from_utf8_lossy(&run.stderr);
         assert!(!run.status.success(), "{arguments:?}");
-        assert!(error.contains(hint), "{arguments:?}: {error}");
+        assert!(error.contains(part), "{arguments:?}: {error}");
     }
 }

@@ -1,4 +1,4 @@
-//! `lockstep bench gemm` as its users run it.
+//! Tests of the binary: `lockstep bench gemm`.
 
 use std::process::{Command, Output};
 
@@ -9,7 +9,7 @@ fn bench(arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn every_order_type_and_level_is_right() {
+fn all_orders_types_and_levels_are_correct() {
     for dtype in ["f32", "bf16"] {
         for more in [["--threads", "1"], ["--threads", "2"], ["--level", "portable"]] {
             let layers = ["--shapes", "70x96x33,5x64x40", "--seconds", "0.001", "--json"];
@@ -25,7 +25,7 @@ fn every_order_type_and_level_is_right() {
                 .iter()
                 .map(|r| format!("{} {} {} {}", r["order"], r["m"], r["n"], r["k"]))
                 .collect();
-            let wanted = [
+            let expected = [
                 "\"nt\" 70 96 33",
                 "\"nn\" 70 33 96",
                 "\"tn\" 96 33 70",
@@ -33,15 +33,15 @@ fn every_order_type_and_level_is_right() {
                 "\"nn\" 5 40 64",
                 "\"tn\" 64 40 5",
             ];
-            assert_eq!(found, wanted);
+            assert_eq!(found, expected);
             assert!(records.iter().all(|record| record["wrong"] == 0), "{output}");
         }
     }
 }
 
-/// The environment holds for every command, and says when it is misspelt.
+/// LOCKSTEP_LEVEL limits the instruction set of every command; an unknown level is an error.
 #[test]
-fn a_lower_level_can_be_asked_for() {
+fn the_environment_limits_the_level() {
     let at = |level: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
         command.args(["bench", "gemm", "--shapes", "32x32x32", "--seconds", "0.001", "--json"]);
@@ -57,16 +57,16 @@ fn a_lower_level_can_be_asked_for() {
 }
 
 #[test]
-fn mistakes_are_told_with_the_way_out() {
-    for (arguments, hint) in [
-        (["--shapes", "3x4"], "write tokens x outputs x inputs"),
-        (["--dtype", "f16"], "f32 or bf16"),
+fn errors_suggest_a_fix() {
+    for (arguments, part) in [
+        (["--shapes", "3x4"], "use TOKENSxOUTPUTSxINPUTS"),
+        (["--dtype", "f16"], "use f32 or bf16"),
         (["--level", "neon"], "one of portable, avx2, avx512, amx"),
-        (["--threads", "0"], "one thread at least"),
+        (["--threads", "0"], "--threads must be at least 1 (got 0)"),
     ] {
         let run = bench(&arguments);
         assert!(!run.status.success());
         let error = String::from_utf8_lossy(&run.stderr);
-        assert!(error.contains(hint), "{arguments:?}: {error}");
+        assert!(error.contains(part), "{arguments:?}: {error}");
     }
 }

@@ -25,7 +25,7 @@ def medians(path):
     records = [json.loads(line) for line in path.read_text().splitlines()]
     times = {"step": [], "exchange": [], "least": []}
     for record in records:
-        exchange = dict(record["time_ms"])["exchange"]
+        exchange = dict(record["time_ms"])["exposed_comm"]
         times["step"].append(record["step_ms"])
         times["exchange"].append(exchange)
         times["least"].append(exchange * record["comm_exposed_least"] / max(record["comm_exposed"], 1e-12))

@@ -1,8 +1,7 @@
-//! One collective at one size: checked once, then timed.
+//! Checks and times one collective at one size.
 //!
-//! The rule of timing is that of the benchmark beside the peers, so that all are measured alike: warm
-//! up in batches of 1, 2, 4 … calls until one lasts 50 ms, then time as many calls as fill the given
-//! time, five at least. A time is the longest of all ranks.
+//! Timing follows the benchmarks in bench/peers: warm up with batches of 1, 2, 4, … calls until a batch takes 50 ms, then
+//! time as many calls as fill the given time, but at least five. The slowest rank counts.
 
 use super::comm::Buffers;
 use super::private::Private;
@@ -10,10 +9,9 @@ use half::{bf16, f16};
 use lockstep_comm::{Algo, Collective, Element, Group, Op, Result, Symmetric, World, shard_range};
 use std::time::Instant;
 
-/// What to measure.
 pub struct Case {
     pub kind: Collective,
-    /// Bytes of the whole buffer.
+    /// Size of the whole buffer in bytes.
     pub bytes: usize,
     pub op: Op,
     pub algo: Option<Algo>,
@@ -21,7 +19,7 @@ pub struct Case {
     pub seconds: f64,
 }
 
-/// What came out, equal on all ranks.
+/// Result of a case, the same on all ranks.
 pub struct Measured {
     pub ranks: usize,
     pub algo: &'static str,
@@ -29,89 +27,89 @@ pub struct Measured {
     pub wrong: u64,
 }
 
-/// A number type that small whole numbers can be made of.
-pub trait Small: Element {
-    fn small(n: usize) -> Self;
+/// An element type that represents small integers exactly.
+pub trait FromSmall: Element {
+    fn from_small(n: usize) -> Self;
 }
 
-macro_rules! small {
+macro_rules! from_small {
     ($($t:ty => $f:expr),*) => {$(
-        impl Small for $t {
-            fn small(n: usize) -> $t {
+        impl FromSmall for $t {
+            fn from_small(n: usize) -> $t {
                 ($f)(n)
             }
         }
     )*};
 }
-small!(
+from_small!(
     f32 => |n| n as f32, f64 => |n| n as f64, i32 => |n| n as i32, i64 => |n| n as i64,
     u8 => |n| n as u8, u32 => |n| n as u32, f16 => |n| f16::from_f32(n as f32), bf16 => |n| bf16::from_f32(n as f32)
 );
 
-pub fn measure<T: Small>(world: &World, case: &Case) -> Result<Measured> {
+pub fn measure<T: FromSmall>(world: &World, case: &Case) -> Result<Measured> {
     let group = world.with_algo(case.algo);
     let mut buffers = Pair::<T>::new(&group, case)?;
     let wrong = check(&group, case, &mut buffers)?;
-    buffers.fill(|_| T::small(0), |_| T::small(0));
+    buffers.fill(|_| T::from_small(0), |_| T::from_small(0));
     let seconds = time(&group, case, &mut buffers)?;
     let algo =
         world.flight_record().iter().rev().find(|e| e.kind == case.kind.name()).map(|e| e.algo);
     Ok(Measured { ranks: group.size(), algo: algo.unwrap_or("-"), seconds, wrong })
 }
 
-/// Memory of one rank.
-enum Memory<T: Element> {
+/// One buffer of a rank.
+enum Buffer<T: Element> {
     Ordinary(Vec<T>),
     Private(Private<T>),
     Symmetric(Symmetric<T>),
 }
 
-impl<T: Element> Memory<T> {
-    fn new(group: &Group, len: usize, kind: Buffers) -> Result<Memory<T>> {
+impl<T: Element> Buffer<T> {
+    fn new(group: &Group, len: usize, kind: Buffers) -> Result<Buffer<T>> {
         Ok(match kind {
-            Buffers::Ordinary => Memory::Ordinary(vec![T::default(); len]),
-            Buffers::Private => Memory::Private(Private::zeroed(len)),
-            Buffers::Symmetric => Memory::Symmetric(group.symmetric(len)?),
+            Buffers::Ordinary => Buffer::Ordinary(vec![T::default(); len]),
+            Buffers::Private => Buffer::Private(Private::zeroed(len)),
+            Buffers::Symmetric => Buffer::Symmetric(group.symmetric(len)?),
         })
     }
 
     fn slice(&mut self) -> &mut [T] {
         match self {
-            Memory::Ordinary(values) => values,
-            Memory::Private(values) => values,
-            Memory::Symmetric(values) => values,
+            Buffer::Ordinary(values) => values,
+            Buffer::Private(values) => values,
+            Buffer::Symmetric(values) => values,
         }
     }
 }
 
-/// The buffers of a case: many have only an input, which is their output too.
+/// The buffers of a case. In-place collectives use only the input.
 struct Pair<T: Element> {
-    input: Memory<T>,
-    output: Memory<T>,
+    input: Buffer<T>,
+    output: Buffer<T>,
 }
 
-impl<T: Small> Pair<T> {
+impl<T: FromSmall> Pair<T> {
     fn new(group: &Group, case: &Case) -> Result<Pair<T>> {
         let (n, me) = (group.size(), group.rank());
-        // All-to-all, gather and scatter need whole pieces.
+        // All-to-all, gather and scatter need parts of equal size.
         let len = case.bytes / size_of::<T>() / n * n;
         let whole = case.bytes / size_of::<T>();
-        // Symmetric buffers have the same length everywhere, so the largest share for everybody.
-        let part = |total: usize| match case.buffers {
+        // Symmetric buffers have the same length on all ranks, that of the largest shard.
+        let shard = |total: usize| match case.buffers {
             Buffers::Ordinary | Buffers::Private => shard_range(total, n, me).len(),
             Buffers::Symmetric => shard_range(total, n, 0).len(),
         };
         let (input, output) = match case.kind {
-            Collective::ReduceScatter => (whole, part(whole)),
-            Collective::AllGather => (part(whole), whole),
+            Collective::ReduceScatter => (whole, shard(whole)),
+            Collective::AllGather => (shard(whole), whole),
             Collective::Gather => (len / n, len),
             Collective::Scatter => (len, len / n),
             Collective::AllToAll => (len, len),
             _ => (whole, 0),
         };
         Ok(Pair {
-            input: Memory::new(group, input, case.buffers)?,
-            output: Memory::new(group, output, case.buffers)?,
+            input: Buffer::new(group, input, case.buffers)?,
+            output: Buffer::new(group, output, case.buffers)?,
         })
     }
 
@@ -121,7 +119,7 @@ impl<T: Small> Pair<T> {
     }
 }
 
-fn call<T: Small>(group: &Group, case: &Case, buffers: &mut Pair<T>) -> Result<()> {
+fn call<T: FromSmall>(group: &Group, case: &Case, buffers: &mut Pair<T>) -> Result<()> {
     let (n, me) = (group.size(), group.rank());
     let whole = case.bytes / size_of::<T>();
     let (input, output) = (buffers.input.slice(), buffers.output.slice());
@@ -139,28 +137,28 @@ fn call<T: Small>(group: &Group, case: &Case, buffers: &mut Pair<T>) -> Result<(
         Collective::Scatter => group.scatter(input, output, 0),
         Collective::AllToAll => group.all_to_all(input, output),
         Collective::AllToAllV | Collective::Barrier | Collective::SendRecv => {
-            unreachable!("not offered")
+            unreachable!("not in OPS")
         }
     }
 }
 
-/// The value a rank brings at an index: small, so that sums are exact in every type.
-fn brought(rank: usize, index: usize) -> usize {
+/// Input of a rank at an index: small, so that sums are exact in every type.
+fn input_value(rank: usize, index: usize) -> usize {
     (index + rank) % 3
 }
 
-/// Calls once on known values; gives the number of wrong ones on all ranks together.
-fn check<T: Small>(group: &Group, case: &Case, buffers: &mut Pair<T>) -> Result<u64> {
+/// Runs the collective once on known values and returns the number of wrong results on all ranks.
+fn check<T: FromSmall>(group: &Group, case: &Case, buffers: &mut Pair<T>) -> Result<u64> {
     let (n, me) = (group.size(), group.rank());
-    buffers.fill(|i| T::small(brought(me, i)), |_| T::small(9));
+    buffers.fill(|i| T::from_small(input_value(me, i)), |_| T::from_small(9));
     call(group, case, buffers)?;
-    let folded = |i: usize| {
-        let values = (0..n).map(|r| brought(r, i));
+    let reduced = |i: usize| {
+        let values = (0..n).map(|r| input_value(r, i));
         match case.op {
-            Op::Sum => T::small(values.sum()),
-            Op::Product => T::small(values.product()),
-            Op::Min => T::small(values.min().unwrap_or(0)),
-            Op::Max => T::small(values.max().unwrap_or(0)),
+            Op::Sum => T::from_small(values.sum()),
+            Op::Product => T::from_small(values.product()),
+            Op::Min => T::from_small(values.min().unwrap_or(0)),
+            Op::Max => T::from_small(values.max().unwrap_or(0)),
             Op::Mean => mean(values.sum(), n),
         }
     };
@@ -173,21 +171,21 @@ fn check<T: Small>(group: &Group, case: &Case, buffers: &mut Pair<T>) -> Result<
     let own = shard_range(whole, n, me);
     let owner = |i: usize| (0..n).find(|r| shard_range(whole, n, *r).contains(&i)).unwrap_or(0);
     let wrong = match case.kind {
-        Collective::AllReduce => count(input, &folded),
-        Collective::Reduce if me == 0 => count(input, &folded),
-        Collective::Reduce => count(input, &|i| T::small(brought(me, i))),
-        Collective::Broadcast => count(input, &|i| T::small(brought(0, i))),
-        Collective::ReduceScatter => count(&output[..own.len()], &|i| folded(own.start + i)),
+        Collective::AllReduce => count(input, &reduced),
+        Collective::Reduce if me == 0 => count(input, &reduced),
+        Collective::Reduce => count(input, &|i| T::from_small(input_value(me, i))),
+        Collective::Broadcast => count(input, &|i| T::from_small(input_value(0, i))),
+        Collective::ReduceScatter => count(&output[..own.len()], &|i| reduced(own.start + i)),
         Collective::AllGather => {
             let starts: Vec<usize> = (0..n).map(|r| shard_range(whole, n, r).start).collect();
-            count(output, &|i| T::small(brought(owner(i), i - starts[owner(i)])))
+            count(output, &|i| T::from_small(input_value(owner(i), i - starts[owner(i)])))
         }
         Collective::Gather if me == 0 => {
-            count(output, &|i| T::small(brought(i / pieces, i % pieces)))
+            count(output, &|i| T::from_small(input_value(i / pieces, i % pieces)))
         }
-        Collective::Scatter => count(output, &|i| T::small(brought(0, me * pieces + i))),
+        Collective::Scatter => count(output, &|i| T::from_small(input_value(0, me * pieces + i))),
         Collective::AllToAll => {
-            count(output, &|i| T::small(brought(i / pieces, me * pieces + i % pieces)))
+            count(output, &|i| T::from_small(input_value(i / pieces, me * pieces + i % pieces)))
         }
         _ => 0,
     };
@@ -196,13 +194,13 @@ fn check<T: Small>(group: &Group, case: &Case, buffers: &mut Pair<T>) -> Result<
     Ok(total[0] as u64)
 }
 
-/// A mean as the type gives it: rounded for halves, cut for integers.
-fn mean<T: Small>(sum: usize, n: usize) -> T {
+/// The mean in the arithmetic of the type: rounded for f16 and bf16, truncated for integers.
+fn mean<T: FromSmall>(sum: usize, n: usize) -> T {
     use std::any::TypeId;
     let quotient = sum as f64 / n as f64;
     let id = TypeId::of::<T>();
     let cast =
-        |value: &dyn std::any::Any| *value.downcast_ref::<T>().expect("the type was compared");
+        |value: &dyn std::any::Any| *value.downcast_ref::<T>().expect("the type ids are equal");
     if id == TypeId::of::<f32>() {
         cast(&(sum as f32 / n as f32))
     } else if id == TypeId::of::<f64>() {
@@ -212,34 +210,39 @@ fn mean<T: Small>(sum: usize, n: usize) -> T {
     } else if id == TypeId::of::<bf16>() {
         cast(&bf16::from_f32(sum as f32 / n as f32))
     } else {
-        T::small(sum / n)
+        T::from_small(sum / n)
     }
 }
 
 /// Seconds per call.
-fn time<T: Small>(group: &Group, case: &Case, buffers: &mut Pair<T>) -> Result<f64> {
-    const WARM: f64 = 0.05;
+fn time<T: FromSmall>(group: &Group, case: &Case, buffers: &mut Pair<T>) -> Result<f64> {
+    const WARM_UP_SECONDS: f64 = 0.05;
     let mut calls = 1;
-    let warm = loop {
+    let warm_up = loop {
         let seconds = batch(group, case, buffers, calls)?;
-        if seconds >= WARM {
+        if seconds >= WARM_UP_SECONDS {
             break seconds;
         }
         calls *= 2;
     };
-    let calls = ((case.seconds * calls as f64 / warm).ceil() as usize).max(5);
+    let calls = ((case.seconds * calls as f64 / warm_up).ceil() as usize).max(5);
     Ok(batch(group, case, buffers, calls)? / calls as f64)
 }
 
-/// Seconds for so many calls, the longest of all ranks.
-fn batch<T: Small>(group: &Group, case: &Case, buffers: &mut Pair<T>, calls: usize) -> Result<f64> {
-    let plain = group.with_algo(None);
-    plain.barrier()?;
+/// Seconds of the slowest rank for `calls` calls.
+fn batch<T: FromSmall>(
+    group: &Group,
+    case: &Case,
+    buffers: &mut Pair<T>,
+    calls: usize,
+) -> Result<f64> {
+    let default = group.with_algo(None);
+    default.barrier()?;
     let start = Instant::now();
     for _ in 0..calls {
         call(group, case, buffers)?;
     }
     let mut seconds = [start.elapsed().as_secs_f64()];
-    plain.all_reduce(&mut seconds, Op::Max)?;
+    default.all_reduce(&mut seconds, Op::Max)?;
     Ok(seconds[0])
 }

@@ -1,4 +1,4 @@
-//! `lockstep bench comm`: what was typed, the world it asks for, and the loop over sizes.
+//! `lockstep bench comm`: measures collectives at several sizes.
 
 use super::case::{Case, Measured, measure};
 use super::table;
@@ -9,44 +9,44 @@ use lockstep_comm::{Algo, Collective, Dtype, Op, World};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Collectives at many sizes, timed and checked: a table like nccl-tests'.
+/// Measure and check collectives at several sizes, like nccl-tests
 ///
-/// Size is that of the whole buffer: all_reduce, reduce and broadcast move S bytes per rank;
-/// reduce_scatter takes S and gives S/ranks, all_gather takes S/ranks and gives S; all_to_all sends
-/// S/ranks to each. Algorithm bandwidth is S/time; bus bandwidth counts what each link must carry.
+/// The size S is that of the whole buffer. all_reduce, reduce and broadcast process S bytes per rank; reduce_scatter
+/// reads S and writes S/ranks; all_gather reads S/ranks and writes S; all_to_all sends S/ranks to each rank. Algorithm
+/// bandwidth is S/time. Bus bandwidth counts the bytes that each link must carry.
 #[derive(clap::Args)]
 pub struct Args {
-    /// all_reduce, reduce, reduce_scatter, all_gather, broadcast, gather, scatter, all_to_all, or all
+    /// Collectives: all_reduce, reduce, reduce_scatter, all_gather, broadcast, gather, scatter, all_to_all, or all
     #[arg(long, default_value = "all_reduce", value_delimiter = ',')]
     op: Vec<String>,
-    /// Bytes of the whole buffer, as 4K, 1M, 1G
+    /// Sizes of the whole buffer in bytes, e.g. 4K, 1M or 1G
     #[arg(long, default_value = "4K,64K,1M,16M,64M,256M", value_delimiter = ',', value_parser = size)]
     sizes: Vec<usize>,
-    /// Ranks to start on this machine [default: one per core, at least 2]
+    /// Number of ranks to start on this machine [default: one per core, but at least 2]
     #[arg(long)]
     ranks: Option<usize>,
-    /// How ranks reach each other
+    /// How ranks run and communicate
     #[arg(long, default_value = "shm")]
     engine: Engine,
-    /// Fix the algorithm: direct, ring, tree, halving, two_level or flat [default: by price]
+    /// Algorithm: direct, ring, tree, halving, two_level or flat [default: the one with the lowest predicted cost]
     #[arg(long)]
     algo: Option<Algo>,
-    /// f32, f64, f16, bf16, i32, i64 or u8
+    /// Element type: f32, f64, f16, bf16, i32, i64, u8 or u32
     #[arg(long, default_value = "f32")]
     dtype: Dtype,
-    /// sum, mean, min, max or product
+    /// Reduction: sum, mean, min, max or product
     #[arg(long, default_value = "sum", value_parser = reduction)]
     reduce: Op,
-    /// Where the data lies
+    /// Memory of the buffers
     #[arg(long, default_value = "ordinary")]
     buffers: Buffers,
-    /// Seconds to measure each size
+    /// Measurement time per size in seconds
     #[arg(long, default_value_t = 0.3)]
     seconds: f64,
-    /// Seconds that a call may wait for other ranks
+    /// Timeout of a collective in seconds
     #[arg(long, default_value_t = 30.0)]
     timeout: f64,
-    /// One JSON object per line instead of a table
+    /// Print one JSON object per size instead of a table
     #[arg(long)]
     json: bool,
 }
@@ -54,15 +54,15 @@ pub struct Args {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Buffers {
-    /// Plain vectors; this program's heap is shared with the ranks of its host from 256 KiB on
+    /// Vectors; from 256 KiB on, they are allocated in memory shared by the ranks of a host
     Ordinary,
-    /// The system's allocator: what vectors are in a program that has not installed `SharedHeap`
+    /// Memory of the system's allocator, as vectors are in a program without `SharedHeap`
     Private,
-    /// Memory that all ranks of a host have mapped
+    /// Memory that all ranks of a host have mapped (symmetric memory)
     Symmetric,
 }
 
-/// What `--op all` stands for.
+/// The collectives of `--op all`.
 const OPS: [Collective; 8] = [
     Collective::AllReduce,
     Collective::Reduce,
@@ -80,13 +80,13 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let (engine, ranks) = (args.engine, args.ranks);
     let default_ranks = world::default_ranks();
     let start = world::Start { engine, ranks, default_ranks, logs: None };
-    world::run(&start, timeout, |world| every_case(world, &args, &kinds))
+    world::run(&start, timeout, |world| run_cases(world, &args, &kinds))
 }
 
-fn every_case(world: &World, args: &Args, kinds: &[Collective]) -> anyhow::Result<()> {
+fn run_cases(world: &World, args: &Args, kinds: &[Collective]) -> anyhow::Result<()> {
     let first = world.rank() == 0;
     if first && !args.json {
-        table::heading(world, args.engine.name(), args.dtype, args.buffers);
+        table::print_header(world, args.engine.name(), args.dtype, args.buffers);
     }
     let mut wrong = 0;
     for &kind in kinds {
@@ -99,21 +99,21 @@ fn every_case(world: &World, args: &Args, kinds: &[Collective]) -> anyhow::Resul
                 buffers: args.buffers,
                 seconds: args.seconds,
             };
-            let measured = by_type(world, &case, args.dtype)
+            let measured = measure_dtype(world, &case, args.dtype)
                 .with_context(|| format!("{} of {bytes} bytes", kind.name()))?;
             wrong += measured.wrong;
             if first {
-                table::row(&case, &measured, args.engine.name(), args.dtype, args.json);
+                table::print_row(&case, &measured, args.engine.name(), args.dtype, args.json);
             }
         }
     }
     if wrong > 0 {
-        bail!("{wrong} values were wrong");
+        bail!("{wrong} results were wrong");
     }
     Ok(())
 }
 
-fn by_type(world: &World, case: &Case, dtype: Dtype) -> lockstep_comm::Result<Measured> {
+fn measure_dtype(world: &World, case: &Case, dtype: Dtype) -> lockstep_comm::Result<Measured> {
     match dtype {
         Dtype::F32 => measure::<f32>(world, case),
         Dtype::F64 => measure::<f64>(world, case),
@@ -134,7 +134,7 @@ fn kinds(names: &[String]) -> anyhow::Result<Vec<Collective>> {
             None if name == "all" => kinds.extend(OPS),
             None => {
                 let known: Vec<_> = OPS.iter().map(|k| k.name()).collect();
-                bail!("unknown operation {name}; one of {}, all", known.join(", "));
+                bail!("unknown operation {name}; use {} or all", known.join(", "));
             }
         }
     }
@@ -145,7 +145,7 @@ fn reduction(name: &str) -> Result<Op, String> {
     Op::ALL
         .into_iter()
         .find(|op| op.name() == name)
-        .ok_or_else(|| "one of sum, mean, min, max, product".into())
+        .ok_or_else(|| "use sum, mean, min, max or product".into())
 }
 
 /// `4K` → 4096.
@@ -159,6 +159,6 @@ fn size(text: &str) -> Result<usize, String> {
     let number: usize = digits
         .trim_end_matches(['K', 'M', 'G'])
         .parse()
-        .map_err(|_| format!("{text} is no size; write 4096, 4K, 16M or 1G"))?;
+        .map_err(|_| format!("{text} is not a size; use e.g. 4096, 4K, 16M or 1G"))?;
     number.checked_mul(1 << shift).ok_or_else(|| format!("{text} is too large"))
 }

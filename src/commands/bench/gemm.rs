@@ -1,4 +1,4 @@
-//! `lockstep bench gemm`: matrix multiplies of a layer's forward and backward pass, in GFLOP/s.
+//! `lockstep bench gemm`: measures the matrix multiplications of a linear layer.
 
 use anyhow::{Context, bail};
 use half::bf16;
@@ -8,35 +8,34 @@ use lockstep_kernels::{Dtype, Float};
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Matrix multiplies, timed and checked: GFLOP/s of a layer's forward and backward pass.
+/// Measure and check the matrix multiplications of a linear layer
 ///
-/// A shape MxNxK is a layer of M tokens, N outputs and K inputs, and stands for three multiplies:
-/// nt, its output (M, N) = x·Wᵀ; nn, the gradient of its input (M, K) = dy·W; and tn, that of its weight
-/// (N, K) += dyᵀ·x, which is f32 whatever the rest is.
+/// A shape MxNxK is a layer with M tokens, N outputs and K inputs. It has three multiplications: nt computes the output,
+/// (M, N) = x·Wᵀ; nn the input gradient, (M, K) = dy·W; tn the weight gradient, (N, K) += dyᵀ·x, always in f32.
 #[derive(clap::Args)]
 pub struct Args {
-    /// f32 or bf16
+    /// Element type: f32 or bf16
     #[arg(long, default_value = "f32", value_parser = dtype)]
     dtype: Dtype,
-    /// Layers as tokens x outputs x inputs
+    /// Layers: TOKENSxOUTPUTSxINPUTS, separated by commas
     #[arg(long, default_value = "1024x1024x1024", value_delimiter = ',', value_parser = shape)]
     shapes: Vec<Shape>,
-    /// Which of the three: nt, nn, tn
+    /// Multiplications to measure: nt, nn, tn
     #[arg(long, default_value = "nt,nn,tn", value_delimiter = ',')]
     orders: Vec<Order>,
-    /// Threads that share each multiply
+    /// Number of threads
     #[arg(long, default_value_t = 1)]
     threads: usize,
-    /// Instructions to use at most: portable, avx2, avx512 or amx [default: all that are there]
+    /// Highest instruction set to use: portable, avx2, avx512 or amx [default: the best of this processor]
     #[arg(long)]
     level: Option<Level>,
-    /// Seconds to measure each multiply
+    /// Measurement time per multiplication in seconds
     #[arg(long, default_value_t = 0.3)]
     seconds: f64,
-    /// What is counted: time on the wall, or of the processor, which is fairer to one thread on a busy machine
+    /// Clock: wall time, or the CPU time of the thread, which other programs disturb less
     #[arg(long, default_value = "wall")]
     clock: Clock,
-    /// One JSON object per line instead of a table
+    /// Print one JSON object per multiplication instead of a table
     #[arg(long)]
     json: bool,
 }
@@ -62,7 +61,7 @@ enum Order {
     Tn,
 }
 
-/// Medians hide a busy neighbour, the best shows what the kernel can do.
+/// The median is robust against other programs; the best time shows what the kernel can reach.
 #[derive(serde::Serialize)]
 struct Record {
     order: Order,
@@ -84,16 +83,16 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let best = Level::of_this_machine();
     let level = args.level.unwrap_or(best);
     if level > best {
-        bail!("--level {level:?}: this processor reaches {best:?}");
+        bail!("--level {level:?} is not available: this processor supports up to {best:?}");
     }
     if args.clock == Clock::Cpu && args.threads > 1 {
         bail!(
-            "--clock cpu counts one thread's time; with --threads {} use --clock wall",
+            "--clock cpu measures one thread only; with --threads {}, use --clock wall",
             args.threads
         );
     }
     if args.threads == 0 {
-        bail!("--threads 0: one thread at least");
+        bail!("--threads must be at least 1 (got 0)");
     }
     let cpu = Cpu::at(level, args.threads);
     if !args.json {
@@ -112,14 +111,14 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
     }
     if wrong > 0 {
-        bail!("{wrong} values were wrong");
+        bail!("{wrong} results were wrong");
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn print(record: &Record, json: bool) -> anyhow::Result<()> {
     if json {
-        println!("{}", serde_json::to_string(record).context("a record is plain data")?);
+        println!("{}", serde_json::to_string(record).context("cannot serialize the record")?);
         return Ok(());
     }
     println!(
@@ -138,7 +137,7 @@ fn print(record: &Record, json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One multiply on its buffers.
+/// One multiplication and its buffers.
 struct Case {
     m: usize,
     n: usize,
@@ -185,15 +184,15 @@ fn measure(cpu: &Cpu, args: &Args, shape: Shape, order: Order) -> Record {
     }
 }
 
-/// Seconds, of which only differences mean something.
+/// Seconds since an arbitrary point in time.
 fn now(clock: Clock, start: Instant) -> f64 {
     match clock {
         Clock::Wall => start.elapsed().as_secs_f64(),
         Clock::Cpu => {
             let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-            // SAFETY: the call fills the structure that it is given.
+            // SAFETY: the call writes only to `time`.
             let failed = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
-            assert_eq!(failed, 0, "every thread has a clock of its own");
+            assert_eq!(failed, 0, "clock_gettime works for the thread clock");
             time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
         }
     }
@@ -234,25 +233,25 @@ impl Case {
         gemm::run(cpu, gemm);
     }
 
-    /// How many of some hundred elements of the first product are not what they should be.
+    /// Number of wrong elements among about 500 of the first result.
     fn wrong(&self) -> usize {
         let (m, n, k) = (self.m, self.n, self.k);
-        let places = (0..m * n).step_by((m * n / 500).max(1));
-        let off = |place: usize| {
-            let (i, j) = (place / n, place % n);
+        let indices = (0..m * n).step_by((m * n / 500).max(1));
+        let is_wrong = |index: usize| {
+            let (i, j) = (index / n, index % n);
             let a = |p| self.a.get(if self.order == Order::Tn { p * m + i } else { i * k + p });
             let b = |p| self.b.get(if self.order == Order::Nt { j * k + p } else { p * n + j });
-            let want: f64 = (0..k).map(|p| f64::from(a(p)) * f64::from(b(p))).sum();
+            let expected: f64 = (0..k).map(|p| f64::from(a(p)) * f64::from(b(p))).sum();
             let rounding = if let Values::Bf16(_) = self.out { 1.0 / 128.0 } else { 1e-5 };
-            let error = (f64::from(self.out.get(place)) - want).abs();
-            error > rounding * want.abs() + 1e-5 * (k as f64).sqrt()
+            let error = (f64::from(self.out.get(index)) - expected).abs();
+            error > rounding * expected.abs() + 1e-5 * (k as f64).sqrt()
         };
-        places.filter(|place| off(*place)).count()
+        indices.filter(|index| is_wrong(*index)).count()
     }
 }
 
 impl Values {
-    /// Numbers between -1 and 1, the same in every run.
+    /// Pseudo-random numbers between -1 and 1, the same in every run.
     fn new(dtype: Dtype, len: usize, seed: u32) -> Values {
         let mut state = seed;
         let values = (0..len).map(|_| {
@@ -279,10 +278,10 @@ impl Values {
         }
     }
 
-    fn get(&self, place: usize) -> f32 {
+    fn get(&self, index: usize) -> f32 {
         match self {
-            Values::F32(values) => values[place],
-            Values::Bf16(values) => values[place].as_f32(),
+            Values::F32(values) => values[index],
+            Values::Bf16(values) => values[index].as_f32(),
         }
     }
 }
@@ -291,15 +290,15 @@ fn dtype(name: &str) -> Result<Dtype, String> {
     match name {
         "f32" => Ok(Dtype::F32),
         "bf16" => Ok(Dtype::Bf16),
-        _ => Err("f32 or bf16".into()),
+        _ => Err("use f32 or bf16".into()),
     }
 }
 
-/// `512x768x3072`.
+/// Parses a shape such as `512x768x3072`.
 fn shape(text: &str) -> Result<Shape, String> {
     let sizes: Result<Vec<usize>, _> = text.split('x').map(str::parse).collect();
     match sizes.as_deref() {
         Ok(&[tokens, outputs, inputs]) => Ok(Shape { tokens, outputs, inputs }),
-        _ => Err(format!("{text} is no shape; write tokens x outputs x inputs, as 512x768x3072")),
+        _ => Err(format!("{text} is not a shape; use TOKENSxOUTPUTSxINPUTS, e.g. 512x768x3072")),
     }
 }

@@ -1,4 +1,4 @@
-//! `lockstep bench …`: measurements that print tables, one file per table.
+//! `lockstep bench`: benchmarks, one file per benchmark.
 
 use std::process::ExitCode;
 
@@ -13,11 +13,11 @@ pub mod table;
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
-    what: What,
+    command: Command,
 }
 
 #[derive(clap::Subcommand)]
-enum What {
+enum Command {
     Comm(comm::Args),
     Gemm(gemm::Args),
     Machine(machine::Args),
@@ -25,17 +25,17 @@ enum What {
 }
 
 impl Args {
-    /// Whether what is measured are ranks at work.
+    /// Whether the benchmark starts ranks.
     pub fn has_ranks(&self) -> bool {
-        matches!(self.what, What::Comm(_) | What::Machine(_) | What::Step(_))
+        matches!(self.command, Command::Comm(_) | Command::Machine(_) | Command::Step(_))
     }
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    match args.what {
-        What::Comm(args) => comm::run(args),
-        What::Gemm(args) => gemm::run(args),
-        What::Machine(args) => machine::run(args),
-        What::Step(args) => step::run(args),
+    match args.command {
+        Command::Comm(args) => comm::run(args),
+        Command::Gemm(args) => gemm::run(args),
+        Command::Machine(args) => machine::run(args),
+        Command::Step(args) => step::run(args),
     }
 }

@@ -1,5 +1,5 @@
-//! Memory that only its own process can reach: what a large `Vec` is in a program that has not installed
-//! the `SharedHeap`. Never touches the global allocator, which in this program is that heap.
+//! Memory from the system's allocator, which other processes cannot map. Stands for a large `Vec` in a program that does
+//! not install `SharedHeap`, the global allocator of this one.
 
 use lockstep_comm::Element;
 use std::alloc::{GlobalAlloc, Layout, System, handle_alloc_error};
@@ -18,7 +18,7 @@ impl<T: Element> Private<T> {
             return Private { first: NonNull::dangling(), len };
         }
         let layout = layout::<T>(len);
-        // SAFETY: the layout is not empty.
+        // SAFETY: the layout has a non-zero size.
         let memory = unsafe { System.alloc_zeroed(layout) };
         let first = NonNull::new(memory.cast::<T>()).unwrap_or_else(|| handle_alloc_error(layout));
         Private { first, len }
@@ -26,21 +26,21 @@ impl<T: Element> Private<T> {
 }
 
 fn layout<T>(len: usize) -> Layout {
-    Layout::array::<T>(len).expect("a buffer is smaller than the address space")
+    Layout::array::<T>(len).expect("the buffer fits into the address space")
 }
 
 impl<T: Element> Deref for Private<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: `len` elements of ours; all bits zero is a value of every element type.
+        // SAFETY: `first` points to `len` elements that we own; zero bytes are valid for every element type.
         unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.len) }
     }
 }
 
 impl<T: Element> DerefMut for Private<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as above, and borrowed by nobody else.
+        // SAFETY: as above, and `&mut self` makes the borrow exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.first.as_ptr(), self.len) }
     }
 }
@@ -48,7 +48,7 @@ impl<T: Element> DerefMut for Private<T> {
 impl<T> Drop for Private<T> {
     fn drop(&mut self) {
         if self.len > 0 {
-            // SAFETY: from the system's allocator with this layout.
+            // SAFETY: the memory was allocated by `System` with this layout.
             unsafe { System.dealloc(self.first.as_ptr().cast(), layout::<T>(self.len)) };
         }
     }

@@ -1,4 +1,4 @@
-//! `lockstep bench step`: whole training steps, where their time goes and what memory they take.
+//! `lockstep bench step`: measures time and memory of training steps.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -16,50 +16,53 @@ use crate::print::print_line;
 use crate::run_file::RunFile;
 use crate::world::{self, Engine};
 
-/// Training steps: tokens/s, FLOP/s against this machine's matrix multiply, time by operation, memory by
-/// what it is for against the plan
+/// Measure training steps: tokens/s, MFU, time by operation, and planned and measured memory
 ///
-/// A step is forward, backward, the exchange between ranks, clipping and AdamW.
+/// A step consists of forward and backward passes, gradient reduction, clipping and AdamW. MFU is relative to the
+/// matrix multiplication throughput of this machine.
 #[derive(clap::Args)]
 pub struct Args {
-    /// tiny, small, gpt2, or a run file
+    /// Configuration: tiny, small, gpt2 or the path of a run file
     #[arg(long, default_value = "tiny")]
     config: String,
-    /// f32 or bf16 [default: f32, or what the run file says]
+    /// Compute type: f32 or bf16 [default: that of the run file, or f32]
     #[arg(long)]
     dtype: Option<String>,
-    /// Threads of each rank
+    /// Number of threads per rank
     #[arg(long, default_value_t = 1)]
     threads: usize,
-    /// [default: what the layout asks for]
+    /// Number of ranks [default: the ranks of the layout]
     #[arg(long)]
     ranks: Option<usize>,
-    /// A value laid over the configuration's: --set layout.zero=3
+    /// Override a key of the configuration, e.g. --set layout.zero=3
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     sets: Vec<String>,
-    /// Steps to measure, after two that warm up
+    /// Number of steps to measure, after two warm-up steps
     #[arg(long, default_value_t = 10)]
     steps: usize,
-    /// Measure for this many seconds instead, and three steps at least
+    /// Measure for this many seconds, but at least three steps [default: use --steps]
     #[arg(long)]
     seconds: Option<f64>,
-    /// none, selective or full [default: none, or what the run file says]
+    /// Recompute mode: none, selective or full [default: that of the run file, or none]
     #[arg(long)]
     recompute: Option<String>,
+    /// How ranks run and communicate
     #[arg(long, value_enum, default_value = "shm")]
     engine: Engine,
-    /// One JSON object instead of tables
+    /// Print one JSON object instead of tables
     #[arg(long)]
     json: bool,
 }
 
-/// The named configurations: each rank's micro-batch is the same whatever the number of ranks.
+/// Name, preset, sequence length and micro-batch size per rank of the named configurations.
 const NAMED: [(&str, &str, usize, usize); 3] =
     [("tiny", "tiny", 128, 16), ("small", "small", 256, 4), ("gpt2", "gpt2-124m", 512, 1)];
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    if args.steps == 0 || args.threads == 0 {
-        bail!("--steps and --threads are 1 at least");
+    for (flag, value) in [("--steps", args.steps), ("--threads", args.threads)] {
+        if value == 0 {
+            bail!("{flag} must be at least 1 (got 0)");
+        }
     }
     let (file, start) = file(&args)?;
     let size = world::size(&start)?;
@@ -72,11 +75,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// The configuration as a run file, and how many ranks it is for.
+/// The configuration as a run file, and how to start its ranks.
 fn file(args: &Args) -> anyhow::Result<(RunFile, world::Start)> {
     let mut sets = vec![format!("train.threads={}", args.threads)];
     sets.extend(args.dtype.as_ref().map(|dtype| format!("precision.compute={dtype}")));
-    sets.extend(args.recompute.as_ref().map(|how| format!("layout.recompute={how}")));
+    sets.extend(args.recompute.as_ref().map(|mode| format!("layout.recompute={mode}")));
     sets.extend_from_slice(&args.sets);
     let named = NAMED.iter().find(|(name, ..)| *name == args.config);
     let path = Path::new(&args.config);
@@ -97,17 +100,17 @@ fn file(args: &Args) -> anyhow::Result<(RunFile, world::Start)> {
         )),
         None => RunFile::read(path, sets),
     };
-    let typed = read(1, &sets)?.config;
-    let default_ranks = typed.ranks();
+    let config = read(1, &sets)?.config;
+    let default_ranks = config.ranks();
     let start = world::Start { engine: args.engine, ranks: args.ranks, default_ranks, logs: None };
-    // As many replicas as the other axes leave room for.
-    let others = default_ranks / typed.layout.data.unwrap_or(1).max(1);
+    // All ranks that the other axes do not use are replicas.
+    let others = default_ranks / config.layout.data.unwrap_or(1).max(1);
     let replicas = (world::size(&start)? / others).max(1);
     sets.insert(0, format!("layout.data={replicas}"));
     Ok((read(replicas, &sets)?, start))
 }
 
-/// What was measured, as programs read it.
+/// JSON record of the measurement.
 #[derive(serde::Serialize)]
 struct Record {
     config: String,
@@ -115,28 +118,27 @@ struct Record {
     ranks: usize,
     threads: usize,
     steps: usize,
-    /// The median of the steps, from which speeds are counted.
+    /// Median step time, used for the throughput.
     step_ms: f64,
-    /// Their mean: what a long run pays for each.
     mean_ms: f64,
     tokens_per_s: f64,
     gflops: f64,
-    /// One rank's multiply of 1024³, all ranks at once.
+    /// Throughput of a 1024³ matrix multiplication on one rank while all ranks run it.
     gemm_peak_gflops: f64,
     mfu: f64,
-    /// Share of the step that ranks spent in exchanges that nothing hid, waiting for each other included.
+    /// Fraction of the step spent in exposed communication, including waiting for other ranks. Mean over ranks.
     comm_exposed: f64,
-    /// The same of whichever rank spent the least in each step: without waiting for slower ranks.
+    /// The same for the rank with the least in each step, which does not wait for slower ranks.
     comm_exposed_least: f64,
-    /// Of the process, as the system counts it; the largest of any rank.
+    /// Peak resident memory of the largest rank.
     peak_bytes: u64,
-    /// Milliseconds of a step.
+    /// Milliseconds per step by operation.
     time_ms: Vec<(String, f64)>,
-    memory: Vec<Held>,
+    memory: Vec<MemoryRow>,
 }
 
 #[derive(serde::Serialize)]
-struct Held {
+struct MemoryRow {
     tag: &'static str,
     planned: Option<usize>,
     peak: usize,
@@ -152,11 +154,11 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     device.reset_peaks();
     device.meter().switch(true);
     let mut times = Vec::new();
-    let mut exchanges = Vec::new();
+    let mut exposed = Vec::new();
     for step in 3.. {
         let stepped = rank.step(&file.source, step)?;
         times.push(stepped.time.as_secs_f64());
-        exchanges.push(stepped.exposed_comm.as_secs_f64());
+        exposed.push(stepped.exposed_comm.as_secs_f64());
         // Ranks agree on when to stop.
         let mut done = [match args.seconds {
             Some(seconds) => times.len() >= 3 && times.iter().sum::<f64>() >= seconds,
@@ -170,14 +172,20 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     device.meter().switch(false);
     let mut resident = [resident_peak() as i64];
     world.all_reduce(&mut resident, Op::Max)?;
-    // The slowest rank of a step waits for the exchange alone, and for nobody.
-    let mut least = exchanges.clone();
-    world.all_reduce(&mut least, Op::Min)?;
-    // The mean over the ranks: the stages of a pipeline do not wait alike.
-    world.all_reduce(&mut exchanges, Op::Mean)?;
+    // The slowest rank of a step does not wait for other ranks.
+    let mut exposed_least = exposed.clone();
+    world.all_reduce(&mut exposed_least, Op::Min)?;
+    // The mean over ranks, because pipeline stages wait for different times.
+    world.all_reduce(&mut exposed, Op::Mean)?;
     if world.rank() == 0 {
-        let exchange = [exchanges, least];
-        let record = record(args, plan, &device, &times, &exchange, peak, resident[0] as u64);
+        let measured = Measured {
+            times,
+            exposed: exposed.iter().sum(),
+            exposed_least: exposed_least.iter().sum(),
+            peak_flops: peak,
+            peak_bytes: resident[0] as u64,
+        };
+        let record = record(args, plan, &device, &measured);
         if args.json {
             print_line!("{}", serde_json::to_string(&record)?);
         } else {
@@ -188,15 +196,20 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     Ok(())
 }
 
-fn record(
-    args: &Args,
-    plan: &Plan,
-    device: &Device,
-    times: &[f64],
-    exchange: &[Vec<f64>; 2],
-    peak: f64,
+/// Measurements of all steps. Times are in seconds.
+struct Measured {
+    times: Vec<f64>,
+    /// Exposed communication of all steps, mean over ranks.
+    exposed: f64,
+    /// Exposed communication of all steps, minimum over ranks.
+    exposed_least: f64,
+    /// FLOP/s of a 1024³ matrix multiplication.
+    peak_flops: f64,
     peak_bytes: u64,
-) -> Record {
+}
+
+fn record(args: &Args, plan: &Plan, device: &Device, measured: &Measured) -> Record {
+    let Measured { times, exposed, exposed_least, peak_flops, peak_bytes } = measured;
     let mut sorted = times.to_vec();
     sorted.sort_by(f64::total_cmp);
     let step = sorted[sorted.len() / 2];
@@ -209,8 +222,7 @@ fn record(
         .map(|operation| (operation.name().to_string(), per_step(device.meter().spent(*operation))))
         .filter(|(_, time)| *time > 0.0)
         .collect();
-    let [exchange, least] = exchange.each_ref().map(|spent| spent.iter().sum::<f64>());
-    time_ms.push(("exchange".into(), 1e3 * exchange / times.len() as f64));
+    time_ms.push(("exposed_comm".into(), 1e3 * exposed / times.len() as f64));
     let known: f64 = time_ms.iter().map(|(_, time)| time).sum();
     time_ms.push(("rest".into(), (1e3 * total / times.len() as f64 - known).max(0.0)));
     let ledger = Ledger::of(plan, 0);
@@ -232,22 +244,26 @@ fn record(
         mean_ms: 1e3 * total / times.len() as f64,
         tokens_per_s,
         gflops,
-        gemm_peak_gflops: peak / 1e9,
-        mfu: gflops * 1e9 / (peak * plan.ranks as f64),
-        comm_exposed: exchange / total,
-        comm_exposed_least: least / total,
-        peak_bytes,
+        gemm_peak_gflops: peak_flops / 1e9,
+        mfu: gflops * 1e9 / (peak_flops * plan.ranks as f64),
+        comm_exposed: exposed / total,
+        comm_exposed_least: exposed_least / total,
+        peak_bytes: *peak_bytes,
         time_ms,
         memory: Tag::ALL
             .iter()
-            .map(|&tag| Held { tag: tag.name(), planned: planned(tag), peak: memory.of(tag).peak })
+            .map(|&tag| MemoryRow {
+                tag: tag.name(),
+                planned: planned(tag),
+                peak: memory.of(tag).peak,
+            })
             .collect(),
     }
 }
 
 fn print(record: &Record) {
     print_line!(
-        "{} {}, {} rank(s) × {} thread(s): {:.0} tokens/s, {:.1} ms a step (median of {})",
+        "{} {}, {} rank(s) × {} thread(s): {:.0} tokens/s, {:.1} ms per step (median of {})",
         record.config,
         record.dtype,
         record.ranks,
@@ -257,7 +273,7 @@ fn print(record: &Record) {
         record.steps
     );
     print_line!(
-        "{:.1} GFLOP/s, {:.1}% of {} × {:.1} (matrix multiply of 1024³)",
+        "{:.1} GFLOP/s, {:.1}% of {} × {:.1} (matrix multiplication of 1024³)",
         record.gflops,
         100.0 * record.mfu,
         record.ranks,
@@ -269,19 +285,19 @@ fn print(record: &Record) {
         print_line!("{name:<14} {time:>10.2} {:>6.1}%", 100.0 * time / total);
     }
     if record.ranks > 1 {
-        let slower = total * (record.comm_exposed - record.comm_exposed_least);
-        print_line!("{slower:.2} ms of the exchange went by waiting for slower ranks");
+        let waiting = total * (record.comm_exposed - record.comm_exposed_least);
+        print_line!("{waiting:.2} ms of exposed_comm are waiting for slower ranks");
     }
     print_line!("\n{:<14} {:>12} {:>12}", "memory (MiB)", "planned", "peak");
     let mib = |bytes: usize| bytes as f64 / (1 << 20) as f64;
-    for held in &record.memory {
-        let planned = held.planned.map_or("–".into(), |bytes| format!("{:.2}", mib(bytes)));
-        print_line!("{:<14} {planned:>12} {:>12.2}", held.tag, mib(held.peak));
+    for row in &record.memory {
+        let planned = row.planned.map_or("–".into(), |bytes| format!("{:.2}", mib(bytes)));
+        print_line!("{:<14} {planned:>12} {:>12.2}", row.tag, mib(row.peak));
     }
     print_line!("{:<14} {:>12} {:>12.2}", "process", "", mib(record.peak_bytes as usize));
 }
 
-/// The most memory that this process ever had in use, in bytes.
+/// Peak resident memory of this process in bytes.
 fn resident_peak() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

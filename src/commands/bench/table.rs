@@ -1,4 +1,4 @@
-//! How measurements are printed: a table for people, or a JSON object per line for programs.
+//! Prints the results of `bench comm`: a table, or one JSON object per line.
 
 use super::case::{Case, Measured};
 use super::comm::Buffers;
@@ -6,7 +6,7 @@ use crate::print::print_line;
 use lockstep_comm::{Collective, Dtype, World, human_bytes};
 use serde::Serialize;
 
-pub fn heading(world: &World, engine: &str, dtype: Dtype, buffers: Buffers) {
+pub fn print_header(world: &World, engine: &str, dtype: Dtype, buffers: Buffers) {
     let hosts = world.hosts().iter().max().map_or(1, |h| h + 1);
     print_line!(
         "{} ranks on {hosts} host(s), engine {engine}, {}, {} buffers",
@@ -41,8 +41,8 @@ struct Record {
     wrong: u64,
 }
 
-pub fn row(case: &Case, measured: &Measured, engine: &str, dtype: Dtype, json: bool) {
-    let algorithm = case.bytes as f64 / measured.seconds / 1e9;
+pub fn print_row(case: &Case, measured: &Measured, engine: &str, dtype: Dtype, json: bool) {
+    let algbw = case.bytes as f64 / measured.seconds / 1e9;
     let record = Record {
         op: case.kind.name(),
         engine: engine.into(),
@@ -52,12 +52,12 @@ pub fn row(case: &Case, measured: &Measured, engine: &str, dtype: Dtype, json: b
         buffers: case.buffers,
         bytes: case.bytes,
         time_us: measured.seconds * 1e6,
-        algbw_gbs: algorithm,
-        busbw_gbs: algorithm * bus_factor(case.kind, measured.ranks),
+        algbw_gbs: algbw,
+        busbw_gbs: algbw * bus_factor(case.kind, measured.ranks),
         wrong: measured.wrong,
     };
     if json {
-        print_line!("{}", serde_json::to_string(&record).expect("a record is plain data"));
+        print_line!("{}", serde_json::to_string(&record).expect("a record is serializable"));
         return;
     }
     print_line!(
@@ -72,7 +72,7 @@ pub fn row(case: &Case, measured: &Measured, engine: &str, dtype: Dtype, json: b
     );
 }
 
-/// What each link must carry, per byte of the buffer, whatever the algorithm.
+/// Bytes that each link must carry per byte of the buffer, for any algorithm (as in nccl-tests).
 fn bus_factor(kind: Collective, ranks: usize) -> f64 {
     let n = ranks as f64;
     match kind {

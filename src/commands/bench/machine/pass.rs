@@ -1,5 +1,5 @@
-//! One pass of one world of ranks through all that is measured, in which all do the same at the same time. It is short:
-//! a machine that is busy for a while is asked again later. Measures; what it means is `lockstep_sim::fit`'s.
+//! One pass of measurements, run by all ranks at the same time. A pass is short, so that it can be repeated when other
+//! programs disturb it. `lockstep_sim::fit` interprets the results.
 
 use std::path::Path;
 use std::time::Instant;
@@ -13,36 +13,37 @@ use serde::{Deserialize, Serialize};
 use super::busy::{self, Ticks};
 use super::references::{self, Reference};
 
-/// What ranks saw: means over them.
+/// Results of one pass, mean over ranks.
 #[derive(Default, Serialize, Deserialize)]
 pub struct Pass {
-    /// Seconds of copying what a cache holds, and what none does.
+    /// Seconds to copy each size of [`COPY_BYTES`].
     pub copies: [f64; 2],
-    pub multiplies: Vec<MeasuredMatmul>,
-    /// Of every reference, the steps that count.
-    pub steps: Vec<Vec<Row>>,
-    /// Of all these steps together.
-    pub together: RankSkew,
-    /// Of the cores, what other programs took.
+    pub matmuls: Vec<MeasuredMatmul>,
+    /// The measured steps of each reference model.
+    pub steps: Vec<Vec<StepTimes>>,
+    /// Skew between ranks over all steps.
+    pub skew: RankSkew,
+    /// Fraction of the cores used by other programs.
     pub others: f64,
 }
 
-/// Seconds of a step.
+/// Times of one step in seconds.
 #[derive(Clone, Copy, Default, Serialize, Deserialize)]
-pub struct Row {
+pub struct StepTimes {
     pub step: f64,
-    /// Exchanges of whoever waited the least, and what this rank waited more.
-    pub exchange: f64,
+    /// Exposed communication of the rank with the least.
+    pub comm: f64,
+    /// Exposed communication beyond `comm`: waiting for slower ranks.
     pub waiting: f64,
-    /// Neither computing nor exchanging.
+    /// Neither operations nor communication.
     pub rest: f64,
-    pub by: [f64; OpClass::ALL.len()],
+    pub by_operation: [f64; OpClass::ALL.len()],
 }
 
-/// Bytes that are copied.
-pub const COPIED: [usize; 2] = [256 << 10, 96 << 20];
+/// Sizes of the measured copies: one fits into a cache, the other does not.
+pub const COPY_BYTES: [usize; 2] = [256 << 10, 96 << 20];
 
-/// Layers by tokens, inputs and outputs: narrow and wide ones, in which the inner dimension is short and long.
+/// Linear layers (tokens, inputs, outputs), narrow and wide, with a short and a long inner dimension.
 const LAYERS: [[usize; 3]; 8] = [
     [512, 64, 192],
     [768, 96, 96],
@@ -54,39 +55,39 @@ const LAYERS: [[usize; 3]; 8] = [
     [640, 2560, 640],
 ];
 
-/// Steps before those that count: memory is laid out in the first, and in larger pages after it.
-const WARM: u64 = 2;
+/// Warm-up steps: the first allocates memory, and the system merges it into larger pages after that.
+const WARM_UP_STEPS: u64 = 2;
 
-/// Seconds of steps that count, of each reference: as long for each, and one step at least.
-const COUNTED: f64 = 0.3;
+/// Measurement time per reference model in seconds, but at least one step.
+const SECONDS: f64 = 0.3;
 
-/// All of it, written to `out` by the first rank.
+/// Runs one pass. Rank 0 writes the result to `out`.
 pub fn run(world: &World, out: &Path) -> anyhow::Result<()> {
     let since = Ticks::now();
     let references = references::all(world.size())?;
     let device = Device::cpu(references[0].plan.train.threads);
     let mut pass = Pass::default();
-    for (seconds, bytes) in pass.copies.iter_mut().zip(COPIED) {
-        *seconds = copied(world, &device, bytes)?;
+    for (seconds, bytes) in pass.copies.iter_mut().zip(COPY_BYTES) {
+        *seconds = time_copy(world, &device, bytes)?;
     }
     for [tokens, inputs, outputs] in LAYERS {
         for compute in [Dtype::F32, Dtype::Bf16] {
-            // The output of a layer, and the gradient of its weight.
+            // The output of the layer, and its weight gradient.
             let dims = [[tokens, inputs, outputs], [outputs, tokens, inputs]];
             for (dims, sums) in dims.into_iter().zip([false, true]) {
-                let what = MeasuredMatmul { dims, compute, sums, seconds: 0.0 };
-                pass.multiplies.push(multiplied(world, &device, what)?);
+                let matmul = MeasuredMatmul { dims, compute, sums, seconds: 0.0 };
+                pass.matmuls.push(time_matmul(world, &device, matmul)?);
             }
         }
     }
-    let mut own = 0.0;
+    let mut computing = 0.0;
     for reference in &references {
-        pass.steps.push(trained(world, &device, reference, &mut own)?);
+        pass.steps.push(time_steps(world, &device, reference, &mut computing)?);
     }
-    let (mut mean, mut most) = ([own], [own]);
+    let (mut mean, mut max) = ([computing], [computing]);
     world.all_reduce(&mut mean, Op::Mean)?;
-    world.all_reduce(&mut most, Op::Max)?;
-    pass.together = RankSkew { computing: mean[0], waiting: most[0] - mean[0] };
+    world.all_reduce(&mut max, Op::Max)?;
+    pass.skew = RankSkew { computing: mean[0], waiting: max[0] - mean[0] };
     pass.others = busy::others(world, since)?;
     if world.rank() == 0 {
         std::fs::write(out, serde_json::to_string(&pass)?)?;
@@ -95,30 +96,30 @@ pub fn run(world: &World, out: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Seconds of copying a buffer into another.
-fn copied(world: &World, device: &Device, bytes: usize) -> anyhow::Result<f64> {
+/// Seconds to copy a buffer.
+fn time_copy(world: &World, device: &Device, bytes: usize) -> anyhow::Result<f64> {
     let buffer = || device.zeros(1, bytes / 4, Dtype::F32, Tag::Buffers);
     let (from, mut to) = (buffer(), buffer());
     let mut copy = || device.copy(from.view(), to.view_mut());
-    together(world, ((256 << 20) / bytes).max(1), &mut copy)
+    time_on_all_ranks(world, ((256 << 20) / bytes).max(1), &mut copy)
 }
 
-/// A multiply, with what it took.
-fn multiplied(
+/// Measures `matmul.seconds`.
+fn time_matmul(
     world: &World,
     device: &Device,
-    what: MeasuredMatmul,
+    matmul: MeasuredMatmul,
 ) -> anyhow::Result<MeasuredMatmul> {
-    let MeasuredMatmul { dims: [m, k, n], compute, sums, .. } = what;
+    let MeasuredMatmul { dims: [m, k, n], compute, sums, .. } = matmul;
     let dtype = compute;
     let tensor = |rows, cols, dtype| device.zeros(rows, cols, dtype, Tag::Buffers);
     let (a, b, mut out): (Tensor, Tensor, Tensor) = match sums {
         false => (tensor(m, k, dtype), tensor(n, k, dtype), tensor(m, n, dtype)),
         true => (tensor(k, m, dtype), tensor(k, n, dtype), tensor(m, n, Dtype::F32)),
     };
-    // So many that ranks which take turns on a core have all had theirs.
-    let enough = if compute == Dtype::F32 { 2e9 } else { 8e9 };
-    let times = (enough / (2 * m * k * n) as f64) as usize;
+    // Long enough that ranks which share a core have all run.
+    let min_flops = if compute == Dtype::F32 { 2e9 } else { 8e9 };
+    let times = (min_flops / (2 * m * k * n) as f64) as usize;
     let mut multiply = || {
         let (a, b) = (a.view(), b.view());
         device.matmul(match sums {
@@ -126,70 +127,76 @@ fn multiplied(
             true => Matmul { accumulate: true, ..Matmul::linear_dw(a, b, out.view_mut()) },
         })
     };
-    Ok(MeasuredMatmul { seconds: together(world, times.clamp(1, 500), &mut multiply)?, ..what })
+    Ok(MeasuredMatmul {
+        seconds: time_on_all_ranks(world, times.clamp(1, 500), &mut multiply)?,
+        ..matmul
+    })
 }
 
-/// Steps of a reference model: some that make what is used again later, and those that count. What this rank computes
-/// in those is added to `own`.
-fn trained(
+/// Measures steps of a reference model. Adds the time that this rank computes to `computing`.
+fn time_steps(
     world: &World,
     device: &Device,
     reference: &Reference,
-    own: &mut f64,
-) -> anyhow::Result<Vec<Row>> {
+    computing: &mut f64,
+) -> anyhow::Result<Vec<StepTimes>> {
     let mut rank = Rank::new(&reference.plan, world, device.clone())?;
-    let (mut rows, mut counted) = (Vec::new(), [0.0]);
+    let (mut steps, mut total) = (Vec::new(), [0.0]);
     for number in 1.. {
         device.meter().switch(true);
         let stepped = rank.step(&reference.file.source, number)?;
         device.meter().switch(false);
-        let (step, all) = (stepped.time.as_secs_f64(), stepped.exposed_comm.as_secs_f64());
-        let by = OpClass::ALL.map(|operation| device.meter().spent(operation).as_secs_f64());
-        let rest = (step - all - by.iter().sum::<f64>()).max(0.0);
-        if number <= WARM {
+        let (step, exposed) = (stepped.time.as_secs_f64(), stepped.exposed_comm.as_secs_f64());
+        let by_operation =
+            OpClass::ALL.map(|operation| device.meter().spent(operation).as_secs_f64());
+        let operations = by_operation.iter().sum::<f64>();
+        let rest = (step - exposed - operations).max(0.0);
+        if number <= WARM_UP_STEPS {
             continue;
         }
-        let mut least = [all];
-        world.all_reduce(&mut least, Op::Min)?;
-        let row = Row { step, exchange: least[0], waiting: all - least[0], rest, by };
-        rows.push(row.mean(world)?);
-        *own += by.iter().sum::<f64>();
+        let mut comm = [exposed];
+        world.all_reduce(&mut comm, Op::Min)?;
+        let [comm] = comm;
+        let times = StepTimes { step, comm, waiting: exposed - comm, rest, by_operation };
+        steps.push(times.mean(world)?);
+        *computing += operations;
         // Ranks agree on when to stop.
-        counted[0] += step;
-        world.all_reduce(&mut counted, Op::Max)?;
-        if counted[0] >= COUNTED {
+        total[0] += step;
+        world.all_reduce(&mut total, Op::Max)?;
+        if total[0] >= SECONDS {
             break;
         }
     }
-    Ok(rows)
+    Ok(steps)
 }
 
-impl Row {
-    /// Over the ranks.
-    fn mean(self, world: &World) -> anyhow::Result<Row> {
-        let mut all = self.numbers();
+impl StepTimes {
+    /// Mean over ranks.
+    fn mean(self, world: &World) -> anyhow::Result<StepTimes> {
+        let mut all = self.to_array();
         world.all_reduce(&mut all, Op::Mean)?;
-        Ok(Row::of(all))
+        Ok(StepTimes::from_array(all))
     }
 
-    pub fn numbers(&self) -> [f64; 4 + OpClass::ALL.len()] {
+    pub fn to_array(self) -> [f64; 4 + OpClass::ALL.len()] {
         let mut all = [0.0; 4 + OpClass::ALL.len()];
-        all[..4].copy_from_slice(&[self.step, self.exchange, self.waiting, self.rest]);
-        all[4..].copy_from_slice(&self.by);
+        all[..4].copy_from_slice(&[self.step, self.comm, self.waiting, self.rest]);
+        all[4..].copy_from_slice(&self.by_operation);
         all
     }
 
-    pub fn of([step, exchange, waiting, rest, by @ ..]: [f64; 4 + OpClass::ALL.len()]) -> Row {
-        Row { step, exchange, waiting, rest, by }
+    pub fn from_array(array: [f64; 4 + OpClass::ALL.len()]) -> StepTimes {
+        let [step, comm, waiting, rest, by_operation @ ..] = array;
+        StepTimes { step, comm, waiting, rest, by_operation }
     }
 }
 
-/// Seconds of an act, of which all ranks begin so many at once after one that warms up: the mean over them.
-fn together(world: &World, times: usize, act: &mut dyn FnMut()) -> anyhow::Result<f64> {
-    act();
+/// Seconds per call, mean over ranks. All ranks start at the same time, after one warm-up call.
+fn time_on_all_ranks(world: &World, times: usize, call: &mut dyn FnMut()) -> anyhow::Result<f64> {
+    call();
     world.barrier()?;
     let start = Instant::now();
-    (0..times).for_each(|_| act());
+    (0..times).for_each(|_| call());
     let mut mean = [start.elapsed().as_secs_f64() / times as f64];
     world.all_reduce(&mut mean, Op::Mean)?;
     Ok(mean[0])

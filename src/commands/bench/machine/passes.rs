@@ -1,25 +1,25 @@
-//! Passes of so many ranks, spread over time, and what they come to together. Starts no ranks itself.
+//! The passes for one number of ranks, and their average.
 
 use lockstep_sim::{MeasuredMatmul, MeasuredStep, RankSkew};
 
-use super::busy::TOLERATED;
-use super::pass::{COPIED, Pass, Row};
+use super::busy::MAX_OTHERS;
+use super::pass::{COPY_BYTES, Pass, StepTimes};
 use super::references;
 
-/// What was seen of a machine that so many ranks share.
+/// Passes of a world of `ranks` ranks.
 pub struct Passes {
     pub ranks: usize,
     pub all: Vec<Pass>,
 }
 
-/// What the passes that count come to.
-pub struct Watched {
-    /// GB/s of a rank that copies what its cache holds, and what none does: read and written.
-    pub copied: [f64; 2],
-    pub multiplies: Vec<MeasuredMatmul>,
+/// Average of the valid passes.
+pub struct Average {
+    /// GB/s read plus written by a copy of each size of [`COPY_BYTES`], per rank.
+    pub copy_gbs: [f64; 2],
+    pub matmuls: Vec<MeasuredMatmul>,
     pub steps: Vec<MeasuredStep>,
-    pub together: RankSkew,
-    /// Of the cores, what other programs took.
+    pub skew: RankSkew,
+    /// Fraction of the cores used by other programs.
     pub others: f64,
 }
 
@@ -28,53 +28,53 @@ impl Passes {
         Passes { ranks, all: Vec::new() }
     }
 
-    /// Passes in which nobody else worked.
-    pub fn quiet(&self) -> usize {
-        self.all.iter().filter(|pass| pass.others <= TOLERATED).count()
+    /// Number of passes that other programs did not disturb.
+    pub fn undisturbed(&self) -> usize {
+        self.all.iter().filter(|pass| pass.others <= MAX_OTHERS).count()
     }
 
-    /// Those with nobody else count, where there are `rounds` of them; otherwise all.
-    pub fn together(&self, rounds: usize) -> anyhow::Result<Watched> {
-        let enough = self.quiet() >= rounds;
-        let counts = |pass: &&Pass| !enough || pass.others <= TOLERATED;
-        let counted: Vec<&Pass> = self.all.iter().filter(counts).collect();
-        let of = |seconds: &dyn Fn(&Pass) -> f64| mean(counted.iter().map(|pass| seconds(pass)));
-        let [cached, streamed] = [0, 1].map(|at| of(&|pass| pass.copies[at]));
+    /// Averages the undisturbed passes if there are at least `rounds` of them, otherwise all passes.
+    pub fn average(&self, rounds: usize) -> anyhow::Result<Average> {
+        let enough = self.undisturbed() >= rounds;
+        let is_valid = |pass: &&Pass| !enough || pass.others <= MAX_OTHERS;
+        let valid: Vec<&Pass> = self.all.iter().filter(is_valid).collect();
+        let average = |value: &dyn Fn(&Pass) -> f64| mean(valid.iter().map(|pass| value(pass)));
+        let [cached, streamed] = [0, 1].map(|index| average(&|pass| pass.copies[index]));
         let gbs = |bytes: usize, seconds: f64| 2.0 * bytes as f64 / seconds / 1e9;
-        let mut multiplies = counted[0].multiplies.clone();
-        for (number, multiply) in multiplies.iter_mut().enumerate() {
-            multiply.seconds = of(&|pass| pass.multiplies[number].seconds);
+        let mut matmuls = valid[0].matmuls.clone();
+        for (number, matmul) in matmuls.iter_mut().enumerate() {
+            matmul.seconds = average(&|pass| pass.matmuls[number].seconds);
         }
         let mut steps = Vec::new();
         for (number, reference) in references::all(self.ranks)?.into_iter().enumerate() {
-            let rows: Vec<Row> =
-                counted.iter().flat_map(|pass| &pass.steps[number]).copied().collect();
-            let at = |place: usize| mean(rows.iter().map(|row| row.numbers()[place]));
-            let Row { step, exchange, waiting, rest, by } = Row::of(std::array::from_fn(at));
+            let times: Vec<StepTimes> =
+                valid.iter().flat_map(|pass| &pass.steps[number]).copied().collect();
+            let at = |index: usize| mean(times.iter().map(|times| times.to_array()[index]));
+            let StepTimes { step, comm, waiting, rest, by_operation } =
+                StepTimes::from_array(std::array::from_fn(at));
             steps.push(MeasuredStep {
                 plan: reference.plan,
                 step,
-                by,
-                comm: exchange,
+                by: by_operation,
+                comm,
                 waiting,
                 rest,
             });
         }
-        Ok(Watched {
-            copied: [gbs(COPIED[0], cached), gbs(COPIED[1], streamed)],
-            multiplies,
+        Ok(Average {
+            copy_gbs: [gbs(COPY_BYTES[0], cached), gbs(COPY_BYTES[1], streamed)],
+            matmuls,
             steps,
-            together: RankSkew {
-                computing: of(&|pass| pass.together.computing),
-                waiting: of(&|pass| pass.together.waiting),
+            skew: RankSkew {
+                computing: average(&|pass| pass.skew.computing),
+                waiting: average(&|pass| pass.skew.waiting),
             },
-            others: counted.iter().map(|pass| pass.others).sum::<f64>() / counted.len() as f64,
+            others: average(&|pass| pass.others),
         })
     }
 }
 
-/// What a step takes is the sum of what its parts take, slow and fast: so is what is predicted of it. A median would
-/// take the side of whichever is more frequent.
+/// The mean, not the median: a predicted step time is the sum of the times of its parts, slow and fast ones.
 fn mean(all: impl ExactSizeIterator<Item = f64>) -> f64 {
     let count = all.len() as f64;
     all.sum::<f64>() / count

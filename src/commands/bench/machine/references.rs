@@ -1,18 +1,17 @@
-//! The models whose steps are measured: of each family a narrow one that the caches hold, a wide one that they do not,
-//! and one between them. Nobody trains these: what is predicted of other models is not what was measured of them.
+//! The reference models whose steps are measured: for each family a narrow one that fits into the caches, a wide one that
+//! does not, and one in between. They are not presets, so predictions for presets are not fitted to themselves.
 
 use anyhow::Context;
 use lockstep_plan::{Config, Plan};
 
 use crate::run_file::RunFile;
 
-/// One of them, as it is trained.
 pub struct Reference {
     pub file: RunFile,
     pub plan: Plan,
 }
 
-/// dim, layers, heads, seq, vocab, and sequences of a micro-batch.
+/// dim, layers, heads, seq, vocab and micro-batch size.
 const SIZES: [[usize; 6]; 3] =
     [[96, 2, 3, 96, 512, 8], [256, 2, 4, 192, 2048, 4], [640, 1, 10, 320, 6144, 2]];
 
@@ -29,7 +28,7 @@ pub fn all(ranks: usize) -> anyhow::Result<Vec<Reference>> {
                     sequences * ranks
                 );
                 let file = RunFile::open(Config::parse(&text, &[]))?;
-                let plan = file.plan(ranks, ranks).context("a reference model")?;
+                let plan = file.plan(ranks, ranks).context("invalid reference model")?;
                 all.push(Reference { file, plan });
             }
         }
