@@ -225,7 +225,14 @@ mod tests {
             ),
             (bad(), None, vec![3, 4], true, None, "the loss of 2 of its samples is not finite"),
             (bad(), None, vec![], true, None, "in the backward pass"),
-            (bad(), divergence(&[2]), vec![3], true, None, "first on rank 2, in head (its gradient)"),
+            (
+                bad(),
+                divergence(&[2]),
+                vec![3],
+                true,
+                None,
+                "first on rank 2, in head (its gradient)",
+            ),
             (finite(), divergence(&[2, 3]), vec![], true, None, "first on ranks 2 and 3, in head"),
         ] {
             let replayed = Replayed { outcome, divergence, samples };
