@@ -28,8 +28,8 @@ impl Rank<'_> {
         Ok(sums[0] / sums[1])
     }
 
-    /// Runs a micro-batch forward through all stages. Returns the loss of each token on the last stage. Calls `on_output`
-    /// with the output of each block of this rank.
+    /// Runs a micro-batch forward through all stages. Returns the loss of each token on the last stage. Calls
+    /// `on_output` with the output of each block of this rank.
     pub(crate) fn infer(
         &mut self,
         source: &Source,

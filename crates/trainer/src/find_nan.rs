@@ -8,8 +8,8 @@ use crate::{Error, Rank};
 const NAME_BYTES: usize = 120;
 
 impl Rank<'_> {
-    /// Repeats forward and backward of the step and checks parameters, outputs and gradients. The parameters must not have
-    /// changed. Returns the same error on all ranks. Collective.
+    /// Repeats forward and backward of the step and checks parameters, outputs and gradients. The parameters must not
+    /// have changed. Returns the same error on all ranks. Collective.
     pub(crate) fn find_nan(&mut self, source: &Source, step: u64) -> Error {
         let found = self.locate(source, step);
         self.store.clear();

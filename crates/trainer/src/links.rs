@@ -74,8 +74,8 @@ pub fn neighbors(mesh: &Mesh, hosts: &[usize]) -> Vec<(usize, usize)> {
     pairs
 }
 
-/// Splits pairs into rounds in which each rank has at most one partner, so that the links of a round are measured at the
-/// same time.
+/// Splits pairs into rounds in which each rank has at most one partner, so that the links of a round are measured at
+/// the same time.
 pub fn rounds(pairs: &[(usize, usize)]) -> Vec<Vec<(usize, usize)>> {
     let mut rounds: Vec<Vec<(usize, usize)>> = Vec::new();
     for pair in pairs {

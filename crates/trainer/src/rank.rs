@@ -355,8 +355,8 @@ pub(crate) fn pass<'p>(
     }
 }
 
-/// Ranges of this rank's shards that it adds to the gradient norm: each parameter is counted by one rank. Adjacent ranges
-/// are merged.
+/// Ranges of this rank's shards that it adds to the gradient norm: each parameter is counted by one rank. Adjacent
+/// ranges are merged.
 fn norm_ranges(model: &Model) -> Vec<(usize, usize, Range<usize>)> {
     let part = &model.part;
     let mut runs: Vec<(usize, usize, Range<usize>)> = Vec::new();

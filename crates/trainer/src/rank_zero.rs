@@ -10,8 +10,8 @@ use lockstep_comm::{Group, Op};
 
 use crate::Error;
 
-/// Runs `work` on rank zero while the other ranks wait. Returns its result on rank zero and `None` on the others. If the
-/// work fails, rank zero returns its error and the others return [`Error::OtherRank`] with its text. Collective.
+/// Runs `work` on rank zero while the other ranks wait. Returns its result on rank zero and `None` on the others. If
+/// the work fails, rank zero returns its error and the others return [`Error::OtherRank`] with its text. Collective.
 ///
 /// `work` must not use `group`.
 pub fn on_rank_zero<R, E: Display + From<Error>>(

@@ -1,5 +1,5 @@
-//! Replays one step of a run twice. A step is a deterministic function of its state and samples: if both replays fail in
-//! the same way, the state or the data is the cause; if they differ, a machine is. Writes nothing.
+//! Replays one step of a run twice. A step is a deterministic function of its state and samples: if both replays fail
+//! in the same way, the state or the data is the cause; if they differ, a machine is. Writes nothing.
 
 use crate::{Divergence, Error, Run, StepResult, build};
 

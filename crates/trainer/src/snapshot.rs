@@ -1,5 +1,5 @@
-//! State of a rank as tensors of a checkpoint: takes snapshots, and loads shards from checkpoints of any layout. Does not
-//! write files.
+//! State of a rank as tensors of a checkpoint: takes snapshots, and loads shards from checkpoints of any layout. Does
+//! not write files.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -190,8 +190,8 @@ impl Rank<'_> {
             .try_for_each(|state| self.load_compressor_state(checkpoint, state))
     }
 
-    /// On the layout that saved it, each rank loads its own state, bit for bit. On another layout the sum over all ranks
-    /// is loaded: residuals by one rank, mean squares by all.
+    /// On the layout that saved it, each rank loads its own state, bit for bit. On another layout the sum over all
+    /// ranks is loaded: residuals by one rank, mean squares by all.
     fn load_compressor_state(
         &mut self,
         checkpoint: &Checkpoint,

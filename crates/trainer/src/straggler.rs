@@ -1,5 +1,5 @@
-//! Finds the rank that the others wait for. All ranks end a step together, so the straggler is the rank that waits least;
-//! compute times are compared. A pure function of the reported times.
+//! Finds the rank that the others wait for. All ranks end a step together, so the straggler is the rank that waits
+//! least; compute times are compared. A pure function of the reported times.
 //!
 //! A single slow step is not a straggler: each rank's median over the last [`REPORTS`] reports counts. Ranks with the
 //! same work are compared with each other. A rank that is alone on its pipeline stage is compared with the others by

@@ -1,5 +1,5 @@
-//! Tests of the training loop: against PyTorch, on many layouts, against the planned memory and traffic, and with corrupt
-//! data, values that are not finite, failing disks and slow ranks or links.
+//! Tests of the training loop: against PyTorch, on many layouts, against the planned memory and traffic, and with
+//! corrupt data, values that are not finite, failing disks and slow ranks or links.
 
 mod allocations;
 mod compressed;

@@ -80,8 +80,8 @@ fn data_parallel_matches_the_ledger() {
     ]);
 }
 
-/// ZeRO (Rajbhandari et al. 2020) with mixed precision and 2-byte gradients: 4N + 12N/d, 2N + 14N/d and 16N/d bytes on d
-/// ranks for levels 1, 2 and 3. In addition there is the block being reduced and its shard.
+/// ZeRO (Rajbhandari et al. 2020) with mixed precision and 2-byte gradients: 4N + 12N/d, 2N + 14N/d and 16N/d bytes on
+/// d ranks for levels 1, 2 and 3. In addition there is the block being reduced and its shard.
 #[test]
 fn model_states_match_the_zero_paper() {
     let d = 4;
@@ -210,8 +210,8 @@ fn overlapped_reduction_stays_within_planned_memory() {
     }
 }
 
-/// ZeRO-3 uses more buffers than ZeRO-2 by its gathered blocks. Not tested with pipelines, where the lifetime of messages
-/// depends on timing.
+/// ZeRO-3 uses more buffers than ZeRO-2 by its gathered blocks. Not tested with pipelines, where the lifetime of
+/// messages depends on timing.
 #[test]
 fn gathered_blocks_stay_within_planned_memory() {
     for words in [

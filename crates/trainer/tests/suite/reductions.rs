@@ -11,7 +11,7 @@ use lockstep_trainer::Rank;
 use crate::cuts::plan;
 use crate::plans::source;
 
-/// ZeRO levels, hybrid sharding, buckets, kept parameters and bf16 gradients, with and without overlap.
+/// ZeRO levels, hybrid sharding, buckets, `keep_gathered` and bf16 gradients, with and without overlap.
 const REPLICAS: [&str; 20] = [
     "gpt2",
     "gpt2 data=2",

@@ -1,5 +1,5 @@
-//! A checkpoint of any layout can be loaded on any other: the state is bit-identical, and training continues with the next
-//! sample.
+//! A checkpoint of any layout can be loaded on any other: the state is bit-identical, and training continues with the
+//! next sample.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -79,7 +79,7 @@ fn failing_disk(after: usize) -> (Disk, Arc<AtomicUsize>) {
     let operations = count.clone();
     let disk = Disk::with_hook(move |_| match operations.fetch_add(1, Ordering::SeqCst) < after {
         true => Ok(()),
-        false => Err(IoError::other("the machine is gone")),
+        false => Err(IoError::other("the disk fails")),
     });
     (disk, count)
 }
