@@ -51,12 +51,11 @@ impl Reduction {
             bucket.runs.iter().map(|run| bucket.blocks_of(run, part)).collect()
         };
         let shared = |sum: &SharedSum| SharedGradients::new(*sum, part, sequence);
-        let overlap = reductions.policy.overlap && reductions.policy.reduce.is_some();
         Reduction {
             block_ranges: reductions.buckets.iter().map(ranges).collect(),
             shared: reductions.shared.iter().map(shared).collect(),
             reductions,
-            background: overlap.then(|| Device::cpu(1)),
+            background: None,
             in_flight: vec![],
             waiting: vec![],
             compressors: vec![],
@@ -74,6 +73,7 @@ impl Reduction {
     /// Allocates the compressors before the first step, so that long-lived buffers do not fragment the pool.
     pub(crate) fn prepare(&mut self, device: &Device, groups: &Groups) {
         if self.policy().reduce.is_some() {
+            self.background = self.policy().overlap.then(|| device.background());
             let buckets = 0..self.reductions.buckets.len();
             self.compressors =
                 buckets.map(|bucket| self.new_compressors(device, groups, bucket)).collect();

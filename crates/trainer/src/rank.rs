@@ -183,6 +183,7 @@ impl<'a> Rank<'a> {
         self.store.weights.all_gather(&self.device, &self.groups)?;
         exposed_comm += gathering.elapsed();
         let sent = self.groups.sent() - sent_before;
+        self.device.synchronize();
         let (time, reading) = (start.elapsed(), self.in_flight.reading);
         if !std::mem::replace(&mut self.warm, true) {
             SharedHeap::use_huge_pages();

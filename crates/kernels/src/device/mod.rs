@@ -68,6 +68,14 @@ impl Device {
         }))
     }
 
+    /// A device on the same hardware for a communication thread, which computes next to this one: on the CPU it has
+    /// one thread. It has its own memory pool and meter.
+    pub fn background(&self) -> Device {
+        match &self.0.backend {
+            Backend::Cpu(_) => Device::cpu(1),
+        }
+    }
+
     /// A tensor with unspecified contents.
     pub fn empty(&self, rows: usize, cols: usize, dtype: Dtype, tag: Tag) -> Tensor {
         Tensor::new(&self.0.pool, rows, cols, dtype, tag)
