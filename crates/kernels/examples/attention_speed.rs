@@ -1,6 +1,6 @@
-//! How fast attention is at a few shapes: `cargo run --release -p lockstep-kernels --example attention_speed
-//! [seconds per shape] [threads]`. FLOPs are counted as is usual: four products' worth per seen pair forward,
-//! ten backward, and nothing for what is computed again.
+//! Benchmarks attention for a few shapes: `cargo run --release -p lockstep-kernels --example attention_speed
+//! [seconds per shape] [threads]`. FLOPs are counted as usual: 4 head_dim per query-key pair forward, 10 backward,
+//! without recomputation.
 
 use half::bf16;
 use lockstep_kernels::AttentionShape;
@@ -19,8 +19,9 @@ const SHAPES: [(&str, [usize; 5]); 4] = [
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
-    let seconds = arguments.next().map_or(1.0, |s| s.parse().expect("seconds per shape"));
-    let threads = arguments.next().map_or(1, |s| s.parse().expect("how many threads"));
+    let seconds =
+        arguments.next().map_or(1.0, |s| s.parse().expect("seconds per shape must be a number"));
+    let threads = arguments.next().map_or(1, |s| s.parse().expect("threads must be a number"));
     let cpu = Cpu::new(threads);
     println!("{:?}, {threads} threads; best and median of calls", cpu.level);
     for (name, shape) in SHAPES {

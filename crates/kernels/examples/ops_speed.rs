@@ -1,5 +1,4 @@
-//! How fast the simple operations move memory: GB/s of what each reads and writes, beside a plain copy of
-//! the same size, which is what the machine can do.
+//! Memory bandwidth of the simple operations in GB/s, compared with a plain copy of the same size.
 //!
 //!     cargo run --release -p lockstep-kernels --example ops_speed [threads] [portable|avx2|avx512] [only]
 
@@ -18,7 +17,7 @@ const KEY: RandomKey = RandomKey { seed: 1, stream: 1 };
 
 fn main() {
     let mut words = std::env::args().skip(1);
-    let threads = words.next().map_or(1, |word| word.parse().expect("a number of threads"));
+    let threads = words.next().map_or(1, |word| word.parse().expect("threads must be a number"));
     let level = match words.next().as_deref() {
         Some("portable") => Level::Portable,
         Some("avx2") => Level::Avx2,
@@ -37,7 +36,7 @@ fn main() {
     packed(&cpu, 2 << 20);
 }
 
-/// Times `work`, which moves `bytes`: the best of many short runs, as others may share the machine.
+/// Times `work`, which moves `bytes`: the best of many short runs, because other processes may use the machine.
 fn time(what: &str, bytes: usize, mut work: impl FnMut()) {
     if std::env::args().nth(3).is_some_and(|only| !what.contains(&only)) {
         return;
@@ -132,7 +131,7 @@ fn loss(cpu: &Cpu, rows: usize, vocab: usize) {
         let targets = Targets { ids: &targets, first: 0, how };
         cross_entropy::into(cpu, &logits, targets, &mut losses, &mut narrow);
     });
-    time(&name("losses alone"), bytes, || {
+    time(&name("losses without gradient"), bytes, || {
         cross_entropy::losses(cpu, &logits, &targets, how, &mut losses)
     });
 }
@@ -163,7 +162,7 @@ fn large<G: Float>(cpu: &Cpu, n: usize) {
     time(&name("normal"), n * size_of::<G>(), || random::normal(cpu, KEY, 0, &mut random, 0.02));
 }
 
-/// What is sent to other ranks in fewer bytes.
+/// Gradient compression.
 fn packed(cpu: &Cpu, n: usize) {
     let (x, mut error) = (normal::<f32>(cpu, n), vec![0f32; n]);
     for code in [Code::Bf16, Code::F16, Code::Int8] {
@@ -177,7 +176,7 @@ fn packed(cpu: &Cpu, n: usize) {
         });
     }
     let mut pairs = vec![0; n / 100 * PAIR_BYTES];
-    // With the copy that brings back what was taken.
+    // Includes the copy that restores the input.
     time(&format!("take the largest of {n}, one in 100"), 24 * n, || {
         elementwise::copy(cpu, &x, &mut error);
         take_top_k(cpu, &mut error, &mut pairs);

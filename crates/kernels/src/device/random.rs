@@ -14,8 +14,8 @@ pub struct RandomKey {
     pub stream: u64,
 }
 
-/// The dropout mask of elements that are contiguous in the whole tensor. It is computed from global indices and never stored, so forward, backward
-/// and recomputation use the same mask.
+/// The dropout mask of elements that are contiguous in the whole tensor. It is computed from global indices and never
+/// stored, so forward, backward and recomputation use the same mask.
 #[derive(Clone, Copy, Debug)]
 pub struct DropoutMask {
     pub key: RandomKey,

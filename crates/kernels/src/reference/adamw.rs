@@ -1,10 +1,10 @@
-//! AdamW, one element at a time.
+//! AdamW for one element.
 
 use crate::AdamW;
 
-/// The new (p, m, v).
-pub fn step(numbers: &AdamW, p: f64, m: f64, v: f64, g: f64) -> (f64, f64, f64) {
-    let AdamW { lr, beta1, beta2, eps, weight_decay, step, scale } = *numbers;
+/// Updated (p, m, v).
+pub fn step(settings: &AdamW, p: f64, m: f64, v: f64, g: f64) -> (f64, f64, f64) {
+    let AdamW { lr, beta1, beta2, eps, weight_decay, step, scale } = *settings;
     let g = g * scale;
     let m = beta1 * m + (1.0 - beta1) * g;
     let v = beta2 * v + (1.0 - beta2) * g * g;

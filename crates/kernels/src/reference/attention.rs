@@ -1,4 +1,4 @@
-//! Causal attention with the whole matrix of scores, one head at a time.
+//! Causal attention with the full score matrix, one head at a time.
 
 use crate::AttentionShape;
 
@@ -29,9 +29,9 @@ pub fn forward(shape: &AttentionShape, inputs: &Inputs) -> Outputs {
             let sum: f64 = scores.iter().map(|s| (s - top).exp()).sum();
             lse[(b * heads + h) * q_len + i] = top + sum.ln();
             for (j, score) in scores.iter().enumerate().take(k_len) {
-                let share = (score - top).exp() / sum;
+                let weight = (score - top).exp() / sum;
                 for d in 0..head_dim {
-                    out[query(shape, b, i, h) + d] += share * inputs.v[key(shape, b, j, h) + d];
+                    out[query(shape, b, i, h) + d] += weight * inputs.v[key(shape, b, j, h) + d];
                 }
             }
         }
@@ -39,7 +39,7 @@ pub fn forward(shape: &AttentionShape, inputs: &Inputs) -> Outputs {
     Outputs { out, lse }
 }
 
-/// dq, dk and dv, laid out as q, k and v.
+/// dq, dk and dv, with the layout of q, k and v.
 pub fn backward(
     shape: &AttentionShape,
     inputs: &Inputs,
@@ -57,11 +57,11 @@ pub fn backward(
             let delta: f64 = (0..head_dim).map(|d| dout[at + d] * outputs.out[at + d]).sum();
             for (j, score) in scores.iter().enumerate().take(k_len).filter(|(_, s)| s.is_finite()) {
                 let from = key(shape, b, j, h);
-                let share = (score - lse).exp();
-                let dshare: f64 = (0..head_dim).map(|d| dout[at + d] * inputs.v[from + d]).sum();
-                let dscore = share * (dshare - delta) * f64::from(scale);
+                let weight = (score - lse).exp();
+                let dweight: f64 = (0..head_dim).map(|d| dout[at + d] * inputs.v[from + d]).sum();
+                let dscore = weight * (dweight - delta) * f64::from(scale);
                 for d in 0..head_dim {
-                    grads.v[from + d] += share * dout[at + d];
+                    grads.v[from + d] += weight * dout[at + d];
                     grads.q[at + d] += dscore * inputs.k[from + d];
                     grads.k[from + d] += dscore * inputs.q[at + d];
                 }
@@ -71,7 +71,7 @@ pub fn backward(
     grads
 }
 
-/// One query's scores; -inf for a key that it does not see.
+/// Scores of one query; -inf for masked keys.
 fn scores(shape: &AttentionShape, inputs: &Inputs, b: usize, h: usize, i: usize) -> Vec<f64> {
     let at = query(shape, b, i, h);
     let score = |j| {

@@ -1,8 +1,8 @@
-//! The loss of rows of logits against their targets.
+//! Cross-entropy of logits against targets.
 
 use crate::IGNORED;
 
-/// Each row's `ln Σ e^logit - target's logit + z ln² Σ e^logit`.
+/// `ln Σ e^logit - target logit + z ln² Σ e^logit` of each row.
 pub fn losses(logits: &[f64], targets: &[u32], z_loss: f64) -> Vec<f64> {
     let rows = logits.chunks_exact(width(logits, targets)).zip(targets);
     rows.map(|(row, &target)| {
@@ -14,7 +14,7 @@ pub fn losses(logits: &[f64], targets: &[u32], z_loss: f64) -> Vec<f64> {
     .collect()
 }
 
-/// The gradient of the losses' sum times `scale`.
+/// Gradient of the sum of the losses, times `scale`.
 pub fn backward(logits: &[f64], targets: &[u32], scale: f64, z_loss: f64) -> Vec<f64> {
     let mut d = vec![];
     for (row, &target) in logits.chunks_exact(width(logits, targets)).zip(targets) {

@@ -1,4 +1,4 @@
-//! Element by element.
+//! Elementwise operations.
 
 pub fn sum(a: &[f64], b: &[f64]) -> Vec<f64> {
     a.iter().zip(b).map(|(a, b)| a + b).collect()

@@ -1,4 +1,4 @@
-//! GELU in the tanh form that GPT-2 was trained with.
+//! GELU in the tanh approximation of GPT-2.
 
 use std::f64::consts::PI;
 
@@ -6,7 +6,7 @@ pub fn forward(x: f64) -> f64 {
     0.5 * x * (1.0 + inner(x).tanh())
 }
 
-/// The derivative at `x`.
+/// Derivative at `x`.
 pub fn slope(x: f64) -> f64 {
     let t = inner(x).tanh();
     let inner_slope = (2.0 / PI).sqrt() * (1.0 + 3.0 * 0.044715 * x * x);

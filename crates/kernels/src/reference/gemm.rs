@@ -1,10 +1,10 @@
-//! Matrix multiply by its definition, in f64.
+//! Matrix multiplication by definition, in f64.
 
 use crate::Float;
 use crate::cpu::gemm::{Data, DataMut, Gemm, Matrix};
 use half::bf16;
 
-/// As `cpu::gemm::run`, up to rounding.
+/// Same result as `cpu::gemm::run`, up to rounding.
 pub fn run(gemm: Gemm<'_>) {
     let Gemm { m, n, k, a, b, mut out, out_stride, accumulate, scale, mut epilogue } = gemm;
     let rounded = matches!(a.data, Data::Bf16(_)) || matches!(b.data, Data::Bf16(_));
@@ -17,7 +17,7 @@ pub fn run(gemm: Gemm<'_>) {
             }
             if let Some(before) = &mut epilogue.gelu {
                 set(before, i * n + j, value);
-                value = gelu(value);
+                value = super::gelu::forward(value);
             }
             if let Some(residual) = epilogue.residual {
                 value += get(residual, i * n + j);
@@ -32,12 +32,6 @@ pub fn run(gemm: Gemm<'_>) {
             set(&mut out, place, value);
         }
     }
-}
-
-/// The tanh form, as GPT-2 has it.
-pub fn gelu(x: f64) -> f64 {
-    let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
-    0.5 * x * (1.0 + inner.tanh())
 }
 
 fn at(matrix: &Matrix<'_>, row: usize, col: usize, rounded: bool) -> f64 {

@@ -1,5 +1,5 @@
-//! Every operation once more, in plain loops and f64: what it means, to be read, and what the fast versions
-//! are held against. Never used in training.
+//! Reference implementations of all operations: plain f64 loops that define the results. The fast versions are
+//! tested against them. Never used in training.
 
 pub mod adamw;
 pub mod attention;

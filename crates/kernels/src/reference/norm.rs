@@ -1,6 +1,6 @@
 //! LayerNorm and RMSNorm.
 
-/// `(x - mean) / √(variance + eps) * gain + bias` of every row.
+/// `(x - mean) / √(variance + eps) * gain + bias` for every row.
 pub fn layer_forward(x: &[f64], gain: &[f64], bias: &[f64], eps: f64) -> Vec<f64> {
     rows(x, gain.len(), |row| {
         let (mean, rstd) = layer_stats(row, eps);
@@ -8,14 +8,14 @@ pub fn layer_forward(x: &[f64], gain: &[f64], bias: &[f64], eps: f64) -> Vec<f64
     })
 }
 
-/// A row's mean and 1 / √(variance + eps).
+/// Mean and 1 / √(variance + eps) of a row.
 pub fn layer_stats(row: &[f64], eps: f64) -> (f64, f64) {
     let mean = row.iter().sum::<f64>() / row.len() as f64;
     let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / row.len() as f64;
     (mean, 1.0 / (variance + eps).sqrt())
 }
 
-/// (dx, dgain, dbias).
+/// Returns (dx, dgain, dbias).
 pub fn layer_backward(
     x: &[f64],
     gain: &[f64],
@@ -38,7 +38,7 @@ pub fn layer_backward(
     (dx, dgain, dbias)
 }
 
-/// `x / √(mean of squares + eps) * gain` of every row.
+/// `x / √(mean of squares + eps) * gain` for every row.
 pub fn rms_forward(x: &[f64], gain: &[f64], eps: f64) -> Vec<f64> {
     rows(x, gain.len(), |row| {
         let rstd = rms_stats(row, eps);
@@ -46,12 +46,12 @@ pub fn rms_forward(x: &[f64], gain: &[f64], eps: f64) -> Vec<f64> {
     })
 }
 
-/// A row's 1 / √(mean of squares + eps).
+/// 1 / √(mean of squares + eps) of a row.
 pub fn rms_stats(row: &[f64], eps: f64) -> f64 {
     1.0 / (row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64 + eps).sqrt()
 }
 
-/// (dx, dgain).
+/// Returns (dx, dgain).
 pub fn rms_backward(x: &[f64], gain: &[f64], eps: f64, dy: &[f64]) -> (Vec<f64>, Vec<f64>) {
     let dim = gain.len();
     let (mut dx, mut dgain) = (vec![], vec![0.0; dim]);

@@ -1,4 +1,4 @@
-//! Sums over whole tensors and over rows.
+//! Reductions over whole tensors and over rows.
 
 pub fn sum_of_squares(x: &[f64]) -> f64 {
     x.iter().map(|x| x * x).sum()

@@ -1,15 +1,16 @@
-//! Rotary position embedding of one head, written as a rotation of the plane for each pair.
+//! Rotary position embedding of one head: a rotation of the plane for each pair.
 
-/// Turns the pairs `(x[i], x[i + half])` by `position * theta^(-i / half)`; by minus it for gradients.
+/// Rotates the pairs `(x[i], x[i + half])` by `position * theta^(-i / half)`.
 pub fn forward(x: &mut [f64], position: f64, theta: f64) {
-    turn(x, |i, half| position * theta.powf(-(i as f64) / half as f64));
+    rotate(x, |i, half| position * theta.powf(-(i as f64) / half as f64));
 }
 
+/// Rotates gradients by the opposite angle.
 pub fn backward(x: &mut [f64], position: f64, theta: f64) {
-    turn(x, |i, half| -position * theta.powf(-(i as f64) / half as f64));
+    rotate(x, |i, half| -position * theta.powf(-(i as f64) / half as f64));
 }
 
-fn turn(x: &mut [f64], angle: impl Fn(usize, usize) -> f64) {
+fn rotate(x: &mut [f64], angle: impl Fn(usize, usize) -> f64) {
     let half = x.len() / 2;
     for i in 0..half {
         let (sin, cos) = angle(i, half).sin_cos();

@@ -1,8 +1,8 @@
-//! Mixture of experts: choosing, moving rows, and the auxiliary losses.
+//! Mixture of experts: routing, moving rows, and auxiliary losses.
 
 use crate::{Capacity, DROPPED, Router};
 
-/// A router's decision: (probs, chosen, weights).
+/// Returns (probs, chosen, weights).
 pub fn choose(router: Router, logits: &[f64]) -> (Vec<f64>, Vec<u32>, Vec<f64>) {
     let (mut probs, mut chosen, mut weights) = (vec![], vec![], vec![]);
     for row in logits.chunks_exact(router.experts) {
@@ -18,7 +18,7 @@ pub fn choose(router: Router, logits: &[f64]) -> (Vec<f64>, Vec<u32>, Vec<f64>) 
     (probs, chosen, weights)
 }
 
-/// The weights of given choices: what is differentiated, as a choice itself has no slope.
+/// Weights of given experts. Only these are differentiable, not the choice.
 pub fn weights_of(router: Router, logits: &[f64], chosen: &[u32]) -> Vec<f64> {
     let rows = logits.chunks_exact(router.experts).zip(chosen.chunks_exact(router.top_k));
     rows.flat_map(|(row, chosen)| {
@@ -30,7 +30,7 @@ pub fn weights_of(router: Router, logits: &[f64], chosen: &[u32]) -> Vec<f64> {
     .collect()
 }
 
-/// The logits' gradient from the weights', by the softmax's full Jacobian.
+/// Gradient of the logits from the gradient of the weights, by the full Jacobian of the softmax.
 pub fn weights_backward(
     router: Router,
     logits: &[f64],
@@ -58,8 +58,7 @@ pub fn weights_backward(
     dlogits
 }
 
-/// `experts Σ_e (slots of e / tokens) (mean probability of e)`, the mean of that over `scopes` equal runs of
-/// the tokens.
+/// `experts Σ_e (slots of e / tokens) (mean probability of e)`, averaged over `scopes` equal runs of tokens.
 pub fn balance_loss(logits: &[f64], experts: usize, chosen: &[u32], scopes: usize) -> f64 {
     let tokens = logits.len() / experts / scopes;
     let one = |(logits, chosen): (&[f64], &[u32])| {
@@ -70,7 +69,7 @@ pub fn balance_loss(logits: &[f64], experts: usize, chosen: &[u32], scopes: usiz
         experts as f64
             * (0..experts).map(|e| slots(chosen, e) / tokens as f64 * means[e]).sum::<f64>()
     };
-    of_scopes(logits, chosen, scopes).map(one).sum::<f64>() / scopes as f64
+    by_scope(logits, chosen, scopes).map(one).sum::<f64>() / scopes as f64
 }
 
 pub fn balance_backward(logits: &[f64], experts: usize, chosen: &[u32], scopes: usize) -> Vec<f64> {
@@ -81,15 +80,15 @@ pub fn balance_backward(logits: &[f64], experts: usize, chosen: &[u32], scopes: 
         let rows = logits.chunks_exact(experts);
         rows.flat_map(|row| softmax_backward(&softmax(row), &dp)).collect::<Vec<_>>()
     };
-    of_scopes(logits, chosen, scopes).flat_map(one).collect()
+    by_scope(logits, chosen, scopes).flat_map(one).collect()
 }
 
-/// That chose this expert.
+/// Number of slots routed to an expert.
 fn slots(chosen: &[u32], expert: usize) -> f64 {
     chosen.iter().filter(|&&one| one as usize == expert).count() as f64
 }
 
-fn of_scopes<'a>(
+fn by_scope<'a>(
     logits: &'a [f64],
     chosen: &'a [u32],
     scopes: usize,
@@ -98,7 +97,7 @@ fn of_scopes<'a>(
     logits.chunks(some(logits.len())).zip(chosen.chunks(some(chosen.len())))
 }
 
-/// The mean over tokens of ln² Σ e^logit.
+/// Mean over tokens of ln² Σ e^logit.
 pub fn z_loss(logits: &[f64], experts: usize) -> f64 {
     let tokens = (logits.len() / experts) as f64;
     logits.chunks_exact(experts).map(|row| log_sum(row).powi(2) / tokens).sum()
@@ -112,19 +111,19 @@ pub fn z_loss_backward(logits: &[f64], experts: usize) -> Vec<f64> {
     logits.chunks_exact(experts).flat_map(one).collect()
 }
 
-/// Places of slots, grouped by expert: (order, starts, place).
+/// Sorts slots by expert. Returns (order, starts, place).
 pub fn group(
     chosen: &[u32],
     experts: usize,
     capacity: Option<Capacity>,
 ) -> (Vec<u32>, Vec<u32>, Vec<u32>) {
-    let Capacity { slots: room, scopes } =
+    let Capacity { slots: limit, scopes } =
         capacity.unwrap_or(Capacity { slots: usize::MAX, scopes: 1 });
     let (mut order, mut starts, mut place) = (vec![], vec![0], vec![DROPPED; chosen.len()]);
     for expert in 0..experts as u32 {
         for scope in 0..scopes {
             let slots = chosen.len() / scopes * scope..chosen.len() / scopes * (scope + 1);
-            for slot in slots.filter(|&slot| chosen[slot] == expert).take(room) {
+            for slot in slots.filter(|&slot| chosen[slot] == expert).take(limit) {
                 place[slot] = order.len() as u32;
                 order.push(slot as u32);
             }
@@ -134,7 +133,7 @@ pub fn group(
     (order, starts, place)
 }
 
-/// `out[token] = Σ weight * row` over the token's slots that were not dropped.
+/// `out[token] = Σ weight * row` over the token's slots without dropped ones.
 pub fn combine(rows: &[f64], dim: usize, top_k: usize, place: &[u32], weights: &[f64]) -> Vec<f64> {
     let mut out = vec![0.0; place.len() / top_k * dim];
     for (slot, &place) in place.iter().enumerate() {
@@ -147,7 +146,7 @@ pub fn combine(rows: &[f64], dim: usize, top_k: usize, place: &[u32], weights: &
     out
 }
 
-/// (drows, dweights).
+/// Returns (drows, dweights).
 pub fn combine_backward(
     rows: &[f64],
     dim: usize,

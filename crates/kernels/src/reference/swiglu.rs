@@ -1,10 +1,10 @@
-//! SwiGLU: rows of (gate, up), (rows, 2f), to `silu(gate) * up`, (rows, f).
+//! SwiGLU: from rows of gate and up, (rows, 2f), to `silu(gate) * up`, (rows, f).
 
 pub fn forward(gate_up: &[f64], f: usize) -> Vec<f64> {
     gate_up.chunks_exact(2 * f).flat_map(|row| (0..f).map(|j| silu(row[j]) * row[f + j])).collect()
 }
 
-/// The gradient of `gate_up`, in its shape.
+/// Gradient of `gate_up`.
 pub fn backward(gate_up: &[f64], f: usize, dy: &[f64]) -> Vec<f64> {
     let mut d = vec![0.0; gate_up.len()];
     for (row, (d, dy)) in d.chunks_exact_mut(2 * f).zip(dy.chunks_exact(f)).enumerate() {

@@ -6,10 +6,10 @@ use lockstep_kernels::cpu::adamw::{self, State};
 use lockstep_kernels::cpu::{Cpu, elementwise};
 use lockstep_kernels::reference::adamw as reference;
 
-crate::both_types!(equals_its_reference);
+crate::both_types!(matches_the_reference);
 
-/// Three steps in a row, with gradients of type `G`.
-fn equals_its_reference<G: Float>() {
+/// Three consecutive steps with gradients of type `G`.
+fn matches_the_reference<G: Float>() {
     for n in LENGTHS {
         let p = numbers::<f32>(n, 0);
         let (mut rp, mut rm, mut rv) = (to_f64(&p), vec![0.0; n], vec![0.0; n]);
@@ -37,7 +37,7 @@ fn equals_its_reference<G: Float>() {
             }
             let mut rounded = vec![bf16::ZERO; n];
             elementwise::cast(cpu, &p, &mut rounded);
-            assert_eq!(copy, rounded, "the copy is the parameters");
+            assert_eq!(copy, rounded, "the bf16 copy differs from the parameters");
             [to_f64(&p), to_f64(&m), to_f64(&v)]
         });
     }
@@ -46,7 +46,7 @@ fn equals_its_reference<G: Float>() {
 /// torch 2.x: AdamW(lr=0.1, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01) on p = 1, g = 0.5. By hand:
 /// the first step's m̂ / √v̂ is 1, so p = 1 * (1 - 0.001) - 0.1.
 #[test]
-fn the_first_step_is_the_learning_rate() {
+fn first_step_moves_by_the_learning_rate() {
     let numbers = AdamW { lr: 0.1, ..AdamW::default() };
     let (mut p, mut m, mut v) = ([1.0], [0.0], [0.0]);
     let state = State { p: &mut p, m: &mut m, v: &mut v, bf16_copy: None };

@@ -1,4 +1,4 @@
-//! Attention against the reference: dims, lengths, groups, starts, types, threads, and key blocks merged.
+//! Attention against the reference: head sizes, lengths, groups, positions, dtypes, threads and merged key blocks.
 
 use half::bf16;
 use lockstep_kernels::AttentionShape;
@@ -20,11 +20,11 @@ const CASES: [Case; 19] = [
     [3, 1, 40, 65, 65, 0, 0],
     [6, 2, 128, 70, 70, 0, 0],
     [1, 1, 256, 33, 33, 0, 0],
-    // Generating with a cache of keys.
+    // Generation with a key-value cache.
     [4, 2, 64, 1, 130, 129, 0],
     [4, 4, 32, 7, 65, 58, 0],
     [2, 1, 80, 3, 40, 37, 0],
-    // Blocks of keys from elsewhere: all in the past, partly, none.
+    // Key blocks of other ranks: all, some or none of them in the past.
     [2, 1, 32, 64, 65, 200, 100],
     [2, 2, 64, 130, 64, 64, 100],
     [2, 1, 16, 65, 130, 30, 60],
@@ -52,7 +52,7 @@ fn shape_of(case: Case) -> AttentionShape {
     }
 }
 
-/// Numbers in -1..1 that are the same in every run.
+/// Pseudo-random numbers in -1..1, the same in every run.
 fn numbers(len: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let next = |_| {
@@ -64,7 +64,7 @@ fn numbers(len: usize, seed: u64) -> Vec<f32> {
     (0..len).map(next).collect()
 }
 
-/// One problem: q in a matrix of its own, k and v in another, each with columns that are not theirs.
+/// Inputs of one attention: q in one matrix, k and v in another, each with unrelated columns.
 struct Problem<E> {
     shape: AttentionShape,
     q: Vec<E>,    // (tokens, 3 + heads * head_dim + 5)
@@ -106,7 +106,7 @@ impl<E: Float> Problem<E> {
 
     fn forward(&self, cpu: &Cpu) -> (Vec<E>, Vec<f32>) {
         let AttentionShape { batch, heads, head_dim, q_len, .. } = self.shape;
-        // What was there before must not matter.
+        // Previous contents must not matter.
         let mut out = vec![E::round_from(f32::NAN); batch * q_len * heads * head_dim];
         let mut lse = vec![f32::NAN; batch * heads * q_len];
         attention::forward(cpu, &self.shape, self.rows(), &mut out, &mut lse);
@@ -134,7 +134,7 @@ impl<E: Float> Problem<E> {
         Answer { out, lse, dq, dkv }
     }
 
-    /// The columns that the reference knows, in f64.
+    /// Inputs of the reference, in f64.
     fn inputs(&self) -> reference::Inputs {
         let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
         let (width, kv_width) = (heads * head_dim, kv_heads * head_dim);
@@ -166,8 +166,8 @@ fn to_f64<E: Float>(data: &[E]) -> Vec<f64> {
     data.iter().map(|x| f64::from(x.as_f32())).collect()
 }
 
-/// How far two are apart, as a part of the size of the numbers in them; what should be nought, of inputs of
-/// about one, is not asked to be more exact than a sum of such.
+/// Distance relative to the magnitude of the numbers. Values that should be zero are compared with the rounding of sums
+/// of numbers of about one.
 fn distance(ours: &[f64], theirs: &[f64]) -> f64 {
     assert_eq!(ours.len(), theirs.len());
     let size = theirs.iter().filter(|x| x.is_finite()).fold(0.1f64, |a, x| a.max(x.abs()));
@@ -180,10 +180,10 @@ fn distance(ours: &[f64], theirs: &[f64]) -> f64 {
 
 fn assert_near(ours: &[f64], theirs: &[f64], tolerance: f64, what: &str) {
     let apart = distance(ours, theirs);
-    assert!(apart <= tolerance, "{what}: {apart:.2e} apart, {tolerance:.0e} allowed");
+    assert!(apart <= tolerance, "{what}: differs by {apart:.2e}, tolerance {tolerance:.0e}");
 }
 
-fn fast_equals_reference<E: Float>(cpu: &Cpu, case: Case, tolerance: f64) {
+fn matches_the_reference<E: Float>(cpu: &Cpu, case: Case, tolerance: f64) {
     let problem = Problem::<E>::new(shape_of(case));
     let name = |what| format!("{what} at {:?} in {} of {case:?}", cpu.level, E::DTYPE);
     let (inputs, dout) = (problem.inputs(), to_f64(&problem.dout));
@@ -203,7 +203,7 @@ fn fast_equals_reference<E: Float>(cpu: &Cpu, case: Case, tolerance: f64) {
         tolerance,
         &name("dv"),
     );
-    // Columns of others are left alone.
+    // Unrelated columns are not written.
     let seven = |x: f64| x == 7.0;
     assert!(columns(&answer.dq, stride, 0, 3).into_iter().all(seven), "{}", name("left of dq"));
     assert!(
@@ -224,31 +224,31 @@ fn levels() -> impl Iterator<Item = Level> {
 }
 
 #[test]
-fn fast_equals_reference_in_f32() {
+fn matches_the_reference_in_f32() {
     for cpu in levels().map(|level| Cpu::at(level, 1)) {
-        CASES.iter().for_each(|case| fast_equals_reference::<f32>(&cpu, *case, 2e-5));
+        CASES.iter().for_each(|case| matches_the_reference::<f32>(&cpu, *case, 2e-5));
     }
 }
 
 #[test]
-fn fast_equals_reference_in_bf16() {
+fn matches_the_reference_in_bf16() {
     for cpu in levels().map(|level| Cpu::at(level, 1)) {
-        CASES.iter().for_each(|case| fast_equals_reference::<bf16>(&cpu, *case, 2e-2));
+        CASES.iter().for_each(|case| matches_the_reference::<bf16>(&cpu, *case, 2e-2));
     }
 }
 
 #[test]
-fn any_head_dim_will_do() {
+fn all_head_dims_are_supported() {
     for cpu in levels().map(|level| Cpu::at(level, 1)) {
         for head_dim in [1, 3, 13, 72, 100] {
-            fast_equals_reference::<f32>(&cpu, [2, 1, head_dim, 20, 20, 0, 0], 2e-5);
-            fast_equals_reference::<bf16>(&cpu, [2, 1, head_dim, 20, 20, 0, 0], 2e-2);
+            matches_the_reference::<f32>(&cpu, [2, 1, head_dim, 20, 20, 0, 0], 2e-5);
+            matches_the_reference::<bf16>(&cpu, [2, 1, head_dim, 20, 20, 0, 0], 2e-2);
         }
     }
 }
 
 #[test]
-fn threads_do_not_change_a_bit() {
+fn bits_do_not_depend_on_threads() {
     for level in levels() {
         let one = Cpu::at(level, 1);
         for threads in [2, 3] {
@@ -284,9 +284,9 @@ fn large_scores_neither_overflow_nor_vanish() {
     }
 }
 
-/// A query's own row, and only what sees a key that is not a number, becomes one.
+/// A NaN key affects exactly the queries that attend to it.
 #[test]
-fn a_nan_is_not_hidden() {
+fn nan_keys_propagate_to_their_queries() {
     for cpu in levels().map(|level| Cpu::at(level, 1)) {
         for key in [0, 5, 66] {
             let mut problem = Problem::<f32>::new(AttentionShape {
@@ -314,15 +314,15 @@ fn a_nan_is_not_hidden() {
 }
 
 #[test]
-fn key_blocks_merged_equal_the_whole() {
+fn merged_key_blocks_match_the_whole() {
     for cpu in levels().map(|level| Cpu::at(level, 2)) {
         merged_equals_whole::<f32>(&cpu, 1e-5);
         merged_equals_whole::<bf16>(&cpu, 2e-2);
     }
 }
 
-/// Queries at 40..110 meet keys 0..30, 30..100 and 100..130, as they would come round a ring, and the
-/// gradients of the three meetings sum up to that of the one.
+/// Queries at 40..110 attend to keys 0..30, 30..100 and 100..130, one block after the other as in ring attention. The
+/// gradients of the three blocks sum to the gradient of the whole.
 fn merged_equals_whole<E: Float>(cpu: &Cpu, tolerance: f64) {
     let whole =
         Problem::<E>::new(AttentionShape { batch: 1, ..shape_of([4, 2, 32, 70, 130, 40, 0]) });
@@ -354,9 +354,9 @@ fn merged_equals_whole<E: Float>(cpu: &Cpu, tolerance: f64) {
     assert_near(&dkv, &to_f64(&answer.dkv), tolerance, "dk and dv of the blocks");
 }
 
-/// The same through f32: partial outputs are merged, and gradients added up, before anything is rounded.
+/// The same in f32: partial outputs are merged and gradients summed before rounding.
 #[test]
-fn key_blocks_summed_in_f32_equal_the_whole() {
+fn key_blocks_summed_in_f32_match_the_whole() {
     for cpu in levels().map(|level| Cpu::at(level, 2)) {
         summed_equals_whole::<f32>(&cpu, 1e-5);
         summed_equals_whole::<bf16>(&cpu, 1e-2);
@@ -409,7 +409,7 @@ fn summed_equals_whole<E: Float>(cpu: &Cpu, tolerance: f64) {
         let gradients = Gradients { dq: to_q, dk: to_k, dv: to_v, accumulate: true };
         attention::backward(cpu, &shape, [q, k, v], saved, gradients);
     }
-    // They were added to what was there.
+    // Gradients are added to the previous contents.
     let less = |x: &[f32], by: f64| to_f64(x).iter().map(|x| x - by).collect::<Vec<f64>>();
     assert_near(&to_f64(&dq), &columns(&answer.dq, stride, 3, width), tolerance, "summed dq");
     let expected = columns(&answer.dkv, kv_stride, 1, kv_width);
@@ -418,9 +418,9 @@ fn summed_equals_whole<E: Float>(cpu: &Cpu, tolerance: f64) {
     assert_near(&less(&dv, 2.0), &expected, tolerance, "dv of the blocks");
 }
 
-/// Given `delta`, a backward pass does what it does with the output itself, to the bit.
+/// A backward pass from `delta` gives the same bits as one from the output.
 #[test]
-fn delta_stands_for_the_output() {
+fn delta_replaces_the_output() {
     for cpu in levels().map(|level| Cpu::at(level, 2)) {
         delta_for_output::<f32>(&cpu);
         delta_for_output::<bf16>(&cpu);
@@ -447,9 +447,8 @@ fn delta_for_output<E: Float + PartialEq>(cpu: &Cpu) {
     assert!((&dq, &dkv) == (&answer.dq, &answer.dkv), "{:?} in {}", cpu.level, E::DTYPE);
 }
 
-/// The reference's backward is the derivative of its forward.
 #[test]
-fn finite_differences_bind_the_reference() {
+fn reference_gradient_matches_finite_differences() {
     for case in [[2, 1, 3, 4, 4, 0, 0], [2, 2, 2, 3, 5, 1, 0], [1, 1, 2, 5, 3, 0, 2]] {
         let problem = Problem::<f32>::new(shape_of(case));
         let (inputs, dout) = (problem.inputs(), to_f64(&problem.dout));
@@ -486,13 +485,13 @@ fn finite_differences_bind_the_reference() {
 
 #[test]
 #[should_panic(expected = "columns 2..6 and 0..4 overlap")]
-fn columns_that_overlap_are_refused() {
+fn overlapping_columns_panic() {
     RowsMut::columns(&mut [0f32; 16], 8, [0..4, 2..6]);
 }
 
 #[test]
 #[should_panic(expected = "k: 4 rows of 8 at offset 8 and stride 16 need 64 elements, not 60")]
-fn short_slices_are_refused() {
+fn short_slices_panic() {
     let shape = AttentionShape { batch: 1, q_len: 4, k_len: 4, ..shape_of([1, 1, 8, 4, 4, 0, 0]) };
     let (whole, short) = (vec![0f32; 64], vec![0f32; 60]);
     let rows = |data| Rows { data, offset: 8, stride: 16 };

@@ -5,9 +5,9 @@ use lockstep_kernels::{DropoutMask, Float, RandomKey};
 
 const KEY: RandomKey = RandomKey { seed: 3, stream: 9 };
 
-crate::both_types!(equals_its_reference);
+crate::both_types!(matches_the_reference);
 
-fn equals_its_reference<E: Float>() {
+fn matches_the_reference<E: Float>() {
     for (n, p) in LENGTHS.into_iter().flat_map(|n| [0.0, 0.1, 0.9].map(|p| (n, p))) {
         let x = numbers::<E>(n, 1);
         for first in [0, 50, 1_000] {

@@ -4,9 +4,9 @@ use lockstep_kernels::Float;
 use lockstep_kernels::cpu::elementwise::{self, Columns};
 use lockstep_kernels::reference::elementwise as reference;
 
-crate::both_types!(equals_its_reference casts_round_to_nearest columns_go_where_they_should);
+crate::both_types!(matches_the_reference casts_round_to_nearest columns_are_copied_and_added_in_place);
 
-fn equals_its_reference<E: Float>() {
+fn matches_the_reference<E: Float>() {
     for n in LENGTHS {
         let (a, b) = (numbers::<E>(n, 1), numbers::<E>(n, 2));
         let sum = reference::sum(&to_f64(&a), &to_f64(&b));
@@ -21,7 +21,7 @@ fn equals_its_reference<E: Float>() {
     }
 }
 
-/// To bf16 as the half crate rounds, and to f32 without loss.
+/// Casts to bf16 round like the half crate; casts to f32 are exact.
 fn casts_round_to_nearest<E: Float>() {
     for n in LENGTHS {
         let x = numbers::<E>(n, 3);
@@ -35,8 +35,8 @@ fn casts_round_to_nearest<E: Float>() {
     }
 }
 
-/// Over and onto columns of a wider matrix in f32, whose others are left alone.
-fn columns_go_where_they_should<E: Float>() {
+/// Copies and adds columns into a wider f32 matrix, whose other columns stay unchanged.
+fn columns_are_copied_and_added_in_place<E: Float>() {
     for (rows, stride) in [(1, 7), (17, 40), (700, 33)] {
         let (from, to) = (numbers::<E>(rows * stride, 1), numbers::<f32>(rows * (stride + 5), 2));
         for (first, at, width) in [(0, 0, stride), (3, 9, stride - 5), (stride - 1, 2, 1)] {

@@ -5,36 +5,37 @@ use lockstep_kernels::cpu::embedding::{self, TableGradient, Tokens};
 use lockstep_kernels::reference::embedding as reference;
 use lockstep_kernels::{PositionRange, VocabShard};
 
-crate::both_types!(equals_its_reference);
+crate::both_types!(matches_the_reference);
 
-fn equals_its_reference<E: Float>() {
+fn matches_the_reference<E: Float>() {
     for (n, dim) in [(0, 4), (1, 1), (7, 17), (1000, 33), (200, 128)] {
-        // A whole vocabulary, and the second of three shares of it.
-        for (held, rows) in [(VocabShard::all(50), 50), (VocabShard { first: 17, vocab: 50 }, 17)] {
+        // The whole vocabulary, and the second of three shards.
+        for (shard, rows) in [(VocabShard::all(50), 50), (VocabShard { first: 17, vocab: 50 }, 17)]
+        {
             let (ids, table, dy) =
-                (whole(n, 50, 1), numbers::<E>(rows * dim, 2), numbers::<E>(n * dim, 3));
+                (integers(n, 50, 1), numbers::<E>(rows * dim, 2), numbers::<E>(n * dim, 3));
             let (positions, place) =
                 (numbers::<E>(12 * dim, 4), PositionRange { start: 3, len: 9 });
-            let out = reference::forward(&ids, &to_f64(&table), dim, held, None);
+            let out = reference::forward(&ids, &to_f64(&table), dim, shard, None);
             let placed = reference::forward(
                 &ids,
                 &to_f64(&table),
                 dim,
-                held,
+                shard,
                 Some((&to_f64(&positions), place)),
             );
-            let dtable = reference::backward(&ids, &to_f64(&dy), dim, held, rows);
+            let dtable = reference::backward(&ids, &to_f64(&dy), dim, shard, rows);
             let dpositions = reference::positions_backward(&to_f64(&dy), dim, place, 12);
-            let right =
+            let expected =
                 [out, placed, dtable, dpositions.iter().map(|d| d + 1.0).collect(), dpositions];
             everywhere(
-                &format!("embedding ({n}, {dim}) {held:?}"),
+                &format!("embedding ({n}, {dim}) {shard:?}"),
                 tolerance::<E>(1e-5),
-                right,
+                expected,
                 |cpu| {
                     let (mut out, mut placed) =
                         (vec![E::default(); n * dim], vec![E::default(); n * dim]);
-                    let tokens = Tokens { ids: &ids, shard: held };
+                    let tokens = Tokens { ids: &ids, shard: shard };
                     embedding::forward(cpu, tokens, &table, None, &mut out);
                     embedding::forward(cpu, tokens, &table, Some((&positions, place)), &mut placed);
                     let mut dtable = vec![1.0; rows * dim];
@@ -59,24 +60,24 @@ fn equals_its_reference<E: Float>() {
 }
 
 #[test]
-fn the_references_backward_is_its_slope() {
+fn reference_gradient_matches_finite_differences() {
     let (ids, dim, place) = ([3, 1, 3, 0, 2], 4, PositionRange { start: 1, len: 3 });
     let (table, positions, dy) =
         (numbers::<f32>(16, 1), numbers::<f32>(16, 2), numbers::<f32>(20, 3));
-    let (table, positions, dy, held) =
+    let (table, positions, dy, shard) =
         (to_f64(&table), to_f64(&positions), to_f64(&dy), VocabShard::all(4));
     let loss = |table: &[f64], positions: &[f64]| {
-        dot(&reference::forward(&ids, table, dim, held, Some((positions, place))), &dy)
+        dot(&reference::forward(&ids, table, dim, shard, Some((positions, place))), &dy)
     };
-    let right = slopes(&table, |table| loss(table, &positions));
-    close("table", 1e-8, &right, &reference::backward(&ids, &dy, dim, held, 4));
-    let right = slopes(&positions, |positions| loss(&table, positions));
-    close("positions", 1e-8, &right, &reference::positions_backward(&dy, dim, place, 4));
+    let expected = finite_differences(&table, |table| loss(table, &positions));
+    close("table", 1e-8, &expected, &reference::backward(&ids, &dy, dim, shard, 4));
+    let expected = finite_differences(&positions, |positions| loss(&table, positions));
+    close("positions", 1e-8, &expected, &reference::positions_backward(&dy, dim, place, 4));
 }
 
 #[test]
 #[should_panic(expected = "token id 50 is out of range: the vocabulary has 50 tokens")]
-fn an_id_beyond_the_vocabulary_is_named() {
+fn an_id_outside_the_vocabulary_panics() {
     embedding::forward(
         &Cpu::new(1),
         Tokens { ids: &[3, 50], shard: VocabShard::all(50) },
@@ -88,7 +89,7 @@ fn an_id_beyond_the_vocabulary_is_named() {
 
 #[test]
 #[should_panic(expected = "position 4 is out of range: the table has 4")]
-fn a_position_beyond_the_table_is_named() {
+fn a_position_outside_the_table_panics() {
     let place = PositionRange { start: 3, len: 2 };
     embedding::forward(
         &Cpu::new(1),

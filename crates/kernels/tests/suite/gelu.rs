@@ -3,11 +3,11 @@ use lockstep_kernels::Float;
 use lockstep_kernels::cpu::{Cpu, gelu};
 use lockstep_kernels::reference::gelu as reference;
 
-crate::both_types!(equals_its_reference);
+crate::both_types!(matches_the_reference);
 
-fn equals_its_reference<E: Float>() {
+fn matches_the_reference<E: Float>() {
     for n in LENGTHS {
-        // Out to where one side is the identity and the other zero.
+        // Scaled so that the tails are the identity and zero.
         let x: Vec<E> =
             numbers::<E>(n, 1).iter().map(|x| E::round_from(x.as_f32() * 3.0)).collect();
         let dy = numbers::<E>(n, 2);
@@ -27,14 +27,14 @@ fn equals_its_reference<E: Float>() {
 }
 
 #[test]
-fn the_references_slope_is_its_slope() {
+fn reference_derivative_matches_finite_differences() {
     let x = to_f64(&numbers::<f32>(50, 1));
-    let right = slopes(&x, |x| x.iter().map(|x| reference::forward(*x)).sum());
-    close("slope", 1e-8, &right, &x.iter().map(|x| reference::slope(*x)).collect::<Vec<_>>());
+    let expected = finite_differences(&x, |x| x.iter().map(|x| reference::forward(*x)).sum());
+    close("slope", 1e-8, &expected, &x.iter().map(|x| reference::slope(*x)).collect::<Vec<_>>());
 }
 
 #[test]
-fn huge_inputs_have_slopes_of_zero_and_one() {
+fn huge_inputs_have_derivatives_zero_and_one() {
     let x = [1e30f32, -1e30, f32::MAX, f32::MIN, 50.0, -50.0];
     let mut d = [1.0; 6];
     gelu::backward_in_place(&Cpu::new(1), &x, &mut d);

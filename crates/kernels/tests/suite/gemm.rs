@@ -1,4 +1,4 @@
-//! Every level, transposition, type, epilogue and many shapes of the multiply, against the reference.
+//! Matrix multiplication against the reference: all levels, transposes, dtypes and epilogues, and many shapes.
 
 use half::bf16;
 use lockstep_kernels::cpu::gemm::{self, Data, DataMut, Epilogue, Gemm, Matrix};
@@ -6,7 +6,7 @@ use lockstep_kernels::cpu::{Cpu, Level};
 use lockstep_kernels::{Dtype, Float, reference};
 use proptest::prelude::*;
 
-/// One multiplication as data: what varies between tests.
+/// Parameters of one multiplication.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     m: usize,
@@ -15,7 +15,7 @@ pub struct Case {
     a: Side,
     b: Side,
     out: Dtype,
-    /// Elements between the end of a row and the start of the next, in all three matrices.
+    /// Padding between rows, in elements, in all three matrices.
     gap: usize,
     accumulate: bool,
     scale: f32,
@@ -54,7 +54,7 @@ pub fn case(m: usize, n: usize, k: usize, dtype: Dtype, (a, b): (bool, bool)) ->
     }
 }
 
-/// Owned elements of either type.
+/// Owned elements of either dtype.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Values {
     F32(Vec<f32>),
@@ -62,7 +62,7 @@ pub enum Values {
 }
 
 impl Values {
-    /// Numbers in -1 .. 1 that depend on `seed` alone.
+    /// Pseudo-random numbers in -1..1 that depend only on `seed`.
     pub fn new(dtype: Dtype, len: usize, seed: u64) -> Values {
         let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let mut next = || {
@@ -99,7 +99,7 @@ impl Values {
         }
     }
 
-    /// How far a stored value may be from its exact one, relatively.
+    /// Relative rounding error of a stored value.
     fn rounding(&self) -> f32 {
         match self {
             Values::F32(_) => 1e-6,
@@ -108,10 +108,10 @@ impl Values {
     }
 }
 
-/// Output, and the values before GELU.
+/// The output, and the values before GELU.
 pub type Outcome = (Values, Option<Values>);
 
-/// Runs a case with whatever multiplies.
+/// Runs a case with the given implementation.
 pub fn outcome(case: &Case, multiply: impl FnOnce(Gemm<'_>)) -> Outcome {
     let Case { m, n, k, .. } = *case;
     let stored = |side: Side, rows, cols| if side.transposed { (cols, rows) } else { (rows, cols) };
@@ -149,15 +149,15 @@ pub fn outcome(case: &Case, multiply: impl FnOnce(Gemm<'_>)) -> Outcome {
 }
 
 fn close(case: &Case, level: Level, ours: &Values, want: &Values) {
-    // Sums of k products below one and what the epilogue adds, in f32.
+    // f32 rounding of sums of k products below one, and of the epilogue.
     let sums = (1.0 + case.k as f32).sqrt() * 2e-6 * case.scale.abs().max(1.0);
     for (place, (x, y)) in ours.as_f32().into_iter().zip(want.as_f32()).enumerate() {
         let allowed = sums + want.rounding() * y.abs();
-        assert!((x - y).abs() <= allowed, "{level:?} {case:?}: {x} not {y} at {place}");
+        assert!((x - y).abs() <= allowed, "{level:?} {case:?}: {x}, expected {y}, at {place}");
     }
 }
 
-/// Holds a case against the reference at every level, and one thread against three.
+/// Compares a case with the reference at every level, and one thread with three.
 fn check(case: Case) {
     let (want, want_before) = outcome(&case, reference::gemm::run);
     for level in Level::of_this_machine().and_below() {
@@ -169,7 +169,7 @@ fn check(case: Case) {
         let more = outcome(&case, |gemm| gemm::run(&Cpu::at(level, 3), gemm));
         assert!(
             more == (out, before),
-            "{level:?} {case:?}: three threads give other bits than one"
+            "{level:?} {case:?}: one and three threads give different bits"
         );
     }
 }
@@ -177,7 +177,7 @@ fn check(case: Case) {
 pub const DTYPES: [Dtype; 2] = [Dtype::F32, Dtype::Bf16];
 
 #[test]
-fn shapes_around_the_edges_of_tiles() {
+fn shapes_around_tile_edges() {
     for (m, n, k) in [
         (1, 1, 1),
         (0, 5, 3),
@@ -205,7 +205,7 @@ fn shapes_around_the_edges_of_tiles() {
 }
 
 #[test]
-fn sums_longer_than_a_panel() {
+fn k_longer_than_a_panel() {
     for dtype in DTYPES {
         for order in [NT, NN, TN] {
             check(case(40, 70, 1030, dtype, order));
@@ -225,7 +225,7 @@ fn outputs_larger_than_a_block() {
 }
 
 #[test]
-fn every_pairing_of_types() {
+fn all_pairs_of_dtypes() {
     for a in DTYPES {
         for b in DTYPES {
             for out in DTYPES {
@@ -243,7 +243,7 @@ fn every_pairing_of_types() {
 }
 
 #[test]
-fn every_epilogue() {
+fn all_epilogues() {
     let choices = [None, Some(Dtype::F32), Some(Dtype::Bf16)];
     for bias in choices {
         for gelu in choices {
@@ -269,9 +269,9 @@ fn every_epilogue() {
     }
 }
 
-/// What lies between the rows of a strided output is somebody else's.
+/// The padding between the rows of a strided output is not written.
 #[test]
-fn gaps_are_left_alone() {
+fn padding_is_not_written() {
     for dtype in DTYPES {
         for (m, n) in [(6, 70), (50, 70)] {
             let case = Case { gap: 3, out: dtype, ..case(m, n, 64, dtype, NT) };
@@ -281,7 +281,7 @@ fn gaps_are_left_alone() {
                 for (place, (x, y)) in out.as_f32().into_iter().zip(&before).enumerate() {
                     assert!(
                         place % (n + 3) < n || x == *y,
-                        "{level:?}: the gap at {place} was written"
+                        "{level:?}: padding at {place} was written"
                     );
                 }
             }
@@ -289,9 +289,9 @@ fn gaps_are_left_alone() {
     }
 }
 
-/// A NaN is not lost on the way, and zeros are not a shortcut around it.
+/// NaN and infinity propagate, also when the other factor is zero.
 #[test]
-fn nan_and_infinity_pass_through() {
+fn nan_and_infinity_propagate() {
     for level in Level::of_this_machine().and_below() {
         for dtype in DTYPES {
             for m in [1, 20] {
@@ -330,7 +330,7 @@ fn nan_and_infinity_pass_through() {
 
 #[test]
 #[should_panic(expected = "a: (4, 6) with stride 6 needs 24 elements, not 23")]
-fn a_short_slice_is_told_with_its_numbers() {
+fn a_short_slice_panics_with_its_sizes() {
     let (a, b, mut out) = (vec![0.0; 23], vec![0.0; 30], vec![0.0; 20]);
     let view = |values, stride| Matrix { data: Data::F32(values), stride, transposed: false };
     gemm::run(

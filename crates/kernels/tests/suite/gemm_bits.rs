@@ -1,4 +1,4 @@
-//! What the bits of a multiply do not depend on, and how far they are from exact sums.
+//! Bitwise reproducibility of the matrix multiplication, and its distance from exact sums.
 
 use super::gemm::{DTYPES, NT, Values, case, outcome};
 use half::bf16;
@@ -6,9 +6,9 @@ use lockstep_kernels::Dtype;
 use lockstep_kernels::cpu::gemm::{self, Data, DataMut, Epilogue, Gemm, Matrix};
 use lockstep_kernels::cpu::{Cpu, Level};
 
-/// Above the path for few rows, a row's bits do not depend on how many rows there are.
+/// Except in the path for few rows, the bits of a row do not depend on the number of rows.
 #[test]
-fn a_row_is_the_same_among_fewer() {
+fn bits_of_a_row_do_not_depend_on_the_number_of_rows() {
     for level in Level::of_this_machine().and_below() {
         for dtype in DTYPES {
             let rows = |m| {
@@ -20,22 +20,22 @@ fn a_row_is_the_same_among_fewer() {
     }
 }
 
-/// Rows that begin on a cache line are read as they lie, and others packed: the same bits, however often columns come in
-/// chunks, with rows that fill no panel, and with pieces of k that fill no tile.
+/// Rows aligned to cache lines are read in place, others are packed. Both give the same bits, for several column chunks,
+/// partial panels and partial tiles of k.
 #[test]
-fn rows_that_lie_well_give_the_same_bits() {
+fn aligned_and_packed_rows_give_the_same_bits() {
     for (m, n, k, stride) in [
         (1100, 1300, 1024, 1024),
         (200, 600, 2112, 2112),
         (300, 1200, 2112, 2112),
         (300, 1200, 1050, 1056),
-        // Rows in few sets of a cache, and a last piece so short that it would have room there.
+        // Rows that map to few cache sets, and a last piece short enough to fit there.
         (300, 1200, 1056, 2048),
     ] {
         let Values::Bf16(b) = Values::new(Dtype::Bf16, n * k, 2) else { unreachable!() };
         let Values::Bf16(rows) = Values::new(Dtype::Bf16, m * stride, 1) else { unreachable!() };
         let multiply = |past: usize, threads, scale| {
-            // The same values on a cache line, or some elements past one.
+            // The same values aligned to a cache line, or offset by some elements.
             let mut room = vec![bf16::ZERO; m * stride + 128];
             let start = room.as_ptr().align_offset(64) + past;
             let a = &mut room[start..start + m * stride];
@@ -58,7 +58,7 @@ fn rows_that_lie_well_give_the_same_bits() {
             );
             out
         };
-        // Sums in the output, and sums that wait.
+        // Partial sums in the output, and in a buffer.
         for scale in [1.0, 0.5] {
             let packed = multiply(5, 1, scale);
             assert!(multiply(0, 1, scale) == packed, "({m}, {n}, {k})");
@@ -67,7 +67,7 @@ fn rows_that_lie_well_give_the_same_bits() {
     }
 }
 
-/// Root of the mean squared error of one product against sums in f64, relative to what sums of such products are like.
+/// Root mean square error of a product against f64 sums, relative to the typical size of such sums.
 fn error(level: Level, a: &[f32], b: &[f32], (m, n, k): (usize, usize, usize)) -> f64 {
     let mut out = vec![0.0f32; m * n];
     let view = |values, transposed| Matrix { data: Data::F32(values), stride: k, transposed };
@@ -97,9 +97,9 @@ fn error(level: Level, a: &[f32], b: &[f32], (m, n, k): (usize, usize, usize)) -
     (squares / scale).sqrt()
 }
 
-/// Tiles multiply bf16, but an f32 is three of them: no bit of it may be lost on the way.
+/// AMX multiplies f32 as three bf16 terms. No bit may be lost.
 #[test]
-fn f32_on_tiles_is_as_exact_as_multiply_adds() {
+fn f32_on_amx_is_as_exact_as_fma() {
     if Level::of_this_machine() < Level::Amx {
         return;
     }
@@ -110,16 +110,16 @@ fn f32_on_tiles_is_as_exact_as_multiply_adds() {
     let whole = |x: f32, _: usize| (x * 8_388_607.0).round();
     let tiny = |x: f32, _: usize| x * 1e-30;
     let near_one = |x: f32, i: usize| if i.is_multiple_of(2) { 1.0 + x / 4096.0 } else { -1.0 };
-    let beside_denormals = |x: f32, i: usize| if i.is_multiple_of(3) { x * 1e-39 } else { x };
+    let with_denormals = |x: f32, i: usize| if i.is_multiple_of(3) { x * 1e-39 } else { x };
     type Kind = (&'static str, fn(f32, usize) -> f32);
     let kinds: [Kind; 7] = [
         ("uniform", uniform),
         ("positive", positive),
-        ("of sixty powers of two", spread),
-        ("of 24 bits", whole),
+        ("sixty binary orders of magnitude", spread),
+        ("24-bit integers", whole),
         ("tiny", tiny),
         ("cancelling", near_one),
-        ("beside denormals", beside_denormals),
+        ("mixed with denormals", with_denormals),
     ];
     for (name, of) in kinds {
         for (m, n, k) in [(40, 50, 96), (33, 65, 1500), (9, 9, 20_000)] {
@@ -131,10 +131,10 @@ fn f32_on_tiles_is_as_exact_as_multiply_adds() {
                 if name == "tiny" { noise[m * k..][..n * k].to_vec() } else { some(m * k, n * k) };
             let (tiles, plain) =
                 [Level::Amx, Level::Avx512].map(|level| error(level, &a, &b, (m, n, k))).into();
-            println!("{name}, k = {k}: {tiles:.2e} on tiles, {plain:.2e} by multiply-adds");
-            // A little more where the pieces of a long k, which are added alike, make all of the error.
+            println!("{name}, k = {k}: {tiles:.2e} on AMX, {plain:.2e} with FMA");
+            // A little more for long k, where adding the pieces, which both do in the same way, causes all of the error.
             let allowed = if k > 10_000 { 1.2 * plain } else { plain };
-            assert!(tiles <= allowed, "{name}, k = {k}: {tiles:e} on tiles, {plain:e} without");
+            assert!(tiles <= allowed, "{name}, k = {k}: {tiles:e} on AMX, {plain:e} with FMA");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Fast equals reference: every operation at every level of this machine, stored as f32 and bf16, on odd
-//! sizes, by one thread and by several. One binary, to link once.
+//! Every operation matches its reference: at every SIMD level of this machine, in f32 and bf16, on odd sizes, on one
+//! thread and on several. All tests are one binary, to link once.
 
 mod adamw;
 mod attention;

@@ -5,9 +5,9 @@ use lockstep_kernels::reference::norm as reference;
 
 const EPS: f64 = 1e-5;
 
-crate::both_types!(layer_equals_its_reference rms_equals_its_reference);
+crate::both_types!(layer_norm_matches_the_reference rms_norm_matches_the_reference);
 
-fn layer_equals_its_reference<E: Float>() {
+fn layer_norm_matches_the_reference<E: Float>() {
     for (rows, dim) in SHAPES {
         let (x, dy) = (numbers::<E>(rows * dim, 1), numbers::<E>(rows * dim, 2));
         let (gain, bias, before) =
@@ -19,7 +19,7 @@ fn layer_equals_its_reference<E: Float>() {
         let (dgain2, dbias2) =
             (dgain.iter().map(|d| d + 1.0).collect(), dbias.iter().map(|d| d + 1.0).collect());
         let what = format!("layer ({rows}, {dim})");
-        // A row of one has no spread, so its gradient is all rounding, divided by √eps.
+        // A row of one element has no variance, so its gradient is rounding error divided by √eps.
         let bound = tolerance::<E>(if dim == 1 { 1e-3 } else { 2e-5 });
         everywhere(&what, bound, [out, dx, dgain, dbias, added, dgain2, dbias2], |cpu| {
             let mut stats = vec![0.0; rows * 2];
@@ -28,9 +28,13 @@ fn layer_equals_its_reference<E: Float>() {
             let params = Params { gain: &gain, bias: Some(&bias), eps: EPS as f32 };
             norm::forward(cpu, params, &x, &mut out, Some(&mut stats));
             norm::forward(cpu, params, &x, &mut again, None);
-            assert_eq!(to_f64(&out), to_f64(&again), "statistics change nothing");
+            assert_eq!(
+                to_f64(&out),
+                to_f64(&again),
+                "output depends on whether statistics are stored"
+            );
             norm::recompute(cpu, params, &x, &stats, &mut again);
-            assert_eq!(to_f64(&out), to_f64(&again), "recomputed");
+            assert_eq!(to_f64(&out), to_f64(&again), "recomputed output differs");
 
             let from = Backward { x: &x, gain: &gain, stats: &stats, dy: &dy };
             let (mut dx, mut dgain, mut dbias) =
@@ -55,7 +59,7 @@ fn layer_equals_its_reference<E: Float>() {
     }
 }
 
-fn rms_equals_its_reference<E: Float>() {
+fn rms_norm_matches_the_reference<E: Float>() {
     for (rows, dim) in SHAPES {
         let (x, dy) = (numbers::<E>(rows * dim, 1), numbers::<E>(rows * dim, 2));
         let (gain, before) = (numbers::<E>(dim, 3), numbers::<E>(rows * dim, 5));
@@ -71,7 +75,7 @@ fn rms_equals_its_reference<E: Float>() {
             let params = Params { gain: &gain, bias: None, eps: EPS as f32 };
             norm::forward(cpu, params, &x, &mut out, Some(&mut stats));
             norm::recompute(cpu, params, &x, &stats, &mut again);
-            assert_eq!(to_f64(&out), to_f64(&again), "recomputed");
+            assert_eq!(to_f64(&out), to_f64(&again), "recomputed output differs");
 
             let from = Backward { x: &x, gain: &gain, stats: &stats, dy: &dy };
             let (mut dx, mut dgain) = (vec![E::default(); rows * dim], vec![9.0; dim]);
@@ -86,7 +90,7 @@ fn rms_equals_its_reference<E: Float>() {
 }
 
 #[test]
-fn the_references_backward_is_their_slope() {
+fn reference_gradient_matches_finite_differences() {
     let (rows, dim) = (3, 7);
     let random = |n, stream| to_f64(&numbers::<f32>(n, stream));
     let (x, gain, bias, dy) =
@@ -95,22 +99,22 @@ fn the_references_backward_is_their_slope() {
     let layer = |x: &[f64], gain: &[f64], bias: &[f64]| {
         dot(&reference::layer_forward(x, gain, bias, EPS), &dy)
     };
-    close("dx", 1e-7, &slopes(&x, |x| layer(x, &gain, &bias)), &dx);
-    close("dgain", 1e-7, &slopes(&gain, |gain| layer(&x, gain, &bias)), &dgain);
-    close("dbias", 1e-7, &slopes(&bias, |bias| layer(&x, &gain, bias)), &dbias);
+    close("dx", 1e-7, &finite_differences(&x, |x| layer(x, &gain, &bias)), &dx);
+    close("dgain", 1e-7, &finite_differences(&gain, |gain| layer(&x, gain, &bias)), &dgain);
+    close("dbias", 1e-7, &finite_differences(&bias, |bias| layer(&x, &gain, bias)), &dbias);
 
     let (dx, dgain) = reference::rms_backward(&x, &gain, EPS, &dy);
     let rms = |x: &[f64], gain: &[f64]| dot(&reference::rms_forward(x, gain, EPS), &dy);
-    close("dx", 1e-7, &slopes(&x, |x| rms(x, &gain)), &dx);
-    close("dgain", 1e-7, &slopes(&gain, |gain| rms(&x, gain)), &dgain);
+    close("dx", 1e-7, &finite_differences(&x, |x| rms(x, &gain)), &dx);
+    close("dgain", 1e-7, &finite_differences(&gain, |gain| rms(&x, gain)), &dgain);
 }
 
 #[test]
-fn a_large_mean_does_not_drown_the_spread() {
+fn a_large_mean_does_not_cancel_the_variance() {
     let x: Vec<f32> = numbers::<f32>(512, 1).iter().map(|x| x + 1e4).collect();
     let (gain, bias) = (vec![1.0; 512], vec![0.0; 512]);
-    let right = reference::layer_forward(&to_f64(&x), &to_f64(&gain), &to_f64(&bias), EPS);
-    everywhere("mean of 1e4", 3e-3, [right], |cpu| {
+    let expected = reference::layer_forward(&to_f64(&x), &to_f64(&gain), &to_f64(&bias), EPS);
+    everywhere("mean of 1e4", 3e-3, [expected], |cpu| {
         let mut out = vec![0.0; 512];
         let params = Params { gain: &gain, bias: Some(&bias), eps: EPS as f32 };
         norm::forward(cpu, params, &x, &mut out, None);

@@ -9,51 +9,54 @@ use lockstep_kernels::reference::quantize as reference;
 
 const CODES: [Code; 3] = [Code::Bf16, Code::F16, Code::Int8];
 
-/// (what the receiver gets, what the sender keeps) of `x` and what it kept before.
-fn packed(cpu: &Cpu, code: Code, x: &[f32], kept: &[f32]) -> (Vec<f32>, Vec<f32>) {
-    let (mut kept, mut packed) = (kept.to_vec(), vec![0; code.bytes(x.len())]);
-    quantize::quantize(cpu, code, x, &mut kept, &mut packed);
+/// Returns (received values, new residual) for `x` and the previous residual.
+fn packed(cpu: &Cpu, code: Code, x: &[f32], residual: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    let (mut residual, mut packed) = (residual.to_vec(), vec![0; code.bytes(x.len())]);
+    quantize::quantize(cpu, code, x, &mut residual, &mut packed);
     let mut out = vec![f32::NAN; x.len()];
     quantize::dequantize(cpu, code, &packed, &mut out);
-    (out, kept)
+    (out, residual)
 }
 
 #[test]
-fn equals_its_reference() {
+fn matches_the_reference() {
     for (n, code) in LENGTHS.into_iter().flat_map(|n| CODES.map(|code| (n, code))) {
-        let (x, kept) = (numbers::<f32>(n, 1), numbers::<f32>(n, 2));
-        let sum: Vec<f32> = x.iter().zip(&kept).map(|(x, kept)| x + kept).collect();
-        let right = reference::round_trip(code, &to_f64(&sum));
-        let lost = to_f64(&sum).iter().zip(&right).map(|(sum, right)| sum - right).collect();
-        let added = to_f64(&x).iter().zip(&right).map(|(x, right)| x + right).collect();
-        everywhere(&format!("{code:?} of {n}"), 1e-6, [right, lost, added], |cpu| {
-            let (mut kept, mut packed) = (kept.clone(), vec![0; code.bytes(n)]);
-            quantize::quantize(cpu, code, &x, &mut kept, &mut packed);
+        let (x, residual) = (numbers::<f32>(n, 1), numbers::<f32>(n, 2));
+        let sum: Vec<f32> = x.iter().zip(&residual).map(|(x, residual)| x + residual).collect();
+        let expected = reference::round_trip(code, &to_f64(&sum));
+        let lost =
+            to_f64(&sum).iter().zip(&expected).map(|(sum, expected)| sum - expected).collect();
+        let added = to_f64(&x).iter().zip(&expected).map(|(x, expected)| x + expected).collect();
+        everywhere(&format!("{code:?} of {n}"), 1e-6, [expected, lost, added], |cpu| {
+            let (mut residual, mut packed) = (residual.clone(), vec![0; code.bytes(n)]);
+            quantize::quantize(cpu, code, &x, &mut residual, &mut packed);
             let (mut out, mut added) = (vec![f32::NAN; n], x.clone());
             quantize::dequantize(cpu, code, &packed, &mut out);
             quantize::dequantize_add(cpu, code, &packed, &mut added);
-            [out, kept, added].map(|x| to_f64(&x))
+            [out, residual, added].map(|x| to_f64(&x))
         });
     }
 }
 
-/// From the smallest numbers to the largest: what is sent and what is kept are the whole, and what is kept is at
-/// most half a step.
+/// At all magnitudes, received value plus residual is the input, and the residual is at most half a quantization step.
 #[test]
-fn nothing_is_lost_at_any_size() {
+fn residual_and_received_sum_to_the_input() {
     let cpu = Cpu::new(1);
     for power in (-149..=127).step_by(3) {
         let size = 2f64.powi(power);
         let x: Vec<f32> =
             numbers::<f32>(1000, 3).iter().map(|x| (*x as f64 / 8.0 * size) as f32).collect();
         for code in CODES {
-            let (out, kept) = packed(&cpu, code, &x, &[0.0; 1000]);
+            let (out, residual) = packed(&cpu, code, &x, &[0.0; 1000]);
             for (chunk, i) in (0..1000).map(|i| (i / CHUNK, i)) {
                 let most = x[chunk * CHUNK..].iter().take(CHUNK).fold(0f32, |m, x| m.max(x.abs()));
-                let (x, out, kept) = (x[i] as f64, out[i] as f64, kept[i] as f64);
+                let (x, out, residual) = (x[i] as f64, out[i] as f64, residual[i] as f64);
                 let smallest = 2f64.powi(-149);
-                assert!((x - out - kept).abs() <= smallest, "{code:?} 2^{power}: {x} {out} {kept}");
-                // Too close to zero for a scale, all of it is kept.
+                assert!(
+                    (x - out - residual).abs() <= smallest,
+                    "{code:?} 2^{power}: {x} {out} {residual}"
+                );
+                // Too close to zero for a scale: all of it stays in the residual.
                 let step = match code {
                     Code::Bf16 => (x.abs() / 256.0).max(2f64.powi(-134)),
                     Code::F16 => (x.abs() / 2048.0).max(2f64.powi(-149)),
@@ -61,14 +64,14 @@ fn nothing_is_lost_at_any_size() {
                     Code::Int8 => most as f64 / 254.0 * 1.000001,
                 };
                 let at_most = step.max(most as f64 * 2f64.powi(-38));
-                assert!(kept.abs() <= at_most, "{code:?} 2^{power}: {x} keeps {kept}");
+                assert!(residual.abs() <= at_most, "{code:?} 2^{power}: {x} leaves {residual}");
             }
         }
     }
 }
 
 #[test]
-fn what_is_no_number_arrives_and_is_not_kept() {
+fn nan_and_infinity_are_sent_and_leave_no_residual() {
     for level in Level::of_this_machine().and_below() {
         let cpu = Cpu::at(level, 1);
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
@@ -76,13 +79,16 @@ fn what_is_no_number_arrives_and_is_not_kept() {
             {
                 let mut x = numbers::<f32>(600, 4);
                 x[at] = bad;
-                let (out, kept) = packed(&cpu, code, &x, &[0.0; 600]);
-                assert!(kept.iter().all(|kept| kept.is_finite()), "{code:?} keeps {bad}");
-                let spoilt: Vec<usize> = (0..600).filter(|i| !out[*i].is_finite()).collect();
+                let (out, residual) = packed(&cpu, code, &x, &[0.0; 600]);
+                assert!(
+                    residual.iter().all(|residual| residual.is_finite()),
+                    "{code:?} leaves a residual of {bad}"
+                );
+                let not_finite: Vec<usize> = (0..600).filter(|i| !out[*i].is_finite()).collect();
                 let chunk = at / CHUNK * CHUNK..(at / CHUNK * CHUNK + CHUNK).min(600);
                 match code {
-                    Code::Bf16 => assert_eq!(spoilt, [at]),
-                    _ => assert_eq!(spoilt, chunk.collect::<Vec<_>>(), "{code:?}"),
+                    Code::Bf16 => assert_eq!(not_finite, [at]),
+                    _ => assert_eq!(not_finite, chunk.collect::<Vec<_>>(), "{code:?}"),
                 }
                 assert!(code != Code::Bf16 || out[at].to_bits() == bad.to_bits());
             }
@@ -93,7 +99,7 @@ fn what_is_no_number_arrives_and_is_not_kept() {
 #[test]
 fn zeros_stay_zeros() {
     for code in CODES {
-        let (out, kept) = packed(&Cpu::new(1), code, &[0.0; 300], &[0.0; 300]);
-        assert!(out.iter().chain(&kept).all(|x| *x == 0.0), "{code:?}");
+        let (out, residual) = packed(&Cpu::new(1), code, &[0.0; 300], &[0.0; 300]);
+        assert!(out.iter().chain(&residual).all(|x| *x == 0.0), "{code:?}");
     }
 }

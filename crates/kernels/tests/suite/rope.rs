@@ -1,4 +1,4 @@
-//! Rotary embedding against the reference, and what makes it one: only distances count.
+//! Rotary embedding against the reference, and its defining property: dot products depend only on distances.
 
 use half::bf16;
 use lockstep_kernels::Float;
@@ -23,7 +23,7 @@ const CASES: [[usize; 5]; 6] = [
     [4, 128, 33, 0, 0],
 ];
 
-fn fast_equals_reference<E: Float>(
+fn matches_the_reference<E: Float>(
     cpu: &Cpu,
     [heads, head_dim, rows, before, after]: [usize; 5],
     tolerance: f64,
@@ -68,12 +68,12 @@ fn fast_equals_reference<E: Float>(
 }
 
 #[test]
-fn fast_equals_reference_at_every_level() {
+fn matches_the_reference_at_every_level() {
     for level in Level::of_this_machine().and_below() {
         for cpu in [Cpu::at(level, 1), Cpu::at(level, 2)] {
             for case in CASES {
-                fast_equals_reference::<f32>(&cpu, case, 1e-6);
-                fast_equals_reference::<bf16>(&cpu, case, 1e-2);
+                matches_the_reference::<f32>(&cpu, case, 1e-6);
+                matches_the_reference::<bf16>(&cpu, case, 1e-2);
             }
         }
     }
@@ -81,7 +81,7 @@ fn fast_equals_reference_at_every_level() {
 
 /// <R(a) q, R(b) k> depends on a - b only.
 #[test]
-fn only_distances_count() {
+fn dot_products_depend_only_on_distances() {
     let (cpu, table) = (Cpu::new(1), RopeTable::new(64, 1000, THETA, None));
     let product = |a: usize, b: usize| -> f64 {
         let turned = |x: &[f32], start| {
@@ -103,7 +103,7 @@ fn only_distances_count() {
 }
 
 #[test]
-fn back_undoes_forth() {
+fn backward_inverts_forward() {
     let (cpu, table) = (Cpu::new(2), RopeTable::new(16, 50, THETA, None));
     let was: Vec<f32> = numbers(100 * 48);
     let positions = Positions::From { start: 0, len: 50 };
@@ -115,9 +115,9 @@ fn back_undoes_forth() {
     assert!(data.iter().zip(was).all(|(a, b)| (a - b).abs() < 1e-6));
 }
 
-/// With Llama 3.1's own numbers: fast rotations stay, slow ones slow down eightfold, some lie between.
+/// With the settings of Llama 3.1, high frequencies stay, low ones are divided by eight, and some are in between.
 #[test]
-fn llama3_slows_the_slow_rotations() {
+fn llama3_scaling_reduces_low_frequencies() {
     let scaling = RopeScaling {
         factor: 8.0,
         low_freq_factor: 1.0,
@@ -126,7 +126,7 @@ fn llama3_slows_the_slow_rotations() {
     };
     let plain = RopeTable::new(128, 2, 500_000.0, None);
     let slowed = RopeTable::new(128, 2, 500_000.0, Some(scaling));
-    // At position 1 the sine of a slow rotation is its speed.
+    // At position 1 the sine of a low frequency is the frequency itself.
     let ratio = |i: usize| f64::from(plain.at(1).1[i]) / f64::from(slowed.at(1).1[i]);
     assert!((0..=28).all(|i| ratio(i) == 1.0));
     assert!((36..64).all(|i| (ratio(i) - 8.0).abs() < 1e-4));
@@ -135,14 +135,14 @@ fn llama3_slows_the_slow_rotations() {
         "{:?}",
         (28..37).map(ratio).collect::<Vec<_>>()
     );
-    // speed_i = 500000^(-i / 64); at i = 32, 8192 speed / 2 pi = 1.843848 turns; kept (t - 1) / 3 = 0.281283;
-    // the speed becomes 0.281283 + 0.718717 / 8 = 0.371122 of what it was.
+    // frequency_i = 500000^(-i / 64); at i = 32, 8192 frequency / 2 pi = 1.843848 turns; weight (t - 1) / 3 = 0.281283;
+    // the frequency is multiplied by 0.281283 + 0.718717 / 8 = 0.371122.
     assert!((ratio(32) - 1.0 / 0.371_122).abs() < 1e-4, "{}", ratio(32));
 }
 
 #[test]
 #[should_panic(expected = "position 12 is out of range: the table has 12 positions")]
-fn positions_beyond_the_table_are_refused() {
+fn positions_outside_the_table_panic() {
     let table = RopeTable::new(4, 12, THETA, None);
     let positions = Positions::From { start: 9, len: 4 };
     let rope = Rope { table: &table, rows: 8, heads: 1, offset: 0, stride: 4, positions };

@@ -5,7 +5,7 @@ use lockstep_kernels::cpu::{Cpu, balance, reduce};
 use lockstep_kernels::reference::routing as reference;
 use lockstep_kernels::{Capacity, DROPPED, Router};
 
-crate::both_types!(rows_move_as_in_the_reference);
+crate::both_types!(gather_and_combine_match_the_reference);
 
 const ROUTERS: [Router; 4] = [
     Router { experts: 1, top_k: 1, renormalize: true },
@@ -36,7 +36,7 @@ fn choose(cpu: &Cpu, router: Router, logits: &[f32]) -> Chosen {
 }
 
 #[test]
-fn choices_and_their_backward_equal_the_reference() {
+fn routing_and_its_gradient_match_the_reference() {
     let sizes = [(0, 1), (0, 3), (1, 1), (17, 1), (18, 3), (1000, 1), (1000, 8)];
     for (router, (tokens, scopes)) in
         ROUTERS.into_iter().flat_map(|router| sizes.map(|size| (router, size)))
@@ -46,7 +46,7 @@ fn choices_and_their_backward_equal_the_reference() {
             numbers::<f32>(tokens * experts, 1).iter().map(|x| 2.0 * x).collect();
         let dweights = numbers::<f32>(tokens * top_k, 2);
         let (probs, chosen, weights) = reference::choose(router, &to_f64(&logits));
-        // The gradient of: weights · dweights + 0.5 balance + 0.25 z.
+        // Gradient of weights · dweights + 0.5 balance + 0.25 z.
         let mut dlogits =
             reference::weights_backward(router, &to_f64(&logits), &chosen, &to_f64(&dweights));
         let balance = reference::balance_backward(&to_f64(&logits), experts, &chosen, scopes);
@@ -104,20 +104,20 @@ fn choices_and_their_backward_equal_the_reference() {
 }
 
 #[test]
-fn of_equals_the_lower_index_is_chosen() {
+fn ties_go_to_the_lower_index() {
     let router = Router { experts: 4, top_k: 2, renormalize: true };
     let got = choose(&Cpu::new(1), router, &[0.0, 1.0, 1.0, 1.0, 2.0, 0.0, 0.0, 0.0]);
     assert_eq!(got.chosen, [1, 2, 0, 1]);
 }
 
 #[test]
-fn slots_are_grouped_as_in_the_reference() {
+fn grouping_matches_the_reference() {
     for (slots, experts, scopes) in
         [(0, 3, 1), (0, 3, 2), (1, 1, 1), (34, 8, 1), (36, 8, 3), (1000, 7, 4), (2000, 64, 1)]
     {
         let room = |slots| Some(Capacity { slots, scopes });
         for capacity in [None, room(0), room(1), room(slots / scopes / experts), room(slots)] {
-            let chosen = whole(slots, experts, 5);
+            let chosen = integers(slots, experts, 5);
             let (mut order, mut starts, mut place) =
                 (vec![0; slots], vec![0; experts + 1], vec![0; slots]);
             let cpu = Cpu::new(1);
@@ -127,10 +127,10 @@ fn slots_are_grouped_as_in_the_reference() {
                 capacity,
                 grouping(&mut order, &mut starts, &mut place),
             );
-            let right = reference::group(&chosen, experts, capacity);
+            let expected = reference::group(&chosen, experts, capacity);
             assert_eq!(
                 (&order[..filled], &starts, &place),
-                (&right.0[..], &right.1, &right.2),
+                (&expected.0[..], &expected.1, &expected.2),
                 "{capacity:?}"
             );
             assert!(order[filled..].iter().all(|&slot| slot == DROPPED));
@@ -138,9 +138,9 @@ fn slots_are_grouped_as_in_the_reference() {
     }
 }
 
-/// Two sequences together are two sequences one by one: whoever has both gives each the same room.
+/// Capacity is counted per scope: two sequences together give the same result as one after the other.
 #[test]
-fn room_is_counted_scope_by_scope() {
+fn capacity_is_counted_per_scope() {
     let (cpu, experts) = (Cpu::new(1), 3);
     let group = |chosen: &[u32], scopes| {
         let (mut order, mut starts) = (vec![0; chosen.len()], vec![0; experts + 1]);
@@ -155,7 +155,7 @@ fn room_is_counted_scope_by_scope() {
     assert_ne!(group(&[one, other].concat(), 1), apart);
 }
 
-fn rows_move_as_in_the_reference<E: Float>() {
+fn gather_and_combine_match_the_reference<E: Float>() {
     for (tokens, dim, top_k, capacity) in [
         (0, 8, 2, None),
         (1, 1, 1, None),
@@ -169,7 +169,7 @@ fn rows_move_as_in_the_reference<E: Float>() {
             numbers::<E>(tokens * dim, 2),
             numbers::<E>(tokens * dim, 6),
         );
-        let (chosen, weights) = (whole(slots, experts, 3), numbers::<f32>(slots, 4));
+        let (chosen, weights) = (integers(slots, experts, 3), numbers::<f32>(slots, 4));
         let capacity = capacity.map(|slots| Capacity { slots, scopes: 1 });
         let (order, _, place) = reference::group(&chosen, experts, capacity);
         let rows = numbers::<E>(order.len() * dim, 5);
@@ -188,59 +188,67 @@ fn rows_move_as_in_the_reference<E: Float>() {
         );
         let plain = reference::combine(&to_f64(&rows), dim, top_k, &place, &vec![1.0; slots]);
         let added = plain.iter().zip(&residual).map(|(x, r)| x + r.as_f32() as f64).collect();
-        let right = [gathered, combined, added, drows, dweights];
-        everywhere(&format!("{tokens} tokens, {capacity:?}"), tolerance::<E>(1e-5), right, |cpu| {
-            let (mut gathered, mut drows) =
-                (vec![E::default(); rows.len()], vec![E::default(); rows.len()]);
-            routing::gather(cpu, &x, top_k, &order, &mut gathered);
-            let (mut combined, mut added) = (vec![E::round_from(7.0); x.len()], residual.clone());
-            let weighted = Slots { top_k, place: &place, weights: &weights };
-            routing::combine(cpu, &rows, weighted, &mut combined, false);
-            routing::combine(cpu, &rows, Slots { weights: &[], ..weighted }, &mut added, true);
-            // The backward of `combine`: its rows' is dy gathered and scaled, its weights' is dy gathered
-            // dotted with the rows, each put back from its place to its slot.
-            routing::gather(cpu, &dy, top_k, &order, &mut drows);
-            let (mut dots, mut dweights) = (vec![7.0; order.len()], vec![7.0; slots]);
-            routing::row_dots(cpu, &rows, &drows, dim, &mut dots);
-            let unweighted = Slots { top_k: 1, place: &place, weights: &[] };
-            routing::combine(cpu, &dots, unweighted, &mut dweights, false);
-            let mut factors = vec![7.0; order.len()];
-            routing::gather(cpu, &weights, 1, &order, &mut factors);
-            routing::scale_rows(cpu, &mut drows, dim, &factors);
-            [
-                to_f64(&gathered),
-                to_f64(&combined),
-                to_f64(&added),
-                to_f64(&drows),
-                to_f64(&dweights),
-            ]
-        });
+        let expected = [gathered, combined, added, drows, dweights];
+        everywhere(
+            &format!("{tokens} tokens, {capacity:?}"),
+            tolerance::<E>(1e-5),
+            expected,
+            |cpu| {
+                let (mut gathered, mut drows) =
+                    (vec![E::default(); rows.len()], vec![E::default(); rows.len()]);
+                routing::gather(cpu, &x, top_k, &order, &mut gathered);
+                let (mut combined, mut added) =
+                    (vec![E::round_from(7.0); x.len()], residual.clone());
+                let weighted = Slots { top_k, place: &place, weights: &weights };
+                routing::combine(cpu, &rows, weighted, &mut combined, false);
+                routing::combine(cpu, &rows, Slots { weights: &[], ..weighted }, &mut added, true);
+                // Backward of `combine`: the gradient of the rows is dy, gathered and scaled. The gradient of the weights is
+                // the dot product of gathered dy with the rows, moved back from places to slots.
+                routing::gather(cpu, &dy, top_k, &order, &mut drows);
+                let (mut dots, mut dweights) = (vec![7.0; order.len()], vec![7.0; slots]);
+                routing::row_dots(cpu, &rows, &drows, dim, &mut dots);
+                let unweighted = Slots { top_k: 1, place: &place, weights: &[] };
+                routing::combine(cpu, &dots, unweighted, &mut dweights, false);
+                let mut factors = vec![7.0; order.len()];
+                routing::gather(cpu, &weights, 1, &order, &mut factors);
+                routing::scale_rows(cpu, &mut drows, dim, &factors);
+                [
+                    to_f64(&gathered),
+                    to_f64(&combined),
+                    to_f64(&added),
+                    to_f64(&drows),
+                    to_f64(&dweights),
+                ]
+            },
+        );
     }
 }
 
 #[test]
-fn the_references_backward_is_their_slope() {
+fn reference_gradient_matches_finite_differences() {
     for router in &ROUTERS[..3] {
         let logits = to_f64(&numbers::<f32>(4 * router.experts, 1));
         let (_, chosen, _) = reference::choose(*router, &logits);
         let dw = to_f64(&numbers::<f32>(chosen.len(), 2));
-        let right =
-            slopes(&logits, |logits| dot(&reference::weights_of(*router, logits, &chosen), &dw));
+        let expected = finite_differences(&logits, |logits| {
+            dot(&reference::weights_of(*router, logits, &chosen), &dw)
+        });
         close(
             "weights",
             1e-8,
-            &right,
+            &expected,
             &reference::weights_backward(*router, &logits, &chosen, &dw),
         );
         for scopes in [1, 2] {
-            let right = slopes(&logits, |logits| {
+            let expected = finite_differences(&logits, |logits| {
                 reference::balance_loss(logits, router.experts, &chosen, scopes)
             });
             let backward = reference::balance_backward(&logits, router.experts, &chosen, scopes);
-            close("balance", 1e-8, &right, &backward);
+            close("balance", 1e-8, &expected, &backward);
         }
-        let right = slopes(&logits, |logits| reference::z_loss(logits, router.experts));
-        close("z", 1e-8, &right, &reference::z_loss_backward(&logits, router.experts));
+        let expected =
+            finite_differences(&logits, |logits| reference::z_loss(logits, router.experts));
+        close("z", 1e-8, &expected, &reference::z_loss_backward(&logits, router.experts));
     }
     let (dim, top_k, place) = (3, 2, [2, 0, DROPPED, 1]);
     let [rows, weights, dy] = [9, 4, 6].map(|n| to_f64(&numbers::<f32>(n, n as u64)));
@@ -248,8 +256,13 @@ fn the_references_backward_is_their_slope() {
     let loss = |rows: &[f64], weights: &[f64]| {
         dot(&reference::combine(rows, dim, top_k, &place, weights), &dy)
     };
-    close("rows", 1e-8, &slopes(&rows, |rows| loss(rows, &weights)), &drows);
-    close("weights", 1e-8, &slopes(&weights, |weights| loss(&rows, weights)), &dweights);
+    close("rows", 1e-8, &finite_differences(&rows, |rows| loss(rows, &weights)), &drows);
+    close(
+        "weights",
+        1e-8,
+        &finite_differences(&weights, |weights| loss(&rows, weights)),
+        &dweights,
+    );
 }
 
 fn grouping<'a>(order: &'a mut [u32], starts: &'a mut [u32], place: &'a mut [u32]) -> Grouping<'a> {

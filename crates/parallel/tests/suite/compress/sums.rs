@@ -44,7 +44,7 @@ fn only_the_top_k_of_every_rank_are_summed() {
         for rank in 0..ranks {
             let gradient = gradient(len, rank, 0);
             let in_f64: Vec<f64> = gradient.iter().map(|x| *x as f64).collect();
-            let places = top_k::places(&in_f64, k);
+            let places = top_k::indices(&in_f64, k);
             places.iter().for_each(|place| expected[*place] += gradient[*place]);
         }
         for reduce in WAYS {

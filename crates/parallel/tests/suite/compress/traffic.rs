@@ -51,7 +51,7 @@ fn predicted(group: &Group, how: Compression, kind: Collective, len: usize) -> O
 fn sent_to_others(world: &World, len: usize) -> u64 {
     let gradient: Vec<f64> = gradient(len, world.rank(), 0).iter().map(|x| *x as f64).collect();
     let own = shard_range(len, world.size(), world.rank());
-    let places = top_k::places(&gradient, (len as f64 * 0.01).ceil() as usize);
+    let places = top_k::indices(&gradient, (len as f64 * 0.01).ceil() as usize);
     8 * places.iter().filter(|place| !own.contains(place)).count() as u64
 }
 
