@@ -53,7 +53,8 @@ fn the_environment_limits_the_level() {
     let run = at("sse");
     let error = String::from_utf8_lossy(&run.stderr);
     assert!(!run.status.success() && run.stdout.is_empty());
-    assert_eq!(error.trim(), "error: LOCKSTEP_LEVEL=sse: one of portable, avx2, avx512, amx");
+    let expected = "error: LOCKSTEP_LEVEL=sse: unknown level; use portable, avx2, avx512 or amx";
+    assert_eq!(error.trim(), expected);
 }
 
 #[test]
@@ -61,7 +62,7 @@ fn errors_suggest_a_fix() {
     for (arguments, part) in [
         (["--shapes", "3x4"], "use TOKENSxOUTPUTSxINPUTS"),
         (["--dtype", "f16"], "use f32 or bf16"),
-        (["--level", "neon"], "one of portable, avx2, avx512, amx"),
+        (["--level", "neon"], "unknown level; use portable, avx2, avx512 or amx"),
         (["--threads", "0"], "--threads must be at least 1 (got 0)"),
     ] {
         let run = bench(&arguments);

@@ -131,15 +131,15 @@ class Case:
 def predicted_parts(plan):
     time = plan["time"]
     parts = {kind: 1e3 * seconds for kind, seconds in plan["computing"]}
-    exchange = sum(time[key] for key in ("tensor", "context", "expert", "data"))
-    return {**parts, "exchange": 1e3 * exchange, "waiting": 1e3 * time["straggling"], "rest": 1e3 * time["host"]}
+    exposed = sum(time[key] for key in ("tensor", "context", "expert", "data"))
+    return {**parts, "exposed_comm": 1e3 * exposed, "waiting": 1e3 * time["straggling"], "rest": 1e3 * time["host"]}
 
 
 def measured_parts(step):
     parts = dict(step["time_ms"])
-    total, both = sum(parts.values()), parts.pop("exchange")
+    total, both = sum(parts.values()), parts.pop("exposed_comm")
     alone = total * step["comm_exposed_least"]
-    return {**parts, "exchange": alone, "waiting": both - alone}
+    return {**parts, "exposed_comm": alone, "waiting": both - alone}
 
 
 def main():
