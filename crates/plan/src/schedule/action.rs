@@ -1,30 +1,30 @@
-//! One entry of a schedule, and what it waits for.
+//! Actions of a schedule and their dependencies.
 
 use std::fmt;
 
-/// What is done with a micro-batch on a stage.
+/// The pass that an action runs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Act {
     Forward,
-    /// Both gradients, of the input and of the weights.
+    /// Input and weight gradients together.
     Backward,
-    /// Of a split backward: the gradient of the input, for which the stage before waits.
+    /// Input gradient of a split backward pass; the previous stage waits for it.
     Input,
-    /// Of a split backward: the gradient of the weights, for which only the optimizer waits.
+    /// Weight gradient of a split backward pass; only the optimizer waits for it.
     Weights,
 }
 
 /// Ordered by stage, then act, then micro-batch.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Action {
-    /// Of all stages of the pipeline.
+    /// Stage of the pipeline.
     pub stage: usize,
     pub act: Act,
     pub micro: usize,
 }
 
 impl Act {
-    /// As it is written; the kind of the schedule says which of the two a `B` is.
+    /// Letter in the text form. The kind of the schedule decides which backward a `B` is.
     pub fn letter(self) -> char {
         match self {
             Act::Forward => 'F',
@@ -39,8 +39,8 @@ impl Action {
         Action { stage, act, micro }
     }
 
-    /// The action of a neighbouring stage whose result this one takes in. The first stage's forward takes the
-    /// batch, the last stage's backward its own loss.
+    /// The action of a neighbouring stage whose result is this one's input. The first stage reads the batch, and the last
+    /// stage's backward pass starts from its loss.
     pub fn takes_from(self, stages: usize) -> Option<Action> {
         let stage = match self.act {
             Act::Forward => self.stage.checked_sub(1)?,
@@ -52,7 +52,7 @@ impl Action {
         Some(Action { stage, ..self })
     }
 
-    /// The action of a neighbouring stage that takes in this one's result.
+    /// The action of a neighbouring stage whose input is this one's result.
     pub fn gives_to(self, stages: usize) -> Option<Action> {
         let stage = match self.act {
             Act::Forward => self.stage.checked_add(1).filter(|stage| *stage < stages)?,
@@ -62,7 +62,7 @@ impl Action {
         Some(Action { stage, ..self })
     }
 
-    /// The action of the same stage and micro-batch that must come before.
+    /// The action of the same stage and micro-batch that must run first.
     pub fn follows(self) -> Option<Action> {
         let act = match self.act {
             Act::Forward => return None,

@@ -1,24 +1,23 @@
-//! A schedule in simulated time: when each rank begins and ends each action. A send is a delay between two
-//! ranks and keeps neither of them busy.
+//! A schedule in simulated time: start and end of every action. A send is a delay that keeps neither rank busy.
 
 use super::Schedule;
 use super::action::{Act, Action};
 use super::replay::{Deadlock, order};
 use std::collections::HashMap;
 
-/// How long things take on one stage, in any unit.
+/// Durations on one stage, in any unit.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Times {
     pub forward: f64,
-    /// The gradient of the input: `B` of a split backward.
+    /// Input gradient: `B` of a split backward pass.
     pub input: f64,
-    /// The gradient of the weights: `W`. A backward that is not split takes both.
+    /// Weight gradient: `W`. A backward pass that is not split takes both.
     pub weights: f64,
-    /// From one rank to another.
+    /// Message from one rank to another.
     pub send: f64,
 }
 
-/// One action in time.
+/// Start and end of an action.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Span {
     pub action: Action,
@@ -26,19 +25,18 @@ pub struct Span {
     pub end: f64,
 }
 
-/// What every rank does when.
+/// The actions of all ranks in time.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Timeline {
-    pub ranks: Vec<Vec<Span>>, // (ranks, what the rank does)
+    pub ranks: Vec<Vec<Span>>, // (ranks, actions)
 }
 
-/// Every action as early as its rank and what it waits for allow. Only a schedule that cannot end, which
-/// none from [`Schedule::new`] is, has no timeline.
+/// Starts every action as early as possible. `None` for a schedule that deadlocks; those of [`Schedule::new`] do not.
 pub fn clock(schedule: &Schedule, times: &Times) -> Result<Timeline, Deadlock> {
     clock_with(schedule, |action| times.of(action.act), times.send)
 }
 
-/// [`clock`] for stages that differ: `lasts` is asked for every action.
+/// [`clock`] with a duration for each action.
 pub fn clock_with(
     schedule: &Schedule,
     lasts: impl Fn(Action) -> f64,
@@ -61,7 +59,7 @@ pub fn clock_with(
 }
 
 impl Times {
-    /// Forward and both gradients take the same time, sends none.
+    /// Forward pass and both gradients take one unit each, sends take none.
     pub const EVEN: Times = Times { forward: 1.0, input: 1.0, weights: 1.0, send: 0.0 };
 
     pub fn of(&self, act: Act) -> f64 {
@@ -75,12 +73,12 @@ impl Times {
 }
 
 impl Timeline {
-    /// From the first start to the last end of all ranks.
+    /// Time from the first start to the last end.
     pub fn makespan(&self) -> f64 {
         self.ranks.iter().flatten().map(|span| span.end).fold(0.0, f64::max)
     }
 
-    /// From the rank's first start to its last end.
+    /// Time from a rank's first start to its last end.
     pub fn span(&self, rank: usize) -> f64 {
         match self.ranks[rank].as_slice() {
             [] => 0.0,
@@ -89,19 +87,19 @@ impl Timeline {
         }
     }
 
-    /// What the rank works of that.
+    /// Time in which the rank works.
     pub fn busy(&self, rank: usize) -> f64 {
         self.ranks[rank].iter().map(|span| span.end - span.start).sum()
     }
 
-    /// What it waits of that.
+    /// Time in which the rank waits.
     pub fn idle(&self, rank: usize) -> f64 {
         self.span(rank) - self.busy(rank)
     }
 
-    /// The share of the longest span that is not work of the busiest rank: the bubble rate of the zero-bubble
-    /// paper. Spans and not the makespan, because steps follow each other: a rank that begins later may end
-    /// later, if it need not wait for the others before its optimizer.
+    /// Fraction of the longest span in which the busiest rank does not work: the bubble rate of the zero-bubble paper.
+    /// It uses spans instead of the makespan because a rank that starts later may also end later, if it does not wait
+    /// for the others before its optimizer step.
     pub fn bubble_rate(&self) -> f64 {
         let longest = |length: fn(&Timeline, usize) -> f64| {
             (0..self.ranks.len()).map(|rank| length(self, rank)).fold(0.0, f64::max)
@@ -110,8 +108,8 @@ impl Timeline {
         if span == 0.0 { 0.0 } else { 1.0 - longest(Timeline::busy) / span }
     }
 
-    /// The share of the makespan in which the average rank does not work: what is lost when all ranks wait for
-    /// each other at the end of a step.
+    /// Fraction of the makespan in which the average rank does not work: the loss if all ranks wait for each other at the
+    /// end of a step.
     pub fn idle_rate(&self) -> f64 {
         let all = self.makespan() * self.ranks.len() as f64;
         let busy: f64 = (0..self.ranks.len()).map(|rank| self.busy(rank)).sum();

@@ -1,14 +1,14 @@
-//! A timeline as a picture in text.
+//! Text drawing of a timeline.
 
 use super::clock::{Span, Timeline};
 use std::fmt::Write;
 
 impl Timeline {
-    /// One row per rank, one cell per `unit` of time, idle cells as dots. An action stands where it begins, as
-    /// `F0` or, where ranks have several stages, as `2F0`; starts and ends are rounded to whole cells.
+    /// One row per rank, one cell per `unit` of time, idle cells as dots. An action is written at its start, as
+    /// `F0` or, if ranks have several stages, as `2F0`; starts and ends are rounded to whole cells.
     ///
     /// # Panics
-    /// If `unit` is not more than 0.
+    /// If `unit` is not positive.
     pub fn draw(&self, unit: f64) -> String {
         assert!(unit > 0.0, "a cell lasts {unit}, which is no time");
         let several = self

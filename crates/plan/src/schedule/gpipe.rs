@@ -1,11 +1,10 @@
-//! GPipe: all forward, then all backward. The simplest, and the only one whose memory grows with the number
-//! of micro-batches: every rank holds all of them at once.
+//! GPipe: all forward passes, then all backward passes. Every rank holds the activations of all micro-batches.
 
 use super::action::{Act, Action};
 use super::clock::Times;
 
-/// Backward takes the micro-batches in the order of forward, as all schedules here do: gradients are then
-/// summed in the same order whatever the schedule.
+/// Backward passes run in the order of the forward passes, as in all schedules here, so that gradients are summed in the
+/// same order in every schedule.
 pub(super) fn actions(stage: usize, micros: usize) -> Vec<Action> {
     let all = |act| (0..micros).map(move |micro| Action::new(stage, act, micro));
     all(Act::Forward).chain(all(Act::Backward)).collect()

@@ -1,14 +1,14 @@
-//! How many activations a rank holds at once.
+//! Number of activations in flight on a rank.
 
 use super::Schedule;
 use super::action::Act;
 
-/// The most stage-passes of a rank that are begun and not done: micro-batches, times chunks when interleaved.
+/// Maximum number of stage passes of a rank in flight: micro-batches, times chunks if interleaved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct InFlight {
-    /// From forward to the input gradient: what only that needs.
+    /// From the forward pass to the input gradient.
     pub until_input: usize,
-    /// From forward to the weight gradient. A backward that is not split ends both.
+    /// From the forward pass to the weight gradient. A backward pass that is not split ends both.
     pub until_weights: usize,
 }
 
@@ -16,16 +16,16 @@ impl Schedule {
     pub fn in_flight(&self, rank: usize) -> InFlight {
         let acts = || self.actions[rank].iter().map(|action| action.act);
         let most = |last: Act| {
-            let mut held = 0_usize;
-            let held_after = acts().map(|act| {
+            let mut in_flight = 0_usize;
+            let after_each = acts().map(|act| {
                 if act == Act::Forward {
-                    held += 1;
+                    in_flight += 1;
                 } else if act == Act::Backward || act == last {
-                    held = held.saturating_sub(1);
+                    in_flight = in_flight.saturating_sub(1);
                 }
-                held
+                in_flight
             });
-            held_after.max().unwrap_or(0)
+            after_each.max().unwrap_or(0)
         };
         InFlight { until_input: most(Act::Input), until_weights: most(Act::Weights) }
     }

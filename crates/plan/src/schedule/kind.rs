@@ -1,4 +1,4 @@
-//! Which schedule, by the word that a run file has for it.
+//! Kinds of schedules and their names in run files.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -32,7 +32,7 @@ impl ScheduleKind {
         ScheduleKind::ZbH2,
     ];
 
-    /// The word in run files.
+    /// Name in run files.
     pub fn name(self) -> &'static str {
         match self {
             ScheduleKind::Gpipe => "gpipe",
@@ -61,7 +61,7 @@ impl FromStr for ScheduleKind {
     fn from_str(word: &str) -> Result<ScheduleKind, String> {
         ScheduleKind::ALL.into_iter().find(|kind| kind.name() == word).ok_or_else(|| {
             let names = ScheduleKind::ALL.map(ScheduleKind::name).join(", ");
-            format!("no schedule is called `{word}`; there are {names}")
+            format!("unknown schedule `{word}`; use one of {names}")
         })
     }
 }

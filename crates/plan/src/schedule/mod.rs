@@ -1,6 +1,5 @@
-//! Pipeline schedules as lists of actions: which rank does which part of which micro-batch, in which order.
-//! Values only: what executes them and what predicts them walk the same lists. Knows nothing of models,
-//! tensors or links. The story is in this folder's README.md.
+//! Pipeline schedules as lists of actions: which rank runs which pass of which micro-batch, in which order. The executor
+//! and the simulator use the same lists. README.md explains the schedules.
 //!
 //! 1F1B on 4 ranks with 8 micro-batches, where a backward pass takes twice the time of a forward pass:
 //!
@@ -48,21 +47,21 @@ pub use replay::{Deadlock, Wait, replay};
 use crate::resolve::near::multiples;
 use serde::{Deserialize, Serialize};
 
-/// What every rank does in one optimizer step, in order. Made by [`Schedule::new`], or read from text or
-/// JSON; what comes from elsewhere is to be trusted after [`Schedule::check`] and [`replay`].
+/// The actions of every rank in one optimizer step, in order. Created by [`Schedule::new`] or parsed from text or JSON; a
+/// parsed schedule must pass [`Schedule::check`] and [`replay`] before use.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(try_from = "text::Written", into = "text::Written")]
 pub struct Schedule {
     pub kind: ScheduleKind,
     pub ranks: usize,
-    /// Stages of a rank: more than one only when interleaved.
+    /// Stages per rank; more than one only if interleaved.
     pub chunks: usize,
     pub micros: usize,
-    pub actions: Vec<Vec<Action>>, // (ranks, what the rank does)
+    pub actions: Vec<Vec<Action>>, // (ranks, actions)
 }
 
 impl Schedule {
-    /// The schedule of `kind`, or why there is none, and what to take instead.
+    /// The schedule of a kind, or the reason why it does not exist and a suggestion.
     pub fn new(
         kind: ScheduleKind,
         ranks: usize,
@@ -82,19 +81,18 @@ impl Schedule {
         Ok(Schedule { kind, ranks, chunks, micros, actions: (0..ranks).map(list).collect() })
     }
 
-    /// Parts into which the pipeline cuts the model.
+    /// Number of pipeline stages.
     pub fn stages(&self) -> usize {
         self.ranks * self.chunks
     }
 
-    /// Who holds a stage: ranks take turns, so that the last rank passes on to the first.
+    /// The rank of a stage. Stages are assigned round-robin.
     pub fn rank_of(&self, stage: usize) -> usize {
         stage % self.ranks
     }
 
-    /// How long the idlest rank idles between its first action and its last, by formula, when all stages take
-    /// the same times and sends take none. `None` with fewer micro-batches than the formula is for; the
-    /// [`clock`] knows those too.
+    /// Idle time of the idlest rank between its first and last action, by formula, for equal stages and free sends. `None`
+    /// if there are too few micro-batches for the formula; [`clock`] covers those too.
     pub fn bubble(&self, times: &Times) -> Option<f64> {
         match self.kind {
             ScheduleKind::Gpipe => Some(gpipe::bubble(self.ranks, times)),
@@ -108,7 +106,7 @@ impl Schedule {
     }
 }
 
-/// Whether there is a schedule like this; if not, why, and what to take instead.
+/// Checks whether such a schedule exists.
 pub(crate) fn possible(
     kind: ScheduleKind,
     ranks: usize,

@@ -1,11 +1,10 @@
-//! 1F1B: a rank that can do a backward pass does it, and frees its activations. The bubble of GPipe, in
-//! memory that depends on the number of ranks and no longer on that of micro-batches: rank r of P holds
-//! min(P-r, micro-batches).
+//! 1F1B: backward passes run as early as possible and free their activations. Same bubble as GPipe, but rank r of P holds
+//! only min(P-r, micro-batches) activations.
 
 use super::action::{Act, Action};
 use super::clock::Times;
 
-/// Warm up until the first micro-batch can be back, then take turns.
+/// Warm-up forward passes until the first gradient can arrive, then one backward and one forward in turn.
 pub(super) fn actions(rank: usize, ranks: usize, micros: usize) -> Vec<Action> {
     let warmup = (ranks - rank).min(micros);
     let forward = |micro| Action::new(rank, Act::Forward, micro);
@@ -17,7 +16,7 @@ pub(super) fn actions(rank: usize, ranks: usize, micros: usize) -> Vec<Action> {
     list
 }
 
-/// Filling and draining take as long as GPipe's: (P-1)(F+B+W).
+/// As in GPipe: (P-1)(F+B+W).
 pub(super) fn bubble(ranks: usize, times: &Times) -> f64 {
     (ranks - 1) as f64 * (times.forward + times.input + times.weights)
 }

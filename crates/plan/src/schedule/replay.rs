@@ -1,38 +1,36 @@
-//! All ranks' lists at once, with receives that block: does everybody get to the end? Moves no data and
-//! counts no time.
+//! Runs the lists of all ranks with blocking receives to find deadlocks. Moves no data and counts no time.
 
 use super::Schedule;
 use super::action::Action;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
-/// Walks all lists with receives that block, and sends that block once `depth` messages are on the way from
-/// one stage to another and not yet taken; `None` for sends that never block. With a depth of 0 a send lasts
-/// until its receiver takes it.
+/// Runs all lists with blocking receives. Sends block while `depth` messages from one stage to another are in flight;
+/// `None` for sends that never block. With a depth of 0 a send blocks until it is received.
 pub fn replay(schedule: &Schedule, depth: Option<usize>) -> Result<(), Deadlock> {
     order(schedule, depth).map(|_| ())
 }
 
-/// Ranks that wait for each other, or for something that never comes.
+/// Ranks that wait for each other or for an action that never runs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Deadlock {
-    /// Everybody who does not get to the end, by rank.
+    /// The ranks that do not finish.
     pub waits: Vec<Wait>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Wait {
     pub rank: usize,
-    /// What it would do next, or has done and cannot send.
+    /// The next action, or the finished action whose result cannot be sent.
     pub at: Action,
-    /// What has to happen first, and on which rank.
+    /// The action that has to run first, and its rank.
     pub until: Action,
     pub on: usize,
-    /// It waits for `until` to take a message, not to send one.
+    /// Waits for `until` to receive a message, not to send one.
     pub sending: bool,
 }
 
-/// An order in which the actions can happen, with the rank of each: what each one needs stands before it.
+/// An order of all actions, with their ranks, in which every dependency comes first.
 pub(super) fn order(
     schedule: &Schedule,
     depth: Option<usize>,
@@ -52,16 +50,16 @@ pub(super) fn order(
 struct Walk<'s> {
     schedule: &'s Schedule,
     depth: usize,
-    /// How far each rank is in its list.
+    /// Position of each rank in its list.
     at: Vec<usize>,
-    /// What each rank has done and not yet sent off.
+    /// Result of each rank that is not sent yet.
     unsent: Vec<Option<Action>>,
-    /// What took its turn, in order; and the same to look up.
+    /// Finished actions in order, and as a set.
     done: Vec<(usize, Action)>,
     known: HashSet<Action>,
-    /// Results that have been sent, by the action they are for.
+    /// Sent results, by the action that receives them.
     sent: HashSet<Action>,
-    /// Messages on the way, by the stages that they go from and to.
+    /// Messages in flight, by sending and receiving stage.
     on_the_way: HashMap<(usize, usize), usize>,
     progress: usize,
 }
@@ -82,7 +80,7 @@ impl<'s> Walk<'s> {
         }
     }
 
-    /// As far as this rank gets for now.
+    /// Advances a rank until it blocks.
     fn go(&mut self, rank: usize) {
         loop {
             if let Some(action) = self.unsent[rank] {
@@ -107,14 +105,14 @@ impl<'s> Walk<'s> {
         self.schedule.actions[rank].get(self.at[rank]).copied()
     }
 
-    /// What must happen before `action` can: its own stage's part, or a neighbour's message.
+    /// The missing dependency of `action`: an earlier action of its stage or a message.
     fn missing(&self, action: Action) -> Option<Action> {
         let own = action.follows().filter(|before| !self.known.contains(before));
         let source = action.takes_from(self.schedule.stages());
         own.or(source.filter(|_| !self.sent.contains(&action)))
     }
 
-    /// Puts the result on its way, if there is one and there is room for it.
+    /// Sends the pending result if there is room.
     fn send(&mut self, action: Action) -> bool {
         let Some(to) = action.gives_to(self.schedule.stages()) else { return true };
         let ranks = (self.schedule.rank_of(action.stage), self.schedule.rank_of(to.stage));
@@ -128,7 +126,7 @@ impl<'s> Walk<'s> {
         false
     }
 
-    /// Whether `rank` stands at `action`, with nothing left to send: it takes its message at once.
+    /// Whether `rank` is at `action` with nothing left to send, so that it receives the message at once.
     fn awaits(&self, rank: usize, action: Action) -> bool {
         rank < self.at.len() && self.unsent[rank].is_none() && self.next(rank) == Some(action)
     }
@@ -140,7 +138,7 @@ impl<'s> Walk<'s> {
         }
     }
 
-    /// Why this rank is not at its end.
+    /// Reason why a rank does not finish.
     fn wait(&self, rank: usize) -> Option<Wait> {
         let of = |action: Action| self.schedule.rank_of(action.stage);
         if let Some(at) = self.unsent[rank] {
@@ -158,7 +156,7 @@ impl fmt::Display for Deadlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(mut wait) = self.waits.first() else { return f.write_str("nobody waits") };
         write!(f, "rank {} {wait}", wait.rank)?;
-        // From each to whom it waits for, until the group closes or somebody has nothing left to do.
+        // Follow the waits until they form a cycle or reach a rank that has finished.
         let mut told = vec![wait.rank];
         while wait.on != wait.rank {
             let Some(next) = self.waits.iter().find(|next| next.rank == wait.on) else {
@@ -175,7 +173,7 @@ impl fmt::Display for Deadlock {
     }
 }
 
-/// Without the rank that waits.
+/// Without the waiting rank.
 impl fmt::Display for Wait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Wait { at, until, on, .. } = self;

@@ -1,5 +1,4 @@
-//! Schedules as text and back: a line that says what it is, and a line of actions per rank. JSON has the same
-//! words.
+//! Text form of schedules: a header line and a line of actions per rank. JSON contains the same lines.
 
 use super::action::{Act, Action};
 use super::{Schedule, ScheduleKind};
@@ -20,8 +19,7 @@ impl fmt::Display for Schedule {
     }
 }
 
-/// Reads what `Display` writes. Says what cannot be read; whether the lists make sense is
-/// [`Schedule::check`]'s to say.
+/// Parses the output of `Display`. [`Schedule::check`] validates the lists.
 impl FromStr for Schedule {
     type Err = String;
 
@@ -77,7 +75,7 @@ impl TryFrom<Written> for Schedule {
                 actions.len()
             ));
         }
-        // What is computed from these, like the number of stages, has to stay a number.
+        // Products of these, such as the number of stages, must not overflow.
         if ranks.checked_mul(chunks).and_then(|stages| stages.checked_mul(micros)).is_none() {
             return Err(format!("chunks={chunks}, micros={micros} are more than can be meant"));
         }
@@ -107,7 +105,7 @@ fn action(word: &str, kind: ScheduleKind) -> Option<Action> {
         b'W' => Act::Weights,
         _ => return None,
     };
-    // Digits only: `parse` would take a sign too.
+    // Digits only: `parse` would accept a sign too.
     let micro = &rest[1..];
     micro.bytes().all(|b| b.is_ascii_digit()).then_some(())?;
     Some(Action { stage: stage.parse().ok()?, act, micro: micro.parse().ok()? })

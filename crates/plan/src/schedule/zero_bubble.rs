@@ -1,23 +1,20 @@
-//! ZB-H1 and ZB-H2, the handcrafted schedules of "Zero Bubble Pipeline Parallelism" (Qi et al. 2023). Only the
-//! gradient of the input is waited for by another rank; that of the weights can be computed at any later time,
-//! and is put where the rank would idle.
+//! ZB-H1 and ZB-H2, the handcrafted schedules of "Zero Bubble Pipeline Parallelism" (Qi et al. 2023). Other
+//! ranks wait only for input gradients; weight gradients can be deferred to when the rank would idle.
 //!
-//! Both are 1F1B with a lag: rank r does the weights of a micro-batch some micro-batches after its input
-//! gradient, the more the later the rank. Later ranks are done with their inputs earlier, and what they
-//! have saved up fills the time in which the earlier ranks drain.
+//! Both are 1F1B with a lag: rank r computes weight gradients some micro-batches after the input gradients, more for later
+//! ranks. Later ranks finish their input gradients earlier, and their deferred weight gradients fill the drain phase.
 
 use super::action::{Act, Action};
 use super::clock::Times;
 
-/// Warm-up of 1F1B, a lag of r: what rank r holds less for its inputs than rank 0, it holds for its weights.
-/// Every rank holds min(P, micro-batches).
+/// Warm-up of 1F1B and a lag of r. Every rank holds min(P, micro-batches) activations.
 pub(super) fn h1(rank: usize, ranks: usize, micros: usize) -> Vec<Action> {
     lagging(rank, micros, ranks - rank, rank)
 }
 
-/// Twice the warm-up, so that the first input gradient finds no rank waiting, and twice the lag. Every rank
-/// holds min(2P-1, micro-batches). Ranks end as much apart as they began, so the step is without gaps only
-/// if no rank waits for the others before its optimizer.
+/// Twice the warm-up, so that no rank waits for the first input gradient, and twice the lag. Every rank holds
+/// min(2P-1, micro-batches) activations. Ranks end as far apart as they start, so the step has no bubble only if ranks do
+/// not wait for each other before the optimizer.
 pub(super) fn h2(rank: usize, ranks: usize, micros: usize) -> Vec<Action> {
     lagging(rank, micros, 2 * (ranks - rank) - 1, 2 * rank)
 }
@@ -36,15 +33,15 @@ fn lagging(stage: usize, micros: usize, warmup: usize, lag: usize) -> Vec<Action
     list
 }
 
-/// (P-1)(F+B-W) as in the paper, which takes W for the shortest of the three. A W longer than F fills no
-/// more than the gap of F, and (P-1)B remain. From P micro-batches on.
+/// (P-1)(F+B-W) as in the paper, which assumes that W is the shortest. A W longer than F fills only the gap of F, and
+/// (P-1)B remains. Valid from P micro-batches.
 pub(super) fn h1_bubble(ranks: usize, micros: usize, times: &Times) -> Option<f64> {
     let gap = times.input + (times.forward - times.weights).max(0.0);
     (micros >= ranks).then(|| (ranks - 1) as f64 * gap)
 }
 
-/// (P-1)(F+B-2W) as in the paper, while that is the largest of what can remain: with a long W, it is the
-/// (P-1)(B-F) by which gradients return slower than activations went, or nothing. From 2P-1 micro-batches on.
+/// (P-1)(F+B-2W) as in the paper if that is the largest term; with a long W it is (P-1)(B-F), or nothing. Valid from 2P-1
+/// micro-batches.
 pub(super) fn h2_bubble(ranks: usize, micros: usize, times: &Times) -> Option<f64> {
     let Times { forward, input, weights, .. } = *times;
     let gap = (forward + input - 2.0 * weights).max(input - forward).max(0.0);

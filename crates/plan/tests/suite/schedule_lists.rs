@@ -115,14 +115,14 @@ fn what_check_says() {
     #[rustfmt::skip]
     let cases: [(&str, &[&str]); 8] = [
         ("1f1b ranks=1 chunks=1 micros=1\n0F0 0B0", &[]),
-        ("1f1b ranks=1 chunks=1 micros=1\n0B0 0F0", &["rank 0 does 0B0 without 0F0 before it"]),
-        ("1f1b ranks=1 chunks=1 micros=2\n0F0 0B0 0F0", &["0F0 is done 2 times", "0F1 is never done", "0B1 is never done"]),
-        ("1f1b ranks=1 chunks=1 micros=1\n0F0 0B0 0W0", &["rank 0 does 0W0 as Weights, which 1f1b does not have", "rank 0 does 0W0 without 0B0 before it"]),
-        ("zb-h1 ranks=1 chunks=1 micros=1\n0F0 0W0 0B0", &["rank 0 does 0W0 without 0B0 before it"]),
-        ("zb-h1 ranks=1 chunks=1 micros=1\n0F0 0B0", &["0W0 is never done"]),
-        ("1f1b ranks=1 chunks=1 micros=1\n0F0 0B0 1F0 0F1", &["rank 0 does 1F0, but there are 1 stages", "rank 0 does 0F1, but there are 1 micro-batches"]),
+        ("1f1b ranks=1 chunks=1 micros=1\n0B0 0F0", &["rank 0 runs 0B0 before 0F0"]),
+        ("1f1b ranks=1 chunks=1 micros=2\n0F0 0B0 0F0", &["0F0 runs 2 times", "0F1 never runs", "0B1 never runs"]),
+        ("1f1b ranks=1 chunks=1 micros=1\n0F0 0B0 0W0", &["rank 0 runs 0W0 as Weights, which 1f1b does not have", "rank 0 runs 0W0 before 0B0"]),
+        ("zb-h1 ranks=1 chunks=1 micros=1\n0F0 0W0 0B0", &["rank 0 runs 0W0 before 0B0"]),
+        ("zb-h1 ranks=1 chunks=1 micros=1\n0F0 0B0", &["0W0 never runs"]),
+        ("1f1b ranks=1 chunks=1 micros=1\n0F0 0B0 1F0 0F1", &["rank 0 runs 1F0, but there are 1 stages", "rank 0 runs 0F1, but there are 1 micro-batches"]),
         ("gpipe ranks=2 chunks=1 micros=1\n1F0 1B0\n0F0 0B0", &[
-            "rank 0 does 1F0, whose stage is on rank 1", "rank 0 does 1B0, whose stage is on rank 1",
+            "rank 0 runs 1F0, whose stage is on rank 1", "rank 0 runs 1B0, whose stage is on rank 1",
             "rank 1 does 0F0, whose stage is on rank 0", "rank 1 does 0B0, whose stage is on rank 0",
         ]),
     ];
@@ -210,7 +210,7 @@ proptest! {
         let list = &mut schedule.actions[rank.index(schedule.ranks)];
         let lost = list.remove(at.index(list.len()));
         let wrong = schedule.check().unwrap_err();
-        prop_assert!(wrong.contains(&format!("{lost} is never done")), "{wrong:?}");
+        prop_assert!(wrong.contains(&format!("{lost} never runs")), "{wrong:?}");
         // Others wait for it, unless it is a gradient of weights, or of the first stage's input.
         if lost.act == Act::Forward || lost.act != Act::Weights && lost.stage > 0 {
             prop_assert!(replay(&schedule, None).is_err());

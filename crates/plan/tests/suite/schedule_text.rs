@@ -70,7 +70,7 @@ fn what_cannot_be_read() {
     let cases = [
         ("", "line 1: `` is not like `1f1b ranks=4 chunks=1 micros=8`"),
         ("1f1b ranks=1 chunks=1", "line 1: `1f1b ranks=1 chunks=1` is not like `1f1b ranks=4 chunks=1 micros=8`"),
-        ("1b1f ranks=1 chunks=1 micros=1\n0F0", "line 1: no schedule is called `1b1f`; there are gpipe, 1f1b, interleaved, zb-h1, zb-h2"),
+        ("1b1f ranks=1 chunks=1 micros=1\n0F0", "line 1: unknown schedule `1b1f`; use one of gpipe, 1f1b, interleaved, zb-h1, zb-h2"),
         ("1f1b ranks=2 chunks=1 micros=1\n0F0 0B0", "1 lines of actions for ranks=2; there must be one per rank"),
         ("1f1b ranks=0 chunks=1 micros=1", "0 lines of actions for ranks=0; there must be one per rank"),
         ("1f1b ranks=2 chunks=1 micros=1\n0F0 0B0\n1F0 1X0", "rank 1: `1X0` is not like 2F0: a stage, F, B or W, and a micro-batch"),
