@@ -123,7 +123,7 @@ fn what_check_says() {
         ("1f1b ranks=1 chunks=1 micros=1\n0F0 0B0 1F0 0F1", &["rank 0 runs 1F0, but there are 1 stages", "rank 0 runs 0F1, but there are 1 micro-batches"]),
         ("gpipe ranks=2 chunks=1 micros=1\n1F0 1B0\n0F0 0B0", &[
             "rank 0 runs 1F0, whose stage is on rank 1", "rank 0 runs 1B0, whose stage is on rank 1",
-            "rank 1 does 0F0, whose stage is on rank 0", "rank 1 does 0B0, whose stage is on rank 0",
+            "rank 1 runs 0F0, whose stage is on rank 0", "rank 1 runs 0B0, whose stage is on rank 0",
         ]),
     ];
     for (text, said) in cases {
