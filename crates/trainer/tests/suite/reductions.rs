@@ -123,11 +123,17 @@ fn follows(words: &str) {
 fn recorded(plan: &Plan, world: World) -> (Vec<StateOp>, Calls) {
     let mut rank = Rank::new(plan, &world, Device::cpu(1)).unwrap();
     let log = rank.store.record();
+    // By group, the calls that formed it.
+    let mut before = BTreeMap::new();
+    for entry in world.flight_record() {
+        before.insert(entry.group.clone(), entry.sequence);
+    }
     rank.step(&source(), 1).unwrap();
     drop(rank);
     let mut calls = Calls::new();
     for entry in world.flight_record() {
-        if let Some(kind) = GROUPS.into_iter().find(|kind| *entry.group == *kind.name()) {
+        let is_new = before.get(&entry.group).is_none_or(|last| entry.sequence > *last);
+        if let Some(kind) = GROUPS.into_iter().find(|kind| is_new && *entry.group == *kind.name()) {
             calls.entry(kind).or_default().push((entry.kind, entry.bytes));
         }
     }
