@@ -133,6 +133,9 @@ impl Reduction {
         record(&self.log, StateOp::Reduce { bucket: number, last });
         // The shard of an earlier micro-batch must have arrived before it is added to.
         self.collect(groups, gradients, Some(number));
+        if self.tasks.len() >= self.policy().max_in_flight() {
+            self.collect(groups, gradients, None);
+        }
         let mut compressors = std::mem::take(&mut self.compressors[number]);
         if compressors.is_empty() {
             // Lost with a reduction that failed.

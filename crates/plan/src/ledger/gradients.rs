@@ -83,14 +83,16 @@ impl Buffers {
         }
     }
 
-    /// An overlapped reduction may finish as late as when its result is needed.
+    /// An overlapped reduction may finish as late as when the next one starts.
     fn reduce(&mut self, bucket: usize, overlapped: bool) {
         if !self.shards {
             return;
         }
         let Buffers { buckets, usage, .. } = self;
+        for buffer in buckets.iter_mut() {
+            usage.give(std::mem::take(&mut buffer.in_flight));
+        }
         let buffer = &mut buckets[bucket];
-        usage.give(std::mem::take(&mut buffer.in_flight));
         // The new shard exists together with the whole gradient and with the shard of earlier micro-batches.
         usage.take(buffer.shard);
         buffer.in_flight = buffer.whole + if buffer.reduced { buffer.shard } else { 0 };

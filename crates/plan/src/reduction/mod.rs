@@ -201,6 +201,16 @@ impl ReductionPolicy {
         self.reduce.is_some_and(|reduce| reduce.point == ReducePoint::EndOfPasses)
     }
 
+    /// Reductions in flight at most. Sharded gradients have one while the next bucket is computed, so that their memory
+    /// stays bounded when communication is slower than compute. Whole gradients exist in any case.
+    pub fn max_in_flight(&self) -> usize {
+        match (self.overlap, self.shards_gradients()) {
+            (false, _) => 0,
+            (true, true) => 1,
+            (true, false) => usize::MAX,
+        }
+    }
+
     /// Whether each rank keeps a shard of the reduced gradients.
     pub fn shards_gradients(&self) -> bool {
         self.reduce.is_some_and(|reduce| reduce.shards)
