@@ -4,10 +4,12 @@
 //! A message is the residual stream of one micro-batch, or its gradient: `(tokens, dim)`. In each step a rank sends
 //! one for each forward of a stage that is not the last, and one for each backward of a stage that is not the first.
 
+use std::sync::Arc;
+
 use lockstep_comm::{Group, Result};
 use lockstep_kernels::{Device, Dtype, Tag, Tensor};
 use lockstep_plan::GroupKind;
-use lockstep_plan::schedule::{Act, Action, Schedule};
+use lockstep_plan::schedule::{Action, PipelineStep, Schedule};
 
 use crate::Groups;
 use crate::collectives::{self, Transfer};
@@ -25,8 +27,8 @@ pub struct Pipeline {
     schedule: Schedule,
     message: MessageShape,
     me: usize,
-    /// For each rank: the actions whose outputs it sends here, in order, and how many have arrived.
-    incoming: Vec<(Vec<Action>, usize)>,
+    /// This rank's actions and the messages around each.
+    steps: Arc<[PipelineStep]>,
     /// Messages that arrived before they were needed.
     early: Vec<(Action, Tensor)>,
     sends: Vec<Transfer>,
@@ -34,16 +36,9 @@ pub struct Pipeline {
 
 impl Pipeline {
     pub fn new(schedule: Schedule, groups: &Groups, message: MessageShape) -> Pipeline {
-        let (me, stages) = (groups.coord.pipe, schedule.stages());
-        let for_me = |action: &&Action| {
-            action.gives_to(stages).is_some_and(|taker| schedule.rank_of(taker.stage) == me)
-        };
-        let incoming = schedule
-            .actions
-            .iter()
-            .map(|list| (list.iter().filter(for_me).copied().collect(), 0))
-            .collect();
-        Pipeline { schedule, message, me, incoming, early: vec![], sends: vec![] }
+        let me = groups.coord.pipe;
+        let steps = schedule.steps(me).into();
+        Pipeline { schedule, message, me, steps, early: vec![], sends: vec![] }
     }
 
     /// Executes all actions of this rank: `execute` gets an action and its input, and returns the output to send.
@@ -53,17 +48,13 @@ impl Pipeline {
         groups: &Groups,
         mut execute: impl FnMut(Action, Option<Tensor>) -> Option<Tensor>,
     ) -> Result<()> {
-        let (group, stages) = (groups.group(GroupKind::Pipe), self.schedule.stages());
-        self.incoming.iter_mut().for_each(|(_, arrived)| *arrived = 0);
-        for index in 0..self.schedule.actions[self.me].len() {
-            let action = self.schedule.actions[self.me][index];
-            let input = match action.takes_from(stages) {
-                Some(from) => Some(groups.timed(|| self.receive(device, group, from))?),
-                None => None,
-            };
-            let output = execute(action, input);
-            if let (Some(to), Some(output)) = (action.gives_to(stages), output) {
-                self.send(group, self.schedule.rank_of(to.stage), output);
+        let group = groups.group(GroupKind::Pipe);
+        self.early.clear();
+        for step in self.steps.clone().iter() {
+            let input = groups.timed(|| self.receive(device, group, step))?;
+            let output = execute(step.action, input);
+            if let (Some(to), Some(output)) = (step.sends_to, output) {
+                self.send(group, to, output);
             }
         }
         groups.timed(|| self.wait_for_sends())
@@ -93,24 +84,21 @@ impl Pipeline {
         self.wait_for_sends()
     }
 
-    /// The output of an action of another stage. Messages between two ranks arrive in the order of the sender's
-    /// actions; those that are not needed yet are stored.
-    fn receive(&mut self, device: &Device, group: &Group, from: Action) -> Result<Tensor> {
-        if let Some(index) = self.early.iter().position(|(action, _)| *action == from) {
-            return Ok(self.early.swap_remove(index).1);
+    /// Receives the messages of a step and returns the input of its action.
+    fn receive(
+        &mut self,
+        device: &Device,
+        group: &Group,
+        step: &PipelineStep,
+    ) -> Result<Option<Tensor>> {
+        for message in &step.receives {
+            let tag = if message.is_activation() { Tag::Activations } else { Tag::Buffers };
+            let tensor = self.receive_next(device, group, message.from, tag)?;
+            self.early.push((message.result_of, tensor));
         }
-        let rank = self.schedule.rank_of(from.stage);
-        loop {
-            let (list, arrived) = &mut self.incoming[rank];
-            let next = list[*arrived];
-            *arrived += 1;
-            let tag = if next.act == Act::Forward { Tag::Activations } else { Tag::Buffers };
-            let tensor = self.receive_next(device, group, rank, tag)?;
-            if next == from {
-                return Ok(tensor);
-            }
-            self.early.push((next, tensor));
-        }
+        let Some(input) = step.input else { return Ok(None) };
+        let index = self.early.iter().position(|(action, _)| *action == input);
+        Ok(Some(self.early.swap_remove(index.expect("the step receives its input")).1))
     }
 
     fn receive_next(

@@ -133,7 +133,7 @@ impl Reduction {
         record(&self.log, StateOp::Reduce { bucket: number, last });
         // The shard of an earlier micro-batch must have arrived before it is added to.
         self.collect(groups, gradients, Some(number));
-        if self.tasks.len() >= self.policy().max_in_flight() {
+        if self.in_flight.len() >= self.policy().max_in_flight() {
             self.collect(groups, gradients, None);
         }
         let mut compressors = std::mem::take(&mut self.compressors[number]);
