@@ -57,6 +57,8 @@ pub(super) fn states_of_rank(case: &Case, pipe: usize) -> MemoryEstimate {
     let whole = match (zero, accumulated) {
         (0 | 1, _) => 0.0,
         (_, true) => (dense + expert) * software.gradients,
+        // With overlap one is reduced while the next is computed.
+        (_, false) if case.policy.overlap => 2.0 * largest * software.gradients,
         (_, false) => largest * software.gradients,
     };
     // One buffer per matrix shape, and one for the table on the last stage.
