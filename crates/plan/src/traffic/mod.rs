@@ -61,7 +61,7 @@ pub enum Phase {
 /// let plan = Plan::resolve(&Config::parse("", &sets), &Environment::one_host(2, 1)).unwrap();
 /// let spread: usize = traffic(&plan, 0)
 ///     .iter()
-///     .filter(|exchange| exchange.group == Some(GroupKind::Gather))
+///     .filter(|exchange| exchange.kind == Some(GroupKind::Gather))
 ///     .map(|exchange| exchange.count * exchange.times)
 ///     .sum();
 /// assert_eq!(spread, plan.model.param_count());
