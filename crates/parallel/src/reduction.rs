@@ -18,11 +18,14 @@ use crate::shared_gradients::SharedGradients;
 use crate::store::{StateLog, record};
 use crate::{Gradients, Groups};
 
+/// Blocks that a collective covers, each with its range of the block's gradient.
+type BlockRanges = Vec<(usize, Range<usize>)>;
+
 /// Executes the reductions of one rank's gradients.
 pub struct Reduction {
     reductions: RankReductions,
-    /// By bucket and collective, the blocks that it covers and their ranges.
-    pub(crate) block_ranges: Vec<Vec<Vec<(usize, Range<usize>)>>>,
+    /// By bucket and collective.
+    pub(crate) block_ranges: Vec<Vec<BlockRanges>>,
     shared: Vec<SharedGradients>,
     /// With overlap: the device of the communication thread.
     background: Option<Device>,

@@ -35,7 +35,7 @@ fn matches_the_reference<E: Float>() {
                 |cpu| {
                     let (mut out, mut placed) =
                         (vec![E::default(); n * dim], vec![E::default(); n * dim]);
-                    let tokens = Tokens { ids: &ids, shard: shard };
+                    let tokens = Tokens { ids: &ids, shard };
                     embedding::forward(cpu, tokens, &table, None, &mut out);
                     embedding::forward(cpu, tokens, &table, Some((&positions, place)), &mut placed);
                     let mut dtable = vec![1.0; rows * dim];
