@@ -170,7 +170,7 @@ fn unsupported_configs_are_rejected() {
         ),
         ("gpt2", json!({"embd_pdrop": 0.1}), "only one dropout rate is supported"),
         ("gpt2", json!({"scale_attn_by_inverse_layer_idx": true}), "only false"),
-        ("gpt2", json!({"n_layer": null}), "n_layer is missing"),
+        ("gpt2", json!({"n_layer": null}), "n_layer must be a positive integer (got missing)"),
         ("gpt2", json!({"n_layer": 0}), "must be a positive integer"),
         ("llama", json!({"attention_bias": true}), "attention_bias=true"),
         ("llama", json!({"hidden_act": "gelu"}), "hidden_act=gelu"),
