@@ -1,6 +1,7 @@
 //! `lockstep launch`: the real binary, with shell scripts as ranks.
 
 mod launcher;
+mod signals;
 
 use std::fs;
 use std::net::TcpListener;

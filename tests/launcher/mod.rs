@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::net::TcpListener;
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -37,21 +36,8 @@ pub fn launch_in(dir: &Path, options: &str, program: &[&str]) -> Launch {
     command.arg("--").args(program).current_dir(dir);
     command.stdin(Stdio::null());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    restore_signals(&mut command);
+    crate::signals::restore(&mut command);
     Launch { dir: dir.to_path_buf(), command }
-}
-
-/// Resets signals that the test runner ignores, as under nohup: the launcher does not handle ignored signals.
-fn restore_signals(command: &mut Command) {
-    let reset = || {
-        for number in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT] {
-            // SAFETY: signal is async-signal-safe, and no other thread exists between fork and exec.
-            unsafe { libc::signal(number, libc::SIG_DFL) };
-        }
-        Ok(())
-    };
-    // SAFETY: the closure only calls async-signal-safe functions.
-    unsafe { command.pre_exec(reset) };
 }
 
 impl Launch {

@@ -4,6 +4,8 @@
 //! test has seen what it waits for, it stops the run with SIGTERM, and an undisturbed run takes the same number of
 //! steps.
 
+#[path = "../signals/mod.rs"]
+mod signals;
 mod workspace;
 
 use std::fs;
