@@ -1,4 +1,4 @@
-//! What to launch, and the possible outcomes. Values only; `supervise` acts on them.
+//! Description of a launch and its possible outcomes. Values only; `supervise` acts on them.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -14,7 +14,7 @@ use super::output::OutputMode;
 
 const MAX_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// What one node launches.
+/// Launch of one node.
 #[derive(Clone, Debug)]
 pub struct LaunchSpec {
     /// The program and its arguments, the same for every rank.

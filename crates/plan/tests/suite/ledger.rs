@@ -80,7 +80,7 @@ fn stages_hold_what_is_under_way() {
     }
 }
 
-/// What tensor parallelism does not cut, sequence parallelism does (Korthikanti et al. 2022).
+/// Sequence parallelism shards the activations that tensor parallelism does not (Korthikanti et al. 2022).
 #[test]
 fn sequence_parallelism_cuts_all_activations() {
     let activations = |sets: &[&str]| {
