@@ -1,5 +1,4 @@
-//! What the lists of every schedule must hold, for every size that a test can afford; and what is said of
-//! lists that do not.
+//! Invariants of the lists of every schedule, over many sizes, and the errors of invalid lists.
 
 use lockstep_plan::schedule::{
     Act, Action, InFlight, Schedule, ScheduleKind, Times, clock, replay,

@@ -1,5 +1,4 @@
-//! What is exchanged, against the formulas of the papers whose layouts it is of. The trainer's tests hold it
-//! against what is sent.
+//! Planned traffic compared with the formulas of the papers. The trainer's tests compare it with the bytes sent.
 
 use lockstep_plan::{
     Collective, Config, Environment, GroupKind, Phase, Plan, traffic, traffic_of_step,
