@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs Open MPI and what the Rust crate `mpi` needs to bind to it: libclang for bindgen,
-# pkg-config to find the library. Debian and Ubuntu packages only. Running it twice does nothing.
+# Installs Open MPI and the build dependencies of the Rust crate `mpi`: libclang for bindgen, and
+# pkg-config. Debian and Ubuntu packages only. Running it twice does nothing.
 set -euo pipefail
 
 packages=(libopenmpi-dev openmpi-bin libclang-dev pkg-config)
@@ -26,7 +26,7 @@ done
 
 if [ "${#missing[@]}" -gt 0 ]; then
     echo "installing ${missing[*]}"
-    # Stale or absent package lists show as a failed install; only then are they refreshed.
+    # A failed install usually means stale package lists; only then are they refreshed.
     if ! apt_install "${missing[@]}"; then
         as_root apt-get update
         apt_install "${missing[@]}"

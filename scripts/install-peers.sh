@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes bench/peers/.venv, a Python environment with the systems Lockstep is measured against:
+# Creates bench/peers/.venv, a Python environment with the systems that Lockstep is compared with:
 # torch (Gloo, and the step benchmark), transformers (Hugging Face folders) and mpi4py (Open MPI).
 # Run scripts/install-mpi.sh first. Running it twice does nothing.
 set -euo pipefail
@@ -9,7 +9,7 @@ venv="$root/bench/peers/.venv"
 
 command -v mpicc >/dev/null || { echo "install-peers: no mpicc; run scripts/install-mpi.sh first" >&2; exit 1; }
 
-# A venv that was moved or half made has no working python; --clear starts it over.
+# A moved or incomplete venv has no working python; --clear creates it again.
 if ! "$venv/bin/python" -c 'import pip' 2>/dev/null; then
     python3 -m venv --clear "$venv"
 fi
@@ -21,7 +21,7 @@ have() {
 have numpy || "$venv/bin/pip" install numpy
 have torch || "$venv/bin/pip" install torch
 have transformers || "$venv/bin/pip" install transformers safetensors
-# From source, so that it binds to the Open MPI of this machine and not to a wheel's own MPI.
+# Built from source, so that it uses the Open MPI of this machine and not that of a wheel.
 have mpi4py.MPI || MPICC="$(command -v mpicc)" "$venv/bin/pip" install --no-binary mpi4py mpi4py
 
 "$venv/bin/python" - <<'PYTHON'

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Walks the interleavings of the shared-memory protocols (crates/comm/src/memory/loom_models.rs).
-# LOOM_MAX_PREEMPTIONS in the environment replaces the bounds that the models set themselves.
+# Explores the interleavings of the shared-memory protocols (crates/comm/src/memory/loom_models.rs).
+# The environment variable LOOM_MAX_PREEMPTIONS overrides the bounds that the models set.
 set -eu
 cd "$(dirname "$0")/.."
 export RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/loom"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The collective suite and the failure cases under mpirun. Run scripts/install-mpi.sh first.
-# A case passes when all ranks that should report have printed their PASS line in time: the status of
-# mpirun does not tell, since it is an error whenever a rank is lost, as some cases want.
+# A case passes when all expected ranks have printed PASS in time. The exit status of mpirun is ignored: it is
+# an error whenever a rank dies, which some cases intend.
 set -uo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -15,7 +15,7 @@ options=(--oversubscribe -n 4)
 [ "$(id -u)" -ne 0 ] || options+=(--allow-run-as-root)
 
 failed=0
-# check CASE REPORTS [MPIRUN OPTIONS]: REPORTS is how many ranks must pass.
+# check CASE REPORTS [MPIRUN OPTIONS]: REPORTS is the number of ranks that must pass.
 check() {
     local case="$1" reports="$2" output passed
     shift 2
@@ -39,6 +39,6 @@ check counts-disagree 4
 check late 3
 check left 4
 check stopped 3
-# Without this mpirun ends the survivors as soon as it misses the killed rank; mostly they are faster.
+# Without this, mpirun kills the survivors when it notices the killed rank, usually after they have reported.
 check killed 3 --mca orte_enable_recovery 1
 exit "$failed"

@@ -13,7 +13,7 @@ def main(path):
     steps = {line["step"]: line["tokens_per_s"] for line in lines if "loss" in line}
     tokens = tokens_per_step(lines)
     saves = [line for line in lines if "saved_step" in line]
-    # Beside the save of step n, n + 1 runs; the first step is slower anyway.
+    # Step n + 1 runs during the save of step n. The first step is always slower.
     during = {line["saved_step"] + 1 for line in saves}
     seconds = {step: tokens / rate for step, rate in steps.items()}
     quiet = statistics.median(time for step, time in seconds.items() if step > 1 and step not in during)
@@ -29,7 +29,7 @@ def main(path):
 
 
 def tokens_per_step(lines):
-    """From the two first counts of tokens."""
+    """The difference of the first two token counts."""
     counts = [line["tokens"] for line in lines if "tokens" in line]
     return counts[1] - counts[0]
 

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Does training with compressed gradients arrive where training without does? The README's grammar run on two
-# ranks with gradients as they are, in int8, and with one in a hundred sent. README.md has the outcome.
+# Compares the loss of training with and without gradient compression: README's grammar run on two ranks, with
+# uncompressed gradients, int8, and top-k of 1%. README.md shows the results.
 #
-# usage: bench/compression/run.sh [steps]                       LOCKSTEP may name the program
+# usage: bench/compression/run.sh [steps]                       LOCKSTEP: path of the binary
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 lockstep=$(realpath -m "${LOCKSTEP:-$root/target/release/lockstep}")
 steps=${1:-800}
-[[ -x $lockstep ]] || { echo "no program at $lockstep; run cargo build --release" >&2; exit 1; }
+[[ -x $lockstep ]] || { echo "no binary at $lockstep; run cargo build --release" >&2; exit 1; }
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

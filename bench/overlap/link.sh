@@ -1,11 +1,11 @@
-# Two "hosts" and a slow link: network namespaces $a and $b joined by a veth pair of 1 Gbit/s, and a folder to work in,
-# all taken down again at the end. To be sourced; says so and ends where they cannot be made.
+# Source this file to get two "hosts" with a slow link: network namespaces $a and $b connected by a veth pair of
+# 1 Gbit/s, and a temporary folder. All are removed at exit. Prints a message and exits if they cannot be created.
 a=lockstep-a-$$ b=lockstep-b-$$
 
 skip() { echo "skipped: $1"; exit 0; }
 [[ $(id -u) == 0 ]] || skip "namespaces and link speeds are root's to make; run it as root"
 for tool in ip tc python3; do command -v "$tool" > /dev/null || skip "there is no $tool here"; done
-[[ -x $lockstep ]] || { echo "no program at $lockstep; run cargo build --release" >&2; exit 1; }
+[[ -x $lockstep ]] || { echo "no binary at $lockstep; run cargo build --release" >&2; exit 1; }
 
 work=$(mktemp -d)
 clean() {
@@ -16,7 +16,7 @@ clean() {
 trap clean EXIT
 cd "$work"
 
-# 1 ms each way where the kernel can delay; elsewhere the rate alone, which is what overlapping is about.
+# 1 ms delay each way if the kernel supports it; otherwise only the rate is limited.
 slow() {
     ip netns exec "$1" tc qdisc add dev "$2" root netem rate 1gbit delay 1ms limit 100000 2> /dev/null \
         || ip netns exec "$1" tc qdisc add dev "$2" root tbf rate 1gbit burst 128kb latency 100ms 2> /dev/null \
@@ -34,7 +34,7 @@ done
 echo "link: $(ip netns exec "$a" tc qdisc show dev veth0)"
 (umask 077 && head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' > token)
 
-# One rank in each namespace, over TCP. What rank 0 prints is the measurement, and goes to NAME.jsonl.
+# Runs one rank in each namespace, over TCP. Writes the output of rank 0, the measurement, to NAME.jsonl.
 together() {
     local name=$1 pids=() node=0 failed=0
     shift

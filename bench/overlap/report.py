@@ -1,4 +1,4 @@
-"""Prints what run.sh measured: medians over its rounds, and by how much overlapping shortens the wait."""
+"""Prints the results of run.sh: medians over its rounds, and the reduction of exposed communication."""
 
 import json
 import statistics
@@ -10,25 +10,25 @@ BAR = 0.60
 
 def main(folder):
     runs = {name: medians(Path(folder, f"{name}.jsonl")) for name in ("overlap", "end", "none")}
-    labels = {"overlap": "buckets, overlapped", "end": "one sum at the end", "none": "no communication"}
-    print(f"{'':<22}{'step ms':>10}{'exchange ms':>13}{'at least ms':>13}{'beyond alone ms':>17}")
+    labels = {"overlap": "buckets, overlapped", "end": "one reduction at the end", "none": "no communication"}
+    print(f"{'':<22}{'step ms':>10}{'exposed ms':>13}{'minimum ms':>13}{'overhead ms':>17}")
     for name, run in runs.items():
-        run["beyond"] = run["step"] - runs["none"]["step"]
-        print(f"{labels[name]:<22}{run['step']:>10,.0f}{run['exchange']:>13,.0f}{run['least']:>13,.0f}{run['beyond']:>17,.0f}")
-    for what, words in [("exchange", "exchange"), ("least", "exchange without waiting for the slower rank"), ("beyond", "step time beyond alone")]:
+        run["overhead"] = run["step"] - runs["none"]["step"]
+        print(f"{labels[name]:<22}{run['step']:>10,.0f}{run['exposed']:>13,.0f}{run['least']:>13,.0f}{run['overhead']:>17,.0f}")
+    for what, words in [("exposed", "exposed communication"), ("least", "exposed communication without waiting for the slower rank"), ("overhead", "step time compared with no communication")]:
         less = 1 - runs["overlap"][what] / runs["end"][what]
         print(f"{words}: {less:.0%} less: {'met' if less >= BAR else 'NOT MET'}, at least {BAR:.0%}")
 
 
 def medians(path):
-    """Milliseconds of a step, of what ranks wait for exchanges, and of what the slower rank does."""
+    """Median milliseconds of a step, of its exposed communication, and of the minimum of the latter over the ranks."""
     records = [json.loads(line) for line in path.read_text().splitlines()]
-    times = {"step": [], "exchange": [], "least": []}
+    times = {"step": [], "exposed": [], "least": []}
     for record in records:
-        exchange = dict(record["time_ms"])["exposed_comm"]
+        exposed = dict(record["time_ms"])["exposed_comm"]
         times["step"].append(record["step_ms"])
-        times["exchange"].append(exchange)
-        times["least"].append(exchange * record["comm_exposed_least"] / max(record["comm_exposed"], 1e-12))
+        times["exposed"].append(exposed)
+        times["least"].append(exposed * record["comm_exposed_least"] / max(record["comm_exposed"], 1e-12))
     return {what: statistics.median(each) for what, each in times.items()}
 
 

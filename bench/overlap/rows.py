@@ -1,4 +1,4 @@
-"""Prints what rows.sh measured: medians over its rounds, and by how much the wait is shorter."""
+"""Prints the results of rows.sh: medians over its rounds, and the reduction of exposed communication."""
 
 import sys
 from pathlib import Path
@@ -7,13 +7,13 @@ from report import medians
 
 
 def main(folder):
-    labels = {"overlapped": "rows overlapped", "waited": "rows waited for"}
+    labels = {"overlapped": "rows overlapped", "waited": "rows blocking"}
     runs = {name: medians(Path(folder, f"{name}.jsonl")) for name in labels}
-    print(f"{'':<24}{'step ms':>10}{'exchange ms':>13}")
+    print(f"{'':<24}{'step ms':>10}{'exposed ms':>13}")
     for name, run in runs.items():
-        print(f"{labels[name]:<24}{run['step']:>10,.0f}{run['exchange']:>13,.0f}")
-    less = {key: 1 - runs["overlapped"][key] / runs["waited"][key] for key in ("exchange", "step")}
-    print(f"waiting is less by {less['exchange']:.0%}, a step by {less['step']:.0%}")
+        print(f"{labels[name]:<24}{run['step']:>10,.0f}{run['exposed']:>13,.0f}")
+    less = {key: 1 - runs["overlapped"][key] / runs["waited"][key] for key in ("exposed", "step")}
+    print(f"exposed communication is shorter by {less['exposed']:.0%}, a step by {less['step']:.0%}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Sequence parallelism on a slow link: how long a step of two ranks takes that cut every matrix between them, when rows
-# travel while others are multiplied, and when they are waited for. README.md tells what is measured.
+# Sequence parallel on a slow link: step time of two tensor parallel ranks with and without overlap of communication
+# and matrix multiplies. README.md describes the measurement.
 #
-# usage: bench/overlap/rows.sh [rounds] [steps per run]         root is needed, and LOCKSTEP may name the program
+# usage: bench/overlap/rows.sh [rounds] [steps per run]         needs root; LOCKSTEP: path of the binary
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# How much of the exchange of gradients is hidden behind the backward pass, on a slow link between two "hosts":
-# network namespaces joined by a veth pair of 1 Gbit/s. README.md tells what is measured.
+# The part of the gradient reduction that overlaps with the backward pass, on a slow link between two "hosts":
+# network namespaces connected by a veth pair of 1 Gbit/s. README.md describes the measurement.
 #
-# usage: bench/overlap/run.sh [rounds] [steps per run]          root is needed, and LOCKSTEP may name the program
+# usage: bench/overlap/run.sh [rounds] [steps per run]          needs root; LOCKSTEP: path of the binary
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -13,7 +13,7 @@ rounds=${1:-5} steps=${2:-5}
 
 bench=("$lockstep" bench step --config "$here/model.toml" --steps "$steps" --threads 1 --json)
 
-# The same work on both sides, with nothing to exchange: the machine is as busy as before.
+# The same computation on both sides without communication, so that the machine is equally busy.
 apart() {
     local pids=() node=0
     for ns in "$a" "$b"; do

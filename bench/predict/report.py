@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""What `lockstep plan` predicts of this machine against what `lockstep bench step` measures on it.
+"""Compares step times predicted by `lockstep plan` with those measured by `lockstep bench step` on this machine.
 
     cargo build --release && python3 bench/predict/report.py [--rounds 5] [--binary target/release/lockstep] [--parts]
 
-The README's model and `small`, on 1, 2 and 4 ranks. Calibrating and measuring take turns of seconds, since the speed of
-a machine changes from one minute to the next: a short calibration, both models, a short calibration, both models, and
-so on. What a round measures is predicted by the calibrations right before and right after it, whose mean counts. Prints
-the medians over the rounds of what was predicted, of what was measured and of the error of each round, the ranges of the
-last two, and whether states take the bytes that were predicted. What was measured while other programs took the cores is
-measured again; where that does not help, the row says so. --parts: where the time goes, predicted and measured.
+Measures README's model and `small` on 1, 2 and 4 ranks. The speed of a shared machine changes within minutes, so short
+calibrations and measurements alternate. The prediction of a round is the mean of the predictions from the calibrations
+before and after it. Prints medians over the rounds of predicted time, measured time and error, the ranges of the last two,
+and whether the memory of the states equals the prediction. A measurement is repeated if other programs used the cores; if
+that does not help, the row says so. --parts prints the predicted and measured time of each part of the step.
 """
 
 import argparse
@@ -31,12 +30,12 @@ global_batch = {batch}
 steps = 1000000
 """
 
-# Of the cores, what others may take.
+# The share of the cores that other programs may use during a measurement.
 TOLERATED = 0.04
 
 
 def ticks():
-    """Seconds in which the cores were busy, those that passed on all of them, and those of our own children."""
+    """Seconds of all cores: busy, in total, and used by our child processes."""
     with open("/proc/stat") as file:
         cores = [int(word) for word in file.readline().split()[1:9]]
     own = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -46,7 +45,7 @@ def ticks():
 
 
 def run(binary, *words):
-    """Its output, and the share of the cores that others took meanwhile."""
+    """Runs a command. Returns its output and the share of the cores that other programs used."""
     before = ticks()
     done = subprocess.run([binary, *words], capture_output=True, text=True)
     if done.returncode != 0:
@@ -56,7 +55,7 @@ def run(binary, *words):
 
 
 def quietly(tries, binary, *words):
-    """The same when others took nothing; otherwise the least disturbed of some tries."""
+    """Like `run`, but repeats a disturbed run up to `tries` times and returns the least disturbed one."""
     tried = []
     while len(tried) < tries and (not tried or tried[-1][1] > TOLERATED):
         tried.append(run(binary, *words))
@@ -64,7 +63,7 @@ def quietly(tries, binary, *words):
 
 
 def cases(folder, ranks):
-    """Name, run file, what is set in it, and steps to measure."""
+    """Yields name, run file, overrides, and steps to measure."""
     sets = [f"layout.data={ranks}", f"train.micro_batch={min(8, 16 // ranks)}"]
     yield "grammar", "examples/grammar.toml", sets, 8
     path = os.path.join(folder, f"small-{ranks}.toml")
@@ -74,7 +73,7 @@ def cases(folder, ranks):
 
 
 class Case:
-    """What was predicted and measured of one model on so many ranks."""
+    """Predictions and measurements of one model on a number of ranks."""
 
     def __init__(self, name, ranks, path, sets):
         self.name, self.ranks, self.path = name, ranks, path
@@ -82,7 +81,7 @@ class Case:
         self.plans, self.steps, self.others = [], [], []
 
     def predict(self, binary, machine, others):
-        """By one more calibration, in which others took so much of the cores."""
+        """Adds the prediction of one calibration, during which other programs used the share `others` of the cores."""
         self.others.append(others)
         words = ("plan", self.path, "--cluster", machine, "--ranks", str(self.ranks), "--json", *self.typed)
         self.plans.append(json.loads(run(binary, *words)[0]))
@@ -95,7 +94,7 @@ class Case:
         self.others.append(others)
 
     def predicted(self):
-        """Milliseconds, round by round."""
+        """Predicted milliseconds of each round."""
         each = [1e3 * plan["step_s"] for plan in self.plans]
         return [(before + after) / 2 for before, after in zip(each, each[1:])]
 
@@ -106,7 +105,7 @@ class Case:
         return [100 * (predicted / measured - 1) for predicted, measured in zip(self.predicted(), self.measured())]
 
     def states(self):
-        """Whether they take what was predicted."""
+        """Whether the memory of the states equals the prediction."""
         plan, tags = self.plans[0]["memory"][0], ("parameters", "gradients", "optimizer")
         held = [{row["tag"]: row["peak"] for row in step["memory"]} for step in self.steps]
         return all(plan[tag] == each[tag] for each in held for tag in tags)
@@ -117,7 +116,7 @@ class Case:
             f"{self.name:<8} {self.ranks:>5} {statistics.median(predicted):>9.1f}ms {statistics.median(measured):>9.1f}ms"
             f" {min(measured):>8.1f}–{max(measured):<8.1f} {statistics.median(errors):>+6.1f}%"
             f" {min(errors):>+6.1f} to {max(errors):<+6.1f} {'to the byte' if self.states() else 'differ'}"
-            + (f"  (others took {100 * busy:.0f}% of the cores)" if busy > TOLERATED else "")
+            + (f"  (other programs used {100 * busy:.0f}% of the cores)" if busy > TOLERATED else "")
         )
 
     def parts(self):
@@ -143,37 +142,37 @@ def measured_parts(step):
 
 
 def main():
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--rounds", type=int, default=5)
-    asked.add_argument("--steps", type=int, default=4, help="of small in a round; of the README's model eight times as many")
-    asked.add_argument("--binary", default="target/release/lockstep")
-    asked.add_argument("--parts", action="store_true")
-    asked.add_argument("--ranks", default="1,2,4")
-    asked.add_argument("--tries", type=int, default=4, help="of a measurement that others disturb")
-    asked = asked.parse_args()
+    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    args.add_argument("--rounds", type=int, default=5)
+    args.add_argument("--steps", type=int, default=4, help="steps of small per round; README's model runs eight times as many")
+    args.add_argument("--binary", default="target/release/lockstep")
+    args.add_argument("--parts", action="store_true")
+    args.add_argument("--ranks", default="1,2,4")
+    args.add_argument("--tries", type=int, default=4, help="maximum number of repetitions of a disturbed measurement")
+    args = args.parse_args()
     cores, done = os.cpu_count() or 1, []
     with tempfile.TemporaryDirectory() as folder:
         machine = os.path.join(folder, "machine.toml")
-        for ranks in (int(word) for word in asked.ranks.split(",")):
+        for ranks in (int(word) for word in args.ranks.split(",")):
             given = list(cases(folder, ranks))
             here = [(Case(name, ranks, path, sets), times) for name, path, sets, times in given]
             done += [case for case, _ in here]
-            for number in range(asked.rounds + 1):
+            for number in range(args.rounds + 1):
                 words = ("bench", "machine", "--out", machine, "--ranks", str(ranks), "--rounds", "1")
-                printed = run(asked.binary, *words)[0]
+                printed = run(args.binary, *words)[0]
                 print(printed.rsplit("written", 1)[0], end="", flush=True)
                 busy = re.search(r"other programs took (\d+)%", printed)
                 for case, _ in here:
-                    case.predict(asked.binary, machine, int(busy[1]) / 100 if busy else 0.0)
-                if number < asked.rounds:
+                    case.predict(args.binary, machine, int(busy[1]) / 100 if busy else 0.0)
+                if number < args.rounds:
                     for case, times in here:
-                        case.measure(asked.binary, max(1, cores // ranks), times * asked.steps, asked.tries)
+                        case.measure(args.binary, max(1, cores // ranks), times * args.steps, args.tries)
             for case, _ in here:
                 print(f"{case.name} on {ranks}:", " ".join(f"{error:+.1f}%" for error in case.errors()), flush=True)
     print(f"\n{'model':<8} {'ranks':>5} {'predicted':>11} {'measured':>11} {'from–to':^17} {'error':>7} {'from–to':^16} states")
     for case in done:
         print(case.row())
-        if asked.parts:
+        if args.parts:
             case.parts()
 
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""From the death of a rank to the next step: kills a random rank of a training at random moments and prints how long
-it took until the next step was reported, as a distribution.
+"""Measures recovery time: kills random ranks of a run at random times and prints the distribution of the time until the
+next step is reported.
 
     bench/recovery/run.py [--kills 40] [--run examples/grammar.toml] [--binary target/release/lockstep] [--json]
 
-A step that is reported has been taken: the first after a restart always is.
+The first step after a restart is always reported.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def main():
     parser.add_argument("--binary", default=str(ROOT / "target/release/lockstep"))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--set", action="append", default=[], help="laid over the run file")
+    parser.add_argument("--set", action="append", default=[], help="override a value of the run file")
     args = parser.parse_args()
     args.binary = str(pathlib.Path(args.binary).resolve())
     chance = random.Random(args.seed)
@@ -48,7 +48,7 @@ def main():
 
 
 def measure(args, folder, chance):
-    # Steps enough that it does not end by itself; a checkpoint now and then, as one would have.
+    # Enough steps that the run does not end by itself, with occasional checkpoints.
     words = [args.binary, "train", str(pathlib.Path(args.run).resolve())]
     words += ["--set", "train.steps=1000000", "--set", "checkpoint.every=20", "--set", "train.eval_every=0"]
     for value in args.set:
@@ -60,7 +60,7 @@ def measure(args, folder, chance):
     try:
         while len(times) < args.kills:
             wait(lambda: steps(metrics), launcher)
-            # Past its next checkpoint, so that each kill is the first since.
+            # Wait for a new checkpoint, so that every failure starts with a fresh restart budget.
             newest = checkpoint(metrics)
             wait(lambda: checkpoint(metrics) > newest, launcher)
             time.sleep(chance.uniform(0.0, 1.5))
@@ -68,7 +68,7 @@ def measure(args, folder, chance):
             killed = time.monotonic()
             os.kill(chance.choice(ranks), signal.SIGKILL)
             wait(lambda: set(children(launcher.pid)).isdisjoint(ranks) and children(launcher.pid), launcher)
-            # The new rank 0 drops what the old one had reported beyond the checkpoint, then reports its first step.
+            # The new rank 0 removes reports after the checkpoint, then reports its first step.
             wait(lambda: last_step(metrics) == checkpoint(metrics) + 1 and os.stat(metrics).st_mtime > 0, launcher)
             times.append(time.monotonic() - killed)
             if not args.json:

@@ -1,4 +1,4 @@
-"""What Lockstep is meant to reach against its peers, as data. A bar is reported, never asserted."""
+"""Targets relative to the peers. A target is reported, never asserted."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,10 @@ class Bar:
     op: str
     ranks: int
     ours: str
-    factor: float  # ours is at least this many times as fast as the peer
+    factor: float  # required speed relative to the peer
     peer: str
-    least: int = 0  # bytes, at each size from here
-    most: int = ANY  # to here
+    least: int = 0  # smallest size in bytes
+    most: int = ANY  # largest size in bytes
 
 
 BARS = [

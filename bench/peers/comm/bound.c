@@ -1,6 +1,6 @@
-// What an all_reduce could cost if nothing had to be moved: P threads of one process, P ordinary
-// heap buffers, thread r sums slice r of all of them and writes the sum back to all of them.
-// No transport, no copies: each rank's share of the memory traffic and two barriers.
+// A lower bound for the time of an all_reduce: P threads of one process, P heap buffers. Thread r sums
+// slice r of all buffers and writes the sum to all of them. There is no transport and no copy, only each
+// rank's share of the memory traffic and two barriers.
 //
 //     bound RANKS BYTES,BYTES,..
 //
@@ -32,7 +32,7 @@ static const double WARM_SECONDS = 0.05, TIMED_SECONDS = 0.3, LEAST_ITERATIONS =
 
 typedef struct {
     int ranks;
-    int spins; // of a barrier, before it yields
+    int spins; // before a barrier yields
     const char *sizes;
     ELEM *buffers[MOST_RANKS];     // (ranks), each of `bytes`
     double seconds[MOST_RANKS];    // (ranks), of the last loop
@@ -43,7 +43,7 @@ typedef struct {
 
 typedef struct { World *world; int rank; } Rank;
 
-// Spins for long where each thread has a core; otherwise hands its core to a thread that is late.
+// Spins for long if each thread has a core; otherwise yields to late threads.
 static void barrier(World *w) {
     int turn = atomic_load_explicit(&w->turn, memory_order_relaxed);
     if (atomic_fetch_add(&w->waiting, 1) == w->ranks - 1) {
@@ -65,7 +65,7 @@ static void sum_pair(ELEM *restrict a, ELEM *restrict b, size_t n) {
     }
 }
 
-// Past two buffers, a tile of sums stays in the first-level cache between reading and writing.
+// For more than two buffers: a tile of sums stays in the L1 cache between reading and writing.
 static void sum_many(ELEM **buffers, int ranks, size_t first, size_t last) {
     ELEM tile[TILE];
     for (size_t at = first; at < last; at += TILE) {
@@ -113,7 +113,7 @@ static double seconds_per_call(World *w, int rank, size_t count) {
     return loop(w, rank, count, iterations) / iterations;
 }
 
-// One call on small whole numbers, which sum exactly; zeros are left behind.
+// One call on small integers, whose sums are exact. Leaves zeros in the buffers.
 static void check(World *w, int rank, size_t count) {
     ELEM *mine = w->buffers[rank];
     for (size_t i = 0; i < count; i++) mine[i] = (ELEM)(i % 251 + rank);

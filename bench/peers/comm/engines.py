@@ -1,4 +1,4 @@
-"""How each engine is started: one call, fresh processes, one op at every size.
+"""Starts each engine: one call, new processes, one op at every size.
 
 Knows nothing of rounds, medians or bars. A call returns the engine's records, or raises Failed with
 what it said.
@@ -48,19 +48,19 @@ class Job:
 
 
 def runs(engine, op):
-    """The bound is a bound on all_reduce alone."""
+    """The bound exists for all_reduce only."""
     return engine != "bound" or op == "all_reduce"
 
 
 def start(engine, job):
-    """Runs one engine to its end and returns its records, one per size."""
+    """Runs one engine and returns its records, one per size."""
     if engine in LOCKSTEP:
         return finish([lockstep(engine, job)])
     return {"gloo": gloo, "openmpi": openmpi, "bound": bound}[engine](job)
 
 
 def prepare(engines, dtype, lockstep_path):
-    """Builds what has to be built. Returns the engines that can run and why the others cannot."""
+    """Builds the engines. Returns those that can run, and the reasons why others cannot."""
     reasons = {}
     for engine in engines:
         if engine in LOCKSTEP and not os.access(lockstep_path, os.X_OK):
@@ -73,7 +73,7 @@ def prepare(engines, dtype, lockstep_path):
 
 
 def build_lockstep():
-    """Builds target/release/lockstep. A failed build is said by cargo and leaves the peers to run."""
+    """Builds target/release/lockstep. If the build fails, cargo prints the errors and only the peers run."""
     subprocess.run(["cargo", "build", "--release"], cwd=ROOT)
     return ROOT / "target" / "release" / "lockstep"
 
@@ -92,7 +92,7 @@ def lockstep(engine, job):
 
 
 def gloo(job):
-    """Plain processes that meet at a free port of the loopback interface."""
+    """Processes that rendezvous at a free port of the loopback interface."""
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(job.ranks)}
     shared |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     command = [PYTHON, HERE / "gloo.py", job.op, job.bytes, job.dtype]
@@ -100,8 +100,8 @@ def gloo(job):
 
 
 def openmpi(job):
-    """No transport or algorithm is chosen for it. With more ranks than cores --oversubscribe makes
-    idle ranks yield, which is its default; with as many cores as ranks they spin."""
+    """Open MPI chooses transport and algorithm. With more ranks than cores, --oversubscribe makes idle
+    ranks yield, which is the default; with a core per rank they spin."""
     mpirun = ["mpirun", "--oversubscribe", "--allow-run-as-root", "--bind-to", "none", "-n", str(job.ranks)]
     return finish([launch([*mpirun, PYTHON, HERE / "openmpi.py", job.op, job.bytes, job.dtype], {"OMP_NUM_THREADS": "1"})])
 
@@ -111,7 +111,7 @@ def bound(job):
 
 
 def launch(command, extra_environment={}):
-    # A session of its own, so that a process that hangs can be ended with all it started.
+    # A new session, so that a process that hangs can be killed with its children.
     return subprocess.Popen(
         [str(word) for word in command], env=os.environ | extra_environment, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
@@ -119,7 +119,7 @@ def launch(command, extra_environment={}):
 
 
 def finish(processes):
-    """Waits for every rank; the records are what rank 0 printed."""
+    """Waits for every rank. The records are the output of rank 0."""
     try:
         outputs = [process.communicate(timeout=SECONDS) for process in processes]
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""The loop that every Python peer is timed with, and the data it moves.
+"""The timing loop of all Python peers, and their data.
 
 Knows nothing of Gloo or MPI: an engine hands in its collectives, a barrier and a maximum.
 bound.c repeats the same formula in C.
@@ -30,7 +30,7 @@ def measure(world, op, sizes, dtype):
 
 
 def buffers(op, count, dtype, ranks):
-    """The send and receive buffers; the larger holds `count` elements. The same one when in place."""
+    """The send and receive buffers; the larger has `count` elements. In place, both are the same."""
     whole = lambda: np.zeros(count, dtype)
     part = lambda: np.zeros(count // ranks, dtype)
     if op in ("all_reduce", "broadcast"):
@@ -44,14 +44,14 @@ def buffers(op, count, dtype, ranks):
 
 
 def check(world, op, act, send, recv):
-    """Runs the op once on small whole numbers, which sum exactly. Returns how many came out wrong
-    over all ranks, and leaves zeros behind: sums of zeros stay finite however often they repeat."""
+    """Runs the op once on small integers, whose sums are exact. Returns the number of wrong elements on all
+    ranks, and fills the buffers with zeros, whose repeated sums stay finite."""
     count = max(len(send), len(recv))
     index = np.arange(count) % 251
     part = slice(world.rank * count // world.ranks, (world.rank + 1) * count // world.ranks)
     sums = world.ranks * index + world.ranks * (world.ranks - 1) // 2
 
-    # Element i of rank r holds i % 251 + r, and what must come out follows from that.
+    # Element i of rank r is i % 251 + r; the expected results follow from that.
     mine = index + world.rank
     per_rank = np.split(index, world.ranks)
     given, wanted = {

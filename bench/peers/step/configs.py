@@ -1,4 +1,4 @@
-"""The models of the step benchmark, as numbers. `lockstep bench step --config NAME` has the same."""
+"""The models of the step benchmark; the same as those of `lockstep bench step --config NAME`."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ class Config:
 
     @property
     def tokens(self):
-        """Of a step."""
+        """Tokens per step."""
         return self.batch * self.seq
 
 

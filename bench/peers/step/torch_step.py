@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One training step of a GPT-2 in plain PyTorch, timed in this process: eager, or through torch.compile.
+"""Times training steps of GPT-2 in plain PyTorch: eager or with torch.compile.
 
 Prints one JSON object with the fields that `lockstep bench step --json` prints. `library_bytes` is what the
 process had resident when torch was imported and nothing else done.
@@ -87,7 +87,7 @@ def main():
         return loss.item()
 
     begun = time.perf_counter()
-    first = step()  # compiles, and makes the optimizer's state
+    first = step()  # compiles, and allocates the optimizer state
     prepared = time.perf_counter() - begun
     times, last = timed(step, args.seconds)
     step_s = sorted(times)[len(times) // 2]
@@ -100,7 +100,7 @@ def main():
 
 
 def adamw(model):
-    """Decay on matrices only, and the update of all parameters in one pass."""
+    """Weight decay on matrices only; fused AdamW."""
     matrices = [param for param in model.parameters() if param.dim() >= 2]
     vectors = [param for param in model.parameters() if param.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
@@ -111,7 +111,7 @@ WARM_STEPS, LEAST_STEPS = 2, 5
 
 
 def timed(step, seconds):
-    """Seconds of each step, for about so long, and the last loss."""
+    """The duration of each step in seconds, measured for about the given time, and the last loss."""
     for _ in range(WARM_STEPS):
         step()
     times, end = [], time.perf_counter() + seconds
@@ -123,7 +123,7 @@ def timed(step, seconds):
 
 
 def peak_bytes():
-    """The most memory this process ever had resident."""
+    """Peak resident memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

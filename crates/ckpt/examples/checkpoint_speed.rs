@@ -1,10 +1,10 @@
-//! How fast a checkpoint is written and read beside what `dd` reaches on the same disk, in turns.
+//! Benchmark: write and read speed of a checkpoint compared with `dd` on the same disk, interleaved.
 //!
 //!     cargo run --release -p lockstep-ckpt --example checkpoint_speed -- FOLDER [ROUNDS] [PRESET] [RANKS]
 //!
-//! Saving is what ranks do: each writes and syncs its file with checksums, then one commits. Loading is what they do
-//! on a resume: each reads and checks its share of parameters and moments. `dd` writes as many zeros with conv=fsync
-//! and reads them back. What is read is put out of memory before; medians over the rounds.
+//! Saving does what the ranks of a run do: each writes and syncs its file with checksums, then one commits. Loading does
+//! what they do on a resume: each reads and verifies its share of parameters and moments. `dd` writes as many zeros with
+//! conv=fsync and reads them back. Files are evicted from the page cache before they are read. The last line shows medians.
 
 use lockstep_ckpt::{
     CHUNK, Disk, ExtraState, Head, Manifest, Named, Piece, Position, TensorKind, begin, commit,
@@ -35,7 +35,7 @@ fn main() {
     let run = folder.join("checkpoint-speed");
     std::fs::create_dir_all(&run).expect("a folder that can be written");
 
-    // Numbers that no disk finds easy.
+    // Random values, which a disk cannot compress.
     let states: Vec<(Vec<Piece>, Vec<f32>)> =
         (0..ranks).map(|rank| state(&shape, &mesh, rank)).collect();
     let bytes: usize = states.iter().map(|(_, values)| 4 * values.len()).sum();
@@ -55,17 +55,17 @@ fn main() {
         let zeros = run.join("zeros");
         let dd_write = || dd(Path::new("/dev/zero"), &zeros, bytes, true);
         let save = || save(&run, &shape, &states, round as u64);
-        let (dd_write, saved) = in_turns(round, &dd_write, &save);
+        let (dd_write, saved) = interleaved(round, &dd_write, &save);
         let dir = lockstep_ckpt::find(&run).expect("just saved");
         let files = std::fs::read_dir(&dir).expect("it is there").flatten();
-        files.for_each(|file| forget(&file.path()));
-        forget(&zeros);
+        files.for_each(|file| evict(&file.path()));
+        evict(&zeros);
         let dd_read = || dd(&zeros, Path::new("/dev/null"), bytes, false);
-        let (dd_read, loaded) = in_turns(round, &dd_read, &|| read(&dir, &shape, &mesh));
+        let (dd_read, loaded) = interleaved(round, &dd_read, &|| read(&dir, &shape, &mesh));
         std::fs::remove_file(&zeros).expect("dd wrote it");
         std::fs::remove_dir_all(&dir).expect("it was there");
         let rates = [dd_write, saved, dd_read, loaded].map(rate);
-        told(&rates);
+        print_row(&rates);
         all.push(rates);
     }
     let median = |column: usize| {
@@ -74,17 +74,17 @@ fn main() {
         rates[rates.len() / 2]
     };
     println!("medians:");
-    told(&[0, 1, 2, 3].map(median));
+    print_row(&[0, 1, 2, 3].map(median));
     std::fs::remove_dir_all(&run).expect("it can be removed");
 }
 
-fn told([dd_write, saved, dd_read, loaded]: &[f64; 4]) {
+fn print_row([dd_write, saved, dd_read, loaded]: &[f64; 4]) {
     let (write, read) = (100.0 * saved / dd_write, 100.0 * loaded / dd_read);
     println!("{dd_write:>10.0}{saved:>10.0}{write:>7.0}%{dd_read:>12.0}{loaded:>10.0}{read:>7.0}%");
 }
 
-/// Seconds of each; which of them is first changes with the round, as a disk may still be busy with what was before.
-fn in_turns(round: usize, one: &dyn Fn(), other: &dyn Fn()) -> (f64, f64) {
+/// Seconds of each. The order changes with the round, because the disk may still be busy with the previous one.
+fn interleaved(round: usize, one: &dyn Fn(), other: &dyn Fn()) -> (f64, f64) {
     if round.is_multiple_of(2) {
         let one = timed(one);
         (one, timed(other))
@@ -94,9 +94,9 @@ fn in_turns(round: usize, one: &dyn Fn(), other: &dyn Fn()) -> (f64, f64) {
     }
 }
 
-/// On a disk that has come to rest.
+/// Seconds of `work`, started after all pending writes.
 fn timed(work: &dyn Fn()) -> f64 {
-    // SAFETY: it takes nothing.
+    // SAFETY: `sync` has no arguments.
     unsafe { libc::sync() };
     let begun = Instant::now();
     work();
@@ -172,9 +172,9 @@ fn dd(from: &Path, to: &Path, bytes: usize, sync: bool) {
     assert!(status.success(), "dd failed");
 }
 
-/// Puts a file out of memory, so that it is read from the disk again.
-fn forget(path: &Path) {
-    let file = std::fs::File::open(path).expect("it is there");
-    // SAFETY: the descriptor is that of our own open file, and the call takes no memory of ours.
+/// Evicts a file from the page cache.
+fn evict(path: &Path) {
+    let file = std::fs::File::open(path).expect("the file exists");
+    // SAFETY: the descriptor belongs to an open file, and the call takes no pointers.
     unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
 }

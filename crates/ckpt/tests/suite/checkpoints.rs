@@ -78,7 +78,7 @@ fn any_mesh_reads_what_any_mesh_wrote() {
 
 #[test]
 fn residuals_are_summed_over_ranks() {
-    let run = fresh("owed");
+    let run = fresh("residuals");
     let disk = Disk::default();
     let folder = lockstep_ckpt::begin(&disk, &run, 1, 0).unwrap();
     // Two writers owe parts of one tensor, the second of them twice the first; what a third has is the
@@ -96,8 +96,8 @@ fn residuals_are_summed_over_ranks() {
         });
         let written =
             lockstep_ckpt::write_pieces(&disk, &folder, writer, &pieces, 1000, |number| {
-                let owed = number + 1 == pieces.len();
-                let value = |at: usize| if owed { (writer + 1) as f32 * at as f32 } else { 0.5 };
+                let residual = number + 1 == pieces.len();
+                let value = |at: usize| if residual { (writer + 1) as f32 * at as f32 } else { 0.5 };
                 Ok((0..pieces[number].len()).map(value).collect::<Vec<f32>>().into())
             });
         parts.push(written.unwrap());

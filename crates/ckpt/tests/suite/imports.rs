@@ -57,8 +57,8 @@ fn parameters_map_to_the_right_parts() {
 #[test]
 fn gradients_are_read_by_parameter_name() {
     for name in ["gpt2", "llama", "mixtral"] {
-        let beside = fixture(name).join("expected.safetensors");
-        let gradients = Source::open_with_prefix(&fixture(name), &beside, "grad.").unwrap();
+        let expected = fixture(name).join("expected.safetensors");
+        let gradients = Source::open_with_prefix(&fixture(name), &expected, "grad.").unwrap();
         for named in gradients.list() {
             assert!(
                 read(&gradients, &named.name).iter().any(|g| *g != 0.0),

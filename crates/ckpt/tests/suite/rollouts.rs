@@ -53,8 +53,8 @@ fn answers() {
         assert!(ledger.is_settled(producer, sequence));
         ledger = through_json(&ledger);
     }
-    let told = ledger.counts();
-    assert_eq!((told.accepted, told.stale, told.duplicate, told.future_version), (10, 5, 7, 1));
+    let counts = ledger.counts();
+    assert_eq!((counts.accepted, counts.stale, counts.duplicate, counts.future_version), (10, 5, 7, 1));
     assert_eq!(ledger.producers().collect::<Vec<_>>(), ["a", "b"]);
     assert_eq!((ledger.cursor("b"), ledger.cursor("nobody")), (1, 0));
 }

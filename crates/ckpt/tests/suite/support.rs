@@ -12,7 +12,7 @@ pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/pytorch").join(name)
 }
 
-/// A folder of its own for a test, not there yet.
+/// A path for a test's own folder, which does not exist yet.
 pub fn fresh(name: &str) -> PathBuf {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = fs::remove_dir_all(&dir);
@@ -26,7 +26,7 @@ pub fn read(tensors: &dyn Tensors, name: &str) -> Vec<f32> {
     out
 }
 
-/// Every tensor of both is there and equal in every bit.
+/// Asserts that both have the same tensors with identical bits.
 #[track_caller]
 pub fn same(found: &dyn Tensors, wanted: &dyn Tensors) {
     assert_eq!(found.list(), wanted.list());
@@ -37,7 +37,7 @@ pub fn same(found: &dyn Tensors, wanted: &dyn Tensors) {
     }
 }
 
-/// A folder's tensors by their own names, to be changed and written elsewhere.
+/// A folder's tensors by name, to be modified and written elsewhere.
 pub type Weights = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
 pub fn weights(dir: &Path) -> Weights {

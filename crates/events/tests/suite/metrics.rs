@@ -105,7 +105,7 @@ fn steps_that_are_taken_again_are_dropped() {
     assert_eq!(
         fs::read_dir(path.parent().unwrap()).unwrap().count(),
         1,
-        "nothing is left beside it"
+        "no other file remains"
     );
     let fresh = folder.file("fresh.jsonl");
     Metrics::open_after(&fresh, 5).unwrap();

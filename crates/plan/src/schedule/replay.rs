@@ -157,16 +157,16 @@ impl fmt::Display for Deadlock {
         let Some(mut wait) = self.waits.first() else { return f.write_str("nobody waits") };
         write!(f, "rank {} {wait}", wait.rank)?;
         // Follow the waits until they form a cycle or reach a rank that has finished.
-        let mut told = vec![wait.rank];
+        let mut waiting = vec![wait.rank];
         while wait.on != wait.rank {
             let Some(next) = self.waits.iter().find(|next| next.rank == wait.on) else {
-                return f.write_str(", which has come to its end");
+                return f.write_str(", which has finished");
             };
-            if told.contains(&next.rank) {
+            if waiting.contains(&next.rank) {
                 return Ok(());
             }
             write!(f, ", which {next}")?;
-            told.push(next.rank);
+            waiting.push(next.rank);
             wait = next;
         }
         Ok(())

@@ -36,8 +36,8 @@ fn states_are_those_of_zero() {
         let wider = (width - 2) * if zero == 1 { n } else { n / d };
         for rank in 0..d {
             let Ledger { parameters, gradients, optimizer, .. } = Ledger::of(&plan, rank);
-            // ZeRO-1 has all gradients when the first sum is made, the head's. The others have shares of all, and
-            // beside them a block whole, and its new share.
+            // ZeRO-1 has all gradients when the first reduction, that of the head, is made. Higher levels have
+            // shards of all gradients, and one whole block with its new shard.
             let head = plan.model.blocks().last().unwrap().len();
             let moment = if zero == 1 { head / d } else { largest(&plan) + largest(&plan) / d };
             let all = parameters + gradients + optimizer;
@@ -74,7 +74,7 @@ fn stages_hold_what_is_under_way() {
     let one = activations("1f1b", 1) - activations("1f1b", 2);
     for rank in [1, 2] {
         let output = activations("1f1b", rank) - (4 - rank) * one;
-        assert!(output < one / 10, "{output} beside {one} of each micro-batch");
+        assert!(output < one / 10, "{output} compared with {one} per micro-batch");
         assert_eq!(activations("gpipe", rank), 8 * one + output);
         assert_eq!(activations("zb-h1", 1) / one, 4, "rank 1 holds as much as rank 0");
     }

@@ -145,7 +145,7 @@ fn who_waits_for_whom() {
         ("gpipe ranks=3 chunks=1 micros=1\n0F0 0B0\n1F0 1B0\n2B0 2F0", None,
             "rank 0 waits at 0B0 for 1B0 of rank 1, which waits at 1B0 for 2B0 of rank 2, which waits at 2B0 for 2F0 of its own"),
         ("gpipe ranks=2 chunks=1 micros=1\n0F0 0B0\n1F0", None,
-            "rank 0 waits at 0B0 for 1B0 of rank 1, which has come to its end"),
+            "rank 0 waits at 0B0 for 1B0 of rank 1, which has finished"),
         // Both have something to send and nobody takes it.
         ("1f1b ranks=2 chunks=1 micros=2\n0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1", Some(0),
             "rank 0 waits to send 0F1 until 1F1 of rank 1 takes it, which waits to send 1B0 until 0B0 of rank 0 takes it"),

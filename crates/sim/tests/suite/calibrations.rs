@@ -67,11 +67,11 @@ fn steps(cluster: &Cluster, ranks: usize) -> Vec<MeasuredStep> {
         for family in ["gpt2", "llama"] {
             for compute in ["f32", "bf16"] {
                 let plan = model(family, dim, compute, ranks);
-                let told = estimate(&plan, cluster, &Options::default());
+                let estimate = estimate(&plan, cluster, &Options::default());
                 let mut by = [0.0; OpClass::ALL.len()];
-                told.computing.iter().for_each(|(kind, seconds)| by[*kind as usize] = *seconds);
-                let (comm, waiting, rest) = (told.time.data, told.time.straggling, told.time.host);
-                steps.push(MeasuredStep { plan, step: told.step_s, by, comm, waiting, rest });
+                estimate.computing.iter().for_each(|(kind, seconds)| by[*kind as usize] = *seconds);
+                let (comm, waiting, rest) = (estimate.time.data, estimate.time.straggling, estimate.time.host);
+                steps.push(MeasuredStep { plan, step: estimate.step_s, by, comm, waiting, rest });
             }
         }
     }
