@@ -142,14 +142,14 @@ def measured_parts(step):
 
 
 def main():
-    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    args.add_argument("--rounds", type=int, default=5)
-    args.add_argument("--steps", type=int, default=4, help="steps of small per round; README's model runs eight times as many")
-    args.add_argument("--binary", default="target/release/lockstep")
-    args.add_argument("--parts", action="store_true")
-    args.add_argument("--ranks", default="1,2,4")
-    args.add_argument("--tries", type=int, default=4, help="maximum number of repetitions of a disturbed measurement")
-    args = args.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=4, help="steps of small per round; README's model runs eight times as many")
+    parser.add_argument("--binary", default="target/release/lockstep")
+    parser.add_argument("--parts", action="store_true")
+    parser.add_argument("--ranks", default="1,2,4")
+    parser.add_argument("--tries", type=int, default=4, help="maximum number of repetitions of a disturbed measurement")
+    args = parser.parse_args()
     cores, done = os.cpu_count() or 1, []
     with tempfile.TemporaryDirectory() as folder:
         machine = os.path.join(folder, "machine.toml")
