@@ -154,16 +154,16 @@ fn ranks_die_with_a_killed_launcher() {
 
 #[test]
 fn a_signalled_launcher_stops_its_ranks_first() {
-    for (name, code) in [("-TERM", 143), ("-INT", 130)] {
+    for (number, code) in [(libc::SIGTERM, 143), (libc::SIGINT, 130)] {
         let script = r#"
             trap 'touch stopped-$RANK; exit 0' TERM
             echo $$ > pid-$RANK
             while :; do sleep 0.05; done"#;
         // A signal does not cause a restart.
         let options = "--nproc-per-node 2 --max-restarts 3 --grace 600";
-        let (dir, child) = launch(&format!("signalled{name}"), options, script).start();
+        let (dir, child) = launch(&format!("signalled-{number}"), options, script).start();
         let ranks = pids(&dir, 2);
-        signal(child.id(), name);
+        signal(child.id(), number);
         let output = child.wait_with_output().expect("the launcher is a child");
         LaunchResult::new(dir.clone(), output).assert_exits(code);
         wait_until_gone(&ranks);
@@ -184,8 +184,8 @@ fn a_hangup_is_ignored_under_nohup() {
     let (dir, child) = launch.start();
     let ranks = pids(&dir, 1);
     // If the first were not ignored, it would be handled first.
-    signal(child.id(), "-HUP");
-    signal(child.id(), "-TERM");
+    signal(child.id(), libc::SIGHUP);
+    signal(child.id(), libc::SIGTERM);
     let output = child.wait_with_output().expect("the launcher is a child");
     LaunchResult::new(dir, output).assert_exits(143);
     wait_until_gone(&ranks);
@@ -197,9 +197,9 @@ fn a_second_signal_ends_the_grace_period() {
     let options = "--nproc-per-node 2 --grace 80000";
     let (dir, child) = launch("twice", options, script).start();
     let ranks = pids(&dir, 2);
-    signal(child.id(), "-TERM");
+    signal(child.id(), libc::SIGTERM);
     // Two pending signals of the same kind are merged, so the second is of another kind.
-    signal(child.id(), "-INT");
+    signal(child.id(), libc::SIGINT);
     let output = child.wait_with_output().expect("the launcher is a child");
     wait_until_gone(&ranks);
     assert!(matches!(output.status.code(), Some(143 | 130)));
