@@ -63,24 +63,6 @@ impl Events {
     }
 }
 
-/// Reports a child's exit, from a separate thread.
-pub(super) fn report_exit(
-    pid: u32,
-    generation: u32,
-    local_rank: usize,
-    to: Sender<Event>,
-) -> io::Result<()> {
-    let wait = move || {
-        // It fails only for a child that was abandoned and reaped; then nobody receives events any more.
-        if let Ok(exit) = sys::wait_without_reaping(pid) {
-            let at = Instant::now();
-            let _ = to.send(Event::Exited { generation, local_rank, exit, at });
-        }
-    };
-    thread::Builder::new().name("rank-waiter".into()).spawn(wait)?;
-    Ok(())
-}
-
 /// Reports signals as events until dropped; then they have their usual effect again.
 pub(crate) struct SignalWatch {
     _blocked: BlockedSignals,

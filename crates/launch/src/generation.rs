@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use lockstep_comm::{Identity, Launcher, TokenSource};
 
-use super::events::{self, Assignment, Event, Events, Order};
+use super::events::{Assignment, Event, Events, Order};
 use super::exit::{self, EXIT_PERMANENT, Exit, RankExit};
+use super::exit_watch::ExitWatch;
 use super::output;
 use super::rank::RankProcess;
 use super::spec::{Failure, LaunchError, LaunchSpec};
@@ -252,6 +253,8 @@ fn start_ranks(
     done: Sender<()>,
 ) -> Result<Vec<RankProcess>, LaunchError> {
     let Assignment { generation, first_rank, slots, size, node, .. } = &assignment;
+    let cannot_wait = |cause| LaunchError::System { action: "wait for ranks", cause };
+    let mut exits = ExitWatch::new().map_err(cannot_wait)?;
     let mut ranks = Vec::with_capacity(slots.len());
     for (local_rank, slot) in slots.iter().enumerate() {
         let rank = first_rank + local_rank;
@@ -271,11 +274,10 @@ fn start_ranks(
             launcher: Launcher::Explicit,
         };
         let process = RankProcess::start(spec, &identity, *slot, done.clone())?;
-        events::report_exit(process.pid(), *generation, local_rank, events.clone()).map_err(
-            |cause| LaunchError::System { action: "start a thread to wait for a rank", cause },
-        )?;
+        exits.add(process.pid()).map_err(cannot_wait)?;
         ranks.push(process);
     }
+    exits.start(*generation, events).map_err(cannot_wait)?;
     // The launcher's copy of the listener closes here, so a dead rank 0 refuses connections.
     Ok(ranks)
 }

@@ -10,6 +10,7 @@ mod detect;
 pub mod elastic;
 mod events;
 mod exit;
+mod exit_watch;
 mod generation;
 pub mod identity;
 mod lines;

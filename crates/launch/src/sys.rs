@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -70,6 +70,58 @@ pub(super) fn wait_without_reaping(pid: u32) -> io::Result<Exit> {
             libc::CLD_EXITED => Exit::Code(status),
             _ => Exit::Signal(status),
         });
+    }
+}
+
+/// A descriptor that becomes readable when the child exits.
+pub(super) fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
+    // SAFETY: the call accesses no memory, and a non-negative result is a new descriptor that nothing else owns.
+    unsafe {
+        let fd = libc::syscall(libc::SYS_pidfd_open, pid, 0);
+        check(fd as libc::c_int).map(|fd| OwnedFd::from_raw_fd(fd))
+    }
+}
+
+/// A queue of descriptors that became readable, in the order in which they did.
+pub(super) struct Epoll(OwnedFd);
+
+impl Epoll {
+    pub fn new() -> io::Result<Epoll> {
+        // SAFETY: a non-negative result is a new descriptor that nothing else owns.
+        unsafe {
+            check(libc::epoll_create1(libc::EPOLL_CLOEXEC))
+                .map(|fd| Epoll(OwnedFd::from_raw_fd(fd)))
+        }
+    }
+
+    /// Reports `data` once, when `fd` becomes readable.
+    pub fn add_once(&self, fd: &OwnedFd, data: u64) -> io::Result<()> {
+        let events = (libc::EPOLLIN | libc::EPOLLONESHOT) as u32;
+        let mut event = libc::epoll_event { events, u64: data };
+        // SAFETY: the event is a valid local, and both descriptors are open.
+        check(unsafe {
+            libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &mut event)
+        })
+        .map(drop)
+    }
+
+    /// Waits until at least one descriptor is readable.
+    pub fn wait(&self) -> io::Result<Vec<u64>> {
+        let mut ready = [libc::epoll_event { events: 0, u64: 0 }; 64];
+        loop {
+            // SAFETY: the kernel writes at most as many events as the array has.
+            let count = check(unsafe {
+                let (events, len) = (ready.as_mut_ptr(), ready.len() as libc::c_int);
+                libc::epoll_wait(self.0.as_raw_fd(), events, len, -1)
+            });
+            match count {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+                Ok(count) => {
+                    return Ok(ready[..count as usize].iter().map(|event| event.u64).collect());
+                }
+            }
+        }
     }
 }
 

@@ -97,7 +97,8 @@ fn residuals_are_summed_over_ranks() {
         let written =
             lockstep_ckpt::write_pieces(&disk, &folder, writer, &pieces, 1000, |number| {
                 let residual = number + 1 == pieces.len();
-                let value = |at: usize| if residual { (writer + 1) as f32 * at as f32 } else { 0.5 };
+                let value =
+                    |at: usize| if residual { (writer + 1) as f32 * at as f32 } else { 0.5 };
                 Ok((0..pieces[number].len()).map(value).collect::<Vec<f32>>().into())
             });
         parts.push(written.unwrap());

@@ -218,7 +218,7 @@ fn truncated_files_are_rejected() {
         let files = fs::read_dir(fixture(name)).unwrap().flatten().map(|entry| entry.path());
         for file in files.filter(|f| f.to_str().unwrap().contains("model")) {
             for keep in [0, 7, 100] {
-                let dir = fresh("cut");
+                let dir = fresh("truncated");
                 fs::create_dir_all(&dir).unwrap();
                 for other in fs::read_dir(fixture(name)).unwrap().flatten() {
                     fs::copy(other.path(), dir.join(other.file_name())).unwrap();

@@ -54,7 +54,10 @@ fn answers() {
         ledger = through_json(&ledger);
     }
     let counts = ledger.counts();
-    assert_eq!((counts.accepted, counts.stale, counts.duplicate, counts.future_version), (10, 5, 7, 1));
+    assert_eq!(
+        (counts.accepted, counts.stale, counts.duplicate, counts.future_version),
+        (10, 5, 7, 1)
+    );
     assert_eq!(ledger.producers().collect::<Vec<_>>(), ["a", "b"]);
     assert_eq!((ledger.cursor("b"), ledger.cursor("nobody")), (1, 0));
 }

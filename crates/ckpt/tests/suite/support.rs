@@ -5,6 +5,8 @@ use lockstep_ckpt::{Named, Tensors};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::thread::ThreadId;
 
 pub const FIXTURES: [&str; 4] = ["gpt2", "llama", "mixtral", "llama-sharded"];
 
@@ -12,8 +14,13 @@ pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/pytorch").join(name)
 }
 
-/// A path for a test's own folder, which does not exist yet.
+/// A path for a test's own folder, which does not exist yet. Tests run at the same time, so two of them must not use the
+/// same name.
 pub fn fresh(name: &str) -> PathBuf {
+    static USERS: Mutex<BTreeMap<String, ThreadId>> = Mutex::new(BTreeMap::new());
+    let test = std::thread::current().id();
+    let user = *USERS.lock().unwrap().entry(name.into()).or_insert(test);
+    assert_eq!(user, test, "another test uses the folder {name}");
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = fs::remove_dir_all(&dir);
     dir

@@ -102,11 +102,7 @@ fn steps_that_are_taken_again_are_dropped() {
         metrics.write(&StepReport::of(10, 10)).unwrap();
         assert_eq!(steps(&path).last(), Some(&10));
     }
-    assert_eq!(
-        fs::read_dir(path.parent().unwrap()).unwrap().count(),
-        1,
-        "no other file remains"
-    );
+    assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "no other file remains");
     let fresh = folder.file("fresh.jsonl");
     Metrics::open_after(&fresh, 5).unwrap();
     assert!(steps(&fresh).is_empty());

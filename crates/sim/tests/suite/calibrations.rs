@@ -70,7 +70,8 @@ fn steps(cluster: &Cluster, ranks: usize) -> Vec<MeasuredStep> {
                 let estimate = estimate(&plan, cluster, &Options::default());
                 let mut by = [0.0; OpClass::ALL.len()];
                 estimate.computing.iter().for_each(|(kind, seconds)| by[*kind as usize] = *seconds);
-                let (comm, waiting, rest) = (estimate.time.data, estimate.time.straggling, estimate.time.host);
+                let (comm, waiting, rest) =
+                    (estimate.time.data, estimate.time.straggling, estimate.time.host);
                 steps.push(MeasuredStep { plan, step: estimate.step_s, by, comm, waiting, rest });
             }
         }
