@@ -36,7 +36,7 @@ fn imported_weights_are_loaded() {
     }
 }
 
-/// The meshes that write and read: rows, columns, replicas, shares.
+/// Meshes that write and read: slices by row and by column, replicas, shards.
 fn meshes() -> Vec<Mesh> {
     vec![
         Mesh::ONE,
@@ -81,8 +81,8 @@ fn residuals_are_summed_over_ranks() {
     let run = fresh("residuals");
     let disk = Disk::default();
     let folder = lockstep_ckpt::begin(&disk, &run, 1, 0).unwrap();
-    // Two writers owe parts of one tensor, the second of them twice the first; what a third has is the
-    // first's once more.
+    // Two writers have different residuals of one tensor, which are summed on load. A third has a copy of the first's,
+    // which does not count.
     let named = lockstep_ckpt::params_of(&shape()).remove(0);
     let mut parts = Vec::new();
     for (writer, counts) in [true, true, false].into_iter().enumerate() {
@@ -140,17 +140,17 @@ fn newest_complete_checkpoint_is_found() {
     let error = find_step(&run, 6).unwrap_err().to_string();
     assert!(error.contains("no checkpoint of step 6; existing steps: 100, 20, 5"), "{error}");
 
-    // What a killed save leaves, and what else may lie there.
+    // Files of a killed save, and unrelated files.
     let killed = checkpoints.join(".step-00000200.g1.partial");
     fs::create_dir(&killed).unwrap();
     fs::copy(newest.join("manifest.json"), killed.join("manifest.json")).unwrap();
     fs::create_dir(checkpoints.join("step-notes")).unwrap();
     assert_eq!(latest(&run).unwrap(), Some(newest.clone()));
 
-    // A copy that was broken off.
+    // An incomplete copy.
     fs::remove_file(newest.join("rank-00002.safetensors")).unwrap();
     assert_eq!(latest(&run).unwrap(), Some(checkpoints.join("step-00000020")));
-    // Trained again, the step is saved again.
+    // The step is trained and saved again.
     holds(&load(&saved(&run, 100)).unwrap(), 100);
     assert_eq!(latest(&run).unwrap(), Some(newest));
 }
@@ -159,7 +159,7 @@ fn newest_complete_checkpoint_is_found() {
 fn sweep_removes_only_remains_of_interrupted_saves() {
     let run = run("swept", &[5, 100]);
     let checkpoints = run.join("checkpoints");
-    // A save that was killed, a prune that was killed, and what a user may have put there.
+    // A killed save, a killed prune, and files of the user.
     for name in [".step-00000200.g3.partial", "step-00000003.removed", "step-notes", "old.removed"]
     {
         fs::create_dir(checkpoints.join(name)).unwrap();
@@ -216,7 +216,7 @@ fn missing_and_broken_checkpoints_give_different_errors() {
 fn import_never_overwrites_and_cleans_up_on_failure() {
     let source = Source::open(&fixture("llama")).unwrap();
     let run = fresh("twice");
-    // The reader of one tensor fails in the middle.
+    // Reading one tensor fails during the save.
     struct Failing<'a>(&'a Source);
     impl Tensors for Failing<'_> {
         fn list(&self) -> &[lockstep_ckpt::Named] {
@@ -236,7 +236,7 @@ fn import_never_overwrites_and_cleans_up_on_failure() {
     assert!(error.contains("already exists"), "{error}");
 }
 
-/// A rank of an old generation comes back and may not commit.
+/// A rank of an old generation cannot commit.
 #[test]
 fn an_older_generation_cannot_commit() {
     let run = fresh("fenced");

@@ -1,5 +1,5 @@
-//! A crash after every write, sync and rename of a save, in every way in which a disk may have kept or lost what
-//! was not synced: what is found then is the old checkpoint or the new one, whole.
+//! A crash after every write, sync and rename of a save, for every combination of unsynced data that a disk may have
+//! lost: the checkpoint found afterwards is the complete old one or the complete new one.
 
 use crate::state::{Kept, head, holds, save_by, saved, wrong_with};
 use crate::support::fresh;
@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-/// Files and folders as a disk has them: as they are now, and as they were last synced.
+/// Files and folders of a simulated disk: their current state, and their last synced state.
 #[derive(Clone, Default)]
 struct Model {
     nodes: Vec<Node>,
@@ -29,11 +29,11 @@ type Names = BTreeMap<String, usize>;
 enum Data {
     Kept,
     Lost,
-    /// The first half of it.
+    /// The first half of the data.
     Torn,
-    /// The length without the bytes.
+    /// The right length, filled with zeros.
     Zeros,
-    /// Any of these, file by file.
+    /// A different one of these for each file.
     Any(u64),
 }
 
@@ -42,7 +42,7 @@ enum Data {
 enum NamesLeft {
     Kept,
     Lost,
-    /// Either, folder by folder.
+    /// A different one of these for each folder.
     Any(u64),
 }
 
@@ -128,7 +128,7 @@ impl Model {
             }
             Kept::Remove(path) => {
                 let (parent, name) = self.parent(&below(path));
-                // What is in it goes first, and may be gone on the disk while the name is still there.
+                // The contents are removed first, and may be lost on the disk while the name still exists.
                 if let Some(folder) = self.names(parent).remove(&name) {
                     self.names(folder).clear();
                 }
@@ -175,7 +175,7 @@ fn dice(seed: u64, node: usize) -> u64 {
     mixed >> 32
 }
 
-/// Two writers, each with half of everything.
+/// Two writers, each with half of every tensor.
 const TWO: Mesh = Mesh { data: 2, ..Mesh::ONE };
 
 /// All disk operations of a save.
@@ -191,8 +191,8 @@ fn acts(run: &Path, step: u64, keep: Keep) -> Vec<Kept> {
     acts.clone()
 }
 
-/// Holds every state that a crash in the acts may leave to: the newest checkpoint is whole and one of `either`, and
-/// so is every other under a final name; a save works afterwards.
+/// Checks every state that a crash during the operations can leave: the newest checkpoint is complete and one of `either`,
+/// all other checkpoints with a final name are complete, and another save succeeds.
 fn survives(name: &str, before: &Model, run: &Path, acts: &[Kept], either: [u64; 2]) -> usize {
     let mut model = before.clone();
     let (mut states, mut seen) = (0, [0; 2]);
@@ -222,7 +222,7 @@ fn survives(name: &str, before: &Model, run: &Path, acts: &[Kept], either: [u64;
             }
             states += 1;
         }
-        // A save works afterwards, on whatever the last of these left. Now and then: it waits for a real disk.
+        // Another save succeeds after the crash. Checked only sometimes, because it waits for a real disk.
         if done % 16 == 0 || done + 8 > acts.len() {
             sweep(&place_of(name)).unwrap();
             holds(&load(&saved(&place_of(name), 9)).unwrap(), 9);
@@ -232,7 +232,7 @@ fn survives(name: &str, before: &Model, run: &Path, acts: &[Kept], either: [u64;
     states
 }
 
-/// Where the last state was put.
+/// The folder of the last state.
 fn place_of(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
@@ -254,7 +254,7 @@ fn crash_at_any_point_leaves_the_old_or_the_new_checkpoint() {
     println!("{} acts, {states} states", acts.len());
 }
 
-/// A step that was saved before, found broken and trained again.
+/// A step whose checkpoint was corrupt, so that it was trained and saved again.
 #[test]
 fn crash_while_replacing_leaves_a_complete_checkpoint() {
     let run = fresh("crash-replaced");
@@ -262,7 +262,7 @@ fn crash_while_replacing_leaves_a_complete_checkpoint() {
     saved(&run, 2);
     let before = Model::of(&run);
     let acts = acts(&run, 2, Keep { newest: 0, every: 0 });
-    // What was there is whole here, so finding it is no mistake either.
+    // The previous checkpoint is intact here, so finding it is correct as well.
     survives("crashed-replaced", &before, &run, &acts, [1, 2]);
 }
 
@@ -272,7 +272,7 @@ fn disk_error_at_any_point_keeps_existing_checkpoints() {
     let run = fresh("refused-counted");
     saved(&run, 1);
     let all = acts(&run, 2, Keep { newest: 0, every: 0 }).len();
-    // Some of the many writes, and all that comes after them. Each round waits for a real disk.
+    // Some of the many writes, and all later operations. Each round waits for a real disk.
     for refused in (0..all).filter(|act| act % 9 == 0 || act + 10 > all) {
         let run = fresh("refused");
         saved(&run, 1);
@@ -289,7 +289,7 @@ fn disk_error_at_any_point_keeps_existing_checkpoints() {
         let error = error.expect_err("an act was refused");
         assert!(error.to_string().contains("no storage space"), "{error}");
         lockstep_ckpt::abandon(&Disk::default(), &run, 2, 0);
-        // The rename was done when only the sync after it failed: then the new one is there, and whole.
+        // If only the sync after the rename failed, the new checkpoint exists and is complete.
         for step in steps(&run) {
             holds(&load(&lockstep_ckpt::folder(&run, step)).unwrap(), step);
         }

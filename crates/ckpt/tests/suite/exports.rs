@@ -1,4 +1,4 @@
-//! Exported folders equal what transformers wrote.
+//! Exported folders equal those written by transformers.
 
 use crate::support::{FIXTURES, fixture, fresh, same, weights};
 use lockstep_ckpt::hf::{Export, Source, export};
@@ -11,7 +11,7 @@ use std::fs;
 fn exported_tensors_equal_imported_ones() {
     for name in FIXTURES {
         let source = Source::open(&fixture(name)).unwrap();
-        // The fixtures are below 300 KB: one file, a few, one for each tensor.
+        // Fixtures are smaller than 300 KB. The limits give one file, a few files, and one per tensor.
         for (shard_bytes, files) in [(1 << 20, 1..=1), (60_000, 2..=5), (1, 20..=50)] {
             let to = fresh(&format!("export-{name}"));
             export(source.shape(), &source, &to, Export { shard_bytes, ..Export::default() })

@@ -30,7 +30,7 @@ fn config_determines_the_shape() {
 fn parameters_map_to_the_right_parts() {
     let source = Source::open(&fixture("gpt2")).unwrap();
     let theirs = weights(&fixture("gpt2"));
-    // y = x W + b with W (in, out), as GPT-2 has it, is our W' x with W' (out, in).
+    // GPT-2 stores W as (in, out) for y = x W + b; ours is its transpose (out, in).
     let (dims, c_attn) = &theirs["transformer.h.1.attn.c_attn.weight"];
     let (_, bias) = &theirs["transformer.h.1.attn.c_attn.bias"];
     assert_eq!(dims, &[32, 96]);
@@ -69,7 +69,7 @@ fn gradients_are_read_by_parameter_name() {
     }
 }
 
-/// A folder with other names or another type is the same model.
+/// Other tensor names or types give the same model.
 #[track_caller]
 fn the_same_model(name: &str, like: &str, weights: &Weights, dtype: Dtype) {
     let changed = folder(name, like, weights, dtype, json!({}));

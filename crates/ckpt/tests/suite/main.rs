@@ -1,4 +1,4 @@
-//! Checkpoints and Hugging Face folders, held against what transformers wrote in `fixtures/pytorch`; the ledger of
+//! Checkpoints, Hugging Face folders compared with those that transformers wrote (`fixtures/pytorch`), and the ledger of
 //! an online learner.
 
 mod checkpoints;

@@ -16,14 +16,14 @@ fn through_json(ledger: &Ledger) -> Ledger {
     serde_json::from_str(&serde_json::to_string(ledger).unwrap()).unwrap()
 }
 
-/// Each line: the learner's version when it arrives, whose it is, its number, its own version, the answer.
+/// Each line: version of the learner on arrival, producer, number, version of the rollout, answer.
 #[test]
 fn answers() {
     let mut ledger = Ledger::new(2, 4);
     for (at, producer, sequence, version, verdict) in [
         (0, "a", 0, 0, Accepted),
         (0, "a", 0, 0, Duplicate),
-        (0, "b", 0, 0, Accepted), // numbers are each producer's own
+        (0, "b", 0, 0, Accepted), // each producer has its own numbers
         (0, "a", 3, 0, Accepted), // out of order
         (0, "a", 3, 0, Duplicate),
         (0, "a", 1, 0, Accepted),
@@ -34,12 +34,12 @@ fn answers() {
         (3, "a", 5, 0, Duplicate),
         (3, "a", 9, 3, Accepted), // the window is 6..10
         (3, "a", 6, 3, Accepted),
-        (3, "a", 12, 3, Accepted), // 7 and 8 are given up
+        (3, "a", 12, 3, Accepted), // 7 and 8 are no longer accepted
         (3, "a", 8, 3, Stale),
         (3, "a", 8, 3, Duplicate),
         (3, "a", 10, 3, Accepted),
         (3, "a", 7, 3, Stale),
-        (3, "a", 1_000_000_000_000, 3, Accepted), // a leap costs neither time nor room
+        (3, "a", 1_000_000_000_000, 3, Accepted), // a large gap costs no time or memory
         (3, "a", 11, 3, Stale),
         (3, "a", 12, 3, Duplicate),
         (3, "a", 500_000, 3, Stale),
@@ -62,7 +62,7 @@ fn answers() {
     assert_eq!((ledger.cursor("b"), ledger.cursor("nobody")), (1, 0));
 }
 
-/// An event, in any order.
+/// A random event.
 #[derive(Clone, Debug)]
 enum Event {
     /// A producer generates a rollout with its policy and sends it, or it is lost.
@@ -98,7 +98,7 @@ fn events() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// A learner: its policy is the list of what it has learned from.
+/// A learner. Its policy is the list of the rollouts that it has learned from.
 #[derive(Clone)]
 struct Learner {
     ledger: Ledger,
@@ -116,7 +116,7 @@ impl Learner {
     }
 }
 
-/// A producer keeps what no checkpoint has settled: number and version.
+/// A producer. It keeps number and version of each rollout until a checkpoint contains its answer.
 #[derive(Default)]
 struct Keeper {
     version: u64,
@@ -132,7 +132,7 @@ proptest! {
         course in prop::collection::vec(events(), 0..200),
         lag in 0..4u64,
     ) {
-        // Wider than any course is long: nothing is given up, so every answer is one to a rollout that came.
+        // Wider than the whole test, so that every answer belongs to a rollout that arrived.
         let fresh = Ledger::new(lag, 1_000);
         let mut learner = Learner { ledger: fresh, learned: vec![], refused: vec![] };
         let mut saved = learner.clone();
@@ -167,7 +167,7 @@ proptest! {
                 Event::Crashed => learner = saved.clone(),
             }
         }
-        // In the end everybody sends what is open.
+        // At the end, producers resend all rollouts without an answer.
         for (producer, keeper) in keepers.iter().enumerate() {
             let from = learner.ledger.cursor(&producer.to_string());
             for (sequence, version) in keeper.kept.range(from..) {
@@ -188,7 +188,7 @@ proptest! {
         }
     }
 
-    /// However numbers jump and come back, the window stays a window, and nothing is accepted twice.
+    /// The window never grows and no number is accepted twice, in any order of numbers.
     #[test]
     fn a_number_is_accepted_at_most_once(
         numbers in prop::collection::vec(0..60u64, 0..200),

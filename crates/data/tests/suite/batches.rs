@@ -1,12 +1,12 @@
-//! Samples as a function: the same from any instance in any order, every token once an epoch, nothing
-//! held out is trained on.
+//! Samples are a function of (seed, step, index): the same in every process and order, with every token once per epoch and
+//! without held-out documents.
 
 use crate::test_dir::{TestDir, open};
 use lockstep_data::{GRAMMAR, Options, Recipe, SampleId, Source, Split, prepare};
 
 const END: u32 = 256;
 
-/// Documents of different lengths, each made of its own number, so that tokens tell where they are from.
+/// Documents of different lengths. The tokens of a document are its number, which shows where a token comes from.
 fn numbered(count: usize) -> Vec<String> {
     (0..count).map(|i| format!("<{i}>").repeat(1 + i * 7 % 23)).collect()
 }
@@ -17,7 +17,7 @@ fn sample(source: &Source, split: Split, seed: u64, number: u64, seq: usize) -> 
     out
 }
 
-/// The documents in `tokens`, which begin and end with whole ones.
+/// The documents in `tokens`, which starts and ends at document boundaries.
 fn documents(tokens: &[u32]) -> Vec<String> {
     let text = |tokens: &[u32]| tokens.iter().map(|t| *t as u8 as char).collect();
     assert_eq!(tokens.last(), Some(&END));
@@ -62,8 +62,8 @@ fn threads_may_share_a_source() {
     });
 }
 
-/// However the global batch is divided, sample `index` of a step is the same; and the steps of a batch
-/// of 8 are the steps of a batch of 2, four at a time.
+/// Sample `index` of a step does not depend on how the global batch is divided, and a step of 8 samples equals four steps
+/// of 2.
 #[test]
 fn global_batch_does_not_depend_on_its_division() {
     let dir = TestDir::new();
@@ -90,8 +90,8 @@ fn global_batch_does_not_depend_on_its_division() {
     }
 }
 
-/// A sample as long as an epoch is the epoch itself:
-/// each epoch has every document exactly once, in another order, and the next epoch follows at once.
+/// With samples as long as an epoch, each sample contains every document once, in a different order, and the next epoch
+/// follows immediately.
 #[test]
 fn epoch_contains_every_document_once() {
     let dir = TestDir::new();
@@ -102,7 +102,7 @@ fn epoch_contains_every_document_once() {
 
     let mut orders = Vec::new();
     for number in 0..3u64 {
-        // One sample of a whole epoch is its row, in order: nothing is shuffled inside a sample.
+        // Documents are not shuffled inside a sample.
         let row = sample(&source, Split::Train, 9, number, epoch as usize);
         let order = documents(&row[..epoch as usize]);
         let mut sorted = order.clone();
@@ -110,7 +110,7 @@ fn epoch_contains_every_document_once() {
         let mut expected = all.clone();
         expected.sort();
         assert_eq!(sorted, expected, "epoch {number}");
-        // Its last token is the first of the next epoch.
+        // The last token is the first of the next epoch.
         assert_eq!(
             row[epoch as usize],
             sample(&source, Split::Train, 9, number + 1, epoch as usize)[0]
@@ -121,20 +121,20 @@ fn epoch_contains_every_document_once() {
     assert!(orders[0] != numbered(150), "the first epoch is shuffled too");
 }
 
-/// Short samples, shuffled among themselves, are cut from the same row without a gap: over `seq` epochs
-/// every sample of the row comes once, whatever its length.
+/// Short samples are shuffled, and together cover the sequence of documents without gaps: over `seq` epochs every sample
+/// occurs once.
 #[test]
 fn no_sample_is_repeated_or_skipped_across_epochs() {
     let dir = TestDir::new();
     let source = open(&dir.documents(&numbered(23)), 0.0);
     let epoch = source.epoch_tokens(Split::Train).unwrap() as usize;
     for seq in [1, 2, 7, 64, 100, epoch - 1, epoch, epoch + 1, 3 * epoch + 5] {
-        // The row of `seq` epochs, from samples of a whole epoch each.
+        // The token sequence of `seq` epochs, from samples of one epoch each.
         let epochs = seq.min(12) as u64 * if seq > 12 { 2 } else { 1 };
         let row: Vec<u32> = (0..epochs + 4)
             .flat_map(|e| sample(&source, Split::Train, 4, e, epoch)[..epoch].to_vec())
             .collect();
-        // The samples that start in these epochs, by formula, and as they come.
+        // The samples that start in these epochs, by formula and as drawn.
         let count = (epochs as usize * epoch).div_ceil(seq);
         let cut = |k: usize| row.get(k * seq..=k * seq + seq).map(<[u32]>::to_vec);
         let mut expected: Vec<_> = (0..count).map_while(cut).collect();
@@ -157,7 +157,7 @@ fn seeds_shuffle_differently() {
     assert_ne!(sample(&source, Split::Train, 1, 0, 200), sample(&source, Split::Train, 2, 0, 200),);
 }
 
-/// Every document is on exactly one side, all of them together are all, and copies stay together.
+/// Every document is either held out or trained on, and copies of a document are on the same side.
 #[test]
 fn held_out_documents_are_never_trained_on() {
     let dir = TestDir::new();
@@ -181,7 +181,7 @@ fn held_out_documents_are_never_trained_on() {
         let mut expected = all.clone();
         expected.sort();
         assert_eq!(both, expected);
-        // And in short samples of several epochs: no number of a held-out document among what is trained.
+        // Short samples of several epochs contain no token of a held-out document.
         for number in 0..2000 {
             let tokens = sample(&source, Split::Train, 8, number, 40);
             let text: String = tokens.iter().map(|t| *t as u8 as char).collect();

@@ -9,7 +9,7 @@ const HEADER: usize = 192;
 const CHUNK: usize = 16 << 10;
 const END: u32 = 256;
 
-/// 120 documents of bytes, some 90,000 tokens of two bytes each: eleven chunks.
+/// 120 documents with about 90,000 tokens of two bytes each: eleven chunks.
 fn documents() -> Vec<String> {
     (0..120).map(|i| format!("<{i}>").repeat(100 + i * 37 % 150)).collect()
 }
@@ -21,7 +21,7 @@ fn damaged(dir: &TestDir, good: &Path, change: impl Fn(&mut [u8])) -> std::path:
     dir.write("damaged.tokens", bytes)
 }
 
-/// The bytes of tokens that a sample is made of.
+/// Byte range of a sample's tokens.
 fn bytes_of(source: &Source, file: &TokenFile, number: u64, seq: usize) -> Vec<Range<usize>> {
     let starts: Vec<u64> = (0..file.documents())
         .scan(0, |end, document| {
@@ -50,7 +50,7 @@ fn corrupt_chunk_skips_only_its_samples() {
     let path = dir.documents(&documents());
     let file = TokenFile::open(&path).unwrap();
     let good = open(&path, 0.0);
-    // A letter that becomes another one: only the checksum tells.
+    // One letter becomes another, which only the checksum detects.
     let corrupt = damaged(&dir, &path, |bytes| bytes[HEADER + 3 * CHUNK + 1000] ^= 2);
     let (one, other) = (open(&corrupt, 0.0), open(&corrupt, 0.0));
     let spot = 3 * CHUNK..4 * CHUNK;
@@ -122,7 +122,7 @@ fn fully_corrupt_file_gives_end_tokens() {
     assert_eq!((damage.len(), tokens), (Source::MAX_SKIPPED, [END; 65]));
 }
 
-/// A file as version 1 wrote it: no checksums of chunks, one of all tokens.
+/// A file of version 1, which has one checksum of all tokens instead of one per chunk.
 fn of_version_1(bytes: &mut Vec<u8>, tokens: Range<usize>, checksums: usize) {
     bytes.truncate(bytes.len() - checksums);
     bytes[8..12].copy_from_slice(&1u32.to_le_bytes());

@@ -1,4 +1,4 @@
-//! Files that were cut, changed, or are something else: each is error apart from a good one.
+//! Truncated, modified and unrelated files are rejected with a clear error.
 
 use crate::test_dir::TestDir;
 use lockstep_data::{Error, TokenFile};
@@ -57,7 +57,7 @@ fn every_truncation_is_detected() {
     assert!(error_of(&dir, &longer).contains("more than its header describes"));
 }
 
-/// A header that makes no sense is refused even when its checksum is right.
+/// An invalid header is rejected even if its checksum is correct.
 #[test]
 fn every_header_field_is_validated() {
     let dir = TestDir::new();
@@ -87,7 +87,7 @@ fn every_header_field_is_validated() {
     }
 }
 
-/// An index that points outside the file is refused even when all checksums are right.
+/// An index that points outside the file is rejected even if all checksums are correct.
 #[test]
 fn unordered_index_is_rejected() {
     let dir = TestDir::new();

@@ -138,7 +138,7 @@ fn a_failed_prepare_leaves_nothing() {
     dir.prepare(&bad, |_| ()).unwrap_err();
     assert_eq!(dir.names(), ["bad.jsonl"]);
 
-    // What a killed program left is removed, and what stood under the name before stays until the end.
+    // Temporary files of a killed program are removed, and an existing output file stays until the new one is complete.
     dir.write("out.tokens", "before");
     dir.write(".out.tokens.partial-1", "left over");
     dir.prepare(&bad, |_| ()).unwrap_err();
@@ -168,7 +168,7 @@ fn several_inputs_become_one_file_or_one_each() {
     let report = prepare(&Recipe::new(inputs, folder), &|_| ()).unwrap();
     let each: Vec<_> = report.files.iter().map(|made| texts(&made.path)[0].clone()).collect();
     assert_eq!(each, ["from b", "from a"]);
-    // A folder of inputs is read by name.
+    // The files of a folder are read in the order of their names.
     let report = prepare(&Recipe::new(vec![dir.path("")], dir.path("folder.tokens")), &|_| ());
     assert_eq!(texts(&report.unwrap().files[0].path), ["from a", "from b"]);
 }

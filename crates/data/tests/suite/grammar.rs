@@ -1,4 +1,4 @@
-//! The built-in language as a source: its samples are sentences, and their cost is its entropy.
+//! The built-in language: its samples are sentences, and their mean information is its entropy.
 
 use lockstep_data::{GRAMMAR, Options, SampleId, Source, Split};
 
@@ -12,7 +12,7 @@ fn text(source: &Source, split: Split, seed: u64, step: u64) -> String {
     source.decode(&tokens).unwrap()
 }
 
-/// Every whole line is a sentence: its mark agrees with its first word, and what opens closes.
+/// Every complete line is a sentence: its punctuation matches its first word, and quotes are closed.
 #[test]
 fn samples_are_sentences() {
     let source = source();

@@ -1,5 +1,5 @@
-//! A tokenizer.json, small enough to be read here: words by their numbers, with an end token, a template
-//! that would add tokens, and a truncation that would cut documents.
+//! A small tokenizer.json: words, an end token, a template that would add tokens, and a truncation that would shorten
+//! documents.
 
 use crate::test_dir::{TestDir, open, texts};
 use lockstep_data::{SampleId, Split, TokenFile, Tokenizer, Width};
@@ -36,7 +36,7 @@ fn opened(dir: &TestDir, extra_words: usize) -> Tokenizer {
     Tokenizer::open(tokenizer_json(dir, extra_words).to_str().unwrap(), None).unwrap()
 }
 
-/// Nothing is cut, filled up or added, and a special token in a document is only text.
+/// Documents are not truncated or padded, no tokens are added, and a special token in a document is plain text.
 #[test]
 fn documents_are_encoded_as_they_are() {
     let dir = TestDir::new();

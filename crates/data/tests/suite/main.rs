@@ -1,4 +1,4 @@
-//! Preparing, reading and sampling, through the public interface, on real files.
+//! Preparing, reading and sampling of real files through the public interface.
 
 mod batches;
 mod corrupt;

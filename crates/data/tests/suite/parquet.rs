@@ -1,4 +1,4 @@
-//! A column of a parquet file becomes documents; what is not text per row is error.
+//! A text column of a parquet file becomes documents; other columns are errors.
 
 use crate::test_dir::{TestDir, texts};
 use parquet::basic::Compression;

@@ -1,4 +1,4 @@
-//! A folder to work in, which goes away with the test, and short words for what most tests do.
+//! A temporary folder that is removed with the test, and helpers.
 
 use lockstep_data::{Error, Options, Recipe, Report, Source, TokenFile, prepare};
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ impl TestDir {
         names
     }
 
-    /// Prepares one input into out.tokens, as the recipe is changed by `how`.
+    /// Prepares one input into out.tokens, with the settings changed by `how`.
     pub fn prepare(&self, input: &Path, how: impl Fn(&mut Recipe)) -> Result<Report, Error> {
         let mut recipe = Recipe::new(vec![input.to_path_buf()], self.path("out.tokens"));
         recipe.replace = true;

@@ -107,12 +107,4 @@ impl Timeline {
         let span = longest(Timeline::span);
         if span == 0.0 { 0.0 } else { 1.0 - longest(Timeline::busy) / span }
     }
-
-    /// Fraction of the makespan in which the average rank does not work: the loss if all ranks wait for each other at the
-    /// end of a step.
-    pub fn idle_rate(&self) -> f64 {
-        let all = self.makespan() * self.ranks.len() as f64;
-        let busy: f64 = (0..self.ranks.len()).map(|rank| self.busy(rank)).sum();
-        if all == 0.0 { 0.0 } else { 1.0 - busy / all }
-    }
 }

@@ -1,4 +1,4 @@
-//! The ledger against the formulas of the papers whose layouts it counts.
+//! The ledger compared with the formulas of papers.
 
 use lockstep_plan::{Config, Environment, Ledger, Plan};
 
@@ -10,14 +10,13 @@ fn plan(ranks: usize, sets: &[&str]) -> Plan {
     Plan::resolve(&Config::parse(text, &sets), &around).unwrap_or_else(|wrong| panic!("{wrong:#?}"))
 }
 
-/// The parameters of the largest block.
+/// Number of parameters of the largest block.
 fn largest(plan: &Plan) -> usize {
     plan.model.blocks().iter().map(|block| block.len()).max().unwrap()
 }
 
 /// ZeRO (Rajbhandari et al. 2020), mixed precision on d ranks: 4N + 12N/d, 2N + 14N/d and 16N/d, with gradients
-/// in two bytes; two bytes more each where they have four. Beyond the formulas there is the block whose sum is
-/// being made.
+/// in two bytes; with four-byte gradients, two bytes more each. The block that is being reduced is added to the formulas.
 #[test]
 fn states_are_those_of_zero() {
     let d = 4;
@@ -46,7 +45,7 @@ fn states_are_those_of_zero() {
     }
 }
 
-/// ZeRO-2 never has all gradients: blocks are summed as they come. ZeRO-1 sums them when the pass is over.
+/// ZeRO-2 never has all gradients, because each block is reduced during the pass. ZeRO-1 reduces after the pass.
 #[test]
 fn without_accumulation_gradients_are_whole_in_zero_1_only() {
     let gradients = |zero| {
@@ -60,8 +59,8 @@ fn without_accumulation_gradients_are_whole_in_zero_1_only() {
     assert!(bytes <= n + 4 * largest, "{bytes} of {n} parameters");
 }
 
-/// Each stage holds as many micro-batches as its schedule has under way (Narayanan et al. 2021): under GPipe all
-/// of them, under 1F1B one for each stage that is left.
+/// Each stage holds the activations of the micro-batches in flight (Narayanan et al. 2021): all of them with GPipe, one
+/// for each remaining stage with 1F1B.
 #[test]
 fn stages_hold_what_is_under_way() {
     let activations = |schedule: &str, rank| {
@@ -70,7 +69,7 @@ fn stages_hold_what_is_under_way() {
         assert_eq!(plan.train.accumulation, 8);
         Ledger::of(&plan, rank).activations
     };
-    // The inner stages have neither end of the model, and the output of a stage is there once.
+    // Inner stages have neither embedding nor head, and the output of a stage exists once.
     let one = activations("1f1b", 1) - activations("1f1b", 2);
     for rank in [1, 2] {
         let output = activations("1f1b", rank) - (4 - rank) * one;

@@ -5,7 +5,7 @@ use lockstep_plan::schedule::{
 };
 use proptest::prelude::*;
 
-/// Every schedule there is up to 8 ranks, 4 chunks and 32 micro-batches.
+/// All schedules of up to 8 ranks, 4 chunks and 32 micro-batches.
 pub fn all() -> impl Iterator<Item = Schedule> {
     let sizes = (1..=8).flat_map(|ranks| (1..=4).map(move |chunks| (ranks, chunks)));
     let sizes = sizes.flat_map(|(r, c)| (1..=32).map(move |micros| (r, c, micros)));
@@ -14,7 +14,7 @@ pub fn all() -> impl Iterator<Item = Schedule> {
     })
 }
 
-/// The first line of a schedule as text: its name in a test's message.
+/// The first line of a schedule as text, which names it in messages.
 fn name(schedule: &Schedule) -> String {
     schedule.to_string().lines().next().unwrap().to_string()
 }
@@ -42,8 +42,7 @@ fn every_schedule_does_its_work_and_ends() {
     }
 }
 
-/// So gradients are summed in the same order by every schedule, and messages between two stages need no
-/// names.
+/// All schedules sum gradients in the same order, and messages between two stages need no tags.
 #[test]
 fn every_stage_takes_micro_batches_in_order() {
     for schedule in all() {
@@ -80,8 +79,8 @@ fn activations_held() {
     }
 }
 
-/// Room for one message from stage to stage is enough for all, and none is too little for those that take
-/// turns: two neighbours then each hold out a message to the other.
+/// A queue of one message between stages is enough for all schedules. Without a queue, schedules that alternate deadlock:
+/// two neighbors wait for each other to receive.
 #[test]
 fn room_that_links_need() {
     for schedule in all() {
@@ -130,7 +129,7 @@ fn what_check_says() {
         let wrong = schedule.check().err().unwrap_or_default();
         assert_eq!(wrong, said, "{text}");
     }
-    // A list that owes more than fits into memory.
+    // A list that asks for more memory than exists.
     let owing: Schedule = "1f1b ranks=1 chunks=1 micros=1000000000000\n0F0".parse().unwrap();
     assert_eq!(owing.check().unwrap_err().len(), 100);
 }
@@ -139,14 +138,14 @@ fn what_check_says() {
 fn who_waits_for_whom() {
     #[rustfmt::skip]
     let cases = [
-        // Each wants the other's message first.
+        // Each rank waits for a message of the other.
         ("gpipe ranks=2 chunks=1 micros=2\n0F0 0B0 0F1 0B1\n1F0 1F1 1B0 1B1", None,
             "rank 0 waits at 0B0 for 1B0 of rank 1, which waits at 1F1 for 0F1 of rank 0"),
         ("gpipe ranks=3 chunks=1 micros=1\n0F0 0B0\n1F0 1B0\n2B0 2F0", None,
             "rank 0 waits at 0B0 for 1B0 of rank 1, which waits at 1B0 for 2B0 of rank 2, which waits at 2B0 for 2F0 of its own"),
         ("gpipe ranks=2 chunks=1 micros=1\n0F0 0B0\n1F0", None,
             "rank 0 waits at 0B0 for 1B0 of rank 1, which has finished"),
-        // Both have something to send and nobody takes it.
+        // Both ranks send, and none receives.
         ("1f1b ranks=2 chunks=1 micros=2\n0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1", Some(0),
             "rank 0 waits to send 0F1 until 1F1 of rank 1 takes it, which waits to send 1B0 until 0B0 of rank 0 takes it"),
     ];
@@ -166,8 +165,8 @@ fn any_schedule() -> impl Strategy<Value = Schedule> {
 }
 
 proptest! {
-    /// Lists in which two actions have changed places: what replays also runs on the clock, with every action
-    /// after what it needs; what does not, does not for both. More room on links never does harm.
+    /// Lists with two actions swapped: either both the replay and the clock accept them, and every action runs after its
+    /// inputs, or both reject them. A longer queue never causes a deadlock.
     #[test]
     fn replay_and_clock_agree(
         mut schedule in any_schedule(),
@@ -203,14 +202,14 @@ proptest! {
         prop_assert!(!ended || replay(&schedule, None).is_ok());
     }
 
-    /// A schedule that lost an action is found out.
+    /// A schedule with a missing action is rejected.
     #[test]
     fn nothing_can_be_left_out(mut schedule in any_schedule(), rank: prop::sample::Index, at: prop::sample::Index) {
         let list = &mut schedule.actions[rank.index(schedule.ranks)];
         let lost = list.remove(at.index(list.len()));
         let wrong = schedule.check().unwrap_err();
         prop_assert!(wrong.contains(&format!("{lost} never runs")), "{wrong:?}");
-        // Others wait for it, unless it is a gradient of weights, or of the first stage's input.
+        // Other actions wait for it, unless it computes weight gradients or the gradient of the first stage's input.
         if lost.act == Act::Forward || lost.act != Act::Weights && lost.stage > 0 {
             prop_assert!(replay(&schedule, None).is_err());
         }

@@ -21,8 +21,8 @@ fn elements(plan: &Plan, kind: GroupKind, collective: Collective) -> usize {
     wanted.map(|e| e.count * e.times).sum()
 }
 
-/// ZeRO (Rajbhandari et al. 2020): stages 1 and 2 move as much as an all-reduce, in two halves; stage 3 gathers
-/// every parameter twice, where it does not keep it.
+/// ZeRO (Rajbhandari et al. 2020): levels 1 and 2 send as much as an all-reduce, as reduce-scatter and all-gather; level 3
+/// gathers every parameter twice, unless gathered parameters are kept.
 #[test]
 fn states_travel_as_zeros_do() {
     let sent = |sets: &[&str]| {
@@ -40,17 +40,17 @@ fn states_travel_as_zeros_do() {
     assert_eq!(sent(&[]), [n, 0, 0]);
     assert_eq!(sent(&["layout.zero=1"]), [0, n, n]);
     assert_eq!(sent(&["layout.zero=2"]), [0, n, n]);
-    // The ends are needed once.
+    // Embedding and head are gathered once.
     assert_eq!(sent(&["layout.zero=3"]), [0, n, n + layers]);
     assert_eq!(sent(&["layout.zero=3", "layout.keep_gathered=true"]), [0, n, n]);
-    // Among copies of what two ranks hold together only their shares are summed.
+    // With hybrid sharding over two ranks, copies all-reduce only their shards.
     let hybrid = sent(&["layout.zero=2", "layout.shard=2"]);
     assert_eq!(hybrid, [n / 2, n, n]);
 }
 
 /// Megatron-LM (Shoeybi et al. 2019): two all-reduces forward and two backward for each layer. Sequence
-/// parallelism (Korthikanti et al. 2022) has a gather and a scatter for each, and a gather more for each input
-/// that it does not keep and for each gradient.
+/// parallelism (Korthikanti et al. 2022) has an all-gather and a reduce-scatter for each, and another all-gather for each
+/// input that is not saved and for each gradient.
 #[test]
 fn matrices_are_summed_as_megatrons() {
     let count = |plan: &Plan, collective, phase| -> usize {
@@ -60,7 +60,7 @@ fn matrices_are_summed_as_megatrons() {
         of.map(|e| e.times).sum::<usize>() / plan.train.accumulation
     };
     let tensor = plan(2, &["layout.tensor=2"]);
-    // The ends have one each.
+    // Embedding and head have one each.
     assert_eq!(count(&tensor, Collective::AllReduce, Phase::Forward), 2 * LAYERS + 1);
     assert_eq!(count(&tensor, Collective::AllReduce, Phase::Backward), 2 * LAYERS + 1);
     let sequence = plan(2, &["layout.tensor=2", "layout.sequence=true"]);
@@ -68,12 +68,12 @@ fn matrices_are_summed_as_megatrons() {
     assert_eq!(count(&sequence, Collective::AllGather, Phase::Forward), 2 * LAYERS);
     assert_eq!(count(&sequence, Collective::ReduceScatter, Phase::Backward), 2 * LAYERS + 1);
     assert_eq!(count(&sequence, Collective::AllGather, Phase::Backward), 4 * LAYERS + 2);
-    // Recomputed in full, a layer's first half is summed once more.
+    // With full recompute, the first half of a layer is all-reduced once more.
     let again = plan(2, &["layout.tensor=2", "layout.recompute=full"]);
     assert_eq!(count(&again, Collective::AllReduce, Phase::Backward), 3 * LAYERS + 1);
 }
 
-/// The attention of one layer and micro-batch costs what the formulas of the context axis say.
+/// Attention traffic of one layer and micro-batch equals the formulas of context parallelism.
 #[test]
 fn sequences_travel_as_the_context_says() {
     use lockstep_plan::context::{AttentionShard, sent};
@@ -103,8 +103,8 @@ fn sequences_travel_as_the_context_says() {
     }
 }
 
-/// Deep Gradient Compression (Lin et al. 2018): at the start all of the gradient travels, then its largest elements, each
-/// with its place.
+/// Deep Gradient Compression (Lin et al. 2018): the first steps send the whole gradient, later ones its largest elements
+/// with their indices.
 #[test]
 fn the_largest_travel_after_a_warm_up() {
     let sets =

@@ -13,7 +13,7 @@ fn made_up(ranks: usize) -> Cluster {
     let mut cluster = Cluster::built_in("cpu").unwrap();
     (cluster.per_host, cluster.ranks) = (ranks, Some(ranks));
     if ranks > 1 {
-        // The same for all measured steps, and less for long ones.
+        // A constant per step, which matters less for long steps.
         cluster.skew = Curve(vec![(1.0, 0.07), (100.0, 0.007)]);
     }
     cluster.links[0].bandwidth_gbs = 2.5;

@@ -184,14 +184,14 @@ fn ranks_share_rails_and_up_links() {
             1e9,
         )
     };
-    // Four hosts of a leaf, one rank of each: 3/4 of a gigabyte at 10 GB/s, or at half of it.
+    // Four hosts of one leaf, one rank each: 3/4 GB at 10 GB/s, or at half the bandwidth.
     let four = GroupPlacement { members: 4, stride: 2 };
     assert!((seconds(2, 1.0, four) - 0.075).abs() < 1e-9);
     assert!((seconds(1, 1.0, four) - 0.15).abs() < 1e-9);
-    // Two leaves of four: all that crosses the spine does so on four up-links of a quarter each.
+    // Two leaves of four hosts: traffic across the spine uses four up-links with a quarter of the bandwidth each.
     let eight = GroupPlacement { members: 8, stride: 2 };
     assert!((seconds(2, 8.0, eight) - 0.875 / (4.0 * 1.25)).abs() < 1e-9);
-    // Both ranks of every host in one ring: they have both rails for the same bytes.
+    // Both ranks of every host in one ring: they use both rails for the same bytes.
     let all = GroupPlacement { members: 8, stride: 1 };
     assert!((seconds(2, 1.0, all) - 0.875 / 20.0).abs() < 1e-9);
 }
