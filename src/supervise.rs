@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use lockstep_comm::TokenSource;
 use lockstep_launch::elastic::{self, Job, RestartPolicy};
-use lockstep_launch::{LaunchSpec, SlurmNode, this_program};
+use lockstep_launch::{LaunchSpec, SlurmNode, identity, this_program};
 use lockstep_plan::refit;
 
 use crate::print::print_error;
@@ -107,6 +107,7 @@ fn spec(args: &Supervision, ranks: usize, logs: &Path) -> anyhow::Result<LaunchS
     let nnodes = args.nnodes.unwrap_or(1);
     let local = args.nproc_per_node.unwrap_or(ranks.div_ceil(nnodes.max(1)));
     let mut spec = this_program(local, logs)?;
+    spec.transport = identity::transport_from_process_env()?;
     spec.extra_env.push((SUPERVISED.into(), "1".into()));
     if std::io::stderr().is_terminal() {
         spec.extra_env.push((TERMINAL.into(), "1".into()));

@@ -168,6 +168,7 @@ pub fn default_ranks() -> usize {
 fn start_own(ranks: usize, logs: Option<&Path>) -> anyhow::Result<ExitCode> {
     let temporary = std::env::temp_dir().join(format!("lockstep-{}", std::process::id()));
     let mut spec = this_program(ranks, logs.unwrap_or(&temporary))?;
+    spec.transport = identity::transport_from_process_env()?;
     if std::io::stderr().is_terminal() {
         spec.extra_env.push((TERMINAL.into(), "1".into()));
     }

@@ -3,8 +3,9 @@
 mod launcher;
 mod signals;
 
-use std::fs;
+use std::fs::{self, Permissions};
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -27,8 +28,9 @@ ${LOCKSTEP_LISTEN_FD:+fd} $LOCKSTEP_BIND" > seen-$RANK"#;
         let launch = match node {
             0 => launch("two-nodes", &options, script).env("LOCKSTEP_TOKEN", &token),
             _ => {
-                fs::write(dir.join("token"), format!("{token}\n"))
-                    .expect("the test's directory is writable");
+                let path = dir.join("token");
+                fs::write(&path, format!("{token}\n")).expect("the test's directory is writable");
+                fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("our own file");
                 let options = format!("{options} --token-file token");
                 launch_in(&dir, &options, &["sh", "-c", script])
             }

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lockstep_comm::TokenSource;
-use lockstep_launch::{LaunchSpec, OutputMode, launch};
+use lockstep_launch::{LaunchSpec, OutputMode, identity, launch};
 
 /// Start ranks on this node, supervise them, and stop them together.
 ///
@@ -89,6 +89,7 @@ fn spec(args: Args) -> anyhow::Result<LaunchSpec> {
         grace_after_failure: Duration::from_secs(args.grace),
         token: token(args.token_file, args.nnodes),
         bind: args.bind,
+        transport: identity::transport_from_process_env()?,
         ..LaunchSpec::local(args.nproc_per_node, args.command, log_dir)
     })
 }

@@ -9,6 +9,7 @@ mod signals;
 mod workspace;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use workspace::{ENDLESS, Finished, STOPPED, Workspace, finish, free_port, signal, wait_until};
@@ -215,7 +216,9 @@ fn ranks_that_differ_are_reported_before_the_first_step() {
 #[test]
 fn losing_and_regaining_a_host_changes_only_the_number_of_ranks() {
     let workspace = Workspace::new("hosts");
-    fs::write(workspace.0.join("token"), "0123456789abcdef".repeat(4)).expect("it is writable");
+    let token = workspace.0.join("token");
+    fs::write(&token, "0123456789abcdef".repeat(4)).expect("it is writable");
+    fs::set_permissions(&token, fs::Permissions::from_mode(0o600)).expect("our own file");
     // A small learning rate keeps differences from rounding small.
     let args = "train run.toml --set layout.data=4 --set train.lr=1e-4 --set checkpoint.every=20";
     let port = free_port();

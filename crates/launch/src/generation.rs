@@ -271,6 +271,7 @@ fn start_ranks(
             generation: *generation,
             bind: spec.bind,
             listener_fd: listener.map(AsRawFd::as_raw_fd),
+            transport: spec.transport,
             launcher: Launcher::Explicit,
         };
         let process = RankProcess::start(spec, &identity, *slot, done.clone())?;

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use lockstep_comm::{Identity, Launcher, TokenSource};
+use lockstep_comm::{Identity, Launcher, TokenSource, Transport};
 
 use super::detect::{self, Placement};
 use super::vars::Vars;
@@ -19,7 +19,7 @@ pub(super) const SLOT: &str = "LOCKSTEP_SLOT";
 
 /// Every variable that [`to_env`] may set. A launcher clears them all first, so that none is inherited from a launcher
 /// around it.
-pub(super) const VARIABLES: [&str; 13] = [
+pub(super) const VARIABLES: [&str; 14] = [
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",
@@ -33,6 +33,7 @@ pub(super) const VARIABLES: [&str; 13] = [
     "LOCKSTEP_GENERATION",
     "LOCKSTEP_BIND",
     "LOCKSTEP_LISTEN_FD",
+    "LOCKSTEP_SOCKS5",
 ];
 
 /// Reads an identity from variables. All errors are reported together.
@@ -64,6 +65,15 @@ pub fn from_process_env() -> Result<Identity, IdentityError> {
     from_env(&|name| Some(std::env::var_os(name)?.to_string_lossy().into_owned()))
 }
 
+/// How a process that starts ranks, and its ranks, connect to others. For the command line only.
+pub fn transport_from_process_env() -> Result<Transport, IdentityError> {
+    let env = |name: &str| Some(std::env::var_os(name)?.to_string_lossy().into_owned());
+    let mut vars = Vars::new(&env);
+    let (transport, launcher) = (transport(&mut vars), detect::launcher(&vars));
+    let errors = vars.into_errors();
+    if errors.is_empty() { Ok(transport) } else { Err(IdentityError { launcher, errors }) }
+}
+
 /// The variables from which [`from_env`] reads this identity back.
 pub(crate) fn to_env(identity: &Identity) -> Vec<(String, String)> {
     let mut env = vec![
@@ -86,6 +96,7 @@ pub(crate) fn to_env(identity: &Identity) -> Vec<(String, String)> {
     }
     env.extend(identity.bind.map(|ip| ("LOCKSTEP_BIND", ip.to_string())));
     env.extend(identity.listener_fd.map(|fd| ("LOCKSTEP_LISTEN_FD", fd.to_string())));
+    env.extend(identity.transport.socks5.map(|proxy| ("LOCKSTEP_SOCKS5", proxy.to_string())));
     env.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
 }
 
@@ -137,6 +148,7 @@ fn complete(launcher: Launcher, placement: Option<Placement>, vars: &mut Vars) -
     ]);
     let bind = vars.parsed("LOCKSTEP_BIND", "an IP address");
     let listener_fd = listener_fd(vars);
+    let transport = transport(vars);
     let token = token(vars);
     let port: Option<u16> = vars.number("MASTER_PORT");
     let placement = placement?;
@@ -157,6 +169,7 @@ fn complete(launcher: Launcher, placement: Option<Placement>, vars: &mut Vars) -
         generation: generation.unwrap_or(0),
         bind,
         listener_fd,
+        transport,
         launcher,
     })
 }
@@ -182,6 +195,10 @@ fn listener_fd(vars: &mut Vars) -> Option<i32> {
         vars.error(format!("LOCKSTEP_LISTEN_FD={fd} is not an inherited socket; unset it"));
     }
     Some(fd)
+}
+
+fn transport(vars: &mut Vars) -> Transport {
+    Transport { socks5: vars.parsed("LOCKSTEP_SOCKS5", "an IP address and port (IP:PORT)") }
 }
 
 /// LOCKSTEP_TOKEN takes precedence: a launcher that set it has already read the file.

@@ -206,10 +206,16 @@ fn to_env_is_the_inverse_of_from_env() {
         generation: 7,
         bind: Some([10, 0, 0, 1].into()),
         listener_fd: Some(9),
+        transport: Transport { socks5: Some(([10, 0, 0, 2], 1080).into()) },
         launcher: Launcher::Explicit,
     };
-    let bare =
-        Identity { bind: None, listener_fd: None, token: TokenSource::None, ..whole.clone() };
+    let bare = Identity {
+        bind: None,
+        listener_fd: None,
+        transport: Transport::default(),
+        token: TokenSource::None,
+        ..whole.clone()
+    };
     let file = Identity { token: TokenSource::File("/etc/token".into()), ..bare.clone() };
     for identity in [whole, bare, file] {
         let env = to_env(&identity);

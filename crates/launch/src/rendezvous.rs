@@ -1,11 +1,16 @@
 //! The listening socket of rank 0. The launcher binds it before any rank starts, so a port in use is an error at once
 //! and a free port cannot be taken in between. Never accepts connections.
 
-use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::time::{Duration, Instant};
+
+use lockstep_comm::listen_ip;
 
 use super::identity::DEFAULT_PORT;
 use super::spec::{LaunchError, LaunchSpec};
+
+/// A cluster may publish the name of a new host a little late.
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The port at which ranks meet, and the listening socket if rank 0 is on this node.
 #[derive(Debug)]
@@ -36,42 +41,37 @@ pub(crate) fn listen(spec: &LaunchSpec, port: u16) -> Result<(u16, TcpListener),
 }
 
 fn bind(spec: &LaunchSpec, port: u16) -> Result<TcpListener, LaunchError> {
-    let (ip, fallback) = address(spec)?;
-    let bind = |ip| {
-        let at = SocketAddr::new(ip, port);
-        TcpListener::bind(at).map_err(|cause| LaunchError::Listen { at, cause })
-    };
-    match (bind(ip), fallback) {
-        (Err(LaunchError::Listen { cause, .. }), Some(any))
-            if cause.kind() == io::ErrorKind::AddrNotAvailable =>
-        {
-            bind(any)
-        }
-        (result, _) => result,
-    }
+    let at = SocketAddr::new(address(spec)?, port);
+    TcpListener::bind(at).map_err(|cause| LaunchError::Listen { at, cause })
 }
 
-/// The address to listen on, and a fallback if that is not an address of this host.
-fn address(spec: &LaunchSpec) -> Result<(IpAddr, Option<IpAddr>), LaunchError> {
-    let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+/// `--bind`, or the address that the master address names.
+fn address(spec: &LaunchSpec) -> Result<IpAddr, LaunchError> {
     if let Some(ip) = spec.bind {
-        return Ok((ip, None));
+        return Ok(ip);
     }
-    match spec.master_addr.parse() {
-        // In a cluster the master address may be a service that forwards to this host.
-        Ok(IpAddr::V6(ip)) => Ok((ip.into(), Some(Ipv6Addr::UNSPECIFIED.into()))),
-        Ok(IpAddr::V4(ip)) => Ok((ip.into(), Some(any))),
-        // Many hosts resolve their own name to 127.0.1.1, where no other node can reach them.
-        Err(_) if spec.nnodes > 1 => Ok((any, None)),
-        Err(_) => Ok((resolve(&spec.master_addr)?, None)),
+    let host = &spec.master_addr;
+    let deadline = Instant::now() + RESOLVE_TIMEOUT;
+    let ip = loop {
+        match listen_ip(host) {
+            Ok(ip) => break ip,
+            Err(cause) if spec.nnodes == 1 || Instant::now() >= deadline => {
+                return Err(LaunchError::Address { host: host.to_string(), cause });
+            }
+            Err(cause) => {
+                tracing::warn!("cannot resolve {host} yet: {cause}");
+                std::thread::sleep(Duration::from_secs(5));
+            }
+        }
+    };
+    // Many hosts resolve their own name to 127.0.1.1.
+    if spec.nnodes > 1 && ip.is_loopback() {
+        tracing::warn!(
+            "{host} is {ip} on this host, where other hosts cannot reach it; if there are any, set --bind to an \
+             address of this host"
+        );
     }
-}
-
-fn resolve(host: &str) -> Result<IpAddr, LaunchError> {
-    let unknown = |cause| LaunchError::Address { host: host.to_string(), cause };
-    let mut found = (host, 0).to_socket_addrs().map_err(unknown)?;
-    let first = found.next().ok_or_else(|| unknown(io::ErrorKind::NotFound.into()))?;
-    Ok(first.ip())
+    Ok(ip)
 }
 
 #[cfg(test)]
@@ -84,8 +84,7 @@ mod tests {
             (1, "127.0.0.1", None, "127.0.0.1"),
             (1, "127.0.0.1", Some("0.0.0.0"), "0.0.0.0"),
             (2, "127.0.0.1", None, "127.0.0.1"),
-            (2, "some-host", None, "0.0.0.0"),
-            (2, "10.1.2.3", None, "10.1.2.3"),
+            (2, "127.0.0.3", None, "127.0.0.3"),
             (2, "some-host", Some("10.9.9.9"), "10.9.9.9"),
         ] {
             let spec = LaunchSpec {
@@ -95,8 +94,19 @@ mod tests {
                 ..LaunchSpec::local(1, vec!["true".into()], "logs".into())
             };
             let expected: IpAddr = expected.parse().unwrap();
-            assert_eq!(address(&spec).unwrap().0, expected, "{nnodes} {host}");
+            assert_eq!(address(&spec).unwrap(), expected, "{nnodes} {host}");
         }
+    }
+
+    #[test]
+    fn a_host_name_of_several_nodes_does_not_listen_on_all_addresses() {
+        let spec = LaunchSpec {
+            nnodes: 2,
+            master_addr: "localhost".to_string(),
+            ..LaunchSpec::local(1, vec!["true".into()], "logs".into())
+        };
+        let (_, listener) = listen(&spec, 0).unwrap();
+        assert!(listener.local_addr().unwrap().ip().is_loopback());
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use lockstep_comm::Transport;
 use lockstep_comm::token::{self, TokenError, TokenSource};
 
 use super::exit::Exit;
@@ -38,6 +39,7 @@ pub struct LaunchSpec {
     /// The token shared by all nodes. Not needed on a single node: each generation then gets a random one.
     pub token: TokenSource,
     pub bind: Option<IpAddr>,
+    pub transport: Transport,
     /// Additional environment variables for every rank.
     pub extra_env: Vec<(String, String)>,
 }
@@ -60,6 +62,7 @@ impl LaunchSpec {
             report_window: Duration::from_secs(2),
             token: TokenSource::None,
             bind: None,
+            transport: Transport::default(),
             extra_env: Vec::new(),
         }
     }

@@ -2,7 +2,7 @@
 //! survivors.
 
 use crate::rank::{ENGINE, HEARTBEAT_MS, IDENTITY, JOINED, REPORTED, Report};
-use lockstep_comm::{Identity, Launcher, TokenSource, token};
+use lockstep_comm::{Identity, Launcher, TokenSource, Transport, token};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -170,6 +170,7 @@ impl Ranks {
                 generation: 0,
                 bind: None,
                 listener_fd: None,
+                transport: Transport::default(),
                 launcher: Launcher::Explicit,
             };
             let mut command = Command::new(std::env::current_exe().expect("we have a path"));

@@ -3,7 +3,7 @@
 
 use crate::call::Call;
 use crate::call::error::{Cause, Failure};
-use crate::health::board::{RankState, RankStatus};
+use crate::health::board::{ActiveCall, RankState, RankStatus};
 
 /// A rank without a heartbeat for this long is considered stopped.
 const SILENT_MS: u64 = 2_000;
@@ -48,6 +48,9 @@ pub(crate) fn blame(statuses: &[RankStatus], stalled: &StalledCall) -> Failure {
         // The awaited call itself, or else a call that keeps the suspect from reaching it.
         let here = status.calls.iter().find(|a| (a.words[3], a.words[2]) == (awaited.0, awaited.1));
         let next = here.or_else(|| status.calls.iter().find(|a| a.waiting_for.is_some()));
+        if let Some(why) = next.and_then(|call| unconnected(statuses, suspect, call)) {
+            return stalled.failure(why.0, Cause::Late, &why.1);
+        }
         match next.and_then(|a| Some((a.waiting_for?, a.words, a.call()?.kind))) {
             Some((next_peer, words, kind)) if next_peer < statuses.len() => {
                 suspect = next_peer;
@@ -69,6 +72,16 @@ pub(crate) fn blame(statuses: &[RankStatus], stalled: &StalledCall) -> Failure {
         }
     }
     stalled.failure(stalled.peer, Cause::Late, &deadlock(statuses, &path))
+}
+
+/// The rank that `rank` cannot reach in this call, and the explanation. A rank that is connected to needs to do
+/// nothing, so two ranks that wait for the same connection are not a deadlock.
+fn unconnected(statuses: &[RankStatus], rank: usize, call: &ActiveCall) -> Option<(usize, String)> {
+    let peer = call.waiting_for.filter(|_| call.connecting)?;
+    let why = format!(
+        "rank {rank} cannot connect to rank {peer}; check the network and the firewalls between their hosts"
+    );
+    statuses.get(peer).filter(|status| !is_silent(status)).map(|_| (peer, why))
 }
 
 fn is_silent(status: &RankStatus) -> bool {
@@ -97,7 +110,6 @@ fn deadlock(statuses: &[RankStatus], path: &[usize]) -> String {
 mod tests {
     use super::*;
     use crate::call::Algo;
-    use crate::health::board::ActiveCall;
     use lockstep_types::Collective;
 
     fn call(group: u64, sequence: u64) -> Call {
@@ -117,6 +129,7 @@ mod tests {
         let active = |(call, waiting_for): &(Call, Option<usize>)| ActiveCall {
             words: call.words(),
             waiting_for: *waiting_for,
+            connecting: false,
         };
         let calls = calls.iter().map(active).collect();
         RankStatus { state: RankState::Running, silent_ms: 0, calls }
@@ -158,6 +171,25 @@ mod tests {
         statuses[1].silent_ms = 9_000;
         let failure = blame_stalled(&statuses, &c);
         assert_eq!((failure.culprit, failure.cause), (1, Cause::Silent));
+    }
+
+    #[test]
+    fn a_connection_that_does_not_form_is_not_called_a_deadlock() {
+        let c = call(1, 5);
+        // Rank 2 waits for rank 1, which waits for the connection that rank 0 cannot open.
+        let mut statuses =
+            [running(&[(c, Some(1))]), running(&[(c, Some(0))]), running(&[(c, Some(1))])];
+        statuses[0].calls[0].connecting = true;
+        for (rank, peer) in [(1, 0), (2, 1)] {
+            let stalled = StalledCall { rank, peer, call: &c, group_name: "world", seconds: 30.0 };
+            let failure = blame(&statuses, &stalled);
+            assert_eq!((failure.culprit, failure.cause), (1, Cause::Late));
+            assert!(failure.text.contains("rank 0 cannot connect to rank 1"), "{}", failure.text);
+        }
+        statuses[1].silent_ms = 9_000;
+        let stalled =
+            StalledCall { rank: 2, peer: 0, call: &c, group_name: "world", seconds: 30.0 };
+        assert_eq!(blame(&statuses, &stalled).cause, Cause::Silent);
     }
 
     #[test]

@@ -14,6 +14,9 @@ use std::time::{Duration, Instant};
 /// Maximum number of calls of one rank on the board; further calls are not shown.
 const CALLS: usize = 8;
 
+/// Bit of `CallEntry::waiting`: the call waits for a connection that it has asked for.
+const CONNECTING: u32 = 1 << 31;
+
 #[repr(C, align(128))]
 struct RankEntry {
     state: AtomicU32,
@@ -28,7 +31,7 @@ struct RankEntry {
 struct CallEntry {
     /// 0: free, 1: being written, 2: in use.
     status: AtomicU32,
-    /// World rank that the call waits for, plus one.
+    /// World rank that the call waits for, plus one; may have the bit `CONNECTING`.
     waiting: AtomicU32,
     call: [AtomicU64; 4],
 }
@@ -49,6 +52,8 @@ pub(crate) struct ActiveCall {
     pub words: CallWords,
     /// World rank that the call waits for.
     pub waiting_for: Option<usize>,
+    /// Whether it waits for a connection to that rank, which needs nothing of the rank but its listener.
+    pub connecting: bool,
 }
 
 impl ActiveCall {
@@ -149,6 +154,11 @@ impl Board {
         self.entry(rank).calls[place].waiting.store(peer, Ordering::Relaxed);
     }
 
+    pub(crate) fn connect_to(&self, rank: usize, place: usize, peer: usize) {
+        let waiting = (peer as u32 + 1) | CONNECTING;
+        self.entry(rank).calls[place].waiting.store(waiting, Ordering::Relaxed);
+    }
+
     pub(crate) fn leave(&self, rank: usize, place: usize) {
         self.wait_for(rank, place, None);
         self.entry(rank).calls[place].status.store(0, Ordering::Release);
@@ -167,7 +177,8 @@ impl Board {
             for (word, value) in entry.call.iter().zip(call.words) {
                 word.store(value, Ordering::Relaxed);
             }
-            let waiting = call.waiting_for.map_or(0, |p| p as u32 + 1);
+            let connecting = if call.connecting { CONNECTING } else { 0 };
+            let waiting = call.waiting_for.map_or(0, |p| (p as u32 + 1) | connecting);
             entry.waiting.store(waiting, Ordering::Relaxed);
             entry.status.store(2, Ordering::Release);
         }
@@ -247,9 +258,11 @@ impl CallEntry {
         if self.status.load(Ordering::Acquire) != 2 {
             return None;
         }
+        let waiting = self.waiting.load(Ordering::Relaxed);
         Some(ActiveCall {
             words: std::array::from_fn(|i| self.call[i].load(Ordering::Acquire)),
-            waiting_for: (self.waiting.load(Ordering::Relaxed) as usize).checked_sub(1),
+            waiting_for: ((waiting & !CONNECTING) as usize).checked_sub(1),
+            connecting: waiting & CONNECTING != 0,
         })
     }
 

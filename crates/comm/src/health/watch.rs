@@ -193,6 +193,45 @@ impl Watch {
 
     /// Fails if the world is broken, the ranks disagree, the peer is gone or the deadline has passed.
     pub(crate) fn check(&self, peer: usize) -> Result<()> {
+        self.check_peer(peer)?;
+        if self.started.elapsed() < self.timeout {
+            return Ok(());
+        }
+        Err(self.raise(Some(peer), self.stalled(peer)))
+    }
+
+    /// The failure behind a call that has waited too long for a peer.
+    fn stalled(&self, peer: usize) -> Failure {
+        let stalled = StalledCall {
+            rank: self.rank,
+            peer,
+            call: &self.call,
+            group_name: &self.group_name,
+            seconds: self.started.elapsed().as_secs_f64(),
+        };
+        blame(&self.board.statuses(), &stalled)
+    }
+
+    /// When the call gives up.
+    pub(crate) fn deadline(&self) -> Instant {
+        self.started + self.timeout
+    }
+
+    /// The error for a peer to which no connection could be opened before the deadline.
+    pub(crate) fn unreachable(&self, peer: usize, error: &dyn std::fmt::Display) -> Error {
+        let stalled = self.stalled(peer);
+        if stalled.cause == Cause::Silent {
+            return self.raise(Some(peer), stalled);
+        }
+        let text = format!(
+            "rank {} cannot connect to rank {peer} in {} of group {}: {error}",
+            self.rank, self.call, self.group_name
+        );
+        self.raise(Some(peer), Failure { culprit: peer, cause: Cause::Late, text })
+    }
+
+    /// [`Watch::check`] without the deadline.
+    pub(crate) fn check_peer(&self, peer: usize) -> Result<()> {
         if let Some(failure) = self.board.alarm() {
             return Err(self.error(Some(peer), failure));
         }
@@ -201,18 +240,7 @@ impl Watch {
             self.inspected.set(waited);
             self.inspect_board(peer, waited)?;
         }
-        if waited < self.timeout {
-            return Ok(());
-        }
-        let stalled = StalledCall {
-            rank: self.rank,
-            peer,
-            call: &self.call,
-            group_name: &self.group_name,
-            seconds: waited.as_secs_f64(),
-        };
-        let failure = blame(&self.board.statuses(), &stalled);
-        Err(self.raise(Some(peer), failure))
+        Ok(())
     }
 
     /// Detects what missing messages cannot show: another member is in this call with other arguments, or
@@ -256,6 +284,12 @@ impl Watch {
     pub(crate) fn waiting_for(&self, peer: Option<usize>) {
         if let Some(place) = self.place {
             self.board.wait_for(self.rank, place, peer);
+        }
+    }
+
+    pub(crate) fn connecting_to(&self, peer: usize) {
+        if let Some(place) = self.place {
+            self.board.connect_to(self.rank, place, peer);
         }
     }
 

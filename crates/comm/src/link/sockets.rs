@@ -4,11 +4,11 @@
 use crate::call::error::{Error, Result};
 use crate::health::watch::Watch;
 use crate::link::socket;
-use crate::wire::{self, ConnectError, Expect, Hello, ListenerHandle, Purpose, Secret};
+use crate::wire::{self, ConnectError, Expect, Hello, ListenerHandle, Purpose, Route, Secret};
+use crate::world::identity::Transport;
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
 
 /// Use of a link of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,9 +25,15 @@ pub(crate) struct Credentials {
     pub generation: u32,
     pub config: [u8; 32],
     pub rank: u32,
+    pub transport: Transport,
 }
 
 impl Credentials {
+    /// The way to a rank that listens at `addr`.
+    pub(crate) fn route(&self, addr: SocketAddr) -> Route {
+        Route { addr, socks5: self.transport.socks5 }
+    }
+
     pub(crate) fn expect(&self) -> Expect {
         Expect {
             version: wire::PROTOCOL,
@@ -103,21 +109,18 @@ impl Sockets {
         watch: &Watch,
     ) -> Result<TcpStream> {
         let hello = self.credentials.hello(to, Purpose::Link { group, lane: lane as u32 });
-        let secret = &self.credentials.secret;
-        watch.waiting_for(Some(to));
-        // In slices, so that a broken world is noticed.
-        loop {
-            watch.check(to)?;
-            let deadline = std::time::Instant::now() + Duration::from_millis(500);
-            match wire::connect(self.addresses[to], &hello, secret, deadline) {
-                Ok(stream) => {
-                    watch.waiting_for(None);
-                    return self.ready(stream);
-                }
-                Err(ConnectError::Deadline { .. }) => {}
-                // A rank that leaves a broken world refuses connections as well.
-                Err(error) => return Err(watch.lost(to, &error)),
+        let (route, secret) =
+            (self.credentials.route(self.addresses[to]), &self.credentials.secret);
+        watch.connecting_to(to);
+        let check = || watch.check_peer(to);
+        match wire::connect_while(route, &hello, secret, watch.deadline(), check)? {
+            Ok(stream) => {
+                watch.waiting_for(None);
+                self.ready(stream)
             }
+            Err(error @ ConnectError::Deadline { .. }) => Err(watch.unreachable(to, &error)),
+            // A rank that leaves a broken world refuses connections as well.
+            Err(error) => Err(watch.lost(to, &error)),
         }
     }
 

@@ -16,8 +16,9 @@ use crate::health::control::Member;
 use crate::link::sockets::Credentials;
 use crate::wire::{Listener, Secret};
 use crate::world::World;
+use crate::world::address::local_ip_towards;
 use crate::world::host::{host_name, kernel_key};
-use crate::world::identity::{Identity, Launcher};
+use crate::world::identity::{Identity, Launcher, Transport};
 use crate::world::joiner::Joiner;
 use crate::world::options::Options;
 use crate::world::rendezvous::Rendezvous;
@@ -26,7 +27,7 @@ use lockstep_types::Dtype;
 use mpi::ffi;
 use serde::{Deserialize, Serialize};
 use std::ffi::c_int;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -77,6 +78,7 @@ impl World {
             generation: 0,
             config: options.config,
             rank: rank as u32,
+            transport: Transport::default(),
         };
         let rendezvous = match listener {
             Some(listener) => Rendezvous::lead(&joiner, listener, &credentials, me)?,
@@ -132,10 +134,7 @@ fn own_ip(
     let find = || {
         let mut found = (name.as_str(), 1).to_socket_addrs()?.filter(SocketAddr::is_ipv4);
         let there = found.next().ok_or_else(|| std::io::Error::other("it has no IPv4 address"))?;
-        // Connecting a datagram socket sends nothing; it only selects a route.
-        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-        socket.connect(there)?;
-        Ok(socket.local_addr()?.ip())
+        local_ip_towards(there)
     };
     find().map_err(|e: std::io::Error| {
         format!(
@@ -159,6 +158,7 @@ fn identity(rank: usize, size: usize, local_size: usize, master: SocketAddr) -> 
         generation: 0,
         bind: None,
         listener_fd: None,
+        transport: Transport::default(),
         launcher: Launcher::OpenMpi,
     }
 }

@@ -1,20 +1,23 @@
 //! Connects to a rank that may not be listening yet: retries until it answers or the deadline passes.
 //! Permanent errors, such as a different configuration, are not retried.
+//!
+//! An attempt takes three round trips: one for TCP, two for the handshake. Its limit is many times longer than
+//! that, since TCP sends lost packets again only after a second or more, and every new attempt starts over.
 
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::deadline::{DeadlineStream, clear_timeouts};
+use super::deadline::{DeadlineStream, HANDSHAKE, clear_timeouts, tune};
 use super::handshake::dial;
 use super::handshake_error::HandshakeError;
 use super::message::Hello;
 use super::secret::Secret;
+use super::socks5;
 
-/// Limit of one attempt, so that a host that drops packets is tried again.
-const ATTEMPT: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
@@ -23,21 +26,64 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 /// deadline.
 const MAX_CLOSES: u32 = 5;
 
-/// Connects to rank `hello.to` at `addr` and returns when both sides are authenticated.
+/// How often [`connect_while`] checks whether to go on.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The way to a peer: its address, reached directly or through a SOCKS5 proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    pub addr: SocketAddr,
+    pub socks5: Option<SocketAddr>,
+}
+
+impl From<SocketAddr> for Route {
+    fn from(addr: SocketAddr) -> Route {
+        Route { addr, socks5: None }
+    }
+}
+
+/// [`connect`] for as long as `check`, which is called several times per second, succeeds.
+pub fn connect_while<E>(
+    route: Route,
+    hello: &Hello,
+    secret: &Secret,
+    deadline: Instant,
+    mut check: impl FnMut() -> Result<(), E>,
+) -> Result<Result<TcpStream, ConnectError>, E> {
+    let (sender, done) = mpsc::channel();
+    let (hello, secret) = (*hello, secret.clone());
+    // If `check` fails, the thread goes on until its deadline, but nobody waits for it.
+    let dial = move || drop(sender.send(connect(route, &hello, &secret, deadline)));
+    if let Err(cause) = thread::Builder::new().name("dial".into()).spawn(dial) {
+        let cause = AttemptError::Connect(cause);
+        return Ok(Err(ConnectError::Permanent { to: hello.to, addr: route.addr, cause }));
+    }
+    loop {
+        match done.recv_timeout(CHECK_INTERVAL) {
+            Ok(result) => return Ok(result),
+            Err(RecvTimeoutError::Timeout) => check()?,
+            Err(RecvTimeoutError::Disconnected) => unreachable!("connecting does not panic"),
+        }
+    }
+}
+
+/// Connects to rank `hello.to` and returns when both sides are authenticated.
 /// `secret` is the job's. The stream has `TCP_NODELAY` set and no timeouts.
 pub fn connect(
-    addr: SocketAddr,
+    route: impl Into<Route>,
     hello: &Hello,
     secret: &Secret,
     deadline: Instant,
 ) -> Result<TcpStream, ConnectError> {
+    let route = route.into();
+    let addr = route.addr;
     let start = Instant::now();
     let (mut attempts, mut closes) = (0, 0);
     let mut pause = FIRST_PAUSE;
     let mut last = None;
     while Instant::now() < deadline {
         attempts += 1;
-        let cause = match attempt(addr, hello, secret, deadline.min(Instant::now() + ATTEMPT)) {
+        let cause = match attempt(route, hello, secret, deadline.min(Instant::now() + HANDSHAKE)) {
             Ok(stream) => return Ok(stream),
             Err(cause) => cause,
         };
@@ -61,7 +107,7 @@ pub fn connect(
 }
 
 fn attempt(
-    addr: SocketAddr,
+    route: Route,
     hello: &Hello,
     secret: &Secret,
     deadline: Instant,
@@ -69,11 +115,15 @@ fn attempt(
     // The standard library rejects a timeout of zero.
     let left = deadline.saturating_duration_since(Instant::now());
     let left = left.max(Duration::from_millis(1));
-    let stream = TcpStream::connect_timeout(&addr, left).map_err(AttemptError::Connect)?;
+    let first = route.socks5.unwrap_or(route.addr);
+    let stream = TcpStream::connect_timeout(&first, left).map_err(AttemptError::Connect)?;
     reject_self_connection(&stream).map_err(AttemptError::Connect)?;
-    stream.set_nodelay(true).map_err(AttemptError::Connect)?;
+    tune(&stream).map_err(AttemptError::Connect)?;
 
     let mut timed = DeadlineStream { stream: &stream, deadline };
+    if route.socks5.is_some() {
+        socks5::request(&mut timed, route.addr).map_err(AttemptError::Connect)?;
+    }
     dial(&mut timed, hello, secret).map_err(AttemptError::Handshake)?;
     clear_timeouts(&stream).map_err(AttemptError::Connect)?;
     Ok(stream)

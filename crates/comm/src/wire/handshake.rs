@@ -9,7 +9,11 @@
 //!   HMAC(key, "dial", hello, d, a) ─────▶   verifies; on a mismatch, closes without an answer
 //!                             ◀──────────   verdict, HMAC(key, "accept", hello, d, a, verdict)
 //!   verifies, accepts the verdict
+//!   confirmation              ──────────▶   uses the connection
 //! ```
+//!
+//! Without the confirmation, the acceptor would use a connection that the dialer has given up because the
+//! verdict came too late. The dialer does not wait after it, so it costs no round trip.
 //!
 //! `key` is derived from the secret for the generation that the hello states. So a proof made with an old
 //! generation's key proves only membership in that generation, and both sides can still read a rejection
@@ -36,7 +40,7 @@ pub struct Expect {
 }
 
 /// Authenticates this process and the acceptor at the other end of `stream`.
-/// `secret` is the job's, not a generation's. Reads at most 84 bytes, writes 140.
+/// `secret` is the job's, not a generation's. Reads at most 84 bytes, writes 144.
 pub fn dial<S: Read + Write>(
     stream: &mut S,
     hello: &Hello,
@@ -60,11 +64,12 @@ pub fn dial<S: Read + Write>(
         .acceptor_mac(&verdict)
         .verify_slice(&tag)
         .map_err(|_| HandshakeError::UnauthenticatedPeer)?;
-    check_verdict(verdict, hello)
+    check_verdict(verdict, hello)?;
+    send(stream, CONFIRMATION)
 }
 
 /// Authenticates a dialer and checks that it matches `expect`.
-/// `secret` is the job's, not a generation's. Reads at most 140 bytes, writes 84.
+/// `secret` is the job's, not a generation's. Reads at most 144 bytes, writes 84.
 pub fn accept<S: Read + Write>(
     stream: &mut S,
     expect: &Expect,
@@ -90,7 +95,7 @@ pub(super) fn authenticate<S: Read + Write>(
     Ok(transcript)
 }
 
-/// The second half of [`accept`]: sends the dialer the verdict.
+/// The second half of [`accept`]: sends the dialer the verdict and waits for its confirmation.
 pub(super) fn answer<S: Read + Write>(
     stream: &mut S,
     transcript: &Transcript,
@@ -101,7 +106,10 @@ pub(super) fn answer<S: Read + Write>(
     // The reason for a rejection is more important than a failure to send it.
     checked?;
     sent?;
-    Ok(transcript.hello)
+    match receive(stream)? == *CONFIRMATION {
+        true => Ok(transcript.hello),
+        false => Err(HandshakeError::Malformed("no confirmation")),
+    }
 }
 
 /// The messages that both tags cover, and the key of the dialer's generation.

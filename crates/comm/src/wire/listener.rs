@@ -10,12 +10,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::deadline::{DeadlineStream, clear_timeouts};
+use super::deadline::{DeadlineStream, HANDSHAKE, clear_timeouts, tune};
 use super::handshake::{Expect, answer, authenticate};
 use super::handshake_error::HandshakeError;
 use super::message::Hello;
 use super::pending::PendingHandshakes;
 use super::secret::Secret;
+use super::throttle::Throttle;
 
 /// Limits for unauthenticated connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +29,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { handshake: Duration::from_secs(5), concurrent: 128 }
+        Limits { handshake: HANDSHAKE, concurrent: 128 }
     }
 }
 
@@ -92,6 +93,7 @@ impl Listener {
             handshake: limits.handshake,
             pending: PendingHandshakes::new(limits.concurrent),
             rejected: AtomicU64::new(0),
+            throttle: Throttle::default(),
             stopping: AtomicBool::new(false),
             on_peer: Box::new(on_peer),
         });
@@ -152,6 +154,7 @@ struct Acceptor {
     handshake: Duration,
     pending: PendingHandshakes,
     rejected: AtomicU64,
+    throttle: Throttle,
     stopping: AtomicBool,
     on_peer: Box<dyn Fn(Hello, TcpStream, SocketAddr) + Send + Sync>,
 }
@@ -165,7 +168,16 @@ impl Acceptor {
     fn reject(&self, peer: SocketAddr, reason: &dyn fmt::Display) {
         if !self.stopping() {
             self.rejected.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(%peer, "rejected a connection: {reason}");
+            self.warn(format_args!("rejected a connection from {peer}: {reason}"));
+        }
+    }
+
+    /// Logs a warning that anybody can cause.
+    fn warn(&self, what: fmt::Arguments) {
+        match self.throttle.admit(Instant::now()) {
+            Some(0) => tracing::warn!("{what}"),
+            Some(omitted) => tracing::warn!("{what} ({omitted} similar warnings omitted)"),
+            None => tracing::debug!("{what}"),
         }
     }
 }
@@ -178,7 +190,7 @@ fn accept_all(socket: &TcpListener, acceptor: &Arc<Acceptor>) {
             Err(error) => {
                 // Probably out of descriptors. They are freed as handshakes end; until then the call
                 // fails immediately.
-                tracing::warn!("cannot accept a connection: {error}");
+                acceptor.warn(format_args!("cannot accept a connection: {error}"));
                 thread::sleep(Duration::from_millis(50));
             }
         }
@@ -214,14 +226,13 @@ fn run_handshake(
     let mut timed = DeadlineStream { stream: &stream, deadline };
     let transcript = authenticate(&mut timed, &acceptor.secret);
 
-    // From here on the connection is not dropped any more, because the peer may have received a positive
-    // verdict.
+    // From here on the connection is not dropped any more, because the peer may receive a positive verdict.
     if !acceptor.pending.leave(ticket) {
         return Err(Rejection::Dropped);
     }
     let hello = answer(&mut timed, &transcript?, &acceptor.expect)?;
     clear_timeouts(&stream).map_err(HandshakeError::Io)?;
-    stream.set_nodelay(true).map_err(HandshakeError::Io)?;
+    tune(&stream).map_err(HandshakeError::Io)?;
     let stream = Arc::into_inner(stream).expect("a stream that left the queue has no other owner");
     Ok((hello, stream))
 }

@@ -1,4 +1,4 @@
-//! Encoding of the four handshake messages: opening, challenge, proof, verdict. Pure functions without I/O,
+//! Encoding of the five handshake messages: opening, challenge, proof, verdict, confirmation. Pure functions without I/O,
 //! allocation or decisions.
 //!
 //! Every message has a fixed size and one encoding, so parsers need no length field, and different byte
@@ -10,7 +10,7 @@ use super::handshake_error::HandshakeError;
 
 /// Version of the messages that follow the handshake. The layout of the opening never changes, so that two
 /// versions can report that they differ.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// A random number that is used once, which prevents replays of recorded handshakes.
 pub type Nonce = [u8; 32];
@@ -28,6 +28,8 @@ pub const CHALLENGE_LEN: usize = 36;
 pub const PROOF_LEN: usize = 36;
 /// Verdict: magic (4), code (4), detail (8), tag (32).
 pub const VERDICT_LEN: usize = 48;
+/// The dialer has received the verdict and uses the connection.
+pub const CONFIRMATION: &[u8; 4] = b"LSok";
 
 const HELLO_MAGIC: &[u8; 8] = b"lockstep";
 const CHALLENGE_MAGIC: &[u8; 4] = b"LSch";

@@ -11,8 +11,10 @@ mod listener;
 pub mod message;
 mod pending;
 mod secret;
+mod socks5;
+mod throttle;
 
-pub use connect::{AttemptError, ConnectError, connect};
+pub use connect::{AttemptError, ConnectError, Route, connect, connect_while};
 pub use frame::{FrameError, FrameHeader, FrameKind, read_frame, write_frame};
 pub use handshake::{Expect, accept, dial};
 pub use handshake_error::HandshakeError;

@@ -1,7 +1,7 @@
 //! The identity of a rank: its place in the job, and where and with which secret it joins the others. A plain value;
 //! never reads the environment.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
@@ -27,7 +27,15 @@ pub struct Identity {
     pub bind: Option<IpAddr>,
     /// Socket that rank 0 inherited from its launcher, already listening on the master port.
     pub listener_fd: Option<i32>,
+    pub transport: Transport,
     pub launcher: Launcher,
+}
+
+/// How processes of a job are connected over TCP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Transport {
+    /// SOCKS5 proxy through which this process connects to others.
+    pub socks5: Option<SocketAddr>,
 }
 
 /// The launcher that started a process, as far as its environment tells.

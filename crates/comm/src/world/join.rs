@@ -69,6 +69,7 @@ impl Joiner<'_> {
             generation: self.identity.generation,
             config: self.options.config,
             rank: self.identity.rank as u32,
+            transport: self.identity.transport,
         };
         let links = self.listen_for_links(&credentials)?;
         let me = Member {

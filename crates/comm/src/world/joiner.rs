@@ -2,6 +2,7 @@
 
 use crate::call::error::{Error, Result};
 use crate::wire::Listener;
+use crate::world::address::{listen_ip, local_ip_towards};
 use crate::world::identity::Identity;
 use crate::world::inherited::inherited_listener;
 use crate::world::options::Options;
@@ -52,17 +53,8 @@ impl Joiner<'_> {
             return Ok(ip);
         }
         let master = self.master()?;
-        let find = || {
-            let any: IpAddr = match master.ip() {
-                IpAddr::V4(_) => [0, 0, 0, 0].into(),
-                IpAddr::V6(_) => [0u16; 8].into(),
-            };
-            // Connecting a datagram socket sends nothing; it only selects a route.
-            let socket = std::net::UdpSocket::bind((any, 0))?;
-            socket.connect(master)?;
-            Ok(socket.local_addr()?.ip())
-        };
-        find().map_err(|e| self.system(&format!("finding a route to {master}"), e))
+        local_ip_towards(master)
+            .map_err(|e| self.system(&format!("finding a route to {master}"), e))
     }
 
     /// Rank 0: listens on the master port.
@@ -74,7 +66,10 @@ impl Joiner<'_> {
                 Listener::from_std(inherited)
             }
             None => {
-                let ip = self.identity.bind.map_or_else(|| self.master().map(|a| a.ip()), Ok)?;
+                let host = &self.identity.master_addr;
+                let ip = self.identity.bind.map_or_else(|| listen_ip(host), Ok).map_err(|e| {
+                    self.error(format!("MASTER_ADDR={host} has no address to listen on: {e}"))
+                })?;
                 Listener::bind((ip, self.identity.master_port).into())
             }
         };

@@ -1,14 +1,20 @@
-//! Measures the links when a world starts, for a few milliseconds, so that algorithms are chosen for this
-//! machine.
+//! Measures the links when a world starts, for a few milliseconds or, on a slow network, a few round trips, so
+//! that algorithms are chosen for this machine.
 
 use crate::algo::choose::{LinkCost, LinkCosts};
 use crate::call::error::Result;
 use crate::world::World;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 const PINGS: usize = 16;
 const PIECE: usize = 512 << 10;
 const PIECES: usize = 3;
+/// Time after which a measurement is not repeated.
+const BUDGET: Duration = Duration::from_millis(50);
+
+/// First byte of a message: whether another one of the same length follows.
+const LAST: u8 = 0;
+const MORE: u8 = 1;
 
 /// Rank 0 measures with one rank of its host and one of another host; all ranks get the result.
 pub(crate) fn measure(world: &World) -> Result<()> {
@@ -35,36 +41,40 @@ pub(crate) fn measure(world: &World) -> Result<()> {
 
 /// Cost of the link between rank 0 and a peer; the result is on rank 0.
 fn measure_with(world: &World, peer: usize) -> Result<Option<LinkCost>> {
-    let mut small = [0u8];
-    let mut large = vec![0u8; PIECE];
+    let mut piece = vec![0u8; PIECE];
     if world.rank() == peer {
-        for _ in 0..PINGS {
-            world.receive(&mut small, 0)?;
-            world.send(&small, 0)?;
-        }
-        for _ in 0..PIECES {
-            world.receive(&mut large, 0)?;
-            world.send(&small, 0)?;
+        for len in [1, 1, PIECE] {
+            piece[0] = MORE;
+            while piece[0] == MORE {
+                world.receive(&mut piece[..len], 0)?;
+                world.send(&[0u8], 0)?;
+            }
         }
     }
     if world.rank() != 0 {
         return Ok(None);
     }
-    // The best of several, to exclude other activity of the machine.
-    let mut round_trip = f64::INFINITY;
-    for _ in 0..PINGS {
-        let start = Instant::now();
-        world.send(&small, peer)?;
-        world.receive(&mut small, peer)?;
-        round_trip = round_trip.min(start.elapsed().as_secs_f64());
-    }
-    let mut one_way = f64::INFINITY;
-    for _ in 0..PIECES {
-        let start = Instant::now();
-        world.send(&large, peer)?;
-        world.receive(&mut small, peer)?;
-        one_way = one_way.min(start.elapsed().as_secs_f64());
-    }
+    // The first message opens the links, which takes several round trips.
+    best_of(world, peer, &mut piece[..1], 1)?;
+    let round_trip = best_of(world, peer, &mut piece[..1], PINGS)?;
+    let one_way = best_of(world, peer, &mut piece, PIECES)?;
     let bandwidth = PIECE as f64 / (one_way - round_trip).max(one_way / 10.0);
     Ok(Some(LinkCost { latency: round_trip / 2.0, bandwidth }))
+}
+
+/// Rank 0: the shortest time of up to `times` messages and answers, to exclude other activity of the machine.
+fn best_of(world: &World, peer: usize, message: &mut [u8], times: usize) -> Result<f64> {
+    let (mut best, begin) = (f64::INFINITY, Instant::now());
+    for time in 1..=times {
+        let last = time == times || begin.elapsed() > BUDGET;
+        message[0] = if last { LAST } else { MORE };
+        let start = Instant::now();
+        world.send(message, peer)?;
+        world.receive(&mut [0u8], peer)?;
+        best = best.min(start.elapsed().as_secs_f64());
+        if last {
+            break;
+        }
+    }
+    Ok(best)
 }

@@ -1,5 +1,6 @@
 //! A rank's membership in a world: the group of all ranks, and leaving it.
 
+pub(crate) mod address;
 pub(crate) mod context;
 pub(crate) mod host;
 pub(crate) mod identity;

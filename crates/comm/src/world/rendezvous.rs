@@ -56,8 +56,9 @@ impl Rendezvous {
     ) -> Result<Rendezvous> {
         let master = joiner.master()?;
         let hello = credentials.hello(0, Purpose::Control);
-        let mut stream = wire::connect(master, &hello, &credentials.secret, joiner.deadline)
-            .map_err(|e| joiner.error(e.to_string()))?;
+        let mut stream =
+            wire::connect(credentials.route(master), &hello, &credentials.secret, joiner.deadline)
+                .map_err(|e| joiner.error(e.to_string()))?;
         joiner.limit(&stream).map_err(|e| joiner.system("preparing a connection", e))?;
         ControlMessage::Join(me)
             .send(&mut stream)

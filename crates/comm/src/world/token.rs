@@ -10,10 +10,12 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 const HEX_DIGITS: usize = 64;
+/// Bytes of a token file that are read; a token needs 64.
+const LONGEST_FILE: u64 = 1 << 10;
 
 /// Instructions for error messages about a missing token.
-pub const HOW_TO_MAKE: &str = "make one with `openssl rand -hex 32 > FILE` (or `head -c 32 \
-     /dev/urandom | xxd -p -c 64 > FILE`), `chmod 600 FILE`, and give every node the same file";
+pub const HOW_TO_MAKE: &str = "make one with `(umask 077; openssl rand -hex 32 > FILE)` (or `head -c 32 \
+     /dev/urandom | xxd -p -c 64`), and give every node the same file, which only you may read";
 
 /// Where a process reads its job's token.
 #[derive(Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -58,6 +60,11 @@ pub enum TokenError {
         path: PathBuf,
         cause: io::Error,
     },
+    /// Other users have permissions for the file.
+    Exposed {
+        path: PathBuf,
+        mode: u32,
+    },
 }
 
 impl fmt::Display for TokenError {
@@ -70,6 +77,12 @@ impl fmt::Display for TokenError {
             TokenError::Unreadable { path, cause } => {
                 write!(f, "cannot read the token file {}: {cause}", path.display())
             }
+            TokenError::Exposed { path, mode } => write!(
+                f,
+                "other users can access the token file {} (its mode is {mode:o}); run `chmod 600` on it, and make a \
+                 new token if someone may have read this one",
+                path.display()
+            ),
         }
     }
 }
@@ -77,7 +90,7 @@ impl fmt::Display for TokenError {
 impl std::error::Error for TokenError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            TokenError::Malformed { .. } => None,
+            TokenError::Malformed { .. } | TokenError::Exposed { .. } => None,
             TokenError::Unreadable { cause, .. } => Some(cause),
         }
     }
@@ -97,13 +110,13 @@ pub fn random() -> io::Result<String> {
 
 fn read(path: &Path) -> Result<String, TokenError> {
     let unreadable = |cause| TokenError::Unreadable { path: path.to_path_buf(), cause };
-    let mut file = File::open(path).map_err(unreadable)?;
-    let mode = file.metadata().map_err(unreadable)?.permissions().mode();
+    let file = File::open(path).map_err(unreadable)?;
+    let mode = file.metadata().map_err(unreadable)?.permissions().mode() & 0o777;
     if mode & 0o077 != 0 {
-        tracing::warn!("the token file {} is readable by others; run chmod 600", path.display());
+        return Err(TokenError::Exposed { path: path.to_path_buf(), mode });
     }
     let mut text = String::new();
-    file.read_to_string(&mut text).map_err(unreadable)?;
+    file.take(LONGEST_FILE).read_to_string(&mut text).map_err(unreadable)?;
     checked(&text, &path.display().to_string())
 }
 
@@ -139,6 +152,26 @@ mod tests {
         ] {
             assert_eq!(TokenSource::Env(text.clone()).load().is_ok(), ok, "{text}");
         }
+    }
+
+    #[test]
+    fn a_token_file_that_others_can_read_is_refused() {
+        let path = std::env::temp_dir().join(format!("lockstep-token-{}", std::process::id()));
+        let token = random().unwrap();
+        std::fs::write(&path, &token).unwrap();
+        let load = |mode| {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            TokenSource::File(path.clone()).load()
+        };
+        for mode in [0o644, 0o640, 0o604, 0o602] {
+            let error = load(mode).unwrap_err().to_string();
+            assert!(error.contains(&format!("{mode:o}")) && error.contains("chmod 600"), "{error}");
+            assert!(!error.contains(&token), "{error}");
+        }
+        for mode in [0o600, 0o400] {
+            assert_eq!(load(mode).unwrap(), Some(token.clone()));
+        }
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

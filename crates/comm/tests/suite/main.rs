@@ -7,10 +7,14 @@ mod exactness;
 mod failures;
 mod groups;
 mod processes;
+#[path = "../../examples/proxy/proxy.rs"]
+#[allow(dead_code)]
+mod proxy;
 mod random;
 mod ranks;
 mod reference;
 mod rendezvous;
+mod slow_network;
 mod started;
 mod strangers;
 mod symmetric;

@@ -3,6 +3,7 @@
 
 use crate::ranks::{Ranks, own_identity};
 use lockstep_comm::{LocalLinks, Options, World};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Placement and links of the ranks of a test.
@@ -11,19 +12,21 @@ pub struct Topology {
     pub nodes: usize,
     pub per_node: usize,
     pub links: LocalLinks,
+    /// SOCKS5 proxy between the ranks.
+    pub via: Option<SocketAddr>,
 }
 
 pub fn shared_memory(ranks: usize) -> Topology {
-    Topology { nodes: 1, per_node: ranks, links: LocalLinks::SharedMemory }
+    Topology { nodes: 1, per_node: ranks, links: LocalLinks::SharedMemory, via: None }
 }
 
 pub fn tcp(ranks: usize) -> Topology {
-    Topology { nodes: 1, per_node: ranks, links: LocalLinks::Tcp }
+    Topology { links: LocalLinks::Tcp, ..shared_memory(ranks) }
 }
 
 /// Several simulated hosts.
 pub fn hosts(nodes: usize, per_node: usize) -> Topology {
-    Topology { nodes, per_node, links: LocalLinks::SharedMemory }
+    Topology { nodes, ..shared_memory(per_node) }
 }
 
 /// Environment variable: the world that a process belongs to, if a test has several.

@@ -3,7 +3,7 @@
 
 use crate::processes::{Topology, WORLD, free_port};
 use lockstep_comm::{
-    Cause, Error, Identity, Launcher, LinkCosts, Options, TokenSource, World, token,
+    Cause, Error, Identity, Launcher, LinkCosts, Options, TokenSource, Transport, World, token,
 };
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
@@ -202,6 +202,7 @@ pub fn identities(topology: Topology) -> Vec<Identity> {
         generation: 0,
         bind: None,
         listener_fd: None,
+        transport: Transport { socks5: topology.via },
         launcher: Launcher::Explicit,
     };
     (0..topology.nodes * topology.per_node).map(identity).collect()

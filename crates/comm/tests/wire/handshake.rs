@@ -22,7 +22,8 @@ fn both_sides_with_the_secret_accept() {
         let done = handrun_handshake(hello, expect());
         done.dialer.unwrap();
         assert_eq!(done.acceptor.unwrap(), hello);
-        assert_eq!(done.dialer_written.len(), OPENING_LEN + PROOF_LEN);
+        let sent = OPENING_LEN + PROOF_LEN + CONFIRMATION.len();
+        assert_eq!(done.dialer_written.len(), sent);
         assert_eq!(done.acceptor_written.len(), CHALLENGE_LEN + VERDICT_LEN);
     }
 }
@@ -133,6 +134,8 @@ fn dial_with_key(hello: Hello, key: &Secret) -> Result<Hello, HandshakeError> {
     mac.update(&parse_challenge(&challenge).unwrap());
     let tag = mac.finalize().into_bytes().into();
     dialer.write_all(&encode_proof(&tag)).unwrap();
+    // Rejected dialers have been closed already.
+    let _ = dialer.write_all(CONFIRMATION);
     accepting.join().unwrap()
 }
 
@@ -171,9 +174,47 @@ fn any_flipped_bit_of_the_acceptor_fails_the_dialer() {
             (hello(), secret()),
             (expect(), secret()),
         );
-        assert!(done.dialer.is_err(), "bit {bit}");
-        // The verdict is the last message, so the acceptor cannot know how it arrived.
-        assert_eq!(done.acceptor.is_err(), bit < 8 * CHALLENGE_LEN, "bit {bit}");
+        assert!(done.dialer.is_err() && done.acceptor.is_err(), "bit {bit}");
+    }
+}
+
+/// On a slow network the dialer may give up while its proof is still on its way.
+#[test]
+fn a_connection_that_the_dialer_gave_up_is_not_accepted() {
+    let written = OPENING_LEN + PROOF_LEN;
+    for bit in 8 * written..8 * (written + CONFIRMATION.len()) {
+        let pair = RecordingStream::pair(Some(bit), None);
+        let done = run_handshake(pair, (hello(), secret()), (expect(), secret()));
+        assert!(matches!(done.acceptor, Err(Malformed(_))), "bit {bit}: {:?}", done.acceptor);
+    }
+    let (dialer, mut acceptor) = UnixStream::pair().unwrap();
+    let mut dialer = LosesVerdict(dialer);
+    let accepting = thread::spawn(move || accept(&mut acceptor, &expect(), &secret()));
+    assert!(dial(&mut dialer, &hello(), &secret()).is_err());
+    drop(dialer);
+    let accepted = accepting.join().unwrap();
+    assert!(matches!(accepted, Err(Closed)), "{accepted:?}");
+}
+
+/// A dialer's stream on which the verdict does not arrive in time.
+struct LosesVerdict(UnixStream);
+
+impl Read for LosesVerdict {
+    fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
+        match bytes.len() {
+            VERDICT_LEN => Err(std::io::ErrorKind::TimedOut.into()),
+            _ => self.0.read(bytes),
+        }
+    }
+}
+
+impl Write for LosesVerdict {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.0.flush()
     }
 }
 

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
-use lockstep_comm::wire::{self, ConnectError, Hello, Purpose, Secret};
+use lockstep_comm::wire::{self, ConnectError, Hello, Purpose, Route, Secret};
 
 use super::agent::{AgentExit, NodeAgent};
 use super::connection;
@@ -14,8 +14,10 @@ use super::{expect, launcher_secret};
 use crate::events::{Event, Order};
 use crate::{DEFAULT_PORT, LaunchError, LaunchSpec, Outcome, output};
 
-/// Timeout of one connection attempt; signals are handled between attempts.
-const ATTEMPT: Duration = Duration::from_secs(1);
+/// Time until the coordinator's address is resolved again.
+const ATTEMPT: Duration = Duration::from_secs(15);
+/// Pause after an attempt that failed at once.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Takes part in a job with `spec.nproc_per_node` slots for ranks, until the job is finished. Waits at most `timeout`
 /// for the coordinator, at the start and whenever the connection is lost.
@@ -65,18 +67,17 @@ fn connect(
 ) -> Result<Connected, LaunchError> {
     let deadline = Instant::now() + timeout;
     loop {
-        // Exits of abandoned ranks and orders of the lost connection are outdated.
-        while let Ok(event) = events.try_recv() {
-            if let Event::Signalled(signal) = event {
-                return Ok(Connected::Signalled(signal));
-            }
-        }
         let started = Instant::now();
-        match attempt(spec, secret) {
+        let until = deadline.min(started + ATTEMPT);
+        let connected = match attempt(spec, secret, until, || signalled(events)) {
+            Ok(connected) => connected,
+            Err(signal) => return Ok(Connected::Signalled(signal)),
+        };
+        match connected {
             Ok(stream) => return Ok(Connected::Stream(stream)),
             Err(AttemptError::Retryable(error)) if Instant::now() < deadline => {
                 tracing::debug!("cannot connect to the coordinator yet: {error}");
-                std::thread::sleep(ATTEMPT.saturating_sub(started.elapsed()));
+                std::thread::sleep(PAUSE.saturating_sub(started.elapsed()));
             }
             Err(AttemptError::Permanent(error) | AttemptError::Retryable(error)) => {
                 return Err(LaunchError::Rendezvous(error));
@@ -85,7 +86,29 @@ fn connect(
     }
 }
 
-fn attempt(spec: &LaunchSpec, secret: &Secret) -> Result<TcpStream, AttemptError> {
+/// Fails with the signal that this launcher has received. Exits of abandoned ranks and orders of the lost connection
+/// are outdated.
+fn signalled(events: &Receiver<Event>) -> Result<(), i32> {
+    while let Ok(event) = events.try_recv() {
+        if let Event::Signalled(signal) = event {
+            return Err(signal);
+        }
+    }
+    Ok(())
+}
+
+/// The outer error is that of `check`.
+fn attempt(
+    spec: &LaunchSpec,
+    secret: &Secret,
+    deadline: Instant,
+    mut check: impl FnMut() -> Result<(), i32>,
+) -> Result<Result<TcpStream, AttemptError>, i32> {
+    check()?;
+    let addr = match address(spec) {
+        Ok(addr) => addr,
+        Err(error) => return Ok(Err(error)),
+    };
     let expect = expect();
     let hello = Hello {
         version: expect.version,
@@ -95,11 +118,12 @@ fn attempt(spec: &LaunchSpec, secret: &Secret) -> Result<TcpStream, AttemptError
         to: expect.rank,
         purpose: Purpose::Control,
     };
-    let deadline = Instant::now() + ATTEMPT;
-    wire::connect(address(spec)?, &hello, secret, deadline).map_err(|error| match error {
+    let route = Route { addr, socks5: spec.transport.socks5 };
+    let connected = wire::connect_while(route, &hello, secret, deadline, check)?;
+    Ok(connected.map_err(|error| match error {
         ConnectError::Permanent { .. } => AttemptError::Permanent(error.to_string()),
         ConnectError::Deadline { .. } => AttemptError::Retryable(error.to_string()),
-    })
+    }))
 }
 
 /// Resolves the coordinator's address anew for each attempt: it may change when a node is replaced.
