@@ -2,9 +2,10 @@
 //! Unverified bytes are never returned.
 
 use crate::chunks::{Chunked, check_size};
-use crate::error::{Error, Result, reject};
+use crate::error::{Error, Result};
 use crate::manifest::{Head, MANIFEST, Manifest, PieceAt, TensorAt, TensorKind};
-use crate::tensors::{Named, Tensors, differences, params_of};
+use crate::tensors::{Named, Tensors};
+use crate::validate;
 use lockstep_plan::model::{Runs, overlaps};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -27,34 +28,12 @@ pub struct Stored<'a> {
     kind: TensorKind,
 }
 
-/// Opens a checkpoint folder. Reads the manifest and checks the sizes of the files.
+/// Opens a checkpoint folder. Reads and validates the manifest, and checks the sizes of the files.
 pub fn load(dir: &Path) -> Result<Checkpoint> {
     let manifest = Manifest::read(dir)?;
-    let path = dir.join(MANIFEST);
-    let list = params_of(&manifest.head.shape);
-    let mut problems = Vec::new();
-    for kind in TensorKind::ALL {
-        let found: Vec<Named> = manifest
-            .tensors
-            .iter()
-            .filter(|at| at.kind == kind)
-            .map(|at| at.named.clone())
-            .collect();
-        if kind == TensorKind::Param || !found.is_empty() && !kind.is_per_rank() {
-            let of = |problem| {
-                if kind == TensorKind::Param { problem } else { format!("{kind}: {problem}") }
-            };
-            problems.extend(differences(&found, &list).into_iter().map(of));
-        }
-    }
-    problems
-        .extend(manifest.tensors.iter().filter_map(|at| coverage_error(at, manifest.files.len())));
-    reject(&path, problems)?;
+    let list = validate::params(&manifest)
+        .map_err(|problems| Error::Invalid { path: dir.join(MANIFEST), problems })?;
     for file in &manifest.files {
-        let plain = Path::new(&file.name).file_name() == Some(file.name.as_ref());
-        if !plain {
-            return Err(Error::malformed(&path, format!("{:?} is not a file name", file.name)));
-        }
         check_size(dir, file, manifest.chunk_bytes)?;
     }
     let key = |(number, at): (usize, &TensorAt)| ((at.kind, at.named.name.clone()), number);
@@ -64,28 +43,6 @@ pub fn load(dir: &Path) -> Result<Checkpoint> {
         index: manifest.tensors.iter().enumerate().map(key).collect(),
         manifest,
         list,
-    })
-}
-
-/// Checks that the pieces of a tensor contain each element exactly once, except for per-rank tensors.
-fn coverage_error(at: &TensorAt, files: usize) -> Option<String> {
-    let Named { name, .. } = &at.named;
-    if at.pieces.iter().any(|piece| piece.file >= files) {
-        return Some(format!("{} {name} refers to a file that is not listed", at.kind));
-    }
-    if at.kind.is_per_rank() {
-        return None;
-    }
-    let held: usize = at.pieces.iter().flat_map(|piece| &piece.runs).map(Runs::elements).sum();
-    let whole = [Runs::one(0..at.named.len())];
-    let within: usize = at
-        .pieces
-        .iter()
-        .flat_map(|piece| overlaps(&whole, &piece.runs))
-        .map(|(_, _, len)| len)
-        .sum();
-    (held != at.named.len() || within != held).then(|| {
-        format!("the pieces of {} {name} contain {held} of {} elements", at.kind, at.named.len())
     })
 }
 

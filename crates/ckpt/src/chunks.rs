@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::manifest::FileSum;
+use crate::regular;
 use memmap2::Mmap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -20,7 +21,7 @@ impl Chunked {
     /// Opens a file, which must have the size given in the manifest.
     pub fn open(dir: &Path, sum: &FileSum, chunk_bytes: usize) -> Result<Chunked> {
         let path = dir.join(&sum.name);
-        let file = std::fs::File::open(&path).map_err(Error::system("open", &path))?;
+        let file = regular::open(&path)?;
         // SAFETY: the map is private and read-only. As for every reader of mapped weights, no other program may
         // truncate the file meanwhile; that would end this process with SIGBUS, not with wrong values, because bytes
         // are copied before they are used.

@@ -2,6 +2,7 @@
 //! one, and a process of an older generation may not commit a checkpoint. The lock is held only during a rename.
 
 use crate::error::{Error, Result};
+use crate::regular;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read as _, Seek as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -19,9 +20,8 @@ pub fn claim(run: &Path, generation: u64) -> Result<()> {
 /// Registers and returns the next generation.
 pub fn advance(run: &Path) -> Result<u64> {
     let mut lock = Lock::take(run)?;
-    let next = lock.read()? + 1;
-    lock.write(next)?;
-    Ok(next)
+    let newest = lock.read()?;
+    lock.next(newest)
 }
 
 /// Registers and returns the generation after `last`. Fails if another process registered one in the meantime.
@@ -31,8 +31,7 @@ pub fn advance_from(run: &Path, last: u64) -> Result<u64> {
     if newest > last {
         return Err(Error::Fenced { run: run.to_path_buf(), generation: last, newest });
     }
-    lock.write(newest + 1)?;
-    Ok(newest + 1)
+    lock.next(newest)
 }
 
 /// The newest generation of a run, 0 if there is none.
@@ -53,6 +52,9 @@ pub(crate) fn hold(run: &Path, generation: u64) -> Result<Lock> {
     }
 }
 
+/// Bytes that are read of the file, which has 21.
+const MAX_BYTES: u64 = 64;
+
 /// The locked file. The lock is released on drop or when the process ends.
 pub(crate) struct Lock {
     file: File,
@@ -65,14 +67,15 @@ impl Lock {
         let path = path(run);
         let open =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
-        let file = open.map_err(Error::system("open", &path))?;
+        let file = open.and_then(regular::check).map_err(Error::system("open", &path))?;
         file.lock().map_err(Error::system("lock", &path))?;
         Ok(Lock { file, path })
     }
 
     fn read(&mut self) -> Result<u64> {
         let mut text = String::new();
-        let read = self.file.rewind().and_then(|()| self.file.read_to_string(&mut text));
+        let read = self.file.rewind();
+        let read = read.and_then(|()| (&self.file).take(MAX_BYTES).read_to_string(&mut text));
         read.map_err(Error::system("read", &self.path))?;
         match text.trim() {
             "" => Ok(0),
@@ -82,6 +85,16 @@ impl Lock {
                 Error::malformed(&self.path, what)
             }),
         }
+    }
+
+    /// Registers and returns the generation after `newest`.
+    fn next(&mut self, newest: u64) -> Result<u64> {
+        let next = newest.checked_add(1).ok_or_else(|| {
+            let what = format!("generation {newest} is the largest number; remove the file");
+            Error::malformed(&self.path, what)
+        })?;
+        self.write(next)?;
+        Ok(next)
     }
 
     /// Always the same number of bytes within one sector, so a write is atomic.

@@ -3,6 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::extra_state::ExtraState;
+use crate::regular;
 use crate::tensors::Named;
 use lockstep_plan::model::{Runs, Shape};
 use serde::{Deserialize, Serialize};
@@ -14,6 +15,9 @@ use std::path::Path;
 pub(crate) const MANIFEST: &str = "manifest.json";
 const FORMAT: &str = "lockstep-checkpoint";
 const VERSION: u64 = 2;
+
+/// Largest manifest.
+const MAX_BYTES: u64 = 1 << 30;
 
 /// Bytes per checksum.
 pub const CHUNK: usize = 4 << 20;
@@ -201,7 +205,7 @@ impl Manifest {
 
     /// Total size of the files.
     pub fn bytes(&self) -> u64 {
-        self.files.iter().map(|file| file.bytes).sum()
+        self.files.iter().fold(0, |all, file| all.saturating_add(file.bytes))
     }
 
     /// The file contents: a JSON object whose first line is the checksum of the rest.
@@ -216,7 +220,7 @@ impl Manifest {
 
     pub(crate) fn read(dir: &Path) -> Result<Manifest> {
         let path = dir.join(MANIFEST);
-        let bytes = std::fs::read(&path).map_err(Error::system("read", &path))?;
+        let bytes = regular::read(&path, MAX_BYTES)?;
         Manifest::parse(&bytes).map_err(|what| Error::corrupt(&path, 0, what))
     }
 
@@ -233,16 +237,24 @@ impl Manifest {
         }
         let whole = [b"{", body].concat();
         let invalid = |error: serde_json::Error| format!("invalid manifest: {error}");
-        let value: Value = serde_json::from_slice(&whole).map_err(invalid)?;
         // Check the version first: the fields of other versions may differ.
-        match (value["format"].as_str(), value["version"].as_u64()) {
-            (Some(FORMAT), Some(VERSION)) => serde_json::from_value(value).map_err(invalid),
+        let Version { format, version } = serde_json::from_slice(&whole).map_err(invalid)?;
+        match (format.as_str(), version) {
+            (Some(FORMAT), Some(VERSION)) => serde_json::from_slice(&whole).map_err(invalid),
             (Some(FORMAT), Some(version)) => Err(format!(
                 "checkpoint version {version} is not supported (this program reads version {VERSION}); use the program that wrote it"
             )),
-            _ => Err(format!("not a Lockstep checkpoint manifest (format is {})", value["format"])),
+            _ => Err(format!("not a Lockstep checkpoint manifest (format is {format})")),
         }
     }
+}
+
+/// The fields that all versions have.
+#[derive(Deserialize)]
+struct Version {
+    #[serde(default)]
+    format: Value,
+    version: Option<u64>,
 }
 
 const OPENING: &str = "{\"blake3\":\"";

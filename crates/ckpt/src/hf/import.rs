@@ -3,6 +3,7 @@
 use super::names::{Place, is_buffer, places, prefix};
 use super::{CONFIG, INDEX, ONE_FILE, config};
 use crate::error::{Error, Result, reject};
+use crate::regular;
 use crate::safetensors::{File, Tensor};
 use crate::tensors::{Named, Tensors, params_of};
 use lockstep_plan::model::Shape;
@@ -146,8 +147,11 @@ fn shape_of(dir: &Path) -> Result<Shape> {
     config::read(&config).map_err(|problems| Error::Invalid { path, problems })
 }
 
+/// Largest config.json or index.
+const MAX_JSON: u64 = 64 << 20;
+
 fn json(path: &Path) -> Result<Value> {
-    let bytes = std::fs::read(path).map_err(Error::system("read", path))?;
+    let bytes = regular::read(path, MAX_JSON)?;
     serde_json::from_slice(&bytes)
         .map_err(|error| Error::malformed(path, format!("invalid JSON: {error}")))
 }

@@ -3,6 +3,7 @@
 use super::METADATA;
 use super::dtype::{Dtype, decode};
 use crate::error::{Error, Result};
+use crate::regular;
 use memmap2::Mmap;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -63,7 +64,7 @@ impl Tensor<'_> {
 
 impl File {
     pub fn open(path: &Path) -> Result<File> {
-        let file = std::fs::File::open(path).map_err(Error::system("open", path))?;
+        let file = regular::open(path)?;
         // SAFETY: the map is private and read-only. As for every reader of mapped weights, no other program may
         // truncate the file meanwhile; that would end this process with SIGBUS, not with wrong values, because bytes
         // are copied before they are used.

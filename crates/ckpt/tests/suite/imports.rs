@@ -172,6 +172,17 @@ fn unsupported_configs_are_rejected() {
         ("gpt2", json!({"scale_attn_by_inverse_layer_idx": true}), "only false"),
         ("gpt2", json!({"n_layer": null}), "n_layer must be a positive integer (got missing)"),
         ("gpt2", json!({"n_layer": 0}), "must be a positive integer"),
+        ("gpt2", json!({"n_layer": 1e6 as u64}), "the model has about 1.6e7 tensors"),
+        (
+            "llama",
+            json!({"num_hidden_layers": 1e11 as u64}),
+            "num_hidden_layers must be a positive integer of at most 1000000000 (got 100000000000)",
+        ),
+        ("llama", json!({"num_hidden_layers": i64::MAX}), "(got 9223372036854775807)"),
+        ("llama", json!({"head_dim": 3}), "head_dim=3 is odd"),
+        ("llama", json!({"rms_norm_eps": -1.0}), "norm_eps must be greater than 0"),
+        ("mixtral", json!({"num_local_experts": 1e9 as u64}), "about"),
+        ("mixtral", json!({"num_experts_per_tok": 99}), "top_k=99 is more than experts="),
         ("llama", json!({"attention_bias": true}), "attention_bias=true"),
         ("llama", json!({"hidden_act": "gelu"}), "hidden_act=gelu"),
         (

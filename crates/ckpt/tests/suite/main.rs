@@ -5,6 +5,7 @@ mod checkpoints;
 mod crashes;
 mod exports;
 mod flips;
+mod forged;
 mod imports;
 mod rollouts;
 mod state;

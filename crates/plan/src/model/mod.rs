@@ -1,5 +1,6 @@
 //! The size of a model: its shape, the parameters of its blocks, its FLOPs, and the part that a rank holds.
 
+mod check;
 mod count;
 mod families;
 mod latent;
@@ -7,6 +8,7 @@ mod params;
 mod part;
 mod slices;
 
+pub use check::{MAX_SIZE, ShapeError};
 pub use count::{Flops, flops_per_token, loss_chunk};
 pub use latent::{Latent, Lead};
 pub use params::{BlockParams, Init, Param, Split, Tied, Whole};

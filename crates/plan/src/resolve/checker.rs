@@ -2,9 +2,7 @@
 
 use crate::config::Config;
 use crate::error::{ConfigError, Place};
-
-/// Largest valid size. Products of a few such numbers stay far from overflow.
-pub(super) const MOST: usize = 1_000_000_000;
+pub(super) use crate::model::MAX_SIZE as MOST;
 
 /// Whether all sizes are in range. Sizes that are not have been reported by `Checker::at_least_one`.
 pub(super) fn sized(sizes: &[usize]) -> bool {
@@ -72,7 +70,12 @@ impl<'c> Checker<'c> {
     }
 
     pub fn at_least_one(&mut self, key: &str, value: usize) {
+        self.within(key, value, MOST);
+    }
+
+    /// Requires a value from 1 to `most`.
+    pub fn within(&mut self, key: &str, value: usize, most: usize) {
         self.require(value >= 1, key, value, "be a positive integer");
-        self.require(value <= MOST, key, value, "be at most 1000000000");
+        self.require(value <= most, key, value, &format!("be at most {most}"));
     }
 }

@@ -30,11 +30,6 @@ pub(super) fn latent(checker: &mut Checker, model: &Model) -> Option<Latent> {
         rope: model.rope_head_dim.unwrap_or(64),
         value: model.v_head_dim.unwrap_or(128),
     };
-    checker.at_least_one("model.kv_lora_rank", latent.kv_rank);
-    checker.at_least_one("model.q_lora_rank", latent.q_rank.unwrap_or(1));
-    checker.at_least_one("model.nope_head_dim", latent.nope);
-    checker.at_least_one("model.rope_head_dim", latent.rope);
-    checker.at_least_one("model.v_head_dim", latent.value);
     if let (Some(keys), Some(heads)) = (model.kv_heads, model.heads)
         && keys != heads
     {
@@ -63,7 +58,6 @@ pub(super) fn lead(checker: &mut Checker, model: &Model, layers: usize) -> Optio
         checker.add(&["model.dense_layers", "model.layers"], message, suggestion);
         return None;
     }
-    checker.at_least_one("model.dense_ffn", lead.ffn);
     Some(lead)
 }
 

@@ -2,6 +2,7 @@
 
 use super::Environment;
 use super::checker::{Checker, sized};
+use super::limits::MAX_RANKS;
 use super::near;
 use crate::config::Recompute;
 use crate::context::{self, ContextKind};
@@ -17,11 +18,11 @@ pub(super) fn layout(checker: &mut Checker, env: &Environment) -> Layout {
         (typed.tensor.unwrap_or(1), typed.context.unwrap_or(1), typed.pipe.unwrap_or(1));
     let degrees = [("tensor", tensor), ("context", context), ("pipe", pipe)];
     for (name, degree) in degrees {
-        checker.at_least_one(&format!("layout.{name}"), degree);
+        checker.within(&format!("layout.{name}"), degree, MAX_RANKS);
     }
     let data = typed.data.unwrap_or((env.ranks / product_of(&degrees)).max(1));
-    checker.at_least_one("layout.data", data);
-    if sized(&[tensor, context, pipe, data]) {
+    checker.within("layout.data", data, MAX_RANKS);
+    if [tensor, context, pipe, data].iter().all(|degree| (1..=MAX_RANKS).contains(degree)) {
         product(checker, env.ranks, data, &degrees);
     }
     let schedule = typed.schedule.unwrap_or(match typed.chunks {
@@ -31,12 +32,14 @@ pub(super) fn layout(checker: &mut Checker, env: &Environment) -> Layout {
     let default_chunks = if schedule == ScheduleKind::Interleaved { 2 } else { 1 };
     let (chunks, expert) = (typed.chunks.unwrap_or(default_chunks), typed.expert.unwrap_or(1));
     checker.at_least_one("layout.chunks", chunks);
-    checker.at_least_one("layout.expert", expert);
+    checker.within("layout.expert", expert, MAX_RANKS);
     let zero = typed.zero.unwrap_or(0);
     checker.require(zero <= 3, "layout.zero", zero, "be 0, 1, 2 or 3");
     let replicas = data.saturating_mul(context);
     let shard = if zero == 0 { 1 } else { typed.shard.unwrap_or(replicas) };
-    sharding(checker, zero, replicas);
+    if replicas <= MAX_RANKS {
+        sharding(checker, zero, replicas);
+    }
     Layout {
         data,
         zero: zero.min(3) as u8,
@@ -81,6 +84,11 @@ fn order(checker: &mut Checker) -> [Axis; 4] {
 fn product(checker: &mut Checker, ranks: usize, data: usize, others: &[(&str, usize)]) {
     let of_others = product_of(others);
     let product = data.saturating_mul(of_others);
+    let keys = ["layout.data", "layout.tensor", "layout.context", "layout.pipe"];
+    if product > MAX_RANKS {
+        let message = format!("the layout has {product} ranks");
+        return checker.add(&keys, message, format!("the maximum is {MAX_RANKS}"));
+    }
     if product == ranks {
         return;
     }
@@ -99,7 +107,6 @@ fn product(checker: &mut Checker, ranks: usize, data: usize, others: &[(&str, us
         Some(_) => format!("use --ranks {product}"),
         None => format!("use --ranks {}", near::multiples(ranks, of_others)),
     };
-    let keys = ["layout.data", "layout.tensor", "layout.context", "layout.pipe"];
     checker.add(&keys, message, suggestion);
 }
 
@@ -136,7 +143,8 @@ pub(super) fn fits(
     let Layout { tensor, context, pipe, chunks, expert, .. } = *layout;
     let Shape { heads, kv_heads, .. } = *shape;
     let sizes = [tensor, context, pipe, chunks, expert, layout.data, train.micro_batch, data.seq];
-    if !sized(&sizes) {
+    let ranks = product_of(&[("", layout.data), ("", tensor), ("", context), ("", pipe)]);
+    if !sized(&sizes) || ranks > MAX_RANKS {
         return;
     }
     matrices(checker, tensor, shape);

@@ -5,6 +5,7 @@ mod checker;
 mod data;
 mod latent;
 mod layout;
+mod limits;
 mod model;
 pub(crate) mod near;
 mod rest;
@@ -58,6 +59,9 @@ impl Plan {
         // Checking the layout against an invalid model would only repeat its errors.
         if let Some(shape) = model.as_ref().filter(|_| sound) {
             layout::fits(&mut checker, &layout, shape, &data, &train);
+            if checker.is_empty() {
+                limits::step(&mut checker, &layout, shape, &data, &train);
+            }
         }
         let name = rest::name(&mut checker);
         let precision = rest::precision(&mut checker);

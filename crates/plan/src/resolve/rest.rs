@@ -1,6 +1,6 @@
 //! Resolves the name, `[precision]`, `[comm]` and `[checkpoint]`.
 
-use super::checker::Checker;
+use super::checker::{Checker, MOST};
 use crate::config::Compression;
 use crate::plan::{Checkpoint, Comm, Layout, Overlap, Precision};
 use lockstep_types::Dtype;
@@ -111,7 +111,15 @@ pub(super) fn checkpoint(checker: &mut Checker) -> Checkpoint {
     let typed = &checker.config.checkpoint;
     let every = typed.every.unwrap_or(0);
     let keep_every = typed.keep_every.unwrap_or(0);
-    if keep_every > 0 && every > 0 && !keep_every.is_multiple_of(every) {
+    for (key, value) in [("every", every), ("keep_every", keep_every)] {
+        let expected = format!("be at most {MOST}");
+        checker.require(value <= MOST, &format!("checkpoint.{key}"), value, &expected);
+    }
+    if every.max(keep_every) <= MOST
+        && keep_every > 0
+        && every > 0
+        && !keep_every.is_multiple_of(every)
+    {
         let message = format!(
             "keep_every={keep_every} is not a multiple of every={every}, so those steps are not saved"
         );
