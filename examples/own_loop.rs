@@ -82,8 +82,8 @@ fn main() -> anyhow::Result<()> {
     let sampling = Sampling { temperature: 0.8, top_k: None, top_p: None };
     let request = Prompt { prompt: "the ", tokens: 200, sampling, seed: SEED };
     print!("\n{}", request.prompt);
-    let (device, model, weights, source) = (&device, &model, &store.weights, &source);
-    let generator = Generator { device, model, weights, dtype, source };
+    let (device, model, weights) = (&device, &model, &store.weights);
+    let generator = Generator { device, model, weights, dtype, tokenizer: source.tokenizer()? };
     generate(generator, &request, |text| print!("{text}"))?;
     println!();
     Ok(())

@@ -5,6 +5,8 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use lockstep_sim::{Cluster, Engine, Options};
 
+use crate::run_file::read_text;
+
 /// The built-in cluster or the cluster file with this name. A file written by `bench machine` has one description per
 /// number of ranks; `ranks` selects it.
 pub fn cluster(name: &str, ranks: Option<usize>) -> anyhow::Result<Cluster> {
@@ -12,7 +14,7 @@ pub fn cluster(name: &str, ranks: Option<usize>) -> anyhow::Result<Cluster> {
     if !path.exists() && path.extension().is_none_or(|extension| extension != "toml") {
         return Cluster::named(name).map_err(|why| anyhow::anyhow!("--cluster: {why}"));
     }
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
+    let text = read_text(path)?;
     parse(&text, ranks).map_err(|why| anyhow::anyhow!("{name}: {why}"))
 }
 

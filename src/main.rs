@@ -54,8 +54,7 @@ fn main() -> ExitCode {
     }
     let valid = lockstep_kernels::cpu::Level::from_env().map_err(anyhow::Error::msg);
     valid.and_then(|_| command.run()).unwrap_or_else(|error| {
-        // Prints the chain of causes without a backtrace: most errors are user errors.
-        print::print_error!("error: {error:#}");
+        print::print_error!("error: {}", print::with_causes(&error));
         ExitCode::FAILURE
     })
 }

@@ -1,9 +1,12 @@
 //! Reads a run file, resolves its plan, and creates the run's folder.
 
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use lockstep_data::{Options, Source};
+use lockstep_plan::config::Model;
+use lockstep_plan::model::Shape;
 use lockstep_plan::{Config, ConfigError, Environment, Plan, refit};
 
 /// A run's configuration and its opened data.
@@ -16,6 +19,21 @@ impl RunFile {
     /// Reads a run file, applies the overrides (`section.key=value`) and opens the data.
     pub fn read(path: &Path, overrides: &[String]) -> anyhow::Result<RunFile> {
         let config = parse(path, overrides)?;
+        RunFile::open(config).with_context(|| format!("{}", path.display()))
+    }
+
+    /// Reads a run file whose run starts from a checkpoint. Keys that `[model]` does not set are those of the checkpoint.
+    /// `checkpoint` returns its path, or that of its run, for the name of the run.
+    pub fn read_with_base(
+        path: &Path,
+        overrides: &[String],
+        checkpoint: impl Fn(&str) -> Option<PathBuf>,
+    ) -> anyhow::Result<RunFile> {
+        let mut config = parse(path, overrides)?;
+        let base = config.name.as_deref().and_then(checkpoint);
+        if let Some(shape) = base.and_then(|base| model_of(&base)) {
+            config.base = Model::of(&shape);
+        }
         RunFile::open(config).with_context(|| format!("{}", path.display()))
     }
 
@@ -87,13 +105,39 @@ impl RunFile {
 }
 
 fn parse(path: &Path, overrides: &[String]) -> anyhow::Result<Config> {
-    let text =
-        std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let text = read_text(path)?;
     let mut config = Config::parse(&text, overrides);
     if config.name.is_none() {
         config.name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
     }
     Ok(config)
+}
+
+/// The model of a checkpoint, or of the newest valid checkpoint of a run. Problems are reported by the ranks that load
+/// the weights.
+fn model_of(path: &Path) -> Option<Shape> {
+    let open = |dir: &Path| Some(lockstep_ckpt::load(dir).ok()?.head().shape.clone());
+    if lockstep_ckpt::is_checkpoint(path) {
+        return open(path);
+    }
+    let steps = lockstep_ckpt::steps(path).into_iter();
+    steps.map(|step| lockstep_ckpt::folder(path, step)).find_map(|dir| open(&dir))
+}
+
+/// Largest run file or cluster file.
+const MAX_TEXT_BYTES: u64 = 1 << 20;
+
+/// Reads a run file or a cluster file. It may be a pipe, such as `<(command)`.
+pub fn read_text(path: &Path) -> anyhow::Result<String> {
+    let mut text = String::new();
+    let opened = std::fs::File::open(path);
+    opened
+        .and_then(|file| file.take(MAX_TEXT_BYTES + 1).read_to_string(&mut text))
+        .with_context(|| format!("cannot read {}", path.display()))?;
+    if text.len() as u64 > MAX_TEXT_BYTES {
+        bail!("{} is larger than {} MiB", path.display(), MAX_TEXT_BYTES >> 20);
+    }
+    Ok(text)
 }
 
 fn open_source(config: &Config) -> lockstep_data::Result<Source> {

@@ -19,8 +19,7 @@ pub enum Engine {
     Shm,
     /// Processes over TCP, even on one host
     Tcp,
-    /// Processes started by mpirun or srun, with MPI collectives
-    #[cfg(feature = "mpi")]
+    /// Processes started by mpirun or srun, with MPI collectives (needs the cargo feature mpi)
     Mpi,
 }
 
@@ -30,7 +29,6 @@ impl Engine {
             Engine::Threads => "threads",
             Engine::Shm => "shm",
             Engine::Tcp => "tcp",
-            #[cfg(feature = "mpi")]
             Engine::Mpi => "mpi",
         }
     }
@@ -51,6 +49,11 @@ pub struct Start {
 pub fn size(start: &Start) -> anyhow::Result<usize> {
     if start.ranks == Some(0) {
         bail!("--ranks must be at least 1 (got 0)");
+    }
+    if start.engine == Engine::Mpi && !cfg!(feature = "mpi") {
+        bail!(
+            "--engine mpi needs the cargo feature `mpi`; run scripts/install-mpi.sh and build with --features mpi"
+        );
     }
     #[cfg(feature = "mpi")]
     if start.engine == Engine::Mpi {
@@ -74,9 +77,7 @@ fn starts_own(identity: &Identity, ranks: Option<usize>) -> bool {
 pub fn is_parent(start: &Start, several_hosts: bool) -> anyhow::Result<bool> {
     let by_processes = match start.engine {
         Engine::Shm | Engine::Tcp => true,
-        #[cfg(feature = "mpi")]
-        Engine::Mpi => false,
-        Engine::Threads => false,
+        Engine::Mpi | Engine::Threads => false,
     };
     let identity = identity::from_process_env()?;
     let launcher = several_hosts && identity.launcher != Launcher::Explicit;
@@ -127,6 +128,12 @@ pub fn run(
             bail!(
                 "--ranks {asked} contradicts the launcher, which started {} ranks; omit --ranks",
                 identity.size
+            );
+        }
+        if identity.rank == 0 && matches!(identity.launcher, Launcher::OpenMpi | Launcher::Pmi) {
+            print_error!(
+                "note: mpirun started the ranks; they communicate with the {} engine, not with MPI (--engine mpi)",
+                engine.name()
             );
         }
         let world = World::join(&identity, &options)?;

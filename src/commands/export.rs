@@ -2,13 +2,14 @@
 
 use super::progress::WithProgress;
 use lockstep_ckpt::safetensors::Dtype;
-use lockstep_ckpt::{find, find_step, hf, load};
+use lockstep_ckpt::{Checkpoint, find, find_step, hf, load, run_of};
+use lockstep_data::{TOKENIZER_FILES, Tokenizer};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Export a checkpoint as a Hugging Face folder
 ///
-/// AutoModelForCausalLM.from_pretrained loads the folder. Tokenizer files are not written; copy them into the folder.
+/// AutoModelForCausalLM.from_pretrained loads the folder, AutoTokenizer.from_pretrained the tokenizer of the run.
 #[derive(clap::Args)]
 pub struct Args {
     /// Run folder or one of its checkpoints
@@ -46,9 +47,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         ExportDtype::F32 => Dtype::F32,
         ExportDtype::Bf16 => Dtype::Bf16,
     };
-    let options = hf::Export { dtype, shard_bytes: args.shard_bytes };
+    let (files, end) = tokenizer(&checkpoint);
+    let options = hf::Export { dtype, shard_bytes: args.shard_bytes, files, end };
     let (step, shape) = (checkpoint.head().step, &checkpoint.head().shape);
-    hf::export(shape, &WithProgress::new("export", &checkpoint.params()), &args.to, options)?;
+    hf::export(shape, &WithProgress::new("export", &checkpoint.params()), &args.to, &options)?;
     let (params, to) = (shape.param_count(), &args.to);
     if args.json {
         println!(
@@ -59,4 +61,13 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         println!("exported step {step} ({params} parameters) to {}", to.display());
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The tokenizer files of the checkpoint's run, and the end-of-document token.
+fn tokenizer(checkpoint: &Checkpoint) -> (Vec<PathBuf>, Option<u32>) {
+    let Some(run) = run_of(checkpoint.dir()) else { return (Vec::new(), None) };
+    let files = TOKENIZER_FILES.iter().map(|name| run.join(name)).filter(|path| path.is_file());
+    // A build without the feature `tokenizers` copies the files, but cannot read them.
+    let end = Tokenizer::load(&run).ok().flatten().and_then(|tokenizer| tokenizer.end());
+    (files.collect(), end)
 }

@@ -6,7 +6,8 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use lockstep_data::{Options, Source};
+use lockstep_ckpt::{Checkpoint, run_of};
+use lockstep_data::{Options, Source, Tokenizer};
 use lockstep_kernels::{Device, Dtype};
 use lockstep_model::{Model, Sampling};
 use lockstep_plan::Plan;
@@ -35,7 +36,7 @@ pub struct Args {
     /// Seed of the sampler; the same seed gives the same text
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Data whose tokenizer to use [default: the training data]
+    /// Data whose tokenizer to use [default: the tokenizer in the run folder]
     #[arg(long)]
     data: Option<String>,
     /// Number of threads [default: one per core]
@@ -66,19 +67,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let checkpoint = lockstep_ckpt::load(&lockstep_ckpt::find(&args.run)?)?;
     let head = checkpoint.head();
     let plan: Option<Plan> = serde_json::from_value(head.plan.clone()).ok();
-    let spec = match (&args.data, &plan) {
-        (Some(spec), _) => spec.clone(),
-        (None, Some(plan)) => plan.data.source.clone().into(),
-        (None, None) => {
-            bail!(
-                "{} does not name its training data; choose a tokenizer with --data",
-                args.run.display()
-            )
-        }
-    };
-    // Only the tokenizer is used, so no documents are held out.
-    let source = Source::open(&spec, &Options { held_out: 0.0 })
-        .context("opening the data for its tokenizer")?;
+    let tokenizer = tokenizer(&args, &checkpoint, plan.as_ref())?;
 
     let device = Device::cpu(args.threads);
     let dtype = plan.as_ref().map_or(Dtype::F32, dtype);
@@ -92,8 +81,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if !args.json {
         print!("{}", args.prompt);
     }
-    let (device, model, weights, source) = (&device, &model, &weights, &source);
-    generate(Generator { device, model, weights, dtype, source }, &prompt, |piece| {
+    let (device, model, weights, tokenizer) = (&device, &model, &weights, &tokenizer);
+    generate(Generator { device, model, weights, dtype, tokenizer }, &prompt, |piece| {
         text.push_str(piece);
         if !args.json {
             print!("{piece}");
@@ -111,4 +100,31 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         println!();
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The tokenizer of --data, of the run's folder, or of the training data, for runs of older versions.
+fn tokenizer(
+    args: &Args,
+    checkpoint: &Checkpoint,
+    plan: Option<&Plan>,
+) -> anyhow::Result<Tokenizer> {
+    let of_data = |spec: &str| {
+        // Only the tokenizer is used, so no documents are held out.
+        let source = Source::open(spec, &Options { held_out: 0.0 })?;
+        source.into_tokenizer()
+    };
+    if let Some(spec) = &args.data {
+        return of_data(spec).context("opening the data for its tokenizer");
+    }
+    let run = run_of(checkpoint.dir()).unwrap_or_else(|| args.run.clone());
+    if let Some(found) = Tokenizer::load(&run)? {
+        return Ok(found);
+    }
+    let Some(plan) = plan else {
+        bail!("{} has no tokenizer.json; choose a tokenizer with --data", run.display())
+    };
+    let spec = String::from(plan.data.source.clone());
+    of_data(&spec).with_context(|| {
+        format!("{} has no tokenizer.json; choose a tokenizer with --data", run.display())
+    })
 }

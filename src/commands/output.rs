@@ -1,16 +1,18 @@
 //! Output of rank 0 during training: a line per event, and a progress bar on a terminal.
 
 use std::io::Write as _;
+use std::time::Duration;
 
-use lockstep_events::StepReport;
+use lockstep_data::{Source, Split};
+use lockstep_events::{StepReport, duration, thousands};
 use lockstep_plan::Plan;
 use lockstep_trainer::{Event, SavedCheckpoint};
 
 use crate::commands::prediction::Measured;
 use crate::print::{print_error, print_line};
 
-/// Prints the model, the layout and the batch, and the entropy of the data if it is known.
-pub fn print_header(plan: &Plan, entropy: Option<f64>) {
+/// Prints the model, the layout, the batch and the data, and warns about data that does not fit the model.
+pub fn print_header(plan: &Plan, source: &Source) {
     let (model, train) = (&plan.model, &plan.train);
     print_line!(
         "{}: {:?}, {:.2}M parameters, {} rank(s) × {} thread(s), {:?}, {} × {} tokens per step",
@@ -23,9 +25,52 @@ pub fn print_header(plan: &Plan, entropy: Option<f64>) {
         train.global_batch,
         plan.data.seq,
     );
-    if let Some(entropy) = entropy {
+    if let Some(entropy) = source.entropy(plan.data.seq) {
         print_line!("entropy of the data: {entropy:.4} nats per token (the lowest possible loss)");
     }
+    if let Some(epoch) = source.epoch_tokens(Split::Train) {
+        print_line!(
+            "data: {} tokens per epoch; {} steps are {:.2} epochs",
+            thousands(epoch as f64),
+            train.steps,
+            (train.steps * plan.tokens_per_step()) as f64 / epoch as f64
+        );
+    }
+    data_warnings(plan, source).iter().for_each(|warning| print_error!("warning: {warning}"));
+}
+
+/// Problems of the data that training does not stop for.
+fn data_warnings(plan: &Plan, source: &Source) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let seq = plan.data.seq;
+    for (split, name) in [(Split::Train, "training"), (Split::HeldOut, "held-out")] {
+        // Nothing held out is not evaluated.
+        if let Some(tokens) =
+            source.epoch_tokens(split).filter(|tokens| (1..=seq as u64).contains(tokens))
+        {
+            warnings.push(format!(
+                "the {name} data has {} tokens, less than one sample of {}: every sample repeats it; use more data or \
+                 a smaller data.seq",
+                thousands(tokens as f64),
+                thousands(seq as f64 + 1.0)
+            ));
+        }
+    }
+    let (model, data) = (&plan.model, source.vocab());
+    // Vocabularies are often padded by a few tokens.
+    if 2 * model.vocab > 3 * data {
+        let tables = if model.tied { 1 } else { 2 };
+        let unused = (model.vocab - data) * model.dim * tables;
+        warnings.push(format!(
+            "the model has a vocabulary of {}, but the data only {} tokens: {:.1}M of {:.1}M parameters are never used; \
+             set model.vocab = {data}, or prepare the data with the tokenizer of the model",
+            thousands(model.vocab as f64),
+            thousands(data as f64),
+            unused as f64 / 1e6,
+            model.param_count() as f64 / 1e6
+        ));
+    }
+    warnings
 }
 
 /// Prints events, and a progress bar if standard error is a terminal.
@@ -36,6 +81,9 @@ pub struct Output {
     /// Throughput and traffic of the printed steps.
     pub measured: Measured,
 }
+
+/// Seconds after which a step is announced, so that a silent start does not look like a hang.
+const LONG_STEP_S: f64 = 5.0;
 
 /// Characters of the progress bar.
 const BAR_WIDTH: usize = 24;
@@ -71,6 +119,14 @@ impl Output {
                 "warning: skipped {}: rank {rank}: {what}; trying an older checkpoint",
                 path.display()
             ),
+            Event::Loaded { path, resume: true } => print_line!("resumed from {}", path.display()),
+            Event::Loaded { path, .. } => print_line!("loaded the weights of {}", path.display()),
+            Event::Expected { step_s } if *step_s > LONG_STEP_S => print_line!(
+                "a step takes at least {} on this machine; for shorter steps, use a smaller train.global_batch, \
+                 data.seq or model",
+                duration(Duration::from_secs_f64(*step_s))
+            ),
+            Event::Expected { .. } => {}
             Event::Slow(slow) => print_error!("warning: {slow}"),
         }
         // Standard output may be a pipe to the launcher, which forwards it.

@@ -28,10 +28,12 @@ pub fn check_memory(plan: &Plan) -> anyhow::Result<()> {
     }
     bail!(
         "{} rank(s) need at least {} of memory, but this machine has {} available; use recompute = \"full\", a \
-         smaller micro_batch, zero = 1 to 3 on more machines, or a smaller model",
+         smaller micro_batch, a smaller data.seq (samples have {} tokens), zero = 1 to 3 on more machines, or a smaller \
+         model",
         plan.ranks,
         human_bytes(needed),
-        human_bytes(available)
+        human_bytes(available),
+        plan.data.seq
     )
 }
 

@@ -17,7 +17,7 @@ use lockstep_trainer::{self as trainer, HostTensors, Prompt, Rank, Run, dtype, l
 use crate::commands::output::{self, Output};
 use crate::commands::prediction::{self, Prediction};
 use crate::commands::replay::{self, ReplayRequest};
-use crate::print::{print_error, print_line, print_part};
+use crate::print::{print_error, print_line, print_part, with_causes};
 use crate::run_file::{RunFile, create_run_folder};
 use crate::supervise::{self, Supervision};
 use crate::world::{self, Engine};
@@ -47,7 +47,8 @@ pub struct Args {
     /// How ranks run and communicate
     #[arg(long, value_enum, default_value = "shm")]
     engine: Engine,
-    /// Start from the weights of this run or checkpoint (see `lockstep import`) [default: random weights]
+    /// Start from the weights of this run or checkpoint (see `lockstep import`); keys that [model] does not set are
+    /// those of the checkpoint [default: random weights]
     #[arg(long, value_name = "RUN|CHECKPOINT", conflicts_with = "resume")]
     from: Option<PathBuf>,
     /// Resume from the newest checkpoint; with =if-any, start from scratch if there is none
@@ -72,6 +73,12 @@ pub struct Args {
 }
 
 impl Args {
+    /// The run or checkpoint whose model is used for keys that `[model]` does not set.
+    fn base(&self, name: &str) -> Option<PathBuf> {
+        let continues = self.resume.is_some() || self.replay_step.is_some();
+        self.from.clone().or_else(|| continues.then(|| self.runs.join(name)))
+    }
+
     /// The arguments that identify this run.
     fn run_args(&self) -> Vec<String> {
         let path = |path: &Path| path.display().to_string();
@@ -103,7 +110,7 @@ enum Resume {
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let file = RunFile::read(&args.run, &args.sets)?;
+    let file = RunFile::read_with_base(&args.run, &args.sets, |name| args.base(name))?;
     let mut start = world::Start {
         engine: args.engine,
         ranks: args.ranks,
@@ -151,7 +158,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     match ended {
         Ok(_) if stopped.into_inner() => Ok(ExitCode::from(EXIT_STOPPED as u8)),
         Err(error) if world::is_launched() && is_permanent(&error) => {
-            print_error!("error: {error:#}");
+            print_error!("error: {}", with_causes(&error));
             Ok(ExitCode::from(EXIT_PERMANENT as u8))
         }
         ended => ended,
@@ -198,8 +205,9 @@ fn is_permanent(error: &anyhow::Error) -> bool {
 fn prepare(args: &Args, plan: &Plan, restarted: bool) -> anyhow::Result<PathBuf> {
     if restarted || args.resume.is_some() {
         let folder = args.runs.join(&plan.name);
-        if args.resume == Some(Resume::Always) {
-            lockstep_ckpt::find(&folder)?;
+        // The ranks find out which checkpoints are valid.
+        if args.resume == Some(Resume::Always) && lockstep_ckpt::steps(&folder).is_empty() {
+            return Err(lockstep_ckpt::Error::NotFound { path: folder }.into());
         }
         std::fs::create_dir_all(&folder)
             .with_context(|| format!("cannot create {}", folder.display()))?;
@@ -251,7 +259,8 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
         let path = folder.join("plan.json");
         std::fs::write(&path, serde_json::to_string_pretty(plan)?)
             .with_context(|| format!("cannot write {}", path.display()))?;
-        output::print_header(plan, entropy);
+        file.source.stored_tokenizer().write(&folder)?;
+        output::print_header(plan, &file.source);
         prediction.print(plan);
     }
     let start = start(args, world, &folder, restarted)?;
@@ -360,8 +369,8 @@ fn conclude(
         let (device, model, dtype) = (&rank.device, Model::whole(&plan.model), dtype(plan));
         let weights = load_whole(device, &plan.model, dtype, &params)?;
         drop(params);
-        let (model, weights, source) = (&model, &weights, &file.source);
-        let generator = trainer::Generator { device, model, weights, dtype, source };
+        let (model, weights, tokenizer) = (&model, &weights, file.source.tokenizer()?);
+        let generator = trainer::Generator { device, model, weights, dtype, tokenizer };
         trainer::generate(generator, &prompt, |text| print_part!("{text}"))?;
         print_line!("\n");
     }

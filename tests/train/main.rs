@@ -1,6 +1,7 @@
 //! Tests of the binary on small run files: `lockstep train`, `generate` and `bench step`.
 
 mod bench_step;
+mod checkpoints_and_data;
 mod errors;
 mod runs;
 mod weights;

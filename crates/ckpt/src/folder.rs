@@ -11,6 +11,7 @@ use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::manifest::MANIFEST;
 use crate::partial;
+use crate::validate::MAX_STEP;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -61,6 +62,13 @@ pub fn find(path: &Path) -> Result<PathBuf> {
         return Ok(path.to_path_buf());
     }
     latest(path)?.ok_or_else(|| Error::NotFound { path: path.to_path_buf() })
+}
+
+/// The run folder of a checkpoint, if it is in one.
+pub fn run_of(checkpoint: &Path) -> Option<PathBuf> {
+    let dir = checkpoint.canonicalize().ok()?;
+    let checkpoints = dir.parent().filter(|parent| parent.ends_with("checkpoints"))?;
+    checkpoints.parent().map(Path::to_path_buf)
 }
 
 /// The checkpoint of a step.
@@ -127,5 +135,5 @@ pub(crate) fn removed_folder(run: &Path, step: u64) -> PathBuf {
 }
 
 fn step_of(folder_name: &str) -> Option<u64> {
-    folder_name.strip_prefix("step-")?.parse().ok()
+    folder_name.strip_prefix("step-")?.parse().ok().filter(|step| *step <= MAX_STEP)
 }

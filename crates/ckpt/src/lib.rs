@@ -20,6 +20,7 @@
 
 mod checkpoint;
 mod chunks;
+mod coverage;
 mod diff;
 mod disk;
 mod error;
@@ -29,10 +30,12 @@ mod generation;
 pub mod hf;
 mod manifest;
 mod partial;
+mod regular;
 pub mod rollouts;
 pub mod safetensors;
 mod save;
 mod tensors;
+mod validate;
 mod writer;
 
 pub use checkpoint::{Checkpoint, Stored, load};
@@ -41,7 +44,7 @@ pub use disk::{Disk, DiskOp};
 pub use error::{Error, Result};
 pub use extra_state::ExtraState;
 pub use folder::{
-    Keep, before, find, find_step, folder, is_checkpoint, latest, prune, steps, sweep,
+    Keep, before, find, find_step, folder, is_checkpoint, latest, prune, run_of, steps, sweep,
 };
 pub use generation::{advance, advance_from, claim, newest};
 pub use lockstep_plan::model::Runs;

@@ -62,7 +62,11 @@ impl fmt::Display for Error {
             Error::BadRows { allowed, found, first } => {
                 let shown: Vec<_> = first.iter().map(BadRow::to_string).collect();
                 let shown = shown.join("\n  ");
-                write!(f, "{found} bad rows; at most {allowed} are allowed (--max-bad):\n  {shown}")
+                let rows = if *found == 1 { "row" } else { "rows" };
+                write!(
+                    f,
+                    "{found} bad {rows}; at most {allowed} are allowed (--max-bad):\n  {shown}"
+                )
             }
             Error::Misuse { what } => write!(f, "{what}"),
             Error::NotBuilt { what, feature } => write!(

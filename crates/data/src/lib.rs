@@ -31,5 +31,5 @@ pub use grammar::Grammar;
 pub use permutation::Permutation;
 pub use prepare::{Format, PreparedFile, Recipe, Report, input_bytes, prepare};
 pub use source::{GRAMMAR, Options, SampleId, Source};
-pub use tokenizer::Tokenizer;
+pub use tokenizer::{StoredTokenizer, TOKENIZER_FILES, Tokenizer};
 pub use tokens::{Cause, Damage, TokenFile, Width};

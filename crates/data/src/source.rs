@@ -5,7 +5,7 @@ use crate::corpus::{Corpus, MAX_SKIPPED, Piece, Split};
 use crate::error::Result;
 use crate::grammar::Grammar;
 use crate::random::hash;
-use crate::tokenizer::{Tokenizer, bytes_to_text};
+use crate::tokenizer::{StoredTokenizer, Tokenizer};
 use crate::tokens::Damage;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -30,16 +30,14 @@ pub const GRAMMAR: &str = "builtin:grammar";
 #[derive(Debug)]
 pub struct Source {
     inner: Inner,
+    /// Loaded on first use; training does not need it.
+    tokenizer: OnceLock<Tokenizer>,
 }
 
 #[derive(Debug)]
 enum Inner {
     Grammar(Grammar),
-    Corpus {
-        corpus: Corpus,
-        /// Loaded on first use; training does not need it.
-        tokenizer: OnceLock<Tokenizer>,
-    },
+    Corpus(Corpus),
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -62,19 +60,16 @@ impl Source {
     pub fn open(spec: &str, options: &Options) -> Result<Source> {
         let inner = match spec {
             GRAMMAR => Inner::Grammar(Grammar::new()),
-            path => Inner::Corpus {
-                corpus: Corpus::open(Path::new(path), options.held_out)?,
-                tokenizer: OnceLock::new(),
-            },
+            path => Inner::Corpus(Corpus::open(Path::new(path), options.held_out)?),
         };
-        Ok(Source { inner })
+        Ok(Source { inner, tokenizer: OnceLock::new() })
     }
 
     /// Vocabulary size; every token is smaller.
     pub fn vocab(&self) -> usize {
         match &self.inner {
             Inner::Grammar(_) => Grammar::VOCAB,
-            Inner::Corpus { corpus, .. } => corpus.files()[0].vocab() as usize,
+            Inner::Corpus(corpus) => corpus.files()[0].vocab() as usize,
         }
     }
 
@@ -82,7 +77,7 @@ impl Source {
     pub fn end(&self) -> Option<u32> {
         match &self.inner {
             Inner::Grammar(_) => None,
-            Inner::Corpus { corpus, .. } => Some(corpus.files()[0].end()),
+            Inner::Corpus(corpus) => Some(corpus.files()[0].end()),
         }
     }
 
@@ -91,7 +86,7 @@ impl Source {
     pub fn entropy(&self, seq: usize) -> Option<f64> {
         match &self.inner {
             Inner::Grammar(grammar) => Some(grammar.entropy(seq)),
-            Inner::Corpus { .. } => None,
+            Inner::Corpus(_) => None,
         }
     }
 
@@ -99,7 +94,7 @@ impl Source {
     pub fn epoch_tokens(&self, split: Split) -> Option<u64> {
         match &self.inner {
             Inner::Grammar(_) => None,
-            Inner::Corpus { corpus, .. } => Some(corpus.epoch_tokens(split)),
+            Inner::Corpus(corpus) => Some(corpus.epoch_tokens(split)),
         }
     }
 
@@ -116,38 +111,59 @@ impl Source {
                 grammar.sample(hash(&[split as u64, seed, number]), out);
                 vec![]
             }
-            Inner::Corpus { corpus, .. } => corpus.sample(split, seed, number, out).1,
+            Inner::Corpus(corpus) => corpus.sample(split, seed, number, out).1,
         }
     }
 
     /// The document ranges that a sample of `seq + 1` tokens consists of, in order; empty for the grammar.
     pub fn pieces(&self, id: SampleId, seq: usize) -> Vec<Piece> {
-        let Inner::Corpus { corpus, .. } = &self.inner else { return vec![] };
+        let Inner::Corpus(corpus) = &self.inner else { return vec![] };
         let (taken, _) = corpus.sample(id.split, id.seed, id.number(), &mut vec![0; seq + 1]);
         corpus.pieces(id.split, id.seed, taken, seq)
     }
 
+    /// The tokenizer, which may be a part of the data.
+    pub fn tokenizer(&self) -> Result<&Tokenizer> {
+        if self.tokenizer.get().is_none() {
+            let tokenizer = match &self.inner {
+                Inner::Grammar(_) => Tokenizer::endless_bytes(),
+                Inner::Corpus(corpus) => corpus.files()[0].tokenizer()?,
+            };
+            // Two threads may both load it; one of the equal tokenizers is kept.
+            let _ = self.tokenizer.set(tokenizer);
+        }
+        Ok(self.tokenizer.get().expect("it was just set"))
+    }
+
+    /// The tokenizer, without the data.
+    pub fn into_tokenizer(self) -> Result<Tokenizer> {
+        self.tokenizer()?;
+        Ok(self.tokenizer.into_inner().expect("it was just loaded"))
+    }
+
+    /// The tokenizer as it is stored in a run's folder.
+    pub fn stored_tokenizer(&self) -> StoredTokenizer {
+        match &self.inner {
+            Inner::Grammar(_) => StoredTokenizer::bytes(false),
+            Inner::Corpus(corpus) => corpus.files()[0].stored_tokenizer(),
+        }
+    }
+
     /// Encodes a prompt.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        match &self.inner {
-            Inner::Grammar(_) => Ok(text.bytes().map(u32::from).collect()),
-            Inner::Corpus { corpus, tokenizer } => tokenizer_of(corpus, tokenizer)?.encode(text),
-        }
+        self.tokenizer()?.encode(text)
     }
 
     /// Decodes tokens to text.
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
-        match &self.inner {
-            Inner::Grammar(_) => Ok(bytes_to_text(tokens)),
-            Inner::Corpus { corpus, tokenizer } => tokenizer_of(corpus, tokenizer)?.decode(tokens),
-        }
+        self.tokenizer()?.decode(tokens)
     }
 
     /// Digest of the source: equal for sources with equal samples. A resumed run checks it.
     pub fn identity(&self) -> String {
         match &self.inner {
             Inner::Grammar(grammar) => grammar.identity(),
-            Inner::Corpus { corpus, .. } => corpus.identity(),
+            Inner::Corpus(corpus) => corpus.identity(),
         }
     }
 
@@ -155,7 +171,7 @@ impl Source {
     pub fn grammar(&self) -> Option<&Grammar> {
         match &self.inner {
             Inner::Grammar(grammar) => Some(grammar),
-            Inner::Corpus { .. } => None,
+            Inner::Corpus(_) => None,
         }
     }
 }
@@ -178,12 +194,4 @@ impl SampleId {
         assert!(index < global_batch, "sample {index} of a global batch of {global_batch}");
         step * global_batch as u64 + index as u64
     }
-}
-
-fn tokenizer_of<'a>(corpus: &Corpus, known: &'a OnceLock<Tokenizer>) -> Result<&'a Tokenizer> {
-    if known.get().is_none() {
-        // Two threads may both load it; one of the equal tokenizers is kept.
-        let _ = known.set(corpus.files()[0].tokenizer()?);
-    }
-    Ok(known.get().expect("it was just set"))
 }

@@ -10,4 +10,4 @@ mod units;
 pub use metrics::{Metrics, read};
 pub use report::StepReport;
 pub use tensorboard::TensorBoard;
-pub use units::thousands;
+pub use units::{duration, thousands};

@@ -20,6 +20,9 @@ pub struct StepReport {
     /// Step number, counted from 1.
     pub step: usize,
     pub steps: usize,
+    /// Passes over the training data so far; `None` for an endless source.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<f64>,
     /// Mean over the tokens of the global batch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss: Option<f64>,
@@ -79,6 +82,7 @@ impl fmt::Display for StepReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "step {}/{}", self.step, self.steps)?;
         let parts = [
+            self.epoch.map(|epoch| format!("epoch {epoch:.2}")),
             self.loss.map(|loss| format!("loss {loss:.4}")),
             self.eval_loss.map(|loss| format!("eval loss {loss:.4}")),
             self.grad_norm.map(|norm| format!("grad norm {norm:.3}")),

@@ -79,7 +79,7 @@ pub struct Train {
     /// Maximum gradient norm. None: no clipping.
     pub clip: Option<f64>,
     pub seed: u64,
-    /// None if no data is held out.
+    /// None if no data is held out or `eval_every` is 0.
     pub eval: Option<Eval>,
     pub log_every: usize,
     /// Compute threads per rank.
@@ -90,7 +90,7 @@ pub struct Train {
 /// Evaluation on held-out data.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Eval {
-    /// Steps between evaluations; 0: only at the end.
+    /// Steps between evaluations. The last step is always evaluated.
     pub every: usize,
     /// Global batches per evaluation.
     pub batches: usize,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use lockstep_ckpt::Disk;
 use lockstep_comm::Group;
-use lockstep_data::Source;
+use lockstep_data::{Source, Split};
 use lockstep_events::{Metrics, StepReport, TensorBoard};
 use lockstep_kernels::Device;
 use lockstep_plan::model::flops_per_token;
@@ -34,6 +34,10 @@ pub enum Event<'a> {
     SaveFailed { step: u64, rank: usize, what: &'a str },
     /// `rank` could not load a checkpoint; the next older one is tried.
     SkippedCheckpoint { path: &'a Path, rank: usize, what: &'a str },
+    /// The run starts from a checkpoint: resumes it, or takes only its weights.
+    Loaded { path: &'a Path, resume: bool },
+    /// The time that a step takes at the peak speed of the machine. A step takes longer.
+    Expected { step_s: f64 },
     /// A rank or link slows down the run. Reported when first detected, then at growing intervals.
     Slow(&'a Slow),
 }
@@ -83,6 +87,10 @@ pub fn run<'a>(run: &Run<'a>, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Fin
         saver.preallocate(&rank);
     }
     let mut clock = Clock::new(plan, group.rank(), peak, done);
+    clock.epoch_tokens = source.epoch_tokens(Split::Train);
+    if group.rank() == 0 {
+        on_event(Event::Expected { step_s: clock.flops() / clock.peak });
+    }
     let mut monitor = StragglerMonitor::new(plan, group)?;
 
     // Asked to stop during the set-up: nothing has changed yet.
@@ -284,6 +292,8 @@ struct Clock<'a> {
     /// Peak FLOP/s of all ranks together.
     peak: f64,
     planned_memory: u64,
+    /// Tokens of one pass over the training data.
+    epoch_tokens: Option<u64>,
     start: Instant,
     /// Since the last report.
     steps: u64,
@@ -302,6 +312,7 @@ impl<'a> Clock<'a> {
             plan,
             peak: peak * plan.ranks as f64,
             planned_memory: Ledger::of(plan, rank).total() as u64,
+            epoch_tokens: None,
             start: Instant::now(),
             steps: 0,
             time: Duration::ZERO,
@@ -310,6 +321,12 @@ impl<'a> Clock<'a> {
             before,
             done: 0,
         }
+    }
+
+    /// FLOPs of a step on all ranks.
+    fn flops(&self) -> f64 {
+        let per_token = flops_per_token(&self.plan.model, self.plan.data.seq).total();
+        per_token * self.plan.tokens_per_step() as f64
     }
 
     fn add(&mut self, stepped: &StepResult) {
@@ -342,7 +359,9 @@ impl<'a> Clock<'a> {
         let flops = flops_per_token(&plan.model, plan.data.seq).total();
         let left = (plan.train.steps as u64 - step) as f64;
         let per_step = self.start.elapsed().as_secs_f64() / self.done as f64;
+        let tokens = (self.before + self.done) * plan.tokens_per_step() as u64;
         let report = StepReport {
+            epoch: self.epoch_tokens.map(|epoch| tokens as f64 / epoch as f64),
             loss: Some(stepped.loss),
             grad_norm: Some(stepped.grad_norm),
             lr: Some(stepped.lr),
@@ -352,7 +371,7 @@ impl<'a> Clock<'a> {
             more: extra_metrics(stepped, times, skipped),
             mem_bytes: Some(times.memory),
             mem_planned_bytes: Some(self.planned_memory),
-            tokens: Some((self.before + self.done) * plan.tokens_per_step() as u64),
+            tokens: Some(tokens),
             elapsed_s: Some(self.start.elapsed().as_secs_f64()),
             eta: Some(Duration::from_secs_f64(left * per_step)),
             ..StepReport::of(step as usize, plan.train.steps)

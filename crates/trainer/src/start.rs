@@ -38,7 +38,12 @@ pub fn build<'a>(
     let mut first_failure = None;
     for dir in candidates {
         match attempt(run, &dir, start.resume)? {
-            Ok(built) => return Ok(built),
+            Ok(built) => {
+                if run.group.rank() == 0 {
+                    on_event(Event::Loaded { path: &dir, resume: start.resume });
+                }
+                return Ok(built);
+            }
             Err((rank, what)) => {
                 if run.group.rank() == 0 {
                     on_event(Event::SkippedCheckpoint { path: &dir, rank, what: &what });

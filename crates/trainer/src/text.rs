@@ -1,6 +1,6 @@
 //! Text generation.
 
-use lockstep_data::Source;
+use lockstep_data::Tokenizer;
 use lockstep_kernels::{Device, Dtype, RandomKey};
 use lockstep_model::{Cache, Model, Sampling, Weights, sample};
 
@@ -24,7 +24,7 @@ pub struct Generator<'a> {
     pub weights: &'a Weights,
     pub dtype: Dtype,
     /// Encodes the prompt and decodes the tokens.
-    pub source: &'a Source,
+    pub tokenizer: &'a Tokenizer,
 }
 
 /// Passes each piece of generated text to `on_text`, without the prompt.
@@ -33,12 +33,12 @@ pub fn generate(
     prompt: &Prompt<'_>,
     mut on_text: impl FnMut(&str),
 ) -> Result<(), Error> {
-    let Generator { device, model, weights, dtype, source } = generator;
-    let mut ids = source.encode(prompt.prompt)?;
+    let Generator { device, model, weights, dtype, tokenizer } = generator;
+    let mut ids = tokenizer.encode(prompt.prompt)?;
     let mut text = TextStream::after(ids.clone());
     if ids.is_empty() {
         // The model needs at least one token: the end of a document or of a line.
-        ids.push(source.end().unwrap_or(b'\n' as u32));
+        ids.push(tokenizer.end().unwrap_or(b'\n' as u32));
     }
     if let Some(id) = ids.iter().find(|&&id| id as usize >= model.vocab) {
         return Err(Error::Invalid(format!(
@@ -46,9 +46,17 @@ pub fn generate(
             model.vocab
         )));
     }
+    if ids.len() > model.seq {
+        tracing::warn!(
+            "the prompt has {} tokens, more than the model's context of {}; only its last {} are used",
+            ids.len(),
+            model.seq,
+            model.seq.div_ceil(2)
+        );
+    }
     let key = RandomKey { seed: prompt.seed, stream: STREAM };
     let mut cache = Cache::new(model, dtype);
-    let (seq, decode) = (model.seq, |ids: &[u32]| source.decode(ids));
+    let (seq, decode) = (model.seq, |ids: &[u32]| tokenizer.decode(ids));
     for index in 0..prompt.tokens {
         if cache.len() == seq {
             cache.clear();
@@ -57,7 +65,7 @@ pub fn generate(
         let logits = model.extend(device, weights, &mut cache, new);
         let uniform = (key.word(index as u64) as f64 + 0.5) / 2f64.powi(32);
         let id = sample(&logits, &prompt.sampling, uniform);
-        if Some(id) == source.end() {
+        if Some(id) == tokenizer.end() {
             break;
         }
         ids.push(id);

@@ -1,6 +1,6 @@
 //! Converts between `config.json` and `Shape`. Unsupported settings are reported, never ignored.
 
-use lockstep_plan::model::{Balance, Family, Moe, RopeScaling, Shape};
+use lockstep_plan::model::{Balance, Family, MAX_SIZE, Moe, RopeScaling, Shape};
 use serde_json::{Value, json};
 
 /// Parses a `config.json`, or returns everything that is not supported.
@@ -23,6 +23,10 @@ pub fn read(config: &Value) -> Result<Shape, Vec<String>> {
             )]);
         }
     };
+    // Invalid keys have defaults that may not fit each other.
+    if keys.problems.is_empty() {
+        keys.problems.extend(shape.errors().iter().map(ToString::to_string));
+    }
     match keys.problems.is_empty() {
         true => Ok(shape),
         false => Err(keys.problems),
@@ -40,7 +44,7 @@ pub fn write(shape: &Shape, dtype: &str) -> Result<Value, Vec<String>> {
         Family::Gpt2 => gpt2_json(shape),
         Family::Llama | Family::Moe => llama_json(shape),
     };
-    // transformers 4 reads torch_dtype, version 5 dtype. Special tokens are unknown, and the library defaults would
+    // transformers 4 reads torch_dtype, version 5 dtype. Special tokens may be unknown, and the library defaults would
     // belong to another vocabulary.
     let common = json!({
         "vocab_size": shape.vocab, "tie_word_embeddings": shape.tied, "torch_dtype": dtype, "dtype": dtype,
@@ -89,7 +93,7 @@ fn unsupported(shape: &Shape) -> Vec<String> {
         capacity.is_some(),
         format!(
             "capacity={}: Mixtral's experts take all their tokens, so it would answer otherwise wherever one was \
-             dropped; to export all the same, make shape.moe.capacity null in checkpoint.json",
+             dropped; train some steps without capacity first",
             capacity.unwrap_or_default()
         ),
     );
@@ -289,12 +293,17 @@ impl Keys<'_> {
     /// A positive integer; required if there is no default.
     fn size(&mut self, key: &str, default: Option<usize>) -> usize {
         let value = &self.config[key];
-        match (value.as_u64().filter(|size| *size > 0), default) {
-            (Some(size), _) => size as usize,
+        let size = value.as_u64().and_then(|size| usize::try_from(size).ok());
+        match (size.filter(|size| (1..=MAX_SIZE).contains(size)), default) {
+            (Some(size), _) => size,
             (None, Some(default)) if value.is_null() => default,
             _ => {
                 let found = if value.is_null() { "missing".into() } else { value.to_string() };
-                self.problems.push(format!("{key} must be a positive integer (got {found})"));
+                let most = match size {
+                    Some(size) if size > MAX_SIZE => format!(" of at most {MAX_SIZE}"),
+                    _ => String::new(),
+                };
+                self.problems.push(format!("{key} must be a positive integer{most} (got {found})"));
                 1
             }
         }

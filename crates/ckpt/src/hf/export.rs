@@ -9,27 +9,32 @@ use crate::tensors::{Named, Tensors, differences, params_of};
 use lockstep_plan::model::Shape;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Export options.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Export {
     /// F32, F16 or Bf16.
     pub dtype: Dtype,
     /// Maximum bytes of tensors per file, unless a single tensor is larger.
     pub shard_bytes: usize,
+    /// Files to copy into the folder, such as those of the tokenizer.
+    pub files: Vec<PathBuf>,
+    /// The end-of-document token, if it is known.
+    pub end: Option<u32>,
 }
 
 impl Default for Export {
     fn default() -> Export {
-        Export { dtype: Dtype::F32, shard_bytes: 5_000_000_000 }
+        Export { dtype: Dtype::F32, shard_bytes: 5_000_000_000, files: Vec::new(), end: None }
     }
 }
 
 /// Writes a new folder. Fails for shapes that transformers has no model for.
-pub fn export(shape: &Shape, tensors: &dyn Tensors, to: &Path, how: Export) -> Result<()> {
-    let config = config::write(shape, dtype_name(how.dtype))
+pub fn export(shape: &Shape, tensors: &dyn Tensors, to: &Path, how: &Export) -> Result<()> {
+    let mut config = config::write(shape, dtype_name(how.dtype))
         .map_err(|problems| Error::Invalid { path: to.to_path_buf(), problems })?;
+    config["eos_token_id"] = json!(how.end);
     reject(to, differences(tensors.list(), &params_of(shape)))?;
     let (entries, parts) = hf_tensors(shape, how.dtype);
 
@@ -43,6 +48,10 @@ pub fn export(shape: &Shape, tensors: &dyn Tensors, to: &Path, how: Export) -> R
         write_json(&partial.path().join(INDEX), &index(&shards))?;
     }
     write_json(&partial.path().join(CONFIG), &config)?;
+    for file in &how.files {
+        let name = file.file_name().ok_or_else(|| Error::malformed(file, "not a file name"))?;
+        std::fs::copy(file, partial.path().join(name)).map_err(Error::system("copy", file))?;
+    }
     partial.commit().map(drop)
 }
 

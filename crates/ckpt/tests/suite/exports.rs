@@ -14,7 +14,7 @@ fn exported_tensors_equal_imported_ones() {
         // Fixtures are smaller than 300 KB. The limits give one file, a few files, and one per tensor.
         for (shard_bytes, files) in [(1 << 20, 1..=1), (60_000, 2..=5), (1, 20..=50)] {
             let to = fresh(&format!("export-{name}"));
-            export(source.shape(), &source, &to, Export { shard_bytes, ..Export::default() })
+            export(source.shape(), &source, &to, &Export { shard_bytes, ..Export::default() })
                 .unwrap();
             assert_eq!(weights(&to), weights(&fixture(name)), "{name}");
             let count = fs::read_dir(&to).unwrap().flatten();
@@ -33,14 +33,14 @@ fn bf16_keeps_what_was_bf16_and_rounds_the_rest() {
     let source = Source::open(&fixture("llama-sharded")).unwrap();
     let to = fresh("export-bf16");
     let bf16 = Export { dtype: Dtype::Bf16, ..Export::default() };
-    export(source.shape(), &source, &to, bf16).unwrap();
+    export(source.shape(), &source, &to, &bf16).unwrap();
     assert_eq!(weights(&to), weights(&fixture("llama-sharded")));
     let config = fs::read_to_string(to.join("config.json")).unwrap();
     assert!(config.contains("\"dtype\": \"bfloat16\""), "{config}");
 
     let source = Source::open(&fixture("llama")).unwrap();
     let to = fresh("export-rounded");
-    export(source.shape(), &source, &to, bf16).unwrap();
+    export(source.shape(), &source, &to, &bf16).unwrap();
     for (name, (_, rounded)) in weights(&to) {
         let (_, exact) = &weights(&fixture("llama"))[&name];
         for (rounded, exact) in rounded.iter().zip(exact) {
@@ -66,7 +66,7 @@ fn unsupported_shapes_are_rejected_without_output() {
         let mut shape = source.shape().clone();
         change(&mut shape);
         let to = fresh("export-refused").join("model");
-        let error = export(&shape, &source, &to, Export::default()).unwrap_err().to_string();
+        let error = export(&shape, &source, &to, &Export::default()).unwrap_err().to_string();
         assert!(error.contains(says), "{error}");
         assert!(!to.exists() && !to.parent().unwrap().exists());
     }
@@ -77,7 +77,7 @@ fn export_never_overwrites() {
     let source = Source::open(&fixture("llama")).unwrap();
     let to = fresh("export-there");
     fs::create_dir_all(&to).unwrap();
-    let error = export(source.shape(), &source, &to, Export::default()).unwrap_err();
+    let error = export(source.shape(), &source, &to, &Export::default()).unwrap_err();
     assert!(matches!(error, Error::Exists { .. }), "{error}");
     assert!(source.list().len() > 10);
 }

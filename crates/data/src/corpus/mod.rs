@@ -96,14 +96,16 @@ impl Corpus {
         self.epochs[split as usize]
     }
 
-    /// Digest of the files, in order, and of the held-out threshold.
+    /// Digest of the files, in order, and the held-out threshold. The digest of one file is that of `TokenFile::digest`.
     pub fn identity(&self) -> String {
-        let mut digest = blake3::Hasher::new();
-        self.files.iter().for_each(|file| {
-            digest.update(file.digest().as_bytes());
-        });
-        digest.update(&self.threshold.to_le_bytes());
-        format!("tokens {}", &digest.finalize().to_hex()[..16])
+        let digest = match &self.files[..] {
+            [file] => file.digest(),
+            files => {
+                let all: String = files.iter().map(TokenFile::digest).collect();
+                blake3::hash(all.as_bytes()).to_hex().to_string()
+            }
+        };
+        format!("tokens {}, held-out threshold {}", &digest[..16], self.threshold)
     }
 
     /// Reads sample `number` of the endless sequence of epochs: `seq + 1` tokens, the length of `out`. Corrupt samples

@@ -42,12 +42,15 @@ impl Threshold {
         Ok(Threshold(threshold))
     }
 
-    pub fn to_le_bytes(self) -> [u8; 8] {
-        self.0.to_le_bytes()
-    }
-
     pub fn split_of(&self, hash: u64) -> Split {
         if hash < self.0 { Split::HeldOut } else { Split::Train }
+    }
+}
+
+/// In hex digits.
+impl std::fmt::Display for Threshold {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:016x}", self.0)
     }
 }
 

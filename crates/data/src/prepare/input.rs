@@ -55,6 +55,11 @@ pub fn find(named: &[PathBuf], format: Option<Format>) -> Result<Vec<Input>> {
 }
 
 fn one(path: &Path, format: Option<Format>) -> Result<Input> {
+    // A missing file has no format to complain about.
+    let meta = match path == Path::new("-") {
+        true => None,
+        false => Some(std::fs::metadata(path).map_err(Error::system("reading", path))?),
+    };
     let Some(format) = format.or_else(|| by_name(path)) else {
         return Err(Error::file(
             path,
@@ -62,12 +67,8 @@ fn one(path: &Path, format: Option<Format>) -> Result<Input> {
              (decompress through a pipe: zstd -dc x.jsonl.zst | … - --format jsonl)",
         ));
     };
-    if path == Path::new("-") {
-        return Ok(Input { path: path.to_path_buf(), format, bytes: None });
-    }
-    let meta = std::fs::metadata(path).map_err(Error::system("reading", path))?;
-    // A pipe has a name but no length.
-    let bytes = meta.is_file().then_some(meta.len());
+    // Standard input and pipes have no length.
+    let bytes = meta.filter(|meta| meta.is_file()).map(|meta| meta.len());
     Ok(Input { path: path.to_path_buf(), format, bytes })
 }
 

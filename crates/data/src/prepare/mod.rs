@@ -110,6 +110,9 @@ pub fn prepare(recipe: &Recipe, progress: &(dyn Fn(u64) + Sync)) -> Result<Repor
     if recipe.split_on.as_deref() == Some("") {
         return Err(Error::misuse("--split-on must not be empty"));
     }
+    if recipe.tokenizer.end().is_none() {
+        return Err(Error::misuse("the tokenizer has no end-of-document token; use another one"));
+    }
     let inputs = input::find(&recipe.inputs, recipe.format)?;
     let mut report = Report::default();
     for (out, inputs) in outputs(recipe, &inputs)? {

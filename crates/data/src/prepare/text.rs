@@ -8,6 +8,8 @@ use super::lines::Lines;
 use super::pipeline::Sink;
 use crate::error::Result;
 
+const NOT_UTF8: &str = "not UTF-8; convert the file, e.g. with iconv -f ISO-8859-1 -t UTF-8";
+
 /// Maximum bytes of a line that are read at once; less if documents are smaller.
 const PIECE: usize = 32 << 10;
 
@@ -31,7 +33,7 @@ pub fn read<'a>(input: &'a Input, recipe: &Recipe, sink: &mut Sink<'a>) -> Resul
         if str::from_utf8(&piece).is_ok() {
             document.text.extend_from_slice(&piece);
         } else {
-            batch.add_bad(lines.line, "not UTF-8");
+            batch.add_bad(lines.line, NOT_UTF8);
             partial_char.clear();
             read += lines.skip(&mut piece)?;
         }

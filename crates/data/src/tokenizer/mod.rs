@@ -1,6 +1,7 @@
 //! Tokenizers: bytes (built in) or any Hugging Face tokenizer.json. Encoding adds no special tokens; packing adds the
 //! end-of-document token.
 
+mod folder;
 #[cfg(feature = "tokenizers")]
 mod hugging_face;
 #[cfg(not(feature = "tokenizers"))]
@@ -8,6 +9,7 @@ mod hugging_face;
 mod hugging_face;
 
 use crate::error::{Error, Result};
+pub use folder::{StoredTokenizer, TOKENIZER_FILES};
 use hugging_face::Model;
 use std::path::Path;
 
@@ -19,7 +21,7 @@ const END_OF_TEXT: &str = "<|endoftext|>";
 pub struct Tokenizer {
     inner: Inner,
     vocab: u32,
-    end: u32,
+    end: Option<u32>,
 }
 
 #[derive(Debug)]
@@ -39,7 +41,12 @@ impl Tokenizer {
     /// assert_eq!(tokenizer.decode(&[110, 195, 169, 256]).unwrap(), "né<|endoftext|>");
     /// ```
     pub fn bytes() -> Tokenizer {
-        Tokenizer { inner: Inner::Bytes, vocab: 257, end: 256 }
+        Tokenizer { inner: Inner::Bytes, vocab: 257, end: Some(256) }
+    }
+
+    /// The byte tokenizer of a text without documents.
+    pub(crate) fn endless_bytes() -> Tokenizer {
+        Tokenizer { inner: Inner::Bytes, vocab: 256, end: None }
     }
 
     /// Opens `bytes`, or a tokenizer.json or its folder. `end` is the end-of-document token; by default the common ones
@@ -59,7 +66,7 @@ impl Tokenizer {
         }
         let json = std::fs::read(&path).map_err(Error::system("reading tokenizer", &path))?;
         let model = Model::read(&json).map_err(|error| with_path(&path, error))?;
-        let end = model.find_end(end).map_err(|error| with_path(&path, error))?;
+        let end = Some(model.find_end(end).map_err(|error| with_path(&path, error))?);
         let vocab = model.vocab();
         Ok(Tokenizer { inner: Inner::HuggingFace { model: Box::new(model), json }, vocab, end })
     }
@@ -67,7 +74,8 @@ impl Tokenizer {
     /// The tokenizer stored in a token file.
     pub(crate) fn from_file_part(json: &[u8], vocab: u32, end: u32) -> Result<Tokenizer> {
         let model = Box::new(Model::read(json)?);
-        Ok(Tokenizer { inner: Inner::HuggingFace { model, json: json.to_vec() }, vocab, end })
+        let inner = Inner::HuggingFace { model, json: json.to_vec() };
+        Ok(Tokenizer { inner, vocab, end: Some(end) })
     }
 
     /// The largest token plus one.
@@ -75,8 +83,8 @@ impl Tokenizer {
         self.vocab
     }
 
-    /// The end-of-document token.
-    pub fn end(&self) -> u32 {
+    /// The end-of-document token, if there is one.
+    pub fn end(&self) -> Option<u32> {
         self.end
     }
 
@@ -113,7 +121,7 @@ impl Tokenizer {
     }
 }
 
-pub(crate) fn bytes_to_text(tokens: &[u32]) -> String {
+fn bytes_to_text(tokens: &[u32]) -> String {
     let mut bytes = Vec::with_capacity(tokens.len());
     for token in tokens {
         match u8::try_from(*token) {

@@ -4,7 +4,7 @@
 use super::damage::{Cause, Damage};
 use super::header::{CHECKSUM, CHUNK, ENTRY, Header, LEN, Width, checksum};
 use crate::error::{Error, Result};
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{StoredTokenizer, Tokenizer};
 use memmap2::Mmap;
 use std::fs::File;
 use std::ops::Range;
@@ -31,11 +31,13 @@ const CORRUPT: u8 = 2;
 impl TokenFile {
     /// Opens a file and verifies everything except the tokens.
     pub fn open(path: &Path) -> Result<TokenFile> {
-        let file = File::open(path).map_err(Error::system("opening", path))?;
-        let meta = file.metadata().map_err(Error::system("opening", path))?;
+        // Checked before opening: opening a named pipe would block.
+        let meta = std::fs::metadata(path).map_err(Error::system("opening", path))?;
         if !meta.is_file() || meta.len() == 0 {
             return Err(Error::file(path, "not a token file: empty or not a regular file"));
         }
+        let file = File::open(path).map_err(Error::system("opening", path))?;
+        let meta = file.metadata().map_err(Error::system("opening", path))?;
         // SAFETY: `prepare` renames complete files into place and never modifies them; a replaced file stays
         // unchanged for processes that have it mapped. If another program writes into the file, the tokens fail their
         // checksum or vocabulary check; if it truncates the file, the process ends with a signal.
@@ -88,6 +90,14 @@ impl TokenFile {
             0 => Ok(Tokenizer::bytes()),
             1 => Tokenizer::from_file_part(self.part(2), self.header.vocab, self.header.end),
             other => Err(Error::file(&self.path, format!("unknown tokenizer code {other}"))),
+        }
+    }
+
+    /// The tokenizer as it is stored, without parsing it.
+    pub fn stored_tokenizer(&self) -> StoredTokenizer {
+        match self.header.tokenizer {
+            0 => StoredTokenizer::bytes(true),
+            _ => StoredTokenizer { json: self.part(2).to_vec(), end: Some(self.header.end) },
         }
     }
 

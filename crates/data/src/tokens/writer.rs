@@ -86,7 +86,7 @@ impl Writer {
         let mut header = Header {
             width: self.width,
             vocab: tokenizer.vocab(),
-            end: tokenizer.end(),
+            end: tokenizer.end().expect("`prepare` has checked it"),
             documents: self.documents,
             tokens: self.count,
             tokenizer: tokenizer.code(),

@@ -46,6 +46,18 @@ fn samples_do_not_depend_on_instance_or_order() {
 }
 
 #[test]
+fn a_token_file_has_one_digest() {
+    let dir = TestDir::new();
+    let path = dir.documents(&numbered(40));
+    let digest = lockstep_data::TokenFile::open(&path).unwrap().digest();
+    for held_out in [0.0, 0.2] {
+        let identity = open(&path, held_out).identity();
+        assert!(identity.contains(&digest[..16]), "{identity} and {digest}");
+    }
+    assert_ne!(open(&path, 0.0).identity(), open(&path, 0.2).identity());
+}
+
+#[test]
 fn threads_may_share_a_source() {
     let dir = TestDir::new();
     let source = open(&dir.documents(&numbered(300)), 0.1);

@@ -1,7 +1,9 @@
 //! Text and jsonl inputs become documents on any number of threads; unusable rows are reported.
 
 use crate::test_dir::{TestDir, texts};
-use lockstep_data::{Error, Format, Recipe, TokenFile, prepare};
+use lockstep_data::{
+    Error, Format, GRAMMAR, Options, Recipe, Source, TokenFile, Tokenizer, prepare,
+};
 use proptest::prelude::*;
 
 #[test]
@@ -125,8 +127,26 @@ fn invalid_utf8_lines_are_skipped() {
     let input = dir.write("t.txt", b"one\ntwo \xff\nthree\nfo\xc3");
     let report = dir.prepare(&input, |_| ()).unwrap();
     assert_eq!(texts(&report.files[0].path), ["one\nthree\nfo"]);
-    let bad: Vec<_> = report.first_bad.iter().map(|row| (row.line, row.reason.as_str())).collect();
+    let reason = |at: usize| report.first_bad[at].reason.split(';').next().unwrap();
+    let bad: Vec<_> = (0..2).map(|at| (report.first_bad[at].line, reason(at))).collect();
     assert_eq!(bad, [(2, "not UTF-8"), (4, "ends in the middle of a UTF-8 character")]);
+}
+
+#[test]
+fn a_file_in_another_encoding_is_named_with_a_fix() {
+    let dir = TestDir::new();
+    let input = dir.write("latin.txt", b"caf\xe9\n");
+    let error = dir.prepare(&input, |_| ()).unwrap_err().to_string();
+    assert!(error.contains("latin.txt:1: not UTF-8; convert the file"), "{error}");
+    let error = dir.prepare(&input, |r| r.max_bad = 0).unwrap_err().to_string();
+    assert!(error.starts_with("1 bad row; at most 0 are allowed"), "{error}");
+}
+
+#[test]
+fn a_missing_file_is_missing_not_of_an_unknown_format() {
+    let dir = TestDir::new();
+    let error = dir.prepare(&dir.path("missing"), |_| ()).unwrap_err().to_string();
+    assert!(error.contains("missing: No such file"), "{error}");
 }
 
 /// A failure leaves neither the output file nor a temporary file.
@@ -224,4 +244,19 @@ proptest! {
         prop_assert_eq!(texts(&path), kept.iter().map(|d| d.to_string()).collect::<Vec<_>>());
         TokenFile::open(&path).unwrap().check(|_| ()).unwrap();
     }
+}
+
+#[test]
+fn a_stored_tokenizer_is_loaded_without_the_data() {
+    let dir = TestDir::new();
+    let path = dir.documents(&["an owl"]);
+    for (spec, vocab, end) in [(path.to_str().unwrap(), 257, Some(256)), (GRAMMAR, 256, None)] {
+        let source = Source::open(spec, &Options { held_out: 0.0 }).unwrap();
+        source.stored_tokenizer().write(&dir.path("")).unwrap();
+        let loaded = Tokenizer::load(&dir.path("")).unwrap().expect("a tokenizer");
+        assert_eq!((loaded.vocab(), loaded.end()), (vocab, end));
+        assert_eq!(loaded.encode("né").unwrap(), source.encode("né").unwrap());
+        assert_eq!(source.end(), end);
+    }
+    assert!(Tokenizer::load(&dir.path("missing")).unwrap().is_none());
 }

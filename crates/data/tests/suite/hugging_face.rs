@@ -41,7 +41,7 @@ fn opened(dir: &TestDir, extra_words: usize) -> Tokenizer {
 fn documents_are_encoded_as_they_are() {
     let dir = TestDir::new();
     let tokenizer = opened(&dir, 0);
-    assert_eq!((tokenizer.vocab(), tokenizer.end()), (5, 4));
+    assert_eq!((tokenizer.vocab(), tokenizer.end()), (5, Some(4)));
     assert_eq!(tokenizer.encode("the owl sings the owl").unwrap(), [1, 2, 3, 1, 2]);
     assert_eq!(tokenizer.encode("the <|endoftext|>owl").unwrap(), [1, 0]);
     assert_eq!(tokenizer.decode(&[1, 2, 4]).unwrap(), "the owl <|endoftext|>");
@@ -120,4 +120,32 @@ fn unknown_end_token_is_reported() {
     let broken = dir.write("broken.json", "{}");
     let error = Tokenizer::open(broken.to_str().unwrap(), None).unwrap_err();
     assert!(error.to_string().contains("broken.json: reading"), "{error}");
+}
+
+/// The tokenizer.json of the byte tokenizer, read by Hugging Face's library.
+#[test]
+fn exported_byte_tokenizer_encodes_bytes() {
+    let dir = TestDir::new();
+    let source = open(&dir.documents(&["an owl"]), 0.0);
+    source.stored_tokenizer().write(&dir.path("")).unwrap();
+    // `open` does not recognize the byte tokenizer.
+    let read = Tokenizer::open(dir.path("tokenizer.json").to_str().unwrap(), None).unwrap();
+    assert_eq!((read.vocab(), read.end()), (257, Some(256)));
+    let text: String = (0..0x250).filter_map(char::from_u32).collect();
+    let bytes: Vec<u32> = text.bytes().map(u32::from).collect();
+    assert_eq!(read.encode(&text).unwrap(), bytes);
+    assert_eq!(read.decode(&bytes).unwrap(), text);
+}
+
+#[test]
+fn a_run_folder_carries_its_tokenizer() {
+    let dir = TestDir::new();
+    let input = dir.write("a.txt", "the owl sings");
+    dir.prepare(&input, |r| r.tokenizer = opened(&dir, 0)).unwrap();
+    let source = open(&dir.path("out.tokens"), 0.0);
+    std::fs::create_dir(dir.path("run")).unwrap();
+    source.stored_tokenizer().write(&dir.path("run")).unwrap();
+    let loaded = Tokenizer::load(&dir.path("run")).unwrap().expect("a tokenizer");
+    assert_eq!((loaded.vocab(), loaded.end()), (5, Some(4)));
+    assert_eq!(loaded.encode("the owl").unwrap(), [1, 2]);
 }

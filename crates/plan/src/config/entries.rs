@@ -30,16 +30,23 @@ pub(super) struct Entry {
 
 pub(super) type Entries = BTreeMap<String, Entry>;
 
+/// All values of a run file, and where its sections start.
+#[derive(Default)]
+pub(super) struct Document {
+    pub entries: Entries,
+    pub sections: BTreeMap<String, Place>,
+}
+
 /// All values of the file, overridden by those of `--set`.
-pub(super) fn read(text: &str, sets: &[String]) -> Result<Entries, Vec<ConfigError>> {
+pub(super) fn read(text: &str, sets: &[String]) -> Result<Document, Vec<ConfigError>> {
     let (table, errors) = DeTable::parse_recoverable(text);
     let mut errors: Vec<ConfigError> = errors.iter().map(|error| not_toml(text, error)).collect();
-    let mut entries = Entries::new();
+    let mut document = Document::default();
     let file = |at| Place::Line(line(text, at));
-    flatten(table.get_ref(), text, "", &file, &mut entries);
+    flatten(table.get_ref(), text, "", &file, &mut document);
     for set in sets {
         match set.split_once('=') {
-            Some((key, value)) => override_entry(&mut entries, key.trim(), value.trim()),
+            Some((key, value)) => override_entry(&mut document, key.trim(), value.trim()),
             None => errors.push(ConfigError {
                 key: String::new(),
                 place: Place::Set,
@@ -48,7 +55,7 @@ pub(super) fn read(text: &str, sets: &[String]) -> Result<Entries, Vec<ConfigErr
             }),
         }
     }
-    if errors.is_empty() { Ok(entries) } else { Err(errors) }
+    if errors.is_empty() { Ok(document) } else { Err(errors) }
 }
 
 fn not_toml(text: &str, error: &toml::de::Error) -> ConfigError {
@@ -66,20 +73,19 @@ fn flatten(
     text: &str,
     prefix: &str,
     place: &impl Fn(usize) -> Place,
-    entries: &mut Entries,
+    document: &mut Document,
 ) {
     for (key, value) in table {
         let name = format!("{prefix}{}", key.get_ref());
         match value.get_ref() {
             DeValue::Table(inner) if !inner.is_empty() => {
-                flatten(inner, text, &format!("{name}."), place, entries);
+                flatten(inner, text, &format!("{name}."), place, document);
+                document.sections.insert(name, place(key.span().start));
             }
             leaf => {
                 let typed = text.get(value.span()).unwrap_or_default().to_string();
-                entries.insert(
-                    name,
-                    Entry { value: value_of(leaf), place: place(key.span().start), typed },
-                );
+                let place = place(key.span().start);
+                document.entries.insert(name, Entry { value: value_of(leaf), place, typed });
             }
         }
     }
@@ -87,17 +93,18 @@ fn flatten(
 
 /// Replaces the entry of one `--set`. A value that is not TOML is taken as a string, so that
 /// `--set model.family=llama` needs no nested quotes.
-fn override_entry(entries: &mut Entries, key: &str, typed: &str) {
+fn override_entry(document: &mut Document, key: &str, typed: &str) {
     let inside = format!("{key}.");
-    entries.retain(|name, _| name != key && !name.starts_with(&inside));
+    document.entries.retain(|name, _| name != key && !name.starts_with(&inside));
     let value = match DeValue::parse(typed).map(|value| value.into_inner()) {
         Ok(DeValue::Table(table)) => {
-            return flatten(&table, typed, &inside, &|_| Place::Set, entries);
+            return flatten(&table, typed, &inside, &|_| Place::Set, document);
         }
         Ok(value) => value_of(&value),
         Err(_) => Value::Text(typed.to_string()),
     };
-    entries.insert(key.to_string(), Entry { value, place: Place::Set, typed: typed.to_string() });
+    let entry = Entry { value, place: Place::Set, typed: typed.to_string() };
+    document.entries.insert(key.to_string(), entry);
 }
 
 fn value_of(value: &DeValue) -> Value {

@@ -38,6 +38,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct Config {
     pub name: Option<String>,
     pub model: Model,
+    /// The model of the checkpoint that a run starts from, if any. `model` overrides it.
+    pub base: Model,
     pub data: Data,
     pub train: Train,
     pub layout: Layout,

@@ -1,7 +1,7 @@
 //! `[model]`: a preset, explicit sizes, or a preset with some sizes overridden.
 
 use super::Reader;
-use crate::model::{Balance, Family};
+use crate::model::{Balance, Family, Shape};
 
 /// `[model]` as typed, or a preset.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -91,6 +91,48 @@ impl Model {
             v_head_dim: reader.count(&key("v_head_dim")),
             dense_layers: reader.count(&key("dense_layers")),
             dense_ffn: reader.count(&key("dense_ffn")),
+        }
+    }
+
+    /// The section that describes a shape; every key is set.
+    pub fn of(shape: &Shape) -> Model {
+        let (moe, latent, lead) = (shape.moe, shape.latent, shape.lead);
+        let scaling = shape.rope_scaling;
+        Model {
+            preset: None,
+            family: Some(shape.family),
+            dim: Some(shape.dim),
+            layers: Some(shape.layers),
+            heads: Some(shape.heads),
+            kv_heads: Some(shape.kv_heads),
+            head_dim: Some(shape.head_dim),
+            ffn: Some(shape.ffn),
+            vocab: Some(shape.vocab),
+            seq: Some(shape.seq),
+            tied: Some(shape.tied),
+            norm_eps: Some(shape.norm_eps),
+            dropout: Some(shape.dropout),
+            rope_theta: Some(shape.rope_theta),
+            rope_scaling: RopeScaling {
+                factor: scaling.map(|scaling| scaling.factor),
+                low_freq_factor: scaling.map(|scaling| scaling.low_freq_factor),
+                high_freq_factor: scaling.map(|scaling| scaling.high_freq_factor),
+                original_seq: scaling.map(|scaling| scaling.original_seq),
+            },
+            experts: moe.map(|moe| moe.experts),
+            top_k: moe.map(|moe| moe.top_k),
+            capacity: moe.and_then(|moe| moe.capacity),
+            aux_loss: moe.map(|moe| moe.aux_loss),
+            balance: moe.map(|moe| moe.balance),
+            z_loss: moe.map(|moe| moe.z_loss),
+            shared_experts: moe.map(|moe| moe.shared),
+            q_lora_rank: latent.and_then(|latent| latent.q_rank),
+            kv_lora_rank: latent.map(|latent| latent.kv_rank),
+            nope_head_dim: latent.map(|latent| latent.nope),
+            rope_head_dim: latent.map(|latent| latent.rope),
+            v_head_dim: latent.map(|latent| latent.value),
+            dense_layers: lead.map(|lead| lead.layers),
+            dense_ffn: lead.map(|lead| lead.ffn),
         }
     }
 

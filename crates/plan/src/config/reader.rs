@@ -1,13 +1,15 @@
 //! Typed access to the entries of a run file. The set of valid keys is the set of keys that were read; any other key
 //! is an error.
 
-use super::entries::{self, Entries, Entry, Value};
+use super::entries::{self, Document, Entries, Entry, Value};
 use super::nearest::nearest;
 use crate::error::{ConfigError, Place};
 use std::collections::{BTreeMap, BTreeSet};
 
 pub(crate) struct Reader {
     entries: Entries,
+    /// Where sections start.
+    sections: BTreeMap<String, Place>,
     /// Keys that were read, whether they are set or not.
     known: BTreeSet<String>,
     errors: Vec<ConfigError>,
@@ -24,9 +26,10 @@ pub(crate) struct Finished {
 
 impl Reader {
     pub fn new(text: &str, sets: &[String]) -> Result<Reader, Vec<ConfigError>> {
-        let entries = entries::read(text, sets)?;
+        let Document { entries, sections } = entries::read(text, sets)?;
         Ok(Reader {
             entries,
+            sections,
             known: BTreeSet::new(),
             errors: Vec::new(),
             unreadable: BTreeSet::new(),
@@ -166,6 +169,7 @@ impl Reader {
 
     /// Reports an unknown section once, for all of its keys.
     fn unknown_section(&mut self, typed: &str, place: Place) {
+        let place = self.sections.get(typed).copied().unwrap_or(place);
         let sections: BTreeSet<&str> = self.known.iter().map(|known| section(known)).collect();
         let known: Vec<&str> = sections.into_iter().filter(|section| !section.is_empty()).collect();
         let suggestion = match nearest(typed, known.iter().copied()) {

@@ -24,7 +24,7 @@ pub struct Train {
     /// Maximum gradient norm; 0: no clipping.
     pub clip: Option<f64>,
     pub seed: Option<usize>,
-    /// Steps between evaluations; 0: only at the end.
+    /// Steps between evaluations; 0: none.
     pub eval_every: Option<usize>,
     /// Global batches per evaluation.
     pub eval_batches: Option<usize>,

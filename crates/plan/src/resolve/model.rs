@@ -1,4 +1,5 @@
-//! Resolves `[model]`: keys override the preset, and missing sizes are derived.
+//! Resolves `[model]`: keys override the preset, which overrides the model of the checkpoint that a run starts from.
+//! Missing sizes are derived.
 
 use super::checker::{Checker, MOST, sized};
 use super::{latent, near};
@@ -6,13 +7,11 @@ use crate::config::{Model, nearest};
 use crate::model::{Family, Moe, RopeScaling, Shape};
 use crate::presets;
 
-const MOST_PARAMETERS: f64 = 1e15;
-
 /// The shape of the model, or None after reporting an error.
 pub(super) fn shape(checker: &mut Checker, data_vocab: Option<usize>) -> Option<Shape> {
     let typed = &checker.config.model;
-    let base = preset(checker, typed)?;
-    let model = typed.over(&base);
+    let named = preset(checker, typed)?;
+    let model = typed.over(&named).over(&checker.config.base);
     let family = model.family.unwrap_or(Family::Gpt2);
     let dim = model.dim.unwrap_or(128);
     let heads = model.heads.unwrap_or_else(|| default_heads(dim.min(MOST)));
@@ -44,10 +43,7 @@ pub(super) fn shape(checker: &mut Checker, data_vocab: Option<usize>) -> Option<
             _ => None,
         },
     };
-    sizes(checker, &shape);
-    heads_fit(checker, &shape, own_width.is_some());
-    numbers(checker, &shape);
-    check_parameter_count(checker, &shape);
+    check_shape(checker, &shape, own_width.is_some());
     check_family(checker, typed, family);
     latent::check_family(checker, typed, family);
     Some(shape)
@@ -85,7 +81,11 @@ fn vocab(checker: &mut Checker, model: Option<usize>, data: Option<usize>) -> us
     match (model, data) {
         (Some(model), Some(data)) if model < data => {
             let message = format!("vocab={model} is less than the vocabulary of the data, {data}");
-            checker.add(&["model.vocab"], message, format!("remove it, or use at least {data}"));
+            let suggestion = match checker.config.base.vocab == Some(model) {
+                true => "prepare the data with the tokenizer of the checkpoint".into(),
+                false => format!("remove it, or use at least {data}"),
+            };
+            checker.add(&["model.vocab"], message, suggestion);
             model
         }
         (Some(model), _) => model,
@@ -120,22 +120,12 @@ fn rope_scaling(checker: &mut Checker, model: &Model, family: Family) -> Option<
         }
         return None;
     };
-    let scaling = RopeScaling {
+    Some(RopeScaling {
         factor,
         low_freq_factor: scaling.low_freq_factor.unwrap_or(1.0),
         high_freq_factor: scaling.high_freq_factor.unwrap_or(4.0),
         original_seq: scaling.original_seq.unwrap_or(8192),
-    };
-    checker.require(factor > 0.0, "model.rope_scaling.factor", factor, "be greater than 0");
-    checker.at_least_one("model.rope_scaling.original_seq", scaling.original_seq);
-    let (low, high) = (scaling.low_freq_factor, scaling.high_freq_factor);
-    if !(0.0 < low && low < high) {
-        let keys = ["model.rope_scaling.low_freq_factor", "model.rope_scaling.high_freq_factor"];
-        let message =
-            format!("low_freq_factor={low} and high_freq_factor={high} do not form a range");
-        checker.add(&keys, message, "use 0 < low_freq_factor < high_freq_factor");
-    }
-    Some(scaling)
+    })
 }
 
 fn experts(model: &Model) -> Moe {
@@ -151,105 +141,23 @@ fn experts(model: &Model) -> Moe {
     }
 }
 
-fn sizes(checker: &mut Checker, shape: &Shape) {
-    checker.at_least_one("model.dim", shape.dim);
-    checker.at_least_one("model.layers", shape.layers);
-    checker.at_least_one("model.heads", shape.heads);
-    checker.at_least_one("model.kv_heads", shape.kv_heads);
-    checker.at_least_one("model.ffn", shape.ffn);
-    checker.at_least_one("model.vocab", shape.vocab);
-    checker.at_least_one("model.seq", shape.seq);
-    if let Some(moe) = shape.moe {
-        checker.at_least_one("model.experts", moe.experts);
-        checker.at_least_one("model.top_k", moe.top_k);
-        if moe.shared > 0 {
-            checker.at_least_one("model.shared_experts", moe.shared);
+/// Checks the shape. `own_width`: the head width is set explicitly and need not be dim / heads.
+fn check_shape(checker: &mut Checker, shape: &Shape, own_width: bool) {
+    let Shape { dim, heads, kv_heads, .. } = *shape;
+    let uneven = !own_width && sized(&[dim, heads, kv_heads]) && !dim.is_multiple_of(heads);
+    if uneven {
+        let message = format!("heads={heads} does not divide dim={dim}");
+        let suggestion = format!("use {}", near::divisors(heads, dim));
+        checker.add(&["model.heads", "model.dim"], message, suggestion);
+    }
+    for error in shape.errors() {
+        // The width of uneven heads is not what the user meant.
+        if !uneven || error.keys[0] != "head_dim" {
+            let keys: Vec<String> = error.keys.iter().map(|key| format!("model.{key}")).collect();
+            let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+            checker.add(&keys, error.message, error.suggestion);
         }
     }
-}
-
-/// Limits the number of parameters, so that no later calculation overflows.
-fn check_parameter_count(checker: &mut Checker, shape: &Shape) {
-    let float = |size: usize| size as f64;
-    let experts = shape.moe.map_or(1.0, |moe| float(moe.experts) + float(moe.shared));
-    let head = float(shape.head_dim) + float(shape.value_dim());
-    let heads = float(shape.heads) + float(shape.kv_heads);
-    let latents = shape.latent.map_or(0.0, |latent| {
-        let ranks = float(latent.q_rank.unwrap_or(0)) + float(latent.kv_rank);
-        ranks * (float(shape.dim) + heads * head)
-    });
-    let attention = float(shape.dim) * head * heads + latents;
-    let wide = float(shape.ffn) * experts + shape.lead.map_or(0.0, |lead| float(lead.ffn));
-    let layer = attention + 3.0 * float(shape.dim) * wide;
-    let ends = float(shape.dim) * (2.0 * float(shape.vocab) + float(shape.seq));
-    let all = float(shape.layers) * layer + ends;
-    if all > MOST_PARAMETERS {
-        let keys =
-            ["model.dim", "model.layers", "model.ffn", "model.heads", "model.vocab", "model.seq"];
-        let message = format!("the model has {all:.1e} parameters");
-        checker.add(&keys, message, format!("the maximum is {MOST_PARAMETERS:e}"));
-    }
-}
-
-/// `own_width`: the head width is set explicitly and need not be dim / heads.
-fn heads_fit(checker: &mut Checker, shape: &Shape, own_width: bool) {
-    let Shape { dim, heads, kv_heads, head_dim, .. } = *shape;
-    if !sized(&[dim, heads, kv_heads]) {
-        return;
-    }
-    if !own_width && !dim.is_multiple_of(heads) {
-        let message = format!("heads={heads} does not divide dim={dim}");
-        checker.add(
-            &["model.heads", "model.dim"],
-            message,
-            format!("use {}", near::divisors(heads, dim)),
-        );
-    } else if head_dim == 0 {
-        checker.at_least_one("model.head_dim", head_dim);
-    } else if shape.family != Family::Gpt2 && head_dim % 2 == 1 {
-        let message = format!("head_dim={head_dim} is odd, but rotary positions rotate pairs");
-        checker.add(
-            &["model.head_dim", "model.heads", "model.dim"],
-            message,
-            "use an even head_dim",
-        );
-    }
-    if !heads.is_multiple_of(kv_heads) {
-        let message = format!("kv_heads={kv_heads} does not divide heads={heads}");
-        let suggestion = format!("use {}", near::divisors(kv_heads, heads));
-        checker.add(&["model.kv_heads", "model.heads"], message, suggestion);
-    }
-}
-
-fn numbers(checker: &mut Checker, shape: &Shape) {
-    let Shape { norm_eps, dropout, rope_theta, .. } = *shape;
-    checker.require(norm_eps > 0.0, "model.norm_eps", norm_eps, "be greater than 0");
-    checker.require(
-        (0.0..1.0).contains(&dropout),
-        "model.dropout",
-        dropout,
-        "be at least 0 and less than 1",
-    );
-    checker.require(rope_theta > 1.0, "model.rope_theta", rope_theta, "be greater than 1");
-    let Some(moe) = shape.moe else { return };
-    if moe.top_k > moe.experts && moe.experts > 0 {
-        let message = format!("top_k={} is more than experts={}", moe.top_k, moe.experts);
-        checker.add(
-            &["model.top_k", "model.experts"],
-            message,
-            format!("use at most {}", moe.experts),
-        );
-    }
-    if let Some(capacity) = moe.capacity {
-        checker.require(
-            capacity > 0.0,
-            "model.capacity",
-            capacity,
-            "be greater than 0, or removed for dropless routing",
-        );
-    }
-    checker.require(moe.aux_loss >= 0.0, "model.aux_loss", moe.aux_loss, "be at least 0");
-    checker.require(moe.z_loss >= 0.0, "model.z_loss", moe.z_loss, "be at least 0");
 }
 
 /// Reports keys that the family does not use. Unused keys of a preset are ignored.

@@ -2,6 +2,7 @@
 
 use super::Environment;
 use super::checker::{Checker, sized};
+use super::limits::MAX_THREADS;
 use super::near;
 use crate::config::{self, Curve};
 use crate::learning_rate::LearningRate;
@@ -111,13 +112,12 @@ fn learning_rate(checker: &mut Checker, steps: usize) -> LearningRate {
 
 fn eval(checker: &mut Checker, data: &Data, steps: usize) -> Option<Eval> {
     let typed = &checker.config.train;
-    let default_every = if steps > 100 { 100 } else { 0 };
     let eval = Eval {
-        every: typed.eval_every.unwrap_or(default_every),
+        every: typed.eval_every.unwrap_or(steps.clamp(1, 100)),
         batches: typed.eval_batches.unwrap_or(8),
     };
     checker.at_least_one("train.eval_batches", eval.batches);
-    if data.held_out == 0.0 {
+    if data.held_out == 0.0 && eval.every > 0 {
         let asked = [("eval_every", typed.eval_every), ("eval_batches", typed.eval_batches)];
         for (name, value) in asked.into_iter().filter_map(|(name, value)| Some((name, value?))) {
             let message =
@@ -129,7 +129,7 @@ fn eval(checker: &mut Checker, data: &Data, steps: usize) -> Option<Eval> {
             );
         }
     }
-    (data.held_out > 0.0).then_some(eval)
+    (data.held_out > 0.0 && eval.every > 0).then_some(eval)
 }
 
 fn sample(typed: &config::Train) -> Option<Sample> {
@@ -141,7 +141,7 @@ fn sample(typed: &config::Train) -> Option<Sample> {
 fn numbers(checker: &mut Checker, train: &Train) {
     checker.at_least_one("train.steps", train.steps);
     checker.at_least_one("train.log_every", train.log_every);
-    checker.at_least_one("train.threads", train.threads);
+    checker.within("train.threads", train.threads, MAX_THREADS);
     let [first, second] = train.betas;
     let both = format!("[{first}, {second}]");
     let inside = |beta: f64| (0.0..1.0).contains(&beta);

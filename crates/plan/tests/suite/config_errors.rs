@@ -24,7 +24,7 @@ fn syntax_and_types() {
         ("[train]\naccumulation = 3", "train.accumulation (line 2): unknown key; it is derived from global_batch = micro_batch × accumulation × data"),
         ("[checkpoint]\nfolder = \"x\"", "checkpoint.folder (line 2): unknown key; valid keys: every, keep, keep_every"),
         ("[model.rope_scaling]\nfactr = 2", "model.rope_scaling.factr (line 2): unknown key; did you mean model.rope_scaling.factor?"),
-        ("\n[trian]\nlr = 1\nsteps = 2", "trian (line 3): unknown section; did you mean [train]?"),
+        ("\n[trian]\nlr = 1\nsteps = 2", "trian (line 2): unknown section; did you mean [train]?"),
         ("[mesh]", "mesh (line 1): unknown section; valid sections: checkpoint, comm, data, layout, model, model.rope_scaling, precision, train"),
         ("model = 3", "model (line 1): model is a section, not a value; write [model] with its keys below"),
         ("[[model]]\ndim = 64", "model (line 1): model is a section, not a value; write [model] with its keys below"),
@@ -204,7 +204,7 @@ data = 3
         // warmup=2000 is not compared with the default steps=1000, because `stpes` was meant to set the steps.
         "train.stpes (line 4): unknown key; did you mean train.steps?",
         "model.heads (line 7): heads=6 does not divide dim=128; use 4 or 8",
-        "modle (line 9): unknown section; did you mean [model]?",
+        "modle (line 8): unknown section; did you mean [model]?",
         "layout.data (line 12): data=3 × pipe=2 needs 6 ranks, but 2 ranks were started; use --ranks 6, or remove data",
         "layout.data (line 12): global_batch=32 is not a multiple of data=3; use 30 or 33",
         "train.clip (--set): clip must be greater than 0, or 0 for no clipping (got -1)",
@@ -259,6 +259,28 @@ fn out_of_range_sizes_are_errors_not_overflows() {
                 assert!(!errors(&text, &[], 2).is_empty(), "{text}");
             }
         }
+    }
+}
+
+#[test]
+fn absurd_counts_are_rejected_before_anything_is_listed() {
+    #[rustfmt::skip]
+    let cases = [
+        ("[model]\nlayers = 1e9", "model.layers (line 2): the model has about 1.6e10 tensors; the maximum is 2e5"),
+        ("[model]\nfamily = \"moe\"\nexperts = 1e9", "model.experts (line 3): the model has about 1.2e10 tensors; the maximum is 2e5"),
+        ("[model]\nfamily = \"moe\"\ncapacity = 1e300", "model.capacity (line 3): capacity must be at most 1000, or removed for dropless routing (got 1000000"),
+        ("[train]\nglobal_batch = 1e9", "train.global_batch (line 2): a step has 125000000 micro-batches, which take 5.0e8 passes; the maximum is 2e6; use a larger micro_batch or a smaller global_batch"),
+        ("[train]\nthreads = 1e9", "train.threads (line 2): threads must be at most 1024 (got 1000000000)"),
+        ("[layout]\ndata = 1e6\ntensor = 1e6", "layout.data (line 2): the layout has 1000000000000 ranks; the maximum is 1000000"),
+        ("[layout]\ntensor = 1e7", "layout.tensor (line 2): tensor must be at most 1000000 (got 10000000)"),
+        ("[checkpoint]\nevery = 18446744073709551615", "checkpoint.every (line 2): every must be at most 1000000000 (got 18446744073709551615)"),
+    ];
+    for (text, expected) in cases {
+        let config = Config::parse(text, &[]);
+        let env = Environment::one_host(config.ranks(), 4).with_vocab(64);
+        let errors = Plan::resolve(&config, &env).unwrap_err();
+        let found = errors.iter().any(|error| error.to_string().starts_with(expected));
+        assert!(found, "{text}: {errors:#?}");
     }
 }
 

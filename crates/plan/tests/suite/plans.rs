@@ -1,6 +1,7 @@
 //! Derived values of a plan.
 
-use lockstep_plan::model::Family;
+use lockstep_plan::config::Model;
+use lockstep_plan::model::{Family, Moe, Shape};
 use lockstep_plan::{Compression, Config, Curve, Environment, Plan, Source};
 
 fn plan(text: &str, ranks: usize) -> Plan {
@@ -18,6 +19,32 @@ fn an_empty_file_uses_the_defaults() {
     assert_eq!((plan.train.lr.curve, plan.train.lr.warmup), (Curve::Cosine, 100));
     assert_eq!((plan.train.eval.unwrap().every, plan.train.clip), (100, Some(1.0)));
     assert_eq!(plan.train.sample, None);
+}
+
+#[test]
+fn eval_every_zero_does_not_evaluate() {
+    let eval = |text: &str| plan(&format!("[train]\n{text}"), 1).train.eval;
+    assert_eq!(eval("eval_every = 0"), None);
+    assert_eq!(eval("eval_every = 0\neval_batches = 4\n[data]\nheld_out = 0"), None);
+    // A short run is evaluated at its end.
+    assert_eq!(eval("steps = 7").unwrap().every, 7);
+}
+
+#[test]
+fn keys_that_are_not_set_are_those_of_the_checkpoint() {
+    for preset in ["gpt2-test", "llama-test", "moe-test"] {
+        let mut shape = lockstep_plan::presets::shape(preset, Some(300)).unwrap();
+        shape.moe = shape.moe.map(|moe| Moe { aux_loss: 0.5, z_loss: 0.0, ..moe });
+        let mut config = Config::parse("[model]\ndropout = 0.1", &[]);
+        config.base = Model::of(&shape);
+        let env = Environment::one_host(1, 4).with_vocab(64);
+        let plan = Plan::resolve(&config, &env).unwrap();
+        assert_eq!(plan.model, Shape { dropout: 0.1, ..shape });
+        let errors = Plan::resolve(&config, &env.with_vocab(301)).unwrap_err();
+        let expected = "model.vocab: vocab=300 is less than the vocabulary of the data, 301; prepare the data with the \
+                        tokenizer of the checkpoint";
+        assert_eq!(errors[0].to_string(), expected);
+    }
 }
 
 #[test]

@@ -33,7 +33,7 @@ fn train(plan: &Plan, folder: &Path, resume: bool) -> (Vec<f32>, Vec<String>) {
             Event::SkippedCheckpoint { path, rank, what } => {
                 events.push(format!("skipped {}, rank {rank}: {what}", path.display()))
             }
-            Event::Step(_) | Event::Evaluated(_) | Event::Slow(_) => {}
+            _ => {}
         };
         let (source, stop) = (&source, &|| false);
         let device = Device::cpu(plan.train.threads);

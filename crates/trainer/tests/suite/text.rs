@@ -48,8 +48,9 @@ fn generation_continues_when_the_context_is_full() {
 
         let request = Prompt { prompt, tokens, sampling: GREEDY, seed: 0 };
         let mut text = String::new();
-        let (device, model, weights, source) = (&device, &model, &weights, &source);
-        let generator = Generator { device, model, weights, dtype: Dtype::F32, source };
+        let (device, model, weights) = (&device, &model, &weights);
+        let tokenizer = source.tokenizer().unwrap();
+        let generator = Generator { device, model, weights, dtype: Dtype::F32, tokenizer };
         generate(generator, &request, |piece| text.push_str(piece)).unwrap();
         assert_eq!(text, expected, "after {prompt:?}");
     }
