@@ -73,6 +73,18 @@ fn prints_a_table_of_layouts() {
     assert_eq!(lines[5], "3 of 3 layouts agree with one rank");
 }
 
+#[test]
+fn a_layout_may_have_a_placement() {
+    let layouts = "data=2 tensor=2 placement=tensor,pipe,context,data; \
+                   placement=\"data, context, tensor, pipe\" pipe=2 tensor=2";
+    let finished = verify(&["--layouts", layouts]);
+    assert!(finished.ok, "{}{}", finished.out, finished.err);
+    assert!(finished.out.ends_with("2 of 2 layouts agree with one rank\n"), "{}", finished.out);
+    let finished = verify(&["--layouts", "data=2 placement=data,data"]);
+    let expected = "placement must list each of the four axes once (got \"data,data\")";
+    assert!(!finished.ok && finished.err.contains(expected), "{}", finished.err);
+}
+
 /// Compressed gradients differ from those of one rank. Layouts without replicas are still held to the strict tolerance.
 #[test]
 fn compressed_gradients_have_a_larger_tolerance() {

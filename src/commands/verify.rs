@@ -30,7 +30,8 @@ use crate::world::{self, Engine};
 pub struct Args {
     /// Run file (TOML)
     run: PathBuf,
-    /// Layouts to check, separated by semicolons, e.g. "data=2; tensor=2 sequence=true; pipe=2 schedule=zb-h1"
+    /// Layouts to check, separated by semicolons, e.g. "data=2; tensor=2 sequence=true; pipe=2 schedule=zb-h1;
+    /// data=2 pipe=2 placement=pipe,data,context,tensor"
     /// [default: up to 24 valid layouts of up to 8 ranks that cover every axis and option]
     #[arg(long)]
     layouts: Option<String>,

@@ -102,3 +102,25 @@ fn exported_weights_can_be_imported_and_trained() {
         &other,
     );
 }
+
+/// An imported Mixtral has the loss terms of its config.json, which are not the defaults.
+#[test]
+fn training_from_an_imported_mixture_uses_its_loss_terms() {
+    let workspace = Workspace::new("loss-terms");
+    let train = "train small.toml --set model.preset=moe-test --set train.steps";
+    workspace.output(&format!("{train}=2 --set name=base --set model.aux_loss=0.003"));
+    workspace.output("export runs/base --to folder");
+    workspace.output("import folder --out runs/back");
+    let terms = |name: &str| {
+        let moe = workspace.plan(&format!("runs/{name}")).model.moe.expect("experts");
+        (moe.aux_loss, moe.z_loss)
+    };
+    workspace.output(&format!("{train}=2 --set name=tuned --from runs/back"));
+    assert_eq!(terms("tuned"), (0.003, 0.0));
+    // A resumed run continues with them.
+    workspace.output(&format!("{train}=3 --set name=tuned --resume --ranks 2"));
+    assert_eq!(terms("tuned"), (0.003, 0.0));
+    workspace
+        .output(&format!("{train}=2 --set name=typed --from runs/back --set model.z_loss=0.5"));
+    assert_eq!(terms("typed"), (0.003, 0.5));
+}

@@ -79,7 +79,8 @@ impl Config {
         config
     }
 
-    /// Replaces the layout by `words`, separated by spaces or commas: `tensor=2 sequence=true`.
+    /// Replaces the layout by `words`, separated by spaces or commas: `tensor=2 sequence=true`. The axes of a placement
+    /// are separated in the same way: `placement=pipe,data,context,tensor`.
     ///
     /// ```
     /// use lockstep_plan::Config;
@@ -92,8 +93,7 @@ impl Config {
         let mut config = self.clone();
         config.places.retain(|key, _| !own(key));
         config.unreadable.retain(|key| !own(key));
-        let words = words.split(|c: char| c == ',' || c.is_whitespace());
-        let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
+        let words = join_placement(words);
         config.errors.extend(words.iter().filter(|word| !word.contains('=')).map(|word| {
             ConfigError {
                 key: "layout".into(),
@@ -102,7 +102,7 @@ impl Config {
                 suggestion: "write for example tensor=2".into(),
             }
         }));
-        let sets = words.into_iter().filter(|word| word.contains('='));
+        let sets = words.iter().filter(|word| word.contains('='));
         let typed = Config::parse("", &sets.map(|set| format!("layout.{set}")).collect::<Vec<_>>());
         let here = |error| ConfigError { place: Place::Layouts, ..error };
         config.errors.extend(typed.errors.into_iter().map(here));
@@ -126,4 +126,20 @@ impl Config {
     pub fn held_out(&self) -> f64 {
         self.data.held_out.unwrap_or(0.05)
     }
+}
+
+/// The words of a layout. Words after `placement=` that have no `=` belong to its value, with or without quotes.
+fn join_placement(words: &str) -> Vec<String> {
+    let mut joined: Vec<String> = Vec::new();
+    let words = words.split(|c: char| c == ',' || c.is_whitespace());
+    for word in words.filter(|word| !word.is_empty()) {
+        match joined.last_mut().filter(|last| last.starts_with("placement=")) {
+            Some(last) if !word.contains('=') => last.push_str(&format!(",{word}")),
+            _ => joined.push(word.to_string()),
+        }
+    }
+    for word in joined.iter_mut().filter(|word| word.starts_with("placement=")) {
+        word.retain(|c| c != '"');
+    }
+    joined
 }

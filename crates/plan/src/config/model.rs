@@ -136,6 +136,17 @@ impl Model {
         }
     }
 
+    /// The loss terms and the capacity of the router alone.
+    pub(crate) fn router(&self) -> Model {
+        Model {
+            capacity: self.capacity,
+            aux_loss: self.aux_loss,
+            balance: self.balance,
+            z_loss: self.z_loss,
+            ..Model::default()
+        }
+    }
+
     /// Overrides `base` with the keys that are set here.
     pub(crate) fn over(&self, base: &Model) -> Model {
         let (rope, under) = (self.rope_scaling, base.rope_scaling);

@@ -10,8 +10,9 @@ use crate::presets;
 /// The shape of the model, or None after reporting an error.
 pub(super) fn shape(checker: &mut Checker, data_vocab: Option<usize>) -> Option<Shape> {
     let typed = &checker.config.model;
-    let named = preset(checker, typed)?;
-    let model = typed.over(&named).over(&checker.config.base);
+    let (named, base) = (preset(checker, typed)?, &checker.config.base);
+    // A checkpoint was trained with its own loss terms, not with those of the preset.
+    let model = typed.over(&base.router()).over(&named).over(base);
     let family = model.family.unwrap_or(Family::Gpt2);
     let dim = model.dim.unwrap_or(128);
     let heads = model.heads.unwrap_or_else(|| default_heads(dim.min(MOST)));
