@@ -263,7 +263,7 @@ fn update(
     let (dtype, recompute) = (Dtype::F32, Recompute::None);
     let global_tokens = BEST * SEQ;
     let Rank { device, groups, model, store, optimizer, .. } = rank;
-    let pass = Pass { device, groups, dtype, recompute, dropout: None, global_tokens };
+    let pass = Pass { device, groups, dtype, recompute, dropout: None, global_tokens, loads: None };
     model.train(&pass, batch, store, activations);
     store.finish(device, groups)?;
     let gradients = (0..store.gradients.blocks()).filter_map(|block| store.gradients.get(block));

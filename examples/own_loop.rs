@@ -35,13 +35,22 @@ fn main() -> anyhow::Result<()> {
     // The loss is the mean over the tokens of all micro-batches and ranks, so their gradients are simply summed.
     let global_tokens = BATCH * SEQ;
     let (groups, dtype, recompute) = (&Groups::alone(), Dtype::F32, Recompute::None);
-    let pass = Pass { device: &device, groups, dtype, recompute, dropout: None, global_tokens };
+    let pass = Pass {
+        device: &device,
+        groups,
+        dtype,
+        recompute,
+        dropout: None,
+        global_tokens,
+        loads: None,
+    };
 
     for step in 1..=STEPS {
-        // A sample is a function of (seed, step, index), so there is no loader state to save.
+        // A sample is a function of (seed, batch, index), so there is no loader state to save.
+        let (split, batch_number) = (Split::Train, step - 1);
         for (index, sample) in samples.chunks_exact_mut(SEQ + 1).enumerate() {
             source.sample(
-                SampleId { split: Split::Train, seed: SEED, step, global_batch: BATCH, index },
+                SampleId { split, seed: SEED, batch: batch_number, global_batch: BATCH, index },
                 sample,
             );
         }

@@ -4,10 +4,12 @@ use std::path::Path;
 
 use anyhow::bail;
 use lockstep_comm::World;
-use lockstep_data::{SampleId, Source, Split};
+use lockstep_data::Source;
 use lockstep_kernels::Device;
 use lockstep_plan::Plan;
-use lockstep_trainer::{Divergence, Outcome, Replayed, Run, Start, failed_dir, replay};
+use lockstep_trainer::{
+    Divergence, Outcome, Replayed, Run, Start, failed_dir, replay, train_sample,
+};
 
 use crate::print::print_line;
 
@@ -137,14 +139,11 @@ fn verdict(step: u64, replayed: &Replayed, from_failure: bool, recorded: Option<
 
 /// Origin and beginning of a sample.
 fn describe_sample(plan: &Plan, source: &Source, step: u64, index: usize) -> String {
-    let (seed, global, seq) = (plan.train.seed, plan.train.global_batch, plan.data.seq);
+    let (id, seq) = (train_sample(plan, step, index), plan.data.seq);
     let mut tokens = vec![0; seq + 1];
-    source.sample(
-        SampleId { split: Split::Train, seed, step, global_batch: global, index },
-        &mut tokens,
-    );
+    source.sample(id, &mut tokens);
     let pieces: Vec<String> = source
-        .pieces(SampleId { split: Split::Train, seed, step, global_batch: global, index }, seq)
+        .pieces(id, seq)
         .iter()
         .map(|piece| {
             let (path, tokens) = (piece.path.display(), &piece.tokens);
@@ -191,6 +190,7 @@ mod tests {
         let stepped = StepResult {
             loss: 2.5,
             auxiliary: 0.0,
+            experts: None,
             grad_norm: 1.0,
             lr: 1e-3,
             time: none,

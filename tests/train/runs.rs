@@ -164,3 +164,26 @@ fn trains_on_prepared_text() {
         &["train.eval_every", "data.held_out=0 reserves no data for evaluation"],
     );
 }
+
+#[test]
+fn expert_load_imbalance_and_dropped_tokens_are_reported() {
+    let workspace = Workspace::new("experts");
+    let args = "--set model.preset=moe-test --set model.capacity=1.0 --set train.steps=2";
+    let output = workspace.output(&format!("train small.toml {args}"));
+    let line = output.lines().find(|line| line.starts_with("step 2/2 | loss")).expect("a step");
+    for part in ["| expert load 0.", "| imbalance 1.", "| dropped "] {
+        assert!(line.contains(part), "no {part:?} in: {line}");
+    }
+    let metrics = workspace.metrics("runs/small");
+    let report = metrics.iter().find(|line| line.step == 2 && line.loss.is_some()).expect("step 2");
+    let (min, max) = (report.expert_load_min.unwrap(), report.expert_load_max.unwrap());
+    let imbalance = report.expert_imbalance.unwrap();
+    assert!(min < 1.0 && 1.0 < imbalance && imbalance <= max, "{min} {imbalance} {max}");
+    assert!((0.0..1.0).contains(&report.dropped_fraction.unwrap()), "{report:?}");
+    let events = workspace.names("runs/small/tensorboard").remove(0);
+    let events = std::fs::read(workspace.path("runs/small/tensorboard").join(events)).unwrap();
+    for tag in ["load_min", "load_max", "imbalance", "dropped_fraction"] {
+        let tag = format!("experts/{tag}");
+        assert!(events.windows(tag.len()).any(|part| part == tag.as_bytes()), "no {tag}");
+    }
+}

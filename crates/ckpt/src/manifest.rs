@@ -95,6 +95,9 @@ pub struct Position {
     pub seed: u64,
     /// Identity of the data source.
     pub data: String,
+    /// The run has used the first global batch. Earlier versions skipped it.
+    #[serde(default)]
+    pub first_batch_used: bool,
 }
 
 /// Contents of `manifest.json`.
@@ -267,9 +270,10 @@ mod tests {
     fn manifest() -> Manifest {
         let shape = lockstep_plan::presets::shape("gpt2-test", Some(64)).expect("a preset");
         let plan = serde_json::json!({"lr": 3e-4});
-        let position = Position { samples: 12, seed: 3, data: "grammar".into() };
-        let extra =
-            ExtraState { skipped_samples: 3, learner: serde_json::json!({"policy_version": 7}) };
+        let data = "grammar".into();
+        let position = Position { samples: 12, seed: 3, data, first_batch_used: true };
+        let learner = serde_json::json!({"policy_version": 7});
+        let extra = ExtraState { skipped_samples: 3, expert_slots: vec![5, 0, 2], learner };
         let head = Head { step: 4, generation: 2, position, shape, plan, extra };
         let named = Named { name: "embed.tokens".into(), dims: vec![4, 4] };
         let runs = vec![Runs { start: 0, len: 2, stride: 4, count: 4 }];

@@ -1,4 +1,4 @@
-//! Training data: token files and the samples of each batch. A sample is a pure function of (seed, step, index), so
+//! Training data: token files and the samples of each batch. A sample is a pure function of (seed, batch, index), so
 //! there is no loader state to save and the global batch does not depend on the layout. Knows nothing about ranks,
 //! devices or models.
 //!
@@ -7,8 +7,8 @@
 //!
 //! let source = Source::open("builtin:grammar", &Options::default())?;
 //! let mut tokens = [0; 129];
-//! // Sample 5 of the 32 in step 1,000 with seed 42: 128 inputs and their targets.
-//! let id = SampleId { split: Split::Train, seed: 42, step: 1000, global_batch: 32, index: 5 };
+//! // Sample 5 of the 32 in batch 1,000 with seed 42: 128 inputs and their targets.
+//! let id = SampleId { split: Split::Train, seed: 42, batch: 1000, global_batch: 32, index: 5 };
 //! source.sample(id, &mut tokens);
 //! let floor = source.entropy(128).unwrap();
 //! assert!((0.57..0.58).contains(&floor), "lowest loss that a model can reach: {floor} nats");

@@ -1,5 +1,5 @@
-//! The source of training samples: the built-in grammar or token files. A sample is a pure function of (seed, step,
-//! index in the global batch), so ranks read samples in any order and a run resumes from its step number alone.
+//! The source of training samples: the built-in grammar or token files. A sample is a pure function of (seed, global
+//! batch, index in it), so ranks read samples in any order and a run resumes from its step number alone.
 
 use crate::corpus::{Corpus, MAX_SKIPPED, Piece, Split};
 use crate::error::Result;
@@ -19,7 +19,7 @@ pub const GRAMMAR: &str = "builtin:grammar";
 /// use lockstep_data::{Options, SampleId, Source, Split};
 ///
 /// let source = Source::open("builtin:grammar", &Options::default()).unwrap();
-/// let id = SampleId { split: Split::Train, seed: 1, step: 10, global_batch: 8, index: 3 };
+/// let id = SampleId { split: Split::Train, seed: 1, batch: 10, global_batch: 8, index: 3 };
 /// let mut tokens = [0; 33];
 /// source.sample(id, &mut tokens);
 /// let mut same = [0; 33];
@@ -181,7 +181,9 @@ impl Source {
 pub struct SampleId {
     pub split: Split,
     pub seed: u64,
-    pub step: u64,
+    /// Number of the global batch, counted from 0: one less than the step that trains on it.
+    pub batch: u64,
+    /// Samples of a global batch.
     pub global_batch: usize,
     /// Index in the global batch.
     pub index: usize,
@@ -190,8 +192,8 @@ pub struct SampleId {
 impl SampleId {
     /// Position in the endless sequence of samples.
     fn number(&self) -> u64 {
-        let SampleId { step, global_batch, index, .. } = *self;
+        let SampleId { batch, global_batch, index, .. } = *self;
         assert!(index < global_batch, "sample {index} of a global batch of {global_batch}");
-        step * global_batch as u64 + index as u64
+        batch * global_batch as u64 + index as u64
     }
 }

@@ -43,6 +43,18 @@ pub struct StepReport {
     /// Exposed communication as a fraction of the step, 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub comm_exposed: Option<f64>,
+    /// Lowest load of an expert in any layer: its slots (tokens × top_k) divided by the mean of the layer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expert_load_min: Option<f64>,
+    /// Highest load of an expert in any layer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expert_load_max: Option<f64>,
+    /// Highest load in a layer, mean over the layers: 1 if all experts are used evenly.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expert_imbalance: Option<f64>,
+    /// Slots dropped because their expert was full, as a fraction of all slots. `None` without a capacity.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dropped_fraction: Option<f64>,
     /// Peak memory of any rank so far.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mem_bytes: Option<u64>,
@@ -69,6 +81,10 @@ impl StepReport {
         StepReport { step, steps, ..StepReport::default() }
     }
 
+    fn expert_load(&self) -> Option<String> {
+        Some(format!("expert load {:.2}-{:.2}", self.expert_load_min?, self.expert_load_max?))
+    }
+
     fn memory(&self) -> Option<String> {
         match (self.mem_bytes?, self.mem_planned_bytes) {
             (used, Some(planned)) => Some(format!("mem {}/{} GiB", gib(used), gib(planned))),
@@ -90,6 +106,9 @@ impl fmt::Display for StepReport {
             self.tokens_per_s.map(|rate| format!("{} tok/s", thousands(rate))),
             self.mfu.map(|share| format!("mfu {:.1}%", 100.0 * share)),
             self.comm_exposed.map(|share| format!("comm exposed {:.1}%", 100.0 * share)),
+            self.expert_load(),
+            self.expert_imbalance.map(|imbalance| format!("imbalance {imbalance:.2}")),
+            self.dropped_fraction.map(|share| format!("dropped {:.1}%", 100.0 * share)),
             self.memory(),
             self.eta.map(|left| format!("eta {}", duration(left))),
         ];

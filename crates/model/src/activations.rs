@@ -43,13 +43,16 @@ pub struct Loss {
     /// Tokens of the micro-batch, by which the mean divides. Includes tokens whose target is ignored.
     pub tokens: usize,
     /// Load-balancing and z-loss of this stage's routers, weighted as in the objective: the mean over the tokens of the
-    /// micro-batch and over all layers of the model.
+    /// micro-batch and over all layers of the model. Without a balance loss over the global batch.
     pub auxiliary: f64,
+    /// Slots that this stage's layers dropped because their expert was full.
+    pub dropped: u64,
 }
 
 impl Loss {
     /// Sums the losses of tokens in f64 and in order. Waits for the device.
     pub fn read(device: &Device, losses: &Tensor) -> Loss {
-        Loss { sum: device.sum(losses.view()).get(), tokens: losses.len(), auxiliary: 0.0 }
+        let sum = device.sum(losses.view()).get();
+        Loss { sum, tokens: losses.len(), ..Loss::default() }
     }
 }

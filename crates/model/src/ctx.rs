@@ -8,7 +8,7 @@ use lockstep_parallel::{Groups, PartialOutput};
 use lockstep_plan::Recompute;
 use lockstep_plan::context::Run;
 
-use crate::Auxiliary;
+use crate::{Auxiliary, ExpertLoads};
 
 /// The context of a call to a block.
 #[derive(Clone, Copy)]
@@ -39,6 +39,8 @@ pub struct Ctx<'a> {
     pub share: f32,
     /// Receives the routers' auxiliary losses; none in inference.
     pub auxiliary: Option<&'a RefCell<Auxiliary>>,
+    /// Receives the loads of the experts, and has those of the previous step.
+    pub loads: Option<&'a ExpertLoads>,
     /// Whether the forward pass runs a second time, for the backward pass.
     pub recomputing: bool,
 }

@@ -54,7 +54,15 @@ impl Model {
         self.assert_whole();
         let Cache { blocks, len, dtype, groups } = cache;
         let (dtype, recompute) = (*dtype, Recompute::Full);
-        let pass = &Pass { device, groups, dtype, recompute, dropout: None, global_tokens: 1 };
+        let pass = &Pass {
+            device,
+            groups,
+            dtype,
+            recompute,
+            dropout: None,
+            global_tokens: 1,
+            loads: None,
+        };
         let batch = &Batch::prompt(device, start, ids);
         let at = StagePass { stage: 0, pass, batch, defer_weight_grads: false };
 

@@ -11,7 +11,8 @@ use lockstep_plan::reduction::PassKind;
 
 use crate::activations::DeferredBlock;
 use crate::{
-    Activations, Auxiliary, Batch, Block, Ctx, Dropout, Loss, Slot, Transformer, WeightGrads,
+    Activations, Auxiliary, Batch, Block, Ctx, Dropout, ExpertLoads, Loss, Slot, Transformer,
+    WeightGrads,
 };
 
 /// The blocks of a rank. Parameters are stored elsewhere, in [`Weights`].
@@ -36,6 +37,8 @@ pub struct Pass<'a> {
     pub dropout: Option<Dropout>,
     /// Tokens of the global batch. Gradients are those of the mean over them.
     pub global_tokens: usize,
+    /// Loads of the experts in the step. Needed for a balance loss over the global batch (`Balance::Batch`).
+    pub loads: Option<&'a ExpertLoads>,
 }
 
 /// The pass of one micro-batch through one of the rank's stages.
@@ -171,7 +174,8 @@ impl Model {
             }
         }
         let loss = losses.map_or(Loss::default(), |losses| Loss::read(device, &losses));
-        (dx, Loss { auxiliary: auxiliary.borrow().loss(), ..loss })
+        let auxiliary = auxiliary.borrow();
+        (dx, Loss { auxiliary: auxiliary.loss(), dropped: auxiliary.dropped, ..loss })
     }
 
     /// Computes the weight gradients that `backward` deferred.
@@ -301,6 +305,7 @@ impl Model {
             dropout: pass.dropout,
             share: batch.tokens() as f32 / pass.global_tokens as f32,
             auxiliary,
+            loads: pass.loads,
             recomputing: false,
         }
     }

@@ -1,12 +1,12 @@
 //! Loss on held-out data, and forward passes without gradients.
 
-use lockstep_data::{Source, Split};
+use lockstep_data::{SampleId, Source, Split};
 use lockstep_kernels::Tensor;
 use lockstep_model::{Loss, StagePass};
 use lockstep_parallel::sum;
 
-use crate::rank::{MicroBatchSamples, pass};
-use crate::{Error, Rank};
+use crate::rank::pass;
+use crate::{Error, Rank, train_sample};
 
 impl Rank<'_> {
     /// Mean loss over `batches` global batches of held-out samples, which are the same in each evaluation. Collective.
@@ -14,8 +14,12 @@ impl Rank<'_> {
         let mut sums = [0.0, 0.0];
         for batch in 0..batches {
             for micro in 0..self.plan.train.accumulation {
-                let losses =
-                    self.infer(source, Split::HeldOut, batch as u64, micro, |_, _, _| {})?;
+                let first = SampleId {
+                    split: Split::HeldOut,
+                    batch: batch as u64,
+                    ..train_sample(self.plan, 1, self.first_sample(micro))
+                };
+                let losses = self.infer(source, first, micro, |_, _, _| {})?;
                 if let Some(losses) = losses.filter(|_| self.groups.is_tensor_root()) {
                     let loss = Loss::read(&self.device, &losses);
                     sums[0] += loss.sum;
@@ -28,22 +32,19 @@ impl Rank<'_> {
         Ok(sums[0] / sums[1])
     }
 
-    /// Runs a micro-batch forward through all stages. Returns the loss of each token on the last stage. Calls
-    /// `on_output` with the output of each block of this rank.
+    /// Runs a micro-batch, whose first sample is `first`, forward through all stages. Returns the loss of each token on
+    /// the last stage. Calls `on_output` with the output of each block of this rank.
     pub(crate) fn infer(
         &mut self,
         source: &Source,
-        split: Split,
-        step: u64,
+        first: SampleId,
         micro: usize,
         mut on_output: impl FnMut(&lockstep_kernels::Device, usize, &Tensor),
     ) -> Result<Option<Tensor>, Error> {
-        let first = self.first_sample(micro);
-        let samples = MicroBatchSamples { split, step, micro, first };
-        self.in_flight.load(self.plan, &self.device, source, samples);
+        self.in_flight.load(self.plan, &self.device, source, micro, first);
         let mut pipeline = self.pipeline.take().expect("a rank has its pipeline between passes");
         let (model, device) = (&self.model, &self.device);
-        let pass = &pass(self.plan, device, &self.groups, step, first);
+        let pass = &pass(self.plan, device, &self.groups, first.batch + 1, first.index);
         let batch = self.in_flight.batch(micro);
         let weights = &mut self.store.weights;
         let mut losses = None;

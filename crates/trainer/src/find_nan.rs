@@ -1,8 +1,8 @@
 //! Locates the first NaN or infinite value of a step: its rank and layer.
 
-use lockstep_data::{Source, Split};
+use lockstep_data::Source;
 
-use crate::{Error, Rank};
+use crate::{Error, Rank, train_sample};
 
 /// Bytes of a place's name in the all-gather, with one byte for its kind.
 const NAME_BYTES: usize = 120;
@@ -65,7 +65,8 @@ impl Rank<'_> {
         micro: usize,
     ) -> Result<Option<String>, Error> {
         let mut found = None;
-        let losses = self.infer(source, Split::Train, step, micro, |device, block, x| {
+        let first = train_sample(self.plan, step, self.first_sample(micro));
+        let losses = self.infer(source, first, micro, |device, block, x| {
             if found.is_none() && device.count_non_finite(x.view()) > 0 {
                 found = Some(block);
             }

@@ -8,7 +8,7 @@ use lockstep_comm::{Group, SharedHeap};
 use lockstep_data::{SampleId, Source, Split};
 use lockstep_kernels::{AdamW, Device, Dtype};
 use lockstep_model::{
-    Activations, Batch, Dropout, Groups, Loss, Model, Pass, StagePass, Store, Weights,
+    Activations, Batch, Dropout, ExpertLoads, Groups, Loss, Model, Pass, StagePass, Store, Weights,
 };
 use lockstep_parallel::{MessageShape, Pipeline, StoreOptions, sum};
 use lockstep_plan::reduction::{RankReductions, ReductionPolicy};
@@ -17,7 +17,7 @@ use lockstep_plan::{Compression, Plan};
 
 use crate::skipped_samples::SkippedSamples;
 use crate::snapshot::load_weights;
-use crate::{Error, Optimizer};
+use crate::{Error, ExpertLoad, Optimizer};
 
 /// State of one rank: its device, its shard of the model and optimizer, and buffers for micro-batches.
 pub struct Rank<'a> {
@@ -35,6 +35,10 @@ pub struct Rank<'a> {
     pub extra: ExtraState,
     /// Ranges of the reduced gradients that this rank adds to the norm: block, unit, range.
     norm_ranges: Vec<(usize, usize, Range<usize>)>,
+    /// Loads of the experts in the current step.
+    pub(crate) loads: Option<ExpertLoads>,
+    /// Numbers that the ranks sum in each step: `SCALARS`, then the loads of experts.
+    pub(crate) sums: Vec<f64>,
     /// A step has been taken, so all memory is allocated.
     warm: bool,
 }
@@ -62,6 +66,8 @@ pub struct StepResult {
     pub loss: f64,
     /// Auxiliary losses of the routers, weighted as in the objective.
     pub auxiliary: f64,
+    /// Loads of the experts, if the model has any.
+    pub experts: Option<ExpertLoad>,
     /// Norm of the global gradient before clipping.
     pub grad_norm: f64,
     pub lr: f64,
@@ -75,6 +81,9 @@ pub struct StepResult {
 }
 
 impl<'a> Rank<'a> {
+    /// Loss, auxiliary loss, squares of the gradient, and three counts of corrupt samples.
+    pub(crate) const SCALARS: usize = 6;
+
     /// A rank with random parameters, which do not depend on the layout. Collective.
     pub fn new(plan: &'a Plan, group: &'a Group, device: Device) -> Result<Rank<'a>, Error> {
         let part = plan.part(group.rank());
@@ -108,6 +117,8 @@ impl<'a> Rank<'a> {
             pipeline: Some(Pipeline::new(plan.schedule(), &groups, message)),
             norm_ranges: norm_ranges(&model),
             extra: ExtraState::default(),
+            loads: ExpertLoads::new(&device, &plan.model),
+            sums: vec![0.0; Rank::SCALARS + plan.model.load_sums()],
             warm: false,
             plan,
             group,
@@ -132,7 +143,6 @@ impl<'a> Rank<'a> {
         let weights = load_weights(&device, &part, dtype(plan), gather, &checkpoint.params())?;
         let mut rank = Rank::with_weights(plan, group, device, weights)?;
         rank.load_states(checkpoint)?;
-        rank.extra = checkpoint.head().extra.clone();
         Ok(rank)
     }
 
@@ -151,12 +161,16 @@ impl<'a> Rank<'a> {
         self.store.finish(&self.device, &self.groups)?;
         let mut exposed_comm = self.store.take_exposed() + self.groups.take_exposed();
         let [count, checksum, counted_checksum] = self.skipped_sums();
-        let mut sums =
-            [loss.sum, loss.auxiliary, self.squares(), count, checksum, counted_checksum];
+        let scalars = [loss.sum, loss.auxiliary, self.squares(), count, checksum, counted_checksum];
+        self.sums[..Rank::SCALARS].copy_from_slice(&scalars);
+        self.write_loads(loss.dropped);
         let reduction = Instant::now();
-        sum(self.group, &mut sums)?;
+        sum(self.group, &mut self.sums)?;
         exposed_comm += reduction.elapsed();
-        let [loss, auxiliary, squares, skipped @ ..] = sums;
+        let scalars = self.sums.first_chunk::<{ Rank::SCALARS }>().expect("the scalars come first");
+        let [loss, auxiliary, squares, skipped @ ..] = *scalars;
+        let experts = self.expert_load();
+        let auxiliary = auxiliary + experts.map_or(0.0, |experts| experts.balance_loss);
         self.count_skipped(step, skipped)?;
         let grad_norm = squares.sqrt();
         let loss = loss / self.plan.tokens_per_step() as f64;
@@ -164,6 +178,7 @@ impl<'a> Rank<'a> {
             return Err(self.find_nan(source, step));
         }
 
+        self.keep_slots();
         let lr = self.plan.lr(step as usize);
         let train = &self.plan.train;
         let scale =
@@ -188,14 +203,27 @@ impl<'a> Rank<'a> {
         if !std::mem::replace(&mut self.warm, true) {
             SharedHeap::use_huge_pages();
         }
-        Ok(StepResult { loss, auxiliary, grad_norm, lr, time, exposed_comm, reading, sent })
+        Ok(StepResult {
+            loss,
+            auxiliary,
+            experts,
+            grad_norm,
+            lr,
+            time,
+            exposed_comm,
+            reading,
+            sent,
+        })
     }
 
     /// Forward and backward of this rank's micro-batches. Returns this rank's terms of the loss.
     pub(crate) fn passes(&mut self, source: &Source, step: u64) -> Result<Loss, Error> {
         let mut total = Loss::default();
         let mut pipeline = self.pipeline.take().expect("a rank has its pipeline between passes");
-        let (device, groups) = (&self.device, &self.groups);
+        if let Some(loads) = &mut self.loads {
+            loads.begin(&self.device, &self.extra.expert_slots);
+        }
+        let (device, groups, loads) = (&self.device, &self.groups, self.loads.as_ref());
         let (model, store, in_flight, plan) =
             (&self.model, &mut self.store, &mut self.in_flight, self.plan);
         let reads_samples = model.part.has_head() || model.part.coord.pipe == 0;
@@ -203,13 +231,12 @@ impl<'a> Rank<'a> {
         let counts_loss = groups.is_tensor_root();
         let result = pipeline.run(device, groups, |Action { stage, act, micro }, input| {
             let first = first_sample(plan, groups, micro);
-            let pass = pass(plan, device, groups, step, first);
+            let pass = Pass { loads, ..pass(plan, device, groups, step, first) };
             let chunk = stage / plan.layout.pipe;
             let slot = chunk * plan.train.accumulation + micro;
             if act == Act::Forward {
                 if chunk == 0 && reads_samples {
-                    let samples = MicroBatchSamples { split: Split::Train, step, micro, first };
-                    in_flight.load(plan, device, source, samples);
+                    in_flight.load(plan, device, source, micro, train_sample(plan, step, first));
                 }
                 let mut activations = in_flight.spare.pop().unwrap_or_default();
                 let batch = in_flight.batch(micro);
@@ -229,6 +256,7 @@ impl<'a> Rank<'a> {
                     total.sum += loss.sum;
                     // The auxiliary loss of a micro-batch is weighted by its fraction of the tokens.
                     total.auxiliary += loss.auxiliary * fraction;
+                    total.dropped += loss.dropped;
                 }
                 dx
             };
@@ -267,12 +295,16 @@ impl<'a> Rank<'a> {
     }
 }
 
-/// The samples of a micro-batch: those from `first` on of the global batch of a step.
-pub(crate) struct MicroBatchSamples {
-    pub split: Split,
-    pub step: u64,
-    pub micro: usize,
-    pub first: usize,
+/// The sample at `index` of a step's global batch. Steps count from 1, samples from 0.
+pub fn train_sample(plan: &Plan, step: u64, index: usize) -> SampleId {
+    assert!(step > 0, "the first step is 1");
+    SampleId {
+        split: Split::Train,
+        seed: plan.train.seed,
+        batch: step - 1,
+        global_batch: plan.train.global_batch,
+        index,
+    }
 }
 
 impl InFlight {
@@ -296,26 +328,23 @@ impl InFlight {
         &self.batches[micro % self.batches.len()]
     }
 
-    /// Reads the samples of a micro-batch.
+    /// Reads the samples of a micro-batch, from `first` on.
     pub fn load(
         &mut self,
         plan: &Plan,
         device: &Device,
         source: &Source,
-        micro_batch: MicroBatchSamples,
+        micro: usize,
+        first: SampleId,
     ) {
-        let MicroBatchSamples { split, step, micro, first } = micro_batch;
         let InFlight { batches, samples, skipped, reading, .. } = self;
         let start = Instant::now();
         for (row, sample) in samples.chunks_exact_mut(plan.data.seq + 1).enumerate() {
-            let (seed, global) = (plan.train.seed, plan.train.global_batch);
-            let damage = source.sample(
-                SampleId { split, seed, step, global_batch: global, index: first + row },
-                sample,
-            );
+            let id = SampleId { index: first.index + row, ..first };
+            let damage = source.sample(id, sample);
             // Held-out samples are read in each evaluation and are not counted.
-            if split == Split::Train && !damage.is_empty() {
-                skipped.add(first + row, damage);
+            if id.split == Split::Train && !damage.is_empty() {
+                skipped.add(id.index, damage);
             }
         }
         *reading += start.elapsed();
@@ -353,6 +382,7 @@ pub(crate) fn pass<'p>(
             seq: plan.data.seq as u64,
         }),
         global_tokens: plan.tokens_per_step(),
+        loads: None,
     }
 }
 

@@ -170,8 +170,18 @@ impl Rank<'_> {
         Ok(Some(HostTensors { list, values }))
     }
 
-    /// Loads the optimizer state and the compressor state of a checkpoint, if it has them.
+    /// Loads the state of a checkpoint other than the parameters, as far as it has it.
     pub(crate) fn load_states(&mut self, checkpoint: &Checkpoint) -> Result<(), Error> {
+        let extra = &checkpoint.head().extra;
+        let experts = self.plan.model.moe.map_or(0, |moe| self.plan.model.layers * moe.experts);
+        if ![0, experts].contains(&extra.expert_slots.len()) {
+            return Err(Error::Invalid(format!(
+                "{} has the loads of {} experts, but the model has {experts}; choose another checkpoint",
+                checkpoint.dir().display(),
+                extra.expert_slots.len()
+            )));
+        }
+        self.extra = extra.clone();
         let mut values = Vec::new();
         for kind in [TensorKind::First, TensorKind::Second] {
             if checkpoint.tensors(kind).is_none() {

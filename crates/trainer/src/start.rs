@@ -102,7 +102,6 @@ fn attempt<'a>(run: &Run<'a>, dir: &Path, resume: bool) -> Result<Attempt<'a>, E
     if let Some(error) = first_error(group, loaded.err().map(|error| error.to_string()))? {
         return Ok(Err(error));
     }
-    rank.extra = checkpoint.head().extra.clone();
     if group.rank() == 0 {
         warn_about_changes(&checkpoint, plan, run.source);
     }
@@ -125,6 +124,13 @@ fn check_same_model(checkpoint: &Checkpoint, plan: &Plan) -> Result<(), Error> {
 fn warn_about_changes(checkpoint: &Checkpoint, plan: &Plan, source: &Source) {
     let head = checkpoint.head();
     let (before, now) = (&head.position, position(plan, source, head.step));
+    if !before.first_batch_used && head.step > 0 {
+        tracing::warn!(
+            "the checkpoint is from a version that skipped the first global batch: the samples of step {} are used once \
+             more",
+            head.step
+        );
+    }
     if before.samples != now.samples {
         tracing::warn!(
             "train.global_batch has changed: the checkpoint after step {} has used {} samples, {} with the new size; \
@@ -156,6 +162,7 @@ pub(crate) fn position(plan: &Plan, source: &Source, step: u64) -> lockstep_ckpt
         samples: step * plan.train.global_batch as u64,
         seed: plan.train.seed,
         data: source.identity(),
+        first_batch_used: true,
     }
 }
 

@@ -2,12 +2,12 @@
 //! computed a wrong result. Changes no state, and does not reduce gradients, so that an error stays on its rank.
 
 use half::bf16;
-use lockstep_data::{Source, Split};
+use lockstep_data::Source;
 use lockstep_kernels::{Device, Dtype, Element, View};
 use lockstep_plan::model::Part;
 
 use crate::gather_texts::gather_texts;
-use crate::{Error, Rank};
+use crate::{Error, Rank, train_sample};
 
 /// Checksums of one rank in one step.
 pub(crate) struct StepChecksums {
@@ -49,7 +49,8 @@ impl Rank<'_> {
         for micro in 0..self.plan.train.accumulation {
             let order = |index: i64| (micro as i64 + 1) * ORDER_STRIDE + index;
             let in_micro_batch = |what: &str| format!("{what}, micro-batch {micro}");
-            let losses = self.infer(source, Split::Train, step, micro, |_, block, x| {
+            let first = train_sample(self.plan, step, self.first_sample(micro));
+            let losses = self.infer(source, first, micro, |_, block, x| {
                 let place = in_micro_batch(&format!("{} (its output)", names[block]));
                 let checksum = checksum(&device, x.view());
                 values.push(Checksum { order: order(indices[block]), place, checksum });
@@ -57,7 +58,6 @@ impl Rank<'_> {
             let Some(losses) = losses else { continue };
             let (place, checksum) = (in_micro_batch("the loss"), checksum(&device, losses.view()));
             values.push(Checksum { order: order(whole.blocks.len() as i64), place, checksum });
-            let first = self.first_sample(micro);
             let losses = read::<f32>(&device, losses.view());
             let mut rest = &losses[..];
             // Layout: (runs of positions, sequences of the micro-batch, positions of the run).
@@ -66,7 +66,7 @@ impl Rank<'_> {
                     let (losses, tail) = rest.split_at(run.len);
                     rest = tail;
                     if losses.iter().any(|loss| !loss.is_finite()) {
-                        bad_samples.push(first + row);
+                        bad_samples.push(first.index + row);
                     }
                 }
             }

@@ -130,7 +130,7 @@ fn show_grammar(args: &Args) -> anyhow::Result<()> {
     let seq = args.seq as usize;
     let mut tokens = vec![0; 400];
     source.sample(
-        SampleId { split: Split::Train, seed: 0, step: 0, global_batch: 1, index: 0 },
+        SampleId { split: Split::Train, seed: 0, batch: 0, global_batch: 1, index: 0 },
         &mut tokens,
     );
     let text = source.decode(&tokens)?;

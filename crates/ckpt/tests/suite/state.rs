@@ -33,7 +33,8 @@ pub fn value(step: u64, kind: TensorKind, name: &str, element: usize) -> f32 {
 }
 
 pub fn head(step: u64, generation: u64) -> Head {
-    let position = Position { samples: 8 * step, seed: 1, data: "made up".into() };
+    let data = "made up".into();
+    let position = Position { samples: 8 * step, seed: 1, data, first_batch_used: true };
     let plan = serde_json::json!({"name": "test", "lr": 3e-4});
     Head { step, generation, position, shape: shape(), plan, extra: ExtraState::default() }
 }

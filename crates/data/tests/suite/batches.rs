@@ -13,7 +13,7 @@ fn numbered(count: usize) -> Vec<String> {
 
 fn sample(source: &Source, split: Split, seed: u64, number: u64, seq: usize) -> Vec<u32> {
     let mut out = vec![u32::MAX; seq + 1];
-    source.sample(SampleId { split, seed, step: number, global_batch: 1, index: 0 }, &mut out);
+    source.sample(SampleId { split, seed, batch: number, global_batch: 1, index: 0 }, &mut out);
     out
 }
 
@@ -85,7 +85,7 @@ fn global_batch_does_not_depend_on_its_division() {
         let at = |step, batch, index| {
             let mut out = vec![0; 17];
             source.sample(
-                SampleId { split: Split::Train, seed: 3, step, global_batch: batch, index },
+                SampleId { split: Split::Train, seed: 3, batch: step, global_batch: batch, index },
                 &mut out,
             );
             out

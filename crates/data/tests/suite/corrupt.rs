@@ -36,7 +36,7 @@ fn bytes_of(source: &Source, file: &TokenFile, number: u64, seq: usize) -> Vec<R
     };
     source
         .pieces(
-            SampleId { split: Split::Train, seed: 7, step: number, global_batch: 1, index: 0 },
+            SampleId { split: Split::Train, seed: 7, batch: number, global_batch: 1, index: 0 },
             seq,
         )
         .iter()
@@ -60,7 +60,7 @@ fn corrupt_chunk_skips_only_its_samples() {
     let sample = |source: &Source, number: u64| {
         let mut tokens = vec![0; seq + 1];
         let damage = source.sample(
-            SampleId { split: Split::Train, seed: 7, step: number, global_batch: 1, index: 0 },
+            SampleId { split: Split::Train, seed: 7, batch: number, global_batch: 1, index: 0 },
             &mut tokens,
         );
         (tokens, damage)
@@ -77,11 +77,11 @@ fn corrupt_chunk_skips_only_its_samples() {
         assert_eq!(tokens, sample(&good, instead).0, "sample {number}");
         assert_eq!(damage.len() as u64, instead - number);
         let taken = one.pieces(
-            SampleId { split: Split::Train, seed: 7, step: *number, global_batch: 1, index: 0 },
+            SampleId { split: Split::Train, seed: 7, batch: *number, global_batch: 1, index: 0 },
             seq,
         );
         let expected = good.pieces(
-            SampleId { split: Split::Train, seed: 7, step: instead, global_batch: 1, index: 0 },
+            SampleId { split: Split::Train, seed: 7, batch: instead, global_batch: 1, index: 0 },
             seq,
         );
         let places = |pieces: &[lockstep_data::Piece]| -> Vec<_> {
@@ -116,7 +116,7 @@ fn fully_corrupt_file_gives_end_tokens() {
     });
     let mut tokens = [0; 65];
     let damage = open(&corrupt, 0.0).sample(
-        SampleId { split: Split::Train, seed: 1, step: 0, global_batch: 1, index: 0 },
+        SampleId { split: Split::Train, seed: 1, batch: 0, global_batch: 1, index: 0 },
         &mut tokens,
     );
     assert_eq!((damage.len(), tokens), (Source::MAX_SKIPPED, [END; 65]));

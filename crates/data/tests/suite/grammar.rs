@@ -8,7 +8,7 @@ fn source() -> Source {
 
 fn text(source: &Source, split: Split, seed: u64, step: u64) -> String {
     let mut tokens = vec![0; 513];
-    source.sample(SampleId { split, seed, step, global_batch: 4, index: 1 }, &mut tokens);
+    source.sample(SampleId { split, seed, batch: step, global_batch: 4, index: 1 }, &mut tokens);
     source.decode(&tokens).unwrap()
 }
 
@@ -54,7 +54,7 @@ fn entropy_equals_mean_information() {
                 SampleId {
                     split: Split::Train,
                     seed: 7,
-                    step: n / 16,
+                    batch: n / 16,
                     global_batch: 16,
                     index: n as usize % 16,
                 },

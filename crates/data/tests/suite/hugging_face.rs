@@ -71,7 +71,7 @@ fn a_token_file_carries_its_tokenizer() {
         assert_eq!(source.encode("sings").unwrap(), [3]);
         let mut tokens = [0; 7];
         source.sample(
-            SampleId { split: Split::Train, seed: 1, step: 0, global_batch: 1, index: 0 },
+            SampleId { split: Split::Train, seed: 1, batch: 0, global_batch: 1, index: 0 },
             &mut tokens,
         );
         assert_eq!(tokens.iter().filter(|t| **t == 4).count(), 2, "{tokens:?}");
@@ -95,7 +95,7 @@ fn held_out_documents_do_not_depend_on_the_tokenizer() {
         let epoch = source.epoch_tokens(Split::HeldOut).unwrap() as usize;
         let mut tokens = vec![0; epoch + 1];
         source.sample(
-            SampleId { split: Split::HeldOut, seed: 0, step: 0, global_batch: 1, index: 0 },
+            SampleId { split: Split::HeldOut, seed: 0, batch: 0, global_batch: 1, index: 0 },
             &mut tokens,
         );
         let text = source.decode(&tokens[..epoch]).unwrap();

@@ -55,6 +55,10 @@ impl TensorBoard {
             ("speed/tokens_per_s", report.tokens_per_s),
             ("speed/mfu", report.mfu),
             ("speed/comm_exposed", report.comm_exposed),
+            ("experts/load_min", report.expert_load_min),
+            ("experts/load_max", report.expert_load_max),
+            ("experts/imbalance", report.expert_imbalance),
+            ("experts/dropped_fraction", report.dropped_fraction),
             ("memory/bytes", mem),
         ];
         let known: Vec<(&str, f64)> =

@@ -26,6 +26,21 @@ fn everything_known() {
 }
 
 #[test]
+fn expert_load_imbalance_and_dropped_tokens_are_shown() {
+    let report = StepReport {
+        loss: Some(2.5),
+        expert_load_min: Some(0.614),
+        expert_load_max: Some(1.837),
+        expert_imbalance: Some(1.42),
+        ..StepReport::of(1, 10)
+    };
+    let line = "step 1/10 | loss 2.5000 | expert load 0.61-1.84 | imbalance 1.42";
+    assert_eq!(report.to_string(), line);
+    let report = StepReport { dropped_fraction: Some(0.021), ..report };
+    assert_eq!(report.to_string(), format!("{line} | dropped 2.1%"));
+}
+
+#[test]
 fn what_is_unknown_is_left_out() {
     let cases = [
         (StepReport::of(1, 10), "step 1/10"),

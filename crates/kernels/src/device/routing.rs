@@ -131,28 +131,37 @@ impl Device {
         })
     }
 
-    /// Mean of the scopes' balance losses. `gradient` (scopes, experts) receives `weight` times the derivative of
-    /// each scope's loss, summed over its tokens, by the probability of each expert.
-    pub fn balance(
-        &self,
-        router: &Router,
-        counts: View<'_>,
-        sums: View<'_>,
-        weight: f32,
-        gradient: ViewMut<'_>,
-    ) -> Scalar {
+    /// Mean of the scopes' balance losses, from their (scopes, experts) counts and sums.
+    pub fn balance_loss(&self, router: &Router, counts: View<'_>, sums: View<'_>) -> Scalar {
         let Router { experts, top_k, .. } = *router;
         let scopes = (counts.len() / experts) as f64;
         self.execute(OpClass::Routing, |backend| match backend {
             Backend::Cpu(_) => {
                 let counts = counts.host::<f32>().chunks_exact(experts);
-                let gradient = gradient.host::<f32>().chunks_exact_mut(experts);
-                for (counts, gradient) in counts.clone().zip(gradient) {
-                    balance::gradient(counts, top_k, weight, gradient);
-                }
                 let sums = sums.host::<f32>().chunks_exact(experts);
                 let losses = counts.zip(sums).map(|(n, sums)| balance::loss(n, sums, top_k));
                 Scalar::from(losses.sum::<f64>() / scopes)
+            }
+        })
+    }
+
+    /// Writes to `gradient` (scopes, experts) `weight` times the derivative of each scope's balance loss, summed over
+    /// its tokens, by the probability of each expert. Zero for a scope without slots.
+    pub fn balance_gradient(
+        &self,
+        router: &Router,
+        counts: View<'_>,
+        weight: f32,
+        gradient: ViewMut<'_>,
+    ) {
+        let Router { experts, top_k, .. } = *router;
+        self.execute(OpClass::Routing, |backend| match backend {
+            Backend::Cpu(_) => {
+                let counts = counts.host::<f32>().chunks_exact(experts);
+                let gradient = gradient.host::<f32>().chunks_exact_mut(experts);
+                for (counts, gradient) in counts.zip(gradient) {
+                    balance::gradient(counts, top_k, weight, gradient);
+                }
             }
         })
     }

@@ -31,7 +31,7 @@ impl Auxiliary {
 
 /// Auxiliary losses of one layer's router, still being computed by the device.
 pub(super) struct LayerLosses {
-    /// Weight and value of the balance loss.
+    /// Weight and value of the balance loss over sequences.
     pub balance: Option<(f64, Scalar)>,
     /// Weight of the z-loss.
     pub z_loss: f64,

@@ -14,6 +14,7 @@
 
 mod auxiliary;
 mod backward;
+mod loads;
 mod route;
 #[cfg(test)]
 mod tests;
@@ -30,6 +31,7 @@ use crate::linear::Linear;
 
 pub use auxiliary::Auxiliary;
 pub(crate) use backward::ExpertsBackward;
+pub use loads::ExpertLoads;
 use route::{Gate, Routed};
 
 pub(crate) struct Experts {

@@ -2,8 +2,9 @@
 //! the router does not know where experts are.
 //!
 //! Both losses are means over layers, so a layer does not need the counts of another. The balance loss is computed per
-//! *scope*: each sequence, or a micro-batch on all replicas. If several ranks hold parts of a scope, they sum their
-//! counts in the forward pass, a few numbers per expert; the gradient is saved for the backward pass.
+//! *scope*: each sequence, or the global batch. If several ranks hold parts of a sequence, they sum their counts in the
+//! forward pass, a few numbers per expert. The counts of the global batch are those of the previous step (`loads.rs`).
+//! The gradient is saved for the backward pass.
 
 use lockstep_kernels::{
     Capacity, Dtype, Router, RouterOutput, RouterSaved, Scalar, Tag, Tensor, View,
@@ -19,8 +20,9 @@ pub(super) struct Gate {
     linear: Linear,
     pub router: Router,
     moe: Moe,
-    /// Layers of the whole model.
+    /// Layers of the whole model, and the index of this one.
     layers: usize,
+    layer: usize,
 }
 
 /// The routing of a micro-batch. A slot is one of a token's `top_k` choices. Slots are copied to *places*, which are
@@ -46,6 +48,8 @@ impl Gate {
             router: Router { experts: moe.experts, top_k: moe.top_k, renormalize: true },
             moe,
             layers: shape.layers,
+            // Block 0 is the embedding.
+            layer: params.number - 1,
         }
     }
 
@@ -139,49 +143,69 @@ impl Gate {
         })
     }
 
-    /// Adds the auxiliary losses, and saves the gradient of the balance loss.
+    /// Adds the auxiliary losses and loads, and saves the gradient of the balance loss.
     fn add_losses(&self, cx: &Ctx<'_>, routed: &mut Routed) {
         let Some(auxiliary) = cx.auxiliary else { return };
-        let balance = (self.moe.aux_loss > 0.0).then(|| self.balance(cx, routed));
-        if !cx.recomputing {
-            let losses = LayerLosses {
-                balance: balance.map(|loss| (self.moe.aux_loss, loss)),
-                z_loss: self.moe.z_loss,
-                log_sum_squares: cx.device.sum_of_squares([routed.log_sum.view()]),
-                tokens: cx.tokens(),
-                layers: self.layers,
-            };
-            let dropped = routed.chosen.len() - routed.places;
-            auxiliary.borrow_mut().add(losses, dropped);
+        let balance = match self.moe.balance {
+            _ if self.moe.aux_loss == 0.0 => None,
+            Balance::Sequence => Some(self.balance_sequences(cx, routed)),
+            Balance::Batch => {
+                self.balance_batch(cx, routed);
+                None
+            }
+        };
+        if cx.recomputing {
+            return;
+        }
+        let losses = LayerLosses {
+            balance: balance.map(|loss| (self.moe.aux_loss, loss)),
+            z_loss: self.moe.z_loss,
+            log_sum_squares: cx.device.sum_of_squares([routed.log_sum.view()]),
+            tokens: cx.tokens(),
+            layers: self.layers,
+        };
+        let dropped = routed.chosen.len() - routed.places;
+        auxiliary.borrow_mut().add(losses, dropped);
+        if let Some(loads) = cx.loads {
+            let of = (routed.chosen.view(), routed.probs.view());
+            loads.add(cx.device, self.layer, &self.router, of);
         }
     }
 
-    /// The mean of the scopes' balance losses; saves its gradient.
+    /// The mean of the sequences' balance losses; saves its gradient.
     ///
-    /// One all-reduce of 2 numbers per scope and expert if several ranks hold parts of a scope.
-    fn balance(&self, cx: &Ctx<'_>, routed: &mut Routed) -> Scalar {
+    /// One all-reduce of 2 numbers per sequence and expert if several ranks hold parts of a sequence.
+    fn balance_sequences(&self, cx: &Ctx<'_>, routed: &mut Routed) -> Scalar {
         let (device, experts) = (cx.device, self.moe.experts);
-        let (scopes, kind) = match self.moe.balance {
-            Balance::Sequence => (cx.batch, GroupKind::Context),
-            Balance::Batch => (1, GroupKind::Replicas),
-        };
-        let half = scopes * experts;
-        let mut loads = device.zeros(2 * scopes, experts, Dtype::F32, Tag::Buffers);
+        let half = cx.batch * experts;
+        let mut loads = device.zeros(2 * cx.batch, experts, Dtype::F32, Tag::Buffers);
         for (_, rows) in cx.placed_runs() {
             let chosen = routed.chosen.view().rows_of(rows.clone());
             let probs = routed.probs.view().rows_of(rows);
             let (counts, sums) = loads.view_mut().split_at(half);
             device.expert_loads(&self.router, chosen, probs, counts, sums);
         }
-        cx.groups.all_reduce(kind, &mut loads);
+        cx.groups.all_reduce(GroupKind::Context, &mut loads);
 
-        // A scope's loss is weighted by its tokens on all ranks, as cross-entropy is.
-        let weight = self.moe.aux_loss as f32 * self.token_weight(cx);
         let (counts, sums) = (loads.view().part(0..half), loads.view().part(half..2 * half));
-        let mut balance = cx.saved_f32(scopes, experts);
-        let loss = device.balance(&self.router, counts, sums, weight, balance.view_mut());
-        routed.balance = Some(balance);
-        loss
+        let mut gradient = cx.saved_f32(cx.batch, experts);
+        device.balance_gradient(&self.router, counts, self.balance_weight(cx), gradient.view_mut());
+        routed.balance = Some(gradient);
+        device.balance_loss(&self.router, counts, sums)
+    }
+
+    /// Saves the gradient of the balance loss over the global batch, whose value is known only at the end of the step.
+    fn balance_batch(&self, cx: &Ctx<'_>, routed: &mut Routed) {
+        let loads = cx.loads.expect("a loss over the global batch needs the loads of its experts");
+        let (counts, weight) = (loads.previous(self.layer), self.balance_weight(cx));
+        let mut gradient = cx.saved_f32(1, self.moe.experts);
+        cx.device.balance_gradient(&self.router, counts, weight, gradient.view_mut());
+        routed.balance = Some(gradient);
+    }
+
+    /// The weight of a token in the balance loss. A scope is weighted by its tokens on all ranks, as cross-entropy is.
+    fn balance_weight(&self, cx: &Ctx<'_>) -> f32 {
+        self.moe.aux_loss as f32 * self.token_weight(cx)
     }
 
     /// The weight of a token in a loss that is the mean over the global batch and the layers.

@@ -1,4 +1,5 @@
-//! A mixture of experts with context parallelism: ranks that hold parts of the same sequences balance whole sequences.
+//! A mixture of experts with context parallelism: ranks that hold parts of the same sequences balance whole sequences, or
+//! the global batch.
 
 use std::cell::RefCell;
 
@@ -10,7 +11,7 @@ use lockstep_plan::model::{Balance, BlockParams, Family, Moe, Part, Shape};
 use lockstep_plan::{Mesh, presets};
 
 use crate::feed_forward::FeedForward;
-use crate::{Auxiliary, Ctx, Recompute, WeightGrads};
+use crate::{Auxiliary, Ctx, ExpertLoads, Recompute, WeightGrads};
 
 const SEQ: usize = 8;
 const BATCH: usize = 3;
@@ -50,6 +51,9 @@ fn feed_forward(
         }
     }
     let auxiliary = RefCell::new(Auxiliary::default());
+    let mut loads = ExpertLoads::new(&device, shape).unwrap();
+    let experts = shape.moe.unwrap().experts as u64;
+    loads.begin(&device, &(0..experts).map(|expert| 3 * expert + 1).collect::<Vec<_>>());
     let here: usize = runs.iter().map(|run| run.len).sum();
     let cx = Ctx {
         device: &device,
@@ -66,6 +70,7 @@ fn feed_forward(
         dropout: None,
         share: here as f32 / SEQ as f32,
         auxiliary: Some(&auxiliary),
+        loads: Some(&loads),
         recomputing: false,
     };
     let rows = |scale: f32| {
@@ -102,7 +107,7 @@ fn close(what: &str, ours: &[f32], right: &[f32]) {
 }
 
 #[test]
-fn context_parallel_ranks_balance_whole_sequences() {
+fn context_parallel_ranks_balance_the_same_tokens_as_one() {
     for balance in [Balance::Sequence, Balance::Batch] {
         let mut shape = presets::shape("moe-test", Some(64)).unwrap();
         assert_eq!(shape.family, Family::Moe);

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use lockstep_comm::{World, on_threads};
 use lockstep_kernels::{Device, Dtype};
 use lockstep_model::{
-    Activations, Batch, Groups, Model, Pass, Recompute, StagePass, Store, Weights,
+    Activations, Batch, ExpertLoads, Groups, Model, Pass, Recompute, StagePass, Store, Weights,
 };
 use lockstep_parallel::StoreOptions;
 use lockstep_plan::model::{Balance, Family, Moe, Param, Part, Runs, Shape};
@@ -15,6 +15,9 @@ use lockstep_plan::{Compression, Mesh, Recompute::Full, Recompute::Selective};
 
 const SEQ: usize = 12;
 const SAMPLES: usize = 8;
+
+/// Slots of each expert in the previous step, in every layer.
+const PREVIOUS: [u64; 6] = [70, 10, 32, 80, 5, 41];
 
 fn shape(change: impl Fn(&mut Moe)) -> Shape {
     let mut moe = Moe {
@@ -137,6 +140,10 @@ fn step(
         RankReductions::new(policy, &part, 0).with_shared_sums(&part, sequence, compression);
     let options = StoreOptions { reductions, gradients: Dtype::F32, compression };
     let mut store = Store::new(&device, &groups, &part, weights, options);
+    let moe = shape.moe.unwrap();
+    let previous = &PREVIOUS[..moe.experts];
+    let mut loads = ExpertLoads::new(&device, shape).unwrap();
+    loads.begin(&device, &previous.repeat(shape.layers));
     let pass = &Pass {
         device: &device,
         groups: &groups,
@@ -144,6 +151,7 @@ fn step(
         recompute,
         dropout: None,
         global_tokens: SAMPLES * SEQ,
+        loads: Some(&loads),
     };
     let each = SAMPLES / mesh.data / micros;
     let mut batch = Batch::empty(&device, each, SEQ);
@@ -161,6 +169,19 @@ fn step(
         sums[2] += activations.auxiliary.borrow().dropped as f64;
     }
     store.finish(&device, &groups).unwrap();
+    let mut of_step = vec![0.0; 2 * moe.experts * shape.layers];
+    let global_tokens = pass.global_tokens as f64;
+    loads.read(&device, &mut of_step);
+    if moe.balance == Balance::Batch {
+        // The objective whose gradient is computed: the fractions are those of the previous step.
+        let tokens = previous.iter().sum::<u64>() as f64 / moe.top_k as f64;
+        for probs in of_step.chunks_exact(2 * moe.experts).map(|layer| &layer[moe.experts..]) {
+            let pairs = previous.iter().zip(probs);
+            let both = pairs.map(|(&slots, sum)| slots as f64 / tokens * (sum / global_tokens));
+            let loss = moe.experts as f64 * both.sum::<f64>();
+            sums[1] += moe.aux_loss * loss / shape.layers as f64;
+        }
+    }
     let mut pieces = Vec::new();
     for (block, layout) in part.blocks.iter().enumerate() {
         let mut gradient = vec![f32::NAN; layout.len()];
@@ -321,7 +342,8 @@ fn auxiliary_losses_of_stages_add_up() {
     let How { recompute, dtype, defer_weight_grads, .. } = ALONE;
     let global_tokens = SAMPLES * SEQ;
     let (device, groups) = (&device, &groups);
-    let pass = &Pass { device, groups, dtype, recompute, dropout: None, global_tokens };
+    let pass =
+        &Pass { device, groups, dtype, recompute, dropout: None, global_tokens, loads: None };
     let mut batch = Batch::empty(device, SAMPLES, SEQ);
     batch.fill(device, &(0..SAMPLES).flat_map(sample).collect::<Vec<_>>());
 
@@ -344,13 +366,18 @@ fn auxiliary_losses_of_stages_add_up() {
     }
 }
 
-/// The scope is one micro-batch on all replicas, independent of the layout.
+/// The scope is the global batch, on any number of replicas and micro-batches.
 #[test]
-fn balance_over_the_batch_is_over_all_replicas() {
+fn balance_over_the_batch_does_not_depend_on_the_layout() {
     let shape = shape(|moe| moe.balance = Balance::Batch);
     for (data, expert) in [(2, 1), (4, 1), (4, 4)] {
         same(&format!("batch, data={data} expert={expert}"), &shape, on(data, expert));
     }
+    same("batch, four micro-batches", &shape, How { micros: 4, ..ALONE });
+    same("batch, two micro-batches on each of two", &shape, How { micros: 2, ..on(2, 2) });
+    same("batch, recompute", &shape, How { recompute: Full, micros: 2, ..on(2, 1) });
+    let mesh = Mesh { data: 2, tensor: 2, ..Mesh::ONE };
+    same("batch, tensor=2", &shape, How { mesh, sequence: true, micros: 2, ..ALONE });
 }
 
 /// Among logits s, -s, t, -t and 0 the last is never in the top two, so the fifth expert, alone on its rank, gets no

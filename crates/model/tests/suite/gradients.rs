@@ -206,6 +206,7 @@ fn deferred_weight_gradients_of_a_layer_are_the_same() {
             dropout: None,
             share: 1.0,
             auxiliary: None,
+            loads: None,
             recomputing: false,
         };
         let random = |stream| random(device, shape.dim, stream);

@@ -98,15 +98,21 @@ pub struct Moe {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Balance {
-    /// The tokens of each sequence, independent of the layout.
+    /// The tokens of each sequence.
     #[default]
     Sequence,
-    /// The tokens of one micro-batch on all replicas: the global batch divided by the gradient accumulation. The
-    /// only setting with which the loss depends on the accumulation.
+    /// The tokens of the global batch. The gradient uses the experts' fractions of the previous step's batch, because
+    /// those of the whole batch are known only after its last forward pass.
     Batch,
 }
 
 impl Shape {
+    /// Numbers that ranks sum in each step for the loads of experts: slots and probabilities of each layer's experts, and
+    /// the dropped slots.
+    pub fn load_sums(&self) -> usize {
+        self.moe.map_or(0, |moe| 2 * self.layers * moe.experts + 1)
+    }
+
     /// Columns of the fused projection to queries, keys and values.
     pub fn qkv_dim(&self) -> usize {
         (self.heads + self.kv_heads) * self.head_dim + self.kv_heads * self.value_dim()

@@ -89,8 +89,8 @@ pub fn traffic_of_step(plan: &Plan, rank: usize, step: usize) -> Vec<Exchange> {
         }
     }
     list.phase = Phase::Optimizer;
-    // Loss, auxiliary loss, squares of the gradient and three counts of corrupt samples, in f64.
-    list.add_among(None, plan.ranks, Collective::AllReduce, 6, 8);
+    // Loss, auxiliary loss, squares of the gradient, three counts of corrupt samples and the loads of experts, in f64.
+    list.add_among(None, plan.ranks, Collective::AllReduce, 6 + plan.model.load_sums(), 8);
     list.exchanges
 }
 

@@ -159,12 +159,9 @@ impl<'a> Passes<'a> {
     fn feed_forward(&self, list: &mut List) {
         let Some(moe) = self.moe else { return self.matmul_input(list) };
         self.gather_sequence(list);
-        if moe.aux_loss > 0.0 {
-            let (scopes, kind) = match moe.balance {
-                Balance::Sequence => (self.plan.train.micro_batch, GroupKind::Context),
-                Balance::Batch => (1, GroupKind::Replicas),
-            };
-            list.add(kind, Collective::AllReduce, 2 * scopes * moe.experts, 4);
+        if moe.aux_loss > 0.0 && moe.balance == Balance::Sequence {
+            let count = 2 * self.plan.train.micro_batch * moe.experts;
+            list.add(GroupKind::Context, Collective::AllReduce, count, 4);
         }
         list.add(GroupKind::Expert, Collective::AllToAllV, moe.experts, 4);
         self.rows(list, moe, self.shape.dim, self.bytes);

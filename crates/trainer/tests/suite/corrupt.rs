@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use lockstep_comm::on_threads;
-use lockstep_data::{Options, Recipe, SampleId, Source, Split, prepare};
+use lockstep_data::{Options, Recipe, Source, prepare};
 use lockstep_kernels::Device;
-use lockstep_trainer::{Error, Rank, Run, Start, run};
+use lockstep_trainer::{Error, Rank, Run, Start, run, train_sample};
 
 use crate::plans::{masters, plan_of};
 
@@ -56,14 +56,7 @@ fn expected(source: &Source, sets: &[&str]) -> Vec<u64> {
     let mut count = 0;
     let mut step = |step: u64| {
         for index in 0..plan.train.global_batch {
-            let global = plan.train.global_batch;
-            let seed = plan.train.seed;
-            count += source
-                .sample(
-                    SampleId { split: Split::Train, seed, step, global_batch: global, index },
-                    &mut tokens,
-                )
-                .len();
+            count += source.sample(train_sample(&plan, step, index), &mut tokens).len();
         }
         count as u64
     };

@@ -5,6 +5,7 @@ mod allocations;
 mod compressed;
 mod corrupt;
 mod cuts;
+mod epochs;
 mod hosts;
 mod layouts;
 mod links;

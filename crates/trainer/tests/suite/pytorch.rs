@@ -51,7 +51,7 @@ impl Case {
     fn pass(&self, dtype: Dtype) -> Pass<'_> {
         let Case { device, groups, .. } = self;
         let (recompute, global_tokens) = (Recompute::None, BATCH * SEQ);
-        Pass { device, groups, dtype, recompute, dropout: None, global_tokens }
+        Pass { device, groups, dtype, recompute, dropout: None, global_tokens, loads: None }
     }
 
     fn floats(&self, name: &str) -> Vec<f32> {

@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 
 use lockstep_ckpt::{Disk, Position, Runs, TensorKind};
 use lockstep_comm::on_threads;
+use lockstep_data::SampleId;
 use lockstep_kernels::Device;
 use lockstep_plan::Plan;
-use lockstep_trainer::{Rank, Run, SaveOutcome, Saver, Snapshot, Start, build};
+use lockstep_trainer::{Rank, Run, SaveOutcome, Saver, Snapshot, Start, build, train_sample};
 
 use crate::cuts;
 use crate::plans::source;
@@ -95,7 +96,8 @@ fn trained(plan: &Plan, folder: &Path) -> Vec<Snapshot> {
         }
         let mut saver = Saver::new(plan, &world, folder, 0, Disk::default());
         let samples = STEPS * plan.train.global_batch as u64;
-        let position = Position { samples, seed: plan.train.seed, data: source.identity() };
+        let (seed, data) = (plan.train.seed, source.identity());
+        let position = Position { samples, seed, data, first_batch_used: true };
         assert!(saver.begin(&rank, STEPS, position).unwrap().is_none());
         let outcome = saver.finish().unwrap();
         assert!(matches!(outcome, Some(SaveOutcome::Saved(_))), "{outcome:?}");
@@ -118,18 +120,27 @@ fn loaded(plan: &Plan, folder: &Path) -> Vec<Snapshot> {
     })
 }
 
-/// Sorted indices of the samples that all replicas read in a step.
-fn sample_ids(plan: &Plan, step: u64) -> Vec<u64> {
-    let mut ids = Vec::new();
+/// Sorted numbers of the samples that all replicas read in a step.
+fn sample_numbers(plan: &Plan, step: u64) -> Vec<u64> {
+    let mut numbers: Vec<u64> = samples_of_step(plan, step)
+        .iter()
+        .map(|id| id.batch * id.global_batch as u64 + id.index as u64)
+        .collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+/// The samples that all replicas read in a step.
+pub fn samples_of_step(plan: &Plan, step: u64) -> Vec<SampleId> {
+    let mut samples = Vec::new();
     for data in 0..plan.layout.data {
         for micro in 0..plan.train.accumulation {
             let first = plan.first_sample(data, micro);
-            let batch = plan.train.global_batch as u64;
-            ids.extend((first..first + plan.train.micro_batch).map(|at| step * batch + at as u64));
+            let rows = first..first + plan.train.micro_batch;
+            samples.extend(rows.map(|index| train_sample(plan, step, index)));
         }
     }
-    ids.sort_unstable();
-    ids
+    samples
 }
 
 fn all_pairs_reshard(layouts: &[&str], name: &str) {
@@ -146,10 +157,8 @@ fn all_pairs_reshard(layouts: &[&str], name: &str) {
                 let same = before.iter().zip(&after[key]).all(|(a, b)| a.to_bits() == b.to_bits());
                 assert!(same && before.len() == after[key].len(), "{from} to {to}: {key:?}");
             }
-            // Steps start at 1, so the samples of the first step start at `batch`.
-            let batch = plan.train.global_batch as u64;
-            let next: Vec<u64> = (used + batch..used + 2 * batch).collect();
-            assert_eq!(sample_ids(&plan, STEPS + 1), next, "{from} to {to}");
+            let next: Vec<u64> = (used..used + plan.train.global_batch as u64).collect();
+            assert_eq!(sample_numbers(&plan, STEPS + 1), next, "{from} to {to}");
         }
         std::fs::remove_dir_all(folder).unwrap();
     }
@@ -158,6 +167,44 @@ fn all_pairs_reshard(layouts: &[&str], name: &str) {
 #[test]
 fn experts_reshard_between_all_layouts() {
     all_pairs_reshard(&EXPERTS, "experts");
+}
+
+/// The next step balances experts with the slots of the last one, so they are part of the state.
+#[test]
+fn balance_over_the_batch_continues_on_another_layout() {
+    const MODEL: &str = "moe model.balance=batch model.aux_loss=1.0 model.top_k=2 train.lr=3e-3";
+    let layouts = ["", "data=2 train.micro_batch=3", "data=2 expert=2 pipe=2", "context=2 zero=3"];
+    // The router's first moments after one more step, which starts from `folder` or from scratch.
+    let router = |words: &str, folder: Option<&Path>| -> Vec<f32> {
+        let (plan, source) = (cuts::plan(&format!("{MODEL} {words}")), source());
+        let newest = |folder| lockstep_ckpt::load(&lockstep_ckpt::find(folder).unwrap()).unwrap();
+        let checkpoint = folder.map(newest);
+        let snapshots = on_threads(plan.ranks, |world| {
+            let (device, first) = (Device::cpu(1), if folder.is_some() { STEPS + 1 } else { 1 });
+            let mut rank = match &checkpoint {
+                Some(checkpoint) => Rank::resume(&plan, &world, device, checkpoint).unwrap(),
+                None => Rank::new(&plan, &world, device).unwrap(),
+            };
+            for step in first..=STEPS + 1 {
+                rank.step(&source, step).unwrap();
+            }
+            rank.snapshot(Snapshot::default())
+        });
+        assemble(&snapshots)[&(TensorKind::First, "layers.0.router.weight".into())].clone()
+    };
+    let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|x| x * x).sum::<f32>().sqrt();
+    let right = router("", None);
+    for (number, from) in layouts.iter().enumerate() {
+        let folder = folder(&format!("reshard-balance-{number}"));
+        trained(&cuts::plan(&format!("{MODEL} {from}")), &folder);
+        for to in layouts {
+            let ours = router(to, Some(&folder));
+            let difference = norm(&mut ours.iter().zip(&right).map(|(a, b)| a - b));
+            let error = difference / norm(&mut right.iter().copied());
+            assert!(error < 1e-4, "{from} to {to}: moments of the router differ by {error}");
+        }
+        std::fs::remove_dir_all(folder).unwrap();
+    }
 }
 
 #[test]
