@@ -4,6 +4,7 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use lockstep_ckpt::RunLock;
 use lockstep_data::{Options, Source};
 use lockstep_plan::config::Model;
 use lockstep_plan::model::Shape;
@@ -151,23 +152,21 @@ fn join(messages: &[String]) -> String {
     }
 }
 
-/// Creates an empty folder `ROOT/NAME`. An existing run is renamed to `NAME.1`, `NAME.2`, …; its new path is returned
-/// as well.
-pub fn create_run_folder(root: &Path, name: &str) -> anyhow::Result<(PathBuf, Option<PathBuf>)> {
+/// Creates an empty folder `ROOT/NAME` and locks it. An existing run is renamed to `NAME.1`, `NAME.2`, …, unless it is
+/// in use; its new path is returned as well.
+pub fn create_run_folder(root: &Path, name: &str) -> anyhow::Result<(RunLock, Option<PathBuf>)> {
     let folder = root.join(name);
-    let used = ["metrics.jsonl", "checkpoints"].iter().any(|part| folder.join(part).exists());
-    let mut moved = None;
-    if used {
-        let target = (1..)
-            .map(|number| root.join(format!("{name}.{number}")))
-            .find(|path| !path.exists())
-            .context("no free name for the existing run")?;
-        std::fs::rename(&folder, &target).with_context(|| {
-            format!("cannot rename {} to {}", folder.display(), target.display())
-        })?;
-        moved = Some(target);
+    let lock = RunLock::take(&folder)?;
+    if !["metrics.jsonl", "checkpoints"].iter().any(|part| folder.join(part).exists()) {
+        return Ok((lock, None));
     }
-    std::fs::create_dir_all(&folder)
-        .with_context(|| format!("cannot create {}", folder.display()))?;
-    Ok((folder, moved))
+    let target = (1..)
+        .map(|number| root.join(format!("{name}.{number}")))
+        .find(|path| !path.exists())
+        .context("no free name for the existing run")?;
+    std::fs::rename(&folder, &target)
+        .with_context(|| format!("cannot rename {} to {}", folder.display(), target.display()))?;
+    // The lock moved with the folder.
+    std::fs::remove_file(target.join("lock")).context("cannot unlock the renamed run")?;
+    Ok((RunLock::take(&folder)?, Some(target)))
 }

@@ -5,13 +5,16 @@ use std::io::IsTerminal;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use lockstep_comm::TokenSource;
 use lockstep_launch::elastic::{self, Job, RestartPolicy};
 use lockstep_launch::{LaunchSpec, SlurmNode, identity, this_program};
-use lockstep_plan::refit;
+use lockstep_plan::{Plan, refit};
+use lockstep_trainer::settings;
 
 use crate::print::print_error;
 use crate::run_file::RunFile;
@@ -30,7 +33,7 @@ pub struct Supervision {
     /// Maximum number of restarts without a new checkpoint
     #[arg(long, default_value_t = 3, value_name = "N")]
     max_restarts: u32,
-    /// Seconds that ranks have to save and stop after SIGTERM or SIGINT
+    /// Seconds that ranks have to finish the step, save and stop after SIGTERM or SIGINT
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     grace: u64,
     /// Number of hosts; run this command on each of them [default: this host only]
@@ -75,6 +78,44 @@ impl Supervision {
     }
 }
 
+/// Warns once when the ranks could not finish a step and save it within the grace period.
+pub struct GraceCheck {
+    grace: Duration,
+    save: Duration,
+    warned: bool,
+}
+
+impl GraceCheck {
+    pub fn new(args: &Supervision) -> GraceCheck {
+        GraceCheck {
+            grace: Duration::from_secs(args.grace),
+            save: Duration::ZERO,
+            // Other launchers have their own grace period.
+            warned: !is_supervised(),
+        }
+    }
+
+    /// A checkpoint was saved in this time.
+    pub fn saved(&mut self, time: Duration) {
+        self.save = time;
+    }
+
+    /// A step took this time. Returns the warning, if it is due.
+    pub fn stepped(&mut self, step: Duration) -> Option<String> {
+        let (needed, grace) = (step + self.save, self.grace.as_secs());
+        if self.warned || needed <= self.grace {
+            return None;
+        }
+        self.warned = true;
+        Some(format!(
+            "a step and a save take {:.1} s, but after SIGTERM or SIGINT the ranks are killed within --grace {grace} s, \
+             before they have saved; set --grace {} or more",
+            needed.as_secs_f64(),
+            2 * needed.as_secs() + 1
+        ))
+    }
+}
+
 /// Set for ranks whose launcher allocates generations in the run's folder.
 const SUPERVISED: &str = "LOCKSTEP_SUPERVISED";
 
@@ -88,10 +129,11 @@ pub fn is_supervised() -> bool {
 pub fn run(
     args: &Supervision,
     file: &RunFile,
+    plan: &Plan,
     ranks: usize,
     run: &Path,
 ) -> anyhow::Result<ExitCode> {
-    let spec = spec(args, ranks, &run.join("logs"))?;
+    let spec = LaunchSpec { run: digest(plan), ..spec(args, ranks, &run.join("logs"))? };
     let outcome = match spec.node_rank {
         0 => elastic::run_coordinator(&spec, job(args, file, ranks, run)?),
         _ => elastic::run_agent(&spec, RestartPolicy::default().give_up),
@@ -101,6 +143,11 @@ pub fn run(
         print_error!("the logs of all ranks are in {}", spec.log_dir.display());
     }
     Ok(ExitCode::from(u8::try_from(outcome.exit_code).unwrap_or(1)))
+}
+
+/// Identifies the run to launchers.
+fn digest(plan: &Plan) -> [u8; 32] {
+    blake3::hash(format!("{:?}", settings(plan)).as_bytes()).into()
 }
 
 fn spec(args: &Supervision, ranks: usize, logs: &Path) -> anyhow::Result<LaunchSpec> {
@@ -162,7 +209,8 @@ fn job(args: &Supervision, file: &RunFile, ranks: usize, run: &Path) -> anyhow::
             "no layout with {least} to {most} ranks fits this run; run `lockstep train --dry-run` to see why"
         );
     }
-    let checkpoints = run.to_path_buf();
+    // No generation of this launcher has started yet.
+    let (first, folder) = (Arc::new(AtomicU64::new(u64::MAX)), run.to_path_buf());
     Ok(Job {
         nodes: args.nnodes.unwrap_or(1),
         ranks: most,
@@ -172,16 +220,19 @@ fn job(args: &Supervision, file: &RunFile, ranks: usize, run: &Path) -> anyhow::
             ..RestartPolicy::default()
         },
         fit: Box::new(fit),
-        next_generation: Box::new(generations(run)),
+        next_generation: Box::new(generations(run, first.clone())),
         progress: Box::new(move || {
-            lockstep_ckpt::steps(&checkpoints).first().copied().unwrap_or(0)
+            lockstep_ckpt::progress_since(&folder, first.load(Ordering::Relaxed))
         }),
     })
 }
 
 /// Allocates generations in the run's folder. After its first one, a launcher continues only its own sequence: if it
-/// hung and another launcher took over the run meanwhile, it fails here.
-fn generations(run: &Path) -> impl FnMut() -> Result<u32, String> + Send + use<> {
+/// hung and another launcher took over the run meanwhile, it fails here. `first` is set to its first one.
+fn generations(
+    run: &Path,
+    first: Arc<AtomicU64>,
+) -> impl FnMut() -> Result<u32, String> + Send + use<> {
     let folder = run.to_path_buf();
     let mut last = None;
     move || {
@@ -191,6 +242,7 @@ fn generations(run: &Path) -> impl FnMut() -> Result<u32, String> + Send + use<>
         };
         let next = allocated.map_err(|error| error.to_string())?;
         last = Some(next);
+        first.fetch_min(next, Ordering::Relaxed);
         u32::try_from(next).map_err(|_| format!("generation {next} is too large"))
     }
 }

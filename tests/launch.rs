@@ -94,6 +94,10 @@ fn a_killed_rank_is_reported_with_its_signal() {
         let ran = launch(&format!("killed-{name}"), "--nproc-per-node 2", &script).run();
         ran.assert_exits(code);
         ran.assert_prints(&format!("rank 1 failed first: it was killed by SIG{name}"));
+        // Memory is blamed only if the kernel says so.
+        let counts =
+            fs::read_to_string("/proc/vmstat").is_ok_and(|all| all.contains("oom_kill 0\n"));
+        assert!(!counts || !ran.err.contains("memory ran out"), "{}", ran.err);
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use lockstep_data::{Source, Split};
 use lockstep_events::{StepReport, duration, thousands};
 use lockstep_plan::Plan;
-use lockstep_trainer::{Event, SavedCheckpoint};
+use lockstep_trainer::{Event, FailedSave, SavedCheckpoint};
 
 use crate::commands::prediction::Measured;
 use crate::print::{print_error, print_line};
@@ -111,10 +111,7 @@ impl Output {
                 print_line!("{report}{above}");
             }
             Event::Saved(saved) => print_line!("{}", saved_line(saved)),
-            Event::SaveFailed { step, rank, what } => print_error!(
-                "warning: the checkpoint of step {step} was not saved: rank {rank}: {what}; training continues, and \
-                 the previous checkpoint is kept"
-            ),
+            Event::SaveFailed(failed) => print_error!("warning: {}", failed_line(failed)),
             Event::SkippedCheckpoint { path, rank, what } => print_error!(
                 "warning: skipped {}: rank {rank}: {what}; trying an older checkpoint",
                 path.display()
@@ -151,6 +148,25 @@ impl Output {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
     }
+}
+
+fn failed_line(failed: &FailedSave) -> String {
+    let FailedSave { step, rank, what, removed, retry } = failed;
+    let follows = match retry {
+        None => "training continues, and the previous checkpoint is kept".to_string(),
+        Some(pause) => format!(
+            "the training state is kept in memory, and the save is retried in {} s until it succeeds",
+            pause.as_secs_f64()
+        ),
+    };
+    let removed = match &removed[..] {
+        [] => String::new(),
+        steps => format!(
+            "; to make room, the checkpoint of step {} was removed, which this one replaces",
+            steps.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
+        ),
+    };
+    format!("the checkpoint of step {step} was not saved: rank {rank}: {what}; {follows}{removed}")
 }
 
 fn saved_line(saved: &SavedCheckpoint) -> String {

@@ -6,20 +6,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use lockstep_ckpt::RunLock;
 use lockstep_comm::World;
+use lockstep_events::StepReport;
 use lockstep_kernels::Device;
 use lockstep_kernels::Tag;
 use lockstep_launch::{EXIT_PERMANENT, EXIT_STOPPED};
 use lockstep_model::{Model, Sampling};
 use lockstep_plan::{Ledger, Plan};
-use lockstep_trainer::{self as trainer, HostTensors, Prompt, Rank, Run, dtype, load_whole};
+use lockstep_trainer::{self as trainer, Event, HostTensors, Prompt, Rank, Run, dtype, load_whole};
 
 use crate::commands::output::{self, Output};
 use crate::commands::prediction::{self, Prediction};
 use crate::commands::replay::{self, ReplayRequest};
 use crate::print::{print_error, print_line, print_part, with_causes};
 use crate::run_file::{RunFile, create_run_folder};
-use crate::supervise::{self, Supervision};
+use crate::supervise::{self, GraceCheck, Supervision};
 use crate::world::{self, Engine};
 use crate::{consistency, stop};
 
@@ -139,11 +141,12 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     // A replay is not supervised and does not write to the run's folder.
     if parent && args.replay_step.is_none() {
-        let folder = match args.supervision.is_first() {
-            true => prepare(&args, &plan, false)?,
-            false => args.runs.join(&plan.name),
+        let _lock = match args.supervision.is_first() {
+            true => Some(prepare(&args, &plan)?),
+            false => None,
         };
-        return supervise::run(&args.supervision, &file, size, &folder);
+        let folder = args.runs.join(&plan.name);
+        return supervise::run(&args.supervision, &file, &plan, size, &folder);
     }
     if args.replay_step.is_none() {
         stop::install_handlers();
@@ -201,33 +204,30 @@ fn is_permanent(error: &anyhow::Error) -> bool {
     }
 }
 
-/// Creates the run's folder, in the launcher or else on rank 0. `restarted`: an earlier generation has created it.
-fn prepare(args: &Args, plan: &Plan, restarted: bool) -> anyhow::Result<PathBuf> {
-    if restarted || args.resume.is_some() {
-        let folder = args.runs.join(&plan.name);
+/// Creates and locks the run's folder, in the launcher or else on rank 0.
+fn prepare(args: &Args, plan: &Plan) -> anyhow::Result<RunLock> {
+    let folder = args.runs.join(&plan.name);
+    // Later generations continue the run of the first one.
+    if args.resume.is_some() || world::generation() > 0 {
         // The ranks find out which checkpoints are valid.
         if args.resume == Some(Resume::Always) && lockstep_ckpt::steps(&folder).is_empty() {
             return Err(lockstep_ckpt::Error::NotFound { path: folder }.into());
         }
-        std::fs::create_dir_all(&folder)
-            .with_context(|| format!("cannot create {}", folder.display()))?;
-        return Ok(folder);
+        return Ok(RunLock::take(&folder)?);
     }
-    if let Some(from) =
-        args.from.as_ref().filter(|from| is_inside(from, &args.runs.join(&plan.name)))
-    {
+    if let Some(from) = args.from.as_ref().filter(|from| is_inside(from, &folder)) {
         let from = from.display();
         bail!(
             "--from {from} is in the folder of this run; choose another name with --set name=NAME"
         );
     }
-    let (folder, moved) = create_run_folder(&args.runs, &plan.name)?;
+    let (lock, moved) = create_run_folder(&args.runs, &plan.name)?;
     if let Some(moved) = moved {
         // Ranks of the old run that are still alive must not write to the new one.
         lockstep_ckpt::claim(&folder, lockstep_ckpt::newest(&moved)?)?;
         print_error!("renamed the existing run to {}", moved.display());
     }
-    Ok(folder)
+    Ok(lock)
 }
 
 /// Whether `path` is inside `folder`. False if either does not exist.
@@ -250,12 +250,14 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
         replay::run(request, world)?;
         return Ok(false);
     }
-    // Later generations continue the run of the first one.
-    let restarted = supervise::is_supervised() || world::generation() > 0;
     let entropy = file.source.entropy(plan.data.seq);
     let prediction = Prediction::new(plan, args.cluster.as_deref(), &args.runs)?;
+    // A launcher that supervises its ranks has locked the folder.
+    let lock = match first && !supervise::is_supervised() {
+        true => Some(prepare(args, plan)?),
+        false => None,
+    };
     if first {
-        prepare(args, plan, restarted)?;
         let path = folder.join("plan.json");
         std::fs::write(&path, serde_json::to_string_pretty(plan)?)
             .with_context(|| format!("cannot write {}", path.display()))?;
@@ -263,14 +265,18 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
         output::print_header(plan, &file.source);
         prediction.print(plan);
     }
-    let start = start(args, world, &folder, restarted)?;
+    let start = start(args, world, &folder)?;
     let mut output = Output::new(world::on_terminal(), entropy);
     let source = &file.source;
     let generation = supervise::is_supervised().then(|| u64::from(world::generation()));
     let device = Device::cpu(plan.train.threads);
     let stop = &stop::requested;
     let run = Run { plan, device, group: world, source, folder: &folder, start, generation, stop };
-    let finished = trainer::run(&run, &mut |event| output.show(&event));
+    let mut grace = GraceCheck::new(&args.supervision);
+    let finished = trainer::run(&run, &mut |event| {
+        output.show(&event);
+        check_grace(&mut grace, plan, &event);
+    });
     output.clear();
     let trainer::Finished { rank: trained, stopped } =
         finished.map_err(|error| with_replay_command(args, error))?;
@@ -291,16 +297,28 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     trainer::on_rank_zero(world, || conclude(&trained, params, file, &folder, compare))?;
     // A rank that exits before the others would look like a failure to them.
     world.barrier()?;
+    drop(lock);
     Ok(false)
 }
 
+/// Warns if a signal could not be followed by a save in time.
+fn check_grace(grace: &mut GraceCheck, plan: &Plan, event: &Event<'_>) {
+    match event {
+        Event::Saved(saved) => grace.saved(saved.time),
+        Event::Step(StepReport { tokens_per_s: Some(rate), .. }) if *rate > 0.0 => {
+            let step = Duration::from_secs_f64(plan.tokens_per_step() as f64 / rate);
+            if let Some(warning) = grace.stepped(step) {
+                print_error!("warning: {warning}");
+            }
+        }
+        _ => {}
+    }
+}
+
 /// The checkpoint to start from. Rank 0 decides for all ranks whether the run resumes.
-fn start(
-    args: &Args,
-    world: &World,
-    folder: &Path,
-    restarted: bool,
-) -> anyhow::Result<Option<trainer::Start>> {
+fn start(args: &Args, world: &World, folder: &Path) -> anyhow::Result<Option<trainer::Start>> {
+    // Later generations continue the run of the first one.
+    let restarted = supervise::is_supervised() || world::generation() > 0;
     let resume = match (restarted, args.resume) {
         (false, None) => false,
         (false, Some(Resume::Always)) => true,

@@ -4,6 +4,9 @@
 //! test has seen what it waits for, it stops the run with SIGTERM, and an undisturbed run takes the same number of
 //! steps.
 
+mod learner;
+mod saving;
+mod second_start;
 #[path = "../signals/mod.rs"]
 mod signals;
 mod workspace;
@@ -116,6 +119,8 @@ fn a_launcher_that_was_replaced_is_rejected() {
     workspace.wait_for_checkpoint_after("runs/run", 0);
     let pids = [vec![old.pid()], old.ranks()].concat();
     freeze(&pids, &workspace.0.join("runs/run"));
+    // What the message of a refused start suggests for a launcher that hangs.
+    fs::remove_file(workspace.0.join("runs/run/lock")).expect("the run is locked");
     let new = workspace.start(&format!("{args} {ENDLESS}"), "new");
     wait_until("the new launcher takes steps", || {
         new.output().lines().any(|line| line.starts_with("step "))

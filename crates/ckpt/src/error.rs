@@ -21,6 +21,8 @@ pub enum Error {
     NoStep { run: PathBuf, step: u64, existing: Vec<u64> },
     /// A corrupt file and the offset of the corruption.
     Corrupt { path: PathBuf, offset: u64, what: String },
+    /// Another process uses this run; `None` if its record cannot be read.
+    InUse { run: PathBuf, holder: Option<crate::Holder> },
     /// A newer generation trains this run.
     Fenced { run: PathBuf, generation: u64, newest: u64 },
 }
@@ -39,6 +41,12 @@ impl Error {
         Error::Corrupt { path: path.to_path_buf(), offset, what: what.into() }
     }
 
+    /// Whether the file system or the user's quota is full.
+    pub fn is_full(&self) -> bool {
+        use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+        matches!(self, Error::System { source, .. } if matches!(source.kind(), StorageFull | QuotaExceeded))
+    }
+
     /// The file or folder concerned.
     pub fn path(&self) -> &Path {
         match self {
@@ -49,6 +57,7 @@ impl Error {
             | Error::NotFound { path }
             | Error::NoStep { run: path, .. }
             | Error::Corrupt { path, .. }
+            | Error::InUse { run: path, .. }
             | Error::Fenced { run: path, .. } => path,
         }
     }
@@ -107,6 +116,16 @@ impl fmt::Display for Error {
             }
             Error::Corrupt { path, offset, what } => {
                 write!(f, "{} is corrupt at byte {offset}: {what}", path.display())
+            }
+            Error::InUse { run, holder } => {
+                let holder =
+                    holder.as_ref().map_or("another process".into(), |holder| holder.to_string());
+                write!(
+                    f,
+                    "{0} is in use by {holder}; stop it, or choose another name with --set name=NAME. If it hangs and \
+                     cannot be stopped, remove {0}/lock",
+                    run.display()
+                )
             }
             Error::Fenced { run, generation, newest } => write!(
                 f,

@@ -51,6 +51,15 @@ pub fn steps(run: &Path) -> Vec<u64> {
     found
 }
 
+/// Step of the newest complete checkpoint written by `generation` or a later one; 0 if there is none. Checkpoints that
+/// were there before, of which some may be corrupt, do not count.
+pub fn progress_since(run: &Path, generation: u64) -> u64 {
+    let is_new = |step: &u64| {
+        load(&folder(run, *step)).is_ok_and(|found| found.head().generation >= generation)
+    };
+    steps(run).into_iter().find(is_new).unwrap_or(0)
+}
+
 /// Whether a path is a checkpoint rather than a run folder.
 pub fn is_checkpoint(path: &Path) -> bool {
     path.join(MANIFEST).exists()
@@ -91,33 +100,6 @@ pub fn sweep(run: &Path) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Retention rule.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Keep {
-    /// Number of newest checkpoints to keep; 0 keeps all.
-    pub newest: usize,
-    /// Also keep every step that is a multiple of this; 0 for none.
-    pub every: u64,
-}
-
-/// Removes the checkpoints that the rule does not keep.
-pub fn prune(disk: &Disk, run: &Path, keep: Keep) -> Result<()> {
-    let stays = |step: u64| keep.every > 0 && step.is_multiple_of(keep.every);
-    let old: Vec<u64> = match keep.newest {
-        0 => Vec::new(),
-        newest => steps(run).into_iter().skip(newest).filter(|step| !stays(*step)).collect(),
-    };
-    if old.is_empty() {
-        return Ok(());
-    }
-    for step in &old {
-        disk.rename(&folder(run, *step), &removed_folder(run, *step))?;
-    }
-    // Sync the renames first, so that a power failure cannot leave a partial checkpoint under its final name.
-    disk.sync_folder(&checkpoints(run))?;
-    old.iter().try_for_each(|step| disk.remove(&removed_folder(run, *step)))
 }
 
 pub(crate) fn checkpoints(run: &Path) -> PathBuf {

@@ -31,7 +31,9 @@ pub mod hf;
 mod manifest;
 mod partial;
 mod regular;
+mod retention;
 pub mod rollouts;
+mod run_lock;
 pub mod safetensors;
 mod save;
 mod tensors;
@@ -44,13 +46,15 @@ pub use disk::{Disk, DiskOp};
 pub use error::{Error, Result};
 pub use extra_state::ExtraState;
 pub use folder::{
-    Keep, before, find, find_step, folder, is_checkpoint, latest, prune, run_of, steps, sweep,
+    before, find, find_step, folder, is_checkpoint, latest, progress_since, run_of, steps, sweep,
 };
 pub use generation::{advance, advance_from, claim, newest};
 pub use lockstep_plan::model::Runs;
 pub use manifest::{
     CHUNK, FileSum, Head, Manifest, Piece, PieceAt, Position, TensorAt, TensorKind, Written,
 };
+pub use retention::{Keep, Retention, prune};
+pub use run_lock::{Holder, RunLock};
 pub use save::{abandon, begin, commit, partial_folder, save};
 pub use tensors::{Named, Slices, Tensors, params_of};
 pub use writer::write_pieces;

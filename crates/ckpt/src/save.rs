@@ -15,6 +15,7 @@ use crate::folder::{checkpoints, folder, removed_folder};
 use crate::generation;
 use crate::manifest::{CHUNK, Head, MANIFEST, Manifest, Piece, Position, TensorKind};
 use crate::partial;
+use crate::run_lock::RunLock;
 use crate::tensors::{Tensors, differences, params_of};
 use crate::writer::write_pieces;
 use lockstep_plan::model::{Runs, Shape};
@@ -72,13 +73,14 @@ pub fn abandon(disk: &Disk, run: &Path, step: u64, generation: u64) {
     }
 }
 
-/// Saves imported weights as the checkpoint of step 0. Never overwrites.
+/// Saves imported weights as the checkpoint of step 0. Never overwrites; fails if another process uses the run.
 pub fn save(run: &Path, shape: &Shape, params: &dyn Tensors) -> Result<PathBuf> {
     let target = folder(run, 0);
     reject(&target, differences(params.list(), &params_of(shape)))?;
     if target.exists() {
         return Err(Error::Exists { path: target });
     }
+    let _lock = RunLock::take(run)?;
     let (disk, generation) = (Disk::default(), generation::newest(run)?);
     let piece = |named: &crate::Named| Piece {
         kind: TensorKind::Param,

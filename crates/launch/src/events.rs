@@ -30,6 +30,8 @@ pub(crate) enum Order {
     Abort,
     /// Exit with this code and message.
     Finish { code: i32, text: String },
+    /// The coordinator does not accept this node.
+    Refused(String),
     /// The connection to the coordinator is lost.
     Disconnected,
 }

@@ -46,6 +46,12 @@ impl fmt::Display for Exit {
     }
 }
 
+/// Whether this signal, as the second one, kills the ranks. SIGTERM does not: a batch system and its tools may each
+/// send one.
+pub(crate) fn kills_when_second(signal: i32) -> bool {
+    matches!(signal, libc::SIGINT | libc::SIGQUIT)
+}
+
 pub(crate) fn signal_name(signal: i32) -> String {
     let name = match signal {
         libc::SIGHUP => "SIGHUP",

@@ -13,6 +13,7 @@ use super::exit_watch::ExitWatch;
 use super::output;
 use super::rank::RankProcess;
 use super::spec::{Failure, LaunchError, LaunchSpec};
+use super::sys;
 
 /// Time for the kernel to carry out SIGKILL.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -73,6 +74,7 @@ pub(crate) fn run(
         number,
         first_rank,
         started,
+        oom_kills: sys::oom_kills(),
         ranks: start_ranks(spec, assignment, token, &events.sender, done)?,
         exits: vec![],
         phase: Phase::Running,
@@ -113,6 +115,8 @@ struct Generation<'a> {
     number: u32,
     first_rank: usize,
     started: Instant,
+    /// Counter of the kernel when the generation started.
+    oom_kills: Option<u64>,
     ranks: Vec<RankProcess>,
     exits: Vec<RankExit>,
     phase: Phase,
@@ -151,18 +155,24 @@ impl Generation<'_> {
         self.reporting()
     }
 
-    /// The first signal asks the ranks to stop; a second one kills them.
+    /// The first signal asks the ranks to stop; a second SIGINT or SIGQUIT kills them.
     fn on_signal(&mut self, signal: i32) -> Phase {
         self.interrupted.get_or_insert(signal);
         let now = Instant::now();
-        let phase = match self.phase {
-            Phase::Running | Phase::Reporting(_) => Phase::Terminating(now + self.spec.grace),
-            Phase::Terminating(_) => Phase::Killing(now + KILL_TIMEOUT),
-            Phase::Killing(_) | Phase::Abandoned => self.phase,
-        };
-        let action = match phase {
-            Phase::Terminating(_) => "stopping the ranks; signal again to kill them",
-            _ => "killing the ranks",
+        let (phase, action) = match self.phase {
+            Phase::Running | Phase::Reporting(_) => {
+                let seconds = self.spec.grace.as_secs();
+                let action = format!("the ranks have {seconds} s to stop; SIGINT kills them");
+                (Phase::Terminating(now + self.spec.grace), action)
+            }
+            Phase::Terminating(until) if !exit::kills_when_second(signal) => {
+                let left = until.saturating_duration_since(now).as_secs();
+                (self.phase, format!("the ranks still have {left} s to stop; SIGINT kills them"))
+            }
+            Phase::Terminating(_) => {
+                (Phase::Killing(now + KILL_TIMEOUT), "killing the ranks".into())
+            }
+            Phase::Killing(_) | Phase::Abandoned => (self.phase, "killing the ranks".into()),
         };
         output::report(&format!("received {}: {action}", exit::signal_name(signal)));
         phase
@@ -237,6 +247,7 @@ impl Generation<'_> {
                 exit: first.exit,
                 log: log.path.clone(),
                 tail: log.tail(),
+                oom_kills: sys::oom_kills().zip(self.oom_kills).map(|(now, then)| now - then),
             }
         });
         let exits = self.exits.iter().map(|exit| exit.exit).collect();

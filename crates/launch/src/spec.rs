@@ -40,6 +40,8 @@ pub struct LaunchSpec {
     pub token: TokenSource,
     pub bind: Option<IpAddr>,
     pub transport: Transport,
+    /// Digest of the run's configuration. The launchers of an elastic job reject those of other runs.
+    pub run: [u8; 32],
     /// Additional environment variables for every rank.
     pub extra_env: Vec<(String, String)>,
 }
@@ -63,6 +65,7 @@ impl LaunchSpec {
             token: TokenSource::None,
             bind: None,
             transport: Transport::default(),
+            run: [0; 32],
             extra_env: Vec::new(),
         }
     }
@@ -138,13 +141,24 @@ pub struct Failure {
     pub log: PathBuf,
     /// The last lines of its output.
     pub tail: Vec<String>,
+    /// Processes that the kernel killed during the generation because memory ran out; `None` if unknown.
+    pub oom_kills: Option<u64>,
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rank {} failed first: it {}", self.rank, self.exit)?;
-        if self.exit == Exit::Signal(libc::SIGKILL) {
-            write!(f, ", possibly by the kernel because memory ran out")?;
+        match (self.exit, self.oom_kills) {
+            (Exit::Signal(libc::SIGKILL), None) => {
+                write!(f, ", possibly by the kernel because memory ran out")?;
+            }
+            (Exit::Signal(libc::SIGKILL), Some(1..)) => {
+                write!(
+                    f,
+                    ", probably by the kernel, which killed processes because memory ran out"
+                )?;
+            }
+            _ => {}
         }
         write!(f, " (generation {})", self.generation)?;
         if self.tail.is_empty() {

@@ -125,6 +125,12 @@ impl Epoll {
     }
 }
 
+/// Number of processes of this host that the kernel has killed because memory ran out.
+pub(super) fn oom_kills() -> Option<u64> {
+    let counters = std::fs::read_to_string("/proc/vmstat").ok()?;
+    counters.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()
+}
+
 /// Sends a signal to a process group.
 pub(super) fn signal_group(leader: u32, signal: i32) {
     // SAFETY: kill accesses no memory. A group that is already gone is not an error.

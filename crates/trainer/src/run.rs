@@ -13,13 +13,14 @@ use lockstep_plan::model::flops_per_token;
 use lockstep_plan::{Ledger, Plan};
 use serde_json::Value;
 
+use crate::final_save::FinalSave;
 use crate::rank::dtype;
 use crate::start::{build, position};
 use crate::straggler::{Times, median};
 use crate::straggler_monitor::{ReportTimes, StragglerMonitor};
 use crate::{
-    Error, Flags, Rank, SaveOutcome, SavedCheckpoint, Saver, Slow, Start, StepResult, agree,
-    measure_peak, on_rank_zero,
+    Error, FailedSave, Flags, Rank, SaveOutcome, SavedCheckpoint, Saver, Slow, Start, StepResult,
+    agree, measure_peak, on_rank_zero,
 };
 
 /// Progress of a run, reported on rank 0 only.
@@ -30,8 +31,8 @@ pub enum Event<'a> {
     Evaluated(&'a StepReport),
     /// A checkpoint was committed.
     Saved(&'a SavedCheckpoint),
-    /// `rank` could not write its part of a checkpoint. Training continues.
-    SaveFailed { step: u64, rank: usize, what: &'a str },
+    /// A checkpoint could not be saved.
+    SaveFailed(&'a FailedSave),
     /// `rank` could not load a checkpoint; the next older one is tried.
     SkippedCheckpoint { path: &'a Path, rank: usize, what: &'a str },
     /// The run starts from a checkpoint: resumes it, or takes only its weights.
@@ -83,6 +84,7 @@ pub fn run<'a>(run: &Run<'a>, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Fin
     let (mut rank, done) = build(run, on_event)?;
     let mut log = on_rank_zero(group, || Log::open(folder, done))?;
     let mut saver = Saver::new(plan, group, folder, generation, Disk::default());
+    saver.trust(done);
     if plan.checkpoint.every > 0 {
         saver.preallocate(&rank);
     }
@@ -146,14 +148,17 @@ pub fn run<'a>(run: &Run<'a>, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Fin
             check_fenced(previous.as_ref(), folder, generation)?;
             report_save(previous, step, plan, log.as_mut(), on_event);
         }
+        if last || flags.stop {
+            let (rank, stopping) = (&rank, flags.stop);
+            let save = FinalSave { run, rank, step, generation, stopping };
+            save.complete(&mut saver, &mut |outcome| {
+                report_save(Some(outcome), step, plan, log.as_mut(), on_event);
+            })?;
+        }
         if flags.stop && !last {
-            let saved = require_saved(saver.finish()?, folder, generation)?;
-            report_save(saved, step, plan, log.as_mut(), on_event);
             return Ok(Finished { rank, stopped: Some(step) });
         }
     }
-    let saved = require_saved(saver.finish()?, folder, generation)?;
-    report_save(saved, plan.train.steps as u64, plan, log.as_mut(), on_event);
     Ok(Finished { rank, stopped: None })
 }
 
@@ -175,7 +180,7 @@ fn report_save(
         ]
         .map(|(key, value)| (key.to_string(), value))
         .into(),
-        SaveOutcome::Failed { step, rank, what } => [
+        SaveOutcome::Failed(FailedSave { step, rank, what, .. }) => [
             ("save_failed_step", (*step).into()),
             ("save_failed", format!("rank {rank}: {what}").into()),
         ]
@@ -185,19 +190,17 @@ fn report_save(
     log.write(&StepReport { more, ..StepReport::of(step as usize, plan.train.steps) });
     match &outcome {
         SaveOutcome::Saved(saved) => on_event(Event::Saved(saved)),
-        SaveOutcome::Failed { step, rank, what } => {
-            on_event(Event::SaveFailed { step: *step, rank: *rank, what })
-        }
+        SaveOutcome::Failed(failed) => on_event(Event::SaveFailed(failed)),
     }
 }
 
 /// Fails if a checkpoint could not be saved because a newer generation trains this run.
-fn check_fenced(
+pub(crate) fn check_fenced(
     outcome: Option<&SaveOutcome>,
     folder: &Path,
     generation: u64,
 ) -> Result<(), Error> {
-    if let Some(SaveOutcome::Failed { .. }) = outcome {
+    if let Some(SaveOutcome::Failed(_)) = outcome {
         let newest = lockstep_ckpt::newest(folder)?;
         if newest > generation {
             let run = folder.to_path_buf();
@@ -205,19 +208,6 @@ fn check_fenced(
         }
     }
     Ok(())
-}
-
-/// Turns a failed checkpoint into an error. A run that has ended or stopped must have saved its last step.
-fn require_saved(
-    outcome: Option<SaveOutcome>,
-    folder: &Path,
-    generation: u64,
-) -> Result<Option<SaveOutcome>, Error> {
-    check_fenced(outcome.as_ref(), folder, generation)?;
-    match outcome {
-        Some(SaveOutcome::Failed { rank, what, .. }) => Err(Error::OtherRank { rank, what }),
-        outcome => Ok(outcome),
-    }
 }
 
 /// Broadcasts a number from rank 0.
@@ -239,7 +229,7 @@ fn save_failed_state(rank: &Rank<'_>, run: &Run<'_>, step: u64) -> Result<(), Er
     })?;
     let mut saver = Saver::new(plan, group, &failed, 0, Disk::default());
     saver.begin(rank, step - 1, position(plan, source, step - 1))?;
-    if let Some(SaveOutcome::Failed { rank, what, .. }) = saver.finish()? {
+    if let Some(SaveOutcome::Failed(FailedSave { rank, what, .. })) = saver.finish()? {
         tracing::warn!("cannot save the state before step {step}: rank {rank}: {what}");
     }
     Ok(())

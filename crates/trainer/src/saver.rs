@@ -13,11 +13,12 @@
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use lockstep_ckpt::{CHUNK, Disk, Head, Keep, Manifest, Position, Written};
-use lockstep_comm::Group;
+use lockstep_ckpt::{CHUNK, Disk, Head, Keep, Manifest, Position, Retention, Written};
+use lockstep_comm::{Group, Op};
 use lockstep_plan::Plan;
 use serde_json::Value;
 
@@ -31,6 +32,8 @@ pub struct Saver<'a> {
     folder: PathBuf,
     generation: u64,
     disk: Disk,
+    /// Used on rank 0 only.
+    retention: Arc<Mutex<Retention>>,
     pending: Option<(Pending, Phase)>,
     /// Memory for the next snapshot: that of the last one, or being allocated before the first.
     spare: BackgroundJob<Snapshot>,
@@ -48,13 +51,33 @@ struct Pending {
 
 /// Progress of the checkpoint; the same on all ranks.
 enum Phase {
-    Writing(BackgroundJob<(Result<Written, String>, Snapshot, Duration)>),
+    Writing(BackgroundJob<(Result<Written, WriteError>, Snapshot, Duration)>),
     /// Only rank 0 has work to do.
     Committing(BackgroundJob<Committed>),
 }
 
-/// Path of the checkpoint and time of the commit, or an error message.
-type Committed = Result<(PathBuf, Duration), String>;
+/// Path of the checkpoint and time of the commit.
+type Committed = Result<(PathBuf, Duration), WriteError>;
+
+/// Why a file could not be written.
+#[derive(Debug)]
+struct WriteError {
+    text: String,
+    /// The disk is full.
+    full: bool,
+}
+
+impl From<lockstep_ckpt::Error> for WriteError {
+    fn from(error: lockstep_ckpt::Error) -> WriteError {
+        WriteError { text: error.to_string(), full: error.is_full() }
+    }
+}
+
+impl From<String> for WriteError {
+    fn from(text: String) -> WriteError {
+        WriteError { text, full: false }
+    }
+}
 
 /// A background thread or its result.
 struct BackgroundJob<T> {
@@ -66,13 +89,20 @@ struct BackgroundJob<T> {
 #[derive(Debug)]
 pub enum SaveOutcome {
     Saved(SavedCheckpoint),
-    /// Training continues, and the previous checkpoint stays valid.
-    Failed {
-        step: u64,
-        /// The rank that failed.
-        rank: usize,
-        what: String,
-    },
+    Failed(FailedSave),
+}
+
+/// A checkpoint that could not be saved. The previous checkpoint stays valid.
+#[derive(Clone, Debug)]
+pub struct FailedSave {
+    pub step: u64,
+    /// The rank that failed.
+    pub rank: usize,
+    pub what: String,
+    /// Steps of older checkpoints that rank 0 removed to make room, if the disk is full.
+    pub removed: Vec<u64>,
+    /// Time until the save is retried. `None`: training continues without this checkpoint.
+    pub retry: Option<Duration>,
 }
 
 /// A committed checkpoint.
@@ -98,7 +128,16 @@ impl<'a> Saver<'a> {
         disk: Disk,
     ) -> Saver<'a> {
         let spare = BackgroundJob::ready(Snapshot::default());
-        Saver { plan, group, folder: folder.to_path_buf(), generation, disk, pending: None, spare }
+        let checkpoint = &plan.checkpoint;
+        let keep = Keep { newest: checkpoint.keep, every: checkpoint.keep_every as u64 };
+        let (folder, retention) =
+            (folder.to_path_buf(), Arc::new(Mutex::new(Retention::new(keep))));
+        Saver { plan, group, folder, generation, disk, retention, pending: None, spare }
+    }
+
+    /// Records that this run has loaded the checkpoint of a step, so it is valid.
+    pub fn trust(&mut self, step: u64) {
+        lock(&self.retention).trust(step);
     }
 
     /// Allocates the memory of snapshots in the background, so that the first snapshot is as fast as later ones.
@@ -134,9 +173,9 @@ impl<'a> Saver<'a> {
             let start = Instant::now();
             let written = lockstep_ckpt::begin(&disk, &folder, step, generation)
                 .and_then(|partial| write(&disk, &partial, writer, &snapshot));
-            (written.map_err(|error| error.to_string()), snapshot, start.elapsed())
+            (written.map_err(WriteError::from), snapshot, start.elapsed())
         };
-        let failed = |error| (Err(error), Snapshot::default(), Duration::ZERO);
+        let failed = |error: String| (Err(error.into()), Snapshot::default(), Duration::ZERO);
         let job = spawn("checkpoint", job, failed);
         let stall = start.elapsed();
         let pending = Pending { head, writing: Duration::ZERO, stall, bytes: 0 };
@@ -252,32 +291,44 @@ impl<'a> Saver<'a> {
             return BackgroundJob::ready(Ok((path, Duration::ZERO)));
         }
         let (disk, folder, head) = (self.disk.clone(), self.folder.clone(), head.clone());
-        let checkpoint = &self.plan.checkpoint;
-        let keep = Keep { newest: checkpoint.keep, every: checkpoint.keep_every as u64 };
+        let retention = self.retention.clone();
         let job = move || {
-            let start = Instant::now();
-            let manifest = Manifest::of(head, CHUNK, parts);
-            let path = lockstep_ckpt::commit(&disk, &folder, &manifest);
-            let path = path.map_err(|error| error.to_string())?;
+            let (start, step) = (Instant::now(), head.step);
+            let path = lockstep_ckpt::commit(&disk, &folder, &Manifest::of(head, CHUNK, parts))?;
+            let mut retention = lock(&retention);
+            retention.trust(step);
             // The checkpoint is committed even if older ones cannot be removed.
-            if let Err(error) = lockstep_ckpt::prune(&disk, &folder, keep) {
+            if let Err(error) = retention.prune(&disk, &folder) {
                 tracing::warn!("{error}");
             }
             Ok((path, start.elapsed()))
         };
-        spawn("commit", job, Err)
+        spawn("commit", job, |error| Err(error.into()))
     }
 
-    /// Shares the error with all ranks and removes the partial checkpoint. Collective.
-    fn failed(&self, step: u64, mine: Option<String>) -> Result<SaveOutcome, Error> {
-        let error = first_error(self.group, mine)?;
+    /// Shares the error with all ranks and removes the partial checkpoint and, if the disk is full, the one that it
+    /// would displace. Collective.
+    fn failed(&self, step: u64, mine: Option<WriteError>) -> Result<SaveOutcome, Error> {
+        let mut full = [i64::from(mine.as_ref().is_some_and(|error| error.full))];
+        self.group.all_reduce(&mut full, Op::Max)?;
+        let error = first_error(self.group, mine.map(|error| error.text))?;
         let (rank, what) = error.expect("a rank has failed");
+        let mut removed = vec![];
         if self.group.rank() == 0 {
             let (disk, folder, generation) = (&self.disk, &self.folder, self.generation);
             lockstep_ckpt::abandon(disk, folder, step, generation);
+            if full[0] > 0 {
+                let made = lock(&self.retention).make_room(disk, folder);
+                removed = made.inspect_err(|error| tracing::warn!("{error}")).unwrap_or_default();
+            }
         }
-        Ok(SaveOutcome::Failed { step, rank, what })
+        Ok(SaveOutcome::Failed(FailedSave { step, rank, what, removed, retry: None }))
     }
+}
+
+/// The retention rule is valid even if a thread panicked while it was applied.
+fn lock(retention: &Mutex<Retention>) -> std::sync::MutexGuard<'_, Retention> {
+    retention.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn write(

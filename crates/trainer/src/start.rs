@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use lockstep_ckpt::Checkpoint;
-use lockstep_comm::Group;
+use lockstep_comm::{Group, Op};
 use lockstep_data::Source;
 use lockstep_plan::Plan;
 use lockstep_plan::model::{Balance, Moe, Shape};
@@ -35,25 +35,38 @@ pub fn build<'a>(
         return Ok((Rank::new(run.plan, run.group, run.device.clone())?, 0));
     };
     let candidates = candidates(run.group, &start.checkpoint)?;
-    let mut first_failure = None;
-    for dir in candidates {
-        match attempt(run, &dir, start.resume)? {
+    let (mut newest, mut retryable) = (None, false);
+    for dir in &candidates {
+        match attempt(run, dir, start.resume)? {
             Ok(built) => {
                 if run.group.rank() == 0 {
-                    on_event(Event::Loaded { path: &dir, resume: start.resume });
+                    on_event(Event::Loaded { path: dir, resume: start.resume });
                 }
                 return Ok(built);
             }
-            Err((rank, what)) => {
+            Err(LoadFailure { rank, what, retryable: may_pass }) => {
                 if run.group.rank() == 0 {
-                    on_event(Event::SkippedCheckpoint { path: &dir, rank, what: &what });
+                    on_event(Event::SkippedCheckpoint { path: dir, rank, what: &what });
                 }
-                first_failure.get_or_insert(Error::OtherRank { rank, what });
+                retryable |= may_pass;
+                newest.get_or_insert((rank, what));
             }
         }
     }
     let path = start.checkpoint.clone();
-    Err(first_failure.unwrap_or(Error::Checkpoint(lockstep_ckpt::Error::NotFound { path })))
+    Err(match newest {
+        None => Error::Checkpoint(lockstep_ckpt::Error::NotFound { path }),
+        Some((rank, what)) if retryable => Error::OtherRank { rank, what },
+        Some((rank, what)) => Error::Invalid(format!(
+            "no checkpoint in {} can be loaded ({} tried); the newest: rank {rank}: {what}{}",
+            path.display(),
+            candidates.len(),
+            match start.resume {
+                true => ". To start over, omit --resume, which renames this run",
+                false => "",
+            }
+        )),
+    })
 }
 
 /// Checkpoints to try, newest first, as listed by rank 0.
@@ -74,8 +87,28 @@ fn candidates(group: &Group, path: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(steps.into_iter().map(|step| lockstep_ckpt::folder(path, step as u64)).collect())
 }
 
-/// A rank with the state and step of a checkpoint, or the rank that could not load it and its error.
-type Attempt<'a> = Result<(Rank<'a>, u64), (usize, String)>;
+/// A rank with the state and step of a checkpoint.
+type Attempt<'a> = Result<(Rank<'a>, u64), LoadFailure>;
+
+/// The rank that could not load a checkpoint, and its error.
+struct LoadFailure {
+    rank: usize,
+    what: String,
+    /// A rank could not read a file, which may work later. Corrupt or missing files stay as they are.
+    retryable: bool,
+}
+
+/// The failure of the lowest rank that has one, on all ranks. Collective.
+fn first_failure(group: &Group, mine: Option<&Error>) -> Result<Option<LoadFailure>, Error> {
+    let Some((rank, what)) = first_error(group, mine.map(Error::to_string))? else {
+        return Ok(None);
+    };
+    let may_pass = matches!(mine, Some(Error::Checkpoint(lockstep_ckpt::Error::System { source, .. }))
+        if source.kind() != std::io::ErrorKind::NotFound);
+    let mut retryable = [i64::from(may_pass)];
+    group.all_reduce(&mut retryable, Op::Max)?;
+    Ok(Some(LoadFailure { rank, what, retryable: retryable[0] > 0 }))
+}
 
 fn attempt<'a>(run: &Run<'a>, dir: &Path, resume: bool) -> Result<Attempt<'a>, Error> {
     let (plan, group, device) = (run.plan, run.group, &run.device);
@@ -88,19 +121,19 @@ fn attempt<'a>(run: &Run<'a>, dir: &Path, resume: bool) -> Result<Attempt<'a>, E
         let weights = load_weights(device, &part, dtype(plan), gather, &checkpoint.params())?;
         Ok((checkpoint, weights))
     });
-    let error = loaded.as_ref().err().map(Error::to_string);
-    let (checkpoint, weights) = match (loaded, first_error(group, error)?) {
+    let failure = first_failure(group, loaded.as_ref().err())?;
+    let (checkpoint, weights) = match (loaded, failure) {
         (Ok(loaded), None) => loaded,
         (Err(error), None) => return Err(error),
-        (_, Some(error)) => return Ok(Err(error)),
+        (_, Some(failure)) => return Ok(Err(failure)),
     };
     let mut rank = Rank::with_weights(plan, group, device.clone(), weights)?;
     if !resume {
         return Ok(Ok((rank, 0)));
     }
     let loaded = rank.load_states(&checkpoint);
-    if let Some(error) = first_error(group, loaded.err().map(|error| error.to_string()))? {
-        return Ok(Err(error));
+    if let Some(failure) = first_failure(group, loaded.err().as_ref())? {
+        return Ok(Err(failure));
     }
     if group.rank() == 0 {
         warn_about_changes(&checkpoint, plan, run.source);

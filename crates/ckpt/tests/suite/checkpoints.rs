@@ -191,6 +191,33 @@ fn pruning_keeps_the_newest_and_every_nth() {
     }
 }
 
+/// Names in the manifest have changed since; see README.md of the fixture.
+#[test]
+fn a_checkpoint_of_an_older_version_loads() {
+    let dir = fixture("../checkpoint");
+    let checkpoint = load(&dir).unwrap();
+    assert!(checkpoint.check(|_| {}).is_empty());
+    let head = checkpoint.head();
+    assert_eq!((head.step, head.position.samples, head.extra.skipped_samples), (6, 12, 15));
+    for kind in TensorKind::ALL {
+        assert!(checkpoint.tensors(kind).is_some(), "{kind}");
+    }
+    let named = checkpoint.params().list()[0].clone();
+    let (runs, mut values) = ([Runs::one(0..named.len())], vec![0.0; named.len()]);
+    for kind in [TensorKind::Residual, TensorKind::Magnitude] {
+        assert!(checkpoint.read_of_rank(kind, 1, &named.name, &runs, &mut values).unwrap());
+        assert!(values.iter().any(|value| *value != 0.0), "{kind}");
+    }
+    // The ledger of a learner, as it was saved.
+    let ledger: lockstep_ckpt::rollouts::Ledger = serde_json::from_str(
+        r#"{"policy_version":3,"max_lag":2,"window":8,
+            "producers":{"a":{"cursor":5,"window":[7],"given_up":{"1":2}}},
+            "told":{"accepted":4,"stale":1,"duplicate":0,"future_version":1}}"#,
+    )
+    .unwrap();
+    assert_eq!((ledger.counts().accepted, ledger.cursor("a")), (4, 5));
+}
+
 /// Entries of a folder, sorted.
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap().flatten();

@@ -7,6 +7,8 @@ mod exports;
 mod flips;
 mod forged;
 mod imports;
+mod retention;
 mod rollouts;
+mod run_lock;
 mod state;
 mod support;

@@ -1,9 +1,11 @@
 //! The node agent: starts generations as the coordinator orders and reports how they finish. Makes no decisions about
 //! the job.
 
-use super::messages::{AgentMessage, NodeResult};
+use lockstep_comm::token;
+
+use super::messages::{AgentMessage, JoinMessage, NodeResult};
 use crate::events::{Assignment, Event, Events, Order, SignalWatch};
-use crate::exit::Exit;
+use crate::exit::{self, Exit};
 use crate::generation::{self, GenerationResult};
 use crate::supervise::generation_token;
 use crate::{Failure, LaunchError, LaunchSpec, Outcome, output};
@@ -15,6 +17,8 @@ pub(crate) struct NodeAgent<'a> {
     spec: &'a LaunchSpec,
     pub token: Option<String>,
     pub events: Events,
+    /// Identifies this launcher.
+    id: String,
     state: NodeState,
     _signals: SignalWatch,
 }
@@ -31,6 +35,8 @@ struct NodeState {
 pub(crate) enum AgentExit {
     /// The coordinator finished the job for this node.
     Finished { code: i32, text: String },
+    /// The coordinator does not accept this node.
+    Refused(String),
     /// The connection to the coordinator is lost.
     Disconnected,
     /// A second signal asked the launcher to exit immediately.
@@ -43,13 +49,20 @@ impl<'a> NodeAgent<'a> {
         let events = Events::new();
         let signals = SignalWatch::start(events.sender.clone())
             .map_err(|cause| LaunchError::System { action: "watch for signals", cause })?;
-        Ok(NodeAgent { spec, token, events, state: NodeState::default(), _signals: signals })
+        let id = token::random()
+            .map_err(|cause| LaunchError::System { action: "read random bytes", cause })?;
+        Ok(NodeAgent { spec, token, events, id, state: NodeState::default(), _signals: signals })
     }
 
     /// The message with which this node joins the job.
     pub fn join(&self) -> AgentMessage {
-        let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        AgentMessage::Join { name: name.trim().to_string(), slots: self.spec.nproc_per_node }
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        AgentMessage::Join(JoinMessage {
+            host: host.trim().to_string(),
+            pid: std::process::id(),
+            launcher: self.id.clone(),
+            slots: self.spec.nproc_per_node,
+        })
     }
 
     pub fn interrupted(&self) -> bool {
@@ -63,12 +76,16 @@ impl<'a> NodeAgent<'a> {
             match event {
                 // A rank of an earlier generation that was abandoned.
                 Event::Exited { .. } => {}
-                Event::Signalled(signal) => {
-                    if self.state.interrupted.replace(signal).is_some() {
+                Event::Signalled(signal) => match self.state.interrupted {
+                    None => {
+                        self.state.interrupted = Some(signal);
+                        send(AgentMessage::Leaving { signal });
+                    }
+                    Some(_) if exit::kills_when_second(signal) => {
                         return Ok(AgentExit::Signalled(signal));
                     }
-                    send(AgentMessage::Leaving { signal });
-                }
+                    Some(_) => {}
+                },
                 Event::Ordered(Order::Start(assignment)) => {
                     orders = self.run_generation(assignment, send)?;
                 }
@@ -77,6 +94,7 @@ impl<'a> NodeAgent<'a> {
             for order in orders {
                 match order {
                     Order::Finish { code, text } => return Ok(AgentExit::Finished { code, text }),
+                    Order::Refused(text) => return Ok(AgentExit::Refused(text)),
                     Order::Disconnected => return Ok(AgentExit::Disconnected),
                     // No ranks are running.
                     Order::Stop | Order::Abort | Order::Start(_) => {}
@@ -94,6 +112,13 @@ impl<'a> NodeAgent<'a> {
     ) -> Result<Vec<Order>, LaunchError> {
         let token = generation_token(self.token.as_deref())?;
         let (generation, first_rank) = (assignment.generation, assignment.first_rank);
+        let last = self.state.generation;
+        if generation <= last {
+            return Err(LaunchError::Rendezvous(format!(
+                "the coordinator starts generation {generation}, but this node has already run generation {last}: it \
+                 belongs to another run; start this launcher again"
+            )));
+        }
         let on_signal = |signal| send(AgentMessage::Leaving { signal });
         let result = generation::run(self.spec, assignment, token, &self.events, &on_signal)?;
         if let Some(failure) = &result.failure {
@@ -115,6 +140,8 @@ impl<'a> NodeAgent<'a> {
                 }
                 code
             }
+            // `run_agent` retries or fails.
+            AgentExit::Refused(_) => 1,
             AgentExit::Signalled(signal) => Exit::Signal(signal).code(),
             AgentExit::Disconnected => interrupted.map_or(1, |signal| Exit::Signal(signal).code()),
         };

@@ -5,7 +5,9 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
-use lockstep_comm::wire::{self, ConnectError, Hello, Purpose, Route, Secret};
+use lockstep_comm::wire::{
+    self, AttemptError as WireError, ConnectError, HandshakeError, Hello, Purpose, Route, Secret,
+};
 
 use super::agent::{AgentExit, NodeAgent};
 use super::connection;
@@ -18,12 +20,16 @@ use crate::{DEFAULT_PORT, LaunchError, LaunchSpec, Outcome, output};
 const ATTEMPT: Duration = Duration::from_secs(15);
 /// Pause after an attempt that failed at once.
 const PAUSE: Duration = Duration::from_secs(1);
+/// How long to retry while another launcher has this node rank: its host may have died, which the coordinator notices
+/// by its missing heartbeats.
+const TAKEN_TIMEOUT: Duration = connection::HEARTBEAT_TIMEOUT.saturating_mul(2);
 
 /// Takes part in a job with `spec.nproc_per_node` slots for ranks, until the job is finished. Waits at most `timeout`
 /// for the coordinator, at the start and whenever the connection is lost.
 pub fn run_agent(spec: &LaunchSpec, timeout: Duration) -> Result<Outcome, LaunchError> {
     let mut agent = NodeAgent::new(spec)?;
     let secret = launcher_secret(agent.token.as_deref())?;
+    let mut refused_since = None;
     loop {
         let stream = match connect(spec, &secret, timeout, &agent.events.receiver)? {
             Connected::Stream(stream) => stream,
@@ -41,7 +47,17 @@ pub fn run_agent(spec: &LaunchSpec, timeout: Duration) -> Result<Outcome, Launch
         let send = |message: AgentMessage| drop(sender.send(message));
         send(agent.join());
         match agent.serve(&send)? {
+            AgentExit::Refused(text) => {
+                if refused_since.is_none() {
+                    output::report(&format!("{text}; waiting for it to leave"));
+                }
+                if refused_since.get_or_insert_with(Instant::now).elapsed() >= TAKEN_TIMEOUT {
+                    return Err(LaunchError::Rendezvous(text));
+                }
+                std::thread::sleep(PAUSE);
+            }
             AgentExit::Disconnected if !agent.interrupted() => {
+                refused_since = None;
                 output::report("lost the connection to the coordinator on node 0; reconnecting");
             }
             exit => return Ok(agent.outcome(exit)),
@@ -109,7 +125,7 @@ fn attempt(
         Ok(addr) => addr,
         Err(error) => return Ok(Err(error)),
     };
-    let expect = expect();
+    let expect = expect(spec);
     let hello = Hello {
         version: expect.version,
         generation: expect.generation,
@@ -121,6 +137,14 @@ fn attempt(
     let route = Route { addr, socks5: spec.transport.socks5 };
     let connected = wire::connect_while(route, &hello, secret, deadline, check)?;
     Ok(connected.map_err(|error| match error {
+        ConnectError::Permanent {
+            addr,
+            cause: WireError::Handshake(HandshakeError::ConfigDiffers { .. }),
+            ..
+        } => AttemptError::Permanent(format!(
+            "the coordinator at {addr} trains another run; start all launchers with the same run file and overrides, \
+             and give each run its own --master-port"
+        )),
         ConnectError::Permanent { .. } => AttemptError::Permanent(error.to_string()),
         ConnectError::Deadline { .. } => AttemptError::Retryable(error.to_string()),
     }))

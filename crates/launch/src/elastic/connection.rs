@@ -14,7 +14,7 @@ use super::messages;
 
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// A launcher that sends nothing for this long is lost.
-const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Sends the messages of `outgoing` and calls `on_message` with each received one, and with `None` when the connection
 /// is closed. Closes it when `outgoing` ends.

@@ -11,12 +11,31 @@ use crate::events::{Assignment, Order};
 /// Sent by a node agent to the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum AgentMessage {
-    /// The node is available, with this number of slots for ranks.
-    Join { name: String, slots: usize },
+    /// The node is available.
+    Join(JoinMessage),
     /// The node's launcher received this signal and has asked its ranks to stop.
     Leaving { signal: i32 },
     /// All ranks of the node have exited.
     Finished { generation: u32, result: NodeResult },
+}
+
+/// A node that is available.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct JoinMessage {
+    /// The host's name.
+    pub host: String,
+    pub pid: u32,
+    /// A random number that identifies the launcher, so that it is recognized when it reconnects.
+    pub launcher: String,
+    /// Slots for ranks.
+    pub slots: usize,
+}
+
+impl JoinMessage {
+    /// The launcher's process, for messages.
+    pub fn process(&self) -> String {
+        format!("process {} on host {}", self.pid, self.host)
+    }
 }
 
 /// How the ranks of one node finished a generation.
@@ -41,7 +60,12 @@ pub(crate) enum CoordinatorMessage {
     Start(StartMessage),
     Stop,
     Abort,
-    Finish { code: i32, text: String },
+    Finish {
+        code: i32,
+        text: String,
+    },
+    /// Another launcher has this node rank.
+    Refuse(String),
 }
 
 /// The ranks of one node in one generation.
@@ -63,6 +87,7 @@ impl CoordinatorMessage {
             CoordinatorMessage::Stop => Order::Stop,
             CoordinatorMessage::Abort => Order::Abort,
             CoordinatorMessage::Finish { code, text } => Order::Finish { code, text },
+            CoordinatorMessage::Refuse(text) => Order::Refused(text),
         }
     }
 }
@@ -111,7 +136,12 @@ mod tests {
         let text = "it \"printed\"\n  | this".to_string();
         let result = NodeResult::Failed { local_rank: 1, code: 137, permanent: false, text };
         let messages = [
-            AgentMessage::Join { name: "node7".into(), slots: 8 },
+            AgentMessage::Join(JoinMessage {
+                host: "node7".into(),
+                pid: 5,
+                launcher: "ab".into(),
+                slots: 8,
+            }),
             AgentMessage::Leaving { signal: 15 },
             AgentMessage::Finished { generation: 3, result },
         ];

@@ -14,7 +14,7 @@ use std::time::Duration;
 use lockstep_comm::token;
 use lockstep_comm::wire::{Expect, PROTOCOL, Secret};
 
-use crate::LaunchError;
+use crate::{LaunchError, LaunchSpec};
 
 pub use connect::run_agent;
 pub use server::run_coordinator;
@@ -69,7 +69,8 @@ fn launcher_secret(token: Option<&str>) -> Result<Secret, LaunchError> {
     Ok(secret.derive(b"launchers"))
 }
 
-/// The coordinator's side of the handshake. Launchers outlive generations, so the generation is always 0.
-fn expect() -> Expect {
-    Expect { version: PROTOCOL, generation: 0, config: [0; 32], rank: 0 }
+/// The coordinator's side of the handshake. Launchers outlive generations, so the generation is always 0 here; a node
+/// checks the number of each generation that it is asked to start.
+fn expect(spec: &LaunchSpec) -> Expect {
+    Expect { version: PROTOCOL, generation: 0, config: spec.run, rank: 0 }
 }

@@ -1,7 +1,7 @@
 //! The launcher of node 0: receives messages of all nodes, passes them to the [`Coordinator`] and carries out its
 //! decisions. It also serves as node agent of its own node.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::TcpStream;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
@@ -12,7 +12,7 @@ use lockstep_comm::wire::{Hello, ListenError, Listener, ListenerHandle};
 use super::agent::{AgentExit, NodeAgent};
 use super::connection;
 use super::coordinator::{Coordinator, Decision, NODE_ZERO, Rules, Seats};
-use super::messages::{AgentMessage, CoordinatorMessage, NodeResult, StartMessage};
+use super::messages::{AgentMessage, CoordinatorMessage, JoinMessage, NodeResult, StartMessage};
 use super::{Job, expect, launcher_secret};
 use crate::events::{Assignment, Event, Order};
 use crate::{DEFAULT_PORT, LaunchError, LaunchSpec, Outcome, output, rendezvous};
@@ -40,7 +40,9 @@ pub fn run_coordinator(spec: &LaunchSpec, job: Job) -> Result<Outcome, LaunchErr
         progress,
         spec: spec.clone(),
         local: agent.events.sender.clone(),
+        joining: BTreeMap::new(),
         remotes: BTreeMap::new(),
+        refused: BTreeSet::new(),
         generation: None,
         inbox: inbox.clone(),
         started: Instant::now(),
@@ -92,7 +94,7 @@ fn listen(
         let _ = inbox.send(Input { node: hello.from, connection: 0, kind });
     };
     let listener = Listener::from_std(socket).map_err(failed)?;
-    listener.serve(expect(), launcher_secret(token)?, on_connect).map_err(failed)
+    listener.serve(expect(spec), launcher_secret(token)?, on_connect).map_err(failed)
 }
 
 struct Server {
@@ -101,16 +103,22 @@ struct Server {
     progress: Box<dyn Fn() -> u64 + Send>,
     spec: LaunchSpec,
     local: Sender<Event>,
+    /// Connections that have not sent their first message, by their number.
+    joining: BTreeMap<u64, Sender<CoordinatorMessage>>,
     remotes: BTreeMap<u32, Remote>,
+    /// Launchers whose refusal was reported.
+    refused: BTreeSet<String>,
     generation: Option<u32>,
     inbox: Sender<Input>,
     started: Instant,
 }
 
-/// The current connection of another node.
+/// Another node that takes part.
 struct Remote {
+    /// Number of its current connection.
     connection: u64,
     sender: Sender<CoordinatorMessage>,
+    launcher: JoinMessage,
 }
 
 impl Server {
@@ -156,21 +164,30 @@ impl Server {
             let _ = inbox.send(Input { node, connection, kind });
         };
         match connection::run(stream, outgoing, on_message) {
-            Ok(()) => drop(self.remotes.insert(node, Remote { connection, sender })),
+            Ok(()) => drop(self.joining.insert(connection, sender)),
             Err(error) => output::report(&format!("cannot accept node {node}: {error}")),
         }
     }
 
     fn handle(&mut self, input: Input) -> Vec<Decision> {
         let Input { node, connection, kind } = input;
+        let now = self.started.elapsed();
+        if let (Some(sender), InputKind::Message(AgentMessage::Join(launcher))) =
+            (self.joining.remove(&connection), &kind)
+        {
+            if self.refuse(node, launcher, &sender) {
+                return vec![];
+            }
+            let remote = Remote { connection, sender, launcher: launcher.clone() };
+            self.remotes.insert(node, remote);
+        }
         let current = self.remotes.get(&node).map_or(0, |remote| remote.connection);
         if connection != current {
             return vec![];
         }
-        let now = self.started.elapsed();
         match kind {
-            InputKind::Message(AgentMessage::Join { name, slots }) => {
-                self.coordinator.node_joined(now, node, &name, slots)
+            InputKind::Message(AgentMessage::Join(JoinMessage { host, slots, .. })) => {
+                self.coordinator.node_joined(now, node, &host, slots)
             }
             InputKind::Message(AgentMessage::Leaving { signal }) => {
                 self.coordinator.node_leaving(now, node, signal)
@@ -191,6 +208,26 @@ impl Server {
                 self.coordinator.node_lost(now, node)
             }
         }
+    }
+
+    /// Refuses a launcher whose node rank is taken by another one that is connected. A launcher that reconnects
+    /// replaces its own connection.
+    fn refuse(
+        &mut self,
+        node: u32,
+        launcher: &JoinMessage,
+        sender: &Sender<CoordinatorMessage>,
+    ) -> bool {
+        let holder = self.remotes.get(&node).map(|remote| &remote.launcher);
+        let Some(holder) = holder.filter(|holder| holder.launcher != launcher.launcher) else {
+            return false;
+        };
+        let text = format!("node rank {node} is in use by {}", holder.process());
+        if self.refused.insert(launcher.launcher.clone()) {
+            output::report(&format!("refused {}: {text}", launcher.process()));
+        }
+        let _ = sender.send(CoordinatorMessage::Refuse(text));
+        true
     }
 
     fn carry_out(&mut self, decisions: Vec<Decision>) {

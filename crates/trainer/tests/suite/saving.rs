@@ -9,7 +9,9 @@ use lockstep_ckpt::{Disk, DiskOp, Position, claim, steps};
 use lockstep_comm::on_threads;
 use lockstep_kernels::Device;
 use lockstep_plan::Plan;
-use lockstep_trainer::{Event, Rank, Run, SaveOutcome, Saver, Start, agree, build, run};
+use lockstep_trainer::{
+    Event, FailedSave, Rank, Run, SaveOutcome, Saver, Start, agree, build, run,
+};
 
 use crate::plans::{masters, plan, source};
 use crate::reshard::folder;
@@ -27,7 +29,7 @@ fn train(plan: &Plan, folder: &Path, resume: bool) -> (Vec<f32>, Vec<String>) {
         let mut events = Vec::new();
         let on_event = &mut |event: Event<'_>| match event {
             Event::Saved(saved) => events.push(format!("saved {}", saved.step)),
-            Event::SaveFailed { step, rank, what } => {
+            Event::SaveFailed(FailedSave { step, rank, what, .. }) => {
                 events.push(format!("failed {step}, rank {rank}: {what}"))
             }
             Event::SkippedCheckpoint { path, rank, what } => {
@@ -121,7 +123,7 @@ fn training_resumes_after_a_crash_at_any_disk_operation() {
         let (_, outcome) = save_on(&failing_disk(after).0, &plan, &place, 4);
         let case = format!("crash after {after} of {operations} operations");
         if after < operations - 1 {
-            assert!(matches!(outcome, Some(SaveOutcome::Failed { .. })), "{case}: {outcome:?}");
+            assert!(matches!(outcome, Some(SaveOutcome::Failed(_))), "{case}: {outcome:?}");
         }
         let newest = steps(&place)[0];
         resumed_from[usize::from(newest == 4)] += 1;
@@ -149,7 +151,7 @@ fn a_full_disk_fails_only_the_checkpoint() {
         _ => Ok(()),
     });
     let (continued, outcome) = save_on(&disk, &plan, &place, 4);
-    let Some(SaveOutcome::Failed { step: 4, rank: 1, what }) = outcome else {
+    let Some(SaveOutcome::Failed(FailedSave { step: 4, rank: 1, what, .. })) = outcome else {
         panic!("{outcome:?}")
     };
     assert!(what.contains("rank-00001.safetensors") && what.contains("no storage space"), "{what}");
@@ -159,6 +161,92 @@ fn a_full_disk_fails_only_the_checkpoint() {
     assert_eq!(left, 1, "the partial checkpoint is removed");
     let (resumed, _) = train(&plan, &place, true);
     assert!(resumed == five);
+}
+
+#[test]
+fn a_full_disk_frees_the_checkpoint_that_the_next_one_displaces() {
+    let place = folder("full-room");
+    let kept = |steps| plan(2, &["checkpoint.every=2", "checkpoint.keep=2", steps]);
+    train(&kept("train.steps=4"), &place, false);
+    let plan = kept("train.steps=7");
+    assert_eq!(steps(&place), [4, 2]);
+    let full = |operation: DiskOp<'_>| match operation {
+        DiskOp::Write(..) => Err(IoError::from(ErrorKind::StorageFull)),
+        _ => Ok(()),
+    };
+    // The last one stays, however often it fails.
+    for (removed, left) in [(vec![2], [4]), (vec![], [4])] {
+        let (_, outcome) = save_on(&Disk::with_hook(full), &plan, &place, 6);
+        let Some(SaveOutcome::Failed(failed)) = outcome else { panic!("{outcome:?}") };
+        assert_eq!((failed.removed, steps(&place)), (removed, left.to_vec()));
+    }
+}
+
+/// Puts a file where a folder will be created.
+fn block(path: &Path) {
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(path, "").unwrap();
+}
+
+/// The training of a run whose last checkpoint could not be saved was discarded and repeated.
+#[test]
+fn a_failed_final_save_is_retried_until_it_succeeds() {
+    let (whole, place) = (folder("final-whole"), folder("final"));
+    let plan = small("train.steps=5");
+    let (five, _) = train(&plan, &whole, false);
+    // Something is in the way of the last checkpoint until two attempts have failed.
+    let obstacle = lockstep_ckpt::partial_folder(&place, 5, 1);
+    let mut failures = 0;
+    let on_event = &mut |event: Event<'_>| match event {
+        Event::Step(report) if report.step == 5 => block(&obstacle),
+        Event::SaveFailed(failed) => {
+            assert!(failed.step == 5 && failed.retry.is_some(), "{failed:?}");
+            failures += 1;
+            if failures == 2 {
+                std::fs::remove_file(&obstacle).unwrap();
+            }
+        }
+        _ => {}
+    };
+    let on_event = std::sync::Mutex::new(on_event);
+    let source = source();
+    let masters = on_threads(plan.ranks, |world| {
+        let (plan, source, stop) = (&plan, &source, &|| false);
+        let (folder, device) = (&place, Device::cpu(1));
+        let (start, generation) = (None, None);
+        let inputs = Run { plan, device, group: &world, source, folder, start, generation, stop };
+        let finished = run(&inputs, &mut |event| (on_event.lock().unwrap())(event)).unwrap();
+        masters(&finished.rank)
+    });
+    assert!(masters[0] == five);
+    assert_eq!(steps(&place)[0], 5);
+    assert_eq!(failures, 2);
+}
+
+#[test]
+fn a_stop_request_ends_the_attempts_of_a_final_save() {
+    let place = folder("final-stopped");
+    let plan = small("train.steps=3");
+    let obstacle = lockstep_ckpt::partial_folder(&place, 3, 1);
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let source = source();
+    let errors = on_threads(plan.ranks, |world| {
+        let (plan, source, stopped) = (&plan, &source, &|| stop.load(Ordering::SeqCst));
+        let (folder, device) = (&place, Device::cpu(1));
+        let (start, generation) = (None, None);
+        let inputs =
+            Run { plan, device, group: &world, source, folder, start, generation, stop: stopped };
+        let on_event = &mut |event: Event<'_>| match event {
+            Event::Step(report) if report.step == 3 => block(&obstacle),
+            Event::SaveFailed(_) => stop.store(true, Ordering::SeqCst),
+            _ => {}
+        };
+        run(&inputs, on_event).err().map(|error| error.to_string())
+    });
+    assert!(
+        errors.iter().all(|error| error.as_ref().is_some_and(|e| e.contains("step-00000003"))),
+        "{errors:?}"
+    );
 }
 
 #[test]
@@ -199,7 +287,9 @@ fn a_fenced_generation_cannot_commit() {
         Ok(())
     });
     let (_, outcome) = save_on(&disk, &plan, &place, 4);
-    let Some(SaveOutcome::Failed { rank: 0, what, .. }) = outcome else { panic!("{outcome:?}") };
+    let Some(SaveOutcome::Failed(FailedSave { rank: 0, what, .. })) = outcome else {
+        panic!("{outcome:?}")
+    };
     assert!(what.contains("generation 99 trains this run now"), "{what}");
     assert_eq!(steps(&place), [2]);
 }
