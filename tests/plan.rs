@@ -70,7 +70,15 @@ fn searches_layouts_for_a_preset() {
 
 #[test]
 fn errors_suggest_a_fix() {
-    let cases: [(&[&str], &str); 5] = [
+    let preset =
+        |more: &[&'static str]| [&["plan", "--preset", "llama3-8b", "--cluster"], more].concat();
+    let fp8_f32 = preset(&["h100-8", "--fp8", "--set", "precision.compute=f32"]);
+    let cases: [(&[&str], &str); 10] = [
+        (&preset(&["h100-0"]), "`h100-0`: ranks must be at least 1 (got 0)"),
+        (&preset(&["h100-8", "--price", "nan"]), "use a number of dollars, e.g. 2.5"),
+        (&preset(&["h100-8", "--price=-1"]), "use a number of dollars, e.g. 2.5"),
+        (&preset(&["a100-80-8", "--fp8"]), "--fp8: A100-80 has no FP8; remove --fp8"),
+        (&fp8_f32, "--fp8: this run computes in f32; use --set precision.compute=bf16"),
         (&["plan", "--preset", "llama3-8b", "--cluster", "h10-8"], "did you mean `h100-8`?"),
         (&["plan", "--preset", "lama3-8b", "--cluster", "h100-8"], "did you mean `llama3-8b`?"),
         (&["plan", "--preset", "llama3-405b", "--cluster", "h100-8"], "nothing fits on 8 × H100"),

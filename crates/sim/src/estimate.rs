@@ -37,7 +37,7 @@ pub struct Estimate {
     pub step_s: f64,
     pub tokens_per_s: f64,
     pub time: Time,
-    /// Compute seconds of the slowest rank by operation class, as `bench step` measures them.
+    /// Compute seconds of the busiest rank by operation class, as `bench step` measures them.
     pub computing: Vec<(OpClass, f64)>,
     /// One entry per pipeline rank.
     pub stages: Vec<Stage>,
@@ -50,9 +50,11 @@ pub struct Estimate {
     pub mfu_causal: f64,
     /// Hardware FLOPs utilization: counts recomputation, and attention as it is computed.
     pub hfu: f64,
+    /// Fraction of the peak FLOP/s that the busiest rank reaches while it computes.
+    pub compute_rate: f64,
 }
 
-/// Time breakdown of the slowest rank, in seconds. The parts add up to the step time.
+/// Time breakdown of the busiest rank of the pipeline, in seconds. The parts add up to the step time.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Time {
     /// Forward and backward passes, with recomputation, without communication.
@@ -133,6 +135,7 @@ pub fn estimate(plan: &Plan, cluster: &Cluster, options: &Options) -> Estimate {
         mfu: tokens * (flops.weights + 2.0 * flops.attention) / peak,
         mfu_causal: tokens * flops.total() / peak,
         hfu: step.flops / peak,
+        compute_rate: step.rank_flops / (case.rate() * step.time.compute),
     }
 }
 

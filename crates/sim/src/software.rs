@@ -43,6 +43,14 @@ pub struct Software {
     pub pipe_overlap: bool,
     /// Each tensor rank sends its part of a message between stages (Megatron's scatter/gather optimization).
     pub pipe_cut: bool,
+    /// With FP8 matmuls, their saved inputs are stored in FP8 (Transformer Engine). Otherwise they are cast again
+    /// (torchao).
+    #[serde(default)]
+    pub fp8_inputs: bool,
+    /// With FP8 matmuls, extra bytes per parameter of a layer: FP8 copies of the weights, row by row and transposed. 0
+    /// if they replace the bf16 weights, which takes the same memory.
+    #[serde(default)]
+    pub fp8_weights: f64,
     /// Efficiency of this program's attention kernels relative to the accelerator's best.
     pub attention: f64,
     /// The tensor axis distributes whole experts, with the tokens of its ranks, instead of sharding each expert.
@@ -118,6 +126,8 @@ impl Software {
             accumulates_unsharded: false,
             pipe_overlap: false,
             pipe_cut: false,
+            fp8_inputs: false,
+            fp8_weights: 0.0,
             attention: 1.0,
             whole_experts: false,
             once_per_host: false,
@@ -136,6 +146,9 @@ impl Software {
             kernels: [14.0, 28.0],
             data_overlap: true,
             pipe_overlap: true,
+            // Lockstep does not train in FP8; plans assume Transformer Engine with bf16 weights.
+            fp8_inputs: true,
+            fp8_weights: 2.0,
             ..Software::plain("lockstep")
         }
     }
@@ -161,6 +174,7 @@ impl Software {
         Software {
             name: "megatron core".into(),
             flash: true,
+            fp8_inputs: true,
             logits: [4.0, 12.0],
             kernels: [18.0, 30.0],
             whole_experts: true,

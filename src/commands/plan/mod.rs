@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use lockstep_plan::{Config, ConfigError, Plan};
+use lockstep_plan::{Config, ConfigError, Dtype, Plan};
 use lockstep_sim::search::{Limits, Objective, Proposal, Search, SearchRequest};
 use lockstep_sim::{Cluster, Options, estimate};
 
@@ -44,12 +44,12 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "time")]
     by: Best,
     /// Dollars per rank and hour, for --by cost
-    #[arg(long, default_value_t = 2.0)]
+    #[arg(long, default_value_t = 2.0, value_parser = price)]
     price: f64,
     /// Show step by step, from plain data parallelism on, which techniques pay off
     #[arg(long)]
     advice: bool,
-    /// Compute the matmuls of layers in FP8
+    /// Compute the matmuls of layers in FP8 (needs bf16 and an accelerator with FP8)
     #[arg(long)]
     fp8: bool,
     /// Print one JSON object instead of tables
@@ -119,6 +119,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         _ => Vec::new(),
     };
     let shown = typed.as_ref().or(found.first()).context("no layout was given or found")?;
+    if args.fp8 && shown.plan.precision.compute == Dtype::F32 {
+        bail!("--fp8: this run computes in f32; use --set precision.compute=bf16");
+    }
     let outcome = print::Outcome {
         shown,
         found: &found,
@@ -173,10 +176,13 @@ fn read_input(args: &Args) -> anyhow::Result<Input> {
             args.cluster
         );
     };
-    if let Some(most) = cluster.ranks.filter(|most| *most < ranks) {
+    cluster
+        .check_size(ranks)
+        .map_err(|why| anyhow::anyhow!("--cluster {}: {why}", args.cluster))?;
+    if args.fp8 && cluster.accelerator.peak.fp8.is_none() {
         bail!(
-            "{ranks} ranks are more than cluster {} has ({most}); use at most {most}",
-            cluster.name
+            "--fp8: {} has no FP8; remove --fp8, use another cluster, or set peak.fp8 of the accelerator",
+            cluster.accelerator.name
         );
     }
     let options = Options { fp8: args.fp8, ..machine::options(&cluster, ranks) };
@@ -198,6 +204,12 @@ fn ranks_to_try(input: &Input, by: Best) -> Vec<usize> {
         ranks.push(ranks[ranks.len() - 1] / 2);
     }
     ranks
+}
+
+/// Parses `--price`.
+fn price(text: &str) -> Result<f64, String> {
+    let price = text.parse().ok().filter(|price: &f64| price.is_finite() && *price >= 0.0);
+    price.ok_or_else(|| "use a number of dollars, e.g. 2.5".into())
 }
 
 fn nothing_fits(search: &Search, input: &Input) -> String {

@@ -1,11 +1,13 @@
 //! Text drawing of a timeline.
 
 use super::clock::{Span, Timeline};
+use std::collections::HashMap;
 use std::fmt::Write;
 
 impl Timeline {
     /// One row per rank, one cell per `unit` of time, idle cells as dots. An action is written at its start, as
-    /// `F0` or, if ranks have several stages, as `2F0`; starts and ends are rounded to whole cells.
+    /// `F0` or, if ranks have several stages, as `2F0`. Starts and ends are rounded to whole cells, but every action
+    /// has room for its label: where actions are shorter than a cell, time is stretched for all ranks.
     ///
     /// # Panics
     /// If `unit` is not positive.
@@ -21,7 +23,9 @@ impl Timeline {
         };
         let longest = self.ranks.iter().flatten().map(|span| label(span).len()).max();
         let cell = longest.unwrap_or(0) + 1;
-        let column = |time: f64| (time / unit).round() as usize * cell;
+        let columns = self
+            .columns(|time| (time / unit).round() as usize * cell, |span| label(span).len() + 1);
+        let column = |time: f64| columns[&time.to_bits()];
         let names = self.ranks.len().saturating_sub(1).to_string().len();
 
         let mut drawn = String::new();
@@ -36,5 +40,30 @@ impl Timeline {
             writeln!(drawn, "rank {rank:>names$}  {}", row.trim_end()).expect("a string takes all");
         }
         drawn
+    }
+
+    /// The column of every start and end: at least `scaled`, and every action has at least its `room`.
+    fn columns(
+        &self,
+        scaled: impl Fn(f64) -> usize,
+        room: impl Fn(&Span) -> usize,
+    ) -> HashMap<u64, usize> {
+        let mut spans: Vec<&Span> =
+            self.ranks.iter().flatten().filter(|span| span.end > span.start).collect();
+        spans.sort_by(|a, b| a.end.total_cmp(&b.end));
+        let all = self.ranks.iter().flatten();
+        let mut times: Vec<f64> = all.flat_map(|span| [span.start, span.end]).collect();
+        times.push(0.0);
+        times.sort_by(f64::total_cmp);
+        let mut ended = spans.into_iter().peekable();
+        let (mut columns, mut last) = (HashMap::new(), 0);
+        for time in times {
+            last = last.max(scaled(time));
+            while let Some(span) = ended.next_if(|span| span.end <= time) {
+                last = last.max(columns[&span.start.to_bits()] + room(span));
+            }
+            columns.insert(time.to_bits(), last);
+        }
+        columns
     }
 }

@@ -123,3 +123,25 @@ proptest! {
         }
     }
 }
+
+/// A cell may be longer than a pass: the drawing is stretched, and no pass is overwritten by the next one.
+#[test]
+fn a_coarse_drawing_omits_no_pass() {
+    for schedule in
+        all().filter(|schedule| (2..=4).contains(&schedule.ranks) && schedule.micros < 9)
+    {
+        let lasts = |action: Action| 1.0 + (action.stage % 3) as f64 / 7.0;
+        let timeline = clock_with(&schedule, lasts, 0.1).unwrap();
+        for unit in [0.5, 2.0, 1e9] {
+            let drawn = timeline.draw(unit);
+            for (rank, row) in drawn.lines().enumerate() {
+                let passes = row.split([' ', '.']).filter(|word| !word.is_empty()).skip(2);
+                let wanted = schedule.actions[rank].iter().map(|action| match schedule.chunks {
+                    1 => format!("{}{}", action.act.letter(), action.micro),
+                    _ => action.to_string(),
+                });
+                assert!(passes.eq(wanted), "{:?} unit {unit}\n{drawn}", schedule.kind);
+            }
+        }
+    }
+}

@@ -125,12 +125,18 @@ impl<'a> Case<'a> {
     /// Peak FLOP/s of the layers' matmuls; MFU is relative to it.
     pub fn rate(&self) -> f64 {
         let peak = &self.cluster.accelerator.peak;
-        let tera = match self.plan.precision.compute {
-            Dtype::F32 => peak.f32,
-            _ if self.options.fp8 => peak.fp8.unwrap_or(peak.bf16),
-            _ => peak.bf16,
+        let tera = match (self.plan.precision.compute, self.fp8()) {
+            (Dtype::F32, _) => peak.f32,
+            (_, true) => peak.fp8.unwrap_or(peak.bf16),
+            (_, false) => peak.bf16,
         };
         tera * 1e12
+    }
+
+    /// Whether the layers' matmuls are computed in FP8.
+    pub fn fp8(&self) -> bool {
+        let supported = self.cluster.accelerator.peak.fp8.is_some();
+        self.options.fp8 && supported && self.plan.precision.compute != Dtype::F32
     }
 
     /// Peak FLOP/s of operations that stay in bf16 when matmuls use FP8.
@@ -140,8 +146,7 @@ impl<'a> Case<'a> {
 
     /// FLOP/s of the layers' matmuls; in FP8 less than the peak.
     pub fn matmul_rate(&self) -> f64 {
-        let fp8 = self.rate() > self.bf16_rate();
-        self.rate() * if fp8 { self.cluster.accelerator.matmul.fp8 } else { 1.0 }
+        self.rate() * if self.fp8() { self.cluster.accelerator.matmul.fp8 } else { 1.0 }
     }
 
     /// Measured efficiency of an operation class at a size, if there is one.

@@ -81,13 +81,23 @@ impl Case<'_> {
 
     /// Parameters of a pipeline rank: dense ones, and those of experts.
     pub fn rank_params(&self, pipe: usize) -> [f64; 2] {
+        let ends: f64 = self.stages_of(pipe).map(|stage| self.end_params(stage)).sum();
+        let [dense, experts] = self.rank_layer_params(pipe);
+        [dense + ends, experts]
+    }
+
+    /// The same without embedding and head.
+    pub fn rank_layer_params(&self, pipe: usize) -> [f64; 2] {
         let [dense, expert] = self.layer_params();
         let lead = self.lead().map_or(0.0, |lead| lead.layer_params()[0]);
-        let stages = (0..self.layout().chunks).map(|chunk| chunk * self.pipe() + pipe);
-        stages.fold([0.0, 0.0], |[all, experts], stage| {
+        self.stages_of(pipe).fold([0.0, 0.0], |[all, experts], stage| {
             let [layers, first] = self.kinds(stage).map(|layers| layers as f64);
-            let own = layers * dense + first * lead + self.end_params(stage);
-            [all + own, experts + layers * expert]
+            [all + layers * dense + first * lead, experts + layers * expert]
         })
+    }
+
+    /// Stages of a pipeline rank.
+    pub fn stages_of(&self, pipe: usize) -> impl Iterator<Item = usize> {
+        (pipe..self.stages()).step_by(self.pipe())
     }
 }

@@ -113,30 +113,6 @@ impl Accelerator {
     pub fn stream_rate(&self) -> f64 {
         self.bandwidth_gbs * 1e9 * self.stream
     }
-
-    pub(super) fn check(&self) -> Result<(), String> {
-        let positive = [
-            ("peak.bf16", self.peak.bf16),
-            ("peak.f32", self.peak.f32),
-            ("memory_gib", self.memory_gib),
-            ("bandwidth_gbs", self.bandwidth_gbs),
-            ("stream", self.stream),
-            ("matmul.best", self.matmul.best),
-            ("matmul.units", self.matmul.units as f64),
-        ];
-        for (key, value) in positive {
-            if value.is_nan() || value <= 0.0 {
-                return Err(format!("accelerator {}: {key}={value} must be positive", self.name));
-            }
-        }
-        if self.matmul.tiles.is_empty() {
-            return Err(format!(
-                "accelerator {}: matmul.tiles is empty; use [[1, 1, 1.0]] for no tiling",
-                self.name
-            ));
-        }
-        Ok(())
-    }
 }
 
 /// Deserializes a table, or the name of a built-in accelerator.

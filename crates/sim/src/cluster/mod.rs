@@ -2,6 +2,7 @@
 //! nothing about models.
 
 mod accelerator;
+mod check;
 mod efficiency;
 mod link;
 
@@ -105,19 +106,24 @@ impl Cluster {
             Some((kind, Some(ranks))) => (kind, Some(ranks)),
             _ => (name, None),
         };
-        let found = Cluster::built_in(kind).filter(|_| ranks != Some(0));
-        found.map(|cluster| Cluster { name: name.into(), ranks, ..cluster }).ok_or_else(|| {
-            let names = Cluster::names();
-            let near = lockstep_plan::config::nearest(kind, names.iter().map(String::as_str));
-            let meant = near.map_or(String::new(), |near| match ranks {
-                Some(ranks) => format!("did you mean `{near}-{ranks}`? "),
-                None => format!("did you mean `{near}`? "),
-            });
-            format!(
-                "unknown cluster `{name}`; {meant}use the path of a file, or NAME-RANKS with one of {}",
-                names.join(", ")
-            )
-        })
+        if let Some(cluster) = Cluster::built_in(kind) {
+            let cluster = Cluster { name: name.into(), ranks, ..cluster };
+            return cluster.check().map(|()| cluster).map_err(|why| format!("`{name}`: {why}"));
+        }
+        let names = Cluster::names();
+        // `a100-64` lacks a part of the name, `h10-64` has a mistyped one.
+        let starts =
+            |name: &&str| name.strip_prefix(kind).is_some_and(|rest| rest.starts_with('-'));
+        let known = || names.iter().map(String::as_str);
+        let near = known().find(starts).or_else(|| lockstep_plan::config::nearest(kind, known()));
+        let meant = near.map_or(String::new(), |near| match ranks {
+            Some(ranks) => format!("did you mean `{near}-{ranks}`? "),
+            None => format!("did you mean `{near}`? "),
+        });
+        Err(format!(
+            "unknown cluster `{name}`; {meant}use the path of a file, or NAME-RANKS with one of {}",
+            names.join(", ")
+        ))
     }
 
     /// Parses and checks a description in TOML.
@@ -127,38 +133,14 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Checks the description. The error suggests a fix.
+    /// Checks the description. The error lists all mistakes, one per line.
     pub fn check(&self) -> Result<(), String> {
-        if self.per_host == 0 {
-            return Err("per_host must be at least 1 (got 0)".into());
-        }
-        let Some((last, others)) = self.links.split_last() else {
-            return Err(
-                "no [[links]]; describe at least one (without `span`, it connects all ranks)"
-                    .into(),
-            );
-        };
-        if let Some(span) = last.span {
-            return Err(format!(
-                "the last link, {}, has span={span}; remove its span so that it connects all ranks",
-                last.name
-            ));
-        }
-        if let Some(link) = others.iter().find(|link| link.span.is_none()) {
-            return Err(format!(
-                "link {} has no span, but is not the last; set the number of ranks that it connects",
-                link.name
-            ));
-        }
-        if let Some(link) =
-            self.links.iter().find(|link| link.bandwidth_gbs.is_nan() || link.bandwidth_gbs <= 0.0)
-        {
-            return Err(format!(
-                "link {}: bandwidth_gbs must be positive (got {})",
-                link.name, link.bandwidth_gbs
-            ));
-        }
-        self.accelerator.check()
+        check::check(self)
+    }
+
+    /// Checks that the cluster has `ranks` ranks, and that the hosts and ranks listed in `differs` exist.
+    pub fn check_size(&self, ranks: usize) -> Result<(), String> {
+        check::check_size(self, ranks)
     }
 
     /// The environment of a plan for `ranks` ranks of this cluster.
@@ -221,7 +203,10 @@ impl Cluster {
     /// Ranks below `ranks` that differ from the others.
     pub fn differing(&self, ranks: usize) -> Vec<usize> {
         let of_hosts = self.differs.iter().flat_map(|differs| &differs.hosts);
-        let on_hosts = of_hosts.flat_map(|host| host * self.per_host..(host + 1) * self.per_host);
+        let on_hosts = of_hosts.flat_map(|host| {
+            let first = host.saturating_mul(self.per_host).min(ranks);
+            first..first.saturating_add(self.per_host)
+        });
         let single = self.differs.iter().flat_map(|differs| differs.ranks.iter().copied());
         let mut all: Vec<usize> = on_hosts.chain(single).filter(|rank| *rank < ranks).collect();
         all.sort_unstable();

@@ -58,7 +58,12 @@ fn deferred(case: &Case) -> f64 {
     let slots = case.slots().iter().sum::<f64>();
     let attention = case.queries + case.keys + case.values + case.attended + 2.0 * case.dim;
     let wide = case.inner + case.ffn + 2.0 * case.dim;
-    case.tokens * case.width * (attention + slots * wide)
+    case.tokens * input_width(case) * (attention + slots * wide)
+}
+
+/// Bytes per number that is saved only as the input of a matmul.
+fn input_width(case: &Case) -> f64 {
+    if case.fp8() && case.software().fp8_inputs { 1.0 } else { case.width }
 }
 
 /// Activation gradients inside one layer: of the feed-forward before its activation, and of the stream. The gradient
@@ -108,15 +113,17 @@ impl Parts {
         };
         let statistics = if software.flash { 4.0 * case.tokens * heads } else { 0.0 };
         // Inputs of matmuls; tensor ranks hold all rows unless they use sequence parallelism.
-        let norms = if software.saved.norms { 2.0 * stream } else { 0.0 };
-        let before = case.inner + if software.saved.activations { case.ffn } else { 0.0 };
+        let input = input_width(case);
+        let norms = if software.saved.norms { 2.0 * case.rows * case.dim * input } else { 0.0 };
+        let activated = if software.saved.activations { case.ffn * input } else { 0.0 };
+        let before = case.inner * w + activated;
         let wide = match case.moe {
-            None => case.tokens * before * w,
+            None => case.tokens * before,
             // The input row of every slot. Routing weights are applied before the last matmul.
             Some(moe) => {
                 let [slots, shared] = case.slots().map(|slots| case.tokens * slots);
-                let shared = shared * before * w;
-                slots * (before + case.dim) * w + shared + 4.0 * case.tokens * moe.experts as f64
+                let rows = slots * (before + case.dim * input) + shared * before;
+                rows + 4.0 * case.tokens * moe.experts as f64
             }
         };
         Parts {

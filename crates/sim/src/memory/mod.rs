@@ -13,7 +13,7 @@ use crate::case::Case;
 use crate::cluster::Cluster;
 use crate::estimate::Options;
 pub(crate) use activations::Layers;
-use states::states_of_rank;
+use states::{fixed_buffers, states_of_rank};
 
 /// Memory of one rank, in bytes.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
@@ -78,7 +78,7 @@ pub(crate) fn memory(case: &Case, pipe: usize) -> MemoryEstimate {
         gathered: ledger.gathered as f64,
         // The ledger counts a recomputed layer and the full gradient of a block as activations.
         working: activations::working(case),
-        buffers: case.software().buffers_gib * crate::cluster::GIB,
+        buffers: fixed_buffers(case, pipe),
         ..by_formula
     };
     MemoryEstimate { slack: case.software().slack * exact.allocated(), ..exact }

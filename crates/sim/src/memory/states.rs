@@ -71,9 +71,21 @@ pub(super) fn states_of_rank(case: &Case, pipe: usize) -> MemoryEstimate {
         gradients,
         optimizer,
         gathered,
-        buffers: whole + spare + software.buffers_gib * crate::cluster::GIB,
+        buffers: whole + spare + fixed_buffers(case, pipe),
         ..MemoryEstimate::default()
     }
+}
+
+/// Buffers of the program, and FP8 copies of weights: those of all layers, or of two layers if they are gathered for
+/// every pass.
+pub(super) fn fixed_buffers(case: &Case, pipe: usize) -> f64 {
+    let weights = match case.policy.gather {
+        _ if !case.fp8() => 0.0,
+        Gather::EveryPass => 2.0 * case.layer_params().iter().sum::<f64>(),
+        _ => case.rank_layer_params(pipe).iter().sum(),
+    };
+    let Software { fp8_weights, buffers_gib, .. } = case.software();
+    fp8_weights * weights + buffers_gib * crate::cluster::GIB
 }
 
 /// One gradient buffer per matrix shape of a pipeline rank. All experts have the same shape.

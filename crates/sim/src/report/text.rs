@@ -127,10 +127,10 @@ fn traffic_table(proposal: &Proposal, cluster: &Cluster) -> String {
     table
 }
 
-/// Time breakdown of the slowest rank.
+/// Time breakdown of the busiest rank.
 fn step_bars(proposal: &Proposal) -> String {
     let step = proposal.estimate.step_s;
-    let mut bars = String::from("time breakdown\n");
+    let mut bars = String::from("time breakdown of the busiest rank\n");
     for (name, seconds) in time_breakdown(&proposal.estimate) {
         let share = seconds / step;
         if share >= 5e-4 {
@@ -160,19 +160,37 @@ fn pipeline_text(proposal: &Proposal) -> String {
         .flatten()
         .map(|span| span.end - span.start)
         .fold(f64::INFINITY, f64::min);
-    let mut title = String::from("pipeline timeline");
     let micros = timeline.ranks[0].iter().map(|span| span.action.micro + 1).max().unwrap_or(0);
+    let mut notes = Vec::new();
     if micros < whole {
-        let _ = write!(title, " (with {micros} instead of {whole} micro-batches)");
+        notes.push(format!("with {micros} instead of {whole} micro-batches"));
     }
-    // As fine as the width allows, with at least one cell per action.
+    // As fine as the width allows. A row that is still too long is cut, so that it shows every pass up to there.
     let mut unit = shortest.max(timeline.makespan() / 40.0);
     let mut drawn = timeline.draw(unit);
-    while drawn.lines().any(|line| line.chars().count() > WIDTH) && unit < timeline.makespan() {
+    let too_wide = |drawn: &str| drawn.lines().any(|line| line.chars().count() > WIDTH);
+    while too_wide(&drawn) && unit < timeline.makespan() {
         unit *= 1.2;
         drawn = timeline.draw(unit);
     }
-    format!("{title}\n{drawn}")
+    if too_wide(&drawn) {
+        notes.push("its beginning; the HTML report has all of it".into());
+        drawn = drawn.lines().map(cut).collect();
+    }
+    match notes.is_empty() {
+        true => format!("pipeline timeline\n{drawn}"),
+        false => format!("pipeline timeline ({})\n{drawn}", notes.join("; ")),
+    }
+}
+
+/// A row of the timeline, cut to the width before a pass that does not fit.
+fn cut(row: &str) -> String {
+    if row.chars().count() <= WIDTH {
+        return format!("{row}\n");
+    }
+    let start: String = row.chars().take(WIDTH - 1).collect();
+    let end = start.rfind([' ', '.']).map_or(0, |at| at + 1);
+    format!("{}…\n", &start[..end])
 }
 
 /// Table of proposals, best first.

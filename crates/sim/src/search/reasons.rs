@@ -197,11 +197,10 @@ fn axis_of(kind: Option<GroupKind>) -> &'static str {
 pub fn bottlenecks(proposal: &Proposal, cluster: &Cluster) -> Vec<String> {
     let estimate = &proposal.estimate;
     let share = |seconds: f64| 100.0 * seconds / estimate.step_s;
-    let compute = estimate.time.compute;
-    let reached = 100.0 * estimate.hfu * estimate.step_s / compute.max(f64::MIN_POSITIVE);
     let mut lines = vec![format!(
-        "compute takes {:.0}% of the step, at {reached:.0}% of the peak FLOP/s",
-        share(compute)
+        "compute takes {:.0}% of the step, at {:.0}% of the peak FLOP/s",
+        share(estimate.time.compute),
+        100.0 * estimate.compute_rate
     )];
     let mut rest: Vec<(&str, f64)> = time_breakdown(estimate).into_iter().skip(1).collect();
     rest.sort_by(|a, b| b.1.total_cmp(&a.1));

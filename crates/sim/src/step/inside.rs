@@ -80,7 +80,7 @@ impl Inside {
             self.tensor_overlappable = 2.0 * back;
         } else {
             // The inputs of fp8 matmuls are gathered in fp8.
-            let inputs = if case.rate() > case.bf16_rate() { bytes / case.width } else { bytes };
+            let inputs = if case.fp8() { bytes / case.width } else { bytes };
             let gather = flows.add(kind, AllGather, Forward, mean * inputs, 2.0 * times);
             let scatter = flows.add(kind, ReduceScatter, Forward, bytes, 2.0 * times);
             // The gradient of each half's output, and its input once more.

@@ -30,7 +30,9 @@ pub(crate) struct Step {
     pub flows: Vec<Flow>,
     /// FLOPs of all ranks.
     pub flops: f64,
-    /// Compute seconds of the slowest rank by class of operation.
+    /// FLOPs of the rank that `time` describes.
+    pub rank_flops: f64,
+    /// Compute seconds of that rank by class of operation.
     pub by: ByClass,
 }
 
@@ -41,26 +43,32 @@ pub(crate) fn step(case: &Case) -> Step {
     let stages: Vec<Passes> = (0..case.stages()).map(|stage| blocks.stage(case, stage)).collect();
     let send = send(case, &mut flows);
     let after = After::new(case, &mut flows);
+    let costs = Costs { stages: &stages, inside: &inside, after: &after, send };
     // The slowest replica, starting with one at full speed.
-    let mut slowest = walk(case, &stages, &inside, &after, send, &Speed::whole(case.pipe()));
+    let mut slowest = walk(case, &costs, &Speed::whole(case.pipe()));
     if !case.cluster.even() {
-        let (even, seconds) = (slowest.time, slowest.seconds);
+        let (even, seconds, rank) = (slowest.time, slowest.seconds, slowest.rank);
         for speed in speeds(case) {
-            let other = walk(case, &stages, &inside, &after, send, &speed);
+            let other = walk(case, &costs, &speed);
             if other.seconds > slowest.seconds {
                 slowest = other;
             }
         }
         let straggling = even.straggling + slowest.seconds - seconds;
-        slowest.time = Time { straggling, ..even };
+        slowest = Walked { rank, time: Time { straggling, ..even }, ..slowest };
     }
-    let of_micro = |passes: &Passes| {
-        passes.forward.flops + passes.again.flops + passes.input.flops + passes.weights.flops
+    let of_rank = |rank: usize| -> f64 {
+        let flops = |passes: &Passes| {
+            passes.forward.flops + passes.again.flops + passes.input.flops + passes.weights.flops
+        };
+        let micro: f64 = stages.iter().skip(rank).step_by(case.pipe()).map(flops).sum();
+        micro * case.micros() as f64
     };
-    let replica: f64 = stages.iter().map(of_micro).sum::<f64>() * case.micros() as f64;
-    let Walked { seconds, time, forward, input, weights, busy, by } = slowest;
+    let Walked { seconds, rank, time, forward, input, weights, busy, by } = slowest;
+    let replica: f64 = (0..case.pipe()).map(of_rank).sum();
     let flops = replica * (case.plan.ranks / case.pipe()) as f64;
-    Step { seconds, time, forward, input, weights, busy, flows: flows.list, flops, by }
+    let (flows, rank_flops) = (flows.list, of_rank(rank));
+    Step { seconds, time, forward, input, weights, busy, flows, flops, rank_flops, by }
 }
 
 /// Seconds of a message between stages.
@@ -84,8 +92,19 @@ fn send(case: &Case, flows: &mut Flows) -> f64 {
     message + flows.add(kind, Collective::AllGather, Phase::Forward, whole, 2.0 * times)
 }
 
+/// Costs that all replicas share.
+struct Costs<'a> {
+    stages: &'a [Passes],
+    inside: &'a Inside,
+    after: &'a After,
+    /// Seconds of a message between stages.
+    send: f64,
+}
+
 struct Walked {
     seconds: f64,
+    /// The busiest rank of the pipeline, which `time` and `by` describe.
+    rank: usize,
     time: Time,
     forward: Vec<f64>,
     input: Vec<f64>,
@@ -113,15 +132,9 @@ fn pass(case: &Case, cost: Cost, waits: f64, speed: f64) -> Pass {
     Pass { seconds: compute + waits + host, compute, host }
 }
 
-/// Walks one replica through a step.
-fn walk(
-    case: &Case,
-    stages: &[Passes],
-    inside: &Inside,
-    after: &After,
-    send: f64,
-    speed: &Speed,
-) -> Walked {
+/// Walks one replica through a step. The time breakdown is that of the busiest rank: the others wait for it.
+fn walk(case: &Case, costs: &Costs, speed: &Speed) -> Walked {
+    let Costs { stages, inside, after, send } = *costs;
     let (pipe, micros) = (case.pipe(), case.micros() as f64);
     let mut sums = vec![Time::default(); pipe];
     let mut kinds = vec![ByClass::default(); pipe];
@@ -157,27 +170,25 @@ fn walk(
     let ends = finish_times(kind, pipe, case.micros(), &lasts);
     // Reductions, then all ranks wait for the norm, then each updates its parameters.
     let slow = speed.slowest_link;
-    let summed = |rank: usize| {
-        ends.last[rank] + after.exposed(case, rank, input[rank] + weights[rank], send) / slow
-    };
-    let (mut last, mut until) = (0, 0.0);
-    for rank in 0..pipe {
-        if summed(rank) > until {
-            (last, until) = (rank, summed(rank));
-        }
+    let mut reduced: f64 = 0.0;
+    for (rank, sum) in sums.iter_mut().enumerate() {
+        let exposed = after.exposed(case, rank, input[rank] + weights[rank], send) / slow;
+        reduced = reduced.max(ends.last[rank] + exposed);
+        sum.data += exposed + after.gather(rank) / slow;
+        sum.optimizer = after.step(rank) / speed.compute[rank];
     }
-    let stepped = (0..pipe).map(|rank| after.step(rank) / speed.compute[rank]).fold(0.0, f64::max);
+    let stepped = sums.iter().map(|sum| sum.optimizer).fold(0.0, f64::max);
     let gather = (0..pipe).map(|rank| after.gather(rank) / slow).fold(0.0, f64::max);
+    let busiest = (0..pipe).max_by(|a, b| sums[*a].total().total_cmp(&sums[*b].total()));
+    let rank = busiest.expect("a pipeline has a rank");
     // Ranks that share cores do not arrive at a collective at the same time.
-    let mut time = sums[last];
-    let busy = time.compute + time.host + stepped;
+    let mut time = sums[rank];
+    let busy = time.compute + time.host + time.optimizer;
     let late = busy * case.cluster.skew.at(busy).unwrap_or(0.0);
     time.straggling = if case.plan.ranks > 1 { late } else { 0.0 };
-    let seconds = until + stepped + gather + time.straggling;
-    time.data += until - ends.last[last] + gather;
-    time.optimizer = stepped;
+    let seconds = reduced + stepped + gather + time.straggling;
     time.bubble = seconds - time.total();
-    let mut by = kinds[last];
-    by[OpClass::Optimizer as usize] += stepped;
-    Walked { seconds, time, forward, input, weights, busy: ends.busy, by }
+    let mut by = kinds[rank];
+    by[OpClass::Optimizer as usize] += time.optimizer;
+    Walked { seconds, rank, time, forward, input, weights, busy: ends.busy, by }
 }

@@ -7,7 +7,7 @@ use lockstep_comm::{
 };
 use lockstep_plan::{Collective, Phase};
 use lockstep_sim::{
-    Cluster, Flow, GroupPlacement, Options, calibrate, collective_seconds, estimate,
+    Cluster, Flow, GroupPlacement, Options, Software, calibrate, collective_seconds, estimate,
 };
 
 #[test]
@@ -45,6 +45,109 @@ fn errors_suggest_a_fix() {
     let unknown = Cluster::parse("name = \"x\"\naccelerator = \"h10\"\nper_host = 8\nlinks = []\n")
         .unwrap_err();
     assert!(unknown.contains("unknown accelerator `h10`"), "{unknown}");
+}
+
+/// Every number of a description is checked: none may make an estimate infinite, negative or not a number.
+#[test]
+fn invalid_cluster_files_are_rejected() {
+    let valid = "name = \"x\"\naccelerator = \"h100\"\nper_host = 8\nranks = 32\n\
+                 [[links]]\nname = \"near\"\nspan = 8\nstart_us = 30.0\nhop_us = 2.0\nbandwidth_gbs = 370.0\n\
+                 [[links]]\nname = \"far\"\nstart_us = 30.0\nhop_us = 14.0\nbandwidth_gbs = 45.0\nrails = 8\n\
+                 oversubscription = 1.0\n[[differs]]\nhosts = [3]\nranks = [9]\ncompute = 0.9\nlink = 0.9\nmemory_gib = 70.0\n";
+    assert_eq!(Cluster::parse(valid).map(|_| ()), Ok(()));
+    #[rustfmt::skip]
+    let cases = [
+        ("hop_us = 14.0", "hop_us = nan", "link far: hop_us must be between 0 and 1e12 (got NaN)"),
+        ("hop_us = 14.0", "hop_us = inf", "link far: hop_us must be between 0 and 1e12 (got inf)"),
+        ("hop_us = 2.0", "hop_us = -2.0", "link near: hop_us must be between 0 and 1e12 (got -2)"),
+        ("start_us = 30.0", "start_us = nan", "link near: start_us must be between 0 and 1e12 (got NaN)"),
+        ("bandwidth_gbs = 45.0", "bandwidth_gbs = inf", "link far: bandwidth_gbs must be between 1e-9 and 1e12 (got inf)"),
+        ("oversubscription = 1.0", "oversubscription = 0.0", "link far: oversubscription must be positive (got 0)"),
+        ("oversubscription = 1.0", "oversubscription = nan", "link far: oversubscription must be positive (got NaN)"),
+        ("oversubscription = 1.0", "oversubscription = -1.0", "link far: oversubscription must be positive (got -1)"),
+        ("rails = 8", "rails = 0", "link far: rails must be at least 1 (got 0)"),
+        ("span = 8", "span = 0", "link near: span must be above 0, the span of the link before it, and at most 16777216 (got 0)"),
+        ("per_host = 8", "per_host = 0", "per_host must be at least 1 (got 0)"),
+        ("ranks = 32", "ranks = 0", "ranks must be at least 1 (got 0)"),
+        ("per_host = 8", "per_host = 8\ncores = 0", "cores must be at least 1 (got 0)"),
+        ("per_host = 8", "per_host = 8\nskew = [[1.0, nan]]", "skew: the value at 1 must be positive (got NaN)"),
+        ("compute = 0.9", "compute = 0.0", "differs: compute must be positive (got 0)"),
+        ("compute = 0.9", "compute = nan", "differs: compute must be positive (got NaN)"),
+        ("compute = 0.9", "compute = -1.0", "differs: compute must be positive (got -1)"),
+        ("link = 0.9", "link = 0.0", "differs: link must be positive (got 0)"),
+        ("memory_gib = 70.0", "memory_gib = -1.0", "differs: memory_gib must be positive (got -1)"),
+        ("hosts = [3]\nranks = [9]", "", "differs: no hosts or ranks; list those that differ, e.g. hosts = [3]"),
+        ("hosts = [3]", "hosts = [4]", "differs: host 4 does not exist: 32 ranks are on hosts 0 to 3; correct the number, or set `ranks` to the size of the cluster"),
+        ("ranks = [9]", "ranks = [32]", "differs: rank 32 does not exist: the ranks are 0 to 31; correct the number, or set `ranks` to the size of the cluster"),
+    ];
+    for (from, to, error) in cases {
+        let text = valid.replacen(from, to, 1);
+        assert_ne!(text, valid, "{from}");
+        assert_eq!(Cluster::parse(&text).map(|_| ()), Err(error.into()), "{to}");
+    }
+    // All mistakes are reported together.
+    let several = valid.replace("rails = 8", "rails = 0").replace("link = 0.9", "link = nan");
+    assert_eq!(Cluster::parse(&several).unwrap_err().lines().count(), 2);
+    // Without `ranks` the size is that of the run.
+    let open = Cluster::parse(&valid.replacen("ranks = 32\n", "", 1)).unwrap();
+    assert!(open.check_size(32).is_ok() && open.check_size(16).unwrap_err().contains("host 3"));
+}
+
+/// The same for every number of an accelerator.
+#[test]
+fn invalid_accelerators_are_rejected() {
+    let valid = Cluster::built_in("h100").unwrap();
+    let text = toml::to_string(&valid).unwrap();
+    let mut changed = 0;
+    for (number, line) in text.lines().enumerate() {
+        let Some((key, value)) = line.split_once(" = ") else { continue };
+        if value.parse::<f64>().is_err() {
+            continue;
+        }
+        for wrong in ["nan", "-1.0", "1e300"] {
+            let line = format!("{key} = {wrong}");
+            let lines = text.lines().enumerate();
+            let lines: Vec<&str> =
+                lines.map(|(at, old)| if at == number { line.as_str() } else { old }).collect();
+            assert!(Cluster::parse(&lines.join("\n")).is_err(), "{line} is accepted");
+        }
+        changed += 1;
+    }
+    assert!(changed > 20, "only {changed} numbers");
+}
+
+#[test]
+fn suggestions_differ_from_what_was_typed() {
+    for typed in ["h100-0", "h10-0", "a100-64", "a100-80-0", "h100-x", "h200-999999999"] {
+        let error = Cluster::named(typed).unwrap_err();
+        assert!(!error.contains(&format!("did you mean `{typed}`")), "{error}");
+    }
+    assert_eq!(Cluster::named("h100-0").unwrap_err(), "`h100-0`: ranks must be at least 1 (got 0)");
+    let error = Cluster::named("a100-64").unwrap_err();
+    assert!(error.contains("did you mean `a100-40-64`?"), "{error}");
+}
+
+/// FP8 adds copies of the weights, or shrinks what only matmuls read. Without FP8 units nothing changes.
+#[test]
+fn fp8_changes_memory_where_it_is_supported() {
+    let run = "[model]\npreset = \"llama3-8b\"\nseq = 4096\n[train]\nglobal_batch = 8\nmicro_batch = 1\n\
+               [layout]\ntensor = 8\n[precision]\ncompute = \"bf16\"\n";
+    let run = plan(run, 8);
+    let memory = |cluster: &str, software: Software, fp8: bool| {
+        let cluster = Cluster::built_in(cluster).unwrap();
+        let options = Options { fp8, software, ..Options::default() };
+        estimate(&run, &cluster, &options).stages[0].memory
+    };
+    let [bf16, fp8] = [false, true].map(|fp8| memory("h100", Software::megatron_core(), fp8));
+    assert!(fp8.activations < 0.8 * bf16.activations, "{fp8:?} {bf16:?}");
+    let [bf16, fp8] = [false, true].map(|fp8| memory("h100", Software::lockstep(), fp8));
+    let layers = run.model.param_count() - 2 * run.model.vocab * run.model.dim;
+    let copies = (fp8.buffers - bf16.buffers) / (2.0 * layers as f64 / 8.0);
+    assert!((copies - 1.0).abs() < 1e-3, "{copies}");
+    let [bf16, fp8] = [false, true].map(|fp8| memory("a100-80", Software::megatron_core(), fp8));
+    assert_eq!(bf16, fp8);
+    let [bf16, fp8] = [false, true].map(|fp8| memory("h100", Software::torchtitan(), fp8));
+    assert_eq!(bf16, fp8);
 }
 
 /// NCCL's all-reduce inside a node of A100s, from 1 MB to 1 GB, as vTrain's authors measured it.

@@ -41,6 +41,24 @@ fn time_breakdown_adds_up() {
     }
 }
 
+/// The first stage ends last. If it has fewer layers than the others, it mostly waits, but the step does not.
+#[test]
+fn the_breakdown_describes_the_busiest_rank() {
+    let cluster = Cluster::built_in("h100").unwrap();
+    let text = "[model]\npreset = \"llama3-405b\"\nseq = 8192\n[train]\nglobal_batch = 1024\nmicro_batch = 1\n\
+                [layout]\ndata = 2\nzero = 1\ntensor = 8\nsequence = true\npipe = 64\n[precision]\ncompute = \"bf16\"\n";
+    let estimate = estimate(&plan(text, 1024), &cluster, &Options::default());
+    let (time, stages) = (&estimate.time, &estimate.stages);
+    let busiest = stages.iter().map(|stage| stage.busy).fold(0.0, f64::max);
+    assert!(stages[0].busy < 0.6 * busiest, "{} {busiest}", stages[0].busy);
+    let working = time.compute + time.host + time.tensor + time.context + time.expert;
+    assert!(working > 0.99 * busiest && working < 1.01 * busiest, "{time:?} {busiest}");
+    assert!(time.bubble < 0.2 * estimate.step_s, "{time:?}");
+    // The rate is that of the same rank: stages compute equally fast, whatever their number of layers.
+    assert!(estimate.compute_rate < 0.8, "{}", estimate.compute_rate);
+    assert!((time.total() / estimate.step_s - 1.0).abs() < 1e-9);
+}
+
 /// Parameters by formula equal those that a rank holds.
 #[test]
 fn parameters_match_the_parts() {

@@ -1,6 +1,7 @@
 //! Text tables, JSON and HTML.
 
 use crate::tables::plan;
+use lockstep_plan::schedule::Schedule;
 use lockstep_sim::report::{Report, html, matrix, text};
 use lockstep_sim::search::Proposal;
 use lockstep_sim::{Cluster, Options, estimate};
@@ -25,6 +26,42 @@ fn tables_fit_a_terminal() {
         ["memory per rank", "traffic per rank", "time breakdown", "pipeline timeline", "fits"]
     {
         assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+}
+
+/// Rows that are too long are cut; up to there they show every pass.
+#[test]
+fn the_pipeline_drawing_omits_no_pass() {
+    for (pipe, more) in [
+        (4, ""),
+        (8, ""),
+        (16, ""),
+        (4, "schedule = \"interleaved\"\nchunks = 2"),
+        (8, "schedule = \"zb-h1\""),
+    ] {
+        let typed = format!(
+            "[model]\npreset = \"llama3-8b\"\nseq = 4096\n[train]\nglobal_batch = 64\nmicro_batch = 1\n\
+             [layout]\npipe = {pipe}\n{more}\n[precision]\ncompute = \"bf16\"\n"
+        );
+        let (plan, cluster) = (plan(&typed, pipe), Cluster::built_in("h100").unwrap());
+        let estimate = estimate(&plan, &cluster, &Options::default());
+        let text = text(&Proposal { plan: plan.clone(), estimate }, &cluster);
+        let rows: Vec<&str> = text.lines().filter(|line| line.starts_with("rank ")).collect();
+        assert_eq!(rows.len(), pipe, "{text}");
+        let micros = pipe.max(4);
+        let Schedule { kind, ranks, chunks, .. } = plan.schedule();
+        let drawn = Schedule::new(kind, ranks, chunks, micros).unwrap();
+        for (row, actions) in rows.iter().zip(&drawn.actions) {
+            let shown: Vec<&str> =
+                row.split([' ', '.', '…']).filter(|word| !word.is_empty()).skip(2).collect();
+            let wanted = actions.iter().map(|action| match chunks {
+                1 => format!("{}{}", action.act.letter(), action.micro),
+                _ => action.to_string(),
+            });
+            assert!(row.chars().count() <= 120 && shown.len() >= 4, "{text}");
+            assert!(row.ends_with('…') || shown.len() == actions.len(), "{text}");
+            assert!(wanted.zip(&shown).all(|(wanted, shown)| wanted == **shown), "{text}");
+        }
     }
 }
 
