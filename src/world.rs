@@ -32,6 +32,15 @@ impl Engine {
             Engine::Mpi => "mpi",
         }
     }
+
+    /// Whether groups count the bytes that they send. MPI does not report them.
+    pub fn counts_traffic(self) -> bool {
+        match self {
+            Engine::Threads | Engine::Shm | Engine::Tcp => true,
+            #[cfg(feature = "mpi")]
+            Engine::Mpi => false,
+        }
+    }
 }
 
 /// How to create a world.

@@ -4,14 +4,16 @@
 use std::path::Path;
 
 use anyhow::bail;
-use lockstep_comm::{Algo, CollectiveShape, human_bytes, predict_traffic};
+use lockstep_comm::{World, human_bytes};
 use lockstep_events::StepReport;
-use lockstep_plan::{Collective, Exchange, Ledger, Plan, traffic};
+use lockstep_plan::{Ledger, Plan};
 use lockstep_sim::search::layout_words;
 use lockstep_sim::{Options, estimate};
+use lockstep_trainer::{PlannedTraffic, planned_traffic};
 
 use crate::machine;
 use crate::print::print_line;
+use crate::world::Engine;
 
 /// Fails if the ranks need more memory than this machine has available. Counts the parameters, the optimizer state and
 /// the larger of gradients and activations: gradients grow while activations are freed.
@@ -50,8 +52,12 @@ pub fn check_trainable(plan: &Plan) -> anyhow::Result<()> {
 
 /// Predicted traffic and step time of a run.
 pub struct Prediction {
-    /// Bytes that rank 0 sends per step, from the cost formulas of the collectives.
-    sent: u64,
+    /// Bytes per step of this rank, after the warm-up of compression.
+    traffic: PlannedTraffic,
+    /// All ranks share the memory of one host.
+    one_host: bool,
+    /// The engine counts the bytes that it sends.
+    counted: bool,
     /// Step time in seconds, and the machine description it is based on.
     step: Option<(f64, String)>,
     /// Why the default machine description could not be used.
@@ -60,7 +66,13 @@ pub struct Prediction {
 
 impl Prediction {
     /// Predicts with the given machine description or, by default, with RUNS/machine.toml if it exists.
-    pub fn new(plan: &Plan, cluster: Option<&str>, runs: &Path) -> anyhow::Result<Prediction> {
+    pub fn new(
+        plan: &Plan,
+        world: &World,
+        engine: Engine,
+        cluster: Option<&str>,
+        runs: &Path,
+    ) -> anyhow::Result<Prediction> {
         let default = runs.join("machine.toml");
         let path = match cluster {
             Some(name) => Some(name.to_string()),
@@ -77,20 +89,25 @@ impl Prediction {
                 Some((Err(why), _)) if cluster.is_none() => (None, Some(format!("{why:#}"))),
                 Some((Err(why), _)) => return Err(why),
             };
-        let sent =
-            traffic(plan, 0).iter().map(|exchange| exchange.times as u64 * bytes(exchange)).sum();
-        Ok(Prediction { sent, step, problem })
+        let traffic = planned_traffic(plan, world, plan.train.steps as u64);
+        let counted = engine.counts_traffic();
+        let one_host = counted && world.hosts().iter().all(|host| *host == 0);
+        Ok(Prediction { traffic, one_host, counted, step, problem })
     }
 
     pub fn print(&self, plan: &Plan) {
         let ledger = Ledger::of(plan, 0);
         let layout = layout_words(plan);
+        let traffic = match self.one_host {
+            _ if plan.ranks == 1 => String::new(),
+            true => format!("; {} per step in shared memory", human_bytes(self.traffic.volume)),
+            false => format!("; {} sent per step", human_bytes(self.traffic.sent)),
+        };
         print_line!(
-            "plan: {layout}, micro_batch={} × {}; at most {} of memory per rank; {} sent per step",
+            "plan: {layout}, micro_batch={} × {}; at most {} of memory per rank{traffic}",
             plan.train.micro_batch,
             plan.train.accumulation,
-            human_bytes(ledger.total() as u64),
-            human_bytes(self.sent)
+            human_bytes(ledger.total() as u64)
         );
         if let Some((seconds, file)) = &self.step {
             print_line!("predicted step time: {:.1} ms (from {file})", 1e3 * seconds);
@@ -100,18 +117,26 @@ impl Prediction {
         }
     }
 
+    /// Predicted and measured traffic. What ranks of one host access in place is not counted as sent.
+    fn compare_traffic(&self, measured: Option<u64>) -> String {
+        let PlannedTraffic { sent, volume } = self.traffic;
+        let (sent, volume) = (human_bytes(sent), human_bytes(volume));
+        match (self.one_host, measured) {
+            (true, Some(copied)) => format!(
+                "communication per step: {volume} in shared memory, {} of it copied, the rest accessed in place",
+                human_bytes(copied)
+            ),
+            (false, Some(measured)) => {
+                format!("sent per step: {sent} predicted, {} measured", human_bytes(measured))
+            }
+            (_, None) => format!("sent per step: {sent} predicted, not measured"),
+        }
+    }
+
     /// Prints the predicted and the measured traffic and step time.
     pub fn compare(&self, plan: &Plan, measured: &Measured) {
         if plan.ranks > 1 {
-            // Ranks on one host read each other's memory and send nothing.
-            let measured_bytes = match measured.sent {
-                Some(0) | None => "0 (shared memory)".into(),
-                Some(bytes) => human_bytes(bytes),
-            };
-            print_line!(
-                "sent per step: {} predicted, {measured_bytes} measured",
-                human_bytes(self.sent)
-            );
+            print_line!("{}", self.compare_traffic(measured.sent.filter(|_| self.counted)));
         }
         if let (Some((predicted, _)), Some(seconds)) = (&self.step, measured.step(plan)) {
             let error = 100.0 * (predicted / seconds - 1.0);
@@ -122,19 +147,6 @@ impl Prediction {
             );
         }
     }
-}
-
-/// Bytes that rank 0 sends in one collective among ranks on one host.
-fn bytes(exchange: &Exchange) -> u64 {
-    let Exchange { members, count, width, .. } = *exchange;
-    let kind = match exchange.collective {
-        Collective::SendRecv => return (count * width) as u64,
-        Collective::AllToAllV => Collective::AllToAll,
-        collective => collective,
-    };
-    let hosts = vec![0; members];
-    let shape = CollectiveShape { kind, count, width, root: 0, hosts: &hosts };
-    predict_traffic(&shape, Algo::Direct, 0).map_or(0, |traffic| traffic.bytes)
 }
 
 /// Throughput and traffic from the step reports so far.

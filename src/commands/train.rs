@@ -251,7 +251,8 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
         return Ok(false);
     }
     let entropy = file.source.entropy(plan.data.seq);
-    let prediction = Prediction::new(plan, args.cluster.as_deref(), &args.runs)?;
+    let prediction =
+        Prediction::new(plan, world, args.engine, args.cluster.as_deref(), &args.runs)?;
     // A launcher that supervises its ranks has locked the folder.
     let lock = match first && !supervise::is_supervised() {
         true => Some(prepare(args, plan)?),

@@ -187,3 +187,18 @@ fn expert_load_imbalance_and_dropped_tokens_are_reported() {
         assert!(events.windows(tag.len()).any(|part| part == tag.as_bytes()), "no {tag}");
     }
 }
+
+/// Four ranks over TCP send 2(N-1)/N of the parameters; ranks that share memory send nothing worth mentioning.
+#[test]
+fn planned_bytes_equal_the_bytes_sent_over_tcp() {
+    let workspace = Workspace::new("planned-bytes");
+    let args = "train small.toml --ranks 4 --set train.steps=2 --set train.global_batch=8";
+    let output = workspace.output(&format!("{args} --engine tcp"));
+    let line = output.lines().find_map(|line| line.strip_prefix("sent per step: "));
+    let (planned, measured) = line.and_then(|line| line.split_once(" predicted, ")).unwrap();
+    assert_eq!(measured, format!("{planned} measured"), "{output}");
+    assert!(output.contains(&format!("; {planned} sent per step")), "{output}");
+    let output = workspace.output(&format!("{args} --engine threads --set name=shared"));
+    assert!(output.contains(&format!("; {planned} per step in shared memory")), "{output}");
+    assert!(output.contains(&format!("communication per step: {planned} in shared memory")));
+}

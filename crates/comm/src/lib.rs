@@ -25,12 +25,13 @@ pub mod wire;
 mod world;
 
 pub use algo::choose::{
-    CollectiveShape, LinkCost, LinkCosts, candidates, choose, predict_seconds, predict_traffic,
-    predict_traffic_with,
+    BufferAccess, CollectiveShape, LinkCost, LinkCosts, candidates, choose, predict_seconds,
+    predict_traffic, predict_traffic_with,
 };
 pub use call::error::{Cause, Error, Failure, Result};
 pub use call::fold::Op;
 pub use call::partition::shard_range;
+pub use call::topology::number_hosts;
 pub use call::traffic::Traffic;
 pub use call::{Algo, Call, human_bytes};
 pub use group::Group;

@@ -45,4 +45,4 @@ pub use plan::{
 };
 pub use refit::refit;
 pub use resolve::Environment;
-pub use traffic::{Collective, Exchange, Phase, traffic, traffic_of_step};
+pub use traffic::{Collective, Phase, PlannedCall, traffic, traffic_of_step};

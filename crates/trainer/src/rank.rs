@@ -155,7 +155,7 @@ impl<'a> Rank<'a> {
         self.in_flight.reading = Duration::ZERO;
         self.store.reduction.begin(self.plan.compression(step as usize) == Compression::None);
         self.groups.take_exposed();
-        let sent_before = self.groups.sent();
+        let sent_before = self.sent();
         let loss = self.passes(source, step)?;
 
         self.store.finish(&self.device, &self.groups)?;
@@ -197,7 +197,7 @@ impl<'a> Rank<'a> {
         let gathering = Instant::now();
         self.store.weights.all_gather(&self.device, &self.groups)?;
         exposed_comm += gathering.elapsed();
-        let sent = self.groups.sent() - sent_before;
+        let sent = self.sent() - sent_before;
         self.device.synchronize();
         let (time, reading) = (start.elapsed(), self.in_flight.reading);
         if !std::mem::replace(&mut self.warm, true) {
@@ -214,6 +214,11 @@ impl<'a> Rank<'a> {
             reading,
             sent,
         })
+    }
+
+    /// Bytes that this rank has sent so far.
+    fn sent(&self) -> u64 {
+        self.groups.sent() + self.group.traffic().bytes
     }
 
     /// Forward and backward of this rank's micro-batches. Returns this rank's terms of the loss.

@@ -89,26 +89,42 @@ pub fn choose(shape: &CollectiveShape, costs: &LinkCosts) -> Algo {
     best.1
 }
 
-/// Exact traffic of one member. `None` if it depends on more than the shape.
-pub fn predict_traffic(shape: &CollectiveShape, algo: Algo, me: usize) -> Option<Traffic> {
-    predict_traffic_with(shape, algo, me, false)
+/// How the members of one host access each other's buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BufferAccess {
+    /// All of them have mapped all buffers. In-place accesses do not count as sent.
+    InPlace,
+    /// The kernel copies large buffers between processes (see [`crate::Group::uses_cross_memory`]).
+    CrossMemory,
+    /// All bytes pass through slots of shared memory.
+    Slots,
 }
 
-/// Like [`predict_traffic`]; `cross_memory` says that members of one host copy from each other's memory
-/// (see [`crate::Group::uses_cross_memory`]). Bytes that pass through slots or are copied between
-/// processes count as sent; members whose buffers are mapped by all move less than predicted.
+impl BufferAccess {
+    /// The access of buffers that are too small for cross-memory.
+    pub(crate) fn without_cross_memory(self) -> BufferAccess {
+        if self == BufferAccess::CrossMemory { BufferAccess::Slots } else { self }
+    }
+}
+
+/// Exact traffic of one member, through slots within a host. `None` if it depends on more than the shape.
+pub fn predict_traffic(shape: &CollectiveShape, algo: Algo, me: usize) -> Option<Traffic> {
+    predict_traffic_with(shape, algo, me, BufferAccess::Slots)
+}
+
+/// Like [`predict_traffic`], with the access that members of one host have to each other's buffers.
 pub fn predict_traffic_with(
     shape: &CollectiveShape,
     algo: Algo,
     me: usize,
-    cross_memory: bool,
+    access: BufferAccess,
 ) -> Option<Traffic> {
     if shape.members() == 1 {
         return Some(Traffic::default());
     }
     match algo {
-        Algo::Direct => sent_directly(shape, me, cross_memory),
-        Algo::TwoLevel => sent_on_two_levels(shape, me, cross_memory),
+        Algo::Direct => sent_directly(shape, me, access),
+        Algo::TwoLevel => sent_on_two_levels(shape, me, access),
         Algo::Engine => None,
         _ => sent_in_messages(shape, algo, me),
     }
@@ -144,37 +160,31 @@ fn sent_in_messages(shape: &CollectiveShape, algo: Algo, me: usize) -> Option<Tr
     })
 }
 
-fn sent_directly(shape: &CollectiveShape, me: usize, cross_memory: bool) -> Option<Traffic> {
+fn sent_directly(shape: &CollectiveShape, me: usize, access: BufferAccess) -> Option<Traffic> {
     use direct::cost;
     let (parts, root) = (shape.partition().parts(), shape.root);
     Some(match shape.kind {
-        Collective::AllReduce => cost::all_reduce(&parts, me, cross_memory),
-        Collective::Reduce => cost::reduce(&parts, me, root, cross_memory),
-        Collective::ReduceScatter => cost::reduce_scatter(&parts, me, cross_memory),
-        Collective::AllGather => cost::all_gather(&parts, me, true, cross_memory),
-        Collective::Gather => cost::all_gather(&parts, me, me == root, cross_memory),
-        Collective::Broadcast => {
-            cost::broadcast(shape.bytes(), shape.members(), me, root, cross_memory)
-        }
-        Collective::Scatter => cost::scatter(&parts, me, root, cross_memory),
-        Collective::AllToAll => cost::all_to_all(&parts, me, cross_memory),
+        Collective::AllReduce => cost::all_reduce(&parts, me, access),
+        Collective::Reduce => cost::reduce(&parts, me, root, access),
+        Collective::ReduceScatter => cost::reduce_scatter(&parts, me, access),
+        Collective::AllGather => cost::all_gather(&parts, me, true, access),
+        Collective::Gather => cost::all_gather(&parts, me, me == root, access),
+        Collective::Broadcast => cost::broadcast(shape.bytes(), shape.members(), me, root, access),
+        Collective::Scatter => cost::scatter(&parts, me, root, access),
+        Collective::AllToAll => cost::all_to_all(&parts, me, access),
         Collective::Barrier => Traffic::default(),
         Collective::AllToAllV | Collective::SendRecv => return None,
     })
 }
 
-fn sent_on_two_levels(shape: &CollectiveShape, me: usize, cross_memory: bool) -> Option<Traffic> {
+fn sent_on_two_levels(shape: &CollectiveShape, me: usize, access: BufferAccess) -> Option<Traffic> {
     let (partition, hosts, root) = (shape.partition(), shape.hosts, shape.root);
     Some(match shape.kind {
-        Collective::AllReduce => two_level::all_reduce_sent(&partition, hosts, me, cross_memory),
-        Collective::Reduce => two_level::reduce_sent(&partition, hosts, me, root, cross_memory),
-        Collective::Broadcast => {
-            two_level::broadcast_sent(shape.bytes(), hosts, me, root, cross_memory)
-        }
-        Collective::AllGather => two_level::all_gather_sent(&partition, hosts, me, cross_memory),
-        Collective::ReduceScatter => {
-            two_level::reduce_scatter_sent(&partition, hosts, me, cross_memory)
-        }
+        Collective::AllReduce => two_level::all_reduce_sent(&partition, hosts, me, access),
+        Collective::Reduce => two_level::reduce_sent(&partition, hosts, me, root, access),
+        Collective::Broadcast => two_level::broadcast_sent(shape.bytes(), hosts, me, root, access),
+        Collective::AllGather => two_level::all_gather_sent(&partition, hosts, me, access),
+        Collective::ReduceScatter => two_level::reduce_scatter_sent(&partition, hosts, me, access),
         Collective::Barrier => two_level::barrier_sent(hosts, me),
         _ => return None,
     })

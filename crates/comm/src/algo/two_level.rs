@@ -8,6 +8,7 @@
 //!
 //! With unequal hosts an all-reduce uses one member per host: 2(H-1)/H · S there.
 
+use super::choose::BufferAccess;
 use super::direct::cost;
 use super::{Team, direct, halving, ring, tree};
 use crate::call::error::Result;
@@ -159,19 +160,19 @@ pub(crate) fn all_reduce_sent(
     partition: &Partition,
     hosts: &[usize],
     me: usize,
-    cross_memory: bool,
+    access: BufferAccess,
 ) -> Traffic {
     let Place { host, locals, local_index } = place(hosts, me);
     let width = partition.width;
     let slices = Partition { parts: locals, ..*partition }.parts();
     let between = |count: usize| ring::all_reduce_sent(count, width, host_count(hosts), host);
     if is_even(hosts) {
-        return cost::reduce_scatter(&slices, local_index, cross_memory)
+        return cost::reduce_scatter(&slices, local_index, access)
             + between(slices[local_index].len() / width)
-            + cost::all_gather(&slices, local_index, true, cross_memory);
+            + cost::all_gather(&slices, local_index, true, access);
     }
-    let within = cost::reduce(&slices, local_index, 0, cross_memory)
-        + cost::broadcast(partition.count * width, locals, local_index, 0, cross_memory);
+    let within = cost::reduce(&slices, local_index, 0, access)
+        + cost::broadcast(partition.count * width, locals, local_index, 0, access);
     if local_index == 0 { within + between(partition.count) } else { within }
 }
 
@@ -180,12 +181,12 @@ pub(crate) fn broadcast_sent(
     hosts: &[usize],
     me: usize,
     root: usize,
-    cross_memory: bool,
+    access: BufferAccess,
 ) -> Traffic {
     let Place { host, locals, local_index } = place(hosts, me);
     let leader = leaders_of(hosts, root)[host];
     let leader_index = place(hosts, leader).local_index;
-    let within = cost::broadcast(bytes, locals, local_index, leader_index, cross_memory);
+    let within = cost::broadcast(bytes, locals, local_index, leader_index, access);
     if leader != me {
         return within;
     }
@@ -197,13 +198,13 @@ pub(crate) fn reduce_sent(
     hosts: &[usize],
     me: usize,
     root: usize,
-    cross_memory: bool,
+    access: BufferAccess,
 ) -> Traffic {
     let Place { host, locals, local_index } = place(hosts, me);
     let leader = leaders_of(hosts, root)[host];
     let slices = Partition { parts: locals, ..*partition }.parts();
     let leader_index = place(hosts, leader).local_index;
-    let within = cost::reduce(&slices, local_index, leader_index, cross_memory);
+    let within = cost::reduce(&slices, local_index, leader_index, access);
     if leader != me {
         return within;
     }
@@ -214,11 +215,11 @@ pub(crate) fn all_gather_sent(
     partition: &Partition,
     hosts: &[usize],
     me: usize,
-    cross_memory: bool,
+    access: BufferAccess,
 ) -> Traffic {
     let (Place { host, local_index, .. }, parts) = (place(hosts, me), partition.parts());
-    let within = per_host(&parts, hosts)
-        .map(|places| cost::all_gather(&places, local_index, true, cross_memory));
+    let within =
+        per_host(&parts, hosts).map(|places| cost::all_gather(&places, local_index, true, access));
     let line = select(&parts, &line_of(hosts, local_index));
     ring::all_gather_sent(&line, host) + within.sum()
 }
@@ -227,11 +228,11 @@ pub(crate) fn reduce_scatter_sent(
     partition: &Partition,
     hosts: &[usize],
     me: usize,
-    cross_memory: bool,
+    access: BufferAccess,
 ) -> Traffic {
     let (Place { host, local_index, .. }, parts) = (place(hosts, me), partition.parts());
-    let within = per_host(&parts, hosts)
-        .map(|slices| cost::reduce_scatter(&slices, local_index, cross_memory));
+    let within =
+        per_host(&parts, hosts).map(|slices| cost::reduce_scatter(&slices, local_index, access));
     let line = select(&parts, &line_of(hosts, local_index));
     ring::reduce_scatter_sent(&line, host) + within.sum()
 }

@@ -1,8 +1,8 @@
 //! Placement of a group's members on hosts: `hosts[m]` is the host of member `m`, numbered from 0 in
 //! order of first appearance. Pure.
 
-/// Host numbers from host names or keys.
-pub(crate) fn number_hosts<H: PartialEq>(hosts: impl Iterator<Item = H>) -> Vec<usize> {
+/// Host numbers from host names or keys, in order of first appearance.
+pub fn number_hosts<H: PartialEq>(hosts: impl Iterator<Item = H>) -> Vec<usize> {
     let mut seen: Vec<H> = Vec::new();
     hosts
         .map(|host| {

@@ -3,8 +3,8 @@
 
 use crate::processes::{Topology, hosts, on_processes, shared_memory, tcp};
 use lockstep_comm::{
-    Algo, Collective, CollectiveShape, Group, Op, Options, Traffic, candidates, on_threads,
-    on_threads_with, predict_traffic, predict_traffic_with, shard_range,
+    Algo, BufferAccess, Collective, CollectiveShape, Group, Op, Options, Traffic, candidates,
+    on_threads, on_threads_with, predict_traffic, predict_traffic_with, shard_range,
 };
 
 const KINDS: [Collective; 9] = [
@@ -75,8 +75,7 @@ fn assert_traffic(
                 messages: after.messages - before.messages,
                 bytes: after.bytes - before.bytes,
             };
-            let formula =
-                predict_traffic_with(&shape, algo, group.rank(), group.uses_cross_memory());
+            let formula = predict_traffic_with(&shape, algo, group.rank(), access(group));
             let formula = formula.expect("there is a formula");
             let at = format!("{algo:?} {kind:?} × {count}, rank {}", group.rank());
             assert_eq!(counted, expected(&shape, formula), "{at} on {:?}", group.hosts());
@@ -104,7 +103,10 @@ fn messages_match_the_formulas() {
 fn in_place_only_single_round_calls_send() {
     let one_round = |shape: &CollectiveShape, formula: Traffic| {
         let small = shape.kind == Collective::AllReduce && shape.count * 4 <= 16 << 10;
-        if small { formula } else { Traffic::default() }
+        let sent = if small { formula } else { Traffic::default() };
+        let in_place = predict_traffic_with(shape, Algo::Direct, 0, BufferAccess::InPlace);
+        assert_eq!(in_place, Some(sent), "{shape:?}");
+        sent
     };
     for ranks in 1..=8 {
         on_threads(ranks, |world| {
@@ -115,6 +117,22 @@ fn in_place_only_single_round_calls_send() {
                 one_round,
             );
         });
+    }
+}
+
+/// Two hosts of two ranks: in place, only the slices that cross the network are sent.
+#[test]
+fn two_levels_in_place_send_only_between_hosts() {
+    let bytes = 4 << 20;
+    let cases =
+        [(Collective::AllReduce, 2), (Collective::AllGather, 1), (Collective::ReduceScatter, 1)];
+    for (kind, halves) in cases {
+        let shape =
+            CollectiveShape { kind, count: bytes / 4, width: 4, root: 0, hosts: &[0, 0, 1, 1] };
+        for me in 0..4 {
+            let sent = predict_traffic_with(&shape, Algo::TwoLevel, me, BufferAccess::InPlace);
+            assert_eq!(sent.unwrap().bytes as usize, halves * bytes / 4, "{kind:?}, rank {me}");
+        }
     }
 }
 
@@ -245,5 +263,12 @@ fn halving_needs_the_minimum_of_steps() {
         }
         let barrier = traffic_of_all(Collective::Barrier, Algo::Halving, p, 0);
         assert!(barrier.iter().all(|t| t.messages == steps && t.bytes == 0));
+    }
+}
+
+fn access(group: &Group) -> BufferAccess {
+    match group.uses_cross_memory() {
+        true => BufferAccess::CrossMemory,
+        false => BufferAccess::Slots,
     }
 }

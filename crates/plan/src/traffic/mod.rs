@@ -27,9 +27,9 @@ use passes::Passes;
 use serde::{Deserialize, Serialize};
 use states::States;
 
-/// A collective or message that a rank takes part in.
+/// A collective or message of a rank, repeated several times per step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Exchange {
+pub struct PlannedCall {
     /// The group; none is all ranks.
     pub kind: Option<GroupKind>,
     /// Ranks that take part. In the context group these may be a part of it: neighbours that exchange heads, or a ring.
@@ -59,20 +59,20 @@ pub enum Phase {
 ///
 /// let sets = ["layout.data=2", "layout.zero=2", "model.vocab=512"].map(String::from);
 /// let plan = Plan::resolve(&Config::parse("", &sets), &Environment::one_host(2, 1)).unwrap();
-/// let spread: usize = traffic(&plan, 0)
+/// let gathered: usize = traffic(&plan, 0)
 ///     .iter()
-///     .filter(|exchange| exchange.kind == Some(GroupKind::Gather))
-///     .map(|exchange| exchange.count * exchange.times)
+///     .filter(|call| call.kind == Some(GroupKind::Gather))
+///     .map(|call| call.count * call.times)
 ///     .sum();
-/// assert_eq!(spread, plan.model.param_count());
+/// assert_eq!(gathered, plan.model.param_count());
 /// ```
-pub fn traffic(plan: &Plan, rank: usize) -> Vec<Exchange> {
+pub fn traffic(plan: &Plan, rank: usize) -> Vec<PlannedCall> {
     traffic_of_step(plan, rank, usize::MAX)
 }
 
 /// The communication of a rank in one step, counted from 1: during the compression warm-up gradients are sent
 /// uncompressed.
-pub fn traffic_of_step(plan: &Plan, rank: usize, step: usize) -> Vec<Exchange> {
+pub fn traffic_of_step(plan: &Plan, rank: usize, step: usize) -> Vec<PlannedCall> {
     let part = plan.part(rank);
     let reductions = RankReductions::of(plan, &part);
     let compression = plan.compression(step);
@@ -91,7 +91,7 @@ pub fn traffic_of_step(plan: &Plan, rank: usize, step: usize) -> Vec<Exchange> {
     list.phase = Phase::Optimizer;
     // Loss, auxiliary loss, squares of the gradient, three counts of corrupt samples and the loads of experts, in f64.
     list.add_among(None, plan.ranks, Collective::AllReduce, 6 + plan.model.load_sums(), 8);
-    list.exchanges
+    list.calls
 }
 
 fn phase(pass: PassEvent) -> Phase {
@@ -108,13 +108,13 @@ struct List {
     /// Sizes of the rank's groups.
     sizes: [usize; GroupKind::ALL.len()],
     phase: Phase,
-    exchanges: Vec<Exchange>,
+    calls: Vec<PlannedCall>,
 }
 
 impl List {
     fn new(mesh: &Mesh, rank: usize) -> List {
         let sizes = GroupKind::ALL.map(|kind| mesh.members(kind, rank).len());
-        List { sizes, phase: Phase::Forward, exchanges: Vec::new() }
+        List { sizes, phase: Phase::Forward, calls: Vec::new() }
     }
 
     fn size(&self, kind: GroupKind) -> usize {
@@ -138,11 +138,11 @@ impl List {
             return;
         }
         let phase = self.phase;
-        let new = Exchange { kind, members, collective, count, width, phase, times: 1 };
-        let is_equal = |old: &&mut Exchange| Exchange { times: 1, ..**old } == new;
-        match self.exchanges.iter_mut().find(is_equal) {
+        let new = PlannedCall { kind, members, collective, count, width, phase, times: 1 };
+        let is_equal = |old: &&mut PlannedCall| PlannedCall { times: 1, ..**old } == new;
+        match self.calls.iter_mut().find(is_equal) {
             Some(old) => old.times += 1,
-            None => self.exchanges.push(new),
+            None => self.calls.push(new),
         }
     }
 }

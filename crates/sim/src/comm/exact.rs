@@ -1,6 +1,6 @@
 //! The plan's own traffic, exact to the byte, on the links of a cluster.
 
-use lockstep_plan::{Axis, Collective, Exchange, GroupKind, Mesh, Plan};
+use lockstep_plan::{Axis, Collective, GroupKind, Mesh, Plan, PlannedCall};
 
 use super::{Flow, GroupPlacement, seconds};
 use crate::cluster::Cluster;
@@ -8,14 +8,11 @@ use crate::cluster::Cluster;
 /// Communication of a rank in one optimizer step of this program, with the time of each collective in isolation.
 pub fn traffic(plan: &Plan, cluster: &Cluster, rank: usize) -> Vec<Flow> {
     let mesh = plan.mesh();
-    lockstep_plan::traffic(plan, rank)
-        .iter()
-        .map(|exchange| flow(&mesh, cluster, exchange))
-        .collect()
+    lockstep_plan::traffic(plan, rank).iter().map(|call| flow(&mesh, cluster, call)).collect()
 }
 
-fn flow(mesh: &Mesh, cluster: &Cluster, exchange: &Exchange) -> Flow {
-    let Exchange { kind, members, collective, count, width, phase, times } = *exchange;
+fn flow(mesh: &Mesh, cluster: &Cluster, call: &PlannedCall) -> Flow {
+    let PlannedCall { kind, members, collective, count, width, phase, times } = *call;
     let spread =
         GroupPlacement { members, stride: kind.map_or(1, |kind| stride(mesh, kind, members)) };
     // The plan counts an all-to-all by the data of all members together.

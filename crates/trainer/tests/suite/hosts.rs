@@ -5,10 +5,11 @@ use lockstep_comm::{
 };
 use lockstep_launch::{LaunchSpec, OutputMode, identity, launch};
 use lockstep_parallel::Groups;
-use lockstep_plan::Exchange;
+use lockstep_plan::PlannedCall;
+use lockstep_trainer::planned_traffic;
 
 use crate::cuts::plan;
-use crate::traffic::{compare, kind, measured};
+use crate::traffic::{MEASURED_STEPS, compare, kind, measured};
 
 const TEST: &str = "hosts::traffic_between_hosts_matches_the_plan";
 const WORLD: &str = "LOCKSTEP_TEST_WORLD";
@@ -68,8 +69,12 @@ fn run_as_host(layouts: &[&str]) {
     for words in layouts {
         let plan = plan(words);
         let groups = Groups::new(&world, &plan.mesh(), false).unwrap();
-        let of = |exchange: &Exchange, me| between_hosts(&world, &groups, exchange, me);
-        compare(words, world.rank(), &measured(&plan, &world), None, of);
+        let of = |call: &PlannedCall, me| between_hosts(&world, &groups, call, me);
+        let measured = measured(&plan, &world);
+        compare(words, world.rank(), &measured, None, of);
+        let planned = |step| planned_traffic(&plan, &world, step).sent;
+        let sent: u64 = measured.values().map(|traffic| traffic.bytes).sum();
+        assert_eq!(sent, MEASURED_STEPS.map(planned).sum::<u64>(), "{words}: all groups");
     }
     // All ranks leave together, so that none reports another as lost.
     world.barrier().unwrap();
@@ -78,13 +83,13 @@ fn run_as_host(layouts: &[&str]) {
 }
 
 /// Traffic of one collective, with the algorithm that its group chooses.
-fn between_hosts(world: &World, groups: &Groups, exchange: &Exchange, me: usize) -> Traffic {
-    let Exchange { members, count, width, .. } = *exchange;
-    let Some(kind) = kind(exchange.collective) else {
+fn between_hosts(world: &World, groups: &Groups, call: &PlannedCall, me: usize) -> Traffic {
+    let PlannedCall { members, count, width, .. } = *call;
+    let Some(kind) = kind(call.collective) else {
         return Traffic { messages: 1, bytes: (count * width) as u64 };
     };
-    let group = exchange.kind.map_or(world.group(), |kind| groups.group(kind));
-    assert_eq!(group.size(), members, "{exchange:?}");
+    let group = call.kind.map_or(world.group(), |kind| groups.group(kind));
+    assert_eq!(group.size(), members, "{call:?}");
     let shape = CollectiveShape { kind, count, width, root: 0, hosts: group.hosts() };
     assert!(
         group.hosts().iter().any(|host| *host != group.hosts()[0]),

@@ -1,12 +1,13 @@
 //! Measured traffic equals the planned traffic, for each rank and process group.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 use lockstep_comm::{
     Algo, CollectiveShape, Group, Options, Traffic, on_threads_with, predict_traffic,
 };
 use lockstep_kernels::Device;
-use lockstep_plan::{Collective, Exchange, GroupKind, Plan, traffic, traffic_of_step};
+use lockstep_plan::{Collective, GroupKind, Plan, PlannedCall, traffic, traffic_of_step};
 use lockstep_trainer::Rank;
 
 use crate::cuts::plan;
@@ -15,7 +16,8 @@ use crate::plans::source;
 /// Traffic by group; `None` is the world.
 pub type Sent = BTreeMap<Option<GroupKind>, Traffic>;
 
-const STEPS: u64 = 3;
+/// The first step differs: buffers are allocated in it.
+pub const MEASURED_STEPS: RangeInclusive<u64> = 2..=3;
 
 /// Traffic of a rank in all steps except the first.
 pub fn measured(plan: &Plan, world: &Group) -> Sent {
@@ -27,7 +29,7 @@ pub fn measured(plan: &Plan, world: &Group) -> Sent {
         groups.chain([(None, rank.group.traffic())]).collect()
     };
     let before = total(&rank);
-    for step in 2..=STEPS {
+    for step in MEASURED_STEPS {
         rank.step(&source, step).unwrap();
     }
     let since = |(kind, after): (Option<GroupKind>, Traffic)| {
@@ -39,16 +41,16 @@ pub fn measured(plan: &Plan, world: &Group) -> Sent {
 }
 
 /// Traffic according to the plan. `of` gives the traffic of a collective for a rank's index in the group.
-fn planned(plan: &Plan, rank: usize, of: impl Fn(&Exchange, usize) -> Traffic) -> Sent {
+fn planned(plan: &Plan, rank: usize, of: impl Fn(&PlannedCall, usize) -> Traffic) -> Sent {
     let all = GroupKind::ALL.map(Some).into_iter().chain([None]);
     let mut sum: Sent = all.map(|kind| (kind, Traffic::default())).collect();
-    for exchange in (2..=STEPS).flat_map(|step| traffic_of_step(plan, rank, step as usize)) {
-        let me = exchange.kind.map_or(rank, |kind| {
+    for call in MEASURED_STEPS.flat_map(|step| traffic_of_step(plan, rank, step as usize)) {
+        let me = call.kind.map_or(rank, |kind| {
             let kind = plan.mesh().members(kind, rank);
-            kind.iter().position(|member| *member == rank).unwrap() % exchange.members
+            kind.iter().position(|member| *member == rank).unwrap() % call.members
         });
-        let (each, times) = (of(&exchange, me), exchange.times as u64);
-        let sum = sum.get_mut(&exchange.kind).unwrap();
+        let (each, times) = (of(&call, me), call.times as u64);
+        let sum = sum.get_mut(&call.kind).unwrap();
         *sum = *sum + Traffic { messages: times * each.messages, bytes: times * each.bytes };
     }
     sum
@@ -66,14 +68,14 @@ pub fn kind(collective: Collective) -> Option<Collective> {
 }
 
 /// Traffic of one collective on one host.
-fn on_one_host(exchange: &Exchange, me: usize) -> Traffic {
-    let Exchange { members, count, width, .. } = *exchange;
-    let Some(kind) = kind(exchange.collective) else {
+fn on_one_host(call: &PlannedCall, me: usize) -> Traffic {
+    let PlannedCall { members, count, width, .. } = *call;
+    let Some(kind) = kind(call.collective) else {
         return Traffic { messages: 1, bytes: (count * width) as u64 };
     };
     let shape = CollectiveShape { kind, count, width, root: 0, hosts: &vec![0; members] };
     let sent = predict_traffic(&shape, Algo::Direct, me).unwrap();
-    match exchange.collective {
+    match call.collective {
         // Ranks exchange the counts first.
         Collective::AllToAllV => sent + Traffic { messages: 1, bytes: 8 * members as u64 },
         _ => sent,
@@ -86,14 +88,14 @@ pub fn compare(
     rank: usize,
     measured: &Sent,
     open: Option<GroupKind>,
-    of: impl Fn(&Exchange, usize) -> Traffic,
+    of: impl Fn(&PlannedCall, usize) -> Traffic,
 ) {
     let plan = plan(words);
     let planned = planned(&plan, rank, of);
     let known = |kind: &Option<GroupKind>| kind.is_none() || *kind != open;
     for (kind, measured) in measured.iter().filter(|(kind, _)| known(kind)) {
         let name = kind.map_or("all ranks", GroupKind::name);
-        let list: Vec<Exchange> =
+        let list: Vec<PlannedCall> =
             traffic(&plan, rank).into_iter().filter(|e| e.kind == *kind).collect();
         assert_eq!(*measured, planned[kind], "{words}: rank {rank}, group {name}: {list:#?}");
     }

@@ -4,8 +4,8 @@
 use super::cost::{CollectiveCall, collective_calls, sent};
 use super::*;
 use lockstep_comm::{
-    Algo, Collective, CollectiveShape, Group, LocalLinks, Options, choose, on_threads_with,
-    predict_traffic_with, shard_range,
+    Algo, BufferAccess, Collective, CollectiveShape, Group, LocalLinks, Options, choose,
+    on_threads_with, predict_traffic_with, shard_range,
 };
 use lockstep_kernels::reference::top_k;
 use lockstep_launch::{LaunchSpec, OutputMode, identity, launch};
@@ -41,8 +41,7 @@ fn predicted(group: &Group, how: Compression, kind: Collective, len: usize) -> O
         let shape = CollectiveShape { kind, count, width, root: 0, hosts: group.hosts() };
         let one_host = group.hosts().iter().all(|host| *host == 0);
         let algo = if one_host { Algo::Direct } else { choose(&shape, &group.link_costs()) };
-        predict_traffic_with(&shape, algo, group.rank(), group.uses_cross_memory())
-            .map(|traffic| traffic.bytes)
+        predict_traffic_with(&shape, algo, group.rank(), access(group)).map(|traffic| traffic.bytes)
     };
     collective_calls(how, kind, len, group.size()).into_iter().map(bytes).sum()
 }
@@ -149,5 +148,12 @@ fn cost_equals_the_closed_form() {
                 assert_eq!(of(largest, Collective::ReduceScatter), most);
             }
         }
+    }
+}
+
+fn access(group: &Group) -> BufferAccess {
+    match group.uses_cross_memory() {
+        true => BufferAccess::CrossMemory,
+        false => BufferAccess::Slots,
     }
 }
