@@ -62,7 +62,8 @@ fn all_collectives_are_correct_with_all_buffers() {
 #[test]
 fn algorithms_can_be_chosen() {
     for algo in ["ring", "tree", "halving", "two_level"] {
-        assert_correct(&["--ranks", "3", "--sizes", "1M", "--algo", algo], 1);
+        let records = assert_correct(&["--ranks", "3", "--sizes", "1M", "--algo", algo], 1);
+        assert_eq!(records[0]["algo"], algo, "the algorithm of the benchmark's own calls");
     }
 }
 

@@ -15,14 +15,10 @@ use crate::machine;
 use crate::print::print_line;
 use crate::world::Engine;
 
-/// Fails if the ranks need more memory than this machine has available. Counts the parameters, the optimizer state and
-/// the larger of gradients and activations: gradients grow while activations are freed.
+/// Fails if the ranks need more memory to train and save than this machine has available.
 pub fn check_memory(plan: &Plan) -> anyhow::Result<()> {
-    let needed_by = |rank: usize| {
-        let ledger = Ledger::of(plan, rank);
-        ledger.parameters + ledger.optimizer + ledger.gradients.max(ledger.activations)
-    };
-    let needed: u64 = (0..plan.ranks).map(|rank| needed_by(rank) as u64).sum();
+    let ledgers = (0..plan.ranks).map(|rank| Ledger::of(plan, rank));
+    let needed: u64 = ledgers.map(|ledger| ledger.least() as u64).sum();
     // Without /proc/meminfo there is nothing to compare with.
     let Ok(available) = machine::available_memory() else { return Ok(()) };
     if needed <= available {
@@ -96,7 +92,7 @@ impl Prediction {
     }
 
     pub fn print(&self, plan: &Plan) {
-        let ledger = Ledger::of(plan, 0);
+        let ledger = Ledger::largest(plan);
         let layout = layout_words(plan);
         let traffic = match self.one_host {
             _ if plan.ranks == 1 => String::new(),

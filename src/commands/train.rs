@@ -279,7 +279,7 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
         check_grace(&mut grace, plan, &event);
     });
     output.clear();
-    let trainer::Finished { rank: trained, stopped } =
+    let trainer::Finished { rank: trained, stopped, snapshot_bytes } =
         finished.map_err(|error| with_replay_command(args, error))?;
     if let Some(step) = stopped {
         if first {
@@ -294,8 +294,11 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     }
     // Rank 0 generates the sample and needs all parameters.
     let params = if plan.train.sample.is_some() { trained.params()? } else { None };
-    let compare = || prediction.compare(plan, &output.measured);
-    trainer::on_rank_zero(world, || conclude(&trained, params, file, &folder, compare))?;
+    trainer::on_rank_zero(world, || {
+        print_memory(&trained, snapshot_bytes as usize);
+        prediction.compare(plan, &output.measured);
+        conclude(&trained, params, file, &folder)
+    })?;
     // A rank that exits before the others would look like a failure to them.
     world.barrier()?;
     drop(lock);
@@ -349,33 +352,32 @@ fn with_replay_command(args: &Args, error: trainer::Error) -> anyhow::Error {
     }
 }
 
-/// Prints planned and measured memory, and the sample text.
+/// Prints planned and measured memory of a rank.
+fn print_memory(rank: &Rank<'_>, snapshot: usize) {
+    let planned = Ledger::of(rank.plan, rank.group.rank());
+    let memory = rank.device.memory();
+    let tagged = |tag: Tag, planned: usize| (tag.name(), planned, memory.of(tag).peak);
+    let mib = |bytes: usize| bytes as f64 / (1 << 20) as f64;
+    print_line!("peak memory of rank {}, planned and measured:", rank.group.rank());
+    for (name, planned, measured) in [
+        tagged(Tag::Parameters, planned.parameters),
+        tagged(Tag::Gradients, planned.gradients),
+        tagged(Tag::Optimizer, planned.optimizer),
+        tagged(Tag::Activations, planned.activations),
+        ("snapshot", planned.snapshot, snapshot),
+    ] {
+        print_line!("  {name:<12} {:>9.2} {:>9.2} MiB", mib(planned), mib(measured));
+    }
+}
+
+/// Prints the sample text and the run folder.
 fn conclude(
     rank: &Rank<'_>,
     params: Option<HostTensors>,
     file: &RunFile,
     folder: &Path,
-    compare: impl Fn(),
 ) -> anyhow::Result<()> {
     let plan = rank.plan;
-    let planned = Ledger::of(plan, rank.group.rank());
-    let memory = rank.device.memory();
-    let mib = |bytes: usize| bytes as f64 / (1 << 20) as f64;
-    print_line!("peak memory per rank, planned and measured:");
-    for (tag, planned) in [
-        (Tag::Parameters, planned.parameters),
-        (Tag::Gradients, planned.gradients),
-        (Tag::Optimizer, planned.optimizer),
-        (Tag::Activations, planned.activations),
-    ] {
-        print_line!(
-            "  {:<12} {:>9.2} {:>9.2} MiB",
-            tag.name(),
-            mib(planned),
-            mib(memory.of(tag).peak)
-        );
-    }
-    compare();
     if let (Some(sample), Some(params)) = (&plan.train.sample, params) {
         print_part!("\n{}", sample.prompt);
         let sampling = Sampling { temperature: 0.8, top_k: None, top_p: Some(0.95) };

@@ -1,6 +1,6 @@
 //! The report of a step, for the terminal and for files.
 
-use crate::units::{duration, gib, thousands};
+use crate::units::{MemoryUnit, duration, thousands};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -86,10 +86,10 @@ impl StepReport {
     }
 
     fn memory(&self) -> Option<String> {
-        match (self.mem_bytes?, self.mem_planned_bytes) {
-            (used, Some(planned)) => Some(format!("mem {}/{} GiB", gib(used), gib(planned))),
-            (used, None) => Some(format!("mem {} GiB", gib(used))),
-        }
+        let used = self.mem_bytes?;
+        let unit = MemoryUnit::of(used.max(self.mem_planned_bytes.unwrap_or(0)));
+        let planned = self.mem_planned_bytes.map(|planned| format!("/{}", unit.number(planned)));
+        Some(format!("mem {}{} {unit}", unit.number(used), planned.unwrap_or_default()))
     }
 }
 

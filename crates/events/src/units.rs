@@ -1,5 +1,6 @@
 //! Human-readable numbers.
 
+use std::fmt;
 use std::time::Duration;
 
 /// Formats as `18,204`, rounded.
@@ -16,9 +17,34 @@ fn ascii(digits: &[u8]) -> &str {
     std::str::from_utf8(digits).expect("digits are ASCII")
 }
 
-/// `1.42`
-pub fn gib(bytes: u64) -> String {
-    format!("{:.2}", bytes as f64 / (1u64 << 30) as f64)
+/// The unit of memory sizes: GiB from 1 GiB on, else MiB.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MemoryUnit {
+    Gib,
+    Mib,
+}
+
+impl MemoryUnit {
+    pub fn of(bytes: u64) -> MemoryUnit {
+        if bytes >= 1 << 30 { MemoryUnit::Gib } else { MemoryUnit::Mib }
+    }
+
+    /// `1.42` GiB, `75.0` MiB.
+    pub fn number(self, bytes: u64) -> String {
+        match self {
+            MemoryUnit::Gib => format!("{:.2}", bytes as f64 / (1u64 << 30) as f64),
+            MemoryUnit::Mib => format!("{:.1}", bytes as f64 / (1u64 << 20) as f64),
+        }
+    }
+}
+
+impl fmt::Display for MemoryUnit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            MemoryUnit::Gib => "GiB",
+            MemoryUnit::Mib => "MiB",
+        })
+    }
 }
 
 /// The two largest units: `45s`, `2m14s`, `1h02m`, `3d07h`.
@@ -52,10 +78,11 @@ mod tests {
         for (number, text) in cases {
             assert_eq!(thousands(number), text);
         }
-        assert_eq!(
-            (gib(0), gib(75 << 20), gib(3 << 29)),
-            ("0.00".into(), "0.07".into(), "1.50".into())
-        );
+        let memory = |bytes: u64| {
+            let unit = MemoryUnit::of(bytes);
+            format!("{} {unit}", unit.number(bytes))
+        };
+        assert_eq!([0, 75 << 20, 3 << 29].map(memory), ["0.0 MiB", "75.0 MiB", "1.50 GiB"]);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use lockstep_plan::{Ledger, Plan};
 use serde_json::Value;
 
 use crate::final_save::FinalSave;
+use crate::peak::PeakRate;
 use crate::rank::dtype;
 use crate::start::{build, position};
 use crate::straggler::{Times, median};
@@ -65,12 +66,15 @@ pub struct Finished<'a> {
     pub rank: Rank<'a>,
     /// The step after which the run saved and stopped, if it was asked to.
     pub stopped: Option<u64>,
+    /// Bytes of memory that snapshots used on this rank.
+    pub snapshot_bytes: u64,
 }
 
 /// Trains to the last step of the plan, or until a rank is asked to stop. Collective.
 pub fn run<'a>(run: &Run<'a>, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Finished<'a>, Error> {
     let Run { plan, group, source, folder, .. } = *run;
-    let peak = measure_peak(&run.device, dtype(plan));
+    let measure = || measure_peak(&run.device, dtype(plan));
+    let peak = measure();
     let generation = on_rank_zero(group, || {
         // From here on, ranks of older generations can no longer commit checkpoints.
         let generation = match run.generation {
@@ -88,16 +92,16 @@ pub fn run<'a>(run: &Run<'a>, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Fin
     if plan.checkpoint.every > 0 {
         saver.preallocate(&rank);
     }
-    let mut clock = Clock::new(plan, group.rank(), peak, done);
+    let mut clock = Clock::new(plan, PeakRate::new(peak), done);
     clock.epoch_tokens = source.epoch_tokens(Split::Train);
     if group.rank() == 0 {
-        on_event(Event::Expected { step_s: clock.flops() / clock.peak });
+        on_event(Event::Expected { step_s: clock.flops() / (peak * plan.ranks as f64) });
     }
     let mut monitor = StragglerMonitor::new(plan, group)?;
 
     // Asked to stop during the set-up: nothing has changed yet.
     if agree(group, Flags { stop: (run.stop)(), ..Flags::default() })?.stop {
-        return Ok(Finished { rank, stopped: Some(done) });
+        return Ok(Finished { rank, stopped: Some(done), snapshot_bytes: 0 });
     }
     for step in done + 1..=plan.train.steps as u64 {
         let stepped = match rank.step(source, step) {
@@ -118,7 +122,11 @@ pub fn run<'a>(run: &Run<'a>, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Fin
         if due(plan.train.log_every) || step == done + 1 {
             // The first step fills caches and pools; its times do not count.
             let timed_steps = if step == done + 1 { 0 } else { clock.steps };
-            let times = monitor.report(&rank, clock.times(), timed_steps)?;
+            let memory = rank.device.memory().total.peak as u64 + saver.snapshot_bytes();
+            let times = monitor.report(&rank, clock.times(), memory, timed_steps)?;
+            if group.rank() == 0 {
+                clock.peak.raise_to(clock.flops_per_s() / plan.ranks as f64, measure);
+            }
             let report = clock.report(step, &stepped, &times, rank.extra.skipped_samples);
             if let Some(log) = &mut log {
                 log.write(&report);
@@ -156,10 +164,11 @@ pub fn run<'a>(run: &Run<'a>, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Fin
             })?;
         }
         if flags.stop && !last {
-            return Ok(Finished { rank, stopped: Some(step) });
+            let snapshot_bytes = saver.snapshot_bytes();
+            return Ok(Finished { rank, stopped: Some(step), snapshot_bytes });
         }
     }
-    Ok(Finished { rank, stopped: None })
+    Ok(Finished { rank, stopped: None, snapshot_bytes: saver.snapshot_bytes() })
 }
 
 /// Logs and reports the outcome of a checkpoint on rank 0.
@@ -279,8 +288,8 @@ impl Log {
 /// Times of the steps since the last report.
 struct Clock<'a> {
     plan: &'a Plan,
-    /// Peak FLOP/s of all ranks together.
-    peak: f64,
+    /// Peak FLOP/s of one rank.
+    peak: PeakRate,
     planned_memory: u64,
     /// Tokens of one pass over the training data.
     epoch_tokens: Option<u64>,
@@ -297,11 +306,11 @@ struct Clock<'a> {
 }
 
 impl<'a> Clock<'a> {
-    fn new(plan: &'a Plan, rank: usize, peak: f64, before: u64) -> Clock<'a> {
+    fn new(plan: &'a Plan, peak: PeakRate, before: u64) -> Clock<'a> {
         Clock {
             plan,
-            peak: peak * plan.ranks as f64,
-            planned_memory: Ledger::of(plan, rank).total() as u64,
+            peak,
+            planned_memory: Ledger::largest(plan).total() as u64,
             epoch_tokens: None,
             start: Instant::now(),
             steps: 0,
@@ -337,6 +346,16 @@ impl<'a> Clock<'a> {
         }
     }
 
+    /// Tokens per second of all ranks since the last report.
+    fn tokens_per_s(&self) -> f64 {
+        (self.steps as usize * self.plan.tokens_per_step()) as f64 / self.time.as_secs_f64()
+    }
+
+    /// FLOP/s of the model on all ranks since the last report.
+    fn flops_per_s(&self) -> f64 {
+        self.tokens_per_s() * flops_per_token(&self.plan.model, self.plan.data.seq).total()
+    }
+
     fn report(
         &mut self,
         step: u64,
@@ -345,8 +364,8 @@ impl<'a> Clock<'a> {
         skipped: u64,
     ) -> StepReport {
         let (plan, seconds) = (self.plan, self.time.as_secs_f64());
-        let tokens_per_s = (self.steps as usize * plan.tokens_per_step()) as f64 / seconds;
-        let flops = flops_per_token(&plan.model, plan.data.seq).total();
+        let tokens_per_s = self.tokens_per_s();
+        let peak = self.peak.flops_per_s() * plan.ranks as f64;
         let left = (plan.train.steps as u64 - step) as f64;
         let per_step = self.start.elapsed().as_secs_f64() / self.done as f64;
         let tokens = (self.before + self.done) * plan.tokens_per_step() as u64;
@@ -356,7 +375,7 @@ impl<'a> Clock<'a> {
             grad_norm: Some(stepped.grad_norm),
             lr: Some(stepped.lr),
             tokens_per_s: Some(tokens_per_s),
-            mfu: Some(tokens_per_s * flops / self.peak),
+            mfu: Some(self.flops_per_s() / peak),
             comm_exposed: Some(self.exposed_comm.as_secs_f64() / seconds),
             more: extra_metrics(stepped, times, skipped),
             expert_load_min: stepped.experts.map(|experts| experts.min),

@@ -37,6 +37,8 @@ pub struct Saver<'a> {
     pending: Option<(Pending, Phase)>,
     /// Memory for the next snapshot: that of the last one, or being allocated before the first.
     spare: BackgroundJob<Snapshot>,
+    /// Bytes of this memory.
+    snapshot_bytes: u64,
 }
 
 /// A checkpoint being saved.
@@ -132,7 +134,8 @@ impl<'a> Saver<'a> {
         let keep = Keep { newest: checkpoint.keep, every: checkpoint.keep_every as u64 };
         let (folder, retention) =
             (folder.to_path_buf(), Arc::new(Mutex::new(Retention::new(keep))));
-        Saver { plan, group, folder, generation, disk, retention, pending: None, spare }
+        let (pending, snapshot_bytes) = (None, 0);
+        Saver { plan, group, folder, generation, disk, retention, pending, spare, snapshot_bytes }
     }
 
     /// Records that this run has loaded the checkpoint of a step, so it is valid.
@@ -144,6 +147,7 @@ impl<'a> Saver<'a> {
     pub fn preallocate(&mut self, rank: &Rank<'_>) {
         let elements = rank.snapshot_len();
         let allocate = move || Snapshot::with_capacity(elements);
+        self.snapshot_bytes = (elements * size_of::<f32>()) as u64;
         self.spare = spawn("snapshot", allocate, |_| Snapshot::default());
     }
 
@@ -159,6 +163,7 @@ impl<'a> Saver<'a> {
         let previous = self.finish()?;
         let spare = std::mem::replace(&mut self.spare, BackgroundJob::ready(Snapshot::default()));
         let snapshot = rank.snapshot(spare.wait());
+        self.snapshot_bytes = (snapshot.values.capacity() * size_of::<f32>()) as u64;
         let head = Head {
             step,
             generation: self.generation,
@@ -181,6 +186,11 @@ impl<'a> Saver<'a> {
         let pending = Pending { head, writing: Duration::ZERO, stall, bytes: 0 };
         self.pending = Some((pending, Phase::Writing(job)));
         Ok(previous)
+    }
+
+    /// Bytes of memory that snapshots use on this rank.
+    pub fn snapshot_bytes(&self) -> u64 {
+        self.snapshot_bytes
     }
 
     /// Flags of this rank after a step.

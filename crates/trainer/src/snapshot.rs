@@ -10,7 +10,7 @@ use lockstep_model::Weights;
 use lockstep_parallel::compress::CompressorState;
 use lockstep_plan::model::{Part, Shape, Slice};
 use lockstep_plan::reduction::Gather;
-use lockstep_plan::{Compression, Plan};
+use lockstep_plan::{Compression, Ledger, Plan};
 
 use crate::{Error, Rank};
 
@@ -68,9 +68,9 @@ impl Snapshot {
 }
 
 impl Rank<'_> {
-    /// Number of elements of a snapshot, without the state of gradient compression.
+    /// Number of elements of a snapshot.
     pub fn snapshot_len(&self) -> usize {
-        3 * self.model.part.written().iter().map(|slice| slice.here.len()).sum::<usize>()
+        Ledger::of(self.plan, self.group.rank()).snapshot / size_of::<f32>()
     }
 
     /// Copies this rank's part of a checkpoint. Reuses the memory of the previous snapshot.

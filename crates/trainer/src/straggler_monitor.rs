@@ -78,15 +78,15 @@ impl StragglerMonitor {
     }
 
     /// Adds the times of this rank over the last `steps` steps. With 0 steps, the times are shared but not used for
-    /// detection. Collective.
+    /// detection. `memory` is this rank's, in bytes. Collective.
     pub fn report(
         &mut self,
         rank: &Rank<'_>,
         mine: Times,
+        memory: u64,
         steps: u64,
     ) -> Result<ReportTimes, Error> {
-        let memory = rank.device.memory().total.peak as f64;
-        let mine = [mine.computing, mine.waiting, mine.reading, memory];
+        let mine = [mine.computing, mine.waiting, mine.reading, memory as f64];
         let mut all = vec![0.0; mine.len() * rank.group.size()];
         rank.group.all_gather(&mine, &mut all)?;
         let (all, _) = all.as_chunks::<4>();

@@ -9,7 +9,7 @@ use lockstep_comm::{Op, World};
 use lockstep_kernels::{Device, OpClass, Tag};
 use lockstep_plan::model::flops_per_token;
 use lockstep_plan::{Config, Ledger, Plan};
-use lockstep_trainer::{Rank, dtype, measure_peak};
+use lockstep_trainer::{PeakRate, Rank, dtype, measure_peak};
 
 use crate::commands::prediction;
 use crate::print::print_line;
@@ -146,7 +146,7 @@ struct MemoryRow {
 
 fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Result<()> {
     let device = Device::cpu(plan.train.threads);
-    let peak = measure_peak(&device, dtype(plan));
+    let mut peak = PeakRate::new(measure_peak(&device, dtype(plan)));
     let mut rank = Rank::new(plan, world, device.clone())?;
     for step in 1..=2 {
         rank.step(&file.source, step)?;
@@ -170,6 +170,9 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
         }
     }
     device.meter().switch(false);
+    let tokens_per_s = plan.tokens_per_step() as f64 / median(&times);
+    let flops = tokens_per_s * flops_per_token(&plan.model, plan.data.seq).total();
+    peak.raise_to(flops / plan.ranks as f64, || measure_peak(&device, dtype(plan)));
     let mut resident = [resident_peak() as i64];
     world.all_reduce(&mut resident, Op::Max)?;
     // The slowest rank of a step does not wait for other ranks.
@@ -182,7 +185,7 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
             times,
             exposed: exposed.iter().sum(),
             exposed_least: exposed_least.iter().sum(),
-            peak_flops: peak,
+            peak_flops: peak.flops_per_s(),
             peak_bytes: resident[0] as u64,
         };
         let record = record(args, plan, &device, &measured);
@@ -210,9 +213,7 @@ struct Measured {
 
 fn record(args: &Args, plan: &Plan, device: &Device, measured: &Measured) -> Record {
     let Measured { times, exposed, exposed_least, peak_flops, peak_bytes } = measured;
-    let mut sorted = times.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let step = sorted[sorted.len() / 2];
+    let step = median(times);
     let total: f64 = times.iter().sum();
     let tokens_per_s = plan.tokens_per_step() as f64 / step;
     let gflops = tokens_per_s * flops_per_token(&plan.model, plan.data.seq).total() / 1e9;
@@ -259,6 +260,12 @@ fn record(args: &Args, plan: &Plan, device: &Device, measured: &Measured) -> Rec
             })
             .collect(),
     }
+}
+
+fn median(times: &[f64]) -> f64 {
+    let mut sorted = times.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[sorted.len() / 2]
 }
 
 fn print(record: &Record) {

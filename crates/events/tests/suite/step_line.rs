@@ -53,6 +53,14 @@ fn what_is_unknown_is_left_out() {
             StepReport { mem_bytes: Some(1 << 30), lr: Some(1.26e-5), ..StepReport::of(3, 10) },
             "step 3/10 | lr 1.3e-5 | mem 1.00 GiB",
         ),
+        (
+            StepReport {
+                mem_bytes: Some(11 << 20),
+                mem_planned_bytes: Some(4_900_000),
+                ..StepReport::of(3, 10)
+            },
+            "step 3/10 | mem 11.0/4.7 MiB",
+        ),
         // A forecast alone is no measurement.
         (StepReport { mem_planned_bytes: Some(1 << 30), ..StepReport::of(3, 10) }, "step 3/10"),
         (

@@ -80,12 +80,7 @@ impl Compressor {
     /// For a buffer of `len` elements and a group of `ranks`. A group of one sends nothing and so loses nothing.
     pub fn new(device: &Device, compression: Compression, len: usize, ranks: usize) -> Compressor {
         let compression = if ranks == 1 { Compression::None } else { compression };
-        let rows = match scheme(compression) {
-            Scheme::Uncompressed => 0,
-            Scheme::Quantized(_) => 1,
-            Scheme::TopK(_) => 2,
-        };
-        let state = device.zeros(1, rows * len, Dtype::F32, Tag::Buffers);
+        let state = device.zeros(1, compression.state_rows() * len, Dtype::F32, Tag::Buffers);
         Compressor { device: device.clone(), compression, bypassed: false, ranks, len, state }
     }
 

@@ -87,6 +87,15 @@ impl Compression {
             Compression::F16 | Compression::Int8 | Compression::TopK(_) => true,
         }
     }
+
+    /// f32 numbers per element that a compressor carries from step to step: the residual and, for top-k, mean squares.
+    pub fn state_rows(self) -> usize {
+        match self {
+            Compression::None => 0,
+            Compression::Bf16 | Compression::F16 | Compression::Int8 => 1,
+            Compression::TopK(_) => 2,
+        }
+    }
 }
 
 impl fmt::Display for Compression {

@@ -7,12 +7,14 @@
 //! | parameters, optimizer | always | |
 //! | gradients | without overlap | upper bound |
 //! | activations | dense models; experts without capacity that are all on this rank | experts evenly used, tokens dropped only for lack of capacity |
-//! | gathered | always | |
+//! | gathered, compressor state, snapshot | always | |
 
 mod activations;
 mod gathered;
 mod gradients;
+mod snapshot;
 
+use crate::mesh::Coord;
 use crate::model::Part;
 use crate::plan::Plan;
 use crate::reduction::{Event, Gather, RankReductions, events};
@@ -32,6 +34,12 @@ pub struct Ledger {
     pub activations: usize,
     /// Blocks that ZeRO-3 has gathered at the same time.
     pub gathered: usize,
+    /// Residuals of gradient compression, and mean squares of top-k.
+    #[serde(default)]
+    pub compressor_state: usize,
+    /// Copy of this rank's part of a checkpoint while it is written. In host memory, and reused by the next checkpoint.
+    #[serde(default)]
+    pub snapshot: usize,
 }
 
 impl Ledger {
@@ -56,19 +64,38 @@ impl Ledger {
             })
         };
         let (all, own) = (part.len(), owned(&part));
+        let compressor_state = snapshot::compressor_state(plan, &part, &reductions);
         Ledger {
             parameters: parameters(plan, reductions.policy.gather, all, own),
             gradients: gradients::peak(plan, &reductions, &events),
             optimizer: 8 * own,
             activations: activations::peak(plan, &part, passes()),
             gathered: gathered::peak(plan, &part, &reductions, &events),
+            compressor_state,
+            snapshot: snapshot::snapshot(&part, compressor_state),
         }
+    }
+
+    /// The ledger of the rank with the largest total. The first rank of a stage has the largest shards.
+    pub fn largest(plan: &Plan) -> Ledger {
+        let mesh = plan.mesh();
+        let first = |pipe: usize| mesh.rank(Coord { pipe, data: 0, context: 0, tensor: 0 });
+        let ledgers = (0..mesh.pipe).map(|pipe| Ledger::of(plan, first(pipe)));
+        ledgers.max_by_key(Ledger::total).expect("a pipeline has a stage")
     }
 
     /// The sum of all lines, as if they peaked at the same time.
     pub fn total(&self) -> usize {
-        let Ledger { parameters, gradients, optimizer, activations, gathered } = self;
-        parameters + gradients + optimizer + activations + gathered
+        self.least() + self.gradients.min(self.activations)
+    }
+
+    /// Bytes without which the rank cannot train and save: gradients grow while activations are freed, so the smaller
+    /// one of them is not counted.
+    pub fn least(&self) -> usize {
+        let Ledger { parameters, gradients, optimizer, activations, .. } = self;
+        let Ledger { gathered, compressor_state, snapshot, .. } = self;
+        let states = parameters + optimizer + compressor_state;
+        states + gathered + snapshot + gradients.max(activations)
     }
 }
 

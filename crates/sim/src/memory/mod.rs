@@ -13,7 +13,7 @@ use crate::case::Case;
 use crate::cluster::Cluster;
 use crate::estimate::Options;
 pub(crate) use activations::Layers;
-use states::{fixed_buffers, states_of_rank};
+use states::{fixed_buffers, snapshot, states_of_rank};
 
 /// Memory of one rank, in bytes.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
@@ -36,6 +36,8 @@ pub struct MemoryEstimate {
     pub slack: f64,
     /// Memory used before any tensor.
     pub reserve: f64,
+    /// Copy of a checkpoint while it is written, where ranks compute in host memory.
+    pub snapshot: f64,
 }
 
 impl MemoryEstimate {
@@ -50,7 +52,7 @@ impl MemoryEstimate {
 
     /// Memory that the device needs.
     pub fn total(&self) -> f64 {
-        self.allocated() + self.slack + self.reserve
+        self.allocated() + self.slack + self.reserve + self.snapshot
     }
 }
 
@@ -78,7 +80,8 @@ pub(crate) fn memory(case: &Case, pipe: usize) -> MemoryEstimate {
         gathered: ledger.gathered as f64,
         // The ledger counts a recomputed layer and the full gradient of a block as activations.
         working: activations::working(case),
-        buffers: fixed_buffers(case, pipe),
+        buffers: fixed_buffers(case, pipe) + ledger.compressor_state as f64,
+        snapshot: if case.cluster.cores.is_some() { ledger.snapshot as f64 } else { 0.0 },
         ..by_formula
     };
     MemoryEstimate { slack: case.software().slack * exact.allocated(), ..exact }
@@ -104,6 +107,7 @@ pub(crate) fn by_formula(case: &Case, layers: &Layers, pipe: usize) -> MemoryEst
         logits,
         working: layers.working,
         reserve: case.cluster.accelerator.reserve_gib * crate::cluster::GIB,
+        snapshot: snapshot(case, pipe),
         ..states_of_rank(case, pipe)
     };
     memory.slack = software.slack * memory.allocated();

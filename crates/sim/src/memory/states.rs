@@ -88,6 +88,14 @@ pub(super) fn fixed_buffers(case: &Case, pipe: usize) -> f64 {
     fp8_weights * weights + buffers_gib * crate::cluster::GIB
 }
 
+/// Masters and moments in f32, of which each replica writes an equal part. Accelerators copy them to the host.
+pub(super) fn snapshot(case: &Case, pipe: usize) -> f64 {
+    let [dense, expert] = case.rank_params(pipe);
+    let written = dense / case.replicas().members as f64;
+    let of_experts = expert / case.same_experts().members as f64;
+    if case.cluster.cores.is_some() { 12.0 * (written + of_experts) } else { 0.0 }
+}
+
 /// One gradient buffer per matrix shape of a pipeline rank. All experts have the same shape.
 fn spare(case: &Case, pipe: usize) -> f64 {
     let stages = (0..case.layout().chunks).map(|chunk| chunk * case.pipe() + pipe);

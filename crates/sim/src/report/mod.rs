@@ -135,7 +135,7 @@ impl Traffic {
 }
 
 /// Purposes of memory with their names.
-pub(crate) fn lines(memory: &MemoryEstimate) -> [(&'static str, f64); 10] {
+pub(crate) fn lines(memory: &MemoryEstimate) -> [(&'static str, f64); 11] {
     [
         ("parameters", memory.parameters),
         ("gradients", memory.gradients),
@@ -147,6 +147,7 @@ pub(crate) fn lines(memory: &MemoryEstimate) -> [(&'static str, f64); 10] {
         ("buffers", memory.buffers),
         ("slack", memory.slack),
         ("reserve", memory.reserve),
+        ("snapshot", memory.snapshot),
     ]
 }
 

@@ -1,9 +1,10 @@
 //! Measured peak memory equals the memory ledger, for each tag and rank.
 
+use lockstep_ckpt::{Piece, TensorKind};
 use lockstep_comm::on_threads;
 use lockstep_kernels::{Device, MemoryUsage, Tag};
 use lockstep_plan::{Ledger, Plan};
-use lockstep_trainer::Rank;
+use lockstep_trainer::{Rank, Snapshot};
 
 use crate::cuts::plan;
 use crate::plans::source;
@@ -229,5 +230,36 @@ fn gathered_blocks_stay_within_planned_memory() {
             assert!(peak >= gathered / 2, "{words}, rank {rank}: {peak}");
             assert!(peak <= two + gathered, "{words}, rank {rank}: {peak} = {two} + {gathered}");
         }
+    }
+}
+
+/// A checkpoint is copied before it is written. The plan counts this copy, and the state of compression in it.
+#[test]
+fn the_snapshot_of_a_checkpoint_matches_the_ledger() {
+    for words in [
+        "gpt2",
+        "llama data=2 precision.compute=bf16",
+        "gpt2 data=3 zero=1",
+        "llama data=2 zero=3 tensor=2",
+        "gpt2 data=2 pipe=2",
+        "moe data=2 expert=2",
+        "gpt2 data=2 comm.compression=int8",
+        "gpt2 data=2 zero=2 comm.compression=topk:0.1",
+    ] {
+        let (plan, source) = (plan(words), source());
+        let bytes = |values: usize| values * size_of::<f32>();
+        on_threads(plan.ranks, |world| {
+            let mut rank = Rank::new(&plan, &world, Device::cpu(1)).unwrap();
+            rank.step(&source, 1).unwrap();
+            let snapshot = rank.snapshot(Snapshot::with_capacity(rank.snapshot_len()));
+            let planned = Ledger::of(&plan, world.rank());
+            assert_eq!(bytes(snapshot.values.capacity()), planned.snapshot, "{words}");
+            let is_state =
+                |piece: &&Piece| matches!(piece.kind, TensorKind::Residual | TensorKind::Magnitude);
+            let state = snapshot.pieces.iter().filter(is_state).map(Piece::len).sum();
+            assert_eq!(bytes(state), planned.compressor_state, "{words}");
+            assert!(planned.total() >= planned.least() && planned.least() > planned.snapshot);
+            assert!(Ledger::largest(&plan).total() >= planned.total(), "{words}");
+        });
     }
 }

@@ -28,7 +28,7 @@ fn named(
             let longest = (0..ranks).map(computing).fold(0.0, f64::max);
             let computing = computing(world.rank());
             let times = Times { computing, waiting: longest - computing, reading: 0.0 };
-            let report = monitor.report(&rank, times, u64::from(step > 1)).unwrap();
+            let report = monitor.report(&rank, times, 0, u64::from(step > 1)).unwrap();
             match report.slow {
                 Some(Slow::Rank(straggler, _)) => {
                     assert!(straggler.computing > straggler.others && straggler.waited > 0.1);
