@@ -5,6 +5,7 @@
 
 use crate::mesh::{Axis, Mesh};
 use crate::plan::Plan;
+use crate::reduction::ReductionPolicy;
 
 /// Approximate bytes that a rank sends along each axis in one optimizer step; only large collectives are counted.
 pub fn axis_traffic(plan: &Plan) -> [(Axis, f64); 4] {
@@ -24,8 +25,9 @@ pub fn axis_traffic(plan: &Plan) -> [(Axis, f64); 4] {
     let mixtures = shape.expert_layers() as f64 / shape.layers as f64;
     let slots = shape.moe.map_or(0.0, |moe| moe.top_k as f64 * stream * passes * mixtures);
     let experts = 4.0 * others(mesh.expert) * slots;
-    let gathered = if plan.layout.zero == 3 { 3.0 * plan.train.accumulation as f64 } else { 2.0 };
-    let data = gathered * others(mesh.replicas()) * params * 4.0 + experts;
+    let [gathers, reductions] = ReductionPolicy::of(plan).sends_per_step();
+    let state_bytes = gathers * width + reductions * plan.precision.gradients.bytes() as f64;
+    let data = state_bytes * others(mesh.replicas()) * params + experts;
     let pipe = if mesh.pipe == 1 { 0.0 } else { 2.0 * stream * plan.train.accumulation as f64 };
     [(Axis::Pipe, pipe), (Axis::Data, data), (Axis::Context, context), (Axis::Tensor, tensor)]
 }

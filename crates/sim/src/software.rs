@@ -57,6 +57,9 @@ pub struct Software {
     pub whole_experts: bool,
     /// A token is sent once to every host that has one of its experts, and forwarded inside the host (DeepEP).
     pub once_per_host: bool,
+    /// Gradients accumulate in one buffer of all parameters that is never freed (Megatron's distributed optimizer).
+    #[serde(default)]
+    pub whole_gradients: bool,
     /// An extra gradient buffer exists for every matrix shape.
     pub spare_gradients: bool,
     /// Buckets and staging buffers of a fixed size.
@@ -131,6 +134,7 @@ impl Software {
             attention: 1.0,
             whole_experts: false,
             once_per_host: false,
+            whole_gradients: false,
             spare_gradients: false,
             buffers_gib: 0.0,
             slack: 0.02,
@@ -159,6 +163,7 @@ impl Software {
             flash: false,
             logits: [10.0, 40.0],
             pipe_cut: true,
+            whole_gradients: true,
             slack: 0.04,
             ..Software::plain("megatron 2021")
         }
@@ -247,6 +252,7 @@ impl Software {
             stepped: 40.0,
             saved: SavedActivations { norms: true, activations: true, dim: 12.0, ffn: 2.0 },
             logits: [11.0, 60.0],
+            whole_gradients: true,
             unfused: 2.0,
             kernels: [40.0, 70.0],
             slack: 0.05,

@@ -98,7 +98,7 @@ impl Compressor {
         match self.scheme_of(buffer.as_view()) {
             Scheme::Uncompressed => collectives::all_reduce(group, buffer, Op::Sum),
             Scheme::Quantized(code) => self.quantized(group, code).all_reduce(buffer),
-            Scheme::TopK(fraction) => self.topk(group, fraction).all_reduce(buffer),
+            Scheme::TopK => self.topk(group).all_reduce(buffer),
         }
     }
 
@@ -116,7 +116,7 @@ impl Compressor {
         match self.scheme_of(input) {
             Scheme::Uncompressed => collectives::reduce_scatter(group, input, output),
             Scheme::Quantized(code) => self.quantized(group, code).reduce_scatter(input, output),
-            Scheme::TopK(fraction) => self.topk(group, fraction).reduce_scatter(input, output),
+            Scheme::TopK => self.topk(group).reduce_scatter(input, output),
         }
     }
 
@@ -149,7 +149,7 @@ impl Compressor {
         if !self.bypassed {
             return scheme;
         }
-        if let Scheme::TopK(_) = scheme {
+        if let Scheme::TopK = scheme {
             self.device.follow_squares(x, self.state.view_mut().split_at(self.len).1);
         }
         Scheme::Uncompressed
@@ -164,8 +164,8 @@ impl Compressor {
         Quantized { device: &self.device, group, code, residual: self.state.view_mut() }
     }
 
-    fn topk<'a>(&'a mut self, group: &'a Group, fraction: f64) -> TopK<'a> {
-        let k = k_of(fraction, self.len);
+    fn topk<'a>(&'a mut self, group: &'a Group) -> TopK<'a> {
+        let k = self.compression.selected(self.len);
         let (residual, squares) = self.state.view_mut().split_at(self.len);
         TopK { device: &self.device, group, k, residual, squares }
     }
@@ -174,7 +174,7 @@ impl Compressor {
 enum Scheme {
     Uncompressed,
     Quantized(Code),
-    TopK(f64),
+    TopK,
 }
 
 fn scheme(compression: Compression) -> Scheme {
@@ -183,13 +183,8 @@ fn scheme(compression: Compression) -> Scheme {
         Compression::Bf16 => Scheme::Quantized(Code::Bf16),
         Compression::F16 => Scheme::Quantized(Code::F16),
         Compression::Int8 => Scheme::Quantized(Code::Int8),
-        Compression::TopK(fraction) => Scheme::TopK(fraction),
+        Compression::TopK(_) => Scheme::TopK,
     }
-}
-
-/// A fraction as a number of elements: at least one, unless the buffer is empty.
-fn k_of(fraction: f64, len: usize) -> usize {
-    ((fraction * len as f64).ceil() as usize).clamp(len.min(1), len)
 }
 
 /// A temporary buffer from the device's pool.

@@ -88,6 +88,16 @@ impl Compression {
         }
     }
 
+    /// Elements of `len` that a rank sends: with top-k a fraction, but at least one.
+    pub fn selected(self, len: usize) -> usize {
+        match self {
+            Compression::TopK(fraction) => {
+                ((fraction * len as f64).ceil() as usize).clamp(len.min(1), len)
+            }
+            _ => len,
+        }
+    }
+
     /// f32 numbers per element that a compressor carries from step to step: the residual and, for top-k, mean squares.
     pub fn state_rows(self) -> usize {
         match self {

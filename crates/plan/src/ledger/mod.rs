@@ -76,12 +76,18 @@ impl Ledger {
         }
     }
 
-    /// The ledger of the rank with the largest total. The first rank of a stage has the largest shards.
+    /// The ledger of the rank with the largest total. In large meshes only the first rank of each stage is looked at;
+    /// the shards of others have at most a few elements more.
     pub fn largest(plan: &Plan) -> Ledger {
+        const MOST_RANKS: usize = 64;
         let mesh = plan.mesh();
-        let first = |pipe: usize| mesh.rank(Coord { pipe, data: 0, context: 0, tensor: 0 });
-        let ledgers = (0..mesh.pipe).map(|pipe| Ledger::of(plan, first(pipe)));
-        ledgers.max_by_key(Ledger::total).expect("a pipeline has a stage")
+        let first = |rank: &usize| {
+            let Coord { data, context, tensor, .. } = mesh.coord(*rank);
+            (data, context, tensor) == (0, 0, 0)
+        };
+        let looked_at = (0..plan.ranks).filter(|rank| plan.ranks <= MOST_RANKS || first(rank));
+        let ledgers = looked_at.map(|rank| Ledger::of(plan, rank));
+        ledgers.max_by_key(Ledger::total).expect("a plan has a rank")
     }
 
     /// The sum of all lines, as if they peaked at the same time.

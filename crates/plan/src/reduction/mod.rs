@@ -31,12 +31,14 @@
 
 mod buckets;
 mod calls;
+mod compressed;
 mod shared;
 mod text;
 
 pub use buckets::{Bucket, BucketRun, gather_group};
 pub(crate) use calls::{Event, events};
 pub use calls::{PassKind, Point, StateCall, StateCollective, StateOp};
+pub use compressed::{WireCall, wire_calls};
 pub use shared::SharedSum;
 
 use crate::config::Compression;
@@ -209,6 +211,32 @@ impl ReductionPolicy {
             (true, true) => 1,
             (true, false) => usize::MAX,
         }
+    }
+
+    /// Whether the gradients of one micro-batch exist whole only until their block is reduced. Otherwise whole gradients
+    /// exist at the end of the passes.
+    pub fn frees_whole_gradients(&self) -> bool {
+        self.reduce.is_some_and(|reduce| match reduce.point {
+            ReducePoint::EveryMicroBatch => reduce.shards,
+            ReducePoint::LastMicroBatch => reduce.shards && self.micro_batches == 1,
+            ReducePoint::EndOfPasses => false,
+        })
+    }
+
+    /// How often a step sends all parameters and all gradients over the replicas, in units of a gather or scatter.
+    pub fn sends_per_step(&self) -> [f64; 2] {
+        let passes = self.micro_batches as f64;
+        let gathers = match self.gather {
+            Gather::Never => 0.0,
+            Gather::AfterOptimizer | Gather::EveryStep => 1.0,
+            Gather::EveryPass => 2.0 * passes,
+        };
+        let reductions = self.reduce.map_or(0.0, |reduce| {
+            // An all-reduce is a reduce-scatter and an all-gather.
+            let each = if reduce.collective == Collective::AllReduce { 2.0 } else { 1.0 };
+            each * if reduce.point == ReducePoint::EveryMicroBatch { passes } else { 1.0 }
+        });
+        [gathers, reductions]
     }
 
     /// Whether each rank keeps a shard of the reduced gradients.

@@ -5,7 +5,7 @@ use crate::config::Compression;
 use crate::mesh::GroupKind;
 use crate::model::Part;
 use crate::plan::Plan;
-use crate::reduction::{PassKind, Point, RankReductions, StateCall, StateOp};
+use crate::reduction::{PassKind, Point, RankReductions, StateCall, StateOp, wire_calls};
 
 pub(super) struct States<'a> {
     plan: &'a Plan,
@@ -52,27 +52,9 @@ impl<'a> States<'a> {
 
     /// A reduction over replicas, in the form in which gradients are sent.
     fn reduce(&self, list: &mut List, collective: Collective, kind: GroupKind, len: usize) {
-        let ranks = list.size(kind);
-        let whole = collective == Collective::AllReduce;
-        match self.compression {
-            Compression::None => list.add(kind, collective, len, self.gradient_bytes()),
-            Compression::TopK(fraction) => {
-                // An index and a value, four bytes each.
-                let k = ((fraction * len as f64).ceil() as usize).clamp(len.min(1), len);
-                if whole {
-                    list.add(kind, Collective::AllGather, ranks * 8 * k, 1);
-                } else {
-                    list.add(kind, Collective::AllToAll, ranks, 8);
-                    list.add(kind, Collective::AllToAllV, 8 * k, 1);
-                }
-            }
-            quantized => {
-                let all = ranks * quantized_bytes(quantized, len.div_ceil(ranks));
-                list.add(kind, Collective::AllToAll, all, 1);
-                if whole {
-                    list.add(kind, Collective::AllGather, all, 1);
-                }
-            }
+        let (ranks, numbers) = (list.size(kind), (len, self.gradient_bytes()));
+        for call in wire_calls(self.compression, collective, ranks, numbers) {
+            list.add(kind, call.collective, call.count, call.width);
         }
     }
 
@@ -86,14 +68,5 @@ fn phase(call: &StateCall) -> Phase {
         (Point::Before { pass: PassKind::Forward, .. }, _) => Phase::Forward,
         (Point::AfterOptimizer, _) | (_, StateOp::Sum(_)) => Phase::Optimizer,
         _ => Phase::Backward,
-    }
-}
-
-/// Bytes of quantized numbers; all but bf16 have a scale for every 256.
-fn quantized_bytes(compression: Compression, numbers: usize) -> usize {
-    match compression {
-        Compression::Bf16 => 2 * numbers,
-        Compression::F16 => 2 * numbers + 4 * numbers.div_ceil(256),
-        _ => numbers + 4 * numbers.div_ceil(256),
     }
 }

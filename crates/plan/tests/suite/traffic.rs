@@ -24,7 +24,7 @@ fn elements(plan: &Plan, kind: GroupKind, collective: Collective) -> usize {
 /// ZeRO (Rajbhandari et al. 2020): levels 1 and 2 send as much as an all-reduce, as reduce-scatter and all-gather; level 3
 /// gathers every parameter twice, unless gathered parameters are kept.
 #[test]
-fn states_travel_as_zeros_do() {
+fn states_are_sent_as_in_the_zero_paper() {
     let sent = |sets: &[&str]| {
         let plan = plan(4, &[sets, &["layout.data=4"]].concat());
         assert_eq!(plan.train.accumulation, 1);
@@ -52,7 +52,7 @@ fn states_travel_as_zeros_do() {
 /// parallelism (Korthikanti et al. 2022) has an all-gather and a reduce-scatter for each, and another all-gather for each
 /// input that is not saved and for each gradient.
 #[test]
-fn matrices_are_summed_as_megatrons() {
+fn tensor_parallel_communicates_as_megatron() {
     let count = |plan: &Plan, collective, phase| -> usize {
         let stream = plan.train.micro_batch * plan.data.seq * plan.model.dim;
         let list = traffic(plan, 0).into_iter();
@@ -75,19 +75,19 @@ fn matrices_are_summed_as_megatrons() {
 
 /// Attention traffic of one layer and micro-batch equals the formulas of context parallelism.
 #[test]
-fn sequences_travel_as_the_context_says() {
+fn context_parallel_sends_what_its_formulas_say() {
     use lockstep_plan::context::{AttentionShard, sent};
     for (kind, degrees) in [("ring", (1, 4)), ("ulysses", (4, 1)), ("both", (2, 2))] {
         let plan = plan(4, &["layout.context=4", &format!("layout.context_kind={kind}")]);
         let shape = &plan.model;
-        let brought = AttentionShard {
+        let shard = AttentionShard {
             tokens: plan.train.micro_batch * plan.data.seq / 4,
             heads: shape.heads,
             kv_heads: shape.kv_heads,
             head_dim: shape.head_dim,
             bytes: 4,
         };
-        let formula = sent(degrees, &brought);
+        let formula = sent(degrees, &shard);
         let bytes = |phase| {
             let list = traffic(&plan, 0).into_iter();
             let of = list.filter(|e| (e.kind, e.phase) == (Some(GroupKind::Context), phase));
@@ -106,7 +106,7 @@ fn sequences_travel_as_the_context_says() {
 /// Deep Gradient Compression (Lin et al. 2018): the first steps send the whole gradient, later ones its largest elements
 /// with their indices.
 #[test]
-fn the_largest_travel_after_a_warm_up() {
+fn top_k_starts_after_the_warm_up() {
     let sets =
         ["layout.data=4", "comm.compression=topk:0.01", "train.steps=200", "comm.bucket_mb=100"];
     let plan = plan(4, &sets);
@@ -119,8 +119,8 @@ fn the_largest_travel_after_a_warm_up() {
     for step in [1, 20] {
         assert_eq!(sums(step), [(Collective::AllReduce, 4 * n)]);
     }
-    let chosen = n.div_ceil(100);
+    let selected = n.div_ceil(100);
     for step in [21, 200] {
-        assert_eq!(sums(step), [(Collective::AllGather, 4 * 8 * chosen)]);
+        assert_eq!(sums(step), [(Collective::AllGather, 4 * 8 * selected)]);
     }
 }

@@ -259,9 +259,9 @@ fn skew(steps: &[&StepModel], together: RankSkew) -> Result<Curve, String> {
     }
     all.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut curve = Curve::default();
-    for alike in all.chunk_by(|a, b| a.0.log10().floor() == b.0.log10().floor()) {
+    for similar in all.chunk_by(|a, b| a.0.log10().floor() == b.0.log10().floor()) {
         let mean = |of: &dyn Fn(&(f64, f64)) -> f64| {
-            alike.iter().map(of).sum::<f64>() / alike.len() as f64
+            similar.iter().map(of).sum::<f64>() / similar.len() as f64
         };
         let share = mean(&|(_, share)| *share);
         within("waiting for slower ranks relative to compute", share, [0.0, 3.0])?;

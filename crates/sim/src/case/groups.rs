@@ -62,9 +62,12 @@ impl Case<'_> {
     /// Ranks that exchange tokens with each other's experts.
     pub fn experts(&self) -> GroupPlacement {
         let replicas = self.replicas();
-        let members = self.mesh.expert * self.dealt as usize;
+        let members = self.mesh.expert * self.tensor_experts as usize;
         let inside = self.tensor().stride.min(replicas.stride);
-        GroupPlacement { members, stride: if self.dealt > 1.0 { inside } else { replicas.stride } }
+        GroupPlacement {
+            members,
+            stride: if self.tensor_experts > 1.0 { inside } else { replicas.stride },
+        }
     }
 
     /// Ranks with the same experts.

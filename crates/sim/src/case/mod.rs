@@ -49,8 +49,8 @@ pub(crate) struct Case<'a> {
     pub inner: f64,
     pub vocab: f64,
     pub moe: Option<Moe>,
-    /// Tensor ranks that hold whole experts and their own tokens; 1 if tensor ranks shard each expert.
-    pub dealt: f64,
+    /// Tensor ranks among which whole experts are distributed, each with its own tokens; 1 if they shard each expert.
+    pub tensor_experts: f64,
 }
 
 impl<'a> Case<'a> {
@@ -60,8 +60,8 @@ impl<'a> Case<'a> {
         let tokens = (plan.train.micro_batch * plan.data.seq) as f64 / layout.context as f64;
         let moe = shape.moe.filter(|_| shape.family == Family::Moe);
         let whole = moe.is_some() && options.software.whole_experts;
-        let dealt = if whole { tensor } else { 1.0 };
-        let ffn = shape.ffn as f64 / tensor * dealt;
+        let tensor_experts = if whole { tensor } else { 1.0 };
+        let ffn = shape.ffn as f64 / tensor * tensor_experts;
         let key_heads = (shape.kv_heads as f64 / tensor).max(1.0);
         Case {
             plan,
@@ -86,7 +86,7 @@ impl<'a> Case<'a> {
             inner: if shape.family == Family::Gpt2 { ffn } else { 2.0 * ffn },
             vocab: (shape.vocab as f64 / tensor).ceil(),
             moe,
-            dealt,
+            tensor_experts,
         }
     }
 
@@ -94,7 +94,7 @@ impl<'a> Case<'a> {
     pub fn lead(&self) -> Option<Case<'a>> {
         let lead = self.shape().lead?;
         let ffn = lead.ffn as f64 / self.layout().tensor as f64;
-        Some(Case { ffn, inner: 2.0 * ffn, moe: None, dealt: 1.0, ..self.clone() })
+        Some(Case { ffn, inner: 2.0 * ffn, moe: None, tensor_experts: 1.0, ..self.clone() })
     }
 
     pub fn software(&self) -> &Software {

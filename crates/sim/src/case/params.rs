@@ -13,7 +13,7 @@ impl Case<'_> {
         match (self.moe, self.gpt2()) {
             (Some(moe), _) => {
                 let here = self.experts_here();
-                let shared = moe.shared as f64 * two / self.dealt;
+                let shared = moe.shared as f64 * two / self.tensor_experts;
                 [attention + 2.0 * dim + dim * moe.experts as f64 + shared, here * two]
             }
             // Two norms with biases, and the biases of four matrices.
@@ -57,13 +57,15 @@ impl Case<'_> {
 
     /// Experts of a layer on this rank.
     pub fn experts_here(&self) -> f64 {
-        self.moe.map_or(0.0, |moe| moe.experts as f64) / self.mesh.expert as f64 / self.dealt
+        self.moe.map_or(0.0, |moe| moe.experts as f64)
+            / self.mesh.expert as f64
+            / self.tensor_experts
     }
 
     /// Feed-forward rows per token: routed rows and rows of shared experts. A dense layer has one.
     pub fn slots(&self) -> [f64; 2] {
         self.moe.map_or([1.0, 0.0], |moe| {
-            [moe.top_k as f64 / self.dealt, moe.shared as f64 / self.dealt]
+            [moe.top_k as f64 / self.tensor_experts, moe.shared as f64 / self.tensor_experts]
         })
     }
 

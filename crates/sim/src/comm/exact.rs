@@ -13,13 +13,13 @@ pub fn traffic(plan: &Plan, cluster: &Cluster, rank: usize) -> Vec<Flow> {
 
 fn flow(mesh: &Mesh, cluster: &Cluster, call: &PlannedCall) -> Flow {
     let PlannedCall { kind, members, collective, count, width, phase, times } = *call;
-    let spread =
+    let placement =
         GroupPlacement { members, stride: kind.map_or(1, |kind| stride(mesh, kind, members)) };
     // The plan counts an all-to-all by the data of all members together.
     let together = if collective == Collective::AllToAll { members } else { 1 };
     let bytes = (count * width) as f64 / together as f64;
-    let seconds = seconds(cluster, spread, collective, bytes);
-    let link = spread.link(cluster);
+    let seconds = seconds(cluster, placement, collective, bytes);
+    let link = placement.link(cluster);
     Flow { kind, members, collective, phase, bytes, times: times as f64, link, seconds }
 }
 

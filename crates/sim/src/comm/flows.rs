@@ -52,23 +52,23 @@ impl<'a> Flows<'a> {
         Flows { cluster, list: Vec::with_capacity(16) }
     }
 
-    /// Seconds of one of them; a group of one exchanges nothing.
+    /// Adds a collective and returns the seconds of one call; a group of one does not communicate.
     pub fn add(
         &mut self,
-        (kind, spread): (GroupKind, GroupPlacement),
+        (kind, placement): (GroupKind, GroupPlacement),
         collective: Collective,
         phase: Phase,
         bytes: f64,
         times: f64,
     ) -> f64 {
-        if spread.members <= 1 || times == 0.0 {
+        if placement.members <= 1 || times == 0.0 {
             return 0.0;
         }
-        let seconds = seconds(self.cluster, spread, collective, bytes);
-        let link = spread.link(self.cluster);
+        let seconds = seconds(self.cluster, placement, collective, bytes);
+        let link = placement.link(self.cluster);
         self.list.push(Flow {
             kind: Some(kind),
-            members: spread.members,
+            members: placement.members,
             collective,
             phase,
             bytes,

@@ -37,38 +37,38 @@ impl GroupPlacement {
 /// the links.
 pub fn seconds(
     cluster: &Cluster,
-    spread: GroupPlacement,
+    placement: GroupPlacement,
     collective: Collective,
     bytes: f64,
 ) -> f64 {
-    if spread.members <= 1 || bytes <= 0.0 {
+    if placement.members <= 1 || bytes <= 0.0 {
         return 0.0;
     }
     match (cluster.engine, collective) {
-        (_, Collective::SendRecv) => sent(cluster, spread, bytes),
-        (Engine::Lockstep, _) => by_comm(cluster, spread, collective, bytes),
+        (_, Collective::SendRecv) => sent(cluster, placement, bytes),
+        (Engine::Lockstep, _) => by_comm(cluster, placement, collective, bytes),
         (Engine::Nccl, Collective::AllToAll | Collective::AllToAllV) => {
-            dealt(cluster, spread, bytes)
+            all_to_all(cluster, placement, bytes)
         }
-        (Engine::Nccl, _) => around(cluster, spread, collective, bytes),
+        (Engine::Nccl, _) => around(cluster, placement, collective, bytes),
     }
 }
 
 /// A message to a neighbour, in the worst case over the farthest link of the group.
-fn sent(cluster: &Cluster, spread: GroupPlacement, bytes: f64) -> f64 {
-    let link = GroupPlacement { members: 2, ..spread }.link(cluster);
+fn sent(cluster: &Cluster, placement: GroupPlacement, bytes: f64) -> f64 {
+    let link = GroupPlacement { members: 2, ..placement }.link(cluster);
     cluster.links[link].hop() + bytes / cluster.bandwidth(link)
 }
 
 /// Rings over all rails. Every rank, and every boundary that the ring crosses, carries 2(n-1)/n of the bytes of an
 /// all-reduce, half of that for the others. Members of a host share its rails. Latency is that of a ring inside a host;
 /// between hosts that of a ring or, for an all-reduce, of a tree.
-fn around(cluster: &Cluster, spread: GroupPlacement, collective: Collective, bytes: f64) -> f64 {
-    let n = spread.members as f64;
-    let far = spread.link(cluster);
+fn around(cluster: &Cluster, placement: GroupPlacement, collective: Collective, bytes: f64) -> f64 {
+    let n = placement.members as f64;
+    let far = placement.link(cluster);
     let (mut rate, mut inside, mut hops) = (f64::INFINITY, 1, 0.0);
     for (number, link) in cluster.links[..=far].iter().enumerate() {
-        let joined = link.span.map_or(spread.members, |span| spread.within(span));
+        let joined = link.span.map_or(placement.members, |span| placement.within(span));
         if joined > inside {
             rate = rate.min(cluster.bandwidth(number) * inside as f64);
             // Groups of the level below that form the ring.
@@ -94,24 +94,29 @@ fn around(cluster: &Cluster, spread: GroupPlacement, collective: Collective, byt
 }
 
 /// All-to-all: every level of links carries the traffic inside it, at the same time as the other levels.
-fn dealt(cluster: &Cluster, spread: GroupPlacement, bytes: f64) -> f64 {
-    let n = spread.members as f64;
-    let far = spread.link(cluster);
+fn all_to_all(cluster: &Cluster, placement: GroupPlacement, bytes: f64) -> f64 {
+    let n = placement.members as f64;
+    let far = placement.link(cluster);
     let (mut longest, mut inside) = (0.0_f64, 1);
     for (number, link) in cluster.links[..=far].iter().enumerate() {
-        let joined = link.span.map_or(spread.members, |span| spread.within(span));
+        let joined = link.span.map_or(placement.members, |span| placement.within(span));
         let share = (joined - inside) as f64 / n;
-        longest = longest.max(share * bytes / (DEALT * cluster.bandwidth(number)));
+        longest = longest.max(share * bytes / (ALL_TO_ALL_RATE * cluster.bandwidth(number)));
         inside = joined;
     }
     cluster.links[far].start() + cluster.links[far].hop() + longest
 }
 
 /// Bandwidth of an all-to-all relative to a ring on the same links: 537 of 606 GB/s, measured on B200s.
-const DEALT: f64 = 0.89;
+const ALL_TO_ALL_RATE: f64 = 0.89;
 
 /// The cost formulas of `comm`, which has two levels: inside a host and between hosts.
-fn by_comm(cluster: &Cluster, spread: GroupPlacement, collective: Collective, bytes: f64) -> f64 {
+fn by_comm(
+    cluster: &Cluster,
+    placement: GroupPlacement,
+    collective: Collective,
+    bytes: f64,
+) -> f64 {
     let cost = |link: usize| LinkCost {
         latency: cluster.links[link].hop(),
         // The bandwidth of one stream; the formulas account for sharing.
@@ -119,7 +124,7 @@ fn by_comm(cluster: &Cluster, spread: GroupPlacement, collective: Collective, by
     };
     let constants = LinkCosts { local: cost(0), remote: cost(cluster.links.len() - 1) };
     let hosts: Vec<usize> =
-        (0..spread.members).map(|member| member * spread.stride / cluster.per_host).collect();
+        (0..placement.members).map(|member| member * placement.stride / cluster.per_host).collect();
     let kind = match collective {
         Collective::AllToAllV | Collective::SendRecv => Collective::AllToAll,
         collective => collective,

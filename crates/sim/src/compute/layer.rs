@@ -91,7 +91,8 @@ fn feed_forward(case: &Case) -> Passes {
     let (here, [top_k, shared]) = (case.experts_here(), case.slots());
     let slots = case.tokens * top_k;
     let routed = both(slots / here, here, 1.0);
-    let router = matrix(case, case.tokens / case.dealt, [case.dim, moe.experts as f64], 1.0);
+    let router =
+        matrix(case, case.tokens / case.tensor_experts, [case.dim, moe.experts as f64], 1.0);
     let shared = match moe.shared {
         0 => Passes::default(),
         _ => both(case.tokens, 1.0, shared),

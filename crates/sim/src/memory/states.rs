@@ -1,4 +1,4 @@
-//! Parameters, gradients and optimizer state of a rank, by ZeRO level.
+//! Parameters, gradients and optimizer state of a rank, as the reduction policy shards them.
 
 use lockstep_plan::reduction::Gather;
 
@@ -6,7 +6,8 @@ use super::MemoryEstimate;
 use crate::case::Case;
 use crate::software::Software;
 
-/// Bytes of weights, gradients and optimizer state of `params` parameters, sharded across `shard` ranks at a ZeRO level.
+/// Bytes of weights, gradients and optimizer state of `params` parameters, sharded across `shard` ranks at a level of the
+/// ZeRO paper, without temporary buffers.
 ///
 /// ```
 /// use lockstep_sim::{Software, states};
@@ -17,49 +18,39 @@ use crate::software::Software;
 /// assert_eq!([0, 1, 2, 3].map(|level| format!("{:.1}", gigabytes(level))), ["120.0", "31.4", "16.6", "1.9"]);
 /// ```
 pub fn states(software: &Software, params: f64, zero: u8, shard: f64) -> [f64; 3] {
-    shard_bytes([software.weights, software.gradients, software.optimizer], params, zero, shard)
-}
-
-/// The same with explicit bytes per parameter.
-fn shard_bytes(
-    [weights, gradients, optimizer]: [f64; 3],
-    params: f64,
-    zero: u8,
-    shard: f64,
-) -> [f64; 3] {
+    let Software { weights, gradients, optimizer, .. } = software;
     let cut = |from: u8| if zero >= from { shard } else { 1.0 };
     [params * weights / cut(3), params * gradients / cut(2), params * optimizer / cut(1)]
 }
 
 /// States of a pipeline rank, blocks gathered by ZeRO-3, and buffers.
 pub(super) fn states_of_rank(case: &Case, pipe: usize) -> MemoryEstimate {
-    let (software, zero) = (case.software(), case.layout().zero);
+    let (software, gather) = (case.software(), case.policy.gather);
     let [dense, expert] = case.rank_params(pipe);
-    let shard = case.mesh.shard as f64;
     let [weights, optimizer] = case.state_bytes();
-    let each = [weights, software.gradients, optimizer];
-    let of_dense = shard_bytes(each, dense, zero, shard);
-    let of_experts = shard_bytes(each, expert, zero, case.mesh.expert_shard() as f64);
-    let [parameters, gradients, optimizer] = [0, 1, 2].map(|at| of_dense[at] + of_experts[at]);
+    let shards = [case.mesh.shard as f64, case.mesh.expert_shard() as f64];
+    let bytes = |each: f64, sharded: bool| {
+        let [dense_cut, expert_cut] = if sharded { shards } else { [1.0, 1.0] };
+        each * (dense / dense_cut + expert / expert_cut)
+    };
+    let parameters = bytes(weights, gather.shards_parameters());
+    let optimizer = bytes(optimizer, gather.shards_optimizer());
+    let frees_whole = case.policy.frees_whole_gradients() && !software.whole_gradients;
+    let gradients = bytes(software.gradients, frees_whole);
     let of = |case: &Case| case.layer_params().iter().sum::<f64>();
     let layer = case.lead().map_or(0.0, |lead| of(&lead)).max(of(case));
     let table = case.vocab * case.dim;
     let ends = pipe == 0 || pipe + 1 == case.pipe();
     let largest = if ends { layer.max(table) } else { layer };
-    let gathered = match case.policy.gather {
+    let gathered = match gather {
         Gather::EveryPass => (layer + largest) * case.width,
         Gather::EveryStep => (dense + expert) * case.width,
         Gather::Never | Gather::AfterOptimizer => 0.0,
     };
-    // Gradients that are sharded from ZeRO-2 on exist whole until they are reduced: those of one block, or of all
-    // blocks if several micro-batches are accumulated first.
-    let accumulated = case.micros() > 1 && !case.policy.reduces_every_micro_batch();
-    let whole = match (zero, accumulated) {
-        (0 | 1, _) => 0.0,
-        (_, true) => (dense + expert) * software.gradients,
-        // With overlap one is reduced while the next is computed.
-        (_, false) if case.policy.overlap => 2.0 * largest * software.gradients,
-        (_, false) => largest * software.gradients,
+    // The whole gradient of a block until it is reduced. With overlap one is reduced while the next is computed.
+    let whole = match (frees_whole, case.policy.overlap) {
+        (false, _) => 0.0,
+        (true, overlap) => largest * software.gradients * if overlap { 2.0 } else { 1.0 },
     };
     // One buffer per matrix shape, and one for the table on the last stage.
     let spare = match software.spare_gradients {

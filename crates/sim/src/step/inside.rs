@@ -212,7 +212,7 @@ impl Inside {
         let layers = mixtures + leading;
         let mut waits = Waits::default();
         // If tokens go to experts from the ranks that hold them, only attention gathers them.
-        let halves = if case.dealt > 1.0 { 0.5 * mixtures + leading } else { layers };
+        let halves = if case.tensor_experts > 1.0 { 0.5 * mixtures + leading } else { layers };
         let [there, again, back] = self.tensor.map(|seconds| seconds * halves);
         // Half of the weight gradients overlap with the communication of the others.
         let behind =

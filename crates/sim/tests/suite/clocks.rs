@@ -60,9 +60,9 @@ fn long_steps_are_extrapolated() {
     for (kind, chunks) in kinds() {
         for ranks in [1, 2, 3, 4, 8, 16] {
             for send in [0.0, 0.4] {
-                let alike = |length: f64| vec![length; ranks * chunks];
+                let equal = |length: f64| vec![length; ranks * chunks];
                 let even =
-                    PassTimes { forward: alike(1.0), input: alike(1.1), weights: alike(0.9), send };
+                    PassTimes { forward: equal(1.0), input: equal(1.1), weights: equal(0.9), send };
                 for (passes, close) in [(even, 1e-3), (uneven(ranks * chunks, send), 1e-2)] {
                     let micros = 40 * ranks;
                     let whole =

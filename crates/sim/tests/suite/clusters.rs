@@ -279,10 +279,10 @@ fn ranks_share_rails_and_up_links() {
              [[links]]\nname = \"spine\"\nstart_us = 0.0\nhop_us = 0.0\nbandwidth_gbs = 10.0\nrails = {rails}\noversubscription = {over:?}\n"
         )
     };
-    let seconds = |rails, over, spread| {
+    let seconds = |rails, over, placement| {
         collective_seconds(
             &Cluster::parse(&text(rails, over)).unwrap(),
-            spread,
+            placement,
             Collective::AllGather,
             1e9,
         )

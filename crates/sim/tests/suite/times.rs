@@ -65,9 +65,9 @@ fn qwen_3_with_experts_across_hosts() {
 fn the_bigscience_sweep() {
     let rows = seconds(&bigscience());
     assert!(mean_error("BigScience, s", &rows) < 0.08);
-    let alike = correlation(&rows);
-    println!("rank correlation {alike:.3}");
-    assert!(alike > 0.85);
+    let order = correlation(&rows);
+    println!("rank correlation {order:.3}");
+    assert!(order > 0.85);
 }
 
 /// 720 layouts of small models on one node. Checks the order within each model and number of ranks, and that the predicted
