@@ -251,7 +251,7 @@ fn reasons_name_the_slow_link() {
 /// With little memory, the reasons name the settings that are needed to fit.
 #[test]
 fn reasons_name_what_does_not_fit() {
-    let (cluster, config) = (cluster(0.1), config(SMALL, 8));
+    let (cluster, config) = (cluster(0.08), config(SMALL, 8));
     searched(&config, &cluster, 8, |search| {
         let best = search.best(Objective::Time, 1, &Limits::default()).remove(0);
         let text: String =
