@@ -353,7 +353,7 @@ impl<'a> Clock<'a> {
 
     /// FLOP/s of the model on all ranks since the last report.
     fn flops_per_s(&self) -> f64 {
-        self.tokens_per_s() * flops_per_token(&self.plan.model, self.plan.data.seq).total()
+        self.steps as f64 * self.flops() / self.time.as_secs_f64()
     }
 
     fn report(
