@@ -37,10 +37,12 @@ class Link:
     def __init__(self, seed):
         self.random = random.Random(seed)
         self.cut, self.delay, self.loss = False, 0.0, 0.0
-        ours, theirs = socket.socketpair()
+        # Host 1 ends when this side is closed.
+        self.lifeline, theirs = socket.socketpair()
         args = ["unshare", "--net", sys.executable, __file__, str(theirs.fileno())]
         self.host = subprocess.Popen(args, pass_fds=[theirs.fileno()])
-        _, ancillary, _, _ = ours.recvmsg(1, socket.CMSG_SPACE(4))
+        theirs.close()
+        _, ancillary, _, _ = self.lifeline.recvmsg(1, socket.CMSG_SPACE(4))
         received = array.array("i")
         received.frombytes(ancillary[0][2])
         self.tuns = [open_tun(ADDRESSES[0]), received[0]]
