@@ -16,6 +16,11 @@
 //! all the time, and those of a matrix with small gradients never, though an optimizer step moves both equally far.
 //! The mean squares are of what this rank has sent, so they are available wherever ZeRO stores the second moments.
 //!
+//! The fraction belongs to a reduction, not to a step. ZeRO 2 and 3 reduce after every micro-batch and so send more of a
+//! step's gradient, and learn faster per step, than ZeRO 0 and 1 with the same fraction. After 200 steps of a Llama of
+//! 0.14M parameters with `topk:0.02` on two replicas (loss without compression: 0.985), the loss is 1.44 with ZeRO-0,
+//! 1.38 with ZeRO-2 and one micro-batch, and 1.02 with ZeRO-2 and four micro-batches, which send four times as much.
+//!
 //! A NaN or infinity in the gradient of any rank appears in the sum of all ranks; in f16 and int8 its whole chunk
 //! becomes NaN, since they share a scale. It never enters the residual.
 //!

@@ -40,7 +40,9 @@ pub enum Compression {
     F16,
     /// Integers up to ±127 with a scale per chunk.
     Int8,
-    /// Only the given fraction of elements: those with the largest magnitude.
+    /// Only the given fraction of elements of each reduction: those that are largest relative to their usual size. ZeRO
+    /// 0 and 1 reduce once per step. ZeRO 2 and 3 reduce after every micro-batch, so with a micro-batches per step they
+    /// send a times the fraction.
     TopK(f64),
 }
 
