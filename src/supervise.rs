@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use lockstep_comm::TokenSource;
 use lockstep_launch::elastic::{self, Job, RestartPolicy};
-use lockstep_launch::{LaunchSpec, SlurmNode, identity, this_program};
+use lockstep_launch::{LaunchSpec, SlurmNode, this_program};
 use lockstep_plan::{Plan, refit};
 use lockstep_trainer::settings;
 
@@ -57,6 +57,9 @@ pub struct Supervision {
     /// IP address to listen on [default: derived from --master-addr]
     #[arg(long, value_name = "IP")]
     bind: Option<IpAddr>,
+    /// Encrypt all traffic between ranks and launchers, with keys derived from the token [default: LOCKSTEP_ENCRYPT]
+    #[arg(long)]
+    encrypt: bool,
     /// Seconds to wait for a lost host before continuing without it
     #[arg(long, default_value_t = 10, value_name = "SECONDS")]
     wait: u64,
@@ -154,7 +157,7 @@ fn spec(args: &Supervision, ranks: usize, logs: &Path) -> anyhow::Result<LaunchS
     let nnodes = args.nnodes.unwrap_or(1);
     let local = args.nproc_per_node.unwrap_or(ranks.div_ceil(nnodes.max(1)));
     let mut spec = this_program(local, logs)?;
-    spec.transport = identity::transport_from_process_env()?;
+    spec.transport = crate::commands::launch::transport(args.encrypt)?;
     spec.extra_env.push((SUPERVISED.into(), "1".into()));
     if std::io::stderr().is_terminal() {
         spec.extra_env.push((TERMINAL.into(), "1".into()));

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lockstep_comm::TokenSource;
+use lockstep_comm::{TokenSource, Transport};
 use lockstep_launch::{LaunchSpec, OutputMode, identity, launch};
 
 /// Start ranks on this node, supervise them, and stop them together.
@@ -57,6 +57,9 @@ pub struct Args {
     /// IP address for ranks to listen on [default: derived from --master-addr]
     #[arg(long)]
     bind: Option<IpAddr>,
+    /// Encrypt all traffic between ranks, with keys derived from the token [default: LOCKSTEP_ENCRYPT]
+    #[arg(long)]
+    encrypt: bool,
     /// Command to run, after `--`
     #[arg(last = true, required = true)]
     command: Vec<OsString>,
@@ -89,9 +92,15 @@ fn spec(args: Args) -> anyhow::Result<LaunchSpec> {
         grace_after_failure: Duration::from_secs(args.grace),
         token: token(args.token_file, args.nnodes),
         bind: args.bind,
-        transport: identity::transport_from_process_env()?,
+        transport: transport(args.encrypt)?,
         ..LaunchSpec::local(args.nproc_per_node, args.command, log_dir)
     })
+}
+
+/// How processes connect: as the environment says, and encrypted if --encrypt is given.
+pub fn transport(encrypt: bool) -> anyhow::Result<Transport> {
+    let from_env = identity::transport_from_process_env()?;
+    Ok(Transport { encrypt: encrypt || from_env.encrypt, ..from_env })
 }
 
 /// The token from --token-file or, on several nodes, from the environment. A single node needs none: its launcher

@@ -191,9 +191,12 @@ fn plan_of_rank(args: &Args, file: &RunFile, world: &World) -> anyhow::Result<Pl
 /// Whether a restart would fail in the same way. Communication, checkpoint and I/O errors may be caused by a machine and
 /// are retryable; errors of the configuration or the arithmetic are permanent.
 fn is_permanent(error: &anyhow::Error) -> bool {
-    use trainer::Error::{Checkpoint, Comm, Folder, OtherRank};
+    use trainer::Error::{Checkpoint, Comm, Diverged, Folder, OtherRank};
     let is_retryable = |error: &trainer::Error| {
-        matches!(error, Comm(_) | Checkpoint(_) | Folder { .. } | OtherRank { .. })
+        matches!(
+            error,
+            Comm(_) | Checkpoint(_) | Diverged { .. } | Folder { .. } | OtherRank { .. }
+        )
     };
     match error.downcast_ref::<trainer::Error>() {
         Some(Checkpoint(lockstep_ckpt::Error::Fenced { .. })) => true,

@@ -41,6 +41,7 @@ pub use health::recorder::FlightEntry;
 pub use lockstep_types::{Collective, Dtype, Element, bytes_of, bytes_of_mut};
 pub use memory::heap::SharedHeap;
 pub use memory::symmetric::Symmetric;
+pub use wire::crc32c::crc32c;
 pub use world::World;
 pub use world::address::listen_ip;
 pub use world::identity::{Identity, Launcher, Transport};

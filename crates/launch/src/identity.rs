@@ -19,7 +19,7 @@ pub(super) const SLOT: &str = "LOCKSTEP_SLOT";
 
 /// Every variable that [`to_env`] may set. A launcher clears them all first, so that none is inherited from a launcher
 /// around it.
-pub(super) const VARIABLES: [&str; 14] = [
+pub(super) const VARIABLES: [&str; 15] = [
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",
@@ -34,6 +34,7 @@ pub(super) const VARIABLES: [&str; 14] = [
     "LOCKSTEP_BIND",
     "LOCKSTEP_LISTEN_FD",
     "LOCKSTEP_SOCKS5",
+    "LOCKSTEP_ENCRYPT",
 ];
 
 /// Reads an identity from variables. All errors are reported together.
@@ -97,6 +98,7 @@ pub(crate) fn to_env(identity: &Identity) -> Vec<(String, String)> {
     env.extend(identity.bind.map(|ip| ("LOCKSTEP_BIND", ip.to_string())));
     env.extend(identity.listener_fd.map(|fd| ("LOCKSTEP_LISTEN_FD", fd.to_string())));
     env.extend(identity.transport.socks5.map(|proxy| ("LOCKSTEP_SOCKS5", proxy.to_string())));
+    env.extend(identity.transport.encrypt.then(|| ("LOCKSTEP_ENCRYPT", "1".to_string())));
     env.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
 }
 
@@ -198,7 +200,19 @@ fn listener_fd(vars: &mut Vars) -> Option<i32> {
 }
 
 fn transport(vars: &mut Vars) -> Transport {
-    Transport { socks5: vars.parsed("LOCKSTEP_SOCKS5", "an IP address and port (IP:PORT)") }
+    let encrypt = match vars.text("LOCKSTEP_ENCRYPT").as_deref() {
+        None | Some("0" | "false") => false,
+        Some("1" | "true") => true,
+        // Never less secure than the user may have meant.
+        Some(other) => {
+            vars.error(format!("LOCKSTEP_ENCRYPT={other:?} is not valid; use 0 or 1"));
+            true
+        }
+    };
+    Transport {
+        socks5: vars.parsed("LOCKSTEP_SOCKS5", "an IP address and port (IP:PORT)"),
+        encrypt,
+    }
 }
 
 /// LOCKSTEP_TOKEN takes precedence: a launcher that set it has already read the file.

@@ -206,7 +206,7 @@ fn to_env_is_the_inverse_of_from_env() {
         generation: 7,
         bind: Some([10, 0, 0, 1].into()),
         listener_fd: Some(9),
-        transport: Transport { socks5: Some(([10, 0, 0, 2], 1080).into()) },
+        transport: Transport { socks5: Some(([10, 0, 0, 2], 1080).into()), encrypt: true },
         launcher: Launcher::Explicit,
     };
     let bare = Identity {

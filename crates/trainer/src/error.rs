@@ -22,6 +22,11 @@ pub enum Error {
         /// One of them: sample, file and byte range.
         what: String,
     },
+    /// Replicas have different parameters after a step: a machine or link changed bits.
+    Diverged {
+        step: u64,
+        what: String,
+    },
     Data(lockstep_data::Error),
     Checkpoint(lockstep_ckpt::Error),
     /// A file of the run folder could not be written.
@@ -61,6 +66,11 @@ impl fmt::Display for Error {
                      corrupt, then prepare the file again or raise data.max_corrupt"
                 )
             }
+            Error::Diverged { step, what } => write!(
+                f,
+                "step {step}: {what}: a CPU, its memory or the network changed bits. The run can continue from the \
+                 newest checkpoint; test the hosts of these ranks. Replicas on different kinds of CPU may differ, too"
+            ),
             Error::Data(cause) => cause.fmt(f),
             Error::Checkpoint(cause) => cause.fmt(f),
             Error::Folder { path, cause } => write!(f, "{}: {cause}", path.display()),

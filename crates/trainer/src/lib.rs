@@ -42,6 +42,7 @@ mod planned_traffic;
 mod rank;
 mod rank_zero;
 mod replay;
+mod replicas;
 mod run;
 mod saver;
 mod skipped_samples;

@@ -128,7 +128,11 @@ impl<'a> Rank<'a> {
             store,
             in_flight,
         };
-        rank.check_replicas_equal()?;
+        if let Some(what) = rank.find_different_replicas()? {
+            return Err(Error::Invalid(format!(
+                "{what} before the first step; use the same run file, seed and checkpoint on all ranks"
+            )));
+        }
         Ok(rank)
     }
 

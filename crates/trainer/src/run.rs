@@ -16,6 +16,7 @@ use serde_json::Value;
 use crate::final_save::FinalSave;
 use crate::peak::PeakRate;
 use crate::rank::dtype;
+use crate::replicas::COMPARE_EVERY;
 use crate::start::{build, position};
 use crate::straggler::{Times, median};
 use crate::straggler_monitor::{ReportTimes, StragglerMonitor};
@@ -151,7 +152,12 @@ pub fn run<'a>(run: &Run<'a>, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Fin
         let saved = saver.advance(flags)?;
         check_fenced(saved.as_ref(), folder, generation)?;
         report_save(saved, step, plan, log.as_mut(), on_event);
-        if flags.stop || due(plan.checkpoint.every) {
+        let saves = flags.stop || due(plan.checkpoint.every);
+        // A checkpoint must not contain the parameters of a replica that went wrong.
+        if saves || step.is_multiple_of(COMPARE_EVERY) {
+            rank.check_replicas(step)?;
+        }
+        if saves {
             let previous = saver.begin(&rank, step, position(plan, source, step))?;
             check_fenced(previous.as_ref(), folder, generation)?;
             report_save(previous, step, plan, log.as_mut(), on_event);

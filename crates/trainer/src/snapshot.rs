@@ -246,38 +246,6 @@ impl Rank<'_> {
         });
         failed.map_or(Ok(()), |error| Err(error.into()))
     }
-
-    /// Fails if ranks that hold the same shard have different parameters. Collective.
-    pub(crate) fn check_replicas_equal(&self) -> Result<(), Error> {
-        let (mut hashes, mut values) = ([0u64; 2], Vec::new());
-        let part = &self.model.part;
-        for (block, units) in part.shards.iter().enumerate() {
-            for (unit, shard) in units.iter().enumerate() {
-                let hash = &mut hashes[usize::from(shard.unit.expert)];
-                let own = self.store.weights.own(block, unit);
-                values.resize(own.len(), 0.0f32);
-                self.device.read(own, &mut values);
-                *hash = values.iter().fold(*hash, |hash, value| {
-                    (hash ^ u64::from(value.to_bits())).wrapping_mul(0x0100_0000_01b3)
-                });
-            }
-        }
-        use lockstep_plan::GroupKind::{Copies, ExpertCopies};
-        for (kind, hash) in [Copies, ExpertCopies].into_iter().zip(hashes) {
-            let group = self.groups.group(kind);
-            let mut all = vec![0i64; group.size()];
-            group.all_gather(&[hash as i64], &mut all)?;
-            if let Some(other) = all.iter().position(|other| *other != all[0]) {
-                return Err(Error::Invalid(format!(
-                    "rank {} and rank {} start with different parameters; use the same run file, seed and \
-                     checkpoint on all ranks",
-                    group.members()[other],
-                    group.members()[0]
-                )));
-            }
-        }
-        Ok(())
-    }
 }
 
 fn piece(kind: TensorKind, slice: &Slice) -> Piece {

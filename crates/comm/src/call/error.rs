@@ -31,12 +31,16 @@ pub enum Cause {
     Failed,
     /// It left the world normally while others still needed it.
     Left,
+    /// Its data arrived with a wrong checksum.
+    Corrupt,
 }
 
 impl Cause {
     pub(crate) fn from_code(code: u32) -> Option<Cause> {
         use Cause::*;
-        [Died, Silent, Late, Disagreed, Failed, Left].into_iter().find(|c| *c as u32 == code)
+        [Died, Silent, Late, Disagreed, Failed, Left, Corrupt]
+            .into_iter()
+            .find(|c| *c as u32 == code)
     }
 }
 

@@ -140,7 +140,7 @@ impl End<Tx> {
             return Ok(Tx::Shared { writer: self.arena.message_writer(from, to), bell });
         }
         let sockets = self.sockets.as_ref().expect("members of other hosts are connected by TCP");
-        Ok(Tx::Socket(sockets.dial(self.peer, self.group, LaneKind::Message, watch)?))
+        Ok(Tx::Socket(sockets.dial(self.peer, self.group, LaneKind::Message, watch)?.writer))
     }
 }
 

@@ -4,6 +4,7 @@
 use crate::call::error::Failure;
 use crate::health::board::{ActiveCall, RankState};
 use crate::memory::segment::Address;
+use crate::wire::crc32c::crc32c;
 use crate::wire::frame::{self, CONTROL_LIMIT, FrameHeader, FrameKind, HEADER_LEN};
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -66,13 +67,14 @@ impl ControlMessage {
         };
         let len = payload.len() as u64;
         let header = FrameHeader { kind, group: 0, sequence: 0, digest: 0, len };
-        let mut bytes = header.encode().to_vec();
+        let mut bytes = header.encode(crc32c(0, &payload)).to_vec();
         bytes.extend(payload);
         bytes
     }
 
     pub(crate) fn send(&self, to: &mut impl io::Write) -> io::Result<()> {
-        to.write_all(&self.to_frame())
+        to.write_all(&self.to_frame())?;
+        to.flush()
     }
 
     pub(crate) fn receive(from: &mut impl io::Read) -> io::Result<ControlMessage> {
@@ -86,12 +88,12 @@ impl ControlMessage {
 
     /// The first message in a receive buffer and its length in bytes; `None` if it is incomplete.
     pub(crate) fn take(bytes: &[u8]) -> io::Result<Option<(ControlMessage, usize)>> {
-        let Some(header) = bytes.first_chunk::<HEADER_LEN>() else { return Ok(None) };
-        let header = FrameHeader::parse(header, CONTROL_LIMIT).map_err(io::Error::other)?;
+        let Some(first) = bytes.first_chunk::<HEADER_LEN>() else { return Ok(None) };
+        let (header, checksum) =
+            FrameHeader::parse(first, CONTROL_LIMIT).map_err(io::Error::other)?;
         let end = HEADER_LEN + header.len as usize;
-        match bytes.get(HEADER_LEN..end) {
-            Some(payload) => Ok(Some((ControlMessage::from_payload(payload)?, end))),
-            None => Ok(None),
-        }
+        let Some(payload) = bytes.get(HEADER_LEN..end) else { return Ok(None) };
+        frame::verify(payload, checksum).map_err(io::Error::other)?;
+        Ok(Some((ControlMessage::from_payload(payload)?, end)))
     }
 }

@@ -4,10 +4,9 @@
 use crate::health::board::{Board, RankState, monotonic_ms};
 use crate::health::control::{ControlMessage, RankReport};
 use crate::health::failure_detector::{Action, Event, FailureDetector};
-use crate::wire::ListenerHandle;
+use crate::wire::{ListenerHandle, Stream};
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -24,7 +23,7 @@ pub(crate) struct HeartbeatParts {
     pub rank: usize,
     pub board: Arc<Board>,
     /// Rank, name and connection of each peer.
-    pub streams: Vec<(usize, String, TcpStream)>,
+    pub streams: Vec<(usize, String, Stream)>,
     /// How long a peer may be silent.
     pub timeout: Duration,
     /// The board of each rank; the reports of ranks on other boards are copied to ours.
@@ -47,7 +46,7 @@ impl Heartbeat {
         let (wake, woken) = UnixStream::pair()?;
         woken.set_nonblocking(true)?;
         for (_, _, stream) in &parts.streams {
-            stream.set_nonblocking(true)?;
+            stream.tcp().set_nonblocking(true)?;
         }
         let stopping = Arc::new(AtomicBool::new(false));
         let flag = stopping.clone();
@@ -82,7 +81,7 @@ struct HeartbeatThread {
 }
 
 struct Connection {
-    stream: TcpStream,
+    stream: Stream,
     incoming: Vec<u8>,
     /// Bytes that the kernel has not accepted yet.
     outgoing: Vec<u8>,
@@ -186,7 +185,7 @@ impl HeartbeatThread {
     /// Waits briefly until the last messages are sent.
     fn flush(&mut self) {
         let until = monotonic_ms() + 500;
-        while monotonic_ms() < until && self.connections.values().any(|c| !c.outgoing.is_empty()) {
+        while monotonic_ms() < until && self.connections.values().any(|c| !c.is_flushed()) {
             self.connections.values_mut().for_each(Connection::write);
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -196,7 +195,7 @@ impl HeartbeatThread {
         let mut fds: Vec<libc::pollfd> = vec![readable(self.woken.as_raw_fd())];
         for connection in self.connections.values() {
             let mut fd = readable(connection.stream.as_raw_fd());
-            if !connection.outgoing.is_empty() {
+            if !connection.is_flushed() {
                 fd.events |= libc::POLLOUT;
             }
             fds.push(fd);
@@ -228,6 +227,10 @@ fn readable(fd: RawFd) -> libc::pollfd {
 }
 
 impl Connection {
+    fn is_flushed(&self) -> bool {
+        self.outgoing.is_empty() && self.stream.writer.is_flushed()
+    }
+
     /// Writes as much as the kernel accepts. A broken connection is detected by `read`.
     fn write(&mut self) {
         while !self.outgoing.is_empty() {
@@ -238,6 +241,7 @@ impl Connection {
                 _ => return self.outgoing.clear(),
             }
         }
+        let _ = self.stream.flush();
     }
 
     /// Received messages, and whether the connection is still open. An invalid message closes it.

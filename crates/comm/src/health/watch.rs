@@ -183,6 +183,15 @@ impl Watch {
         self.raise(Some(peer), Failure { culprit: peer, cause: Cause::Died, text })
     }
 
+    /// The error for data from a peer that was changed on the way.
+    pub(crate) fn corrupt(&self, peer: usize, error: &dyn std::fmt::Display) -> Error {
+        let text = format!(
+            "rank {} cannot use what rank {peer} sent in {} of group {}: {error}",
+            self.rank, self.call, self.group_name
+        );
+        self.raise(Some(peer), Failure { culprit: peer, cause: Cause::Corrupt, text })
+    }
+
     /// Fails if the world is broken.
     pub(crate) fn check_intact(&self) -> Result<()> {
         match self.board.alarm() {

@@ -200,7 +200,7 @@ impl Lane {
             let sockets = self.sockets.as_ref().expect("only remote members lack a link");
             let stream =
                 sockets.dial(self.members[to], self.group, LaneKind::Collective, self.watch())?;
-            self.tx[to] = Some(Tx::Socket(stream));
+            self.tx[to] = Some(Tx::Socket(stream.writer));
         }
         Ok(())
     }

@@ -5,47 +5,65 @@ pub(crate) mod socket;
 pub(crate) mod sockets;
 
 use crate::call::Stamp;
-use crate::call::error::Result;
+use crate::call::error::{Error, Result};
 use crate::health::poll::SocketWait;
 use crate::health::watch::Watch;
-use crate::link::socket::SocketReader;
+use crate::link::socket::{SocketReader, WINDOW};
 use crate::memory::bell::Bell;
 use crate::memory::channel::{Reader, Writer};
-use std::net::TcpStream;
+use crate::wire::checksum::Checksum;
+use crate::wire::crc32c::crc32c;
+use crate::wire::{FrameError, WriteHalf};
+use std::io;
 use std::os::fd::AsRawFd;
 
-/// Length of the message header, which contains the stamp of the call and the length of the message.
+/// Length of the message header: checksum of the header (4), checksum of the body (4), stamp of the call (48),
+/// length of the body (8).
 pub(crate) const HEADER: usize = 64;
-const MAGIC: u64 = u64::from_le_bytes(*b"lockstep");
+/// Checksum of the text `lockstep`, with which that of a header begins: other data is not taken for a header.
+const SEED: u32 = 0x617f_e83e;
+/// A body over TCP that is longer than this has its checksum behind it, so that it is sent while it is computed.
+const LONG: usize = WINDOW;
+const TRAILER: usize = 4;
 
 pub(crate) type Header = [u8; HEADER];
 
-pub(crate) fn header(stamp: &Stamp, len: usize) -> Header {
+pub(crate) fn header(stamp: &Stamp, len: usize, checksum: u32) -> Header {
     let mut header = [0; HEADER];
-    let words = [MAGIC].into_iter().chain(*stamp).chain([len as u64]);
-    for (to, word) in header.chunks_exact_mut(8).zip(words) {
+    let words = stamp.iter().copied().chain([len as u64]);
+    for (to, word) in header[8..].chunks_exact_mut(8).zip(words) {
         to.copy_from_slice(&word.to_le_bytes());
     }
+    header[4..8].copy_from_slice(&checksum.to_le_bytes());
+    let own = crc32c(SEED, &header[4..]);
+    header[..4].copy_from_slice(&own.to_le_bytes());
     header
 }
 
-/// Stamp and length in a header; `None` if it is invalid.
-fn parse_header(header: &Header) -> Option<(Stamp, u64)> {
+fn checksum_at(header: &Header, at: usize) -> u32 {
+    u32::from_le_bytes(std::array::from_fn(|i| header[at + i]))
+}
+
+/// Stamp and length in a header.
+fn parse_header(header: &Header) -> (Stamp, u64) {
     let word = |i: usize| u64::from_le_bytes(std::array::from_fn(|j| header[8 * i + j]));
-    (word(0) == MAGIC).then(|| (std::array::from_fn(|i| word(i + 1)), word(7)))
+    (std::array::from_fn(|i| word(i + 1)), word(7))
 }
 
 /// Fails on all ranks unless the sender of a header is in the same call, with `len` bytes.
 pub(crate) fn check_header(watch: &Watch, peer: usize, header: &Header, len: usize) -> Result<()> {
     let expected = (watch.stamp(), len as u64);
+    let (sent, received) = (checksum_at(header, 0), crc32c(SEED, &header[4..]));
+    if sent != received {
+        return Err(watch.corrupt(peer, &FrameError::Corrupt { sent, received }));
+    }
     let error = match parse_header(header) {
-        Some(theirs) if theirs == expected => return Ok(()),
-        Some((stamp, theirs)) if stamp == expected.0 => {
+        theirs if theirs == expected => return Ok(()),
+        (stamp, theirs) if stamp == expected.0 => {
             let what = format!("the same, but sends {theirs} bytes, expected {len}");
             watch.disagreement(peer, &what)
         }
-        Some((stamp, _)) => watch.differs(peer, &stamp),
-        None => watch.disagreement(peer, "an unreadable call"),
+        (stamp, _) => watch.differs(peer, &stamp),
     };
     Err(error)
 }
@@ -57,7 +75,7 @@ pub(crate) enum Tx {
         writer: Writer,
         bell: BellRef,
     },
-    Socket(TcpStream),
+    Socket(WriteHalf),
 }
 
 /// Receiving end of a link from one peer.
@@ -93,6 +111,11 @@ pub(crate) struct Outgoing<'link, 'data> {
     pub header: Header,
     pub bytes: &'data [u8],
     sent: usize,
+    /// Length of the body whose checksum is known, and the checksum.
+    checked: usize,
+    checksum: Checksum,
+    /// Sent behind a long body.
+    trailer: [u8; TRAILER],
 }
 
 /// Destination of an incoming message.
@@ -122,6 +145,14 @@ pub(crate) struct Incoming<'link, 'data> {
     pub inbox: Inbox<'data>,
     header: Header,
     got: usize,
+    /// Checksum of the body so far, and the one behind the body.
+    checksum: Checksum,
+    trailer: [u8; TRAILER],
+}
+
+/// Length of the checksum behind a body.
+fn trailer_len(is_socket: bool, body: usize) -> usize {
+    if is_socket && body > LONG { TRAILER } else { 0 }
 }
 
 impl<'link, 'data> Outgoing<'link, 'data> {
@@ -131,11 +162,22 @@ impl<'link, 'data> Outgoing<'link, 'data> {
         watch: &Watch,
         bytes: &'data [u8],
     ) -> Outgoing<'link, 'data> {
-        Outgoing { peer, tx, header: header(&watch.stamp(), bytes.len()), bytes, sent: 0 }
+        // Memory that ranks share needs no checksum.
+        let checked = if matches!(tx, Tx::Socket(_)) { bytes.len().min(LONG) } else { 0 };
+        let mut checksum = Checksum::new();
+        checksum.update(&bytes[..checked]);
+        let in_header = if checked == bytes.len() { checksum.value() } else { 0 };
+        let header = header(&watch.stamp(), bytes.len(), in_header);
+        let trailer = [0; TRAILER];
+        Outgoing { peer, tx, header, bytes, sent: 0, checked, checksum, trailer }
     }
 
     fn done(&self) -> bool {
-        self.sent == HEADER + self.bytes.len()
+        let (is_socket, flushed) = match &self.tx {
+            Tx::Shared { .. } => (false, true),
+            Tx::Socket(stream) => (true, stream.is_flushed()),
+        };
+        flushed && self.sent == HEADER + self.bytes.len() + trailer_len(is_socket, self.bytes.len())
     }
 
     /// Sends as much as possible without waiting; returns whether anything was sent.
@@ -157,10 +199,25 @@ impl<'link, 'data> Outgoing<'link, 'data> {
                 }
             }
             Tx::Socket(stream) => {
+                let len = self.bytes.len();
+                let at = self.sent.saturating_sub(HEADER).min(len);
+                let ahead = len.min(at + WINDOW);
+                if ahead > self.checked {
+                    self.checksum.update(&self.bytes[self.checked..ahead]);
+                    self.checked = ahead;
+                    if ahead == len {
+                        self.trailer = self.checksum.value().to_le_bytes();
+                    }
+                }
+                let trailer = match self.checked == len {
+                    true => &self.trailer[..trailer_len(true, len)],
+                    false => &[],
+                };
+                let skip = self.sent.saturating_sub(HEADER + len).min(trailer.len());
                 let head = &self.header[self.sent.min(HEADER)..];
-                let body = &self.bytes[self.sent.saturating_sub(HEADER)..];
+                let parts = [head, &self.bytes[at..self.checked], &trailer[skip..]];
                 self.sent +=
-                    socket::write(stream, head, body).map_err(|e| watch.lost(self.peer, &e))?;
+                    socket::write(stream, parts).map_err(|e| broken(watch, self.peer, &e))?;
             }
         }
         Ok(self.sent > before)
@@ -173,11 +230,20 @@ impl<'link, 'data> Incoming<'link, 'data> {
         rx: &'link mut Rx,
         inbox: Inbox<'data>,
     ) -> Incoming<'link, 'data> {
-        Incoming { peer, rx, inbox, header: [0; HEADER], got: 0 }
+        let (header, trailer) = ([0; HEADER], [0; TRAILER]);
+        Incoming { peer, rx, inbox, header, got: 0, checksum: Checksum::new(), trailer }
     }
 
     fn done(&self) -> bool {
-        self.got == HEADER + self.inbox.len()
+        self.got == self.body_end() + trailer_len(self.is_socket(), self.inbox.len())
+    }
+
+    fn body_end(&self) -> usize {
+        HEADER + self.inbox.len()
+    }
+
+    fn is_socket(&self) -> bool {
+        matches!(self.rx, Rx::Socket(_))
     }
 
     fn advance(&mut self, watch: &Watch) -> Result<bool> {
@@ -185,8 +251,14 @@ impl<'link, 'data> Incoming<'link, 'data> {
         if self.got < HEADER {
             self.read_header(watch)?;
         }
-        if self.got >= HEADER && !self.done() {
+        if self.got >= HEADER && self.got < self.body_end() {
             self.read_body(watch)?;
+        }
+        if self.got >= self.body_end() && !self.done() {
+            self.read_trailer(watch)?;
+        }
+        if self.done() && self.is_socket() {
+            self.verify(watch)?;
         }
         if self.got > before
             && self.done()
@@ -206,7 +278,7 @@ impl<'link, 'data> Incoming<'link, 'data> {
             Rx::Socket(socket) => {
                 self.got += socket
                     .read_into(&mut self.header[self.got..])
-                    .map_err(|e| watch.lost(self.peer, &e))?;
+                    .map_err(|e| broken(watch, self.peer, &e))?;
             }
         }
         if self.got < HEADER {
@@ -229,14 +301,50 @@ impl<'link, 'data> Incoming<'link, 'data> {
                 bell.ring();
             }
             Rx::Socket(socket) => {
+                let checksum = &mut self.checksum;
                 let read = match &mut self.inbox {
-                    Inbox::Into(bytes) => socket.read_into(&mut bytes[at..]),
-                    Inbox::Each { take, .. } => socket.read_pieces(left, |piece| take(at, piece)),
+                    Inbox::Into(bytes) => socket
+                        .read_into(&mut bytes[at..])
+                        .inspect(|n| checksum.update(&bytes[at..at + n])),
+                    Inbox::Each { take, .. } => socket.read_pieces(left, |piece| {
+                        checksum.update(piece);
+                        take(at, piece);
+                    }),
                 };
-                self.got += read.map_err(|e| watch.lost(self.peer, &e))?;
+                self.got += read.map_err(|e| broken(watch, self.peer, &e))?;
             }
         }
         Ok(())
+    }
+
+    fn read_trailer(&mut self, watch: &Watch) -> Result<()> {
+        let at = self.got - self.body_end();
+        if let Rx::Socket(socket) = self.rx {
+            let read = socket.read_into(&mut self.trailer[at..]);
+            self.got += read.map_err(|e| broken(watch, self.peer, &e))?;
+        }
+        Ok(())
+    }
+
+    /// Fails on all ranks unless the body has the checksum with which it was sent.
+    fn verify(&self, watch: &Watch) -> Result<()> {
+        let sent = match trailer_len(true, self.inbox.len()) {
+            0 => checksum_at(&self.header, 4),
+            _ => u32::from_le_bytes(self.trailer),
+        };
+        match self.checksum.value() {
+            received if received == sent => Ok(()),
+            received => Err(watch.corrupt(self.peer, &FrameError::Corrupt { sent, received })),
+        }
+    }
+}
+
+/// The error for a failed read or write.
+fn broken(watch: &Watch, peer: usize, error: &io::Error) -> Error {
+    match error.kind() {
+        // Encrypted data that is not what the peer has sent.
+        io::ErrorKind::InvalidData => watch.corrupt(peer, error),
+        _ => watch.lost(peer, error),
     }
 }
 
@@ -288,7 +396,7 @@ fn wait_for_either(
         _ => false,
     };
     let to_write = match out.map(|o| &*o.tx) {
-        Some(Tx::Socket(stream)) => Some(stream.as_raw_fd()),
+        Some(Tx::Socket(stream)) => Some(stream.tcp().as_raw_fd()),
         _ => None,
     };
     let to_read = match inc.map(|i| &*i.rx) {

@@ -1,14 +1,18 @@
-//! Nonblocking reads and writes on a TCP stream. Knows nothing about handshakes (see `wire`) or messages
+//! Nonblocking reads and writes on a connection. Knows nothing about handshakes (see `wire`) or messages
 //! (see `link`).
 
 use crate::memory::channel::GRAIN;
 use crate::memory::scratch::Scratch;
+use crate::wire::{ReadHalf, Stream, WriteHalf};
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsRawFd, RawFd};
 
 /// Bytes read at a time when they are passed on in pieces.
 const SCRATCH: usize = 128 << 10;
+/// Bytes that are read, or checksummed before they are written, at a time: they must still be in the cache when
+/// they are used for the second time.
+pub(crate) const WINDOW: usize = 256 << 10;
 
 /// Prepares a stream for links: nonblocking, and no delay of small messages. Buffer sizes are left to the
 /// kernel, which was faster than every fixed size we measured.
@@ -17,10 +21,14 @@ pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)
 }
 
-/// Writes as much of `head` and then `body` as the kernel accepts.
-pub(crate) fn write(stream: &mut TcpStream, head: &[u8], body: &[u8]) -> io::Result<usize> {
-    let parts = [IoSlice::new(head), IoSlice::new(body)];
-    unless_blocked(stream.write_vectored(if head.is_empty() { &parts[1..] } else { &parts }))
+/// Writes as much of the parts as the kernel accepts. Without any, sends what was accepted but not sent yet.
+pub(crate) fn write(stream: &mut WriteHalf, parts: [&[u8]; 3]) -> io::Result<usize> {
+    if parts.iter().all(|part| part.is_empty()) {
+        return unless_blocked(stream.flush().map(|()| 0));
+    }
+    let parts = parts.map(IoSlice::new);
+    let empty = parts.iter().take_while(|part| part.is_empty()).count();
+    unless_blocked(stream.write_vectored(&parts[empty..]))
 }
 
 fn unless_blocked(result: io::Result<usize>) -> io::Result<usize> {
@@ -32,19 +40,19 @@ fn unless_blocked(result: io::Result<usize>) -> io::Result<usize> {
 
 /// Reading end, with a buffer for pieces.
 pub(crate) struct SocketReader {
-    stream: TcpStream,
+    stream: ReadHalf,
     scratch: Scratch,
     /// Bytes at the start of `scratch` that are less than a whole grain.
     rest: usize,
 }
 
 impl SocketReader {
-    pub(crate) fn new(stream: TcpStream) -> SocketReader {
-        SocketReader { stream, scratch: Scratch::new(0), rest: 0 }
+    pub(crate) fn new(stream: Stream) -> SocketReader {
+        SocketReader { stream: stream.reader, scratch: Scratch::new(0), rest: 0 }
     }
 
     pub(crate) fn fd(&self) -> RawFd {
-        self.stream.as_raw_fd()
+        self.stream.tcp().as_raw_fd()
     }
 
     /// Reads available data into `bytes`. The end of the stream is an error.
@@ -52,7 +60,8 @@ impl SocketReader {
         if bytes.is_empty() {
             return Ok(0);
         }
-        match self.stream.read(bytes) {
+        let limit = bytes.len().min(WINDOW);
+        match self.stream.read(&mut bytes[..limit]) {
             Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
             result => unless_blocked(result),
         }

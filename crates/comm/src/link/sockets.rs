@@ -4,10 +4,12 @@
 use crate::call::error::{Error, Result};
 use crate::health::watch::Watch;
 use crate::link::socket;
-use crate::wire::{self, ConnectError, Expect, Hello, ListenerHandle, Purpose, Route, Secret};
+use crate::wire::{
+    self, ConnectError, Expect, Hello, ListenerHandle, Purpose, Route, Secret, Stream,
+};
 use crate::world::identity::Transport;
 use std::collections::HashMap;
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex};
 
 /// Use of a link of a group.
@@ -29,6 +31,10 @@ pub(crate) struct Credentials {
 }
 
 impl Credentials {
+    fn version(&self) -> u32 {
+        if self.transport.encrypt { wire::PROTOCOL | wire::ENCRYPTED } else { wire::PROTOCOL }
+    }
+
     /// The way to a rank that listens at `addr`.
     pub(crate) fn route(&self, addr: SocketAddr) -> Route {
         Route { addr, socks5: self.transport.socks5 }
@@ -36,7 +42,7 @@ impl Credentials {
 
     pub(crate) fn expect(&self) -> Expect {
         Expect {
-            version: wire::PROTOCOL,
+            version: self.version(),
             generation: self.generation,
             config: self.config,
             rank: self.rank,
@@ -45,7 +51,7 @@ impl Credentials {
 
     pub(crate) fn hello(&self, to: usize, purpose: Purpose) -> Hello {
         Hello {
-            version: wire::PROTOCOL,
+            version: self.version(),
             generation: self.generation,
             config: self.config,
             from: self.rank,
@@ -56,7 +62,7 @@ impl Credentials {
 }
 
 /// Accepted links by (from, group, lane).
-type Links = HashMap<(u32, u64, u32), TcpStream>;
+type Links = HashMap<(u32, u64, u32), Stream>;
 
 /// Links that peers have opened and that no call has used yet.
 #[derive(Default)]
@@ -67,7 +73,7 @@ pub(crate) struct PendingConnections {
 
 impl PendingConnections {
     /// Adds an authenticated link.
-    pub(crate) fn add(&self, hello: &Hello, stream: TcpStream) {
+    pub(crate) fn add(&self, hello: &Hello, stream: Stream) {
         let Purpose::Link { group, lane } = hello.purpose else {
             tracing::warn!(
                 "rank {} opened a control connection on the port for links; closed it",
@@ -107,7 +113,7 @@ impl Sockets {
         group: u64,
         lane: LaneKind,
         watch: &Watch,
-    ) -> Result<TcpStream> {
+    ) -> Result<Stream> {
         let hello = self.credentials.hello(to, Purpose::Link { group, lane: lane as u32 });
         let (route, secret) =
             (self.credentials.route(self.addresses[to]), &self.credentials.secret);
@@ -131,7 +137,7 @@ impl Sockets {
         group: u64,
         lane: LaneKind,
         watch: &Watch,
-    ) -> Result<TcpStream> {
+    ) -> Result<Stream> {
         let key = (from as u32, group, lane as u32);
         watch.waiting_for(Some(from));
         let mut links = self.pending.links.lock().unwrap_or_else(|e| e.into_inner());
@@ -146,9 +152,10 @@ impl Sockets {
         }
     }
 
-    fn ready(&self, stream: TcpStream) -> Result<TcpStream> {
+    fn ready(&self, stream: Stream) -> Result<Stream> {
         let rank = self.credentials.rank as usize;
-        socket::prepare(&stream).map_err(|e| Error::system(rank, "preparing a connection", e))?;
+        socket::prepare(stream.tcp())
+            .map_err(|e| Error::system(rank, "preparing a connection", e))?;
         Ok(stream)
     }
 }

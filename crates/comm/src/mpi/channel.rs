@@ -38,7 +38,7 @@ impl Channel {
         let supervision = Supervision::call(watch, &peers);
         let failed = |what| supervision.failed(what);
         let (comm, to, kind) = (self.comm.raw.0, self.member, datatype(Dtype::U8));
-        let head = self.header.load(&header(&watch.stamp(), bytes.len()), 0, Default::default());
+        let head = self.header.load(&header(&watch.stamp(), bytes.len(), 0), 0, Default::default());
         let body = self.data.load(bytes, 0, Default::default());
         // SAFETY: the staging buffers hold as many bytes as are sent until the operations have ended.
         let head = Request::start(|r| unsafe {

@@ -7,6 +7,7 @@
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,6 +18,7 @@ use super::handshake_error::HandshakeError;
 use super::message::Hello;
 use super::secret::Secret;
 use super::socks5;
+use super::stream::Stream;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
@@ -49,7 +51,7 @@ pub fn connect_while<E>(
     secret: &Secret,
     deadline: Instant,
     mut check: impl FnMut() -> Result<(), E>,
-) -> Result<Result<TcpStream, ConnectError>, E> {
+) -> Result<Result<Stream, ConnectError>, E> {
     let (sender, done) = mpsc::channel();
     let (hello, secret) = (*hello, secret.clone());
     // If `check` fails, the thread goes on until its deadline, but nobody waits for it.
@@ -74,7 +76,7 @@ pub fn connect(
     hello: &Hello,
     secret: &Secret,
     deadline: Instant,
-) -> Result<TcpStream, ConnectError> {
+) -> Result<Stream, ConnectError> {
     let route = route.into();
     let addr = route.addr;
     let start = Instant::now();
@@ -111,7 +113,7 @@ fn attempt(
     hello: &Hello,
     secret: &Secret,
     deadline: Instant,
-) -> Result<TcpStream, AttemptError> {
+) -> Result<Stream, AttemptError> {
     // The standard library rejects a timeout of zero.
     let left = deadline.saturating_duration_since(Instant::now());
     let left = left.max(Duration::from_millis(1));
@@ -124,9 +126,9 @@ fn attempt(
     if route.socks5.is_some() {
         socks5::request(&mut timed, route.addr).map_err(AttemptError::Connect)?;
     }
-    dial(&mut timed, hello, secret).map_err(AttemptError::Handshake)?;
+    let session = dial(&mut timed, hello, secret).map_err(AttemptError::Handshake)?;
     clear_timeouts(&stream).map_err(AttemptError::Connect)?;
-    Ok(stream)
+    Ok(Stream::new(Arc::new(stream), session.keys))
 }
 
 /// If nobody listens on a port of this host, the system may choose that port as the source port, and TCP

@@ -1,6 +1,6 @@
 //! Mutual authentication at the start of every connection: both sides prove that they know the job's secret
-//! and compare version, generation, configuration and rank. Timeouts are up to the stream; nothing is
-//! encrypted.
+//! and compare version, generation, configuration and rank. Timeouts are up to the stream. If the version says
+//! so, both sides then encrypt with keys that they derive from the secret and both nonces.
 //!
 //! ```text
 //! dialer                                    acceptor
@@ -20,6 +20,7 @@
 //! that says which of them is outdated.
 
 use std::cmp::Ordering;
+use std::fmt;
 use std::io::{Read, Write};
 
 use hmac::{Hmac, Mac};
@@ -29,6 +30,7 @@ use super::entropy::random_bytes;
 use super::handshake_error::HandshakeError;
 use super::message::*;
 use super::secret::Secret;
+use super::stream::SessionKeys;
 
 /// The acceptor's own values, which a dialer must match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +47,7 @@ pub fn dial<S: Read + Write>(
     stream: &mut S,
     hello: &Hello,
     secret: &Secret,
-) -> Result<(), HandshakeError> {
+) -> Result<Session, HandshakeError> {
     let ours = random_bytes()?;
     send(stream, &encode_opening(hello, &ours))?;
 
@@ -65,7 +67,8 @@ pub fn dial<S: Read + Write>(
         .verify_slice(&tag)
         .map_err(|_| HandshakeError::UnauthenticatedPeer)?;
     check_verdict(verdict, hello)?;
-    send(stream, CONFIRMATION)
+    send(stream, CONFIRMATION)?;
+    Ok(transcript.session(Side::Dialer))
 }
 
 /// Authenticates a dialer and checks that it matches `expect`.
@@ -74,7 +77,7 @@ pub fn accept<S: Read + Write>(
     stream: &mut S,
     expect: &Expect,
     secret: &Secret,
-) -> Result<Hello, HandshakeError> {
+) -> Result<Session, HandshakeError> {
     let proven = authenticate(stream, secret)?;
     answer(stream, &proven, expect)
 }
@@ -100,16 +103,36 @@ pub(super) fn answer<S: Read + Write>(
     stream: &mut S,
     transcript: &Transcript,
     expect: &Expect,
-) -> Result<Hello, HandshakeError> {
+) -> Result<Session, HandshakeError> {
     let (verdict, checked) = check_hello(&transcript.hello, expect);
     let sent = send(stream, &encode_verdict(&verdict, &transcript.acceptor_tag(&verdict)));
     // The reason for a rejection is more important than a failure to send it.
     checked?;
     sent?;
     match receive(stream)? == *CONFIRMATION {
-        true => Ok(transcript.hello),
+        true => Ok(transcript.session(Side::Acceptor)),
         false => Err(HandshakeError::Malformed("no confirmation")),
     }
+}
+
+/// A finished handshake.
+pub struct Session {
+    /// The dialer's introduction.
+    pub hello: Hello,
+    /// None without encryption.
+    pub(super) keys: Option<SessionKeys>,
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Session({:?}, encrypted: {})", self.hello, self.keys.is_some())
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Dialer,
+    Acceptor,
 }
 
 /// The messages that both tags cover, and the key of the dialer's generation.
@@ -124,6 +147,24 @@ impl Transcript {
     fn new(secret: &Secret, hello: Hello, dialer: Nonce, acceptor: Nonce) -> Transcript {
         let key = secret.for_generation(hello.generation);
         Transcript { key, hello, dialer, acceptor }
+    }
+
+    /// The result for one side. The keys depend on both nonces, so every connection and direction has its own.
+    fn session(&self, side: Side) -> Session {
+        let hello = self.hello.encode();
+        let key = |label: &[u8]| {
+            let mac = self.key.mac(&[label, &hello, &self.dialer, &self.acceptor]);
+            mac.finalize().into_bytes().into()
+        };
+        let keys = (self.hello.version & ENCRYPTED != 0).then(|| {
+            let (dialer, acceptor) =
+                (key(b"lockstep encrypt from dialer "), key(b"lockstep encrypt from acceptor "));
+            match side {
+                Side::Dialer => SessionKeys { ours: dialer, theirs: acceptor },
+                Side::Acceptor => SessionKeys { ours: acceptor, theirs: dialer },
+            }
+        });
+        Session { hello: self.hello, keys }
     }
 
     // The labels prevent that one side's tag is accepted as the other's.

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::io;
 
+use super::message::ENCRYPTED;
+
 /// Error of one side: `ours` is this process.
 #[derive(Debug)]
 pub enum HandshakeError {
@@ -67,10 +69,19 @@ impl fmt::Display for HandshakeError {
                 "the peer answered without knowing this job's secret; \
                  check the address, and set the same LOCKSTEP_TOKEN on every host",
             ),
+            Version { ours, theirs } if ours ^ theirs == ENCRYPTED => {
+                let who = match ours & ENCRYPTED {
+                    0 => "the peer encrypts its traffic, this process does not",
+                    _ => "this process encrypts its traffic, the peer does not",
+                };
+                write!(f, "{who}; set LOCKSTEP_ENCRYPT=1 (or --encrypt) on all hosts or on none")
+            }
             Version { ours, theirs } => write!(
                 f,
-                "the peer uses protocol {theirs}, this process {ours}; \
-                 run the same version of Lockstep on every host"
+                "the peer uses protocol {}, this process {}; \
+                 run the same version of Lockstep on every host",
+                theirs & !ENCRYPTED,
+                ours & !ENCRYPTED
             ),
             PeerIsOlder { ours, theirs } => write!(
                 f,

@@ -11,11 +11,12 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::deadline::{DeadlineStream, HANDSHAKE, clear_timeouts, tune};
-use super::handshake::{Expect, answer, authenticate};
+use super::handshake::{Expect, Session, answer, authenticate};
 use super::handshake_error::HandshakeError;
 use super::message::Hello;
 use super::pending::PendingHandshakes;
 use super::secret::Secret;
+use super::stream::Stream;
 use super::throttle::Throttle;
 
 /// Limits for unauthenticated connections.
@@ -73,7 +74,7 @@ impl Listener {
         self,
         expect: Expect,
         secret: Secret,
-        on_peer: impl Fn(Hello, TcpStream, SocketAddr) + Send + Sync + 'static,
+        on_peer: impl Fn(Hello, Stream, SocketAddr) + Send + Sync + 'static,
     ) -> Result<ListenerHandle, ListenError> {
         self.serve_within(Limits::default(), expect, secret, on_peer)
     }
@@ -84,7 +85,7 @@ impl Listener {
         limits: Limits,
         expect: Expect,
         secret: Secret,
-        on_peer: impl Fn(Hello, TcpStream, SocketAddr) + Send + Sync + 'static,
+        on_peer: impl Fn(Hello, Stream, SocketAddr) + Send + Sync + 'static,
     ) -> Result<ListenerHandle, ListenError> {
         let Listener { socket, stop, addr } = self;
         let acceptor = Arc::new(Acceptor {
@@ -156,7 +157,7 @@ struct Acceptor {
     rejected: AtomicU64,
     throttle: Throttle,
     stopping: AtomicBool,
-    on_peer: Box<dyn Fn(Hello, TcpStream, SocketAddr) + Send + Sync>,
+    on_peer: Box<dyn Fn(Hello, Stream, SocketAddr) + Send + Sync>,
 }
 
 impl Acceptor {
@@ -222,7 +223,7 @@ fn run_handshake(
     ticket: u64,
     deadline: Instant,
     acceptor: &Acceptor,
-) -> Result<(Hello, TcpStream), Rejection> {
+) -> Result<(Hello, Stream), Rejection> {
     let mut timed = DeadlineStream { stream: &stream, deadline };
     let transcript = authenticate(&mut timed, &acceptor.secret);
 
@@ -230,11 +231,10 @@ fn run_handshake(
     if !acceptor.pending.leave(ticket) {
         return Err(Rejection::Dropped);
     }
-    let hello = answer(&mut timed, &transcript?, &acceptor.expect)?;
+    let Session { hello, keys } = answer(&mut timed, &transcript?, &acceptor.expect)?;
     clear_timeouts(&stream).map_err(HandshakeError::Io)?;
     tune(&stream).map_err(HandshakeError::Io)?;
-    let stream = Arc::into_inner(stream).expect("a stream that left the queue has no other owner");
-    Ok((hello, stream))
+    Ok((hello, Stream::new(stream, keys)))
 }
 
 enum Rejection {

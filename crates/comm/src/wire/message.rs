@@ -11,6 +11,9 @@ use super::handshake_error::HandshakeError;
 /// Version of the messages that follow the handshake. The layout of the opening never changes, so that two
 /// versions can report that they differ.
 pub const PROTOCOL: u32 = 2;
+/// Bit of the version: everything after the handshake is encrypted. Part of the version, because both sides must
+/// agree on it, and the proofs cover it.
+pub const ENCRYPTED: u32 = 1 << 31;
 
 /// A random number that is used once, which prevents replays of recorded handshakes.
 pub type Nonce = [u8; 32];
@@ -39,7 +42,7 @@ const VERDICT_MAGIC: &[u8; 4] = b"LSvd";
 /// Introduction of the dialer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// [`PROTOCOL`] of the dialer.
+    /// [`PROTOCOL`] of the dialer, with [`ENCRYPTED`] if it encrypts.
     pub version: u32,
     /// Number of restarts of the job so far.
     pub generation: u32,

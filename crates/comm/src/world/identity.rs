@@ -36,6 +36,8 @@ pub struct Identity {
 pub struct Transport {
     /// SOCKS5 proxy through which this process connects to others.
     pub socks5: Option<SocketAddr>,
+    /// Encrypts all traffic. The same on all processes of a job.
+    pub encrypt: bool,
 }
 
 /// The launcher that started a process, as far as its environment tells.

@@ -12,7 +12,7 @@ use crate::health::watch::SpinPolicy;
 use crate::link::sockets::{Credentials, PendingConnections, Sockets};
 use crate::memory::arena::Arena;
 use crate::memory::segment::{Offer, Segment};
-use crate::wire::{Hello, Listener, ListenerHandle};
+use crate::wire::{Hello, Listener, ListenerHandle, Stream};
 use crate::world::context::Context;
 use crate::world::host::{host_key, host_name, job_secret};
 use crate::world::identity::Identity;
@@ -20,7 +20,7 @@ use crate::world::joiner::Joiner;
 use crate::world::options::{LocalLinks, Options};
 use crate::world::rendezvous::Rendezvous;
 use crate::world::{World, local_access, measure};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -115,7 +115,7 @@ impl Joiner<'_> {
         let listener = Listener::bind((ip, 0).into()).map_err(|e| self.error(e.to_string()))?;
         let pending = Arc::new(PendingConnections::default());
         let added = pending.clone();
-        let add = move |hello: Hello, stream: TcpStream, _: SocketAddr| added.add(&hello, stream);
+        let add = move |hello: Hello, stream: Stream, _: SocketAddr| added.add(&hello, stream);
         let handle = listener
             .serve(credentials.expect(), credentials.secret.clone(), add)
             .map_err(|e| self.error(e.to_string()))?;

@@ -4,7 +4,7 @@
 use crate::call::error::{Cause, Error, Failure, Result};
 use crate::health::control::{ControlMessage, Member, SharedMemory};
 use crate::link::sockets::Credentials;
-use crate::wire::{self, Hello, Listener, ListenerHandle, Purpose};
+use crate::wire::{self, Hello, Listener, ListenerHandle, Purpose, Stream};
 use crate::world::joiner::Joiner;
 use crate::world::member_list::MemberList;
 use std::net::{SocketAddr, TcpStream};
@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 /// Control connections, with the rank at the other end.
-type Streams = Vec<(usize, TcpStream)>;
+type Streams = Vec<(usize, Stream)>;
 
 /// Interval at which rank 0 checks the connections of registered ranks.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
@@ -34,7 +34,7 @@ impl Rendezvous {
         me: Member,
     ) -> Result<Rendezvous> {
         let (sender, connections) = channel();
-        let accept = move |hello: Hello, stream: TcpStream, _: SocketAddr| {
+        let accept = move |hello: Hello, stream: Stream, _: SocketAddr| {
             if let Err(late) = sender.send((hello, stream)) {
                 reject(late.0);
             }
@@ -59,7 +59,7 @@ impl Rendezvous {
         let mut stream =
             wire::connect(credentials.route(master), &hello, &credentials.secret, joiner.deadline)
                 .map_err(|e| joiner.error(e.to_string()))?;
-        joiner.limit(&stream).map_err(|e| joiner.system("preparing a connection", e))?;
+        joiner.limit(stream.tcp()).map_err(|e| joiner.system("preparing a connection", e))?;
         ControlMessage::Join(me)
             .send(&mut stream)
             .map_err(|e| joiner.system("registering with rank 0", e))?;
@@ -120,7 +120,7 @@ impl Rendezvous {
 /// Rank 0: accepts registrations until all ranks are present.
 fn gather(
     joiner: &Joiner,
-    connections: &Receiver<(Hello, TcpStream)>,
+    connections: &Receiver<(Hello, Stream)>,
     me: Member,
 ) -> Result<(Vec<Member>, Streams)> {
     let mut list = MemberList::new(joiner.identity.size, me);
@@ -143,7 +143,8 @@ fn gather(
             continue;
         }
         let rank = hello.from as usize;
-        let received = joiner.limit(&stream).and_then(|()| ControlMessage::receive(&mut stream));
+        let received =
+            joiner.limit(stream.tcp()).and_then(|()| ControlMessage::receive(&mut stream));
         match received {
             Ok(ControlMessage::Join(member)) => {
                 streams.push((rank, stream));
@@ -169,8 +170,8 @@ fn give_up(joiner: &Joiner, streams: Streams, what: String) -> Error {
     joiner.error(what)
 }
 
-fn receive(joiner: &Joiner, rank: usize, stream: &mut TcpStream) -> Result<ControlMessage> {
-    match joiner.limit(stream).and_then(|()| ControlMessage::receive(stream)) {
+fn receive(joiner: &Joiner, rank: usize, stream: &mut Stream) -> Result<ControlMessage> {
+    match joiner.limit(stream.tcp()).and_then(|()| ControlMessage::receive(stream)) {
         Ok(ControlMessage::Abort(failure)) => Err(joiner.error(failure.text)),
         Ok(message) => Ok(message),
         Err(e) => {
@@ -187,14 +188,14 @@ fn unexpected(joiner: &Joiner, rank: usize, expected: &str, got: &ControlMessage
 }
 
 /// The first rank whose connection has closed. Registered ranks send nothing before the member list.
-fn find_closed(streams: &[(usize, TcpStream)]) -> Option<usize> {
+fn find_closed(streams: &[(usize, Stream)]) -> Option<usize> {
     let peek = |stream: &TcpStream| {
         stream.set_nonblocking(true)?;
         let peeked = stream.peek(&mut [0]);
         stream.set_nonblocking(false)?;
         peeked
     };
-    let is_closed = |(_, stream): &&(usize, TcpStream)| match peek(stream) {
+    let is_closed = |(_, stream): &&(usize, Stream)| match peek(stream.tcp()) {
         Ok(n) => n == 0,
         Err(e) => e.kind() != std::io::ErrorKind::WouldBlock,
     };
@@ -202,7 +203,7 @@ fn find_closed(streams: &[(usize, TcpStream)]) -> Option<usize> {
 }
 
 /// Rejects a process that knows the secret but connects after the world is complete.
-fn reject((hello, mut stream): (Hello, TcpStream)) {
+fn reject((hello, mut stream): (Hello, Stream)) {
     let rank = hello.from;
     let text = format!("the world is complete and already has another process as rank {rank}");
     tracing::warn!("rejected a process that claims to be rank {rank}: {text}");

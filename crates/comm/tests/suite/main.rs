@@ -2,6 +2,7 @@
 
 mod check;
 mod collectives;
+mod corruption;
 mod disagreements;
 mod exactness;
 mod failures;

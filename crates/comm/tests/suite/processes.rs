@@ -14,10 +14,17 @@ pub struct Topology {
     pub links: LocalLinks,
     /// SOCKS5 proxy between the ranks.
     pub via: Option<SocketAddr>,
+    pub encrypt: bool,
 }
 
 pub fn shared_memory(ranks: usize) -> Topology {
-    Topology { nodes: 1, per_node: ranks, links: LocalLinks::SharedMemory, via: None }
+    Topology {
+        nodes: 1,
+        per_node: ranks,
+        links: LocalLinks::SharedMemory,
+        via: None,
+        encrypt: false,
+    }
 }
 
 pub fn tcp(ranks: usize) -> Topology {

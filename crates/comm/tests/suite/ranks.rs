@@ -202,7 +202,7 @@ pub fn identities(topology: Topology) -> Vec<Identity> {
         generation: 0,
         bind: None,
         listener_fd: None,
-        transport: Transport { socks5: topology.via },
+        transport: Transport { socks5: topology.via, encrypt: topology.encrypt },
         launcher: Launcher::Explicit,
     };
     (0..topology.nodes * topology.per_node).map(identity).collect()

@@ -103,6 +103,18 @@ fn a_different_configuration_is_rejected_with_a_reason() {
 }
 
 #[test]
+fn encryption_on_some_ranks_only_is_rejected_with_a_reason() {
+    let mut all = identities(shared_memory(2));
+    all[1].transport.encrypt = true;
+    let results = join_with_short_master(all);
+    let rejected = text(&results[1]);
+    assert!(
+        rejected.contains("this process encrypts its traffic, the peer does not"),
+        "{rejected}"
+    );
+}
+
+#[test]
 fn an_old_generation_is_rejected_with_a_reason() {
     let mut all = identities(shared_memory(2));
     all[0].generation = 4;

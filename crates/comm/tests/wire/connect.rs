@@ -10,7 +10,7 @@ use lockstep_comm::wire::{HandshakeError::*, *};
 use crate::support::*;
 
 /// The cause of a permanent error.
-fn permanent_cause(result: Result<std::net::TcpStream, ConnectError>) -> HandshakeError {
+fn permanent_cause(result: Result<Stream, ConnectError>) -> HandshakeError {
     match result {
         Err(ConnectError::Permanent { cause: AttemptError::Handshake(cause), .. }) => cause,
         other => panic!("{other:?}"),

@@ -2,6 +2,7 @@
 
 use std::io::{self, Cursor, Write};
 
+use lockstep_comm::crc32c;
 use lockstep_comm::wire::frame::{CONTROL_LIMIT, HEADER_LEN};
 use lockstep_comm::wire::*;
 
@@ -46,21 +47,26 @@ fn frames_of_all_kinds_and_lengths_round_trip() {
 #[test]
 fn a_length_over_the_limit_is_rejected() {
     for (len, limit) in [(CONTROL_LIMIT + 1, CONTROL_LIMIT), (u64::MAX, 0), (u64::MAX, 1 << 40)] {
-        let mut stream = Cursor::new(header(len).encode());
+        let mut stream = Cursor::new(header(len).encode(0));
         match read_frame(&mut stream, limit) {
             Err(FrameError::TooLong { len: l, limit: m }) => assert_eq!((l, m), (len, limit)),
             other => panic!("{other:?}"),
         }
     }
-    let mut largest = header(CONTROL_LIMIT).encode().to_vec();
-    largest.resize(HEADER_LEN + CONTROL_LIMIT as usize, 0);
+    let payload = vec![0; CONTROL_LIMIT as usize];
+    let mut largest = Vec::new();
+    write_frame(&mut largest, &header(CONTROL_LIMIT), &payload).unwrap();
+    assert_eq!(largest.len(), HEADER_LEN + payload.len());
     read_frame(&mut Cursor::new(largest), CONTROL_LIMIT).unwrap();
 }
 
 #[test]
 fn invalid_frames_are_rejected() {
-    let mut bytes = header(0).encode();
+    let mut bytes = header(0).encode(0);
     bytes[3] = 77;
+    // A peer of another version, whose checksum is right.
+    let own = crc32c(0, &bytes[..HEADER_LEN - 4]);
+    bytes[HEADER_LEN - 4..].copy_from_slice(&own.to_le_bytes());
     let unknown = FrameHeader::parse(&bytes, 0);
     assert!(matches!(unknown, Err(FrameError::UnknownKind(77))), "{unknown:?}");
     bytes[0] ^= 1;
@@ -69,8 +75,23 @@ fn invalid_frames_are_rejected() {
 }
 
 #[test]
+fn any_flipped_bit_of_a_frame_is_detected() {
+    let mut whole = Vec::new();
+    write_frame(&mut whole, &header(100), &[0x5a; 100]).unwrap();
+    for bit in 0..8 * whole.len() {
+        whole[bit / 8] ^= 1 << (bit % 8);
+        // If the length is wrong, nothing is waited for.
+        let result = read_frame(&mut Cursor::new(&whole), CONTROL_LIMIT);
+        let detected = matches!(result, Err(FrameError::Corrupt { .. } | FrameError::BadMagic));
+        assert!(detected, "bit {bit}: {result:?}");
+        whole[bit / 8] ^= 1 << (bit % 8);
+    }
+}
+
+#[test]
 fn the_end_of_the_stream_inside_a_frame_is_an_error() {
-    let whole = [&header(4).encode()[..], b"four"].concat();
+    let mut whole = Vec::new();
+    write_frame(&mut whole, &header(4), b"four").unwrap();
     for cut in 1..whole.len() {
         match read_frame(&mut Cursor::new(&whole[..cut]), 4) {
             Err(FrameError::Io(error)) => assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof),

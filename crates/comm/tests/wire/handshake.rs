@@ -136,7 +136,7 @@ fn dial_with_key(hello: Hello, key: &Secret) -> Result<Hello, HandshakeError> {
     dialer.write_all(&encode_proof(&tag)).unwrap();
     // Rejected dialers have been closed already.
     let _ = dialer.write_all(CONFIRMATION);
-    accepting.join().unwrap()
+    accepting.join().unwrap().map(|session| session.hello)
 }
 
 #[test]

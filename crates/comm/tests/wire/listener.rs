@@ -32,16 +32,16 @@ fn a_peer_gets_a_stream_for_frames() {
     let handle = Listener::bind(loopback())
         .unwrap()
         .serve(expect(), secret(), |_hello, mut stream, _addr| {
-            assert!(stream.nodelay().unwrap());
-            assert_eq!(stream.read_timeout().unwrap(), None);
-            assert_eq!(stream.write_timeout().unwrap(), None);
+            assert!(stream.tcp().nodelay().unwrap());
+            assert_eq!(stream.tcp().read_timeout().unwrap(), None);
+            assert_eq!(stream.tcp().write_timeout().unwrap(), None);
             let (header, payload) = read_frame(&mut stream, CONTROL_LIMIT).unwrap();
             write_frame(&mut stream, &header, &payload).unwrap();
         })
         .unwrap();
     let mut stream = connect(handle.local_addr(), &hello(), &secret(), far_deadline()).unwrap();
-    assert!(stream.nodelay().unwrap());
-    assert_eq!(stream.read_timeout().unwrap(), None);
+    assert!(stream.tcp().nodelay().unwrap());
+    assert_eq!(stream.tcp().read_timeout().unwrap(), None);
     let header = FrameHeader { kind: FrameKind::Data, group: 5, sequence: 0, digest: 1, len: 4 };
     write_frame(&mut stream, &header, b"echo").unwrap();
     let echoed = read_frame(&mut stream, CONTROL_LIMIT).unwrap();

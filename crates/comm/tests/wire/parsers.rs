@@ -1,5 +1,6 @@
 //! Parsers accept or reject any bytes without panicking, and all values round-trip.
 
+use lockstep_comm::crc32c;
 use lockstep_comm::wire::frame::HEADER_LEN;
 use lockstep_comm::wire::message::*;
 use lockstep_comm::wire::{FrameHeader, FrameKind, Hello, Purpose};
@@ -89,9 +90,9 @@ proptest! {
         [group, sequence, digest, len] in any::<[u64; 4]>(),
     ) {
         let header = FrameHeader { kind: FrameKind::ALL[kind], group, sequence, digest, len };
-        prop_assert_eq!(FrameHeader::parse(&header.encode(), len).unwrap(), header);
+        prop_assert_eq!(FrameHeader::parse(&header.encode(7), len).unwrap(), (header, 7));
         if let Some(less) = len.checked_sub(1) {
-            prop_assert!(FrameHeader::parse(&header.encode(), less).is_err());
+            prop_assert!(FrameHeader::parse(&header.encode(7), less).is_err());
         }
     }
 
@@ -100,9 +101,11 @@ proptest! {
         let mut bytes: [u8; HEADER_LEN] = bytes.try_into().unwrap();
         let _ = FrameHeader::parse(&bytes, limit);
         bytes[..4].copy_from_slice(&[b'L', b'S', b'f', kind]);
-        if let Ok(header) = FrameHeader::parse(&bytes, limit) {
+        let own = crc32c(0, &bytes[..HEADER_LEN - 4]);
+        bytes[HEADER_LEN - 4..].copy_from_slice(&own.to_le_bytes());
+        if let Ok((header, checksum)) = FrameHeader::parse(&bytes, limit) {
             prop_assert!(header.len <= limit);
-            prop_assert_eq!(header.encode(), bytes);
+            prop_assert_eq!(header.encode(checksum), bytes);
         }
     }
 }

@@ -98,10 +98,10 @@ pub fn run_handshake(
 ) -> Outcome {
     let accepting = thread::spawn(move || {
         let mut tap = acceptor;
-        (accept(&mut tap, &expect, &expect_secret), tap.written)
+        (accept(&mut tap, &expect, &expect_secret).map(|session| session.hello), tap.written)
     });
     let mut tap = dialer;
-    let dialer = dial(&mut tap, &hello, &hello_secret);
+    let dialer = dial(&mut tap, &hello, &hello_secret).map(drop);
     let dialer_written = std::mem::take(&mut tap.written);
     drop(tap);
     let (acceptor, acceptor_written) = accepting.join().unwrap();

@@ -1,12 +1,13 @@
 //! The launcher of every node except node 0: connects to the coordinator, serves as a node agent, and reconnects when
 //! the coordinator is lost.
 
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
 use lockstep_comm::wire::{
     self, AttemptError as WireError, ConnectError, HandshakeError, Hello, Purpose, Route, Secret,
+    Stream,
 };
 
 use super::agent::{AgentExit, NodeAgent};
@@ -66,7 +67,7 @@ pub fn run_agent(spec: &LaunchSpec, timeout: Duration) -> Result<Outcome, Launch
 }
 
 enum Connected {
-    Stream(TcpStream),
+    Stream(Stream),
     Signalled(i32),
 }
 
@@ -119,7 +120,7 @@ fn attempt(
     secret: &Secret,
     deadline: Instant,
     mut check: impl FnMut() -> Result<(), i32>,
-) -> Result<Result<TcpStream, AttemptError>, i32> {
+) -> Result<Result<Stream, AttemptError>, i32> {
     check()?;
     let addr = match address(spec) {
         Ok(addr) => addr,

@@ -2,11 +2,12 @@
 //! reports the end of the connection exactly once.
 
 use std::io::Write;
-use std::net::{Shutdown, TcpStream};
+use std::net::Shutdown;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
+use lockstep_comm::wire::Stream;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -19,7 +20,7 @@ pub(super) const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Sends the messages of `outgoing` and calls `on_message` with each received one, and with `None` when the connection
 /// is closed. Closes it when `outgoing` ends.
 pub(crate) fn run<Out, In>(
-    stream: TcpStream,
+    stream: Stream,
     outgoing: Receiver<Out>,
     mut on_message: impl FnMut(Option<In>) + Send + 'static,
 ) -> std::io::Result<()>
@@ -27,10 +28,9 @@ where
     Out: Serialize + Send + 'static,
     In: DeserializeOwned,
 {
-    stream.set_read_timeout(Some(HEARTBEAT_TIMEOUT))?;
-    stream.set_write_timeout(Some(HEARTBEAT_TIMEOUT))?;
-    let mut reader = stream.try_clone()?;
-    let mut writer = stream;
+    stream.tcp().set_read_timeout(Some(HEARTBEAT_TIMEOUT))?;
+    stream.tcp().set_write_timeout(Some(HEARTBEAT_TIMEOUT))?;
+    let Stream { mut reader, mut writer } = stream;
     let write = move || {
         loop {
             let message = match outgoing.recv_timeout(HEARTBEAT_INTERVAL) {
@@ -38,12 +38,13 @@ where
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => break,
             };
-            if writer.write_all(&messages::encode(message.as_ref())).is_err() {
+            let written = writer.write_all(&messages::encode(message.as_ref()));
+            if written.and_then(|()| writer.flush()).is_err() {
                 break;
             }
         }
         // Wakes the reader as well.
-        let _ = writer.shutdown(Shutdown::Both);
+        let _ = writer.tcp().shutdown(Shutdown::Both);
     };
     let read = move || {
         while let Ok(message) = messages::receive(&mut reader) {
@@ -51,7 +52,7 @@ where
                 on_message(message);
             }
         }
-        let _ = reader.shutdown(Shutdown::Both);
+        let _ = reader.tcp().shutdown(Shutdown::Both);
         on_message(None);
     };
     thread::Builder::new().name("launcher-out".into()).spawn(write)?;

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use lockstep_comm::crc32c;
 use lockstep_comm::wire::frame::{self, CONTROL_LIMIT, FrameHeader, FrameKind};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -115,7 +116,7 @@ pub(crate) fn encode(message: Option<&impl Serialize>) -> Vec<u8> {
     let payload = payload.unwrap_or_default();
     let len = payload.len() as u64;
     let header = FrameHeader { kind, group: 0, sequence: 0, digest: 0, len };
-    [header.encode().as_slice(), &payload].concat()
+    [header.encode(crc32c(0, &payload)).as_slice(), &payload].concat()
 }
 
 /// Reads the next message; `None` is a heartbeat.

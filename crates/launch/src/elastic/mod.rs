@@ -12,7 +12,7 @@ mod server;
 use std::time::Duration;
 
 use lockstep_comm::token;
-use lockstep_comm::wire::{Expect, PROTOCOL, Secret};
+use lockstep_comm::wire::{ENCRYPTED, Expect, PROTOCOL, Secret};
 
 use crate::{LaunchError, LaunchSpec};
 
@@ -72,5 +72,6 @@ fn launcher_secret(token: Option<&str>) -> Result<Secret, LaunchError> {
 /// The coordinator's side of the handshake. Launchers outlive generations, so the generation is always 0 here; a node
 /// checks the number of each generation that it is asked to start.
 fn expect(spec: &LaunchSpec) -> Expect {
-    Expect { version: PROTOCOL, generation: 0, config: spec.run, rank: 0 }
+    let version = if spec.transport.encrypt { PROTOCOL | ENCRYPTED } else { PROTOCOL };
+    Expect { version, generation: 0, config: spec.run, rank: 0 }
 }

@@ -2,12 +2,11 @@
 //! decisions. It also serves as node agent of its own node.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::TcpStream;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockstep_comm::wire::{Hello, ListenError, Listener, ListenerHandle};
+use lockstep_comm::wire::{Hello, ListenError, Listener, ListenerHandle, Stream};
 
 use super::agent::{AgentExit, NodeAgent};
 use super::connection;
@@ -73,7 +72,7 @@ struct Input {
 }
 
 enum InputKind {
-    Connected(TcpStream),
+    Connected(Stream),
     Message(AgentMessage),
     Disconnected,
 }
@@ -89,7 +88,7 @@ fn listen(
         action: "accept connections of other launchers",
         cause: std::io::Error::other(cause),
     };
-    let on_connect = move |hello: Hello, stream: TcpStream, _| {
+    let on_connect = move |hello: Hello, stream: Stream, _| {
         let kind = InputKind::Connected(stream);
         let _ = inbox.send(Input { node: hello.from, connection: 0, kind });
     };
@@ -150,7 +149,7 @@ impl Server {
         }
     }
 
-    fn accept(&mut self, node: u32, connection: u64, stream: TcpStream) {
+    fn accept(&mut self, node: u32, connection: u64, stream: Stream) {
         if node == NODE_ZERO {
             output::report(
                 "rejected another launcher with node rank 0; give every launcher its own --node-rank",
