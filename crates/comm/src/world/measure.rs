@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 const PINGS: usize = 16;
 const PIECE: usize = 512 << 10;
 const PIECES: usize = 3;
+const COPY: usize = 4 << 20;
+const COPIES: usize = 4;
 /// Time after which a measurement is not repeated.
 const BUDGET: Duration = Duration::from_millis(50);
 
@@ -21,11 +23,12 @@ pub(crate) fn measure(world: &World) -> Result<()> {
     let hosts = world.hosts();
     let partner = |local: bool| (1..world.size()).find(|r| (hosts[*r] == hosts[0]) == local);
     let mut costs = LinkCosts::default();
-    if let Some(peer) = partner(true) {
-        costs.local = measure_with(world, peer)?.unwrap_or(costs.local);
+    if let Some(latency) = partner(true).map(|peer| latency(world, peer)).transpose()? {
+        costs.local = LinkCost { latency, bandwidth: copy_bandwidth() };
     }
     if let Some(peer) = partner(false) {
-        costs.remote = measure_with(world, peer)?.unwrap_or(costs.remote);
+        let latency = latency(world, peer)?;
+        costs.remote = LinkCost { latency, bandwidth: bandwidth(world, peer, latency)? };
     }
     let (local, remote) = (costs.local, costs.remote);
     let mut numbers = [local.latency, local.bandwidth, remote.latency, remote.bandwidth];
@@ -39,40 +42,56 @@ pub(crate) fn measure(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Cost of the link between rank 0 and a peer; the result is on rank 0.
-fn measure_with(world: &World, peer: usize) -> Result<Option<LinkCost>> {
-    let mut piece = vec![0u8; PIECE];
+/// Latency of the link between rank 0 and a peer; valid on rank 0.
+fn latency(world: &World, peer: usize) -> Result<f64> {
+    // The first message opens the links, which takes several round trips.
+    best_of(world, peer, 1, 1)?;
+    Ok(best_of(world, peer, 1, PINGS)? / 2.0)
+}
+
+/// Bandwidth of the link between rank 0 and a peer; valid on rank 0.
+fn bandwidth(world: &World, peer: usize, latency: f64) -> Result<f64> {
+    let time = best_of(world, peer, PIECE, PIECES)?;
+    Ok(PIECE as f64 / (time - 2.0 * latency).max(time / 10.0))
+}
+
+/// Bandwidth within a host: that of a copy, because collectives there copy from memory to memory. Messages between
+/// two ranks would measure how fast they wake up each other, which takes long if there are more ranks than cores.
+fn copy_bandwidth() -> f64 {
+    let (from, mut to) = (vec![1u8; COPY], vec![0u8; COPY]);
+    let copy = |_| {
+        let start = Instant::now();
+        to.copy_from_slice(std::hint::black_box(&from));
+        std::hint::black_box(&mut to);
+        start.elapsed().as_secs_f64()
+    };
+    // The first copy maps the pages.
+    COPY as f64 / (0..COPIES).map(copy).fold(f64::INFINITY, f64::min)
+}
+
+/// The shortest time of up to `times` messages of `len` bytes from rank 0 to `peer` and answers, to exclude other
+/// activity of the machine; valid on rank 0.
+fn best_of(world: &World, peer: usize, len: usize, times: usize) -> Result<f64> {
+    let mut message = vec![MORE; len];
     if world.rank() == peer {
-        for len in [1, 1, PIECE] {
-            piece[0] = MORE;
-            while piece[0] == MORE {
-                world.receive(&mut piece[..len], 0)?;
-                world.send(&[0u8], 0)?;
-            }
+        while message[0] == MORE {
+            world.receive(&mut message, 0)?;
+            world.send(&[0u8], 0)?;
         }
     }
     if world.rank() != 0 {
-        return Ok(None);
+        return Ok(0.0);
     }
-    // The first message opens the links, which takes several round trips.
-    best_of(world, peer, &mut piece[..1], 1)?;
-    let round_trip = best_of(world, peer, &mut piece[..1], PINGS)?;
-    let one_way = best_of(world, peer, &mut piece, PIECES)?;
-    let bandwidth = PIECE as f64 / (one_way - round_trip).max(one_way / 10.0);
-    Ok(Some(LinkCost { latency: round_trip / 2.0, bandwidth }))
-}
-
-/// Rank 0: the shortest time of up to `times` messages and answers, to exclude other activity of the machine.
-fn best_of(world: &World, peer: usize, message: &mut [u8], times: usize) -> Result<f64> {
     let (mut best, begin) = (f64::INFINITY, Instant::now());
     for time in 1..=times {
-        let last = time == times || begin.elapsed() > BUDGET;
-        message[0] = if last { LAST } else { MORE };
+        if time == times || begin.elapsed() > BUDGET {
+            message[0] = LAST;
+        }
         let start = Instant::now();
-        world.send(message, peer)?;
+        world.send(&message, peer)?;
         world.receive(&mut [0u8], peer)?;
         best = best.min(start.elapsed().as_secs_f64());
-        if last {
+        if message[0] == LAST {
             break;
         }
     }

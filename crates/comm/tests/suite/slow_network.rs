@@ -55,3 +55,25 @@ fn a_world_works_with_a_round_trip_of_500_ms_and_5_percent_loss() {
     let delay = Duration::from_millis(250);
     works(test, Conditions { delay, loss: 0.05, ..Conditions::default() }, hosts(2, 2));
 }
+
+/// Between two hosts with two ranks each, a ring sends 3P bytes of an all-reduce of P bytes, two levels send 2P.
+#[test]
+fn a_slow_link_between_hosts_carries_2p_instead_of_3p_bytes() {
+    let test = "slow_network::a_slow_link_between_hosts_carries_2p_instead_of_3p_bytes";
+    const COUNT: usize = 2 << 20;
+    let proxy = proxy(Conditions { rate: Some(20e6), ..Conditions::default() });
+    // The world measures the link when it starts.
+    on_processes(test, "world", through(proxy.as_ref(), hosts(2, 2)), |world| {
+        let mut numbers = vec![world.rank() as f32; COUNT];
+        world.all_reduce(&mut numbers, Op::Sum).expect("the network works");
+        assert!(numbers.iter().all(|x| *x == 6.0));
+        let record = world.flight_record();
+        let last = record.last().expect("a collective");
+        let (costs, chosen) = (world.link_costs(), (last.kind, last.algo));
+        assert_eq!(chosen, ("all_reduce", "two_level"), "{costs:?}");
+    });
+    let Some(proxy) = proxy else { return };
+    let (sent, bytes) = (proxy.bytes() as f64, (4 * COUNT) as f64);
+    // Starting the world and measuring the link sends about 2 MB more.
+    assert!((2.0..2.5).contains(&(sent / bytes)), "{} P were sent", sent / bytes);
+}
