@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 pub type Result<T> = std::result::Result<T, Error>;
 
-#[derive(Debug)]
 pub enum Error {
     /// An I/O error.
     System { doing: &'static str, path: PathBuf, source: std::io::Error },
@@ -77,6 +76,13 @@ pub(crate) fn reject(path: &Path, problems: Vec<String>) -> Result<()> {
 
 /// Maximum number of problems printed: one missing file can cause hundreds.
 const SHOWN: usize = 20;
+
+/// The text of `Display`, which `?` in `main` and `unwrap` then print.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

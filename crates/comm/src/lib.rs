@@ -11,6 +11,37 @@
 //! });
 //! assert_eq!(means, [1.5; 4]);
 //! ```
+//!
+//! The same on four processes. A launcher tells each process which rank it is (`lockstep-launch` reads what Slurm,
+//! torchrun and MPI pass in the environment); here the program starts itself:
+//!
+//! ```standalone_crate
+//! use lockstep_comm::{Identity, Op, Options, World};
+//! use std::process::{Child, Command};
+//!
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let program = std::env::current_exe()?;
+//!     if let Ok(place) = std::env::var("PLACE") {
+//!         let (rank, port) = place.split_once(' ').ok_or("PLACE is RANK PORT")?;
+//!         let identity = Identity::local(rank.parse()?, 4, port.parse()?);
+//!         let world = World::join(&identity, &Options::default())?;
+//!         let mut gradient = vec![world.rank() as f32; 8];
+//!         world.all_reduce(&mut gradient, Op::Mean)?;
+//!         assert_eq!(gradient, [1.5; 8]);
+//!         return Ok(());
+//!     }
+//!     // A port that is free now.
+//!     let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+//!     let start = |rank| Command::new(&program).env("PLACE", format!("{rank} {port}")).spawn();
+//!     let ranks = (0..4).map(start).collect::<Result<Vec<Child>, _>>()?;
+//!     for mut rank in ranks {
+//!         assert!(rank.wait()?.success());
+//!     }
+//!     Ok(())
+//! }
+//! ```
+//!
+//! Errors name the rank, the peer and the call. Their `Debug` is the same text, so that `?` in `main` prints it.
 
 mod algo;
 mod call;

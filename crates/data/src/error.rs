@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Data that could not be read, prepared or written.
-#[derive(Debug)]
 pub enum Error {
     /// An I/O error.
     System { doing: String, source: std::io::Error },
@@ -45,6 +44,13 @@ impl Error {
 
     pub(crate) fn misuse(what: impl Into<String>) -> Error {
         Error::Misuse { what: what.into() }
+    }
+}
+
+/// The text of `Display`, which `?` in `main` and `unwrap` then print.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

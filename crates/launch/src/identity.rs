@@ -103,10 +103,17 @@ pub(crate) fn to_env(identity: &Identity) -> Vec<(String, String)> {
 }
 
 /// All errors in the variables of one launcher.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct IdentityError {
     pub launcher: Launcher,
     pub errors: Vec<String>,
+}
+
+/// The text of `Display`, which `?` in `main` and `unwrap` then print.
+impl fmt::Debug for IdentityError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl fmt::Display for IdentityError {

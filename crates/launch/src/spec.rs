@@ -170,7 +170,6 @@ impl fmt::Display for Failure {
 }
 
 /// Why ranks could not be started or supervised.
-#[derive(Debug)]
 pub enum LaunchError {
     /// Errors in the spec.
     Invalid(Vec<String>),
@@ -198,6 +197,13 @@ pub enum LaunchError {
     },
     /// The launchers of several nodes cannot form a job.
     Rendezvous(String),
+}
+
+/// The text of `Display`, which `?` in `main` and `unwrap` then print.
+impl fmt::Debug for LaunchError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl fmt::Display for LaunchError {

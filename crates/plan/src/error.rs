@@ -16,7 +16,7 @@ pub enum Place {
 }
 
 /// An invalid value of a run file.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct ConfigError {
     /// Dotted key, e.g. `model.heads`. Empty if the text is not TOML.
     pub key: String,
@@ -28,6 +28,13 @@ pub struct ConfigError {
 }
 
 /// `model.heads (line 4): heads=6 does not divide dim=128; use 4 or 8`
+/// The text of `Display`, which `?` in `main` and `unwrap` then print.
+impl fmt::Debug for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.key.as_str(), self.place) {

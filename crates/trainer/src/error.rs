@@ -3,7 +3,6 @@
 use std::fmt;
 use std::path::PathBuf;
 
-#[derive(Debug)]
 pub enum Error {
     /// A collective failed or a rank was lost.
     Comm(lockstep_comm::Error),
@@ -41,6 +40,13 @@ pub enum Error {
     },
     /// Settings, data or requests that do not fit together.
     Invalid(String),
+}
+
+/// The text of `Display`, which `?` in `main` and `unwrap` then print.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl fmt::Display for Error {

@@ -232,32 +232,39 @@ impl Network {
 /// Data on its way, in order.
 #[derive(Default)]
 struct Queue {
-    pieces: Mutex<(VecDeque<(Instant, Vec<u8>)>, usize)>,
+    on_the_way: Mutex<OnTheWay>,
     changed: Condvar,
+}
+
+#[derive(Default)]
+struct OnTheWay {
+    /// Time of arrival and content of each piece.
+    pieces: VecDeque<(Instant, Vec<u8>)>,
+    bytes: usize,
 }
 
 impl Queue {
     /// Waits until the window has room. A piece never overtakes the one before it.
     fn push(&self, at: Instant, bytes: Vec<u8>) {
-        let mut pieces = lock(&self.pieces);
-        while pieces.1 > WINDOW {
-            pieces = self.changed.wait(pieces).unwrap_or_else(PoisonError::into_inner);
+        let mut queue = lock(&self.on_the_way);
+        while queue.bytes > WINDOW {
+            queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
-        let at = pieces.0.back().map_or(at, |last| at.max(last.0));
-        pieces.1 += bytes.len();
-        pieces.0.push_back((at, bytes));
+        let at = queue.pieces.back().map_or(at, |last| at.max(last.0));
+        queue.bytes += bytes.len();
+        queue.pieces.push_back((at, bytes));
         self.changed.notify_all();
     }
 
     fn pop(&self) -> (Instant, Vec<u8>) {
-        let mut pieces = lock(&self.pieces);
+        let mut queue = lock(&self.on_the_way);
         loop {
-            if let Some((at, bytes)) = pieces.0.pop_front() {
-                pieces.1 -= bytes.len();
+            if let Some((at, bytes)) = queue.pieces.pop_front() {
+                queue.bytes -= bytes.len();
                 self.changed.notify_all();
                 return (at, bytes);
             }
-            pieces = self.changed.wait(pieces).unwrap_or_else(PoisonError::into_inner);
+            queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }

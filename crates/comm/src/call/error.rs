@@ -44,7 +44,6 @@ impl Cause {
     }
 }
 
-#[derive(Debug)]
 pub enum Error {
     /// A call failed because the world broke; `failure` is equal on all surviving ranks.
     Broken {
@@ -86,6 +85,13 @@ impl Error {
     }
 }
 
+/// The text of `Display`, which `?` in `main` and `unwrap` then print.
+impl std::fmt::Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
+
 impl std::fmt::Display for Error {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -108,6 +114,30 @@ impl std::error::Error for Error {
         match self {
             Error::System { source, .. } => Some(source),
             _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::TokenError;
+    use crate::wire::{FrameError, HandshakeError};
+
+    #[test]
+    fn a_question_mark_in_main_prints_a_message() {
+        let text = "rank 3: rank 9 is out of range".to_string();
+        let misuse = Error::Misuse { rank: 3, what: "rank 9 is out of range".into() };
+        assert_eq!(format!("{misuse:?}"), text);
+        let token = TokenError::Exposed { path: "token".into(), mode: 0o644 };
+        let handshake = HandshakeError::WrongRank { dialed: 1, answered: 2 };
+        let frame = FrameError::TooLong { len: 7, limit: 6 };
+        for (shown, text) in [
+            (format!("{token:?}"), token.to_string()),
+            (format!("{handshake:?}"), handshake.to_string()),
+            (format!("{frame:?}"), frame.to_string()),
+        ] {
+            assert_eq!(shown, text);
         }
     }
 }

@@ -173,10 +173,16 @@ fn is_retryable(cause: &AttemptError) -> bool {
 }
 
 /// Error of one attempt.
-#[derive(Debug)]
 pub enum AttemptError {
     Connect(io::Error),
     Handshake(HandshakeError),
+}
+
+/// The text of `Display`, which `?` in `main` and `unwrap` then print.
+impl fmt::Debug for AttemptError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl fmt::Display for AttemptError {
@@ -197,7 +203,6 @@ impl AttemptError {
     }
 }
 
-#[derive(Debug)]
 pub enum ConnectError {
     /// The deadline passed; `last` is the error of the last attempt, if there was one.
     Deadline {
@@ -209,6 +214,13 @@ pub enum ConnectError {
     },
     /// Retrying would not help.
     Permanent { to: u32, addr: SocketAddr, cause: AttemptError },
+}
+
+/// The text of `Display`, which `?` in `main` and `unwrap` then print.
+impl fmt::Debug for ConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl fmt::Display for ConnectError {

@@ -169,7 +169,6 @@ fn read_some(stream: &mut impl Read, bytes: &mut [u8]) -> io::Result<usize> {
     }
 }
 
-#[derive(Debug)]
 pub enum FrameError {
     /// The data is not the start of a frame.
     BadMagic,
@@ -186,6 +185,13 @@ pub enum FrameError {
     /// The stream ended between two frames. An end inside a frame is an `Io` error.
     Closed,
     Io(io::Error),
+}
+
+/// The text of `Display`, which `?` in `main` and `unwrap` then print.
+impl fmt::Debug for FrameError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl fmt::Display for FrameError {

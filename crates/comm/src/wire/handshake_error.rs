@@ -6,7 +6,6 @@ use std::io;
 use super::message::ENCRYPTED;
 
 /// Error of one side: `ours` is this process.
-#[derive(Debug)]
 pub enum HandshakeError {
     /// The first bytes are not Lockstep's.
     NotLockstep,
@@ -45,6 +44,13 @@ pub enum HandshakeError {
     Closed,
     TimedOut,
     Io(io::Error),
+}
+
+/// The text of `Display`, which `?` in `main` and `unwrap` then print.
+impl fmt::Debug for HandshakeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl fmt::Display for HandshakeError {

@@ -257,7 +257,6 @@ impl fmt::Display for Rejection {
     }
 }
 
-#[derive(Debug)]
 pub enum ListenError {
     InUse { addr: SocketAddr },
     NotLocal { addr: SocketAddr },
@@ -273,6 +272,13 @@ impl ListenError {
             io::ErrorKind::PermissionDenied => ListenError::Denied { addr },
             _ => ListenError::Io(cause),
         }
+    }
+}
+
+/// The text of `Display`, which `?` in `main` and `unwrap` then print.
+impl fmt::Debug for ListenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

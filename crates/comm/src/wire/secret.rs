@@ -88,10 +88,17 @@ impl fmt::Debug for Secret {
 }
 
 /// Error of [`Secret::from_hex`]. Contains positions only, because the text may be most of a secret.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub enum SecretError {
     Length { found: usize },
     NotHex { index: usize },
+}
+
+/// The text of `Display`, which `?` in `main` and `unwrap` then print.
+impl fmt::Debug for SecretError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl fmt::Display for SecretError {

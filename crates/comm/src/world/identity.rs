@@ -31,6 +31,27 @@ pub struct Identity {
     pub launcher: Launcher,
 }
 
+impl Identity {
+    /// One of `size` ranks that are processes of this user on this host and meet at a free port.
+    pub fn local(rank: usize, size: usize, port: u16) -> Identity {
+        Identity {
+            rank,
+            size,
+            local_rank: rank,
+            local_size: size,
+            node: 0,
+            master_addr: "127.0.0.1".into(),
+            master_port: port,
+            token: TokenSource::None,
+            generation: 0,
+            bind: None,
+            listener_fd: None,
+            transport: Transport::default(),
+            launcher: Launcher::Explicit,
+        }
+    }
+}
+
 /// How processes of a job are connected over TCP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Transport {

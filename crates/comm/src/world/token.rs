@@ -49,7 +49,6 @@ impl fmt::Debug for TokenSource {
     }
 }
 
-#[derive(Debug)]
 pub enum TokenError {
     /// Not 64 hex digits. The text itself is not reported.
     Malformed {
@@ -65,6 +64,13 @@ pub enum TokenError {
         path: PathBuf,
         mode: u32,
     },
+}
+
+/// The text of `Display`, which `?` in `main` and `unwrap` then print.
+impl fmt::Debug for TokenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl fmt::Display for TokenError {

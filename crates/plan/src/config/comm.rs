@@ -47,7 +47,7 @@ pub enum Compression {
 }
 
 /// Text that is not a valid compression.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct ParseCompressionError {
     pub message: String,
     pub suggestion: String,
@@ -157,6 +157,13 @@ fn unknown(typed: &str, word: &str) -> ParseCompressionError {
         None => format!("use one of {KNOWN}"),
     };
     ParseCompressionError { message: format!("unknown compression \"{typed}\""), suggestion }
+}
+
+/// The text of `Display`, which `?` in `main` and `unwrap` then print.
+impl fmt::Debug for ParseCompressionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl fmt::Display for ParseCompressionError {

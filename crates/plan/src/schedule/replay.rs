@@ -12,7 +12,7 @@ pub fn replay(schedule: &Schedule, depth: Option<usize>) -> Result<(), Deadlock>
 }
 
 /// Ranks that wait for each other or for an action that never runs.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Deadlock {
     /// The ranks that do not finish.
     pub waits: Vec<Wait>,
@@ -152,6 +152,13 @@ impl<'s> Walk<'s> {
 }
 
 /// `rank 0 waits at 0B0 for 1B0 of rank 1, which waits at 1F1 for 0F1 of rank 0`
+/// The text of `Display`, which `?` in `main` and `unwrap` then print.
+impl fmt::Debug for Deadlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl fmt::Display for Deadlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(mut wait) = self.waits.first() else { return f.write_str("nobody waits") };
