@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 
 use super::frames::{receive, send};
-use super::producer::start_producers;
+use super::producer::{Broadcast, start_producers};
 use super::{Kill, Message, PRODUCERS, RANKS, SEQ, SETTINGS, Sample, Settings, State, plan};
 
 /// The producers, and the learner that they restart.
@@ -138,7 +138,7 @@ impl Learner {
         &mut self,
         kill: Option<&Kill>,
         samples: &Connection,
-        producers: &[Sender<(Message, Arc<Vec<f32>>)>],
+        producers: &[Sender<Broadcast>],
     ) -> anyhow::Result<Option<State>> {
         let mut last = None;
         let mut from = BufReader::new(&self.stream);

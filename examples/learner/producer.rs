@@ -14,7 +14,10 @@ use lockstep_trainer::load_whole;
 
 use super::{Message, PRODUCERS, SEQ, SYMBOLS, Sample, State};
 
-pub type Producers = (Vec<JoinHandle<()>>, Vec<Sender<(Message, Arc<Vec<f32>>)>>);
+/// A message of the learner to all producers, and the parameters of a policy.
+pub type Broadcast = (Message, Arc<Vec<f32>>);
+
+pub type Producers = (Vec<JoinHandle<()>>, Vec<Sender<Broadcast>>);
 
 pub fn start_producers(shape: &Shape, samples: &SyncSender<Sample>) -> Producers {
     let start = |number: usize| {
@@ -51,7 +54,7 @@ fn produce(
     name: &str,
     seed: u64,
     shape: &Shape,
-    messages: &Receiver<(Message, Arc<Vec<f32>>)>,
+    messages: &Receiver<Broadcast>,
     sender: &SyncSender<Sample>,
 ) {
     let (device, model) = (Device::cpu(1), Model::whole(shape));

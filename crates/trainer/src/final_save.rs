@@ -34,7 +34,10 @@ impl FinalSave<'_, '_> {
             check_fenced(outcome.as_ref(), self.run.folder, self.generation)?;
             let mut failed = match outcome {
                 Some(SaveOutcome::Failed(failed)) => failed,
-                Some(saved) => return Ok(report(saved)),
+                Some(saved) => {
+                    report(saved);
+                    return Ok(());
+                }
                 None => return Ok(()),
             };
             if last_attempt {

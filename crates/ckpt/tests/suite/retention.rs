@@ -24,7 +24,7 @@ fn corrupt(run: &Path, step: u64) {
 #[test]
 fn corrupt_checkpoints_do_not_displace_good_ones() {
     let run = run("hidden", &[54, 57, 60, 87, 90]);
-    (corrupt(&run, 87), corrupt(&run, 90));
+    [87, 90].into_iter().for_each(|step| corrupt(&run, step));
     // A run that resumed from step 60 saves on.
     let mut retention = Retention::new(Keep { newest: 2, every: 0 });
     retention.trust(60);
