@@ -49,11 +49,18 @@ pub fn sign_tokens(file: &mut [u8]) {
     let width = u64::from(file[12]);
     let tokens = number(file, 32).saturating_mul(width).checked_next_multiple_of(8);
     let (documents, tokenizer) = (number(file, 24).saturating_mul(16), number(file, 48));
-    let clamp = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(file.len());
+    let all = file.len();
+    let clamp = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(all);
     let end = |before: usize, len: u64| clamp((before as u64).saturating_add(len));
     let tokens_end = end(HEADER, tokens.unwrap_or(u64::MAX));
     let index_end = end(tokens_end, documents);
     let tokenizer_end = end(index_end, tokenizer);
+    let sums: Vec<u8> = (file[HEADER..tokens_end].chunks(16 << 10))
+        .flat_map(|chunk| blake3::hash(chunk).as_bytes()[..8].to_vec())
+        .collect();
+    let checksums = &mut file[tokenizer_end..];
+    let len = sums.len().min(checksums.len());
+    checksums[..len].copy_from_slice(&sums[..len]);
     let hash = |range: std::ops::Range<usize>| *blake3::hash(&file[range]).as_bytes();
     let sums = [
         (64, hash(tokenizer_end..file.len())),

@@ -73,7 +73,7 @@ fn starter(shape: &Shape, folder: &Path) -> String {
 # Keys in [model] override it, for example dropout.
 [data]
 source = \"tuned.tokens\"          # lockstep data prepare TEXT --tokenizer {} --out tuned.tokens
-seq = {used:<28}# tokens per sample, at most {longest}; shorter samples need less memory and time
+seq = {used:<27}# tokens per sample, at most {longest}; shorter samples need less memory and time
 [train]
 steps = 1000
 global_batch = 32

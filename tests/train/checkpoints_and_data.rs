@@ -91,3 +91,16 @@ fn an_engine_that_was_not_built_names_its_feature() {
     let run = workspace.run("train small.toml --engine mpi");
     assert!(!run.ok && run.err.contains("build with --features mpi"), "{}", run.err);
 }
+
+#[test]
+fn ranks_of_mpirun_say_that_they_do_not_use_mpi() {
+    let workspace = Workspace::new("mpirun");
+    let variables = [
+        ("OMPI_COMM_WORLD_RANK", "0"),
+        ("OMPI_COMM_WORLD_SIZE", "1"),
+        ("OMPI_COMM_WORLD_LOCAL_RANK", "0"),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE", "1"),
+    ];
+    let run = workspace.run_with("train small.toml --set train.steps=1", &variables);
+    assert!(run.ok && run.err.contains("with the shm engine, not with MPI"), "{}", run.err);
+}

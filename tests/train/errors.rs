@@ -65,6 +65,16 @@ fn a_value_that_is_not_finite_stops_the_run() {
     );
 }
 
+#[test]
+fn an_error_of_all_ranks_is_printed_once() {
+    let workspace = Workspace::new("once");
+    let finished = workspace.run(
+        "train small.toml --ranks 2 --set train.lr=1e30 --set train.warmup=0 --set train.clip=0",
+    );
+    assert!(!finished.ok, "{}", finished.out);
+    assert_eq!(finished.err.matches("is not finite").count(), 1, "{}", finished.err);
+}
+
 /// The error of a run that is not finite contains a replay command that works.
 #[test]
 fn the_suggested_replay_command_works() {

@@ -51,9 +51,15 @@ impl Workspace {
     }
 
     pub fn run(&self, args: &str) -> Finished {
+        self.run_with(args, &[])
+    }
+
+    /// Runs a command with environment variables.
+    pub fn run_with(&self, args: &str, variables: &[(&str, &str)]) -> Finished {
         let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
         let Output { status, stdout, stderr } = command
             .args(args.split_whitespace())
+            .envs(variables.iter().copied())
             .current_dir(&self.0)
             .output()
             .expect("the binary runs");

@@ -10,7 +10,7 @@ use lockstep_comm::{Identity, Launcher, TokenSource};
 use super::events::{Assignment, Event, Events, Order};
 use super::exit::{self, EXIT_PERMANENT, Exit, RankExit};
 use super::exit_watch::ExitWatch;
-use super::output;
+use super::output::{self, OutputMode};
 use super::rank::RankProcess;
 use super::spec::{Failure, LaunchError, LaunchSpec};
 use super::sys;
@@ -226,6 +226,12 @@ impl Generation<'_> {
         self.ranks.iter().for_each(|rank| rank.signal(signal));
     }
 
+    /// Whether rank 0 has printed this line, and its output is on the terminal.
+    fn is_shown(&self, line: &String) -> bool {
+        let shows_rank_zero = self.spec.output == OutputMode::RankZero && self.first_rank == 0;
+        shows_rank_zero && self.ranks.first().is_some_and(|rank| rank.log.tail().contains(line))
+    }
+
     fn report_unkillable(&self) {
         for (local_rank, process) in self.ranks.iter().enumerate() {
             let rank = self.first_rank + local_rank;
@@ -241,13 +247,15 @@ impl Generation<'_> {
     fn result(self) -> GenerationResult {
         let failure = exit::first_failure(&self.exits).map(|first| {
             let log = &self.ranks[first.rank - self.first_rank].log;
+            let tail = log.tail();
             Failure {
                 rank: first.rank,
                 generation: self.number,
                 exit: first.exit,
                 log: log.path.clone(),
-                tail: log.tail(),
                 oom_kills: sys::oom_kills().zip(self.oom_kills).map(|(now, then)| now - then),
+                shown: tail.last().is_some_and(|line| self.is_shown(line)),
+                tail,
             }
         });
         let exits = self.exits.iter().map(|exit| exit.exit).collect();

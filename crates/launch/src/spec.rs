@@ -143,6 +143,8 @@ pub struct Failure {
     pub tail: Vec<String>,
     /// Processes that the kernel killed during the generation because memory ran out; `None` if unknown.
     pub oom_kills: Option<u64>,
+    /// The last of them is on the terminal, because rank 0 has the same error.
+    pub shown: bool,
 }
 
 impl fmt::Display for Failure {
@@ -161,6 +163,9 @@ impl fmt::Display for Failure {
             _ => {}
         }
         write!(f, " (generation {})", self.generation)?;
+        if self.shown {
+            return write!(f, "; its output is in {}", self.log.display());
+        }
         if self.tail.is_empty() {
             return write!(f, "; it printed no output");
         }
