@@ -28,7 +28,7 @@ for target in $targets; do
     mkdir -p "corpus/$target"
     log=artifacts/$target.log
     # The targets measure CPU time themselves; this timeout only ends real hangs, even on a busy machine.
-    if ! "$bin/$target" "corpus/$target" -runs="$runs" -timeout=120 -rss_limit_mb=1024 -malloc_limit_mb=1024 \
+    if ! "$bin/$target" "corpus/$target" -runs="$runs" -dict=values.dict -timeout=120 -rss_limit_mb=1024 -malloc_limit_mb=1024 \
         -artifact_prefix="artifacts/$target-" -print_final_stats=1 >"$log" 2>&1; then
         tail -40 "$log"
         echo "$target: FAILED, see fuzz/$log"
