@@ -8,7 +8,7 @@ use crate::plan::{Data, Layout, Train};
 pub(super) const MAX_RANKS: usize = 1_000_000;
 
 /// Maximum number of compute threads of a rank.
-pub(super) const MAX_THREADS: usize = 1024;
+pub(super) const MAX_THREADS: usize = 4096;
 
 /// Maximum number of passes of all pipeline stages in a step, and of passes through layers on one rank. Both are lists
 /// in memory.

@@ -270,7 +270,7 @@ fn absurd_counts_are_rejected_before_anything_is_listed() {
         ("[model]\nfamily = \"moe\"\nexperts = 1e9", "model.experts (line 3): the model has about 1.2e10 tensors; the maximum is 2e5"),
         ("[model]\nfamily = \"moe\"\ncapacity = 1e300", "model.capacity (line 3): capacity must be at most 1000, or removed for dropless routing (got 1000000"),
         ("[train]\nglobal_batch = 1e9", "train.global_batch (line 2): a step has 125000000 micro-batches, which take 5.0e8 passes; the maximum is 2e6; use a larger micro_batch or a smaller global_batch"),
-        ("[train]\nthreads = 1e9", "train.threads (line 2): threads must be at most 1024 (got 1000000000)"),
+        ("[train]\nthreads = 1e9", "train.threads (line 2): threads must be at most 4096 (got 1000000000)"),
         ("[layout]\ndata = 1e6\ntensor = 1e6", "layout.data (line 2): the layout has 1000000000000 ranks; the maximum is 1000000"),
         ("[layout]\ntensor = 1e7", "layout.tensor (line 2): tensor must be at most 1000000 (got 10000000)"),
         ("[checkpoint]\nevery = 18446744073709551615", "checkpoint.every (line 2): every must be at most 1000000000 (got 18446744073709551615)"),
