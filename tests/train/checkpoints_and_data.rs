@@ -101,6 +101,6 @@ fn ranks_of_mpirun_say_that_they_do_not_use_mpi() {
         ("OMPI_COMM_WORLD_LOCAL_RANK", "0"),
         ("OMPI_COMM_WORLD_LOCAL_SIZE", "1"),
     ];
-    let run = workspace.run_with("train small.toml --set train.steps=1", &variables);
+    let run = workspace.run_with("train small.toml --set train.steps=2", &variables);
     assert!(run.ok && run.err.contains("with the shm engine, not with MPI"), "{}", run.err);
 }
