@@ -49,7 +49,7 @@ pub struct Args {
     /// How ranks run and communicate
     #[arg(long, value_enum, default_value = "shm")]
     engine: Engine,
-    /// Start from the weights of this run or checkpoint (see `lockstep import`); keys that [model] does not set are
+    /// Start from the weights of this run or checkpoint (see `lockstep import`); keys that `[model]` does not set are
     /// those of the checkpoint [default: random weights]
     #[arg(long, value_name = "RUN|CHECKPOINT", conflicts_with = "resume")]
     from: Option<PathBuf>,
