@@ -10,7 +10,8 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use launcher::{
-    LaunchResult, free_port, launch, launch_in, launch_program, pids, read, signal, wait_until_gone,
+    LaunchResult, eventually, free_port, launch, launch_in, launch_program, pids, read, signal,
+    wait_until_gone,
 };
 
 #[test]
@@ -201,11 +202,14 @@ fn a_hangup_is_ignored_under_nohup() {
 fn a_second_signal_ends_the_grace_period() {
     let script = "trap '' TERM; echo $$ > pid-$RANK; while :; do sleep 0.05; done";
     let options = "--nproc-per-node 2 --grace 80000";
-    let (dir, child) = launch("twice", options, script).start();
+    let (dir, mut child) = launch("twice", options, script).start();
     let ranks = pids(&dir, 2);
     signal(child.id(), libc::SIGTERM);
-    // Two pending signals of the same kind are merged, so the second is of another kind.
-    signal(child.id(), libc::SIGINT);
+    // Pending signals are delivered in any order, and those of the same kind are merged.
+    eventually("the launcher exits", || {
+        signal(child.id(), libc::SIGINT);
+        child.try_wait().expect("the launcher is a child").is_some()
+    });
     let output = child.wait_with_output().expect("the launcher is a child");
     wait_until_gone(&ranks);
     assert!(matches!(output.status.code(), Some(143 | 130)));

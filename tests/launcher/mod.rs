@@ -95,7 +95,7 @@ pub fn read(path: &Path) -> String {
 
 /// Waits for a condition. The limit only keeps a broken test from hanging.
 #[track_caller]
-fn eventually(what: &str, mut check: impl FnMut() -> bool) {
+pub fn eventually(what: &str, mut check: impl FnMut() -> bool) {
     let limit = Instant::now() + Duration::from_secs(600);
     while !check() {
         assert!(Instant::now() < limit, "timed out: {what}");
