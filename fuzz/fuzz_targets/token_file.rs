@@ -36,7 +36,7 @@ fn read() {
             if source.epoch_tokens(split) == Some(0) {
                 continue;
             }
-            let id = SampleId { split, seed: 7, step: 1 << 30, global_batch: 8, index: 3 };
+            let id = SampleId { split, seed: 7, batch: 1 << 30, global_batch: 8, index: 3 };
             let mut tokens = [0; 33];
             source.sample(id, &mut tokens);
             assert!(tokens.iter().all(|token| (*token as usize) < source.vocab()));
