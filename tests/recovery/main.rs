@@ -292,15 +292,7 @@ exit $code
 #[test]
 fn a_full_disk_prevents_a_save_but_does_not_stop_the_run() {
     let workspace = Workspace::new("full");
-    let script = |script| {
-        let mut command = workspace.command("unshare", "--map-root-user --mount sh -c");
-        finish(command.arg(script).env("LOCKSTEP", env!("CARGO_BIN_EXE_lockstep")).output())
-    };
-    if script("mkdir -p disk && mount -t tmpfs none disk").code != Some(0) {
-        eprintln!("skipped: file systems cannot be mounted here");
-        return;
-    }
-    let Finished { code, output } = script(FULL_DISK);
+    let Some(Finished { code, output }) = workspace.run_with_mounts(FULL_DISK) else { return };
     let errors = fs::read_to_string(workspace.0.join("errors")).expect("the run was started");
     assert_eq!(code, Some(STOPPED), "{output}{errors}");
     assert!(errors.contains("No space left on device"), "{errors}");

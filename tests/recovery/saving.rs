@@ -26,7 +26,7 @@ fn a_second_sigterm_does_not_prevent_the_save() {
 fn a_grace_period_shorter_than_a_step_is_reported() {
     let workspace = Workspace::new("short-grace");
     let running = workspace.start(&format!("train run.toml --ranks 2 --grace 0 {ENDLESS}"), "log");
-    wait_until("the warning", || running.output().contains("set --grace 1 or more"));
+    wait_until("the warning", || running.output().contains("before they have saved; set --grace "));
 }
 
 #[test]
@@ -68,19 +68,13 @@ exit $code
 #[test]
 fn a_final_save_waits_for_space_instead_of_training_again() {
     let workspace = Workspace::new("full-at-the-end");
-    let script = |script| {
-        let mut command = workspace.command("unshare", "--map-root-user --mount sh -c");
-        finish(command.arg(script).env("LOCKSTEP", env!("CARGO_BIN_EXE_lockstep")).output())
-    };
-    if script("mkdir -p disk && mount -t tmpfs none disk").code != Some(0) {
-        eprintln!("skipped: file systems cannot be mounted here");
+    let Some(Finished { code, output }) = workspace.run_with_mounts(FULL_AT_THE_END) else {
         return;
-    }
-    let Finished { code, output } = script(FULL_AT_THE_END);
+    };
     let errors = fs::read_to_string(workspace.0.join("errors")).expect("the run was started");
     assert_eq!(code, Some(0), "{output}{errors}");
-    let told = "No space left on device (os error 28); the training state is kept in memory";
-    assert!(errors.contains(told), "{errors}");
+    let message = "No space left on device (os error 28); the training state is kept in memory";
+    assert!(errors.contains(message), "{errors}");
     assert!(!errors.contains("restarting"), "{errors}");
     workspace.assert_undisturbed("runs/run", "train run.toml --ranks 2");
 }

@@ -55,6 +55,20 @@ impl Workspace {
         command
     }
 
+    /// Runs a shell script that may mount file systems and finds the binary in `$LOCKSTEP`. Returns `None` if mounting is
+    /// not allowed here.
+    pub fn run_with_mounts(&self, script: &str) -> Option<Finished> {
+        let run = |script| {
+            let mut command = self.command("unshare", "--map-root-user --mount sh -c");
+            finish(command.arg(script).env("LOCKSTEP", env!("CARGO_BIN_EXE_lockstep")).output())
+        };
+        if run("mkdir -p disk && mount -t tmpfs none disk").code != Some(0) {
+            eprintln!("skipped: file systems cannot be mounted here");
+            return None;
+        }
+        Some(run(script))
+    }
+
     /// Starts a training in the background, with its output in a file.
     pub fn start(&self, args: &str, log: &str) -> Running {
         let file = fs::File::create(self.0.join(log)).expect("the directory is writable");
