@@ -30,12 +30,14 @@
 //! versions are tested against.
 
 pub mod cpu;
+mod cuda;
 mod device;
 mod dtype;
 mod memory;
 pub mod reference;
 mod team;
 
+pub use cuda::{CudaError, CudaLibrary, CudaReport};
 pub use device::{
     AdamW, AttentionDelta, AttentionOutput, AttentionShape, Capacity, Code, Combine, CrossEntropy,
     DROPPED, Device, DropoutMask, Event, IGNORED, LogitGradient, LogitShard, Matmul, Meter,

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::{Backend, Device};
+use crate::cuda::StreamEvent;
 
 /// A point in the sequence of a device's operations, with the time at which the device reached it.
 ///
@@ -22,6 +23,7 @@ pub struct Event(Timestamp);
 enum Timestamp {
     /// The CPU has completed all earlier operations when it records an event.
     Cpu(Instant),
+    Cuda(StreamEvent),
 }
 
 impl Device {
@@ -29,6 +31,7 @@ impl Device {
     pub fn record(&self) -> Event {
         match &self.0.backend {
             Backend::Cpu(_) => Event(Timestamp::Cpu(Instant::now())),
+            Backend::Cuda(cuda) => Event(Timestamp::Cuda(cuda.record())),
         }
     }
 }
@@ -36,8 +39,9 @@ impl Device {
 impl Event {
     /// Blocks the host until the device has reached this event.
     pub fn wait(&self) {
-        match self.0 {
+        match &self.0 {
             Timestamp::Cpu(_) => {}
+            Timestamp::Cuda(event) => event.wait(),
         }
     }
 
@@ -45,6 +49,18 @@ impl Event {
     pub fn elapsed_since(&self, earlier: &Event) -> Duration {
         match (&self.0, &earlier.0) {
             (Timestamp::Cpu(end), Timestamp::Cpu(start)) => end.saturating_duration_since(*start),
+            (Timestamp::Cuda(end), Timestamp::Cuda(start)) => end.elapsed_since(start),
+            _ => panic!("the events are of different devices"),
+        }
+    }
+}
+
+impl Event {
+    /// The time between two events if the host knows it without waiting.
+    pub(super) fn duration_now(&self, earlier: &Event) -> Option<Duration> {
+        match (&self.0, &earlier.0) {
+            (Timestamp::Cpu(_), Timestamp::Cpu(_)) => Some(self.elapsed_since(earlier)),
+            _ => None,
         }
     }
 }

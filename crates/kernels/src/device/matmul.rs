@@ -76,6 +76,7 @@ impl Device {
                     Gemm { m, n, k, a, b, out, out_stride: n, accumulate, scale: 1.0, epilogue };
                 gemm::run(cpu, gemm)
             }
+            Backend::Cuda(cuda) => crate::cuda::matmul::run(cuda, Matmul { gelu, ..work }, [m, n, k]),
         })
     }
 }

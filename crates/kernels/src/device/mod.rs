@@ -40,7 +40,8 @@ pub use routing::{Capacity, Combine, DROPPED, Router, RouterOutput, RouterSaved}
 pub use scalar::Scalar;
 
 use crate::cpu::Cpu;
-use crate::memory::Pool;
+use crate::cuda::{Cuda, CudaError, CudaReport};
+use crate::memory::{Pool, Side};
 use crate::{Dtype, Element, MemoryUsage, Tag, Tensor, View, ViewMut};
 
 /// A device that holds tensors and computes on them. Clones refer to the same device.
@@ -56,6 +57,7 @@ struct Inner {
 /// The hardware behind a device.
 enum Backend {
     Cpu(Cpu),
+    Cuda(Cuda),
 }
 
 impl Device {
@@ -68,11 +70,44 @@ impl Device {
         }))
     }
 
+    /// GPU `index` of this machine.
+    pub fn cuda(index: usize) -> Result<Device, CudaError> {
+        Ok(Device::of_cuda(Cuda::open(index)?))
+    }
+
+    fn of_cuda(cuda: Cuda) -> Device {
+        let pool = Arc::new(Pool::cuda(cuda.arena(), cuda.context().clone()));
+        Device(Arc::new(Inner { backend: Backend::Cuda(cuda), pool, meter: Meter::new() }))
+    }
+
+    /// The device that `LOCKSTEP_DEVICE` names: `cpu`, with `threads` threads, or `cuda`. The CPU if it is not set.
+    ///
+    /// # Panics
+    /// If it names another device, or one that cannot be used.
+    pub fn from_env(threads: usize) -> Device {
+        match std::env::var("LOCKSTEP_DEVICE").as_deref() {
+            Err(_) | Ok("" | "cpu") => Device::cpu(threads),
+            Ok("cuda") => Device::cuda(0).unwrap_or_else(|error| panic!("LOCKSTEP_DEVICE=cuda: {error}")),
+            Ok(other) => panic!("LOCKSTEP_DEVICE={other}: use cpu or cuda"),
+        }
+    }
+
     /// A device on the same hardware for a communication thread, which computes next to this one: on the CPU it has
-    /// one thread. It has its own memory pool and meter.
+    /// one thread, on a GPU a stream of its own. It has its own memory pool and meter.
     pub fn background(&self) -> Device {
         match &self.0.backend {
             Backend::Cpu(_) => Device::cpu(1),
+            Backend::Cuda(cuda) => {
+                Device::of_cuda(cuda.second().unwrap_or_else(|error| panic!("{error}")))
+            }
+        }
+    }
+
+    /// The GPU and its libraries, if this device is one.
+    pub fn cuda_report(&self) -> Option<CudaReport> {
+        match &self.0.backend {
+            Backend::Cpu(_) => None,
+            Backend::Cuda(cuda) => Some(cuda.report()),
         }
     }
 
@@ -90,29 +125,42 @@ impl Device {
 
     /// A tensor in host memory, with unspecified contents. Reading it never waits for the device.
     pub fn empty_host(&self, rows: usize, cols: usize, dtype: Dtype, tag: Tag) -> Tensor {
-        match &self.0.backend {
-            Backend::Cpu(_) => self.empty(rows, cols, dtype, tag),
-        }
+        Tensor::on(Side::Host, &self.0.pool, [rows, cols], dtype, tag)
     }
 
     /// Moves a tensor to host memory. Waits for all operations issued before.
     pub fn to_host(&self, tensor: Tensor) -> Tensor {
         match &self.0.backend {
             Backend::Cpu(_) => tensor,
+            Backend::Cuda(_) if tensor.location().is_host_accessible() => tensor,
+            Backend::Cuda(cuda) => {
+                let (rows, cols) = (tensor.rows(), tensor.cols());
+                let mut host = self.empty_host(rows, cols, tensor.dtype(), tensor.tag());
+                cuda.read(tensor.view().address(), host.view_mut().host_bytes());
+                host
+            }
         }
     }
 
     /// Copies from the host to the device.
     pub fn write<E: Element>(&self, to: ViewMut<'_>, from: &[E]) {
         match &self.0.backend {
-            Backend::Cpu(_) => to.host::<E>().copy_from_slice(from),
+            Backend::Cuda(cuda) if !to.location().is_host_accessible() => {
+                assert_eq!((to.dtype(), to.len()), (E::DTYPE, from.len()), "{to:?} written from host memory");
+                cuda.write(to.address(), View::of(from).host_bytes());
+            }
+            Backend::Cpu(_) | Backend::Cuda(_) => to.host::<E>().copy_from_slice(from),
         }
     }
 
     /// Copies to the host. Waits for all operations issued before, unless `from` is in host memory.
     pub fn read<E: Element>(&self, from: View<'_>, to: &mut [E]) {
         match &self.0.backend {
-            Backend::Cpu(_) => to.copy_from_slice(from.host::<E>()),
+            Backend::Cuda(cuda) if !from.location().is_host_accessible() => {
+                assert_eq!((from.dtype(), from.len()), (E::DTYPE, to.len()), "{from:?} read into host memory");
+                cuda.read(from.address(), ViewMut::of(to).host_bytes());
+            }
+            Backend::Cpu(_) | Backend::Cuda(_) => to.copy_from_slice(from.host::<E>()),
         }
     }
 
@@ -120,6 +168,7 @@ impl Device {
     pub fn synchronize(&self) {
         match &self.0.backend {
             Backend::Cpu(_) => {}
+            Backend::Cuda(cuda) => cuda.synchronize(),
         }
     }
 
@@ -146,7 +195,7 @@ impl Device {
         }
         let start = self.record();
         let result = work(backend);
-        meter.add(operation, self.record().elapsed_since(&start));
+        meter.add(operation, start, self.record());
         result
     }
 }

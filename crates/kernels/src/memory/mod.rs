@@ -3,12 +3,14 @@
 
 mod location;
 mod pool;
+mod region;
 mod tensor;
 mod usage;
 mod view;
 
 pub use location::Location;
-pub(crate) use pool::Pool;
+pub(crate) use pool::{Pool, Side};
 pub use tensor::Tensor;
 pub use usage::{MemoryUsage, Tag, Usage};
+pub(crate) use view::Extent;
 pub use view::{View, ViewMut};

@@ -2,70 +2,74 @@
 //! the forward pass become gradients of the backward pass. Once the chunks and lists have grown to what a step
 //! needs, nothing is allocated.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
+use super::region::{Piece, Region};
 use super::{Location, MemoryUsage, Tag};
+use crate::cuda::{Arena, Context};
 
-/// Alignment of pieces: two cache lines, so that no two tensors share one.
-const ALIGN: usize = 128;
-
-/// Minimum chunk size. Untouched pages cost nothing.
-const CHUNK: usize = 64 << 20;
-
-/// The memory of a device.
+/// The memory of a device, and the host memory that belongs to it.
 pub(crate) struct Pool {
-    location: Location,
     inner: Mutex<Inner>,
 }
 
-#[derive(Default)]
+/// Which memory of a pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Side {
+    /// The memory that the device computes on.
+    Device,
+    /// Memory that the host addresses. The same on a CPU.
+    Host,
+}
+
 struct Inner {
-    chunks: Vec<Chunk>,
-    /// Free pieces, sorted by address. Adjacent pieces of one chunk are always merged.
-    free: Vec<Piece>,
+    device: Region,
+    /// None on a CPU, whose memory is host memory.
+    host: Option<Region>,
     allocations: Vec<Allocation>,
     /// Unused entries of `allocations`.
     vacant: Vec<u32>,
     usage: MemoryUsage,
 }
 
-struct Chunk {
-    start: *mut u8,
-    bytes: usize,
-}
-
-// SAFETY: a chunk is plain memory that only the pool hands out.
-unsafe impl Send for Chunk {}
-
-#[derive(Clone, Copy)]
-struct Piece {
-    start: usize,
-    bytes: usize,
-}
-
 #[derive(Clone, Copy)]
 struct Allocation {
     piece: Piece,
-    /// Bytes requested, before rounding up to `ALIGN`.
+    side: Side,
+    /// Bytes requested, before rounding up to the alignment.
     requested: usize,
     tag: Tag,
     /// Number of tensors that share this allocation.
     handles: usize,
 }
 
+/// An allocation, with where it is.
+pub(super) struct Allocated {
+    pub index: u32,
+    pub start: *mut u8,
+    pub location: Location,
+}
+
 impl Pool {
     /// A pool of pageable host memory.
     pub fn host() -> Pool {
-        Pool { location: Location::Host, inner: Mutex::default() }
+        Pool::of(Region::host(), None)
     }
 
-    pub fn location(&self) -> Location {
-        self.location
+    /// A pool of a GPU's memory and page-locked host memory.
+    pub fn cuda(arena: Arena, context: Arc<Context>) -> Pool {
+        Pool::of(Region::device(arena), Some(Region::pinned(context)))
+    }
+
+    fn of(device: Region, host: Option<Region>) -> Pool {
+        let (allocations, vacant, usage) = (Vec::new(), Vec::new(), MemoryUsage::default());
+        Pool { inner: Mutex::new(Inner { device, host, allocations, vacant, usage }) }
     }
 
     pub fn usage(&self) -> MemoryUsage {
-        self.lock().usage
+        let inner = self.lock();
+        let host = inner.host.as_ref().map_or(0, Region::reserved);
+        MemoryUsage { reserved: inner.device.reserved() + host, ..inner.usage }
     }
 
     /// Resets the peaks to the current usage.
@@ -74,12 +78,21 @@ impl Pool {
         usage.by_tag.iter_mut().chain([&mut usage.total]).for_each(|usage| usage.peak = usage.now);
     }
 
-    /// Allocates `bytes` with unspecified contents. Returns the allocation's index and address.
-    pub(super) fn allocate(&self, bytes: usize, tag: Tag) -> (u32, *mut u8) {
+    /// Allocates `bytes` with unspecified contents.
+    ///
+    /// # Panics
+    /// If there is no memory left. The message says what holds how much.
+    pub(super) fn allocate(&self, bytes: usize, tag: Tag, side: Side) -> Allocated {
         let mut inner = self.lock();
-        let piece = inner.cut(bytes.max(1).next_multiple_of(ALIGN));
+        let region = inner.region(side);
+        let (location, rounded) = (region.location(), bytes.max(1).next_multiple_of(region.alignment()));
+        let Some(piece) = region.cut(rounded) else {
+            let message = inner.out_of_memory(bytes, tag, side);
+            drop(inner);
+            panic!("{message}");
+        };
         inner.usage.add(tag, bytes);
-        let allocation = Allocation { piece, requested: bytes, tag, handles: 1 };
+        let allocation = Allocation { piece, side, requested: bytes, tag, handles: 1 };
         let index = match inner.vacant.pop() {
             Some(index) => {
                 inner.allocations[index as usize] = allocation;
@@ -93,7 +106,7 @@ impl Pool {
                 (count - 1) as u32
             }
         };
-        (index, piece.start as *mut u8)
+        Allocated { index, start: piece.start as *mut u8, location }
     }
 
     /// Adds a handle to an allocation.
@@ -103,6 +116,10 @@ impl Pool {
 
     pub(super) fn handles(&self, index: u32) -> usize {
         self.lock().allocations[index as usize].handles
+    }
+
+    pub(super) fn tag(&self, index: u32) -> Tag {
+        self.lock().allocations[index as usize].tag
     }
 
     /// Counts the allocation under `tag` from now on.
@@ -120,10 +137,10 @@ impl Pool {
         let allocation = &mut inner.allocations[index as usize];
         allocation.handles -= 1;
         if allocation.handles == 0 {
-            let Allocation { piece, requested, tag, .. } = *allocation;
+            let Allocation { piece, side, requested, tag, .. } = *allocation;
             inner.usage.remove(tag, requested);
             inner.vacant.push(index);
-            inner.free(piece);
+            inner.region(side).put(piece);
         }
     }
 
@@ -134,84 +151,28 @@ impl Pool {
 }
 
 impl Inner {
-    /// Cuts `bytes` from the front of the smallest free piece that is large enough.
-    fn cut(&mut self, bytes: usize) -> Piece {
-        let fits = |(index, piece): (usize, &Piece)| {
-            (piece.bytes >= bytes).then_some((piece.bytes, index))
-        };
-        let best = self.free.iter().enumerate().filter_map(fits).min();
-        let index = best.map(|(_, index)| index).unwrap_or_else(|| self.grow(bytes));
-        let piece = &mut self.free[index];
-        let cut = Piece { start: piece.start, bytes };
-        if piece.bytes == bytes {
-            self.free.remove(index);
-        } else {
-            piece.start += bytes;
-            piece.bytes -= bytes;
-        }
-        cut
-    }
-
-    /// Allocates a new chunk as one free piece. Returns its index in the free list.
-    fn grow(&mut self, bytes: usize) -> usize {
-        let bytes = bytes.max(CHUNK);
-        let chunk = Chunk::new(bytes + ALIGN);
-        let piece = Piece { start: (chunk.start as usize).next_multiple_of(ALIGN), bytes };
-        self.chunks.push(chunk);
-        self.usage.reserved += bytes;
-        let index = self.free.partition_point(|other| other.start < piece.start);
-        self.free.insert(index, piece);
-        index
-    }
-
-    /// Returns a piece and merges it with its free neighbors.
-    fn free(&mut self, piece: Piece) {
-        let index = self.free.partition_point(|other| other.start < piece.start);
-        let touches_before = index > 0 && adjacent(self.free[index - 1], piece);
-        let touches_after = index < self.free.len() && adjacent(piece, self.free[index]);
-        match (touches_before, touches_after) {
-            (true, true) => {
-                self.free[index - 1].bytes += piece.bytes + self.free[index].bytes;
-                self.free.remove(index);
-            }
-            (true, false) => self.free[index - 1].bytes += piece.bytes,
-            (false, true) => {
-                self.free[index].start = piece.start;
-                self.free[index].bytes += piece.bytes;
-            }
-            (false, false) => self.free.insert(index, piece),
+    fn region(&mut self, side: Side) -> &mut Region {
+        match (side, &mut self.host) {
+            (Side::Host, Some(host)) => host,
+            (Side::Host, None) | (Side::Device, _) => &mut self.device,
         }
     }
-}
 
-/// Whether `after` starts where `before` ends. Pieces of different chunks are never adjacent, because each chunk is
-/// larger than its pieces.
-fn adjacent(before: Piece, after: Piece) -> bool {
-    before.start + before.bytes == after.start
-}
-
-impl Chunk {
-    /// Allocates zeroed memory, of which untouched pages cost nothing. With an alignment above the allocator's own
-    /// it would write the zeros, so the pool aligns the pieces instead.
-    fn new(bytes: usize) -> Chunk {
-        let layout = Chunk::layout(bytes);
-        // SAFETY: the layout is not empty.
-        let start = unsafe { alloc_zeroed(layout) };
-        if start.is_null() {
-            handle_alloc_error(layout);
-        }
-        Chunk { start, bytes }
-    }
-
-    fn layout(bytes: usize) -> Layout {
-        Layout::from_size_align(bytes, 16).expect("a chunk fits in the address space")
-    }
-}
-
-impl Drop for Chunk {
-    fn drop(&mut self) {
-        // SAFETY: allocated by `alloc_zeroed` with this layout. Tensors keep the pool alive, so none is left.
-        unsafe { dealloc(self.start, Chunk::layout(self.bytes)) };
+    fn out_of_memory(&mut self, bytes: usize, tag: Tag, side: Side) -> String {
+        let held = Tag::ALL.map(|tag| {
+            let bytes = self.usage.of(tag).now;
+            format!("{} {} MiB", tag.name(), bytes.div_ceil(1 << 20))
+        });
+        let reserved = self.region(side).reserved();
+        format!(
+            "out of memory: {} MiB for {} do not fit on {}; this rank holds {}, in {} MiB of reserved memory; \
+             a smaller train.micro_batch, layout.recompute = \"full\" or a higher layout.zero needs less",
+            bytes.div_ceil(1 << 20),
+            tag.name(),
+            self.region(side).describe(),
+            held.join(", "),
+            reserved >> 20
+        )
     }
 }
 
@@ -232,7 +193,8 @@ mod tests {
             let draw = (random >> 33) as usize;
             if draw % 5 < 3 && live.len() < 60 {
                 let bytes = draw % 300_000;
-                let (index, start) = pool.allocate(bytes, Tag::Activations);
+                let Allocated { index, start, .. } =
+                    pool.allocate(bytes, Tag::Activations, Side::Device);
                 let (start, end) = (start as usize, start as usize + bytes);
                 assert!(
                     live.iter().all(|&(_, from, to)| end <= from || to <= start),
@@ -248,18 +210,20 @@ mod tests {
             );
         }
         live.into_iter().for_each(|(index, ..)| pool.drop_handle(index));
+        let reserved = pool.usage().reserved;
         let inner = pool.lock();
-        assert_eq!(inner.free.len(), inner.chunks.len(), "one free piece per chunk");
-        assert_eq!(inner.free.iter().map(|piece| piece.bytes).sum::<usize>(), inner.usage.reserved);
+        let free = inner.device.free_pieces();
+        assert_eq!(free.len(), 1, "one free piece per chunk");
+        assert_eq!(free.iter().map(|piece| piece.bytes).sum::<usize>(), reserved);
     }
 
     #[test]
     fn usage_and_peaks_are_exact() {
         let pool = Pool::host();
-        let (a, _) = pool.allocate(100, Tag::Parameters);
-        let (b, _) = pool.allocate(11, Tag::Activations);
+        let a = pool.allocate(100, Tag::Parameters, Side::Device).index;
+        let b = pool.allocate(11, Tag::Activations, Side::Device).index;
         pool.drop_handle(b);
-        let (c, _) = pool.allocate(5, Tag::Activations);
+        let c = pool.allocate(5, Tag::Activations, Side::Device).index;
         let usage = pool.usage();
         assert_eq!(usage.of(Tag::Activations), Usage { now: 5, peak: 11 });
         assert_eq!(usage.total, Usage { now: 105, peak: 111 });

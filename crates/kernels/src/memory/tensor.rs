@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::view::Extent;
-use super::{Location, Pool, Tag, View, ViewMut};
+use super::pool::Allocated;
+use super::{Extent, Location, Pool, Side, Tag, View, ViewMut};
 use crate::Dtype;
 
 /// A contiguous, row-major (rows, cols) matrix in device memory.
@@ -31,9 +31,26 @@ impl Tensor {
         dtype: Dtype,
         tag: Tag,
     ) -> Tensor {
-        let (allocation, start) = pool.allocate(rows * cols * dtype.bytes(), tag);
-        let extent = Extent { rows, cols, dtype, location: pool.location() };
+        Tensor::on(Side::Device, pool, [rows, cols], dtype, tag)
+    }
+
+    /// A tensor with unspecified contents, on one side of a pool.
+    pub(crate) fn on(
+        side: Side,
+        pool: &Arc<Pool>,
+        [rows, cols]: [usize; 2],
+        dtype: Dtype,
+        tag: Tag,
+    ) -> Tensor {
+        let allocated = pool.allocate(rows * cols * dtype.bytes(), tag, side);
+        let Allocated { index: allocation, start, location } = allocated;
+        let extent = Extent { rows, cols, dtype, location };
         Tensor { pool: pool.clone(), allocation, start, extent }
+    }
+
+    /// The tag that the memory is counted under.
+    pub(crate) fn tag(&self) -> Tag {
+        self.pool.tag(self.allocation)
     }
 
     pub fn rows(&self) -> usize {

@@ -54,6 +54,14 @@ impl Extent {
         (start * self.dtype.bytes(), self.row(end - start))
     }
 
+    fn device_address(&self, start: *const u8) -> u64 {
+        assert!(
+            self.location != Location::Host,
+            "{self} is in pageable host memory, which the GPU cannot address; use Device::write"
+        );
+        start as u64
+    }
+
     fn check_host<E: Element>(&self) {
         assert_eq!(self.dtype, E::DTYPE, "{self} accessed as {}", E::DTYPE);
         assert!(
@@ -114,6 +122,14 @@ impl<'a> View<'a> {
         self.extent.location
     }
 
+    /// The address in device memory, for kernels.
+    ///
+    /// # Panics
+    /// If the view is in pageable host memory.
+    pub(crate) fn address(&self) -> u64 {
+        self.extent.device_address(self.start)
+    }
+
     /// A range of elements as one row.
     pub fn part(self, range: Range<usize>) -> View<'a> {
         let (offset, extent) = self.extent.part(&range);
@@ -140,6 +156,36 @@ impl<'a> View<'a> {
         self.extent.check_host::<E>();
         // SAFETY: `start` points to `len` elements of this type in host memory, borrowed for `'a`.
         unsafe { std::slice::from_raw_parts(self.start.cast(), self.len()) }
+    }
+}
+
+impl<'a> View<'a> {
+    /// The bytes, in host memory.
+    pub(crate) fn host_bytes(self) -> &'a [u8] {
+        assert!(self.location().is_host_accessible());
+        // SAFETY: `start` points to this many bytes in host memory, borrowed for `'a`.
+        unsafe { std::slice::from_raw_parts(self.start, self.len() * self.dtype().bytes()) }
+    }
+}
+
+impl ViewMut<'_> {
+    /// The bytes, in host memory.
+    pub(crate) fn host_bytes(&mut self) -> &mut [u8] {
+        assert!(self.location().is_host_accessible());
+        // SAFETY: `start` points to this many bytes in host memory, borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.len() * self.dtype().bytes()) }
+    }
+}
+
+impl fmt::Debug for View<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.extent, f)
+    }
+}
+
+impl fmt::Debug for ViewMut<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.extent, f)
     }
 }
 
@@ -178,6 +224,14 @@ impl<'a> ViewMut<'a> {
 
     pub fn location(&self) -> Location {
         self.extent.location
+    }
+
+    /// The address in device memory, for kernels.
+    ///
+    /// # Panics
+    /// If the view is in pageable host memory.
+    pub(crate) fn address(&self) -> u64 {
+        self.extent.device_address(self.start)
     }
 
     /// The same view for a shorter lifetime.

@@ -1,0 +1,78 @@
+//! The file of selected algorithms: one line per problem, kept between runs. An algorithm is only valid for the
+//! version of cuBLASLt and the GPU that it was selected with, so both are part of the file's name.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use super::api::Algorithm;
+use crate::cuda::cache;
+
+/// Selected algorithms by the text of their problems.
+pub(crate) struct Chosen {
+    file: Option<PathBuf>,
+    algorithms: HashMap<String, Algorithm>,
+}
+
+impl Chosen {
+    /// Reads the file of this GPU and version; empty if there is none.
+    pub fn load(gpu: &str, version: usize) -> Chosen {
+        let gpu: String =
+            gpu.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+        let file = cache::folder()
+            .map(|folder| folder.join("matmul").join(format!("{gpu}-cublaslt-{version}.txt")));
+        let text = file.as_ref().and_then(|file| std::fs::read_to_string(file).ok());
+        let algorithms = parse(text.as_deref().unwrap_or(""));
+        Chosen { file, algorithms }
+    }
+
+    pub fn get(&self, problem: &str) -> Option<Algorithm> {
+        self.algorithms.get(problem).copied()
+    }
+
+    /// Adds an algorithm, together with those that other processes stored in the meantime. A file that cannot be
+    /// written only costs time in the next run.
+    pub fn add(&mut self, problem: String, algorithm: Algorithm) {
+        self.algorithms.insert(problem, algorithm);
+        let Some(file) = &self.file else {
+            return;
+        };
+        let stored = std::fs::read_to_string(file).unwrap_or_default();
+        let mut all = parse(&stored);
+        all.extend(self.algorithms.iter().map(|(problem, a)| (problem.clone(), *a)));
+        let mut lines: Vec<String> = all.iter().map(|(problem, a)| line(problem, a)).collect();
+        lines.sort();
+        if let Err(error) = cache::store(file, lines.concat().as_bytes()) {
+            eprintln!("warning: cannot store the selected algorithms in {}: {error}", file.display());
+        }
+    }
+}
+
+fn line(problem: &str, algorithm: &Algorithm) -> String {
+    let words: Vec<String> = algorithm.0.iter().map(|word| format!("{word:x}")).collect();
+    format!("{problem} = {}\n", words.join(" "))
+}
+
+/// Lines that are damaged are ignored: their problems are selected again.
+fn parse(text: &str) -> HashMap<String, Algorithm> {
+    let entry = |line: &str| {
+        let (problem, words) = line.split_once(" = ")?;
+        let words: Vec<u64> =
+            words.split(' ').map(|word| u64::from_str_radix(word, 16)).collect::<Result<_, _>>().ok()?;
+        Some((problem.to_string(), Algorithm(words.try_into().ok()?)))
+    };
+    text.lines().filter_map(entry).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_survive_a_round_trip_and_damaged_ones_are_ignored() {
+        let algorithm = Algorithm([1, 2, 3, u64::MAX, 5, 6, 7, 8]);
+        let text = format!("{}half a line = 1 2\nnothing\n", line("1,2,3 nt", &algorithm));
+        let parsed = parse(&text);
+        assert_eq!(parsed.len(), 1);
+        assert_eq!(parsed["1,2,3 nt"], algorithm);
+    }
+}

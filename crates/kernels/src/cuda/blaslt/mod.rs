@@ -1,0 +1,385 @@
+//! Matrix products through cuBLASLt. For each problem the library's heuristic proposes some algorithms; the first
+//! use times them and keeps the fastest, also on disk for later runs.
+
+mod api;
+mod chosen;
+mod problem;
+
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, Mutex};
+
+use api::{Algorithm, Functions, HeuristicResult};
+use chosen::Chosen;
+pub(crate) use problem::{Addend, EpilogueKind, Problem, alignment};
+
+use super::context::{Context, DeviceBuffer};
+use super::driver::Handle;
+use super::error::{CudaError, Result};
+use super::loader::{self, Library};
+use super::stream::Stream;
+use crate::Dtype;
+
+/// Memory that algorithms may use, e.g. to split the inner dimension. cuBLAS recommends 32 MiB for Hopper.
+const WORKSPACE: usize = 32 << 20;
+
+/// Algorithms that are timed for each problem.
+const CANDIDATES: usize = 8;
+
+/// Timed repetitions of a candidate, after one that is not.
+const REPETITIONS: usize = 3;
+
+/// The library, its workspace, and the problems seen so far.
+pub(crate) struct BlasLt {
+    api: Functions,
+    handle: Handle,
+    pub version: usize,
+    pub library: Library,
+    workspace: DeviceBuffer,
+    context: Arc<Context>,
+    state: Mutex<State>,
+}
+
+struct State {
+    chosen: Chosen,
+    prepared: HashMap<Problem, Option<Prepared>>,
+}
+
+/// A problem with its descriptors and algorithm.
+#[derive(Clone, Copy)]
+struct Prepared {
+    desc: Handle,
+    a: Handle,
+    b: Handle,
+    out: Handle,
+    algorithm: Algorithm,
+}
+
+// SAFETY: handles of cuBLASLt may be used from any thread; descriptors are changed under the lock only.
+unsafe impl Send for BlasLt {}
+// SAFETY: as above.
+unsafe impl Sync for BlasLt {}
+// SAFETY: as above.
+unsafe impl Send for Prepared {}
+
+/// Addresses of one multiplication.
+#[derive(Clone, Copy)]
+pub(crate) struct Operands {
+    pub a: u64,
+    pub b: u64,
+    /// The addend; `out` if there is none.
+    pub c: u64,
+    pub out: u64,
+    /// Zero without a bias.
+    pub bias: u64,
+    /// Where the input of GELU is stored; zero without GELU.
+    pub pre_gelu: u64,
+}
+
+impl BlasLt {
+    pub fn load(context: &Arc<Context>) -> Result<BlasLt> {
+        let library = Library::open(&loader::CUBLASLT)?;
+        let api = Functions::load(&library)?;
+        context.api();
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: plain calls with valid pointers.
+        let (version, status) =
+            unsafe { ((api.cublasLtGetVersion)(), (api.cublasLtCreate)(&mut handle)) };
+        if status != 0 {
+            return Err(CudaError::new(format!(
+                "cuBLASLt {version} in {} does not start (status {status}): it must match the driver's CUDA version",
+                library.path.display()
+            )));
+        }
+        let chosen = Chosen::load(&context.name, version);
+        Ok(BlasLt {
+            api,
+            handle,
+            version,
+            library,
+            workspace: context.allocate(WORKSPACE, "the workspace of cuBLASLt")?,
+            context: context.clone(),
+            state: Mutex::new(State { chosen, prepared: HashMap::new() }),
+        })
+    }
+
+    /// Enqueues a multiplication. Returns false if cuBLASLt has no algorithm for the problem.
+    pub fn run(&self, stream: &Stream, problem: &Problem, operands: Operands) -> bool {
+        self.context.api();
+        let mut state = self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let prepared = match state.prepared.get(problem) {
+            Some(prepared) => *prepared,
+            None => {
+                let prepared = self.prepare(stream, &mut state.chosen, problem, operands);
+                state.prepared.insert(*problem, prepared);
+                prepared
+            }
+        };
+        let Some(prepared) = prepared else {
+            return false;
+        };
+        self.set_pointers(&prepared, &operands);
+        let status = self.enqueue(stream, problem, &prepared, operands);
+        assert_eq!(status, 0, "cuBLASLt fails with status {status} for {}", problem.text());
+        true
+    }
+
+    /// Creates the descriptors and selects the algorithm.
+    fn prepare(
+        &self,
+        stream: &Stream,
+        chosen: &mut Chosen,
+        problem: &Problem,
+        operands: Operands,
+    ) -> Option<Prepared> {
+        let mut prepared = self.describe(problem);
+        self.set_pointers(&prepared, &operands);
+        let text = problem.text();
+        if let Some(algorithm) = chosen.get(&text) {
+            prepared.algorithm = algorithm;
+            if self.is_valid(&prepared) {
+                return Some(prepared);
+            }
+        }
+        let candidates = self.candidates(problem, &prepared);
+        let Some(first) = candidates.first() else {
+            self.destroy(&prepared);
+            return None;
+        };
+        prepared.algorithm = *first;
+        if candidates.len() > 1 {
+            let fastest = self.fastest(stream, problem, prepared, operands, &candidates);
+            prepared.algorithm = fastest.unwrap_or(*first);
+        }
+        chosen.add(text, prepared.algorithm);
+        Some(prepared)
+    }
+
+    fn describe(&self, problem: &Problem) -> Prepared {
+        let Problem { m, n, k, a_transposed, b_transposed, inputs, output, .. } = *problem;
+        let compute = if problem.tf32 { api::COMPUTE_32F_FAST_TF32 } else { api::COMPUTE_32F };
+        let mut desc = std::ptr::null_mut();
+        // SAFETY: a valid pointer.
+        let status =
+            unsafe { (self.api.cublasLtMatmulDescCreate)(&mut desc, compute, api::R_32F) };
+        assert_eq!(status, 0, "cuBLASLt cannot describe {}", problem.text());
+        // The operands change places, see `problem`.
+        self.set(desc, api::TRANSA, &(b_transposed as c_int));
+        self.set(desc, api::TRANSB, &(a_transposed as c_int));
+        let epilogue = match problem.epilogue {
+            EpilogueKind::None => api::EPILOGUE_DEFAULT,
+            EpilogueKind::Bias => api::EPILOGUE_BIAS,
+            EpilogueKind::Gelu => api::EPILOGUE_GELU_AUX,
+            EpilogueKind::BiasGelu => api::EPILOGUE_GELU_AUX_BIAS,
+        };
+        self.set(desc, api::EPILOGUE, &epilogue);
+        if matches!(problem.epilogue, EpilogueKind::Gelu | EpilogueKind::BiasGelu) {
+            self.set(desc, api::EPILOGUE_AUX_LD, &(n as i64));
+        }
+        if matches!(problem.epilogue, EpilogueKind::Bias | EpilogueKind::BiasGelu) {
+            self.set(desc, api::BIAS_DATA_TYPE, &data_type(output));
+        }
+        // The columns of a row-major matrix are the rows of a column-major one.
+        let layout = |dtype, rows, cols| {
+            let mut layout = std::ptr::null_mut();
+            let kind = data_type(dtype);
+            // SAFETY: a valid pointer.
+            let status = unsafe {
+                (self.api.cublasLtMatrixLayoutCreate)(
+                    &mut layout,
+                    kind,
+                    cols as u64,
+                    rows as u64,
+                    cols as i64,
+                )
+            };
+            assert_eq!(status, 0, "cuBLASLt cannot describe {}", problem.text());
+            layout
+        };
+        let sides = |transposed, rows, cols| if transposed { (cols, rows) } else { (rows, cols) };
+        let (a_sides, b_sides) = (sides(a_transposed, m, k), sides(b_transposed, k, n));
+        Prepared {
+            desc,
+            a: layout(inputs, a_sides.0, a_sides.1),
+            b: layout(inputs, b_sides.0, b_sides.1),
+            out: layout(output, m, n),
+            algorithm: Algorithm::default(),
+        }
+    }
+
+    fn destroy(&self, prepared: &Prepared) {
+        // SAFETY: created by `describe` and not used again.
+        unsafe {
+            (self.api.cublasLtMatmulDescDestroy)(prepared.desc);
+            for layout in [prepared.a, prepared.b, prepared.out] {
+                (self.api.cublasLtMatrixLayoutDestroy)(layout);
+            }
+        }
+    }
+
+    fn set_pointers(&self, prepared: &Prepared, operands: &Operands) {
+        if operands.bias != 0 {
+            self.set(prepared.desc, api::BIAS_POINTER, &operands.bias);
+        }
+        if operands.pre_gelu != 0 {
+            self.set(prepared.desc, api::EPILOGUE_AUX_POINTER, &operands.pre_gelu);
+        }
+    }
+
+    fn set<T>(&self, desc: Handle, attribute: c_int, value: &T) {
+        let (value, bytes) = ((value as *const T).cast::<c_void>(), size_of::<T>());
+        // SAFETY: the attribute has this size.
+        let status =
+            unsafe { (self.api.cublasLtMatmulDescSetAttribute)(desc, attribute, value, bytes) };
+        assert_eq!(status, 0, "cuBLASLt refuses attribute {attribute}");
+    }
+
+    /// Whether an algorithm that was stored can be used here.
+    fn is_valid(&self, prepared: &Prepared) -> bool {
+        let Prepared { desc, a, b, out, algorithm } = prepared;
+        let mut result = HeuristicResult::default();
+        // SAFETY: valid handles and pointers.
+        let status = unsafe {
+            (self.api.cublasLtMatmulAlgoCheck)(
+                self.handle,
+                *desc,
+                *b,
+                *a,
+                *out,
+                *out,
+                algorithm,
+                &mut result,
+            )
+        };
+        status == 0 && result.state == 0 && result.workspace_bytes <= WORKSPACE
+    }
+
+    /// What the heuristic proposes, best first.
+    fn candidates(&self, problem: &Problem, prepared: &Prepared) -> Vec<Algorithm> {
+        let Prepared { desc, a, b, out, .. } = *prepared;
+        let (mut preference, mut found) = (std::ptr::null_mut(), 0);
+        let mut results = [HeuristicResult::default(); CANDIDATES];
+        let [a_align, b_align, c_align, d_align] = problem.alignment.map(u32::from);
+        // SAFETY: valid handles and pointers; the attributes have these sizes.
+        unsafe {
+            let status = (self.api.cublasLtMatmulPreferenceCreate)(&mut preference);
+            assert_eq!(status, 0, "cuBLASLt cannot describe its preferences");
+            let set = |attribute, value: *const c_void, bytes| {
+                (self.api.cublasLtMatmulPreferenceSetAttribute)(preference, attribute, value, bytes)
+            };
+            set(api::MAX_WORKSPACE_BYTES, (&raw const WORKSPACE_BYTES).cast(), 8);
+            for (attribute, bytes) in [
+                (api::MIN_ALIGNMENT_A_BYTES, b_align),
+                (api::MIN_ALIGNMENT_B_BYTES, a_align),
+                (api::MIN_ALIGNMENT_C_BYTES, c_align),
+                (api::MIN_ALIGNMENT_D_BYTES, d_align),
+            ] {
+                set(attribute, (&raw const bytes).cast(), 4);
+            }
+            let status = (self.api.cublasLtMatmulAlgoGetHeuristic)(
+                self.handle,
+                desc,
+                b,
+                a,
+                out,
+                out,
+                preference,
+                CANDIDATES as c_int,
+                results.as_mut_ptr(),
+                &mut found,
+            );
+            (self.api.cublasLtMatmulPreferenceDestroy)(preference);
+            if status != 0 {
+                return Vec::new();
+            }
+        }
+        let usable = |result: &&HeuristicResult| result.state == 0;
+        results[..found as usize].iter().filter(usable).map(|result| result.algorithm).collect()
+    }
+
+    /// Times the candidates. None if there is no memory for the output of the trials.
+    fn fastest(
+        &self,
+        stream: &Stream,
+        problem: &Problem,
+        prepared: Prepared,
+        operands: Operands,
+        candidates: &[Algorithm],
+    ) -> Option<Algorithm> {
+        // The trials must not add to the output more than once.
+        let bytes = problem.m * problem.n * problem.output.bytes();
+        let trial = match problem.addend {
+            Addend::Output => Some(self.context.allocate(bytes, "a timed multiplication").ok()?),
+            Addend::None | Addend::Other => None,
+        };
+        let operands = trial.as_ref().map_or(operands, |trial| {
+            Operands { c: trial.address, out: trial.address, ..operands }
+        });
+        let time = |algorithm: &Algorithm| {
+            let prepared = Prepared { algorithm: *algorithm, ..prepared };
+            if self.enqueue(stream, problem, &prepared, operands) != 0 {
+                return None;
+            }
+            let start = stream.record();
+            (0..REPETITIONS).for_each(|_| drop(self.enqueue(stream, problem, &prepared, operands)));
+            Some((stream.record().elapsed_since(&start), *algorithm))
+        };
+        let timed = candidates.iter().filter_map(time);
+        timed.min_by_key(|(time, _)| *time).map(|(_, algorithm)| algorithm)
+    }
+
+    fn enqueue(
+        &self,
+        stream: &Stream,
+        problem: &Problem,
+        prepared: &Prepared,
+        operands: Operands,
+    ) -> c_int {
+        let alpha = 1.0f32;
+        let beta = if problem.addend == Addend::None { 0.0f32 } else { 1.0 };
+        let Prepared { desc, a, b, out, algorithm } = prepared;
+        // SAFETY: the operands are matrices of the described sizes on this GPU, and live until later operations of
+        // this stream reuse their memory.
+        unsafe {
+            (self.api.cublasLtMatmul)(
+                self.handle,
+                *desc,
+                (&raw const alpha).cast(),
+                operands.b as *const c_void,
+                *b,
+                operands.a as *const c_void,
+                *a,
+                (&raw const beta).cast(),
+                operands.c as *const c_void,
+                *out,
+                operands.out as *mut c_void,
+                *out,
+                algorithm,
+                self.workspace.address as *mut c_void,
+                WORKSPACE,
+                stream.handle(),
+            )
+        }
+    }
+}
+
+static WORKSPACE_BYTES: usize = WORKSPACE;
+
+impl Drop for BlasLt {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let prepared: Vec<Prepared> = state.prepared.drain().filter_map(|(_, prepared)| prepared).collect();
+        prepared.iter().for_each(|prepared| self.destroy(prepared));
+        self.context.api();
+        // SAFETY: created by `load`.
+        unsafe { (self.api.cublasLtDestroy)(self.handle) };
+    }
+}
+
+fn data_type(dtype: Dtype) -> c_int {
+    match dtype {
+        Dtype::F32 => api::R_32F,
+        Dtype::Bf16 => api::R_16BF,
+        dtype => panic!("a matrix is f32 or bf16, not {dtype}"),
+    }
+}

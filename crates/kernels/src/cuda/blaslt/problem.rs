@@ -1,0 +1,74 @@
+//! A matrix product in the terms of cuBLASLt.
+//!
+//! cuBLASLt's matrices are column-major. A row-major (rows, cols) matrix is its own transpose there, so `out = a · b`
+//! is computed as `outᵀ = bᵀ · aᵀ`: the operands change places, and nothing is moved.
+
+use crate::Dtype;
+
+/// Everything that the choice of an algorithm depends on.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Problem {
+    /// Rows and columns of `out`, and the inner dimension.
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub a_transposed: bool,
+    pub b_transposed: bool,
+    /// Dtype of `a` and `b`.
+    pub inputs: Dtype,
+    pub output: Dtype,
+    pub epilogue: EpilogueKind,
+    /// `out = a · b + c`, with `c` either `out` itself or another matrix.
+    pub addend: Addend,
+    /// Alignment of `a`, `b`, `c` and `out`, in bytes, up to 256.
+    pub alignment: [u16; 4],
+    pub tf32: bool,
+}
+
+/// What is done with the product before it is stored.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum EpilogueKind {
+    None,
+    Bias,
+    /// GELU, with its input stored too.
+    Gelu,
+    BiasGelu,
+}
+
+/// The matrix that is added to the product.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Addend {
+    None,
+    Output,
+    Other,
+}
+
+impl Problem {
+    /// One line that identifies the problem in the file of selected algorithms.
+    pub fn text(&self) -> String {
+        let Problem { m, n, k, inputs, output, epilogue, addend, alignment, .. } = self;
+        let side = |transposed| if transposed { 't' } else { 'n' };
+        let [a, b, c, d] = alignment;
+        format!(
+            "{m},{n},{k} {}{} {inputs} {output} {epilogue:?} {addend:?} {a},{b},{c},{d}{}",
+            side(self.a_transposed),
+            side(self.b_transposed),
+            if self.tf32 { " tf32" } else { "" }
+        )
+    }
+}
+
+/// The largest power of two up to 256 that divides an address.
+pub(crate) fn alignment(address: u64) -> u16 {
+    1 << address.trailing_zeros().min(8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alignment_is_the_largest_power_of_two_up_to_256() {
+        assert_eq!([0, 1, 2, 6, 16, 768, 4096].map(alignment), [256, 1, 2, 2, 16, 256, 256]);
+    }
+}

@@ -1,0 +1,135 @@
+//! Matrix multiplication: cuBLASLt, and separate operations where it has no algorithm that does all at once.
+
+use super::blaslt::{Addend, EpilogueKind, Operands, Problem, alignment};
+use super::{Cuda, elementwise, mlp};
+use crate::{Dtype, Matmul, View, ViewMut};
+
+/// Computes `work` of (m, k) times (k, n).
+pub(crate) fn run(cuda: &Cuda, work: Matmul<'_>, [m, n, k]: [usize; 3]) {
+    if m == 0 || n == 0 {
+        return;
+    }
+    let Matmul { a, b, out, accumulate, bias, gelu, residual, .. } = work;
+    let (a_transposed, b_transposed) = (work.a_transposed, work.b_transposed);
+    if k == 0 {
+        if !accumulate {
+            cuda.memset(out.address(), 0, out.len() * out.dtype().bytes());
+        }
+        return apply(cuda, Epilogue { bias, gelu, residual }, out);
+    }
+    if a.dtype() != b.dtype() {
+        return widened(cuda, Matmul { out, gelu, ..work }, [m, n, k]);
+    }
+    let kind = match (&bias, &gelu) {
+        (None, None) => EpilogueKind::None,
+        (Some(_), None) => EpilogueKind::Bias,
+        (None, Some(_)) => EpilogueKind::Gelu,
+        (Some(_), Some(_)) => EpilogueKind::BiasGelu,
+    };
+    // The addend goes in before GELU, so only a product without GELU takes the residual.
+    let fused = FusedEpilogue {
+        kind,
+        residual: residual.filter(|_| gelu.is_none() && !accumulate),
+        accumulate,
+    };
+    let problem = |fused: &FusedEpilogue<'_>, out: &ViewMut<'_>| Problem {
+        m,
+        n,
+        k,
+        a_transposed,
+        b_transposed,
+        inputs: a.dtype(),
+        output: out.dtype(),
+        epilogue: fused.kind,
+        addend: match (fused.accumulate, fused.residual) {
+            (true, _) => Addend::Output,
+            (false, Some(_)) => Addend::Other,
+            (false, None) => Addend::None,
+        },
+        alignment: [
+            alignment(a.address()),
+            alignment(b.address()),
+            alignment(fused.residual.map_or(out.address(), |residual| residual.address())),
+            alignment(out.address()),
+        ],
+        tf32: false,
+    };
+    let operands = |fused: &FusedEpilogue<'_>, out: &ViewMut<'_>| Operands {
+        a: a.address(),
+        b: b.address(),
+        c: fused.residual.map_or(out.address(), |residual| residual.address()),
+        out: out.address(),
+        bias: bias.filter(|_| fused.has_bias()).map_or(0, |bias| bias.address()),
+        pre_gelu: gelu.as_ref().filter(|_| fused.has_gelu()).map_or(0, |pre| pre.address()),
+    };
+    // cuBLASLt's epilogues take vectors of 16 bytes.
+    let fits = |view: View<'_>| {
+        view.dtype() == out.dtype() && view.address() % 16 == 0 && n * view.dtype().bytes() % 16 == 0
+    };
+    let pre_gelu = gelu.as_ref().map(|pre| pre.as_view());
+    let fusable = [bias, fused.residual, pre_gelu].into_iter().flatten().all(fits);
+    let done = fusable
+        && cuda.blaslt.run(&cuda.stream, &problem(&fused, &out), operands(&fused, &out));
+    if done {
+        if let Some(residual) = residual.filter(|_| fused.residual.is_none()) {
+            elementwise::add(cuda, out, residual);
+        }
+        return;
+    }
+    let plain = FusedEpilogue { kind: EpilogueKind::None, residual: None, accumulate };
+    let done = cuda.blaslt.run(&cuda.stream, &problem(&plain, &out), operands(&plain, &out));
+    assert!(done, "cuBLASLt has no algorithm for {}", problem(&plain, &out).text());
+    apply(cuda, Epilogue { bias, gelu, residual }, out);
+}
+
+/// What follows the product.
+struct Epilogue<'a> {
+    bias: Option<View<'a>>,
+    gelu: Option<ViewMut<'a>>,
+    residual: Option<View<'a>>,
+}
+
+/// The epilogue as separate operations.
+fn apply(cuda: &Cuda, epilogue: Epilogue<'_>, mut out: ViewMut<'_>) {
+    let Epilogue { bias, gelu, residual } = epilogue;
+    if let Some(bias) = bias {
+        elementwise::add_to_rows(cuda, out.reborrow(), bias);
+    }
+    if let Some(mut pre) = gelu {
+        elementwise::cast(cuda, out.as_view(), pre.reborrow());
+        mlp::gelu_in_place(cuda, out.reborrow());
+    }
+    if let Some(residual) = residual {
+        elementwise::add(cuda, out, residual);
+    }
+}
+
+/// A product of an f32 and a bf16 matrix: the bf16 one is converted to f32 first.
+fn widened(cuda: &Cuda, work: Matmul<'_>, sizes: [usize; 3]) {
+    let narrow = if work.a.dtype() == Dtype::Bf16 { work.a } else { work.b };
+    let Ok(copy) = cuda.buffer(narrow.len() * 4, "an f32 copy of a matrix") else {
+        panic!("no device memory for an f32 copy of a ({}, {}) matrix", narrow.rows(), narrow.cols());
+    };
+    let mut wide = copy.as_f32(narrow.rows(), narrow.cols());
+    elementwise::cast(cuda, narrow, wide.reborrow());
+    let wide = wide.as_view();
+    let (a, b) = if work.a.dtype() == Dtype::Bf16 { (wide, work.b) } else { (work.a, wide) };
+    run(cuda, Matmul { a, b, ..work }, sizes);
+}
+
+/// The part of the epilogue that cuBLASLt does.
+struct FusedEpilogue<'a> {
+    kind: EpilogueKind,
+    residual: Option<View<'a>>,
+    accumulate: bool,
+}
+
+impl FusedEpilogue<'_> {
+    fn has_bias(&self) -> bool {
+        matches!(self.kind, EpilogueKind::Bias | EpilogueKind::BiasGelu)
+    }
+
+    fn has_gelu(&self) -> bool {
+        matches!(self.kind, EpilogueKind::Gelu | EpilogueKind::BiasGelu)
+    }
+}

@@ -1,0 +1,182 @@
+//! The CUDA backend: one GPU, on which operations are enqueued in order and run behind the host.
+//!
+//! `loader` finds the libraries, `driver`, `nvrtc`, `blaslt` and `dnn` declare the functions that are used of them.
+//! `context`, `arena`, `stream` and `launch` are the GPU's memory and order of operations. The other files are the
+//! operations, one per file of `device`; their kernels are in `kernels/`.
+
+mod arena;
+pub(crate) mod attention;
+pub(crate) mod blaslt;
+mod cache;
+mod context;
+pub(crate) mod dnn;
+mod driver;
+pub(crate) mod elementwise;
+pub(crate) mod embedding;
+mod error;
+mod launch;
+mod loader;
+pub(crate) mod loss;
+pub(crate) mod matmul;
+pub(crate) mod mlp;
+pub(crate) mod norm;
+mod nvrtc;
+pub(crate) mod optimizer;
+pub(crate) mod pack;
+pub(crate) mod random;
+pub(crate) mod reduce;
+mod report;
+pub(crate) mod rope;
+pub(crate) mod routing;
+mod scalar;
+mod scratch;
+mod stream;
+mod uploads;
+
+use std::sync::Arc;
+
+pub(crate) use arena::Arena;
+pub(crate) use context::{Context, DeviceBuffer, PinnedBuffer};
+pub use error::CudaError;
+use launch::Kernels;
+pub(crate) use launch::{Arg, Grid, Source};
+pub use report::{CudaLibrary, CudaReport};
+pub(crate) use scalar::PendingScalar;
+use scalar::ScalarSlots;
+pub(crate) use scratch::ScratchGuard;
+use scratch::Scratch;
+use stream::Stream;
+pub(crate) use stream::StreamEvent;
+
+use error::Result;
+
+/// Execution context of the CUDA operations: a GPU, its compute stream, kernels, libraries and scratch memory.
+pub(crate) struct Cuda {
+    context: Arc<Context>,
+    stream: Stream,
+    kernels: Arc<Kernels>,
+    scratch: Scratch,
+    scalars: Arc<ScalarSlots>,
+    uploads: uploads::Uploads,
+    blaslt: blaslt::BlasLt,
+    dnn: Option<dnn::Dnn>,
+}
+
+impl Cuda {
+    /// Opens GPU `index` with all libraries.
+    pub fn open(index: usize) -> Result<Cuda> {
+        let context = Context::new(index)?;
+        let kernels = Arc::new(Kernels::new(&context)?);
+        Cuda::on(context, kernels)
+    }
+
+    /// A second compute stream on the same GPU.
+    pub fn second(&self) -> Result<Cuda> {
+        Cuda::on(self.context.clone(), self.kernels.clone())
+    }
+
+    fn on(context: Arc<Context>, kernels: Arc<Kernels>) -> Result<Cuda> {
+        let slots = context.allocate_pinned(ScalarSlots::BYTES)?;
+        let stream = Stream::new(context.clone());
+        let blaslt = blaslt::BlasLt::load(&context)?;
+        // Without cuDNN, attention runs on kernels of our own.
+        let dnn = dnn::Dnn::load(stream.handle()).ok();
+        Ok(Cuda {
+            scratch: Scratch::new(context.clone()),
+            scalars: Arc::new(ScalarSlots::new(slots)),
+            uploads: uploads::Uploads::default(),
+            blaslt,
+            dnn,
+            stream,
+            kernels,
+            context,
+        })
+    }
+
+    /// The memory of a pool on this GPU.
+    pub fn arena(&self) -> Arena {
+        Arena::new(self.context.clone())
+    }
+
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    pub fn index(&self) -> usize {
+        self.context.index
+    }
+
+    /// The GPU's name, e.g. `NVIDIA H200`.
+    pub fn name(&self) -> &str {
+        &self.context.name
+    }
+
+    pub fn total_bytes(&self) -> usize {
+        self.context.total_bytes
+    }
+
+    pub fn free_bytes(&self) -> usize {
+        self.context.free_bytes()
+    }
+
+    pub fn multiprocessors(&self) -> usize {
+        self.context.multiprocessors
+    }
+
+    pub fn stream(&self) -> *mut std::ffi::c_void {
+        self.stream.handle()
+    }
+
+    /// Records an event after all operations issued so far.
+    pub fn record(&self) -> StreamEvent {
+        self.stream.record()
+    }
+
+    /// Blocks the host until all operations issued so far are complete.
+    pub fn synchronize(&self) {
+        self.stream.synchronize();
+    }
+
+    pub fn memset(&self, address: u64, byte: u8, bytes: usize) {
+        // SAFETY: the caller owns the range on this device.
+        let status = unsafe {
+            (self.context.api().cuMemsetD8Async)(address, byte, bytes, self.stream.handle())
+        };
+        self.context.must(status, "fill device memory");
+    }
+
+    /// Copies between two places of device memory.
+    pub fn copy(&self, from: u64, to: u64, bytes: usize) {
+        // SAFETY: the caller owns both ranges on this device.
+        let status = unsafe {
+            (self.context.api().cuMemcpyDtoDAsync_v2)(to, from, bytes, self.stream.handle())
+        };
+        self.context.must(status, "copy device memory");
+    }
+
+    /// Copies from host memory. The slice may change as soon as this returns.
+    pub fn write(&self, to: u64, from: &[u8]) {
+        let (api, stream) = (self.context.api(), self.stream.handle());
+        // SAFETY: the driver has read pageable memory when the call returns.
+        let status = unsafe {
+            (api.cuMemcpyHtoDAsync_v2)(to, from.as_ptr().cast(), from.len(), stream)
+        };
+        self.context.must(status, "copy to the device");
+    }
+
+    /// Copies to host memory after all operations issued so far, and waits.
+    pub fn read(&self, from: u64, to: &mut [u8]) {
+        let (api, stream) = (self.context.api(), self.stream.handle());
+        // SAFETY: the slice is not used before `synchronize` returns.
+        let status = unsafe {
+            (api.cuMemcpyDtoHAsync_v2)(to.as_mut_ptr().cast(), from, to.len(), stream)
+        };
+        self.context.must(status, "copy from the device");
+        self.synchronize();
+    }
+
+    /// Device memory that lives as long as the buffer and is counted by no tag.
+    pub fn buffer(&self, bytes: usize, purpose: &str) -> Result<DeviceBuffer> {
+        self.context.allocate(bytes, purpose)
+    }
+}
