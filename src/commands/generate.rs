@@ -8,10 +8,12 @@ use std::time::Instant;
 use anyhow::{Context, bail};
 use lockstep_ckpt::{Checkpoint, run_of};
 use lockstep_data::{Options, Source, Tokenizer};
-use lockstep_kernels::{Device, Dtype};
+use lockstep_kernels::Dtype;
 use lockstep_model::{Model, Sampling};
 use lockstep_plan::Plan;
 use lockstep_trainer::{Generator, Prompt, dtype, generate, load_whole};
+
+use crate::commands::device;
 
 /// Sample text from a trained model
 #[derive(clap::Args)]
@@ -69,7 +71,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let plan: Option<Plan> = serde_json::from_value(head.plan.clone()).ok();
     let tokenizer = tokenizer(&args, &checkpoint, plan.as_ref())?;
 
-    let device = Device::cpu(args.threads);
+    let device = device::open_alone(args.threads)?;
     let dtype = plan.as_ref().map_or(Dtype::F32, dtype);
     let model = Model::whole(&head.shape);
     let weights = load_whole(&device, &head.shape, dtype, &checkpoint.params())?;

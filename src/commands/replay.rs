@@ -5,12 +5,12 @@ use std::path::Path;
 use anyhow::bail;
 use lockstep_comm::World;
 use lockstep_data::Source;
-use lockstep_kernels::Device;
 use lockstep_plan::Plan;
 use lockstep_trainer::{
     Divergence, Outcome, Replayed, Run, Start, failed_dir, replay, train_sample,
 };
 
+use crate::commands::device;
 use crate::print::print_line;
 
 /// Characters shown of each sample.
@@ -43,7 +43,7 @@ pub fn run(request: ReplayRequest<'_>, world: &World) -> anyhow::Result<()> {
     }
     let from_failure =
         start.as_ref().is_some_and(|start| start.checkpoint.starts_with(failed_dir(folder)));
-    let device = Device::cpu(plan.train.threads);
+    let (device, _) = device::open(plan.device, plan.train.threads, world)?;
     let run = Run {
         plan,
         device,

@@ -9,13 +9,13 @@ use anyhow::{Context, bail};
 use lockstep_ckpt::RunLock;
 use lockstep_comm::World;
 use lockstep_events::StepReport;
-use lockstep_kernels::Device;
 use lockstep_kernels::Tag;
 use lockstep_launch::{EXIT_PERMANENT, EXIT_STOPPED};
 use lockstep_model::{Model, Sampling};
 use lockstep_plan::{Ledger, Plan};
 use lockstep_trainer::{self as trainer, Event, HostTensors, Prompt, Rank, Run, dtype, load_whole};
 
+use crate::commands::device;
 use crate::commands::output::{self, Output};
 use crate::commands::prediction::{self, Prediction};
 use crate::commands::replay::{self, ReplayRequest};
@@ -273,7 +273,10 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     let mut output = Output::new(world::on_terminal(), entropy);
     let source = &file.source;
     let generation = supervise::is_supervised().then(|| u64::from(world::generation()));
-    let device = Device::cpu(plan.train.threads);
+    let (device, chosen) = device::open(plan.device, plan.train.threads, world)?;
+    if let Some(chosen) = chosen.filter(|_| first) {
+        print_line!("{chosen}");
+    }
     let stop = &stop::requested;
     let run = Run { plan, device, group: world, source, folder: &folder, start, generation, stop };
     let mut grace = GraceCheck::new(&args.supervision);

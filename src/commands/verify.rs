@@ -7,11 +7,10 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use lockstep_comm::World;
-use lockstep_kernels::Device;
 use lockstep_plan::{Plan, layouts};
 use lockstep_trainer::{Difference, Tolerance, Trajectory, Trial, train_on_first_ranks};
 
-use crate::commands::prediction;
+use crate::commands::{device, prediction};
 use crate::print::print_line;
 use crate::run_file::RunFile;
 use crate::world::{self, Engine};
@@ -138,7 +137,7 @@ fn rank(tasks: &Tasks, file: &RunFile, world: &World) -> anyhow::Result<()> {
     let progress = ProgressLine::new(tasks, world.rank() == 0);
     let train = |number: usize, name: &str, plan: &Plan| {
         let mut on_step = |step| progress.draw(number, name, step);
-        let device = || Device::cpu(plan.train.threads);
+        let device = || device::reopen(plan.device, plan.train.threads, world);
         let trial = Trial { plan, source: &file.source, steps: *steps, device: &device };
         let trajectory = train_on_first_ranks(trial, world, &mut on_step);
         progress.clear();

@@ -14,6 +14,8 @@ pub struct Batch {
     pub inputs: Tensor, // (1, tokens), u32
     /// (1, tokens), u32; u32::MAX at positions without a target. Without targets, a model returns logits.
     pub targets: Option<Tensor>,
+    /// Ids on their way to the device.
+    ids: Vec<u32>,
 }
 
 impl Batch {
@@ -25,8 +27,9 @@ impl Batch {
     /// A buffer for some positions of `batch` sequences of `seq` tokens.
     pub fn of_runs(device: &Device, batch: usize, seq: usize, runs: Vec<Run>) -> Batch {
         let tokens = batch * runs.iter().map(|run| run.len).sum::<usize>();
-        let ids = || device.empty(1, tokens, Dtype::U32, Tag::Buffers);
-        Batch { batch, runs, seq, inputs: ids(), targets: Some(ids()) }
+        let empty = || device.empty(1, tokens, Dtype::U32, Tag::Buffers);
+        let (inputs, targets) = (empty(), Some(empty()));
+        Batch { batch, runs, seq, inputs, targets, ids: Vec::with_capacity(tokens) }
     }
 
     /// Tokens of one sequence from position `start`, without targets.
@@ -42,17 +45,19 @@ impl Batch {
         let (batch, seq) = (self.batch, self.seq);
         let expected = batch * (seq + 1);
         assert_eq!(samples.len(), expected, "{batch} samples of {seq} tokens and a target");
-        let mut at = 0;
-        for run in &self.runs {
-            for sample in samples.chunks_exact(seq + 1) {
-                let (from, to) = (run.start, run.start + run.len);
-                let place = at..at + run.len;
-                device.write(self.inputs.view_mut().part(place.clone()), &sample[from..to]);
-                if let Some(targets) = &mut self.targets {
-                    device.write(targets.view_mut().part(place), &sample[from + 1..to + 1]);
-                }
-                at += run.len;
+        // One copy each: on a GPU a copy costs microseconds, whatever its size.
+        let Batch { runs, ids, inputs, targets, .. } = self;
+        let mut gather = |shift: usize| {
+            ids.clear();
+            for run in runs.iter() {
+                let (from, to) = (run.start + shift, run.start + run.len + shift);
+                samples.chunks_exact(seq + 1).for_each(|sample| ids.extend(&sample[from..to]));
             }
+            &ids[..]
+        };
+        device.write(inputs.view_mut(), gather(0));
+        if let Some(targets) = targets {
+            device.write(targets.view_mut(), gather(1));
         }
     }
 

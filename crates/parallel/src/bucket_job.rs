@@ -84,12 +84,13 @@ pub(crate) fn reduce_scatter(
         let mut shards = Vec::with_capacity(units.len());
         for (unit, compressor) in units.into_iter().zip(&mut compressors) {
             let ShardReduction { range, group, mut shard, earlier, copies } = unit;
-            compressor.reduce_scatter(&group, buffer.view().part(range), shard.view_mut())?;
+            let input = buffer.view().part(range);
+            compressor.reduce_scatter(&group, input, shard.view_mut())?;
             if let Some(earlier) = earlier {
                 device.add(shard.view_mut(), earlier.view());
             }
             if let Some(copies) = copies {
-                collectives::all_reduce(&copies, shard.view_mut(), Op::Sum)?;
+                collectives::all_reduce(device, &copies, shard.view_mut(), Op::Sum)?;
             }
             group.release_peer_pages();
             shards.push(shard);

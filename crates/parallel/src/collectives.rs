@@ -1,11 +1,12 @@
 //! Collectives and messages on tensors, blocking and started. The only file of `parallel`, `model` and `trainer`
-//! that turns a tensor into a host slice: a backend with device memory is added here.
+//! that turns a tensor into a host slice.
 //!
-//! All functions take views, and every element type travels as it is stored.
+//! All functions take views, and every element type travels as it is stored. Tensors in the memory of a GPU travel
+//! through page-locked host memory: a copy waits for the operations that were issued before it.
 
 use half::bf16;
 use lockstep_comm::{Group, Op, Pending, Result};
-use lockstep_kernels::{Dtype, Tensor, View, ViewMut};
+use lockstep_kernels::{Device, Dtype, Tag, Tensor, View, ViewMut};
 
 /// Evaluates an expression with `$E` as the element type of a view.
 macro_rules! with_element {
@@ -29,71 +30,227 @@ macro_rules! with_element {
 }
 
 /// Combines `x` over the group, in place.
-pub(crate) fn all_reduce(group: &Group, x: ViewMut<'_>, op: Op) -> Result<()> {
-    with_element!(x.dtype(), E => group.all_reduce(x.host::<E>(), op))
+pub(crate) fn all_reduce(device: &Device, group: &Group, x: ViewMut<'_>, op: Op) -> Result<()> {
+    if group.size() == 1 {
+        return Ok(());
+    }
+    let mut x = Output::holding(device, x);
+    with_element!(x.dtype(), E => group.all_reduce(x.host().host::<E>(), op))?;
+    x.finish();
+    Ok(())
 }
 
 /// Sums `input` over the group; each rank gets its shard of the sum.
-pub(crate) fn reduce_scatter(group: &Group, input: View<'_>, shard: ViewMut<'_>) -> Result<()> {
-    with_element!(input.dtype(), E => {
-        group.reduce_scatter(input.host::<E>(), shard.host::<E>(), Op::Sum)
-    })
+pub(crate) fn reduce_scatter(
+    device: &Device,
+    group: &Group,
+    input: View<'_>,
+    shard: ViewMut<'_>,
+) -> Result<()> {
+    if group.size() == 1 {
+        return Ok(device.copy(input, shard));
+    }
+    let (input, mut shard) = (Input::new(device, input), Output::new(device, shard));
+    with_element!(input.host().dtype(), E => {
+        group.reduce_scatter(input.host().host::<E>(), shard.host().host::<E>(), Op::Sum)
+    })?;
+    shard.finish();
+    Ok(())
 }
 
 /// Concatenates the shards of all ranks.
-pub(crate) fn all_gather(group: &Group, shard: View<'_>, output: ViewMut<'_>) -> Result<()> {
-    with_element!(shard.dtype(), E => group.all_gather(shard.host::<E>(), output.host::<E>()))
+pub(crate) fn all_gather(
+    device: &Device,
+    group: &Group,
+    shard: View<'_>,
+    output: ViewMut<'_>,
+) -> Result<()> {
+    if group.size() == 1 {
+        return Ok(device.copy(shard, output));
+    }
+    let (shard, mut output) = (Input::new(device, shard), Output::new(device, output));
+    with_element!(shard.host().dtype(), E => {
+        group.all_gather(shard.host().host::<E>(), output.host().host::<E>())
+    })?;
+    output.finish();
+    Ok(())
 }
 
 /// Sends piece q of `input` to rank q; piece p of `output` comes from rank p. All pieces have the same size.
-pub(crate) fn all_to_all(group: &Group, input: View<'_>, output: ViewMut<'_>) -> Result<()> {
-    with_element!(input.dtype(), E => group.all_to_all(input.host::<E>(), output.host::<E>()))
+pub(crate) fn all_to_all(
+    device: &Device,
+    group: &Group,
+    input: View<'_>,
+    output: ViewMut<'_>,
+) -> Result<()> {
+    let (input, mut output) = (Input::new(device, input), Output::new(device, output));
+    with_element!(input.host().dtype(), E => {
+        group.all_to_all(input.host().host::<E>(), output.host().host::<E>())
+    })?;
+    output.finish();
+    Ok(())
+}
+
+/// Rows that an all-to-all sends to each rank and receives from each.
+#[derive(Clone, Copy)]
+pub(crate) struct RowCounts<'a> {
+    pub sent: &'a [usize],
+    pub received: &'a [usize],
 }
 
 /// Sends `sent[q]` rows of `input` to rank q and receives `received[p]` rows of `output` from rank p.
 pub(crate) fn all_to_all_v(
+    device: &Device,
     group: &Group,
+    counts: RowCounts<'_>,
     input: View<'_>,
-    sent: &[usize],
     output: ViewMut<'_>,
-    received: &[usize],
 ) -> Result<()> {
     let cols = input.cols();
     let elements = |rows: &[usize]| rows.iter().map(|rows| rows * cols).collect::<Vec<_>>();
-    let (sent, received) = (elements(sent), elements(received));
-    with_element!(input.dtype(), E => {
-        group.all_to_all_v(input.host::<E>(), &sent, output.host::<E>(), &received)
-    })
+    let (sent, received) = (elements(counts.sent), elements(counts.received));
+    let (input, mut output) = (Input::new(device, input), Output::new(device, output));
+    with_element!(input.host().dtype(), E => {
+        let output = output.host().host::<E>();
+        group.all_to_all_v(input.host().host::<E>(), &sent, output, &received)
+    })?;
+    output.finish();
+    Ok(())
 }
 
 /// Receives a message from rank `from`.
-pub(crate) fn receive(group: &Group, x: ViewMut<'_>, from: usize) -> Result<()> {
-    with_element!(x.dtype(), E => group.receive(x.host::<E>(), from))
+pub(crate) fn receive(device: &Device, group: &Group, x: ViewMut<'_>, from: usize) -> Result<()> {
+    let mut x = Output::new(device, x);
+    with_element!(x.dtype(), E => group.receive(x.host().host::<E>(), from))?;
+    x.finish();
+    Ok(())
 }
 
 /// Starts sending a tensor to rank `to`. Other handles of the tensor may be read in the meantime.
-pub(crate) fn start_send(group: &Group, x: Tensor, to: usize) -> Transfer {
-    Transfer(with_element!(x.dtype(), E => group.start_send::<E, _>(Message(x), to)))
+pub(crate) fn start_send(device: &Device, group: &Group, x: Tensor, to: usize) -> Transfer {
+    let x = device.to_host(x);
+    let pending = with_element!(x.dtype(), E => group.start_send::<E, _>(Message(x), to));
+    Transfer { pending, target: None }
 }
 
 /// Starts receiving a tensor from rank `from`. It must be the only handle of its memory.
-pub(crate) fn start_receive(group: &Group, x: Tensor, from: usize) -> Transfer {
-    Transfer(with_element!(x.dtype(), E => group.start_receive::<E, _>(Message(x), from)))
+pub(crate) fn start_receive(device: &Device, group: &Group, x: Tensor, from: usize) -> Transfer {
+    let (message, target) = match x.location().is_host_accessible() {
+        true => (Message(x), None),
+        false => {
+            let host = device.empty_host(x.rows(), x.cols(), x.dtype(), Tag::Buffers);
+            (Message(host), Some((device.clone(), x)))
+        }
+    };
+    let dtype = message.0.dtype();
+    Transfer { pending: with_element!(dtype, E => group.start_receive::<E, _>(message, from)), target }
 }
 
 /// A message in flight.
 #[must_use = "wait for a transfer: `wait` returns its tensor and errors"]
-pub(crate) struct Transfer(Pending<Result<Message>>);
+pub(crate) struct Transfer {
+    pending: Pending<Result<Message>>,
+    /// The tensor in device memory that receives the message.
+    target: Option<(Device, Tensor)>,
+}
 
 impl Transfer {
     /// Waits for the end of the transfer and returns the tensor.
     pub fn wait(self) -> Result<Tensor> {
-        self.0.wait().map(|message| message.0)
+        let Message(arrived) = self.pending.wait()?;
+        let Some((device, mut target)) = self.target else {
+            return Ok(arrived);
+        };
+        write(&device, &arrived, target.view_mut());
+        Ok(target)
     }
 
     pub fn is_done(&self) -> bool {
-        self.0.is_done()
+        self.pending.is_done()
     }
+}
+
+/// What a collective reads: a view in host memory, or a copy of it.
+enum Input<'a> {
+    Host(View<'a>),
+    Copied(Tensor),
+}
+
+impl<'a> Input<'a> {
+    fn new(device: &Device, view: View<'a>) -> Input<'a> {
+        match view.location().is_host_accessible() {
+            true => Input::Host(view),
+            false => Input::Copied(copied(device, view)),
+        }
+    }
+
+    fn host(&self) -> View<'_> {
+        match self {
+            Input::Host(view) => *view,
+            Input::Copied(copy) => copy.view(),
+        }
+    }
+}
+
+/// What a collective writes: a view in host memory, or host memory that is copied to the view at the end.
+enum Output<'a> {
+    Host(ViewMut<'a>),
+    Copied { copy: Tensor, device: &'a Device, to: ViewMut<'a> },
+}
+
+impl<'a> Output<'a> {
+    fn new(device: &'a Device, to: ViewMut<'a>) -> Output<'a> {
+        match to.location().is_host_accessible() {
+            true => Output::Host(to),
+            false => {
+                let copy = device.empty_host(to.rows(), to.cols(), to.dtype(), Tag::Buffers);
+                Output::Copied { copy, device, to }
+            }
+        }
+    }
+
+    /// With the present contents of the view.
+    fn holding(device: &'a Device, to: ViewMut<'a>) -> Output<'a> {
+        match to.location().is_host_accessible() {
+            true => Output::Host(to),
+            false => Output::Copied { copy: copied(device, to.as_view()), device, to },
+        }
+    }
+
+    fn dtype(&self) -> Dtype {
+        match self {
+            Output::Host(view) => view.dtype(),
+            Output::Copied { to, .. } => to.dtype(),
+        }
+    }
+
+    fn host(&mut self) -> ViewMut<'_> {
+        match self {
+            Output::Host(view) => view.reborrow(),
+            Output::Copied { copy, .. } => copy.view_mut(),
+        }
+    }
+
+    /// Copies the result to the device.
+    fn finish(self) {
+        if let Output::Copied { copy, device, to } = self {
+            write(device, &copy, to);
+        }
+    }
+}
+
+/// A copy in page-locked host memory.
+fn copied(device: &Device, view: View<'_>) -> Tensor {
+    let mut copy = device.empty_host(view.rows(), view.cols(), view.dtype(), Tag::Buffers);
+    with_element!(view.dtype(), E => device.read(view, copy.view_mut().host::<E>()));
+    copy
+}
+
+/// Copies a tensor from host memory to the device. The tensor may be dropped afterwards.
+fn write(device: &Device, from: &Tensor, to: ViewMut<'_>) {
+    with_element!(to.dtype(), E => device.write(to, from.view().host::<E>()));
+    // The copy reads page-locked memory behind the host's back.
+    device.synchronize();
 }
 
 /// A tensor in the form that started calls take.

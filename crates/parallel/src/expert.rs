@@ -16,7 +16,8 @@ use std::ops::Range;
 use lockstep_kernels::{Device, Dtype, Tag, Tensor};
 use lockstep_plan::{GroupKind, cut};
 
-use crate::{Groups, collectives};
+use crate::collectives::{self, RowCounts};
+use crate::Groups;
 
 /// Routing of rows between ranks.
 pub struct Dispatch {
@@ -123,7 +124,8 @@ impl Groups {
         let total = received.iter().sum();
         let mut arrived = device.empty(total, rows.cols(), rows.dtype(), Tag::Buffers);
         self.collective(|| {
-            collectives::all_to_all_v(group, rows.view(), sent, arrived.view_mut(), received)
+            let counts = RowCounts { sent, received };
+            collectives::all_to_all_v(device, group, counts, rows.view(), arrived.view_mut())
         });
         arrived
     }
@@ -262,7 +264,8 @@ mod tests {
             let rows = device.zeros(stay + go, cols, Dtype::F32, Tag::Buffers);
             let mut arrived = device.zeros(dispatch.rows, cols, Dtype::F32, Tag::Buffers);
             let to = arrived.view_mut();
-            collectives::all_to_all_v(&group, rows.view(), &sent, to, &received).unwrap();
+            let counts = RowCounts { sent: &sent, received: &received };
+            collectives::all_to_all_v(&device, &group, counts, rows.view(), to).unwrap();
             assert_eq!(group.traffic().bytes - before, (go * cols * 4) as u64);
             groups.check().unwrap();
         });

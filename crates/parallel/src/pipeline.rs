@@ -54,7 +54,7 @@ impl Pipeline {
             let input = groups.timed(|| self.receive(device, group, step))?;
             let output = execute(step.action, input);
             if let (Some(to), Some(output)) = (step.sends_to, output) {
-                self.send(group, to, output);
+                self.send(device, group, to, output);
             }
         }
         groups.timed(|| self.wait_for_sends())
@@ -78,7 +78,7 @@ impl Pipeline {
             };
             let output = execute(stage / ranks, input);
             if stage + 1 < stages {
-                self.send(group, (stage + 1) % ranks, output);
+                self.send(device, group, (stage + 1) % ranks, output);
             }
         }
         self.wait_for_sends()
@@ -110,15 +110,15 @@ impl Pipeline {
     ) -> Result<Tensor> {
         let MessageShape { rows, cols, dtype } = self.message;
         let mut tensor = device.empty(rows, cols, dtype, tag);
-        collectives::receive(group, tensor.view_mut(), from)?;
+        collectives::receive(device, group, tensor.view_mut(), from)?;
         Ok(tensor)
     }
 
-    fn send(&mut self, group: &Group, to: usize, tensor: Tensor) {
+    fn send(&mut self, device: &Device, group: &Group, to: usize, tensor: Tensor) {
         self.sends.retain(|send| !send.is_done());
         // The activation now belongs to the receiver; how long the buffer lives depends on when it receives.
         tensor.retag(Tag::Buffers);
-        self.sends.push(collectives::start_send(group, tensor, to));
+        self.sends.push(collectives::start_send(device, group, tensor, to));
     }
 
     fn wait_for_sends(&mut self) -> Result<()> {

@@ -155,8 +155,15 @@ impl Reduction {
             }
         };
         match self.background.clone() {
-            Some(device) => {
-                self.in_flight.push((number, bucket_job::home(groups).start(move |_| job(&device))))
+            Some(background) => {
+                let ready = device.record();
+                let pending = bucket_job::home(groups).start(move |_| {
+                    ready.wait();
+                    let reduced = job(&background);
+                    background.synchronize();
+                    reduced
+                });
+                self.in_flight.push((number, pending));
             }
             None => self.arrived(groups, gradients, number, job(device)),
         }

@@ -104,7 +104,7 @@ impl Groups {
             .map(|step| {
                 let partial = partial((me + step) % ranks);
                 let buffer = device.empty(each, cols, dtype, Tag::Buffers);
-                Exchange::start(group, step, partial, buffer)
+                Exchange::start(device, group, step, [partial, buffer])
             })
             .collect();
         let own = partial(me);
@@ -125,7 +125,7 @@ impl Groups {
     /// Sends the own rows to the rank `step` after this one, and receives those of the rank `step` before.
     fn exchange_rows(&self, device: &Device, step: usize, own: &Tensor) -> Exchange {
         let buffer = device.empty(own.rows(), own.cols(), own.dtype(), Tag::Buffers);
-        Exchange::start(self.tensor(), step, own.clone(), buffer)
+        Exchange::start(device, self.tensor(), step, [own.clone(), buffer])
     }
 
     /// Calls `work` with the rows of every rank: its own first, then the others as they arrive.
@@ -210,11 +210,11 @@ impl SequenceGather<'_> {
 }
 
 impl Exchange {
-    fn start(group: &Group, step: usize, rows: Tensor, buffer: Tensor) -> Exchange {
+    fn start(device: &Device, group: &Group, step: usize, [rows, buffer]: [Tensor; 2]) -> Exchange {
         let (me, ranks) = (group.rank(), group.size());
         Exchange {
-            send: start_send(group, rows, (me + step) % ranks),
-            receive: start_receive(group, buffer, (me + ranks - step) % ranks),
+            send: start_send(device, group, rows, (me + step) % ranks),
+            receive: start_receive(device, group, buffer, (me + ranks - step) % ranks),
         }
     }
 

@@ -42,7 +42,7 @@ impl SharedGradients {
             }
             at += run.len();
         }
-        collectives::all_reduce(group, all.view_mut(), Op::Sum)?;
+        collectives::all_reduce(device, group, all.view_mut(), Op::Sum)?;
         let mut at = 0;
         for (block, unit, run) in &self.runs {
             if let Some(own) = gradients.own_mut(*block, *unit) {

@@ -32,7 +32,7 @@ impl Groups {
             return x;
         }
         let mut all = device.empty(x.rows() * self.mesh.tensor, x.cols(), x.dtype(), Tag::Buffers);
-        self.collective(|| collectives::all_gather(self.tensor(), x.view(), all.view_mut()));
+        self.collective(|| collectives::all_gather(device, self.tensor(), x.view(), all.view_mut()));
         all
     }
 
@@ -57,10 +57,10 @@ impl Groups {
     }
 
     /// Sums a tensor over a group, in place.
-    pub fn all_reduce(&self, kind: GroupKind, x: &mut Tensor) {
+    pub fn all_reduce(&self, device: &Device, kind: GroupKind, x: &mut Tensor) {
         let group = self.group(kind);
         if group.size() > 1 {
-            self.collective(|| collectives::all_reduce(group, x.view_mut(), Op::Sum));
+            self.collective(|| collectives::all_reduce(device, group, x.view_mut(), Op::Sum));
         }
     }
 
@@ -71,11 +71,12 @@ impl Groups {
 
     pub(crate) fn reduce_partial(&self, device: &Device, mut x: Tensor, tag: Tag) -> Tensor {
         if !self.sequence {
-            self.all_reduce(GroupKind::Tensor, &mut x);
+            self.all_reduce(device, GroupKind::Tensor, &mut x);
             return x;
         }
         let mut own = device.empty(x.rows() / self.mesh.tensor, x.cols(), x.dtype(), tag);
-        self.collective(|| collectives::reduce_scatter(self.tensor(), x.view(), own.view_mut()));
+        let group = self.tensor();
+        self.collective(|| collectives::reduce_scatter(device, group, x.view(), own.view_mut()));
         own
     }
 

@@ -209,9 +209,11 @@ impl Weights {
                 (group, own, unit.shard.unit.range.clone())
             })
             .collect();
+        let device = device.clone();
         move || {
             for (group, own, range) in units {
-                collectives::all_gather(&group, own.view(), full.view_mut().part(range))?;
+                let part = full.view_mut().part(range);
+                collectives::all_gather(&device, &group, own.view(), part)?;
                 group.release_peer_pages();
             }
             Ok(full)
@@ -281,7 +283,7 @@ impl Weights {
                 let mut own = device.empty(1, shard.own.len(), full.dtype(), Tag::Buffers);
                 device.copy(full.view().part(shard.own.clone()), own.view_mut());
                 let whole = full.view_mut().part(shard.unit.range.clone());
-                collectives::all_gather(group, own.view(), whole)?;
+                collectives::all_gather(device, group, own.view(), whole)?;
             }
         }
         Ok(())

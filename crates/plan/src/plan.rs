@@ -1,7 +1,7 @@
 //! The resolved run: every default filled in and every derived value computed. Created by `Plan::resolve` and
 //! written to `plan.json`.
 
-use crate::config::{Compression, Recompute};
+use crate::config::{Compression, DeviceKind, Recompute};
 use crate::context::{self, ContextKind, Run};
 use crate::learning_rate::LearningRate;
 use crate::mesh::{Axis, Mesh};
@@ -24,6 +24,9 @@ pub struct Plan {
     pub train: Train,
     pub layout: Layout,
     pub precision: Precision,
+    /// Plans written before the key existed used what was there.
+    #[serde(default)]
+    pub device: DeviceKind,
     pub comm: Comm,
     pub checkpoint: Checkpoint,
 }

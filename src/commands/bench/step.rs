@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use anyhow::bail;
 use lockstep_comm::{Op, World};
-use lockstep_kernels::{Device, OpClass, Tag};
+use lockstep_kernels::{OpClass, Tag};
 use lockstep_plan::model::flops_per_token;
 use lockstep_plan::{Config, Ledger, Plan};
 use lockstep_trainer::{PeakRate, Rank, dtype, measure_peak};
 
-use crate::commands::prediction;
+use crate::commands::{device, prediction};
 use crate::print::print_line;
 use crate::run_file::RunFile;
 use crate::world::{self, Engine};
@@ -145,7 +145,7 @@ struct MemoryRow {
 }
 
 fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Result<()> {
-    let device = Device::cpu(plan.train.threads);
+    let (device, _) = device::open(plan.device, plan.train.threads, world)?;
     let mut peak = PeakRate::new(measure_peak(&device, dtype(plan)));
     let mut rank = Rank::new(plan, world, device.clone())?;
     for step in 1..=2 {

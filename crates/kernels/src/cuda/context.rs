@@ -40,15 +40,15 @@ impl Context {
     pub fn new(index: usize) -> Result<Arc<Context>> {
         let driver = Driver::load()?;
         let api = driver.api;
-        let (mut count, mut device, mut handle) = (0, 0, std::ptr::null_mut());
-        // SAFETY: plain calls of the driver API with valid pointers, here and below.
-        driver.check(unsafe { (api.cuDeviceGetCount)(&mut count) }, "count the GPUs")?;
-        if index >= count as usize {
+        let (mut device, mut handle) = (0, std::ptr::null_mut());
+        let count = count(&driver)?;
+        if index >= count {
             return Err(CudaError::new(format!(
                 "there is no GPU {index}: this machine has {count}; start at most one rank per GPU or set CUDA_VISIBLE_DEVICES"
             )));
         }
         let open = format!("open GPU {index}");
+        // SAFETY: plain calls of the driver API with valid pointers, here and below.
         driver.check(unsafe { (api.cuDeviceGet)(&mut device, index as c_int) }, &open)?;
         let attribute = |attribute: Attribute| {
             let mut value = 0;
@@ -152,6 +152,14 @@ impl Context {
     pub(super) fn device(&self) -> c_int {
         self.device
     }
+}
+
+/// Number of GPUs that the driver finds.
+pub(super) fn count(driver: &Driver) -> Result<usize> {
+    let mut count = 0;
+    // SAFETY: a valid pointer.
+    driver.check(unsafe { (driver.api.cuDeviceGetCount)(&mut count) }, "count the GPUs")?;
+    Ok(count as usize)
 }
 
 impl Drop for Context {

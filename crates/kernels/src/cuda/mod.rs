@@ -33,7 +33,8 @@ mod scratch;
 mod stream;
 mod uploads;
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 
 pub(crate) use arena::Arena;
 pub(crate) use context::{Context, DeviceBuffer, PinnedBuffer};
@@ -63,10 +64,24 @@ pub(crate) struct Cuda {
 }
 
 impl Cuda {
-    /// Opens GPU `index` with all libraries.
+    /// Number of GPUs that the driver finds.
+    pub fn count() -> Result<usize> {
+        context::count(&driver::Driver::load()?)
+    }
+
+    /// Opens GPU `index` with all libraries. All devices of a process share its context and kernels, which live as
+    /// long as the process.
     pub fn open(index: usize) -> Result<Cuda> {
-        let context = Context::new(index)?;
-        let kernels = Arc::new(Kernels::new(&context)?);
+        static OPEN: Mutex<BTreeMap<usize, (Arc<Context>, Arc<Kernels>)>> =
+            Mutex::new(BTreeMap::new());
+        let mut open = OPEN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if !open.contains_key(&index) {
+            let context = Context::new(index)?;
+            let kernels = Arc::new(Kernels::new(&context)?);
+            open.insert(index, (context, kernels));
+        }
+        let (context, kernels) = open[&index].clone();
+        drop(open);
         Cuda::on(context, kernels)
     }
 

@@ -36,7 +36,7 @@ impl Cuda {
             library("cuBLASLt", cublas_version(self.blaslt.version), &self.blaslt.library.path),
         ];
         if let Some(dnn) = &self.dnn {
-            libraries.push(library("cuDNN", dnn.version(), &dnn.library().path));
+            libraries.push(library("cuDNN", cudnn_version(dnn.version()), &dnn.library.path));
         }
         CudaReport {
             gpu: context.name.clone(),
@@ -51,5 +51,10 @@ impl Cuda {
 
 /// 130002 is 13.0.2, and 120900 is 12.9.0.
 fn cublas_version(version: usize) -> String {
+    format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
+}
+
+/// 91900 is 9.19.0.
+fn cudnn_version(version: usize) -> String {
     format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }

@@ -75,6 +75,11 @@ impl Device {
         Ok(Device::of_cuda(Cuda::open(index)?))
     }
 
+    /// Number of GPUs that the CUDA driver finds.
+    pub fn cuda_count() -> Result<usize, CudaError> {
+        Cuda::count()
+    }
+
     fn of_cuda(cuda: Cuda) -> Device {
         let pool = Arc::new(Pool::cuda(cuda.arena(), cuda.context().clone()));
         Device(Arc::new(Inner { backend: Backend::Cuda(cuda), pool, meter: Meter::new() }))

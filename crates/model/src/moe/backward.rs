@@ -117,7 +117,7 @@ impl Experts {
         // One row per slot instead of one per token.
         let slots = Combine { top_k: 1, ..self.slots(routed, None) };
         device.combine(dots.view(), slots, dweights.view_mut(), false);
-        cx.groups.all_reduce(GroupKind::Tensor, &mut dweights);
+        cx.groups.all_reduce(cx.device, GroupKind::Tensor, &mut dweights);
         dweights.shaped(routed.weights.rows(), routed.weights.cols())
     }
 }

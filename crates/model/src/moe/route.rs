@@ -185,7 +185,7 @@ impl Gate {
             let (counts, sums) = loads.view_mut().split_at(half);
             device.expert_loads(&self.router, chosen, probs, counts, sums);
         }
-        cx.groups.all_reduce(GroupKind::Context, &mut loads);
+        cx.groups.all_reduce(cx.device, GroupKind::Context, &mut loads);
 
         let (counts, sums) = (loads.view().part(0..half), loads.view().part(half..2 * half));
         let mut gradient = cx.saved_f32(cx.batch, experts);

@@ -32,7 +32,8 @@ impl Quantized<'_> {
         let to = packed.view_mut().part(0..self.code.bytes(own.len()));
         let sum = buffer.as_view().part(own.clone());
         self.device.pack(self.code, sum, self.residual.reborrow().part(own), to);
-        collectives::all_gather(self.group, packed.view().part(0..piece), received.view_mut())?;
+        let own_piece = packed.view().part(0..piece);
+        collectives::all_gather(self.device, self.group, own_piece, received.view_mut())?;
         for rank in 0..self.group.size() {
             let shard = self.shard(rank);
             let from = self.packed_shard(&received, rank, shard.len());
@@ -69,7 +70,7 @@ impl Quantized<'_> {
             let residual = self.residual.reborrow().part(shard.clone());
             self.device.pack(self.code, x.part(shard), residual, to);
         }
-        collectives::all_to_all(self.group, packed.view(), received.view_mut())
+        collectives::all_to_all(self.device, self.group, packed.view(), received.view_mut())
     }
 
     /// Adds the shards from all other ranks to the own shard, in rank order.

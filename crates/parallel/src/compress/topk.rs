@@ -2,7 +2,7 @@
 //! indices; the others stay in the residual. All ranks add them in rank order, so all get the same bits.
 
 use super::bytes;
-use crate::collectives;
+use crate::collectives::{self, RowCounts};
 use lockstep_comm::{Group, Result, shard_range};
 use lockstep_kernels::cpu::top_k::PAIR_BYTES;
 use lockstep_kernels::{Device, View, ViewMut};
@@ -23,7 +23,7 @@ impl TopK<'_> {
         let mut own = bytes(device, k * PAIR_BYTES);
         let mut all = bytes(device, k * PAIR_BYTES * group.size());
         device.take_topk(buffer.as_view(), residual, squares, own.view_mut());
-        collectives::all_gather(group, own.view(), all.view_mut())?;
+        collectives::all_gather(device, group, own.view(), all.view_mut())?;
         device.fill(buffer.reborrow(), 0.0);
         device.add_pairs(all.view(), 0, buffer);
         Ok(())
@@ -52,7 +52,8 @@ impl TopK<'_> {
         let mut arrived = bytes(device, all * PAIR_BYTES);
         let from = own.view().shaped(k, PAIR_BYTES);
         let to = arrived.view_mut().shaped(all, PAIR_BYTES);
-        collectives::all_to_all_v(group, from, &sent, to, &received)?;
+        let counts = RowCounts { sent: &sent, received: &received };
+        collectives::all_to_all_v(device, group, counts, from, to)?;
 
         device.fill(output.reborrow(), 0.0);
         device.add_pairs(arrived.view(), shard_range(len, ranks, group.rank()).start, output);

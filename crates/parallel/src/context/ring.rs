@@ -147,7 +147,7 @@ impl Ring<'_> {
             if let Some(sent) = sent.take() {
                 self.wait(sent)?;
             }
-            sent = Some(start_send(self.group, dkv, self.next()));
+            sent = Some(start_send(self.device, self.group, dkv, self.next()));
             if let Some(exchange) = exchange {
                 kv = self.exposed.timed(|| exchange.wait())?;
             }
@@ -206,8 +206,8 @@ impl Ring<'_> {
     fn pass_on(&self, kv: &Tensor) -> Exchange {
         let buffer = self.device.empty(kv.rows(), kv.cols(), kv.dtype(), Tag::Buffers);
         Exchange {
-            send: start_send(self.group, kv.clone(), self.next()),
-            receive: start_receive(self.group, buffer, self.previous()),
+            send: start_send(self.device, self.group, kv.clone(), self.next()),
+            receive: start_receive(self.device, self.group, buffer, self.previous()),
         }
     }
 
@@ -215,7 +215,7 @@ impl Ring<'_> {
     fn receive_gradients(&self) -> Transfer {
         let tokens = self.heads.batch * self.seq / self.group.size();
         let buffer = self.f32(2 * tokens, self.heads.widths().1);
-        start_receive(self.group, buffer, self.previous())
+        start_receive(self.device, self.group, buffer, self.previous())
     }
 
     fn wait(&self, transfer: Transfer) -> Result<Tensor> {

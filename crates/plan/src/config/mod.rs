@@ -4,6 +4,7 @@
 mod checkpoint;
 mod comm;
 mod data;
+mod device;
 mod entries;
 mod layout;
 pub(crate) mod model;
@@ -18,6 +19,7 @@ pub use data::Data;
 pub use layout::{Layout, Recompute};
 pub use model::{Model, RopeScaling};
 pub use nearest::nearest;
+pub use device::{Device, DeviceKind};
 pub use precision::Precision;
 pub(crate) use reader::Reader;
 pub use train::{Curve, Train};
@@ -44,6 +46,7 @@ pub struct Config {
     pub train: Train,
     pub layout: Layout,
     pub precision: Precision,
+    pub device: Device,
     pub comm: Comm,
     pub checkpoint: Checkpoint,
     /// Where each key was set, so that later errors can name its line.
@@ -68,6 +71,7 @@ impl Config {
             train: Train::read(&mut reader),
             layout: Layout::read(&mut reader),
             precision: Precision::read(&mut reader),
+            device: Device::read(&mut reader),
             comm: Comm::read(&mut reader),
             checkpoint: Checkpoint::read(&mut reader),
             ..Config::default()

@@ -79,6 +79,7 @@ impl Plan {
             train,
             layout,
             precision,
+            device: config.device.kind.unwrap_or_default(),
             comm,
             checkpoint,
         };

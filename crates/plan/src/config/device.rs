@@ -1,0 +1,35 @@
+//! `[device]`: what the ranks compute on.
+
+use serde::{Deserialize, Serialize};
+
+use super::Reader;
+
+/// `[device]` as typed.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Device {
+    pub kind: Option<DeviceKind>,
+}
+
+/// The hardware that a rank computes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceKind {
+    /// A GPU if there is one and its libraries load, otherwise the CPU.
+    #[default]
+    Auto,
+    Cpu,
+    /// An NVIDIA GPU, chosen by the rank's number on its host.
+    Cuda,
+}
+
+impl DeviceKind {
+    /// The values as they are typed.
+    pub const NAMES: [(&str, DeviceKind); 3] =
+        [("auto", DeviceKind::Auto), ("cpu", DeviceKind::Cpu), ("cuda", DeviceKind::Cuda)];
+}
+
+impl Device {
+    pub(super) fn read(reader: &mut Reader) -> Device {
+        Device { kind: reader.word("device.kind", &DeviceKind::NAMES) }
+    }
+}
