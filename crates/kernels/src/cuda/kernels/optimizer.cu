@@ -1,0 +1,66 @@
+// AdamW in one pass over memory, with the arithmetic of the CPU.
+
+struct Factors {
+    float decay, one_minus_beta1, beta2, one_minus_beta2, step_size, correction2, eps, scale;
+};
+
+template <class G, bool COPY> struct AdamW {
+    template <int V> struct Regs { Raw<float, V> p, m, v; Raw<G, V> g; };
+    float *p, *m, *v;
+    const G* g;
+    bf16* copy;
+    Factors f;
+    template <int V> DEVICE void read(i64 i, Regs<V>& r) const {
+        r.g = stream_raw<V>(g + i);
+        r.p = stream_raw<V>(p + i);
+        r.m = stream_raw<V>(m + i);
+        r.v = stream_raw<V>(v + i);
+    }
+    template <int V> DEVICE void write(i64 i, Regs<V>& r) const {
+        float P[V], M[V], S[V], grad[V];
+        unpack(r.p, P);
+        unpack(r.m, M);
+        unpack(r.v, S);
+        unpack(r.g, grad);
+        for (int k = 0; k < V; k++) {
+            const float d = __fmul_rn(grad[k], f.scale);
+            M[k] = fmaf(__fsub_rn(d, M[k]), f.one_minus_beta1, M[k]);
+            S[k] = fmaf(__fmul_rn(d, d), f.one_minus_beta2, __fmul_rn(S[k], f.beta2));
+            const float denominator = fmaf(__fsqrt_rn(S[k]), f.correction2, f.eps);
+            P[k] = fmaf(-f.step_size, __fdiv_rn(M[k], denominator), __fmul_rn(P[k], f.decay));
+        }
+        store_stream<V>(p + i, P);
+        store_stream<V>(m + i, M);
+        store_stream<V>(v + i, S);
+        // The next forward pass reads the copy.
+        if (COPY) store<V>(copy + i, P);
+    }
+};
+
+// The first `head` elements are updated one by one, so that all addresses of the others are aligned.
+template <class Op> DEVICE void adamw(Op op, i64 n) {
+    const i64 head = min((i64)((16 - ((u64)op.p & 15)) / 4 % 4), n);
+    const i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < head) {
+        typename Op::template Regs<1> regs;
+        op.read(i, regs);
+        op.write(i, regs);
+    }
+    op.p += head, op.m += head, op.v += head, op.g += head;
+    if (op.copy) op.copy += head;
+    const bool wide = aligned<4>(op.p) && aligned<4>(op.m) && aligned<4>(op.v) && aligned<4>(op.g) && aligned<4>(op.copy);
+    over<4, 1>(op, n - head, wide);
+}
+
+#define ADAMW(NAME, G, COPY)                                                                                           \
+    KERNEL __launch_bounds__(256) NAME(                                                                                \
+        float* p, float* m, float* v, const G* g, bf16* copy, i64 n, float decay, float one_minus_beta1, float beta2,  \
+        float one_minus_beta2, float step_size, float correction2, float eps, float scale                              \
+    ) {                                                                                                                \
+        const Factors f = {decay, one_minus_beta1, beta2, one_minus_beta2, step_size, correction2, eps, scale};        \
+        adamw(AdamW<G, COPY>{p, m, v, g, copy, f}, n);                                                                 \
+    }
+ADAMW(adamw_f32, float, false)
+ADAMW(adamw_bf16, bf16, false)
+ADAMW(adamw_and_copy_f32, float, true)
+ADAMW(adamw_and_copy_bf16, bf16, true)
