@@ -10,6 +10,8 @@ use lockstep_plan::config::Model;
 use lockstep_plan::model::Shape;
 use lockstep_plan::{Config, ConfigError, Environment, Plan, refit};
 
+use crate::commands::device;
+
 /// A run's configuration and its opened data.
 pub struct RunFile {
     pub config: Config,
@@ -78,6 +80,7 @@ impl RunFile {
             local_ranks,
             cores,
             offloaded_comm: false,
+            gpu: device::has_usable_gpu(),
             data_vocab: Some(self.source.vocab()),
         }
     }

@@ -1,61 +1,52 @@
 //! Opens the device that a rank computes on.
 
-use anyhow::Context as _;
-use lockstep_comm::World;
-use lockstep_kernels::Device;
-use lockstep_plan::DeviceKind;
+use std::sync::OnceLock;
 
-/// The device of a rank, and a line about the choice: which GPU, or why not one. `LOCKSTEP_DEVICE` decides where the
-/// run file says `auto`.
-pub fn open(
-    kind: DeviceKind,
-    threads: usize,
-    world: &World,
-) -> anyhow::Result<(Device, Option<String>)> {
-    match asked_for(kind)? {
-        DeviceKind::Cpu => Ok((Device::cpu(threads), None)),
-        DeviceKind::Cuda => {
-            let device = on_gpu(world).context("device.kind = \"cuda\"")?;
-            let line = describe(&device);
-            Ok((device, line))
-        }
-        DeviceKind::Auto => match on_gpu(world) {
-            Ok(device) => {
-                let line = describe(&device);
-                Ok((device, line))
-            }
-            // A machine without a GPU is the usual case and needs no line.
-            Err(_) if !has_gpu() => Ok((Device::cpu(threads), None)),
-            Err(error) => {
-                let line = format!("device: CPU, because the GPU cannot be used: {error:#}");
-                Ok((Device::cpu(threads), Some(line)))
-            }
-        },
+use lockstep_comm::World;
+use lockstep_kernels::{CudaLibrary, Device};
+use lockstep_plan::DeviceType;
+
+/// The device of a rank.
+pub fn open(kind: DeviceType, threads: usize, world: &World) -> anyhow::Result<Device> {
+    match kind {
+        DeviceType::Cpu => Ok(Device::cpu(threads)),
+        DeviceType::Cuda => on_gpu(world),
     }
 }
 
-/// [`open`] for a device that could be opened before.
-pub fn reopen(kind: DeviceKind, threads: usize, world: &World) -> Device {
-    open(kind, threads, world).map_or_else(|error| panic!("{error:#}"), |(device, _)| device)
+/// A line about the device: which GPU, or why none is used although there is one. Nothing on a machine without GPUs.
+pub fn describe(device: &Device) -> Option<String> {
+    let Some(report) = device.cuda_report() else {
+        let error = Device::check_cuda().err().filter(|_| has_gpu())?;
+        return Some(format!("device: CPU, because the GPU cannot be used: {error}"));
+    };
+    let version = |library: &CudaLibrary| format!("{} {}", library.name, library.version);
+    let libraries: Vec<String> = report.libraries.iter().map(version).collect();
+    Some(format!(
+        "device: GPU {} ({}, {} MiB); {}",
+        report.index,
+        report.gpu,
+        report.total_bytes >> 20,
+        libraries.join(", ")
+    ))
+}
+
+/// Whether `device.kind = "auto"` means a GPU. `LOCKSTEP_DEVICE` decides if it is `cpu` or `cuda`.
+pub fn has_usable_gpu() -> bool {
+    static USABLE: OnceLock<bool> = OnceLock::new();
+    *USABLE.get_or_init(|| match std::env::var("LOCKSTEP_DEVICE").as_deref() {
+        Ok("cpu") => false,
+        Ok("cuda") => true,
+        _ => Device::check_cuda().is_ok(),
+    })
 }
 
 /// The device of a command without ranks.
 pub fn open_alone(threads: usize) -> anyhow::Result<Device> {
-    match asked_for(DeviceKind::Auto)? {
-        DeviceKind::Cpu => Ok(Device::cpu(threads)),
-        DeviceKind::Cuda => Ok(Device::cuda(0)?),
-        DeviceKind::Auto => Ok(Device::cuda(0).unwrap_or_else(|_| Device::cpu(threads))),
+    match has_usable_gpu() {
+        false => Ok(Device::cpu(threads)),
+        true => Ok(Device::cuda(0)?),
     }
-}
-
-fn asked_for(kind: DeviceKind) -> anyhow::Result<DeviceKind> {
-    let Some(name) = std::env::var("LOCKSTEP_DEVICE").ok().filter(|name| !name.is_empty()) else {
-        return Ok(kind);
-    };
-    let named = DeviceKind::NAMES.iter().find(|(known, _)| *known == name);
-    let (_, named) =
-        named.with_context(|| format!("LOCKSTEP_DEVICE={name}: use auto, cpu or cuda"))?;
-    Ok(if kind == DeviceKind::Auto { *named } else { kind })
 }
 
 /// The GPU with the number of this rank on its host. Ranks beyond the number of GPUs share them.
@@ -70,17 +61,4 @@ fn on_gpu(world: &World) -> anyhow::Result<Device> {
 /// Whether the driver's device file of a GPU exists.
 fn has_gpu() -> bool {
     std::path::Path::new("/dev/nvidiactl").exists()
-}
-
-fn describe(device: &Device) -> Option<String> {
-    let report = device.cuda_report()?;
-    let libraries: Vec<String> =
-        report.libraries.iter().map(|library| format!("{} {}", library.name, library.version)).collect();
-    Some(format!(
-        "device: GPU {} ({}, {} MiB); {}",
-        report.index,
-        report.gpu,
-        report.total_bytes >> 20,
-        libraries.join(", ")
-    ))
 }

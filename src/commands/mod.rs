@@ -3,7 +3,7 @@
 pub mod bench;
 pub mod ckpt;
 pub mod data;
-mod device;
+pub mod device;
 pub mod export;
 pub mod generate;
 pub mod import;

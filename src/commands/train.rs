@@ -273,9 +273,9 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     let mut output = Output::new(world::on_terminal(), entropy);
     let source = &file.source;
     let generation = supervise::is_supervised().then(|| u64::from(world::generation()));
-    let (device, chosen) = device::open(plan.device, plan.train.threads, world)?;
-    if let Some(chosen) = chosen.filter(|_| first) {
-        print_line!("{chosen}");
+    let device = device::open(plan.device, plan.train.threads, world)?;
+    if let Some(line) = device::describe(&device).filter(|_| first) {
+        print_line!("{line}");
     }
     let stop = &stop::requested;
     let run = Run { plan, device, group: world, source, folder: &folder, start, generation, stop };

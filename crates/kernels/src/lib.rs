@@ -45,5 +45,6 @@ pub use device::{
     RopeTable, Router, RouterOutput, RouterSaved, Scalar, SoftmaxStats, VocabShard,
 };
 pub use dtype::{Dtype, Element, Float};
+pub use lockstep_types::DeviceType;
 pub use memory::{Location, MemoryUsage, Tag, Tensor, Usage, View, ViewMut};
 pub use team::Team;

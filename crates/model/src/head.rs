@@ -3,7 +3,9 @@
 
 use std::ops::Range;
 
-use lockstep_kernels::{CrossEntropy, Dtype, LogitGradient, Matmul, Tag, Tensor, View, ViewMut};
+use lockstep_kernels::{
+    CrossEntropy, DeviceType, Dtype, LogitGradient, Matmul, Tag, Tensor, View, ViewMut,
+};
 use lockstep_plan::model::{BlockParams, loss_chunk};
 
 use crate::norm::{Norm, NormBackward};
@@ -111,9 +113,9 @@ impl Head {
             let rows = normed.view().rows_of(range.clone());
             device.matmul(Matmul::linear(rows, self.output(cx), logits.reborrow()));
 
-            // A bf16 gradient needs a buffer of its own; an f32 gradient replaces the logits.
-            let mut converted =
-                (cx.dtype != Dtype::F32).then(|| cx.scratch(range.len(), self.vocab.range.len()));
+            // A gradient of the logits' type replaces them; another one needs a buffer of its own.
+            let mut converted = (cx.dtype != logits.dtype())
+                .then(|| cx.scratch(range.len(), self.vocab.range.len()));
             let work = CrossEntropy {
                 logits: logits.reborrow(),
                 targets: targets.part(range.clone()),
@@ -157,8 +159,13 @@ impl Head {
     /// Calls `work` with each chunk of tokens and a buffer for its logits.
     fn for_each_chunk(&self, cx: &Ctx<'_>, mut work: impl FnMut(Range<usize>, ViewMut<'_>)) {
         let tokens = cx.tokens();
-        let chunk = loss_chunk(tokens, self.vocab.longest);
-        let mut logits = cx.device.empty(chunk, self.vocab.range.len(), Dtype::F32, Tag::Buffers);
+        let chunk = loss_chunk(cx.device.device_type(), tokens, self.vocab.longest);
+        // On a GPU the time of the loss is that of moving the logits.
+        let dtype = match cx.device.device_type() {
+            DeviceType::Cpu => Dtype::F32,
+            DeviceType::Cuda => cx.dtype,
+        };
+        let mut logits = cx.device.empty(chunk, self.vocab.range.len(), dtype, Tag::Buffers);
         for start in (0..tokens).step_by(chunk) {
             let end = (start + chunk).min(tokens);
             work(start..end, logits.view_mut().rows_of(0..end - start));

@@ -38,7 +38,7 @@ pub use error::{ConfigError, Place};
 pub use layouts::layouts;
 pub use learning_rate::LearningRate;
 pub use ledger::Ledger;
-pub use lockstep_types::{Dtype, SMALL_GEMM_ROWS};
+pub use lockstep_types::{DeviceType, Dtype, SMALL_GEMM_ROWS};
 pub use mesh::{Axis, Coord, GroupKind, Mesh};
 pub use plan::{
     Checkpoint, Comm, Data, Eval, Layout, Overlap, Plan, Precision, Sample, Source, Train,

@@ -1,7 +1,7 @@
 //! The resolved run: every default filled in and every derived value computed. Created by `Plan::resolve` and
 //! written to `plan.json`.
 
-use crate::config::{Compression, DeviceKind, Recompute};
+use crate::config::{Compression, Recompute};
 use crate::context::{self, ContextKind, Run};
 use crate::learning_rate::LearningRate;
 use crate::mesh::{Axis, Mesh};
@@ -9,7 +9,7 @@ use crate::model::{Part, Shape};
 use crate::placement;
 use crate::resolve::Environment;
 use crate::schedule::{Schedule, ScheduleKind};
-use lockstep_types::Dtype;
+use lockstep_types::{DeviceType, Dtype};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -24,9 +24,9 @@ pub struct Plan {
     pub train: Train,
     pub layout: Layout,
     pub precision: Precision,
-    /// Plans written before the key existed used what was there.
+    /// What the ranks compute on. Plans written before the key existed use the CPU.
     #[serde(default)]
-    pub device: DeviceKind,
+    pub device: DeviceType,
     pub comm: Comm,
     pub checkpoint: Checkpoint,
 }

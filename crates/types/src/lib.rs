@@ -2,10 +2,12 @@
 //! Contains no computation and no I/O.
 
 mod collective;
+mod device_type;
 mod dtype;
 mod op_class;
 
 pub use collective::Collective;
+pub use device_type::DeviceType;
 pub use dtype::{Dtype, Element, bytes_of, bytes_of_mut};
 pub use op_class::OpClass;
 

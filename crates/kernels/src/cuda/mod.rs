@@ -69,6 +69,17 @@ impl Cuda {
         context::count(&driver::Driver::load()?)
     }
 
+    /// Finds a GPU and the libraries that are needed, without opening it.
+    pub fn check() -> Result<()> {
+        let driver = driver::Driver::load()?;
+        if context::count(&driver)? == 0 {
+            return Err(CudaError::new("the CUDA driver finds no GPU"));
+        }
+        loader::Library::open(&loader::NVRTC)?;
+        loader::Library::open(&loader::CUBLASLT)?;
+        Ok(())
+    }
+
     /// Opens GPU `index` with all libraries. All devices of a process share its context and kernels, which live as
     /// long as the process.
     pub fn open(index: usize) -> Result<Cuda> {

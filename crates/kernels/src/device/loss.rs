@@ -9,7 +9,7 @@ pub const IGNORED: u32 = u32::MAX;
 
 /// The loss of a chunk of tokens.
 pub struct CrossEntropy<'a> {
-    pub logits: ViewMut<'a>, // (rows, vocab), f32
+    pub logits: ViewMut<'a>, // (rows, vocab), f32; on a GPU also bf16
     /// May contain `IGNORED`.
     pub targets: View<'a>, // (rows), u32
     /// Receives the loss of each row.

@@ -42,7 +42,7 @@ pub use scalar::Scalar;
 use crate::cpu::Cpu;
 use crate::cuda::{Cuda, CudaError, CudaReport};
 use crate::memory::{Pool, Side};
-use crate::{Dtype, Element, MemoryUsage, Tag, Tensor, View, ViewMut};
+use crate::{DeviceType, Dtype, Element, MemoryUsage, Tag, Tensor, View, ViewMut};
 
 /// A device that holds tensors and computes on them. Clones refer to the same device.
 #[derive(Clone)]
@@ -106,6 +106,18 @@ impl Device {
                 Device::of_cuda(cuda.second().unwrap_or_else(|error| panic!("{error}")))
             }
         }
+    }
+
+    pub fn device_type(&self) -> DeviceType {
+        match &self.0.backend {
+            Backend::Cpu(_) => DeviceType::Cpu,
+            Backend::Cuda(_) => DeviceType::Cuda,
+        }
+    }
+
+    /// Whether this machine has a GPU that can be used, without opening it.
+    pub fn check_cuda() -> Result<(), CudaError> {
+        Cuda::check()
     }
 
     /// The GPU and its libraries, if this device is one.

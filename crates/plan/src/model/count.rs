@@ -1,6 +1,7 @@
 //! Floating-point operations per token, and the chunks of tokens in which the loss is computed.
 
 use super::Shape;
+use lockstep_types::DeviceType;
 
 /// Operations per token of a training step, forward and backward, without recompute. A multiply-add counts as two.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -37,12 +38,19 @@ pub fn flops_per_token(shape: &Shape, seq: usize) -> Flops {
     Flops { weights: 6.0 * weights as f64, attention }
 }
 
-/// Upper limit of the f32 logits of one chunk; a chunk has at least `MIN_CHUNK` tokens, or all.
-const MAX_CHUNK_BYTES: usize = 32 << 20;
+/// Upper limit of the f32 logits of one chunk: on a CPU they stay in its cache, a GPU needs large matrices. A chunk
+/// has at least `MIN_CHUNK` tokens, or all.
+fn max_chunk_bytes(device: DeviceType) -> usize {
+    match device {
+        DeviceType::Cpu => 32 << 20,
+        DeviceType::Cuda => 1 << 30,
+    }
+}
+
 const MIN_CHUNK: usize = 64;
 
 /// Tokens per chunk when the loss of `tokens` with `columns` logits each is computed in chunks of nearly equal size.
-pub fn loss_chunk(tokens: usize, columns: usize) -> usize {
-    let most = (MAX_CHUNK_BYTES / (4 * columns)).max(MIN_CHUNK);
+pub fn loss_chunk(device: DeviceType, tokens: usize, columns: usize) -> usize {
+    let most = (max_chunk_bytes(device) / (4 * columns)).max(MIN_CHUNK);
     tokens.div_ceil(tokens.div_ceil(most).max(1)).max(1)
 }

@@ -11,12 +11,13 @@ pub(crate) mod near;
 mod rest;
 mod train;
 
-use crate::config::Config;
+use crate::config::{Config, DeviceKind};
 use crate::error::ConfigError;
 use crate::model::Shape;
 use crate::placement;
 use crate::plan::{Overlap, Plan};
 use checker::Checker;
+use lockstep_types::DeviceType;
 
 /// Inputs of a plan besides the run file.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -28,6 +29,8 @@ pub struct Environment {
     pub cores: usize,
     /// Collectives run next to compute without taking its cores, even inside a host: NCCL on GPUs.
     pub offloaded_comm: bool,
+    /// Whether the ranks have a GPU that can be used.
+    pub gpu: bool,
     /// Vocabulary of the data, if known.
     pub data_vocab: Option<usize>,
 }
@@ -35,7 +38,14 @@ pub struct Environment {
 impl Environment {
     /// All ranks on one host.
     pub fn one_host(ranks: usize, cores: usize) -> Environment {
-        Environment { ranks, local_ranks: ranks, cores, offloaded_comm: false, data_vocab: None }
+        Environment {
+            ranks,
+            local_ranks: ranks,
+            cores,
+            offloaded_comm: false,
+            gpu: false,
+            data_vocab: None,
+        }
     }
 
     pub fn with_vocab(self, vocab: usize) -> Environment {
@@ -79,7 +89,7 @@ impl Plan {
             train,
             layout,
             precision,
-            device: config.device.kind.unwrap_or_default(),
+            device: device(config.device.kind.unwrap_or_default(), env),
             comm,
             checkpoint,
         };
@@ -89,6 +99,15 @@ impl Plan {
         }
         plan.comm.overlap = Overlap::resolve(config.comm.overlap, &plan.mesh(), env);
         Ok(plan)
+    }
+}
+
+fn device(kind: DeviceKind, env: &Environment) -> DeviceType {
+    match kind {
+        DeviceKind::Cpu => DeviceType::Cpu,
+        DeviceKind::Cuda => DeviceType::Cuda,
+        DeviceKind::Auto if env.gpu => DeviceType::Cuda,
+        DeviceKind::Auto => DeviceType::Cpu,
     }
 }
 

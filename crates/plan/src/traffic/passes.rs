@@ -62,7 +62,8 @@ impl<'a> Passes<'a> {
     fn loss_and_backward(&self, list: &mut List) {
         self.gather_sequence(list);
         let ranks = list.size(GroupKind::Tensor);
-        let chunk = loss_chunk(self.tokens, self.plan.model.vocab.div_ceil(ranks));
+        let columns = self.plan.model.vocab.div_ceil(ranks);
+        let chunk = loss_chunk(self.plan.device, self.tokens, columns);
         for start in (0..self.tokens).step_by(chunk) {
             let rows = chunk.min(self.tokens - start);
             list.add(GroupKind::Tensor, Collective::AllReduce, rows, 4);

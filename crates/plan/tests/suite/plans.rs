@@ -67,6 +67,7 @@ fn threads_divide_the_cores_of_one_host() {
         local_ranks: 2,
         cores: 12,
         offloaded_comm: false,
+        gpu: false,
         data_vocab: Some(64),
     };
     assert_eq!(Plan::resolve(&Config::default(), &env).unwrap().train.threads, 6);

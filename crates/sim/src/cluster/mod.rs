@@ -150,6 +150,7 @@ impl Cluster {
             local_ranks: self.per_host.min(ranks),
             cores: self.cores.unwrap_or(1),
             offloaded_comm: self.engine == Engine::Nccl,
+            gpu: self.cores.is_none(),
             data_vocab,
         }
     }

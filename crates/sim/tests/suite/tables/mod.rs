@@ -56,6 +56,7 @@ pub fn plan(text: &str, ranks: usize) -> Plan {
         local_ranks: ranks.min(8),
         cores: 8,
         offloaded_comm: true,
+        gpu: true,
         data_vocab: None,
     };
     match Plan::resolve(&Config::parse(text, &[]), &env) {
