@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use lockstep_kernels::{Device, Dtype, Matmul, Tag};
+use lockstep_kernels::{Device, DeviceType, Dtype, Matmul, RandomKey, Tag};
 
 /// The peak rate as known so far. Measured on a busy machine it is too low, so it is measured again when training
 /// exceeds it; a rate that was reached is never above the peak.
@@ -26,14 +26,27 @@ impl PeakRate {
     }
 }
 
-/// FLOP/s of the fastest of up to 12 matrix multiplies of size 1024³.
+/// Side of the square matrices of the peak rate. A GPU reaches its peak only with large ones.
+pub fn peak_side(device: DeviceType) -> usize {
+    match device {
+        DeviceType::Cpu => 1024,
+        DeviceType::Cuda => 8192,
+    }
+}
+
+/// FLOP/s of the fastest of up to 12 multiplies of square matrices of [`peak_side`].
 pub fn measure_peak(device: &Device, dtype: Dtype) -> f64 {
-    const SIDE: usize = 1024;
+    let side = peak_side(device.device_type());
     // Several tries, because other processes may slow down some of them; fewer on slow devices.
     const TRIES: usize = 12;
     const TIME_LIMIT: Duration = Duration::from_millis(250);
-    let operand = || device.zeros(SIDE, SIDE, dtype, Tag::Buffers);
-    let (a, b, mut out) = (operand(), operand(), operand());
+    // Random numbers: a GPU multiplies zeros faster, because they take less power.
+    let operand = |stream| {
+        let mut operand = device.empty(side, side, dtype, Tag::Buffers);
+        device.normal(operand.view_mut(), RandomKey { seed: 0, stream }, 0, 1.0);
+        operand
+    };
+    let (a, b, mut out) = (operand(0), operand(1), operand(2));
     let begun = Instant::now();
     let best = (0..TRIES)
         .take_while(|tries| *tries < 2 || begun.elapsed() < TIME_LIMIT)
@@ -43,7 +56,7 @@ pub fn measure_peak(device: &Device, dtype: Dtype) -> f64 {
             device.record().elapsed_since(&start).as_secs_f64()
         })
         .fold(f64::INFINITY, f64::min);
-    2.0 * (SIDE * SIDE * SIDE) as f64 / best
+    2.0 * (side as f64).powi(3) / best
 }
 
 #[cfg(test)]

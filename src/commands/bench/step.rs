@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use lockstep_comm::{Op, World};
-use lockstep_kernels::{OpClass, Tag};
+use lockstep_kernels::{Device, DeviceType, OpClass, Tag};
 use lockstep_plan::model::flops_per_token;
 use lockstep_plan::{Config, Ledger, Plan};
 use lockstep_trainer::{PeakRate, Rank, dtype, measure_peak};
@@ -110,6 +110,9 @@ fn file(args: &Args) -> anyhow::Result<(RunFile, world::Start)> {
     Ok((read(replicas, &sets)?, start))
 }
 
+/// Steps in which operations are metered, where that takes time.
+const METERED_STEPS: usize = 3;
+
 /// JSON record of the measurement.
 #[derive(serde::Serialize)]
 struct Record {
@@ -122,15 +125,19 @@ struct Record {
     step_ms: f64,
     mean_ms: f64,
     tokens_per_s: f64,
+    /// In the second half of the steps: a GPU lowers its clock when it gets warm.
+    sustained_tokens_per_s: f64,
+    /// In the second half of the steps; on a GPU that counts its energy.
+    joules_per_1000_tokens: Option<f64>,
     gflops: f64,
-    /// Throughput of a 1024³ matrix multiplication on one rank while all ranks run it.
+    /// Throughput of a large matrix multiplication on one rank while all ranks run it.
     gemm_peak_gflops: f64,
     mfu: f64,
     /// Fraction of the step spent in exposed communication, including waiting for other ranks. Mean over ranks.
     comm_exposed: f64,
     /// The same for the rank with the least in each step, which does not wait for slower ranks.
     comm_exposed_least: f64,
-    /// Peak resident memory of the largest rank.
+    /// Peak resident memory of the largest rank, or the memory in use on its GPU.
     peak_bytes: u64,
     /// Milliseconds per step by operation.
     time_ms: Vec<(String, f64)>,
@@ -152,12 +159,16 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
         rank.step(&file.source, step)?;
     }
     device.reset_peaks();
-    device.meter().switch(true);
+    // On a GPU the events around each operation take time, so separate steps are metered.
+    let metered_apart = device.device_type() == DeviceType::Cuda;
+    device.meter().switch(!metered_apart);
     let mut times = Vec::new();
     let mut exposed = Vec::new();
+    let mut joules = Vec::new();
     for step in 3.. {
         let stepped = rank.step(&file.source, step)?;
         times.push(stepped.time.as_secs_f64());
+        joules.extend(device.joules());
         exposed.push(stepped.exposed_comm.as_secs_f64());
         // Ranks agree on when to stop.
         let mut done = [match args.seconds {
@@ -169,11 +180,19 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
             break;
         }
     }
+    let metered = if metered_apart { METERED_STEPS } else { times.len() };
+    if metered_apart {
+        device.meter().switch(true);
+        for step in 0..METERED_STEPS {
+            rank.step(&file.source, (3 + times.len() + step) as u64)?;
+        }
+    }
     device.meter().switch(false);
     let tokens_per_s = plan.tokens_per_step() as f64 / median(&times);
     let flops = tokens_per_s * flops_per_token(&plan.model, plan.data.seq).total();
     peak.raise_to(flops / plan.ranks as f64, || measure_peak(&device, dtype(plan)));
-    let mut resident = [resident_peak() as i64];
+    let used = device.used_bytes().map_or(resident_peak(), |bytes| bytes as u64);
+    let mut resident = [used as i64];
     world.all_reduce(&mut resident, Op::Max)?;
     // The slowest rank of a step does not wait for other ranks.
     let mut exposed_least = exposed.clone();
@@ -182,6 +201,8 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     world.all_reduce(&mut exposed, Op::Mean)?;
     if world.rank() == 0 {
         let measured = Measured {
+            metered,
+            joules,
             times,
             exposed: exposed.iter().sum(),
             exposed_least: exposed_least.iter().sum(),
@@ -202,6 +223,10 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
 /// Measurements of all steps. Times are in seconds.
 struct Measured {
     times: Vec<f64>,
+    /// Number of steps in which operations were metered.
+    metered: usize,
+    /// Reading of the energy counter after each step, if there is one.
+    joules: Vec<f64>,
     /// Exposed communication of all steps, mean over ranks.
     exposed: f64,
     /// Exposed communication of all steps, minimum over ranks.
@@ -212,12 +237,12 @@ struct Measured {
 }
 
 fn record(args: &Args, plan: &Plan, device: &Device, measured: &Measured) -> Record {
-    let Measured { times, exposed, exposed_least, peak_flops, peak_bytes } = measured;
+    let Measured { times, metered, joules, exposed, exposed_least, peak_flops, peak_bytes } = measured;
     let step = median(times);
     let total: f64 = times.iter().sum();
     let tokens_per_s = plan.tokens_per_step() as f64 / step;
     let gflops = tokens_per_s * flops_per_token(&plan.model, plan.data.seq).total() / 1e9;
-    let per_step = |time: Duration| 1e3 * time.as_secs_f64() / times.len() as f64;
+    let per_step = |time: Duration| 1e3 * time.as_secs_f64() / *metered as f64;
     let mut time_ms: Vec<(String, f64)> = OpClass::ALL
         .iter()
         .map(|operation| (operation.name().to_string(), per_step(device.meter().spent(*operation))))
@@ -244,6 +269,8 @@ fn record(args: &Args, plan: &Plan, device: &Device, measured: &Measured) -> Rec
         step_ms: 1e3 * step,
         mean_ms: 1e3 * total / times.len() as f64,
         tokens_per_s,
+        sustained_tokens_per_s: sustained(times, plan.tokens_per_step()),
+        joules_per_1000_tokens: energy(joules, plan.tokens_per_step()),
         gflops,
         gemm_peak_gflops: peak_flops / 1e9,
         mfu: gflops * 1e9 / (peak_flops * plan.ranks as f64),
@@ -260,6 +287,18 @@ fn record(args: &Args, plan: &Plan, device: &Device, measured: &Measured) -> Rec
             })
             .collect(),
     }
+}
+
+fn sustained(times: &[f64], tokens: usize) -> f64 {
+    let half = &times[times.len() / 2..];
+    (half.len() * tokens) as f64 / half.iter().sum::<f64>()
+}
+
+/// Energy in the second half of the steps, from the counter's readings after each.
+fn energy(joules: &[f64], tokens: usize) -> Option<f64> {
+    let half = &joules[joules.len() / 2..];
+    let used = half.last()? - half.first()?;
+    (half.len() > 1).then(|| 1e3 * used / ((half.len() - 1) * tokens) as f64)
 }
 
 fn median(times: &[f64]) -> f64 {
@@ -280,7 +319,7 @@ fn print(record: &Record) {
         record.steps
     );
     print_line!(
-        "{:.1} GFLOP/s, {:.1}% of {} × {:.1} (matrix multiplication of 1024³)",
+        "{:.1} GFLOP/s, {:.1}% of {} × {:.1} (matrix multiplication)",
         record.gflops,
         100.0 * record.mfu,
         record.ranks,

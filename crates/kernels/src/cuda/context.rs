@@ -1,13 +1,11 @@
 //! A GPU's context: the driver, the properties of the device, and raw memory.
 
 use std::cell::Cell;
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, CString, c_int, c_void};
 use std::sync::Arc;
 
 use super::driver::{self, Address, Attribute, Driver, Handle};
 use super::error::{CudaError, Result};
-use crate::memory::Extent;
-use crate::{Dtype, Location, ViewMut};
 
 /// The oldest supported compute capability.
 const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
@@ -149,6 +147,16 @@ impl Context {
         Ok(PinnedBuffer { context: self.clone(), start, bytes })
     }
 
+    /// The PCI address, by which other libraries name the GPU.
+    pub fn bus_id(&self) -> Option<CString> {
+        let mut id = [0; 32];
+        // SAFETY: the buffer has this length; the driver ends the text with a zero.
+        unsafe {
+            let status = (self.driver.api.cuDeviceGetPCIBusId)(id.as_mut_ptr(), 31, self.device);
+            (status == driver::SUCCESS).then(|| CStr::from_ptr(id.as_ptr()).to_owned())
+        }
+    }
+
     pub(super) fn device(&self) -> c_int {
         self.device
     }
@@ -175,16 +183,6 @@ pub(crate) struct DeviceBuffer {
     context: Arc<Context>,
     pub address: Address,
     pub bytes: usize,
-}
-
-impl DeviceBuffer {
-    /// The first elements as an f32 matrix. The contents are unspecified.
-    pub fn as_f32(&self, rows: usize, cols: usize) -> ViewMut<'_> {
-        assert!(rows * cols * 4 <= self.bytes, "a buffer of {} bytes is too small", self.bytes);
-        let extent = Extent { rows, cols, dtype: Dtype::F32, location: Location::Device };
-        // SAFETY: inside the allocation, which lives as long as the view.
-        unsafe { ViewMut::new(self.address as *mut u8, extent) }
-    }
 }
 
 impl Drop for DeviceBuffer {

@@ -18,6 +18,7 @@ function_table! {
         fn cuDeviceGetCount(count: *mut c_int) -> Status;
         fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> Status;
         fn cuDeviceGetName(name: *mut c_char, len: c_int, device: c_int) -> Status;
+        fn cuDeviceGetPCIBusId(id: *mut c_char, len: c_int, device: c_int) -> Status;
         fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) -> Status;
         fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) -> Status;
         fn cuDevicePrimaryCtxRetain(context: *mut Handle, device: c_int) -> Status;

@@ -104,17 +104,40 @@ fn apply(cuda: &Cuda, epilogue: Epilogue<'_>, mut out: ViewMut<'_>) {
     }
 }
 
-/// A product of an f32 and a bf16 matrix: the bf16 one is converted to f32 first.
+/// A product of an f32 and a bf16 matrix, in f32. The routers of a mixture of experts need it.
 fn widened(cuda: &Cuda, work: Matmul<'_>, sizes: [usize; 3]) {
-    let narrow = if work.a.dtype() == Dtype::Bf16 { work.a } else { work.b };
-    let Ok(copy) = cuda.buffer(narrow.len() * 4, "an f32 copy of a matrix") else {
-        panic!("no device memory for an f32 copy of a ({}, {}) matrix", narrow.rows(), narrow.cols());
-    };
-    let mut wide = copy.as_f32(narrow.rows(), narrow.cols());
+    let Matmul { a, b, out, accumulate, bias, gelu, residual, .. } = work;
+    let narrow = if a.dtype() == Dtype::Bf16 { a } else { b };
+    let rounds = out.dtype() != Dtype::F32;
+    assert!(!(rounds && accumulate), "a mixed product cannot be added to a bf16 matrix");
+    let scratch = cuda.scratch(4 * (narrow.len() + 64 + if rounds { out.len() } else { 0 }));
+    let mut wide = scratch.as_f32(0, narrow.rows(), narrow.cols());
     elementwise::cast(cuda, narrow, wide.reborrow());
     let wide = wide.as_view();
-    let (a, b) = if work.a.dtype() == Dtype::Bf16 { (wide, work.b) } else { (work.a, wide) };
-    run(cuda, Matmul { a, b, ..work }, sizes);
+    let (a, b) = if a.dtype() == Dtype::Bf16 { (wide, b) } else { (a, wide) };
+    let (a_transposed, b_transposed) = (work.a_transposed, work.b_transposed);
+    let product = |out| Matmul {
+        a,
+        a_transposed,
+        b,
+        b_transposed,
+        out,
+        accumulate,
+        bias: None,
+        gelu: None,
+        residual: None,
+    };
+    let mut out = out;
+    match rounds {
+        false => run(cuda, product(out.reborrow()), sizes),
+        true => {
+            let offset = (4 * narrow.len()).next_multiple_of(256);
+            let mut sum = scratch.as_f32(offset, out.rows(), out.cols());
+            run(cuda, product(sum.reborrow()), sizes);
+            elementwise::cast(cuda, sum.as_view(), out.reborrow());
+        }
+    }
+    apply(cuda, Epilogue { bias, gelu, residual }, out);
 }
 
 /// The part of the epilogue that cuBLASLt does.

@@ -20,6 +20,7 @@ pub(crate) mod loss;
 pub(crate) mod matmul;
 pub(crate) mod mlp;
 pub(crate) mod norm;
+mod nvml;
 mod nvrtc;
 pub(crate) mod optimizer;
 pub(crate) mod pack;
@@ -34,7 +35,7 @@ mod stream;
 mod uploads;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 pub(crate) use arena::Arena;
 pub(crate) use context::{Context, DeviceBuffer, PinnedBuffer};
@@ -61,6 +62,7 @@ pub(crate) struct Cuda {
     uploads: uploads::Uploads,
     blaslt: blaslt::BlasLt,
     dnn: Option<dnn::Dnn>,
+    energy: OnceLock<Option<nvml::EnergyCounter>>,
 }
 
 impl Cuda {
@@ -113,6 +115,7 @@ impl Cuda {
             uploads: uploads::Uploads::default(),
             blaslt,
             dnn,
+            energy: OnceLock::new(),
             stream,
             kernels,
             context,
@@ -199,6 +202,19 @@ impl Cuda {
         };
         self.context.must(status, "copy from the device");
         self.synchronize();
+    }
+
+    /// Joules that the GPU has used since the driver was loaded.
+    pub fn joules(&self) -> Option<f64> {
+        let counter = self.energy.get_or_init(|| {
+            nvml::EnergyCounter::open(self.context.index, self.context.bus_id().as_deref())
+        });
+        counter.as_ref().and_then(nvml::EnergyCounter::joules)
+    }
+
+    /// Bytes of the GPU that this process and others use.
+    pub fn used_bytes(&self) -> usize {
+        self.context.total_bytes - self.context.free_bytes()
     }
 
     /// Device memory that lives as long as the buffer and is counted by no tag.

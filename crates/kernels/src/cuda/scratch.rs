@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::Cuda;
 use super::context::{Context, DeviceBuffer};
+use crate::memory::Extent;
+use crate::{Dtype, Location, ViewMut};
 
 /// It grows by multiples of this, so that small operations do not let it grow many times.
 const STEP: usize = 32 << 20;
@@ -36,6 +38,15 @@ impl ScratchGuard<'_> {
     /// Aligned to 256 bytes.
     pub fn address(&self) -> u64 {
         self.0.as_ref().map_or(0, |buffer| buffer.address)
+    }
+
+    /// An f32 matrix that begins `offset` bytes into the memory. The contents are unspecified.
+    pub fn as_f32(&self, offset: usize, rows: usize, cols: usize) -> ViewMut<'_> {
+        let has = self.0.as_ref().map_or(0, |buffer| buffer.bytes);
+        assert!(offset + 4 * rows * cols <= has, "{has} bytes of scratch memory are too few");
+        let extent = Extent { rows, cols, dtype: Dtype::F32, location: Location::Device };
+        // SAFETY: inside the allocation, which lives as long as the guard. Views of one guard do not overlap.
+        unsafe { ViewMut::new((self.address() + offset as u64) as *mut u8, extent) }
     }
 }
 

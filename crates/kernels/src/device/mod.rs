@@ -120,6 +120,22 @@ impl Device {
         Cuda::check()
     }
 
+    /// Joules that a GPU has used since its driver was loaded, if it tells.
+    pub fn joules(&self) -> Option<f64> {
+        match &self.0.backend {
+            Backend::Cpu(_) => None,
+            Backend::Cuda(cuda) => cuda.joules(),
+        }
+    }
+
+    /// Bytes of a GPU that are in use, by this process with its libraries and by others. None on a CPU.
+    pub fn used_bytes(&self) -> Option<usize> {
+        match &self.0.backend {
+            Backend::Cpu(_) => None,
+            Backend::Cuda(cuda) => Some(cuda.used_bytes()),
+        }
+    }
+
     /// The GPU and its libraries, if this device is one.
     pub fn cuda_report(&self) -> Option<CudaReport> {
         match &self.0.backend {
