@@ -9,19 +9,19 @@ use half::bf16;
 
 /// `AdamW` in f32, ready for the loop.
 #[derive(Clone, Copy)]
-struct Factors {
-    decay: f32,
-    one_minus_beta1: f32,
-    beta2: f32,
-    one_minus_beta2: f32,
-    step_size: f32,
-    correction2: f32,
-    eps: f32,
-    scale: f32,
+pub(crate) struct Factors {
+    pub decay: f32,
+    pub one_minus_beta1: f32,
+    pub beta2: f32,
+    pub one_minus_beta2: f32,
+    pub step_size: f32,
+    pub correction2: f32,
+    pub eps: f32,
+    pub scale: f32,
 }
 
 impl AdamW {
-    fn factors(&self) -> Factors {
+    pub(crate) fn factors(&self) -> Factors {
         assert!(self.step > 0, "AdamW steps are numbered from 1");
         let correction = |beta: f64| 1.0 - beta.powf(self.step as f64);
         Factors {

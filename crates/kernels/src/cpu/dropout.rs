@@ -10,12 +10,12 @@ use crate::{DropoutMask, Float, RandomKey};
 
 impl DropoutMask {
     /// Elements with a random word below this are dropped: p of all 2^32.
-    fn threshold(&self) -> u32 {
+    pub(crate) fn threshold(&self) -> u32 {
         assert!((0.0..1.0).contains(&self.p), "dropout probability {} is not in 0..1", self.p);
         (self.p as f64 * 2f64.powi(32)) as u32
     }
 
-    fn scale(&self) -> f32 {
+    pub(crate) fn scale(&self) -> f32 {
         (1.0 / (1.0 - self.p as f64)) as f32
     }
 }

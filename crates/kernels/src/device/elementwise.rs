@@ -7,6 +7,7 @@ use half::bf16;
 use super::{Backend, Device, OpClass, Scalar, with_float};
 use crate::cpu::elementwise::{self, Columns};
 use crate::cpu::reduce;
+use crate::cuda;
 use crate::{Dtype, View, ViewMut};
 
 impl Device {
@@ -19,6 +20,7 @@ impl Device {
                 Dtype::U32 => elementwise::fill::<u32>(cpu, to.host(), value as u32),
                 dtype => panic!("cannot fill a tensor of {dtype}"),
             },
+            Backend::Cuda(gpu) => cuda::elementwise::fill(gpu, to, value),
         })
     }
 
@@ -31,6 +33,7 @@ impl Device {
                 Dtype::U32 => elementwise::copy::<u32>(cpu, from.host(), to.host()),
                 dtype => panic!("cannot copy a tensor of {dtype}"),
             },
+            Backend::Cuda(gpu) => cuda::elementwise::copy(gpu, from, to),
         })
     }
 
@@ -47,6 +50,7 @@ impl Device {
             Backend::Cpu(cpu) => with_float!(from.dtype(), A => with_float!(to.dtype(), B => {
                 elementwise::copy_columns::<A, B>(cpu, from.host(), to.host(), &columns)
             })),
+            Backend::Cuda(gpu) => cuda::elementwise::place_columns(gpu, from, to, &columns),
         })
     }
 
@@ -57,6 +61,7 @@ impl Device {
             Backend::Cpu(cpu) => with_float!(from.dtype(), A => with_float!(to.dtype(), B => {
                 elementwise::add_columns::<A, B>(cpu, from.host(), to.host(), &columns)
             })),
+            Backend::Cuda(gpu) => cuda::elementwise::add_columns(gpu, from, to, &columns),
         })
     }
 
@@ -66,6 +71,7 @@ impl Device {
             Backend::Cpu(cpu) => with_float!(from.dtype(), A => with_float!(to.dtype(), B => {
                 elementwise::cast::<A, B>(cpu, from.host(), to.host())
             })),
+            Backend::Cuda(gpu) => cuda::elementwise::cast(gpu, from, to),
         })
     }
 
@@ -75,6 +81,7 @@ impl Device {
             Backend::Cpu(cpu) => {
                 with_float!(b.dtype(), E => elementwise::add::<E, E>(cpu, a.host(), b.host()))
             }
+            Backend::Cuda(gpu) => cuda::elementwise::add(gpu, a, b),
         })
     }
 
@@ -84,16 +91,18 @@ impl Device {
             Backend::Cpu(cpu) => with_float!(x.dtype(), E => {
                 reduce::column_sums::<E>(cpu, x.host(), out.host(), accumulate)
             }),
+            Backend::Cuda(gpu) => cuda::reduce::column_sums(gpu, x, out, accumulate),
         })
     }
 
-    /// Sum of all elements, accumulated in f64 in their order.
+    /// Sum of all elements, accumulated in f64 in a fixed order.
     pub fn sum(&self, x: View<'_>) -> Scalar {
         self.execute(OpClass::Elementwise, |backend| match backend {
             Backend::Cpu(_) => {
                 let sum = x.host::<f32>().iter().fold(0.0, |sum, &x| sum + x as f64);
                 Scalar::from(sum)
             }
+            Backend::Cuda(gpu) => cuda::reduce::sum(gpu, x),
         })
     }
 
@@ -106,6 +115,10 @@ impl Device {
                 };
                 Scalar::from(parts.into_iter().map(squares).sum::<f64>())
             }
+            Backend::Cuda(gpu) => {
+                let parts: Vec<View<'_>> = parts.into_iter().collect();
+                cuda::reduce::sum_of_squares(gpu, &parts)
+            }
         })
     }
 
@@ -115,6 +128,7 @@ impl Device {
             Backend::Cpu(cpu) => {
                 with_float!(x.dtype(), E => reduce::count_non_finite::<E>(cpu, x.host()))
             }
+            Backend::Cuda(gpu) => cuda::reduce::count_non_finite(gpu, x),
         })
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{Backend, Device, OpClass, with_float};
 use crate::cpu::embedding::{self, TableGradient, Tokens};
+use crate::cuda;
 use crate::{View, ViewMut};
 
 /// The range of token ids whose rows a table holds: the whole vocabulary, or one rank's shard.
@@ -44,6 +45,10 @@ impl Device {
                 let tokens = Tokens { ids: ids.host(), shard };
                 embedding::forward(cpu, tokens, table.host(), positions, out.host())
             }),
+            Backend::Cuda(gpu) => {
+                let tokens = cuda::embedding::Tokens { ids, shard };
+                cuda::embedding::forward(gpu, tokens, table, positions, out)
+            }
         })
     }
 
@@ -62,6 +67,10 @@ impl Device {
                 let gradient = TableGradient { table: dtable.host(), accumulate };
                 embedding::backward(cpu, tokens, dy.host::<E>(), gradient)
             }),
+            Backend::Cuda(gpu) => {
+                let tokens = cuda::embedding::Tokens { ids, shard };
+                cuda::embedding::backward(gpu, tokens, dy, dtable, accumulate)
+            }
         })
     }
 
@@ -79,6 +88,9 @@ impl Device {
                 let gradient = TableGradient { table: dpositions.host(), accumulate };
                 embedding::positions_backward(cpu, dy.host::<E>(), dim, range, gradient)
             }),
+            Backend::Cuda(gpu) => {
+                cuda::embedding::positions_backward(gpu, dy, range, dpositions, accumulate)
+            }
         })
     }
 }

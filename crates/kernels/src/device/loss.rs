@@ -2,6 +2,7 @@
 
 use super::{Backend, Device, OpClass, with_float};
 use crate::cpu::cross_entropy::{self, Loss, Targets};
+use crate::cuda;
 use crate::{View, ViewMut};
 
 /// A target that is ignored: its loss and its gradient are zero.
@@ -70,6 +71,9 @@ impl Device {
                     }),
                 }
             }
+            Backend::Cuda(gpu) => {
+                cuda::loss::cross_entropy(gpu, CrossEntropy { logits, targets, losses, gradient })
+            }
         })
     }
 
@@ -77,6 +81,7 @@ impl Device {
     pub fn largest_logits(&self, logits: View<'_>, max: ViewMut<'_>) {
         self.execute(OpClass::Loss, |backend| match backend {
             Backend::Cpu(cpu) => cross_entropy::row_max(cpu, logits.host(), max.host()),
+            Backend::Cuda(gpu) => cuda::loss::largest_logits(gpu, logits, max),
         })
     }
 
@@ -95,6 +100,7 @@ impl Device {
                 cross_entropy::row_sum(cpu, logits.host(), max.host(), sum.host());
                 cross_entropy::target_logit(logits.host(), targets.host(), first, target.host());
             }
+            Backend::Cuda(gpu) => cuda::loss::logit_sums(gpu, shard, max, sum, target),
         })
     }
 
@@ -127,6 +133,10 @@ impl Device {
                         cross_entropy::finish_into(cpu, logits, &stats, targets, to);
                     }),
                 }
+            }
+            Backend::Cuda(gpu) => {
+                let work = CrossEntropy { logits, targets, losses, gradient };
+                cuda::loss::cross_entropy_shard(gpu, work, first, stats)
             }
         })
     }

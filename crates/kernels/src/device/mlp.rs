@@ -2,6 +2,7 @@
 
 use super::{Backend, Device, OpClass, with_float};
 use crate::cpu::{gelu, swiglu};
+use crate::cuda::mlp;
 use crate::{View, ViewMut};
 
 impl Device {
@@ -11,6 +12,7 @@ impl Device {
             Backend::Cpu(cpu) => {
                 with_float!(x.dtype(), E => gelu::forward::<E>(cpu, x.host(), out.host()))
             }
+            Backend::Cuda(gpu) => mlp::gelu(gpu, x, out),
         })
     }
 
@@ -20,6 +22,7 @@ impl Device {
             Backend::Cpu(cpu) => {
                 with_float!(x.dtype(), E => gelu::backward_in_place::<E>(cpu, x.host(), d.host()))
             }
+            Backend::Cuda(gpu) => mlp::gelu_backward(gpu, x, d),
         })
     }
 
@@ -30,6 +33,7 @@ impl Device {
             Backend::Cpu(cpu) => with_float!(gate_up.dtype(), E => {
                 swiglu::forward::<E>(cpu, gate_up.host(), width, out.host())
             }),
+            Backend::Cuda(gpu) => mlp::swiglu(gpu, gate_up, out),
         })
     }
 
@@ -40,6 +44,7 @@ impl Device {
             Backend::Cpu(cpu) => with_float!(gate_up.dtype(), E => {
                 swiglu::backward::<E>(cpu, gate_up.host(), width, dout.host(), dgate_up.host())
             }),
+            Backend::Cuda(gpu) => mlp::swiglu_backward(gpu, gate_up, dout, dgate_up),
         })
     }
 }

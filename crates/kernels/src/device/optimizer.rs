@@ -4,6 +4,7 @@ use half::bf16;
 
 use super::{Backend, Device, OpClass, with_float};
 use crate::cpu::adamw;
+use crate::cuda;
 use crate::{View, ViewMut};
 
 /// Hyperparameters of one AdamW step. Parameters with other hyperparameters, such as gains and biases without decay,
@@ -55,6 +56,10 @@ impl Device {
                 let state = adamw::State { p, m, v, bf16_copy };
                 adamw::step::<G>(cpu, settings, state, gradient.host())
             }),
+            Backend::Cuda(gpu) => {
+                let state = OptimizerState { parameters, bf16_copy, first_moment, second_moment };
+                cuda::optimizer::adamw(gpu, settings, state, gradient)
+            }
         })
     }
 }

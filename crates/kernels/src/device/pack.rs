@@ -3,6 +3,7 @@
 
 use super::{Backend, Device, OpClass};
 use crate::cpu::{elementwise, quantize, top_k};
+use crate::cuda;
 use crate::{Dtype, Tag, View, ViewMut};
 
 /// Elements that share a scale: 1 KiB of f32, which stays in the L1 cache between the two passes over it.
@@ -52,6 +53,7 @@ impl Device {
             Backend::Cpu(cpu) => {
                 quantize::quantize(cpu, code, x.host(), error.host(), packed.host())
             }
+            Backend::Cuda(gpu) => cuda::pack::pack(gpu, code, x, error, packed),
         })
     }
 
@@ -59,6 +61,7 @@ impl Device {
     pub fn unpack(&self, code: Code, packed: View<'_>, out: ViewMut<'_>) {
         self.execute(OpClass::Elementwise, |backend| match backend {
             Backend::Cpu(cpu) => quantize::dequantize(cpu, code, packed.host(), out.host()),
+            Backend::Cuda(gpu) => cuda::pack::unpack(gpu, code, packed, out),
         })
     }
 
@@ -66,6 +69,7 @@ impl Device {
     pub fn add_unpacked(&self, code: Code, packed: View<'_>, out: ViewMut<'_>) {
         self.execute(OpClass::Elementwise, |backend| match backend {
             Backend::Cpu(cpu) => quantize::dequantize_add(cpu, code, packed.host(), out.host()),
+            Backend::Cuda(gpu) => cuda::pack::add_unpacked(gpu, code, packed, out),
         })
     }
 
@@ -91,6 +95,10 @@ impl Device {
                     pairs.host(),
                 );
             }
+            Backend::Cuda(gpu) => {
+                let ratios = ratios.view_mut();
+                cuda::pack::take_topk(gpu, cuda::pack::TopK { x, residual, squares, ratios, pairs })
+            }
         })
     }
 
@@ -98,13 +106,15 @@ impl Device {
     pub fn follow_squares(&self, x: View<'_>, squares: ViewMut<'_>) {
         self.execute(OpClass::Elementwise, |backend| match backend {
             Backend::Cpu(cpu) => top_k::update_squares(cpu, x.host(), squares.host()),
+            Backend::Cuda(gpu) => cuda::pack::follow_squares(gpu, x, squares),
         })
     }
 
-    /// Adds pairs to `out`, whose first element has the index `first`.
+    /// Adds pairs to `out`, whose first element has the index `first`. Pairs with the same index are added in order.
     pub fn add_pairs(&self, pairs: View<'_>, first: usize, out: ViewMut<'_>) {
         self.execute(OpClass::Elementwise, |backend| match backend {
             Backend::Cpu(_) => top_k::add_pairs(pairs.host(), first, out.host()),
+            Backend::Cuda(gpu) => cuda::pack::add_pairs(gpu, pairs, first, out),
         })
     }
 
@@ -112,6 +122,7 @@ impl Device {
     pub fn pairs_below(&self, pairs: View<'_>, index: usize) -> usize {
         self.execute(OpClass::Elementwise, |backend| match backend {
             Backend::Cpu(_) => top_k::pairs_below(pairs.host(), index),
+            Backend::Cuda(gpu) => cuda::pack::pairs_below(gpu, pairs, index),
         })
     }
 }

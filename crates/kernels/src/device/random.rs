@@ -4,6 +4,7 @@
 use super::{Backend, Device, OpClass, with_float};
 use crate::ViewMut;
 use crate::cpu::{dropout, random};
+use crate::cuda;
 
 /// Selects a sequence of random numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,6 +33,7 @@ impl Device {
             Backend::Cpu(cpu) => with_float!(out.dtype(), E => {
                 random::normal::<E>(cpu, key, first, out.host(), std)
             }),
+            Backend::Cuda(gpu) => cuda::random::normal(gpu, out, key, first, std),
         })
     }
 
@@ -41,6 +43,7 @@ impl Device {
             Backend::Cpu(cpu) => {
                 with_float!(x.dtype(), E => dropout::apply::<E>(cpu, mask, x.host()))
             }
+            Backend::Cuda(gpu) => cuda::random::dropout(gpu, x, mask),
         })
     }
 }

@@ -1,12 +1,17 @@
 //! Rotary position embedding of queries and keys.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use super::{AttentionShape, Backend, Device, OpClass, with_float};
 use crate::ViewMut;
 use crate::cpu::rope::{self, Positions, Rope};
+use crate::cuda;
 
 /// Cosines and sines of all positions, computed once in f64.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeTable {
+    /// The same for equal tables, so that a device holds one copy of them.
+    id: u64,
     head_dim: usize,
     positions: usize,
     cos: Vec<f32>, // (positions, head_dim / 2)
@@ -46,7 +51,22 @@ impl RopeTable {
         let angles = (0..positions)
             .flat_map(|at| frequencies.iter().map(move |frequency| at as f64 * frequency));
         let (cos, sin) = angles.map(|angle| (angle.cos() as f32, angle.sin() as f32)).unzip();
-        RopeTable { head_dim, positions, cos, sin }
+        let scaling = scaling.map(|s| {
+            let factors = [s.factor, s.low_freq_factor, s.high_freq_factor].map(f64::to_bits);
+            (factors, s.original_positions)
+        });
+        let id = hash(&(head_dim, positions, theta.to_bits(), scaling));
+        RopeTable { id, head_dim, positions, cos, sin }
+    }
+
+    /// Identifies the table's contents.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// All cosines, then all sines.
+    pub(crate) fn cosines_and_sines(&self) -> Vec<f32> {
+        [&self.cos[..], &self.sin].concat()
     }
 
     pub fn head_dim(&self) -> usize {
@@ -84,6 +104,7 @@ impl Device {
             Backend::Cpu(cpu) => {
                 with_float!(qkv.dtype(), E => rope::forward::<E>(cpu, qkv.host(), &rope))
             }
+            Backend::Cuda(gpu) => cuda::rope::forward(gpu, qkv, &rope),
         })
     }
 
@@ -94,8 +115,15 @@ impl Device {
             Backend::Cpu(cpu) => {
                 with_float!(dqkv.dtype(), E => rope::backward::<E>(cpu, dqkv.host(), &rope))
             }
+            Backend::Cuda(gpu) => cuda::rope::backward(gpu, dqkv, &rope),
         })
     }
+}
+
+fn hash(settings: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    settings.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// The heads of queries and keys in rows that also hold values.

@@ -4,6 +4,7 @@
 
 use super::{Backend, Device, OpClass, Scalar, with_float};
 use crate::cpu::routing::{self, Choice, ChoiceBackward, Grouping, Slots};
+use crate::cuda;
 use crate::{View, ViewMut, cpu::balance};
 
 /// Marks a slot that exceeded its expert's capacity.
@@ -73,6 +74,10 @@ impl Device {
                 let choice = Choice { probs, log_sum, chosen, weights };
                 routing::choose(cpu, *router, logits.host(), choice)
             }
+            Backend::Cuda(gpu) => {
+                let output = RouterOutput { probs, log_sum, chosen, weights };
+                cuda::routing::route(gpu, router, logits, output)
+            }
         })
     }
 
@@ -91,6 +96,7 @@ impl Device {
                 };
                 routing::choose_backward(cpu, *router, &from, dlogits.host())
             }
+            Backend::Cuda(gpu) => cuda::routing::route_backward(gpu, router, saved, dlogits),
         })
     }
 
@@ -108,6 +114,10 @@ impl Device {
             Backend::Cpu(cpu) => {
                 let (order, starts, place) = (order.host(), starts.host(), place.host());
                 routing::group(cpu, chosen.host(), capacity, Grouping { order, starts, place });
+            }
+            Backend::Cuda(gpu) => {
+                let grouping = cuda::routing::Grouping { order, starts, place };
+                cuda::routing::group(gpu, chosen, capacity, grouping)
             }
         })
     }
@@ -128,6 +138,10 @@ impl Device {
                 let loads = balance::Loads { counts: counts.host(), sums: sums.host() };
                 balance::loads(cpu, router.experts, chosen, probs, loads)
             }
+            Backend::Cuda(gpu) => {
+                let loads = cuda::routing::Loads { counts, sums };
+                cuda::routing::loads(gpu, router.experts, chosen, probs, loads)
+            }
         })
     }
 
@@ -142,6 +156,7 @@ impl Device {
                 let losses = counts.zip(sums).map(|(n, sums)| balance::loss(n, sums, top_k));
                 Scalar::from(losses.sum::<f64>() / scopes)
             }
+            Backend::Cuda(gpu) => cuda::routing::balance_loss(gpu, router, counts, sums),
         })
     }
 
@@ -163,6 +178,9 @@ impl Device {
                     balance::gradient(counts, top_k, weight, gradient);
                 }
             }
+            Backend::Cuda(gpu) => {
+                cuda::routing::balance_gradient(gpu, router, counts, weight, gradient)
+            }
         })
     }
 
@@ -172,6 +190,7 @@ impl Device {
             Backend::Cpu(cpu) => with_float!(x.dtype(), E => {
                 routing::gather::<E>(cpu, x.host(), top_k, order.host(), out.host())
             }),
+            Backend::Cuda(gpu) => cuda::routing::gather(gpu, x, top_k, order, out),
         })
     }
 
@@ -184,6 +203,10 @@ impl Device {
                 let weights = weights.map_or(&[][..], |weights| weights.host::<f32>());
                 routing::combine(cpu, rows, Slots { top_k, place, weights }, out, accumulate)
             }),
+            Backend::Cuda(gpu) => {
+                let from = Combine { place, weights, top_k };
+                cuda::routing::combine(gpu, rows, from, out, accumulate)
+            }
         })
     }
 
@@ -194,6 +217,7 @@ impl Device {
             Backend::Cpu(cpu) => with_float!(a.dtype(), E => {
                 routing::row_dots::<E>(cpu, a.host(), b.host(), dim, out.host())
             }),
+            Backend::Cuda(gpu) => cuda::routing::row_dots(gpu, a, b, out),
         })
     }
 
@@ -204,6 +228,7 @@ impl Device {
             Backend::Cpu(cpu) => with_float!(rows.dtype(), E => {
                 routing::scale_rows::<E>(cpu, rows.host(), dim, factors.host())
             }),
+            Backend::Cuda(gpu) => cuda::routing::scale_rows(gpu, rows, factors),
         })
     }
 }

@@ -37,10 +37,11 @@ template <class A, class B> struct Cast {
 CAST(cast_f32_bf16, float, bf16)
 CAST(cast_bf16_f32, bf16, float)
 
-template <class T> struct Add {
-    template <int V> struct Regs { Raw<T, V> a, b; };
-    T* a;
-    const T* b;
+// a += b
+template <class A, class B> struct Add {
+    template <int V> struct Regs { Raw<A, V> a; Raw<B, V> b; };
+    A* a;
+    const B* b;
     template <int V> DEVICE void read(i64 i, Regs<V>& r) const {
         r.a = load_raw<V>(a + i);
         r.b = load_raw<V>(b + i);
@@ -54,8 +55,38 @@ template <class T> struct Add {
     }
 };
 
-KERNEL add_f32(float* a, const float* b, i64 n) { over<4, 2>(Add<float>{a, b}, n, aligned<4>(a) && aligned<4>(b)); }
-KERNEL add_bf16(bf16* a, const bf16* b, i64 n) { over<8, 2>(Add<bf16>{a, b}, n, aligned<8>(a) && aligned<8>(b)); }
+// a[r] += b for every row of a (rows, width)
+template <class A, class B> struct AddToRows {
+    template <int V> struct Regs { Raw<A, V> a; };
+    A* a;
+    const B* b;
+    i64 width;
+    template <int V> DEVICE void read(i64 i, Regs<V>& r) const { r.a = load_raw<V>(a + i); }
+    template <int V> DEVICE void write(i64 i, Regs<V>& r) const {
+        float x[V], y[V];
+        unpack(r.a, x);
+        load(b + (i - quotient(i, width) * width), y);
+        for (int k = 0; k < V; k++) x[k] += y[k];
+        store<V>(a + i, x);
+    }
+};
+
+// Elements per access, if the larger type has 16 bytes.
+template <class A, class B> constexpr int SHARED_WIDTH = WIDTH<A> < WIDTH<B> ? WIDTH<A> : WIDTH<B>;
+
+#define ADD(SUFFIX, A, B)                                                                                              \
+    KERNEL add_##SUFFIX(A* a, const B* b, i64 n) {                                                                     \
+        constexpr int V = SHARED_WIDTH<A, B>;                                                                          \
+        over<V, 2>(Add<A, B>{a, b}, n, aligned<V>(a) && aligned<V>(b));                                                \
+    }                                                                                                                  \
+    KERNEL add_to_rows_##SUFFIX(A* a, const B* b, i64 rows, i64 width) {                                               \
+        constexpr int V = SHARED_WIDTH<A, B>;                                                                          \
+        over<V, 2>(AddToRows<A, B>{a, b, width}, rows * width, width % V == 0 && aligned<V>(a) && aligned<V>(b));      \
+    }
+ADD(f32_f32, float, float)
+ADD(f32_bf16, float, bf16)
+ADD(bf16_f32, bf16, float)
+ADD(bf16_bf16, bf16, bf16)
 
 // A block of columns, (rows, width), of matrices with other widths. `from` and `to` point to its first element.
 template <class A, class B, bool ADD> struct Columns {
@@ -88,7 +119,7 @@ template <int V, class A, class B, bool ADD> DEVICE void columns(const Columns<A
 
 #define COLUMNS(NAME, A, B, ADD)                                                                                       \
     KERNEL NAME(const A* from, B* to, i64 rows, i64 from_stride, i64 to_stride, i64 width) {                           \
-        constexpr int V = sizeof(A) + sizeof(B) == 4 ? 8 : 4;                                                          \
+        constexpr int V = SHARED_WIDTH<A, B>;                                                                          \
         columns<V>(Columns<A, B, ADD>{from, to, from_stride, to_stride, width}, rows);                                 \
     }
 COLUMNS(place_columns_f32_f32, float, float, false)

@@ -168,18 +168,17 @@ template <bool ADD, class T> DEVICE void norm(const NormArgs<T>& a) {
     else norm_long<ADD, 1>(a, group, row);
 }
 
-#define NORM(SUFFIX, T)                                                                                                \
-    KERNEL __launch_bounds__(512, 1)                                                                                   \
-    norm_##SUFFIX(T* x, const T* gain, const T* bias, T* out, float* stats, i64 rows, i32 dim, float eps) {            \
-        norm<false>(NormArgs<T>{x, nullptr, gain, bias, out, stats, rows, dim, eps});                                  \
-    }                                                                                                                  \
-    KERNEL __launch_bounds__(512, 1) add_norm_##SUFFIX(                                                                   \
+// The plain norm ignores `branch`.
+#define NORM(NAME, T, ADD)                                                                                             \
+    KERNEL __launch_bounds__(512, 1) NAME(                                                                             \
         T* x, const T* branch, const T* gain, const T* bias, T* out, float* stats, i64 rows, i32 dim, float eps        \
     ) {                                                                                                                \
-        norm<true>(NormArgs<T>{x, branch, gain, bias, out, stats, rows, dim, eps});                                    \
+        norm<ADD>(NormArgs<T>{x, ADD ? branch : nullptr, gain, bias, out, stats, rows, dim, eps});                     \
     }
-NORM(f32, float)
-NORM(bf16, bf16)
+NORM(norm_f32, float, false)
+NORM(norm_bf16, bf16, false)
+NORM(add_norm_f32, float, true)
+NORM(add_norm_bf16, bf16, true)
 
 DEVICE void read_stats(const float* stats, i64 row, bool layer, float& mean, float& rstd) {
     mean = layer ? stats[row * 2] : 0.0f;
