@@ -31,6 +31,7 @@ pub(crate) mod rope;
 pub(crate) mod routing;
 mod scalar;
 mod scratch;
+pub(crate) mod sort;
 mod stream;
 mod uploads;
 
