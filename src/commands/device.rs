@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use lockstep_comm::World;
-use lockstep_kernels::{CudaLibrary, Device};
+use lockstep_kernels::{CudaLibrary, CudaReport, Device};
 use lockstep_plan::DeviceType;
 
 /// The device of a rank.
@@ -29,6 +29,30 @@ pub fn describe(device: &Device) -> Option<String> {
         report.total_bytes >> 20,
         libraries.join(", ")
     ))
+}
+
+/// The GPUs of this machine with the libraries that were found, or why they cannot be used. Empty without GPUs.
+pub fn report() -> Vec<String> {
+    match Device::cuda_count().and_then(|count| (0..count).map(Device::cuda).collect()) {
+        Ok(devices) => {
+            let devices: Vec<Device> = devices;
+            devices.iter().filter_map(Device::cuda_report).flat_map(report_lines).collect()
+        }
+        Err(error) if has_gpu() => vec![format!("the GPU cannot be used: {error}")],
+        Err(_) => Vec::new(),
+    }
+}
+
+fn report_lines(report: CudaReport) -> Vec<String> {
+    let CudaReport { index, gpu, capability, total_bytes, multiprocessors, libraries } = report;
+    let mut lines = vec![format!(
+        "GPU {index}: {gpu}, compute capability {capability}, {multiprocessors} multiprocessors, {} MiB",
+        total_bytes >> 20
+    )];
+    lines.extend(libraries.into_iter().map(|CudaLibrary { name, version, path }| {
+        format!("    {name} {version}: {}", path.display())
+    }));
+    lines
 }
 
 /// Whether `device.kind = "auto"` means a GPU. `LOCKSTEP_DEVICE` decides if it is `cpu` or `cuda`.

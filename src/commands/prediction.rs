@@ -6,7 +6,8 @@ use std::path::Path;
 use anyhow::bail;
 use lockstep_comm::{World, human_bytes};
 use lockstep_events::StepReport;
-use lockstep_plan::{Ledger, Plan};
+use lockstep_kernels::Device;
+use lockstep_plan::{DeviceType, Ledger, Plan};
 use lockstep_sim::search::layout_words;
 use lockstep_sim::{Options, estimate};
 use lockstep_trainer::{PlannedTraffic, planned_traffic};
@@ -18,7 +19,11 @@ use crate::world::Engine;
 /// Fails if the ranks need more memory to train and save than this machine has available.
 pub fn check_memory(plan: &Plan) -> anyhow::Result<()> {
     let ledgers = (0..plan.ranks).map(|rank| Ledger::of(plan, rank));
-    let needed: u64 = ledgers.map(|ledger| ledger.least() as u64).sum();
+    let on_host = |ledger: Ledger| match plan.device {
+        DeviceType::Cpu => ledger.least() as u64,
+        DeviceType::Cuda => ledger.snapshot as u64,
+    };
+    let needed: u64 = ledgers.map(on_host).sum();
     // Without /proc/meminfo there is nothing to compare with.
     let Ok(available) = machine::available_memory() else { return Ok(()) };
     if needed <= available {
@@ -32,6 +37,31 @@ pub fn check_memory(plan: &Plan) -> anyhow::Result<()> {
         human_bytes(needed),
         human_bytes(available),
         plan.data.seq
+    )
+}
+
+/// Fails if this rank needs more memory to train than its GPU has free.
+pub fn check_device_memory(plan: &Plan, rank: usize, device: &Device) -> anyhow::Result<()> {
+    let Some(free) = device.free_bytes() else { return Ok(()) };
+    let ledger = Ledger::of(plan, rank);
+    let needed = ledger.least() - ledger.snapshot;
+    if needed <= free {
+        return Ok(());
+    }
+    let lines = [
+        ("parameters", ledger.parameters),
+        ("gradients", ledger.gradients),
+        ("optimizer", ledger.optimizer),
+        ("activations", ledger.activations),
+        ("gathered", ledger.gathered),
+    ];
+    let lines = lines.map(|(name, bytes)| format!("{name} {}", human_bytes(bytes as u64)));
+    bail!(
+        "rank {rank} needs at least {} of GPU memory ({}), but {} are free; use layout.recompute = \"full\", a smaller \
+         train.micro_batch with the same global_batch, or layout.zero = 1 to 3 on more GPUs",
+        human_bytes(needed as u64),
+        lines.join(", "),
+        human_bytes(free as u64)
     )
 }
 

@@ -46,18 +46,22 @@ impl Batch {
         let expected = batch * (seq + 1);
         assert_eq!(samples.len(), expected, "{batch} samples of {seq} tokens and a target");
         // One copy each: on a GPU a copy costs microseconds, whatever its size.
-        let Batch { runs, ids, inputs, targets, .. } = self;
-        let mut gather = |shift: usize| {
-            ids.clear();
-            for run in runs.iter() {
-                let (from, to) = (run.start + shift, run.start + run.len + shift);
-                samples.chunks_exact(seq + 1).for_each(|sample| ids.extend(&sample[from..to]));
+        self.gather(samples, 0);
+        device.write(self.inputs.view_mut(), &self.ids);
+        self.gather(samples, 1);
+        if let Some(targets) = &mut self.targets {
+            device.write(targets.view_mut(), &self.ids);
+        }
+    }
+
+    /// Collects the tokens `shift` after those of the runs, in the order of the batch.
+    fn gather(&mut self, samples: &[u32], shift: usize) {
+        self.ids.clear();
+        for run in &self.runs {
+            let (from, to) = (run.start + shift, run.start + run.len + shift);
+            for sample in samples.chunks_exact(self.seq + 1) {
+                self.ids.extend_from_slice(&sample[from..to]);
             }
-            &ids[..]
-        };
-        device.write(inputs.view_mut(), gather(0));
-        if let Some(targets) = targets {
-            device.write(targets.view_mut(), gather(1));
         }
     }
 

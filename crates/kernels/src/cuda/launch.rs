@@ -21,7 +21,7 @@ pub(crate) struct Source {
 const PRELUDE: &str = include_str!("kernels/prelude.cuh");
 
 /// All sources, for checks that compile every kernel.
-pub(crate) const SOURCES: [&Source; 12] = [
+pub(crate) const SOURCES: [&Source; 13] = [
     &super::attention::ATTENTION,
     &super::elementwise::ELEMENTWISE,
     &super::embedding::EMBEDDING,
@@ -34,6 +34,7 @@ pub(crate) const SOURCES: [&Source; 12] = [
     &super::reduce::REDUCE,
     &super::rope::ROPE,
     &super::routing::ROUTING,
+    &super::sort::SORT,
 ];
 
 impl Source {
@@ -238,3 +239,63 @@ impl Cuda {
 
 /// More parameters than any kernel has.
 const MAX_ARGS: usize = 40;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Kernels that may spill registers, with the reason.
+    const MAY_SPILL: [&str; 0] = [];
+
+    /// Needs NVRTC, but no GPU. Where it is not installed, the test passes with a note, unless `LOCKSTEP_NEED_NVRTC` is
+    /// set.
+    #[test]
+    fn every_kernel_compiles_for_all_architectures_without_spills() {
+        let nvrtc = match Nvrtc::load() {
+            Ok(nvrtc) => nvrtc,
+            Err(error) if std::env::var_os("LOCKSTEP_NEED_NVRTC").is_none() => {
+                return eprintln!("skipped: {error}");
+            }
+            Err(error) => panic!("{error}"),
+        };
+        for architecture in ["sm_80", "sm_90a", "sm_100a"] {
+            for source in SOURCES {
+                let options = ["--ptxas-options=-v"];
+                let compiled = nvrtc.compile(source.name, &source.text(), architecture, &options);
+                let log = compiled.unwrap_or_else(|error| panic!("{error}")).log;
+                let spills = spilling(&log);
+                assert!(spills.is_empty(), "{} on {architecture} spills: {spills:?}", source.name);
+                assert!(log.contains("registers"), "the log of {} has no register counts", source.name);
+            }
+        }
+    }
+
+    /// Kernels of a compiler log that store registers to memory.
+    fn spilling(log: &str) -> Vec<String> {
+        let (mut kernel, mut spilling) = (String::new(), Vec::new());
+        for line in log.lines() {
+            if let Some((_, name)) = line.split_once("Function properties for ") {
+                kernel = name.trim().to_string();
+            }
+            let spills = line.contains("spill stores") && !line.contains(" 0 bytes spill stores");
+            if spills && !MAY_SPILL.contains(&kernel.as_str()) {
+                spilling.push(format!("{kernel}: {}", line.trim()));
+            }
+        }
+        spilling
+    }
+
+    #[test]
+    fn spills_are_found_in_a_log() {
+        let log = "ptxas info    : Function properties for a\n    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n\
+                   ptxas info    : Function properties for b\n    8 bytes stack frame, 16 bytes spill stores, 8 bytes spill loads\n";
+        assert_eq!(spilling(log).len(), 1);
+        assert!(spilling(log)[0].starts_with("b: 8 bytes"));
+    }
+
+    #[test]
+    fn architectures_have_all_instructions_of_a_gpu() {
+        let names = [(8, 0), (8, 9), (9, 0), (10, 0)].map(architecture);
+        assert_eq!(names, ["sm_80", "sm_89", "sm_90a", "sm_100a"]);
+    }
+}

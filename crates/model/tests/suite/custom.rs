@@ -113,7 +113,7 @@ fn model(shape: &Shape, part: Part) -> Model {
 }
 
 fn setup(shape: &Shape, lists: Vec<BlockParams>) -> Setup {
-    let (device, groups) = (Device::cpu(1), Groups::alone());
+    let (device, groups) = (Device::from_env(1), Groups::alone());
     let model = model(shape, Part::whole(lists));
     let store = Store::alone(&device, &model.part, Dtype::F32, 7);
     let batch = batch(&device);
@@ -182,7 +182,7 @@ fn a_custom_block_is_sharded() {
     };
     let mesh = Mesh { data: 2, shard: 2, ..Mesh::ONE };
     let shards = on_threads(2, |world| {
-        let device = Device::cpu(1);
+        let device = Device::from_env(1);
         let groups = Groups::new(&world, &mesh, false).unwrap();
         let part = Part::new(&mesh, groups.coord, 1, lists(shape));
         let model = model(shape, part);

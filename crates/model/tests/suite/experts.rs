@@ -115,7 +115,7 @@ fn step(
     moved: &(dyn Fn(&Param, &mut [f32]) + Sync),
 ) -> Found {
     let How { mesh, sequence, recompute, micros, dtype, defer_weight_grads, zero } = how;
-    let device = Device::cpu(1);
+    let device = Device::from_env(1);
     let groups = Groups::new(&world, &mesh, sequence).unwrap();
     let part = Part::new(&mesh, groups.coord, 1, shape.blocks());
     let model = Model::new(shape, &part);
@@ -334,7 +334,7 @@ fn shared_experts_process_all_tokens() {
 fn auxiliary_losses_of_stages_add_up() {
     let shape = shape(|moe| moe.capacity = Some(0.7));
     let whole = train(&shape, ALONE).remove(0);
-    let (device, groups) = (Device::cpu(1), Groups::alone());
+    let (device, groups) = (Device::from_env(1), Groups::alone());
     let part = Part::new(&Mesh::ONE, groups.coord, 2, shape.blocks());
     let model = Model::new(&shape, &part);
     let weights = Weights::load(&device, &part, Dtype::F32, Gather::Never, out_of_whole(fill));

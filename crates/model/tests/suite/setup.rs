@@ -48,7 +48,7 @@ pub struct Setup {
 }
 
 pub fn setup(shape: &Shape, dtype: Dtype) -> Setup {
-    let (device, groups) = (Device::cpu(1), Groups::alone());
+    let (device, groups) = (Device::from_env(1), Groups::alone());
     let model = Model::whole(shape);
     let mut store = Store::alone(&device, &model.part, dtype, 7);
     enlarge(&device, &mut store.weights);

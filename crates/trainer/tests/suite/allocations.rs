@@ -57,7 +57,7 @@ fn a_step_in_the_steady_state_does_not_allocate() {
             let plan = plan(1, &[&format!("model.preset={preset}"), more]);
             let source = source();
             let counts = on_threads(1, |world| {
-                let mut rank = Rank::new(&plan, &world, Device::cpu(1)).unwrap();
+                let mut rank = Rank::new(&plan, &world, Device::from_env(1)).unwrap();
                 (1..=8)
                     .map(|step| {
                         COUNT.set(Some(0));

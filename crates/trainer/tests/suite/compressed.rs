@@ -17,7 +17,7 @@ fn final_loss(compression: &str, zero: &str) -> f64 {
     let plan = plan(2, &[&sets[..], &[&compression, zero]].concat());
     let source = source();
     let losses = on_threads(2, |world| {
-        let mut rank = Rank::new(&plan, &world, Device::cpu(1)).unwrap();
+        let mut rank = Rank::new(&plan, &world, Device::from_env(1)).unwrap();
         let losses = (1..=STEPS).map(|step| rank.step(&source, step).unwrap().loss);
         losses.collect::<Vec<f64>>()
     });
@@ -65,7 +65,7 @@ fn replicated_parameters_stay_equal_on_the_tensor_axis() {
             let plan = plan(4, &sets);
             let source = source();
             let shards = on_threads(4, |world| {
-                let mut rank = Rank::new(&plan, &world, Device::cpu(1)).unwrap();
+                let mut rank = Rank::new(&plan, &world, Device::from_env(1)).unwrap();
                 for step in 1..=6 {
                     rank.step(&source, step).unwrap();
                 }

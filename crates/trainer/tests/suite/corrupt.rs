@@ -80,7 +80,7 @@ fn all_layouts_skip_the_same_samples() {
     ] {
         let plan = plan_of(&source, ranks, &sets(&layout));
         let all = on_threads(ranks, |world| {
-            let mut rank = Rank::new(&plan, &world, Device::cpu(1)).unwrap();
+            let mut rank = Rank::new(&plan, &world, Device::from_env(1)).unwrap();
             let step = |step| (rank.step(&source, step).unwrap().loss, rank.extra.skipped_samples);
             (1..=STEPS).map(step).collect::<Vec<_>>()
         });
@@ -114,7 +114,7 @@ fn a_resumed_run_continues_the_count() {
             let (group, folder) = (world.group(), folder.as_path());
             let inputs = Run {
                 plan: &plan,
-                device: Device::cpu(plan.train.threads),
+                device: Device::from_env(plan.train.threads),
                 group,
                 source: &source,
                 folder,
@@ -144,7 +144,7 @@ fn exceeding_the_limit_stops_the_run_before_the_step() {
         sets.extend([layout, limit.as_str()]);
         let plan = plan_of(&source, 2, &sets);
         let errors = on_threads(2, |world| {
-            let mut rank = Rank::new(&plan, &world, Device::cpu(1)).unwrap();
+            let mut rank = Rank::new(&plan, &world, Device::from_env(1)).unwrap();
             for step in 1..last {
                 rank.step(&source, step).unwrap();
             }
@@ -173,7 +173,7 @@ fn different_copies_of_the_data_are_detected() {
     for layout in ["layout.tensor=2", "layout.context=2", "layout.pipe=2"] {
         let plan = plan_of(&good, 2, &sets(&[layout]));
         let errors = on_threads(2, |world| {
-            let mut rank = Rank::new(&plan, &world, Device::cpu(1)).unwrap();
+            let mut rank = Rank::new(&plan, &world, Device::from_env(1)).unwrap();
             let source = if world.rank() == 1 { &corrupt } else { &good };
             let error = (1..=STEPS).find_map(|step| rank.step(source, step).err());
             error.expect("a corrupt sample within the first steps").to_string()

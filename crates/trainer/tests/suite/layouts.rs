@@ -39,7 +39,7 @@ fn plan(model: &str, words: &str) -> Plan {
 
 fn trajectory(model: &str, words: &str) -> Trajectory {
     let (plan, source) = (plan(model, words), source());
-    let device = || Device::cpu(plan.train.threads);
+    let device = || Device::from_env(plan.train.threads);
     let trial = Trial { plan: &plan, source: &source, steps: steps(model), device: &device };
     let ranks = on_threads(plan.ranks, |world| train(trial, &world, &mut |_| {}));
     let results = ranks.into_iter().map(|r| r.unwrap_or_else(|error| panic!("{words}: {error}")));
@@ -125,7 +125,7 @@ fn expert_loads_are_those_of_the_global_batch() {
     let load = |words: &str| {
         let (plan, source) = (plan(MOE, &format!("{words} {also}")), source());
         let ranks = on_threads(plan.ranks, |world| {
-            let mut rank = Rank::new(&plan, &world, Device::cpu(1)).unwrap();
+            let mut rank = Rank::new(&plan, &world, Device::from_env(1)).unwrap();
             rank.step(&source, 1).unwrap()
         });
         assert!(ranks.iter().all(|step| step.experts == ranks[0].experts), "{words}");

@@ -13,7 +13,7 @@ use crate::plans::source;
 fn measured(plan: &Plan) -> Vec<MemoryUsage> {
     let source = source();
     on_threads(plan.ranks, |world| {
-        let mut rank = Rank::new(plan, &world, Device::cpu(1)).unwrap();
+        let mut rank = Rank::new(plan, &world, Device::from_env(1)).unwrap();
         // Exclude the temporary memory of the initialization.
         rank.device.reset_peaks();
         (1..=2).for_each(|step| {
@@ -249,7 +249,7 @@ fn the_snapshot_of_a_checkpoint_matches_the_ledger() {
         let (plan, source) = (plan(words), source());
         let bytes = |values: usize| values * size_of::<f32>();
         on_threads(plan.ranks, |world| {
-            let mut rank = Rank::new(&plan, &world, Device::cpu(1)).unwrap();
+            let mut rank = Rank::new(&plan, &world, Device::from_env(1)).unwrap();
             rank.step(&source, 1).unwrap();
             let snapshot = rank.snapshot(Snapshot::with_capacity(rank.snapshot_len()));
             let planned = Ledger::of(&plan, world.rank());

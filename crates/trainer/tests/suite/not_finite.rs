@@ -11,7 +11,7 @@ fn a_nan_is_reported_with_step_rank_and_layer_and_changes_nothing() {
     let plan = plan(2, &[]);
     let source = source();
     on_threads(2, |world| {
-        let mut rank = Rank::new(&plan, &world, Device::cpu(1)).unwrap();
+        let mut rank = Rank::new(&plan, &world, Device::from_env(1)).unwrap();
         rank.step(&source, 1).unwrap();
         if world.rank() == 1 {
             let range = rank.model.part.blocks[2].range("mlp.up.weight");

@@ -36,7 +36,7 @@ impl Case {
             moe.aux_loss = 0.05;
         }
         let expected = File::open(&folder.join("expected.safetensors")).unwrap();
-        Case { shape, folder, expected, device: Device::cpu(1), groups: Groups::alone() }
+        Case { shape, folder, expected, device: Device::from_env(1), groups: Groups::alone() }
     }
 
     fn weights(&self, dtype: Dtype) -> Weights {
@@ -74,7 +74,9 @@ impl Case {
     }
 
     fn logits(&self, model: &Model, pass: &Pass<'_>, weights: &mut Weights) -> Tensor {
-        let batch = &Batch { targets: None, ..self.batch("", 0) };
+        let mut batch = self.batch("", 0);
+        batch.targets = None;
+        let batch = &batch;
         let at = StagePass { stage: 0, pass, batch, defer_weight_grads: false };
         model.infer(&at, None, weights, &mut |_, _| {})
     }

@@ -11,7 +11,7 @@ use crate::plans::{masters, plan, source};
 fn trained(plan: &Plan, threads: usize) -> Vec<(Vec<StepResult>, Vec<f32>)> {
     let source = source();
     on_threads(plan.ranks, |world| {
-        let mut rank = Rank::new(plan, &world, Device::cpu(threads)).unwrap();
+        let mut rank = Rank::new(plan, &world, Device::from_env(threads)).unwrap();
         let steps = (1..=10).map(|step| rank.step(&source, step).unwrap()).collect();
         (steps, masters(&rank))
     })
@@ -66,7 +66,7 @@ fn results_are_bit_identical_for_any_number_of_threads() {
 fn a_step_after_a_failed_collective_discards_old_gradients() {
     let (plan, source) = (plan(1, &[]), source());
     let fresh = |world: &World| {
-        let mut rank = Rank::new(&plan, world, Device::cpu(1)).unwrap();
+        let mut rank = Rank::new(&plan, world, Device::from_env(1)).unwrap();
         let stepped = rank.step(&source, 1).unwrap();
         (stepped.loss, stepped.grad_norm)
     };
@@ -74,7 +74,7 @@ fn a_step_after_a_failed_collective_discards_old_gradients() {
         if pair.rank() == 1 {
             return None;
         }
-        let mut rank = Rank::new(&plan, alone, Device::cpu(1)).unwrap();
+        let mut rank = Rank::new(&plan, alone, Device::from_env(1)).unwrap();
         // The gradients are complete when the reduction of the loss fails because the other rank has left.
         rank.group = &pair;
         let failed = rank.step(&source, 1);

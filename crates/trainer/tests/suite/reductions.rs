@@ -121,7 +121,7 @@ fn follows(words: &str) {
 
 /// Operations that a rank starts in one step, and the collectives in the flight recorder.
 fn recorded(plan: &Plan, world: World) -> (Vec<StateOp>, Calls) {
-    let mut rank = Rank::new(plan, &world, Device::cpu(1)).unwrap();
+    let mut rank = Rank::new(plan, &world, Device::from_env(1)).unwrap();
     let log = rank.store.record();
     // By group, the calls that formed it.
     let mut before = BTreeMap::new();

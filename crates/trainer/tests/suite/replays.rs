@@ -34,7 +34,7 @@ fn train(plan: &Plan, folder: &Path) -> Vec<Option<Error>> {
     on_threads(plan.ranks, |world| {
         let inputs = Run {
             plan,
-            device: Device::cpu(plan.train.threads),
+            device: Device::from_env(plan.train.threads),
             group: &world,
             source: &source,
             folder,
@@ -52,7 +52,7 @@ fn replayed(plan: &Plan, folder: &Path, start: Option<PathBuf>, step: u64) -> Ve
         let start = start.clone().map(|checkpoint| Start { checkpoint, resume: true });
         let inputs = Run {
             plan,
-            device: Device::cpu(plan.train.threads),
+            device: Device::from_env(plan.train.threads),
             group: &world,
             source: &source,
             folder,

@@ -90,7 +90,7 @@ pub fn folder(name: &str) -> PathBuf {
 fn trained(plan: &Plan, folder: &Path) -> Vec<Snapshot> {
     let source = source();
     on_threads(plan.ranks, |world| {
-        let mut rank = Rank::new(plan, &world, Device::cpu(1)).unwrap();
+        let mut rank = Rank::new(plan, &world, Device::from_env(1)).unwrap();
         for step in 1..=STEPS {
             rank.step(&source, step).unwrap();
         }
@@ -111,7 +111,7 @@ fn loaded(plan: &Plan, folder: &Path) -> Vec<Snapshot> {
     on_threads(plan.ranks, |world| {
         let start = Some(Start { checkpoint: folder.to_path_buf(), resume: true });
         let (source, stop) = (&source, &|| false);
-        let device = Device::cpu(plan.train.threads);
+        let device = Device::from_env(plan.train.threads);
         let run =
             Run { plan, device, group: &world, source, folder, start, generation: None, stop };
         let (rank, done) = build(&run, &mut |_| {}).unwrap();
@@ -180,7 +180,7 @@ fn balance_over_the_batch_continues_on_another_layout() {
         let newest = |folder| lockstep_ckpt::load(&lockstep_ckpt::find(folder).unwrap()).unwrap();
         let checkpoint = folder.map(newest);
         let snapshots = on_threads(plan.ranks, |world| {
-            let (device, first) = (Device::cpu(1), if folder.is_some() { STEPS + 1 } else { 1 });
+            let (device, first) = (Device::from_env(1), if folder.is_some() { STEPS + 1 } else { 1 });
             let mut rank = match &checkpoint {
                 Some(checkpoint) => Rank::resume(&plan, &world, device, checkpoint).unwrap(),
                 None => Rank::new(&plan, &world, device).unwrap(),

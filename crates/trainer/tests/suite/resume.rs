@@ -28,7 +28,7 @@ fn train_until(
         world.barrier().unwrap();
         let stop = &|| stop(world.rank());
         let (plan, source) = (&plan, &source);
-        let device = Device::cpu(plan.train.threads);
+        let device = Device::from_env(plan.train.threads);
         let inputs =
             Run { plan, device, group: &world, source, folder, start, generation: None, stop };
         let finished = run(&inputs, &mut |_| {}).unwrap();

@@ -11,7 +11,7 @@ use crate::plans::{masters, source};
 fn trained(words: &str) -> Vec<(Vec<u64>, Vec<u32>)> {
     let (plan, source) = (plan(words), source());
     on_threads(plan.ranks, |world| {
-        let mut rank = Rank::new(&plan, &world, Device::cpu(1)).unwrap();
+        let mut rank = Rank::new(&plan, &world, Device::from_env(1)).unwrap();
         let steps = (1..=3).map(|step| rank.step(&source, step).unwrap());
         let results =
             steps.flat_map(|step| [step.loss.to_bits(), step.grad_norm.to_bits()]).collect();

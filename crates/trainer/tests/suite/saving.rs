@@ -38,7 +38,7 @@ fn train(plan: &Plan, folder: &Path, resume: bool) -> (Vec<f32>, Vec<String>) {
             _ => {}
         };
         let (source, stop) = (&source, &|| false);
-        let device = Device::cpu(plan.train.threads);
+        let device = Device::from_env(plan.train.threads);
         let inputs =
             Run { plan, device, group: &world, source, folder, start, generation: None, stop };
         let masters = masters(&run(&inputs, on_event).unwrap().rank);
@@ -54,7 +54,7 @@ fn save_on(disk: &Disk, plan: &Plan, folder: &Path, to: u64) -> (Vec<f32>, Optio
     on_threads(plan.ranks, |world| {
         let start = Some(Start { checkpoint: folder.to_path_buf(), resume: true });
         let (source, stop) = (&source, &|| false);
-        let device = Device::cpu(plan.train.threads);
+        let device = Device::from_env(plan.train.threads);
         let run =
             Run { plan, device, group: &world, source, folder, start, generation: None, stop };
         let (mut rank, done) = build(&run, &mut |_| {}).unwrap();
@@ -212,7 +212,7 @@ fn a_failed_final_save_is_retried_until_it_succeeds() {
     let source = source();
     let masters = on_threads(plan.ranks, |world| {
         let (plan, source, stop) = (&plan, &source, &|| false);
-        let (folder, device) = (&place, Device::cpu(1));
+        let (folder, device) = (&place, Device::from_env(1));
         let (start, generation) = (None, None);
         let inputs = Run { plan, device, group: &world, source, folder, start, generation, stop };
         let finished = run(&inputs, &mut |event| (on_event.lock().unwrap())(event)).unwrap();
@@ -232,7 +232,7 @@ fn a_stop_request_ends_the_attempts_of_a_final_save() {
     let source = source();
     let errors = on_threads(plan.ranks, |world| {
         let (plan, source, stopped) = (&plan, &source, &|| stop.load(Ordering::SeqCst));
-        let (folder, device) = (&place, Device::cpu(1));
+        let (folder, device) = (&place, Device::from_env(1));
         let (start, generation) = (None, None);
         let inputs =
             Run { plan, device, group: &world, source, folder, start, generation, stop: stopped };
@@ -322,7 +322,7 @@ fn one_rank_saves_and_resumes() {
     let (resumed, _) = train(&one_rank("train.steps=5"), &place, true);
     assert!(uninterrupted == resumed);
     let fresh = on_threads(1, |world| {
-        masters(&Rank::new(&one_rank("train.steps=5"), &world, Device::cpu(1)).unwrap())
+        masters(&Rank::new(&one_rank("train.steps=5"), &world, Device::from_env(1)).unwrap())
     });
     assert!(fresh[0] != resumed, "training changed the parameters");
 }

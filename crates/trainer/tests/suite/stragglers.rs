@@ -18,7 +18,7 @@ fn named(
     let plan = plan(ranks, sets);
     let work = expected_work(&plan);
     on_threads(ranks, |world| {
-        let rank = Rank::new(&plan, &world, Device::cpu(1)).unwrap();
+        let rank = Rank::new(&plan, &world, Device::from_env(1)).unwrap();
         let mut monitor = StragglerMonitor::new(&plan, &world).unwrap();
         let report = |step: u64| {
             let computing = |rank: usize| {
@@ -46,7 +46,7 @@ fn named(
 fn times_of_a_step_add_up() {
     let (plan, source) = (plan(2, &[]), source());
     on_threads(2, |world| {
-        let mut rank = Rank::new(&plan, &world, Device::cpu(1)).unwrap();
+        let mut rank = Rank::new(&plan, &world, Device::from_env(1)).unwrap();
         let stepped = rank.step(&source, 1).unwrap();
         assert!(stepped.exposed_comm > std::time::Duration::ZERO);
         assert!(stepped.exposed_comm + stepped.reading <= stepped.time, "{stepped:?}");

@@ -29,7 +29,7 @@ fn model(device: &Device) -> (Model, Weights) {
 /// cache.
 #[test]
 fn generation_continues_when_the_context_is_full() {
-    let device = Device::cpu(1);
+    let device = Device::from_env(1);
     let (source, (model, weights)) = (source(), model(&device));
     let seq = model.seq;
     for prompt in ["a", "a long prompt that does not fit", "ten bytes."] {

@@ -22,7 +22,7 @@ pub const MEASURED_STEPS: RangeInclusive<u64> = 2..=3;
 /// Traffic of a rank in all steps except the first.
 pub fn measured(plan: &Plan, world: &Group) -> Sent {
     let source = source();
-    let mut rank = Rank::new(plan, world, Device::cpu(1)).unwrap();
+    let mut rank = Rank::new(plan, world, Device::from_env(1)).unwrap();
     rank.step(&source, 1).unwrap();
     let total = |rank: &Rank<'_>| -> Sent {
         let groups = rank.groups.traffic().map(|(kind, traffic)| (Some(kind), traffic));

@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use lockstep_sim::{Accelerator, Cluster, Curve, Engine, Fitted, Link, fit};
 
+use crate::commands::device;
 use crate::machine::available_memory;
 use crate::print::{print_error, print_line};
 use crate::world::{self, Start};
@@ -59,6 +60,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         std::fs::create_dir_all(folder)
             .with_context(|| format!("cannot create {}", folder.display()))?;
     }
+    device::report().iter().for_each(|line| print_line!("{line}"));
     let mut all: Vec<Passes> = args.ranks.iter().map(|ranks| Passes::new(*ranks)).collect();
     measure(&mut all, args.rounds, &result)?;
     let mut shared = toml::Table::new();
