@@ -2,7 +2,8 @@
 
 use super::{Backend, Device, OpClass, with_float};
 use crate::cpu::attention::{self, DeltaFrom, Gradients, Rows, RowsMut, Saved};
-use crate::{Element, View, ViewMut};
+use crate::cuda::attention as cuda;
+use crate::{Dtype, Element, View, ViewMut};
 
 /// Sizes of an attention, and the positions of its queries and keys. Query i attends to key j if
 /// `k_start + j <= q_start + i`.
@@ -72,6 +73,15 @@ pub struct AttentionDelta<'a> {
 }
 
 impl Device {
+    /// Whether the gradients of attention have the same bits in every run. They do by default; without it, a GPU may
+    /// be faster and need less memory. The CPU is always deterministic.
+    pub fn set_deterministic_attention(&self, deterministic: bool) {
+        match &self.0.backend {
+            Backend::Cpu(_) => {}
+            Backend::Cuda(device) => device.set_deterministic_attention(deterministic),
+        }
+    }
+
     /// Attention of `qkv` (tokens, (heads + 2 kv_heads) * head_dim). `lse` (batch * heads, q_len) receives the
     /// log-sum-exp of the scores for the backward pass.
     pub fn attention(
@@ -89,6 +99,10 @@ impl Device {
                 let out = out.host::<E>();
                 attention::forward(cpu, shape, [at(0), at(q), at(q + kv)], out, lse.host())
             }),
+            Backend::Cuda(device) => {
+                let (dtype, qkv) = (qkv.dtype(), packed(qkv, shape));
+                device.attention(cuda::Forward { shape, dtype, qkv, out, lse, one_off: false })
+            }
         })
     }
 
@@ -109,6 +123,12 @@ impl Device {
                     false => attention::forward(cpu, shape, qkv, out.host::<f32>(), lse),
                 }
             }),
+            Backend::Cuda(device) => {
+                let (dtype, qkv) = (q.dtype(), [q, k, v].map(|view| cuda::Rows::of(view, 0)));
+                // Generation does not ask for f32, and its keys grow with each token.
+                let one_off = out.dtype() != Dtype::F32;
+                device.attention(cuda::Forward { shape, dtype, qkv, out, lse, one_off })
+            }
         })
     }
 
@@ -126,6 +146,9 @@ impl Device {
                 let (out, lse) = (out.host::<f32>(), lse.host());
                 attention::merge(cpu, shape, out, lse, (other_out.host(), other_lse.host()))
             }
+            Backend::Cuda(device) => {
+                device.attention_merge(shape, (out, lse), (other_out, other_lse))
+            }
         })
     }
 
@@ -137,6 +160,7 @@ impl Device {
             Backend::Cpu(cpu) => with_float!(out.dtype(), E => {
                 attention::delta::<E>(cpu, head_dim, out.host(), dout.host(), delta.host())
             }),
+            Backend::Cuda(device) => device.attention_delta(out, dout, delta),
         })
     }
 
@@ -161,6 +185,10 @@ impl Device {
                 let gradients = Gradients { dq, dk, dv, accumulate: false };
                 attention::backward(cpu, shape, [at(0), at(q), at(q + kv)], saved, gradients)
             }),
+            Backend::Cuda(device) => {
+                let delta = cuda::DeltaFrom::Output(out);
+                device.attention_backward(whole(shape, qkv, (dout, lse, delta), dqkv))
+            }
         })
     }
 
@@ -185,6 +213,10 @@ impl Device {
                 let gradients = Gradients { dq, dk, dv, accumulate: false };
                 attention::backward(cpu, shape, [at(0), at(q), at(q + kv)], saved, gradients)
             }),
+            Backend::Cuda(device) => {
+                let delta = cuda::DeltaFrom::Delta(delta);
+                device.attention_backward(whole(shape, qkv, (dout, lse, delta), dqkv))
+            }
         })
     }
 
@@ -208,7 +240,44 @@ impl Device {
                 let saved = Saved { dout: dout.host(), lse: lse.host(), delta };
                 attention::backward(cpu, shape, qkv, saved, Gradients { dq, dk, dv, accumulate: true })
             }),
+            Backend::Cuda(device) => device.attention_backward(cuda::Backward {
+                shape,
+                dtype: q.dtype(),
+                qkv: [q, k, v].map(|view| cuda::Rows::of(view, 0)),
+                dout,
+                lse,
+                delta: cuda::DeltaFrom::Delta(delta),
+                gradients: [&dq, &dk, &dv].map(|view| cuda::Rows::of_mut(view, 0)),
+                gradient_dtype: dq.dtype(),
+                accumulate: true,
+            }),
         })
+    }
+}
+
+/// q, k and v of packed rows in device memory.
+fn packed(qkv: View<'_>, shape: &AttentionShape) -> [cuda::Rows; 3] {
+    let (q, kv) = shape.widths();
+    [0, q, q + kv].map(|column| cuda::Rows::of(qkv, column))
+}
+
+/// The backward pass of whole sequences on a GPU.
+fn whole<'a>(
+    shape: &'a AttentionShape,
+    qkv: View<'a>,
+    (dout, lse, delta): (View<'a>, View<'a>, cuda::DeltaFrom<'a>),
+    dqkv: ViewMut<'a>,
+) -> cuda::Backward<'a> {
+    cuda::Backward {
+        shape,
+        dtype: qkv.dtype(),
+        qkv: packed(qkv, shape),
+        dout,
+        lse,
+        delta,
+        gradients: packed(dqkv.as_view(), shape),
+        gradient_dtype: dqkv.dtype(),
+        accumulate: false,
     }
 }
 

@@ -1,4 +1,4 @@
-// Small kernels of attention: delta and merge.
+// Small kernels of attention: delta, merge, and what surrounds the graphs of cuDNN.
 
 namespace attention {
 
@@ -51,4 +51,46 @@ KERNEL attention_merge_f32(
         out[i] = out[i] * here + other_out[i] * there;
     }
     if (threadIdx.x % 32 == 0) lse[place] = both;
+}
+
+// Adds rows of bf16 to the first columns of rows of f32, or overwrites them. A block per row.
+KERNEL attention_add_bf16(const bf16* from, float* to, i64 to_stride, int width, int accumulate) {
+    from += (i64)blockIdx.x * width;
+    to += (i64)blockIdx.x * to_stride;
+    for (int i = threadIdx.x; i < width; i += blockDim.x) {
+        float x = to_float(from[i]);
+        to[i] = accumulate ? to[i] + x : x;
+    }
+}
+
+// An output with Σ dout · out = delta, for graphs that take the output and use nothing else of it. Three elements per
+// head carry the sum: each takes what the rounding of the one before has left. A warp per head of each token.
+KERNEL attention_stand_in_bf16(const bf16* dout, const float* delta, bf16* out, i64 count, int head_dim) {
+    i64 at = attention::warp_index();
+    if (at >= count) return;
+    dout += at * head_dim, out += at * head_dim;
+    int lane = threadIdx.x % 32;
+    for (int d = lane; d < head_dim; d += 32) out[d] = from_float<bf16>(0.0f);
+    float rest = delta[at], largest = infinity();
+    for (int step = 0; step < 3; step++) {
+        // The largest |dout| that has not been used, and its first place.
+        float most = 0.0f;
+        int place = head_dim;
+        for (int d = lane; d < head_dim; d += 32) {
+            float size = fabsf(to_float(dout[d]));
+            if (size < largest && size > most) most = size, place = d;
+        }
+        float all = warp_reduce(most, Largest{});
+        if (!(all > 0.0f)) break;
+        int first = most == all ? place : head_dim;
+        for (int offset = 16; offset > 0; offset /= 2) first = min(first, __shfl_xor_sync(ALL_LANES, first, offset));
+        largest = all;
+        float factor = to_float(dout[first]), share = rest / factor;
+        if (fabsf(share) > 1e30f) break;
+        bf16 rounded = from_float<bf16>(share);
+        rest -= factor * to_float(rounded);
+        __syncwarp();
+        if (lane == 0) out[first] = rounded;
+        __syncwarp();
+    }
 }

@@ -71,7 +71,9 @@ __device__ void scores_bf16(float (&c)[N / 8][4], const u16* a, const u16* b) {
     for (int n = 0; n < N / 8; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) c[n][i] = 0.0f;
-#pragma unroll
+    // Unrolled further, large heads would need more registers than there are.
+    constexpr int UNROLL = D > 128 ? 2 : D / 16;
+#pragma unroll UNROLL
     for (int d = 0; d < D; d += 16) {
         u32 x[4];
         load_matrices(x, a + d);
@@ -376,7 +378,7 @@ constexpr int COLUMNS = HEAD_DIM > 128 ? HEAD_DIM / 2 : HEAD_DIM;
 
 } // namespace attention
 
-KERNEL __launch_bounds__(128) attention_forward_bf16(
+KERNEL __launch_bounds__(128, 1) attention_forward_bf16(
     SHAPE_PARAMS, QKV_PARAMS(u16), void* out, i64 out_stride, int out_f32, float* lse,
     int aligned
 ) {
@@ -384,7 +386,7 @@ KERNEL __launch_bounds__(128) attention_forward_bf16(
     attention::forward_bf16<HEAD_DIM, attention::KEYS>(SHAPE, QKV(u16), target, lse, aligned);
 }
 
-KERNEL __launch_bounds__(128) attention_backward_dq_bf16(
+KERNEL __launch_bounds__(128, 1) attention_backward_dq_bf16(
     SHAPE_PARAMS, QKV_PARAMS(u16), SAVED_PARAMS(u16),
     void* dq, i64 dq_stride, int is_f32, int accumulate, int aligned
 ) {
@@ -392,7 +394,7 @@ KERNEL __launch_bounds__(128) attention_backward_dq_bf16(
     attention::backward_dq_bf16<HEAD_DIM, 32>(SHAPE, QKV(u16), SAVED(u16), target, aligned);
 }
 
-KERNEL __launch_bounds__(128) attention_backward_dkv_bf16(
+KERNEL __launch_bounds__(128, 1) attention_backward_dkv_bf16(
     SHAPE_PARAMS, QKV_PARAMS(u16), SAVED_PARAMS(u16),
     void* dk, i64 dk_stride, void* dv, i64 dv_stride, int is_f32, int accumulate, int aligned
 ) {
