@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use lockstep_kernels::{Device, Tensor};
+use lockstep_kernels::{Device, Scalar, Tensor};
 
 use crate::{Auxiliary, Deferred, Slot};
 
@@ -52,7 +52,32 @@ pub struct Loss {
 impl Loss {
     /// Sums the losses of tokens in f64 and in order. Waits for the device.
     pub fn read(device: &Device, losses: &Tensor) -> Loss {
-        let sum = device.sum(losses.view()).get();
-        Loss { sum, tokens: losses.len(), ..Loss::default() }
+        PendingLoss::new(device, losses).wait()
+    }
+}
+
+/// Loss of a micro-batch, of which the device may still be computing the sum.
+#[must_use]
+#[derive(Default)]
+pub struct PendingLoss {
+    sum: Option<Scalar>,
+    /// All but the sum.
+    pub(crate) rest: Loss,
+}
+
+impl PendingLoss {
+    fn new(device: &Device, losses: &Tensor) -> PendingLoss {
+        let rest = Loss { tokens: losses.len(), ..Loss::default() };
+        PendingLoss { sum: Some(device.sum(losses.view())), rest }
+    }
+
+    /// The loss of the tokens, if this stage computes it.
+    pub(crate) fn of(device: &Device, losses: Option<Tensor>) -> PendingLoss {
+        losses.map_or_else(PendingLoss::default, |losses| PendingLoss::new(device, &losses))
+    }
+
+    /// Waits for the device.
+    pub fn wait(&self) -> Loss {
+        Loss { sum: self.sum.as_ref().map_or(0.0, Scalar::get), ..self.rest }
     }
 }

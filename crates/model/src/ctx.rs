@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use lockstep_kernels::{Device, DropoutMask, Dtype, RandomKey, Tag, Tensor, View};
 use lockstep_parallel::{Groups, PartialOutput};
-use lockstep_plan::Recompute;
 use lockstep_plan::context::Run;
+use lockstep_plan::{Recompute, keeps_hidden};
 
 use crate::{Auxiliary, ExpertLoads};
 
@@ -58,6 +58,11 @@ pub struct Dropout {
 }
 
 impl Ctx<'_> {
+    /// Whether the hidden values of a dense feed-forward are saved after their activation as well as before it.
+    pub fn keeps_hidden(&self) -> bool {
+        keeps_hidden(self.device.device_type(), self.recompute)
+    }
+
     /// Tokens of each sequence on this rank.
     pub fn seq(&self) -> usize {
         self.runs.iter().map(|run| run.len).sum()

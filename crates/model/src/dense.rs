@@ -15,6 +15,13 @@ pub(crate) struct Dense {
     pub down: Linear,
 }
 
+/// Hidden values that the forward pass saved.
+pub(crate) struct SavedHidden {
+    pub before: Tensor, // (tokens, ffn or 2 ffn), before the activation
+    /// (tokens, ffn), after the activation; none if it is recomputed.
+    pub after: Option<Tensor>,
+}
+
 #[derive(Clone, Copy, PartialEq)]
 enum Activation {
     Gelu,
@@ -47,16 +54,18 @@ impl Dense {
         }
     }
 
-    /// The hidden values after the activation (tokens, width), and if `save`, those before it.
+    /// The hidden values after the activation (tokens, width), and if `save`, what the backward pass needs of them.
     pub fn hidden(
         &self,
         cx: &Ctx<'_>,
         x: SequenceGather<'_>,
         save: bool,
-    ) -> (Tensor, Option<Tensor>) {
+    ) -> (Tensor, Option<SavedHidden>) {
         let (tokens, cols) = (cx.tokens(), self.up.rows());
+        let keeps = save && cx.keeps_hidden();
         let mut before = if save { cx.saved(tokens, cols) } else { cx.scratch(tokens, cols) };
-        let mut hidden = cx.scratch(tokens, self.width());
+        let mut hidden =
+            if keeps { cx.saved(tokens, self.width()) } else { cx.scratch(tokens, self.width()) };
         match self.activation {
             // The multiply applies GELU in its epilogue.
             Activation::Gelu => x.for_each(|rows, x| {
@@ -69,14 +78,15 @@ impl Dense {
                 cx.device.swiglu(before.view(), hidden.view_mut());
             }
         }
-        (hidden, save.then_some(before))
+        let after = keeps.then(|| hidden.clone());
+        (hidden, save.then_some(SavedHidden { before, after }))
     }
 
     /// The values before the activation, recomputed.
-    pub fn recompute(&self, cx: &Ctx<'_>, x: SequenceGather<'_>) -> Tensor {
+    pub fn recompute(&self, cx: &Ctx<'_>, x: SequenceGather<'_>) -> SavedHidden {
         let mut before = cx.scratch(cx.tokens(), self.up.rows());
         self.project_up(cx, x, &mut before);
-        before
+        SavedHidden { before, after: None }
     }
 
     fn project_up(&self, cx: &Ctx<'_>, x: SequenceGather<'_>, before: &mut Tensor) {
@@ -90,44 +100,51 @@ impl Dense {
     pub fn backward(
         &self,
         cx: &Ctx<'_>,
-        before: Tensor,
+        saved: SavedHidden,
         dy: SequenceGather<'_>,
         grads: &mut WeightGrads<'_>,
     ) -> Tensor {
-        let device = cx.device;
+        let (device, SavedHidden { before, after }) = (cx.device, saved);
         // The weight gradient of `down` needs the hidden values again.
-        let mut hidden = cx.scratch(cx.tokens(), self.width());
-        match self.activation {
-            Activation::Gelu => device.gelu(before.view(), hidden.view_mut()),
-            Activation::Swiglu => device.swiglu(before.view(), hidden.view_mut()),
-        }
-        let input_gradient = |dhidden: &mut Tensor, rows: Range<usize>, dy: View<'_>| {
-            self.down.input_gradient(cx, dy, dhidden.view_mut().rows_of(rows));
+        let hidden = after.unwrap_or_else(|| {
+            let mut hidden = cx.scratch(cx.tokens(), self.width());
+            match self.activation {
+                Activation::Gelu => device.gelu(before.view(), hidden.view_mut()),
+                Activation::Swiglu => device.swiglu(before.view(), hidden.view_mut()),
+            }
+            hidden
+        });
+        // Of the values before a GELU, or after a SwiGLU.
+        let input_gradient = |d: &mut Tensor, rows: Range<usize>, dy: View<'_>| {
+            let to = d.view_mut().rows_of(rows.clone());
+            match self.activation {
+                Activation::Gelu => {
+                    self.down.gelu_input_gradient(cx, dy, before.view().rows_of(rows), to)
+                }
+                Activation::Swiglu => self.down.input_gradient(cx, dy, to),
+            }
         };
-        let mut dhidden = None;
+        let mut gradient = None;
         let dy = match dy.in_flight() {
-            // Rows are multiplied as they arrive. Otherwise `hidden` is freed before `dhidden` is allocated.
+            // Rows are multiplied as they arrive. Otherwise `hidden` is freed before the gradient is allocated.
             true => {
-                let dhidden = dhidden.insert(cx.scratch(cx.tokens(), self.width()));
-                dy.for_each_and_gather(|rows, dy| input_gradient(dhidden, rows, dy))
+                let gradient = gradient.insert(cx.scratch(cx.tokens(), self.width()));
+                dy.for_each_and_gather(|rows, dy| input_gradient(gradient, rows, dy))
             }
             false => dy.wait(),
         };
         self.down.weight_gradient(&dy, &hidden, grads);
         drop(hidden);
-        let mut dhidden = dhidden.unwrap_or_else(|| {
-            let mut dhidden = cx.scratch(cx.tokens(), self.width());
-            input_gradient(&mut dhidden, 0..cx.tokens(), dy.view());
-            dhidden
+        let gradient = gradient.unwrap_or_else(|| {
+            let mut gradient = cx.scratch(cx.tokens(), self.width());
+            input_gradient(&mut gradient, 0..cx.tokens(), dy.view());
+            gradient
         });
         match self.activation {
-            Activation::Gelu => {
-                device.gelu_backward(before.view(), dhidden.view_mut());
-                dhidden
-            }
+            Activation::Gelu => gradient,
             Activation::Swiglu => {
                 let mut dbefore = cx.scratch(cx.tokens(), self.up.rows());
-                device.swiglu_backward(before.view(), dhidden.view(), dbefore.view_mut());
+                device.swiglu_backward(before.view(), gradient.view(), dbefore.view_mut());
                 dbefore
             }
         }

@@ -3,7 +3,7 @@
 use lockstep_kernels::Tensor;
 use lockstep_plan::model::{BlockParams, Family, Shape};
 
-use crate::dense::Dense;
+use crate::dense::{Dense, SavedHidden};
 use crate::moe::{Experts, ExpertsBackward, ExpertsHidden, SavedExperts};
 use crate::norm::{Norm, NormBackward};
 use crate::residual::{add_projection, projection_gradient};
@@ -31,8 +31,8 @@ pub(crate) struct SavedFeedForward {
 // Not boxed: a steady step allocates nothing.
 #[allow(clippy::large_enum_variant)]
 enum SavedInner {
-    /// (tokens, ffn or 2 ffn), before the activation; none if it is recomputed.
-    Dense(Option<Tensor>),
+    /// None if all of it is recomputed.
+    Dense(Option<SavedHidden>),
     Experts(SavedExperts),
 }
 
@@ -80,8 +80,8 @@ impl FeedForward {
         let (hidden, inner) = match &self.inner {
             Inner::Dense(dense) => {
                 let normed = cx.groups.start_gather_sequence(cx.device, normed);
-                let (hidden, before) = dense.hidden(cx, normed, save_hidden);
-                (Hidden::Dense(hidden), SavedInner::Dense(before))
+                let (hidden, saved) = dense.hidden(cx, normed, save_hidden);
+                (Hidden::Dense(hidden), SavedInner::Dense(saved))
             }
             Inner::Experts(experts) => {
                 let normed = cx.groups.gather_sequence(cx.device, normed);
@@ -103,11 +103,11 @@ impl FeedForward {
         let SavedFeedForward { x, stats, inner } = saved;
         let normed = || self.norm.recompute(cx, &x, &stats);
         let dnormed = match (&self.inner, inner) {
-            (Inner::Dense(dense), SavedInner::Dense(before)) => {
+            (Inner::Dense(dense), SavedInner::Dense(saved)) => {
                 let dprojected = projection_gradient(cx, self.site, &dy);
                 let normed = || cx.groups.start_gather_sequence(cx.device, normed());
-                let before = before.unwrap_or_else(|| dense.recompute(cx, normed()));
-                let dbefore = dense.backward(cx, before, dprojected, grads);
+                let saved = saved.unwrap_or_else(|| dense.recompute(cx, normed()));
+                let dbefore = dense.backward(cx, saved, dprojected, grads);
                 dense.up.backward(cx, normed(), dbefore, grads)
             }
             (Inner::Experts(experts), SavedInner::Experts(saved)) => {

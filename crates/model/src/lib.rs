@@ -50,7 +50,7 @@ mod slot;
 mod transformer;
 mod weight_grads;
 
-pub use activations::{Activations, Loss};
+pub use activations::{Activations, Loss, PendingLoss};
 pub use batch::Batch;
 pub use block::Block;
 pub use ctx::{Ctx, Dropout};

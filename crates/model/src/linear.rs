@@ -55,6 +55,18 @@ impl Linear {
         cx.device.matmul(Matmul::linear_dx(dy, self.weight(cx), dx));
     }
 
+    /// The gradient of the input of a GELU, whose output is the input of this layer.
+    pub fn gelu_input_gradient(
+        &self,
+        cx: &Ctx<'_>,
+        dy: View<'_>,
+        before: View<'_>,
+        dbefore: ViewMut<'_>,
+    ) {
+        let product = Matmul::linear_dx(dy, self.weight(cx), dbefore);
+        cx.device.matmul(Matmul { gelu_backward: Some(before), ..product });
+    }
+
     pub fn weight_gradient(&self, dy: &Tensor, x: &Tensor, grads: &mut WeightGrads<'_>) {
         grads.weight(self.weight.clone(), dy, x);
         if let Some(bias) = &self.bias {

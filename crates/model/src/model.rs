@@ -11,8 +11,8 @@ use lockstep_plan::reduction::PassKind;
 
 use crate::activations::DeferredBlock;
 use crate::{
-    Activations, Auxiliary, Batch, Block, Ctx, Dropout, ExpertLoads, Loss, Slot, Transformer,
-    WeightGrads,
+    Activations, Auxiliary, Batch, Block, Ctx, Dropout, ExpertLoads, Loss, PendingLoss, Slot,
+    Transformer, WeightGrads,
 };
 
 /// The blocks of a rank. Parameters are stored elsewhere, in [`Weights`].
@@ -104,7 +104,7 @@ impl Model {
         self.assert_whole();
         let at = StagePass { stage: 0, pass, batch, defer_weight_grads: false };
         self.forward(&at, None, &mut store.weights, activations);
-        self.backward(&at, None, store, activations).1
+        self.backward(&at, None, store, activations).1.wait()
     }
 
     /// The forward pass of a stage, from the output of the previous stage. The last stage returns nothing: its loss is
@@ -141,7 +141,7 @@ impl Model {
         dy: Option<Tensor>,
         store: &mut Store,
         activations: &mut Activations,
-    ) -> (Option<Tensor>, Loss) {
+    ) -> (Option<Tensor>, PendingLoss) {
         let (device, groups) = (at.pass.device, at.pass.groups);
         let Activations { saved, last_input, auxiliary, deferred } = activations;
         let stage = self.part.stages[at.stage].clone();
@@ -173,9 +173,11 @@ impl Model {
                 false => deferred.push(DeferredBlock { block, work }),
             }
         }
-        let loss = losses.map_or(Loss::default(), |losses| Loss::read(device, &losses));
+        let mut loss = PendingLoss::of(device, losses);
         let auxiliary = auxiliary.borrow();
-        (dx, Loss { auxiliary: auxiliary.loss(), dropped: auxiliary.dropped, ..loss })
+        loss.rest.auxiliary = auxiliary.loss();
+        loss.rest.dropped = auxiliary.dropped;
+        (dx, loss)
     }
 
     /// Computes the weight gradients that `backward` deferred.

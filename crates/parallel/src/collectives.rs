@@ -143,7 +143,10 @@ pub(crate) fn start_receive(device: &Device, group: &Group, x: Tensor, from: usi
         }
     };
     let dtype = message.0.dtype();
-    Transfer { pending: with_element!(dtype, E => group.start_receive::<E, _>(message, from)), target }
+    Transfer {
+        pending: with_element!(dtype, E => group.start_receive::<E, _>(message, from)),
+        target,
+    }
 }
 
 /// A message in flight.

@@ -16,8 +16,8 @@ use std::ops::Range;
 use lockstep_kernels::{Device, Dtype, Tag, Tensor};
 use lockstep_plan::{GroupKind, cut};
 
-use crate::collectives::{self, RowCounts};
 use crate::Groups;
+use crate::collectives::{self, RowCounts};
 
 /// Routing of rows between ranks.
 pub struct Dispatch {

@@ -32,7 +32,9 @@ impl Groups {
             return x;
         }
         let mut all = device.empty(x.rows() * self.mesh.tensor, x.cols(), x.dtype(), Tag::Buffers);
-        self.collective(|| collectives::all_gather(device, self.tensor(), x.view(), all.view_mut()));
+        self.collective(|| {
+            collectives::all_gather(device, self.tensor(), x.view(), all.view_mut())
+        });
         all
     }
 

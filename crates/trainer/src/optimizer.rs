@@ -40,19 +40,13 @@ impl Optimizer {
                 let Some(gradient) = store.gradients.own(block, unit) else { continue };
                 let (mut master, mut copy) = store.weights.own_mut(block, unit);
                 let Moments { first, second, runs } = moments;
-                for (run, decays) in runs.iter() {
-                    let numbers = AdamW {
-                        weight_decay: if *decays { numbers.weight_decay } else { 0.0 },
-                        ..*numbers
-                    };
-                    let state = OptimizerState {
-                        parameters: master.reborrow().part(run.clone()),
-                        bf16_copy: copy.as_mut().map(|copy| copy.reborrow().part(run.clone())),
-                        first_moment: first.view_mut().part(run.clone()),
-                        second_moment: second.view_mut().part(run.clone()),
-                    };
-                    device.adamw(&numbers, state, gradient.part(run.clone()));
-                }
+                let state = OptimizerState {
+                    parameters: master.reborrow(),
+                    bf16_copy: copy.as_mut().map(|copy| copy.reborrow()),
+                    first_moment: first.view_mut(),
+                    second_moment: second.view_mut(),
+                };
+                device.adamw_runs(numbers, state, gradient, runs);
             }
         }
     }

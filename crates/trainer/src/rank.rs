@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use lockstep_ckpt::{Checkpoint, ExtraState};
 use lockstep_comm::{Group, SharedHeap};
 use lockstep_data::{SampleId, Source, Split};
-use lockstep_kernels::{AdamW, Device, Dtype};
+use lockstep_kernels::{AdamW, Device, DeviceType, Dtype, Scalar};
 use lockstep_model::{
-    Activations, Batch, Dropout, ExpertLoads, Groups, Loss, Model, Pass, StagePass, Store, Weights,
+    Activations, Batch, Dropout, ExpertLoads, Groups, Loss, Model, Pass, PendingLoss, StagePass,
+    Store, Weights,
 };
 use lockstep_parallel::{MessageShape, Pipeline, StoreOptions, sum};
 use lockstep_plan::reduction::{RankReductions, ReductionPolicy};
@@ -41,6 +42,8 @@ pub struct Rank<'a> {
     pub(crate) sums: Vec<f64>,
     /// A step has been taken, so all memory is allocated.
     warm: bool,
+    /// When the last step's results were read from a GPU, and when the step returned.
+    last_step: Option<(Instant, Instant)>,
 }
 
 /// Buffers of the micro-batches in flight.
@@ -53,6 +56,8 @@ pub(crate) struct InFlight {
     activations: Vec<Option<Activations>>,
     /// Activations to reuse.
     spare: Vec<Activations>,
+    /// Losses of the micro-batches of this step, each with its fraction of the tokens.
+    losses: Vec<(PendingLoss, f64)>,
     /// Corrupt samples of this step.
     pub skipped: SkippedSamples,
     /// Time spent reading samples in this step.
@@ -120,6 +125,7 @@ impl<'a> Rank<'a> {
             loads: ExpertLoads::new(&device, &plan.model),
             sums: vec![0.0; Rank::SCALARS + plan.model.load_sums()],
             warm: false,
+            last_step: None,
             plan,
             group,
             groups,
@@ -160,12 +166,16 @@ impl<'a> Rank<'a> {
         self.store.reduction.begin(self.plan.compression(step as usize) == Compression::None);
         self.groups.take_exposed();
         let sent_before = self.sent();
-        let loss = self.passes(source, step)?;
+        self.passes(source, step)?;
 
         self.store.finish(&self.device, &self.groups)?;
         let mut exposed_comm = self.store.take_exposed() + self.groups.take_exposed();
         let [count, checksum, counted_checksum] = self.skipped_sums();
-        let scalars = [loss.sum, loss.auxiliary, self.squares(), count, checksum, counted_checksum];
+        // The only wait of the step.
+        let squares = self.squares();
+        let (loss, squares) = (self.take_loss(), squares.get());
+        let waited = Instant::now();
+        let scalars = [loss.sum, loss.auxiliary, squares, count, checksum, counted_checksum];
         self.sums[..Rank::SCALARS].copy_from_slice(&scalars);
         self.write_loads(loss.dropped);
         let reduction = Instant::now();
@@ -202,8 +212,7 @@ impl<'a> Rank<'a> {
         self.store.weights.all_gather(&self.device, &self.groups)?;
         exposed_comm += gathering.elapsed();
         let sent = self.sent() - sent_before;
-        self.device.synchronize();
-        let (time, reading) = (start.elapsed(), self.in_flight.reading);
+        let (time, reading) = (self.step_time(start, waited), self.in_flight.reading);
         if !std::mem::replace(&mut self.warm, true) {
             SharedHeap::use_huge_pages();
         }
@@ -220,14 +229,30 @@ impl<'a> Rank<'a> {
         })
     }
 
+    /// Time of a step that began at `start` and waited for the device until `waited`. A GPU still updates the
+    /// parameters when the host begins the next step, so its steps are timed from wait to wait.
+    fn step_time(&mut self, start: Instant, waited: Instant) -> Duration {
+        match self.device.device_type() {
+            DeviceType::Cpu => start.elapsed(),
+            DeviceType::Cuda => {
+                let before = self.last_step.replace((waited, Instant::now()));
+                before.map_or_else(
+                    || start.elapsed(),
+                    // Without what the host did between the steps.
+                    |(before, returned)| (waited - before).saturating_sub(start - returned),
+                )
+            }
+        }
+    }
+
     /// Bytes that this rank has sent so far.
     fn sent(&self) -> u64 {
         self.groups.sent() + self.group.traffic().bytes
     }
 
-    /// Forward and backward of this rank's micro-batches. Returns this rank's terms of the loss.
-    pub(crate) fn passes(&mut self, source: &Source, step: u64) -> Result<Loss, Error> {
-        let mut total = Loss::default();
+    /// Forward and backward of this rank's micro-batches. Their losses are taken with `take_loss`.
+    pub(crate) fn passes(&mut self, source: &Source, step: u64) -> Result<(), Error> {
+        self.in_flight.losses.clear();
         let mut pipeline = self.pipeline.take().expect("a rank has its pipeline between passes");
         if let Some(loads) = &mut self.loads {
             loads.begin(&self.device, &self.extra.expert_slots);
@@ -254,48 +279,59 @@ impl<'a> Rank<'a> {
                 in_flight.activations[slot] = Some(activations);
                 return y;
             }
-            let mut activations =
-                in_flight.activations[slot].take().expect("activations of the forward pass");
-            let batch = in_flight.batch(micro);
+            let InFlight { activations, batches, losses, spare, .. } = in_flight;
+            let batch = &batches[micro % batches.len()];
             let fraction = batch.tokens() as f64 / pass.global_tokens as f64;
+            let slot = &mut activations[slot];
+            let mut activations = slot.take().expect("activations of the forward pass");
             let backward = |activations: &mut Activations, defer_weight_grads| {
                 let at = StagePass { stage: chunk, pass: &pass, batch, defer_weight_grads };
                 let (dx, loss) = model.backward(&at, input, store, activations);
                 if counts_loss {
-                    total.sum += loss.sum;
-                    // The auxiliary loss of a micro-batch is weighted by its fraction of the tokens.
-                    total.auxiliary += loss.auxiliary * fraction;
-                    total.dropped += loss.dropped;
+                    losses.push((loss, fraction));
                 }
                 dx
             };
             match act {
                 Act::Input => {
                     let dx = backward(&mut activations, true);
-                    in_flight.activations[slot] = Some(activations);
+                    *slot = Some(activations);
                     return dx;
                 }
                 Act::Weights => model.deferred_weight_grads(&pass, store, &mut activations),
                 Act::Backward | Act::Forward => {
                     let dx = backward(&mut activations, false);
-                    in_flight.spare.push(activations);
+                    spare.push(activations);
                     return dx;
                 }
             }
-            in_flight.spare.push(activations);
+            spare.push(activations);
             None
         });
         self.pipeline = Some(pipeline);
         result?;
-        Ok(total)
+        Ok(())
     }
 
     /// Sum of squares of the reduced gradients that this rank adds to the norm.
-    fn squares(&self) -> f64 {
+    fn squares(&self) -> Scalar {
         let own = |(block, unit, range): &(usize, usize, Range<usize>)| {
             self.store.gradients.own(*block, *unit).map(|own| own.part(range.clone()))
         };
-        self.device.sum_of_squares(self.norm_ranges.iter().filter_map(own)).get()
+        self.device.sum_of_squares(self.norm_ranges.iter().filter_map(own))
+    }
+
+    /// This rank's terms of the loss of the micro-batches that `passes` ran. Waits for the device.
+    pub(crate) fn take_loss(&mut self) -> Loss {
+        let mut total = Loss::default();
+        for (loss, fraction) in self.in_flight.losses.drain(..) {
+            let loss = loss.wait();
+            total.sum += loss.sum;
+            // The auxiliary loss of a micro-batch is weighted by its fraction of the tokens.
+            total.auxiliary += loss.auxiliary * fraction;
+            total.dropped += loss.dropped;
+        }
+        total
     }
 
     /// Index in the global batch of the first sample of a micro-batch of this rank.
@@ -327,6 +363,7 @@ impl InFlight {
             samples: vec![0; micro_batch * (seq + 1)],
             activations: (0..micros * model.part.stages.len()).map(|_| None).collect(),
             spare: Vec::new(),
+            losses: Vec::new(),
             skipped: SkippedSamples::default(),
             reading: Duration::ZERO,
         }

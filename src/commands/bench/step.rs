@@ -237,7 +237,8 @@ struct Measured {
 }
 
 fn record(args: &Args, plan: &Plan, device: &Device, measured: &Measured) -> Record {
-    let Measured { times, metered, joules, exposed, exposed_least, peak_flops, peak_bytes } = measured;
+    let Measured { times, metered, joules, exposed, exposed_least, peak_flops, peak_bytes } =
+        measured;
     let step = median(times);
     let total: f64 = times.iter().sum();
     let tokens_per_s = plan.tokens_per_step() as f64 / step;

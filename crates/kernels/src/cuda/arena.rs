@@ -26,8 +26,7 @@ impl Arena {
     pub fn new(context: Arc<Context>) -> Arena {
         let (mut start, reserved) = (0, context.total_bytes.next_multiple_of(STEP));
         // SAFETY: a valid pointer.
-        let status =
-            unsafe { (context.api().cuMemAddressReserve)(&mut start, reserved, 0, 0, 0) };
+        let status = unsafe { (context.api().cuMemAddressReserve)(&mut start, reserved, 0, 0, 0) };
         context.must(status, "reserve addresses for device memory");
         Arena { context, start, reserved, mapped: Vec::new() }
     }

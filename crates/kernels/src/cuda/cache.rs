@@ -15,9 +15,9 @@ pub(crate) fn folder() -> Option<PathBuf> {
 
 /// A 64-bit FNV-1a hash of texts and their lengths.
 pub(crate) fn key(texts: &[&str]) -> u64 {
-    let bytes = texts.iter().flat_map(|text| {
-        (text.len() as u64).to_le_bytes().into_iter().chain(text.bytes())
-    });
+    let bytes = texts
+        .iter()
+        .flat_map(|text| (text.len() as u64).to_le_bytes().into_iter().chain(text.bytes()));
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ byte as u64).wrapping_mul(0x0000_0100_0000_01b3)
     })

@@ -114,7 +114,10 @@ impl Context {
     pub fn free_bytes(&self) -> usize {
         let (mut free, mut total) = (0, 0);
         // SAFETY: valid pointers.
-        self.must(unsafe { (self.api().cuMemGetInfo_v2)(&mut free, &mut total) }, "read free memory");
+        self.must(
+            unsafe { (self.api().cuMemGetInfo_v2)(&mut free, &mut total) },
+            "read free memory",
+        );
         free
     }
 

@@ -265,7 +265,11 @@ mod tests {
                 let log = compiled.unwrap_or_else(|error| panic!("{error}")).log;
                 let spills = spilling(&log);
                 assert!(spills.is_empty(), "{} on {architecture} spills: {spills:?}", source.name);
-                assert!(log.contains("registers"), "the log of {} has no register counts", source.name);
+                assert!(
+                    log.contains("registers"),
+                    "the log of {} has no register counts",
+                    source.name
+                );
             }
         }
     }

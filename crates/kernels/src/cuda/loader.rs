@@ -44,11 +44,8 @@ pub(crate) const CUBLASLT: Wanted = Wanted {
     install: "pip install nvidia-cublas, or install the CUDA toolkit",
 };
 
-pub(crate) const CUDNN: Wanted = Wanted {
-    name: "cuDNN",
-    sonames: &["libcudnn.so.9"],
-    install: "pip install nvidia-cudnn-cu13",
-};
+pub(crate) const CUDNN: Wanted =
+    Wanted { name: "cuDNN", sonames: &["libcudnn.so.9"], install: "pip install nvidia-cudnn-cu13" };
 
 /// A loaded library. It stays loaded until the process ends.
 #[derive(Clone, Debug)]
@@ -95,7 +92,8 @@ impl Library {
 
     /// Loads a companion that this library opens by name, from the same folder.
     pub fn open_companion(&self, prefix: &str) {
-        let Some(folder) = self.path.parent().filter(|folder| !folder.as_os_str().is_empty()) else {
+        let Some(folder) = self.path.parent().filter(|folder| !folder.as_os_str().is_empty())
+        else {
             return;
         };
         let is_companion = |path: &PathBuf| {
@@ -119,7 +117,9 @@ fn candidates(wanted: &Wanted, folders: &[PathBuf]) -> Vec<PathBuf> {
 fn folders() -> Vec<PathBuf> {
     let listed = |variable: &str| {
         let value = std::env::var_os(variable).unwrap_or_default();
-        std::env::split_paths(&value).filter(|path| !path.as_os_str().is_empty()).collect::<Vec<_>>()
+        std::env::split_paths(&value)
+            .filter(|path| !path.as_os_str().is_empty())
+            .collect::<Vec<_>>()
     };
     let python = listed("PATH").into_iter().find(|folder| folder.join("python3").exists());
     let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"]

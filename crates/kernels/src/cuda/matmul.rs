@@ -9,7 +9,7 @@ pub(crate) fn run(cuda: &Cuda, work: Matmul<'_>, [m, n, k]: [usize; 3]) {
     if m == 0 || n == 0 {
         return;
     }
-    let Matmul { a, b, out, accumulate, bias, gelu, residual, .. } = work;
+    let Matmul { a, b, out, accumulate, bias, gelu, residual, gelu_backward, .. } = work;
     let (a_transposed, b_transposed) = (work.a_transposed, work.b_transposed);
     if k == 0 {
         if !accumulate {
@@ -20,11 +20,12 @@ pub(crate) fn run(cuda: &Cuda, work: Matmul<'_>, [m, n, k]: [usize; 3]) {
     if a.dtype() != b.dtype() {
         return widened(cuda, Matmul { out, gelu, ..work }, [m, n, k]);
     }
-    let kind = match (&bias, &gelu) {
-        (None, None) => EpilogueKind::None,
-        (Some(_), None) => EpilogueKind::Bias,
-        (None, Some(_)) => EpilogueKind::Gelu,
-        (Some(_), Some(_)) => EpilogueKind::BiasGelu,
+    let kind = match (&bias, &gelu, &gelu_backward) {
+        (_, _, Some(_)) => EpilogueKind::GeluBackward,
+        (None, None, _) => EpilogueKind::None,
+        (Some(_), None, _) => EpilogueKind::Bias,
+        (None, Some(_), _) => EpilogueKind::Gelu,
+        (Some(_), Some(_), _) => EpilogueKind::BiasGelu,
     };
     // The addend goes in before GELU, so only a product without GELU takes the residual.
     let fused = FusedEpilogue {
@@ -54,22 +55,24 @@ pub(crate) fn run(cuda: &Cuda, work: Matmul<'_>, [m, n, k]: [usize; 3]) {
         ],
         tf32: false,
     };
+    let pre_gelu = gelu_backward.or(gelu.as_ref().map(|pre| pre.as_view()));
     let operands = |fused: &FusedEpilogue<'_>, out: &ViewMut<'_>| Operands {
         a: a.address(),
         b: b.address(),
         c: fused.residual.map_or(out.address(), |residual| residual.address()),
         out: out.address(),
         bias: bias.filter(|_| fused.has_bias()).map_or(0, |bias| bias.address()),
-        pre_gelu: gelu.as_ref().filter(|_| fused.has_gelu()).map_or(0, |pre| pre.address()),
+        pre_gelu: pre_gelu.filter(|_| fused.has_gelu()).map_or(0, |pre| pre.address()),
     };
     // cuBLASLt's epilogues take vectors of 16 bytes.
     let fits = |view: View<'_>| {
-        view.dtype() == out.dtype() && view.address() % 16 == 0 && n * view.dtype().bytes() % 16 == 0
+        view.dtype() == out.dtype()
+            && view.address() % 16 == 0
+            && n * view.dtype().bytes() % 16 == 0
     };
-    let pre_gelu = gelu.as_ref().map(|pre| pre.as_view());
     let fusable = [bias, fused.residual, pre_gelu].into_iter().flatten().all(fits);
-    let done = fusable
-        && cuda.blaslt.run(&cuda.stream, &problem(&fused, &out), operands(&fused, &out));
+    let done =
+        fusable && cuda.blaslt.run(&cuda.stream, &problem(&fused, &out), operands(&fused, &out));
     if done {
         if let Some(residual) = residual.filter(|_| fused.residual.is_none()) {
             elementwise::add(cuda, out, residual);
@@ -79,6 +82,9 @@ pub(crate) fn run(cuda: &Cuda, work: Matmul<'_>, [m, n, k]: [usize; 3]) {
     let plain = FusedEpilogue { kind: EpilogueKind::None, residual: None, accumulate };
     let done = cuda.blaslt.run(&cuda.stream, &problem(&plain, &out), operands(&plain, &out));
     assert!(done, "cuBLASLt has no algorithm for {}", problem(&plain, &out).text());
+    if let Some(input) = gelu_backward {
+        return mlp::gelu_backward(cuda, input, out);
+    }
     apply(cuda, Epilogue { bias, gelu, residual }, out);
 }
 
@@ -126,6 +132,7 @@ fn widened(cuda: &Cuda, work: Matmul<'_>, sizes: [usize; 3]) {
         bias: None,
         gelu: None,
         residual: None,
+        gelu_backward: None,
     };
     let mut out = out;
     match rounds {
@@ -153,6 +160,6 @@ impl FusedEpilogue<'_> {
     }
 
     fn has_gelu(&self) -> bool {
-        matches!(self.kind, EpilogueKind::Gelu | EpilogueKind::BiasGelu)
+        !matches!(self.kind, EpilogueKind::None | EpilogueKind::Bias)
     }
 }

@@ -46,8 +46,8 @@ pub(crate) use launch::{Arg, Grid, Source};
 pub use report::{CudaLibrary, CudaReport};
 pub(crate) use scalar::PendingScalar;
 use scalar::ScalarSlots;
-pub(crate) use scratch::ScratchGuard;
 use scratch::Scratch;
+pub(crate) use scratch::ScratchGuard;
 use stream::Stream;
 pub(crate) use stream::StreamEvent;
 
@@ -188,9 +188,8 @@ impl Cuda {
     pub fn write(&self, to: u64, from: &[u8]) {
         let (api, stream) = (self.context.api(), self.stream.handle());
         // SAFETY: the driver has read pageable memory when the call returns.
-        let status = unsafe {
-            (api.cuMemcpyHtoDAsync_v2)(to, from.as_ptr().cast(), from.len(), stream)
-        };
+        let status =
+            unsafe { (api.cuMemcpyHtoDAsync_v2)(to, from.as_ptr().cast(), from.len(), stream) };
         self.context.must(status, "copy to the device");
     }
 
@@ -198,9 +197,8 @@ impl Cuda {
     pub fn read(&self, from: u64, to: &mut [u8]) {
         let (api, stream) = (self.context.api(), self.stream.handle());
         // SAFETY: the slice is not used before `synchronize` returns.
-        let status = unsafe {
-            (api.cuMemcpyDtoHAsync_v2)(to.as_mut_ptr().cast(), from, to.len(), stream)
-        };
+        let status =
+            unsafe { (api.cuMemcpyDtoHAsync_v2)(to.as_mut_ptr().cast(), from, to.len(), stream) };
         self.context.must(status, "copy from the device");
         self.synchronize();
     }

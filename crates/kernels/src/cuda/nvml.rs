@@ -54,8 +54,9 @@ impl EnergyCounter {
     pub fn joules(&self) -> Option<f64> {
         let mut millijoules = 0;
         // SAFETY: a valid handle and pointer.
-        let status =
-            unsafe { (self.api.nvmlDeviceGetTotalEnergyConsumption)(self.device, &mut millijoules) };
+        let status = unsafe {
+            (self.api.nvmlDeviceGetTotalEnergyConsumption)(self.device, &mut millijoules)
+        };
         (status == 0).then_some(millijoules as f64 * 1e-3)
     }
 }

@@ -83,7 +83,8 @@ impl Nvrtc {
         options: &[&str],
     ) -> Result<Compiled> {
         let text = |text: &str| {
-            CString::new(text).map_err(|_| CudaError::new(format!("{name}.cu contains a zero byte")))
+            CString::new(text)
+                .map_err(|_| CudaError::new(format!("{name}.cu contains a zero byte")))
         };
         let (source, file) = (text(code)?, text(&format!("{name}.cu"))?);
         let target = text(&format!("--gpu-architecture={architecture}"))?;
@@ -122,7 +123,11 @@ impl Nvrtc {
         let mut bytes = 0;
         // SAFETY: the buffer has the size that NVRTC asks for.
         unsafe {
-            check(&self.api, (self.api.nvrtcGetProgramLogSize)(program, &mut bytes), "read its log")?;
+            check(
+                &self.api,
+                (self.api.nvrtcGetProgramLogSize)(program, &mut bytes),
+                "read its log",
+            )?;
             let mut log = vec![0u8; bytes];
             let status = (self.api.nvrtcGetProgramLog)(program, log.as_mut_ptr().cast());
             check(&self.api, status, "read its log")?;

@@ -28,7 +28,8 @@ pub struct CudaLibrary {
 impl Cuda {
     pub fn report(&self) -> CudaReport {
         let context = &self.context;
-        let library = |name, version, path: &PathBuf| CudaLibrary { name, version, path: path.clone() };
+        let library =
+            |name, version, path: &PathBuf| CudaLibrary { name, version, path: path.clone() };
         let driver = &context.driver;
         let mut libraries = vec![
             library("driver", format!("CUDA {}", dotted(driver.version)), &driver.library.path),

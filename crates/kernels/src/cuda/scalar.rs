@@ -55,8 +55,7 @@ impl Drop for PendingScalar {
 impl Cuda {
     /// An f64 for the host. `write` enqueues the kernel that stores it at the given address.
     pub(crate) fn scalar(&self, write: impl FnOnce(u64)) -> crate::Scalar {
-        let free =
-            self.scalars.free.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).pop();
+        let free = self.scalars.free.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).pop();
         let index = free.expect("fewer than 4096 scalars are pending");
         write(self.scalars.slot(index) as u64);
         let (slots, event) = (self.scalars.clone(), self.stream.record());

@@ -84,9 +84,8 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        let events = std::mem::take(
-            &mut *self.idle.lock().unwrap_or_else(|poisoned| poisoned.into_inner()),
-        );
+        let events =
+            std::mem::take(&mut *self.idle.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
         // SAFETY: created by `new` and `create_event`.
         unsafe {
             events.iter().for_each(|event| drop((self.context.api().cuEventDestroy_v2)(event.0)));

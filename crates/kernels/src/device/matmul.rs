@@ -19,6 +19,8 @@ pub struct Matmul<'a> {
     pub gelu: Option<ViewMut<'a>>,
     /// Added last.
     pub residual: Option<View<'a>>,
+    /// Multiply by the derivative of GELU at this input, (m, n): the gradient through a GELU. Not with another epilogue.
+    pub gelu_backward: Option<View<'a>>,
 }
 
 impl<'a> Matmul<'a> {
@@ -39,8 +41,18 @@ impl<'a> Matmul<'a> {
 
     fn plain(a: (View<'a>, bool), b: (View<'a>, bool), out: ViewMut<'a>) -> Matmul<'a> {
         let ((a, a_transposed), (b, b_transposed)) = (a, b);
-        let (bias, gelu, residual) = (None, None, None);
-        Matmul { a, a_transposed, b, b_transposed, out, accumulate: false, bias, gelu, residual }
+        Matmul {
+            a,
+            a_transposed,
+            b,
+            b_transposed,
+            out,
+            accumulate: false,
+            bias: None,
+            gelu: None,
+            residual: None,
+            gelu_backward: None,
+        }
     }
 }
 
@@ -53,6 +65,20 @@ impl Device {
         let out = (work.out.rows(), work.out.cols());
         assert_eq!(k, k2, "({m}, {k}) · ({k2}, {n}): inner dimensions differ");
         assert_eq!(out, (m, n), "({m}, {k}) · ({k2}, {n}) does not have the shape of `out`");
+        let through_gelu = work.gelu_backward;
+        if let Some(input) = through_gelu {
+            assert_eq!((input.rows(), input.cols()), (m, n), "the input of GELU");
+            let alone = !work.accumulate && work.bias.is_none() && work.residual.is_none();
+            assert!(alone && work.gelu.is_none(), "the gradient of GELU is the only epilogue");
+        }
+        let mut work = work;
+        if let (Backend::Cpu(_), Some(input)) = (&self.0.backend, through_gelu) {
+            work.gelu_backward = None;
+            let Matmul { a, a_transposed, b, b_transposed, mut out, .. } = work;
+            let (a, b) = ((a, a_transposed), (b, b_transposed));
+            self.matmul(Matmul::plain(a, b, out.reborrow()));
+            return self.gelu_backward(input, out);
+        }
         let gelu = work.gelu.inspect(|pre| assert_eq!((pre.rows(), pre.cols()), (m, n)));
         self.execute(OpClass::Matmul, |backend| match backend {
             Backend::Cpu(cpu) => {
@@ -76,7 +102,9 @@ impl Device {
                     Gemm { m, n, k, a, b, out, out_stride: n, accumulate, scale: 1.0, epilogue };
                 gemm::run(cpu, gemm)
             }
-            Backend::Cuda(cuda) => crate::cuda::matmul::run(cuda, Matmul { gelu, ..work }, [m, n, k]),
+            Backend::Cuda(cuda) => {
+                crate::cuda::matmul::run(cuda, Matmul { gelu, ..work }, [m, n, k])
+            }
         })
     }
 }

@@ -92,7 +92,9 @@ impl Device {
     pub fn from_env(threads: usize) -> Device {
         match std::env::var("LOCKSTEP_DEVICE").as_deref() {
             Err(_) | Ok("" | "cpu") => Device::cpu(threads),
-            Ok("cuda") => Device::cuda(0).unwrap_or_else(|error| panic!("LOCKSTEP_DEVICE=cuda: {error}")),
+            Ok("cuda") => {
+                Device::cuda(0).unwrap_or_else(|error| panic!("LOCKSTEP_DEVICE=cuda: {error}"))
+            }
             Ok(other) => panic!("LOCKSTEP_DEVICE={other}: use cpu or cuda"),
         }
     }
@@ -125,6 +127,14 @@ impl Device {
         match &self.0.backend {
             Backend::Cpu(_) => None,
             Backend::Cuda(cuda) => cuda.joules(),
+        }
+    }
+
+    /// Free bytes of a GPU. None on a CPU.
+    pub fn free_bytes(&self) -> Option<usize> {
+        match &self.0.backend {
+            Backend::Cpu(_) => None,
+            Backend::Cuda(cuda) => Some(cuda.free_bytes()),
         }
     }
 
@@ -179,7 +189,11 @@ impl Device {
     pub fn write<E: Element>(&self, to: ViewMut<'_>, from: &[E]) {
         match &self.0.backend {
             Backend::Cuda(cuda) if !to.location().is_host_accessible() => {
-                assert_eq!((to.dtype(), to.len()), (E::DTYPE, from.len()), "{to:?} written from host memory");
+                assert_eq!(
+                    (to.dtype(), to.len()),
+                    (E::DTYPE, from.len()),
+                    "{to:?} written from host memory"
+                );
                 cuda.write(to.address(), View::of(from).host_bytes());
             }
             Backend::Cpu(_) | Backend::Cuda(_) => to.host::<E>().copy_from_slice(from),
@@ -190,7 +204,11 @@ impl Device {
     pub fn read<E: Element>(&self, from: View<'_>, to: &mut [E]) {
         match &self.0.backend {
             Backend::Cuda(cuda) if !from.location().is_host_accessible() => {
-                assert_eq!((from.dtype(), from.len()), (E::DTYPE, to.len()), "{from:?} read into host memory");
+                assert_eq!(
+                    (from.dtype(), from.len()),
+                    (E::DTYPE, to.len()),
+                    "{from:?} read into host memory"
+                );
                 cuda.read(from.address(), ViewMut::of(to).host_bytes());
             }
             Backend::Cpu(_) | Backend::Cuda(_) => to.copy_from_slice(from.host::<E>()),

@@ -1,5 +1,7 @@
 //! The optimizer step.
 
+use std::ops::Range;
+
 use half::bf16;
 
 use super::{Backend, Device, OpClass, with_float};
@@ -7,8 +9,7 @@ use crate::cpu::adamw;
 use crate::cuda;
 use crate::{View, ViewMut};
 
-/// Hyperparameters of one AdamW step. Parameters with other hyperparameters, such as gains and biases without decay,
-/// are separate calls.
+/// Hyperparameters of one AdamW step.
 #[derive(Clone, Copy, Debug)]
 pub struct AdamW {
     pub lr: f64,
@@ -45,21 +46,54 @@ pub struct OptimizerState<'a> {
     pub second_moment: ViewMut<'a>,
 }
 
+impl<'a> OptimizerState<'a> {
+    /// The state of a range of the parameters.
+    pub fn part(&mut self, range: Range<usize>) -> OptimizerState<'_> {
+        OptimizerState {
+            parameters: self.parameters.reborrow().part(range.clone()),
+            bf16_copy: self.bf16_copy.as_mut().map(|copy| copy.reborrow().part(range.clone())),
+            first_moment: self.first_moment.reborrow().part(range.clone()),
+            second_moment: self.second_moment.reborrow().part(range),
+        }
+    }
+
+    fn host(self) -> adamw::State<'a> {
+        adamw::State {
+            p: self.parameters.host(),
+            m: self.first_moment.host(),
+            v: self.second_moment.host(),
+            bf16_copy: self.bf16_copy.map(|copy| copy.host::<bf16>()),
+        }
+    }
+}
+
 impl Device {
     /// One AdamW step.
     pub fn adamw(&self, settings: &AdamW, state: OptimizerState<'_>, gradient: View<'_>) {
-        let OptimizerState { parameters, bf16_copy, first_moment, second_moment } = state;
+        let all = 0..gradient.len();
+        self.adamw_runs(settings, state, gradient, &[(all, true)]);
+    }
+
+    /// One AdamW step of the elements in `runs`, each with whether weight decay applies to it.
+    pub fn adamw_runs(
+        &self,
+        settings: &AdamW,
+        mut state: OptimizerState<'_>,
+        gradient: View<'_>,
+        runs: &[(Range<usize>, bool)],
+    ) {
         self.execute(OpClass::Optimizer, |backend| match backend {
-            Backend::Cpu(cpu) => with_float!(gradient.dtype(), G => {
-                let (p, m, v) = (parameters.host(), first_moment.host(), second_moment.host());
-                let bf16_copy = bf16_copy.map(|copy| copy.host::<bf16>());
-                let state = adamw::State { p, m, v, bf16_copy };
-                adamw::step::<G>(cpu, settings, state, gradient.host())
-            }),
-            Backend::Cuda(gpu) => {
-                let state = OptimizerState { parameters, bf16_copy, first_moment, second_moment };
-                cuda::optimizer::adamw(gpu, settings, state, gradient)
+            Backend::Cpu(cpu) => {
+                for (run, decays) in runs {
+                    let weight_decay = if *decays { settings.weight_decay } else { 0.0 };
+                    let settings = AdamW { weight_decay, ..*settings };
+                    let (state, gradient) = (state.part(run.clone()), gradient.part(run.clone()));
+                    with_float!(gradient.dtype(), G => {
+                        adamw::step::<G>(cpu, &settings, state.host(), gradient.host())
+                    })
+                }
             }
+            Backend::Cuda(gpu) => cuda::optimizer::adamw(gpu, settings, state, gradient, runs),
         })
     }
 }

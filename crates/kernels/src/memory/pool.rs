@@ -85,7 +85,8 @@ impl Pool {
     pub(super) fn allocate(&self, bytes: usize, tag: Tag, side: Side) -> Allocated {
         let mut inner = self.lock();
         let region = inner.region(side);
-        let (location, rounded) = (region.location(), bytes.max(1).next_multiple_of(region.alignment()));
+        let (location, rounded) =
+            (region.location(), bytes.max(1).next_multiple_of(region.alignment()));
         let Some(piece) = region.cut(rounded) else {
             let message = inner.out_of_memory(bytes, tag, side);
             drop(inner);

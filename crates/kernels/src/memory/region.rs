@@ -72,7 +72,9 @@ impl Region {
     /// Bytes allocated from the system.
     pub fn reserved(&self) -> usize {
         match &self.source {
-            Source::Host(chunks) => chunks.iter().map(|chunk| chunk.usable(self.alignment()).bytes).sum(),
+            Source::Host(chunks) => {
+                chunks.iter().map(|chunk| chunk.usable(self.alignment()).bytes).sum()
+            }
             Source::Pinned(_, chunks) => chunks.iter().map(|chunk| chunk.bytes).sum(),
             Source::Device(arena) => arena.len(),
         }
@@ -123,7 +125,10 @@ impl Region {
             }
         };
         self.put(piece);
-        Some(self.free.partition_point(|other| other.start + other.bytes < piece.start + piece.bytes))
+        Some(
+            self.free
+                .partition_point(|other| other.start + other.bytes < piece.start + piece.bytes),
+        )
     }
 
     /// Returns a piece and merges it with its free neighbors. Pieces of different chunks are never adjacent, because

@@ -26,7 +26,7 @@ use lockstep_parallel::Dispatch;
 use lockstep_plan::model::{BlockParams, Moe, Shape};
 
 use crate::Ctx;
-use crate::dense::Dense;
+use crate::dense::{Dense, SavedHidden};
 use crate::linear::Linear;
 
 pub use auxiliary::Auxiliary;
@@ -51,9 +51,9 @@ struct Expert {
 /// Activations saved for the backward pass.
 pub(crate) struct SavedExperts {
     routing: Routing,
-    input: Option<Tensor>,   // (rows, dim), if rows came from other ranks
-    gate_up: Option<Tensor>, // (rows, 2 ffn); none if it is recomputed
-    shared: Option<Tensor>,  // (tokens, 2 shared ffn), likewise
+    input: Option<Tensor>,       // (rows, dim), if rows came from other ranks
+    gate_up: Option<Tensor>,     // (rows, 2 ffn); none if it is recomputed
+    shared: Option<SavedHidden>, // likewise
 }
 
 /// The expert of each slot, and the rank of each expert.

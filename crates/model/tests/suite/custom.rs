@@ -202,7 +202,7 @@ fn a_custom_block_is_sharded() {
         let at = StagePass { stage: 0, pass: &pass, batch: &batch, defer_weight_grads: false };
         let mut activations = Activations::default();
         model.forward(&at, None, &mut store.weights, &mut activations);
-        model.backward(&at, None, &mut store, &mut activations);
+        let _ = model.backward(&at, None, &mut store, &mut activations);
         store.finish(&device, &groups).unwrap();
         gradient(&store)
     });

@@ -163,6 +163,7 @@ fn step(
         let at = StagePass { stage: 0, pass, batch: &batch, defer_weight_grads };
         model.forward(&at, None, &mut store.weights, &mut activations);
         let (_, loss) = model.backward(&at, None, &mut store, &mut activations);
+        let loss = loss.wait();
         model.deferred_weight_grads(pass, &mut store, &mut activations);
         sums[0] += loss.sum;
         sums[1] += loss.auxiliary * loss.tokens as f64 / pass.global_tokens as f64;
@@ -353,6 +354,7 @@ fn auxiliary_losses_of_stages_add_up() {
     model.forward(&at(1), x, &mut store.weights, &mut saved[1]);
     let (dx, last) = model.backward(&at(1), None, &mut store, &mut saved[1]);
     let (_, first) = model.backward(&at(0), dx, &mut store, &mut saved[0]);
+    let (first, last) = (first.wait(), last.wait());
     assert!(first.auxiliary > 0.0 && last.auxiliary > 0.0);
     let auxiliary = first.auxiliary + last.auxiliary;
     assert!((auxiliary / whole.sums[1] - 1.0).abs() < 1e-12, "{auxiliary}, {:?}", whole.sums);

@@ -98,11 +98,7 @@ impl Compressor {
     ///
     /// With n = ⌈len/P⌉, each rank sends 2(P-1) times 2n bytes in bf16, 2n + 4⌈n/256⌉ in f16 and n + 4⌈n/256⌉ in int8,
     /// in 2(P-1) steps; (P-1) · 8k bytes with top-k, in P-1 steps.
-    pub fn all_reduce(
-        &mut self,
-        group: &Group,
-        buffer: ViewMut<'_>,
-    ) -> Result<()> {
+    pub fn all_reduce(&mut self, group: &Group, buffer: ViewMut<'_>) -> Result<()> {
         self.check(group, buffer.len());
         match self.scheme_of(buffer.as_view()) {
             Scheme::Uncompressed => collectives::all_reduce(&self.device, group, buffer, Op::Sum),
@@ -123,9 +119,7 @@ impl Compressor {
     ) -> Result<()> {
         self.check(group, input.len());
         match self.scheme_of(input) {
-            Scheme::Uncompressed => {
-                collectives::reduce_scatter(&self.device, group, input, output)
-            },
+            Scheme::Uncompressed => collectives::reduce_scatter(&self.device, group, input, output),
             Scheme::Quantized(code) => self.quantized(group, code).reduce_scatter(input, output),
             Scheme::TopK => self.topk(group).reduce_scatter(input, output),
         }

@@ -133,7 +133,8 @@ impl HeadExchange<'_> {
 
     fn all_to_all(&self, input: Tensor) -> Result<Tensor> {
         let mut output = self.like(&input);
-        self.exposed.timed(|| all_to_all(self.device, self.group, input.view(), output.view_mut()))?;
+        self.exposed
+            .timed(|| all_to_all(self.device, self.group, input.view(), output.view_mut()))?;
         Ok(output)
     }
 

@@ -39,7 +39,7 @@ pub struct Layout {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Recompute {
-    /// Recompute only norms and activation functions, which are cheap.
+    /// Recompute only norms and activation functions, which are cheap. On a GPU only norms.
     #[default]
     None,
     /// Also recompute the inner activations of the feed-forward: saves most of the memory for 1/9 of the compute.

@@ -5,6 +5,7 @@ use crate::config::Recompute;
 use crate::model::{Balance, Family, Moe, Part, Shape};
 use crate::passes::PassEvent;
 use crate::plan::Plan;
+use lockstep_types::DeviceType;
 
 /// Peak bytes of activations.
 pub(super) fn peak(plan: &Plan, part: &Part, passes: impl Iterator<Item = PassEvent>) -> usize {
@@ -53,9 +54,9 @@ struct LayerActivations {
     out: usize,
     /// The router's output.
     routed: usize,
-    /// Input of the feed-forward's activation function, and rows that experts received from other ranks.
+    /// Input and saved output of the feed-forward's activation function, and rows that experts received from other ranks.
     inner: usize,
-    /// Input of the shared experts' activation function.
+    /// Input and saved output of the shared experts' activation function.
     shared: usize,
     /// Saved for deferred weight gradients, in addition to `out`.
     later: Deferred,
@@ -90,13 +91,14 @@ impl LayerActivations {
         let key_heads = (shape.kv_heads / ulysses).max(1) * ulysses;
         let qkv = (shape.heads + 2 * key_heads) * shape.head_dim;
         let of_tokens = |cols: usize| bytes * tokens * cols;
+        let after = if keeps_hidden(plan.device, layout.recompute) { shape.ffn } else { 0 };
         let dense = LayerActivations {
             stream: bytes * rows * shape.dim,
             stats: 4 * rows * norm,
             attention: of_tokens(qkv) + 4 * tokens * shape.heads,
             out: of_tokens(shape.attention_dim()),
             routed: 0,
-            inner: of_tokens(before(shape)),
+            inner: of_tokens(before(shape) + after),
             shared: 0,
             later: Deferred {
                 down: of_tokens(shape.dim + shape.ffn),
@@ -149,6 +151,12 @@ impl LayerActivations {
     }
 }
 
+/// Whether a dense feed-forward saves its hidden values after the activation as well as before it. Computing them
+/// again is cheap next to the multiplies of a CPU, but not next to those of a GPU.
+pub fn keeps_hidden(device: DeviceType, recompute: Recompute) -> bool {
+    device == DeviceType::Cuda && recompute == Recompute::None
+}
+
 /// Columns of the activation function's input.
 fn before(shape: &Shape) -> usize {
     if shape.family == Family::Gpt2 { shape.ffn } else { 2 * shape.ffn }
@@ -175,11 +183,13 @@ impl Mixture<'_> {
         // Rows from other ranks are saved; local rows can be gathered again.
         let input = if self.ranks > 1 { of_rows(dim) } else { 0 };
         let shared = moe.shared * ffn;
+        let keeps = keeps_hidden(self.plan.device, self.plan.layout.recompute);
+        let after = if keeps { shared } else { 0 };
         let of_shared = if shared > 0 { of_tokens(dim + shared) } else { 0 };
         LayerActivations {
             routed: self.routed(),
             inner: of_rows(2 * ffn) + input,
-            shared: of_tokens(2 * shared),
+            shared: of_tokens(2 * shared + after),
             later: Deferred {
                 down: of_rows(dim + ffn),
                 up: of_rows(2 * ffn + dim),

@@ -14,6 +14,8 @@ mod gathered;
 mod gradients;
 mod snapshot;
 
+pub use activations::keeps_hidden;
+
 use crate::mesh::Coord;
 use crate::model::Part;
 use crate::plan::Plan;

@@ -180,7 +180,8 @@ fn balance_over_the_batch_continues_on_another_layout() {
         let newest = |folder| lockstep_ckpt::load(&lockstep_ckpt::find(folder).unwrap()).unwrap();
         let checkpoint = folder.map(newest);
         let snapshots = on_threads(plan.ranks, |world| {
-            let (device, first) = (Device::from_env(1), if folder.is_some() { STEPS + 1 } else { 1 });
+            let (device, first) =
+                (Device::from_env(1), if folder.is_some() { STEPS + 1 } else { 1 });
             let mut rank = match &checkpoint {
                 Some(checkpoint) => Rank::resume(&plan, &world, device, checkpoint).unwrap(),
                 None => Rank::new(&plan, &world, device).unwrap(),

@@ -51,7 +51,7 @@ impl Cuda {
 /// Enqueues a forward pass, or returns false if cuDNN does not take it.
 pub(super) fn forward(cuda: &Cuda, pass: &Forward<'_>) -> bool {
     let is_f32 = pass.out.dtype() == Dtype::F32;
-    if pass.one_off || !pass.out.address().is_multiple_of(16) {
+    if pass.one_off || ![pass.out.address(), pass.lse.address()].iter().all(is_aligned) {
         return false;
     }
     let Some((dnn, causal)) = usable(cuda, pass.shape, pass.dtype, &pass.qkv) else {
@@ -90,9 +90,13 @@ pub(super) fn backward(cuda: &Cuda, pass: &Backward<'_>) -> bool {
     let Some((dnn, causal)) = usable(cuda, shape, pass.dtype, &pass.qkv) else { return false };
     let deterministic = dnn.attention.deterministic.load(Ordering::Relaxed);
     let direct = pass.gradient_dtype == Dtype::Bf16 && !pass.accumulate;
+    let output = match pass.delta {
+        DeltaFrom::Output(out) => out.address(),
+        DeltaFrom::Delta(_) => 0,
+    };
     if deterministic && cuda.context.capability.0 >= FIRST_WITHOUT_DETERMINISM
         || dnn.version() <= LAST_WITHOUT_ODD_LENGTHS && !shape.k_len.is_multiple_of(128)
-        || !pass.dout.address().is_multiple_of(16)
+        || ![output, pass.dout.address(), pass.lse.address()].iter().all(is_aligned)
         || direct && !aligned(&pass.gradients)
     {
         return false;
@@ -139,7 +143,8 @@ pub(super) fn backward(cuda: &Cuda, pass: &Backward<'_>) -> bool {
     };
     for (first_batch, first_head) in group.starts(shape) {
         let first_query_head = first_head * shape.group();
-        let token = |rows: Rows, len, head| rows.at(first_batch * len, head * head_dim, Dtype::Bf16);
+        let token =
+            |rows: Rows, len, head| rows.at(first_batch * len, head * head_dim, Dtype::Bf16);
         let output = |address| token(Rows { address, stride: width }, q_len, first_query_head);
         let ([q, k, v], [dq, dk, dv]) = (pass.qkv, gradients);
         let lse = ((first_batch * heads + first_query_head) * q_len * size_of::<f32>()) as u64;
@@ -206,7 +211,9 @@ fn plan(dnn: &Dnn, problem: &Problem) -> Option<Arc<Plan>> {
     let kept = plans.entry(*problem).or_insert_with(|| match build() {
         Ok(plan) => Some(Arc::new(plan)),
         Err(error) => {
-            eprintln!("warning: attention runs without cuDNN, which is slower: {error} ({problem:?})");
+            eprintln!(
+                "warning: attention runs without cuDNN, which is slower: {error} ({problem:?})"
+            );
             None
         }
     });
@@ -227,13 +234,8 @@ fn execute(cuda: &Cuda, dnn: &Dnn, plan: &Plan, tensors: &[(i64, u64)], workspac
 /// Writes an output with Σ dout · out = delta.
 fn make_stand_in(cuda: &Cuda, dout: View<'_>, delta: View<'_>, out: u64, head_dim: usize) {
     let count = delta.len();
-    let args = [
-        dout.into(),
-        delta.into(),
-        out.into(),
-        (count as i64).into(),
-        (head_dim as i32).into(),
-    ];
+    let args =
+        [dout.into(), delta.into(), out.into(), (count as i64).into(), (head_dim as i32).into()];
     cuda.launch(&ATTENTION, "attention_stand_in_bf16", warp_each(count), &args);
 }
 
@@ -253,8 +255,13 @@ fn strides(rows: &[Rows; 3]) -> [i64; 3] {
     rows.map(|rows| rows.stride as i64)
 }
 
+/// Graphs declare that all tensors start at a multiple of 16 bytes.
+fn is_aligned(address: &u64) -> bool {
+    address.is_multiple_of(16)
+}
+
 fn aligned(rows: &[Rows; 3]) -> bool {
-    rows.iter().all(|rows| rows.address.is_multiple_of(16) && rows.stride.is_multiple_of(8))
+    rows.iter().all(|rows| is_aligned(&rows.address) && rows.stride.is_multiple_of(8))
 }
 
 /// Sequences and key heads that one execution of a backward plan computes.
@@ -265,7 +272,8 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// Everything at once, or as much as a deterministic pass can hold. None if that is less than one key head.
+    /// Everything at once, or as much as a deterministic pass can hold. None if that is less than one key head, or if
+    /// the rows of the log-sum-exp are too odd to start in the middle.
     pub fn new(shape: &AttentionShape, deterministic: bool) -> Option<Group> {
         let AttentionShape { batch, kv_heads, q_len, k_len, .. } = *shape;
         if !deterministic {
@@ -277,10 +285,12 @@ impl Group {
             return None;
         }
         let fit = (MAX_SCORE_BYTES / head_bytes).max(1);
-        Some(match fit / kv_heads {
+        let group = match fit / kv_heads {
             0 => Group { batch: 1, kv_heads: largest_divisor(kv_heads, fit) },
             sequences => Group { batch: largest_divisor(batch, sequences), kv_heads },
-        })
+        };
+        let whole = Group { batch, kv_heads };
+        (group == whole || q_len.is_multiple_of(4)).then_some(group)
     }
 
     /// The problem of one execution.

@@ -169,8 +169,7 @@ fn from_delta(cuda: &Cuda, pass: &Backward<'_>, delta: u64) {
         i32::from(pass.accumulate),
         i32::from(is_aligned(shape, &pass.qkv, Some(dout))),
     ];
-    let grid =
-        |blocks| Grid::new(blocks, tiles.threads()).shared(tiles.backward_bytes());
+    let grid = |blocks| Grid::new(blocks, tiles.threads()).shared(tiles.backward_bytes());
     let args = |targets: &[Rows]| -> Vec<Arg> {
         let targets = targets.iter().flat_map(address_and_stride);
         shared.iter().copied().chain(targets).chain(flags.map(Arg::from)).collect()
@@ -203,7 +202,8 @@ fn address_and_stride(rows: &Rows) -> [Arg; 2] {
 
 /// Whether rows can be copied 16 bytes at a time.
 fn is_aligned(shape: &AttentionShape, qkv: &[Rows; 3], dout: Option<u64>) -> bool {
-    let is_multiple = |rows: &Rows| rows.address.is_multiple_of(16) && rows.stride.is_multiple_of(8);
+    let is_multiple =
+        |rows: &Rows| rows.address.is_multiple_of(16) && rows.stride.is_multiple_of(8);
     shape.head_dim.is_multiple_of(8)
         && qkv.iter().all(is_multiple)
         && dout.is_none_or(|address| address.is_multiple_of(16))

@@ -82,7 +82,9 @@ impl Problem {
     pub fn write(&self, graph: &mut Graph) -> Result<()> {
         match self.pass {
             Pass::Forward => self.forward(graph),
-            Pass::Backward { strides, deterministic } => self.backward(graph, strides, deterministic),
+            Pass::Backward { strides, deterministic } => {
+                self.backward(graph, strides, deterministic)
+            }
         }
     }
 
@@ -184,12 +186,7 @@ impl Problem {
     }
 
     /// `to` = a · b, summed over the heads of a group.
-    fn key_gradient(
-        &self,
-        graph: &mut Graph,
-        (a, b): (Tensor, Tensor),
-        to: Tensor,
-    ) -> Result<()> {
+    fn key_gradient(&self, graph: &mut Graph, (a, b): (Tensor, Tensor), to: Tensor) -> Result<()> {
         if self.heads == self.kv_heads {
             return graph.matmul(a, b, to);
         }

@@ -136,13 +136,8 @@ fn delta_to(
         Dtype::Bf16 => "attention_delta_bf16",
         _ => "attention_delta_f32",
     };
-    let args = [
-        out.into(),
-        dout.into(),
-        delta.into(),
-        (count as i64).into(),
-        (head_dim as i32).into(),
-    ];
+    let args =
+        [out.into(), dout.into(), delta.into(), (count as i64).into(), (head_dim as i32).into()];
     cuda.launch(&ATTENTION, kernel, warp_each(count), &args);
 }
 

@@ -77,6 +77,8 @@ fn deterministic_backward_passes_are_split_to_bound_their_memory() {
     assert_eq!(group(3, 4096, 32, 8), of(1, 4));
     assert_eq!(group(1, 8192, 32, 8), of(1, 1));
     assert_eq!(group(1, 65536, 32, 8), None);
+    assert_eq!(group(1, 8191, 32, 8), None);
+    assert_eq!(group(16, 1023, 12, 12), of(16, 12));
     let shape = AttentionShape::square(64, 65536, 32, 8, 64);
     assert_eq!(Group::new(&shape, false), of(64, 8));
 }

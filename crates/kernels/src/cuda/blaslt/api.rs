@@ -97,6 +97,7 @@ pub(crate) const BIAS_DATA_TYPE: c_int = 26;
 /// `cublasLtEpilogue_t`
 pub(crate) const EPILOGUE_DEFAULT: c_int = 1;
 pub(crate) const EPILOGUE_BIAS: c_int = 4;
+pub(crate) const EPILOGUE_DGELU: c_int = 64 | 128;
 pub(crate) const EPILOGUE_GELU_AUX: c_int = 32 | 128;
 pub(crate) const EPILOGUE_GELU_AUX_BIAS: c_int = EPILOGUE_GELU_AUX | EPILOGUE_BIAS;
 

@@ -42,7 +42,10 @@ impl Chosen {
         let mut lines: Vec<String> = all.iter().map(|(problem, a)| line(problem, a)).collect();
         lines.sort();
         if let Err(error) = cache::store(file, lines.concat().as_bytes()) {
-            eprintln!("warning: cannot store the selected algorithms in {}: {error}", file.display());
+            eprintln!(
+                "warning: cannot store the selected algorithms in {}: {error}",
+                file.display()
+            );
         }
     }
 }
@@ -56,8 +59,11 @@ fn line(problem: &str, algorithm: &Algorithm) -> String {
 fn parse(text: &str) -> HashMap<String, Algorithm> {
     let entry = |line: &str| {
         let (problem, words) = line.split_once(" = ")?;
-        let words: Vec<u64> =
-            words.split(' ').map(|word| u64::from_str_radix(word, 16)).collect::<Result<_, _>>().ok()?;
+        let words: Vec<u64> = words
+            .split(' ')
+            .map(|word| u64::from_str_radix(word, 16))
+            .collect::<Result<_, _>>()
+            .ok()?;
         Some((problem.to_string(), Algorithm(words.try_into().ok()?)))
     };
     text.lines().filter_map(entry).collect()

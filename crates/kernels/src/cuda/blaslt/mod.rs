@@ -29,6 +29,9 @@ const CANDIDATES: usize = 8;
 /// Timed repetitions of a candidate, after one that is not.
 const REPETITIONS: usize = 3;
 
+/// Descriptors that are kept. The row counts of experts give new problems in every step.
+const MOST_PREPARED: usize = 4096;
+
 /// The library, its workspace, and the problems seen so far.
 pub(crate) struct BlasLt {
     api: Functions,
@@ -72,7 +75,7 @@ pub(crate) struct Operands {
     pub out: u64,
     /// Zero without a bias.
     pub bias: u64,
-    /// Where the input of GELU is stored; zero without GELU.
+    /// Where the input of GELU is stored or read; zero without GELU.
     pub pre_gelu: u64,
 }
 
@@ -110,6 +113,10 @@ impl BlasLt {
         let prepared = match state.prepared.get(problem) {
             Some(prepared) => *prepared,
             None => {
+                if state.prepared.len() >= MOST_PREPARED {
+                    let all = state.prepared.drain().filter_map(|(_, prepared)| prepared);
+                    all.for_each(|prepared| self.destroy(&prepared));
+                }
                 let prepared = self.prepare(stream, &mut state.chosen, problem, operands);
                 state.prepared.insert(*problem, prepared);
                 prepared
@@ -134,8 +141,9 @@ impl BlasLt {
     ) -> Option<Prepared> {
         let mut prepared = self.describe(problem);
         self.set_pointers(&prepared, &operands);
-        let text = problem.text();
-        if let Some(algorithm) = chosen.get(&text) {
+        let class = problem.class().text();
+        let known = chosen.get(&class);
+        if let Some(algorithm) = known {
             prepared.algorithm = algorithm;
             if self.is_valid(&prepared) {
                 return Some(prepared);
@@ -147,11 +155,15 @@ impl BlasLt {
             return None;
         };
         prepared.algorithm = *first;
+        // The class has an algorithm, but this member cannot use it.
+        if known.is_some() {
+            return Some(prepared);
+        }
         if candidates.len() > 1 {
             let fastest = self.fastest(stream, problem, prepared, operands, &candidates);
             prepared.algorithm = fastest.unwrap_or(*first);
         }
-        chosen.add(text, prepared.algorithm);
+        chosen.add(class, prepared.algorithm);
         Some(prepared)
     }
 
@@ -160,8 +172,7 @@ impl BlasLt {
         let compute = if problem.tf32 { api::COMPUTE_32F_FAST_TF32 } else { api::COMPUTE_32F };
         let mut desc = std::ptr::null_mut();
         // SAFETY: a valid pointer.
-        let status =
-            unsafe { (self.api.cublasLtMatmulDescCreate)(&mut desc, compute, api::R_32F) };
+        let status = unsafe { (self.api.cublasLtMatmulDescCreate)(&mut desc, compute, api::R_32F) };
         assert_eq!(status, 0, "cuBLASLt cannot describe {}", problem.text());
         // The operands change places, see `problem`.
         self.set(desc, api::TRANSA, &(b_transposed as c_int));
@@ -171,9 +182,10 @@ impl BlasLt {
             EpilogueKind::Bias => api::EPILOGUE_BIAS,
             EpilogueKind::Gelu => api::EPILOGUE_GELU_AUX,
             EpilogueKind::BiasGelu => api::EPILOGUE_GELU_AUX_BIAS,
+            EpilogueKind::GeluBackward => api::EPILOGUE_DGELU,
         };
         self.set(desc, api::EPILOGUE, &epilogue);
-        if matches!(problem.epilogue, EpilogueKind::Gelu | EpilogueKind::BiasGelu) {
+        if !matches!(problem.epilogue, EpilogueKind::None | EpilogueKind::Bias) {
             self.set(desc, api::EPILOGUE_AUX_LD, &(n as i64));
         }
         if matches!(problem.epilogue, EpilogueKind::Bias | EpilogueKind::BiasGelu) {
@@ -312,8 +324,10 @@ impl BlasLt {
             Addend::Output => Some(self.context.allocate(bytes, "a timed multiplication").ok()?),
             Addend::None | Addend::Other => None,
         };
-        let operands = trial.as_ref().map_or(operands, |trial| {
-            Operands { c: trial.address, out: trial.address, ..operands }
+        let operands = trial.as_ref().map_or(operands, |trial| Operands {
+            c: trial.address,
+            out: trial.address,
+            ..operands
         });
         let time = |algorithm: &Algorithm| {
             let prepared = Prepared { algorithm: *algorithm, ..prepared };
@@ -368,7 +382,8 @@ static WORKSPACE_BYTES: usize = WORKSPACE;
 impl Drop for BlasLt {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let prepared: Vec<Prepared> = state.prepared.drain().filter_map(|(_, prepared)| prepared).collect();
+        let prepared: Vec<Prepared> =
+            state.prepared.drain().filter_map(|(_, prepared)| prepared).collect();
         prepared.iter().for_each(|prepared| self.destroy(prepared));
         self.context.api();
         // SAFETY: created by `load`.

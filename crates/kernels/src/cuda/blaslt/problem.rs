@@ -33,6 +33,8 @@ pub(crate) enum EpilogueKind {
     /// GELU, with its input stored too.
     Gelu,
     BiasGelu,
+    /// Times the derivative of GELU at a stored input.
+    GeluBackward,
 }
 
 /// The matrix that is added to the product.
@@ -44,6 +46,14 @@ pub(crate) enum Addend {
 }
 
 impl Problem {
+    /// The problem with its sizes rounded up to an eighth of a power of two. All problems of a class use the algorithm that is
+    /// selected for the first: the row counts of experts differ in every step, and selecting takes milliseconds.
+    pub fn class(&self) -> Problem {
+        let round = |size: usize| size.next_multiple_of((size.next_power_of_two() / 8).max(1));
+        let Problem { m, n, k, .. } = *self;
+        Problem { m: round(m), n: round(n), k: round(k), ..*self }
+    }
+
     /// One line that identifies the problem in the file of selected algorithms.
     pub fn text(&self) -> String {
         let Problem { m, n, k, inputs, output, epilogue, addend, alignment, .. } = self;
@@ -66,6 +76,30 @@ pub(crate) fn alignment(address: u64) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_class_contains_sizes_that_differ_little() {
+        let problem = |m| Problem {
+            m,
+            n: 768,
+            k: 50_257,
+            a_transposed: false,
+            b_transposed: true,
+            inputs: Dtype::Bf16,
+            output: Dtype::Bf16,
+            epilogue: EpilogueKind::None,
+            addend: Addend::None,
+            alignment: [256; 4],
+            tf32: false,
+        };
+        for m in (1..5000).step_by(7) {
+            let class = problem(m).class();
+            assert!(class.m >= m && class.m - m <= m / 4, "{m} in {class:?}");
+            assert_eq!(class, class.class());
+        }
+        assert_eq!(problem(4000).class(), problem(4096).class());
+        assert_ne!(problem(3500).class(), problem(4096).class());
+    }
 
     #[test]
     fn alignment_is_the_largest_power_of_two_up_to_256() {

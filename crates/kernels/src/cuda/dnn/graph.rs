@@ -147,7 +147,9 @@ impl Graph {
 
     /// `x` where the index in dimension 2 is at least that in dimension 3, else `otherwise`.
     pub fn lower_triangle(&mut self, x: Tensor, otherwise: f32) -> Result<Tensor> {
-        use names::{POINTWISE_OPERATION_B as B, POINTWISE_OPERATION_T as T, POINTWISE_OPERATION_X as X};
+        use names::{
+            POINTWISE_OPERATION_B as B, POINTWISE_OPERATION_T as T, POINTWISE_OPERATION_X as X,
+        };
         let otherwise = self.scalar(otherwise)?;
         let mut index = |axis| {
             let to = self.intermediate(DataType::I32, x.dims, x.strides)?;

@@ -36,7 +36,8 @@ impl Plan {
         if let Target::Handle(handle) = target {
             whole.set(names::GRAPH_HANDLE, &[HandleValue(handle)])?;
         }
-        let raw: Vec<_> = operations.iter().map(|operation| RawDescriptor(operation.raw())).collect();
+        let raw: Vec<_> =
+            operations.iter().map(|operation| RawDescriptor(operation.raw())).collect();
         whole.set(names::GRAPH_OPERATIONS, &raw)?;
         whole.finalize()?;
 
@@ -87,8 +88,7 @@ impl Plan {
         pack.set(names::PACK_WORKSPACE, &[device(workspace)])?;
         pack.finalize()?;
         // SAFETY: the caller vouches for the addresses; the plan and the pack are finalized.
-        let status =
-            unsafe { (self.api.cudnnBackendExecute)(handle, self.plan.raw(), pack.raw()) };
+        let status = unsafe { (self.api.cudnnBackendExecute)(handle, self.plan.raw(), pack.raw()) };
         check(&self.api, status, "execute a graph")
     }
 }

@@ -1,5 +1,20 @@
 // AdamW in one pass over memory, with the arithmetic of the CPU.
 
+// Elements that decay and elements that do not take turns, changing at these indices.
+constexpr int MOST_TURNS = 12;
+
+struct Turns {
+    i64 at[MOST_TURNS];
+    bool first;
+    // Whether element i decays.
+    DEVICE bool decays(i64 i) const {
+        bool yes = first;
+#pragma unroll
+        for (int t = 0; t < MOST_TURNS; t++) yes ^= i >= at[t];
+        return yes;
+    }
+};
+
 struct Factors {
     float decay, one_minus_beta1, beta2, one_minus_beta2, step_size, correction2, eps, scale;
 };
@@ -10,6 +25,8 @@ template <class G, bool COPY> struct AdamW {
     const G* g;
     bf16* copy;
     Factors f;
+    Turns turns;
+    i64 first; // index of p[0]
     template <int V> DEVICE void read(i64 i, Regs<V>& r) const {
         r.g = stream_raw<V>(g + i);
         r.p = stream_raw<V>(p + i);
@@ -22,12 +39,14 @@ template <class G, bool COPY> struct AdamW {
         unpack(r.m, M);
         unpack(r.v, S);
         unpack(r.g, grad);
+        const bool begins = turns.decays(first + i), ends = V == 1 ? begins : turns.decays(first + i + V - 1);
         for (int k = 0; k < V; k++) {
+            const bool decays = begins == ends ? begins : turns.decays(first + i + k);
             const float d = __fmul_rn(grad[k], f.scale);
             M[k] = fmaf(__fsub_rn(d, M[k]), f.one_minus_beta1, M[k]);
             S[k] = fmaf(__fmul_rn(d, d), f.one_minus_beta2, __fmul_rn(S[k], f.beta2));
             const float denominator = fmaf(__fsqrt_rn(S[k]), f.correction2, f.eps);
-            P[k] = fmaf(-f.step_size, __fdiv_rn(M[k], denominator), __fmul_rn(P[k], f.decay));
+            P[k] = fmaf(-f.step_size, __fdiv_rn(M[k], denominator), __fmul_rn(P[k], decays ? f.decay : 1.0f));
         }
         store_stream<V>(p + i, P);
         store_stream<V>(m + i, M);
@@ -46,7 +65,7 @@ template <class Op> DEVICE void adamw(Op op, i64 n) {
         op.read(i, regs);
         op.write(i, regs);
     }
-    op.p += head, op.m += head, op.v += head, op.g += head;
+    op.p += head, op.m += head, op.v += head, op.g += head, op.first += head;
     if (op.copy) op.copy += head;
     const bool wide = aligned<4>(op.p) && aligned<4>(op.m) && aligned<4>(op.v) && aligned<4>(op.g) && aligned<4>(op.copy);
     over<4, 1>(op, n - head, wide);
@@ -55,10 +74,12 @@ template <class Op> DEVICE void adamw(Op op, i64 n) {
 #define ADAMW(NAME, G, COPY)                                                                                           \
     KERNEL __launch_bounds__(256) NAME(                                                                                \
         float* p, float* m, float* v, const G* g, bf16* copy, i64 n, float decay, float one_minus_beta1, float beta2,  \
-        float one_minus_beta2, float step_size, float correction2, float eps, float scale                              \
+        float one_minus_beta2, float step_size, float correction2, float eps, float scale, bool first_decays,          \
+        i64 t0, i64 t1, i64 t2, i64 t3, i64 t4, i64 t5, i64 t6, i64 t7, i64 t8, i64 t9, i64 t10, i64 t11               \
     ) {                                                                                                                \
+        const Turns turns = {{t0, t1, t2, t3, t4, t5, t6, t7, t8, t9, t10, t11}, first_decays};                        \
         const Factors f = {decay, one_minus_beta1, beta2, one_minus_beta2, step_size, correction2, eps, scale};        \
-        adamw(AdamW<G, COPY>{p, m, v, g, copy, f}, n);                                                                 \
+        adamw(AdamW<G, COPY>{p, m, v, g, copy, f, turns, 0}, n);                                                       \
     }
 ADAMW(adamw_f32, float, false)
 ADAMW(adamw_bf16, bf16, false)
