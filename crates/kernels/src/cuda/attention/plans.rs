@@ -31,6 +31,7 @@ fn plans_can_be_built_for_an_h200() {
         Ok(cudnn) => cudnn,
         Err(error) => return eprintln!("skipped: {error}"),
     };
+    println!("cuDNN {}", cudnn.version);
     for [batch, heads, kv_heads, head_dim, q_len, k_len] in SHAPES {
         let square = AttentionShape::square(batch, q_len, heads, kv_heads, head_dim);
         let shape = AttentionShape { k_len, ..square };
