@@ -3,6 +3,22 @@
 
 DEVICE bool finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
 
+// A number at any address: packed numbers of several ranks follow one another without padding.
+template <class T> DEVICE T read_bytes(const u8* from) {
+    if (((u64)from & (sizeof(T) - 1)) == 0) return *(const T*)from;
+    u32 word = 0;
+    for (int i = 0; i < (int)sizeof(T); i++) word |= (u32)from[i] << 8 * i;
+    return (T)word;
+}
+
+template <class T> DEVICE void write_bytes(u8* to, T value) {
+    if (((u64)to & (sizeof(T) - 1)) == 0) {
+        *(T*)to = value;
+    } else {
+        for (int i = 0; i < (int)sizeof(T); i++) to[i] = (u8)((u32)value >> 8 * i);
+    }
+}
+
 // ---- quantized codes ----
 
 // Elements that share a scale.
@@ -83,7 +99,8 @@ template <class Format> DEVICE void pack_chunks(const float* x, float* error, u8
     typedef typename Format::Code Code;
     constexpr int V = CHUNK / 32, WORDS = V * sizeof(Code) / 4;
     const i64 chunks = (n + CHUNK - 1) / CHUNK, warps = (i64)gridDim.x * (blockDim.x / 32);
-    Code* codes = (Code*)(packed + 4 * chunks);
+    u8* codes = packed + 4 * chunks;
+    const bool even = ((u64)packed & 3) == 0;
     const int lane = threadIdx.x & 31;
     for (i64 chunk = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; chunk < chunks; chunk += warps) {
         const i64 first = chunk * CHUNK + lane * V;
@@ -105,7 +122,7 @@ template <class Format> DEVICE void pack_chunks(const float* x, float* error, u8
         }
         max = __reduce_max_sync(ALL_LANES, max);
         const Scale scale = Format::scale(__uint_as_float(max));
-        if (lane == 0) ((float*)packed)[chunk] = scale.scale;
+        if (lane == 0) write_bytes(packed + 4 * chunk, __float_as_uint(scale.scale));
         union {
             Code each[V];
             u32 words[WORDS];
@@ -116,12 +133,13 @@ template <class Format> DEVICE void pack_chunks(const float* x, float* error, u8
             sum[k] = rounding_error(sum[k], sent);
         }
         if (wide) store(error + first, sum);
-        if (whole) {
-            for (int w = 0; w < WORDS; w++) ((u32*)(codes + first))[w] = code.words[w];
+        u8* to = codes + first * (i64)sizeof(Code);
+        if (whole && even) {
+            for (int w = 0; w < WORDS; w++) ((u32*)to)[w] = code.words[w];
         }
         for (int k = 0; k < V; k++) {
             if (!wide && first + k < n) error[first + k] = sum[k];
-            if (!whole && first + k < n) codes[first + k] = code.each[k];
+            if (!(whole && even) && first + k < n) write_bytes(to + k * sizeof(Code), code.each[k]);
         }
     }
 }
@@ -133,7 +151,7 @@ struct PackBf16 {
     template <int V> struct Regs { Raw<float, V> x, error; };
     const float* x;
     float* error;
-    u16* codes;
+    u8* codes;
     template <int V> DEVICE void read(i64 i, Regs<V>& r) const {
         r.x = load_raw<V>(x + i);
         r.error = load_raw<V>(error + i);
@@ -149,13 +167,17 @@ struct PackBf16 {
             e[k] = rounding_error(sum[k], Bf16::decode(code[k], 1.0f));
         }
         store<V>(error + i, e);
-        if constexpr (V == 4) *(uint2*)(codes + i) = make_uint2(code[0] | (u32)code[1] << 16, code[2] | (u32)code[3] << 16);
-        else codes[i] = code[0];
+        if constexpr (V == 4) {
+            const uint2 words = make_uint2(code[0] | (u32)code[1] << 16, code[2] | (u32)code[3] << 16);
+            *(uint2*)(codes + 2 * i) = words;
+        } else {
+            write_bytes(codes + 2 * i, code[0]);
+        }
     }
 };
 
-KERNEL pack_bf16(const float* x, float* error, u16* codes, i64 n) {
-    over<4, 2>(PackBf16{x, error, codes}, n, aligned<4>(x) && aligned<4>(error) && aligned<4>(codes));
+KERNEL pack_bf16(const float* x, float* error, u8* codes, i64 n) {
+    over<4, 2>(PackBf16{x, error, codes}, n, aligned<4>(x) && aligned<4>(error) && ((u64)codes & 7) == 0);
 }
 
 template <class Format, bool ADD> struct Unpack {
@@ -167,21 +189,21 @@ template <class Format, bool ADD> struct Unpack {
         };
         Raw<float, V> out;
     };
-    const float* scales;
-    const Code* codes;
+    const u8 *scales, *codes;
     float* out;
     template <int V> DEVICE void read(i64 i, Regs<V>& r) const {
         if constexpr (V > 1) {
-            for (int w = 0; w < V * (int)sizeof(Code) / 4; w++) r.words[w] = ((const u32*)(codes + i))[w];
+            const u32* words = (const u32*)(codes + i * (i64)sizeof(Code));
+            for (int w = 0; w < V * (int)sizeof(Code) / 4; w++) r.words[w] = words[w];
         } else {
-            r.each[0] = codes[i];
+            r.each[0] = read_bytes<Code>(codes + i * (i64)sizeof(Code));
         }
         if (ADD) r.out = load_raw<V>(out + i);
     }
     template <int V> DEVICE void write(i64 i, Regs<V>& r) const {
         float f[V] = {};
         if (ADD) unpack(r.out, f);
-        const float scale = scales ? scales[i / CHUNK] : 1.0f;
+        const float scale = scales ? __uint_as_float(read_bytes<u32>(scales + i / CHUNK * 4)) : 1.0f;
         for (int k = 0; k < V; k++) {
             const float x = Format::decode(r.each[k], scale);
             f[k] = ADD ? __fadd_rn(f[k], x) : x;
@@ -191,10 +213,9 @@ template <class Format, bool ADD> struct Unpack {
 };
 
 template <class Format, bool ADD> DEVICE void unpack_all(const u8* packed, float* out, i64 n, bool scaled) {
-    typedef typename Format::Code Code;
-    const Code* codes = (const Code*)(packed + (scaled ? 4 * ((n + CHUNK - 1) / CHUNK) : 0));
+    const u8* codes = packed + (scaled ? 4 * ((n + CHUNK - 1) / CHUNK) : 0);
     const bool wide = ((u64)codes & 3) == 0 && aligned<4>(out);
-    over<4, 2>(Unpack<Format, ADD>{scaled ? (const float*)packed : nullptr, codes, out}, n, wide);
+    over<4, 2>(Unpack<Format, ADD>{scaled ? packed : nullptr, codes, out}, n, wide);
 }
 
 KERNEL unpack_bf16(const u8* packed, float* out, i64 n) { unpack_all<Bf16, false>(packed, out, n, false); }
