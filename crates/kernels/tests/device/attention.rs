@@ -45,8 +45,11 @@ const BLOCKS: [[usize; 7]; 13] = [
     [2, 1, 120, 129, 257, 128, 0],
 ];
 
-/// Columns of the query rows that belong to other tensors, and of the rows of their gradient.
-const OTHER_COLUMNS: usize = 5;
+/// Columns of the query rows that belong to other tensors, and of the rows of their gradient. Rows of odd heads are
+/// not aligned.
+fn other_columns(shape: &AttentionShape) -> usize {
+    if shape.head_dim.is_multiple_of(8) { 8 } else { 5 }
+}
 
 fn device() -> Device {
     Device::from_env(2)
@@ -238,7 +241,7 @@ impl<E: Float> Block<E> {
         let (width, kv_width) = (heads * head_dim, kv_heads * head_dim);
         Block {
             shape,
-            q: numbers(batch * q_len * (width + OTHER_COLUMNS), 1, 2.0),
+            q: numbers(batch * q_len * (width + other_columns(&shape)), 1, 2.0),
             k: numbers(batch * k_len * kv_width, 2, 2.0),
             v: numbers(batch * k_len * kv_width, 3, 2.0),
             dout: numbers(batch * q_len * width, 4, 1.0),
@@ -263,9 +266,14 @@ impl<E: Float> Block<E> {
         self.shape.heads * self.shape.head_dim
     }
 
+    /// Columns of the rows of queries.
+    fn stride(&self) -> usize {
+        self.width() + other_columns(&self.shape)
+    }
+
     fn inputs(&self) -> reference::Inputs {
         let (q, width) = (to_f64(&self.q), self.width());
-        let q = columns(&q, width + OTHER_COLUMNS, 0, width);
+        let q = columns(&q, self.stride(), 0, width);
         reference::Inputs { q, k: to_f64(&self.k), v: to_f64(&self.v) }
     }
 
@@ -310,7 +318,7 @@ impl<E: Float> Block<E> {
         let AttentionShape { batch, q_len, k_len, kv_heads, head_dim, .. } = self.shape;
         let (queries, keys) = (batch * q_len, batch * k_len);
         let sizes = [
-            (queries, self.width() + OTHER_COLUMNS, 1.0),
+            (queries, self.stride(), 1.0),
             (keys, kv_heads * head_dim, 2.0),
             (keys, kv_heads * head_dim, 3.0),
         ];
@@ -358,11 +366,11 @@ fn check_block<E: Float>(device: &Device, case: [usize; 7]) {
     assert_near(&rounded, &expected.out, within, &name("out"));
     assert_near(&out, &expected.out, within, &name("out in f32"));
     assert_near(&lse, &expected.lse, within, &name("lse"));
-    let (width, stride) = (block.width(), block.width() + OTHER_COLUMNS);
+    let (width, stride) = (block.width(), block.stride());
     assert_near(&less(&columns(&dq, stride, 0, width), 1.0), &grads.q, within, &name("dq"));
     assert_near(&less(&dk, 2.0), &grads.k, within, &name("dk"));
     assert_near(&less(&dv, 3.0), &grads.v, within, &name("dv"));
-    let others = columns(&dq, stride, width, OTHER_COLUMNS);
+    let others = columns(&dq, stride, width, stride - width);
     assert!(others.iter().all(|x| *x == 1.0), "{}", name("columns next to dq"));
 }
 
@@ -412,7 +420,7 @@ fn check_merge<E: Float>(device: &Device) {
         assert_near(&less(&dk, 2.0), &grads.k[part.clone()], within, "dk of a block");
         assert_near(&less(&dv, 3.0), &grads.v[part], within, "dv of a block");
     }
-    let dq = columns(&read::<f32>(device, &dq), whole.width() + OTHER_COLUMNS, 0, whole.width());
+    let dq = columns(&read::<f32>(device, &dq), whole.stride(), 0, whole.width());
     assert_near(&less(&dq, 1.0), &grads.q, within, "dq of all blocks");
 }
 

@@ -83,6 +83,7 @@ const WARP_THREADS: u32 = 256;
 
 impl Cuda {
     pub(crate) fn attention(&self, pass: Forward<'_>) {
+        check(pass.shape, pass.out.len(), pass.lse.len());
         if pass.lse.is_empty() {
             return;
         }
@@ -92,6 +93,7 @@ impl Cuda {
     }
 
     pub(crate) fn attention_backward(&self, pass: Backward<'_>) {
+        check(pass.shape, pass.dout.len(), pass.lse.len());
         if !cudnn::backward(self, &pass) {
             fallback::backward(self, &pass);
         }
@@ -123,6 +125,18 @@ impl Cuda {
         let head_dim = out.len().checked_div(count).unwrap_or(0);
         delta_to(self, (out, dout), delta.address(), (count, head_dim));
     }
+}
+
+/// # Panics
+/// If the shape is invalid, or the output or the log-sum-exp have other sizes.
+fn check(shape: &AttentionShape, out_len: usize, lse_len: usize) {
+    let AttentionShape { batch, heads, kv_heads, head_dim, q_len, .. } = *shape;
+    assert!(
+        kv_heads > 0 && heads.is_multiple_of(kv_heads),
+        "kv_heads={kv_heads} does not divide heads={heads}"
+    );
+    let rows = batch * heads * q_len;
+    assert_eq!((out_len, lse_len), (rows * head_dim, rows), "out and lse of {shape:?}");
 }
 
 /// Computes Σ dout · out of `count` heads.
