@@ -43,7 +43,6 @@ function_table! {
         fn cuStreamCreate(stream: *mut Handle, flags: c_uint) -> Status;
         fn cuStreamDestroy_v2(stream: Handle) -> Status;
         fn cuStreamSynchronize(stream: Handle) -> Status;
-        fn cuStreamWaitEvent(stream: Handle, event: Handle, flags: c_uint) -> Status;
         fn cuEventCreate(event: *mut Handle, flags: c_uint) -> Status;
         fn cuEventDestroy_v2(event: Handle) -> Status;
         fn cuEventRecord(event: Handle, stream: Handle) -> Status;

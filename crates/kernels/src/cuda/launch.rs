@@ -6,7 +6,7 @@ use std::sync::{Mutex, RwLock};
 
 use super::Cuda;
 use super::context::Context;
-use super::driver::{Handle, MAX_DYNAMIC_SHARED};
+use super::driver::{Handle, MAX_DYNAMIC_SHARED, SUCCESS};
 use super::error::Result;
 use super::nvrtc::Nvrtc;
 use crate::{View, ViewMut};
@@ -21,21 +21,24 @@ pub(crate) struct Source {
 const PRELUDE: &str = include_str!("kernels/prelude.cuh");
 
 /// All sources, for checks that compile every kernel.
-pub(crate) const SOURCES: [&Source; 13] = [
-    &super::attention::ATTENTION,
-    &super::elementwise::ELEMENTWISE,
-    &super::embedding::EMBEDDING,
-    &super::loss::LOSS,
-    &super::mlp::MLP,
-    &super::norm::NORM,
-    &super::optimizer::OPTIMIZER,
-    &super::pack::PACK,
-    &super::random::RANDOM,
-    &super::reduce::REDUCE,
-    &super::rope::ROPE,
-    &super::routing::ROUTING,
-    &super::sort::SORT,
-];
+#[cfg(test)]
+fn sources() -> impl Iterator<Item = &'static Source> {
+    let others = [
+        &super::elementwise::ELEMENTWISE,
+        &super::embedding::EMBEDDING,
+        &super::loss::LOSS,
+        &super::mlp::MLP,
+        &super::norm::NORM,
+        &super::optimizer::OPTIMIZER,
+        &super::pack::PACK,
+        &super::random::RANDOM,
+        &super::reduce::REDUCE,
+        &super::rope::ROPE,
+        &super::routing::ROUTING,
+        &super::sort::SORT,
+    ];
+    others.into_iter().chain(super::attention::SOURCES)
+}
 
 impl Source {
     /// The text that NVRTC compiles.
@@ -233,7 +236,9 @@ impl Cuda {
                 std::ptr::null_mut(),
             )
         };
-        self.context.must(status, &format!("start the kernel {kernel}"));
+        if status != SUCCESS {
+            self.context.must(status, &format!("start the kernel {kernel}"));
+        }
     }
 }
 
@@ -259,7 +264,7 @@ mod tests {
             Err(error) => panic!("{error}"),
         };
         for architecture in ["sm_80", "sm_90a", "sm_100a"] {
-            for source in SOURCES {
+            for source in sources() {
                 let options = ["--ptxas-options=-v"];
                 let compiled = nvrtc.compile(source.name, &source.text(), architecture, &options);
                 let log = compiled.unwrap_or_else(|error| panic!("{error}")).log;

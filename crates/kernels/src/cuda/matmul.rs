@@ -17,8 +17,9 @@ pub(crate) fn run(cuda: &Cuda, work: Matmul<'_>, [m, n, k]: [usize; 3]) {
         }
         return apply(cuda, Epilogue { bias, gelu, residual }, out);
     }
-    if a.dtype() != b.dtype() {
-        return widened(cuda, Matmul { out, gelu, ..work }, [m, n, k]);
+    // cuBLASLt multiplies equal types, and f32 into f32 only.
+    if a.dtype() != b.dtype() || (a.dtype() == Dtype::F32 && out.dtype() != Dtype::F32) {
+        return in_f32(cuda, Matmul { out, gelu, ..work }, [m, n, k]);
     }
     let kind = match (&bias, &gelu, &gelu_backward) {
         (_, _, Some(_)) => EpilogueKind::GeluBackward,
@@ -110,39 +111,48 @@ fn apply(cuda: &Cuda, epilogue: Epilogue<'_>, mut out: ViewMut<'_>) {
     }
 }
 
-/// A product of an f32 and a bf16 matrix, in f32. The routers of a mixture of experts need it.
-fn widened(cuda: &Cuda, work: Matmul<'_>, sizes: [usize; 3]) {
-    let Matmul { a, b, out, accumulate, bias, gelu, residual, .. } = work;
-    let narrow = if a.dtype() == Dtype::Bf16 { a } else { b };
+/// A product in f32 whose inputs or output are of another type: the router of a mixture of experts, and bf16 gradients
+/// of an f32 model.
+fn in_f32(cuda: &Cuda, work: Matmul<'_>, sizes: [usize; 3]) {
+    let Matmul { a, b, mut out, accumulate, bias, gelu, residual, gelu_backward, .. } = work;
     let rounds = out.dtype() != Dtype::F32;
-    assert!(!(rounds && accumulate), "a mixed product cannot be added to a bf16 matrix");
-    let scratch = cuda.scratch(4 * (narrow.len() + 64 + if rounds { out.len() } else { 0 }));
-    let mut wide = scratch.as_f32(0, narrow.rows(), narrow.cols());
-    elementwise::cast(cuda, narrow, wide.reborrow());
-    let wide = wide.as_view();
-    let (a, b) = if a.dtype() == Dtype::Bf16 { (wide, b) } else { (a, wide) };
-    let (a_transposed, b_transposed) = (work.a_transposed, work.b_transposed);
-    let product = |out| Matmul {
-        a,
-        a_transposed,
-        b,
-        b_transposed,
-        out,
-        accumulate,
+    let lens =
+        [a, b, out.as_view()].map(|view| if view.dtype() == Dtype::F32 { 0 } else { view.len() });
+    let offsets = lens.iter().scan(0, |end, len| {
+        let start = *end;
+        *end += (4 * len).next_multiple_of(256);
+        Some(start)
+    });
+    let offsets: Vec<usize> = offsets.collect();
+    let scratch = cuda.scratch(offsets[2] + 4 * lens[2]);
+    let widen = |view: View<'_>, offset| {
+        let mut wide = scratch.as_f32(offset, view.rows(), view.cols());
+        elementwise::cast(cuda, view, wide.reborrow());
+        wide
+    };
+    let wide_a = (a.dtype() != Dtype::F32).then(|| widen(a, offsets[0]));
+    let wide_b = (b.dtype() != Dtype::F32).then(|| widen(b, offsets[1]));
+    let mut sum = rounds.then(|| scratch.as_f32(offsets[2], out.rows(), out.cols()));
+    let product = Matmul {
+        a: wide_a.as_ref().map_or(a, |wide| wide.as_view()),
+        a_transposed: work.a_transposed,
+        b: wide_b.as_ref().map_or(b, |wide| wide.as_view()),
+        b_transposed: work.b_transposed,
+        out: sum.as_mut().map_or_else(|| out.reborrow(), |sum| sum.reborrow()),
+        accumulate: accumulate && !rounds,
         bias: None,
         gelu: None,
         residual: None,
         gelu_backward: None,
     };
-    let mut out = out;
-    match rounds {
-        false => run(cuda, product(out.reborrow()), sizes),
-        true => {
-            let offset = (4 * narrow.len()).next_multiple_of(256);
-            let mut sum = scratch.as_f32(offset, out.rows(), out.cols());
-            run(cuda, product(sum.reborrow()), sizes);
-            elementwise::cast(cuda, sum.as_view(), out.reborrow());
-        }
+    run(cuda, product, sizes);
+    match &sum {
+        Some(sum) if accumulate => elementwise::add(cuda, out.reborrow(), sum.as_view()),
+        Some(sum) => elementwise::cast(cuda, sum.as_view(), out.reborrow()),
+        None => {}
+    }
+    if let Some(input) = gelu_backward {
+        mlp::gelu_backward(cuda, input, out.reborrow());
     }
     apply(cuda, Epilogue { bias, gelu, residual }, out);
 }

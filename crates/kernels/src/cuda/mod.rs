@@ -47,7 +47,6 @@ pub use report::{CudaLibrary, CudaReport};
 pub(crate) use scalar::PendingScalar;
 use scalar::ScalarSlots;
 use scratch::Scratch;
-pub(crate) use scratch::ScratchGuard;
 use stream::Stream;
 pub(crate) use stream::StreamEvent;
 
@@ -132,29 +131,12 @@ impl Cuda {
         &self.context
     }
 
-    pub fn index(&self) -> usize {
-        self.context.index
-    }
-
-    /// The GPU's name, e.g. `NVIDIA H200`.
-    pub fn name(&self) -> &str {
-        &self.context.name
-    }
-
-    pub fn total_bytes(&self) -> usize {
-        self.context.total_bytes
-    }
-
     pub fn free_bytes(&self) -> usize {
         self.context.free_bytes()
     }
 
     pub fn multiprocessors(&self) -> usize {
         self.context.multiprocessors
-    }
-
-    pub fn stream(&self) -> *mut std::ffi::c_void {
-        self.stream.handle()
     }
 
     /// Records an event after all operations issued so far.

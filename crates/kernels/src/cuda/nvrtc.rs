@@ -39,6 +39,7 @@ pub(crate) struct Nvrtc {
 /// Machine code and the compiler's messages.
 pub(crate) struct Compiled {
     pub cubin: Vec<u8>,
+    #[cfg_attr(not(test), expect(dead_code, reason = "checks of all kernels read it"))]
     pub log: String,
 }
 

@@ -21,11 +21,6 @@ impl Scratch {
         Scratch { context, buffer: Mutex::new(None) }
     }
 
-    /// Bytes allocated now.
-    pub fn bytes(&self) -> usize {
-        self.lock().as_ref().map_or(0, |buffer| buffer.bytes)
-    }
-
     fn lock(&self) -> MutexGuard<'_, Option<DeviceBuffer>> {
         self.buffer.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -66,10 +61,5 @@ impl Cuda {
             *buffer = Some(new.unwrap_or_else(|error| panic!("{error}")));
         }
         ScratchGuard(buffer)
-    }
-
-    /// Bytes of scratch memory, which no tag counts.
-    pub(crate) fn scratch_bytes(&self) -> usize {
-        self.scratch.bytes()
     }
 }

@@ -65,14 +65,6 @@ impl Stream {
         StreamEvent { context: self.context.clone(), handle, idle: self.idle.clone() }
     }
 
-    /// Lets later operations of this stream wait for an event of another one.
-    pub fn wait_for(&self, event: &StreamEvent) {
-        // SAFETY: event and stream live.
-        let status =
-            unsafe { (self.context.api().cuStreamWaitEvent)(self.handle, event.handle, 0) };
-        self.context.must(status, "let a stream wait for an event");
-    }
-
     fn create_event(&self) -> Handle {
         let mut handle = std::ptr::null_mut();
         // SAFETY: a valid pointer.
@@ -88,7 +80,9 @@ impl Drop for Stream {
             std::mem::take(&mut *self.idle.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
         // SAFETY: created by `new` and `create_event`.
         unsafe {
-            events.iter().for_each(|event| drop((self.context.api().cuEventDestroy_v2)(event.0)));
+            for event in &events {
+                (self.context.api().cuEventDestroy_v2)(event.0);
+            }
             (self.context.api().cuStreamDestroy_v2)(self.handle);
         }
     }

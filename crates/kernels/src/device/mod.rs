@@ -215,6 +215,13 @@ impl Device {
         }
     }
 
+    /// A copy of the elements on the host. Waits like [`Device::read`].
+    pub fn to_vec<E: Element>(&self, from: View<'_>) -> Vec<E> {
+        let mut to = vec![E::default(); from.len()];
+        self.read(from, &mut to);
+        to
+    }
+
     /// Waits until all operations issued so far are complete.
     pub fn synchronize(&self) {
         match &self.0.backend {

@@ -136,7 +136,7 @@ fn gradients_of_a_custom_block_match_finite_differences() {
 fn a_model_with_a_custom_block_trains() {
     let shape = shape(Family::Llama);
     let mut setup = setup(&shape, lists(&shape));
-    let before = setup.store.weights.block(2).host::<f32>().to_vec();
+    let before = setup.device.to_vec::<f32>(setup.store.weights.block(2));
     let losses: Vec<f64> = (0..30)
         .map(|_| {
             let (gradient, loss) = train(&mut setup, &PLAIN, 1);
@@ -145,7 +145,8 @@ fn a_model_with_a_custom_block_trains() {
         })
         .collect();
     assert!(losses[29] < 0.8 * losses[0], "{losses:?}");
-    assert!(setup.store.weights.block(2).host::<f32>() != before, "the adapter was trained");
+    let after = setup.device.to_vec::<f32>(setup.store.weights.block(2));
+    assert!(after != before, "the adapter was trained");
 }
 
 /// The head is not the last block, so its forward and backward passes are not fused.
@@ -172,13 +173,14 @@ fn a_custom_block_is_sharded() {
     let shape = &shape(Family::Llama);
     let mut alone = setup(shape, lists(shape));
     train(&mut alone, &PLAIN, 1);
-    let gradient = |store: &Store| store.gradients.own(2, 0).unwrap().host::<f32>().to_vec();
+    let gradient =
+        |device: &Device, store: &Store| device.to_vec::<f32>(store.gradients.own(2, 0).unwrap());
     let part = Part::whole(lists(shape));
     let expected = {
         let Setup { device, groups, model, mut store, batch } = alone;
         let pass = PLAIN.pass(&device, &groups);
         model.train(&pass, &batch, &mut store, &mut Activations::default());
-        gradient(&store)
+        gradient(&device, &store)
     };
     let mesh = Mesh { data: 2, shard: 2, ..Mesh::ONE };
     let shards = on_threads(2, |world| {
@@ -204,7 +206,7 @@ fn a_custom_block_is_sharded() {
         model.forward(&at, None, &mut store.weights, &mut activations);
         let _ = model.backward(&at, None, &mut store, &mut activations);
         store.finish(&device, &groups).unwrap();
-        gradient(&store)
+        gradient(&device, &store)
     });
     assert_eq!(shards.concat().len(), part.blocks[2].len());
     for (ours, expected) in shards.concat().iter().zip(&expected) {

@@ -187,8 +187,8 @@ fn step(
     for (block, layout) in part.blocks.iter().enumerate() {
         let mut gradient = vec![f32::NAN; layout.len()];
         for (unit, shard) in part.shards[block].iter().enumerate() {
-            let own = store.gradients.own(block, unit).unwrap().host::<f32>();
-            gradient[shard.own.clone()].copy_from_slice(own);
+            let own = store.gradients.own(block, unit).unwrap();
+            device.read(own, &mut gradient[shard.own.clone()]);
         }
         for (start, param) in layout.placed() {
             pieces.push((param.clone(), gradient[start..start + param.len()].to_vec()));
@@ -359,11 +359,11 @@ fn auxiliary_losses_of_stages_add_up() {
     let auxiliary = first.auxiliary + last.auxiliary;
     assert!((auxiliary / whole.sums[1] - 1.0).abs() < 1e-12, "{auxiliary}, {:?}", whole.sums);
     for (block, layout) in part.blocks.iter().enumerate() {
-        let ours = store.gradients.get(block).unwrap().host::<f32>();
+        let ours = device.to_vec::<f32>(store.gradients.get(block).unwrap());
         for (start, param) in layout.placed() {
             let is_it = |(other, _): &&(Param, Vec<f32>)| other.whole.name == param.whole.name;
             let (_, right) = whole.pieces.iter().find(is_it).unwrap();
-            assert_eq!(&ours[start..start + param.len()], right, "{}", param.whole.name);
+            assert_eq!(&ours[start..start + param.len()], &right[..], "{}", param.whole.name);
         }
     }
 }

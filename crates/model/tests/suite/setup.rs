@@ -76,7 +76,9 @@ pub fn enlarge(device: &Device, weights: &mut Weights) {
                 if shard.own.contains(&start) {
                     let start = start - shard.own.start;
                     let matrix = master.reborrow().part(start..start + param.len());
-                    matrix.host::<f32>().iter_mut().for_each(|value| *value *= 6.0);
+                    let mut values = device.to_vec::<f32>(matrix.as_view());
+                    values.iter_mut().for_each(|value| *value *= 6.0);
+                    device.write(matrix, &values);
                 }
             }
             if let Some(copy) = copy {
@@ -112,15 +114,16 @@ pub fn train(setup: &mut Setup, way: &Way, times: usize) -> (Vec<f32>, Loss) {
     for _ in 0..times {
         loss = model.train(&pass, batch, store, &mut activations);
     }
-    let gradients = all_gradients(store);
+    let gradients = all_gradients(device, store);
     store.clear();
     (gradients, loss)
 }
 
 /// The gradients of all blocks, concatenated.
-pub fn all_gradients(store: &Store) -> Vec<f32> {
+pub fn all_gradients(device: &Device, store: &Store) -> Vec<f32> {
     let of_block = |block| store.gradients.get(block).expect("every block has a gradient");
-    (0..store.gradients.blocks()).flat_map(|block| of_block(block).host::<f32>().to_vec()).collect()
+    let blocks = 0..store.gradients.blocks();
+    blocks.flat_map(|block| device.to_vec::<f32>(of_block(block))).collect()
 }
 
 /// The objective: mean cross-entropy plus the auxiliary losses.

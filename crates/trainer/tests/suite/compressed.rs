@@ -42,7 +42,7 @@ fn replicated(plan: &Plan, rank: &Rank<'_>, number: usize) -> Vec<f32> {
     let mut values = Vec::new();
     for (block, params) in part.blocks.iter().enumerate() {
         for (unit, shard) in part.shards[block].iter().enumerate() {
-            let own = rank.store.weights.own(block, unit).host::<f32>();
+            let own = rank.device.to_vec::<f32>(rank.store.weights.own(block, unit));
             let is_replicated =
                 |param: &Param| matches!(param.split, Split::Replicated | Split::Norm);
             for (start, param) in params.placed().filter(|(_, param)| is_replicated(param)) {

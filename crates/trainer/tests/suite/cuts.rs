@@ -1,8 +1,8 @@
 //! Plans of small models, written as one line.
 
-use lockstep_plan::{Config, Environment, Plan};
+use lockstep_plan::{Config, Plan};
 
-use crate::plans::source;
+use crate::plans::{environment, source};
 
 /// Parses e.g. `llama data=2 zero=3 train.micro_batch=2`: a model family, then settings. Keys without a section belong
 /// to `[layout]`. 12 heads and sequences of 24 tokens are divisible by 2, 3 and 4.
@@ -25,7 +25,7 @@ pub fn plan(words: &str) -> Plan {
     };
     let sets: Vec<String> = words.map(set).collect();
     let config = Config::parse(&text, &sets);
-    let environment = Environment::one_host(config.layout.ranks(), 1).with_vocab(source().vocab());
+    let environment = environment(config.layout.ranks()).with_vocab(source().vocab());
     Plan::resolve(&config, &environment).unwrap_or_else(|errors| {
         panic!("{}", errors.iter().map(|error| format!("{error}\n")).collect::<String>())
     })

@@ -3,10 +3,10 @@
 
 use lockstep_comm::on_threads;
 use lockstep_kernels::Device;
-use lockstep_plan::{Config, Environment, Plan};
+use lockstep_plan::{Config, Plan};
 use lockstep_trainer::{Rank, Tolerance, Trajectory, Trial, train};
 
-use crate::plans::source;
+use crate::plans::{environment, source};
 
 /// Number of steps. Fewer with experts: in time, a token whose two best experts are equally probable up to rounding
 /// takes another one, and the runs part.
@@ -30,7 +30,7 @@ fn plan(model: &str, words: &str) -> Plan {
         words.split_whitespace().partition(|word| word.contains('.'));
     let sets: Vec<String> = sets.into_iter().map(String::from).collect();
     let config = Config::parse(&text, &sets).with_layout(&layout.join(" "));
-    let environment = Environment::one_host(config.ranks(), 1).with_vocab(source().vocab());
+    let environment = environment(config.ranks()).with_vocab(source().vocab());
     Plan::resolve(&config, &environment).unwrap_or_else(|errors| {
         let errors: String = errors.iter().map(|error| format!("{error}\n")).collect();
         panic!("{words}: {errors}")

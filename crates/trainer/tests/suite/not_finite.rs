@@ -16,9 +16,11 @@ fn a_nan_is_reported_with_step_rank_and_layer_and_changes_nothing() {
         if world.rank() == 1 {
             let range = rank.model.part.blocks[2].range("mlp.up.weight");
             let (master, _) = rank.store.weights.own_mut(2, 0);
-            master.host::<f32>()[range.start + 5] = f32::NAN;
+            let at = range.start + 5;
+            rank.device.write(master.part(at..at + 1), &[f32::NAN]);
         }
-        let before = rank.store.weights.own(1, 0).host::<f32>().to_vec();
+        let own = |rank: &Rank<'_>| rank.device.to_vec::<f32>(rank.store.weights.own(1, 0));
+        let before = own(&rank);
         let error = rank.step(&source, 2).map(|_| ()).unwrap_err();
         match &error {
             Error::NotFinite { step: 2, rank: 1, place } => {
@@ -26,6 +28,6 @@ fn a_nan_is_reported_with_step_rank_and_layer_and_changes_nothing() {
             }
             other => panic!("{other}"),
         }
-        assert!(rank.store.weights.own(1, 0).host::<f32>() == before, "a parameter has changed");
+        assert!(own(&rank) == before, "a parameter has changed");
     });
 }

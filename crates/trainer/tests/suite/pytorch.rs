@@ -97,7 +97,7 @@ fn logits_match_pytorch() {
         let model = Model::whole(&case.shape);
         let (pass, mut weights) = (case.pass(Dtype::F32), case.weights(Dtype::F32));
         let logits = case.logits(&model, &pass, &mut weights);
-        let error = relative(logits.view().host::<f32>(), &case.floats("logits"));
+        let error = relative(&case.device.to_vec::<f32>(logits.view()), &case.floats("logits"));
         println!("{name}: logits differ by {error:.1e}");
         assert!(error <= 1e-4, "{name}: {error}");
     }
@@ -114,7 +114,7 @@ fn bf16_is_about_as_accurate_as_pytorch() {
         let logits = case.logits(&model, &pass, &mut weights);
         let exact = case.floats("logits");
         let (ours, theirs) = (
-            relative(logits.view().host::<f32>(), &exact),
+            relative(&case.device.to_vec::<f32>(logits.view()), &exact),
             relative(&case.floats("bf16.logits"), &exact),
         );
         println!("{name}: difference from f32: ours {ours:.1e}, PyTorch {theirs:.1e}");
@@ -146,13 +146,13 @@ fn gradients_match_pytorch() {
                 let (global, len) = (&param.whole.name, param.len());
                 let mut expected = vec![0.0; len];
                 theirs.read(global, &mut expected).unwrap();
-                let ours = gradient.part(start..start + len).host::<f32>();
+                let ours = case.device.to_vec::<f32>(gradient.part(start..start + len));
                 // In exact arithmetic the gradient of the key bias is zero; both values are rounding errors.
                 if global.ends_with("attention.k.bias") {
                     assert!(ours.iter().all(|g| g.abs() < 1e-5), "{name} {global}");
                     continue;
                 }
-                let error = relative(ours, &expected);
+                let error = relative(&ours, &expected);
                 worst = worst.max(error);
                 assert!(error <= 1e-4, "{name} {global}: {error}");
             }

@@ -19,7 +19,9 @@ fn model(device: &Device) -> (Model, Weights) {
     for block in 0..weights.blocks() {
         for unit in 0..weights.shards(block).count() {
             let (master, _) = weights.own_mut(block, unit);
-            master.host::<f32>().iter_mut().for_each(|value| *value *= 8.0);
+            let mut values = device.to_vec::<f32>(master.as_view());
+            values.iter_mut().for_each(|value| *value *= 8.0);
+            device.write(master, &values);
         }
     }
     (model, weights)

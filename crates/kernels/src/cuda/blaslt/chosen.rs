@@ -1,8 +1,9 @@
 //! The file of selected algorithms: one line per problem, kept between runs. An algorithm is only valid for the
 //! version of cuBLASLt and the GPU that it was selected with, so both are part of the file's name.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
 
 use super::api::Algorithm;
 use crate::cuda::cache;
@@ -14,8 +15,17 @@ pub(crate) struct Chosen {
 }
 
 impl Chosen {
+    /// The algorithms of a GPU model and a version of cuBLASLt, shared by the whole process.
+    pub fn of_gpu(gpu: &str, version: usize) -> Arc<Mutex<Chosen>> {
+        static ALL: Mutex<BTreeMap<(String, usize), Arc<Mutex<Chosen>>>> =
+            Mutex::new(BTreeMap::new());
+        let mut all = ALL.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let load = || Arc::new(Mutex::new(Chosen::load(gpu, version)));
+        all.entry((gpu.to_string(), version)).or_insert_with(load).clone()
+    }
+
     /// Reads the file of this GPU and version; empty if there is none.
-    pub fn load(gpu: &str, version: usize) -> Chosen {
+    fn load(gpu: &str, version: usize) -> Chosen {
         let gpu: String =
             gpu.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
         let file = cache::folder()

@@ -40,12 +40,9 @@ pub(crate) struct BlasLt {
     pub library: Library,
     workspace: DeviceBuffer,
     context: Arc<Context>,
-    state: Mutex<State>,
-}
-
-struct State {
-    chosen: Chosen,
-    prepared: HashMap<Problem, Option<Prepared>>,
+    /// Algorithms of all devices on this GPU, so that they compute the same bits.
+    chosen: Arc<Mutex<Chosen>>,
+    prepared: Mutex<HashMap<Problem, Option<Prepared>>>,
 }
 
 /// A problem with its descriptors and algorithm.
@@ -94,7 +91,6 @@ impl BlasLt {
                 library.path.display()
             )));
         }
-        let chosen = Chosen::load(&context.name, version);
         Ok(BlasLt {
             api,
             handle,
@@ -102,23 +98,26 @@ impl BlasLt {
             library,
             workspace: context.allocate(WORKSPACE, "the workspace of cuBLASLt")?,
             context: context.clone(),
-            state: Mutex::new(State { chosen, prepared: HashMap::new() }),
+            chosen: Chosen::of_gpu(&context.name, version),
+            prepared: Mutex::default(),
         })
     }
 
     /// Enqueues a multiplication. Returns false if cuBLASLt has no algorithm for the problem.
     pub fn run(&self, stream: &Stream, problem: &Problem, operands: Operands) -> bool {
         self.context.api();
-        let mut state = self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let prepared = match state.prepared.get(problem) {
+        let mut all = self.prepared.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let prepared = match all.get(problem) {
             Some(prepared) => *prepared,
             None => {
-                if state.prepared.len() >= MOST_PREPARED {
-                    let all = state.prepared.drain().filter_map(|(_, prepared)| prepared);
-                    all.for_each(|prepared| self.destroy(&prepared));
+                if all.len() >= MOST_PREPARED {
+                    let old = all.drain().filter_map(|(_, prepared)| prepared);
+                    old.for_each(|prepared| self.destroy(&prepared));
                 }
-                let prepared = self.prepare(stream, &mut state.chosen, problem, operands);
-                state.prepared.insert(*problem, prepared);
+                let mut chosen =
+                    self.chosen.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+                let prepared = self.prepare(stream, &mut chosen, problem, operands);
+                all.insert(*problem, prepared);
                 prepared
             }
         };
@@ -335,7 +334,9 @@ impl BlasLt {
                 return None;
             }
             let start = stream.record();
-            (0..REPETITIONS).for_each(|_| drop(self.enqueue(stream, problem, &prepared, operands)));
+            for _ in 0..REPETITIONS {
+                self.enqueue(stream, problem, &prepared, operands);
+            }
             Some((stream.record().elapsed_since(&start), *algorithm))
         };
         let timed = candidates.iter().filter_map(time);
@@ -381,10 +382,9 @@ static WORKSPACE_BYTES: usize = WORKSPACE;
 
 impl Drop for BlasLt {
     fn drop(&mut self) {
-        let state = self.state.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let prepared: Vec<Prepared> =
-            state.prepared.drain().filter_map(|(_, prepared)| prepared).collect();
-        prepared.iter().for_each(|prepared| self.destroy(prepared));
+        let all = self.prepared.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let all: Vec<Prepared> = all.drain().filter_map(|(_, prepared)| prepared).collect();
+        all.iter().for_each(|prepared| self.destroy(prepared));
         self.context.api();
         // SAFETY: created by `load`.
         unsafe { (self.api.cublasLtDestroy)(self.handle) };
