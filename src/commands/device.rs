@@ -4,14 +4,17 @@ use std::sync::OnceLock;
 
 use lockstep_comm::World;
 use lockstep_kernels::{CudaLibrary, CudaReport, Device};
-use lockstep_plan::DeviceType;
+use lockstep_plan::{DeviceType, Plan};
 
 /// The device of a rank.
-pub fn open(kind: DeviceType, threads: usize, world: &World) -> anyhow::Result<Device> {
-    match kind {
-        DeviceType::Cpu => Ok(Device::cpu(threads)),
-        DeviceType::Cuda => on_gpu(world),
-    }
+pub fn open(plan: &Plan, world: &World) -> anyhow::Result<Device> {
+    let device = match plan.device.kind {
+        DeviceType::Cpu => Device::cpu(plan.train.threads),
+        DeviceType::Cuda => on_gpu(world)?,
+    };
+    device.set_tf32(plan.device.tf32);
+    device.set_deterministic_attention(plan.device.deterministic);
+    Ok(device)
 }
 
 /// A line about the device: which GPU, or why none is used although there is one. Nothing on a machine without GPUs.

@@ -19,7 +19,7 @@ use crate::world::Engine;
 /// Fails if the ranks need more memory to train and save than this machine has available.
 pub fn check_memory(plan: &Plan) -> anyhow::Result<()> {
     let ledgers = (0..plan.ranks).map(|rank| Ledger::of(plan, rank));
-    let on_host = |ledger: Ledger| match plan.device {
+    let on_host = |ledger: Ledger| match plan.device.kind {
         DeviceType::Cpu => ledger.least() as u64,
         DeviceType::Cuda => ledger.snapshot as u64,
     };

@@ -43,7 +43,7 @@ pub fn run(request: ReplayRequest<'_>, world: &World) -> anyhow::Result<()> {
     }
     let from_failure =
         start.as_ref().is_some_and(|start| start.checkpoint.starts_with(failed_dir(folder)));
-    let device = device::open(plan.device, plan.train.threads, world)?;
+    let device = device::open(plan, world)?;
     let run = Run {
         plan,
         device,

@@ -273,7 +273,7 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     let mut output = Output::new(world::on_terminal(), entropy);
     let source = &file.source;
     let generation = supervise::is_supervised().then(|| u64::from(world::generation()));
-    let device = device::open(plan.device, plan.train.threads, world)?;
+    let device = device::open(plan, world)?;
     prediction::check_device_memory(plan, world.rank(), &device)?;
     if let Some(line) = device::describe(&device).filter(|_| first) {
         print_line!("{line}");

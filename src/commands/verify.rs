@@ -137,7 +137,7 @@ fn rank(tasks: &Tasks, file: &RunFile, world: &World) -> anyhow::Result<()> {
     let progress = ProgressLine::new(tasks, world.rank() == 0);
     let train = |number: usize, name: &str, plan: &Plan| {
         let mut on_step = |step| progress.draw(number, name, step);
-        let device = device::open(plan.device, plan.train.threads, world)?;
+        let device = device::open(plan, world)?;
         let device = || device.clone();
         let trial = Trial { plan, source: &file.source, steps: *steps, device: &device };
         let trajectory = train_on_first_ranks(trial, world, &mut on_step);

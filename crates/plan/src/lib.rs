@@ -41,7 +41,7 @@ pub use ledger::{Ledger, keeps_hidden};
 pub use lockstep_types::{DeviceType, Dtype, SMALL_GEMM_ROWS};
 pub use mesh::{Axis, Coord, GroupKind, Mesh};
 pub use plan::{
-    Checkpoint, Comm, Data, Eval, Layout, Overlap, Plan, Precision, Sample, Source, Train,
+    Checkpoint, Comm, Data, Device, Eval, Layout, Overlap, Plan, Precision, Sample, Source, Train,
 };
 pub use refit::refit;
 pub use resolve::Environment;

@@ -26,9 +26,25 @@ pub struct Plan {
     pub precision: Precision,
     /// What the ranks compute on. Plans written before the key existed use the CPU.
     #[serde(default)]
-    pub device: DeviceType,
+    pub device: Device,
     pub comm: Comm,
     pub checkpoint: Checkpoint,
+}
+
+/// What the ranks compute on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Device {
+    pub kind: DeviceType,
+    /// f32 products of a GPU round their inputs to TF32.
+    pub tf32: bool,
+    /// The attention of a GPU gives the same bits in every run.
+    pub deterministic: bool,
+}
+
+impl Default for Device {
+    fn default() -> Device {
+        Device { kind: DeviceType::Cpu, tf32: false, deterministic: true }
+    }
 }
 
 /// Training data.

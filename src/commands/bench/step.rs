@@ -152,7 +152,7 @@ struct MemoryRow {
 }
 
 fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Result<()> {
-    let device = device::open(plan.device, plan.train.threads, world)?;
+    let device = device::open(plan, world)?;
     let mut peak = PeakRate::new(measure_peak(&device, dtype(plan)));
     let mut rank = Rank::new(plan, world, device.clone())?;
     for step in 1..=2 {

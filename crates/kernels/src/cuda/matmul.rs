@@ -1,5 +1,7 @@
 //! Matrix multiplication: cuBLASLt, and separate operations where it has no algorithm that does all at once.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use super::blaslt::{Addend, EpilogueKind, Operands, Problem, alignment};
 use super::{Cuda, elementwise, mlp};
 use crate::{Dtype, Matmul, View, ViewMut};
@@ -54,7 +56,7 @@ pub(crate) fn run(cuda: &Cuda, work: Matmul<'_>, [m, n, k]: [usize; 3]) {
             alignment(fused.residual.map_or(out.address(), |residual| residual.address())),
             alignment(out.address()),
         ],
-        tf32: false,
+        tf32: a.dtype() == Dtype::F32 && cuda.tf32.load(Relaxed),
     };
     let pre_gelu = gelu_backward.or(gelu.as_ref().map(|pre| pre.as_view()));
     let operands = |fused: &FusedEpilogue<'_>, out: &ViewMut<'_>| Operands {

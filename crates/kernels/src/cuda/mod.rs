@@ -36,6 +36,7 @@ mod stream;
 mod uploads;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 
 pub(crate) use arena::Arena;
@@ -63,6 +64,8 @@ pub(crate) struct Cuda {
     blaslt: blaslt::BlasLt,
     dnn: Option<dnn::Dnn>,
     energy: OnceLock<Option<nvml::EnergyCounter>>,
+    /// Whether f32 products may round their inputs to TF32.
+    tf32: AtomicBool,
 }
 
 impl Cuda {
@@ -116,10 +119,15 @@ impl Cuda {
             blaslt,
             dnn,
             energy: OnceLock::new(),
+            tf32: AtomicBool::new(false),
             stream,
             kernels,
             context,
         })
+    }
+
+    pub fn set_tf32(&self, on: bool) {
+        self.tf32.store(on, Relaxed);
     }
 
     /// The memory of a pool on this GPU.

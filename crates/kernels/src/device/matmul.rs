@@ -65,18 +65,15 @@ impl Device {
         let out = (work.out.rows(), work.out.cols());
         assert_eq!(k, k2, "({m}, {k}) · ({k2}, {n}): inner dimensions differ");
         assert_eq!(out, (m, n), "({m}, {k}) · ({k2}, {n}) does not have the shape of `out`");
-        let through_gelu = work.gelu_backward;
-        if let Some(input) = through_gelu {
+        if let Some(input) = work.gelu_backward {
             assert_eq!((input.rows(), input.cols()), (m, n), "the input of GELU");
             let alone = !work.accumulate && work.bias.is_none() && work.residual.is_none();
             assert!(alone && work.gelu.is_none(), "the gradient of GELU is the only epilogue");
         }
-        let mut work = work;
-        if let (Backend::Cpu(_), Some(input)) = (&self.0.backend, through_gelu) {
-            work.gelu_backward = None;
+        // The CPU's multiply has no such epilogue.
+        if let (Backend::Cpu(_), Some(input)) = (&self.0.backend, work.gelu_backward) {
             let Matmul { a, a_transposed, b, b_transposed, mut out, .. } = work;
-            let (a, b) = ((a, a_transposed), (b, b_transposed));
-            self.matmul(Matmul::plain(a, b, out.reborrow()));
+            self.matmul(Matmul::plain((a, a_transposed), (b, b_transposed), out.reborrow()));
             return self.gelu_backward(input, out);
         }
         let gelu = work.gelu.inspect(|pre| assert_eq!((pre.rows(), pre.cols()), (m, n)));

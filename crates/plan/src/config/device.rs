@@ -8,6 +8,10 @@ use super::Reader;
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Device {
     pub kind: Option<DeviceKind>,
+    /// Let f32 products of a GPU round their inputs to TF32.
+    pub tf32: Option<bool>,
+    /// Use the attention of a GPU that gives the same bits in every run.
+    pub deterministic: Option<bool>,
 }
 
 /// The hardware that a rank computes on.
@@ -30,6 +34,10 @@ impl DeviceKind {
 
 impl Device {
     pub(super) fn read(reader: &mut Reader) -> Device {
-        Device { kind: reader.word("device.kind", &DeviceKind::NAMES) }
+        Device {
+            kind: reader.word("device.kind", &DeviceKind::NAMES),
+            tf32: reader.flag("device.tf32"),
+            deterministic: reader.flag("device.deterministic"),
+        }
     }
 }

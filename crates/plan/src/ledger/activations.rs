@@ -91,7 +91,7 @@ impl LayerActivations {
         let key_heads = (shape.kv_heads / ulysses).max(1) * ulysses;
         let qkv = (shape.heads + 2 * key_heads) * shape.head_dim;
         let of_tokens = |cols: usize| bytes * tokens * cols;
-        let after = if keeps_hidden(plan.device, layout.recompute) { shape.ffn } else { 0 };
+        let after = if keeps_hidden(plan.device.kind, layout.recompute) { shape.ffn } else { 0 };
         let dense = LayerActivations {
             stream: bytes * rows * shape.dim,
             stats: 4 * rows * norm,
@@ -183,7 +183,7 @@ impl Mixture<'_> {
         // Rows from other ranks are saved; local rows can be gathered again.
         let input = if self.ranks > 1 { of_rows(dim) } else { 0 };
         let shared = moe.shared * ffn;
-        let keeps = keeps_hidden(self.plan.device, self.plan.layout.recompute);
+        let keeps = keeps_hidden(self.plan.device.kind, self.plan.layout.recompute);
         let after = if keeps { shared } else { 0 };
         let of_shared = if shared > 0 { of_tokens(dim + shared) } else { 0 };
         LayerActivations {

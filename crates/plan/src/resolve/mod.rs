@@ -15,7 +15,7 @@ use crate::config::{Config, DeviceKind};
 use crate::error::ConfigError;
 use crate::model::Shape;
 use crate::placement;
-use crate::plan::{Overlap, Plan};
+use crate::plan::{Device, Overlap, Plan};
 use checker::Checker;
 use lockstep_types::DeviceType;
 
@@ -89,7 +89,7 @@ impl Plan {
             train,
             layout,
             precision,
-            device: device(config.device.kind.unwrap_or_default(), env),
+            device: device(config, env),
             comm,
             checkpoint,
         };
@@ -102,12 +102,18 @@ impl Plan {
     }
 }
 
-fn device(kind: DeviceKind, env: &Environment) -> DeviceType {
-    match kind {
+fn device(config: &Config, env: &Environment) -> Device {
+    let kind = match config.device.kind.unwrap_or_default() {
         DeviceKind::Cpu => DeviceType::Cpu,
         DeviceKind::Cuda => DeviceType::Cuda,
         DeviceKind::Auto if env.gpu => DeviceType::Cuda,
         DeviceKind::Auto => DeviceType::Cpu,
+    };
+    let defaults = Device::default();
+    Device {
+        kind,
+        tf32: config.device.tf32.unwrap_or(defaults.tf32),
+        deterministic: config.device.deterministic.unwrap_or(defaults.deterministic),
     }
 }
 

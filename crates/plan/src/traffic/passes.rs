@@ -63,7 +63,7 @@ impl<'a> Passes<'a> {
         self.gather_sequence(list);
         let ranks = list.size(GroupKind::Tensor);
         let columns = self.plan.model.vocab.div_ceil(ranks);
-        let chunk = loss_chunk(self.plan.device, self.tokens, columns);
+        let chunk = loss_chunk(self.plan.device.kind, self.tokens, columns);
         for start in (0..self.tokens).step_by(chunk) {
             let rows = chunk.min(self.tokens - start);
             list.add(GroupKind::Tensor, Collective::AllReduce, rows, 4);
