@@ -26,6 +26,13 @@ fn on_device(x: &[f32], residual: &[f32], squares: &[f32], k: usize) -> Step {
     (residual.read(), squares.read(), pairs.read())
 }
 
+/// Indices and the bits of their values. Hardware differs in the bits of a NaN that it computes.
+fn pairs(bytes: &[u8]) -> Vec<(u32, u32)> {
+    let number = |at: &[u8]| u32::from_le_bytes(at.try_into().unwrap());
+    let value = |bits: u32| if f32::from_bits(bits).is_nan() { f32::NAN.to_bits() } else { bits };
+    bytes.chunks_exact(8).map(|pair| (number(&pair[..4]), value(number(&pair[4..])))).collect()
+}
+
 /// Two steps, of which the second finds what the first has left.
 fn compare(what: &str, x: &[f32], k: usize) {
     let n = x.len();
@@ -37,7 +44,7 @@ fn compare(what: &str, x: &[f32], k: usize) {
         let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         assert_eq!(bits(&got.0), bits(&expected.0), "residual of {k} of {n} {what}, step {step}");
         assert_eq!(bits(&got.1), bits(&expected.1), "squares of {k} of {n} {what}, step {step}");
-        assert_eq!(got.2, expected.2, "pairs of {k} of {n} {what}, step {step}");
+        assert_eq!(pairs(&got.2), pairs(&expected.2), "pairs of {k} of {n} {what}, step {step}");
         before = expected;
     }
 }

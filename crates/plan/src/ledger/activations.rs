@@ -58,6 +58,8 @@ struct LayerActivations {
     inner: usize,
     /// Input and saved output of the shared experts' activation function.
     shared: usize,
+    /// Part of `inner` and of `shared` that deferred weight gradients keep: hidden values after the activation.
+    kept: [usize; 2],
     /// Saved for deferred weight gradients, in addition to `out`.
     later: Deferred,
 }
@@ -100,6 +102,7 @@ impl LayerActivations {
             routed: 0,
             inner: of_tokens(before(shape) + after),
             shared: 0,
+            kept: [of_tokens(after), 0],
             later: Deferred {
                 down: of_tokens(shape.dim + shape.ffn),
                 up: of_tokens(before(shape) + shape.dim),
@@ -135,12 +138,13 @@ impl LayerActivations {
             return usage.give(self.inside(inner) + self.stream);
         }
         let of_inner = |bytes: usize| if inner { bytes } else { 0 };
-        usage.take(self.later.down);
-        usage.give(of_inner(self.inner));
+        let [kept, kept_shared] = self.kept;
+        usage.take(self.later.down - kept);
+        usage.give(of_inner(self.inner - kept));
         usage.take(self.later.up);
         usage.take(self.later.router);
-        usage.take(self.later.shared[0]);
-        usage.give(of_inner(self.shared));
+        usage.take(self.later.shared[0] - kept_shared);
+        usage.give(of_inner(self.shared - kept_shared));
         usage.take(self.later.shared[1]);
         // The norm's statistics, and the residual stream between the halves.
         usage.give(self.routed + self.stats + self.stream);
@@ -190,6 +194,7 @@ impl Mixture<'_> {
             routed: self.routed(),
             inner: of_rows(2 * ffn) + input,
             shared: of_tokens(2 * shared + after),
+            kept: [0, of_tokens(after)],
             later: Deferred {
                 down: of_rows(dim + ffn),
                 up: of_rows(2 * ffn + dim),
