@@ -60,7 +60,7 @@ pub use consistency::{Setting, check_consistency, settings};
 pub use error::Error;
 pub use expert_load::ExpertLoad;
 pub use optimizer::Optimizer;
-pub use peak::{PeakRate, measure_peak, peak_side};
+pub use peak::{PeakRate, measure_peak};
 pub use planned_traffic::{PlannedTraffic, planned_call, planned_traffic};
 pub use rank::{Rank, StepResult, dtype, train_sample};
 pub use rank_zero::on_rank_zero;

@@ -27,14 +27,14 @@ impl PeakRate {
 }
 
 /// Side of the square matrices of the peak rate. A GPU reaches its peak only with large ones.
-pub fn peak_side(device: DeviceType) -> usize {
+fn peak_side(device: DeviceType) -> usize {
     match device {
         DeviceType::Cpu => 1024,
-        DeviceType::Cuda => 8192,
+        DeviceType::Cuda => 4096,
     }
 }
 
-/// FLOP/s of the fastest of up to 12 multiplies of square matrices of [`peak_side`].
+/// FLOP/s of the fastest of up to 12 multiplies of large square matrices.
 pub fn measure_peak(device: &Device, dtype: Dtype) -> f64 {
     let side = peak_side(device.device_type());
     // Several tries, because other processes may slow down some of them; fewer on slow devices.

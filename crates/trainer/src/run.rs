@@ -76,6 +76,7 @@ pub fn run<'a>(run: &Run<'a>, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Fin
     let Run { plan, group, source, folder, .. } = *run;
     let measure = || measure_peak(&run.device, dtype(plan));
     let peak = measure();
+    run.device.reset_peaks();
     let generation = on_rank_zero(group, || {
         // From here on, ranks of older generations can no longer commit checkpoints.
         let generation = match run.generation {

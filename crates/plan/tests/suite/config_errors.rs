@@ -25,7 +25,7 @@ fn syntax_and_types() {
         ("[checkpoint]\nfolder = \"x\"", "checkpoint.folder (line 2): unknown key; valid keys: every, keep, keep_every"),
         ("[model.rope_scaling]\nfactr = 2", "model.rope_scaling.factr (line 2): unknown key; did you mean model.rope_scaling.factor?"),
         ("\n[trian]\nlr = 1\nsteps = 2", "trian (line 2): unknown section; did you mean [train]?"),
-        ("[mesh]", "mesh (line 1): unknown section; valid sections: checkpoint, comm, data, layout, model, model.rope_scaling, precision, train"),
+        ("[mesh]", "mesh (line 1): unknown section; valid sections: checkpoint, comm, data, device, layout, model, model.rope_scaling, precision, train"),
         ("model = 3", "model (line 1): model is a section, not a value; write [model] with its keys below"),
         ("[[model]]\ndim = 64", "model (line 1): model is a section, not a value; write [model] with its keys below"),
         ("[model]\ndim = \"wide\"", "model.dim (line 2): dim must be a non-negative integer, e.g. 8 (got \"wide\")"),
@@ -47,6 +47,7 @@ fn syntax_and_types() {
         ("[comm]\ncompression = \"topk\"", "comm.compression (line 2): topk needs the fraction to send; write for example topk:0.01"),
         ("[comm]\ncompression = \"topk:1%\"", "comm.compression (line 2): \"1%\" is not a number; write for example topk:0.01"),
         ("[comm]\ncompression = 8", "comm.compression (line 2): compression must be one of \"none\", \"bf16\", \"f16\", \"int8\", \"topk:0.01\" (got 8)"),
+        ("[device]\nkind = \"gpu\"", "device.kind (line 2): kind must be one of \"auto\", \"cpu\", \"cuda\" (got \"gpu\"); did you mean \"cpu\"?"),
         ("[precision]\ncompute = \"fp32\"", "precision.compute (line 2): compute must be one of \"f32\", \"bf16\" (got \"fp32\"); did you mean \"f32\"?"),
     ];
     for (text, expected) in cases {

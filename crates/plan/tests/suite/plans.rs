@@ -2,7 +2,7 @@
 
 use lockstep_plan::config::Model;
 use lockstep_plan::model::{Family, Moe, Shape};
-use lockstep_plan::{Compression, Config, Curve, Environment, Plan, Source};
+use lockstep_plan::{Compression, Config, Curve, DeviceType, Environment, Plan, Source};
 
 fn plan(text: &str, ranks: usize) -> Plan {
     let config = Config::parse(text, &[]);
@@ -144,4 +144,17 @@ fn older_plans_get_defaults_for_missing_keys() {
     );
     json["comm"]["compression"] = "int9".into();
     assert!(serde_json::from_value::<Plan>(json).is_err());
+}
+
+#[test]
+fn auto_takes_a_gpu_if_there_is_one() {
+    let kind = |kind: &str, gpu: bool| {
+        let config = Config::parse(&format!("[device]\nkind = \"{kind}\""), &[]);
+        let env = Environment { gpu, ..Environment::one_host(1, 1).with_vocab(64) };
+        Plan::resolve(&config, &env).unwrap().device.kind
+    };
+    assert_eq!(kind("auto", true), DeviceType::Cuda);
+    assert_eq!(kind("auto", false), DeviceType::Cpu);
+    assert_eq!(kind("cpu", true), DeviceType::Cpu);
+    assert_eq!(kind("cuda", false), DeviceType::Cuda);
 }
