@@ -50,11 +50,13 @@ impl Context {
         driver.check(unsafe { (api.cuDeviceGet)(&mut device, index as c_int) }, &open)?;
         let attribute = |attribute: Attribute| {
             let mut value = 0;
+            // SAFETY: valid pointers.
             let status =
                 unsafe { (api.cuDeviceGetAttribute)(&mut value, attribute as c_int, device) };
             driver.check(status, "read an attribute of the GPU").map(|()| value)
         };
         let mut name = [0; 256];
+        // SAFETY: valid pointers.
         let status = unsafe { (api.cuDeviceGetName)(name.as_mut_ptr(), 255, device) };
         driver.check(status, "read the name of the GPU")?;
         // SAFETY: the driver ends the name with a zero.
@@ -69,8 +71,10 @@ impl Context {
         let multiprocessors = attribute(Attribute::Multiprocessors)? as usize;
         let shared_per_block = attribute(Attribute::SharedPerBlock)? as usize;
         let mut total_bytes = 0;
+        // SAFETY: valid pointers.
         let status = unsafe { (api.cuDeviceTotalMem_v2)(&mut total_bytes, device) };
         driver.check(status, "read the memory size of the GPU")?;
+        // SAFETY: valid pointers.
         let status = unsafe { (api.cuDevicePrimaryCtxRetain)(&mut handle, device) };
         driver.check(status, &format!("open a context on GPU {index} ({name})"))?;
         Ok(Arc::new(Context {

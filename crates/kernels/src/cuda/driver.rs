@@ -147,6 +147,7 @@ impl Driver {
                 "the CUDA driver finds no GPU: check `nvidia-smi` and CUDA_VISIBLE_DEVICES",
             ));
         }
+        // SAFETY: a valid pointer.
         unsafe {
             check(&api, status, "initialize the CUDA driver")?;
             check(&api, (api.cuDriverGetVersion)(&mut version), "read the driver's version")?;

@@ -70,8 +70,8 @@ pub(crate) fn run(cuda: &Cuda, work: Matmul<'_>, [m, n, k]: [usize; 3]) {
     // cuBLASLt's epilogues take vectors of 16 bytes.
     let fits = |view: View<'_>| {
         view.dtype() == out.dtype()
-            && view.address() % 16 == 0
-            && n * view.dtype().bytes() % 16 == 0
+            && view.address().is_multiple_of(16)
+            && (n * view.dtype().bytes()).is_multiple_of(16)
     };
     let fusable = [bias, fused.residual, pre_gelu].into_iter().flatten().all(fits);
     let done =

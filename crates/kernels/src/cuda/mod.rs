@@ -36,6 +36,7 @@ mod stream;
 mod uploads;
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -88,15 +89,17 @@ impl Cuda {
     /// Opens GPU `index` with all libraries. All devices of a process share its context and kernels, which live as
     /// long as the process.
     pub fn open(index: usize) -> Result<Cuda> {
-        static OPEN: Mutex<BTreeMap<usize, (Arc<Context>, Arc<Kernels>)>> =
-            Mutex::new(BTreeMap::new());
+        type Opened = (Arc<Context>, Arc<Kernels>);
+        static OPEN: Mutex<BTreeMap<usize, Opened>> = Mutex::new(BTreeMap::new());
         let mut open = OPEN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if !open.contains_key(&index) {
-            let context = Context::new(index)?;
-            let kernels = Arc::new(Kernels::new(&context)?);
-            open.insert(index, (context, kernels));
-        }
-        let (context, kernels) = open[&index].clone();
+        let (context, kernels) = match open.entry(index) {
+            Entry::Occupied(opened) => opened.get().clone(),
+            Entry::Vacant(vacant) => {
+                let context = Context::new(index)?;
+                let kernels = Arc::new(Kernels::new(&context)?);
+                vacant.insert((context, kernels)).clone()
+            }
+        };
         drop(open);
         Cuda::on(context, kernels)
     }

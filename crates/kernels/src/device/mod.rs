@@ -57,7 +57,7 @@ struct Inner {
 /// The hardware behind a device.
 enum Backend {
     Cpu(Cpu),
-    Cuda(Cuda),
+    Cuda(Box<Cuda>),
 }
 
 impl Device {
@@ -82,7 +82,11 @@ impl Device {
 
     fn of_cuda(cuda: Cuda) -> Device {
         let pool = Arc::new(Pool::cuda(cuda.arena(), cuda.context().clone()));
-        Device(Arc::new(Inner { backend: Backend::Cuda(cuda), pool, meter: Meter::new() }))
+        Device(Arc::new(Inner {
+            backend: Backend::Cuda(Box::new(cuda)),
+            pool,
+            meter: Meter::new(),
+        }))
     }
 
     /// The device that `LOCKSTEP_DEVICE` names: `cpu`, with `threads` threads, or `cuda`. The CPU if it is not set.

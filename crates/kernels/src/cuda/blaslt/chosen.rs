@@ -14,11 +14,13 @@ pub(crate) struct Chosen {
     algorithms: HashMap<String, Algorithm>,
 }
 
+/// Algorithms that several devices share.
+pub(crate) type SharedChosen = Arc<Mutex<Chosen>>;
+
 impl Chosen {
     /// The algorithms of a GPU model and a version of cuBLASLt, shared by the whole process.
-    pub fn of_gpu(gpu: &str, version: usize) -> Arc<Mutex<Chosen>> {
-        static ALL: Mutex<BTreeMap<(String, usize), Arc<Mutex<Chosen>>>> =
-            Mutex::new(BTreeMap::new());
+    pub fn of_gpu(gpu: &str, version: usize) -> SharedChosen {
+        static ALL: Mutex<BTreeMap<(String, usize), SharedChosen>> = Mutex::new(BTreeMap::new());
         let mut all = ALL.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let load = || Arc::new(Mutex::new(Chosen::load(gpu, version)));
         all.entry((gpu.to_string(), version)).or_insert_with(load).clone()

@@ -10,7 +10,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex};
 
 use api::{Algorithm, Functions, HeuristicResult};
-use chosen::Chosen;
+use chosen::{Chosen, SharedChosen};
 pub(crate) use problem::{Addend, EpilogueKind, Problem, alignment};
 
 use super::context::{Context, DeviceBuffer};
@@ -41,7 +41,7 @@ pub(crate) struct BlasLt {
     workspace: DeviceBuffer,
     context: Arc<Context>,
     /// Algorithms of all devices on this GPU, so that they compute the same bits.
-    chosen: Arc<Mutex<Chosen>>,
+    chosen: SharedChosen,
     prepared: Mutex<HashMap<Problem, Option<Prepared>>>,
 }
 
