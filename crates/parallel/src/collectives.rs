@@ -48,7 +48,8 @@ pub(crate) fn reduce_scatter(
     shard: ViewMut<'_>,
 ) -> Result<()> {
     if group.size() == 1 {
-        return Ok(device.copy(input, shard));
+        device.copy(input, shard);
+        return Ok(());
     }
     let (input, mut shard) = (Input::new(device, input), Output::new(device, shard));
     with_element!(input.host().dtype(), E => {
@@ -66,7 +67,8 @@ pub(crate) fn all_gather(
     output: ViewMut<'_>,
 ) -> Result<()> {
     if group.size() == 1 {
-        return Ok(device.copy(shard, output));
+        device.copy(shard, output);
+        return Ok(());
     }
     let (shard, mut output) = (Input::new(device, shard), Output::new(device, output));
     with_element!(shard.host().dtype(), E => {
