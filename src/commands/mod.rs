@@ -13,4 +13,5 @@ mod prediction;
 mod progress;
 mod replay;
 pub mod train;
+pub mod trees;
 pub mod verify;

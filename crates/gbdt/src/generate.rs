@@ -67,6 +67,6 @@ impl Generate {
 /// Probability of label 1: a step, a slope and an interaction.
 fn probability(x: &[f32]) -> f32 {
     let step = if x[0] > 0.6 { 2.0 } else { -1.0 };
-    let interaction = if (x[2] > 0.5) == (x[3] > 0.5) { 1.0 } else { -1.0 };
+    let interaction = if x[2] > 0.5 && x[3] > 0.4 { 1.5 } else { -0.5 };
     sigmoid(step + 2.0 * (x[1] - 0.5) + interaction)
 }

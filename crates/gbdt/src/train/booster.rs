@@ -1,6 +1,6 @@
 //! The state of a training between two rounds.
 
-use lockstep_comm::{BufferAccess, Group, Op, Traffic};
+use lockstep_comm::{BufferAccess, Collective, Group, Op, Traffic};
 use lockstep_kernels::Team;
 
 use crate::error::{Error, Result};
@@ -199,18 +199,23 @@ impl<'a> Booster<'a> {
         self.exchange.reduction
     }
 
-    /// Traffic of this rank in the histograms and splits of all rounds so far, by the cost formulas of `comm`. `None`
-    /// if an engine does not report its traffic.
+    /// Traffic of this rank in all rounds since the start, by the cost formulas of `comm`. `None` if an engine does not
+    /// report its traffic.
     pub fn predicted_traffic(&self, access: BufferAccess) -> Option<Traffic> {
-        let (histogram, _) = self.exchange.predict(access, 1)?;
-        let mut total = Traffic {
-            messages: histogram.messages * self.statistics.histograms as u64,
-            bytes: histogram.bytes * self.statistics.histograms as u64,
-        };
-        for nodes in &self.statistics.searches {
-            total = total + self.exchange.predict(access, *nodes)?.1;
+        let (exchange, statistics) = (&self.exchange, &self.statistics);
+        let reduce = |count: usize| exchange.traffic(Collective::AllReduce, count, access);
+        let mut parts = vec![exchange.of_histogram(access)?; statistics.histograms];
+        for nodes in &statistics.searches {
+            parts.push(exchange.of_search(*nodes, access)?);
         }
-        Some(total)
+        // Per round the largest derivatives and their sums, per tree the total and the sums of the leaves.
+        for _ in 0..statistics.leaves.len() / self.model.outputs {
+            parts.extend([reduce(2)?, reduce(2)?]);
+        }
+        for leaves in &statistics.leaves {
+            parts.extend([reduce(1)?, reduce(2 * leaves)?]);
+        }
+        Some(parts.into_iter().sum())
     }
 }
 

@@ -161,23 +161,31 @@ impl<'a> Exchange<'a> {
         Ok((0..mine.len()).map(best).collect())
     }
 
-    /// Traffic of this rank for one histogram and for the best splits of `nodes` nodes, by the formulas of `comm`.
-    pub fn predict(&self, access: BufferAccess, nodes: usize) -> Option<(Traffic, Traffic)> {
-        let rank = self.group.rank();
-        let traffic = |kind: Collective, count: usize| {
-            let shape =
-                CollectiveShape { kind, count, width: 8, root: 0, hosts: self.group.hosts() };
-            let algo: Algo = choose(&shape, &self.group.link_costs());
-            predict_traffic_with(&shape, algo, rank, access)
-        };
-        Some(match self.reduction {
-            Reduction::None => Default::default(),
-            Reduction::All => (traffic(Collective::AllReduce, self.slots)?, Traffic::default()),
-            Reduction::Scatter => (
-                traffic(Collective::ReduceScatter, self.slots)?,
-                traffic(Collective::AllGather, self.words * nodes * self.group.size())?,
-            ),
-        })
+    /// Traffic of this rank for one histogram.
+    pub fn of_histogram(&self, access: BufferAccess) -> Option<Traffic> {
+        match self.reduction {
+            Reduction::None => Some(Traffic::default()),
+            Reduction::All => self.traffic(Collective::AllReduce, self.slots, access),
+            Reduction::Scatter => self.traffic(Collective::ReduceScatter, self.slots, access),
+        }
+    }
+
+    /// Traffic of this rank for the best splits of `nodes` nodes.
+    pub fn of_search(&self, nodes: usize, access: BufferAccess) -> Option<Traffic> {
+        match self.reduction {
+            Reduction::Scatter => {
+                let count = self.words * nodes * self.group.size();
+                self.traffic(Collective::AllGather, count, access)
+            }
+            Reduction::None | Reduction::All => Some(Traffic::default()),
+        }
+    }
+
+    /// Traffic of this rank for a collective of 64-bit numbers, by the formulas of `comm`.
+    pub fn traffic(&self, kind: Collective, count: usize, access: BufferAccess) -> Option<Traffic> {
+        let shape = CollectiveShape { kind, count, width: 8, root: 0, hosts: self.group.hosts() };
+        let algo: Algo = choose(&shape, &self.group.link_costs());
+        predict_traffic_with(&shape, algo, self.rank, access)
     }
 }
 
