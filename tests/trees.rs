@@ -11,7 +11,8 @@ struct Workspace {
 
 impl Workspace {
     fn new(name: &str) -> Workspace {
-        let folder = std::env::temp_dir().join(format!("lockstep-trees-{}-{name}", std::process::id()));
+        let folder =
+            std::env::temp_dir().join(format!("lockstep-trees-{}-{name}", std::process::id()));
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder).unwrap();
         let workspace = Workspace { folder };
@@ -80,7 +81,12 @@ fn csv(rows: usize, first: usize) -> String {
 fn ranks_and_engines_give_the_same_model() {
     let workspace = Workspace::new("engines");
     let out = workspace.ok("trees train trees.toml --set name=one");
-    for part in ["1,500 rows × 4 features", "round 8/8 | valid-logloss", "valid-auc 0.9", "run folder: runs/one"] {
+    for part in [
+        "1,500 rows × 4 features",
+        "round 8/8 | valid-logloss",
+        "valid-auc 0.9",
+        "run folder: runs/one",
+    ] {
         assert!(out.contains(part), "no {part:?} in:\n{out}");
     }
     let model = workspace.model("one");
@@ -172,10 +178,13 @@ fn errors_suggest_a_fix() {
 fn a_killed_rank_does_not_change_the_model() {
     let workspace = Workspace::new("killed");
     let sets = "--set trees.rounds=400 --set trees.max_depth=3 --set data.eval={}";
-    workspace.ok(&format!("trees train trees.toml {sets} --set name=whole --ranks 2 --engine threads"));
+    workspace
+        .ok(&format!("trees train trees.toml {sets} --set name=whole --ranks 2 --engine threads"));
     let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
     command
-        .args(format!("trees train trees.toml {sets} --set name=killed --ranks 2").split_whitespace())
+        .args(
+            format!("trees train trees.toml {sets} --set name=killed --ranks 2").split_whitespace(),
+        )
         .current_dir(&workspace.folder)
         .stdout(std::process::Stdio::null())
         .stderr(std::process::Stdio::null());
@@ -200,7 +209,9 @@ fn a_killed_launcher_is_resumed_on_other_ranks() {
     workspace.ok(&format!("trees train trees.toml {sets} --set name=whole"));
     let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
     command
-        .args(format!("trees train trees.toml {sets} --set name=killed --ranks 2").split_whitespace())
+        .args(
+            format!("trees train trees.toml {sets} --set name=killed --ranks 2").split_whitespace(),
+        )
         .current_dir(&workspace.folder)
         .stdout(std::process::Stdio::null())
         .stderr(std::process::Stdio::null());
@@ -212,13 +223,15 @@ fn a_killed_launcher_is_resumed_on_other_ranks() {
     }
     launcher.kill().unwrap();
     launcher.wait().unwrap();
-    workspace.ok(&format!("trees train trees.toml {sets} --set name=killed --ranks 3 --resume=if-any"));
+    workspace
+        .ok(&format!("trees train trees.toml {sets} --set name=killed --ranks 3 --resume=if-any"));
     assert!(workspace.model("killed") == workspace.model("whole"));
 }
 
 /// A child process, if there is one.
 fn child_of(parent: u32) -> Option<u32> {
-    let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;
+    let children =
+        std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;
     children.split_whitespace().next()?.parse().ok()
 }
 
@@ -226,7 +239,8 @@ fn child_of(parent: u32) -> Option<u32> {
 fn the_example_runs() {
     let workspace = Workspace::new("example");
     let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/trees.toml");
-    let small = "--set data.generate.rows=5000 --set data.generate.eval_rows=1000 --set trees.rounds=10";
+    let small =
+        "--set data.generate.rows=5000 --set data.generate.eval_rows=1000 --set trees.rounds=10";
     let out = workspace.ok(&format!("trees train {} {small}", example.display()));
     assert!(out.contains("the lowest possible logloss") && out.contains("best round"), "{out}");
 }

@@ -96,7 +96,9 @@ impl Config {
     /// Fails with all problems.
     pub fn check(&self) -> Result<()> {
         let mut problems = match self.trees.check() {
-            Err(Error::Params(problems)) => problems.into_iter().map(|p| format!("trees.{p}")).collect(),
+            Err(Error::Params(problems)) => {
+                problems.into_iter().map(|p| format!("trees.{p}")).collect()
+            }
             _ => Vec::new(),
         };
         let mut require = |ok: bool, text: &str| {
@@ -122,7 +124,8 @@ impl Config {
             let ok = (0.0..1.0).contains(&generate.missing);
             require(ok, "data.generate.missing must be at least 0 and below 1");
         }
-        let sets = !data.eval.is_empty() || data.generate.is_some_and(|generate| generate.eval_rows > 0);
+        let sets =
+            !data.eval.is_empty() || data.generate.is_some_and(|generate| generate.eval_rows > 0);
         require(
             self.trees.early_stopping == 0 || sets,
             "trees.early_stopping needs an evaluation set; set data.eval",

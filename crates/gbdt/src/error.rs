@@ -7,11 +7,23 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 pub enum Error {
     /// An I/O error.
-    System { doing: &'static str, path: PathBuf, source: std::io::Error },
+    System {
+        doing: &'static str,
+        path: PathBuf,
+        source: std::io::Error,
+    },
     /// An invalid value in a file. Line and column count from 1; the column is that of the field.
-    Data { path: PathBuf, line: u64, column: u64, what: String },
+    Data {
+        path: PathBuf,
+        line: u64,
+        column: u64,
+        what: String,
+    },
     /// A file with invalid contents.
-    File { path: PathBuf, what: String },
+    File {
+        path: PathBuf,
+        what: String,
+    },
     /// An invalid matrix or an invalid combination of arguments.
     Input(String),
     /// Invalid parameters; lists all problems.
@@ -22,7 +34,10 @@ pub enum Error {
     Checkpoint(lockstep_ckpt::Error),
     Comm(lockstep_comm::Error),
     /// An error of another rank.
-    OtherRank { rank: usize, what: String },
+    OtherRank {
+        rank: usize,
+        what: String,
+    },
 }
 
 impl Error {

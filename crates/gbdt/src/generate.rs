@@ -40,7 +40,8 @@ impl Generate {
             label.push(f32::from(u8::from(uniform < probability(&x))));
             for (feature, x) in x.iter().enumerate() {
                 let index = (row * features + feature) as u64;
-                let missing = self.missing > 0.0 && f64::from(self.uniform(2, index)) < self.missing;
+                let missing =
+                    self.missing > 0.0 && f64::from(self.uniform(2, index)) < self.missing;
                 values.push(if missing { f32::NAN } else { *x });
             }
         }

@@ -132,7 +132,10 @@ fn ln_factorial(x: f64) -> f64 {
     ];
     let z = x + 1.0;
     let t = z + 5.5;
-    let series = C.iter().enumerate().fold(1.000_000_000_190_015, |sum, (i, c)| sum + c / (z + 1.0 + i as f64));
+    let series = C
+        .iter()
+        .enumerate()
+        .fold(1.000_000_000_190_015, |sum, (i, c)| sum + c / (z + 1.0 + i as f64));
     (z + 0.5) * t.ln() - t + (2.506_628_274_631_000_5 * series / z).ln()
 }
 
@@ -147,12 +150,15 @@ fn auc(group: &Group, matrix: &Matrix, margins: &[f32]) -> Result<f64> {
     let mut rows: Vec<(f32, f32, f32)> = Vec::new();
     for bytes in gather_bytes(group, &bytes)? {
         rows.extend(bytes.chunks_exact(12).map(|row| {
-            let value = |at: usize| f32::from_le_bytes(row[at..at + 4].try_into().expect("four bytes"));
+            let value =
+                |at: usize| f32::from_le_bytes(row[at..at + 4].try_into().expect("four bytes"));
             (value(0), value(4), value(8))
         }));
     }
     // All ranks sort the same rows, so the sums are the same.
-    rows.sort_by(|one, other| one.0.total_cmp(&other.0).then(one.1.total_cmp(&other.1)).then(one.2.total_cmp(&other.2)));
+    rows.sort_by(|one, other| {
+        one.0.total_cmp(&other.0).then(one.1.total_cmp(&other.1)).then(one.2.total_cmp(&other.2))
+    });
     let (mut area, mut negatives, mut positives, mut at) = (0.0, 0.0, 0.0, 0);
     while at < rows.len() {
         let (mut below, mut above, score) = (0.0, 0.0, rows[at].0);
@@ -180,7 +186,12 @@ fn ndcg(group: &Group, matrix: &Matrix, margins: &[f32], places: usize) -> Resul
             return 1.0;
         }
         let order = by_score(scores);
-        let dcg: f64 = order.iter().take(places).enumerate().map(|(place, row)| gain(labels[*row]) * discount(place)).sum();
+        let dcg: f64 = order
+            .iter()
+            .take(places)
+            .enumerate()
+            .map(|(place, row)| gain(labels[*row]) * discount(place))
+            .sum();
         dcg / ideal
     };
     let sum = exact_sum(group, &mut (0..groups).map(of))?;
@@ -195,7 +206,10 @@ mod tests {
     #[test]
     fn names() {
         assert_eq!(Metric::parse("ndcg@5"), Ok(Metric::Ndcg(5)));
-        assert!(Metric::parse("ndcg@x").is_err() && Metric::parse("f1").unwrap_err().contains("use rmse"));
+        assert!(
+            Metric::parse("ndcg@x").is_err()
+                && Metric::parse("f1").unwrap_err().contains("use rmse")
+        );
     }
 
     #[test]

@@ -135,7 +135,9 @@ impl Objective {
         Some(match name {
             "reg:logistic" => Objective::Logistic,
             "multi:softmax" => Objective::Softmax,
-            "reg:linear" | "reg:pseudohubererror" | "reg:squaredlogerror" => Objective::SquaredError,
+            "reg:linear" | "reg:pseudohubererror" | "reg:squaredlogerror" => {
+                Objective::SquaredError
+            }
             "reg:tweedie" | "reg:gamma" => Objective::Poisson,
             "rank:pairwise" | "rank:map" => Objective::Rank,
             name => Objective::ALL.into_iter().find(|o| o.xgboost_name() == name)?,

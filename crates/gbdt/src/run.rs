@@ -35,16 +35,32 @@ pub struct Run<'a> {
 /// Something to report. Only rank 0 gets events.
 pub enum Event<'a> {
     /// The data is ready.
-    Data { matrix: &'a Matrix, cached: bool, seconds: f64 },
+    Data {
+        matrix: &'a Matrix,
+        cached: bool,
+        seconds: f64,
+    },
     /// Training continues after a checkpoint.
-    Resumed { round: usize },
+    Resumed {
+        round: usize,
+    },
     /// A checkpoint could not be read; an older one is used.
-    Skipped { what: String },
+    Skipped {
+        what: String,
+    },
     /// A round that is reported.
-    Round { progress: &'a Progress, report: &'a StepReport },
-    Saved { path: PathBuf },
+    Round {
+        progress: &'a Progress,
+        report: &'a StepReport,
+    },
+    Saved {
+        path: PathBuf,
+    },
     /// A checkpoint was not saved. Training continues.
-    SaveFailed { round: usize, what: String },
+    SaveFailed {
+        round: usize,
+        what: String,
+    },
 }
 
 /// The end of a run.
@@ -99,7 +115,11 @@ pub fn run(run: &Run<'_>, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Finishe
     let mut stopped = false;
     let options = &run.config.run;
     let save = |progress: &Progress, model: &Model| {
-        let state = State { progress: progress.clone(), generation: run.generation, digest: digest.clone() };
+        let state = State {
+            progress: progress.clone(),
+            generation: run.generation,
+            digest: digest.clone(),
+        };
         Checkpoint { state, model: model.clone() }.save(run.folder, options.keep)
     };
     let mut after_round = |progress: &Progress, booster: &Booster<'_>| {
@@ -107,9 +127,11 @@ pub fn run(run: &Run<'_>, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Finishe
         let mut flag = [i64::from((run.stop)())];
         group.all_reduce(&mut flag, Op::Max)?;
         stopped = flag[0] > 0 && !last;
-        let due = options.checkpoint_every > 0 && progress.round.is_multiple_of(options.checkpoint_every);
+        let due =
+            options.checkpoint_every > 0 && progress.round.is_multiple_of(options.checkpoint_every);
         if first {
-            let report = last || stopped || progress.round.is_multiple_of(options.report_every.max(1));
+            let report =
+                last || stopped || progress.round.is_multiple_of(options.report_every.max(1));
             reports.write(progress, params.rounds, group.traffic().bytes - sent, |step| {
                 if report {
                     on_event(Event::Round { progress, report: step });
@@ -118,10 +140,15 @@ pub fn run(run: &Run<'_>, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Finishe
             if due || stopped || last {
                 match save(progress, booster.model()) {
                     Ok(path) => on_event(Event::Saved { path }),
-                    Err(error @ Error::Checkpoint(lockstep_ckpt::Error::Fenced { .. })) => return Err(error),
+                    Err(error @ Error::Checkpoint(lockstep_ckpt::Error::Fenced { .. })) => {
+                        return Err(error);
+                    }
                     // Without a checkpoint, a stopped run would lose its rounds.
                     Err(error) if stopped => return Err(error),
-                    Err(error) => on_event(Event::SaveFailed { round: progress.round, what: error.to_string() }),
+                    Err(error) => on_event(Event::SaveFailed {
+                        round: progress.round,
+                        what: error.to_string(),
+                    }),
                 }
             }
         }
@@ -180,7 +207,8 @@ fn newest(run: &Run<'_>) -> Result<(Option<Checkpoint>, Vec<String>)> {
     run.group.broadcast(&mut bytes, 0)?;
     let wrong = || Error::Input("rank 0 sent an invalid checkpoint".into());
     let (len, rest) = bytes.split_first_chunk::<8>().ok_or_else(wrong)?;
-    let (state, model) = rest.split_at_checked(u64::from_le_bytes(*len) as usize).ok_or_else(wrong)?;
+    let (state, model) =
+        rest.split_at_checked(u64::from_le_bytes(*len) as usize).ok_or_else(wrong)?;
     let state = serde_json::from_slice(state).map_err(|_| wrong())?;
     Ok((Some(Checkpoint { state, model: Model::from_bytes(model)? }), problems))
 }
@@ -238,12 +266,19 @@ fn identity(path: &Path, config: &Config) -> Result<String> {
     let meta = full.metadata().map_err(Error::system("open", path))?;
     let (seconds, nanos) = (meta.mtime(), meta.mtime_nsec());
     let data = serde_json::to_string(&config.data).expect("plain data");
-    Ok(format!("{} {} {seconds}.{nanos} {data} {}", full.display(), meta.len(), config.trees.max_bin))
+    Ok(format!(
+        "{} {} {seconds}.{nanos} {data} {}",
+        full.display(),
+        meta.len(),
+        config.trees.max_bin
+    ))
 }
 
 fn load_eval(run: &Run<'_>, train: &Matrix) -> Result<Vec<EvalSet>> {
     let (group, config) = (run.group, run.config);
-    let bin = |table: &data::Table| Matrix::new(group, table, Some(&train.cuts), config.trees.max_bin, run.team);
+    let bin = |table: &data::Table| {
+        Matrix::new(group, table, Some(&train.cuts), config.trees.max_bin, run.team)
+    };
     if let Some(generate) = config.data.generate.filter(|generate| generate.eval_rows > 0) {
         let rows = shard_range(generate.eval_rows, group.size(), group.rank());
         let table = generate.table(generate.rows + rows.start..generate.rows + rows.end);
@@ -251,9 +286,10 @@ fn load_eval(run: &Run<'_>, train: &Matrix) -> Result<Vec<EvalSet>> {
     }
     let mut schema = config.data.schema();
     schema.features = schema.features.or(Some(train.features.len()));
-    let categories = train.features.iter().filter_map(|feature| {
-        Some((feature.name.clone(), feature.categories.clone()?))
-    });
+    let categories = train
+        .features
+        .iter()
+        .filter_map(|feature| Some((feature.name.clone(), feature.categories.clone()?)));
     let categories = categories.collect();
     let reader = Reader {
         schema: &schema,
@@ -306,7 +342,8 @@ impl Reports {
     ) -> Result<()> {
         let elapsed = self.started.elapsed();
         let done = progress.round - self.first_round;
-        let left = elapsed.mul_f64((rounds - progress.round.min(rounds)) as f64 / done.max(1) as f64);
+        let left =
+            elapsed.mul_f64((rounds - progress.round.min(rounds)) as f64 / done.max(1) as f64);
         let mut step = StepReport {
             elapsed_s: Some(elapsed.as_secs_f64()),
             mem_bytes: peak_memory(),

@@ -29,8 +29,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let by_row = model.predict(&table, Rows::Margins, &team)?;
     // Metrics want one output after the other.
     let outputs = model.outputs;
-    let margins: Vec<f32> =
-        (0..outputs).flat_map(|k| (0..rows).map(move |row| (k, row))).map(|(k, row)| by_row[row * outputs + k]).collect();
+    let margins: Vec<f32> = (0..outputs)
+        .flat_map(|k| (0..rows).map(move |row| (k, row)))
+        .map(|(k, row)| by_row[row * outputs + k])
+        .collect();
     let mut labels = Table::dense(Vec::new(), Vec::new(), table.label);
     (labels.weight, labels.group) = (table.weight, table.group);
     let world = lockstep_comm::single_rank();

@@ -42,7 +42,9 @@ fn set(table: &mut toml::Table, text: &str) -> anyhow::Result<()> {
     let mut at = table;
     for section in sections {
         let next = at.entry(section.to_string()).or_insert_with(|| toml::Table::new().into());
-        let Some(next) = next.as_table_mut() else { bail!("--set {text}: {section} is not a section") };
+        let Some(next) = next.as_table_mut() else {
+            bail!("--set {text}: {section} is not a section")
+        };
         at = next;
     }
     at.insert(last.to_string(), value);

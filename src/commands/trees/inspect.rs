@@ -30,10 +30,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let count = model.trees.len();
     let leaves: usize = model.trees.iter().map(|tree| tree.leaves()).sum();
     print_line!(
-        "objective {}, {} output(s), base score {}",
+        "objective {}, {} output(s), base score {:?}",
         model.objective.xgboost_name(),
         model.outputs,
-        model.base_score
+        model.base_scores
     );
     print_line!("{count} trees with {leaves} leaves, {} features", model.features.len());
     if let Some(round) = model.best_round {

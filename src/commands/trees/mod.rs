@@ -54,7 +54,8 @@ fn load_model(path: &Path) -> anyhow::Result<Model> {
     if !path.is_dir() {
         return Ok(Model::load(path)?);
     }
-    let found = ["model.ubj", "model.json"].map(|name| path.join(name)).into_iter().find(|p| p.exists());
+    let found =
+        ["model.ubj", "model.json"].map(|name| path.join(name)).into_iter().find(|p| p.exists());
     let Some(found) = found else {
         bail!("{} has no model.json or model.ubj; the run is not finished", path.display());
     };
@@ -119,7 +120,12 @@ impl DataArgs {
     }
 
     /// Reads all rows.
-    fn read(&self, model: &Model, labeled: bool, team: &lockstep_gbdt::Team) -> anyhow::Result<lockstep_gbdt::Table> {
+    fn read(
+        &self,
+        model: &Model,
+        labeled: bool,
+        team: &lockstep_gbdt::Team,
+    ) -> anyhow::Result<lockstep_gbdt::Table> {
         let categories = model
             .features
             .iter()

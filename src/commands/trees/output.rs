@@ -19,7 +19,9 @@ impl Output<'_> {
         match event {
             Event::Data { matrix, cached, seconds } => self.data(matrix, *cached, *seconds),
             Event::Resumed { round } => print_line!("resumed after round {round}"),
-            Event::Skipped { what } => print_error!("warning: skipped {what}; trying an older checkpoint"),
+            Event::Skipped { what } => {
+                print_error!("warning: skipped {what}; trying an older checkpoint")
+            }
             Event::Round { progress, report } => print_line!("{}", self.round(progress, report)),
             Event::Saved { path } => print_line!("saved {}", path.display()),
             Event::SaveFailed { round, what } => print_error!(
@@ -31,7 +33,8 @@ impl Output<'_> {
     }
 
     fn data(&self, matrix: &Matrix, cached: bool, seconds: f64) {
-        let sparse = matrix.layout.storage.iter().filter(|storage| **storage == Storage::Sparse).count();
+        let sparse =
+            matrix.layout.storage.iter().filter(|storage| **storage == Storage::Sparse).count();
         print_line!(
             "{}: {} rows × {} features ({sparse} sparse), {} rank(s) × {} thread(s)",
             self.config.name.as_deref().unwrap_or_default(),

@@ -111,7 +111,12 @@ fn folder(args: &Args, config: &Config) -> PathBuf {
 }
 
 /// Any number of ranks trains the same model, so ranks that are lost need not come back.
-fn supervise(args: &Args, config: &Config, ranks: usize, folder: &Path) -> anyhow::Result<ExitCode> {
+fn supervise(
+    args: &Args,
+    config: &Config,
+    ranks: usize,
+    folder: &Path,
+) -> anyhow::Result<ExitCode> {
     let (least, most) = supervise::limits(&args.supervision, ranks)?;
     let fit = move |available: usize| (available >= least).then_some(available.min(most));
     let digest = blake3::hash(&serde_json::to_vec(config)?).into();

@@ -30,7 +30,7 @@ impl<'a> Fields<'a> {
         Fields { line, separator, at: 0, done: false }
     }
 
-    /// The next field, or an error with its offset.
+    /// The next field, or an error with its offset. Nothing follows an error.
     fn next(&mut self) -> Option<Result<Field<'a>, (usize, &'static str)>> {
         if self.done {
             return None;
@@ -40,12 +40,17 @@ impl<'a> Fields<'a> {
             let len = line[start..].iter().position(|byte| *byte == self.separator);
             let end = len.map_or(line.len(), |len| start + len);
             self.step(end);
-            return Some(Ok(Field { offset: start, text: trim(&line[start..end]), escaped: false }));
+            return Some(Ok(Field {
+                offset: start,
+                text: trim(&line[start..end]),
+                escaped: false,
+            }));
         }
         let (mut at, mut escaped) = (start + 1, false);
         let end = loop {
             match (line.get(at), line.get(at + 1)) {
                 (None, _) => {
+                    self.done = true;
                     return Some(Err((start, "a quoted field is not closed on its line")));
                 }
                 (Some(b'"'), Some(b'"')) => {
@@ -57,6 +62,7 @@ impl<'a> Fields<'a> {
             }
         };
         if line.get(end + 1).is_some_and(|byte| *byte != self.separator) {
+            self.done = true;
             return Some(Err((end + 1, "expected a separator after a quoted field")));
         }
         self.step(end + 1);
@@ -123,7 +129,8 @@ pub(crate) fn layout(
     let roles = schema.assign(&names, labeled);
     let roles = roles.map_err(|(column, what)| Problem { offset: 0, column, what })?;
     let end = (mark + line.len()).min(bytes.len());
-    let next = bytes[end..].iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |n| end + n + 1);
+    let next =
+        bytes[end..].iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |n| end + n + 1);
     Ok(Layout { separator, roles, body: if header { next } else { mark } })
 }
 
@@ -221,7 +228,10 @@ fn value(text: &[u8]) -> Result<f32, String> {
     };
     let value = value as f32;
     if value.is_infinite() {
-        return Err(format!("{} is not finite; leave the field empty if it is missing", String::from_utf8_lossy(text)));
+        return Err(format!(
+            "{} is not finite; leave the field empty if it is missing",
+            String::from_utf8_lossy(text)
+        ));
     }
     Ok(value)
 }
@@ -258,12 +268,14 @@ mod tests {
             ("label,a\n1,x\n", 10, 1, "\"x\" is not a number"),
             ("label,a\nnan,1\n", 8, 0, "label"),
             ("label,a\n1,\"2\n", 10, 1, "a quoted field is not closed"),
+            ("label,a\n1,2,\"3\n", 8, 2, "the line has 3 fields"),
             ("label,a\n1,inf\n", 10, 1, "is not finite"),
             ("label,a,a\n", 0, 2, "is used by columns 2 and 3"),
             ("", 0, 0, "the file is empty"),
         ];
         for (text, offset, column, what) in cases {
-            let problem = read(text, &Schema::default()).err().unwrap_or_else(|| panic!("{text:?}"));
+            let problem =
+                read(text, &Schema::default()).err().unwrap_or_else(|| panic!("{text:?}"));
             assert_eq!((problem.offset, problem.column), (offset, column), "{text:?}: {problem:?}");
             assert!(problem.what.contains(what), "{text:?}: {problem:?}");
         }

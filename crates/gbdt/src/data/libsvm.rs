@@ -50,7 +50,8 @@ pub(crate) fn parse(bytes: &[u8], range: Range<usize>) -> Result<Piece, Problem>
             }
             let index = std::str::from_utf8(key).ok().and_then(|key| key.parse::<usize>().ok());
             let Some(index) = index.filter(|index| *index < MAX_INDEX) else {
-                let what = format!("the index in {:?} must be an integer below {MAX_INDEX}", text());
+                let what =
+                    format!("the index in {:?} must be an integer below {MAX_INDEX}", text());
                 return Err(wrong(what));
             };
             if last.is_some_and(|last| index <= last) {
@@ -121,10 +122,16 @@ mod tests {
     fn entries_by_column() {
         let text = b"1:0.5 qid:7 0:1 3:2.5 # comment\n\n0:2 qid:8 3:-1\n";
         let piece = parse(text, 0..text.len()).unwrap();
-        assert_eq!((piece.rows, &piece.label[..], &piece.weight[..]), (2, &[1., 0.][..], &[0.5, 2.][..]));
+        assert_eq!(
+            (piece.rows, &piece.label[..], &piece.weight[..]),
+            (2, &[1., 0.][..], &[0.5, 2.][..])
+        );
         assert_ne!(piece.group[0], piece.group[1]);
         let Values::Sparse { starts, rows, values } = &piece.values else { panic!("sparse") };
-        assert_eq!((&starts[..], &rows[..], &values[..]), (&[0, 1, 1, 1, 3][..], &[0, 0, 1][..], &[1., 2.5, -1.][..]));
+        assert_eq!(
+            (&starts[..], &rows[..], &values[..]),
+            (&[0, 1, 1, 1, 3][..], &[0, 0, 1][..], &[1., 2.5, -1.][..])
+        );
         assert_eq!(group_of(b"1 qid:7 0:1"), Some(b"7".to_vec()));
         assert_eq!(group_of(b"1 0:1"), None);
     }
@@ -142,8 +149,12 @@ mod tests {
             ("1:-1 0:1\n", 0, "the weight"),
         ];
         for (text, column, what) in cases {
-            let problem = parse(text.as_bytes(), 0..text.len()).err().unwrap_or_else(|| panic!("{text:?}"));
-            assert!(problem.column == column && problem.what.contains(what), "{text:?}: {problem:?}");
+            let problem =
+                parse(text.as_bytes(), 0..text.len()).err().unwrap_or_else(|| panic!("{text:?}"));
+            assert!(
+                problem.column == column && problem.what.contains(what),
+                "{text:?}: {problem:?}"
+            );
         }
     }
 }

@@ -119,9 +119,11 @@ fn header(bytes: &[u8]) -> std::result::Result<Header, String> {
         [2 | 3, _, a, b, c, d, ..] => (12, u32::from_le_bytes([*a, *b, *c, *d]) as usize),
         _ => return Err(not()),
     };
-    let text = bytes.get(start..start + len).ok_or_else(|| "the header is truncated".to_string())?;
+    let text =
+        bytes.get(start..start + len).ok_or_else(|| "the header is truncated".to_string())?;
     let text = std::str::from_utf8(text).map_err(|_| not())?;
-    let after = |key: &str| text.split_once(key).map(|(_, rest)| rest.trim_start_matches([':', ' ']));
+    let after =
+        |key: &str| text.split_once(key).map(|(_, rest)| rest.trim_start_matches([':', ' ']));
     let descr = after("'descr'").and_then(|rest| rest.strip_prefix('\'')?.split('\'').next());
     let descr = descr.ok_or_else(|| "the header has no descr".to_string())?;
     let kind = Kind::of(descr).ok_or_else(|| {
@@ -131,7 +133,8 @@ fn header(bytes: &[u8]) -> std::result::Result<Header, String> {
     let shape = after("'shape'").and_then(|rest| rest.strip_prefix('(')?.split(')').next());
     let shape = shape.ok_or_else(|| "the header has no shape".to_string())?;
     let dims = shape.split(',').map(str::trim).filter(|dim| !dim.is_empty());
-    let dims: Vec<usize> = dims.map(str::parse).collect::<std::result::Result<_, _>>().map_err(|_| not())?;
+    let dims: Vec<usize> =
+        dims.map(str::parse).collect::<std::result::Result<_, _>>().map_err(|_| not())?;
     let (rows, columns) = match dims[..] {
         [rows] => (rows, 1),
         [rows, columns] => (rows, columns),

@@ -2,8 +2,8 @@
 
 /// Powers of ten that are exact in f64.
 const POWERS: [f64; 23] = [
-    1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15, 1e16, 1e17,
-    1e18, 1e19, 1e20, 1e21, 1e22,
+    1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15, 1e16,
+    1e17, 1e18, 1e19, 1e20, 1e21, 1e22,
 ];
 
 /// Parses a number. `None` if the text is not a number.
@@ -58,8 +58,24 @@ mod tests {
     #[test]
     fn equal_to_the_standard_library() {
         let texts = [
-            "0", "-0", "1", "12.5", "-3.25e2", "1e-3", "1E+5", "123456789012345678", "0.1", "1e22",
-            "1e23", "9007199254740993", "3.4028235e38", ".5", "5.", "inf", "nan", "-1.7e-300",
+            "0",
+            "-0",
+            "1",
+            "12.5",
+            "-3.25e2",
+            "1e-3",
+            "1E+5",
+            "123456789012345678",
+            "0.1",
+            "1e22",
+            "1e23",
+            "9007199254740993",
+            "3.4028235e38",
+            ".5",
+            "5.",
+            "inf",
+            "nan",
+            "-1.7e-300",
         ];
         for text in texts {
             let (ours, theirs) = (parse(text.as_bytes()).unwrap(), text.parse::<f64>().unwrap());

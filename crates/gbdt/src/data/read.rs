@@ -66,11 +66,12 @@ const PIECE_BYTES: usize = 4 << 20;
 /// Collective.
 pub fn read(group: &Group, path: &Path, reader: &Reader<'_>) -> Result<Table> {
     let part = (group.rank(), group.size());
-    let local = reader.format.map_or_else(|| Format::of(path), Ok).and_then(|format| match format {
-        Format::Csv => read_csv(path, reader, part),
-        Format::Libsvm => read_libsvm(path, reader, part),
-        Format::Npy => read_npy(path, reader, part),
-    });
+    let local =
+        reader.format.map_or_else(|| Format::of(path), Ok).and_then(|format| match format {
+            Format::Csv => read_csv(path, reader, part),
+            Format::Libsvm => read_libsvm(path, reader, part),
+            Format::Npy => read_npy(path, reader, part),
+        });
     let Local { mut table, words } = all_succeed(group, local)?;
     // Ranks may have seen different columns of a sparse file.
     let mut columns = [table.names.len() as i64];
@@ -82,7 +83,9 @@ pub fn read(group: &Group, path: &Path, reader: &Reader<'_>) -> Result<Table> {
     table.categories.resize(table.names.len(), None);
     for name in &reader.schema.categorical {
         let feature = table.names.iter().position(|other| other == name);
-        let feature = feature.ok_or_else(|| Error::file(path, format!("there is no feature {name:?} (data.categorical)")))?;
+        let feature = feature.ok_or_else(|| {
+            Error::file(path, format!("there is no feature {name:?} (data.categorical)"))
+        })?;
         let known = match reader.categories.and_then(|all| all.get(name)) {
             Some(known) => known.clone(),
             None => all_words(group, &words, feature)?,
@@ -91,7 +94,8 @@ pub fn read(group: &Group, path: &Path, reader: &Reader<'_>) -> Result<Table> {
             known.iter().enumerate().map(|(code, word)| (word.as_bytes(), code)).collect();
         for (chunk, words) in table.chunks.iter_mut().zip(&words) {
             if let Some(words) = words.get(&feature) {
-                let code = |word: &Vec<u8>| index.get(&word[..]).map_or(f32::NAN, |code| *code as f32);
+                let code =
+                    |word: &Vec<u8>| index.get(&word[..]).map_or(f32::NAN, |code| *code as f32);
                 chunk.codes.insert(feature, words.iter().map(code).collect());
             }
         }
@@ -102,7 +106,11 @@ pub fn read(group: &Group, path: &Path, reader: &Reader<'_>) -> Result<Table> {
 }
 
 /// Words of a feature on all ranks, in lexicographic order.
-fn all_words(group: &Group, words: &[BTreeMap<usize, Vec<Vec<u8>>>], feature: usize) -> Result<Vec<String>> {
+fn all_words(
+    group: &Group,
+    words: &[BTreeMap<usize, Vec<Vec<u8>>>],
+    feature: usize,
+) -> Result<Vec<String>> {
     let mut mine = BTreeSet::new();
     for words in words.iter().filter_map(|words| words.get(&feature)).flatten() {
         mine.insert(String::from_utf8_lossy(words).into_owned());
@@ -110,8 +118,9 @@ fn all_words(group: &Group, words: &[BTreeMap<usize, Vec<Vec<u8>>>], feature: us
     let text = serde_json::to_vec(&mine).expect("plain data");
     let mut all = BTreeSet::new();
     for text in gather_bytes(group, &text)? {
-        let theirs: Vec<String> = serde_json::from_slice(&text)
-            .map_err(|error| Error::Input(format!("invalid categories from another rank: {error}")))?;
+        let theirs: Vec<String> = serde_json::from_slice(&text).map_err(|error| {
+            Error::Input(format!("invalid categories from another rank: {error}"))
+        })?;
         all.extend(theirs);
     }
     Ok(all.into_iter().collect())
@@ -193,10 +202,13 @@ fn parse_pieces(
     let mut cuts = vec![range.start];
     while *cuts.last().expect("not empty") < range.end {
         let last = *cuts.last().expect("not empty");
-        cuts.push(line_start(bytes, last + PIECE_BYTES.min(range.end - last), range.start).min(range.end));
+        cuts.push(
+            line_start(bytes, last + PIECE_BYTES.min(range.end - last), range.start).min(range.end),
+        );
     }
     let offsets = par::map(reader.team, cuts.len() - 1, &|index| {
-        let mut piece = parse(cuts[index]..cuts[index + 1]).map_err(|problem| file.error(problem))?;
+        let mut piece =
+            parse(cuts[index]..cuts[index + 1]).map_err(|problem| file.error(problem))?;
         let mut offset = None;
         if let (Some(spill), Values::Columns { store, .. }) = (&spill, &mut piece.values) {
             let at = spill.append(store.values()).map_err(Error::system("spill", &file.path))?;
@@ -212,7 +224,9 @@ fn parse_pieces(
         pieces.extend(piece.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()));
         places.push(offset);
     }
-    if let Some(map) = spill.map(Spill::map).transpose().map_err(Error::system("map", &file.path))?.flatten() {
+    if let Some(map) =
+        spill.map(Spill::map).transpose().map_err(Error::system("map", &file.path))?.flatten()
+    {
         for (piece, offset) in pieces.iter_mut().zip(places) {
             if let (Values::Columns { store, .. }, Some(offset)) = (&mut piece.values, offset) {
                 *store = Store::Mapped(Arc::clone(&map), offset);
@@ -255,7 +269,11 @@ fn read_npy(path: &Path, reader: &Reader<'_>, part: (usize, usize)) -> Result<Lo
         let beside = path.parent().unwrap_or(Path::new("")).join(name);
         let array = Array::open(&beside)?;
         if array.rows * array.columns != self_rows(path)? {
-            let what = format!("{role} has {} values for {} rows", array.rows * array.columns, self_rows(path)?);
+            let what = format!(
+                "{role} has {} values for {} rows",
+                array.rows * array.columns,
+                self_rows(path)?
+            );
             return Err(Error::file(&beside, what));
         }
         Ok(Some(array))
@@ -271,7 +289,8 @@ fn read_npy(path: &Path, reader: &Reader<'_>, part: (usize, usize)) -> Result<Lo
     };
     let names = Table::numbered(array.columns);
     let labeled = reader.labeled && label.is_none();
-    let roles = columns_only.assign(&names, labeled).map_err(|(_, what)| Error::file(path, what))?;
+    let roles =
+        columns_only.assign(&names, labeled).map_err(|(_, what)| Error::file(path, what))?;
     let column_of = |role: Role| roles.roles.iter().position(|other| *other == role);
     let pick = |side: &Option<Array>, role: Role, row: usize| match (side, column_of(role)) {
         (Some(side), _) if side.columns == 1 => Some(side.get(row, 0)),
@@ -288,10 +307,17 @@ fn read_npy(path: &Path, reader: &Reader<'_>, part: (usize, usize)) -> Result<Lo
         row
     };
     let rows = cut(part.0, part.1)..cut(part.0 + 1, part.1);
-    let mut table = Table { categories: vec![None; roles.features.len()], names: roles.features.clone(), ..Table::default() };
+    let mut table = Table {
+        categories: vec![None; roles.features.len()],
+        names: roles.features.clone(),
+        ..Table::default()
+    };
     let (mut weights, mut groups) = (Vec::new(), Vec::new());
     for row in rows.clone() {
-        let wrong = |what: String| Error::File { path: path.to_path_buf(), what: format!("row {}: {what}", row + 1) };
+        let wrong = |what: String| Error::File {
+            path: path.to_path_buf(),
+            what: format!("row {}: {what}", row + 1),
+        };
         if let Some(value) = pick(&label, Role::Label, row) {
             if !value.is_finite() {
                 return Err(wrong(format!("the label {value} is not finite")));
@@ -300,7 +326,9 @@ fn read_npy(path: &Path, reader: &Reader<'_>, part: (usize, usize)) -> Result<Lo
         }
         if let Some(value) = pick(&weight, Role::Weight, row) {
             if !value.is_finite() || value < 0.0 {
-                return Err(wrong(format!("the weight {value} is not a finite number of at least 0")));
+                return Err(wrong(format!(
+                    "the weight {value} is not a finite number of at least 0"
+                )));
             }
             weights.push(value);
         }
@@ -310,13 +338,18 @@ fn read_npy(path: &Path, reader: &Reader<'_>, part: (usize, usize)) -> Result<Lo
     table.group = (!groups.is_empty()).then_some(groups);
     let plain = roles.features.len() == array.columns;
     let values = match array.mapped().filter(|_| plain) {
-        Some((map, start)) => {
-            Values::Rows { store: Store::Mapped(map, start), stride: array.columns, first: rows.start * array.columns }
-        }
+        Some((map, start)) => Values::Rows {
+            store: Store::Mapped(map, start),
+            stride: array.columns,
+            first: rows.start * array.columns,
+        },
         None => {
-            let columns = (0..array.columns).filter(|column| matches!(roles.roles[*column], Role::Feature(_) | Role::Category(_)));
+            let columns = (0..array.columns).filter(|column| {
+                matches!(roles.roles[*column], Role::Feature(_) | Role::Category(_))
+            });
             let columns: Vec<usize> = columns.collect();
-            let values = columns.iter().flat_map(|column| rows.clone().map(|row| array.get(row, *column)));
+            let values =
+                columns.iter().flat_map(|column| rows.clone().map(|row| array.get(row, *column)));
             Values::Columns { store: Store::Memory(values.collect()), first: 0 }
         }
     };

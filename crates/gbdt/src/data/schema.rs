@@ -45,11 +45,7 @@ pub(crate) struct Roles {
 
 impl Schema {
     /// Assigns roles to columns. `labeled` requires a label. Errors are (column from 0, text).
-    pub(crate) fn assign(
-        &self,
-        names: &[String],
-        labeled: bool,
-    ) -> Result<Roles, (usize, String)> {
+    pub(crate) fn assign(&self, names: &[String], labeled: bool) -> Result<Roles, (usize, String)> {
         for (column, name) in names.iter().enumerate() {
             if let Some(first) = names[..column].iter().position(|other| other == name) {
                 let what = format!(
@@ -82,10 +78,9 @@ impl Schema {
                 None => {}
             },
         }
-        for (what, name, role) in [
-            ("data.weight", &self.weight, Role::Weight),
-            ("data.group", &self.group, Role::Group),
-        ] {
+        for (what, name, role) in
+            [("data.weight", &self.weight, Role::Weight), ("data.group", &self.group, Role::Group)]
+        {
             if let Some(name) = name.as_ref().filter(|name| labeled || names.contains(name)) {
                 set(find(what, name)?, role)?;
             }
@@ -137,7 +132,8 @@ mod tests {
 
     #[test]
     fn errors_suggest_a_fix() {
-        let error = |schema: &Schema, columns: &str| schema.assign(&names(columns), true).unwrap_err();
+        let error =
+            |schema: &Schema, columns: &str| schema.assign(&names(columns), true).unwrap_err();
         let (column, text) = error(&Schema::default(), "label a b a");
         assert_eq!(column, 3);
         assert_eq!(text, "the name \"a\" is used by columns 2 and 4; rename one of them");

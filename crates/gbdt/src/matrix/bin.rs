@@ -27,7 +27,13 @@ struct Block<'a> {
     first: usize,
 }
 
-pub(crate) fn bin(table: &Table, cuts: Cuts, layout: Layout, place: Place, team: &Team) -> Result<Matrix> {
+pub(crate) fn bin(
+    table: &Table,
+    cuts: Cuts,
+    layout: Layout,
+    place: Place,
+    team: &Team,
+) -> Result<Matrix> {
     let rows = table.rows();
     let of = |storage: Storage| {
         let all = layout.storage.iter().enumerate().filter(move |(_, other)| **other == storage);
@@ -62,7 +68,10 @@ pub(crate) fn bin(table: &Table, cuts: Cuts, layout: Layout, place: Place, team:
     let features = table.names.iter().zip(&table.categories);
     Ok(Matrix {
         features: features
-            .map(|(name, categories)| Feature { name: name.clone(), categories: categories.clone() })
+            .map(|(name, categories)| Feature {
+                name: name.clone(),
+                categories: categories.clone(),
+            })
             .collect(),
         cuts,
         layout,
@@ -140,7 +149,10 @@ fn sparse_rows(
         starts[row + 1] += starts[row];
     }
     if starts[rows] > u64::from(u32::MAX) {
-        return Err(Error::Input(format!("{} sparse values on one rank; use more ranks", starts[rows])));
+        return Err(Error::Input(format!(
+            "{} sparse values on one rank; use more ranks",
+            starts[rows]
+        )));
     }
     let mut entries = vec![0u32; starts[rows] as usize];
     let mut next: Vec<u32> = starts.iter().map(|start| *start as u32).collect();

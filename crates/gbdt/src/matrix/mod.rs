@@ -86,7 +86,9 @@ impl Matrix {
         let counts = gather_counts(group, table.rows() as u64)?;
         let total_rows = counts.iter().sum();
         if total_rows > MAX_ROWS {
-            return Err(Error::Input(format!("{total_rows} rows; at most {MAX_ROWS} are supported")));
+            return Err(Error::Input(format!(
+                "{total_rows} rows; at most {MAX_ROWS} are supported"
+            )));
         }
         let cuts = match cuts {
             Some(cuts) if cuts.features.len() != table.features() => {
@@ -164,7 +166,9 @@ fn check(table: &Table) -> Result<()> {
         return Err(Error::Input(format!("the label of row {row} is {}", table.label[row])));
     }
     let weights = table.weight.iter().flatten();
-    if let Some((row, weight)) = weights.enumerate().find(|(_, weight)| !(**weight >= 0.0 && weight.is_finite())) {
+    if let Some((row, weight)) =
+        weights.enumerate().find(|(_, weight)| !(**weight >= 0.0 && weight.is_finite()))
+    {
         return Err(Error::Input(format!("the weight of row {row} is {weight}")));
     }
     Ok(())

@@ -148,7 +148,8 @@ fn cut_batch(
         let column = columns.start + index;
         feature.min = if feature.present > 0 { value_of(ends[index].0) } else { 0.0 };
         if let Some(words) = &table.categories[column] {
-            feature.categories = categories(&table.names[column], words, feature, value_of(ends[index].1))?;
+            feature.categories =
+                categories(&table.names[column], words, feature, value_of(ends[index].1))?;
             continue;
         }
         match &unions[index] {
@@ -178,7 +179,9 @@ fn cut_batch(
 fn categories(name: &str, words: &[String], feature: &FeatureCuts, max: f32) -> Result<usize> {
     let count = match (words.len(), feature.present) {
         (0, 0) => 0,
-        (0, _) if feature.min >= 0.0 && max.fract() == 0.0 && max < MAX_BINS as f32 => max as usize + 1,
+        (0, _) if feature.min >= 0.0 && max.fract() == 0.0 && max < MAX_BINS as f32 => {
+            max as usize + 1
+        }
         (0, _) => {
             return Err(Error::Input(format!(
                 "categorical feature {name:?} has values from {} to {max}; use codes from 0 to {}",
@@ -190,7 +193,10 @@ fn categories(name: &str, words: &[String], feature: &FeatureCuts, max: f32) -> 
     };
     match count < MAX_BINS {
         true => Ok(count),
-        false => Err(Error::Input(format!("categorical feature {name:?} has {count} categories, at most {} are supported", MAX_BINS - 1))),
+        false => Err(Error::Input(format!(
+            "categorical feature {name:?} has {count} categories, at most {} are supported",
+            MAX_BINS - 1
+        ))),
     }
 }
 
@@ -219,14 +225,17 @@ fn unite(group: &Group, mine: &[Vec<u32>], most: &[usize]) -> Result<Vec<Option<
     let mut all = vec![0; lengths.len() * group.size()];
     group.all_gather(&lengths, &mut all)?;
     let few: Vec<bool> = (0..mine.len())
-        .map(|index| (0..group.size()).all(|rank| all[rank * mine.len() + index] as usize <= most[index]))
+        .map(|index| {
+            (0..group.size()).all(|rank| all[rank * mine.len() + index] as usize <= most[index])
+        })
         .collect();
     let keys = mine.iter().zip(&few).filter(|(_, few)| **few).flat_map(|(keys, _)| keys);
     let bytes: Vec<u8> = keys.flat_map(|key| key.to_le_bytes()).collect();
     let gathered = gather_bytes(group, &bytes)?;
     let mut unions: Vec<Option<Vec<u32>>> = few.iter().map(|few| few.then(Vec::new)).collect();
     for (rank, bytes) in gathered.iter().enumerate() {
-        let mut keys = bytes.chunks_exact(4).map(|key| u32::from_le_bytes(key.try_into().expect("four")));
+        let mut keys =
+            bytes.chunks_exact(4).map(|key| u32::from_le_bytes(key.try_into().expect("four")));
         for (index, union) in unions.iter_mut().enumerate() {
             if let Some(union) = union {
                 union.extend(keys.by_ref().take(all[rank * mine.len() + index] as usize));

@@ -60,8 +60,10 @@ impl Cache {
         if blake3::hash(&map[..end]).as_bytes() != &map[end..] {
             return Err(wrong("the file is corrupt"));
         }
-        let rest = map[..end].strip_prefix(MAGIC).ok_or_else(|| wrong("it is not a file of bins"))?;
-        let (len, rest) = rest.split_first_chunk::<8>().ok_or_else(|| wrong("the header is truncated"))?;
+        let rest =
+            map[..end].strip_prefix(MAGIC).ok_or_else(|| wrong("it is not a file of bins"))?;
+        let (len, rest) =
+            rest.split_first_chunk::<8>().ok_or_else(|| wrong("the header is truncated"))?;
         let len = u64::from_le_bytes(*len) as usize;
         let header = rest.get(..len).ok_or_else(|| wrong("the header is truncated"))?;
         let header: Header =
@@ -89,7 +91,8 @@ impl Cache {
         }
         let layout = Layout::new(&header.cuts, header.total_rows, header.ranks);
         let of = |storage: Storage| {
-            let all = layout.storage.iter().enumerate().filter(move |(_, other)| **other == storage);
+            let all =
+                layout.storage.iter().enumerate().filter(move |(_, other)| **other == storage);
             all.map(|(feature, _)| feature as u32).collect::<Vec<u32>>()
         };
         let (byte_features, word_features) = (of(Storage::Bytes), of(Storage::Words));
@@ -133,7 +136,8 @@ impl Cache {
         self.write(&matrix, &partial).map_err(Error::system("write", &partial))?;
         std::fs::rename(&partial, &self.path).map_err(Error::system("rename", &partial))?;
         drop(matrix);
-        self.try_load()?.ok_or_else(|| Error::file(&self.path, "the file changed while it was written"))
+        self.try_load()?
+            .ok_or_else(|| Error::file(&self.path, "the file changed while it was written"))
     }
 
     fn write(&self, matrix: &Matrix, path: &Path) -> std::io::Result<()> {
@@ -157,7 +161,8 @@ impl Cache {
             lengths: sections.iter().map(|section| section.len()).collect(),
         };
         let header = serde_json::to_vec(&header)?;
-        let mut out = HashedFile { file: std::fs::File::create(path)?, hasher: blake3::Hasher::new(), at: 0 };
+        let mut out =
+            HashedFile { file: std::fs::File::create(path)?, hasher: blake3::Hasher::new(), at: 0 };
         out.write(MAGIC)?;
         out.write(&(header.len() as u64).to_le_bytes())?;
         out.write(&header)?;

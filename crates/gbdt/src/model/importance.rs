@@ -16,7 +16,8 @@ pub struct Importance {
 
 /// Importance of the features that are used, by decreasing gain.
 pub fn importance(model: &Model) -> Vec<Importance> {
-    let empty = |name: &String| Importance { feature: name.clone(), count: 0, gain: 0.0, cover: 0.0 };
+    let empty =
+        |name: &String| Importance { feature: name.clone(), count: 0, gain: 0.0, cover: 0.0 };
     let mut all: Vec<Importance> = model.features.iter().map(|f| empty(&f.name)).collect();
     for tree in &model.trees {
         for node in (0..tree.nodes()).filter(|node| !tree.is_leaf(*node)) {

@@ -18,7 +18,8 @@ pub(crate) fn document(model: &Model) -> Value {
     let classes = if model.objective == Objective::Softmax { model.outputs } else { 0 };
     let trees = model.trees.iter().enumerate().map(|(id, tree)| tree_document(id, tree, model));
     // Default names are left out: XGBoost would insist on them.
-    let named = model.features.iter().enumerate().any(|(i, feature)| feature.name != format!("f{i}"));
+    let named =
+        model.features.iter().enumerate().any(|(i, feature)| feature.name != format!("f{i}"));
     let names = model.features.iter().filter(|_| named).map(|feature| text(&feature.name));
     let has_categories = model.features.iter().any(|feature| feature.categories.is_some());
     let kinds = model.features.iter().filter(|_| named || has_categories);
@@ -37,7 +38,9 @@ pub(crate) fn document(model: &Model) -> Value {
                 ),
                 (
                     "tree_info",
-                    Value::List(model.output_of_tree.iter().map(|k| Value::Int(*k as i64)).collect()),
+                    Value::List(
+                        model.output_of_tree.iter().map(|k| Value::Int(*k as i64)).collect(),
+                    ),
                 ),
                 ("trees", Value::List(trees.collect())),
             ]),
@@ -55,7 +58,7 @@ pub(crate) fn document(model: &Model) -> Value {
                 (
                     "learner_model_param",
                     object(vec![
-                        ("base_score", text(format!("{:e}", model.base_score).to_uppercase())),
+                        ("base_score", base_score_text(&model.base_scores)),
                         ("boost_from_average", text(1)),
                         ("num_class", text(classes)),
                         ("num_feature", text(model.features.len())),
@@ -67,6 +70,15 @@ pub(crate) fn document(model: &Model) -> Value {
         ),
         ("version", Value::List(VERSION.map(Value::Int).to_vec())),
     ])
+}
+
+/// A number that all versions read, or a list for several numbers, which need version 3.1.
+fn base_score_text(scores: &[f32]) -> Value {
+    let number = |score: &f32| format!("{score:e}").to_uppercase();
+    match scores {
+        [one] => text(number(one)),
+        many => text(format!("[{}]", many.iter().map(number).collect::<Vec<_>>().join(","))),
+    }
 }
 
 fn attributes(model: &Model) -> Value {
@@ -110,7 +122,8 @@ fn objective(model: &Model) -> Value {
                 ("num_pairsample", text(1)),
                 ("fix_list_weight", text(0)),
             ]);
-            let fields = vec![name, ("lambda_rank_param", param.clone()), ("lambdarank_param", param)];
+            let fields =
+                vec![name, ("lambda_rank_param", param.clone()), ("lambdarank_param", param)];
             object(fields)
         }
         Objective::AbsoluteError => object(vec![name]),
@@ -183,7 +196,8 @@ pub(crate) fn model(document: &Value) -> Result<Model> {
     }
     let outputs = classes.max(1);
     let features = limit("num_feature", number("num_feature"), MAX_FEATURES)?;
-    let scale = learner.get("objective").and_then(|o| o.get("reg_loss_param")?.get("scale_pos_weight"));
+    let scale =
+        learner.get("objective").and_then(|o| o.get("reg_loss_param")?.get("scale_pos_weight"));
     let attributes = learner.get("attributes");
     let best = attributes.and_then(|a| a.get("best_iteration")?.as_number());
     let trees = learner.at("gradient_booster.model.trees")?;
@@ -194,13 +208,14 @@ pub(crate) fn model(document: &Value) -> Result<Model> {
     let trees: Vec<Tree> = trees.iter().enumerate().map(read).collect::<Result<_>>()?;
     let info = learner.at("gradient_booster.model.tree_info")?.numbers().unwrap_or_default();
     let output_of_tree: Vec<usize> = info.iter().map(|output| *output as usize).collect();
-    if output_of_tree.len() != trees.len() || output_of_tree.iter().any(|output| *output >= outputs) {
+    if output_of_tree.len() != trees.len() || output_of_tree.iter().any(|output| *output >= outputs)
+    {
         return Err(Error::Model("tree_info does not fit the trees and classes".into()));
     }
     Ok(Model {
         objective,
         outputs,
-        base_score: base_score(param)?,
+        base_scores: base_scores(param, outputs)?,
         scale_pos_weight: scale.and_then(Value::as_number).unwrap_or(1.0) as f32,
         features: read_features(learner, features)?,
         trees,
@@ -209,17 +224,24 @@ pub(crate) fn model(document: &Value) -> Result<Model> {
     })
 }
 
-/// The base score: a number, or since version 3.1 a list such as `[5E-1]`.
-fn base_score(param: &Value) -> Result<f32> {
-    let value = param.get("base_score").ok_or_else(|| Error::Model("the model has no base_score".into()))?;
-    let list = value.as_text().map(|text| text.trim().trim_start_matches('[').trim_end_matches(']'));
-    let first = match list {
-        Some(list) => list.split(',').next().and_then(|first| first.trim().parse::<f64>().ok()),
-        None => value.as_number(),
+/// The base scores: a number, or since version 3.1 a list such as `[5E-1]`.
+fn base_scores(param: &Value, outputs: usize) -> Result<Vec<f32>> {
+    let value = param
+        .get("base_score")
+        .ok_or_else(|| Error::Model("the model has no base_score".into()))?;
+    let wrong = || Error::Model("base_score is not a number".into());
+    let number = |text: &str| text.trim().parse::<f32>().ok().filter(|score| score.is_finite());
+    let scores: Vec<f32> = match value.as_text() {
+        Some(list) => {
+            let list = list.trim().trim_start_matches('[').trim_end_matches(']');
+            list.split(',').map(number).collect::<Option<_>>().ok_or_else(wrong)?
+        }
+        None => vec![value.as_number().filter(|score| score.is_finite()).ok_or_else(wrong)? as f32],
     };
-    match first {
-        Some(score) if score.is_finite() => Ok(score as f32),
-        _ => Err(Error::Model("base_score is not a number".into())),
+    match scores.len() {
+        1 => Ok(scores),
+        count if count == outputs => Ok(scores),
+        count => Err(Error::Model(format!("{count} base scores for {outputs} outputs"))),
     }
 }
 
@@ -246,7 +268,10 @@ fn read_features(learner: &Value, count: usize) -> Result<Vec<Feature>> {
 
 fn read_tree(document: &Value, features: usize) -> Result<Tree> {
     let numbers = |key: &str| -> Result<Vec<f64>> {
-        document.at(key)?.numbers().ok_or_else(|| Error::Model(format!("{key} is not a list of numbers")))
+        document
+            .at(key)?
+            .numbers()
+            .ok_or_else(|| Error::Model(format!("{key} is not a list of numbers")))
     };
     let floats = |key: &str| -> Result<Vec<f32>> {
         Ok(numbers(key)?.into_iter().map(|value| value as f32).collect())
@@ -254,7 +279,11 @@ fn read_tree(document: &Value, features: usize) -> Result<Tree> {
     let integers = |key: &str| -> Result<Vec<i32>> {
         Ok(numbers(key)?.into_iter().map(|value| value as i32).collect())
     };
-    if document.get("tree_param").and_then(|p| p.get("size_leaf_vector")?.as_number()).is_some_and(|size| size > 1.0) {
+    if document
+        .get("tree_param")
+        .and_then(|p| p.get("size_leaf_vector")?.as_number())
+        .is_some_and(|size| size > 1.0)
+    {
         return Err(Error::Model("leaves with several values are not supported".into()));
     }
     let left = integers("left_children")?;
@@ -281,7 +310,9 @@ fn read_tree(document: &Value, features: usize) -> Result<Tree> {
         tree.cover.len(),
     ];
     if nodes == 0 || lengths.iter().any(|len| *len != nodes) {
-        return Err(Error::Model(format!("its arrays have different lengths: {nodes}, {lengths:?}")));
+        return Err(Error::Model(format!(
+            "its arrays have different lengths: {nodes}, {lengths:?}"
+        )));
     }
     read_categories(document, &mut tree)?;
     check(&mut tree, features)?;
@@ -326,7 +357,8 @@ fn check(tree: &mut Tree, features: usize) -> Result<()> {
         }
         for child in [left, right] {
             let child = usize::try_from(child).ok().filter(|child| *child < nodes && *child != 0);
-            let child = child.ok_or_else(|| Error::Model(format!("node {node} has an invalid child")))?;
+            let child =
+                child.ok_or_else(|| Error::Model(format!("node {node} has an invalid child")))?;
             tree.parent[child] = node as i32;
             open.push(child);
         }

@@ -27,8 +27,8 @@ pub struct Model {
     pub objective: Objective,
     /// Outputs per row: the number of classes, else 1.
     pub outputs: usize,
-    /// Prediction before the first tree, in the space of the output.
-    pub base_score: f32,
+    /// Prediction before the first tree, in the space of the output: one number, or one per output.
+    pub base_scores: Vec<f32>,
     pub scale_pos_weight: f32,
     pub features: Vec<Feature>,
     /// Tree t belongs to output t modulo the number of outputs, unless `output_of_tree` says otherwise.
@@ -57,14 +57,20 @@ impl ModelFormat {
 }
 
 impl Model {
-    /// The margin before the first tree.
-    pub fn base_margin(&self) -> f32 {
-        let score = f64::from(self.base_score);
+    /// The margin of an output before the first tree.
+    pub fn base_margin(&self, output: usize) -> f32 {
+        let score = self.base_scores.get(output).or(self.base_scores.first()).copied();
+        let score = f64::from(score.unwrap_or(0.0));
         match self.objective {
             Objective::Logistic => -(1.0 / score - 1.0).ln() as f32,
             Objective::Poisson => score.ln() as f32,
-            _ => self.base_score,
+            _ => score as f32,
         }
+    }
+
+    /// The margins of `rows` rows before the first tree: `output * rows + row`.
+    pub(crate) fn base_margins(&self, rows: usize) -> Vec<f32> {
+        (0..self.outputs).flat_map(|k| std::iter::repeat_n(self.base_margin(k), rows)).collect()
     }
 
     /// Number of boosting rounds.
@@ -85,7 +91,8 @@ impl Model {
     pub fn from_bytes(bytes: &[u8]) -> Result<Model> {
         let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
         let second = bytes.get(1).copied().unwrap_or(0);
-        let is_json = first == Some(&b'{') && (second.is_ascii_whitespace() || matches!(second, b'"' | b'}'));
+        let is_json =
+            first == Some(&b'{') && (second.is_ascii_whitespace() || matches!(second, b'"' | b'}'));
         let document = if is_json { value::from_json(bytes)? } else { ubj::read(bytes)? };
         json::model(&document)
     }

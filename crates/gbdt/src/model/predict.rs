@@ -32,7 +32,7 @@ impl Model {
     }
 
     fn margins_of(&self, row: &[f32], out: &mut [f32]) {
-        out.fill(self.base_margin());
+        out.iter_mut().enumerate().for_each(|(k, out)| *out = self.base_margin(k));
         let value = |feature: usize| row.get(feature).copied().unwrap_or(f32::NAN);
         for (tree, output) in self.used_trees() {
             out[output] += tree.threshold[tree.leaf(value)];
@@ -98,7 +98,8 @@ impl Model {
                     Rows::Contributions => {
                         let shap = shap.as_ref().expect("prepared above");
                         for (output, out) in out.chunks_exact_mut(features + 1).enumerate() {
-                            shap.contributions(output, row, f64::from(self.base_margin()), out);
+                            let base = f64::from(self.base_margin(output));
+                            shap.contributions(output, row, base, out);
                         }
                     }
                 }

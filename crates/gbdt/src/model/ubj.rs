@@ -14,7 +14,12 @@ fn put_len(len: usize, out: &mut Vec<u8>) {
     out.extend((len as i64).to_be_bytes());
 }
 
-fn put_array<const N: usize, T: Copy>(marker: u8, values: &[T], bytes: impl Fn(T) -> [u8; N], out: &mut Vec<u8>) {
+fn put_array<const N: usize, T: Copy>(
+    marker: u8,
+    values: &[T],
+    bytes: impl Fn(T) -> [u8; N],
+    out: &mut Vec<u8>,
+) {
     out.extend([b'[', b'$', marker, b'#']);
     put_len(values.len(), out);
     values.iter().for_each(|value| out.extend(bytes(*value)));

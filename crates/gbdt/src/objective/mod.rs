@@ -12,8 +12,8 @@ use lockstep_kernels::Team;
 use crate::collective::{all_succeed, exact_sum};
 use crate::error::{Error, Result};
 use crate::matrix::Matrix;
-use crate::params::{Objective, Params};
 use crate::par::{Disjoint, for_each, pieces};
+use crate::params::{Objective, Params};
 use crate::train::gradient::Pair;
 
 /// Rows that a thread computes at a time.

@@ -47,7 +47,12 @@ pub struct Statistics {
 
 impl<'a> Booster<'a> {
     /// Starts a training. Collective.
-    pub fn new(group: &'a Group, team: &'a Team, matrix: &'a Matrix, params: &'a Params) -> Result<Booster<'a>> {
+    pub fn new(
+        group: &'a Group,
+        team: &'a Team,
+        matrix: &'a Matrix,
+        params: &'a Params,
+    ) -> Result<Booster<'a>> {
         params.check()?;
         objective::check_labels(group, matrix, params)?;
         if matrix.total_rows == 0 {
@@ -57,7 +62,7 @@ impl<'a> Booster<'a> {
         let model = Model {
             objective: params.objective,
             outputs: params.outputs(),
-            base_score,
+            base_scores: vec![base_score],
             scale_pos_weight: params.scale_pos_weight as f32,
             features: matrix.features.clone(),
             trees: Vec::new(),
@@ -99,7 +104,7 @@ impl<'a> Booster<'a> {
         let categories = matrix.cuts.features.iter().map(|feature| feature.categories).max();
         let set_words = categories.unwrap_or(0).div_ceil(64);
         let outputs = params.outputs();
-        let mut margins = vec![model.base_margin(); outputs * matrix.rows];
+        let mut margins = model.base_margins(matrix.rows);
         // In the order of the trees, so that the sums have the bits of the interrupted training.
         for (tree, output) in model.trees.iter().zip(&model.output_of_tree) {
             let margins = &mut margins[output * matrix.rows..][..matrix.rows];
@@ -132,12 +137,8 @@ impl<'a> Booster<'a> {
             let pairs = &mut self.pairs[output * rows..][..rows];
             sample_rows(team, params, round, matrix.first_row, pairs);
         }
-        let scales = gradient::scales(
-            self.group,
-            team,
-            &self.pairs,
-            matrix.total_rows * outputs as u64,
-        )?;
+        let scales =
+            gradient::scales(self.group, team, &self.pairs, matrix.total_rows * outputs as u64)?;
         for output in 0..outputs {
             let number = round * outputs as u64 + output as u64;
             let pairs = &self.pairs[output * rows..][..rows];
@@ -242,8 +243,8 @@ fn monotone(matrix: &Matrix, params: &Params) -> Result<Vec<i8>> {
     let mut directions = vec![0; matrix.features.len()];
     for (name, direction) in &params.monotone {
         let feature = matrix.features.iter().position(|feature| feature.name == *name);
-        let feature =
-            feature.ok_or_else(|| Error::Input(format!("monotone.{name}: there is no such feature")))?;
+        let feature = feature
+            .ok_or_else(|| Error::Input(format!("monotone.{name}: there is no such feature")))?;
         if *direction != 0 && matrix.features[feature].categories.is_some() {
             return Err(Error::Input(format!("monotone.{name}: the feature is categorical")));
         }

@@ -30,7 +30,7 @@ impl EvalSet {
     fn update(&mut self, team: &Team, model: &Model) {
         let rows = self.matrix.rows;
         if self.trees == 0 {
-            self.margins = vec![model.base_margin(); model.outputs * rows];
+            self.margins = model.base_margins(rows);
         }
         for (tree, output) in model.trees.iter().zip(&model.output_of_tree).skip(self.trees) {
             let binned = BinnedTree::new(tree, &self.matrix.cuts);
@@ -98,7 +98,8 @@ pub fn fit(
         booster.round()?;
         progress.round += 1;
         progress.metrics.clear();
-        let due = progress.round.is_multiple_of(evaluation.every.max(1)) || progress.round == params.rounds;
+        let due = progress.round.is_multiple_of(evaluation.every.max(1))
+            || progress.round == params.rounds;
         if due || params.early_stopping > 0 {
             evaluate(group, team, booster, &metrics, evaluation, &mut progress)?;
         }

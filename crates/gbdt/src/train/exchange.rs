@@ -7,7 +7,8 @@
 use std::ops::Range;
 
 use lockstep_comm::{
-    Algo, BufferAccess, Collective, CollectiveShape, Group, Op, Pending, Traffic, choose,
+    Algo, BufferAccess, Collective, CollectiveShape, Group, LinkCosts, Op, Pending, Traffic, candidates,
+    choose,
     predict_seconds, predict_traffic_with,
 };
 
@@ -77,7 +78,7 @@ impl<'a> Exchange<'a> {
         let costs = group.link_costs();
         let seconds = |kind: Collective, count: usize| {
             let shape = CollectiveShape { kind, count, width: 8, root: 0, hosts: group.hosts() };
-            predict_seconds(&shape, choose(&shape, &costs), &costs)
+            predict_seconds(&shape, algorithm(&shape, &costs), &costs)
         };
         let search = SEARCH_SECONDS * slots as f64;
         let reduction = match ranks {
@@ -154,9 +155,9 @@ impl<'a> Exchange<'a> {
         self.group.all_gather(&encoded, &mut all)?;
         let best = |node: usize| {
             let of_rank = |theirs: &[i64]| Candidate::decode(&theirs[node * words..][..words]);
-            all.chunks_exact(encoded.len()).filter_map(of_rank).reduce(|best, other| {
-                if other.is_better(&best) { other } else { best }
-            })
+            all.chunks_exact(encoded.len())
+                .filter_map(of_rank)
+                .reduce(|best, other| if other.is_better(&best) { other } else { best })
         };
         Ok((0..mine.len()).map(best).collect())
     }
@@ -184,9 +185,18 @@ impl<'a> Exchange<'a> {
     /// Traffic of this rank for a collective of 64-bit numbers, by the formulas of `comm`.
     pub fn traffic(&self, kind: Collective, count: usize, access: BufferAccess) -> Option<Traffic> {
         let shape = CollectiveShape { kind, count, width: 8, root: 0, hosts: self.group.hosts() };
-        let algo: Algo = choose(&shape, &self.group.link_costs());
+        let algo = algorithm(&shape, &self.group.link_costs());
         predict_traffic_with(&shape, algo, self.rank, access)
     }
+}
+
+/// The algorithm that a group uses: on one host always the direct one.
+fn algorithm(shape: &CollectiveShape<'_>, costs: &LinkCosts) -> Algo {
+    let one_host = shape.hosts.iter().all(|host| *host == shape.hosts[0]);
+    if one_host && candidates(shape).contains(&Algo::Direct) {
+        return Algo::Direct;
+    }
+    choose(shape, costs)
 }
 
 impl Reducing {

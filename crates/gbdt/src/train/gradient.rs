@@ -53,9 +53,9 @@ pub fn scales(group: &Group, team: &Team, pairs: &[Pair], rows: u64) -> Result<S
             (if pair.g.abs() > g { pair.g.abs() } else { g }, if pair.h > h { pair.h } else { h })
         })
     });
-    let mut most = largest.iter().fold([0.0f64; 2], |[g, h], part| {
-        [g.max(f64::from(part.0)), h.max(f64::from(part.1))]
-    });
+    let mut most = largest
+        .iter()
+        .fold([0.0f64; 2], |[g, h], part| [g.max(f64::from(part.0)), h.max(f64::from(part.1))]);
     group.all_reduce(&mut most, Op::Max)?;
     // Sums in units of 2⁻³⁰ of the largest, exact.
     let unit = |most: f64| if most > 0.0 { (1u64 << 30) as f64 / most } else { 0.0 };

@@ -108,7 +108,8 @@ impl Grower<'_> {
                 break;
             }
             let children = self.split(&scorer, chosen, partition, &mut grown);
-            let mut next = self.child_sums(&scorer, &columns, (partition, buffers), children, &mut grown)?;
+            let mut next =
+                self.child_sums(&scorer, &columns, (partition, buffers), children, &mut grown)?;
             self.search(&scorer, &sampler, &mut next, &mut grown)?;
             open.extend(next);
         }
@@ -209,14 +210,21 @@ impl Grower<'_> {
     }
 
     /// Bounds of the leaf values below the children of a split.
-    fn child_bounds(&self, scorer: &Scorer, bounds: &Bounds, total: i64, best: &Candidate) -> (Bounds, Bounds) {
+    fn child_bounds(
+        &self,
+        scorer: &Scorer,
+        bounds: &Bounds,
+        total: i64,
+        best: &Candidate,
+    ) -> (Bounds, Bounds) {
         let direction = self.monotone.get(best.feature as usize).copied().unwrap_or(0);
         if direction == 0 {
             return (*bounds, *bounds);
         }
         let (left, right) = scorer.child_weights(total, best.left, *bounds);
         let middle = (left + right) / 2.0;
-        let (below, above) = (Bounds { high: middle, ..*bounds }, Bounds { low: middle, ..*bounds });
+        let (below, above) =
+            (Bounds { high: middle, ..*bounds }, Bounds { low: middle, ..*bounds });
         if direction > 0 { (below, above) } else { (above, below) }
     }
 
@@ -251,7 +259,8 @@ impl Grower<'_> {
                 let small = sums.next().expect("a histogram was built for each pair");
                 self.subtract(&mut parent, &small);
                 let is_left = builds_left(&left, &right);
-                let (built, other) = if is_left { (&mut left, &mut right) } else { (&mut right, &mut left) };
+                let (built, other) =
+                    if is_left { (&mut left, &mut right) } else { (&mut right, &mut left) };
                 built.sums = small;
                 other.sums = parent;
             }
@@ -280,14 +289,17 @@ impl Grower<'_> {
         buffers: &mut Buffers,
     ) -> Result<Vec<Vec<i64>>> {
         let (mut done, mut in_flight) = (Vec::new(), Vec::new());
-        let keep = |(buffer, sums): (Vec<i64>, Vec<i64>), done: &mut Vec<Vec<i64>>, buffers: &mut Buffers| {
+        let keep = |(buffer, sums): (Vec<i64>, Vec<i64>),
+                    done: &mut Vec<Vec<i64>>,
+                    buffers: &mut Buffers| {
             done.push(sums);
             match self.exchange.reduction {
                 Reduction::Scatter => buffers.histograms.push(buffer),
                 _ => buffers.sums.push(buffer),
             }
         };
-        for batch in nodes.chunks(if self.team.size() == 1 { 1 } else { BATCH * self.team.size() }) {
+        for batch in nodes.chunks(if self.team.size() == 1 { 1 } else { BATCH * self.team.size() })
+        {
             let tasks: Vec<Task> = batch.iter().map(|rows| Task { rows: rows.clone() }).collect();
             let mut out: Vec<Vec<i64>> = batch.iter().map(|_| self.zeroed(buffers)).collect();
             let input = (&partition.rows[..], self.packed);
@@ -373,9 +385,11 @@ impl Grower<'_> {
             best
         });
         let best = found.chunks(parts.len()).map(|parts| {
-            parts.iter().flatten().cloned().reduce(|best, other| {
-                if other.is_better(&best) { other } else { best }
-            })
+            parts
+                .iter()
+                .flatten()
+                .cloned()
+                .reduce(|best, other| if other.is_better(&best) { other } else { best })
         });
         let best = self.exchange.best(best.collect())?;
         grown.searches.push(candidates.len());

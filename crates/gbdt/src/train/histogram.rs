@@ -119,7 +119,13 @@ fn add(matrix: &Matrix, columns: &Columns, rows: &[u32], packed: &[i64], out: &m
             add_all_bytes(&matrix.bytes, starts, rows, packed, out)
         }
         _ if columns.bytes.is_empty() => {}
-        _ => add_listed(&matrix.bytes, matrix.byte_features.len(), &columns.bytes, (rows, packed), out),
+        _ => add_listed(
+            &matrix.bytes,
+            matrix.byte_features.len(),
+            &columns.bytes,
+            (rows, packed),
+            out,
+        ),
     }
     if !columns.words.is_empty() {
         let stride = matrix.word_features.len();

@@ -58,9 +58,7 @@ pub fn finish(
     }
     group.all_reduce(&mut sums, Op::Sum)?;
     let values = match params.objective {
-        Objective::AbsoluteError => {
-            Some(quantiles(group, team, (grown, rows), output, 0.5)?)
-        }
+        Objective::AbsoluteError => Some(quantiles(group, team, (grown, rows), output, 0.5)?),
         Objective::Quantile => {
             Some(quantiles(group, team, (grown, rows), output, params.quantile)?)
         }
@@ -80,7 +78,13 @@ pub fn finish(
 }
 
 /// Sets values, covers and weights. `sums` are those of the leaves; a node has the sum of its children.
-fn set_nodes(params: &Params, grown: &mut Grown, sums: &[i64], values: Option<&[f32]>, scales: &Scales) {
+fn set_nodes(
+    params: &Params,
+    grown: &mut Grown,
+    sums: &[i64],
+    values: Option<&[f32]>,
+    scales: &Scales,
+) {
     let scorer = Scorer::new(params, scales);
     let mut totals = vec![(0i64, 0i64); grown.tree.nodes()];
     for (index, leaf) in grown.leaves.iter().enumerate() {

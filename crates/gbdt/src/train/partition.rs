@@ -103,7 +103,8 @@ fn divide(matrix: &Matrix, cut: &Cut, rows: &[u32], out: &mut [u32]) -> usize {
             let slots = matrix.layout.range(cut.feature);
             let missing = *cut.goes_left.last().expect("missing values have a direction");
             divide_by(rows, out, |row| {
-                let range = matrix.entry_starts[row] as usize..matrix.entry_starts[row + 1] as usize;
+                let range =
+                    matrix.entry_starts[row] as usize..matrix.entry_starts[row + 1] as usize;
                 let entries = &matrix.entries[range];
                 match entries.iter().find(|slot| **slot as usize >= slots.start) {
                     Some(slot) if (*slot as usize) < slots.end => {

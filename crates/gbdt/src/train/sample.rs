@@ -3,8 +3,8 @@
 
 use lockstep_kernels::{RandomKey, Team};
 
-use crate::params::Params;
 use crate::par::{Disjoint, for_each, pieces};
+use crate::params::Params;
 use crate::train::gradient::Pair;
 
 // Kinds of choices, in the upper bits of the stream.

@@ -21,7 +21,8 @@ fn expectation(tree: &Tree, node: usize, row: &[f32], known: u32) -> f64 {
 fn shapley(model: &Model, row: &[f32]) -> Vec<f64> {
     let n = model.features.len();
     let factorial = |k: usize| (1..=k).map(|k| k as f64).product::<f64>();
-    let value = |known: u32| model.trees.iter().map(|tree| expectation(tree, 0, row, known)).sum::<f64>();
+    let value =
+        |known: u32| model.trees.iter().map(|tree| expectation(tree, 0, row, known)).sum::<f64>();
     let mut out: Vec<f64> = (0..n)
         .map(|feature| {
             (0..1u32 << n)
@@ -34,7 +35,7 @@ fn shapley(model: &Model, row: &[f32]) -> Vec<f64> {
                 .sum()
         })
         .collect();
-    out.push(value(0) + f64::from(model.base_margin()));
+    out.push(value(0) + f64::from(model.base_margin(0)));
     out
 }
 
@@ -60,7 +61,12 @@ fn contributions_are_shapley_values() {
 fn contributions_of_classes_add_up_to_their_margins() {
     let mut data = mixed(500);
     data.label.iter_mut().for_each(|label| *label = label.clamp(0.0, 2.0).floor());
-    let params = Params { objective: lockstep_gbdt::Objective::Softmax, classes: 3, rounds: 3, ..Params::default() };
+    let params = Params {
+        objective: lockstep_gbdt::Objective::Softmax,
+        classes: 3,
+        rounds: 3,
+        ..Params::default()
+    };
     let model = train(&data, &params, 1, 1);
     let (table, team) = (data.part(0..10), Team::new(1));
     let found = model.predict(&table, Rows::Contributions, &team).unwrap();

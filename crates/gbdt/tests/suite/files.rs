@@ -5,7 +5,9 @@ use std::path::Path;
 
 use lockstep_comm::{on_threads_with, single_rank};
 use lockstep_gbdt::data::{Reader, read};
-use lockstep_gbdt::{Cache, Matrix, Model, ModelFormat, Params, Result, Schema, Table, Team, train};
+use lockstep_gbdt::{
+    Cache, Matrix, Model, ModelFormat, Params, Result, Schema, Table, Team, train,
+};
 
 use crate::support::{Folder, binary, mixed, options};
 
@@ -15,7 +17,9 @@ fn rows(table: &Table) -> Vec<(u32, u32, u64, Vec<u32>)> {
     let mut first = 0;
     for chunk in &table.chunks {
         for column in 0..table.names.len() {
-            chunk.column(column, 0..chunk.rows, |row, value| out[first + row][column] = value.to_bits());
+            chunk.column(column, 0..chunk.rows, |row, value| {
+                out[first + row][column] = value.to_bits()
+            });
         }
         first += chunk.rows;
     }
@@ -30,7 +34,14 @@ fn rows(table: &Table) -> Vec<(u32, u32, u64, Vec<u32>)> {
 fn read_on(ranks: usize, path: &Path, schema: &Schema) -> Vec<Result<Table>> {
     on_threads_with(&options(), ranks, |world| {
         let team = Team::new(2);
-        let reader = Reader { schema, format: None, labeled: true, team: &team, spill: None, categories: None };
+        let reader = Reader {
+            schema,
+            format: None,
+            labeled: true,
+            team: &team,
+            spill: None,
+            categories: None,
+        };
         read(&world, path, &reader)
     })
 }
@@ -38,7 +49,8 @@ fn read_on(ranks: usize, path: &Path, schema: &Schema) -> Vec<Result<Table>> {
 fn same_rows(path: &Path, schema: &Schema) -> Vec<Table> {
     let alone = read_on(1, path, schema).remove(0).unwrap();
     for ranks in [2, 3, 7, 20] {
-        let tables: Vec<Table> = read_on(ranks, path, schema).into_iter().map(|t| t.unwrap()).collect();
+        let tables: Vec<Table> =
+            read_on(ranks, path, schema).into_iter().map(|t| t.unwrap()).collect();
         let all: Vec<_> = tables.iter().flat_map(rows).collect();
         assert!(all == rows(&alone), "{} on {ranks} ranks", path.display());
         assert!(tables.iter().all(|table| table.categories == alone.categories));
@@ -61,8 +73,10 @@ fn csv_on_several_ranks() {
     let mut text = String::from("query,y,w,\"a,b\",city,c\n");
     for row in 0..500 {
         let city = ["Bern", "\"São, Paulo\"", "", "Oslo"][row * 7 % 4];
-        let c = if row % 5 == 0 { String::new() } else { format!("{:.3}", row as f32 * 0.37 - 50.0) };
-        writeln!(text, "q{},{},{},{},{city},{c}", row / 13, row % 3, 1 + row % 2, row % 11).unwrap();
+        let c =
+            if row % 5 == 0 { String::new() } else { format!("{:.3}", row as f32 * 0.37 - 50.0) };
+        writeln!(text, "q{},{},{},{},{city},{c}", row / 13, row % 3, 1 + row % 2, row % 11)
+            .unwrap();
     }
     let path = folder.write("data.csv", text);
     let schema = Schema {
@@ -90,7 +104,8 @@ fn libsvm_on_several_ranks() {
         text.push('\n');
     }
     let path = folder.write("data.libsvm", text);
-    let table = same_rows(&path, &Schema { group: Some("qid".into()), ..Schema::default() }).remove(0);
+    let table =
+        same_rows(&path, &Schema { group: Some("qid".into()), ..Schema::default() }).remove(0);
     assert_eq!((table.names.len(), table.rows()), (30, 300));
 }
 
@@ -111,10 +126,12 @@ fn numpy_arrays_on_several_ranks() {
     let y: Vec<u8> = (0..100i64).flat_map(|i| (i % 3).to_le_bytes()).collect();
     let path = folder.write("x.npy", npy("<f4", "(100, 3)", x.clone()));
     folder.write("y.npy", npy("<i8", "(100,)", y));
-    let table = same_rows(&path, &Schema { label: Some("y.npy".into()), ..Schema::default() }).remove(0);
+    let table =
+        same_rows(&path, &Schema { label: Some("y.npy".into()), ..Schema::default() }).remove(0);
     assert_eq!((table.rows(), table.names.len(), table.label[5]), (100, 3, 2.0));
     // A label that is a column.
-    let table = same_rows(&path, &Schema { label: Some("f1".into()), ..Schema::default() }).remove(0);
+    let table =
+        same_rows(&path, &Schema { label: Some("f1".into()), ..Schema::default() }).remove(0);
     assert_eq!((table.names.join(" "), table.label[2]), ("f0 f2".to_string(), 3.5));
     let wide: Vec<u8> = (0..300).flat_map(|i| (i as f64 * 0.5).to_le_bytes()).collect();
     let path = folder.write("wide.npy", npy("<f8", "(100, 3)", wide));
@@ -151,7 +168,8 @@ fn errors_of_large_files_have_line_and_column() {
 #[test]
 fn unreadable_files_are_rejected() {
     let folder = Folder::new("unreadable");
-    let error = |path: &Path| read_on(2, path, &Schema::default()).remove(0).err().unwrap().to_string();
+    let error =
+        |path: &Path| read_on(2, path, &Schema::default()).remove(0).err().unwrap().to_string();
     assert!(error(&folder.0.join("missing.csv")).contains("cannot open"));
     assert!(error(&folder.write("data.xyz", "1")).contains("set data.format"));
     assert!(error(&folder.write("empty.csv", "")).contains("line 1, column 1: the file is empty"));
@@ -165,10 +183,15 @@ fn binned_data_is_read_back() {
     let (world, team) = (single_rank(), Team::new(1));
     let data = mixed(400);
     let bin = || Matrix::new(&world, &data.part(0..400), None, 300, &team).unwrap();
-    let cache = |identity: &str| Cache { path: folder.0.join("x.bins"), identity: identity.into(), ranks: 1 };
+    let cache = |identity: &str| Cache {
+        path: folder.0.join("x.bins"),
+        identity: identity.into(),
+        ranks: 1,
+    };
     assert!(cache("a").load().is_none());
     let params = Params { rounds: 3, ..Params::default() };
-    let model = |matrix: &Matrix| train(&world, matrix, &params).unwrap().to_bytes(ModelFormat::Ubj);
+    let model =
+        |matrix: &Matrix| train(&world, matrix, &params).unwrap().to_bytes(ModelFormat::Ubj);
     let expected = model(&bin());
     assert!(model(&cache("a").save(bin()).unwrap()) == expected);
     assert!(model(&cache("a").load().unwrap()) == expected);
@@ -191,7 +214,12 @@ fn models_survive_json_and_ubj() {
     let (world, team) = (single_rank(), Team::new(1));
     let data = binary(mixed(800));
     let matrix = Matrix::new(&world, &data.part(0..800), None, 256, &team).unwrap();
-    let params = Params { rounds: 5, scale_pos_weight: 2.0, objective: lockstep_gbdt::Objective::Logistic, ..Params::default() };
+    let params = Params {
+        rounds: 5,
+        scale_pos_weight: 2.0,
+        objective: lockstep_gbdt::Objective::Logistic,
+        ..Params::default()
+    };
     let mut model = train(&world, &matrix, &params).unwrap();
     model.best_round = Some(2);
     model.features[0].name = "first".into();

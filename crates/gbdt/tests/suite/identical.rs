@@ -36,12 +36,8 @@ fn few_bins() {
 
 #[test]
 fn loss_guided_growth() {
-    let params = Params {
-        grow: Growth::Loss,
-        max_depth: 0,
-        max_leaves: 13,
-        ..params(Objective::Logistic)
-    };
+    let params =
+        Params { grow: Growth::Loss, max_depth: 0, max_leaves: 13, ..params(Objective::Logistic) };
     same_model("loss", &binary(mixed(1500)), &params);
 }
 

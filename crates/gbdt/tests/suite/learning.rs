@@ -103,8 +103,16 @@ fn the_first_split_is_the_best_one() {
     let x: Vec<f32> = (0..rows).map(|row| (uniform(1, row) * 50.0).floor()).collect();
     let label: Vec<f32> =
         (0..rows).map(|row| f32::from(u8::from(x[row] > 31.0)) + uniform(2, row)).collect();
-    let data = Data { columns: 1, values: x.clone(), label: label.clone(), weight: None, group: None, categorical: vec![] };
-    let params = Params { rounds: 1, max_depth: 1, base_score: Some(0.0), eta: 1.0, ..Params::default() };
+    let data = Data {
+        columns: 1,
+        values: x.clone(),
+        label: label.clone(),
+        weight: None,
+        group: None,
+        categorical: vec![],
+    };
+    let params =
+        Params { rounds: 1, max_depth: 1, base_score: Some(0.0), eta: 1.0, ..Params::default() };
     let model = train(&data, &params, 3, 1);
     let score = |rows: &mut dyn Iterator<Item = usize>| {
         let (g, h) = rows.fold((0.0, 0.0), |(g, h), row| (g - f64::from(label[row]), h + 1.0));
@@ -134,12 +142,14 @@ fn monotone_constraints_hold() {
     let x: Vec<f32> = (0..rows).map(|row| uniform(1, row)).collect();
     let label: Vec<f32> =
         (0..rows).map(|row| x[row] + (20.0 * x[row]).sin() * 0.3 + 0.1 * uniform(2, row)).collect();
-    let data = Data { columns: 1, values: x, label, weight: None, group: None, categorical: vec![] };
+    let data =
+        Data { columns: 1, values: x, label, weight: None, group: None, categorical: vec![] };
     let params = Params { monotone: [("f0".to_string(), 1)].into(), ..Params::default() };
     let constrained = train(&data, &params, 2, 1);
     let free = train(&data, &Params::default(), 2, 1);
     let falls = |model: &Model| {
-        let line: Vec<f32> = (0..1000).map(|i| model.predict_row(&[i as f32 / 1000.0])[0]).collect();
+        let line: Vec<f32> =
+            (0..1000).map(|i| model.predict_row(&[i as f32 / 1000.0])[0]).collect();
         line.windows(2).filter(|pair| pair[1] < pair[0] - 1e-6).count()
     };
     assert_eq!(falls(&constrained), 0);
@@ -175,7 +185,8 @@ fn a_missing_value_follows_the_learned_direction() {
     let mut data = mixed(2000);
     data.columns = 1;
     data.categorical = vec![];
-    data.values = (0..2000).map(|row| if row % 3 == 0 { f32::NAN } else { uniform(5, row) }).collect();
+    data.values =
+        (0..2000).map(|row| if row % 3 == 0 { f32::NAN } else { uniform(5, row) }).collect();
     data.label = data.values.iter().map(|x| if x.is_nan() { 5.0 } else { *x }).collect();
     let model = train(&data, &Params { rounds: 30, ..Params::default() }, 2, 1);
     assert!((model.predict_row(&[f32::NAN])[0] - 5.0).abs() < 0.05);

@@ -9,7 +9,20 @@ use crate::support::{Folder, mixed, train, uniform};
 /// Changes, removes, repeats or inserts some bytes.
 fn mutate(bytes: &[u8], case: usize) -> Vec<u8> {
     let mut out = bytes.to_vec();
-    let words = [&b","[..], b"\"", b"\n", b":", b"-", b"1e999", b"nan", b"[", b"}", b"null", b"9999999999", b"\xff"];
+    let words = [
+        &b","[..],
+        b"\"",
+        b"\n",
+        b":",
+        b"-",
+        b"1e999",
+        b"nan",
+        b"[",
+        b"}",
+        b"null",
+        b"9999999999",
+        b"\xff",
+    ];
     for change in 0..1 + case % 3 {
         let at = (uniform(case as u64, 3 * change) * out.len() as f32) as usize;
         let at = at.min(out.len().saturating_sub(1));
@@ -32,11 +45,20 @@ fn read_mutations(name: &str, format: Format, text: &str, cases: usize) {
     let folder = Folder::new(&format!("mutations-{name}"));
     let (world, team) = (single_rank(), Team::new(1));
     let schema = Schema::default();
-    let reader = Reader { schema: &schema, format: Some(format), labeled: true, team: &team, spill: None, categories: None };
+    let reader = Reader {
+        schema: &schema,
+        format: Some(format),
+        labeled: true,
+        team: &team,
+        spill: None,
+        categories: None,
+    };
     let (mut good, mut bad) = (0, 0);
     for case in 0..cases {
         let path = folder.write("data", mutate(text.as_bytes(), case));
-        match read(&world, &path, &reader).and_then(|table| Matrix::new(&world, &table, None, 16, &team)) {
+        match read(&world, &path, &reader)
+            .and_then(|table| Matrix::new(&world, &table, None, 16, &team))
+        {
             Ok(_) => good += 1,
             Err(error) => {
                 assert!(!error.to_string().is_empty());

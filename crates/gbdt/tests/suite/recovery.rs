@@ -3,13 +3,16 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use lockstep_comm::on_threads_with;
-use lockstep_gbdt::{Checkpoint, Config, Event, Finished, Generate, Objective, Params, Result, Run, Team, run};
+use lockstep_gbdt::{
+    Checkpoint, Config, Event, Finished, Generate, Objective, Params, Result, Run, Team, run,
+};
 
 use crate::support::{Folder, options};
 
 fn config(params: Params) -> Config {
     let mut config = Config { trees: params, ..Config::default() };
-    config.data.generate = Some(Generate { rows: 3000, eval_rows: 1000, missing: 0.1, ..Generate::default() });
+    config.data.generate =
+        Some(Generate { rows: 3000, eval_rows: 1000, missing: 0.1, ..Generate::default() });
     (config.run.checkpoint_every, config.run.report_every) = (3, 1);
     config
 }
@@ -27,7 +30,13 @@ fn params() -> Params {
 }
 
 /// Runs on `ranks` ranks; is asked to stop after `stop_after` rounds.
-fn start(folder: &Folder, config: &Config, ranks: usize, resume: bool, stop_after: usize) -> Vec<Result<Finished>> {
+fn start(
+    folder: &Folder,
+    config: &Config,
+    ranks: usize,
+    resume: bool,
+    stop_after: usize,
+) -> Vec<Result<Finished>> {
     on_threads_with(&options(), ranks, |world| {
         let rounds = AtomicUsize::new(0);
         let first = world.rank() == 0;
@@ -55,7 +64,9 @@ fn bytes(folder: &Folder) -> Vec<u8> {
 fn a_resumed_run_ends_with_the_same_bytes() {
     let config = config(params());
     let whole = Folder::new("whole");
-    start(&whole, &config, 2, false, usize::MAX).into_iter().for_each(|end| assert!(!end.unwrap().stopped));
+    start(&whole, &config, 2, false, usize::MAX)
+        .into_iter()
+        .for_each(|end| assert!(!end.unwrap().stopped));
     let rounds = Checkpoint::rounds(&whole.0);
     assert_eq!(rounds, [12, 9]);
     for (case, ranks) in [(1, [1, 3]), (2, [3, 2]), (7, [2, 1])] {
@@ -63,7 +74,9 @@ fn a_resumed_run_ends_with_the_same_bytes() {
         let ends = start(&folder, &config, ranks[0], false, case);
         assert!(ends.into_iter().all(|end| end.unwrap().stopped));
         assert!(!folder.0.join("model.ubj").exists());
-        start(&folder, &config, ranks[1], true, usize::MAX).into_iter().for_each(|end| assert!(!end.unwrap().stopped));
+        start(&folder, &config, ranks[1], true, usize::MAX)
+            .into_iter()
+            .for_each(|end| assert!(!end.unwrap().stopped));
         assert!(bytes(&folder) == bytes(&whole), "stopped after {case} rounds");
         let steps = lockstep_events::read(&folder.0.join("metrics.jsonl")).unwrap();
         let steps: Vec<usize> = steps.iter().map(|step| step.step).collect();
@@ -108,7 +121,9 @@ fn early_stopping_keeps_the_best_round() {
     assert_eq!(end.model.rounds(), best + 1 + 5);
     assert!(end.model.rounds() < 500);
     let three = Folder::new("early-3");
-    start(&three, &config(params), 3, false, usize::MAX).into_iter().for_each(|end| drop(end.unwrap()));
+    start(&three, &config(params), 3, false, usize::MAX)
+        .into_iter()
+        .for_each(|end| drop(end.unwrap()));
     assert!(bytes(&alone) == bytes(&three));
 }
 

@@ -10,7 +10,8 @@ pub struct Folder(pub PathBuf);
 
 impl Folder {
     pub fn new(name: &str) -> Folder {
-        let path = std::env::temp_dir().join(format!("lockstep-gbdt-{}-{name}", std::process::id()));
+        let path =
+            std::env::temp_dir().join(format!("lockstep-gbdt-{}-{name}", std::process::id()));
         let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir_all(&path).unwrap();
         Folder(path)
@@ -31,7 +32,8 @@ impl Drop for Folder {
 
 /// A number from 0 to 1 that is a function of its arguments.
 pub fn uniform(seed: u64, index: usize) -> f32 {
-    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (index as u64).wrapping_mul(0xd134_2543_de82_ef95);
+    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        ^ (index as u64).wrapping_mul(0xd134_2543_de82_ef95);
     for _ in 0..2 {
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         x ^= x >> 31;
@@ -129,7 +131,8 @@ pub fn options() -> Options {
 
 /// Trains on several ranks and returns the model, which must be the same on all of them.
 pub fn train(data: &Data, params: &Params, ranks: usize, threads: usize) -> Model {
-    let models = on_threads_with(&options(), ranks, |world| train_rank(&world, data, params, threads));
+    let models =
+        on_threads_with(&options(), ranks, |world| train_rank(&world, data, params, threads));
     let first = models[0].to_bytes(ModelFormat::Json);
     assert!(models.iter().all(|model| model.to_bytes(ModelFormat::Json) == first));
     models.into_iter().next().unwrap()

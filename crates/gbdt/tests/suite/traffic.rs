@@ -26,7 +26,8 @@ fn bytes_sent_equal_the_formula() {
                 assert_eq!(sent, predicted, "{ranks} ranks, {max_bin} bins");
                 if reduction == Reduction::Scatter {
                     // XGBoost all-reduces 16 bytes per slot: 2 (P - 1)/P of them leave each rank.
-                    let slots = matrix.layout.slots() as u64 * booster.statistics().histograms as u64;
+                    let slots =
+                        matrix.layout.slots() as u64 * booster.statistics().histograms as u64;
                     let theirs = 2 * 16 * slots * (ranks as u64 - 1) / ranks as u64;
                     assert!(sent.bytes * 10 <= theirs * 4, "{} of {theirs}", sent.bytes);
                 }
