@@ -64,6 +64,7 @@ pub(crate) fn bin(
             dense(block, &cuts, &word_features, out, |bin| bin as u16);
         });
     }
+    let byte_columns = transposed(&bytes, rows, byte_features.len(), team);
     let (entry_starts, entries) = sparse_rows(&blocks, rows, &cuts, &layout, &sparse)?;
     let features = table.names.iter().zip(&table.categories);
     Ok(Matrix {
@@ -80,6 +81,7 @@ pub(crate) fn bin(
         total_rows: place.total_rows,
         byte_features,
         bytes: Section::Memory(bytes),
+        byte_columns: Section::Memory(byte_columns),
         word_features,
         words: Section::Memory(words),
         entry_starts: Section::Memory(entry_starts),
@@ -88,6 +90,24 @@ pub(crate) fn bin(
         weight: Section::Memory(table.weight.clone().unwrap_or_default()),
         groups: Section::Memory(group_starts(table.group.as_deref())?),
     })
+}
+
+/// The bins by column.
+fn transposed(bytes: &[u8], rows: usize, columns: usize, team: &Team) -> Vec<u8> {
+    let mut out = vec![0; bytes.len()];
+    let parts = crate::par::pieces(rows, BLOCK_ROWS, usize::MAX);
+    let target = Disjoint::new(&mut out);
+    for_each(team, parts.len(), &|part| {
+        for column in 0..columns {
+            let range = column * rows + parts[part].start..column * rows + parts[part].end;
+            // SAFETY: the parts are disjoint rows.
+            let out = unsafe { target.range(range) };
+            for (out, row) in out.iter_mut().zip(parts[part].clone()) {
+                *out = bytes[row * columns + column];
+            }
+        }
+    });
+    out
 }
 
 fn span(block: &Block<'_>, columns: usize) -> std::ops::Range<usize> {
@@ -105,12 +125,12 @@ fn dense<T: Copy>(
     let stride = features.len();
     for (column, feature) in features.iter().enumerate() {
         let cuts = &cuts.features[*feature as usize];
-        let bins = cuts.bins();
+        let (bins, finder) = (cuts.bins(), cuts.finder());
         if cuts.missing {
             out.iter_mut().skip(column).step_by(stride).for_each(|out| *out = convert(bins));
         }
         block.chunk.column(*feature as usize, block.rows.clone(), |row, value| {
-            let bin = cuts.bin(value);
+            let bin = finder.bin(value);
             // A category of an evaluation set that the training data does not have is missing.
             let bin = if cuts.categories > 0 && bin >= bins { bins } else { bin };
             out[(row - block.rows.start) * stride + column] = convert(bin);
@@ -133,10 +153,10 @@ fn sparse_rows(
     let each = |visit: &mut dyn FnMut(usize, u32)| {
         for feature in features.iter().map(|feature| *feature as usize) {
             let (cuts, start) = (&cuts.features[feature], layout.starts[feature]);
-            let bins = cuts.bins();
+            let (bins, finder) = (cuts.bins(), cuts.finder());
             for block in blocks {
                 block.chunk.column(feature, block.rows.clone(), |row, value| {
-                    let bin = cuts.bin(value);
+                    let bin = finder.bin(value);
                     if bin < bins {
                         visit(block.first + row - block.rows.start, start + bin as u32);
                     }

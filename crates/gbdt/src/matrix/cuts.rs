@@ -33,20 +33,12 @@ impl FeatureCuts {
         }
     }
 
-    /// The bin of a value.
-    #[inline]
-    pub fn bin(&self, value: f32) -> usize {
-        if self.categories > 0 {
-            return value as usize;
-        }
-        // Without branches: the loop runs as often for every value.
-        let (mut base, mut len) = (0, self.thresholds.len());
-        while len > 1 {
-            let half = len / 2;
-            base += if self.thresholds[base + half - 1] <= value { half } else { 0 };
-            len -= half;
-        }
-        base + usize::from(len == 1 && self.thresholds[base] <= value)
+    /// Finds the bins of many values.
+    pub fn finder(&self) -> Finder {
+        let size = (self.thresholds.len() + 1).next_power_of_two();
+        let mut table = vec![f32::INFINITY; size];
+        table[..self.thresholds.len()].copy_from_slice(&self.thresholds);
+        Finder { table, categorical: self.categories > 0 }
     }
 
     /// The threshold of a split after `bin`: values of the bins up to it are smaller. A split before all bins (-1)
@@ -61,6 +53,31 @@ impl FeatureCuts {
     }
 }
 
+/// A search over the thresholds of a feature, padded with infinity to a power of two.
+pub struct Finder {
+    table: Vec<f32>,
+    categorical: bool,
+}
+
+impl Finder {
+    /// The bin of a finite value; the value itself for a category.
+    #[inline(always)]
+    pub fn bin(&self, value: f32) -> usize {
+        if self.categorical {
+            return value as usize;
+        }
+        // Without branches: the loop runs as often for every value, and the processor overlaps several values.
+        let (mut bin, mut step) = (0, self.table.len() / 2);
+        while step > 0 {
+            // SAFETY: bin + step is at most the length, since bin is at most the length less 2 step.
+            let threshold = unsafe { *self.table.get_unchecked(bin + step - 1) };
+            bin += step * usize::from(threshold <= value);
+            step /= 2;
+        }
+        bin
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::FeatureCuts;
@@ -72,7 +89,7 @@ mod tests {
             let cuts = FeatureCuts { thresholds, min: -5.0, present: 1, ..FeatureCuts::default() };
             for value in [-5.0, -0.5, 0.0, 0.5, 3.0, 7.9, 8.0, 100.0] {
                 let expected = cuts.thresholds.iter().filter(|t| **t <= value).count();
-                assert_eq!(cuts.bin(value), expected, "{count} {value}");
+                assert_eq!(cuts.finder().bin(value), expected, "{count} {value}");
             }
             for bin in -1..count {
                 assert_eq!(cuts.split_bin(cuts.threshold(bin)), bin);

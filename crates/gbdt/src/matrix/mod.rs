@@ -46,6 +46,8 @@ pub struct Matrix {
     /// Features that are stored in bytes, and their bins (rows × features).
     pub byte_features: Vec<u32>,
     pub bytes: Section<u8>,
+    /// The same bins by column (features × rows), for dividing the rows of a node.
+    pub byte_columns: Section<u8>,
     /// Features that are stored in words, and their bins (rows × features).
     pub word_features: Vec<u32>,
     pub words: Section<u16>,
@@ -117,7 +119,7 @@ impl Matrix {
 
     /// Bytes of the binned values.
     pub fn stored_bytes(&self) -> usize {
-        self.bytes.len() + 2 * self.words.len() + 4 * (self.entries.len() + self.entry_starts.len())
+        self.bytes.len() + self.byte_columns.len() + 2 * self.words.len() + 4 * (self.entries.len() + self.entry_starts.len())
     }
 
     /// Position of a feature in its block of dense columns.

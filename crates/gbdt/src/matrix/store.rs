@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::matrix::section::{Plain, Section, bytes_of};
 use crate::matrix::{Cuts, Feature, Layout, Matrix, Storage};
 
-const MAGIC: &[u8; 16] = b"lockstep bins 1\n";
+const MAGIC: &[u8; 16] = b"lockstep bins 2\n";
 const ALIGN: usize = 64;
 const HASH: usize = 32;
 
@@ -98,6 +98,7 @@ impl Cache {
         let (byte_features, word_features) = (of(Storage::Bytes), of(Storage::Words));
         let mut matrix = Matrix {
             bytes: take(map, ranges.next()).ok_or_else(wrong)?,
+            byte_columns: take(map, ranges.next()).ok_or_else(wrong)?,
             words: take(map, ranges.next()).ok_or_else(wrong)?,
             entry_starts: take(map, ranges.next()).ok_or_else(wrong)?,
             entries: take(map, ranges.next()).ok_or_else(wrong)?,
@@ -115,6 +116,7 @@ impl Cache {
         };
         let rows = matrix.rows;
         let fits = matrix.bytes.len() == rows * matrix.byte_features.len()
+            && matrix.byte_columns.len() == matrix.bytes.len()
             && matrix.words.len() == rows * matrix.word_features.len()
             && (matrix.entry_starts.is_empty() || matrix.entry_starts.len() == rows + 1)
             && (matrix.label.is_empty() || matrix.label.len() == rows)
@@ -141,8 +143,9 @@ impl Cache {
     }
 
     fn write(&self, matrix: &Matrix, path: &Path) -> std::io::Result<()> {
-        let sections: [&[u8]; 7] = [
+        let sections: [&[u8]; 8] = [
             &matrix.bytes,
+            &matrix.byte_columns,
             bytes_of(&matrix.words),
             bytes_of(&matrix.entry_starts),
             bytes_of(&matrix.entries),

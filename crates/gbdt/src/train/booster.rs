@@ -160,7 +160,7 @@ impl<'a> Booster<'a> {
             let mut grown = grower.grow(&mut self.partition, &mut self.buffers)?;
             let margins = &mut self.margins[output * rows..][..rows];
             let mut output_rows = Output { matrix, pairs, scales, margins };
-            let tree = (&mut grown, &self.partition.rows[..]);
+            let tree = (&mut grown, &mut self.partition);
             leaf::finish(self.group, team, params, tree, &mut output_rows)?;
             self.statistics.histograms += grown.reductions;
             self.statistics.searches.extend(grown.searches);

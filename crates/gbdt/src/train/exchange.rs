@@ -45,29 +45,11 @@ pub struct Exchange<'a> {
     words: usize,
 }
 
-/// A histogram without its padding.
-pub struct Unpadded {
-    values: Vec<i64>,
-    len: usize,
-}
-
-impl AsRef<[i64]> for Unpadded {
-    fn as_ref(&self) -> &[i64] {
-        &self.values[..self.len]
-    }
-}
-
-impl AsMut<[i64]> for Unpadded {
-    fn as_mut(&mut self) -> &mut [i64] {
-        &mut self.values[..self.len]
-    }
-}
-
 /// A reduction in progress: the used buffer and the sums of the features that this rank searches.
 pub enum Reducing {
     Done { buffer: Vec<i64>, sums: Vec<i64> },
-    Scatter(Pending<lockstep_comm::Result<(Unpadded, Vec<i64>)>>),
-    All(Pending<lockstep_comm::Result<Unpadded>>),
+    Scatter(Pending<lockstep_comm::Result<(Vec<i64>, Vec<i64>)>>),
+    All(Pending<lockstep_comm::Result<Vec<i64>>>),
 }
 
 impl<'a> Exchange<'a> {
@@ -116,26 +98,23 @@ impl<'a> Exchange<'a> {
 
     /// Starts to reduce a histogram, into `sums` where they are scattered. Collective.
     pub fn reduce(&self, mut buffer: Vec<i64>, mut sums: Vec<i64>) -> Result<Reducing> {
-        let slots = self.slots;
         if self.reduction == Reduction::Scatter {
             sums.resize(self.own.len(), 0);
         }
         Ok(match (self.reduction, self.overlaps) {
             (Reduction::None, _) => Reducing::Done { buffer: sums, sums: buffer },
             (Reduction::Scatter, false) => {
-                self.group.reduce_scatter(&buffer[..slots], &mut sums, Op::Sum)?;
+                self.group.reduce_scatter(&buffer, &mut sums, Op::Sum)?;
                 Reducing::Done { buffer, sums }
             }
             (Reduction::All, false) => {
-                self.group.all_reduce(&mut buffer[..slots], Op::Sum)?;
+                self.group.all_reduce(&mut buffer, Op::Sum)?;
                 Reducing::Done { buffer: sums, sums: buffer }
             }
             (Reduction::Scatter, true) => {
-                let input = Unpadded { values: buffer, len: slots };
-                Reducing::Scatter(self.group.start_reduce_scatter(input, sums, Op::Sum))
+                Reducing::Scatter(self.group.start_reduce_scatter(buffer, sums, Op::Sum))
             }
             (Reduction::All, true) => {
-                let buffer = Unpadded { values: buffer, len: slots };
                 Reducing::All(self.group.start_all_reduce(buffer, Op::Sum))
             }
         })
@@ -206,9 +185,9 @@ impl Reducing {
             Reducing::Done { buffer, sums } => (buffer, sums),
             Reducing::Scatter(pending) => {
                 let (buffer, sums) = pending.wait()?;
-                (buffer.values, sums)
+                (buffer, sums)
             }
-            Reducing::All(pending) => (Vec::new(), pending.wait()?.values),
+            Reducing::All(pending) => (Vec::new(), pending.wait()?),
         })
     }
 }

@@ -49,12 +49,9 @@ pub struct Task {
     pub rows: Range<usize>,
 }
 
-/// Slots after the last one: any byte added to the start of a feature is in bounds.
-const PADDING: usize = 256;
-
 /// A zeroed histogram.
 pub fn zeroed(matrix: &Matrix) -> Vec<i64> {
-    vec![0; matrix.layout.slots() + PADDING]
+    vec![0; matrix.layout.slots()]
 }
 
 /// Builds histograms of several nodes into zeroed buffers. Large nodes are divided between threads, small ones are
@@ -143,22 +140,55 @@ fn add(matrix: &Matrix, columns: &Columns, rows: &[u32], packed: &[i64], out: &m
     }
 }
 
-/// All byte columns.
+/// Slots of a byte column in the loop over rows.
+const STRIDE: usize = 256;
+
+/// All byte columns. Large nodes are summed with a fixed number of slots per column, which needs no table of starts.
 fn add_all_bytes(bytes: &[u8], starts: &[u32], rows: &[u32], packed: &[i64], out: &mut [i64]) {
-    let stride = starts.len();
-    let limit = out.len().checked_sub(PADDING).expect("a histogram is padded");
-    assert!(starts.iter().all(|start| *start as usize <= limit), "features start in bounds");
+    let columns = starts.len();
+    let is_fixed = starts.iter().enumerate().all(|(column, start)| *start as usize == column * STRIDE);
+    if is_fixed && out.len() >= columns * STRIDE {
+        return add_fixed(bytes, columns, rows, packed, out);
+    }
+    if rows.len() < 2 * STRIDE {
+        let columns: Vec<(u32, u32)> = (0..).zip(starts.iter().copied()).collect();
+        return add_listed(bytes, starts.len(), &columns, (rows, packed), out);
+    }
+    let mut sums = vec![0; columns * STRIDE];
+    add_fixed(bytes, columns, rows, packed, &mut sums);
+    for (sums, start) in sums.chunks_exact(STRIDE).zip(starts) {
+        // Slots beyond those of the column are zero.
+        let out = &mut out[*start as usize..];
+        out.iter_mut().zip(sums).for_each(|(out, sum)| *out += sum);
+    }
+}
+
+/// Adds rows to a histogram with 256 slots per column.
+fn add_fixed(bytes: &[u8], columns: usize, rows: &[u32], packed: &[i64], out: &mut [i64]) {
+    assert!(out.len() >= columns * STRIDE, "every column has 256 slots");
     for (index, row) in rows.iter().enumerate() {
         if let Some(ahead) = rows.get(index + AHEAD) {
-            prefetch(bytes, *ahead as usize * stride);
-            prefetch(bytes, *ahead as usize * stride + stride - 1);
+            prefetch(bytes, *ahead as usize * columns);
+            prefetch(bytes, *ahead as usize * columns + columns - 1);
             prefetch(packed, *ahead as usize);
         }
         let row = *row as usize;
-        let (bins, pair) = (&bytes[row * stride..][..stride], packed[row]);
-        for (bin, start) in bins.iter().zip(starts) {
-            // SAFETY: start <= len - 256 and bin <= 255.
-            unsafe { *out.get_unchecked_mut(*start as usize + *bin as usize) += pair };
+        let (bins, pair) = (&bytes[row * columns..][..columns], packed[row]);
+        let (eights, rest) = bins.as_chunks::<8>();
+        let mut first = 0;
+        for eight in eights {
+            let word = u64::from_le_bytes(*eight);
+            for column in 0..8 {
+                let bin = (word >> (8 * column)) as usize & 0xff;
+                // SAFETY: first is a multiple of 256 below columns * 256 - 7 * 256, and the bin is below 256.
+                unsafe { *out.get_unchecked_mut(first + column * STRIDE + bin) += pair };
+            }
+            first += 8 * STRIDE;
+        }
+        for bin in rest {
+            // SAFETY: first is a multiple of 256 below columns * 256, and the bin is below 256.
+            unsafe { *out.get_unchecked_mut(first + *bin as usize) += pair };
+            first += STRIDE;
         }
     }
 }

@@ -10,6 +10,7 @@ use crate::par::{Disjoint, for_each, map, pieces};
 use crate::params::{Objective, Params};
 use crate::train::gradient::{Pair, Scales};
 use crate::train::grow::Grown;
+use crate::train::partition::Partition;
 use crate::train::split::Scorer;
 
 /// Rows that a thread sums or updates at a time.
@@ -23,38 +24,38 @@ pub struct Output<'a> {
     pub margins: &'a mut [f32],
 }
 
-/// Sets the values, covers and weights of all nodes and adds the leaf values to the margins. `rows` are those of the
-/// partition. Collective: one all-reduce of 16 bytes per leaf; for medians and other quantiles, see `select.rs`.
+/// Sets the values, covers and weights of all nodes and adds the leaf values to the margins. Collective: one all-reduce
+/// of 16 bytes per leaf; for medians and other quantiles, see `select.rs`.
 pub fn finish(
     group: &Group,
     team: &Team,
     params: &Params,
-    (grown, rows): (&mut Grown, &[u32]),
+    (grown, partition): (&mut Grown, &mut Partition),
     output: &mut Output<'_>,
 ) -> Result<()> {
     let scales = output.scales;
-    let tasks: Vec<(usize, std::ops::Range<usize>)> = grown
-        .leaves
-        .iter()
-        .enumerate()
-        .flat_map(|(index, leaf)| {
-            let start = leaf.rows.start;
-            let parts = pieces(leaf.rows.len(), GRAIN, usize::MAX);
-            parts.into_iter().map(move |part| (index, start + part.start..start + part.end))
-        })
-        .collect();
-    let pairs = output.pairs;
-    let partial = map(team, tasks.len(), &|task| {
-        rows[tasks[task].1.clone()].iter().fold((0i64, 0i64), |(g, h), row| {
-            let pair = pairs[*row as usize];
-            let fine = (f64::from(pair.g) * scales.fine_g, f64::from(pair.h) * scales.fine_h);
-            (g + fine.0 as i64, h + fine.1 as i64)
-        })
+    // The leaf of each row: after this, rows are visited in their order in memory.
+    let (rows, leaf_of) = (&partition.rows[..], Disjoint::new(&mut partition.scratch));
+    for_each(team, grown.leaves.len(), &|leaf| {
+        for row in &rows[grown.leaves[leaf].rows.clone()] {
+            // SAFETY: a row is in one leaf.
+            *unsafe { leaf_of.element(*row as usize) } = leaf as u32;
+        }
+    });
+    let leaf_of = &partition.scratch[..];
+    let parts = pieces(leaf_of.len(), GRAIN, 4 * team.size());
+    let partial = map(team, parts.len(), &|part| {
+        let mut sums = vec![0i64; 2 * grown.leaves.len()];
+        for (leaf, pair) in leaf_of[parts[part].clone()].iter().zip(&output.pairs[parts[part].clone()]) {
+            let sums = &mut sums[2 * *leaf as usize..][..2];
+            sums[0] += (f64::from(pair.g) * scales.fine_g) as i64;
+            sums[1] += (f64::from(pair.h) * scales.fine_h) as i64;
+        }
+        sums
     });
     let mut sums = vec![0i64; 2 * grown.leaves.len()];
-    for ((leaf, _), (g, h)) in tasks.iter().zip(partial) {
-        sums[2 * leaf] += g;
-        sums[2 * leaf + 1] += h;
+    for part in partial {
+        sums.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
     }
     group.all_reduce(&mut sums, Op::Sum)?;
     let values = match params.objective {
@@ -65,13 +66,14 @@ pub fn finish(
         _ => None,
     };
     set_nodes(params, grown, &sums, values.as_deref(), &scales);
+    let values: Vec<f32> =
+        grown.leaves.iter().map(|leaf| grown.tree.threshold[leaf.node]).collect();
     let margins = Disjoint::new(output.margins);
-    for_each(team, tasks.len(), &|task| {
-        let (leaf, range) = &tasks[task];
-        let value = grown.tree.threshold[grown.leaves[*leaf].node];
-        for row in &rows[range.clone()] {
-            // SAFETY: a row is in one leaf, at one position.
-            *unsafe { margins.element(*row as usize) } += value;
+    for_each(team, parts.len(), &|part| {
+        // SAFETY: the parts are disjoint.
+        let margins = unsafe { margins.range(parts[part].clone()) };
+        for (margin, leaf) in margins.iter_mut().zip(&leaf_of[parts[part].clone()]) {
+            *margin += values[*leaf as usize];
         }
     });
     Ok(())

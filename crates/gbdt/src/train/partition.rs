@@ -10,7 +10,8 @@ use crate::par::{Disjoint, for_each, map, pieces};
 /// Rows by node.
 pub struct Partition {
     pub rows: Vec<u32>,
-    scratch: Vec<u32>,
+    /// A number per row, for passes that need one.
+    pub scratch: Vec<u32>,
 }
 
 /// A node that is split: its positions, the feature, and for each bin whether it goes left (missing values at the end).
@@ -87,13 +88,13 @@ impl Partition {
 fn divide(matrix: &Matrix, cut: &Cut, rows: &[u32], out: &mut [u32]) -> usize {
     match matrix.layout.storage[cut.feature] {
         Storage::Bytes => {
-            let (stride, column) = (matrix.byte_features.len(), matrix.dense_column(cut.feature));
             let mut table = [false; 256];
             for (slot, left) in table.iter_mut().zip(&cut.goes_left) {
                 *slot = *left;
             }
-            let bins = &matrix.bytes[..];
-            divide_by(rows, out, |row| table[bins[row * stride + column] as usize])
+            let column = matrix.dense_column(cut.feature);
+            let bins = &matrix.byte_columns[column * matrix.rows..][..matrix.rows];
+            divide_by(rows, out, |row| table[bins[row] as usize])
         }
         Storage::Words => {
             let (stride, column) = (matrix.word_features.len(), matrix.dense_column(cut.feature));
