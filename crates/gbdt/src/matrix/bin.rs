@@ -66,6 +66,7 @@ pub(crate) fn bin(
     }
     let byte_columns = transposed(&bytes, rows, byte_features.len(), team);
     let (entry_starts, entries) = sparse_rows(&blocks, rows, &cuts, &layout, &sparse)?;
+    let by_column = sparse_columns(&entry_starts, &entries, &layout);
     let features = table.names.iter().zip(&table.categories);
     Ok(Matrix {
         features: features
@@ -86,6 +87,9 @@ pub(crate) fn bin(
         words: Section::Memory(words),
         entry_starts: Section::Memory(entry_starts),
         entries: Section::Memory(entries),
+        value_starts: Section::Memory(by_column.0),
+        value_rows: Section::Memory(by_column.1),
+        value_bins: Section::Memory(by_column.2),
         label: Section::Memory(table.label.clone()),
         weight: Section::Memory(table.weight.clone().unwrap_or_default()),
         groups: Section::Memory(group_starts(table.group.as_deref())?),
@@ -182,6 +186,38 @@ fn sparse_rows(
         next[row] += 1;
     });
     Ok((starts.into_iter().map(|start| start as u32).collect(), entries))
+}
+
+/// Sparse values by column: starts, rows and bins.
+fn sparse_columns(
+    starts: &[u32],
+    entries: &[u32],
+    layout: &Layout,
+) -> (Vec<u32>, Vec<u32>, Vec<u16>) {
+    if starts.is_empty() {
+        return (Vec::new(), Vec::new(), Vec::new());
+    }
+    let mut feature_of = vec![0u32; layout.slots()];
+    for feature in 0..layout.starts.len() {
+        feature_of[layout.range(feature)].fill(feature as u32);
+    }
+    let mut firsts = vec![0u32; layout.starts.len() + 1];
+    entries.iter().for_each(|slot| firsts[feature_of[*slot as usize] as usize + 1] += 1);
+    for feature in 0..layout.starts.len() {
+        firsts[feature + 1] += firsts[feature];
+    }
+    let (mut rows, mut bins) = (vec![0; entries.len()], vec![0; entries.len()]);
+    let mut next = firsts.clone();
+    for row in 0..starts.len() - 1 {
+        for slot in &entries[starts[row] as usize..starts[row + 1] as usize] {
+            let feature = feature_of[*slot as usize] as usize;
+            let at = next[feature] as usize;
+            rows[at] = row as u32;
+            bins[at] = (*slot - layout.starts[feature]) as u16;
+            next[feature] += 1;
+        }
+    }
+    (firsts, rows, bins)
 }
 
 /// First row of each group, and the end.

@@ -55,6 +55,10 @@ pub struct Matrix {
     pub entry_starts: Section<u32>,
     /// Histogram slots of the present values of sparse features, increasing within a row.
     pub entries: Section<u32>,
+    /// First value of each sparse feature, and the end; the values' rows, increasing within a feature; and their bins.
+    pub value_starts: Section<u32>,
+    pub value_rows: Section<u32>,
+    pub value_bins: Section<u16>,
     /// Empty if the data has no labels.
     pub label: Section<f32>,
     /// Empty if all weights are 1.
@@ -119,7 +123,17 @@ impl Matrix {
 
     /// Bytes of the binned values.
     pub fn stored_bytes(&self) -> usize {
-        self.bytes.len() + self.byte_columns.len() + 2 * self.words.len() + 4 * (self.entries.len() + self.entry_starts.len())
+        self.bytes.len()
+            + self.byte_columns.len()
+            + 2 * self.words.len()
+            + 4 * (self.entries.len() + self.entry_starts.len())
+            + 6 * self.value_rows.len()
+    }
+
+    /// Rows and bins of the present values of a sparse feature.
+    pub(crate) fn sparse_values(&self, feature: usize) -> (&[u32], &[u16]) {
+        let range = self.value_starts[feature] as usize..self.value_starts[feature + 1] as usize;
+        (&self.value_rows[range.clone()], &self.value_bins[range])
     }
 
     /// Position of a feature in its block of dense columns.

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::matrix::section::{Plain, Section, bytes_of};
 use crate::matrix::{Cuts, Feature, Layout, Matrix, Storage};
 
-const MAGIC: &[u8; 16] = b"lockstep bins 2\n";
+const MAGIC: &[u8; 16] = b"lockstep bins 3\n";
 const ALIGN: usize = 64;
 const HASH: usize = 32;
 
@@ -102,6 +102,9 @@ impl Cache {
             words: take(map, ranges.next()).ok_or_else(wrong)?,
             entry_starts: take(map, ranges.next()).ok_or_else(wrong)?,
             entries: take(map, ranges.next()).ok_or_else(wrong)?,
+            value_starts: take(map, ranges.next()).ok_or_else(wrong)?,
+            value_rows: take(map, ranges.next()).ok_or_else(wrong)?,
+            value_bins: take(map, ranges.next()).ok_or_else(wrong)?,
             label: take(map, ranges.next()).ok_or_else(wrong)?,
             weight: take(map, ranges.next()).ok_or_else(wrong)?,
             groups: take(map, ranges.next()).ok_or_else(wrong)?,
@@ -119,6 +122,8 @@ impl Cache {
             && matrix.byte_columns.len() == matrix.bytes.len()
             && matrix.words.len() == rows * matrix.word_features.len()
             && (matrix.entry_starts.is_empty() || matrix.entry_starts.len() == rows + 1)
+            && matrix.value_rows.len() == matrix.entries.len()
+            && matrix.value_bins.len() == matrix.entries.len()
             && (matrix.label.is_empty() || matrix.label.len() == rows)
             && (matrix.weight.is_empty() || matrix.weight.len() == rows);
         if !fits {
@@ -143,12 +148,15 @@ impl Cache {
     }
 
     fn write(&self, matrix: &Matrix, path: &Path) -> std::io::Result<()> {
-        let sections: [&[u8]; 8] = [
+        let sections: [&[u8]; 11] = [
             &matrix.bytes,
             &matrix.byte_columns,
             bytes_of(&matrix.words),
             bytes_of(&matrix.entry_starts),
             bytes_of(&matrix.entries),
+            bytes_of(&matrix.value_starts),
+            bytes_of(&matrix.value_rows),
+            bytes_of(&matrix.value_bins),
             bytes_of(&matrix.label),
             bytes_of(&matrix.weight),
             bytes_of(&matrix.groups),

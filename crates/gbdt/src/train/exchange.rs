@@ -7,9 +7,8 @@
 use std::ops::Range;
 
 use lockstep_comm::{
-    Algo, BufferAccess, Collective, CollectiveShape, Group, LinkCosts, Op, Pending, Traffic, candidates,
-    choose,
-    predict_seconds, predict_traffic_with,
+    Algo, BufferAccess, Collective, CollectiveShape, Group, LinkCosts, Op, Pending, Traffic,
+    candidates, choose, predict_seconds, predict_traffic_with,
 };
 
 use crate::error::Result;
@@ -114,9 +113,7 @@ impl<'a> Exchange<'a> {
             (Reduction::Scatter, true) => {
                 Reducing::Scatter(self.group.start_reduce_scatter(buffer, sums, Op::Sum))
             }
-            (Reduction::All, true) => {
-                Reducing::All(self.group.start_all_reduce(buffer, Op::Sum))
-            }
+            (Reduction::All, true) => Reducing::All(self.group.start_all_reduce(buffer, Op::Sum)),
         })
     }
 

@@ -146,7 +146,8 @@ const STRIDE: usize = 256;
 /// All byte columns. Large nodes are summed with a fixed number of slots per column, which needs no table of starts.
 fn add_all_bytes(bytes: &[u8], starts: &[u32], rows: &[u32], packed: &[i64], out: &mut [i64]) {
     let columns = starts.len();
-    let is_fixed = starts.iter().enumerate().all(|(column, start)| *start as usize == column * STRIDE);
+    let is_fixed =
+        starts.iter().enumerate().all(|(column, start)| *start as usize == column * STRIDE);
     if is_fixed && out.len() >= columns * STRIDE {
         return add_fixed(bytes, columns, rows, packed, out);
     }

@@ -46,7 +46,9 @@ pub fn finish(
     let parts = pieces(leaf_of.len(), GRAIN, 4 * team.size());
     let partial = map(team, parts.len(), &|part| {
         let mut sums = vec![0i64; 2 * grown.leaves.len()];
-        for (leaf, pair) in leaf_of[parts[part].clone()].iter().zip(&output.pairs[parts[part].clone()]) {
+        for (leaf, pair) in
+            leaf_of[parts[part].clone()].iter().zip(&output.pairs[parts[part].clone()])
+        {
             let sums = &mut sums[2 * *leaf as usize..][..2];
             sums[0] += (f64::from(pair.g) * scales.fine_g) as i64;
             sums[1] += (f64::from(pair.h) * scales.fine_h) as i64;

@@ -101,16 +101,17 @@ fn divide(matrix: &Matrix, cut: &Cut, rows: &[u32], out: &mut [u32]) -> usize {
             divide_by(rows, out, |row| cut.goes_left[matrix.words[row * stride + column] as usize])
         }
         Storage::Sparse => {
-            let slots = matrix.layout.range(cut.feature);
             let missing = *cut.goes_left.last().expect("missing values have a direction");
+            let (value_rows, bins) = matrix.sparse_values(cut.feature);
+            let first = rows.first().copied().unwrap_or(0);
+            let mut at = value_rows.partition_point(|row| *row < first);
+            // Both lists are increasing.
             divide_by(rows, out, |row| {
-                let range =
-                    matrix.entry_starts[row] as usize..matrix.entry_starts[row + 1] as usize;
-                let entries = &matrix.entries[range];
-                match entries.iter().find(|slot| **slot as usize >= slots.start) {
-                    Some(slot) if (*slot as usize) < slots.end => {
-                        cut.goes_left[*slot as usize - slots.start]
-                    }
+                while value_rows.get(at).is_some_and(|other| (*other as usize) < row) {
+                    at += 1;
+                }
+                match value_rows.get(at) {
+                    Some(other) if *other as usize == row => cut.goes_left[bins[at] as usize],
                     _ => missing,
                 }
             })
@@ -119,7 +120,7 @@ fn divide(matrix: &Matrix, cut: &Cut, rows: &[u32], out: &mut [u32]) -> usize {
 }
 
 #[inline(always)]
-fn divide_by(rows: &[u32], out: &mut [u32], goes_left: impl Fn(usize) -> bool) -> usize {
+fn divide_by(rows: &[u32], out: &mut [u32], mut goes_left: impl FnMut(usize) -> bool) -> usize {
     let (mut left, mut right) = (0, rows.len());
     for row in rows {
         let is_left = goes_left(*row as usize);
