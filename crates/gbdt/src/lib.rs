@@ -43,4 +43,6 @@ pub use metric::Metric;
 pub use model::{Importance, Model, ModelFormat, Rows, Split, Tree, describe, importance};
 pub use params::{Growth, MAX_BINS, Objective, Params};
 pub use run::{Event, Finished, Run, run};
-pub use train::{Booster, EvalSet, Evaluation, Progress, Reduction, Statistics, fit, train};
+pub use train::{
+    AfterRound, Booster, EvalSet, Evaluation, Progress, Reduction, Statistics, fit, train,
+};

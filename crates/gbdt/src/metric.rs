@@ -143,8 +143,8 @@ fn ln_factorial(x: f64) -> f64 {
 /// are of one class.
 fn auc(group: &Group, matrix: &Matrix, margins: &[f32]) -> Result<f64> {
     let mut bytes = Vec::with_capacity(12 * matrix.rows);
-    for row in 0..matrix.rows {
-        let values = [margins[row], matrix.label[row], matrix.weight_of(row)];
+    for (row, (margin, label)) in margins.iter().zip(matrix.label.iter()).enumerate() {
+        let values = [*margin, *label, matrix.weight_of(row)];
         values.iter().for_each(|value| bytes.extend(value.to_le_bytes()));
     }
     let mut rows: Vec<(f32, f32, f32)> = Vec::new();

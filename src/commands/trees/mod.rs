@@ -65,9 +65,9 @@ fn load_model(path: &Path) -> anyhow::Result<Model> {
 /// A data file and the roles of its columns.
 #[derive(clap::Args)]
 struct DataArgs {
-    /// CSV, LibSVM or .npy file
+    /// CSV, LibSVM, .npy or parquet file
     data: PathBuf,
-    /// Format of the file: csv, libsvm or npy [default: from the file name]
+    /// Format of the file: csv, libsvm, npy or parquet [default: from the file name]
     #[arg(long, value_parser = parse_format)]
     format: Option<Format>,
     /// Column of the labels [default: `label`, else the first column where labels are needed]
@@ -102,8 +102,11 @@ impl DataArgs {
             ignore: self.ignore.clone(),
             header: self.no_header.then_some(false),
             separator: None,
-            features: (!matches!(self.format_of(), Ok(Format::Csv | Format::Npy)))
-                .then_some(model.features.len()),
+            features: (!matches!(
+                self.format_of(),
+                Ok(Format::Csv | Format::Npy | Format::Parquet)
+            ))
+            .then_some(model.features.len()),
         }
     }
 
@@ -150,7 +153,8 @@ fn parse_format(text: &str) -> Result<Format, String> {
         "csv" => Ok(Format::Csv),
         "libsvm" => Ok(Format::Libsvm),
         "npy" => Ok(Format::Npy),
-        _ => Err("use csv, libsvm or npy".into()),
+        "parquet" => Ok(Format::Parquet),
+        _ => Err("use csv, libsvm, npy or parquet".into()),
     }
 }
 

@@ -1,10 +1,12 @@
-//! Output of rank 0 during a training of trees.
+//! Output of rank 0 during a training of trees: a line per event, and a progress bar on a terminal.
 
+use std::cell::RefCell;
 use std::io::Write as _;
 
 use lockstep_events::{StepReport, duration, thousands};
 use lockstep_gbdt::{Config, Event, Finished, Matrix, Progress, Storage};
 
+use crate::commands::output::Bar;
 use crate::print::{print_error, print_line};
 
 /// Prints events.
@@ -12,17 +14,23 @@ pub struct Output<'a> {
     pub config: &'a Config,
     pub ranks: usize,
     pub threads: usize,
+    pub bar: RefCell<Bar>,
 }
 
 impl Output<'_> {
     pub fn show(&self, event: &Event<'_>) {
+        let mut bar = self.bar.borrow_mut();
+        bar.clear();
         match event {
             Event::Data { matrix, cached, seconds } => self.data(matrix, *cached, *seconds),
             Event::Resumed { round } => print_line!("resumed after round {round}"),
             Event::Skipped { what } => {
                 print_error!("warning: skipped {what}; trying an older checkpoint")
             }
-            Event::Round { progress, report } => print_line!("{}", self.round(progress, report)),
+            Event::Round { progress, report } => {
+                print_line!("{}", self.round(progress, report));
+                bar.draw(report);
+            }
             Event::Saved { path } => print_line!("saved {}", path.display()),
             Event::SaveFailed { round, what } => print_error!(
                 "warning: the checkpoint of round {round} was not saved: {what}; training continues"
@@ -65,6 +73,11 @@ impl Output<'_> {
             line += &format!(" | eta {}", duration(eta));
         }
         line
+    }
+
+    /// Removes the progress bar.
+    pub fn clear(&self) {
+        self.bar.borrow_mut().clear();
     }
 
     /// Prints the end of a run.

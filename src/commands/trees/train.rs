@@ -14,6 +14,7 @@ use lockstep_trainer::check_consistency;
 
 use super::file;
 use super::output::Output;
+use crate::commands::output::Bar;
 use crate::print::{print_error, print_line, with_causes};
 use crate::run_file::create_run_folder;
 use crate::supervise::{self, Supervised, Supervision};
@@ -198,8 +199,11 @@ fn rank(args: &Args, config: &Config, world: &World) -> anyhow::Result<bool> {
         generation,
         stop: &stop::requested,
     };
-    let output = Output { config, ranks: world.size(), threads };
-    let finished = gbdt::run(&run, &mut |event| output.show(&event))?;
+    let bar = Bar::new(world::on_terminal()).into();
+    let output = Output { config, ranks: world.size(), threads, bar };
+    let finished = gbdt::run(&run, &mut |event| output.show(&event));
+    output.clear();
+    let finished = finished?;
     if first {
         match finished.stopped {
             true => print_line!(

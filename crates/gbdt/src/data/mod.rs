@@ -4,6 +4,8 @@ mod csv;
 mod libsvm;
 mod npy;
 mod number;
+#[cfg(feature = "parquet")]
+mod parquet;
 mod piece;
 mod read;
 mod schema;

@@ -15,7 +15,7 @@ use crate::data::piece::{Piece, group_id};
 use crate::data::schema::{Role, Schema};
 use crate::data::spill::Spill;
 use crate::data::table::{Chunk, Store, Table, Values};
-use crate::data::text::{Problem, TextFile, line_start, part_of};
+use crate::data::text::{GroupOf, Problem, TextFile, line_start, part_of};
 use crate::data::{csv, libsvm};
 use crate::error::{Error, Result};
 use crate::par;
@@ -27,6 +27,8 @@ pub enum Format {
     Csv,
     Libsvm,
     Npy,
+    /// Needs the cargo feature `parquet`.
+    Parquet,
 }
 
 impl Format {
@@ -36,9 +38,10 @@ impl Format {
             Some("csv" | "tsv" | "txt") => Ok(Format::Csv),
             Some("libsvm" | "svm" | "svmlight") => Ok(Format::Libsvm),
             Some("npy") => Ok(Format::Npy),
+            Some("parquet") => Ok(Format::Parquet),
             _ => Err(Error::file(
                 path,
-                "the format is not known from the file name; set data.format to csv, libsvm or npy",
+                "the format is not known from the file name; set data.format to csv, libsvm, npy or parquet",
             )),
         }
     }
@@ -71,6 +74,7 @@ pub fn read(group: &Group, path: &Path, reader: &Reader<'_>) -> Result<Table> {
             Format::Csv => read_csv(path, reader, part),
             Format::Libsvm => read_libsvm(path, reader, part),
             Format::Npy => read_npy(path, reader, part),
+            Format::Parquet => read_parquet(path, reader, part),
         });
     let Local { mut table, words } = all_succeed(group, local)?;
     // Ranks may have seen different columns of a sparse file.
@@ -151,7 +155,7 @@ fn read_csv(path: &Path, reader: &Reader<'_>, part: (usize, usize)) -> Result<Lo
     let layout = layout.map_err(|problem| file.error(problem))?;
     let group = |line: &[u8]| csv::group_of(&layout, line);
     let grouped = layout.roles.roles.contains(&Role::Group);
-    let group: Option<&dyn Fn(&[u8]) -> Option<Vec<u8>>> = grouped.then_some(&group);
+    let group: Option<GroupOf<'_>> = grouped.then_some(&group);
     let range = part_of(bytes, layout.body..bytes.len(), part, group);
     let pieces = parse_pieces(&file, range, reader, &|range| csv::parse(bytes, range, &layout))?;
     Ok(assemble(layout.roles.features, pieces))
@@ -162,7 +166,7 @@ fn read_libsvm(path: &Path, reader: &Reader<'_>, part: (usize, usize)) -> Result
     let bytes = file.bytes();
     let first = crate::data::text::lines(bytes, 0..bytes.len()).find(|(_, line)| !line.is_empty());
     let grouped = first.is_some_and(|(_, line)| libsvm::group_of(line).is_some());
-    let group: Option<&dyn Fn(&[u8]) -> Option<Vec<u8>>> = grouped.then_some(&libsvm::group_of);
+    let group: Option<GroupOf<'_>> = grouped.then_some(&libsvm::group_of);
     let range = part_of(bytes, 0..bytes.len(), part, group);
     let pieces = parse_pieces(&file, range, reader, &|range| libsvm::parse(bytes, range))?;
     let columns = |piece: &Piece| match &piece.values {
@@ -257,6 +261,18 @@ fn assemble(names: Vec<String>, pieces: Vec<Piece>) -> Local {
     table.weight = (!weight.is_empty()).then_some(weight);
     table.group = (!group.is_empty()).then_some(group);
     Local { table, words }
+}
+
+#[cfg(feature = "parquet")]
+fn read_parquet(path: &Path, reader: &Reader<'_>, part: (usize, usize)) -> Result<Local> {
+    let (names, pieces) = crate::data::parquet::read(path, reader.schema, reader.labeled, part)?;
+    Ok(assemble(names, pieces))
+}
+
+#[cfg(not(feature = "parquet"))]
+fn read_parquet(path: &Path, _: &Reader<'_>, _: (usize, usize)) -> Result<Local> {
+    let what = "parquet files need the cargo feature `parquet`; build with --features parquet";
+    Err(Error::file(path, what))
 }
 
 /// Reads an array. Labels, weights and groups are columns `fN` of it, or other `.npy` files next to it.

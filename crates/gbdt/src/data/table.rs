@@ -33,7 +33,7 @@ impl Table {
     /// A table of dense values in row order (rows × names). NaN is a missing value.
     pub fn dense(names: Vec<String>, values: Vec<f32>, label: Vec<f32>) -> Table {
         let columns = names.len();
-        let rows = if columns == 0 { label.len() } else { values.len() / columns };
+        let rows = values.len().checked_div(columns).unwrap_or(label.len());
         let values = Values::Rows { store: Store::Memory(values), stride: columns, first: 0 };
         Table {
             categories: vec![None; columns],

@@ -16,6 +16,9 @@ pub(crate) struct TextFile {
     map: Option<Arc<Mmap>>,
 }
 
+/// Returns the group of a line.
+pub(crate) type GroupOf<'a> = &'a dyn Fn(&[u8]) -> Option<Vec<u8>>;
+
 /// A problem at a byte of a file. The column counts fields from 0.
 #[derive(Debug)]
 pub(crate) struct Problem {
@@ -105,7 +108,7 @@ pub(crate) fn part_of(
     bytes: &[u8],
     body: Range<usize>,
     part: (usize, usize),
-    group: Option<&dyn Fn(&[u8]) -> Option<Vec<u8>>>,
+    group: Option<GroupOf<'_>>,
 ) -> Range<usize> {
     let len = (body.end - body.start) as u128;
     let cut = |part: usize, parts: usize| {
@@ -120,12 +123,7 @@ pub(crate) fn part_of(
 }
 
 /// The first line from `start` on whose group differs from that of the line before.
-fn group_start(
-    bytes: &[u8],
-    body: &Range<usize>,
-    start: usize,
-    group: &dyn Fn(&[u8]) -> Option<Vec<u8>>,
-) -> usize {
+fn group_start(bytes: &[u8], body: &Range<usize>, start: usize, group: GroupOf<'_>) -> usize {
     if start <= body.start || start >= body.end {
         return start;
     }

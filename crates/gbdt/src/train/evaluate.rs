@@ -71,6 +71,9 @@ pub struct Evaluation<'s> {
     pub every: usize,
 }
 
+/// Called after each round; breaks to stop.
+pub type AfterRound<'a> = &'a mut dyn FnMut(&Progress, &Booster<'_>) -> Result<ControlFlow<()>>;
+
 /// Trains until `rounds`, until early stopping, or until `after_round` breaks. Starts after `progress`. Collective;
 /// `after_round` must return the same on all ranks.
 pub fn fit(
@@ -78,10 +81,7 @@ pub fn fit(
     team: &Team,
     booster: &mut Booster<'_>,
     (params, evaluation): (&Params, &mut Evaluation<'_>),
-    (mut progress, after_round): (
-        Progress,
-        &mut dyn FnMut(&Progress, &Booster<'_>) -> Result<ControlFlow<()>>,
-    ),
+    (mut progress, after_round): (Progress, AfterRound<'_>),
 ) -> Result<Progress> {
     if params.early_stopping > 0 && evaluation.sets.is_empty() {
         return Err(Error::Input("early_stopping needs an evaluation set; set data.eval".into()));

@@ -188,3 +188,35 @@ impl Reducing {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::matrix::{Cuts, FeatureCuts};
+    use lockstep_comm::on_threads;
+
+    /// Every reduction, overlapped or not, gives a rank the sums of its slots.
+    #[test]
+    fn reductions_agree() {
+        let thresholds: Vec<f32> = (0..20).map(|i| i as f32).collect();
+        let feature = FeatureCuts { thresholds, present: 9, ..FeatureCuts::default() };
+        let cuts = Cuts { features: vec![feature; 7] };
+        for ranks in 2..5 {
+            on_threads(ranks, |world| {
+                let layout = Layout::new(&cuts, 9, ranks);
+                for reduction in [Reduction::Scatter, Reduction::All] {
+                    for overlaps in [false, true] {
+                        let exchange = Exchange::with(&world, &layout, 0, reduction, overlaps);
+                        let mine = |slot: usize| ((slot * 3) << world.rank()) as i64;
+                        let buffer = (0..layout.slots()).map(mine).collect();
+                        let (_, sums) =
+                            exchange.reduce(buffer, Vec::new()).unwrap().wait().unwrap();
+                        let factor = (1 << ranks) - 1;
+                        let expected = exchange.own.clone().map(|slot| (slot * 3 * factor) as i64);
+                        assert!(sums.into_iter().eq(expected), "{ranks} {reduction:?} {overlaps}");
+                    }
+                }
+            });
+        }
+    }
+}

@@ -69,6 +69,13 @@ pub struct Buffers {
     sums: Vec<Vec<i64>>,
 }
 
+/// Keeps a used buffer. Leaves that were not searched have none.
+fn recycle(pool: &mut Vec<Vec<i64>>, buffer: Vec<i64>) {
+    if !buffer.is_empty() {
+        pool.push(buffer);
+    }
+}
+
 /// Histograms that are built at a time by each thread.
 const BATCH: usize = 2;
 
@@ -96,7 +103,8 @@ impl Grower<'_> {
             best: None,
         }];
         if self.may_split(&scorer, &root[0]) {
-            let sums = self.histograms(&columns, partition, &[0..matrix.rows], buffers)?;
+            let all = std::iter::once(0..matrix.rows).collect::<Vec<_>>();
+            let sums = self.histograms(&columns, partition, &all, buffers)?;
             grown.reductions += 1;
             root[0].sums = sums.into_iter().next().expect("one histogram was built");
             self.search(&scorer, &sampler, &mut root, &mut grown)?;
@@ -125,7 +133,7 @@ impl Grower<'_> {
     /// The leaves to split next; leaves that are not split any more are finished.
     fn choose(&self, open: &mut Vec<Open>, grown: &mut Grown, buffers: &mut Buffers) -> Vec<Open> {
         let mut finish = |leaf: Open, grown: &mut Grown| {
-            buffers.sums.push(leaf.sums);
+            recycle(&mut buffers.sums, leaf.sums);
             grown.leaves.push(Leaf { node: leaf.node, rows: leaf.rows });
         };
         let (mut ready, mut rest): (Vec<Open>, Vec<Open>) =
@@ -254,7 +262,7 @@ impl Grower<'_> {
         let mut open = Vec::new();
         for (mut parent, mut left, mut right) in children {
             if !needed(&left) && !needed(&right) {
-                buffers.sums.push(parent);
+                recycle(&mut buffers.sums, parent);
             } else {
                 let small = sums.next().expect("a histogram was built for each pair");
                 self.subtract(&mut parent, &small);
@@ -294,8 +302,8 @@ impl Grower<'_> {
                     buffers: &mut Buffers| {
             done.push(sums);
             match self.exchange.reduction {
-                Reduction::Scatter => buffers.histograms.push(buffer),
-                _ => buffers.sums.push(buffer),
+                Reduction::Scatter => recycle(&mut buffers.histograms, buffer),
+                _ => recycle(&mut buffers.sums, buffer),
             }
         };
         for batch in nodes.chunks(if self.team.size() == 1 { 1 } else { BATCH * self.team.size() })
@@ -328,7 +336,6 @@ impl Grower<'_> {
             Reduction::Scatter => &mut buffers.histograms,
             _ => &mut buffers.sums,
         };
-        from.retain(|buffer| !buffer.is_empty());
         match from.pop() {
             Some(mut buffer) => {
                 buffer.fill(0);
@@ -370,10 +377,8 @@ impl Grower<'_> {
                 bounds: leaf.bounds,
             };
             let mut best: Option<Candidate> = None;
-            for feature in features.start + part.start..features.start + part.end {
-                if !used[index][feature] {
-                    continue;
-                }
+            let mine = features.start + part.start..features.start + part.end;
+            for feature in mine.filter(|feature| used[index][*feature]) {
                 let monotone = self.monotone.get(feature).copied().unwrap_or(0);
                 let found = split::best_split(self.matrix, feature, &node, scorer, monotone);
                 if let Some(found) = found

@@ -12,7 +12,7 @@ mod sample;
 mod split;
 
 pub use booster::{Booster, Statistics};
-pub use evaluate::{EvalSet, Evaluation, Progress, fit};
+pub use evaluate::{AfterRound, EvalSet, Evaluation, Progress, fit};
 pub use exchange::Reduction;
 
 use lockstep_comm::Group;

@@ -16,7 +16,7 @@ fn rows(table: &Table) -> Vec<(u32, u32, u64, Vec<u32>)> {
     let mut out: Vec<Vec<u32>> = vec![vec![f32::NAN.to_bits(); table.names.len()]; table.rows()];
     let mut first = 0;
     for chunk in &table.chunks {
-        for column in 0..table.names.len() {
+        for (column, _) in table.names.iter().enumerate() {
             chunk.column(column, 0..chunk.rows, |row, value| {
                 out[first + row][column] = value.to_bits()
             });
@@ -234,4 +234,58 @@ fn models_survive_json_and_ubj() {
         assert_eq!(Model::load(&path).unwrap(), model);
     }
     assert!(model.save(&folder.0.join("model.bin")).is_err());
+}
+
+#[cfg(not(feature = "parquet"))]
+#[test]
+fn parquet_needs_its_feature() {
+    let folder = Folder::new("no-parquet");
+    let path = folder.write("data.parquet", "PAR1");
+    let error = read_on(1, &path, &Schema::default()).remove(0).err().unwrap().to_string();
+    assert!(error.contains("--features parquet"), "{error}");
+}
+
+#[cfg(feature = "parquet")]
+#[test]
+fn parquet_on_several_ranks() {
+    use parquet::data_type::{ByteArray, ByteArrayType, DoubleType, Int32Type};
+    use parquet::file::writer::SerializedFileWriter;
+    let folder = Folder::new("parquet");
+    let path = folder.0.join("data.parquet");
+    let schema = "message rows { required int32 label; optional double x; required binary city (UTF8); required int32 q; }";
+    let schema = parquet::schema::parser::parse_message_type(schema).unwrap();
+    let file = std::fs::File::create(&path).unwrap();
+    let mut writer = SerializedFileWriter::new(file, schema.into(), Default::default()).unwrap();
+    for group in 0..3 {
+        let rows = group * 40..group * 40 + 40;
+        let mut out = writer.next_row_group().unwrap();
+        let labels: Vec<i32> = rows.clone().map(|row| row % 2).collect();
+        let mut column = out.next_column().unwrap().unwrap();
+        column.typed::<Int32Type>().write_batch(&labels, None, None).unwrap();
+        column.close().unwrap();
+        let present: Vec<i16> = rows.clone().map(|row| i16::from(row % 3 != 0)).collect();
+        let x: Vec<f64> =
+            rows.clone().filter(|row| row % 3 != 0).map(|row| f64::from(row) * 0.5).collect();
+        let mut column = out.next_column().unwrap().unwrap();
+        column.typed::<DoubleType>().write_batch(&x, Some(&present), None).unwrap();
+        column.close().unwrap();
+        let city: Vec<ByteArray> =
+            rows.clone().map(|row| ["Oslo", "Bern"][row as usize % 2].into()).collect();
+        let mut column = out.next_column().unwrap().unwrap();
+        column.typed::<ByteArrayType>().write_batch(&city, None, None).unwrap();
+        column.close().unwrap();
+        let q: Vec<i32> = rows.map(|row| row / 7).collect();
+        let mut column = out.next_column().unwrap().unwrap();
+        column.typed::<Int32Type>().write_batch(&q, None, None).unwrap();
+        column.close().unwrap();
+        out.close().unwrap();
+    }
+    writer.close().unwrap();
+    let schema =
+        Schema { group: Some("q".into()), categorical: vec!["city".into()], ..Schema::default() };
+    let table = same_rows(&path, &schema).remove(0);
+    assert_eq!((table.rows(), table.names.join(" ")), (120, "x city".to_string()));
+    assert_eq!(table.categories[1].as_ref().unwrap(), &["Bern", "Oslo"]);
+    assert_eq!(rows(&table)[4].3[0], 2.0f32.to_bits());
+    assert!(f32::from_bits(rows(&table)[3].3[0]).is_nan());
 }

@@ -133,7 +133,7 @@ fn the_first_split_is_the_best_one() {
     assert_eq!(tree.threshold[0], split);
     assert!((f64::from(tree.gain[0]) - best).abs() < 1e-3 * best, "{} {best}", tree.gain[0]);
     let left = score(&mut (0..rows).filter(|row| x[*row] < split)).1;
-    assert!((f64::from(tree.threshold[1]) + left * -1.0).abs() < 1e-5);
+    assert!((f64::from(tree.threshold[1]) - left).abs() < 1e-5);
 }
 
 #[test]
