@@ -26,7 +26,7 @@ pub fn check(world: &World, plan: &Plan, file: &RunFile) -> anyhow::Result<()> {
 }
 
 /// Hash of the running executable, even if its file has been replaced since.
-fn program_hash() -> anyhow::Result<String> {
+pub fn program_hash() -> anyhow::Result<String> {
     let path = Path::new("/proc/self/exe");
     let file = File::open(path).context("cannot read this program's executable")?;
     let mut hasher = blake3::Hasher::new();

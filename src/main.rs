@@ -12,7 +12,7 @@ mod world;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use commands::{bench, ckpt, data, export, generate, import, launch, plan, train, verify};
+use commands::{bench, ckpt, data, export, generate, import, launch, plan, train, trees, verify};
 use tracing_subscriber::filter::LevelFilter;
 
 /// Allocates large buffers in memory that the other ranks of the host can map.
@@ -42,6 +42,8 @@ enum Command {
     Ckpt(ckpt::Args),
     /// Create and inspect token files
     Data(data::Args),
+    /// Train and use gradient-boosted trees
+    Trees(trees::Args),
 }
 
 fn main() -> ExitCode {
@@ -72,6 +74,7 @@ impl Command {
             Command::Export(args) => export::run(args),
             Command::Ckpt(args) => ckpt::run(args),
             Command::Data(args) => data::run(args),
+            Command::Trees(args) => trees::run(args),
         }
     }
 
@@ -80,6 +83,7 @@ impl Command {
         match self {
             Command::Train(_) | Command::Verify(_) | Command::Launch(_) => false,
             Command::Bench(args) => !args.has_ranks(),
+            Command::Trees(args) => !args.has_ranks(),
             Command::Plan(_)
             | Command::Generate(_)
             | Command::Import(_)

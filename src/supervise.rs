@@ -127,6 +127,20 @@ pub fn is_supervised() -> bool {
     std::env::var_os(SUPERVISED).is_some()
 }
 
+/// A run as its launcher sees it.
+pub struct Supervised<'a> {
+    /// Identifies the run to launchers.
+    pub digest: [u8; 32],
+    /// Number of ranks of the configuration.
+    pub ranks: usize,
+    /// The run's folder.
+    pub folder: &'a Path,
+    /// How many of the given number of ranks can work together; `None` if too few.
+    pub fit: Box<dyn Fn(usize) -> Option<usize> + Send>,
+    /// How far the run has come since a generation.
+    pub progress: fn(&Path, u64) -> u64,
+}
+
 /// Starts this command once per rank and supervises the ranks until the run is finished. `ranks` is the number of ranks
 /// of the layout, `run` the run's folder.
 pub fn run(
@@ -136,9 +150,43 @@ pub fn run(
     ranks: usize,
     run: &Path,
 ) -> anyhow::Result<ExitCode> {
-    let spec = LaunchSpec { run: digest(plan), ..spec(args, ranks, &run.join("logs"))? };
+    let (least, most) = limits(args, ranks)?;
+    let (config, environment, elastic) =
+        (file.config.clone(), file.environment(most, most), args.elastic());
+    let fit = move |available: usize| {
+        if !elastic {
+            return (available >= ranks).then_some(ranks);
+        }
+        let mut environment = environment.clone();
+        environment.ranks = available.min(most);
+        let found = refit(&config, &environment).map(|config| config.ranks());
+        found.filter(|ranks| *ranks >= least)
+    };
+    if fit(most).is_none() {
+        bail!(
+            "no layout with {least} to {most} ranks fits this run; run `lockstep train --dry-run` to see why"
+        );
+    }
+    let progress = lockstep_ckpt::progress_since;
+    let fit = Box::new(fit);
+    supervise(args, Supervised { digest: digest(plan), ranks, folder: run, fit, progress })
+}
+
+/// Smallest and largest number of ranks.
+pub fn limits(args: &Supervision, ranks: usize) -> anyhow::Result<(usize, usize)> {
+    let (least, most) = (args.min_ranks.unwrap_or(ranks), args.max_ranks.unwrap_or(ranks));
+    if least > most {
+        bail!("--min-ranks {least} is larger than the maximum of {most} ranks");
+    }
+    Ok((least, most))
+}
+
+/// Starts this command once per rank and supervises the ranks until the run is finished.
+pub fn supervise(args: &Supervision, run: Supervised<'_>) -> anyhow::Result<ExitCode> {
+    let spec = spec(args, run.ranks, &run.folder.join("logs"))?;
+    let spec = LaunchSpec { run: run.digest, ..spec };
     let outcome = match spec.node_rank {
-        0 => elastic::run_coordinator(&spec, job(args, file, ranks, run)?),
+        0 => elastic::run_coordinator(&spec, job(args, run)?),
         _ => elastic::run_agent(&spec, RestartPolicy::default().give_up),
     };
     let outcome = outcome.context("cannot run the ranks")?;
@@ -191,29 +239,11 @@ fn spec(args: &Supervision, ranks: usize, logs: &Path) -> anyhow::Result<LaunchS
     })
 }
 
-fn job(args: &Supervision, file: &RunFile, ranks: usize, run: &Path) -> anyhow::Result<Job> {
-    let (least, most) = (args.min_ranks.unwrap_or(ranks), args.max_ranks.unwrap_or(ranks));
-    if least > most {
-        bail!("--min-ranks {least} is larger than the maximum of {most} ranks");
-    }
-    let (config, environment, elastic) =
-        (file.config.clone(), file.environment(most, most), args.elastic());
-    let fit = move |available: usize| {
-        if !elastic {
-            return (available >= ranks).then_some(ranks);
-        }
-        let mut environment = environment.clone();
-        environment.ranks = available.min(most);
-        let found = refit(&config, &environment).map(|config| config.ranks());
-        found.filter(|ranks| *ranks >= least)
-    };
-    if fit(most).is_none() {
-        bail!(
-            "no layout with {least} to {most} ranks fits this run; run `lockstep train --dry-run` to see why"
-        );
-    }
+fn job(args: &Supervision, run: Supervised<'_>) -> anyhow::Result<Job> {
+    let (_, most) = limits(args, run.ranks)?;
     // No generation of this launcher has started yet.
-    let (first, folder) = (Arc::new(AtomicU64::new(u64::MAX)), run.to_path_buf());
+    let (first, folder) = (Arc::new(AtomicU64::new(u64::MAX)), run.folder.to_path_buf());
+    let progress = run.progress;
     Ok(Job {
         nodes: args.nnodes.unwrap_or(1),
         ranks: most,
@@ -222,11 +252,9 @@ fn job(args: &Supervision, file: &RunFile, ranks: usize, run: &Path) -> anyhow::
             loss_timeout: Duration::from_secs(args.wait),
             ..RestartPolicy::default()
         },
-        fit: Box::new(fit),
-        next_generation: Box::new(generations(run, first.clone())),
-        progress: Box::new(move || {
-            lockstep_ckpt::progress_since(&folder, first.load(Ordering::Relaxed))
-        }),
+        fit: run.fit,
+        next_generation: Box::new(generations(run.folder, first.clone())),
+        progress: Box::new(move || progress(&folder, first.load(Ordering::Relaxed))),
     })
 }
 

@@ -14,4 +14,5 @@ mod prediction;
 mod progress;
 mod replay;
 pub mod train;
+pub mod trees;
 pub mod verify;

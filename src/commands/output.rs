@@ -75,9 +75,8 @@ fn data_warnings(plan: &Plan, source: &Source) -> Vec<String> {
 
 /// Prints events, and a progress bar if standard error is a terminal.
 pub struct Output {
-    terminal: bool,
+    bar: Bar,
     entropy: Option<f64>,
-    bar_drawn: bool,
     /// Throughput and traffic of the printed steps.
     pub measured: Measured,
 }
@@ -90,7 +89,7 @@ const BAR_WIDTH: usize = 24;
 
 impl Output {
     pub fn new(terminal: bool, entropy: Option<f64>) -> Output {
-        Output { terminal, entropy, bar_drawn: false, measured: Measured::default() }
+        Output { bar: Bar::new(terminal), entropy, measured: Measured::default() }
     }
 
     pub fn show(&mut self, event: &Event<'_>) {
@@ -99,7 +98,7 @@ impl Output {
             Event::Step(report) => {
                 self.measured.add(report);
                 print_line!("{report}");
-                self.draw(report);
+                self.bar.draw(report);
             }
             Event::Evaluated(report) => {
                 let above = match (self.entropy, report.eval_loss) {
@@ -130,7 +129,24 @@ impl Output {
         let _ = std::io::stdout().flush();
     }
 
-    fn draw(&mut self, report: &StepReport) {
+    /// Removes the progress bar.
+    pub fn clear(&mut self) {
+        self.bar.clear();
+    }
+}
+
+/// A progress bar on standard error, if it is a terminal.
+pub struct Bar {
+    terminal: bool,
+    drawn: bool,
+}
+
+impl Bar {
+    pub fn new(terminal: bool) -> Bar {
+        Bar { terminal, drawn: false }
+    }
+
+    pub fn draw(&mut self, report: &StepReport) {
         if !self.terminal || report.step == report.steps {
             return;
         }
@@ -139,12 +155,11 @@ impl Output {
         let bar = format!("{}{}", "█".repeat(filled), "░".repeat(BAR_WIDTH - filled));
         // A closed terminal is not an error.
         let _ = write!(std::io::stderr(), "{bar} {percent}%");
-        self.bar_drawn = true;
+        self.drawn = true;
     }
 
-    /// Removes the progress bar.
     pub fn clear(&mut self) {
-        if std::mem::take(&mut self.bar_drawn) {
+        if std::mem::take(&mut self.drawn) {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
     }

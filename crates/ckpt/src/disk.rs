@@ -36,6 +36,27 @@ impl Disk {
         Disk { hook: Some(Arc::new(hook)) }
     }
 
+    /// Replaces a file atomically: after a crash it has its old or its new contents.
+    pub fn replace(&self, path: &Path, bytes: &[u8]) -> Result<()> {
+        let mut name = path.file_name().unwrap_or_default().to_os_string();
+        name.push(".partial");
+        let partial = path.with_file_name(name);
+        match fs::remove_file(&partial) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(Error::system("remove", &partial)(error));
+            }
+            _ => {}
+        }
+        let mut out = self.create(&partial)?;
+        out.write(bytes)?;
+        out.sync()?;
+        self.rename(&partial, path)?;
+        match path.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => self.sync_folder(folder),
+            _ => self.sync_folder(Path::new(".")),
+        }
+    }
+
     pub(crate) fn make_folder(&self, path: &Path) -> Result<()> {
         let made = self.before(DiskOp::MakeFolder(path)).and_then(|()| fs::create_dir_all(path));
         made.map_err(Error::system("create the folder", path))
@@ -57,7 +78,7 @@ impl Disk {
 
     pub(crate) fn rename(&self, from: &Path, to: &Path) -> Result<()> {
         let renamed = self.before(DiskOp::Rename(from, to)).and_then(|()| fs::rename(from, to));
-        renamed.map_err(Error::system("rename a folder to", to))
+        renamed.map_err(Error::system("rename to", to))
     }
 
     /// Succeeds if the path does not exist.

@@ -61,8 +61,10 @@ impl TensorBoard {
             ("experts/dropped_fraction", report.dropped_fraction),
             ("memory/bytes", mem),
         ];
+        let more = report.more.iter().map(|(tag, value)| (tag.as_str(), value.as_f64()));
+        let numbers = numbers.into_iter().chain(more);
         let known: Vec<(&str, f64)> =
-            numbers.into_iter().filter_map(|(tag, number)| Some((tag, number?))).collect();
+            numbers.filter_map(|(tag, number)| Some((tag, number?))).collect();
         if known.is_empty() {
             return Ok(());
         }

@@ -1,0 +1,131 @@
+"""Trains one peer on one data set and prints a line of JSON. Started by run.py in a process of its own."""
+
+import json
+import multiprocessing
+import resource
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from data import load
+
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def objective(classes):
+    return {"objective": "multi:softprob", "num_class": classes} if classes > 2 else {"objective": "binary:logistic"}
+
+
+def train_xgboost(x, y, job, context=None):
+    import xgboost as xgb
+
+    params = {"eta": 0.1, "max_depth": 6, "max_bin": 256, "tree_method": "hist", "nthread": job["threads"], "verbosity": 0}
+    params |= objective(job["classes"])
+    started, before = time.perf_counter(), peak()
+    matrix = xgb.QuantileDMatrix(x, y, max_bin=256, nthread=job["threads"])
+    model = xgb.train(params, matrix, job["rounds"])
+    return time.perf_counter() - started, peak() - before, lambda x: model.predict(xgb.DMatrix(x))
+
+
+def train_lightgbm(x, y, job, machines=None):
+    import lightgbm as lgb
+
+    params = {
+        "learning_rate": 0.1, "max_depth": 6, "num_leaves": 64, "max_bin": 255, "num_threads": job["threads"],
+        "verbose": -1, "min_data_in_leaf": 1, "min_sum_hessian_in_leaf": 1.0, "lambda_l2": 1.0,
+    } | (machines or {})
+    classes = job["classes"]
+    params |= {"objective": "multiclass", "num_class": classes} if classes > 2 else {"objective": "binary"}
+    started, before = time.perf_counter(), peak()
+    model = lgb.train(params, lgb.Dataset(x, y), job["rounds"])
+    return time.perf_counter() - started, peak() - before, model.predict
+
+
+def loopback_bytes():
+    for line in open("/proc/net/dev"):
+        if line.strip().startswith("lo:"):
+            return int(line.split(":")[1].split()[8])
+    return 0
+
+
+def quality(predict, job):
+    x, y = load(Path(job["folder"]), f"{job['name']}-test")
+    p = np.asarray(predict(x))
+    if job["classes"] > 2:
+        return float(np.mean(np.argmax(p, axis=1) != y))
+    order = np.argsort(p, kind="stable")
+    ranks = np.empty(len(p))
+    ranks[order] = np.arange(1, len(p) + 1)
+    _, inverse, counts = np.unique(p, return_inverse=True, return_counts=True)
+    ranks = (np.bincount(inverse, ranks) / counts)[inverse]
+    positives = y.sum()
+    return float((ranks[y == 1].sum() - positives * (positives + 1) / 2) / (positives * (len(y) - positives)))
+
+
+def worker(rank, job, shared, results):
+    x, y = load(Path(job["folder"]), f"{job['name']}-train")
+    half = len(y) // job["workers"]
+    rows = slice(rank * half, len(y) if rank == job["workers"] - 1 else (rank + 1) * half)
+    x, y = x[rows], y[rows]
+    if job["peer"] == "xgboost":
+        import xgboost as xgb
+
+        with xgb.collective.CommunicatorContext(**shared):
+            seconds, memory, predict = train_xgboost(x, y, job)
+    else:
+        ports = shared
+        machines = {
+            "tree_learner": "data", "num_machines": len(ports), "pre_partition": True,
+            "machines": ",".join(f"127.0.0.1:{port}" for port in ports), "local_listen_port": ports[rank],
+        }
+        seconds, memory, predict = train_lightgbm(x, y, job, machines)
+    results.put((seconds, memory, quality(predict, job) if rank == 0 else None))
+
+
+def main():
+    job = json.loads(sys.argv[1])
+    if job["workers"] == 1:
+        x, y = load(Path(job["folder"]), f"{job['name']}-train")
+        train = {"xgboost": train_xgboost, "lightgbm": train_lightgbm}[job["peer"]]
+        seconds, memory, predict = train(x, y, job)
+        print(json.dumps({"seconds": seconds, "memory": memory, "quality": quality(predict, job), "sent": 0}))
+        return
+    if job["peer"] == "xgboost":
+        from xgboost.tracker import RabitTracker
+
+        tracker = RabitTracker(host_ip="127.0.0.1", n_workers=job["workers"])
+        tracker.start()
+        shared = tracker.worker_args()
+    else:
+        import socket
+
+        sockets = [socket.socket() for _ in range(job["workers"])]
+        for listener in sockets:
+            listener.bind(("127.0.0.1", 0))
+        shared = [listener.getsockname()[1] for listener in sockets]
+        for listener in sockets:
+            listener.close()
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    before = loopback_bytes()
+    workers = [context.Process(target=worker, args=(rank, job, shared, results)) for rank in range(job["workers"])]
+    for process in workers:
+        process.start()
+    ends = [results.get() for _ in workers]
+    for process in workers:
+        process.join()
+    sent = (loopback_bytes() - before) / job["workers"]
+    print(json.dumps({
+        "seconds": max(end[0] for end in ends),
+        "memory": sum(end[1] for end in ends),
+        "quality": next(end[2] for end in ends if end[2] is not None),
+        "sent": sent,
+    }))
+
+
+if __name__ == "__main__":
+    main()

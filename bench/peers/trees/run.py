@@ -1,0 +1,140 @@
+#!/usr/bin/env python3
+"""Boosted trees of Lockstep compared with XGBoost and LightGBM, interleaved in one run.
+
+Each round trains every program once on one data set, each in a process of its own; the table has medians over rounds.
+README.md tells what is measured and how to read it.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+PYTHON = HERE.parent / ".venv" / "bin" / "python"
+LAYOUTS = {"1 thread": (1, 1), "2 threads": (1, 2), "2 workers": (2, 1)}
+PROGRAMS = ["lockstep", "xgboost", "lightgbm"]
+
+
+def main():
+    args = parse()
+    sys.path.insert(0, str(HERE))
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import pathlib, data;"
+        "data.prepare(pathlib.Path(sys.argv[2]), sys.argv[3], float(sys.argv[4]))"
+    )
+    for name in args.data:
+        subprocess.run([args.python, "-c", code, HERE, args.folder, name, str(args.scale)], check=True)
+    records = []
+    for name in args.data:
+        for layout in args.layouts:
+            for round_number in range(args.rounds):
+                order = args.programs[round_number % len(args.programs):] + args.programs[: round_number % len(args.programs)]
+                for program in order:
+                    record = measure(args, program, name, layout)
+                    records.append({"program": program, "data": name, "layout": layout, **record})
+                    print(f"  {name} {layout} {program}: {record['seconds']:.2f} s", file=sys.stderr, flush=True)
+            print(table(args, name, layout, records) + "\n", flush=True)
+            if args.json:
+                Path(args.json).write_text(json.dumps(records, indent=1))
+
+
+def classes_of(name):
+    return {"c": 5, "digits": 10}.get(name, 2)
+
+
+def measure(args, program, name, layout):
+    workers, threads = LAYOUTS[layout]
+    if program == "lockstep":
+        return lockstep(args, name, workers, threads)
+    job = {
+        "peer": program, "name": name, "folder": str(args.folder), "workers": workers, "threads": threads,
+        "classes": classes_of(name), "rounds": args.boosting_rounds,
+    }
+    command = [args.python, HERE / "peer.py", json.dumps(job)]
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode != 0:
+        sys.exit(f"{program}: {done.stderr}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def lockstep(args, name, workers, threads):
+    folder = Path(tempfile.mkdtemp(prefix="lockstep-trees-"))
+    try:
+        train, test = (args.folder / f"{name}-{part}" for part in ("train", "test"))
+        is_sparse = Path(f"{train}-x.libsvm").exists()
+        suffix = "libsvm" if is_sparse else "npy"
+        label = "" if is_sparse else f'label = "{train.name}-y.npy"\n'
+        classes = classes_of(name)
+        objective = f'"softmax"\nclasses = {classes}' if classes > 2 else '"logistic"'
+        run = folder / "bench.toml"
+        run.write_text(
+            f'[data]\ntrain = "{train}-x.{suffix}"\n{label}'
+            f"[trees]\nobjective = {objective}\nrounds = {args.boosting_rounds}\neta = 0.1\nmax_depth = 6\nmax_bin = 256\n"
+            f"[run]\nthreads = {threads}\nreport_every = 1000\neval_every = 1000\n"
+        )
+        command = [args.lockstep, "trees", "train", run, "--ranks", str(workers), "--engine", args.engine, "--runs", folder / "runs"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(f"lockstep: {done.stderr}")
+        seconds = float(re.search(r"trees in ([\d.]+) s", done.stdout).group(1))
+        sent = float(re.search(r"sent ([\d.]+) MiB", done.stdout).group(1)) * 2**20
+        memory = max(
+            json.loads(line).get("mem_bytes", 0) for line in open(folder / "runs" / "bench" / "metrics.jsonl")
+        )
+        metric = "merror" if classes > 2 else "auc"
+        label = [] if is_sparse else ["--label", f"{test.name}-y.npy"]
+        command = [args.lockstep, "trees", "eval", folder / "runs" / "bench", f"{test}-x.{suffix}", *label, "--metrics", metric]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return {"seconds": seconds, "memory": memory * workers, "quality": float(done.stdout.split()[1]), "sent": sent}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def table(args, name, layout, records):
+    from data import TITLES
+
+    metric = "error" if classes_of(name) > 2 else "AUC"
+    lines = [f"({name}) {TITLES.get(name, name)}, {layout}, {args.boosting_rounds} rounds, medians of {args.rounds}:"]
+    lines.append(f"{'':10} {'seconds':>9} {'ratio':>6} {'memory MB':>10} {metric:>8} {'sent MB':>9}")
+    mine = {
+        program: [r for r in records if (r["program"], r["data"], r["layout"]) == (program, name, layout)]
+        for program in args.programs
+    }
+    median = lambda program, key: statistics.median(record[key] for record in mine[program])
+    base = median("xgboost", "seconds") if mine.get("xgboost") else float("nan")
+    for program in args.programs:
+        seconds = median(program, "seconds")
+        lines.append(
+            f"{program:10} {seconds:9.2f} {seconds / base:6.2f} {median(program, 'memory') / 1e6:10.1f}"
+            f" {median(program, 'quality'):8.4f} {median(program, 'sent') / 1e6:9.1f}"
+        )
+    return "\n".join(lines)
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", nargs="+", default=["a", "b", "c", "d", "breast_cancer", "digits"])
+    parser.add_argument("--layouts", nargs="+", default=list(LAYOUTS), choices=list(LAYOUTS))
+    parser.add_argument("--programs", nargs="+", default=PROGRAMS, choices=PROGRAMS)
+    parser.add_argument("--rounds", type=int, default=3, help="repetitions [default: 3]")
+    parser.add_argument("--boosting-rounds", type=int, default=100)
+    parser.add_argument("--scale", type=float, default=1.0, help="fraction of the rows of a to d")
+    parser.add_argument("--engine", default="shm", choices=["shm", "tcp", "threads"])
+    parser.add_argument("--folder", type=Path, default=Path("/tmp/lockstep-bench-trees"), help="folder of the data")
+    parser.add_argument("--lockstep", type=Path, default=ROOT / "target" / "release" / "lockstep")
+    parser.add_argument("--python", type=Path, default=PYTHON)
+    parser.add_argument("--json", help="file for all records")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,11 @@
+//! Tests of trees across ranks, threads and files.
+
+mod edges;
+mod explanations;
+mod files;
+mod identical;
+mod learning;
+mod mutations;
+mod recovery;
+mod support;
+mod traffic;
