@@ -2,7 +2,9 @@
 
 pub mod bench;
 pub mod ckpt;
+pub mod dash;
 pub mod data;
+pub mod doctor;
 pub mod export;
 pub mod generate;
 pub mod import;
@@ -12,5 +14,6 @@ pub mod plan;
 mod prediction;
 mod progress;
 mod replay;
+pub mod trace;
 pub mod train;
 pub mod verify;

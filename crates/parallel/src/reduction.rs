@@ -6,6 +6,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use lockstep_comm::trace::{CommAxis, SpanKind};
 use lockstep_comm::{Group, Op, Pending, Result};
 use lockstep_kernels::Device;
 use lockstep_plan::Compression;
@@ -119,6 +120,7 @@ impl Reduction {
         if self.policy().reduces_at_end() {
             return self.waiting.push(number);
         }
+        let _span = groups.tracer().span(SpanKind::Exposed, CommAxis::Data.name());
         let begun = Instant::now();
         self.reduce(device, groups, gradients, number, last);
         self.exposed += begun.elapsed();
@@ -164,6 +166,7 @@ impl Reduction {
 
     /// Finishes a step: reduces the buckets that waited, waits for those in flight, then sums over the other axes.
     pub fn finish(&mut self, device: &Device, groups: &Groups, gradients: &mut Gradients) {
+        let _span = groups.tracer().span(SpanKind::Exposed, CommAxis::Data.name());
         let begun = Instant::now();
         for bucket in std::mem::take(&mut self.waiting) {
             self.reduce(device, groups, gradients, bucket, true);

@@ -11,6 +11,7 @@
 //!
 //! `rows.rs` overlaps these collectives with the matrix multiplies.
 
+use lockstep_comm::trace::CommAxis;
 use lockstep_comm::{Group, Op};
 use lockstep_kernels::{Device, Tag, Tensor};
 use lockstep_plan::{GroupKind, cut};
@@ -32,7 +33,7 @@ impl Groups {
             return x;
         }
         let mut all = device.empty(x.rows() * self.mesh.tensor, x.cols(), x.dtype(), Tag::Buffers);
-        self.collective(|| collectives::all_gather(self.tensor(), x.view(), all.view_mut()));
+        self.collective(CommAxis::Tensor, || collectives::all_gather(self.tensor(), x.view(), all.view_mut()));
         all
     }
 
@@ -60,7 +61,7 @@ impl Groups {
     pub fn all_reduce(&self, kind: GroupKind, x: &mut Tensor) {
         let group = self.group(kind);
         if group.size() > 1 {
-            self.collective(|| collectives::all_reduce(group, x.view_mut(), Op::Sum));
+            self.collective(CommAxis::Tensor, || collectives::all_reduce(group, x.view_mut(), Op::Sum));
         }
     }
 
@@ -75,7 +76,7 @@ impl Groups {
             return x;
         }
         let mut own = device.empty(x.rows() / self.mesh.tensor, x.cols(), x.dtype(), tag);
-        self.collective(|| collectives::reduce_scatter(self.tensor(), x.view(), own.view_mut()));
+        self.collective(CommAxis::Tensor, || collectives::reduce_scatter(self.tensor(), x.view(), own.view_mut()));
         own
     }
 

@@ -1,9 +1,10 @@
-//! Types and constants that several crates of the bottom row share: element types, collectives, operation classes.
-//! Contains no computation and no I/O.
+//! Types and constants that several crates of the bottom row share: element types, collectives, operation classes, and
+//! the recorder of spans. Contains no computation and no I/O.
 
 mod collective;
 mod dtype;
 mod op_class;
+pub mod trace;
 
 pub use collective::Collective;
 pub use dtype::{Dtype, Element, bytes_of, bytes_of_mut};

@@ -10,6 +10,7 @@ pub(crate) mod model;
 mod nearest;
 mod precision;
 mod reader;
+mod trace;
 mod train;
 
 pub use checkpoint::Checkpoint;
@@ -20,6 +21,7 @@ pub use model::{Model, RopeScaling};
 pub use nearest::nearest;
 pub use precision::Precision;
 pub(crate) use reader::Reader;
+pub use trace::{Trace, TraceSteps};
 pub use train::{Curve, Train};
 
 use crate::error::{ConfigError, Place};
@@ -46,6 +48,7 @@ pub struct Config {
     pub precision: Precision,
     pub comm: Comm,
     pub checkpoint: Checkpoint,
+    pub trace: Trace,
     /// Where each key was set, so that later errors can name its line.
     pub places: BTreeMap<String, Place>,
     /// Syntax and type errors. `Plan::resolve` returns these together with its own, so that all are reported at once.
@@ -70,6 +73,7 @@ impl Config {
             precision: Precision::read(&mut reader),
             comm: Comm::read(&mut reader),
             checkpoint: Checkpoint::read(&mut reader),
+            trace: Trace::read(&mut reader),
             ..Config::default()
         };
         let finished = reader.finish();

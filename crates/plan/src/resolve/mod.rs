@@ -81,6 +81,7 @@ impl Plan {
             precision,
             comm,
             checkpoint,
+            trace: config.trace.steps,
         };
         if config.layout.placement.is_none() {
             let traffic = placement::axis_traffic(&plan);
