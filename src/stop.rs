@@ -58,7 +58,8 @@ extern "C" fn request_trace(_: libc::c_int) {
     // restored for the interrupted code.
     unsafe {
         let errno = *libc::__errno_location();
-        let file = libc::open(path.as_ptr(), libc::O_CREAT | libc::O_WRONLY | libc::O_CLOEXEC, 0o644);
+        let file =
+            libc::open(path.as_ptr(), libc::O_CREAT | libc::O_WRONLY | libc::O_CLOEXEC, 0o644);
         if file >= 0 {
             libc::close(file);
         }

@@ -54,7 +54,8 @@ pub fn start(runs: PathBuf) -> anyhow::Result<()> {
 
     use crate::print::print_error;
 
-    let options = ServeOptions { runs: vec![runs], address: ([127, 0, 0, 1], 0).into(), token: None };
+    let options =
+        ServeOptions { runs: vec![runs], address: ([127, 0, 0, 1], 0).into(), token: None };
     let work = move || {
         let served = serve(options, |address| print_error!("dash: http://{address}/"));
         if let Err(error) = served {

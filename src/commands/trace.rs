@@ -40,7 +40,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let timeline = read(&folder)?;
     if args.merge {
         let path = merged_path(&folder);
-        write_chrome(&timeline, &path).with_context(|| format!("cannot write {}", path.display()))?;
+        write_chrome(&timeline, &path)
+            .with_context(|| format!("cannot write {}", path.display()))?;
         print_line!("merged {}", path.display());
         return Ok(ExitCode::SUCCESS);
     }
@@ -72,7 +73,8 @@ fn values(timeline: &Timeline) -> serde_json::Value {
 
 /// The last timeline of a run, or the given one.
 fn timeline_folder(path: &Path) -> anyhow::Result<PathBuf> {
-    let is_timeline = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("steps-"));
+    let is_timeline =
+        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("steps-"));
     if is_timeline && path.is_dir() {
         return Ok(path.to_path_buf());
     }

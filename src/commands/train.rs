@@ -16,10 +16,10 @@ use lockstep_model::{Model, Sampling};
 use lockstep_plan::{Ledger, Plan};
 use lockstep_trainer::{self as trainer, Event, HostTensors, Prompt, Rank, Run, dtype, load_whole};
 
-use crate::commands::{dash, doctor};
 use crate::commands::output::{self, Output};
 use crate::commands::prediction::{self, Prediction};
 use crate::commands::replay::{self, ReplayRequest};
+use crate::commands::{dash, doctor};
 use crate::print::{print_error, print_line, print_part, with_causes};
 use crate::run_file::{RunFile, create_run_folder};
 use crate::supervise::{self, GraceCheck, Supervision};

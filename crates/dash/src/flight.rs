@@ -49,7 +49,8 @@ pub struct FlightOperation {
 impl FlightRecord {
     /// The operation that failed, or that was in progress.
     pub fn last_open(&self) -> Option<&FlightOperation> {
-        let open = |operation: &&FlightOperation| operation.failed || operation.finished_us.is_none();
+        let open =
+            |operation: &&FlightOperation| operation.failed || operation.finished_us.is_none();
         self.operations.iter().rev().find(open)
     }
 }

@@ -159,15 +159,13 @@ pub(crate) fn state_of(path: &Path, progress: &Progress) -> RunState {
         modified.ok().and_then(|time| SystemTime::now().duration_since(time).ok())
     };
     let alive = age("lock").is_some_and(|age| age < LOCK_TIMEOUT);
-    if steps > 0 && step >= steps {
-        return RunState::Finished;
-    }
-    if alive && step > 0 {
+    let finished = steps > 0 && step >= steps;
+    if alive && step > 0 && !finished {
         let limit = MIN_STUCK.as_secs_f64().max(STUCK_INTERVALS * interval);
         let silent = age("metrics.jsonl").is_some_and(|age| age.as_secs_f64() > limit);
         return if silent { RunState::Stuck } else { RunState::Running };
     }
-    if alive {
+    if alive && !finished {
         return RunState::Starting;
     }
     // A failure of an earlier generation was survived.
@@ -175,10 +173,11 @@ pub(crate) fn state_of(path: &Path, progress: &Progress) -> RunState {
     let survived = |failure: &FailureRecord| u64::from(failure.generation) < generation(path);
     let failed = match failures.last() {
         Some(failure) => !survived(failure),
-        None => !flights(&logs).is_empty() || path.join("failed").exists(),
+        None => !finished && (!flights(&logs).is_empty() || path.join("failed").exists()),
     };
     match failed {
         true => RunState::Failed,
+        false if finished => RunState::Finished,
         false if step == 0 && !path.join("plan.json").exists() => RunState::Starting,
         false => RunState::Stopped,
     }
@@ -207,7 +206,8 @@ fn checkpoints(run: &Path) -> Vec<CheckpointInfo> {
 
 /// The run folders in a directory, by name: folders with a plan or metrics.
 pub fn list_runs(runs: &Path) -> Vec<PathBuf> {
-    let is_run = |path: &Path| ["plan.json", "metrics.jsonl"].iter().any(|file| path.join(file).exists());
+    let is_run =
+        |path: &Path| ["plan.json", "metrics.jsonl"].iter().any(|file| path.join(file).exists());
     let entries = std::fs::read_dir(runs).into_iter().flatten().flatten();
     let mut found: Vec<PathBuf> =
         entries.map(|entry| entry.path()).filter(|path| is_run(path)).collect();

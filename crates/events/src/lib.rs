@@ -4,8 +4,8 @@
 
 mod append;
 mod metrics;
-mod report;
 mod rank_times;
+mod report;
 mod tensorboard;
 pub mod trace;
 mod units;

@@ -24,8 +24,8 @@ mod supervise;
 mod sys;
 mod vars;
 
-pub use failure_log::FAILURES;
 pub use exit::{EXIT_PERMANENT, EXIT_STOPPED, Exit};
+pub use failure_log::FAILURES;
 pub use identity::{DEFAULT_PORT, IdentityError, LOG_DIR};
 pub use output::OutputMode;
 pub use slurm::SlurmNode;

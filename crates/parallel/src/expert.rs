@@ -59,7 +59,9 @@ impl Groups {
         let outgoing: Vec<i32> = bounds.windows(2).map(|two| (two[1] - two[0]) as i32).collect();
         let mut incoming = vec![0i32; ranks * local];
         let per_rank = vec![local; ranks];
-        self.collective(CommAxis::Expert, || group.all_to_all_v(&outgoing, &experts_of, &mut incoming, &per_rank));
+        self.collective(CommAxis::Expert, || {
+            group.all_to_all_v(&outgoing, &experts_of, &mut incoming, &per_rank)
+        });
 
         let sum = |counts: &[i32]| counts.iter().map(|&count| count as usize).sum::<usize>();
         let exchange = RowExchange {

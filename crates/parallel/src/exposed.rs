@@ -43,11 +43,12 @@ impl Exposed {
 
     /// Counts the time of `communication`.
     pub fn timed<R>(&self, axis: CommAxis, communication: impl FnOnce() -> R) -> R {
-        let _span = self.tracer.span(SpanKind::Exposed, axis.name());
         let begin = Instant::now();
         let result = communication();
+        let time = begin.elapsed();
+        self.tracer.measured(SpanKind::Exposed, axis.name(), begin, time);
         let mut times = self.times.get();
-        times.add(axis, begin.elapsed());
+        times.add(axis, time);
         self.times.set(times);
         result
     }

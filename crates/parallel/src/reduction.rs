@@ -120,10 +120,9 @@ impl Reduction {
         if self.policy().reduces_at_end() {
             return self.waiting.push(number);
         }
-        let _span = groups.tracer().span(SpanKind::Exposed, CommAxis::Data.name());
         let begun = Instant::now();
         self.reduce(device, groups, gradients, number, last);
-        self.exposed += begun.elapsed();
+        self.add_exposed(groups, begun);
     }
 
     /// Reduces a complete bucket, or starts its reduction on the communication thread.
@@ -166,7 +165,6 @@ impl Reduction {
 
     /// Finishes a step: reduces the buckets that waited, waits for those in flight, then sums over the other axes.
     pub fn finish(&mut self, device: &Device, groups: &Groups, gradients: &mut Gradients) {
-        let _span = groups.tracer().span(SpanKind::Exposed, CommAxis::Data.name());
         let begun = Instant::now();
         for bucket in std::mem::take(&mut self.waiting) {
             self.reduce(device, groups, gradients, bucket, true);
@@ -178,7 +176,14 @@ impl Reduction {
                 groups.record(shared.all_reduce(device, groups, gradients));
             }
         }
-        self.exposed += begun.elapsed();
+        self.add_exposed(groups, begun);
+    }
+
+    /// Counts the time since `begun` as exposed.
+    fn add_exposed(&mut self, groups: &Groups, begun: Instant) {
+        let time = begun.elapsed();
+        groups.tracer().measured(SpanKind::Exposed, CommAxis::Data.name(), begun, time);
+        self.exposed += time;
     }
 
     /// Waits for reductions in flight and drops their results, after a failed step.

@@ -154,7 +154,9 @@ impl Groups {
 
     /// The received rows; none after a failure, which is recorded.
     fn wait_for_rows(&self, exchange: Exchange) -> Option<Tensor> {
-        self.timed(CommAxis::Tensor, || exchange.wait()).map_err(|error| self.record(Err(error))).ok()
+        self.timed(CommAxis::Tensor, || exchange.wait())
+            .map_err(|error| self.record(Err(error)))
+            .ok()
     }
 }
 

@@ -33,7 +33,9 @@ impl Groups {
             return x;
         }
         let mut all = device.empty(x.rows() * self.mesh.tensor, x.cols(), x.dtype(), Tag::Buffers);
-        self.collective(CommAxis::Tensor, || collectives::all_gather(self.tensor(), x.view(), all.view_mut()));
+        self.collective(CommAxis::Tensor, || {
+            collectives::all_gather(self.tensor(), x.view(), all.view_mut())
+        });
         all
     }
 
@@ -61,7 +63,9 @@ impl Groups {
     pub fn all_reduce(&self, kind: GroupKind, x: &mut Tensor) {
         let group = self.group(kind);
         if group.size() > 1 {
-            self.collective(CommAxis::Tensor, || collectives::all_reduce(group, x.view_mut(), Op::Sum));
+            self.collective(CommAxis::Tensor, || {
+                collectives::all_reduce(group, x.view_mut(), Op::Sum)
+            });
         }
     }
 
@@ -76,7 +80,9 @@ impl Groups {
             return x;
         }
         let mut own = device.empty(x.rows() / self.mesh.tensor, x.cols(), x.dtype(), tag);
-        self.collective(CommAxis::Tensor, || collectives::reduce_scatter(self.tensor(), x.view(), own.view_mut()));
+        self.collective(CommAxis::Tensor, || {
+            collectives::reduce_scatter(self.tensor(), x.view(), own.view_mut())
+        });
         own
     }
 

@@ -175,10 +175,10 @@ impl<'a> Rank<'a> {
         self.sums[..Rank::SCALARS].copy_from_slice(&scalars);
         self.write_loads(loss.dropped);
         let reduction = Instant::now();
-        let exposed_span = tracer.span(SpanKind::Exposed, CommAxis::Data.name());
         sum(self.group, &mut self.sums)?;
-        drop(exposed_span);
-        exposed.add(CommAxis::Data, reduction.elapsed());
+        let time = reduction.elapsed();
+        tracer.measured(SpanKind::Exposed, CommAxis::Data.name(), reduction, time);
+        exposed.add(CommAxis::Data, time);
         let scalars = self.sums.first_chunk::<{ Rank::SCALARS }>().expect("the scalars come first");
         let [loss, auxiliary, squares, skipped @ ..] = *scalars;
         let experts = self.expert_load();
@@ -209,10 +209,10 @@ impl<'a> Rank<'a> {
         drop(optimizer_span);
         self.store.clear();
         let gathering = Instant::now();
-        let exposed_span = tracer.span(SpanKind::Exposed, CommAxis::Data.name());
         self.store.weights.all_gather(&self.device, &self.groups)?;
-        drop(exposed_span);
-        exposed.add(CommAxis::Data, gathering.elapsed());
+        let time = gathering.elapsed();
+        tracer.measured(SpanKind::Exposed, CommAxis::Data.name(), gathering, time);
+        exposed.add(CommAxis::Data, time);
         let sent = self.sent() - sent_before;
         self.device.synchronize();
         let (time, reading) = (start.elapsed(), self.in_flight.reading);

@@ -9,7 +9,7 @@ use lockstep_comm::Group;
 use lockstep_comm::trace::CommAxis;
 use lockstep_data::{Source, Split};
 use lockstep_events::{Metrics, RankTimes, RankTimesFile, StepReport, TensorBoard};
-use lockstep_kernels::Device;
+use lockstep_kernels::{Device, Tag};
 use lockstep_parallel::ExposedTimes;
 use lockstep_plan::model::flops_per_token;
 use lockstep_plan::{Ledger, Plan};
@@ -136,7 +136,8 @@ pub fn run<'a>(run: &Run<'a>, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Fin
             if group.rank() == 0 {
                 clock.peak.raise_to(clock.flops_per_s() / plan.ranks as f64, measure);
             }
-            let report = clock.report(step, &stepped, &times, rank.extra.skipped_samples);
+            let mut report = clock.report(step, &stepped, &times, rank.extra.skipped_samples);
+            report.more.insert("memory_by_tag".into(), memory_by_tag(&rank.device));
             if let Some(log) = &mut log {
                 log.write(&report);
                 log.write_ranks(step, &times);
@@ -326,6 +327,13 @@ impl Log {
             memory: times.memories.clone(),
         });
     }
+}
+
+/// Peak memory of this rank by tag.
+fn memory_by_tag(device: &Device) -> Value {
+    let memory = device.memory();
+    let of = |tag: Tag| (tag.name().to_string(), Value::from(memory.of(tag).peak));
+    Value::Object(Tag::ALL.into_iter().map(of).collect())
 }
 
 /// Times of the steps since the last report.

@@ -158,7 +158,8 @@ impl<'a> TimelineRecorder<'a> {
         let written = trace.with(recorded).write(&folder);
         self.window = None;
         // A full disk must not stop the training.
-        let error = written.err().map(|error| format!("cannot write {}: {error}", folder.display()));
+        let error =
+            written.err().map(|error| format!("cannot write {}: {error}", folder.display()));
         if let Some((rank, what)) = first_error(group, error)? {
             tracing::warn!("the timeline is incomplete: rank {rank}: {what}");
             return Ok(());

@@ -68,13 +68,8 @@ pub enum CommAxis {
 }
 
 impl CommAxis {
-    pub const ALL: [CommAxis; 5] = [
-        CommAxis::Data,
-        CommAxis::Tensor,
-        CommAxis::Context,
-        CommAxis::Expert,
-        CommAxis::Pipe,
-    ];
+    pub const ALL: [CommAxis; 5] =
+        [CommAxis::Data, CommAxis::Tensor, CommAxis::Context, CommAxis::Expert, CommAxis::Pipe];
 
     pub const fn name(self) -> &'static str {
         match self {
@@ -244,6 +239,14 @@ impl Tracer {
         if self.is_on() {
             let start = self.now().saturating_sub(duration);
             self.add(kind, name, (start, duration), SpanDetail::None);
+        }
+    }
+
+    /// Records a span with the start and the duration that the caller measured.
+    pub fn measured(&self, kind: SpanKind, name: &'static str, start: Instant, duration: Duration) {
+        if self.is_on() {
+            let since = start.saturating_duration_since(self.0.epoch);
+            self.add(kind, name, (since, duration), SpanDetail::None);
         }
     }
 

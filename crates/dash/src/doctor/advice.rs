@@ -37,6 +37,8 @@ pub struct Rejected {
 const MIN_GAIN: f64 = 0.03;
 /// Minimum share of a bottleneck that is worth a change.
 const MIN_SHARE: f64 = 0.05;
+/// A rank that sends at least this many bytes per step uses a network; data in shared memory is accessed in place.
+const NETWORK_BYTES: u64 = 256 << 10;
 /// Most recommendations.
 const MOST: usize = 6;
 
@@ -64,7 +66,7 @@ pub(super) fn advise(
 ) -> (Vec<Advice>, Vec<Rejected>) {
     let mut advice = without_sets(plan, measured, limits);
     let (mut rejected, mut estimated) = (Vec::new(), Vec::new());
-    for candidate in candidates(plan, limits) {
+    for candidate in candidates(plan, measured, limits) {
         let Candidate { title, sets, why, changes_training } = candidate;
         match gain(plan, &sets, calibrated) {
             Err(why) => rejected.push(Rejected { sets, why }),
@@ -89,6 +91,13 @@ pub(super) fn advise(
     estimated.sort_by(|a: &Advice, b: &Advice| {
         let order = a.changes_training.cmp(&b.changes_training);
         order.then(b.gain.unwrap_or(0.0).total_cmp(&a.gain.unwrap_or(0.0)))
+    });
+    // Of similar changes, the best one is enough.
+    let mut titles: Vec<String> = Vec::new();
+    estimated.retain(|advice| {
+        let new = !titles.contains(&advice.title);
+        titles.push(advice.title.clone());
+        new
     });
     advice.extend(estimated);
     advice.truncate(MOST);
@@ -140,7 +149,7 @@ fn without_sets(plan: &Plan, measured: &Measured, limits: &[Limit]) -> Vec<Advic
 }
 
 /// Changes that attack a bottleneck of the run. An axis is added only if it removes the present one.
-fn candidates(plan: &Plan, limits: &[Limit]) -> Vec<Candidate> {
+fn candidates(plan: &Plan, measured: &Measured, limits: &[Limit]) -> Vec<Candidate> {
     let share = |of: fn(&Cause) -> bool| -> f64 {
         limits.iter().filter(|limit| of(&limit.cause)).map(|limit| limit.share).sum()
     };
@@ -161,12 +170,15 @@ fn candidates(plan: &Plan, limits: &[Limit]) -> Vec<Candidate> {
             "fewer, larger reductions pay the latency less often",
             false,
         );
-        add(
-            "overlap gradient reduction with the backward pass",
-            &[format!("comm.overlap={}", !comm.overlap.data)],
-            "communication that runs next to compute is not exposed",
-            false,
-        );
+        // Ranks that share memory move data with the cores that compute; there overlap gains nothing.
+        if comm.overlap.data || measured.bytes_sent >= NETWORK_BYTES {
+            add(
+                "overlap gradient reduction with the backward pass",
+                &[format!("comm.overlap={}", !comm.overlap.data)],
+                "communication that runs next to compute is not exposed",
+                false,
+            );
+        }
         if layout.zero > 1 {
             add(
                 "a lower ZeRO level",
@@ -218,7 +230,10 @@ fn candidates(plan: &Plan, limits: &[Limit]) -> Vec<Candidate> {
         }
         add(
             "fewer pipeline stages, more replicas",
-            &[format!("layout.pipe={}", layout.pipe / 2), format!("layout.data={}", layout.data * 2)],
+            &[
+                format!("layout.pipe={}", layout.pipe / 2),
+                format!("layout.data={}", layout.data * 2),
+            ],
             "stages wait for each other more than replicas do",
             false,
         );
@@ -226,7 +241,10 @@ fn candidates(plan: &Plan, limits: &[Limit]) -> Vec<Candidate> {
     if inside >= MIN_SHARE && layout.tensor > 1 {
         add(
             "fewer tensor ranks, more replicas",
-            &[format!("layout.tensor={}", layout.tensor / 2), format!("layout.data={}", layout.data * 2)],
+            &[
+                format!("layout.tensor={}", layout.tensor / 2),
+                format!("layout.data={}", layout.data * 2),
+            ],
             "tensor parallelism communicates inside every layer",
             false,
         );
@@ -234,7 +252,10 @@ fn candidates(plan: &Plan, limits: &[Limit]) -> Vec<Candidate> {
     if inside >= MIN_SHARE && layout.context > 1 {
         add(
             "fewer context ranks, more replicas",
-            &[format!("layout.context={}", layout.context / 2), format!("layout.data={}", layout.data * 2)],
+            &[
+                format!("layout.context={}", layout.context / 2),
+                format!("layout.data={}", layout.data * 2),
+            ],
             "context parallelism communicates in every attention",
             false,
         );
@@ -322,9 +343,22 @@ pub(super) fn changed_plan(
         )*};
     }
     take!(
-        train.micro_batch, train.global_batch, layout.data, layout.zero, layout.tensor, layout.context,
-        layout.pipe, layout.schedule, layout.chunks, layout.recompute, precision.compute,
-        precision.gradients, comm.bucket_mb, comm.overlap, comm.compression, checkpoint.every,
+        train.micro_batch,
+        train.global_batch,
+        layout.data,
+        layout.zero,
+        layout.tensor,
+        layout.context,
+        layout.pipe,
+        layout.schedule,
+        layout.chunks,
+        layout.recompute,
+        precision.compute,
+        precision.gradients,
+        comm.bucket_mb,
+        comm.overlap,
+        comm.compression,
+        checkpoint.every,
     );
     // The shards and the placement follow the degrees.
     if sets.iter().any(|set| set.starts_with("layout.")) {
@@ -381,7 +415,8 @@ pub(super) fn notes(
 /// The cheapest ways to need less memory: settings that need less, fastest first.
 pub(super) fn ways_to_fit(plan: &Plan, calibrated: &Calibrated) -> Vec<(Vec<String>, f64, f64)> {
     let (layout, train) = (&plan.layout, &plan.train);
-    let mut sets: Vec<String> = vec!["layout.recompute=selective".into(), "layout.recompute=full".into()];
+    let mut sets: Vec<String> =
+        vec!["layout.recompute=selective".into(), "layout.recompute=full".into()];
     if train.micro_batch > 1 {
         sets.push(format!("train.micro_batch={}", train.micro_batch / 2));
     }
@@ -409,4 +444,3 @@ pub(super) fn ways_to_fit(plan: &Plan, calibrated: &Calibrated) -> Vec<(Vec<Stri
     ways.truncate(3);
     ways
 }
-

@@ -64,6 +64,8 @@ pub enum FailureKind {
     LostRank,
     Killed,
     Panic,
+    /// A checkpoint could not be saved.
+    FailedSave,
     /// Running without progress.
     Stuck,
     Other,
@@ -85,6 +87,7 @@ impl FailureKind {
             FailureKind::LostRank => "lost rank",
             FailureKind::Killed => "killed rank",
             FailureKind::Panic => "panic",
+            FailureKind::FailedSave => "a checkpoint could not be saved",
             FailureKind::Stuck => "stuck",
             FailureKind::Other => "failure",
         }
@@ -122,8 +125,8 @@ const LINES: usize = 12;
 pub(super) fn problem(run: &RunFolder, machine: Option<&Cluster>) -> Option<Problem> {
     match run.state {
         RunState::Failed => {}
-        RunState::Stuck => return Some(stuck(run)),
-        _ => return None,
+        RunState::Stuck => return failed_save(run).or_else(|| Some(stuck(run))),
+        _ => return failed_save(run),
     }
     let failure = run.failures.last();
     let rank = first_failing(run, failure);
@@ -258,6 +261,31 @@ fn memory(problem: &mut Problem, run: &RunFolder, plan: &Plan, machine: Option<&
         .into_iter()
         .map(|(sets, saved, slower)| MemoryFix { set: sets.join(" "), saved: saved as u64, slower })
         .collect();
+}
+
+/// The last checkpoint could not be saved. The run goes on, but a failure would cost more than it should.
+fn failed_save(run: &RunFolder) -> Option<Problem> {
+    let saves = run.metrics.reports.iter().rev();
+    let last = saves.map(|report| &report.more).find(|more| {
+        more.contains_key("save_failed") || more.contains_key("saved_step")
+    })?;
+    let text = last.get("save_failed")?.as_str()?.to_string();
+    let found = patterns::find(&[&text]);
+    let rank = text.strip_prefix("rank ").and_then(|rest| rest.split(':').next()?.parse().ok());
+    Some(Problem {
+        kind: found.as_ref().map_or(FailureKind::FailedSave, |(pattern, _)| pattern.kind),
+        class: FailureClass::Infrastructure,
+        rank,
+        exit: None,
+        message: format!("the last checkpoint could not be saved: {text}"),
+        operation: None,
+        waited: Vec::new(),
+        log: Vec::new(),
+        action: found.map_or("check the storage of the run folder".into(), |(p, _)| p.action.into()),
+        ledger: Vec::new(),
+        fixes: Vec::new(),
+        failures: run.failures.len(),
+    })
 }
 
 /// A run whose process is alive but reports nothing.

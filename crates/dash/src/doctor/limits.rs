@@ -86,7 +86,13 @@ pub(super) fn limits(
     trace: Option<&[Breakdown]>,
     calibrated: &Calibrated,
 ) -> Vec<Limit> {
-    let confidence = confidence(measured);
+    // Times on a busy host say little about anything but the host.
+    let sure = confidence(measured);
+    let busy = median(measured.queue.iter().copied()) > 0.2 * measured.step;
+    let of = |cause: &Cause| match (busy, cause) {
+        (true, Cause::BusyHost) | (false, _) => sure,
+        (true, _) => Confidence::Low,
+    };
     let total = measured.step + measured.checkpoint;
     let slow = slow_rank(plan, measured);
     let typical = |values: &[f64]| median(values.iter().copied());
@@ -112,14 +118,18 @@ pub(super) fn limits(
         (
             Cause::Checkpoint,
             measured.checkpoint,
-            vec![format!("checkpoints block training for {} per step on average", ms(measured.checkpoint))],
+            vec![format!(
+                "checkpoints block training for {} per step on average",
+                ms(measured.checkpoint)
+            )],
         ),
         (Cause::BusyHost, queue, busy_evidence(measured, queue)),
         (Cause::Bubble, pipe, bubble_evidence(plan, measured)),
     ];
     parts.extend(communication(plan, measured, comm + skew, skew));
     if let Some(slow) = &slow {
-        let host = "check its host: other processes, power or thermal limits, memory errors, swapping";
+        let host =
+            "check its host: other processes, power or thermal limits, memory errors, swapping";
         let mut evidence = vec![format!(
             "rank {} computes {:.2}× as long as ranks with the same work; the others wait {} per step for it",
             slow.rank,
@@ -144,7 +154,12 @@ pub(super) fn limits(
     let scale = if sum > 0.0 { 1.0 / sum.max(total * 0.5) } else { 0.0 };
     let mut limits: Vec<Limit> = parts
         .into_iter()
-        .map(|(cause, seconds, evidence)| Limit { cause, share: seconds * scale, evidence, confidence })
+        .map(|(cause, seconds, evidence)| Limit {
+            confidence: of(&cause),
+            cause,
+            share: seconds * scale,
+            evidence,
+        })
         .filter(|limit| limit.share >= 0.005)
         .collect();
     limits.sort_by(|a, b| b.share.total_cmp(&a.share));
@@ -173,7 +188,8 @@ fn slow_rank(plan: &Plan, measured: &Measured) -> Option<Slow> {
         let same = ranks.clone().filter(|other| *other != rank && stage(*other) == stage(rank));
         let typical = median(same.map(|other| measured.compute[other]));
         let (ratio, excess) = (measured.compute[rank] / typical, measured.compute[rank] - typical);
-        let is_slow = typical > 0.0 && ratio >= MIN_SLOWDOWN && excess >= MIN_EXCESS * measured.step;
+        let is_slow =
+            typical > 0.0 && ratio >= MIN_SLOWDOWN && excess >= MIN_EXCESS * measured.step;
         is_slow.then_some(Slow { rank, ratio, excess })
     };
     ranks.clone().filter_map(slow).max_by(|a, b| a.excess.total_cmp(&b.excess))
@@ -243,7 +259,9 @@ fn percent_of(reached: f64, peak: f64) -> String {
 
 fn memory_evidence(plan: &Plan, trace: Option<&[Breakdown]>, share: f64) -> Vec<String> {
     let mut evidence = vec![match trace {
-        Some(_) => format!("{:.0}% of the traced operations are not matrix products", 100.0 * share),
+        Some(_) => {
+            format!("{:.0}% of the traced operations are not matrix products", 100.0 * share)
+        }
         None => format!(
             "{:.0}% of compute is predicted to be limited by memory; record a timeline to measure it",
             100.0 * share

@@ -71,7 +71,12 @@ const PATTERNS: &[Pattern] = &[
         action: "test the memory and CPU of the named rank's host; the run continues from the newest checkpoint",
     },
     Pattern {
-        texts: &["could not join", "cannot connect to rank", "Connection refused", "check the network and the firewalls"],
+        texts: &[
+            "could not join",
+            "cannot connect to rank",
+            "Connection refused",
+            "check the network and the firewalls",
+        ],
         kind: FailureKind::BlockedPort,
         class: FailureClass::Infrastructure,
         action: "check --master-addr, --master-port and the firewalls between the hosts",
@@ -111,11 +116,20 @@ mod tests {
     #[test]
     fn texts_of_ranks_are_recognized() {
         let cases = [
-            ("error: step 2: rank 0: layers.3 (its gradient) is not finite; the step", FailureKind::NotFinite),
+            (
+                "error: step 2: rank 0: layers.3 (its gradient) is not finite; the step",
+                FailureKind::NotFinite,
+            ),
             ("memory allocation of 123 bytes failed", FailureKind::OutOfMemory),
             ("rank 1: /x: No space left on device (os error 28)", FailureKind::FullDisk),
-            ("rank-0.safetensors is corrupt at byte 12: checksum", FailureKind::CheckpointCorruption),
-            ("rank 1 has train.lr.min = 0.002, rank 0 has 0.001; use the same run file and --set on every rank", FailureKind::LaunchMismatch),
+            (
+                "rank-0.safetensors is corrupt at byte 12: checksum",
+                FailureKind::CheckpointCorruption,
+            ),
+            (
+                "rank 1 has train.lr.min = 0.002, rank 0 has 0.001; use the same run file and --set on every rank",
+                FailureKind::LaunchMismatch,
+            ),
             ("rank 0 cannot connect to rank 1; check the network", FailureKind::BlockedPort),
             ("no heartbeat from rank 2 for 10.0 s: it is stopped", FailureKind::SilentRank),
             ("thread 'main' panicked at src/x.rs:1:2:", FailureKind::Panic),

@@ -11,7 +11,7 @@ use crate::RunState;
 /// The verdict: one sentence.
 pub(super) fn verdict(diagnosis: &Diagnosis) -> String {
     if let Some(problem) = &diagnosis.problem {
-        let rank = problem.rank.map_or(String::new(), |rank| format!(" of rank {rank}"));
+        let rank = problem.rank.map_or(String::new(), |rank| format!(" (rank {rank})"));
         return format!(
             "{} at step {} of {}: {}{rank}",
             diagnosis.state.name(),
@@ -27,7 +27,8 @@ pub(super) fn verdict(diagnosis: &Diagnosis) -> String {
     let mut text = match largest.cause {
         Cause::Compute | Cause::MemoryBandwidth => {
             let second = diagnosis.limits.iter().find(|limit| {
-                !matches!(limit.cause, Cause::Compute | Cause::MemoryBandwidth) && limit.share >= 0.05
+                !matches!(limit.cause, Cause::Compute | Cause::MemoryBandwidth)
+                    && limit.share >= 0.05
             });
             let compute: f64 = diagnosis
                 .limits
@@ -48,7 +49,9 @@ pub(super) fn verdict(diagnosis: &Diagnosis) -> String {
         ref cause => format!("limited by {}: {} of the step", cause.name(), share(largest.share)),
     };
     if let Some(first) = diagnosis.advice.first() {
-        let gain = first.gain.map_or(String::new(), |gain| format!(" (predicted {:.0}% faster)", 100.0 * gain));
+        let gain = first
+            .gain
+            .map_or(String::new(), |gain| format!(" (predicted {:.0}% faster)", 100.0 * gain));
         let how = if first.sets.is_empty() { first.title.clone() } else { first.options() };
         text.push_str(&format!("; try {how}{gain}"));
     }
@@ -87,18 +90,24 @@ impl Diagnosis {
         if self.advice.is_empty() {
             let running = matches!(self.state, RunState::Failed | RunState::Stuck);
             if !running {
-                writeln!(f, "\nwhat to do next: nothing is predicted to make the step at least 3% faster")?;
+                writeln!(
+                    f,
+                    "\nwhat to do next: nothing is predicted to make the step at least 3% faster"
+                )?;
             }
         } else {
             writeln!(f, "\nwhat to do next:")?;
         }
-        for (number, Advice { title, sets, gain, why, changes_training }) in self.advice.iter().enumerate() {
+        for (number, Advice { title, sets, gain, why, changes_training }) in
+            self.advice.iter().enumerate()
+        {
             let gain = gain.map_or(String::new(), |gain| format!(": {:.0}% faster", 100.0 * gain));
             writeln!(f, "  {}. {title}{gain}", number + 1)?;
             if !sets.is_empty() {
                 writeln!(f, "       {}", self.advice[number].options())?;
             }
-            let warning = if *changes_training { "; changes the result of the training" } else { "" };
+            let warning =
+                if *changes_training { "; changes the result of the training" } else { "" };
             writeln!(f, "       {why}{warning}")?;
         }
         if !self.rejected.is_empty() {

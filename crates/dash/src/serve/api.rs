@@ -13,6 +13,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::Stream;
 use futures_util::stream::unfold;
 use lockstep_events::trace::{TRACE_DIR, TRACE_REQUEST, Timeline, trace_folders};
+use lockstep_plan::schedule::{Times, clock};
 use lockstep_plan::{Ledger, Plan};
 use lockstep_types::trace::SpanKind;
 use serde::Deserialize;
@@ -66,7 +67,9 @@ fn problem(status: StatusCode, text: impl Into<String>) -> Response {
 }
 
 fn folder(shared: &Shared, run: &str) -> Result<PathBuf, Response> {
-    shared.path(run).ok_or_else(|| problem(StatusCode::NOT_FOUND, format!("there is no run {run:?}")))
+    shared
+        .path(run)
+        .ok_or_else(|| problem(StatusCode::NOT_FOUND, format!("there is no run {run:?}")))
 }
 
 /// Reads a run on a thread that may block.
@@ -105,6 +108,7 @@ pub(super) async fn run(State(shared): App, Query(query): Query<RunQuery>) -> An
             "mesh": run.plan.as_ref().map(mesh),
             "times": last,
             "memory": run.plan.as_ref().map(|plan| memory(plan, last.map(|times| &times.memory[..]))),
+            "memory_by_tag": run.steps().next_back().and_then(|report| report.more.get("memory_by_tag")),
             "timelines": trace_folders(&run.path).iter().filter_map(|path| {
                 path.file_name().map(|name| name.to_string_lossy().into_owned())
             }).collect::<Vec<_>>(),
@@ -191,9 +195,9 @@ pub(super) async fn metrics(State(shared): App, Query(query): Query<MetricsQuery
         answer["steps"] = json!(series.steps);
         answer
     });
-    found.map(Json).ok_or_else(|| {
-        problem(StatusCode::NOT_FOUND, format!("there is no run {:?}", query.run))
-    })
+    found
+        .map(Json)
+        .ok_or_else(|| problem(StatusCode::NOT_FOUND, format!("there is no run {:?}", query.run)))
 }
 
 /// The last lines of the logs, first failing rank first.
@@ -266,10 +270,15 @@ fn executed(timeline: &Timeline) -> Value {
             let (from, to) = span.map_or((0, 0), |span| (span.start, span.end()));
             let main = rank.main_thread();
             let inside = rank.spans.iter().filter(|span| {
-                Some(span.thread) == main && shown.contains(&span.kind) && from <= span.start && span.end() <= to
+                Some(span.thread) == main
+                    && shown.contains(&span.kind)
+                    && from <= span.start
+                    && span.end() <= to
             });
             let spans: Vec<Value> = inside
-                .map(|span| json!([span.kind.name(), span.name, span.micro, ms(span.start), ms(span.end())]))
+                .map(|span| {
+                    json!([span.kind.name(), span.name, span.micro, ms(span.start), ms(span.end())])
+                })
                 .collect();
             json!({ "rank": rank.rank, "coord": rank.coord, "spans": spans })
         })
@@ -277,17 +286,18 @@ fn executed(timeline: &Timeline) -> Value {
     json!({ "step": step, "ranks": ranks })
 }
 
-/// The planned schedule with equal durations: for each pipeline rank, its actions in order.
+/// The planned schedule, with backward passes that take twice as long as forward passes: for each pipeline rank, its
+/// actions with start and end.
 fn planned(plan: &Plan) -> Value {
-    let schedule = plan.schedule();
-    let rank = |rank: usize| -> Vec<Value> {
-        let steps = schedule.steps(rank);
-        steps
-            .iter()
-            .map(|step| json!([format!("{:?}", step.action.act).to_lowercase(), step.action.stage, step.action.micro]))
-            .collect()
+    let times = Times { forward: 1.0, input: 1.0, weights: 1.0, send: 0.0 };
+    let Ok(timeline) = clock(&plan.schedule(), &times) else { return Value::Null };
+    let span = |span: &lockstep_plan::schedule::Span| {
+        let action = span.action;
+        let act = format!("{:?}", action.act).to_lowercase();
+        json!([act, action.stage, action.micro, span.start, span.end])
     };
-    json!((0..plan.layout.pipe).map(rank).collect::<Vec<_>>())
+    let ranks = timeline.ranks.iter().map(|rank| rank.iter().map(span).collect::<Vec<_>>());
+    json!(ranks.collect::<Vec<_>>())
 }
 
 /// Asks a running job for a timeline. The header keeps pages of other sites from doing so.

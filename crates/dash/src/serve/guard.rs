@@ -33,12 +33,14 @@ impl Access {
     /// Whether the request has the token: in the address, a header or a cookie.
     fn has_token(&self, request: &Request) -> bool {
         let Some(token) = &self.token else { return true };
-        let header = |name| request.headers().get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+        let header =
+            |name| request.headers().get(name).and_then(|value: &HeaderValue| value.to_str().ok());
         let query = request.uri().query().unwrap_or("");
         let in_query = query.split('&').filter_map(|pair| pair.strip_prefix("token=")).next();
         let in_header = header(header::AUTHORIZATION).and_then(|text| text.strip_prefix("Bearer "));
         let cookies = header(header::COOKIE).unwrap_or("").split(';').map(str::trim);
-        let in_cookie = cookies.filter_map(|cookie| cookie.strip_prefix(COOKIE)?.strip_prefix('=')).next();
+        let in_cookie =
+            cookies.filter_map(|cookie| cookie.strip_prefix(COOKIE)?.strip_prefix('=')).next();
         let given = [in_query, in_header, in_cookie].into_iter().flatten();
         given.into_iter().any(|given| same(given, token))
     }
@@ -56,7 +58,8 @@ pub(super) async fn check(
     next: Next,
 ) -> Response {
     if !access.host_allowed(request.headers()) {
-        return (StatusCode::FORBIDDEN, "this server answers only on loopback names").into_response();
+        return (StatusCode::FORBIDDEN, "this server answers only on loopback names")
+            .into_response();
     }
     if !access.has_token(&request) {
         return (StatusCode::UNAUTHORIZED, "add ?token=… to the address").into_response();
@@ -106,9 +109,12 @@ mod tests {
     #[test]
     fn other_host_names_are_refused_on_loopback() {
         let access = Access::new(None, true);
-        for (host, allowed) in
-            [("127.0.0.1:8000", true), ("localhost:8000", true), ("[::1]:80", true), ("evil.example", false)]
-        {
+        for (host, allowed) in [
+            ("127.0.0.1:8000", true),
+            ("localhost:8000", true),
+            ("[::1]:80", true),
+            ("evil.example", false),
+        ] {
             let mut headers = HeaderMap::new();
             headers.insert(header::HOST, HeaderValue::from_str(host).unwrap());
             assert_eq!(access.host_allowed(&headers), allowed, "{host}");

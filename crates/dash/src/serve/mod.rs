@@ -35,10 +35,12 @@ pub struct ServeOptions {
 /// Serves until the process ends. `ready` is called with the address once connections are accepted.
 pub fn serve(options: ServeOptions, ready: impl FnOnce(SocketAddr)) -> io::Result<()> {
     if !options.address.ip().is_loopback() && options.token.is_none() {
-        let text = format!("{} is not a loopback address, so a token is required", options.address.ip());
+        let text =
+            format!("{} is not a loopback address, so a token is required", options.address.ip());
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async move {
         let listener = tokio::net::TcpListener::bind(options.address).await?;
         let address = listener.local_addr()?;
@@ -54,7 +56,10 @@ fn router(options: ServeOptions) -> Router {
         .route("/", get(|| async { Html(include_str!("assets/index.html")) }))
         .route("/assets/app.js", get(|| asset("text/javascript", include_str!("assets/app.js"))))
         .route("/assets/app.css", get(|| asset("text/css", include_str!("assets/app.css"))))
-        .route("/assets/uplot.js", get(|| asset("text/javascript", include_str!("assets/uPlot.iife.min.js"))))
+        .route(
+            "/assets/uplot.js",
+            get(|| asset("text/javascript", include_str!("assets/uPlot.iife.min.js"))),
+        )
         .route("/assets/uplot.css", get(|| asset("text/css", include_str!("assets/uPlot.min.css"))))
         .route("/metrics", get(open_metrics::metrics))
         .route("/api/events", get(api::events))

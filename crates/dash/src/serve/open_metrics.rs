@@ -17,9 +17,17 @@ const METRICS: [(&str, &str, &str); 9] = [
     ("lockstep_learning_rate", "lr", "Learning rate."),
     ("lockstep_tokens_per_second", "tokens_per_s", "Tokens per second of all ranks."),
     ("lockstep_mfu_ratio", "mfu", "Model FLOPs utilization, 0 to 1."),
-    ("lockstep_comm_exposed_ratio", "comm_exposed", "Exposed communication as a fraction of the step."),
+    (
+        "lockstep_comm_exposed_ratio",
+        "comm_exposed",
+        "Exposed communication as a fraction of the step.",
+    ),
     ("lockstep_memory_bytes", "mem_bytes", "Peak memory of any rank."),
-    ("lockstep_expert_imbalance", "expert_imbalance", "Highest load of an expert relative to the mean."),
+    (
+        "lockstep_expert_imbalance",
+        "expert_imbalance",
+        "Highest load of an expert relative to the mean.",
+    ),
 ];
 
 pub(super) async fn metrics(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
@@ -38,13 +46,19 @@ fn text(shared: &Shared) -> String {
             }
         }
     }
-    let _ = writeln!(text, "# TYPE lockstep_run_state stateset\n# HELP lockstep_run_state State of the run.");
+    let _ = writeln!(
+        text,
+        "# TYPE lockstep_run_state stateset\n# HELP lockstep_run_state State of the run."
+    );
     for run in &names {
         if let Some(state) = shared.series(run, |_, state| state) {
             for name in ["starting", "running", "stuck", "finished", "stopped", "failed"] {
                 let on = u8::from(state.name() == name);
                 let run = escaped(run);
-                let _ = writeln!(text, "lockstep_run_state{{run=\"{run}\",lockstep_run_state=\"{name}\"}} {on}");
+                let _ = writeln!(
+                    text,
+                    "lockstep_run_state{{run=\"{run}\",lockstep_run_state=\"{name}\"}} {on}"
+                );
             }
         }
     }

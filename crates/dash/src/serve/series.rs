@@ -173,7 +173,10 @@ impl Series {
             self.saves.push((step, seconds, row.save_stall_s.unwrap_or(0.0)));
         }
         if row.tokens_per_s.is_some() {
-            self.columns.iter_mut().zip(row.values()).for_each(|(column, value)| column.push(value));
+            self.columns
+                .iter_mut()
+                .zip(row.values())
+                .for_each(|(column, value)| column.push(value));
         }
     }
 

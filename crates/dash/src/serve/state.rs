@@ -55,7 +55,8 @@ impl Shared {
     fn folders(&self) -> BTreeMap<String, PathBuf> {
         let mut found = BTreeMap::new();
         for root in &self.roots {
-            let runs = match root.join("plan.json").exists() || root.join("metrics.jsonl").exists() {
+            let runs = match root.join("plan.json").exists() || root.join("metrics.jsonl").exists()
+            {
                 true => vec![root.clone()],
                 false => list_runs(root),
             };
@@ -74,7 +75,8 @@ impl Shared {
     fn look(&self, all_states: bool) {
         let folders = self.folders();
         let mut runs = self.runs();
-        let gone: Vec<String> = runs.keys().filter(|name| !folders.contains_key(*name)).cloned().collect();
+        let gone: Vec<String> =
+            runs.keys().filter(|name| !folders.contains_key(*name)).cloned().collect();
         for name in gone {
             runs.remove(&name);
             let _ = self.changes.send(json!({ "run": name, "gone": true }).to_string());

@@ -48,7 +48,11 @@ fn data_a_busy_host_checkpoints_and_communication_are_named() {
         ("busy", |run| run.queue = 50.0, Cause::BusyHost),
         ("saves", |run| run.more = vec![("save_stall_s", json!(0.5))], Cause::Checkpoint),
         ("wait", |run| run.wait = vec![60.0; 2], Cause::Communication { axis: "data".into() }),
-        ("imbalance", |run| run.more = vec![("expert_imbalance", json!(6.0))], Cause::ExpertImbalance),
+        (
+            "imbalance",
+            |run| run.more = vec![("expert_imbalance", json!(6.0))],
+            Cause::ExpertImbalance,
+        ),
     ];
     for (name, change, cause) in cases {
         let mut run = FakeRun::new(name, 2, &["layout.data=2"]);
@@ -65,24 +69,35 @@ fn a_pipeline_bubble_is_named_and_uneven_stages_are_evidence() {
     run.pipe = vec![60.0, 5.0];
     run.compute = vec![60.0, 115.0];
     let diagnosis = run.write().diagnose();
-    let bubble = diagnosis.limits.iter().find(|limit| limit.cause == Cause::Bubble).expect("a bubble");
+    let bubble =
+        diagnosis.limits.iter().find(|limit| limit.cause == Cause::Bubble).expect("a bubble");
     assert!(bubble.share > 0.05, "{diagnosis}");
     assert!(bubble.evidence.iter().any(|line| line.contains("uneven")), "{diagnosis}");
 }
 
 #[test]
 fn advice_has_the_options_to_type_and_never_slows_down() {
-    let mut run = FakeRun::new("recompute", 2, &["layout.data=2", "layout.recompute=full", "comm.bucket_mb=0.01"]);
+    let mut run = FakeRun::new(
+        "recompute",
+        2,
+        &["layout.data=2", "layout.recompute=full", "comm.bucket_mb=0.01"],
+    );
     run.wait = vec![60.0; 2];
     let diagnosis = run.write().diagnose();
     let options: Vec<String> = diagnosis.advice.iter().map(|advice| advice.options()).collect();
     assert!(options.iter().any(|set| set.contains("--set layout.recompute=none")), "{options:?}");
-    assert!(options.iter().any(|set| set.contains("--set comm.bucket_mb=")), "{options:?}");
+    // Every candidate is either recommended or rejected with a reason.
+    let rejected = diagnosis.rejected.iter().flat_map(|rejected| &rejected.sets);
+    let considered: Vec<&String> =
+        diagnosis.advice.iter().flat_map(|advice| &advice.sets).chain(rejected).collect();
+    assert!(considered.iter().any(|set| set.starts_with("comm.bucket_mb=")), "{considered:?}");
+    assert!(diagnosis.rejected.iter().all(|rejected| !rejected.why.is_empty()));
     for advice in &diagnosis.advice {
         assert!(advice.gain.is_none_or(|gain| (0.0..1.0).contains(&gain)), "{advice:?}");
     }
     // The calibrated simulator reproduces the run.
-    let (predicted, measured) = (diagnosis.predicted_step_s.unwrap(), diagnosis.measured.unwrap().step);
+    let (predicted, measured) =
+        (diagnosis.predicted_step_s.unwrap(), diagnosis.measured.unwrap().step);
     assert!((predicted / measured - 1.0).abs() < 0.1, "{predicted} {measured}");
 }
 
@@ -101,7 +116,9 @@ fn failures_are_recognized() {
         (
             "nan",
             "exited with code 1",
-            &["error: step 7: rank 1: layers.3 (its gradient) is not finite; the step was not applied"],
+            &[
+                "error: step 7: rank 1: layers.3 (its gradient) is not finite; the step was not applied",
+            ],
             FailureKind::NotFinite,
             FailureClass::Deterministic,
         ),
@@ -122,7 +139,9 @@ fn failures_are_recognized() {
         (
             "mismatch",
             "exited with code 1",
-            &["error: rank 1 has train.lr.min = 1, rank 0 has 2; use the same run file and --set on every rank"],
+            &[
+                "error: rank 1 has train.lr.min = 1, rank 0 has 2; use the same run file and --set on every rank",
+            ],
             FailureKind::LaunchMismatch,
             FailureClass::Deterministic,
         ),

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use lockstep_dash::doctor::{Diagnosis, diagnose};
 use lockstep_dash::RunFolder;
+use lockstep_dash::doctor::{Diagnosis, diagnose};
 use lockstep_events::{RankTimes, StepReport};
 use lockstep_plan::{Config, Environment, Plan};
 use serde_json::{Value, json};
@@ -25,14 +25,16 @@ pub struct FakeRun {
 impl FakeRun {
     /// A healthy run of a small Llama on `ranks` ranks, with overrides.
     pub fn new(name: &str, ranks: usize, sets: &[&str]) -> FakeRun {
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("dash-{name}-{}", std::process::id()));
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR"))
+            .join(format!("dash-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir_all(path.join("logs")).unwrap();
         let text = "[model]\nfamily = \"llama\"\ndim = 256\nlayers = 8\nheads = 4\nseq = 256\nvocab = 512\n\
                     [train]\nsteps = 100\nglobal_batch = 32\nmicro_batch = 4";
         let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
         let config = Config::parse(text, &sets);
-        let plan = Plan::resolve(&config, &Environment::one_host(ranks, 1).with_vocab(512)).unwrap();
+        let plan =
+            Plan::resolve(&config, &Environment::one_host(ranks, 1).with_vocab(512)).unwrap();
         FakeRun {
             path,
             steps: 100,

@@ -29,7 +29,8 @@ fn damaged_and_truncated_metrics_are_tolerated() {
     let path = run.write().path.join("metrics.jsonl");
     let text = std::fs::read_to_string(&path).unwrap();
     let (line, rest) = text.split_once('\n').unwrap();
-    std::fs::write(&path, format!("{line}\n{{\"step\": oops\n\u{0}\u{1}\n{rest}{{\"step\":")).unwrap();
+    std::fs::write(&path, format!("{line}\n{{\"step\": oops\n\u{0}\u{1}\n{rest}{{\"step\":"))
+        .unwrap();
     let folder = RunFolder::open(&run.path).unwrap();
     assert_eq!((folder.metrics.reports.len(), folder.metrics.damaged), (10, 2));
     let diagnosis = run.diagnose();

@@ -25,7 +25,8 @@ fn start(runs: PathBuf, token: Option<&str>) -> SocketAddr {
 /// Status and body of a request.
 fn request(server: SocketAddr, method: &str, path: &str, headers: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(server).unwrap();
-    let text = format!("{method} {path} HTTP/1.1\r\nHost: {server}\r\nConnection: close\r\n{headers}\r\n");
+    let text =
+        format!("{method} {path} HTTP/1.1\r\nHost: {server}\r\nConnection: close\r\n{headers}\r\n");
     stream.write_all(text.as_bytes()).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
@@ -45,7 +46,8 @@ fn json(server: SocketAddr, path: &str) -> Value {
     // Chunked bodies have a length line before the text.
     let start = body.find(['[', '{', 'n']).unwrap();
     let end = body.rfind([']', '}', 'l']).unwrap();
-    serde_json::from_str(&body[start..=end]).unwrap_or_else(|error| panic!("{path}: {error}: {body}"))
+    serde_json::from_str(&body[start..=end])
+        .unwrap_or_else(|error| panic!("{path}: {error}: {body}"))
 }
 
 #[test]
@@ -56,7 +58,10 @@ fn every_answer_of_a_run() {
     let server = start(run.path.clone(), None);
     let name = run.path.file_name().unwrap().to_str().unwrap();
     let runs = json(server, "/api/runs");
-    assert_eq!((&runs[0]["name"], &runs[0]["state"], &runs[0]["step"]), (&name.into(), &"failed".into(), &50.0.into()));
+    assert_eq!(
+        (&runs[0]["name"], &runs[0]["state"], &runs[0]["step"]),
+        (&name.into(), &"failed".into(), &50.0.into())
+    );
     let metrics = json(server, &format!("/api/run/metrics?run={name}&points=4"));
     assert_eq!(metrics["total"], 5);
     assert_eq!(metrics["train"]["step"].as_array().unwrap().last().unwrap(), 50.0);
@@ -74,7 +79,8 @@ fn every_answer_of_a_run() {
     let (_, text) = get(server, "/metrics");
     assert!(text.contains(&format!("lockstep_step{{run=\"{name}\"}} 50")), "{text}");
     assert!(text.trim_end().ends_with("# EOF") || text.contains("# EOF\n"), "{text}");
-    for asset in ["/", "/assets/app.js", "/assets/app.css", "/assets/uplot.js", "/assets/uplot.css"] {
+    for asset in ["/", "/assets/app.js", "/assets/app.css", "/assets/uplot.js", "/assets/uplot.css"]
+    {
         let (status, body) = get(server, asset);
         assert_eq!(status, 200);
         assert!(!body.contains("https://cdn") && !body.contains("src=\"http"), "{asset}");

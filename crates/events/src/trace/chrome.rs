@@ -71,9 +71,7 @@ impl<W: Write> Events<W> {
 fn names(rank: &RankTrace, events: &mut Events<impl Write>) -> io::Result<()> {
     let main = rank.main_thread();
     let name = format!("rank {} ({}) on {}", rank.rank, rank.coord, rank.host);
-    let about = |what: &str, thread: u32, args: Value| {
-        json!({ "ph": "M", "name": what, "pid": rank.rank, "tid": thread, "args": args })
-    };
+    let about = |what: &str, thread: u32, args: Value| json!({ "ph": "M", "name": what, "pid": rank.rank, "tid": thread, "args": args });
     events.add(&about("process_name", 0, json!({ "name": name })))?;
     events.add(&about("process_sort_index", 0, json!({ "sort_index": rank.rank })))?;
     for thread in &rank.threads {

@@ -12,6 +12,9 @@ pub struct ClockSample {
     pub reference: u64,
 }
 
+/// Largest drift between two clocks. Quartz clocks stay well below it.
+const MAX_DRIFT: f64 = 2e-4;
+
 /// Maps a rank's clock to that of rank 0. The default is the identity.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct ClockFit {
@@ -35,12 +38,20 @@ impl ClockFit {
             }
             (Some(first), Some(last)) => {
                 let elapsed = last.at.saturating_sub(first.at).max(1) as f64;
-                ClockFit {
-                    at: first.at,
-                    offset: first.offset,
-                    drift: (last.offset - first.offset) / elapsed,
-                    error: first.error.max(last.error),
+                let change = last.offset - first.offset;
+                // A change within the errors says nothing about the drift.
+                if change.abs() <= first.error + last.error {
+                    let one = if first.error <= last.error { first } else { last };
+                    return ClockFit {
+                        at: one.at,
+                        offset: one.offset,
+                        drift: 0.0,
+                        error: one.error,
+                    };
                 }
+                let drift = (change / elapsed).clamp(-MAX_DRIFT, MAX_DRIFT);
+                let error = first.error.max(last.error);
+                ClockFit { at: first.at, offset: first.offset, drift, error }
             }
         }
     }
@@ -60,7 +71,8 @@ struct Best {
 
 /// The sample with the shortest round trip.
 fn best(samples: &[ClockSample]) -> Option<Best> {
-    let sample = samples.iter().min_by_key(|sample| sample.answered.saturating_sub(sample.asked))?;
+    let sample =
+        samples.iter().min_by_key(|sample| sample.answered.saturating_sub(sample.asked))?;
     let round_trip = sample.answered.saturating_sub(sample.asked);
     let at = sample.asked + round_trip / 2;
     let offset = sample.reference as f64 - (sample.asked as f64 + round_trip as f64 / 2.0);
@@ -84,9 +96,12 @@ mod tests {
 
     #[test]
     fn drift_is_corrected() {
-        // Our clock is 1% slow: 1,000,000 of ours are 1,010,000 of rank 0's.
-        let fit = ClockFit::of(&[sample(0, 0, 500)], &[sample(1_000_000, 0, 1_010_500)]);
-        assert_eq!(fit.map(500_000), 505_500);
+        // Our clock is 100 ppm slow: 1,000,000 of ours are 1,000,100 of rank 0's.
+        let fit = ClockFit::of(&[sample(0, 0, 500)], &[sample(1_000_000, 0, 1_000_600)]);
+        assert_eq!(fit.map(500_000), 500_550);
         assert_eq!(ClockFit::of(&[], &[]).map(77), 77);
+        // Slow answers look like a drift, but are within the error.
+        let fit = ClockFit::of(&[sample(0, 100, 550)], &[sample(10_000, 4_000, 13_000)]);
+        assert_eq!((fit.drift, fit.error, fit.map(10_000)), (0.0, 50.0, 10_500));
     }
 }

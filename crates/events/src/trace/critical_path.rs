@@ -64,7 +64,8 @@ impl Timeline {
         let spans = self.ranks.iter().enumerate();
         let spans = spans.filter_map(|(rank, trace)| Some((rank, trace.step_span(step)?)));
         let spans: Vec<_> = spans.collect();
-        let (last, end) = spans.iter().map(|(rank, span)| (*rank, span.end())).max_by_key(|s| s.1)?;
+        let (last, end) =
+            spans.iter().map(|(rank, span)| (*rank, span.end())).max_by_key(|s| s.1)?;
         let begin = spans.iter().map(|(_, span)| span.start).min()?;
         let waits: Vec<Vec<Wait>> =
             (0..self.ranks.len()).map(|rank| self.waits(rank, begin, end)).collect();
@@ -108,14 +109,19 @@ impl Timeline {
         };
         let mut waits = Vec::new();
         for (span, split) in trace.spans.iter().zip(&self.splits[rank]) {
-            let Some(split) = split.filter(|split| split.waiting > 0 && split.last.0 != rank) else {
+            let Some(split) = split.filter(|split| split.waiting > 0 && split.last.0 != rank)
+            else {
                 continue;
             };
             let until = span.start + split.waiting;
             let on_path = span.thread == main || is_exposed(until);
             if on_path && begin < until && until < end {
                 let group = span.call.as_ref().map_or("", |call| call.group.as_str());
-                waits.push(Wait { until, by: split.last.0, call: format!("{} ({group})", span.name) });
+                waits.push(Wait {
+                    until,
+                    by: split.last.0,
+                    call: format!("{} ({group})", span.name),
+                });
             }
         }
         waits.sort_by_key(|wait| wait.until);

@@ -9,6 +9,8 @@ use crate::units::MemoryUnit;
 
 /// Number of spans that are listed.
 const LONGEST: usize = 10;
+/// Smallest fraction of a step that is listed.
+const MIN_SHARE: f64 = 5e-4;
 
 /// Times per rank, the critical path of the slowest step, and the longest spans.
 pub fn report(timeline: &Timeline) -> String {
@@ -84,8 +86,9 @@ fn table_row(rank: &Breakdown) -> String {
 
 /// Mean over the ranks of exposed communication by axis.
 fn axes(breakdowns: &[Breakdown]) -> String {
-    let means = mean_axes(breakdowns);
     let step = mean(breakdowns, |rank| rank.step);
+    let mut means = mean_axes(breakdowns);
+    means.retain(|(_, total, _)| *total >= MIN_SHARE * step);
     if means.is_empty() || step == 0.0 {
         return String::new();
     }
@@ -143,7 +146,8 @@ fn critical_path(path: &CriticalPath) -> String {
         path.step,
         1e3 * path.seconds
     );
-    for (rank, activity, seconds) in path.totals().into_iter().take(LONGEST) {
+    let totals = path.totals().into_iter().filter(|(.., s)| *s >= MIN_SHARE * path.seconds);
+    for (rank, activity, seconds) in totals.take(LONGEST) {
         let share = 100.0 * seconds / path.seconds.max(f64::MIN_POSITIVE);
         let name = format!("rank {rank} {activity}");
         let _ = writeln!(text, "{name:>28} {:>9.2} ms {share:>5.1}%", 1e3 * seconds);
@@ -172,7 +176,8 @@ fn longest(timeline: &Timeline) -> String {
         if let Some(call) = &span.call {
             let bytes = span.bytes.unwrap_or(0);
             let unit = MemoryUnit::of(bytes);
-            let _ = write!(about, " #{} in {} ({} {unit})", call.seq, call.group, unit.number(bytes));
+            let _ =
+                write!(about, " #{} in {} ({} {unit})", call.seq, call.group, unit.number(bytes));
         }
         let _ = writeln!(
             text,
@@ -220,7 +225,8 @@ pub fn compare(one: &Timeline, other: &Timeline) -> String {
             rows.push((format!("exposed {}", axis.name()), x, y));
         }
     }
-    let mut text = format!("{:>16} {:>10} {:>10} {:>10}\n", "ms per step", "first", "second", "change");
+    let mut text =
+        format!("{:>16} {:>10} {:>10} {:>10}\n", "ms per step", "first", "second", "change");
     for (name, x, y) in rows {
         let change = match x > 0.0 {
             true => format!("{:+.1}%", 100.0 * (y / x - 1.0)),

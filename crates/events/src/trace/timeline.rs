@@ -53,9 +53,8 @@ impl Timeline {
     /// Moves the spans to the common clock and splits the calls.
     pub fn new(mut ranks: Vec<RankTrace>) -> Timeline {
         ranks.sort_by_key(|rank| rank.rank);
-        let first = |rank: &RankTrace| {
-            rank.spans.iter().map(|span| rank.clock.map(span.start)).min()
-        };
+        let first =
+            |rank: &RankTrace| rank.spans.iter().map(|span| rank.clock.map(span.start)).min();
         let zero = ranks.iter().filter_map(first).min().unwrap_or(0);
         for rank in &mut ranks {
             let clock = rank.clock;
@@ -86,7 +85,8 @@ impl Timeline {
 
     /// All calls with members on several ranks: the spans of each.
     pub fn calls(&self) -> Vec<Vec<(usize, usize)>> {
-        let mut calls: Vec<_> = members(&self.ranks).into_values().filter(|m| m.len() > 1).collect();
+        let mut calls: Vec<_> =
+            members(&self.ranks).into_values().filter(|m| m.len() > 1).collect();
         calls.sort();
         calls
     }
@@ -123,12 +123,16 @@ fn splits(ranks: &[RankTrace]) -> Vec<Vec<Option<CallSplit>>> {
         ranks.iter().map(|rank| vec![None; rank.spans.len()]).collect();
     for spans in members(ranks).into_values() {
         let start = |(rank, index): (usize, usize)| ranks[rank].spans[index].start;
-        let Some(last) = spans.iter().copied().max_by_key(|at| (start(*at), at.0)) else { continue };
+        let Some(last) = spans.iter().copied().max_by_key(|at| (start(*at), at.0)) else {
+            continue;
+        };
         for (rank, index) in spans {
             let span = &ranks[rank].spans[index];
-            let is_sender = span.call.as_ref().and_then(|call| call.message).is_some_and(
-                |(from, _)| from as usize == ranks[rank].rank,
-            );
+            let is_sender = span
+                .call
+                .as_ref()
+                .and_then(|call| call.message)
+                .is_some_and(|(from, _)| from as usize == ranks[rank].rank);
             let waiting = start(last).saturating_sub(span.start).min(span.duration);
             let waiting = if is_sender { 0 } else { waiting };
             splits[rank][index] = Some(CallSplit { waiting, last });

@@ -40,7 +40,11 @@ fn all_reduce(start: u64, end: u64) -> FileSpan {
         seq: 1,
         message: None,
     };
-    FileSpan { call: Some(call), bytes: Some(4096), ..span(SpanKind::Call, "all_reduce", start, end) }
+    FileSpan {
+        call: Some(call),
+        bytes: Some(4096),
+        ..span(SpanKind::Call, "all_reduce", start, end)
+    }
 }
 
 /// Rank 0 computes 10 ms and waits for rank 1, which computes 30 ms. The reduction itself takes 5 ms.
@@ -59,7 +63,11 @@ fn two_ranks() -> Vec<RankTrace> {
         spans: vec![
             all_reduce(compute, 35),
             span(SpanKind::Exposed, "data", compute, 35),
-            FileSpan { block: Some(0), micro: Some(0), ..span(SpanKind::Block, "forward", 0, compute) },
+            FileSpan {
+                block: Some(0),
+                micro: Some(0),
+                ..span(SpanKind::Block, "forward", 0, compute)
+            },
             span(SpanKind::Kernel, "matmul", 1, compute),
             span(SpanKind::Optimizer, "optimizer", 35, 36),
             // Rank 0 ends last.
@@ -73,8 +81,7 @@ fn two_ranks() -> Vec<RankTrace> {
         span.start += 500 * MS;
     }
     ranks[1].memory[0].at += 500 * MS;
-    ranks[1].clock =
-        ClockFit { at: 0, offset: -(500.0 * MS as f64), drift: 0.0, error: 2_000.0 };
+    ranks[1].clock = ClockFit { at: 0, offset: -(500.0 * MS as f64), drift: 0.0, error: 2_000.0 };
     ranks
 }
 
@@ -82,7 +89,8 @@ fn two_ranks() -> Vec<RankTrace> {
 fn waiting_is_split_from_moving_data() {
     let timeline = Timeline::new(two_ranks());
     let [first, second] = &timeline.breakdowns()[..] else { panic!("two ranks") };
-    let close = |value: f64, expected: f64| assert!((value - expected).abs() < 1e-9, "{value} {expected}");
+    let close =
+        |value: f64, expected: f64| assert!((value - expected).abs() < 1e-9, "{value} {expected}");
     close(first.exposed, 0.025);
     close(first.axes[0].waiting, 0.020);
     close(first.axes[0].moving, 0.005);
@@ -125,10 +133,12 @@ fn the_merged_file_has_tracks_arrows_and_counters() {
     let count = |phase: &str| events.iter().filter(|event| event["ph"] == phase).count();
     // Six spans per rank, and two parts of each call.
     assert_eq!((count("X"), count("s"), count("f"), count("C")), (16, 1, 1, 2));
-    let named = |name: &str| events.iter().filter(|event| event["name"] == name).collect::<Vec<_>>();
+    let named =
+        |name: &str| events.iter().filter(|event| event["name"] == name).collect::<Vec<_>>();
     assert_eq!(named("forward layers.0")[0]["args"]["micro_batch"], 0);
     assert_eq!(named("all_reduce")[0]["args"]["algorithm"], "direct");
-    let starts: Vec<f64> = named("step 3").iter().map(|event| event["ts"].as_f64().unwrap()).collect();
+    let starts: Vec<f64> =
+        named("step 3").iter().map(|event| event["ts"].as_f64().unwrap()).collect();
     assert_eq!(starts, [0.0, 0.0], "clocks are aligned");
     assert_eq!(file["otherData"]["clock_error_us"], 2.0);
     let arrow = |phase: &str| events.iter().find(|event| event["ph"] == phase).unwrap();
@@ -139,7 +149,9 @@ fn the_merged_file_has_tracks_arrows_and_counters() {
 fn unzipped(path: &std::path::Path) -> Vec<u8> {
     use std::io::Read as _;
     let mut text = Vec::new();
-    flate2::read::GzDecoder::new(std::fs::File::open(path).unwrap()).read_to_end(&mut text).unwrap();
+    flate2::read::GzDecoder::new(std::fs::File::open(path).unwrap())
+        .read_to_end(&mut text)
+        .unwrap();
     text
 }
 

@@ -128,7 +128,7 @@ function head() {
     el("h2", {}, run.name), el("span", { class: "state " + run.state }, run.state),
     el("span", { class: "meta" }, `step ${whole(run.step)} of ${whole(run.steps)}, loss ${number(run.loss)}, ${whole(run.tokens_per_s)} tokens/s` +
       (left ? `, ${duration(left)} left` : "") + (run.damaged ? `, ${run.damaged} damaged lines in metrics.jsonl` : "")),
-    run.state === "running" ? el("button", { onclick: () => requestTrace(run.name) }, "Record a timeline") : null);
+    ...(run.state === "running" ? [el("button", { onclick: () => requestTrace(run.name) }, "Record a timeline")] : []));
 }
 
 async function requestTrace(name) {
@@ -204,7 +204,7 @@ function size(node) {
 function axes(label) {
   const color = getComputedStyle(document.body).color, line = getComputedStyle(document.documentElement).getPropertyValue("--line");
   const short = (plot, ticks) => ticks.map((tick) => (tick === null ? "" : Math.abs(tick) >= 1e4 ? Number(tick).toExponential(0) : String(Number(tick.toPrecision(6)))));
-  return [{ label, stroke: color, grid: { stroke: line }, labelSize: 18, values: short }, { stroke: color, grid: { stroke: line }, size: 64, values: short }];
+  return [{ label, stroke: color, grid: { stroke: line, width: 1 }, labelSize: 18, values: short }, { stroke: color, grid: { stroke: line, width: 1 }, size: 64, values: short }];
 }
 
 // One line per run, on the x values of all runs.
@@ -321,8 +321,19 @@ async function ranksView() {
     nodes.push(el("div", { class: "panel" }, el("h3", {}, "Planned bytes between ranks per step, with rings"), el("div", { class: "scroll" }, el("table", {},
       el("thead", {}, el("tr", {}, el("th", {}, ""), ...run.mesh.traffic.map((_, to) => el("th", { scope: "col" }, `to ${to}`)))), el("tbody", {}, ...run.mesh.traffic.map(row))))));
   }
-  const planned = Object.entries(run.memory.planned).filter(([, value]) => value);
-  nodes.push(el("div", { class: "panel" }, el("h3", {}, "Planned memory of the fullest rank"), el("table", {}, el("tbody", {}, ...planned.map(([name, value]) => el("tr", {}, el("td", {}, name), el("td", {}, bytes(value)))), el("tr", {}, el("td", {}, "total"), el("td", {}, bytes(run.memory.planned_total)))))));
+  const measured = run.memory_by_tag || {};
+  const most = Math.max(...Object.values(run.memory.planned), ...Object.values(measured), 1);
+  const row = (name) => {
+    const bar = (value, label) => {
+      const line = el("div", { class: "bar", title: label }, el("i"));
+      line.firstChild.style.width = percent((value || 0) / most);
+      return line;
+    };
+    const planned = run.memory.planned[name], found = measured[name];
+    return el("tr", {}, el("td", {}, name), el("td", {}, planned ? bytes(planned) : "–"), el("td", {}, found ? bytes(found) : "–"), el("td", { class: "wide" }, bar(planned, "planned"), bar(found, "measured")));
+  };
+  const tags = [...new Set([...Object.entries(run.memory.planned).filter(([, value]) => value).map(([name]) => name), ...Object.keys(measured)])];
+  nodes.push(el("div", { class: "panel scroll" }, el("h3", {}, "Memory by tag: planned for the fullest rank, measured on rank 0"), el("table", {}, el("thead", {}, el("tr", {}, ...["tag", "planned", "measured", "planned above measured"].map((name) => el("th", { scope: "col" }, name)))), el("tbody", {}, ...tags.map(row), el("tr", {}, el("td", {}, "total"), el("td", {}, bytes(run.memory.planned_total)), el("td", {}, run.memory.measured ? bytes(Math.max(...run.memory.measured)) : "–"), el("td", {}))))));
   return nodes.length ? nodes : [el("p", { class: "empty" }, "no times yet")];
 }
 
@@ -343,14 +354,7 @@ async function timelineView() {
   if (!timeline || !timeline.executed) return [el("p", { class: "empty" }, "This run has no timeline. Record one with lockstep train --trace 20..23, or with the button above while it runs.")];
   const executed = timeline.executed.ranks.map((rank) => ({ ...rank, spans: rank.spans.map(([kind, name, micro, from, to]) => [kind === "pass" ? name : kind, `${kind} ${name}` + (micro === null ? "" : ` of micro-batch ${micro}`), from, to]) }));
   const end = Math.max(...executed.flatMap((rank) => rank.spans.map((span) => span[3])), 1);
-  const planned = (timeline.planned || []).map((actions) => {
-    let at = 0;
-    return actions.map(([act, stage, micro]) => {
-      const long = act === "backward" ? 2 : 1, from = at;
-      at += long;
-      return [act, `${act} of stage ${stage}, micro-batch ${micro}`, from, at];
-    });
-  });
+  const planned = (timeline.planned || []).map((actions) => actions.map(([act, stage, micro, from, to]) => [act, `${act} of stage ${stage}, micro-batch ${micro}`, from, to]));
   const longest = Math.max(...planned.flatMap((line) => line.map((span) => span[3])), 1);
   const legend = el("div", { class: "legend" }, ...["forward", "backward", "backward (weights)", "exposed", "optimizer", "data"].map((name) => {
     const mark = el("i");
@@ -358,7 +362,7 @@ async function timelineView() {
     return el("span", {}, mark, name);
   }));
   return [
-    el("div", { class: "panel" }, el("h3", {}, "Planned actions of each pipeline rank, in order"), ...planned.map((line, rank) => lane(`stage rank ${rank}`, line, longest))),
+    el("div", { class: "panel" }, el("h3", {}, "Planned schedule, with backward passes twice as long as forward passes"), ...planned.map((line, rank) => lane(`stage rank ${rank}`, line, longest))),
     el("div", { class: "panel" }, el("h3", {}, `Executed step ${timeline.executed.step}: ${end.toFixed(1)} ms; clocks aligned within ${(1e6 * timeline.clock_error_s).toFixed(0)} µs`), legend, ...executed.map((rank) => lane(`rank ${rank.rank}`, rank.spans, end))),
     el("div", { class: "panel scroll" }, el("pre", {}, timeline.text)),
   ];
