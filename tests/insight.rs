@@ -33,22 +33,35 @@ fn output(dir: &Path, args: &[&str]) -> String {
 fn a_timeline_is_recorded_printed_and_compared() {
     let dir = folder("trace");
     let printed = output(&dir, &["train", "run.toml", "--trace", "3..5"]);
-    assert!(printed.contains("timeline of steps 3 to 5: runs/run/trace/steps-3-5.json.gz"), "{printed}");
+    assert!(
+        printed.contains("timeline of steps 3 to 5: runs/run/trace/steps-3-5.json.gz"),
+        "{printed}"
+    );
     assert!(printed.lines().any(|line| line.starts_with("doctor: ")), "{printed}");
     assert!(dir.join("runs/run/trace/steps-3-5.json.gz").exists());
     let text = output(&dir, &["trace", "runs/run"]);
     for part in ["steps 3 to 5: 2 rank(s)", "critical path of step", "longest spans", "matmul"] {
         assert!(text.contains(part), "{part} is missing in:\n{text}");
     }
-    let json: Value = serde_json::from_str(&output(&dir, &["trace", "runs/run", "--json"])).expect("JSON");
-    for (rank, reported) in json["ranks"].as_array().expect("ranks").iter().zip(json["reported"].as_array().expect("reports")) {
+    let json: Value =
+        serde_json::from_str(&output(&dir, &["trace", "runs/run", "--json"])).expect("JSON");
+    for (rank, reported) in json["ranks"]
+        .as_array()
+        .expect("ranks")
+        .iter()
+        .zip(json["reported"].as_array().expect("reports"))
+    {
         let steps = reported.as_array().expect("steps");
-        let mean = steps.iter().map(|step| step["exposed"].as_f64().expect("seconds")).sum::<f64>() / steps.len() as f64;
+        let mean = steps.iter().map(|step| step["exposed"].as_f64().expect("seconds")).sum::<f64>()
+            / steps.len() as f64;
         let exposed = rank["exposed"].as_f64().expect("seconds");
         assert!((exposed / mean - 1.0).abs() < 0.02, "{exposed} and {mean}");
     }
     let compared = output(&dir, &["trace", "runs/run", "runs/run/trace/steps-3-5"]);
-    assert!(compared.lines().any(|line| line.contains("step") && line.contains("+0.0%")), "{compared}");
+    assert!(
+        compared.lines().any(|line| line.contains("step") && line.contains("+0.0%")),
+        "{compared}"
+    );
 }
 
 #[test]
@@ -57,15 +70,22 @@ fn the_doctor_judges_a_finished_run() {
     output(&dir, &["train", "run.toml", "--set", "layout.recompute=full"]);
     let text = output(&dir, &["doctor", "runs/run"]);
     assert!(text.starts_with("run: finished at step 8 of 8\nverdict: "), "{text}");
-    let json: Value = serde_json::from_str(&output(&dir, &["doctor", "runs/run", "--json"])).expect("JSON");
-    let shares: f64 = json["limits"].as_array().expect("limits").iter().map(|limit| limit["share"].as_f64().expect("a share")).sum();
+    let json: Value =
+        serde_json::from_str(&output(&dir, &["doctor", "runs/run", "--json"])).expect("JSON");
+    let shares: f64 = json["limits"]
+        .as_array()
+        .expect("limits")
+        .iter()
+        .map(|limit| limit["share"].as_f64().expect("a share"))
+        .sum();
     assert!((0.9..1.01).contains(&shares), "{text}");
 }
 
 #[test]
 fn the_doctor_names_the_cause_of_a_failure() {
     let dir = folder("failed");
-    let run = lockstep(&dir, &["train", "run.toml", "--set", "train.lr=1e30", "--set", "train.warmup=0"]);
+    let run =
+        lockstep(&dir, &["train", "run.toml", "--set", "train.lr=1e30", "--set", "train.warmup=0"]);
     assert!(!run.status.success());
     let doctor = lockstep(&dir, &["doctor", "runs/run"]);
     let text = String::from_utf8_lossy(&doctor.stdout);
@@ -78,7 +98,10 @@ fn the_doctor_names_the_cause_of_a_failure() {
 fn errors_say_what_to_do() {
     let dir = folder("errors");
     for (args, expected) in [
-        (&["train", "run.toml", "--trace", "9..3", "--dry-run"][..], "write the first and the last step"),
+        (
+            &["train", "run.toml", "--trace", "9..3", "--dry-run"][..],
+            "write the first and the last step",
+        ),
         (&["trace", "runs/none"], "has no timeline; record one with"),
         (&["trace", "runs/none", "--request", "3"], "is not the folder of a run that is training"),
         (&["doctor", "runs/none"], "is not a run folder"),

@@ -182,7 +182,7 @@ CASES = {
     "uneven-stages": Case(sets=["layout.data=1", "layout.pipe=2", "train.micro_batch=2", "model.layers=3"], steps=30, expect=limit("bubble")),
     "tensor-communication": Case(sets=["layout.data=1", "layout.tensor=2"], args=["--engine", "tcp"], steps=30, expect=limit("communication")),
     "full-disk": Case(sets=["checkpoint.every=4"], steps=20, prepare=full_disk, during=stop_later, expect=problem("full_disk")),
-    "skewed-router": Case(sets=["model.preset=moe-test", "layout.expert=2"], steps=30, expect=limit("expert_imbalance", least=0.02)),
+    "skewed-router": Case(sets=["model.preset=moe-test", "layout.expert=2", "model.experts=8", "model.top_k=1", "model.aux_loss=0", "model.z_loss=0", "train.lr=0.2"], steps=60, expect=limit("expert_imbalance", least=0.02)),
     "tiny-buckets": Case(sets=["comm.bucket_mb=0.001"], args=["--engine", "tcp"], steps=30, expect=limit("communication", least=0.02)),
 }
 

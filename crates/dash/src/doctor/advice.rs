@@ -123,6 +123,13 @@ fn without_sets(plan: &Plan, measured: &Measured, limits: &[Limit]) -> Vec<Advic
                 Some(limit.share),
                 "the ranks share their cores with other work",
             ),
+            Cause::ExpertImbalance => say(
+                "balance the experts: raise model.aux_loss, or set model.balance=batch; lower train.lr if routers \
+                 collapse"
+                    .into(),
+                Some(limit.share),
+                "ranks wait for the one with the fullest expert; this changes the result of the training",
+            ),
             Cause::Data => say(
                 "put the token file on faster storage, such as a local disk".into(),
                 Some(limit.share),
@@ -260,7 +267,9 @@ fn candidates(plan: &Plan, measured: &Measured, limits: &[Limit]) -> Vec<Candida
             false,
         );
     }
-    if compute >= 0.3 {
+    // Of the time that the host gives to the run.
+    let outside = share(|cause| matches!(cause, Cause::BusyHost | Cause::Straggler { .. }));
+    if compute >= 0.3 * (1.0 - outside) {
         compute_candidates(plan, &mut add);
     }
     found

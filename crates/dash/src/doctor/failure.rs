@@ -265,11 +265,7 @@ fn memory(problem: &mut Problem, run: &RunFolder, plan: &Plan, machine: Option<&
 
 /// The last checkpoint could not be saved. The run goes on, but a failure would cost more than it should.
 fn failed_save(run: &RunFolder) -> Option<Problem> {
-    let saves = run.metrics.reports.iter().rev();
-    let last = saves.map(|report| &report.more).find(|more| {
-        more.contains_key("save_failed") || more.contains_key("saved_step")
-    })?;
-    let text = last.get("save_failed")?.as_str()?.to_string();
+    let text = failed_save_in_metrics(run).or_else(|| failed_save_in_log(run))?;
     let found = patterns::find(&[&text]);
     let rank = text.strip_prefix("rank ").and_then(|rest| rest.split(':').next()?.parse().ok());
     Some(Problem {
@@ -281,12 +277,32 @@ fn failed_save(run: &RunFolder) -> Option<Problem> {
         operation: None,
         waited: Vec::new(),
         log: Vec::new(),
-        action: found.map_or("check the storage of the run folder".into(), |(p, _)| p.action.into()),
+        action: found
+            .map_or("check the storage of the run folder".into(), |(p, _)| p.action.into()),
         ledger: Vec::new(),
         fixes: Vec::new(),
         failures: run.failures.len(),
     })
 }
+
+/// The reason of the last save in the metrics, if it failed.
+fn failed_save_in_metrics(run: &RunFolder) -> Option<String> {
+    let mut saves = run.metrics.reports.iter().rev().map(|report| &report.more);
+    let last =
+        saves.find(|more| more.contains_key("save_failed") || more.contains_key("saved_step"))?;
+    Some(last.get("save_failed")?.as_str()?.to_string())
+}
+
+/// The same from the log of rank 0: metrics cannot be written to a full disk.
+fn failed_save_in_log(run: &RunFolder) -> Option<String> {
+    let log = log_of(run, 0);
+    let is_save = |line: &&String| line.contains(NOT_SAVED) || line.starts_with("saved ");
+    let (_, text) = log.iter().rev().find(is_save)?.split_once(NOT_SAVED)?;
+    Some(text.to_string())
+}
+
+/// Part of the warning about a checkpoint that could not be saved, before the rank.
+const NOT_SAVED: &str = " was not saved: ";
 
 /// A run whose process is alive but reports nothing.
 fn stuck(run: &RunFolder) -> Problem {

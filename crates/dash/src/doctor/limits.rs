@@ -144,11 +144,8 @@ pub(super) fn limits(
         parts.push((Cause::Straggler { rank: slow.rank }, slow.excess, evidence));
     }
     if let Some(imbalance) = measured.expert_imbalance.filter(|imbalance| *imbalance > 1.3) {
-        // The fullest expert determines the time of the expert layers.
-        let share = plan_expert_fraction(plan) * compute * (1.0 - 1.0 / imbalance);
-        parts[0].1 -= share.min(parts[0].1);
-        let evidence = format!("the fullest expert has {imbalance:.2}× the mean load");
-        parts.push((Cause::ExpertImbalance, share, vec![evidence]));
+        let part = expert_imbalance(plan, &mut parts, imbalance);
+        parts.push(part);
     }
     let sum: f64 = parts.iter().map(|part| part.1).sum();
     let scale = if sum > 0.0 { 1.0 / sum.max(total * 0.5) } else { 0.0 };
@@ -164,6 +161,28 @@ pub(super) fn limits(
         .collect();
     limits.sort_by(|a, b| b.share.total_cmp(&a.share));
     limits
+}
+
+/// The fullest expert determines the time of the expert layers and of their communication: what it has more than the
+/// mean is moved from these parts to the imbalance.
+fn expert_imbalance(
+    plan: &Plan,
+    parts: &mut [(Cause, f64, Vec<String>)],
+    imbalance: f64,
+) -> (Cause, f64, Vec<String>) {
+    let excess = 1.0 - 1.0 / imbalance;
+    let mut seconds = 0.0;
+    for (cause, part, _) in parts.iter_mut() {
+        let fraction = match cause {
+            Cause::Compute => plan_expert_fraction(plan),
+            Cause::Communication { axis } if axis == "expert" => 1.0,
+            _ => 0.0,
+        };
+        seconds += fraction * excess * *part;
+        *part *= 1.0 - fraction * excess;
+    }
+    let evidence = format!("the fullest expert has {imbalance:.2}× the mean load of its layer");
+    (Cause::ExpertImbalance, seconds, vec![evidence])
 }
 
 /// Half of the compute of a mixture of experts is in its experts, as a rule of thumb.
