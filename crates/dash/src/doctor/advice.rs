@@ -68,6 +68,13 @@ pub(super) fn advise(
     let (mut rejected, mut estimated) = (Vec::new(), Vec::new());
     for candidate in candidates(plan, measured, limits) {
         let Candidate { title, sets, why, changes_training } = candidate;
+        // How much faster bf16 is differs between CPUs by a factor of ten.
+        if !calibrated.described && sets.iter().any(|set| set.starts_with("precision.compute")) {
+            let why =
+                "its gain on this machine is unknown; `lockstep bench machine` measures it".into();
+            rejected.push(Rejected { sets, why });
+            continue;
+        }
         match gain(plan, &sets, calibrated) {
             Err(why) => rejected.push(Rejected { sets, why }),
             Ok(gain) if gain < MIN_GAIN => {
