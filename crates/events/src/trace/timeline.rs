@@ -66,7 +66,10 @@ impl Timeline {
             }
             rank.memory.iter_mut().for_each(|sample| sample.at = map(sample.at));
             // Spans are recorded when they end; a parent comes before its children.
-            rank.spans.sort_by_key(|span| (span.start, std::cmp::Reverse(span.duration)));
+            let is_leaf = |kind| matches!(kind, SpanKind::Kernel | SpanKind::Call);
+            rank.spans.sort_by_key(|span| {
+                (span.start, std::cmp::Reverse(span.duration), is_leaf(span.kind))
+            });
         }
         let splits = splits(&ranks);
         Timeline { ranks, splits }
