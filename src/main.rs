@@ -12,7 +12,9 @@ mod world;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use commands::{bench, ckpt, data, export, generate, import, launch, plan, train, trees, verify};
+use commands::{
+    bench, ckpt, dash, data, doctor, export, generate, import, launch, plan, trace, train, trees, verify,
+};
 use tracing_subscriber::filter::LevelFilter;
 
 /// Allocates large buffers in memory that the other ranks of the host can map.
@@ -32,6 +34,9 @@ enum Command {
     Train(train::Args),
     Plan(plan::Args),
     Verify(verify::Args),
+    Trace(trace::Args),
+    Doctor(doctor::Args),
+    Dash(dash::Args),
     Generate(generate::Args),
     Launch(launch::Args),
     /// Measure collectives, matrix multiplications, training steps or this machine
@@ -67,6 +72,9 @@ impl Command {
             Command::Train(args) => train::run(args),
             Command::Plan(args) => plan::run(args),
             Command::Verify(args) => verify::run(args),
+            Command::Trace(args) => trace::run(args),
+            Command::Doctor(args) => doctor::run(args),
+            Command::Dash(args) => dash::run(args),
             Command::Generate(args) => generate::run(args),
             Command::Launch(args) => launch::run(args),
             Command::Bench(args) => bench::run(args),
@@ -85,6 +93,9 @@ impl Command {
             Command::Bench(args) => !args.has_ranks(),
             Command::Trees(args) => !args.has_ranks(),
             Command::Plan(_)
+            | Command::Trace(_)
+            | Command::Doctor(_)
+            | Command::Dash(_)
             | Command::Generate(_)
             | Command::Import(_)
             | Command::Export(_)

@@ -2,8 +2,10 @@
 
 pub mod bench;
 pub mod ckpt;
+pub mod dash;
 pub mod data;
 pub mod device;
+pub mod doctor;
 pub mod export;
 pub mod generate;
 pub mod import;
@@ -13,6 +15,7 @@ pub mod plan;
 mod prediction;
 mod progress;
 mod replay;
+pub mod trace;
 pub mod train;
 pub mod trees;
 pub mod verify;

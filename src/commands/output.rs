@@ -124,6 +124,14 @@ impl Output {
             ),
             Event::Expected { .. } => {}
             Event::Slow(slow) => print_error!("warning: {slow}"),
+            Event::Traced(trace) => print_line!(
+                "timeline of steps {} to {}: {} (clocks aligned within {:.0} µs; open it in ui.perfetto.dev, or run \
+                 `lockstep trace`)",
+                trace.first,
+                trace.last,
+                trace.path.display(),
+                1e6 * trace.clock_error
+            ),
         }
         // Standard output may be a pipe to the launcher, which forwards it.
         let _ = std::io::stdout().flush();

@@ -195,6 +195,7 @@ mod tests {
             lr: 1e-3,
             time: none,
             exposed_comm: none,
+            exposed_by_axis: Default::default(),
             reading: none,
             sent: 0,
         };

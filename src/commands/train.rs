@@ -19,6 +19,7 @@ use crate::commands::device;
 use crate::commands::output::{self, Output};
 use crate::commands::prediction::{self, Prediction};
 use crate::commands::replay::{self, ReplayRequest};
+use crate::commands::{dash, doctor};
 use crate::print::{print_error, print_line, print_part, with_causes};
 use crate::run_file::{RunFile, create_run_folder};
 use crate::supervise::{self, GraceCheck, Supervision};
@@ -67,6 +68,13 @@ pub struct Args {
     /// exists]
     #[arg(long, value_name = "FILE")]
     cluster: Option<String>,
+    /// Record a timeline of these steps, e.g. 20..23, in RUNS/NAME/trace; the same as --set trace.steps=20..23. SIGUSR1
+    /// to the training process or `lockstep trace --request` record one later
+    #[arg(long, value_name = "A..B")]
+    trace: Option<String>,
+    /// Serve the web page of `lockstep dash` while training, on a free port of the loopback address
+    #[arg(long)]
+    dash: bool,
     /// Print the resolved plan as JSON and exit
     #[arg(long)]
     dry_run: bool,
@@ -111,7 +119,11 @@ enum Resume {
     IfAny,
 }
 
-pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+pub fn run(mut args: Args) -> anyhow::Result<ExitCode> {
+    if let Some(steps) = &args.trace {
+        let steps = if steps.contains("..") { steps.clone() } else { format!("{steps}..{steps}") };
+        args.sets.push(format!("trace.steps={steps}"));
+    }
     let file = RunFile::read_with_base(&args.run, &args.sets, |name| args.base(name))?;
     let mut start = world::Start {
         engine: args.engine,
@@ -146,6 +158,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             false => None,
         };
         let folder = args.runs.join(&plan.name);
+        stop::trace_on_signal(&folder);
+        if args.dash && args.supervision.is_first() {
+            dash::start(args.runs.clone())?;
+        }
         return supervise::run(&args.supervision, &file, &plan, size, &folder);
     }
     if args.replay_step.is_none() {
@@ -269,6 +285,7 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
         output::print_header(plan, &file.source);
         prediction.print(plan);
     }
+    stop::trace_on_signal(&folder);
     let start = start(args, world, &folder)?;
     let mut output = Output::new(world::on_terminal(), entropy);
     let source = &file.source;
@@ -401,6 +418,9 @@ fn conclude(
         let generator = trainer::Generator { device, model, weights, dtype, tokenizer };
         trainer::generate(generator, &prompt, |text| print_part!("{text}"))?;
         print_line!("\n");
+    }
+    if let Some(verdict) = doctor::verdict(folder, plan.ranks) {
+        print_line!("doctor: {verdict}");
     }
     print_line!("run folder: {}", folder.display());
     Ok(())

@@ -69,6 +69,7 @@ pub use group::Group;
 pub use group::started::Buffer;
 pub use group::track::Pending;
 pub use health::recorder::FlightEntry;
+pub use lockstep_types::trace;
 pub use lockstep_types::{Collective, Dtype, Element, bytes_of, bytes_of_mut};
 pub use memory::heap::SharedHeap;
 pub use memory::symmetric::Symmetric;

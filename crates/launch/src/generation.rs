@@ -10,6 +10,7 @@ use lockstep_comm::{Identity, Launcher, TokenSource};
 use super::events::{Assignment, Event, Events, Order};
 use super::exit::{self, EXIT_PERMANENT, Exit, RankExit};
 use super::exit_watch::ExitWatch;
+use super::failure_log;
 use super::output::{self, OutputMode};
 use super::rank::RankProcess;
 use super::spec::{Failure, LaunchError, LaunchSpec};
@@ -258,6 +259,9 @@ impl Generation<'_> {
                 tail,
             }
         });
+        if let Some(failure) = &failure {
+            failure_log::append(failure);
+        }
         let exits = self.exits.iter().map(|exit| exit.exit).collect();
         GenerationResult { failure, interrupted: self.interrupted, exits, deferred: self.deferred }
     }

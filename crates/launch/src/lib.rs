@@ -11,6 +11,7 @@ pub mod elastic;
 mod events;
 mod exit;
 mod exit_watch;
+mod failure_log;
 mod generation;
 pub mod identity;
 mod lines;
@@ -24,6 +25,7 @@ mod sys;
 mod vars;
 
 pub use exit::{EXIT_PERMANENT, EXIT_STOPPED, Exit};
+pub use failure_log::FAILURES;
 pub use identity::{DEFAULT_PORT, IdentityError, LOG_DIR};
 pub use output::OutputMode;
 pub use slurm::SlurmNode;

@@ -1,6 +1,7 @@
 //! The second half of a layer: x + feed_forward(norm(x)), dense or with a mixture of experts.
 
 use lockstep_kernels::Tensor;
+use lockstep_parallel::trace::SpanKind;
 use lockstep_plan::model::{BlockParams, Family, Shape};
 
 use crate::dense::{Dense, SavedHidden};
@@ -106,7 +107,10 @@ impl FeedForward {
             (Inner::Dense(dense), SavedInner::Dense(saved)) => {
                 let dprojected = projection_gradient(cx, self.site, &dy);
                 let normed = || cx.groups.start_gather_sequence(cx.device, normed());
-                let saved = saved.unwrap_or_else(|| dense.recompute(cx, normed()));
+                let saved = saved.unwrap_or_else(|| {
+                    let _span = cx.groups.tracer().span(SpanKind::Recompute, "recompute");
+                    dense.recompute(cx, normed())
+                });
                 let dbefore = dense.backward(cx, saved, dprojected, grads);
                 dense.up.backward(cx, normed(), dbefore, grads)
             }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use lockstep_kernels::{RopeTable, Tensor};
+use lockstep_parallel::trace::SpanKind;
 use lockstep_plan::Recompute;
 use lockstep_plan::model::{BlockParams, Shape};
 
@@ -64,6 +65,7 @@ impl Block for Layer {
         let (attention, feed_forward) = match saved.take() {
             SavedLayer::Inside(attention, feed_forward) => (attention, feed_forward),
             SavedLayer::Input(x) => {
+                let _span = cx.groups.tracer().span(SpanKind::Recompute, "recompute");
                 let cx = &Ctx { recomputing: true, ..*cx };
                 let (middle, attention) = self.attention.forward(cx, x);
                 (attention, self.feed_forward.hidden(cx, middle, true).1)

@@ -3,7 +3,8 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use lockstep_kernels::{Device, Dtype, Tensor, View};
+use lockstep_kernels::{Device, Dtype, Tag, Tensor, View};
+use lockstep_parallel::trace::{SpanGuard, SpanKind};
 use lockstep_parallel::{Gradients, Groups, Store, Weights};
 use lockstep_plan::Recompute;
 use lockstep_plan::model::{Part, Shape};
@@ -59,6 +60,18 @@ struct SharedGradient {
     range: Range<usize>,
     /// Whether the owner's gradient holds that of an earlier micro-batch.
     accumulate: bool,
+}
+
+impl Pass<'_> {
+    /// Opens the span of a block's pass, and records the memory in use.
+    fn block_span(&self, name: &'static str, block: usize) -> SpanGuard<'_> {
+        let tracer = self.groups.tracer();
+        tracer.memory(|| {
+            let memory = self.device.memory();
+            Tag::ALL.iter().map(|tag| memory.of(*tag).now as u64).collect()
+        });
+        tracer.block(SpanKind::Block, name, block)
+    }
 }
 
 impl Model {
@@ -124,6 +137,7 @@ impl Model {
                 activations.last_input = Some(x);
                 return None;
             }
+            let _span = at.pass.block_span("forward", block);
             self.gather(at.pass, weights, block, PassKind::Forward);
             let cx = self.ctx(at, Some(&activations.auxiliary), weights, block);
             let saved = &mut activations.saved[block - stage.start];
@@ -147,6 +161,7 @@ impl Model {
         let stage = self.part.stages[at.stage].clone();
         let (mut dx, mut losses, mut written) = (dy, None, None);
         for block in stage.clone().rev() {
+            let _span = at.pass.block_span("backward", block);
             let code = &self.blocks[block];
             let kind = if self.part.is_last(block) { PassKind::Loss } else { PassKind::Backward };
             if code.backward_reads_weights() {
@@ -188,6 +203,7 @@ impl Model {
         activations: &mut Activations,
     ) {
         for DeferredBlock { block, work } in activations.deferred.drain(..) {
+            let _span = pass.block_span("weight gradients", block);
             for deferred in work {
                 let (grads, _) = store.gradients.block(pass.device, block);
                 deferred.run(pass.device, grads);
@@ -212,6 +228,7 @@ impl Model {
         let mut x = self.stage_input(at, x);
         let mut saved = Slot::default();
         for block in stage.clone() {
+            let _span = pass.block_span("inference", block);
             self.gather(pass, weights, block, PassKind::Inference);
             let cx = self.ctx(at, None, weights, block);
             x = self.blocks[block].forward(&cx, x, &mut saved);

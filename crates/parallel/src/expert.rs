@@ -13,6 +13,7 @@
 
 use std::ops::Range;
 
+use lockstep_comm::trace::CommAxis;
 use lockstep_kernels::{Device, Dtype, Tag, Tensor};
 use lockstep_plan::{GroupKind, cut};
 
@@ -59,7 +60,9 @@ impl Groups {
         let outgoing: Vec<i32> = bounds.windows(2).map(|two| (two[1] - two[0]) as i32).collect();
         let mut incoming = vec![0i32; ranks * local];
         let per_rank = vec![local; ranks];
-        self.collective(|| group.all_to_all_v(&outgoing, &experts_of, &mut incoming, &per_rank));
+        self.collective(CommAxis::Expert, || {
+            group.all_to_all_v(&outgoing, &experts_of, &mut incoming, &per_rank)
+        });
 
         let sum = |counts: &[i32]| counts.iter().map(|&count| count as usize).sum::<usize>();
         let exchange = RowExchange {
@@ -123,7 +126,7 @@ impl Groups {
         let group = self.group(GroupKind::Expert);
         let total = received.iter().sum();
         let mut arrived = device.empty(total, rows.cols(), rows.dtype(), Tag::Buffers);
-        self.collective(|| {
+        self.collective(CommAxis::Expert, || {
             let counts = RowCounts { sent, received };
             collectives::all_to_all_v(device, group, counts, rows.view(), arrived.view_mut())
         });

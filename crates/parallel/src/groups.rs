@@ -1,14 +1,14 @@
 //! The process groups of a rank, one for each kind, and the first collective in them that failed.
 
 use std::cell::RefCell;
-use std::time::Duration;
 
+use lockstep_comm::trace::{CommAxis, Tracer};
 use lockstep_comm::{Error, Group, Result, Traffic, World};
 use lockstep_plan::context::ContextKind;
 use lockstep_plan::{Coord, GroupKind, Mesh};
 
 use crate::context::Context;
-use crate::exposed::Exposed;
+use crate::exposed::{Exposed, ExposedTimes};
 
 /// A rank's process groups.
 ///
@@ -47,7 +47,9 @@ impl Groups {
             groups.push(group.unwrap_or_else(|| alone.group().clone()));
         }
         let sequence = sequence && mesh.tensor > 1;
-        Ok(Groups { sequence, ..Groups::over(*mesh, mesh.coord(world.rank()), groups, alone) })
+        let exposed = Exposed::new(world.tracer());
+        let groups = Groups::over(*mesh, mesh.coord(world.rank()), groups, alone);
+        Ok(Groups { sequence, exposed, ..groups })
     }
 
     /// The groups of a rank that trains by itself.
@@ -115,20 +117,26 @@ impl Groups {
         &self.groups[kind as usize]
     }
 
+    /// Recorder of this rank's spans.
+    pub fn tracer(&self) -> &Tracer {
+        &self.exposed.tracer
+    }
+
     /// Counts the time of `communication` as exposed.
-    pub fn timed<R>(&self, communication: impl FnOnce() -> R) -> R {
-        self.exposed.timed(communication)
+    pub fn timed<R>(&self, axis: CommAxis, communication: impl FnOnce() -> R) -> R {
+        self.exposed.timed(axis, communication)
     }
 
     /// Exposed communication since the last call.
-    pub fn take_exposed(&self) -> Duration {
-        let inside = self.context.as_ref().map_or(Duration::ZERO, Context::take_exposed);
-        self.exposed.take() + inside
+    pub fn take_exposed(&self) -> ExposedTimes {
+        let mut times = self.exposed.take();
+        times += self.context.as_ref().map(Context::take_exposed).unwrap_or_default();
+        times
     }
 
     /// Runs a collective inside a block: counts its time as exposed and records its error.
-    pub(crate) fn collective(&self, call: impl FnOnce() -> Result<()>) {
-        self.record(self.timed(call));
+    pub(crate) fn collective(&self, axis: CommAxis, call: impl FnOnce() -> Result<()>) {
+        self.record(self.timed(axis, call));
     }
 
     /// Records an error, if it is the first.

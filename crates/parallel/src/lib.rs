@@ -41,8 +41,10 @@ mod vocabulary;
 mod weights;
 
 pub use expert::Dispatch;
+pub use exposed::ExposedTimes;
 pub use gradients::Gradients;
 pub use groups::Groups;
+pub use lockstep_comm::trace;
 pub use pipeline::{MessageShape, Pipeline};
 pub use reduction::{Reduction, sum};
 pub use rows::{PartialOutput, SequenceGather};

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use lockstep_comm::trace::CommAxis;
 use lockstep_comm::{Group, Result};
 use lockstep_kernels::{Device, Dtype, Tag, Tensor};
 use lockstep_plan::GroupKind;
@@ -51,13 +52,13 @@ impl Pipeline {
         let group = groups.group(GroupKind::Pipe);
         self.early.clear();
         for step in self.steps.clone().iter() {
-            let input = groups.timed(|| self.receive(device, group, step))?;
+            let input = groups.timed(CommAxis::Pipe, || self.receive(device, group, step))?;
             let output = execute(step.action, input);
             if let (Some(to), Some(output)) = (step.sends_to, output) {
                 self.send(device, group, to, output);
             }
         }
-        groups.timed(|| self.wait_for_sends())
+        groups.timed(CommAxis::Pipe, || self.wait_for_sends())
     }
 
     /// Runs one forward pass through all stages, outside the schedule.

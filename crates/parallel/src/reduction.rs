@@ -6,6 +6,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use lockstep_comm::trace::{CommAxis, SpanKind};
 use lockstep_comm::{Group, Op, Pending, Result};
 use lockstep_kernels::Device;
 use lockstep_plan::Compression;
@@ -121,7 +122,7 @@ impl Reduction {
         }
         let begun = Instant::now();
         self.reduce(device, groups, gradients, number, last);
-        self.exposed += begun.elapsed();
+        self.add_exposed(groups, begun);
     }
 
     /// Reduces a complete bucket, or starts its reduction on the communication thread.
@@ -182,7 +183,14 @@ impl Reduction {
                 groups.record(shared.all_reduce(device, groups, gradients));
             }
         }
-        self.exposed += begun.elapsed();
+        self.add_exposed(groups, begun);
+    }
+
+    /// Counts the time since `begun` as exposed.
+    fn add_exposed(&mut self, groups: &Groups, begun: Instant) {
+        let time = begun.elapsed();
+        groups.tracer().measured(SpanKind::Exposed, CommAxis::Data.name(), begun, time);
+        self.exposed += time;
     }
 
     /// Waits for reductions in flight and drops their results, after a failed step.

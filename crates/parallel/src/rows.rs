@@ -12,6 +12,7 @@
 //! kernel is used; those are not overlapped. The owner of the rows sums in rank order and in f32, as `lockstep_comm`
 //! does on one host. So the result is the same to the bit.
 
+use lockstep_comm::trace::CommAxis;
 use lockstep_comm::{Group, Result};
 use lockstep_kernels::{Device, Dtype, Tag, Tensor, View, ViewMut};
 use lockstep_plan::SMALL_GEMM_ROWS;
@@ -153,7 +154,9 @@ impl Groups {
 
     /// The received rows; none after a failure, which is recorded.
     fn wait_for_rows(&self, exchange: Exchange) -> Option<Tensor> {
-        self.timed(|| exchange.wait()).map_err(|error| self.record(Err(error))).ok()
+        self.timed(CommAxis::Tensor, || exchange.wait())
+            .map_err(|error| self.record(Err(error)))
+            .ok()
     }
 }
 

@@ -11,6 +11,7 @@
 //!
 //! `rows.rs` overlaps these collectives with the matrix multiplies.
 
+use lockstep_comm::trace::CommAxis;
 use lockstep_comm::{Group, Op};
 use lockstep_kernels::{Device, Tag, Tensor};
 use lockstep_plan::{GroupKind, cut};
@@ -32,7 +33,7 @@ impl Groups {
             return x;
         }
         let mut all = device.empty(x.rows() * self.mesh.tensor, x.cols(), x.dtype(), Tag::Buffers);
-        self.collective(|| {
+        self.collective(CommAxis::Tensor, || {
             collectives::all_gather(device, self.tensor(), x.view(), all.view_mut())
         });
         all
@@ -62,7 +63,7 @@ impl Groups {
     pub fn all_reduce(&self, device: &Device, kind: GroupKind, x: &mut Tensor) {
         let group = self.group(kind);
         if group.size() > 1 {
-            self.collective(|| collectives::all_reduce(device, group, x.view_mut(), Op::Sum));
+            self.collective(CommAxis::Tensor, || collectives::all_reduce(device, group, x.view_mut(), Op::Sum));
         }
     }
 
@@ -78,7 +79,7 @@ impl Groups {
         }
         let mut own = device.empty(x.rows() / self.mesh.tensor, x.cols(), x.dtype(), tag);
         let group = self.tensor();
-        self.collective(|| collectives::reduce_scatter(device, group, x.view(), own.view_mut()));
+        self.collective(CommAxis::Tensor, || collectives::reduce_scatter(device, group, x.view(), own.view_mut()));
         own
     }
 

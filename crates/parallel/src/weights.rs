@@ -10,6 +10,7 @@
 
 use std::ops::Range;
 
+use lockstep_comm::trace::CommAxis;
 use lockstep_comm::{Pending, Result};
 use lockstep_kernels::{Device, Dtype, RandomKey, Tag, Tensor, View, ViewMut};
 use lockstep_plan::GroupKind;
@@ -146,7 +147,7 @@ impl Weights {
         }
         if self.blocks[block].full.is_none() {
             let incoming = self.blocks[block].incoming.take();
-            let gathered = groups.timed(|| match incoming {
+            let gathered = groups.timed(CommAxis::Data, || match incoming {
                 Some(task) => task.wait(),
                 None => {
                     record(&self.log, StateOp::Gather { block });

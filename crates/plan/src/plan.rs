@@ -1,7 +1,7 @@
 //! The resolved run: every default filled in and every derived value computed. Created by `Plan::resolve` and
 //! written to `plan.json`.
 
-use crate::config::{Compression, Recompute};
+use crate::config::{Compression, Recompute, TraceSteps};
 use crate::context::{self, ContextKind, Run};
 use crate::learning_rate::LearningRate;
 use crate::mesh::{Axis, Mesh};
@@ -29,6 +29,9 @@ pub struct Plan {
     pub device: Device,
     pub comm: Comm,
     pub checkpoint: Checkpoint,
+    /// Steps whose timeline is recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<TraceSteps>,
 }
 
 /// What the ranks compute on.

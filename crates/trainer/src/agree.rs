@@ -13,22 +13,25 @@ pub struct Flags {
     pub failed: bool,
     /// A rank was asked to stop.
     pub stop: bool,
+    /// Steps of a timeline that was asked for; 0 for none.
+    pub trace: u64,
 }
 
 impl Flags {
-    fn to_array(self) -> [i64; 3] {
-        [self.writing, self.failed, self.stop].map(i64::from)
+    fn to_array(self) -> [i64; 4] {
+        let [writing, failed, stop] = [self.writing, self.failed, self.stop].map(i64::from);
+        [writing, failed, stop, self.trace as i64]
     }
 
-    fn from_array(flags: [i64; 3]) -> Flags {
-        let [writing, failed, stop] = flags.map(|flag| flag > 0);
-        Flags { writing, failed, stop }
+    fn from_array([writing, failed, stop, trace]: [i64; 4]) -> Flags {
+        let [writing, failed, stop] = [writing, failed, stop].map(|flag| flag > 0);
+        Flags { writing, failed, stop, trace: trace as u64 }
     }
 }
 
 /// Combines the flags of all ranks: each flag is set if any rank set it. Collective.
 ///
-/// One all-reduce of 24 bytes.
+/// One all-reduce of 32 bytes.
 pub fn agree(group: &Group, mine: Flags) -> Result<Flags, Error> {
     let mut flags = mine.to_array();
     group.all_reduce(&mut flags, Op::Max)?;
@@ -66,6 +69,7 @@ mod tests {
             Flags { writing: true, ..none },
             Flags { failed: true, ..none },
             Flags { stop: true, ..none },
+            Flags { trace: 3, ..none },
         ] {
             let agreed = on_threads(3, |world| {
                 agree(&world, if world.rank() == 1 { flags } else { none }).unwrap()

@@ -1,5 +1,6 @@
 //! Loss on held-out data, and forward passes without gradients.
 
+use lockstep_comm::trace::SpanKind;
 use lockstep_data::{SampleId, Source, Split};
 use lockstep_kernels::Tensor;
 use lockstep_model::{Loss, StagePass};
@@ -11,6 +12,7 @@ use crate::{Error, Rank, train_sample};
 impl Rank<'_> {
     /// Mean loss over `batches` global batches of held-out samples, which are the same in each evaluation. Collective.
     pub fn evaluate(&mut self, source: &Source, batches: usize) -> Result<f64, Error> {
+        let _span = self.group.tracer().span(SpanKind::Evaluation, "evaluation");
         let mut sums = [0.0, 0.0];
         for batch in 0..batches {
             for micro in 0..self.plan.train.accumulation {

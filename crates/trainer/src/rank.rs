@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use lockstep_ckpt::{Checkpoint, ExtraState};
+use lockstep_comm::trace::{CommAxis, SpanDetail, SpanKind};
 use lockstep_comm::{Group, SharedHeap};
 use lockstep_data::{SampleId, Source, Split};
 use lockstep_kernels::{AdamW, Device, DeviceType, Dtype, Scalar};
@@ -11,7 +12,7 @@ use lockstep_model::{
     Activations, Batch, Dropout, ExpertLoads, Groups, Loss, Model, Pass, PendingLoss, StagePass,
     Store, Weights,
 };
-use lockstep_parallel::{MessageShape, Pipeline, StoreOptions, sum};
+use lockstep_parallel::{ExposedTimes, MessageShape, Pipeline, StoreOptions, sum};
 use lockstep_plan::reduction::{RankReductions, ReductionPolicy};
 use lockstep_plan::schedule::{Act, Action};
 use lockstep_plan::{Compression, Plan};
@@ -79,6 +80,8 @@ pub struct StepResult {
     pub time: Duration,
     /// Exposed communication: time spent in collectives that was not overlapped with compute.
     pub exposed_comm: Duration,
+    /// The same by axis.
+    pub exposed_by_axis: ExposedTimes,
     /// Time spent reading samples.
     pub reading: Duration,
     /// Bytes sent by this rank.
@@ -158,6 +161,8 @@ impl<'a> Rank<'a> {
 
     /// Takes step `step` (the first is 1) on its global batch. An error leaves the state unchanged. Collective.
     pub fn step(&mut self, source: &Source, step: u64) -> Result<StepResult, Error> {
+        let tracer = self.group.tracer();
+        let _span = tracer.span_with(SpanKind::Step, "step", || SpanDetail::Step(step));
         let start = Instant::now();
         // A failed step leaves gradients behind.
         self.store.clear();
@@ -169,7 +174,8 @@ impl<'a> Rank<'a> {
         self.passes(source, step)?;
 
         self.store.finish(&self.device, &self.groups)?;
-        let mut exposed_comm = self.store.take_exposed() + self.groups.take_exposed();
+        let mut exposed = self.groups.take_exposed();
+        exposed.add(CommAxis::Data, self.store.take_exposed());
         let [count, checksum, counted_checksum] = self.skipped_sums();
         // The only wait of the step.
         let squares = self.squares();
@@ -180,7 +186,9 @@ impl<'a> Rank<'a> {
         self.write_loads(loss.dropped);
         let reduction = Instant::now();
         sum(self.group, &mut self.sums)?;
-        exposed_comm += reduction.elapsed();
+        let time = reduction.elapsed();
+        tracer.measured(SpanKind::Exposed, CommAxis::Data.name(), reduction, time);
+        exposed.add(CommAxis::Data, time);
         let scalars = self.sums.first_chunk::<{ Rank::SCALARS }>().expect("the scalars come first");
         let [loss, auxiliary, squares, skipped @ ..] = *scalars;
         let experts = self.expert_load();
@@ -206,11 +214,15 @@ impl<'a> Rank<'a> {
             step,
             scale,
         };
+        let optimizer_span = tracer.span(SpanKind::Optimizer, "optimizer");
         self.optimizer.step(&self.device, &numbers, &mut self.store);
+        drop(optimizer_span);
         self.store.clear();
         let gathering = Instant::now();
         self.store.weights.all_gather(&self.device, &self.groups)?;
-        exposed_comm += gathering.elapsed();
+        let time = gathering.elapsed();
+        tracer.measured(SpanKind::Exposed, CommAxis::Data.name(), gathering, time);
+        exposed.add(CommAxis::Data, time);
         let sent = self.sent() - sent_before;
         let (time, reading) = (self.step_time(start, waited), self.in_flight.reading);
         if !std::mem::replace(&mut self.warm, true) {
@@ -223,7 +235,8 @@ impl<'a> Rank<'a> {
             grad_norm,
             lr,
             time,
-            exposed_comm,
+            exposed_comm: exposed.total(),
+            exposed_by_axis: exposed,
             reading,
             sent,
         })
@@ -264,12 +277,14 @@ impl<'a> Rank<'a> {
         // All ranks of the tensor axis compute the loss; one of them counts it.
         let counts_loss = groups.is_tensor_root();
         let result = pipeline.run(device, groups, |Action { stage, act, micro }, input| {
+            let _span = groups.tracer().pass(act_name(act), stage, micro);
             let first = first_sample(plan, groups, micro);
             let pass = Pass { loads, ..pass(plan, device, groups, step, first) };
             let chunk = stage / plan.layout.pipe;
             let slot = chunk * plan.train.accumulation + micro;
             if act == Act::Forward {
                 if chunk == 0 && reads_samples {
+                    let _span = groups.tracer().span(SpanKind::Data, "read samples");
                     in_flight.load(plan, device, source, micro, train_sample(plan, step, first));
                 }
                 let mut activations = in_flight.spare.pop().unwrap_or_default();
@@ -401,6 +416,16 @@ impl InFlight {
     /// Drops the activations of a pass that failed.
     pub fn drop_activations(&mut self) {
         self.activations.iter_mut().for_each(|activations| *activations = None);
+    }
+}
+
+/// Name of an action in a timeline.
+fn act_name(act: Act) -> &'static str {
+    match act {
+        Act::Forward => "forward",
+        Act::Backward => "backward",
+        Act::Input => "backward (inputs)",
+        Act::Weights => "backward (weights)",
     }
 }
 

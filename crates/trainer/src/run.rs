@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 
 use lockstep_ckpt::Disk;
 use lockstep_comm::Group;
+use lockstep_comm::trace::CommAxis;
 use lockstep_data::{Source, Split};
-use lockstep_events::{Metrics, StepReport, TensorBoard};
-use lockstep_kernels::Device;
+use lockstep_events::{Metrics, RankTimes, RankTimesFile, StepReport, TensorBoard};
+use lockstep_kernels::{Device, Tag};
+use lockstep_parallel::ExposedTimes;
 use lockstep_plan::model::flops_per_token;
 use lockstep_plan::{Ledger, Plan};
 use serde_json::Value;
@@ -17,9 +19,11 @@ use crate::final_save::FinalSave;
 use crate::peak::PeakRate;
 use crate::rank::dtype;
 use crate::replicas::COMPARE_EVERY;
+use crate::run_queue::RunQueue;
 use crate::start::{build, position};
 use crate::straggler::{Times, median};
 use crate::straggler_monitor::{ReportTimes, StragglerMonitor};
+use crate::timeline::{MergedTrace, TimelineRecorder};
 use crate::{
     Error, FailedSave, Flags, Rank, SaveOutcome, SavedCheckpoint, Saver, Slow, Start, StepResult,
     agree, measure_peak, on_rank_zero,
@@ -43,6 +47,8 @@ pub enum Event<'a> {
     Expected { step_s: f64 },
     /// A rank or link slows down the run. Reported when first detected, then at growing intervals.
     Slow(&'a Slow),
+    /// A timeline was written.
+    Traced(&'a MergedTrace),
 }
 
 /// Inputs of a run.
@@ -100,12 +106,14 @@ pub fn run<'a>(run: &Run<'a>, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Fin
         on_event(Event::Expected { step_s: clock.flops() / (peak * plan.ranks as f64) });
     }
     let mut monitor = StragglerMonitor::new(plan, group)?;
+    let mut timeline = TimelineRecorder::new(plan, group, folder);
 
     // Asked to stop during the set-up: nothing has changed yet.
     if agree(group, Flags { stop: (run.stop)(), ..Flags::default() })?.stop {
         return Ok(Finished { rank, stopped: Some(done), snapshot_bytes: 0 });
     }
     for step in done + 1..=plan.train.steps as u64 {
+        timeline.begin(&rank, step)?;
         let stepped = match rank.step(source, step) {
             // All ranks get this error. Finish the pending checkpoint and save the state before the step.
             Err(error @ Error::NotFinite { .. }) => {
@@ -129,9 +137,11 @@ pub fn run<'a>(run: &Run<'a>, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Fin
             if group.rank() == 0 {
                 clock.peak.raise_to(clock.flops_per_s() / plan.ranks as f64, measure);
             }
-            let report = clock.report(step, &stepped, &times, rank.extra.skipped_samples);
+            let mut report = clock.report(step, &stepped, &times, rank.extra.skipped_samples);
+            report.more.insert("memory_by_tag".into(), memory_by_tag(&rank.device));
             if let Some(log) = &mut log {
                 log.write(&report);
+                log.write_ranks(step, &times);
                 on_event(Event::Step(&report));
                 if let Some(slow) = times.slow.as_ref().filter(|_| times.warn) {
                     on_event(Event::Slow(slow));
@@ -149,7 +159,8 @@ pub fn run<'a>(run: &Run<'a>, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Fin
                 on_event(Event::Evaluated(&report));
             }
         }
-        let flags = agree(group, Flags { stop: (run.stop)(), ..saver.flags() })?;
+        let mine = Flags { stop: (run.stop)(), trace: timeline.requested(), ..saver.flags() };
+        let flags = agree(group, mine)?;
         let saved = saver.advance(flags)?;
         check_fenced(saved.as_ref(), folder, generation)?;
         report_save(saved, step, plan, log.as_mut(), on_event);
@@ -170,6 +181,12 @@ pub fn run<'a>(run: &Run<'a>, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Fin
                 report_save(Some(outcome), step, plan, log.as_mut(), on_event);
             })?;
         }
+        let traced = timeline.end(&rank, step, &stepped)?;
+        let traced = traced.or_else(|| (last || flags.stop).then(|| timeline.finish()).flatten());
+        if let Some(traced) = &traced {
+            on_event(Event::Traced(traced));
+        }
+        timeline.request(step, flags.trace);
         if flags.stop && !last {
             let snapshot_bytes = saver.snapshot_bytes();
             return Ok(Finished { rank, stopped: Some(step), snapshot_bytes });
@@ -260,6 +277,7 @@ pub fn failed_dir(run: &Path) -> PathBuf {
 struct Log {
     metrics: Metrics,
     board: TensorBoard,
+    ranks: RankTimesFile,
     /// The last report could not be written.
     write_failed: bool,
 }
@@ -274,9 +292,11 @@ impl Log {
         };
         std::fs::create_dir_all(&board).map_err(failed(&board))?;
         let metrics = folder.join("metrics.jsonl");
+        let ranks = folder.join("ranks.jsonl");
         Ok(Log {
             metrics: Metrics::open_after(&metrics, done).map_err(failed(&metrics))?,
             board: TensorBoard::create_after(&board, done).map_err(failed(&board))?,
+            ranks: RankTimesFile::open_after(&ranks, done).map_err(failed(&ranks))?,
             write_failed: false,
         })
     }
@@ -290,6 +310,31 @@ impl Log {
         }
         self.write_failed = written.is_err();
     }
+
+    /// Writes the times of all ranks. An error is reported by `write`, which meets the same disk.
+    fn write_ranks(&mut self, step: u64, times: &ReportTimes) {
+        let ms = |of: fn(&Times) -> f64| -> Vec<f32> {
+            // Microseconds are enough.
+            times.times.iter().map(|times| (of(times) * 1e6).round() as f32 / 1e3).collect()
+        };
+        let has_pipe = times.times.iter().any(|times| times.pipe > 0.0);
+        let _ = self.ranks.write(&RankTimes {
+            step: step as usize,
+            compute_ms: ms(|times| times.computing),
+            wait_ms: ms(|times| times.waiting),
+            pipe_ms: if has_pipe { ms(|times| times.pipe) } else { Vec::new() },
+            read_ms: ms(|times| times.reading),
+            queue_ms: ms(|times| times.queued),
+            memory: times.memories.clone(),
+        });
+    }
+}
+
+/// Peak memory of this rank by tag.
+fn memory_by_tag(device: &Device) -> Value {
+    let memory = device.memory();
+    let of = |tag: Tag| (tag.name().to_string(), Value::from(memory.of(tag).peak));
+    Value::Object(Tag::ALL.into_iter().map(of).collect())
 }
 
 /// Times of the steps since the last report.
@@ -305,7 +350,9 @@ struct Clock<'a> {
     steps: u64,
     time: Duration,
     exposed_comm: Duration,
+    exposed_by_axis: ExposedTimes,
     reading: Duration,
+    queue: RunQueue,
     /// Steps before the run was started or resumed.
     before: u64,
     /// Steps since then.
@@ -323,7 +370,9 @@ impl<'a> Clock<'a> {
             steps: 0,
             time: Duration::ZERO,
             exposed_comm: Duration::ZERO,
+            exposed_by_axis: ExposedTimes::default(),
             reading: Duration::ZERO,
+            queue: RunQueue::default(),
             before,
             done: 0,
         }
@@ -340,16 +389,20 @@ impl<'a> Clock<'a> {
         self.done += 1;
         self.time += stepped.time;
         self.exposed_comm += stepped.exposed_comm;
+        self.exposed_by_axis += stepped.exposed_by_axis;
         self.reading += stepped.reading;
     }
 
     /// Times of this rank, per step.
-    fn times(&self) -> Times {
+    fn times(&mut self) -> Times {
+        let queued = self.queue.take();
         let per_step = |time: Duration| time.as_secs_f64() / self.steps as f64;
         Times {
             computing: per_step(self.time.saturating_sub(self.exposed_comm)),
             waiting: per_step(self.exposed_comm),
             reading: per_step(self.reading),
+            pipe: per_step(self.exposed_by_axis.of(CommAxis::Pipe)),
+            queued: queued.as_secs_f64() / self.steps as f64,
         }
     }
 
@@ -384,7 +437,7 @@ impl<'a> Clock<'a> {
             tokens_per_s: Some(tokens_per_s),
             mfu: Some(self.flops_per_s() / peak),
             comm_exposed: Some(self.exposed_comm.as_secs_f64() / seconds),
-            more: extra_metrics(stepped, times, skipped),
+            more: self.extra_metrics(stepped, times, skipped),
             expert_load_min: stepped.experts.map(|experts| experts.min),
             expert_load_max: stepped.experts.map(|experts| experts.max),
             expert_imbalance: stepped.experts.map(|experts| experts.imbalance),
@@ -397,24 +450,35 @@ impl<'a> Clock<'a> {
             ..StepReport::of(step as usize, plan.train.steps)
         };
         (self.time, self.exposed_comm, self.reading) = Default::default();
+        self.exposed_by_axis = ExposedTimes::default();
         self.steps = 0;
         report
     }
-}
 
-/// Metrics that are written to metrics.jsonl but not printed.
-fn extra_metrics(
-    stepped: &StepResult,
-    times: &ReportTimes,
-    skipped: u64,
-) -> BTreeMap<String, Value> {
-    let computing = || times.times.iter().map(|times| times.computing);
-    let mut more = vec![
-        ("comm_bytes", stepped.sent.into()),
-        ("compute_s", median(computing()).into()),
-        ("compute_s_most", computing().fold(0.0, f64::max).into()),
-        ("corrupt_samples", skipped.into()),
-    ];
-    more.extend(times.slow.as_ref().map(Slow::metric));
-    more.into_iter().map(|(key, value)| (key.to_string(), value)).collect()
+    /// Metrics that are written to metrics.jsonl but not printed.
+    fn extra_metrics(
+        &self,
+        stepped: &StepResult,
+        times: &ReportTimes,
+        skipped: u64,
+    ) -> BTreeMap<String, Value> {
+        let of = |part: fn(&Times) -> f64| times.times.iter().map(part);
+        let most = |part: fn(&Times) -> f64| of(part).fold(0.0, f64::max);
+        let exposed = CommAxis::ALL.into_iter().filter_map(|axis| {
+            let seconds = self.exposed_by_axis.of(axis).as_secs_f64() / self.steps as f64;
+            (seconds > 0.0).then(|| (axis.name().to_string(), Value::from(seconds)))
+        });
+        let mut more = vec![
+            ("comm_bytes", stepped.sent.into()),
+            ("compute_s", median(of(|times| times.computing)).into()),
+            ("compute_s_most", most(|times| times.computing).into()),
+            ("read_s", most(|times| times.reading).into()),
+            ("queue_s", median(of(|times| times.queued)).into()),
+            ("exposed_s", Value::Object(exposed.collect())),
+            ("peak_flops", self.peak.flops_per_s().into()),
+            ("corrupt_samples", skipped.into()),
+        ];
+        more.extend(times.slow.as_ref().map(Slow::metric));
+        more.into_iter().map(|(key, value)| (key.to_string(), value)).collect()
+    }
 }

@@ -18,6 +18,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use lockstep_ckpt::{CHUNK, Disk, Head, Keep, Manifest, Position, Retention, Written};
+use lockstep_comm::trace::SpanKind;
 use lockstep_comm::{Group, Op};
 use lockstep_plan::Plan;
 use serde_json::Value;
@@ -162,7 +163,9 @@ impl<'a> Saver<'a> {
         let start = Instant::now();
         let previous = self.finish()?;
         let spare = std::mem::replace(&mut self.spare, BackgroundJob::ready(Snapshot::default()));
+        let snapshot_span = self.group.tracer().span(SpanKind::Checkpoint, "snapshot");
         let snapshot = rank.snapshot(spare.wait());
+        drop(snapshot_span);
         self.snapshot_bytes = (snapshot.values.capacity() * size_of::<f32>()) as u64;
         let head = Head {
             step,
@@ -173,8 +176,9 @@ impl<'a> Saver<'a> {
             extra: rank.extra.clone(),
         };
         let (disk, folder, generation) = (self.disk.clone(), self.folder.clone(), self.generation);
-        let writer = self.group.rank();
+        let (writer, tracer) = (self.group.rank(), self.group.tracer().clone());
         let job = move || {
+            let _span = tracer.span(SpanKind::Checkpoint, "write checkpoint");
             let start = Instant::now();
             let written = lockstep_ckpt::begin(&disk, &folder, step, generation)
                 .and_then(|partial| write(&disk, &partial, writer, &snapshot));

@@ -34,6 +34,10 @@ pub struct Times {
     pub waiting: f64,
     /// Reading samples; included in `computing`.
     pub reading: f64,
+    /// Waiting for messages of other pipeline stages; included in `waiting`.
+    pub pipe: f64,
+    /// Time in which the rank could have run but the host had no free core.
+    pub queued: f64,
 }
 
 /// A rank that the others wait for. Times are medians over the last reports, in seconds per step.

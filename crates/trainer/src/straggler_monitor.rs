@@ -34,6 +34,8 @@ pub struct ReportTimes {
     pub times: Vec<Times>,
     /// Peak memory of the rank that uses most.
     pub memory: u64,
+    /// Peak memory of each rank.
+    pub memories: Vec<u64>,
     pub slow: Option<Slow>,
     /// A warning about `slow` is due.
     pub warn: bool,
@@ -86,21 +88,25 @@ impl StragglerMonitor {
         memory: u64,
         steps: u64,
     ) -> Result<ReportTimes, Error> {
-        let mine = [mine.computing, mine.waiting, mine.reading, memory as f64];
+        let mine =
+            [mine.computing, mine.waiting, mine.reading, mine.pipe, mine.queued, memory as f64];
         let mut all = vec![0.0; mine.len() * rank.group.size()];
         rank.group.all_gather(&mine, &mut all)?;
-        let (all, _) = all.as_chunks::<4>();
+        let (all, _) = all.as_chunks::<6>();
         let times: Vec<Times> = all
             .iter()
-            .map(|[computing, waiting, reading, _]| Times {
+            .map(|[computing, waiting, reading, pipe, queued, _]| Times {
                 computing: *computing,
                 waiting: *waiting,
                 reading: *reading,
+                pipe: *pipe,
+                queued: *queued,
             })
             .collect();
-        let memory = all.iter().map(|[.., memory]| *memory as u64).max().unwrap_or(0);
+        let memories: Vec<u64> = all.iter().map(|[.., memory]| *memory as u64).collect();
+        let memory = memories.iter().copied().max().unwrap_or(0);
         if steps == 0 {
-            return Ok(ReportTimes { times, memory, slow: None, warn: false });
+            return Ok(ReportTimes { times, memory, memories, slow: None, warn: false });
         }
         if self.reports.len() == REPORTS {
             self.reports.pop_front();
@@ -117,7 +123,7 @@ impl StragglerMonitor {
             None => self.slow_link(rank)?.map(Slow::Link),
         };
         let warn = self.lost >= MIN_LOST_SECONDS && self.is_warning_due(slow.as_ref());
-        Ok(ReportTimes { times, memory, slow, warn })
+        Ok(ReportTimes { times, memory, memories, slow, warn })
     }
 
     /// Slow link of the last measurement. Measures the links if ranks wait and a measurement is due.

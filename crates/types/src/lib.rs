@@ -1,10 +1,11 @@
-//! Types and constants that several crates of the bottom row share: element types, collectives, operation classes.
-//! Contains no computation and no I/O.
+//! Types and constants that several crates of the bottom row share: element types, collectives, operation classes, and
+//! the recorder of spans. Contains no computation and no I/O.
 
 mod collective;
 mod device_type;
 mod dtype;
 mod op_class;
+pub mod trace;
 
 pub use collective::Collective;
 pub use device_type::DeviceType;

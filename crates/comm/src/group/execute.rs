@@ -7,6 +7,7 @@ use crate::group::args::CollectiveArgs;
 use crate::group::backend::Backend;
 use crate::group::{Group, Inner};
 use crate::health::watch::{SpinPolicy, Watch};
+use lockstep_types::trace::{CallDetail, SpanDetail, SpanGuard, SpanKind};
 use lockstep_types::{Collective, Dtype, Element};
 
 /// A validated collective.
@@ -79,6 +80,7 @@ impl Group {
         let spin = inner.spin_policy(track.in_background());
         track.run(|number, end| {
             let call = inner.transfer_call(dtype, bytes.len(), number);
+            let _span = inner.span(&call, "send", Some((inner.me, to)));
             inner.recorded(call, spin, |watch| end.send(&watch, bytes))?;
             inner.count_message(bytes.len());
             Ok(())
@@ -90,6 +92,7 @@ impl Group {
         let spin = inner.spin_policy(track.in_background());
         track.run(|number, end| {
             let call = inner.transfer_call(dtype, bytes.len(), number);
+            let _span = inner.span(&call, "receive", Some((from, inner.me)));
             inner.recorded(call, spin, |watch| end.receive(&watch, bytes))
         })
     }
@@ -128,6 +131,7 @@ impl Inner {
             sequence,
             group: self.id,
         };
+        let _span = self.span(&call, call.kind.name(), None);
         let sent = self.recorded(call, spin, |watch| backend.perform(watch, args, algo, dtype))?;
         self.count(sent);
         Ok(())
@@ -145,6 +149,28 @@ impl Inner {
             sequence,
             group: self.id,
         }
+    }
+
+    /// Opens the span of a call; `message` is the sender and the receiver of a message.
+    fn span(
+        &self,
+        call: &Call,
+        name: &'static str,
+        message: Option<(usize, usize)>,
+    ) -> SpanGuard<'_> {
+        let rank = |member: usize| self.members[member] as u32;
+        self.context.tracer.span_with(SpanKind::Call, name, || {
+            SpanDetail::Call(CallDetail {
+                collective: call.kind,
+                algo: call.algo.name(),
+                bytes: call.bytes(),
+                group: self.name.clone(),
+                group_id: self.id,
+                members: self.members.len() as u32,
+                sequence: call.sequence,
+                message: message.map(|(from, to)| (rank(from), rank(to))),
+            })
+        })
     }
 
     /// Runs an operation under a watch and records it in the flight recorder.

@@ -27,6 +27,7 @@ use crate::memory::arena::Arena;
 use crate::memory::symmetric::Registry;
 use crate::world::context::Context;
 use lockstep_types::Collective;
+use lockstep_types::trace::Tracer;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -201,6 +202,11 @@ impl Group {
         if let Some(heaps) = self.inner.context.access.heaps.get() {
             heaps.release_pages();
         }
+    }
+
+    /// Recorder of this rank's spans, shared by all groups of its world.
+    pub fn tracer(&self) -> &Tracer {
+        &self.inner.context.tracer
     }
 
     /// Link costs by which algorithms are chosen.

@@ -6,6 +6,7 @@ use crate::health::recorder::Recorder;
 use crate::health::watch::{Caller, SpinPolicy};
 use crate::lane::LocalAccess;
 use crate::link::sockets::Sockets;
+use lockstep_types::trace::Tracer;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -18,6 +19,8 @@ pub(crate) struct Context {
     pub spin_policy: SpinPolicy,
     pub sockets: Option<Arc<Sockets>>,
     pub recorder: Recorder,
+    /// Records spans of calls while it is on.
+    pub tracer: Tracer,
     pub access: LocalAccess,
     /// Set once, when the world starts.
     pub measured: OnceLock<LinkCosts>,

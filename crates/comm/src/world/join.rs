@@ -20,6 +20,7 @@ use crate::world::joiner::Joiner;
 use crate::world::options::{LocalLinks, Options};
 use crate::world::rendezvous::Rendezvous;
 use crate::world::{World, local_access, measure};
+use lockstep_types::trace::Tracer;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -201,6 +202,7 @@ impl Joiner<'_> {
             spin_policy: SpinPolicy::for_ranks(self.identity.local_size),
             sockets,
             recorder: Recorder::new(rank, self.options.record.clone()),
+            tracer: Tracer::default(),
             access: Default::default(),
             measured: self.options.link_costs.map_or_else(OnceLock::new, OnceLock::from),
             hosts,

@@ -9,6 +9,7 @@ use crate::memory::arena::Arena;
 use crate::world::World;
 use crate::world::context::Context;
 use crate::world::options::Options;
+use lockstep_types::trace::Tracer;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
@@ -55,6 +56,7 @@ pub fn on_threads_with<R: Send>(
             spin_policy: SpinPolicy::for_ranks(ranks),
             sockets: None,
             recorder: Recorder::new(number, options.record.clone()),
+            tracer: Tracer::default(),
             access: LocalAccess {
                 direct: Arc::new(AtomicBool::new(options.direct_access)),
                 ..LocalAccess::default()

@@ -4,3 +4,4 @@ mod folder;
 mod metrics;
 mod step_line;
 mod tensorboard;
+mod trace;

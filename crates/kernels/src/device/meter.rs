@@ -1,10 +1,11 @@
 //! Time per class of operation. While it is off, the meter costs one load per operation.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use lockstep_types::OpClass;
+use lockstep_types::trace::{SpanKind, Tracer};
 
 use super::Event;
 
@@ -12,6 +13,7 @@ use super::Event;
 pub struct Meter {
     on: AtomicBool,
     times: Mutex<Times>,
+    tracer: OnceLock<Tracer>,
 }
 
 #[derive(Default)]
@@ -31,7 +33,7 @@ impl Times {
 
 impl Meter {
     pub(super) fn new() -> Meter {
-        Meter { on: AtomicBool::new(false), times: Mutex::default() }
+        Meter { on: AtomicBool::new(false), times: Mutex::default(), tracer: OnceLock::new() }
     }
 
     /// Turns the meter on, from zero, or off.
@@ -40,6 +42,12 @@ impl Meter {
             *self.lock() = Times::default();
         }
         self.on.store(on, Relaxed);
+    }
+
+    /// Records operations as spans of `tracer` while both are on. The first call counts. Operations of a GPU, which
+    /// end after the host has issued them, are not recorded.
+    pub fn trace(&self, tracer: &Tracer) {
+        self.tracer.get_or_init(|| tracer.clone());
     }
 
     /// Time spent in a class of operations since the meter was turned on. Waits for the operations issued so far.
@@ -54,10 +62,12 @@ impl Meter {
     }
 
     pub(super) fn add(&self, operation: OpClass, start: Event, end: Event) {
-        let mut times = self.lock();
-        match end.duration_now(&start) {
-            Some(time) => times.spent[operation as usize] += time,
-            None => times.pending.push((operation, start, end)),
+        let Some(time) = end.duration_now(&start) else {
+            return self.lock().pending.push((operation, start, end));
+        };
+        self.lock().spent[operation as usize] += time;
+        if let Some(tracer) = self.tracer.get() {
+            tracer.ended(SpanKind::Kernel, operation.name(), time);
         }
     }
 

@@ -37,7 +37,6 @@ mod ring;
 mod ulysses;
 
 use std::ops::Range;
-use std::time::Duration;
 
 use lockstep_comm::{Error, Group, Result, Traffic};
 use lockstep_kernels::{
@@ -47,7 +46,7 @@ use lockstep_plan::context::{ContextKind, Run, multiple, ring_shard, runs};
 
 pub use lockstep_plan::context::{AttentionShard, Sent, ring_sent, sent, ulysses_sent};
 
-use crate::exposed::Exposed;
+use crate::exposed::{Exposed, ExposedTimes};
 use ring::Ring;
 use ulysses::{HeadColumns, HeadExchange};
 
@@ -167,7 +166,7 @@ impl Context {
             ring: part(ring, index % ulysses, "ring")?,
         };
         let runs = runs(kind, seq, degrees, index);
-        Ok(Context { kind, seq, runs, groups: Some(groups), exposed: Exposed::default() })
+        Ok(Context { kind, seq, runs, groups: Some(groups), exposed: Exposed::new(group.tracer()) })
     }
 
     pub fn kind(&self) -> ContextKind {
@@ -201,7 +200,7 @@ impl Context {
     }
 
     /// Exposed communication since the last call.
-    pub fn take_exposed(&self) -> Duration {
+    pub fn take_exposed(&self) -> ExposedTimes {
         self.exposed.take()
     }
 

@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use lockstep_comm::trace::CommAxis;
 use lockstep_comm::{Group, Result};
 use lockstep_kernels::{AttentionDelta, AttentionShape, Device, Dtype, Tag, Tensor, View, ViewMut};
 use lockstep_plan::context::ring_shard;
@@ -87,7 +88,7 @@ impl Ring<'_> {
                 self.device.attention_merge(&shape, sums, lse, part, part_lse);
             }
             if let Some(exchange) = exchange {
-                kv = self.exposed.timed(|| exchange.wait())?;
+                kv = self.exposed.timed(CommAxis::Context, || exchange.wait())?;
             }
         }
         if let Some(sums) = sums {
@@ -132,7 +133,7 @@ impl Ring<'_> {
         let exchange = self.pass_on(&kv);
         let mut own = self.zeros(kv.rows(), kv.cols());
         attend(0, &kv, &mut own);
-        kv = self.exposed.timed(|| exchange.wait())?;
+        kv = self.exposed.timed(CommAxis::Context, || exchange.wait())?;
 
         let mut sent: Option<Transfer> = None;
         for step in 1..size {
@@ -149,7 +150,7 @@ impl Ring<'_> {
             }
             sent = Some(start_send(self.device, self.group, dkv, self.next()));
             if let Some(exchange) = exchange {
-                kv = self.exposed.timed(|| exchange.wait())?;
+                kv = self.exposed.timed(CommAxis::Context, || exchange.wait())?;
             }
         }
         drop(kv);
@@ -219,7 +220,7 @@ impl Ring<'_> {
     }
 
     fn wait(&self, transfer: Transfer) -> Result<Tensor> {
-        self.exposed.timed(|| transfer.wait())
+        self.exposed.timed(CommAxis::Context, || transfer.wait())
     }
 
     fn next(&self) -> usize {

@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use lockstep_comm::trace::CommAxis;
 use lockstep_comm::{Group, Result};
 use lockstep_kernels::{Device, Dtype, Tag, Tensor, View, ViewMut};
 
@@ -134,7 +135,7 @@ impl HeadExchange<'_> {
     fn all_to_all(&self, input: Tensor) -> Result<Tensor> {
         let mut output = self.like(&input);
         self.exposed
-            .timed(|| all_to_all(self.device, self.group, input.view(), output.view_mut()))?;
+            .timed(CommAxis::Context, || all_to_all(self.device, self.group, input.view(), output.view_mut()))?;
         Ok(output)
     }
 

@@ -11,6 +11,7 @@ pub(crate) mod model;
 mod nearest;
 mod precision;
 mod reader;
+mod trace;
 mod train;
 
 pub use checkpoint::Checkpoint;
@@ -22,6 +23,7 @@ pub use model::{Model, RopeScaling};
 pub use nearest::nearest;
 pub use precision::Precision;
 pub(crate) use reader::Reader;
+pub use trace::{Trace, TraceSteps};
 pub use train::{Curve, Train};
 
 use crate::error::{ConfigError, Place};
@@ -49,6 +51,7 @@ pub struct Config {
     pub device: Device,
     pub comm: Comm,
     pub checkpoint: Checkpoint,
+    pub trace: Trace,
     /// Where each key was set, so that later errors can name its line.
     pub places: BTreeMap<String, Place>,
     /// Syntax and type errors. `Plan::resolve` returns these together with its own, so that all are reported at once.
@@ -74,6 +77,7 @@ impl Config {
             device: Device::read(&mut reader),
             comm: Comm::read(&mut reader),
             checkpoint: Checkpoint::read(&mut reader),
+            trace: Trace::read(&mut reader),
             ..Config::default()
         };
         let finished = reader.finish();

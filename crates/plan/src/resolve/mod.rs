@@ -92,6 +92,7 @@ impl Plan {
             device: device(config, env),
             comm,
             checkpoint,
+            trace: config.trace.steps,
         };
         if config.layout.placement.is_none() {
             let traffic = placement::axis_traffic(&plan);

@@ -23,4 +23,5 @@ mod rows;
 mod saving;
 mod stragglers;
 mod text;
+mod timelines;
 mod traffic;

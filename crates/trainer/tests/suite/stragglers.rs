@@ -27,7 +27,7 @@ fn named(
             };
             let longest = (0..ranks).map(computing).fold(0.0, f64::max);
             let computing = computing(world.rank());
-            let times = Times { computing, waiting: longest - computing, reading: 0.0 };
+            let times = Times { computing, waiting: longest - computing, ..Times::default() };
             let report = monitor.report(&rank, times, 0, u64::from(step > 1)).unwrap();
             match report.slow {
                 Some(Slow::Rank(straggler, _)) => {

@@ -1,0 +1,462 @@
+//! What to do next: single changes of the run file that remove the present bottleneck, estimated on the calibrated
+//! machine. A change that does not fit, or is predicted to gain too little, is not recommended.
+
+use lockstep_plan::model::Family;
+use lockstep_plan::schedule::ScheduleKind;
+use lockstep_plan::{Compression, Config, Plan, Recompute};
+use lockstep_sim::estimate;
+use lockstep_types::Dtype;
+use serde::Serialize;
+
+use super::calibration::Calibrated;
+use super::config_of::config_of;
+use super::limits::{Cause, Limit, ms};
+use super::measured::Measured;
+
+/// A change to try.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Advice {
+    pub title: String,
+    /// Values of `--set` to type; empty if the change is not one of the run file.
+    pub sets: Vec<String>,
+    /// Predicted fraction of the step that it saves, 0 to 1. None if it cannot be predicted.
+    pub gain: Option<f64>,
+    pub why: String,
+    /// The result of the training changes, not only its speed.
+    pub changes_training: bool,
+}
+
+/// A change that was considered.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Rejected {
+    pub sets: Vec<String>,
+    pub why: String,
+}
+
+/// Minimum predicted gain of a recommendation. Predictions are less accurate than this for smaller ones.
+const MIN_GAIN: f64 = 0.03;
+/// Minimum share of a bottleneck that is worth a change.
+const MIN_SHARE: f64 = 0.05;
+/// A rank that sends at least this many bytes per step uses a network; data in shared memory is accessed in place.
+const NETWORK_BYTES: u64 = 256 << 10;
+/// Most recommendations.
+const MOST: usize = 6;
+
+/// A change of the run file, before it is estimated.
+struct Candidate {
+    title: &'static str,
+    sets: Vec<String>,
+    why: &'static str,
+    changes_training: bool,
+}
+
+impl Advice {
+    /// The options to type: `--set comm.overlap=true`.
+    pub fn options(&self) -> String {
+        let sets: Vec<String> = self.sets.iter().map(|set| format!("--set {set}")).collect();
+        sets.join(" ")
+    }
+}
+
+pub(super) fn advise(
+    plan: &Plan,
+    measured: &Measured,
+    limits: &[Limit],
+    calibrated: &Calibrated,
+) -> (Vec<Advice>, Vec<Rejected>) {
+    let mut advice = without_sets(plan, measured, limits);
+    let (mut rejected, mut estimated) = (Vec::new(), Vec::new());
+    for candidate in candidates(plan, measured, limits) {
+        let Candidate { title, sets, why, changes_training } = candidate;
+        // How much faster bf16 is differs between CPUs by a factor of ten.
+        if !calibrated.described && sets.iter().any(|set| set.starts_with("precision.compute")) {
+            let why =
+                "its gain on this machine is unknown; `lockstep bench machine` measures it".into();
+            rejected.push(Rejected { sets, why });
+            continue;
+        }
+        match gain(plan, &sets, calibrated) {
+            Err(why) => rejected.push(Rejected { sets, why }),
+            Ok(gain) if gain < MIN_GAIN => {
+                let why = match gain < 0.0 {
+                    true => format!("predicted to be {:.0}% slower", -100.0 * gain),
+                    false => format!("predicted to gain only {:.1}%", 100.0 * gain),
+                };
+                rejected.push(Rejected { sets, why });
+            }
+            Ok(gain) => estimated.push(Advice {
+                title: title.into(),
+                sets,
+                // The rest of the step is not changed by it.
+                gain: Some(gain * calibrated.target / measured.step),
+                why: why.into(),
+                changes_training,
+            }),
+        }
+    }
+    // Changes that keep the result of the training come first, then the larger gain.
+    estimated.sort_by(|a: &Advice, b: &Advice| {
+        let order = a.changes_training.cmp(&b.changes_training);
+        order.then(b.gain.unwrap_or(0.0).total_cmp(&a.gain.unwrap_or(0.0)))
+    });
+    // Of similar changes, the best one is enough.
+    let mut titles: Vec<String> = Vec::new();
+    estimated.retain(|advice| {
+        let new = !titles.contains(&advice.title);
+        titles.push(advice.title.clone());
+        new
+    });
+    advice.extend(estimated);
+    advice.truncate(MOST);
+    (advice, rejected)
+}
+
+/// Actions outside the run file, for bottlenecks that no setting removes.
+fn without_sets(plan: &Plan, measured: &Measured, limits: &[Limit]) -> Vec<Advice> {
+    let mut advice = Vec::new();
+    let mut say = |title: String, gain: Option<f64>, why: &str| {
+        let (sets, why) = (Vec::new(), why.to_string());
+        advice.push(Advice { title, sets, gain, why, changes_training: false });
+    };
+    for limit in limits.iter().filter(|limit| limit.share >= MIN_SHARE) {
+        match &limit.cause {
+            Cause::Straggler { rank } => say(
+                format!("repair or replace the host of rank {rank}"),
+                Some(limit.share),
+                "no setting helps while all ranks wait for one of them",
+            ),
+            Cause::BusyHost => say(
+                "stop other processes on the host, or use fewer ranks or threads".into(),
+                Some(limit.share),
+                "the ranks share their cores with other work",
+            ),
+            Cause::ExpertImbalance => say(
+                "balance the experts: raise model.aux_loss, or set model.balance=batch; lower train.lr if routers \
+                 collapse"
+                    .into(),
+                Some(limit.share),
+                "ranks wait for the one with the fullest expert; this changes the result of the training",
+            ),
+            Cause::Data => say(
+                "put the token file on faster storage, such as a local disk".into(),
+                Some(limit.share),
+                "samples are read between the passes; a token file that fits in the page cache costs almost nothing",
+            ),
+            _ => {}
+        }
+    }
+    let share = limits.iter().find(|limit| limit.cause == Cause::Checkpoint);
+    if let Some(share) = share.map(|limit| limit.share).filter(|share| *share >= MIN_SHARE) {
+        let every = (plan.checkpoint.every * 4).max(1);
+        advice.push(Advice {
+            title: "save checkpoints less often".into(),
+            sets: vec![format!("checkpoint.every={every}")],
+            gain: Some(0.75 * share),
+            why: format!(
+                "each checkpoint blocks training for {}; a failure then costs up to {every} steps",
+                ms(measured.checkpoint * plan.checkpoint.every.max(1) as f64)
+            ),
+            changes_training: false,
+        });
+    }
+    advice
+}
+
+/// Changes that attack a bottleneck of the run. An axis is added only if it removes the present one.
+fn candidates(plan: &Plan, measured: &Measured, limits: &[Limit]) -> Vec<Candidate> {
+    let share = |of: fn(&Cause) -> bool| -> f64 {
+        limits.iter().filter(|limit| of(&limit.cause)).map(|limit| limit.share).sum()
+    };
+    let data = share(|cause| matches!(cause, Cause::Communication { axis } if axis == "data"));
+    let inside = share(|cause| matches!(cause, Cause::Communication { axis } if axis != "data"));
+    let bubble = share(|cause| *cause == Cause::Bubble);
+    let compute = share(|cause| matches!(cause, Cause::Compute | Cause::MemoryBandwidth));
+    let (layout, train, comm) = (&plan.layout, &plan.train, &plan.comm);
+    let mut found: Vec<Candidate> = Vec::new();
+    let mut add = |title, sets: &[String], why, changes_training| {
+        found.push(Candidate { title, sets: sets.to_vec(), why, changes_training });
+    };
+    if data >= MIN_SHARE {
+        let mb = comm.bucket_bytes as f64 / 1048576.0;
+        add(
+            "larger gradient buckets",
+            &[format!("comm.bucket_mb={}", (mb * 8.0).max(1.0))],
+            "fewer, larger reductions pay the latency less often",
+            false,
+        );
+        // Ranks that share memory move data with the cores that compute; there overlap gains nothing.
+        if comm.overlap.data || measured.bytes_sent >= NETWORK_BYTES {
+            add(
+                "overlap gradient reduction with the backward pass",
+                &[format!("comm.overlap={}", !comm.overlap.data)],
+                "communication that runs next to compute is not exposed",
+                false,
+            );
+        }
+        if layout.zero > 1 {
+            add(
+                "a lower ZeRO level",
+                &[format!("layout.zero={}", layout.zero - 1)],
+                "fewer synchronizations, for more memory",
+                false,
+            );
+        }
+        if train.micro_batch < train.global_batch / layout.data && layout.zero > 1 {
+            add(
+                "larger micro-batches, fewer reductions",
+                &[format!("train.micro_batch={}", 2 * train.micro_batch)],
+                "ZeRO 2 and 3 communicate in every micro-batch",
+                false,
+            );
+        }
+        if comm.compression == Compression::None && plan.precision.gradients == Dtype::F32 {
+            add(
+                "compress gradients to bf16",
+                &["comm.compression=bf16".into()],
+                "half of the bytes, with error feedback",
+                true,
+            );
+            add(
+                "sum gradients in bf16",
+                &["precision.gradients=bf16".into()],
+                "half of the bytes and memory of gradients, at less precision",
+                true,
+            );
+        }
+    }
+    if bubble >= MIN_SHARE && layout.pipe > 1 {
+        for kind in ScheduleKind::ALL.into_iter().filter(|kind| *kind != layout.schedule) {
+            let chunks = if kind == ScheduleKind::Interleaved { 2 } else { 1 };
+            add(
+                "another pipeline schedule",
+                &[format!("layout.schedule={kind}"), format!("layout.chunks={chunks}")],
+                "a smaller bubble",
+                false,
+            );
+        }
+        if train.micro_batch > 1 {
+            add(
+                "smaller micro-batches",
+                &[format!("train.micro_batch={}", train.micro_batch / 2)],
+                "more micro-batches in flight fill the pipeline",
+                false,
+            );
+        }
+        add(
+            "fewer pipeline stages, more replicas",
+            &[
+                format!("layout.pipe={}", layout.pipe / 2),
+                format!("layout.data={}", layout.data * 2),
+            ],
+            "stages wait for each other more than replicas do",
+            false,
+        );
+    }
+    if inside >= MIN_SHARE && layout.tensor > 1 {
+        add(
+            "fewer tensor ranks, more replicas",
+            &[
+                format!("layout.tensor={}", layout.tensor / 2),
+                format!("layout.data={}", layout.data * 2),
+            ],
+            "tensor parallelism communicates inside every layer",
+            false,
+        );
+    }
+    if inside >= MIN_SHARE && layout.context > 1 {
+        add(
+            "fewer context ranks, more replicas",
+            &[
+                format!("layout.context={}", layout.context / 2),
+                format!("layout.data={}", layout.data * 2),
+            ],
+            "context parallelism communicates in every attention",
+            false,
+        );
+    }
+    // Of the time that the host gives to the run.
+    let outside = share(|cause| matches!(cause, Cause::BusyHost | Cause::Straggler { .. }));
+    if compute >= 0.3 * (1.0 - outside) {
+        compute_candidates(plan, &mut add);
+    }
+    found
+}
+
+/// Changes that reduce compute.
+fn compute_candidates(
+    plan: &Plan,
+    add: &mut dyn FnMut(&'static str, &[String], &'static str, bool),
+) {
+    let (layout, train) = (&plan.layout, &plan.train);
+    for how in [Recompute::None, Recompute::Selective] {
+        let less = match layout.recompute {
+            Recompute::None => false,
+            Recompute::Selective => how == Recompute::None,
+            Recompute::Full => true,
+        };
+        if less {
+            let word = if how == Recompute::None { "none" } else { "selective" };
+            add(
+                "recompute less",
+                &[format!("layout.recompute={word}")],
+                "there is memory to keep more activations",
+                false,
+            );
+        }
+    }
+    if train.micro_batch < train.global_batch / layout.data {
+        add(
+            "larger micro-batches",
+            &[format!("train.micro_batch={}", 2 * train.micro_batch)],
+            "larger matrix products are more efficient; the global batch stays the same",
+            false,
+        );
+    }
+    if layout.zero == 0 && layout.data > 1 && plan.model.family != Family::Moe {
+        add(
+            "shard the optimizer",
+            &["layout.zero=1".into()],
+            "each replica updates its part of the parameters",
+            false,
+        );
+    }
+    if plan.precision.compute == Dtype::F32 {
+        add(
+            "compute in bf16",
+            &["precision.compute=bf16".into()],
+            "matrix products are faster and activations take half the memory; master weights stay f32",
+            true,
+        );
+    }
+}
+
+/// Predicted fraction of the step that the change saves, or why it is impossible.
+fn gain(plan: &Plan, sets: &[String], calibrated: &Calibrated) -> Result<f64, String> {
+    let changed = changed_plan(plan, sets, calibrated)?;
+    let after = estimate(&changed, &calibrated.cluster, &calibrated.options);
+    if !after.fits {
+        return Err("does not fit in memory".into());
+    }
+    Ok(1.0 - after.step_s / calibrated.base.step_s)
+}
+
+/// The plan with the values of `sets`, checked as if they were typed.
+pub(super) fn changed_plan(
+    plan: &Plan,
+    sets: &[String],
+    calibrated: &Calibrated,
+) -> Result<Plan, String> {
+    let typed = Config::parse("", sets);
+    if let Some(error) = typed.errors.first() {
+        return Err(error.to_string());
+    }
+    let mut config = config_of(plan);
+    macro_rules! take {
+        ($($section:ident . $key:ident),* $(,)?) => {$(
+            if typed.$section.$key.is_some() {
+                config.$section.$key = typed.$section.$key.clone();
+            }
+        )*};
+    }
+    take!(
+        train.micro_batch,
+        train.global_batch,
+        layout.data,
+        layout.zero,
+        layout.tensor,
+        layout.context,
+        layout.pipe,
+        layout.schedule,
+        layout.chunks,
+        layout.recompute,
+        precision.compute,
+        precision.gradients,
+        comm.bucket_mb,
+        comm.overlap,
+        comm.compression,
+        checkpoint.every,
+    );
+    // The shards and the placement follow the degrees.
+    if sets.iter().any(|set| set.starts_with("layout.")) {
+        (config.layout.shard, config.layout.placement) = (None, None);
+        if typed.layout.zero.is_some_and(|zero| zero < 3) {
+            config.layout.keep_gathered = None;
+        }
+    }
+    let environment = calibrated.cluster.environment(plan.ranks, Some(plan.model.vocab));
+    Plan::resolve(&config, &environment)
+        .map_err(|errors| errors.first().map_or("invalid".into(), ToString::to_string))
+}
+
+/// Remarks that belong to the advice.
+pub(super) fn notes(
+    plan: &Plan,
+    limits: &[Limit],
+    calibrated: &Calibrated,
+    traced: bool,
+) -> Vec<String> {
+    let mut notes = Vec::new();
+    let overhead = |limit: &&Limit| {
+        matches!(limit.cause, Cause::Communication { .. } | Cause::Bubble | Cause::Straggler { .. })
+    };
+    let overhead: f64 = limits.iter().filter(overhead).map(|limit| limit.share).sum();
+    if overhead >= MIN_SHARE {
+        let remarks = lockstep_sim::advice::batch_remarks(plan, 2 * plan.train.global_batch);
+        let lr = remarks.map_or(String::new(), |remarks| {
+            format!(" It would need lr {:.1e} and its own warm-up.", remarks.lr)
+        });
+        notes.push(format!(
+            "A larger global batch would lower the share of communication, but it is not a free fix: it takes fewer \
+             optimizer steps per token (above the critical batch size the loss per token gets worse), more memory or \
+             more accumulation, and it hides the bottleneck instead of removing it.{lr}"
+        ));
+    }
+    if !calibrated.described {
+        notes.push(
+            "Predictions use a generic machine, scaled to this run. `lockstep bench machine` measures yours and makes \
+             them more accurate."
+                .into(),
+        );
+    }
+    if !traced {
+        notes.push(
+            "There is no timeline of this run. `lockstep train … --trace 20..23`, or `lockstep trace RUN --request 3` \
+             while it runs, splits waiting from moving data and measures every operation."
+                .into(),
+        );
+    }
+    notes
+}
+
+/// The cheapest ways to need less memory: settings that need less, fastest first.
+pub(super) fn ways_to_fit(plan: &Plan, calibrated: &Calibrated) -> Vec<(Vec<String>, f64, f64)> {
+    let (layout, train) = (&plan.layout, &plan.train);
+    let mut sets: Vec<String> =
+        vec!["layout.recompute=selective".into(), "layout.recompute=full".into()];
+    if train.micro_batch > 1 {
+        sets.push(format!("train.micro_batch={}", train.micro_batch / 2));
+    }
+    if layout.data > 1 {
+        sets.extend((layout.zero + 1..=3).map(|zero| format!("layout.zero={zero}")));
+    }
+    if plan.precision.compute == Dtype::F32 {
+        sets.push("precision.compute=bf16".into());
+    }
+    let bytes = |estimate: &lockstep_sim::Estimate| {
+        estimate.stages.iter().map(|stage| stage.memory.total()).fold(0.0, f64::max)
+    };
+    let before = bytes(&calibrated.base);
+    let mut ways: Vec<(Vec<String>, f64, f64)> = sets
+        .into_iter()
+        .filter_map(|set| {
+            let changed = changed_plan(plan, std::slice::from_ref(&set), calibrated).ok()?;
+            let after = estimate(&changed, &calibrated.cluster, &calibrated.options);
+            let saved = before - bytes(&after);
+            let slower = after.step_s / calibrated.base.step_s - 1.0;
+            (saved > 0.02 * before).then_some((vec![set], saved, slower))
+        })
+        .collect();
+    ways.sort_by(|a, b| a.2.total_cmp(&b.2));
+    ways.truncate(3);
+    ways
+}

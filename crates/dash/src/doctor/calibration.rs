@@ -1,0 +1,92 @@
+//! A machine description that reproduces this run: links are scaled so that the exposed communication is that of the run,
+//! then the accelerator so that the step time is.
+
+use lockstep_plan::Plan;
+use lockstep_sim::{Cluster, Estimate, Options, estimate};
+
+use super::measured::{Measured, median};
+
+/// A calibrated machine, and the estimate of this run on it.
+pub(super) struct Calibrated {
+    pub cluster: Cluster,
+    pub options: Options,
+    pub base: Estimate,
+    /// The description was measured on this machine, not assumed.
+    pub described: bool,
+    /// Step time that the calibration reproduces: that of the run without stragglers, data and checkpoints.
+    pub target: f64,
+}
+
+/// Steps of a bisection.
+const ROUNDS: usize = 40;
+
+pub(super) fn calibrate(plan: &Plan, measured: &Measured, machine: Option<&Cluster>) -> Calibrated {
+    let options = Options::default();
+    let described = machine.is_some();
+    let mut cluster = match machine {
+        Some(machine) => machine.clone(),
+        None => generic(plan, measured),
+    };
+    // What the simulator does not model is taken out: it would be mistaken for compute.
+    let excess = measured.compute.iter().copied().fold(0.0, f64::max)
+        - median(measured.compute.iter().copied());
+    let other = median(measured.read.iter().copied()) + excess.max(0.0);
+    let target = (measured.step - other).max(0.2 * measured.step);
+    if plan.ranks > 1 && measured.pure_comm() > 0.0 {
+        cluster = with_links(plan, &cluster, &options, measured.pure_comm());
+    }
+    let cluster = lockstep_sim::calibrate(&cluster, &options, &[(plan, target)]);
+    let base = estimate(plan, &cluster, &options);
+    Calibrated { cluster, options, base, described, target }
+}
+
+/// A CPU host with the measured peak, the cores of this process and the memory of this machine.
+fn generic(plan: &Plan, measured: &Measured) -> Cluster {
+    let mut cluster = Cluster::built_in("cpu").expect("the built-in cluster exists");
+    cluster.per_host = plan.ranks.max(1);
+    cluster.cores = Some((plan.ranks * plan.train.threads).max(1));
+    if measured.peak_flops > 0.0 {
+        let host = measured.peak_flops * plan.ranks as f64 / 1e12;
+        let peak = &mut cluster.accelerator.peak;
+        let ratio = peak.bf16 / peak.f32;
+        (peak.f32, peak.bf16) = match plan.precision.compute {
+            lockstep_types::Dtype::Bf16 => (host / ratio, host),
+            _ => (host, host * ratio),
+        };
+    }
+    if let Some(gib) = machine_memory_gib() {
+        cluster.accelerator.memory_gib = gib;
+    }
+    cluster
+}
+
+/// Memory of this machine.
+fn machine_memory_gib() -> Option<f64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kib: f64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
+    Some(kib / (1 << 20) as f64)
+}
+
+/// Scales all links so that the predicted exposed communication is `seconds`.
+fn with_links(plan: &Plan, cluster: &Cluster, options: &Options, seconds: f64) -> Cluster {
+    let scaled = |factor: f64| {
+        let mut cluster = cluster.clone();
+        for link in &mut cluster.links {
+            link.bandwidth_gbs *= factor;
+            link.hop_us /= factor;
+            link.start_us /= factor;
+        }
+        cluster
+    };
+    let (mut least, mut most) = (1e-4, 1e4);
+    for _ in 0..ROUNDS {
+        let middle = f64::sqrt(least * most);
+        if estimate(plan, &scaled(middle), options).time.exposed() > seconds {
+            least = middle;
+        } else {
+            most = middle;
+        }
+    }
+    scaled(f64::sqrt(least * most))
+}

@@ -1,0 +1,100 @@
+//! The doctor: reads the folder of a running, finished or crashed run and says what limits the step, what went wrong, and
+//! what to do next. Every predicted gain is an estimate of `sim` on a machine description that is calibrated on this run.
+
+mod advice;
+mod calibration;
+mod config_of;
+mod failure;
+mod limits;
+mod measured;
+mod patterns;
+mod text;
+
+pub use advice::{Advice, Rejected};
+pub use failure::{FailureClass, FailureKind, MemoryFix, Problem};
+pub use limits::{Cause, Confidence, Limit};
+pub use measured::Measured;
+
+use lockstep_events::trace::{Breakdown, Timeline, trace_folders};
+use lockstep_sim::Cluster;
+use serde::Serialize;
+
+use crate::{RunFolder, RunState};
+
+/// The verdict on a run.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Diagnosis {
+    pub run: String,
+    pub state: RunState,
+    pub step: usize,
+    pub steps: usize,
+    /// One sentence.
+    pub verdict: String,
+    /// What limits the step, largest share first. The shares add up to 1.
+    pub limits: Vec<Limit>,
+    /// What to do next, in the order in which to try it.
+    pub advice: Vec<Advice>,
+    /// Changes that were considered and are not worth it.
+    pub rejected: Vec<Rejected>,
+    /// Why the run failed or is stuck.
+    pub problem: Option<Problem>,
+    pub notes: Vec<String>,
+    pub measured: Option<Measured>,
+    /// Predicted step time of the calibrated simulator, in seconds.
+    pub predicted_step_s: Option<f64>,
+}
+
+impl Diagnosis {
+    /// Exit code of `lockstep doctor`: 0 nothing is wrong, 2 the run failed, 3 it is stuck.
+    pub fn exit_code(&self) -> u8 {
+        match self.state {
+            RunState::Failed => 2,
+            RunState::Stuck => 3,
+            _ => 0,
+        }
+    }
+}
+
+/// Diagnoses a run. `machine` describes the machine that it runs on, if known; otherwise a generic one is calibrated.
+pub fn diagnose(run: &RunFolder, machine: Option<&Cluster>) -> Diagnosis {
+    let (step, steps) = run.progress();
+    let trace = last_trace(run);
+    let measured = run.plan.as_ref().and_then(|plan| Measured::of(run, plan));
+    let problem = failure::problem(run, machine);
+    let mut diagnosis = Diagnosis {
+        run: run.name.clone(),
+        state: run.state,
+        step,
+        steps,
+        verdict: String::new(),
+        limits: Vec::new(),
+        advice: Vec::new(),
+        rejected: Vec::new(),
+        problem,
+        notes: Vec::new(),
+        measured: measured.clone(),
+        predicted_step_s: None,
+    };
+    if let (Some(plan), Some(measured)) = (&run.plan, &measured) {
+        let calibrated = calibration::calibrate(plan, measured, machine);
+        diagnosis.limits = limits::limits(plan, measured, trace.as_deref(), &calibrated);
+        diagnosis.predicted_step_s = Some(calibrated.base.step_s);
+        let (advice, rejected) = advice::advise(plan, measured, &diagnosis.limits, &calibrated);
+        (diagnosis.advice, diagnosis.rejected) = (advice, rejected);
+        diagnosis.notes = advice::notes(plan, &diagnosis.limits, &calibrated, trace.is_some());
+    }
+    if run.metrics.damaged > 0 {
+        diagnosis.notes.push(format!(
+            "metrics.jsonl has {} damaged line(s), which are ignored",
+            run.metrics.damaged
+        ));
+    }
+    diagnosis.verdict = text::verdict(&diagnosis);
+    diagnosis
+}
+
+/// The times of the ranks in the last timeline of a run.
+fn last_trace(run: &RunFolder) -> Option<Vec<Breakdown>> {
+    let folder = trace_folders(&run.path).pop()?;
+    Timeline::read(&folder).ok().map(|timeline| timeline.breakdowns())
+}

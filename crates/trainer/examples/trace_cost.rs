@@ -1,0 +1,76 @@
+//! Cost of a timeline: steps with the recorder on and off, one after the other, so that a busy machine slows both down.
+//!
+//! ```sh
+//! cargo run --release -p lockstep-trainer --example trace_cost -- small 40
+//! ```
+
+use std::time::Duration;
+
+use lockstep_comm::single_rank;
+use lockstep_data::{Options, Source};
+use lockstep_kernels::Device;
+use lockstep_plan::{Config, Environment, Plan};
+use lockstep_trainer::Rank;
+
+fn main() {
+    let mut args = std::env::args().skip(1);
+    let name = args.next().unwrap_or_else(|| "tiny".into());
+    let pairs: usize = args.next().and_then(|count| count.parse().ok()).unwrap_or(40);
+    let model = match name.as_str() {
+        "small" => "dim = 512\nlayers = 8\nheads = 8\nseq = 256",
+        _ => "dim = 128\nlayers = 4\nheads = 4\nseq = 128",
+    };
+    let text =
+        format!("[model]\nfamily = \"llama\"\n{model}\n[train]\nglobal_batch = 4\nmicro_batch = 2");
+    let source =
+        Source::open("builtin:grammar", &Options::default()).expect("the grammar is built in");
+    let environment = Environment::one_host(1, 1).with_vocab(source.vocab());
+    let plan = Plan::resolve(&Config::parse(&text, &[]), &environment).expect("a valid plan");
+    let world = single_rank();
+    let mut rank = Rank::new(&plan, &world, Device::cpu(1)).expect("one rank");
+    let tracer = world.tracer().clone();
+    rank.device.meter().trace(&tracer);
+    let mut step = 0;
+    let mut timed = |on: bool| {
+        tracer.switch(on);
+        rank.device.meter().switch(on);
+        step += 1;
+        let time = rank.step(&source, step).expect("a step").time;
+        (time, tracer.take().spans.len())
+    };
+    (0..3).for_each(|_| drop(timed(false)));
+    let (mut off, mut on, mut spans) = (Vec::new(), Vec::new(), 0);
+    for pair in 0..pairs {
+        // The order alternates, so that a drift cancels.
+        for traced in [pair % 2 == 0, pair % 2 == 1] {
+            let (time, count) = timed(traced);
+            if traced {
+                on.push(time)
+            } else {
+                off.push(time)
+            };
+            spans = spans.max(count);
+        }
+    }
+    // The fastest steps are those that nothing else disturbed.
+    let least = |times: &[Duration]| times.iter().min().map_or(0.0, Duration::as_secs_f64);
+    let median = |times: &mut Vec<Duration>| {
+        times.sort();
+        times[times.len() / 2].as_secs_f64()
+    };
+    let (fast_off, fast_on) = (least(&off), least(&on));
+    let (typical_off, typical_on) = (median(&mut off), median(&mut on));
+    println!("{name}: {pairs} pairs of steps, {spans} spans per traced step");
+    println!(
+        "fastest: {:.3} ms off, {:.3} ms on: {:+.2}%",
+        1e3 * fast_off,
+        1e3 * fast_on,
+        100.0 * (fast_on / fast_off - 1.0)
+    );
+    println!(
+        "median:  {:.3} ms off, {:.3} ms on: {:+.2}%",
+        1e3 * typical_off,
+        1e3 * typical_on,
+        100.0 * (typical_on / typical_off - 1.0)
+    );
+}
