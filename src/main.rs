@@ -13,7 +13,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use commands::{
-    bench, ckpt, dash, data, doctor, export, generate, import, launch, plan, trace, train, trees, verify,
+    bench, ckpt, dash, data, doctor, export, generate, import, launch, plan, trace, train, trees,
+    verify,
 };
 use tracing_subscriber::filter::LevelFilter;
 

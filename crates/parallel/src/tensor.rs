@@ -63,7 +63,9 @@ impl Groups {
     pub fn all_reduce(&self, device: &Device, kind: GroupKind, x: &mut Tensor) {
         let group = self.group(kind);
         if group.size() > 1 {
-            self.collective(CommAxis::Tensor, || collectives::all_reduce(device, group, x.view_mut(), Op::Sum));
+            self.collective(CommAxis::Tensor, || {
+                collectives::all_reduce(device, group, x.view_mut(), Op::Sum)
+            });
         }
     }
 
@@ -79,7 +81,9 @@ impl Groups {
         }
         let mut own = device.empty(x.rows() / self.mesh.tensor, x.cols(), x.dtype(), tag);
         let group = self.tensor();
-        self.collective(CommAxis::Tensor, || collectives::reduce_scatter(device, group, x.view(), own.view_mut()));
+        self.collective(CommAxis::Tensor, || {
+            collectives::reduce_scatter(device, group, x.view(), own.view_mut())
+        });
         own
     }
 

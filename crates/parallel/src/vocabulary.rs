@@ -18,13 +18,17 @@ impl Groups {
         let (group, rows) = (self.tensor(), work.logits.rows());
         let mut max = device.empty(1, rows, Dtype::F32, Tag::Buffers);
         device.largest_logits(work.logits.as_view(), max.view_mut());
-        self.collective(CommAxis::Tensor, || collectives::all_reduce(device, group, max.view_mut(), Op::Max));
+        self.collective(CommAxis::Tensor, || {
+            collectives::all_reduce(device, group, max.view_mut(), Op::Max)
+        });
 
         let mut both = device.empty(2, rows, Dtype::F32, Tag::Buffers);
         let (sum, target) = both.view_mut().split_at(rows);
         let shard = LogitShard { logits: work.logits.as_view(), targets: work.targets, first };
         device.logit_sums(shard, max.view(), sum, target);
-        self.collective(CommAxis::Tensor, || collectives::all_reduce(device, group, both.view_mut(), Op::Sum));
+        self.collective(CommAxis::Tensor, || {
+            collectives::all_reduce(device, group, both.view_mut(), Op::Sum)
+        });
 
         let (sum, target) = (both.view().part(0..rows), both.view().part(rows..2 * rows));
         device.cross_entropy_shard(work, first, SoftmaxStats { max: max.view(), sum, target });

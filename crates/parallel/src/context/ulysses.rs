@@ -134,8 +134,9 @@ impl HeadExchange<'_> {
 
     fn all_to_all(&self, input: Tensor) -> Result<Tensor> {
         let mut output = self.like(&input);
-        self.exposed
-            .timed(CommAxis::Context, || all_to_all(self.device, self.group, input.view(), output.view_mut()))?;
+        self.exposed.timed(CommAxis::Context, || {
+            all_to_all(self.device, self.group, input.view(), output.view_mut())
+        })?;
         Ok(output)
     }
 
