@@ -50,9 +50,24 @@ impl Generate {
 
     /// Mean entropy of the labels of some rows, in nats: the lowest expected log loss if no value is missing.
     pub fn entropy(&self, rows: std::ops::Range<usize>) -> f64 {
-        let count = rows.len().max(1) as f64;
         let entropy = |p: f64| -(p * p.ln() + (1.0 - p) * (1.0 - p).ln());
-        rows.map(|row| entropy(f64::from(probability(&self.features_of(row))))).sum::<f64>() / count
+        self.mean(rows, |_, p| entropy(p))
+    }
+
+    /// Log loss of the true probabilities on the labels of some rows. It differs from the entropy by chance; a model has a
+    /// lower loss on these rows only by chance.
+    pub fn true_logloss(&self, rows: std::ops::Range<usize>) -> f64 {
+        self.mean(rows, |row, p| {
+            let label = self.uniform(1, row as u64) < p as f32;
+            -(if label { p } else { 1.0 - p }).ln()
+        })
+    }
+
+    /// Mean of a function of the row and the probability of label 1.
+    fn mean(&self, rows: std::ops::Range<usize>, of: impl Fn(usize, f64) -> f64) -> f64 {
+        let count = rows.len().max(1) as f64;
+        let each = rows.map(|row| of(row, f64::from(probability(&self.features_of(row)))));
+        each.sum::<f64>() / count
     }
 
     fn features_of(&self, row: usize) -> Vec<f32> {

@@ -59,8 +59,10 @@ impl Output<'_> {
                 0 => 0..generate.rows,
                 rows => generate.rows..generate.rows + rows,
             };
-            let entropy = generate.entropy(rows);
-            print_line!("entropy of the labels: {entropy:.4} nats (the lowest possible logloss)");
+            let (entropy, best) = (generate.entropy(rows.clone()), generate.true_logloss(rows));
+            print_line!(
+                "entropy of the labels: {entropy:.4} nats; the true probabilities have a logloss of {best:.4}"
+            );
         }
     }
 

@@ -91,9 +91,12 @@ fn generated_data_reaches_its_entropy() {
         (Progress::default(), &mut |_, _| Ok(ControlFlow::Continue(()))),
     )
     .unwrap();
-    let (entropy, loss) = (generate.entropy(20_000..25_000), progress.metrics[1].1);
+    let rows = 20_000..25_000;
+    let (entropy, best) = (generate.entropy(rows.clone()), generate.true_logloss(rows));
+    let loss = progress.metrics[1].1;
     assert_eq!(progress.metrics[1].0, "valid-logloss");
-    assert!(loss < 1.06 * entropy && loss > 0.97 * entropy, "{loss} with entropy {entropy}");
+    assert!((best / entropy - 1.0).abs() < 0.03, "{best} with entropy {entropy}");
+    assert!(loss < 1.06 * best && loss > 0.998 * best, "{loss}, true probabilities {best}");
 }
 
 #[test]
