@@ -364,7 +364,7 @@ async function timelineView() {
   return [
     el("div", { class: "panel" }, el("h3", {}, "Planned schedule, with backward passes twice as long as forward passes"), ...planned.map((line, rank) => lane(`stage rank ${rank}`, line, longest))),
     el("div", { class: "panel" }, el("h3", {}, `Executed step ${timeline.executed.step}: ${end.toFixed(1)} ms; clocks aligned within ${(1e6 * timeline.clock_error_s).toFixed(0)} µs`), legend, ...executed.map((rank) => lane(`rank ${rank.rank}`, rank.spans, end))),
-    el("div", { class: "panel scroll" }, el("pre", {}, timeline.text)),
+    el("div", { class: "panel scroll" }, el("pre", { class: "table", tabindex: 0 }, timeline.text)),
   ];
 }
 
