@@ -143,7 +143,7 @@ pub(super) fn candidates(plan: &Plan, measured: &Measured, limits: &[Limit]) -> 
 /// Changes that reduce compute.
 fn compute_candidates(
     plan: &Plan,
-    add: &mut dyn FnMut(&'static str, &[String], &'static str, bool),
+    add: &mut impl FnMut(&'static str, &[String], &'static str, bool),
 ) {
     let (layout, train) = (&plan.layout, &plan.train);
     for how in [Recompute::None, Recompute::Selective] {

@@ -117,7 +117,10 @@ function tabs() {
       document.querySelector(`[data-view="${next}"]`).focus();
     },
   }, view);
+  // Drawing the tabs again must not take the focus away from them.
+  const focused = document.activeElement && document.activeElement.dataset.view;
   $("tabs").replaceChildren(...VIEWS.map(tab));
+  if (focused) document.querySelector(`[data-view="${state.view}"]`).focus();
 }
 
 function head() {
