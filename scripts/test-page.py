@@ -69,7 +69,7 @@ def check(browser, address, runs, hostile, out):
                 page.locator("#runs button", has_text=name).first.click()
                 for view in VIEWS:
                     page.locator(f"[data-view='{view}']").click()
-                    page.wait_for_function("document.querySelector('#view').children.length > 0")
+                    page.locator("#view > *").first.wait_for()
                     page.wait_for_timeout(400)
                     safe = "hostile" if name == hostile.name else name
                     page.screenshot(path=out / f"{safe}-{view.lower()}-{device}-{scheme}.png", full_page=True)
@@ -100,14 +100,14 @@ def live(browser, address, runs, out):
     for step in (2, 3):
         report(step)
         begun = time.time()
-        page.wait_for_function(f"document.querySelector('#head').textContent.includes('step {step} of 50')")
+        page.locator("#head", has_text=f"step {step} of 50").wait_for()
         print(f"step {step} was shown after {time.time() - begun:.2f} s")
     # The keyboard reaches every view.
     page.locator("[data-view='Charts']").focus()
     page.keyboard.press("ArrowRight")
     assert page.evaluate("document.activeElement.textContent") == "Doctor"
     shutil.rmtree(folder)
-    page.wait_for_function("document.querySelector('#view').textContent.includes('deleted')")
+    page.locator("#view", has_text="deleted").wait_for()
     page.screenshot(path=out / "deleted.png")
 
 

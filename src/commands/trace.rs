@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
+use lockstep_dash::{RunFolder, RunState};
 use lockstep_events::trace::{
     TRACE_DIR, TRACE_REQUEST, Timeline, compare, merged_path, report, trace_folders, write_chrome,
 };
@@ -94,7 +95,8 @@ fn read(folder: &Path) -> anyhow::Result<Timeline> {
 }
 
 fn request(run: &Path, steps: u64) -> anyhow::Result<ExitCode> {
-    if !run.join("metrics.jsonl").exists() {
+    let state = RunFolder::open(run).map(|run| run.state);
+    if !matches!(state, Ok(RunState::Starting | RunState::Running | RunState::Stuck)) {
         bail!("{} is not the folder of a run that is training", run.display());
     }
     if steps == 0 {

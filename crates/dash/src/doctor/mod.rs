@@ -3,7 +3,9 @@
 
 mod advice;
 mod calibration;
+mod candidates;
 mod config_of;
+mod evidence;
 mod failure;
 mod limits;
 mod measured;

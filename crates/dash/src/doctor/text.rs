@@ -4,7 +4,8 @@ use std::fmt;
 
 use lockstep_events::MemoryUnit;
 
-use super::limits::{Cause, Confidence, ms};
+use super::evidence::ms;
+use super::limits::{Cause, Confidence};
 use super::{Advice, Diagnosis, Problem};
 use crate::RunState;
 

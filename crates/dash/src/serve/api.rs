@@ -14,7 +14,7 @@ use futures_util::Stream;
 use futures_util::stream::unfold;
 use lockstep_events::trace::{TRACE_DIR, TRACE_REQUEST, Timeline, trace_folders};
 use lockstep_plan::schedule::{Times, clock};
-use lockstep_plan::{Ledger, Plan};
+use lockstep_plan::{GroupKind, Ledger, Plan};
 use lockstep_types::trace::SpanKind;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -139,31 +139,28 @@ fn traffic(plan: &Plan) -> Vec<Vec<f64>> {
     let tokens = (plan.train.micro_batch * plan.data.seq / plan.layout.context) as f64;
     let stream = tokens * plan.model.dim as f64 * plan.precision.compute.bytes() as f64;
     let micros = plan.train.accumulation as f64;
+    let mut add = |from: usize, to: usize, sent: f64| bytes[from][to] += sent;
     for rank in 0..plan.ranks {
         let part = plan.part(rank).len() as f64;
-        for kind in lockstep_plan::GroupKind::ALL {
+        for kind in GroupKind::ALL {
             let members = mesh.members(kind, rank);
             let Some(me) = members.iter().position(|member| *member == rank) else { continue };
-            let size = members.len() as f64;
-            let next = members[(me + 1) % members.len()];
-            if members.len() < 2 {
-                continue;
-            }
+            let (size, next) = (members.len() as f64, members[(me + 1) % members.len()]);
+            let ring = (size - 1.0) / size;
             match kind {
-                lockstep_plan::GroupKind::Pipe => {
-                    // Activations go to the next stage and gradients back.
-                    if me + 1 < members.len() {
-                        bytes[rank][next] += micros * stream;
-                        bytes[next][rank] += micros * stream;
-                    }
+                _ if members.len() < 2 => {}
+                // Activations go to the next stage and gradients back.
+                GroupKind::Pipe if me + 1 < members.len() => {
+                    add(rank, next, micros * stream);
+                    add(next, rank, micros * stream);
                 }
-                lockstep_plan::GroupKind::Tensor => {
+                GroupKind::Tensor => {
                     let layers = plan.model.layers as f64 / plan.layout.pipe as f64;
-                    bytes[rank][next] += 8.0 * layers * micros * stream * (size - 1.0) / size;
+                    add(rank, next, 8.0 * layers * micros * stream * ring);
                 }
-                lockstep_plan::GroupKind::Shard | lockstep_plan::GroupKind::Copies => {
+                GroupKind::Shard | GroupKind::Copies => {
                     let width = plan.precision.gradients.bytes() as f64;
-                    bytes[rank][next] += 2.0 * width * part * (size - 1.0) / size;
+                    add(rank, next, 2.0 * width * part * ring);
                 }
                 _ => {}
             }

@@ -124,7 +124,7 @@ fn the_merged_file_has_tracks_arrows_and_counters() {
     let folder = Folder::new("trace-merged");
     let traces = trace_folder(folder.path(), 3, 3);
     two_ranks().iter().for_each(|rank| rank.write(&traces).unwrap());
-    assert_eq!(trace_folders(folder.path()), [traces.clone()]);
+    assert_eq!(trace_folders(folder.path()), std::slice::from_ref(&traces));
     let timeline = Timeline::read(&traces).unwrap();
     let path = merged_path(&traces);
     write_chrome(&timeline, &path).unwrap();

@@ -117,7 +117,10 @@ function tabs() {
       document.querySelector(`[data-view="${next}"]`).focus();
     },
   }, view);
+  // Drawing the tabs again must not take the focus away from them.
+  const focused = document.activeElement && document.activeElement.dataset.view;
   $("tabs").replaceChildren(...VIEWS.map(tab));
+  if (focused) document.querySelector(`[data-view="${state.view}"]`).focus();
 }
 
 function head() {
@@ -364,7 +367,7 @@ async function timelineView() {
   return [
     el("div", { class: "panel" }, el("h3", {}, "Planned schedule, with backward passes twice as long as forward passes"), ...planned.map((line, rank) => lane(`stage rank ${rank}`, line, longest))),
     el("div", { class: "panel" }, el("h3", {}, `Executed step ${timeline.executed.step}: ${end.toFixed(1)} ms; clocks aligned within ${(1e6 * timeline.clock_error_s).toFixed(0)} µs`), legend, ...executed.map((rank) => lane(`rank ${rank.rank}`, rank.spans, end))),
-    el("div", { class: "panel scroll" }, el("pre", {}, timeline.text)),
+    el("div", { class: "panel scroll" }, el("pre", { class: "table", tabindex: 0 }, timeline.text)),
   ];
 }
 

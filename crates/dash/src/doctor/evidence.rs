@@ -1,0 +1,179 @@
+//! Evidence for the parts of a step: FLOP/s and bytes/s reached, waiting times, uneven stages.
+
+use lockstep_events::trace::Breakdown;
+use lockstep_plan::Plan;
+use lockstep_plan::model::flops_per_token;
+
+use super::limits::Cause;
+use super::measured::{Measured, median};
+
+pub(super) fn compute_evidence(
+    plan: &Plan,
+    measured: &Measured,
+    trace: Option<&[Breakdown]>,
+) -> Vec<String> {
+    let flops = flops_per_token(&plan.model, plan.data.seq);
+    let per_rank = plan.tokens_per_step() as f64 / plan.ranks as f64;
+    let compute = median(measured.compute.iter().copied()).max(f64::MIN_POSITIVE);
+    let mut evidence = Vec::new();
+    if measured.peak_flops > 0.0 {
+        let reached = flops.total() * per_rank / compute;
+        evidence.push(format!(
+            "{} FLOP/s while computing, {:.0}% of the measured peak of {} FLOP/s",
+            si(reached),
+            100.0 * reached / measured.peak_flops,
+            si(measured.peak_flops)
+        ));
+    }
+    let kernel = |class: &str| {
+        let rank = trace?.first()?;
+        rank.kernels.iter().find(|kernel| kernel.class == class).map(|kernel| kernel.seconds)
+    };
+    for (class, work) in [("matmul", flops.weights), ("attention", flops.attention)] {
+        if let Some(seconds) = kernel(class).filter(|seconds| *seconds > 0.0) {
+            let reached = work * per_rank / seconds;
+            evidence.push(format!(
+                "{class}: {} per step at {} FLOP/s{}",
+                ms(seconds),
+                si(reached),
+                percent_of(reached, measured.peak_flops)
+            ));
+        }
+    }
+    let tokens = (plan.train.micro_batch * plan.data.seq / plan.layout.context) as f64;
+    let (dim, bytes) = (plan.model.dim as f64, plan.precision.compute.bytes() as f64);
+    let intensity = 2.0 * tokens * dim * dim / (bytes * (2.0 * tokens * dim + dim * dim));
+    evidence.push(format!(
+        "a {tokens:.0} × {dim:.0} × {dim:.0} matrix product has {intensity:.0} FLOPs per byte"
+    ));
+    evidence
+}
+
+fn percent_of(reached: f64, peak: f64) -> String {
+    match peak > 0.0 {
+        true => format!(", {:.0}% of the peak", 100.0 * reached / peak),
+        false => String::new(),
+    }
+}
+
+pub(super) fn memory_evidence(plan: &Plan, trace: Option<&[Breakdown]>, share: f64) -> Vec<String> {
+    let mut evidence = vec![match trace {
+        Some(_) => {
+            format!("{:.0}% of the traced operations are not matrix products", 100.0 * share)
+        }
+        None => format!(
+            "{:.0}% of compute is predicted to be limited by memory; record a timeline to measure it",
+            100.0 * share
+        ),
+    }];
+    let optimizer = trace.and_then(|ranks| ranks.first()).map(|rank| rank.optimizer);
+    if let Some(seconds) = optimizer.filter(|seconds| *seconds > 0.0) {
+        // Gradient, master and two moments are read; master, moments and a bf16 copy are written.
+        let own = plan.part(0).len() as f64;
+        let shards = if plan.layout.zero > 0 { plan.layout.shard as f64 } else { 1.0 };
+        let bytes = 28.0 * own / shards;
+        evidence.push(format!("optimizer: {} at {}B/s", ms(seconds), si(bytes / seconds)));
+    }
+    evidence
+}
+
+pub(super) fn busy_evidence(measured: &Measured, queue: f64) -> Vec<String> {
+    vec![format!(
+        "ranks wait {} per step for a free core ({:.0}% of the step): other processes use the host, or there are more \
+         threads than cores",
+        ms(queue),
+        100.0 * queue / measured.step
+    )]
+}
+
+pub(super) fn bubble_evidence(plan: &Plan, measured: &Measured) -> Vec<String> {
+    let mesh = plan.mesh();
+    let stage = |pipe: usize| {
+        let ranks = (0..measured.compute.len().min(plan.ranks))
+            .filter(move |rank| mesh.coord(*rank).pipe == pipe);
+        median(ranks.map(|rank| measured.compute[rank]))
+    };
+    let stages: Vec<f64> = (0..plan.layout.pipe).map(stage).collect();
+    let most = stages.iter().copied().fold(0.0, f64::max);
+    let mean = stages.iter().sum::<f64>() / stages.len().max(1) as f64;
+    let mut evidence = vec![format!(
+        "stages wait {} per step for each other; {} micro-batches on {} stages",
+        ms(median(measured.pipe.iter().copied())),
+        plan.train.accumulation,
+        plan.layout.pipe * plan.layout.chunks
+    )];
+    if mean > 0.0 && most > 1.15 * mean {
+        let slowest = stages.iter().position(|seconds| *seconds == most).unwrap_or(0);
+        evidence.push(format!(
+            "the stages are uneven: stage {slowest} computes {}, {:.2}× the mean",
+            ms(most),
+            most / mean
+        ));
+    }
+    evidence
+}
+
+/// Exposed communication by axis. `skew` is the part of it that is waiting for ranks that arrive a little later.
+pub(super) fn communication(
+    plan: &Plan,
+    measured: &Measured,
+    seconds: f64,
+    skew: f64,
+) -> Vec<(Cause, f64, Vec<String>)> {
+    let axes: Vec<&(String, f64)> =
+        measured.exposed.iter().filter(|(axis, _)| axis != "pipe").collect();
+    let total: f64 = axes.iter().map(|(_, seconds)| seconds).sum();
+    let default = ("data".to_string(), 1.0);
+    let axes = if total > 0.0 { axes } else { vec![&default] };
+    let total = if total > 0.0 { total } else { 1.0 };
+    axes.into_iter()
+        .map(|(axis, own)| {
+            let own = seconds * own / total;
+            let mut evidence = vec![format!(
+                "{} per step, {} of it waiting for ranks that arrive later",
+                ms(own),
+                ms(own * skew / seconds.max(f64::MIN_POSITIVE))
+            )];
+            if measured.bytes_sent > 1 << 10 && own > 0.0 {
+                evidence.push(format!(
+                    "{}B sent per rank and step, {}B/s while communication is exposed",
+                    si(measured.bytes_sent as f64),
+                    si(measured.bytes_sent as f64 / own)
+                ));
+            }
+            if let Some((one, other, rate, expected)) = measured.slow_link {
+                evidence.push(format!(
+                    "the link between ranks {one} and {other} has {}B/s, {:.0}% of the expected {}B/s",
+                    si(rate),
+                    100.0 * rate / expected,
+                    si(expected)
+                ));
+            }
+            if axis == "data" && plan.comm.bucket_bytes < 1 << 18 {
+                let kib = plan.comm.bucket_bytes as f64 / 1024.0;
+                evidence.push(format!("gradient buckets of {kib:.0} KiB are small"));
+            }
+            (Cause::Communication { axis: axis.clone() }, own, evidence)
+        })
+        .collect()
+}
+
+pub(super) fn ms(seconds: f64) -> String {
+    match seconds {
+        s if s >= 1.0 => format!("{s:.2} s"),
+        s if s >= 0.01 => format!("{:.0} ms", 1e3 * s),
+        s => format!("{:.2} ms", 1e3 * s),
+    }
+}
+
+/// A number with an SI prefix: `1.2 G`.
+pub(super) fn si(number: f64) -> String {
+    let (scaled, prefix) = match number.abs() {
+        n if n >= 1e12 => (number / 1e12, "T"),
+        n if n >= 1e9 => (number / 1e9, "G"),
+        n if n >= 1e6 => (number / 1e6, "M"),
+        n if n >= 1e3 => (number / 1e3, "k"),
+        _ => (number, ""),
+    };
+    format!("{scaled:.1} {prefix}")
+}
