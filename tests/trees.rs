@@ -242,5 +242,8 @@ fn the_example_runs() {
     let small =
         "--set data.generate.rows=5000 --set data.generate.eval_rows=1000 --set trees.rounds=10";
     let out = workspace.ok(&format!("trees train {} {small}", example.display()));
-    assert!(out.contains("the true probabilities have a logloss of") && out.contains("best round"), "{out}");
+    assert!(
+        out.contains("the true probabilities have a logloss of") && out.contains("best round"),
+        "{out}"
+    );
 }
