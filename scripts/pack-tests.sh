@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Packs the test binaries and the program for a machine without cargo, such as a GPU machine:
+# Packs the test binaries for a machine without cargo, such as a GPU machine:
 #
 #     scripts/pack-tests.sh OUT.tar.xz [PACKAGE…]        # default: kernels, model, trainer
 #
@@ -27,15 +27,17 @@ for line in sys.stdin:
             cp "$binary" "$folder/tests/$package-$name"
             strip "$folder/tests/$package-$name"
         done
-    # Fixtures are found relative to the package.
-    crate="crates/${package#lockstep-}"
-    mkdir -p "$folder/tests/$crate"
-    [ ! -d "$crate/tests/fixtures" ] || { mkdir -p "$folder/tests/$crate/tests" && cp -r "$crate/tests/fixtures" "$folder/tests/$crate/tests/"; }
 done
+mkdir "$folder/tests/fixtures"
+cp -r fixtures/pytorch "$folder/tests/fixtures/"
+# Tests write to the folder that cargo named when they were compiled.
+realpath -m "${CARGO_TARGET_DIR:-target}/tmp" > "$folder/tests/writes-to"
 cat > "$folder/tests/run" <<'RUN'
 #!/usr/bin/env bash
 # Runs all packed tests. Arguments are passed to each binary, e.g. a filter.
 cd "$(dirname "$0")"
+mkdir -p "$(cat writes-to)"
+export LOCKSTEP_FIXTURES="$PWD/fixtures"
 failed=0
 for binary in ./lockstep-*; do
     echo "== $binary"

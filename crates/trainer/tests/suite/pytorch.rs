@@ -16,7 +16,11 @@ const BATCH: usize = 2;
 const SEQ: usize = 24;
 
 fn fixture(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/pytorch").join(name)
+    // Packed tests run on a machine without the sources.
+    let packed = std::env::var_os("LOCKSTEP_FIXTURES").map(PathBuf::from);
+    let fixtures =
+        packed.unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures"));
+    fixtures.join("pytorch").join(name)
 }
 
 struct Case {
