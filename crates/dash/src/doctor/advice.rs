@@ -58,7 +58,7 @@ pub(super) fn advise(
     let (mut rejected, mut estimated) = (Vec::new(), Vec::new());
     for candidate in candidates(plan, measured, limits) {
         let Candidate { title, sets, why, changes_training } = candidate;
-        // How much faster bf16 is differs between CPUs by a factor of ten.
+        // How much faster bf16 is depends on the instructions of the CPU.
         if !calibrated.described && sets.iter().any(|set| set.starts_with("precision.compute")) {
             let why =
                 "its gain on this machine is unknown; `lockstep bench machine` measures it".into();
