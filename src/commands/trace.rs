@@ -15,7 +15,7 @@ use crate::print::print_line;
 /// Print the timeline of a run, compare two, or ask a running job for one
 ///
 /// A timeline is recorded by `lockstep train --trace 20..23`, by --request, or by SIGUSR1 to the training process. The
-/// merged file RUN/trace/steps-A-B.json.gz opens in https://ui.perfetto.dev and chrome://tracing.
+/// merged file RUN/trace/steps-A-B.json.gz opens in Perfetto (ui.perfetto.dev) and chrome://tracing.
 #[derive(clap::Args)]
 pub struct Args {
     /// Run folder, or the folder of one of its timelines, RUN/trace/steps-A-B [default timeline: the last one]
