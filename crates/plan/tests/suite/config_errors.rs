@@ -25,7 +25,7 @@ fn syntax_and_types() {
         ("[checkpoint]\nfolder = \"x\"", "checkpoint.folder (line 2): unknown key; valid keys: every, keep, keep_every"),
         ("[model.rope_scaling]\nfactr = 2", "model.rope_scaling.factr (line 2): unknown key; did you mean model.rope_scaling.factor?"),
         ("\n[trian]\nlr = 1\nsteps = 2", "trian (line 2): unknown section; did you mean [train]?"),
-        ("[mesh]", "mesh (line 1): unknown section; valid sections: checkpoint, comm, data, device, layout, model, model.rope_scaling, precision, train"),
+        ("[mesh]", "mesh (line 1): unknown section; valid sections: checkpoint, comm, data, device, layout, model, model.rope_scaling, precision, trace, train"),
         ("model = 3", "model (line 1): model is a section, not a value; write [model] with its keys below"),
         ("[[model]]\ndim = 64", "model (line 1): model is a section, not a value; write [model] with its keys below"),
         ("[model]\ndim = \"wide\"", "model.dim (line 2): dim must be a non-negative integer, e.g. 8 (got \"wide\")"),
