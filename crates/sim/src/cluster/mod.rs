@@ -143,6 +143,11 @@ impl Cluster {
         check::check_size(self, ranks)
     }
 
+    /// Whether the accelerators are GPUs and not the cores of a CPU.
+    pub(crate) fn has_gpus(&self) -> bool {
+        self.cores.is_none()
+    }
+
     /// The environment of a plan for `ranks` ranks of this cluster.
     pub fn environment(&self, ranks: usize, data_vocab: Option<usize>) -> Environment {
         Environment {
@@ -150,7 +155,7 @@ impl Cluster {
             local_ranks: self.per_host.min(ranks),
             cores: self.cores.unwrap_or(1),
             offloaded_comm: self.engine == Engine::Nccl,
-            gpu: self.cores.is_none(),
+            gpu: self.has_gpus(),
             data_vocab,
         }
     }

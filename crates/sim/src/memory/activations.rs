@@ -1,6 +1,6 @@
 //! Activations that a layer saves for backward, by recomputation setting.
 
-use lockstep_plan::Recompute;
+use lockstep_plan::{Recompute, keeps_hidden};
 
 use crate::case::Case;
 use crate::software::Selective;
@@ -115,7 +115,10 @@ impl Parts {
         // Inputs of matmuls; tensor ranks hold all rows unless they use sequence parallelism.
         let input = input_width(case);
         let norms = if software.saved.norms { 2.0 * case.rows * case.dim * input } else { 0.0 };
-        let activated = if software.saved.activations { case.ffn * input } else { 0.0 };
+        // Experts compute their hidden values again; a dense feed-forward on a GPU keeps them.
+        let kept =
+            case.moe.is_none() && keeps_hidden(case.plan.device.kind, case.layout().recompute);
+        let activated = if software.saved.activations || kept { case.ffn * input } else { 0.0 };
         let before = case.inner * w + activated;
         let wide = match case.moe {
             None => case.tokens * before,

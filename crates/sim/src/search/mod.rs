@@ -132,6 +132,7 @@ impl<'a> Search<'a> {
         let mut alone = request.config.with_layout("");
         alone.train.micro_batch = None;
         let mut env = Environment::one_host(1, request.cluster.cores.unwrap_or(1));
+        env.gpu = request.cluster.has_gpus();
         env.data_vocab = request.vocab;
         let plan = Plan::resolve(&alone, &env)?;
         let options = Options { exact: false, ..request.options.clone() };
