@@ -40,7 +40,9 @@ pub use generate::Generate;
 pub use lockstep_kernels::Team;
 pub use matrix::{Cache, Cuts, Feature, FeatureCuts, Layout, Matrix, Section, Storage, sketch};
 pub use metric::Metric;
-pub use model::{Importance, Model, ModelFormat, Rows, Split, Tree, describe, importance};
+pub use model::{
+    Importance, Model, ModelFormat, PredictionKind, Split, Tree, describe, importance,
+};
 pub use params::{Growth, MAX_BINS, Objective, Params};
 pub use run::{Event, Finished, Run, run};
 pub use train::{

@@ -175,7 +175,7 @@ impl Transfer {
     }
 }
 
-/// What a collective reads: a view in host memory, or a copy of it.
+/// Input of a collective: a view in host memory, or a copy of it.
 enum Input<'a> {
     Host(View<'a>),
     Copied(Tensor),
@@ -197,7 +197,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// What a collective writes: a view in host memory, or host memory that is copied to the view at the end.
+/// Output of a collective: a view in host memory, or host memory that is copied to the view at the end.
 enum Output<'a> {
     Host(ViewMut<'a>),
     Copied { copy: Tensor, device: &'a Device, to: ViewMut<'a> },

@@ -24,7 +24,7 @@ pub struct Plan {
     pub train: Train,
     pub layout: Layout,
     pub precision: Precision,
-    /// What the ranks compute on. Plans written before the key existed use the CPU.
+    /// Hardware of the ranks. Plans written before the key existed use the CPU.
     #[serde(default)]
     pub device: Device,
     pub comm: Comm,
@@ -34,7 +34,7 @@ pub struct Plan {
     pub trace: Option<TraceSteps>,
 }
 
-/// What the ranks compute on.
+/// Hardware of the ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Device {
     pub kind: DeviceType,

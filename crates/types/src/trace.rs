@@ -82,7 +82,7 @@ impl CommAxis {
     }
 }
 
-/// What a span is about.
+/// Details of a span, by its kind.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub enum SpanDetail {
     #[default]

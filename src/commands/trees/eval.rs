@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::anyhow;
-use lockstep_gbdt::{Matrix, Metric, Rows, Table};
+use lockstep_gbdt::{Matrix, Metric, PredictionKind, Table};
 
 use super::{DataArgs, load_model};
 use crate::print::print_line;
@@ -26,7 +26,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let team = args.data.team()?;
     let table = args.data.read(&model, true, &team)?;
     let rows = table.rows();
-    let by_row = model.predict(&table, Rows::Margins, &team)?;
+    let by_row = model.predict(&table, PredictionKind::Margins, &team)?;
     // Metrics want one output after the other.
     let outputs = model.outputs;
     let margins: Vec<f32> = (0..outputs)

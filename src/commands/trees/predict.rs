@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use lockstep_gbdt::Rows;
+use lockstep_gbdt::PredictionKind;
 
 use super::{DataArgs, load_model, write_file};
 
@@ -38,10 +38,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let team = args.data.team()?;
     let table = args.data.read(&model, false, &team)?;
     let rows = match (args.margins, args.contributions, args.leaves) {
-        (true, ..) => Rows::Margins,
-        (_, true, _) => Rows::Contributions,
-        (.., true) => Rows::Leaves,
-        _ => Rows::Predictions,
+        (true, ..) => PredictionKind::Margins,
+        (_, true, _) => PredictionKind::Contributions,
+        (.., true) => PredictionKind::Leaves,
+        _ => PredictionKind::Predictions,
     };
     let values = model.predict(&table, rows, &team)?;
     let width = model.width(rows);

@@ -1,4 +1,4 @@
-//! What to do next: single changes of the run file that remove the present bottleneck, estimated on the calibrated
+//! Recommendations: single changes of the run file that remove the present bottleneck, estimated on the calibrated
 //! machine. A change that does not fit, or is predicted to gain too little, is not recommended.
 
 use lockstep_plan::{Config, Plan};

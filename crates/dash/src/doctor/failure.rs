@@ -1,4 +1,4 @@
-//! What went wrong in a run that failed or is stuck: the first failing rank, what it did, who waited, and whether it
+//! Diagnosis of a run that failed or is stuck: the first failing rank, what it did, who waited, and whether it
 //! would happen again.
 
 use lockstep_events::MemoryUnit;

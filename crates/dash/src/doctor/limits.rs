@@ -1,4 +1,4 @@
-//! What limits the step: its parts along the slowest path, each with its share, its evidence and a confidence.
+//! The limits of the step: its parts along the slowest path, each with its share, its evidence and a confidence.
 
 use lockstep_events::trace::Breakdown;
 use lockstep_plan::Plan;

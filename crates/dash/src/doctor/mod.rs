@@ -32,9 +32,9 @@ pub struct Diagnosis {
     pub steps: usize,
     /// One sentence.
     pub verdict: String,
-    /// What limits the step, largest share first. The shares add up to 1.
+    /// Limits of the step, largest share first. The shares add up to 1.
     pub limits: Vec<Limit>,
-    /// What to do next, in the order in which to try it.
+    /// Recommendations, in the order in which to try them.
     pub advice: Vec<Advice>,
     /// Changes that were considered and are not worth it.
     pub rejected: Vec<Rejected>,

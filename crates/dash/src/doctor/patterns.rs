@@ -2,7 +2,7 @@
 
 use super::failure::{FailureClass, FailureKind};
 
-/// What a text says about a failure.
+/// Cause of a failure, recognized in the text of a log.
 pub(super) struct Pattern {
     /// Any of these parts of a line.
     texts: &'static [&'static str],

@@ -22,7 +22,7 @@ use axum::routing::{get, post};
 use guard::Access;
 use state::Shared;
 
-/// What to serve, and where.
+/// Run folders to serve, and the address.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
     /// Directories that contain run folders, or run folders.

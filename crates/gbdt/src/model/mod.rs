@@ -10,7 +10,7 @@ mod ubj;
 mod value;
 
 pub use importance::{Importance, importance};
-pub use predict::Rows;
+pub use predict::PredictionKind;
 pub use text::describe;
 pub(crate) use tree::goes_left;
 pub use tree::{BinnedTree, Split, Tree};

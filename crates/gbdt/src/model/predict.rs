@@ -9,9 +9,9 @@ use crate::model::shap::TreeShap;
 use crate::objective::transform;
 use crate::par::{Disjoint, for_each};
 
-/// What to compute for each row.
+/// Output of a prediction for each row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rows {
+pub enum PredictionKind {
     /// Predictions: probabilities, counts, values.
     Predictions,
     /// Sums of the trees.
@@ -46,18 +46,18 @@ impl Model {
     }
 
     /// Numbers per row.
-    pub fn width(&self, rows: Rows) -> usize {
-        match rows {
-            Rows::Predictions | Rows::Margins => self.outputs,
-            Rows::Contributions => self.outputs * (self.features.len() + 1),
-            Rows::Leaves => self.used_trees().count(),
+    pub fn width(&self, kind: PredictionKind) -> usize {
+        match kind {
+            PredictionKind::Predictions | PredictionKind::Margins => self.outputs,
+            PredictionKind::Contributions => self.outputs * (self.features.len() + 1),
+            PredictionKind::Leaves => self.used_trees().count(),
         }
     }
 
     /// Predictions of a table, row by row.
-    pub fn predict(&self, table: &Table, rows: Rows, team: &Team) -> Result<Vec<f32>> {
+    pub fn predict(&self, table: &Table, kind: PredictionKind, team: &Team) -> Result<Vec<f32>> {
         let columns = self.columns(table)?;
-        let width = self.width(rows);
+        let width = self.width(kind);
         let mut out = vec![0.0; table.rows() * width];
         let features = self.features.len();
         let block = (1 << 18) / features.max(1);
@@ -70,7 +70,8 @@ impl Model {
             }
             first += chunk.rows;
         }
-        let shap = (rows == Rows::Contributions).then(|| TreeShap::new(self.used_trees()));
+        let shap =
+            (kind == PredictionKind::Contributions).then(|| TreeShap::new(self.used_trees()));
         let target = Disjoint::new(&mut out);
         for_each(team, tasks.len(), &|task| {
             let (chunk, range, first) = &tasks[task];
@@ -84,18 +85,18 @@ impl Model {
             let out = unsafe { target.range(first * width..(first + range.len()) * width) };
             for (index, out) in out.chunks_exact_mut(width.max(1)).enumerate() {
                 let row = &values[index * features..][..features];
-                match rows {
-                    Rows::Margins => self.margins_of(row, out),
-                    Rows::Predictions => {
+                match kind {
+                    PredictionKind::Margins => self.margins_of(row, out),
+                    PredictionKind::Predictions => {
                         self.margins_of(row, out);
                         transform(self.objective, out);
                     }
-                    Rows::Leaves => {
+                    PredictionKind::Leaves => {
                         for ((tree, _), out) in self.used_trees().zip(out) {
                             *out = tree.leaf(|feature| row[feature]) as f32;
                         }
                     }
-                    Rows::Contributions => {
+                    PredictionKind::Contributions => {
                         let shap = shap.as_ref().expect("prepared above");
                         for (output, out) in out.chunks_exact_mut(features + 1).enumerate() {
                             let base = f64::from(self.base_margin(output));

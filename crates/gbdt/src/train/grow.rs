@@ -16,7 +16,7 @@ use crate::train::partition::{Cut, Partition};
 use crate::train::sample::ColumnSampler;
 use crate::train::split::{self, Bounds, Candidate, Scorer, UNBOUNDED};
 
-/// What a tree is grown from.
+/// Inputs of growing a tree.
 pub struct Grower<'a> {
     pub team: &'a Team,
     pub matrix: &'a Matrix,

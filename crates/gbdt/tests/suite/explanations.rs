@@ -1,6 +1,6 @@
 //! TreeSHAP against the definition of Shapley values.
 
-use lockstep_gbdt::{Model, Params, Rows, Team, Tree, importance};
+use lockstep_gbdt::{Model, Params, PredictionKind, Team, Tree, importance};
 
 use crate::support::{Data, mixed, train};
 
@@ -45,8 +45,8 @@ fn contributions_are_shapley_values() {
     let model = train(&data, &Params { rounds: 3, max_depth: 4, ..Params::default() }, 1, 1);
     let table = data.part(0..20);
     let team = Team::new(2);
-    let found = model.predict(&table, Rows::Contributions, &team).unwrap();
-    let margins = model.predict(&table, Rows::Margins, &team).unwrap();
+    let found = model.predict(&table, PredictionKind::Contributions, &team).unwrap();
+    let margins = model.predict(&table, PredictionKind::Margins, &team).unwrap();
     for row in 0..20 {
         let found = &found[row * (data.columns + 1)..][..data.columns + 1];
         for (found, expected) in found.iter().zip(shapley(&model, data.row(row))) {
@@ -69,8 +69,8 @@ fn contributions_of_classes_add_up_to_their_margins() {
     };
     let model = train(&data, &params, 1, 1);
     let (table, team) = (data.part(0..10), Team::new(1));
-    let found = model.predict(&table, Rows::Contributions, &team).unwrap();
-    let margins = model.predict(&table, Rows::Margins, &team).unwrap();
+    let found = model.predict(&table, PredictionKind::Contributions, &team).unwrap();
+    let margins = model.predict(&table, PredictionKind::Margins, &team).unwrap();
     for (found, margin) in found.chunks_exact(data.columns + 1).zip(&margins) {
         assert!((found.iter().sum::<f32>() - margin).abs() < 1e-4);
     }
@@ -93,7 +93,7 @@ fn importance_counts_splits() {
 fn leaves_are_node_numbers() {
     let data: Data = mixed(300);
     let model = train(&data, &Params { rounds: 2, ..Params::default() }, 1, 1);
-    let leaves = model.predict(&data.part(0..300), Rows::Leaves, &Team::new(1)).unwrap();
+    let leaves = model.predict(&data.part(0..300), PredictionKind::Leaves, &Team::new(1)).unwrap();
     for pair in leaves.chunks_exact(2) {
         for (tree, leaf) in model.trees.iter().zip(pair) {
             assert!(tree.is_leaf(*leaf as usize));

@@ -3,7 +3,7 @@
 use lockstep_comm::single_rank;
 use lockstep_gbdt::{
     Booster, EvalSet, Evaluation, Generate, Growth, Matrix, Metric, Model, Objective, Params,
-    Progress, Rows, Table, Team, fit,
+    PredictionKind, Progress, Table, Team, fit,
 };
 use std::ops::ControlFlow;
 
@@ -12,7 +12,7 @@ use crate::support::{Data, binary, mixed, train, uniform};
 fn metric(name: &str, data: &Data, model: &Model) -> f64 {
     let (world, team) = (single_rank(), Team::new(1));
     let table = data.part(0..data.rows());
-    let by_row = model.predict(&table, Rows::Margins, &team).unwrap();
+    let by_row = model.predict(&table, PredictionKind::Margins, &team).unwrap();
     let (rows, outputs) = (data.rows(), model.outputs);
     let mut margins = vec![0.0; by_row.len()];
     (0..rows * outputs).for_each(|i| margins[i % outputs * rows + i / outputs] = by_row[i]);

@@ -71,7 +71,7 @@ impl Arena {
         Some(bytes)
     }
 
-    /// What the GPU has, for the message of an allocation that failed.
+    /// Free and total memory of the GPU, for the message of an allocation that failed.
     pub fn describe(&self) -> String {
         let Context { index, name, total_bytes, .. } = &*self.context;
         let free = self.context.free_bytes();

@@ -263,20 +263,23 @@ mod tests {
             }
             Err(error) => panic!("{error}"),
         };
-        for architecture in ["sm_80", "sm_90a", "sm_100a"] {
-            for source in sources() {
-                let options = ["--ptxas-options=-v"];
-                let compiled = nvrtc.compile(source.name, &source.text(), architecture, &options);
-                let log = compiled.unwrap_or_else(|error| panic!("{error}")).log;
-                let spills = spilling(&log);
-                assert!(spills.is_empty(), "{} on {architecture} spills: {spills:?}", source.name);
-                assert!(
-                    log.contains("registers"),
-                    "the log of {} has no register counts",
-                    source.name
-                );
+        // Compiling takes two minutes; the architectures share the cores.
+        std::thread::scope(|scope| {
+            for architecture in ["sm_80", "sm_90a", "sm_100a"] {
+                let nvrtc = &nvrtc;
+                scope
+                    .spawn(move || sources().for_each(|source| check(nvrtc, source, architecture)));
             }
-        }
+        });
+    }
+
+    fn check(nvrtc: &Nvrtc, source: &Source, architecture: &str) {
+        let options = ["--ptxas-options=-v"];
+        let compiled = nvrtc.compile(source.name, &source.text(), architecture, &options);
+        let log = compiled.unwrap_or_else(|error| panic!("{error}")).log;
+        let spills = spilling(&log);
+        assert!(spills.is_empty(), "{} on {architecture} spills: {spills:?}", source.name);
+        assert!(log.contains("registers"), "the log of {} has no register counts", source.name);
     }
 
     /// Kernels of a compiler log that store registers to memory.

@@ -91,7 +91,7 @@ pub(crate) fn run(cuda: &Cuda, work: Matmul<'_>, [m, n, k]: [usize; 3]) {
     apply(cuda, Epilogue { bias, gelu, residual }, out);
 }
 
-/// What follows the product.
+/// Operations after the product.
 struct Epilogue<'a> {
     bias: Option<View<'a>>,
     gelu: Option<ViewMut<'a>>,

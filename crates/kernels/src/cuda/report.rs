@@ -1,4 +1,4 @@
-//! What was found on this machine: GPU, driver and libraries with their versions and files.
+//! Report of the GPU of a device, its driver and libraries, with versions and files.
 
 use std::path::PathBuf;
 

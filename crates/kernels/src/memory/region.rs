@@ -151,7 +151,7 @@ impl Region {
         }
     }
 
-    /// What the hardware has, for the message of an allocation that failed.
+    /// The memory in words, for the message of an allocation that failed.
     pub fn describe(&self) -> String {
         match &self.source {
             Source::Host(_) => "host memory".to_string(),

@@ -6,7 +6,7 @@ use super::graphs::{Pass, Problem};
 use crate::AttentionShape;
 use crate::cuda::dnn::{Offline, Plan};
 
-/// What cuDNN writes about an H200.
+/// cuDNN's description of an H200.
 const H200: &str = include_str!("h200.json");
 
 /// batch, heads, kv_heads, head_dim, q_len, k_len; causal if the lengths are equal

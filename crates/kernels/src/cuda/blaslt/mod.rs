@@ -265,7 +265,7 @@ impl BlasLt {
         status == 0 && result.state == 0 && result.workspace_bytes <= WORKSPACE
     }
 
-    /// What the heuristic proposes, best first.
+    /// Algorithms that the heuristic proposes, best first.
     fn candidates(&self, problem: &Problem, prepared: &Prepared) -> Vec<Algorithm> {
         let Prepared { desc, a, b, out, .. } = *prepared;
         let (mut preference, mut found) = (std::ptr::null_mut(), 0);

@@ -25,7 +25,7 @@ pub(crate) struct Problem {
     pub tf32: bool,
 }
 
-/// What is done with the product before it is stored.
+/// Operation on the product before it is stored.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum EpilogueKind {
     None,
