@@ -143,7 +143,8 @@ def main():
         model = Transformer(c)
     optimizer = adamw(model)
     forward = torch.compile(model) if args.how == "compile" else model
-    line = torch.randint(c.vocab, (c.batch, c.seq + 1), device="cuda")
+    # Lockstep's generated text consists of bytes.
+    line = torch.randint(min(c.vocab, 256), (c.batch, c.seq + 1), device="cuda")
     ids, targets = line[:, :-1].contiguous(), line[:, 1:].contiguous()
 
     def step():

@@ -88,6 +88,8 @@ pub(crate) fn reduce_scatter(
             compressor.reduce_scatter(&group, input, shard.view_mut())?;
             if let Some(earlier) = earlier {
                 device.add(shard.view_mut(), earlier.view());
+                // Before the memory of `earlier` can be used by another stream.
+                device.synchronize();
             }
             if let Some(copies) = copies {
                 collectives::all_reduce(device, &copies, shard.view_mut(), Op::Sum)?;
