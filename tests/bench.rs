@@ -1,9 +1,11 @@
 //! Tests of the binary: `lockstep bench comm`. It starts its own ranks. Large buffers are in the shared heap by default.
 
-use std::process::{Command, Output};
+mod program;
+
+use std::process::Output;
 
 fn bench(arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
+    let mut command = program::lockstep();
     command.args(["bench", "comm"]).args(arguments);
     command.output().expect("the binary runs")
 }

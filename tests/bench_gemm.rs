@@ -1,9 +1,11 @@
 //! Tests of the binary: `lockstep bench gemm`.
 
-use std::process::{Command, Output};
+mod program;
+
+use std::process::Output;
 
 fn bench(arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
+    let mut command = program::lockstep();
     command.args(["bench", "gemm"]).args(arguments);
     command.output().expect("the binary runs")
 }
@@ -43,7 +45,7 @@ fn all_orders_types_and_levels_are_correct() {
 #[test]
 fn the_environment_limits_the_level() {
     let at = |level: &str| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
+        let mut command = program::lockstep();
         command.args(["bench", "gemm", "--shapes", "32x32x32", "--seconds", "0.001", "--json"]);
         command.env("LOCKSTEP_LEVEL", level).output().expect("the binary runs")
     };

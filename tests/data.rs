@@ -1,5 +1,7 @@
 //! Tests of the binary: `lockstep data prepare` and `lockstep data inspect`.
 
+mod program;
+
 use serde_json::Value;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -20,7 +22,7 @@ impl Workspace {
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
+        let mut command = program::lockstep();
         command.arg("data").args(arguments).current_dir(&self.0);
         command
     }

@@ -1,5 +1,7 @@
 //! Tests of the binary: `lockstep import` and `export` with folders written by transformers, and `lockstep ckpt`.
 
+mod program;
+
 use lockstep_ckpt::safetensors::File;
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,7 +24,7 @@ fn empty_directory(name: &str) -> PathBuf {
 }
 
 fn lockstep(dir: &Path, args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
+    let mut command = program::lockstep();
     command.args(args).current_dir(dir).output().expect("the binary runs")
 }
 

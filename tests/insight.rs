@@ -1,8 +1,10 @@
 //! Tests of the binary: `train --trace`, `trace` and `doctor`.
 
+mod program;
+
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 
 use serde_json::Value;
 
@@ -18,7 +20,7 @@ fn folder(name: &str) -> PathBuf {
 }
 
 fn lockstep(dir: &Path, args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
+    let mut command = program::lockstep();
     command.args(args).current_dir(dir).output().expect("the binary runs")
 }
 

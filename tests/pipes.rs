@@ -1,9 +1,11 @@
 //! Tests of the binary with its standard output closed, as by `| head`.
 
+mod program;
+
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
+use std::process::ExitStatus;
 
 const RUN: &str = "[model]\npreset = \"gpt2-test\"\n[train]\nsteps = 6\nglobal_batch = 4\nmicro_batch = 2\n\
                    threads = 1\nlog_every = 1\nsample = \"the \"\nsample_tokens = 8";
@@ -21,7 +23,7 @@ fn directory(name: &str) -> PathBuf {
 fn run_closed(dir: &Path, args: &str) -> (ExitStatus, String) {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     drop(reader);
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
+    let mut command = program::lockstep();
     command.args(args.split_whitespace()).current_dir(dir).stdout(writer);
     let output = command.output().expect("the binary runs");
     (output.status, String::from_utf8_lossy(&output.stderr).into_owned())
@@ -30,7 +32,7 @@ fn run_closed(dir: &Path, args: &str) -> (ExitStatus, String) {
 #[test]
 fn commands_that_only_print_exit_quietly() {
     let dir = directory("print");
-    let trained = Command::new(env!("CARGO_BIN_EXE_lockstep"))
+    let trained = program::lockstep()
         .args(["train", "run.toml"])
         .current_dir(&dir)
         .output()

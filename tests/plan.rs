@@ -1,10 +1,12 @@
 //! Tests of the binary: `lockstep plan`, and how `lockstep train` uses a plan.
 
+mod program;
+
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::Output;
 
 fn lockstep(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_lockstep")).args(args).output().unwrap()
+    program::lockstep().args(args).output().unwrap()
 }
 
 fn out(output: &Output) -> String {

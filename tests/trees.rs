@@ -1,8 +1,10 @@
 //! `lockstep trees` through the binary: ranks and engines, files, errors, kills and resumed runs.
 
+mod program;
+
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Output, Stdio};
 use std::time::Duration;
 
 /// A folder with small data files. Removed at the end.
@@ -37,7 +39,7 @@ impl Workspace {
     }
 
     fn run(&self, args: &str) -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
+        let mut command = program::lockstep();
         command.args(args.split_whitespace()).current_dir(&self.folder);
         command.output().unwrap()
     }
@@ -222,7 +224,7 @@ fn start_until_checkpoint(workspace: &Workspace) -> Child {
     // An earlier run is renamed only when the new one starts.
     let _ = std::fs::remove_dir_all(workspace.path("runs/killed"));
     let args = format!("trees train trees.toml {LONG} --set name=killed --ranks 2");
-    let mut launcher = Command::new(env!("CARGO_BIN_EXE_lockstep"))
+    let mut launcher = program::lockstep()
         .args(args.split_whitespace())
         .current_dir(&workspace.folder)
         .stdout(Stdio::null())

@@ -1,8 +1,10 @@
 //! Tests of the binary: `lockstep verify` on a small run file.
 
+mod program;
+
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::Value;
@@ -38,7 +40,7 @@ fn verify(more: &[&str]) -> Finished {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("verify-{call}"));
     fs::create_dir_all(&dir).expect("the target directory is writable");
     fs::write(dir.join("small.toml"), SMALL).expect("the directory is writable");
-    let Output { status, stdout, stderr } = Command::new(env!("CARGO_BIN_EXE_lockstep"))
+    let Output { status, stdout, stderr } = program::lockstep()
         .args(["verify", "small.toml"])
         .args(more)
         .args(if more.contains(&"--steps") { &[][..] } else { &["--steps", "4"] })

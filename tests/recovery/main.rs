@@ -5,6 +5,8 @@
 //! steps.
 
 mod learner;
+#[path = "../program/mod.rs"]
+mod program;
 mod saving;
 mod second_start;
 #[path = "../signals/mod.rs"]

@@ -50,6 +50,7 @@ impl Workspace {
     pub fn command(&self, program: &str, args: &str) -> Command {
         let mut command = Command::new(program);
         crate::signals::restore(&mut command);
+        crate::program::choose_device(&mut command);
         command.args(args.split_whitespace()).current_dir(&self.0);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command

@@ -3,6 +3,8 @@
 mod bench_step;
 mod checkpoints_and_data;
 mod errors;
+#[path = "../program/mod.rs"]
+mod program;
 mod runs;
 mod weights;
 mod workspace;

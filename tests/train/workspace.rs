@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 
 use lockstep_events::{StepReport, read};
 use lockstep_plan::Plan;
@@ -56,7 +56,7 @@ impl Workspace {
 
     /// Runs a command with environment variables.
     pub fn run_with(&self, args: &str, variables: &[(&str, &str)]) -> Finished {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
+        let mut command = crate::program::lockstep();
         let Output { status, stdout, stderr } = command
             .args(args.split_whitespace())
             .envs(variables.iter().copied())
