@@ -60,8 +60,9 @@ fn main() -> ExitCode {
     if command.only_prints() {
         exit_on_closed_pipe();
     }
-    let valid = lockstep_kernels::cpu::Level::from_env().map_err(anyhow::Error::msg);
-    valid.and_then(|_| command.run()).unwrap_or_else(|error| {
+    let level = lockstep_kernels::cpu::Level::from_env().map(drop);
+    let valid = level.and(lockstep_kernels::Device::type_from_env().map(drop));
+    valid.map_err(anyhow::Error::msg).and_then(|()| command.run()).unwrap_or_else(|error| {
         print::print_error!("error: {}", print::with_causes(&error));
         ExitCode::FAILURE
     })

@@ -61,10 +61,10 @@ fn report_lines(report: CudaReport) -> Vec<String> {
 /// Whether `device.kind = "auto"` means a GPU. `LOCKSTEP_DEVICE` decides if it is `cpu` or `cuda`.
 pub fn has_usable_gpu() -> bool {
     static USABLE: OnceLock<bool> = OnceLock::new();
-    *USABLE.get_or_init(|| match std::env::var("LOCKSTEP_DEVICE").as_deref() {
-        Ok("cpu") => false,
-        Ok("cuda") => true,
-        _ => Device::check_cuda().is_ok(),
+    *USABLE.get_or_init(|| match Device::type_from_env() {
+        Ok(Some(kind)) => kind == DeviceType::Cuda,
+        // `main` rejects an invalid value.
+        Ok(None) | Err(_) => Device::check_cuda().is_ok(),
     })
 }
 

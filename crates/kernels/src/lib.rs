@@ -25,9 +25,9 @@
 //! assert_eq!(device.memory().of(Tag::Activations).now, 2 * 3 * 4);
 //! ```
 //!
-//! Models use [`Device`]. Below it are [`cpu`], vectorized and multithreaded functions over slices, and
-//! [`reference`](mod@reference), the same operations as plain f64 loops, which define the results that the fast
-//! versions are tested against.
+//! Models use [`Device`]. Below it are [`cpu`], vectorized and multithreaded functions over slices, `cuda`, which
+//! enqueues them on a GPU, and [`reference`](mod@reference), the same operations as plain f64 loops, which define the
+//! results that the fast versions are tested against.
 
 pub mod cpu;
 mod cuda;

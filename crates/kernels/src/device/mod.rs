@@ -89,17 +89,27 @@ impl Device {
         }))
     }
 
-    /// The device that `LOCKSTEP_DEVICE` names: `cpu`, with `threads` threads, or `cuda`. The CPU if it is not set.
+    /// The device that `LOCKSTEP_DEVICE` names: `cpu` or `cuda`. None if it is not set or `auto`.
+    pub fn type_from_env() -> Result<Option<DeviceType>, String> {
+        match std::env::var("LOCKSTEP_DEVICE").as_deref() {
+            Err(_) | Ok("" | "auto") => Ok(None),
+            Ok("cpu") => Ok(Some(DeviceType::Cpu)),
+            Ok("cuda") => Ok(Some(DeviceType::Cuda)),
+            Ok(other) => Err(format!("LOCKSTEP_DEVICE={other}: use auto, cpu or cuda")),
+        }
+    }
+
+    /// A device for tests: the first GPU if `LOCKSTEP_DEVICE` is `cuda`, otherwise the CPU with `threads` threads.
     ///
     /// # Panics
-    /// If it names another device, or one that cannot be used.
+    /// If `LOCKSTEP_DEVICE` is invalid, or the GPU cannot be used.
     pub fn from_env(threads: usize) -> Device {
-        match std::env::var("LOCKSTEP_DEVICE").as_deref() {
-            Err(_) | Ok("" | "cpu") => Device::cpu(threads),
-            Ok("cuda") => {
+        match Device::type_from_env() {
+            Ok(None | Some(DeviceType::Cpu)) => Device::cpu(threads),
+            Ok(Some(DeviceType::Cuda)) => {
                 Device::cuda(0).unwrap_or_else(|error| panic!("LOCKSTEP_DEVICE=cuda: {error}"))
             }
-            Ok(other) => panic!("LOCKSTEP_DEVICE={other}: use cpu or cuda"),
+            Err(error) => panic!("{error}"),
         }
     }
 
