@@ -3,10 +3,12 @@
 
 use std::sync::Arc;
 
-use super::context::Context;
-use super::driver::{
-    ACCESS_READ_WRITE, ALLOCATION_PINNED, AccessDescription, Address, AllocationProperties,
-    LOCATION_DEVICE, MemoryLocation, OUT_OF_MEMORY,
+use lockstep_cuda::{
+    Context,
+    driver::{
+        ACCESS_READ_WRITE, ALLOCATION_PINNED, AccessDescription, Address, AllocationProperties,
+        LOCATION_DEVICE, MemoryLocation, OUT_OF_MEMORY,
+    },
 };
 
 /// Physical memory is mapped in multiples of this: 32 pages of 2 MiB.

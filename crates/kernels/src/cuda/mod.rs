@@ -1,27 +1,19 @@
 //! The CUDA backend: one GPU, on which operations are enqueued in order and run behind the host.
 //!
-//! `loader` finds the libraries, `driver`, `nvrtc`, `blaslt` and `dnn` declare the functions that are used of them.
-//! `context`, `arena`, `stream` and `launch` are the GPU's memory and order of operations. The other files are the
-//! operations, one per file of `device`; their kernels are in `kernels/`.
+//! Built on `lockstep_cuda`. `blaslt` and `dnn` declare the functions that are used of cuBLASLt and cuDNN, `arena` is the
+//! pool's memory. The other files are the operations, one per file of `device`; their kernels are in `kernels/`.
 
 mod arena;
 pub(crate) mod attention;
 pub(crate) mod blaslt;
-mod cache;
-mod context;
 pub(crate) mod dnn;
-mod driver;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
-mod error;
 mod launch;
-mod loader;
 pub(crate) mod loss;
 pub(crate) mod matmul;
 pub(crate) mod mlp;
 pub(crate) mod norm;
-mod nvml;
-mod nvrtc;
 pub(crate) mod optimizer;
 pub(crate) mod pack;
 pub(crate) mod random;
@@ -32,27 +24,20 @@ pub(crate) mod routing;
 mod scalar;
 mod scratch;
 pub(crate) mod sort;
-mod stream;
 mod uploads;
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 pub(crate) use arena::Arena;
-pub(crate) use context::{Context, DeviceBuffer, PinnedBuffer};
-pub use error::CudaError;
-use launch::Kernels;
-pub(crate) use launch::{Arg, Grid, Source};
+pub use lockstep_cuda::CudaError;
+use lockstep_cuda::{
+    Arg, Context, DeviceBuffer, Gpu, Grid, Kernels, Result, Source, Stream, StreamEvent, nvml,
+};
 pub use report::{CudaLibrary, CudaReport};
 pub(crate) use scalar::PendingScalar;
 use scalar::ScalarSlots;
 use scratch::Scratch;
-use stream::Stream;
-pub(crate) use stream::StreamEvent;
-
-use error::Result;
 
 /// Execution context of the CUDA operations: a GPU, its compute stream, kernels, libraries and scratch memory.
 pub(crate) struct Cuda {
@@ -70,37 +55,9 @@ pub(crate) struct Cuda {
 }
 
 impl Cuda {
-    /// Number of GPUs that the driver finds.
-    pub fn count() -> Result<usize> {
-        context::count(&driver::Driver::load()?)
-    }
-
-    /// Finds a GPU and the libraries that are needed, without opening it.
-    pub fn check() -> Result<()> {
-        let driver = driver::Driver::load()?;
-        if context::count(&driver)? == 0 {
-            return Err(CudaError::new("the CUDA driver finds no GPU"));
-        }
-        loader::Library::open(&loader::NVRTC)?;
-        loader::Library::open(&loader::CUBLASLT)?;
-        Ok(())
-    }
-
-    /// Opens GPU `index` with all libraries. All devices of a process share its context and kernels, which live as
-    /// long as the process.
+    /// Opens GPU `index` with all libraries.
     pub fn open(index: usize) -> Result<Cuda> {
-        type Opened = (Arc<Context>, Arc<Kernels>);
-        static OPEN: Mutex<BTreeMap<usize, Opened>> = Mutex::new(BTreeMap::new());
-        let mut open = OPEN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let (context, kernels) = match open.entry(index) {
-            Entry::Occupied(opened) => opened.get().clone(),
-            Entry::Vacant(vacant) => {
-                let context = Context::new(index)?;
-                let kernels = Arc::new(Kernels::new(&context)?);
-                vacant.insert((context, kernels)).clone()
-            }
-        };
-        drop(open);
+        let Gpu { context, kernels } = Gpu::open(index)?;
         Cuda::on(context, kernels)
     }
 

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
+use lockstep_cuda::driver::dotted;
+
 use super::Cuda;
-use super::driver::dotted;
 
 /// A GPU and the libraries that are used with it.
 #[derive(Clone, Debug)]

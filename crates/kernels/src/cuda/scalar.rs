@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, Mutex};
 
+use lockstep_cuda::{PinnedBuffer, StreamEvent};
+
 use super::Cuda;
-use super::context::PinnedBuffer;
-use super::stream::StreamEvent;
 
 /// Scalars that can be pending at the same time.
 const SLOTS: usize = 4096;

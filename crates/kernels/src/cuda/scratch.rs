@@ -3,8 +3,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use lockstep_cuda::{Context, DeviceBuffer};
+
 use super::Cuda;
-use super::context::{Context, DeviceBuffer};
 use crate::memory::Extent;
 use crate::{Dtype, Location, ViewMut};
 

@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::sync::Mutex;
 
+use lockstep_cuda::DeviceBuffer;
+
 use super::Cuda;
-use super::context::DeviceBuffer;
 
 /// Tables on the device, by their ids.
 #[derive(Default)]

@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use lockstep_cuda::StreamEvent;
+
 use super::{Backend, Device};
-use crate::cuda::StreamEvent;
 
 /// A point in the sequence of a device's operations, with the time at which the device reached it.
 ///

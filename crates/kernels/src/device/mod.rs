@@ -77,7 +77,7 @@ impl Device {
 
     /// Number of GPUs that the CUDA driver finds.
     pub fn cuda_count() -> Result<usize, CudaError> {
-        Cuda::count()
+        lockstep_cuda::Gpu::count()
     }
 
     fn of_cuda(cuda: Cuda) -> Device {
@@ -133,7 +133,7 @@ impl Device {
 
     /// Whether this machine has a GPU that can be used, without opening it.
     pub fn check_cuda() -> Result<(), CudaError> {
-        Cuda::check()
+        lockstep_cuda::Gpu::check()
     }
 
     /// Lets f32 products of a GPU round their inputs to TF32, which has 10 bits of mantissa and is several times

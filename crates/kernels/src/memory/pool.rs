@@ -4,9 +4,11 @@
 
 use std::sync::{Arc, Mutex};
 
+use lockstep_cuda::Context;
+
 use super::region::{Piece, Region};
 use super::{Location, MemoryUsage, Tag};
-use crate::cuda::{Arena, Context};
+use crate::cuda::Arena;
 
 /// The memory of a device, and the host memory that belongs to it.
 pub(crate) struct Pool {

@@ -3,8 +3,10 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::sync::Arc;
 
+use lockstep_cuda::{Context, PinnedBuffer};
+
 use super::Location;
-use crate::cuda::{Arena, Context, PinnedBuffer};
+use crate::cuda::Arena;
 
 /// Minimum chunk of pageable memory. Untouched pages cost nothing.
 const CHUNK: usize = 64 << 20;

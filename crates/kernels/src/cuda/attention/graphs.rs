@@ -1,8 +1,9 @@
 //! Attention as cuDNN operation graphs, in the form in which cuDNN recognizes it and fuses it into one kernel.
 
+use lockstep_cuda::Result;
+
 use crate::AttentionShape;
 use crate::cuda::dnn::{DataType, Graph, Pointwise, Reduction, Tensor};
-use crate::cuda::error::Result;
 
 /// Ids of the tensors in device memory.
 pub(super) const Q: i64 = 1;

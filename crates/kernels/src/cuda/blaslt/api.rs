@@ -2,8 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::cuda::driver::Handle;
-use crate::cuda::loader::function_table;
+use lockstep_cuda::{Handle, function_table};
 
 function_table! {
     /// Functions of `libcublasLt.so`.

@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
+use lockstep_cuda::cache;
+
 use super::api::Algorithm;
-use crate::cuda::cache;
 
 /// Selected algorithms by the text of their problems.
 pub(crate) struct Chosen {

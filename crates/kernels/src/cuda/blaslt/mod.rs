@@ -9,15 +9,16 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex};
 
+use lockstep_cuda::{
+    Context, CudaError, DeviceBuffer, Result, Stream,
+    driver::Handle,
+    loader::{self, Library},
+};
+
 use api::{Algorithm, Functions, HeuristicResult};
 use chosen::{Chosen, SharedChosen};
 pub(crate) use problem::{Addend, EpilogueKind, Problem, alignment};
 
-use super::context::{Context, DeviceBuffer};
-use super::driver::Handle;
-use super::error::{CudaError, Result};
-use super::loader::{self, Library};
-use super::stream::Stream;
 use crate::Dtype;
 
 /// Memory that algorithms may use, e.g. to split the inner dimension. cuBLAS recommends 32 MiB for Hopper.

@@ -2,9 +2,10 @@
 
 use std::ffi::c_void;
 
+use lockstep_cuda::Result;
+
 use super::names::{Attribute, Kind, RawDescriptor, Value};
 use super::{Functions, check};
-use crate::cuda::error::Result;
 
 /// A descriptor that is destroyed when dropped.
 pub(crate) struct Descriptor {

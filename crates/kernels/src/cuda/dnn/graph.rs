@@ -1,9 +1,10 @@
 //! A graph of operations on tensors of four dimensions. Intermediate results are virtual: cuDNN fuses the operations
 //! and never stores them.
 
+use lockstep_cuda::Result;
+
 use super::names::{self, DataType, Pointwise, RawDescriptor, Reduction};
 use super::{Descriptor, Functions};
-use crate::cuda::error::Result;
 
 /// The operations of a graph so far, with everything they refer to.
 pub(crate) struct Graph {

@@ -9,9 +9,12 @@ mod plan;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Mutex;
 
+use lockstep_cuda::{
+    CudaError, Result, function_table,
+    loader::{self, Library},
+};
+
 use super::attention;
-use super::error::{CudaError, Result};
-use super::loader::{self, Library, function_table};
 pub(crate) use descriptor::Descriptor;
 pub(crate) use graph::{Graph, Tensor};
 pub(crate) use names::{DataType, Pointwise, Reduction};

@@ -2,9 +2,10 @@
 
 use std::ffi::c_void;
 
+use lockstep_cuda::{CudaError, Result};
+
 use super::names::{self, HandleValue, HeuristicsMode, NumericalNote, Pointer, RawDescriptor};
 use super::{Descriptor, Functions, Graph, check};
-use crate::cuda::error::{CudaError, Result};
 
 /// The device that a plan is built for.
 #[derive(Clone, Copy)]

@@ -2,8 +2,9 @@
 
 use std::ffi::{c_int, c_uint, c_ulonglong};
 
-use super::driver::Handle;
-use super::loader::{Library, Wanted, function_table};
+use crate::driver::Handle;
+use crate::function_table;
+use crate::loader::{Library, Wanted};
 
 const NVML: Wanted = Wanted {
     name: "NVML",
@@ -22,7 +23,7 @@ function_table! {
 }
 
 /// The energy counter of one GPU.
-pub(crate) struct EnergyCounter {
+pub struct EnergyCounter {
     api: Functions,
     device: Handle,
 }

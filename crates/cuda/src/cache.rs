@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// `LOCKSTEP_CACHE`, or `lockstep` in the user's cache folder. None if there is no such folder.
-pub(crate) fn folder() -> Option<PathBuf> {
+pub fn folder() -> Option<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     variable("LOCKSTEP_CACHE").map(PathBuf::from).or_else(|| {
         let caches = variable("XDG_CACHE_HOME").map(PathBuf::from);
@@ -14,7 +14,7 @@ pub(crate) fn folder() -> Option<PathBuf> {
 }
 
 /// A 64-bit FNV-1a hash of texts and their lengths.
-pub(crate) fn key(texts: &[&str]) -> u64 {
+pub fn key(texts: &[&str]) -> u64 {
     let bytes = texts
         .iter()
         .flat_map(|text| (text.len() as u64).to_le_bytes().into_iter().chain(text.bytes()));
@@ -24,7 +24,7 @@ pub(crate) fn key(texts: &[&str]) -> u64 {
 }
 
 /// Writes a file whole or not at all, so that other processes never read a part of it.
-pub(crate) fn store(file: &Path, bytes: &[u8]) -> io::Result<()> {
+pub fn store(file: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = file.parent().ok_or(io::ErrorKind::InvalidInput)?;
     std::fs::create_dir_all(folder)?;
     let part = file.with_extension(format!("part-{}", std::process::id()));

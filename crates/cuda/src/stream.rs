@@ -3,11 +3,11 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::context::Context;
-use super::driver::{Handle, NON_BLOCKING};
+use crate::context::Context;
+use crate::driver::{Handle, NON_BLOCKING};
 
 /// A sequence of operations that the GPU executes in order.
-pub(crate) struct Stream {
+pub struct Stream {
     context: Arc<Context>,
     handle: Handle,
     /// Events that were dropped and can be recorded again.
@@ -24,7 +24,7 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 /// A point in a stream.
-pub(crate) struct StreamEvent {
+pub struct StreamEvent {
     context: Arc<Context>,
     handle: Handle,
     idle: Arc<Mutex<Vec<RawEvent>>>,
@@ -46,6 +46,18 @@ impl Stream {
 
     pub fn handle(&self) -> Handle {
         self.handle
+    }
+
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Later operations of this stream wait for the event.
+    pub fn wait_for(&self, event: &StreamEvent) {
+        // SAFETY: stream and event live.
+        let status =
+            unsafe { (self.context.api().cuStreamWaitEvent)(self.handle, event.handle, 0) };
+        self.context.must(status, "wait for an event of another stream");
     }
 
     /// Blocks the host until all operations issued so far are complete.

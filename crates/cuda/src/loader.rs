@@ -11,14 +11,14 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-use super::error::{CudaError, Result};
+use crate::error::{CudaError, Result};
 
 /// Lists the folders to search before all others.
-pub(crate) const PATH_VARIABLE: &str = "LOCKSTEP_CUDA_PATH";
+pub const PATH_VARIABLE: &str = "LOCKSTEP_CUDA_PATH";
 
 /// A library, and the names and packages to look for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted {
+pub struct Wanted {
     pub name: &'static str,
     /// The accepted sonames, best first.
     pub sonames: &'static [&'static str],
@@ -26,30 +26,30 @@ pub(crate) struct Wanted {
     pub install: &'static str,
 }
 
-pub(crate) const DRIVER: Wanted = Wanted {
+pub const DRIVER: Wanted = Wanted {
     name: "the CUDA driver",
     sonames: &["libcuda.so.1"],
     install: "install the NVIDIA driver, version 525 or newer",
 };
 
-pub(crate) const NVRTC: Wanted = Wanted {
+pub const NVRTC: Wanted = Wanted {
     name: "NVRTC",
     sonames: &["libnvrtc.so.13", "libnvrtc.so.12"],
     install: "pip install nvidia-cuda-nvrtc, or install the CUDA toolkit",
 };
 
-pub(crate) const CUBLASLT: Wanted = Wanted {
+pub const CUBLASLT: Wanted = Wanted {
     name: "cuBLASLt",
     sonames: &["libcublasLt.so.13", "libcublasLt.so.12"],
     install: "pip install nvidia-cublas, or install the CUDA toolkit",
 };
 
-pub(crate) const CUDNN: Wanted =
+pub const CUDNN: Wanted =
     Wanted { name: "cuDNN", sonames: &["libcudnn.so.9"], install: "pip install nvidia-cudnn-cu13" };
 
 /// A loaded library. It stays loaded until the process ends.
 #[derive(Clone, Debug)]
-pub(crate) struct Library {
+pub struct Library {
     handle: &'static libloading::Library,
     name: &'static str,
     /// The file, or the soname where the system's search path found it.
@@ -164,27 +164,27 @@ fn load(path: &Path) -> std::result::Result<&'static libloading::Library, String
 }
 
 /// Declares a table of C functions that are looked up in a [`Library`].
+#[macro_export]
 macro_rules! function_table {
     ($(#[$doc:meta])* $table:ident { $(fn $name:ident($($arg:ident: $type:ty),* $(,)?) -> $result:ty;)* }) => {
         $(#[$doc])*
         #[allow(non_snake_case)] // the names of the library
         #[derive(Clone, Copy)]
-        pub(crate) struct $table {
+        pub struct $table {
             $(pub $name: unsafe extern "C" fn($($arg: $type),*) -> $result,)*
         }
 
         impl $table {
             /// Looks up every function.
             pub fn load(
-                library: &$crate::cuda::loader::Library,
-            ) -> $crate::cuda::error::Result<$table> {
+                library: &$crate::loader::Library,
+            ) -> $crate::Result<$table> {
                 // SAFETY: the types are those of the library's headers.
                 unsafe { Ok($table { $($name: library.symbol(stringify!($name))?,)* }) }
             }
         }
     };
 }
-pub(crate) use function_table;
 
 #[cfg(test)]
 mod tests {

@@ -7,7 +7,7 @@ use std::fmt;
 pub struct CudaError(String);
 
 impl CudaError {
-    pub(crate) fn new(message: impl Into<String>) -> CudaError {
+    pub fn new(message: impl Into<String>) -> CudaError {
         CudaError(message.into())
     }
 }
@@ -20,4 +20,4 @@ impl fmt::Display for CudaError {
 
 impl std::error::Error for CudaError {}
 
-pub(crate) type Result<T> = std::result::Result<T, CudaError>;
+pub type Result<T> = std::result::Result<T, CudaError>;

@@ -4,14 +4,14 @@ use std::cell::Cell;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::sync::Arc;
 
-use super::driver::{self, Address, Attribute, Driver, Handle};
-use super::error::{CudaError, Result};
+use crate::driver::{self, Address, Attribute, Driver, Handle};
+use crate::error::{CudaError, Result};
 
 /// The oldest supported compute capability.
 const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
 
 /// The primary context of one GPU. It is released when the last user drops it.
-pub(crate) struct Context {
+pub struct Context {
     pub driver: Driver,
     pub index: usize,
     pub name: String,
@@ -164,13 +164,13 @@ impl Context {
         }
     }
 
-    pub(super) fn device(&self) -> c_int {
+    pub fn device(&self) -> c_int {
         self.device
     }
 }
 
 /// Number of GPUs that the driver finds.
-pub(super) fn count(driver: &Driver) -> Result<usize> {
+pub fn count(driver: &Driver) -> Result<usize> {
     let mut count = 0;
     // SAFETY: a valid pointer.
     driver.check(unsafe { (driver.api.cuDeviceGetCount)(&mut count) }, "count the GPUs")?;
@@ -186,7 +186,7 @@ impl Drop for Context {
 }
 
 /// Device memory that is freed when dropped.
-pub(crate) struct DeviceBuffer {
+pub struct DeviceBuffer {
     context: Arc<Context>,
     pub address: Address,
     pub bytes: usize,
@@ -200,7 +200,7 @@ impl Drop for DeviceBuffer {
 }
 
 /// Page-locked host memory that is freed when dropped.
-pub(crate) struct PinnedBuffer {
+pub struct PinnedBuffer {
     context: Arc<Context>,
     pub start: *mut c_void,
     pub bytes: usize,

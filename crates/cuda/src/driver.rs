@@ -2,12 +2,13 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
-use super::error::{CudaError, Result};
-use super::loader::{self, Library, function_table};
+use crate::error::{CudaError, Result};
+use crate::function_table;
+use crate::loader::{self, Library};
 
-pub(crate) type Handle = *mut c_void;
+pub type Handle = *mut c_void;
 /// An address in device memory.
-pub(crate) type Address = u64;
+pub type Address = u64;
 type Status = c_int;
 
 function_table! {
@@ -51,6 +52,7 @@ function_table! {
         fn cuModuleLoadData(module: *mut Handle, image: *const c_void) -> Status;
         fn cuModuleGetFunction(function: *mut Handle, module: Handle, name: *const c_char) -> Status;
         fn cuFuncSetAttribute(function: Handle, attribute: c_int, value: c_int) -> Status;
+        fn cuStreamWaitEvent(stream: Handle, event: Handle, flags: c_uint) -> Status;
         fn cuLaunchKernel(
             function: Handle,
             grid_x: c_uint,
@@ -72,7 +74,7 @@ function_table! {
 /// `CUmemLocation`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct MemoryLocation {
+pub struct MemoryLocation {
     pub kind: c_int,
     pub id: c_int,
 }
@@ -80,7 +82,7 @@ pub(crate) struct MemoryLocation {
 /// `CUmemAllocationProp`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct AllocationProperties {
+pub struct AllocationProperties {
     pub kind: c_int,
     pub handle_types: c_int,
     pub location: MemoryLocation,
@@ -91,31 +93,31 @@ pub(crate) struct AllocationProperties {
 /// `CUmemAccessDesc`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct AccessDescription {
+pub struct AccessDescription {
     pub location: MemoryLocation,
     pub flags: c_int,
 }
 
 /// `CU_MEM_LOCATION_TYPE_DEVICE`
-pub(crate) const LOCATION_DEVICE: c_int = 1;
+pub const LOCATION_DEVICE: c_int = 1;
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`
-pub(crate) const ALLOCATION_PINNED: c_int = 1;
+pub const ALLOCATION_PINNED: c_int = 1;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`
-pub(crate) const ACCESS_READ_WRITE: c_int = 3;
+pub const ACCESS_READ_WRITE: c_int = 3;
 /// `CU_STREAM_NON_BLOCKING`
-pub(crate) const NON_BLOCKING: c_uint = 1;
+pub const NON_BLOCKING: c_uint = 1;
 /// `CU_MEMHOSTALLOC_PORTABLE`
-pub(crate) const HOST_PORTABLE: c_uint = 1;
+pub const HOST_PORTABLE: c_uint = 1;
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`
-pub(crate) const MAX_DYNAMIC_SHARED: c_int = 8;
+pub const MAX_DYNAMIC_SHARED: c_int = 8;
 
-pub(crate) const SUCCESS: Status = 0;
-pub(crate) const OUT_OF_MEMORY: Status = 2;
+pub const SUCCESS: Status = 0;
+pub const OUT_OF_MEMORY: Status = 2;
 const NO_DEVICE: Status = 100;
 
 /// Attributes of a device (`CUdevice_attribute`).
 #[derive(Clone, Copy)]
-pub(crate) enum Attribute {
+pub enum Attribute {
     Multiprocessors = 16,
     Major = 75,
     Minor = 76,
@@ -124,7 +126,7 @@ pub(crate) enum Attribute {
 
 /// The driver, initialized.
 #[derive(Clone)]
-pub(crate) struct Driver {
+pub struct Driver {
     pub api: Functions,
     /// The newest CUDA version that the driver supports, e.g. 13000.
     pub version: i32,
@@ -171,7 +173,7 @@ impl Driver {
 }
 
 /// A CUDA version as users know it: 13000 is 13.0.
-pub(crate) fn dotted(version: i32) -> String {
+pub fn dotted(version: i32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 

@@ -3,9 +3,10 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::PathBuf;
 
-use super::cache;
-use super::error::{CudaError, Result};
-use super::loader::{self, Library, function_table};
+use crate::cache;
+use crate::error::{CudaError, Result};
+use crate::function_table;
+use crate::loader::{self, Library};
 
 function_table! {
     /// Functions of `libnvrtc.so`.
@@ -30,16 +31,15 @@ function_table! {
 }
 
 /// The run-time compiler.
-pub(crate) struct Nvrtc {
+pub struct Nvrtc {
     api: Functions,
     version: (i32, i32),
     pub library: Library,
 }
 
 /// Machine code and the compiler's messages.
-pub(crate) struct Compiled {
+pub struct Compiled {
     pub cubin: Vec<u8>,
-    #[cfg_attr(not(test), expect(dead_code, reason = "checks of all kernels read it"))]
     pub log: String,
 }
 

@@ -1,0 +1,48 @@
+//! GPUs that this process has opened.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::{Arc, Mutex};
+
+use crate::context::{self, Context};
+use crate::driver::Driver;
+use crate::launch::Kernels;
+use crate::{CudaError, Result, loader};
+
+/// An open GPU. All users in a process share its context and kernels, which live as long as the process.
+#[derive(Clone)]
+pub struct Gpu {
+    pub context: Arc<Context>,
+    pub kernels: Arc<Kernels>,
+}
+
+impl Gpu {
+    /// Number of GPUs that the driver finds.
+    pub fn count() -> Result<usize> {
+        context::count(&Driver::load()?)
+    }
+
+    /// Finds a GPU and the libraries that are always needed, without opening it.
+    pub fn check() -> Result<()> {
+        if Gpu::count()? == 0 {
+            return Err(CudaError::new("the CUDA driver finds no GPU"));
+        }
+        loader::Library::open(&loader::NVRTC)?;
+        loader::Library::open(&loader::CUBLASLT)?;
+        Ok(())
+    }
+
+    /// Opens GPU `index`.
+    pub fn open(index: usize) -> Result<Gpu> {
+        static OPEN: Mutex<BTreeMap<usize, Gpu>> = Mutex::new(BTreeMap::new());
+        let mut open = OPEN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        Ok(match open.entry(index) {
+            Entry::Occupied(opened) => opened.get().clone(),
+            Entry::Vacant(vacant) => {
+                let context = Context::new(index)?;
+                let kernels = Arc::new(Kernels::new(&context)?);
+                vacant.insert(Gpu { context, kernels }).clone()
+            }
+        })
+    }
+}

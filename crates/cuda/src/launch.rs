@@ -1,0 +1,218 @@
+//! Kernels: where their sources are, and how they are started.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::sync::{Mutex, RwLock};
+
+use crate::context::Context;
+use crate::driver::{Handle, MAX_DYNAMIC_SHARED, SUCCESS};
+use crate::error::Result;
+use crate::nvrtc::Nvrtc;
+use crate::stream::Stream;
+
+/// A source file of kernels. `prelude.cuh` is prepended to each.
+pub struct Source {
+    pub name: &'static str,
+    pub code: &'static str,
+}
+
+/// Definitions that all sources share.
+const PRELUDE: &str = include_str!("prelude.cuh");
+
+impl Source {
+    /// The text that NVRTC compiles.
+    pub fn text(&self) -> String {
+        format!("{PRELUDE}\n#line 1 \"{}.cu\"\n{}", self.name, self.code)
+    }
+}
+
+/// Blocks and threads of a launch.
+#[derive(Clone, Copy, Debug)]
+pub struct Grid {
+    pub blocks: [u32; 3],
+    pub threads: u32,
+    /// Bytes of dynamic shared memory per block.
+    pub shared: u32,
+}
+
+impl Grid {
+    pub fn new(blocks: usize, threads: u32) -> Grid {
+        Grid::of([blocks, 1, 1], threads)
+    }
+
+    pub fn of(blocks: [usize; 3], threads: u32) -> Grid {
+        let blocks =
+            blocks.map(|blocks| u32::try_from(blocks).expect("a grid has fewer than 2^32 blocks"));
+        Grid { blocks, threads, shared: 0 }
+    }
+
+    /// One thread per element.
+    pub fn over(elements: usize, threads: u32) -> Grid {
+        Grid::new(elements.div_ceil(threads as usize), threads)
+    }
+
+    pub fn shared(self, bytes: usize) -> Grid {
+        Grid { shared: bytes as u32, ..self }
+    }
+}
+
+/// A kernel parameter of up to 8 bytes.
+#[derive(Clone, Copy)]
+#[repr(C, align(8))]
+pub struct Arg([u8; 8]);
+
+macro_rules! arg_from {
+    ($($number:ty)*) => {$(
+        impl From<$number> for Arg {
+            fn from(value: $number) -> Arg {
+                let mut bytes = [0; 8];
+                bytes[..size_of::<$number>()].copy_from_slice(&value.to_ne_bytes());
+                Arg(bytes)
+            }
+        }
+    )*};
+}
+arg_from!(u64 i64 u32 i32 f32 f64);
+
+/// The kernels of one GPU, compiled on first use.
+pub struct Kernels {
+    nvrtc: Nvrtc,
+    architecture: String,
+    functions: RwLock<HashMap<(&'static str, &'static str), Function>>,
+    modules: Mutex<HashMap<&'static str, ModuleHandle>>,
+}
+
+#[derive(Clone, Copy)]
+struct Function {
+    handle: Handle,
+}
+
+#[derive(Clone, Copy)]
+struct ModuleHandle(Handle);
+
+// SAFETY: handles of the driver may be used from any thread.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+// SAFETY: as above.
+unsafe impl Send for ModuleHandle {}
+
+impl Kernels {
+    pub fn new(context: &Context) -> Result<Kernels> {
+        let architecture = architecture(context.capability);
+        let (functions, modules) = (RwLock::default(), Mutex::default());
+        Ok(Kernels { nvrtc: Nvrtc::load()?, architecture, functions, modules })
+    }
+
+    pub fn nvrtc(&self) -> &Nvrtc {
+        &self.nvrtc
+    }
+
+    fn function(
+        &self,
+        context: &Context,
+        source: &'static Source,
+        kernel: &'static str,
+    ) -> Function {
+        let key = (source.name, kernel);
+        if let Some(&function) =
+            self.functions.read().unwrap_or_else(|poisoned| poisoned.into_inner()).get(&key)
+        {
+            return function;
+        }
+        let mut modules = self.modules.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let module = *modules.entry(source.name).or_insert_with(|| {
+            self.load_module(context, source).unwrap_or_else(|error| panic!("{error}"))
+        });
+        let name = CString::new(kernel).expect("kernel names have no zero byte");
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the module lives as long as the process.
+        let status =
+            unsafe { (context.api().cuModuleGetFunction)(&mut handle, module.0, name.as_ptr()) };
+        context.must(status, &format!("find the kernel {kernel} in {}.cu", source.name));
+        // A block may use all the shared memory that the GPU has; the default limit is 48 KiB.
+        let limit = context.shared_per_block as i32;
+        // SAFETY: the function lives. Kernels with static shared memory refuse the full limit and keep the default.
+        unsafe { (context.api().cuFuncSetAttribute)(handle, MAX_DYNAMIC_SHARED, limit) };
+        let function = Function { handle };
+        self.functions
+            .write()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+            .insert(key, function);
+        function
+    }
+
+    /// Enqueues a kernel on a stream. An empty grid is a launch that does nothing.
+    ///
+    /// # Panics
+    /// If the kernel cannot be compiled or started.
+    pub fn launch(
+        &self,
+        stream: &Stream,
+        source: &'static Source,
+        kernel: &'static str,
+        grid: Grid,
+        args: &[Arg],
+    ) {
+        let Grid { blocks: [x, y, z], threads, shared } = grid;
+        if x == 0 || y == 0 || z == 0 {
+            return;
+        }
+        let context = stream.context();
+        let function = self.function(context, source, kernel);
+        let mut parameters = [std::ptr::null_mut::<c_void>(); MAX_ARGS];
+        for (parameter, arg) in parameters[..args.len()].iter_mut().zip(args) {
+            *parameter = (arg as *const Arg).cast_mut().cast();
+        }
+        // SAFETY: the parameters point to values of at least the kernel's parameter sizes; the memory they name lives
+        // until later operations of this stream reuse it.
+        let status = unsafe {
+            (context.api().cuLaunchKernel)(
+                function.handle,
+                x,
+                y,
+                z,
+                threads,
+                1,
+                1,
+                shared,
+                stream.handle(),
+                parameters.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        if status != SUCCESS {
+            context.must(status, &format!("start the kernel {kernel}"));
+        }
+    }
+
+    fn load_module(&self, context: &Context, source: &Source) -> Result<ModuleHandle> {
+        let cubin = self.nvrtc.cubin(source.name, &source.text(), &self.architecture)?;
+        let mut module = std::ptr::null_mut();
+        // SAFETY: the image is complete machine code.
+        let status =
+            unsafe { (context.api().cuModuleLoadData)(&mut module, cubin.as_ptr().cast()) };
+        context.driver.check(status, &format!("load the kernels of {}.cu", source.name))?;
+        Ok(ModuleHandle(module))
+    }
+}
+
+/// The target that has all instructions of a GPU, e.g. `sm_90a`.
+fn architecture((major, minor): (i32, i32)) -> String {
+    let specific = if major >= 9 { "a" } else { "" };
+    format!("sm_{major}{minor}{specific}")
+}
+
+/// More parameters than any kernel has.
+const MAX_ARGS: usize = 40;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn architectures_have_all_instructions_of_a_gpu() {
+        let names = [(8, 0), (8, 9), (9, 0), (10, 0)].map(architecture);
+        assert_eq!(names, ["sm_80", "sm_89", "sm_90a", "sm_100a"]);
+    }
+}

@@ -1,0 +1,26 @@
+//! The GPUs of a machine. CUDA's libraries are loaded at run time, so that neither building nor running on CPUs needs them.
+//!
+//! [`loader`] finds the libraries; [`driver`] and [`nvrtc`](mod@nvrtc) declare the functions that are used of them. A
+//! [`Gpu`] is an open GPU: its [`Context`] (memory) and its [`Kernels`], compiled by NVRTC on first use and kept on disk.
+//! Operations are enqueued on a [`Stream`], and [`StreamEvent`]s order streams and the host.
+
+pub mod cache;
+mod check;
+mod context;
+pub mod driver;
+mod error;
+mod gpu;
+mod launch;
+pub mod loader;
+pub mod nvml;
+pub mod nvrtc;
+mod stream;
+
+pub use check::{ARCHITECTURES, check_compiles};
+pub use context::{Context, DeviceBuffer, PinnedBuffer};
+pub use driver::{Address, Handle};
+pub use error::{CudaError, Result};
+pub use gpu::Gpu;
+pub use launch::{Arg, Grid, Kernels, Source};
+pub use nvrtc::Nvrtc;
+pub use stream::{Stream, StreamEvent};
