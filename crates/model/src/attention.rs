@@ -8,7 +8,7 @@ use lockstep_plan::context::Run;
 use lockstep_plan::model::{BlockParams, Shape};
 
 use crate::linear::Linear;
-use crate::norm::{Norm, NormBackward};
+use crate::norm::{Norm, NormBackward, SavedNorm};
 use crate::residual::{add_projection, projection_gradient};
 use crate::{Ctx, Slot, WeightGrads};
 
@@ -29,8 +29,8 @@ pub(crate) struct AttentionPart {
 /// Activations saved for the backward pass.
 pub(crate) struct SavedAttention {
     pub x: Tensor, // (tokens, dim)
-    stats: Tensor, // (tokens, 1 or 2), f32
-    out: Tensor,   // (tokens, heads * head_dim)
+    norm: SavedNorm,
+    out: Tensor, // (tokens, heads * head_dim)
     /// None if communication failed: the pass runs to its end on undefined values and the step is discarded.
     inside: Option<SavedQkv>,
 }
@@ -63,16 +63,12 @@ impl AttentionPart {
 
     pub fn forward(&self, cx: &Ctx<'_>, x: Tensor) -> (Tensor, SavedAttention) {
         let device = cx.device;
-        let mut stats = cx.saved_f32(x.rows(), self.norm.stats());
+        let (normed, norm) = self.norm.forward(cx, &x);
         let mut qkv = cx.saved(cx.tokens(), self.qkv.rows());
-        {
-            let mut normed = cx.scratch(x.rows(), x.cols());
-            self.norm.forward(cx, x.view(), normed.view_mut(), stats.view_mut());
-            cx.groups.start_gather_sequence(device, normed).for_each(|rows, normed| {
-                let to = qkv.view_mut().rows_of(rows);
-                device.matmul(self.qkv.forward(cx, normed, to));
-            });
-        }
+        cx.groups.start_gather_sequence(device, normed).for_each(|rows, normed| {
+            let to = qkv.view_mut().rows_of(rows);
+            device.matmul(self.qkv.forward(cx, normed, to));
+        });
         if let Some(rope) = &self.rope {
             for (run, rows) in cx.placed_runs() {
                 device.rope(rope, &self.run(cx, run), qkv.view_mut().rows_of(rows));
@@ -81,7 +77,7 @@ impl AttentionPart {
         let mut out = cx.saved(cx.tokens(), self.heads * self.head_dim);
         let inside = self.attend(cx, qkv, out.view_mut());
         let y = add_projection(cx, self.site, &self.out, out.view(), &x);
-        (y, SavedAttention { x, stats, out, inside })
+        (y, SavedAttention { x, norm, out, inside })
     }
 
     /// Attention over the tokens of this rank, or with those of the context axis.
@@ -129,7 +125,7 @@ impl AttentionPart {
         grads: &mut WeightGrads<'_>,
     ) -> Tensor {
         let device = cx.device;
-        let SavedAttention { x, stats, out, inside } = saved;
+        let SavedAttention { x, mut norm, out, inside } = saved;
 
         // Through the projection and the attention itself.
         let mut dout = cx.scratch(cx.tokens(), out.cols());
@@ -149,20 +145,19 @@ impl AttentionPart {
         }
 
         // Through q, k, v and the norm; the residual adds its gradient.
-        let normed = cx.groups.start_gather_sequence(device, self.norm.recompute(cx, &x, &stats));
+        let normed = self.norm.output(cx, &x, &mut norm);
+        let normed = cx.groups.start_gather_sequence(device, normed);
         let dnormed = self.qkv.backward(cx, normed, dqkv, grads);
         let mut dx = cx.writable(dy);
         let (dy, of_x) = (dnormed.view(), dx.view_mut());
-        self.norm.backward(cx, NormBackward { x: &x, stats: &stats, dy, dx: of_x }, grads);
+        self.norm.backward(cx, NormBackward { x: &x, stats: &norm.stats, dy, dx: of_x }, grads);
         dx
     }
 
     /// The forward pass of one sequence's next tokens, whose keys and values are added to the cache.
     pub fn extend(&self, cx: &Ctx<'_>, x: &Tensor, cache: &mut Slot) -> Tensor {
         let device = cx.device;
-        let mut stats = cx.scratch_f32(x.rows(), self.norm.stats());
-        let mut normed = cx.scratch(x.rows(), x.cols());
-        self.norm.forward(cx, x.view(), normed.view_mut(), stats.view_mut());
+        let (normed, _) = self.norm.forward_temporary(cx, x);
         let mut qkv = cx.scratch(x.rows(), self.qkv.rows());
         device.matmul(self.qkv.forward(cx, normed.view(), qkv.view_mut()));
 

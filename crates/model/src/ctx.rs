@@ -6,7 +6,7 @@ use std::ops::Range;
 use lockstep_kernels::{Device, DropoutMask, Dtype, RandomKey, Tag, Tensor, View};
 use lockstep_parallel::{Groups, PartialOutput};
 use lockstep_plan::context::Run;
-use lockstep_plan::{Recompute, keeps_hidden};
+use lockstep_plan::{Recompute, keeps_cheap};
 
 use crate::{Auxiliary, ExpertLoads};
 
@@ -58,9 +58,9 @@ pub struct Dropout {
 }
 
 impl Ctx<'_> {
-    /// Whether the hidden values of a dense feed-forward are saved after their activation as well as before it.
-    pub fn keeps_hidden(&self) -> bool {
-        keeps_hidden(self.device.device_type(), self.recompute)
+    /// Whether values that are cheap to compute again are saved too.
+    pub fn keeps_cheap(&self) -> bool {
+        keeps_cheap(self.device.device_type(), self.recompute)
     }
 
     /// Tokens of each sequence on this rank.

@@ -62,7 +62,7 @@ impl Dense {
         save: bool,
     ) -> (Tensor, Option<SavedHidden>) {
         let (tokens, cols) = (cx.tokens(), self.up.rows());
-        let keeps = save && cx.keeps_hidden();
+        let keeps = save && cx.keeps_cheap();
         let mut before = if save { cx.saved(tokens, cols) } else { cx.scratch(tokens, cols) };
         let mut hidden =
             if keeps { cx.saved(tokens, self.width()) } else { cx.scratch(tokens, self.width()) };

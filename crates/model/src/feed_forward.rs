@@ -6,7 +6,7 @@ use lockstep_plan::model::{BlockParams, Family, Shape};
 
 use crate::dense::{Dense, SavedHidden};
 use crate::moe::{Experts, ExpertsBackward, ExpertsHidden, SavedExperts};
-use crate::norm::{Norm, NormBackward};
+use crate::norm::{Norm, NormBackward, SavedNorm};
 use crate::residual::{add_projection, projection_gradient};
 use crate::{Ctx, WeightGrads};
 
@@ -24,8 +24,8 @@ enum Inner {
 
 /// Activations saved for the backward pass.
 pub(crate) struct SavedFeedForward {
-    x: Tensor,     // (tokens, dim)
-    stats: Tensor, // (tokens, 1 or 2), f32
+    x: Tensor, // (tokens, dim)
+    norm: SavedNorm,
     inner: SavedInner,
 }
 
@@ -75,9 +75,7 @@ impl FeedForward {
 
     /// The forward pass without the last projection.
     pub fn hidden(&self, cx: &Ctx<'_>, x: Tensor, save_hidden: bool) -> (Hidden, SavedFeedForward) {
-        let mut stats = cx.saved_f32(x.rows(), self.norm.stats());
-        let mut normed = cx.scratch(x.rows(), x.cols());
-        self.norm.forward(cx, x.view(), normed.view_mut(), stats.view_mut());
+        let (normed, norm) = self.norm.forward(cx, &x);
         let (hidden, inner) = match &self.inner {
             Inner::Dense(dense) => {
                 let normed = cx.groups.start_gather_sequence(cx.device, normed);
@@ -90,7 +88,7 @@ impl FeedForward {
                 (Hidden::Experts(hidden), SavedInner::Experts(saved))
             }
         };
-        (hidden, SavedFeedForward { x, stats, inner })
+        (hidden, SavedFeedForward { x, norm, inner })
     }
 
     /// The gradient of the input from that of the output.
@@ -101,12 +99,12 @@ impl FeedForward {
         dy: Tensor,
         grads: &mut WeightGrads<'_>,
     ) -> Tensor {
-        let SavedFeedForward { x, stats, inner } = saved;
-        let normed = || self.norm.recompute(cx, &x, &stats);
+        let SavedFeedForward { x, mut norm, inner } = saved;
+        let mut normed = || self.norm.output(cx, &x, &mut norm);
         let dnormed = match (&self.inner, inner) {
             (Inner::Dense(dense), SavedInner::Dense(saved)) => {
                 let dprojected = projection_gradient(cx, self.site, &dy);
-                let normed = || cx.groups.start_gather_sequence(cx.device, normed());
+                let mut normed = || cx.groups.start_gather_sequence(cx.device, normed());
                 let saved = saved.unwrap_or_else(|| {
                     let _span = cx.groups.tracer().span(SpanKind::Recompute, "recompute");
                     dense.recompute(cx, normed())
@@ -125,7 +123,7 @@ impl FeedForward {
         };
         let mut dx = cx.writable(dy);
         let (dy, of_x) = (dnormed.view(), dx.view_mut());
-        self.norm.backward(cx, NormBackward { x: &x, stats: &stats, dy, dx: of_x }, grads);
+        self.norm.backward(cx, NormBackward { x: &x, stats: &norm.stats, dy, dx: of_x }, grads);
         dx
     }
 }

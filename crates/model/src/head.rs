@@ -67,7 +67,7 @@ impl Head {
     /// The logits of all tokens (tokens, vocab), f32.
     fn logits(&self, cx: &Ctx<'_>, x: &Tensor) -> Tensor {
         assert_eq!(cx.groups.mesh.tensor, 1, "logits need the whole vocabulary on one rank");
-        let normed = self.normed(cx, x).0;
+        let normed = self.norm.forward_temporary(cx, x).0;
         let mut logits = cx.scratch_f32(x.rows(), self.vocab.range.len());
         cx.device.matmul(Matmul::linear(normed.view(), self.output(cx), logits.view_mut()));
         logits
@@ -75,7 +75,7 @@ impl Head {
 
     /// The loss of each token (1, tokens), f32.
     fn losses(&self, cx: &Ctx<'_>, x: &Tensor, targets: View<'_>) -> Tensor {
-        let normed = cx.groups.gather_sequence(cx.device, self.normed(cx, x).0);
+        let normed = cx.groups.gather_sequence(cx.device, self.norm.forward_temporary(cx, x).0);
         let mut losses = cx.scratch_f32(1, cx.tokens());
         self.for_each_chunk(cx, |range, mut logits| {
             let rows = normed.view().rows_of(range.clone());
@@ -105,7 +105,7 @@ impl Head {
             LossGradient::Uniform(scale) => scale,
             LossGradient::PerToken(_) => 1.0,
         };
-        let (normed, stats) = self.normed(cx, x);
+        let (normed, stats) = self.norm.forward_temporary(cx, x);
         let normed = cx.groups.gather_sequence(device, normed);
         let mut losses = cx.scratch_f32(1, cx.tokens());
         let mut dnormed = cx.scratch(cx.tokens(), x.cols());
@@ -147,13 +147,6 @@ impl Head {
         let (dy, of_x) = (dnormed.view(), dx.view_mut());
         self.norm.backward(cx, NormBackward { x, stats: &stats, dy, dx: of_x }, grads);
         (losses, dx)
-    }
-
-    fn normed(&self, cx: &Ctx<'_>, x: &Tensor) -> (Tensor, Tensor) {
-        let mut stats = cx.scratch_f32(x.rows(), self.norm.stats());
-        let mut normed = cx.scratch(x.rows(), x.cols());
-        self.norm.forward(cx, x.view(), normed.view_mut(), stats.view_mut());
-        (normed, stats)
     }
 
     /// Calls `work` with each chunk of tokens and a buffer for its logits.

@@ -13,6 +13,13 @@ pub(crate) struct Norm {
     eps: f32,
 }
 
+/// What a norm saves for its backward pass.
+pub(crate) struct SavedNorm {
+    pub stats: Tensor, // (rows, 1 or 2), f32
+    /// None if it is recomputed.
+    out: Option<Tensor>, // (rows, dim)
+}
+
 /// Operands of the backward pass.
 pub(crate) struct NormBackward<'a> {
     pub x: &'a Tensor,
@@ -32,20 +39,42 @@ impl Norm {
         }
     }
 
-    /// Statistics that are saved for each row.
-    pub fn stats(&self) -> usize {
+    /// Statistics of each row.
+    fn stats(&self) -> usize {
         if self.bias.is_some() { 2 } else { 1 }
     }
 
-    pub fn forward(&self, cx: &Ctx<'_>, x: View<'_>, out: ViewMut<'_>, stats: ViewMut<'_>) {
+    /// The norm of `x`, and what is saved of it.
+    pub fn forward(&self, cx: &Ctx<'_>, x: &Tensor) -> (Tensor, SavedNorm) {
+        let mut stats = cx.saved_f32(x.rows(), self.stats());
+        let keeps = cx.keeps_cheap();
+        let mut out =
+            if keeps { cx.saved(x.rows(), x.cols()) } else { cx.scratch(x.rows(), x.cols()) };
+        self.forward_into(cx, x.view(), out.view_mut(), stats.view_mut());
+        let saved = SavedNorm { stats, out: keeps.then(|| out.clone()) };
+        (out, saved)
+    }
+
+    /// The norm of `x` and its statistics, both temporary.
+    pub fn forward_temporary(&self, cx: &Ctx<'_>, x: &Tensor) -> (Tensor, Tensor) {
+        let mut stats = cx.scratch_f32(x.rows(), self.stats());
+        let mut out = cx.scratch(x.rows(), x.cols());
+        self.forward_into(cx, x.view(), out.view_mut(), stats.view_mut());
+        (out, stats)
+    }
+
+    fn forward_into(&self, cx: &Ctx<'_>, x: View<'_>, out: ViewMut<'_>, stats: ViewMut<'_>) {
         cx.device.norm(self.params(cx), x, self.eps, out, stats);
     }
 
-    /// The output, recomputed from the saved statistics.
-    pub fn recompute(&self, cx: &Ctx<'_>, x: &Tensor, stats: &Tensor) -> Tensor {
-        let mut out = cx.scratch(x.rows(), x.cols());
-        cx.device.norm_recompute(self.params(cx), x.view(), stats.view(), out.view_mut());
-        out
+    /// The output of the forward pass, saved or recomputed from the statistics.
+    pub fn output(&self, cx: &Ctx<'_>, x: &Tensor, saved: &mut SavedNorm) -> Tensor {
+        saved.out.take().unwrap_or_else(|| {
+            let mut out = cx.scratch(x.rows(), x.cols());
+            let (x, stats) = (x.view(), saved.stats.view());
+            cx.device.norm_recompute(self.params(cx), x, stats, out.view_mut());
+            out
+        })
     }
 
     pub fn backward(&self, cx: &Ctx<'_>, of: NormBackward<'_>, grads: &mut WeightGrads<'_>) {

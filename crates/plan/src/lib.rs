@@ -37,7 +37,7 @@ pub use cut::cut;
 pub use error::{ConfigError, Place};
 pub use layouts::layouts;
 pub use learning_rate::LearningRate;
-pub use ledger::{Ledger, keeps_hidden};
+pub use ledger::{Ledger, keeps_cheap};
 pub use lockstep_types::{DeviceType, Dtype, SMALL_GEMM_ROWS};
 pub use mesh::{Axis, Coord, GroupKind, Mesh};
 pub use plan::{

@@ -48,6 +48,10 @@ struct LayerActivations {
     stream: usize,
     /// Statistics of one norm.
     stats: usize,
+    /// Saved output of one norm.
+    normed: usize,
+    /// Whether the backward pass gathers it from the ranks of the tensor axis.
+    gathers: bool,
     /// q, k, v and the log-sum-exp.
     attention: usize,
     /// The heads' output.
@@ -93,10 +97,13 @@ impl LayerActivations {
         let key_heads = (shape.kv_heads / ulysses).max(1) * ulysses;
         let qkv = (shape.heads + 2 * key_heads) * shape.head_dim;
         let of_tokens = |cols: usize| bytes * tokens * cols;
-        let after = if keeps_hidden(plan.device.kind, layout.recompute) { shape.ffn } else { 0 };
+        let keeps = keeps_cheap(plan.device.kind, layout.recompute);
+        let after = if keeps { shape.ffn } else { 0 };
         let dense = LayerActivations {
             stream: bytes * rows * shape.dim,
             stats: 4 * rows * norm,
+            normed: if keeps { bytes * rows * shape.dim } else { 0 },
+            gathers: layout.sequence,
             attention: of_tokens(qkv) + 4 * tokens * shape.heads,
             out: of_tokens(shape.attention_dim()),
             routed: 0,
@@ -122,7 +129,8 @@ impl LayerActivations {
 
     /// Everything but the layer's input.
     fn inside(&self, inner: bool) -> usize {
-        let halves = 2 * self.stats + self.attention + self.out + self.stream + self.routed;
+        let norms = 2 * (self.stats + self.normed);
+        let halves = norms + self.attention + self.out + self.stream + self.routed;
         halves + if inner { self.inner + self.shared } else { 0 }
     }
 
@@ -141,8 +149,17 @@ impl LayerActivations {
         let [kept, kept_shared] = self.kept;
         usage.take(self.later.down - kept);
         usage.give(of_inner(self.inner - kept));
-        usage.take(self.later.up);
-        usage.take(self.later.router);
+        // Deferred gradients keep the outputs of norms, or their copies with the rows of all ranks.
+        let again = if self.gathers { 0 } else { self.normed };
+        let gathered = self.normed - again;
+        match self.later.router {
+            0 => usage.take(self.later.up - again),
+            router => {
+                usage.take(self.later.up);
+                usage.take(router - again);
+            }
+        }
+        usage.give(gathered);
         usage.take(self.later.shared[0] - kept_shared);
         usage.give(of_inner(self.shared - kept_shared));
         usage.take(self.later.shared[1]);
@@ -150,14 +167,15 @@ impl LayerActivations {
         usage.give(self.routed + self.stats + self.stream);
         usage.take(self.later.out);
         usage.give(self.attention);
-        usage.take(self.later.qkv);
+        usage.take(self.later.qkv - again);
+        usage.give(gathered);
         usage.give(self.stats + self.stream);
     }
 }
 
-/// Whether a dense feed-forward saves its hidden values after the activation as well as before it. Computing them
-/// again is cheap next to the multiplies of a CPU, but not next to those of a GPU.
-pub fn keeps_hidden(device: DeviceType, recompute: Recompute) -> bool {
+/// Whether a layer also saves values that are cheap to compute again: the outputs of its norms, and the hidden values of
+/// a dense feed-forward after the activation. They are cheap next to the multiplies of a CPU, but not of a GPU.
+pub fn keeps_cheap(device: DeviceType, recompute: Recompute) -> bool {
     device == DeviceType::Cuda && recompute == Recompute::None
 }
 
@@ -187,7 +205,7 @@ impl Mixture<'_> {
         // Rows from other ranks are saved; local rows can be gathered again.
         let input = if self.ranks > 1 { of_rows(dim) } else { 0 };
         let shared = moe.shared * ffn;
-        let keeps = keeps_hidden(self.plan.device.kind, self.plan.layout.recompute);
+        let keeps = keeps_cheap(self.plan.device.kind, self.plan.layout.recompute);
         let after = if keeps { shared } else { 0 };
         let of_shared = if shared > 0 { of_tokens(dim + shared) } else { 0 };
         LayerActivations {

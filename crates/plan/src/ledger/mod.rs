@@ -14,7 +14,7 @@ mod gathered;
 mod gradients;
 mod snapshot;
 
-pub use activations::keeps_hidden;
+pub use activations::keeps_cheap;
 
 use crate::mesh::Coord;
 use crate::model::Part;

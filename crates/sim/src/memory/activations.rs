@@ -1,6 +1,6 @@
 //! Activations that a layer saves for backward, by recomputation setting.
 
-use lockstep_plan::{Recompute, keeps_hidden};
+use lockstep_plan::{Recompute, keeps_cheap};
 
 use crate::case::Case;
 use crate::software::Selective;
@@ -114,11 +114,17 @@ impl Parts {
         let statistics = if software.flash { 4.0 * case.tokens * heads } else { 0.0 };
         // Inputs of matmuls; tensor ranks hold all rows unless they use sequence parallelism.
         let input = input_width(case);
-        let norms = if software.saved.norms { 2.0 * case.rows * case.dim * input } else { 0.0 };
+        let keeps = keeps_cheap(case.plan.device.kind, case.layout().recompute);
+        let norms = match software.saved.norms || keeps {
+            true => 2.0 * case.rows * case.dim * input,
+            false => 0.0,
+        };
         // Experts compute their hidden values again; a dense feed-forward on a GPU keeps them.
-        let kept =
-            case.moe.is_none() && keeps_hidden(case.plan.device.kind, case.layout().recompute);
-        let activated = if software.saved.activations || kept { case.ffn * input } else { 0.0 };
+        let keeps_hidden = keeps && case.moe.is_none();
+        let activated = match software.saved.activations || keeps_hidden {
+            true => case.ffn * input,
+            false => 0.0,
+        };
         let before = case.inner * w + activated;
         let wide = match case.moe {
             None => case.tokens * before,
