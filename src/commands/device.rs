@@ -18,20 +18,24 @@ pub fn open(plan: &Plan, world: &World) -> anyhow::Result<Device> {
 }
 
 /// A line about the device: which GPU, or why none is used although there is one. Nothing on a machine without GPUs.
-pub fn describe(device: &Device) -> Option<String> {
+pub fn describe(device: &Device, plan: &Plan) -> Option<String> {
     let Some(report) = device.cuda_report() else {
         let error = Device::check_cuda().err().filter(|_| has_gpu())?;
         return Some(format!("device: CPU, because the GPU cannot be used: {error}"));
     };
     let version = |library: &CudaLibrary| format!("{} {}", library.name, library.version);
     let libraries: Vec<String> = report.libraries.iter().map(version).collect();
-    Some(format!(
+    let mut line = format!(
         "device: GPU {} ({}, {} MiB); {}",
         report.index,
         report.gpu,
         report.total_bytes >> 20,
         libraries.join(", ")
-    ))
+    );
+    if !plan.device.deterministic {
+        line += "\ngradients of attention may differ in their last bits from run to run: device.deterministic=true prevents it and is slower";
+    }
+    Some(line)
 }
 
 /// The GPUs of this machine with the libraries that were found, or why they cannot be used. Empty without GPUs.

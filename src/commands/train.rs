@@ -292,7 +292,7 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     let generation = supervise::is_supervised().then(|| u64::from(world::generation()));
     let device = device::open(plan, world)?;
     prediction::check_device_memory(plan, world.rank(), &device)?;
-    if let Some(line) = device::describe(&device).filter(|_| first) {
+    if let Some(line) = device::describe(&device, plan).filter(|_| first) {
         print_line!("{line}");
     }
     let stop = &stop::requested;

@@ -53,6 +53,12 @@ function_table! {
         fn cuModuleGetFunction(function: *mut Handle, module: Handle, name: *const c_char) -> Status;
         fn cuFuncSetAttribute(function: Handle, attribute: c_int, value: c_int) -> Status;
         fn cuStreamWaitEvent(stream: Handle, event: Handle, flags: c_uint) -> Status;
+        fn cuStreamBeginCapture_v2(stream: Handle, mode: c_int) -> Status;
+        fn cuStreamEndCapture(stream: Handle, graph: *mut Handle) -> Status;
+        fn cuGraphInstantiateWithFlags(executable: *mut Handle, graph: Handle, flags: u64) -> Status;
+        fn cuGraphLaunch(executable: Handle, stream: Handle) -> Status;
+        fn cuGraphDestroy(graph: Handle) -> Status;
+        fn cuGraphExecDestroy(executable: Handle) -> Status;
         fn cuLaunchKernel(
             function: Handle,
             grid_x: c_uint,
@@ -106,6 +112,8 @@ pub const ALLOCATION_PINNED: c_int = 1;
 pub const ACCESS_READ_WRITE: c_int = 3;
 /// `CU_STREAM_NON_BLOCKING`
 pub const NON_BLOCKING: c_uint = 1;
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`
+pub const CAPTURE_RELAXED: c_int = 2;
 /// `CU_MEMHOSTALLOC_PORTABLE`
 pub const HOST_PORTABLE: c_uint = 1;
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`

@@ -27,7 +27,7 @@ impl Source {
 }
 
 /// Blocks and threads of a launch.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Grid {
     pub blocks: [u32; 3],
     pub threads: u32,
@@ -51,15 +51,27 @@ impl Grid {
         Grid::new(elements.div_ceil(threads as usize), threads)
     }
 
+    /// Whether there are no blocks.
+    pub fn is_empty(&self) -> bool {
+        self.blocks.contains(&0)
+    }
+
     pub fn shared(self, bytes: usize) -> Grid {
         Grid { shared: bytes as u32, ..self }
     }
 }
 
 /// A kernel parameter of up to 8 bytes.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(C, align(8))]
 pub struct Arg([u8; 8]);
+
+impl Arg {
+    /// The bytes as a number; those that the parameter does not use are zero.
+    pub fn bits(self) -> u64 {
+        u64::from_ne_bytes(self.0)
+    }
+}
 
 macro_rules! arg_from {
     ($($number:ty)*) => {$(
@@ -82,9 +94,11 @@ pub struct Kernels {
     modules: Mutex<HashMap<&'static str, ModuleHandle>>,
 }
 
-#[derive(Clone, Copy)]
-struct Function {
+/// A kernel, ready to be started.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Function {
     handle: Handle,
+    name: &'static str,
 }
 
 #[derive(Clone, Copy)]
@@ -97,6 +111,42 @@ unsafe impl Sync for Function {}
 // SAFETY: as above.
 unsafe impl Send for ModuleHandle {}
 
+impl Function {
+    /// Enqueues the kernel on a stream. An empty grid is a launch that does nothing.
+    pub fn launch(&self, stream: &Stream, grid: Grid, args: &[Arg]) -> Result<()> {
+        let Grid { blocks: [x, y, z], threads, shared } = grid;
+        if grid.is_empty() {
+            return Ok(());
+        }
+        let context = stream.context();
+        let mut parameters = [std::ptr::null_mut::<c_void>(); MAX_ARGS];
+        for (parameter, arg) in parameters[..args.len()].iter_mut().zip(args) {
+            *parameter = (arg as *const Arg).cast_mut().cast();
+        }
+        // SAFETY: the parameters point to values of at least the kernel's parameter sizes; the memory they name lives
+        // until later operations of this stream reuse it.
+        let status = unsafe {
+            (context.api().cuLaunchKernel)(
+                self.handle,
+                x,
+                y,
+                z,
+                threads,
+                1,
+                1,
+                shared,
+                stream.handle(),
+                parameters.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        match status {
+            SUCCESS => Ok(()),
+            failed => context.driver.check(failed, &format!("start the kernel {}", self.name)),
+        }
+    }
+}
+
 impl Kernels {
     pub fn new(context: &Context) -> Result<Kernels> {
         let architecture = architecture(context.capability);
@@ -108,7 +158,11 @@ impl Kernels {
         &self.nvrtc
     }
 
-    fn function(
+    /// A kernel, compiled and loaded on first use.
+    ///
+    /// # Panics
+    /// If it cannot be compiled.
+    pub fn function(
         &self,
         context: &Context,
         source: &'static Source,
@@ -134,7 +188,7 @@ impl Kernels {
         let limit = context.shared_per_block as i32;
         // SAFETY: the function lives. Kernels with static shared memory refuse the full limit and keep the default.
         unsafe { (context.api().cuFuncSetAttribute)(handle, MAX_DYNAMIC_SHARED, limit) };
-        let function = Function { handle };
+        let function = Function { handle, name: kernel };
         self.functions
             .write()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -154,36 +208,10 @@ impl Kernels {
         grid: Grid,
         args: &[Arg],
     ) {
-        let Grid { blocks: [x, y, z], threads, shared } = grid;
-        if x == 0 || y == 0 || z == 0 {
-            return;
-        }
         let context = stream.context();
-        let function = self.function(context, source, kernel);
-        let mut parameters = [std::ptr::null_mut::<c_void>(); MAX_ARGS];
-        for (parameter, arg) in parameters[..args.len()].iter_mut().zip(args) {
-            *parameter = (arg as *const Arg).cast_mut().cast();
-        }
-        // SAFETY: the parameters point to values of at least the kernel's parameter sizes; the memory they name lives
-        // until later operations of this stream reuse it.
-        let status = unsafe {
-            (context.api().cuLaunchKernel)(
-                function.handle,
-                x,
-                y,
-                z,
-                threads,
-                1,
-                1,
-                shared,
-                stream.handle(),
-                parameters.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
-        };
-        if status != SUCCESS {
-            context.must(status, &format!("start the kernel {kernel}"));
-        }
+        let launched = self.function(context, source, kernel).launch(stream, grid, args);
+        launched
+            .unwrap_or_else(|error| panic!("GPU {} ({}): {error}", context.index, context.name));
     }
 
     fn load_module(&self, context: &Context, source: &Source) -> Result<ModuleHandle> {

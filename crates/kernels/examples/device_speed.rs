@@ -162,7 +162,7 @@ impl Bench {
     fn attention(&self, tokens: usize, dim: usize, head_dim: usize) {
         let len = tokens.min(1024);
         let (batch, heads) = (tokens / len, dim / head_dim);
-        let shape = AttentionShape::square(batch, heads, heads, head_dim, len);
+        let shape = AttentionShape::square(batch, len, heads, heads, head_dim);
         let qkv = self.bf16(tokens, 3 * dim);
         let (mut out, dout) = (self.bf16(tokens, dim), self.bf16(tokens, dim));
         let (mut lse, mut dqkv) = (self.f32(batch * heads, len), self.bf16(tokens, 3 * dim));

@@ -44,5 +44,5 @@ pub use plan::{
     Checkpoint, Comm, Data, Device, Eval, Layout, Overlap, Plan, Precision, Sample, Source, Train,
 };
 pub use refit::refit;
-pub use resolve::Environment;
+pub use resolve::{DETERMINISTIC_UP_TO, Environment};
 pub use traffic::{Collective, Phase, PlannedCall, traffic, traffic_of_step};

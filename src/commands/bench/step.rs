@@ -164,7 +164,7 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     device.meter().switch(!metered_apart);
     let mut times = Vec::new();
     let mut exposed = Vec::new();
-    let mut joules = Vec::new();
+    let mut energy: Vec<EnergyReading> = Vec::new();
     let mut last = Instant::now();
     for step in 3.. {
         let stepped = rank.step(&file.source, step)?;
@@ -173,7 +173,15 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
         let time = if metered_apart { now - last } else { stepped.time };
         last = now;
         times.push(time.as_secs_f64());
-        joules.extend(device.joules());
+        // Reading the counter can take a millisecond.
+        if energy.last().is_none_or(|reading| reading.time.elapsed() >= ENERGY_INTERVAL) {
+            let joules = device.joules();
+            energy.extend(joules.map(|joules| EnergyReading {
+                time: now,
+                steps: times.len(),
+                joules,
+            }));
+        }
         exposed.push(stepped.exposed_comm.as_secs_f64());
         // Ranks agree on when to stop.
         let mut done = [match args.seconds {
@@ -207,7 +215,7 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     if world.rank() == 0 {
         let measured = Measured {
             metered,
-            joules,
+            energy,
             times,
             exposed: exposed.iter().sum(),
             exposed_least: exposed_least.iter().sum(),
@@ -225,13 +233,24 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     Ok(())
 }
 
+/// Time between two readings of the energy counter.
+const ENERGY_INTERVAL: Duration = Duration::from_millis(500);
+
+/// A reading of the energy counter.
+struct EnergyReading {
+    time: Instant,
+    /// Steps before it.
+    steps: usize,
+    joules: f64,
+}
+
 /// Measurements of all steps. Times are in seconds.
 struct Measured {
     times: Vec<f64>,
     /// Number of steps in which operations were metered.
     metered: usize,
-    /// Reading of the energy counter after each step, if there is one.
-    joules: Vec<f64>,
+    /// Readings of the energy counter, if there is one.
+    energy: Vec<EnergyReading>,
     /// Exposed communication of all steps, mean over ranks.
     exposed: f64,
     /// Exposed communication of all steps, minimum over ranks.
@@ -242,7 +261,7 @@ struct Measured {
 }
 
 fn record(args: &Args, plan: &Plan, device: &Device, measured: &Measured) -> Record {
-    let Measured { times, metered, joules, exposed, exposed_least, peak_flops, peak_bytes } =
+    let Measured { times, metered, energy, exposed, exposed_least, peak_flops, peak_bytes } =
         measured;
     let step = median(times);
     let total: f64 = times.iter().sum();
@@ -276,7 +295,7 @@ fn record(args: &Args, plan: &Plan, device: &Device, measured: &Measured) -> Rec
         mean_ms: 1e3 * total / times.len() as f64,
         tokens_per_s,
         sustained_tokens_per_s: sustained(times, plan.tokens_per_step()),
-        joules_per_1000_tokens: energy(joules, plan.tokens_per_step()),
+        joules_per_1000_tokens: energy_per_1000_tokens(energy, plan.tokens_per_step()),
         gflops,
         gemm_peak_gflops: peak_flops / 1e9,
         mfu: gflops * 1e9 / (peak_flops * plan.ranks as f64),
@@ -300,11 +319,12 @@ fn sustained(times: &[f64], tokens: usize) -> f64 {
     (half.len() * tokens) as f64 / half.iter().sum::<f64>()
 }
 
-/// Energy in the second half of the steps, from the counter's readings after each.
-fn energy(joules: &[f64], tokens: usize) -> Option<f64> {
-    let half = &joules[joules.len() / 2..];
-    let used = half.last()? - half.first()?;
-    (half.len() > 1).then(|| 1e3 * used / ((half.len() - 1) * tokens) as f64)
+/// Joules per 1,000 tokens in the second half of the readings.
+fn energy_per_1000_tokens(readings: &[EnergyReading], tokens: usize) -> Option<f64> {
+    let half = &readings[readings.len() / 2..];
+    let (first, last) = (half.first()?, half.last()?);
+    let steps = last.steps - first.steps;
+    (steps > 0).then(|| 1e3 * (last.joules - first.joules) / (steps * tokens) as f64)
 }
 
 fn median(times: &[f64]) -> f64 {

@@ -1,7 +1,7 @@
 //! Kernels of the operations: their parameters, and how they are started.
 
-use super::Cuda;
-use super::{Arg, Grid, Source};
+use super::queue::Operation;
+use super::{Arg, Cuda, Grid, Source};
 use crate::{View, ViewMut};
 
 impl From<View<'_>> for Arg {
@@ -34,7 +34,26 @@ impl Cuda {
         grid: Grid,
         args: &[Arg],
     ) {
-        self.kernels.launch(&self.stream, source, kernel, grid, args);
+        if grid.is_empty() {
+            return;
+        }
+        let function = self.kernels.function(&self.context, source, kernel);
+        self.queue.push(self.libraries(), args.iter().copied(), |args| Operation::Kernel {
+            function,
+            grid,
+            args,
+        });
+    }
+
+    /// As `launch`, for arguments that never come again: the kernel is enqueued at once, after all earlier operations.
+    pub(crate) fn launch_now(
+        &self,
+        source: &'static Source,
+        kernel: &'static str,
+        grid: Grid,
+        args: &[Arg],
+    ) {
+        self.kernels.launch(self.stream(), source, kernel, grid, args);
     }
 }
 

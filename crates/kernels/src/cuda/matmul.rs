@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::blaslt::{Addend, EpilogueKind, Operands, Problem, alignment};
+use super::queue::{Operation, Product};
 use super::{Cuda, elementwise, mlp};
 use crate::{Dtype, Matmul, View, ViewMut};
 
@@ -74,8 +75,7 @@ pub(crate) fn run(cuda: &Cuda, work: Matmul<'_>, [m, n, k]: [usize; 3]) {
             && (n * view.dtype().bytes()).is_multiple_of(16)
     };
     let fusable = [bias, fused.residual, pre_gelu].into_iter().flatten().all(fits);
-    let done =
-        fusable && cuda.blaslt.run(&cuda.stream, &problem(&fused, &out), operands(&fused, &out));
+    let done = fusable && enqueue(cuda, problem(&fused, &out), operands(&fused, &out));
     if done {
         if let Some(residual) = residual.filter(|_| fused.residual.is_none()) {
             elementwise::add(cuda, out, residual);
@@ -83,12 +83,24 @@ pub(crate) fn run(cuda: &Cuda, work: Matmul<'_>, [m, n, k]: [usize; 3]) {
         return;
     }
     let plain = FusedEpilogue { kind: EpilogueKind::None, residual: None, accumulate };
-    let done = cuda.blaslt.run(&cuda.stream, &problem(&plain, &out), operands(&plain, &out));
+    let done = enqueue(cuda, problem(&plain, &out), operands(&plain, &out));
     assert!(done, "cuBLASLt has no algorithm for {}", problem(&plain, &out).text());
     if let Some(input) = gelu_backward {
         return mlp::gelu_backward(cuda, input, out);
     }
     apply(cuda, Epilogue { bias, gelu, residual }, out);
+}
+
+/// Enqueues a product, or returns false if cuBLASLt has no algorithm for it.
+fn enqueue(cuda: &Cuda, problem: Problem, operands: Operands) -> bool {
+    let prepared = cuda.blaslt.prepared(&problem);
+    let prepared =
+        prepared.unwrap_or_else(|| cuda.blaslt.prepare(cuda.stream(), &problem, operands));
+    let Some(prepared) = prepared else {
+        return false;
+    };
+    cuda.push(Operation::Matmul(Product { problem, prepared, operands }));
+    true
 }
 
 /// Operations after the product.

@@ -16,6 +16,7 @@ pub(crate) mod mlp;
 pub(crate) mod norm;
 pub(crate) mod optimizer;
 pub(crate) mod pack;
+mod queue;
 pub(crate) mod random;
 pub(crate) mod reduce;
 mod report;
@@ -34,6 +35,7 @@ pub use lockstep_cuda::CudaError;
 use lockstep_cuda::{
     Arg, Context, DeviceBuffer, Gpu, Grid, Kernels, Result, Source, Stream, StreamEvent, nvml,
 };
+use queue::{Libraries, Operation, Queue};
 pub use report::{CudaLibrary, CudaReport};
 pub(crate) use scalar::PendingScalar;
 use scalar::ScalarSlots;
@@ -42,7 +44,7 @@ use scratch::Scratch;
 /// Execution context of the CUDA operations: a GPU, its compute stream, kernels, libraries and scratch memory.
 pub(crate) struct Cuda {
     context: Arc<Context>,
-    stream: Stream,
+    queue: Queue,
     kernels: Arc<Kernels>,
     scratch: Scratch,
     scalars: Arc<ScalarSlots>,
@@ -68,10 +70,10 @@ impl Cuda {
 
     fn on(context: Arc<Context>, kernels: Arc<Kernels>) -> Result<Cuda> {
         let slots = context.allocate_pinned(ScalarSlots::BYTES)?;
-        let stream = Stream::new(context.clone());
+        let queue = Queue::new(&context);
         let blaslt = blaslt::BlasLt::load(&context)?;
         // Without cuDNN, attention runs on kernels of our own.
-        let dnn = dnn::Dnn::load(stream.handle()).ok();
+        let dnn = dnn::Dnn::load(queue.raw_stream().handle()).ok();
         Ok(Cuda {
             scratch: Scratch::new(context.clone()),
             scalars: Arc::new(ScalarSlots::new(slots)),
@@ -80,7 +82,7 @@ impl Cuda {
             dnn,
             energy: OnceLock::new(),
             tf32: AtomicBool::new(false),
-            stream,
+            queue,
             kernels,
             context,
         })
@@ -107,36 +109,42 @@ impl Cuda {
         self.context.multiprocessors
     }
 
+    /// The compute stream, with all operations issued so far.
+    pub fn stream(&self) -> &Stream {
+        self.queue.flush(self.libraries());
+        self.queue.raw_stream()
+    }
+
+    fn push(&self, operation: Operation) {
+        self.queue.push(self.libraries(), [], |_| operation);
+    }
+
+    fn libraries(&self) -> Libraries<'_> {
+        Libraries { blaslt: &self.blaslt, dnn: self.dnn.as_ref() }
+    }
+
     /// Records an event after all operations issued so far.
     pub fn record(&self) -> StreamEvent {
-        self.stream.record()
+        self.stream().record()
     }
 
     /// Blocks the host until all operations issued so far are complete.
     pub fn synchronize(&self) {
-        self.stream.synchronize();
+        self.stream().synchronize();
     }
 
     pub fn memset(&self, address: u64, byte: u8, bytes: usize) {
-        // SAFETY: the caller owns the range on this device.
-        let status = unsafe {
-            (self.context.api().cuMemsetD8Async)(address, byte, bytes, self.stream.handle())
-        };
-        self.context.must(status, "fill device memory");
+        self.push(Operation::Fill { address, byte, bytes });
     }
 
     /// Copies between two places of device memory.
     pub fn copy(&self, from: u64, to: u64, bytes: usize) {
-        // SAFETY: the caller owns both ranges on this device.
-        let status = unsafe {
-            (self.context.api().cuMemcpyDtoDAsync_v2)(to, from, bytes, self.stream.handle())
-        };
-        self.context.must(status, "copy device memory");
+        self.push(Operation::Copy { from, to, bytes });
     }
 
     /// Copies from host memory. The slice may change as soon as this returns.
     pub fn write(&self, to: u64, from: &[u8]) {
-        let (api, stream) = (self.context.api(), self.stream.handle());
+        let (api, stream) = (self.context.api(), self.stream().handle());
         // SAFETY: the driver has read pageable memory when the call returns.
         let status =
             unsafe { (api.cuMemcpyHtoDAsync_v2)(to, from.as_ptr().cast(), from.len(), stream) };
@@ -145,7 +153,7 @@ impl Cuda {
 
     /// Copies to host memory after all operations issued so far, and waits.
     pub fn read(&self, from: u64, to: &mut [u8]) {
-        let (api, stream) = (self.context.api(), self.stream.handle());
+        let (api, stream) = (self.context.api(), self.stream().handle());
         // SAFETY: the slice is not used before `synchronize` returns.
         let status =
             unsafe { (api.cuMemcpyDtoHAsync_v2)(to.as_mut_ptr().cast(), from, to.len(), stream) };

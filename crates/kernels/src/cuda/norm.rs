@@ -9,6 +9,12 @@ pub(crate) const NORM: Source = Source { name: "norm", code: include_str!("kerne
 /// Largest width of a row that one warp normalizes, as in the kernel.
 const WARP_DIM: usize = 1024;
 
+/// Threads of a block of a backward pass, unless one row needs more.
+const BLOCK: usize = 512;
+
+/// As in the kernel.
+const MOST_GROUPS: usize = 8;
+
 /// `out = norm(x)`, after adding `branch` to `x` if there is one.
 pub(crate) struct Forward<'a> {
     pub params: NormParams<'a>,
@@ -99,7 +105,8 @@ pub(crate) fn backward(
     );
     let aligned = [x, gain, dy, dx.as_view()].iter().all(|view| view.address() % 16 == 0);
     let variant = Variant::new(x.dtype(), dim, aligned);
-    let blocks = rows.div_ceil(variant.rows).min(cuda.multiprocessors() * variant.per_processor());
+    let blocks = rows.div_ceil(variant.rows * variant.groups);
+    let blocks = blocks.min(cuda.multiprocessors() * variant.per_processor());
     let scratch = cuda.scratch(blocks * 3 * dim * 4);
     let parts = scratch.address();
     let args = [
@@ -112,8 +119,11 @@ pub(crate) fn backward(
         count(rows),
         small(dim),
         flag(layer),
+        small(variant.threads),
     ];
-    cuda.launch(&NORM, variant.kernel, Grid::new(blocks, variant.threads as u32), &args);
+    let grid = Grid::new(blocks, (variant.threads * variant.groups) as u32);
+    let grid = grid.shared(if variant.groups > 1 { 3 * dim * 4 } else { 0 });
+    cuda.launch(&NORM, variant.kernel, grid, &args);
     let [dgain, dbias, dx_sums] = sums.map(|sum| Arg::from(sum.map_or(0, |sum| sum.address())));
     let args = [parts.into(), dgain, dbias, dx_sums, count(blocks), count(dim), flag(accumulate)];
     cuda.launch(&NORM, "norm_backward_sums", Grid::of([dim.div_ceil(32), 3, 1], 1024), &args);
@@ -122,28 +132,32 @@ pub(crate) fn backward(
 /// A kernel for rows of some width.
 struct Variant {
     kernel: &'static str,
+    /// Threads of a row.
     threads: usize,
-    /// Rows that a block works on at a time.
+    /// Rows that a group of these threads works on at a time.
     rows: usize,
+    /// Groups of a block. They share its sums of columns, so that there are fewer to add up in the end.
+    groups: usize,
 }
 
 impl Variant {
     fn new(dtype: Dtype, dim: usize, aligned: bool) -> Variant {
         let wide = aligned && dim.is_multiple_of(8);
         let threads = dim.div_ceil(if wide { 8 } else { 1 }).next_multiple_of(32);
-        let (kernel, rows) = match (wide, threads) {
-            (true, ..=256) => (float_kernel!("norm_backward_4_rows", dtype), 4),
-            (true, ..=512) => (float_kernel!("norm_backward_2_rows", dtype), 2),
-            (true, ..=1024) if dtype == Dtype::Bf16 => ("norm_backward_1_row_bf16", 1),
-            (false, ..=1024) => (float_kernel!("norm_backward_narrow", dtype), 4),
-            _ => (float_kernel!("norm_backward_long", dtype), 1),
+        let groups = (BLOCK / threads).clamp(1, MOST_GROUPS);
+        let (kernel, rows, groups) = match (wide, threads) {
+            (true, ..=256) => (float_kernel!("norm_backward_4_rows", dtype), 4, groups),
+            (true, ..=512) => (float_kernel!("norm_backward_2_rows", dtype), 2, 1),
+            (true, ..=1024) if dtype == Dtype::Bf16 => ("norm_backward_1_row_bf16", 1, 1),
+            (false, ..=1024) => (float_kernel!("norm_backward_narrow", dtype), 4, groups),
+            _ => (float_kernel!("norm_backward_long", dtype), 1, 1),
         };
-        Variant { kernel, threads: threads.min(1024), rows }
+        Variant { kernel, threads: threads.min(1024), rows, groups }
     }
 
     /// Blocks that a multiprocessor runs at the same time.
     fn per_processor(&self) -> usize {
-        (512 / self.threads).max(1)
+        (BLOCK / (self.threads * self.groups)).max(1)
     }
 }
 

@@ -75,7 +75,8 @@ fn run(
     let turns = runs[1..].iter().map(|(run, _)| (run.start - start) as i64);
     let turns = turns.chain(std::iter::repeat(i64::MAX)).take(MOST_TURNS);
     args.extend(turns.map(Arg::from));
-    cuda.launch(&OPTIMIZER, kernel, vectors(n, Dtype::F32, 1), &args);
+    // The factors change with every step.
+    cuda.launch_now(&OPTIMIZER, kernel, vectors(n, Dtype::F32, 1), &args);
 }
 
 #[cfg(test)]

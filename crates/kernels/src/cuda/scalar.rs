@@ -58,7 +58,7 @@ impl Cuda {
         let free = self.scalars.free.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).pop();
         let index = free.expect("fewer than 4096 scalars are pending");
         write(self.scalars.slot(index) as u64);
-        let (slots, event) = (self.scalars.clone(), self.stream.record());
+        let (slots, event) = (self.scalars.clone(), self.record());
         crate::Scalar::pending(PendingScalar { slots, index, event })
     }
 }

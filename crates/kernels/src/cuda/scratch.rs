@@ -55,7 +55,8 @@ impl Cuda {
         let mut buffer = self.scratch.lock();
         let has = buffer.as_ref().map_or(0, |buffer| buffer.bytes);
         if has < bytes.max(1) {
-            // Frees the old one first. The driver waits for the operations that use it.
+            // Frees the old one first. The driver waits for the operations on the stream that use it.
+            self.stream();
             *buffer = None;
             let bytes = bytes.next_multiple_of(STEP);
             let new = self.scratch.context.allocate(bytes, "scratch memory of operations");

@@ -10,7 +10,8 @@ pub struct Device {
     pub kind: Option<DeviceKind>,
     /// Let f32 products of a GPU round their inputs to TF32.
     pub tf32: Option<bool>,
-    /// Use the attention of a GPU that gives the same bits in every run.
+    /// Use the attention of a GPU that gives the same bits in every run. By default for sequences of up to
+    /// [`DETERMINISTIC_UP_TO`](crate::DETERMINISTIC_UP_TO) tokens.
     pub deterministic: Option<bool>,
 }
 

@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex};
 
 use super::graphs::{self, Pass, Problem};
 use super::{ATTENTION, Backward, DeltaFrom, Forward, Rows, warp_each};
-use crate::cuda::dnn::{Dnn, Plan, Target};
-use crate::cuda::{Cuda, Grid};
+use crate::cuda::dnn::{Dnn, Plan};
+use crate::cuda::queue::{Operation, SharedPlan};
+use crate::cuda::{Arg, Cuda, Grid};
 use crate::{AttentionShape, Dtype, View};
 
 /// Shorter sequences are not worth a plan, which takes up to a second to build.
@@ -74,7 +75,7 @@ pub(super) fn forward(cuda: &Cuda, pass: &Forward<'_>) -> bool {
         (graphs::OUT, out),
         (graphs::LSE, pass.lse.address()),
     ];
-    execute(cuda, dnn, &plan, &tensors, scratch.address() + workspace);
+    execute(cuda, &plan, &tensors, scratch.address() + workspace);
     if is_f32 {
         let (rows, width) =
             (pass.shape.batch * pass.shape.q_len, pass.shape.heads * pass.shape.head_dim);
@@ -163,7 +164,7 @@ pub(super) fn backward(cuda: &Cuda, pass: &Backward<'_>) -> bool {
         if !deterministic {
             tensors.push((graphs::DQ_SUMS, base + dq_sums));
         }
-        execute(cuda, dnn, &plan, &tensors, base + workspace);
+        execute(cuda, &plan, &tensors, base + workspace);
     }
     if !direct {
         let sizes = [(queries, width), (keys, kv_width), (keys, kv_width)];
@@ -220,15 +221,14 @@ fn plan(dnn: &Dnn, problem: &Problem) -> Option<Arc<Plan>> {
     kept.clone()
 }
 
-fn execute(cuda: &Cuda, dnn: &Dnn, plan: &Plan, tensors: &[(i64, u64)], workspace: u64) {
-    // cuDNN enqueues in the current context.
-    cuda.context.api();
-    let result = dnn.with_handle(|target| match target {
-        // SAFETY: the addresses are those of the tensors that the graph declares, in memory of this device.
-        Target::Handle(handle) => unsafe { plan.execute(handle, tensors, workspace) },
-        Target::Described(_) => unreachable!("a library with a device has a handle"),
+fn execute(cuda: &Cuda, plan: &Arc<Plan>, tensors: &[(i64, u64)], workspace: u64) {
+    let args = tensors.iter().flat_map(|(id, address)| [Arg::from(*id), Arg::from(*address)]);
+    let plan = SharedPlan(plan.clone());
+    cuda.queue.push(cuda.libraries(), args, |tensors| Operation::Attention {
+        plan,
+        tensors,
+        workspace,
     });
-    result.unwrap_or_else(|error| panic!("{error}"));
 }
 
 /// Writes an output with Σ dout · out = delta.

@@ -7,7 +7,7 @@ mod problem;
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use lockstep_cuda::{
     Context, CudaError, DeviceBuffer, Result, Stream,
@@ -27,8 +27,11 @@ const WORKSPACE: usize = 32 << 20;
 /// Algorithms that are timed for each problem.
 const CANDIDATES: usize = 8;
 
-/// Timed repetitions of a candidate, after one that is not.
-const REPETITIONS: usize = 3;
+/// Timed repetitions of a candidate in a round, after one that is not.
+const REPETITIONS: usize = 5;
+
+/// Rounds over all candidates. The fastest round counts, because the clock of the GPU changes.
+const ROUNDS: usize = 3;
 
 /// Descriptors that are kept. The row counts of experts give new problems in every step.
 const MOST_PREPARED: usize = 4096;
@@ -48,7 +51,7 @@ pub(crate) struct BlasLt {
 
 /// A problem with its descriptors and algorithm.
 #[derive(Clone, Copy)]
-struct Prepared {
+pub(crate) struct Prepared {
     desc: Handle,
     a: Handle,
     b: Handle,
@@ -64,7 +67,7 @@ unsafe impl Sync for BlasLt {}
 unsafe impl Send for Prepared {}
 
 /// Addresses of one multiplication.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Operands {
     pub a: u64,
     pub b: u64,
@@ -104,35 +107,56 @@ impl BlasLt {
         })
     }
 
-    /// Enqueues a multiplication. Returns false if cuBLASLt has no algorithm for the problem.
-    pub fn run(&self, stream: &Stream, problem: &Problem, operands: Operands) -> bool {
+    /// The algorithm of a problem, if it was prepared before; `Some(None)` if cuBLASLt has none.
+    pub fn prepared(&self, problem: &Problem) -> Option<Option<Prepared>> {
+        self.lock().get(problem).copied()
+    }
+
+    /// Selects the algorithm of a problem, if cuBLASLt has one, and remembers it. The stream must have all earlier
+    /// operations: the trials use the operands.
+    pub fn prepare(
+        &self,
+        stream: &Stream,
+        problem: &Problem,
+        operands: Operands,
+    ) -> Option<Prepared> {
         self.context.api();
-        let mut all = self.prepared.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let prepared = match all.get(problem) {
-            Some(prepared) => *prepared,
-            None => {
-                if all.len() >= MOST_PREPARED {
-                    let old = all.drain().filter_map(|(_, prepared)| prepared);
-                    old.for_each(|prepared| self.destroy(&prepared));
-                }
-                let mut chosen =
-                    self.chosen.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-                let prepared = self.prepare(stream, &mut chosen, problem, operands);
-                all.insert(*problem, prepared);
-                prepared
-            }
-        };
-        let Some(prepared) = prepared else {
-            return false;
-        };
-        self.set_pointers(&prepared, &operands);
-        let status = self.enqueue(stream, problem, &prepared, operands);
-        assert_eq!(status, 0, "cuBLASLt fails with status {status} for {}", problem.text());
-        true
+        let mut all = self.lock();
+        if all.len() >= MOST_PREPARED {
+            let old = all.drain().filter_map(|(_, prepared)| prepared);
+            old.for_each(|prepared| self.destroy(&prepared));
+        }
+        let mut chosen = self.chosen.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let prepared = self.select(stream, &mut chosen, problem, operands);
+        all.insert(*problem, prepared);
+        prepared
+    }
+
+    /// Enqueues a multiplication.
+    pub fn run(
+        &self,
+        stream: &Stream,
+        problem: &Problem,
+        prepared: &Prepared,
+        operands: Operands,
+    ) -> Result<()> {
+        self.context.api();
+        self.set_pointers(prepared, &operands);
+        match self.enqueue(stream, problem, prepared, operands) {
+            0 => Ok(()),
+            status => Err(CudaError::new(format!(
+                "cuBLASLt fails with status {status} for {}",
+                problem.text()
+            ))),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Problem, Option<Prepared>>> {
+        self.prepared.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Creates the descriptors and selects the algorithm.
-    fn prepare(
+    fn select(
         &self,
         stream: &Stream,
         chosen: &mut Chosen,
@@ -340,7 +364,7 @@ impl BlasLt {
             }
             Some((stream.record().elapsed_since(&start), *algorithm))
         };
-        let timed = candidates.iter().filter_map(time);
+        let timed = (0..ROUNDS).flat_map(|_| candidates).filter_map(time);
         timed.min_by_key(|(time, _)| *time).map(|(_, algorithm)| algorithm)
     }
 

@@ -70,14 +70,14 @@ impl Plan {
     pub unsafe fn execute(
         &self,
         handle: *mut c_void,
-        tensors: &[(i64, u64)],
+        tensors: impl Iterator<Item = (i64, u64)>,
         workspace: u64,
     ) -> Result<()> {
         let device = |address: u64| Pointer(address as *const c_void);
         let (mut ids, mut pointers) = (Vec::new(), Vec::new());
         for (id, address) in tensors {
-            ids.push(*id);
-            pointers.push(device(*address));
+            ids.push(id);
+            pointers.push(device(address));
         }
         for (id, value) in &self.scalars {
             ids.push(*id);

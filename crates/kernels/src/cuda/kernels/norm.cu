@@ -225,18 +225,29 @@ template <class T> struct BackwardArgs {
     i64 rows;
     i32 dim;
     i32 layer;
+    i32 width; // threads of a row
 };
 
-// R rows at a time; each thread has V columns. The sums of columns stay in registers until all rows are done.
+// A barrier of `threads` threads; 0 is that of the block.
+DEVICE void barrier(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+
+// Groups of `width` threads each take R rows at a time; each thread has V columns. The sums of columns stay in registers
+// until all rows are done. Then the groups add theirs up, one after the other, in the dynamic shared memory: (3, dim).
+constexpr int MOST_GROUPS = 8;
+
 template <int V, int R, class T> DEVICE void norm_backward(const BackwardArgs<T>& a) {
-    __shared__ float shared[2][2 * R][32];
-    const int c = threadIdx.x * V, lane = threadIdx.x & 31, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    extern __shared__ float totals[];
+    __shared__ float all_shared[MOST_GROUPS][2][2 * R][32];
+    const int group = threadIdx.x / a.width, groups = blockDim.x / a.width, thread = threadIdx.x - group * a.width;
+    const int c = thread * V, lane = thread & 31, warp = thread / 32, warps = a.width / 32;
     const bool on = c < a.dim;
+    float(&shared)[2][2 * R][32] = all_shared[group];
     const float per_element = 1.0f / a.dim;
     float gain[V] = {}, dgain[V] = {}, dbias[V] = {}, sums[V] = {};
     if (on) load(a.gain + c, gain);
     int turn = 0;
-    for (i64 first = (i64)blockIdx.x * R; first < a.rows; first += (i64)gridDim.x * R, turn ^= 1) {
+    const i64 begin = ((i64)blockIdx.x * groups + group) * R, step = (i64)gridDim.x * groups * R;
+    for (i64 first = begin; first < a.rows; first += step, turn ^= 1) {
         Raw<T, V> x[R], dy[R], dx[R];
         float mean[R], rstd[R], both[2 * R];
 #pragma unroll
@@ -273,7 +284,7 @@ template <int V, int R, class T> DEVICE void norm_backward(const BackwardArgs<T>
             both[i] = warp_sum(both[i]);
             if (lane == 0) shared[turn][i][warp] = both[i];
         }
-        __syncthreads();
+        barrier(1 + group, a.width);
 #pragma unroll
         for (int i = 0; i < 2 * R; i++) both[i] = warp_sum(lane < warps ? shared[turn][i][lane] : 0.0f) * per_element;
 #pragma unroll
@@ -294,13 +305,18 @@ template <int V, int R, class T> DEVICE void norm_backward(const BackwardArgs<T>
             }
         }
     }
-    if (on) {
-        float* part = a.parts + (i64)blockIdx.x * 3 * a.dim + c;
-        for (int k = 0; k < V; k++) {
-            part[k] = dgain[k];
-            part[a.dim + k] = dbias[k];
-            part[2 * (i64)a.dim + k] = sums[k];
+    for (int g = 0; g < groups; g++) {
+        if (on && group == g) {
+            float* total = g == groups - 1 ? a.parts + (i64)blockIdx.x * 3 * a.dim + c : totals + c;
+            for (int k = 0; k < V; k++) {
+                float each[3] = {dgain[k], dbias[k], sums[k]};
+                for (int i = 0; i < 3; i++) {
+                    if (g > 0) each[i] += totals[i * a.dim + c + k];
+                    total[i * a.dim + k] = each[i];
+                }
+            }
         }
+        __syncthreads();
     }
 }
 
@@ -336,26 +352,27 @@ template <class T> DEVICE void norm_backward_long(const BackwardArgs<T>& a) {
 
 // `narrow` has one column per thread, for widths and addresses that do not allow vectors.
 #define NORM_BACKWARD(SUFFIX, T)                                                                                       \
-    KERNEL __launch_bounds__(256) norm_backward_4_rows_##SUFFIX(BACKWARD_PARAMETERS(T)) {                              \
-        norm_backward<8, 4>(BackwardArgs<T>{x, gain, stats, dy, dx, parts, rows, dim, layer});                         \
+    KERNEL __launch_bounds__(512) norm_backward_4_rows_##SUFFIX(BACKWARD_PARAMETERS(T)) {                              \
+        norm_backward<8, 4>(BackwardArgs<T>{x, gain, stats, dy, dx, parts, rows, dim, layer, width});                  \
     }                                                                                                                  \
     KERNEL __launch_bounds__(512) norm_backward_2_rows_##SUFFIX(BACKWARD_PARAMETERS(T)) {                              \
-        norm_backward<8, 2>(BackwardArgs<T>{x, gain, stats, dy, dx, parts, rows, dim, layer});                         \
+        norm_backward<8, 2>(BackwardArgs<T>{x, gain, stats, dy, dx, parts, rows, dim, layer, width});                  \
     }                                                                                                                  \
     KERNEL __launch_bounds__(1024) norm_backward_narrow_##SUFFIX(BACKWARD_PARAMETERS(T)) {                             \
-        norm_backward<1, 4>(BackwardArgs<T>{x, gain, stats, dy, dx, parts, rows, dim, layer});                         \
+        norm_backward<1, 4>(BackwardArgs<T>{x, gain, stats, dy, dx, parts, rows, dim, layer, width});                  \
     }                                                                                                                  \
     KERNEL __launch_bounds__(1024) norm_backward_long_##SUFFIX(BACKWARD_PARAMETERS(T)) {                               \
-        norm_backward_long(BackwardArgs<T>{x, gain, stats, dy, dx, parts, rows, dim, layer});                          \
+        norm_backward_long(BackwardArgs<T>{x, gain, stats, dy, dx, parts, rows, dim, layer, width});                   \
     }
 #define BACKWARD_PARAMETERS(T)                                                                                         \
-    const T *x, const T *gain, const float *stats, const T *dy, T *dx, float *parts, i64 rows, i32 dim, i32 layer
+    const T *x, const T *gain, const float *stats, const T *dy, T *dx, float *parts, i64 rows, i32 dim, i32 layer,     \
+        i32 width
 NORM_BACKWARD(f32, float)
 NORM_BACKWARD(bf16, bf16)
 
 // In f32, a thousand threads have too few registers for 8 columns each.
 KERNEL __launch_bounds__(1024) norm_backward_1_row_bf16(BACKWARD_PARAMETERS(bf16)) {
-    norm_backward<8, 1>(BackwardArgs<bf16>{x, gain, stats, dy, dx, parts, rows, dim, layer});
+    norm_backward<8, 1>(BackwardArgs<bf16>{x, gain, stats, dy, dx, parts, rows, dim, layer, width});
 }
 
 // Gradients of gain and bias, and the sums of the columns of dx, from the blocks' parts. A null pointer is skipped.
