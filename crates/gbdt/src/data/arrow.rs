@@ -7,9 +7,9 @@ use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use arrow_array::Array;
 use arrow_array::cast::AsArray;
 use arrow_array::types::*;
-use arrow_array::Array;
 use arrow_buffer::Buffer;
 use arrow_ipc::reader::{FileDecoder, read_footer_length};
 use arrow_ipc::{Block, MessageHeader};
@@ -151,7 +151,8 @@ impl Document {
             let truncated = || format!("the Arrow message at byte {at} is truncated");
             let metadata = bytes.get(at + 8..at + 8 + len).ok_or_else(truncated)?;
             let message = arrow_ipc::root_as_message(metadata);
-            let message = message.map_err(|error| format!("Arrow message at byte {at}: {error}"))?;
+            let message =
+                message.map_err(|error| format!("Arrow message at byte {at}: {error}"))?;
             let body = usize::try_from(message.bodyLength()).map_err(|_| truncated())?;
             match (&mut document, message.header_as_schema()) {
                 (None, Some(schema)) => {
@@ -168,7 +169,10 @@ impl Document {
                 }
                 _ => return Err(not()),
             }
-            at = at.checked_add(8 + len).and_then(|at| at.checked_add(body)).ok_or_else(truncated)?;
+            at = at
+                .checked_add(8 + len)
+                .and_then(|at| at.checked_add(body))
+                .ok_or_else(truncated)?;
         }
         document.ok_or_else(not)
     }
@@ -206,7 +210,12 @@ impl Document {
         let ids = self.dictionaries.iter().filter_map(|block| {
             let (metadata, _) = self.split(block)?;
             let skip = if metadata.starts_with(&CONTINUATION) { 8 } else { 4 };
-            Some(arrow_ipc::root_as_message(&metadata[skip..]).ok()?.header_as_dictionary_batch()?.id())
+            Some(
+                arrow_ipc::root_as_message(&metadata[skip..])
+                    .ok()?
+                    .header_as_dictionary_batch()?
+                    .id(),
+            )
         });
         ids.collect::<HashSet<i64>>().contains(&id)
     }
@@ -286,7 +295,10 @@ fn check_buffers(
     let most = total.saturating_mul(8);
     match usize::try_from(batch.length()) {
         Ok(rows) if rows as i64 <= most => Ok(rows),
-        _ => Err(format!("an Arrow record batch of {total} bytes cannot have {} rows", batch.length())),
+        _ => Err(format!(
+            "an Arrow record batch of {total} bytes cannot have {} rows",
+            batch.length()
+        )),
     }
 }
 

@@ -157,8 +157,9 @@ mod tests {
             ("1:-1 0:1\n", 0, "the weight"),
         ];
         for (text, column, what) in cases {
-            let problem =
-                parse(text.as_bytes(), 0..text.len(), None).err().unwrap_or_else(|| panic!("{text:?}"));
+            let problem = parse(text.as_bytes(), 0..text.len(), None)
+                .err()
+                .unwrap_or_else(|| panic!("{text:?}"));
             assert!(
                 problem.column == column && problem.what.contains(what),
                 "{text:?}: {problem:?}"

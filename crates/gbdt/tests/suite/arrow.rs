@@ -23,8 +23,10 @@ fn batches() -> Vec<RecordBatch> {
     let all = 0..120i64;
     let x = all.clone().map(|row| (row % 3 != 0).then_some(row as f64 * 0.5));
     let city = all.clone().map(|row| ["Oslo", "Bern"][row as usize % 2]);
-    let kind: DictionaryArray<Int32Type> =
-        all.clone().map(|row| (row % 5 != 0).then_some(["b", "a", "c"][row as usize % 3])).collect();
+    let kind: DictionaryArray<Int32Type> = all
+        .clone()
+        .map(|row| (row % 5 != 0).then_some(["b", "a", "c"][row as usize % 3]))
+        .collect();
     let columns: Vec<(&str, ArrayRef)> = vec![
         ("label", Arc::new(Int8Array::from_iter_values(all.clone().map(|row| (row % 2) as i8)))),
         ("x", Arc::new(Float64Array::from_iter(x))),
@@ -129,9 +131,11 @@ fn mutations() {
         ("x", Arc::new(Float64Array::from_iter((0..20).map(|row| (row % 3 > 0).then_some(0.5))))),
     ];
     let batch = RecordBatch::try_from_iter(columns).unwrap();
-    for (name, compression) in
-        [("arrow", None), ("arrow-zstd", Some(CompressionType::ZSTD)), ("arrow-lz4", Some(CompressionType::LZ4_FRAME))]
-    {
+    for (name, compression) in [
+        ("arrow", None),
+        ("arrow-zstd", Some(CompressionType::ZSTD)),
+        ("arrow-lz4", Some(CompressionType::LZ4_FRAME)),
+    ] {
         write_file(&path, &[batch.clone(), batch.clone()], compression);
         read_mutations(name, Format::Arrow, &std::fs::read(&path).unwrap(), 1000);
     }

@@ -98,7 +98,7 @@ fn csv_on_several_ranks() {
 fn large_text_is_spilled() {
     let folder = Folder::new("spill");
     let mut text = String::from("label,a,city\n");
-    (0..300_000).for_each(|row| writeln!(text, "{},{}.5,x{}", row % 2, row, row % 3).unwrap());
+    (0..450_000).for_each(|row| writeln!(text, "{},{}.5,x{}", row % 2, row, row % 3).unwrap());
     let path = folder.write("data.csv", text);
     let schema = Schema { categorical: vec!["city".into()], ..Schema::default() };
     let expected = read_on(1, &path, &schema).remove(0).unwrap();
@@ -137,8 +137,7 @@ fn libsvm_on_several_ranks() {
         text.push('\n');
     }
     let path = folder.write("data.libsvm", text);
-    let table =
-        same_rows(&path, &Schema { group: Some("qid".into()), ..Schema::default() });
+    let table = same_rows(&path, &Schema { group: Some("qid".into()), ..Schema::default() });
     assert_eq!((table.names.len(), table.rows()), (30, 300));
 }
 
@@ -170,12 +169,10 @@ fn numpy_arrays_on_several_ranks() {
     let y: Vec<u8> = (0..100i64).flat_map(|i| (i % 3).to_le_bytes()).collect();
     let path = folder.write("x.npy", npy("<f4", "(100, 3)", x.clone()));
     folder.write("y.npy", npy("<i8", "(100,)", y));
-    let table =
-        same_rows(&path, &Schema { label: Some("y.npy".into()), ..Schema::default() });
+    let table = same_rows(&path, &Schema { label: Some("y.npy".into()), ..Schema::default() });
     assert_eq!((table.rows(), table.names.len(), table.label[5]), (100, 3, 2.0));
     // A label that is a column.
-    let table =
-        same_rows(&path, &Schema { label: Some("f1".into()), ..Schema::default() });
+    let table = same_rows(&path, &Schema { label: Some("f1".into()), ..Schema::default() });
     assert_eq!((table.names.join(" "), table.label[2]), ("f0 f2".to_string(), 3.5));
     let wide: Vec<u8> = (0..300).flat_map(|i| (i as f64 * 0.5).to_le_bytes()).collect();
     let path = folder.write("wide.npy", npy("<f8", "(100, 3)", wide));
