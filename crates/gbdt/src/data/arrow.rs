@@ -12,7 +12,7 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::*;
 use arrow_buffer::Buffer;
 use arrow_ipc::reader::{FileDecoder, read_footer_length};
-use arrow_ipc::{Block, MessageHeader};
+use arrow_ipc::{Block, MessageHeader, MetadataVersion};
 use arrow_schema::{ArrowError, DataType, SchemaRef};
 
 use crate::data::cell::{self, Cell};
@@ -87,8 +87,10 @@ pub(crate) fn read(
 struct Document {
     bytes: Buffer,
     schema: SchemaRef,
-    version: arrow_ipc::MetadataVersion,
+    version: MetadataVersion,
     dictionaries: Vec<Block>,
+    /// Dictionaries that have been located.
+    ids: HashSet<i64>,
     /// Batches and their rows.
     batches: Vec<(Block, usize)>,
 }
@@ -106,6 +108,21 @@ impl Document {
         located.map_err(|what| Error::file(path, what))
     }
 
+    fn new(
+        bytes: &Buffer,
+        schema: arrow_ipc::Schema<'_>,
+        version: MetadataVersion,
+    ) -> std::result::Result<Document, Wrong> {
+        Ok(Document {
+            bytes: bytes.clone(),
+            schema: schema_of(schema)?,
+            version,
+            dictionaries: Vec::new(),
+            ids: HashSet::new(),
+            batches: Vec::new(),
+        })
+    }
+
     /// The end of a file lists its messages.
     fn of_file(bytes: Buffer) -> std::result::Result<Document, Wrong> {
         let truncated = || "the Arrow file is truncated".to_string();
@@ -118,13 +135,7 @@ impl Document {
         let schema = footer.schema().ok_or("the Arrow file has no schema")?;
         let dictionaries = footer.dictionaries().into_iter().flatten().copied();
         let batches = footer.recordBatches().into_iter().flatten().copied();
-        let mut document = Document {
-            schema: schema_of(schema)?,
-            version: footer.version(),
-            dictionaries: Vec::new(),
-            batches: Vec::new(),
-            bytes: bytes.clone(),
-        };
+        let mut document = Document::new(&bytes, schema, footer.version())?;
         for block in dictionaries.chain(batches) {
             document.add(block)?;
         }
@@ -136,7 +147,9 @@ impl Document {
         let not = || "it is not an Arrow IPC file or stream".to_string();
         let mut document: Option<Document> = None;
         let mut at = 0;
-        while let Some(head) = bytes.get(at..at + 8) {
+        while at < bytes.len() {
+            let truncated = || format!("the Arrow message at byte {at} is truncated");
+            let head = bytes.get(at..at + 8).ok_or_else(truncated)?;
             if head[..4] != CONTINUATION {
                 return Err(match document {
                     None => not(),
@@ -147,32 +160,23 @@ impl Document {
             if len == 0 {
                 break;
             }
-            let len = usize::try_from(len).map_err(|_| not())?;
-            let truncated = || format!("the Arrow message at byte {at} is truncated");
-            let metadata = bytes.get(at + 8..at + 8 + len).ok_or_else(truncated)?;
+            let whole = len.checked_add(8).filter(|_| len > 0).ok_or_else(not)?;
+            let end = at + whole as usize;
+            let metadata = bytes.get(at + 8..end).ok_or_else(truncated)?;
             let message = arrow_ipc::root_as_message(metadata);
             let message =
                 message.map_err(|error| format!("Arrow message at byte {at}: {error}"))?;
             let body = usize::try_from(message.bodyLength()).map_err(|_| truncated())?;
             match (&mut document, message.header_as_schema()) {
                 (None, Some(schema)) => {
-                    document = Some(Document {
-                        schema: schema_of(schema)?,
-                        version: message.version(),
-                        dictionaries: Vec::new(),
-                        batches: Vec::new(),
-                        bytes: bytes.clone(),
-                    });
+                    document = Some(Document::new(&bytes, schema, message.version())?);
                 }
                 (Some(document), None) => {
-                    document.add(Block::new(at as i64, 8 + len as i32, body as i64))?;
+                    document.add(Block::new(at as i64, whole, body as i64))?;
                 }
                 _ => return Err(not()),
             }
-            at = at
-                .checked_add(8 + len)
-                .and_then(|at| at.checked_add(body))
-                .ok_or_else(truncated)?;
+            at = end.checked_add(body).ok_or_else(truncated)?;
         }
         document.ok_or_else(not)
     }
@@ -180,7 +184,8 @@ impl Document {
     /// Checks a message and adds it. The decoder trusts the ranges of buffers.
     fn add(&mut self, block: Block) -> std::result::Result<(), Wrong> {
         let truncated = || format!("the Arrow message at byte {} is truncated", block.offset());
-        let (metadata, body) = self.split(&block).ok_or_else(truncated)?;
+        let bytes = self.bytes.clone();
+        let (metadata, body) = split(&bytes, &block).ok_or_else(truncated)?;
         let skip = if metadata.starts_with(&CONTINUATION) { 8 } else { 4 };
         let message = arrow_ipc::root_as_message(&metadata[skip..])
             .map_err(|error| format!("Arrow message at byte {}: {error}", block.offset()))?;
@@ -188,7 +193,7 @@ impl Document {
             MessageHeader::DictionaryBatch => {
                 let batch = message.header_as_dictionary_batch().ok_or_else(truncated)?;
                 check_buffers(&batch.data().ok_or_else(truncated)?, body)?;
-                if !batch.isDelta() && self.has_dictionary(batch.id()) {
+                if !self.ids.insert(batch.id()) && !batch.isDelta() {
                     return Err(
                         "a dictionary is replaced within the stream; write the Arrow file format"
                             .into(),
@@ -204,29 +209,6 @@ impl Document {
             other => return Err(format!("unexpected Arrow message: {other:?}")),
         }
         Ok(())
-    }
-
-    fn has_dictionary(&self, id: i64) -> bool {
-        let ids = self.dictionaries.iter().filter_map(|block| {
-            let (metadata, _) = self.split(block)?;
-            let skip = if metadata.starts_with(&CONTINUATION) { 8 } else { 4 };
-            Some(
-                arrow_ipc::root_as_message(&metadata[skip..])
-                    .ok()?
-                    .header_as_dictionary_batch()?
-                    .id(),
-            )
-        });
-        ids.collect::<HashSet<i64>>().contains(&id)
-    }
-
-    /// Metadata and body of a message; `None` if they are not inside of the file.
-    fn split(&self, block: &Block) -> Option<(&[u8], &[u8])> {
-        let start = usize::try_from(block.offset()).ok()?;
-        let metadata = usize::try_from(block.metaDataLength()).ok().filter(|len| *len >= 8)?;
-        let body = usize::try_from(block.bodyLength()).ok()?;
-        let end = start.checked_add(metadata)?.checked_add(body)?;
-        self.bytes.get(start..end).map(|bytes| bytes.split_at(metadata))
     }
 
     fn message(&self, block: &Block) -> Buffer {
@@ -254,6 +236,15 @@ impl Document {
         let batch = batch.map_err(|error: ArrowError| error.to_string())?;
         batch.ok_or_else(|| "an Arrow record batch is empty".to_string())
     }
+}
+
+/// Metadata and body of a message; `None` if they are not inside of the file.
+fn split<'a>(bytes: &'a [u8], block: &Block) -> Option<(&'a [u8], &'a [u8])> {
+    let start = usize::try_from(block.offset()).ok()?;
+    let metadata = usize::try_from(block.metaDataLength()).ok().filter(|len| *len >= 8)?;
+    let body = usize::try_from(block.bodyLength()).ok()?;
+    let end = start.checked_add(metadata)?.checked_add(body)?;
+    bytes.get(start..end).map(|bytes| bytes.split_at(metadata))
 }
 
 fn schema_of(schema: arrow_ipc::Schema<'_>) -> std::result::Result<SchemaRef, Wrong> {

@@ -106,6 +106,7 @@ fn invalid_files_are_rejected() {
     for (bytes, what) in [
         (&bytes[..bytes.len() - 1], "truncated"),
         (&bytes[..30], "truncated"),
+        (b"\xff\xff\xff\xff\x10\x00\x00\x00", "at byte 0 is truncated"),
         (b"label,a\n1,2\n", "it is not an Arrow IPC file or stream"),
         (b"", "the file is empty"),
     ] {
