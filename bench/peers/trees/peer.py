@@ -1,8 +1,12 @@
 """Trains one peer on one data set and prints a line of JSON. Started by run.py in a process of its own."""
 
+import ctypes
+import fcntl
 import json
 import multiprocessing
 import resource
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -76,6 +80,18 @@ def hessboost(job):
     return cost | {"quality": quality(predictions, job), "sent": 0}
 
 
+def private_network():
+    """Moves this process to a network of its own, whose loopback device counts only its bytes. Needs root."""
+    clone_newnet, get_flags, set_flags, up = 0x40000000, 0x8913, 0x8914, 0x1
+    if ctypes.CDLL(None, use_errno=True).unshare(clone_newnet) != 0:
+        return False
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as device:
+        request = fcntl.ioctl(device, get_flags, struct.pack("16sh22x", b"lo", 0))
+        flags = struct.unpack("16sh22x", request)[1]
+        fcntl.ioctl(device, set_flags, struct.pack("16sh22x", b"lo", flags | up))
+    return True
+
+
 def loopback_bytes():
     for line in open("/proc/net/dev"):
         if line.strip().startswith("lo:"):
@@ -136,6 +152,7 @@ def main():
             "seconds": cost.seconds, "cpu": cost.cpu, "memory": cost.memory, "quality": auc_or_error, "sent": 0,
         }))
         return
+    is_private = private_network()
     if job["peer"] == "xgboost":
         from xgboost.tracker import RabitTracker
 
@@ -143,8 +160,6 @@ def main():
         tracker.start()
         shared = tracker.worker_args()
     else:
-        import socket
-
         sockets = [socket.socket() for _ in range(job["workers"])]
         for listener in sockets:
             listener.bind(("127.0.0.1", 0))
@@ -160,7 +175,8 @@ def main():
     ends = [results.get() for _ in workers]
     for process in workers:
         process.join()
-    sent = (loopback_bytes() - before) / job["workers"]
+    # On a shared loopback device, the bytes of other programs would count, too.
+    sent = (loopback_bytes() - before) / job["workers"] if is_private else float("nan")
     print(json.dumps({
         "seconds": max(end[0] for end in ends),
         "cpu": sum(end[1] for end in ends),
