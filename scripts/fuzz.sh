@@ -6,7 +6,7 @@ cd "$(dirname "$0")/../fuzz"
 
 runs=${1:-100000}
 shift || true
-targets=${*:-run_file cluster_file manifest config_json safetensors token_file frame handshake}
+targets=${*:-run_file cluster_file manifest config_json safetensors token_file trees_data trees_model frame handshake}
 host=$(rustc -vV | sed -n 's/^host: //p')
 
 flags="--cfg fuzzing -Ccodegen-units=1 -Cpasses=sancov-module"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The collective suite and the failure cases under mpirun. Run scripts/install-mpi.sh first.
+# The collective suite, the failure cases and a training of boosted trees under mpirun. Run scripts/install-mpi.sh first.
 # A case passes when all expected ranks have printed PASS in time. The exit status of mpirun is ignored: it is
 # an error whenever a rank dies, which some cases intend.
 set -uo pipefail
@@ -7,14 +7,22 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 command -v mpirun >/dev/null || { echo "test-mpi: no mpirun; run scripts/install-mpi.sh first" >&2; exit 1; }
 
-binary="$(cargo test -p lockstep-comm --features mpi --test under_mpi --no-run --message-format=json \
-    | grep -o '"executable":"[^"]*under_mpi[^"]*"' | tail -n 1 | cut -d'"' -f4)"
-[ -x "$binary" ] || { echo "test-mpi: the test did not build" >&2; exit 1; }
+# build PACKAGE: prints the path of its test under_mpi.
+build() {
+    cargo test -p "$1" --features mpi --test under_mpi --no-run --message-format=json \
+        | grep -o '"executable":"[^"]*under_mpi[^"]*"' | tail -n 1 | cut -d'"' -f4
+}
+collectives="$(build lockstep-comm)"
+trees="$(build lockstep-gbdt)"
+for binary in "$collectives" "$trees"; do
+    [ -x "$binary" ] || { echo "test-mpi: the test did not build" >&2; exit 1; }
+done
 
 options=(--oversubscribe -n 4)
 [ "$(id -u)" -ne 0 ] || options+=(--allow-run-as-root)
 
 failed=0
+binary="$collectives"
 # check CASE REPORTS [MPIRUN OPTIONS]: REPORTS is the number of ranks that must pass.
 check() {
     local case="$1" reports="$2" output passed
@@ -41,4 +49,6 @@ check left 4
 check stopped 3
 # Without this, mpirun kills the survivors when it notices the killed rank, usually after they have reported.
 check killed 3 --mca orte_enable_recovery 1
+binary="$trees"
+check trees 4
 exit "$failed"

@@ -218,6 +218,30 @@ fn a_killed_launcher_is_resumed_on_other_ranks() {
     assert!(workspace.model("killed") == workspace.model("whole"));
 }
 
+/// SIGTERM saves the rounds so far and exits with code 75; the run then ends with the bytes of an undisturbed one.
+#[test]
+fn a_stopped_run_exits_with_75_and_is_resumed() {
+    let workspace = Workspace::new("stopped");
+    workspace.ok(&format!("trees train trees.toml {LONG} --set name=whole"));
+    let stopped = (0..ATTEMPTS).any(|_| {
+        let mut launcher = start_until_checkpoint(&workspace);
+        // SAFETY: a plain system call. The launcher stays a process until it has been waited for.
+        unsafe { libc::kill(launcher.id() as i32, libc::SIGTERM) };
+        match launcher.wait().unwrap().code() {
+            Some(0) => false,
+            code => {
+                assert_eq!(code, Some(75));
+                true
+            }
+        }
+    });
+    assert!(stopped, "every run ended before it could be stopped");
+    let run = workspace.path("runs/killed");
+    assert!(!run.join("model.json").exists());
+    workspace.ok(&format!("trees train trees.toml {LONG} --set name=killed --ranks 3 --resume"));
+    assert!(workspace.model("killed") == workspace.model("whole"));
+}
+
 /// Starts a run `killed` on two ranks, and waits until it has a checkpoint or has ended.
 fn start_until_checkpoint(workspace: &Workspace) -> Child {
     let checkpoints = workspace.path("runs/killed/checkpoints");

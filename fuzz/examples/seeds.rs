@@ -2,6 +2,7 @@
 
 use lockstep_ckpt::{Named, Tensors, load, params_of, save};
 use lockstep_data::{Recipe, prepare};
+use lockstep_gbdt::{Matrix, ModelFormat, Params, Table, Team, train};
 use lockstep_sim::Cluster;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,12 +35,43 @@ fn main() {
     let sharded = "fixtures/pytorch/llama-sharded/model-00001-of-00002.safetensors";
     seed("safetensors", "llama", &read(sharded));
 
+    // The first byte selects the format: see the target.
+    seed("trees_data", "csv", b"\x00label,\"a\"\"b\",c\n1,0.5,\"3\"\n0,,-1e3\n");
+    seed("trees_data", "csv-columns", b"\x781,2,7,\"x, y\",4\n0,1,7,z,\n1,3,8,z,1e-3\n");
+    seed("trees_data", "libsvm", b"\x011:2 qid:3 0:1 5:0.5\n0:1 qid:3 2:1e-3 # comment\n");
+    seed("trees_data", "npy", &numpy());
+    let (json, ubj) = trees();
+    seed("trees_model", "json", &json);
+    seed("trees_model", "ubj", &ubj);
+
     let temporary = lockstep_fuzz::folder("seeds");
     let (manifest, file) = checkpoint(&temporary.join("run"));
     seed("manifest", "small", &manifest);
     seed("safetensors", "small", &file);
     seed("token_file", "bytes", &tokens(&temporary));
     fs::remove_dir_all(&temporary).expect("removed");
+}
+
+/// An array of 4 × 3 values, after the byte that selects its format.
+fn numpy() -> Vec<u8> {
+    let header = "{'descr': '<f4', 'fortran_order': False, 'shape': (4, 3), }\n";
+    let mut bytes = b"\x02\x93NUMPY\x01\x00".to_vec();
+    bytes.extend((header.len() as u16).to_le_bytes());
+    bytes.extend(header.as_bytes());
+    (0..12).for_each(|value| bytes.extend((value as f32).to_le_bytes()));
+    bytes
+}
+
+/// A small model as JSON and as UBJ.
+fn trees() -> (Vec<u8>, Vec<u8>) {
+    let x: Vec<f32> = (0..40).map(|row| row as f32).collect();
+    let label = x.iter().map(|x| f32::from(*x >= 10.0)).collect();
+    let table = Table::dense(vec!["x".into(), "y".into()], [x.clone(), x].concat(), label);
+    let group = lockstep_comm::single_rank();
+    let matrix = Matrix::new(&group, &table, None, 16, &Team::new(1)).expect("binned");
+    let params = Params { rounds: 2, max_depth: 2, ..Params::default() };
+    let model = train(&group, &matrix, &params).expect("trained");
+    (model.to_bytes(ModelFormat::Json), model.to_bytes(ModelFormat::Ubj))
 }
 
 /// Manifest and file of a small model. The manifest describes the file of the fuzz target, 64 KiB of zeros.

@@ -11,14 +11,6 @@ SHAPES = {
     "c": (400_000, 50, 5),
     "d": (160_000, 1000, 2),
 }
-TITLES = {
-    "a": "1M x 28 dense",
-    "b": "1M x 28, 30% missing",
-    "c": "400k x 50, 5 classes",
-    "d": "160k x 1000, 99% sparse",
-    "breast_cancer": "scikit-learn breast_cancer",
-    "digits": "scikit-learn digits",
-}
 
 
 def prepare(folder: Path, name: str, scale: float):

@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::checkpoint::{Checkpoint, State};
 use crate::collective::all_succeed;
 use crate::config::Config;
-use crate::data::{self, Reader};
+use crate::data::{self, Reader, SpillTo};
 use crate::error::{Error, Result};
 use crate::matrix::{Cache, Cuts, Matrix};
 use crate::model::Model;
@@ -250,7 +250,7 @@ fn load_train(run: &Run<'_>) -> Result<(Matrix, bool)> {
         format: config.data.format,
         labeled: true,
         team: run.team,
-        spill: Some(&spill),
+        spill: Some(SpillTo { folder: &spill, above: data::available_memory() / 2 }),
         categories: None,
     };
     let table = data::read(group, path, &reader)?;

@@ -65,9 +65,9 @@ fn load_model(path: &Path) -> anyhow::Result<Model> {
 /// A data file and the roles of its columns.
 #[derive(clap::Args)]
 struct DataArgs {
-    /// CSV, LibSVM, .npy or parquet file
+    /// CSV, LibSVM, .npy, parquet or Arrow IPC file
     data: PathBuf,
-    /// Format of the file: csv, libsvm, npy or parquet [default: from the file name]
+    /// Format of the file: csv, libsvm, npy, parquet or arrow [default: from the file name]
     #[arg(long, value_parser = parse_format)]
     format: Option<Format>,
     /// Column of the labels [default: `label`, else the first column where labels are needed]
@@ -154,7 +154,8 @@ fn parse_format(text: &str) -> Result<Format, String> {
         "libsvm" => Ok(Format::Libsvm),
         "npy" => Ok(Format::Npy),
         "parquet" => Ok(Format::Parquet),
-        _ => Err("use csv, libsvm, npy or parquet".into()),
+        "arrow" => Ok(Format::Arrow),
+        _ => Err("use csv, libsvm, npy, parquet or arrow".into()),
     }
 }
 

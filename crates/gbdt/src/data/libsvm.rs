@@ -8,8 +8,10 @@ use crate::data::piece::{Piece, group_id, label, weight};
 use crate::data::table::Values;
 use crate::data::text::{Problem, lines};
 
-/// Largest index of a feature.
-const MAX_INDEX: usize = 1 << 26;
+/// Features that a file may have without saying so in `data.features`: a wrong index must not use all memory.
+const MAX_UNDECLARED: usize = 1 << 20;
+/// Features that a file may have.
+const MAX_FEATURES: usize = 1 << 26;
 
 /// The group of a line.
 pub(crate) fn group_of(line: &[u8]) -> Option<Vec<u8>> {
@@ -18,8 +20,13 @@ pub(crate) fn group_of(line: &[u8]) -> Option<Vec<u8>> {
     words.next().and_then(|(_, word)| word.strip_prefix(b"qid:").map(<[u8]>::to_vec))
 }
 
-/// Parses the lines of a range.
-pub(crate) fn parse(bytes: &[u8], range: Range<usize>) -> Result<Piece, Problem> {
+/// Parses the lines of a range. `features` is their number if it is declared.
+pub(crate) fn parse(
+    bytes: &[u8],
+    range: Range<usize>,
+    features: Option<usize>,
+) -> Result<Piece, Problem> {
+    let limit = features.unwrap_or(0).clamp(MAX_UNDECLARED, MAX_FEATURES);
     let mut piece = Piece::default();
     // (feature, row, value) in row order.
     let mut entries: Vec<(u32, u32, f32)> = Vec::new();
@@ -49,10 +56,11 @@ pub(crate) fn parse(bytes: &[u8], range: Range<usize>) -> Result<Piece, Problem>
                 continue;
             }
             let index = std::str::from_utf8(key).ok().and_then(|key| key.parse::<usize>().ok());
-            let Some(index) = index.filter(|index| *index < MAX_INDEX) else {
-                let what =
-                    format!("the index in {:?} must be an integer below {MAX_INDEX}", text());
-                return Err(wrong(what));
+            let Some(index) = index.filter(|index| *index < limit) else {
+                return Err(wrong(format!(
+                    "the index in {:?} must be an integer below {limit}; set data.features if there are more features",
+                    text()
+                )));
             };
             if last.is_some_and(|last| index <= last) {
                 return Err(wrong(format!("index {index} does not increase; sort the line")));
@@ -121,7 +129,7 @@ mod tests {
     #[test]
     fn entries_by_column() {
         let text = b"1:0.5 qid:7 0:1 3:2.5 # comment\n\n0:2 qid:8 3:-1\n";
-        let piece = parse(text, 0..text.len()).unwrap();
+        let piece = parse(text, 0..text.len(), None).unwrap();
         assert_eq!(
             (piece.rows, &piece.label[..], &piece.weight[..]),
             (2, &[1., 0.][..], &[0.5, 2.][..])
@@ -149,8 +157,9 @@ mod tests {
             ("1:-1 0:1\n", 0, "the weight"),
         ];
         for (text, column, what) in cases {
-            let problem =
-                parse(text.as_bytes(), 0..text.len()).err().unwrap_or_else(|| panic!("{text:?}"));
+            let problem = parse(text.as_bytes(), 0..text.len(), None)
+                .err()
+                .unwrap_or_else(|| panic!("{text:?}"));
             assert!(
                 problem.column == column && problem.what.contains(what),
                 "{text:?}: {problem:?}"

@@ -136,6 +136,7 @@ fn header(bytes: &[u8]) -> std::result::Result<Header, String> {
     let dims: Vec<usize> =
         dims.map(str::parse).collect::<std::result::Result<_, _>>().map_err(|_| not())?;
     let (rows, columns) = match dims[..] {
+        [_, 0] => return Err("the array has no columns".into()),
         [rows] => (rows, 1),
         [rows, columns] => (rows, columns),
         _ => return Err(format!("the array has {} dimensions, expected 1 or 2", dims.len())),

@@ -1,6 +1,5 @@
 //! Parquet: each rank reads the row groups that contain its rows. Columns are numbers, booleans or, for categories, text.
 
-use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
@@ -9,33 +8,17 @@ use ::parquet::column::reader::ColumnReader;
 use ::parquet::errors::ParquetError;
 use ::parquet::file::reader::{FileReader, RowGroupReader, SerializedFileReader};
 
-use crate::data::piece::{Piece, group_id};
-use crate::data::schema::{Role, Roles, Schema};
-use crate::data::table::{Store, Values};
+use crate::data::cell::{self, Cell};
+use crate::data::piece::Piece;
+use crate::data::read::Reader;
+use crate::data::schema::Role;
 use crate::error::{Error, Result};
-
-/// One cell.
-enum Cell {
-    Missing,
-    Number(f32),
-    Text(Vec<u8>),
-}
-
-impl Cell {
-    fn bytes(&self) -> Vec<u8> {
-        match self {
-            Cell::Missing => Vec::new(),
-            Cell::Number(value) => value.to_string().into_bytes(),
-            Cell::Text(text) => text.clone(),
-        }
-    }
-}
+use crate::par;
 
 /// The rows of a rank and the names of the features.
 pub(crate) fn read(
     path: &Path,
-    schema: &Schema,
-    labeled: bool,
+    options: &Reader<'_>,
     part: (usize, usize),
 ) -> Result<(Vec<String>, Vec<Piece>)> {
     let failed = |error: ParquetError| Error::file(path, error.to_string());
@@ -48,41 +31,23 @@ pub(crate) fn read(
         return Err(Error::file(path, what));
     }
     let names: Vec<String> = described.columns().iter().map(|c| c.path().string()).collect();
-    let roles = schema.assign(&names, labeled).map_err(|(_, what)| Error::file(path, what))?;
-    let sizes: Vec<usize> = reader
-        .metadata()
-        .row_groups()
-        .iter()
-        .map(|group| group.num_rows().max(0) as usize)
-        .collect();
-    let total: usize = sizes.iter().sum();
-    let group_column = roles.roles.iter().position(|role| *role == Role::Group);
-    let groups = match group_column {
+    let roles = options.schema.assign(&names, options.labeled);
+    let roles = roles.map_err(|(_, what)| Error::file(path, what))?;
+    let sizes = reader.metadata().row_groups().iter();
+    let sizes: Vec<usize> = sizes.map(|group| group.num_rows().max(0) as usize).collect();
+    let groups = match roles.roles.iter().position(|role| *role == Role::Group) {
         Some(column) => Some(all_cells(&reader, column).map_err(failed)?),
         None => None,
     };
-    let cut = |part: usize, parts: usize| {
-        let mut row = (total as u128 * part as u128 / parts as u128) as usize;
-        let same = |row: usize| {
-            groups.as_ref().is_some_and(|ids| ids[row].bytes() == ids[row - 1].bytes())
-        };
-        while row > 0 && row < total && same(row) {
-            row += 1;
-        }
-        row
-    };
-    let mine = cut(part.0, part.1)..cut(part.0 + 1, part.1);
-    let (mut pieces, mut first) = (Vec::new(), 0);
-    for (index, size) in sizes.into_iter().enumerate() {
-        let range = mine.start.clamp(first, first + size) - first
-            ..mine.end.clamp(first, first + size) - first;
-        if !range.is_empty() {
-            let group = reader.get_row_group(index).map_err(failed)?;
-            pieces.push(read_group(path, &*group, &roles, range, first)?);
-        }
-        first += size;
-    }
-    Ok((roles.features, pieces))
+    let blocks = cell::rows_of_part(&sizes, part, groups.as_deref());
+    let pieces = par::map(options.team, blocks.len(), &|index| {
+        let block = &blocks[index];
+        let group = reader.get_row_group(block.block).map_err(failed)?;
+        cell::piece(path, &roles, block, &|column| {
+            read_column(&*group, column, block.rows.clone()).map_err(failed)
+        })
+    });
+    Ok((roles.features, pieces.into_iter().collect::<Result<_>>()?))
 }
 
 /// All cells of one column.
@@ -97,70 +62,6 @@ fn all_cells(
         cells.extend(read_column(&*group, column, 0..rows)?);
     }
     Ok(cells)
-}
-
-fn read_group(
-    path: &Path,
-    group: &dyn RowGroupReader,
-    roles: &Roles,
-    range: Range<usize>,
-    first: usize,
-) -> Result<Piece> {
-    let mut piece = Piece { rows: range.len(), ..Piece::default() };
-    let mut columns: Vec<Vec<f32>> = vec![Vec::new(); roles.features.len()];
-    let mut words = BTreeMap::new();
-    for (column, role) in roles.roles.iter().enumerate() {
-        if *role == Role::Ignored {
-            continue;
-        }
-        let cells = read_column(group, column, range.clone())
-            .map_err(|error| Error::file(path, error.to_string()))?;
-        let mut known: HashMap<Vec<u8>, usize> = HashMap::new();
-        for (row, cell) in cells.into_iter().enumerate() {
-            let wrong = |what: &str| Error::Data {
-                path: path.to_path_buf(),
-                line: (first + range.start + row) as u64 + 1,
-                column: column as u64 + 1,
-                what: what.to_string(),
-            };
-            match (role, cell) {
-                (Role::Category(feature), Cell::Missing) => columns[*feature].push(f32::NAN),
-                (Role::Category(feature), cell) => {
-                    let count = known.len();
-                    let code = *known.entry(cell.bytes()).or_insert(count);
-                    columns[*feature].push(code as f32);
-                }
-                (Role::Group, cell) => piece.group.push(group_id(&cell.bytes())),
-                (_, Cell::Text(_)) => {
-                    return Err(wrong(
-                        "text in a numeric column; list it in data.categorical or data.ignore",
-                    ));
-                }
-                (Role::Feature(feature), Cell::Missing) => columns[*feature].push(f32::NAN),
-                (Role::Feature(_), Cell::Number(value)) if value.is_infinite() => {
-                    return Err(wrong("the value is not finite"));
-                }
-                (Role::Feature(feature), Cell::Number(value)) => columns[*feature].push(value),
-                (Role::Label, Cell::Number(value)) if value.is_finite() => piece.label.push(value),
-                (Role::Label, _) => return Err(wrong("the label is not a finite number")),
-                (Role::Weight, Cell::Number(value)) if value.is_finite() && value >= 0.0 => {
-                    piece.weight.push(value)
-                }
-                (Role::Weight, _) => {
-                    return Err(wrong("the weight is not a finite number of at least 0"));
-                }
-                (Role::Ignored, _) => {}
-            }
-        }
-        if let Role::Category(feature) = role {
-            let mut list = vec![Vec::new(); known.len()];
-            known.into_iter().for_each(|(word, code)| list[code] = word);
-            words.insert(*feature, list);
-        }
-    }
-    piece.values = Values::Columns { store: Store::Memory(columns.concat()), first: 0 };
-    piece.words = words;
-    Ok(piece)
 }
 
 /// Cells of some rows of a column of a row group.
@@ -193,24 +94,20 @@ fn read_column(
             Ok(cells.collect())
         }};
     }
-    let number = |value: f64| match value.is_nan() {
-        true => Cell::Missing,
-        false => Cell::Number(value as f32),
-    };
     match group.get_column_reader(column)? {
         ColumnReader::BoolColumnReader(reader) => {
-            cells!(reader, |value: bool| number(f64::from(u8::from(value))))
+            cells!(reader, |value: bool| Cell::Integer(i128::from(value)))
         }
         ColumnReader::Int32ColumnReader(reader) => {
-            cells!(reader, |value: i32| number(f64::from(value)))
+            cells!(reader, |value: i32| Cell::Integer(i128::from(value)))
         }
         ColumnReader::Int64ColumnReader(reader) => {
-            cells!(reader, |value: i64| number(value as f64))
+            cells!(reader, |value: i64| Cell::Integer(i128::from(value)))
         }
         ColumnReader::FloatColumnReader(reader) => {
-            cells!(reader, |value: f32| number(f64::from(value)))
+            cells!(reader, |value: f32| Cell::number(f64::from(value)))
         }
-        ColumnReader::DoubleColumnReader(reader) => cells!(reader, |value: f64| number(value)),
+        ColumnReader::DoubleColumnReader(reader) => cells!(reader, Cell::number),
         ColumnReader::ByteArrayColumnReader(reader) => {
             cells!(reader, |value: ::parquet::data_type::ByteArray| Cell::Text(
                 value.data().to_vec()

@@ -29,6 +29,8 @@ pub enum Format {
     Npy,
     /// Needs the cargo feature `parquet`.
     Parquet,
+    /// Arrow IPC, as a file or a stream. Needs the cargo feature `arrow`.
+    Arrow,
 }
 
 impl Format {
@@ -39,9 +41,10 @@ impl Format {
             Some("libsvm" | "svm" | "svmlight") => Ok(Format::Libsvm),
             Some("npy") => Ok(Format::Npy),
             Some("parquet") => Ok(Format::Parquet),
+            Some("arrow" | "arrows" | "feather" | "ipc") => Ok(Format::Arrow),
             _ => Err(Error::file(
                 path,
-                "the format is not known from the file name; set data.format to csv, libsvm, npy or parquet",
+                "the format is not known from the file name; set data.format to csv, libsvm, npy, parquet or arrow",
             )),
         }
     }
@@ -56,10 +59,18 @@ pub struct Reader<'a> {
     /// Whether a label is required.
     pub labeled: bool,
     pub team: &'a Team,
-    /// Folder for values that do not fit in memory. `None` keeps all values in memory.
-    pub spill: Option<&'a Path>,
+    /// Place for the values of dense text that do not fit in memory. `None` keeps all values in memory.
+    pub spill: Option<SpillTo<'a>>,
     /// Categories of a model, by feature name. Other values are missing. Default: those of the file.
     pub categories: Option<&'a BTreeMap<String, Vec<String>>>,
+}
+
+/// Where large text is parsed to.
+#[derive(Clone, Copy)]
+pub struct SpillTo<'a> {
+    pub folder: &'a Path,
+    /// Files of more bytes than this are spilled.
+    pub above: u64,
 }
 
 /// Bytes of text that a thread parses at a time.
@@ -75,6 +86,7 @@ pub fn read(group: &Group, path: &Path, reader: &Reader<'_>) -> Result<Table> {
             Format::Libsvm => read_libsvm(path, reader, part),
             Format::Npy => read_npy(path, reader, part),
             Format::Parquet => read_parquet(path, reader, part),
+            Format::Arrow => read_arrow(path, reader, part),
         });
     let Local { mut table, words } = all_succeed(group, local)?;
     // Ranks may have seen different columns of a sparse file.
@@ -168,7 +180,9 @@ fn read_libsvm(path: &Path, reader: &Reader<'_>, part: (usize, usize)) -> Result
     let grouped = first.is_some_and(|(_, line)| libsvm::group_of(line).is_some());
     let group: Option<GroupOf<'_>> = grouped.then_some(&libsvm::group_of);
     let range = part_of(bytes, 0..bytes.len(), part, group);
-    let pieces = parse_pieces(&file, range, reader, &|range| libsvm::parse(bytes, range))?;
+    let features = reader.schema.features;
+    let parse = |range: Range<usize>| libsvm::parse(bytes, range, features);
+    let pieces = parse_pieces(&file, range, reader, &parse)?;
     let columns = |piece: &Piece| match &piece.values {
         Values::Sparse { starts, .. } => starts.len() - 1,
         _ => 0,
@@ -199,8 +213,9 @@ fn parse_pieces(
     parse: &(dyn Fn(Range<usize>) -> std::result::Result<Piece, Problem> + Sync),
 ) -> Result<Vec<Piece>> {
     let bytes = file.bytes();
-    let spill = match reader.spill.filter(|_| range.len() as u64 > available_memory() / 2) {
-        Some(folder) => Some(Spill::create(folder)?),
+    // The whole file, because other ranks may share the memory.
+    let spill = match reader.spill.filter(|spill| bytes.len() as u64 > spill.above) {
+        Some(spill) => Some(Spill::create(spill.folder)?),
         None => None,
     };
     let mut cuts = vec![range.start];
@@ -240,14 +255,6 @@ fn parse_pieces(
     Ok(pieces)
 }
 
-/// Bytes of memory that are free or can be freed; unlimited if unknown.
-fn available_memory() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
-    kib.map_or(u64::MAX, |kib| kib << 10)
-}
-
 fn assemble(names: Vec<String>, pieces: Vec<Piece>) -> Local {
     let mut table = Table { categories: vec![None; names.len()], names, ..Table::default() };
     let (mut words, mut weight, mut group) = (Vec::new(), Vec::new(), Vec::new());
@@ -265,13 +272,25 @@ fn assemble(names: Vec<String>, pieces: Vec<Piece>) -> Local {
 
 #[cfg(feature = "parquet")]
 fn read_parquet(path: &Path, reader: &Reader<'_>, part: (usize, usize)) -> Result<Local> {
-    let (names, pieces) = crate::data::parquet::read(path, reader.schema, reader.labeled, part)?;
+    let (names, pieces) = crate::data::parquet::read(path, reader, part)?;
     Ok(assemble(names, pieces))
 }
 
 #[cfg(not(feature = "parquet"))]
 fn read_parquet(path: &Path, _: &Reader<'_>, _: (usize, usize)) -> Result<Local> {
     let what = "parquet files need the cargo feature `parquet`; build with --features parquet";
+    Err(Error::file(path, what))
+}
+
+#[cfg(feature = "arrow")]
+fn read_arrow(path: &Path, reader: &Reader<'_>, part: (usize, usize)) -> Result<Local> {
+    let (names, pieces) = crate::data::arrow::read(path, reader, part)?;
+    Ok(assemble(names, pieces))
+}
+
+#[cfg(not(feature = "arrow"))]
+fn read_arrow(path: &Path, _: &Reader<'_>, _: (usize, usize)) -> Result<Local> {
+    let what = "Arrow files need the cargo feature `arrow`; build with --features arrow";
     Err(Error::file(path, what))
 }
 

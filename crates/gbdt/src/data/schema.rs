@@ -1,5 +1,7 @@
 //! The role of each column of a file.
 
+use std::collections::HashMap;
+
 use serde::{Deserialize, Serialize};
 
 /// Names of the columns that are not numeric features.
@@ -20,7 +22,7 @@ pub struct Schema {
     pub header: Option<bool>,
     /// Separator of CSV fields. Default: a comma; a tab in `.tsv` files.
     pub separator: Option<char>,
-    /// Number of features of LibSVM files. Default: the largest index + 1.
+    /// Number of features of LibSVM files. Default: the largest index + 1. Required for more than 2²⁰ features.
     pub features: Option<usize>,
 }
 
@@ -46,8 +48,9 @@ pub(crate) struct Roles {
 impl Schema {
     /// Assigns roles to columns. `labeled` requires a label. Errors are (column from 0, text).
     pub(crate) fn assign(&self, names: &[String], labeled: bool) -> Result<Roles, (usize, String)> {
+        let mut seen = HashMap::new();
         for (column, name) in names.iter().enumerate() {
-            if let Some(first) = names[..column].iter().position(|other| other == name) {
+            if let Some(first) = seen.insert(name, column) {
                 let what = format!(
                     "the name {name:?} is used by columns {} and {}; rename one of them",
                     first + 1,

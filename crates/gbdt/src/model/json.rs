@@ -171,8 +171,8 @@ fn tree_document(id: usize, tree: &Tree, model: &Model) -> Value {
     ])
 }
 
-/// Largest numbers that are accepted from a document.
-const MAX_FEATURES: usize = 1 << 26;
+/// Largest numbers that are accepted from a document. A document with more features names them.
+const MAX_UNNAMED: usize = 1 << 20;
 const MAX_OUTPUTS: usize = 1 << 20;
 
 pub(crate) fn model(document: &Value) -> Result<Model> {
@@ -195,7 +195,8 @@ pub(crate) fn model(document: &Value) -> Result<Model> {
         return Err(Error::Model("models with several targets are not supported".into()));
     }
     let outputs = classes.max(1);
-    let features = limit("num_feature", number("num_feature"), MAX_FEATURES)?;
+    let named = learner.get("feature_names").and_then(Value::items).map_or(0, <[Value]>::len);
+    let features = limit("num_feature", number("num_feature"), named.max(MAX_UNNAMED))?;
     let scale =
         learner.get("objective").and_then(|o| o.get("reg_loss_param")?.get("scale_pos_weight"));
     let attributes = learner.get("attributes");

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use lockstep_comm::{on_threads_with, single_rank};
-use lockstep_gbdt::data::{Reader, read};
+use lockstep_gbdt::data::{Reader, SpillTo, Store, Values, read};
 use lockstep_gbdt::{
     Cache, Matrix, Model, ModelFormat, Params, Result, Schema, Table, Team, train,
 };
@@ -12,7 +12,7 @@ use lockstep_gbdt::{
 use crate::support::{Folder, binary, mixed, options};
 
 /// Rows of a table: label, weight, group and values, bit by bit.
-fn rows(table: &Table) -> Vec<(u32, u32, u64, Vec<u32>)> {
+pub fn rows(table: &Table) -> Vec<(u32, u32, u64, Vec<u32>)> {
     let mut out: Vec<Vec<u32>> = vec![vec![f32::NAN.to_bits(); table.names.len()]; table.rows()];
     let mut first = 0;
     for chunk in &table.chunks {
@@ -31,7 +31,7 @@ fn rows(table: &Table) -> Vec<(u32, u32, u64, Vec<u32>)> {
         .collect()
 }
 
-fn read_on(ranks: usize, path: &Path, schema: &Schema) -> Vec<Result<Table>> {
+pub fn read_on(ranks: usize, path: &Path, schema: &Schema) -> Vec<Result<Table>> {
     on_threads_with(&options(), ranks, |world| {
         let team = Team::new(2);
         let reader = Reader {
@@ -46,7 +46,8 @@ fn read_on(ranks: usize, path: &Path, schema: &Schema) -> Vec<Result<Table>> {
     })
 }
 
-fn same_rows(path: &Path, schema: &Schema) -> Vec<Table> {
+/// The table of a file, which has the same rows on several ranks.
+pub fn same_rows(path: &Path, schema: &Schema) -> Table {
     let alone = read_on(1, path, schema).remove(0).unwrap();
     for ranks in [2, 3, 7, 20] {
         let tables: Vec<Table> =
@@ -64,7 +65,7 @@ fn same_rows(path: &Path, schema: &Schema) -> Vec<Table> {
             }
         }
     }
-    vec![alone]
+    alone
 }
 
 #[test]
@@ -86,10 +87,42 @@ fn csv_on_several_ranks() {
         categorical: vec!["city".into()],
         ..Schema::default()
     };
-    let table = same_rows(&path, &schema).remove(0);
+    let table = same_rows(&path, &schema);
     assert_eq!(table.names, ["a,b", "city", "c"]);
     assert_eq!(table.categories[1].as_ref().unwrap(), &["Bern", "Oslo", "São, Paulo"]);
     assert_eq!(table.rows(), 500);
+}
+
+/// Text that does not fit in memory: values are in a file without a name, and the table is the same.
+#[test]
+fn large_text_is_spilled() {
+    let folder = Folder::new("spill");
+    let mut text = String::from("label,a,city\n");
+    (0..450_000).for_each(|row| writeln!(text, "{},{}.5,x{}", row % 2, row, row % 3).unwrap());
+    let path = folder.write("data.csv", text);
+    let schema = Schema { categorical: vec!["city".into()], ..Schema::default() };
+    let expected = read_on(1, &path, &schema).remove(0).unwrap();
+    let team = Team::new(2);
+    for (above, spilled) in [(1 << 20, true), (1 << 30, false)] {
+        let spill = folder.0.join("binned");
+        let reader = Reader {
+            schema: &schema,
+            format: None,
+            labeled: true,
+            team: &team,
+            spill: Some(SpillTo { folder: &spill, above }),
+            categories: None,
+        };
+        let table = read(&single_rank(), &path, &reader).unwrap();
+        assert!(table.chunks.len() > 1);
+        for chunk in &table.chunks {
+            let Values::Columns { store, .. } = &chunk.values else { panic!("dense values") };
+            assert_eq!(matches!(store, Store::Mapped(..)), spilled);
+        }
+        assert!(rows(&table) == rows(&expected));
+        let files = std::fs::read_dir(&spill).map_or(0, |entries| entries.count());
+        assert_eq!(files, 0, "the file has no name");
+    }
 }
 
 #[test]
@@ -104,9 +137,19 @@ fn libsvm_on_several_ranks() {
         text.push('\n');
     }
     let path = folder.write("data.libsvm", text);
-    let table =
-        same_rows(&path, &Schema { group: Some("qid".into()), ..Schema::default() }).remove(0);
+    let table = same_rows(&path, &Schema { group: Some("qid".into()), ..Schema::default() });
     assert_eq!((table.names.len(), table.rows()), (30, 300));
+}
+
+#[test]
+fn many_libsvm_features_are_declared() {
+    let folder = Folder::new("many");
+    let path = folder.write("data.libsvm", "1 2000000:1\n");
+    let error = read_on(2, &path, &Schema::default()).remove(0).err().unwrap().to_string();
+    assert!(error.contains("line 1, column 2") && error.contains("set data.features"), "{error}");
+    let declared = Schema { features: Some(2_000_001), ..Schema::default() };
+    let table = read_on(1, &path, &declared).remove(0).unwrap();
+    assert_eq!((table.rows(), table.names.len()), (1, 2_000_001));
 }
 
 fn npy(descr: &str, shape: &str, bytes: Vec<u8>) -> Vec<u8> {
@@ -126,12 +169,10 @@ fn numpy_arrays_on_several_ranks() {
     let y: Vec<u8> = (0..100i64).flat_map(|i| (i % 3).to_le_bytes()).collect();
     let path = folder.write("x.npy", npy("<f4", "(100, 3)", x.clone()));
     folder.write("y.npy", npy("<i8", "(100,)", y));
-    let table =
-        same_rows(&path, &Schema { label: Some("y.npy".into()), ..Schema::default() }).remove(0);
+    let table = same_rows(&path, &Schema { label: Some("y.npy".into()), ..Schema::default() });
     assert_eq!((table.rows(), table.names.len(), table.label[5]), (100, 3, 2.0));
     // A label that is a column.
-    let table =
-        same_rows(&path, &Schema { label: Some("f1".into()), ..Schema::default() }).remove(0);
+    let table = same_rows(&path, &Schema { label: Some("f1".into()), ..Schema::default() });
     assert_eq!((table.names.join(" "), table.label[2]), ("f0 f2".to_string(), 3.5));
     let wide: Vec<u8> = (0..300).flat_map(|i| (i as f64 * 0.5).to_le_bytes()).collect();
     let path = folder.write("wide.npy", npy("<f8", "(100, 3)", wide));
@@ -140,6 +181,7 @@ fn numpy_arrays_on_several_ranks() {
         (npy("<f4", "(100, 4)", x.clone()), "describes 100 × 4 values"),
         (npy("<c8", "(100, 3)", x.clone()), "convert the array to float32"),
         (npy("<f4", "(1, 100, 3)", x), "3 dimensions"),
+        (npy("<f4", "(1000000000000, 0)", Vec::new()), "no columns"),
         (b"PK".to_vec(), "not a .npy file"),
     ] {
         let path = folder.write("bad.npy", bytes);
@@ -239,10 +281,21 @@ fn models_survive_json_and_ubj() {
 #[cfg(not(feature = "parquet"))]
 #[test]
 fn parquet_needs_its_feature() {
-    let folder = Folder::new("no-parquet");
-    let path = folder.write("data.parquet", "PAR1");
+    needs_feature("data.parquet", "--features parquet");
+}
+
+#[cfg(not(feature = "arrow"))]
+#[test]
+fn arrow_needs_its_feature() {
+    needs_feature("data.arrow", "--features arrow");
+}
+
+#[cfg(not(all(feature = "arrow", feature = "parquet")))]
+fn needs_feature(file: &str, what: &str) {
+    let folder = Folder::new(file);
+    let path = folder.write(file, "PAR1");
     let error = read_on(1, &path, &Schema::default()).remove(0).err().unwrap().to_string();
-    assert!(error.contains("--features parquet"), "{error}");
+    assert!(error.contains(what), "{error}");
 }
 
 #[cfg(feature = "parquet")]
@@ -283,7 +336,7 @@ fn parquet_on_several_ranks() {
     writer.close().unwrap();
     let schema =
         Schema { group: Some("q".into()), categorical: vec!["city".into()], ..Schema::default() };
-    let table = same_rows(&path, &schema).remove(0);
+    let table = same_rows(&path, &schema);
     assert_eq!((table.rows(), table.names.join(" ")), (120, "x city".to_string()));
     assert_eq!(table.categories[1].as_ref().unwrap(), &["Bern", "Oslo"]);
     assert_eq!(rows(&table)[4].3[0], 2.0f32.to_bits());

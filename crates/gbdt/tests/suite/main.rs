@@ -1,5 +1,7 @@
 //! Tests of trees across ranks, threads and files.
 
+#[cfg(feature = "arrow")]
+mod arrow;
 mod edges;
 mod explanations;
 mod files;

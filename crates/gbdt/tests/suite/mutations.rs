@@ -41,7 +41,8 @@ fn mutate(bytes: &[u8], case: usize) -> Vec<u8> {
     out
 }
 
-fn read_mutations(name: &str, format: Format, text: &str, cases: usize) {
+/// Reads changed copies of a file; some must be valid and some not.
+pub fn read_mutations(name: &str, format: Format, bytes: &[u8], cases: usize) {
     let folder = Folder::new(&format!("mutations-{name}"));
     let (world, team) = (single_rank(), Team::new(1));
     let schema = Schema::default();
@@ -55,7 +56,7 @@ fn read_mutations(name: &str, format: Format, text: &str, cases: usize) {
     };
     let (mut good, mut bad) = (0, 0);
     for case in 0..cases {
-        let path = folder.write("data", mutate(text.as_bytes(), case));
+        let path = folder.write("data", mutate(bytes, case));
         match read(&world, &path, &reader)
             .and_then(|table| Matrix::new(&world, &table, None, 16, &team))
         {
@@ -73,14 +74,14 @@ fn read_mutations(name: &str, format: Format, text: &str, cases: usize) {
 fn csv() {
     let mut text = String::from("label,\"a\"\"b\",c\n");
     (0..30).for_each(|row| text += &format!("{},{},\"{}\"\n", row % 2, row as f32 * 0.5, row * 3));
-    read_mutations("csv", Format::Csv, &text, 4000);
+    read_mutations("csv", Format::Csv, text.as_bytes(), 4000);
 }
 
 #[test]
 fn libsvm() {
     let line = |row: usize| format!("{} {}:{} {}:1e-3\n", row % 2, row % 4, row, row % 4 + 5);
     let text: String = (0..30).map(line).collect();
-    read_mutations("libsvm", Format::Libsvm, &text, 3000);
+    read_mutations("libsvm", Format::Libsvm, text.as_bytes(), 3000);
 }
 
 #[test]

@@ -138,7 +138,7 @@ pub fn train(data: &Data, params: &Params, ranks: usize, threads: usize) -> Mode
     models.into_iter().next().unwrap()
 }
 
-fn train_rank(world: &World, data: &Data, params: &Params, threads: usize) -> Model {
+pub fn train_rank(world: &World, data: &Data, params: &Params, threads: usize) -> Model {
     let team = Team::new(threads);
     let table = data.shard(world.size(), world.rank());
     let matrix = Matrix::new(world, &table, None, params.max_bin, &team).unwrap();
