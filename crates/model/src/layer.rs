@@ -46,7 +46,7 @@ impl Block for Layer {
 
     fn forward(&self, cx: &Ctx<'_>, x: Tensor, saved: &mut Slot) -> Tensor {
         let (middle, attention) = self.attention.forward(cx, x);
-        let save_hidden = cx.recompute == Recompute::None;
+        let save_hidden = cx.recompute.saves_hidden();
         let (y, feed_forward) = self.feed_forward.forward(cx, middle, save_hidden);
         saved.put(match cx.recompute {
             Recompute::Full => SavedLayer::Input(attention.x),

@@ -43,7 +43,7 @@ pub struct Args {
     /// Measure for this many seconds, but at least three steps [default: use --steps]
     #[arg(long)]
     seconds: Option<f64>,
-    /// Recompute mode: none, selective or full [default: that of the run file, or none]
+    /// Recompute mode: none, cheap, selective or full [default: that of the run file, or none]
     #[arg(long)]
     recompute: Option<String>,
     /// How ranks run and communicate

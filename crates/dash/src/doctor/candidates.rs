@@ -2,7 +2,7 @@
 
 use lockstep_plan::model::Family;
 use lockstep_plan::schedule::ScheduleKind;
-use lockstep_plan::{Compression, Plan, Recompute};
+use lockstep_plan::{Compression, DeviceType, Plan, Recompute};
 use lockstep_types::Dtype;
 
 use super::advice::MIN_SHARE;
@@ -149,6 +149,7 @@ fn compute_candidates(
     for how in [Recompute::None, Recompute::Selective] {
         let less = match layout.recompute {
             Recompute::None => false,
+            Recompute::Cheap => how == Recompute::None && plan.device.kind == DeviceType::Cuda,
             Recompute::Selective => how == Recompute::None,
             Recompute::Full => true,
         };

@@ -39,17 +39,30 @@ pub struct Layout {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Recompute {
-    /// Recompute only norms and activation functions, which are cheap. On a GPU only norms.
+    /// Save everything on a GPU. On a CPU the same as `Cheap`, whose cost is lost next to that of the multiplies.
     #[default]
     None,
+    /// Recompute norms and activation functions, which are cheap.
+    Cheap,
     /// Also recompute the inner activations of the feed-forward: saves most of the memory for 1/9 of the compute.
     Selective,
     /// Recompute each block from its input.
     Full,
 }
 
-const RECOMPUTES: [(&str, Recompute); 3] =
-    [("none", Recompute::None), ("selective", Recompute::Selective), ("full", Recompute::Full)];
+const RECOMPUTES: [(&str, Recompute); 4] = [
+    ("none", Recompute::None),
+    ("cheap", Recompute::Cheap),
+    ("selective", Recompute::Selective),
+    ("full", Recompute::Full),
+];
+
+impl Recompute {
+    /// Whether the hidden values of the feed-forward before the activation function are saved.
+    pub fn saves_hidden(self) -> bool {
+        matches!(self, Recompute::None | Recompute::Cheap)
+    }
+}
 
 const CONTEXTS: [(&str, ContextKind); 3] =
     [("ring", ContextKind::Ring), ("ulysses", ContextKind::Ulysses), ("both", ContextKind::Both)];

@@ -19,7 +19,7 @@ pub(super) fn peak(plan: &Plan, part: &Part, passes: impl Iterator<Item = PassEv
             // A sent message lives until it is received, which does not depend on this rank's passes.
             PassEvent::Sent { forward: true } => usage.give(saved.stream),
             PassEvent::Forward { .. } => {
-                let inside = saved.inside(recompute == Recompute::None);
+                let inside = saved.inside(recompute.saves_hidden());
                 usage.take(inside + saved.stream);
                 if recompute == Recompute::Full {
                     usage.give(inside);

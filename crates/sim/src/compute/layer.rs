@@ -20,7 +20,7 @@ pub(crate) fn layer(case: &Case) -> Passes {
     };
     let passes = halves.into_iter().fold(none, |sum, half| sum + half);
     let again = match (case.layout().recompute, case.software().selective) {
-        (Recompute::None, _) => Cost::default(),
+        (Recompute::None | Recompute::Cheap, _) => Cost::default(),
         (Recompute::Full, _) => passes.forward,
         (Recompute::Selective, Selective::CoreAttention) if case.software().flash => {
             Cost::default()

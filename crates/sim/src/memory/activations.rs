@@ -33,7 +33,7 @@ impl Layers {
 fn saved(case: &Case) -> f64 {
     let parts = Parts::of(case);
     match (case.layout().recompute, case.software().selective) {
-        (Recompute::None, _) => parts.all(),
+        (Recompute::None | Recompute::Cheap, _) => parts.all(),
         (Recompute::Full, _) => parts.input,
         (Recompute::Selective, Selective::CoreAttention) => parts.all() - parts.square,
         (Recompute::Selective, Selective::FeedForward) => parts.all() - parts.square - parts.wide,
@@ -48,7 +48,7 @@ fn saved(case: &Case) -> f64 {
 fn layer_inside(case: &Case) -> f64 {
     let parts = Parts::of(case);
     match case.layout().recompute {
-        Recompute::None => 0.0,
+        Recompute::None | Recompute::Cheap => 0.0,
         _ => parts.all() - saved(case),
     }
 }

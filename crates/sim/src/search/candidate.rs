@@ -130,6 +130,7 @@ fn kind_word(kind: ContextKind) -> &'static str {
 fn recompute_word(how: Recompute) -> &'static str {
     match how {
         Recompute::None => "none",
+        Recompute::Cheap => "cheap",
         Recompute::Selective => "selective",
         Recompute::Full => "full",
     }

@@ -47,7 +47,7 @@ fn one_rank_matches_the_ledger() {
     for family in ["gpt2", "llama", "moe", "moe model.shared_experts=2", "moe model.balance=batch"]
     {
         for compute in ["f32", "bf16"] {
-            for recompute in ["none", "selective", "full"] {
+            for recompute in ["none", "cheap", "selective", "full"] {
                 let more = format!("precision.compute={compute} recompute={recompute}");
                 matches_ledger(&[&format!("{family} {more} train.micro_batch=2")]);
             }
