@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::calibration::Calibrated;
 use super::candidates::{Candidate, candidates};
 use super::config_of::config_of;
-use super::evidence::ms;
+use super::evidence::{ms, stage_seconds};
 use super::limits::{Cause, Limit};
 use super::measured::Measured;
 
@@ -115,6 +115,11 @@ fn without_sets(plan: &Plan, measured: &Measured, limits: &[Limit]) -> Vec<Advic
                 Some(limit.share),
                 "no setting helps while all ranks wait for one of them",
             ),
+            Cause::SlowLink { ranks: (one, other) } => say(
+                format!("repair or replace the link between the hosts of ranks {one} and {other}"),
+                Some(limit.share),
+                "all ranks wait for the slowest link; test it with `lockstep bench comm`",
+            ),
             Cause::BusyHost => say(
                 "stop other processes on the host, or use fewer ranks or threads".into(),
                 Some(limit.share),
@@ -127,6 +132,15 @@ fn without_sets(plan: &Plan, measured: &Measured, limits: &[Limit]) -> Vec<Advic
                 Some(limit.share),
                 "ranks wait for the one with the fullest expert; this changes the result of the training",
             ),
+            Cause::Bubble => {
+                if let Some((title, gain)) = uneven_stages(plan, measured) {
+                    say(
+                        title,
+                        Some(gain),
+                        "all stages wait for the slowest one in every micro-batch",
+                    );
+                }
+            }
             Cause::Data => say(
                 "put the token file on faster storage, such as a local disk".into(),
                 Some(limit.share),
@@ -150,6 +164,25 @@ fn without_sets(plan: &Plan, measured: &Measured, limits: &[Limit]) -> Vec<Advic
         });
     }
     advice
+}
+
+/// How to balance pipeline stages with different numbers of layers, and the time that it saves as a fraction of the step.
+fn uneven_stages(plan: &Plan, measured: &Measured) -> Option<(String, f64)> {
+    let (layers, stages) = (plan.model.layers, plan.layout.pipe * plan.layout.chunks);
+    let seconds = stage_seconds(plan, measured);
+    let most = seconds.iter().copied().fold(0.0, f64::max);
+    let mean = seconds.iter().sum::<f64>() / seconds.len().max(1) as f64;
+    let gain = (most - mean) / measured.step;
+    if layers.is_multiple_of(stages) || gain < MIN_GAIN {
+        return None;
+    }
+    let divisors = (2..plan.layout.pipe + layers).filter(|pipe| layers.is_multiple_of(*pipe));
+    let near = divisors.min_by_key(|pipe| pipe.abs_diff(plan.layout.pipe));
+    let pipe = near.map_or(String::new(), |pipe| format!(", or layout.pipe={pipe}"));
+    let title = format!(
+        "balance the stages: {layers} layers on {stages} stages; use a multiple of {stages} layers{pipe}"
+    );
+    Some((title, gain))
 }
 
 /// Predicted fraction of the step that the change saves, or why it is impossible.
@@ -191,6 +224,7 @@ pub(super) fn changed_plan(
         layout.schedule,
         layout.chunks,
         layout.recompute,
+        layout.placement,
         precision.compute,
         precision.gradients,
         comm.bucket_mb,
@@ -200,7 +234,8 @@ pub(super) fn changed_plan(
     );
     // The shards and the placement follow the degrees.
     if sets.iter().any(|set| set.starts_with("layout.")) {
-        (config.layout.shard, config.layout.placement) = (None, None);
+        config.layout.shard = None;
+        config.layout.placement = typed.layout.placement.clone();
         if typed.layout.zero.is_some_and(|zero| zero < 3) {
             config.layout.keep_gathered = None;
         }

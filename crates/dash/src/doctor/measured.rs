@@ -38,6 +38,8 @@ pub struct Measured {
     pub peak_flops: f64,
     /// Highest load of an expert relative to the mean.
     pub expert_imbalance: Option<f64>,
+    /// The fullest expert: its layer, its index and its load relative to the mean of the layer.
+    pub fullest_expert: Option<(usize, usize, f64)>,
     /// The slow link that the ranks measured: its ends, its bytes/s, and what was expected.
     pub slow_link: Option<(usize, usize, f64, f64)>,
 }
@@ -95,6 +97,7 @@ impl Measured {
             mfu: median(last.iter().filter_map(|report| report.mfu)),
             peak_flops: peak,
             expert_imbalance: last.last().and_then(|report| report.expert_imbalance),
+            fullest_expert: ranks.last().and_then(|times| fullest_expert(&times.experts)),
             slow_link: last.iter().rev().find_map(|report| slow_link(report)),
         })
     }
@@ -131,6 +134,13 @@ fn checkpoint(run: &RunFolder) -> f64 {
     let first = run.steps().next().map_or(0, |report| report.step.saturating_sub(1));
     let last = run.steps().next_back().map_or(0, |report| report.step);
     stalls / last.saturating_sub(first).max(1) as f64
+}
+
+fn fullest_expert(layers: &[Vec<f32>]) -> Option<(usize, usize, f64)> {
+    let loads = layers.iter().enumerate().flat_map(|(layer, loads)| {
+        loads.iter().enumerate().map(move |(expert, load)| (layer, expert, f64::from(*load)))
+    });
+    loads.max_by(|a, b| a.2.total_cmp(&b.2))
 }
 
 fn slow_link(report: &StepReport) -> Option<(usize, usize, f64, f64)> {
