@@ -43,7 +43,15 @@ fn a_starter_run_file_is_written_once_and_trains() {
 
     let json = output(
         &dir,
-        &["train", "gpt2-test.toml", "--json", "--set", "train.steps=3", "--set", "train.log_every=1"],
+        &[
+            "train",
+            "gpt2-test.toml",
+            "--json",
+            "--set",
+            "train.steps=3",
+            "--set",
+            "train.log_every=1",
+        ],
     );
     let reports: Vec<Value> =
         json.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
@@ -87,8 +95,9 @@ fn the_version_names_the_commit() {
     let expected = format!("lockstep {}", env!("CARGO_PKG_VERSION"));
     assert!(version.starts_with(&expected), "{version}");
     let commit = version.trim().strip_prefix(&expected).expect("checked above").trim();
-    let is_commit =
-        |text: &str| text.len() >= 9 && text[1..text.len() - 1].chars().all(|c| c.is_ascii_hexdigit());
+    let is_commit = |text: &str| {
+        text.len() >= 9 && text[1..text.len() - 1].chars().all(|c| c.is_ascii_hexdigit())
+    };
     assert!(commit.is_empty() || is_commit(commit), "{version}");
 }
 

@@ -101,7 +101,11 @@ fn starter(preset: &str, shape: &Shape) -> String {
         (
             "model",
             vec![
-                key("preset", text(preset), &format!("{family}, {layers} layers of {dim}: {size} parameters")),
+                key(
+                    "preset",
+                    text(preset),
+                    &format!("{family}, {layers} layers of {dim}: {size} parameters"),
+                ),
                 vocab,
                 key("# dropout", "0.1".into(), "fraction of activations set to 0 in training"),
             ],
@@ -117,8 +121,16 @@ fn starter(preset: &str, shape: &Shape) -> String {
             "train",
             vec![
                 key("steps", if is_small { "800" } else { "10000" }.into(), "optimizer steps"),
-                key("global_batch", "16".into(), &format!("samples per step of all ranks: {} tokens", 16 * seq)),
-                key("micro_batch", micro.to_string(), "samples of a rank at once; more need more memory"),
+                key(
+                    "global_batch",
+                    "16".into(),
+                    &format!("samples per step of all ranks: {} tokens", 16 * seq),
+                ),
+                key(
+                    "micro_batch",
+                    micro.to_string(),
+                    "samples of a rank at once; more need more memory",
+                ),
                 key("lr", lr.into(), "highest learning rate"),
                 key("warmup", "40".into(), "steps until the learning rate is reached"),
                 key("eval_every", "100".into(), "steps between evaluations; 0 for none"),
@@ -130,11 +142,23 @@ fn starter(preset: &str, shape: &Shape) -> String {
         (
             "layout",
             vec![
-                key("data", "1".into(), "replicas, which share the samples of a step; the product is the number of ranks"),
-                key("# zero", "1".into(), "replicas share optimizer state (1), gradients (2), parameters (3)"),
+                key(
+                    "data",
+                    "1".into(),
+                    "replicas, which share the samples of a step; the product is the number of ranks",
+                ),
+                key(
+                    "# zero",
+                    "1".into(),
+                    "replicas share optimizer state (1), gradients (2), parameters (3)",
+                ),
                 key("# tensor", "2".into(), "ranks that split every layer; needs fast links"),
                 key("# pipe", "2".into(), "stages of consecutive layers"),
-                key("# recompute", text("full"), "less memory for activations, a third more compute"),
+                key(
+                    "# recompute",
+                    text("full"),
+                    "less memory for activations, a third more compute",
+                ),
             ],
         ),
         ("precision", vec![key("compute", text(dtype), "f32 or bf16; master weights are f32")]),

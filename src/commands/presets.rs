@@ -38,7 +38,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             continue;
         }
         let family = format!("{:?}", shape.family).to_lowercase();
-        let experts = shape.moe.map_or("-".into(), |moe| format!("{} of {}", moe.top_k, moe.experts));
+        let experts =
+            shape.moe.map_or("-".into(), |moe| format!("{} of {}", moe.top_k, moe.experts));
         println!(
             "{name:<17} {family:<6} {:>10} {layers:>6} {dim:>6} {heads:>6} {seq:>7} {vocab:>7} {experts:>9}",
             count(params)

@@ -44,7 +44,8 @@ pub(super) fn classify(
     guess: FailureClass,
     message: &str,
 ) -> Classified {
-    let found = |class, reason: String, samples| Classified { class, reason: Some(reason), samples };
+    let found =
+        |class, reason: String, samples| Classified { class, reason: Some(reason), samples };
     let step = failed_step(message);
     let replay = run.replays.iter().rev().find(|replay| Some(replay.step) == step);
     if let Some(replay) = replay.filter(|_| kind == FailureKind::NotFinite) {
@@ -67,7 +68,8 @@ pub(super) fn classify(
                 found(FailureClass::Deterministic, reason, Vec::new())
             }
             (false, false, false) => {
-                let reason = format!("replays of step {step} fail in the same way, on these samples");
+                let reason =
+                    format!("replays of step {step} fail in the same way, on these samples");
                 found(FailureClass::DataDependent, reason, samples)
             }
         };
@@ -86,10 +88,16 @@ fn repeated(failures: &[FailureRecord], guess: FailureClass) -> Option<(FailureC
     let same_text = last.tail.last().is_some() && before.tail.last() == last.tail.last();
     match (one.zip(other), before.rank == last.rank) {
         // Killed ranks print nothing; an error names its step.
-        (Some((one, other)), true) if one == other && (same_text || last.tail.is_empty()) => Some((
-            if guess == FailureClass::DataDependent { guess } else { FailureClass::Deterministic },
-            format!("rank {} failed twice at step {one}", last.rank),
-        )),
+        (Some((one, other)), true) if one == other && (same_text || last.tail.is_empty()) => {
+            Some((
+                if guess == FailureClass::DataDependent {
+                    guess
+                } else {
+                    FailureClass::Deterministic
+                },
+                format!("rank {} failed twice at step {one}", last.rank),
+            ))
+        }
         (Some((one, other)), true) if one != other && guess == FailureClass::Infrastructure => {
             let rank = last.rank;
             let reason =

@@ -159,7 +159,9 @@ pub(super) fn limits(
     if let Some(imbalance) = measured.expert_imbalance.filter(|imbalance| *imbalance > 1.3) {
         let mut part = expert_imbalance(plan, &mut parts, imbalance);
         if let Some((layer, expert, load)) = measured.fullest_expert {
-            part.2.push(format!("the fullest is expert {expert} of layer {layer}: {load:.1}× the mean"));
+            part.2.push(format!(
+                "the fullest is expert {expert} of layer {layer}: {load:.1}× the mean"
+            ));
         }
         parts.push(part);
     }
@@ -257,7 +259,8 @@ fn slow_rank(plan: &Plan, measured: &Measured) -> Option<Slow> {
 fn memory_bound(trace: Option<&[Breakdown]>, calibrated: &Calibrated) -> f64 {
     let share = |classes: Vec<(String, f64)>| {
         let total: f64 = classes.iter().map(|class| class.1).sum();
-        let slow: f64 = classes.iter().filter(|class| is_memory_bound(&class.0)).map(|class| class.1).sum();
+        let slow: f64 =
+            classes.iter().filter(|class| is_memory_bound(&class.0)).map(|class| class.1).sum();
         if total > 0.0 { slow / total } else { 0.0 }
     };
     match trace.and_then(|ranks| ranks.first()).filter(|rank| !rank.kernels.is_empty()) {

@@ -25,8 +25,7 @@ pub(super) fn bytes_between_ranks(plan: &Plan) -> Vec<Vec<f64>> {
 /// Receivers of the messages of member `me`, by index, and the bytes that each gets.
 fn messages(call: &PlannedCall, me: usize, members: usize) -> Vec<(usize, f64)> {
     let bytes = (call.count * call.width * call.times) as f64;
-    let (size, next, previous) =
-        (members as f64, (me + 1) % members, (me + members - 1) % members);
+    let (size, next, previous) = (members as f64, (me + 1) % members, (me + members - 1) % members);
     match call.collective {
         Collective::SendRecv if call.kind == Some(GroupKind::Pipe) => match call.phase {
             Phase::Forward => vec![(next, bytes)],

@@ -215,7 +215,11 @@ fn scaling_efficiency_compares_with_a_run_on_fewer_ranks() {
 fn a_replay_tells_data_from_machines() {
     let lines = ["error: step 12: rank 0: layers.3 is not finite; the step was not applied"];
     for (record, class, text) in [
-        (json!({ "step": 12, "differs": true, "ranks": [1] }), FailureClass::Infrastructure, "rank 1"),
+        (
+            json!({ "step": 12, "differs": true, "ranks": [1] }),
+            FailureClass::Infrastructure,
+            "rank 1",
+        ),
         (
             json!({ "step": 12, "samples": [3, 7] }),
             FailureClass::DataDependent,
