@@ -50,7 +50,7 @@ def run(name, seed, args):
     """Whether the doctor named the problem, None if it cannot be created, and its verdict."""
     case, folder = CASES[name], Path(tempfile.mkdtemp(prefix=f"fault-{name}-"))
     environment = {"LOCKSTEP_DEVICE": "cpu", **os.environ, **case.environment}
-    job = Job(folder, random.Random(seed), args.lockstep, args.proxy, environment, stop=threading.Event())
+    job = Job(folder, random.Random(f"{name} {seed}"), args.lockstep, args.proxy, environment, stop=threading.Event())
     (folder / "run.toml").write_text(RUN.format(steps=case.steps, seed=seed))
     cleanup = []
     try:

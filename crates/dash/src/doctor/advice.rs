@@ -35,6 +35,8 @@ pub struct Rejected {
 
 /// Minimum predicted gain of a recommendation. Predictions are less accurate than this for smaller ones.
 const MIN_GAIN: f64 = 0.03;
+/// The same on a machine that is not described: some changes with a lower predicted gain are slower when applied.
+const MIN_GAIN_GENERIC: f64 = 0.1;
 /// Minimum share of a bottleneck that is worth a change.
 pub(super) const MIN_SHARE: f64 = 0.05;
 /// Most recommendations.
@@ -56,8 +58,14 @@ pub(super) fn advise(
 ) -> (Vec<Advice>, Vec<Rejected>) {
     let mut advice = without_sets(plan, measured, limits);
     let (mut rejected, mut estimated) = (Vec::new(), Vec::new());
+    let min_gain = if calibrated.described { MIN_GAIN } else { MIN_GAIN_GENERIC };
     for candidate in candidates(plan, measured, limits) {
         let Candidate { title, sets, why, changes_training } = candidate;
+        // On one host all placements are equal.
+        let one_host = calibrated.cluster.per_host >= plan.ranks;
+        if one_host && sets.iter().any(|set| set.starts_with("layout.placement")) {
+            continue;
+        }
         // How much faster bf16 is depends on the instructions of the CPU.
         if !calibrated.described && sets.iter().any(|set| set.starts_with("precision.compute")) {
             let why =
@@ -67,10 +75,14 @@ pub(super) fn advise(
         }
         match gain(plan, &sets, calibrated) {
             Err(why) => rejected.push(Rejected { sets, why }),
-            Ok(gain) if gain < MIN_GAIN => {
-                let why = match gain < 0.0 {
-                    true => format!("predicted to be {:.0}% slower", -100.0 * gain),
-                    false => format!("predicted to gain only {:.1}%", 100.0 * gain),
+            Ok(gain) if gain < min_gain => {
+                let why = match gain {
+                    gain if gain < 0.0 => format!("predicted to be {:.0}% slower", -100.0 * gain),
+                    gain if gain >= MIN_GAIN => format!(
+                        "predicted to gain {:.1}%, which is too uncertain; `lockstep bench machine` measures this machine",
+                        100.0 * gain
+                    ),
+                    gain => format!("predicted to gain only {:.1}%", 100.0 * gain),
                 };
                 rejected.push(Rejected { sets, why });
             }
@@ -90,10 +102,10 @@ pub(super) fn advise(
         order.then(b.gain.unwrap_or(0.0).total_cmp(&a.gain.unwrap_or(0.0)))
     });
     // Of similar changes, the best one is enough.
-    let mut titles: Vec<String> = Vec::new();
+    let mut seen: Vec<(String, Vec<String>)> = Vec::new();
     estimated.retain(|advice| {
-        let new = !titles.contains(&advice.title);
-        titles.push(advice.title.clone());
+        let new = !seen.iter().any(|(title, sets)| *title == advice.title || *sets == advice.sets);
+        seen.push((advice.title.clone(), advice.sets.clone()));
         new
     });
     advice.extend(estimated);

@@ -109,6 +109,27 @@ pub(super) fn busy_evidence(measured: &Measured, queue: f64) -> Vec<String> {
     )]
 }
 
+/// Bytes per second below which the storage of checkpoints is called slow. A single hard disk is faster.
+const SLOW_STORAGE: f64 = 5e7;
+
+pub(super) fn checkpoint_evidence(measured: &Measured) -> Vec<String> {
+    let mut evidence = vec![format!(
+        "checkpoints block training for {} per step on average",
+        ms(measured.checkpoint)
+    )];
+    if let Some((bytes, seconds)) = measured.save.filter(|(bytes, s)| *bytes > 1e6 && *s > 0.0) {
+        let rate = bytes / seconds;
+        let slow = if rate < SLOW_STORAGE { ": slow storage" } else { "" };
+        evidence.push(format!(
+            "{}B are written in {} ({}B/s{slow})",
+            si(bytes),
+            ms(seconds),
+            si(rate)
+        ));
+    }
+    evidence
+}
+
 /// Compute time of each pipeline rank.
 pub(super) fn stage_seconds(plan: &Plan, measured: &Measured) -> Vec<f64> {
     let mesh = plan.mesh();

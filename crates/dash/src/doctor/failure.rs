@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::advice::ways_to_fit;
 use super::calibration::calibrate;
-use super::failure_class::{FailureClass, classify};
+use super::failure_class::{FailureClass, classify, number_after};
 use super::measured::Measured;
 use super::patterns;
 use crate::{FailureRecord, FlightRecord, RunFolder, RunState};
@@ -158,6 +158,14 @@ pub(super) fn problem(run: &RunFolder, machine: Option<&Cluster>) -> Option<Prob
         None => problem.message = log.last().cloned().unwrap_or_default(),
     }
     let classified = classify(run, problem.kind, problem.class, &problem.message);
+    if let Some(action) = classified.action_after_replay() {
+        problem.action = action.into();
+    }
+    if problem.kind == FailureKind::NotFinite {
+        // All ranks stop at once; the message names the one where it started.
+        problem.rank =
+            number_after(&problem.message, "rank ", ":").map(|rank| rank as usize).or(problem.rank);
+    }
     (problem.class, problem.reason) = (classified.class, classified.reason);
     problem.samples = classified.samples;
     if let (FailureKind::OutOfMemory, Some(plan)) = (problem.kind, &run.plan) {

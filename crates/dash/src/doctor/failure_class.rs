@@ -35,6 +35,24 @@ pub(super) struct Classified {
     pub reason: Option<String>,
     /// Samples that cause it: `sample 3 of step 12`.
     pub samples: Vec<String>,
+    /// The step was replayed.
+    replayed: bool,
+}
+
+impl Classified {
+    /// What to do about a step that is not finite, once it was replayed.
+    pub fn action_after_replay(&self) -> Option<&'static str> {
+        match self.class {
+            _ if !self.replayed => None,
+            FailureClass::DataDependent => Some(
+                "look at these samples with `lockstep data inspect --document`, and prepare the data without them",
+            ),
+            FailureClass::Infrastructure => Some(
+                "test or replace the host of the rank; --resume continues from the newest checkpoint",
+            ),
+            _ => Some("try a lower train.lr, a longer train.warmup or a smaller train.clip"),
+        }
+    }
 }
 
 /// Classifies a failure. `guess` is the class of its kind, `message` the line that names the cause.
@@ -44,8 +62,12 @@ pub(super) fn classify(
     guess: FailureClass,
     message: &str,
 ) -> Classified {
-    let found =
-        |class, reason: String, samples| Classified { class, reason: Some(reason), samples };
+    let found = |class, reason: String, samples| Classified {
+        class,
+        reason: Some(reason),
+        samples,
+        replayed: true,
+    };
     let step = failed_step(message);
     let replay = run.replays.iter().rev().find(|replay| Some(replay.step) == step);
     if let Some(replay) = replay.filter(|_| kind == FailureKind::NotFinite) {
@@ -76,8 +98,10 @@ pub(super) fn classify(
     }
     let samples: Vec<String> = sample_of(message).into_iter().collect();
     match repeated(&run.failures, guess) {
-        Some((class, reason)) => Classified { class, reason: Some(reason), samples },
-        None => Classified { class: guess, reason: None, samples },
+        Some((class, reason)) => {
+            Classified { class, reason: Some(reason), samples, replayed: false }
+        }
+        None => Classified { class: guess, reason: None, samples, replayed: false },
     }
 }
 
@@ -128,7 +152,7 @@ fn failed_step(line: &str) -> Option<u64> {
 }
 
 /// The number between the texts, e.g. 12 in `step 12: …`.
-fn number_after(line: &str, before: &str, after: &str) -> Option<u64> {
+pub(super) fn number_after(line: &str, before: &str, after: &str) -> Option<u64> {
     line.match_indices(before).find_map(|(at, _)| {
         let rest = &line[at + before.len()..];
         let digits = rest.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(rest.len());

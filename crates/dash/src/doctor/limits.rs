@@ -6,7 +6,8 @@ use serde::Serialize;
 
 use super::calibration::{Calibrated, is_memory_bound};
 use super::evidence::{
-    bubble_evidence, busy_evidence, communication, compute_evidence, memory_evidence, ms, si,
+    bubble_evidence, busy_evidence, checkpoint_evidence, communication, compute_evidence,
+    memory_evidence, ms, si,
 };
 use super::measured::{Measured, median};
 
@@ -95,9 +96,7 @@ pub(super) fn limits(
     trace: Option<&[Breakdown]>,
     calibrated: &Calibrated,
 ) -> Vec<Limit> {
-    // Times on a busy host say little about anything but the host.
-    let sure = confidence(measured);
-    let busy = median(measured.queue.iter().copied()) > 0.2 * measured.step;
+    let (sure, busy) = (confidence(measured), measured.is_busy());
     let of = |cause: &Cause| match (busy, cause) {
         (true, Cause::BusyHost) | (false, _) => sure,
         (true, _) => Confidence::Low,
@@ -124,14 +123,7 @@ pub(super) fn limits(
             memory_evidence(plan, trace, calibrated, memory_bound),
         ),
         (Cause::Data, read, vec![format!("reading samples takes {} per step", ms(read))]),
-        (
-            Cause::Checkpoint,
-            measured.checkpoint,
-            vec![format!(
-                "checkpoints block training for {} per step on average",
-                ms(measured.checkpoint)
-            )],
-        ),
+        (Cause::Checkpoint, measured.checkpoint, checkpoint_evidence(measured)),
         (Cause::BusyHost, queue, busy_evidence(measured, queue)),
         (Cause::Bubble, pipe, bubble_evidence(plan, measured)),
     ];

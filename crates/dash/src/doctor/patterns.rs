@@ -51,6 +51,7 @@ const PATTERNS: &[Pattern] = &[
             "contradicts the launcher",
             "of the started ranks",
             "ranks were started",
+            "rank was started",
             "the layout uses",
             "ranks; start",
             "runs another program",

@@ -21,6 +21,9 @@ const MOST: usize = 200;
 
 /// Compares with the run on the fewest ranks, if there is one.
 pub(super) fn scaling(run: &RunFolder, plan: &Plan, measured: &Measured) -> Option<Scaling> {
+    if measured.is_busy() {
+        return None;
+    }
     let others = list_runs(run.path.parent()?).into_iter().take(MOST);
     let comparable = |path: &std::path::PathBuf| -> Option<usize> {
         let text = std::fs::read(path.join("plan.json")).ok()?;
@@ -36,7 +39,7 @@ pub(super) fn scaling(run: &RunFolder, plan: &Plan, measured: &Measured) -> Opti
     found.into_iter().find_map(|(ranks, path)| {
         let other = RunFolder::open(&path).ok()?;
         let other_plan = other.plan.as_ref()?;
-        let before = Measured::of(&other, other_plan)?;
+        let before = Measured::of(&other, other_plan).filter(|before| !before.is_busy())?;
         let rate = |plan: &Plan, measured: &Measured| {
             let cores = (plan.ranks * plan.train.threads.max(1)) as f64;
             plan.tokens_per_step() as f64 / measured.step / cores

@@ -100,7 +100,7 @@ impl Diagnosis {
             if !running {
                 writeln!(
                     f,
-                    "\nwhat to do next: nothing is predicted to make the step at least 3% faster"
+                    "\nwhat to do next: nothing is predicted to make the step clearly faster"
                 )?;
             }
         } else {

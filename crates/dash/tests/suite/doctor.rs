@@ -213,7 +213,7 @@ fn scaling_efficiency_compares_with_a_run_on_fewer_ranks() {
 
 #[test]
 fn a_replay_tells_data_from_machines() {
-    let lines = ["error: step 12: rank 0: layers.3 is not finite; the step was not applied"];
+    let lines = ["error: step 12: rank 1: layers.3 is not finite; the step was not applied"];
     for (record, class, text) in [
         (
             json!({ "step": 12, "differs": true, "ranks": [1] }),
@@ -234,7 +234,7 @@ fn a_replay_tells_data_from_machines() {
         std::fs::write(run.path.join("logs/replays.jsonl"), format!("{record}\n")).unwrap();
         let diagnosis = run.diagnose();
         let problem = diagnosis.problem.clone().expect("a failed run");
-        assert_eq!(problem.class, class, "{record}: {diagnosis}");
+        assert_eq!((problem.class, problem.rank), (class, Some(1)), "{record}: {diagnosis}");
         assert!(diagnosis.to_string().contains(text), "{record}: {diagnosis}");
     }
 }
@@ -256,4 +256,16 @@ fn the_fullest_expert_is_named() {
     run.experts = vec![vec![1.0, 1.0], vec![0.1, 1.9]];
     let text = run.write().diagnose().to_string();
     assert!(text.contains("the fullest is expert 1 of layer 1: 1.9× the mean"), "{text}");
+}
+
+#[test]
+fn slow_storage_is_named() {
+    let mut run = FakeRun::new("slow-storage", 2, &["layout.data=2"]);
+    run.more = vec![
+        ("save_stall_s", json!(0.5)),
+        ("save_bytes", json!(8_000_000)),
+        ("save_s", json!(2.0)),
+    ];
+    let text = run.write().diagnose().to_string();
+    assert!(text.contains("8.0 MB are written in 2.00 s (4.0 MB/s: slow storage)"), "{text}");
 }

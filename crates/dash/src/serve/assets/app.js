@@ -285,7 +285,7 @@ async function doctorView() {
     };
     nodes.push(el("div", { class: "panel" }, el("h3", {}, "What limits the step"), ...verdict.limits.map(limit)));
     const advice = (entry) => el("li", {}, el("b", {}, entry.title), entry.gain ? ` – ${(100 * entry.gain).toFixed(0)}% faster` : "", el("div", {}, ...entry.sets.map((set) => el("code", {}, "--set " + set))), el("div", { class: "meta" }, entry.why + (entry.changes_training ? "; changes the result of the training" : "")));
-    nodes.push(el("div", { class: "panel" }, el("h3", {}, "What to do next"), verdict.advice.length ? el("ol", { class: "advice" }, ...verdict.advice.map(advice)) : el("p", {}, "Nothing is predicted to make the step at least 3% faster.")));
+    nodes.push(el("div", { class: "panel" }, el("h3", {}, "What to do next"), verdict.advice.length ? el("ol", { class: "advice" }, ...verdict.advice.map(advice)) : el("p", {}, "Nothing is predicted to make the step clearly faster.")));
     if (verdict.rejected.length) nodes.push(el("div", { class: "panel" }, el("h3", {}, "Considered and not recommended"), ...verdict.rejected.map((entry) => el("p", { class: "meta" }, entry.sets.join(" ") + ": " + entry.why))));
   }
   if (verdict.scaling) nodes.push(el("p", {}, `Scaling efficiency: ${(100 * verdict.scaling.efficiency).toFixed(0)}% of the throughput per core of ${verdict.scaling.run} on ${verdict.scaling.ranks} rank(s).`));
