@@ -188,7 +188,8 @@ fn uneven_stages(plan: &Plan, measured: &Measured) -> Option<(String, f64)> {
     if layers.is_multiple_of(stages) || gain < MIN_GAIN {
         return None;
     }
-    let divisors = (2..plan.layout.pipe + layers).filter(|pipe| layers.is_multiple_of(*pipe));
+    let both = |pipe: &usize| layers.is_multiple_of(*pipe) && plan.ranks.is_multiple_of(*pipe);
+    let divisors = (2..=plan.ranks).filter(both);
     let near = divisors.min_by_key(|pipe| pipe.abs_diff(plan.layout.pipe));
     let pipe = near.map_or(String::new(), |pipe| format!(", or layout.pipe={pipe}"));
     let title = format!(
