@@ -36,23 +36,14 @@ fn a_starter_run_file_is_written_once_and_trains() {
     let error = String::from_utf8_lossy(&again.stderr);
     assert!(!again.status.success() && error.contains("gpt2-test.toml exists"), "{error}");
     output(&dir, &["init", "gpt2-test", "--force"]);
-    let quiet = ["train", "gpt2-test.toml", "--quiet", "--set", "train.steps=3", "--set"];
-    let printed = output(&dir, &[&quiet[..], &["train.eval_every=0"]].concat());
+    let short = ["--set", "train.steps=3", "--set", "train.warmup=1", "--set", "train.log_every=1"];
+    let train =
+        |style| output(&dir, &[&["train", "gpt2-test.toml", style][..], &short[..]].concat());
+    let printed = train("--quiet");
     assert!(!printed.contains("step 1/3") && printed.contains("run folder: "), "{printed}");
     assert!(dir.join("runs/gpt2-test/metrics.jsonl").exists());
 
-    let json = output(
-        &dir,
-        &[
-            "train",
-            "gpt2-test.toml",
-            "--json",
-            "--set",
-            "train.steps=3",
-            "--set",
-            "train.log_every=1",
-        ],
-    );
+    let json = train("--json");
     let reports: Vec<Value> =
         json.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
     let steps: Vec<u64> =
