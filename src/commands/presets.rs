@@ -10,7 +10,7 @@ use serde_json::json;
 
 /// List the named models and their sizes
 ///
-/// Use one with `preset = "NAME"` in the section [model] of a run file, with `lockstep init NAME`, or with `lockstep
+/// Use one with `preset = "NAME"` in the section `[model]` of a run file, with `lockstep init NAME`, or with `lockstep
 /// plan --preset NAME`.
 #[derive(clap::Args)]
 pub struct Args {
