@@ -3,6 +3,7 @@
 mod commands;
 mod consistency;
 mod machine;
+mod panic_hook;
 mod print;
 mod run_file;
 mod stop;
@@ -11,10 +12,10 @@ mod world;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 use commands::{
-    bench, ckpt, dash, data, doctor, export, generate, import, launch, plan, trace, train, trees,
-    verify,
+    bench, ckpt, completions, dash, data, doctor, export, generate, import, init, launch, plan,
+    presets, trace, train, trees, verify,
 };
 use tracing_subscriber::filter::LevelFilter;
 
@@ -22,9 +23,12 @@ use tracing_subscriber::filter::LevelFilter;
 #[global_allocator]
 static HEAP: lockstep_comm::SharedHeap = lockstep_comm::SharedHeap;
 
+/// Version and commit.
+const VERSION: &str = env!("LOCKSTEP_VERSION");
+
 /// Distributed training of GPT-2, Llama and mixture-of-experts models
 #[derive(Parser)]
-#[command(version)]
+#[command(version = VERSION)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -32,6 +36,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Init(init::Args),
+    Presets(presets::Args),
     Train(train::Args),
     Plan(plan::Args),
     Verify(verify::Args),
@@ -50,9 +56,11 @@ enum Command {
     Data(data::Args),
     /// Train and use gradient-boosted trees
     Trees(trees::Args),
+    Completions(completions::Args),
 }
 
 fn main() -> ExitCode {
+    panic_hook::install();
     let log = tracing_subscriber::fmt().with_max_level(log_level()).with_writer(std::io::stderr);
     // Reporting a failed write to standard error would fail as well, and panic.
     log.log_internal_errors(false).init();
@@ -71,6 +79,8 @@ fn main() -> ExitCode {
 impl Command {
     fn run(self) -> anyhow::Result<ExitCode> {
         match self {
+            Command::Init(args) => init::run(args),
+            Command::Presets(args) => presets::run(args),
             Command::Train(args) => train::run(args),
             Command::Plan(args) => plan::run(args),
             Command::Verify(args) => verify::run(args),
@@ -85,6 +95,7 @@ impl Command {
             Command::Ckpt(args) => ckpt::run(args),
             Command::Data(args) => data::run(args),
             Command::Trees(args) => trees::run(args),
+            Command::Completions(args) => completions::run(args, Cli::command()),
         }
     }
 
@@ -94,7 +105,10 @@ impl Command {
             Command::Train(_) | Command::Verify(_) | Command::Launch(_) => false,
             Command::Bench(args) => !args.has_ranks(),
             Command::Trees(args) => !args.has_ranks(),
-            Command::Plan(_)
+            Command::Init(_)
+            | Command::Presets(_)
+            | Command::Completions(_)
+            | Command::Plan(_)
             | Command::Trace(_)
             | Command::Doctor(_)
             | Command::Dash(_)

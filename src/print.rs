@@ -1,6 +1,9 @@
 //! Printing that ignores errors. A closed standard output (`| head`) or a full disk must not stop a training; commands
 //! that only print stop when their reader does (see `main.rs`).
 
+use std::io::IsTerminal as _;
+use std::sync::LazyLock;
+
 /// `println!` that ignores errors.
 macro_rules! print_line {
     ($($words:tt)*) => {{
@@ -22,8 +25,26 @@ macro_rules! print_part {
 macro_rules! print_error {
     ($($words:tt)*) => {{
         use std::io::Write as _;
-        let _ = writeln!(std::io::stderr(), $($words)*);
+        let _ = writeln!(std::io::stderr(), "{}", $crate::print::with_color(format!($($words)*)));
     }};
+}
+
+/// Colors the label of an error or a warning if standard error is a terminal and NO_COLOR is not set.
+pub fn with_color(text: String) -> String {
+    static COLORED: LazyLock<bool> = LazyLock::new(|| {
+        let off = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        !off && std::io::stderr().is_terminal()
+    });
+    if *COLORED { colored(text) } else { text }
+}
+
+fn colored(text: String) -> String {
+    for (label, color) in [("error:", 31), ("warning:", 33), ("note:", 36)] {
+        if let Some(rest) = text.strip_prefix(label) {
+            return format!("\x1b[1;{color}m{label}\x1b[0m{rest}");
+        }
+    }
+    text
 }
 
 /// An error and its causes, without a backtrace: most errors are user errors. Skips causes that the message contains.
@@ -41,8 +62,14 @@ pub(crate) use {print_error, print_line, print_part};
 
 #[cfg(test)]
 mod tests {
-    use super::with_causes;
+    use super::{colored, with_causes};
     use anyhow::Context as _;
+
+    #[test]
+    fn labels_are_colored() {
+        assert_eq!(colored("warning: hot".into()), "\x1b[1;33mwarning:\x1b[0m hot");
+        assert_eq!(colored("no warning: cold".into()), "no warning: cold");
+    }
 
     #[test]
     fn a_cause_is_printed_once() {

@@ -1,6 +1,6 @@
 //! `lockstep ckpt`: lists, inspects, checks and compares checkpoints.
 
-use super::progress;
+use super::progress::Quiet;
 use anyhow::bail;
 use lockstep_ckpt::{
     Checkpoint, Manifest, TensorKind, diff, find, folder, is_checkpoint, load, steps,
@@ -45,6 +45,8 @@ enum Command {
         /// Print one JSON object per checkpoint
         #[arg(long)]
         json: bool,
+        #[command(flatten)]
+        quiet: Quiet,
     },
     /// Compare the tensors of two checkpoints of any layout; exits with an error if they differ
     Diff {
@@ -58,6 +60,8 @@ enum Command {
         /// Print one JSON object
         #[arg(long)]
         json: bool,
+        #[command(flatten)]
+        quiet: Quiet,
     },
 }
 
@@ -67,8 +71,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Inspect { checkpoint, tensor, json } => {
             inspect(&checkpoint, tensor.as_deref(), json)
         }
-        Command::Check { checkpoint, json } => check(&checkpoint, json),
-        Command::Diff { one, other, limit, json } => compare(&one, &other, limit, json),
+        Command::Check { checkpoint, json, quiet } => check(&checkpoint, json, quiet),
+        Command::Diff { one, other, limit, json, quiet } => {
+            let _bar = quiet.spinner("diff");
+            compare(&one, &other, limit, json)
+        }
     }
 }
 
@@ -194,12 +201,12 @@ fn layout(manifest: &Manifest) -> String {
     words.join(" ")
 }
 
-fn check(path: &Path, json: bool) -> anyhow::Result<ExitCode> {
+fn check(path: &Path, json: bool, quiet: Quiet) -> anyhow::Result<ExitCode> {
     let mut ok = true;
     for dir in checkpoints(path)? {
         let errors: Vec<String> = match load(&dir) {
             Ok(checkpoint) => {
-                let bar = progress::bytes("check", Some(checkpoint.manifest().bytes()));
+                let bar = quiet.bytes("check", Some(checkpoint.manifest().bytes()));
                 checkpoint.check(|bytes| bar.inc(bytes)).iter().map(ToString::to_string).collect()
             }
             Err(error) => vec![error.to_string()],

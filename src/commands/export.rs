@@ -1,6 +1,6 @@
 //! `lockstep export`: converts a checkpoint to a Hugging Face folder.
 
-use super::progress::WithProgress;
+use super::progress::{Quiet, WithProgress};
 use lockstep_ckpt::safetensors::Dtype;
 use lockstep_ckpt::{Checkpoint, find, find_step, hf, load, run_of};
 use lockstep_data::{TOKENIZER_FILES, Tokenizer};
@@ -29,6 +29,8 @@ pub struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    quiet: Quiet,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -50,7 +52,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let (files, end) = tokenizer(&checkpoint);
     let options = hf::Export { dtype, shard_bytes: args.shard_bytes, files, end };
     let (step, shape) = (checkpoint.head().step, &checkpoint.head().shape);
-    hf::export(shape, &WithProgress::new("export", &checkpoint.params()), &args.to, &options)?;
+    let params = checkpoint.params();
+    hf::export(shape, &WithProgress::new(args.quiet, "export", &params), &args.to, &options)?;
     let (params, to) = (shape.param_count(), &args.to);
     if args.json {
         println!(

@@ -14,6 +14,7 @@ use lockstep_plan::Plan;
 use lockstep_trainer::{Generator, Prompt, dtype, generate, load_whole};
 
 use crate::commands::device;
+use crate::commands::progress::{Quiet, WithProgress};
 
 /// Sample text from a trained model
 #[derive(clap::Args)]
@@ -47,6 +48,8 @@ pub struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    quiet: Quiet,
 }
 
 fn default_threads() -> usize {
@@ -74,7 +77,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let device = device::open_alone(args.threads)?;
     let dtype = plan.as_ref().map_or(Dtype::F32, dtype);
     let model = Model::whole(&head.shape);
-    let weights = load_whole(&device, &head.shape, dtype, &checkpoint.params())?;
+    let params = checkpoint.params();
+    let params = WithProgress::new(args.quiet, "load", &params);
+    let weights = load_whole(&device, &head.shape, dtype, &params)?;
+    drop(params);
     let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p };
     let prompt = Prompt { prompt: &args.prompt, tokens: args.tokens, sampling, seed: args.seed };
 

@@ -1,6 +1,6 @@
 //! `lockstep import`: converts a Hugging Face checkpoint to the first checkpoint of a run.
 
-use super::progress::WithProgress;
+use super::progress::{Quiet, WithProgress};
 use anyhow::Context;
 use lockstep_ckpt::{hf, save};
 use lockstep_data::TOKENIZER_FILES;
@@ -23,12 +23,14 @@ pub struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    quiet: Quiet,
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let model = hf::Source::open(&args.folder)?;
     let shape = model.shape();
-    let checkpoint = save(&args.out, shape, &WithProgress::new("import", &model))?;
+    let checkpoint = save(&args.out, shape, &WithProgress::new(args.quiet, "import", &model))?;
     copy_tokenizer(&args.folder, &args.out)?;
     let params = shape.param_count();
     let run_file = starter(shape, &args.folder);

@@ -11,7 +11,7 @@ use lockstep_trainer::{Event, FailedSave, SavedCheckpoint};
 use crate::commands::prediction::Measured;
 use crate::print::{print_error, print_line};
 
-/// Prints the model, the layout, the batch and the data, and warns about data that does not fit the model.
+/// Prints the model, the layout, the batch and the data.
 pub fn print_header(plan: &Plan, source: &Source) {
     let (model, train) = (&plan.model, &plan.train);
     print_line!(
@@ -36,6 +36,10 @@ pub fn print_header(plan: &Plan, source: &Source) {
             (train.steps * plan.tokens_per_step()) as f64 / epoch as f64
         );
     }
+}
+
+/// Warns about data that does not fit the model.
+pub fn print_warnings(plan: &Plan, source: &Source) {
     data_warnings(plan, source).iter().for_each(|warning| print_error!("warning: {warning}"));
 }
 
@@ -73,8 +77,20 @@ fn data_warnings(plan: &Plan, source: &Source) -> Vec<String> {
     warnings
 }
 
+/// What rank 0 prints to standard output.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Style {
+    /// A line per event.
+    Text,
+    /// The verdict at the end.
+    Quiet,
+    /// A JSON object per report.
+    Json,
+}
+
 /// Prints events, and a progress bar if standard error is a terminal.
 pub struct Output {
+    style: Style,
     bar: Bar,
     entropy: Option<f64>,
     /// Throughput and traffic of the printed steps.
@@ -88,15 +104,30 @@ const LONG_STEP_S: f64 = 5.0;
 const BAR_WIDTH: usize = 24;
 
 impl Output {
-    pub fn new(terminal: bool, entropy: Option<f64>) -> Output {
-        Output { bar: Bar::new(terminal), entropy, measured: Measured::default() }
+    pub fn new(style: Style, terminal: bool, entropy: Option<f64>) -> Output {
+        let bar = Bar::new(terminal && style == Style::Text);
+        Output { style, bar, entropy, measured: Measured::default() }
     }
 
     pub fn show(&mut self, event: &Event<'_>) {
         self.clear();
+        if let Event::Step(report) = event {
+            self.measured.add(report);
+        }
+        match (self.style, event) {
+            (Style::Text, _) => self.print(event),
+            (Style::Json, Event::Step(report) | Event::Evaluated(report)) => {
+                print_line!("{}", serde_json::to_string(report).expect("a report is plain data"));
+            }
+            _ => print_warning(event),
+        }
+        // Standard output may be a pipe to the launcher, which forwards it.
+        let _ = std::io::stdout().flush();
+    }
+
+    fn print(&mut self, event: &Event<'_>) {
         match event {
             Event::Step(report) => {
-                self.measured.add(report);
                 print_line!("{report}");
                 self.bar.draw(report);
             }
@@ -110,11 +141,6 @@ impl Output {
                 print_line!("{report}{above}");
             }
             Event::Saved(saved) => print_line!("{}", saved_line(saved)),
-            Event::SaveFailed(failed) => print_error!("warning: {}", failed_line(failed)),
-            Event::SkippedCheckpoint { path, rank, what } => print_error!(
-                "warning: skipped {}: rank {rank}: {what}; trying an older checkpoint",
-                path.display()
-            ),
             Event::Loaded { path, resume: true } => print_line!("resumed from {}", path.display()),
             Event::Loaded { path, .. } => print_line!("loaded the weights of {}", path.display()),
             Event::Expected { step_s } if *step_s > LONG_STEP_S => print_line!(
@@ -123,7 +149,6 @@ impl Output {
                 duration(Duration::from_secs_f64(*step_s))
             ),
             Event::Expected { .. } => {}
-            Event::Slow(slow) => print_error!("warning: {slow}"),
             Event::Traced(trace) => print_line!(
                 "timeline of steps {} to {}: {} (clocks aligned within {:.0} µs; open it in ui.perfetto.dev, or run \
                  `lockstep trace`)",
@@ -132,14 +157,28 @@ impl Output {
                 trace.path.display(),
                 1e6 * trace.clock_error
             ),
+            Event::SaveFailed(_) | Event::SkippedCheckpoint { .. } | Event::Slow(_) => {
+                print_warning(event);
+            }
         }
-        // Standard output may be a pipe to the launcher, which forwards it.
-        let _ = std::io::stdout().flush();
     }
 
     /// Removes the progress bar.
     pub fn clear(&mut self) {
         self.bar.clear();
+    }
+}
+
+/// Prints an event that is a problem, and nothing for others.
+fn print_warning(event: &Event<'_>) {
+    match event {
+        Event::SaveFailed(failed) => print_error!("warning: {}", failed_line(failed)),
+        Event::SkippedCheckpoint { path, rank, what } => print_error!(
+            "warning: skipped {}: rank {rank}: {what}; trying an older checkpoint",
+            path.display()
+        ),
+        Event::Slow(slow) => print_error!("warning: {slow}"),
+        _ => {}
     }
 }
 

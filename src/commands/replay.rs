@@ -1,9 +1,12 @@
 //! `lockstep train --replay-step`: repeats one step and reports whether the data or a machine caused its failure.
 
+use std::fs::OpenOptions;
+use std::io::Write as _;
 use std::path::Path;
 
 use anyhow::bail;
 use lockstep_comm::World;
+use lockstep_dash::{REPLAYS, ReplayRecord};
 use lockstep_data::Source;
 use lockstep_plan::Plan;
 use lockstep_trainer::{
@@ -62,6 +65,7 @@ pub fn run(request: ReplayRequest<'_>, world: &World) -> anyhow::Result<()> {
     if first {
         let recorded = recorded(folder, step);
         print_line!("{}", verdict(step, &replayed, from_failure, recorded));
+        record(folder, step, &replayed);
         for sample in &replayed.samples {
             print_line!("{}", describe_sample(plan, source, step, *sample));
         }
@@ -69,6 +73,23 @@ pub fn run(request: ReplayRequest<'_>, world: &World) -> anyhow::Result<()> {
     // A rank that exits before the others would look like a failure to them.
     world.barrier()?;
     Ok(())
+}
+
+/// Appends the verdict to the logs of the run, where `lockstep doctor` finds it. A folder that cannot be written must not
+/// hide the verdict.
+fn record(folder: &Path, step: u64, replayed: &Replayed) {
+    let Replayed { outcome, divergence, samples } = replayed;
+    let record = ReplayRecord {
+        step,
+        differs: divergence.is_some(),
+        ranks: divergence.as_ref().map_or(Vec::new(), |divergence| divergence.ranks.clone()),
+        finite: matches!(outcome, Outcome::Finite(_)),
+        samples: samples.clone(),
+    };
+    let path = folder.join("logs").join(REPLAYS);
+    let file = OpenOptions::new().create(true).append(true).open(path);
+    let line = serde_json::to_string(&record).expect("a record is plain data");
+    let _ = file.and_then(|mut file| writeln!(file, "{line}"));
 }
 
 /// The state saved when the step failed, or else the newest checkpoint before the step.

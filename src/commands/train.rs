@@ -16,7 +16,7 @@ use lockstep_plan::{Ledger, Plan};
 use lockstep_trainer::{self as trainer, Event, HostTensors, Prompt, Rank, Run, dtype, load_whole};
 
 use crate::commands::device;
-use crate::commands::output::{self, Output};
+use crate::commands::output::{self, Output, Style};
 use crate::commands::prediction::{self, Prediction};
 use crate::commands::replay::{self, ReplayRequest};
 use crate::commands::{dash, doctor};
@@ -60,8 +60,8 @@ pub struct Args {
     /// Directory that contains run folders
     #[arg(long, default_value = "runs")]
     runs: PathBuf,
-    /// Replay step N twice from the saved state and report whether the data or a machine caused the failure; writes
-    /// nothing
+    /// Replay step N twice from the saved state and report whether the data or a machine caused the failure; changes
+    /// nothing, and adds the verdict to RUNS/NAME/logs/replays.jsonl for `lockstep doctor`
     #[arg(long, value_name = "N", conflicts_with = "resume")]
     replay_step: Option<u64>,
     /// Machine description (from `bench machine`) used to predict the step time [default: RUNS/machine.toml if it
@@ -78,6 +78,12 @@ pub struct Args {
     /// Print the resolved plan as JSON and exit
     #[arg(long)]
     dry_run: bool,
+    /// Print only warnings, errors and the verdict at the end
+    #[arg(long, short, conflicts_with = "json")]
+    quiet: bool,
+    /// Print a JSON object per report, as in metrics.jsonl, instead of text
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     supervision: Supervision,
 }
@@ -87,6 +93,14 @@ impl Args {
     fn base(&self, name: &str) -> Option<PathBuf> {
         let continues = self.resume.is_some() || self.replay_step.is_some();
         self.from.clone().or_else(|| continues.then(|| self.runs.join(name)))
+    }
+
+    fn style(&self) -> Style {
+        match (self.quiet, self.json) {
+            (true, _) => Style::Quiet,
+            (false, true) => Style::Json,
+            (false, false) => Style::Text,
+        }
     }
 
     /// The arguments that identify this run.
@@ -269,7 +283,7 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
         replay::run(request, world)?;
         return Ok(false);
     }
-    let entropy = file.source.entropy(plan.data.seq);
+    let (style, entropy) = (args.style(), file.source.entropy(plan.data.seq));
     let prediction =
         Prediction::new(plan, world, args.engine, args.cluster.as_deref(), &args.runs)?;
     // A launcher that supervises its ranks has locked the folder.
@@ -282,17 +296,23 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
         std::fs::write(&path, serde_json::to_string_pretty(plan)?)
             .with_context(|| format!("cannot write {}", path.display()))?;
         file.source.stored_tokenizer().write(&folder)?;
-        output::print_header(plan, &file.source);
-        prediction.print(plan);
+        if style == Style::Text {
+            output::print_header(plan, &file.source);
+        }
+        output::print_warnings(plan, &file.source);
+        if style == Style::Text {
+            prediction.print(plan);
+        }
     }
     stop::trace_on_signal(&folder);
     let start = start(args, world, &folder)?;
-    let mut output = Output::new(world::on_terminal(), entropy);
+    let mut output = Output::new(style, world::on_terminal(), entropy);
     let source = &file.source;
     let generation = supervise::is_supervised().then(|| u64::from(world::generation()));
     let device = device::open(plan, world)?;
     prediction::check_device_memory(plan, world.rank(), &device)?;
-    if let Some(line) = device::describe(&device, plan).filter(|_| first) {
+    let describes = first && style == Style::Text;
+    if let Some(line) = device::describe(&device, plan).filter(|_| describes) {
         print_line!("{line}");
     }
     let stop = &stop::requested;
@@ -306,7 +326,7 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     let trainer::Finished { rank: trained, stopped, snapshot_bytes } =
         finished.map_err(|error| with_replay_command(args, error))?;
     if let Some(step) = stopped {
-        if first {
+        if first && style != Style::Json {
             print_line!(
                 "stopped after step {step} of {}; continue with --resume",
                 plan.train.steps
@@ -317,11 +337,18 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
         return Ok(true);
     }
     // Rank 0 generates the sample and needs all parameters.
-    let params = if plan.train.sample.is_some() { trained.params()? } else { None };
+    let sampled = plan.train.sample.is_some() && style == Style::Text;
+    let params = if sampled { trained.params()? } else { None };
     trainer::on_rank_zero(world, || {
-        print_memory(&trained, snapshot_bytes as usize);
-        prediction.compare(plan, &output.measured);
-        conclude(&trained, params, file, &folder)
+        if style == Style::Text {
+            print_memory(&trained, snapshot_bytes as usize);
+            prediction.compare(plan, &output.measured);
+            print_sample(&trained, params, file)?;
+        }
+        if style != Style::Json {
+            conclude(&folder, plan.ranks);
+        }
+        anyhow::Ok(())
     })?;
     // A rank that exits before the others would look like a failure to them.
     world.barrier()?;
@@ -394,12 +421,11 @@ fn print_memory(rank: &Rank<'_>, snapshot: usize) {
     }
 }
 
-/// Prints the sample text and the run folder.
-fn conclude(
+/// Prints the sample text.
+fn print_sample(
     rank: &Rank<'_>,
     params: Option<HostTensors>,
     file: &RunFile,
-    folder: &Path,
 ) -> anyhow::Result<()> {
     let plan = rank.plan;
     if let (Some(sample), Some(params)) = (&plan.train.sample, params) {
@@ -419,9 +445,13 @@ fn conclude(
         trainer::generate(generator, &prompt, |text| print_part!("{text}"))?;
         print_line!("\n");
     }
-    if let Some(verdict) = doctor::verdict(folder, plan.ranks) {
+    Ok(())
+}
+
+/// Prints the doctor's verdict and the run folder.
+fn conclude(folder: &Path, ranks: usize) {
+    if let Some(verdict) = doctor::verdict(folder, ranks) {
         print_line!("doctor: {verdict}");
     }
     print_line!("run folder: {}", folder.display());
-    Ok(())
 }

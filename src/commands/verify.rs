@@ -3,13 +3,15 @@
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use lockstep_comm::World;
+use lockstep_events::duration;
 use lockstep_plan::{Plan, layouts};
 use lockstep_trainer::{Difference, Tolerance, Trajectory, Trial, train_on_first_ranks};
 
+use crate::commands::progress::Quiet;
 use crate::commands::{device, prediction};
 use crate::print::print_line;
 use crate::run_file::RunFile;
@@ -51,6 +53,8 @@ pub struct Args {
     /// Print one JSON object per layout instead of a table
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    quiet: Quiet,
 }
 
 /// Limits of the default layouts.
@@ -86,6 +90,7 @@ struct Tasks {
     /// Default: depends on the layout.
     tolerance: Option<Tolerance>,
     json: bool,
+    quiet: bool,
 }
 
 impl Tasks {
@@ -123,7 +128,8 @@ impl Tasks {
             Some([loss, weights]) => Some(Tolerance { loss: *loss, weights: *weights }),
             Some(_) => bail!("--tolerance takes one or two numbers: LOSS[,WEIGHTS]"),
         };
-        Ok(Tasks { one, layouts, steps: args.steps, tolerance, json: args.json })
+        let Args { steps, json, quiet: Quiet { quiet }, .. } = *args;
+        Ok(Tasks { one, layouts, steps, tolerance, json, quiet })
     }
 
     fn tolerance(&self, plan: &Plan) -> Tolerance {
@@ -270,26 +276,54 @@ struct ProgressLine {
     visible: bool,
     layouts: usize,
     steps: u64,
+    start: Instant,
 }
 
 impl ProgressLine {
     fn new(tasks: &Tasks, first: bool) -> ProgressLine {
-        let visible = first && world::on_terminal();
-        ProgressLine { visible, layouts: tasks.layouts.len(), steps: tasks.steps }
+        let visible = first && !tasks.quiet && world::on_terminal();
+        let (layouts, steps) = (tasks.layouts.len(), tasks.steps);
+        ProgressLine { visible, layouts, steps, start: Instant::now() }
     }
 
     fn draw(&self, number: usize, name: &str, step: u64) {
         if self.visible {
             let ProgressLine { layouts, steps, .. } = self;
+            let pace = self.pace(number as u64 * steps + step, self.start.elapsed());
             // A closed terminal is not an error.
-            let _ =
-                write!(std::io::stderr(), "\r\x1b[K{number}/{layouts} {name}: step {step}/{steps}");
+            let _ = write!(
+                std::io::stderr(),
+                "\r\x1b[K{number}/{layouts} {name}: step {step}/{steps}{pace}"
+            );
         }
+    }
+
+    /// Rate and time left, if layouts are equally fast.
+    fn pace(&self, done: u64, elapsed: Duration) -> String {
+        if done == 0 {
+            return String::new();
+        }
+        let rate = done as f64 / elapsed.as_secs_f64().max(1e-9);
+        let left = (self.layouts as u64 + 1) * self.steps - done;
+        let eta = duration(Duration::from_secs_f64((left as f64 / rate).min(1e9)));
+        format!(", {rate:.1} steps/s, eta {eta}")
     }
 
     fn clear(&self) {
         if self.visible {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pace_has_rate_and_time_left() {
+        let line = ProgressLine { visible: true, layouts: 3, steps: 20, start: Instant::now() };
+        assert_eq!(line.pace(0, Duration::from_secs(1)), "");
+        assert_eq!(line.pace(20, Duration::from_secs(10)), ", 2.0 steps/s, eta 30s");
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// The first rank that failed in a generation, as the launcher saw it.
@@ -19,6 +20,20 @@ pub struct FailureRecord {
     pub tail: Vec<String>,
     /// Seconds since 1970.
     pub time: u64,
+}
+
+/// The verdict of `lockstep train --replay-step`.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ReplayRecord {
+    pub step: u64,
+    /// The two replays have different bits, first on `ranks`.
+    pub differs: bool,
+    pub ranks: Vec<usize>,
+    /// The step is finite when it is replayed.
+    pub finite: bool,
+    /// Samples whose loss is not finite, by index in the global batch.
+    pub samples: Vec<usize>,
 }
 
 /// The last operations of a rank when its world broke.
@@ -57,7 +72,20 @@ impl FlightRecord {
 
 /// All failures of a run, oldest first.
 pub(crate) fn failures(logs: &Path) -> Vec<FailureRecord> {
-    let text = std::fs::read_to_string(logs.join("failures.jsonl")).unwrap_or_default();
+    json_lines(&logs.join("failures.jsonl"))
+}
+
+/// All replays of steps, oldest first.
+pub(crate) fn replays(logs: &Path) -> Vec<ReplayRecord> {
+    json_lines(&logs.join(REPLAYS))
+}
+
+/// Name of the file of replays in the log directory.
+pub const REPLAYS: &str = "replays.jsonl";
+
+/// The records of a file, without damaged lines.
+fn json_lines<T: DeserializeOwned>(path: &Path) -> Vec<T> {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
     text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 

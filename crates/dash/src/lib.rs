@@ -16,7 +16,7 @@ mod run;
 #[cfg(feature = "serve")]
 pub mod serve;
 
-pub use flight::{FailureRecord, FlightOperation, FlightRecord};
+pub use flight::{FailureRecord, FlightOperation, FlightRecord, REPLAYS, ReplayRecord};
 pub use logs::{LogLine, RankLog};
 pub use metrics::MetricsReader;
 pub use run::{CheckpointInfo, RunFolder, RunState, list_runs};

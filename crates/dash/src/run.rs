@@ -8,7 +8,7 @@ use lockstep_events::{RankTimes, StepReport, read_last_rank_times};
 use lockstep_plan::Plan;
 use serde::Serialize;
 
-use crate::flight::{FailureRecord, FlightRecord, failures, flights};
+use crate::flight::{FailureRecord, FlightRecord, ReplayRecord, failures, flights, replays};
 use crate::logs::{RankLog, rank_logs};
 use crate::metrics::MetricsReader;
 
@@ -31,6 +31,7 @@ pub struct RunFolder {
     pub ranks: Vec<RankTimes>,
     pub failures: Vec<FailureRecord>,
     pub flights: Vec<FlightRecord>,
+    pub replays: Vec<ReplayRecord>,
     /// Number of starts of the ranks.
     pub generation: u64,
     pub checkpoints: Vec<CheckpointInfo>,
@@ -87,6 +88,7 @@ impl RunFolder {
             ranks: Vec::new(),
             failures: Vec::new(),
             flights: Vec::new(),
+            replays: Vec::new(),
             generation: 0,
             checkpoints: Vec::new(),
             state: RunState::Starting,
@@ -105,6 +107,7 @@ impl RunFolder {
         let logs = self.logs_dir();
         self.failures = failures(&logs);
         self.flights = flights(&logs);
+        self.replays = replays(&logs);
         self.generation = generation(&self.path);
         self.checkpoints = checkpoints(&self.path);
         self.state = state_of(&self.path, &self.find_progress());

@@ -26,6 +26,9 @@ pub struct RankTimes {
     /// Time in which the rank could have run but the host had no free core.
     pub queue_ms: Vec<f32>,
     pub memory: Vec<u64>,
+    /// Loads of the experts by layer, relative to the mean of the layer. Empty without experts.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub experts: Vec<Vec<f32>>,
 }
 
 /// A file opened for appending.

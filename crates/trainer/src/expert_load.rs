@@ -64,6 +64,20 @@ impl Rank<'_> {
         })
     }
 
+    /// Load of each expert by layer, with two decimals. Empty if there are more than [`MOST_LOADS`].
+    pub(crate) fn expert_loads(&self) -> Vec<Vec<f32>> {
+        let Some(moe) = self.plan.model.moe else { return Vec::new() };
+        let sums = &self.sums[Rank::SCALARS..];
+        if sums.len() > 2 * MOST_LOADS {
+            return Vec::new();
+        }
+        let layer = |slots: &[f64]| {
+            let mean = slots.iter().sum::<f64>().max(1.0) / moe.experts as f64;
+            slots.iter().map(|slots| (100.0 * slots / mean).round() as f32 / 100.0).collect()
+        };
+        sums.chunks_exact(2 * moe.experts).map(|sums| layer(&sums[..moe.experts])).collect()
+    }
+
     /// Keeps the slots of this step for the balance loss of the next one.
     pub(crate) fn keep_slots(&mut self) {
         let Some(moe) = self.plan.model.moe else { return };
@@ -75,6 +89,9 @@ impl Rank<'_> {
         }
     }
 }
+
+/// Most loads of experts in a line of ranks.jsonl.
+const MOST_LOADS: usize = 4096;
 
 /// `experts · Σ f · P` of one layer, see `lockstep_model::ExpertLoads`.
 fn balance_loss(moe: &Moe, slots: &[f64], probs: &[f64]) -> f64 {

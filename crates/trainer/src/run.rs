@@ -141,7 +141,7 @@ pub fn run<'a>(run: &Run<'a>, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Fin
             report.more.insert("memory_by_tag".into(), memory_by_tag(&rank.device));
             if let Some(log) = &mut log {
                 log.write(&report);
-                log.write_ranks(step, &times);
+                log.write_ranks(step, &times, rank.expert_loads());
                 on_event(Event::Step(&report));
                 if let Some(slow) = times.slow.as_ref().filter(|_| times.warn) {
                     on_event(Event::Slow(slow));
@@ -312,7 +312,7 @@ impl Log {
     }
 
     /// Writes the times of all ranks. An error is reported by `write`, which meets the same disk.
-    fn write_ranks(&mut self, step: u64, times: &ReportTimes) {
+    fn write_ranks(&mut self, step: u64, times: &ReportTimes, experts: Vec<Vec<f32>>) {
         let ms = |of: fn(&Times) -> f64| -> Vec<f32> {
             // Microseconds are enough.
             times.times.iter().map(|times| (of(times) * 1e6).round() as f32 / 1e3).collect()
@@ -326,6 +326,7 @@ impl Log {
             read_ms: ms(|times| times.reading),
             queue_ms: ms(|times| times.queued),
             memory: times.memories.clone(),
+            experts,
         });
     }
 }

@@ -1,6 +1,6 @@
 //! `lockstep data inspect`: shows the contents of a token file or of the built-in grammar.
 
-use crate::commands::progress;
+use crate::commands::progress::Quiet;
 use anyhow::bail;
 use lockstep_data::{GRAMMAR, Options, SampleId, Source, Split, TokenFile};
 use lockstep_events::thousands;
@@ -27,6 +27,8 @@ pub struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    quiet: Quiet,
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
@@ -58,7 +60,8 @@ struct Contents<'a> {
 
 fn show_file(file: &TokenFile, args: &Args) -> anyhow::Result<()> {
     if args.check {
-        let bar = progress::bytes("check", Some(file.tokens() * file.width().bytes() as u64));
+        let bytes = file.tokens() * file.width().bytes() as u64;
+        let bar = args.quiet.bytes("check", Some(bytes));
         let checked = file.check(|bytes| bar.inc(bytes));
         bar.finish_and_clear();
         checked?;

@@ -1,6 +1,6 @@
 //! `lockstep data prepare`: converts text to token files.
 
-use crate::commands::progress;
+use crate::commands::progress::Quiet;
 use lockstep_comm::human_bytes;
 use lockstep_data::{Format, Recipe, Report, Tokenizer, input_bytes, prepare};
 use lockstep_events::thousands;
@@ -54,6 +54,8 @@ pub struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    quiet: Quiet,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -64,9 +66,9 @@ enum InputFormat {
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let json = args.json;
+    let (json, quiet) = (args.json, args.quiet);
     let recipe = recipe(args)?;
-    let bar = progress::bytes("prepare", input_bytes(&recipe)?);
+    let bar = quiet.bytes("prepare", input_bytes(&recipe)?);
     let start = Instant::now();
     let report = prepare(&recipe, &|bytes| bar.inc(bytes));
     bar.finish_and_clear();

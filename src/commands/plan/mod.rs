@@ -11,6 +11,7 @@ use lockstep_plan::{Config, ConfigError, Dtype, Plan};
 use lockstep_sim::search::{Limits, Objective, Proposal, Search, SearchRequest};
 use lockstep_sim::{Cluster, Options, estimate};
 
+use crate::commands::progress::Quiet;
 use crate::machine;
 use crate::run_file::RunFile;
 
@@ -58,6 +59,8 @@ pub struct Args {
     /// Also write an HTML page to FILE
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+    #[command(flatten)]
+    quiet: Quiet,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -109,8 +112,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     let found = match &search {
         Some(search) if searched => {
+            let bar = args.quiet.spinner("search");
             let found =
                 search.best(args.by.by(), args.search.unwrap_or(5).max(1), &Limits::default());
+            bar.finish_and_clear();
             if found.is_empty() {
                 bail!("{}", nothing_fits(search, &input));
             }

@@ -1,22 +1,15 @@
 //! A run for a preset without a run file, with a typical sequence length and batch size.
 
-use anyhow::bail;
-use lockstep_plan::config::nearest;
-use lockstep_plan::{Config, presets};
+use lockstep_plan::Config;
+
+use crate::commands::presets;
 
 /// Maximum sequence length. Most of pre-training uses shorter sequences than the model supports.
 const SEQ: usize = 8192;
 
 /// The run, and a description of the chosen values.
 pub fn run(name: &str, ranks: usize, sets: &[String]) -> anyhow::Result<(Config, String)> {
-    if !presets::NAMES.contains(&name) {
-        let meant = nearest(name, presets::NAMES.into_iter());
-        let meant = meant.map_or(String::new(), |near| format!("did you mean `{near}`? "));
-        bail!("unknown preset `{name}`; {meant}presets: {}", presets::NAMES.join(", "));
-    }
-    // The vocabulary of the data is only used by presets without their own.
-    let shape = presets::shape(name, Some(512))
-        .map_err(|_| anyhow::anyhow!("preset {name} is incomplete"))?;
+    let shape = presets::shape(name)?;
     let seq = shape.seq.min(SEQ);
     let batch = batch(shape.param_count(), seq, ranks);
     let text = format!(

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::calibration::Calibrated;
 use super::candidates::{Candidate, candidates};
 use super::config_of::config_of;
-use super::evidence::ms;
+use super::evidence::{ms, stage_seconds};
 use super::limits::{Cause, Limit};
 use super::measured::Measured;
 
@@ -35,6 +35,8 @@ pub struct Rejected {
 
 /// Minimum predicted gain of a recommendation. Predictions are less accurate than this for smaller ones.
 const MIN_GAIN: f64 = 0.03;
+/// The same on a machine that is not described: some changes with a lower predicted gain are slower when applied.
+const MIN_GAIN_GENERIC: f64 = 0.1;
 /// Minimum share of a bottleneck that is worth a change.
 pub(super) const MIN_SHARE: f64 = 0.05;
 /// Most recommendations.
@@ -56,8 +58,14 @@ pub(super) fn advise(
 ) -> (Vec<Advice>, Vec<Rejected>) {
     let mut advice = without_sets(plan, measured, limits);
     let (mut rejected, mut estimated) = (Vec::new(), Vec::new());
+    let min_gain = if calibrated.described { MIN_GAIN } else { MIN_GAIN_GENERIC };
     for candidate in candidates(plan, measured, limits) {
         let Candidate { title, sets, why, changes_training } = candidate;
+        // On one host all placements are equal.
+        let one_host = calibrated.cluster.per_host >= plan.ranks;
+        if one_host && sets.iter().any(|set| set.starts_with("layout.placement")) {
+            continue;
+        }
         // How much faster bf16 is depends on the instructions of the CPU.
         if !calibrated.described && sets.iter().any(|set| set.starts_with("precision.compute")) {
             let why =
@@ -67,10 +75,14 @@ pub(super) fn advise(
         }
         match gain(plan, &sets, calibrated) {
             Err(why) => rejected.push(Rejected { sets, why }),
-            Ok(gain) if gain < MIN_GAIN => {
-                let why = match gain < 0.0 {
-                    true => format!("predicted to be {:.0}% slower", -100.0 * gain),
-                    false => format!("predicted to gain only {:.1}%", 100.0 * gain),
+            Ok(gain) if gain < min_gain => {
+                let why = match gain {
+                    gain if gain < 0.0 => format!("predicted to be {:.0}% slower", -100.0 * gain),
+                    gain if gain >= MIN_GAIN => format!(
+                        "predicted to gain {:.1}%, which is too uncertain; `lockstep bench machine` measures this machine",
+                        100.0 * gain
+                    ),
+                    gain => format!("predicted to gain only {:.1}%", 100.0 * gain),
                 };
                 rejected.push(Rejected { sets, why });
             }
@@ -90,10 +102,10 @@ pub(super) fn advise(
         order.then(b.gain.unwrap_or(0.0).total_cmp(&a.gain.unwrap_or(0.0)))
     });
     // Of similar changes, the best one is enough.
-    let mut titles: Vec<String> = Vec::new();
+    let mut seen: Vec<(String, Vec<String>)> = Vec::new();
     estimated.retain(|advice| {
-        let new = !titles.contains(&advice.title);
-        titles.push(advice.title.clone());
+        let new = !seen.iter().any(|(title, sets)| *title == advice.title || *sets == advice.sets);
+        seen.push((advice.title.clone(), advice.sets.clone()));
         new
     });
     advice.extend(estimated);
@@ -115,6 +127,11 @@ fn without_sets(plan: &Plan, measured: &Measured, limits: &[Limit]) -> Vec<Advic
                 Some(limit.share),
                 "no setting helps while all ranks wait for one of them",
             ),
+            Cause::SlowLink { ranks: (one, other) } => say(
+                format!("repair or replace the link between the hosts of ranks {one} and {other}"),
+                Some(limit.share),
+                "all ranks wait for the slowest link; test it with `lockstep bench comm`",
+            ),
             Cause::BusyHost => say(
                 "stop other processes on the host, or use fewer ranks or threads".into(),
                 Some(limit.share),
@@ -127,6 +144,15 @@ fn without_sets(plan: &Plan, measured: &Measured, limits: &[Limit]) -> Vec<Advic
                 Some(limit.share),
                 "ranks wait for the one with the fullest expert; this changes the result of the training",
             ),
+            Cause::Bubble => {
+                if let Some((title, gain)) = uneven_stages(plan, measured) {
+                    say(
+                        title,
+                        Some(gain),
+                        "all stages wait for the slowest one in every micro-batch",
+                    );
+                }
+            }
             Cause::Data => say(
                 "put the token file on faster storage, such as a local disk".into(),
                 Some(limit.share),
@@ -150,6 +176,26 @@ fn without_sets(plan: &Plan, measured: &Measured, limits: &[Limit]) -> Vec<Advic
         });
     }
     advice
+}
+
+/// How to balance pipeline stages with different numbers of layers, and the time that it saves as a fraction of the step.
+fn uneven_stages(plan: &Plan, measured: &Measured) -> Option<(String, f64)> {
+    let (layers, stages) = (plan.model.layers, plan.layout.pipe * plan.layout.chunks);
+    let seconds = stage_seconds(plan, measured);
+    let most = seconds.iter().copied().fold(0.0, f64::max);
+    let mean = seconds.iter().sum::<f64>() / seconds.len().max(1) as f64;
+    let gain = (most - mean) / measured.step;
+    if layers.is_multiple_of(stages) || gain < MIN_GAIN {
+        return None;
+    }
+    let both = |pipe: &usize| layers.is_multiple_of(*pipe) && plan.ranks.is_multiple_of(*pipe);
+    let divisors = (2..=plan.ranks).filter(both);
+    let near = divisors.min_by_key(|pipe| pipe.abs_diff(plan.layout.pipe));
+    let pipe = near.map_or(String::new(), |pipe| format!(", or layout.pipe={pipe}"));
+    let title = format!(
+        "balance the stages: {layers} layers on {stages} stages; use a multiple of {stages} layers{pipe}"
+    );
+    Some((title, gain))
 }
 
 /// Predicted fraction of the step that the change saves, or why it is impossible.
@@ -191,6 +237,7 @@ pub(super) fn changed_plan(
         layout.schedule,
         layout.chunks,
         layout.recompute,
+        layout.placement,
         precision.compute,
         precision.gradients,
         comm.bucket_mb,
@@ -200,7 +247,8 @@ pub(super) fn changed_plan(
     );
     // The shards and the placement follow the degrees.
     if sets.iter().any(|set| set.starts_with("layout.")) {
-        (config.layout.shard, config.layout.placement) = (None, None);
+        config.layout.shard = None;
+        config.layout.placement = typed.layout.placement.clone();
         if typed.layout.zero.is_some_and(|zero| zero < 3) {
             config.layout.keep_gathered = None;
         }

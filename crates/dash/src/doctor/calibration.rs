@@ -2,7 +2,7 @@
 //! then the accelerator so that the step time is.
 
 use lockstep_plan::Plan;
-use lockstep_sim::{Cluster, Estimate, Options, estimate};
+use lockstep_sim::{Cluster, Estimate, Link, OpClass, Options, estimate};
 
 use super::measured::{Measured, median};
 
@@ -13,6 +13,12 @@ pub(super) struct Calibrated {
     pub base: Estimate,
     /// The description was measured on this machine, not assumed.
     pub described: bool,
+    /// The links of the machine before they are scaled.
+    pub machine_links: Vec<Link>,
+    /// Bytes per second that a rank streams from memory, if the machine is described.
+    pub stream_rate: Option<f64>,
+    /// Bytes that a rank moves per step in operations that are limited by memory bandwidth.
+    pub moved: Vec<(OpClass, f64)>,
     /// Step time that the calibration reproduces: that of the run without stragglers, data and checkpoints.
     pub target: f64,
 }
@@ -32,12 +38,30 @@ pub(super) fn calibrate(plan: &Plan, measured: &Measured, machine: Option<&Clust
         - median(measured.compute.iter().copied());
     let other = median(measured.read.iter().copied()) + excess.max(0.0);
     let target = (measured.step - other).max(0.2 * measured.step);
+    let machine_links = cluster.links.clone();
+    let shared = |cluster: &Cluster| {
+        cluster.shared(plan.ranks, plan.train.threads).accelerator.stream_rate()
+    };
+    let stream_rate = described.then(|| shared(&cluster));
+    // The generic machine has one bandwidth for all of these operations, so their times are proportional to their bytes.
+    let plain = generic(plan, measured);
+    let rate = shared(&plain);
+    let moved = estimate(plan, &plain, &options).computing.into_iter();
+    let moved = moved
+        .filter(|(class, _)| is_memory_bound(class.name()) && *class != OpClass::Optimizer)
+        .map(|(class, seconds)| (class, seconds * rate))
+        .collect();
     if plan.ranks > 1 && measured.pure_comm() > 0.0 {
         cluster = with_links(plan, &cluster, &options, measured.pure_comm());
     }
     let cluster = lockstep_sim::calibrate(&cluster, &options, &[(plan, target)]);
     let base = estimate(plan, &cluster, &options);
-    Calibrated { cluster, options, base, described, target }
+    Calibrated { cluster, options, base, described, machine_links, stream_rate, moved, target }
+}
+
+/// Whether the operations of a class are limited by memory bandwidth.
+pub(super) fn is_memory_bound(class: &str) -> bool {
+    !matches!(class, "matmul" | "attention" | "loss")
 }
 
 /// A CPU host with the measured peak, the cores of this process and the memory of this machine.

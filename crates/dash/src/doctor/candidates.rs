@@ -132,12 +132,32 @@ pub(super) fn candidates(plan: &Plan, measured: &Measured, limits: &[Limit]) -> 
             false,
         );
     }
+    if data + inside >= MIN_SHARE {
+        placements(plan, &mut add);
+    }
     // Of the time that the host gives to the run.
     let outside = share(|cause| matches!(cause, Cause::BusyHost | Cause::Straggler { .. }));
     if compute >= 0.3 * (1.0 - outside) {
         compute_candidates(plan, &mut add);
     }
     found
+}
+
+/// Placements with another innermost axis, whose ranks share a host. On one host they make no difference.
+fn placements(plan: &Plan, add: &mut impl FnMut(&'static str, &[String], &'static str, bool)) {
+    let order = &plan.layout.order;
+    let mesh = plan.mesh();
+    for axis in order.iter().filter(|axis| mesh.size(**axis) > 1 && order.last() != Some(axis)) {
+        let mut changed: Vec<&str> =
+            order.iter().filter(|other| *other != axis).map(|axis| axis.name()).collect();
+        changed.push(axis.name());
+        add(
+            "another placement",
+            &[format!("layout.placement={}", changed.join(","))],
+            "the axis that communicates most belongs inside a host",
+            false,
+        );
+    }
 }
 
 /// Changes that reduce compute.

@@ -1,9 +1,12 @@
 //! Evidence for the parts of a step: FLOP/s and bytes/s reached, waiting times, uneven stages.
 
 use lockstep_events::trace::Breakdown;
-use lockstep_plan::Plan;
 use lockstep_plan::model::flops_per_token;
+use lockstep_plan::{GroupKind, Plan};
+use lockstep_sim::Link;
+use lockstep_types::trace::CommAxis;
 
+use super::calibration::Calibrated;
 use super::limits::Cause;
 use super::measured::{Measured, median};
 
@@ -56,7 +59,12 @@ fn percent_of(reached: f64, peak: f64) -> String {
     }
 }
 
-pub(super) fn memory_evidence(plan: &Plan, trace: Option<&[Breakdown]>, share: f64) -> Vec<String> {
+pub(super) fn memory_evidence(
+    plan: &Plan,
+    trace: Option<&[Breakdown]>,
+    calibrated: &Calibrated,
+    share: f64,
+) -> Vec<String> {
     let mut evidence = vec![match trace {
         Some(_) => {
             format!("{:.0}% of the traced operations are not matrix products", 100.0 * share)
@@ -72,7 +80,22 @@ pub(super) fn memory_evidence(plan: &Plan, trace: Option<&[Breakdown]>, share: f
         let own = plan.part(0).len() as f64;
         let shards = if plan.layout.zero > 0 { plan.layout.shard as f64 } else { 1.0 };
         let bytes = 28.0 * own / shards;
-        evidence.push(format!("optimizer: {} at {}B/s", ms(seconds), si(bytes / seconds)));
+        let reached = bytes / seconds;
+        let of = percent_of(reached, calibrated.stream_rate.unwrap_or(0.0));
+        evidence.push(format!("optimizer: {} at {}B/s{of}", ms(seconds), si(reached)));
+    }
+    for kernel in trace.and_then(|ranks| ranks.first()).map_or(&[][..], |rank| &rank.kernels) {
+        let moved = calibrated.moved.iter().find(|(class, _)| class.name() == kernel.class);
+        if let Some((_, bytes)) = moved.filter(|_| kernel.seconds > 0.0) {
+            let reached = bytes / kernel.seconds;
+            let of = percent_of(reached, calibrated.stream_rate.unwrap_or(0.0));
+            let class = &kernel.class;
+            evidence.push(format!(
+                "{class}: {} per step at {}B/s{of}",
+                ms(kernel.seconds),
+                si(reached)
+            ));
+        }
     }
     evidence
 }
@@ -86,14 +109,40 @@ pub(super) fn busy_evidence(measured: &Measured, queue: f64) -> Vec<String> {
     )]
 }
 
-pub(super) fn bubble_evidence(plan: &Plan, measured: &Measured) -> Vec<String> {
+/// Bytes per second below which the storage of checkpoints is called slow. A single hard disk is faster.
+const SLOW_STORAGE: f64 = 5e7;
+
+pub(super) fn checkpoint_evidence(measured: &Measured) -> Vec<String> {
+    let mut evidence = vec![format!(
+        "checkpoints block training for {} per step on average",
+        ms(measured.checkpoint)
+    )];
+    if let Some((bytes, seconds)) = measured.save.filter(|(bytes, s)| *bytes > 1e6 && *s > 0.0) {
+        let rate = bytes / seconds;
+        let slow = if rate < SLOW_STORAGE { ": slow storage" } else { "" };
+        evidence.push(format!(
+            "{}B are written in {} ({}B/s{slow})",
+            si(bytes),
+            ms(seconds),
+            si(rate)
+        ));
+    }
+    evidence
+}
+
+/// Compute time of each pipeline rank.
+pub(super) fn stage_seconds(plan: &Plan, measured: &Measured) -> Vec<f64> {
     let mesh = plan.mesh();
     let stage = |pipe: usize| {
         let ranks = (0..measured.compute.len().min(plan.ranks))
             .filter(move |rank| mesh.coord(*rank).pipe == pipe);
         median(ranks.map(|rank| measured.compute[rank]))
     };
-    let stages: Vec<f64> = (0..plan.layout.pipe).map(stage).collect();
+    (0..plan.layout.pipe).map(stage).collect()
+}
+
+pub(super) fn bubble_evidence(plan: &Plan, measured: &Measured) -> Vec<String> {
+    let stages = stage_seconds(plan, measured);
     let most = stages.iter().copied().fold(0.0, f64::max);
     let mean = stages.iter().sum::<f64>() / stages.len().max(1) as f64;
     let mut evidence = vec![format!(
@@ -117,6 +166,7 @@ pub(super) fn bubble_evidence(plan: &Plan, measured: &Measured) -> Vec<String> {
 pub(super) fn communication(
     plan: &Plan,
     measured: &Measured,
+    calibrated: &Calibrated,
     seconds: f64,
     skew: f64,
 ) -> Vec<(Cause, f64, Vec<String>)> {
@@ -141,14 +191,7 @@ pub(super) fn communication(
                     si(measured.bytes_sent as f64 / own)
                 ));
             }
-            if let Some((one, other, rate, expected)) = measured.slow_link {
-                evidence.push(format!(
-                    "the link between ranks {one} and {other} has {}B/s, {:.0}% of the expected {}B/s",
-                    si(rate),
-                    100.0 * rate / expected,
-                    si(expected)
-                ));
-            }
+            evidence.extend(link_evidence(calibrated, axis, own));
             if axis == "data" && plan.comm.bucket_bytes < 1 << 18 {
                 let kib = plan.comm.bucket_bytes as f64 / 1024.0;
                 evidence.push(format!("gradient buckets of {kib:.0} KiB are small"));
@@ -156,6 +199,44 @@ pub(super) fn communication(
             (Cause::Communication { axis: axis.clone() }, own, evidence)
         })
         .collect()
+}
+
+/// Planned bytes of an axis by link, and the part of the link's bandwidth that they need in `seconds`.
+fn link_evidence(calibrated: &Calibrated, axis: &str, seconds: f64) -> Vec<String> {
+    let Calibrated { base, machine_links, .. } = calibrated;
+    let mut sent = vec![0.0; machine_links.len()];
+    let flows = base.flows.iter();
+    for flow in flows.filter(|flow| flow.kind.map_or(CommAxis::Data, axis_of).name() == axis) {
+        if let Some(sent) = sent.get_mut(flow.link) {
+            *sent += flow.sent();
+        }
+    }
+    let describe = |(bytes, link): (f64, &Link)| {
+        let gbs = link.bandwidth_gbs * 1e9;
+        // Without a description of the machine, the bandwidth of its links is unknown.
+        let part = match calibrated.described && seconds > 0.0 {
+            true => format!(
+                ", {:.0}% of its {}B/s if all of it is exposed",
+                100.0 * bytes / seconds / gbs,
+                si(gbs)
+            ),
+            false => String::new(),
+        };
+        format!("{}: {}B planned per rank and step{part}", link.name, si(bytes))
+    };
+    let links = sent.into_iter().zip(machine_links);
+    links.filter(|(bytes, _)| *bytes >= 1024.0).map(describe).collect()
+}
+
+/// The axis of metrics.jsonl whose exposed time contains the calls of a group.
+fn axis_of(kind: GroupKind) -> CommAxis {
+    match kind {
+        GroupKind::Tensor => CommAxis::Tensor,
+        GroupKind::Context => CommAxis::Context,
+        GroupKind::Expert => CommAxis::Expert,
+        GroupKind::Pipe => CommAxis::Pipe,
+        _ => CommAxis::Data,
+    }
 }
 
 pub(super) fn ms(seconds: f64) -> String {

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::advice::ways_to_fit;
 use super::calibration::calibrate;
+use super::failure_class::{FailureClass, classify, number_after};
 use super::measured::Measured;
 use super::patterns;
 use crate::{FailureRecord, FlightRecord, RunFolder, RunState};
@@ -17,6 +18,10 @@ use crate::{FailureRecord, FlightRecord, RunFolder, RunState};
 pub struct Problem {
     pub kind: FailureKind,
     pub class: FailureClass,
+    /// What speaks for the class, beyond the message.
+    pub reason: Option<String>,
+    /// Samples that cause it.
+    pub samples: Vec<String>,
     /// The first rank that failed.
     pub rank: Option<usize>,
     /// How it ended.
@@ -94,30 +99,6 @@ impl FailureKind {
     }
 }
 
-/// Whether a failure would happen again.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FailureClass {
-    /// The same step fails again.
-    Deterministic,
-    /// Samples of the data cause it.
-    DataDependent,
-    /// A rank, a host, a link or the storage.
-    Infrastructure,
-    Unknown,
-}
-
-impl FailureClass {
-    pub fn name(self) -> &'static str {
-        match self {
-            FailureClass::Deterministic => "deterministic: it would happen again",
-            FailureClass::DataDependent => "data-dependent: caused by samples",
-            FailureClass::Infrastructure => "infrastructure: a rank, a host, a link or the storage",
-            FailureClass::Unknown => "unknown",
-        }
-    }
-}
-
 /// Lines of the failing rank's log that are shown.
 const LINES: usize = 12;
 
@@ -145,6 +126,8 @@ pub(super) fn problem(run: &RunFolder, machine: Option<&Cluster>) -> Option<Prob
     let mut problem = Problem {
         kind: FailureKind::Other,
         class: FailureClass::Unknown,
+        reason: None,
+        samples: Vec::new(),
         rank,
         exit: failure.map(|failure| failure.exit.clone()),
         message: String::new(),
@@ -174,7 +157,17 @@ pub(super) fn problem(run: &RunFolder, machine: Option<&Cluster>) -> Option<Prob
         None if killed => killed_rank(&mut problem),
         None => problem.message = log.last().cloned().unwrap_or_default(),
     }
-    problem.class = repeated(run, problem.class);
+    let classified = classify(run, problem.kind, problem.class, &problem.message);
+    if let Some(action) = classified.action_after_replay() {
+        problem.action = action.into();
+    }
+    if problem.kind == FailureKind::NotFinite {
+        // All ranks stop at once; the message names the one where it started.
+        problem.rank =
+            number_after(&problem.message, "rank ", ":").map(|rank| rank as usize).or(problem.rank);
+    }
+    (problem.class, problem.reason) = (classified.class, classified.reason);
+    problem.samples = classified.samples;
     if let (FailureKind::OutOfMemory, Some(plan)) = (problem.kind, &run.plan) {
         memory(&mut problem, run, plan, machine);
     }
@@ -228,17 +221,6 @@ fn operation(flights: &[FlightRecord], rank: Option<usize>) -> Option<String> {
     ))
 }
 
-/// A failure that repeated with the same message is deterministic; one that moved is not.
-fn repeated(run: &RunFolder, class: FailureClass) -> FailureClass {
-    let [.., before, last] = &run.failures[..] else { return class };
-    let same = before.tail.last().is_some() && before.tail.last() == last.tail.last();
-    match class {
-        FailureClass::Unknown if same => FailureClass::Deterministic,
-        FailureClass::Unknown if before.rank != last.rank => FailureClass::Infrastructure,
-        class => class,
-    }
-}
-
 /// Adds the ledger and the cheapest ways to fit.
 fn memory(problem: &mut Problem, run: &RunFolder, plan: &Plan, machine: Option<&Cluster>) {
     let ledger = Ledger::largest(plan);
@@ -271,6 +253,8 @@ fn failed_save(run: &RunFolder) -> Option<Problem> {
     Some(Problem {
         kind: found.as_ref().map_or(FailureKind::FailedSave, |(pattern, _)| pattern.kind),
         class: FailureClass::Infrastructure,
+        reason: None,
+        samples: Vec::new(),
         rank,
         exit: None,
         message: format!("the last checkpoint could not be saved: {text}"),
@@ -310,6 +294,8 @@ fn stuck(run: &RunFolder) -> Problem {
     Problem {
         kind: FailureKind::Stuck,
         class: FailureClass::Unknown,
+        reason: None,
+        samples: Vec::new(),
         rank: first_failing(run, None),
         exit: None,
         message: format!("no report since step {step}, but the training process is alive"),

@@ -4,9 +4,10 @@ use lockstep_events::trace::Breakdown;
 use lockstep_plan::Plan;
 use serde::Serialize;
 
-use super::calibration::Calibrated;
+use super::calibration::{Calibrated, is_memory_bound};
 use super::evidence::{
-    bubble_evidence, busy_evidence, communication, compute_evidence, memory_evidence, ms,
+    bubble_evidence, busy_evidence, checkpoint_evidence, communication, compute_evidence,
+    memory_evidence, ms, si,
 };
 use super::measured::{Measured, median};
 
@@ -31,6 +32,10 @@ pub enum Cause {
     Communication {
         axis: String,
     },
+    /// A link with much less bandwidth than expected.
+    SlowLink {
+        ranks: (usize, usize),
+    },
     /// Waiting for other pipeline stages.
     Bubble,
     /// Reading samples.
@@ -52,6 +57,9 @@ impl Cause {
             Cause::Compute => "compute".into(),
             Cause::MemoryBandwidth => "memory bandwidth".into(),
             Cause::Communication { axis } => format!("exposed communication ({axis})"),
+            Cause::SlowLink { ranks: (one, other) } => {
+                format!("slow link (rank {one} to rank {other})")
+            }
             Cause::Bubble => "pipeline bubble".into(),
             Cause::Data => "data".into(),
             Cause::Checkpoint => "checkpoints".into(),
@@ -88,9 +96,7 @@ pub(super) fn limits(
     trace: Option<&[Breakdown]>,
     calibrated: &Calibrated,
 ) -> Vec<Limit> {
-    // Times on a busy host say little about anything but the host.
-    let sure = confidence(measured);
-    let busy = median(measured.queue.iter().copied()) > 0.2 * measured.step;
+    let (sure, busy) = (confidence(measured), measured.is_busy());
     let of = |cause: &Cause| match (busy, cause) {
         (true, Cause::BusyHost) | (false, _) => sure,
         (true, _) => Confidence::Low,
@@ -114,21 +120,14 @@ pub(super) fn limits(
         (
             Cause::MemoryBandwidth,
             compute * memory_bound,
-            memory_evidence(plan, trace, memory_bound),
+            memory_evidence(plan, trace, calibrated, memory_bound),
         ),
         (Cause::Data, read, vec![format!("reading samples takes {} per step", ms(read))]),
-        (
-            Cause::Checkpoint,
-            measured.checkpoint,
-            vec![format!(
-                "checkpoints block training for {} per step on average",
-                ms(measured.checkpoint)
-            )],
-        ),
+        (Cause::Checkpoint, measured.checkpoint, checkpoint_evidence(measured)),
         (Cause::BusyHost, queue, busy_evidence(measured, queue)),
         (Cause::Bubble, pipe, bubble_evidence(plan, measured)),
     ];
-    parts.extend(communication(plan, measured, comm + skew, skew));
+    parts.extend(communication(plan, measured, calibrated, comm + skew, skew));
     if let Some(slow) = &slow {
         let host =
             "check its host: other processes, power or thermal limits, memory errors, swapping";
@@ -145,8 +144,17 @@ pub(super) fn limits(
         evidence.push(host.into());
         parts.push((Cause::Straggler { rank: slow.rank }, slow.excess, evidence));
     }
+    if let Some(link) = measured.slow_link {
+        let part = slow_link(&mut parts, link);
+        parts.push(part);
+    }
     if let Some(imbalance) = measured.expert_imbalance.filter(|imbalance| *imbalance > 1.3) {
-        let part = expert_imbalance(plan, &mut parts, imbalance);
+        let mut part = expert_imbalance(plan, &mut parts, imbalance);
+        if let Some((layer, expert, load)) = measured.fullest_expert {
+            part.2.push(format!(
+                "the fullest is expert {expert} of layer {layer}: {load:.1}× the mean"
+            ));
+        }
         parts.push(part);
     }
     let sum: f64 = parts.iter().map(|part| part.1).sum();
@@ -163,6 +171,29 @@ pub(super) fn limits(
         .collect();
     limits.sort_by(|a, b| b.share.total_cmp(&a.share));
     limits
+}
+
+/// A slow link lengthens communication by the ratio of the bandwidths. What it takes more is moved from these parts to
+/// the link.
+fn slow_link(
+    parts: &mut [(Cause, f64, Vec<String>)],
+    (one, other, rate, expected): (usize, usize, f64, f64),
+) -> (Cause, f64, Vec<String>) {
+    let excess = (1.0 - rate / expected).clamp(0.0, 1.0);
+    let mut seconds = 0.0;
+    for (cause, part, _) in parts.iter_mut() {
+        if matches!(cause, Cause::Communication { .. } | Cause::Bubble) {
+            seconds += excess * *part;
+            *part *= 1.0 - excess;
+        }
+    }
+    let evidence = format!(
+        "the link between ranks {one} and {other} has {}B/s, {:.0}% of the expected {}B/s",
+        si(rate),
+        100.0 * rate / expected,
+        si(expected)
+    );
+    (Cause::SlowLink { ranks: (one, other) }, seconds, vec![evidence])
 }
 
 /// The fullest expert determines the time of the expert layers and of their communication: what it has more than the
@@ -218,10 +249,10 @@ fn slow_rank(plan: &Plan, measured: &Measured) -> Option<Slow> {
 
 /// Fraction of compute that is limited by memory bandwidth.
 fn memory_bound(trace: Option<&[Breakdown]>, calibrated: &Calibrated) -> f64 {
-    let bound = |class: &str| !matches!(class, "matmul" | "attention" | "loss");
     let share = |classes: Vec<(String, f64)>| {
         let total: f64 = classes.iter().map(|class| class.1).sum();
-        let slow: f64 = classes.iter().filter(|class| bound(&class.0)).map(|class| class.1).sum();
+        let slow: f64 =
+            classes.iter().filter(|class| is_memory_bound(&class.0)).map(|class| class.1).sum();
         if total > 0.0 { slow / total } else { 0.0 }
     };
     match trace.and_then(|ranks| ranks.first()).filter(|rank| !rank.kernels.is_empty()) {

@@ -31,6 +31,8 @@ pub struct Measured {
     pub exposed: Vec<(String, f64)>,
     /// Time that checkpoints block training, per step.
     pub checkpoint: f64,
+    /// Bytes of a checkpoint, and seconds until it is written.
+    pub save: Option<(f64, f64)>,
     /// Bytes that rank 0 sends per step.
     pub bytes_sent: u64,
     pub mfu: f64,
@@ -38,6 +40,8 @@ pub struct Measured {
     pub peak_flops: f64,
     /// Highest load of an expert relative to the mean.
     pub expert_imbalance: Option<f64>,
+    /// The fullest expert: its layer, its index and its load relative to the mean of the layer.
+    pub fullest_expert: Option<(usize, usize, f64)>,
     /// The slow link that the ranks measured: its ends, its bytes/s, and what was expected.
     pub slow_link: Option<(usize, usize, f64, f64)>,
 }
@@ -91,12 +95,19 @@ impl Measured {
             memory: ranks.last().map_or(Vec::new(), |times| times.memory.clone()),
             exposed: exposed(last),
             checkpoint: checkpoint(run),
+            save: save(run),
             bytes_sent: more("comm_bytes") as u64,
             mfu: median(last.iter().filter_map(|report| report.mfu)),
             peak_flops: peak,
             expert_imbalance: last.last().and_then(|report| report.expert_imbalance),
+            fullest_expert: ranks.last().and_then(|times| fullest_expert(&times.experts)),
             slow_link: last.iter().rev().find_map(|report| slow_link(report)),
         })
+    }
+
+    /// Other processes use the cores of the ranks: times say little about anything but the host.
+    pub fn is_busy(&self) -> bool {
+        median(self.queue.iter().copied()) > 0.2 * self.step
     }
 
     /// Rank that computes longest, and its time relative to the median of the others.
@@ -131,6 +142,24 @@ fn checkpoint(run: &RunFolder) -> f64 {
     let first = run.steps().next().map_or(0, |report| report.step.saturating_sub(1));
     let last = run.steps().next_back().map_or(0, |report| report.step);
     stalls / last.saturating_sub(first).max(1) as f64
+}
+
+/// Medians over all checkpoints.
+fn save(run: &RunFolder) -> Option<(f64, f64)> {
+    let of = |key: &'static str| {
+        let values =
+            run.metrics.reports.iter().filter_map(move |report| report.more.get(key)?.as_f64());
+        median(values)
+    };
+    let (bytes, seconds) = (of("save_bytes"), of("save_s"));
+    (bytes > 0.0).then_some((bytes, seconds))
+}
+
+fn fullest_expert(layers: &[Vec<f32>]) -> Option<(usize, usize, f64)> {
+    let loads = layers.iter().enumerate().flat_map(|(layer, loads)| {
+        loads.iter().enumerate().map(move |(expert, load)| (layer, expert, f64::from(*load)))
+    });
+    loads.max_by(|a, b| a.2.total_cmp(&b.2))
 }
 
 fn slow_link(report: &StepReport) -> Option<(usize, usize, f64, f64)> {

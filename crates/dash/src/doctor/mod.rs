@@ -7,15 +7,21 @@ mod candidates;
 mod config_of;
 mod evidence;
 mod failure;
+mod failure_class;
 mod limits;
 mod measured;
 mod patterns;
+mod plan_report;
+mod scaling;
 mod text;
 
 pub use advice::{Advice, Rejected};
-pub use failure::{FailureClass, FailureKind, MemoryFix, Problem};
+pub use failure::{FailureKind, MemoryFix, Problem};
+pub use failure_class::FailureClass;
 pub use limits::{Cause, Confidence, Limit};
 pub use measured::Measured;
+pub use plan_report::plan_report;
+pub use scaling::Scaling;
 
 use lockstep_events::trace::{Breakdown, Timeline, trace_folders};
 use lockstep_sim::Cluster;
@@ -44,6 +50,8 @@ pub struct Diagnosis {
     pub measured: Option<Measured>,
     /// Predicted step time of the calibrated simulator, in seconds.
     pub predicted_step_s: Option<f64>,
+    /// Compared with a run of the same model on fewer ranks.
+    pub scaling: Option<Scaling>,
 }
 
 impl Diagnosis {
@@ -76,10 +84,12 @@ pub fn diagnose(run: &RunFolder, machine: Option<&Cluster>) -> Diagnosis {
         notes: Vec::new(),
         measured: measured.clone(),
         predicted_step_s: None,
+        scaling: None,
     };
     if let (Some(plan), Some(measured)) = (&run.plan, &measured) {
         let calibrated = calibration::calibrate(plan, measured, machine);
         diagnosis.limits = limits::limits(plan, measured, trace.as_deref(), &calibrated);
+        diagnosis.scaling = scaling::scaling(run, plan, measured);
         diagnosis.predicted_step_s = Some(calibrated.base.step_s);
         let (advice, rejected) = advice::advise(plan, measured, &diagnosis.limits, &calibrated);
         (diagnosis.advice, diagnosis.rejected) = (advice, rejected);

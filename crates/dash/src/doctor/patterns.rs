@@ -1,6 +1,7 @@
 //! Recognizes failures by the texts that the ranks print.
 
-use super::failure::{FailureClass, FailureKind};
+use super::failure::FailureKind;
+use super::failure_class::FailureClass;
 
 /// Cause of a failure, recognized in the text of a log.
 pub(super) struct Pattern {
@@ -49,6 +50,8 @@ const PATTERNS: &[Pattern] = &[
             "use the same run file and --set on every rank",
             "contradicts the launcher",
             "of the started ranks",
+            "ranks were started",
+            "rank was started",
             "the layout uses",
             "ranks; start",
             "runs another program",
@@ -128,6 +131,10 @@ mod tests {
             ),
             (
                 "rank 1 has train.lr.min = 0.002, rank 0 has 0.001; use the same run file and --set on every rank",
+                FailureKind::LaunchMismatch,
+            ),
+            (
+                "error: layout.data (line 16): data=2 needs 2 ranks, but 3 ranks were started; use --ranks 2",
                 FailureKind::LaunchMismatch,
             ),
             ("rank 0 cannot connect to rank 1; check the network", FailureKind::BlockedPort),

@@ -6,7 +6,7 @@ use lockstep_events::MemoryUnit;
 
 use super::evidence::ms;
 use super::limits::{Cause, Confidence};
-use super::{Advice, Diagnosis, Problem};
+use super::{Advice, Diagnosis, Problem, Scaling};
 use crate::RunState;
 
 /// The verdict: one sentence.
@@ -79,6 +79,13 @@ impl fmt::Display for Diagnosis {
             writeln!(f, "  {:>5.1}%  {name} (confidence: {confidence})", 100.0 * limit.share)?;
             limit.evidence.iter().try_for_each(|line| writeln!(f, "          {line}"))?;
         }
+        if let Some(Scaling { run, ranks, efficiency }) = &self.scaling {
+            writeln!(
+                f,
+                "scaling efficiency: {:.0}% of the throughput per core of {run} on {ranks} rank(s)",
+                100.0 * efficiency
+            )?;
+        }
         if !self.limits.is_empty() {
             self.write_advice(f)?;
         }
@@ -93,7 +100,7 @@ impl Diagnosis {
             if !running {
                 writeln!(
                     f,
-                    "\nwhat to do next: nothing is predicted to make the step at least 3% faster"
+                    "\nwhat to do next: nothing is predicted to make the step clearly faster"
                 )?;
             }
         } else {
@@ -127,6 +134,8 @@ fn write_problem(f: &mut fmt::Formatter<'_>, problem: &Problem) -> fmt::Result {
         format!("{} {unit}", unit.number(bytes))
     };
     writeln!(f, "\nwhat went wrong: {} ({})", problem.kind.name(), problem.class.name())?;
+    problem.reason.iter().try_for_each(|reason| writeln!(f, "  {reason}"))?;
+    problem.samples.iter().try_for_each(|sample| writeln!(f, "  caused by {sample}"))?;
     if let Some(rank) = problem.rank {
         let exit = problem.exit.as_deref().map_or(String::new(), |exit| format!(", which {exit}"));
         writeln!(f, "  first failing rank: {rank}{exit}")?;

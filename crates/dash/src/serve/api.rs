@@ -14,13 +14,14 @@ use futures_util::Stream;
 use futures_util::stream::unfold;
 use lockstep_events::trace::{TRACE_DIR, TRACE_REQUEST, Timeline, trace_folders};
 use lockstep_plan::schedule::{Times, clock};
-use lockstep_plan::{GroupKind, Ledger, Plan};
+use lockstep_plan::{Ledger, Plan};
 use lockstep_types::trace::SpanKind;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::broadcast::error::RecvError;
 
 use super::state::Shared;
+use super::traffic::bytes_between_ranks;
 use crate::{RunFolder, doctor};
 
 type App = State<Arc<Shared>>;
@@ -31,6 +32,8 @@ type Answer = Result<Json<Value>, Response>;
 /// Points of a chart, if the page asks for no number.
 const DEFAULT_POINTS: usize = 600;
 const MOST_POINTS: usize = 5000;
+/// Most ranks of the matrix of bytes.
+const MOST_RANKS: usize = 64;
 /// Lines of a log, if the page asks for no number.
 const DEFAULT_LINES: usize = 200;
 const MOST_LINES: usize = 5000;
@@ -107,6 +110,8 @@ pub(super) async fn run(State(shared): App, Query(query): Query<RunQuery>) -> An
             "damaged": run.metrics.damaged,
             "mesh": run.plan.as_ref().map(mesh),
             "times": last,
+            "device": run.plan.as_ref().map(|plan| plan.device),
+            "comm_bytes": run.steps().next_back().and_then(|report| report.more.get("comm_bytes")),
             "memory": run.plan.as_ref().map(|plan| memory(plan, last.map(|times| &times.memory[..]))),
             "memory_by_tag": run.steps().next_back().and_then(|report| report.more.get("memory_by_tag")),
             "timelines": trace_folders(&run.path).iter().filter_map(|path| {
@@ -128,45 +133,8 @@ fn mesh(plan: &Plan) -> Value {
     json!({
         "axes": { "data": layout.data, "tensor": layout.tensor, "context": layout.context, "pipe": layout.pipe },
         "ranks": (0..plan.ranks).map(rank).collect::<Vec<_>>(),
-        "traffic": (plan.ranks <= 64).then(|| traffic(plan)),
+        "traffic": (plan.ranks <= MOST_RANKS).then(|| bytes_between_ranks(plan)),
     })
-}
-
-/// Planned bytes per step between ranks: messages of neighbouring stages, and rings of the other axes.
-fn traffic(plan: &Plan) -> Vec<Vec<f64>> {
-    let mesh = plan.mesh();
-    let mut bytes = vec![vec![0.0; plan.ranks]; plan.ranks];
-    let tokens = (plan.train.micro_batch * plan.data.seq / plan.layout.context) as f64;
-    let stream = tokens * plan.model.dim as f64 * plan.precision.compute.bytes() as f64;
-    let micros = plan.train.accumulation as f64;
-    let mut add = |from: usize, to: usize, sent: f64| bytes[from][to] += sent;
-    for rank in 0..plan.ranks {
-        let part = plan.part(rank).len() as f64;
-        for kind in GroupKind::ALL {
-            let members = mesh.members(kind, rank);
-            let Some(me) = members.iter().position(|member| *member == rank) else { continue };
-            let (size, next) = (members.len() as f64, members[(me + 1) % members.len()]);
-            let ring = (size - 1.0) / size;
-            match kind {
-                _ if members.len() < 2 => {}
-                // Activations go to the next stage and gradients back.
-                GroupKind::Pipe if me + 1 < members.len() => {
-                    add(rank, next, micros * stream);
-                    add(next, rank, micros * stream);
-                }
-                GroupKind::Tensor => {
-                    let layers = plan.model.layers as f64 / plan.layout.pipe as f64;
-                    add(rank, next, 8.0 * layers * micros * stream * ring);
-                }
-                GroupKind::Shard | GroupKind::Copies => {
-                    let width = plan.precision.gradients.bytes() as f64;
-                    add(rank, next, 2.0 * width * part * ring);
-                }
-                _ => {}
-            }
-        }
-    }
-    bytes
 }
 
 /// Planned memory by line, and the measured peak of each rank.
@@ -218,7 +186,11 @@ pub(super) async fn logs(State(shared): App, Query(query): Query<LogQuery>) -> A
 
 pub(super) async fn plan(State(shared): App, Query(query): Query<RunQuery>) -> Answer {
     let path = folder(&shared, &query.run)?;
-    read(path, |run| json!(run.plan)).await.map(Json)
+    let answer = read(path, |run| {
+        let report = doctor::plan_report(run, None);
+        run.plan.as_ref().map_or(Value::Null, |plan| json!({ "plan": plan, "report": report }))
+    });
+    answer.await.map(Json)
 }
 
 pub(super) async fn doctor(State(shared): App, Query(query): Query<RunQuery>) -> Answer {

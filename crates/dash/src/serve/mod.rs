@@ -6,6 +6,7 @@ mod guard;
 mod open_metrics;
 mod series;
 mod state;
+mod traffic;
 
 pub use series::{Points, Series};
 

@@ -182,3 +182,90 @@ fn out_of_memory_shows_the_ledger_and_ways_to_fit() {
     assert!(!problem.fixes.is_empty() && problem.fixes.len() <= 3, "{problem:?}");
     assert!(problem.fixes.iter().all(|fix| fix.saved > 0));
 }
+
+#[test]
+fn a_slow_link_is_named_with_its_rates() {
+    let mut run = FakeRun::new("slow-link", 2, &["layout.data=2"]);
+    run.wait = vec![60.0; 2];
+    let link = json!({ "ranks": [0, 1], "bytes_per_s": 1e8, "expected_bytes_per_s": 1e9 });
+    run.more = vec![("slow_link", link)];
+    let diagnosis = run.write().diagnose();
+    assert_eq!(bottleneck(&diagnosis), Some(Cause::SlowLink { ranks: (0, 1) }), "{diagnosis}");
+    let text = diagnosis.to_string();
+    assert!(text.contains("100.0 MB/s, 10% of the expected 1.0 GB/s"), "{text}");
+    assert!(text.contains("repair or replace the link"), "{text}");
+}
+
+#[test]
+fn scaling_efficiency_compares_with_a_run_on_fewer_ranks() {
+    let one = FakeRun::new("scaling/one", 1, &[]);
+    one.write();
+    let mut four = FakeRun::new("scaling/four", 4, &["layout.data=4"]);
+    // A quarter of the work takes a quarter of the time, and communication as much again.
+    four.compute = vec![25.0; 4];
+    four.wait = vec![26.0; 4];
+    let diagnosis = four.write().diagnose();
+    let scaling = diagnosis.scaling.clone().expect("a run on one rank");
+    assert!((scaling.efficiency - 0.5).abs() < 0.02, "{scaling:?}");
+    assert!(diagnosis.to_string().contains("scaling efficiency: 50%"), "{diagnosis}");
+    assert!(one.diagnose().scaling.is_none());
+}
+
+#[test]
+fn a_replay_tells_data_from_machines() {
+    let lines = ["error: step 12: rank 1: layers.3 is not finite; the step was not applied"];
+    for (record, class, text) in [
+        (
+            json!({ "step": 12, "differs": true, "ranks": [1] }),
+            FailureClass::Infrastructure,
+            "rank 1",
+        ),
+        (
+            json!({ "step": 12, "samples": [3, 7] }),
+            FailureClass::DataDependent,
+            "caused by sample 7 of step 12",
+        ),
+        (json!({ "step": 12 }), FailureClass::Deterministic, "bit for bit"),
+        // A replay of another step says nothing.
+        (json!({ "step": 11, "finite": true }), FailureClass::Deterministic, "NaN or infinity"),
+    ] {
+        let run = FakeRun::new("replay", 2, &["layout.data=2"]);
+        run.write().fail(0, "exited with code 1", &lines);
+        std::fs::write(run.path.join("logs/replays.jsonl"), format!("{record}\n")).unwrap();
+        let diagnosis = run.diagnose();
+        let problem = diagnosis.problem.clone().expect("a failed run");
+        assert_eq!((problem.class, problem.rank), (class, Some(1)), "{record}: {diagnosis}");
+        assert!(diagnosis.to_string().contains(text), "{record}: {diagnosis}");
+    }
+}
+
+#[test]
+fn uneven_stages_get_advice() {
+    let mut run = FakeRun::new("uneven", 2, &["layout.pipe=2", "model.layers=3"]);
+    (run.compute, run.wait, run.pipe) = (vec![100.0, 60.0], vec![0.0; 2], vec![10.0, 50.0]);
+    let diagnosis = run.write().diagnose();
+    let text = diagnosis.to_string();
+    assert!(text.contains("the stages are uneven"), "{text}");
+    assert!(text.contains("balance the stages: 3 layers on 2 stages"), "{text}");
+}
+
+#[test]
+fn the_fullest_expert_is_named() {
+    let mut run = FakeRun::new("experts", 2, &["layout.data=2"]);
+    run.more = vec![("expert_imbalance", json!(3.0))];
+    run.experts = vec![vec![1.0, 1.0], vec![0.1, 1.9]];
+    let text = run.write().diagnose().to_string();
+    assert!(text.contains("the fullest is expert 1 of layer 1: 1.9× the mean"), "{text}");
+}
+
+#[test]
+fn slow_storage_is_named() {
+    let mut run = FakeRun::new("slow-storage", 2, &["layout.data=2"]);
+    run.more = vec![
+        ("save_stall_s", json!(0.5)),
+        ("save_bytes", json!(8_000_000)),
+        ("save_s", json!(2.0)),
+    ];
+    let text = run.write().diagnose().to_string();
+    assert!(text.contains("8.0 MB are written in 2.00 s (4.0 MB/s: slow storage)"), "{text}");
+}

@@ -18,6 +18,8 @@ pub struct FakeRun {
     pub pipe: Vec<f32>,
     pub read: f32,
     pub queue: f32,
+    /// Loads of experts by layer.
+    pub experts: Vec<Vec<f32>>,
     /// Written into every report.
     pub more: Vec<(&'static str, Value)>,
 }
@@ -43,6 +45,7 @@ impl FakeRun {
             pipe: Vec::new(),
             read: 0.2,
             queue: 0.1,
+            experts: Vec::new(),
             more: Vec::new(),
             plan,
         }
@@ -85,6 +88,7 @@ impl FakeRun {
                 read_ms: vec![self.read; self.compute.len()],
                 queue_ms: vec![self.queue; self.compute.len()],
                 memory: vec![50 << 20; self.compute.len()],
+                experts: self.experts.clone(),
             };
             ranks += &format!("{}\n", serde_json::to_string(&times).unwrap());
         }

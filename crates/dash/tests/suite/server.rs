@@ -74,7 +74,7 @@ fn every_answer_of_a_run() {
     let found = json(server, &format!("/api/run/logs?run={name}&rank=1&search=script"));
     assert_eq!(found["lines"].as_array().unwrap().len(), 1);
     assert_eq!(json(server, &format!("/api/run/doctor?run={name}"))["problem"]["rank"], 1);
-    assert_eq!(json(server, &format!("/api/run/plan?run={name}"))["ranks"], 2);
+    assert_eq!(json(server, &format!("/api/run/plan?run={name}"))["plan"]["ranks"], 2);
     assert_eq!(json(server, &format!("/api/run/timeline?run={name}")), Value::Null);
     let (_, text) = get(server, "/metrics");
     assert!(text.contains(&format!("lockstep_step{{run=\"{name}\"}} 50")), "{text}");

@@ -166,7 +166,7 @@ impl Cluster {
     }
 
     /// The cluster with the share of the accelerator that one of `ranks` ranks with `threads` threads gets.
-    pub(crate) fn shared(&self, ranks: usize, threads: usize) -> Cow<'_, Cluster> {
+    pub fn shared(&self, ranks: usize, threads: usize) -> Cow<'_, Cluster> {
         if self.cores.is_none() {
             return Cow::Borrowed(self);
         }

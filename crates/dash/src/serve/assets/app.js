@@ -37,6 +37,7 @@ async function get(path, parameters = {}) {
 const number = (value, digits = 4) => (value === null || value === undefined ? "–" : Number(value).toPrecision(digits).replace(/\.?0+$/, ""));
 const whole = (value) => (value === null || value === undefined ? "–" : Math.round(value).toLocaleString("en"));
 const bytes = (value) => (value >= 2 ** 30 ? (value / 2 ** 30).toFixed(2) + " GiB" : (value / 2 ** 20).toFixed(1) + " MiB");
+const small = (value) => (value >= 2 ** 20 ? bytes(value) : value >= 1024 ? (value / 1024).toFixed(1) + " KiB" : whole(value) + " B");
 const percent = (value) => (100 * value).toFixed(1) + "%";
 
 function duration(seconds) {
@@ -263,7 +264,7 @@ async function history(node, { run, data }) {
 }
 
 const CAUSES = { compute: "compute", memory_bandwidth: "memory bandwidth", bubble: "pipeline bubble", data: "data", checkpoint: "checkpoints", busy_host: "busy host", expert_imbalance: "expert imbalance" };
-const causeName = (cause) => cause.kind === "communication" ? `exposed communication (${cause.axis})` : cause.kind === "straggler" ? `straggler (rank ${cause.rank})` : CAUSES[cause.kind] || cause.kind;
+const causeName = (cause) => cause.kind === "communication" ? `exposed communication (${cause.axis})` : cause.kind === "slow_link" ? `slow link (rank ${cause.ranks[0]} to rank ${cause.ranks[1]})` : cause.kind === "straggler" ? `straggler (rank ${cause.rank})` : CAUSES[cause.kind] || cause.kind;
 
 async function doctorView() {
   const verdict = await get("/api/run/doctor", { run: state.run });
@@ -271,7 +272,7 @@ async function doctorView() {
   const problem = verdict.problem;
   if (problem) {
     nodes.push(el("div", { class: "panel" }, el("h3", { class: "error" }, "What went wrong"),
-      el("p", {}, problem.message), el("p", {}, "What to do: " + problem.action),
+      el("p", {}, problem.message), problem.reason ? el("p", {}, problem.reason) : null, ...problem.samples.map((sample) => el("p", {}, "Caused by " + sample)), el("p", {}, "What to do: " + problem.action),
       problem.operation ? el("p", { class: "meta" }, "Operation: " + problem.operation) : null,
       ...problem.fixes.map((fix) => el("p", {}, el("code", {}, "--set " + fix.set), ` ${bytes(fix.saved)} less per rank, step time ${(100 * fix.slower).toFixed(0)}%`)),
       el("pre", {}, problem.log.join("\n"))));
@@ -284,15 +285,30 @@ async function doctorView() {
     };
     nodes.push(el("div", { class: "panel" }, el("h3", {}, "What limits the step"), ...verdict.limits.map(limit)));
     const advice = (entry) => el("li", {}, el("b", {}, entry.title), entry.gain ? ` – ${(100 * entry.gain).toFixed(0)}% faster` : "", el("div", {}, ...entry.sets.map((set) => el("code", {}, "--set " + set))), el("div", { class: "meta" }, entry.why + (entry.changes_training ? "; changes the result of the training" : "")));
-    nodes.push(el("div", { class: "panel" }, el("h3", {}, "What to do next"), verdict.advice.length ? el("ol", { class: "advice" }, ...verdict.advice.map(advice)) : el("p", {}, "Nothing is predicted to make the step at least 3% faster.")));
+    nodes.push(el("div", { class: "panel" }, el("h3", {}, "What to do next"), verdict.advice.length ? el("ol", { class: "advice" }, ...verdict.advice.map(advice)) : el("p", {}, "Nothing is predicted to make the step clearly faster.")));
     if (verdict.rejected.length) nodes.push(el("div", { class: "panel" }, el("h3", {}, "Considered and not recommended"), ...verdict.rejected.map((entry) => el("p", { class: "meta" }, entry.sets.join(" ") + ": " + entry.why))));
   }
+  if (verdict.scaling) nodes.push(el("p", {}, `Scaling efficiency: ${(100 * verdict.scaling.efficiency).toFixed(0)}% of the throughput per core of ${verdict.scaling.run} on ${verdict.scaling.ranks} rank(s).`));
   verdict.notes.forEach((note) => nodes.push(el("p", { class: "meta" }, note)));
   return nodes;
 }
 
 // Light to dark orange; the number is printed as well.
 const heat = (fraction) => `hsl(28 90% ${92 - 42 * fraction}%)`;
+
+// Loads of the experts by layer, relative to the mean of the layer.
+function experts(layers) {
+  const most = Math.max(...layers.flat(), 2);
+  const row = (loads, layer) => el("tr", {}, el("th", { scope: "row" }, `layer ${layer}`), ...loads.map((load) => {
+    const full = load > 1.5 ? " ▲" : load < 0.5 ? " ▽" : "";
+    const cell = el("td", {}, load.toFixed(2) + full);
+    cell.style.background = heat(load / most);
+    cell.style.color = "#1d2126";
+    return cell;
+  }));
+  return el("div", { class: "panel" }, el("h3", {}, "Expert load by layer (1 is the mean; ▲ above 1.5, ▽ below 0.5)"), el("div", { class: "scroll" }, el("table", {},
+    el("thead", {}, el("tr", {}, el("th", {}, ""), ...layers[0].map((_, expert) => el("th", { scope: "col" }, `expert ${expert}`)))), el("tbody", {}, ...layers.map(row)))));
+}
 
 async function ranksView() {
   const run = await get("/api/run", { run: state.run });
@@ -301,6 +317,7 @@ async function ranksView() {
   const kinds = [["compute", times && times.compute_ms, (v) => v.toFixed(1) + " ms"], ["exposed communication", times && times.wait_ms, (v) => v.toFixed(1) + " ms"],
     ["waiting for a core", times && times.queue_ms, (v) => v.toFixed(1) + " ms"], ["memory", times && times.memory, bytes]];
   const nodes = [];
+  if (run.device && run.device.kind !== "cpu") nodes.push(el("p", { class: "meta" }, `Device: ${run.device.kind}, TF32 ${run.device.tf32 ? "on" : "off"}, deterministic attention ${run.device.deterministic ? "on" : "off"}`));
   for (const [title, values, format] of kinds) {
     if (!values || !values.length) continue;
     const low = Math.min(...values), high = Math.max(...values);
@@ -317,13 +334,15 @@ async function ranksView() {
   if (run.mesh.traffic && run.mesh.ranks.length > 1) {
     const most = Math.max(...run.mesh.traffic.flat(), 1);
     const row = (line, from) => el("tr", {}, el("th", { scope: "row" }, `from ${from}`), ...line.map((value) => {
-      const cell = el("td", {}, value ? bytes(value) : "");
+      const cell = el("td", {}, value ? small(value) : "");
       if (value) { cell.style.background = heat(value / most); cell.style.color = "#1d2126"; }
       return cell;
     }));
-    nodes.push(el("div", { class: "panel" }, el("h3", {}, "Planned bytes between ranks per step, with rings"), el("div", { class: "scroll" }, el("table", {},
+    nodes.push(el("div", { class: "panel" }, el("h3", {}, "Planned bytes between ranks per step, collectives as rings"),
+      run.comm_bytes === null ? null : el("p", { class: "meta" }, `Measured: rank 0 sends ${small(run.comm_bytes)} per step over its connections; ranks of one host access memory in place.`), el("div", { class: "scroll" }, el("table", {},
       el("thead", {}, el("tr", {}, el("th", {}, ""), ...run.mesh.traffic.map((_, to) => el("th", { scope: "col" }, `to ${to}`)))), el("tbody", {}, ...run.mesh.traffic.map(row))))));
   }
+  if (times && times.experts && times.experts.length) nodes.push(experts(times.experts));
   const measured = run.memory_by_tag || {};
   const most = Math.max(...Object.values(run.memory.planned), ...Object.values(measured), 1);
   const row = (name) => {
@@ -386,8 +405,12 @@ async function logsView() {
 }
 
 async function planView() {
-  const plan = await get("/api/run/plan", { run: state.run });
-  return [el("div", { class: "panel scroll" }, el("pre", {}, plan ? JSON.stringify(plan, null, 2) : "This run has no plan yet."))];
+  const answer = await get("/api/run/plan", { run: state.run });
+  if (!answer) return [el("p", { class: "empty" }, "This run has no plan yet.")];
+  return [
+    el("div", { class: "panel" }, el("h3", {}, "Report: predicted on a machine that is calibrated on this run"), el("pre", { class: "table", tabindex: 0 }, answer.report)),
+    el("div", { class: "panel scroll" }, el("h3", {}, "plan.json"), el("pre", {}, JSON.stringify(answer.plan, null, 2))),
+  ];
 }
 
 const views = { Charts: chartsView, Doctor: doctorView, Ranks: ranksView, Timeline: timelineView, Logs: logsView, Plan: planView };
