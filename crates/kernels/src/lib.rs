@@ -42,9 +42,10 @@ pub use device::{
     AdamW, AttentionDelta, AttentionOutput, AttentionShape, Capacity, Code, Combine, CrossEntropy,
     DROPPED, Device, DropoutMask, Event, IGNORED, LogitGradient, LogitShard, Matmul, Meter,
     NormGradients, NormParams, OpClass, OptimizerState, PositionRange, RandomKey, RopeScaling,
-    RopeTable, Router, RouterOutput, RouterSaved, Scalar, SoftmaxStats, VocabShard,
+    RopeTable, Router, RouterOutput, RouterSaved, SPARE, Scalar, SoftmaxStats, Transfer,
+    VocabShard,
 };
 pub use dtype::{Dtype, Element, Float};
 pub use lockstep_types::DeviceType;
-pub use memory::{Location, MemoryUsage, Tag, Tensor, Usage, View, ViewMut};
+pub use memory::{Location, MemoryUsage, OutOfMemory, Tag, Tensor, Usage, View, ViewMut};
 pub use team::Team;

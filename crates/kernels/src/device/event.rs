@@ -57,6 +57,21 @@ impl Event {
 }
 
 impl Event {
+    pub(super) fn of_stream(event: StreamEvent) -> Event {
+        Event(Timestamp::Cuda(event))
+    }
+
+    /// Calls `f` with the event of a GPU's stream.
+    ///
+    /// # Panics
+    /// If the event is of a CPU.
+    pub(super) fn on_stream<R>(&self, f: impl FnOnce(&StreamEvent) -> R) -> R {
+        match &self.0 {
+            Timestamp::Cuda(event) => f(event),
+            Timestamp::Cpu(_) => panic!("the event is of another device"),
+        }
+    }
+
     /// The time between two events if the host knows it without waiting.
     pub(super) fn duration_now(&self, earlier: &Event) -> Option<Duration> {
         match (&self.0, &earlier.0) {

@@ -20,6 +20,7 @@ mod random;
 mod rope;
 mod routing;
 mod scalar;
+mod transfer;
 
 use std::sync::Arc;
 
@@ -38,6 +39,7 @@ pub use random::{DropoutMask, RandomKey};
 pub use rope::{RopeScaling, RopeTable};
 pub use routing::{Capacity, Combine, DROPPED, Router, RouterOutput, RouterSaved};
 pub use scalar::Scalar;
+pub use transfer::{SPARE, Transfer};
 
 use crate::cpu::Cpu;
 use crate::cuda::{Cuda, CudaError, CudaReport};
@@ -143,6 +145,11 @@ impl Device {
             Backend::Cpu(_) => {}
             Backend::Cuda(cuda) => cuda.set_tf32(on),
         }
+    }
+
+    /// Limits the memory that tensors may take. An allocation beyond it fails as if the device had no more.
+    pub fn set_memory_limit(&self, bytes: usize) {
+        self.0.pool.set_limit(bytes);
     }
 
     /// Joules that a GPU has used since its driver was loaded, if it tells.
@@ -253,7 +260,7 @@ impl Device {
         }
     }
 
-    /// Memory that tensors occupy on this device.
+    /// Memory that tensors occupy on this device, without offloaded tensors.
     pub fn memory(&self) -> MemoryUsage {
         self.0.pool.usage()
     }

@@ -55,7 +55,8 @@ impl Case {
     fn pass(&self, dtype: Dtype) -> Pass<'_> {
         let Case { device, groups, .. } = self;
         let (recompute, global_tokens) = (Recompute::None, BATCH * SEQ);
-        Pass { device, groups, dtype, recompute, dropout: None, global_tokens, loads: None }
+        let (dropout, loads, offload) = (None, None, Default::default());
+        Pass { device, groups, dtype, recompute, dropout, global_tokens, loads, offload }
     }
 
     fn floats(&self, name: &str) -> Vec<f32> {
