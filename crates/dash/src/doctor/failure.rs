@@ -261,7 +261,16 @@ pub fn cheapest_memory_fixes(plan: &Plan, machine: Option<&Cluster>) -> Vec<Memo
         Some(cluster) => {
             let options = Options::default();
             let base = estimate(plan, &cluster, &options);
-            Calibrated { cluster, options, base, described: false, target: 1.0 }
+            Calibrated {
+                machine_links: cluster.links.clone(),
+                cluster,
+                options,
+                base,
+                described: false,
+                stream_rate: None,
+                moved: Vec::new(),
+                target: 1.0,
+            }
         }
         None => calibrate(plan, &measured, None),
     };
