@@ -51,6 +51,7 @@ function_table! {
         fn cuEventElapsedTime(milliseconds: *mut f32, start: Handle, end: Handle) -> Status;
         fn cuModuleLoadData(module: *mut Handle, image: *const c_void) -> Status;
         fn cuModuleGetFunction(function: *mut Handle, module: Handle, name: *const c_char) -> Status;
+        fn cuFuncGetAttribute(value: *mut c_int, attribute: c_int, function: Handle) -> Status;
         fn cuFuncSetAttribute(function: Handle, attribute: c_int, value: c_int) -> Status;
         fn cuStreamWaitEvent(stream: Handle, event: Handle, flags: c_uint) -> Status;
         fn cuStreamBeginCapture_v2(stream: Handle, mode: c_int) -> Status;
@@ -116,6 +117,8 @@ pub const NON_BLOCKING: c_uint = 1;
 pub const CAPTURE_RELAXED: c_int = 2;
 /// `CU_MEMHOSTALLOC_PORTABLE`
 pub const HOST_PORTABLE: c_uint = 1;
+/// `CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES`
+pub const STATIC_SHARED: c_int = 1;
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`
 pub const MAX_DYNAMIC_SHARED: c_int = 8;
 

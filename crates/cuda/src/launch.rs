@@ -5,7 +5,7 @@ use std::ffi::{CString, c_void};
 use std::sync::{Mutex, RwLock};
 
 use crate::context::Context;
-use crate::driver::{Handle, MAX_DYNAMIC_SHARED, SUCCESS};
+use crate::driver::{Handle, MAX_DYNAMIC_SHARED, STATIC_SHARED, SUCCESS};
 use crate::error::Result;
 use crate::nvrtc::Nvrtc;
 use crate::stream::Stream;
@@ -185,9 +185,15 @@ impl Kernels {
             unsafe { (context.api().cuModuleGetFunction)(&mut handle, module.0, name.as_ptr()) };
         context.must(status, &format!("find the kernel {kernel} in {}.cu", source.name));
         // A block may use all the shared memory that the GPU has; the default limit is 48 KiB.
-        let limit = context.shared_per_block as i32;
-        // SAFETY: the function lives. Kernels with static shared memory refuse the full limit and keep the default.
-        unsafe { (context.api().cuFuncSetAttribute)(handle, MAX_DYNAMIC_SHARED, limit) };
+        let mut fixed = 0;
+        // SAFETY: the function lives, and the pointer is valid.
+        unsafe {
+            let status = (context.api().cuFuncGetAttribute)(&mut fixed, STATIC_SHARED, handle);
+            context.must(status, "read the shared memory of a kernel");
+            let limit = context.shared_per_block as i32 - fixed;
+            let status = (context.api().cuFuncSetAttribute)(handle, MAX_DYNAMIC_SHARED, limit);
+            context.must(status, "set the shared memory of a kernel");
+        }
         let function = Function { handle, name: kernel };
         self.functions
             .write()

@@ -147,19 +147,21 @@ impl LayerActivations {
         }
         let of_inner = |bytes: usize| if inner { bytes } else { 0 };
         let [kept, kept_shared] = self.kept;
-        usage.take(self.later.down - kept);
-        usage.give(of_inner(self.inner - kept));
-        // Deferred gradients keep the outputs of norms, or their copies with the rows of all ranks.
+        // Deferred gradients keep the outputs of norms, or copies of them that have the rows of all ranks.
         let again = if self.gathers { 0 } else { self.normed };
         let gathered = self.normed - again;
-        match self.later.router {
-            0 => usage.take(self.later.up - again),
-            router => {
-                usage.take(self.later.up);
-                usage.take(router - again);
-            }
-        }
-        usage.give(gathered);
+        let (up, router) = match self.later.router {
+            0 => (self.later.up - again, 0),
+            // Experts get copies of their rows.
+            router => (self.later.up, router - again),
+        };
+        let gathers_first = router > 0;
+        usage.give(if gathers_first { gathered } else { 0 });
+        usage.take(self.later.down - kept);
+        usage.give(of_inner(self.inner - kept));
+        usage.give(if gathers_first { 0 } else { gathered });
+        usage.take(up);
+        usage.take(router);
         usage.take(self.later.shared[0] - kept_shared);
         usage.give(of_inner(self.shared - kept_shared));
         usage.take(self.later.shared[1]);
@@ -167,8 +169,8 @@ impl LayerActivations {
         usage.give(self.routed + self.stats + self.stream);
         usage.take(self.later.out);
         usage.give(self.attention);
-        usage.take(self.later.qkv - again);
         usage.give(gathered);
+        usage.take(self.later.qkv - again);
         usage.give(self.stats + self.stream);
     }
 }
