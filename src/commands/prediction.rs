@@ -105,7 +105,7 @@ impl Prediction {
             None => default.exists().then(|| default.display().to_string()),
         };
         let (step, problem) =
-            match path.map(|path| (machine::cluster(&path, Some(plan.ranks)), path)) {
+            match path.map(|path| (machine::cluster(&path, Some(plan.ranks), Some(plan.device.kind)), path)) {
                 None => (None, None),
                 Some((Ok(machine), path)) => {
                     let seconds = estimate(plan, &machine, &Options::default()).step_s;

@@ -13,6 +13,7 @@ mod gpu;
 mod graph;
 mod launch;
 pub mod loader;
+pub mod nvlink;
 pub mod nvml;
 pub mod nvrtc;
 mod stream;

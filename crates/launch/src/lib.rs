@@ -22,6 +22,7 @@ mod slurm;
 mod spec;
 mod supervise;
 mod sys;
+pub mod topology;
 mod vars;
 
 pub use exit::{EXIT_PERMANENT, EXIT_STOPPED, Exit};

@@ -25,9 +25,9 @@ fn made_up(ranks: usize) -> Cluster {
     let shape = &mut device.matmul;
     (shape.best, shape.accumulate, shape.ramp) = (1.0, 1.0, 0.0);
     shape.curve.clear();
-    let part = MatmulOverhead { accumulate: 0.9, start_us: 3.0, passes: Some(5.0) };
+    let part = MatmulOverhead { best: 1.0, accumulate: 0.9, start_us: 3.0, passes: Some(5.0) };
     shape.overheads =
-        Some(MatmulOverheads { f32: part, bf16: MatmulOverhead { accumulate: 0.7, ..part } });
+        Some(MatmulOverheads { f32: part, bf16: MatmulOverhead { accumulate: 0.7, ..part }, tf32: None });
     let mut efficiency = Efficiency::default();
     for compute in [Dtype::F32, Dtype::Bf16] {
         for family in [Family::Gpt2, Family::Llama] {
