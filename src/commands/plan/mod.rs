@@ -136,6 +136,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         advice: args.advice,
         chosen: input.chosen.as_deref(),
         cluster: &input.cluster,
+        options: &input.options,
     };
     match args.json {
         true => outcome.json()?,

@@ -47,7 +47,7 @@ pub fn update(path: &Path, tables: Tables) -> anyhow::Result<()> {
 }
 
 /// Replaces a file atomically.
-fn write_atomically(path: &Path, text: &str) -> anyhow::Result<()> {
+pub fn write_atomically(path: &Path, text: &str) -> anyhow::Result<()> {
     let partial = path.with_extension("toml.part");
     std::fs::write(&partial, text)
         .with_context(|| format!("cannot write {}", partial.display()))?;

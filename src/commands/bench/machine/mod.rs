@@ -1,6 +1,7 @@
 //! `lockstep bench machine`: measures this machine and writes a description that `plan` and `train` read.
 
 mod busy;
+mod cluster;
 mod file;
 mod gpu;
 mod pass;
@@ -36,6 +37,10 @@ pub struct Args {
     /// Device to measure
     #[arg(long, value_enum, default_value = "auto")]
     device: DeviceArg,
+    /// Measure the links between the ranks of a launcher, and write a cluster file for `plan`: run `lockstep launch …
+    /// lockstep bench machine --cluster cluster.toml`, after `bench machine` on one host
+    #[arg(long, value_name = "FILE")]
+    cluster: Option<PathBuf>,
     /// Numbers of ranks to measure, on CPUs
     #[arg(long, default_value = "1,2,4", value_delimiter = ',')]
     ranks: Vec<usize>,
@@ -68,6 +73,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     if args.rounds == 0 {
         bail!("--rounds must be at least 1 (got 0)");
+    }
+    if let Some(file) = &args.cluster {
+        return cluster::run(file, &args.out);
     }
     let result = args.out.with_extension("pass.json");
     if world::is_launched() {
