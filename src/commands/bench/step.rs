@@ -393,8 +393,8 @@ fn print(record: &Record) {
     if let Some(predicted) = record.predicted_ms {
         print_line!(
             "step time: {predicted:.1} ms predicted ({:+.1}%), {:.1} ms measured",
-            100.0 * (predicted / record.mean_ms - 1.0),
-            record.mean_ms
+            100.0 * (predicted / record.step_ms - 1.0),
+            record.step_ms
         );
     }
     let header = if record.predicted_ms.is_some() { "predicted" } else { "" };

@@ -51,7 +51,7 @@ pub fn measure_links(world: &World, nodes: &[usize], bytes: usize) -> Result<Lin
     let position = local.iter().position(|rank| *rank == world.rank()).unwrap_or(0);
     let inside = world.split(Some(mine as i64), world.rank() as i64, "inside a host")?;
     let between = world.split(Some(position as i64), world.rank() as i64, "between hosts")?;
-    let mut time = |group: Option<lockstep_comm::Group>| -> Result<Option<f64>> {
+    let time = |group: Option<lockstep_comm::Group>| -> Result<Option<f64>> {
         let Some(group) = group.filter(|group| group.size() > 1) else { return Ok(None) };
         let mut buffer = vec![0f32; bytes / 4];
         group.all_reduce(&mut buffer, Op::Sum)?;

@@ -199,10 +199,8 @@ fn clock(ranks: &[&Facts]) -> Check {
 }
 
 fn storage(ranks: &[&Facts]) -> Vec<Check> {
-    let found = ranks.iter().map(|one| &one.storage);
-    let Some(storage) =
-        found.into_iter().find(|one| one.error.is_some() || one.written.is_some())
-    else {
+    let mut found = ranks.iter().map(|one| &one.storage);
+    let Some(storage) = found.find(|one| one.error.is_some() || one.written.is_some()) else {
         return Vec::new();
     };
     let mut checks = Vec::new();
@@ -329,8 +327,8 @@ mod tests {
             .filter(bad)
             .map(|check| format!("{}: {}", check.name, check.text))
             .collect();
-        let others = report.hosts.iter().filter(|host| host.node != 1);
-        assert!(others.into_iter().all(|host| host.verdict == Status::Ok), "{report}");
+        let mut others = report.hosts.iter().filter(|host| host.node != 1);
+        assert!(others.all(|host| host.verdict == Status::Ok), "{report}");
         (report.verdict, texts.join("\n"))
     }
 

@@ -74,7 +74,8 @@ fn slowest(world: &World, links: LinkRates) -> anyhow::Result<LinkRates> {
 /// The cluster: the described machine, or the built-in one of its GPU, with the measured links.
 fn describe(nodes: &[usize], links: &LinkRates, described: &Path) -> anyhow::Result<Cluster> {
     let per_host = nodes.iter().filter(|node| **node == nodes[0]).count();
-    if nodes.chunks(per_host).any(|chunk| chunk.iter().any(|node| *node != chunk[0])) {
+    let is_mixed = |chunk: &[usize]| chunk.iter().any(|node| *node != chunk[0]);
+    if !nodes.len().is_multiple_of(per_host) || nodes.chunks(per_host).any(is_mixed) {
         bail!("the hosts have different numbers of ranks; start the same number on each");
     }
     let mut cluster = match described.exists() {

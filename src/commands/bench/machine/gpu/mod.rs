@@ -190,14 +190,14 @@ fn print(measured: &GpuMeasurement, fitted: &Fitted) {
     let rates = |step: &MeasuredStep| {
         let ideal = estimate(&step.plan, &neutral(&fitted.cluster), &options).computing;
         let rate = |(class, seconds): &(OpClass, f64)| {
-            let reached = seconds / step.by[*class as usize];
-            format!("{} {:.0}", class.name(), 1e-9 * gpu.stream_rate() * reached)
+            format!("{} {:.2}", class.name(), seconds / step.by[*class as usize])
         };
-        let memory_bound =
-            |(class, _): &&(OpClass, f64)| !matches!(class, OpClass::Matmul | OpClass::Attention);
+        let memory_bound = |(class, _): &&(OpClass, f64)| {
+            !matches!(class, OpClass::Matmul | OpClass::Attention) && step.by[*class as usize] > 0.0
+        };
         ideal.iter().filter(memory_bound).map(rate).collect::<Vec<_>>().join(", ")
     };
-    print_line!("  steps of reference models, with the GB/s of memory-bound operations:");
+    print_line!("  steps of reference models, with the speed of memory-bound operations relative to a copy of what they have to move:");
     for (step, (with, without)) in measured.steps.iter().zip(&fitted.steps) {
         print_line!(
             "    {}: {:.2} ms; the fit predicts {:+.1}%, without this step {:+.1}%; {}",
