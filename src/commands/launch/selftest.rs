@@ -19,7 +19,7 @@ use crate::world::{self, Engine, Start};
 /// Timeout of collectives. A host that does not answer is named after this time.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Bytes of the messages that measure links.
-const LINK_BYTES: usize = 32 << 20;
+const LINK_BYTES: usize = 16 << 20;
 
 /// The command that the launcher starts as ranks.
 pub fn command(runs: &Path, storage_mib: usize, json: bool) -> anyhow::Result<Vec<OsString>> {
