@@ -27,11 +27,7 @@ pub fn cluster(
 }
 
 /// Parses a cluster, or one of the tables `[gpu.NAME]` and `[shared.RANKS]` of a file written by `bench machine`.
-fn parse(
-    text: &str,
-    ranks: Option<usize>,
-    kind: Option<DeviceType>,
-) -> Result<Cluster, String> {
+fn parse(text: &str, ranks: Option<usize>, kind: Option<DeviceType>) -> Result<Cluster, String> {
     let file: toml::Table = text.parse().map_err(|error: toml::de::Error| error.to_string())?;
     if let Some(toml::Value::Table(gpus)) = file.get(GPU).filter(|_| kind != Some(DeviceType::Cpu))
     {
@@ -73,7 +69,10 @@ fn gpu_table(gpus: &toml::Table, present: Option<String>) -> Result<&toml::Value
 
 /// The name of this machine's first GPU, if it can be used.
 fn gpu_name() -> Option<String> {
-    device::has_usable_gpu().then(|| Device::cuda(0).ok()?.cuda_report()).flatten().map(|gpu| gpu.gpu)
+    device::has_usable_gpu()
+        .then(|| Device::cuda(0).ok()?.cuda_report())
+        .flatten()
+        .map(|gpu| gpu.gpu)
 }
 
 fn of_table(table: &toml::Value) -> Result<Cluster, String> {

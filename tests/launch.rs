@@ -415,5 +415,8 @@ fn selftest_names_a_node_without_the_shared_folder() {
     assert!(codes.iter().all(|code| *code != Some(0)), "{codes:?}");
     assert_eq!(check_of(&report, 0, "shared folder"), "ok");
     assert_eq!(check_of(&report, 1, "shared folder"), "failed");
-    assert_eq!((&report["verdict"], &report["hosts"][1]["verdict"]), (&"failed".into(), &"failed".into()));
+    assert_eq!(
+        (&report["verdict"], &report["hosts"][1]["verdict"]),
+        (&"failed".into(), &"failed".into())
+    );
 }

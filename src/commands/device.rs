@@ -3,8 +3,8 @@
 use std::sync::OnceLock;
 
 use lockstep_comm::World;
-use lockstep_kernels::{CudaLibrary, CudaReport, Device};
 use lockstep_cuda::Gpu;
+use lockstep_kernels::{CudaLibrary, CudaReport, Device};
 use lockstep_launch::identity;
 use lockstep_launch::topology::{self, Topology};
 use lockstep_plan::{DeviceType, Plan};
@@ -104,7 +104,9 @@ fn bind_next_to_gpu(slot: usize, local_ranks: usize, count: usize) {
     let allowed = topology::allowed_cores();
     let ranks = local_ranks.max(slot + 1);
     let placed = topology::place(&Topology::of_this_host(), &gpus, ranks, &allowed);
-    let Some(placement) = placed.get(slot).filter(|placed| !placed.cores.is_empty()) else { return };
+    let Some(placement) = placed.get(slot).filter(|placed| !placed.cores.is_empty()) else {
+        return;
+    };
     if placement.cores == allowed {
         return;
     }

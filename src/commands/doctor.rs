@@ -57,11 +57,7 @@ fn cluster(run: &RunFolder, named: Option<&str>) -> anyhow::Result<Option<Cluste
     }
 }
 
-fn default_cluster(
-    run: &Path,
-    ranks: Option<usize>,
-    kind: Option<DeviceType>,
-) -> Option<Cluster> {
+fn default_cluster(run: &Path, ranks: Option<usize>, kind: Option<DeviceType>) -> Option<Cluster> {
     let path = run.parent()?.join("machine.toml");
     let read = || machine::cluster(&path.display().to_string(), ranks, kind).ok();
     path.exists().then(read).flatten()

@@ -108,19 +108,20 @@ impl Prediction {
             None => default.exists().then(|| default.display().to_string()),
         };
         let mut warning = None;
-        let (step, problem) =
-            match path.map(|path| (machine::cluster(&path, Some(plan.ranks), Some(plan.device.kind)), path)) {
-                None => (None, None),
-                Some((Ok(machine), path)) => {
-                    let options = Options::default();
-                    let found = estimate(plan, &machine, &options);
-                    warning = slow_tensor(plan, &machine, &options, &found);
-                    (Some((found.step_s, path)), None)
-                }
-                // The default file is optional.
-                Some((Err(why), _)) if cluster.is_none() => (None, Some(format!("{why:#}"))),
-                Some((Err(why), _)) => return Err(why),
-            };
+        let (step, problem) = match path
+            .map(|path| (machine::cluster(&path, Some(plan.ranks), Some(plan.device.kind)), path))
+        {
+            None => (None, None),
+            Some((Ok(machine), path)) => {
+                let options = Options::default();
+                let found = estimate(plan, &machine, &options);
+                warning = slow_tensor(plan, &machine, &options, &found);
+                (Some((found.step_s, path)), None)
+            }
+            // The default file is optional.
+            Some((Err(why), _)) if cluster.is_none() => (None, Some(format!("{why:#}"))),
+            Some((Err(why), _)) => return Err(why),
+        };
         let traffic = planned_traffic(plan, world, plan.train.steps as u64);
         let counted = engine.counts_traffic();
         let one_host = counted && world.hosts().iter().all(|host| *host == 0);

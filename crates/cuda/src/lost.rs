@@ -71,7 +71,9 @@ mod tests {
         assert_eq!(xid_of(line, "0000:1c:00.0"), None);
         assert_eq!(xid_of("6,1,2,-;usb 1-1: new device", "0000:1b:00.0"), None);
         let lost = DeviceLost::new("GPU 3 (H200): cannot wait".into(), Some(found.into()));
-        assert!(lost.to_string().ends_with("(kernel log: Xid (PCI:0000:1B:00): 79, pid=12, GPU has fallen off the bus.)"));
+        assert!(lost.to_string().ends_with(
+            "(kernel log: Xid (PCI:0000:1B:00): 79, pid=12, GPU has fallen off the bus.)"
+        ));
     }
 
     #[test]

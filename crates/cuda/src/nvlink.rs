@@ -97,8 +97,9 @@ fn links_of(api: &Functions, index: c_uint) -> Option<Vec<NvLink>> {
             (api.nvmlDeviceGetNvLinkState)(device, link, &mut active) == 0
                 && (api.nvmlDeviceGetNvLinkVersion)(device, link, &mut version) == 0
         };
-        let remote =
-            address(&|info| unsafe { (api.nvmlDeviceGetNvLinkRemotePciInfo_v2)(device, link, info) });
+        let remote = address(&|info| unsafe {
+            (api.nvmlDeviceGetNvLinkRemotePciInfo_v2)(device, link, info)
+        });
         if let Some(remote) = remote.filter(|_| known && active == 1) {
             links.push(NvLink { gpu: gpu.clone(), remote, gbs: gbs_of_version(version) });
         }

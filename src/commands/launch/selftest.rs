@@ -101,7 +101,14 @@ fn program_version() -> String {
 fn problems() -> Vec<String> {
     let Ok(count) = Device::cuda_count() else {
         let gpu = std::path::Path::new("/dev/nvidiactl").exists();
-        return Device::check_cuda().err().filter(|_| gpu).map(|e| e.to_string()).into_iter().collect();
+        return Device::check_cuda()
+            .err()
+            .filter(|_| gpu)
+            .map(|e| e.to_string())
+            .into_iter()
+            .collect();
     };
-    (0..count).filter_map(|index| Device::cuda(index).err().map(|error| error.to_string())).collect()
+    (0..count)
+        .filter_map(|index| Device::cuda(index).err().map(|error| error.to_string()))
+        .collect()
 }

@@ -126,8 +126,7 @@ fn wrong_of<T: Element + PartialEq>(
             _ => value(values(index).sum()),
         })
         .collect();
-    let mut buffer: Vec<T> =
-        (0..length).map(|index| value(of_rank(world.rank(), index))).collect();
+    let mut buffer: Vec<T> = (0..length).map(|index| value(of_rank(world.rank(), index))).collect();
     world.all_reduce(&mut buffer, op)?;
     let is_wrong = |(index, found): &(usize, &T)| **found != expected[index % PERIOD];
     Ok(buffer.iter().enumerate().filter(is_wrong).count() as u64)
@@ -139,7 +138,8 @@ const CLOCK_ROUNDS: usize = 10;
 /// Seconds by which this rank's clock is ahead of that of rank 0, and the error of the figure. Rank 0 answers one rank
 /// after the other.
 fn clock(world: &World) -> Result<[f64; 2]> {
-    let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64());
+    let now =
+        || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64());
     let mut best = [0.0, f64::INFINITY];
     for other in 1..world.size() {
         for _ in 0..CLOCK_ROUNDS {

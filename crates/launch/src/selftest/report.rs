@@ -94,7 +94,12 @@ fn versions(ranks: &[&Facts], reference: &Facts) -> Check {
         let of = |facts: &Facts| facts.versions.get(key).cloned().unwrap_or("missing".into());
         // Ranks of one host may load different libraries.
         if let Some(other) = ranks.iter().find(|one| of(one) != of(reference)) {
-            different.push(format!("{key} is {}, but {} on {}", of(other), of(reference), reference.host));
+            different.push(format!(
+                "{key} is {}, but {} on {}",
+                of(other),
+                of(reference),
+                reference.host
+            ));
         }
     }
     if mine.gpus != reference.gpus {
@@ -298,7 +303,10 @@ mod tests {
         Facts {
             node,
             host: format!("h{node}"),
-            versions: BTreeMap::from([("lockstep".into(), "1".into()), ("NCCL".into(), "2.27".into())]),
+            versions: BTreeMap::from([
+                ("lockstep".into(), "1".into()),
+                ("NCCL".into(), "2.27".into()),
+            ]),
             network_gbs: Some(50.0),
             links: super::super::LinkRates {
                 inside: Some([8e9, 1e-6]),
@@ -349,7 +357,11 @@ mod tests {
             (&|facts| facts.storage.shared = Some(false), Failed, "shared folder: this host"),
             (&|facts| facts.storage.written = Some(5e7), Warning, "storage: 50 MB/s written"),
             (&|facts| facts.links.between = Some([1e9, 1e-3]), Failed, "link between hosts: 1.00"),
-            (&|facts| facts.links.inside = Some([5e9, 1e-6]), Warning, "link inside the host: 5.00"),
+            (
+                &|facts| facts.links.inside = Some([5e9, 1e-6]),
+                Warning,
+                "link inside the host: 5.00",
+            ),
         ];
         for (change, verdict, text) in cases {
             let (found, texts) = judged(change);

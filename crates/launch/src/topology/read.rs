@@ -166,6 +166,8 @@ mod tests {
     #[test]
     fn pci_addresses_are_recognized() {
         assert!(is_pci_address("0000:1b:00.0") && is_pci_address("10000:e1:00.0"));
-        assert!(!is_pci_address("pci0000:15") && !is_pci_address("usb1") && !is_pci_address("a:b.c"));
+        assert!(
+            !is_pci_address("pci0000:15") && !is_pci_address("usb1") && !is_pci_address("a:b.c")
+        );
     }
 }

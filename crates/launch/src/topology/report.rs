@@ -26,7 +26,12 @@ pub fn report(topology: &Topology) -> Vec<String> {
             NicKind::Ethernet => "Ethernet",
             NicKind::InfiniBand => "InfiniBand",
         };
-        lines.push(format!("network card {}: {kind}, NUMA node {}{}", nic.name, on(nic.node), gbs(nic.gbs)));
+        lines.push(format!(
+            "network card {}: {kind}, NUMA node {}{}",
+            nic.name,
+            on(nic.node),
+            gbs(nic.gbs)
+        ));
     }
     // One line per kind of connection, with the number of pairs.
     let count = topology.gpus.len();

@@ -17,8 +17,7 @@ pub struct SlowTensor {
     pub fast_gbs: f64,
     /// Seconds that a step takes longer than with the fast link.
     pub lost_s: f64,
-    /// Largest tensor size that stays on the nearest link.
-    pub largest: usize,
+    pub fix: String,
 }
 
 /// GB/s per rank that an all-reduce reaches on the NVLink of an A100. Tensor parallelism was made for it.
@@ -54,22 +53,31 @@ pub fn slow_tensor(
     let ideal = estimate(plan, &faster, options).time.tensor;
     let lost_s = found.time.tensor - ideal;
     let span = cluster.links[0].span.unwrap_or(cluster.per_host).min(cluster.per_host);
+    let largest = if used > 0 { span } else { 1 };
+    let fix = match plan.layout.tensor <= largest {
+        // The groups would fit into a host, but another axis was placed there.
+        true => "place tensor groups inside hosts: layout.placement = \"pipe,context,data,tensor\""
+            .into(),
+        false => format!(
+            "use layout.tensor <= {largest} with more data (zero = 1 to 3) or pipeline parallelism"
+        ),
+    };
     (lost_s > MIN_SHARE * found.step_s).then(|| SlowTensor {
         link: cluster.links[used].name.clone(),
         gbs: rate(used),
         fast_gbs,
         lost_s,
-        largest: if used > 0 { span } else { 1 },
+        fix,
     })
 }
 
 impl std::fmt::Display for SlowTensor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let SlowTensor { link, gbs, fast_gbs, lost_s, largest } = self;
+        let SlowTensor { link, gbs, fast_gbs, lost_s, fix } = self;
         write!(
             f,
-            "tensor parallelism uses {link} ({gbs:.0} GB/s per rank): a step takes {:.1} ms longer than at {fast_gbs:.0} \
-             GB/s; use layout.tensor <= {largest} with more data (zero = 1 to 3) or pipeline parallelism",
+            "tensor parallelism uses {link} ({gbs:.1} GB/s per rank): a step takes {:.1} ms longer than at {fast_gbs:.0} \
+             GB/s; {fix}",
             1e3 * lost_s
         )
     }

@@ -48,7 +48,8 @@ impl AttentionRates {
             (None, None) => return None,
         };
         let share = (seq / low.seq as f64).ln() / (high.seq as f64 / low.seq as f64).ln();
-        let between = |at: usize| low.reached[at] * (high.reached[at] / low.reached[at]).powf(share);
+        let between =
+            |at: usize| low.reached[at] * (high.reached[at] / low.reached[at]).powf(share);
         Some([between(0), between(1)])
     }
 }

@@ -210,7 +210,8 @@ impl Cluster {
         let together = ranks.min(self.per_host) as f64;
         let computing = self.share(ranks, threads);
         let Accelerator { peak, memory_gib, bandwidth_gbs, .. } = self.accelerator;
-        let peak = Peak { f32: peak.f32 * computing, bf16: peak.bf16 * computing, fp8: None, tf32: None };
+        let peak =
+            Peak { f32: peak.f32 * computing, bf16: peak.bf16 * computing, fp8: None, tf32: None };
         let accelerator = Accelerator {
             peak,
             memory_gib: memory_gib / together,

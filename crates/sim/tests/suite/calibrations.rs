@@ -27,8 +27,11 @@ fn made_up(ranks: usize) -> Cluster {
     (shape.best, shape.accumulate, shape.ramp) = (1.0, 1.0, 0.0);
     shape.curve.clear();
     let part = MatmulOverhead { best: 1.0, accumulate: 0.9, start_us: 3.0, passes: Some(5.0) };
-    shape.overheads =
-        Some(MatmulOverheads { f32: part, bf16: MatmulOverhead { accumulate: 0.7, ..part }, tf32: None });
+    shape.overheads = Some(MatmulOverheads {
+        f32: part,
+        bf16: MatmulOverhead { accumulate: 0.7, ..part },
+        tf32: None,
+    });
     let mut efficiency = Efficiency::default();
     for compute in [Dtype::F32, Dtype::Bf16] {
         for family in [Family::Gpt2, Family::Llama] {
@@ -243,7 +246,8 @@ fn a_synthetic_gpu_is_recovered() {
             for sums in [false, true] {
                 let width = compute.bytes() as f64;
                 let (count, rate) = (1.0, 1e12 * peak);
-                let call = MatmulCall { dims: dims.map(|dim| dim as f64), count, width, rate, sums };
+                let call =
+                    MatmulCall { dims: dims.map(|dim| dim as f64), count, width, rate, sums };
                 all.push(MeasuredMatmul { dims, compute, sums, seconds: matmul(&device, &call) });
             }
         }
@@ -267,8 +271,8 @@ fn a_synthetic_gpu_is_recovered() {
         }
         steps.push(gpu_step(&gpu, family, "f32", [1024, 2]));
     }
-    let [f32, bf16, tf32] =
-        [(Dtype::F32, false), (Dtype::Bf16, false), (Dtype::F32, true)].map(|(c, t)| multiply(c, t));
+    let [f32, bf16, tf32] = [(Dtype::F32, false), (Dtype::Bf16, false), (Dtype::F32, true)]
+        .map(|(c, t)| multiply(c, t));
     let measured = GpuMeasurement {
         matmuls: f32.into_iter().chain(bf16).collect(),
         tf32,

@@ -85,8 +85,9 @@ fn print(record: &Record, json: bool) -> anyhow::Result<()> {
         println!("{}", serde_json::to_string(record).context("cannot serialize the record")?);
         return Ok(());
     }
-    let of_peak =
-        record.peak_tflops.map_or("–".into(), |peak| format!("{:.1}%", 100.0 * record.tflops / peak));
+    let of_peak = record
+        .peak_tflops
+        .map_or("–".into(), |peak| format!("{:.1}%", 100.0 * record.tflops / peak));
     println!(
         "{:>5} {:>6} {:>6} {:>6} {:>7} {:>12.1} {:>9.1} {of_peak:>8} {:>6}",
         format!("{:?}", record.order).to_lowercase(),

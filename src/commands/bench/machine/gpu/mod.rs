@@ -197,7 +197,9 @@ fn print(measured: &GpuMeasurement, fitted: &Fitted) {
         };
         ideal.iter().filter(memory_bound).map(rate).collect::<Vec<_>>().join(", ")
     };
-    print_line!("  steps of reference models, with the speed of memory-bound operations relative to a copy of what they have to move:");
+    print_line!(
+        "  steps of reference models, with the speed of memory-bound operations relative to a copy of what they have to move:"
+    );
     for (step, (with, without)) in measured.steps.iter().zip(&fitted.steps) {
         print_line!(
             "    {}: {:.2} ms; the fit predicts {:+.1}%, without this step {:+.1}%; {}",

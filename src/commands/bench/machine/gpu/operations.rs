@@ -101,7 +101,8 @@ fn attention(
     let mut dqkv = gpu.empty(tokens, 3 * columns, compute, Tag::Buffers);
     let mut out = gpu.empty(tokens, columns, compute, Tag::Buffers);
     let mut all = Vec::new();
-    for (&head_dim, &seq) in heads.iter().flat_map(|head| lengths.iter().map(move |seq| (head, seq)))
+    for (&head_dim, &seq) in
+        heads.iter().flat_map(|head| lengths.iter().map(move |seq| (head, seq)))
     {
         let (heads, batch) = (columns / head_dim, tokens / seq);
         let shape = AttentionShape::square(batch, seq, heads, heads, head_dim);

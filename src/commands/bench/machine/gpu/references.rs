@@ -40,7 +40,9 @@ pub fn tiny() -> anyhow::Result<Reference> {
 fn reference((family, compute, sizes): Size) -> anyhow::Result<Reference> {
     let [dim, layers, heads, seq, vocab, sequences] = sizes;
     let experts = match family {
-        "moe" => format!("experts = 8\ntop_k = 2\nffn = {}\naux_loss = 0.0\nz_loss = 0.0\n", 3 * dim),
+        "moe" => {
+            format!("experts = 8\ntop_k = 2\nffn = {}\naux_loss = 0.0\nz_loss = 0.0\n", 3 * dim)
+        }
         _ => String::new(),
     };
     let text = format!(
