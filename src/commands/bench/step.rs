@@ -271,16 +271,14 @@ struct Measured {
 
 /// Prediction with the given machine description, or with runs/machine.toml if it describes the device.
 fn predict(plan: &Plan, path: Option<&str>) -> anyhow::Result<Option<Estimate>> {
-    let default = Path::new("runs/machine.toml");
-    if path.is_none() && !default.exists() {
-        return Ok(None);
-    }
-    let path = path.map_or_else(|| default.display().to_string(), String::from);
-    let cluster = match machine::cluster(&path, Some(plan.ranks), Some(plan.device.kind)) {
-        Ok(cluster) => cluster,
-        Err(error) => bail!("no prediction: {error:#}"),
+    let read = |path: &str| machine::cluster(path, Some(plan.ranks), Some(plan.device.kind));
+    let default = "runs/machine.toml";
+    let cluster = match path {
+        Some(path) => Some(read(path)?),
+        // The default file is optional.
+        None => Path::new(default).exists().then(|| read(default).ok()).flatten(),
     };
-    Ok(Some(estimate(plan, &cluster, &Options::default())))
+    Ok(cluster.map(|cluster| estimate(plan, &cluster, &Options::default())))
 }
 
 fn record(
