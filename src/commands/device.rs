@@ -3,7 +3,10 @@
 use std::sync::OnceLock;
 
 use lockstep_comm::World;
+use lockstep_cuda::Gpu;
 use lockstep_kernels::{CudaLibrary, CudaReport, Device};
+use lockstep_launch::identity;
+use lockstep_launch::topology::{self, Topology};
 use lockstep_plan::{DeviceType, Plan};
 
 /// The device of a rank.
@@ -43,7 +46,8 @@ pub fn report() -> Vec<String> {
     match Device::cuda_count().and_then(|count| (0..count).map(Device::cuda).collect()) {
         Ok(devices) => {
             let devices: Vec<Device> = devices;
-            devices.iter().filter_map(Device::cuda_report).flat_map(report_lines).collect()
+            let reports = devices.iter().filter_map(Device::cuda_report).flat_map(report_lines);
+            reports.chain(topology::report(&Topology::of_this_host())).collect()
         }
         Err(error) if has_gpu() => vec![format!("the GPU cannot be used: {error}")],
         Err(_) => Vec::new(),
@@ -80,13 +84,43 @@ pub fn open_alone(threads: usize) -> anyhow::Result<Device> {
     }
 }
 
-/// The GPU with the number of this rank on its host. Ranks beyond the number of GPUs share them.
+/// The GPU with the number of this rank on its host, or of its slot if ranks before it were excluded. Ranks beyond the
+/// number of GPUs share them. Binds this thread to the cores next to the GPU.
 fn on_gpu(world: &World) -> anyhow::Result<Device> {
     let hosts = world.hosts();
     let mine = hosts[world.rank()];
-    let local_rank = hosts[..world.rank()].iter().filter(|host| **host == mine).count();
-    let count = Device::cuda_count()?;
-    Ok(Device::cuda(local_rank % count.max(1))?)
+    let on_host = |hosts: &[usize]| hosts.iter().filter(|host| **host == mine).count();
+    let local_rank = on_host(&hosts[..world.rank()]);
+    let slot = identity::slot_from_process_env().unwrap_or(local_rank);
+    let count = Device::cuda_count()?.max(1);
+    bind_next_to_gpu(slot, on_host(hosts), count);
+    Ok(Device::cuda(slot % count)?)
+}
+
+/// Binds this thread, and those that it starts, to the cores of the GPU's NUMA node, which ranks on the same node share.
+/// Nothing happens if the system does not tell the node.
+fn bind_next_to_gpu(slot: usize, local_ranks: usize, count: usize) {
+    let Ok(gpus) = (0..count).map(Gpu::pci_address).collect::<Result<Vec<_>, _>>() else { return };
+    let allowed = topology::allowed_cores();
+    let ranks = local_ranks.max(slot + 1);
+    let placed = topology::place(&Topology::of_this_host(), &gpus, ranks, &allowed);
+    let Some(placement) = placed.get(slot).filter(|placed| !placed.cores.is_empty()) else {
+        return;
+    };
+    if placement.cores == allowed {
+        return;
+    }
+    match topology::bind_to(&placement.cores) {
+        Ok(()) => tracing::info!(
+            "local rank {slot}: GPU at {}, NUMA node {:?}, {} cores from core {}, network cards {:?}",
+            placement.gpu,
+            placement.node,
+            placement.cores.len(),
+            placement.cores[0],
+            placement.nics
+        ),
+        Err(error) => tracing::warn!("cannot bind to the cores next to the GPU: {error}"),
+    }
 }
 
 /// Whether the driver's device file of a GPU exists.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::driver::{self, Address, Attribute, Driver, Handle};
 use crate::error::{CudaError, Result};
+use crate::lost::DeviceLost;
 
 /// The oldest supported compute capability.
 const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
@@ -106,12 +107,17 @@ impl Context {
     /// Checks a call that fails only if the device is lost or the program is wrong.
     ///
     /// # Panics
-    /// If the call failed.
+    /// If the call failed. If the hardware failed, the panic's payload is a [`DeviceLost`].
     #[track_caller]
     pub fn must(&self, status: c_int, action: &str) {
-        if let Err(error) = self.driver.check(status, action) {
-            panic!("GPU {} ({}): {error}", self.index, self.name);
+        let Err(error) = self.driver.check(status, action) else { return };
+        let message = format!("GPU {} ({}): {error}", self.index, self.name);
+        if !driver::is_hardware_failure(status) {
+            panic!("{message}");
         }
+        let address = self.bus_id().map(|id| id.to_string_lossy().to_lowercase());
+        let xid = address.and_then(|address| crate::lost::last_xid(&address));
+        std::panic::panic_any(DeviceLost::new(message, xid));
     }
 
     /// Free bytes of device memory.

@@ -188,6 +188,13 @@ pub fn dotted(version: i32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 
+/// Whether a status means that the hardware has failed: the device is unavailable (46), has an uncorrectable ECC (214) or
+/// NVLink error (220, 721), a hardware stack error (714), or fell off the bus, which the driver calls unknown (999). A
+/// restart on the same device would fail again. Errors that a wrong kernel can cause are not among them.
+pub fn is_hardware_failure(status: Status) -> bool {
+    matches!(status, 46 | 214 | 220 | 714 | 721 | 999)
+}
+
 fn check(api: &Functions, status: Status, action: &str) -> Result<()> {
     if status == SUCCESS {
         return Ok(());
@@ -205,7 +212,10 @@ fn check(api: &Functions, status: Status, action: &str) -> Result<()> {
     let [name, text] = words;
     let advice = match status {
         // Illegal address, launch timeout, hardware stack error, illegal instruction, and the like.
-        700..=719 | 214 | 220 | 46 => {
+        status if is_hardware_failure(status) => {
+            "; the device is lost: look for an Xid line in `dmesg`, and reset or replace the GPU"
+        }
+        700..=719 => {
             "; the device is lost to this process: look for an Xid line in `dmesg` and restart the run"
         }
         _ => "",

@@ -22,6 +22,21 @@ impl Gpu {
         context::count(&Driver::load()?)
     }
 
+    /// PCI address of GPU `index` as sysfs writes it, without opening the GPU.
+    pub fn pci_address(index: usize) -> Result<String> {
+        let driver = Driver::load()?;
+        let (mut device, mut id) = (0, [0; 32]);
+        // SAFETY: valid pointers; the buffer has this length, and the driver ends the text with a zero.
+        let text = unsafe {
+            let status = (driver.api.cuDeviceGet)(&mut device, index as std::ffi::c_int);
+            driver.check(status, &format!("find GPU {index}"))?;
+            let status = (driver.api.cuDeviceGetPCIBusId)(id.as_mut_ptr(), 31, device);
+            driver.check(status, &format!("read the PCI address of GPU {index}"))?;
+            std::ffi::CStr::from_ptr(id.as_ptr()).to_string_lossy().to_lowercase()
+        };
+        Ok(text)
+    }
+
     /// Finds a GPU and the libraries that are always needed, without opening it.
     pub fn check() -> Result<()> {
         if Gpu::count()? == 0 {
