@@ -164,6 +164,22 @@ impl Context {
         }
     }
 
+    /// Identifies the GPU among all machines.
+    pub fn uuid(&self) -> [u8; 16] {
+        let mut uuid = [0; 16];
+        // SAFETY: a valid pointer.
+        let status = unsafe { (self.driver.api.cuDeviceGetUuid_v2)(&mut uuid, self.device) };
+        self.must(status, "read the UUID of the GPU");
+        uuid
+    }
+
+    /// Blocks the host until the GPU has completed all operations of this process.
+    pub fn synchronize(&self) {
+        // SAFETY: a plain call; the context is current.
+        let status = unsafe { (self.api().cuCtxSynchronize)() };
+        self.must(status, "complete all operations");
+    }
+
     pub fn device(&self) -> c_int {
         self.device
     }

@@ -3,6 +3,7 @@
 //! `lane::slots` and `link`.
 
 use crate::memory::bell::Bell;
+use crate::memory::sync::AtomicU64;
 use crate::memory::channel::{CHANNEL_BYTES, Reader, Writer};
 use crate::memory::member::{BANKS, Bank, MemberBlock, SLOT_BYTES, SLOTS};
 use crate::memory::segment::{Address, Offer, Segment};
@@ -14,7 +15,9 @@ use std::sync::Arc;
 #[repr(C, align(128))]
 pub(crate) struct MessageBells {
     pub sender: Bell,
-    _padding: [u8; 120],
+    /// Messages in device memory that the receiver has taken.
+    pub taken: AtomicU64,
+    _padding: [u8; 112],
     pub receiver: Bell,
 }
 
