@@ -20,7 +20,7 @@ pub mod nvrtc;
 mod stream;
 
 pub use check::{ARCHITECTURES, check_compiles};
-pub use context::{Context, DeviceBuffer, PinnedBuffer};
+pub use context::{Context, DeviceBuffer, PeerBuffer, PinnedBuffer};
 pub use driver::{Address, Handle};
 pub use error::{CudaError, Result};
 pub use fence::Fence;

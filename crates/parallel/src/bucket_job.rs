@@ -90,7 +90,7 @@ pub(crate) fn reduce_scatter(
             compressor.reduce_scatter(&group, input, shard.view_mut())?;
             if let Some(earlier) = earlier {
                 device.add(shard.view_mut(), earlier.view());
-                inputs.push(earlier);
+                keep(&mut inputs, earlier);
             }
             if let Some(copies) = copies {
                 collectives::all_reduce(device, &copies, shard.view_mut(), Op::Sum)?;
@@ -98,9 +98,16 @@ pub(crate) fn reduce_scatter(
             group.release_peer_pages();
             shards.push(shard);
         }
-        inputs.push(buffer);
+        keep(&mut inputs, buffer);
         Ok(Reduced { gradients: Sum::Shards(shards), compressors, inputs })
     })
+}
+
+/// Keeps a tensor that the device may still read. Host memory is read when an operation returns.
+fn keep(inputs: &mut Vec<Tensor>, tensor: Tensor) {
+    if !tensor.location().is_host_accessible() {
+        inputs.push(tensor);
+    }
 }
 
 /// Takes a bucket's buffer out of `gradients`. Blocks that got no gradient are zero.

@@ -81,11 +81,9 @@ fn why_not_shared(facts: &[MemberFacts]) -> Option<String> {
     if let Some(other) = facts.iter().find(|f| f.gpu != first.gpu || f.host != first.host) {
         return Some(format!("ranks {} and {} use different GPUs", first.rank, other.rank));
     }
-    if let Some(other) = facts.iter().find(|f| f.pid != first.pid) {
-        return Some(format!(
-            "ranks {} and {} are different processes; use --engine threads",
-            first.rank, other.rank
-        ));
+    let twice = |f: &MemberFacts| facts.iter().filter(|other| other.pid == f.pid).count();
+    if (2..facts.len()).contains(&twice(&first)) || facts.iter().any(|f| twice(f) != twice(&first)) {
+        return Some("some ranks are threads of one process and others are not".into());
     }
     if facts.len() > MAX_MEMBERS {
         return Some(format!("it supports {MAX_MEMBERS} ranks, and there are {}", facts.len()));
@@ -214,7 +212,9 @@ mod tests {
         assert!(warning.starts_with("ranks 0 and 1 share a GPU without MPS"), "{warning}");
         let apart = [member(0, 1, 0), MemberFacts { pid: 101, ..member(1, 2, 0) }];
         assert_eq!(mps_warning(&apart, false), None);
-        assert_eq!(auto(&processes).0, DeviceEngine::Host);
+        assert_eq!(auto(&processes).0, DeviceEngine::Shared);
+        let mixed = [member(0, 1, 0), member(1, 1, 0), MemberFacts { pid: 101, ..member(2, 1, 0) }];
+        assert_eq!(auto(&mixed).0, DeviceEngine::Host);
     }
 
     #[test]

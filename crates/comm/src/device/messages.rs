@@ -1,6 +1,7 @@
 //! Messages on device memory: the sender offers its buffer, the receiver copies it. Both return when the copy is
 //! enqueued.
 
+use super::shared::MessageWords;
 use super::{DeviceGroup, DeviceSlice, Engine};
 use crate::call::error::Result;
 use crate::group::track::Pending;
@@ -20,8 +21,8 @@ impl DeviceGroup {
             let call = inner.transfer_call(message.dtype(), message.bytes(), number);
             let _span = inner.span(&call, "send", Some((inner.me, to)));
             inner.recorded(call, spin, |watch| {
-                let words = shared.offer(stream, message, to);
-                end.send(&watch, bytes_of(&words.map(|word| word as i64)))?;
+                let words = shared.offer(&watch, stream, message, to)?;
+                end.send(&watch, bytes_of(&words))?;
                 let taken = end.wait_until_taken(&watch);
                 if taken.is_err() {
                     // The receiver may be copying the message, which the caller may free now.
@@ -45,9 +46,9 @@ impl DeviceGroup {
             let call = inner.transfer_call(message.dtype(), message.bytes(), number);
             let _span = inner.span(&call, "receive", Some((from, inner.me)));
             inner.recorded(call, spin, |watch| {
-                let mut words = [0i64; 1];
+                let mut words = MessageWords::default();
                 end.receive(&watch, bytes_of_mut(&mut words))?;
-                shared.take(stream, words.map(|word| word as u64), message, from);
+                shared.take(&watch, stream, words, (message, from))?;
                 end.take();
                 Ok(())
             })

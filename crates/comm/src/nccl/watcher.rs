@@ -7,6 +7,7 @@ use crate::health::watch::Watch;
 use lockstep_cuda::StreamEvent;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Pauses between two looks at a call: short at first, because most calls take microseconds.
@@ -16,23 +17,36 @@ const PAUSES: [Duration; 2] = [Duration::from_micros(200), Duration::from_millis
 type Enqueued = (Watch, StreamEvent);
 
 pub(super) struct Watcher {
-    calls: Sender<Enqueued>,
+    /// None while it is dropped.
+    calls: Option<Sender<Enqueued>>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Watcher {
     /// Starts the thread; it ends with the group. `members` are world ranks.
     pub fn start(communicator: Arc<Communicator>, members: Vec<usize>) -> Watcher {
         let (calls, enqueued) = channel();
-        std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name("lockstep-nccl".into())
             .spawn(move || follow_all(&communicator, &members, &enqueued))
             .expect("a thread can be started");
-        Watcher { calls }
+        Watcher { calls: Some(calls), thread: Some(thread) }
     }
 
     pub fn follow(&self, watch: Watch, event: StreamEvent) {
-        // The thread ends only with the world; then nobody needs to know.
-        let _ = self.calls.send((watch, event));
+        let calls = self.calls.as_ref().expect("not dropped yet");
+        calls.send((watch, event)).expect("the thread lives as long as the watcher");
+    }
+}
+
+/// Waits until all calls are complete or aborted.
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        drop(self.calls.take());
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread was printed.
+            let _ = thread.join();
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Engines × collectives × types × operators × 1–8 ranks × lengths × alignments, equal to the host's result to the bit.
 
 use crate::memory::DeviceVec;
+use crate::processes::{on_processes, shared_memory};
 use crate::{gpu, open};
 use half::{bf16, f16};
 use lockstep_comm::{DeviceEngine, DeviceGroup, Element, Op, World, on_threads, shard_range};
@@ -176,6 +177,10 @@ impl Rank<'_> {
 }
 
 fn check_rank(world: &World, gpu: &Gpu, engine: DeviceEngine) {
+    check_lengths(world, gpu, engine, &LENGTHS);
+}
+
+fn check_lengths(world: &World, gpu: &Gpu, engine: DeviceEngine, lengths: &[usize]) {
     let device = open(world, gpu, engine);
     let stream = Stream::new(gpu.context.clone());
     // NCCL adds in another order than the host.
@@ -186,7 +191,7 @@ fn check_rank(world: &World, gpu: &Gpu, engine: DeviceEngine) {
     let mut rank = Rank { world, device, gpu, stream, offset: 0, values };
     for offset in [0, 1] {
         rank.offset = offset;
-        for len in LENGTHS {
+        for &len in lengths {
             rank.check::<f32>(len);
             rank.check::<bf16>(len);
             if offset == 0 && len < 5000 {
@@ -207,6 +212,20 @@ fn collectives_of_threads_on_one_gpu_equal_those_of_the_host() {
     for ranks in 1..=8 {
         on_threads(ranks, |world| check_rank(&world, &gpu, DeviceEngine::Shared));
         println!("shared, threads: {ranks} ranks are exact");
+    }
+}
+
+/// Without MPS, the GPU switches between the processes in time slices, so there are few lengths.
+#[test]
+fn collectives_of_processes_on_one_gpu_equal_those_of_the_host() {
+    let Some(gpu) = gpu("collectives_of_processes_on_one_gpu") else { return };
+    let test = "collectives::collectives_of_processes_on_one_gpu_equal_those_of_the_host";
+    for ranks in [2, 4] {
+        let begun = std::time::Instant::now();
+        on_processes(test, &format!("{ranks}"), shared_memory(ranks), |world| {
+            check_lengths(&world, &gpu, DeviceEngine::Shared, &[0, 7, 70_001]);
+        });
+        println!("shared, {ranks} processes are exact, {:.1} s", begun.elapsed().as_secs_f64());
     }
 }
 

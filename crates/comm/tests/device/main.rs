@@ -3,8 +3,15 @@
 
 mod collectives;
 mod failures;
+mod killed;
 mod memory;
 mod messages;
+#[path = "../suite/processes.rs"]
+#[allow(dead_code)]
+mod processes;
+#[path = "../suite/ranks.rs"]
+#[allow(dead_code)]
+mod ranks;
 
 use lockstep_comm::{DeviceEngine, DeviceGroup, Group};
 use lockstep_cuda::Gpu;
