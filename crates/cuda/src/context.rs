@@ -223,8 +223,7 @@ impl DeviceBuffer {
     pub fn export(&self) -> Result<[u8; 64]> {
         let mut handle = driver::IpcHandle([0; 64]);
         // SAFETY: an allocation of this context, and a valid pointer.
-        let status =
-            unsafe { (self.context.api().cuIpcGetMemHandle)(&mut handle, self.address) };
+        let status = unsafe { (self.context.api().cuIpcGetMemHandle)(&mut handle, self.address) };
         self.context.driver.check(status, "share memory with other processes")?;
         Ok(handle.0)
     }

@@ -41,8 +41,7 @@ impl Fence {
     pub fn export(&self) -> Result<[u8; 64]> {
         let mut handle = IpcHandle([0; 64]);
         // SAFETY: an event of `interprocess`, and a valid pointer.
-        let status =
-            unsafe { (self.context.api().cuIpcGetEventHandle)(&mut handle, self.handle) };
+        let status = unsafe { (self.context.api().cuIpcGetEventHandle)(&mut handle, self.handle) };
         self.context.driver.check(status, "share an event with other processes")?;
         Ok(handle.0)
     }
@@ -51,8 +50,7 @@ impl Fence {
     pub fn open(context: &Arc<Context>, name: [u8; 64]) -> Result<Fence> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: a valid pointer; the driver rejects names that are not valid.
-        let status =
-            unsafe { (context.api().cuIpcOpenEventHandle)(&mut handle, IpcHandle(name)) };
+        let status = unsafe { (context.api().cuIpcOpenEventHandle)(&mut handle, IpcHandle(name)) };
         context.driver.check(status, "open an event of another process")?;
         Ok(Fence { context: context.clone(), handle })
     }

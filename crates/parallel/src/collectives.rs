@@ -329,7 +329,7 @@ fn write(device: &Device, from: &Tensor, to: ViewMut<'_>) {
 }
 
 /// A tensor in the form that started calls take.
-struct Message(Tensor);
+pub(crate) struct Message(Tensor);
 
 macro_rules! message_of {
     ($($element:ty),*) => {$(

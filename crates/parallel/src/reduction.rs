@@ -238,7 +238,9 @@ impl Reduction {
         reduced: Result<Reduced>,
     ) {
         match reduced {
-            Ok(Reduced { gradients: sum, compressors, .. }) => {
+            Ok(Reduced { gradients: sum, compressors, inputs }) => {
+                // The device has waited for the reduction.
+                drop(inputs);
                 self.compressors[bucket] = compressors;
                 match sum {
                     Sum::Whole(buffer) => gradients.put(bucket, buffer),

@@ -6,7 +6,9 @@ use super::table::bus_factor;
 use crate::print::{print_error, print_line};
 use anyhow::{Context, bail};
 use half::bf16;
-use lockstep_comm::{Collective, DeviceEngine, DeviceGroup, DeviceSlice, Dtype, Op, World, shard_range};
+use lockstep_comm::{
+    Collective, DeviceEngine, DeviceGroup, DeviceSlice, Dtype, Op, World, shard_range,
+};
 use lockstep_kernels::{Device, Tag, Tensor};
 use serde::Serialize;
 use std::time::Instant;
@@ -223,7 +225,8 @@ impl<'a, T: FromSmall> Case<'a, T> {
         self.call(group)?;
         let in_place = self.input.address() == self.output.address()
             || (self.output.address() >= self.buffers[0].view().address()
-                && self.output.address() < self.buffers[0].view().address() + (count * size_of::<T>()) as u64);
+                && self.output.address()
+                    < self.buffers[0].view().address() + (count * size_of::<T>()) as u64);
         let result: Vec<T> = self.device.to_vec(self.buffers[usize::from(!in_place)].view());
         let sum = |i: usize| T::from_small((0..n).map(|r| input_value(r, i)).sum());
         let owner = |i: usize| (0..n).find(|r| shard_range(count, n, *r).contains(&i)).unwrap_or(0);
@@ -253,12 +256,26 @@ impl<'a, T: FromSmall> Case<'a, T> {
 fn print_header(world: &World, device: &Device, groups: &[DeviceGroup]) {
     let gpu = device.cuda_report().map_or_else(String::new, |report| report.gpu);
     let engines: Vec<_> = groups.iter().map(|group| group.engine().name()).collect();
-    print_line!("{} ranks on {gpu}, device memory, engines {}", world.size(), engines.join(" and "));
+    print_line!(
+        "{} ranks on {gpu}, device memory, engines {}",
+        world.size(),
+        engines.join(" and ")
+    );
     print_line!("{:>61}{:>36}", "out-of-place", "in-place");
     print_line!(
         "{:>12} {:>12} {:<14} {:<7}{:>9} {:>8} {:>8} {:>6}  {:>9} {:>8} {:>8} {:>6}",
-        "size (B)", "count", "operation", "engine", "time (us)", "algbw", "busbw", "#wrong", "time (us)", "algbw",
-        "busbw", "#wrong"
+        "size (B)",
+        "count",
+        "operation",
+        "engine",
+        "time (us)",
+        "algbw",
+        "busbw",
+        "#wrong",
+        "time (us)",
+        "algbw",
+        "busbw",
+        "#wrong"
     );
 }
 

@@ -82,7 +82,8 @@ fn why_not_shared(facts: &[MemberFacts]) -> Option<String> {
         return Some(format!("ranks {} and {} use different GPUs", first.rank, other.rank));
     }
     let twice = |f: &MemberFacts| facts.iter().filter(|other| other.pid == f.pid).count();
-    if (2..facts.len()).contains(&twice(&first)) || facts.iter().any(|f| twice(f) != twice(&first)) {
+    if (2..facts.len()).contains(&twice(&first)) || facts.iter().any(|f| twice(f) != twice(&first))
+    {
         return Some("some ranks are threads of one process and others are not".into());
     }
     if facts.len() > MAX_MEMBERS {
@@ -149,7 +150,8 @@ pub(super) fn mps_warning(facts: &[MemberFacts], mps_runs: bool) -> Option<Strin
 
 /// The largest number of members that use one GPU.
 pub(super) fn most_sharing(facts: &[MemberFacts]) -> usize {
-    let users = |a: &MemberFacts| facts.iter().filter(|b| (a.gpu, a.host) == (b.gpu, b.host)).count();
+    let users =
+        |a: &MemberFacts| facts.iter().filter(|b| (a.gpu, a.host) == (b.gpu, b.host)).count();
     facts.iter().map(users).max().unwrap_or(1)
 }
 

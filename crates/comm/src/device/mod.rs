@@ -155,7 +155,12 @@ impl DeviceGroup {
         output: DeviceSlice,
         op: Op,
     ) -> Result<()> {
-        self.run(stream, input.dtype(), Some(input), CollectiveArgs::AllReduce { bytes: output, op })
+        self.run(
+            stream,
+            input.dtype(),
+            Some(input),
+            CollectiveArgs::AllReduce { bytes: output, op },
+        )
     }
 
     /// [`Group::reduce`] of `input` into the root's `output`, which may be the same memory.
@@ -274,7 +279,10 @@ impl DeviceGroup {
                     lane.end();
                     result
                 }
-                Engine::Nccl(nccl) => nccl.perform(watch, stream, dtype, source, &args),
+                Engine::Nccl(nccl) => {
+                    let watch = nccl.compare(lane, watch)?;
+                    nccl.perform(watch, stream, dtype, source, &args)
+                }
                 Engine::Host => unreachable!("not a device group"),
             })
         })
@@ -288,7 +296,8 @@ impl DeviceGroup {
     ) -> Result<()> {
         self.group.check_args(args, dtype)?;
         let buffers = args.buffers();
-        if let Some(other) = buffers.iter().chain(&source).find(|b| !b.is_empty() && b.dtype() != dtype)
+        if let Some(other) =
+            buffers.iter().chain(&source).find(|b| !b.is_empty() && b.dtype() != dtype)
         {
             let kind = args.kind().name();
             return Err(self.group.misuse(format!(

@@ -8,7 +8,7 @@
 pub(crate) mod args;
 pub(crate) mod backend;
 mod collectives;
-mod dispatch;
+pub(crate) mod dispatch;
 mod execute;
 pub(crate) mod messages;
 pub(crate) mod split;

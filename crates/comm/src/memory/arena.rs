@@ -3,10 +3,10 @@
 //! `lane::slots` and `link`.
 
 use crate::memory::bell::Bell;
-use crate::memory::sync::AtomicU64;
 use crate::memory::channel::{CHANNEL_BYTES, Reader, Writer};
 use crate::memory::member::{BANKS, Bank, MemberBlock, SLOT_BYTES, SLOTS};
 use crate::memory::segment::{Address, Offer, Segment};
+use crate::memory::sync::AtomicU64;
 use std::io;
 use std::sync::Arc;
 

@@ -144,7 +144,10 @@ mod tests {
     fn versions_are_checked_and_named() {
         assert!(check_version(22803, "libnccl.so.2").is_ok());
         let error = check_version(21605, "/opt/libnccl.so.2").unwrap_err().to_string();
-        assert!(error.starts_with("NCCL 2.16.5 in /opt/libnccl.so.2 is too old: 2.18.0"), "{error}");
+        assert!(
+            error.starts_with("NCCL 2.16.5 in /opt/libnccl.so.2 is too old: 2.18.0"),
+            "{error}"
+        );
         assert!(error.contains("pip install"), "{error}");
     }
 

@@ -32,7 +32,15 @@ impl Target<'_> {
             match args {
                 CollectiveArgs::AllReduce { bytes, op } => {
                     let (input, output) = (from(bytes), bytes.address());
-                    (api.ncclAllReduce)(input, output, bytes.len(), kind, nccl_op(*op), comm, stream)
+                    (api.ncclAllReduce)(
+                        input,
+                        output,
+                        bytes.len(),
+                        kind,
+                        nccl_op(*op),
+                        comm,
+                        stream,
+                    )
                 }
                 CollectiveArgs::Reduce { bytes, op, root } => (api.ncclReduce)(
                     from(bytes),
@@ -46,7 +54,15 @@ impl Target<'_> {
                 ),
                 CollectiveArgs::ReduceScatter { input, output, op } if even(input.bytes()) => {
                     let (from, to) = (input.address(), output.address());
-                    (api.ncclReduceScatter)(from, to, output.len(), kind, nccl_op(*op), comm, stream)
+                    (api.ncclReduceScatter)(
+                        from,
+                        to,
+                        output.len(),
+                        kind,
+                        nccl_op(*op),
+                        comm,
+                        stream,
+                    )
                 }
                 CollectiveArgs::ReduceScatter { input, output, op } => self.grouped(|| {
                     self.each(|owner| {
@@ -84,8 +100,9 @@ impl Target<'_> {
                 CollectiveArgs::Scatter { input, output, root } => self.grouped(|| {
                     let received = self.receive(output.address(), output.len(), *root);
                     let each = output.len() * width;
-                    let send =
-                        |to: usize| self.send(input.address() + (to * each) as u64, output.len(), to);
+                    let send = |to: usize| {
+                        self.send(input.address() + (to * each) as u64, output.len(), to)
+                    };
                     if self.me == *root { worst(self.each(send), received) } else { received }
                 }),
                 CollectiveArgs::AllToAll { input, output } => {

@@ -75,9 +75,17 @@ impl Rank<'_> {
         DeviceVec::new(self.gpu, &self.stream, self.offset, values)
     }
 
+    /// All ranks have prepared their buffers. Allocations wait for all kernels of a process, and kernels of NCCL for the
+    /// other ranks.
+    fn prepared(&self) {
+        self.stream.synchronize();
+        self.world.barrier().unwrap();
+    }
+
     /// Compares with the host's result. The message names the case.
     fn expect<T: Number>(&self, what: &str, got: &DeviceVec<T>, want: &[T]) {
         let got = got.read(&self.stream);
+        self.world.barrier().unwrap();
         let (name, ranks, offset) = (T::DTYPE.name(), self.world.size(), self.offset);
         let wrong = (0..want.len()).find(|i| got[*i] != want[*i]);
         assert_eq!(
@@ -90,7 +98,8 @@ impl Rank<'_> {
 
     fn check<T: Number>(&self, len: usize) {
         // NCCL multiplies by 1/n before it adds, which is not exact.
-        let ops = Op::ALL.into_iter().filter(|op| self.values == Values::Fractions || *op != Op::Mean);
+        let ops =
+            Op::ALL.into_iter().filter(|op| self.values == Values::Fractions || *op != Op::Mean);
         ops.for_each(|op| self.check_reductions::<T>(len, op));
         self.check_copies::<T>(len);
         self.check_pieces::<T>(len);
@@ -102,20 +111,24 @@ impl Rank<'_> {
         let (mut sum, on_device) = (input.clone(), self.to_device(&input));
         self.world.all_reduce(&mut sum, op).unwrap();
         let output = self.to_device(&vec![T::of(1); len]);
+        self.prepared();
         self.device.all_reduce(&self.stream, on_device.slice(), output.slice(), op).unwrap();
         self.expect(&format!("all_reduce {}", op.name()), &output, &sum);
         self.expect("input of all_reduce", &on_device, &input);
+        self.prepared();
         self.device.all_reduce(&self.stream, on_device.slice(), on_device.slice(), op).unwrap();
         self.expect(&format!("all_reduce in place {}", op.name()), &on_device, &sum);
 
         on_device.write(&self.stream, &input);
         let root = ranks / 2;
+        self.prepared();
         self.device.reduce(&self.stream, on_device.slice(), on_device.slice(), op, root).unwrap();
         self.expect("reduce", &on_device, if me == root { &sum } else { &input });
 
         on_device.write(&self.stream, &input);
         let own = shard_range(len, ranks, me);
         let shard = self.to_device(&vec![T::of(1); own.len()]);
+        self.prepared();
         self.device.reduce_scatter(&self.stream, on_device.slice(), shard.slice(), op).unwrap();
         self.expect("reduce_scatter", &shard, &sum[own]);
     }
@@ -126,12 +139,14 @@ impl Rank<'_> {
         let mut all = vec![T::of(0); len];
         self.world.all_gather(&shard, &mut all).unwrap();
         let (input, output) = (self.to_device(&shard), self.to_device(&vec![T::of(1); len]));
+        self.prepared();
         self.device.all_gather(&self.stream, input.slice(), output.slice()).unwrap();
         self.expect("all_gather", &output, &all);
 
         for root in [0, ranks - 1] {
             let mine = values::<T>(self.values, me, len, 2);
             let buffer = self.to_device(&mine);
+            self.prepared();
             self.device.broadcast(&self.stream, buffer.slice(), root).unwrap();
             self.expect("broadcast", &buffer, &values::<T>(self.values, root, len, 2));
         }
@@ -146,6 +161,7 @@ impl Rank<'_> {
         let mut gathered = vec![T::of(1); all];
         let (input, output) = (self.to_device(&mine), self.to_device(&gathered));
         self.world.gather(&mine, &mut gathered, root).unwrap();
+        self.prepared();
         self.device.gather(&self.stream, input.slice(), output.slice(), root).unwrap();
         self.expect("gather", &output, &gathered);
 
@@ -153,12 +169,14 @@ impl Rank<'_> {
         let mut piece = vec![T::of(1); len];
         let (input, output) = (self.to_device(&whole), self.to_device(&piece));
         self.world.scatter(&whole, &mut piece, root).unwrap();
+        self.prepared();
         self.device.scatter(&self.stream, input.slice(), output.slice(), root).unwrap();
         self.expect("scatter", &output, &piece);
 
         let mut exchanged = vec![T::of(1); all];
         self.world.all_to_all(&whole, &mut exchanged).unwrap();
         let output = self.to_device(&vec![T::of(1); all]);
+        self.prepared();
         self.device.all_to_all(&self.stream, input.slice(), output.slice()).unwrap();
         self.expect("all_to_all", &output, &exchanged);
 
@@ -171,6 +189,7 @@ impl Rank<'_> {
         let (input, output) = (self.to_device(&pieces), self.to_device(&arrived));
         self.world.all_to_all_v(&pieces, &sent, &mut arrived, &received).unwrap();
         let (from, to) = ((input.slice(), &sent[..]), (output.slice(), &received[..]));
+        self.prepared();
         self.device.all_to_all_v(&self.stream, from, to).unwrap();
         self.expect("all_to_all_v", &output, &arrived);
     }

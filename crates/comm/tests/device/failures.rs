@@ -2,7 +2,7 @@
 
 use crate::memory::DeviceVec;
 use crate::{gpu, open};
-use lockstep_comm::{Cause, DeviceEngine, Error, Op, Options, on_threads_with};
+use lockstep_comm::{Cause, DeviceEngine, DeviceSlice, Error, Op, Options, on_threads_with};
 use lockstep_cuda::Stream;
 use std::time::{Duration, Instant};
 
@@ -83,13 +83,16 @@ fn failures_of_nccl_are_reported_by_all_ranks() {
             let x = DeviceVec::new(&gpu, &stream, 0, &vec![1.0f32; 2_000_000]);
             device.all_reduce(&stream, x.slice(), x.slice(), Op::Max).unwrap();
             stream.synchronize();
+            world.barrier().unwrap();
             let begun = Instant::now();
             if case == "never arrives" && world.rank() == 1 {
                 return std::thread::sleep(Duration::from_secs(4));
             }
-            let len = if world.rank() == 1 { 2_000_000 } else { 1_000_000 };
+            // A call of a new length is compared before it is enqueued; the others wait on the GPU.
+            let mismatched = case == "mismatched lengths" && world.rank() == 0;
+            let (x, len) = (x.slice(), if mismatched { 1_000_000 } else { 2_000_000 });
             // SAFETY: a part of the vector.
-            let part = unsafe { lockstep_comm::DeviceSlice::new(x.slice().address(), len, x.slice().dtype()) };
+            let part = unsafe { DeviceSlice::new(x.address(), len, x.dtype()) };
             let mut result = device.all_reduce(&stream, part, part, Op::Max);
             stream.synchronize();
             if result.is_ok() {

@@ -26,7 +26,9 @@ fn check(test: &str, engine: DeviceEngine) {
     let Some(gpu) = gpu(test) else { return };
     let limits = Options { heartbeat: Duration::from_secs(2), ..options() };
     let rank = |rank: &TestRank| call_forever(rank, &gpu, engine);
-    let Some(mut ranks) = spawn(test, engine.name(), shared_memory(3), limits, rank) else { return };
+    let Some(mut ranks) = spawn(test, engine.name(), shared_memory(3), limits, rank) else {
+        return;
+    };
     ranks.wait_for_mark("joined", 0..3);
     std::thread::sleep(Duration::from_millis(300));
     let begun = Instant::now();

@@ -19,7 +19,9 @@ use lockstep_cuda::Gpu;
 /// The first GPU, if the tests are to use it.
 fn gpu(test: &str) -> Option<Gpu> {
     match std::env::var("LOCKSTEP_DEVICE").as_deref() {
-        Ok("cuda") => Some(Gpu::open(0).unwrap_or_else(|error| panic!("LOCKSTEP_DEVICE=cuda: {error}"))),
+        Ok("cuda") => {
+            Some(Gpu::open(0).unwrap_or_else(|error| panic!("LOCKSTEP_DEVICE=cuda: {error}")))
+        }
         _ => {
             println!("{test}: skipped: set LOCKSTEP_DEVICE=cuda to run it on a GPU");
             None

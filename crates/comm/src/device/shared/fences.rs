@@ -59,13 +59,16 @@ impl PeerFences {
 }
 
 impl OwnFences {
-    fn new(gpu: &Gpu, members: usize, processes: bool) -> std::result::Result<OwnFences, CudaError> {
+    fn new(
+        gpu: &Gpu,
+        members: usize,
+        processes: bool,
+    ) -> std::result::Result<OwnFences, CudaError> {
         let fence = || match processes {
             true => Fence::interprocess(&gpu.context),
             false => Fence::new(&gpu.context),
         };
-        let fences =
-            || (0..members).map(|_| fence()).collect::<std::result::Result<Vec<_>, _>>();
+        let fences = || (0..members).map(|_| fence()).collect::<std::result::Result<Vec<_>, _>>();
         Ok(OwnFences { ready: fence()?, done: fence()?, sent: fences()?, taken: fences()? })
     }
 

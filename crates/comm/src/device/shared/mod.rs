@@ -313,8 +313,7 @@ fn alone(shape: &Shape, own: &Posting, args: &DeviceArgs<'_>) -> Work {
 
 fn count_error(lane: &Lane, [from, to]: [usize; 2], [sent, expected]: [usize; 2]) -> Error {
     let (sender, receiver) = (lane.members[from], lane.members[to]);
-    let theirs = format!(
-        "the same, but sends {sent} elements to rank {receiver}, which expects {expected}"
-    );
+    let theirs =
+        format!("the same, but sends {sent} elements to rank {receiver}, which expects {expected}");
     lane.watch().disagreement(sender, &theirs)
 }

@@ -47,7 +47,11 @@ pub(crate) struct Copy {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     /// Every job reads these inputs, one per member.
-    Reduce { inputs: Vec<u64>, op: Op, jobs: Vec<Reduction> },
+    Reduce {
+        inputs: Vec<u64>,
+        op: Op,
+        jobs: Vec<Reduction>,
+    },
     Copy(Vec<Copy>),
 }
 
@@ -171,8 +175,10 @@ mod tests {
             Work::Reduce { inputs, op, jobs } => {
                 let fold = Fold { dtype: Dtype::I32, op, ranks: members };
                 for Reduction { start, count, outputs } in jobs {
-                    let from: Vec<_> =
-                        inputs.iter().map(|i| pointer(*i + 4 * start as u64).cast_const()).collect();
+                    let from: Vec<_> = inputs
+                        .iter()
+                        .map(|i| pointer(*i + 4 * start as u64).cast_const())
+                        .collect();
                     let to: Vec<_> = outputs.iter().map(|o| pointer(*o)).collect();
                     // SAFETY: the addresses are those of the test's live vectors.
                     unsafe { fold.combine(&from, &to, 4 * count, true) };
@@ -194,7 +200,12 @@ mod tests {
     }
 
     /// Runs a collective on members with these inputs and output lengths, and returns the outputs.
-    fn run(kind: Collective, count: usize, inputs: &[Vec<i32>], outputs: &[usize]) -> Vec<Vec<i32>> {
+    fn run(
+        kind: Collective,
+        count: usize,
+        inputs: &[Vec<i32>],
+        outputs: &[usize],
+    ) -> Vec<Vec<i32>> {
         let (mut inputs, members) = (inputs.to_vec(), inputs.len());
         let mut outputs: Vec<Vec<i32>> = outputs.iter().map(|n| vec![-1; *n]).collect();
         let postings: Vec<Posting> = inputs
