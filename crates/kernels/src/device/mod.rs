@@ -134,7 +134,7 @@ impl Device {
         }
     }
 
-    /// The stream on which operations are enqueued, for communication. None on a CPU.
+    /// The stream on which operations run, with all that were issued so far, for communication. None on a CPU.
     pub fn stream(&self) -> Option<&Stream> {
         match &self.0.backend {
             Backend::Cpu(_) => None,
