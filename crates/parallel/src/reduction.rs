@@ -22,6 +22,9 @@ use crate::{Gradients, Groups};
 /// Blocks that a collective covers, each with its range of the block's gradient.
 type BlockRanges = Vec<(usize, Range<usize>)>;
 
+/// A started reduction, and the event that ends it on the device of the communication thread.
+type Started = Result<(Reduced, Event)>;
+
 /// Executes the reductions of one rank's gradients.
 pub struct Reduction {
     reductions: RankReductions,
@@ -31,7 +34,7 @@ pub struct Reduction {
     /// With overlap: the device of the communication thread.
     background: Option<Device>,
     /// Buckets whose reductions are in flight.
-    in_flight: Vec<(usize, Pending<Result<(Reduced, Event)>>)>,
+    in_flight: Vec<(usize, Pending<Started>)>,
     /// Complete buckets that are reduced at the end of the passes.
     waiting: Vec<usize>,
     /// By bucket and collective.

@@ -142,7 +142,7 @@ pub(super) fn mps_warning(facts: &[MemberFacts], mps_runs: bool) -> Option<Strin
         .filter(|_| !mps_runs)?;
     Some(format!(
         "ranks {} and {} share a GPU without MPS: the GPU switches between their processes in time slices, and every \
-         collective takes milliseconds instead of microseconds; start MPS with `nvidia-cuda-mps-control -d`, or use \
+         collective takes 0.3 to 5 ms instead of some microseconds; start MPS with `nvidia-cuda-mps-control -d`, or use \
          --engine threads",
         a.rank, b.rank
     ))

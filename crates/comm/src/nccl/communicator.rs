@@ -19,7 +19,8 @@ const CTAS_OF_A_GPU: usize = 32;
 /// How long the reason of a failure that NCCL noticed first may take to arrive.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// Pause between two polls.
+/// Polls without a pause, which accept an ordinary call, and the pause between later ones.
+const POLLS: u32 = 2000;
 const PAUSE: Duration = Duration::from_micros(20);
 
 pub(super) struct Communicator {
@@ -95,13 +96,18 @@ impl Communicator {
 
     /// Waits until the communicator has accepted a call, which takes long only for the first ones.
     fn settle(&self, watch: &Watch, comm: Handle, mut status: c_int) -> Result<()> {
+        let mut polls = 0;
         while status == IN_PROGRESS {
             watch.check_intact()?;
             if watch.started.elapsed() > watch.timeout {
                 let peer = watch.rank;
                 watch.check(peer)?;
             }
-            std::thread::sleep(PAUSE);
+            polls += 1;
+            match polls < POLLS {
+                true => std::thread::yield_now(),
+                false => std::thread::sleep(PAUSE),
+            }
             status = self.status_of(comm);
         }
         match status {
