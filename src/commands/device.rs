@@ -2,6 +2,7 @@
 
 use std::sync::OnceLock;
 
+use crate::print::{print_error, print_line};
 use lockstep_comm::World;
 use lockstep_cuda::Gpu;
 use lockstep_kernels::{CudaLibrary, CudaReport, Device};
@@ -39,6 +40,19 @@ pub fn describe(device: &Device, plan: &Plan) -> Option<String> {
         line += "\ngradients of attention may differ in their last bits from run to run: device.deterministic=true prevents it and is slower";
     }
     Some(line)
+}
+
+/// Chooses the engine of collectives on device memory. Rank 0 prints it once, with the reason.
+pub fn open_collectives(plan: &Plan, world: &World, device: &Device) -> anyhow::Result<()> {
+    let Some(gpu) = device.gpu().filter(|_| world.size() > 1) else { return Ok(()) };
+    let choice = world.open_device(Some(&gpu), plan.comm.device_engine)?;
+    if world.rank() == 0 {
+        print_line!("collectives on device memory: {} ({})", choice.engine.name(), choice.reason);
+        if let Some(warning) = choice.warning {
+            print_error!("warning: {warning}");
+        }
+    }
+    Ok(())
 }
 
 /// The GPUs of this machine with the libraries that were found, or why they cannot be used. Empty without GPUs.

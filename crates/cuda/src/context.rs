@@ -160,6 +160,16 @@ impl Context {
         Ok(PinnedBuffer { context: self.clone(), start, bytes })
     }
 
+    /// Opens a buffer of another process by the name that [`DeviceBuffer::export`] gave it there.
+    pub fn open_peer(self: &Arc<Self>, name: [u8; 64]) -> Result<PeerBuffer> {
+        let mut address = 0;
+        let (handle, flags) = (driver::IpcHandle(name), driver::IPC_LAZY_PEER_ACCESS);
+        // SAFETY: a valid pointer; the driver rejects names that are not valid.
+        let status = unsafe { (self.api().cuIpcOpenMemHandle_v2)(&mut address, handle, flags) };
+        self.driver.check(status, "open the memory of another process")?;
+        Ok(PeerBuffer { context: self.clone(), address })
+    }
+
     /// The PCI address, by which other libraries name the GPU.
     pub fn bus_id(&self) -> Option<CString> {
         let mut id = [0; 32];
@@ -168,6 +178,22 @@ impl Context {
             let status = (self.driver.api.cuDeviceGetPCIBusId)(id.as_mut_ptr(), 31, self.device);
             (status == driver::SUCCESS).then(|| CStr::from_ptr(id.as_ptr()).to_owned())
         }
+    }
+
+    /// Identifies the GPU among all machines.
+    pub fn uuid(&self) -> [u8; 16] {
+        let mut uuid = [0; 16];
+        // SAFETY: a valid pointer.
+        let status = unsafe { (self.driver.api.cuDeviceGetUuid_v2)(&mut uuid, self.device) };
+        self.must(status, "read the UUID of the GPU");
+        uuid
+    }
+
+    /// Blocks the host until the GPU has completed all operations of this process.
+    pub fn synchronize(&self) {
+        // SAFETY: a plain call; the context is current.
+        let status = unsafe { (self.api().cuCtxSynchronize)() };
+        self.must(status, "complete all operations");
     }
 
     pub fn device(&self) -> c_int {
@@ -196,6 +222,30 @@ pub struct DeviceBuffer {
     context: Arc<Context>,
     pub address: Address,
     pub bytes: usize,
+}
+
+impl DeviceBuffer {
+    /// The name by which other processes open the buffer.
+    pub fn export(&self) -> Result<[u8; 64]> {
+        let mut handle = driver::IpcHandle([0; 64]);
+        // SAFETY: an allocation of this context, and a valid pointer.
+        let status = unsafe { (self.context.api().cuIpcGetMemHandle)(&mut handle, self.address) };
+        self.context.driver.check(status, "share memory with other processes")?;
+        Ok(handle.0)
+    }
+}
+
+/// Memory of another process on the same GPU. It is closed when dropped.
+pub struct PeerBuffer {
+    context: Arc<Context>,
+    pub address: Address,
+}
+
+impl Drop for PeerBuffer {
+    fn drop(&mut self) {
+        // SAFETY: opened by `Context::open_peer`. The driver waits for the work that uses it.
+        unsafe { (self.context.api().cuIpcCloseMemHandle)(self.address) };
+    }
 }
 
 impl Drop for DeviceBuffer {

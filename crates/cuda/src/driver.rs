@@ -25,6 +25,13 @@ function_table! {
         fn cuDevicePrimaryCtxRetain(context: *mut Handle, device: c_int) -> Status;
         fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> Status;
         fn cuCtxSetCurrent(context: Handle) -> Status;
+        fn cuCtxSynchronize() -> Status;
+        fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) -> Status;
+        fn cuIpcGetEventHandle(handle: *mut IpcHandle, event: Handle) -> Status;
+        fn cuIpcOpenEventHandle(event: *mut Handle, handle: IpcHandle) -> Status;
+        fn cuIpcGetMemHandle(handle: *mut IpcHandle, address: Address) -> Status;
+        fn cuIpcOpenMemHandle_v2(address: *mut Address, handle: IpcHandle, flags: c_uint) -> Status;
+        fn cuIpcCloseMemHandle(address: Address) -> Status;
         fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Status;
         fn cuMemAlloc_v2(address: *mut Address, bytes: usize) -> Status;
         fn cuMemFree_v2(address: Address) -> Status;
@@ -48,6 +55,7 @@ function_table! {
         fn cuEventDestroy_v2(event: Handle) -> Status;
         fn cuEventRecord(event: Handle, stream: Handle) -> Status;
         fn cuEventSynchronize(event: Handle) -> Status;
+        fn cuEventQuery(event: Handle) -> Status;
         fn cuEventElapsedTime(milliseconds: *mut f32, start: Handle, end: Handle) -> Status;
         fn cuModuleLoadData(module: *mut Handle, image: *const c_void) -> Status;
         fn cuModuleGetFunction(function: *mut Handle, module: Handle, name: *const c_char) -> Status;
@@ -105,6 +113,17 @@ pub struct AccessDescription {
     pub flags: c_int,
 }
 
+/// `CUipcEventHandle` and `CUipcMemHandle`: names of an event or of memory in other processes.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct IpcHandle(pub [u8; 64]);
+
+/// `CU_EVENT_DISABLE_TIMING`
+pub const EVENT_DISABLE_TIMING: c_uint = 2;
+/// `CU_EVENT_INTERPROCESS`
+pub const EVENT_INTERPROCESS: c_uint = 4;
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`
+pub const IPC_LAZY_PEER_ACCESS: c_uint = 1;
 /// `CU_MEM_LOCATION_TYPE_DEVICE`
 pub const LOCATION_DEVICE: c_int = 1;
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`
@@ -125,6 +144,8 @@ pub const MAX_DYNAMIC_SHARED: c_int = 8;
 pub const SUCCESS: Status = 0;
 pub const OUT_OF_MEMORY: Status = 2;
 const NO_DEVICE: Status = 100;
+/// `CUDA_ERROR_NOT_READY`
+pub const NOT_READY: Status = 600;
 
 /// Attributes of a device (`CUdevice_attribute`).
 #[derive(Clone, Copy)]

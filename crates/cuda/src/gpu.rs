@@ -9,6 +9,13 @@ use crate::driver::Driver;
 use crate::launch::Kernels;
 use crate::{CudaError, Result, loader};
 
+/// Whether the control daemon of MPS runs, through which processes use a GPU at the same time.
+pub fn mps_runs() -> bool {
+    let folder = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").filter(|folder| !folder.is_empty());
+    let folder = folder.map_or_else(|| "/tmp/nvidia-mps".into(), std::path::PathBuf::from);
+    folder.join("control").exists()
+}
+
 /// An open GPU. All users in a process share its context and kernels, which live as long as the process.
 #[derive(Clone)]
 pub struct Gpu {

@@ -114,15 +114,32 @@ unsafe impl Send for ModuleHandle {}
 impl Function {
     /// Enqueues the kernel on a stream. An empty grid is a launch that does nothing.
     pub fn launch(&self, stream: &Stream, grid: Grid, args: &[Arg]) -> Result<()> {
+        let mut parameters = [std::ptr::null_mut::<c_void>(); MAX_ARGS];
+        for (parameter, arg) in parameters[..args.len()].iter_mut().zip(args) {
+            *parameter = (arg as *const Arg).cast_mut().cast();
+        }
+        self.start(stream, grid, &mut parameters)
+    }
+
+    /// [`Function::launch`] for a kernel whose only parameter is a structure, passed by value.
+    ///
+    /// # Safety
+    /// `T` must have the layout of the kernel's parameter.
+    pub unsafe fn launch_with<T: Copy>(
+        &self,
+        stream: &Stream,
+        grid: Grid,
+        parameter: &T,
+    ) -> Result<()> {
+        self.start(stream, grid, &mut [(parameter as *const T).cast_mut().cast()])
+    }
+
+    fn start(&self, stream: &Stream, grid: Grid, parameters: &mut [*mut c_void]) -> Result<()> {
         let Grid { blocks: [x, y, z], threads, shared } = grid;
         if grid.is_empty() {
             return Ok(());
         }
         let context = stream.context();
-        let mut parameters = [std::ptr::null_mut::<c_void>(); MAX_ARGS];
-        for (parameter, arg) in parameters[..args.len()].iter_mut().zip(args) {
-            *parameter = (arg as *const Arg).cast_mut().cast();
-        }
         // SAFETY: the parameters point to values of at least the kernel's parameter sizes; the memory they name lives
         // until later operations of this stream reuse it.
         let status = unsafe {
@@ -216,6 +233,29 @@ impl Kernels {
     ) {
         let context = stream.context();
         let launched = self.function(context, source, kernel).launch(stream, grid, args);
+        launched
+            .unwrap_or_else(|error| panic!("GPU {} ({}): {error}", context.index, context.name));
+    }
+
+    /// [`Kernels::launch`] for a kernel whose only parameter is a structure, passed by value.
+    ///
+    /// # Safety
+    /// `T` must have the layout of the kernel's parameter.
+    ///
+    /// # Panics
+    /// If the kernel cannot be compiled or started.
+    pub unsafe fn launch_with<T: Copy>(
+        &self,
+        stream: &Stream,
+        source: &'static Source,
+        kernel: &'static str,
+        grid: Grid,
+        parameter: &T,
+    ) {
+        let context = stream.context();
+        let function = self.function(context, source, kernel);
+        // SAFETY: guaranteed by the caller.
+        let launched = unsafe { function.launch_with(stream, grid, parameter) };
         launched
             .unwrap_or_else(|error| panic!("GPU {} ({}): {error}", context.index, context.name));
     }

@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use lockstep_comm::trace::CommAxis;
 use lockstep_comm::{Pending, Result};
-use lockstep_kernels::{Device, Dtype, RandomKey, Tag, Tensor, View, ViewMut};
+use lockstep_kernels::{Device, Dtype, Event, RandomKey, Tag, Tensor, View, ViewMut};
 use lockstep_plan::GroupKind;
 use lockstep_plan::model::{BlockParams, Init, Param, Part, Runs, Shard};
 use lockstep_plan::reduction::{Gather, PassKind, RankReductions, StateOp, gather_group};
@@ -27,8 +27,8 @@ pub struct Weights {
     blocks: Vec<Block>,
     dtype: Dtype,
     gather: Gather,
-    /// The policy that says which blocks to gather ahead, if any.
-    prefetch: Option<RankReductions>,
+    /// The policy that says which blocks to gather ahead, and the device of the communication thread, if any.
+    prefetch: Option<(RankReductions, Device)>,
     pub(crate) log: Option<StateLog>,
 }
 
@@ -36,7 +36,7 @@ struct Block {
     /// The whole buffer; with ZeRO-3 only while it is gathered.
     full: Option<Tensor>,
     /// A gather in flight.
-    incoming: Option<Pending<Result<Tensor>>>,
+    incoming: Option<Pending<Result<(Tensor, Event)>>>,
     units: Vec<UnitState>,
 }
 
@@ -129,13 +129,13 @@ impl Weights {
     }
 
     /// Follows a policy: blocks are gathered ahead if it says so.
-    pub(crate) fn follow(&mut self, reductions: &RankReductions) {
+    pub(crate) fn follow(&mut self, device: &Device, reductions: &RankReductions) {
         assert_eq!(
             self.gather, reductions.policy.gather,
             "parameters are stored as the policy says"
         );
         let prefetches = reductions.policy.prefetches();
-        self.prefetch = prefetches.then(|| reductions.clone());
+        self.prefetch = prefetches.then(|| (reductions.clone(), device.background()));
     }
 
     /// Gathers a block for a pass, unless it is gathered, and starts to gather the next one if the policy prefetches.
@@ -148,10 +148,14 @@ impl Weights {
         if self.blocks[block].full.is_none() {
             let incoming = self.blocks[block].incoming.take();
             let gathered = groups.timed(CommAxis::Data, || match incoming {
-                Some(task) => task.wait(),
+                // Only the device waits for the end of the gather.
+                Some(task) => task.wait().map(|(full, done)| {
+                    device.wait_for(&done);
+                    full
+                }),
                 None => {
                     record(&self.log, StateOp::Gather { block });
-                    self.gather_block(device, groups, block)()
+                    self.gather_block(device, groups, block)(device)
                 }
             });
             let full = gathered.unwrap_or_else(|error| {
@@ -161,12 +165,21 @@ impl Weights {
             });
             self.blocks[block].full = Some(full);
         }
-        let Some(reductions) = &self.prefetch else { return };
+        let Some((reductions, background)) = &self.prefetch else { return };
         let Some(next) = reductions.prefetch(block, pass) else { return };
         if self.blocks[next].full.is_none() && self.blocks[next].incoming.is_none() {
             record(&self.log, StateOp::Gather { block: next });
             let gather = self.gather_block(device, groups, next);
-            let pending = groups.group(GroupKind::Gather).start(|_| gather());
+            let (ready, background) = (device.record(), background.clone());
+            let pending = groups.group(GroupKind::Gather).start(move |_| {
+                // The buffer may have been used by operations before.
+                background.wait_for(&ready);
+                let gathered = gather(&background);
+                if gathered.is_err() {
+                    background.synchronize();
+                }
+                gathered.map(|full| (full, background.record()))
+            });
             self.blocks[next].incoming = Some(pending);
         }
     }
@@ -186,19 +199,23 @@ impl Weights {
         for (number, block) in self.blocks.iter_mut().enumerate() {
             // A gather in flight may hold values from before the optimizer step.
             let incoming = block.incoming.take().and_then(|task| task.wait().ok());
+            let incoming = incoming.map(|(full, done)| {
+                done.wait();
+                full
+            });
             if block.full.take().or(incoming).is_some() {
                 record(&self.log, StateOp::Release { block: number });
             }
         }
     }
 
-    /// The all-gathers of a block, ready to run.
+    /// The all-gathers of a block, ready to run with the device of the thread that runs them.
     fn gather_block(
         &self,
         device: &Device,
         groups: &Groups,
         block: usize,
-    ) -> impl FnOnce() -> Result<Tensor> + Send + 'static + use<> {
+    ) -> impl FnOnce(&Device) -> Result<Tensor> + Send + 'static + use<> {
         let mut full = device.empty(1, self.layout[block].len(), self.dtype, Tag::Buffers);
         let units: Vec<_> = self.blocks[block]
             .units
@@ -210,11 +227,10 @@ impl Weights {
                 (group, own, unit.shard.unit.range.clone())
             })
             .collect();
-        let device = device.clone();
-        move || {
+        move |device| {
             for (group, own, range) in units {
                 let part = full.view_mut().part(range);
-                collectives::all_gather(&device, &group, own.view(), part)?;
+                collectives::all_gather(device, &group, own.view(), part)?;
                 group.release_peer_pages();
             }
             Ok(full)

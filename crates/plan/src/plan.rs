@@ -9,7 +9,7 @@ use crate::model::{Part, Shape};
 use crate::placement;
 use crate::resolve::Environment;
 use crate::schedule::{Schedule, ScheduleKind};
-use lockstep_types::{DeviceType, Dtype};
+use lockstep_types::{DeviceEngine, DeviceType, Dtype};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -168,6 +168,9 @@ pub struct Comm {
     /// Minimum size of a gradient bucket.
     pub bucket_bytes: usize,
     pub overlap: Overlap,
+    /// Engine of collectives on device memory.
+    #[serde(default)]
+    pub device_engine: DeviceEngine,
     /// Plans written before the key existed use no compression.
     #[serde(default)]
     pub compression: Compression,

@@ -109,7 +109,8 @@ impl<'a> Rank<'a> {
     ) -> Result<Rank<'a>, Error> {
         let groups = Groups::new(group, &plan.mesh(), plan.layout.sequence)?
             .with_context(plan.layout.context_kind, plan.data.seq)?
-            .with_overlap(plan.comm.overlap.tensor);
+            .with_overlap(plan.comm.overlap.tensor)
+            .on_device(&device, plan.comm.device_engine)?;
         let model = Model::new(&plan.model, &plan.part(group.rank()));
         let options = StoreOptions {
             reductions: RankReductions::of(plan, &model.part),

@@ -97,6 +97,10 @@ impl Cuda {
         Arena::new(self.context.clone())
     }
 
+    pub fn gpu(&self) -> Gpu {
+        Gpu { context: self.context.clone(), kernels: self.kernels.clone() }
+    }
+
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }

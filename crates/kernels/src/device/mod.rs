@@ -39,6 +39,8 @@ pub use rope::{RopeScaling, RopeTable};
 pub use routing::{Capacity, Combine, DROPPED, Router, RouterOutput, RouterSaved};
 pub use scalar::Scalar;
 
+use lockstep_cuda::{Gpu, Stream};
+
 use crate::cpu::Cpu;
 use crate::cuda::{Cuda, CudaError, CudaReport};
 use crate::memory::{Pool, Side};
@@ -121,6 +123,22 @@ impl Device {
             Backend::Cuda(cuda) => {
                 Device::of_cuda(cuda.second().unwrap_or_else(|error| panic!("{error}")))
             }
+        }
+    }
+
+    /// The GPU of this device, for communication. None on a CPU.
+    pub fn gpu(&self) -> Option<Gpu> {
+        match &self.0.backend {
+            Backend::Cpu(_) => None,
+            Backend::Cuda(cuda) => Some(cuda.gpu()),
+        }
+    }
+
+    /// The stream on which operations run, with all that were issued so far, for communication. None on a CPU.
+    pub fn stream(&self) -> Option<&Stream> {
+        match &self.0.backend {
+            Backend::Cpu(_) => None,
+            Backend::Cuda(cuda) => Some(cuda.stream()),
         }
     }
 

@@ -51,7 +51,8 @@ pub(super) fn comm(checker: &mut Checker, steps: usize) -> Comm {
     let bucket_bytes = bucket_mb.map_or(BUCKET_BYTES, |mb| (mb * 1048576.0) as usize);
     let compression_warmup = warmup(checker, compression, steps);
     let overlap = Overlap::default(); // resolved with the placement of the ranks
-    Comm { timeout_s, bucket_bytes, compression, compression_warmup, overlap }
+    let device_engine = typed.device_engine.unwrap_or_default();
+    Comm { timeout_s, bucket_bytes, compression, compression_warmup, overlap, device_engine }
 }
 
 /// A compression that depends on neighbouring elements gives a different result on each tensor rank, even for
