@@ -9,8 +9,8 @@ use lockstep_comm::{Group, SharedHeap};
 use lockstep_data::{SampleId, Source, Split};
 use lockstep_kernels::{AdamW, Device, DeviceType, Dtype, Scalar};
 use lockstep_model::{
-    Activations, Batch, Dropout, ExpertLoads, Groups, Loss, Model, Pass, PendingLoss, StagePass,
-    Store, Weights,
+    Activations, Batch, Dropout, ExpertLoads, Fp8, Groups, Loss, Model, Pass, PendingLoss,
+    StagePass, Store, Weights,
 };
 use lockstep_parallel::{ExposedTimes, MessageShape, Pipeline, StoreOptions, sum};
 use lockstep_plan::reduction::{RankReductions, ReductionPolicy};
@@ -454,6 +454,7 @@ pub(crate) fn pass<'p>(
         }),
         global_tokens: plan.tokens_per_step(),
         loads: None,
+        fp8: fp8(plan),
     }
 }
 
@@ -476,6 +477,12 @@ fn norm_ranges(model: &Model) -> Vec<(usize, usize, Range<usize>)> {
         }
     }
     runs
+}
+
+/// Matrices that a plan multiplies in fp8.
+fn fp8(plan: &Plan) -> Option<Fp8> {
+    let fp8 = plan.precision.fp8;
+    fp8.is_on().then_some(Fp8 { head: fp8 == lockstep_plan::Fp8::LayersAndHead })
 }
 
 /// Dtype of a plan's activations.

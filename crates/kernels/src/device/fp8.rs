@@ -39,7 +39,7 @@ pub struct Fp8Tensor {
     plain: Option<Tensor>,
     /// (cols, rows), u8
     transposed: Option<Tensor>,
-    /// (1, 2), f32: the factor that elements were multiplied with, and its inverse.
+    /// (1, 2), f32: the inverse of the factor that elements were multiplied with, and the factor.
     scale: Tensor,
 }
 
@@ -81,7 +81,7 @@ pub enum Fp8Copies {
 #[derive(Clone, Copy)]
 pub struct Fp8Scales<'a> {
     pub(crate) formats: [Fp8Format; 2],
-    /// The scale of each operand and its inverse (1, 2), f32.
+    /// The inverse scale of each operand and the scale (1, 2), f32.
     pub(crate) scales: [View<'a>; 2],
     /// Sum products in the multiplier's own registers, with fewer than the 24 bits of f32.
     pub fast: bool,
@@ -134,7 +134,7 @@ impl Fp8Tensor {
         self.transposed.as_ref().expect("the matrix was cast with a transposed copy").view()
     }
 
-    /// The factor that elements were multiplied with, and its inverse (1, 2), f32.
+    /// The inverse of the factor that elements were multiplied with, and the factor (1, 2), f32.
     pub fn scale(&self) -> View<'_> {
         self.scale.view()
     }
@@ -237,7 +237,7 @@ impl Device {
         let x: &[f32] = x.view().host();
         let scales = scale(cast.format, x);
         to_scale.host().copy_from_slice(&scales);
-        let code = |i: usize| encode(cast.format, x[i] * scales[0]);
+        let code = |i: usize| encode(cast.format, x[i] * scales[1]);
         if let Some(plain) = plain {
             plain.host().iter_mut().enumerate().for_each(|(i, to)| *to = code(i));
         }
@@ -250,7 +250,7 @@ impl Device {
     /// A multiply of fp8 matrices on a device without them: of the same values in f32.
     pub(super) fn emulate_matmul(&self, work: Matmul<'_>, fp8: Fp8Scales<'_>) {
         let widen = |x: View<'_>, side: usize| {
-            let inverse = fp8.scales[side].host::<f32>()[1];
+            let inverse = fp8.scales[side].host::<f32>()[0];
             let value = |code: &u8| decode(fp8.formats[side], *code) as f32 * inverse;
             let values: Vec<f32> = x.host().iter().map(value).collect();
             let mut wide = self.empty(x.rows(), x.cols(), Dtype::F32, Tag::Buffers);

@@ -57,11 +57,11 @@ fn top_code(format: Fp8Format) -> u8 {
     }
 }
 
-/// The scale of a matrix by its largest absolute value, and its inverse.
+/// The inverse scale and the scale of a matrix, by its largest absolute value.
 pub fn scale(format: Fp8Format, x: &[f32]) -> [f32; 2] {
     let amax = x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
     let ratio = if amax == 0.0 { 1.0 } else { (format.max() / amax).min(2f32.powi(100)) };
-    [ratio, 1.0 / ratio]
+    [1.0 / ratio, ratio]
 }
 
 #[cfg(test)]

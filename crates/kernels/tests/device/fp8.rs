@@ -33,7 +33,7 @@ fn transposed<T: Copy>(x: &[T], rows: usize, cols: usize) -> Vec<T> {
 
 /// The values of an fp8 matrix.
 fn values(x: &Fp8Tensor) -> Vec<f64> {
-    let inverse = device().to_vec::<f32>(x.scale())[1] as f64;
+    let inverse = device().to_vec::<f32>(x.scale())[0] as f64;
     codes(x.plain()).iter().map(|code| decode(x.format, *code) * inverse).collect()
 }
 
@@ -81,7 +81,7 @@ fn casts_match_the_reference() {
             let x: Vec<bf16> = x.iter().map(|x| bf16::from_f32(x * size)).collect();
             let wide: Vec<f32> = x.iter().map(|x| x.to_f32()).collect();
             let scales = scale(format, &wide);
-            let expected: Vec<u8> = wide.iter().map(|x| encode(format, x * scales[0])).collect();
+            let expected: Vec<u8> = wide.iter().map(|x| encode(format, x * scales[1])).collect();
             let data = Data::new(0, (rows, cols), &x);
             for copies in [Fp8Copies::Plain, Fp8Copies::Transposed, Fp8Copies::Both] {
                 let got = cast(&device(), Fp8Source::Whole(data.view()), format, copies);

@@ -69,12 +69,12 @@ DEVICE float largest(const float (&f)[8], float most) {
     return most;
 }
 
-// The scale that maps `amax` to the largest number of the format, and its inverse. The bound keeps the inverse of a
+// The scale that maps `amax` to the largest number of the format, after its inverse. The bound keeps the inverse of a
 // matrix of tiny numbers normal.
 DEVICE void store_scale(float amax, float max, float* scale) {
     const float ratio = amax == 0.0f ? 1.0f : fminf(max / amax, 0x1p+100f);
-    scale[0] = ratio;
-    scale[1] = 1.0f / ratio;
+    scale[0] = 1.0f / ratio;
+    scale[1] = ratio;
 }
 
 // The scale of a matrix from its largest absolute value. `state` holds the bits of that value and the number of
@@ -166,7 +166,7 @@ DEVICE void cast(
     const int across = threadIdx.x % ACROSS, down = threadIdx.x / ACROSS;
     const i64 first_row = (i64)blockIdx.y * TILE, first_column = (i64)blockIdx.x * TILE;
     const i64 column = first_column + across * 8;
-    const float factor = *scale;
+    const float factor = scale[1];
     float most = 0.0f, sum[8] = {};
     for (int pass = 0; pass < TILE / 4 / DOWN; pass++) {
         const int four_rows = pass * DOWN + down;
