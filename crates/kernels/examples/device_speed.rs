@@ -168,7 +168,7 @@ impl Bench {
         }
         let cast = |device: &Device, from: Fp8Source<'_>, format| {
             let (copies, tag) = (Fp8Copies::Both, Tag::Buffers);
-            device.fp8_cast(Fp8Cast { from, format, copies, tag, column_sums: None })
+            device.fp8_cast(Fp8Cast { from, format, copies, tag, column_sums: None, history: None })
         };
         for (inputs, outputs) in [(dim, 3 * dim), (dim, dim), (dim, 4 * dim), (4 * dim, dim)] {
             let (x, mut y) = (self.bf16(rows, inputs), self.bf16(rows, outputs));
@@ -196,7 +196,7 @@ impl Bench {
                 let (format, copies, tag) = (Fp8Format::E5m2, Fp8Copies::Both, Tag::Buffers);
                 let column_sums = Some((sums.view_mut(), false));
                 let from = Fp8Source::Whole(y.view());
-                device.fp8_cast(Fp8Cast { from, format, copies, tag, column_sums });
+                device.fp8_cast(Fp8Cast { from, format, copies, tag, column_sums, history: None });
             });
             if outputs > 3 * dim {
                 self.time(&name("cast and GELU"), Work::Bytes(6 * rows * outputs), |device| {

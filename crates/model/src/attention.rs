@@ -72,7 +72,8 @@ impl AttentionPart {
         let mut qkv = cx.saved(cx.tokens(), self.qkv.rows());
         let mut qkv_input = None;
         if cx.fp8.is_some() {
-            let input = cx.fp8_input(Fp8Source::Whole(normed.view()), cx.fp8_input_copies());
+            let from = Fp8Source::Whole(normed.view());
+            let input = self.qkv.fp8_input(cx, from, cx.fp8_copies());
             drop(normed);
             self.qkv.fp8_forward(cx, &input, None, qkv.view_mut());
             qkv_input = cx.save_fp8(input);
@@ -94,7 +95,7 @@ impl AttentionPart {
             let y = add_projection(cx, self.site, &self.out, input, &x);
             return (y, SavedAttention { x, norm, out, fp8: None, inside });
         };
-        let input = cx.fp8_input(Fp8Source::Whole(out.view()), cx.fp8_input_copies());
+        let input = self.out.fp8_input(cx, Fp8Source::Whole(out.view()), cx.fp8_copies());
         let y = add_projection(cx, self.site, &self.out, ProjectionInput::Fp8(&input), &x);
         let fp8 = qkv_input.zip(cx.save_fp8(input)).map(|(qkv, out)| [qkv, out]);
         (y, SavedAttention { x, norm, out, fp8, inside })
@@ -153,7 +154,7 @@ impl AttentionPart {
         if cx.fp8.is_some() {
             let dprojected = projection_gradient(cx, self.site, &dy).wait();
             let input = out_input.unwrap_or_else(|| {
-                cx.fp8_input(Fp8Source::Whole(out.view()), Fp8Copies::Transposed)
+                self.out.fp8_input(cx, Fp8Source::Whole(out.view()), Fp8Copies::Transposed)
             });
             let dprojected = Fp8Source::Whole(dprojected.view());
             dout = self.out.fp8_backward(cx, input, dprojected, grads);
@@ -177,7 +178,7 @@ impl AttentionPart {
         let dnormed = if cx.fp8.is_some() {
             let input = qkv_input.unwrap_or_else(|| {
                 let normed = self.norm.output(cx, &x, &mut norm);
-                cx.fp8_input(Fp8Source::Whole(normed.view()), Fp8Copies::Transposed)
+                self.qkv.fp8_input(cx, Fp8Source::Whole(normed.view()), Fp8Copies::Transposed)
             });
             self.qkv.fp8_backward(cx, input, Fp8Source::Whole(dqkv.view()), grads)
         } else {

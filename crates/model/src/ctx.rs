@@ -42,7 +42,7 @@ pub struct Ctx<'a> {
     /// Receives the loads of the experts, and has those of the previous step.
     pub loads: Option<&'a ExpertLoads>,
     /// Set in training if linear layers multiply in fp8.
-    pub fp8: Option<Fp8>,
+    pub fp8: Option<Fp8<'a>>,
     /// Whether the forward pass runs a second time, for the backward pass.
     pub recomputing: bool,
 }

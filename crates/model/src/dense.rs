@@ -97,10 +97,10 @@ impl Dense {
         save: bool,
     ) -> (Fp8Tensor, Option<Fp8Hidden>) {
         let (tokens, cols) = (cx.tokens(), self.up.rows());
-        let input = cx.fp8_input(Fp8Source::Whole(x.view()), cx.fp8_input_copies());
+        let input = self.up.fp8_input(cx, Fp8Source::Whole(x.view()), cx.fp8_copies());
         let mut before = if save { cx.saved(tokens, cols) } else { cx.scratch(tokens, cols) };
         self.up.fp8_forward(cx, &input, None, before.view_mut());
-        let hidden = cx.fp8_input(self.activated(&before), cx.fp8_input_copies());
+        let hidden = self.down.fp8_input(cx, self.activated(&before), cx.fp8_copies());
         let saved = save.then(|| {
             let inputs = cx.save_fp8(input).zip(cx.save_fp8(hidden.clone()));
             Fp8Hidden { before, inputs: inputs.map(|(up, down)| [up, down]) }
@@ -110,7 +110,7 @@ impl Dense {
 
     /// The values before the activation, recomputed from the input.
     pub fn fp8_recompute(&self, cx: &Ctx<'_>, x: &Tensor) -> Fp8Hidden {
-        let input = cx.fp8_input(Fp8Source::Whole(x.view()), Fp8Copies::Plain);
+        let input = self.up.fp8_input(cx, Fp8Source::Whole(x.view()), Fp8Copies::Plain);
         let mut before = cx.scratch(cx.tokens(), self.up.rows());
         self.up.fp8_forward(cx, &input, None, before.view_mut());
         Fp8Hidden { before, inputs: None }
@@ -127,11 +127,13 @@ impl Dense {
     ) -> Tensor {
         let Fp8Hidden { before, inputs } = saved;
         let [input, hidden] = inputs.map_or([None, None], |inputs| inputs.map(Some));
-        let hidden =
-            hidden.unwrap_or_else(|| cx.fp8_input(self.activated(&before), Fp8Copies::Transposed));
+        let hidden = hidden.unwrap_or_else(|| {
+            self.down.fp8_input(cx, self.activated(&before), Fp8Copies::Transposed)
+        });
         let dhidden = self.down.fp8_backward(cx, hidden, Fp8Source::Whole(dy.view()), grads);
-        let input = input
-            .unwrap_or_else(|| cx.fp8_input(Fp8Source::Whole(x().view()), Fp8Copies::Transposed));
+        let input = input.unwrap_or_else(|| {
+            self.up.fp8_input(cx, Fp8Source::Whole(x().view()), Fp8Copies::Transposed)
+        });
         match self.activation {
             Activation::Gelu => {
                 let dbefore = Fp8Source::GeluGradient { x: before.view(), d: dhidden.view() };

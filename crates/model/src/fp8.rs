@@ -2,31 +2,49 @@
 //! that the optimizer updates, norms, attention and the residual stream are as without fp8.
 
 use lockstep_kernels::{
-    Fp8Cast, Fp8Copies, Fp8Format, Fp8Source, Fp8Tensor, Matmul, Tag, Tensor, View, ViewMut,
+    Fp8Cast, Fp8Copies, Fp8Format, Fp8History, Fp8Source, Fp8Tensor, Matmul, Tag, Tensor, View,
+    ViewMut,
 };
 
 use crate::linear::Linear;
 use crate::{Ctx, WeightGrads};
 
-/// Which matrices are multiplied in fp8.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Fp8 {
+/// Which matrices are multiplied in fp8, and their scales.
+#[derive(Clone, Copy)]
+pub struct Fp8<'a> {
     /// Also the output projection. Linear layers of attention and dense feed-forwards always are.
     pub head: bool,
+    /// Scales of earlier steps. Without them, a matrix has the scale of its own largest element.
+    pub history: Option<&'a Fp8History>,
 }
 
-impl Ctx<'_> {
-    /// Casts the input of a linear layer. The transposed copy is for the weight gradient: saved by the forward pass if
-    /// it makes both.
-    pub(crate) fn fp8_input(&self, from: Fp8Source<'_>, copies: Fp8Copies) -> Fp8Tensor {
-        let format = Fp8Format::E4m3;
-        let saved = copies == Fp8Copies::Both;
-        let tag = if saved { Tag::Activations } else { Tag::Buffers };
-        self.device.fp8_cast(Fp8Cast { from, format, copies, tag, column_sums: None })
-    }
+/// Operands of a layer's multiplies.
+#[derive(Clone, Copy)]
+pub(crate) enum Fp8Operand {
+    Input,
+    Weight,
+    Gradient,
+}
 
-    /// Copies of a layer's input that the forward pass needs, if it saves one for the backward pass.
-    pub(crate) fn fp8_input_copies(&self) -> Fp8Copies {
+impl Fp8Operand {
+    pub fn format(self) -> Fp8Format {
+        match self {
+            Fp8Operand::Input | Fp8Operand::Weight => Fp8Format::E4m3,
+            Fp8Operand::Gradient => Fp8Format::E5m2,
+        }
+    }
+}
+
+impl Fp8<'_> {
+    /// Matrices of a model with this many blocks: four layers with three operands each.
+    pub fn most_matrices(blocks: usize) -> usize {
+        12 * blocks
+    }
+}
+
+impl<'a> Ctx<'a> {
+    /// Copies of a layer's input that the forward pass makes.
+    pub(crate) fn fp8_copies(&self) -> Fp8Copies {
         if self.saves_fp8() { Fp8Copies::Both } else { Fp8Copies::Plain }
     }
 
@@ -34,12 +52,43 @@ impl Ctx<'_> {
     pub(crate) fn save_fp8(&self, input: Fp8Tensor) -> Option<Fp8Tensor> {
         self.saves_fp8().then(|| input.transposed_only())
     }
+
+    /// Where the scale of a layer's operand comes from. `weight` is the layer's place in the parameters of the block.
+    pub(crate) fn fp8_history(
+        &self,
+        block: usize,
+        weight: usize,
+        operand: Fp8Operand,
+    ) -> Option<(&'a Fp8History, u64)> {
+        let key = (block as u64) << 40 | (weight as u64) << 2 | operand as u64;
+        Some((self.fp8?.history?, key))
+    }
 }
 
 impl Linear {
+    /// Casts the input. The transposed copy is for the weight gradient: saved by the forward pass if it makes both.
+    pub fn fp8_input(&self, cx: &Ctx<'_>, from: Fp8Source<'_>, copies: Fp8Copies) -> Fp8Tensor {
+        let tag = if copies == Fp8Copies::Both { Tag::Activations } else { Tag::Buffers };
+        self.fp8_cast(cx, Fp8Operand::Input, from, copies, tag, None)
+    }
+
     fn fp8_weight(&self, cx: &Ctx<'_>, copies: Fp8Copies) -> Fp8Tensor {
-        let (from, format) = (Fp8Source::Whole(self.weight(cx)), Fp8Format::E4m3);
-        cx.device.fp8_cast(Fp8Cast { from, format, copies, tag: Tag::Buffers, column_sums: None })
+        let from = Fp8Source::Whole(self.weight(cx));
+        self.fp8_cast(cx, Fp8Operand::Weight, from, copies, Tag::Buffers, None)
+    }
+
+    fn fp8_cast(
+        &self,
+        cx: &Ctx<'_>,
+        operand: Fp8Operand,
+        from: Fp8Source<'_>,
+        copies: Fp8Copies,
+        tag: Tag,
+        column_sums: Option<(ViewMut<'_>, bool)>,
+    ) -> Fp8Tensor {
+        let format = operand.format();
+        let history = cx.fp8_history(self.block(), self.weight_range().start, operand);
+        cx.device.fp8_cast(Fp8Cast { from, format, copies, tag, column_sums, history })
     }
 
     /// The layer with its bias, plus a residual.
@@ -55,7 +104,7 @@ impl Linear {
         cx.device.matmul(Matmul { bias, residual, ..Matmul::fp8_linear(x, &weight, out) });
     }
 
-    /// The gradients of weight and bias, and that of the input into `dx`. `x` is the transposed input.
+    /// The gradients of weight and bias, and that of the input, which is returned. `x` is the transposed input.
     pub fn fp8_backward(
         &self,
         cx: &Ctx<'_>,
@@ -80,8 +129,8 @@ impl Linear {
         grads: &mut WeightGrads<'_>,
     ) -> Fp8Tensor {
         let cast = |column_sums: Option<(ViewMut<'_>, bool)>| {
-            let (format, copies, tag) = (Fp8Format::E5m2, Fp8Copies::Both, Tag::Buffers);
-            cx.device.fp8_cast(Fp8Cast { from, format, copies, tag, column_sums })
+            let (operand, copies) = (Fp8Operand::Gradient, Fp8Copies::Both);
+            self.fp8_cast(cx, operand, from, copies, Tag::Buffers, column_sums)
         };
         let Some(bias) = self.bias_range() else { return cast(None) };
         let mut dy = None;

@@ -16,6 +16,8 @@ pub(crate) struct Linear {
     bias: Option<Range<usize>>,
     rows: usize,
     cols: usize,
+    /// Number of the block.
+    block: usize,
 }
 
 impl Linear {
@@ -33,12 +35,17 @@ impl Linear {
         let weight =
             span("weight").unwrap_or_else(|| panic!("block {} has no {}", params.name, names[0]));
         let cols = params.get(&format!("{}.weight", names[0])).map_or(0, |param| param.dims[1]);
-        Linear { rows: weight.len() / cols, cols, weight, bias: span("bias") }
+        Linear { rows: weight.len() / cols, cols, weight, bias: span("bias"), block: params.number }
     }
 
     /// Number of outputs.
     pub fn rows(&self) -> usize {
         self.rows
+    }
+
+    /// Number of the block.
+    pub fn block(&self) -> usize {
+        self.block
     }
 
     /// Number of inputs.

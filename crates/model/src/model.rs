@@ -41,7 +41,7 @@ pub struct Pass<'a> {
     /// Loads of the experts in the step. Needed for a balance loss over the global batch (`Balance::Batch`).
     pub loads: Option<&'a ExpertLoads>,
     /// Multiply in fp8. Inference computes in `dtype`.
-    pub fp8: Option<Fp8>,
+    pub fp8: Option<Fp8<'a>>,
 }
 
 /// The pass of one micro-batch through one of the rank's stages.

@@ -1,8 +1,9 @@
 //! Casts to fp8.
 
-use super::elementwise::{THREADS, count};
+use super::elementwise::{THREADS, count, small};
 use super::reduce::add_parts;
 use super::{Arg, Cuda, DeviceBuffer, Grid, Source};
+use crate::device::SlotPlace;
 use crate::{Dtype, Fp8Cast, Fp8Format, Fp8Source, View, ViewMut};
 
 pub(crate) const FP8: Source = Source {
@@ -35,12 +36,14 @@ impl Cuda {
     }
 }
 
-/// Casts a matrix into the plain and the transposed copy, and stores the inverse of its scale and the scale.
+/// Casts a matrix into the plain and the transposed copy, with the scale of its slot if that has one. Stores the inverse
+/// of the scale, and the scale.
 pub(crate) fn cast(
     cuda: &Cuda,
     cast: Fp8Cast<'_>,
     [plain, transposed]: [Option<ViewMut<'_>>; 2],
     scale: ViewMut<'_>,
+    slot: Option<SlotPlace>,
 ) {
     let Fp8Cast { from, format, column_sums, .. } = cast;
     let (rows, cols) = from.shape();
@@ -59,12 +62,16 @@ pub(crate) fn cast(
         Fp8Source::GeluGradient { .. } => "amax_gelu_gradient",
         Fp8Source::Swiglu(_) => "amax_swiglu",
     };
-    let most = cuda.multiprocessors() * AMAX_BLOCKS;
-    let blocks = (rows * cols).div_ceil(THREADS as usize * 8 * 4).min(most);
     let [a, b] = inputs;
-    let state = Arg::from(cuda.amax_state().address);
-    let args = [a, b, state, (&scale).into(), format.max().into(), count(rows), count(cols)];
-    cuda.launch(&FP8, amax, Grid::new(blocks, THREADS), &args);
+    let slot_address = slot.as_ref().map_or(0, |slot| slot.address);
+    let ready = slot.is_some_and(|slot| slot.ready);
+    if !ready {
+        let most = cuda.multiprocessors() * AMAX_BLOCKS;
+        let blocks = (rows * cols).div_ceil(THREADS as usize * 8 * 4).min(most);
+        let state = Arg::from(cuda.amax_state().address);
+        let args = [a, b, state, (&scale).into(), format.max().into(), count(rows), count(cols)];
+        cuda.launch(&FP8, amax, Grid::new(blocks, THREADS), &args);
+    }
 
     let kernel = match (format, from) {
         (Fp8Format::E4m3, Fp8Source::Whole(_)) => "e4m3_whole",
@@ -79,14 +86,23 @@ pub(crate) fn cast(
     let address = |to: Option<ViewMut<'_>>| Arg::from(to.map_or(0, |to| to.address()));
     let scratch = cuda.scratch(if column_sums.is_some() { 4 * down * cols } else { 0 });
     let sums = Arg::from(if column_sums.is_some() { scratch.address() } else { 0 });
-    let (plain, transposed, no_amax) = (address(plain), address(transposed), Arg::from(0u64));
-    let scale = Arg::from(&scale);
-    let args = [a, b, scale, plain, transposed, no_amax, sums, count(rows), count(cols)];
+    let (plain, transposed) = (address(plain), address(transposed));
+    let (own, amax) = (scale.address(), if slot_address == 0 { 0 } else { slot_address + 8 });
+    let (from, used) = if ready { (slot_address, own) } else { (own, 0) };
+    let (from, used, amax) = (Arg::from(from), Arg::from(used), Arg::from(amax));
+    let args = [a, b, from, plain, transposed, used, amax, sums, count(rows), count(cols)];
     cuda.launch(&FP8, kernel, Grid::of([across, down, 1], THREADS), &args);
     if let Some((to, accumulate)) = column_sums {
         assert_eq!((to.dtype(), to.len()), (Dtype::F32, cols), "column sums into {to:?}");
         add_parts(cuda, scratch.address(), [1, down, cols], to.address(), accumulate);
     }
+}
+
+/// The scales of the next step from a table of slots.
+pub(crate) fn next_scales(cuda: &Cuda, slots: ViewMut<'_>, at: usize) {
+    let rows = slots.rows();
+    let args = [slots.into(), small(at), count(rows)];
+    cuda.launch(&FP8, "next_scales", Grid::over(rows, THREADS), &args);
 }
 
 /// Addresses of the inverse scales of a multiply's operands. cuBLASLt reads them from aligned addresses only.

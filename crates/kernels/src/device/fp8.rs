@@ -4,7 +4,7 @@
 //! An fp8 multiply reads both operands along the inner dimension, so a matrix that is multiplied from both sides has a
 //! plain and a transposed copy. A CPU emulates the operations with the reference functions: slow, for tests.
 
-use super::{Backend, Device, Matmul, OpClass};
+use super::{Backend, Device, Fp8History, Matmul, OpClass};
 use crate::cuda::fp8;
 use crate::reference::fp8::{decode, encode, scale};
 use crate::{Dtype, Tag, Tensor, View, ViewMut};
@@ -52,6 +52,8 @@ pub struct Fp8Cast<'a> {
     pub tag: Tag,
     /// Receives the sum of all rows before the cast (1, cols), f32; added to it if true.
     pub column_sums: Option<(ViewMut<'a>, bool)>,
+    /// Take the scale from earlier casts of the matrix with this key.
+    pub history: Option<(&'a Fp8History, u64)>,
 }
 
 /// The matrix that is cast: bf16, or computed from bf16 matrices in f32.
@@ -177,7 +179,8 @@ impl Device {
         }
     }
 
-    /// Casts a matrix to fp8, with the scale that maps its largest absolute value to the largest number of the format.
+    /// Casts a matrix to fp8. Without a history, the scale maps its largest absolute value to the largest number of the
+    /// format.
     ///
     /// # Panics
     /// If the sizes are not multiples of `FP8_MULTIPLE`.
@@ -203,7 +206,8 @@ impl Device {
         match &self.0.backend {
             Backend::Cpu(_) => self.emulate_cast(cast, copies, scale.view_mut()),
             Backend::Cuda(cuda) => self.execute(OpClass::Elementwise, |_| {
-                fp8::cast(cuda, cast, copies, scale.view_mut());
+                let slot = cast.history.map(|(history, key)| history.place(self, key, cast.format));
+                fp8::cast(cuda, cast, copies, scale.view_mut(), slot);
             }),
         }
         to
@@ -235,7 +239,11 @@ impl Device {
             self.column_sums(x.view(), sums, add);
         }
         let x: &[f32] = x.view().host();
-        let scales = scale(cast.format, x);
+        let mut scales = scale(cast.format, x);
+        if let Some((history, key)) = cast.history {
+            let amax = x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+            scales = history.emulate(key, cast.format, amax).unwrap_or(scales);
+        }
         to_scale.host().copy_from_slice(&scales);
         let code = |i: usize| encode(cast.format, x[i] * scales[1]);
         if let Some(plain) = plain {

@@ -15,7 +15,14 @@ fn skip() -> bool {
 }
 
 fn cast(device: &Device, from: Fp8Source<'_>, format: Fp8Format, copies: Fp8Copies) -> Fp8Tensor {
-    device.fp8_cast(Fp8Cast { from, format, copies, tag: Tag::Buffers, column_sums: None })
+    device.fp8_cast(Fp8Cast {
+        from,
+        format,
+        copies,
+        tag: Tag::Buffers,
+        column_sums: None,
+        history: None,
+    })
 }
 
 fn whole(x: View<'_>, format: Fp8Format) -> Fp8Tensor {
@@ -146,7 +153,8 @@ fn activation_functions_are_applied_before_the_cast() {
         let gradient = format == Fp8Format::E5m2;
         let column_sums = gradient.then(|| (got_sums.view_mut(), true));
         let (copies, tag) = (Fp8Copies::Both, Tag::Buffers);
-        let got = device().fp8_cast(Fp8Cast { from, format, copies, tag, column_sums });
+        let got =
+            device().fp8_cast(Fp8Cast { from, format, copies, tag, column_sums, history: None });
         // Half a unit in the last place of 3 or 2 bits; the smallest numbers have fewer.
         let most = expected.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
         let (relative, absolute) = if gradient { (0.126, 1e-6) } else { (0.063, 1e-3) };

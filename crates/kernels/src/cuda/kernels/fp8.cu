@@ -153,12 +153,13 @@ DEVICE void transpose(u32 (&rows)[4]) {
 // adjacent columns conflict.
 DEVICE int place(int column, int four_rows) { return four_rows ^ (2 * (column / 8)) ^ (2 * (column & 1)); }
 
-// Casts a tile into `plain` (rows, cols) and `transposed` (cols, rows), each if it is not null. Adds the largest absolute
-// value to `amax` and stores the tile's column sums in its row of `sums` (row tiles, cols), if not null. Rows and columns
-// are multiples of 16.
+// Casts a tile into `plain` (rows, cols) and `transposed` (cols, rows). Copies the scale and its inverse to `used`, adds
+// the largest absolute value to `amax`, and stores the tile's column sums in its row of `sums` (row tiles, cols). Each
+// output may be null. Rows and columns are multiples of 16.
 template <class Format, class From>
 DEVICE void cast(
-    const From& from, const float* scale, u8* plain, u8* transposed, u32* amax, float* sums, i64 rows, i64 cols
+    const From& from, const float* scale, u8* plain, u8* transposed, float* used, u32* amax, float* sums, i64 rows,
+    i64 cols
 ) {
     __shared__ u32 tile[TILE][TILE / 4];
     __shared__ float of_columns[DOWN][TILE];
@@ -167,6 +168,7 @@ DEVICE void cast(
     const i64 first_row = (i64)blockIdx.y * TILE, first_column = (i64)blockIdx.x * TILE;
     const i64 column = first_column + across * 8;
     const float factor = scale[1];
+    if (used && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x < 2) used[threadIdx.x] = scale[threadIdx.x];
     float most = 0.0f, sum[8] = {};
     for (int pass = 0; pass < TILE / 4 / DOWN; pass++) {
         const int four_rows = pass * DOWN + down;
@@ -233,13 +235,32 @@ FROM(swiglu, SwigluOf)
 
 #define CAST(NAME, FORMAT, FROM)                                                                                       \
     KERNEL __launch_bounds__(256) NAME(                                                                                \
-        const bf16* x, const bf16* d, const float* scale, u8* plain, u8* transposed, u32* amax, float* sums, i64 rows, \
-        i64 cols                                                                                                       \
+        const bf16* x, const bf16* d, const float* scale, u8* plain, u8* transposed, float* used, u32* amax,           \
+        float* sums, i64 rows, i64 cols                                                                                \
     ) {                                                                                                                \
-        cast<FORMAT>(FROM{x, d}, scale, plain, transposed, amax, sums, rows, cols);                                    \
+        cast<FORMAT>(FROM{x, d}, scale, plain, transposed, used, amax, sums, rows, cols);                              \
     }
 CAST(e4m3_whole, E4m3, Whole)
 CAST(e4m3_gelu, E4m3, GeluOf)
 CAST(e4m3_swiglu, E4m3, SwigluOf)
 CAST(e5m2_whole, E5m2, Whole)
 CAST(e5m2_gelu_gradient, E5m2, GeluGradientOf)
+
+// ---- delayed scales ----
+
+// The state of a matrix between steps: inverse scale, scale, bits of the largest absolute value in this step, largest
+// number of the format, and the largest absolute values of earlier steps.
+constexpr int HISTORY = 16, SLOT = 4 + HISTORY;
+
+// The scales of the next step. `at` is the place of this step in the history. A matrix that has been zero or unused in
+// all steps of its history keeps its scale.
+KERNEL next_scales(float* slots, i32 at, i64 n) {
+    const i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    float* slot = slots + i * SLOT;
+    slot[4 + at] = slot[2];
+    slot[2] = 0.0f;
+    float most = 0.0f;
+    for (int k = 0; k < HISTORY; k++) most = fmaxf(most, slot[4 + k]);
+    if (most > 0.0f) store_scale(most, slot[3], slot);
+}
