@@ -2,7 +2,7 @@ use half::bf16;
 use lockstep_kernels::reference::fp8::{decode, encode, scale};
 use lockstep_kernels::reference::{gelu, swiglu};
 use lockstep_kernels::{
-    Device, Fp8Cast, Fp8Copies, Fp8Format, Fp8Source, Fp8Tensor, Matmul, Tag, View,
+    Device, Fp8Cast, Fp8Copies, Fp8Format, Fp8History, Fp8Source, Fp8Tensor, Matmul, Tag, View,
 };
 
 use crate::check::*;
@@ -227,4 +227,44 @@ fn multiplies_match_the_reference() {
             [y, dx, dbefore, dw.read_f64::<f32>(), added.read_f64::<f32>()].map(small)
         });
     }
+}
+
+/// The first step takes the scale of the matrix, later ones that of the largest element before. Larger numbers saturate.
+#[test]
+fn delayed_scales_come_from_earlier_steps() {
+    if skip() {
+        return;
+    }
+    let device = device();
+    let history = Fp8History::new(&device, 2);
+    let cast = |size: f32, key: u64| {
+        let x: Vec<bf16> = (0..256).map(|i| bf16::from_f32(size * i as f32 / 255.0)).collect();
+        let x = Data::new(0, (16, 16), &x);
+        let (format, copies, tag) = (Fp8Format::E4m3, Fp8Copies::Both, Tag::Buffers);
+        let (from, history) = (Fp8Source::Whole(x.view()), Some((&history, key)));
+        let got =
+            device.fp8_cast(Fp8Cast { from, format, copies, tag, column_sums: None, history });
+        let (plain, other) = (codes(got.plain()), codes(got.transposed()));
+        assert_eq!(other, transposed(&plain, 16, 16));
+        (device.to_vec::<f32>(got.scale())[1], decode(format, plain[255]))
+    };
+    assert_eq!(cast(2.0, 0), (224.0, 448.0));
+    // Further micro-batches of the first step have no scale yet.
+    assert_eq!(cast(4.0, 0), (112.0, 448.0));
+    assert_eq!(cast(0.0, 1), (1.0, 0.0));
+    history.advance(&device);
+    assert_eq!(cast(2.0, 0), (112.0, 224.0));
+    assert_eq!(cast(8.0, 0), (112.0, 448.0));
+    assert_eq!(cast(1.0, 1), (1.0, 1.0));
+    history.advance(&device);
+    assert_eq!(cast(2.0, 0), (56.0, 112.0));
+    assert_eq!(cast(1.0, 1), (448.0, 448.0));
+    // Large numbers are forgotten after 16 steps.
+    for _ in 0..16 {
+        cast(2.0, 0);
+        history.advance(&device);
+    }
+    assert_eq!(cast(2.0, 0), (224.0, 448.0));
+    history.reset(&device);
+    assert_eq!(cast(16.0, 0), (28.0, 448.0));
 }
