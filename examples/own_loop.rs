@@ -43,6 +43,7 @@ fn main() -> anyhow::Result<()> {
         dropout: None,
         global_tokens,
         loads: None,
+        fp8: None,
     };
 
     for step in 1..=STEPS {

@@ -174,7 +174,16 @@ fn update(
     let (dtype, recompute) = (Dtype::F32, Recompute::None);
     let global_tokens = rank.plan.train.global_batch * SEQ;
     let Rank { device, groups, model, store, optimizer, .. } = rank;
-    let pass = Pass { device, groups, dtype, recompute, dropout: None, global_tokens, loads: None };
+    let pass = Pass {
+        device,
+        groups,
+        dtype,
+        recompute,
+        dropout: None,
+        global_tokens,
+        loads: None,
+        fp8: None,
+    };
     model.train(&pass, batch, store, activations);
     store.finish(device, groups)?;
     let gradients = (0..store.gradients.blocks()).filter_map(|block| store.gradients.get(block));

@@ -16,6 +16,16 @@ pub fn open(plan: &Plan, world: &World) -> anyhow::Result<Device> {
         DeviceType::Cpu => Device::cpu(plan.train.threads),
         DeviceType::Cuda => on_gpu(world)?,
     };
+    if plan.precision.fp8.is_on() && !device.has_fp8() {
+        let report = device.cuda_report();
+        let (gpu, has) = report.map_or(("the CPU".into(), "none".into()), |report| {
+            (format!("GPU {} ({})", report.index, report.gpu), report.capability)
+        });
+        anyhow::bail!(
+            "precision.fp8={} needs compute capability 8.9 or newer, but {gpu} has {has}; use precision.fp8=off",
+            plan.precision.fp8.name()
+        );
+    }
     device.set_tf32(plan.device.tf32);
     device.set_deterministic_attention(plan.device.deterministic);
     Ok(device)

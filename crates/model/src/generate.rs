@@ -62,6 +62,7 @@ impl Model {
             dropout: None,
             global_tokens: 1,
             loads: None,
+            fp8: None,
         };
         let batch = &Batch::prompt(device, start, ids);
         let at = StagePass { stage: 0, pass, batch, defer_weight_grads: false };

@@ -16,7 +16,7 @@
 //! let mut batch = Batch::empty(&device, 2, 8);
 //! batch.fill(&device, &(0..2 * 9).collect::<Vec<u32>>());
 //! let (groups, dtype, recompute) = (&Groups::alone(), Dtype::F32, Recompute::None);
-//! let pass = Pass { device: &device, groups, dtype, recompute, dropout: None, global_tokens: 16, loads: None };
+//! let pass = Pass { device: &device, groups, dtype, recompute, dropout: None, global_tokens: 16, loads: None, fp8: None };
 //!
 //! let loss = model.train(&pass, &batch, &mut store, &mut Activations::default());
 //! // An untrained model predicts all tokens with about the same probability.
@@ -37,6 +37,7 @@ mod ctx;
 mod dense;
 mod embed;
 mod feed_forward;
+mod fp8;
 mod generate;
 mod head;
 mod layer;
@@ -54,6 +55,7 @@ pub use activations::{Activations, Loss, PendingLoss};
 pub use batch::Batch;
 pub use block::Block;
 pub use ctx::{Ctx, Dropout};
+pub use fp8::Fp8;
 pub use generate::Cache;
 pub use lockstep_parallel::{Groups, Store, Weights};
 pub use lockstep_plan::Recompute;

@@ -12,7 +12,7 @@ use lockstep_plan::reduction::PassKind;
 
 use crate::activations::DeferredBlock;
 use crate::{
-    Activations, Auxiliary, Batch, Block, Ctx, Dropout, ExpertLoads, Loss, PendingLoss, Slot,
+    Activations, Auxiliary, Batch, Block, Ctx, Dropout, ExpertLoads, Fp8, Loss, PendingLoss, Slot,
     Transformer, WeightGrads,
 };
 
@@ -40,6 +40,8 @@ pub struct Pass<'a> {
     pub global_tokens: usize,
     /// Loads of the experts in the step. Needed for a balance loss over the global batch (`Balance::Batch`).
     pub loads: Option<&'a ExpertLoads>,
+    /// Multiply in fp8. Inference computes in `dtype`.
+    pub fp8: Option<Fp8<'a>>,
 }
 
 /// The pass of one micro-batch through one of the rank's stages.
@@ -222,7 +224,7 @@ impl Model {
         weights: &mut Weights,
         observe: &mut dyn FnMut(usize, &Tensor),
     ) -> Tensor {
-        let pass = &Pass { dropout: None, recompute: Recompute::Full, ..*at.pass };
+        let pass = &Pass { dropout: None, recompute: Recompute::Full, fp8: None, ..*at.pass };
         let at = &StagePass { pass, ..*at };
         let stage = self.part.stages[at.stage].clone();
         let mut x = self.stage_input(at, x);
@@ -325,6 +327,7 @@ impl Model {
             share: batch.tokens() as f32 / pass.global_tokens as f32,
             auxiliary,
             loads: pass.loads,
+            fp8: pass.fp8,
             recomputing: false,
         }
     }

@@ -32,7 +32,7 @@ mod resolve;
 pub mod schedule;
 mod traffic;
 
-pub use config::{Compression, Config, Curve, DeviceKind, Recompute, TraceSteps};
+pub use config::{Compression, Config, Curve, DeviceKind, Fp8, Fp8Scaling, Recompute, TraceSteps};
 pub use cut::cut;
 pub use error::{ConfigError, Place};
 pub use layouts::layouts;

@@ -1,7 +1,7 @@
 //! The resolved run: every default filled in and every derived value computed. Created by `Plan::resolve` and
 //! written to `plan.json`.
 
-use crate::config::{Compression, Recompute, TraceSteps};
+use crate::config::{Compression, Fp8, Fp8Scaling, Recompute, TraceSteps};
 use crate::context::{self, ContextKind, Run};
 use crate::learning_rate::LearningRate;
 use crate::mesh::{Axis, Mesh};
@@ -159,6 +159,11 @@ pub struct Precision {
     /// number of micro-batches. Plans written before the key existed use f32.
     #[serde(default)]
     pub gradients: Dtype,
+    /// Matrices that are multiplied in fp8. Plans written before the key existed use none.
+    #[serde(default)]
+    pub fp8: Fp8,
+    #[serde(default)]
+    pub fp8_scaling: Fp8Scaling,
 }
 
 /// Communication settings.

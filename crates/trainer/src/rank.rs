@@ -7,15 +7,15 @@ use lockstep_ckpt::{Checkpoint, ExtraState};
 use lockstep_comm::trace::{CommAxis, SpanDetail, SpanKind};
 use lockstep_comm::{Group, SharedHeap};
 use lockstep_data::{SampleId, Source, Split};
-use lockstep_kernels::{AdamW, Device, DeviceType, Dtype, Scalar};
+use lockstep_kernels::{AdamW, Device, DeviceType, Dtype, Fp8History, Scalar};
 use lockstep_model::{
-    Activations, Batch, Dropout, ExpertLoads, Groups, Loss, Model, Pass, PendingLoss, StagePass,
-    Store, Weights,
+    Activations, Batch, Dropout, ExpertLoads, Fp8, Groups, Loss, Model, Pass, PendingLoss,
+    StagePass, Store, Weights,
 };
 use lockstep_parallel::{ExposedTimes, MessageShape, Pipeline, StoreOptions, sum};
 use lockstep_plan::reduction::{RankReductions, ReductionPolicy};
 use lockstep_plan::schedule::{Act, Action};
-use lockstep_plan::{Compression, Plan};
+use lockstep_plan::{Compression, Fp8Scaling, Plan, Precision};
 
 use crate::skipped_samples::SkippedSamples;
 use crate::snapshot::load_weights;
@@ -39,6 +39,7 @@ pub struct Rank<'a> {
     norm_ranges: Vec<(usize, usize, Range<usize>)>,
     /// Loads of the experts in the current step.
     pub(crate) loads: Option<ExpertLoads>,
+    fp8_history: Option<Fp8History>,
     /// Numbers that the ranks sum in each step: `SCALARS`, then the loads of experts.
     pub(crate) sums: Vec<f64>,
     /// A step has been taken, so all memory is allocated.
@@ -127,6 +128,7 @@ impl<'a> Rank<'a> {
             norm_ranges: norm_ranges(&model),
             extra: ExtraState::default(),
             loads: ExpertLoads::new(&device, &plan.model),
+            fp8_history: fp8_history(plan, &device, &model),
             sums: vec![0.0; Rank::SCALARS + plan.model.load_sums()],
             warm: false,
             last_step: None,
@@ -198,6 +200,7 @@ impl<'a> Rank<'a> {
         let grad_norm = squares.sqrt();
         let loss = loss / self.plan.tokens_per_step() as f64;
         if !grad_norm.is_finite() || !loss.is_finite() {
+            self.forget_scales();
             return Err(self.find_nan(source, step));
         }
 
@@ -217,6 +220,9 @@ impl<'a> Rank<'a> {
         };
         let optimizer_span = tracer.span(SpanKind::Optimizer, "optimizer");
         self.optimizer.step(&self.device, &numbers, &mut self.store);
+        if let Some(history) = &self.fp8_history {
+            history.advance(&self.device);
+        }
         drop(optimizer_span);
         self.store.clear();
         let gathering = Instant::now();
@@ -259,6 +265,14 @@ impl<'a> Rank<'a> {
         }
     }
 
+    /// Lets the next step compute its fp8 scales from its own matrices. Delayed scales are not part of a checkpoint: the
+    /// step after it forgets them, whether the run continues or is resumed, so that both give the same bits.
+    pub fn forget_scales(&self) {
+        if let Some(history) = &self.fp8_history {
+            history.reset(&self.device);
+        }
+    }
+
     /// Bytes that this rank has sent so far.
     fn sent(&self) -> u64 {
         self.groups.sent() + self.group.traffic().bytes
@@ -274,13 +288,16 @@ impl<'a> Rank<'a> {
         let (device, groups, loads) = (&self.device, &self.groups, self.loads.as_ref());
         let (model, store, in_flight, plan) =
             (&self.model, &mut self.store, &mut self.in_flight, self.plan);
+        let history = self.fp8_history.as_ref();
         let reads_samples = model.part.has_head() || model.part.coord.pipe == 0;
         // All ranks of the tensor axis compute the loss; one of them counts it.
         let counts_loss = groups.is_tensor_root();
         let result = pipeline.run(device, groups, |Action { stage, act, micro }, input| {
             let _span = groups.tracer().pass(act_name(act), stage, micro);
             let first = first_sample(plan, groups, micro);
-            let pass = Pass { loads, ..pass(plan, device, groups, step, first) };
+            let pass = pass(plan, device, groups, step, first);
+            let fp8 = pass.fp8.map(|fp8| Fp8 { history, ..fp8 });
+            let pass = Pass { loads, fp8, ..pass };
             let chunk = stage / plan.layout.pipe;
             let slot = chunk * plan.train.accumulation + micro;
             if act == Act::Forward {
@@ -455,6 +472,10 @@ pub(crate) fn pass<'p>(
         }),
         global_tokens: plan.tokens_per_step(),
         loads: None,
+        fp8: plan.precision.fp8.is_on().then_some(Fp8 {
+            head: plan.precision.fp8 == lockstep_plan::Fp8::LayersAndHead,
+            history: None,
+        }),
     }
 }
 
@@ -477,6 +498,14 @@ fn norm_ranges(model: &Model) -> Vec<(usize, usize, Range<usize>)> {
         }
     }
     runs
+}
+
+/// Delayed scales of fp8 matrices, if the plan uses them.
+fn fp8_history(plan: &Plan, device: &Device, model: &Model) -> Option<Fp8History> {
+    let Precision { fp8, fp8_scaling, .. } = plan.precision;
+    let delayed = fp8.is_on() && fp8_scaling == Fp8Scaling::Delayed;
+    let matrices = Fp8::most_matrices(model.part.total_blocks);
+    delayed.then(|| Fp8History::new(device, matrices))
 }
 
 /// Dtype of a plan's activations.

@@ -123,6 +123,9 @@ const METERED_STEPS: usize = 3;
 struct Record {
     config: String,
     dtype: String,
+    /// Matrices that are multiplied in fp8, and where their scales come from.
+    fp8: lockstep_plan::Fp8,
+    fp8_scaling: lockstep_plan::Fp8Scaling,
     ranks: usize,
     threads: usize,
     steps: usize,
@@ -315,6 +318,8 @@ fn record(
     Record {
         config: args.config.clone(),
         dtype: dtype(plan).to_string(),
+        fp8: plan.precision.fp8,
+        fp8_scaling: plan.precision.fp8_scaling,
         ranks: plan.ranks,
         threads: plan.train.threads,
         steps: times.len(),

@@ -76,6 +76,7 @@ mod tests {
         let mut sources = vec![
             &elementwise::ELEMENTWISE,
             &embedding::EMBEDDING,
+            &fp8::FP8,
             &loss::LOSS,
             &mlp::MLP,
             &norm::NORM,

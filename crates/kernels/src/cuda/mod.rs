@@ -9,6 +9,7 @@ pub(crate) mod blaslt;
 pub(crate) mod dnn;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
+pub(crate) mod fp8;
 mod launch;
 pub(crate) mod loss;
 pub(crate) mod matmul;
@@ -54,6 +55,8 @@ pub(crate) struct Cuda {
     energy: OnceLock<Option<nvml::EnergyCounter>>,
     /// Whether f32 products may round their inputs to TF32.
     tf32: AtomicBool,
+    /// Of the kernels that compute fp8 scales.
+    amax_state: OnceLock<DeviceBuffer>,
 }
 
 impl Cuda {
@@ -83,6 +86,7 @@ impl Cuda {
             energy: OnceLock::new(),
             tf32: AtomicBool::new(false),
             queue,
+            amax_state: OnceLock::new(),
             kernels,
             context,
         })

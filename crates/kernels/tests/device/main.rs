@@ -8,6 +8,7 @@ mod check;
 mod cross_entropy;
 mod elementwise;
 mod embedding;
+mod fp8;
 mod matmul;
 mod mlp;
 mod norm;

@@ -343,8 +343,16 @@ fn auxiliary_losses_of_stages_add_up() {
     let How { recompute, dtype, defer_weight_grads, .. } = ALONE;
     let global_tokens = SAMPLES * SEQ;
     let (device, groups) = (&device, &groups);
-    let pass =
-        &Pass { device, groups, dtype, recompute, dropout: None, global_tokens, loads: None };
+    let pass = &Pass {
+        device,
+        groups,
+        dtype,
+        recompute,
+        dropout: None,
+        global_tokens,
+        loads: None,
+        fp8: None,
+    };
     let mut batch = Batch::empty(device, SAMPLES, SEQ);
     batch.fill(device, &(0..SAMPLES).flat_map(sample).collect::<Vec<_>>());
 

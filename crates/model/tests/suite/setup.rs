@@ -101,7 +101,16 @@ pub const PLAIN: Way = Way { dtype: Dtype::F32, recompute: Recompute::None, drop
 impl Way {
     pub fn pass<'a>(&self, device: &'a Device, groups: &'a Groups) -> Pass<'a> {
         let Way { dtype, recompute, dropout } = *self;
-        Pass { device, groups, dtype, recompute, dropout, global_tokens: BATCH * SEQ, loads: None }
+        Pass {
+            device,
+            groups,
+            dtype,
+            recompute,
+            dropout,
+            global_tokens: BATCH * SEQ,
+            loads: None,
+            fp8: None,
+        }
     }
 }
 

@@ -42,6 +42,9 @@ pub(super) fn peak(plan: &Plan, part: &Part, passes: impl Iterator<Item = PassEv
     usage.peak
 }
 
+/// Bytes of the scale of an fp8 matrix, and its inverse.
+const FP8_SCALE: usize = 8;
+
 /// Bytes that a layer saves for one micro-batch.
 struct LayerActivations {
     /// (rows, dim): the layer's input; the residual stream between its halves has the same size.
@@ -50,6 +53,10 @@ struct LayerActivations {
     stats: usize,
     /// Saved output of one norm.
     normed: usize,
+    /// Norms whose output is saved. The others feed linear layers in fp8.
+    saved_norms: usize,
+    /// Inputs of linear layers in fp8, with their scales.
+    fp8: usize,
     /// Whether the backward pass gathers it from the ranks of the tensor axis.
     gathers: bool,
     /// q, k, v and the log-sum-exp.
@@ -98,11 +105,16 @@ impl LayerActivations {
         let qkv = (shape.heads + 2 * key_heads) * shape.head_dim;
         let of_tokens = |cols: usize| bytes * tokens * cols;
         let keeps = keeps_cheap(plan.device.kind, layout.recompute);
-        let after = if keeps { shape.ffn } else { 0 };
+        let fp8 = plan.precision.fp8.is_on();
+        let after = if keeps && !fp8 { shape.ffn } else { 0 };
+        let of_fp8 = |cols: usize| if keeps && fp8 { tokens * cols + FP8_SCALE } else { 0 };
+        let of_attention = of_fp8(shape.dim) + of_fp8(shape.attention_dim());
         let dense = LayerActivations {
             stream: bytes * rows * shape.dim,
             stats: 4 * rows * norm,
             normed: if keeps { bytes * rows * shape.dim } else { 0 },
+            saved_norms: if fp8 { 0 } else { 2 },
+            fp8: of_attention + of_fp8(shape.dim) + of_fp8(shape.ffn),
             gathers: layout.sequence,
             attention: of_tokens(qkv) + 4 * tokens * shape.heads,
             out: of_tokens(shape.attention_dim()),
@@ -121,6 +133,9 @@ impl LayerActivations {
         };
         match (shape.family, shape.moe) {
             (Family::Moe, Some(moe)) => {
+                // Experts are not multiplied in fp8.
+                let saved_norms = dense.saved_norms.max(1);
+                let dense = LayerActivations { saved_norms, fp8: of_attention, ..dense };
                 Mixture { plan, shape, moe, ranks: part.mesh.expert, tokens, bytes }.of(dense)
             }
             _ => dense,
@@ -129,8 +144,8 @@ impl LayerActivations {
 
     /// Everything but the layer's input.
     fn inside(&self, inner: bool) -> usize {
-        let norms = 2 * (self.stats + self.normed);
-        let halves = norms + self.attention + self.out + self.stream + self.routed;
+        let norms = 2 * self.stats + self.saved_norms * self.normed;
+        let halves = norms + self.fp8 + self.attention + self.out + self.stream + self.routed;
         halves + if inner { self.inner + self.shared } else { 0 }
     }
 

@@ -3,6 +3,7 @@
 
 mod checker;
 mod data;
+mod fp8;
 mod latent;
 mod layout;
 mod limits;
@@ -104,7 +105,8 @@ impl Plan {
             plan.layout.order = placement::order(&plan.mesh(), env.local_ranks.max(1), &traffic);
         }
         plan.comm.overlap = Overlap::resolve(config.comm.overlap, &plan.mesh(), env);
-        Ok(plan)
+        fp8::check(&mut checker, &plan);
+        if checker.is_empty() { Ok(plan) } else { Err(checker.all()) }
     }
 }
 

@@ -20,6 +20,8 @@ pub(super) fn precision(checker: &mut Checker) -> Precision {
     let precision = Precision {
         compute: typed.compute.unwrap_or_default(),
         gradients: typed.gradients.unwrap_or_default(),
+        fp8: typed.fp8.unwrap_or_default(),
+        fp8_scaling: typed.fp8_scaling.unwrap_or_default(),
     };
     let compression = checker.config.comm.compression.unwrap_or_default();
     if precision.gradients == Dtype::Bf16 && compression != Compression::None {

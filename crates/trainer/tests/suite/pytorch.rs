@@ -55,7 +55,16 @@ impl Case {
     fn pass(&self, dtype: Dtype) -> Pass<'_> {
         let Case { device, groups, .. } = self;
         let (recompute, global_tokens) = (Recompute::None, BATCH * SEQ);
-        Pass { device, groups, dtype, recompute, dropout: None, global_tokens, loads: None }
+        Pass {
+            device,
+            groups,
+            dtype,
+            recompute,
+            dropout: None,
+            global_tokens,
+            loads: None,
+            fp8: None,
+        }
     }
 
     fn floats(&self, name: &str) -> Vec<f32> {
