@@ -152,6 +152,7 @@ fn step(
         dropout: None,
         global_tokens: SAMPLES * SEQ,
         loads: Some(&loads),
+        fp8: None,
     };
     let each = SAMPLES / mesh.data / micros;
     let mut batch = Batch::empty(&device, each, SEQ);
