@@ -88,6 +88,7 @@ fn links_of(api: &Functions, index: c_uint) -> Option<Vec<NvLink>> {
         let PciInfo { domain, bus, device, .. } = (call(&mut info) == 0).then_some(info)?;
         Some(pci_address(domain, bus, device))
     };
+    // SAFETY: a valid handle and pointer.
     let gpu = address(&|info| unsafe { (api.nvmlDeviceGetPciInfo_v3)(device, info) })?;
     let mut links = Vec::new();
     for link in 0..MAX_LINKS {
@@ -97,6 +98,7 @@ fn links_of(api: &Functions, index: c_uint) -> Option<Vec<NvLink>> {
             (api.nvmlDeviceGetNvLinkState)(device, link, &mut active) == 0
                 && (api.nvmlDeviceGetNvLinkVersion)(device, link, &mut version) == 0
         };
+        // SAFETY: as above.
         let remote = address(&|info| unsafe {
             (api.nvmlDeviceGetNvLinkRemotePciInfo_v2)(device, link, info)
         });

@@ -344,7 +344,8 @@ mod tests {
     fn a_bad_host_is_named_with_what_to_do() {
         use Status::{Failed, Warning};
         assert_eq!(judged(|_| {}), (Status::Ok, String::new()));
-        let cases: [(&dyn Fn(&mut Facts), Status, &str); 9] = [
+        type Change<'a> = &'a dyn Fn(&mut Facts);
+        let cases: [(Change<'_>, Status, &str); 9] = [
             (
                 &|facts| drop(facts.versions.insert("NCCL".into(), "2.21".into())),
                 Failed,
