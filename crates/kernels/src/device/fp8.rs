@@ -118,14 +118,6 @@ impl Fp8Tensor {
         Fp8Tensor { plain: None, ..self }
     }
 
-    /// Counts the memory under another tag from now on.
-    pub fn retag(&self, tag: Tag) {
-        for tensor in [&self.plain, &self.transposed].into_iter().flatten() {
-            tensor.retag(tag);
-        }
-        self.scale.retag(tag);
-    }
-
     /// (rows, cols), u8
     pub fn plain(&self) -> View<'_> {
         self.plain.as_ref().expect("the matrix was cast with a plain copy").view()
