@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use lockstep_cuda::nvlink::NvLink;
 use lockstep_launch::topology::{Connection, NicKind, Topology, place, report};
@@ -17,8 +18,11 @@ impl Drop for Sysfs {
 }
 
 impl Sysfs {
-    fn new(name: &str) -> Sysfs {
-        let root = std::env::temp_dir().join(format!("lockstep-sys-{name}-{}", std::process::id()));
+    /// An empty tree of its own for each call: tests of one process run at the same time.
+    fn new() -> Sysfs {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let (process, number) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let root = std::env::temp_dir().join(format!("lockstep-sys-{process}-{number}"));
         let _ = fs::remove_dir_all(&root);
         for folder in ["bus/pci/devices", "class/net", "class/infiniband", "devices/system/node"] {
             fs::create_dir_all(root.join(folder)).unwrap();
@@ -81,7 +85,7 @@ const GPUS: [&str; 8] = ["1b", "43", "52", "61", "9d", "c3", "d1", "df"];
 
 /// A DGX H100: two sockets, eight GPUs, each on a PCIe switch with its own InfiniBand card.
 fn dgx() -> (Sysfs, Topology) {
-    let sys = Sysfs::new("dgx");
+    let sys = Sysfs::new();
     sys.node(0, "0-55,112-167");
     sys.node(1, "56-111,168-223");
     for (number, bus) in GPUS.into_iter().enumerate() {
@@ -168,7 +172,7 @@ fn ranks_are_placed_next_to_their_gpus() {
 
 #[test]
 fn gpus_without_nvlink_are_connected_by_pcie() {
-    let sys = Sysfs::new("pcie");
+    let sys = Sysfs::new();
     sys.node(0, "0-7");
     sys.node(1, "8-15");
     sys.gpu("pci0000:10/0000:10:01.0/0000:11:00.0", "0000:1b:00.0", "0");
@@ -182,7 +186,7 @@ fn gpus_without_nvlink_are_connected_by_pcie() {
 
 #[test]
 fn a_host_without_gpus_or_sysfs_is_empty() {
-    let sys = Sysfs::new("empty");
+    let sys = Sysfs::new();
     sys.ethernet("eth0", "25000", "up");
     let topology = Topology::of_sysfs(&sys.0);
     assert_eq!(topology.network_gbs(), Some(3.125));
