@@ -9,15 +9,14 @@ use lockstep_comm::{Group, SharedHeap};
 use lockstep_data::{SampleId, Source, Split};
 use lockstep_kernels::{AdamW, Device, DeviceType, Dtype, Fp8History, Scalar};
 use lockstep_model::{
-    Activations, Batch, Dropout, ExpertLoads, Fp8, Groups, Loss, Model, Pass, PendingLoss,
-    StagePass, Store, Weights,
+    Activations, Dropout, ExpertLoads, Fp8, Groups, Loss, Model, Pass, StagePass, Store, Weights,
 };
 use lockstep_parallel::{ExposedTimes, MessageShape, Pipeline, StoreOptions, sum};
 use lockstep_plan::reduction::{RankReductions, ReductionPolicy};
 use lockstep_plan::schedule::{Act, Action};
 use lockstep_plan::{Compression, Fp8Scaling, Plan, Precision};
 
-use crate::skipped_samples::SkippedSamples;
+use crate::in_flight::InFlight;
 use crate::snapshot::load_weights;
 use crate::{Error, ExpertLoad, Optimizer};
 
@@ -46,24 +45,6 @@ pub struct Rank<'a> {
     warm: bool,
     /// When the last step's results were read from a GPU, and when the step returned.
     last_step: Option<(Instant, Instant)>,
-}
-
-/// Buffers of the micro-batches in flight.
-pub(crate) struct InFlight {
-    /// As many as may be in flight at once.
-    batches: Vec<Batch>,
-    /// Tokens of a micro-batch on the host: (micro_batch, seq + 1).
-    samples: Vec<u32>,
-    /// Activations saved for backward: (chunks, micro-batches).
-    activations: Vec<Option<Activations>>,
-    /// Activations to reuse.
-    spare: Vec<Activations>,
-    /// Losses of the micro-batches of this step, each with its fraction of the tokens.
-    losses: Vec<(PendingLoss, f64)>,
-    /// Corrupt samples of this step.
-    pub skipped: SkippedSamples,
-    /// Time spent reading samples in this step.
-    pub reading: Duration,
 }
 
 /// Result of a step; the same on all ranks except for times and bytes.
@@ -382,58 +363,6 @@ pub fn train_sample(plan: &Plan, step: u64, index: usize) -> SampleId {
         batch: step - 1,
         global_batch: plan.train.global_batch,
         index,
-    }
-}
-
-impl InFlight {
-    fn new(plan: &Plan, device: &Device, rank: usize, model: &Model) -> InFlight {
-        let (micro_batch, seq) = (plan.train.micro_batch, plan.data.seq);
-        let micros = plan.train.accumulation;
-        let in_flight = if plan.layout.pipe == 1 { 1 } else { micros };
-        let batch = || Batch::of_runs(device, micro_batch, seq, plan.runs(rank));
-        InFlight {
-            batches: (0..in_flight).map(|_| batch()).collect(),
-            samples: vec![0; micro_batch * (seq + 1)],
-            activations: (0..micros * model.part.stages.len()).map(|_| None).collect(),
-            spare: Vec::new(),
-            losses: Vec::new(),
-            skipped: SkippedSamples::default(),
-            reading: Duration::ZERO,
-        }
-    }
-
-    /// Buffer of a micro-batch.
-    pub fn batch(&self, micro: usize) -> &Batch {
-        &self.batches[micro % self.batches.len()]
-    }
-
-    /// Reads the samples of a micro-batch, from `first` on.
-    pub fn load(
-        &mut self,
-        plan: &Plan,
-        device: &Device,
-        source: &Source,
-        micro: usize,
-        first: SampleId,
-    ) {
-        let InFlight { batches, samples, skipped, reading, .. } = self;
-        let start = Instant::now();
-        for (row, sample) in samples.chunks_exact_mut(plan.data.seq + 1).enumerate() {
-            let id = SampleId { index: first.index + row, ..first };
-            let damage = source.sample(id, sample);
-            // Held-out samples are read in each evaluation and are not counted.
-            if id.split == Split::Train && !damage.is_empty() {
-                skipped.add(id.index, damage);
-            }
-        }
-        *reading += start.elapsed();
-        let count = batches.len();
-        batches[micro % count].fill(device, samples);
-    }
-
-    /// Drops the activations of a pass that failed.
-    pub fn drop_activations(&mut self) {
-        self.activations.iter_mut().for_each(|activations| *activations = None);
     }
 }
 
