@@ -55,7 +55,7 @@ pub(crate) struct Cuda {
     energy: OnceLock<Option<nvml::EnergyCounter>>,
     /// Whether f32 products may round their inputs to TF32.
     tf32: AtomicBool,
-    /// Of the kernels that compute fp8 scales.
+    /// Memory of the kernels that compute fp8 scales.
     amax_state: OnceLock<DeviceBuffer>,
 }
 

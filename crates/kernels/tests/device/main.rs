@@ -15,6 +15,7 @@ mod norm;
 mod pack;
 mod random;
 mod reduce;
+mod repeated;
 mod rope;
 mod routing;
 mod top_k;

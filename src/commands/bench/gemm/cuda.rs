@@ -173,10 +173,11 @@ impl Case {
             };
             (0..k).map(product).sum()
         };
-        // Inputs of TF32 have 10 bits; tensor cores add with fewer bits than f32 has; a result in bf16 has 8.
+        // Tensor cores add 16 products at a time and cut off the bits below those of f32, of a sum of about √k. Inputs of
+        // TF32 have 10 bits; a result in bf16 has 8.
         let input = match (tf32, self.a.dtype()) {
             (true, _) => 2e-3,
-            (false, Dtype::Bf16) => 1e-4,
+            (false, Dtype::Bf16) => (k as f64 / 16.0 * 2f64.powi(-22)).clamp(1e-5, 1e-4),
             (false, _) => 1e-5,
         };
         let rounding = if self.stored == Dtype::Bf16 { 1.0 / 128.0 } else { 1e-5 };

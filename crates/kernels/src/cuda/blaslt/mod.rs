@@ -78,7 +78,7 @@ pub(crate) struct Operands {
     pub bias: u64,
     /// Where the input of GELU is stored or read; zero without GELU.
     pub pre_gelu: u64,
-    /// What the elements of `a` and of `b` are multiplied with, f32; zero if they are not fp8.
+    /// Addresses of the f32 factors of `a` and `b`; zero if they are not fp8.
     pub scales: [u64; 2],
 }
 
