@@ -78,7 +78,7 @@ fn data_warnings(plan: &Plan, source: &Source) -> Vec<String> {
     warnings
 }
 
-/// What rank 0 prints to standard output.
+/// Output of rank 0 on the terminal.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Style {
     /// A line per event.

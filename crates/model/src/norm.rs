@@ -13,7 +13,7 @@ pub(crate) struct Norm {
     eps: f32,
 }
 
-/// What a norm saves for its backward pass.
+/// Values that a norm saves for its backward pass.
 pub(crate) struct SavedNorm {
     pub stats: Tensor, // (rows, 1 or 2), f32
     /// None if it is recomputed.

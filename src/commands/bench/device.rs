@@ -13,7 +13,7 @@ use lockstep_kernels::{Device, Tag, Tensor};
 use serde::Serialize;
 use std::time::Instant;
 
-/// What to measure.
+/// Collectives and sizes to measure.
 pub struct DeviceBench<'a> {
     pub kinds: &'a [Collective],
     pub sizes: &'a [usize],

@@ -30,7 +30,7 @@ use passes::{Average, Passes};
 /// rounds, because the speed of a machine can change over time. Rounds in which other programs use the cores are
 /// repeated.
 ///
-/// Of a GPU it measures matrix multiplications, attention, copies, launches and the steps of reference models. The file
+/// On a GPU it measures matrix multiplications, attention, copies, launches and the steps of reference models. The file
 /// has one description per number of ranks and one per GPU; those that are not measured again are kept.
 #[derive(clap::Args)]
 pub struct Args {
