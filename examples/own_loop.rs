@@ -44,6 +44,7 @@ fn main() -> anyhow::Result<()> {
         global_tokens,
         loads: None,
         offload: Default::default(),
+        fp8: None,
     };
 
     for step in 1..=STEPS {

@@ -10,4 +10,4 @@ if [ ! -d "$wheels/nvidia" ]; then
 fi
 lib="$(dirname "$(find "$(realpath "$wheels")" -name 'libnvrtc.so.*' | head -1)")"
 LOCKSTEP_CUDA_PATH="$lib" LOCKSTEP_NEED_NVRTC=1 \
-    cargo test -p lockstep-kernels --lib every_kernel_compiles -- --nocapture
+    cargo test -p lockstep-kernels -p lockstep-comm --lib every_kernel_compiles -- --nocapture

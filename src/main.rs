@@ -64,6 +64,7 @@ fn main() -> ExitCode {
     let log = tracing_subscriber::fmt().with_max_level(log_level()).with_writer(std::io::stderr);
     // Reporting a failed write to standard error would fail as well, and panic.
     log.log_internal_errors(false).init();
+    exit_when_a_gpu_is_lost();
     let command = Cli::parse().command;
     if command.only_prints() {
         exit_on_closed_pipe();
@@ -139,6 +140,18 @@ impl Command {
             | Command::Data(_) => true,
         }
     }
+}
+
+/// Exits at once if any thread finds that its GPU has failed: the launcher continues without this rank if it can.
+fn exit_when_a_gpu_is_lost() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        if let Some(lost) = panic.payload().downcast_ref::<lockstep_cuda::DeviceLost>() {
+            print::print_error!("error: {lost}");
+            std::process::exit(lockstep_launch::EXIT_DEVICE_LOST);
+        }
+        usual(panic);
+    }));
 }
 
 /// Restores the default action of SIGPIPE, so that `lockstep data inspect … | head` exits quietly. The Rust runtime

@@ -2,29 +2,14 @@
 
 mod program;
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::path::PathBuf;
 
 use serde_json::Value;
 
+use program::{empty_directory, output, run_in};
+
 fn folder(name: &str) -> PathBuf {
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("conveniences-{name}"));
-    let _ = fs::remove_dir_all(&dir);
-    fs::create_dir_all(&dir).expect("the target directory is writable");
-    dir
-}
-
-fn lockstep(dir: &Path, args: &[&str]) -> Output {
-    let mut command = program::lockstep();
-    command.args(args).current_dir(dir).output().expect("the binary runs")
-}
-
-#[track_caller]
-fn output(dir: &Path, args: &[&str]) -> String {
-    let run = lockstep(dir, args);
-    assert!(run.status.success(), "{args:?}: {}", String::from_utf8_lossy(&run.stderr));
-    String::from_utf8(run.stdout).expect("text")
+    empty_directory(&format!("conveniences-{name}"))
 }
 
 #[test]
@@ -32,7 +17,7 @@ fn a_starter_run_file_is_written_once_and_trains() {
     let dir = folder("init");
     let told = output(&dir, &["init", "gpt2-test"]);
     assert!(told.contains("lockstep train gpt2-test.toml"), "{told}");
-    let again = lockstep(&dir, &["init", "gpt2-test"]);
+    let again = run_in(&dir, &["init", "gpt2-test"]);
     let error = String::from_utf8_lossy(&again.stderr);
     assert!(!again.status.success() && error.contains("gpt2-test.toml exists"), "{error}");
     output(&dir, &["init", "gpt2-test", "--force"]);
@@ -50,7 +35,7 @@ fn a_starter_run_file_is_written_once_and_trains() {
         reports.iter().filter_map(|r| r["loss"].as_f64().and(r["step"].as_u64())).collect();
     assert_eq!(steps, [1, 2, 3], "{json}");
 
-    let unknown = lockstep(&dir, &["init", "gpt2-124n"]);
+    let unknown = run_in(&dir, &["init", "gpt2-124n"]);
     let error = String::from_utf8_lossy(&unknown.stderr);
     assert!(error.contains("did you mean `gpt2-124m`?"), "{error}");
 }
@@ -77,7 +62,7 @@ fn completions_name_every_command() {
             assert!(script.contains(command), "{shell}: {command} is missing");
         }
     }
-    assert!(!lockstep(&dir, &["completions", "tcl"]).status.success());
+    assert!(!run_in(&dir, &["completions", "tcl"]).status.success());
 }
 
 #[test]
@@ -94,7 +79,7 @@ fn the_version_names_the_commit() {
 
 #[test]
 fn output_that_is_not_a_terminal_has_no_color() {
-    let run = lockstep(&folder("color"), &["train", "missing.toml"]);
+    let run = run_in(&folder("color"), &["train", "missing.toml"]);
     assert!(!run.stderr.contains(&0x1b), "{}", String::from_utf8_lossy(&run.stderr));
     assert!(String::from_utf8_lossy(&run.stderr).starts_with("error: "));
 }

@@ -6,34 +6,15 @@ use lockstep_ckpt::safetensors::File;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
+
+use program::{empty_directory, output, run_in};
 
 const FIXTURES: [(&str, &str); 4] =
     [("gpt2", "f32"), ("llama", "f32"), ("mixtral", "f32"), ("llama-sharded", "bf16")];
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/pytorch").join(name)
-}
-
-/// An empty directory for a test.
-fn empty_directory(name: &str) -> PathBuf {
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let _ = fs::remove_dir_all(&dir);
-    fs::create_dir_all(&dir).expect("the target directory is writable");
-    dir
-}
-
-fn lockstep(dir: &Path, args: &[&str]) -> Output {
-    let mut command = program::lockstep();
-    command.args(args).current_dir(dir).output().expect("the binary runs")
-}
-
-/// Standard output of a command that must succeed.
-#[track_caller]
-fn output(dir: &Path, args: &[&str]) -> String {
-    let run = lockstep(dir, args);
-    assert!(run.status.success(), "{args:?}: {}", String::from_utf8_lossy(&run.stderr));
-    String::from_utf8(run.stdout).expect("text")
 }
 
 /// Imports a fixture to a run and exports the run. Returns the exported folder.
@@ -145,7 +126,7 @@ fn errors_suggest_a_fix() {
         (vec!["export", "run", "--to", "out"], "already exists"),
         (vec!["export", "run", "--to", "other", "--dtype", "f8"], "possible values: f32, bf16"),
     ] {
-        let run = lockstep(&dir, &args);
+        let run = run_in(&dir, &args);
         let error = String::from_utf8_lossy(&run.stderr);
         assert!(!run.status.success() && error.contains(part), "{args:?}: {error}");
     }
@@ -184,7 +165,7 @@ fn checkpoints_are_listed_inspected_checked_and_compared() {
     assert!(output(&dir, &["ckpt", "check", "runs/small"]).matches("  ok").count() == 3);
     assert!(output(&dir, &["ckpt", "diff", "runs/small", "runs/small"]).contains("identical"));
     let other = ["ckpt", "diff", "runs/small", "runs/small/checkpoints/step-00000002", "--json"];
-    let run = lockstep(&dir, &other);
+    let run = run_in(&dir, &other);
     let json: serde_json::Value = serde_json::from_slice(&run.stdout).expect("one object");
     assert!(!run.status.success() && json["same"] == false, "{json}");
     assert_eq!(json["steps"], serde_json::json!([6, 2]));
@@ -193,7 +174,7 @@ fn checkpoints_are_listed_inspected_checked_and_compared() {
     // Exports of an existing and of a missing step.
     let json = output(&dir, &["export", "runs/small", "--step", "4", "--to", "out", "--json"]);
     assert!(json.contains("\"step\":4"), "{json}");
-    let run = lockstep(&dir, &["export", "runs/small", "--step", "5", "--to", "other"]);
+    let run = run_in(&dir, &["export", "runs/small", "--step", "5", "--to", "other"]);
     let error = String::from_utf8_lossy(&run.stderr);
     assert!(!run.status.success() && error.contains("existing steps: 6, 4, 2"), "{error}");
 
@@ -203,14 +184,14 @@ fn checkpoints_are_listed_inspected_checked_and_compared() {
     let last = bytes.len() - 1;
     bytes[last] ^= 1;
     fs::write(&path, bytes).expect("written");
-    let run = lockstep(&dir, &["ckpt", "check", "runs/small"]);
+    let run = run_in(&dir, &["ckpt", "check", "runs/small"]);
     let printed = String::from_utf8_lossy(&run.stdout);
     assert!(
         !run.status.success() && printed.contains("rank-00001.safetensors is corrupt at byte 0"),
         "{printed}"
     );
     let args = ["train", "small.toml", "--engine", "threads", "--ranks", "1", "--resume"];
-    let run = lockstep(&dir, &args);
+    let run = run_in(&dir, &args);
     let error = String::from_utf8_lossy(&run.stderr);
     assert!(run.status.success() && error.contains("skipped"), "{error}");
     assert!(output(&dir, &["ckpt", "check", "runs/small"]).contains("step-00000006  ok"));

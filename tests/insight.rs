@@ -3,32 +3,19 @@
 mod program;
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::path::PathBuf;
 
 use serde_json::Value;
+
+use program::{empty_directory, output, run_in};
 
 const RUN: &str = "name = \"run\"\n[model]\npreset = \"gpt2-test\"\n[train]\nsteps = 8\nglobal_batch = 8\nmicro_batch = 2\n\
                    warmup = 2\nlog_every = 1\neval_every = 0\n[layout]\ndata = 2\n";
 
 fn folder(name: &str) -> PathBuf {
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("insight-{name}"));
-    let _ = fs::remove_dir_all(&dir);
-    fs::create_dir_all(&dir).expect("the target directory is writable");
+    let dir = empty_directory(&format!("insight-{name}"));
     fs::write(dir.join("run.toml"), RUN).expect("the directory is writable");
     dir
-}
-
-fn lockstep(dir: &Path, args: &[&str]) -> Output {
-    let mut command = program::lockstep();
-    command.args(args).current_dir(dir).output().expect("the binary runs")
-}
-
-#[track_caller]
-fn output(dir: &Path, args: &[&str]) -> String {
-    let run = lockstep(dir, args);
-    assert!(run.status.success(), "{args:?}: {}", String::from_utf8_lossy(&run.stderr));
-    String::from_utf8(run.stdout).expect("text")
 }
 
 #[test]
@@ -87,9 +74,9 @@ fn the_doctor_judges_a_finished_run() {
 fn the_doctor_names_the_cause_of_a_failure() {
     let dir = folder("failed");
     let run =
-        lockstep(&dir, &["train", "run.toml", "--set", "train.lr=1e30", "--set", "train.warmup=0"]);
+        run_in(&dir, &["train", "run.toml", "--set", "train.lr=1e30", "--set", "train.warmup=0"]);
     assert!(!run.status.success());
-    let doctor = lockstep(&dir, &["doctor", "runs/run"]);
+    let doctor = run_in(&dir, &["doctor", "runs/run"]);
     let text = String::from_utf8_lossy(&doctor.stdout);
     assert_eq!(doctor.status.code(), Some(2), "{text}");
     assert!(text.contains("what went wrong: NaN or infinity (deterministic"), "{text}");
@@ -108,7 +95,7 @@ fn errors_say_what_to_do() {
         (&["trace", "runs/none", "--request", "3"], "is not the folder of a run that is training"),
         (&["doctor", "runs/none"], "is not a run folder"),
     ] {
-        let run = lockstep(&dir, args);
+        let run = run_in(&dir, args);
         let error = String::from_utf8_lossy(&run.stderr);
         assert!(!run.status.success() && error.contains(expected), "{args:?}: {error}");
     }

@@ -1,6 +1,7 @@
 //! `lockstep launch`: the real binary, with shell scripts as ranks.
 
 mod launcher;
+mod program;
 mod signals;
 
 use std::fs::{self, Permissions};
@@ -352,4 +353,70 @@ fn kubeflow_variables_set_the_options() {
         let seen = ran.file(&format!("seen-{local}"));
         assert_eq!(seen, format!("{} of 4 at job-master-0:23456\n", 2 + local));
     }
+}
+
+/// Runs the self-test of two nodes on this host, each with its own folder of runs. Returns the exit codes and the report.
+fn selftest_of_two_nodes(name: &str, folders: [&str; 2]) -> ([Option<i32>; 2], serde_json::Value) {
+    let dir = std::env::temp_dir().join(format!("lockstep-{name}-{}", std::process::id()));
+    fs::create_dir_all(&dir).expect("the temporary directory is writable");
+    let token = "0123456789abcdef".repeat(4);
+    let port = free_port();
+    let start = |node: usize| {
+        program::lockstep()
+            .args(["launch", "--selftest", "--json", "--storage-mib", "1", "--nnodes", "2"])
+            .args(["--nproc-per-node", "2", "--master-addr", "127.0.0.1"])
+            .args(["--node-rank", &node.to_string(), "--master-port", &port.to_string()])
+            .args(["--runs", folders[node]])
+            .args(["--log-dir", &format!("logs-{node}")])
+            .env("LOCKSTEP_TOKEN", &token)
+            .current_dir(&dir)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program starts")
+    };
+    let started = [0, 1].map(start);
+    let ended = started.map(|child| child.wait_with_output().expect("the launcher ends"));
+    let text = String::from_utf8_lossy(&ended[0].stdout).into_owned();
+    let report = text.lines().find(|line| line.starts_with('{')).unwrap_or_else(|| {
+        panic!("no report: {text}{}", String::from_utf8_lossy(&ended[0].stderr))
+    });
+    let report = serde_json::from_str(report).expect("the report is JSON");
+    fs::remove_dir_all(&dir).expect("our own directory");
+    (ended.map(|ended| ended.status.code()), report)
+}
+
+/// The status of a check of a host. The speeds of this machine are not judged.
+fn check_of(report: &serde_json::Value, host: usize, name: &str) -> String {
+    let checks = report["hosts"][host]["checks"].as_array().expect("a list of checks");
+    let check = checks.iter().find(|check| check["name"] == name);
+    check.unwrap_or_else(|| panic!("no check {name}: {report}"))["status"].as_str().unwrap().into()
+}
+
+#[test]
+fn selftest_finds_two_healthy_nodes() {
+    let (codes, report) = selftest_of_two_nodes("selftest", ["runs", "runs"]);
+    for host in 0..2 {
+        for name in ["versions", "devices", "all-reduce", "clock", "shared folder"] {
+            assert_eq!(check_of(&report, host, name), "ok", "{name}: {report}");
+        }
+        assert_eq!(report["hosts"][host]["ranks"], 2);
+        check_of(&report, host, "link inside the host");
+        check_of(&report, host, "link between hosts");
+        check_of(&report, host, "storage");
+    }
+    let failed = i32::from(report["verdict"] == "failed");
+    assert_eq!(codes, [Some(failed); 2], "{report}");
+}
+
+#[test]
+fn selftest_names_a_node_without_the_shared_folder() {
+    let (codes, report) = selftest_of_two_nodes("selftest-bad", ["runs", "elsewhere"]);
+    assert!(codes.iter().all(|code| *code != Some(0)), "{codes:?}");
+    assert_eq!(check_of(&report, 0, "shared folder"), "ok");
+    assert_eq!(check_of(&report, 1, "shared folder"), "failed");
+    assert_eq!(
+        (&report["verdict"], &report["hosts"][1]["verdict"]),
+        (&"failed".into(), &"failed".into())
+    );
 }

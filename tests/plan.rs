@@ -144,3 +144,18 @@ fn train_rejects_models_that_do_not_fit() {
     assert!(!runs.exists(), "no folder was created");
     std::fs::remove_dir_all(folder).unwrap();
 }
+
+#[test]
+fn the_example_of_two_hosts_fits_and_a_slow_tensor_axis_is_a_warning() {
+    let args = ["plan", "deploy/two-hosts/run.toml", "--cluster", "a100-ethernet-16", "--json"];
+    let plan = |more: &[&str]| -> serde_json::Value {
+        let output = lockstep(&[&args[..], more].concat());
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", err(&output)))
+    };
+    let example = plan(&[]);
+    assert_eq!((&example["fits"], example["warnings"].is_null()), (&true.into(), true));
+    let tensor =
+        plan(&["--set", "layout.data=2", "--set", "layout.tensor=8", "--set", "layout.zero=1"]);
+    let warning = tensor["warnings"][0].as_str().unwrap();
+    assert!(warning.starts_with("tensor parallelism uses PCIe (20.0 GB/s per rank)"), "{warning}");
+}

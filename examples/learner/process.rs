@@ -174,8 +174,17 @@ fn update(
     let (dtype, recompute) = (Dtype::F32, Recompute::None);
     let global_tokens = rank.plan.train.global_batch * SEQ;
     let Rank { device, groups, model, store, optimizer, .. } = rank;
-    let (dropout, loads, offload) = (None, None, Default::default());
-    let pass = Pass { device, groups, dtype, recompute, dropout, global_tokens, loads, offload };
+    let pass = Pass {
+        device,
+        groups,
+        dtype,
+        recompute,
+        dropout: None,
+        global_tokens,
+        loads: None,
+        offload: Default::default(),
+        fp8: None,
+    };
     model.train(&pass, batch, store, activations);
     store.finish(device, groups)?;
     let gradients = (0..store.gradients.blocks()).filter_map(|block| store.gradients.get(block));

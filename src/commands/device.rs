@@ -2,8 +2,12 @@
 
 use std::sync::OnceLock;
 
+use crate::print::{print_error, print_line};
 use lockstep_comm::World;
+use lockstep_cuda::Gpu;
 use lockstep_kernels::{CudaLibrary, CudaReport, Device};
+use lockstep_launch::identity;
+use lockstep_launch::topology::{self, Topology};
 use lockstep_plan::{DeviceType, Plan};
 
 /// The device of a rank.
@@ -12,6 +16,16 @@ pub fn open(plan: &Plan, world: &World) -> anyhow::Result<Device> {
         DeviceType::Cpu => Device::cpu(plan.train.threads),
         DeviceType::Cuda => on_gpu(world)?,
     };
+    if plan.precision.fp8.is_on() && !device.has_fp8() {
+        let report = device.cuda_report();
+        let (gpu, has) = report.map_or(("the CPU".into(), "none".into()), |report| {
+            (format!("GPU {} ({})", report.index, report.gpu), report.capability)
+        });
+        anyhow::bail!(
+            "precision.fp8={} needs compute capability 8.9 or newer, but {gpu} has {has}; use precision.fp8=off",
+            plan.precision.fp8.name()
+        );
+    }
     device.set_tf32(plan.device.tf32);
     device.set_deterministic_attention(plan.device.deterministic);
     if let Some(limit) = plan.device.memory_limit {
@@ -41,12 +55,26 @@ pub fn describe(device: &Device, plan: &Plan) -> Option<String> {
     Some(line)
 }
 
+/// Chooses the engine of collectives on device memory. Rank 0 prints it once, with the reason.
+pub fn open_collectives(plan: &Plan, world: &World, device: &Device) -> anyhow::Result<()> {
+    let Some(gpu) = device.gpu().filter(|_| world.size() > 1) else { return Ok(()) };
+    let choice = world.open_device(Some(&gpu), plan.comm.device_engine)?;
+    if world.rank() == 0 {
+        print_line!("collectives on device memory: {} ({})", choice.engine.name(), choice.reason);
+        if let Some(warning) = choice.warning {
+            print_error!("warning: {warning}");
+        }
+    }
+    Ok(())
+}
+
 /// The GPUs of this machine with the libraries that were found, or why they cannot be used. Empty without GPUs.
 pub fn report() -> Vec<String> {
     match Device::cuda_count().and_then(|count| (0..count).map(Device::cuda).collect()) {
         Ok(devices) => {
             let devices: Vec<Device> = devices;
-            devices.iter().filter_map(Device::cuda_report).flat_map(report_lines).collect()
+            let reports = devices.iter().filter_map(Device::cuda_report).flat_map(report_lines);
+            reports.chain(topology::report(&Topology::of_this_host())).collect()
         }
         Err(error) if has_gpu() => vec![format!("the GPU cannot be used: {error}")],
         Err(_) => Vec::new(),
@@ -83,13 +111,43 @@ pub fn open_alone(threads: usize) -> anyhow::Result<Device> {
     }
 }
 
-/// The GPU with the number of this rank on its host. Ranks beyond the number of GPUs share them.
+/// The GPU with the number of this rank on its host, or of its slot if ranks before it were excluded. Ranks beyond the
+/// number of GPUs share them. Binds this thread to the cores next to the GPU.
 fn on_gpu(world: &World) -> anyhow::Result<Device> {
     let hosts = world.hosts();
     let mine = hosts[world.rank()];
-    let local_rank = hosts[..world.rank()].iter().filter(|host| **host == mine).count();
-    let count = Device::cuda_count()?;
-    Ok(Device::cuda(local_rank % count.max(1))?)
+    let on_host = |hosts: &[usize]| hosts.iter().filter(|host| **host == mine).count();
+    let local_rank = on_host(&hosts[..world.rank()]);
+    let slot = identity::slot_from_process_env().unwrap_or(local_rank);
+    let count = Device::cuda_count()?.max(1);
+    bind_next_to_gpu(slot, on_host(hosts), count);
+    Ok(Device::cuda(slot % count)?)
+}
+
+/// Binds this thread, and those that it starts, to the cores of the GPU's NUMA node, which ranks on the same node share.
+/// Nothing happens if the system does not tell the node.
+fn bind_next_to_gpu(slot: usize, local_ranks: usize, count: usize) {
+    let Ok(gpus) = (0..count).map(Gpu::pci_address).collect::<Result<Vec<_>, _>>() else { return };
+    let allowed = topology::allowed_cores();
+    let ranks = local_ranks.max(slot + 1);
+    let placed = topology::place(&Topology::of_this_host(), &gpus, ranks, &allowed);
+    let Some(placement) = placed.get(slot).filter(|placed| !placed.cores.is_empty()) else {
+        return;
+    };
+    if placement.cores == allowed {
+        return;
+    }
+    match topology::bind_to(&placement.cores) {
+        Ok(()) => tracing::info!(
+            "local rank {slot}: GPU at {}, NUMA node {:?}, {} cores from core {}, network cards {:?}",
+            placement.gpu,
+            placement.node,
+            placement.cores.len(),
+            placement.cores[0],
+            placement.nics
+        ),
+        Err(error) => tracing::warn!("cannot bind to the cores next to the GPU: {error}"),
+    }
 }
 
 /// Whether the driver's device file of a GPU exists.

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use lockstep_dash::doctor::{Diagnosis, diagnose};
 use lockstep_dash::{RunFolder, list_runs};
+use lockstep_plan::DeviceType;
 use lockstep_sim::Cluster;
 
 use crate::machine;
@@ -48,22 +49,25 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 /// The described machine for the ranks of a run. The default description is optional.
 fn cluster(run: &RunFolder, named: Option<&str>) -> anyhow::Result<Option<Cluster>> {
-    let ranks = run.plan.as_ref().map(|plan| plan.ranks);
+    let plan = run.plan.as_ref();
+    let (ranks, kind) = (plan.map(|plan| plan.ranks), plan.map(|plan| plan.device.kind));
     match named {
-        Some(name) => machine::cluster(name, ranks).map(Some),
-        None => Ok(default_cluster(&run.path, ranks)),
+        Some(name) => machine::cluster(name, ranks, kind).map(Some),
+        None => Ok(default_cluster(&run.path, ranks, kind)),
     }
 }
 
-fn default_cluster(run: &Path, ranks: Option<usize>) -> Option<Cluster> {
+fn default_cluster(run: &Path, ranks: Option<usize>, kind: Option<DeviceType>) -> Option<Cluster> {
     let path = run.parent()?.join("machine.toml");
-    path.exists().then(|| machine::cluster(&path.display().to_string(), ranks).ok()).flatten()
+    let read = || machine::cluster(&path.display().to_string(), ranks, kind).ok();
+    path.exists().then(read).flatten()
 }
 
 /// The verdict on a run in one line, if there is enough to judge.
 pub fn verdict(run: &Path, ranks: usize) -> Option<String> {
     let folder = RunFolder::open(run).ok()?;
-    let machine = default_cluster(run, Some(ranks));
+    let kind = folder.plan.as_ref().map(|plan| plan.device.kind);
+    let machine = default_cluster(run, Some(ranks), kind);
     let Diagnosis { verdict, limits, .. } = diagnose(&folder, machine.as_ref());
     (!limits.is_empty()).then_some(verdict)
 }

@@ -15,13 +15,14 @@ use crate::print::{print_error, print_line};
 pub fn print_header(plan: &Plan, source: &Source) {
     let (model, train) = (&plan.model, &plan.train);
     print_line!(
-        "{}: {:?}, {:.2}M parameters, {} rank(s) × {} thread(s), {:?}, {} × {} tokens per step",
+        "{}: {:?}, {:.2}M parameters, {} rank(s) × {} thread(s), {:?}{}, {} × {} tokens per step",
         plan.name,
         model.family,
         model.param_count() as f64 / 1e6,
         plan.ranks,
         train.threads,
         plan.precision.compute,
+        if plan.precision.fp8.is_on() { " and fp8" } else { "" },
         train.global_batch,
         plan.data.seq,
     );
@@ -77,7 +78,7 @@ fn data_warnings(plan: &Plan, source: &Source) -> Vec<String> {
     warnings
 }
 
-/// What rank 0 prints to standard output.
+/// Output of rank 0 on the terminal.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Style {
     /// A line per event.

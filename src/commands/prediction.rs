@@ -8,6 +8,7 @@ use lockstep_comm::{World, human_bytes};
 use lockstep_events::StepReport;
 use lockstep_kernels::Device;
 use lockstep_plan::{DeviceType, Ledger, Offload, Plan};
+use lockstep_sim::advice::slow_tensor;
 use lockstep_sim::search::layout_words;
 use lockstep_sim::{Options, estimate};
 use lockstep_trainer::{PlannedTraffic, planned_traffic};
@@ -97,6 +98,8 @@ pub struct Prediction {
     counted: bool,
     /// Step time in seconds, and the machine description it is based on.
     step: Option<(f64, String)>,
+    /// A warning about the layout.
+    warning: Option<String>,
     /// Why the default machine description could not be used.
     problem: Option<String>,
 }
@@ -115,21 +118,26 @@ impl Prediction {
             Some(name) => Some(name.to_string()),
             None => default.exists().then(|| default.display().to_string()),
         };
-        let (step, problem) =
-            match path.map(|path| (machine::cluster(&path, Some(plan.ranks)), path)) {
-                None => (None, None),
-                Some((Ok(machine), path)) => {
-                    let seconds = estimate(plan, &machine, &Options::default()).step_s;
-                    (Some((seconds, path)), None)
-                }
-                // The default file is optional.
-                Some((Err(why), _)) if cluster.is_none() => (None, Some(format!("{why:#}"))),
-                Some((Err(why), _)) => return Err(why),
-            };
+        let mut warning = None;
+        let (step, problem) = match path
+            .map(|path| (machine::cluster(&path, Some(plan.ranks), Some(plan.device.kind)), path))
+        {
+            None => (None, None),
+            Some((Ok(machine), path)) => {
+                let options = Options::default();
+                let found = estimate(plan, &machine, &options);
+                warning = slow_tensor(plan, &machine, &options, &found);
+                (Some((found.step_s, path)), None)
+            }
+            // The default file is optional.
+            Some((Err(why), _)) if cluster.is_none() => (None, Some(format!("{why:#}"))),
+            Some((Err(why), _)) => return Err(why),
+        };
         let traffic = planned_traffic(plan, world, plan.train.steps as u64);
         let counted = engine.counts_traffic();
         let one_host = counted && world.hosts().iter().all(|host| *host == 0);
-        Ok(Prediction { traffic, one_host, counted, step, problem })
+        let warning = warning.map(|slow| slow.to_string());
+        Ok(Prediction { traffic, one_host, counted, step, warning, problem })
     }
 
     pub fn print(&self, plan: &Plan) {
@@ -157,6 +165,9 @@ impl Prediction {
         }
         if let Some((seconds, file)) = &self.step {
             print_line!("predicted step time: {:.1} ms (from {file})", 1e3 * seconds);
+        }
+        if let Some(warning) = &self.warning {
+            print_line!("warning: {warning}");
         }
         if let Some(why) = &self.problem {
             print_line!("no step time is predicted: {why}");

@@ -315,6 +315,7 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     if let Some(line) = device::describe(&device, plan).filter(|_| describes) {
         print_line!("{line}");
     }
+    device::open_collectives(plan, world, &device)?;
     let stop = &stop::requested;
     let run = Run { plan, device, group: world, source, folder: &folder, start, generation, stop };
     let mut grace = GraceCheck::new(&args.supervision);

@@ -1,8 +1,4 @@
 //! Runs `lockstep launch` in a test, in an empty directory, and collects the result.
-
-#[path = "../program/mod.rs"]
-mod program;
-
 use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -28,7 +24,7 @@ pub fn launch_program(name: &str, options: &str, program: &[&str]) -> Launch {
 }
 
 pub fn launch_in(dir: &Path, options: &str, program: &[&str]) -> Launch {
-    let mut command = program::lockstep();
+    let mut command = crate::program::lockstep();
     for (name, _) in std::env::vars_os() {
         let ours = |name: &str| name.starts_with("PET_") || name.starts_with("LOCKSTEP_");
         if name.to_str().is_some_and(ours) {

@@ -45,6 +45,7 @@
 
 mod algo;
 mod call;
+mod device;
 mod group;
 mod health;
 mod lane;
@@ -52,6 +53,7 @@ mod link;
 mod memory;
 #[cfg(feature = "mpi")]
 mod mpi;
+mod nccl;
 pub mod wire;
 mod world;
 
@@ -65,12 +67,13 @@ pub use call::partition::shard_range;
 pub use call::topology::number_hosts;
 pub use call::traffic::Traffic;
 pub use call::{Algo, Call, human_bytes};
+pub use device::{DeviceGroup, DeviceSlice, EngineChoice};
 pub use group::Group;
 pub use group::started::Buffer;
 pub use group::track::Pending;
 pub use health::recorder::FlightEntry;
 pub use lockstep_types::trace;
-pub use lockstep_types::{Collective, Dtype, Element, bytes_of, bytes_of_mut};
+pub use lockstep_types::{Collective, DeviceEngine, Dtype, Element, bytes_of, bytes_of_mut};
 pub use memory::heap::SharedHeap;
 pub use memory::symmetric::Symmetric;
 pub use wire::crc32c::crc32c;

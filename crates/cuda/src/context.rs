@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::driver::{self, Address, Attribute, Driver, Handle};
 use crate::error::{CudaError, Result};
+use crate::lost::DeviceLost;
 
 /// The oldest supported compute capability.
 const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
@@ -106,12 +107,17 @@ impl Context {
     /// Checks a call that fails only if the device is lost or the program is wrong.
     ///
     /// # Panics
-    /// If the call failed.
+    /// If the call failed. If the hardware failed, the panic's payload is a [`DeviceLost`].
     #[track_caller]
     pub fn must(&self, status: c_int, action: &str) {
-        if let Err(error) = self.driver.check(status, action) {
-            panic!("GPU {} ({}): {error}", self.index, self.name);
+        let Err(error) = self.driver.check(status, action) else { return };
+        let message = format!("GPU {} ({}): {error}", self.index, self.name);
+        if !driver::is_hardware_failure(status) {
+            panic!("{message}");
         }
+        let address = self.bus_id().map(|id| id.to_string_lossy().to_lowercase());
+        let xid = address.and_then(|address| crate::lost::last_xid(&address));
+        std::panic::panic_any(DeviceLost::new(message, xid));
     }
 
     /// Free bytes of device memory.
@@ -154,6 +160,16 @@ impl Context {
         Ok(PinnedBuffer { context: self.clone(), start, bytes })
     }
 
+    /// Opens a buffer of another process by the name that [`DeviceBuffer::export`] gave it there.
+    pub fn open_peer(self: &Arc<Self>, name: [u8; 64]) -> Result<PeerBuffer> {
+        let mut address = 0;
+        let (handle, flags) = (driver::IpcHandle(name), driver::IPC_LAZY_PEER_ACCESS);
+        // SAFETY: a valid pointer; the driver rejects names that are not valid.
+        let status = unsafe { (self.api().cuIpcOpenMemHandle_v2)(&mut address, handle, flags) };
+        self.driver.check(status, "open the memory of another process")?;
+        Ok(PeerBuffer { context: self.clone(), address })
+    }
+
     /// The PCI address, by which other libraries name the GPU.
     pub fn bus_id(&self) -> Option<CString> {
         let mut id = [0; 32];
@@ -162,6 +178,22 @@ impl Context {
             let status = (self.driver.api.cuDeviceGetPCIBusId)(id.as_mut_ptr(), 31, self.device);
             (status == driver::SUCCESS).then(|| CStr::from_ptr(id.as_ptr()).to_owned())
         }
+    }
+
+    /// Identifies the GPU among all machines.
+    pub fn uuid(&self) -> [u8; 16] {
+        let mut uuid = [0; 16];
+        // SAFETY: a valid pointer.
+        let status = unsafe { (self.driver.api.cuDeviceGetUuid_v2)(&mut uuid, self.device) };
+        self.must(status, "read the UUID of the GPU");
+        uuid
+    }
+
+    /// Blocks the host until the GPU has completed all operations of this process.
+    pub fn synchronize(&self) {
+        // SAFETY: a plain call; the context is current.
+        let status = unsafe { (self.api().cuCtxSynchronize)() };
+        self.must(status, "complete all operations");
     }
 
     pub fn device(&self) -> c_int {
@@ -190,6 +222,30 @@ pub struct DeviceBuffer {
     context: Arc<Context>,
     pub address: Address,
     pub bytes: usize,
+}
+
+impl DeviceBuffer {
+    /// The name by which other processes open the buffer.
+    pub fn export(&self) -> Result<[u8; 64]> {
+        let mut handle = driver::IpcHandle([0; 64]);
+        // SAFETY: an allocation of this context, and a valid pointer.
+        let status = unsafe { (self.context.api().cuIpcGetMemHandle)(&mut handle, self.address) };
+        self.context.driver.check(status, "share memory with other processes")?;
+        Ok(handle.0)
+    }
+}
+
+/// Memory of another process on the same GPU. It is closed when dropped.
+pub struct PeerBuffer {
+    context: Arc<Context>,
+    pub address: Address,
+}
+
+impl Drop for PeerBuffer {
+    fn drop(&mut self) {
+        // SAFETY: opened by `Context::open_peer`. The driver waits for the work that uses it.
+        unsafe { (self.context.api().cuIpcCloseMemHandle)(self.address) };
+    }
 }
 
 impl Drop for DeviceBuffer {

@@ -25,6 +25,13 @@ function_table! {
         fn cuDevicePrimaryCtxRetain(context: *mut Handle, device: c_int) -> Status;
         fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> Status;
         fn cuCtxSetCurrent(context: Handle) -> Status;
+        fn cuCtxSynchronize() -> Status;
+        fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) -> Status;
+        fn cuIpcGetEventHandle(handle: *mut IpcHandle, event: Handle) -> Status;
+        fn cuIpcOpenEventHandle(event: *mut Handle, handle: IpcHandle) -> Status;
+        fn cuIpcGetMemHandle(handle: *mut IpcHandle, address: Address) -> Status;
+        fn cuIpcOpenMemHandle_v2(address: *mut Address, handle: IpcHandle, flags: c_uint) -> Status;
+        fn cuIpcCloseMemHandle(address: Address) -> Status;
         fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Status;
         fn cuMemAlloc_v2(address: *mut Address, bytes: usize) -> Status;
         fn cuMemFree_v2(address: Address) -> Status;
@@ -49,9 +56,11 @@ function_table! {
         fn cuEventDestroy_v2(event: Handle) -> Status;
         fn cuEventRecord(event: Handle, stream: Handle) -> Status;
         fn cuEventSynchronize(event: Handle) -> Status;
+        fn cuEventQuery(event: Handle) -> Status;
         fn cuEventElapsedTime(milliseconds: *mut f32, start: Handle, end: Handle) -> Status;
         fn cuModuleLoadData(module: *mut Handle, image: *const c_void) -> Status;
         fn cuModuleGetFunction(function: *mut Handle, module: Handle, name: *const c_char) -> Status;
+        fn cuFuncGetAttribute(value: *mut c_int, attribute: c_int, function: Handle) -> Status;
         fn cuFuncSetAttribute(function: Handle, attribute: c_int, value: c_int) -> Status;
         fn cuStreamWaitEvent(stream: Handle, event: Handle, flags: c_uint) -> Status;
         fn cuStreamBeginCapture_v2(stream: Handle, mode: c_int) -> Status;
@@ -105,6 +114,17 @@ pub struct AccessDescription {
     pub flags: c_int,
 }
 
+/// `CUipcEventHandle` and `CUipcMemHandle`: names of an event or of memory in other processes.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct IpcHandle(pub [u8; 64]);
+
+/// `CU_EVENT_DISABLE_TIMING`
+pub const EVENT_DISABLE_TIMING: c_uint = 2;
+/// `CU_EVENT_INTERPROCESS`
+pub const EVENT_INTERPROCESS: c_uint = 4;
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`
+pub const IPC_LAZY_PEER_ACCESS: c_uint = 1;
 /// `CU_MEM_LOCATION_TYPE_DEVICE`
 pub const LOCATION_DEVICE: c_int = 1;
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`
@@ -117,12 +137,16 @@ pub const NON_BLOCKING: c_uint = 1;
 pub const CAPTURE_RELAXED: c_int = 2;
 /// `CU_MEMHOSTALLOC_PORTABLE`
 pub const HOST_PORTABLE: c_uint = 1;
+/// `CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES`
+pub const STATIC_SHARED: c_int = 1;
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`
 pub const MAX_DYNAMIC_SHARED: c_int = 8;
 
 pub const SUCCESS: Status = 0;
 pub const OUT_OF_MEMORY: Status = 2;
 const NO_DEVICE: Status = 100;
+/// `CUDA_ERROR_NOT_READY`
+pub const NOT_READY: Status = 600;
 
 /// Attributes of a device (`CUdevice_attribute`).
 #[derive(Clone, Copy)]
@@ -186,6 +210,13 @@ pub fn dotted(version: i32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 
+/// Whether a status means that the hardware has failed: the device is unavailable (46), has an uncorrectable ECC (214) or
+/// NVLink error (220, 721), a hardware stack error (714), or fell off the bus, which the driver calls unknown (999). A
+/// restart on the same device would fail again. Errors that a wrong kernel can cause are not among them.
+pub fn is_hardware_failure(status: Status) -> bool {
+    matches!(status, 46 | 214 | 220 | 714 | 721 | 999)
+}
+
 fn check(api: &Functions, status: Status, action: &str) -> Result<()> {
     if status == SUCCESS {
         return Ok(());
@@ -203,7 +234,10 @@ fn check(api: &Functions, status: Status, action: &str) -> Result<()> {
     let [name, text] = words;
     let advice = match status {
         // Illegal address, launch timeout, hardware stack error, illegal instruction, and the like.
-        700..=719 | 214 | 220 | 46 => {
+        status if is_hardware_failure(status) => {
+            "; the device is lost: look for an Xid line in `dmesg`, and reset or replace the GPU"
+        }
+        700..=719 => {
             "; the device is lost to this process: look for an Xid line in `dmesg` and restart the run"
         }
         _ => "",

@@ -9,6 +9,13 @@ use crate::driver::Driver;
 use crate::launch::Kernels;
 use crate::{CudaError, Result, loader};
 
+/// Whether the control daemon of MPS runs, through which processes use a GPU at the same time.
+pub fn mps_runs() -> bool {
+    let folder = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").filter(|folder| !folder.is_empty());
+    let folder = folder.map_or_else(|| "/tmp/nvidia-mps".into(), std::path::PathBuf::from);
+    folder.join("control").exists()
+}
+
 /// An open GPU. All users in a process share its context and kernels, which live as long as the process.
 #[derive(Clone)]
 pub struct Gpu {
@@ -20,6 +27,21 @@ impl Gpu {
     /// Number of GPUs that the driver finds.
     pub fn count() -> Result<usize> {
         context::count(&Driver::load()?)
+    }
+
+    /// PCI address of GPU `index` as sysfs writes it, without opening the GPU.
+    pub fn pci_address(index: usize) -> Result<String> {
+        let driver = Driver::load()?;
+        let (mut device, mut id) = (0, [0; 32]);
+        // SAFETY: valid pointers; the buffer has this length, and the driver ends the text with a zero.
+        let text = unsafe {
+            let status = (driver.api.cuDeviceGet)(&mut device, index as std::ffi::c_int);
+            driver.check(status, &format!("find GPU {index}"))?;
+            let status = (driver.api.cuDeviceGetPCIBusId)(id.as_mut_ptr(), 31, device);
+            driver.check(status, &format!("read the PCI address of GPU {index}"))?;
+            std::ffi::CStr::from_ptr(id.as_ptr()).to_string_lossy().to_lowercase()
+        };
+        Ok(text)
     }
 
     /// Finds a GPU and the libraries that are always needed, without opening it.

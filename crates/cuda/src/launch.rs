@@ -5,7 +5,7 @@ use std::ffi::{CString, c_void};
 use std::sync::{Mutex, RwLock};
 
 use crate::context::Context;
-use crate::driver::{Handle, MAX_DYNAMIC_SHARED, SUCCESS};
+use crate::driver::{Handle, MAX_DYNAMIC_SHARED, STATIC_SHARED, SUCCESS};
 use crate::error::Result;
 use crate::nvrtc::Nvrtc;
 use crate::stream::Stream;
@@ -114,15 +114,32 @@ unsafe impl Send for ModuleHandle {}
 impl Function {
     /// Enqueues the kernel on a stream. An empty grid is a launch that does nothing.
     pub fn launch(&self, stream: &Stream, grid: Grid, args: &[Arg]) -> Result<()> {
+        let mut parameters = [std::ptr::null_mut::<c_void>(); MAX_ARGS];
+        for (parameter, arg) in parameters[..args.len()].iter_mut().zip(args) {
+            *parameter = (arg as *const Arg).cast_mut().cast();
+        }
+        self.start(stream, grid, &mut parameters)
+    }
+
+    /// [`Function::launch`] for a kernel whose only parameter is a structure, passed by value.
+    ///
+    /// # Safety
+    /// `T` must have the layout of the kernel's parameter.
+    pub unsafe fn launch_with<T: Copy>(
+        &self,
+        stream: &Stream,
+        grid: Grid,
+        parameter: &T,
+    ) -> Result<()> {
+        self.start(stream, grid, &mut [(parameter as *const T).cast_mut().cast()])
+    }
+
+    fn start(&self, stream: &Stream, grid: Grid, parameters: &mut [*mut c_void]) -> Result<()> {
         let Grid { blocks: [x, y, z], threads, shared } = grid;
         if grid.is_empty() {
             return Ok(());
         }
         let context = stream.context();
-        let mut parameters = [std::ptr::null_mut::<c_void>(); MAX_ARGS];
-        for (parameter, arg) in parameters[..args.len()].iter_mut().zip(args) {
-            *parameter = (arg as *const Arg).cast_mut().cast();
-        }
         // SAFETY: the parameters point to values of at least the kernel's parameter sizes; the memory they name lives
         // until later operations of this stream reuse it.
         let status = unsafe {
@@ -185,9 +202,15 @@ impl Kernels {
             unsafe { (context.api().cuModuleGetFunction)(&mut handle, module.0, name.as_ptr()) };
         context.must(status, &format!("find the kernel {kernel} in {}.cu", source.name));
         // A block may use all the shared memory that the GPU has; the default limit is 48 KiB.
-        let limit = context.shared_per_block as i32;
-        // SAFETY: the function lives. Kernels with static shared memory refuse the full limit and keep the default.
-        unsafe { (context.api().cuFuncSetAttribute)(handle, MAX_DYNAMIC_SHARED, limit) };
+        let mut fixed = 0;
+        // SAFETY: the function lives, and the pointer is valid.
+        unsafe {
+            let status = (context.api().cuFuncGetAttribute)(&mut fixed, STATIC_SHARED, handle);
+            context.must(status, "read the shared memory of a kernel");
+            let limit = context.shared_per_block as i32 - fixed;
+            let status = (context.api().cuFuncSetAttribute)(handle, MAX_DYNAMIC_SHARED, limit);
+            context.must(status, "set the shared memory of a kernel");
+        }
         let function = Function { handle, name: kernel };
         self.functions
             .write()
@@ -210,6 +233,29 @@ impl Kernels {
     ) {
         let context = stream.context();
         let launched = self.function(context, source, kernel).launch(stream, grid, args);
+        launched
+            .unwrap_or_else(|error| panic!("GPU {} ({}): {error}", context.index, context.name));
+    }
+
+    /// [`Kernels::launch`] for a kernel whose only parameter is a structure, passed by value.
+    ///
+    /// # Safety
+    /// `T` must have the layout of the kernel's parameter.
+    ///
+    /// # Panics
+    /// If the kernel cannot be compiled or started.
+    pub unsafe fn launch_with<T: Copy>(
+        &self,
+        stream: &Stream,
+        source: &'static Source,
+        kernel: &'static str,
+        grid: Grid,
+        parameter: &T,
+    ) {
+        let context = stream.context();
+        let function = self.function(context, source, kernel);
+        // SAFETY: guaranteed by the caller.
+        let launched = unsafe { function.launch_with(stream, grid, parameter) };
         launched
             .unwrap_or_else(|error| panic!("GPU {} ({}): {error}", context.index, context.name));
     }

@@ -2,27 +2,33 @@
 //!
 //! [`loader`] finds the libraries; [`driver`] and [`nvrtc`](mod@nvrtc) declare the functions that are used of them. A
 //! [`Gpu`] is an open GPU: its [`Context`] (memory) and its [`Kernels`], compiled by NVRTC on first use and kept on disk.
-//! Operations are enqueued on a [`Stream`], and [`StreamEvent`]s order streams and the host.
+//! Operations are enqueued on a [`Stream`], and [`StreamEvent`]s order streams and the host;
+//! a [`Fence`] orders streams of several ranks.
 
 pub mod cache;
 mod check;
 mod context;
 pub mod driver;
 mod error;
+mod fence;
 mod gpu;
 mod graph;
 mod launch;
 pub mod loader;
+mod lost;
+pub mod nvlink;
 pub mod nvml;
 pub mod nvrtc;
 mod stream;
 
 pub use check::{ARCHITECTURES, check_compiles};
-pub use context::{Context, DeviceBuffer, PinnedBuffer};
+pub use context::{Context, DeviceBuffer, PeerBuffer, PinnedBuffer};
 pub use driver::{Address, Handle};
 pub use error::{CudaError, Result};
-pub use gpu::Gpu;
+pub use fence::Fence;
+pub use gpu::{Gpu, mps_runs};
 pub use graph::Graph;
 pub use launch::{Arg, Function, Grid, Kernels, Source};
+pub use lost::DeviceLost;
 pub use nvrtc::Nvrtc;
 pub use stream::{Stream, StreamEvent};

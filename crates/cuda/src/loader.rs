@@ -163,6 +163,22 @@ fn load(path: &Path) -> std::result::Result<&'static libloading::Library, String
     loaded.map(|library| &*Box::leak(Box::new(library))).map_err(|error| error.to_string())
 }
 
+/// Version of NCCL, if it is installed, e.g. 2.27.3.
+pub fn nccl_version() -> Option<String> {
+    let nccl = Wanted { name: "NCCL", sonames: &["libnccl.so.2"], install: "install NCCL" };
+    let library = Library::open(&nccl).ok()?;
+    let mut version = 0;
+    // SAFETY: the type is that of the library's header, and the pointer is valid.
+    let status = unsafe {
+        let get: unsafe extern "C" fn(*mut std::ffi::c_int) -> std::ffi::c_int =
+            library.symbol("ncclGetVersion").ok()?;
+        get(&mut version)
+    };
+    // 22703 is 2.27.3.
+    let dotted = || format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100);
+    (status == 0).then(dotted)
+}
+
 /// Declares a table of C functions that are looked up in a [`Library`].
 #[macro_export]
 macro_rules! function_table {

@@ -6,7 +6,7 @@ use crate::driver::Handle;
 use crate::function_table;
 use crate::loader::{Library, Wanted};
 
-const NVML: Wanted = Wanted {
+pub(crate) const NVML: Wanted = Wanted {
     name: "NVML",
     sonames: &["libnvidia-ml.so.1"],
     install: "install the NVIDIA driver with its management library",

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::context::Context;
-use crate::driver::{Handle, NON_BLOCKING};
+use crate::driver::{Handle, NON_BLOCKING, NOT_READY};
 
 /// A sequence of operations that the GPU executes in order.
 pub struct Stream {
@@ -101,11 +101,21 @@ impl Drop for Stream {
 }
 
 impl StreamEvent {
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
     /// Blocks the host until the GPU has reached the event.
     pub fn wait(&self) {
         // SAFETY: the event lives.
         let status = unsafe { (self.context.api().cuEventSynchronize)(self.handle) };
         self.context.must(status, "complete the operations before an event");
+    }
+
+    /// Whether the GPU has reached the event. Also true if the device is lost: the next operation reports that.
+    pub fn is_complete(&self) -> bool {
+        // SAFETY: the event lives.
+        unsafe { (self.context.api().cuEventQuery)(self.handle) != NOT_READY }
     }
 
     /// Time between two events; zero if `earlier` was reached later. Waits for both.

@@ -4,8 +4,9 @@
 use std::time::Instant;
 
 use lockstep_kernels::{
-    AdamW, AttentionOutput, AttentionShape, CrossEntropy, Device, Dtype, LogitGradient, Matmul,
-    NormGradients, NormParams, OptimizerState, RandomKey, Tag, Tensor, VocabShard,
+    AdamW, AttentionOutput, AttentionShape, CrossEntropy, Device, Dtype, Fp8Cast, Fp8Copies,
+    Fp8Format, Fp8Source, LogitGradient, Matmul, NormGradients, NormParams, OptimizerState,
+    RandomKey, Tag, Tensor, VocabShard,
 };
 
 const KEY: RandomKey = RandomKey { seed: 1, stream: 1 };
@@ -22,6 +23,7 @@ fn main() {
         bench.norms(tokens, dim);
         bench.sums(tokens, dim);
         bench.products(tokens, dim);
+        bench.fp8(tokens, dim);
         bench.attention(tokens, dim, head_dim);
     }
     bench.loss(tokens);
@@ -156,6 +158,76 @@ impl Bench {
             self.time(&name("weight gradient"), flops(), |device| {
                 device.matmul(Matmul::linear_dw(y.view(), x.view(), dw.view_mut()));
             });
+        }
+    }
+
+    /// Casts, and the products of `products`.
+    fn fp8(&self, rows: usize, dim: usize) {
+        if !self.device.has_fp8() {
+            return;
+        }
+        let cast = |device: &Device, from: Fp8Source<'_>, format| {
+            let (copies, tag) = (Fp8Copies::Both, Tag::Buffers);
+            device.fp8_cast(Fp8Cast { from, format, copies, tag, column_sums: None, history: None })
+        };
+        for (inputs, outputs) in [(dim, 3 * dim), (dim, dim), (dim, 4 * dim), (4 * dim, dim)] {
+            let (x, mut y) = (self.bf16(rows, inputs), self.bf16(rows, outputs));
+            let (w, mut dw) = (self.bf16(outputs, inputs), self.f32(outputs, inputs));
+            let (bias, mut dx) = (self.bf16(1, outputs), self.bf16(rows, inputs));
+            let flops = || Work::Flops(2 * rows * inputs * outputs);
+            let name = |kind: &str| format!("fp8 {kind} {inputs} to {outputs}");
+            let whole = |x: &Tensor, format| cast(&self.device, Fp8Source::Whole(x.view()), format);
+            let [x8, w8] = [&x, &w].map(|x| whole(x, Fp8Format::E4m3));
+            let y8 = whole(&y, Fp8Format::E5m2);
+            for (what, from, cols) in [("x", &x, inputs), ("w", &w, outputs * inputs / rows)] {
+                self.time(
+                    &name(&format!("cast of {what}")),
+                    Work::Bytes(6 * rows * cols),
+                    |device| {
+                        cast(device, Fp8Source::Whole(from.view()), Fp8Format::E4m3);
+                    },
+                );
+            }
+            self.time(&name("cast of dy"), Work::Bytes(6 * rows * outputs), |device| {
+                cast(device, Fp8Source::Whole(y.view()), Fp8Format::E5m2);
+            });
+            let mut sums = self.f32(1, outputs);
+            self.time(&name("cast and sums of dy"), Work::Bytes(6 * rows * outputs), |device| {
+                let (format, copies, tag) = (Fp8Format::E5m2, Fp8Copies::Both, Tag::Buffers);
+                let column_sums = Some((sums.view_mut(), false));
+                let from = Fp8Source::Whole(y.view());
+                device.fp8_cast(Fp8Cast { from, format, copies, tag, column_sums, history: None });
+            });
+            if outputs > 3 * dim {
+                self.time(&name("cast and GELU"), Work::Bytes(6 * rows * outputs), |device| {
+                    cast(device, Fp8Source::Gelu(y.view()), Fp8Format::E4m3);
+                });
+            }
+            for fast in [true, false] {
+                let kind = if fast { ", fast" } else { "" };
+                let name = |what: &str| name(&format!("{what}{kind}"));
+                let set = |work: Matmul<'_>| {
+                    let mut work = work;
+                    work.fp8.as_mut().expect("an fp8 product").fast = fast;
+                    self.device.matmul(work);
+                };
+                self.time(&name("linear"), flops(), |_| {
+                    let plain = Matmul::fp8_linear(&x8, &w8, y.view_mut());
+                    set(Matmul { bias: Some(bias.view()), ..plain });
+                });
+                self.time(&name("input gradient"), flops(), |_| {
+                    set(Matmul::fp8_linear_dx(&y8, &w8, dx.view_mut()));
+                });
+                if inputs > dim {
+                    self.time(&name("input gradient and GELU"), flops(), |_| {
+                        let plain = Matmul::fp8_linear_dx(&y8, &w8, dx.view_mut());
+                        set(Matmul { gelu_backward: Some(x.view()), ..plain });
+                    });
+                }
+                self.time(&name("weight gradient"), flops(), |_| {
+                    set(Matmul::fp8_linear_dw(&y8, &x8, dw.view_mut()));
+                });
+            }
         }
     }
 

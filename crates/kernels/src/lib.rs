@@ -40,7 +40,8 @@ mod team;
 pub use cuda::{CudaError, CudaLibrary, CudaReport};
 pub use device::{
     AdamW, AttentionDelta, AttentionOutput, AttentionShape, Capacity, Code, Combine, CrossEntropy,
-    DROPPED, Device, DropoutMask, Event, IGNORED, LogitGradient, LogitShard, Matmul, Meter,
+    DROPPED, Device, DropoutMask, Event, FP8_MULTIPLE, Fp8Cast, Fp8Copies, Fp8Format, Fp8History,
+    Fp8Scales, Fp8Source, Fp8Tensor, IGNORED, LogitGradient, LogitShard, Matmul, Meter,
     NormGradients, NormParams, OpClass, OptimizerState, PositionRange, RandomKey, RopeScaling,
     RopeTable, Router, RouterOutput, RouterSaved, SPARE, Scalar, SoftmaxStats, Transfer,
     VocabShard,

@@ -11,6 +11,10 @@ pub const EXIT_STOPPED: i32 = 75;
 /// This is EX_CONFIG of sysexits.h.
 pub const EXIT_PERMANENT: i32 = 78;
 
+/// Exit code of a rank whose GPU has failed: it fell off the bus or has an uncorrectable error. Other ranks can continue
+/// without it. This is EX_IOERR of sysexits.h.
+pub const EXIT_DEVICE_LOST: i32 = 74;
+
 /// How a process exited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
@@ -40,6 +44,9 @@ impl Exit {
 impl fmt::Display for Exit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Exit::Code(EXIT_DEVICE_LOST) => {
+                write!(f, "lost its GPU (exit code {EXIT_DEVICE_LOST})")
+            }
             Exit::Code(code) => write!(f, "exited with code {code}"),
             Exit::Signal(signal) => write!(f, "was killed by {}", signal_name(*signal)),
         }
@@ -93,13 +100,14 @@ pub(super) struct RankExit {
 const SAME_TIME: Duration = Duration::from_millis(200);
 
 /// The first failure. A rank killed by a signal at about the same time takes precedence, since ranks that fail because
-/// of a peer exit with a code. SIGKILL takes precedence at any time: no rank kills itself because a peer failed.
+/// of a peer exit with a code. SIGKILL and a lost GPU take precedence at any time: no rank kills itself or loses its GPU
+/// because a peer failed.
 pub(super) fn first_failure(exits: &[RankExit]) -> Option<RankExit> {
     let failures = || exits.iter().filter(|exit| !exit.requested && !exit.exit.is_graceful());
     let first = failures().min_by_key(|exit| exit.at)?;
     failures()
         .filter(|exit| match exit.exit {
-            Exit::Signal(libc::SIGKILL) => true,
+            Exit::Signal(libc::SIGKILL) | Exit::Code(EXIT_DEVICE_LOST) => true,
             Exit::Signal(_) => exit.at <= first.at + SAME_TIME,
             Exit::Code(_) => false,
         })
@@ -128,6 +136,8 @@ mod tests {
             // Much later it is a consequence, except for SIGKILL.
             (&[(0, Code(1), 5, false), (1, Signal(6), 900, false)], Some(0)),
             (&[(0, Code(1), 5, false), (1, Signal(9), 900, false)], Some(1)),
+            // A lost GPU is a cause, not a consequence.
+            (&[(0, Code(1), 5, false), (1, Code(EXIT_DEVICE_LOST), 900, false)], Some(1)),
             // Requested exits are not failures.
             (&[(0, Signal(15), 1, true), (1, Code(2), 9, false)], Some(1)),
             (&[(0, Signal(15), 1, true), (1, Code(2), 9, true)], None),
@@ -155,6 +165,7 @@ mod tests {
     fn exit_codes_match_the_shell() {
         for (exit, code, text) in [
             (Code(7), 7, "exited with code 7"),
+            (Code(EXIT_DEVICE_LOST), 74, "lost its GPU (exit code 74)"),
             (Signal(11), 139, "was killed by SIGSEGV"),
             (Signal(64), 192, "was killed by signal 64"),
         ] {

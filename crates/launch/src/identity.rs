@@ -17,6 +17,12 @@ pub const LOG_DIR: &str = "LOCKSTEP_LOG_DIR";
 /// Slot of the node that a rank runs in. Equals its local rank unless a lower slot was excluded after failures.
 pub(super) const SLOT: &str = "LOCKSTEP_SLOT";
 
+/// The slot of this process, if a launcher set it. It selects the rank's GPU, so that the ranks after an excluded one keep
+/// theirs.
+pub fn slot_from_process_env() -> Option<usize> {
+    std::env::var(SLOT).ok()?.parse().ok()
+}
+
 /// Every variable that [`to_env`] may set. A launcher clears them all first, so that none is inherited from a launcher
 /// around it.
 pub(super) const VARIABLES: [&str; 15] = [

@@ -18,13 +18,15 @@ mod lines;
 mod output;
 mod rank;
 mod rendezvous;
+pub mod selftest;
 mod slurm;
 mod spec;
 mod supervise;
 mod sys;
+pub mod topology;
 mod vars;
 
-pub use exit::{EXIT_PERMANENT, EXIT_STOPPED, Exit};
+pub use exit::{EXIT_DEVICE_LOST, EXIT_PERMANENT, EXIT_STOPPED, Exit};
 pub use failure_log::FAILURES;
 pub use identity::{DEFAULT_PORT, IdentityError, LOG_DIR};
 pub use output::OutputMode;

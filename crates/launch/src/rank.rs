@@ -2,6 +2,7 @@
 //! that started it.
 
 use std::io;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -70,6 +71,12 @@ impl Drop for RankProcess {
     }
 }
 
+/// Variables that make NCCL write its warnings to a file of the rank.
+fn nccl_log(logs: &Path, rank: usize) -> [(&'static str, PathBuf); 2] {
+    let file = logs.join(format!("nccl-rank{rank}.log"));
+    [("NCCL_DEBUG", "WARN".into()), ("NCCL_DEBUG_FILE", file)]
+}
+
 fn command(spec: &LaunchSpec, identity: &Identity, slot: usize) -> Command {
     let mut command = Command::new(&spec.command[0]);
     command.args(&spec.command[1..]);
@@ -78,6 +85,12 @@ fn command(spec: &LaunchSpec, identity: &Identity, slot: usize) -> Command {
     }
     command.envs(identity::to_env(identity));
     let logs = std::path::absolute(&spec.log_dir).unwrap_or_else(|_| spec.log_dir.clone());
+    // NCCL's own log, next to that of the rank.
+    for (name, value) in nccl_log(&logs, identity.rank) {
+        if std::env::var_os(name).is_none() {
+            command.env(name, value);
+        }
+    }
     command.env(LOG_DIR, logs);
     command.env(SLOT, slot.to_string());
     command.envs(spec.extra_env.iter().cloned());

@@ -2,14 +2,17 @@
 
 use std::sync::Arc;
 
-use lockstep_kernels::{AttentionOutput, AttentionShape, RopeTable, Tensor, View, ViewMut};
+use lockstep_kernels::{
+    AttentionOutput, AttentionShape, Fp8Copies, Fp8Source, Fp8Tensor, RopeTable, Tensor, View,
+    ViewMut,
+};
 use lockstep_parallel::context::{AttentionBackward, Heads, SavedQkv};
 use lockstep_plan::context::Run;
 use lockstep_plan::model::{BlockParams, Shape};
 
 use crate::linear::Linear;
 use crate::norm::{Norm, NormBackward, SavedNorm};
-use crate::residual::{add_projection, projection_gradient};
+use crate::residual::{ProjectionInput, add_projection, projection_gradient};
 use crate::{Ctx, Slot, WeightGrads};
 
 pub(crate) struct AttentionPart {
@@ -31,14 +34,16 @@ pub(crate) struct SavedAttention {
     pub x: Tensor, // (tokens, dim)
     norm: SavedNorm,
     out: Tensor, // (tokens, heads * head_dim)
+    /// The inputs of `qkv` and `out` in fp8, if saved.
+    fp8: Option<[Fp8Tensor; 2]>,
     /// None if communication failed: the pass runs to its end on undefined values and the step is discarded.
     inside: Option<SavedQkv>,
 }
 
 impl SavedAttention {
-    /// Calls `visit` with all tensors.
+    /// Calls `visit` with all tensors. Matrices in fp8 stay where they are.
     pub fn tensors(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        let SavedAttention { x, norm, out, inside } = self;
+        let SavedAttention { x, norm, out, fp8: _, inside } = self;
         [x, out].into_iter().for_each(&mut *visit);
         norm.tensors(visit);
         if let Some(inside) = inside {
@@ -75,12 +80,21 @@ impl AttentionPart {
 
     pub fn forward(&self, cx: &Ctx<'_>, x: Tensor) -> (Tensor, SavedAttention) {
         let device = cx.device;
-        let (normed, norm) = self.norm.forward(cx, &x);
+        let (normed, norm) = self.norm.forward(cx, &x, cx.keeps_cheap() && cx.fp8.is_none());
         let mut qkv = cx.saved(cx.tokens(), self.qkv.rows());
-        cx.groups.start_gather_sequence(device, normed).for_each(|rows, normed| {
-            let to = qkv.view_mut().rows_of(rows);
-            device.matmul(self.qkv.forward(cx, normed, to));
-        });
+        let mut qkv_input = None;
+        if cx.fp8.is_some() {
+            let from = Fp8Source::Whole(normed.view());
+            let input = self.qkv.fp8_input(cx, from, cx.fp8_copies());
+            drop(normed);
+            self.qkv.fp8_forward(cx, &input, None, qkv.view_mut());
+            qkv_input = cx.save_fp8(input);
+        } else {
+            cx.groups.start_gather_sequence(device, normed).for_each(|rows, normed| {
+                let to = qkv.view_mut().rows_of(rows);
+                device.matmul(self.qkv.forward(cx, normed, to));
+            });
+        }
         if let Some(rope) = &self.rope {
             for (run, rows) in cx.placed_runs() {
                 device.rope(rope, &self.run(cx, run), qkv.view_mut().rows_of(rows));
@@ -88,8 +102,15 @@ impl AttentionPart {
         }
         let mut out = cx.saved(cx.tokens(), self.heads * self.head_dim);
         let inside = self.attend(cx, qkv, out.view_mut());
-        let y = add_projection(cx, self.site, &self.out, out.view(), &x);
-        (y, SavedAttention { x, norm, out, inside })
+        let Some(_) = cx.fp8 else {
+            let input = ProjectionInput::Whole(out.view());
+            let y = add_projection(cx, self.site, &self.out, input, &x);
+            return (y, SavedAttention { x, norm, out, fp8: None, inside });
+        };
+        let input = self.out.fp8_input(cx, Fp8Source::Whole(out.view()), cx.fp8_copies());
+        let y = add_projection(cx, self.site, &self.out, ProjectionInput::Fp8(&input), &x);
+        let fp8 = qkv_input.zip(cx.save_fp8(input)).map(|(qkv, out)| [qkv, out]);
+        (y, SavedAttention { x, norm, out, fp8, inside })
     }
 
     /// Attention over the tokens of this rank, or with those of the context axis.
@@ -137,11 +158,20 @@ impl AttentionPart {
         grads: &mut WeightGrads<'_>,
     ) -> Tensor {
         let device = cx.device;
-        let SavedAttention { x, mut norm, out, inside } = saved;
+        let SavedAttention { x, mut norm, out, fp8, inside } = saved;
+        let [qkv_input, out_input] = fp8.map_or([None, None], |inputs| inputs.map(Some));
 
         // Through the projection and the attention itself.
-        let mut dout = cx.scratch(cx.tokens(), out.cols());
-        {
+        let mut dout;
+        if cx.fp8.is_some() {
+            let dprojected = projection_gradient(cx, self.site, &dy).wait();
+            let input = out_input.unwrap_or_else(|| {
+                self.out.fp8_input(cx, Fp8Source::Whole(out.view()), Fp8Copies::Transposed)
+            });
+            let dprojected = Fp8Source::Whole(dprojected.view());
+            dout = self.out.fp8_backward(cx, input, dprojected, grads);
+        } else {
+            dout = cx.scratch(cx.tokens(), out.cols());
             let coming = projection_gradient(cx, self.site, &dy);
             let dprojected = coming.for_each_and_gather(|rows, dprojected| {
                 self.out.input_gradient(cx, dprojected, dout.view_mut().rows_of(rows));
@@ -157,9 +187,17 @@ impl AttentionPart {
         }
 
         // Through q, k, v and the norm; the residual adds its gradient.
-        let normed = self.norm.output(cx, &x, &mut norm);
-        let normed = cx.groups.start_gather_sequence(device, normed);
-        let dnormed = self.qkv.backward(cx, normed, dqkv, grads);
+        let dnormed = if cx.fp8.is_some() {
+            let input = qkv_input.unwrap_or_else(|| {
+                let normed = self.norm.output(cx, &x, &mut norm);
+                self.qkv.fp8_input(cx, Fp8Source::Whole(normed.view()), Fp8Copies::Transposed)
+            });
+            self.qkv.fp8_backward(cx, input, Fp8Source::Whole(dqkv.view()), grads)
+        } else {
+            let normed = self.norm.output(cx, &x, &mut norm);
+            let normed = cx.groups.start_gather_sequence(device, normed);
+            self.qkv.backward(cx, normed, dqkv, grads)
+        };
         let mut dx = cx.writable(dy);
         let (dy, of_x) = (dnormed.view(), dx.view_mut());
         self.norm.backward(cx, NormBackward { x: &x, stats: &norm.stats, dy, dx: of_x }, grads);
@@ -192,7 +230,7 @@ impl AttentionPart {
         let (keys, values) = (keys.view().rows_of(0..end), values.view().rows_of(0..end));
         let inputs = [qkv.view(), keys, values];
         device.attention_block(&all, inputs, out.view_mut(), lse.view_mut());
-        add_projection(cx, self.site, &self.out, out.view(), x)
+        add_projection(cx, self.site, &self.out, ProjectionInput::Whole(out.view()), x)
     }
 
     fn square(&self, cx: &Ctx<'_>) -> AttentionShape {

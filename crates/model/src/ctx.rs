@@ -8,7 +8,7 @@ use lockstep_parallel::{Groups, PartialOutput};
 use lockstep_plan::context::Run;
 use lockstep_plan::{Recompute, keeps_cheap};
 
-use crate::{Auxiliary, ExpertLoads};
+use crate::{Auxiliary, ExpertLoads, Fp8};
 
 /// The context of a call to a block.
 #[derive(Clone, Copy)]
@@ -41,6 +41,8 @@ pub struct Ctx<'a> {
     pub auxiliary: Option<&'a RefCell<Auxiliary>>,
     /// Receives the loads of the experts, and has those of the previous step.
     pub loads: Option<&'a ExpertLoads>,
+    /// Set in training if linear layers multiply in fp8.
+    pub fp8: Option<Fp8<'a>>,
     /// Whether the forward pass runs a second time, for the backward pass.
     pub recomputing: bool,
 }
@@ -61,6 +63,11 @@ impl Ctx<'_> {
     /// Whether values that are cheap to compute again are saved too.
     pub fn keeps_cheap(&self) -> bool {
         keeps_cheap(self.device.device_type(), self.recompute)
+    }
+
+    /// Whether fp8 inputs of linear layers are saved for the backward pass, in place of those in the compute type.
+    pub fn saves_fp8(&self) -> bool {
+        self.fp8.is_some() && self.recompute == Recompute::None
     }
 
     /// Tokens of each sequence on this rank.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use lockstep_kernels::{Matmul, Tensor, View};
+use lockstep_kernels::{Fp8Copies, Fp8Source, Fp8Tensor, Matmul, Tensor, View};
 use lockstep_parallel::SequenceGather;
 use lockstep_plan::model::BlockParams;
 
@@ -20,6 +20,13 @@ pub(crate) struct SavedHidden {
     pub before: Tensor, // (tokens, ffn or 2 ffn), before the activation
     /// (tokens, ffn), after the activation; none if it is recomputed.
     pub after: Option<Tensor>,
+}
+
+/// Hidden values that the forward pass saved in fp8.
+pub(crate) struct Fp8Hidden {
+    before: Tensor, // (tokens, ffn or 2 ffn), before the activation, in the compute type
+    /// The inputs of `up` and of `down`; none if they are recomputed.
+    inputs: Option<[Fp8Tensor; 2]>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -80,6 +87,72 @@ impl Dense {
         }
         let after = keeps.then(|| hidden.clone());
         (hidden, save.then_some(SavedHidden { before, after }))
+    }
+
+    /// As `hidden`, in fp8: the activation function is part of the cast.
+    pub fn fp8_hidden(
+        &self,
+        cx: &Ctx<'_>,
+        x: &Tensor,
+        save: bool,
+    ) -> (Fp8Tensor, Option<Fp8Hidden>) {
+        let (tokens, cols) = (cx.tokens(), self.up.rows());
+        let input = self.up.fp8_input(cx, Fp8Source::Whole(x.view()), cx.fp8_copies());
+        let mut before = if save { cx.saved(tokens, cols) } else { cx.scratch(tokens, cols) };
+        self.up.fp8_forward(cx, &input, None, before.view_mut());
+        let hidden = self.down.fp8_input(cx, self.activated(&before), cx.fp8_copies());
+        let saved = save.then(|| {
+            let inputs = cx.save_fp8(input).zip(cx.save_fp8(hidden.clone()));
+            Fp8Hidden { before, inputs: inputs.map(|(up, down)| [up, down]) }
+        });
+        (hidden, saved)
+    }
+
+    /// The values before the activation, recomputed from the input.
+    pub fn fp8_recompute(&self, cx: &Ctx<'_>, x: &Tensor) -> Fp8Hidden {
+        let input = self.up.fp8_input(cx, Fp8Source::Whole(x.view()), Fp8Copies::Plain);
+        let mut before = cx.scratch(cx.tokens(), self.up.rows());
+        self.up.fp8_forward(cx, &input, None, before.view_mut());
+        Fp8Hidden { before, inputs: None }
+    }
+
+    /// The gradient of the input `x` from that of the output. `x` is called if the forward pass saved no copy of it.
+    pub fn fp8_backward(
+        &self,
+        cx: &Ctx<'_>,
+        saved: Fp8Hidden,
+        x: impl FnOnce() -> Tensor,
+        dy: &Tensor,
+        grads: &mut WeightGrads<'_>,
+    ) -> Tensor {
+        let Fp8Hidden { before, inputs } = saved;
+        let [input, hidden] = inputs.map_or([None, None], |inputs| inputs.map(Some));
+        let hidden = hidden.unwrap_or_else(|| {
+            self.down.fp8_input(cx, self.activated(&before), Fp8Copies::Transposed)
+        });
+        let dhidden = self.down.fp8_backward(cx, hidden, Fp8Source::Whole(dy.view()), grads);
+        let input = input.unwrap_or_else(|| {
+            self.up.fp8_input(cx, Fp8Source::Whole(x().view()), Fp8Copies::Transposed)
+        });
+        match self.activation {
+            Activation::Gelu => {
+                let dbefore = Fp8Source::GeluGradient { x: before.view(), d: dhidden.view() };
+                self.up.fp8_backward(cx, input, dbefore, grads)
+            }
+            Activation::Swiglu => {
+                let mut dbefore = cx.scratch(cx.tokens(), self.up.rows());
+                cx.device.swiglu_backward(before.view(), dhidden.view(), dbefore.view_mut());
+                drop((before, dhidden));
+                self.up.fp8_backward(cx, input, Fp8Source::Whole(dbefore.view()), grads)
+            }
+        }
+    }
+
+    fn activated<'a>(&self, before: &'a Tensor) -> Fp8Source<'a> {
+        match self.activation {
+            Activation::Gelu => Fp8Source::Gelu(before.view()),
+            Activation::Swiglu => Fp8Source::Swiglu(before.view()),
+        }
     }
 
     /// The values before the activation, recomputed.

@@ -1,13 +1,13 @@
 //! The second half of a layer: x + feed_forward(norm(x)), dense or with a mixture of experts.
 
-use lockstep_kernels::Tensor;
+use lockstep_kernels::{Fp8Tensor, Tensor};
 use lockstep_parallel::trace::SpanKind;
 use lockstep_plan::model::{BlockParams, Family, Shape};
 
-use crate::dense::{Dense, SavedHidden};
+use crate::dense::{Dense, Fp8Hidden, SavedHidden};
 use crate::moe::{Experts, ExpertsBackward, ExpertsHidden, SavedExperts};
 use crate::norm::{Norm, NormBackward, SavedNorm};
-use crate::residual::{add_projection, projection_gradient};
+use crate::residual::{ProjectionInput, add_projection, projection_gradient};
 use crate::{Ctx, WeightGrads};
 
 pub(crate) struct FeedForward {
@@ -47,12 +47,14 @@ impl SavedFeedForward {
 enum SavedInner {
     /// None if all of it is recomputed.
     Dense(Option<SavedHidden>),
+    Fp8(Option<Fp8Hidden>),
     Experts(SavedExperts),
 }
 
 /// The hidden values after the activation.
 pub(crate) enum Hidden {
-    Dense(Tensor), // (tokens, ffn)
+    Dense(Tensor),  // (tokens, ffn)
+    Fp8(Fp8Tensor), // (tokens, ffn)
     Experts(ExpertsHidden),
 }
 
@@ -76,7 +78,12 @@ impl FeedForward {
         let (hidden, saved) = self.hidden(cx, x, save_hidden);
         let y = match (&self.inner, &hidden, &saved.inner) {
             (Inner::Dense(dense), Hidden::Dense(hidden), _) => {
-                add_projection(cx, self.site, &dense.down, hidden.view(), &saved.x)
+                let input = ProjectionInput::Whole(hidden.view());
+                add_projection(cx, self.site, &dense.down, input, &saved.x)
+            }
+            (Inner::Dense(dense), Hidden::Fp8(hidden), _) => {
+                let input = ProjectionInput::Fp8(hidden);
+                add_projection(cx, self.site, &dense.down, input, &saved.x)
             }
             (Inner::Experts(experts), Hidden::Experts(hidden), SavedInner::Experts(inner)) => {
                 experts.project(cx, hidden, inner, &saved.x)
@@ -88,8 +95,13 @@ impl FeedForward {
 
     /// The forward pass without the last projection.
     pub fn hidden(&self, cx: &Ctx<'_>, x: Tensor, save_hidden: bool) -> (Hidden, SavedFeedForward) {
-        let (normed, norm) = self.norm.forward(cx, &x);
+        let fp8 = cx.fp8.is_some() && matches!(self.inner, Inner::Dense(_));
+        let (normed, norm) = self.norm.forward(cx, &x, cx.keeps_cheap() && !fp8);
         let (hidden, inner) = match &self.inner {
+            Inner::Dense(dense) if fp8 => {
+                let (hidden, saved) = dense.fp8_hidden(cx, &normed, save_hidden);
+                (Hidden::Fp8(hidden), SavedInner::Fp8(saved))
+            }
             Inner::Dense(dense) => {
                 let normed = cx.groups.start_gather_sequence(cx.device, normed);
                 let (hidden, saved) = dense.hidden(cx, normed, save_hidden);
@@ -124,6 +136,14 @@ impl FeedForward {
                 });
                 let dbefore = dense.backward(cx, saved, dprojected, grads);
                 dense.up.backward(cx, normed(), dbefore, grads)
+            }
+            (Inner::Dense(dense), SavedInner::Fp8(saved)) => {
+                let dprojected = projection_gradient(cx, self.site, &dy).wait();
+                let saved = saved.unwrap_or_else(|| {
+                    let _span = cx.groups.tracer().span(SpanKind::Recompute, "recompute");
+                    dense.fp8_recompute(cx, &normed())
+                });
+                dense.fp8_backward(cx, saved, normed, &dprojected, grads)
             }
             (Inner::Experts(experts), SavedInner::Experts(saved)) => {
                 let dprojected = cx.groups.reduce_output_backward(cx.device, dy.clone());

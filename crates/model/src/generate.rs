@@ -63,6 +63,7 @@ impl Model {
             global_tokens: 1,
             loads: None,
             offload: Offloading::default(),
+            fp8: None,
         };
         let batch = &Batch::prompt(device, start, ids);
         let at = StagePass { stage: 0, pass, batch, defer_weight_grads: false };

@@ -4,10 +4,12 @@
 use std::ops::Range;
 
 use lockstep_kernels::{
-    CrossEntropy, DeviceType, Dtype, LogitGradient, Matmul, Tag, Tensor, View, ViewMut,
+    CrossEntropy, DeviceType, Dtype, FP8_MULTIPLE, Fp8Cast, Fp8Copies, Fp8Source, Fp8Tensor,
+    LogitGradient, Matmul, Tag, Tensor, View, ViewMut,
 };
 use lockstep_plan::model::{BlockParams, loss_chunk};
 
+use crate::fp8::Fp8Operand;
 use crate::norm::{Norm, NormBackward};
 use crate::{Block, Ctx, Slot, WeightGrads};
 
@@ -109,9 +111,16 @@ impl Head {
         let normed = cx.groups.gather_sequence(device, normed);
         let mut losses = cx.scratch_f32(1, cx.tokens());
         let mut dnormed = cx.scratch(cx.tokens(), x.cols());
+        let fp8 = cx.fp8.filter(|fp8| fp8.head).map(|_| self.fp8_output(cx));
         self.for_each_chunk(cx, |range, mut logits| {
             let rows = normed.view().rows_of(range.clone());
-            device.matmul(Matmul::linear(rows, self.output(cx), logits.reborrow()));
+            let rows8 = fp8.as_ref().map(|_| self.fp8_cast(cx, Fp8Operand::Input, rows));
+            match (&rows8, &fp8) {
+                (Some(rows), Some(output)) => {
+                    device.matmul(Matmul::fp8_linear(rows, output, logits.reborrow()))
+                }
+                _ => device.matmul(Matmul::linear(rows, self.output(cx), logits.reborrow())),
+            }
 
             // A gradient of the logits' type replaces them; another one needs a buffer of its own.
             let mut converted = (cx.dtype != logits.dtype())
@@ -133,12 +142,21 @@ impl Head {
             }
 
             let drows = dnormed.view_mut().rows_of(range.clone());
-            device.matmul(Matmul::linear_dx(dlogits.as_view(), self.output(cx), drows));
             let (place, accumulate) = self.output_gradient(grads);
-            device.matmul(Matmul {
-                accumulate: accumulate || range.start > 0,
-                ..Matmul::linear_dw(dlogits.as_view(), rows, place)
-            });
+            let accumulate = accumulate || range.start > 0;
+            match (&rows8, &fp8) {
+                (Some(rows), Some(output)) => {
+                    let dlogits = self.fp8_cast(cx, Fp8Operand::Gradient, dlogits.as_view());
+                    device.matmul(Matmul::fp8_linear_dx(&dlogits, output, drows));
+                    let product = Matmul::fp8_linear_dw(&dlogits, rows, place);
+                    device.matmul(Matmul { accumulate, ..product });
+                }
+                _ => {
+                    device.matmul(Matmul::linear_dx(dlogits.as_view(), self.output(cx), drows));
+                    let product = Matmul::linear_dw(dlogits.as_view(), rows, place);
+                    device.matmul(Matmul { accumulate, ..product });
+                }
+            }
         });
         drop(normed);
         let dnormed = cx.groups.gather_sequence_backward(device, dnormed);
@@ -149,10 +167,29 @@ impl Head {
         (losses, dx)
     }
 
+    /// The output projection in fp8.
+    fn fp8_output(&self, cx: &Ctx<'_>) -> Fp8Tensor {
+        self.fp8_cast(cx, Fp8Operand::Weight, self.output(cx))
+    }
+
+    fn fp8_cast(&self, cx: &Ctx<'_>, operand: Fp8Operand, x: View<'_>) -> Fp8Tensor {
+        cx.device.fp8_cast(Fp8Cast {
+            from: Fp8Source::Whole(x),
+            format: operand.format(),
+            copies: Fp8Copies::Both,
+            tag: Tag::Buffers,
+            column_sums: None,
+            history: cx.fp8_history(self.params.number, 0, operand),
+        })
+    }
+
     /// Calls `work` with each chunk of tokens and a buffer for its logits.
     fn for_each_chunk(&self, cx: &Ctx<'_>, mut work: impl FnMut(Range<usize>, ViewMut<'_>)) {
         let tokens = cx.tokens();
-        let chunk = loss_chunk(cx.device.device_type(), tokens, self.vocab.longest);
+        let mut chunk = loss_chunk(cx.device.device_type(), tokens, self.vocab.longest);
+        if cx.fp8.is_some_and(|fp8| fp8.head) {
+            chunk = chunk.next_multiple_of(FP8_MULTIPLE);
+        }
         // On a GPU the time of the loss is that of moving the logits.
         let dtype = match cx.device.device_type() {
             DeviceType::Cpu => Dtype::F32,

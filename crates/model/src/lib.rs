@@ -16,8 +16,8 @@
 //! let mut batch = Batch::empty(&device, 2, 8);
 //! batch.fill(&device, &(0..2 * 9).collect::<Vec<u32>>());
 //! let (groups, dtype, recompute) = (&Groups::alone(), Dtype::F32, Recompute::None);
-//! let (dropout, loads, offload) = (None, None, Default::default());
-//! let pass = Pass { device: &device, groups, dtype, recompute, dropout, global_tokens: 16, loads, offload };
+//! let (dropout, loads, offload, fp8) = (None, None, Default::default(), None);
+//! let pass = Pass { device: &device, groups, dtype, recompute, dropout, global_tokens: 16, loads, offload, fp8 };
 //!
 //! let loss = model.train(&pass, &batch, &mut store, &mut Activations::default());
 //! // An untrained model predicts all tokens with about the same probability.
@@ -38,6 +38,7 @@ mod ctx;
 mod dense;
 mod embed;
 mod feed_forward;
+mod fp8;
 mod generate;
 mod head;
 mod layer;
@@ -56,6 +57,7 @@ pub use activations::{Activations, Loss, PendingLoss};
 pub use batch::Batch;
 pub use block::Block;
 pub use ctx::{Ctx, Dropout};
+pub use fp8::Fp8;
 pub use generate::Cache;
 pub use lockstep_parallel::{Groups, Store, Weights};
 pub use lockstep_plan::Recompute;

@@ -16,6 +16,8 @@ pub(crate) struct Linear {
     bias: Option<Range<usize>>,
     rows: usize,
     cols: usize,
+    /// Number of the block.
+    block: usize,
 }
 
 impl Linear {
@@ -33,7 +35,7 @@ impl Linear {
         let weight =
             span("weight").unwrap_or_else(|| panic!("block {} has no {}", params.name, names[0]));
         let cols = params.get(&format!("{}.weight", names[0])).map_or(0, |param| param.dims[1]);
-        Linear { rows: weight.len() / cols, cols, weight, bias: span("bias") }
+        Linear { rows: weight.len() / cols, cols, weight, bias: span("bias"), block: params.number }
     }
 
     /// Number of outputs.
@@ -41,14 +43,35 @@ impl Linear {
         self.rows
     }
 
-    fn weight<'a>(&self, cx: &Ctx<'a>) -> View<'a> {
+    /// Number of the block.
+    pub fn block(&self) -> usize {
+        self.block
+    }
+
+    /// Number of inputs.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    pub fn weight_range(&self) -> Range<usize> {
+        self.weight.clone()
+    }
+
+    pub fn bias_range(&self) -> Option<Range<usize>> {
+        self.bias.clone()
+    }
+
+    pub fn bias<'a>(&self, cx: &Ctx<'a>) -> Option<View<'a>> {
+        self.bias.clone().map(|bias| cx.weights.part(bias))
+    }
+
+    pub fn weight<'a>(&self, cx: &Ctx<'a>) -> View<'a> {
         cx.weights.part(self.weight.clone()).shaped(self.rows, self.cols)
     }
 
     /// The multiply, to which the caller may add an epilogue.
     pub fn forward<'a>(&self, cx: &Ctx<'a>, x: View<'a>, out: ViewMut<'a>) -> Matmul<'a> {
-        let bias = self.bias.clone().map(|bias| cx.weights.part(bias));
-        Matmul { bias, ..Matmul::linear(x, self.weight(cx), out) }
+        Matmul { bias: self.bias(cx), ..Matmul::linear(x, self.weight(cx), out) }
     }
 
     pub fn input_gradient(&self, cx: &Ctx<'_>, dy: View<'_>, dx: ViewMut<'_>) {

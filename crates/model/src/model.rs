@@ -12,8 +12,8 @@ use lockstep_plan::reduction::PassKind;
 
 use crate::activations::DeferredBlock;
 use crate::{
-    Activations, Auxiliary, Batch, Block, Ctx, Dropout, ExpertLoads, Loss, Offloading, PendingLoss,
-    Slot, Transformer, WeightGrads,
+    Activations, Auxiliary, Batch, Block, Ctx, Dropout, ExpertLoads, Fp8, Loss, Offloading,
+    PendingLoss, Slot, Transformer, WeightGrads,
 };
 
 /// The blocks of a rank. Parameters are stored elsewhere, in [`Weights`].
@@ -41,6 +41,8 @@ pub struct Pass<'a> {
     /// Loads of the experts in the step. Needed for a balance loss over the global batch (`Balance::Batch`).
     pub loads: Option<&'a ExpertLoads>,
     pub offload: Offloading<'a>,
+    /// Multiply in fp8. Inference computes in `dtype`.
+    pub fp8: Option<Fp8<'a>>,
 }
 
 /// The pass of one micro-batch through one of the rank's stages.
@@ -237,7 +239,7 @@ impl Model {
         weights: &mut Weights,
         observe: &mut dyn FnMut(usize, &Tensor),
     ) -> Tensor {
-        let pass = &Pass { dropout: None, recompute: Recompute::Full, ..*at.pass };
+        let pass = &Pass { dropout: None, recompute: Recompute::Full, fp8: None, ..*at.pass };
         let at = &StagePass { pass, ..*at };
         let stage = self.part.stages[at.stage].clone();
         let mut x = self.stage_input(at, x);
@@ -345,6 +347,7 @@ impl Model {
             share: batch.tokens() as f32 / pass.global_tokens as f32,
             auxiliary,
             loads: pass.loads,
+            fp8: pass.fp8,
             recomputing: false,
         }
     }

@@ -13,7 +13,7 @@ pub(crate) struct Norm {
     eps: f32,
 }
 
-/// What a norm saves for its backward pass.
+/// Values that a norm saves for its backward pass.
 pub(crate) struct SavedNorm {
     pub stats: Tensor, // (rows, 1 or 2), f32
     /// None if it is recomputed.
@@ -52,10 +52,9 @@ impl Norm {
         if self.bias.is_some() { 2 } else { 1 }
     }
 
-    /// The norm of `x`, and what is saved of it.
-    pub fn forward(&self, cx: &Ctx<'_>, x: &Tensor) -> (Tensor, SavedNorm) {
+    /// The norm of `x`, and what is saved of it: statistics, and if it `keeps` the output, that too.
+    pub fn forward(&self, cx: &Ctx<'_>, x: &Tensor, keeps: bool) -> (Tensor, SavedNorm) {
         let mut stats = cx.saved_f32(x.rows(), self.stats());
-        let keeps = cx.keeps_cheap();
         let mut out =
             if keeps { cx.saved(x.rows(), x.cols()) } else { cx.scratch(x.rows(), x.cols()) };
         self.forward_into(cx, x.view(), out.view_mut(), stats.view_mut());

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use lockstep_kernels::{Device, Dtype, Matmul, Tag, Tensor, ViewMut};
+use lockstep_kernels::{Device, Dtype, Fp8Tensor, Matmul, Tag, Tensor, ViewMut};
 
 /// Receives the weight gradients of one block's backward pass.
 pub struct WeightGrads<'a> {
@@ -90,6 +90,15 @@ impl<'a> WeightGrads<'a> {
     /// The gradient of a bias (out): the sum of the rows of `dy`.
     pub fn bias(&mut self, range: Range<usize>, dy: &Tensor) {
         self.run_or_defer(range, 0..dy.rows(), dy, None);
+    }
+
+    /// The gradient of a weight (out, in) from fp8 matrices: `dyᵀ · x`. Never deferred.
+    pub(crate) fn fp8_weight(&mut self, range: Range<usize>, dy: &Fp8Tensor, x: &Fp8Tensor) {
+        let device = self.device;
+        let (place, accumulate) = self.place(range);
+        let (rows, cols) = (dy.transposed().rows(), x.transposed().rows());
+        let product = Matmul::fp8_linear_dw(dy, x, place.shaped(rows, cols));
+        device.matmul(Matmul { accumulate, ..product });
     }
 
     fn run_or_defer(

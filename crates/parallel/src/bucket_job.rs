@@ -15,6 +15,8 @@ pub(crate) type Job = Box<dyn FnOnce(&Device) -> Result<Reduced> + Send>;
 pub(crate) struct Reduced {
     pub gradients: Sum,
     pub compressors: Vec<Compressor>,
+    /// Tensors that the reduction read. Kept until the device that allocated them has waited for it.
+    pub inputs: Vec<Tensor>,
 }
 
 pub(crate) enum Sum {
@@ -42,7 +44,7 @@ pub(crate) fn all_reduce(
             // The next call on this group comes in the next step.
             group.release_peer_pages();
         }
-        Ok(Reduced { gradients: Sum::Whole(buffer), compressors })
+        Ok(Reduced { gradients: Sum::Whole(buffer), compressors, inputs: vec![] })
     })
 }
 
@@ -81,15 +83,14 @@ pub(crate) fn reduce_scatter(
         });
     }
     Box::new(move |device| {
-        let mut shards = Vec::with_capacity(units.len());
+        let (mut shards, mut inputs) = (Vec::with_capacity(units.len()), Vec::new());
         for (unit, compressor) in units.into_iter().zip(&mut compressors) {
             let ShardReduction { range, group, mut shard, earlier, copies } = unit;
             let input = buffer.view().part(range);
             compressor.reduce_scatter(&group, input, shard.view_mut())?;
             if let Some(earlier) = earlier {
                 device.add(shard.view_mut(), earlier.view());
-                // Before the memory of `earlier` can be used by another stream.
-                device.synchronize();
+                keep(&mut inputs, earlier);
             }
             if let Some(copies) = copies {
                 collectives::all_reduce(device, &copies, shard.view_mut(), Op::Sum)?;
@@ -97,8 +98,16 @@ pub(crate) fn reduce_scatter(
             group.release_peer_pages();
             shards.push(shard);
         }
-        Ok(Reduced { gradients: Sum::Shards(shards), compressors })
+        keep(&mut inputs, buffer);
+        Ok(Reduced { gradients: Sum::Shards(shards), compressors, inputs })
     })
+}
+
+/// Keeps a tensor that the device may still read. Host memory is read when an operation returns.
+fn keep(inputs: &mut Vec<Tensor>, tensor: Tensor) {
+    if !tensor.location().is_host_accessible() {
+        inputs.push(tensor);
+    }
 }
 
 /// Takes a bucket's buffer out of `gradients`. Blocks that got no gradient are zero.

@@ -1,12 +1,14 @@
 //! Collectives and messages on tensors, blocking and started. The only file of `parallel`, `model` and `trainer`
 //! that turns a tensor into a host slice.
 //!
-//! All functions take views, and every element type travels as it is stored. Tensors in the memory of a GPU travel
-//! through page-locked host memory: a copy waits for the operations that were issued before it.
+//! All functions take views, and every element type travels as it is stored. For tensors in the memory of a GPU, calls are
+//! enqueued on the stream of the device if the group has an engine for device memory ([`Group::device`]). Otherwise they
+//! travel through page-locked host memory: a copy waits for the operations that were issued before it.
 
 use half::bf16;
-use lockstep_comm::{Group, Op, Pending, Result};
-use lockstep_kernels::{Device, Dtype, Tag, Tensor, View, ViewMut};
+use lockstep_comm::{DeviceGroup, DeviceSlice, Group, Op, Pending, Result};
+use lockstep_cuda::{Stream, StreamEvent};
+use lockstep_kernels::{Device, Dtype, Location, Tag, Tensor, View, ViewMut};
 
 /// Evaluates an expression with `$E` as the element type of a view.
 macro_rules! with_element {
@@ -34,6 +36,10 @@ pub(crate) fn all_reduce(device: &Device, group: &Group, x: ViewMut<'_>, op: Op)
     if group.size() == 1 {
         return Ok(());
     }
+    if let Some((group, stream)) = on_device(device, group, [x.location()]) {
+        let x = slice(x.as_view());
+        return group.all_reduce(stream, x, x, op);
+    }
     let mut x = Output::holding(device, x);
     with_element!(x.dtype(), E => group.all_reduce(x.host().host::<E>(), op))?;
     x.finish();
@@ -50,6 +56,9 @@ pub(crate) fn reduce_scatter(
     if group.size() == 1 {
         device.copy(input, shard);
         return Ok(());
+    }
+    if let Some((group, stream)) = on_device(device, group, [input.location(), shard.location()]) {
+        return group.reduce_scatter(stream, slice(input), slice(shard.as_view()), Op::Sum);
     }
     let (input, mut shard) = (Input::new(device, input), Output::new(device, shard));
     with_element!(input.host().dtype(), E => {
@@ -70,6 +79,9 @@ pub(crate) fn all_gather(
         device.copy(shard, output);
         return Ok(());
     }
+    if let Some((group, stream)) = on_device(device, group, [shard.location(), output.location()]) {
+        return group.all_gather(stream, slice(shard), slice(output.as_view()));
+    }
     let (shard, mut output) = (Input::new(device, shard), Output::new(device, output));
     with_element!(shard.host().dtype(), E => {
         group.all_gather(shard.host().host::<E>(), output.host().host::<E>())
@@ -85,6 +97,13 @@ pub(crate) fn all_to_all(
     input: View<'_>,
     output: ViewMut<'_>,
 ) -> Result<()> {
+    if group.size() == 1 {
+        device.copy(input, output);
+        return Ok(());
+    }
+    if let Some((group, stream)) = on_device(device, group, [input.location(), output.location()]) {
+        return group.all_to_all(stream, slice(input), slice(output.as_view()));
+    }
     let (input, mut output) = (Input::new(device, input), Output::new(device, output));
     with_element!(input.host().dtype(), E => {
         group.all_to_all(input.host().host::<E>(), output.host().host::<E>())
@@ -111,6 +130,10 @@ pub(crate) fn all_to_all_v(
     let cols = input.cols();
     let elements = |rows: &[usize]| rows.iter().map(|rows| rows * cols).collect::<Vec<_>>();
     let (sent, received) = (elements(counts.sent), elements(counts.received));
+    if let Some((group, stream)) = on_device(device, group, [input.location(), output.location()]) {
+        let (input, output) = (slice(input), slice(output.as_view()));
+        return group.all_to_all_v(stream, (input, &sent), (output, &received));
+    }
     let (input, mut output) = (Input::new(device, input), Output::new(device, output));
     with_element!(input.host().dtype(), E => {
         let output = output.host().host::<E>();
@@ -122,6 +145,11 @@ pub(crate) fn all_to_all_v(
 
 /// Receives a message from rank `from`.
 pub(crate) fn receive(device: &Device, group: &Group, x: ViewMut<'_>, from: usize) -> Result<()> {
+    if let Some((group, stream)) = on_device(device, group, [x.location()])
+        && group.has_messages()
+    {
+        return group.receive(stream, slice(x.as_view()), from);
+    }
     let mut x = Output::new(device, x);
     with_element!(x.dtype(), E => group.receive(x.host().host::<E>(), from))?;
     x.finish();
@@ -130,13 +158,27 @@ pub(crate) fn receive(device: &Device, group: &Group, x: ViewMut<'_>, from: usiz
 
 /// Starts sending a tensor to rank `to`. Other handles of the tensor may be read in the meantime.
 pub(crate) fn start_send(device: &Device, group: &Group, x: Tensor, to: usize) -> Transfer {
+    if let Some((group, stream)) = on_device(device, group, [x.location()])
+        && group.has_messages()
+    {
+        let message = slice(x.view());
+        let pending = group.start_send(stream.record(), message, x, to);
+        return Transfer::OnDevice { pending, device: device.clone() };
+    }
     let x = device.to_host(x);
     let pending = with_element!(x.dtype(), E => group.start_send::<E, _>(Message(x), to));
-    Transfer { pending, target: None }
+    Transfer::Staged { pending, target: None }
 }
 
 /// Starts receiving a tensor from rank `from`. It must be the only handle of its memory.
 pub(crate) fn start_receive(device: &Device, group: &Group, x: Tensor, from: usize) -> Transfer {
+    if let Some((group, stream)) = on_device(device, group, [x.location()])
+        && group.has_messages()
+    {
+        let message = slice(x.view());
+        let pending = group.start_receive(stream.record(), message, x, from);
+        return Transfer::OnDevice { pending, device: device.clone() };
+    }
     let (message, target) = match x.location().is_host_accessible() {
         true => (Message(x), None),
         false => {
@@ -145,7 +187,7 @@ pub(crate) fn start_receive(device: &Device, group: &Group, x: Tensor, from: usi
         }
     };
     let dtype = message.0.dtype();
-    Transfer {
+    Transfer::Staged {
         pending: with_element!(dtype, E => group.start_receive::<E, _>(message, from)),
         target,
     }
@@ -153,26 +195,54 @@ pub(crate) fn start_receive(device: &Device, group: &Group, x: Tensor, from: usi
 
 /// A message in flight.
 #[must_use = "wait for a transfer: `wait` returns its tensor and errors"]
-pub(crate) struct Transfer {
-    pending: Pending<Result<Message>>,
-    /// The tensor in device memory that receives the message.
-    target: Option<(Device, Tensor)>,
+pub(crate) enum Transfer {
+    /// In device memory, on a stream of its own.
+    OnDevice { pending: Pending<Result<(Tensor, StreamEvent)>>, device: Device },
+    /// Through host memory; `target` is the tensor in device memory that receives the message.
+    Staged { pending: Pending<Result<Message>>, target: Option<(Device, Tensor)> },
 }
 
 impl Transfer {
     /// Waits for the end of the transfer and returns the tensor.
     pub fn wait(self) -> Result<Tensor> {
-        let Message(arrived) = self.pending.wait()?;
-        let Some((device, mut target)) = self.target else {
-            return Ok(arrived);
-        };
-        write(&device, &arrived, target.view_mut());
-        Ok(target)
+        match self {
+            Transfer::OnDevice { pending, device } => {
+                let (tensor, done) = pending.wait()?;
+                // The device waits for the end of the transfer; the host only for its start.
+                device.stream().expect("a device with a stream").wait_for(&done);
+                Ok(tensor)
+            }
+            Transfer::Staged { pending, target: None } => pending.wait().map(|Message(x)| x),
+            Transfer::Staged { pending, target: Some((device, mut target)) } => {
+                let Message(arrived) = pending.wait()?;
+                write(&device, &arrived, target.view_mut());
+                Ok(target)
+            }
+        }
     }
 
     pub fn is_done(&self) -> bool {
-        self.pending.is_done()
+        match self {
+            Transfer::OnDevice { pending, .. } => pending.is_done(),
+            Transfer::Staged { pending, .. } => pending.is_done(),
+        }
     }
+}
+
+/// The group on device memory and the stream to use, if all buffers are there and the group has an engine for it.
+fn on_device<'a, const N: usize>(
+    device: &'a Device,
+    group: &Group,
+    buffers: [Location; N],
+) -> Option<(DeviceGroup, &'a Stream)> {
+    let on_device = buffers.iter().all(|location| !location.is_host_accessible());
+    group.device().filter(|_| on_device).zip(device.stream())
+}
+
+fn slice(view: View<'_>) -> DeviceSlice {
+    // SAFETY: memory of a pool is allocated until the device is dropped, and used again only by later operations of the
+    // stream that owns the pool. Callers on another stream keep the tensor until the owner has waited for them.
+    unsafe { DeviceSlice::new(view.address(), view.len(), view.dtype()) }
 }
 
 /// Input of a collective: a view in host memory, or a copy of it.
@@ -259,7 +329,7 @@ fn write(device: &Device, from: &Tensor, to: ViewMut<'_>) {
 }
 
 /// A tensor in the form that started calls take.
-struct Message(Tensor);
+pub(crate) struct Message(Tensor);
 
 macro_rules! message_of {
     ($($element:ty),*) => {$(

@@ -3,7 +3,8 @@
 use std::cell::RefCell;
 
 use lockstep_comm::trace::{CommAxis, Tracer};
-use lockstep_comm::{Error, Group, Result, Traffic, World};
+use lockstep_comm::{DeviceEngine, Error, Group, Result, Traffic, World};
+use lockstep_kernels::Device;
 use lockstep_plan::context::ContextKind;
 use lockstep_plan::{Coord, GroupKind, Mesh};
 
@@ -86,6 +87,17 @@ impl Groups {
     pub fn with_overlap(mut self, yes: bool) -> Groups {
         self.overlap = yes;
         self
+    }
+
+    /// Lets collectives on tensors of a GPU run on an engine for device memory. All ranks call it with the same engine,
+    /// and all or none of them with a GPU.
+    pub fn on_device(self, device: &Device, engine: DeviceEngine) -> Result<Groups> {
+        let Some(gpu) = device.gpu() else { return Ok(self) };
+        let context = self.context.iter().flat_map(Context::subgroups);
+        for group in self.groups.iter().chain(context).filter(|group| group.size() > 1) {
+            group.open_device(Some(&gpu), engine)?;
+        }
+        Ok(self)
     }
 
     /// The context axis, if sequences are split along it.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use lockstep_comm::trace::{CommAxis, SpanKind};
 use lockstep_comm::{Group, Op, Pending, Result};
-use lockstep_kernels::Device;
+use lockstep_kernels::{Device, Event};
 use lockstep_plan::Compression;
 use lockstep_plan::model::Part;
 use lockstep_plan::reduction::{RankReductions, ReductionPolicy, SharedSum, StateOp};
@@ -22,6 +22,9 @@ use crate::{Gradients, Groups};
 /// Blocks that a collective covers, each with its range of the block's gradient.
 type BlockRanges = Vec<(usize, Range<usize>)>;
 
+/// A started reduction, and the event that ends it on the device of the communication thread.
+type Started = Result<(Reduced, Event)>;
+
 /// Executes the reductions of one rank's gradients.
 pub struct Reduction {
     reductions: RankReductions,
@@ -31,7 +34,7 @@ pub struct Reduction {
     /// With overlap: the device of the communication thread.
     background: Option<Device>,
     /// Buckets whose reductions are in flight.
-    in_flight: Vec<(usize, Pending<Result<Reduced>>)>,
+    in_flight: Vec<(usize, Pending<Started>)>,
     /// Complete buckets that are reduced at the end of the passes.
     waiting: Vec<usize>,
     /// By bucket and collective.
@@ -136,9 +139,9 @@ impl Reduction {
     ) {
         record(&self.log, StateOp::Reduce { bucket: number, last });
         // The shard of an earlier micro-batch must have arrived before it is added to.
-        self.collect(groups, gradients, Some(number));
+        self.collect(device, groups, gradients, Some(number));
         if self.in_flight.len() >= self.policy().max_in_flight() {
-            self.collect(groups, gradients, None);
+            self.collect(device, groups, gradients, None);
         }
         let mut compressors = std::mem::take(&mut self.compressors[number]);
         if compressors.is_empty() {
@@ -159,10 +162,13 @@ impl Reduction {
             Some(background) => {
                 let ready = device.record();
                 let pending = bucket_job::home(groups).start(move |_| {
-                    ready.wait();
+                    background.wait_for(&ready);
                     let reduced = job(&background);
-                    background.synchronize();
-                    reduced
+                    if reduced.is_err() {
+                        // The job's tensors are freed, and its operations may still use them.
+                        background.synchronize();
+                    }
+                    reduced.map(|reduced| (reduced, background.record()))
                 });
                 self.in_flight.push((number, pending));
             }
@@ -176,7 +182,7 @@ impl Reduction {
         for bucket in std::mem::take(&mut self.waiting) {
             self.reduce(device, groups, gradients, bucket, true);
         }
-        self.collect(groups, gradients, None);
+        self.collect(device, groups, gradients, None);
         for shared in &self.shared {
             if shared.sum != SharedSum::Compressed || !self.uncompressed {
                 record(&self.log, StateOp::Sum(shared.sum));
@@ -198,17 +204,29 @@ impl Reduction {
         self.waiting.clear();
         for (bucket, pending) in std::mem::take(&mut self.in_flight) {
             // A failed reduction loses its residuals; the run ends with it.
-            if let Ok(reduced) = pending.wait() {
+            if let Ok((reduced, done)) = pending.wait() {
+                done.wait();
                 self.compressors[bucket] = reduced.compressors;
             }
         }
     }
 
     /// Waits for one bucket's reduction, or for all.
-    fn collect(&mut self, groups: &Groups, gradients: &mut Gradients, only: Option<usize>) {
+    /// Only the device waits for their end; the host waits until they are enqueued.
+    fn collect(
+        &mut self,
+        device: &Device,
+        groups: &Groups,
+        gradients: &mut Gradients,
+        only: Option<usize>,
+    ) {
         for (bucket, pending) in std::mem::take(&mut self.in_flight) {
             if only.is_none_or(|only| only == bucket) {
-                self.arrived(groups, gradients, bucket, pending.wait());
+                let reduced = pending.wait().map(|(reduced, done)| {
+                    device.wait_for(&done);
+                    reduced
+                });
+                self.arrived(groups, gradients, bucket, reduced);
             } else {
                 self.in_flight.push((bucket, pending));
             }
@@ -223,7 +241,9 @@ impl Reduction {
         reduced: Result<Reduced>,
     ) {
         match reduced {
-            Ok(Reduced { gradients: sum, compressors }) => {
+            Ok(Reduced { gradients: sum, compressors, inputs }) => {
+                // The device has waited for the reduction.
+                drop(inputs);
                 self.compressors[bucket] = compressors;
                 match sum {
                     Sum::Whole(buffer) => gradients.put(bucket, buffer),

@@ -44,7 +44,7 @@ impl Store {
         options: StoreOptions,
     ) -> Store {
         let StoreOptions { reductions, compression, .. } = options;
-        weights.follow(&reductions);
+        weights.follow(device, &reductions);
         let gradients = Gradients::new(part, &reductions.buckets, options.gradients);
         let mut reduction = Reduction::new(part, groups.sequence, reductions, compression);
         reduction.prepare(device, groups);

@@ -30,8 +30,8 @@ pub struct Weights {
     dtype: Dtype,
     gather: Gather,
     offload: bool,
-    /// The policy that says which blocks to gather ahead, if any.
-    prefetch: Option<RankReductions>,
+    /// The policy that says which blocks to gather ahead, and the device of the communication thread, if any.
+    prefetch: Option<(RankReductions, Device)>,
     pub(crate) log: Option<StateLog>,
 }
 
@@ -39,7 +39,7 @@ struct Block {
     /// The whole buffer; with ZeRO-3 only while it is gathered.
     full: Option<Tensor>,
     /// A gather in flight.
-    incoming: Option<Pending<Result<Tensor>>>,
+    incoming: Option<Pending<Result<(Tensor, Event)>>>,
     units: Vec<UnitState>,
 }
 
@@ -158,13 +158,13 @@ impl Weights {
     }
 
     /// Follows a policy: blocks are gathered ahead if it says so.
-    pub(crate) fn follow(&mut self, reductions: &RankReductions) {
+    pub(crate) fn follow(&mut self, device: &Device, reductions: &RankReductions) {
         assert_eq!(
             self.gather, reductions.policy.gather,
             "parameters are stored as the policy says"
         );
         let prefetches = reductions.policy.prefetches();
-        self.prefetch = prefetches.then(|| reductions.clone());
+        self.prefetch = prefetches.then(|| (reductions.clone(), device.background()));
     }
 
     /// Gathers a block for a pass, unless it is gathered, and starts to gather the next one if the policy prefetches.
@@ -177,10 +177,14 @@ impl Weights {
         if self.blocks[block].full.is_none() {
             let incoming = self.blocks[block].incoming.take();
             let gathered = groups.timed(CommAxis::Data, || match incoming {
-                Some(task) => task.wait(),
+                // Only the device waits for the end of the gather.
+                Some(task) => task.wait().map(|(full, done)| {
+                    device.wait_for(&done);
+                    full
+                }),
                 None => {
                     record(&self.log, StateOp::Gather { block });
-                    self.gather_block(device, groups, block)()
+                    self.gather_block(device, groups, block)(device)
                 }
             });
             let full = gathered.unwrap_or_else(|error| {
@@ -190,12 +194,21 @@ impl Weights {
             });
             self.blocks[block].full = Some(full);
         }
-        let Some(reductions) = &self.prefetch else { return };
+        let Some((reductions, background)) = &self.prefetch else { return };
         let Some(next) = reductions.prefetch(block, pass) else { return };
         if self.blocks[next].full.is_none() && self.blocks[next].incoming.is_none() {
             record(&self.log, StateOp::Gather { block: next });
             let gather = self.gather_block(device, groups, next);
-            let pending = groups.group(GroupKind::Gather).start(|_| gather());
+            let (ready, background) = (device.record(), background.clone());
+            let pending = groups.group(GroupKind::Gather).start(move |_| {
+                // The buffer may have been used by operations before.
+                background.wait_for(&ready);
+                let gathered = gather(&background);
+                if gathered.is_err() {
+                    background.synchronize();
+                }
+                gathered.map(|full| (full, background.record()))
+            });
             self.blocks[next].incoming = Some(pending);
         }
     }
@@ -215,19 +228,23 @@ impl Weights {
         for (number, block) in self.blocks.iter_mut().enumerate() {
             // A gather in flight may hold values from before the optimizer step.
             let incoming = block.incoming.take().and_then(|task| task.wait().ok());
+            let incoming = incoming.map(|(full, done)| {
+                done.wait();
+                full
+            });
             if block.full.take().or(incoming).is_some() {
                 record(&self.log, StateOp::Release { block: number });
             }
         }
     }
 
-    /// The all-gathers of a block, ready to run.
+    /// The all-gathers of a block, ready to run with the device of the thread that runs them.
     fn gather_block(
         &self,
         device: &Device,
         groups: &Groups,
         block: usize,
-    ) -> impl FnOnce() -> Result<Tensor> + Send + 'static + use<> {
+    ) -> impl FnOnce(&Device) -> Result<Tensor> + Send + 'static + use<> {
         let mut full = device.empty(1, self.layout[block].len(), self.dtype, Tag::Buffers);
         let units: Vec<_> = self.blocks[block]
             .units
@@ -239,11 +256,10 @@ impl Weights {
                 (group, own, unit.shard.unit.range.clone())
             })
             .collect();
-        let device = device.clone();
-        move || {
+        move |device| {
             for (group, own, range) in units {
                 let part = full.view_mut().part(range);
-                collectives::all_gather(&device, &group, own.view(), part)?;
+                collectives::all_gather(device, &group, own.view(), part)?;
                 group.release_peer_pages();
             }
             Ok(full)

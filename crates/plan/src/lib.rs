@@ -32,7 +32,9 @@ mod resolve;
 pub mod schedule;
 mod traffic;
 
-pub use config::{Compression, Config, Curve, DeviceKind, Offload, Recompute, TraceSteps};
+pub use config::{
+    Compression, Config, Curve, DeviceKind, Fp8, Fp8Scaling, Offload, Recompute, TraceSteps,
+};
 pub use cut::cut;
 pub use error::{ConfigError, Place};
 pub use layouts::layouts;

@@ -1,7 +1,7 @@
 //! The resolved run: every default filled in and every derived value computed. Created by `Plan::resolve` and
 //! written to `plan.json`.
 
-use crate::config::{Compression, Offload, Recompute, TraceSteps};
+use crate::config::{Compression, Fp8, Fp8Scaling, Offload, Recompute, TraceSteps};
 use crate::context::{self, ContextKind, Run};
 use crate::learning_rate::LearningRate;
 use crate::mesh::{Axis, Mesh};
@@ -9,7 +9,7 @@ use crate::model::{Part, Shape};
 use crate::placement;
 use crate::resolve::Environment;
 use crate::schedule::{Schedule, ScheduleKind};
-use lockstep_types::{DeviceType, Dtype};
+use lockstep_types::{DeviceEngine, DeviceType, Dtype};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -165,6 +165,11 @@ pub struct Precision {
     /// number of micro-batches. Plans written before the key existed use f32.
     #[serde(default)]
     pub gradients: Dtype,
+    /// Matrices that are multiplied in fp8. Plans written before the key existed use none.
+    #[serde(default)]
+    pub fp8: Fp8,
+    #[serde(default)]
+    pub fp8_scaling: Fp8Scaling,
 }
 
 /// Communication settings.
@@ -174,6 +179,9 @@ pub struct Comm {
     /// Minimum size of a gradient bucket.
     pub bucket_bytes: usize,
     pub overlap: Overlap,
+    /// Engine of collectives on device memory.
+    #[serde(default)]
+    pub device_engine: DeviceEngine,
     /// Plans written before the key existed use no compression.
     #[serde(default)]
     pub compression: Compression,

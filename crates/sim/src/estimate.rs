@@ -100,7 +100,7 @@ pub struct Stage {
 
 /// Estimates memory, traffic and time of one optimizer step.
 pub fn estimate(plan: &Plan, cluster: &Cluster, options: &Options) -> Estimate {
-    let cluster = &*cluster.shared(plan.ranks, plan.train.threads);
+    let cluster = &*cluster.for_rank(plan.ranks, plan);
     let case = Case::new(plan, cluster, options);
     let step = step(&case);
     let available = available(cluster, &case.mesh);

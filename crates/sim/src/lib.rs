@@ -27,10 +27,13 @@ pub mod search;
 mod software;
 mod step;
 
-pub use calibrate::{Fitted, MeasuredMatmul, MeasuredStep, RankSkew, calibrate, fit};
+pub use calibrate::{
+    Fitted, GpuMeasurement, MeasuredAttention, MeasuredMatmul, MeasuredStep, RankSkew, calibrate,
+    fit, fit_gpu,
+};
 pub use cluster::{
-    Accelerator, Cluster, Curve, Deviation, Efficiency, Engine, FamilyCurves, Link, Matmul,
-    MatmulOverhead, MatmulOverheads, OpCurves, Peak,
+    Accelerator, AttentionRate, AttentionRates, Cluster, Curve, Deviation, Efficiency, Engine,
+    FamilyCurves, Link, Matmul, MatmulOverhead, MatmulOverheads, OpCurves, Peak,
 };
 pub use comm::{Flow, GroupPlacement, seconds as collective_seconds, traffic};
 pub use compute::{ByClass, MatmulCall, OpClass, grouped, matmul};

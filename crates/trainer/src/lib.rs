@@ -35,6 +35,7 @@ mod expert_load;
 mod final_save;
 mod find_nan;
 mod gather_texts;
+mod in_flight;
 pub mod links;
 mod optimizer;
 mod peak;

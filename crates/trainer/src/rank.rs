@@ -7,10 +7,10 @@ use lockstep_ckpt::{Checkpoint, ExtraState};
 use lockstep_comm::trace::{CommAxis, SpanDetail, SpanKind};
 use lockstep_comm::{Group, SharedHeap};
 use lockstep_data::{SampleId, Source, Split};
-use lockstep_kernels::{AdamW, Device, DeviceType, Dtype, Scalar};
+use lockstep_kernels::{AdamW, Device, DeviceType, Dtype, Fp8History, Scalar};
 use lockstep_model::{
-    Activations, Batch, Dropout, ExpertLoads, Groups, Loss, Model, Offloading, Pass, PendingLoss,
-    PendingUpdates, StagePass, Store, Weights,
+    Activations, Dropout, ExpertLoads, Fp8, Groups, Loss, Model, Offloading, Pass, PendingUpdates,
+    StagePass, Store, Weights,
 };
 use lockstep_parallel::{
     ExposedTimes, HostGradients, MessageShape, Pipeline, SharedHostGradients, Storage,
@@ -18,10 +18,10 @@ use lockstep_parallel::{
 };
 use lockstep_plan::reduction::{Gather, RankReductions, ReductionPolicy};
 use lockstep_plan::schedule::{Act, Action};
-use lockstep_plan::{Compression, Plan};
+use lockstep_plan::{Compression, Fp8Scaling, Plan, Precision};
 
+use crate::in_flight::InFlight;
 use crate::optimizer::LazyUpdates;
-use crate::skipped_samples::SkippedSamples;
 use crate::snapshot::load_weights;
 use crate::{Error, ExpertLoad, Optimizer};
 
@@ -43,45 +43,13 @@ pub struct Rank<'a> {
     norm_ranges: Vec<(usize, usize, Range<usize>)>,
     /// Loads of the experts in the current step.
     pub(crate) loads: Option<ExpertLoads>,
+    fp8_history: Option<Fp8History>,
     /// Numbers that the ranks sum in each step: `SCALARS`, then the loads of experts.
     pub(crate) sums: Vec<f64>,
     /// A step has been taken, so all memory is allocated.
     warm: bool,
     /// When the last step's results were read from a GPU, and when the step returned.
     last_step: Option<(Instant, Instant)>,
-}
-
-/// Buffers of the micro-batches in flight.
-pub(crate) struct InFlight {
-    /// As many as may be in flight at once, and one more if samples are read ahead.
-    batches: Vec<Batch>,
-    /// By micro-batch, its buffer.
-    slots: Vec<usize>,
-    /// The buffer filled last.
-    newest: usize,
-    /// Whether the first samples of the next step are read and copied before the host waits for this step.
-    pub read_ahead: bool,
-    /// Samples that were read ahead into the newest buffer.
-    ahead: Option<Ahead>,
-    /// Tokens of a micro-batch on the host: (micro_batch, seq + 1).
-    samples: Vec<u32>,
-    /// Activations saved for backward: (chunks, micro-batches).
-    activations: Vec<Option<Activations>>,
-    /// Activations to reuse.
-    spare: Vec<Activations>,
-    /// Losses of the micro-batches of this step, each with its fraction of the tokens.
-    losses: Vec<(PendingLoss, f64)>,
-    /// Corrupt samples of this step.
-    pub skipped: SkippedSamples,
-    /// Time spent reading samples in this step.
-    pub reading: Duration,
-}
-
-/// Samples in a buffer before the step that uses them.
-struct Ahead {
-    source: usize,
-    first: SampleId,
-    skipped: SkippedSamples,
 }
 
 /// Result of a step; the same on all ranks except for times and bytes.
@@ -127,7 +95,8 @@ impl<'a> Rank<'a> {
     ) -> Result<Rank<'a>, Error> {
         let groups = Groups::new(group, &plan.mesh(), plan.layout.sequence)?
             .with_context(plan.layout.context_kind, plan.data.seq)?
-            .with_overlap(plan.comm.overlap.tensor);
+            .with_overlap(plan.comm.overlap.tensor)
+            .on_device(&device, plan.comm.device_engine)?;
         let model = Model::new(&plan.model, &plan.part(group.rank()));
         let options = StoreOptions {
             reductions: RankReductions::of(plan, &model.part),
@@ -157,6 +126,7 @@ impl<'a> Rank<'a> {
             norm_ranges,
             extra: ExtraState::default(),
             loads: ExpertLoads::new(&device, &plan.model),
+            fp8_history: fp8_history(plan, &device, &model),
             sums: vec![0.0; Rank::SCALARS + plan.model.load_sums()],
             warm: false,
             last_step: None,
@@ -237,6 +207,7 @@ impl<'a> Rank<'a> {
         let grad_norm = squares.sqrt();
         let loss = loss / self.plan.tokens_per_step() as f64;
         if !grad_norm.is_finite() || !loss.is_finite() {
+            self.forget_scales();
             return Err(self.find_nan(source, step));
         }
 
@@ -256,6 +227,9 @@ impl<'a> Rank<'a> {
         };
         let optimizer_span = tracer.span(SpanKind::Optimizer, "optimizer");
         self.optimizer.step(&self.device, &numbers, &mut self.store);
+        if let Some(history) = &self.fp8_history {
+            history.advance(&self.device);
+        }
         let reductions = self.store.reduction.policy();
         if reductions.gather == Gather::AfterOptimizer || reductions.prefetches() {
             // Parameters are gathered before the passes, or blocks ahead of them.
@@ -313,6 +287,14 @@ impl<'a> Rank<'a> {
         }
     }
 
+    /// Lets the next step compute its fp8 scales from its own matrices. Delayed scales are not part of a checkpoint: the
+    /// step after it forgets them, whether the run continues or is resumed, so that both give the same bits.
+    pub fn forget_scales(&self) {
+        if let Some(history) = &self.fp8_history {
+            history.reset(&self.device);
+        }
+    }
+
     /// Bytes that this rank has sent so far.
     fn sent(&self) -> u64 {
         self.groups.sent() + self.group.traffic().bytes
@@ -333,13 +315,16 @@ impl<'a> Rank<'a> {
             updates: updates.as_ref().map(|updates| updates as &dyn PendingUpdates),
             activations: plan.layout.offload.activations(),
         };
+        let history = self.fp8_history.as_ref();
         let reads_samples = model.part.has_head() || model.part.coord.pipe == 0;
         // All ranks of the tensor axis compute the loss; one of them counts it.
         let counts_loss = groups.is_tensor_root();
         let result = pipeline.run(device, groups, |Action { stage, act, micro }, input| {
             let _span = groups.tracer().pass(act_name(act), stage, micro);
             let first = first_sample(plan, groups, micro);
-            let pass = Pass { loads, offload, ..pass(plan, device, groups, step, first) };
+            let pass = pass(plan, device, groups, step, first);
+            let fp8 = pass.fp8.map(|fp8| Fp8 { history, ..fp8 });
+            let pass = Pass { loads, offload, fp8, ..pass };
             let chunk = stage / plan.layout.pipe;
             let slot = chunk * plan.train.accumulation + micro;
             if act == Act::Forward {
@@ -446,92 +431,6 @@ pub fn train_sample(plan: &Plan, step: u64, index: usize) -> SampleId {
     }
 }
 
-impl InFlight {
-    fn new(plan: &Plan, device: &Device, rank: usize, model: &Model) -> InFlight {
-        let (micro_batch, seq) = (plan.train.micro_batch, plan.data.seq);
-        let micros = plan.train.accumulation;
-        let in_flight = if plan.layout.pipe == 1 { 1 } else { micros };
-        let read_ahead = device.device_type() == DeviceType::Cuda;
-        let batch = || Batch::of_runs(device, micro_batch, seq, plan.runs(rank));
-        InFlight {
-            batches: (0..in_flight + usize::from(read_ahead)).map(|_| batch()).collect(),
-            slots: vec![0; micros],
-            newest: 0,
-            read_ahead,
-            ahead: None,
-            samples: vec![0; micro_batch * (seq + 1)],
-            activations: (0..micros * model.part.stages.len()).map(|_| None).collect(),
-            spare: Vec::new(),
-            losses: Vec::new(),
-            skipped: SkippedSamples::default(),
-            reading: Duration::ZERO,
-        }
-    }
-
-    /// Buffer of a micro-batch.
-    pub fn batch(&self, micro: usize) -> &Batch {
-        &self.batches[self.slots[micro]]
-    }
-
-    /// Reads the samples of a micro-batch, from `first` on, unless they were read ahead.
-    pub fn load(
-        &mut self,
-        plan: &Plan,
-        device: &Device,
-        source: &Source,
-        micro: usize,
-        first: SampleId,
-    ) {
-        let from = std::ptr::from_ref(source).addr();
-        match self.ahead.take().filter(|ahead| (ahead.source, ahead.first) == (from, first)) {
-            Some(ahead) => self.skipped.append(ahead.skipped),
-            None => {
-                let skipped = self.read(plan, device, source, first);
-                // Held-out samples are read in each evaluation and are not counted.
-                if first.split == Split::Train {
-                    self.skipped.append(skipped);
-                }
-            }
-        }
-        self.slots[micro] = self.newest;
-        self.batches[self.newest].ready(device);
-    }
-
-    /// Reads samples into the next buffer and copies them next to the operations of the device.
-    pub fn load_ahead(&mut self, plan: &Plan, device: &Device, source: &Source, first: SampleId) {
-        let skipped = self.read(plan, device, source, first);
-        let source = std::ptr::from_ref(source).addr();
-        self.ahead = Some(Ahead { source, first, skipped });
-    }
-
-    fn read(
-        &mut self,
-        plan: &Plan,
-        device: &Device,
-        source: &Source,
-        first: SampleId,
-    ) -> SkippedSamples {
-        let start = Instant::now();
-        let mut skipped = SkippedSamples::default();
-        for (row, sample) in self.samples.chunks_exact_mut(plan.data.seq + 1).enumerate() {
-            let id = SampleId { index: first.index + row, ..first };
-            let damage = source.sample(id, sample);
-            if !damage.is_empty() {
-                skipped.add(id.index, damage);
-            }
-        }
-        self.newest = (self.newest + 1) % self.batches.len();
-        self.batches[self.newest].fill_ahead(device, &self.samples);
-        self.reading += start.elapsed();
-        skipped
-    }
-
-    /// Drops the activations of a pass that failed.
-    pub fn drop_activations(&mut self) {
-        self.activations.iter_mut().for_each(|activations| *activations = None);
-    }
-}
-
 /// Name of an action in a timeline.
 fn act_name(act: Act) -> &'static str {
     match act {
@@ -568,6 +467,10 @@ pub(crate) fn pass<'p>(
         global_tokens: plan.tokens_per_step(),
         loads: None,
         offload: Offloading::default(),
+        fp8: plan.precision.fp8.is_on().then_some(Fp8 {
+            head: plan.precision.fp8 == lockstep_plan::Fp8::LayersAndHead,
+            history: None,
+        }),
     }
 }
 
@@ -596,6 +499,14 @@ fn norm_ranges(model: &Model) -> Vec<(usize, usize, Range<usize>)> {
 pub(crate) fn storage(plan: &Plan) -> Storage {
     let gather = ReductionPolicy::of(plan).gather;
     Storage { dtype: dtype(plan), gather, offload: plan.layout.offload.optimizer() }
+}
+
+/// Delayed scales of fp8 matrices, if the plan uses them.
+fn fp8_history(plan: &Plan, device: &Device, model: &Model) -> Option<Fp8History> {
+    let Precision { fp8, fp8_scaling, .. } = plan.precision;
+    let delayed = fp8.is_on() && fp8_scaling == Fp8Scaling::Delayed;
+    let matrices = Fp8::most_matrices(model.part.total_blocks);
+    delayed.then(|| Fp8History::new(device, matrices))
 }
 
 /// Dtype of a plan's activations.

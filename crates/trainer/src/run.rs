@@ -187,6 +187,7 @@ fn train<'a>(run: &Run<'a>, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Finis
             let previous = saver.begin(&rank, step, position(plan, source, step))?;
             check_fenced(previous.as_ref(), folder, generation)?;
             report_save(previous, step, plan, log.as_mut(), on_event);
+            rank.forget_scales();
         }
         if last || flags.stop {
             let (rank, stopping) = (&rank, flags.stop);

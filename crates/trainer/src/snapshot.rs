@@ -57,7 +57,7 @@ pub struct Snapshot {
     pub pieces: Vec<Piece>,
     /// Values of all pieces, concatenated.
     values: Values,
-    pending: Option<PendingCopy>,
+    pending: Option<Box<PendingCopy>>,
 }
 
 /// Host memory of a snapshot.
@@ -129,9 +129,8 @@ impl Snapshot {
     /// Waits until all values are in host memory. Returns the time that the device spent on copying its state instead of
     /// training.
     pub fn complete(&mut self) -> Duration {
-        let Some(PendingCopy { transfer, stall: [start, end] }) = self.pending.take() else {
-            return Duration::ZERO;
-        };
+        let Some(pending) = self.pending.take() else { return Duration::ZERO };
+        let PendingCopy { transfer, stall: [start, end] } = *pending;
         // Returns the copy's device memory to the pool.
         let (_, values) = transfer.wait();
         self.values = Values::Pinned(values);
@@ -230,8 +229,8 @@ impl Rank<'_> {
         let copied = self.device.record();
         let Values::Pinned(values) = values else { unreachable!("staged only if it is pinned") };
         let transfer = self.device.transfer(staged, 0..end, values, 0, &copied);
-        let pending = Some(PendingCopy { transfer, stall: [start, copied] });
-        Snapshot { pieces, values: Values::InFlight, pending }
+        let pending = Box::new(PendingCopy { transfer, stall: [start, copied] });
+        Snapshot { pieces, values: Values::InFlight, pending: Some(pending) }
     }
 
     /// This rank's shard of a unit.

@@ -46,7 +46,7 @@ impl Tolerance {
 
     /// Tolerance for `steps` steps of a plan, compared with one rank, which does not compress gradients.
     pub fn of(plan: &Plan, steps: u64) -> Tolerance {
-        let Precision { compute, gradients } = plan.precision;
+        let Precision { compute, gradients, .. } = plan.precision;
         match plan.compression(steps as usize) {
             Compression::TopK(_) => Tolerance::TOP_K,
             Compression::Int8 => Tolerance::INT8,

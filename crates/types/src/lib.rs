@@ -2,12 +2,14 @@
 //! the recorder of spans. Contains no computation and no I/O.
 
 mod collective;
+mod device_engine;
 mod device_type;
 mod dtype;
 mod op_class;
 pub mod trace;
 
 pub use collective::Collective;
+pub use device_engine::DeviceEngine;
 pub use device_type::DeviceType;
 pub use dtype::{Dtype, Element, bytes_of, bytes_of_mut};
 pub use op_class::OpClass;

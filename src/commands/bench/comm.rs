@@ -1,6 +1,7 @@
 //! `lockstep bench comm`: measures collectives at several sizes.
 
 use super::case::{Case, Measured, measure};
+use super::device::{self, DeviceBench};
 use super::table;
 use crate::world::{self, Engine};
 use anyhow::{Context, bail};
@@ -40,6 +41,9 @@ pub struct Args {
     /// Memory of the buffers
     #[arg(long, default_value = "ordinary")]
     buffers: Buffers,
+    /// Memory of the collectives; with cuda, all engines for device memory that can be used are measured
+    #[arg(long, default_value = "cpu")]
+    device: Memory,
     /// Measurement time per size in seconds
     #[arg(long, default_value_t = 0.3)]
     seconds: f64,
@@ -60,6 +64,13 @@ pub enum Buffers {
     Private,
     /// Memory that all ranks of a host have mapped (symmetric memory)
     Symmetric,
+}
+
+/// Where the buffers are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Memory {
+    Cpu,
+    Cuda,
 }
 
 /// The collectives of `--op all`.
@@ -84,6 +95,18 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 fn run_cases(world: &World, args: &Args, kinds: &[Collective]) -> anyhow::Result<()> {
+    if args.device == Memory::Cuda {
+        let bench = DeviceBench {
+            kinds,
+            sizes: &args.sizes,
+            dtype: args.dtype,
+            op: args.reduce,
+            seconds: args.seconds,
+            engine: args.engine.name(),
+            json: args.json,
+        };
+        return device::run(world, &bench);
+    }
     let first = world.rank() == 0;
     if first && !args.json {
         table::print_header(world, args.engine.name(), args.dtype, args.buffers);

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 pub mod case;
 pub mod comm;
+pub mod device;
 pub mod gemm;
 pub mod machine;
 pub mod private;

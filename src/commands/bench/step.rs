@@ -9,9 +9,11 @@ use lockstep_comm::{Op, World};
 use lockstep_kernels::{Device, DeviceType, OpClass, Tag};
 use lockstep_plan::model::flops_per_token;
 use lockstep_plan::{Config, Ledger, Plan};
+use lockstep_sim::{Estimate, Options, estimate};
 use lockstep_trainer::{PeakRate, Rank, dtype, measure_peak};
 
 use crate::commands::{device, prediction};
+use crate::machine;
 use crate::print::print_line;
 use crate::run_file::RunFile;
 use crate::world::{self, Engine};
@@ -49,6 +51,9 @@ pub struct Args {
     /// How ranks run and communicate
     #[arg(long, value_enum, default_value = "shm")]
     engine: Engine,
+    /// Machine description (from `bench machine`) used to predict the step time [default: runs/machine.toml]
+    #[arg(long)]
+    machine: Option<String>,
     /// Print one JSON object instead of tables
     #[arg(long)]
     json: bool,
@@ -118,12 +123,18 @@ const METERED_STEPS: usize = 3;
 struct Record {
     config: String,
     dtype: String,
+    /// Matrices that are multiplied in fp8, and where their scales come from.
+    fp8: lockstep_plan::Fp8,
+    fp8_scaling: lockstep_plan::Fp8Scaling,
     ranks: usize,
     threads: usize,
     steps: usize,
     /// Median step time, used for the throughput.
     step_ms: f64,
     mean_ms: f64,
+    /// Predicted step time, if the machine is described, and its parts by operation.
+    predicted_ms: Option<f64>,
+    predicted_time_ms: Vec<(String, f64)>,
     tokens_per_s: f64,
     /// In the second half of the steps: a GPU lowers its clock when it gets warm.
     sustained_tokens_per_s: f64,
@@ -222,7 +233,8 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
             peak_flops: peak.flops_per_s(),
             peak_bytes: resident[0] as u64,
         };
-        let record = record(args, plan, &device, &measured);
+        let predicted = predict(plan, args.machine.as_deref())?;
+        let record = record(args, plan, &device, &measured, predicted);
         if args.json {
             print_line!("{}", serde_json::to_string(&record)?);
         } else {
@@ -260,7 +272,25 @@ struct Measured {
     peak_bytes: u64,
 }
 
-fn record(args: &Args, plan: &Plan, device: &Device, measured: &Measured) -> Record {
+/// Prediction with the given machine description, or with runs/machine.toml if it describes the device.
+fn predict(plan: &Plan, path: Option<&str>) -> anyhow::Result<Option<Estimate>> {
+    let read = |path: &str| machine::cluster(path, Some(plan.ranks), Some(plan.device.kind));
+    let default = "runs/machine.toml";
+    let cluster = match path {
+        Some(path) => Some(read(path)?),
+        // The default file is optional.
+        None => Path::new(default).exists().then(|| read(default).ok()).flatten(),
+    };
+    Ok(cluster.map(|cluster| estimate(plan, &cluster, &Options::default())))
+}
+
+fn record(
+    args: &Args,
+    plan: &Plan,
+    device: &Device,
+    measured: &Measured,
+    predicted: Option<Estimate>,
+) -> Record {
     let Measured { times, metered, energy, exposed, exposed_least, peak_flops, peak_bytes } =
         measured;
     let step = median(times);
@@ -288,11 +318,15 @@ fn record(args: &Args, plan: &Plan, device: &Device, measured: &Measured) -> Rec
     Record {
         config: args.config.clone(),
         dtype: dtype(plan).to_string(),
+        fp8: plan.precision.fp8,
+        fp8_scaling: plan.precision.fp8_scaling,
         ranks: plan.ranks,
         threads: plan.train.threads,
         steps: times.len(),
         step_ms: 1e3 * step,
         mean_ms: 1e3 * total / times.len() as f64,
+        predicted_ms: predicted.as_ref().map(|estimate| 1e3 * estimate.step_s),
+        predicted_time_ms: predicted.map_or(Vec::new(), |estimate| predicted_parts(&estimate)),
         tokens_per_s,
         sustained_tokens_per_s: sustained(times, plan.tokens_per_step()),
         joules_per_1000_tokens: energy_per_1000_tokens(energy, plan.tokens_per_step()),
@@ -312,6 +346,14 @@ fn record(args: &Args, plan: &Plan, device: &Device, measured: &Measured) -> Rec
             })
             .collect(),
     }
+}
+
+/// Predicted milliseconds with the names of the measured ones.
+fn predicted_parts(estimate: &Estimate) -> Vec<(String, f64)> {
+    let by_class = estimate.computing.iter().map(|(class, time)| (class.name(), *time));
+    let waiting = estimate.time.exposed() + estimate.time.bubble + estimate.time.straggling;
+    let others = [("exposed_comm", waiting), ("rest", estimate.time.host)];
+    by_class.chain(others).map(|(name, seconds)| (name.to_string(), 1e3 * seconds)).collect()
 }
 
 fn sustained(times: &[f64], tokens: usize) -> f64 {
@@ -351,10 +393,20 @@ fn print(record: &Record) {
         record.ranks,
         record.gemm_peak_gflops
     );
-    print_line!("\n{:<14} {:>10} {:>7}", "operation", "ms", "share");
+    if let Some(predicted) = record.predicted_ms {
+        print_line!(
+            "step time: {predicted:.1} ms predicted ({:+.1}%), {:.1} ms measured",
+            100.0 * (predicted / record.step_ms - 1.0),
+            record.step_ms
+        );
+    }
+    let header = if record.predicted_ms.is_some() { "predicted" } else { "" };
+    print_line!("\n{:<14} {:>10} {:>7} {header:>10}", "operation", "ms", "share");
     let total: f64 = record.time_ms.iter().map(|(_, time)| time).sum();
     for (name, time) in &record.time_ms {
-        print_line!("{name:<14} {time:>10.2} {:>6.1}%", 100.0 * time / total);
+        let predicted = record.predicted_time_ms.iter().find(|(of, _)| of == name);
+        let predicted = predicted.map_or(String::new(), |(_, time)| format!("{time:.2}"));
+        print_line!("{name:<14} {time:>10.2} {:>6.1}% {predicted:>10}", 100.0 * time / total);
     }
     if record.ranks > 1 {
         let waiting = total * (record.comm_exposed - record.comm_exposed_least);

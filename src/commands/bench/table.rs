@@ -73,7 +73,7 @@ pub fn print_row(case: &Case, measured: &Measured, engine: &str, dtype: Dtype, j
 }
 
 /// Bytes that each link must carry per byte of the buffer, for any algorithm (as in nccl-tests).
-fn bus_factor(kind: Collective, ranks: usize) -> f64 {
+pub fn bus_factor(kind: Collective, ranks: usize) -> f64 {
     let n = ranks as f64;
     match kind {
         Collective::AllReduce => 2.0 * (n - 1.0) / n,

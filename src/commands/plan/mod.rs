@@ -136,6 +136,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         advice: args.advice,
         chosen: input.chosen.as_deref(),
         cluster: &input.cluster,
+        options: &input.options,
     };
     match args.json {
         true => outcome.json()?,
@@ -153,7 +154,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 /// Reads the run, the cluster and the number of ranks from the arguments.
 fn read_input(args: &Args) -> anyhow::Result<Input> {
-    let early = machine::cluster(&args.cluster, args.ranks);
+    let early = machine::cluster(&args.cluster, args.ranks, None);
     let (config, vocab, chosen) = match (&args.run, &args.preset) {
         (Some(path), _) => {
             let (config, vocab) = RunFile::read_without_data(path, &args.sets)?;
@@ -170,7 +171,7 @@ fn read_input(args: &Args) -> anyhow::Result<Input> {
     };
     let laid_out = config.layout.data.is_some() || config.ranks() > 1;
     let typed = args.ranks.or(laid_out.then(|| config.ranks()));
-    let cluster = machine::cluster(&args.cluster, typed)?;
+    let cluster = machine::cluster(&args.cluster, typed, None)?;
     let ranks = match args.search.is_some() {
         true => args.ranks.or(cluster.ranks).or(typed),
         false => typed.or(cluster.ranks),

@@ -1,10 +1,10 @@
 //! Prints the result of `lockstep plan` as tables, JSON and HTML.
 
 use anyhow::Context;
-use lockstep_sim::Cluster;
-use lockstep_sim::advice::{batch_remarks, ladder};
+use lockstep_sim::advice::{batch_remarks, ladder, slow_tensor};
 use lockstep_sim::report::{self, Report};
 use lockstep_sim::search::{Objective, Proposal, Search, bottlenecks, reasons};
+use lockstep_sim::{Cluster, Options};
 use serde::Serialize;
 
 pub struct Outcome<'a> {
@@ -17,6 +17,7 @@ pub struct Outcome<'a> {
     pub advice: bool,
     pub chosen: Option<&'a str>,
     pub cluster: &'a Cluster,
+    pub options: &'a Options,
 }
 
 #[derive(Serialize)]
@@ -25,6 +26,8 @@ struct Json {
     shown: Report,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     found: Vec<Report>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    warnings: Vec<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     limits: Vec<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -96,6 +99,7 @@ impl Outcome<'_> {
         let json = Json {
             shown: Report::of(self.shown, self.cluster),
             found: self.found.iter().map(|proposal| Report::of(proposal, self.cluster)).collect(),
+            warnings: self.warnings(),
             limits: bottlenecks(self.shown, self.cluster),
             reasons: alternatives.collect(),
             advice: steps.collect(),
@@ -111,10 +115,21 @@ impl Outcome<'_> {
         }
     }
 
+    /// Choices of the layout that are likely mistakes, with their cost.
+    fn warnings(&self) -> Vec<String> {
+        let Proposal { plan, estimate } = self.shown;
+        let slow = slow_tensor(plan, self.cluster, self.options, estimate);
+        slow.iter().map(ToString::to_string).collect()
+    }
+
     /// Additional sections with titles.
     fn notes(&self) -> Vec<(String, String)> {
-        let mut notes =
-            vec![("bottlenecks".to_string(), list(&bottlenecks(self.shown, self.cluster)))];
+        let mut notes = Vec::new();
+        let warnings = self.warnings();
+        if !warnings.is_empty() {
+            notes.push(("warnings".to_string(), list(&warnings)));
+        }
+        notes.push(("bottlenecks".to_string(), list(&bottlenecks(self.shown, self.cluster))));
         if let (Some(search), [best, ..]) = (self.search, self.found) {
             let stats = search.stats();
             let title = format!(

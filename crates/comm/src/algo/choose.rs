@@ -125,7 +125,7 @@ pub fn predict_traffic_with(
     match algo {
         Algo::Direct => sent_directly(shape, me, access),
         Algo::TwoLevel => sent_on_two_levels(shape, me, access),
-        Algo::Engine => None,
+        Algo::Engine | Algo::Shared | Algo::Nccl => None,
         _ => sent_in_messages(shape, algo, me),
     }
 }
@@ -208,7 +208,7 @@ pub fn predict_seconds(shape: &CollectiveShape, algo: Algo, costs: &LinkCosts) -
                 CollectiveShape { hosts: &line_hosts, root: shape.hosts[shape.root], ..*shape };
             time(4.0, 2.0 * bytes, local) + predict_seconds(&line, line_algo(shape.kind), costs)
         }
-        Algo::Engine => f64::INFINITY,
+        Algo::Engine | Algo::Shared | Algo::Nccl => f64::INFINITY,
         _ => {
             let sent = (0..n).filter_map(|me| predict_traffic(shape, algo, me));
             let most = sent.fold(Traffic::default(), |a, b| Traffic {

@@ -29,10 +29,14 @@ pub enum Algo {
     Flat,
     /// Chosen by an external engine (MPI).
     Engine,
+    /// Kernels on memory of a GPU that all members use.
+    Shared,
+    /// NCCL, on device memory.
+    Nccl,
 }
 
 impl Algo {
-    pub const ALL: [Algo; 7] = [
+    pub const ALL: [Algo; 9] = [
         Algo::Direct,
         Algo::Ring,
         Algo::Tree,
@@ -40,7 +44,14 @@ impl Algo {
         Algo::TwoLevel,
         Algo::Flat,
         Algo::Engine,
+        Algo::Shared,
+        Algo::Nccl,
     ];
+
+    /// Whether the algorithm is not one of ours that a user may name.
+    fn is_internal(self) -> bool {
+        matches!(self, Algo::Engine | Algo::Shared | Algo::Nccl)
+    }
 
     pub fn name(self) -> &'static str {
         match self {
@@ -51,6 +62,8 @@ impl Algo {
             Algo::TwoLevel => "two_level",
             Algo::Flat => "flat",
             Algo::Engine => "engine",
+            Algo::Shared => "shared",
+            Algo::Nccl => "nccl",
         }
     }
 
@@ -77,7 +90,7 @@ impl std::str::FromStr for Algo {
     type Err = String;
 
     fn from_str(s: &str) -> Result<Algo, String> {
-        Algo::ALL.into_iter().find(|a| a.name() == s && *a != Algo::Engine).ok_or_else(|| {
+        Algo::ALL.into_iter().find(|a| a.name() == s && !a.is_internal()).ok_or_else(|| {
             format!("unknown algorithm {s}; use direct, ring, tree, halving, two_level or flat")
         })
     }

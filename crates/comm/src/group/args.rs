@@ -5,70 +5,74 @@ use crate::call::partition::Partition;
 use lockstep_types::Collective;
 use std::borrow::Cow;
 
-/// Arguments that one member passes to a collective. Roots are indices of members.
-pub(crate) enum CollectiveArgs<'a> {
+/// A buffer of a collective, in host or device memory.
+pub(crate) trait BufferBytes {
+    /// Its size in bytes.
+    fn len(&self) -> usize;
+}
+
+impl BufferBytes for &[u8] {
+    fn len(&self) -> usize {
+        <[u8]>::len(self)
+    }
+}
+
+impl BufferBytes for &mut [u8] {
+    fn len(&self) -> usize {
+        <[u8]>::len(self)
+    }
+}
+
+/// Arguments that one member passes to a collective. Roots are indices of members. `I` and `O` are buffers that are read
+/// and written.
+pub(crate) enum CollectiveArgs<'a, I = &'a [u8], O = &'a mut [u8]> {
     AllReduce {
-        bytes: &'a mut [u8],
+        bytes: O,
         op: Op,
     },
     Reduce {
-        bytes: &'a mut [u8],
+        bytes: O,
         op: Op,
         root: usize,
     },
     ReduceScatter {
-        input: &'a [u8],
-        output: &'a mut [u8],
+        input: I,
+        output: O,
         op: Op,
     },
     AllGather {
-        input: &'a [u8],
-        output: &'a mut [u8],
+        input: I,
+        output: O,
     },
     Broadcast {
-        bytes: &'a mut [u8],
+        bytes: O,
         root: usize,
     },
     Gather {
-        input: &'a [u8],
-        output: &'a mut [u8],
+        input: I,
+        output: O,
         root: usize,
     },
     Scatter {
-        input: &'a [u8],
-        output: &'a mut [u8],
+        input: I,
+        output: O,
         root: usize,
     },
     AllToAll {
-        input: &'a [u8],
-        output: &'a mut [u8],
+        input: I,
+        output: O,
     },
     /// Counts are in elements, one per member.
     AllToAllV {
-        input: &'a [u8],
+        input: I,
         sent: Cow<'a, [usize]>,
-        output: &'a mut [u8],
+        output: O,
         received: Cow<'a, [usize]>,
     },
     Barrier,
 }
 
 impl CollectiveArgs<'_> {
-    pub(crate) fn kind(&self) -> Collective {
-        match self {
-            CollectiveArgs::AllReduce { .. } => Collective::AllReduce,
-            CollectiveArgs::Reduce { .. } => Collective::Reduce,
-            CollectiveArgs::ReduceScatter { .. } => Collective::ReduceScatter,
-            CollectiveArgs::AllGather { .. } => Collective::AllGather,
-            CollectiveArgs::Broadcast { .. } => Collective::Broadcast,
-            CollectiveArgs::Gather { .. } => Collective::Gather,
-            CollectiveArgs::Scatter { .. } => Collective::Scatter,
-            CollectiveArgs::AllToAll { .. } => Collective::AllToAll,
-            CollectiveArgs::AllToAllV { .. } => Collective::AllToAllV,
-            CollectiveArgs::Barrier => Collective::Barrier,
-        }
-    }
-
     /// Performs the collective in a group of one, where it is the identity.
     pub(crate) fn run_alone(self) {
         match self {
@@ -82,6 +86,40 @@ impl CollectiveArgs<'_> {
             | CollectiveArgs::Scatter { input, output, .. }
             | CollectiveArgs::AllToAll { input, output }
             | CollectiveArgs::AllToAllV { input, output, .. } => output.copy_from_slice(input),
+        }
+    }
+
+    /// Size of this member's larger buffer, in bytes.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn largest(&self) -> usize {
+        match self {
+            CollectiveArgs::AllReduce { bytes, .. }
+            | CollectiveArgs::Reduce { bytes, .. }
+            | CollectiveArgs::Broadcast { bytes, .. } => bytes.len(),
+            CollectiveArgs::ReduceScatter { input, output, .. }
+            | CollectiveArgs::AllGather { input, output }
+            | CollectiveArgs::Gather { input, output, .. }
+            | CollectiveArgs::Scatter { input, output, .. }
+            | CollectiveArgs::AllToAll { input, output }
+            | CollectiveArgs::AllToAllV { input, output, .. } => input.len().max(output.len()),
+            CollectiveArgs::Barrier => 0,
+        }
+    }
+}
+
+impl<I: BufferBytes, O: BufferBytes> CollectiveArgs<'_, I, O> {
+    pub(crate) fn kind(&self) -> Collective {
+        match self {
+            CollectiveArgs::AllReduce { .. } => Collective::AllReduce,
+            CollectiveArgs::Reduce { .. } => Collective::Reduce,
+            CollectiveArgs::ReduceScatter { .. } => Collective::ReduceScatter,
+            CollectiveArgs::AllGather { .. } => Collective::AllGather,
+            CollectiveArgs::Broadcast { .. } => Collective::Broadcast,
+            CollectiveArgs::Gather { .. } => Collective::Gather,
+            CollectiveArgs::Scatter { .. } => Collective::Scatter,
+            CollectiveArgs::AllToAll { .. } => Collective::AllToAll,
+            CollectiveArgs::AllToAllV { .. } => Collective::AllToAllV,
+            CollectiveArgs::Barrier => Collective::Barrier,
         }
     }
 
@@ -117,23 +155,6 @@ impl CollectiveArgs<'_> {
                 output.len()
             }
             CollectiveArgs::AllToAllV { .. } | CollectiveArgs::Barrier => 0,
-        }
-    }
-
-    /// Size of this member's larger buffer, in bytes.
-    #[cfg(feature = "mpi")]
-    pub(crate) fn largest(&self) -> usize {
-        match self {
-            CollectiveArgs::AllReduce { bytes, .. }
-            | CollectiveArgs::Reduce { bytes, .. }
-            | CollectiveArgs::Broadcast { bytes, .. } => bytes.len(),
-            CollectiveArgs::ReduceScatter { input, output, .. }
-            | CollectiveArgs::AllGather { input, output }
-            | CollectiveArgs::Gather { input, output, .. }
-            | CollectiveArgs::Scatter { input, output, .. }
-            | CollectiveArgs::AllToAll { input, output }
-            | CollectiveArgs::AllToAllV { input, output, .. } => input.len().max(output.len()),
-            CollectiveArgs::Barrier => 0,
         }
     }
 

@@ -25,6 +25,15 @@ impl Backend {
         }
     }
 
+    /// Our own lane, which collectives on device memory use too.
+    pub(crate) fn lane(&mut self) -> &mut Lane {
+        match self {
+            Backend::Lane(lane) => lane,
+            #[cfg(feature = "mpi")]
+            Backend::Mpi(_) => unreachable!("groups over MPI have no engine for device memory"),
+        }
+    }
+
     /// Performs a collective and returns the traffic of this member; zero for engines, which do not
     /// report it.
     pub(crate) fn perform(

@@ -3,7 +3,7 @@
 use crate::algo::choose::{CollectiveShape, candidates, choose};
 use crate::call::error::{Error, Result};
 use crate::call::{Algo, Call};
-use crate::group::args::CollectiveArgs;
+use crate::group::args::{BufferBytes, CollectiveArgs};
 use crate::group::backend::Backend;
 use crate::group::{Group, Inner};
 use crate::health::watch::{SpinPolicy, Watch};
@@ -41,10 +41,7 @@ impl Group {
     fn prepare<'a>(&self, args: CollectiveArgs<'a>, dtype: Dtype) -> Result<Prepared<'a>> {
         let inner = &self.inner;
         let width = dtype.bytes();
-        if let Some(error) = args.find_error(inner.me, self.size(), width) {
-            let name = args.kind().name();
-            return Err(self.misuse(format!("{name} in group {}: {error}", inner.name)));
-        }
+        self.check_args(&args, dtype)?;
         let shape = CollectiveShape {
             kind: args.kind(),
             count: args.bytes() / width,
@@ -58,6 +55,19 @@ impl Group {
             Some(algo) => self.check_forced(algo, &shape)?,
         };
         Ok(Prepared { args, dtype, algo })
+    }
+
+    /// Fails if the arguments are invalid.
+    pub(crate) fn check_args<I: BufferBytes, O: BufferBytes>(
+        &self,
+        args: &CollectiveArgs<'_, I, O>,
+        dtype: Dtype,
+    ) -> Result<()> {
+        let error = args.find_error(self.rank(), self.size(), dtype.bytes());
+        error.map_or(Ok(()), |error| {
+            let name = args.kind().name();
+            Err(self.misuse(format!("{name} in group {}: {error}", self.name())))
+        })
     }
 
     fn check_forced(&self, algo: Algo, shape: &CollectiveShape) -> Result<Algo> {
@@ -99,7 +109,7 @@ impl Group {
 }
 
 impl Inner {
-    fn spin_policy(&self, background: bool) -> SpinPolicy {
+    pub(crate) fn spin_policy(&self, background: bool) -> SpinPolicy {
         if background { SpinPolicy::BACKGROUND } else { self.context.spin_policy }
     }
 
@@ -121,16 +131,7 @@ impl Inner {
         spin: SpinPolicy,
     ) -> Result<()> {
         let Prepared { args, dtype, algo } = prepared;
-        let call = Call {
-            kind: args.kind(),
-            algo,
-            dtype: (args.kind() != Collective::Barrier).then_some(dtype),
-            op: args.op(),
-            root: args.root(),
-            count: (args.bytes() / dtype.bytes()) as u64,
-            sequence,
-            group: self.id,
-        };
+        let call = self.collective_call(&args, (algo, dtype), sequence);
         let _span = self.span(&call, call.kind.name(), None);
         let sent = self.recorded(call, spin, |watch| backend.perform(watch, args, algo, dtype))?;
         self.count(sent);
@@ -151,8 +152,27 @@ impl Inner {
         }
     }
 
+    /// The call of a collective.
+    pub(crate) fn collective_call<I: BufferBytes, O: BufferBytes>(
+        &self,
+        args: &CollectiveArgs<'_, I, O>,
+        (algo, dtype): (Algo, Dtype),
+        sequence: u64,
+    ) -> Call {
+        Call {
+            kind: args.kind(),
+            algo,
+            dtype: (args.kind() != Collective::Barrier).then_some(dtype),
+            op: args.op(),
+            root: args.root(),
+            count: (args.bytes() / dtype.bytes()) as u64,
+            sequence,
+            group: self.id,
+        }
+    }
+
     /// Opens the span of a call; `message` is the sender and the receiver of a message.
-    fn span(
+    pub(crate) fn span(
         &self,
         call: &Call,
         name: &'static str,

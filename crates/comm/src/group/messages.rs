@@ -9,6 +9,7 @@ use crate::link::sockets::{LaneKind, Sockets};
 use crate::link::{BellRef, Inbox, Incoming, Outgoing, Rx, Tx, transfer};
 use crate::memory::arena::{Arena, MessageBells};
 use crate::memory::bell::Bell;
+use crate::memory::sync::Ordering;
 use std::sync::Arc;
 
 /// One end of a connection over our own links; opened on first use.
@@ -22,6 +23,8 @@ pub(crate) struct End<L> {
     peer: usize,
     group: u64,
     sockets: Option<Arc<Sockets>>,
+    /// Messages in device memory that were sent so far.
+    offered: u64,
 }
 
 /// Sending end, on any backend.
@@ -41,6 +44,17 @@ impl SendEnd {
     }
 }
 
+impl SendEnd {
+    /// Our own link, which messages on device memory use too.
+    pub(crate) fn link(&mut self) -> &mut End<Tx> {
+        match self {
+            SendEnd::Link(end) => end,
+            #[cfg(feature = "mpi")]
+            SendEnd::Mpi(_) => unreachable!("groups over MPI have no engine for device memory"),
+        }
+    }
+}
+
 /// Receiving end, on any backend.
 pub(crate) enum ReceiveEnd {
     Link(End<Rx>),
@@ -54,6 +68,17 @@ impl ReceiveEnd {
             ReceiveEnd::Link(end) => end.receive(watch, bytes),
             #[cfg(feature = "mpi")]
             ReceiveEnd::Mpi(channel) => channel.receive(watch, bytes),
+        }
+    }
+}
+
+impl ReceiveEnd {
+    /// Our own link, which messages on device memory use too.
+    pub(crate) fn link(&mut self) -> &mut End<Rx> {
+        match self {
+            ReceiveEnd::Link(end) => end,
+            #[cfg(feature = "mpi")]
+            ReceiveEnd::Mpi(_) => unreachable!("groups over MPI have no engine for device memory"),
         }
     }
 }
@@ -100,6 +125,7 @@ impl Messages {
                 peer: parts.members[m],
                 group: parts.group,
                 sockets: parts.sockets.cloned(),
+                offered: 0,
             })
         };
         let from = |m: usize| {
@@ -111,6 +137,7 @@ impl Messages {
                 peer: parts.members[m],
                 group: parts.group,
                 sockets: parts.sockets.cloned(),
+                offered: 0,
             })
         };
         let members = 0..parts.members.len();
@@ -168,6 +195,26 @@ impl End<Rx> {
         let sockets = self.sockets.as_ref().expect("members of other hosts are connected by TCP");
         let stream = sockets.accept(self.peer, self.group, LaneKind::Message, watch)?;
         Ok(Rx::Socket(SocketReader::new(stream)))
+    }
+}
+
+impl End<Tx> {
+    /// Waits until the receiver has taken all messages in device memory.
+    pub(crate) fn wait_until_taken(&mut self, watch: &Watch) -> Result<()> {
+        let (from, to) = self.local.expect("device messages stay on one host");
+        self.offered += 1;
+        let (bells, count) = (self.arena.message_bells(from, to), self.offered);
+        watch.wait(self.peer, &bells.sender, || bells.taken.load(Ordering::Acquire) >= count)
+    }
+}
+
+impl End<Rx> {
+    /// Tells the sender that its message in device memory was taken.
+    pub(crate) fn take(&self) {
+        let (from, to) = self.local.expect("device messages stay on one host");
+        let bells = self.arena.message_bells(from, to);
+        bells.taken.fetch_add(1, Ordering::Release);
+        bells.sender.ring();
     }
 }
 

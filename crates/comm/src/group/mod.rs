@@ -8,7 +8,7 @@
 pub(crate) mod args;
 pub(crate) mod backend;
 mod collectives;
-mod dispatch;
+pub(crate) mod dispatch;
 mod execute;
 pub(crate) mod messages;
 pub(crate) mod split;
@@ -30,7 +30,7 @@ use lockstep_types::Collective;
 use lockstep_types::trace::Tracer;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 /// Id of the group of all ranks; the ids of all other groups are derived from it.
@@ -56,6 +56,8 @@ pub(crate) struct Inner {
     pub engine: bool,
     pub messages: Messages,
     pub registry: Arc<Registry>,
+    /// Collectives on device memory, once they are opened.
+    pub device: OnceLock<Arc<crate::device::State>>,
     pub allocations: AtomicU32,
     sent_messages: AtomicU64,
     sent_bytes: AtomicU64,
@@ -138,6 +140,7 @@ impl Group {
             track: Arc::new(Track::new(backend)),
             messages,
             registry,
+            device: OnceLock::new(),
             allocations: AtomicU32::new(0),
             sent_messages: AtomicU64::new(0),
             sent_bytes: AtomicU64::new(0),

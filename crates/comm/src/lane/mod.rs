@@ -113,9 +113,14 @@ impl Lane {
     }
 
     pub(crate) fn end(&mut self) {
-        if let Some(watch) = self.watch.take() {
-            self.history = self.history.then(&watch.call);
-        }
+        drop(self.hand_over());
+    }
+
+    /// Ends a call on the lane that goes on elsewhere, and returns its watch.
+    pub(crate) fn hand_over(&mut self) -> Option<Watch> {
+        let watch = self.watch.take()?;
+        self.history = self.history.then(&watch.call);
+        Some(watch)
     }
 
     pub(crate) fn watch(&self) -> &Watch {

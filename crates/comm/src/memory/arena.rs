@@ -6,6 +6,7 @@ use crate::memory::bell::Bell;
 use crate::memory::channel::{CHANNEL_BYTES, Reader, Writer};
 use crate::memory::member::{BANKS, Bank, MemberBlock, SLOT_BYTES, SLOTS};
 use crate::memory::segment::{Address, Offer, Segment};
+use crate::memory::sync::AtomicU64;
 use std::io;
 use std::sync::Arc;
 
@@ -14,7 +15,9 @@ use std::sync::Arc;
 #[repr(C, align(128))]
 pub(crate) struct MessageBells {
     pub sender: Bell,
-    _padding: [u8; 120],
+    /// Messages in device memory that the receiver has taken.
+    pub taken: AtomicU64,
+    _padding: [u8; 112],
     pub receiver: Bell,
 }
 

@@ -40,11 +40,14 @@ pub(super) fn config_of(plan: &Plan) -> Config {
     config.precision = Precision {
         compute: Some(plan.precision.compute),
         gradients: Some(plan.precision.gradients),
+        fp8: Some(plan.precision.fp8),
+        fp8_scaling: Some(plan.precision.fp8_scaling),
     };
     config.comm.timeout_s = Some(plan.comm.timeout_s);
     config.comm.bucket_mb = Some(plan.comm.bucket_bytes as f64 / 1048576.0);
     config.comm.overlap = Some(plan.comm.overlap.data);
     config.comm.compression = Some(plan.comm.compression);
+    config.comm.device_engine = Some(plan.comm.device_engine);
     config.checkpoint.every = Some(plan.checkpoint.every);
     config.checkpoint.keep = Some(plan.checkpoint.keep);
     config

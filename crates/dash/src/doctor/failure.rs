@@ -18,7 +18,7 @@ use crate::{FailureRecord, FlightRecord, RunFolder, RunState};
 pub struct Problem {
     pub kind: FailureKind,
     pub class: FailureClass,
-    /// What speaks for the class, beyond the message.
+    /// Evidence for the class besides the message.
     pub reason: Option<String>,
     /// Samples that cause it.
     pub samples: Vec<String>,

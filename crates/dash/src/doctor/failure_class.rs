@@ -40,7 +40,7 @@ pub(super) struct Classified {
 }
 
 impl Classified {
-    /// What to do about a step that is not finite, once it was replayed.
+    /// The next action for a step that is not finite, once it was replayed.
     pub fn action_after_replay(&self) -> Option<&'static str> {
         match self.class {
             _ if !self.replayed => None,
@@ -105,7 +105,7 @@ pub(super) fn classify(
     }
 }
 
-/// What the last two failures have in common.
+/// The class of a failure that happened twice, and the reason.
 fn repeated(failures: &[FailureRecord], guess: FailureClass) -> Option<(FailureClass, String)> {
     let [.., before, last] = failures else { return None };
     let (one, other) = (last_step(before), last_step(last));

@@ -8,7 +8,7 @@ use ::parquet::column::reader::ColumnReader;
 use ::parquet::errors::ParquetError;
 use ::parquet::file::reader::{FileReader, RowGroupReader, SerializedFileReader};
 
-use crate::data::cell::{self, Cell};
+use crate::data::cell::{self, BlockRows, Cell};
 use crate::data::piece::Piece;
 use crate::data::read::Reader;
 use crate::data::schema::Role;
@@ -22,8 +22,11 @@ pub(crate) fn read(
     part: (usize, usize),
 ) -> Result<(Vec<String>, Vec<Piece>)> {
     let failed = |error: ParquetError| Error::file(path, error.to_string());
-    let file = File::open(path).map_err(Error::system("open", path))?;
-    let reader = SerializedFileReader::new(file).map_err(failed)?;
+    let open = || {
+        let file = File::open(path).map_err(Error::system("open", path))?;
+        SerializedFileReader::new(file).map_err(failed)
+    };
+    let reader = open()?;
     let described = reader.metadata().file_metadata().schema_descr_ptr();
     if let Some(column) = described.columns().iter().find(|column| column.max_rep_level() > 0) {
         let what =
@@ -40,14 +43,20 @@ pub(crate) fn read(
         None => None,
     };
     let blocks = cell::rows_of_part(&sizes, part, groups.as_deref());
-    let pieces = par::map(options.team, blocks.len(), &|index| {
-        let block = &blocks[index];
-        let group = reader.get_row_group(block.block).map_err(failed)?;
-        cell::piece(path, &roles, block, &|column| {
-            read_column(&*group, column, block.rows.clone()).map_err(failed)
-        })
+    // A reader has one position in the file, so each thread has its own.
+    let runs = par::pieces(blocks.len(), 1, options.team.size());
+    let pieces = par::map(options.team, runs.len(), &|index| {
+        let reader = open()?;
+        let piece = |block: &BlockRows| {
+            let group = reader.get_row_group(block.block).map_err(failed)?;
+            cell::piece(path, &roles, block, &|column| {
+                read_column(&*group, column, block.rows.clone()).map_err(failed)
+            })
+        };
+        blocks[runs[index].clone()].iter().map(piece).collect::<Result<Vec<Piece>>>()
     });
-    Ok((roles.features, pieces.into_iter().collect::<Result<_>>()?))
+    let pieces = pieces.into_iter().collect::<Result<Vec<Vec<Piece>>>>()?;
+    Ok((roles.features, pieces.into_iter().flatten().collect()))
 }
 
 /// All cells of one column.

@@ -62,7 +62,10 @@ mod tests {
     use super::super::*;
 
     /// Kernels that may spill registers, with the reason.
-    const MAY_SPILL: [&str; 0] = [];
+    const MAY_SPILL: [&str; 1] = [
+        // 4 bytes on sm_90a. With fewer threads per block it would not spill, but have more sums to add up.
+        "norm_backward_4_rows_bf16",
+    ];
 
     /// Needs NVRTC, but no GPU. Where it is not installed, the test passes with a note, unless `LOCKSTEP_NEED_NVRTC` is
     /// set.
@@ -76,6 +79,7 @@ mod tests {
         let mut sources = vec![
             &elementwise::ELEMENTWISE,
             &embedding::EMBEDDING,
+            &fp8::FP8,
             &loss::LOSS,
             &mlp::MLP,
             &norm::NORM,

@@ -2,9 +2,9 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::blaslt::{Addend, EpilogueKind, Operands, Problem, alignment};
+use super::blaslt::{Addend, EpilogueKind, Inputs, Operands, Problem, alignment};
 use super::queue::{Operation, Product};
-use super::{Cuda, elementwise, mlp};
+use super::{Cuda, elementwise, fp8, mlp};
 use crate::{Dtype, Matmul, View, ViewMut};
 
 /// Computes `work` of (m, k) times (k, n).
@@ -20,7 +20,7 @@ pub(crate) fn run(cuda: &Cuda, work: Matmul<'_>, [m, n, k]: [usize; 3]) {
         }
         return apply(cuda, Epilogue { bias, gelu, residual }, out);
     }
-    // cuBLASLt multiplies equal types, and f32 into f32 only.
+    // cuBLASLt multiplies equal types, and f32 into f32 only. Pairs of fp8 formats are an exception.
     if a.dtype() != b.dtype() || (a.dtype() == Dtype::F32 && out.dtype() != Dtype::F32) {
         return in_f32(cuda, Matmul { out, gelu, ..work }, [m, n, k]);
     }
@@ -43,7 +43,10 @@ pub(crate) fn run(cuda: &Cuda, work: Matmul<'_>, [m, n, k]: [usize; 3]) {
         k,
         a_transposed,
         b_transposed,
-        inputs: a.dtype(),
+        inputs: work.fp8.map_or(Inputs::Of(a.dtype()), |fp8| {
+            let [a, b] = fp8.formats;
+            Inputs::Fp8 { a, b, fast: fp8.fast }
+        }),
         output: out.dtype(),
         epilogue: fused.kind,
         addend: match (fused.accumulate, fused.residual) {
@@ -66,6 +69,7 @@ pub(crate) fn run(cuda: &Cuda, work: Matmul<'_>, [m, n, k]: [usize; 3]) {
         c: fused.residual.map_or(out.address(), |residual| residual.address()),
         out: out.address(),
         bias: bias.filter(|_| fused.has_bias()).map_or(0, |bias| bias.address()),
+        scales: work.fp8.map_or([0; 2], |fp8| fp8::inverse_scales(fp8.scales)),
         pre_gelu: pre_gelu.filter(|_| fused.has_gelu()).map_or(0, |pre| pre.address()),
     };
     // cuBLASLt's epilogues take vectors of 16 bytes.
@@ -158,6 +162,7 @@ fn in_f32(cuda: &Cuda, work: Matmul<'_>, sizes: [usize; 3]) {
         gelu: None,
         residual: None,
         gelu_backward: None,
+        fp8: None,
     };
     run(cuda, product, sizes);
     match &sum {

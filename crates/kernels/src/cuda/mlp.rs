@@ -4,7 +4,10 @@ use super::elementwise::{count, float_kernel, vectors};
 use super::{Cuda, Source};
 use crate::{View, ViewMut};
 
-pub(crate) const MLP: Source = Source { name: "mlp", code: include_str!("kernels/mlp.cu") };
+pub(crate) const MLP: Source = Source {
+    name: "mlp",
+    code: concat!(include_str!("kernels/activation.cuh"), "\n", include_str!("kernels/mlp.cu")),
+};
 
 pub(crate) fn gelu(cuda: &Cuda, x: View<'_>, out: ViewMut<'_>) {
     assert_eq!((x.len(), x.dtype()), (out.len(), out.dtype()), "gelu of {x:?} to {out:?}");

@@ -9,6 +9,7 @@ pub(crate) mod blaslt;
 pub(crate) mod dnn;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
+pub(crate) mod fp8;
 mod launch;
 pub(crate) mod loss;
 pub(crate) mod matmul;
@@ -56,6 +57,8 @@ pub(crate) struct Cuda {
     energy: OnceLock<Option<nvml::EnergyCounter>>,
     /// Whether f32 products may round their inputs to TF32.
     tf32: AtomicBool,
+    /// Memory of the kernels that compute fp8 scales.
+    amax_state: OnceLock<DeviceBuffer>,
 }
 
 impl Cuda {
@@ -87,6 +90,7 @@ impl Cuda {
             energy: OnceLock::new(),
             tf32: AtomicBool::new(false),
             queue,
+            amax_state: OnceLock::new(),
             kernels,
             context,
         })
@@ -99,6 +103,10 @@ impl Cuda {
     /// The memory of a pool on this GPU.
     pub fn arena(&self) -> Arena {
         Arena::new(self.context.clone())
+    }
+
+    pub fn gpu(&self) -> Gpu {
+        Gpu { context: self.context.clone(), kernels: self.kernels.clone() }
     }
 
     pub fn context(&self) -> &Arc<Context> {
@@ -182,11 +190,6 @@ impl Cuda {
             unsafe { (self.context.api().cuMemcpyAsync)(to, from, bytes, stream.handle()) };
         self.context.must(status, "copy between device and host");
         stream.record()
-    }
-
-    /// Later operations of the compute stream wait for the event.
-    pub fn wait_for(&self, event: &StreamEvent) {
-        self.stream().wait_for(event);
     }
 
     /// Joules that the GPU has used since the driver was loaded.

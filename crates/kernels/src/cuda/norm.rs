@@ -144,12 +144,14 @@ impl Variant {
     fn new(dtype: Dtype, dim: usize, aligned: bool) -> Variant {
         let wide = aligned && dim.is_multiple_of(8);
         let threads = dim.div_ceil(if wide { 8 } else { 1 }).next_multiple_of(32);
-        let groups = (BLOCK / threads).clamp(1, MOST_GROUPS);
+        // Elements of f32 need twice the registers.
+        let most = if dtype == Dtype::F32 { BLOCK / 2 } else { BLOCK };
+        let groups = (most / threads).clamp(1, MOST_GROUPS);
         let (kernel, rows, groups) = match (wide, threads) {
             (true, ..=256) => (float_kernel!("norm_backward_4_rows", dtype), 4, groups),
             (true, ..=512) => (float_kernel!("norm_backward_2_rows", dtype), 2, 1),
             (true, ..=1024) if dtype == Dtype::Bf16 => ("norm_backward_1_row_bf16", 1, 1),
-            (false, ..=1024) => (float_kernel!("norm_backward_narrow", dtype), 4, groups),
+            (false, ..=1024) => (float_kernel!("norm_backward_narrow", dtype), 4, 1),
             _ => (float_kernel!("norm_backward_long", dtype), 1, 1),
         };
         Variant { kernel, threads: threads.min(1024), rows, groups }

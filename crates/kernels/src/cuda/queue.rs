@@ -17,6 +17,9 @@ use super::dnn::{Dnn, Plan, Target};
 /// Operations of a list. The GPU begins a list when it is complete, so a list takes the host some ten microseconds.
 const LIST: usize = 32;
 
+/// Shorter lists are not worth a graph. They come from events around single operations, when a step is metered.
+const SHORTEST: usize = 4;
+
 /// Lists that are remembered.
 const MOST_LISTS: usize = 512;
 
@@ -162,6 +165,11 @@ impl Lists {
         if self.waiting.operations.is_empty() {
             return;
         }
+        if self.waiting.operations.len() < SHORTEST {
+            let enqueued = self.waiting.enqueue(stream, libraries);
+            self.waiting.clear();
+            return must(stream, enqueued);
+        }
         let mut hasher = DefaultHasher::new();
         self.waiting.hash(&mut hasher);
         let key = hasher.finish();
@@ -188,9 +196,15 @@ impl Lists {
             let list = std::mem::replace(&mut self.waiting, List::new());
             self.executed.insert(key, Executed { list, graph: None });
         }
-        let Context { index, name, .. } = &**stream.context();
-        enqueued.unwrap_or_else(|error| panic!("GPU {index} ({name}): {error}"));
+        must(stream, enqueued);
     }
+}
+
+/// # Panics
+/// If operations could not be enqueued.
+fn must(stream: &Stream, enqueued: Result<()>) {
+    let Context { index, name, .. } = &**stream.context();
+    enqueued.unwrap_or_else(|error| panic!("GPU {index} ({name}): {error}"));
 }
 
 impl List {

@@ -82,7 +82,18 @@ pub(crate) fn column_sums_of(
     let args = [x.into(), memory.into(), to.into(), count(rows), count(n), flag(accumulate)];
     cuda.launch(&REDUCE, kernel, Grid::of([columns, parts, matrices], THREADS), &args);
     if parts > 1 {
-        let args = [memory.into(), to.into(), count(parts), count(n), flag(accumulate)];
-        cuda.launch(&REDUCE, "add_parts", Grid::of([n.div_ceil(32), 1, matrices], 1024), &args);
+        add_parts(cuda, memory, [matrices, parts, n], to, accumulate);
     }
+}
+
+/// Sums the partial sums (matrices, parts, n), f32, into (matrices, n).
+pub(super) fn add_parts(
+    cuda: &Cuda,
+    memory: u64,
+    [matrices, parts, n]: [usize; 3],
+    to: u64,
+    accumulate: bool,
+) {
+    let args = [memory.into(), to.into(), count(parts), count(n), flag(accumulate)];
+    cuda.launch(&REDUCE, "add_parts", Grid::of([n.div_ceil(32), 1, matrices], 1024), &args);
 }

@@ -35,6 +35,15 @@ impl Device {
             Backend::Cuda(cuda) => Event(Timestamp::Cuda(cuda.record())),
         }
     }
+
+    /// Later operations of this device wait for an event of a copy, or of another device on the same hardware.
+    /// The host does not wait.
+    pub fn wait_for(&self, event: &Event) {
+        match (&self.0.backend, &event.0) {
+            (Backend::Cuda(cuda), Timestamp::Cuda(event)) => cuda.stream().wait_for(event),
+            _ => event.wait(),
+        }
+    }
 }
 
 impl Event {

@@ -1,6 +1,6 @@
 //! Matrix multiplication.
 
-use super::{Backend, Device, OpClass};
+use super::{Backend, Device, Fp8Scales, OpClass};
 use crate::cpu::gemm::{self, Data, DataMut, Epilogue, Gemm, Matrix};
 use crate::{Dtype, View, ViewMut};
 
@@ -21,6 +21,8 @@ pub struct Matmul<'a> {
     pub residual: Option<View<'a>>,
     /// Multiply by the derivative of GELU at this input, (m, n): the gradient through a GELU. Not with another epilogue.
     pub gelu_backward: Option<View<'a>>,
+    /// The operands are fp8 matrices, u8, with these scales.
+    pub fp8: Option<Fp8Scales<'a>>,
 }
 
 impl<'a> Matmul<'a> {
@@ -52,6 +54,7 @@ impl<'a> Matmul<'a> {
             gelu: None,
             residual: None,
             gelu_backward: None,
+            fp8: None,
         }
     }
 }
@@ -69,6 +72,9 @@ impl Device {
             assert_eq!((input.rows(), input.cols()), (m, n), "the input of GELU");
             let alone = !work.accumulate && work.bias.is_none() && work.residual.is_none();
             assert!(alone && work.gelu.is_none(), "the gradient of GELU is the only epilogue");
+        }
+        if let (Backend::Cpu(_), Some(fp8)) = (&self.0.backend, work.fp8) {
+            return self.emulate_matmul(work, fp8);
         }
         // The CPU's multiply has no such epilogue.
         if let (Backend::Cpu(_), Some(input)) = (&self.0.backend, work.gelu_backward) {

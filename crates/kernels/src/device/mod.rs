@@ -9,6 +9,8 @@ mod attention;
 mod elementwise;
 mod embedding;
 mod event;
+mod fp8;
+mod fp8_history;
 mod loss;
 mod matmul;
 mod meter;
@@ -27,6 +29,9 @@ use std::sync::Arc;
 pub use attention::{AttentionDelta, AttentionOutput, AttentionShape};
 pub use embedding::{PositionRange, VocabShard};
 pub use event::Event;
+pub use fp8::{FP8_MULTIPLE, Fp8Cast, Fp8Copies, Fp8Format, Fp8Scales, Fp8Source, Fp8Tensor};
+pub use fp8_history::Fp8History;
+pub(crate) use fp8_history::SlotPlace;
 pub use lockstep_types::OpClass;
 pub use loss::{CrossEntropy, IGNORED, LogitGradient, LogitShard, SoftmaxStats};
 pub use matmul::Matmul;
@@ -40,6 +45,8 @@ pub use rope::{RopeScaling, RopeTable};
 pub use routing::{Capacity, Combine, DROPPED, Router, RouterOutput, RouterSaved};
 pub use scalar::Scalar;
 pub use transfer::{SPARE, Transfer};
+
+use lockstep_cuda::{Gpu, Stream};
 
 use crate::cpu::Cpu;
 use crate::cuda::{Cuda, CudaError, CudaReport};
@@ -123,6 +130,22 @@ impl Device {
             Backend::Cuda(cuda) => {
                 Device::of_cuda(cuda.second().unwrap_or_else(|error| panic!("{error}")))
             }
+        }
+    }
+
+    /// The GPU of this device, for communication. None on a CPU.
+    pub fn gpu(&self) -> Option<Gpu> {
+        match &self.0.backend {
+            Backend::Cpu(_) => None,
+            Backend::Cuda(cuda) => Some(cuda.gpu()),
+        }
+    }
+
+    /// The stream on which operations run, with all that were issued so far, for communication. None on a CPU.
+    pub fn stream(&self) -> Option<&Stream> {
+        match &self.0.backend {
+            Backend::Cpu(_) => None,
+            Backend::Cuda(cuda) => Some(cuda.stream()),
         }
     }
 

@@ -97,14 +97,6 @@ impl Device {
         };
         Transfer { tensors: Some((from, to)), done }
     }
-
-    /// Operations that are issued later wait for the event. The host does not.
-    pub fn wait_for(&self, event: &Event) {
-        match &self.0.backend {
-            Backend::Cpu(_) => {}
-            Backend::Cuda(cuda) => event.on_stream(|event| cuda.wait_for(event)),
-        }
-    }
 }
 
 impl Transfer {

@@ -127,7 +127,7 @@ impl<'a> View<'a> {
     ///
     /// # Panics
     /// If the view is in pageable host memory.
-    pub(crate) fn address(&self) -> u64 {
+    pub fn address(&self) -> u64 {
         self.extent.device_address(self.start)
     }
 
@@ -231,7 +231,7 @@ impl<'a> ViewMut<'a> {
     ///
     /// # Panics
     /// If the view is in pageable host memory.
-    pub(crate) fn address(&self) -> u64 {
+    pub fn address(&self) -> u64 {
         self.extent.device_address(self.start)
     }
 

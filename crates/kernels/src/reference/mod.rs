@@ -7,6 +7,7 @@ pub mod cross_entropy;
 pub mod dropout;
 pub mod elementwise;
 pub mod embedding;
+pub mod fp8;
 pub mod gelu;
 pub mod gemm;
 pub mod norm;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::RestartPolicy;
 use super::messages::NodeResult;
-use crate::exit::{EXIT_PERMANENT, EXIT_STOPPED, Exit, signal_name};
+use crate::exit::{EXIT_DEVICE_LOST, EXIT_PERMANENT, EXIT_STOPPED, Exit, signal_name};
 
 /// The parameters of the coordinator's decisions.
 pub(crate) struct Rules {
@@ -336,8 +336,8 @@ impl Coordinator {
         }
         self.restarts += 1;
         let mut decisions = vec![];
-        if let Some(FirstFailure { node, slot: Some(slot), .. }) = failure {
-            decisions.extend(self.count_failure(node, slot));
+        if let Some(FirstFailure { node, slot: Some(slot), code, .. }) = failure {
+            decisions.extend(self.count_failure(node, slot, code == EXIT_DEVICE_LOST));
         }
         let limit = self.rules.policy.max_restarts;
         if self.restarts > limit {
@@ -356,22 +356,24 @@ impl Coordinator {
         decisions
     }
 
-    /// Excludes a slot that has failed too often, if the job can continue without it.
-    fn count_failure(&mut self, node: u32, slot: usize) -> Option<Decision> {
+    /// Excludes a slot that has failed too often or lost its GPU, if the job can continue without it.
+    fn count_failure(&mut self, node: u32, slot: usize, device_lost: bool) -> Option<Decision> {
         let count = self.failures.entry((node, slot)).or_insert(0);
         *count += 1;
         let count = *count;
         let can_spare = (self.rules.fit)(self.available().saturating_sub(1)).is_some();
         // Rank 0 must stay on node 0.
         let last_of_node_zero = node == NODE_ZERO && self.usable_slots(node) == 1;
-        if count < EXCLUDE_AFTER || !can_spare || last_of_node_zero {
+        if (count < EXCLUDE_AFTER && !device_lost) || !can_spare || last_of_node_zero {
             return None;
         }
         self.excluded.insert((node, slot));
         self.restarts = 1;
-        Some(Decision::Report(format!(
-            "excluding slot {slot} of node {node}: it failed {EXCLUDE_AFTER} times without a new checkpoint"
-        )))
+        let why = match device_lost {
+            true => "it lost its GPU".to_string(),
+            false => format!("it failed {EXCLUDE_AFTER} times without a new checkpoint"),
+        };
+        Some(Decision::Report(format!("excluding slot {slot} of node {node}: {why}")))
     }
 
     fn finish(&mut self, code: i32, text: &str) -> Vec<Decision> {

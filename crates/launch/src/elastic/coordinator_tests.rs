@@ -96,6 +96,30 @@ fn restarts_are_counted_since_the_last_progress() {
 }
 
 #[test]
+fn a_rank_that_lost_its_gpu_is_excluded_at_once() {
+    let lost = |local_rank| NodeResult::Failed {
+        local_rank,
+        code: EXIT_DEVICE_LOST,
+        permanent: false,
+        text: "it lost its GPU".into(),
+    };
+    let mut coordinator = started();
+    coordinator.node_finished(2 * SECOND, 1, lost(1), 0);
+    let decisions = coordinator.node_finished(3 * SECOND, 0, failed(0), 0);
+    let report = Report("excluding slot 1 of node 1: it lost its GPU".into());
+    assert!(decisions.contains(&report), "{decisions:?}");
+    assert_eq!(quiet(decisions), [Start(vec![(0, vec![0, 1, 2, 3]), (1, vec![0, 2])])]);
+    // A job that needs all ranks restarts with all of them, and gives up with the code of the failure.
+    let mut coordinator = one_node(2);
+    coordinator.node_joined(SECOND, 0, "a", 2);
+    for _ in 0..2 {
+        assert_eq!(quiet(coordinator.node_finished(SECOND, 0, lost(1), 0)), start(&[(0, 2)]));
+    }
+    let decisions = coordinator.node_finished(SECOND, 0, lost(1), 0);
+    assert_eq!(finish_code(0, &decisions), Some(EXIT_DEVICE_LOST));
+}
+
+#[test]
 fn permanent_failures_are_not_retried() {
     let mut coordinator = one_node(2);
     coordinator.node_joined(SECOND, 0, "a", 2);

@@ -72,6 +72,7 @@ fn feed_forward(
         auxiliary: Some(&auxiliary),
         loads: Some(&loads),
         recomputing: false,
+        fp8: None,
     };
     let rows = |scale: f32| {
         let mut rows = Vec::new();

@@ -153,6 +153,7 @@ fn step(
         global_tokens: SAMPLES * SEQ,
         loads: Some(&loads),
         offload: Offloading::default(),
+        fp8: None,
     };
     let each = SAMPLES / mesh.data / micros;
     let mut batch = Batch::empty(&device, each, SEQ);
@@ -345,7 +346,6 @@ fn auxiliary_losses_of_stages_add_up() {
     let How { recompute, dtype, defer_weight_grads, .. } = ALONE;
     let global_tokens = SAMPLES * SEQ;
     let (device, groups) = (&device, &groups);
-    let offload = Offloading::default();
     let pass = &Pass {
         device,
         groups,
@@ -354,7 +354,8 @@ fn auxiliary_losses_of_stages_add_up() {
         dropout: None,
         global_tokens,
         loads: None,
-        offload,
+        offload: Offloading::default(),
+        fp8: None,
     };
     let mut batch = Batch::empty(device, SAMPLES, SEQ);
     batch.fill(device, &(0..SAMPLES).flat_map(sample).collect::<Vec<_>>());

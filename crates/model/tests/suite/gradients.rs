@@ -224,6 +224,7 @@ fn deferred_weight_gradients_of_a_layer_are_the_same() {
             auxiliary: None,
             loads: None,
             recomputing: false,
+            fp8: None,
         };
         let random = |stream| random(device, shape.dim, stream);
         let len = layer.params().len();

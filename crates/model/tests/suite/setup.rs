@@ -101,8 +101,17 @@ pub const PLAIN: Way = Way { dtype: Dtype::F32, recompute: Recompute::None, drop
 impl Way {
     pub fn pass<'a>(&self, device: &'a Device, groups: &'a Groups) -> Pass<'a> {
         let Way { dtype, recompute, dropout } = *self;
-        let (global_tokens, loads, offload) = (BATCH * SEQ, None, Default::default());
-        Pass { device, groups, dtype, recompute, dropout, global_tokens, loads, offload }
+        Pass {
+            device,
+            groups,
+            dtype,
+            recompute,
+            dropout,
+            global_tokens: BATCH * SEQ,
+            loads: None,
+            offload: Default::default(),
+            fp8: None,
+        }
     }
 }
 

@@ -193,6 +193,11 @@ impl Context {
         layout::rows(&self.runs, batch)
     }
 
+    /// The groups that exchange heads, keys and values.
+    pub(crate) fn subgroups(&self) -> impl Iterator<Item = &Group> {
+        self.groups.iter().flat_map(|groups| [&groups.ulysses, &groups.ring])
+    }
+
     /// Messages and bytes that this rank has sent in the groups of the context.
     pub fn traffic(&self) -> Traffic {
         let all = self.groups.as_ref().map(|g| g.ulysses.traffic() + g.ring.traffic());

@@ -2,6 +2,7 @@
 
 use super::Reader;
 use super::nearest::nearest;
+use lockstep_types::DeviceEngine;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -19,6 +20,8 @@ pub struct Comm {
     pub compression_warmup: Option<usize>,
     /// Overlap communication with compute.
     pub overlap: Option<bool>,
+    /// Engine of collectives on device memory.
+    pub device_engine: Option<DeviceEngine>,
 }
 
 /// Gradient compression along the data axis, with error feedback: the residual of rounding or selection is added to
@@ -76,6 +79,17 @@ impl Comm {
             ),
             compression_warmup: reader.count("comm.compression_warmup"),
             overlap: reader.flag("comm.overlap"),
+            device_engine: reader.parsed(
+                "comm.device_engine",
+                "be one of \"auto\", \"shared\", \"nccl\", \"host\"",
+                |typed| {
+                    let words = DeviceEngine::ALL.map(DeviceEngine::name);
+                    typed.parse().map_err(|message| match nearest(typed, words.into_iter()) {
+                        Some(meant) => (message, format!("did you mean \"{meant}\"?")),
+                        None => (message, "use \"auto\"".to_string()),
+                    })
+                },
+            ),
         }
     }
 }

@@ -21,7 +21,7 @@ pub use device::{Device, DeviceKind};
 pub use layout::{Layout, Offload, Recompute};
 pub use model::{Model, RopeScaling};
 pub use nearest::nearest;
-pub use precision::Precision;
+pub use precision::{Fp8, Fp8Scaling, Precision};
 pub(crate) use reader::Reader;
 pub use trace::{Trace, TraceSteps};
 pub use train::{Curve, Train};

@@ -66,6 +66,9 @@ pub(super) fn peaks(
     (usage.peak, host.peak)
 }
 
+/// Bytes of the scale of an fp8 matrix, and its inverse.
+const FP8_SCALE: usize = 8;
+
 /// Bytes that a layer saves for one micro-batch.
 struct LayerActivations {
     /// (rows, dim): the layer's input; the residual stream between its halves has the same size.
@@ -74,6 +77,10 @@ struct LayerActivations {
     stats: usize,
     /// Saved output of one norm.
     normed: usize,
+    /// Norms whose output is saved. The others feed linear layers in fp8.
+    saved_norms: usize,
+    /// Inputs of linear layers in fp8, with their scales.
+    fp8: usize,
     /// Whether the backward pass gathers it from the ranks of the tensor axis.
     gathers: bool,
     /// q, k, v and the log-sum-exp.
@@ -122,11 +129,16 @@ impl LayerActivations {
         let qkv = (shape.heads + 2 * key_heads) * shape.head_dim;
         let of_tokens = |cols: usize| bytes * tokens * cols;
         let keeps = keeps_cheap(plan.device.kind, layout.recompute);
-        let after = if keeps { shape.ffn } else { 0 };
+        let fp8 = plan.precision.fp8.is_on();
+        let after = if keeps && !fp8 { shape.ffn } else { 0 };
+        let of_fp8 = |cols: usize| if keeps && fp8 { tokens * cols + FP8_SCALE } else { 0 };
+        let of_attention = of_fp8(shape.dim) + of_fp8(shape.attention_dim());
         let dense = LayerActivations {
             stream: bytes * rows * shape.dim,
             stats: 4 * rows * norm,
             normed: if keeps { bytes * rows * shape.dim } else { 0 },
+            saved_norms: if fp8 { 0 } else { 2 },
+            fp8: of_attention + of_fp8(shape.dim) + of_fp8(shape.ffn),
             gathers: layout.sequence,
             attention: of_tokens(qkv) + 4 * tokens * shape.heads,
             out: of_tokens(shape.attention_dim()),
@@ -145,6 +157,9 @@ impl LayerActivations {
         };
         match (shape.family, shape.moe) {
             (Family::Moe, Some(moe)) => {
+                // Experts are not multiplied in fp8.
+                let saved_norms = dense.saved_norms.max(1);
+                let dense = LayerActivations { saved_norms, fp8: of_attention, ..dense };
                 Mixture { plan, shape, moe, ranks: part.mesh.expert, tokens, bytes }.of(dense)
             }
             _ => dense,
@@ -153,8 +168,8 @@ impl LayerActivations {
 
     /// Everything but the layer's input.
     fn inside(&self, inner: bool) -> usize {
-        let norms = 2 * (self.stats + self.normed);
-        let halves = norms + self.attention + self.out + self.stream + self.routed;
+        let norms = 2 * self.stats + self.saved_norms * self.normed;
+        let halves = norms + self.fp8 + self.attention + self.out + self.stream + self.routed;
         halves + if inner { self.inner + self.shared } else { 0 }
     }
 
@@ -171,19 +186,21 @@ impl LayerActivations {
         }
         let of_inner = |bytes: usize| if inner { bytes } else { 0 };
         let [kept, kept_shared] = self.kept;
-        usage.take(self.later.down - kept);
-        usage.give(of_inner(self.inner - kept));
-        // Deferred gradients keep the outputs of norms, or their copies with the rows of all ranks.
+        // Deferred gradients keep the outputs of norms, or copies of them that have the rows of all ranks.
         let again = if self.gathers { 0 } else { self.normed };
         let gathered = self.normed - again;
-        match self.later.router {
-            0 => usage.take(self.later.up - again),
-            router => {
-                usage.take(self.later.up);
-                usage.take(router - again);
-            }
-        }
-        usage.give(gathered);
+        let (up, router) = match self.later.router {
+            0 => (self.later.up - again, 0),
+            // Experts get copies of their rows.
+            router => (self.later.up, router - again),
+        };
+        let gathers_first = router > 0;
+        usage.give(if gathers_first { gathered } else { 0 });
+        usage.take(self.later.down - kept);
+        usage.give(of_inner(self.inner - kept));
+        usage.give(if gathers_first { 0 } else { gathered });
+        usage.take(up);
+        usage.take(router);
         usage.take(self.later.shared[0] - kept_shared);
         usage.give(of_inner(self.shared - kept_shared));
         usage.take(self.later.shared[1]);
@@ -191,8 +208,8 @@ impl LayerActivations {
         usage.give(self.routed + self.stats + self.stream);
         usage.take(self.later.out);
         usage.give(self.attention);
-        usage.take(self.later.qkv - again);
         usage.give(gathered);
+        usage.take(self.later.qkv - again);
         usage.give(self.stats + self.stream);
     }
 }

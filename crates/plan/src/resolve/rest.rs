@@ -20,6 +20,8 @@ pub(super) fn precision(checker: &mut Checker) -> Precision {
     let precision = Precision {
         compute: typed.compute.unwrap_or_default(),
         gradients: typed.gradients.unwrap_or_default(),
+        fp8: typed.fp8.unwrap_or_default(),
+        fp8_scaling: typed.fp8_scaling.unwrap_or_default(),
     };
     let compression = checker.config.comm.compression.unwrap_or_default();
     if precision.gradients == Dtype::Bf16 && compression != Compression::None {
@@ -51,7 +53,8 @@ pub(super) fn comm(checker: &mut Checker, steps: usize) -> Comm {
     let bucket_bytes = bucket_mb.map_or(BUCKET_BYTES, |mb| (mb * 1048576.0) as usize);
     let compression_warmup = warmup(checker, compression, steps);
     let overlap = Overlap::default(); // resolved with the placement of the ranks
-    Comm { timeout_s, bucket_bytes, compression, compression_warmup, overlap }
+    let device_engine = typed.device_engine.unwrap_or_default();
+    Comm { timeout_s, bucket_bytes, compression, compression_warmup, overlap, device_engine }
 }
 
 /// A compression that depends on neighbouring elements gives a different result on each tensor rank, even for

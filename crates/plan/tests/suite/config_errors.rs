@@ -294,3 +294,34 @@ fn any_prefix_of_a_file_is_parsed_or_rejected() {
         assert!(Plan::resolve(&config, &Environment::one_host(1, 1)).is_err(), "{}", &text[..end]);
     }
 }
+
+#[test]
+fn fp8_needs_a_gpu_bf16_and_sizes_that_are_multiples_of_16() {
+    let base = "[precision]\ncompute = \"bf16\"\nfp8 = \"layers\"\n[model]\ndim = 64\nheads = 4\nffn = 128\nseq = 32\n[device]\nkind = \"cuda\"\n";
+    let resolve = |sets: &[&str]| {
+        let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
+        let config = Config::parse(base, &sets);
+        let env = Environment::one_host(config.ranks(), 4).with_vocab(50);
+        Plan::resolve(&config, &env)
+    };
+    let plan = resolve(&["precision.fp8_scaling=delayed"]).unwrap();
+    assert!(plan.precision.fp8.is_on());
+    let text = serde_json::to_string(&plan).unwrap();
+    assert_eq!(serde_json::from_str::<Plan>(&text).unwrap(), plan);
+    #[rustfmt::skip]
+    let cases: [(&[&str], &str); 8] = [
+        (&["device.kind=cpu"], "fp8=layers needs an NVIDIA GPU of compute capability 8.9 or newer, but this run uses the CPU; remove fp8, or run on a GPU with device.kind = \"cuda\""),
+        (&["precision.compute=f32"], "fp8=layers requires compute=bf16, but compute=f32; use precision.compute = \"bf16\""),
+        (&["layout.tensor=2"], "fp8=layers has one scale per matrix, which tensor=2 would split; use tensor=1, or another axis"),
+        (&["layout.pipe=2", "layout.schedule=zb-h1"], "fp8=layers does not defer weight gradients, but schedule=zb-h1; use schedule = \"1f1b\" or \"interleaved\""),
+        (&["model.dim=72"], "fp8=layers requires sizes that are multiples of 16, but dim=72; use for example dim=80"),
+        (&["model.ffn=100"], "fp8=layers requires sizes that are multiples of 16, but ffn=100; use for example ffn=112"),
+        (&["precision.fp8=layers+head"], "fp8=layers+head requires sizes that are multiples of 16, but vocab=50; use for example vocab=64"),
+        (&["precision.fp8=all"], "fp8 must be one of \"off\", \"layers\", \"layers+head\" (got \"all\")"),
+    ];
+    for (sets, expected) in cases {
+        let errors = resolve(sets).unwrap_err();
+        let found = errors.iter().any(|error| error.to_string().contains(expected));
+        assert!(found, "{sets:?}: {errors:#?}");
+    }
+}

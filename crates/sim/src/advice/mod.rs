@@ -2,8 +2,10 @@
 //! Every step is the best layout that the search finds with the techniques so far.
 
 mod batch;
+mod slow_link;
 
 pub use batch::{BatchRemarks, batch_remarks};
+pub use slow_link::{SlowTensor, slow_tensor};
 
 use crate::search::{Knob, Limits, Objective, Proposal, Search, bottlenecks, time_breakdown};
 use crate::{Cluster, Estimate};

@@ -1,4 +1,4 @@
-//! Fits the description of a CPU machine to measured matmuls and training steps. Steps are measured by operation class,
+//! Fits the description of a machine to measured matmuls and training steps. Steps are measured by operation class,
 //! and each class gets the efficiency that reproduces its time. Implausible values are rejected.
 
 use lockstep_plan::model::Family;
@@ -66,11 +66,21 @@ pub fn fit(
     (device.efficiency, device.kernel_gap_us, device.launch_us) = (None, 0.0, 0.0);
     device.attention = [(1.0, 0.0); 2];
     let matmul_error = fit_matmuls(&mut neutral, &first.plan, matmuls)?;
+    fit_steps(&neutral, steps, together, matmul_error)
+}
+
+/// Fits the efficiencies to the steps, with matmuls as they were fitted.
+pub(super) fn fit_steps(
+    neutral: &Cluster,
+    steps: &[MeasuredStep],
+    together: RankSkew,
+    matmul_error: f64,
+) -> Result<Fitted, String> {
     let models: Vec<StepModel> =
-        steps.iter().map(|measured| StepModel::of(&neutral, measured)).collect();
+        steps.iter().map(|measured| StepModel::of(neutral, measured)).collect();
     let with_efficiency = |but: Option<usize>| {
         let steps = models.iter().enumerate().filter(|(number, _)| Some(*number) != but);
-        with_efficiency(&neutral, &steps.map(|(_, model)| model).collect::<Vec<_>>(), together)
+        with_efficiency(neutral, &steps.map(|(_, model)| model).collect::<Vec<_>>(), together)
     };
     let predicted = |cluster: &Cluster, measured: &MeasuredStep| {
         estimate(&measured.plan, cluster, &Options::default()).step_s / measured.step
@@ -92,40 +102,50 @@ fn fit_matmuls(
     plan: &Plan,
     matmuls: &[MeasuredMatmul],
 ) -> Result<f64, String> {
-    let stream = cluster.shared(plan.ranks, plan.train.threads).accelerator.stream_rate();
+    let stream = cluster.for_rank(plan.ranks, plan).accelerator.stream_rate();
     let share = cluster.share(plan.ranks, plan.train.threads);
     let (mut off, mut parts) = (0.0, Vec::new());
     for compute in [Dtype::F32, Dtype::Bf16] {
         let of_type = matmuls.iter().filter(|multiply| multiply.compute == compute);
         let rows: Vec<([f64; 4], f64)> =
             of_type.map(|multiply| (multiply.work(stream), multiply.seconds)).collect();
-        let found = least::weights(&rows);
-        let [plain, sums, passing, start] = found;
-        within("FLOP/s of matmuls", 1.0 / plain, [1e8, 1e16])?;
-        within("relative speed of weight gradients", plain / sums, [0.3, 3.0])?;
-        let predicted = |work: &[f64; 4]| work.iter().zip(found).map(|(x, w)| x * w).sum::<f64>();
-        off += rows
-            .iter()
-            .map(|(work, measured)| (predicted(work) / measured - 1.0).abs())
-            .sum::<f64>();
+        let (part, error) = fit_rows(&rows)?;
+        off += error * rows.len() as f64;
         let peak = match compute {
             Dtype::F32 => &mut cluster.accelerator.peak.f32,
             _ => &mut cluster.accelerator.peak.bf16,
         };
-        *peak = 1e-12 / plain / share;
-        let passes = (passing > 0.0).then_some(1.0 / passing);
-        parts.push(MatmulOverhead { accumulate: plain / sums, start_us: 1e6 * start, passes });
+        *peak = 1e-12 * part.best / share;
+        parts.push(MatmulOverhead { best: 1.0, ..part });
     }
     let shape = &mut cluster.accelerator.matmul;
     (shape.best, shape.accumulate, shape.ramp) = (1.0, 1.0, 0.0);
     shape.curve.clear();
-    shape.overheads = Some(MatmulOverheads { f32: parts[0], bf16: parts[1] });
+    shape.overheads = Some(MatmulOverheads { f32: parts[0], bf16: parts[1], tf32: None });
     Ok(off / matmuls.len() as f64)
+}
+
+/// Fits the overheads of one type to rows of ([`MeasuredMatmul::work`], seconds), with the FLOP/s as `best`. Also
+/// returns the mean relative error.
+pub(super) fn fit_rows(rows: &[([f64; 4], f64)]) -> Result<(MatmulOverhead, f64), String> {
+    let found = least::weights(rows);
+    let [plain, sums, passing, start] = found;
+    within("FLOP/s of matmuls", 1.0 / plain, [1e8, 1e16])?;
+    within("relative speed of weight gradients", plain / sums, [0.3, 3.0])?;
+    let predicted = |work: &[f64; 4]| work.iter().zip(found).map(|(x, w)| x * w).sum::<f64>();
+    let off = |(work, measured): &([f64; 4], f64)| (predicted(work) / measured - 1.0).abs();
+    let overhead = MatmulOverhead {
+        best: 1.0 / plain,
+        accumulate: plain / sums,
+        start_us: 1e6 * start,
+        passes: (passing > 0.0).then_some(1.0 / passing),
+    };
+    Ok((overhead, rows.iter().map(off).sum::<f64>() / rows.len() as f64))
 }
 
 impl MeasuredMatmul {
     /// Parts of its time: plain FLOPs, accumulating FLOPs, seconds of memory traffic, one start.
-    fn work(&self, stream: f64) -> [f64; 4] {
+    pub(super) fn work(&self, stream: f64) -> [f64; 4] {
         let [m, k, n] = self.dims.map(|dim| dim as f64);
         let flops = 2.0 * m * k * n;
         let width = self.compute.bytes() as f64;
@@ -142,7 +162,7 @@ struct StepModel<'a> {
     sizes: ByClass,
     ideal: ByClass,
     /// Kernel launches.
-    kernels: f64,
+    pub kernels: f64,
     /// Seconds of communication at 1 GB/s without latency, and with one second per hop at infinite bandwidth.
     comm: [f64; 2],
 }
@@ -160,7 +180,7 @@ impl StepModel<'_> {
         let comm = [bytes.time.data, priced(1e6, 1e30).time.data];
         let mut ideal = ByClass::default();
         bytes.computing.iter().for_each(|(kind, seconds)| ideal[*kind as usize] = *seconds);
-        let shared = neutral.shared(plan.ranks, plan.train.threads);
+        let shared = neutral.for_rank(plan.ranks, plan);
         let options = Options::default();
         let case = Case::new(plan, &shared, &options);
         let sizes = OpClass::ALL.map(|kind| case.size(kind));
@@ -225,8 +245,16 @@ fn with_efficiency(
             {
                 reached.extend(step.reached(kind)?);
             }
-            for family in [Family::Gpt2, Family::Llama] {
-                let own = |of: &&Reached| same_in_all_families(kind) || of.family == family;
+            for family in [Family::Gpt2, Family::Llama, Family::Moe] {
+                // Experts multiply in their own way, and only they are routed.
+                let with_experts = |family| family == Family::Moe;
+                let own = |of: &&Reached| match same_in_all_families(kind) {
+                    true if kind == OpClass::Matmul => {
+                        with_experts(of.family) == with_experts(family)
+                    }
+                    true => !with_experts(family),
+                    false => of.family == family,
+                };
                 let own = reached.iter().filter(own).copied().collect();
                 *efficiency.of_mut(compute, family).of_mut(kind) = joined(own);
             }

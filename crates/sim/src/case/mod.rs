@@ -160,7 +160,7 @@ impl<'a> Case<'a> {
     /// Measured efficiency of an operation class at a size, if there is one.
     pub fn measured(&self, kind: OpClass, size: f64) -> Option<f64> {
         let efficiency = self.cluster.accelerator.efficiency.as_ref()?;
-        efficiency.of(self.plan.precision.compute, self.shape().family).of(kind).at(size)
+        efficiency.curve(self.plan.precision.compute, self.shape().family, kind).at(size)
     }
 
     /// Bytes per second of a memory-bound operation class.

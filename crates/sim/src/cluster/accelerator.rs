@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{BUILT_IN, Efficiency, GIB};
+use super::{AttentionRates, BUILT_IN, Efficiency, GIB};
 
 /// A compute device.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -23,6 +23,12 @@ pub struct Accelerator {
     /// Fused attention, forward and backward: fraction of the peak reached on the causal FLOPs, and the rows
     /// (sequences × heads × positions) at which half of that fraction is reached.
     pub attention: [(f64, f64); 2],
+    /// Measured rates of fused attention, used instead of `attention`.
+    #[serde(default, skip_serializing_if = "AttentionRates::is_empty")]
+    pub attention_rates: AttentionRates,
+    /// GB/s between page-locked host memory and the device: to it, and from it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_gbs: Option<[f64; 2]>,
     /// Memory used before any tensor: driver, libraries, communicators.
     pub reserve_gib: f64,
     /// Gap between two kernels if the host is the device itself, so that launches cannot be hidden.
@@ -57,6 +63,9 @@ pub struct Peak {
     pub bf16: f64,
     /// Defaults to bf16.
     pub fp8: Option<f64>,
+    /// f32 inputs rounded to TF32 (`device.tf32`). Defaults to f32.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tf32: Option<f64>,
 }
 
 /// Efficiency of matmuls. The output is split into tiles, and every unit computes one tile at a time. Partial tiles and
@@ -94,12 +103,18 @@ pub struct Matmul {
 pub struct MatmulOverheads {
     pub f32: MatmulOverhead,
     pub bf16: MatmulOverhead,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tf32: Option<MatmulOverhead>,
 }
 
-/// Overheads of a matmul on CPU cores, which do not compute while they pack operands.
+/// Overheads of a matmul. CPU cores do not compute while they pack operands; on a GPU the first and the last tile of
+/// each unit are not overlapped with compute.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MatmulOverhead {
+    /// Fraction of the peak that compute alone reaches.
+    #[serde(default = "one")]
+    pub best: f64,
     /// Relative FLOP/s of weight gradients.
     pub accumulate: f64,
     /// Start, and waiting for the last thread.

@@ -1,6 +1,6 @@
 //! Validation of a cluster description. Reports every mistake, each with its value and what is allowed.
 
-use super::{Accelerator, Cluster, Curve, Deviation, Link, Matmul, OpCurves};
+use super::{Accelerator, Cluster, Curve, Deviation, Link, Matmul, MatmulOverheads, OpCurves};
 
 /// Limit of every number, so that sums and products of them stay finite.
 const MAX: f64 = 1e12;
@@ -159,6 +159,7 @@ impl Mistakes {
         self.positive("peak.f32", accelerator.peak.f32);
         self.positive("peak.bf16", accelerator.peak.bf16);
         accelerator.peak.fp8.iter().for_each(|fp8| self.positive("peak.fp8", *fp8));
+        accelerator.peak.tf32.iter().for_each(|tf32| self.positive("peak.tf32", *tf32));
         self.positive("memory_gib", accelerator.memory_gib);
         self.positive("bandwidth_gbs", accelerator.bandwidth_gbs);
         self.positive("stream", accelerator.stream);
@@ -170,11 +171,18 @@ impl Mistakes {
             self.positive("attention: a fraction of the peak", fraction);
             self.not_negative("attention: a number of rows", rows);
         }
+        accelerator.host_gbs.iter().flatten().for_each(|gbs| self.positive("host_gbs", *gbs));
+        for rate in accelerator.attention_rates.all() {
+            self.count("attention_rates: head_dim", rate.head_dim);
+            self.count("attention_rates: seq", rate.seq);
+            rate.reached.iter().for_each(|part| self.positive("attention_rates: reached", *part));
+        }
         self.matmul(&accelerator.matmul);
         if let Some(efficiency) = &accelerator.efficiency {
             for (compute, families) in [("f32", &efficiency.f32), ("bf16", &efficiency.bf16)] {
                 self.curves(&format!("efficiency.{compute}.gpt2"), &families.gpt2);
                 self.curves(&format!("efficiency.{compute}.llama"), &families.llama);
+                self.curves(&format!("efficiency.{compute}.moe"), &families.moe);
             }
         }
         self.part.clear();
@@ -196,7 +204,9 @@ impl Mistakes {
             self.count("matmul.tiles: columns", *columns);
             self.positive("matmul.tiles: efficiency", *efficiency);
         }
-        for of_type in matmul.overheads.iter().flat_map(|both| [both.f32, both.bf16]) {
+        let by_type = |all: &MatmulOverheads| [Some(all.f32), Some(all.bf16), all.tf32];
+        for of_type in matmul.overheads.iter().flat_map(by_type).flatten() {
+            self.positive("matmul.overheads: best", of_type.best);
             self.positive("matmul.overheads: accumulate", of_type.accumulate);
             self.not_negative("matmul.overheads: start_us", of_type.start_us);
             of_type.passes.iter().for_each(|of| self.positive("matmul.overheads: passes", *of));

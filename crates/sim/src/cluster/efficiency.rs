@@ -20,12 +20,14 @@ pub struct Efficiency {
 #[serde(deny_unknown_fields)]
 pub struct FamilyCurves {
     pub gpt2: OpCurves,
-    /// Also used for mixtures of experts.
     pub llama: OpCurves,
+    /// Classes that are not measured are as fast as in `llama`.
+    #[serde(default)]
+    pub moe: OpCurves,
 }
 
-/// Efficiency of each operation class by size. Matmul: relative to an isolated matmul. Attention: relative to the peak.
-/// Others: relative to the memory bandwidth; above 1 if data fits into caches.
+/// Efficiency of each operation class by size. Matmul: relative to an isolated matmul. Attention: relative to the
+/// measured rates of the accelerator, or to the peak. Others: relative to the memory bandwidth; above 1 if data fits into caches.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OpCurves {
@@ -46,14 +48,16 @@ pub struct OpCurves {
 pub struct Curve(pub Vec<(f64, f64)>);
 
 impl Efficiency {
-    pub fn of(&self, compute: Dtype, family: Family) -> &OpCurves {
+    /// The curve of an operation class. Mixtures of experts use that of Llama if they have none.
+    pub fn curve(&self, compute: Dtype, family: Family, kind: OpClass) -> &Curve {
         let families = match compute {
             Dtype::F32 => &self.f32,
             _ => &self.bf16,
         };
         match family {
-            Family::Gpt2 => &families.gpt2,
-            Family::Llama | Family::Moe => &families.llama,
+            Family::Gpt2 => families.gpt2.of(kind),
+            Family::Moe if !families.moe.of(kind).0.is_empty() => families.moe.of(kind),
+            Family::Llama | Family::Moe => families.llama.of(kind),
         }
     }
 
@@ -64,7 +68,8 @@ impl Efficiency {
         };
         match family {
             Family::Gpt2 => &mut families.gpt2,
-            Family::Llama | Family::Moe => &mut families.llama,
+            Family::Llama => &mut families.llama,
+            Family::Moe => &mut families.moe,
         }
     }
 }

@@ -2,17 +2,19 @@
 //! nothing about models.
 
 mod accelerator;
+mod attention;
 mod check;
 mod efficiency;
 mod link;
 
 pub use accelerator::{Accelerator, Matmul, MatmulOverhead, MatmulOverheads, Peak};
+pub use attention::{AttentionRate, AttentionRates};
 pub use efficiency::{Curve, Efficiency, FamilyCurves, OpCurves};
 pub use link::Link;
 
 use std::borrow::Cow;
 
-use lockstep_plan::Environment;
+use lockstep_plan::{Environment, Plan};
 use serde::{Deserialize, Serialize};
 
 const BUILT_IN: &str = include_str!("built_in.toml");
@@ -96,6 +98,25 @@ impl Cluster {
         Some(cluster)
     }
 
+    /// The built-in cluster of a GPU, by the name that its driver reports.
+    ///
+    /// ```
+    /// use lockstep_sim::Cluster;
+    /// assert_eq!(Cluster::of_gpu("NVIDIA H200").unwrap().accelerator.name, "H200");
+    /// assert_eq!(Cluster::of_gpu("NVIDIA A100-SXM4-80GB").unwrap().accelerator.name, "A100-80");
+    /// assert_eq!(Cluster::of_gpu("NVIDIA H100 80GB HBM3").unwrap().accelerator.name, "H100");
+    /// assert!(Cluster::of_gpu("NVIDIA GeForce RTX 4090").is_none());
+    /// ```
+    pub fn of_gpu(name: &str) -> Option<Cluster> {
+        let name = name.to_lowercase();
+        let words: Vec<&str> = name.split([' ', '-']).collect();
+        // Memory sizes are part of the name: 80gb, but also 80.
+        let has = |part: &str| words.iter().any(|word| word.trim_end_matches("gb") == part);
+        let names = Cluster::names();
+        let known = names.iter().filter(|known| known.split('-').all(has));
+        Cluster::built_in(known.max_by_key(|known| known.len())?)
+    }
+
     /// A built-in cluster by name, optionally with a number of ranks: `h100-16384`. The error suggests a similar name.
     pub fn named(name: &str) -> Result<Cluster, String> {
         if let Some(cluster) = Cluster::built_in(name) {
@@ -165,6 +186,22 @@ impl Cluster {
         self.links[link].bandwidth(self.per_host)
     }
 
+    /// The cluster as one of `ranks` ranks of a plan sees it: its share of the cores, or a GPU with the rates of TF32 if
+    /// the plan uses it.
+    pub(crate) fn for_rank(&self, ranks: usize, plan: &Plan) -> Cow<'_, Cluster> {
+        match self.accelerator.peak.tf32.filter(|_| plan.device.tf32 && self.has_gpus()) {
+            None => self.shared(ranks, plan.train.threads),
+            Some(peak) => {
+                let mut cluster = self.clone();
+                cluster.accelerator.peak.f32 = peak;
+                if let Some(overheads) = &mut cluster.accelerator.matmul.overheads {
+                    overheads.f32 = overheads.tf32.unwrap_or(overheads.f32);
+                }
+                Cow::Owned(cluster)
+            }
+        }
+    }
+
     /// The cluster with the share of the accelerator that one of `ranks` ranks with `threads` threads gets.
     pub fn shared(&self, ranks: usize, threads: usize) -> Cow<'_, Cluster> {
         if self.cores.is_none() {
@@ -173,7 +210,8 @@ impl Cluster {
         let together = ranks.min(self.per_host) as f64;
         let computing = self.share(ranks, threads);
         let Accelerator { peak, memory_gib, bandwidth_gbs, .. } = self.accelerator;
-        let peak = Peak { f32: peak.f32 * computing, bf16: peak.bf16 * computing, fp8: None };
+        let peak =
+            Peak { f32: peak.f32 * computing, bf16: peak.bf16 * computing, fp8: None, tf32: None };
         let accelerator = Accelerator {
             peak,
             memory_gib: memory_gib / together,

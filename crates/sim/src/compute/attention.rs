@@ -22,10 +22,15 @@ fn tiled(case: &Case) -> [Cost; 2] {
         let seconds = flops / (rate * reached * best * rows / (rows + half));
         Cost::of(OpClass::Attention, seconds).with_flops(flops)
     };
-    let measured =
-        case.measured(OpClass::Attention, case.size(OpClass::Attention)).map(|best| (best, 0.0));
-    let [forward, backward] =
-        measured.map_or(case.cluster.accelerator.attention, |reached| [reached; 2]);
+    let device = &case.cluster.accelerator;
+    let measured = case.measured(OpClass::Attention, case.size(OpClass::Attention));
+    let isolated =
+        device.attention_rates.at(case.plan.precision.compute, [case.head_dim, case.seq]);
+    let [forward, backward] = match (isolated, measured) {
+        (Some(rates), in_step) => rates.map(|rate| (rate * in_step.unwrap_or(1.0), 0.0)),
+        (None, Some(reached)) => [(reached, 0.0); 2],
+        (None, None) => device.attention,
+    };
     let [there, back] = rounds(case);
     [cost(flops, forward) + there, cost(2.5 * flops, backward) + back]
 }

@@ -22,7 +22,8 @@ pub fn matmul(device: &Accelerator, call: &MatmulCall) -> f64 {
     let shape = &device.matmul;
     let part = shape.overheads.map(|parts| if width > 2.0 { parts.f32 } else { parts.bf16 });
     let accumulate = part.map_or(shape.accumulate, |part| part.accumulate);
-    let gain = if sums { accumulate } else { 1.0 }
+    let gain = part.map_or(1.0, |part| part.best)
+        * if sums { accumulate } else { 1.0 }
         * curve(shape, (m * k * n).cbrt())
         * aligned(shape, [m, k, n], count);
     let computing = tiled(shape, [m, k, n], count, rate * gain);

@@ -61,7 +61,7 @@ impl MemoryEstimate {
 
 /// Memory of every pipeline rank. Cheaper than a whole estimate.
 pub fn memories(plan: &Plan, cluster: &Cluster, options: &Options) -> Vec<MemoryEstimate> {
-    let cluster = &*cluster.shared(plan.ranks, plan.train.threads);
+    let cluster = &*cluster.for_rank(plan.ranks, plan);
     let case = Case::new(plan, cluster, options);
     (0..case.pipe()).map(|pipe| memory(&case, pipe)).collect()
 }

@@ -160,7 +160,7 @@ impl<'a> Search<'a> {
         let mut scratch = self.plan.clone();
         for candidate in ranks.iter().flat_map(|ranks| space::groups(&self.plan, *ranks)) {
             self.write_to(&candidate, &mut scratch);
-            let cluster = &*cluster.shared(candidate.ranks, scratch.train.threads);
+            let cluster = &*cluster.for_rank(candidate.ranks, &scratch);
             // The memory bound assumes ZeRO-3 on all replicas.
             let replicas = candidate.layout.data * candidate.layout.context;
             (scratch.layout.zero, scratch.layout.shard) =

@@ -70,7 +70,7 @@ impl Walk<'_> {
         let Group { candidate, blocks, layers, .. } = &self.search.groups[number];
         let (ranks, layout) = (candidate.ranks, &candidate.layout);
         let micros = plan.train.global_batch / candidate.micro_batch / layout.data;
-        let cluster = &*request.cluster.shared(ranks, plan.train.threads);
+        let cluster = &*request.cluster.for_rank(ranks, plan);
         let available = available(cluster, &layout.mesh(&plan.model));
         let timed = blocks.as_ref().filter(|_| self.by != Objective::Memory);
         let mut stats = self.search.stats.borrow_mut();

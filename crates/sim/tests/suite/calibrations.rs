@@ -2,10 +2,11 @@
 
 use crate::tables::plan;
 use lockstep_plan::model::Family;
-use lockstep_plan::{Dtype, Plan};
+use lockstep_plan::{Config, Dtype, Plan};
 use lockstep_sim::{
-    Cluster, Curve, Efficiency, MatmulCall, MatmulOverhead, MatmulOverheads, MeasuredMatmul,
-    MeasuredStep, OpClass, OpCurves, Options, RankSkew, estimate, fit, matmul,
+    AttentionRate, Cluster, Curve, Efficiency, GpuMeasurement, MatmulCall, MatmulOverhead,
+    MatmulOverheads, MeasuredAttention, MeasuredMatmul, MeasuredStep, OpClass, OpCurves, Options,
+    RankSkew, estimate, fit, fit_gpu, matmul,
 };
 
 /// Two cores shared by four ranks, with arbitrary efficiencies.
@@ -25,9 +26,12 @@ fn made_up(ranks: usize) -> Cluster {
     let shape = &mut device.matmul;
     (shape.best, shape.accumulate, shape.ramp) = (1.0, 1.0, 0.0);
     shape.curve.clear();
-    let part = MatmulOverhead { accumulate: 0.9, start_us: 3.0, passes: Some(5.0) };
-    shape.overheads =
-        Some(MatmulOverheads { f32: part, bf16: MatmulOverhead { accumulate: 0.7, ..part } });
+    let part = MatmulOverhead { best: 1.0, accumulate: 0.9, start_us: 3.0, passes: Some(5.0) };
+    shape.overheads = Some(MatmulOverheads {
+        f32: part,
+        bf16: MatmulOverhead { accumulate: 0.7, ..part },
+        tf32: None,
+    });
     let mut efficiency = Efficiency::default();
     for compute in [Dtype::F32, Dtype::Bf16] {
         for family in [Family::Gpt2, Family::Llama] {
@@ -165,4 +169,140 @@ fn implausible_measurements_are_rejected() {
     let why = fit(&machine, &still, &steps, RankSkew::default()).unwrap_err();
     assert!(why.contains("FLOP/s of matmuls"), "{why}");
     assert!(fit(&machine, &matmuls, &[], RankSkew::default()).is_err());
+}
+
+/// A GPU with arbitrary rates.
+fn made_up_gpu() -> Cluster {
+    let mut cluster = Cluster::built_in("h200").unwrap();
+    cluster.links.truncate(1);
+    cluster.links[0].span = None;
+    let device = &mut cluster.accelerator;
+    (device.stream, device.kernel_us, device.launch_us) = (0.8, 2.0, 4.0);
+    (device.peak.tf32, device.host_gbs) = (Some(494.5), Some([50.0, 40.0]));
+    let shape = &mut device.matmul;
+    (shape.units, shape.tiles) = (1, vec![(1, 1, 1.0)]);
+    (shape.best, shape.accumulate, shape.ramp) = (1.0, 1.0, 0.0);
+    let part = MatmulOverhead { best: 0.7, accumulate: 0.9, start_us: 3.0, passes: Some(2.0) };
+    shape.overheads = Some(MatmulOverheads {
+        f32: MatmulOverhead { best: 0.8, ..part },
+        bf16: part,
+        tf32: Some(MatmulOverhead { best: 0.6, ..part }),
+    });
+    for (head_dim, reached) in [(64, 0.3), (128, 0.5)] {
+        for seq in [512, 4096] {
+            let rate = AttentionRate { head_dim, seq, reached: [reached, 0.8 * reached] };
+            device.attention_rates.bf16.push(rate);
+            device.attention_rates.f32.push(rate);
+        }
+    }
+    let mut efficiency = Efficiency::default();
+    for compute in [Dtype::F32, Dtype::Bf16] {
+        for family in [Family::Gpt2, Family::Llama, Family::Moe] {
+            *efficiency.of_mut(compute, family) = curves();
+        }
+    }
+    device.efficiency = Some(efficiency);
+    cluster
+}
+
+/// A step of the made-up GPU.
+fn gpu_step(gpu: &Cluster, family: &str, compute: &str, sizes: [usize; 2]) -> MeasuredStep {
+    let [dim, layers] = sizes;
+    let experts = if family == "moe" { "experts = 8\ntop_k = 2\n" } else { "" };
+    let text = format!(
+        "[model]\nfamily = \"{family}\"\ndim = {dim}\nlayers = {layers}\nheads = {}\nseq = 1024\nvocab = 32768\n{experts}\
+         [train]\nmicro_batch = 8\nglobal_batch = 8\n[device]\nkind = \"cuda\"\n[precision]\ncompute = \"{compute}\"\n",
+        dim / 64
+    );
+    let plan = gpu_plan(&text);
+    let found = estimate(&plan, gpu, &Options::default());
+    let mut by = [0.0; OpClass::ALL.len()];
+    found.computing.iter().for_each(|(kind, seconds)| by[*kind as usize] = *seconds);
+    MeasuredStep { plan, step: found.step_s, by, comm: 0.0, waiting: 0.0, rest: 0.0 }
+}
+
+fn gpu_plan(text: &str) -> Plan {
+    let environment = Cluster::built_in("h200").unwrap().environment(1, None);
+    Plan::resolve(&Config::parse(text, &[]), &environment).unwrap()
+}
+
+#[test]
+fn a_synthetic_gpu_is_recovered() {
+    let gpu = made_up_gpu();
+    let device = &gpu.accelerator;
+    let multiply = |compute: Dtype, tf32: bool| {
+        let mut device = device.clone();
+        let peak = match (compute, tf32) {
+            (Dtype::Bf16, _) => device.peak.bf16,
+            (_, true) => 494.5,
+            _ => device.peak.f32,
+        };
+        let overheads = device.matmul.overheads.as_mut().unwrap();
+        if tf32 {
+            overheads.f32 = overheads.tf32.unwrap();
+        }
+        let mut all = Vec::new();
+        for dims in [[8192, 512, 2048], [1024, 256, 768], [16384, 2048, 2048], [4096, 4096, 512]] {
+            for sums in [false, true] {
+                let width = compute.bytes() as f64;
+                let (count, rate) = (1.0, 1e12 * peak);
+                let call =
+                    MatmulCall { dims: dims.map(|dim| dim as f64), count, width, rate, sums };
+                all.push(MeasuredMatmul { dims, compute, sums, seconds: matmul(&device, &call) });
+            }
+        }
+        all
+    };
+    let mut attention = Vec::new();
+    for (compute, peak) in [(Dtype::F32, device.peak.f32), (Dtype::Bf16, device.peak.bf16)] {
+        for rate in &device.attention_rates.bf16 {
+            let AttentionRate { head_dim, seq, reached } = *rate;
+            let mut one =
+                MeasuredAttention { compute, rows: 64, head_dim, seq, seconds: [1.0, 1.0] };
+            let flops = one.flops();
+            one.seconds = std::array::from_fn(|pass| flops[pass] / (reached[pass] * 1e12 * peak));
+            attention.push(one);
+        }
+    }
+    let mut steps = Vec::new();
+    for family in ["gpt2", "llama", "moe"] {
+        for sizes in [[640, 4], [1536, 3], [2560, 2]] {
+            steps.push(gpu_step(&gpu, family, "bf16", sizes));
+        }
+        steps.push(gpu_step(&gpu, family, "f32", [1024, 2]));
+    }
+    let [f32, bf16, tf32] = [(Dtype::F32, false), (Dtype::Bf16, false), (Dtype::F32, true)]
+        .map(|(c, t)| multiply(c, t));
+    let measured = GpuMeasurement {
+        matmuls: f32.into_iter().chain(bf16).collect(),
+        tf32,
+        attention,
+        copy_rate: device.stream_rate(),
+        host_rates: [50e9, 40e9],
+        kernel: 2e-6,
+        launch: 4e-6,
+        steps,
+        tiny: gpu_step(&gpu, "gpt2", "bf16", [64, 12]),
+    };
+    let found = fit_gpu(&Cluster::built_in("h200").unwrap(), &measured).unwrap();
+    assert!(found.matmul_error < 1e-6, "{}", found.matmul_error);
+    for (step, (with, _)) in measured.steps.iter().zip(&found.steps) {
+        assert!((with - 1.0).abs() < 0.03, "{:?}: {with}", step.plan.model);
+    }
+    let fitted = &found.cluster.accelerator;
+    assert_eq!(fitted.peak.bf16, 989.0, "that of the data sheet");
+    let best = |overheads: &MatmulOverheads| [overheads.f32.best, overheads.tf32.unwrap().best];
+    let found_best = best(fitted.matmul.overheads.as_ref().unwrap());
+    assert!(found_best.iter().zip([0.8, 0.6]).all(|(a, b)| (a - b).abs() < 1e-6));
+    // The file that `bench machine` writes has all of it.
+    let text = toml::to_string(&found.cluster).unwrap();
+    assert_eq!(Cluster::parse(&text).unwrap(), found.cluster);
+    // A plan with TF32 is faster than one without.
+    let seconds = |tf32: bool| {
+        let text = format!(
+            "[model]\npreset = \"gpt2-124m\"\n[train]\nmicro_batch = 4\nglobal_batch = 4\n[device]\nkind = \"cuda\"\ntf32 = {tf32}\n"
+        );
+        estimate(&gpu_plan(&text), &found.cluster, &Options::default()).step_s
+    };
+    assert!(seconds(true) < 0.7 * seconds(false));
 }

@@ -4,6 +4,7 @@ mod calibrations;
 mod clocks;
 mod clusters;
 mod errors;
+mod gpus;
 mod memories;
 mod operations;
 mod plans;

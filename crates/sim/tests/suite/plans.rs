@@ -233,3 +233,27 @@ fn sixteen_thousand_ranks() {
     let estimate = estimate(&plan(text, 16384), &cluster, &Options::default());
     assert!(estimate.mfu > 0.2 && estimate.mfu < 0.6, "{}", estimate.mfu);
 }
+
+#[test]
+fn tensor_parallelism_on_a_slow_link_is_a_warning_with_its_cost() {
+    use lockstep_sim::advice::slow_tensor;
+    let options = Options::default();
+    let warning = |layout: &str, ranks: usize, cluster: &str| {
+        let (plan, cluster) = (llama(layout, ranks), Cluster::built_in(cluster).unwrap());
+        let found = estimate(&plan, &cluster, &options);
+        let slow = slow_tensor(&plan, &cluster, &options, &found);
+        slow.inspect(|slow| assert!(slow.lost_s > 0.0 && slow.lost_s < found.step_s))
+    };
+    assert_eq!(warning("tensor = 8\nsequence = true\ndata = 2", 16, "h100"), None);
+    assert_eq!(warning("data = 16\nzero = 3", 16, "a100-ethernet"), None);
+    let across = warning("tensor = 16\nsequence = true", 16, "h100-96");
+    let across = across.expect("tensor groups span hosts");
+    assert_eq!(across.link, "RoCE 400G");
+    assert!(across.fix.contains("use layout.tensor <= 8"), "{across}");
+    let placed = warning("tensor = 8\ndata = 2\nzero = 3", 16, "a100-ethernet");
+    let placed = placed.expect("ZeRO-3 is placed inside hosts");
+    assert!(placed.fix.contains("pipe,context,data,tensor"), "{placed}");
+    let pcie = warning("tensor = 8\nsequence = true", 8, "a100-ethernet").expect("PCIe is slow");
+    assert_eq!(pcie.link, "PCIe");
+    assert!(pcie.to_string().contains("use layout.tensor <= 1"), "{pcie}");
+}

@@ -6,6 +6,7 @@ mod compressed;
 mod corrupt;
 mod cuts;
 mod epochs;
+mod fp8;
 mod hosts;
 mod layouts;
 mod links;

@@ -55,8 +55,17 @@ impl Case {
     fn pass(&self, dtype: Dtype) -> Pass<'_> {
         let Case { device, groups, .. } = self;
         let (recompute, global_tokens) = (Recompute::None, BATCH * SEQ);
-        let (dropout, loads, offload) = (None, None, Default::default());
-        Pass { device, groups, dtype, recompute, dropout, global_tokens, loads, offload }
+        Pass {
+            device,
+            groups,
+            dtype,
+            recompute,
+            dropout: None,
+            global_tokens,
+            loads: None,
+            offload: Default::default(),
+            fp8: None,
+        }
     }
 
     fn floats(&self, name: &str) -> Vec<f32> {

@@ -1,6 +1,9 @@
 //! `lockstep bench machine`: measures this machine and writes a description that `plan` and `train` read.
 
 mod busy;
+mod cluster;
+mod file;
+mod gpu;
 mod pass;
 mod passes;
 mod references;
@@ -16,6 +19,7 @@ use crate::commands::device;
 use crate::machine::available_memory;
 use crate::print::{print_error, print_line};
 use crate::world::{self, Start};
+pub use file::{GPU, SHARED};
 use pass::Pass;
 use passes::{Average, Passes};
 
@@ -25,17 +29,35 @@ use passes::{Average, Passes};
 /// multiplications and the steps of reference models, operation by operation. The measurement is repeated in several
 /// rounds, because the speed of a machine can change over time. Rounds in which other programs use the cores are
 /// repeated.
+///
+/// On a GPU it measures matrix multiplications, attention, copies, launches and the steps of reference models. The file
+/// has one description per number of ranks and one per GPU; those that are not measured again are kept.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Numbers of ranks to measure
+    /// Device to measure
+    #[arg(long, value_enum, default_value = "auto")]
+    device: DeviceArg,
+    /// Measure the links between the ranks of a launcher, and write a cluster file for `plan`: run `lockstep launch …
+    /// lockstep bench machine --cluster cluster.toml`, after `bench machine` on one host
+    #[arg(long, value_name = "FILE")]
+    cluster: Option<PathBuf>,
+    /// Numbers of ranks to measure, on CPUs
     #[arg(long, default_value = "1,2,4", value_delimiter = ',')]
     ranks: Vec<usize>,
-    /// Number of rounds
+    /// Number of rounds, on CPUs
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// File to write; `train` reads runs/machine.toml by default
     #[arg(long, default_value = "runs/machine.toml")]
     out: PathBuf,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum DeviceArg {
+    /// The GPU if there is one that can be used, otherwise the CPU
+    Auto,
+    Cpu,
+    Cuda,
 }
 
 /// Timeout of collectives.
@@ -52,6 +74,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.rounds == 0 {
         bail!("--rounds must be at least 1 (got 0)");
     }
+    if let Some(file) = &args.cluster {
+        return cluster::run(file, &args.out);
+    }
     let result = args.out.with_extension("pass.json");
     if world::is_launched() {
         return world::run(&start(None), TIMEOUT, |world| pass::run(world, &result));
@@ -61,19 +86,36 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             .with_context(|| format!("cannot create {}", folder.display()))?;
     }
     device::report().iter().for_each(|line| print_line!("{line}"));
-    let mut all: Vec<Passes> = args.ranks.iter().map(|ranks| Passes::new(*ranks)).collect();
-    measure(&mut all, args.rounds, &result)?;
-    let mut shared = toml::Table::new();
-    for passes in all {
-        let ranks = passes.ranks.to_string();
-        let cluster = describe(passes, args.rounds, &result)?;
-        let table = toml::Value::try_from(&cluster).context("cannot serialize the cluster")?;
-        shared.insert(ranks, table);
-    }
-    let file = toml::Table::from_iter([("shared".to_string(), toml::Value::Table(shared))]);
-    write_atomically(&args.out, &toml::to_string(&file)?)?;
+    let on_gpu = match args.device {
+        DeviceArg::Auto => device::has_usable_gpu(),
+        DeviceArg::Cpu => false,
+        DeviceArg::Cuda => true,
+    };
+    let tables = if on_gpu { gpu_table(&args)? } else { cpu_tables(&args, &result)? };
+    file::update(&args.out, tables)?;
     print_line!("wrote {}", args.out.display());
     Ok(ExitCode::SUCCESS)
+}
+
+/// The description of the first GPU.
+fn gpu_table(args: &Args) -> anyhow::Result<file::Tables> {
+    let cluster = gpu::measure(&args.out)?;
+    let table = toml::Value::try_from(&cluster).context("cannot serialize the cluster")?;
+    Ok(file::Tables::one(file::GPU, &cluster.accelerator.name, table))
+}
+
+/// The descriptions of the cores for each number of ranks.
+fn cpu_tables(args: &Args, result: &Path) -> anyhow::Result<file::Tables> {
+    let mut all: Vec<Passes> = args.ranks.iter().map(|ranks| Passes::new(*ranks)).collect();
+    measure(&mut all, args.rounds, result)?;
+    let mut tables = file::Tables::default();
+    for passes in all {
+        let ranks = passes.ranks.to_string();
+        let cluster = describe(passes, args.rounds, result)?;
+        let table = toml::Value::try_from(&cluster).context("cannot serialize the cluster")?;
+        tables.add(file::SHARED, &ranks, table);
+    }
+    Ok(tables)
 }
 
 fn start(ranks: Option<usize>) -> Start {
@@ -125,14 +167,6 @@ fn describe(mut passes: Passes, rounds: usize, result: &Path) -> anyhow::Result<
         }
     }
     unreachable!("the last attempt returns")
-}
-
-/// Replaces a file atomically.
-fn write_atomically(path: &Path, text: &str) -> anyhow::Result<()> {
-    let partial = path.with_extension("toml.part");
-    std::fs::write(&partial, text)
-        .with_context(|| format!("cannot write {}", partial.display()))?;
-    std::fs::rename(&partial, path).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// The description before fitting. All cores together are one accelerator.
@@ -198,24 +232,5 @@ fn print(ranks: usize, average: &Average, fitted: &Fitted) {
             "  warning: other programs took {:.0}% of the cores during the measurement",
             100.0 * average.others
         );
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::write_atomically;
-
-    #[test]
-    fn rewriting_a_file_leaves_no_partial_file() {
-        let folder = std::env::temp_dir().join(format!("lockstep-write-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let path = folder.join("machine.toml");
-        for text in ["a longer one", "short"] {
-            write_atomically(&path, text).unwrap();
-            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
-        }
-        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
-        assert!(write_atomically(&folder.join("no/such/machine.toml"), "text").is_err());
-        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -80,6 +80,8 @@ pub(crate) struct HeuristicResult {
 /// `cudaDataType_t`
 pub(crate) const R_32F: c_int = 0;
 pub(crate) const R_16BF: c_int = 14;
+pub(crate) const R_8F_E4M3: c_int = 28;
+pub(crate) const R_8F_E5M2: c_int = 29;
 /// `cublasComputeType_t`
 pub(crate) const COMPUTE_32F: c_int = 68;
 pub(crate) const COMPUTE_32F_FAST_TF32: c_int = 77;
@@ -91,6 +93,9 @@ pub(crate) const EPILOGUE: c_int = 7;
 pub(crate) const BIAS_POINTER: c_int = 8;
 pub(crate) const EPILOGUE_AUX_POINTER: c_int = 11;
 pub(crate) const EPILOGUE_AUX_LD: c_int = 12;
+pub(crate) const A_SCALE_POINTER: c_int = 17;
+pub(crate) const B_SCALE_POINTER: c_int = 18;
+pub(crate) const FAST_ACCUM: c_int = 25;
 pub(crate) const BIAS_DATA_TYPE: c_int = 26;
 
 /// `cublasLtEpilogue_t`

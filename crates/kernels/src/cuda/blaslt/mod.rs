@@ -17,9 +17,9 @@ use lockstep_cuda::{
 
 use api::{Algorithm, Functions, HeuristicResult};
 use chosen::{Chosen, SharedChosen};
-pub(crate) use problem::{Addend, EpilogueKind, Problem, alignment};
+pub(crate) use problem::{Addend, EpilogueKind, Inputs, Problem, alignment};
 
-use crate::Dtype;
+use crate::{Dtype, Fp8Format};
 
 /// Memory that algorithms may use, e.g. to split the inner dimension. cuBLAS recommends 32 MiB for Hopper.
 const WORKSPACE: usize = 32 << 20;
@@ -78,6 +78,8 @@ pub(crate) struct Operands {
     pub bias: u64,
     /// Where the input of GELU is stored or read; zero without GELU.
     pub pre_gelu: u64,
+    /// Addresses of the f32 factors of `a` and `b`; zero if they are not fp8.
+    pub scales: [u64; 2],
 }
 
 impl BlasLt {
@@ -215,10 +217,12 @@ impl BlasLt {
         if matches!(problem.epilogue, EpilogueKind::Bias | EpilogueKind::BiasGelu) {
             self.set(desc, api::BIAS_DATA_TYPE, &data_type(output));
         }
+        if let Inputs::Fp8 { fast, .. } = inputs {
+            self.set(desc, api::FAST_ACCUM, &(fast as i8));
+        }
         // The columns of a row-major matrix are the rows of a column-major one.
-        let layout = |dtype, rows, cols| {
+        let layout = |kind, rows, cols| {
             let mut layout = std::ptr::null_mut();
-            let kind = data_type(dtype);
             // SAFETY: a valid pointer.
             let status = unsafe {
                 (self.api.cublasLtMatrixLayoutCreate)(
@@ -234,11 +238,15 @@ impl BlasLt {
         };
         let sides = |transposed, rows, cols| if transposed { (cols, rows) } else { (rows, cols) };
         let (a_sides, b_sides) = (sides(a_transposed, m, k), sides(b_transposed, k, n));
+        let [a, b] = match inputs {
+            Inputs::Of(dtype) => [data_type(dtype); 2],
+            Inputs::Fp8 { a, b, .. } => [a, b].map(fp8_type),
+        };
         Prepared {
             desc,
-            a: layout(inputs, a_sides.0, a_sides.1),
-            b: layout(inputs, b_sides.0, b_sides.1),
-            out: layout(output, m, n),
+            a: layout(a, a_sides.0, a_sides.1),
+            b: layout(b, b_sides.0, b_sides.1),
+            out: layout(data_type(output), m, n),
             algorithm: Algorithm::default(),
         }
     }
@@ -259,6 +267,12 @@ impl BlasLt {
         }
         if operands.pre_gelu != 0 {
             self.set(prepared.desc, api::EPILOGUE_AUX_POINTER, &operands.pre_gelu);
+        }
+        let [a, b] = operands.scales;
+        if a != 0 {
+            // The operands change places.
+            self.set(prepared.desc, api::A_SCALE_POINTER, &b);
+            self.set(prepared.desc, api::B_SCALE_POINTER, &a);
         }
     }
 
@@ -421,5 +435,12 @@ fn data_type(dtype: Dtype) -> c_int {
         Dtype::F32 => api::R_32F,
         Dtype::Bf16 => api::R_16BF,
         dtype => panic!("a matrix is f32 or bf16, not {dtype}"),
+    }
+}
+
+fn fp8_type(format: Fp8Format) -> c_int {
+    match format {
+        Fp8Format::E4m3 => api::R_8F_E4M3,
+        Fp8Format::E5m2 => api::R_8F_E5M2,
     }
 }

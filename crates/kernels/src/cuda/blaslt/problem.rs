@@ -3,7 +3,9 @@
 //! cuBLASLt's matrices are column-major. A row-major (rows, cols) matrix is its own transpose there, so `out = a · b`
 //! is computed as `outᵀ = bᵀ · aᵀ`: the operands change places, and nothing is moved.
 
-use crate::Dtype;
+use std::fmt;
+
+use crate::{Dtype, Fp8Format};
 
 /// Everything that the choice of an algorithm depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -14,8 +16,7 @@ pub(crate) struct Problem {
     pub k: usize,
     pub a_transposed: bool,
     pub b_transposed: bool,
-    /// Dtype of `a` and `b`.
-    pub inputs: Dtype,
+    pub inputs: Inputs,
     pub output: Dtype,
     pub epilogue: EpilogueKind,
     /// `out = a · b + c`, with `c` either `out` itself or another matrix.
@@ -23,6 +24,29 @@ pub(crate) struct Problem {
     /// Alignment of `a`, `b`, `c` and `out`, in bytes, up to 256.
     pub alignment: [u16; 4],
     pub tf32: bool,
+}
+
+/// Types of `a` and `b`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Inputs {
+    Of(Dtype),
+    /// With scales, and with or without fast accumulation.
+    Fp8 {
+        a: Fp8Format,
+        b: Fp8Format,
+        fast: bool,
+    },
+}
+
+impl fmt::Display for Inputs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Inputs::Of(dtype) => write!(f, "{dtype}"),
+            Inputs::Fp8 { a, b, fast } => {
+                write!(f, "{a:?}*{b:?}{}", if *fast { "-fast" } else { "" })
+            }
+        }
+    }
 }
 
 /// Operation on the product before it is stored.
@@ -85,7 +109,7 @@ mod tests {
             k: 50_257,
             a_transposed: false,
             b_transposed: true,
-            inputs: Dtype::Bf16,
+            inputs: Inputs::Of(Dtype::Bf16),
             output: Dtype::Bf16,
             epilogue: EpilogueKind::None,
             addend: Addend::None,

@@ -235,11 +235,13 @@ DEVICE void barrier(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"
 // until all rows are done. Then the groups add theirs up, one after the other, in the dynamic shared memory: (3, dim).
 constexpr int MOST_GROUPS = 8;
 
-template <int V, int R, class T> DEVICE void norm_backward(const BackwardArgs<T>& a) {
+template <int V, int R, bool GROUPS, class T> DEVICE void norm_backward(const BackwardArgs<T>& a) {
     extern __shared__ float totals[];
-    __shared__ float all_shared[MOST_GROUPS][2][2 * R][32];
-    const int group = threadIdx.x / a.width, groups = blockDim.x / a.width, thread = threadIdx.x - group * a.width;
-    const int c = thread * V, lane = thread & 31, warp = thread / 32, warps = a.width / 32;
+    __shared__ float all_shared[GROUPS ? MOST_GROUPS : 1][2][2 * R][32];
+    const int width = GROUPS ? a.width : (int)blockDim.x;
+    const int group = GROUPS ? threadIdx.x / width : 0, groups = GROUPS ? blockDim.x / width : 1;
+    const int thread = threadIdx.x - group * width;
+    const int c = thread * V, lane = thread & 31, warp = thread / 32, warps = width / 32;
     const bool on = c < a.dim;
     float(&shared)[2][2 * R][32] = all_shared[group];
     const float per_element = 1.0f / a.dim;
@@ -284,7 +286,8 @@ template <int V, int R, class T> DEVICE void norm_backward(const BackwardArgs<T>
             both[i] = warp_sum(both[i]);
             if (lane == 0) shared[turn][i][warp] = both[i];
         }
-        barrier(1 + group, a.width);
+        if (GROUPS) barrier(1 + group, width);
+        else __syncthreads();
 #pragma unroll
         for (int i = 0; i < 2 * R; i++) both[i] = warp_sum(lane < warps ? shared[turn][i][lane] : 0.0f) * per_element;
 #pragma unroll
@@ -305,7 +308,15 @@ template <int V, int R, class T> DEVICE void norm_backward(const BackwardArgs<T>
             }
         }
     }
-    for (int g = 0; g < groups; g++) {
+    if (!GROUPS && on) {
+        float* part = a.parts + (i64)blockIdx.x * 3 * a.dim + c;
+        for (int k = 0; k < V; k++) {
+            part[k] = dgain[k];
+            part[a.dim + k] = dbias[k];
+            part[2 * (i64)a.dim + k] = sums[k];
+        }
+    }
+    for (int g = 0; GROUPS && g < groups; g++) {
         if (on && group == g) {
             float* total = g == groups - 1 ? a.parts + (i64)blockIdx.x * 3 * a.dim + c : totals + c;
             for (int k = 0; k < V; k++) {
@@ -352,14 +363,14 @@ template <class T> DEVICE void norm_backward_long(const BackwardArgs<T>& a) {
 
 // `narrow` has one column per thread, for widths and addresses that do not allow vectors.
 #define NORM_BACKWARD(SUFFIX, T)                                                                                       \
-    KERNEL __launch_bounds__(512) norm_backward_4_rows_##SUFFIX(BACKWARD_PARAMETERS(T)) {                              \
-        norm_backward<8, 4>(BackwardArgs<T>{x, gain, stats, dy, dx, parts, rows, dim, layer, width});                  \
+    KERNEL __launch_bounds__(1024 / sizeof(T)) norm_backward_4_rows_##SUFFIX(BACKWARD_PARAMETERS(T)) {                 \
+        norm_backward<8, 4, true>(BackwardArgs<T>{x, gain, stats, dy, dx, parts, rows, dim, layer, width});                  \
     }                                                                                                                  \
     KERNEL __launch_bounds__(512) norm_backward_2_rows_##SUFFIX(BACKWARD_PARAMETERS(T)) {                              \
-        norm_backward<8, 2>(BackwardArgs<T>{x, gain, stats, dy, dx, parts, rows, dim, layer, width});                  \
+        norm_backward<8, 2, false>(BackwardArgs<T>{x, gain, stats, dy, dx, parts, rows, dim, layer, width});                  \
     }                                                                                                                  \
     KERNEL __launch_bounds__(1024) norm_backward_narrow_##SUFFIX(BACKWARD_PARAMETERS(T)) {                             \
-        norm_backward<1, 4>(BackwardArgs<T>{x, gain, stats, dy, dx, parts, rows, dim, layer, width});                  \
+        norm_backward<1, 4, false>(BackwardArgs<T>{x, gain, stats, dy, dx, parts, rows, dim, layer, width});                  \
     }                                                                                                                  \
     KERNEL __launch_bounds__(1024) norm_backward_long_##SUFFIX(BACKWARD_PARAMETERS(T)) {                               \
         norm_backward_long(BackwardArgs<T>{x, gain, stats, dy, dx, parts, rows, dim, layer, width});                   \
@@ -372,7 +383,7 @@ NORM_BACKWARD(bf16, bf16)
 
 // In f32, a thousand threads have too few registers for 8 columns each.
 KERNEL __launch_bounds__(1024) norm_backward_1_row_bf16(BACKWARD_PARAMETERS(bf16)) {
-    norm_backward<8, 1>(BackwardArgs<bf16>{x, gain, stats, dy, dx, parts, rows, dim, layer, width});
+    norm_backward<8, 1, false>(BackwardArgs<bf16>{x, gain, stats, dy, dx, parts, rows, dim, layer, width});
 }
 
 // Gradients of gain and bias, and the sums of the columns of dx, from the blocks' parts. A null pointer is skipped.

@@ -1,5 +1,7 @@
 //! `lockstep bench gemm`: measures the matrix multiplications of a linear layer.
 
+mod cuda;
+
 use anyhow::{Context, bail};
 use half::bf16;
 use lockstep_kernels::cpu::gemm::{self, Data, DataMut, Epilogue, Gemm, Matrix};
@@ -23,6 +25,12 @@ pub struct Args {
     /// Multiplications to measure: nt, nn, tn
     #[arg(long, default_value = "nt,nn,tn", value_delimiter = ',')]
     orders: Vec<Order>,
+    /// Device: cpu or cuda (the first GPU)
+    #[arg(long, value_enum, default_value = "cpu")]
+    device: On,
+    /// On a GPU, round f32 inputs to TF32
+    #[arg(long)]
+    tf32: bool,
     /// Number of threads
     #[arg(long, default_value_t = 1)]
     threads: usize,
@@ -38,6 +46,12 @@ pub struct Args {
     /// Print one JSON object per multiplication instead of a table
     #[arg(long)]
     json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum On {
+    Cpu,
+    Cuda,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -80,6 +94,12 @@ struct Record {
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    if args.device == On::Cuda {
+        return cuda::run(&args);
+    }
+    if args.tf32 {
+        bail!("--tf32 needs --device cuda");
+    }
     let best = Level::of_this_machine();
     let level = args.level.unwrap_or(best);
     if level > best {
@@ -198,14 +218,18 @@ fn now(clock: Clock, start: Instant) -> f64 {
     }
 }
 
+/// Dimensions (m, n, k) of one multiplication of a layer.
+fn dims(Shape { tokens, outputs, inputs }: Shape, order: Order) -> (usize, usize, usize) {
+    match order {
+        Order::Nt => (tokens, outputs, inputs),
+        Order::Nn => (tokens, inputs, outputs),
+        Order::Tn => (outputs, inputs, tokens),
+    }
+}
+
 impl Case {
     fn new(shape: Shape, order: Order, dtype: Dtype) -> Case {
-        let Shape { tokens, outputs, inputs } = shape;
-        let (m, n, k) = match order {
-            Order::Nt => (tokens, outputs, inputs),
-            Order::Nn => (tokens, inputs, outputs),
-            Order::Tn => (outputs, inputs, tokens),
-        };
+        let (m, n, k) = dims(shape, order);
         let stored = if order == Order::Tn { Dtype::F32 } else { dtype };
         let (a, b) = (Values::new(dtype, m * k, 7), Values::new(dtype, k * n, 5));
         Case { m, n, k, order, a, b, out: Values::zeros(stored, m * n) }

@@ -1,5 +1,7 @@
 //! `lockstep launch`: converts the arguments to a `LaunchSpec`.
 
+mod selftest;
+
 use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -8,6 +10,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lockstep_comm::{TokenSource, Transport};
 use lockstep_launch::{LaunchSpec, OutputMode, identity, launch};
+
+use crate::world;
 
 /// Start ranks on this node, supervise them, and stop them together.
 ///
@@ -60,12 +64,30 @@ pub struct Args {
     /// Encrypt all traffic between ranks, with keys derived from the token [default: LOCKSTEP_ENCRYPT]
     #[arg(long)]
     encrypt: bool,
+    /// Check the hosts instead of running a command: versions, rendezvous, links, all-reduce, clocks and storage
+    #[arg(long, conflicts_with = "command")]
+    selftest: bool,
+    /// With --selftest, print one JSON object instead of text
+    #[arg(long, requires = "selftest")]
+    json: bool,
+    /// With --selftest, directory that contains run folders
+    #[arg(long, default_value = "runs", requires = "selftest")]
+    runs: PathBuf,
+    /// With --selftest, MiB to write to that directory per host
+    #[arg(long, default_value_t = 256, requires = "selftest")]
+    storage_mib: usize,
     /// Command to run, after `--`
-    #[arg(last = true, required = true)]
+    #[arg(last = true, required_unless_present = "selftest")]
     command: Vec<OsString>,
 }
 
-pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+pub fn run(mut args: Args) -> anyhow::Result<ExitCode> {
+    if args.selftest {
+        if world::is_launched() {
+            return selftest::rank(&args.runs, args.storage_mib, args.json);
+        }
+        args.command = selftest::command(&args.runs, args.storage_mib, args.json)?;
+    }
     let outcome = launch(&spec(args)?)?;
     Ok(ExitCode::from(u8::try_from(outcome.exit_code).unwrap_or(1)))
 }

@@ -1,0 +1,234 @@
+//! Which engine performs the collectives of a group on device memory. Pure: all members know the same facts and come to
+//! the same choice.
+
+use super::shared::MAX_MEMBERS;
+use lockstep_types::DeviceEngine;
+
+/// The engine of a group, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineChoice {
+    pub engine: DeviceEngine,
+    pub reason: String,
+    /// Why collectives are slower than they could be.
+    pub warning: Option<String>,
+}
+
+/// Facts about one member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct MemberFacts {
+    /// World rank.
+    pub rank: usize,
+    /// Number of its host.
+    pub host: usize,
+    pub pid: u64,
+    /// UUID of its GPU, if it has one.
+    pub gpu: Option<[u64; 2]>,
+    /// Version of its NCCL, e.g. 22803; 0 if it was not found or is too old.
+    pub nccl: u64,
+}
+
+impl MemberFacts {
+    pub const WORDS: usize = 5;
+
+    pub fn words(&self) -> [i64; MemberFacts::WORDS] {
+        let [low, high] = self.gpu.unwrap_or_default();
+        [i64::from(self.gpu.is_some()), low as i64, high as i64, self.pid as i64, self.nccl as i64]
+    }
+
+    pub fn from_words(rank: usize, host: usize, words: &[i64]) -> MemberFacts {
+        let gpu = (words[0] != 0).then_some([words[1] as u64, words[2] as u64]);
+        MemberFacts { rank, host, gpu, pid: words[3] as u64, nccl: words[4] as u64 }
+    }
+}
+
+/// The oldest NCCL that lets several ranks use one GPU.
+const NCCL_SHARES_A_GPU: u64 = 23000;
+
+/// Chooses the engine, or says why the wanted one cannot be used.
+pub(super) fn choose(wanted: DeviceEngine, facts: &[MemberFacts]) -> Result<EngineChoice, String> {
+    let (shared, nccl) = (why_not_shared(facts), why_not_nccl(facts));
+    let choice = |engine, reason: String| Ok(EngineChoice { engine, reason, warning: None });
+    match wanted {
+        DeviceEngine::Host => choice(DeviceEngine::Host, "as configured".into()),
+        DeviceEngine::Shared => match shared {
+            None => choice(DeviceEngine::Shared, "as configured".into()),
+            Some(why) => Err(format!("the engine \"shared\" cannot be used: {why}")),
+        },
+        DeviceEngine::Nccl => match nccl {
+            None => choice(DeviceEngine::Nccl, "as configured".into()),
+            Some(why) => Err(format!("the engine \"nccl\" cannot be used: {why}")),
+        },
+        DeviceEngine::Auto => match (shared, nccl) {
+            (None, _) => choice(DeviceEngine::Shared, "all ranks use one GPU".into()),
+            // Not chosen by itself until its tests pass on several GPUs.
+            (Some(_), None) if !any_share(facts) => {
+                let version = dotted(facts[0].nccl);
+                let why = format!(
+                    "comm.device_engine=nccl uses NCCL {version}, which is faster but has not been tested on several GPUs"
+                );
+                choice(DeviceEngine::Host, why)
+            }
+            (Some(_), None) => {
+                let why = "some ranks share a GPU and others do not".into();
+                choice(DeviceEngine::Host, why)
+            }
+            (Some(_), Some(why)) => choice(DeviceEngine::Host, why),
+        },
+    }
+}
+
+fn why_not_shared(facts: &[MemberFacts]) -> Option<String> {
+    if let Some(why) = without_gpu(facts) {
+        return Some(why);
+    }
+    let first = facts[0];
+    if let Some(other) = facts.iter().find(|f| f.gpu != first.gpu || f.host != first.host) {
+        return Some(format!("ranks {} and {} use different GPUs", first.rank, other.rank));
+    }
+    let twice = |f: &MemberFacts| facts.iter().filter(|other| other.pid == f.pid).count();
+    if (2..facts.len()).contains(&twice(&first)) || facts.iter().any(|f| twice(f) != twice(&first))
+    {
+        return Some("some ranks are threads of one process and others are not".into());
+    }
+    if facts.len() > MAX_MEMBERS {
+        return Some(format!("it supports {MAX_MEMBERS} ranks, and there are {}", facts.len()));
+    }
+    None
+}
+
+fn why_not_nccl(facts: &[MemberFacts]) -> Option<String> {
+    if let Some(why) = without_gpu(facts) {
+        return Some(why);
+    }
+    if let Some(fact) = facts.iter().find(|f| f.nccl == 0) {
+        return Some(format!("rank {} has no NCCL 2.18 or newer", fact.rank));
+    }
+    let first = facts[0];
+    if let Some(other) = facts.iter().find(|f| f.nccl != first.nccl) {
+        return Some(format!(
+            "rank {} has NCCL {} and rank {} has {}; install the same version everywhere",
+            first.rank,
+            dotted(first.nccl),
+            other.rank,
+            dotted(other.nccl)
+        ));
+    }
+    let allowed = std::env::var_os("NCCL_MULTI_RANK_GPU_ENABLE").is_some_and(|v| v == "1");
+    if any_share(facts) && (first.nccl < NCCL_SHARES_A_GPU || !allowed) {
+        return Some(format!(
+            "several ranks use one GPU, which needs NCCL {} or newer (found {}) and NCCL_MULTI_RANK_GPU_ENABLE=1",
+            dotted(NCCL_SHARES_A_GPU),
+            dotted(first.nccl)
+        ));
+    }
+    None
+}
+
+fn without_gpu(facts: &[MemberFacts]) -> Option<String> {
+    let fact = facts.iter().find(|f| f.gpu.is_none())?;
+    Some(format!("rank {} has no GPU", fact.rank))
+}
+
+fn any_share(facts: &[MemberFacts]) -> bool {
+    let uses_same = |a: &MemberFacts, b: &MemberFacts| a.gpu == b.gpu && a.host == b.host;
+    facts.iter().enumerate().any(|(i, a)| facts[..i].iter().any(|b| uses_same(a, b)))
+}
+
+/// A warning if processes share a GPU without MPS.
+pub(super) fn mps_warning(facts: &[MemberFacts], mps_runs: bool) -> Option<String> {
+    let share = |a: &MemberFacts, b: &MemberFacts| {
+        a.gpu.is_some() && (a.gpu, a.host) == (b.gpu, b.host) && a.pid != b.pid
+    };
+    let (a, b) = facts
+        .iter()
+        .enumerate()
+        .find_map(|(i, a)| facts[..i].iter().find(|b| share(a, b)).map(|b| (b, a)))
+        .filter(|_| !mps_runs)?;
+    Some(format!(
+        "ranks {} and {} share a GPU without MPS: the GPU switches between their processes in time slices, and every \
+         collective takes 0.3 to 5 ms instead of some microseconds; start MPS with `nvidia-cuda-mps-control -d`, or use \
+         --engine threads",
+        a.rank, b.rank
+    ))
+}
+
+/// The largest number of members that use one GPU.
+pub(super) fn most_sharing(facts: &[MemberFacts]) -> usize {
+    let users =
+        |a: &MemberFacts| facts.iter().filter(|b| (a.gpu, a.host) == (b.gpu, b.host)).count();
+    facts.iter().map(users).max().unwrap_or(1)
+}
+
+/// A version of NCCL as users know it: 22803 is 2.28.3.
+pub(crate) fn dotted(version: u64) -> String {
+    format!("{}.{}.{}", version / 10000, version / 100 % 100, version % 100)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(rank: usize, gpu: u64, nccl: u64) -> MemberFacts {
+        let gpu = (gpu > 0).then_some([gpu, 7]);
+        MemberFacts { rank, host: 0, pid: 100, gpu, nccl }
+    }
+
+    fn auto(facts: &[MemberFacts]) -> (DeviceEngine, String) {
+        let choice = choose(DeviceEngine::Auto, facts).unwrap();
+        (choice.engine, choice.reason)
+    }
+
+    #[test]
+    fn automatic_choices() {
+        let one_gpu = [member(0, 1, 0), member(1, 1, 22803)];
+        assert_eq!(auto(&one_gpu).0, DeviceEngine::Shared);
+        let own_gpus = [member(0, 1, 22803), member(1, 2, 22803)];
+        let (engine, why) = auto(&own_gpus);
+        assert_eq!(engine, DeviceEngine::Host);
+        assert!(why.starts_with("comm.device_engine=nccl uses NCCL 2.28.3"), "{why}");
+        assert_eq!(choose(DeviceEngine::Nccl, &own_gpus).unwrap().engine, DeviceEngine::Nccl);
+        let missing = [member(0, 1, 22803), member(1, 2, 0)];
+        assert_eq!(auto(&missing), (DeviceEngine::Host, "rank 1 has no NCCL 2.18 or newer".into()));
+        let mixed = [member(0, 1, 22803), member(4, 0, 0)];
+        assert_eq!(auto(&mixed), (DeviceEngine::Host, "rank 4 has no GPU".into()));
+        let versions = [member(0, 1, 22803), member(1, 2, 22105)];
+        assert!(auto(&versions).1.contains("NCCL 2.28.3 and rank 1 has 2.21.5"));
+        let some_share = [member(0, 1, 23203), member(1, 1, 23203), member(2, 2, 23203)];
+        assert_eq!(auto(&some_share).0, DeviceEngine::Host);
+        // The same index on another host is another GPU.
+        let hosts = [member(0, 1, 0), MemberFacts { host: 1, ..member(1, 1, 0) }];
+        assert_eq!(auto(&hosts).0, DeviceEngine::Host);
+    }
+
+    #[test]
+    fn a_configured_engine_that_cannot_work_is_an_error() {
+        let apart = [member(2, 1, 0), member(3, 2, 0)];
+        let error = choose(DeviceEngine::Shared, &apart).unwrap_err();
+        assert!(error.ends_with("ranks 2 and 3 use different GPUs"), "{error}");
+        let error = choose(DeviceEngine::Nccl, &apart).unwrap_err();
+        assert!(error.ends_with("rank 2 has no NCCL 2.18 or newer"), "{error}");
+        assert_eq!(choose(DeviceEngine::Host, &apart).unwrap().engine, DeviceEngine::Host);
+    }
+
+    #[test]
+    fn processes_that_share_a_gpu_without_mps_are_warned() {
+        let threads = [member(0, 1, 0), member(1, 1, 0)];
+        assert_eq!(mps_warning(&threads, false), None);
+        let processes = [member(0, 1, 0), MemberFacts { pid: 101, ..member(1, 1, 0) }];
+        assert_eq!(mps_warning(&processes, true), None);
+        let warning = mps_warning(&processes, false).unwrap();
+        assert!(warning.starts_with("ranks 0 and 1 share a GPU without MPS"), "{warning}");
+        let apart = [member(0, 1, 0), MemberFacts { pid: 101, ..member(1, 2, 0) }];
+        assert_eq!(mps_warning(&apart, false), None);
+        assert_eq!(auto(&processes).0, DeviceEngine::Shared);
+        let mixed = [member(0, 1, 0), member(1, 1, 0), MemberFacts { pid: 101, ..member(2, 1, 0) }];
+        assert_eq!(auto(&mixed).0, DeviceEngine::Host);
+    }
+
+    #[test]
+    fn facts_round_trip_through_words() {
+        for fact in [member(3, 5, 22803), member(1, 0, 0)] {
+            assert_eq!(MemberFacts::from_words(fact.rank, fact.host, &fact.words()), fact);
+        }
+    }
+}

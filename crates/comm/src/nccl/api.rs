@@ -1,0 +1,161 @@
+//! The functions that are used of NCCL, and its version.
+
+use crate::device::dotted;
+use lockstep_cuda::loader::{Library, Wanted};
+use lockstep_cuda::{Address, CudaError, Handle, function_table};
+use std::ffi::{CStr, c_char, c_int};
+use std::sync::OnceLock;
+
+const NCCL: Wanted = Wanted {
+    name: "NCCL",
+    sonames: &["libnccl.so.2"],
+    install: "pip install nvidia-nccl-cu13, or install libnccl2, version 2.18 or newer",
+};
+
+/// The oldest supported version: `ncclConfig_t` and communicators that do not block.
+const OLDEST: u64 = 21800;
+
+function_table! {
+    /// Functions of `libnccl.so.2`.
+    Functions {
+        fn ncclGetVersion(version: *mut c_int) -> c_int;
+        fn ncclGetUniqueId(id: *mut UniqueId) -> c_int;
+        fn ncclCommInitRankConfig(comm: *mut Handle, ranks: c_int, id: UniqueId, rank: c_int, config: *mut Config) -> c_int;
+        fn ncclCommDestroy(comm: Handle) -> c_int;
+        fn ncclCommAbort(comm: Handle) -> c_int;
+        fn ncclCommGetAsyncError(comm: Handle, status: *mut c_int) -> c_int;
+        fn ncclGetErrorString(status: c_int) -> *const c_char;
+        fn ncclGetLastError(comm: Handle) -> *const c_char;
+        fn ncclGroupStart() -> c_int;
+        fn ncclGroupEnd() -> c_int;
+        fn ncclAllReduce(from: Address, to: Address, count: usize, dtype: c_int, op: c_int, comm: Handle, stream: Handle) -> c_int;
+        fn ncclReduce(from: Address, to: Address, count: usize, dtype: c_int, op: c_int, root: c_int, comm: Handle, stream: Handle) -> c_int;
+        fn ncclReduceScatter(from: Address, to: Address, count: usize, dtype: c_int, op: c_int, comm: Handle, stream: Handle) -> c_int;
+        fn ncclAllGather(from: Address, to: Address, count: usize, dtype: c_int, comm: Handle, stream: Handle) -> c_int;
+        fn ncclBroadcast(from: Address, to: Address, count: usize, dtype: c_int, root: c_int, comm: Handle, stream: Handle) -> c_int;
+        fn ncclSend(from: Address, count: usize, dtype: c_int, peer: c_int, comm: Handle, stream: Handle) -> c_int;
+        fn ncclRecv(to: Address, count: usize, dtype: c_int, peer: c_int, comm: Handle, stream: Handle) -> c_int;
+    }
+}
+
+/// `ncclUniqueId`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct UniqueId(pub [u8; 128]);
+
+/// `ncclConfig_t` of version 2.18. Newer versions accept it and use their defaults for what it lacks.
+#[repr(C)]
+pub(crate) struct Config {
+    size: usize,
+    magic: u32,
+    version: u32,
+    blocking: c_int,
+    cga_cluster_size: c_int,
+    min_ctas: c_int,
+    max_ctas: c_int,
+    net_name: *const c_char,
+    split_share: c_int,
+}
+
+/// `NCCL_CONFIG_UNDEF_INT`
+const UNDEFINED: c_int = c_int::MIN;
+
+impl Config {
+    /// A communicator whose calls return at once, with a limited number of blocks per kernel.
+    pub(crate) fn new(max_ctas: Option<usize>) -> Config {
+        Config {
+            size: size_of::<Config>(),
+            magic: 0xcafe_beef,
+            version: 21805,
+            blocking: 0,
+            cga_cluster_size: UNDEFINED,
+            min_ctas: UNDEFINED,
+            max_ctas: max_ctas.map_or(UNDEFINED, |n| n as c_int),
+            net_name: std::ptr::null(),
+            split_share: UNDEFINED,
+        }
+    }
+}
+
+pub(crate) const SUCCESS: c_int = 0;
+pub(crate) const REMOTE_ERROR: c_int = 6;
+pub(crate) const IN_PROGRESS: c_int = 7;
+
+/// The library of this process.
+pub(crate) struct Api {
+    pub functions: Functions,
+    /// E.g. 22803.
+    pub version: u64,
+}
+
+impl Api {
+    /// Loads NCCL once per process.
+    pub(crate) fn get() -> Result<&'static Api, CudaError> {
+        static API: OnceLock<Result<Api, CudaError>> = OnceLock::new();
+        API.get_or_init(Api::load).as_ref().map_err(Clone::clone)
+    }
+
+    fn load() -> Result<Api, CudaError> {
+        let library = Library::open(&NCCL)?;
+        let mut version = 0;
+        // SAFETY: the types are those of the header; a valid pointer.
+        unsafe {
+            type GetVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
+            library.symbol::<GetVersion>("ncclGetVersion")?(&mut version);
+        }
+        let version = version as u64;
+        check_version(version, &library.path.display().to_string())?;
+        Ok(Api { functions: Functions::load(&library)?, version })
+    }
+
+    /// The text of a status, with the last error of the library.
+    pub(crate) fn describe(&self, status: c_int) -> String {
+        // SAFETY: both return constant or thread-local strings.
+        unsafe {
+            let text = CStr::from_ptr((self.functions.ncclGetErrorString)(status));
+            let last = (self.functions.ncclGetLastError)(std::ptr::null_mut());
+            let last = if last.is_null() { c"" } else { CStr::from_ptr(last) };
+            let (text, last) = (text.to_string_lossy(), last.to_string_lossy());
+            match last.trim() {
+                "" => format!("NCCL {}: {text}", dotted(self.version)),
+                last => format!("NCCL {}: {text}: {last}", dotted(self.version)),
+            }
+        }
+    }
+}
+
+/// Fails if the version is too old.
+fn check_version(version: u64, path: &str) -> Result<(), CudaError> {
+    if version >= OLDEST {
+        return Ok(());
+    }
+    let (found, oldest) = (dotted(version), dotted(OLDEST));
+    Err(CudaError::new(format!(
+        "NCCL {found} in {path} is too old: {oldest} or newer is needed; {}",
+        NCCL.install
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_checked_and_named() {
+        assert!(check_version(22803, "libnccl.so.2").is_ok());
+        let error = check_version(21605, "/opt/libnccl.so.2").unwrap_err().to_string();
+        assert!(
+            error.starts_with("NCCL 2.16.5 in /opt/libnccl.so.2 is too old: 2.18.0"),
+            "{error}"
+        );
+        assert!(error.contains("pip install"), "{error}");
+    }
+
+    #[test]
+    fn the_config_has_the_layout_of_the_header() {
+        assert_eq!(size_of::<Config>(), 48);
+        assert_eq!(std::mem::offset_of!(Config, blocking), 16);
+        assert_eq!(std::mem::offset_of!(Config, net_name), 32);
+        assert_eq!(size_of::<UniqueId>(), 128);
+    }
+}

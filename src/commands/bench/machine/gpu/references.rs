@@ -1,0 +1,57 @@
+//! Reference models for a GPU: large enough that the host is ahead of the device, in both families and with experts. They
+//! are not presets, so predictions for presets are not fitted to themselves.
+
+use anyhow::Context;
+use lockstep_plan::{Config, Plan};
+
+use crate::run_file::RunFile;
+
+pub struct Reference {
+    pub file: RunFile,
+    pub plan: Plan,
+}
+
+/// family and compute type; dim, layers, heads, seq, vocab and micro-batch size.
+type Size = (&'static str, &'static str, [usize; 6]);
+
+const SIZES: [Size; 11] = [
+    ("gpt2", "bf16", [640, 6, 10, 768, 32768, 16]),
+    ("gpt2", "bf16", [896, 8, 14, 1024, 49152, 16]),
+    ("gpt2", "bf16", [1280, 6, 20, 1024, 49152, 24]),
+    ("gpt2", "bf16", [2048, 6, 32, 1536, 32768, 8]),
+    ("llama", "bf16", [768, 6, 12, 1024, 32768, 16]),
+    ("llama", "bf16", [1536, 6, 24, 2048, 65536, 8]),
+    ("llama", "bf16", [2560, 4, 20, 4096, 98304, 4]),
+    ("moe", "bf16", [640, 6, 10, 1024, 32768, 16]),
+    ("moe", "bf16", [1024, 6, 16, 1024, 49152, 16]),
+    ("gpt2", "f32", [768, 4, 12, 768, 32768, 8]),
+    ("llama", "f32", [1024, 4, 16, 1024, 32768, 8]),
+];
+
+pub fn all() -> anyhow::Result<Vec<Reference>> {
+    SIZES.into_iter().map(reference).collect()
+}
+
+/// A model whose step is limited by the host.
+pub fn tiny() -> anyhow::Result<Reference> {
+    reference(("gpt2", "bf16", [128, 6, 4, 128, 512, 8]))
+}
+
+fn reference((family, compute, sizes): Size) -> anyhow::Result<Reference> {
+    let [dim, layers, heads, seq, vocab, sequences] = sizes;
+    let experts = match family {
+        "moe" => {
+            format!("experts = 8\ntop_k = 2\nffn = {}\naux_loss = 0.0\nz_loss = 0.0\n", 3 * dim)
+        }
+        _ => String::new(),
+    };
+    let text = format!(
+        "name = \"{family} of {dim} in {compute}\"\n[model]\nfamily = \"{family}\"\ndim = {dim}\nlayers = {layers}\n\
+         heads = {heads}\nseq = {seq}\nvocab = {vocab}\n{experts}[data]\nseq = {seq}\n\
+         [train]\nmicro_batch = {sequences}\nglobal_batch = {sequences}\nsteps = 1000000\n\
+         [device]\nkind = \"cuda\"\n[precision]\ncompute = \"{compute}\"\n"
+    );
+    let file = RunFile::open(Config::parse(&text, &[]))?;
+    let plan = file.plan(1, 1).context("invalid reference model")?;
+    Ok(Reference { file, plan })
+}
