@@ -43,6 +43,7 @@ fn main() -> anyhow::Result<()> {
         dropout: None,
         global_tokens,
         loads: None,
+        offload: Default::default(),
         fp8: None,
     };
 

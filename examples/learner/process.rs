@@ -182,6 +182,7 @@ fn update(
         dropout: None,
         global_tokens,
         loads: None,
+        offload: Default::default(),
         fp8: None,
     };
     model.train(&pass, batch, store, activations);

@@ -28,6 +28,9 @@ pub fn open(plan: &Plan, world: &World) -> anyhow::Result<Device> {
     }
     device.set_tf32(plan.device.tf32);
     device.set_deterministic_attention(plan.device.deterministic);
+    if let Some(limit) = plan.device.memory_limit {
+        device.set_memory_limit(limit as usize);
+    }
     Ok(device)
 }
 

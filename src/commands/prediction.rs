@@ -7,7 +7,7 @@ use anyhow::bail;
 use lockstep_comm::{World, human_bytes};
 use lockstep_events::StepReport;
 use lockstep_kernels::Device;
-use lockstep_plan::{DeviceType, Ledger, Plan};
+use lockstep_plan::{DeviceType, Ledger, Offload, Plan};
 use lockstep_sim::advice::slow_tensor;
 use lockstep_sim::search::layout_words;
 use lockstep_sim::{Options, estimate};
@@ -21,8 +21,8 @@ use crate::world::Engine;
 pub fn check_memory(plan: &Plan) -> anyhow::Result<()> {
     let ledgers = (0..plan.ranks).map(|rank| Ledger::of(plan, rank));
     let on_host = |ledger: Ledger| match plan.device.kind {
-        DeviceType::Cpu => ledger.least() as u64,
-        DeviceType::Cuda => ledger.snapshot as u64,
+        DeviceType::Cpu => (ledger.least() + ledger.offloaded.total()) as u64,
+        DeviceType::Cuda => (ledger.snapshot + ledger.offloaded.total()) as u64,
     };
     let needed: u64 = ledgers.map(on_host).sum();
     // Without /proc/meminfo there is nothing to compare with.
@@ -44,6 +44,7 @@ pub fn check_memory(plan: &Plan) -> anyhow::Result<()> {
 /// Fails if this rank needs more memory to train than its GPU has free.
 pub fn check_device_memory(plan: &Plan, rank: usize, device: &Device) -> anyhow::Result<()> {
     let Some(free) = device.free_bytes() else { return Ok(()) };
+    let free = plan.device.memory_limit.map_or(free, |limit| free.min(limit as usize));
     let ledger = Ledger::of(plan, rank);
     let needed = ledger.least() - ledger.snapshot;
     if needed <= free {
@@ -58,12 +59,22 @@ pub fn check_device_memory(plan: &Plan, rank: usize, device: &Device) -> anyhow:
     ];
     let lines = lines.map(|(name, bytes)| format!("{name} {}", human_bytes(bytes as u64)));
     bail!(
-        "rank {rank} needs at least {} of GPU memory ({}), but {} are free; use layout.recompute = \"full\", a smaller \
-         train.micro_batch with the same global_batch, or layout.zero = 1 to 3 on more GPUs",
+        "rank {rank} needs at least {} of GPU memory ({}), but {} are free{}",
         human_bytes(needed as u64),
         lines.join(", "),
-        human_bytes(free as u64)
+        human_bytes(free as u64),
+        ways_to_fit(plan)
     )
+}
+
+/// The cheapest ways in which a plan needs less memory, as the end of a message.
+pub fn ways_to_fit(plan: &Plan) -> String {
+    let fixes = lockstep_dash::doctor::cheapest_memory_fixes(plan, None);
+    if fixes.is_empty() {
+        return "; use more ranks, a smaller data.seq or a smaller model".into();
+    }
+    let lines: Vec<String> = fixes.iter().map(|fix| format!("\n  {fix}")).collect();
+    format!("; the cheapest ways to fit (predicted):{}", lines.concat())
 }
 
 /// Fails if the model can only be planned, not trained.
@@ -137,12 +148,21 @@ impl Prediction {
             true => format!("; {} per step in shared memory", human_bytes(self.traffic.volume)),
             false => format!("; {} sent per step", human_bytes(self.traffic.sent)),
         };
+        let host = match ledger.offloaded.total() {
+            0 => String::new(),
+            bytes => {
+                format!(" and {} of offloaded state in host memory", human_bytes(bytes as u64))
+            }
+        };
         print_line!(
-            "plan: {layout}, micro_batch={} × {}; at most {} of memory per rank{traffic}",
+            "plan: {layout}, micro_batch={} × {}; at most {} of memory per rank{host}{traffic}",
             plan.train.micro_batch,
             plan.train.accumulation,
             human_bytes(ledger.total() as u64)
         );
+        if plan.layout.offload != Offload::None && plan.device.kind == DeviceType::Cpu {
+            print_line!("note: layout.offload saves nothing on a CPU, whose memory is host memory");
+        }
         if let Some((seconds, file)) = &self.step {
             print_line!("predicted step time: {:.1} ms (from {file})", 1e3 * seconds);
         }

@@ -325,7 +325,7 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     });
     output.clear();
     let trainer::Finished { rank: trained, stopped, snapshot_bytes } =
-        finished.map_err(|error| with_replay_command(args, error))?;
+        finished.map_err(|error| with_advice(args, plan, error))?;
     if let Some(step) = stopped {
         if first && style != Style::Json {
             print_line!(
@@ -391,8 +391,11 @@ fn start(args: &Args, world: &World, folder: &Path) -> anyhow::Result<Option<tra
 }
 
 /// Adds the command that replays the step to an error about a step that is not finite.
-fn with_replay_command(args: &Args, error: trainer::Error) -> anyhow::Error {
+fn with_advice(args: &Args, plan: &Plan, error: trainer::Error) -> anyhow::Error {
     match error {
+        trainer::Error::OutOfMemory(error) => {
+            anyhow::anyhow!("{error}{}", prediction::ways_to_fit(plan))
+        }
         trainer::Error::NotFinite { step, .. } => {
             let message = error.to_string();
             anyhow::anyhow!(
@@ -419,6 +422,18 @@ fn print_memory(rank: &Rank<'_>, snapshot: usize) {
         ("snapshot", planned.snapshot, snapshot),
     ] {
         print_line!("  {name:<12} {:>9.2} {:>9.2} MiB", mib(planned), mib(measured));
+    }
+    let (planned, memory) = (planned.offloaded, rank.device.offloaded_memory());
+    for (tag, planned) in [
+        (Tag::Parameters, planned.parameters),
+        (Tag::Gradients, planned.gradients),
+        (Tag::Optimizer, planned.optimizer),
+        (Tag::Activations, planned.activations),
+    ] {
+        if planned > 0 {
+            let (name, measured) = (tag.name(), memory.of(tag).peak);
+            print_line!("  {name:<12} {:>9.2} {:>9.2} MiB (host)", mib(planned), mib(measured));
+        }
     }
 }
 

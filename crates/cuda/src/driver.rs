@@ -46,6 +46,7 @@ function_table! {
         fn cuMemSetAccess(address: Address, bytes: usize, access: *const AccessDescription, count: usize) -> Status;
         fn cuMemcpyHtoDAsync_v2(to: Address, from: *const c_void, bytes: usize, stream: Handle) -> Status;
         fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: Address, bytes: usize, stream: Handle) -> Status;
+        fn cuMemcpyAsync(to: Address, from: Address, bytes: usize, stream: Handle) -> Status;
         fn cuMemcpyDtoDAsync_v2(to: Address, from: Address, bytes: usize, stream: Handle) -> Status;
         fn cuMemsetD8Async(address: Address, value: u8, bytes: usize, stream: Handle) -> Status;
         fn cuStreamCreate(stream: *mut Handle, flags: c_uint) -> Status;

@@ -43,9 +43,10 @@ pub use device::{
     DROPPED, Device, DropoutMask, Event, FP8_MULTIPLE, Fp8Cast, Fp8Copies, Fp8Format, Fp8History,
     Fp8Scales, Fp8Source, Fp8Tensor, IGNORED, LogitGradient, LogitShard, Matmul, Meter,
     NormGradients, NormParams, OpClass, OptimizerState, PositionRange, RandomKey, RopeScaling,
-    RopeTable, Router, RouterOutput, RouterSaved, Scalar, SoftmaxStats, VocabShard,
+    RopeTable, Router, RouterOutput, RouterSaved, SPARE, Scalar, SoftmaxStats, Transfer,
+    VocabShard,
 };
 pub use dtype::{Dtype, Element, Float};
 pub use lockstep_types::DeviceType;
-pub use memory::{Location, MemoryUsage, Tag, Tensor, Usage, View, ViewMut};
+pub use memory::{Location, MemoryUsage, OutOfMemory, Tag, Tensor, Usage, View, ViewMut};
 pub use team::Team;

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 
 use lockstep_kernels::{Device, Scalar, Tensor};
 
+use crate::offload::Movement;
 use crate::{Auxiliary, Deferred, Slot};
 
 /// Activations of one stage and micro-batch, saved by the forward pass for the backward pass. Reusable for further
@@ -17,6 +18,8 @@ pub struct Activations {
     /// Auxiliary losses of the routers.
     pub auxiliary: RefCell<Auxiliary>,
     pub(crate) deferred: Vec<DeferredBlock>,
+    /// Offloaded activations on their way.
+    pub(crate) movement: Movement,
 }
 
 /// Deferred weight gradients of one block.

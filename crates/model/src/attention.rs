@@ -40,6 +40,18 @@ pub(crate) struct SavedAttention {
     inside: Option<SavedQkv>,
 }
 
+impl SavedAttention {
+    /// Calls `visit` with all tensors. Matrices in fp8 stay where they are.
+    pub fn tensors(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        let SavedAttention { x, norm, out, fp8: _, inside } = self;
+        [x, out].into_iter().for_each(&mut *visit);
+        norm.tensors(visit);
+        if let Some(inside) = inside {
+            [&mut inside.qkv, &mut inside.lse].into_iter().for_each(visit);
+        }
+    }
+}
+
 /// Keys and values of the tokens so far, each (seq, kv_heads * head_dim).
 struct KeyValues {
     keys: Tensor,

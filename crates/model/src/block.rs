@@ -109,6 +109,10 @@ pub trait Block: Send + Sync {
         self.forward(cx, x, &mut Slot::default())
     }
 
+    /// Calls `visit` with each tensor that `forward` has saved. Offloading moves them to host memory and back. The default
+    /// visits none, so activations stay on the device.
+    fn saved_tensors(&self, _saved: &mut Slot, _visit: &mut dyn FnMut(&mut Tensor)) {}
+
     /// Whether `backward` reads the weights. If not, ZeRO-3 does not gather them for it.
     fn backward_reads_weights(&self) -> bool {
         true

@@ -29,6 +29,19 @@ pub(crate) struct SavedFeedForward {
     inner: SavedInner,
 }
 
+impl SavedFeedForward {
+    /// Calls `visit` with all tensors of a dense feed-forward. Those of experts stay where they are.
+    pub fn tensors(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        let SavedFeedForward { x, norm, inner } = self;
+        visit(x);
+        norm.tensors(visit);
+        if let SavedInner::Dense(Some(hidden)) = inner {
+            visit(&mut hidden.before);
+            hidden.after.iter_mut().for_each(visit);
+        }
+    }
+}
+
 // Not boxed: a steady step allocates nothing.
 #[allow(clippy::large_enum_variant)]
 enum SavedInner {

@@ -4,7 +4,7 @@ use lockstep_kernels::{Device, Dtype, Tag};
 use lockstep_plan::Recompute;
 use lockstep_plan::context::Run;
 
-use crate::{Batch, Ctx, Groups, Model, Pass, Slot, StagePass, Weights};
+use crate::{Batch, Ctx, Groups, Model, Offloading, Pass, Slot, StagePass, Weights};
 
 /// Keys and values of one sequence, block by block.
 pub struct Cache {
@@ -62,6 +62,7 @@ impl Model {
             dropout: None,
             global_tokens: 1,
             loads: None,
+            offload: Offloading::default(),
             fp8: None,
         };
         let batch = &Batch::prompt(device, start, ids);

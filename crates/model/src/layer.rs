@@ -75,6 +75,17 @@ impl Block for Layer {
         Some(self.attention.backward(cx, attention, dmiddle, grads))
     }
 
+    fn saved_tensors(&self, saved: &mut Slot, visit: &mut dyn FnMut(&mut Tensor)) {
+        match saved.get_mut::<SavedLayer>() {
+            Some(SavedLayer::Input(x)) => visit(x),
+            Some(SavedLayer::Inside(attention, feed_forward)) => {
+                attention.tensors(visit);
+                feed_forward.tensors(visit);
+            }
+            None => {}
+        }
+    }
+
     fn extend(&self, cx: &Ctx<'_>, x: Tensor, cache: &mut Slot) -> Tensor {
         let middle = self.attention.extend(cx, &x, cache);
         self.feed_forward.forward(cx, middle, false).0

@@ -16,7 +16,8 @@
 //! let mut batch = Batch::empty(&device, 2, 8);
 //! batch.fill(&device, &(0..2 * 9).collect::<Vec<u32>>());
 //! let (groups, dtype, recompute) = (&Groups::alone(), Dtype::F32, Recompute::None);
-//! let pass = Pass { device: &device, groups, dtype, recompute, dropout: None, global_tokens: 16, loads: None, fp8: None };
+//! let (dropout, loads, offload, fp8) = (None, None, Default::default(), None);
+//! let pass = Pass { device: &device, groups, dtype, recompute, dropout, global_tokens: 16, loads, offload, fp8 };
 //!
 //! let loss = model.train(&pass, &batch, &mut store, &mut Activations::default());
 //! // An untrained model predicts all tokens with about the same probability.
@@ -45,6 +46,7 @@ mod linear;
 mod model;
 mod moe;
 mod norm;
+mod offload;
 mod residual;
 mod sample;
 mod slot;
@@ -61,6 +63,7 @@ pub use lockstep_parallel::{Groups, Store, Weights};
 pub use lockstep_plan::Recompute;
 pub use model::{Model, Pass, StagePass};
 pub use moe::{Auxiliary, ExpertLoads};
+pub use offload::{Offloading, PendingUpdates};
 pub use sample::{Sampling, sample};
 pub use slot::Slot;
 pub use transformer::Transformer;

@@ -12,8 +12,8 @@ use lockstep_plan::reduction::PassKind;
 
 use crate::activations::DeferredBlock;
 use crate::{
-    Activations, Auxiliary, Batch, Block, Ctx, Dropout, ExpertLoads, Fp8, Loss, PendingLoss, Slot,
-    Transformer, WeightGrads,
+    Activations, Auxiliary, Batch, Block, Ctx, Dropout, ExpertLoads, Fp8, Loss, Offloading,
+    PendingLoss, Slot, Transformer, WeightGrads,
 };
 
 /// The blocks of a rank. Parameters are stored elsewhere, in [`Weights`].
@@ -40,6 +40,7 @@ pub struct Pass<'a> {
     pub global_tokens: usize,
     /// Loads of the experts in the step. Needed for a balance loss over the global batch (`Balance::Batch`).
     pub loads: Option<&'a ExpertLoads>,
+    pub offload: Offloading<'a>,
     /// Multiply in fp8. Inference computes in `dtype`.
     pub fp8: Option<Fp8<'a>>,
 }
@@ -145,6 +146,12 @@ impl Model {
             let saved = &mut activations.saved[block - stage.start];
             x = self.blocks[block].forward(&cx, x, saved);
             self.release(weights, block, PassKind::Forward);
+            if at.pass.offload.activations {
+                activations.movement.release(at.pass.device);
+                if self.part.offloads(block) {
+                    activations.movement.leave(at.pass.device, &*self.blocks[block], saved);
+                }
+            }
         }
         Some(x)
     }
@@ -159,7 +166,7 @@ impl Model {
         activations: &mut Activations,
     ) -> (Option<Tensor>, PendingLoss) {
         let (device, groups) = (at.pass.device, at.pass.groups);
-        let Activations { saved, last_input, auxiliary, deferred } = activations;
+        let Activations { saved, last_input, auxiliary, deferred, movement } = activations;
         let stage = self.part.stages[at.stage].clone();
         let (mut dx, mut losses, mut written) = (dy, None, None);
         for block in stage.clone().rev() {
@@ -168,6 +175,14 @@ impl Model {
             let kind = if self.part.is_last(block) { PassKind::Loss } else { PassKind::Backward };
             if code.backward_reads_weights() {
                 self.gather(at.pass, &mut store.weights, block, kind);
+            }
+            if at.pass.offload.activations {
+                movement.arrive(device);
+                let before = block.checked_sub(1).filter(|before| stage.contains(before));
+                if let Some(before) = before.filter(|before| self.part.offloads(*before)) {
+                    let saved = &mut saved[before - stage.start];
+                    movement.fetch(device, &*self.blocks[before], saved);
+                }
             }
             let mut work = Vec::new();
             let mut grads = self.weight_grads(device, &mut store.gradients, block, &mut written);
@@ -258,8 +273,13 @@ impl Model {
 
     /// Gathers the parameters of a block and the one that it shares.
     fn gather(&self, pass: &Pass<'_>, weights: &mut Weights, block: usize, kind: PassKind) {
+        let shared = self.part.shared[block].as_ref();
+        if let Some(updates) = pass.offload.updates {
+            updates.apply(pass.device, weights, block);
+            shared.iter().for_each(|shared| updates.apply(pass.device, weights, shared.block));
+        }
         weights.gather(pass.device, pass.groups, block, kind);
-        if let Some(shared) = &self.part.shared[block] {
+        if let Some(shared) = shared {
             // The block that owns it prefetches for its own passes only.
             weights.gather(pass.device, pass.groups, shared.block, PassKind::Loss);
         }

@@ -20,6 +20,14 @@ pub(crate) struct SavedNorm {
     out: Option<Tensor>, // (rows, dim)
 }
 
+impl SavedNorm {
+    /// Calls `visit` with all tensors.
+    pub fn tensors(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit(&mut self.stats);
+        self.out.iter_mut().for_each(visit);
+    }
+}
+
 /// Operands of the backward pass.
 pub(crate) struct NormBackward<'a> {
     pub x: &'a Tensor,

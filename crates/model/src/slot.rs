@@ -33,6 +33,11 @@ impl Slot {
         self.cell().and_then(Option::as_mut).expect("a value was just stored")
     }
 
+    /// The stored value, if the slot holds a `T`.
+    pub fn get_mut<T: Send + 'static>(&mut self) -> Option<&mut T> {
+        self.cell().and_then(Option::as_mut)
+    }
+
     /// Drops the stored value.
     pub fn clear(&mut self) {
         self.0 = None;

@@ -3,6 +3,8 @@
 //! A buffer exists from the first backward pass of its bucket until it is reduced or cleared, so that within a pass
 //! gradients take the place of the activations that produced them.
 
+use std::ops::Range;
+
 use lockstep_kernels::{Device, Dtype, Tag, Tensor, View, ViewMut};
 use lockstep_plan::model::{Part, Shard};
 use lockstep_plan::reduction;
@@ -128,6 +130,16 @@ impl Gradients {
             Some(shard) => Some(shard.view()),
             None => Some(self.get(block)?.part(self.shards[block][unit].own.clone())),
         }
+    }
+
+    /// [`Gradients::own`] as a handle of the buffer and a range of it.
+    pub(crate) fn own_part(&self, block: usize, unit: usize) -> Option<(Tensor, Range<usize>)> {
+        if let Some(shard) = &self.reduced[block][unit] {
+            return Some((shard.clone(), 0..shard.len()));
+        }
+        let (own, place) = (&self.shards[block][unit].own, &self.places[block]);
+        let buffer = self.buckets[place.bucket].buffer.as_ref().filter(|_| place.filled)?;
+        Some((buffer.clone(), place.start + own.start..place.start + own.end))
     }
 
     /// [`Gradients::own`], to be changed in place.

@@ -9,7 +9,7 @@ use lockstep_plan::Compression;
 use lockstep_plan::model::Part;
 use lockstep_plan::reduction::{Gather, PolicyInputs, RankReductions, ReductionPolicy, StateOp};
 
-use crate::{Gradients, Groups, Reduction, Weights};
+use crate::{Gradients, Groups, Reduction, SharedHostGradients, Storage, Weights};
 
 /// Parameters, gradients, and the reductions between them.
 pub struct Store {
@@ -20,6 +20,8 @@ pub struct Store {
     counts: Vec<usize>,
     /// Gradients stay local: nothing is reduced.
     pub unsummed: bool,
+    /// With an optimizer in host memory.
+    pub host_gradients: Option<SharedHostGradients>,
 }
 
 /// How a [`Store`] keeps and reduces gradients.
@@ -47,12 +49,13 @@ impl Store {
         let mut reduction = Reduction::new(part, groups.sequence, reductions, compression);
         reduction.prepare(device, groups);
         let counts = vec![0; weights.blocks()];
-        Store { weights, gradients, reduction, counts, unsummed: false }
+        Store { weights, gradients, reduction, counts, unsummed: false, host_gradients: None }
     }
 
     /// A whole model with random parameters on one rank.
     pub fn alone(device: &Device, part: &Part, dtype: Dtype, seed: u64) -> Store {
-        let weights = Weights::init(device, part, dtype, Gather::Never, seed);
+        let storage = Storage::on_device(dtype, Gather::Never);
+        let weights = Weights::init(device, part, storage, seed);
         Store::on_one_rank(device, part, weights)
     }
 
@@ -81,6 +84,12 @@ impl Store {
         let last = self.counts[block] == self.reduction.policy().micro_batches;
         if !self.unsummed {
             self.reduction.complete(device, groups, &mut self.gradients, block, last);
+            if let Some(host) = self.host_gradients.as_ref().filter(|_| last) {
+                let mut host = host.lock().expect("no thread panics while it holds the gradients");
+                if host.in_backward {
+                    host.leave(device, &mut self.gradients, block);
+                }
+            }
         }
     }
 
@@ -89,6 +98,10 @@ impl Store {
     pub fn finish(&mut self, device: &Device, groups: &Groups) -> Result<()> {
         self.weights.release_all();
         self.reduction.finish(device, groups, &mut self.gradients);
+        if let Some(host) = &self.host_gradients {
+            let mut host = host.lock().expect("no thread panics while it holds the gradients");
+            host.finish(device, &self.gradients);
+        }
         self.counts.fill(0);
         groups.check()
     }

@@ -7,6 +7,8 @@
 //! | 3 | gathered block by block, and released | this rank's shard |
 //!
 //! If the compute type is f32, the master is the compute copy itself, or this rank's shard of it.
+//!
+//! Offloaded masters are stored in host memory, whatever the compute type; the device has only the compute copy.
 
 use std::ops::Range;
 
@@ -27,6 +29,7 @@ pub struct Weights {
     blocks: Vec<Block>,
     dtype: Dtype,
     gather: Gather,
+    offload: bool,
     /// The policy that says which blocks to gather ahead, and the device of the communication thread, if any.
     prefetch: Option<(RankReductions, Device)>,
     pub(crate) log: Option<StateLog>,
@@ -45,15 +48,42 @@ struct UnitState {
     shard: Shard,
     /// f32 master of the shard; none if the whole buffer is the master.
     master: Option<Tensor>,
-    /// The shard in the compute type, if that is not f32 and the whole buffer is not permanent.
+    /// The shard in the compute type, if that is not the master and the whole buffer is not permanent.
     copy: Option<Tensor>,
+    /// With offloaded masters: the shard in the compute type in host memory, on its way to the device. None if that is
+    /// the master.
+    outgoing: Option<Tensor>,
+}
+
+/// Which parameters of a rank are stored where.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Storage {
+    /// The compute type.
+    pub dtype: Dtype,
+    pub gather: Gather,
+    /// Masters are stored in host memory.
+    pub offload: bool,
+}
+
+impl Storage {
+    /// Parameters on the device.
+    pub fn on_device(dtype: Dtype, gather: Gather) -> Storage {
+        Storage { dtype, gather, offload: false }
+    }
+}
+
+/// This rank's shard of a unit in host memory, to be updated by the optimizer.
+pub struct HostShard<'a> {
+    pub master: ViewMut<'a>,
+    /// Receives the updated parameters in the compute type, if that is not f32.
+    pub copy: Option<ViewMut<'a>>,
 }
 
 impl Weights {
     /// Random parameters. Each element is a function of (seed, tensor, index in the whole tensor), so that all layouts
     /// start with the same values.
-    pub fn init(device: &Device, part: &Part, dtype: Dtype, gather: Gather, seed: u64) -> Weights {
-        Weights::new(device, part, dtype, gather, |block, _, mut buffer| {
+    pub fn init(device: &Device, part: &Part, storage: Storage, seed: u64) -> Weights {
+        Weights::new(device, part, storage, |block, _, mut buffer| {
             for (start, param) in block.placed() {
                 let mut place = buffer.reborrow().part(start..start + param.len());
                 match param.init {
@@ -73,12 +103,11 @@ impl Weights {
     pub fn load(
         device: &Device,
         part: &Part,
-        dtype: Dtype,
-        gather: Gather,
+        storage: Storage,
         mut read: impl FnMut(&Param, &[Runs], &mut [f32]),
     ) -> Weights {
         let mut values = Vec::new();
-        Weights::new(device, part, dtype, gather, |block, needed, mut buffer| {
+        Weights::new(device, part, storage, |block, needed, mut buffer| {
             for (start, param) in block.placed() {
                 for range in needed {
                     let (from, to) = (start.max(range.start), (start + param.len()).min(range.end));
@@ -97,10 +126,10 @@ impl Weights {
     fn new(
         device: &Device,
         part: &Part,
-        dtype: Dtype,
-        gather: Gather,
+        storage: Storage,
         mut fill: impl FnMut(&BlockParams, &[Range<usize>], ViewMut<'_>),
     ) -> Weights {
+        let Storage { dtype, gather, offload } = storage;
         let blocks = part.blocks.iter().zip(&part.shards).map(|(layout, shards)| {
             let permanent = !gather.shards_parameters();
             let is_copy = permanent && dtype == Dtype::F32;
@@ -111,7 +140,7 @@ impl Weights {
                 false => shards.iter().map(|shard| shard.own.clone()).collect(),
             };
             fill(layout, &needed, values.view_mut());
-            let unit = |shard| UnitState::new(device, shard, &values, dtype, permanent);
+            let unit = |shard| UnitState::new(device, shard, &values, storage);
             let units = shards.iter().map(unit).collect();
             let full = permanent.then(|| {
                 if dtype == Dtype::F32 {
@@ -125,7 +154,7 @@ impl Weights {
         });
         let blocks = blocks.collect();
         let layout = part.blocks.clone();
-        Weights { layout, blocks, dtype, gather, prefetch: None, log: None }
+        Weights { layout, blocks, dtype, gather, offload, prefetch: None, log: None }
     }
 
     /// Follows a policy: blocks are gathered ahead if it says so.
@@ -253,7 +282,7 @@ impl Weights {
     /// This rank's shard of a unit, to be updated by the optimizer: the f32 masters, and the copy that must follow them.
     pub fn own_mut(&mut self, block: usize, unit: usize) -> (ViewMut<'_>, Option<ViewMut<'_>>) {
         let Block { full, units, .. } = &mut self.blocks[block];
-        let UnitState { shard, master, copy } = &mut units[unit];
+        let UnitState { shard, master, copy, .. } = &mut units[unit];
         let of_full = full.as_mut().map(|full| full.view_mut().part(shard.own.clone()));
         match (master, copy) {
             (None, _) => (of_full.expect("without masters the whole buffer is permanent"), None),
@@ -261,6 +290,37 @@ impl Weights {
             (Some(master), None) => {
                 (master.view_mut(), of_full.filter(|_| self.dtype != Dtype::F32))
             }
+        }
+    }
+
+    /// Whether masters are in host memory.
+    pub fn offloads(&self) -> bool {
+        self.offload
+    }
+
+    /// This rank's shard of a unit in host memory. [`Weights::upload`] copies the updated values to the device.
+    ///
+    /// # Panics
+    /// If masters are not offloaded.
+    pub fn host_mut(&mut self, block: usize, unit: usize) -> HostShard<'_> {
+        assert!(self.offload, "the masters are on the device");
+        let UnitState { master, outgoing, .. } = &mut self.blocks[block].units[unit];
+        let master = master.as_mut().expect("offloaded masters exist").view_mut();
+        HostShard { master, copy: outgoing.as_mut().map(Tensor::view_mut) }
+    }
+
+    /// Copies this rank's shards of a block from the host to the device, when the device has reached `after`. Operations
+    /// that are issued later wait for it; the host must wait for such an operation before it changes the shard again.
+    pub fn upload(&mut self, device: &Device, block: usize, after: &Event) {
+        let Block { full, units, .. } = &self.blocks[block];
+        for UnitState { shard, master, copy, outgoing } in units {
+            let from = outgoing.as_ref().or(master.as_ref()).expect("offloaded masters exist");
+            let (to, at) = match (copy, full) {
+                (Some(copy), _) => (copy, 0),
+                (None, full) => (full.as_ref().expect("whole and permanent"), shard.own.start),
+            };
+            let copied = device.transfer(from.clone(), 0..from.len(), to.clone(), at, after);
+            drop(copied.before_later_operations(device));
         }
     }
 
@@ -318,13 +378,9 @@ impl Weights {
 }
 
 impl UnitState {
-    fn new(
-        device: &Device,
-        shard: &Shard,
-        values: &Tensor,
-        dtype: Dtype,
-        permanent: bool,
-    ) -> UnitState {
+    fn new(device: &Device, shard: &Shard, values: &Tensor, storage: Storage) -> UnitState {
+        let Storage { dtype, gather, offload } = storage;
+        let (permanent, is_f32) = (!gather.shards_parameters(), dtype == Dtype::F32);
         let own = values.view().part(shard.own.clone());
         let stored = |dtype: Dtype| {
             let mut stored = device.empty(1, own.len(), dtype, Tag::Parameters);
@@ -334,11 +390,20 @@ impl UnitState {
             }
             stored
         };
-        let is_f32 = dtype == Dtype::F32;
+        let host = |dtype| device.empty_offloaded(1, own.len(), dtype, Tag::Parameters);
+        let master = match offload {
+            true => {
+                let mut master = host(Dtype::F32);
+                device.read(own, master.view_mut().host::<f32>());
+                Some(master)
+            }
+            false => (!permanent || !is_f32).then(|| stored(Dtype::F32)),
+        };
         UnitState {
             shard: shard.clone(),
-            master: (!permanent || !is_f32).then(|| stored(Dtype::F32)),
-            copy: (!permanent && !is_f32).then(|| stored(dtype)),
+            master,
+            copy: (!permanent && (offload || !is_f32)).then(|| stored(dtype)),
+            outgoing: (offload && !is_f32).then(|| host(dtype)),
         }
     }
 }

@@ -32,12 +32,14 @@ mod resolve;
 pub mod schedule;
 mod traffic;
 
-pub use config::{Compression, Config, Curve, DeviceKind, Fp8, Fp8Scaling, Recompute, TraceSteps};
+pub use config::{
+    Compression, Config, Curve, DeviceKind, Fp8, Fp8Scaling, Offload, Recompute, TraceSteps,
+};
 pub use cut::cut;
 pub use error::{ConfigError, Place};
 pub use layouts::layouts;
 pub use learning_rate::LearningRate;
-pub use ledger::{Ledger, keeps_cheap};
+pub use ledger::{Ledger, Offloaded, keeps_cheap};
 pub use lockstep_types::{DeviceType, Dtype, SMALL_GEMM_ROWS};
 pub use mesh::{Axis, Coord, GroupKind, Mesh};
 pub use plan::{

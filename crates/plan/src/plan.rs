@@ -1,7 +1,7 @@
 //! The resolved run: every default filled in and every derived value computed. Created by `Plan::resolve` and
 //! written to `plan.json`.
 
-use crate::config::{Compression, Fp8, Fp8Scaling, Recompute, TraceSteps};
+use crate::config::{Compression, Fp8, Fp8Scaling, Offload, Recompute, TraceSteps};
 use crate::context::{self, ContextKind, Run};
 use crate::learning_rate::LearningRate;
 use crate::mesh::{Axis, Mesh};
@@ -42,11 +42,14 @@ pub struct Device {
     pub tf32: bool,
     /// The attention of a GPU gives the same bits in every run.
     pub deterministic: bool,
+    /// Most bytes of the device's memory that tensors may take; all if `None`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_limit: Option<u64>,
 }
 
 impl Default for Device {
     fn default() -> Device {
-        Device { kind: DeviceType::Cpu, tf32: false, deterministic: true }
+        Device { kind: DeviceType::Cpu, tf32: false, deterministic: true, memory_limit: None }
     }
 }
 
@@ -146,6 +149,9 @@ pub struct Layout {
     pub chunks: usize,
     pub expert: usize,
     pub recompute: Recompute,
+    /// State in host memory. Plans written before the key existed offload nothing.
+    #[serde(default)]
+    pub offload: Offload,
     /// Axes from outermost to innermost. Ranks of the innermost axis are adjacent.
     pub order: [Axis; 4],
 }

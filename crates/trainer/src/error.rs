@@ -38,6 +38,8 @@ pub enum Error {
         rank: usize,
         what: String,
     },
+    /// A tensor did not fit into the memory of the device or of the host.
+    OutOfMemory(lockstep_kernels::OutOfMemory),
     /// Settings, data or requests that do not fit together.
     Invalid(String),
 }
@@ -81,6 +83,7 @@ impl fmt::Display for Error {
             Error::Checkpoint(cause) => cause.fmt(f),
             Error::Folder { path, cause } => write!(f, "{}: {cause}", path.display()),
             Error::OtherRank { rank, what } => write!(f, "rank {rank}: {what}"),
+            Error::OutOfMemory(what) => what.fmt(f),
             Error::Invalid(what) => f.write_str(what),
         }
     }

@@ -13,6 +13,7 @@ impl Rank<'_> {
     /// Mean loss over `batches` global batches of held-out samples, which are the same in each evaluation. Collective.
     pub fn evaluate(&mut self, source: &Source, batches: usize) -> Result<f64, Error> {
         let _span = self.group.tracer().span(SpanKind::Evaluation, "evaluation");
+        self.settle();
         let mut sums = [0.0, 0.0];
         for batch in 0..batches {
             for micro in 0..self.plan.train.accumulation {

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use lockstep_data::{SampleId, Source, Split};
-use lockstep_kernels::Device;
+use lockstep_kernels::{Device, DeviceType};
 use lockstep_model::{Activations, Batch, Model, PendingLoss};
 use lockstep_plan::Plan;
 
@@ -11,8 +11,16 @@ use crate::skipped_samples::SkippedSamples;
 
 /// Buffers of the micro-batches in flight.
 pub(crate) struct InFlight {
-    /// As many as may be in flight at once.
+    /// As many as may be in flight at once, and one more if samples are read ahead.
     pub batches: Vec<Batch>,
+    /// By micro-batch, its buffer.
+    pub slots: Vec<usize>,
+    /// The buffer filled last.
+    newest: usize,
+    /// Whether the first samples of the next step are read and copied before the host waits for this step.
+    pub read_ahead: bool,
+    /// Samples that were read ahead into the newest buffer.
+    ahead: Option<Ahead>,
     /// Tokens of a micro-batch on the host: (micro_batch, seq + 1).
     samples: Vec<u32>,
     /// Activations saved for backward: (chunks, micro-batches).
@@ -27,14 +35,26 @@ pub(crate) struct InFlight {
     pub reading: Duration,
 }
 
+/// Samples in a buffer before the step that uses them.
+struct Ahead {
+    source: usize,
+    first: SampleId,
+    skipped: SkippedSamples,
+}
+
 impl InFlight {
     pub fn new(plan: &Plan, device: &Device, rank: usize, model: &Model) -> InFlight {
         let (micro_batch, seq) = (plan.train.micro_batch, plan.data.seq);
         let micros = plan.train.accumulation;
         let in_flight = if plan.layout.pipe == 1 { 1 } else { micros };
+        let read_ahead = device.device_type() == DeviceType::Cuda;
         let batch = || Batch::of_runs(device, micro_batch, seq, plan.runs(rank));
         InFlight {
-            batches: (0..in_flight).map(|_| batch()).collect(),
+            batches: (0..in_flight + usize::from(read_ahead)).map(|_| batch()).collect(),
+            slots: vec![0; micros],
+            newest: 0,
+            read_ahead,
+            ahead: None,
             samples: vec![0; micro_batch * (seq + 1)],
             activations: (0..micros * model.part.stages.len()).map(|_| None).collect(),
             spare: Vec::new(),
@@ -46,10 +66,10 @@ impl InFlight {
 
     /// Buffer of a micro-batch.
     pub fn batch(&self, micro: usize) -> &Batch {
-        &self.batches[micro % self.batches.len()]
+        &self.batches[self.slots[micro]]
     }
 
-    /// Reads the samples of a micro-batch, from `first` on.
+    /// Reads the samples of a micro-batch, from `first` on, unless they were read ahead.
     pub fn load(
         &mut self,
         plan: &Plan,
@@ -58,19 +78,48 @@ impl InFlight {
         micro: usize,
         first: SampleId,
     ) {
-        let InFlight { batches, samples, skipped, reading, .. } = self;
+        let from = std::ptr::from_ref(source).addr();
+        match self.ahead.take().filter(|ahead| (ahead.source, ahead.first) == (from, first)) {
+            Some(ahead) => self.skipped.append(ahead.skipped),
+            None => {
+                let skipped = self.read(plan, device, source, first);
+                // Held-out samples are read in each evaluation and are not counted.
+                if first.split == Split::Train {
+                    self.skipped.append(skipped);
+                }
+            }
+        }
+        self.slots[micro] = self.newest;
+        self.batches[self.newest].ready(device);
+    }
+
+    /// Reads samples into the next buffer and copies them next to the operations of the device.
+    pub fn load_ahead(&mut self, plan: &Plan, device: &Device, source: &Source, first: SampleId) {
+        let skipped = self.read(plan, device, source, first);
+        let source = std::ptr::from_ref(source).addr();
+        self.ahead = Some(Ahead { source, first, skipped });
+    }
+
+    fn read(
+        &mut self,
+        plan: &Plan,
+        device: &Device,
+        source: &Source,
+        first: SampleId,
+    ) -> SkippedSamples {
         let start = Instant::now();
-        for (row, sample) in samples.chunks_exact_mut(plan.data.seq + 1).enumerate() {
+        let mut skipped = SkippedSamples::default();
+        for (row, sample) in self.samples.chunks_exact_mut(plan.data.seq + 1).enumerate() {
             let id = SampleId { index: first.index + row, ..first };
             let damage = source.sample(id, sample);
-            // Held-out samples are read in each evaluation and are not counted.
-            if id.split == Split::Train && !damage.is_empty() {
+            if !damage.is_empty() {
                 skipped.add(id.index, damage);
             }
         }
-        *reading += start.elapsed();
-        let count = batches.len();
-        batches[micro % count].fill(device, samples);
+        self.newest = (self.newest + 1) % self.batches.len();
+        self.batches[self.newest].fill_ahead(device, &self.samples);
+        self.reading += start.elapsed();
+        skipped
     }
 
     /// Drops the activations of a pass that failed.

@@ -9,14 +9,19 @@ use lockstep_comm::{Group, SharedHeap};
 use lockstep_data::{SampleId, Source, Split};
 use lockstep_kernels::{AdamW, Device, DeviceType, Dtype, Fp8History, Scalar};
 use lockstep_model::{
-    Activations, Dropout, ExpertLoads, Fp8, Groups, Loss, Model, Pass, StagePass, Store, Weights,
+    Activations, Dropout, ExpertLoads, Fp8, Groups, Loss, Model, Offloading, Pass, PendingUpdates,
+    StagePass, Store, Weights,
 };
-use lockstep_parallel::{ExposedTimes, MessageShape, Pipeline, StoreOptions, sum};
-use lockstep_plan::reduction::{RankReductions, ReductionPolicy};
+use lockstep_parallel::{
+    ExposedTimes, HostGradients, MessageShape, Pipeline, SharedHostGradients, Storage,
+    StoreOptions, sum,
+};
+use lockstep_plan::reduction::{Gather, RankReductions, ReductionPolicy};
 use lockstep_plan::schedule::{Act, Action};
 use lockstep_plan::{Compression, Fp8Scaling, Plan, Precision};
 
 use crate::in_flight::InFlight;
+use crate::optimizer::LazyUpdates;
 use crate::snapshot::load_weights;
 use crate::{Error, ExpertLoad, Optimizer};
 
@@ -77,8 +82,7 @@ impl<'a> Rank<'a> {
     /// A rank with random parameters, which do not depend on the layout. Collective.
     pub fn new(plan: &'a Plan, group: &'a Group, device: Device) -> Result<Rank<'a>, Error> {
         let part = plan.part(group.rank());
-        let gather = ReductionPolicy::of(plan).gather;
-        let weights = Weights::init(&device, &part, dtype(plan), gather, plan.train.seed);
+        let weights = Weights::init(&device, &part, storage(plan), plan.train.seed);
         Rank::with_weights(plan, group, device, weights)
     }
 
@@ -99,14 +103,27 @@ impl<'a> Rank<'a> {
             gradients: plan.precision.gradients,
             compression: plan.comm.compression,
         };
-        let store = Store::new(&device, &groups, &model.part, weights, options);
+        let in_backward = options.reductions.offload_in_backward;
+        let mut store = Store::new(&device, &groups, &model.part, weights, options);
+        let norm_ranges = norm_ranges(&model);
+        let optimizer = match plan.layout.offload.optimizer() {
+            false => Optimizer::new(&device, &model.part),
+            true => {
+                let dtype = plan.precision.gradients;
+                let gradients =
+                    HostGradients::new(&device, &model.part, dtype, &norm_ranges, in_backward);
+                let gradients = SharedHostGradients::new(gradients.into());
+                store.host_gradients = Some(gradients.clone());
+                Optimizer::offloaded(&device, &model.part, gradients, plan.train.threads)
+            }
+        };
         let in_flight = InFlight::new(plan, &device, group.rank(), &model);
         let rows = groups.stream_rows(in_flight.batches[0].tokens()).len();
         let message = MessageShape { rows, cols: plan.model.dim, dtype: dtype(plan) };
         let rank = Rank {
-            optimizer: Optimizer::new(&device, &model.part),
+            optimizer,
             pipeline: Some(Pipeline::new(plan.schedule(), &groups, message)),
-            norm_ranges: norm_ranges(&model),
+            norm_ranges,
             extra: ExtraState::default(),
             loads: ExpertLoads::new(&device, &plan.model),
             fp8_history: fp8_history(plan, &device, &model),
@@ -136,8 +153,8 @@ impl<'a> Rank<'a> {
         device: Device,
         checkpoint: &Checkpoint,
     ) -> Result<Rank<'a>, Error> {
-        let (part, gather) = (plan.part(group.rank()), ReductionPolicy::of(plan).gather);
-        let weights = load_weights(&device, &part, dtype(plan), gather, &checkpoint.params())?;
+        let part = plan.part(group.rank());
+        let weights = load_weights(&device, &part, storage(plan), &checkpoint.params())?;
         let mut rank = Rank::with_weights(plan, group, device, weights)?;
         rank.load_states(checkpoint)?;
         Ok(rank)
@@ -150,20 +167,29 @@ impl<'a> Rank<'a> {
         let start = Instant::now();
         // A failed step leaves gradients behind.
         self.store.clear();
+        if let Some(host) = &self.store.host_gradients {
+            host.lock().expect("no thread panics while it holds the gradients").begin();
+        }
         self.in_flight.skipped.clear();
         self.in_flight.reading = Duration::ZERO;
         self.store.reduction.begin(self.plan.compression(step as usize) == Compression::None);
         self.groups.take_exposed();
         let sent_before = self.sent();
         self.passes(source, step)?;
+        // The passes have used, and so updated, every block.
+        self.settle();
 
         self.store.finish(&self.device, &self.groups)?;
         let mut exposed = self.groups.take_exposed();
         exposed.add(CommAxis::Data, self.store.take_exposed());
         let [count, checksum, counted_checksum] = self.skipped_sums();
-        // The only wait of the step.
         let squares = self.squares();
-        let (loss, squares) = (self.take_loss(), squares.get());
+        self.read_ahead(source, step + 1);
+        // The only wait of the step.
+        let (loss, squares) = (
+            self.take_loss(),
+            squares.map_or_else(|| self.host_squares(), |squares| squares.get()),
+        );
         let waited = Instant::now();
         let scalars = [loss.sum, loss.auxiliary, squares, count, checksum, counted_checksum];
         self.sums[..Rank::SCALARS].copy_from_slice(&scalars);
@@ -204,6 +230,11 @@ impl<'a> Rank<'a> {
         if let Some(history) = &self.fp8_history {
             history.advance(&self.device);
         }
+        let reductions = self.store.reduction.policy();
+        if reductions.gather == Gather::AfterOptimizer || reductions.prefetches() {
+            // Parameters are gathered before the passes, or blocks ahead of them.
+            self.settle();
+        }
         drop(optimizer_span);
         self.store.clear();
         let gathering = Instant::now();
@@ -228,6 +259,16 @@ impl<'a> Rank<'a> {
             reading,
             sent,
         })
+    }
+
+    /// Reads the first samples of a step while the device still computes the one before it.
+    fn read_ahead(&mut self, source: &Source, step: u64) {
+        let reads = self.model.part.has_head() || self.model.part.coord.pipe == 0;
+        if self.in_flight.read_ahead && reads && step <= self.plan.train.steps as u64 {
+            let _span = self.group.tracer().span(SpanKind::Data, "read samples");
+            let first = train_sample(self.plan, step, self.first_sample(0));
+            self.in_flight.load_ahead(self.plan, &self.device, source, first);
+        }
     }
 
     /// Time of a step that began at `start` and waited for the device until `waited`. A GPU still updates the
@@ -269,6 +310,11 @@ impl<'a> Rank<'a> {
         let (device, groups, loads) = (&self.device, &self.groups, self.loads.as_ref());
         let (model, store, in_flight, plan) =
             (&self.model, &mut self.store, &mut self.in_flight, self.plan);
+        let updates = LazyUpdates::of(&mut self.optimizer);
+        let offload = Offloading {
+            updates: updates.as_ref().map(|updates| updates as &dyn PendingUpdates),
+            activations: plan.layout.offload.activations(),
+        };
         let history = self.fp8_history.as_ref();
         let reads_samples = model.part.has_head() || model.part.coord.pipe == 0;
         // All ranks of the tensor axis compute the loss; one of them counts it.
@@ -278,7 +324,7 @@ impl<'a> Rank<'a> {
             let first = first_sample(plan, groups, micro);
             let pass = pass(plan, device, groups, step, first);
             let fp8 = pass.fp8.map(|fp8| Fp8 { history, ..fp8 });
-            let pass = Pass { loads, fp8, ..pass };
+            let pass = Pass { loads, offload, fp8, ..pass };
             let chunk = stage / plan.layout.pipe;
             let slot = chunk * plan.train.accumulation + micro;
             if act == Act::Forward {
@@ -293,8 +339,8 @@ impl<'a> Rank<'a> {
                 in_flight.activations[slot] = Some(activations);
                 return y;
             }
-            let InFlight { activations, batches, losses, spare, .. } = in_flight;
-            let batch = &batches[micro % batches.len()];
+            let InFlight { activations, batches, losses, spare, slots, .. } = in_flight;
+            let batch = &batches[slots[micro]];
             let fraction = batch.tokens() as f64 / pass.global_tokens as f64;
             let slot = &mut activations[slot];
             let mut activations = slot.take().expect("activations of the forward pass");
@@ -306,33 +352,52 @@ impl<'a> Rank<'a> {
                 }
                 dx
             };
-            match act {
+            let dx = match act {
                 Act::Input => {
                     let dx = backward(&mut activations, true);
                     *slot = Some(activations);
                     return dx;
                 }
-                Act::Weights => model.deferred_weight_grads(&pass, store, &mut activations),
-                Act::Backward | Act::Forward => {
-                    let dx = backward(&mut activations, false);
-                    spare.push(activations);
-                    return dx;
+                Act::Weights => {
+                    model.deferred_weight_grads(&pass, store, &mut activations);
+                    None
                 }
-            }
+                Act::Backward | Act::Forward => backward(&mut activations, false),
+            };
             spare.push(activations);
-            None
+            // The first chunk is the last one of a micro-batch to go backward.
+            if chunk == 0 {
+                batches[slots[micro]].release(device);
+            }
+            dx
         });
         self.pipeline = Some(pipeline);
         result?;
         Ok(())
     }
 
-    /// Sum of squares of the reduced gradients that this rank adds to the norm.
-    fn squares(&self) -> Scalar {
+    /// Completes the optimizer step: with `layout.offload`, updates of the last step may be pending until the next
+    /// forward pass uses their blocks.
+    pub fn settle(&mut self) {
+        self.optimizer.settle(&self.device, &mut self.store.weights);
+    }
+
+    /// Sum of squares of the gradients in host memory that this rank adds to the norm. Waits for the device.
+    fn host_squares(&self) -> f64 {
+        let host = self.store.host_gradients.as_ref().expect("gradients are offloaded");
+        host.lock().expect("no thread panics while it holds the gradients").squares()
+    }
+
+    /// Sum of squares of the reduced gradients that this rank adds to the norm. None if they are offloaded: then it is
+    /// computed when they leave the device.
+    fn squares(&self) -> Option<Scalar> {
+        if self.store.host_gradients.is_some() {
+            return None;
+        }
         let own = |(block, unit, range): &(usize, usize, Range<usize>)| {
             self.store.gradients.own(*block, *unit).map(|own| own.part(range.clone()))
         };
-        self.device.sum_of_squares(self.norm_ranges.iter().filter_map(own))
+        Some(self.device.sum_of_squares(self.norm_ranges.iter().filter_map(own)))
     }
 
     /// This rank's terms of the loss of the micro-batches that `passes` ran. Waits for the device.
@@ -401,6 +466,7 @@ pub(crate) fn pass<'p>(
         }),
         global_tokens: plan.tokens_per_step(),
         loads: None,
+        offload: Offloading::default(),
         fp8: plan.precision.fp8.is_on().then_some(Fp8 {
             head: plan.precision.fp8 == lockstep_plan::Fp8::LayersAndHead,
             history: None,
@@ -427,6 +493,12 @@ fn norm_ranges(model: &Model) -> Vec<(usize, usize, Range<usize>)> {
         }
     }
     runs
+}
+
+/// Where a plan's parameters are stored.
+pub(crate) fn storage(plan: &Plan) -> Storage {
+    let gather = ReductionPolicy::of(plan).gather;
+    Storage { dtype: dtype(plan), gather, offload: plan.layout.offload.optimizer() }
 }
 
 /// Delayed scales of fp8 matrices, if the plan uses them.

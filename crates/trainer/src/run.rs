@@ -1,6 +1,7 @@
 //! The training loop with evaluations, checkpoints and reports.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use lockstep_comm::Group;
 use lockstep_comm::trace::CommAxis;
 use lockstep_data::{Source, Split};
 use lockstep_events::{Metrics, RankTimes, RankTimesFile, StepReport, TensorBoard};
-use lockstep_kernels::{Device, Tag};
+use lockstep_kernels::{Device, OutOfMemory, Tag};
 use lockstep_parallel::ExposedTimes;
 use lockstep_plan::model::flops_per_token;
 use lockstep_plan::{Ledger, Plan};
@@ -79,6 +80,16 @@ pub struct Finished<'a> {
 
 /// Trains to the last step of the plan, or until a rank is asked to stop. Collective.
 pub fn run<'a>(run: &Run<'a>, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Finished<'a>, Error> {
+    // The state is dropped with the error, so nothing sees it half changed.
+    catch_unwind(AssertUnwindSafe(|| train(run, on_event))).unwrap_or_else(|panic| match panic
+        .downcast::<OutOfMemory>(
+    ) {
+        Ok(error) => Err(Error::OutOfMemory(*error)),
+        Err(panic) => resume_unwind(panic),
+    })
+}
+
+fn train<'a>(run: &Run<'a>, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Finished<'a>, Error> {
     let Run { plan, group, source, folder, .. } = *run;
     let measure = || measure_peak(&run.device, dtype(plan));
     let peak = measure();
@@ -166,6 +177,9 @@ pub fn run<'a>(run: &Run<'a>, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Fin
         report_save(saved, step, plan, log.as_mut(), on_event);
         let saves = flags.stop || due(plan.checkpoint.every);
         // A checkpoint must not contain the parameters of a replica that went wrong.
+        if saves || last || step.is_multiple_of(COMPARE_EVERY) {
+            rank.settle();
+        }
         if saves || step.is_multiple_of(COMPARE_EVERY) {
             rank.check_replicas(step)?;
         }

@@ -54,9 +54,18 @@ struct Pending {
 
 /// Progress of the checkpoint; the same on all ranks.
 enum Phase {
-    Writing(BackgroundJob<(Result<Written, WriteError>, Snapshot, Duration)>),
+    Writing(BackgroundJob<FinishedWrite>),
     /// Only rank 0 has work to do.
     Committing(BackgroundJob<Committed>),
+}
+
+/// Result of the thread that writes a snapshot.
+struct FinishedWrite {
+    written: Result<Written, WriteError>,
+    snapshot: Snapshot,
+    /// Time that the device copied its state instead of training.
+    stall: Duration,
+    writing: Duration,
 }
 
 /// Path of the checkpoint and time of the commit.
@@ -146,8 +155,8 @@ impl<'a> Saver<'a> {
 
     /// Allocates the memory of snapshots in the background, so that the first snapshot is as fast as later ones.
     pub fn preallocate(&mut self, rank: &Rank<'_>) {
-        let elements = rank.snapshot_len();
-        let allocate = move || Snapshot::with_capacity(elements);
+        let (elements, device) = (rank.snapshot_len(), rank.device.clone());
+        let allocate = move || Snapshot::with_capacity(&device, elements);
         self.snapshot_bytes = (elements * size_of::<f32>()) as u64;
         self.spare = spawn("snapshot", allocate, |_| Snapshot::default());
     }
@@ -164,9 +173,9 @@ impl<'a> Saver<'a> {
         let previous = self.finish()?;
         let spare = std::mem::replace(&mut self.spare, BackgroundJob::ready(Snapshot::default()));
         let snapshot_span = self.group.tracer().span(SpanKind::Checkpoint, "snapshot");
-        let snapshot = rank.snapshot(spare.wait());
+        let mut snapshot = rank.snapshot(spare.wait());
         drop(snapshot_span);
-        self.snapshot_bytes = (snapshot.values.capacity() * size_of::<f32>()) as u64;
+        self.snapshot_bytes = snapshot.bytes() as u64;
         let head = Head {
             step,
             generation: self.generation,
@@ -180,11 +189,18 @@ impl<'a> Saver<'a> {
         let job = move || {
             let _span = tracer.span(SpanKind::Checkpoint, "write checkpoint");
             let start = Instant::now();
+            let stall = snapshot.complete();
             let written = lockstep_ckpt::begin(&disk, &folder, step, generation)
                 .and_then(|partial| write(&disk, &partial, writer, &snapshot));
-            (written.map_err(WriteError::from), snapshot, start.elapsed())
+            let written = written.map_err(WriteError::from);
+            FinishedWrite { written, snapshot, stall, writing: start.elapsed() }
         };
-        let failed = |error: String| (Err(error.into()), Snapshot::default(), Duration::ZERO);
+        let failed = |error: String| FinishedWrite {
+            written: Err(error.into()),
+            snapshot: Snapshot::default(),
+            stall: Duration::ZERO,
+            writing: Duration::ZERO,
+        };
         let job = spawn("checkpoint", job, failed);
         let stall = start.elapsed();
         let pending = Pending { head, writing: Duration::ZERO, stall, bytes: 0 };
@@ -203,7 +219,7 @@ impl<'a> Saver<'a> {
             None => (false, false),
             Some(Phase::Writing(job)) => match job.poll() {
                 None => (true, false),
-                Some((written, ..)) => (false, written.is_err()),
+                Some(job) => (false, job.written.is_err()),
             },
             Some(Phase::Committing(job)) => match job.poll() {
                 None => (true, false),
@@ -223,9 +239,10 @@ impl<'a> Saver<'a> {
         let start = Instant::now();
         let phase = match phase {
             Phase::Writing(job) => {
-                let (written, snapshot, writing) = job.wait();
+                let FinishedWrite { written, snapshot, stall, writing } = job.wait();
                 self.spare = BackgroundJob::ready(snapshot);
                 pending.writing = writing;
+                pending.stall += stall;
                 if flags.failed {
                     return self.failed(pending.head.step, written.err()).map(Some);
                 }
@@ -351,8 +368,7 @@ fn write(
     writer: usize,
     snapshot: &Snapshot,
 ) -> lockstep_ckpt::Result<Written> {
-    let Snapshot { pieces, values } = snapshot;
-    let mut rest = &values[..];
+    let (pieces, mut rest) = (&snapshot.pieces, snapshot.values());
     lockstep_ckpt::write_pieces(disk, partial, writer, pieces, CHUNK, |number| {
         let (piece, tail) = rest.split_at(pieces[number].len());
         rest = tail;

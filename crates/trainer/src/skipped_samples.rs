@@ -29,6 +29,13 @@ impl SkippedSamples {
         self.found.extend(damage.into_iter().map(|damage| (index, damage)));
     }
 
+    /// Adds the samples that were found at another time.
+    pub fn append(&mut self, other: SkippedSamples) {
+        self.count += other.count;
+        self.checksum += other.checksum;
+        self.found.extend(other.found);
+    }
+
     pub fn clear(&mut self) {
         *self = SkippedSamples::default();
     }

@@ -3,10 +3,12 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::time::Duration;
 
 use lockstep_ckpt::{Checkpoint, Named, Piece, TensorKind, Tensors, params_of};
-use lockstep_kernels::{Device, Dtype, View};
+use lockstep_kernels::{Device, DeviceType, Dtype, Event, Tag, Tensor, Transfer, View};
 use lockstep_model::Weights;
+use lockstep_parallel::Storage;
 use lockstep_parallel::compress::CompressorState;
 use lockstep_plan::model::{Part, Shape, Slice};
 use lockstep_plan::reduction::Gather;
@@ -49,21 +51,118 @@ const COMPRESSOR_STATE: [(TensorKind, CompressorState); 2] = [
     (TensorKind::Magnitude, CompressorState::MeanSquares),
 ];
 
-/// Copy of a rank's part of a checkpoint in host memory.
+/// Copy of a rank's part of a checkpoint in host memory, which may still be on its way there.
 #[derive(Default)]
 pub struct Snapshot {
     pub pieces: Vec<Piece>,
     /// Values of all pieces, concatenated.
-    pub values: Vec<f32>,
+    values: Values,
+    pending: Option<Box<PendingCopy>>,
+}
+
+/// Host memory of a snapshot.
+enum Values {
+    Pageable(Vec<f32>),
+    /// Page-locked, which a GPU copies to while it computes. Owned by the transfer while it is in flight.
+    Pinned(Tensor),
+    InFlight,
+}
+
+/// A copy of the state in device memory that is moved to the host.
+struct PendingCopy {
+    transfer: Transfer,
+    /// Around the operations that copied the state.
+    stall: [Event; 2],
+}
+
+impl Default for Values {
+    fn default() -> Values {
+        Values::Pageable(Vec::new())
+    }
+}
+
+impl Values {
+    fn allocate(device: &Device, elements: usize) -> Values {
+        if device.device_type() == DeviceType::Cuda {
+            let pinned = device.try_empty_offloaded([1, elements], Dtype::F32, Tag::Buffers);
+            match pinned {
+                Ok(pinned) => return Values::Pinned(pinned),
+                Err(error) => tracing::warn!(
+                    "checkpoints are copied through pageable memory, which is slower: {error}"
+                ),
+            }
+        }
+        let mut values = vec![0.0; elements];
+        // Writes to each page, so that the system allocates it now.
+        values.iter_mut().step_by(1024).for_each(|value| *value = std::hint::black_box(1.0));
+        Values::Pageable(values)
+    }
+
+    /// This memory if it has the right size, otherwise other memory.
+    fn fitted(self, device: &Device, elements: usize) -> Values {
+        match self {
+            Values::Pageable(mut values) if device.device_type() == DeviceType::Cpu => {
+                values.resize(elements, 0.0);
+                Values::Pageable(values)
+            }
+            Values::Pageable(values) if values.len() == elements => Values::Pageable(values),
+            Values::Pinned(values) if values.len() == elements => Values::Pinned(values),
+            _ => Values::allocate(device, elements),
+        }
+    }
+
+    fn get_mut(&mut self) -> &mut [f32] {
+        match self {
+            Values::Pageable(values) => values,
+            Values::Pinned(values) => values.view_mut().host(),
+            Values::InFlight => panic!("the values of the snapshot are in flight"),
+        }
+    }
 }
 
 impl Snapshot {
     /// An empty snapshot with memory for `elements` elements.
-    pub fn with_capacity(elements: usize) -> Snapshot {
-        let mut values = vec![0.0; elements];
-        // Writes to each page, so that the system allocates it now.
-        values.iter_mut().step_by(1024).for_each(|value| *value = std::hint::black_box(1.0));
-        Snapshot { pieces: vec![], values }
+    pub fn with_capacity(device: &Device, elements: usize) -> Snapshot {
+        Snapshot { values: Values::allocate(device, elements), ..Snapshot::default() }
+    }
+
+    /// Waits until all values are in host memory. Returns the time that the device spent on copying its state instead of
+    /// training.
+    pub fn complete(&mut self) -> Duration {
+        let Some(pending) = self.pending.take() else { return Duration::ZERO };
+        let PendingCopy { transfer, stall: [start, end] } = *pending;
+        // Returns the copy's device memory to the pool.
+        let (_, values) = transfer.wait();
+        self.values = Values::Pinned(values);
+        end.elapsed_since(&start)
+    }
+
+    /// The snapshot with all values in host memory.
+    pub fn completed(mut self) -> Snapshot {
+        self.complete();
+        self
+    }
+
+    /// Values of all pieces, concatenated.
+    ///
+    /// # Panics
+    /// If they are still in flight.
+    pub fn values(&self) -> &[f32] {
+        match &self.values {
+            Values::Pageable(values) => values,
+            Values::Pinned(values) => values.view().host(),
+            Values::InFlight => panic!("the values of the snapshot are in flight"),
+        }
+    }
+
+    /// Bytes of host memory.
+    pub fn bytes(&self) -> usize {
+        let elements: usize = match &self.values {
+            Values::Pageable(values) => values.capacity(),
+            Values::Pinned(values) => values.len(),
+            Values::InFlight => self.pieces.iter().map(Piece::len).sum(),
+        };
+        elements * size_of::<f32>()
     }
 }
 
@@ -74,33 +173,64 @@ impl Rank<'_> {
     }
 
     /// Copies this rank's part of a checkpoint. Reuses the memory of the previous snapshot.
+    ///
+    /// On a GPU with room for a copy of the state, the copy is made there, and moved to the host while training continues.
+    /// The room is memory that is free now: a copy is never required, and not part of the ledger. Otherwise the state is
+    /// copied to the host before this returns.
     pub fn snapshot(&self, previous: Snapshot) -> Snapshot {
-        let Snapshot { mut pieces, mut values } = previous;
-        let written = self.model.part.written();
+        let bytes = self.snapshot_len() * size_of::<f32>();
+        self.snapshot_through(previous, self.device.has_room(bytes))
+    }
+
+    /// Takes a snapshot through a copy in device memory, or directly.
+    fn snapshot_through(&self, previous: Snapshot, device_copy: bool) -> Snapshot {
+        let Snapshot { mut pieces, values, .. } = previous;
         pieces.clear();
+        let mut copies: Vec<(View<'_>, Range<usize>)> = Vec::new();
+        let written = self.model.part.written();
+        let mut end = 0;
         for kind in [TensorKind::Param, TensorKind::First, TensorKind::Second] {
             pieces.extend(written.iter().map(|slice| piece(kind, slice)));
-        }
-        let own: Vec<(Piece, View<'_>)> =
-            COMPRESSOR_STATE.into_iter().flat_map(|state| self.compressor_pieces(state)).collect();
-        pieces.extend(own.iter().map(|(piece, _)| piece.clone()));
-        values.resize(pieces.iter().map(Piece::len).sum(), 0.0);
-
-        let mut rest = &mut values[..];
-        for kind in [TensorKind::Param, TensorKind::First, TensorKind::Second] {
-            for slice in &written {
-                let (to, later) = rest.split_at_mut(slice.here.len());
-                let own = self.shard(kind, slice.block, slice.unit);
-                self.device.read(own.part(slice.here.clone()), to);
-                rest = later;
+            // Neighbors are copied together.
+            let follows = |a: &Slice, b: &Slice| {
+                (a.block, a.unit, a.here.end) == (b.block, b.unit, b.here.start)
+            };
+            for run in written.chunk_by(follows) {
+                let (first, last) = (&run[0], &run[run.len() - 1]);
+                let own = self.shard(kind, first.block, first.unit);
+                let own = own.part(first.here.start..last.here.end);
+                copies.push((own, end..end + own.len()));
+                end += own.len();
             }
         }
-        for (_, own) in own {
-            let (to, later) = rest.split_at_mut(own.len());
-            self.device.read(own, to);
-            rest = later;
+        for (piece, own) in
+            COMPRESSOR_STATE.into_iter().flat_map(|state| self.compressor_pieces(state))
+        {
+            pieces.push(piece);
+            copies.push((own, end..end + own.len()));
+            end += own.len();
         }
-        Snapshot { pieces, values }
+        let mut values = values.fitted(&self.device, end);
+        let staged = match &values {
+            Values::Pinned(_) if device_copy => {
+                self.device.try_empty([1, end], Dtype::F32, Tag::Buffers).ok()
+            }
+            _ => None,
+        };
+        let Some(mut staged) = staged else {
+            let to = values.get_mut();
+            copies.into_iter().for_each(|(own, range)| self.device.read(own, &mut to[range]));
+            return Snapshot { pieces, values, pending: None };
+        };
+        let start = self.device.record();
+        for (own, range) in copies {
+            self.device.copy(own, staged.view_mut().part(range));
+        }
+        let copied = self.device.record();
+        let Values::Pinned(values) = values else { unreachable!("staged only if it is pinned") };
+        let transfer = self.device.transfer(staged, 0..end, values, 0, &copied);
+        let pending = Box::new(PendingCopy { transfer, stall: [start, copied] });
+        Snapshot { pieces, values: Values::InFlight, pending: Some(pending) }
     }
 
     /// This rank's shard of a unit.
@@ -137,7 +267,11 @@ impl Rank<'_> {
     }
 
     /// Gathers all parameters on rank 0; returns `None` on the others. Collective.
+    ///
+    /// # Panics
+    /// If updates are pending, see [`Rank::settle`].
     pub fn params(&self) -> Result<Option<HostTensors>, Error> {
+        assert!(self.optimizer.is_settled(), "updates are pending; call Rank::settle first");
         // Slices that this rank writes to checkpoints, concatenated.
         let mut mine = Vec::new();
         for slice in self.model.part.written() {
@@ -263,12 +397,11 @@ fn intersect(one: &Range<usize>, other: Range<usize>) -> Option<Range<usize>> {
 pub fn load_weights(
     device: &Device,
     part: &Part,
-    dtype: Dtype,
-    gather: Gather,
+    storage: Storage,
     from: &dyn Tensors,
 ) -> Result<Weights, Error> {
     let mut failed = None;
-    let weights = Weights::load(device, part, dtype, gather, |param, runs, out| {
+    let weights = Weights::load(device, part, storage, |param, runs, out| {
         if failed.is_none() {
             failed = from.read_runs(&param.whole.name, runs, out).err();
         }
@@ -283,5 +416,45 @@ pub fn load_whole(
     dtype: Dtype,
     from: &dyn Tensors,
 ) -> Result<Weights, Error> {
-    load_weights(device, &Part::whole(shape.blocks()), dtype, Gather::Never, from)
+    let storage = Storage::on_device(dtype, Gather::Never);
+    load_weights(device, &Part::whole(shape.blocks()), storage, from)
+}
+
+#[cfg(test)]
+mod tests {
+    use lockstep_comm::on_threads;
+    use lockstep_plan::{Config, Environment};
+
+    use super::*;
+
+    /// A copy in device memory gives the same values as a direct copy, also if training has gone on since.
+    #[test]
+    fn snapshots_through_a_copy_on_the_device_are_the_same() {
+        let sets = ["model.vocab=64", "layout.data=2", "layout.zero=1", "precision.compute=bf16"];
+        let config = Config::parse("", &sets.map(String::from));
+        let plan = Plan::resolve(&config, &Environment::one_host(2, 1)).unwrap();
+        on_threads(2, |world| {
+            let mut rank = Rank::new(&plan, &world, Device::from_env(1)).unwrap();
+            let (device, len) = (rank.device.clone(), rank.snapshot_len());
+            let before = device.memory().of(Tag::Buffers).now;
+            let direct = rank.snapshot_through(Snapshot::default(), false);
+            let pinned = device.empty_offloaded(1, len, Dtype::F32, Tag::Buffers);
+            let previous = Snapshot { values: Values::Pinned(pinned), ..Snapshot::default() };
+            let mut staged = rank.snapshot_through(previous, true);
+            assert!(staged.pending.is_some());
+            assert_eq!(device.memory().of(Tag::Buffers).now, 4 * len + before);
+            let (first, _) = rank.optimizer.moments_mut(0, 0);
+            device.fill(first.view_mut(), 7.0);
+            let (master, _) = rank.store.weights.own_mut(0, 0);
+            device.fill(master, 7.0);
+            staged.complete();
+            assert_eq!(device.memory().of(Tag::Buffers).now, before);
+            assert_eq!(staged.values(), direct.values());
+            assert_eq!(staged.pieces, direct.pieces);
+            // The memory is used again.
+            let again = rank.snapshot_through(staged, true);
+            assert_eq!(device.offloaded_memory().of(Tag::Buffers).peak, 4 * len);
+            drop(again);
+        });
+    }
 }

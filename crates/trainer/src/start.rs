@@ -8,11 +8,10 @@ use lockstep_comm::{Group, Op};
 use lockstep_data::Source;
 use lockstep_plan::Plan;
 use lockstep_plan::model::{Balance, Moe, Shape};
-use lockstep_plan::reduction::ReductionPolicy;
 use serde_json::Value;
 
 use crate::agree::first_error;
-use crate::rank::dtype;
+use crate::rank::storage;
 use crate::run::{Event, Run};
 use crate::snapshot::load_weights;
 use crate::{Error, Rank};
@@ -117,8 +116,8 @@ fn attempt<'a>(run: &Run<'a>, dir: &Path, resume: bool) -> Result<Attempt<'a>, E
         check_same_model(checkpoint, plan)?;
     }
     let loaded = opened.map_err(Error::from).and_then(|checkpoint| {
-        let (part, gather) = (plan.part(group.rank()), ReductionPolicy::of(plan).gather);
-        let weights = load_weights(device, &part, dtype(plan), gather, &checkpoint.params())?;
+        let part = plan.part(group.rank());
+        let weights = load_weights(device, &part, storage(plan), &checkpoint.params())?;
         Ok((checkpoint, weights))
     });
     let failure = first_failure(group, loaded.as_ref().err())?;

@@ -83,6 +83,7 @@ pub fn train(
         grad_norms.push(stepped.grad_norm);
         on_step(step);
     }
+    rank.settle();
     let params = rank.params()?;
     Ok(params.map(|params| Trajectory { losses, grad_norms, params }))
 }

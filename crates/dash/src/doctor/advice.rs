@@ -1,7 +1,7 @@
 //! Recommendations: single changes of the run file that remove the present bottleneck, estimated on the calibrated
 //! machine. A change that does not fit, or is predicted to gain too little, is not recommended.
 
-use lockstep_plan::{Config, Plan};
+use lockstep_plan::{Config, DeviceType, Offload, Plan};
 use lockstep_sim::estimate;
 use lockstep_types::Dtype;
 use serde::Serialize;
@@ -238,6 +238,7 @@ pub(super) fn changed_plan(
         layout.chunks,
         layout.recompute,
         layout.placement,
+        layout.offload,
         precision.compute,
         precision.gradients,
         comm.bucket_mb,
@@ -298,6 +299,13 @@ pub(super) fn notes(
     notes
 }
 
+/// Whether `other` offloads all that `now` does, and more.
+fn adds(now: Offload, other: Offload) -> bool {
+    let parts =
+        |offload: Offload| [offload.optimizer(), offload.gradients(), offload.activations()];
+    now != other && parts(now).into_iter().zip(parts(other)).all(|(now, other)| other || !now)
+}
+
 /// The cheapest ways to need less memory: settings that need less, fastest first.
 pub(super) fn ways_to_fit(plan: &Plan, calibrated: &Calibrated) -> Vec<(Vec<String>, f64, f64)> {
     let (layout, train) = (&plan.layout, &plan.train);
@@ -311,6 +319,10 @@ pub(super) fn ways_to_fit(plan: &Plan, calibrated: &Calibrated) -> Vec<(Vec<Stri
     }
     if plan.precision.compute == Dtype::F32 {
         sets.push("precision.compute=bf16".into());
+    }
+    if plan.device.kind == DeviceType::Cuda {
+        let more = Offload::NAMES.iter().filter(|(_, offload)| adds(layout.offload, *offload));
+        sets.extend(more.map(|(name, _)| format!("layout.offload={name}")));
     }
     let bytes = |estimate: &lockstep_sim::Estimate| {
         estimate.stages.iter().map(|stage| stage.memory.total()).fold(0.0, f64::max)

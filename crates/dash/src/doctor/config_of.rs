@@ -35,6 +35,7 @@ pub(super) fn config_of(plan: &Plan) -> Config {
     config.layout.chunks = Some(layout.chunks);
     config.layout.expert = Some(layout.expert);
     config.layout.recompute = Some(layout.recompute);
+    config.layout.offload = Some(layout.offload);
     config.layout.placement = Some(order.join(","));
     config.precision = Precision {
         compute: Some(plan.precision.compute),

@@ -2,12 +2,12 @@
 //! would happen again.
 
 use lockstep_events::MemoryUnit;
-use lockstep_plan::{Ledger, Plan};
-use lockstep_sim::Cluster;
+use lockstep_plan::{DeviceType, Ledger, Plan};
+use lockstep_sim::{Cluster, Options, estimate};
 use serde::Serialize;
 
 use super::advice::ways_to_fit;
-use super::calibration::calibrate;
+use super::calibration::{Calibrated, calibrate};
 use super::failure_class::{FailureClass, classify, number_after};
 use super::measured::Measured;
 use super::patterns;
@@ -232,6 +232,7 @@ fn memory(problem: &mut Problem, run: &RunFolder, plan: &Plan, machine: Option<&
         ("gathered", ledger.gathered),
         ("compression", ledger.compressor_state),
         ("snapshot", ledger.snapshot),
+        ("offloaded", ledger.offloaded.total()),
     ]
     .into_iter()
     .filter(|(_, bytes)| *bytes > 0)
@@ -239,10 +240,49 @@ fn memory(problem: &mut Problem, run: &RunFolder, plan: &Plan, machine: Option<&
     .collect();
     let measured = Measured::of(run, plan).unwrap_or(Measured { step: 1.0, ..Measured::default() });
     let calibrated = calibrate(plan, &measured, machine);
-    problem.fixes = ways_to_fit(plan, &calibrated)
-        .into_iter()
-        .map(|(sets, saved, slower)| MemoryFix { set: sets.join(" "), saved: saved as u64, slower })
-        .collect();
+    problem.fixes = memory_fixes(plan, &calibrated);
+}
+
+fn memory_fixes(plan: &Plan, calibrated: &Calibrated) -> Vec<MemoryFix> {
+    let fix = |(sets, saved, slower): (Vec<String>, f64, f64)| MemoryFix {
+        set: sets.join(" "),
+        saved: saved as u64,
+        slower,
+    };
+    ways_to_fit(plan, calibrated).into_iter().map(fix).collect()
+}
+
+/// The cheapest ways in which a plan needs less memory, at most three. `machine` describes the machine, if known.
+pub fn cheapest_memory_fixes(plan: &Plan, machine: Option<&Cluster>) -> Vec<MemoryFix> {
+    let measured = Measured { step: 1.0, ..Measured::default() };
+    let gpu = Cluster::built_in("h200").filter(|_| plan.device.kind == DeviceType::Cuda);
+    let calibrated = match machine.cloned().or(gpu) {
+        // Not calibrated: nothing was measured.
+        Some(cluster) => {
+            let options = Options::default();
+            let base = estimate(plan, &cluster, &options);
+            Calibrated {
+                machine_links: cluster.links.clone(),
+                cluster,
+                options,
+                base,
+                described: false,
+                stream_rate: None,
+                moved: Vec::new(),
+                target: 1.0,
+            }
+        }
+        None => calibrate(plan, &measured, None),
+    };
+    memory_fixes(plan, &calibrated)
+}
+
+impl std::fmt::Display for MemoryFix {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let MemoryFix { set, saved, slower } = self;
+        let gib = *saved as f64 / (1u64 << 30) as f64;
+        write!(f, "--set {set}: {gib:.1} GiB less per rank, step time {:+.0}%", 100.0 * slower)
+    }
 }
 
 /// The last checkpoint could not be saved. The run goes on, but a failure would cost more than it should.

@@ -16,7 +16,7 @@ mod scaling;
 mod text;
 
 pub use advice::{Advice, Rejected};
-pub use failure::{FailureKind, MemoryFix, Problem};
+pub use failure::{FailureKind, MemoryFix, Problem, cheapest_memory_fixes};
 pub use failure_class::FailureClass;
 pub use limits::{Cause, Confidence, Limit};
 pub use measured::Measured;

@@ -145,6 +145,7 @@ fn memory(plan: &Plan, measured: Option<&[u64]>) -> Value {
             "parameters": ledger.parameters, "gradients": ledger.gradients, "optimizer": ledger.optimizer,
             "activations": ledger.activations, "gathered": ledger.gathered,
             "compression": ledger.compressor_state, "snapshot": ledger.snapshot,
+            "offloaded": ledger.offloaded.total(),
         },
         "planned_total": ledger.total(),
         "measured": measured,

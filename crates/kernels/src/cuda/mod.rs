@@ -46,6 +46,8 @@ use scratch::Scratch;
 pub(crate) struct Cuda {
     context: Arc<Context>,
     queue: Queue,
+    /// Copies to the device and to the host, which a GPU executes at the same time.
+    copy_streams: [Stream; 2],
     kernels: Arc<Kernels>,
     scratch: Scratch,
     scalars: Arc<ScalarSlots>,
@@ -77,7 +79,9 @@ impl Cuda {
         let blaslt = blaslt::BlasLt::load(&context)?;
         // Without cuDNN, attention runs on kernels of our own.
         let dnn = dnn::Dnn::load(queue.raw_stream().handle()).ok();
+        let copy_streams = [(); 2].map(|()| Stream::new(context.clone()));
         Ok(Cuda {
+            copy_streams,
             scratch: Scratch::new(context.clone()),
             scalars: Arc::new(ScalarSlots::new(slots)),
             uploads: uploads::Uploads::default(),
@@ -167,6 +171,25 @@ impl Cuda {
             unsafe { (api.cuMemcpyDtoHAsync_v2)(to.as_mut_ptr().cast(), from, to.len(), stream) };
         self.context.must(status, "copy from the device");
         self.synchronize();
+    }
+
+    /// Copies between device and page-locked memory on a copy stream, after `after`. Returns the end of the copy.
+    pub fn transfer(
+        &self,
+        from: u64,
+        to: u64,
+        bytes: usize,
+        to_host: bool,
+        after: &StreamEvent,
+    ) -> StreamEvent {
+        let stream = &self.copy_streams[usize::from(to_host)];
+        stream.wait_for(after);
+        // SAFETY: the caller keeps both ranges until the copy is complete. The driver tells from the addresses which
+        // memory they are in.
+        let status =
+            unsafe { (self.context.api().cuMemcpyAsync)(to, from, bytes, stream.handle()) };
+        self.context.must(status, "copy between device and host");
+        stream.record()
     }
 
     /// Joules that the GPU has used since the driver was loaded.

@@ -36,7 +36,8 @@ impl Device {
         }
     }
 
-    /// Later operations of this device wait for an event of another device on the same hardware. The host does not wait.
+    /// Later operations of this device wait for an event of a copy, or of another device on the same hardware.
+    /// The host does not wait.
     pub fn wait_for(&self, event: &Event) {
         match (&self.0.backend, &event.0) {
             (Backend::Cuda(cuda), Timestamp::Cuda(event)) => cuda.stream().wait_for(event),
@@ -65,6 +66,21 @@ impl Event {
 }
 
 impl Event {
+    pub(super) fn of_stream(event: StreamEvent) -> Event {
+        Event(Timestamp::Cuda(event))
+    }
+
+    /// Calls `f` with the event of a GPU's stream.
+    ///
+    /// # Panics
+    /// If the event is of a CPU.
+    pub(super) fn on_stream<R>(&self, f: impl FnOnce(&StreamEvent) -> R) -> R {
+        match &self.0 {
+            Timestamp::Cuda(event) => f(event),
+            Timestamp::Cpu(_) => panic!("the event is of another device"),
+        }
+    }
+
     /// The time between two events if the host knows it without waiting.
     pub(super) fn duration_now(&self, earlier: &Event) -> Option<Duration> {
         match (&self.0, &earlier.0) {

@@ -22,6 +22,7 @@ mod random;
 mod rope;
 mod routing;
 mod scalar;
+mod transfer;
 
 use std::sync::Arc;
 
@@ -43,6 +44,7 @@ pub use random::{DropoutMask, RandomKey};
 pub use rope::{RopeScaling, RopeTable};
 pub use routing::{Capacity, Combine, DROPPED, Router, RouterOutput, RouterSaved};
 pub use scalar::Scalar;
+pub use transfer::{SPARE, Transfer};
 
 use lockstep_cuda::{Gpu, Stream};
 
@@ -168,6 +170,11 @@ impl Device {
         }
     }
 
+    /// Limits the memory that tensors may take. An allocation beyond it fails as if the device had no more.
+    pub fn set_memory_limit(&self, bytes: usize) {
+        self.0.pool.set_limit(bytes);
+    }
+
     /// Joules that a GPU has used since its driver was loaded, if it tells.
     pub fn joules(&self) -> Option<f64> {
         match &self.0.backend {
@@ -276,7 +283,7 @@ impl Device {
         }
     }
 
-    /// Memory that tensors occupy on this device.
+    /// Memory that tensors occupy on this device, without offloaded tensors.
     pub fn memory(&self) -> MemoryUsage {
         self.0.pool.usage()
     }

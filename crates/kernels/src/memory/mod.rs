@@ -2,6 +2,7 @@
 //! borrow one, and counters by purpose. Knows no operations.
 
 mod location;
+mod out_of_memory;
 mod pool;
 mod region;
 mod tensor;
@@ -9,6 +10,7 @@ mod usage;
 mod view;
 
 pub use location::Location;
+pub use out_of_memory::OutOfMemory;
 pub(crate) use pool::{Pool, Side};
 pub use tensor::Tensor;
 pub use usage::{MemoryUsage, Tag, Usage};

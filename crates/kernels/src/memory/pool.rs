@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use lockstep_cuda::Context;
 
 use super::region::{Piece, Region};
-use super::{Location, MemoryUsage, Tag};
+use super::{Location, MemoryUsage, OutOfMemory, Tag};
 use crate::cuda::Arena;
 
 /// The memory of a device, and the host memory that belongs to it.
@@ -22,6 +22,8 @@ pub(crate) enum Side {
     Device,
     /// Memory that the host addresses. The same on a CPU.
     Host,
+    /// Host memory for states and copies that would otherwise occupy the device. Counted separately.
+    Offloaded,
 }
 
 struct Inner {
@@ -32,6 +34,8 @@ struct Inner {
     /// Unused entries of `allocations`.
     vacant: Vec<u32>,
     usage: MemoryUsage,
+    /// Of `Side::Offloaded`.
+    offloaded: MemoryUsage,
 }
 
 #[derive(Clone, Copy)]
@@ -64,8 +68,9 @@ impl Pool {
     }
 
     fn of(device: Region, host: Option<Region>) -> Pool {
-        let (allocations, vacant, usage) = (Vec::new(), Vec::new(), MemoryUsage::default());
-        Pool { inner: Mutex::new(Inner { device, host, allocations, vacant, usage }) }
+        let (allocations, vacant) = (Vec::new(), Vec::new());
+        let (usage, offloaded) = (MemoryUsage::default(), MemoryUsage::default());
+        Pool { inner: Mutex::new(Inner { device, host, allocations, vacant, usage, offloaded }) }
     }
 
     pub fn usage(&self) -> MemoryUsage {
@@ -74,27 +79,58 @@ impl Pool {
         MemoryUsage { reserved: inner.device.reserved() + host, ..inner.usage }
     }
 
+    /// Usage of host memory for offloaded states and copies. On a GPU, `reserved` is all of the page-locked memory.
+    pub fn offloaded(&self) -> MemoryUsage {
+        let inner = self.lock();
+        let reserved = inner.host.as_ref().map_or(inner.offloaded.reserved, Region::reserved);
+        MemoryUsage { reserved, ..inner.offloaded }
+    }
+
+    /// Limits the device memory that is taken from the system.
+    pub fn set_limit(&self, bytes: usize) {
+        self.lock().device.set_limit(bytes);
+    }
+
+    /// Whether `bytes` of device memory can be allocated without taking more from the system.
+    pub fn has_free_piece(&self, bytes: usize) -> bool {
+        self.lock().device.free_pieces().iter().any(|piece| piece.bytes >= bytes)
+    }
+
     /// Resets the peaks to the current usage.
     pub fn reset_peaks(&self) {
-        let usage = &mut self.lock().usage;
-        usage.by_tag.iter_mut().chain([&mut usage.total]).for_each(|usage| usage.peak = usage.now);
+        let inner = &mut *self.lock();
+        for usage in [&mut inner.usage, &mut inner.offloaded] {
+            let all = usage.by_tag.iter_mut().chain([&mut usage.total]);
+            all.for_each(|usage| usage.peak = usage.now);
+        }
     }
 
     /// Allocates `bytes` with unspecified contents.
     ///
     /// # Panics
-    /// If there is no memory left. The message says what holds how much.
+    /// If there is no memory left, with an [`OutOfMemory`] that says what holds how much.
     pub(super) fn allocate(&self, bytes: usize, tag: Tag, side: Side) -> Allocated {
+        match self.try_allocate(bytes, tag, side) {
+            Ok(allocated) => allocated,
+            Err(error) => std::panic::panic_any(error),
+        }
+    }
+
+    /// Allocates `bytes` with unspecified contents, if there is memory left.
+    pub(super) fn try_allocate(
+        &self,
+        bytes: usize,
+        tag: Tag,
+        side: Side,
+    ) -> Result<Allocated, OutOfMemory> {
         let mut inner = self.lock();
         let region = inner.region(side);
         let (location, rounded) =
             (region.location(), bytes.max(1).next_multiple_of(region.alignment()));
         let Some(piece) = region.cut(rounded) else {
-            let message = inner.out_of_memory(bytes, tag, side);
-            drop(inner);
-            panic!("{message}");
+            return Err(inner.out_of_memory(bytes, tag, side));
         };
-        inner.usage.add(tag, bytes);
+        inner.usage_of(side).add(tag, bytes);
         let allocation = Allocation { piece, side, requested: bytes, tag, handles: 1 };
         let index = match inner.vacant.pop() {
             Some(index) => {
@@ -109,7 +145,7 @@ impl Pool {
                 (count - 1) as u32
             }
         };
-        Allocated { index, start: piece.start as *mut u8, location }
+        Ok(Allocated { index, start: piece.start as *mut u8, location })
     }
 
     /// Adds a handle to an allocation.
@@ -128,9 +164,10 @@ impl Pool {
     /// Counts the allocation under `tag` from now on.
     pub(super) fn retag(&self, index: u32, tag: Tag) {
         let mut inner = self.lock();
-        let Allocation { tag: before, requested, .. } = inner.allocations[index as usize];
-        inner.usage.remove(before, requested);
-        inner.usage.add(tag, requested);
+        let Allocation { tag: before, requested, side, .. } = inner.allocations[index as usize];
+        let usage = inner.usage_of(side);
+        usage.remove(before, requested);
+        usage.add(tag, requested);
         inner.allocations[index as usize].tag = tag;
     }
 
@@ -141,7 +178,7 @@ impl Pool {
         allocation.handles -= 1;
         if allocation.handles == 0 {
             let Allocation { piece, side, requested, tag, .. } = *allocation;
-            inner.usage.remove(tag, requested);
+            inner.usage_of(side).remove(tag, requested);
             inner.vacant.push(index);
             inner.region(side).put(piece);
         }
@@ -156,26 +193,23 @@ impl Pool {
 impl Inner {
     fn region(&mut self, side: Side) -> &mut Region {
         match (side, &mut self.host) {
-            (Side::Host, Some(host)) => host,
-            (Side::Host, None) | (Side::Device, _) => &mut self.device,
+            (Side::Host | Side::Offloaded, Some(host)) => host,
+            (Side::Host | Side::Offloaded, None) | (Side::Device, _) => &mut self.device,
         }
     }
 
-    fn out_of_memory(&mut self, bytes: usize, tag: Tag, side: Side) -> String {
-        let held = Tag::ALL.map(|tag| {
-            let bytes = self.usage.of(tag).now;
-            format!("{} {} MiB", tag.name(), bytes.div_ceil(1 << 20))
-        });
-        let reserved = self.region(side).reserved();
-        format!(
-            "out of memory: {} MiB for {} do not fit on {}; this rank holds {}, in {} MiB of reserved memory; \
-             a smaller train.micro_batch, layout.recompute = \"full\" or a higher layout.zero needs less",
-            bytes.div_ceil(1 << 20),
-            tag.name(),
-            self.region(side).describe(),
-            held.join(", "),
-            reserved >> 20
-        )
+    fn usage_of(&mut self, side: Side) -> &mut MemoryUsage {
+        match side {
+            Side::Device | Side::Host => &mut self.usage,
+            Side::Offloaded => &mut self.offloaded,
+        }
+    }
+
+    fn out_of_memory(&mut self, bytes: usize, tag: Tag, side: Side) -> OutOfMemory {
+        let usage = *self.usage_of(side);
+        let region = self.region(side);
+        let usage = MemoryUsage { reserved: region.reserved(), ..usage };
+        OutOfMemory { bytes, tag, usage, place: region.describe(), location: region.location() }
     }
 }
 

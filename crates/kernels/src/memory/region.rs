@@ -31,6 +31,8 @@ impl Piece {
 /// Memory of one kind with its free pieces.
 pub(super) struct Region {
     source: Source,
+    /// Most bytes to take from the system.
+    limit: usize,
     /// Free pieces, sorted by address. Adjacent pieces of one chunk are always merged.
     free: Vec<Piece>,
 }
@@ -43,15 +45,24 @@ enum Source {
 
 impl Region {
     pub fn host() -> Region {
-        Region { source: Source::Host(Vec::new()), free: Vec::new() }
+        Region::of(Source::Host(Vec::new()))
     }
 
     pub fn pinned(context: Arc<Context>) -> Region {
-        Region { source: Source::Pinned(context, Vec::new()), free: Vec::new() }
+        Region::of(Source::Pinned(context, Vec::new()))
     }
 
     pub fn device(arena: Arena) -> Region {
-        Region { source: Source::Device(arena), free: Vec::new() }
+        Region::of(Source::Device(arena))
+    }
+
+    fn of(source: Source) -> Region {
+        Region { source, limit: usize::MAX, free: Vec::new() }
+    }
+
+    /// Takes no more from the system if that would be more than `bytes` in total.
+    pub fn set_limit(&mut self, bytes: usize) {
+        self.limit = bytes;
     }
 
     pub fn location(&self) -> Location {
@@ -106,6 +117,10 @@ impl Region {
     /// Adds memory, so that one free piece has at least `bytes`. Returns its index in the free list.
     fn grow(&mut self, bytes: usize) -> Option<usize> {
         let alignment = self.alignment();
+        // A GPU's memory grows in steps, of which the last may exceed the limit.
+        if self.reserved().saturating_add(bytes) > self.limit {
+            return None;
+        }
         let piece = match &mut self.source {
             Source::Host(chunks) => {
                 let chunk = HostChunk::new(bytes.max(CHUNK) + alignment);
@@ -162,7 +177,7 @@ impl Region {
         }
     }
 
-    #[cfg(test)]
+    /// Free pieces, sorted by address.
     pub fn free_pieces(&self) -> &[Piece] {
         &self.free
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::pool::Allocated;
-use super::{Extent, Location, Pool, Side, Tag, View, ViewMut};
+use super::{Extent, Location, OutOfMemory, Pool, Side, Tag, View, ViewMut};
 use crate::Dtype;
 
 /// A contiguous, row-major (rows, cols) matrix in device memory.
@@ -43,6 +43,27 @@ impl Tensor {
         tag: Tag,
     ) -> Tensor {
         let allocated = pool.allocate(rows * cols * dtype.bytes(), tag, side);
+        Tensor::of(pool, allocated, [rows, cols], dtype)
+    }
+
+    /// [`Tensor::on`], if there is memory left.
+    pub(crate) fn try_on(
+        side: Side,
+        pool: &Arc<Pool>,
+        [rows, cols]: [usize; 2],
+        dtype: Dtype,
+        tag: Tag,
+    ) -> Result<Tensor, OutOfMemory> {
+        let allocated = pool.try_allocate(rows * cols * dtype.bytes(), tag, side)?;
+        Ok(Tensor::of(pool, allocated, [rows, cols], dtype))
+    }
+
+    fn of(
+        pool: &Arc<Pool>,
+        allocated: Allocated,
+        [rows, cols]: [usize; 2],
+        dtype: Dtype,
+    ) -> Tensor {
         let Allocated { index: allocation, start, location } = allocated;
         let extent = Extent { rows, cols, dtype, location };
         Tensor { pool: pool.clone(), allocation, start, extent }
@@ -89,6 +110,15 @@ impl Tensor {
         assert!(!self.is_shared(), "{self:?} has other handles, so it is read-only");
         // SAFETY: this is the only handle to the memory, and it is borrowed mutably.
         unsafe { ViewMut::new(self.start, self.extent) }
+    }
+
+    /// The memory that a transfer writes. Unlike [`Tensor::view_mut`] it does not check for other handles.
+    ///
+    /// # Safety
+    /// Nothing reads or writes the elements of `range` while the view, or an operation that was given it, is in use.
+    pub(crate) unsafe fn transfer_target(&self, range: std::ops::Range<usize>) -> ViewMut<'_> {
+        // SAFETY: the memory belongs to this tensor; the caller has exclusive use of the range.
+        unsafe { ViewMut::new(self.start, self.extent) }.shaped(1, self.len()).part(range)
     }
 
     /// Whether there are other handles to this memory.

@@ -6,7 +6,7 @@ use lockstep_model::{
     Activations, Batch, Block, Ctx, Groups, Model, Slot, StagePass, Store, Transformer,
     WeightGrads, Weights,
 };
-use lockstep_parallel::StoreOptions;
+use lockstep_parallel::{Storage, StoreOptions};
 use lockstep_plan::model::{BlockParams, Family, Init, Param, Part, Shape, Split};
 use lockstep_plan::reduction::{PolicyInputs, RankReductions, ReductionPolicy};
 use lockstep_plan::{Compression, Mesh};
@@ -190,7 +190,8 @@ fn a_custom_block_is_sharded() {
         let model = model(shape, part);
         let policy =
             ReductionPolicy::new(PolicyInputs { zero: 3, replicas: 2, ..PolicyInputs::ONE_RANK });
-        let weights = Weights::init(&device, &model.part, Dtype::F32, policy.gather, 7);
+        let storage = Storage::on_device(Dtype::F32, policy.gather);
+        let weights = Weights::init(&device, &model.part, storage, 7);
         let options = StoreOptions {
             reductions: RankReductions::new(policy, &model.part, 0),
             gradients: Dtype::F32,

@@ -6,9 +6,10 @@ use std::collections::HashMap;
 use lockstep_comm::{World, on_threads};
 use lockstep_kernels::{Device, Dtype};
 use lockstep_model::{
-    Activations, Batch, ExpertLoads, Groups, Model, Pass, Recompute, StagePass, Store, Weights,
+    Activations, Batch, ExpertLoads, Groups, Model, Offloading, Pass, Recompute, StagePass, Store,
+    Weights,
 };
-use lockstep_parallel::StoreOptions;
+use lockstep_parallel::{Storage, StoreOptions};
 use lockstep_plan::model::{Balance, Family, Moe, Param, Part, Runs, Shape};
 use lockstep_plan::reduction::{Gather, PolicyInputs, RankReductions, ReductionPolicy};
 use lockstep_plan::{Compression, Mesh, Recompute::Full, Recompute::Selective};
@@ -128,8 +129,7 @@ fn step(
     let weights = Weights::load(
         &device,
         &part,
-        dtype,
-        policy.gather,
+        Storage::on_device(dtype, policy.gather),
         out_of_whole(|param, values| {
             fill(param, values);
             moved(param, values);
@@ -152,6 +152,7 @@ fn step(
         dropout: None,
         global_tokens: SAMPLES * SEQ,
         loads: Some(&loads),
+        offload: Offloading::default(),
         fp8: None,
     };
     let each = SAMPLES / mesh.data / micros;
@@ -339,7 +340,8 @@ fn auxiliary_losses_of_stages_add_up() {
     let (device, groups) = (Device::from_env(1), Groups::alone());
     let part = Part::new(&Mesh::ONE, groups.coord, 2, shape.blocks());
     let model = Model::new(&shape, &part);
-    let weights = Weights::load(&device, &part, Dtype::F32, Gather::Never, out_of_whole(fill));
+    let storage = Storage::on_device(Dtype::F32, Gather::Never);
+    let weights = Weights::load(&device, &part, storage, out_of_whole(fill));
     let mut store = Store::on_one_rank(&device, &part, weights);
     let How { recompute, dtype, defer_weight_grads, .. } = ALONE;
     let global_tokens = SAMPLES * SEQ;
@@ -352,6 +354,7 @@ fn auxiliary_losses_of_stages_add_up() {
         dropout: None,
         global_tokens,
         loads: None,
+        offload: Offloading::default(),
         fp8: None,
     };
     let mut batch = Batch::empty(device, SAMPLES, SEQ);

@@ -109,6 +109,7 @@ impl Way {
             dropout,
             global_tokens: BATCH * SEQ,
             loads: None,
+            offload: Default::default(),
             fp8: None,
         }
     }

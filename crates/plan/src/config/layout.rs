@@ -31,6 +31,8 @@ pub struct Layout {
     /// Ranks that experts are distributed over.
     pub expert: Option<usize>,
     pub recompute: Option<Recompute>,
+    /// State that is stored in host memory.
+    pub offload: Option<Offload>,
     /// Axes from outermost to innermost. Ranks of the innermost axis are adjacent.
     pub placement: Option<String>,
 }
@@ -48,6 +50,57 @@ pub enum Recompute {
     Selective,
     /// Recompute each block from its input.
     Full,
+}
+
+/// State that is stored in page-locked host memory instead of device memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub enum Offload {
+    #[default]
+    #[serde(rename = "none")]
+    None,
+    /// Master weights and moments. AdamW runs on the host's cores, overlapped with the next forward pass.
+    #[serde(rename = "optimizer")]
+    Optimizer,
+    /// Also gradients: they are copied to the host during the backward pass.
+    #[serde(rename = "optimizer+gradients")]
+    OptimizerGradients,
+    /// Activations saved for backward: they are copied to the host after a layer's forward pass, and back ahead of its
+    /// backward pass.
+    #[serde(rename = "activations")]
+    Activations,
+    /// Optimizer, gradients and activations.
+    #[serde(rename = "all")]
+    All,
+}
+
+impl Offload {
+    /// The values as they are typed.
+    pub const NAMES: [(&str, Offload); 5] = [
+        ("none", Offload::None),
+        ("optimizer", Offload::Optimizer),
+        ("optimizer+gradients", Offload::OptimizerGradients),
+        ("activations", Offload::Activations),
+        ("all", Offload::All),
+    ];
+
+    pub fn name(self) -> &'static str {
+        Offload::NAMES[self as usize].0
+    }
+
+    /// Whether master weights and moments are in host memory.
+    pub fn optimizer(self) -> bool {
+        !matches!(self, Offload::None | Offload::Activations)
+    }
+
+    /// Whether gradients leave the device as soon as they are final.
+    pub fn gradients(self) -> bool {
+        matches!(self, Offload::OptimizerGradients | Offload::All)
+    }
+
+    /// Whether saved activations are in host memory between the passes of a layer.
+    pub fn activations(self) -> bool {
+        matches!(self, Offload::Activations | Offload::All)
+    }
 }
 
 const RECOMPUTES: [(&str, Recompute); 4] = [
@@ -84,6 +137,7 @@ impl Layout {
             chunks: reader.count("layout.chunks"),
             expert: reader.count("layout.expert"),
             recompute: reader.word("layout.recompute", &RECOMPUTES),
+            offload: reader.word("layout.offload", &Offload::NAMES),
             placement: reader.text("layout.placement"),
         }
     }

@@ -18,7 +18,7 @@ pub use checkpoint::Checkpoint;
 pub use comm::{Comm, Compression, ParseCompressionError};
 pub use data::Data;
 pub use device::{Device, DeviceKind};
-pub use layout::{Layout, Recompute};
+pub use layout::{Layout, Offload, Recompute};
 pub use model::{Model, RopeScaling};
 pub use nearest::nearest;
 pub use precision::{Fp8, Fp8Scaling, Precision};

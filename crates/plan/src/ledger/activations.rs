@@ -7,10 +7,22 @@ use crate::passes::PassEvent;
 use crate::plan::Plan;
 use lockstep_types::DeviceType;
 
-/// Peak bytes of activations.
-pub(super) fn peak(plan: &Plan, part: &Part, passes: impl Iterator<Item = PassEvent>) -> usize {
+/// Peak bytes of activations, on the device and in host memory.
+pub(super) fn peaks(
+    plan: &Plan,
+    part: &Part,
+    passes: impl Iterator<Item = PassEvent>,
+) -> (usize, usize) {
     let (saved, recompute) = (LayerActivations::of(plan, part), plan.layout.recompute);
-    let mut usage = Usage::default();
+    let (mut usage, mut host) = (Usage::default(), Usage::default());
+    let moves = |block: usize| plan.layout.offload.activations() && part.offloads(block);
+    let saved_bytes = saved.stream
+        + match recompute {
+            Recompute::Full => 0,
+            _ => saved.inside(recompute.saves_hidden()),
+        };
+    // Bytes that are being copied to the host.
+    let mut leaving = 0;
     for pass in passes {
         match pass {
             PassEvent::Received { forward: true } | PassEvent::Embed { .. } => {
@@ -18,16 +30,28 @@ pub(super) fn peak(plan: &Plan, part: &Part, passes: impl Iterator<Item = PassEv
             }
             // A sent message lives until it is received, which does not depend on this rank's passes.
             PassEvent::Sent { forward: true } => usage.give(saved.stream),
-            PassEvent::Forward { .. } => {
+            PassEvent::Forward { block } => {
                 let inside = saved.inside(recompute.saves_hidden());
                 usage.take(inside + saved.stream);
                 if recompute == Recompute::Full {
                     usage.give(inside);
                 }
+                usage.give(std::mem::take(&mut leaving));
+                if moves(block) {
+                    leaving = saved_bytes;
+                    host.take(saved_bytes);
+                }
             }
             // The head's input.
             PassEvent::LossAndBackward { .. } => usage.give(saved.stream),
-            PassEvent::Backward { deferred, .. } => {
+            PassEvent::Backward { block, deferred } => {
+                // Its own activations have arrived; those of the layer before are fetched ahead.
+                if moves(block) {
+                    host.give(saved_bytes);
+                }
+                if block.checked_sub(1).is_some_and(moves) && part.same_stage(block - 1, block) {
+                    usage.take(saved_bytes);
+                }
                 if recompute == Recompute::Full {
                     usage.take(saved.inside(true));
                 }
@@ -39,7 +63,7 @@ pub(super) fn peak(plan: &Plan, part: &Part, passes: impl Iterator<Item = PassEv
             | PassEvent::EmbedBackward { .. } => {}
         }
     }
-    usage.peak
+    (usage.peak, host.peak)
 }
 
 /// Bytes of the scale of an fp8 matrix, and its inverse.

@@ -1,5 +1,5 @@
 //! Gradient buffers: each is allocated in its bucket's first backward pass and, with sharded gradients, freed when it
-//! has been reduced. Temporary f32 buffers of operations on bf16 gradients are not counted.
+//! has been reduced. Offloaded gradients are freed when the next block's have been computed. Temporary f32 buffers of operations on bf16 gradients are not counted.
 
 use super::Usage;
 use crate::passes::PassEvent;
@@ -14,12 +14,17 @@ pub(super) fn peak(plan: &Plan, reductions: &RankReductions, events: &[Event]) -
             Event::Pass(PassEvent::LossAndBackward { block, table }) => {
                 table.into_iter().for_each(|table| buffers.allocate(table));
                 buffers.allocate(block);
+                buffers.complete(block);
             }
+            Event::Pass(PassEvent::Backward { block, deferred: true }) => buffers.allocate(block),
             Event::Pass(
                 PassEvent::Backward { block, .. }
                 | PassEvent::Weights { block }
                 | PassEvent::EmbedBackward { block },
-            ) => buffers.allocate(block),
+            ) => {
+                buffers.allocate(block);
+                buffers.complete(block);
+            }
             Event::State(call) => {
                 if let StateOp::Reduce { bucket, .. } = call.op {
                     buffers.reduce(bucket, call.overlapped);
@@ -37,6 +42,12 @@ struct Buffers {
     bucket_of: Vec<usize>,
     /// Reduced gradients are kept as shards.
     shards: bool,
+    /// With gradients that are offloaded in the backward pass: micro-batches of a step.
+    offloaded_after: Option<usize>,
+    /// By block, micro-batches whose gradient is complete.
+    complete: Vec<usize>,
+    /// Bytes that are being copied to the host.
+    leaving: usize,
     usage: Usage,
 }
 
@@ -68,7 +79,11 @@ impl Buffers {
         for (number, bucket) in buckets.iter().enumerate() {
             bucket.blocks.iter().for_each(|block| bucket_of[*block] = number);
         }
+        let micro_batches = reductions.policy.micro_batches;
         Buffers {
+            offloaded_after: reductions.offload_in_backward.then_some(micro_batches),
+            complete: vec![0; bucket_of.len()],
+            leaving: 0,
             buckets: buckets.iter().map(buffer).collect(),
             bucket_of,
             shards: reductions.policy.shards_gradients(),
@@ -80,6 +95,17 @@ impl Buffers {
         let buffer = &mut self.buckets[self.bucket_of[block]];
         if !std::mem::replace(&mut buffer.allocated, true) {
             self.usage.take(buffer.whole);
+        }
+    }
+
+    /// A block's gradient of one micro-batch is complete. After the last one it is copied to the host, when the copy of
+    /// the previous block has finished.
+    fn complete(&mut self, block: usize) {
+        self.complete[block] += 1;
+        if self.offloaded_after == Some(self.complete[block]) {
+            let buffer = &mut self.buckets[self.bucket_of[block]];
+            buffer.allocated = false;
+            self.usage.give(std::mem::replace(&mut self.leaving, buffer.whole));
         }
     }
 

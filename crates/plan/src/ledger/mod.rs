@@ -8,6 +8,9 @@
 //! | gradients | without overlap | upper bound |
 //! | activations | dense models; experts without capacity that are all on this rank | experts evenly used, tokens dropped only for lack of capacity |
 //! | gathered, compressor state, snapshot | always | |
+//! | offloaded | as the same line on the device | |
+//!
+//! With `layout.offload` the lines above are those of the device, and `offloaded` is host memory.
 
 mod activations;
 mod gathered;
@@ -42,6 +45,45 @@ pub struct Ledger {
     /// Copy of this rank's part of a checkpoint while it is written. In host memory, and reused by the next checkpoint.
     #[serde(default)]
     pub snapshot: usize,
+    /// Host memory of what is offloaded.
+    #[serde(default)]
+    pub offloaded: Offloaded,
+}
+
+/// Bytes in host memory instead of device memory, each line at its peak.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Offloaded {
+    /// f32 masters, and a copy in the compute type, if that is another one, on its way to the device.
+    pub parameters: usize,
+    /// Gradients of the parameters that this rank updates.
+    pub gradients: usize,
+    /// Two f32 moments for each parameter that this rank updates.
+    pub optimizer: usize,
+    /// Saved for backward by layers whose backward pass is not next.
+    pub activations: usize,
+}
+
+impl Offloaded {
+    pub fn total(&self) -> usize {
+        self.parameters + self.gradients + self.optimizer + self.activations
+    }
+
+    /// The states of a rank that updates its `own` parameters.
+    fn states(plan: &Plan, own: usize) -> Offloaded {
+        if !plan.layout.offload.optimizer() {
+            return Offloaded::default();
+        }
+        let copy = match plan.precision.compute {
+            Dtype::F32 => 0,
+            compute => compute.bytes(),
+        };
+        Offloaded {
+            parameters: (4 + copy) * own,
+            gradients: plan.precision.gradients.bytes() * own,
+            optimizer: 8 * own,
+            activations: 0,
+        }
+    }
 }
 
 impl Ledger {
@@ -67,14 +109,17 @@ impl Ledger {
         };
         let (all, own) = (part.len(), owned(&part));
         let compressor_state = snapshot::compressor_state(plan, &part, &reductions);
+        let (activations, host_activations) = activations::peaks(plan, &part, passes());
+        let states = Offloaded::states(plan, own);
         Ledger {
             parameters: parameters(plan, reductions.policy.gather, all, own),
             gradients: gradients::peak(plan, &reductions, &events),
-            optimizer: 8 * own,
-            activations: activations::peak(plan, &part, passes()),
+            optimizer: 8 * own - states.optimizer,
+            activations,
             gathered: gathered::peak(plan, &part, &reductions, &events),
             compressor_state,
             snapshot: snapshot::snapshot(&part, compressor_state),
+            offloaded: Offloaded { activations: host_activations, ..states },
         }
     }
 
@@ -112,6 +157,7 @@ fn parameters(plan: &Plan, gather: Gather, all: usize, own: usize) -> usize {
     let bytes = plan.precision.compute.bytes();
     let copied = if gather.shards_parameters() { own } else { all };
     match plan.precision.compute {
+        _ if plan.layout.offload.optimizer() => bytes * copied,
         // The masters are also the copy that is computed with.
         Dtype::F32 => 4 * copied,
         _ => bytes * copied + 4 * own,

@@ -130,6 +130,19 @@ impl Part {
         self.blocks[block].number + 1 == self.total_blocks
     }
 
+    /// Whether two blocks of this rank are in the same stage.
+    pub fn same_stage(&self, one: usize, other: usize) -> bool {
+        self.stages.iter().any(|stage| stage.contains(&one) && stage.contains(&other))
+    }
+
+    /// Whether offloading moves a block's activations: all layers but the last of a stage, whose backward pass comes
+    /// first.
+    pub fn offloads(&self, block: usize) -> bool {
+        let next = block + 1;
+        let is_layer = !self.is_first(block) && !self.is_last(block);
+        is_layer && next < self.blocks.len() && self.same_stage(block, next) && !self.is_last(next)
+    }
+
     /// Whether this rank's last stage computes the loss.
     pub fn has_head(&self) -> bool {
         !self.blocks.is_empty() && self.is_last(self.blocks.len() - 1)

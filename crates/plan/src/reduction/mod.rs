@@ -277,6 +277,9 @@ pub struct RankReductions {
     pub prefetch: Vec<Prefetch>,
     /// Sums over other axes at the end of the passes.
     pub shared: Vec<SharedSum>,
+    /// Gradients of a block are copied to host memory and freed in the last micro-batch's backward pass. Otherwise
+    /// offloaded gradients are copied at the end of the passes: they are final only when they have been reduced.
+    pub offload_in_backward: bool,
 }
 
 /// The block that is gathered ahead during a pass of another one.
@@ -289,19 +292,24 @@ pub struct Prefetch {
 impl RankReductions {
     /// The reductions of one rank of a plan.
     pub fn of(plan: &Plan, part: &Part) -> RankReductions {
-        let min_bucket = plan.comm.bucket_bytes / plan.precision.gradients.bytes();
-        RankReductions::new(ReductionPolicy::of(plan), part, min_bucket).with_shared_sums(
-            part,
-            plan.layout.sequence,
-            plan.comm.compression,
-        )
+        let offload = plan.layout.offload.gradients();
+        let min_bucket = match offload {
+            // Each block leaves the device by itself.
+            true => 0,
+            false => plan.comm.bucket_bytes / plan.precision.gradients.bytes(),
+        };
+        let reductions = RankReductions::new(ReductionPolicy::of(plan), part, min_bucket)
+            .with_shared_sums(part, plan.layout.sequence, plan.comm.compression);
+        let local = reductions.policy.reduce.is_none() && reductions.shared.is_empty();
+        RankReductions { offload_in_backward: offload && local, ..reductions }
     }
 
     /// Buckets have at least `min_bucket` elements where gradients are kept whole. Without sums over other axes.
     pub fn new(policy: ReductionPolicy, part: &Part, min_bucket: usize) -> RankReductions {
         let prefetch = if policy.prefetches() { prefetch(part) } else { Vec::new() };
         let buckets = buckets::buckets(&policy, part, min_bucket);
-        RankReductions { policy, buckets, prefetch, shared: Vec::new() }
+        let (shared, offload_in_backward) = (Vec::new(), false);
+        RankReductions { policy, buckets, prefetch, shared, offload_in_backward }
     }
 
     /// Adds the sums over other axes.

@@ -39,6 +39,10 @@ pub(super) fn check(checker: &mut Checker, plan: &Plan) {
         let message = format!("does not defer weight gradients, but schedule={}", layout.schedule);
         refuse("layout.schedule", message, "use schedule = \"1f1b\" or \"interleaved\"");
     }
+    if layout.offload.activations() {
+        let message = format!("keeps its inputs on the GPU, but offload={}", layout.offload.name());
+        refuse("layout.offload", message, "use offload = \"optimizer+gradients\", or remove fp8");
+    }
     for (key, name, size) in sizes(plan) {
         if !size.is_multiple_of(MULTIPLE) {
             let message =

@@ -4,7 +4,7 @@ use super::Environment;
 use super::checker::{Checker, sized};
 use super::limits::MAX_RANKS;
 use super::near;
-use crate::config::Recompute;
+use crate::config::{Offload, Recompute};
 use crate::context::{self, ContextKind};
 use crate::mesh::{Axis, Mesh};
 use crate::model::Shape;
@@ -54,6 +54,7 @@ pub(super) fn layout(checker: &mut Checker, env: &Environment) -> Layout {
         chunks: if pipe == 1 { 1 } else { chunks },
         expert,
         recompute: typed.recompute.unwrap_or(Recompute::None),
+        offload: typed.offload.unwrap_or(Offload::None),
         order: order(checker),
     }
 }
@@ -171,6 +172,28 @@ pub(super) fn fits(
     }
     stages(checker, layout, shape, train);
     experts(checker, layout, shape);
+    if layout.offload.activations() {
+        offloaded_activations(checker, layout, shape);
+    }
+}
+
+/// Checks that all activations belong to a dense layer's forward and backward pass.
+fn offloaded_activations(checker: &mut Checker, layout: &Layout, shape: &Shape) {
+    let name = layout.offload.name();
+    if shape.moe.is_some() {
+        let message = format!("offload=\"{name}\" does not support a mixture of experts");
+        let suggestion = "use offload=\"optimizer+gradients\", or recompute=\"full\"";
+        checker.add(&["layout.offload", "model.family"], message, suggestion);
+    }
+    if layout.pipe > 1 && layout.schedule.splits() {
+        let message = format!(
+            "offload=\"{name}\" does not support schedule=\"{}\", which keeps activations for deferred weight \
+             gradients",
+            layout.schedule.name()
+        );
+        let suggestion = "use schedule=\"1f1b\", or offload=\"optimizer+gradients\"";
+        checker.add(&["layout.offload", "layout.schedule"], message, suggestion);
+    }
 }
 
 fn matrices(checker: &mut Checker, tensor: usize, shape: &Shape) {

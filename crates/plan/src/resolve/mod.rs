@@ -110,6 +110,8 @@ impl Plan {
     }
 }
 
+const GIB: f64 = (1u64 << 30) as f64;
+
 fn device(config: &Config, env: &Environment, seq: usize) -> Device {
     let kind = match config.device.kind.unwrap_or_default() {
         DeviceKind::Cpu => DeviceType::Cpu,
@@ -122,6 +124,7 @@ fn device(config: &Config, env: &Environment, seq: usize) -> Device {
         kind,
         tf32: config.device.tf32.unwrap_or(false),
         deterministic: config.device.deterministic.unwrap_or(deterministic),
+        memory_limit: config.device.memory_gib.map(|gib| (gib.max(0.0) * GIB) as u64),
     }
 }
 

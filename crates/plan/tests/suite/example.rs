@@ -4,7 +4,7 @@ use lockstep_plan::context::ContextKind;
 use lockstep_plan::model::{Balance, Family};
 use lockstep_plan::schedule::ScheduleKind;
 use lockstep_plan::{
-    Compression, Config, Dtype, Environment, Layout, Mesh, Plan, Recompute, Source,
+    Compression, Config, Dtype, Environment, Layout, Mesh, Offload, Plan, Recompute, Source,
 };
 
 const EXAMPLE: &str = r#"
@@ -209,6 +209,7 @@ recompute = "selective"
         chunks: 2,
         expert: 4,
         recompute: Recompute::Selective,
+        offload: Offload::None,
         order: Mesh::ONE.order,
     };
     assert_eq!((plan.layout.clone(), plan.mesh().ranks()), (layout, 16));

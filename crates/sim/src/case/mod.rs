@@ -5,7 +5,7 @@ mod params;
 
 use lockstep_plan::model::{Family, Latent, Moe, Shape};
 use lockstep_plan::reduction::{PolicyInputs, ReductionPolicy};
-use lockstep_plan::{Dtype, Layout, Mesh, Plan};
+use lockstep_plan::{Dtype, Layout, Mesh, Offload, Plan};
 
 use crate::Cluster;
 use crate::compute::OpClass;
@@ -95,6 +95,14 @@ impl<'a> Case<'a> {
         let lead = self.shape().lead?;
         let ffn = lead.ffn as f64 / self.layout().tensor as f64;
         Some(Case { ffn, inner: 2.0 * ffn, moe: None, tensor_experts: 1.0, ..self.clone() })
+    }
+
+    /// State in host memory. None on CPUs, whose memory it is in any case.
+    pub fn offloads(&self) -> Offload {
+        match self.cluster.cores {
+            Some(_) => Offload::None,
+            None => self.layout().offload,
+        }
     }
 
     pub fn software(&self) -> &Software {

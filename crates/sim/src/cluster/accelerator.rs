@@ -34,9 +34,25 @@ pub struct Accelerator {
     /// Gap between two kernels if the host is the device itself, so that launches cannot be hidden.
     #[serde(default)]
     pub kernel_gap_us: f64,
+    /// Bandwidth of copies between device and page-locked host memory, in each direction.
+    #[serde(default = "host_link_gbs")]
+    pub host_link_gbs: f64,
+    /// Bandwidth of the host's memory for one device, at which an offloaded optimizer runs.
+    #[serde(default = "host_bandwidth_gbs")]
+    pub host_bandwidth_gbs: f64,
     /// Measured efficiency, used instead of peak and bandwidth.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub efficiency: Option<Efficiency>,
+}
+
+/// PCIe 4 with 16 lanes.
+fn host_link_gbs() -> f64 {
+    24.0
+}
+
+/// Half of a socket with eight channels of DDR5.
+fn host_bandwidth_gbs() -> f64 {
+    100.0
 }
 
 /// Peak TFLOP/s of the data sheet.

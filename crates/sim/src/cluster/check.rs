@@ -162,6 +162,8 @@ impl Mistakes {
         accelerator.peak.tf32.iter().for_each(|tf32| self.positive("peak.tf32", *tf32));
         self.positive("memory_gib", accelerator.memory_gib);
         self.positive("bandwidth_gbs", accelerator.bandwidth_gbs);
+        self.positive("host_link_gbs", accelerator.host_link_gbs);
+        self.positive("host_bandwidth_gbs", accelerator.host_bandwidth_gbs);
         self.positive("stream", accelerator.stream);
         self.not_negative("kernel_us", accelerator.kernel_us);
         self.not_negative("launch_us", accelerator.launch_us);

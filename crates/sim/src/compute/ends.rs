@@ -4,6 +4,9 @@ use super::layer::matrix_at;
 use super::{Cost, OpClass, Passes};
 use crate::case::Case;
 
+/// Bytes of host memory that AdamW reads and writes per parameter: gradient, master, moments and compute copy.
+const HOST_BYTES: f64 = 4.0 + 2.0 * 12.0 + 2.0;
+
 /// Embedding lookup and its gradient. The gradient of the table is cleared and accumulated once per micro-batch.
 pub(crate) fn embed(case: &Case) -> Passes {
     let rate = case.stream_rate(OpClass::Embedding);
@@ -29,7 +32,14 @@ pub(crate) fn head(case: &Case) -> Passes {
     projected + Passes { forward: there, input: back, ..Passes::default() }
 }
 
-/// Seconds of the optimizer step for `params` parameters.
+/// Seconds of the optimizer step for `params` parameters. On the host, copies of gradients and parameters overlap with
+/// the updates of other blocks.
 pub(crate) fn optimizer(case: &Case, params: f64) -> f64 {
+    if case.offloads().optimizer() {
+        let device = &case.cluster.accelerator;
+        let update = params * HOST_BYTES / device.host_bandwidth_gbs;
+        let copies = params * case.software().gradients.max(case.width) / device.host_link_gbs;
+        return update.max(copies) * 1e-9;
+    }
     params * case.software().stepped / case.stream_rate_at(OpClass::Optimizer, params)
 }

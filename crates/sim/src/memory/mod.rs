@@ -38,6 +38,9 @@ pub struct MemoryEstimate {
     pub reserve: f64,
     /// Copy of a checkpoint while it is written, where ranks compute in host memory.
     pub snapshot: f64,
+    /// Host memory of offloaded state, where ranks compute in other memory. Not part of the total.
+    #[serde(default)]
+    pub host: f64,
 }
 
 impl MemoryEstimate {
@@ -81,7 +84,14 @@ pub(crate) fn memory(case: &Case, pipe: usize) -> MemoryEstimate {
         // The ledger counts a recomputed layer and the full gradient of a block as activations.
         working: activations::working(case),
         buffers: fixed_buffers(case, pipe) + ledger.compressor_state as f64,
-        snapshot: if case.cluster.cores.is_some() { ledger.snapshot as f64 } else { 0.0 },
+        host: match case.cluster.cores {
+            Some(_) => 0.0,
+            None => ledger.offloaded.total() as f64,
+        },
+        snapshot: match case.cluster.cores {
+            Some(_) => (ledger.snapshot + ledger.offloaded.total()) as f64,
+            None => 0.0,
+        },
         ..by_formula
     };
     MemoryEstimate { slack: case.software().slack * exact.allocated(), ..exact }
@@ -102,14 +112,20 @@ pub(crate) fn by_formula(case: &Case, layers: &Layers, pipe: usize) -> MemoryEst
         in_flight(case.layout().schedule, case.pipe(), chunks, case.micros(), pipe);
     let last = pipe + 1 == case.pipe();
     let logits = if last { case.tokens * case.vocab * software.logits[0] } else { 0.0 };
+    // A layer that is computed, one that is copied, and one that stays.
+    let resident = match case.offloads().activations() {
+        true => (3.0 / (kinds[0] + kinds[1])).min(1.0),
+        false => 1.0,
+    };
     let mut memory = MemoryEstimate {
-        activations: saved * each(layers.saved) + deferred * each(layers.deferred),
+        activations: resident * saved * each(layers.saved) + deferred * each(layers.deferred),
         logits,
         working: layers.working,
         reserve: case.cluster.accelerator.reserve_gib * crate::cluster::GIB,
         snapshot: snapshot(case, pipe),
         ..states_of_rank(case, pipe)
     };
+    memory.host += (1.0 - resident) * saved * each(layers.saved);
     memory.slack = software.slack * memory.allocated();
     memory
 }

@@ -35,6 +35,14 @@ pub(super) fn states_of_rank(case: &Case, pipe: usize) -> MemoryEstimate {
     };
     let parameters = bytes(weights, gather.shards_parameters());
     let optimizer = bytes(optimizer, gather.shards_optimizer());
+    // With the gradients, and a copy of the parameters on its way to the device.
+    let [optimizer, host] = match case.offloads().optimizer() {
+        true => {
+            let more = software.gradients + case.width;
+            [0.0, optimizer + bytes(more, gather.shards_optimizer())]
+        }
+        false => [optimizer, 0.0],
+    };
     let frees_whole = case.policy.frees_whole_gradients() && !software.whole_gradients;
     let gradients = bytes(software.gradients, frees_whole);
     let of = |case: &Case| case.layer_params().iter().sum::<f64>();
@@ -42,6 +50,12 @@ pub(super) fn states_of_rank(case: &Case, pipe: usize) -> MemoryEstimate {
     let table = case.vocab * case.dim;
     let ends = pipe == 0 || pipe + 1 == case.pipe();
     let largest = if ends { layer.max(table) } else { layer };
+    let leaves = case.offloads().gradients() && case.policy.reduce.is_none() && case.micros() == 1;
+    let gradients = match leaves {
+        // The block that is computed, and the one before it, which is copied to the host.
+        true => gradients.min(2.0 * largest * software.gradients),
+        false => gradients,
+    };
     let gathered = match gather {
         Gather::EveryPass => (layer + largest) * case.width,
         Gather::EveryStep => (dense + expert) * case.width,
@@ -61,6 +75,7 @@ pub(super) fn states_of_rank(case: &Case, pipe: usize) -> MemoryEstimate {
         parameters,
         gradients,
         optimizer,
+        host,
         gathered,
         buffers: whole + spare + fixed_buffers(case, pipe),
         ..MemoryEstimate::default()

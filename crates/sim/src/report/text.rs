@@ -29,6 +29,10 @@ pub fn text(proposal: &Proposal, cluster: &Cluster) -> String {
     ));
     say("");
     say(&memory_table(proposal));
+    let host = estimate.stages.iter().map(|stage| stage.memory.host).fold(0.0, f64::max);
+    if host > 0.0 {
+        say(&format!("offloaded to host memory: {} per rank\n", bytes_text(host)));
+    }
     say(&traffic_table(proposal, cluster));
     say(&step_bars(proposal));
     say(&pipeline_text(proposal));

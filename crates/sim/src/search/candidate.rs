@@ -2,7 +2,7 @@
 
 use lockstep_plan::context::ContextKind;
 use lockstep_plan::schedule::ScheduleKind;
-use lockstep_plan::{Axis, Config, Layout, Mesh, Plan, Recompute};
+use lockstep_plan::{Axis, Config, Layout, Mesh, Offload, Plan, Recompute};
 
 /// Everything that the search may choose.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -159,6 +159,8 @@ pub fn layout_words(plan: &Plan) -> String {
     say(layout.expert > 1, format!("expert={}", layout.expert));
     let how = recompute_word(layout.recompute);
     say(layout.recompute != Recompute::None, format!("recompute={how}"));
+    let offload = layout.offload.name();
+    say(layout.offload != Offload::None, format!("offload={offload}"));
     // Shown only if it matters: the position of an axis of size 1 does not.
     let mesh = plan.mesh();
     let long = |order: [Axis; 4]| {
@@ -191,6 +193,7 @@ impl Candidate {
             chunks: Some(layout.chunks),
             expert: Some(layout.expert),
             recompute: Some(layout.recompute),
+            offload: Some(layout.offload),
             placement: Some(order.join(",")),
         };
         config

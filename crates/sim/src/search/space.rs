@@ -5,7 +5,7 @@ use lockstep_plan::context::{self, ContextKind};
 use lockstep_plan::model::Shape;
 use lockstep_plan::placement::permutations;
 use lockstep_plan::schedule::ScheduleKind;
-use lockstep_plan::{Axis, Layout, Mesh, Plan};
+use lockstep_plan::{Axis, Layout, Mesh, Offload, Plan};
 
 use super::candidate::{Candidate, KINDS, RECOMPUTES};
 use crate::Cluster;
@@ -34,8 +34,8 @@ pub(super) fn groups(plan: &Plan, ranks: usize) -> Vec<Candidate> {
                     continue;
                 }
                 for &context_kind in &kinds {
-                    let degrees =
-                        Layout { data, tensor, context, context_kind, pipe, ..default_layout() };
+                    let usual = Layout { offload: plan.layout.offload, ..default_layout() };
+                    let degrees = Layout { data, tensor, context, context_kind, pipe, ..usual };
                     all.extend(with_batches(plan, ranks, degrees));
                 }
             }
@@ -78,6 +78,7 @@ fn default_layout() -> Layout {
         chunks: 1,
         expert: 1,
         recompute: RECOMPUTES[0],
+        offload: Offload::None,
         order: Mesh::ONE.order,
     }
 }

@@ -45,7 +45,9 @@ impl Blocks {
 pub(crate) fn bound(case: &Case, blocks: &Blocks) -> f64 {
     let after = After::first(case, &mut Flows::new(case.cluster));
     let exposed = |backward: f64| after.exposed(case, 0, backward, 0.0);
-    EXTRAPOLATED * (until_reduced(case, blocks, exposed) + after.step(0) + after.gather(0))
+    // Updates on the host overlap with the next forward pass.
+    let step = if case.offloads().optimizer() { 0.0 } else { after.step(0) };
+    EXTRAPOLATED * (until_reduced(case, blocks, exposed) + step + after.gather(0))
 }
 
 /// The bound without what follows the passes, valid for every ZeRO level.

@@ -132,6 +132,16 @@ fn pass(case: &Case, cost: Cost, waits: f64, speed: f64) -> Pass {
     Pass { seconds: compute + waits + host, compute, host }
 }
 
+/// Seconds of copying the activations of a stage and micro-batch in one direction. Copies overlap with the pass.
+fn offloaded_activations(case: &Case) -> f64 {
+    if !case.offloads().activations() {
+        return 0.0;
+    }
+    let layers = case.shape().layers as f64 / case.stages() as f64;
+    let [saved, _] = crate::memory::Layers::of(case).saved;
+    (layers - 1.0).max(0.0) * saved / case.cluster.accelerator.host_link_gbs * 1e-9
+}
+
 /// Walks one replica through a step. The time breakdown is that of the busiest rank: the others wait for it.
 fn walk(case: &Case, costs: &Costs, speed: &Speed) -> Walked {
     let Costs { stages, inside, after, send } = *costs;
@@ -142,12 +152,16 @@ fn walk(case: &Case, costs: &Costs, speed: &Speed) -> Walked {
     // Without overlap ranks are busy with a message until it has arrived.
     let (hand, send) = if case.software().pipe_overlap { (0.0, send) } else { (send, 0.0) };
     let mut lasts = PassTimes { send, ..PassTimes::default() };
+    // Seconds that activations of a stage need to the host, and back.
+    let moved = offloaded_activations(case);
     for (stage, passes) in stages.iter().enumerate() {
         let rank = stage % pipe;
         let (compute, link) = (speed.compute[rank], speed.link[rank]);
         let waits = inside.waits(case, passes, stage);
-        let there = pass(case, passes.forward, waits.forward / link, compute);
-        let back = pass(case, passes.again + passes.input, waits.input / link, compute);
+        let mut there = pass(case, passes.forward, waits.forward / link, compute);
+        let mut back = pass(case, passes.again + passes.input, waits.input / link, compute);
+        there.seconds = there.seconds.max(moved);
+        back.seconds = back.seconds.max(moved);
         let last = pass(case, passes.weights, 0.0, compute);
         lasts.forward.push(there.seconds + hand);
         lasts.input.push(back.seconds + hand);
@@ -175,7 +189,14 @@ fn walk(case: &Case, costs: &Costs, speed: &Speed) -> Walked {
         let exposed = after.exposed(case, rank, input[rank] + weights[rank], send) / slow;
         reduced = reduced.max(ends.last[rank] + exposed);
         sum.data += exposed + after.gather(rank) / slow;
-        sum.optimizer = after.step(rank) / speed.compute[rank];
+        sum.optimizer = match case.offloads().optimizer() {
+            false => after.step(rank) / speed.compute[rank],
+            // Overlapped with the forward pass of the first micro-batch, except for the first block.
+            true => {
+                let (update, blocks) = (after.step(rank), (case.layers(rank) + 1) as f64);
+                (update - forward[rank]).max(update / blocks)
+            }
+        };
     }
     let stepped = sums.iter().map(|sum| sum.optimizer).fold(0.0, f64::max);
     let gather = (0..pipe).map(|rank| after.gather(rank) / slow).fold(0.0, f64::max);

@@ -12,6 +12,7 @@ mod layouts;
 mod links;
 mod memory;
 mod not_finite;
+mod offload;
 mod plans;
 mod pytorch;
 mod rank_zero;

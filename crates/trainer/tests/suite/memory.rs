@@ -9,8 +9,8 @@ use lockstep_trainer::{Rank, Snapshot};
 use crate::cuts::plan;
 use crate::plans::source;
 
-/// Memory of each rank in two steps.
-fn measured(plan: &Plan) -> Vec<MemoryUsage> {
+/// Memory of each rank in two steps, on the device and offloaded.
+fn measured_both(plan: &Plan) -> Vec<[MemoryUsage; 2]> {
     let source = source();
     on_threads(plan.ranks, |world| {
         let mut rank = Rank::new(plan, &world, Device::from_env(1)).unwrap();
@@ -19,27 +19,57 @@ fn measured(plan: &Plan) -> Vec<MemoryUsage> {
         (1..=2).for_each(|step| {
             rank.step(&source, step).unwrap();
         });
-        rank.device.memory()
+        [rank.device.memory(), rank.device.offloaded_memory()]
     })
+}
+
+/// Device memory of each rank in two steps.
+fn measured(plan: &Plan) -> Vec<MemoryUsage> {
+    measured_both(plan).into_iter().map(|[device, _]| device).collect()
 }
 
 /// Asserts that peaks equal the ledger to the byte.
 fn matches_ledger(layouts: &[&str]) {
     for words in layouts {
         let plan = plan(words);
-        for (rank, memory) in measured(&plan).iter().enumerate() {
+        for (rank, [memory, host]) in measured_both(&plan).iter().enumerate() {
             let planned = Ledger::of(&plan, rank);
-            for (tag, planned) in [
-                (Tag::Parameters, planned.parameters),
-                (Tag::Gradients, planned.gradients),
-                (Tag::Optimizer, planned.optimizer),
-                (Tag::Activations, planned.activations),
+            let offloaded = planned.offloaded;
+            for (tag, planned, offloaded) in [
+                (Tag::Parameters, planned.parameters, offloaded.parameters),
+                (Tag::Gradients, planned.gradients, offloaded.gradients),
+                (Tag::Optimizer, planned.optimizer, offloaded.optimizer),
+                (Tag::Activations, planned.activations, offloaded.activations),
             ] {
-                let peak = memory.of(tag).peak;
-                assert_eq!(peak, planned, "{words}: {} of rank {rank}", tag.name());
+                let peaks = (memory.of(tag).peak, host.of(tag).peak);
+                let name = tag.name();
+                assert_eq!(peaks, (planned, offloaded), "{words}: {name} of rank {rank}");
             }
         }
     }
+}
+
+#[test]
+fn offloading_matches_the_ledger() {
+    matches_ledger(&[
+        "gpt2 offload=optimizer",
+        "gpt2 offload=optimizer+gradients",
+        "llama offload=optimizer+gradients precision.compute=bf16 train.micro_batch=12",
+        "llama offload=optimizer+gradients model.tied=true train.micro_batch=12",
+        "gpt2 offload=activations",
+        "llama offload=activations recompute=full precision.compute=bf16",
+        "llama offload=all recompute=selective train.micro_batch=12",
+        "gpt2 offload=all model.dropout=0.1 model.tied=false precision.gradients=bf16",
+        "moe offload=optimizer+gradients",
+        "gpt2 data=2 zero=1 offload=optimizer+gradients precision.compute=bf16",
+        "llama data=2 zero=2 offload=optimizer",
+        "llama data=2 zero=3 offload=all",
+        "gpt2 data=2 zero=3 offload=all precision.compute=bf16 train.micro_batch=6",
+        "llama tensor=2 sequence=true offload=all",
+        "gpt2 pipe=2 offload=all",
+        "llama pipe=2 chunks=2 offload=activations",
+        "gpt2 context=2 offload=all",
+    ]);
 }
 
 #[test]
@@ -251,9 +281,10 @@ fn the_snapshot_of_a_checkpoint_matches_the_ledger() {
         on_threads(plan.ranks, |world| {
             let mut rank = Rank::new(&plan, &world, Device::from_env(1)).unwrap();
             rank.step(&source, 1).unwrap();
-            let snapshot = rank.snapshot(Snapshot::with_capacity(rank.snapshot_len()));
+            let snapshot =
+                rank.snapshot(Snapshot::with_capacity(&rank.device, rank.snapshot_len()));
             let planned = Ledger::of(&plan, world.rank());
-            assert_eq!(bytes(snapshot.values.capacity()), planned.snapshot, "{words}");
+            assert_eq!(snapshot.bytes(), planned.snapshot, "{words}");
             let is_state =
                 |piece: &&Piece| matches!(piece.kind, TensorKind::Residual | TensorKind::Magnitude);
             let state = snapshot.pieces.iter().filter(is_state).map(Piece::len).sum();

@@ -63,6 +63,7 @@ impl Case {
             dropout: None,
             global_tokens,
             loads: None,
+            offload: Default::default(),
             fp8: None,
         }
     }

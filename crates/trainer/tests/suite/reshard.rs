@@ -51,8 +51,8 @@ pub type State = BTreeMap<(TensorKind, String), Vec<f32>>;
 /// Full state from the snapshots of all ranks. Each element occurs once; residuals of ranks are summed.
 pub fn assemble(snapshots: &[Snapshot]) -> State {
     let mut state = State::new();
-    for Snapshot { pieces, values } in snapshots {
-        let mut rest = &values[..];
+    for snapshot in snapshots {
+        let (pieces, mut rest) = (&snapshot.pieces, snapshot.values());
         for piece in pieces {
             let (values, tail) = rest.split_at(piece.len());
             rest = tail;
@@ -101,7 +101,7 @@ fn trained(plan: &Plan, folder: &Path) -> Vec<Snapshot> {
         assert!(saver.begin(&rank, STEPS, position).unwrap().is_none());
         let outcome = saver.finish().unwrap();
         assert!(matches!(outcome, Some(SaveOutcome::Saved(_))), "{outcome:?}");
-        rank.snapshot(Snapshot::default())
+        rank.snapshot(Snapshot::default()).completed()
     })
 }
 
@@ -116,7 +116,7 @@ fn loaded(plan: &Plan, folder: &Path) -> Vec<Snapshot> {
             Run { plan, device, group: &world, source, folder, start, generation: None, stop };
         let (rank, done) = build(&run, &mut |_| {}).unwrap();
         assert_eq!(done, STEPS);
-        rank.snapshot(Snapshot::default())
+        rank.snapshot(Snapshot::default()).completed()
     })
 }
 
@@ -189,7 +189,7 @@ fn balance_over_the_batch_continues_on_another_layout() {
             for step in first..=STEPS + 1 {
                 rank.step(&source, step).unwrap();
             }
-            rank.snapshot(Snapshot::default())
+            rank.snapshot(Snapshot::default()).completed()
         });
         assemble(&snapshots)[&(TensorKind::First, "layers.0.router.weight".into())].clone()
     };
@@ -241,7 +241,7 @@ fn residuals_reshard() {
         let again = loaded(&plan, &folder);
         for (rank, (one, other)) in written.iter().zip(&again).enumerate() {
             assert!(
-                one.pieces == other.pieces && one.values == other.values,
+                one.pieces == other.pieces && one.values() == other.values(),
                 "{from}: rank {rank}"
             );
         }

@@ -2,6 +2,7 @@
 
 use lockstep_kernels::{Device, Dtype};
 use lockstep_model::{Cache, Model, Sampling, Weights, sample};
+use lockstep_parallel::Storage;
 use lockstep_plan::presets;
 use lockstep_plan::reduction::Gather;
 use lockstep_trainer::{Generator, Prompt, generate};
@@ -15,7 +16,8 @@ fn model(device: &Device) -> (Model, Weights) {
     let mut shape = presets::shape("gpt2-test", Some(source().vocab())).unwrap();
     shape.seq = 10;
     let model = Model::whole(&shape);
-    let mut weights = Weights::init(device, &model.part, Dtype::F32, Gather::Never, 3);
+    let storage = Storage::on_device(Dtype::F32, Gather::Never);
+    let mut weights = Weights::init(device, &model.part, storage, 3);
     for block in 0..weights.blocks() {
         for unit in 0..weights.shards(block).count() {
             let (master, _) = weights.own_mut(block, unit);
