@@ -5,8 +5,14 @@ mod automaton;
 mod language;
 mod phrase;
 
+use std::sync::LazyLock;
+
 use crate::random::Stream;
 use automaton::{Arc, Automaton};
+
+/// The language never changes, so all ranks of a process share it.
+static AUTOMATON: LazyLock<Automaton> =
+    LazyLock::new(|| Automaton::repeating(&language::sentence()));
 
 /// The built-in language: samples and their exact entropy.
 ///
@@ -23,7 +29,7 @@ use automaton::{Arc, Automaton};
 /// ```
 #[derive(Debug)]
 pub struct Grammar {
-    automaton: Automaton,
+    automaton: &'static Automaton,
 }
 
 impl Default for Grammar {
@@ -37,7 +43,7 @@ impl Grammar {
     pub const VOCAB: usize = 256;
 
     pub fn new() -> Grammar {
-        Grammar { automaton: Automaton::repeating(&language::sentence()) }
+        Grammar { automaton: &AUTOMATON }
     }
 
     /// Fills `out` with sentences for `key`, starting at the beginning of one.
