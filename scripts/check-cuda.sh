@@ -9,5 +9,6 @@ if [ ! -d "$wheels/nvidia" ]; then
     python3 -m pip install --quiet --target "$wheels" nvidia-cuda-nvrtc || exit 2
 fi
 lib="$(dirname "$(find "$(realpath "$wheels")" -name 'libnvrtc.so.*' | head -1)")"
+# With --workspace the features of dependencies, and so the builds, are those of the other tests.
 LOCKSTEP_CUDA_PATH="$lib" LOCKSTEP_NEED_NVRTC=1 \
-    cargo test -p lockstep-kernels -p lockstep-comm --lib every_kernel_compiles -- --nocapture
+    cargo test --quiet --workspace --lib every_kernel_compiles

@@ -7,13 +7,14 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 command -v mpirun >/dev/null || { echo "test-mpi: no mpirun; run scripts/install-mpi.sh first" >&2; exit 1; }
 
-# build PACKAGE: prints the path of its test under_mpi.
-build() {
-    cargo test -p "$1" --features mpi --test under_mpi --no-run --message-format=json \
-        | grep -o '"executable":"[^"]*under_mpi[^"]*"' | tail -n 1 | cut -d'"' -f4
+# With --workspace the features of dependencies are those of the other tests, so less is built again.
+built="$(cargo test --workspace --features mpi --test under_mpi --no-run --message-format=json)"
+# executable CRATE: the path of its test under_mpi.
+executable() {
+    grep "crates/$1" <<<"$built" | grep -o '"executable":"[^"]*under_mpi[^"]*"' | tail -n 1 | cut -d'"' -f4
 }
-collectives="$(build lockstep-comm)"
-trees="$(build lockstep-gbdt)"
+collectives="$(executable comm)"
+trees="$(executable gbdt)"
 for binary in "$collectives" "$trees"; do
     [ -x "$binary" ] || { echo "test-mpi: the test did not build" >&2; exit 1; }
 done
