@@ -258,39 +258,48 @@ impl<'a> Search<'a> {
         let (gm, hm) = (gradient_of(missing) as f64, hessian_of(missing) as f64);
         let mut best = (self.parent + scorer.min_gain) / unit;
         let mut found = None;
-        let mut consider = |gl: f64, hl: f64, split: (i32, bool, i64)| {
+        let consider = |best: &mut f64, gl: f64, hl: f64| {
             let hr = h - hl;
             if hl < least || hr < least {
-                return;
+                return false;
             }
             let (gr, dl, dr) = (g - gl, hl + lambda, hr + lambda);
             let (n, d) = (gl * gl * dr + gr * gr * dl, dl * dr);
-            if n > best * d {
-                best = n / d;
-                found = Some(split);
+            let better = n > *best * d;
+            if better {
+                *best = n / d;
             }
+            better
         };
-        if missing != 0 {
-            consider(gm, hm, (-1, true, missing));
+        if missing != 0 && consider(&mut best, gm, hm) {
+            found = Some((-1, true, missing));
         }
         let mut left = 0;
         let last = histogram.len().saturating_sub(1);
         for (bin, sum) in histogram[..last].iter().enumerate() {
-            // An empty bin gives the split of the bin before it.
+            let bin = bin as i32;
             if *sum == 0 {
+                if let Some((at, true, _)) = &mut found {
+                    *at += i32::from(*at == bin - 1);
+                }
                 continue;
             }
             left += sum;
             let (gl, hl) = (gradient_of(left) as f64, hessian_of(left) as f64);
-            consider(gl, hl, (bin as i32, false, left));
-            if missing != 0 {
-                consider(gl + gm, hl + hm, (bin as i32, true, left + missing));
+            if consider(&mut best, gl, hl) {
+                found = Some((bin, false, left));
+            }
+            if missing != 0 && consider(&mut best, gl + gm, hl + hm) {
+                found = Some((bin, true, left + missing));
             }
         }
         self.best = found
             .map(|(bin, default_left, left)| (best * unit - self.parent, bin, default_left, left));
     }
 
+    /// Splits between bins. A split after an empty bin separates the same rows as the split before it. Of such splits,
+    /// the chosen one sends the values of the empty bins, which no row of the node has, to the side of the missing
+    /// values, as in XGBoost.
     fn numeric(&mut self, histogram: &[i64], missing: i64) {
         if missing != 0 {
             self.consider(missing, -1, true);
@@ -298,14 +307,17 @@ impl<'a> Search<'a> {
         let mut left = 0;
         let last = histogram.len().saturating_sub(1);
         for (bin, sum) in histogram[..last].iter().enumerate() {
-            // An empty bin gives the split of the bin before it.
+            let bin = bin as i32;
             if *sum == 0 {
+                if let Some((_, at, true, _)) = &mut self.best {
+                    *at += i32::from(*at == bin - 1);
+                }
                 continue;
             }
             left += sum;
-            self.consider(left, bin as i32, false);
+            self.consider(left, bin, false);
             if missing != 0 {
-                self.consider(left + missing, bin as i32, true);
+                self.consider(left + missing, bin, true);
             }
         }
     }
@@ -347,6 +359,34 @@ impl<'a> Search<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Values that no row of the node has go where missing values go.
+    #[test]
+    fn gaps_follow_missing_values() {
+        let packed = |g: i64, h: i64| (g << 32) + h;
+        let (one, other) = (packed(5, 5), packed(-5, 5));
+        let node = |histogram: [i64; 7], missing: i64, alpha: f64| {
+            let params = Params { alpha, ..Params::default() };
+            let scorer = Scorer::new(&params, &Scales { g: 1.0, h: 1.0, fine_g: 1.0, fine_h: 1.0 });
+            let total = histogram.iter().sum::<i64>() + missing;
+            let node = Node { histogram: &[], first_slot: 0, total, bounds: UNBOUNDED };
+            let mut search = Search::new(&scorer, &node, 0);
+            match search.is_plain() {
+                true => search.plain(&histogram, missing),
+                false => search.numeric(&histogram, missing),
+            }
+            search.best.map(|(_, bin, default_left, _)| (bin, default_left))
+        };
+        // Without and with the arithmetic of L1 regularization.
+        for alpha in [0.0, 1e-9] {
+            let apart = [0, one, 0, 0, other, 0, 0];
+            assert_eq!(node(apart, 0, alpha), Some((1, false)));
+            assert_eq!(node(apart, 3 * one, alpha), Some((3, true)));
+            assert_eq!(node(apart, 3 * other, alpha), Some((1, false)));
+            let together = [0, 0, one, 0, one, 0, 0];
+            assert_eq!(node(together, 3 * other, alpha), Some((1, true)));
+        }
+    }
 
     #[test]
     fn candidates_survive_the_wire() {
