@@ -21,11 +21,12 @@ macro_rules! print_part {
     }};
 }
 
-/// `eprintln!` that ignores errors.
+/// `eprintln!` that ignores errors, in one write: standard error has no buffer, and other processes write to it as well.
 macro_rules! print_error {
     ($($words:tt)*) => {{
         use std::io::Write as _;
-        let _ = writeln!(std::io::stderr(), "{}", $crate::print::with_color(format!($($words)*)));
+        let line = $crate::print::with_color(format!($($words)*)) + "\n";
+        let _ = std::io::stderr().write_all(line.as_bytes());
     }};
 }
 
