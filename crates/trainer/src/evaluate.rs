@@ -6,7 +6,7 @@ use lockstep_kernels::Tensor;
 use lockstep_model::{Loss, StagePass};
 use lockstep_parallel::sum;
 
-use crate::rank::pass;
+use crate::from_plan::pass;
 use crate::{Error, Rank, train_sample};
 
 impl Rank<'_> {

@@ -6,20 +6,20 @@ use std::time::{Duration, Instant};
 use lockstep_ckpt::{Checkpoint, ExtraState};
 use lockstep_comm::trace::{CommAxis, SpanDetail, SpanKind};
 use lockstep_comm::{Group, SharedHeap};
-use lockstep_data::{SampleId, Source, Split};
-use lockstep_kernels::{AdamW, Device, DeviceType, Dtype, Fp8History, Scalar};
+use lockstep_data::Source;
+use lockstep_kernels::{AdamW, Device, DeviceType, Fp8History, Scalar};
 use lockstep_model::{
-    Activations, Dropout, ExpertLoads, Fp8, Groups, Loss, Model, Offloading, Pass, PendingUpdates,
+    Activations, ExpertLoads, Fp8, Groups, Loss, Model, Offloading, Pass, PendingUpdates,
     StagePass, Store, Weights,
 };
 use lockstep_parallel::{
-    ExposedTimes, HostGradients, MessageShape, Pipeline, SharedHostGradients, Storage,
-    StoreOptions, sum,
+    ExposedTimes, HostGradients, MessageShape, Pipeline, SharedHostGradients, StoreOptions, sum,
 };
-use lockstep_plan::reduction::{Gather, RankReductions, ReductionPolicy};
+use lockstep_plan::reduction::{Gather, RankReductions};
 use lockstep_plan::schedule::{Act, Action};
-use lockstep_plan::{Compression, Fp8Scaling, Plan, Precision};
+use lockstep_plan::{Compression, Plan};
 
+use crate::from_plan::{dtype, first_sample, fp8_history, pass, storage, train_sample};
 use crate::in_flight::InFlight;
 use crate::optimizer::LazyUpdates;
 use crate::snapshot::load_weights;
@@ -419,18 +419,6 @@ impl<'a> Rank<'a> {
     }
 }
 
-/// The sample at `index` of a step's global batch. Steps count from 1, samples from 0.
-pub fn train_sample(plan: &Plan, step: u64, index: usize) -> SampleId {
-    assert!(step > 0, "the first step is 1");
-    SampleId {
-        split: Split::Train,
-        seed: plan.train.seed,
-        batch: step - 1,
-        global_batch: plan.train.global_batch,
-        index,
-    }
-}
-
 /// Name of an action in a timeline.
 fn act_name(act: Act) -> &'static str {
     match act {
@@ -438,39 +426,6 @@ fn act_name(act: Act) -> &'static str {
         Act::Backward => "backward",
         Act::Input => "backward (inputs)",
         Act::Weights => "backward (weights)",
-    }
-}
-
-fn first_sample(plan: &Plan, groups: &Groups, micro: usize) -> usize {
-    plan.first_sample(groups.coord.data, micro)
-}
-
-pub(crate) fn pass<'p>(
-    plan: &Plan,
-    device: &'p Device,
-    groups: &'p Groups,
-    step: u64,
-    first_sample: usize,
-) -> Pass<'p> {
-    Pass {
-        device,
-        groups,
-        dtype: dtype(plan),
-        recompute: plan.layout.recompute,
-        dropout: (plan.model.dropout > 0.0).then_some(Dropout {
-            probability: plan.model.dropout as f32,
-            seed: plan.train.seed,
-            step,
-            first_sample: first_sample as u64,
-            seq: plan.data.seq as u64,
-        }),
-        global_tokens: plan.tokens_per_step(),
-        loads: None,
-        offload: Offloading::default(),
-        fp8: plan.precision.fp8.is_on().then_some(Fp8 {
-            head: plan.precision.fp8 == lockstep_plan::Fp8::LayersAndHead,
-            history: None,
-        }),
     }
 }
 
@@ -493,23 +448,4 @@ fn norm_ranges(model: &Model) -> Vec<(usize, usize, Range<usize>)> {
         }
     }
     runs
-}
-
-/// Where a plan's parameters are stored.
-pub(crate) fn storage(plan: &Plan) -> Storage {
-    let gather = ReductionPolicy::of(plan).gather;
-    Storage { dtype: dtype(plan), gather, offload: plan.layout.offload.optimizer() }
-}
-
-/// Delayed scales of fp8 matrices, if the plan uses them.
-fn fp8_history(plan: &Plan, device: &Device, model: &Model) -> Option<Fp8History> {
-    let Precision { fp8, fp8_scaling, .. } = plan.precision;
-    let delayed = fp8.is_on() && fp8_scaling == Fp8Scaling::Delayed;
-    let matrices = Fp8::most_matrices(model.part.total_blocks);
-    delayed.then(|| Fp8History::new(device, matrices))
-}
-
-/// Dtype of a plan's activations.
-pub fn dtype(plan: &Plan) -> Dtype {
-    plan.precision.compute
 }

@@ -11,7 +11,7 @@ use lockstep_plan::model::{Balance, Moe, Shape};
 use serde_json::Value;
 
 use crate::agree::first_error;
-use crate::rank::storage;
+use crate::from_plan::storage;
 use crate::run::{Event, Run};
 use crate::snapshot::load_weights;
 use crate::{Error, Rank};
