@@ -9,6 +9,7 @@ use crate::tokenizer::{StoredTokenizer, Tokenizer};
 use crate::tokens::Damage;
 use std::path::Path;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Name of the built-in language.
 pub const GRAMMAR: &str = "builtin:grammar";
@@ -30,6 +31,7 @@ pub const GRAMMAR: &str = "builtin:grammar";
 #[derive(Debug)]
 pub struct Source {
     inner: Inner,
+    number: u64,
     /// Loaded on first use; training does not need it.
     tokenizer: OnceLock<Tokenizer>,
 }
@@ -62,7 +64,14 @@ impl Source {
             GRAMMAR => Inner::Grammar(Grammar::new()),
             path => Inner::Corpus(Corpus::open(Path::new(path), options.held_out)?),
         };
-        Ok(Source { inner, tokenizer: OnceLock::new() })
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        Ok(Source { inner, number, tokenizer: OnceLock::new() })
+    }
+
+    /// A number that no other source of this process has.
+    pub fn number(&self) -> u64 {
+        self.number
     }
 
     /// Vocabulary size; every token is smaller.

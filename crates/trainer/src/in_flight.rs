@@ -37,7 +37,8 @@ pub(crate) struct InFlight {
 
 /// Samples in a buffer before the step that uses them.
 struct Ahead {
-    source: usize,
+    /// Number of the source.
+    source: u64,
     first: SampleId,
     skipped: SkippedSamples,
 }
@@ -78,8 +79,8 @@ impl InFlight {
         micro: usize,
         first: SampleId,
     ) {
-        let from = std::ptr::from_ref(source).addr();
-        match self.ahead.take().filter(|ahead| (ahead.source, ahead.first) == (from, first)) {
+        let wanted = (source.number(), first);
+        match self.ahead.take().filter(|ahead| (ahead.source, ahead.first) == wanted) {
             Some(ahead) => self.skipped.append(ahead.skipped),
             None => {
                 let skipped = self.read(plan, device, source, first);
@@ -96,8 +97,7 @@ impl InFlight {
     /// Reads samples into the next buffer and copies them next to the operations of the device.
     pub fn load_ahead(&mut self, plan: &Plan, device: &Device, source: &Source, first: SampleId) {
         let skipped = self.read(plan, device, source, first);
-        let source = std::ptr::from_ref(source).addr();
-        self.ahead = Some(Ahead { source, first, skipped });
+        self.ahead = Some(Ahead { source: source.number(), first, skipped });
     }
 
     fn read(
