@@ -71,30 +71,12 @@ fn main() -> ExitCode {
     }
     let level = lockstep_kernels::cpu::Level::from_env().map(drop);
     let valid = level.and(lockstep_kernels::Device::type_from_env().map(drop));
-    quiet_out_of_memory();
-    valid.map_err(anyhow::Error::msg).and_then(|()| run(command)).unwrap_or_else(|error| {
+    // A tensor that does not fit is an error like any other.
+    let run = || lockstep_kernels::OutOfMemory::catch(|| command.run())?;
+    valid.map_err(anyhow::Error::msg).and_then(|()| run()).unwrap_or_else(|error| {
         print::print_error!("error: {}", print::with_causes(&error));
         ExitCode::FAILURE
     })
-}
-
-/// Runs a command. A tensor that does not fit is an error like any other.
-fn run(command: Command) -> anyhow::Result<ExitCode> {
-    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| command.run()));
-    result.unwrap_or_else(|panic| match panic.downcast::<lockstep_kernels::OutOfMemory>() {
-        Ok(error) => Err((*error).into()),
-        Err(panic) => std::panic::resume_unwind(panic),
-    })
-}
-
-/// Prints no panic message for a tensor that does not fit: it is reported as an error.
-fn quiet_out_of_memory() {
-    let usual = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |info| {
-        if !info.payload().is::<lockstep_kernels::OutOfMemory>() {
-            usual(info);
-        }
-    }));
 }
 
 impl Command {

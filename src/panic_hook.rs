@@ -1,14 +1,18 @@
 //! The message of a panic: what to report, before the location and the backtrace.
 
+use lockstep_kernels::OutOfMemory;
+
 use crate::VERSION;
 use crate::print::print_error;
 
-/// Prints a sentence before the message of each panic.
+/// Prints a sentence before the message of each panic. A tensor that does not fit is no bug: it is reported as an error.
 pub fn install() {
     let default = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        print_error!("{}", what_to_report());
-        default(panic);
+        if !panic.payload().is::<OutOfMemory>() {
+            print_error!("{}", what_to_report());
+            default(panic);
+        }
     }));
 }
 

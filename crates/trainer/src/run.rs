@@ -1,7 +1,6 @@
 //! The training loop with evaluations, checkpoints and reports.
 
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -17,8 +16,8 @@ use lockstep_plan::{Ledger, Plan};
 use serde_json::Value;
 
 use crate::final_save::FinalSave;
+use crate::from_plan::dtype;
 use crate::peak::PeakRate;
-use crate::rank::dtype;
 use crate::replicas::COMPARE_EVERY;
 use crate::run_queue::RunQueue;
 use crate::start::{build, position};
@@ -81,12 +80,7 @@ pub struct Finished<'a> {
 /// Trains to the last step of the plan, or until a rank is asked to stop. Collective.
 pub fn run<'a>(run: &Run<'a>, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Finished<'a>, Error> {
     // The state is dropped with the error, so nothing sees it half changed.
-    catch_unwind(AssertUnwindSafe(|| train(run, on_event))).unwrap_or_else(|panic| match panic
-        .downcast::<OutOfMemory>(
-    ) {
-        Ok(error) => Err(Error::OutOfMemory(*error)),
-        Err(panic) => resume_unwind(panic),
-    })
+    OutOfMemory::catch(|| train(run, on_event)).map_err(Error::OutOfMemory)?
 }
 
 fn train<'a>(run: &Run<'a>, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Finished<'a>, Error> {

@@ -1,5 +1,7 @@
 //! The error of an allocation that does not fit.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
 use super::{Location, MemoryUsage, Tag};
 
 /// An allocation that did not fit, with what holds the memory. A tensor that cannot be allocated panics with this value.
@@ -13,6 +15,17 @@ pub struct OutOfMemory {
     /// The memory, with its free and total size.
     pub place: String,
     pub location: Location,
+}
+
+impl OutOfMemory {
+    /// Calls `f`, and returns the panic of a tensor that could not be allocated as an error. Other panics go on. State
+    /// that `f` changed must not be used after an error.
+    pub fn catch<R>(f: impl FnOnce() -> R) -> Result<R, OutOfMemory> {
+        catch_unwind(AssertUnwindSafe(f)).map_err(|panic| match panic.downcast::<OutOfMemory>() {
+            Ok(error) => *error,
+            Err(panic) => resume_unwind(panic),
+        })
+    }
 }
 
 impl std::fmt::Display for OutOfMemory {
