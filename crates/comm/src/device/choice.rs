@@ -60,11 +60,11 @@ pub(super) fn choose(wanted: DeviceEngine, facts: &[MemberFacts]) -> Result<Engi
         },
         DeviceEngine::Auto => match (shared, nccl) {
             (None, _) => choice(DeviceEngine::Shared, "all ranks use one GPU".into()),
-            // Not chosen by itself until its tests pass on several GPUs.
+            // Not chosen by itself until its tests pass on a GPU.
             (Some(_), None) if !any_share(facts) => {
                 let version = dotted(facts[0].nccl);
                 let why = format!(
-                    "comm.device_engine=nccl uses NCCL {version}, which is faster but has not been tested on several GPUs"
+                    "NCCL {version} is used only with comm.device_engine=nccl, because its tests have not passed yet"
                 );
                 choice(DeviceEngine::Host, why)
             }
@@ -185,7 +185,7 @@ mod tests {
         let own_gpus = [member(0, 1, 22803), member(1, 2, 22803)];
         let (engine, why) = auto(&own_gpus);
         assert_eq!(engine, DeviceEngine::Host);
-        assert!(why.starts_with("comm.device_engine=nccl uses NCCL 2.28.3"), "{why}");
+        assert!(why.starts_with("NCCL 2.28.3 is used only with comm.device_engine=nccl"), "{why}");
         assert_eq!(choose(DeviceEngine::Nccl, &own_gpus).unwrap().engine, DeviceEngine::Nccl);
         let missing = [member(0, 1, 22803), member(1, 2, 0)];
         assert_eq!(auto(&missing), (DeviceEngine::Host, "rank 1 has no NCCL 2.18 or newer".into()));
