@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Training steps with the optimizer in host memory: Lockstep's layout.offload compared with FSDP2 and CPUOffloadPolicy.
 
-Both programs run on one GPU, each in a process of its own, with the same model, batch and precision. `--memory-gib`
-limits the memory of both. With `--fsdp` this file is the peer itself: it times FSDP2 and prints one JSON object with
+Both programs run on one GPU, each in a process of its own, with the same model, batch and precision, and take turns. The
+table has medians over the rounds and the ratio to FSDP2. `--memory-gib` limits the memory of both. With `--fsdp` this file is the peer itself: it times FSDP2 and prints one JSON object with
 the fields that `lockstep bench step --json` prints.
 """
 
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,10 +28,17 @@ def main():
         return fsdp(args)
     c = CONFIGS[args.config]
     print(f"{args.config}: dim {c.dim}, {c.layers} layers, seq {c.seq}, batch {c.batch}, {args.dtype}")
-    print(f"{'':<32}{'tokens/s':>12}{'step ms':>10}{'GiB':>8}")
-    for offload in args.offloads:
-        show(f"lockstep {offload}", lockstep(args, offload))
-    show("FSDP2 CPUOffloadPolicy", run([args.python, __file__, "--fsdp", *common(args)]))
+    peer = "FSDP2 CPUOffloadPolicy"
+    programs = {f"lockstep {offload}": lambda offload=offload: lockstep(args, offload) for offload in args.offloads}
+    programs[peer] = lambda: run([args.python, __file__, "--fsdp", *common(args)])
+    records = {name: [] for name in programs}
+    for _ in range(args.rounds):
+        for name, start in programs.items():
+            records[name].append(start())
+    medians = {name: summary(found) for name, found in records.items()}
+    print(f"{'':<32}{'tokens/s':>12}{'ratio':>8}{'step ms':>10}{'GiB':>8}")
+    for name, found in medians.items():
+        show(name, found, medians[peer])
 
 
 def lockstep(args, offload):
@@ -60,14 +68,21 @@ def run(words):
     return found[-1]
 
 
-def show(name, record):
-    if record is None:
-        return print(f"{name:<32}{'-':>12}", flush=True)
-    memory = record.get("allocated_bytes") or record["peak_bytes"]
-    print(
-        f"{name:<32}{record['sustained_tokens_per_s']:>12,.0f}{record['step_ms']:>10.1f}{memory / 2**30:>8.2f}",
-        flush=True,
-    )
+def summary(records):
+    """Medians of tokens/s, milliseconds and bytes; nothing if a run failed."""
+    if None in records:
+        return None
+    memory = [record.get("allocated_bytes") or record["peak_bytes"] for record in records]
+    columns = [[record[key] for record in records] for key in ("sustained_tokens_per_s", "step_ms")]
+    return [statistics.median(column) for column in [*columns, memory]]
+
+
+def show(name, found, peer):
+    if found is None:
+        return print(f"{name:<32}{'failed':>12}")
+    rate, milliseconds, memory = found
+    ratio = f"{rate / peer[0]:.2f}" if peer else "-"
+    print(f"{name:<32}{rate:>12,.0f}{ratio:>8}{milliseconds:>10.1f}{memory / 2**30:>8.2f}")
 
 
 def fsdp(args):
@@ -129,6 +144,7 @@ def parse():
     parser.add_argument("--config", choices=list(CONFIGS), default="1.5b-b8")
     parser.add_argument("--dtype", choices=["f32", "bf16"], default="bf16")
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory-gib", type=float, help="limit of the GPU memory for tensors")
     parser.add_argument("--offloads", nargs="+", default=["optimizer", "optimizer+gradients"])
     parser.add_argument("--lockstep", type=Path, default=ROOT / "target/release/lockstep")
