@@ -69,7 +69,7 @@ pub fn check_device_memory(plan: &Plan, rank: usize, device: &Device) -> anyhow:
 
 /// The cheapest ways in which a plan needs less memory, as the end of a message.
 pub fn ways_to_fit(plan: &Plan) -> String {
-    let fixes = lockstep_dash::doctor::cheapest_memory_fixes(plan, None);
+    let fixes = lockstep_dash::doctor::cheapest_memory_fixes(plan);
     if fixes.is_empty() {
         return "; use more ranks, a smaller data.seq or a smaller model".into();
     }
