@@ -6,7 +6,7 @@ use lockstep_parallel::Weights;
 
 use crate::{Block, Slot};
 
-/// What a pass offloads. Nothing by default.
+/// Offloading in a pass. Nothing is offloaded by default.
 #[derive(Clone, Copy, Default)]
 pub struct Offloading<'a> {
     /// Updates of the last step that are applied when a block is used for the first time.

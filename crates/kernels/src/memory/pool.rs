@@ -34,7 +34,7 @@ struct Inner {
     /// Unused entries of `allocations`.
     vacant: Vec<u32>,
     usage: MemoryUsage,
-    /// Of `Side::Offloaded`.
+    /// Usage of `Side::Offloaded`.
     offloaded: MemoryUsage,
 }
 
