@@ -243,6 +243,19 @@ template <class T> DEVICE float exp_for(float x);
 template <> DEVICE float exp_for<float>(float x) { return expf(x); }
 template <> DEVICE float exp_for<bf16>(float x) { return __expf(x); }
 
+// e^x relative to a largest x: `shift` is `exp_shift` of it.
+template <class T> DEVICE float exp_shift(float largest);
+template <> DEVICE float exp_shift<float>(float largest) { return largest; }
+template <> DEVICE float exp_shift<bf16>(float largest) { return largest * 1.4426950408889634f; }
+
+template <class T> DEVICE float exp_shifted(float x, float shift);
+template <> DEVICE float exp_shifted<float>(float x, float shift) { return expf(x - shift); }
+template <> DEVICE float exp_shifted<bf16>(float x, float shift) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(fmaf(x, 1.4426950408889634f, -shift)));
+    return y;
+}
+
 template <class T> DEVICE float divide_for(float a, float b);
 template <> DEVICE float divide_for<float>(float a, float b) { return a / b; }
 template <> DEVICE float divide_for<bf16>(float a, float b) { return __fdividef(a, b); }

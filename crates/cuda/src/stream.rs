@@ -67,6 +67,12 @@ impl Stream {
         self.context.must(status, "complete the operations of a stream");
     }
 
+    /// As `synchronize`, when nothing is to be done about a failure.
+    pub fn drain(&self) {
+        // SAFETY: the stream lives.
+        unsafe { (self.context.api().cuStreamSynchronize)(self.handle) };
+    }
+
     /// Records an event after all operations issued so far.
     pub fn record(&self) -> StreamEvent {
         let idle = self.idle.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).pop();

@@ -198,6 +198,8 @@ pub(crate) fn start_receive(device: &Device, group: &Group, x: Tensor, from: usi
 pub(crate) enum Transfer {
     /// In device memory, on a stream of its own.
     OnDevice { pending: Pending<Result<(Tensor, StreamEvent)>>, device: Device },
+    /// As above, enqueued: the tensor may not be overwritten before the GPU has reached the event.
+    Enqueued { tensor: Tensor, done: StreamEvent, device: Device },
     /// Through host memory; `target` is the tensor in device memory that receives the message.
     Staged { pending: Pending<Result<Message>>, target: Option<(Device, Tensor)> },
 }
@@ -208,6 +210,9 @@ impl Transfer {
         match self {
             Transfer::OnDevice { pending, device } => {
                 let (tensor, done) = pending.wait()?;
+                Transfer::Enqueued { tensor, done, device }.wait()
+            }
+            Transfer::Enqueued { tensor, done, device } => {
                 // The device waits for the end of the transfer; the host only for its start.
                 device.stream().expect("a device with a stream").wait_for(&done);
                 Ok(tensor)
@@ -221,11 +226,20 @@ impl Transfer {
         }
     }
 
-    pub fn is_done(&self) -> bool {
-        match self {
-            Transfer::OnDevice { pending, .. } => pending.is_done(),
-            Transfer::Staged { pending, .. } => pending.is_done(),
-        }
+    /// The transfer, unless it is complete: then its memory may be reused, by any stream.
+    pub fn unless_done(self) -> Result<Option<Transfer>> {
+        Ok(match self {
+            Transfer::OnDevice { pending, device } if pending.is_done() => {
+                let (tensor, done) = pending.wait()?;
+                Transfer::Enqueued { tensor, done, device }.unless_done()?
+            }
+            Transfer::Enqueued { done, .. } if done.is_complete() => None,
+            Transfer::Staged { pending, target: None } if pending.is_done() => {
+                pending.wait()?;
+                None
+            }
+            unfinished => Some(unfinished),
+        })
     }
 }
 

@@ -55,7 +55,7 @@ impl Pipeline {
             let input = groups.timed(CommAxis::Pipe, || self.receive(device, group, step))?;
             let output = execute(step.action, input);
             if let (Some(to), Some(output)) = (step.sends_to, output) {
-                self.send(device, group, to, output);
+                self.send(device, group, to, output)?;
             }
         }
         groups.timed(CommAxis::Pipe, || self.wait_for_sends())
@@ -79,7 +79,7 @@ impl Pipeline {
             };
             let output = execute(stage / ranks, input);
             if stage + 1 < stages {
-                self.send(device, group, (stage + 1) % ranks, output);
+                self.send(device, group, (stage + 1) % ranks, output)?;
             }
         }
         self.wait_for_sends()
@@ -115,11 +115,22 @@ impl Pipeline {
         Ok(tensor)
     }
 
-    fn send(&mut self, device: &Device, group: &Group, to: usize, tensor: Tensor) {
-        self.sends.retain(|send| !send.is_done());
+    fn send(&mut self, device: &Device, group: &Group, to: usize, tensor: Tensor) -> Result<()> {
+        self.drop_complete_sends()?;
         // The activation now belongs to the receiver; how long the buffer lives depends on when it receives.
         tensor.retag(Tag::Buffers);
         self.sends.push(collectives::start_send(device, group, tensor, to));
+        Ok(())
+    }
+
+    /// Frees the tensors of complete sends. Others stay: on a GPU, the receiver's copy may not have begun.
+    fn drop_complete_sends(&mut self) -> Result<()> {
+        for index in (0..self.sends.len()).rev() {
+            if let Some(send) = self.sends.swap_remove(index).unless_done()? {
+                self.sends.push(send);
+            }
+        }
+        Ok(())
     }
 
     fn wait_for_sends(&mut self) -> Result<()> {

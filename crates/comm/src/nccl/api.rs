@@ -21,6 +21,7 @@ function_table! {
         fn ncclGetVersion(version: *mut c_int) -> c_int;
         fn ncclGetUniqueId(id: *mut UniqueId) -> c_int;
         fn ncclCommInitRankConfig(comm: *mut Handle, ranks: c_int, id: UniqueId, rank: c_int, config: *mut Config) -> c_int;
+        fn ncclCommFinalize(comm: Handle) -> c_int;
         fn ncclCommDestroy(comm: Handle) -> c_int;
         fn ncclCommAbort(comm: Handle) -> c_int;
         fn ncclCommGetAsyncError(comm: Handle, status: *mut c_int) -> c_int;

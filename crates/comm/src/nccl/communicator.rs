@@ -6,18 +6,22 @@ use crate::call::error::{Cause, Error, Failure, Result};
 use crate::device::DeviceArgs;
 use crate::group::Group;
 use crate::group::args::CollectiveArgs;
+use crate::health::board::Board;
 use crate::health::watch::Watch;
 use lockstep_cuda::{Gpu, Handle};
 use lockstep_types::Dtype;
 use std::ffi::c_int;
-use std::sync::{Mutex, MutexGuard};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 /// Blocks of NCCL's kernels that fit on a GPU at the same time, over all ranks that share it. More hang.
 const CTAS_OF_A_GPU: usize = 32;
 
 /// How long the reason of a failure that NCCL noticed first may take to arrive.
 const GRACE: Duration = Duration::from_secs(3);
+
+/// How long the members may take to end a communicator together. Then it is aborted.
+const ENDING: Duration = Duration::from_secs(2);
 
 /// Polls without a pause, which accept an ordinary call, and the pause between later ones.
 const POLLS: u32 = 2000;
@@ -27,6 +31,8 @@ pub(super) struct Communicator {
     pub api: &'static Api,
     /// None after an abort.
     handle: Mutex<Option<CommHandle>>,
+    /// Shows whether the world is broken.
+    board: Arc<Board>,
 }
 
 #[derive(Clone, Copy)]
@@ -66,8 +72,9 @@ impl Communicator {
                         &mut config,
                     )
                 };
-                let communicator =
-                    Communicator { api, handle: Mutex::new(Some(CommHandle(handle))) };
+                let board = watch.board.clone();
+                let created = Mutex::new(Some(CommHandle(handle)));
+                let communicator = Communicator { api, handle: created, board };
                 match communicator.settle(&watch, handle, status) {
                     Ok(()) => Ok(communicator),
                     Err(error) => {
@@ -159,13 +166,32 @@ impl Communicator {
     }
 }
 
+impl Communicator {
+    /// Ends the communicator together with the other members. False if they do not take part.
+    fn finalize(&self, comm: Handle) -> bool {
+        // SAFETY: the communicator lives, and all its calls are complete.
+        let mut status = unsafe { (self.api.functions.ncclCommFinalize)(comm) };
+        let begun = Instant::now();
+        while status == IN_PROGRESS && begun.elapsed() < ENDING && self.board.alarm().is_none() {
+            std::thread::sleep(PAUSE);
+            status = self.status_of(comm);
+        }
+        status == SUCCESS
+    }
+}
+
+/// In a broken world the communicator is aborted: destroying it would wait for members that are gone.
 impl Drop for Communicator {
     fn drop(&mut self) {
-        if let Some(CommHandle(comm)) = self.lock().take()
-            && !comm.is_null()
-        {
-            // SAFETY: the communicator lives, and all its calls are complete or abandoned.
+        let Some(CommHandle(comm)) = *self.lock() else { return };
+        if comm.is_null() {
+            return;
+        }
+        if self.board.alarm().is_none() && self.finalize(comm) {
+            // SAFETY: the communicator lives and is not used afterwards.
             unsafe { (self.api.functions.ncclCommDestroy)(comm) };
+        } else {
+            self.abort();
         }
     }
 }

@@ -44,7 +44,9 @@ use scratch::Scratch;
 
 /// Execution context of the CUDA operations: a GPU, its compute stream, kernels, libraries and scratch memory.
 pub(crate) struct Cuda {
-    context: Arc<Context>,
+    // Fields are dropped in this order: what uses a stream goes before the stream, and all before the context.
+    blaslt: blaslt::BlasLt,
+    dnn: Option<dnn::Dnn>,
     queue: Queue,
     /// Copies to the device and to the host, which a GPU executes at the same time.
     copy_streams: [Stream; 2],
@@ -52,13 +54,21 @@ pub(crate) struct Cuda {
     scratch: Scratch,
     scalars: Arc<ScalarSlots>,
     uploads: uploads::Uploads,
-    blaslt: blaslt::BlasLt,
-    dnn: Option<dnn::Dnn>,
     energy: OnceLock<Option<nvml::EnergyCounter>>,
     /// Whether f32 products may round their inputs to TF32.
     tf32: AtomicBool,
     /// Memory of the kernels that compute fp8 scales.
     amax_state: OnceLock<DeviceBuffer>,
+    context: Arc<Context>,
+}
+
+/// The GPU completes its operations before their graphs, streams and memory are destroyed.
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        for stream in self.copy_streams.iter().chain([self.queue.raw_stream()]) {
+            stream.drain();
+        }
+    }
 }
 
 impl Cuda {

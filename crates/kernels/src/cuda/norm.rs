@@ -34,9 +34,10 @@ pub(crate) fn forward(cuda: &Cuda, work: Forward<'_>) {
     assert_same(x, others);
     assert_eq!(stats.len(), rows * stats_per_row(bias.is_some()), "statistics of {rows} rows");
     let grid = if dim <= WARP_DIM {
-        Grid::new(rows.div_ceil(4), 128)
+        Grid::new(rows.div_ceil(2), 64)
     } else {
-        Grid::new(rows, dim.div_ceil(16).next_multiple_of(32).clamp(64, 512) as u32)
+        // Few threads with long parts of a row wait less for each other.
+        Grid::new(rows, dim.div_ceil(32).next_multiple_of(32).clamp(64, 512) as u32)
     };
     let kernel = match branch {
         None => float_kernel!("norm", x.dtype()),

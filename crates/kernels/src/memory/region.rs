@@ -129,8 +129,9 @@ impl Region {
                 piece
             }
             Source::Pinned(context, chunks) => {
-                let chunk = context.allocate_pinned(bytes.max(PINNED_CHUNK)).ok()?;
-                let piece = Piece { start: chunk.start as usize, bytes: chunk.bytes };
+                // The driver may place two chunks next to each other; a copy must not span both.
+                let chunk = context.allocate_pinned(bytes.max(PINNED_CHUNK) + alignment).ok()?;
+                let piece = Piece { start: chunk.start as usize, bytes: chunk.bytes - alignment };
                 chunks.push(chunk);
                 piece
             }

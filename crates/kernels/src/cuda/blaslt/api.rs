@@ -9,7 +9,6 @@ function_table! {
     Functions {
         fn cublasLtGetVersion() -> usize;
         fn cublasLtCreate(handle: *mut Handle) -> c_int;
-        fn cublasLtDestroy(handle: Handle) -> c_int;
         fn cublasLtMatmulDescCreate(desc: *mut Handle, compute: c_int, scale: c_int) -> c_int;
         fn cublasLtMatmulDescDestroy(desc: Handle) -> c_int;
         fn cublasLtMatmulDescSetAttribute(desc: Handle, attribute: c_int, value: *const c_void, bytes: usize) -> c_int;

@@ -5,7 +5,7 @@ mod api;
 mod chosen;
 mod problem;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -86,17 +86,14 @@ impl BlasLt {
     pub fn load(context: &Arc<Context>) -> Result<BlasLt> {
         let library = Library::open(&loader::CUBLASLT)?;
         let api = Functions::load(&library)?;
-        context.api();
-        let mut handle = std::ptr::null_mut();
-        // SAFETY: plain calls with valid pointers.
-        let (version, status) =
-            unsafe { ((api.cublasLtGetVersion)(), (api.cublasLtCreate)(&mut handle)) };
-        if status != 0 {
-            return Err(CudaError::new(format!(
+        // SAFETY: a plain call.
+        let version = unsafe { (api.cublasLtGetVersion)() };
+        let handle = shared_handle(&api, context).map_err(|status| {
+            CudaError::new(format!(
                 "cuBLASLt {version} in {} does not start (status {status}): it must match the driver's CUDA version",
                 library.path.display()
-            )));
-        }
+            ))
+        })?;
         Ok(BlasLt {
             api,
             handle,
@@ -424,11 +421,32 @@ impl Drop for BlasLt {
         let all = self.prepared.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
         let all: Vec<Prepared> = all.drain().filter_map(|(_, prepared)| prepared).collect();
         all.iter().for_each(|prepared| self.destroy(prepared));
-        self.context.api();
-        // SAFETY: created by `load`.
-        unsafe { (self.api.cublasLtDestroy)(self.handle) };
     }
 }
+
+/// The handle of a GPU, which all threads of the process share. It is never destroyed: cuBLASLt would wait for everything
+/// on the GPU, and the driver crashes if another thread destroys a stream or a graph meanwhile.
+fn shared_handle(api: &Functions, context: &Context) -> std::result::Result<Handle, c_int> {
+    static HANDLES: Mutex<BTreeMap<usize, SharedHandle>> = Mutex::new(BTreeMap::new());
+    let mut handles = HANDLES.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if let Some(SharedHandle(handle)) = handles.get(&context.index) {
+        return Ok(*handle);
+    }
+    context.api();
+    let mut handle = std::ptr::null_mut();
+    // SAFETY: a valid pointer.
+    let status = unsafe { (api.cublasLtCreate)(&mut handle) };
+    if status != 0 {
+        return Err(status);
+    }
+    handles.insert(context.index, SharedHandle(handle));
+    Ok(handle)
+}
+
+struct SharedHandle(Handle);
+
+// SAFETY: handles of cuBLASLt may be used from any thread, also by several at once.
+unsafe impl Send for SharedHandle {}
 
 fn data_type(dtype: Dtype) -> c_int {
     match dtype {

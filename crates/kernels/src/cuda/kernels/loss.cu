@@ -4,8 +4,8 @@
 
 constexpr u32 IGNORED = 0xffffffffu;
 
-// Smaller than any finite logit that matters, and finite, so that differences are defined.
-constexpr float LOWEST = -3.4028234e38f;
+// Smaller than any logit that matters. Finite, also in `exp_shift`, so that differences are defined.
+constexpr float LOWEST = -1e38f;
 
 // The vectors of V elements that contain a row.
 template <int V> struct Span {
@@ -64,7 +64,8 @@ template <class T, int V> DEVICE void include(Softmax& s, const float (&f)[V]) {
     for (int k = 0; k < V; k++) max = fmaxf(max, f[k]);
     s.sum *= exp_for<T>(s.max - max);
     s.max = max;
-    for (int k = 0; k < V; k++) s.sum += exp_for<T>(f[k] - max);
+    const float shift = exp_shift<T>(max);
+    for (int k = 0; k < V; k++) s.sum += exp_shifted<T>(f[k], shift);
 }
 
 // Over the block, with one barrier. `shared` has an element per warp.
@@ -215,13 +216,15 @@ template <class T, class G> DEVICE void cross_entropy(
         rows.include_piece(span, 3, s, column, &reductions[turn].target);
         s = block_softmax<T>(s, reductions[turn].warps);
         if (threadIdx.x == 0) losses[row] = row_loss(s, target, vocab, reductions[turn].target);
-        const float factor = scale / s.sum;
+        const float factor = scale / s.sum, shift = exp_shift<T>(s.max);
         for (int p = 0; p < PIECES; p++) {
             const i32 end = min(span.count, (p + 1) * rows.piece);
             for (i32 j = p * rows.piece + threadIdx.x; j < end; j += threads) {
-                float f[V];
-                unpack(rows.shared[j], f);
-                for (int k = 0; k < V; k++) f[k] = target == IGNORED ? 0.0f : exp_for<T>(f[k] - s.max) * factor;
+                float f[V] = {};
+                if (target != IGNORED) {
+                    unpack(rows.shared[j], f);
+                    for (int k = 0; k < V; k++) f[k] = exp_shifted<T>(f[k], shift) * factor;
+                }
                 if (j == target_vector) {
 #pragma unroll
                     for (int k = 0; k < V; k++)

@@ -6,13 +6,15 @@ constexpr int MOST_TURNS = 12;
 struct Turns {
     i64 at[MOST_TURNS];
     bool first;
-    // Whether element i decays.
-    DEVICE bool decays(i64 i) const {
-        bool yes = first;
+    // Turns up to element i.
+    DEVICE int before(i64 i) const {
+        int count = 0;
 #pragma unroll
-        for (int t = 0; t < MOST_TURNS; t++) yes ^= i >= at[t];
-        return yes;
+        for (int t = 0; t < MOST_TURNS; t++) count += i >= at[t];
+        return count;
     }
+    // Whether element i decays.
+    DEVICE bool decays(i64 i) const { return first ^ (before(i) & 1); }
 };
 
 struct Factors {
@@ -33,20 +35,19 @@ template <class G, bool COPY> struct AdamW {
         r.m = stream_raw<V>(m + i);
         r.v = stream_raw<V>(v + i);
     }
-    template <int V> DEVICE void write(i64 i, Regs<V>& r) const {
+    // `decay(k)` is the factor of parameter k.
+    template <int V, class Decay> DEVICE void write(i64 i, Regs<V>& r, Decay decay) const {
         float P[V], M[V], S[V], grad[V];
         unpack(r.p, P);
         unpack(r.m, M);
         unpack(r.v, S);
         unpack(r.g, grad);
-        const bool begins = turns.decays(first + i), ends = V == 1 ? begins : turns.decays(first + i + V - 1);
         for (int k = 0; k < V; k++) {
-            const bool decays = begins == ends ? begins : turns.decays(first + i + k);
             const float d = __fmul_rn(grad[k], f.scale);
             M[k] = fmaf(__fsub_rn(d, M[k]), f.one_minus_beta1, M[k]);
             S[k] = fmaf(__fmul_rn(d, d), f.one_minus_beta2, __fmul_rn(S[k], f.beta2));
             const float denominator = fmaf(__fsqrt_rn(S[k]), f.correction2, f.eps);
-            P[k] = fmaf(-f.step_size, __fdiv_rn(M[k], denominator), __fmul_rn(P[k], decays ? f.decay : 1.0f));
+            P[k] = fmaf(-f.step_size, __fdiv_rn(M[k], denominator), __fmul_rn(P[k], decay(k)));
         }
         store_stream<V>(p + i, P);
         store_stream<V>(m + i, M);
@@ -54,21 +55,49 @@ template <class G, bool COPY> struct AdamW {
         // The next forward pass reads the copy.
         if (COPY) store<V>(copy + i, P);
     }
+    DEVICE float decay_of(i64 i) const { return turns.decays(first + i) ? f.decay : 1.0f; }
 };
+
+// A vector of V elements per thread at a time. Most blocks have no turn among their elements, which is decided once.
+template <int V, class Op> DEVICE void adamw_vectors(const Op& op, i64 n) {
+    const i64 vectors = n / V;
+    for (i64 begin = (i64)blockIdx.x * blockDim.x; begin < vectors; begin += (i64)gridDim.x * blockDim.x) {
+        const i64 at = begin + threadIdx.x, i = at * V;
+        typename Op::template Regs<V> regs;
+        if (at < vectors) op.read(i, regs);
+        const i64 last = (begin + blockDim.x) * V - 1;
+        const bool constant = op.turns.before(op.first + begin * V) == op.turns.before(op.first + last);
+        const float decay = op.decay_of(begin * V);
+        if (at < vectors) {
+            if (constant) op.write(i, regs, [=](int) { return decay; });
+            else op.write(i, regs, [&](int k) { return op.decay_of(i + k); });
+        }
+    }
+}
+
+// Elements from `begin` to `end`, of which there are less than a vector, one per thread.
+template <class Op> DEVICE void adamw_rest(const Op& op, i64 begin, i64 end) {
+    const i64 i = begin + (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= end) return;
+    typename Op::template Regs<1> regs;
+    op.read(i, regs);
+    op.write(i, regs, [&](int) { return op.decay_of(i); });
+}
 
 // The first `head` elements are updated one by one, so that all addresses of the others are aligned.
 template <class Op> DEVICE void adamw(Op op, i64 n) {
     const i64 head = min((i64)((16 - ((u64)op.p & 15)) / 4 % 4), n);
-    const i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < head) {
-        typename Op::template Regs<1> regs;
-        op.read(i, regs);
-        op.write(i, regs);
-    }
+    adamw_rest(op, 0, head);
     op.p += head, op.m += head, op.v += head, op.g += head, op.first += head;
     if (op.copy) op.copy += head;
+    n -= head;
     const bool wide = aligned<4>(op.p) && aligned<4>(op.m) && aligned<4>(op.v) && aligned<4>(op.g) && aligned<4>(op.copy);
-    over<4, 1>(op, n - head, wide);
+    if (wide) {
+        adamw_vectors<4>(op, n);
+        adamw_rest(op, n / 4 * 4, n);
+    } else {
+        adamw_vectors<1>(op, n);
+    }
 }
 
 #define ADAMW(NAME, G, COPY)                                                                                           \
