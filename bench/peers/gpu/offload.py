@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Training steps with the optimizer in host memory: Lockstep's layout.offload compared with FSDP2 and CPUOffloadPolicy.
 
-Both programs run on one GPU, each in a process of its own, with the same model, batch and precision, and take turns. The
-table has medians over the rounds and the ratio to FSDP2. `--memory-gib` limits the memory of both. With `--fsdp` this file is the peer itself: it times FSDP2 and prints one JSON object with
-the fields that `lockstep bench step --json` prints.
+Both programs run on one GPU and all cores, each in a process of its own, with the same model, batch and precision, and
+take turns. The table has medians over the rounds and the ratio to FSDP2. `--memory-gib` limits the memory of both. With
+`--fsdp` this file is the peer itself: it times FSDP2 and prints one JSON object with the fields that
+`lockstep bench step --json` prints.
 """
 
 import argparse
@@ -47,7 +48,7 @@ def lockstep(args, offload):
         file = Path(folder) / "bench.toml"
         file.write_text(CONFIGS[args.config].run_file())
         words = [args.lockstep, "bench", "step", "--config", file, "--dtype", args.dtype, "--json"]
-        words += ["--seconds", args.seconds, f"--set=layout.offload={offload}"]
+        words += ["--seconds", args.seconds, "--threads", os.cpu_count(), f"--set=layout.offload={offload}"]
         words += [f"--set=device.memory_gib={args.memory_gib}"] if args.memory_gib else []
         return run(words)
 

@@ -60,13 +60,9 @@ pub(super) fn choose(wanted: DeviceEngine, facts: &[MemberFacts]) -> Result<Engi
         },
         DeviceEngine::Auto => match (shared, nccl) {
             (None, _) => choice(DeviceEngine::Shared, "all ranks use one GPU".into()),
-            // Not chosen by itself until its tests pass on a GPU.
             (Some(_), None) if !any_share(facts) => {
-                let version = dotted(facts[0].nccl);
-                let why = format!(
-                    "NCCL {version} is used only with comm.device_engine=nccl, because its tests have not passed yet"
-                );
-                choice(DeviceEngine::Host, why)
+                let why = format!("each rank has a GPU, and NCCL {}", dotted(facts[0].nccl));
+                choice(DeviceEngine::Nccl, why)
             }
             (Some(_), None) => {
                 let why = "some ranks share a GPU and others do not".into();
@@ -183,10 +179,8 @@ mod tests {
         let one_gpu = [member(0, 1, 0), member(1, 1, 22803)];
         assert_eq!(auto(&one_gpu).0, DeviceEngine::Shared);
         let own_gpus = [member(0, 1, 22803), member(1, 2, 22803)];
-        let (engine, why) = auto(&own_gpus);
-        assert_eq!(engine, DeviceEngine::Host);
-        assert!(why.starts_with("NCCL 2.28.3 is used only with comm.device_engine=nccl"), "{why}");
-        assert_eq!(choose(DeviceEngine::Nccl, &own_gpus).unwrap().engine, DeviceEngine::Nccl);
+        let why = "each rank has a GPU, and NCCL 2.28.3".to_string();
+        assert_eq!(auto(&own_gpus), (DeviceEngine::Nccl, why));
         let missing = [member(0, 1, 22803), member(1, 2, 0)];
         assert_eq!(auto(&missing), (DeviceEngine::Host, "rank 1 has no NCCL 2.18 or newer".into()));
         let mixed = [member(0, 1, 22803), member(4, 0, 0)];
