@@ -158,6 +158,10 @@ fn elementwise(params: &Params, margins: &[f32], labels: &[f32], out: &mut [Pair
     }
 }
 
+/// Rows of a block, of which loops over the classes keep the margins in the cache.
+const BLOCK: usize = 128;
+
+/// As [`probabilities`] for each row, bit for bit. The inner loops are over rows, so that they vectorize.
 fn softmax(
     matrix: &Matrix,
     margins: &[f32],
@@ -166,16 +170,37 @@ fn softmax(
     out: &Disjoint<'_, Pair>,
 ) {
     let rows = matrix.rows;
-    let mut p = vec![0.0; outputs];
-    for row in range {
-        p.iter_mut().enumerate().for_each(|(k, p)| *p = margins[k * rows + row]);
-        probabilities(&mut p);
-        let (weight, label) = (matrix.weight_of(row), matrix.label[row] as usize);
+    let mut p = vec![[0.0f32; BLOCK]; outputs];
+    for first in range.clone().step_by(BLOCK) {
+        let block = first..range.end.min(first + BLOCK);
+        let of_class = |k: usize| k * rows + block.start..k * rows + block.end;
+        let (mut most, mut sum) = ([f32::NEG_INFINITY; BLOCK], [0.0f32; BLOCK]);
+        for k in 0..outputs {
+            let margins = &margins[of_class(k)];
+            most.iter_mut().zip(margins).for_each(|(most, margin)| *most = most.max(*margin));
+        }
+        for (k, p) in p.iter_mut().enumerate() {
+            let (margins, sums) = (&margins[of_class(k)], sum.iter_mut().zip(&most));
+            for ((p, margin), (sum, most)) in p.iter_mut().zip(margins).zip(sums) {
+                *p = exp(*margin - *most);
+                *sum += *p;
+            }
+        }
+        let (labels, weights) = (&matrix.label[block.clone()], matrix.weight.get(block.clone()));
         for (k, p) in p.iter().enumerate() {
-            let g = p - f32::from(u8::from(k == label));
-            let h = (2.0 * p * (1.0 - p)).max(MIN_HESSIAN);
-            // SAFETY: the row belongs to this part.
-            *unsafe { out.element(k * rows + row) } = Pair { g: g * weight, h: h * weight };
+            // SAFETY: the rows belong to this part.
+            let out = unsafe { out.range(of_class(k)) };
+            let class = k as f32;
+            for (((out, p), sum), label) in out.iter_mut().zip(p).zip(&sum).zip(labels) {
+                let p = p / sum;
+                let g = p - f32::from(u8::from(*label == class));
+                *out = Pair { g, h: (2.0 * p * (1.0 - p)).max(MIN_HESSIAN) };
+            }
+            if let Some(weights) = weights {
+                for (pair, weight) in out.iter_mut().zip(weights) {
+                    *pair = Pair { g: pair.g * weight, h: pair.h * weight };
+                }
+            }
         }
     }
 }
