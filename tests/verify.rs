@@ -59,7 +59,7 @@ fn prints_a_table_of_layouts() {
     assert!(finished.ok, "{}{}", finished.out, finished.err);
     let lines: Vec<&str> = finished.out.lines().collect();
     assert_eq!(lines.len(), 6, "{}", finished.out);
-    assert!(lines[0].starts_with("small: Llama, 0.01M parameters, F32; 4 steps"), "{}", lines[0]);
+    assert!(lines[0].starts_with("small: llama, 0.01M parameters, f32; 4 steps"), "{}", lines[0]);
     assert!(lines[0].ends_with("losses within 2e-5, weights within 1e-4"), "{}", lines[0]);
     let columns: Vec<&str> = lines[1].split_whitespace().collect();
     assert_eq!(columns, ["layout", "ranks", "loss", "norm", "weights", "ok"]);

@@ -137,7 +137,11 @@ fn inspect(path: &Path, tensor: Option<&str>, json: bool) -> anyhow::Result<Exit
         if head.position.data.is_empty() { "no data" } else { &head.position.data },
         head.position.seed
     );
-    println!("  model          {:?}, {} parameters", head.shape.family, head.shape.param_count());
+    println!(
+        "  model          {}, {} parameters",
+        head.shape.family.name(),
+        head.shape.param_count()
+    );
     println!("  layout         {}", layout(manifest));
     for kind in TensorKind::ALL {
         let tensors = manifest.tensors.iter().filter(|at| at.kind == kind);

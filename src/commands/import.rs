@@ -67,7 +67,7 @@ const STARTER_SEQ: usize = 2048;
 /// A run file that trains an imported model.
 fn starter(shape: &Shape, folder: &Path) -> String {
     let Shape { layers, dim, vocab, seq, .. } = shape;
-    let family = format!("{:?}", shape.family);
+    let family = shape.family.name();
     let (used, longest) = (STARTER_SEQ.min(*seq), thousands(*seq as f64));
     format!(
         "name = \"tuned\"

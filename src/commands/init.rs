@@ -61,7 +61,7 @@ const SEQ: usize = 2048;
 fn starter(preset: &str, shape: &Shape) -> String {
     let (params, seq) = (shape.param_count(), shape.seq.min(SEQ));
     let size = presets::count(params);
-    let family = format!("{:?}", shape.family).to_lowercase();
+    let family = shape.family.name();
     let is_small = params < SMALL;
     let (source, data) = match is_small {
         true => ("builtin:grammar".to_string(), "generated, no download".to_string()),

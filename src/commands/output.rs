@@ -15,9 +15,9 @@ use crate::print::{print_error, print_line};
 pub fn print_header(plan: &Plan, source: &Source) {
     let (model, train) = (&plan.model, &plan.train);
     print_line!(
-        "{}: {:?}, {:.2}M parameters, {} rank(s) × {} thread(s), {:?}{}, {} × {} tokens per step",
+        "{}: {}, {:.2}M parameters, {} rank(s) × {} thread(s), {}{}, {} × {} tokens per step",
         plan.name,
-        model.family,
+        model.family.name(),
         model.param_count() as f64 / 1e6,
         plan.ranks,
         train.threads,

@@ -37,7 +37,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             println!("{}", json!({"preset": name, "params": params, "shape": shape}));
             continue;
         }
-        let family = format!("{:?}", shape.family).to_lowercase();
+        let family = shape.family.name();
         let experts =
             shape.moe.map_or("-".into(), |moe| format!("{} of {}", moe.top_k, moe.experts));
         println!(

@@ -189,10 +189,10 @@ fn print_header(tasks: &Tasks) {
     let Tasks { one, steps, .. } = tasks;
     let tolerance = tasks.tolerance(one);
     print_line!(
-        "{}: {:?}, {:.2}M parameters, {:?}; {steps} steps on one rank and on each layout: \
+        "{}: {}, {:.2}M parameters, {}; {steps} steps on one rank and on each layout: \
          losses within {:e}, weights within {:e}",
         one.name,
-        one.model.family,
+        one.model.family.name(),
         one.model.param_count() as f64 / 1e6,
         one.precision.compute,
         tolerance.loss,

@@ -32,6 +32,17 @@ pub enum Family {
     Moe,
 }
 
+impl Family {
+    /// The name in a run file.
+    pub fn name(self) -> &'static str {
+        match self {
+            Family::Gpt2 => "gpt2",
+            Family::Llama => "llama",
+            Family::Moe => "moe",
+        }
+    }
+}
+
 /// Hyperparameters of a built-in model.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Shape {

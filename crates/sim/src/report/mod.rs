@@ -190,7 +190,10 @@ pub(crate) fn headline(plan: &Plan) -> String {
         format!("{:.2}M", params / 1e6)
     };
     format!(
-        "{:?}, {size} parameters, {:?}, {} × {} tokens per step",
-        plan.model.family, plan.precision.compute, plan.train.global_batch, plan.data.seq
+        "{}, {size} parameters, {}, {} × {} tokens per step",
+        plan.model.family.name(),
+        plan.precision.compute,
+        plan.train.global_batch,
+        plan.data.seq
     )
 }

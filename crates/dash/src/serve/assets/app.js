@@ -207,7 +207,12 @@ function size(node) {
 
 function axes(label) {
   const color = getComputedStyle(document.body).color, line = getComputedStyle(document.documentElement).getPropertyValue("--line");
-  const short = (plot, ticks) => ticks.map((tick) => (tick === null ? "" : Math.abs(tick) >= 1e4 ? Number(tick).toExponential(0) : String(Number(tick.toPrecision(6)))));
+  const units = [[1e9, "G"], [1e6, "M"], [1e3, "k"]];
+  const shortest = (tick) => {
+    const [size, unit] = (Math.abs(tick) >= 1e4 && units.find(([size]) => Math.abs(tick) >= size)) || [1, ""];
+    return String(Number((tick / size).toPrecision(6))) + unit;
+  };
+  const short = (plot, ticks) => ticks.map((tick) => (tick === null ? "" : shortest(tick)));
   return [{ label, stroke: color, grid: { stroke: line, width: 1 }, labelSize: 18, values: short }, { stroke: color, grid: { stroke: line, width: 1 }, size: 64, values: short }];
 }
 
@@ -321,9 +326,11 @@ async function ranksView() {
   for (const [title, values, format] of kinds) {
     if (!values || !values.length) continue;
     const low = Math.min(...values), high = Math.max(...values);
+    // The darkest color is at least a fifth above the lightest, and a time at least a twentieth of the step: smaller differences do not matter.
+    const least = Math.max(low / 5, times.compute_ms && title !== "memory" ? Math.max(...times.compute_ms) / 20 : 0);
     const cell = ({ rank, data, tensor, context, pipe }) => {
-      const value = values[rank] ?? 0, fraction = high > low ? (value - low) / (high - low) : 0;
-      const worst = values.length > 1 && value === high && high > 1.1 * low;
+      const value = values[rank] ?? 0, fraction = high > low ? (value - low) / Math.max(high - low, least) : 0;
+      const worst = values.length > 1 && value === high && high - low > least / 2;
       const node = el("div", { class: "cell" + (worst ? " worst" : ""), title: `data=${data} tensor=${tensor} context=${context} pipe=${pipe}` }, el("b", {}, `rank ${rank}`), el("div", {}, format(value)), el("div", {}, `d${data} t${tensor} c${context} p${pipe}` + (worst ? " ◀ most" : "")));
       node.style.background = heat(fraction);
       node.style.color = "#1d2126";
