@@ -158,7 +158,7 @@ fn elementwise(params: &Params, margins: &[f32], labels: &[f32], out: &mut [Pair
     }
 }
 
-/// Rows of a block, of which loops over the classes keep the margins in the cache.
+/// Rows whose probabilities of all classes stay in the cache.
 const BLOCK: usize = 128;
 
 /// As [`probabilities`] for each row, bit for bit. The inner loops are over rows, so that they vectorize.
@@ -227,5 +227,43 @@ pub fn transform(objective: Objective, row: &mut [f32]) {
         Objective::Poisson => row.iter_mut().for_each(|margin| *margin = exp(*margin)),
         Objective::Softmax => probabilities(row),
         _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lockstep_comm::single_rank;
+
+    use super::*;
+    use crate::data::Table;
+
+    /// Blocks of rows give the bits of one row after the other, with and without weights.
+    #[test]
+    fn softmax_gradients_are_those_of_single_rows() {
+        let (rows, classes) = (2 * BLOCK + 45, 5);
+        let x: Vec<f32> = (0..rows).map(|row| row as f32).collect();
+        let labels: Vec<f32> = (0..rows).map(|row| (row * 7 % classes) as f32).collect();
+        let margins: Vec<f32> =
+            (0..rows * classes).map(|i| ((i * 2_654_435) % 1000) as f32 * 0.013 - 6.5).collect();
+        let weights = (0..rows).map(|row| 0.5 + row as f32 * 0.01).collect();
+        let (objective, team) = (Objective::Softmax, Team::new(2));
+        let params = Params { objective, classes, ..Params::default() };
+        for weight in [None, Some(weights)] {
+            let table = Table::dense(vec!["x".into()], x.clone(), labels.clone());
+            let table = Table { weight, ..table };
+            let matrix = Matrix::new(&single_rank(), &table, None, 256, &team).unwrap();
+            let mut pairs = vec![Pair { g: 0.0, h: 0.0 }; rows * classes];
+            gradients(&team, &matrix, &params, &margins, &mut pairs);
+            for row in 0..rows {
+                let mut p: Vec<f32> = (0..classes).map(|k| margins[k * rows + row]).collect();
+                probabilities(&mut p);
+                for (k, p) in p.iter().enumerate() {
+                    let (weight, pair) = (matrix.weight_of(row), &pairs[k * rows + row]);
+                    let g = (p - f32::from(u8::from(labels[row] == k as f32))) * weight;
+                    let h = (2.0 * p * (1.0 - p)).max(MIN_HESSIAN) * weight;
+                    assert_eq!((pair.g.to_bits(), pair.h.to_bits()), (g.to_bits(), h.to_bits()));
+                }
+            }
+        }
     }
 }

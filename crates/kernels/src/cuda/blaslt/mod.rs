@@ -425,7 +425,7 @@ impl Drop for BlasLt {
 }
 
 /// The handle of a GPU, which all threads of the process share. It is never destroyed: cuBLASLt would wait for everything
-/// on the GPU, and the driver crashes if another thread destroys a stream or a graph meanwhile.
+/// on the GPU, which crashed in the driver while other threads opened and closed devices.
 fn shared_handle(api: &Functions, context: &Context) -> std::result::Result<Handle, c_int> {
     static HANDLES: Mutex<BTreeMap<usize, SharedHandle>> = Mutex::new(BTreeMap::new());
     let mut handles = HANDLES.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
