@@ -100,6 +100,22 @@ fn errors_suggest_a_fix() {
     }
 }
 
+/// A search offloads if nothing fits without, and only then; a mode of the run is kept.
+#[test]
+fn a_search_offloads_what_does_not_fit() {
+    let plan = |more: &[&'static str]| {
+        let output = lockstep(&[&["plan", "--preset", "llama3-8b", "--cluster"], more].concat());
+        assert!(output.status.success(), "{more:?}: {}", err(&output));
+        out(&output)
+    };
+    let alone = plan(&["h100-1"]);
+    assert!(alone.contains("offload=optimizer: nothing fits without it"), "{alone}");
+    assert!(alone.contains("offloaded to host memory"), "{alone}");
+    assert!(!plan(&["h100-8"]).contains("offload"), "8 GPUs have enough memory");
+    let set = plan(&["h100-8", "--set", "layout.offload=all"]);
+    assert!(set.contains("offload=all") && !set.contains("nothing fits"), "{set}");
+}
+
 #[test]
 fn a_plan_that_does_not_fit_is_printed_and_fails() {
     let folder = folder("large");

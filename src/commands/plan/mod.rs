@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
+use lockstep_plan::config::{Layout, Offload};
 use lockstep_plan::{Config, ConfigError, Dtype, Plan};
 use lockstep_sim::search::{Limits, Objective, Proposal, Search, SearchRequest};
 use lockstep_sim::{Cluster, Options, estimate};
@@ -95,17 +96,24 @@ struct Input {
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let input = read_input(&args)?;
-    let searched =
-        args.search.is_some() || args.preset.is_some() && input.config.layout == Default::default();
-    let typed = if searched { None } else { Some(estimate_layout(&input)?) };
-    let request = SearchRequest {
-        config: &input.config,
-        vocab: input.vocab,
-        cluster: &input.cluster,
-        options: &input.options,
-        ranks: ranks_to_try(&input, args.by),
-    };
+    let mut input = read_input(&args)?;
+    let layout = Layout { offload: None, ..input.config.layout.clone() };
+    let searched = args.search.is_some() || args.preset.is_some() && layout == Default::default();
+    if let Some(code) = report(&args, &input, searched)? {
+        return Ok(code);
+    }
+    if offload(&mut input, args.by)
+        && let Some(code) = report(&args, &input, searched)?
+    {
+        return Ok(code);
+    }
+    bail!("{}", nothing_fits(&input, args.by)?);
+}
+
+/// Prints the layout of the run, or those that are found. None if nothing fits.
+fn report(args: &Args, input: &Input, searched: bool) -> anyhow::Result<Option<ExitCode>> {
+    let typed = if searched { None } else { Some(estimate_layout(input)?) };
+    let request = input.request(args.by);
     let search = match searched || args.advice {
         true => Some(Search::new(&request).map_err(config_errors)?),
         false => None,
@@ -117,7 +125,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
                 search.best(args.by.by(), args.search.unwrap_or(5).max(1), &Limits::default());
             bar.finish_and_clear();
             if found.is_empty() {
-                bail!("{}", nothing_fits(search, &input));
+                return Ok(None);
             }
             found
         }
@@ -149,7 +157,29 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             println!("wrote {}", path.display());
         }
     }
-    Ok(if shown.estimate.fits { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(Some(if shown.estimate.fits { ExitCode::SUCCESS } else { ExitCode::FAILURE }))
+}
+
+/// If the run has GPUs and no offload mode, sets the first mode with which something fits. False if there is none.
+fn offload(input: &mut Input, by: Best) -> bool {
+    if !input.cluster.has_gpus() || input.config.layout.offload.is_some() {
+        return false;
+    }
+    for mode in [Offload::Optimizer, Offload::OptimizerGradients, Offload::All] {
+        input.config.layout.offload = Some(mode);
+        let request = input.request(by);
+        // Not every model supports every mode.
+        let Ok(search) = Search::new(&request) else { continue };
+        if search.best(Objective::Memory, 1, &Limits::default()).is_empty() {
+            continue;
+        }
+        let note = format!("offload={}: nothing fits without it", mode.name());
+        let chosen = input.chosen.take().map(|chosen| chosen + "\n").unwrap_or_default();
+        input.chosen = Some(chosen + &note);
+        return true;
+    }
+    input.config.layout.offload = None;
+    false
 }
 
 /// Reads the run, the cluster and the number of ranks from the arguments.
@@ -203,13 +233,21 @@ fn estimate_layout(input: &Input) -> anyhow::Result<Proposal> {
     Ok(Proposal { plan, estimate })
 }
 
-/// The given number of ranks; for `--by cost` also smaller numbers, halved repeatedly.
-fn ranks_to_try(input: &Input, by: Best) -> Vec<usize> {
-    let mut ranks = vec![input.ranks];
-    while by == Best::Cost && ranks[ranks.len() - 1].is_multiple_of(2) {
-        ranks.push(ranks[ranks.len() - 1] / 2);
+impl Input {
+    fn request(&self, by: Best) -> SearchRequest<'_> {
+        let Input { config, vocab, cluster, options, .. } = self;
+        let ranks = self.ranks_to_try(by);
+        SearchRequest { config, vocab: *vocab, cluster, options, ranks }
     }
-    ranks
+
+    /// The given number of ranks; for `--by cost` also smaller numbers, halved repeatedly.
+    fn ranks_to_try(&self, by: Best) -> Vec<usize> {
+        let mut ranks = vec![self.ranks];
+        while by == Best::Cost && ranks[ranks.len() - 1].is_multiple_of(2) {
+            ranks.push(ranks[ranks.len() - 1] / 2);
+        }
+        ranks
+    }
 }
 
 /// Parses `--price`.
@@ -218,9 +256,11 @@ fn price(text: &str) -> Result<f64, String> {
     price.ok_or_else(|| "use a number of dollars, e.g. 2.5".into())
 }
 
-fn nothing_fits(search: &Search, input: &Input) -> String {
+fn nothing_fits(input: &Input, by: Best) -> anyhow::Result<String> {
     let gib = |bytes: f64| bytes / (1u64 << 30) as f64;
-    match search.smallest(&Limits::default()) {
+    let request = input.request(by);
+    let search = Search::new(&request).map_err(config_errors)?;
+    Ok(match search.smallest(&Limits::default()) {
         None => format!(
             "no valid layout of {} ranks: they do not divide the global batch of {} sequences or the model; \
              use another number of ranks, or a global batch with more divisors",
@@ -235,7 +275,7 @@ fn nothing_fits(search: &Search, input: &Input) -> String {
             lockstep_sim::search::layout_words(&smallest.plan),
             gib(smallest.bytes())
         ),
-    }
+    })
 }
 
 fn config_errors(errors: Vec<ConfigError>) -> anyhow::Error {

@@ -165,7 +165,7 @@ impl Cluster {
     }
 
     /// Whether the accelerators are GPUs and not the cores of a CPU.
-    pub(crate) fn has_gpus(&self) -> bool {
+    pub fn has_gpus(&self) -> bool {
         self.cores.is_none()
     }
 

@@ -32,7 +32,7 @@ use crate::{Cluster, Estimate, Options};
 
 /// Input of a search.
 pub struct SearchRequest<'a> {
-    /// The run. Its layout and micro-batch are ignored.
+    /// The run. Its micro-batch and its layout are ignored, except for `offload`.
     pub config: &'a Config,
     /// Vocabulary of the data, used if the model does not set it.
     pub vocab: Option<usize>,
@@ -130,6 +130,7 @@ impl<'a> Search<'a> {
     /// Builds the groups, or returns the errors of the config that do not depend on the layout.
     pub fn new(request: &'a SearchRequest<'a>) -> Result<Search<'a>, Vec<ConfigError>> {
         let mut alone = request.config.with_layout("");
+        alone.layout.offload = request.config.layout.offload;
         alone.train.micro_batch = None;
         let mut env = Environment::one_host(1, request.cluster.cores.unwrap_or(1));
         env.gpu = request.cluster.has_gpus();

@@ -125,7 +125,10 @@ pub(super) fn scheduled(group: &Candidate, layers: usize, micros: usize) -> Vec<
         let layout = Layout { schedule, chunks, ..group.layout.clone() };
         Candidate { layout, ..*group }
     };
-    schedules(group.layout.pipe, layers, micros).into_iter().map(with).collect()
+    // Schedules with deferred weight gradients keep activations on the device.
+    let offloads = group.layout.offload.activations();
+    let all = schedules(group.layout.pipe, layers, micros).into_iter();
+    all.filter(|(schedule, _)| !(offloads && schedule.splits())).map(with).collect()
 }
 
 /// A scheduled group with each ZeRO level.
