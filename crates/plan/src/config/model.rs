@@ -47,9 +47,6 @@ pub struct RopeScaling {
     pub original_seq: Option<usize>,
 }
 
-const FAMILIES: [(&str, Family); 3] =
-    [("gpt2", Family::Gpt2), ("llama", Family::Llama), ("moe", Family::Moe)];
-
 const BALANCES: [(&str, Balance); 2] = [("sequence", Balance::Sequence), ("batch", Balance::Batch)];
 
 impl Model {
@@ -58,7 +55,7 @@ impl Model {
         let key = |name: &str| format!("{section}.{name}");
         Model {
             preset: reader.text(&key("preset")),
-            family: reader.word(&key("family"), &FAMILIES),
+            family: reader.word(&key("family"), &Family::NAMES),
             dim: reader.count(&key("dim")),
             layers: reader.count(&key("layers")),
             heads: reader.count(&key("heads")),

@@ -33,13 +33,12 @@ pub enum Family {
 }
 
 impl Family {
-    /// The name in a run file.
+    /// The values as they are typed.
+    pub const NAMES: [(&str, Family); 3] =
+        [("gpt2", Family::Gpt2), ("llama", Family::Llama), ("moe", Family::Moe)];
+
     pub fn name(self) -> &'static str {
-        match self {
-            Family::Gpt2 => "gpt2",
-            Family::Llama => "llama",
-            Family::Moe => "moe",
-        }
+        Family::NAMES[self as usize].0
     }
 }
 

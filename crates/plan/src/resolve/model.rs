@@ -174,7 +174,7 @@ fn check_family(checker: &mut Checker, typed: &Model, family: Family) {
     ];
     for (name, _) in experts.into_iter().filter(|(_, typed)| *typed && family != Family::Moe) {
         let message =
-            format!("{name} is only used with family = \"moe\" (got \"{}\")", family_name(family));
+            format!("{name} is only used with family = \"moe\" (got \"{}\")", family.name());
         checker.add(
             &[&format!("model.{name}"), "model.family"],
             message,
@@ -192,13 +192,5 @@ fn check_family(checker: &mut Checker, typed: &Model, family: Family) {
             message,
             "set family = \"llama\" or remove it",
         );
-    }
-}
-
-fn family_name(family: Family) -> &'static str {
-    match family {
-        Family::Gpt2 => "gpt2",
-        Family::Llama => "llama",
-        Family::Moe => "moe",
     }
 }
