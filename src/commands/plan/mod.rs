@@ -102,7 +102,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(code) = report(&args, &input, searched)? {
         return Ok(code);
     }
-    if offload(&mut input, args.by)
+    if choose_offload(&mut input, args.by)
         && let Some(code) = report(&args, &input, searched)?
     {
         return Ok(code);
@@ -161,7 +161,7 @@ fn report(args: &Args, input: &Input, searched: bool) -> anyhow::Result<Option<E
 }
 
 /// If the run has GPUs and no offload mode, sets the first mode with which something fits. False if there is none.
-fn offload(input: &mut Input, by: Best) -> bool {
+fn choose_offload(input: &mut Input, by: Best) -> bool {
     if !input.cluster.has_gpus() || input.config.layout.offload.is_some() {
         return false;
     }
@@ -260,6 +260,10 @@ fn nothing_fits(input: &Input, by: Best) -> anyhow::Result<String> {
     let gib = |bytes: f64| bytes / (1u64 << 30) as f64;
     let request = input.request(by);
     let search = Search::new(&request).map_err(config_errors)?;
+    let tried = match input.config.layout.offload {
+        None if input.cluster.has_gpus() => "; no offload mode is enough",
+        _ => "",
+    };
     Ok(match search.smallest(&Limits::default()) {
         None => format!(
             "no valid layout of {} ranks: they do not divide the global batch of {} sequences or the model; \
@@ -268,7 +272,7 @@ fn nothing_fits(input: &Input, by: Best) -> anyhow::Result<String> {
             input.config.train.global_batch.unwrap_or(32)
         ),
         Some(smallest) => format!(
-            "nothing fits on {} × {} ({:.1} GiB): the smallest layout, {}, needs {:.1} GiB; use more ranks",
+            "nothing fits on {} × {} ({:.1} GiB): the smallest layout, {}, needs {:.1} GiB{tried}; use more ranks",
             input.ranks,
             input.cluster.accelerator.name,
             input.cluster.accelerator.memory_gib,
