@@ -65,7 +65,7 @@ pub(super) fn choose(wanted: DeviceEngine, facts: &[MemberFacts]) -> Result<Engi
                 choice(DeviceEngine::Nccl, why)
             }
             (Some(_), None) => {
-                let why = "some ranks share a GPU and others do not".into();
+                let why = "some ranks share a GPU".into();
                 choice(DeviceEngine::Host, why)
             }
             (Some(_), Some(why)) => choice(DeviceEngine::Host, why),
@@ -79,7 +79,8 @@ fn why_not_shared(facts: &[MemberFacts]) -> Option<String> {
     }
     let first = facts[0];
     if let Some(other) = facts.iter().find(|f| f.gpu != first.gpu || f.host != first.host) {
-        return Some(format!("ranks {} and {} use different GPUs", first.rank, other.rank));
+        let what = if other.host != first.host { "are on different hosts" } else { "use different GPUs" };
+        return Some(format!("ranks {} and {} {what}", first.rank, other.rank));
     }
     let twice = |f: &MemberFacts| facts.iter().filter(|other| other.pid == f.pid).count();
     if (2..facts.len()).contains(&twice(&first)) || facts.iter().any(|f| twice(f) != twice(&first))
@@ -126,7 +127,7 @@ fn without_gpu(facts: &[MemberFacts]) -> Option<String> {
 }
 
 fn any_share(facts: &[MemberFacts]) -> bool {
-    let uses_same = |a: &MemberFacts, b: &MemberFacts| a.gpu == b.gpu && a.host == b.host;
+    let uses_same = |a: &MemberFacts, b: &MemberFacts| a.gpu == b.gpu;
     facts.iter().enumerate().any(|(i, a)| facts[..i].iter().any(|b| uses_same(a, b)))
 }
 
@@ -189,8 +190,8 @@ mod tests {
         assert!(auto(&versions).1.contains("NCCL 2.28.3 and rank 1 has 2.21.5"));
         let some_share = [member(0, 1, 23203), member(1, 1, 23203), member(2, 2, 23203)];
         assert_eq!(auto(&some_share).0, DeviceEngine::Host);
-        // The same index on another host is another GPU.
-        let hosts = [member(0, 1, 0), MemberFacts { host: 1, ..member(1, 1, 0) }];
+        // Two containers with host names of their own share a GPU, which only NCCL 2.30 supports.
+        let hosts = [member(0, 1, 22803), MemberFacts { host: 1, ..member(1, 1, 22803) }];
         assert_eq!(auto(&hosts).0, DeviceEngine::Host);
     }
 

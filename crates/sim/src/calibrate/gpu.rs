@@ -5,7 +5,7 @@ use lockstep_plan::Dtype;
 use serde::{Deserialize, Serialize};
 
 use super::fit::{Fitted, MeasuredMatmul, MeasuredStep, RankSkew, fit_rows, fit_steps};
-use crate::cluster::{AttentionRates, Cluster, Curve, MatmulOverheads};
+use crate::cluster::{AttentionRate, AttentionRates, Cluster, Curve, MatmulOverheads};
 use crate::estimate::{Options, estimate};
 
 /// Measurements of a GPU.
@@ -35,8 +35,10 @@ pub struct MeasuredAttention {
     pub rows: usize,
     pub head_dim: usize,
     pub seq: usize,
-    /// Forward and backward.
+    /// Forward and deterministic backward.
     pub seconds: [f64; 2],
+    /// Backward without determinism.
+    pub nondeterministic: f64,
 }
 
 impl MeasuredAttention {
@@ -105,8 +107,9 @@ fn attention_rates(cluster: &Cluster, measured: &[MeasuredAttention]) -> Attenti
         let flops = attention.flops();
         let reached =
             std::array::from_fn(|pass| flops[pass] / attention.seconds[pass] / (1e12 * peak));
-        let MeasuredAttention { head_dim, seq, .. } = *attention;
-        list.push(crate::cluster::AttentionRate { head_dim, seq, reached });
+        let MeasuredAttention { head_dim, seq, nondeterministic, .. } = *attention;
+        let nondeterministic = Some(flops[1] / nondeterministic / (1e12 * peak));
+        list.push(AttentionRate { head_dim, seq, reached, nondeterministic });
     }
     rates
 }

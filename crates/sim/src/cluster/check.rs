@@ -178,6 +178,9 @@ impl Mistakes {
             self.count("attention_rates: head_dim", rate.head_dim);
             self.count("attention_rates: seq", rate.seq);
             rate.reached.iter().for_each(|part| self.positive("attention_rates: reached", *part));
+            if let Some(backward) = rate.nondeterministic {
+                self.positive("attention_rates: nondeterministic", backward);
+            }
         }
         self.matmul(&accelerator.matmul);
         if let Some(efficiency) = &accelerator.efficiency {

@@ -24,8 +24,8 @@ fn tiled(case: &Case) -> [Cost; 2] {
     };
     let device = &case.cluster.accelerator;
     let measured = case.measured(OpClass::Attention, case.size(OpClass::Attention));
-    let isolated =
-        device.attention_rates.at(case.plan.precision.compute, [case.head_dim, case.seq]);
+    let (compute, deterministic) = (case.plan.precision.compute, case.plan.device.deterministic);
+    let isolated = device.attention_rates.at(compute, deterministic, [case.head_dim, case.seq]);
     let [forward, backward] = match (isolated, measured) {
         (Some(rates), in_step) => rates.map(|rate| (rate * in_step.unwrap_or(1.0), 0.0)),
         (None, Some(reached)) => [(reached, 0.0); 2],

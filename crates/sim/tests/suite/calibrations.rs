@@ -190,7 +190,12 @@ fn made_up_gpu() -> Cluster {
     });
     for (head_dim, reached) in [(64, 0.3), (128, 0.5)] {
         for seq in [512, 4096] {
-            let rate = AttentionRate { head_dim, seq, reached: [reached, 0.8 * reached] };
+            let rate = AttentionRate {
+                head_dim,
+                seq,
+                reached: [reached, 0.8 * reached],
+                nondeterministic: Some(0.9 * reached),
+            };
             device.attention_rates.bf16.push(rate);
             device.attention_rates.f32.push(rate);
         }
@@ -256,11 +261,18 @@ fn a_synthetic_gpu_is_recovered() {
     let mut attention = Vec::new();
     for (compute, peak) in [(Dtype::F32, device.peak.f32), (Dtype::Bf16, device.peak.bf16)] {
         for rate in &device.attention_rates.bf16 {
-            let AttentionRate { head_dim, seq, reached } = *rate;
-            let mut one =
-                MeasuredAttention { compute, rows: 64, head_dim, seq, seconds: [1.0, 1.0] };
+            let AttentionRate { head_dim, seq, reached, nondeterministic } = *rate;
+            let mut one = MeasuredAttention {
+                compute,
+                rows: 64,
+                head_dim,
+                seq,
+                seconds: [1.0, 1.0],
+                nondeterministic: 1.0,
+            };
             let flops = one.flops();
             one.seconds = std::array::from_fn(|pass| flops[pass] / (reached[pass] * 1e12 * peak));
+            one.nondeterministic = flops[1] / (nondeterministic.unwrap() * 1e12 * peak);
             attention.push(one);
         }
     }

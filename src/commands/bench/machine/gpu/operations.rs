@@ -111,11 +111,18 @@ fn attention(
             gpu.attention(&shape, qkv.view(), out.view_mut(), lse.view_mut());
         });
         let output = AttentionOutput { out: out.view(), lse: lse.view(), dout: dout.view() };
-        let backward = seconds(gpu, || {
-            gpu.attention_backward(&shape, qkv.view(), output, dqkv.view_mut());
+        let [nondeterministic, backward] = [false, true].map(|deterministic| {
+            gpu.set_deterministic_attention(deterministic);
+            seconds(gpu, || gpu.attention_backward(&shape, qkv.view(), output, dqkv.view_mut()))
         });
-        let rows = batch * heads;
-        all.push(MeasuredAttention { compute, rows, head_dim, seq, seconds: [forward, backward] });
+        all.push(MeasuredAttention {
+            compute,
+            rows: batch * heads,
+            head_dim,
+            seq,
+            seconds: [forward, backward],
+            nondeterministic,
+        });
     }
     all
 }
