@@ -51,7 +51,13 @@ pub(crate) fn forward(
     cuda.launch(&EMBEDDING, float_kernel!("embed", table.dtype()), row_per_warp(tokens), &args);
 }
 
-/// Sorts the tokens by their row of the table, so that each row is summed by one block in the order of the tokens.
+/// Threads of a block that sums, as in the kernels.
+const SUM_THREADS: u32 = 128;
+
+/// Sorted tokens that one block sums at most, as in the kernels.
+const PIECE: usize = 64;
+
+/// Sorts the tokens by their row of the table, so that each row is summed in a fixed order.
 pub(crate) fn backward(
     cuda: &Cuda,
     Tokens { ids, shard }: Tokens<'_>,
@@ -72,8 +78,10 @@ pub(crate) fn backward(
         "dtypes of ids and gradient"
     );
     let rows = dtable.len() / dim;
-    let scratch = cuda.scratch(Sort::bytes(tokens));
+    let pieces = tokens.div_ceil(PIECE);
+    let scratch = cuda.scratch(Sort::bytes(tokens) + 2 * pieces * dim * size_of::<f32>());
     let sort = Sort::new(tokens, scratch.address());
+    let partial = scratch.address() + Sort::bytes(tokens) as u64;
     let args = [ids.into(), sort.keys().into(), count(tokens), word(shard.first), word(rows)];
     cuda.launch(&EMBEDDING, "embed_keys", Grid::over(tokens, THREADS), &args);
     let Sorted { keys, order } = sort.run(cuda, rows);
@@ -81,14 +89,27 @@ pub(crate) fn backward(
         keys.into(),
         order.into(),
         dy.into(),
-        dtable.into(),
+        dtable.address().into(),
+        partial.into(),
         count(tokens),
         count(dim),
         word(rows),
         flag(accumulate),
     ];
     let kernel = float_kernel!("embed_backward", dy.dtype());
-    cuda.launch(&EMBEDDING, kernel, Grid::new(tokens, 128), &args);
+    cuda.launch(&EMBEDDING, kernel, Grid::new(tokens, SUM_THREADS), &args);
+    let spans = dim.div_ceil(SUM_THREADS as usize);
+    let args = [
+        keys.into(),
+        partial.into(),
+        dtable.into(),
+        count(tokens),
+        count(dim),
+        word(rows),
+        count(spans),
+        flag(accumulate),
+    ];
+    cuda.launch(&EMBEDDING, "embed_add_pieces", Grid::new(pieces * spans, SUM_THREADS), &args);
 }
 
 /// Gradient of the position table.
@@ -116,7 +137,7 @@ pub(crate) fn positions_backward(
         flag(accumulate),
     ];
     let kernel = float_kernel!("embed_positions_backward", dy.dtype());
-    cuda.launch(&EMBEDDING, kernel, Grid::new(range.len.min(rows), 128), &args);
+    cuda.launch(&EMBEDDING, kernel, Grid::new(range.len.min(rows), SUM_THREADS), &args);
 }
 
 fn clear_unless(cuda: &Cuda, accumulate: bool, gradient: &ViewMut<'_>) {

@@ -6,7 +6,7 @@ use crate::check::*;
 crate::both_types!(matches_the_reference);
 
 /// tokens, dim, rows of the table, first id, size of the vocabulary
-const CASES: [[usize; 5]; 8] = [
+const CASES: [[usize; 5]; 12] = [
     [0, 8, 5, 0, 5],
     [1, 1, 1, 0, 1],
     [17, 7, 11, 0, 11],
@@ -15,6 +15,10 @@ const CASES: [[usize; 5]; 8] = [
     [1000, 64, 300, 0, 300],
     [4100, 264, 70_000, 100, 70_200],
     [3, 2000, 9, 0, 9],
+    [64, 8, 1, 0, 1],
+    [640, 16, 1, 0, 1],
+    [2000, 264, 2, 0, 2],
+    [3000, 136, 40, 2, 43],
 ];
 
 fn matches_the_reference<E: Float>() {

@@ -89,31 +89,26 @@ DEVICE void sum_rows(const T* dy, const u32* order, i64 begin, i64 end, i64 step
     }
 }
 
-// A block per token in sorted order; the first token of a run sums the run.
-template <int V, class T> DEVICE void embed_backward(
-    const u32* keys, const u32* order, const T* dy, float* dtable, i64 tokens, i64 dim, u32 table_rows, bool add
+// Sums of the rows listed from `begin` to `end`, by one block.
+template <int V, class T> DEVICE void sum_piece(
+    const T* dy, const u32* order, i64 begin, i64 end, i64 dim, float* to, bool add
 ) {
     constexpr int SPAN = 32 * V;
     __shared__ float shared[WARPS][SPAN];
-    const i64 i = blockIdx.x;
-    const u32 key = keys[i];
-    if (key == table_rows || (i > 0 && keys[i - 1] == key)) return;
-    const i64 end = end_of_run(keys, i, tokens);
-    float* to = dtable + (i64)key * dim;
-    if (end - i < 16) {
+    if (end - begin < 16) {
         for (i64 c = threadIdx.x * V; c < dim; c += THREADS * V) {
             float sums[V] = {};
-            sum_rows(dy, order, i, end, 1, dim, c, sums);
+            sum_rows(dy, order, begin, end, 1, dim, c, sums);
             write_sums(to + c, sums, add);
         }
         return;
     }
-    // The warps divide the rows of a long run.
+    // The warps divide the rows.
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
     for (i64 base = 0; base < dim; base += SPAN) {
         const i64 c = base + lane * V;
         float sums[V] = {};
-        if (c < dim) sum_rows(dy, order, i + warp, end, WARPS, dim, c, sums);
+        if (c < dim) sum_rows(dy, order, begin + warp, end, WARPS, dim, c, sums);
         for (int k = 0; k < V; k++) shared[warp][lane * V + k] = sums[k];
         __syncthreads();
         for (int k = threadIdx.x; k < SPAN && base + k < dim; k += THREADS) {
@@ -123,6 +118,45 @@ template <int V, class T> DEVICE void embed_backward(
         }
         __syncthreads();
     }
+}
+
+// Sorted tokens are divided into pieces of this many, so that a frequent token does not keep one block busy.
+constexpr i64 PIECE = 64;
+
+// A block per token in sorted order. The first token of a run sums the run as far as the piece reaches, and so does the
+// first token of a piece. A run in one piece goes to the table. Other sums go to `partial`: row 2p has the sum from the
+// beginning of piece p, row 2p + 1 that of a run which begins inside it and reaches its end.
+template <int V, class T> DEVICE void embed_backward(
+    const u32* keys, const u32* order, const T* dy, float* dtable, float* partial, i64 tokens, i64 dim, u32 table_rows,
+    bool add
+) {
+    const i64 i = blockIdx.x, piece = i / PIECE, next = (piece + 1) * PIECE;
+    const u32 key = keys[i];
+    const bool continues = i > 0 && keys[i - 1] == key, begins = i % PIECE == 0;
+    if (key == table_rows || (continues && !begins)) return;
+    const i64 last = min(next, tokens), end = end_of_run(keys, i, last);
+    const bool goes_on = end == next && next < tokens && keys[next] == key;
+    const bool whole = !continues && !goes_on;
+    float* to = whole ? dtable + (i64)key * dim : partial + (2 * piece + !begins) * dim;
+    sum_piece<V>(dy, order, i, end, dim, to, whole && add);
+}
+
+// Adds the sums of runs that reach over several pieces. A block per piece and span of columns; it adds the run that begins
+// in its piece.
+KERNEL __launch_bounds__(THREADS) embed_add_pieces(
+    const u32* keys, const float* partial, float* dtable, i64 tokens, i64 dim, u32 table_rows, i64 spans, i32 add
+) {
+    const i64 piece = blockIdx.x / spans, begin = piece * PIECE, next = begin + PIECE;
+    if (next >= tokens) return;
+    const u32 key = keys[next];
+    if (key == table_rows || keys[next - 1] != key || (begin > 0 && keys[begin - 1] == key)) return;
+    const i64 last = (end_of_run(keys, next, tokens) - 1) / PIECE;
+    const i64 c = blockIdx.x % spans * THREADS + threadIdx.x;
+    if (c >= dim) return;
+    float sum[1] = {partial[(2 * piece + (keys[begin] != key)) * dim + c]};
+#pragma unroll 8
+    for (i64 p = piece + 1; p <= last; p++) sum[0] += partial[2 * p * dim + c];
+    write_sums(dtable + (i64)key * dim + c, sum, add);
 }
 
 // dpositions[start + p] = Σ dy[r] over the rows with r % len = p. A block per position.
@@ -152,12 +186,13 @@ DEVICE void positions_backward(const T* dy, float* dpositions, i64 rows, i64 dim
 
 #define EMBED_BACKWARD(SUFFIX, T)                                                                                      \
     KERNEL __launch_bounds__(THREADS) embed_backward_##SUFFIX(                                                         \
-        const u32* keys, const u32* order, const T* dy, float* dtable, i64 tokens, i64 dim, u32 table_rows, i32 add    \
+        const u32* keys, const u32* order, const T* dy, float* dtable, float* partial, i64 tokens, i64 dim,            \
+        u32 table_rows, i32 add                                                                                        \
     ) {                                                                                                                \
         constexpr int V = WIDTH<T>;                                                                                    \
         const bool wide = dim % V == 0 && aligned<V>(dy) && aligned<V>(dtable);                                        \
-        if (wide) embed_backward<V>(keys, order, dy, dtable, tokens, dim, table_rows, add);                            \
-        else embed_backward<1>(keys, order, dy, dtable, tokens, dim, table_rows, add);                                 \
+        if (wide) embed_backward<V>(keys, order, dy, dtable, partial, tokens, dim, table_rows, add);                   \
+        else embed_backward<1>(keys, order, dy, dtable, partial, tokens, dim, table_rows, add);                        \
     }                                                                                                                  \
     KERNEL __launch_bounds__(THREADS) embed_positions_backward_##SUFFIX(                                               \
         const T* dy, float* dpositions, i64 rows, i64 dim, i64 start, i64 len, i32 add                                 \
