@@ -2,9 +2,7 @@
 //! and regularly after it. A difference means that a machine computed or transferred something wrong; without the
 //! comparison, replicas would drift apart unnoticed. Does not decide what to do about it.
 
-use half::bf16;
-use lockstep_comm::{Element, bytes_of, crc32c};
-use lockstep_kernels::{Device, Dtype, View};
+use lockstep_kernels::View;
 use lockstep_plan::GroupKind;
 
 use crate::agree::first_error;
@@ -13,8 +11,8 @@ use crate::{Error, Rank};
 /// Steps between two comparisons. One takes a pass over the parameters, so it costs less than a thousandth of the steps.
 pub(crate) const COMPARE_EVERY: u64 = 100;
 
-/// Elements read at a time, so that they stay in the cache and little memory is needed.
-const PIECE: usize = 64 << 10;
+/// Multiplier of a checksum before it is continued.
+const MIX: u64 = 0x517c_c1b7_2722_0a95;
 
 impl Rank<'_> {
     /// A description of replicas whose parameters differ, the same on all ranks. Collective.
@@ -25,7 +23,7 @@ impl Rank<'_> {
         for (kind, checksum) in self.replica_checksums() {
             let group = self.groups.group(kind);
             let mut all = vec![0i64; group.size()];
-            group.all_gather(&[i64::from(checksum)], &mut all)?;
+            group.all_gather(&[checksum as i64], &mut all)?;
             mine = mine.or_else(|| difference(&all, group.members()));
         }
         Ok(first_error(self.group, mine)?.map(|(_, what)| what))
@@ -40,18 +38,26 @@ impl Rank<'_> {
     }
 
     /// Checksums of this rank's parameters: of its shards, which its copies share, and of the whole blocks in the
-    /// compute type, unless they are gathered for each pass.
-    fn replica_checksums(&self) -> [(GroupKind, u32); 4] {
+    /// compute type, unless they are gathered for each pass. 0 where a rank has nobody to compare with.
+    fn replica_checksums(&self) -> [(GroupKind, u64); 4] {
         use GroupKind::{Copies, ExpertCopies, ExpertShard, Shard};
+        let compared = |kind| self.groups.group(kind).size() > 1;
+        let of_shards = [Copies, ExpertCopies].map(compared);
+        let of_blocks = [Shard, ExpertShard].map(compared);
         let (mut shards, mut blocks) = ([0; 2], [0; 2]);
+        let continued = |before: u64, values: View<'_>| {
+            (before.rotate_left(5) ^ self.device.checksum(values)).wrapping_mul(MIX)
+        };
         for (block, units) in self.model.part.shards.iter().enumerate() {
             for (unit, shard) in units.iter().enumerate() {
                 let expert = usize::from(shard.unit.expert);
-                let own = self.store.weights.own(block, unit);
-                shards[expert] = checksum(&self.device, shards[expert], own);
-                if let Some(full) = self.store.weights.get(block) {
+                if of_shards[expert] {
+                    shards[expert] = continued(shards[expert], self.store.weights.own(block, unit));
+                }
+                let full = self.store.weights.get(block).filter(|_| of_blocks[expert]);
+                if let Some(full) = full {
                     let whole = full.part(shard.unit.range.clone());
-                    blocks[expert] = checksum(&self.device, blocks[expert], whole);
+                    blocks[expert] = continued(blocks[expert], whole);
                 }
             }
         }
@@ -62,28 +68,6 @@ impl Rank<'_> {
             (ExpertShard, blocks[1]),
         ]
     }
-}
-
-/// Checksum of data before, continued over the bits of `values`.
-fn checksum(device: &Device, before: u32, values: View<'_>) -> u32 {
-    match values.dtype() {
-        Dtype::Bf16 => checksum_of::<bf16>(device, before, values),
-        _ => checksum_of::<f32>(device, before, values),
-    }
-}
-
-fn checksum_of<E: Element + lockstep_kernels::Element>(
-    device: &Device,
-    before: u32,
-    values: View<'_>,
-) -> u32 {
-    let mut buffer = vec![<E as Default>::default(); values.len().min(PIECE)];
-    (0..values.len()).step_by(PIECE).fold(before, |crc, from| {
-        let piece = values.part(from..values.len().min(from + PIECE));
-        let buffer = &mut buffer[..piece.len()];
-        device.read(piece, buffer);
-        crc32c(crc, bytes_of(buffer))
-    })
 }
 
 /// Names the members whose checksum differs from that of the majority; without a majority, all of them.

@@ -52,11 +52,11 @@ impl Rank<'_> {
             let first = train_sample(self.plan, step, self.first_sample(micro));
             let losses = self.infer(source, first, micro, |_, block, x| {
                 let place = in_micro_batch(&format!("{} (its output)", names[block]));
-                let checksum = checksum(&device, x.view());
+                let checksum = device.checksum(x.view());
                 values.push(Checksum { order: order(indices[block]), place, checksum });
             })?;
             let Some(losses) = losses else { continue };
-            let (place, checksum) = (in_micro_batch("the loss"), checksum(&device, losses.view()));
+            let (place, checksum) = (in_micro_batch("the loss"), device.checksum(losses.view()));
             values.push(Checksum { order: order(whole.blocks.len() as i64), place, checksum });
             let losses = read::<f32>(&device, losses.view());
             let mut rest = &losses[..];
@@ -79,7 +79,7 @@ impl Rank<'_> {
         for (block, name) in names.iter().enumerate().rev() {
             let Some(gradient) = self.store.gradients.get(block) else { continue };
             let place = format!("{name} (its gradient)");
-            let checksum = checksum(&device, gradient);
+            let checksum = device.checksum(gradient);
             values.push(Checksum { order: last - indices[block], place, checksum });
         }
         self.store.clear();
@@ -123,28 +123,6 @@ fn first_divergence(orders: &[i64], places: &[String]) -> Option<Divergence> {
     let ranks: Vec<usize> = (0..orders.len()).filter(|rank| orders[*rank] == first).collect();
     let place = places[ranks[0]].clone();
     Some(Divergence { ranks, place })
-}
-
-/// Checksum over all bits of the values.
-fn checksum(device: &Device, values: View<'_>) -> u64 {
-    let mix =
-        |hash: u64, bits: u64| (hash.rotate_left(5) ^ bits).wrapping_mul(0x517c_c1b7_2722_0a95);
-    match values.dtype() {
-        Dtype::Bf16 => {
-            let values = read::<bf16>(device, values);
-            values.iter().fold(0, |hash, value| mix(hash, value.to_bits().into()))
-        }
-        _ => {
-            let values = read::<f32>(device, values);
-            values.iter().fold(0, |hash, value| mix(hash, value.to_bits().into()))
-        }
-    }
-}
-
-fn read<E: Element>(device: &Device, view: View<'_>) -> Vec<E> {
-    let mut values = vec![E::default(); view.len()];
-    device.read(view, &mut values);
-    values
 }
 
 #[cfg(test)]

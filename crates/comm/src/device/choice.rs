@@ -79,7 +79,8 @@ fn why_not_shared(facts: &[MemberFacts]) -> Option<String> {
     }
     let first = facts[0];
     if let Some(other) = facts.iter().find(|f| f.gpu != first.gpu || f.host != first.host) {
-        let what = if other.host != first.host { "are on different hosts" } else { "use different GPUs" };
+        let what =
+            if other.host != first.host { "are on different hosts" } else { "use different GPUs" };
         return Some(format!("ranks {} and {} {what}", first.rank, other.rank));
     }
     let twice = |f: &MemberFacts| facts.iter().filter(|other| other.pid == f.pid).count();

@@ -20,6 +20,20 @@ pub fn count_non_finite<E: Float>(cpu: &Cpu, x: &[E]) -> u64 {
     sum_blocks(cpu, x, |level, x| non_finite(level, x) as f64) as u64
 }
 
+/// Bits of a checksum: as many as an f64 holds exactly, in which a GPU returns it.
+pub const CHECKSUM_BITS: u32 = 52;
+
+/// Sum over all elements of the product of their bits and a number that depends on their index. A change of one element
+/// always changes it. The order of the sum does not matter, so that it is the same on every device.
+pub fn checksum(bits: impl Iterator<Item = u32>) -> u64 {
+    let term = |(index, bits): (usize, u32)| {
+        let mix = (index as u32).wrapping_mul(0x9e37_79b1);
+        u64::from(bits ^ mix) * u64::from(mix | 1)
+    };
+    let sum = bits.enumerate().map(term).fold(0u64, u64::wrapping_add);
+    sum & ((1 << CHECKSUM_BITS) - 1)
+}
+
 /// Sums the rows of (rows, n) into `out` (n), e.g. the gradient of a bias. Adds to `out` or overwrites it.
 pub fn column_sums<E: Float>(cpu: &Cpu, x: &[E], out: &mut [f32], accumulate: bool) {
     let n = out.len();

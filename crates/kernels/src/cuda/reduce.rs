@@ -2,6 +2,7 @@
 
 use super::elementwise::{THREADS, count, flag, float_kernel};
 use super::{Cuda, Grid, Source};
+use crate::cpu::reduce::CHECKSUM_BITS;
 use crate::{Scalar, View, ViewMut};
 
 pub(crate) const REDUCE: Source =
@@ -26,6 +27,25 @@ pub(crate) fn sum_of_squares(cuda: &Cuda, parts: &[View<'_>]) -> Scalar {
 /// Number of elements that are infinite or NaN. Waits for the result.
 pub(crate) fn count_non_finite(cuda: &Cuda, x: View<'_>) -> u64 {
     sum_over(cuda, &[x], |x| float_kernel!("count_non_finite", x.dtype())).get() as u64
+}
+
+/// Checksum of the bits of all elements, as on the CPU. Waits for the result.
+pub(crate) fn checksum(cuda: &Cuda, x: View<'_>) -> u64 {
+    if x.is_empty() {
+        return 0;
+    }
+    let scratch = cuda.scratch(8);
+    let sum = scratch.address();
+    cuda.memset(sum, 0, 8);
+    let grid = Grid::new(x.len().div_ceil(THREADS as usize * 16).min(MAX_PARTS), THREADS);
+    let args = [x.into(), sum.into(), count(x.len())];
+    cuda.launch(&REDUCE, float_kernel!("checksum", x.dtype()), grid, &args);
+    let low = cuda.scalar(|out| {
+        let args = [sum.into(), out.into(), (CHECKSUM_BITS as i32).into()];
+        cuda.launch(&REDUCE, "checksum_low_bits", Grid::new(1, 1), &args);
+    });
+    drop(scratch);
+    low.get() as u64
 }
 
 /// Adds what `kernel` computes for each tensor.

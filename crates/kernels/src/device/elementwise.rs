@@ -131,6 +131,19 @@ impl Device {
             Backend::Cuda(gpu) => cuda::reduce::count_non_finite(gpu, x),
         })
     }
+
+    /// Checksum of the bits of all elements, the same on every device. Waits like [`Device::read`].
+    pub fn checksum(&self, x: View<'_>) -> u64 {
+        self.execute(OpClass::Elementwise, |backend| match backend {
+            Backend::Cuda(gpu) if !x.location().is_host_accessible() => {
+                cuda::reduce::checksum(gpu, x)
+            }
+            _ if x.dtype() == Dtype::Bf16 => {
+                reduce::checksum(x.host::<bf16>().iter().map(|value| value.to_bits().into()))
+            }
+            _ => reduce::checksum(x.host::<f32>().iter().map(|value| value.to_bits())),
+        })
+    }
 }
 
 fn column_ranges(from: &View<'_>, columns: Range<usize>, to: &ViewMut<'_>, at: usize) -> Columns {

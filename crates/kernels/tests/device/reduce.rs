@@ -1,5 +1,5 @@
-use lockstep_kernels::Float;
 use lockstep_kernels::reference::reduce as reference;
+use lockstep_kernels::{Device, Float, Tag};
 
 use crate::check::*;
 
@@ -60,5 +60,29 @@ fn column_sums_match_the_reference<E: Float>() {
             device().column_sums(x.view(), added.view_mut(), true);
             [sums, added].map(|x| x.read_f64::<f32>())
         });
+    }
+}
+
+crate::both_types!(checksums_are_those_of_the_cpu);
+
+fn checksums_are_those_of_the_cpu<E: Float>() {
+    let cpu = Device::cpu(1);
+    for (n, offset) in
+        LENGTHS.into_iter().chain([5_000_011]).flat_map(|n| OFFSETS.map(|offset| (n, offset)))
+    {
+        let mut x = numbers::<E>(n, 1);
+        let both = |x: &[E]| {
+            let mut there = cpu.zeros(1, n, E::DTYPE, Tag::Buffers);
+            there.view_mut().host().copy_from_slice(x);
+            [device().checksum(Data::row(offset, x).view()), cpu.checksum(there.view())]
+        };
+        let [before, expected] = both(&x);
+        assert_eq!(before, expected, "{n} elements from {offset}");
+        if let Some(last) = x.last_mut() {
+            *last = E::round_from(last.as_f32() + 1.0);
+            let [changed, expected] = both(&x);
+            assert_eq!(changed, expected, "{n} elements from {offset}, one of them changed");
+            assert_ne!(changed, before, "{n} elements from {offset}");
+        }
     }
 }

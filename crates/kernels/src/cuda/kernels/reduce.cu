@@ -78,6 +78,29 @@ KERNEL __launch_bounds__(1024) sum_f64(const double* x, double* out, i64 n) {
     if (threadIdx.x == 0) *out = sum;
 }
 
+// ---- checksums ----
+
+// Adds to *sum a product of the bits of each element and a number that depends on its index, as on the CPU. Integers
+// give the same sum in every order.
+template <class U> DEVICE void checksum(const U* x, unsigned long long* sum, i64 n) {
+    unsigned long long mine = 0;
+    const i64 step = (i64)gridDim.x * blockDim.x;
+#pragma unroll 4
+    for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
+        const u32 mix = (u32)i * 0x9e3779b1u;
+        mine += (unsigned long long)(x[i] ^ mix) * (mix | 1u);
+    }
+    for (int lanes = 16; lanes > 0; lanes /= 2) mine += __shfl_xor_sync(0xffffffffu, mine, lanes);
+    if ((threadIdx.x & 31) == 0) atomicAdd(sum, mine);
+}
+KERNEL checksum_f32(const u32* x, unsigned long long* sum, i64 n) { checksum(x, sum, n); }
+KERNEL checksum_bf16(const unsigned short* x, unsigned long long* sum, i64 n) { checksum(x, sum, n); }
+
+// The low bits of a checksum, as many as a double holds exactly.
+KERNEL checksum_low_bits(const unsigned long long* sum, double* out, i32 bits) {
+    *out = (double)(*sum & ((1ull << bits) - 1));
+}
+
 // ---- sums of columns ----
 
 // Sums the rows of x (matrices, rows, n). Each block sums every gridDim.y-th group of 8 rows of 32 V columns, into its
