@@ -36,9 +36,9 @@ pub(crate) type DeviceArgs<'a> = CollectiveArgs<'a, DeviceSlice, DeviceSlice>;
 pub(crate) struct State {
     choice: EngineChoice,
     engine: Engine,
-    /// Streams of started messages.
-    sends: LazyStream,
-    receives: LazyStream,
+    /// Streams of started messages, by peer: no message waits for one between other ranks.
+    sends: Vec<LazyStream>,
+    receives: Vec<LazyStream>,
 }
 
 /// A stream that is created when it is first needed.
@@ -46,6 +46,10 @@ pub(crate) struct State {
 struct LazyStream(OnceLock<Stream>);
 
 impl LazyStream {
+    fn of_each(members: usize) -> Vec<LazyStream> {
+        std::iter::repeat_with(LazyStream::default).take(members).collect()
+    }
+
     /// The stream, on the GPU of an event.
     fn get(&self, event: &StreamEvent) -> &Stream {
         self.0.get_or_init(|| Stream::new(event.context().clone()))
@@ -99,8 +103,8 @@ impl Group {
         let state = Arc::new(State {
             choice: choice.clone(),
             engine,
-            sends: LazyStream::default(),
-            receives: LazyStream::default(),
+            sends: LazyStream::of_each(self.size()),
+            receives: LazyStream::of_each(self.size()),
         });
         // Another thread of this rank cannot have opened the group: calls of a group are made in order.
         let _ = self.inner.device.set(state);

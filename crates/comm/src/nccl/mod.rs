@@ -1,13 +1,15 @@
 //! NCCL, loaded at run time: collectives on device memory between GPUs. Rendezvous, security, names, deadlines and the
 //! flight recorder stay ours; the unique id of a communicator travels over the group's own connections.
 //!
-//! `api` declares the functions, `communicator` creates, splits and aborts communicators, `collectives` enqueues
-//! calls, and `watcher` follows them until the GPU has completed them: a dead, stuck or mismatched rank breaks the world as it does for collectives on host memory, and then the
-//! communicator is aborted, which releases streams that wait for it.
+//! `api` declares the functions, `communicator` creates, splits and aborts communicators, `collectives` and `messages`
+//! enqueue calls, and `watcher` follows them until the GPU has completed them: a dead, stuck or mismatched rank breaks the
+//! world as it does for collectives on host memory, and then the communicator is aborted, which releases streams that wait
+//! for it.
 
 pub(crate) mod api;
 mod collectives;
 mod communicator;
+mod messages;
 mod watcher;
 
 pub(crate) use communicator::Communicator;
@@ -19,11 +21,14 @@ use crate::device::{DeviceArgs, DeviceSlice};
 use crate::group::Group;
 use crate::group::args::CollectiveArgs;
 use crate::group::dispatch::dispatch;
+use crate::group::messages::End;
 use crate::health::watch::Watch;
 use crate::lane::Lane;
+use crate::link::{Rx, Tx};
 use communicator::under_watch;
 use lockstep_cuda::{Gpu, Stream};
 use lockstep_types::Dtype;
+use messages::Messages;
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use watcher::{Enqueued, Watcher};
@@ -31,6 +36,7 @@ use watcher::{Enqueued, Watcher};
 pub(crate) struct Nccl {
     communicator: Arc<Communicator>,
     watcher: Watcher,
+    messages: Messages,
     gpu: Gpu,
     /// World ranks of the members.
     members: Arc<[usize]>,
@@ -51,6 +57,7 @@ impl Nccl {
         };
         let communicator = Arc::new(communicator);
         Ok(Nccl {
+            messages: Messages::new(communicator.clone(), group, gpu, sharing),
             communicator,
             watcher: Watcher::start(),
             gpu: gpu.clone(),
@@ -110,5 +117,25 @@ impl Nccl {
             event: stream.record(),
         });
         Ok(())
+    }
+
+    /// Enqueues a send on a stream, and announces it to the receiver.
+    pub(crate) fn send(
+        &self,
+        connection: (Watch, &mut End<Tx>),
+        stream: &Stream,
+        message: (DeviceSlice, usize),
+    ) -> Result<()> {
+        self.messages.send(connection, stream, message)
+    }
+
+    /// Enqueues a receive on a stream, after the sender has announced the message.
+    pub(crate) fn receive(
+        &self,
+        connection: (Watch, &mut End<Rx>),
+        stream: &Stream,
+        message: (DeviceSlice, usize),
+    ) -> Result<()> {
+        self.messages.receive(connection, stream, message)
     }
 }
