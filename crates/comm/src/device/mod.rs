@@ -22,7 +22,7 @@ use crate::call::fold::Op;
 use crate::group::Group;
 use crate::group::args::CollectiveArgs;
 use crate::nccl::api::Api;
-use crate::nccl::{Communicator, Nccl};
+use crate::nccl::{Communicator, Nccl, RegisteredMemory};
 pub(crate) use choice::dotted;
 use choice::{MemberFacts, choose};
 use lockstep_cuda::{Gpu, Stream, StreamEvent};
@@ -157,6 +157,16 @@ impl DeviceGroup {
     /// Whether messages can be sent on device memory. Otherwise they are staged.
     pub fn has_messages(&self) -> bool {
         matches!(self.state.engine, Engine::Shared(_))
+    }
+
+    /// Allocates `bytes` on every member, in memory that NCCL reads and writes in place. All members call it with the same
+    /// size. None if the engine needs no such memory or cannot register it. A call must get registered memory from all
+    /// members or from none.
+    pub fn allocate_registered(&self, bytes: usize) -> Result<Option<RegisteredMemory>> {
+        match &self.state.engine {
+            Engine::Nccl(nccl) => nccl.allocate(&self.group, bytes),
+            Engine::Shared(_) | Engine::Host => Ok(None),
+        }
     }
 
     /// [`Group::all_reduce`] of `input` into `output`, which may be the same memory.

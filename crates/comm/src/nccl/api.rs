@@ -47,8 +47,28 @@ function_table! {
     }
 }
 
+function_table! {
+    /// Memory that NCCL reads and writes in place. Since 2.19.
+    RegisterFunctions {
+        fn ncclMemAlloc(address: *mut Address, bytes: usize) -> c_int;
+        fn ncclMemFree(address: Address) -> c_int;
+        fn ncclCommRegister(comm: Handle, address: Address, bytes: usize, registration: *mut Handle) -> c_int;
+        fn ncclCommDeregister(comm: Handle, registration: Handle) -> c_int;
+    }
+}
+
+function_table! {
+    /// Registered memory that kernels of NCCL reach on all members. Since 2.27.
+    WindowFunctions {
+        fn ncclCommWindowRegister(comm: Handle, address: Address, bytes: usize, window: *mut Handle, flags: c_int) -> c_int;
+        fn ncclCommWindowDeregister(comm: Handle, window: Handle) -> c_int;
+    }
+}
+
 /// `NCCL_SPLIT_NOCOLOR`
 pub(crate) const NO_COLOR: c_int = -1;
+/// `NCCL_WIN_COLL_SYMMETRIC`
+pub(crate) const WINDOW_SYMMETRIC: c_int = 1;
 
 /// `ncclUniqueId`.
 #[repr(C)]
@@ -102,6 +122,8 @@ pub(crate) struct Api {
     pub functions: Functions,
     /// Functions that older versions lack.
     pub split: Option<SplitFunctions>,
+    pub register: Option<RegisterFunctions>,
+    pub windows: Option<WindowFunctions>,
     /// E.g. 22803.
     pub version: u64,
     path: PathBuf,
@@ -112,7 +134,7 @@ pub(crate) struct Api {
 pub struct NcclReport {
     /// E.g. 2.28.3.
     pub version: String,
-    /// Optional features that the library has: split.
+    /// Optional features that the library has: split, registration, windows.
     pub features: Vec<&'static str>,
     /// The file, or the soname where the system's search path found it.
     pub path: PathBuf,
@@ -143,13 +165,19 @@ impl Api {
         Ok(Api {
             functions: Functions::load(&library)?,
             split: SplitFunctions::load(&library).ok(),
+            register: RegisterFunctions::load(&library).ok(),
+            windows: WindowFunctions::load(&library).ok(),
             version,
             path: library.path,
         })
     }
 
     fn report(&self) -> NcclReport {
-        let features = [("split", self.split.is_some())];
+        let features = [
+            ("split", self.split.is_some()),
+            ("registration", self.register.is_some()),
+            ("windows", self.windows.is_some()),
+        ];
         NcclReport {
             version: dotted(self.version),
             features: features.into_iter().filter(|(_, has)| *has).map(|(name, _)| name).collect(),

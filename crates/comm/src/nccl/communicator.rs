@@ -212,6 +212,11 @@ impl Communicator {
         }
     }
 
+    /// Makes calls that need no other member. Does nothing if the communicator was aborted.
+    pub fn locally(&self, calls: impl FnOnce(Handle) -> c_int) -> c_int {
+        self.lock().map_or(SUCCESS, |CommHandle(comm)| calls(comm))
+    }
+
     fn lock(&self) -> MutexGuard<'_, Option<CommHandle>> {
         self.handle.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }

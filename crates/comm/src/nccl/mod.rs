@@ -2,17 +2,19 @@
 //! flight recorder stay ours; the unique id of a communicator travels over the group's own connections.
 //!
 //! `api` declares the functions, `communicator` creates, splits and aborts communicators, `collectives` and `messages`
-//! enqueue calls, and `watcher` follows them until the GPU has completed them: a dead, stuck or mismatched rank breaks the
-//! world as it does for collectives on host memory, and then the communicator is aborted, which releases streams that wait
-//! for it.
+//! enqueue calls, `registered` is memory that NCCL uses in place, and `watcher` follows calls until the GPU has completed
+//! them: a dead, stuck or mismatched rank breaks the world as it does for collectives on host memory, and then the
+//! communicator is aborted, which releases streams that wait for it.
 
 pub(crate) mod api;
 mod collectives;
 mod communicator;
 mod messages;
+mod registered;
 mod watcher;
 
 pub(crate) use communicator::Communicator;
+pub use registered::RegisteredMemory;
 
 use crate::call::Algo;
 use crate::call::error::Result;
@@ -79,6 +81,11 @@ impl Nccl {
             self.gpu.context.api();
             self.communicator.split(watch, &functions, color.copied().zip(key))
         })
+    }
+
+    /// Memory of all members that NCCL uses in place.
+    pub(crate) fn allocate(&self, group: &Group, bytes: usize) -> Result<Option<RegisteredMemory>> {
+        RegisteredMemory::allocate(&self.communicator, group, &self.gpu, bytes)
     }
 
     /// Compares a call with those of the other members before it is enqueued, if it is the first of its kind and length:

@@ -1,8 +1,8 @@
-//! NCCL itself: groups that are split from others, and what the library can do.
+//! NCCL itself: groups that are split from others, registered memory, and what the library can do.
 
-use crate::memory::DeviceVec;
+use crate::memory::{DeviceVec, read, write};
 use crate::{gpu, open_nccl};
-use lockstep_comm::{DeviceGroup, Group, Op, nccl_report, on_threads, shard_range};
+use lockstep_comm::{DeviceGroup, Dtype, Group, Op, World, nccl_report, on_threads, shard_range};
 use lockstep_cuda::{Gpu, Stream};
 
 #[test]
@@ -92,4 +92,52 @@ fn nccl_splits_a_group_with_calls_in_flight() {
             world.barrier().unwrap();
         }
     });
+}
+
+/// Collectives on memory that NCCL has allocated and registered, in place, at its start and behind it.
+#[test]
+fn nccl_uses_registered_memory() {
+    let Some(gpu) = gpu("nccl_uses_registered_memory") else { return };
+    for ranks in [1, 2, 4] {
+        on_threads(ranks, |world| {
+            let Some(device) = open_nccl(&world, &gpu) else { return };
+            let stream = Stream::new(gpu.context.clone());
+            // Memory is freed and allocated again.
+            for round in 0..3 {
+                check_registered(&world, &device, &stream, round);
+            }
+        });
+    }
+}
+
+fn check_registered(world: &World, device: &DeviceGroup, stream: &Stream, round: usize) {
+    let (me, ranks) = (world.rank(), world.size());
+    let len = 1_000_000 * ranks;
+    let Some(memory) = device.allocate_registered(4 * (len + 4096)).unwrap() else {
+        return println!("skipped: NCCL is older than 2.19");
+    };
+    println!("rank {me} of {ranks}: registered as {}", memory.registration());
+    let sum = (0..ranks).map(|rank| (rank + round) as f32).sum::<f32>();
+    for start in [0, 1024] {
+        let own = shard_range(len, ranks, me);
+        // SAFETY: the memory lives until the stream has completed the calls.
+        let slice =
+            |from: usize, to: usize| unsafe { memory.slice(start + from..start + to, Dtype::F32) };
+        let (whole, shard) = (slice(0, len), slice(own.start, own.end));
+        let prepare = || {
+            write(stream, whole, &vec![(me + round) as f32; len]);
+            stream.synchronize();
+            world.barrier().unwrap();
+        };
+        prepare();
+        device.all_reduce(stream, whole, whole, Op::Sum).unwrap();
+        assert_eq!(read::<f32>(stream, whole), vec![sum; len]);
+        prepare();
+        device.reduce_scatter(stream, whole, shard, Op::Sum).unwrap();
+        assert_eq!(read::<f32>(stream, shard), vec![sum; own.len()]);
+        device.all_gather(stream, shard, whole).unwrap();
+        assert_eq!(read::<f32>(stream, whole), vec![sum; len]);
+    }
+    // Freeing waits for the kernels of all ranks.
+    world.barrier().unwrap();
 }
