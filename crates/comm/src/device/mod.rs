@@ -154,11 +154,6 @@ impl DeviceGroup {
         self.state.choice.engine
     }
 
-    /// Whether messages can be sent on device memory. Otherwise they are staged.
-    pub fn has_messages(&self) -> bool {
-        matches!(self.state.engine, Engine::Shared(_))
-    }
-
     /// Allocates `bytes` on every member, in memory that NCCL reads and writes in place. All members call it with the same
     /// size. None if the engine needs no such memory or cannot register it. A call must get registered memory from all
     /// members or from none.
