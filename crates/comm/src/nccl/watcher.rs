@@ -24,7 +24,7 @@ pub(super) struct Enqueued {
 }
 
 enum Job {
-    Follow(Enqueued),
+    Follow(Box<Enqueued>),
     /// Answered when all earlier calls are complete.
     Flush(Sender<()>),
 }
@@ -47,7 +47,7 @@ impl Watcher {
     }
 
     pub fn follow(&self, call: Enqueued) {
-        self.send(Job::Follow(call));
+        self.send(Job::Follow(Box::new(call)));
     }
 
     /// Waits until all calls are complete or aborted.
