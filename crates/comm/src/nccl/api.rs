@@ -75,6 +75,11 @@ pub(crate) const WINDOW_SYMMETRIC: c_int = 1;
 #[derive(Clone, Copy)]
 pub(crate) struct UniqueId(pub [u8; 128]);
 
+impl UniqueId {
+    /// To be filled in by NCCL or by member 0.
+    pub(crate) const EMPTY: UniqueId = UniqueId([0; 128]);
+}
+
 /// `ncclConfig_t` of version 2.18. Newer versions accept it and use their defaults for what it lacks.
 #[repr(C)]
 pub(crate) struct Config {

@@ -57,7 +57,7 @@ impl Communicator {
     /// Creates a communicator of all members of a group, `sharing` of which use one GPU at most. All members call it.
     pub fn open(group: &Group, gpu: &Gpu, sharing: usize) -> Result<Communicator> {
         let api = Api::get().map_err(|error| group.misuse(error.to_string()))?;
-        let mut id = UniqueId([0; 128]);
+        let mut id = UniqueId::EMPTY;
         if group.rank() == 0 {
             id = new_id(api).map_err(|status| group.misuse(api.describe(status)))?;
         }
@@ -238,7 +238,7 @@ impl Communicator {
 
 /// A unique id, with which the members of a communicator find each other.
 pub(super) fn new_id(api: &Api) -> std::result::Result<UniqueId, c_int> {
-    let mut id = UniqueId([0; 128]);
+    let mut id = UniqueId::EMPTY;
     // SAFETY: a valid pointer.
     let status = unsafe { (api.functions.ncclGetUniqueId)(&mut id) };
     if status == SUCCESS { Ok(id) } else { Err(status) }

@@ -99,7 +99,7 @@ impl Messages {
                 communicator
             }
             None => {
-                let mut id = UniqueId([0; 128]);
+                let mut id = UniqueId::EMPTY;
                 end.receive(&watch, &mut id.0)?;
                 self.create(&watch, id, pair)?
             }
