@@ -1,9 +1,7 @@
 //! Checksums of the values that a rank computes in a step. If two replays of a step have different checksums, a machine
 //! computed a wrong result. Changes no state, and does not reduce gradients, so that an error stays on its rank.
 
-use half::bf16;
 use lockstep_data::Source;
-use lockstep_kernels::{Device, Dtype, Element, View};
 use lockstep_plan::model::Part;
 
 use crate::gather_texts::gather_texts;
@@ -58,7 +56,7 @@ impl Rank<'_> {
             let Some(losses) = losses else { continue };
             let (place, checksum) = (in_micro_batch("the loss"), device.checksum(losses.view()));
             values.push(Checksum { order: order(whole.blocks.len() as i64), place, checksum });
-            let losses = read::<f32>(&device, losses.view());
+            let losses: Vec<f32> = device.to_vec(losses.view());
             let mut rest = &losses[..];
             // Layout: (runs of positions, sequences of the micro-batch, positions of the run).
             for run in self.plan.runs(self.group.rank()) {
