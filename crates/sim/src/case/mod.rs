@@ -179,6 +179,10 @@ impl<'a> Case<'a> {
             OpClass::Rope => self.tokens * (self.queries + 2.0 * self.keys),
             OpClass::Activation => self.tokens * self.inner,
             OpClass::Loss => self.tokens * self.vocab,
+            // Isolated rates are measured by length; how much of them a step reaches depends on the head size.
+            OpClass::Attention if !self.cluster.accelerator.attention_rates.is_empty() => {
+                self.head_dim
+            }
             OpClass::Attention => (self.seq * self.head_dim).sqrt(),
             OpClass::Optimizer => self.rank_params(0).iter().sum(),
             // A typical one of the four matmuls of a layer.

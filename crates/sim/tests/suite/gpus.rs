@@ -28,14 +28,14 @@ fn steps_of_an_h200_are_predicted_within_a_tenth() {
     let experts = format!("{EXPERTS}dim = 768\nlayers = 12\nheads = 12\n");
     // Model, sequence length, batch, and measured milliseconds.
     let measured = [
-        (small.clone(), 1024, 16, 33.2),
-        (small.clone(), 1024, 32, 61.6),
-        (small, 1024, 64, 122.1),
-        (gpt2(1024, 24, 16), 1024, 16, 81.7),
-        (gpt2(1600, 48, 25), 1024, 8, 175.6),
-        (llama(4096), 4096, 4, 271.7),
-        (llama(8192), 8192, 2, 335.0),
-        (experts, 1024, 16, 58.5),
+        (small.clone(), 1024, 16, 29.9),
+        (small.clone(), 1024, 32, 56.9),
+        (small, 1024, 64, 115.6),
+        (gpt2(1024, 24, 16), 1024, 16, 79.7),
+        (gpt2(1600, 48, 25), 1024, 8, 171.8),
+        (llama(4096), 4096, 4, 250.4),
+        (llama(8192), 8192, 2, 285.0),
+        (experts, 1024, 16, 55.0),
     ];
     for (model, seq, batch, milliseconds) in measured {
         let plan = plan(&cluster, &model, seq, batch);
