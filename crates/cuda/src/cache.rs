@@ -1,5 +1,6 @@
 //! Files that are kept between runs: machine code of kernels and selected algorithms.
 
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -21,6 +22,14 @@ pub fn key(texts: &[&str]) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ byte as u64).wrapping_mul(0x0000_0100_0000_01b3)
     })
+}
+
+/// Waits until no other process holds the lock of a file. It is released when the result is dropped.
+pub fn lock(file: &Path) -> io::Result<File> {
+    std::fs::create_dir_all(file.parent().ok_or(io::ErrorKind::InvalidInput)?)?;
+    let lock = File::options().create(true).append(true).open(file.with_extension("lock"))?;
+    lock.lock()?;
+    Ok(lock)
 }
 
 /// Writes a file whole or not at all, so that other processes never read a part of it.

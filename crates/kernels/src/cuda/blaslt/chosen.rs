@@ -2,7 +2,8 @@
 //! version of cuBLASLt and the GPU that it was selected with, so both are part of the file's name.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use lockstep_cuda::cache;
@@ -42,25 +43,35 @@ impl Chosen {
         self.algorithms.get(problem).copied()
     }
 
-    /// Adds an algorithm, together with those that other processes stored in the meantime. A file that cannot be
-    /// written only costs time in the next run.
-    pub fn add(&mut self, problem: String, algorithm: Algorithm) {
-        self.algorithms.insert(problem, algorithm);
-        let Some(file) = &self.file else {
-            return;
+    /// Stores an algorithm, unless another process has stored one for this problem in the meantime. Returns the one that
+    /// is stored: all runs on this machine use the same, so that they compute the same bits. A file that cannot be written
+    /// costs time in the next run, which may choose another algorithm.
+    pub fn agree(&mut self, problem: String, algorithm: Algorithm) -> Algorithm {
+        let agreed = match &self.file {
+            Some(file) => stored_or(file, &problem, algorithm).unwrap_or_else(|error| {
+                let file = file.display();
+                eprintln!("warning: cannot store the selected algorithms in {file}: {error}");
+                algorithm
+            }),
+            None => algorithm,
         };
-        let stored = std::fs::read_to_string(file).unwrap_or_default();
-        let mut all = parse(&stored);
-        all.extend(self.algorithms.iter().map(|(problem, a)| (problem.clone(), *a)));
-        let mut lines: Vec<String> = all.iter().map(|(problem, a)| line(problem, a)).collect();
-        lines.sort();
-        if let Err(error) = cache::store(file, lines.concat().as_bytes()) {
-            eprintln!(
-                "warning: cannot store the selected algorithms in {}: {error}",
-                file.display()
-            );
-        }
+        self.algorithms.insert(problem, agreed);
+        agreed
     }
+}
+
+/// The algorithm of a problem in the file. Adds `algorithm` to the file if there is none. One process at a time.
+fn stored_or(file: &Path, problem: &str, algorithm: Algorithm) -> io::Result<Algorithm> {
+    let _locked = cache::lock(file)?;
+    let mut all = parse(&std::fs::read_to_string(file).unwrap_or_default());
+    if let Some(stored) = all.get(problem) {
+        return Ok(*stored);
+    }
+    all.insert(problem.to_string(), algorithm);
+    let mut lines: Vec<String> = all.iter().map(|(problem, a)| line(problem, a)).collect();
+    lines.sort();
+    cache::store(file, lines.concat().as_bytes())?;
+    Ok(algorithm)
 }
 
 fn line(problem: &str, algorithm: &Algorithm) -> String {
@@ -93,5 +104,19 @@ mod tests {
         let parsed = parse(&text);
         assert_eq!(parsed.len(), 1);
         assert_eq!(parsed["1,2,3 nt"], algorithm);
+    }
+
+    #[test]
+    fn processes_agree_on_the_algorithm_that_was_stored_first() {
+        let folder = std::env::temp_dir().join(format!("lockstep-chosen-{}", std::process::id()));
+        let mut processes = [(); 2]
+            .map(|_| Chosen { file: Some(folder.join("gpu.txt")), algorithms: HashMap::new() });
+        let [mine, other] = [Algorithm([1; 8]), Algorithm([2; 8])];
+        assert_eq!(processes[0].agree("first".into(), mine), mine);
+        assert_eq!(processes[1].agree("first".into(), other), mine);
+        assert_eq!(processes[1].get("first"), Some(mine));
+        assert_eq!(processes[1].agree("second".into(), other), other);
+        assert_eq!(processes[0].agree("second".into(), mine), other);
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

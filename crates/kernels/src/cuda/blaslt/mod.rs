@@ -186,7 +186,10 @@ impl BlasLt {
             let fastest = self.fastest(stream, problem, prepared, operands, &candidates);
             prepared.algorithm = fastest.unwrap_or(*first);
         }
-        chosen.add(class, prepared.algorithm);
+        prepared.algorithm = chosen.agree(class, prepared.algorithm);
+        if !self.is_valid(&prepared) {
+            prepared.algorithm = *first;
+        }
         Some(prepared)
     }
 
