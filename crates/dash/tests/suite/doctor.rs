@@ -137,6 +137,17 @@ fn fewer_collectives_save_the_latency_that_the_timeline_shows() {
 }
 
 #[test]
+fn predictions_on_a_busy_host_are_called_unreliable() {
+    for (queue, expected) in [(50.0, true), (2.0, false)] {
+        let mut run = FakeRun::new(&format!("unreliable-{queue}"), 2, &["layout.data=2"]);
+        run.queue = queue;
+        let diagnosis = run.write().diagnose();
+        let noted = diagnosis.notes.iter().any(|note| note.contains("unreliable"));
+        assert_eq!(noted, expected, "{diagnosis}");
+    }
+}
+
+#[test]
 fn a_larger_batch_is_not_recommended_but_explained() {
     let mut run = FakeRun::new("batch", 2, &["layout.data=2"]);
     run.wait = vec![60.0; 2];
