@@ -39,6 +39,9 @@ const MIN_GAIN: f64 = 0.03;
 const MIN_GAIN_GENERIC: f64 = 0.1;
 /// Minimum share of a bottleneck that is worth a change.
 pub(super) const MIN_SHARE: f64 = 0.05;
+/// Minimum share of waiting for a core that makes predictions unreliable: it is part of compute and of communication, in a
+/// ratio that is not measured.
+const BUSY_SHARE: f64 = 0.1;
 /// Most recommendations.
 const MOST: usize = 6;
 
@@ -280,6 +283,14 @@ pub(super) fn notes(
             "A larger global batch would lower the share of communication, but it is not a free fix: it takes fewer \
              optimizer steps per token (above the critical batch size the loss per token gets worse), more memory or \
              more accumulation, and it hides the bottleneck instead of removing it.{lr}"
+        ));
+    }
+    let queue = limits.iter().find(|limit| limit.cause == Cause::BusyHost);
+    if let Some(queue) = queue.filter(|limit| limit.share >= BUSY_SHARE) {
+        notes.push(format!(
+            "The ranks waited for a core {:.0}% of the step, also inside collectives. Predicted gains are unreliable until \
+             the host is quiet; diagnose a run without other processes before you apply a change.",
+            100.0 * queue.share
         ));
     }
     if !calibrated.described {

@@ -1,5 +1,6 @@
-//! A machine description that reproduces this run: links are scaled so that the exposed communication is that of the run,
-//! then the accelerator so that the step time is.
+//! A machine description that reproduces this run: links get the ratio of latency to bandwidth of the run's timeline, if
+//! there is one, and are scaled so that the exposed communication is that of the run; then the accelerator is scaled so that
+//! the step time is.
 
 use lockstep_plan::Plan;
 use lockstep_sim::{Cluster, Estimate, Link, OpClass, Options, estimate};
@@ -52,6 +53,9 @@ pub(super) fn calibrate(plan: &Plan, measured: &Measured, machine: Option<&Clust
         .map(|(class, seconds)| (class, seconds * rate))
         .collect();
     if plan.ranks > 1 && measured.pure_comm() > 0.0 {
+        if let Some(cost) = measured.call_cost {
+            cluster = with_latency_share(plan, &cluster, &options, cost.latency_share);
+        }
         cluster = with_links(plan, &cluster, &options, measured.pure_comm());
     }
     let cluster = lockstep_sim::calibrate(&cluster, &options, &[(plan, target)]);
@@ -90,6 +94,39 @@ fn machine_memory_gib() -> Option<f64> {
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     let kib: f64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
     Some(kib / (1 << 20) as f64)
+}
+
+/// Factor of the bandwidth with which moving data costs nothing.
+const FREE: f64 = 1e9;
+
+/// Scales latency and bandwidth of all links so that latency is this fraction of the predicted communication.
+fn with_latency_share(
+    plan: &Plan,
+    cluster: &Cluster,
+    options: &Options,
+    latency_share: f64,
+) -> Cluster {
+    let scaled = |latency: f64, bandwidth: f64| {
+        let mut cluster = cluster.clone();
+        for link in &mut cluster.links {
+            link.start_us *= latency;
+            link.hop_us *= latency;
+            link.bandwidth_gbs *= bandwidth;
+        }
+        cluster
+    };
+    let seconds = |cluster: &Cluster| -> f64 {
+        estimate(plan, cluster, options).flows.iter().map(|flow| flow.total()).sum()
+    };
+    let fixed = seconds(&scaled(1.0, FREE));
+    let moving = seconds(&scaled(0.0, 1.0));
+    if fixed <= 0.0 || moving <= 0.0 {
+        return cluster.clone();
+    }
+    let total = fixed + moving;
+    // A link is never free: the algorithms of collectives are chosen by both.
+    let share = latency_share.clamp(1e-3, 1.0 - 1e-3);
+    scaled(share * total / fixed, moving / ((1.0 - share) * total))
 }
 
 /// Scales all links so that the predicted exposed communication is `seconds`.

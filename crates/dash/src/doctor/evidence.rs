@@ -7,6 +7,7 @@ use lockstep_sim::Link;
 use lockstep_types::trace::CommAxis;
 
 use super::calibration::Calibrated;
+use super::latency::CallCost;
 use super::limits::Cause;
 use super::measured::{Measured, median};
 
@@ -189,6 +190,13 @@ pub(super) fn communication(
                     "{}B sent per rank and step, {}B/s while communication is exposed",
                     si(measured.bytes_sent as f64),
                     si(measured.bytes_sent as f64 / own)
+                ));
+            }
+            if let Some(CallCost { calls, latency, latency_share }) = measured.call_cost {
+                evidence.push(format!(
+                    "{calls:.0} collectives per step in the timeline; each takes {}, however small: {:.0}% of their time",
+                    ms(latency),
+                    100.0 * latency_share
                 ));
             }
             evidence.extend(link_evidence(calibrated, axis, own));

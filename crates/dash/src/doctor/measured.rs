@@ -4,6 +4,7 @@ use lockstep_events::{RankTimes, StepReport};
 use lockstep_plan::Plan;
 use serde::Serialize;
 
+use super::latency::CallCost;
 use crate::RunFolder;
 
 /// Reports that count: the last ones, so that a run that changed is judged as it is now.
@@ -44,6 +45,8 @@ pub struct Measured {
     pub fullest_expert: Option<(usize, usize, f64)>,
     /// The slow link that the ranks measured: its ends, its bytes/s, and what was expected.
     pub slow_link: Option<(usize, usize, f64, f64)>,
+    /// Cost of a collective, if there is a timeline with calls of different sizes.
+    pub call_cost: Option<CallCost>,
 }
 
 impl Measured {
@@ -102,6 +105,7 @@ impl Measured {
             expert_imbalance: last.last().and_then(|report| report.expert_imbalance),
             fullest_expert: ranks.last().and_then(|times| fullest_expert(&times.experts)),
             slow_link: last.iter().rev().find_map(|report| slow_link(report)),
+            call_cost: None,
         })
     }
 

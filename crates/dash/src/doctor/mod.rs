@@ -8,6 +8,7 @@ mod config_of;
 mod evidence;
 mod failure;
 mod failure_class;
+mod latency;
 mod limits;
 mod measured;
 mod patterns;
@@ -18,12 +19,13 @@ mod text;
 pub use advice::{Advice, Rejected};
 pub use failure::{FailureKind, MemoryFix, Problem, cheapest_memory_fixes};
 pub use failure_class::FailureClass;
+pub use latency::CallCost;
 pub use limits::{Cause, Confidence, Limit};
 pub use measured::Measured;
 pub use plan_report::plan_report;
 pub use scaling::Scaling;
 
-use lockstep_events::trace::{Breakdown, Timeline, trace_folders};
+use lockstep_events::trace::{Timeline, trace_folders};
 use lockstep_sim::Cluster;
 use serde::Serialize;
 
@@ -68,8 +70,12 @@ impl Diagnosis {
 /// Diagnoses a run. `machine` describes the machine that it runs on, if known; otherwise a generic one is calibrated.
 pub fn diagnose(run: &RunFolder, machine: Option<&Cluster>) -> Diagnosis {
     let (step, steps) = run.progress();
-    let trace = last_trace(run);
-    let measured = run.plan.as_ref().and_then(|plan| Measured::of(run, plan));
+    let timeline = last_timeline(run);
+    let trace = timeline.as_ref().map(Timeline::breakdowns);
+    let mut measured = run.plan.as_ref().and_then(|plan| Measured::of(run, plan));
+    if let Some(measured) = &mut measured {
+        measured.call_cost = timeline.as_ref().and_then(latency::call_cost);
+    }
     let problem = failure::problem(run, machine);
     let mut diagnosis = Diagnosis {
         run: run.name.clone(),
@@ -105,8 +111,6 @@ pub fn diagnose(run: &RunFolder, machine: Option<&Cluster>) -> Diagnosis {
     diagnosis
 }
 
-/// The times of the ranks in the last timeline of a run.
-fn last_trace(run: &RunFolder) -> Option<Vec<Breakdown>> {
-    let folder = trace_folders(&run.path).pop()?;
-    Timeline::read(&folder).ok().map(|timeline| timeline.breakdowns())
+fn last_timeline(run: &RunFolder) -> Option<Timeline> {
+    Timeline::read(&trace_folders(&run.path).pop()?).ok()
 }

@@ -101,6 +101,52 @@ fn advice_has_the_options_to_type_and_never_slows_down() {
     assert!((predicted / measured - 1.0).abs() < 0.1, "{predicted} {measured}");
 }
 
+/// Ten reductions per step become four with larger buckets. How much that saves depends on what the timeline says about
+/// them: their latency is saved six times in ten, the time of their bytes is not.
+#[test]
+fn fewer_collectives_save_the_latency_that_the_timeline_shows() {
+    let gain = |name: &str, calls: &[(u64, f64)]| {
+        let mut run = FakeRun::new(name, 2, &["layout.data=2", "comm.bucket_mb=1"]);
+        run.wait = vec![60.0; 2];
+        let diagnosis = run.write().trace(calls).diagnose();
+        let is_bucket = |sets: &[String]| sets == ["comm.bucket_mb=8"];
+        let advice = diagnosis.advice.iter().find(|advice| is_bucket(&advice.sets));
+        let rejected = diagnosis.rejected.iter().any(|rejected| is_bucket(&rejected.sets));
+        assert!(advice.is_some() != rejected, "{diagnosis}");
+        (advice.and_then(|advice| advice.gain), diagnosis.measured.unwrap().call_cost.unwrap())
+    };
+    // Each takes 6 ms, large or small. Of a step of 160 ms, 6 · 6 ms are saved.
+    let equal: Vec<(u64, f64)> = (1..=10).map(|call| (call << 18, 6.0)).collect();
+    let (saved, cost) = gain("latency", &equal);
+    assert!((cost.latency - 0.006).abs() < 1e-9 && cost.latency_share > 0.999, "{cost:?}");
+    assert_eq!(cost.calls, 10.0);
+    let saved = saved.expect("a recommendation");
+    assert!((saved - 36.0 / 160.0).abs() < 0.002, "{saved}");
+    // Half of the time is latency: half of that is saved.
+    let half: Vec<(u64, f64)> =
+        (1..=10).map(|call| (call << 18, 3.0 + 6.0 * call as f64 / 11.0)).collect();
+    let (saved, cost) = gain("half-latency", &half);
+    assert!((cost.latency_share - 0.5).abs() < 1e-3, "{cost:?}");
+    let saved = saved.expect("a recommendation");
+    assert!((saved - 18.0 / 160.0).abs() < 0.002, "{saved}");
+    // The time is proportional to the bytes: nothing is saved.
+    let bytes: Vec<(u64, f64)> = (1..=10).map(|call| (call << 18, call as f64)).collect();
+    let (saved, cost) = gain("bandwidth", &bytes);
+    assert!(cost.latency_share < 1e-3, "{cost:?}");
+    assert_eq!(saved, None);
+}
+
+#[test]
+fn predictions_on_a_busy_host_are_called_unreliable() {
+    for (queue, expected) in [(50.0, true), (2.0, false)] {
+        let mut run = FakeRun::new(&format!("unreliable-{queue}"), 2, &["layout.data=2"]);
+        run.queue = queue;
+        let diagnosis = run.write().diagnose();
+        let noted = diagnosis.notes.iter().any(|note| note.contains("unreliable"));
+        assert_eq!(noted, expected, "{diagnosis}");
+    }
+}
+
 #[test]
 fn a_larger_batch_is_not_recommended_but_explained() {
     let mut run = FakeRun::new("batch", 2, &["layout.data=2"]);

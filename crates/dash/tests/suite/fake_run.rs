@@ -4,8 +4,11 @@ use std::path::{Path, PathBuf};
 
 use lockstep_dash::RunFolder;
 use lockstep_dash::doctor::{Diagnosis, diagnose};
+use lockstep_events::trace::{FileCall, FileSpan, RankTrace, trace_folder};
 use lockstep_events::{RankTimes, StepReport};
 use lockstep_plan::{Config, Environment, Plan};
+use lockstep_types::Collective;
+use lockstep_types::trace::SpanKind;
 use serde_json::{Value, json};
 
 /// A run folder that is removed with the test. Times are milliseconds per step.
@@ -94,6 +97,49 @@ impl FakeRun {
         }
         std::fs::write(self.path.join("metrics.jsonl"), metrics).unwrap();
         std::fs::write(self.path.join("ranks.jsonl"), ranks).unwrap();
+        self
+    }
+
+    /// Adds a timeline of one step, in which every rank makes these collectives: bytes and milliseconds of each.
+    pub fn trace(&self, calls: &[(u64, f64)]) -> &FakeRun {
+        let nanos = |ms: f64| (1e6 * ms) as u64;
+        let span = |kind, name: &str, start, duration| FileSpan {
+            kind,
+            name: name.into(),
+            thread: 0,
+            start,
+            duration,
+            step: (kind == SpanKind::Step).then_some(90),
+            block: None,
+            stage: None,
+            micro: None,
+            bytes: None,
+            call: None,
+        };
+        let (mut spans, mut at) = (Vec::new(), 0);
+        for (seq, (bytes, ms)) in calls.iter().enumerate() {
+            let (op, group, algo) = (Collective::AllReduce, "copies".into(), "direct".into());
+            let call =
+                FileCall { op, algo, group, id: 1, members: 2, seq: seq as u64, message: None };
+            let exposed = span(SpanKind::Exposed, "data", at, nanos(*ms));
+            let call = FileSpan {
+                bytes: Some(*bytes),
+                call: Some(call),
+                ..span(SpanKind::Call, "all_reduce", at, nanos(*ms))
+            };
+            spans.extend([exposed, call]);
+            at += nanos(*ms);
+        }
+        spans.push(span(SpanKind::Step, "step 90", 0, at + nanos(f64::from(self.compute[0]))));
+        for rank in 0..self.plan.ranks {
+            let trace = RankTrace {
+                rank,
+                ranks: self.plan.ranks,
+                spans: spans.clone(),
+                ..RankTrace::default()
+            };
+            trace.write(&trace_folder(&self.path, 90, 90)).unwrap();
+        }
         self
     }
 

@@ -37,6 +37,13 @@ impl AttentionRates {
         self.all().next().is_none()
     }
 
+    /// Multiplies all rates.
+    pub(crate) fn scale(&mut self, factor: f64) {
+        for rate in self.f32.iter_mut().chain(&mut self.bf16) {
+            rate.reached = rate.reached.map(|reached| reached * factor);
+        }
+    }
+
     pub(super) fn all(&self) -> impl Iterator<Item = &AttentionRate> {
         self.f32.iter().chain(&self.bf16)
     }

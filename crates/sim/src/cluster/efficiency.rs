@@ -61,6 +61,15 @@ impl Efficiency {
         }
     }
 
+    /// Multiplies the efficiency of a class, in all families and types.
+    pub(crate) fn scale(&mut self, kind: OpClass, factor: f64) {
+        for FamilyCurves { gpt2, llama, moe } in [&mut self.f32, &mut self.bf16] {
+            for curves in [gpt2, llama, moe] {
+                curves.of_mut(kind).0.iter_mut().for_each(|(_, reached)| *reached *= factor);
+            }
+        }
+    }
+
     pub fn of_mut(&mut self, compute: Dtype, family: Family) -> &mut OpCurves {
         let families = match compute {
             Dtype::F32 => &mut self.f32,

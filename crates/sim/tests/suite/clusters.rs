@@ -5,9 +5,11 @@ use crate::tables::{plan, read};
 use lockstep_comm::{
     Algo, CollectiveShape, LinkCost, LinkCosts, choose, predict_seconds, predict_traffic,
 };
-use lockstep_plan::{Collective, Phase};
+use lockstep_plan::model::Family;
+use lockstep_plan::{Collective, Dtype, Phase};
 use lockstep_sim::{
-    Cluster, Flow, GroupPlacement, Options, Software, calibrate, collective_seconds, estimate,
+    Cluster, Curve, Efficiency, Flow, GroupPlacement, Options, Software, calibrate,
+    collective_seconds, estimate,
 };
 
 #[test]
@@ -265,6 +267,34 @@ fn a_measured_step_calibrates() {
     for seconds in [0.5, 3.0] {
         let ours = calibrate(&cluster, &options, &[(&small, seconds)]);
         assert!((estimate(&small, &ours, &options).step_s / seconds - 1.0).abs() < 1e-6);
+    }
+}
+
+/// On slower cores everything takes longer, also the gaps between operations: the gain of a change does not depend on
+/// how busy the cores were.
+#[test]
+fn calibration_keeps_the_share_of_fixed_costs() {
+    let mut cluster = Cluster::built_in("cpu").unwrap();
+    cluster.accelerator.kernel_gap_us = 50.0;
+    let mut efficiency = Efficiency::default();
+    efficiency.of_mut(Dtype::F32, Family::Llama).attention = Curve(vec![(100.0, 0.05)]);
+    cluster.accelerator.efficiency = Some(efficiency);
+    let options = Options::default();
+    let [small, large] = [1, 8].map(|micro| {
+        let text = format!(
+            "[model]\nfamily = \"llama\"\ndim = 128\nlayers = 4\nheads = 4\nseq = 128\nvocab = 256\n\
+             [train]\nglobal_batch = 8\nmicro_batch = {micro}\n"
+        );
+        plan(&text, 1)
+    });
+    let seconds = |cluster: &Cluster, plan| estimate(plan, cluster, &options).step_s;
+    let before = seconds(&cluster, &small);
+    let gain = |cluster: &Cluster| 1.0 - seconds(cluster, &large) / seconds(cluster, &small);
+    let expected = gain(&cluster);
+    assert!(expected > 0.05, "{expected}");
+    for slower in [0.5, 3.0] {
+        let ours = calibrate(&cluster, &options, &[(&small, slower * before)]);
+        assert!((gain(&ours) - expected).abs() < 1e-6, "{} {expected}", gain(&ours));
     }
 }
 
