@@ -55,6 +55,13 @@ pub fn describe(device: &Device, plan: &Plan) -> Option<String> {
     Some(line)
 }
 
+/// Whether ranks share a GPU, because a host has more ranks than GPUs.
+pub fn is_shared(plan: &Plan, world: &World) -> bool {
+    let on_host = |host: usize| world.hosts().iter().filter(|other| **other == host).count();
+    let most = world.hosts().iter().map(|host| on_host(*host)).max().unwrap_or(1);
+    plan.device.kind == DeviceType::Cuda && Device::cuda_count().is_ok_and(|gpus| most > gpus)
+}
+
 /// Chooses the engine of collectives on device memory. Rank 0 prints it once, with the reason.
 pub fn open_collectives(plan: &Plan, world: &World, device: &Device) -> anyhow::Result<()> {
     let Some(gpu) = device.gpu().filter(|_| world.size() > 1) else { return Ok(()) };

@@ -13,6 +13,7 @@ use lockstep_sim::search::layout_words;
 use lockstep_sim::{Options, estimate};
 use lockstep_trainer::{PlannedTraffic, planned_traffic};
 
+use crate::commands::device;
 use crate::machine;
 use crate::print::print_line;
 use crate::world::Engine;
@@ -123,6 +124,9 @@ impl Prediction {
             .map(|path| (machine::cluster(&path, Some(plan.ranks), Some(plan.device.kind)), path))
         {
             None => (None, None),
+            Some(_) if device::is_shared(plan, world) => {
+                (None, Some("ranks share a GPU, and predictions are for a GPU per rank".into()))
+            }
             Some((Ok(machine), path)) => {
                 let options = Options::default();
                 let found = estimate(plan, &machine, &options);

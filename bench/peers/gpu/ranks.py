@@ -48,7 +48,7 @@ def main():
             print(f"{name}: {records[name][-1]}", file=sys.stderr, flush=True)
     c = CONFIGS[args.config]
     print(f"{args.config}: dim {c.dim}, {c.layers} layers, seq {c.seq}, global batch {c.batch}, {args.dtype}, two ranks")
-    columns = ["tokens/s", "of one rank", "of DDP", "of FSDP2", "exposed", "predicted", "GiB"]
+    columns = ["tokens/s", "of one rank", "of DDP", "of FSDP2", "exposed", "GiB"]
     print(f"{'':<16}" + "".join(f"{column:>13}" for column in columns))
     rates = {name: median(found, "sustained_tokens_per_s") for name, found in records.items()}
     for name, found in records.items():
@@ -56,9 +56,9 @@ def main():
             print(f"{name:<16}{'failed':>13}")
             continue
         ratios = [f"{rates[name] / rates[other]:.2f}" if rates[other] else "-" for other in (ONE, *PEERS)]
-        exposed = [percent(median(found, key)) for key in ("comm_exposed", "predicted_exposed")]
+        exposed = percent(median(found, "comm_exposed"))
         memory = f"{median(found, 'peak_bytes') / 2**30:.2f}"
-        print(f"{name:<16}{rates[name]:>13,.0f}" + "".join(f"{cell:>13}" for cell in [*ratios, *exposed, memory]))
+        print(f"{name:<16}{rates[name]:>13,.0f}" + "".join(f"{cell:>13}" for cell in [*ratios, exposed, memory]))
 
 
 def median(records, key):
@@ -76,12 +76,7 @@ def lockstep(args, name):
         file.write_text(run_file(CONFIGS[args.config], name))
         words = [args.lockstep, "bench", "step", "--config", file, "--dtype", args.dtype, "--json"]
         words += ["--seconds", args.seconds, *(f"--set=layout.{word}" for word in LAYOUTS[name])]
-        words += ["--machine", args.machine] if args.machine else []
-        record = run(words, os.environ)
-    if record and record.get("predicted_ms"):
-        parts = dict(record["predicted_time_ms"])
-        record["predicted_exposed"] = parts.get("exposed_comm", 0.0) / record["predicted_ms"]
-    return record
+        return run(words, os.environ)
 
 
 def run_file(c, name):
@@ -195,7 +190,6 @@ def parse():
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--nccl", type=Path, help="libnccl.so.2 for PyTorch; default: its own")
-    parser.add_argument("--machine", type=Path, help="machine description for predictions, from `bench machine`")
     parser.add_argument("--lockstep", type=Path, default=ROOT / "target/release/lockstep")
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--torch", choices=list(PEERS.values()), help="be one rank of PyTorch")

@@ -233,7 +233,10 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
             peak_flops: peak.flops_per_s(),
             peak_bytes: resident[0] as u64,
         };
-        let predicted = predict(plan, args.machine.as_deref())?;
+        let predicted = match device::is_shared(plan, world) {
+            true => None,
+            false => predict(plan, args.machine.as_deref())?,
+        };
         let record = record(args, plan, &device, &measured, predicted);
         if args.json {
             print_line!("{}", serde_json::to_string(&record)?);
