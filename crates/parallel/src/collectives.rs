@@ -145,7 +145,9 @@ pub(crate) fn all_to_all_v(
 
 /// Receives a message from rank `from`.
 pub(crate) fn receive(device: &Device, group: &Group, x: ViewMut<'_>, from: usize) -> Result<()> {
-    if let Some((group, stream)) = on_device(device, group, [x.location()]) {
+    if let Some((group, stream)) = on_device(device, group, [x.location()])
+        && group.has_messages()
+    {
         return group.receive(stream, slice(x.as_view()), from);
     }
     let mut x = Output::new(device, x);
@@ -156,7 +158,9 @@ pub(crate) fn receive(device: &Device, group: &Group, x: ViewMut<'_>, from: usiz
 
 /// Starts sending a tensor to rank `to`. Other handles of the tensor may be read in the meantime.
 pub(crate) fn start_send(device: &Device, group: &Group, x: Tensor, to: usize) -> Transfer {
-    if let Some((group, stream)) = on_device(device, group, [x.location()]) {
+    if let Some((group, stream)) = on_device(device, group, [x.location()])
+        && group.has_messages()
+    {
         let message = slice(x.view());
         let pending = group.start_send(stream.record(), message, x, to);
         return Transfer::OnDevice { pending, device: device.clone() };
@@ -168,7 +172,9 @@ pub(crate) fn start_send(device: &Device, group: &Group, x: Tensor, to: usize) -
 
 /// Starts receiving a tensor from rank `from`. It must be the only handle of its memory.
 pub(crate) fn start_receive(device: &Device, group: &Group, x: Tensor, from: usize) -> Transfer {
-    if let Some((group, stream)) = on_device(device, group, [x.location()]) {
+    if let Some((group, stream)) = on_device(device, group, [x.location()])
+        && group.has_messages()
+    {
         let message = slice(x.view());
         let pending = group.start_receive(stream.record(), message, x, from);
         return Transfer::OnDevice { pending, device: device.clone() };

@@ -1,5 +1,5 @@
 //! `lockstep bench comm --device cuda`: collectives on device memory, with the columns of nccl-tests. The engines are
-//! measured in turn, size by size; NCCL also on memory that is registered with it.
+//! measured in turn, size by size.
 
 use super::case::{FromSmall, input_value};
 use super::table::bus_factor;
@@ -7,8 +7,7 @@ use crate::print::{print_error, print_line};
 use anyhow::{Context, bail};
 use half::bf16;
 use lockstep_comm::{
-    Collective, DeviceEngine, DeviceGroup, DeviceSlice, Dtype, Op, RegisteredMemory, World,
-    nccl_report, shard_range,
+    Collective, DeviceEngine, DeviceGroup, DeviceSlice, Dtype, Op, World, shard_range,
 };
 use lockstep_kernels::{Device, Tag, Tensor};
 use serde::Serialize;
@@ -63,31 +62,26 @@ fn run_with<T: FromSmall>(world: &World, bench: &DeviceBench<'_>) -> anyhow::Res
     let hosts = world.hosts();
     let local = hosts[..world.rank()].iter().filter(|h| **h == hosts[world.rank()]).count();
     let device = Device::cuda(local % Device::cuda_count()?.max(1))?;
-    let subjects = open_engines(world, &device)?;
+    let groups = open_engines(world, &device)?;
     let first = world.rank() == 0;
     if first && !bench.json {
-        print_header(world, &device, &subjects);
+        print_header(world, &device, &groups);
     }
     let mut wrong = 0;
     for &kind in bench.kinds {
         for &bytes in bench.sizes {
-            for subject in &subjects {
+            for group in &groups {
                 let mut both = Vec::new();
                 for in_place in [false, true] {
-                    let memory = match subject.registered {
-                        true => Some(allocate_pair(&subject.group, bytes)?),
-                        false => None,
-                    };
-                    let size = (bytes, in_place);
-                    let case = Case::<T>::new(world, &device, bench, kind, size, memory);
+                    let case = Case::<T>::new(world, &device, bench, kind, (bytes, in_place));
                     let measured = case
-                        .measure(&subject.group)
+                        .measure(group)
                         .with_context(|| format!("{} of {bytes} bytes", kind.name()))?;
                     wrong += measured.wrong;
                     both.push(measured);
                 }
                 if first {
-                    print_rows(world, bench, kind, bytes, subject, &both);
+                    print_rows(world, bench, kind, bytes, group.engine(), &both);
                 }
             }
         }
@@ -98,33 +92,9 @@ fn run_with<T: FromSmall>(world: &World, bench: &DeviceBench<'_>) -> anyhow::Res
     Ok(())
 }
 
-/// An engine to measure, on memory that is registered with it or not.
-struct Subject {
-    group: DeviceGroup,
-    registered: bool,
-}
-
-impl Subject {
-    fn name(&self) -> &'static str {
-        match self.registered {
-            true => "nccl-reg",
-            false => self.group.engine().name(),
-        }
-    }
-}
-
-/// Input and output in registered memory, of the same size on all ranks.
-fn allocate_pair(group: &DeviceGroup, bytes: usize) -> anyhow::Result<[RegisteredMemory; 2]> {
-    let allocate = || {
-        let memory = group.allocate_registered(bytes)?;
-        memory.with_context(|| format!("NCCL cannot allocate {bytes} bytes on every rank"))
-    };
-    Ok([allocate()?, allocate()?])
-}
-
 /// A group of all ranks for each engine that can be used.
-fn open_engines(world: &World, device: &Device) -> anyhow::Result<Vec<Subject>> {
-    let mut subjects = Vec::new();
+fn open_engines(world: &World, device: &Device) -> anyhow::Result<Vec<DeviceGroup>> {
+    let mut groups = Vec::new();
     for engine in [DeviceEngine::Shared, DeviceEngine::Nccl] {
         let group = world.split(Some(0), 0, engine.name())?.expect("all ranks have a color");
         match group.open_device(device.gpu().as_ref(), engine) {
@@ -132,15 +102,7 @@ fn open_engines(world: &World, device: &Device) -> anyhow::Result<Vec<Subject>> 
                 if let Some(warning) = choice.warning.filter(|_| world.rank() == 0) {
                     print_error!("warning: {warning}");
                 }
-                let plain = |group| Subject { group, registered: false };
-                subjects.extend(group.device().map(plain));
-                // All ranks have the same version.
-                let registers =
-                    nccl_report().is_ok_and(|nccl| nccl.features.contains(&"registration"));
-                if engine == DeviceEngine::Nccl && registers {
-                    let registered = |group| Subject { group, registered: true };
-                    subjects.extend(group.device().map(registered));
-                }
+                groups.extend(group.device());
             }
             Err(error @ lockstep_comm::Error::Misuse { .. }) if world.rank() == 0 => {
                 print_error!("note: {error}");
@@ -149,10 +111,10 @@ fn open_engines(world: &World, device: &Device) -> anyhow::Result<Vec<Subject>> 
             Err(error) => return Err(error.into()),
         }
     }
-    if subjects.is_empty() {
+    if groups.is_empty() {
         bail!("no engine for device memory can be used; omit --device to measure host memory");
     }
-    Ok(subjects)
+    Ok(groups)
 }
 
 /// One collective at one size. In place, input and output are the same memory, as in nccl-tests.
@@ -167,10 +129,6 @@ struct Case<'a, T> {
     input: DeviceSlice,
     output: DeviceSlice,
     buffers: [Tensor; 2],
-    /// The memory of the calls, if it is not that of the buffers.
-    registered: Option<[RegisteredMemory; 2]>,
-    /// Index of the buffer with the result.
-    result: usize,
     element: std::marker::PhantomData<T>,
 }
 
@@ -181,7 +139,6 @@ impl<'a, T: FromSmall> Case<'a, T> {
         bench: &DeviceBench<'_>,
         kind: Collective,
         (bytes, in_place): (usize, bool),
-        registered: Option<[RegisteredMemory; 2]>,
     ) -> Case<'a, T> {
         let (n, me) = (world.size(), world.rank());
         // Pieces of equal size.
@@ -189,15 +146,10 @@ impl<'a, T: FromSmall> Case<'a, T> {
         let own = shard_range(count, n, me);
         let tensor = || device.empty(1, count, T::DTYPE, Tag::Buffers);
         let buffers = [tensor(), tensor()];
-        // SAFETY: the case keeps its memory until the stream is synchronized.
-        let slice = |index: usize, range: std::ops::Range<usize>| unsafe {
-            match &registered {
-                Some(memory) => memory[index].slice(range, T::DTYPE),
-                None => {
-                    let view = buffers[index].view().part(range);
-                    DeviceSlice::new(view.address(), view.len(), T::DTYPE)
-                }
-            }
+        let slice = |tensor: &Tensor, range: std::ops::Range<usize>| {
+            let view = tensor.view().part(range);
+            // SAFETY: the case keeps its tensors until the stream is synchronized.
+            unsafe { DeviceSlice::new(view.address(), view.len(), T::DTYPE) }
         };
         let (input, output) = match kind {
             Collective::ReduceScatter | Collective::Scatter => (0..count, own),
@@ -205,42 +157,12 @@ impl<'a, T: FromSmall> Case<'a, T> {
             _ => (0..count, 0..count),
         };
         // An all-to-all has no form in place.
-        let result = usize::from(!in_place || kind == Collective::AllToAll);
-        let (input, output) = (slice(0, input), slice(result, output));
+        let same = in_place && kind != Collective::AllToAll;
+        let input = slice(&buffers[0], input);
+        let output = slice(&buffers[usize::from(!same)], output);
         let (op, seconds) = (bench.op, bench.seconds);
         let element = std::marker::PhantomData;
-        Case {
-            world,
-            device,
-            kind,
-            op,
-            seconds,
-            count,
-            input,
-            output,
-            buffers,
-            registered,
-            result,
-            element,
-        }
-    }
-
-    /// Copies the buffers to registered memory, or back.
-    fn copy_registered(&self, back: bool) {
-        let stream = self.device.stream().expect("a GPU has a stream");
-        let bytes = self.count * size_of::<T>();
-        for (memory, buffer) in self.registered.iter().flatten().zip(&self.buffers) {
-            // SAFETY: both have this many bytes and live until the stream is synchronized.
-            let status = unsafe {
-                let memory = memory.slice(0..self.count, T::DTYPE).address();
-                let [from, to] = match (memory, buffer.view().address()) {
-                    (memory, buffer) if back => [memory, buffer],
-                    (memory, buffer) => [buffer, memory],
-                };
-                (stream.context().api().cuMemcpyDtoDAsync_v2)(to, from, bytes, stream.handle())
-            };
-            stream.context().must(status, "copy to or from registered memory");
-        }
+        Case { world, device, kind, op, seconds, count, input, output, buffers, element }
     }
 
     fn call(&self, group: &DeviceGroup) -> lockstep_comm::Result<()> {
@@ -298,12 +220,14 @@ impl<'a, T: FromSmall> Case<'a, T> {
         for buffer in &mut self.buffers {
             self.device.write(buffer.view_mut(), &known);
         }
-        self.copy_registered(false);
         self.device.synchronize();
         self.world.barrier()?;
         self.call(group)?;
-        self.copy_registered(true);
-        let result: Vec<T> = self.device.to_vec(self.buffers[self.result].view());
+        let in_place = self.input.address() == self.output.address()
+            || (self.output.address() >= self.buffers[0].view().address()
+                && self.output.address()
+                    < self.buffers[0].view().address() + (count * size_of::<T>()) as u64);
+        let result: Vec<T> = self.device.to_vec(self.buffers[usize::from(!in_place)].view());
         let sum = |i: usize| T::from_small((0..n).map(|r| input_value(r, i)).sum());
         let owner = |i: usize| (0..n).find(|r| shard_range(count, n, *r).contains(&i)).unwrap_or(0);
         let each = count / n;
@@ -329,13 +253,17 @@ impl<'a, T: FromSmall> Case<'a, T> {
     }
 }
 
-fn print_header(world: &World, device: &Device, subjects: &[Subject]) {
+fn print_header(world: &World, device: &Device, groups: &[DeviceGroup]) {
     let gpu = device.cuda_report().map_or_else(String::new, |report| report.gpu);
-    let engines: Vec<_> = subjects.iter().map(Subject::name).collect();
-    print_line!("{} ranks on {gpu}, device memory, engines {}", world.size(), engines.join(", "));
-    print_line!("{:>63}{:>36}", "out-of-place", "in-place");
+    let engines: Vec<_> = groups.iter().map(|group| group.engine().name()).collect();
     print_line!(
-        "{:>12} {:>12} {:<14} {:<9}{:>9} {:>8} {:>8} {:>6}  {:>9} {:>8} {:>8} {:>6}",
+        "{} ranks on {gpu}, device memory, engines {}",
+        world.size(),
+        engines.join(" and ")
+    );
+    print_line!("{:>61}{:>36}", "out-of-place", "in-place");
+    print_line!(
+        "{:>12} {:>12} {:<14} {:<7}{:>9} {:>8} {:>8} {:>6}  {:>9} {:>8} {:>8} {:>6}",
         "size (B)",
         "count",
         "operation",
@@ -356,7 +284,7 @@ fn print_rows(
     bench: &DeviceBench<'_>,
     kind: Collective,
     bytes: usize,
-    subject: &Subject,
+    engine: DeviceEngine,
     both: &[Measured],
 ) {
     let record = |(in_place, measured): (bool, &Measured)| {
@@ -364,10 +292,10 @@ fn print_rows(
         Record {
             op: kind.name(),
             engine: bench.engine,
-            algo: subject.group.engine().name(),
+            algo: engine.name(),
             ranks: world.size(),
             dtype: bench.dtype.name(),
-            buffers: if subject.registered { "registered" } else { "device" },
+            buffers: "device",
             in_place,
             bytes,
             time_us: measured.seconds * 1e6,
@@ -387,11 +315,11 @@ fn print_rows(
         format!("{:>9.2} {:>8.2} {:>8.2} {:>6}", r.time_us, r.algbw_gbs, r.busbw_gbs, r.wrong)
     };
     print_line!(
-        "{:>12} {:>12} {:<14} {:<9}{}  {}",
+        "{:>12} {:>12} {:<14} {:<7}{}  {}",
         bytes,
         bytes / bench.dtype.bytes(),
         kind.name(),
-        subject.name(),
+        engine.name(),
         columns(&records[0]),
         columns(&records[1])
     );

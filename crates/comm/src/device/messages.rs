@@ -1,69 +1,58 @@
-//! Messages on device memory. With `shared`, the sender offers its buffer and the receiver copies it; with `nccl`, both
-//! enqueue their side. The host compares the calls of both and does not wait for the GPU.
+//! Messages on device memory: the sender offers its buffer, the receiver copies it. Both return when the copy is
+//! enqueued.
 
-use super::shared::{MessageWords, Shared};
+use super::shared::MessageWords;
 use super::{DeviceGroup, DeviceSlice, Engine};
 use crate::call::error::Result;
-use crate::call::{Algo, Call};
-use crate::group::messages::End;
 use crate::group::track::Pending;
-use crate::health::watch::Watch;
-use crate::link::{Rx, Tx};
 use lockstep_cuda::{Stream, StreamEvent};
 use lockstep_types::{bytes_of, bytes_of_mut};
 
 impl DeviceGroup {
-    /// [`crate::Group::send`]. Returns when the send is enqueued; later operations of the stream may overwrite the message.
-    /// May wait until the receiver has enqueued its side: ranks that send to each other start their sends.
+    /// [`crate::Group::send`]. Returns when the receiver has enqueued its copy; later operations of the stream may
+    /// overwrite the message.
     pub fn send(&self, stream: &Stream, message: DeviceSlice, to: usize) -> Result<()> {
-        self.check_message_peer(to)?;
+        self.group.check_peer(to)?;
+        let Engine::Shared(shared) = &self.state.engine else { unreachable!("not a device group") };
         let (inner, track) = (&self.group.inner, &self.group.inner.messages.to[to]);
         let spin = inner.spin_policy(track.in_background());
         track.run(|number, end| {
             let end = end.link();
-            let call = self.message_call(message, number);
+            let call = inner.transfer_call(message.dtype(), message.bytes(), number);
             let _span = inner.span(&call, "send", Some((inner.me, to)));
-            inner.recorded(call, spin, |watch| match &self.state.engine {
-                Engine::Shared(shared) => offer(shared, (watch, end), stream, (message, to)),
-                Engine::Nccl(nccl) => nccl.send((watch, end), stream, (message, to)),
-                Engine::Host => unreachable!("not a device group"),
-            })
+            inner.recorded(call, spin, |watch| {
+                let words = shared.offer(&watch, stream, message, to)?;
+                end.send(&watch, bytes_of(&words))?;
+                let taken = end.wait_until_taken(&watch);
+                if taken.is_err() {
+                    // The receiver may be copying the message, which the caller may free now.
+                    shared.settle();
+                }
+                taken
+            })?;
+            shared.wait_until_taken(stream, to);
+            Ok(())
         })
     }
 
     /// [`crate::Group::receive`].
     pub fn receive(&self, stream: &Stream, message: DeviceSlice, from: usize) -> Result<()> {
-        self.check_message_peer(from)?;
+        self.group.check_peer(from)?;
+        let Engine::Shared(shared) = &self.state.engine else { unreachable!("not a device group") };
         let (inner, track) = (&self.group.inner, &self.group.inner.messages.from[from]);
         let spin = inner.spin_policy(track.in_background());
         track.run(|number, end| {
             let end = end.link();
-            let call = self.message_call(message, number);
+            let call = inner.transfer_call(message.dtype(), message.bytes(), number);
             let _span = inner.span(&call, "receive", Some((from, inner.me)));
-            inner.recorded(call, spin, |watch| match &self.state.engine {
-                Engine::Shared(shared) => take(shared, (watch, end), stream, (message, from)),
-                Engine::Nccl(nccl) => nccl.receive((watch, end), stream, (message, from)),
-                Engine::Host => unreachable!("not a device group"),
+            inner.recorded(call, spin, |watch| {
+                let mut words = MessageWords::default();
+                end.receive(&watch, bytes_of_mut(&mut words))?;
+                shared.take(&watch, stream, words, (message, from))?;
+                end.take();
+                Ok(())
             })
         })
-    }
-
-    fn message_call(&self, message: DeviceSlice, number: u64) -> Call {
-        let call = self.group.inner.transfer_call(message.dtype(), message.bytes(), number);
-        match self.state.engine {
-            // Never matches a message through host memory, which has the same words otherwise.
-            Engine::Nccl(_) => Call { algo: Algo::Nccl, ..call },
-            Engine::Shared(_) | Engine::Host => call,
-        }
-    }
-
-    fn check_message_peer(&self, peer: usize) -> Result<()> {
-        self.group.check_peer(peer)?;
-        if matches!(self.state.engine, Engine::Nccl(_)) && peer == self.group.rank() {
-            let what = format!("rank {peer} of group {} cannot send to itself", self.group.name());
-            return Err(self.group.misuse(format!("{what} with NCCL; copy the message instead")));
-        }
-        Ok(())
     }
 
     /// Starts [`DeviceGroup::send`] on the communication thread, on a stream that waits for `ready`. Returns `owner`, which
@@ -80,7 +69,7 @@ impl DeviceGroup {
         };
         let group = self.clone();
         track.start(move || {
-            let stream = group.state.sends[to].get(&ready);
+            let stream = group.state.sends.get(&ready);
             stream.wait_for(&ready);
             group.send(stream, message, to).map(|()| (owner, stream.record()))
         })
@@ -100,41 +89,9 @@ impl DeviceGroup {
         };
         let group = self.clone();
         track.start(move || {
-            let stream = group.state.receives[from].get(&ready);
+            let stream = group.state.receives.get(&ready);
             stream.wait_for(&ready);
             group.receive(stream, message, from).map(|()| (owner, stream.record()))
         })
     }
-}
-
-/// Offers a message to a member and waits until that member has enqueued its copy.
-fn offer(
-    shared: &Shared,
-    (watch, end): (Watch, &mut End<Tx>),
-    stream: &Stream,
-    (message, to): (DeviceSlice, usize),
-) -> Result<()> {
-    let words = shared.offer(&watch, stream, message, to)?;
-    end.send(&watch, bytes_of(&words))?;
-    if let Err(error) = end.wait_until_taken(&watch) {
-        // The receiver may be copying the message, which the caller may free now.
-        shared.settle();
-        return Err(error);
-    }
-    shared.wait_until_taken(stream, to);
-    Ok(())
-}
-
-/// Copies a message that a member offers.
-fn take(
-    shared: &Shared,
-    (watch, end): (Watch, &mut End<Rx>),
-    stream: &Stream,
-    (message, from): (DeviceSlice, usize),
-) -> Result<()> {
-    let mut words = MessageWords::default();
-    end.receive(&watch, bytes_of_mut(&mut words))?;
-    shared.take(&watch, stream, words, (message, from))?;
-    end.take();
-    Ok(())
 }

@@ -21,8 +21,8 @@ use crate::call::error::Result;
 use crate::call::fold::Op;
 use crate::group::Group;
 use crate::group::args::CollectiveArgs;
+use crate::nccl::Nccl;
 use crate::nccl::api::Api;
-use crate::nccl::{Communicator, Nccl, RegisteredMemory};
 pub(crate) use choice::dotted;
 use choice::{MemberFacts, choose};
 use lockstep_cuda::{Gpu, Stream, StreamEvent};
@@ -36,9 +36,9 @@ pub(crate) type DeviceArgs<'a> = CollectiveArgs<'a, DeviceSlice, DeviceSlice>;
 pub(crate) struct State {
     choice: EngineChoice,
     engine: Engine,
-    /// Streams of started messages, by peer: no message waits for one between other ranks.
-    sends: Vec<LazyStream>,
-    receives: Vec<LazyStream>,
+    /// Streams of started messages.
+    sends: LazyStream,
+    receives: LazyStream,
 }
 
 /// A stream that is created when it is first needed.
@@ -46,10 +46,6 @@ pub(crate) struct State {
 struct LazyStream(OnceLock<Stream>);
 
 impl LazyStream {
-    fn of_each(members: usize) -> Vec<LazyStream> {
-        std::iter::repeat_with(LazyStream::default).take(members).collect()
-    }
-
     /// The stream, on the GPU of an event.
     fn get(&self, event: &StreamEvent) -> &Stream {
         self.0.get_or_init(|| Stream::new(event.context().clone()))
@@ -103,8 +99,8 @@ impl Group {
         let state = Arc::new(State {
             choice: choice.clone(),
             engine,
-            sends: LazyStream::of_each(self.size()),
-            receives: LazyStream::of_each(self.size()),
+            sends: LazyStream::default(),
+            receives: LazyStream::default(),
         });
         // Another thread of this rank cannot have opened the group: calls of a group are made in order.
         let _ = self.inner.device.set(state);
@@ -116,14 +112,6 @@ impl Group {
         let state = self.inner.device.get()?;
         let opened = !matches!(state.engine, Engine::Host);
         opened.then(|| DeviceGroup { group: self.clone(), state: state.clone() })
-    }
-
-    /// The communicator of a new group of some members, if this group has one. All members call it.
-    pub(crate) fn split_device(&self, members: &[usize]) -> Result<Option<Communicator>> {
-        match self.inner.device.get().map(|state| &state.engine) {
-            Some(Engine::Nccl(nccl)) => nccl.split(self, members),
-            _ => Ok(None),
-        }
     }
 
     fn exchange_facts(&self, gpu: Option<&Gpu>) -> Result<Vec<MemberFacts>> {
@@ -154,14 +142,9 @@ impl DeviceGroup {
         self.state.choice.engine
     }
 
-    /// Allocates `bytes` on every member, in memory that NCCL reads and writes in place. All members call it with the same
-    /// size. None if the engine needs no such memory or cannot register it. A call must get registered memory from all
-    /// members or from none.
-    pub fn allocate_registered(&self, bytes: usize) -> Result<Option<RegisteredMemory>> {
-        match &self.state.engine {
-            Engine::Nccl(nccl) => nccl.allocate(&self.group, bytes),
-            Engine::Shared(_) | Engine::Host => Ok(None),
-        }
+    /// Whether messages can be sent on device memory. Otherwise they are staged.
+    pub fn has_messages(&self) -> bool {
+        matches!(self.state.engine, Engine::Shared(_))
     }
 
     /// [`Group::all_reduce`] of `input` into `output`, which may be the same memory.

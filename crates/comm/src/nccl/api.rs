@@ -4,7 +4,6 @@ use crate::device::dotted;
 use lockstep_cuda::loader::{Library, Wanted};
 use lockstep_cuda::{Address, CudaError, Handle, function_table};
 use std::ffi::{CStr, c_char, c_int};
-use std::path::PathBuf;
 use std::sync::OnceLock;
 
 const NCCL: Wanted = Wanted {
@@ -40,45 +39,10 @@ function_table! {
     }
 }
 
-function_table! {
-    /// Creates communicators from an existing one, without a rendezvous. Since 2.18.
-    SplitFunctions {
-        fn ncclCommSplit(comm: Handle, color: c_int, key: c_int, split: *mut Handle, config: *mut Config) -> c_int;
-    }
-}
-
-function_table! {
-    /// Memory that NCCL reads and writes in place. Since 2.19.
-    RegisterFunctions {
-        fn ncclMemAlloc(address: *mut Address, bytes: usize) -> c_int;
-        fn ncclMemFree(address: Address) -> c_int;
-        fn ncclCommRegister(comm: Handle, address: Address, bytes: usize, registration: *mut Handle) -> c_int;
-        fn ncclCommDeregister(comm: Handle, registration: Handle) -> c_int;
-    }
-}
-
-function_table! {
-    /// Registered memory that kernels of NCCL reach on all members. Since 2.27.
-    WindowFunctions {
-        fn ncclCommWindowRegister(comm: Handle, address: Address, bytes: usize, window: *mut Handle, flags: c_int) -> c_int;
-        fn ncclCommWindowDeregister(comm: Handle, window: Handle) -> c_int;
-    }
-}
-
-/// `NCCL_SPLIT_NOCOLOR`
-pub(crate) const NO_COLOR: c_int = -1;
-/// `NCCL_WIN_COLL_SYMMETRIC`
-pub(crate) const WINDOW_SYMMETRIC: c_int = 1;
-
 /// `ncclUniqueId`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct UniqueId(pub [u8; 128]);
-
-impl UniqueId {
-    /// To be filled in by NCCL or by member 0.
-    pub(crate) const EMPTY: UniqueId = UniqueId([0; 128]);
-}
 
 /// `ncclConfig_t` of version 2.18. Newer versions accept it and use their defaults for what it lacks.
 #[repr(C)]
@@ -99,10 +63,6 @@ const UNDEFINED: c_int = c_int::MIN;
 
 impl Config {
     /// A communicator whose calls return at once, with a limited number of blocks per kernel.
-    ///
-    /// Communicators that are split from it share no resources with it: NCCL would run the calls of both one after the
-    /// other in the order in which the host enqueues them. Groups are used from different threads, so that order differs
-    /// between ranks, and they would wait for each other.
     pub(crate) fn new(max_ctas: Option<usize>) -> Config {
         Config {
             size: size_of::<Config>(),
@@ -113,7 +73,7 @@ impl Config {
             min_ctas: UNDEFINED,
             max_ctas: max_ctas.map_or(UNDEFINED, |n| n as c_int),
             net_name: std::ptr::null(),
-            split_share: 0,
+            split_share: UNDEFINED,
         }
     }
 }
@@ -125,29 +85,8 @@ pub(crate) const IN_PROGRESS: c_int = 7;
 /// The library of this process.
 pub(crate) struct Api {
     pub functions: Functions,
-    /// Functions that older versions lack.
-    pub split: Option<SplitFunctions>,
-    pub register: Option<RegisterFunctions>,
-    pub windows: Option<WindowFunctions>,
     /// E.g. 22803.
     pub version: u64,
-    path: PathBuf,
-}
-
-/// The NCCL that this process has loaded.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NcclReport {
-    /// E.g. 2.28.3.
-    pub version: String,
-    /// Optional features that the library has: split, registration, windows.
-    pub features: Vec<&'static str>,
-    /// The file, or the soname where the system's search path found it.
-    pub path: PathBuf,
-}
-
-/// Version and features of NCCL, or why it cannot be used. Loads the library.
-pub fn nccl_report() -> Result<NcclReport, CudaError> {
-    Api::get().map(Api::report)
 }
 
 impl Api {
@@ -167,27 +106,7 @@ impl Api {
         }
         let version = version as u64;
         check_version(version, &library.path.display().to_string())?;
-        Ok(Api {
-            functions: Functions::load(&library)?,
-            split: SplitFunctions::load(&library).ok(),
-            register: RegisterFunctions::load(&library).ok(),
-            windows: WindowFunctions::load(&library).ok(),
-            version,
-            path: library.path,
-        })
-    }
-
-    fn report(&self) -> NcclReport {
-        let features = [
-            ("split", self.split.is_some()),
-            ("registration", self.register.is_some()),
-            ("windows", self.windows.is_some()),
-        ];
-        NcclReport {
-            version: dotted(self.version),
-            features: features.into_iter().filter(|(_, has)| *has).map(|(name, _)| name).collect(),
-            path: self.path.clone(),
-        }
+        Ok(Api { functions: Functions::load(&library)?, version })
     }
 
     /// The text of a status, with the last error of the library.

@@ -13,60 +13,36 @@ use std::time::Duration;
 /// Pauses between two looks at a call: short at first, because most calls take microseconds.
 const PAUSES: [Duration; 2] = [Duration::from_micros(200), Duration::from_millis(5)];
 
-/// An enqueued call.
-pub(super) struct Enqueued {
-    pub communicator: Arc<Communicator>,
-    /// World ranks that take part.
-    pub members: Arc<[usize]>,
-    pub watch: Watch,
-    /// Recorded after the call.
-    pub event: StreamEvent,
-}
-
-enum Job {
-    Follow(Box<Enqueued>),
-    /// Answered when all earlier calls are complete.
-    Flush(Sender<()>),
-}
+/// An enqueued call, and the event behind it.
+type Enqueued = (Watch, StreamEvent);
 
 pub(super) struct Watcher {
     /// None while it is dropped.
-    jobs: Option<Sender<Job>>,
+    calls: Option<Sender<Enqueued>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Watcher {
-    /// Starts the thread.
-    pub fn start() -> Watcher {
-        let (jobs, enqueued) = channel();
+    /// Starts the thread; it ends with the group. `members` are world ranks.
+    pub fn start(communicator: Arc<Communicator>, members: Vec<usize>) -> Watcher {
+        let (calls, enqueued) = channel();
         let thread = std::thread::Builder::new()
             .name("lockstep-nccl".into())
-            .spawn(move || follow_all(&enqueued))
+            .spawn(move || follow_all(&communicator, &members, &enqueued))
             .expect("a thread can be started");
-        Watcher { jobs: Some(jobs), thread: Some(thread) }
+        Watcher { calls: Some(calls), thread: Some(thread) }
     }
 
-    pub fn follow(&self, call: Enqueued) {
-        self.send(Job::Follow(Box::new(call)));
-    }
-
-    /// Waits until all calls are complete or aborted.
-    pub fn flush(&self) {
-        let (flushed, answer) = channel();
-        self.send(Job::Flush(flushed));
-        answer.recv().expect("the thread answers every flush");
-    }
-
-    fn send(&self, job: Job) {
-        let jobs = self.jobs.as_ref().expect("not dropped yet");
-        jobs.send(job).expect("the thread lives as long as the watcher");
+    pub fn follow(&self, watch: Watch, event: StreamEvent) {
+        let calls = self.calls.as_ref().expect("not dropped yet");
+        calls.send((watch, event)).expect("the thread lives as long as the watcher");
     }
 }
 
 /// Waits until all calls are complete or aborted.
 impl Drop for Watcher {
     fn drop(&mut self) {
-        drop(self.jobs.take());
+        drop(self.calls.take());
         if let Some(thread) = self.thread.take() {
             // A panic of the thread was printed.
             let _ = thread.join();
@@ -74,22 +50,21 @@ impl Drop for Watcher {
     }
 }
 
-fn follow_all(jobs: &Receiver<Job>) {
-    for job in jobs {
-        match job {
-            Job::Follow(call) => {
-                if !follow(&call) {
-                    call.communicator.abort();
-                }
-            }
-            // The caller waits for the answer.
-            Job::Flush(flushed) => drop(flushed.send(())),
+fn follow_all(communicator: &Communicator, members: &[usize], enqueued: &Receiver<Enqueued>) {
+    for (watch, event) in enqueued {
+        if !follow(communicator, members, &watch, &event) {
+            communicator.abort();
         }
     }
 }
 
 /// Returns when the GPU has completed the call, or false when it never will.
-fn follow(Enqueued { communicator, members, watch, event }: &Enqueued) -> bool {
+fn follow(
+    communicator: &Communicator,
+    members: &[usize],
+    watch: &Watch,
+    event: &StreamEvent,
+) -> bool {
     let mut looks = 0;
     while !event.is_complete() {
         if watch.check(missing(members, watch)).is_err() {

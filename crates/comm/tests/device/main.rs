@@ -6,7 +6,6 @@ mod failures;
 mod killed;
 mod memory;
 mod messages;
-mod nccl;
 #[path = "../suite/processes.rs"]
 #[allow(dead_code)]
 mod processes;
@@ -33,16 +32,4 @@ fn gpu(test: &str) -> Option<Gpu> {
 fn open(group: &Group, gpu: &Gpu, engine: DeviceEngine) -> DeviceGroup {
     group.open_device(Some(gpu), engine).unwrap();
     group.device().expect("an engine of device memory")
-}
-
-/// The group on NCCL, if it can be used here: several ranks on one GPU need NCCL 2.30 or newer and
-/// `NCCL_MULTI_RANK_GPU_ENABLE=1`. All members call it.
-fn open_nccl(group: &Group, gpu: &Gpu) -> Option<DeviceGroup> {
-    match group.open_device(Some(gpu), DeviceEngine::Nccl) {
-        Ok(_) => group.device(),
-        Err(error) => {
-            println!("skipped: {error}");
-            None
-        }
-    }
 }

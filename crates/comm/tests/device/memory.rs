@@ -21,11 +21,39 @@ impl<T: Element> DeviceVec<T> {
     }
 
     pub fn write(&self, stream: &Stream, values: &[T]) {
-        write(stream, self.slice(), values);
+        assert_eq!(values.len(), self.len);
+        if self.len > 0 {
+            let (api, from) = (stream.context().api(), bytes_of(values));
+            // SAFETY: the buffer has this size; pageable memory is read before the call returns.
+            let status = unsafe {
+                (api.cuMemcpyHtoDAsync_v2)(
+                    self.address(),
+                    from.as_ptr().cast(),
+                    from.len(),
+                    stream.handle(),
+                )
+            };
+            stream.context().must(status, "write");
+        }
     }
 
     pub fn read(&self, stream: &Stream) -> Vec<T> {
-        read(stream, self.slice())
+        let mut values = vec![T::default(); self.len];
+        if self.len > 0 {
+            let (api, to) = (stream.context().api(), bytes_of_mut(&mut values));
+            // SAFETY: the buffer has this size; the vector is used after `synchronize`.
+            let status = unsafe {
+                (api.cuMemcpyDtoHAsync_v2)(
+                    to.as_mut_ptr().cast(),
+                    self.address(),
+                    to.len(),
+                    stream.handle(),
+                )
+            };
+            stream.context().must(status, "read");
+        }
+        stream.synchronize();
+        values
     }
 
     pub fn slice(&self) -> DeviceSlice {
@@ -36,38 +64,4 @@ impl<T: Element> DeviceVec<T> {
     fn address(&self) -> u64 {
         self.buffer.address + (self.offset * size_of::<T>()) as u64
     }
-}
-
-/// Enqueues a copy to device memory.
-pub fn write<T: Element>(stream: &Stream, to: DeviceSlice, values: &[T]) {
-    assert_eq!(values.len(), to.len());
-    if values.is_empty() {
-        return;
-    }
-    let (api, from) = (stream.context().api(), bytes_of(values));
-    // SAFETY: the buffer has this size; pageable memory is read before the call returns.
-    let status = unsafe {
-        (api.cuMemcpyHtoDAsync_v2)(to.address(), from.as_ptr().cast(), from.len(), stream.handle())
-    };
-    stream.context().must(status, "write");
-}
-
-/// Copies device memory to the host, after the operations of the stream.
-pub fn read<T: Element>(stream: &Stream, from: DeviceSlice) -> Vec<T> {
-    let mut values = vec![T::default(); from.len()];
-    if !values.is_empty() {
-        let (api, to) = (stream.context().api(), bytes_of_mut(&mut values));
-        // SAFETY: the buffer has this size; the vector is used after `synchronize`.
-        let status = unsafe {
-            (api.cuMemcpyDtoHAsync_v2)(
-                to.as_mut_ptr().cast(),
-                from.address(),
-                to.len(),
-                stream.handle(),
-            )
-        };
-        stream.context().must(status, "read");
-    }
-    stream.synchronize();
-    values
 }
