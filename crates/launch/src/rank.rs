@@ -1,8 +1,10 @@
 //! One rank as a child process. Dropping it kills the process and its descendants. A rank never outlives the thread
 //! that started it.
 
+use std::ffi::OsString;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::os::unix::ffi::OsStringExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -71,10 +73,15 @@ impl Drop for RankProcess {
     }
 }
 
-/// Variables that make NCCL write its warnings to a file of the rank.
-fn nccl_log(logs: &Path, rank: usize) -> [(&'static str, PathBuf); 2] {
-    let file = logs.join(format!("nccl-rank{rank}.log"));
-    [("NCCL_DEBUG", "WARN".into()), ("NCCL_DEBUG_FILE", file)]
+/// Variables that make NCCL write its warnings to a file of the rank. Each generation has its own, because NCCL empties the
+/// file when it starts.
+fn nccl_log(logs: &Path, identity: &Identity) -> [(&'static str, OsString); 2] {
+    let Identity { rank, generation, .. } = identity;
+    let file = logs.join(format!("nccl-rank-{rank}-generation-{generation}.log"));
+    // NCCL replaces %h and %p.
+    let bytes = file.into_os_string().into_vec();
+    let escaped = bytes.split(|byte| *byte == b'%').collect::<Vec<_>>().join(&b"%%"[..]);
+    [("NCCL_DEBUG", "WARN".into()), ("NCCL_DEBUG_FILE", OsString::from_vec(escaped))]
 }
 
 fn command(spec: &LaunchSpec, identity: &Identity, slot: usize) -> Command {
@@ -86,7 +93,7 @@ fn command(spec: &LaunchSpec, identity: &Identity, slot: usize) -> Command {
     command.envs(identity::to_env(identity));
     let logs = std::path::absolute(&spec.log_dir).unwrap_or_else(|_| spec.log_dir.clone());
     // NCCL's own log, next to that of the rank.
-    for (name, value) in nccl_log(&logs, identity.rank) {
+    for (name, value) in nccl_log(&logs, identity) {
         if std::env::var_os(name).is_none() {
             command.env(name, value);
         }
@@ -100,4 +107,17 @@ fn command(spec: &LaunchSpec, identity: &Identity, slot: usize) -> Command {
     command.stderr(Stdio::piped());
     sys::prepare_rank(&mut command, identity.listener_fd);
     command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logs_of_nccl_are_kept_by_rank_and_generation() {
+        let identity = Identity { generation: 2, ..Identity::local(3, 8, 1) };
+        let [(_, level), (_, file)] = nccl_log(Path::new("/runs/50%/logs"), &identity);
+        assert_eq!(level, "WARN");
+        assert_eq!(file, "/runs/50%%/logs/nccl-rank-3-generation-2.log");
+    }
 }
