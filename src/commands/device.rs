@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use crate::print::{print_error, print_line};
-use lockstep_comm::World;
+use lockstep_comm::{NcclReport, World};
 use lockstep_cuda::Gpu;
 use lockstep_kernels::{CudaLibrary, CudaReport, Device};
 use lockstep_launch::identity;
@@ -81,10 +81,21 @@ pub fn report() -> Vec<String> {
         Ok(devices) => {
             let devices: Vec<Device> = devices;
             let reports = devices.iter().filter_map(Device::cuda_report).flat_map(report_lines);
-            reports.chain(topology::report(&Topology::of_this_host())).collect()
+            reports
+                .chain([nccl_line()])
+                .chain(topology::report(&Topology::of_this_host()))
+                .collect()
         }
         Err(error) if has_gpu() => vec![format!("the GPU cannot be used: {error}")],
         Err(_) => Vec::new(),
+    }
+}
+
+/// Version of NCCL, or why it cannot be used.
+fn nccl_line() -> String {
+    match lockstep_comm::nccl_report() {
+        Ok(NcclReport { version, path }) => format!("NCCL {version}: {}", path.display()),
+        Err(error) => format!("NCCL cannot be used: {error}"),
     }
 }
 

@@ -4,6 +4,7 @@ use crate::device::dotted;
 use lockstep_cuda::loader::{Library, Wanted};
 use lockstep_cuda::{Address, CudaError, Handle, function_table};
 use std::ffi::{CStr, c_char, c_int};
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 const NCCL: Wanted = Wanted {
@@ -87,6 +88,21 @@ pub(crate) struct Api {
     pub functions: Functions,
     /// E.g. 22803.
     pub version: u64,
+    path: PathBuf,
+}
+
+/// The NCCL that this process has loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NcclReport {
+    /// E.g. 2.28.3.
+    pub version: String,
+    /// The file, or the soname where the system's search path found it.
+    pub path: PathBuf,
+}
+
+/// Version and file of NCCL, or why it cannot be used. Loads the library.
+pub fn nccl_report() -> Result<NcclReport, CudaError> {
+    Api::get().map(|api| NcclReport { version: dotted(api.version), path: api.path.clone() })
 }
 
 impl Api {
@@ -106,7 +122,7 @@ impl Api {
         }
         let version = version as u64;
         check_version(version, &library.path.display().to_string())?;
-        Ok(Api { functions: Functions::load(&library)?, version })
+        Ok(Api { functions: Functions::load(&library)?, version, path: library.path })
     }
 
     /// The text of a status, with the last error of the library.
