@@ -4,9 +4,11 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use lockstep_cuda::Result;
+
 use super::graphs::{self, Pass, Problem};
 use super::{ATTENTION, Backward, DeltaFrom, Forward, Rows, warp_each};
-use crate::cuda::dnn::{Dnn, Plan};
+use crate::cuda::dnn::{Dnn, Graph, Plan, Target};
 use crate::cuda::queue::{Operation, SharedPlan};
 use crate::cuda::{Arg, Cuda, Grid};
 use crate::{AttentionShape, Dtype, View};
@@ -55,10 +57,8 @@ pub(super) fn forward(cuda: &Cuda, pass: &Forward<'_>) -> bool {
     if pass.one_off || ![pass.out.address(), pass.lse.address()].iter().all(is_aligned) {
         return false;
     }
-    let Some((dnn, causal)) = usable(cuda, pass.shape, pass.dtype, &pass.qkv) else {
-        return false;
-    };
-    let problem = Problem::new(pass.shape, causal, strides(&pass.qkv), Pass::Forward);
+    let Some(dnn) = usable(cuda, pass.dtype, &pass.qkv) else { return false };
+    let Some(problem) = forward_problem(pass.shape, strides(&pass.qkv)) else { return false };
     let Some(plan) = plan(dnn, &problem) else { return false };
 
     // cuDNN writes bf16 only.
@@ -88,20 +88,24 @@ pub(super) fn forward(cuda: &Cuda, pass: &Forward<'_>) -> bool {
 /// Enqueues a backward pass, or returns false if cuDNN does not take it.
 pub(super) fn backward(cuda: &Cuda, pass: &Backward<'_>) -> bool {
     let shape = pass.shape;
-    let Some((dnn, causal)) = usable(cuda, shape, pass.dtype, &pass.qkv) else { return false };
+    let Some(dnn) = usable(cuda, pass.dtype, &pass.qkv) else { return false };
     let deterministic = dnn.attention.deterministic.load(Ordering::Relaxed);
     let direct = pass.gradient_dtype == Dtype::Bf16 && !pass.accumulate;
     let output = match pass.delta {
         DeltaFrom::Output(out) => out.address(),
         DeltaFrom::Delta(_) => 0,
     };
-    if deterministic && cuda.context.capability.0 >= FIRST_WITHOUT_DETERMINISM
-        || dnn.version() <= LAST_WITHOUT_ODD_LENGTHS && !shape.k_len.is_multiple_of(128)
-        || ![output, pass.dout.address(), pass.lse.address()].iter().all(is_aligned)
+    if ![output, pass.dout.address(), pass.lse.address()].iter().all(is_aligned)
         || direct && !aligned(&pass.gradients)
     {
         return false;
     }
+    let installed = Installed { capability: cuda.context.capability.0, version: dnn.version() };
+    let gradient_strides = direct.then(|| strides(&pass.gradients));
+    let problem =
+        backward_problem(shape, strides(&pass.qkv), gradient_strides, deterministic, installed);
+    let Some((group, problem)) = problem else { return false };
+    let Some(plan) = plan(dnn, &problem) else { return false };
 
     // cuDNN writes bf16 only, and needs the output rather than delta.
     let AttentionShape { batch, heads, kv_heads, head_dim, q_len, k_len, .. } = *shape;
@@ -116,14 +120,6 @@ pub(super) fn backward(cuda: &Cuda, pass: &Backward<'_>) -> bool {
         DeltaFrom::Delta(_) => layout.add(queries * width * 2),
     };
 
-    let Some(group) = Group::new(shape, deterministic) else { return false };
-    let gradient_strides = match direct {
-        true => strides(&pass.gradients),
-        false => [width, kv_width, kv_width].map(|width| width as i64),
-    };
-    let to = Pass::Backward { strides: gradient_strides, deterministic };
-    let problem = group.problem(Problem::new(shape, causal, strides(&pass.qkv), to));
-    let Some(plan) = plan(dnn, &problem) else { return false };
     let rows = group.batch * group.kv_heads * shape.group() * q_len;
     let delta = layout.add(rows * size_of::<f32>());
     let dq_sums = layout.add(if deterministic { 0 } else { rows * head_dim * size_of::<f32>() });
@@ -175,21 +171,53 @@ pub(super) fn backward(cuda: &Cuda, pass: &Backward<'_>) -> bool {
     true
 }
 
-/// The library and whether there is a mask, if cuDNN takes such an attention.
-fn usable<'a>(
-    cuda: &'a Cuda,
+/// The library, if it is installed and takes such inputs.
+fn usable<'a>(cuda: &'a Cuda, dtype: Dtype, qkv: &[Rows; 3]) -> Option<&'a Dnn> {
+    cuda.dnn.as_ref().filter(|_| dtype == Dtype::Bf16 && aligned(qkv))
+}
+
+/// The problem of a forward pass, if cuDNN takes its shape. `strides` are those of q, k and v.
+pub(super) fn forward_problem(shape: &AttentionShape, strides: [i64; 3]) -> Option<Problem> {
+    Some(Problem::new(shape, mask(shape)?, strides, Pass::Forward))
+}
+
+/// What a backward pass depends on besides its shape.
+#[derive(Clone, Copy)]
+pub(super) struct Installed {
+    /// Major compute capability of the GPU.
+    pub capability: i32,
+    /// Version of cuDNN.
+    pub version: usize,
+}
+
+/// The problem of one execution of a backward pass, if cuDNN takes its shape. Without `gradient_strides`, the gradients
+/// are contiguous.
+pub(super) fn backward_problem(
     shape: &AttentionShape,
-    dtype: Dtype,
-    qkv: &[Rows; 3],
-) -> Option<(&'a Dnn, bool)> {
+    strides: [i64; 3],
+    gradient_strides: Option<[i64; 3]>,
+    deterministic: bool,
+    installed: Installed,
+) -> Option<(Group, Problem)> {
+    let causal = mask(shape)?;
+    if deterministic && installed.capability >= FIRST_WITHOUT_DETERMINISM
+        || installed.version <= LAST_WITHOUT_ODD_LENGTHS && !shape.k_len.is_multiple_of(128)
+    {
+        return None;
+    }
+    let AttentionShape { heads, kv_heads, head_dim, .. } = *shape;
+    let contiguous = [heads, kv_heads, kv_heads].map(|heads| (heads * head_dim) as i64);
+    let to = Pass::Backward { strides: gradient_strides.unwrap_or(contiguous), deterministic };
+    let group = Group::new(shape, deterministic)?;
+    Some((group, group.problem(Problem::new(shape, causal, strides, to))))
+}
+
+/// Whether there is a mask, if cuDNN takes such a shape.
+fn mask(shape: &AttentionShape) -> Option<bool> {
     let AttentionShape { head_dim, q_len, k_len, .. } = *shape;
-    let dnn = cuda.dnn.as_ref()?;
-    let suits = dtype == Dtype::Bf16
-        && head_dim.is_multiple_of(8)
-        && (32..=256).contains(&head_dim)
-        && q_len.min(k_len) >= MIN_LEN
-        && aligned(qkv);
-    if suits { Some((dnn, is_causal(shape)?)) } else { None }
+    let suits =
+        head_dim.is_multiple_of(8) && (32..=256).contains(&head_dim) && q_len.min(k_len) >= MIN_LEN;
+    if suits { is_causal(shape) } else { None }
 }
 
 /// True for whole sequences, false if all queries see all keys, and none for anything between.
@@ -204,11 +232,7 @@ pub(super) fn is_causal(shape: &AttentionShape) -> Option<bool> {
 /// The plan of a graph, built when it is first needed.
 fn plan(dnn: &Dnn, problem: &Problem) -> Option<Arc<Plan>> {
     let mut plans = dnn.attention.plans.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let build = || {
-        let mut graph = dnn.graph();
-        problem.write(&mut graph)?;
-        dnn.with_handle(|target| Plan::build(graph, target, problem.deterministic()))
-    };
+    let build = || dnn.with_handle(|target| build(problem, dnn.graph(), target));
     let kept = plans.entry(*problem).or_insert_with(|| match build() {
         Ok(plan) => Some(Arc::new(plan)),
         Err(error) => {
@@ -219,6 +243,12 @@ fn plan(dnn: &Dnn, problem: &Problem) -> Option<Arc<Plan>> {
         }
     });
     kept.clone()
+}
+
+/// Builds the plan of a problem, from an empty graph.
+pub(super) fn build(problem: &Problem, mut graph: Graph, target: Target<'_>) -> Result<Plan> {
+    problem.write(&mut graph)?;
+    Plan::build(graph, target, problem.deterministic())
 }
 
 fn execute(cuda: &Cuda, plan: &Arc<Plan>, tensors: &[(i64, u64)], workspace: u64) {

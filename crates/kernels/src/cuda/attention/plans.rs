@@ -1,50 +1,132 @@
-//! Builds the plans of attention without a GPU, for a device that is only described. Needs cuDNN, and on machines
-//! without a driver a `libcuda.so.1` that cuDNN can load.
+//! Builds the plans of attention without a GPU, for devices that are only described. `scripts/check-cuda.sh` installs
+//! cuDNN and a `libcuda.so.1` without devices for it.
 
-use super::cudnn::{Group, is_causal};
-use super::graphs::{Pass, Problem};
+use std::time::Instant;
+
+use super::cudnn::{Group, Installed, backward_problem, build, forward_problem, is_causal};
+use super::graphs::Problem;
 use crate::AttentionShape;
-use crate::cuda::dnn::{Offline, Plan};
+use crate::cuda::dnn::Offline;
 
-/// cuDNN's description of an H200.
-const H200: &str = include_str!("h200.json");
+/// A GPU and the shapes that plans are built for.
+struct Described {
+    name: &'static str,
+    /// In the form in which cuDNN itself describes a device.
+    json: &'static str,
+    /// Major compute capability.
+    capability: i32,
+    /// Whether cuDNN also computes deterministic backward passes.
+    deterministic: bool,
+    shapes: &'static [[usize; 6]],
+}
 
-/// batch, heads, kv_heads, head_dim, q_len, k_len; causal if the lengths are equal
-const SHAPES: [[usize; 6]; 10] = [
+/// batch, heads, kv_heads, head_dim, q_len, k_len; causal if the lengths are equal, otherwise a block of earlier keys.
+/// Every head size has both masks, grouped and ungrouped heads, odd and even lengths. Any two of these occur together.
+const SHAPES: [[usize; 6]; 8] = [
     [16, 12, 12, 64, 1024, 1024],
-    [8, 25, 25, 64, 1024, 1024],
-    [1, 32, 8, 64, 4096, 4096],
-    [1, 32, 8, 64, 8192, 8192],
-    [2, 4, 1, 80, 512, 512],
-    [2, 4, 4, 96, 200, 200],
-    [1, 8, 2, 128, 1000, 1000],
-    // All keys of another rank.
-    [1, 12, 12, 64, 512, 1024],
-    [2, 8, 2, 128, 300, 200],
-    [1, 4, 1, 80, 129, 1000],
+    [2, 8, 2, 64, 333, 129],
+    [2, 4, 1, 80, 333, 333],
+    [1, 4, 4, 80, 512, 1024],
+    [2, 4, 4, 96, 201, 201],
+    [1, 8, 2, 96, 256, 384],
+    // Too long for a deterministic backward pass of all heads at once.
+    [1, 32, 8, 128, 8192, 8192],
+    [2, 4, 4, 128, 129, 1001],
+];
+
+/// cuDNN's engines differ between architectures: two shapes show that a plan can be built at all.
+const FEW_SHAPES: [[usize; 6]; 2] = [SHAPES[1], SHAPES[6]];
+
+/// cuDNN wrote the description of the H200. The others are copies of it with the numbers of their data sheets.
+const DEVICES: [Described; 3] = [
+    Described {
+        name: "H200",
+        json: include_str!("h200.json"),
+        capability: 9,
+        deterministic: true,
+        shapes: &SHAPES,
+    },
+    Described {
+        name: "A100",
+        json: include_str!("a100.json"),
+        capability: 8,
+        deterministic: true,
+        shapes: &FEW_SHAPES,
+    },
+    Described {
+        name: "B200",
+        json: include_str!("b200.json"),
+        capability: 10,
+        deterministic: false,
+        shapes: &FEW_SHAPES,
+    },
 ];
 
 #[test]
-#[ignore = "needs cuDNN, and takes about a second per plan"]
-fn plans_can_be_built_for_an_h200() {
-    let cudnn = match Offline::load(H200) {
-        Ok(cudnn) => cudnn,
-        Err(error) => return eprintln!("skipped: {error}"),
-    };
-    println!("cuDNN {}", cudnn.version);
-    for [batch, heads, kv_heads, head_dim, q_len, k_len] in SHAPES {
+#[ignore = "needs cuDNN, and takes about a second per plan; scripts/check-cuda.sh runs it"]
+fn plans_can_be_built_for_described_devices() {
+    for device in DEVICES {
+        let cudnn = Offline::load(device.json).unwrap_or_else(|error| panic!("{error}"));
+        let installed = Installed { capability: device.capability, version: cudnn.version };
+        let problems = |problem: &dyn Fn(Case) -> Option<Problem>| -> Vec<Problem> {
+            device.shapes.iter().filter_map(|sizes| problem(Case::new(*sizes))).collect()
+        };
+        let backward = |deterministic| {
+            problems(&|Case { shape, strides, gradient_strides }| {
+                let (_, problem) =
+                    backward_problem(&shape, strides, gradient_strides, deterministic, installed)?;
+                Some(problem)
+            })
+        };
+        let passes = [
+            ("forward", true, problems(&|case| forward_problem(&case.shape, case.strides))),
+            ("backward", true, backward(false)),
+            ("deterministic backward", device.deterministic, backward(true)),
+        ];
+        for (pass, expected, problems) in passes {
+            let count = if expected { device.shapes.len() } else { 0 };
+            assert_eq!(problems.len(), count, "{pass} passes that use cuDNN on {}", device.name);
+            let start = Instant::now();
+            for problem in &problems {
+                if let Err(error) = build(problem, cudnn.graph(), cudnn.target()) {
+                    panic!("no plan for {}: {error}: {problem:?}", device.name);
+                }
+            }
+            println!(
+                "cuDNN {} on {}: {count} plans of {pass} passes in {:.1} s",
+                cudnn.version,
+                device.name,
+                start.elapsed().as_secs_f64()
+            );
+        }
+    }
+}
+
+/// An attention with the strides that it has in training.
+struct Case {
+    shape: AttentionShape,
+    strides: [i64; 3],
+    /// None if the gradients are summed in f32.
+    gradient_strides: Option<[i64; 3]>,
+}
+
+impl Case {
+    fn new([batch, heads, kv_heads, head_dim, q_len, k_len]: [usize; 6]) -> Case {
         let square = AttentionShape::square(batch, q_len, heads, kv_heads, head_dim);
-        let shape = AttentionShape { k_len, ..square };
-        let strides = [((heads + 2 * kv_heads) * head_dim) as i64; 3];
-        let backward = |deterministic| Pass::Backward { strides, deterministic };
-        for pass in [Pass::Forward, backward(true), backward(false)] {
-            let problem = Problem::new(&shape, q_len == k_len, strides, pass);
-            let mut graph = cudnn.graph();
-            let plan = problem
-                .write(&mut graph)
-                .and_then(|()| Plan::build(graph, cudnn.target(), problem.deterministic()));
-            let plan = plan.unwrap_or_else(|error| panic!("{error}: {problem:?}"));
-            println!("{} MiB of workspace: {problem:?}", plan.workspace >> 20);
+        let packed = ((heads + 2 * kv_heads) * head_dim) as i64;
+        if q_len == k_len {
+            return Case {
+                shape: square,
+                strides: [packed; 3],
+                gradient_strides: Some([packed; 3]),
+            };
+        }
+        // With context parallel, keys and values of other ranks have buffers of their own.
+        let kv_width = (kv_heads * head_dim) as i64;
+        Case {
+            shape: AttentionShape { k_len, q_start: k_len, ..square },
+            strides: [packed, kv_width, kv_width],
+            gradient_strides: None,
         }
     }
 }
