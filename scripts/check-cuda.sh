@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 wheels="${CARGO_TARGET_DIR:-target}/cuda-wheels"
-# The version of cuDNN that was measured on GPUs. It uses NVRTC, and asks cuBLASLt for its version.
+# cuDNN 9.19 is the version that was measured on an H200. It uses NVRTC, and asks cuBLASLt for its version.
 packages=("nvidia-cuda-nvrtc<14" "nvidia-cublas<14" nvidia-cudnn-cu13==9.19.1.2)
 if [ ! -f "$wheels/complete" ]; then
     rm -rf "$wheels"

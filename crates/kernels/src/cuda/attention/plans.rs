@@ -37,7 +37,8 @@ const SHAPES: [[usize; 6]; 8] = [
 /// cuDNN's engines differ between architectures: two shapes show that a plan can be built at all.
 const FEW_SHAPES: [[usize; 6]; 2] = [SHAPES[1], SHAPES[6]];
 
-/// cuDNN wrote the description of the H200. The others are copies of it with the numbers of their data sheets.
+/// cuDNN wrote the description of the H200. The others are copies of it, edited by hand: architecture, multiprocessors,
+/// memory and clocks are approximate and were not read from a device. Replace them with what cuDNN writes on one.
 const DEVICES: [Described; 3] = [
     Described {
         name: "H200",
