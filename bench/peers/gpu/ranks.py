@@ -2,7 +2,7 @@
 """Training steps of two ranks that share one GPU: Lockstep's layouts compared with PyTorch's DDP and FSDP2.
 
 All programs take turns on the same model, global batch and precision; ranks are processes. The table has medians over
-the rounds. PyTorch compiles each layer. Ranks of PyTorch share a GPU only with NCCL 2.30 or newer (`--nccl` names the
+the rounds. PyTorch compiles each layer, but not the loss. Ranks of PyTorch share a GPU only with NCCL 2.30 or newer (`--nccl` names the
 library) and NCCL_MULTI_RANK_GPU_ENABLE=1. Start the MPS daemon before: without it, processes take turns on the GPU and
 a collective takes milliseconds. With `--torch` this file is one rank of the peer.
 """

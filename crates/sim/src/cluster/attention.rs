@@ -41,6 +41,7 @@ impl AttentionRates {
     pub(crate) fn scale(&mut self, factor: f64) {
         for rate in self.f32.iter_mut().chain(&mut self.bf16) {
             rate.reached = rate.reached.map(|reached| reached * factor);
+            rate.nondeterministic = rate.nondeterministic.map(|reached| reached * factor);
         }
     }
 
@@ -89,7 +90,7 @@ mod tests {
             reached,
             nondeterministic: (seq == 4096).then_some(0.3),
         };
-        let rates = AttentionRates {
+        let mut rates = AttentionRates {
             bf16: vec![
                 rate(64, 4096, [0.4, 0.2]),
                 rate(64, 1024, [0.1, 0.2]),
@@ -107,5 +108,8 @@ mod tests {
         let any_order = |seq| rates.at(Dtype::Bf16, false, [64.0, seq]).unwrap();
         assert_eq!(any_order(4096.0), [0.4, 0.3]);
         assert_eq!(any_order(1024.0), [0.1, 0.2]);
+        rates.scale(0.5);
+        assert_eq!(rates.at(Dtype::Bf16, true, [64.0, 4096.0]), Some([0.2, 0.1]));
+        assert_eq!(rates.at(Dtype::Bf16, false, [64.0, 4096.0]), Some([0.2, 0.15]));
     }
 }

@@ -181,7 +181,7 @@ pub(super) fn forward_problem(shape: &AttentionShape, strides: [i64; 3]) -> Opti
     Some(Problem::new(shape, mask(shape)?, strides, Pass::Forward))
 }
 
-/// What a backward pass depends on besides its shape.
+/// The GPU and the cuDNN that compute a backward pass.
 #[derive(Clone, Copy)]
 pub(super) struct Installed {
     /// Major compute capability of the GPU.
