@@ -2,7 +2,7 @@
 //! it is complete.
 
 use std::fs::File;
-use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use lockstep_events::StepReport;
@@ -21,6 +21,22 @@ pub struct MetricsReader {
 impl MetricsReader {
     pub fn new(path: &Path) -> MetricsReader {
         MetricsReader { path: path.to_path_buf(), ..MetricsReader::default() }
+    }
+
+    /// A reader that skips all but the last `bytes` bytes, from the start of a line on.
+    pub fn at_end(path: &Path, bytes: u64) -> io::Result<MetricsReader> {
+        let mut reader = MetricsReader::new(path);
+        let mut file = match File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(reader),
+            opened => opened?,
+        };
+        let len = file.metadata()?.len();
+        if len > bytes {
+            // One byte earlier, so that a line that begins there is kept.
+            let start = file.seek(SeekFrom::Start(len - bytes - 1))?;
+            reader.offset = start + BufReader::new(file).skip_until(b'\n')? as u64;
+        }
+        Ok(reader)
     }
 
     /// Reads what was appended since the last call and returns whether anything changed. A file that became shorter was

@@ -19,6 +19,10 @@ const STUCK_INTERVALS: f64 = 10.0;
 /// Shortest time without a report after which a running job may be stuck.
 const MIN_STUCK: Duration = Duration::from_secs(30);
 
+const METRICS: &str = "metrics.jsonl";
+/// Bytes at the end of the metrics that [`RunFolder::open_end`] reads: thousands of reports.
+const END: u64 = 4 << 20;
+
 /// The contents of a run folder.
 #[derive(Debug)]
 pub struct RunFolder {
@@ -75,12 +79,19 @@ impl RunState {
 impl RunFolder {
     /// Reads a run folder. Missing and damaged files are tolerated; the folder itself must exist.
     pub fn open(path: &Path) -> io::Result<RunFolder> {
+        RunFolder::with_metrics(path, MetricsReader::new(&path.join(METRICS)))
+    }
+
+    /// Reads a run folder, but of its metrics only the end, so that a long run is read as fast as a short one.
+    pub fn open_end(path: &Path) -> io::Result<RunFolder> {
+        RunFolder::with_metrics(path, MetricsReader::at_end(&path.join(METRICS), END)?)
+    }
+
+    fn with_metrics(path: &Path, metrics: MetricsReader) -> io::Result<RunFolder> {
         if !path.is_dir() {
             let text = format!("{} is not a run folder", path.display());
             return Err(io::Error::new(io::ErrorKind::NotFound, text));
         }
-        let mut metrics = MetricsReader::new(&path.join("metrics.jsonl"));
-        metrics.update()?;
         let mut run = RunFolder {
             name: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             plan: None,

@@ -1,6 +1,7 @@
 //! The JSON API. Every answer about a run takes its name as the parameter `run`.
 
 use std::convert::Infallible;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,12 +76,20 @@ fn folder(shared: &Shared, run: &str) -> Result<PathBuf, Response> {
         .ok_or_else(|| problem(StatusCode::NOT_FOUND, format!("there is no run {run:?}")))
 }
 
-/// Reads a run on a thread that may block.
+/// Reads a run, with the end of its metrics, on a thread that may block.
 async fn read<R: Send + 'static>(
     path: PathBuf,
     work: impl FnOnce(&RunFolder) -> R + Send + 'static,
 ) -> Result<R, Response> {
-    let opened = move || RunFolder::open(&path).map(|run| work(&run));
+    read_with(RunFolder::open_end, path, work).await
+}
+
+async fn read_with<R: Send + 'static>(
+    open: fn(&Path) -> io::Result<RunFolder>,
+    path: PathBuf,
+    work: impl FnOnce(&RunFolder) -> R + Send + 'static,
+) -> Result<R, Response> {
+    let opened = move || open(&path).map(|run| work(&run));
     match tokio::task::spawn_blocking(opened).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(error)) => Err(problem(StatusCode::NOT_FOUND, error.to_string())),
@@ -107,7 +116,6 @@ pub(super) async fn run(State(shared): App, Query(query): Query<RunQuery>) -> An
             "generation": run.generation,
             "failures": run.failures,
             "checkpoints": run.checkpoints,
-            "damaged": run.metrics.damaged,
             "mesh": run.plan.as_ref().map(mesh),
             "times": last,
             "device": run.plan.as_ref().map(|plan| plan.device),
@@ -196,7 +204,8 @@ pub(super) async fn plan(State(shared): App, Query(query): Query<RunQuery>) -> A
 
 pub(super) async fn doctor(State(shared): App, Query(query): Query<RunQuery>) -> Answer {
     let path = folder(&shared, &query.run)?;
-    let diagnosis = read(path, |run| {
+    // Checkpoints of the whole run count.
+    let diagnosis = read_with(RunFolder::open, path, |run| {
         let diagnosis = doctor::diagnose(run, None);
         let text = diagnosis.to_string();
         let mut value = json!(diagnosis);

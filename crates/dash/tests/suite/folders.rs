@@ -1,6 +1,6 @@
 //! States of runs, and folders that are damaged.
 
-use lockstep_dash::{RunFolder, RunState};
+use lockstep_dash::{MetricsReader, RunFolder, RunState};
 
 use crate::fake_run::FakeRun;
 
@@ -21,6 +21,29 @@ fn states() {
     assert_eq!(state(run.fail(1, "was killed by SIGKILL", &[])), RunState::Failed);
     std::fs::write(run.path.join("generation"), "2").unwrap();
     assert_eq!(state(&run), RunState::Stopped, "a later generation went on");
+}
+
+#[test]
+fn the_end_of_long_metrics_starts_with_a_whole_line() {
+    let run = FakeRun::new("long", 1, &[]);
+    let path = run.write().path.join("metrics.jsonl");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    let last = lines.last().unwrap().len() as u64 + 1;
+    let read = |bytes: u64| {
+        let mut reader = MetricsReader::at_end(&path, bytes).unwrap();
+        reader.update().unwrap();
+        (reader.reports.len(), reader.damaged)
+    };
+    assert_eq!(read(last), (1, 0));
+    assert_eq!(read(last - 1), (0, 0));
+    assert_eq!(read(last + 1), (1, 0));
+    assert_eq!(read(text.len() as u64 - 1), (lines.len() - 1, 0));
+    assert_eq!(read(text.len() as u64), (lines.len(), 0));
+    assert_eq!(read(u64::MAX), (lines.len(), 0));
+    let (whole, end) =
+        (RunFolder::open(&run.path).unwrap(), RunFolder::open_end(&run.path).unwrap());
+    assert_eq!((whole.progress(), whole.state), (end.progress(), end.state));
 }
 
 #[test]
