@@ -9,7 +9,7 @@ use lockstep_plan::context::ContextKind;
 use lockstep_plan::{Coord, GroupKind, Mesh};
 
 use crate::context::Context;
-use crate::exposed::{Exposed, ExposedTimes};
+use crate::exposed::{Exposed, ExposedTimes, Waited};
 
 /// A rank's process groups.
 ///
@@ -91,8 +91,22 @@ impl Groups {
 
     /// Lets collectives on tensors of a GPU run on an engine for device memory. All ranks call it with the same engine,
     /// and all or none of them with a GPU.
-    pub fn on_device(self, device: &Device, engine: DeviceEngine) -> Result<Groups> {
+    pub fn on_device(mut self, device: &Device, engine: DeviceEngine) -> Result<Groups> {
         let Some(gpu) = device.gpu() else { return Ok(self) };
+        let Mesh { tensor, context, pipe, expert, .. } = self.mesh;
+        let ranks = self.mesh.ranks();
+        let communicates = |axis| match axis {
+            // Includes sums over other axes.
+            CommAxis::Data => ranks > 1,
+            CommAxis::Tensor => tensor > 1,
+            CommAxis::Context => context > 1,
+            CommAxis::Pipe => pipe > 1,
+            CommAxis::Expert => expert > 1,
+        };
+        self.exposed.observe(device, communicates);
+        if let Some(context) = &mut self.context {
+            context.exposed.observe(device, communicates);
+        }
         let context = self.context.iter().flat_map(Context::subgroups);
         for group in self.groups.iter().chain(context).filter(|group| group.size() > 1) {
             group.open_device(Some(&gpu), engine)?;
@@ -139,11 +153,27 @@ impl Groups {
         self.exposed.timed(axis, communication)
     }
 
-    /// Exposed communication since the last call.
+    /// Measures the time of `communication` without counting it.
+    pub fn measured<R>(&self, axis: CommAxis, communication: impl FnOnce() -> R) -> (R, Waited) {
+        self.exposed.measured(axis, communication)
+    }
+
+    /// Exposed communication since the last call. On a GPU, waits until its time is known.
     pub fn take_exposed(&self) -> ExposedTimes {
-        let mut times = self.exposed.take();
-        times += self.context.as_ref().map(Context::take_exposed).unwrap_or_default();
-        times
+        self.clocks().fold(ExposedTimes::default(), |mut times, clock| {
+            times += clock.take();
+            times
+        })
+    }
+
+    /// Drops exposed communication since the last call.
+    pub fn forget_exposed(&self) {
+        self.clocks().for_each(Exposed::forget);
+    }
+
+    fn clocks(&self) -> impl Iterator<Item = &Exposed> {
+        let context = self.context.as_ref().map(|context| &context.exposed);
+        std::iter::once(&self.exposed).chain(context)
     }
 
     /// Runs a collective inside a block: counts its time as exposed and records its error.

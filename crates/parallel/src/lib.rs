@@ -42,7 +42,7 @@ mod vocabulary;
 mod weights;
 
 pub use expert::Dispatch;
-pub use exposed::ExposedTimes;
+pub use exposed::{ExposedTimes, Waited};
 pub use gradients::Gradients;
 pub use groups::Groups;
 pub use host_gradients::{HostGradients, SharedHostGradients};

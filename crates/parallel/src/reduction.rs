@@ -4,9 +4,8 @@
 //! Sent per rank with a ring of P: an all-reduce 2(P-1)/P of a bucket, a reduce-scatter (P-1)/P.
 
 use std::ops::Range;
-use std::time::{Duration, Instant};
 
-use lockstep_comm::trace::{CommAxis, SpanKind};
+use lockstep_comm::trace::CommAxis;
 use lockstep_comm::{Group, Op, Pending, Result};
 use lockstep_kernels::{Device, Event};
 use lockstep_plan::Compression;
@@ -43,8 +42,6 @@ pub struct Reduction {
     /// This step's gradients are sent uncompressed.
     uncompressed: bool,
     pub(crate) log: Option<StateLog>,
-    /// Exposed communication: time spent in reductions that was not overlapped with compute.
-    pub exposed: Duration,
 }
 
 impl Reduction {
@@ -69,7 +66,6 @@ impl Reduction {
             compression,
             uncompressed: false,
             log: None,
-            exposed: Duration::ZERO,
         }
     }
 
@@ -123,9 +119,7 @@ impl Reduction {
         if self.policy().reduces_at_end() {
             return self.waiting.push(number);
         }
-        let begun = Instant::now();
-        self.reduce(device, groups, gradients, number, last);
-        self.add_exposed(groups, begun);
+        groups.timed(CommAxis::Data, || self.reduce(device, groups, gradients, number, last));
     }
 
     /// Reduces a complete bucket, or starts its reduction on the communication thread.
@@ -178,25 +172,18 @@ impl Reduction {
 
     /// Finishes a step: reduces the buckets that waited, waits for those in flight, then sums over the other axes.
     pub fn finish(&mut self, device: &Device, groups: &Groups, gradients: &mut Gradients) {
-        let begun = Instant::now();
-        for bucket in std::mem::take(&mut self.waiting) {
-            self.reduce(device, groups, gradients, bucket, true);
-        }
-        self.collect(device, groups, gradients, None);
-        for shared in &self.shared {
-            if shared.sum != SharedSum::Compressed || !self.uncompressed {
-                record(&self.log, StateOp::Sum(shared.sum));
-                groups.record(shared.all_reduce(device, groups, gradients));
+        groups.timed(CommAxis::Data, || {
+            for bucket in std::mem::take(&mut self.waiting) {
+                self.reduce(device, groups, gradients, bucket, true);
             }
-        }
-        self.add_exposed(groups, begun);
-    }
-
-    /// Counts the time since `begun` as exposed.
-    fn add_exposed(&mut self, groups: &Groups, begun: Instant) {
-        let time = begun.elapsed();
-        groups.tracer().measured(SpanKind::Exposed, CommAxis::Data.name(), begun, time);
-        self.exposed += time;
+            self.collect(device, groups, gradients, None);
+            for shared in &self.shared {
+                if shared.sum != SharedSum::Compressed || !self.uncompressed {
+                    record(&self.log, StateOp::Sum(shared.sum));
+                    groups.record(shared.all_reduce(device, groups, gradients));
+                }
+            }
+        });
     }
 
     /// Waits for reductions in flight and drops their results, after a failed step.

@@ -1,7 +1,6 @@
 //! The parameters and gradients of a rank, and the executor of its reduction policy.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use lockstep_comm::Result;
 use lockstep_kernels::{Device, Dtype};
@@ -112,11 +111,6 @@ impl Store {
         self.gradients.clear();
         self.weights.release_all();
         self.counts.fill(0);
-    }
-
-    /// Exposed communication of reductions since the last call.
-    pub fn take_exposed(&mut self) -> Duration {
-        std::mem::take(&mut self.reduction.exposed)
     }
 }
 

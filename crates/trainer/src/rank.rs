@@ -13,7 +13,8 @@ use lockstep_model::{
     StagePass, Store, Weights,
 };
 use lockstep_parallel::{
-    ExposedTimes, HostGradients, MessageShape, Pipeline, SharedHostGradients, StoreOptions, sum,
+    ExposedTimes, HostGradients, MessageShape, Pipeline, SharedHostGradients, StoreOptions, Waited,
+    sum,
 };
 use lockstep_plan::reduction::{Gather, RankReductions};
 use lockstep_plan::schedule::{Act, Action};
@@ -50,6 +51,8 @@ pub struct Rank<'a> {
     warm: bool,
     /// When the last step's results were read from a GPU, and when the step returned.
     last_step: Option<(Instant, Instant)>,
+    /// The gather of a GPU's parameters after the last step.
+    gathering: Option<Waited>,
 }
 
 /// Result of a step; the same on all ranks except for times and bytes.
@@ -130,6 +133,7 @@ impl<'a> Rank<'a> {
             sums: vec![0.0; Rank::SCALARS + plan.model.load_sums()],
             warm: false,
             last_step: None,
+            gathering: None,
             plan,
             group,
             groups,
@@ -173,15 +177,13 @@ impl<'a> Rank<'a> {
         self.in_flight.skipped.clear();
         self.in_flight.reading = Duration::ZERO;
         self.store.reduction.begin(self.plan.compression(step as usize) == Compression::None);
-        self.groups.take_exposed();
+        self.groups.forget_exposed();
         let sent_before = self.sent();
         self.passes(source, step)?;
         // The passes have used, and so updated, every block.
         self.settle();
 
         self.store.finish(&self.device, &self.groups)?;
-        let mut exposed = self.groups.take_exposed();
-        exposed.add(CommAxis::Data, self.store.take_exposed());
         let [count, checksum, counted_checksum] = self.skipped_sums();
         let squares = self.squares();
         self.read_ahead(source, step + 1);
@@ -196,9 +198,8 @@ impl<'a> Rank<'a> {
         self.write_loads(loss.dropped);
         let reduction = Instant::now();
         sum(self.group, &mut self.sums)?;
-        let time = reduction.elapsed();
-        tracer.measured(SpanKind::Exposed, CommAxis::Data.name(), reduction, time);
-        exposed.add(CommAxis::Data, time);
+        let summing = reduction.elapsed();
+        tracer.measured(SpanKind::Exposed, CommAxis::Data.name(), reduction, summing);
         let scalars = self.sums.first_chunk::<{ Rank::SCALARS }>().expect("the scalars come first");
         let [loss, auxiliary, squares, skipped @ ..] = *scalars;
         let experts = self.expert_load();
@@ -237,11 +238,11 @@ impl<'a> Rank<'a> {
         }
         drop(optimizer_span);
         self.store.clear();
-        let gathering = Instant::now();
-        self.store.weights.all_gather(&self.device, &self.groups)?;
-        let time = gathering.elapsed();
-        tracer.measured(SpanKind::Exposed, CommAxis::Data.name(), gathering, time);
-        exposed.add(CommAxis::Data, time);
+        let (gathered, gathering) = self
+            .groups
+            .measured(CommAxis::Data, || self.store.weights.all_gather(&self.device, &self.groups));
+        gathered?;
+        let exposed = self.exposed(summing, gathering);
         let sent = self.sent() - sent_before;
         let (time, reading) = (self.step_time(start, waited), self.in_flight.reading);
         if !std::mem::replace(&mut self.warm, true) {
@@ -269,6 +270,21 @@ impl<'a> Rank<'a> {
             let first = train_sample(self.plan, step, self.first_sample(0));
             self.in_flight.load_ahead(self.plan, &self.device, source, first);
         }
+    }
+
+    /// Exposed communication of a step, with the time that the host took to sum the scalars.
+    fn exposed(&mut self, summing: Duration, gathering: Waited) -> ExposedTimes {
+        let mut exposed = self.groups.take_exposed();
+        exposed.add(CommAxis::Data, summing);
+        // A GPU gathers after the wait that ends this step, so its gather counts in the next one.
+        let gathered = match gathering {
+            Waited::Host(_) => Some(gathering),
+            Waited::Gpu(..) => self.gathering.replace(gathering),
+        };
+        if let Some(gathered) = gathered {
+            exposed.add(CommAxis::Data, gathered.time());
+        }
+        exposed
     }
 
     /// Time of a step that began at `start` and waited for the device until `waited`. A GPU still updates the

@@ -46,7 +46,7 @@ use lockstep_plan::context::{ContextKind, Run, multiple, ring_shard, runs};
 
 pub use lockstep_plan::context::{AttentionShard, Sent, ring_sent, sent, ulysses_sent};
 
-use crate::exposed::{Exposed, ExposedTimes};
+use crate::exposed::Exposed;
 use ring::Ring;
 use ulysses::{HeadColumns, HeadExchange};
 
@@ -58,7 +58,7 @@ pub struct Context {
     runs: Vec<Run>,
     /// None for a context of one rank.
     groups: Option<ContextGroups>,
-    exposed: Exposed,
+    pub(crate) exposed: Exposed,
 }
 
 struct ContextGroups {
@@ -202,11 +202,6 @@ impl Context {
     pub fn traffic(&self) -> Traffic {
         let all = self.groups.as_ref().map(|g| g.ulysses.traffic() + g.ring.traffic());
         all.unwrap_or_default()
-    }
-
-    /// Exposed communication since the last call.
-    pub fn take_exposed(&self) -> ExposedTimes {
-        self.exposed.take()
     }
 
     fn ring<'a>(
